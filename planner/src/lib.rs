@@ -1,0 +1,1 @@
+//! Gantline's planner crate.
