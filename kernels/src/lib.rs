@@ -1,1 +1,35 @@
-//! Gantline's kernels crate.
+//! What one launch computes, what it costs, and the CPU that runs it.
+//!
+//! In: a [`Kernel`], a closed description of one launch in which every decision is taken: concrete
+//! local sizes, strides, element types. Buffers are not part of it; they are passed as ordered
+//! lists of arguments.
+//! Out: its price ([`price`]), and its effect on host memory ([`cpu::Cpu::execute`]).
+//!
+//! Invariants:
+//! * A kernel is plain data: it can be compared, stored and sent, and names no address.
+//! * The bits of a result depend on the kernel, its inputs and the instruction set, never on the
+//!   number of threads. A product's bits do not depend on how its rows are cut either.
+//! * Deliberately absent: a kernel knows no graph, no sharding and no stream, and nothing here
+//!   chooses between kernels.
+//!
+//! Reading order: [`kernel`] and [`rows`] are the nouns, [`arguments`] says which buffers a kernel
+//! wants, [`price`] what it costs in the units of [`units`], [`cpu`] executes. Unsafe code lives in
+//! [`cpu`] alone.
+#![deny(unsafe_code)]
+
+pub mod kernel;
+pub mod rows;
+
+pub mod arguments;
+pub mod price;
+pub mod units;
+
+#[allow(unsafe_code)]
+pub mod cpu;
+
+pub use kernel::{
+    Attention, Copy, CopyLoop, Dropout, Fill, Gather, Kernel, LoopAB, LoopABC, LoopAC, LoopBC,
+    Positions, Product, Rope,
+};
+pub use rows::{Access, BinaryOp, Digit, Draw, Instr, Output, ReduceOp, RowInput, Rows, UnaryOp};
+pub use units::{Bytes, Flops, Seconds};

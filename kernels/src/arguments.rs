@@ -1,0 +1,180 @@
+//! Which buffers a kernel wants, and how long they must be.
+
+use ir::DType;
+
+use crate::kernel::{Attention, Copy, Gather, Kernel, Positions, Product, Rope};
+use crate::rows::{Output, Rows};
+
+/// One argument of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Argument {
+    /// Type of its elements.
+    pub dtype: DType,
+    /// Elements from its start to the last one used.
+    pub len: usize,
+}
+
+impl Argument {
+    /// Bytes from its start to the last element used.
+    pub fn bytes(&self) -> usize {
+        self.len * self.dtype.size() as usize
+    }
+}
+
+impl Kernel {
+    /// The inputs of the launch, in order.
+    pub fn inputs(&self) -> Vec<Argument> {
+        match self {
+            Kernel::Product(p) => product_inputs(p),
+            Kernel::Rows(r) => rows_inputs(r),
+            Kernel::Attention(a) => attention_inputs(a),
+            Kernel::AttentionBwd(a) => attention_bwd_inputs(a),
+            Kernel::Gather(g) => vec![table(g), ids(g)],
+            Kernel::ScatterAdd(g) => vec![ids(g), looked_up(g)],
+            Kernel::Rope(r) => rope_inputs(r),
+            Kernel::Copy(c) => vec![copy_source(c)],
+            Kernel::Fill(_) => Vec::new(),
+        }
+    }
+
+    /// The outputs of the launch, in order.
+    pub fn outputs(&self) -> Vec<Argument> {
+        match self {
+            Kernel::Product(p) => vec![product_output(p)],
+            Kernel::Rows(r) => rows_outputs(r),
+            Kernel::Attention(a) => vec![queries(a, a.out), lse(a)],
+            Kernel::AttentionBwd(a) => vec![queries(a, a.q), keys(a, a.k), keys(a, a.v)],
+            Kernel::Gather(g) => vec![looked_up(g)],
+            Kernel::ScatterAdd(g) => vec![table(g)],
+            Kernel::Rope(r) => vec![rope_tensor(r, r.y)],
+            Kernel::Copy(c) => vec![copy_target(c)],
+            Kernel::Fill(f) => vec![Argument { dtype: f.dtype, len: f.len }],
+        }
+    }
+}
+
+/// The key of a random draw.
+const KEY: Argument = Argument { dtype: DType::U32, len: 4 };
+
+/// One more than the largest index of a nest of (size, stride) loops, zero if it is empty.
+fn extent(loops: impl Iterator<Item = (usize, usize)>) -> usize {
+    let mut last = 0;
+    for (size, stride) in loops {
+        if size == 0 {
+            return 0;
+        }
+        last += (size - 1) * stride;
+    }
+    last + 1
+}
+
+fn product_inputs(p: &Product) -> Vec<Argument> {
+    let batch_a = p.batch.iter().map(|l| (l.size, l.a));
+    let batch_b = p.batch.iter().map(|l| (l.size, l.b));
+    let a =
+        batch_a.chain(p.m.iter().map(|l| (l.size, l.a))).chain(p.k.iter().map(|l| (l.size, l.a)));
+    let b =
+        batch_b.chain(p.n.iter().map(|l| (l.size, l.b))).chain(p.k.iter().map(|l| (l.size, l.b)));
+    vec![Argument { dtype: p.dtype, len: extent(a) }, Argument { dtype: p.dtype, len: extent(b) }]
+}
+
+fn product_output(p: &Product) -> Argument {
+    let batch = p.batch.iter().map(|l| (l.size, l.c));
+    let c = batch.chain(p.m.iter().map(|l| (l.size, l.c))).chain(p.n.iter().map(|l| (l.size, l.c)));
+    Argument { dtype: p.dtype, len: extent(c) }
+}
+
+fn rows_inputs(r: &Rows) -> Vec<Argument> {
+    let mut arguments: Vec<Argument> = r
+        .inputs
+        .iter()
+        .map(|i| Argument { dtype: i.dtype, len: i.access.extent(r.rows, r.cols) })
+        .collect();
+    for instr in &r.instrs {
+        if let crate::rows::Instr::Random(draw) = instr {
+            arguments[draw.key] = KEY;
+        }
+    }
+    arguments
+}
+
+fn rows_outputs(r: &Rows) -> Vec<Argument> {
+    let vectors = r.vectors();
+    let output = |output: &Output| match output {
+        Output::Store { value, access, dtype, .. } => {
+            let is_per_row = !vectors[*value] && access.col_stride == 0;
+            let cols = if is_per_row { r.cols.min(1) } else { r.cols };
+            Argument { dtype: *dtype, len: access.extent(r.rows, cols) }
+        }
+        Output::ColSum { .. } => Argument { dtype: r.dtype, len: r.cols },
+        Output::TotalSum { .. } => Argument { dtype: r.dtype, len: 1 },
+    };
+    r.outputs.iter().map(output).collect()
+}
+
+fn heads_extent(dims: [usize; 4], strides: [usize; 3]) -> usize {
+    let [batch, length, heads, dim] = dims;
+    let [b, s, h] = strides;
+    extent([(batch, b), (length, s), (heads, h), (dim, 1)].into_iter())
+}
+
+fn queries(a: &Attention, strides: [usize; 3]) -> Argument {
+    Argument { dtype: a.dtype, len: heads_extent([a.batch, a.queries, a.heads, a.dim], strides) }
+}
+
+fn keys(a: &Attention, strides: [usize; 3]) -> Argument {
+    Argument { dtype: a.dtype, len: heads_extent([a.batch, a.keys, a.kv_heads, a.dim], strides) }
+}
+
+fn lse(a: &Attention) -> Argument {
+    Argument { dtype: a.dtype, len: a.batch * a.heads * a.queries }
+}
+
+fn attention_inputs(a: &Attention) -> Vec<Argument> {
+    let mut arguments = vec![queries(a, a.q), keys(a, a.k), keys(a, a.v)];
+    arguments.extend(a.dropout.iter().map(|_| KEY));
+    arguments
+}
+
+fn attention_bwd_inputs(a: &Attention) -> Vec<Argument> {
+    let out = queries(a, a.out);
+    let mut arguments = vec![queries(a, a.q), keys(a, a.k), keys(a, a.v), out, lse(a), out];
+    arguments.extend(a.dropout.iter().map(|_| KEY));
+    arguments
+}
+
+fn table(g: &Gather) -> Argument {
+    Argument { dtype: g.dtype, len: g.rows * g.width }
+}
+
+fn ids(g: &Gather) -> Argument {
+    Argument { dtype: DType::I32, len: g.count }
+}
+
+fn looked_up(g: &Gather) -> Argument {
+    Argument { dtype: g.dtype, len: g.count * g.width }
+}
+
+fn rope_tensor(r: &Rope, strides: [usize; 3]) -> Argument {
+    Argument { dtype: r.dtype, len: heads_extent([r.batch, r.seq, r.heads, r.dim], strides) }
+}
+
+fn rope_inputs(r: &Rope) -> Vec<Argument> {
+    let x = rope_tensor(r, r.x);
+    match r.positions {
+        Positions::From(_) => vec![x],
+        Positions::FromInput(_) => vec![x, Argument { dtype: DType::I32, len: 1 }],
+        Positions::Table => vec![x, Argument { dtype: DType::I32, len: r.batch * r.seq }],
+    }
+}
+
+fn copy_source(c: &Copy) -> Argument {
+    let used = extent(c.loops.iter().map(|l| (l.size, l.source)));
+    Argument { dtype: c.dtype, len: if used == 0 { 0 } else { c.source_offset + used } }
+}
+
+fn copy_target(c: &Copy) -> Argument {
+    let used = extent(c.loops.iter().map(|l| (l.size, l.target)));
+    let written = if used == 0 { 0 } else { c.target_offset + used };
+    Argument { dtype: c.dtype, len: written.max(c.zero_first) }
+}

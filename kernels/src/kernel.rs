@@ -1,0 +1,320 @@
+//! The kernel: what one launch computes, with every decision taken.
+//!
+//! All sizes are concrete and local to one rank; all strides and offsets count elements, not bytes.
+//! Buffers are contiguous and row-major unless strides say otherwise.
+//!
+//! Legend: B batch, S queries, T keys, H query heads, G key-value heads, D head dim.
+
+use ir::DType;
+use serde::{Deserialize, Serialize};
+
+use crate::rows::Rows;
+
+/// One launch. The comment of each variant lists its inputs and outputs in order.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Kernel {
+    /// `a b -> c`: batched matrix product.
+    Product(Product),
+    /// As the description lists them: fused elementwise operations and reductions.
+    Rows(Rows),
+    /// `q k v [key] -> out lse`: softmax attention; `key` is there iff `dropout` is.
+    Attention(Attention),
+    /// `q k v out lse dout [key] -> dq dk dv`: its gradient.
+    AttentionBwd(Attention),
+    /// `table ids -> rows`: rows of a table, zero where the id is of another shard.
+    Gather(Gather),
+    /// `ids rows -> table`: adds rows to the table's gradient, in ascending order of rows.
+    ScatterAdd(Gather),
+    /// `x [positions] -> y`: rotary embedding.
+    Rope(Rope),
+    /// `x -> y`: strided copy.
+    Copy(Copy),
+    /// `-> y`: constant.
+    Fill(Fill),
+}
+
+/// A loop over a factor of both operands and the result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoopABC {
+    /// Number of points.
+    pub size: usize,
+    /// Stride in `a`.
+    pub a: usize,
+    /// Stride in `b`.
+    pub b: usize,
+    /// Stride in `c`.
+    pub c: usize,
+}
+
+/// A loop over a factor of the first operand and the result: rows of the product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoopAC {
+    /// Number of points.
+    pub size: usize,
+    /// Stride in `a`.
+    pub a: usize,
+    /// Stride in `c`.
+    pub c: usize,
+}
+
+/// A loop over a factor of the second operand and the result: columns of the product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoopBC {
+    /// Number of points.
+    pub size: usize,
+    /// Stride in `b`.
+    pub b: usize,
+    /// Stride in `c`.
+    pub c: usize,
+}
+
+/// A loop over a contracted factor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoopAB {
+    /// Number of points.
+    pub size: usize,
+    /// Stride in `a`.
+    pub a: usize,
+    /// Stride in `b`.
+    pub b: usize,
+}
+
+/// A batched matrix product: an einsum in canonical form.
+///
+/// `c[batch, m, n] = sum over k of a[batch, m, k] * b[batch, k, n]`, where each of the four groups
+/// is a list of loops, outermost first. A group may be empty: one point. A stride may be zero in an
+/// operand; the map of (batch, m, n) into `c` must be injective.
+///
+/// **Determinism**: `k` is cut into blocks of [`Product::K_BLOCK`] points in its flat order; within
+/// a block an element is one chain of fused multiply-adds, blocks are added in ascending order, to
+/// the old value when `accumulate`. No other size enters the bits of an element.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Product {
+    /// Loops over factors of all three.
+    pub batch: Vec<LoopABC>,
+    /// Loops over rows.
+    pub m: Vec<LoopAC>,
+    /// Loops over columns.
+    pub n: Vec<LoopBC>,
+    /// Loops over the contracted factors.
+    pub k: Vec<LoopAB>,
+    /// Whether the result is added to what `c` holds.
+    pub accumulate: bool,
+    /// F32 or F64, of all three.
+    pub dtype: DType,
+}
+
+impl Product {
+    /// Points of `k` that one chain of multiply-adds covers. Chosen: two panels of 32 columns of
+    /// f32 fit a first-level cache of 48 KiB with what streams past them.
+    pub const K_BLOCK: usize = 256;
+
+    /// The product of row-major matrices `a[m, k] b[k, n] -> c[m, n]`.
+    pub fn matrix(m: usize, n: usize, k: usize, dtype: DType) -> Product {
+        Product {
+            batch: Vec::new(),
+            m: vec![LoopAC { size: m, a: k, c: n }],
+            n: vec![LoopBC { size: n, b: 1, c: 1 }],
+            k: vec![LoopAB { size: k, a: 1, b: n }],
+            accumulate: false,
+            dtype,
+        }
+    }
+
+    /// Numbers of points of batch, m, n and k.
+    pub fn sizes(&self) -> [usize; 4] {
+        [
+            self.batch.iter().map(|l| l.size).product(),
+            self.m.iter().map(|l| l.size).product(),
+            self.n.iter().map(|l| l.size).product(),
+            self.k.iter().map(|l| l.size).product(),
+        ]
+    }
+}
+
+/// Softmax attention that never stores its scores.
+///
+/// `q [B, S, H, D]`, `k v [B, T, G, D]`, `out` as `q`, `lse [B, H, S]` contiguous. Query head `h`
+/// reads key-value head `(h + head_offset) / group - kv_offset`. With `causal`, key `j` is visible
+/// to query `i` iff `j <= i + query_offset`; a query that sees no key gives zeros and an `lse` of
+/// minus infinity. `lse` is the natural logarithm of the sum of exponentials of scaled scores.
+///
+/// The gradients `dq`, `dk`, `dv` lie as `q`, `k`, `v` do, `dout` as `out`.
+///
+/// **Determinism**: the bits of a query's output depend on no other query, so that cutting
+/// queries, heads or batch changes nothing.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Attention {
+    /// B.
+    pub batch: usize,
+    /// S.
+    pub queries: usize,
+    /// T.
+    pub keys: usize,
+    /// H, local.
+    pub heads: usize,
+    /// G, local.
+    pub kv_heads: usize,
+    /// D.
+    pub dim: usize,
+    /// Factor of the scores, applied before the mask.
+    pub scale: f64,
+    /// Whether later keys are hidden.
+    pub causal: bool,
+    /// Position of query 0 among the keys; negative where the keys start later.
+    pub query_offset: i64,
+    /// Global index of local query head 0.
+    pub head_offset: usize,
+    /// Global index of local key-value head 0.
+    pub kv_offset: usize,
+    /// Query heads per key-value head.
+    pub group: usize,
+    /// Dropout of the normalised scores.
+    pub dropout: Option<Dropout>,
+    /// F32 or F64, of all but the key.
+    pub dtype: DType,
+    /// Strides of `q` and `dq` over batch, sequence and head; D is contiguous.
+    pub q: [usize; 3],
+    /// Strides of `k` and `dk`.
+    pub k: [usize; 3],
+    /// Strides of `v` and `dv`.
+    pub v: [usize; 3],
+    /// Strides of `out` and `dout`.
+    pub out: [usize; 3],
+}
+
+impl Attention {
+    /// The local key-value head that local query head `head` reads.
+    pub fn kv_head(&self, head: usize) -> usize {
+        (head + self.head_offset) / self.group - self.kv_offset
+    }
+
+    /// Strides over batch, sequence and head of a contiguous `[B, length, heads, D]`.
+    pub fn contiguous(length: usize, heads: usize, dim: usize) -> [usize; 3] {
+        [length * heads * dim, heads * dim, dim]
+    }
+}
+
+/// Which scores are dropped: a pure function of the run-time key and the global position.
+///
+/// A score is kept iff `uniform(key.stream(salt), index) >= p`, then scaled by `1 / (1 - p)`, with
+/// `index = ((b * heads_total + h) * queries_total + s) * keys_total + t` in global coordinates:
+/// `b = key.sample + sample_offset + local`, the others their base plus the local index.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Dropout {
+    /// Probability of dropping.
+    pub p: f64,
+    /// The site.
+    pub salt: u32,
+    /// Global index of local sample 0, from the key's sample on.
+    pub sample_offset: u64,
+    /// Global number of query heads.
+    pub heads_total: u64,
+    /// Global index of local query head 0.
+    pub head_base: u64,
+    /// Global number of queries.
+    pub queries_total: u64,
+    /// Global index of local query 0.
+    pub query_base: u64,
+    /// Global number of keys.
+    pub keys_total: u64,
+    /// Global index of local key 0.
+    pub key_base: u64,
+}
+
+/// Look-up in a shard of a table: `table [rows, width]`, `ids i32 [count]`, rows `[count, width]`.
+///
+/// Row `id - base` of the local table is meant; ids outside `[base, base + rows)` give zero rows
+/// and receive nothing.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Gather {
+    /// Rows of the local table.
+    pub rows: usize,
+    /// Global id of local row 0.
+    pub base: usize,
+    /// Elements of a row.
+    pub width: usize,
+    /// Number of ids.
+    pub count: usize,
+    /// `ScatterAdd` only: keep what the table holds instead of zeroing it first.
+    pub accumulate: bool,
+    /// Of table and rows: F32 or F64.
+    pub dtype: DType,
+}
+
+/// Rotary embedding of `x [B, S, H, D]` in the half-rotation style: pairs `(i, i + D/2)`.
+///
+/// With `a = position * frequencies[i]`: `y[i] = x[i] cos a - x[i + D/2] sin a` and
+/// `y[i + D/2] = x[i + D/2] cos a + x[i] sin a`; `inverse` negates `a`, which is the gradient.
+/// `y` may be `x` if the strides agree.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rope {
+    /// B.
+    pub batch: usize,
+    /// S.
+    pub seq: usize,
+    /// H.
+    pub heads: usize,
+    /// D, even.
+    pub dim: usize,
+    /// Angle per position of each of the D/2 pairs.
+    pub frequencies: Vec<f64>,
+    /// Where positions come from.
+    pub positions: Positions,
+    /// Whether to rotate back.
+    pub inverse: bool,
+    /// F32 or F64.
+    pub dtype: DType,
+    /// Strides of `x` over batch, sequence and head; D is contiguous.
+    pub x: [usize; 3],
+    /// Strides of `y`.
+    pub y: [usize; 3],
+}
+
+/// The position of sequence element `s` of sample `b`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Positions {
+    /// `offset + s`; there is no second input.
+    From(u64),
+    /// `offset + input + s`, with a second input i32 of one element.
+    FromInput(u64),
+    /// `input[b, s]`, with a second input i32 `[B, S]`.
+    Table,
+}
+
+/// One loop of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopyLoop {
+    /// Number of points.
+    pub size: usize,
+    /// Stride in the source; zero repeats.
+    pub source: usize,
+    /// Stride in the target.
+    pub target: usize,
+}
+
+/// A strided copy: transposition, slice, concatenation, padding, broadcast.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Copy {
+    /// Loops, outermost first.
+    pub loops: Vec<CopyLoop>,
+    /// First element read.
+    pub source_offset: usize,
+    /// First element written.
+    pub target_offset: usize,
+    /// Elements of the target to zero first, from its start; zero leaves the rest untouched.
+    pub zero_first: usize,
+    /// Any type; only its size matters.
+    pub dtype: DType,
+}
+
+/// Fills a buffer with one value.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Fill {
+    /// Number of elements.
+    pub len: usize,
+    /// The value, converted to the type.
+    pub value: f64,
+    /// F32, F64, I32, U32 or Bool.
+    pub dtype: DType,
+}

@@ -1,0 +1,207 @@
+//! What a kernel costs: operations, bytes that must move, and scratch memory.
+
+use crate::kernel::{Attention, Copy, Fill, Gather, Kernel, Product, Rope};
+use crate::rows::{Access, BinaryOp, Instr, Output, Rows, UnaryOp};
+use crate::units::{Bytes, Flops};
+
+/// Operations that a transcendental function counts as. Chosen: about the length of the
+/// polynomials in `cpu::math`.
+const TRANSCENDENTAL: u64 = 10;
+
+/// Floating-point operations; one fused multiply-add counts two.
+///
+/// * product: `2 · batch · m · n · k`
+/// * attention: two products of `2 · D` per visible pair of query and key, five for the gradient;
+///   a causal mask hides about half of the pairs, and hidden pairs are not counted
+/// * rows: per point (per row for row scalars) one for arithmetic, ten for a transcendental
+///   function, one per point and reduction
+/// * rotary embedding: three per element; scatter: one per element; copies: none
+pub fn flops(kernel: &Kernel) -> Flops {
+    match kernel {
+        Kernel::Product(p) => product_flops(p),
+        Kernel::Rows(r) => rows_flops(r),
+        Kernel::Attention(a) => attention_flops(a, 4),
+        Kernel::AttentionBwd(a) => attention_flops(a, 10),
+        Kernel::ScatterAdd(g) => Flops((g.count * g.width) as u64),
+        Kernel::Rope(r) => Flops((3 * r.batch * r.seq * r.heads * r.dim) as u64),
+        Kernel::Gather(_) | Kernel::Copy(_) | Kernel::Fill(_) => Flops(0),
+    }
+}
+
+/// Compulsory traffic: every distinct element read or written once, whatever caches do.
+///
+/// An accumulated output is read and written. Attention's scores and other scratch do not count.
+/// A gathered row is read once per id.
+pub fn bytes(kernel: &Kernel) -> Bytes {
+    match kernel {
+        Kernel::Product(p) => product_bytes(p),
+        Kernel::Rows(r) => rows_bytes(r),
+        Kernel::Attention(a) => attention_bytes(a),
+        Kernel::AttentionBwd(a) => attention_bwd_bytes(a),
+        Kernel::Gather(g) => gather_bytes(g, 2),
+        Kernel::ScatterAdd(g) => scatter_bytes(g),
+        Kernel::Rope(r) => rope_bytes(r),
+        Kernel::Copy(c) => copy_bytes(c),
+        Kernel::Fill(f) => fill_bytes(f),
+    }
+}
+
+/// `2 · batch · m · n · k`.
+pub fn product_flops(p: &Product) -> Flops {
+    Flops(2 * p.sizes().iter().map(|&s| s as u64).product::<u64>())
+}
+
+/// Bytes of scratch that the CPU needs beyond the arguments: allocated once, kept and reused.
+pub fn workspace(kernel: &Kernel, threads: usize) -> Bytes {
+    crate::cpu::workspace(kernel, threads)
+}
+
+fn distinct(loops: impl Iterator<Item = (usize, usize)>) -> u64 {
+    loops.map(|(size, stride)| if stride == 0 { size.min(1) } else { size } as u64).product()
+}
+
+fn product_bytes(p: &Product) -> Bytes {
+    let a = distinct(p.batch.iter().map(|l| (l.size, l.a)))
+        * distinct(p.m.iter().map(|l| (l.size, l.a)))
+        * distinct(p.k.iter().map(|l| (l.size, l.a)));
+    let b = distinct(p.batch.iter().map(|l| (l.size, l.b)))
+        * distinct(p.n.iter().map(|l| (l.size, l.b)))
+        * distinct(p.k.iter().map(|l| (l.size, l.b)));
+    let [batch, m, n, _] = p.sizes().map(|s| s as u64);
+    let c = batch * m * n * if p.accumulate { 2 } else { 1 };
+    Bytes((a + b + c) * p.dtype.size())
+}
+
+fn unary_flops(op: UnaryOp) -> u64 {
+    match op {
+        UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Floor | UnaryOp::Square | UnaryOp::Not => 1,
+        UnaryOp::Sqrt | UnaryOp::Rsqrt | UnaryOp::Recip => 4,
+        UnaryOp::Exp
+        | UnaryOp::Log
+        | UnaryOp::Tanh
+        | UnaryOp::Erf
+        | UnaryOp::Sin
+        | UnaryOp::Cos
+        | UnaryOp::Sigmoid
+        | UnaryOp::GeluTanh
+        | UnaryOp::GeluErf
+        | UnaryOp::Silu => TRANSCENDENTAL,
+    }
+}
+
+fn binary_flops(op: BinaryOp) -> u64 {
+    match op {
+        BinaryOp::Add
+        | BinaryOp::Sub
+        | BinaryOp::Mul
+        | BinaryOp::Max
+        | BinaryOp::Min
+        | BinaryOp::Lt
+        | BinaryOp::Le
+        | BinaryOp::Eq
+        | BinaryOp::Ge
+        | BinaryOp::Gt
+        | BinaryOp::And
+        | BinaryOp::Or => 1,
+        BinaryOp::Div => 4,
+        BinaryOp::Pow => 2 * TRANSCENDENTAL,
+        BinaryOp::GeluTanhGrad | BinaryOp::GeluErfGrad | BinaryOp::SiluGrad => 2 * TRANSCENDENTAL,
+    }
+}
+
+fn rows_flops(r: &Rows) -> Flops {
+    let vectors = r.vectors();
+    let points = |is_vector: bool| (r.rows * if is_vector { r.cols } else { 1 }) as u64;
+    let instrs = r.instrs.iter().enumerate().map(|(i, instr)| match instr {
+        Instr::Load { .. } | Instr::Const { .. } | Instr::Index { .. } => 0,
+        Instr::Unary { op, .. } => unary_flops(*op) * points(vectors[i]),
+        Instr::Binary { op, .. } => binary_flops(*op) * points(vectors[i]),
+        Instr::Select { .. } => points(vectors[i]),
+        Instr::Reduce { x, .. } => points(vectors[*x]),
+        Instr::Random(_) => TRANSCENDENTAL * points(vectors[i]),
+    });
+    let outputs = r.outputs.iter().map(|output| match output {
+        Output::Store { value, accumulate, .. } => u64::from(*accumulate) * points(vectors[*value]),
+        Output::ColSum { value, .. } | Output::TotalSum { value, .. } => points(vectors[*value]),
+    });
+    Flops(instrs.chain(outputs).sum())
+}
+
+fn access_elements(access: &Access, rows: usize, cols: usize) -> u64 {
+    let reach = |d: &crate::rows::Digit| (rows.div_ceil(d.div).min(d.modulus), d.stride);
+    distinct(access.row.iter().map(reach).chain([(cols, access.col_stride)])) * rows.min(1) as u64
+}
+
+fn rows_bytes(r: &Rows) -> Bytes {
+    let loaded = |input: usize| {
+        r.instrs.iter().any(|i| matches!(i, Instr::Load { input: loaded } if *loaded == input))
+    };
+    let inputs = r.inputs.iter().enumerate().map(|(i, input)| {
+        let elements = if loaded(i) { access_elements(&input.access, r.rows, r.cols) } else { 4 };
+        elements * input.dtype.size()
+    });
+    let outputs = r.outputs.iter().map(|output| {
+        let (elements, size, accumulate) = match output {
+            Output::Store { access, dtype, accumulate, .. } => {
+                (access_elements(access, r.rows, r.cols), dtype.size(), *accumulate)
+            }
+            Output::ColSum { accumulate, .. } => (r.cols as u64, r.dtype.size(), *accumulate),
+            Output::TotalSum { accumulate, .. } => (1, r.dtype.size(), *accumulate),
+        };
+        elements * size * if accumulate { 2 } else { 1 }
+    });
+    Bytes(inputs.chain(outputs).sum())
+}
+
+/// Number of visible pairs of query and key of one head.
+fn visible_pairs(a: &Attention) -> u64 {
+    if !a.causal {
+        return (a.queries * a.keys) as u64;
+    }
+    let visible = |i: usize| (i as i64 + a.query_offset + 1).clamp(0, a.keys as i64) as u64;
+    (0..a.queries).map(visible).sum()
+}
+
+fn attention_flops(a: &Attention, per_dim: u64) -> Flops {
+    Flops(per_dim * (a.batch * a.heads * a.dim) as u64 * visible_pairs(a))
+}
+
+/// Elements of a tensor laid out as `q`, as `k`, and of `lse`.
+fn attention_elements(a: &Attention) -> [u64; 3] {
+    let query = (a.batch * a.queries * a.heads * a.dim) as u64;
+    let key = (a.batch * a.keys * a.kv_heads * a.dim) as u64;
+    [query, key, (a.batch * a.queries * a.heads) as u64]
+}
+
+fn attention_bytes(a: &Attention) -> Bytes {
+    let [query, key, lse] = attention_elements(a);
+    Bytes((2 * query + 2 * key + lse) * a.dtype.size())
+}
+
+fn attention_bwd_bytes(a: &Attention) -> Bytes {
+    let [query, key, lse] = attention_elements(a);
+    Bytes((4 * query + 4 * key + lse) * a.dtype.size())
+}
+
+fn gather_bytes(g: &Gather, moves: u64) -> Bytes {
+    Bytes(moves * (g.count * g.width) as u64 * g.dtype.size() + 4 * g.count as u64)
+}
+
+fn scatter_bytes(g: &Gather) -> Bytes {
+    let zeroed = if g.accumulate { 0 } else { (g.rows * g.width) as u64 * g.dtype.size() };
+    Bytes(gather_bytes(g, 3).0 + zeroed)
+}
+
+fn rope_bytes(r: &Rope) -> Bytes {
+    Bytes(2 * (r.batch * r.seq * r.heads * r.dim) as u64 * r.dtype.size())
+}
+
+fn copy_bytes(c: &Copy) -> Bytes {
+    let read = distinct(c.loops.iter().map(|l| (l.size, l.source)));
+    let written: u64 = c.loops.iter().map(|l| l.size as u64).product();
+    Bytes((read + written + c.zero_first as u64) * c.dtype.size())
+}
+
+fn fill_bytes(f: &Fill) -> Bytes {
+    Bytes(f.len as u64 * f.dtype.size())
+}
