@@ -62,12 +62,9 @@ impl DType {
     /// Whether elements are floating-point numbers.
     pub fn is_float(self) -> bool {
         match self {
-            DType::F64
-            | DType::F32
-            | DType::BF16
-            | DType::F16
-            | DType::F8E4M3
-            | DType::F8E5M2 => true,
+            DType::F64 | DType::F32 | DType::BF16 | DType::F16 | DType::F8E4M3 | DType::F8E5M2 => {
+                true
+            }
             DType::I8 | DType::I32 | DType::I64 | DType::U32 | DType::Bool => false,
         }
     }

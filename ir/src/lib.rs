@@ -1,8 +1,20 @@
 //! The artefacts and what stays inside a module.
 
+pub mod build;
 pub mod diagnostic;
+pub mod dim;
 pub mod dtype;
+pub mod infer;
+pub mod library;
+pub mod module;
+pub mod op;
 pub mod random;
+pub mod text;
+pub mod types;
 
 pub use diagnostic::{Diagnostic, Severity, Span};
+pub use dim::{Bindings, Dim};
 pub use dtype::DType;
+pub use module::{Function, Kind, Module, Node, Value, ValueId};
+pub use op::Op;
+pub use types::TensorType;

@@ -1,0 +1,199 @@
+//! Building functions by code: names made unique, types inferred.
+
+use crate::DType;
+use crate::dim::Dim;
+use crate::infer::infer;
+use crate::module::{Attributes, Function, Kind, Module, Node, Value, ValueId};
+use crate::op::{Binary, Combiner, Comparison, Einsum, Op, Unary};
+use crate::types::TensorType;
+
+/// Adds nodes to a function that will join a module.
+///
+/// # Panics
+/// All methods panic when an op's constraint does not hold: the code that builds is wrong then, not
+/// the user's input.
+pub struct Builder<'m> {
+    module: &'m mut Module,
+    function: Function,
+}
+
+impl<'m> Builder<'m> {
+    /// Starts a function of a module.
+    pub fn new(module: &'m mut Module, name: impl Into<String>, kind: Kind) -> Builder<'m> {
+        Builder { module, function: Function::new(name, kind) }
+    }
+
+    /// Goes on with a function whose results are not named yet.
+    pub fn resume(module: &'m mut Module, function: Function) -> Builder<'m> {
+        Builder { module, function }
+    }
+
+    /// The function as far as it is built.
+    pub fn function(&self) -> &Function {
+        &self.function
+    }
+
+    /// The module that the function will join.
+    pub fn module(&self) -> &Module {
+        self.module
+    }
+
+    /// The type of a value.
+    pub fn ty(&self, id: ValueId) -> &TensorType {
+        self.function.ty(id)
+    }
+
+    fn define(&mut self, name: &str, ty: TensorType) -> ValueId {
+        let name = self.unique(name);
+        self.function.values.push(Value { name, ty });
+        ValueId(self.function.values.len() as u32 - 1)
+    }
+
+    fn unique(&self, name: &str) -> String {
+        if self.function.find(name).is_none() {
+            return name.to_owned();
+        }
+        let mut count = 1;
+        loop {
+            let candidate = format!("{name}.{count}");
+            if self.function.find(&candidate).is_none() {
+                return candidate;
+            }
+            count += 1;
+        }
+    }
+
+    /// Adds a parameter; all parameters come before the first node.
+    pub fn param(&mut self, name: &str, ty: TensorType) -> ValueId {
+        assert!(self.function.nodes.is_empty(), "parameters come before nodes");
+        self.function.param_count += 1;
+        self.define(name, ty)
+    }
+
+    /// Adds a node and returns its results, named after `name`.
+    pub fn push_all(&mut self, name: &str, op: Op, operands: &[ValueId]) -> Vec<ValueId> {
+        let types: Vec<&TensorType> = operands.iter().map(|o| self.function.ty(*o)).collect();
+        let types = match infer(&op, &types, self.module) {
+            Ok(types) => types,
+            Err(error) => panic!("building `%{name}` of `@{}`: {error}", self.function.name),
+        };
+        let callee_names = self.result_names(&op, name);
+        let results: Vec<ValueId> =
+            types.into_iter().zip(callee_names).map(|(ty, name)| self.define(&name, ty)).collect();
+        self.function.nodes.push(Node {
+            op,
+            operands: operands.to_vec(),
+            results: results.clone(),
+        });
+        results
+    }
+
+    /// `name` for one result; `name`, then `name.lse` and so on for the further results of a call.
+    fn result_names(&self, op: &Op, name: &str) -> Vec<String> {
+        let Op::Call { function } = op else { return vec![name.to_owned()] };
+        let Some(callee) = self.module.function(function) else { return vec![name.to_owned()] };
+        let further = |r: &ValueId| format!("{name}.{}", callee.value(*r).name);
+        let first = std::iter::once(name.to_owned());
+        first.chain(callee.results.iter().skip(1).map(further)).collect()
+    }
+
+    /// Adds a node of one result.
+    pub fn push(&mut self, name: &str, op: Op, operands: &[ValueId]) -> ValueId {
+        self.push_all(name, op, operands)[0]
+    }
+
+    /// An elementwise function.
+    pub fn unary(&mut self, name: &str, unary: Unary, x: ValueId) -> ValueId {
+        self.push(name, Op::Unary(unary), &[x])
+    }
+
+    /// An elementwise function of two operands.
+    pub fn binary(&mut self, name: &str, binary: Binary, a: ValueId, b: ValueId) -> ValueId {
+        self.push(name, Op::Binary(binary), &[a, b])
+    }
+
+    /// The sum of two values.
+    pub fn add(&mut self, name: &str, a: ValueId, b: ValueId) -> ValueId {
+        self.binary(name, Binary::Add, a, b)
+    }
+
+    /// The product of two values, element by element.
+    pub fn mul(&mut self, name: &str, a: ValueId, b: ValueId) -> ValueId {
+        self.binary(name, Binary::Mul, a, b)
+    }
+
+    /// A comparison.
+    pub fn compare(&mut self, name: &str, how: Comparison, a: ValueId, b: ValueId) -> ValueId {
+        self.push(name, Op::Compare(how), &[a, b])
+    }
+
+    /// A constant of the type of another value.
+    pub fn constant_like(&mut self, name: &str, value: f64, like: ValueId) -> ValueId {
+        let TensorType { dtype, dims } = self.ty(like).clone();
+        self.push(name, Op::Constant { value, dtype, dims }, &[])
+    }
+
+    /// A constant.
+    pub fn constant(&mut self, name: &str, value: f64, ty: TensorType) -> ValueId {
+        let TensorType { dtype, dims } = ty;
+        self.push(name, Op::Constant { value, dtype, dims }, &[])
+    }
+
+    /// The indices along a dim.
+    pub fn iota(&mut self, name: &str, dim: usize, dtype: DType, dims: Vec<Dim>) -> ValueId {
+        self.push(name, Op::Iota { dim, start: 0, dtype, dims }, &[])
+    }
+
+    /// A contraction such as `bsm,mf->bsf`.
+    pub fn contract(&mut self, name: &str, einsum: &str, a: ValueId, b: ValueId) -> ValueId {
+        let Some(einsum) = Einsum::parse(einsum) else { panic!("`{einsum}` is no contraction") };
+        self.push(name, Op::Contract(einsum), &[a, b])
+    }
+
+    /// A reduction.
+    pub fn reduce(&mut self, name: &str, how: Combiner, dims: Vec<usize>, x: ValueId) -> ValueId {
+        self.push(name, Op::Reduce { combiner: how, dims }, &[x])
+    }
+
+    /// A value repeated along new leading dims, up to the dims of another.
+    pub fn broadcast_like(&mut self, name: &str, x: ValueId, like: ValueId) -> ValueId {
+        let dims = self.ty(like).dims.clone();
+        let new = (0..dims.len() - self.ty(x).ndim()).collect();
+        self.push(name, Op::Broadcast { new, dims }, &[x])
+    }
+
+    /// A call of a function of the module.
+    pub fn call(&mut self, name: &str, function: &str, operands: &[ValueId]) -> Vec<ValueId> {
+        self.push_all(name, Op::Call { function: function.to_owned() }, operands)
+    }
+
+    /// A call of a composite of the library, which joins the module.
+    pub fn composite(
+        &mut self,
+        name: &str,
+        composite: &str,
+        attributes: &[(&str, f64)],
+        operands: &[ValueId],
+    ) -> Vec<ValueId> {
+        let given: Attributes = attributes.iter().map(|(k, v)| ((*k).to_owned(), *v)).collect();
+        let types: Vec<TensorType> = operands.iter().map(|o| self.ty(*o).clone()).collect();
+        let Some(function) = self.module.composite(composite, &given, &types) else {
+            panic!("`{composite}` does not take {types:?} with {given:?}")
+        };
+        self.call(name, &function, operands)
+    }
+
+    /// Ends the function without adding it to the module.
+    pub fn into_function(mut self, results: &[ValueId]) -> Function {
+        self.function.results = results.to_vec();
+        self.function
+    }
+
+    /// Ends the function and adds it to the module. Returns its name.
+    pub fn finish(mut self, results: &[ValueId]) -> String {
+        self.function.results = results.to_vec();
+        let name = self.function.name.clone();
+        self.module.add(self.function);
+        name
+    }
+}

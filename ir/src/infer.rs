@@ -1,0 +1,370 @@
+//! The table `infer`: the type of each op's result.
+
+use std::fmt;
+
+use crate::DType;
+use crate::dim::{Dim, product};
+use crate::module::Module;
+use crate::op::{Collective, Einsum, Op, Unary};
+use crate::types::TensorType;
+
+/// A constraint of an op that does not hold, by its number in the op's doc.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpError {
+    /// The op's name in texts.
+    pub op: &'static str,
+    /// The constraint's number.
+    pub constraint: u8,
+    /// What was found.
+    pub found: String,
+}
+
+impl fmt::Display for OpError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (C{}): {}", self.op, self.constraint, self.found)
+    }
+}
+
+type Inferred = Result<TensorType, OpError>;
+
+/// The types of an op's results, from those of its operands.
+///
+/// The number of operands is checked first, as constraint 0.
+pub fn infer(
+    op: &Op,
+    operands: &[&TensorType],
+    module: &Module,
+) -> Result<Vec<TensorType>, OpError> {
+    if let Some(arity) = arity(op)
+        && operands.len() != arity
+    {
+        let found = format!("{} operands in place of {arity}", operands.len());
+        return Err(OpError { op: name(op), constraint: 0, found });
+    }
+    let result = match op {
+        Op::Constant { dtype, dims, .. } => Ok(TensorType::new(*dtype, dims.clone())),
+        Op::Iota { dim, dtype, dims, .. } => iota_type(*dim, *dtype, dims),
+        Op::Random { dtype, dims, start, extent, .. } => {
+            random_type(operands[0], *dtype, dims, start.len(), extent.len())
+        }
+        Op::FoldKey { .. } => key_type("fold_key", operands[0]),
+        Op::Unary(unary) => unary_type(*unary, operands[0]),
+        Op::Binary(binary) => binary_type(binary.name(), operands[0], operands[1]),
+        Op::Compare(comparison) => compare_type(comparison.name(), operands[0], operands[1]),
+        Op::Select => select_type(operands[0], operands[1], operands[2]),
+        Op::Cast { dtype } => Ok(operands[0].with_dtype(*dtype)),
+        Op::Contract(einsum) => contract_type(einsum, operands[0], operands[1]),
+        Op::Reduce { dims, .. } => reduce_type(dims, operands[0]),
+        Op::Reshape { dims } => reshape_type(dims, operands[0]),
+        Op::Transpose { perm } => transpose_type(perm, operands[0]),
+        Op::Broadcast { new, dims } => broadcast_type(new, dims, operands[0]),
+        Op::Slice { dim, start, size } => slice_type(*dim, *start, *size, operands[0]),
+        Op::Pad { dim, before, after } => pad_type(*dim, *before + *after, operands[0]),
+        Op::Concat { dim } => concat_type(*dim, operands),
+        Op::Gather { dim, .. } => gather_type(*dim, operands[0], operands[1]),
+        Op::ScatterAdd { dim, size, .. } => scatter_type(*dim, size, operands[0], operands[1]),
+        Op::DynamicUpdateSlice { dim } => update_type(*dim, operands),
+        Op::DynamicSlice { dim, size } => dynamic_slice_type(*dim, size, operands[0], operands[1]),
+        Op::Call { function } => return call_types(function, operands, module),
+        Op::Collective { kind, .. } => collective_type(kind, operands[0]),
+    };
+    result.map(|ty| vec![ty])
+}
+
+/// The op's name in texts.
+pub fn name(op: &Op) -> &'static str {
+    match op {
+        Op::Constant { .. } => "constant",
+        Op::Iota { .. } => "iota",
+        Op::Random { .. } => "random",
+        Op::FoldKey { .. } => "fold_key",
+        Op::Unary(unary) => unary.name(),
+        Op::Binary(binary) => binary.name(),
+        Op::Compare(comparison) => comparison.name(),
+        Op::Select => "select",
+        Op::Cast { .. } => "cast",
+        Op::Contract(_) => "contract",
+        Op::Reduce { .. } => "reduce",
+        Op::Reshape { .. } => "reshape",
+        Op::Transpose { .. } => "transpose",
+        Op::Broadcast { .. } => "broadcast",
+        Op::Slice { .. } => "slice",
+        Op::Pad { .. } => "pad",
+        Op::Concat { .. } => "concat",
+        Op::Gather { .. } => "gather",
+        Op::ScatterAdd { .. } => "scatter_add",
+        Op::DynamicUpdateSlice { .. } => "dynamic_update_slice",
+        Op::DynamicSlice { .. } => "dynamic_slice",
+        Op::Call { .. } => "call",
+        Op::Collective { kind, .. } => match kind {
+            Collective::AllReduce(_) => "all_reduce",
+            Collective::AllGather { .. } => "all_gather",
+            Collective::ReduceScatter { .. } => "reduce_scatter",
+        },
+    }
+}
+
+/// The number of operands, where it is fixed.
+pub fn arity(op: &Op) -> Option<usize> {
+    match op {
+        Op::Constant { .. } | Op::Iota { .. } => Some(0),
+        Op::Random { .. }
+        | Op::FoldKey { .. }
+        | Op::Unary(_)
+        | Op::Cast { .. }
+        | Op::Reduce { .. }
+        | Op::Reshape { .. }
+        | Op::Transpose { .. }
+        | Op::Broadcast { .. }
+        | Op::Slice { .. }
+        | Op::Pad { .. }
+        | Op::Collective { .. } => Some(1),
+        Op::Binary(_)
+        | Op::Compare(_)
+        | Op::Contract(_)
+        | Op::Gather { .. }
+        | Op::ScatterAdd { .. }
+        | Op::DynamicSlice { .. } => Some(2),
+        Op::Select | Op::DynamicUpdateSlice { .. } => Some(3),
+        Op::Concat { .. } | Op::Call { .. } => None,
+    }
+}
+
+fn require(
+    op: &'static str,
+    constraint: u8,
+    holds: bool,
+    found: impl FnOnce() -> String,
+) -> Result<(), OpError> {
+    if holds { Ok(()) } else { Err(OpError { op, constraint, found: found() }) }
+}
+
+fn has_dim(op: &'static str, constraint: u8, dim: usize, x: &TensorType) -> Result<(), OpError> {
+    require(op, constraint, dim < x.ndim(), || format!("{x} has no dim {dim}"))
+}
+
+fn iota_type(dim: usize, dtype: DType, dims: &[Dim]) -> Inferred {
+    let ty = TensorType::new(dtype, dims.to_vec());
+    has_dim("iota", 1, dim, &ty)?;
+    Ok(ty)
+}
+
+fn key_type(op: &'static str, key: &TensorType) -> Inferred {
+    require(op, 1, *key == TensorType::of(DType::U32, &[4]), || format!("the key is {key}"))?;
+    Ok(key.clone())
+}
+
+fn random_type(
+    key: &TensorType,
+    dtype: DType,
+    dims: &[Dim],
+    starts: usize,
+    extents: usize,
+) -> Inferred {
+    key_type("random", key)?;
+    require("random", 2, starts == dims.len() && extents == dims.len(), || {
+        format!("{starts} starts and {extents} extents for {} dims", dims.len())
+    })?;
+    Ok(TensorType::new(dtype, dims.to_vec()))
+}
+
+fn unary_type(unary: Unary, x: &TensorType) -> Inferred {
+    let signed = matches!(x.dtype, DType::I8 | DType::I32 | DType::I64)
+        && matches!(unary, Unary::Neg | Unary::Abs);
+    require(unary.name(), 1, x.dtype.is_float() || signed, || format!("the operand is {x}"))?;
+    Ok(x.clone())
+}
+
+fn binary_type(op: &'static str, a: &TensorType, b: &TensorType) -> Inferred {
+    require(op, 1, a == b, || format!("a is {a}, b is {b}"))?;
+    require(op, 2, a.dtype != DType::Bool, || format!("a is {a}"))?;
+    Ok(a.clone())
+}
+
+fn compare_type(op: &'static str, a: &TensorType, b: &TensorType) -> Inferred {
+    require(op, 1, a == b, || format!("a is {a}, b is {b}"))?;
+    Ok(a.with_dtype(DType::Bool))
+}
+
+fn select_type(c: &TensorType, a: &TensorType, b: &TensorType) -> Inferred {
+    let fits = c.dtype == DType::Bool && c.dims == a.dims;
+    require("select", 1, fits, || format!("c is {c}, a is {a}"))?;
+    require("select", 2, a == b, || format!("a is {a}, b is {b}"))?;
+    Ok(a.clone())
+}
+
+fn contract_type(e: &Einsum, a: &TensorType, b: &TensorType) -> Inferred {
+    let same = a.dtype == b.dtype && a.dtype.is_float();
+    require("contract", 1, same, || format!("a is {a}, b is {b}"))?;
+    let ndims = e.a.len() == a.ndim() && e.b.len() == b.ndim();
+    require("contract", 2, ndims, || format!("`{e}` for {a} and {b}"))?;
+    let size = |letter: char| {
+        let in_a = e.a.iter().position(|c| *c == letter).map(|at| &a.dims[at]);
+        let in_b = e.b.iter().position(|c| *c == letter).map(|at| &b.dims[at]);
+        (in_a, in_b)
+    };
+    for letter in e.letters() {
+        if let (Some(x), Some(y)) = size(letter) {
+            require("contract", 2, x == y, || format!("factor `{letter}` is {x} in a, {y} in b"))?;
+        }
+    }
+    require("contract", 3, factors_are_simple(e), || format!("`{e}`"))?;
+    let dims = e.result.iter().filter_map(|c| size(*c).0.or(size(*c).1).cloned());
+    Ok(TensorType::new(a.dtype, dims))
+}
+
+fn factors_are_simple(e: &Einsum) -> bool {
+    let once =
+        |letters: &[char]| letters.iter().enumerate().all(|(i, c)| !letters[..i].contains(c));
+    once(&e.a)
+        && once(&e.b)
+        && once(&e.result)
+        && e.result.iter().all(|c| e.a.contains(c) || e.b.contains(c))
+        && e.letters().iter().all(|c| e.result.contains(c) || (e.a.contains(c) && e.b.contains(c)))
+}
+
+fn reduce_type(dims: &[usize], x: &TensorType) -> Inferred {
+    let ascending = dims.windows(2).all(|w| w[0] < w[1]) && dims.iter().all(|d| *d < x.ndim());
+    require("reduce", 1, ascending, || format!("dims {dims:?} of {x}"))?;
+    let left = x.dims.iter().enumerate().filter(|(at, _)| !dims.contains(at));
+    Ok(TensorType::new(x.dtype, left.map(|(_, d)| d.clone())))
+}
+
+fn reshape_type(dims: &[Dim], x: &TensorType) -> Inferred {
+    let ty = TensorType::new(x.dtype, dims.to_vec());
+    require("reshape", 1, product(dims) == x.elements(), || format!("{x} to {ty}"))?;
+    Ok(ty)
+}
+
+fn transpose_type(perm: &[usize], x: &TensorType) -> Inferred {
+    let mut sorted = perm.to_vec();
+    sorted.sort_unstable();
+    let is_perm = sorted == (0..x.ndim()).collect::<Vec<_>>();
+    require("transpose", 1, is_perm, || format!("perm {perm:?} of {x}"))?;
+    Ok(TensorType::new(x.dtype, perm.iter().map(|p| x.dims[*p].clone())))
+}
+
+fn broadcast_type(new: &[usize], dims: &[Dim], x: &TensorType) -> Inferred {
+    let kept = dims.iter().enumerate().filter(|(at, _)| !new.contains(at)).map(|(_, d)| d);
+    let ty = TensorType::new(x.dtype, dims.to_vec());
+    let fits = kept.eq(x.dims.iter()) && new.iter().all(|n| *n < dims.len());
+    require("broadcast", 1, fits, || format!("{x} to {ty} with new dims {new:?}"))?;
+    Ok(ty)
+}
+
+fn with_dim(x: &TensorType, dim: usize, size: Dim) -> TensorType {
+    let mut ty = x.clone();
+    ty.dims[dim] = size;
+    ty
+}
+
+fn slice_type(dim: usize, start: usize, size: usize, x: &TensorType) -> Inferred {
+    has_dim("slice", 1, dim, x)?;
+    let inside = x.dims[dim].as_constant().is_none_or(|n| (start + size) as i64 <= n);
+    require("slice", 1, inside, || format!("{start}..{} of dim {dim} of {x}", start + size))?;
+    Ok(with_dim(x, dim, Dim::from(size)))
+}
+
+fn pad_type(dim: usize, more: usize, x: &TensorType) -> Inferred {
+    has_dim("pad", 1, dim, x)?;
+    Ok(with_dim(x, dim, &x.dims[dim] + &Dim::from(more)))
+}
+
+fn concat_type(dim: usize, operands: &[&TensorType]) -> Inferred {
+    let Some(first) = operands.first() else {
+        return Err(OpError { op: "concat", constraint: 1, found: "no operands".into() });
+    };
+    has_dim("concat", 1, dim, first)?;
+    let mut size = Dim::constant(0);
+    for x in operands {
+        let fits = x.ndim() == first.ndim()
+            && with_dim(x, dim, Dim::from(0)) == with_dim(first, dim, Dim::from(0));
+        require("concat", 1, fits, || format!("{first} beside {x}"))?;
+        size = &size + &x.dims[dim];
+    }
+    Ok(with_dim(first, dim, size))
+}
+
+fn is_index(dtype: DType) -> bool {
+    matches!(dtype, DType::I32 | DType::I64 | DType::U32)
+}
+
+fn gather_type(dim: usize, table: &TensorType, ids: &TensorType) -> Inferred {
+    require("gather", 1, is_index(ids.dtype), || format!("the ids are {ids}"))?;
+    has_dim("gather", 2, dim, table)?;
+    let dims = table.dims[..dim].iter().chain(&ids.dims).chain(&table.dims[dim + 1..]);
+    Ok(TensorType::new(table.dtype, dims.cloned()))
+}
+
+fn scatter_type(dim: usize, size: &Dim, ids: &TensorType, x: &TensorType) -> Inferred {
+    require("scatter_add", 1, is_index(ids.dtype), || format!("the ids are {ids}"))?;
+    let fits = dim + ids.ndim() <= x.ndim() && x.dims[dim..dim + ids.ndim()] == ids.dims[..];
+    require("scatter_add", 2, fits, || format!("ids {ids} at dim {dim} of {x}"))?;
+    let after = &x.dims[dim + ids.ndim()..];
+    let dims = x.dims[..dim].iter().chain([size]).chain(after);
+    Ok(TensorType::new(x.dtype, dims.cloned()))
+}
+
+fn update_type(dim: usize, operands: &[&TensorType]) -> Inferred {
+    let (x, update, at) = (operands[0], operands[1], operands[2]);
+    let scalar = *at == TensorType::scalar(DType::I32);
+    require("dynamic_update_slice", 1, scalar, || format!("the position is {at}"))?;
+    has_dim("dynamic_update_slice", 2, dim, x)?;
+    let fits = update.ndim() == x.ndim()
+        && with_dim(update, dim, x.dims[dim].clone()) == *x
+        && no_larger(&update.dims[dim], &x.dims[dim]);
+    require("dynamic_update_slice", 2, fits, || format!("{update} into {x} along dim {dim}"))?;
+    Ok(x.clone())
+}
+
+fn dynamic_slice_type(dim: usize, size: &Dim, x: &TensorType, at: &TensorType) -> Inferred {
+    let scalar = *at == TensorType::scalar(DType::I32);
+    require("dynamic_slice", 1, scalar, || format!("the position is {at}"))?;
+    has_dim("dynamic_slice", 2, dim, x)?;
+    let fits = no_larger(size, &x.dims[dim]);
+    require("dynamic_slice", 2, fits, || format!("{size} of dim {dim} of {x}"))?;
+    Ok(with_dim(x, dim, size.clone()))
+}
+
+fn no_larger(a: &Dim, b: &Dim) -> bool {
+    match (a.as_constant(), b.as_constant()) {
+        (Some(a), Some(b)) => a <= b,
+        _ => true,
+    }
+}
+
+fn call_types(
+    function: &str,
+    operands: &[&TensorType],
+    module: &Module,
+) -> Result<Vec<TensorType>, OpError> {
+    let Some(callee) = module.function(function) else {
+        let found = format!("no function `@{function}` before the call");
+        return Err(OpError { op: "call", constraint: 1, found });
+    };
+    let params = callee.param_types();
+    let text = |types: &mut dyn Iterator<Item = String>| types.collect::<Vec<_>>().join(", ");
+    require("call", 1, params.iter().eq(operands.iter().copied()), || {
+        let given = text(&mut operands.iter().map(|t| t.to_string()));
+        let wanted = text(&mut params.iter().map(|t| t.to_string()));
+        format!("`@{function}` takes ({wanted}), the operands are ({given})")
+    })?;
+    Ok(callee.result_types())
+}
+
+fn collective_type(kind: &Collective, x: &TensorType) -> Inferred {
+    match kind {
+        Collective::AllReduce(_) => Ok(x.clone()),
+        Collective::AllGather { dim, counts } => {
+            has_dim("all_gather", 1, *dim, x)?;
+            Ok(with_dim(x, *dim, Dim::from(counts.iter().sum::<usize>())))
+        }
+        Collective::ReduceScatter { dim, counts, own } => {
+            has_dim("reduce_scatter", 1, *dim, x)?;
+            let whole = Dim::from(counts.iter().sum::<usize>());
+            let fits = x.dims[*dim] == whole && *own < counts.len();
+            require("reduce_scatter", 2, fits, || format!("piece {own} of {counts:?} of {x}"))?;
+            Ok(with_dim(x, *dim, Dim::from(counts[*own])))
+        }
+    }
+}

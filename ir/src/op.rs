@@ -1,0 +1,425 @@
+//! The closed set of operations. The doc of an op is its specification.
+//!
+//! Every op is pure and has one result, but [`Op::Call`], which has those of its function.
+//! Each question about ops (type, value, gradient, cost, factors) is one file with one match.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{DType, dim::Dim};
+
+/// An elementwise function of one operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Unary {
+    /// `-x`
+    Neg,
+    /// `|x|`
+    Abs,
+    /// `e^x`
+    Exp,
+    /// The natural logarithm.
+    Log,
+    /// The square root.
+    Sqrt,
+    /// `1 / sqrt(x)`
+    Rsqrt,
+    /// The hyperbolic tangent.
+    Tanh,
+    /// The error function.
+    Erf,
+    /// The sine of radians.
+    Sin,
+    /// The cosine of radians.
+    Cos,
+    /// The largest integer not above `x`.
+    Floor,
+}
+
+impl Unary {
+    /// All of them.
+    pub const ALL: [Unary; 11] = [
+        Unary::Neg,
+        Unary::Abs,
+        Unary::Exp,
+        Unary::Log,
+        Unary::Sqrt,
+        Unary::Rsqrt,
+        Unary::Tanh,
+        Unary::Erf,
+        Unary::Sin,
+        Unary::Cos,
+        Unary::Floor,
+    ];
+
+    /// The name in texts.
+    pub fn name(self) -> &'static str {
+        match self {
+            Unary::Neg => "neg",
+            Unary::Abs => "abs",
+            Unary::Exp => "exp",
+            Unary::Log => "log",
+            Unary::Sqrt => "sqrt",
+            Unary::Rsqrt => "rsqrt",
+            Unary::Tanh => "tanh",
+            Unary::Erf => "erf",
+            Unary::Sin => "sin",
+            Unary::Cos => "cos",
+            Unary::Floor => "floor",
+        }
+    }
+}
+
+/// An elementwise function of two operands of one type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Binary {
+    /// `a + b`
+    Add,
+    /// `a - b`
+    Sub,
+    /// `a * b`
+    Mul,
+    /// `a / b`; of integers rounded down.
+    Div,
+    /// The larger one.
+    Max,
+    /// The smaller one.
+    Min,
+    /// `a ^ b`
+    Pow,
+}
+
+impl Binary {
+    /// All of them.
+    pub const ALL: [Binary; 7] =
+        [Binary::Add, Binary::Sub, Binary::Mul, Binary::Div, Binary::Max, Binary::Min, Binary::Pow];
+
+    /// The name in texts.
+    pub fn name(self) -> &'static str {
+        match self {
+            Binary::Add => "add",
+            Binary::Sub => "sub",
+            Binary::Mul => "mul",
+            Binary::Div => "div",
+            Binary::Max => "max",
+            Binary::Min => "min",
+            Binary::Pow => "pow",
+        }
+    }
+}
+
+/// A comparison of two operands of one type; the result is `bool`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Comparison {
+    /// `a == b`
+    Eq,
+    /// `a < b`
+    Lt,
+    /// `a <= b`
+    Le,
+}
+
+impl Comparison {
+    /// All of them.
+    pub const ALL: [Comparison; 3] = [Comparison::Eq, Comparison::Lt, Comparison::Le];
+
+    /// The name in texts.
+    pub fn name(self) -> &'static str {
+        match self {
+            Comparison::Eq => "eq",
+            Comparison::Lt => "lt",
+            Comparison::Le => "le",
+        }
+    }
+}
+
+/// How values are combined by a reduction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Combiner {
+    /// Added.
+    Sum,
+    /// The largest.
+    Max,
+    /// The smallest.
+    Min,
+}
+
+impl Combiner {
+    /// All of them.
+    pub const ALL: [Combiner; 3] = [Combiner::Sum, Combiner::Max, Combiner::Min];
+
+    /// The name in texts.
+    pub fn name(self) -> &'static str {
+        match self {
+            Combiner::Sum => "sum",
+            Combiner::Max => "max",
+            Combiner::Min => "min",
+        }
+    }
+}
+
+/// The index letters of a contraction: `bsm,mf->bsf`. One letter is one iteration factor.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Einsum {
+    /// The letters of the first operand's dims.
+    pub a: Vec<char>,
+    /// The letters of the second operand's dims.
+    pub b: Vec<char>,
+    /// The letters of the result's dims.
+    pub result: Vec<char>,
+}
+
+impl Einsum {
+    /// Reads `bsm,mf->bsf`.
+    pub fn parse(text: &str) -> Option<Einsum> {
+        let (operands, result) = text.split_once("->")?;
+        let (a, b) = operands.split_once(',')?;
+        let letters = |s: &str| {
+            let ok = s.chars().all(|c| c.is_ascii_alphabetic());
+            ok.then(|| s.chars().collect::<Vec<_>>())
+        };
+        Some(Einsum { a: letters(a)?, b: letters(b)?, result: letters(result)? })
+    }
+
+    /// Every letter once, in the order of the operands.
+    pub fn letters(&self) -> Vec<char> {
+        let mut letters = self.a.clone();
+        letters.extend(self.b.iter().filter(|c| !self.a.contains(c)));
+        letters
+    }
+}
+
+impl fmt::Display for Einsum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = |letters: &[char]| letters.iter().collect::<String>();
+        write!(f, "{},{}->{}", text(&self.a), text(&self.b), text(&self.result))
+    }
+}
+
+/// A collective of the ranks along one axis of the mesh; only partition makes them.
+///
+/// `counts` are the elements of the cut dim that each member holds, in the order of the axis.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Collective {
+    /// Every member gets the combination of all members' values.
+    AllReduce(Combiner),
+    /// Every member gets all pieces, put side by side along `dim`.
+    AllGather {
+        /// The dim along which the pieces lie.
+        dim: usize,
+        /// The pieces' sizes.
+        counts: Vec<usize>,
+    },
+    /// Every member gets its own piece, along `dim`, of the sum of all members' values.
+    ReduceScatter {
+        /// The dim that is cut.
+        dim: usize,
+        /// The pieces' sizes.
+        counts: Vec<usize>,
+        /// Which piece is this member's own.
+        own: usize,
+    },
+}
+
+/// What a node computes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Op {
+    /// `constant 0.5` — every element is the number. The type is part of the op.
+    Constant {
+        /// The number; it is exact in the element type or rounded to it.
+        value: f64,
+        /// The element type of the result.
+        dtype: DType,
+        /// The dims of the result.
+        dims: Vec<Dim>,
+    },
+    /// `iota dim=1 start=0` — each element is its index along `dim`, plus `start`.
+    Iota {
+        /// The dim that is counted.
+        dim: usize,
+        /// The number of the first element.
+        start: i64,
+        /// The element type of the result.
+        dtype: DType,
+        /// The dims of the result.
+        dims: Vec<Dim>,
+    },
+    /// `random salt=3 key` — uniform in `[0, 1)`, a function of the key, the salt and the element's
+    /// index in the global tensor (see [`crate::random`]).
+    ///
+    /// - (C1) the key is `u32[4]`
+    /// - (C2) `start` and `extent` have one entry for every dim
+    Random {
+        /// Tells this site from others of the same call.
+        salt: u32,
+        /// For each dim, the global index of the first local element.
+        start: Vec<i64>,
+        /// For each dim, the global size; that of the first is not used.
+        extent: Vec<Dim>,
+        /// The element type of the result.
+        dtype: DType,
+        /// The dims of the result.
+        dims: Vec<Dim>,
+    },
+    /// `fold_key salt=3 key` — the key of a nested call.
+    ///
+    /// - (C1) the key is `u32[4]`
+    FoldKey {
+        /// Tells this call from others.
+        salt: u32,
+    },
+    /// An elementwise function of one floating-point operand.
+    ///
+    /// - (C1) the operand is floating-point; `neg` and `abs` take signed integers too
+    Unary(Unary),
+    /// An elementwise function of two operands.
+    ///
+    /// - (C1) both operands have the same type
+    /// - (C2) the type is not `bool`
+    Binary(Binary),
+    /// An elementwise comparison, with a `bool` result.
+    ///
+    /// - (C1) both operands have the same type
+    Compare(Comparison),
+    /// `select c a b` — `a` where `c` holds, else `b`.
+    ///
+    /// - (C1) `c` is `bool` and has the dims of `a`
+    /// - (C2) `a` and `b` have the same type
+    Select,
+    /// `cast f32 x` — the nearest value of another element type; to integers towards zero.
+    Cast {
+        /// The element type of the result.
+        dtype: DType,
+    },
+    /// `contract bmk,kn->bmn a b` — sums products over the shared factors, as an einsum does.
+    ///
+    /// - (C1) `a` and `b` have the same floating-point element type
+    /// - (C2) every factor has one size
+    /// - (C3) every result factor stands in `a` or `b`; no factor stands twice in one operand;
+    ///   a factor that is summed stands in both
+    ///
+    /// Accumulates in f32 (f64 for f64). Cost: 2 flops per point of the factor space.
+    Contract(Einsum),
+    /// `reduce sum dims=[2] x` — combines along dims, which the result has no more.
+    ///
+    /// - (C1) the dims exist, in ascending order
+    Reduce {
+        /// How elements are combined.
+        combiner: Combiner,
+        /// The dims that vanish.
+        dims: Vec<usize>,
+    },
+    /// `reshape x` — the same elements in row-major order under other dims.
+    ///
+    /// - (C1) the number of elements stays
+    Reshape {
+        /// The dims of the result.
+        dims: Vec<Dim>,
+    },
+    /// `transpose perm=[1, 0] x` — dim `i` of the result is dim `perm[i]` of the operand.
+    ///
+    /// - (C1) `perm` is a permutation of the operand's dims
+    Transpose {
+        /// For each dim of the result, that of the operand.
+        perm: Vec<usize>,
+    },
+    /// `broadcast new=[0, 1] x` — repeats the operand along dims that the result has in addition.
+    ///
+    /// - (C1) the result without its new dims has the operand's dims
+    Broadcast {
+        /// The dims of the result that the operand lacks, ascending.
+        new: Vec<usize>,
+        /// The dims of the result.
+        dims: Vec<Dim>,
+    },
+    /// `slice dim=1 start=0 size=8 x` — a range of one dim.
+    ///
+    /// - (C1) the dim exists and the range lies in it
+    Slice {
+        /// The dim.
+        dim: usize,
+        /// The first index that stays.
+        start: usize,
+        /// How many stay.
+        size: usize,
+    },
+    /// `pad dim=1 before=0 after=8 x` — zeros before and after along one dim: the transpose of
+    /// [`Op::Slice`].
+    ///
+    /// - (C1) the dim exists
+    Pad {
+        /// The dim.
+        dim: usize,
+        /// Zeros before.
+        before: usize,
+        /// Zeros after.
+        after: usize,
+    },
+    /// `concat dim=1 a b …` — operands side by side.
+    ///
+    /// - (C1) the operands agree in all but the dim
+    Concat {
+        /// The dim along which they lie.
+        dim: usize,
+    },
+    /// `gather dim=0 start=0 table ids` — picks slices of the table along `dim`; the ids' dims
+    /// replace it. The slice of an id outside `[start, start + size)` is zero.
+    ///
+    /// - (C1) ids are `i32`, `i64` or `u32`
+    /// - (C2) the dim exists
+    Gather {
+        /// The dim of the table that the ids index.
+        dim: usize,
+        /// The id of the table's first slice.
+        start: i64,
+    },
+    /// `scatter_add dim=0 start=0 ids x` — the transpose of [`Op::Gather`]: adds slices into a zero
+    /// table, in the order of the ids. Ids outside the table are left out.
+    ///
+    /// - (C1) ids are `i32`, `i64` or `u32`
+    /// - (C2) `x` has the ids' dims in place of `dim`
+    ScatterAdd {
+        /// The dim of the table that the ids index.
+        dim: usize,
+        /// The id of the table's first slice.
+        start: i64,
+        /// The size of that dim.
+        size: Dim,
+    },
+    /// `dynamic_update_slice dim=1 x update at` — `x` with `update` written from index `at` on.
+    ///
+    /// - (C1) `at` is an `i32` scalar
+    /// - (C2) `update` agrees with `x` in all but the dim, and is not larger there
+    ///
+    /// An index that would write past the end is clamped, so that all of `update` fits.
+    DynamicUpdateSlice {
+        /// The dim along which the position is counted.
+        dim: usize,
+    },
+    /// `dynamic_slice dim=1 size=4 x at` — the range of `size` from index `at` on.
+    ///
+    /// - (C1) `at` is an `i32` scalar
+    /// - (C2) the dim exists and `size` is not larger
+    ///
+    /// An index that would read past the end is clamped.
+    DynamicSlice {
+        /// The dim.
+        dim: usize,
+        /// How many elements are kept.
+        size: Dim,
+    },
+    /// `call @f a b …` — the results of a function.
+    ///
+    /// - (C1) the function exists and the operands have its parameters' types
+    Call {
+        /// The function's name.
+        function: String,
+    },
+    /// A collective along an axis of the mesh; in local modules only.
+    Collective {
+        /// What is done.
+        kind: Collective,
+        /// The axis.
+        axis: String,
+    },
+}

@@ -1,0 +1,17 @@
+//! The text form of modules: one node per line, canonical, read back to the same module.
+//!
+//! ```text
+//! module mlp
+//!   func @block(%x: bf16[B, 1024, 768], %w: bf16[768, 3072]) {
+//!     %h: bf16[B, 1024, 3072] = contract bsm,mf->bsf %x %w
+//!     return %h
+//!   }
+//! ```
+//! Comments start with `#`.
+
+pub(crate) mod attrs;
+pub(crate) mod lex;
+pub(crate) mod parse;
+mod print;
+
+pub use parse::parse_module;

@@ -1,0 +1,603 @@
+//! Reading: returns all diagnostics it can find, at most twenty, in text order.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::attrs::{Attr, Attrs, Item, Names};
+use super::lex::{Lexeme, Token, lex};
+use crate::dim::Dim;
+use crate::infer::infer;
+use crate::module::{Function, Kind, Module, Node, Value, ValueId};
+use crate::op::{Binary, Collective, Combiner, Comparison, Einsum, Op, Unary};
+use crate::types::TensorType;
+use crate::{DType, Diagnostic, Span};
+
+/// The most diagnostics that one reading reports.
+const DIAGNOSTICS_MAX: usize = 20;
+
+/// Reads the text of a module. `source` names the text in diagnostics.
+///
+/// # Errors
+/// `E1001` for text that is no module text, `E1002` for a name that is unknown or taken, `E1003`
+/// for a type that does not follow from the operands.
+pub fn parse_module(source: &str, text: &str) -> Result<Module, Vec<Diagnostic>> {
+    let mut parser = Parser::new(source, text, Names::default());
+    let module = parser.module();
+    if parser.diagnostics.is_empty() { Ok(module) } else { Err(parser.diagnostics) }
+}
+
+/// Stops the reading of a line; the diagnostic is noted already.
+pub(crate) struct Stop;
+
+pub(crate) type Parsed<T> = Result<T, Stop>;
+
+pub(crate) struct Parser<'t> {
+    source: &'t str,
+    lexemes: Vec<Lexeme>,
+    at: usize,
+    pub(crate) names: Names,
+    pub(crate) diagnostics: Vec<Diagnostic>,
+}
+
+impl<'t> Parser<'t> {
+    pub(crate) fn new(source: &'t str, text: &str, names: Names) -> Parser<'t> {
+        Parser { source, lexemes: lex(text), at: 0, names, diagnostics: Vec::new() }
+    }
+
+    // Tokens.
+
+    pub(crate) fn peek(&self) -> &Token {
+        &self.lexemes[self.at.min(self.lexemes.len() - 1)].token
+    }
+
+    fn next(&mut self) -> Token {
+        let token = self.peek().clone();
+        self.at = (self.at + 1).min(self.lexemes.len());
+        token
+    }
+
+    fn here(&self) -> Range<usize> {
+        self.lexemes[self.at.min(self.lexemes.len() - 1)].span.clone()
+    }
+
+    pub(crate) fn done(&self) -> bool {
+        self.at + 1 >= self.lexemes.len()
+    }
+
+    pub(crate) fn fail<T>(
+        &mut self,
+        code: &'static str,
+        bytes: Range<usize>,
+        headline: impl Into<String>,
+    ) -> Parsed<T> {
+        if self.diagnostics.len() < DIAGNOSTICS_MAX {
+            let span = Span { source: self.source.to_owned(), bytes };
+            self.diagnostics.push(Diagnostic::error(code, span, headline));
+        }
+        Err(Stop)
+    }
+
+    pub(crate) fn expected<T>(&mut self, what: &str) -> Parsed<T> {
+        self.fail("E1001", self.here(), format!("expected {what}"))
+    }
+
+    pub(crate) fn eat(&mut self, mark: char) -> bool {
+        let found = *self.peek() == Token::Mark(mark);
+        if found {
+            self.next();
+        }
+        found
+    }
+
+    pub(crate) fn mark(&mut self, mark: char) -> Parsed<()> {
+        if self.eat(mark) { Ok(()) } else { self.expected(&format!("`{mark}`")) }
+    }
+
+    pub(crate) fn word(&mut self, what: &str) -> Parsed<String> {
+        match self.peek().clone() {
+            Token::Word(word) => {
+                self.next();
+                Ok(word)
+            }
+            _ => self.expected(what),
+        }
+    }
+
+    pub(crate) fn value_name(&mut self) -> Parsed<String> {
+        match self.peek().clone() {
+            Token::Value(name) if !name.is_empty() => {
+                self.next();
+                Ok(name)
+            }
+            _ => self.expected("a value such as `%x`"),
+        }
+    }
+
+    fn function_name(&mut self) -> Parsed<String> {
+        match self.peek().clone() {
+            Token::Function(name) if !name.is_empty() => {
+                self.next();
+                Ok(name)
+            }
+            _ => self.expected("a function such as `@block`"),
+        }
+    }
+
+    pub(crate) fn skip_newlines(&mut self) {
+        while !self.done() && *self.peek() == Token::Newline {
+            self.next();
+        }
+    }
+
+    fn skip_line(&mut self) {
+        while !self.done() && *self.peek() != Token::Newline {
+            self.next();
+        }
+    }
+
+    // Numbers, sizes, types.
+
+    /// A number, or a name that stands for one.
+    fn number(&mut self) -> Parsed<f64> {
+        let negative = self.eat('-');
+        let value = match self.peek().clone() {
+            Token::Number(n) => n,
+            Token::Word(word) if word == "inf" => f64::INFINITY,
+            Token::Word(word) => match self.named_number(&word) {
+                Some(n) => n,
+                None => return self.fail("E1002", self.here(), format!("`{word}` is no number")),
+            },
+            _ => return self.expected("a number"),
+        };
+        self.next();
+        Ok(if negative { -value } else { value })
+    }
+
+    fn named_number(&self, word: &str) -> Option<f64> {
+        let dim = || self.names.dims.get(word).and_then(Dim::as_constant).map(|c| c as f64);
+        self.names.attributes.get(word).copied().or_else(dim)
+    }
+
+    /// A polynomial such as `2*B*S+1`.
+    fn dim(&mut self) -> Parsed<Dim> {
+        let mut sum = Dim::constant(0);
+        let mut negative = self.eat('-');
+        loop {
+            let mut term = Dim::constant(if negative { -1 } else { 1 });
+            loop {
+                let factor = self.dim_factor()?;
+                term = &term * &factor;
+                if self.eat('/') {
+                    term = self.dim_quotient(&term)?;
+                }
+                if !self.eat('*') {
+                    break;
+                }
+            }
+            sum = &sum + &term;
+            negative = *self.peek() == Token::Mark('-');
+            if !negative && *self.peek() != Token::Mark('+') {
+                return Ok(sum);
+            }
+            self.next();
+        }
+    }
+
+    fn dim_quotient(&mut self, dividend: &Dim) -> Parsed<Dim> {
+        let here = self.here();
+        let divisor = self.dim_factor()?;
+        match divisor.as_constant().and_then(|d| dividend.divide(d)) {
+            Some(quotient) => Ok(quotient),
+            None => self.fail("E1001", here, format!("`{divisor}` does not divide `{dividend}`")),
+        }
+    }
+
+    fn dim_factor(&mut self) -> Parsed<Dim> {
+        match self.peek().clone() {
+            Token::Number(n) if n.fract() == 0.0 && n < 9e15 => {
+                self.next();
+                Ok(Dim::constant(n as i64))
+            }
+            Token::Word(word) => {
+                let attribute = self.names.attributes.get(&word).map(|a| Dim::constant(*a as i64));
+                let dim = match self.names.dims.get(&word).cloned().or(attribute) {
+                    Some(dim) => dim,
+                    None if self.names.template => {
+                        return self.fail("E1002", self.here(), format!("`{word}` is no size"));
+                    }
+                    None => Dim::symbol(&word),
+                };
+                self.next();
+                Ok(dim)
+            }
+            _ => self.expected("a size"),
+        }
+    }
+
+    pub(crate) fn dtype(&mut self) -> Parsed<DType> {
+        let here = self.here();
+        let word = self.word("an element type")?;
+        match word.parse().ok().or_else(|| self.names.dtypes.get(&word).copied()) {
+            Some(dtype) => Ok(dtype),
+            None => self.fail("E1001", here, format!("`{word}` is no element type")),
+        }
+    }
+
+    fn tensor_type(&mut self) -> Parsed<TensorType> {
+        let dtype = self.dtype()?;
+        self.mark('[')?;
+        let mut dims = Vec::new();
+        while !self.eat(']') {
+            if !dims.is_empty() || *self.peek() == Token::Mark(',') {
+                self.mark(',')?;
+            }
+            if *self.peek() == Token::Pack {
+                self.next();
+                dims.extend(self.names.pack.clone());
+                // A pack may be empty, and a comma follows it all the same.
+                if self.names.pack.is_empty() {
+                    self.eat(',');
+                }
+            } else {
+                dims.push(self.dim()?);
+            }
+        }
+        Ok(TensorType { dtype, dims })
+    }
+
+    // Functions.
+
+    fn module(&mut self) -> Module {
+        self.skip_newlines();
+        let mut module = Module::default();
+        let header = (|| {
+            if self.word("`module`")? != "module" {
+                self.at -= 1;
+                return self.expected("`module`");
+            }
+            self.word("the module's name")
+        })();
+        module.name = header.unwrap_or_default();
+        loop {
+            self.skip_line();
+            self.skip_newlines();
+            if self.done() || self.diagnostics.len() >= DIAGNOSTICS_MAX {
+                return module;
+            }
+            let here = self.here();
+            if let Ok(function) = self.function(&module) {
+                if module.function(&function.name).is_some() {
+                    let headline = format!("a second function `@{}`", function.name);
+                    let _: Parsed<()> = self.fail("E1002", here, headline);
+                } else {
+                    module.functions.push(function);
+                }
+            }
+        }
+    }
+
+    fn function(&mut self, module: &Module) -> Parsed<Function> {
+        let here = self.here();
+        let keyword = self.word("`func`, `composite` or `kernel`")?;
+        let name = self.function_name()?;
+        let kind = match keyword.as_str() {
+            "func" => Kind::Layer,
+            "kernel" => Kind::Kernel,
+            "composite" => {
+                self.mark('=')?;
+                let name = self.word("the composite's name")?;
+                Kind::Composite { name, attributes: self.attribute_list()? }
+            }
+            _ => return self.fail("E1001", here, "expected `func`, `composite` or `kernel`"),
+        };
+        let mut function = Function::new(name, kind);
+        self.params(&mut function)?;
+        self.body(module, &mut function)?;
+        Ok(function)
+    }
+
+    fn attribute_list(&mut self) -> Parsed<BTreeMap<String, f64>> {
+        let mut attributes = BTreeMap::new();
+        self.mark('(')?;
+        while !self.eat(')') {
+            if !attributes.is_empty() {
+                self.mark(',')?;
+            }
+            let key = self.word("an attribute")?;
+            self.mark('=')?;
+            attributes.insert(key, self.number()?);
+        }
+        Ok(attributes)
+    }
+
+    pub(crate) fn params(&mut self, function: &mut Function) -> Parsed<()> {
+        self.mark('(')?;
+        while !self.eat(')') {
+            if function.param_count > 0 {
+                self.mark(',')?;
+            }
+            let here = self.here();
+            let name = self.value_name()?;
+            self.mark(':')?;
+            let ty = self.tensor_type()?;
+            self.define(function, here, name, ty)?;
+            function.param_count += 1;
+        }
+        Ok(())
+    }
+
+    /// Reads `{ … return … }`. Lines that are wrong are reported and skipped.
+    pub(crate) fn body(&mut self, module: &Module, function: &mut Function) -> Parsed<()> {
+        self.mark('{')?;
+        let mut wrong = false;
+        loop {
+            self.skip_newlines();
+            if self.done() {
+                return self.expected("`}`");
+            }
+            if *self.peek() == Token::Word("return".into()) {
+                break;
+            }
+            if self.node(module, function).is_err() {
+                wrong = true;
+                self.skip_line();
+                // What a skipped line defines is unknown from here on: only the first is told.
+                break;
+            }
+        }
+        if wrong {
+            while !self.done() && *self.peek() != Token::Mark('}') {
+                self.next();
+            }
+            return Err(Stop);
+        }
+        self.next();
+        while let Token::Value(_) = self.peek() {
+            let result = self.operand(function)?;
+            function.results.push(result);
+            self.eat(',');
+        }
+        self.skip_newlines();
+        self.mark('}')
+    }
+
+    fn define(
+        &mut self,
+        function: &mut Function,
+        here: Range<usize>,
+        name: String,
+        ty: TensorType,
+    ) -> Parsed<ValueId> {
+        if function.find(&name).is_some() {
+            return self.fail("E1002", here, format!("`%{name}` is defined twice"));
+        }
+        function.values.push(Value { name, ty });
+        Ok(ValueId(function.values.len() as u32 - 1))
+    }
+
+    fn operand(&mut self, function: &Function) -> Parsed<ValueId> {
+        let here = self.here();
+        let name = self.value_name()?;
+        match function.find(&name) {
+            Some(id) => Ok(id),
+            None => self.fail("E1002", here, format!("`%{name}` is not defined before it is used")),
+        }
+    }
+
+    /// Reads `%a: type, %b: type = op attributes operands`. In a template types may be left out.
+    fn node(&mut self, module: &Module, function: &mut Function) -> Parsed<()> {
+        let mut declared = Vec::new();
+        loop {
+            let here = self.here();
+            let name = self.value_name()?;
+            let ty = if self.eat(':') { Some(self.tensor_type()?) } else { None };
+            declared.push((here, name, ty));
+            if !self.eat(',') {
+                break;
+            }
+        }
+        self.mark('=')?;
+        let op_at = self.here();
+        let head = self.word("an op")?;
+        let attrs = self.attrs(&head)?;
+        let mut operands = Vec::new();
+        while let Token::Value(_) = self.peek() {
+            operands.push(self.operand(function)?);
+        }
+        if *self.peek() != Token::Newline && *self.peek() != Token::Mark('}') {
+            return self.expected("the end of the line");
+        }
+        let types: Vec<&TensorType> = operands.iter().map(|o| function.ty(*o)).collect();
+        let wanted = declared[0].2.as_ref();
+        let Some(op) = build_op(&head, &attrs, &types, wanted, self.names.pack.len()) else {
+            return self.fail(
+                "E1001",
+                op_at,
+                format!("`{head}` is no op, or its attributes are off"),
+            );
+        };
+        let inferred = match infer(&op, &types, module) {
+            Ok(inferred) => inferred,
+            Err(error) => return self.fail("E1003", op_at, error.to_string()),
+        };
+        if inferred.len() != declared.len() {
+            let found = format!("`{head}` has {} results, not {}", inferred.len(), declared.len());
+            return self.fail("E1003", op_at, found);
+        }
+        let mut results = Vec::new();
+        for ((here, name, ty), inferred) in declared.into_iter().zip(inferred) {
+            if let Some(ty) = ty.filter(|ty| *ty != inferred) {
+                let headline = format!("`%{name}` is {inferred}, not {ty}");
+                return self.fail("E1003", here, headline);
+            }
+            results.push(self.define(function, here, name, inferred)?);
+        }
+        function.nodes.push(Node { op, operands, results });
+        Ok(())
+    }
+
+    fn attrs(&mut self, head: &str) -> Parsed<Attrs> {
+        let mut attrs = Attrs::default();
+        loop {
+            match self.peek().clone() {
+                Token::Word(word) => {
+                    self.next();
+                    if self.eat('=') {
+                        let value = self.attr_value()?;
+                        attrs.named.insert(word, value);
+                    } else if let Some(number) =
+                        (head == "constant").then(|| self.named_number(&word)).flatten()
+                    {
+                        attrs.bare.push(Attr::Number(number));
+                    } else if word == "inf" {
+                        attrs.bare.push(Attr::Number(f64::INFINITY));
+                    } else {
+                        attrs.bare.push(Attr::Word(word));
+                    }
+                }
+                Token::Number(_) | Token::Mark('-') => {
+                    let number = self.number()?;
+                    attrs.bare.push(Attr::Number(number));
+                }
+                Token::Einsum(text) | Token::Function(text) => {
+                    self.next();
+                    attrs.bare.push(Attr::Word(text));
+                }
+                _ => return Ok(attrs),
+            }
+        }
+    }
+
+    fn attr_value(&mut self) -> Parsed<Attr> {
+        if self.eat('[') {
+            let mut items = Vec::new();
+            while !self.eat(']') {
+                if !items.is_empty() {
+                    self.mark(',')?;
+                }
+                if *self.peek() == Token::Pack {
+                    self.next();
+                    items.push(Item::Pack);
+                } else {
+                    items.push(Item::Dim(self.dim()?));
+                }
+            }
+            return Ok(Attr::List(items));
+        }
+        match self.peek().clone() {
+            Token::Word(word) if self.named_number(&word).is_none() => {
+                self.next();
+                Ok(Attr::Word(word))
+            }
+            _ => Ok(Attr::Number(self.number()?)),
+        }
+    }
+}
+
+/// The op of a line; none when the word or its attributes are unknown.
+fn build_op(
+    head: &str,
+    attrs: &Attrs,
+    operands: &[&TensorType],
+    declared: Option<&TensorType>,
+    pack: usize,
+) -> Option<Op> {
+    if let Some(op) = elementwise(head) {
+        return Some(op);
+    }
+    let dims = || declared.map(|ty| ty.dims.clone());
+    let dtype = || declared.map(|ty| ty.dtype);
+    let first = || operands.first().map(|ty| ty.ndim());
+    let bare = attrs.bare.first();
+    let bare_word = || if let Some(Attr::Word(word)) = bare { Some(word.as_str()) } else { None };
+    let combiner = || Combiner::ALL.into_iter().find(|c| Some(c.name()) == bare_word());
+    Some(match head {
+        "constant" => {
+            let Some(Attr::Number(value)) = bare else { return None };
+            Op::Constant { value: *value, dtype: dtype()?, dims: dims()? }
+        }
+        "iota" => {
+            let dim = attrs.dim("dim", declared?.ndim())?;
+            let start = attrs.integer("start").unwrap_or(0);
+            Op::Iota { dim, start, dtype: dtype()?, dims: dims()? }
+        }
+        "random" => random_op(attrs, declared?)?,
+        "fold_key" => Op::FoldKey { salt: u32::try_from(attrs.integer("salt")?).ok()? },
+        "cast" => Op::Cast { dtype: dtype()? },
+        "contract" => Op::Contract(Einsum::parse(bare_word()?)?),
+        "reduce" => Op::Reduce { combiner: combiner()?, dims: attrs.dims("dims", first()?, pack)? },
+        "reshape" => Op::Reshape { dims: dims()? },
+        "transpose" => {
+            let perm = attrs.sizes("perm")?;
+            let perm = perm.iter().map(|d| usize::try_from(d.as_constant()?).ok());
+            Op::Transpose { perm: perm.collect::<Option<_>>()? }
+        }
+        "broadcast" => {
+            let new = attrs.dims("new", declared?.ndim(), pack)?;
+            Op::Broadcast { new, dims: dims()? }
+        }
+        "slice" => {
+            let dim = attrs.dim("dim", first()?)?;
+            Op::Slice { dim, start: attrs.size("start")?, size: attrs.size("size")? }
+        }
+        "pad" => {
+            let dim = attrs.dim("dim", first()?)?;
+            Op::Pad { dim, before: attrs.size("before")?, after: attrs.size("after")? }
+        }
+        "concat" => Op::Concat { dim: attrs.dim("dim", first()?)? },
+        "gather" => {
+            let start = attrs.integer("start").unwrap_or(0);
+            Op::Gather { dim: attrs.dim("dim", first()?)?, start }
+        }
+        "scatter_add" => {
+            let dim = attrs.dim("dim", declared?.ndim())?;
+            let start = attrs.integer("start").unwrap_or(0);
+            Op::ScatterAdd { dim, start, size: declared?.dims.get(dim)?.clone() }
+        }
+        "dynamic_update_slice" => Op::DynamicUpdateSlice { dim: attrs.dim("dim", first()?)? },
+        "dynamic_slice" => {
+            let dim = attrs.dim("dim", first()?)?;
+            Op::DynamicSlice { dim, size: declared?.dims.get(dim)?.clone() }
+        }
+        "call" => Op::Call { function: bare_word()?.to_owned() },
+        "all_reduce" => collective(attrs, Collective::AllReduce(combiner()?))?,
+        "all_gather" => {
+            let dim = attrs.dim("dim", first()?)?;
+            collective(attrs, Collective::AllGather { dim, counts: counts(attrs)? })?
+        }
+        "reduce_scatter" => {
+            let (dim, own) = (attrs.dim("dim", first()?)?, attrs.size("own")?);
+            collective(attrs, Collective::ReduceScatter { dim, counts: counts(attrs)?, own })?
+        }
+        _ => return None,
+    })
+}
+
+fn elementwise(head: &str) -> Option<Op> {
+    if head == "select" {
+        return Some(Op::Select);
+    }
+    let unary = Unary::ALL.into_iter().find(|u| u.name() == head).map(Op::Unary);
+    let binary = Binary::ALL.into_iter().find(|b| b.name() == head).map(Op::Binary);
+    let compare = Comparison::ALL.into_iter().find(|c| c.name() == head).map(Op::Compare);
+    unary.or(binary).or(compare)
+}
+
+fn random_op(attrs: &Attrs, declared: &TensorType) -> Option<Op> {
+    let start = match attrs.sizes("start") {
+        Some(list) => list.iter().map(Dim::as_constant).collect::<Option<Vec<_>>>()?,
+        None => vec![0; declared.ndim()],
+    };
+    let extent = attrs.sizes("extent").unwrap_or_else(|| declared.dims.clone());
+    let salt = u32::try_from(attrs.integer("salt")?).ok()?;
+    let dims = declared.dims.clone();
+    Some(Op::Random { salt, start, extent, dtype: declared.dtype, dims })
+}
+
+fn collective(attrs: &Attrs, kind: Collective) -> Option<Op> {
+    Some(Op::Collective { kind, axis: attrs.word("axis")?.to_owned() })
+}
+
+fn counts(attrs: &Attrs) -> Option<Vec<usize>> {
+    attrs.sizes("counts")?.iter().map(|d| usize::try_from(d.as_constant()?).ok()).collect()
+}

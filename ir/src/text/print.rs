@@ -1,0 +1,99 @@
+//! Printing: canonical, so that equal text is an equal module.
+
+use std::fmt;
+
+use crate::infer;
+use crate::module::{Function, Kind, Module, Node, ValueId};
+use crate::op::{Collective, Op};
+
+impl fmt::Display for Module {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "module {}", self.name)?;
+        for function in &self.functions {
+            write!(f, "{function}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Function {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.kind {
+            Kind::Layer => write!(f, "  func @{}", self.name)?,
+            Kind::Kernel => write!(f, "  kernel @{}", self.name)?,
+            Kind::Composite { name, attributes } => {
+                let list = attributes.iter().map(|(k, v)| format!("{k}={v:?}"));
+                let list = list.collect::<Vec<_>>().join(", ");
+                write!(f, "  composite @{} = {name}({list}) ", self.name)?;
+            }
+        }
+        let params = self.params().map(|p| typed(self, p)).collect::<Vec<_>>().join(", ");
+        writeln!(f, "({params}) {{")?;
+        for node in &self.nodes {
+            writeln!(f, "    {}", line(self, node))?;
+        }
+        writeln!(f, "    return{}", names(self, &self.results))?;
+        writeln!(f, "  }}")
+    }
+}
+
+fn typed(function: &Function, id: ValueId) -> String {
+    let value = function.value(id);
+    format!("%{}: {}", value.name, value.ty)
+}
+
+fn names(function: &Function, ids: &[ValueId]) -> String {
+    ids.iter().map(|id| format!(" %{}", function.value(*id).name)).collect()
+}
+
+/// One node as it stands in a text.
+pub(crate) fn line(function: &Function, node: &Node) -> String {
+    let results = node.results.iter().map(|r| typed(function, *r)).collect::<Vec<_>>().join(", ");
+    let head = infer::name(&node.op);
+    let attributes = attributes(&node.op);
+    format!("{results} = {head}{attributes}{}", names(function, &node.operands))
+}
+
+fn list<T: fmt::Display>(items: &[T]) -> String {
+    let items = items.iter().map(T::to_string).collect::<Vec<_>>().join(", ");
+    format!("[{items}]")
+}
+
+fn attributes(op: &Op) -> String {
+    match op {
+        Op::Constant { value, .. } => format!(" {value:?}"),
+        Op::Iota { dim, start, .. } => format!(" dim={dim} start={start}"),
+        Op::Random { salt, start, extent, .. } => {
+            format!(" salt={salt} start={} extent={}", list(start), list(extent))
+        }
+        Op::FoldKey { salt } => format!(" salt={salt}"),
+        Op::Contract(einsum) => format!(" {einsum}"),
+        Op::Reduce { combiner, dims } => format!(" {} dims={}", combiner.name(), list(dims)),
+        Op::Transpose { perm } => format!(" perm={}", list(perm)),
+        Op::Broadcast { new, .. } => format!(" new={}", list(new)),
+        Op::Slice { dim, start, size } => format!(" dim={dim} start={start} size={size}"),
+        Op::Pad { dim, before, after } => format!(" dim={dim} before={before} after={after}"),
+        Op::Gather { dim, start } | Op::ScatterAdd { dim, start, .. } => {
+            format!(" dim={dim} start={start}")
+        }
+        Op::Concat { dim } | Op::DynamicUpdateSlice { dim } | Op::DynamicSlice { dim, .. } => {
+            format!(" dim={dim}")
+        }
+        Op::Call { function } => format!(" @{function}"),
+        Op::Collective { kind, axis } => match kind {
+            Collective::AllReduce(combiner) => format!(" {} axis={axis}", combiner.name()),
+            Collective::AllGather { dim, counts } => {
+                format!(" dim={dim} counts={} axis={axis}", list(counts))
+            }
+            Collective::ReduceScatter { dim, counts, own } => {
+                format!(" dim={dim} counts={} own={own} axis={axis}", list(counts))
+            }
+        },
+        Op::Unary(_)
+        | Op::Binary(_)
+        | Op::Compare(_)
+        | Op::Select
+        | Op::Cast { .. }
+        | Op::Reshape { .. } => String::new(),
+    }
+}
