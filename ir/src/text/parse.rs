@@ -489,6 +489,13 @@ impl<'t> Parser<'t> {
                 self.next();
                 Ok(Attr::Word(word))
             }
+            Token::Word(word) if self.names.dims.contains_key(&word) => {
+                let here = self.here();
+                match self.dim()?.as_constant() {
+                    Some(size) => Ok(Attr::Number(size as f64)),
+                    None => self.fail("E1001", here, format!("`{word}` is no fixed size")),
+                }
+            }
             _ => Ok(Attr::Number(self.number()?)),
         }
     }
