@@ -1,0 +1,279 @@
+//! The communicator `local`: ranks are threads of one process, buffers are shared memory.
+//!
+//! A collective is a rendezvous ([`rendezvous`]): every member publishes the addresses of its
+//! buffers and waits; when all have arrived, each works on its own part of the result, reading
+//! the others' buffers in place; nobody leaves before all have finished, so that a buffer stays
+//! borrowed for as long as anyone looks at it. Waiting threads park: ranks may exceed cores.
+//!
+//! A message is copied into a mailbox ([`mailbox`]) whose buffers are used again.
+//! No call allocates once mailboxes and groups have been used.
+//!
+//! **Failures.** The first rank that fails (a mismatch, a deadline, a panic, [`Local::abort`])
+//! ends the world: every waiting and every later call of the others returns an error. A panic is
+//! noticed when the rank's [`Local`] is dropped, so a rank's thread must own it.
+
+mod mailbox;
+mod reduce;
+mod rendezvous;
+#[cfg(test)]
+mod tests;
+mod world;
+
+use std::cell::{Cell, RefCell};
+use std::ptr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ir::DType;
+
+use crate::communicator::{Blocks, Combiner, CommError, Communicator, Counters, Group};
+
+use mailbox::Receiver;
+use rendezvous::{Call, Caller, Kind, Meeting, Signature};
+use world::World;
+
+/// The end of one rank in a world whose ranks are threads.
+pub struct Local {
+    rank: usize,
+    world: Arc<World>,
+    deadline: Duration,
+    counters: Cell<Counters>,
+    calls: RefCell<Vec<Call>>,
+}
+
+impl Local {
+    /// Makes a world: one end for each of `size` ranks, in rank order, to be moved to its thread.
+    pub fn world(size: usize, deadline: Duration) -> Vec<Local> {
+        let world = Arc::new(World::new(size));
+        let end = |rank| Local {
+            rank,
+            world: Arc::clone(&world),
+            deadline,
+            counters: Cell::default(),
+            calls: RefCell::default(),
+        };
+        (0..size).map(end).collect()
+    }
+
+    fn count(&self, add: impl FnOnce(&mut Counters)) {
+        let mut counters = self.counters.get();
+        counters.calls += 1;
+        add(&mut counters);
+        self.counters.set(counters);
+    }
+
+    /// Meets the other members; `work` runs between the arrival of all and the departure of all.
+    ///
+    /// An error of this rank's own ends the world.
+    fn meet(
+        &self,
+        group: &Group,
+        call: Call,
+        work: impl FnOnce(&Meeting<'_>),
+    ) -> Result<(), CommError> {
+        self.world.begin(self.rank, call.signature);
+        let calls = &mut *self.calls.borrow_mut();
+        let caller = Caller { world: &self.world, rank: self.rank, deadline: self.deadline, calls };
+        let result = rendezvous::meet(caller, group, call, work);
+        self.world.end(self.rank, &result);
+        result
+    }
+}
+
+impl Communicator for Local {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.world.size()
+    }
+
+    fn all_reduce(
+        &self,
+        group: &Group,
+        dtype: DType,
+        combiner: Combiner,
+        buffer: &mut [u8],
+    ) -> Result<(), CommError> {
+        let size = dtype.size() as usize;
+        assert_eq!(buffer.len() % size, 0, "a buffer holds whole elements");
+        let elements = buffer.len() / size;
+        let signature = Signature::of(Kind::AllReduce, group, dtype).combining(combiner).cut(
+            1,
+            elements,
+            1,
+            &[],
+        );
+        self.check_reducible(dtype, signature)?;
+        let base = buffer.as_mut_ptr();
+        self.meet(group, Call::new(signature, base), |meeting| {
+            let n = group.size();
+            let part = |i: usize| elements * i / n..elements * (i + 1) / n;
+            let mine = part(meeting.position());
+            // SAFETY: all members' buffers have `elements` elements (equal signatures) and stay
+            // borrowed until all have finished. In this phase member `i` reads part `i` of every
+            // buffer and writes part `i` of its own; parts are disjoint.
+            unsafe {
+                let at = mine.start * size;
+                let source = |member| meeting.buffer(member).add(at);
+                reduce::combine(dtype, combiner, n, &source, base.add(at), mine.len());
+            }
+            meeting.wait_for_all();
+            for other in (0..n).filter(|&other| other != meeting.position()) {
+                let (at, len) = (part(other).start * size, part(other).len() * size);
+                // SAFETY: as above; in this phase part `i` is only read in the buffer of member
+                // `i`, and only written in the buffers of the others, each by its owner.
+                unsafe {
+                    ptr::copy_nonoverlapping(meeting.buffer(other).add(at), base.add(at), len)
+                };
+            }
+        })?;
+        let n = group.size() as u64;
+        self.count(|c| c.all_reduce_bytes += 2 * (n - 1) * buffer.len() as u64 / n);
+        Ok(())
+    }
+
+    fn all_gather(
+        &self,
+        group: &Group,
+        dtype: DType,
+        blocks: &Blocks,
+        send: &[u8],
+        receive: &mut [u8],
+    ) -> Result<(), CommError> {
+        let size = dtype.size() as usize;
+        check_buffers(self.rank, group, blocks, send.len() / size, receive.len() / size);
+        let total: usize = blocks.counts.iter().sum();
+        let signature = Signature::of(Kind::AllGather, group, dtype).cut(
+            blocks.outer,
+            total,
+            blocks.inner,
+            &blocks.counts,
+        );
+        let base = receive.as_mut_ptr();
+        self.meet(group, Call::new(signature, send.as_ptr()), |meeting| {
+            let mut offset = 0;
+            for (member, &count) in blocks.counts.iter().enumerate() {
+                let run = count * blocks.inner * size;
+                let source = meeting.buffer(member);
+                for o in 0..blocks.outer {
+                    let at = (o * total + offset) * blocks.inner * size;
+                    // SAFETY: equal signatures mean equal blocks, so the member's `send` holds
+                    // `outer` runs of this length; it is only read until all have finished, and
+                    // `receive` is written by its owner alone.
+                    unsafe { ptr::copy_nonoverlapping(source.add(o * run), base.add(at), run) };
+                }
+                offset += count;
+            }
+        })?;
+        let others = group.size() as u64 - 1;
+        self.count(|c| c.all_gather_bytes += others * send.len() as u64);
+        Ok(())
+    }
+
+    fn reduce_scatter(
+        &self,
+        group: &Group,
+        dtype: DType,
+        combiner: Combiner,
+        blocks: &Blocks,
+        send: &[u8],
+        receive: &mut [u8],
+    ) -> Result<(), CommError> {
+        let size = dtype.size() as usize;
+        check_buffers(self.rank, group, blocks, receive.len() / size, send.len() / size);
+        let total: usize = blocks.counts.iter().sum();
+        let signature = Signature::of(Kind::ReduceScatter, group, dtype).combining(combiner).cut(
+            blocks.outer,
+            total,
+            blocks.inner,
+            &blocks.counts,
+        );
+        self.check_reducible(dtype, signature)?;
+        let base = receive.as_mut_ptr();
+        self.meet(group, Call::new(signature, send.as_ptr()), |meeting| {
+            let me = meeting.position();
+            let offset: usize = blocks.counts[..me].iter().sum();
+            let run = blocks.counts[me] * blocks.inner;
+            for o in 0..blocks.outer {
+                let at = (o * total + offset) * blocks.inner * size;
+                // SAFETY: equal signatures mean that every member's `send` holds the whole
+                // tensor; it is only read until all have finished, and `receive` is written by
+                // its owner alone.
+                unsafe {
+                    let source = |member| meeting.buffer(member).add(at);
+                    let target = base.add(o * run * size);
+                    reduce::combine(dtype, combiner, group.size(), &source, target, run);
+                }
+            }
+        })?;
+        self.count(|c| c.reduce_scatter_bytes += (send.len() - receive.len()) as u64);
+        Ok(())
+    }
+
+    fn send(&self, to: usize, bytes: &[u8]) -> Result<(), CommError> {
+        self.world.check()?;
+        self.world.mailbox(self.rank, to).put(bytes);
+        self.count(|c| c.send_bytes += bytes.len() as u64);
+        Ok(())
+    }
+
+    fn receive(&self, from: usize, bytes: &mut [u8]) -> Result<(), CommError> {
+        let signature = Signature::message(Kind::Receive, from, bytes.len());
+        self.world.begin(self.rank, signature);
+        let receiver =
+            Receiver { world: &self.world, rank: self.rank, from, deadline: self.deadline };
+        let result = self.world.mailbox(from, self.rank).take(receiver, bytes);
+        self.world.end(self.rank, &result);
+        self.count(|_| ());
+        result
+    }
+
+    fn barrier(&self, group: &Group) -> Result<(), CommError> {
+        let signature = Signature::of(Kind::Barrier, group, DType::I8);
+        self.meet(group, Call::new(signature, ptr::null()), |_| ())?;
+        self.count(|_| ());
+        Ok(())
+    }
+
+    fn abort(&self, reason: &str) {
+        self.world.fail(self.rank, reason);
+    }
+
+    fn set_deadline(&mut self, deadline: Duration) {
+        self.deadline = deadline;
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters.get()
+    }
+}
+
+impl Local {
+    fn check_reducible(&self, dtype: DType, signature: Signature) -> Result<(), CommError> {
+        if reduce::supports(dtype) {
+            return Ok(());
+        }
+        let error = CommError::Unsupported { rank: self.rank, call: signature.to_string() };
+        self.world.fail(self.rank, &error.to_string());
+        Err(error)
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.world.fail(self.rank, "it panicked");
+        }
+        self.world.leave(self.rank);
+    }
+}
+
+/// Asserts what the program promises about one rank's own buffers, in elements.
+fn check_buffers(rank: usize, group: &Group, blocks: &Blocks, piece: usize, whole: usize) {
+    let me = group.position(rank).expect("a rank calls for groups it is a member of");
+    assert_eq!(blocks.counts.len(), group.size(), "blocks have one count per member");
+    assert_eq!(piece, blocks.piece(me), "the piece has the elements that the blocks say");
+    assert_eq!(whole, blocks.total(), "the whole has the elements that the blocks say");
+}

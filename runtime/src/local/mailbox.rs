@@ -1,0 +1,93 @@
+//! The messages from one rank to another, in order.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::communicator::CommError;
+
+use super::world::{World, lock};
+
+/// A queue of messages whose buffers are used again.
+///
+/// Its memory is that of the most messages ever in flight, which the pipeline schedule bounds.
+#[derive(Default)]
+pub(super) struct Mailbox {
+    messages: Mutex<Messages>,
+    arrived: Condvar,
+}
+
+#[derive(Default)]
+struct Messages {
+    waiting: VecDeque<Vec<u8>>,
+    free: Vec<Vec<u8>>,
+}
+
+/// Who receives, from whom.
+#[derive(Clone, Copy)]
+pub(super) struct Receiver<'a> {
+    pub(super) world: &'a World,
+    pub(super) rank: usize,
+    pub(super) from: usize,
+    pub(super) deadline: Duration,
+}
+
+impl Mailbox {
+    /// Copies a message into the queue.
+    pub(super) fn put(&self, bytes: &[u8]) {
+        let mut buffer = lock(&self.messages).free.pop().unwrap_or_default();
+        buffer.clear();
+        buffer.extend_from_slice(bytes);
+        lock(&self.messages).waiting.push_back(buffer);
+        self.arrived.notify_one();
+    }
+
+    /// Wakes whoever waits here, to look at the state of the world.
+    pub(super) fn wake(&self) {
+        let _messages = lock(&self.messages);
+        self.arrived.notify_all();
+    }
+
+    /// Takes the oldest message; waits for it if there is none.
+    pub(super) fn take(&self, receiver: Receiver<'_>, bytes: &mut [u8]) -> Result<(), CommError> {
+        let message = self.wait(receiver, bytes.len())?;
+        if message.len() != bytes.len() {
+            return Err(CommError::Mismatch {
+                first: receiver.from,
+                first_call: format!("send of {} bytes to rank {}", message.len(), receiver.rank),
+                second: receiver.rank,
+                second_call: receive_call(receiver.from, bytes.len()),
+            });
+        }
+        bytes.copy_from_slice(&message);
+        lock(&self.messages).free.push(message);
+        Ok(())
+    }
+
+    fn wait(&self, receiver: Receiver<'_>, bytes: usize) -> Result<Vec<u8>, CommError> {
+        let Receiver { world, rank, from, deadline } = receiver;
+        let start = Instant::now();
+        let call = || receive_call(from, bytes);
+        let mut messages = lock(&self.messages);
+        loop {
+            if let Some(message) = messages.waiting.pop_front() {
+                return Ok(message);
+            }
+            world.check()?;
+            if world.has_left(from) {
+                return Err(CommError::Left { rank, call: call(), left: from });
+            }
+            let waited = start.elapsed();
+            if waited >= deadline {
+                let missing = vec![world.describe(from)];
+                return Err(CommError::Deadline { rank, call: call(), missing, waited });
+            }
+            let woken = self.arrived.wait_timeout(messages, deadline - waited);
+            messages = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+fn receive_call(from: usize, bytes: usize) -> String {
+    format!("receive of {bytes} bytes from rank {from}")
+}

@@ -1,0 +1,361 @@
+//! Collectives against a naive computation, and what happens when ranks disagree or fail.
+
+use std::time::Duration;
+
+use ir::DType;
+use ir::random::mix;
+
+use super::*;
+
+const LONG: Duration = Duration::from_secs(60);
+const SHORT: Duration = Duration::from_millis(500);
+
+/// Runs one closure per rank, each on its own thread with its own end, and collects the results.
+fn ranks<T: Send>(size: usize, deadline: Duration, run: impl Fn(Local) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let run = &run;
+        let spawn = |end| scope.spawn(move || run(end));
+        let threads: Vec<_> = Local::world(size, deadline).into_iter().map(spawn).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn seed() -> u64 {
+    let seed = std::env::var("SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
+    println!("SEED={seed}");
+    seed
+}
+
+fn below(state: &mut u64, limit: usize) -> usize {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    (mix(*state) % limit as u64) as usize
+}
+
+/// Random elements as bytes.
+#[allow(clippy::wildcard_enum_match_arm)]
+fn elements(state: &mut u64, dtype: DType, n: usize) -> Vec<u8> {
+    let one = |state: &mut u64| match dtype {
+        DType::F32 => (below(state, 1 << 24) as f32 / 999.0 - 5000.0).to_le_bytes().to_vec(),
+        DType::F64 => (below(state, 1 << 40) as f64 / 999.0 - 5000.0).to_le_bytes().to_vec(),
+        DType::I32 => (mix(below(state, 1 << 40) as u64) as i32).to_le_bytes().to_vec(),
+        DType::BF16 => half::bf16::from_f32(below(state, 256) as f32).to_le_bytes().to_vec(),
+        _ => panic!("no such test"),
+    };
+    (0..n).flat_map(|_| one(state)).collect()
+}
+
+/// Combines whole buffers in member order, one element at a time.
+#[allow(clippy::wildcard_enum_match_arm)]
+fn naive(dtype: DType, combiner: Combiner, buffers: &[&[u8]]) -> Vec<u8> {
+    let size = dtype.size() as usize;
+    let mut out = Vec::new();
+    for at in (0..buffers[0].len()).step_by(size) {
+        macro_rules! fold {
+            ($type:ty, $add:expr) => {{
+                let read = |b: &&[u8]| <$type>::from_le_bytes(b[at..at + size].try_into().unwrap());
+                let merge = |a: $type, b: $type| match combiner {
+                    Combiner::Sum => $add(a, b),
+                    Combiner::Max => a.max(b),
+                    Combiner::Min => a.min(b),
+                };
+                let result = buffers.iter().map(read).reduce(merge).unwrap();
+                out.extend(result.to_le_bytes());
+            }};
+        }
+        match dtype {
+            DType::F32 => fold!(f32, |a, b| a + b),
+            DType::F64 => fold!(f64, |a, b| a + b),
+            DType::I32 => fold!(i32, i32::wrapping_add),
+            _ => panic!("no such test"),
+        }
+    }
+    out
+}
+
+/// The bytes of one member's piece of a whole tensor.
+fn piece_of(whole: &[u8], blocks: &Blocks, member: usize, size: usize) -> Vec<u8> {
+    let total: usize = blocks.counts.iter().sum();
+    let before: usize = blocks.counts[..member].iter().sum();
+    let mut piece = Vec::new();
+    for o in 0..blocks.outer {
+        let start = (o * total + before) * blocks.inner * size;
+        piece.extend(&whole[start..start + blocks.counts[member] * blocks.inner * size]);
+    }
+    piece
+}
+
+#[test]
+fn collectives_equal_the_naive_ones_bit_for_bit() {
+    let mut state = seed();
+    for case in 0..120 {
+        let n = 1 + case % 8;
+        let dtype = [DType::F32, DType::F64, DType::I32][below(&mut state, 3)];
+        let combiner = [Combiner::Sum, Combiner::Max, Combiner::Min][below(&mut state, 3)];
+        let size = dtype.size() as usize;
+        let long = if case % 10 == 0 { 1500 } else { 5 };
+        let blocks = Blocks {
+            outer: 1 + below(&mut state, 3),
+            inner: 1 + below(&mut state, 3),
+            counts: (0..n).map(|_| below(&mut state, long)).collect(),
+        };
+        let mut members: Vec<usize> = (0..n).collect();
+        members.rotate_left(below(&mut state, n));
+        let group = Group::new(7, members);
+        let wholes: Vec<Vec<u8>> =
+            (0..n).map(|_| elements(&mut state, dtype, blocks.total())).collect();
+        let all: Vec<&[u8]> = wholes.iter().map(Vec::as_slice).collect();
+        let reduced = naive(dtype, combiner, &all);
+        ranks(n, LONG, |end| {
+            let me = group.position(end.rank()).unwrap();
+            for _ in 0..3 {
+                let mut buffer = wholes[me].clone();
+                end.all_reduce(&group, dtype, combiner, &mut buffer).unwrap();
+                assert_eq!(buffer, reduced, "all_reduce, case {case}");
+
+                let mut piece = vec![0; blocks.piece(me) * size];
+                end.reduce_scatter(&group, dtype, combiner, &blocks, &wholes[me], &mut piece)
+                    .unwrap();
+                assert_eq!(piece, piece_of(&reduced, &blocks, me, size), "scatter, case {case}");
+
+                let mut whole = vec![0; reduced.len()];
+                end.all_gather(&group, dtype, &blocks, &piece, &mut whole).unwrap();
+                assert_eq!(whole, reduced, "all_gather, case {case}");
+                end.barrier(&group).unwrap();
+            }
+        });
+    }
+}
+
+#[test]
+fn narrow_floats_accumulate_in_f32() {
+    let group = Group::new(0, (0..4).collect());
+    // 256 + 1 is not a bf16: added one by one in bf16 the ones would vanish.
+    let values = [256.0_f32, 1.0, 1.0, 2.0];
+    let sums = ranks(4, LONG, |end| {
+        let mut bytes = half::bf16::from_f32(values[end.rank()]).to_le_bytes();
+        end.all_reduce(&group, DType::BF16, Combiner::Sum, &mut bytes).unwrap();
+        half::bf16::from_le_bytes(bytes).to_f32()
+    });
+    assert_eq!(sums, [260.0; 4]);
+}
+
+#[test]
+fn a_maximum_with_nan_is_nan() {
+    let group = Group::new(0, vec![0, 1]);
+    for nan_at in 0..2 {
+        let results = ranks(2, LONG, |end| {
+            let value = if end.rank() == nan_at { f32::NAN } else { 3.0 };
+            let mut bytes = value.to_le_bytes();
+            end.all_reduce(&group, DType::F32, Combiner::Max, &mut bytes).unwrap();
+            f32::from_le_bytes(bytes)
+        });
+        assert!(results.iter().all(|r| r.is_nan()));
+    }
+}
+
+#[test]
+fn disjoint_groups_share_an_id_and_overlapping_groups_interleave() {
+    let sums = ranks(8, LONG, |end| {
+        let r = end.rank();
+        let row = Group::new(0, (0..4).map(|i| r / 4 * 4 + i).collect());
+        let column = Group::new(1, vec![r % 4, r % 4 + 4]);
+        let mut value = (r as i32).to_le_bytes();
+        for _ in 0..50 {
+            end.all_reduce(&row, DType::I32, Combiner::Max, &mut value).unwrap();
+            end.all_reduce(&column, DType::I32, Combiner::Sum, &mut value).unwrap();
+            value = (i32::from_le_bytes(value) % 97 + r as i32).to_le_bytes();
+        }
+        i32::from_le_bytes(value) - r as i32
+    });
+    assert!(sums.iter().all(|&s| s == sums[0]), "{sums:?}");
+}
+
+#[test]
+fn bytes_are_counted_by_the_usual_formulas() {
+    let group = Group::new(0, (0..4).collect());
+    let counters = ranks(4, LONG, |end| {
+        let mut buffer = [0; 4 * 100];
+        end.all_reduce(&group, DType::F32, Combiner::Sum, &mut buffer).unwrap();
+        let blocks = Blocks::flat(vec![25; 4]);
+        let mut piece = [0; 4 * 25];
+        end.reduce_scatter(&group, DType::F32, Combiner::Sum, &blocks, &buffer, &mut piece)
+            .unwrap();
+        end.all_gather(&group, DType::F32, &blocks, &piece, &mut buffer).unwrap();
+        end.send((end.rank() + 1) % 4, &[1; 10]).unwrap();
+        end.receive((end.rank() + 3) % 4, &mut [0; 10]).unwrap();
+        end.counters()
+    });
+    let expected = Counters {
+        all_reduce_bytes: 600,
+        all_gather_bytes: 300,
+        reduce_scatter_bytes: 300,
+        send_bytes: 10,
+        calls: 5,
+    };
+    assert_eq!(counters, [expected; 4]);
+}
+
+#[test]
+fn messages_keep_their_order_and_sends_never_wait() {
+    let n = 4;
+    ranks(n, LONG, |end| {
+        let (next, last) = ((end.rank() + 1) % n, (end.rank() + n - 1) % n);
+        // Everyone sends everything first: a send that waited would deadlock here.
+        for i in 0..100_u32 {
+            end.send(next, &i.to_le_bytes()).unwrap();
+            end.send(last, &vec![i as u8; i as usize]).unwrap();
+        }
+        for i in 0..100_u32 {
+            let mut number = [0; 4];
+            end.receive(last, &mut number).unwrap();
+            assert_eq!(u32::from_le_bytes(number), i);
+            let mut bytes = vec![0; i as usize];
+            end.receive(next, &mut bytes).unwrap();
+            assert_eq!(bytes, vec![i as u8; i as usize]);
+        }
+        // Ping-pong.
+        for i in 0..100_u8 {
+            let mut byte = [0];
+            if end.rank() % 2 == 0 {
+                end.send(next, &[i]).unwrap();
+                end.receive(next, &mut byte).unwrap();
+            } else {
+                end.receive(last, &mut byte).unwrap();
+                end.send(last, &byte).unwrap();
+            }
+            assert_eq!(byte, [i]);
+        }
+    });
+}
+
+#[test]
+fn different_calls_are_an_error_that_names_both() {
+    type Case = (&'static str, fn(&Local, usize) -> Result<(), CommError>);
+    fn reduce(
+        end: &Local,
+        members: Vec<usize>,
+        dtype: DType,
+        bytes: usize,
+    ) -> Result<(), CommError> {
+        let group = Group::new(3, members);
+        end.all_reduce(&group, dtype, Combiner::Sum, &mut vec![0; bytes])
+    }
+    let cases: [Case; 5] = [
+        ("all_reduce sum f32[1, 8, 1] of group 3", |end, odd| {
+            reduce(end, vec![0, 1], DType::F32, 32 + 4 * odd)
+        }),
+        ("all_reduce sum i32[1, 8, 1] of group 3", |end, odd| {
+            reduce(end, vec![0, 1], [DType::F32, DType::I32][odd], 32)
+        }),
+        ("with its members in another order", |end, odd| {
+            reduce(end, vec![odd, 1 - odd], DType::F32, 32)
+        }),
+        ("barrier of group 3", |end, odd| match odd {
+            0 => reduce(end, vec![0, 1], DType::F32, 32),
+            _ => end.barrier(&Group::new(3, vec![0, 1])),
+        }),
+        ("cut into other pieces", |end, odd| {
+            let blocks = Blocks::flat(vec![4 - odd, 4 + odd]);
+            let send = vec![0; 4 * blocks.counts[end.rank()]];
+            let group = Group::new(3, vec![0, 1]);
+            end.all_gather(&group, DType::F32, &blocks, &send, &mut [0; 32])
+        }),
+    ];
+    for (expected, case) in cases {
+        let errors = ranks(2, LONG, |end| case(&end, end.rank()).unwrap_err().to_string());
+        for error in errors {
+            assert!(error.contains(expected), "{error}");
+            assert!(error.contains("rank 0") && error.contains("rank 1"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_message_of_another_length_is_an_error() {
+    let errors = ranks(2, LONG, |end| match end.rank() {
+        0 => end.send(1, &[0; 8]).and_then(|()| end.receive(1, &mut [0; 1])),
+        _ => end.receive(0, &mut [0; 4]),
+    });
+    let expected = "rank 0 called send of 8 bytes to rank 1, \
+                    but rank 1 called receive of 4 bytes from rank 0";
+    assert_eq!(errors[1].as_ref().unwrap_err().to_string(), expected);
+    assert!(matches!(errors[0], Err(CommError::Peer { rank: 1, .. })));
+}
+
+#[test]
+fn a_missing_rank_is_named_when_the_deadline_passes() {
+    let group = Group::new(0, vec![0, 1, 2]);
+    let errors = ranks(3, SHORT, |mut end| match end.rank() {
+        2 => {
+            end.set_deadline(LONG);
+            end.receive(0, &mut [0; 4]).unwrap_err().to_string()
+        }
+        _ => end.barrier(&group).unwrap_err().to_string(),
+    });
+    let named = "rank 2, which is in receive of 4 bytes from rank 0";
+    assert!(errors.iter().all(|e| e.contains(named)), "{errors:#?}");
+    assert!(errors[2].starts_with("rank 0 failed: ") || errors[2].starts_with("rank 1 failed: "));
+}
+
+#[test]
+fn a_missing_message_is_named_when_the_deadline_passes() {
+    let errors = ranks(2, SHORT, |end| end.receive(1 - end.rank(), &mut [0; 4]).unwrap_err());
+    assert!(errors.iter().any(|e| matches!(e, CommError::Deadline { .. })), "{errors:?}");
+}
+
+#[test]
+fn a_panic_frees_the_others() {
+    let group = Group::new(0, vec![0, 1, 2]);
+    let ends = Local::world(3, LONG);
+    std::thread::scope(|scope| {
+        let group = &group;
+        let spawn = |end: Local| {
+            scope.spawn(move || {
+                end.barrier(group).unwrap();
+                assert!(end.rank() != 1, "on purpose");
+                match end.rank() {
+                    0 => end.barrier(group).unwrap_err(),
+                    _ => end.receive(0, &mut [0; 4]).unwrap_err(),
+                }
+            })
+        };
+        let threads: Vec<_> = ends.into_iter().map(spawn).collect();
+        let results: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+        let failed = CommError::Peer { rank: 1, reason: "it panicked".to_owned() };
+        assert_eq!(results[0].as_ref().unwrap(), &failed);
+        assert!(results[1].is_err());
+        assert_eq!(results[2].as_ref().unwrap(), &failed);
+    });
+}
+
+#[test]
+fn an_abort_frees_the_others_now_and_later() {
+    let group = Group::new(0, vec![0, 1]);
+    let errors = ranks(2, LONG, |end| match end.rank() {
+        0 => {
+            end.abort("disk full");
+            None
+        }
+        _ => {
+            end.barrier(&group).unwrap_err();
+            Some(end.send(0, &[1]).unwrap_err().to_string())
+        }
+    });
+    assert_eq!(errors[1].as_deref(), Some("rank 0 failed: disk full"));
+}
+
+#[test]
+fn a_rank_that_has_ended_is_not_waited_for() {
+    let group = Group::new(0, vec![0, 1]);
+    let errors = ranks(2, LONG, |end| (end.rank() == 1).then(|| end.barrier(&group).unwrap_err()));
+    assert!(matches!(errors[1], Some(CommError::Left { rank: 1, left: 0, .. })), "{errors:?}");
+}
+
+#[test]
+fn a_reduction_of_8_bit_floats_is_refused() {
+    let group = Group::new(0, vec![0]);
+    let errors = ranks(1, LONG, |end| {
+        end.all_reduce(&group, DType::F8E4M3, Combiner::Sum, &mut [0; 4]).unwrap_err()
+    });
+    assert!(matches!(errors[0], CommError::Unsupported { rank: 0, .. }));
+}
