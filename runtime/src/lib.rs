@@ -1,9 +1,41 @@
-//! Gantline's runtime crate.
+//! The runtime: what a rank needs to execute a program, and nothing about how it was made.
+//!
+//! **In:** files of the user (weights, arrays, text, checkpoints) and a world of ranks.
+//! **Out:** tensors, batches of tokens, collectives, files.
+//!
+//! **Invariants.** `runtime` knows neither `planner` nor `codegen`. A file may hold anything:
+//! its sizes and offsets are checked before memory is reserved for them. Wrong input is a
+//! [`Diagnostic`](ir::Diagnostic), a failing world is an [`Error`]; [`Failure`] is either.
+//! What depends on random numbers is a pure function of a seed and a position.
+//!
+//! # Codes
+//!
+//! | code | what is wrong | what to do |
+//! |---|---|---|
+//! | E4001 | no such file, not a file, or a directory without weights | correct the path |
+//! | E4002 | not a safetensors header: its length, or its JSON | download the file again |
+//! | E4003 | a tensor is not where its header says, or has another size | download the file again |
+//! | E4004 | a tensor's element type is not known | store it in a known one |
+//! | E4005 | the index of shards is damaged or does not fit the shards | download the model again |
+//! | E4006 | a tensor is missing | check that the weights belong to the model |
+//! | E4007 | a tensor has other dims than needed | check that the weights belong to the model |
 
 #![deny(unsafe_code)]
+// A diagnostic is built at most a few times in a run.
+#![allow(clippy::result_large_err)]
 
+pub mod block;
 pub mod communicator;
+pub mod convert;
+pub mod error;
 #[allow(unsafe_code)]
 pub mod local;
+#[allow(unsafe_code)]
+pub mod map;
+pub mod weights;
+
+#[cfg(test)]
+mod scratch;
 
 pub use communicator::{Blocks, Combiner, CommError, Communicator, Counters, Group};
+pub use error::{Error, Failure};

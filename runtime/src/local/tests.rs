@@ -6,6 +6,7 @@ use ir::DType;
 use ir::random::mix;
 
 use super::*;
+use crate::scratch::Numbers;
 
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(500);
@@ -20,25 +21,14 @@ fn ranks<T: Send>(size: usize, deadline: Duration, run: impl Fn(Local) -> T + Sy
     })
 }
 
-fn seed() -> u64 {
-    let seed = std::env::var("SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
-    println!("SEED={seed}");
-    seed
-}
-
-fn below(state: &mut u64, limit: usize) -> usize {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    (mix(*state) % limit as u64) as usize
-}
-
 /// Random elements as bytes.
 #[allow(clippy::wildcard_enum_match_arm)]
-fn elements(state: &mut u64, dtype: DType, n: usize) -> Vec<u8> {
-    let one = |state: &mut u64| match dtype {
-        DType::F32 => (below(state, 1 << 24) as f32 / 999.0 - 5000.0).to_le_bytes().to_vec(),
-        DType::F64 => (below(state, 1 << 40) as f64 / 999.0 - 5000.0).to_le_bytes().to_vec(),
-        DType::I32 => (mix(below(state, 1 << 40) as u64) as i32).to_le_bytes().to_vec(),
-        DType::BF16 => half::bf16::from_f32(below(state, 256) as f32).to_le_bytes().to_vec(),
+fn elements(state: &mut Numbers, dtype: DType, n: usize) -> Vec<u8> {
+    let one = |state: &mut Numbers| match dtype {
+        DType::F32 => (state.below(1 << 24) as f32 / 999.0 - 5000.0).to_le_bytes().to_vec(),
+        DType::F64 => (state.below(1 << 40) as f64 / 999.0 - 5000.0).to_le_bytes().to_vec(),
+        DType::I32 => (mix(state.below(1 << 40) as u64) as i32).to_le_bytes().to_vec(),
+        DType::BF16 => half::bf16::from_f32(state.below(256) as f32).to_le_bytes().to_vec(),
         _ => panic!("no such test"),
     };
     (0..n).flat_map(|_| one(state)).collect()
@@ -86,20 +76,20 @@ fn piece_of(whole: &[u8], blocks: &Blocks, member: usize, size: usize) -> Vec<u8
 
 #[test]
 fn collectives_equal_the_naive_ones_bit_for_bit() {
-    let mut state = seed();
+    let mut state = Numbers::new();
     for case in 0..120 {
         let n = 1 + case % 8;
-        let dtype = [DType::F32, DType::F64, DType::I32][below(&mut state, 3)];
-        let combiner = [Combiner::Sum, Combiner::Max, Combiner::Min][below(&mut state, 3)];
+        let dtype = [DType::F32, DType::F64, DType::I32][state.below(3)];
+        let combiner = [Combiner::Sum, Combiner::Max, Combiner::Min][state.below(3)];
         let size = dtype.size() as usize;
         let long = if case % 10 == 0 { 1500 } else { 5 };
         let blocks = Blocks {
-            outer: 1 + below(&mut state, 3),
-            inner: 1 + below(&mut state, 3),
-            counts: (0..n).map(|_| below(&mut state, long)).collect(),
+            outer: 1 + state.below(3),
+            inner: 1 + state.below(3),
+            counts: (0..n).map(|_| state.below(long)).collect(),
         };
         let mut members: Vec<usize> = (0..n).collect();
-        members.rotate_left(below(&mut state, n));
+        members.rotate_left(state.below(n));
         let group = Group::new(7, members);
         let wholes: Vec<Vec<u8>> =
             (0..n).map(|_| elements(&mut state, dtype, blocks.total())).collect();

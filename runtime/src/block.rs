@@ -1,0 +1,105 @@
+//! Rectangular blocks of row-major tensors.
+
+use std::ops::Range;
+
+/// Elements of a block.
+pub fn elements(block: &[Range<usize>]) -> usize {
+    block.iter().map(ExactSizeIterator::len).product()
+}
+
+/// The block that is a whole tensor.
+pub fn whole(dims: &[usize]) -> Vec<Range<usize>> {
+    dims.iter().map(|&dim| 0..dim).collect()
+}
+
+/// What two blocks of one tensor have in common; some range is empty if that is nothing.
+pub fn overlap(a: &[Range<usize>], b: &[Range<usize>]) -> Vec<Range<usize>> {
+    let common = |(a, b): (&Range<usize>, &Range<usize>)| {
+        let start = a.start.max(b.start);
+        start..a.end.min(b.end).max(start)
+    };
+    a.iter().zip(b).map(common).collect()
+}
+
+/// Copies the elements that two blocks of one tensor have in common; returns their number.
+///
+/// `source` and `target` hold their blocks row-major, in elements of `size` bytes.
+/// One `memcpy` for each run that is contiguous in both.
+pub fn copy_overlap(
+    source: &[u8],
+    source_block: &[Range<usize>],
+    target: &mut [u8],
+    target_block: &[Range<usize>],
+    size: usize,
+) -> usize {
+    assert_eq!(source.len(), elements(source_block) * size, "the source is its block");
+    assert_eq!(target.len(), elements(target_block) * size, "the target is its block");
+    let common = overlap(source_block, target_block);
+    let count = elements(&common);
+    if count == 0 {
+        return 0;
+    }
+    // The innermost dims that are whole in both blocks, and the one outside them, are one run.
+    let whole_in_both =
+        |&dim: &usize| common[dim] == source_block[dim] && common[dim] == target_block[dim];
+    let inner = (0..common.len()).rev().take_while(whole_in_both).count();
+    let outer = (common.len() - inner).saturating_sub(1);
+    let run = elements(&common[outer..]) * size;
+    let mut at: Vec<usize> = common.iter().map(|range| range.start).collect();
+    for _ in 0..elements(&common[..outer]) {
+        let (from, to) = (offset(&at, source_block) * size, offset(&at, target_block) * size);
+        target[to..to + run].copy_from_slice(&source[from..from + run]);
+        for dim in (0..outer).rev() {
+            at[dim] += 1;
+            if at[dim] < common[dim].end {
+                break;
+            }
+            at[dim] = common[dim].start;
+        }
+    }
+    count
+}
+
+/// The row-major index within a block of a place in the tensor.
+fn offset(at: &[usize], block: &[Range<usize>]) -> usize {
+    at.iter().zip(block).fold(0, |index, (&x, range)| index * range.len() + (x - range.start))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_block_of_every_block_is_copied() {
+        let dims = [3, 4, 2];
+        let ranges =
+            |dim: usize| (0..=dim).flat_map(move |start| (start..=dim).map(move |end| start..end));
+        let mut blocks = Vec::new();
+        for a in ranges(dims[0]) {
+            for b in ranges(dims[1]) {
+                for c in ranges(dims[2]) {
+                    blocks.push([a.clone(), b.clone(), c]);
+                }
+            }
+        }
+        let values = |[a, b, c]: &[Range<usize>; 3]| {
+            let mut values = Vec::new();
+            for i in a.clone() {
+                for j in b.clone() {
+                    values.extend(c.clone().map(|k| (i * 8 + j * 2 + k + 1) as u8));
+                }
+            }
+            values
+        };
+        for source in &blocks {
+            for target in blocks.iter().step_by(7) {
+                let mut out = vec![0; elements(target)];
+                let count = copy_overlap(&values(source), source, &mut out, target, 1);
+                let common = overlap(source, target);
+                assert_eq!(count, elements(&common));
+                assert_eq!(count, out.iter().filter(|&&x| x != 0).count());
+                assert!(out.iter().zip(values(target)).all(|(&x, y)| x == 0 || x == y));
+            }
+        }
+    }
+}

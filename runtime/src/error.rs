@@ -1,0 +1,89 @@
+//! How the runtime fails: by wrong input, or by the outside world.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use ir::Diagnostic;
+use thiserror::Error;
+
+use crate::communicator::CommError;
+
+/// The outside world failed: a disk, a file system, another rank.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// A call on a file or directory failed.
+    #[error("can't {call} `{}`: {source}", path.display())]
+    Io {
+        /// What was tried: `open`, `write`, `rename`, …
+        call: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A checkpoint could not be written; the previous one was not touched.
+    #[error("can't write the checkpoint of step {step}: {cause}; {}", kept(*previous))]
+    Checkpoint {
+        /// The step whose checkpoint failed.
+        step: u64,
+        /// The newest complete checkpoint.
+        previous: Option<u64>,
+        /// Why.
+        cause: Box<Error>,
+    },
+    /// A call between ranks failed.
+    #[error(transparent)]
+    Communication(#[from] CommError),
+}
+
+fn kept(previous: Option<u64>) -> String {
+    match previous {
+        Some(step) => format!("the checkpoint of step {step} is intact"),
+        None => "there is no earlier checkpoint".to_owned(),
+    }
+}
+
+impl Error {
+    /// For `map_err`: keeps the call and the path of an I/O error.
+    pub fn io(call: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
+        move |source| Error::Io { call, path: path.to_owned(), source }
+    }
+
+    /// Whether the disk, or the user's share of it, is full.
+    pub fn is_disk_full(&self) -> bool {
+        match self {
+            Error::Io { source, .. } => {
+                matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+            }
+            Error::Checkpoint { cause, .. } => cause.is_disk_full(),
+            Error::Communication(_) => false,
+        }
+    }
+}
+
+/// What a step that reads the user's files can end with.
+#[derive(Debug)]
+pub enum Failure {
+    /// The input is wrong: at least one diagnostic.
+    Input(Vec<Diagnostic>),
+    /// The input may be right, and could not be read.
+    World(Error),
+}
+
+impl From<Diagnostic> for Failure {
+    fn from(diagnostic: Diagnostic) -> Failure {
+        Failure::Input(vec![diagnostic])
+    }
+}
+
+impl From<Vec<Diagnostic>> for Failure {
+    fn from(diagnostics: Vec<Diagnostic>) -> Failure {
+        Failure::Input(diagnostics)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::World(error)
+    }
+}

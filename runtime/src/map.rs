@@ -1,0 +1,50 @@
+//! Files as memory.
+
+use std::fs::File;
+use std::ops::Deref;
+use std::path::Path;
+
+use ir::{Diagnostic, Span};
+use memmap2::Mmap;
+
+use crate::error::{Error, Failure};
+
+/// The content of a file, read when it is looked at.
+pub struct Map {
+    /// None for an empty file, which can't be mapped.
+    map: Option<Mmap>,
+}
+
+impl Map {
+    /// Maps a file that the user named.
+    pub fn open(path: &Path) -> Result<Map, Failure> {
+        let source = path.display().to_string();
+        let file = match File::open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Err(Diagnostic::error("E4001", Span::of(source), "no such file").into());
+            }
+            Err(error) => return Err(Error::io("open", path)(error).into()),
+        };
+        let metadata = file.metadata().map_err(Error::io("read the size of", path))?;
+        if !metadata.is_file() {
+            let headline = "not a regular file";
+            return Err(Diagnostic::error("E4001", Span::of(source), headline).into());
+        }
+        if metadata.len() == 0 {
+            return Ok(Map { map: None });
+        }
+        // SAFETY: the mapping is private and read-only. Should another process shorten the file
+        // meanwhile, the system ends this one with SIGBUS: nothing is read that isn't there.
+        let map = unsafe { Mmap::map(&file) }.map_err(Error::io("map", path))?;
+        Ok(Map { map: Some(map) })
+    }
+}
+
+impl Deref for Map {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.map.as_deref().unwrap_or(&[])
+    }
+}
