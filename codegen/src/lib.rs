@@ -1,1 +1,3 @@
-//! Gantline's codegen crate.
+//! Module × plan → programs.
+
+pub mod partition;

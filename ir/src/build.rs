@@ -183,6 +183,16 @@ impl<'m> Builder<'m> {
         self.call(name, &function, operands)
     }
 
+    /// The name of an instance of a composite, which joins the module.
+    pub fn instance(
+        &mut self,
+        composite: &str,
+        attributes: &Attributes,
+        operands: &[TensorType],
+    ) -> Option<String> {
+        self.module.composite(composite, attributes, operands)
+    }
+
     /// Ends the function without adding it to the module.
     pub fn into_function(mut self, results: &[ValueId]) -> Function {
         self.function.results = results.to_vec();

@@ -1,0 +1,445 @@
+//! Partition: function × shardings → the function of one rank, with explicit collectives.
+//!
+//! Every value is computed in the sharding that the plan gives it; where a node needs an operand in
+//! another one, the operand is resharded, once per sharding. Nothing is decided here: the factor
+//! that a node is cut along follows from the shardings of its result and operands.
+
+use std::collections::{BTreeMap, HashMap};
+
+use ir::build::Builder;
+use ir::factors::{Factor, Offset, factors, passes_partial};
+use ir::op::{Collective, Combiner};
+use ir::sharding::{Layout, Piece, pieces};
+use ir::{Axis, Bindings, Dim, Function, Kind, Module, Node, Op, Sharding, TensorType, ValueId};
+
+/// The axes along which values of one function lie.
+pub const VALUE_AXES: [Axis; 2] = [Axis::Dp, Axis::Tp];
+
+/// The shardings of a function's values, by name.
+pub type Shardings = BTreeMap<String, Sharding>;
+
+/// Which rank's function is wanted: the sizes of the axes and the rank's place on them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// For each of [`VALUE_AXES`], the number of ranks.
+    pub sizes: [usize; 2],
+    /// For each of [`VALUE_AXES`], this rank's coordinate.
+    pub coordinates: [usize; 2],
+    /// Samples of one micro-batch on this rank.
+    pub microbatch_size: usize,
+}
+
+/// A function of one rank.
+#[derive(Clone, Debug)]
+pub struct Local {
+    /// The local function; its composites are in `module`.
+    pub function: Function,
+    /// The composites that it calls.
+    pub module: Module,
+    /// For each local value, the global value of which it is the shard, as produced.
+    pub origin: Vec<Option<ValueId>>,
+}
+
+/// Layouts on each of [`VALUE_AXES`].
+pub type Layouts = [Layout; 2];
+
+/// The layouts of a sharding.
+pub fn layouts(sharding: &Sharding) -> Layouts {
+    VALUE_AXES.map(|axis| sharding.on(axis))
+}
+
+/// How a node runs on one axis.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// Every rank computes the whole.
+    Replicate,
+    /// One factor is cut.
+    Cut(usize),
+    /// Every rank computes with its terms.
+    Terms,
+}
+
+impl Choice {
+    /// What the operands must be, and what the results are.
+    pub fn layouts(&self, node: &Node, factors: &[Factor]) -> (Vec<Layout>, Vec<Layout>) {
+        let all = |layout: Layout, count: usize| vec![layout; count];
+        let (operands, results) = (node.operands.len(), node.results.len());
+        match self {
+            Choice::Replicate => (all(Layout::Replicated, operands), all(Layout::Replicated, results)),
+            Choice::Cut(at) => (factors[*at].operands.clone(), factors[*at].results.clone()),
+            Choice::Terms => {
+                let partial = Layout::Partial(Combiner::Sum);
+                (all(partial, operands), all(partial, results))
+            }
+        }
+    }
+}
+
+/// The choice on one axis that yields `results`, moving the fewest elements of the operands.
+/// None when the node cannot yield them.
+pub fn choose(
+    node: &Node,
+    factors: &[Factor],
+    operands: &[Layout],
+    sizes: &[u64],
+    results: &[Layout],
+) -> Option<Choice> {
+    let cuts = (0..factors.len()).map(Choice::Cut);
+    let terms = passes_partial(&node.op).then_some(Choice::Terms);
+    let candidates = std::iter::once(Choice::Replicate).chain(cuts).chain(terms);
+    let mut best: Option<(u64, Choice)> = None;
+    for choice in candidates {
+        let (wanted, yields) = choice.layouts(node, factors);
+        if yields != results {
+            continue;
+        }
+        let moved = operands.iter().zip(&wanted).zip(sizes).map(|((from, to), size)| match (from, to) {
+            _ if from == to => Some(0),
+            (_, Layout::Partial(_)) => None,
+            (Layout::Replicated, Layout::Cut { .. }) => Some(1),
+            _ => Some(2 + size),
+        });
+        let Some(moved) = moved.sum::<Option<u64>>() else { continue };
+        if best.as_ref().is_none_or(|(least, _)| moved < *least) {
+            best = Some((moved, choice));
+        }
+    }
+    best.map(|(_, choice)| choice)
+}
+
+/// The function of one rank.
+///
+/// # Errors
+/// A sentence that names the value whose sharding no factor of its node yields, or whose dims the
+/// mesh cannot cut.
+pub fn partition(
+    module: &Module,
+    function: &Function,
+    shardings: &Shardings,
+    place: Place,
+) -> Result<Local, String> {
+    let batch = (place.microbatch_size * place.sizes[0]) as i64;
+    let bindings = Bindings::from([(Dim::BATCH.to_owned(), batch)]);
+    let mut global = function.clone();
+    global.bind(&bindings);
+    let mut composites = Module::new(module.name.clone());
+    let mut local_module = module.clone();
+    local_module.bind(&bindings);
+    let mut origin = Vec::new();
+    let local = {
+        let builder = Builder::new(&mut composites, function.name.clone(), Kind::Layer);
+        let mut work = Partition {
+            global: &global,
+            module: &local_module,
+            shardings,
+            place,
+            builder,
+            shards: HashMap::new(),
+            origin: &mut origin,
+        };
+        for param in global.params() {
+            work.param(param)?;
+        }
+        for node in &global.nodes {
+            work.node(node)?;
+        }
+        let results: Result<Vec<ValueId>, String> =
+            global.results.iter().map(|r| work.shard(*r, work.produced(*r)?)).collect();
+        work.builder.into_function(&results?)
+    };
+    origin.resize(local.values.len(), None);
+    Ok(Local { function: local, module: composites, origin })
+}
+
+struct Partition<'a> {
+    global: &'a Function,
+    module: &'a Module,
+    shardings: &'a Shardings,
+    place: Place,
+    builder: Builder<'a>,
+    /// The local value of a global value in some layouts.
+    shards: HashMap<(ValueId, Layouts), ValueId>,
+    origin: &'a mut Vec<Option<ValueId>>,
+}
+
+impl Partition<'_> {
+    /// The layouts in which a value is produced. An axis of one rank holds everything whole.
+    fn produced(&self, value: ValueId) -> Result<Layouts, String> {
+        let name = &self.global.value(value).name;
+        let sharding = self.shardings.get(name);
+        let sharding = sharding.ok_or_else(|| format!("the plan has no sharding for `%{name}`"))?;
+        let mut layouts = layouts(sharding);
+        for (layout, size) in layouts.iter_mut().zip(self.place.sizes) {
+            if size == 1 {
+                *layout = Layout::Replicated;
+            }
+        }
+        Ok(layouts)
+    }
+
+    /// The sizes of a shard, and its first element on each dim.
+    fn extent(&self, value: ValueId, layouts: Layouts) -> Result<Vec<Piece>, String> {
+        let value = self.global.value(value);
+        let sizes = value.ty.sizes();
+        let sizes = sizes.ok_or_else(|| format!("`%{}` has open sizes: {}", value.name, value.ty))?;
+        let mut extent: Vec<Piece> =
+            sizes.iter().map(|size| Piece { start: 0, size: *size }).collect();
+        for (at, layout) in layouts.iter().enumerate() {
+            if let Layout::Cut { dim, unit } = *layout {
+                extent[dim] = self.pieces(&value.name, sizes[dim], unit, at)?[self.place.coordinates[at]];
+            }
+        }
+        Ok(extent)
+    }
+
+    fn pieces(&self, name: &str, size: usize, unit: usize, axis: usize) -> Result<Vec<Piece>, String> {
+        let ranks = self.place.sizes[axis];
+        pieces(size, unit, ranks).ok_or_else(|| {
+            let axis = VALUE_AXES[axis];
+            format!("`%{name}`: {size} elements in units of {unit} over {axis}={ranks}")
+        })
+    }
+
+    fn local_type(&self, value: ValueId, layouts: Layouts) -> Result<TensorType, String> {
+        let sizes: Vec<usize> = self.extent(value, layouts)?.iter().map(|p| p.size).collect();
+        Ok(TensorType::of(self.global.ty(value).dtype, &sizes))
+    }
+
+    fn define(&mut self, global: ValueId, layouts: Layouts, local: ValueId) {
+        self.shards.insert((global, layouts), local);
+        if self.origin.len() <= local.index() {
+            self.origin.resize(local.index() + 1, None);
+        }
+        self.origin[local.index()] = Some(global);
+    }
+
+    fn param(&mut self, param: ValueId) -> Result<(), String> {
+        let layouts = self.produced(param)?;
+        let ty = self.local_type(param, layouts)?;
+        let local = self.builder.param(&self.global.value(param).name, ty);
+        self.define(param, layouts, local);
+        Ok(())
+    }
+
+    /// The value in some layouts: as produced, or resharded on each axis in turn.
+    fn shard(&mut self, value: ValueId, wanted: Layouts) -> Result<ValueId, String> {
+        if let Some(local) = self.shards.get(&(value, wanted)) {
+            return Ok(*local);
+        }
+        let mut layouts = self.produced(value)?;
+        let mut local = self.shards[&(value, layouts)];
+        for axis in (0..VALUE_AXES.len()).rev() {
+            if layouts[axis] != wanted[axis] {
+                local = self.reshard(value, local, &mut layouts, axis, wanted[axis])?;
+            }
+        }
+        self.shards.insert((value, wanted), local);
+        Ok(local)
+    }
+
+    fn reshard(
+        &mut self,
+        value: ValueId,
+        local: ValueId,
+        layouts: &mut Layouts,
+        axis: usize,
+        to: Layout,
+    ) -> Result<ValueId, String> {
+        let name = self.global.value(value).name.clone();
+        let sizes = self.global.ty(value).sizes().unwrap_or_default();
+        let own = self.place.coordinates[axis];
+        let axis_name = VALUE_AXES[axis].name().to_owned();
+        let collective = |kind: Collective| Op::Collective { kind, axis: axis_name.clone() };
+        let from = layouts[axis];
+        let mut key = *layouts;
+        key[axis] = to;
+        *layouts = key;
+        if let Some(there) = self.shards.get(&(value, key)) {
+            return Ok(*there);
+        }
+        let result = match (from, to) {
+            (Layout::Partial(Combiner::Sum), Layout::Cut { dim, unit }) => {
+                let pieces = self.pieces(&name, sizes[dim], unit, axis)?;
+                let counts = pieces.iter().map(|p| p.size).collect();
+                let op = collective(Collective::ReduceScatter { dim, counts, own });
+                self.builder.push(&format!("{name}.scatter"), op, &[local])
+            }
+            (Layout::Partial(combiner), _) => {
+                let op = collective(Collective::AllReduce(combiner));
+                let whole = self.builder.push(&format!("{name}.reduce"), op, &[local]);
+                self.cut(&name, whole, &sizes, to, axis)?
+            }
+            (Layout::Cut { dim, unit }, _) => {
+                let pieces = self.pieces(&name, sizes[dim], unit, axis)?;
+                let counts = pieces.iter().map(|p| p.size).collect();
+                let op = collective(Collective::AllGather { dim, counts });
+                let whole = self.builder.push(&format!("{name}.gather"), op, &[local]);
+                self.cut(&name, whole, &sizes, to, axis)?
+            }
+            (Layout::Replicated, Layout::Partial(_)) => {
+                return Err(format!("`%{name}` is whole and cannot become partial"));
+            }
+            (Layout::Replicated, _) => self.cut(&name, local, &sizes, to, axis)?,
+        };
+        self.shards.insert((value, key), result);
+        Ok(result)
+    }
+
+    /// This rank's piece of a whole value.
+    fn cut(
+        &mut self,
+        name: &str,
+        whole: ValueId,
+        sizes: &[usize],
+        to: Layout,
+        axis: usize,
+    ) -> Result<ValueId, String> {
+        let Layout::Cut { dim, unit } = to else { return Ok(whole) };
+        let piece = self.pieces(name, sizes[dim], unit, axis)?[self.place.coordinates[axis]];
+        let op = Op::Slice { dim, start: piece.start, size: piece.size };
+        Ok(self.builder.push(&format!("{name}.slice"), op, &[whole]))
+    }
+
+    fn node(&mut self, node: &Node) -> Result<(), String> {
+        let factors = factors(node, self.global, self.module);
+        let mut wanted = vec![[Layout::Replicated; 2]; node.operands.len()];
+        let mut choices = Vec::new();
+        let produced: Vec<Layouts> =
+            node.operands.iter().map(|o| self.produced(*o)).collect::<Result<_, _>>()?;
+        let results: Vec<Layouts> =
+            node.results.iter().map(|r| self.produced(*r)).collect::<Result<_, _>>()?;
+        let elements = |o: &ValueId| self.global.ty(*o).count().unwrap_or(0) as u64;
+        let sizes: Vec<u64> = node.operands.iter().map(elements).collect();
+        for axis in 0..VALUE_AXES.len() {
+            let from: Vec<Layout> = produced.iter().map(|l| l[axis]).collect();
+            let yields: Vec<Layout> = results.iter().map(|l| l[axis]).collect();
+            let choice = choose(node, &factors, &from, &sizes, &yields).ok_or_else(|| {
+                let name = &self.global.value(node.results[0]).name;
+                let axis = VALUE_AXES[axis];
+                format!("no way to compute `%{name}` as {yields:?} on {axis} from {from:?}")
+            })?;
+            for (operand, layout) in wanted.iter_mut().zip(choice.layouts(node, &factors).0) {
+                operand[axis] = layout;
+            }
+            choices.push(choice);
+        }
+        let operands: Vec<ValueId> = node
+            .operands
+            .iter()
+            .zip(&wanted)
+            .map(|(operand, layouts)| self.shard(*operand, *layouts))
+            .collect::<Result<_, _>>()?;
+        let extent = self.extent(node.results[0], results[0])?;
+        let offsets = self.offsets(node, &factors, &choices)?;
+        let op = self.local_op(node, &extent, &offsets, &operands)?;
+        let name = &self.global.value(node.results[0]).name;
+        let locals = self.builder.push_all(name, op, &operands);
+        for ((result, layouts), local) in node.results.iter().zip(results).zip(locals) {
+            let expected = self.local_type(*result, layouts)?;
+            assert_eq!(*self.builder.ty(local), expected, "the shard of `%{name}`");
+            self.define(*result, layouts, local);
+        }
+        Ok(())
+    }
+
+    /// The attributes that move with the cut, and by how many units.
+    fn offsets(
+        &self,
+        node: &Node,
+        factors: &[Factor],
+        choices: &[Choice],
+    ) -> Result<Vec<(Offset, i64)>, String> {
+        let mut offsets = Vec::new();
+        for (axis, choice) in choices.iter().enumerate() {
+            let Choice::Cut(at) = choice else { continue };
+            let factor = &factors[*at];
+            if factor.offsets.is_empty() {
+                continue;
+            }
+            let name = &self.global.value(node.results[0]).name;
+            if VALUE_AXES[axis] == Axis::Dp {
+                // Programs do not tell data-parallel ranks apart: the sample of a draw counts from
+                // the key, which the runtime sets for each rank.
+                let sample = |offset: &Offset| *offset == Offset::RandomStart(0);
+                if self.place.sizes[axis] > 1 && !factor.offsets.iter().all(sample) {
+                    return Err(format!("`%{name}` counts along the batch"));
+                }
+                continue;
+            }
+            let units = factor.units.as_constant().and_then(|u| usize::try_from(u).ok());
+            let units = units.ok_or_else(|| format!("`%{name}` has open sizes"))?;
+            let start = self.pieces(name, units, 1, axis)?[self.place.coordinates[axis]].start;
+            offsets.extend(factor.offsets.iter().map(|offset| (offset.clone(), start as i64)));
+        }
+        Ok(offsets)
+    }
+
+    /// The op with local sizes and offsets.
+    fn local_op(
+        &mut self,
+        node: &Node,
+        extent: &[Piece],
+        offsets: &[(Offset, i64)],
+        operands: &[ValueId],
+    ) -> Result<Op, String> {
+        let dims_here = || extent.iter().map(|p| Dim::from(p.size)).collect::<Vec<_>>();
+        let mut op = node.op.clone();
+        match &mut op {
+            Op::Constant { dims, .. }
+            | Op::Iota { dims, .. }
+            | Op::Random { dims, .. }
+            | Op::Reshape { dims }
+            | Op::Broadcast { dims, .. } => *dims = dims_here(),
+            Op::ScatterAdd { dim, size, .. } => *size = Dim::from(extent[*dim].size),
+            Op::DynamicSlice { dim, size } => *size = Dim::from(extent[*dim].size),
+            Op::Call { function } => *function = self.local_callee(function, offsets, operands)?,
+            Op::FoldKey { .. }
+            | Op::Unary(_)
+            | Op::Binary(_)
+            | Op::Compare(_)
+            | Op::Select
+            | Op::Cast { .. }
+            | Op::Contract(_)
+            | Op::Reduce { .. }
+            | Op::Transpose { .. }
+            | Op::Slice { .. }
+            | Op::Pad { .. }
+            | Op::Concat { .. }
+            | Op::Gather { .. }
+            | Op::DynamicUpdateSlice { .. }
+            | Op::Collective { .. } => {}
+        }
+        for (offset, units) in offsets {
+            match (&mut op, offset) {
+                (Op::Iota { start, .. }, Offset::Start)
+                | (Op::Gather { start, .. }, Offset::Start)
+                | (Op::ScatterAdd { start, .. }, Offset::Start) => *start += units,
+                (Op::Random { start, .. }, Offset::RandomStart(dim)) => start[*dim] += units,
+                (_, _) => {}
+            }
+        }
+        Ok(op)
+    }
+
+    /// The composite for the local types, with attributes counted from the shard.
+    fn local_callee(
+        &mut self,
+        callee: &str,
+        offsets: &[(Offset, i64)],
+        operands: &[ValueId],
+    ) -> Result<String, String> {
+        let kind = self.module.function(callee).map(|f| f.kind.clone());
+        let Some(Kind::Composite { name, mut attributes }) = kind else {
+            return Err(format!("`@{callee}` is no composite"));
+        };
+        for (offset, units) in offsets {
+            if let Offset::Attribute { name, unit } = offset {
+                *attributes.entry(name.clone()).or_insert(0.0) += (*units * *unit as i64) as f64;
+            }
+        }
+        let types: Vec<TensorType> =
+            operands.iter().map(|o| self.builder.ty(*o).clone()).collect();
+        let local = self.builder.instance(&name, &attributes, &types);
+        local.ok_or_else(|| format!("`@{callee}` has no instance for {types:?}"))
+    }
+}

@@ -1,0 +1,331 @@
+//! The table `factors`: the iteration factors of each op, and which dims each one indexes.
+//!
+//! From it follow the legal shardings of an op, the collectives that a sharding needs, and how
+//! dims propagate. Cutting a factor over an axis cuts every operand dim that it indexes; the result
+//! is cut where the factor indexes it and partial where the factor is reduced away.
+
+use crate::dim::Dim;
+use crate::library::{CompositeFactor, templates};
+use crate::module::{Attributes, Function, Kind, Module, Node};
+use crate::op::{Binary, Combiner, Einsum, Op, Unary};
+use crate::sharding::Layout;
+use crate::types::TensorType;
+
+/// One iteration factor of a node: the layouts on an axis that cuts it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Factor {
+    /// How many units there are to cut.
+    pub units: Dim,
+    /// What each operand must be: cut or replicated.
+    pub operands: Vec<Layout>,
+    /// What each result is then.
+    pub results: Vec<Layout>,
+    /// Attributes of the op that count from the shard's offset.
+    pub offsets: Vec<Offset>,
+}
+
+/// An attribute that grows by the offset of this rank's piece of the factor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Offset {
+    /// The `start` of an iota, a gather or a scatter.
+    Start,
+    /// The `start` of one dim of a random draw.
+    RandomStart(usize),
+    /// An attribute of a composite, by the elements of the operand's or result's piece.
+    Attribute {
+        /// The attribute.
+        name: String,
+        /// Elements of a unit of the value by which it is counted.
+        unit: usize,
+    },
+}
+
+/// The factors of a node of a function.
+pub fn factors(node: &Node, function: &Function, module: &Module) -> Vec<Factor> {
+    let operands: Vec<&TensorType> = node.operands.iter().map(|o| function.ty(*o)).collect();
+    let result = function.ty(node.results[0]);
+    match &node.op {
+        Op::Constant { .. } => made_factors(result, |_| None),
+        Op::Iota { dim, .. } => made_factors(result, |d| (d == *dim).then_some(Offset::Start)),
+        Op::Random { .. } => random_factors(result),
+        Op::FoldKey { .. } | Op::Collective { .. } => Vec::new(),
+        Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Cast { .. } => {
+            elementwise_factors(operands.len(), result)
+        }
+        Op::Contract(einsum) => contract_factors(einsum, operands[0], operands[1]),
+        Op::Reduce { combiner, dims } => reduce_factors(*combiner, dims, operands[0]),
+        Op::Reshape { .. } => reshape_factors(operands[0], result),
+        Op::Transpose { perm } => transpose_factors(perm, result),
+        Op::Broadcast { new, .. } => broadcast_factors(new, result),
+        Op::Slice { dim, .. } | Op::Pad { dim, .. } => untouched_factors(&[*dim], &operands, result),
+        Op::Concat { dim } => untouched_factors(&[*dim], &operands, result),
+        Op::Gather { dim, .. } => gather_factors(*dim, operands[0], operands[1], result),
+        Op::ScatterAdd { dim, .. } => scatter_factors(*dim, operands[0], result),
+        Op::DynamicUpdateSlice { dim } => untouched_factors(&[*dim], &operands, result),
+        Op::DynamicSlice { dim, .. } => untouched_factors(&[*dim], &operands, result),
+        Op::Call { function: callee } => call_factors(callee, module),
+    }
+}
+
+/// Whether a node maps partial operands to a partial result, term by term, and which operands must
+/// be partial for that.
+pub fn passes_partial(op: &Op) -> bool {
+    match op {
+        Op::Unary(Unary::Neg)
+        | Op::Binary(Binary::Add | Binary::Sub)
+        | Op::Reduce { combiner: Combiner::Sum, .. }
+        | Op::Reshape { .. }
+        | Op::Transpose { .. }
+        | Op::Broadcast { .. }
+        | Op::Slice { .. }
+        | Op::Pad { .. } => true,
+        Op::Constant { .. }
+        | Op::Iota { .. }
+        | Op::Random { .. }
+        | Op::FoldKey { .. }
+        | Op::Unary(_)
+        | Op::Binary(_)
+        | Op::Compare(_)
+        | Op::Select
+        | Op::Cast { .. }
+        | Op::Contract(_)
+        | Op::Reduce { .. }
+        | Op::Concat { .. }
+        | Op::Gather { .. }
+        | Op::ScatterAdd { .. }
+        | Op::DynamicUpdateSlice { .. }
+        | Op::DynamicSlice { .. }
+        | Op::Call { .. }
+        | Op::Collective { .. } => false,
+    }
+}
+
+fn factor(units: &Dim, operands: Vec<Layout>, results: Vec<Layout>) -> Factor {
+    Factor { units: units.clone(), operands, results, offsets: Vec::new() }
+}
+
+fn made_factors(result: &TensorType, offset: impl Fn(usize) -> Option<Offset>) -> Vec<Factor> {
+    let made = |(dim, size): (usize, &Dim)| Factor {
+        offsets: offset(dim).into_iter().collect(),
+        ..factor(size, Vec::new(), vec![Layout::cut(dim)])
+    };
+    result.dims.iter().enumerate().map(made).collect()
+}
+
+fn random_factors(result: &TensorType) -> Vec<Factor> {
+    let mut factors = made_factors(result, |dim| Some(Offset::RandomStart(dim)));
+    for factor in &mut factors {
+        factor.operands = vec![Layout::Replicated];
+    }
+    factors
+}
+
+fn elementwise_factors(operands: usize, result: &TensorType) -> Vec<Factor> {
+    let cut = |(dim, size): (usize, &Dim)| {
+        factor(size, vec![Layout::cut(dim); operands], vec![Layout::cut(dim)])
+    };
+    result.dims.iter().enumerate().map(cut).collect()
+}
+
+fn contract_factors(e: &Einsum, a: &TensorType, b: &TensorType) -> Vec<Factor> {
+    let place = |letters: &[char], letter: char| {
+        let at = letters.iter().position(|c| *c == letter);
+        at.map_or(Layout::Replicated, Layout::cut)
+    };
+    let size = |letter: char| {
+        let in_a = e.a.iter().position(|c| *c == letter).map(|at| &a.dims[at]);
+        in_a.or_else(|| e.b.iter().position(|c| *c == letter).map(|at| &b.dims[at]))
+    };
+    let mut factors = Vec::new();
+    for letter in e.letters() {
+        let Some(units) = size(letter) else { continue };
+        let result = match place(&e.result, letter) {
+            Layout::Replicated => Layout::Partial(Combiner::Sum),
+            cut => cut,
+        };
+        factors.push(factor(units, vec![place(&e.a, letter), place(&e.b, letter)], vec![result]));
+    }
+    factors
+}
+
+fn reduce_factors(combiner: Combiner, dims: &[usize], x: &TensorType) -> Vec<Factor> {
+    let cut = |(dim, size): (usize, &Dim)| {
+        let result = if dims.contains(&dim) {
+            Layout::Partial(combiner)
+        } else {
+            Layout::cut(dim - dims.iter().filter(|d| **d < dim).count())
+        };
+        factor(size, vec![Layout::cut(dim)], vec![result])
+    };
+    x.dims.iter().enumerate().map(cut).collect()
+}
+
+/// A dim is kept, or is the outermost of a group of dims that one side splits.
+fn reshape_factors(x: &TensorType, result: &TensorType) -> Vec<Factor> {
+    let mut factors = Vec::new();
+    let (mut i, mut j) = (0, 0);
+    while i < x.ndim() && j < result.ndim() {
+        let (first_x, first_r) = (i, j);
+        let mut inside_x = Dim::constant(1);
+        let mut inside_r = Dim::constant(1);
+        let (mut size_x, mut size_r) = (x.dims[i].clone(), result.dims[j].clone());
+        (i, j) = (i + 1, j + 1);
+        while size_x != size_r {
+            let (Some(a), Some(b)) = (size_x.as_constant(), size_r.as_constant()) else {
+                return factors;
+            };
+            if a < b && i < x.ndim() {
+                inside_x = &inside_x * &x.dims[i];
+                size_x = &size_x * &x.dims[i];
+                i += 1;
+            } else if b < a && j < result.ndim() {
+                inside_r = &inside_r * &result.dims[j];
+                size_r = &size_r * &result.dims[j];
+                j += 1;
+            } else {
+                return factors;
+            }
+        }
+        let (units_x, units_r) = (&x.dims[first_x], &result.dims[first_r]);
+        let unit = |inside: &Dim| inside.as_constant().and_then(|c| usize::try_from(c).ok());
+        let (Some(in_x), Some(in_r)) = (unit(&inside_x), unit(&inside_r)) else { continue };
+        // The outer dim of the split side counts units; the other side's units are what it splits.
+        let (units, unit_x, unit_r) = match (in_x, in_r) {
+            (1, _) => (units_r, in_r, 1),
+            (_, 1) => (units_x, 1, in_x),
+            _ => continue,
+        };
+        let operand = Layout::Cut { dim: first_x, unit: unit_x };
+        let result = Layout::Cut { dim: first_r, unit: unit_r };
+        factors.push(factor(units, vec![operand], vec![result]));
+    }
+    factors
+}
+
+fn transpose_factors(perm: &[usize], result: &TensorType) -> Vec<Factor> {
+    let cut = |(dim, size): (usize, &Dim)| {
+        factor(size, vec![Layout::cut(perm[dim])], vec![Layout::cut(dim)])
+    };
+    result.dims.iter().enumerate().map(cut).collect()
+}
+
+fn broadcast_factors(new: &[usize], result: &TensorType) -> Vec<Factor> {
+    let cut = |(dim, size): (usize, &Dim)| {
+        let operand = if new.contains(&dim) {
+            Layout::Replicated
+        } else {
+            Layout::cut(dim - new.iter().filter(|n| **n < dim).count())
+        };
+        factor(size, vec![operand], vec![Layout::cut(dim)])
+    };
+    result.dims.iter().enumerate().map(cut).collect()
+}
+
+/// The dims that the op does not touch; scalar operands stay replicated.
+fn untouched_factors(touched: &[usize], operands: &[&TensorType], result: &TensorType) -> Vec<Factor> {
+    let cut = |(dim, size): (usize, &Dim)| {
+        let layout = |x: &&TensorType| match x.ndim() {
+            0 => Layout::Replicated,
+            _ => Layout::cut(dim),
+        };
+        let operands = operands.iter().map(layout).collect();
+        (!touched.contains(&dim)).then(|| factor(size, operands, vec![Layout::cut(dim)]))
+    };
+    result.dims.iter().enumerate().filter_map(cut).collect()
+}
+
+fn gather_factors(
+    dim: usize,
+    table: &TensorType,
+    ids: &TensorType,
+    result: &TensorType,
+) -> Vec<Factor> {
+    let mut factors = Vec::new();
+    for (at, size) in result.dims.iter().enumerate() {
+        let operands = if at < dim {
+            vec![Layout::cut(at), Layout::Replicated]
+        } else if at < dim + ids.ndim() {
+            vec![Layout::Replicated, Layout::cut(at - dim)]
+        } else {
+            vec![Layout::cut(at + 1 - ids.ndim()), Layout::Replicated]
+        };
+        factors.push(factor(size, operands, vec![Layout::cut(at)]));
+    }
+    let operands = vec![Layout::cut(dim), Layout::Replicated];
+    let rows = factor(&table.dims[dim], operands, vec![Layout::Partial(Combiner::Sum)]);
+    factors.push(Factor { offsets: vec![Offset::Start], ..rows });
+    factors
+}
+
+fn scatter_factors(dim: usize, ids: &TensorType, result: &TensorType) -> Vec<Factor> {
+    let mut factors = Vec::new();
+    for (at, size) in ids.dims.iter().enumerate() {
+        let operands = vec![Layout::cut(at), Layout::cut(dim + at)];
+        factors.push(factor(size, operands, vec![Layout::Partial(Combiner::Sum)]));
+    }
+    for (at, size) in result.dims.iter().enumerate() {
+        let in_x = if at < dim { at } else { at + ids.ndim() - 1 };
+        if at == dim {
+            let operands = vec![Layout::Replicated, Layout::Replicated];
+            let rows = factor(size, operands, vec![Layout::cut(at)]);
+            factors.push(Factor { offsets: vec![Offset::Start], ..rows });
+        } else {
+            let operands = vec![Layout::Replicated, Layout::cut(in_x)];
+            factors.push(factor(size, operands, vec![Layout::cut(at)]));
+        }
+    }
+    factors
+}
+
+fn call_factors(callee: &str, module: &Module) -> Vec<Factor> {
+    let Some(function) = module.function(callee) else { return Vec::new() };
+    let Kind::Composite { name, attributes } = &function.kind else { return Vec::new() };
+    let Some(template) = templates().get(name) else { return Vec::new() };
+    let pack = template.pack_len(&function.param_types());
+    let mut factors = Vec::new();
+    for declared in &template.factors {
+        let packed = declared.places.iter().any(|p| p.dim.is_none());
+        let dims = if packed { 0..pack } else { 0..1 };
+        factors.extend(dims.filter_map(|at| composite_factor(declared, at, function, attributes)));
+    }
+    factors
+}
+
+/// A declared factor as it stands in an instance; `packed` is the dim meant by `..`.
+fn composite_factor(
+    declared: &CompositeFactor,
+    packed: usize,
+    function: &Function,
+    attributes: &Attributes,
+) -> Option<Factor> {
+    let unit_of = |attribute: &Option<String>| match attribute {
+        Some(name) => attributes.get(name).map(|unit| *unit as usize),
+        None => Some(1),
+    };
+    let layout = |value: &str| -> Option<Layout> {
+        let Some(place) = declared.places.iter().find(|p| p.value == value) else {
+            return Some(Layout::Replicated);
+        };
+        Some(Layout::Cut { dim: place.dim.unwrap_or(packed), unit: unit_of(&place.unit)? })
+    };
+    let name = |id: &crate::ValueId| function.value(*id).name.as_str();
+    let operands: Option<Vec<Layout>> =
+        function.params().map(|p| layout(name(&p))).collect();
+    let result = |id: &crate::ValueId| {
+        if declared.partial.iter().any(|p| p == name(id)) {
+            Some(Layout::Partial(Combiner::Sum))
+        } else {
+            layout(name(id))
+        }
+    };
+    let results: Option<Vec<Layout>> = function.results.iter().map(result).collect();
+    let first = declared.places.first()?;
+    let size = &function.ty(function.find(&first.value)?).dims[first.dim.unwrap_or(packed)];
+    let units = size.divide(unit_of(&first.unit)? as i64)?;
+    let offset = |(attribute, value): &(String, String)| {
+        let place = declared.places.iter().find(|p| p.value == *value)?;
+        Some(Offset::Attribute { name: attribute.clone(), unit: unit_of(&place.unit)? })
+    };
+    let offsets: Option<Vec<Offset>> = declared.offsets.iter().map(offset).collect();
+    Some(Factor { units, operands: operands?, results: results?, offsets: offsets? })
+}

@@ -1,0 +1,252 @@
+//! Programs: the instructions of one class of ranks.
+//!
+//! All buffers lie in one arena per memory space, at offsets that are fixed here. Work is in
+//! *routines*, one per specialisation of a function, which are called with slots; so the size of a
+//! program grows neither with depth nor with the number of micro-batches but for one `call` each.
+
+use serde::{Deserialize, Serialize};
+
+use crate::DType;
+use crate::op::Combiner;
+use crate::sharding::Axis;
+
+/// The alignment of every buffer, in bytes: a cache line, and the widest vector.
+pub const ALIGNMENT: u64 = 64;
+
+/// Bytes rounded up to the alignment.
+pub fn aligned(bytes: u64) -> u64 {
+    bytes.next_multiple_of(ALIGNMENT)
+}
+
+/// A buffer of the program: an index into [`Program::buffers`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct BufferId(pub u32);
+
+/// What a buffer holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Contents {
+    /// A parameter: an index into [`Program::weights`].
+    Param(usize),
+    /// The gradient of a parameter, summed over micro-batches.
+    Grad(usize),
+    /// The `index`-th optimizer state of a parameter.
+    State {
+        /// The weight.
+        weight: usize,
+        /// Which state.
+        index: usize,
+    },
+    /// What the host feeds: tokens, labels, the random key, scalars.
+    Feed(Feed),
+    /// Loss sum, count and squared gradient norm of the step.
+    Stats,
+    /// A value that lives between routine calls.
+    Activation,
+    /// The scratch memory of one routine call.
+    Frame,
+}
+
+/// What the host writes before an instruction runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Feed {
+    /// `i32[samples, seq]` token ids of a micro-batch.
+    Tokens,
+    /// `i32[samples, seq]` labels of a micro-batch; negative ones count for nothing.
+    Labels,
+    /// `u32[4]`: seed, step, path, first sample on this rank of the micro-batch.
+    Key,
+    /// `[4]`: learning rate, 1 - beta1^step, 1 - beta2^step, clipping norm (infinite for none).
+    Scalars,
+    /// `i32[]`: the position of the first token, in decoding.
+    Position,
+}
+
+/// A range of an arena.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Buffer {
+    /// For people.
+    pub name: String,
+    /// What it holds.
+    pub contents: Contents,
+    /// The element type.
+    pub dtype: DType,
+    /// The local sizes; a frame has bytes.
+    pub sizes: Vec<usize>,
+    /// The bytes it takes.
+    pub bytes: u64,
+    /// Its place in the arena.
+    pub offset: u64,
+}
+
+/// A weight as one class of ranks holds it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WeightShard {
+    /// The name of the parameter of the entry.
+    pub name: String,
+    /// The sizes of the whole weight.
+    pub global: Vec<usize>,
+    /// For each dim, the first element held and the number held.
+    pub ranges: Vec<(usize, usize)>,
+    /// Whether this class counts it: a tied copy in a later stage is not counted again.
+    pub owned: bool,
+}
+
+/// A value inside a routine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Ref {
+    /// A slot of the routine.
+    Slot(u32),
+    /// A local, at an offset in the frame of the call.
+    Local(u32),
+}
+
+/// A value that lives during one call, in its frame.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LocalBuffer {
+    /// For people.
+    pub name: String,
+    /// The bytes it takes.
+    pub bytes: u64,
+    /// Its place in the frame.
+    pub offset: u64,
+}
+
+/// A collective of the ranks along an axis.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Exchange {
+    /// Every member gets the combination; in place.
+    AllReduce(Combiner),
+    /// Every member gets all pieces along the middle dim of `[outer, sum of counts, inner]`.
+    AllGather {
+        /// Elements before the dim.
+        outer: usize,
+        /// Elements after the dim.
+        inner: usize,
+        /// The members' pieces.
+        counts: Vec<usize>,
+    },
+    /// Every member gets its piece of the sum.
+    ReduceScatter {
+        /// Elements before the dim.
+        outer: usize,
+        /// Elements after the dim.
+        inner: usize,
+        /// The members' pieces.
+        counts: Vec<usize>,
+    },
+}
+
+/// The ranks that take part in a collective.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Group {
+    /// The ranks along an axis.
+    Axis(Axis),
+    /// The ranks of these stages with the same place on the other axes.
+    Stages(Vec<usize>),
+    /// All ranks.
+    World,
+}
+
+/// An instruction of a routine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Instruction {
+    /// One kernel.
+    Launch {
+        /// Index into the kernel table.
+        kernel: usize,
+        /// What it reads.
+        inputs: Vec<Ref>,
+        /// What it writes.
+        outputs: Vec<Ref>,
+    },
+    /// One collective.
+    Collective {
+        /// What is done.
+        exchange: Exchange,
+        /// Among whom.
+        group: Group,
+        /// The element type.
+        dtype: DType,
+        /// Elements that this rank puts in.
+        elements: usize,
+        /// What it reads; the same as the output for an all-reduce.
+        input: Ref,
+        /// What it writes.
+        output: Ref,
+    },
+}
+
+/// Work that is called with slots.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Routine {
+    /// For people: the function, its specialisation.
+    pub name: String,
+    /// What the slots are, for people and for the checker: name and bytes.
+    pub slots: Vec<(String, u64)>,
+    /// The values that live in the frame.
+    pub locals: Vec<LocalBuffer>,
+    /// The bytes of the frame.
+    pub frame_bytes: u64,
+    /// What is done.
+    pub instructions: Vec<Instruction>,
+}
+
+/// A step of a program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Step {
+    /// The host writes a buffer for a micro-batch.
+    Feed {
+        /// What.
+        feed: Feed,
+        /// For which micro-batch.
+        microbatch: usize,
+        /// Into what.
+        buffer: BufferId,
+    },
+    /// A routine runs.
+    Call {
+        /// Index into [`Program::routines`].
+        routine: usize,
+        /// The buffers for its slots.
+        slots: Vec<BufferId>,
+        /// The frame; none for a routine without locals.
+        frame: Option<BufferId>,
+    },
+    /// A buffer goes to the same place of another stage.
+    Send {
+        /// The stage.
+        to: usize,
+        /// The buffer.
+        buffer: BufferId,
+    },
+    /// A buffer comes from the same place of another stage.
+    Receive {
+        /// The stage.
+        from: usize,
+        /// The buffer.
+        buffer: BufferId,
+    },
+}
+
+/// The instructions of one class of ranks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Program {
+    /// The model.
+    pub name: String,
+    /// The stage of the class.
+    pub stage: usize,
+    /// The place of the class on the tensor-parallel axis.
+    pub tensor: usize,
+    /// The weights that it holds.
+    pub weights: Vec<WeightShard>,
+    /// All buffers.
+    pub buffers: Vec<Buffer>,
+    /// The bytes of the arena.
+    pub arena_bytes: u64,
+    /// The largest sum of bytes, each rounded to the alignment, that are live at once.
+    pub live_bytes_max: u64,
+    /// The routines.
+    pub routines: Vec<Routine>,
+    /// The instructions of one training step, or of one call of an inference entry.
+    pub steps: Vec<Step>,
+}

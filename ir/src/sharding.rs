@@ -1,0 +1,208 @@
+//! How a value lies on the axes of the mesh.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::op::Combiner;
+
+/// An axis of the mesh, outermost first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Axis {
+    /// Pipeline stages.
+    Pp,
+    /// Data parallelism.
+    Dp,
+    /// Context parallelism.
+    Cp,
+    /// Tensor parallelism.
+    Tp,
+}
+
+impl Axis {
+    /// All axes, outermost first.
+    pub const ALL: [Axis; 4] = [Axis::Pp, Axis::Dp, Axis::Cp, Axis::Tp];
+
+    /// The name in texts and flags.
+    pub fn name(self) -> &'static str {
+        match self {
+            Axis::Pp => "pp",
+            Axis::Dp => "dp",
+            Axis::Cp => "cp",
+            Axis::Tp => "tp",
+        }
+    }
+
+    /// The axis of a name.
+    pub fn parse(name: &str) -> Option<Axis> {
+        Axis::ALL.into_iter().find(|axis| axis.name() == name)
+    }
+}
+
+impl fmt::Display for Axis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// How a value lies on one axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Layout {
+    /// Every rank has the whole.
+    Replicated,
+    /// Each rank has a range of one dim, in whole units.
+    Cut {
+        /// The dim.
+        dim: usize,
+        /// Elements of a unit.
+        unit: usize,
+    },
+    /// Each rank has a term of the value.
+    Partial(Combiner),
+}
+
+impl Layout {
+    /// A cut in units of one element.
+    pub fn cut(dim: usize) -> Layout {
+        Layout::Cut { dim, unit: 1 }
+    }
+
+    /// The dim that is cut.
+    pub fn cut_dim(self) -> Option<usize> {
+        match self {
+            Layout::Cut { dim, .. } => Some(dim),
+            Layout::Replicated | Layout::Partial(_) => None,
+        }
+    }
+}
+
+/// How a value lies on the axes; axes that are not named hold it replicated.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, Default)]
+pub struct Sharding(Vec<(Axis, Layout)>);
+
+impl Sharding {
+    /// A sharding from the layouts per axis.
+    pub fn new(layouts: impl IntoIterator<Item = (Axis, Layout)>) -> Sharding {
+        let kept = layouts.into_iter().filter(|(_, layout)| *layout != Layout::Replicated);
+        let mut layouts: Vec<_> = kept.collect();
+        layouts.sort();
+        Sharding(layouts)
+    }
+
+    /// How the value lies on an axis.
+    pub fn on(&self, axis: Axis) -> Layout {
+        let found = self.0.iter().find(|(a, _)| *a == axis);
+        found.map_or(Layout::Replicated, |(_, layout)| *layout)
+    }
+
+    /// The axes on which the value is not replicated.
+    pub fn layouts(&self) -> impl Iterator<Item = (Axis, Layout)> {
+        self.0.iter().copied()
+    }
+
+    /// The text form for a value of `ndim` dims: `[dim0 @ dp, *, dim2 @ tp unit 64] partial sum tp`.
+    pub fn display(&self, ndim: usize) -> String {
+        let mut dims = vec![String::new(); ndim];
+        let mut partial = String::new();
+        for (axis, layout) in &self.0 {
+            match layout {
+                Layout::Cut { dim, unit } => {
+                    let unit = if *unit == 1 { String::new() } else { format!(" unit {unit}") };
+                    let lead = if dims[*dim].is_empty() { format!("dim{dim} @ ") } else { " + ".into() };
+                    dims[*dim] += &format!("{lead}{axis}{unit}");
+                }
+                Layout::Partial(combiner) => {
+                    partial += &format!(" partial {} {axis}", combiner.name());
+                }
+                Layout::Replicated => {}
+            }
+        }
+        let dims: Vec<&str> = dims.iter().map(|d| if d.is_empty() { "*" } else { d }).collect();
+        format!("[{}]{partial}", dims.join(", "))
+    }
+
+    /// Reads the text form.
+    pub fn parse(text: &str) -> Option<Sharding> {
+        let (dims, partial) = text.trim().strip_prefix('[')?.split_once(']')?;
+        let mut layouts = Vec::new();
+        for (dim, cuts) in dims.split(',').map(str::trim).enumerate() {
+            if cuts == "*" || cuts.is_empty() {
+                continue;
+            }
+            let cuts = cuts.strip_prefix(&format!("dim{dim} @ "))?;
+            for cut in cuts.split(" + ") {
+                let (axis, unit) = match cut.split_once(" unit ") {
+                    Some((axis, unit)) => (axis, unit.parse().ok().filter(|u| *u > 0)?),
+                    None => (cut, 1),
+                };
+                layouts.push((Axis::parse(axis)?, Layout::Cut { dim, unit }));
+            }
+        }
+        let words: Vec<&str> = partial.split_whitespace().collect();
+        for clause in words.chunks(3) {
+            let [keyword, combiner, axis] = clause else { return None };
+            let combiner = Combiner::ALL.into_iter().find(|c| c.name() == *combiner)?;
+            (*keyword == "partial").then_some(())?;
+            layouts.push((Axis::parse(axis)?, Layout::Partial(combiner)));
+        }
+        Some(Sharding::new(layouts))
+    }
+}
+
+/// A contiguous range of one dim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    /// The first element.
+    pub start: usize,
+    /// The number of elements.
+    pub size: usize,
+}
+
+/// The pieces of a dim of `size` elements over `ranks`, in whole units; the first `units mod ranks`
+/// ranks hold one unit more. None when a piece would be empty or a unit cut.
+pub fn pieces(size: usize, unit: usize, ranks: usize) -> Option<Vec<Piece>> {
+    if unit == 0 || ranks == 0 || !size.is_multiple_of(unit) || size / unit < ranks {
+        return None;
+    }
+    let (quotient, remainder) = (size / unit / ranks, size / unit % ranks);
+    let mut start = 0;
+    let piece = |rank: usize| {
+        let size = (quotient + usize::from(rank < remainder)) * unit;
+        start += size;
+        Piece { start: start - size, size }
+    };
+    Some((0..ranks).map(piece).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_in_whole_units() {
+        let starts = |size, unit, ranks| {
+            pieces(size, unit, ranks).map(|p| p.iter().map(|p| (p.start, p.size)).collect::<Vec<_>>())
+        };
+        assert_eq!(starts(9, 1, 4), Some(vec![(0, 3), (3, 2), (5, 2), (7, 2)]));
+        assert_eq!(starts(9, 3, 2), Some(vec![(0, 6), (6, 3)]));
+        assert_eq!(starts(9, 3, 4), None);
+        assert_eq!(starts(3, 1, 4), None);
+    }
+
+    #[test]
+    fn text_reads_back() {
+        let sharding = Sharding::new([
+            (Axis::Dp, Layout::cut(0)),
+            (Axis::Tp, Layout::Cut { dim: 2, unit: 64 }),
+        ]);
+        assert_eq!(sharding.display(3), "[dim0 @ dp, *, dim2 @ tp unit 64]");
+        assert_eq!(Sharding::parse(&sharding.display(3)), Some(sharding));
+        let partial = Sharding::new([
+            (Axis::Dp, Layout::Partial(Combiner::Sum)),
+            (Axis::Tp, Layout::Partial(Combiner::Sum)),
+        ]);
+        assert_eq!(partial.display(0), "[] partial sum dp partial sum tp");
+        assert_eq!(Sharding::parse(&partial.display(0)), Some(partial));
+    }
+}
