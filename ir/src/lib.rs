@@ -4,6 +4,7 @@ pub mod build;
 pub mod diagnostic;
 pub mod dim;
 pub mod dtype;
+pub mod import;
 pub mod infer;
 pub mod library;
 pub mod sharding;

@@ -1,0 +1,245 @@
+//! Reading `config.json` of Hugging Face, as versions 4 and 5 of transformers write it.
+//!
+//! Fields that are left out have the defaults of their class, since transformers leaves defaults
+//! out when it saves. Fields that do not change what is computed are not looked at.
+
+mod fields;
+
+use serde_json::Value;
+
+use super::{Architecture, Description, nearest};
+use crate::{DType, Diagnostic, Span};
+pub(crate) use fields::Fields;
+
+/// The largest size of one dim: an index fits in `i32`, with room to add two.
+pub(crate) const SIZE_MAX: usize = 1 << 30;
+
+/// The most elements of one tensor, chosen so that bytes of thousands of them fit in `i64`.
+pub(crate) const ELEMENTS_MAX: usize = 1 << 48;
+
+/// The most layers: chosen, about ten times the deepest model that is known.
+const LAYERS_MAX: usize = 1024;
+
+/// The values of `model_type` that are supported.
+const MODEL_TYPES: [&str; 1] = ["gpt2"];
+
+/// The values of `model_type` that are known, and not supported.
+const UNSUPPORTED: [&str; 20] = [
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen3",
+    "qwen2_moe",
+    "qwen3_moe",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "phi",
+    "phi3",
+    "gpt_neo",
+    "gpt_neox",
+    "gptj",
+    "opt",
+    "falcon",
+    "bert",
+    "vit",
+    "t5",
+    "deepseek_v3",
+];
+
+/// An elementwise function between two layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// GELU by the tangent's approximation.
+    GeluTanh,
+    /// GELU by the error function.
+    GeluErf,
+    /// `x / (1 + e^-x)`
+    Silu,
+    /// `max(x, 0)`
+    Relu,
+}
+
+impl Activation {
+    /// The names in a config; the first is the one that is written.
+    const NAMES: [(&'static str, Activation); 6] = [
+        ("gelu_new", Activation::GeluTanh),
+        ("gelu_pytorch_tanh", Activation::GeluTanh),
+        ("gelu", Activation::GeluErf),
+        ("silu", Activation::Silu),
+        ("swish", Activation::Silu),
+        ("relu", Activation::Relu),
+    ];
+
+    /// The composite that computes it.
+    pub fn composite(self) -> &'static str {
+        match self {
+            Activation::GeluTanh => "gelu_tanh",
+            Activation::GeluErf => "gelu_erf",
+            Activation::Silu => "silu",
+            Activation::Relu => "relu",
+        }
+    }
+
+    /// Reads the field `key`.
+    pub(crate) fn read(fields: &mut Fields<'_>, key: &str, default: Activation) -> Activation {
+        let Some(word) = fields.word(key) else { return default };
+        if let Some((_, found)) = Activation::NAMES.iter().find(|(name, _)| *name == word) {
+            return *found;
+        }
+        let names: Vec<&str> = Activation::NAMES.iter().map(|(name, _)| *name).collect();
+        let wrong = fields.wrong("E1107", key, format!("the activation `{word}` is not supported"));
+        fields.report(wrong.help(format!("supported are {}", list(&names))));
+        default
+    }
+}
+
+/// Reads the text of a `config.json`. `source` names it in diagnostics.
+///
+/// # Errors
+/// `E1103` to `E1107`, see the table of [`crate::import`].
+pub fn read_config(source: &str, text: &str, name: &str) -> Result<Description, Vec<Diagnostic>> {
+    let mut fields = Fields::parse(source, text)?;
+    let model_type = model_type(&mut fields).map_err(|wrong| vec![wrong])?;
+    refuse_other_heads(&mut fields);
+    let stored = stored_dtype(&mut fields);
+    if fields.given("quantization_config") {
+        let headline = "quantised weights are not supported yet";
+        let wrong = fields.wrong("E1107", "quantization_config", headline);
+        fields.report(wrong);
+    }
+    let architecture = match model_type {
+        "gpt2" => Architecture::Gpt2(super::Gpt2Config::read(&mut fields)),
+        _ => unreachable!("one of MODEL_TYPES"),
+    };
+    fields.finish()?;
+    Ok(Description { name: name.to_owned(), architecture, stored })
+}
+
+/// The family, by `model_type` or, where there is none, by `architectures`.
+fn model_type(fields: &mut Fields<'_>) -> Result<&'static str, Diagnostic> {
+    let supported = |word: &str| MODEL_TYPES.into_iter().find(|m| *m == word);
+    let Some(word) = fields.word("model_type") else {
+        let heads = fields.words("architectures");
+        let by_head = heads.iter().find_map(|head| HEADS.iter().find(|(h, _)| h == head));
+        return match by_head {
+            Some((_, model_type)) => Ok(model_type),
+            None => {
+                let wrong = fields.wrong("E1104", "", "the field `model_type` is missing");
+                Err(wrong.help(format!("supported are {}", list(&MODEL_TYPES))))
+            }
+        };
+    };
+    if let Some(model_type) = supported(&word) {
+        return Ok(model_type);
+    }
+    let wrong =
+        fields.wrong("E1106", "model_type", format!("models of type `{word}` are not supported"));
+    let known = UNSUPPORTED.contains(&word.as_str());
+    let near = if known { None } else { nearest(&word, MODEL_TYPES) };
+    let help = format!("supported are {}", list(&MODEL_TYPES));
+    Err(match near {
+        Some(near) => wrong.help(format!("did you mean `{near}`? {help}")),
+        None => wrong.help(help),
+    })
+}
+
+/// The classes that are computed, or are what is computed without a head, by family.
+const HEADS: [(&str, &str); 2] = [("GPT2LMHeadModel", "gpt2"), ("GPT2Model", "gpt2")];
+
+/// Refuses a class with another head, such as a classifier.
+fn refuse_other_heads(fields: &mut Fields<'_>) {
+    let heads = fields.words("architectures");
+    if heads.is_empty() || heads.iter().any(|head| HEADS.iter().any(|(h, _)| h == head)) {
+        return;
+    }
+    let headline = format!("the class `{}` is not supported", heads[0]);
+    let wrong = fields.wrong("E1107", "architectures", headline);
+    let names: Vec<&str> = HEADS.iter().map(|(name, _)| *name).collect();
+    fields.report(wrong.help(format!("supported are {}", list(&names))));
+}
+
+/// The element type of the stored weights: `dtype` wins over the older `torch_dtype`.
+fn stored_dtype(fields: &mut Fields<'_>) -> Option<DType> {
+    let key = ["dtype", "torch_dtype"].into_iter().find(|key| fields.given(key))?;
+    let word = fields.word(key)?;
+    match word.trim_start_matches("torch.") {
+        "float64" => Some(DType::F64),
+        "float32" | "float" => Some(DType::F32),
+        "bfloat16" => Some(DType::BF16),
+        "float16" | "half" => Some(DType::F16),
+        "auto" => None,
+        _ => {
+            let headline = format!("weights of type `{word}` are not supported");
+            let wrong = fields.wrong("E1107", key, headline);
+            let known = ["float64", "float32", "bfloat16", "float16"];
+            fields.report(wrong.help(format!("supported are {}", list(&known))));
+            None
+        }
+    }
+}
+
+/// Reads the number of layers.
+pub(crate) fn layers(fields: &mut Fields<'_>, keys: &[&'static str], default: usize) -> usize {
+    let layers = fields.size(keys, default);
+    if layers > LAYERS_MAX {
+        let headline = format!("{layers} layers are more than the {LAYERS_MAX} that are supported");
+        let wrong = fields.wrong("E1104", fields.key_of(keys), headline);
+        fields.report(wrong);
+        return default;
+    }
+    layers
+}
+
+/// The quotient of two fields, one of which has to divide the other.
+pub(crate) fn quotient(
+    fields: &mut Fields<'_>,
+    [(what, whole), (by_what, by)]: [(&'static str, usize); 2],
+) -> usize {
+    if !whole.is_multiple_of(by) {
+        let headline = format!("`{what}` {whole} is not a multiple of `{by_what}` {by}");
+        let wrong = fields.wrong("E1105", what, headline);
+        let rest = whole % by;
+        fields.report(wrong.note(format!("{whole} = {} · {by} + {rest}", whole / by)));
+    }
+    (whole / by).max(1)
+}
+
+/// Reports a tensor with more elements than can be counted with.
+pub(crate) fn check_elements(fields: &mut Fields<'_>, what: &str, sizes: &[usize]) {
+    let count = sizes.iter().try_fold(1_usize, |product, size| product.checked_mul(*size));
+    if count.is_none_or(|count| count > ELEMENTS_MAX) {
+        let text = sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(" · ");
+        let headline = format!("{what} would have {text} elements, more than 2^48");
+        let wrong = fields.wrong("E1104", "", headline);
+        fields.report(wrong);
+    }
+}
+
+/// `a`, `b` and `c`, each in backticks.
+pub(crate) fn list(names: &[&str]) -> String {
+    let quoted: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+    match quoted.split_last() {
+        Some((last, [])) => last.clone(),
+        Some((last, rest)) => format!("{} and {last}", rest.join(", ")),
+        None => String::new(),
+    }
+}
+
+/// What a JSON value is, for people.
+pub(crate) fn describe(value: &Value) -> String {
+    let text = match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => value.to_string(),
+        Value::Array(_) => return "a list".into(),
+        Value::Object(_) => return "an object".into(),
+    };
+    if text.chars().count() <= 40 {
+        return format!("`{text}`");
+    }
+    format!("`{}…`", text.chars().take(40).collect::<String>())
+}
+
+/// The span of a whole source.
+pub(crate) fn whole(source: &str) -> Span {
+    Span::of(source)
+}
