@@ -19,6 +19,10 @@
 //! | E4005 | the index of shards is damaged or does not fit the shards | download the model again |
 //! | E4006 | a tensor is missing | check that the weights belong to the model |
 //! | E4007 | a tensor has other dims than needed | check that the weights belong to the model |
+//! | E4020 | not a tokeniser | give a Hugging Face `tokenizer.json` |
+//! | E4021 | no tokeniser, and fewer than 256 tokens | name the model's tokeniser |
+//! | E4022 | not UTF-8, and the tokeniser takes text | convert or leave out the file |
+//! | E4023 | a token that the model does not have | use the model's own tokeniser |
 
 #![deny(unsafe_code)]
 // A diagnostic is built at most a few times in a run.
@@ -32,6 +36,7 @@ pub mod error;
 pub mod local;
 #[allow(unsafe_code)]
 pub mod map;
+pub mod tokens;
 pub mod weights;
 
 #[cfg(test)]
