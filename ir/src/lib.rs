@@ -16,6 +16,8 @@ pub mod op;
 pub mod random;
 pub mod text;
 pub mod types;
+pub mod tensor;
+pub mod eval;
 
 pub use diagnostic::{Diagnostic, Severity, Span};
 pub use dim::{Bindings, Dim};
@@ -25,4 +27,5 @@ pub use op::Op;
 pub use plan::{Mesh, Plan};
 pub use program::Program;
 pub use sharding::{Axis, Layout, Sharding};
+pub use tensor::Tensor;
 pub use types::TensorType;

@@ -1,0 +1,120 @@
+//! Contractions and reductions.
+
+use std::ops::{Add, Mul};
+
+use super::elementwise::larger;
+use crate::op::{Combiner, Einsum};
+use crate::tensor::{Data, Tensor, places, strides, wrap};
+
+/// Sums products. Factors fall into four groups: in both operands and the result, in `a` and the
+/// result, in `b` and the result, in both operands only; so any contraction is a batch of matrix
+/// products `[batch, m, k] x [batch, k, n]` between permuted operands.
+pub(super) fn contract(einsum: &Einsum, a: &Tensor, b: &Tensor) -> Tensor {
+    let Einsum { a: in_a, b: in_b, result } = einsum;
+    let group = |of: &[char], here: &dyn Fn(&char) -> bool| -> Vec<char> {
+        of.iter().filter(|c| here(c)).copied().collect()
+    };
+    let batch = group(result, &|c| in_a.contains(c) && in_b.contains(c));
+    let m = group(result, &|c| !in_b.contains(c));
+    let n = group(result, &|c| !in_a.contains(c));
+    let k = group(in_a, &|c| !result.contains(c));
+    let left = permuted(in_a, &[&batch, &m, &k], a);
+    let right = permuted(in_b, &[&batch, &k, &n], b);
+    let size = |c: &char| match in_a.iter().position(|x| x == c) {
+        Some(at) => a.dims[at],
+        None => in_b.iter().position(|x| x == c).map_or(1, |at| b.dims[at]),
+    };
+    let count = |letters: &[char]| letters.iter().map(size).product::<usize>();
+    let sizes = [count(&batch), count(&m), count(&k), count(&n)];
+    let data = match (&left, &right) {
+        (Data::F64(x), Data::F64(y)) => Data::F64(products(sizes, x, y)),
+        (Data::F32(x), Data::F32(y)) => Data::F32(products(sizes, x, y)),
+        (Data::F64(_) | Data::F32(_) | Data::Int(_) | Data::Bool(_), _) => {
+            panic!("verified: both operands are floating-point of one type")
+        }
+    };
+    let letters: Vec<char> = [batch, m, n].concat();
+    let dims: Vec<usize> = letters.iter().map(size).collect();
+    let product = Tensor::new(a.dtype, &dims, data);
+    let dims: Vec<usize> = result.iter().map(size).collect();
+    Tensor::new(a.dtype, &dims, permuted(&letters, &[result], &product))
+}
+
+/// The elements of a tensor whose dims carry `letters`, with the dims in the order of `groups`.
+fn permuted(letters: &[char], groups: &[&Vec<char>], x: &Tensor) -> Data {
+    let order: Vec<usize> = groups
+        .iter()
+        .flat_map(|group| group.iter())
+        .filter_map(|c| letters.iter().position(|l| l == c))
+        .collect();
+    if order.is_sorted() {
+        return x.data.clone();
+    }
+    let from = strides(&x.dims);
+    let dims: Vec<usize> = order.iter().map(|at| x.dims[*at]).collect();
+    let steps: Vec<usize> = order.iter().map(|at| from[*at]).collect();
+    x.data.pick(&places(&dims, &steps, 0))
+}
+
+/// Each element is summed in ascending `k`, in the element type.
+fn products<T>([batch, m, k, n]: [usize; 4], a: &[T], b: &[T]) -> Vec<T>
+where
+    T: Copy + Default + Add<Output = T> + Mul<Output = T>,
+{
+    let mut out = vec![T::default(); batch * m * n];
+    for of_batch in 0..batch {
+        for of_m in 0..m {
+            let row = of_batch * m + of_m;
+            let sums = &mut out[row * n..(row + 1) * n];
+            for of_k in 0..k {
+                let scale = a[row * k + of_k];
+                let from = (of_batch * k + of_k) * n;
+                for (sum, value) in sums.iter_mut().zip(&b[from..from + n]) {
+                    *sum = *sum + scale * *value;
+                }
+            }
+        }
+    }
+    out
+}
+
+/// Combines along dims. Floating-point sums are accumulated in f64.
+pub(super) fn reduce(combiner: Combiner, dims: &[usize], x: &Tensor) -> Tensor {
+    let from = strides(&x.dims);
+    let kept: Vec<usize> = (0..x.dims.len()).filter(|d| !dims.contains(d)).collect();
+    let view = |of: &[usize]| {
+        let sizes: Vec<usize> = of.iter().map(|d| x.dims[*d]).collect();
+        let steps: Vec<usize> = of.iter().map(|d| from[*d]).collect();
+        (places(&sizes, &steps, 0), sizes)
+    };
+    let ((starts, sizes), (inner, _)) = (view(&kept), view(dims));
+    match &x.data {
+        Data::Int(x_int) => {
+            let of =
+                |start: &usize| combine_int(combiner, inner.iter().map(|at| x_int[start + at]));
+            let data = starts.iter().map(|s| wrap(x.dtype, of(s))).collect();
+            Tensor::new(x.dtype, &sizes, Data::Int(data))
+        }
+        Data::F64(_) | Data::F32(_) | Data::Bool(_) => {
+            let numbers = x.to_f64();
+            let of = |start: &usize| combine(combiner, inner.iter().map(|at| numbers[start + at]));
+            Tensor::from_f64(x.dtype, &sizes, starts.iter().map(of).collect())
+        }
+    }
+}
+
+fn combine(combiner: Combiner, items: impl Iterator<Item = f64>) -> f64 {
+    match combiner {
+        Combiner::Sum => items.sum(),
+        Combiner::Max => items.fold(f64::NEG_INFINITY, larger),
+        Combiner::Min => items.fold(f64::INFINITY, |a, b| -larger(-a, -b)),
+    }
+}
+
+fn combine_int(combiner: Combiner, items: impl Iterator<Item = i64>) -> i64 {
+    match combiner {
+        Combiner::Sum => items.fold(0, i64::wrapping_add),
+        Combiner::Max => items.max().unwrap_or(i64::MIN),
+        Combiner::Min => items.min().unwrap_or(i64::MAX),
+    }
+}
