@@ -32,20 +32,28 @@
 //! | `E1108` | an option that does not fit the model | 2 |
 
 mod config;
+mod decoding;
 mod entry;
 mod gpt2;
+mod graph;
 mod layers;
+mod llama;
 mod nearest;
 mod preset;
+mod resolve;
 
 use std::ops::Range;
 
 use crate::{DType, Diagnostic, Module};
 
 pub use config::{Activation, read_config};
+pub use decoding::{Cache, Decoding, DecodingOptions, LogitsOf, decoding};
 pub use gpt2::Gpt2Config;
+pub use graph::read_graph;
+pub use llama::LlamaConfig;
 pub use nearest::nearest;
 pub use preset::{PRESETS, preset};
+pub use resolve::{Resolved, resolve};
 
 use entry::Family;
 
@@ -65,12 +73,18 @@ pub struct Description {
 pub enum Architecture {
     /// GPT-2, and GPT-3 as it was published.
     Gpt2(Gpt2Config),
+    /// Llama, of all versions.
+    Llama(LlamaConfig),
+    /// A module written as text.
+    Graph(Box<Module>),
 }
 
 impl Architecture {
-    fn family(&self) -> &dyn Family {
+    fn family(&self) -> Option<&dyn Family> {
         match self {
-            Architecture::Gpt2(config) => config,
+            Architecture::Gpt2(config) => Some(config),
+            Architecture::Llama(config) => Some(config),
+            Architecture::Graph(_) => None,
         }
     }
 }
@@ -100,9 +114,9 @@ pub struct Model {
     pub weights: Vec<Weight>,
     /// What it was built from.
     pub config: Architecture,
-    /// How many different tokens there are.
+    /// How many different tokens there are; 0 where a graph does not say.
     pub vocab: usize,
-    /// The longest sequence that the model was made for.
+    /// The longest sequence that the model was made for; of a graph, the length asked for.
     pub positions_max: usize,
     /// How often `block` is called.
     pub layer_count: usize,
@@ -192,20 +206,30 @@ pub fn exit_code(code: &str) -> u8 {
     }
 }
 
-/// Builds the entries `loss` and `logits` of a model.
+/// Builds the entries `loss` and `logits` of a model; a graph has the entries that it has.
 ///
 /// # Errors
 /// `E1108` for options that do not fit the model.
 pub fn import(description: &Description, options: &Options) -> Result<Model, Vec<Diagnostic>> {
-    let family = description.architecture.family();
+    let family: &dyn Family = match &description.architecture {
+        Architecture::Gpt2(config) => config,
+        Architecture::Llama(config) => config,
+        Architecture::Graph(module) => {
+            return Ok(graph::import_graph(description, module, options));
+        }
+    };
     entry::check_options(family, options)?;
     let mut module = Module::new(module_name(&description.name));
     let entries = entry::training(&mut module, family, options);
-    Ok(model(description, module, entries))
+    Ok(model(description, family, module, entries))
 }
 
-fn model(description: &Description, module: Module, entries: Vec<String>) -> Model {
-    let family = description.architecture.family();
+fn model(
+    description: &Description,
+    family: &dyn Family,
+    module: Module,
+    entries: Vec<String>,
+) -> Model {
     let sizes = family.sizes();
     Model {
         name: description.name.clone(),

@@ -21,7 +21,7 @@ pub(crate) const ELEMENTS_MAX: usize = 1 << 48;
 const LAYERS_MAX: usize = 1024;
 
 /// The values of `model_type` that are supported.
-const MODEL_TYPES: [&str; 1] = ["gpt2"];
+const MODEL_TYPES: [&str; 2] = ["gpt2", "llama"];
 
 /// The values of `model_type` that are known, and not supported.
 const UNSUPPORTED: [&str; 20] = [
@@ -109,8 +109,8 @@ pub fn read_config(source: &str, text: &str, name: &str) -> Result<Description, 
         fields.report(wrong);
     }
     let architecture = match model_type {
-        "gpt2" => Architecture::Gpt2(super::Gpt2Config::read(&mut fields)),
-        _ => unreachable!("one of MODEL_TYPES"),
+        "llama" => Architecture::Llama(super::LlamaConfig::read(&mut fields)),
+        _ => Architecture::Gpt2(super::Gpt2Config::read(&mut fields)),
     };
     fields.finish()?;
     Ok(Description { name: name.to_owned(), architecture, stored })
@@ -145,7 +145,12 @@ fn model_type(fields: &mut Fields<'_>) -> Result<&'static str, Diagnostic> {
 }
 
 /// The classes that are computed, or are what is computed without a head, by family.
-const HEADS: [(&str, &str); 2] = [("GPT2LMHeadModel", "gpt2"), ("GPT2Model", "gpt2")];
+const HEADS: [(&str, &str); 4] = [
+    ("GPT2LMHeadModel", "gpt2"),
+    ("GPT2Model", "gpt2"),
+    ("LlamaForCausalLM", "llama"),
+    ("LlamaModel", "llama"),
+];
 
 /// Refuses a class with another head, such as a classifier.
 fn refuse_other_heads(fields: &mut Fields<'_>) {

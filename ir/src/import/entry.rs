@@ -161,10 +161,10 @@ pub(crate) fn training(module: &mut Module, family: &dyn Family, options: &Optio
 
 /// The functions that an entry calls before the head, and what they drop.
 #[derive(Clone, Copy)]
-struct Body {
-    embed: &'static str,
-    block: &'static str,
-    rates: Rates,
+pub(super) struct Body {
+    pub(super) embed: &'static str,
+    pub(super) block: &'static str,
+    pub(super) rates: Rates,
 }
 
 /// What an entry ends with.
@@ -208,7 +208,7 @@ impl<'f> Maker<'f> {
         }
     }
 
-    fn add_embed(&self, module: &mut Module, body: &Body, more: &[(&str, TensorType)]) {
+    pub(super) fn add_embed(&self, module: &mut Module, body: &Body, more: &[(&str, TensorType)]) {
         let mut b = Builder::new(module, body.embed, Kind::Layer);
         b.param("tokens", self.types.ids.clone());
         self.add_params(&mut b, &self.weights.embed, more);
@@ -219,7 +219,7 @@ impl<'f> Maker<'f> {
         b.finish(&[x]);
     }
 
-    fn add_block(&self, module: &mut Module, body: &Body, more: &[(&str, TensorType)]) {
+    pub(super) fn add_block(&self, module: &mut Module, body: &Body, more: &[(&str, TensorType)]) {
         let mut b = Builder::new(module, body.block, Kind::Layer);
         b.param("x", self.types.x.clone());
         self.add_params(&mut b, &self.weights.layers[0], more);

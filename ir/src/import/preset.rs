@@ -1,11 +1,19 @@
 //! Models that need no file: published ones, and a small one to try things with.
 
-use super::{Architecture, Description, Gpt2Config};
+use super::{Architecture, Description, Gpt2Config, LlamaConfig};
 use crate::DType;
 
 /// The names of all presets.
-pub const PRESETS: [&str; 6] =
-    ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "gpt3-175b", "gpt2-mini"];
+pub const PRESETS: [&str; 8] = [
+    "gpt2",
+    "gpt2-medium",
+    "gpt2-large",
+    "gpt2-xl",
+    "gpt3-175b",
+    "llama-3-8b",
+    "llama-3-70b",
+    "gpt2-mini",
+];
 
 /// The preset of a name.
 pub fn preset(name: &str) -> Option<Description> {
@@ -15,10 +23,19 @@ pub fn preset(name: &str) -> Option<Description> {
         "gpt2-large" => gpt2(36, 1280, 20),
         "gpt2-xl" => gpt2(48, 1600, 25),
         "gpt3-175b" => gpt3_175b(),
+        "llama-3-8b" => llama3(LlamaConfig { inner: 14336, ..LlamaConfig::default() }),
+        "llama-3-70b" => {
+            let (model, heads, inner) = (8192, 64, 28672);
+            llama3(LlamaConfig { layers: 80, model, heads, inner, ..LlamaConfig::default() })
+        }
         "gpt2-mini" => gpt2_mini(),
         _ => return None,
     };
-    let stored = Some(DType::F32);
+    let stored = match &architecture {
+        Architecture::Llama(_) => DType::BF16,
+        Architecture::Gpt2(_) | Architecture::Graph(_) => DType::F32,
+    };
+    let stored = Some(stored);
     Some(Description { name: name.to_owned(), architecture, stored })
 }
 
@@ -38,6 +55,18 @@ fn gpt3_175b() -> Architecture {
         heads: 96,
         inner: 4 * 12288,
         ..Gpt2Config::default()
+    })
+}
+
+/// What the models of "The Llama 3 Herd of Models" (2024) have in common.
+fn llama3(config: LlamaConfig) -> Architecture {
+    Architecture::Llama(LlamaConfig {
+        vocab: 128_256,
+        positions: 8192,
+        key_heads: 8,
+        eps: 1e-5,
+        theta: 500_000.0,
+        ..config
     })
 }
 
@@ -70,6 +99,8 @@ mod tests {
             ("gpt2-large", 774_030_080),
             ("gpt2-xl", 1_557_611_200),
             ("gpt3-175b", 174_604_259_328),
+            ("llama-3-8b", 8_030_261_248),
+            ("llama-3-70b", 70_553_706_496),
             ("gpt2-mini", 3_290_624),
         ];
         assert_eq!(sizes.map(|(name, _)| name), PRESETS);

@@ -166,6 +166,13 @@ impl<'t> Fields<'t> {
         words.or_else(|| self.report_type(key, "a list of texts")).unwrap_or_default()
     }
 
+    /// An object inside, if it is given.
+    pub(crate) fn object(&mut self, key: &str) -> Option<Map<String, Value>> {
+        let value = self.object.get(key).filter(|value| !value.is_null())?;
+        let object = value.as_object().cloned();
+        object.or_else(|| self.report_type(key, "an object"))
+    }
+
     /// Reports a flag that is set and must not be.
     pub(crate) fn refuse(&mut self, key: &'static str) {
         if self.flag(key, false) {

@@ -1,0 +1,142 @@
+//! Generation: tokens at a position, attention over a cache of static capacity.
+
+use super::entry::{Body, Maker, check_seq};
+use super::layers::Rates;
+use super::{Description, Model, model, module_name};
+use crate::build::Builder;
+use crate::dim::Dim;
+use crate::module::{Kind, Module, ValueId};
+use crate::op::Op;
+use crate::types::TensorType;
+use crate::{DType, Diagnostic, Span};
+
+/// What [`decoding`] builds for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecodingOptions {
+    /// Tokens in one call: the length of a bucket for the prompt, 1 after it.
+    pub tokens: usize,
+    /// Tokens that the cache holds.
+    pub capacity: usize,
+    /// The element type of weights, caches and activations.
+    pub dtype: DType,
+    /// Of which tokens logits are wanted.
+    pub logits: LogitsOf,
+}
+
+/// Of which tokens logits are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogitsOf {
+    /// Of all: `[B, tokens, V]`.
+    All,
+    /// Of the one whose index among the tokens is the last parameter, `last: i32[]`: `[B, 1, V]`.
+    Last,
+}
+
+/// A model with the entry `decode`.
+#[derive(Clone, Debug)]
+pub struct Decoding {
+    /// The model.
+    pub model: Model,
+    /// The caches: parameters that follow the weights, results that follow the logits, of the same
+    /// types and in the same order. They start as zeros, or as anything finite.
+    pub caches: Vec<Cache>,
+}
+
+/// The keys or the values of one layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cache {
+    /// The parameter's name, such as `h.0.k`.
+    pub name: String,
+    /// The parameter's type: `[B, capacity, key heads, size of a head]`.
+    pub ty: TensorType,
+}
+
+/// Builds the entry `decode(weights…, caches…, tokens, position[, last]) -> (logits, caches…)`.
+///
+/// Token `i` of a call stands at `position + i`, sees everything before it, and is written into the
+/// caches there. A prompt may be padded to the length of its bucket: what padding writes is not seen
+/// by the tokens before it, and is written over by those that follow. `position + tokens` must not
+/// exceed the capacity, since a range that would end past it is moved back.
+///
+/// # Errors
+/// `E1107` for a graph, `E1108` for options that do not fit the model.
+pub fn decoding(
+    description: &Description,
+    options: &DecodingOptions,
+) -> Result<Decoding, Vec<Diagnostic>> {
+    let Some(family) = description.architecture.family() else {
+        let headline = "a graph has no cache, so that nothing can be generated from it";
+        return Err(vec![Diagnostic::error("E1107", Span::of(&description.name), headline)]);
+    };
+    let sizes = family.sizes();
+    let mut wrong: Vec<Diagnostic> = check_seq(&sizes, options.capacity).into_iter().collect();
+    if options.tokens == 0 || options.tokens > options.capacity {
+        let (tokens, capacity) = (options.tokens, options.capacity);
+        let headline = format!("{tokens} tokens at once do not fit a cache of {capacity}");
+        wrong.push(Diagnostic::error("E1108", Span::of("--seq"), headline));
+    }
+    if !options.dtype.is_float() {
+        let headline = format!("`{}` is no floating-point type", options.dtype);
+        wrong.push(Diagnostic::error("E1108", Span::of("--dtype"), headline));
+    }
+    if !wrong.is_empty() {
+        return Err(wrong);
+    }
+    let mut module = Module::new(module_name(&description.name));
+    let maker = Maker::new(family, options.tokens, options.dtype);
+    let [heads, size] = maker.sizes.key.map(Dim::from);
+    let dims = [Dim::symbol(Dim::BATCH), Dim::from(options.capacity), heads, size];
+    let cache = TensorType::new(options.dtype, dims);
+    let caches: Vec<Cache> = (0..maker.sizes.layers)
+        .flat_map(|layer| ["k", "v"].map(|which| format!("h.{layer}.{which}")))
+        .map(|name| Cache { name, ty: cache.clone() })
+        .collect();
+    let position = ("position", TensorType::scalar(DType::I32));
+    let body = Body { embed: "embed_at", block: "block_cached", rates: Rates::NONE };
+    let placed = maker.sizes.positions_are_learned.then(|| position.clone());
+    maker.add_embed(&mut module, &body, placed.as_slice());
+    let cached = [("k_cache", cache.clone()), ("v_cache", cache), position];
+    maker.add_block(&mut module, &body, &cached);
+    add_entry(&mut module, maker, &body, &caches, options.logits);
+    let model = model(description, family, module, vec!["decode".to_owned()]);
+    Ok(Decoding { model, caches })
+}
+
+fn add_entry(
+    module: &mut Module,
+    mut maker: Maker<'_>,
+    body: &Body,
+    caches: &[Cache],
+    logits: LogitsOf,
+) {
+    let ids = maker.types.ids.clone();
+    if logits == LogitsOf::Last {
+        maker.types.x.dims[1] = Dim::from(1);
+    }
+    maker.add_head_logits(module);
+    let scalar = TensorType::scalar(DType::I32);
+    let mut b = Builder::new(module, "decode", Kind::Layer);
+    let weights = maker.take_weights(&mut b);
+    let caches: Vec<ValueId> = caches.iter().map(|c| b.param(&c.name, c.ty.clone())).collect();
+    let tokens = b.param("tokens", ids);
+    let position = b.param("position", scalar.clone());
+    let last = (logits == LogitsOf::Last).then(|| b.param("last", scalar));
+    let placed = maker.sizes.positions_are_learned.then_some(position);
+    let operands = [tokens].into_iter().chain(weights.embed).chain(placed);
+    let mut x = b.call("x", body.embed, &operands.collect::<Vec<_>>())[0];
+    let mut written = Vec::new();
+    for (layer, (weights, cache)) in weights.layers.into_iter().zip(caches.chunks(2)).enumerate() {
+        let operands = [x].into_iter().chain(weights).chain(cache.iter().copied());
+        let operands: Vec<ValueId> = operands.chain([position]).collect();
+        let results = b.call(&format!("h.{layer}.x"), body.block, &operands);
+        x = results[0];
+        written.extend_from_slice(&results[1..]);
+    }
+    if let Some(last) = last {
+        x = b.push("x_last", Op::DynamicSlice { dim: 1, size: Dim::from(1) }, &[x, last]);
+    }
+    let operands: Vec<ValueId> = [x].into_iter().chain(weights.head).collect();
+    let logits = b.call("logits", "head_logits", &operands)[0];
+    let results: Vec<ValueId> = [logits].into_iter().chain(written).collect();
+    b.finish(&results);
+}

@@ -1,0 +1,87 @@
+//! Models written as `.graph` texts.
+//!
+//! An entry is a function that no other calls. The weights are those parameters of `loss`, or else
+//! of the first entry, that come before `tokens`; without `tokens`, the leading ones that are
+//! floating-point and do not depend on the batch. The symbol `S` is bound to the sequence length.
+
+use std::collections::BTreeSet;
+
+use super::{Architecture, Description, Init, Model, Options, Source, Weight};
+use crate::dim::{Bindings, Dim};
+use crate::module::{Function, Kind, Module};
+use crate::op::Op;
+use crate::{Diagnostic, text};
+
+/// The standard deviation with which weights of a graph start: that of GPT-2.
+const INIT_STD: f64 = 0.02;
+
+/// Reads the text of a module as a model.
+///
+/// # Errors
+/// Those of [`text::parse_module`].
+pub fn read_graph(source: &str, text: &str, name: &str) -> Result<Description, Vec<Diagnostic>> {
+    let module = text::parse_module(source, text)?;
+    let architecture = Architecture::Graph(Box::new(module));
+    Ok(Description { name: name.to_owned(), architecture, stored: None })
+}
+
+/// The model of a module, for sequences of the given length.
+pub(super) fn import_graph(description: &Description, module: &Module, options: &Options) -> Model {
+    let mut module = module.clone();
+    module.bind(&Bindings::from([("S".to_owned(), options.seq as i64)]));
+    let entries = entries(&module);
+    let loss = entries.iter().find(|entry| *entry == "loss").or(entries.first());
+    let main = loss.and_then(|entry| module.function(entry));
+    let logits = module.function("logits").and_then(|f| f.result_types().first().cloned());
+    Model {
+        name: description.name.clone(),
+        weights: main.map(weights).unwrap_or_default(),
+        config: description.architecture.clone(),
+        vocab: logits.and_then(|ty| size(ty.dims.last()?)).unwrap_or(0),
+        positions_max: options.seq,
+        layer_count: main.map_or(0, |main| layer_count(&module, main)),
+        entries,
+        module,
+    }
+}
+
+fn size(dim: &Dim) -> Option<usize> {
+    usize::try_from(dim.as_constant()?).ok()
+}
+
+/// The functions that no other calls.
+fn entries(module: &Module) -> Vec<String> {
+    let mut called = BTreeSet::new();
+    for function in &module.functions {
+        called.extend(callees(function));
+    }
+    let entry = |f: &&Function| f.kind == Kind::Layer && !called.contains(f.name.as_str());
+    module.functions.iter().filter(entry).map(|f| f.name.clone()).collect()
+}
+
+fn callees(function: &Function) -> impl Iterator<Item = &str> {
+    function.nodes.iter().filter_map(|node| match &node.op {
+        Op::Call { function } => Some(function.as_str()),
+        _ => None,
+    })
+}
+
+/// How often the layer is called that is called most.
+fn layer_count(module: &Module, main: &Function) -> usize {
+    let layers = module.functions.iter().filter(|f| f.kind == Kind::Layer);
+    layers.map(|layer| callees(main).filter(|c| *c == layer.name).count()).max().unwrap_or(0)
+}
+
+fn weights(main: &Function) -> Vec<Weight> {
+    let tokens = main.params().position(|p| main.value(p).name == "tokens");
+    let mut weights = Vec::new();
+    for param in main.params().take(tokens.unwrap_or(usize::MAX)) {
+        let value = main.value(param);
+        let (Some(dims), true) = (value.ty.sizes(), value.ty.dtype.is_float()) else { break };
+        let init = if dims.len() < 2 { Init::Zeros } else { Init::Normal { std: INIT_STD } };
+        let names = vec![value.name.clone()];
+        let source = Source { names, dims: dims.clone(), columns: None };
+        weights.push(Weight { name: value.name.clone(), dims, init, source, layer: None });
+    }
+    weights
+}

@@ -1,0 +1,98 @@
+//! The MODEL argument of the command line: which description it means.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use super::config::list;
+use super::{Description, PRESETS, nearest, preset, read_config, read_graph};
+use crate::{Diagnostic, Span};
+
+/// A description and where it comes from.
+#[derive(Clone, Debug)]
+pub struct Resolved {
+    /// The description.
+    pub description: Description,
+    /// The directory where weights would lie beside it; none for a preset.
+    pub directory: Option<PathBuf>,
+}
+
+/// Finds what a MODEL argument means: a directory with a `config.json`, the path of a config, of a
+/// `.graph` text, or the name of a preset, in this order.
+///
+/// # Errors
+/// `E1101` when there is no such thing, `E1102` when it cannot be read, and those of
+/// [`read_config`] and [`crate::text::parse_module`].
+pub fn resolve(model: &str) -> Result<Resolved, Vec<Diagnostic>> {
+    let path = Path::new(model);
+    if path.is_dir() {
+        let config = path.join("config.json");
+        if config.is_file() {
+            return read(&config, &directory_name(path));
+        }
+        if preset(model).is_none() {
+            let headline = format!("there is no `config.json` in the directory `{model}`");
+            return Err(vec![unknown(model, headline)]);
+        }
+    }
+    if path.is_file() {
+        let stem = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+        let parent = path.parent().map(directory_name).unwrap_or_default();
+        let name = if stem == "config" && !parent.is_empty() { parent } else { stem };
+        return read(path, &name);
+    }
+    if let Some(description) = preset(model) {
+        return Ok(Resolved { description, directory: None });
+    }
+    let is_path = model.ends_with(".json") || model.ends_with(".graph");
+    let headline = if is_path {
+        format!("there is no file `{model}`")
+    } else {
+        format!("`{model}` is no preset, file or directory")
+    };
+    let wrong = unknown(model, headline);
+    Err(vec![match nearest(model, PRESETS) {
+        Some(near) if !is_path => wrong.help(format!("did you mean `{near}`?")),
+        _ if !is_path && model.split('/').count() == 2 => {
+            wrong.help("models of the Hugging Face hub are named by the directory they lie in")
+        }
+        _ => wrong,
+    }])
+}
+
+fn unknown(model: &str, headline: String) -> Diagnostic {
+    Diagnostic::error("E1101", Span::of(model), headline)
+        .note("a model is a directory with a `config.json`, a `config.json`, a `.graph` text")
+        .note(format!("or one of the presets {}", list(&PRESETS)))
+}
+
+/// The last part of a path, also of one such as `.`.
+fn directory_name(path: &Path) -> String {
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+fn read(path: &Path, name: &str) -> Result<Resolved, Vec<Diagnostic>> {
+    let source = path.display().to_string();
+    let extension = path.extension().map(|e| e.to_string_lossy().to_lowercase());
+    let kind = extension.unwrap_or_default();
+    if kind != "json" && kind != "graph" {
+        let headline = format!("`{source}` is no kind of model that is supported");
+        let wrong = Diagnostic::error("E1106", Span::of(&source), headline);
+        return Err(vec![wrong.note("files are told apart by `.json` and `.graph`")]);
+    }
+    let text = std::fs::read_to_string(path).map_err(|error| match error.kind() {
+        ErrorKind::InvalidData => {
+            let headline = format!("`{source}` is not UTF-8 text");
+            vec![Diagnostic::error("E1103", Span::of(&source), headline)]
+        }
+        _ => {
+            let headline = format!("cannot read `{source}`: {error}");
+            vec![Diagnostic::error("E1102", Span::of(&source), headline)]
+        }
+    })?;
+    let description = match kind.as_str() {
+        "graph" => read_graph(&source, &text, name)?,
+        _ => read_config(&source, &text, name)?,
+    };
+    Ok(Resolved { description, directory: path.parent().map(Path::to_owned) })
+}
