@@ -23,6 +23,11 @@
 //! | E4021 | no tokeniser, and fewer than 256 tokens | name the model's tokeniser |
 //! | E4022 | not UTF-8, and the tokeniser takes text | convert or leave out the file |
 //! | E4023 | a token that the model does not have | use the model's own tokeniser |
+//! | E4030 | no files under this name or pattern | correct the argument |
+//! | E4031 | the data has no tokens | give files with text |
+//! | E4032 | too few tokens for one step | smaller `--seq` or `--gbs`, or more data |
+//! | E4033 | a file of tokens is of an unknown format, or damaged | give text, llm.c or Megatron files |
+//! | E4034 | a file has a token that the model does not have | use tokens made for this model |
 
 #![deny(unsafe_code)]
 // A diagnostic is built at most a few times in a run.
@@ -31,6 +36,7 @@
 pub mod block;
 pub mod communicator;
 pub mod convert;
+pub mod data;
 pub mod error;
 #[allow(unsafe_code)]
 pub mod local;
