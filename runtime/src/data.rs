@@ -177,9 +177,10 @@ fn collect(path: &Path, files: &mut Vec<PathBuf>) -> Result<(), Error> {
     }
     for entry in std::fs::read_dir(path).map_err(Error::io("read the directory", path))? {
         let entry = entry.map_err(Error::io("read the directory", path))?;
-        let hidden = entry.file_name().as_bytes().starts_with(b".");
         let inside = entry.path();
-        if !hidden && !(inside.is_dir() && inside.is_symlink()) {
+        let hidden = entry.file_name().as_bytes().starts_with(b".");
+        let links_away = inside.is_symlink() && inside.is_dir();
+        if !hidden && !links_away {
             collect(&inside, files)?;
         }
     }

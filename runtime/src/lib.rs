@@ -19,6 +19,8 @@
 //! | E4005 | the index of shards is damaged or does not fit the shards | download the model again |
 //! | E4006 | a tensor is missing | check that the weights belong to the model |
 //! | E4007 | a tensor has other dims than needed | check that the weights belong to the model |
+//! | E4010 | not a `.npy` file, or a damaged one | write it again with `np.save` |
+//! | E4011 | an array of a type or order that is not read or written | convert it |
 //! | E4020 | not a tokeniser | give a Hugging Face `tokenizer.json` |
 //! | E4021 | no tokeniser, and fewer than 256 tokens | name the model's tokeniser |
 //! | E4022 | not UTF-8, and the tokeniser takes text | convert or leave out the file |
@@ -26,7 +28,7 @@
 //! | E4030 | no files under this name or pattern | correct the argument |
 //! | E4031 | the data has no tokens | give files with text |
 //! | E4032 | too few tokens for one step | smaller `--seq` or `--gbs`, or more data |
-//! | E4033 | a file of tokens is of an unknown format, or damaged | give text, llm.c or Megatron files |
+//! | E4033 | a file of tokens is damaged or unknown | give text, llm.c or Megatron files |
 //! | E4034 | a file has a token that the model does not have | use tokens made for this model |
 
 #![deny(unsafe_code)]
@@ -42,6 +44,7 @@ pub mod error;
 pub mod local;
 #[allow(unsafe_code)]
 pub mod map;
+pub mod npy;
 pub mod tokens;
 pub mod weights;
 
