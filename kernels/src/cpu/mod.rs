@@ -1,28 +1,93 @@
 //! The CPU that executes kernels.
+//!
+//! A kernel becomes tasks that write disjoint parts of the outputs; a task runs on one thread, in
+//! code compiled for the instruction set found at run time. How many threads there are decides who
+//! runs a task, never what it computes.
+//!
+//! Reading order: [`view`] the arguments, [`vector`], `x86` and [`math`] the instruction sets,
+//! [`tiles`] and [`product`] matrix products.
 
 mod view;
 
+mod math;
+mod scratch;
+mod vector;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+mod attention;
+mod attention_bwd;
+mod block;
+mod moves;
+mod product;
+mod tiles;
+
+pub use vector::Isa;
 pub use view::{Element, View, ViewMut};
+
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use ir::DType;
+use rayon::prelude::*;
 
 use crate::arguments::Argument;
 use crate::kernel::Kernel;
 use crate::units::Bytes;
+use scratch::{Buffer, Bump};
+
+/// Cost, in cycles of one thread, below which a launch stays on its caller's thread. Chosen: waking
+/// a pool takes some ten microseconds.
+const INLINE_CYCLES: u64 = 40_000;
 
 /// The threads and the scratch memory of one rank.
-#[derive(Debug)]
 pub struct Cpu {
-    threads: usize,
+    isa: Isa,
+    pool: Option<rayon::ThreadPool>,
+    /// One per thread, reused by all launches.
+    scratch: Vec<Mutex<Buffer>>,
+    /// Partial sums that the tasks of one launch share.
+    shared: Mutex<Buffer>,
+}
+
+impl fmt::Debug for Cpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cpu").field("isa", &self.isa).field("threads", &self.threads()).finish()
+    }
 }
 
 impl Cpu {
     /// A CPU of `threads` threads; with one, kernels run on the thread that launches them.
+    ///
+    /// # Panics
+    ///
+    /// If the system refuses to start threads.
     pub fn new(threads: usize) -> Cpu {
-        Cpu { threads }
+        Cpu::with_isa(threads, Isa::detect())
+    }
+
+    /// A CPU that uses one instruction set: to compare sets with each other.
+    ///
+    /// # Panics
+    ///
+    /// If the machine lacks the set, or the system refuses to start threads.
+    pub fn with_isa(threads: usize, isa: Isa) -> Cpu {
+        assert!(isa.is_available(), "an executor is made for an available instruction set");
+        let threads = threads.max(1);
+        let build = || rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+        let pool = (threads > 1).then(|| build().expect("the system starts threads"));
+        let scratch = (0..threads).map(|_| Mutex::default()).collect();
+        Cpu { isa, pool, scratch, shared: Mutex::default() }
     }
 
     /// Number of threads.
     pub fn threads(&self) -> usize {
-        self.threads
+        self.scratch.len()
+    }
+
+    /// The instruction set in use.
+    pub fn isa(&self) -> Isa {
+        self.isa
     }
 
     /// Runs one launch and returns when its outputs are written.
@@ -33,7 +98,71 @@ impl Cpu {
     pub fn execute(&self, kernel: &Kernel, inputs: &[View], outputs: &[ViewMut]) {
         check(&kernel.inputs(), inputs.iter().map(View::len), "input");
         check(&kernel.outputs(), outputs.iter().map(ViewMut::len), "output");
-        unimplemented!("the executor")
+        match compute_type(kernel) {
+            DType::F32 => self.execute_typed::<f32>(kernel, inputs, outputs),
+            DType::F64 => self.execute_typed::<f64>(kernel, inputs, outputs),
+            other => unreachable!("kernels compute in f32 or f64, not {other}"),
+        }
+    }
+
+    fn execute_typed<S: vector::Scalar>(
+        &self,
+        kernel: &Kernel,
+        inputs: &[View],
+        outputs: &[ViewMut],
+    ) {
+        match kernel {
+            Kernel::Product(p) => product::execute::<S>(self, p, inputs, outputs),
+            Kernel::Rows(r) => block::execute::<S>(self, r, inputs, outputs),
+            Kernel::Attention(a) => attention::execute::<S>(self, a, inputs, outputs),
+            Kernel::AttentionBwd(a) => attention_bwd::execute::<S>(self, a, inputs, outputs),
+            Kernel::Gather(g) => moves::gather::<S>(self, g, inputs, outputs),
+            Kernel::ScatterAdd(g) => moves::scatter_add::<S>(self, g, inputs, outputs),
+            Kernel::Rope(r) => moves::rope::<S>(self, r, inputs, outputs),
+            Kernel::Copy(c) => moves::copy(self, c, inputs, outputs),
+            Kernel::Fill(f) => moves::fill(f, outputs),
+        }
+    }
+
+    /// Runs tasks `0..tasks` on all threads, each with `scratch_bytes` of its thread's scratch.
+    /// A launch that costs less than waking the pool, in cycles, runs here.
+    fn for_each(
+        &self,
+        tasks: usize,
+        cycles: u64,
+        scratch_bytes: usize,
+        task: impl Fn(usize, &mut Bump) + Sync,
+    ) {
+        let run = |index: usize, thread: usize| {
+            let mut buffer = lock(&self.scratch[thread]);
+            task(index, &mut buffer.bump(scratch_bytes));
+        };
+        match &self.pool {
+            Some(pool) if tasks > 1 && cycles > INLINE_CYCLES => pool.install(|| {
+                (0..tasks).into_par_iter().with_max_len(1).for_each(|index| {
+                    let thread = rayon::current_thread_index();
+                    run(index, thread.expect("tasks run on threads of the pool"));
+                });
+            }),
+            _ => (0..tasks).for_each(|index| run(index, 0)),
+        }
+    }
+}
+
+/// A panic in another launch leaves scratch that holds anything, which is what scratch holds.
+fn lock(buffer: &Mutex<Buffer>) -> MutexGuard<'_, Buffer> {
+    buffer.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The type a kernel's arithmetic is done in; F32 for copies, which have none.
+fn compute_type(kernel: &Kernel) -> DType {
+    match kernel {
+        Kernel::Product(p) => p.dtype,
+        Kernel::Rows(r) => r.dtype,
+        Kernel::Attention(a) | Kernel::AttentionBwd(a) => a.dtype,
+        Kernel::Gather(g) | Kernel::ScatterAdd(g) => g.dtype,
+        Kernel::Rope(r) => r.dtype,
+        Kernel::Copy(_) | Kernel::Fill(_) => DType::F32,
     }
 }
 
@@ -46,6 +175,22 @@ fn check(wanted: &[Argument], lens: impl ExactSizeIterator<Item = usize>, what: 
 }
 
 /// Bytes of scratch beyond the arguments; see [`crate::price::workspace`].
-pub(crate) fn workspace(_kernel: &Kernel, _threads: usize) -> Bytes {
-    Bytes(0)
+pub(crate) fn workspace(kernel: &Kernel, threads: usize) -> Bytes {
+    let [per_thread, shared] = match compute_type(kernel) {
+        DType::F64 => scratch_of::<f64>(kernel),
+        _ => scratch_of::<f32>(kernel),
+    };
+    Bytes((per_thread * threads.max(1) + shared) as u64)
+}
+
+/// Bytes of scratch per thread and per launch.
+fn scratch_of<S: vector::Scalar>(kernel: &Kernel) -> [usize; 2] {
+    match kernel {
+        Kernel::Product(p) => [product::scratch::<S>(p), 0],
+        Kernel::Rows(r) => block::scratch::<S>(r),
+        Kernel::Attention(a) => [attention::scratch::<S>(a), 0],
+        Kernel::AttentionBwd(a) => [attention_bwd::scratch::<S>(a), 0],
+        Kernel::Rope(r) => [moves::rope_scratch::<S>(r), 0],
+        Kernel::Gather(_) | Kernel::ScatterAdd(_) | Kernel::Copy(_) | Kernel::Fill(_) => [0, 0],
+    }
 }

@@ -106,3 +106,31 @@ impl<'a> ViewMut<'a> {
         self.start.cast()
     }
 }
+
+/// A pointer that tasks share: each writes elements of its own.
+#[derive(Debug)]
+pub(super) struct Shared<T>(*mut T);
+
+impl<T> Clone for Shared<T> {
+    fn clone(&self) -> Shared<T> {
+        *self
+    }
+}
+
+impl<T> Copy for Shared<T> {}
+
+// SAFETY: a pointer alone; each access through it has its own reason.
+unsafe impl<T> Send for Shared<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Shared<T> {}
+
+impl<T> Shared<T> {
+    pub(super) fn new(pointer: *mut T) -> Shared<T> {
+        Shared(pointer)
+    }
+
+    /// The pointer; a method, so that closures capture the wrapper.
+    pub(super) fn get(self) -> *mut T {
+        self.0
+    }
+}

@@ -1,0 +1,376 @@
+//! Attention in tiles of queries × keys, after FlashAttention (Dao et al. 2022): the scores of a
+//! tile live in cache, a running maximum and sum make the softmax exact.
+//!
+//! A task is a tile of queries of one head. Keys come in fixed tiles in ascending order, hidden
+//! tiles are skipped: for a query whose keys are all hidden in a tile, the tile adds zeros, so that
+//! its bits do not depend on which queries share its tile.
+
+use ir::random::{Key, uniform};
+
+use super::Cpu;
+use super::scratch::{Bump, lines_of};
+use super::tiles::{self, Loop, Nest, Part};
+use super::vector::{Job, Scalar, Vector};
+use super::view::{Shared, View, ViewMut};
+use crate::kernel::{Attention, Dropout};
+
+/// Queries per tile: a multiple of all register tiles' heights that keeps 64 × 128 scores, their
+/// queries and outputs in a second-level cache. Chosen.
+pub(super) const QUERY_TILE: usize = 96;
+/// Keys per tile: a multiple of all register tiles' widths.
+pub(super) const KEY_TILE: usize = 128;
+
+/// A matrix in strided memory.
+#[derive(Clone, Copy)]
+pub(super) struct Matrix<S> {
+    pub(super) start: *mut S,
+    pub(super) row: usize,
+    pub(super) col: usize,
+}
+
+impl<S> Matrix<S> {
+    pub(super) fn transposed(self) -> Matrix<S> {
+        Matrix { start: self.start, row: self.col, col: self.row }
+    }
+}
+
+/// The products of tiles, whose loops are made once per task.
+pub(super) struct Multiplier {
+    nest: Nest,
+}
+
+impl Multiplier {
+    pub(super) fn new() -> Multiplier {
+        let one = || vec![Loop { size: 0, strides: [0; 3] }];
+        Multiplier { nest: Nest { m: one(), n: one(), k: one(), accumulate: false } }
+    }
+
+    /// `c (+)= a b` for `a[m, k]`, `b[k, n]`.
+    ///
+    /// # Safety
+    ///
+    /// The matrices hold their points, and `scratch` what [`tiles::scratch_bytes`] says.
+    #[inline(always)]
+    pub(super) unsafe fn multiply<V: Vector>(
+        &mut self,
+        [m, n, k]: [usize; 3],
+        a: Matrix<V::Scalar>,
+        b: Matrix<V::Scalar>,
+        c: Matrix<V::Scalar>,
+        accumulate: bool,
+        mut scratch: Bump,
+    ) {
+        self.nest.m[0] = Loop { size: m, strides: [a.row, 0, c.row] };
+        self.nest.n[0] = Loop { size: n, strides: [0, b.col, c.col] };
+        self.nest.k[0] = Loop { size: k, strides: [a.col, b.row, 0] };
+        self.nest.accumulate = accumulate;
+        V::call(Part {
+            nest: &self.nest,
+            rows: [0, m],
+            columns: [0, n],
+            a: a.start,
+            b: b.start,
+            c: c.start,
+            scratch: &mut scratch,
+        });
+    }
+}
+
+/// Scratch of the products of tiles.
+pub(super) fn multiplier_bytes<S>(a: &Attention) -> usize {
+    let longest = a.dim.max(KEY_TILE);
+    tiles::scratch_bytes::<S>(longest, longest, longest)
+}
+
+/// The stream of a launch's dropout, and its first index.
+pub(super) fn stream(a: &Attention, key: Option<&View>) -> Option<(Dropout, u64, u64)> {
+    let dropout = a.dropout.clone()?;
+    let words = key?.start::<[u32; 4]>();
+    // SAFETY: the key input was checked to hold four words.
+    let key = Key::from_words(unsafe { words.read_unaligned() });
+    let sample = u64::from(key.sample) + dropout.sample_offset;
+    Some((dropout.clone(), key.stream(dropout.salt), sample))
+}
+
+/// Which keys a tile of queries sees, and which it drops.
+#[derive(Clone)]
+pub(super) struct Mask<'a> {
+    pub(super) attention: &'a Attention,
+    pub(super) dropout: &'a Option<(Dropout, u64, u64)>,
+    pub(super) batch: usize,
+    pub(super) head: usize,
+}
+
+impl Mask<'_> {
+    /// Number of keys that query `query` sees: a prefix.
+    #[inline(always)]
+    pub(super) fn visible(&self, query: usize) -> usize {
+        let a = self.attention;
+        if !a.causal {
+            return a.keys;
+        }
+        (query as i64 + a.query_offset + 1).clamp(0, a.keys as i64) as usize
+    }
+
+    /// Writes the factors of `keys` scores from `key` on: zero or `1 / (1 - p)`.
+    #[inline(always)]
+    pub(super) fn factors<S: Scalar>(&self, query: usize, key: usize, factors: &mut [S]) {
+        let Some((d, stream, sample)) = self.dropout else { return };
+        let row = ((sample + self.batch as u64) * d.heads_total + d.head_base + self.head as u64)
+            * d.queries_total
+            + d.query_base
+            + query as u64;
+        let first = row * d.keys_total + d.key_base + key as u64;
+        let (p, scale) = (d.p as f32, S::from_f64(1.0 / (1.0 - d.p)));
+        for (i, factor) in factors.iter_mut().enumerate() {
+            let keep = uniform(*stream, first.wrapping_add(i as u64)) >= p;
+            *factor = if keep { scale } else { S::ZERO };
+        }
+    }
+}
+
+/// The tensors of a launch.
+#[derive(Clone, Copy)]
+pub(super) struct Tensor<S> {
+    pub(super) start: Shared<S>,
+    pub(super) strides: [usize; 3],
+}
+
+impl<S> Tensor<S> {
+    /// The matrix of the sequence from `from` on, of one sample and head.
+    pub(super) fn matrix(self, batch: usize, from: usize, head: usize) -> Matrix<S> {
+        let [b, s, h] = self.strides;
+        let start = self.start.get().wrapping_add(batch * b + from * s + head * h);
+        Matrix { start, row: s, col: 1 }
+    }
+}
+
+pub(super) fn input<S>(view: &View, strides: [usize; 3]) -> Tensor<S> {
+    Tensor { start: Shared::new(view.start::<S>().cast_mut()), strides }
+}
+
+pub(super) fn output<S>(view: &ViewMut, strides: [usize; 3]) -> Tensor<S> {
+    Tensor { start: Shared::new(view.start::<S>()), strides }
+}
+
+/// Bytes of scratch per thread of the forward pass.
+pub(super) fn scratch<S>(a: &Attention) -> usize {
+    lines_of::<S>(QUERY_TILE * KEY_TILE)
+        + lines_of::<S>(QUERY_TILE * a.dim)
+        + 2 * lines_of::<S>(QUERY_TILE)
+        + lines_of::<S>(KEY_TILE)
+        + multiplier_bytes::<S>(a)
+}
+
+/// Runs attention.
+pub(super) fn execute<S: Scalar>(cpu: &Cpu, a: &Attention, inputs: &[View], outputs: &[ViewMut]) {
+    let (q, k) = (input::<S>(&inputs[0], a.q), input::<S>(&inputs[1], a.k));
+    let v = input::<S>(&inputs[2], a.v);
+    let out = output::<S>(&outputs[0], a.out);
+    let lse = Shared::new(outputs[1].start::<S>());
+    let dropout = stream(a, inputs.get(3));
+    let query_tiles = a.queries.div_ceil(QUERY_TILE);
+    let cycles = (a.batch * a.heads * a.queries * a.keys * a.dim) as u64 / 16;
+    cpu.for_each(a.batch * a.heads * query_tiles, cycles, scratch::<S>(a), |task, scratch| {
+        // Late tiles of queries see more keys: they go first.
+        let tile = query_tiles - 1 - task % query_tiles;
+        let (batch, head) = (task / query_tiles / a.heads, task / query_tiles % a.heads);
+        let first = tile * QUERY_TILE;
+        let kv_head = a.kv_head(head);
+        cpu.isa.run(Forward {
+            mask: Mask { attention: a, dropout: &dropout, batch, head },
+            first,
+            queries: QUERY_TILE.min(a.queries - first),
+            q: q.matrix(batch, first, head),
+            k: k.matrix(batch, 0, kv_head),
+            v: v.matrix(batch, 0, kv_head),
+            out: out.matrix(batch, first, head),
+            lse: lse.get().wrapping_add((batch * a.heads + head) * a.queries + first),
+            scratch,
+        });
+    });
+}
+
+/// One tile of queries of one head.
+struct Forward<'a, S> {
+    mask: Mask<'a>,
+    first: usize,
+    queries: usize,
+    q: Matrix<S>,
+    k: Matrix<S>,
+    v: Matrix<S>,
+    out: Matrix<S>,
+    lse: *mut S,
+    scratch: &'a mut Bump,
+}
+
+/// The running softmax of a tile of queries.
+struct Running<S> {
+    scores: *mut S,
+    out: *mut S,
+    largest: *mut S,
+    sum: *mut S,
+    factors: *mut S,
+}
+
+impl<S: Scalar> Job<S> for Forward<'_, S> {
+    #[inline(always)]
+    fn run<V: Vector<Scalar = S>>(self) {
+        let (a, m) = (self.mask.attention, self.queries);
+        let running = Running {
+            scores: self.scratch.take(QUERY_TILE * KEY_TILE),
+            out: self.scratch.zeros(QUERY_TILE * a.dim),
+            largest: self.scratch.take(QUERY_TILE),
+            sum: self.scratch.zeros(QUERY_TILE),
+            factors: self.scratch.take(KEY_TILE),
+        };
+        // SAFETY: there is room for a number per query.
+        unsafe { std::slice::from_raw_parts_mut(running.largest, m) }.fill(S::LOWEST);
+        let scores = Matrix { start: running.scores, row: KEY_TILE, col: 1 };
+        let sums = Matrix { start: running.out, row: a.dim, col: 1 };
+        let mut multiplier = Multiplier::new();
+        let visible = self.mask.visible(self.first + m - 1);
+        for key in (0..visible).step_by(KEY_TILE) {
+            let n = KEY_TILE.min(a.keys - key);
+            let at = |t: Matrix<S>| Matrix { start: t.start.wrapping_add(key * t.row), ..t };
+            // SAFETY: tensors hold all rows of the tiles, scratch a tile each.
+            unsafe {
+                let k = at(self.k).transposed();
+                multiplier.multiply::<V>(
+                    [m, n, a.dim],
+                    self.q,
+                    k,
+                    scores,
+                    false,
+                    self.scratch.rest(),
+                );
+                for row in 0..m {
+                    softmax_row::<V>(&self.mask, &running, [self.first, row], [key, n]);
+                }
+                let v = at(self.v);
+                multiplier.multiply::<V>([m, a.dim, n], scores, v, sums, true, self.scratch.rest());
+            }
+        }
+        for row in 0..m {
+            // SAFETY: as above.
+            unsafe {
+                let sum = *running.sum.add(row);
+                let factor = if sum > S::ZERO { S::ONE / sum } else { S::ZERO };
+                let target = self.out.start.add(row * self.out.row);
+                scale_row::<V>(running.out.add(row * a.dim), target, a.dim, factor);
+                let sum = S::from_f64(sum.to_f64().ln());
+                *self.lse.add(row) =
+                    if factor > S::ZERO { *running.largest.add(row) + sum } else { S::LOWEST };
+            }
+        }
+    }
+}
+
+/// Turns the scores of one query and a tile of keys into weights relative to the running maximum,
+/// and rescales what was summed under the old one.
+///
+/// # Safety
+///
+/// The running softmax has room for its tiles.
+#[inline(always)]
+unsafe fn softmax_row<V: Vector>(
+    mask: &Mask,
+    running: &Running<V::Scalar>,
+    [first, row]: [usize; 2],
+    [key, keys]: [usize; 2],
+) {
+    let a = mask.attention;
+    let query = first + row;
+    let seen = mask.visible(query).saturating_sub(key).min(keys);
+    // SAFETY: by the contract of the function.
+    unsafe {
+        let scores = running.scores.add(row * KEY_TILE);
+        std::slice::from_raw_parts_mut(scores.add(seen), keys - seen).fill(V::Scalar::ZERO);
+        if seen == 0 {
+            return;
+        }
+        let scale = V::splat(V::Scalar::from_f64(a.scale));
+        let lowest = V::Scalar::LOWEST;
+        let mut largest = V::splat(lowest);
+        for i in (0..seen).step_by(V::LANES) {
+            store_up_to(load_up_to::<V>(scores, i, seen, lowest).mul(scale), scores, i, seen);
+            largest = largest.max(load_up_to::<V>(scores, i, seen, lowest));
+        }
+        let found = largest.fold(|a, b| if a > b { a } else { b });
+        let old = *running.largest.add(row);
+        let new = if found > old { found } else { old };
+        let base = V::splat(new);
+        let mut sum = V::splat(V::Scalar::ZERO);
+        for i in (0..seen).step_by(V::LANES) {
+            let x = load_up_to::<V>(scores, i, seen, lowest).sub(base);
+            let weight = V::Scalar::exp(x);
+            store_up_to(weight, scores, i, seen);
+            // The lanes past the last key hold the exponential of minus infinity: zero.
+            sum = sum.add(weight);
+        }
+        let shrink = V::Scalar::from_f64((old.to_f64() - new.to_f64()).exp());
+        let sum = sum.fold(|a, b| a + b);
+        *running.sum.add(row) = *running.sum.add(row) * shrink + sum;
+        *running.largest.add(row) = new;
+        if shrink != V::Scalar::ONE {
+            let out = running.out.add(row * a.dim);
+            scale_row::<V>(out, out, a.dim, shrink);
+        }
+        if mask.dropout.is_some() {
+            let factors = std::slice::from_raw_parts_mut(running.factors, seen);
+            mask.factors(query, key, factors);
+            for (i, factor) in factors.iter().enumerate() {
+                *scores.add(i) = *scores.add(i) * *factor;
+            }
+        }
+    }
+}
+
+/// # Safety
+///
+/// `len` numbers are readable at `p`.
+#[inline(always)]
+pub(super) unsafe fn load_up_to<V: Vector>(
+    p: *const V::Scalar,
+    i: usize,
+    len: usize,
+    rest: V::Scalar,
+) -> V {
+    // SAFETY: by the contract of the function.
+    unsafe {
+        if i + V::LANES <= len { V::load(p.add(i)) } else { V::load_first(p.add(i), len - i, rest) }
+    }
+}
+
+/// # Safety
+///
+/// `len` numbers are writable at `p`.
+#[inline(always)]
+pub(super) unsafe fn store_up_to<V: Vector>(x: V, p: *mut V::Scalar, i: usize, len: usize) {
+    // SAFETY: by the contract of the function.
+    unsafe {
+        if i + V::LANES <= len { x.store(p.add(i)) } else { x.store_first(p.add(i), len - i) }
+    }
+}
+
+/// `target = source * factor`.
+///
+/// # Safety
+///
+/// Both hold `len` numbers.
+#[inline(always)]
+unsafe fn scale_row<V: Vector>(
+    source: *const V::Scalar,
+    target: *mut V::Scalar,
+    len: usize,
+    factor: V::Scalar,
+) {
+    let factor = V::splat(factor);
+    for i in (0..len).step_by(V::LANES) {
+        // SAFETY: by the contract of the function.
+        unsafe {
+            let x = load_up_to::<V>(source, i, len, V::Scalar::ZERO);
+            store_up_to(x.mul(factor), target, i, len);
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! A product as parts for tasks.
+
+use super::Cpu;
+use super::scratch::Bump;
+use super::tiles::{Loop, Nest, Part, merge, points, scratch_bytes};
+use super::vector::Scalar;
+use super::view::{Shared, View, ViewMut};
+use crate::kernel::Product;
+
+/// A product with its loops merged and its operands in the order that suits the tiles.
+struct Plan {
+    batch: Vec<Loop>,
+    nest: Nest,
+    /// Whether `a` and `b` changed places.
+    swapped: bool,
+}
+
+/// Bytes of scratch per thread.
+pub(super) fn scratch<S>(p: &Product) -> usize {
+    let [_, m, n, k] = p.sizes();
+    scratch_bytes::<S>(m, n, k).max(scratch_bytes::<S>(n, m, k))
+}
+
+/// Chooses which side of `c` runs along vectors. Multiplication commutes, so bits do not change.
+fn plan(p: &Product) -> Plan {
+    let m = merge(p.m.iter().map(|l| Loop { size: l.size, strides: [l.a, 0, l.c] }));
+    let n = merge(p.n.iter().map(|l| Loop { size: l.size, strides: [0, l.b, l.c] }));
+    let k = merge(p.k.iter().map(|l| Loop { size: l.size, strides: [l.a, l.b, 0] }));
+    let batch = merge(p.batch.iter().map(|l| Loop { size: l.size, strides: [l.a, l.b, l.c] }));
+    let contiguous = |loops: &[Loop]| loops.last().is_some_and(|l| l.strides[2] == 1);
+    let (rows, columns) = (points(&m), points(&n));
+    let swapped = rows > columns && (columns < 8 || contiguous(&m) && !contiguous(&n));
+    let swap = |loops: Vec<Loop>| -> Vec<Loop> {
+        let swap_one =
+            |l: &Loop| Loop { strides: [l.strides[1], l.strides[0], l.strides[2]], ..*l };
+        loops.iter().map(swap_one).collect()
+    };
+    let accumulate = p.accumulate;
+    if swapped {
+        let nest = Nest { m: swap(n), n: swap(m), k: swap(k), accumulate };
+        Plan { batch: swap(batch), nest, swapped }
+    } else {
+        Plan { batch, nest: Nest { m, n, k, accumulate }, swapped }
+    }
+}
+
+/// Runs a product of `S`.
+pub(super) fn execute<S: Scalar>(cpu: &Cpu, p: &Product, inputs: &[View], outputs: &[ViewMut]) {
+    let plan = plan(p);
+    let (a, b) = if plan.swapped { (1, 0) } else { (0, 1) };
+    let a = Shared::new(inputs[a].start::<S>().cast_mut());
+    let b = Shared::new(inputs[b].start::<S>().cast_mut());
+    let c = Shared::new(outputs[0].start::<S>());
+    let (m, n) = (points(&plan.nest.m), points(&plan.nest.n));
+    let batch = points(&plan.batch);
+    let (row_parts, column_parts) = cut(m, n, cpu.threads().div_ceil(batch.max(1)));
+    let cost = crate::price::product_flops(p).0 / 32;
+    cpu.for_each(
+        batch * row_parts * column_parts,
+        cost,
+        scratch::<S>(p),
+        |task, scratch: &mut Bump| {
+            let (entry, part) =
+                (task / (row_parts * column_parts), task % (row_parts * column_parts));
+            let (row_part, column_part) = (part / column_parts, part % column_parts);
+            let offset = |operand: usize| offset(&plan.batch, operand, entry);
+            let part = Part {
+                nest: &plan.nest,
+                rows: piece(m, row_parts, row_part, 12),
+                columns: piece(n, column_parts, column_part, 32),
+                a: a.get().wrapping_add(offset(0)),
+                b: b.get().wrapping_add(offset(1)),
+                c: c.get().wrapping_add(offset(2)),
+                scratch,
+            };
+            cpu.isa.run(part);
+        },
+    );
+}
+
+/// The offset in an operand of one entry of the batch.
+fn offset(batch: &[Loop], operand: usize, entry: usize) -> usize {
+    let mut rest = entry;
+    let mut offset = 0;
+    for l in batch.iter().rev() {
+        offset += rest % l.size * l.strides[operand];
+        rest /= l.size;
+    }
+    offset
+}
+
+/// Cuts rows and columns into about `parts` parts, the longer side first.
+fn cut(m: usize, n: usize, parts: usize) -> (usize, usize) {
+    let (row_tiles, column_tiles) = (m.div_ceil(12).max(1), n.div_ceil(32).max(1));
+    if n >= m {
+        let columns = parts.min(column_tiles);
+        ((parts / columns).clamp(1, row_tiles), columns)
+    } else {
+        let rows = parts.min(row_tiles);
+        (rows, (parts / rows).clamp(1, column_tiles))
+    }
+}
+
+/// Points `[from, to)` of piece `index` of `count`, in multiples of `tile`.
+fn piece(size: usize, count: usize, index: usize, tile: usize) -> [usize; 2] {
+    let tiles = size.div_ceil(tile);
+    [index, index + 1].map(|i| (tiles * i / count * tile).min(size))
+}
