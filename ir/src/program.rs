@@ -249,4 +249,8 @@ pub struct Program {
     pub routines: Vec<Routine>,
     /// The instructions of one training step, or of one call of an inference entry.
     pub steps: Vec<Step>,
+    /// The instructions that only compute the loss of a batch, up to and with the reduction of the
+    /// statistics; none where there is no loss. They change no parameter, gradient or state.
+    #[serde(default)]
+    pub evaluate: Vec<Step>,
 }
