@@ -249,3 +249,6 @@ fn module_name(name: &str) -> String {
     let name: String = name.chars().map(word).collect();
     if name.starts_with(|c: char| c.is_ascii_alphabetic()) { name } else { format!("m{name}") }
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::config::{Activation, Fields, check_elements, layers, quotient};
 use super::entry::{Family, Sizes, Weights, weight};
-use super::layers::{self as layer, Heads, Rates, add_bias, dropout, param, rows, salt};
+use super::layers::{self as layer, Heads, Rates, dropout, linear, param, rows, salt};
 use super::{Init, Source, Weight};
 use crate::build::Builder;
 use crate::module::ValueId;
@@ -226,27 +226,20 @@ impl Family for Gpt2Config {
         let x = param(b, "x");
         let n = self.norm(b, "n1", x, "ln1");
         let project = |b: &mut Builder<'_>, which: &str| {
-            let w = param(b, &format!("w{which}"));
-            let y = b.contract(&format!("{which}_0"), "bsm,mhd->bshd", n, w);
-            add_bias(b, which, y, &format!("b{which}"))
+            let names = [format!("w{which}"), format!("b{which}")];
+            linear(b, which, "bsm,mhd->bshd", n, names.each_ref().map(String::as_str))
         };
         let qkv = [project(b, "q"), project(b, "k"), project(b, "v")];
         let scale = if self.scaled { 1.0 / (self.head_size() as f64).sqrt() } else { 1.0 };
         let heads = Heads { count: self.heads, group: 1, scale };
         let (mixed, caches) = layer::attend(b, heads, rates.attention, qkv);
-        let wo = param(b, "wo");
-        let o = b.contract("o_0", "bshd,hdm->bsm", mixed, wo);
-        let o = add_bias(b, "o", o, "bo");
+        let o = linear(b, "o", "bshd,hdm->bsm", mixed, ["wo", "bo"]);
         let o = dropout(b, "o_dropped", o, rates.residual, salt::AFTER_ATTENTION);
         let r = b.add("r", x, o);
         let n = self.norm(b, "n2", r, "ln2");
-        let w_fc = param(b, "w_fc");
-        let f = b.contract("f_0", "bsm,mf->bsf", n, w_fc);
-        let f = add_bias(b, "f", f, "b_fc");
+        let f = linear(b, "f", "bsm,mf->bsf", n, ["w_fc", "b_fc"]);
         let g = b.composite("g", self.activation.composite(), &[], &[f])[0];
-        let w_proj = param(b, "w_proj");
-        let p = b.contract("p_0", "bsf,fm->bsm", g, w_proj);
-        let p = add_bias(b, "p", p, "b_proj");
+        let p = linear(b, "p", "bsf,fm->bsm", g, ["w_proj", "b_proj"]);
         let p = dropout(b, "p_dropped", p, rates.residual, salt::AFTER_MLP);
         let y = b.add("y", r, p);
         [y].into_iter().chain(caches).collect()

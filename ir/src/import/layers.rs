@@ -69,11 +69,20 @@ pub(crate) fn positions(b: &mut Builder<'_>, seq: Dim) -> ValueId {
     }
 }
 
-/// Adds a bias along the last dims, where the function has a parameter of that name.
-pub(crate) fn add_bias(b: &mut Builder<'_>, name: &str, x: ValueId, bias: &str) -> ValueId {
-    let Some(bias_param) = b.function().find(bias) else { return x };
-    let wide = b.broadcast_like(&format!("{bias}_x"), bias_param, x);
-    b.add(name, x, wide)
+/// A product with the parameter `weight` plus, where there is one, the parameter `bias` along the
+/// last dims.
+pub(crate) fn linear(
+    b: &mut Builder<'_>,
+    name: &str,
+    einsum: &str,
+    x: ValueId,
+    [weight, bias]: [&str; 2],
+) -> ValueId {
+    let weight = param(b, weight);
+    let Some(bias) = b.function().find(bias) else { return b.contract(name, einsum, x, weight) };
+    let product = b.contract(&format!("{name}_0"), einsum, x, weight);
+    let wide = b.broadcast_like(&format!("{name}_b"), bias, product);
+    b.add(name, product, wide)
 }
 
 /// Drops elements, where the rate is not zero.

@@ -5,7 +5,7 @@
 
 use super::config::{Activation, Fields, check_elements, layers, quotient};
 use super::entry::{Family, Sizes, Weights, weight};
-use super::layers::{self as layer, Heads, Rates, add_bias, param, rows};
+use super::layers::{self as layer, Heads, Rates, linear, param, rows};
 use super::{Init, Source, Weight};
 use crate::DType;
 use crate::build::Builder;
@@ -216,9 +216,8 @@ impl Family for LlamaConfig {
         };
         let n = self.norm(b, "n1", x, "ln1_w");
         let project = |b: &mut Builder<'_>, which: &str| {
-            let w = param(b, &format!("w{which}"));
-            let y = b.contract(&format!("{which}_0"), "bsm,hdm->bshd", n, w);
-            add_bias(b, which, y, &format!("b{which}"))
+            let names = [format!("w{which}"), format!("b{which}")];
+            linear(b, which, "bsm,hdm->bshd", n, names.each_ref().map(String::as_str))
         };
         let [q, k, v] = [project(b, "q"), project(b, "k"), project(b, "v")];
         let theta = [("theta", self.theta)];
@@ -227,21 +226,14 @@ impl Family for LlamaConfig {
         let scale = 1.0 / (self.head_size as f64).sqrt();
         let heads = Heads { count: self.heads, group: self.heads / self.key_heads, scale };
         let (mixed, caches) = layer::attend(b, heads, rates.attention, [q, k, v]);
-        let wo = param(b, "wo");
-        let o = b.contract("o_0", "bshd,mhd->bsm", mixed, wo);
-        let o = add_bias(b, "o", o, "bo");
+        let o = linear(b, "o", "bshd,mhd->bsm", mixed, ["wo", "bo"]);
         let r = b.add("r", x, o);
         let n = self.norm(b, "n2", r, "ln2_w");
-        let linear = |b: &mut Builder<'_>, einsum: &str, x: ValueId, which: &str| {
-            let w = param(b, &format!("w_{which}"));
-            let y = b.contract(&format!("{which}_0"), einsum, x, w);
-            add_bias(b, which, y, &format!("b_{which}"))
-        };
-        let gate = linear(b, "bsm,im->bsi", n, "gate");
-        let up = linear(b, "bsm,im->bsi", n, "up");
+        let gate = linear(b, "gate", "bsm,im->bsi", n, ["w_gate", "b_gate"]);
+        let up = linear(b, "up", "bsm,im->bsi", n, ["w_up", "b_up"]);
         let open = b.composite("open", self.activation.composite(), &[], &[gate])[0];
         let gated = b.mul("gated", open, up);
-        let down = linear(b, "bsi,mi->bsm", gated, "down");
+        let down = linear(b, "down", "bsi,mi->bsm", gated, ["w_down", "b_down"]);
         let y = b.add("y", r, down);
         [y].into_iter().chain(caches).collect()
     }

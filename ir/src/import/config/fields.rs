@@ -43,8 +43,9 @@ impl<'t> Fields<'t> {
         }
     }
 
-    /// The diagnostics, if there are any.
-    pub(crate) fn finish(self) -> Result<(), Vec<Diagnostic>> {
+    /// The diagnostics in the order of the text, if there are any.
+    pub(crate) fn finish(mut self) -> Result<(), Vec<Diagnostic>> {
+        self.diagnostics.sort_by_key(|wrong| wrong.span.bytes.start);
         if self.diagnostics.is_empty() { Ok(()) } else { Err(self.diagnostics) }
     }
 

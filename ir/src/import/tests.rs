@@ -1,0 +1,285 @@
+//! Configs, options and what is wrong with them.
+
+use super::*;
+use crate::diagnostic::render;
+use crate::random::mix;
+use crate::text::parse_module;
+
+const OPTIONS: Options = Options { seq: 16, dtype: DType::F32, dropout: None };
+
+fn read(text: &str) -> Result<Description, Vec<Diagnostic>> {
+    read_config("config.json", text, "model")
+}
+
+fn architecture(text: &str) -> Architecture {
+    read(text).unwrap_or_else(|wrong| panic!("{text}: {wrong:?}")).architecture
+}
+
+/// The codes and the drawn text of what is wrong.
+fn wrong(text: &str) -> (Vec<&'static str>, String) {
+    let wrong = read(text).expect_err(text);
+    (wrong.iter().map(|d| d.code).collect(), wrong.iter().map(|d| render(d, Some(text))).collect())
+}
+
+fn file(name: &str) -> String {
+    let path = format!("{}/../tests/reference/{name}", env!("CARGO_MANIFEST_DIR"));
+    std::fs::read_to_string(path).unwrap()
+}
+
+#[test]
+fn absent_fields_have_the_defaults_of_their_class() {
+    let gpt2 = Architecture::Gpt2(Gpt2Config::default());
+    assert_eq!(architecture(r#"{"model_type": "gpt2"}"#), gpt2);
+    assert_eq!(architecture(r#"{"architectures": ["GPT2LMHeadModel"]}"#), gpt2);
+    assert_eq!(preset("gpt2").unwrap().architecture, gpt2);
+    let llama = Architecture::Llama(LlamaConfig::default());
+    assert_eq!(architecture(r#"{"model_type": "llama", "head_dim": null}"#), llama);
+}
+
+#[test]
+fn both_versions_of_transformers_mean_the_same() {
+    for case in ["gpt2-untied", "llama-bias-tied"] {
+        let five = read(&file(&format!("{case}/config.json"))).unwrap();
+        let four = read(&file(&format!("{case}/config.v4.json"))).unwrap();
+        assert_eq!(five.architecture, four.architecture);
+        assert_eq!((five.stored, four.stored), (Some(DType::F64), Some(DType::F64)));
+    }
+}
+
+#[test]
+fn aliases_are_read_and_newer_spellings_win() {
+    let named = r#"{"model_type": "gpt2", "hidden_size": 96, "num_attention_heads": 3,
+        "num_hidden_layers": 2, "max_position_embeddings": 64}"#;
+    let Architecture::Gpt2(config) = architecture(named) else { panic!("gpt2") };
+    assert_eq!([config.model, config.heads, config.layers, config.positions], [96, 3, 2, 64]);
+    assert_eq!(config.inner, 384);
+    let both = r#"{"model_type": "gpt2", "dtype": "bfloat16", "torch_dtype": "float32"}"#;
+    assert_eq!(read(both).unwrap().stored, Some(DType::BF16));
+    let theta = |fields: &str| match architecture(&format!(r#"{{"model_type": "llama"{fields}}}"#))
+    {
+        Architecture::Llama(config) => config.theta,
+        Architecture::Gpt2(_) | Architecture::Graph(_) => panic!("llama"),
+    };
+    assert_eq!(theta(""), 1e4);
+    assert_eq!(theta(r#", "rope_theta": 5e5"#), 5e5);
+    assert_eq!(theta(r#", "rope_parameters": {"rope_theta": 7e5}, "rope_theta": 5e5"#), 7e5);
+    let scaling = r#", "rope_scaling": {"type": "default"}, "rope_theta": 5e5"#;
+    assert_eq!(theta(&format!(r#"{scaling}, "rope_parameters": {{"rope_theta": 7e5}}"#)), 5e5);
+}
+
+#[test]
+fn errors_are_told_all_at_once_with_their_places() {
+    let text = "{\n  \"model_type\": \"gpt2\",\n  \"n_embd\": 100,\n  \"n_head\": 12,\n  \
+                \"n_layer\": \"two\",\n  \"activation_function\": \"mish\",\n  \
+                \"scale_attn_by_inverse_layer_idx\": true\n}";
+    let (codes, drawn) = wrong(text);
+    assert_eq!(codes, ["E1105", "E1104", "E1107", "E1107"]);
+    assert_eq!(
+        drawn,
+        "error[E1105]: `n_embd` 100 is not a multiple of `n_head` 12
+ --> config.json:3:3
+  |
+3 |   \"n_embd\": 100,
+  |   ^^^^^^^^^^^^^
+  = note: 100 = 8 · 12 + 4
+error[E1104]: `n_layer` is `\"two\"`, not a whole number from 1 to 2^30
+ --> config.json:5:3
+  |
+5 |   \"n_layer\": \"two\",
+  |   ^^^^^^^^^^^^^^^^
+error[E1107]: the activation `mish` is not supported
+ --> config.json:6:3
+  |
+6 |   \"activation_function\": \"mish\",
+  |   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+  = help: supported are `gelu_new`, `gelu_pytorch_tanh`, `gelu`, `silu`, `swish` and `relu`
+error[E1107]: `scale_attn_by_inverse_layer_idx` is not supported yet
+ --> config.json:7:3
+  |
+7 |   \"scale_attn_by_inverse_layer_idx\": true
+  |   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+"
+    );
+}
+
+#[test]
+fn planted_errors_have_their_codes() {
+    let cases = [
+        ("[1]", "E1103"),
+        ("{\"model_type\": }", "E1103"),
+        ("{}", "E1104"),
+        (r#"{"model_type": 3}"#, "E1104"),
+        (r#"{"model_type": "qwen3"}"#, "E1106"),
+        (r#"{"model_type": "gpt2", "architectures": ["GPT2ForTokenClassification"]}"#, "E1107"),
+        (r#"{"model_type": "gpt2", "quantization_config": {}}"#, "E1107"),
+        (r#"{"model_type": "gpt2", "dtype": "int4"}"#, "E1107"),
+        (r#"{"model_type": "gpt2", "add_cross_attention": true}"#, "E1107"),
+        (r#"{"model_type": "gpt2", "n_embd": 0}"#, "E1104"),
+        (r#"{"model_type": "gpt2", "n_embd": 768, "hidden_size": 1024}"#, "E1105"),
+        (r#"{"model_type": "gpt2", "vocab_size": 99999999999}"#, "E1104"),
+        (r#"{"model_type": "gpt2", "n_inner": 1073741824, "n_embd": 1073741824}"#, "E1104"),
+        (r#"{"model_type": "gpt2", "n_layer": 2000}"#, "E1104"),
+        (r#"{"model_type": "gpt2", "attn_pdrop": 1.0}"#, "E1104"),
+        (r#"{"model_type": "gpt2", "layer_norm_epsilon": 0}"#, "E1104"),
+        (r#"{"model_type": "llama", "num_key_value_heads": 5}"#, "E1105"),
+        (r#"{"model_type": "llama", "head_dim": 7}"#, "E1105"),
+        (r#"{"model_type": "llama", "rope_scaling": {"rope_type": "llama3"}}"#, "E1107"),
+        (r#"{"model_type": "llama", "rope_parameters": {"rope_theta": "x"}}"#, "E1104"),
+        (r#"{"model_type": "llama", "rope_parameters": []}"#, "E1104"),
+    ];
+    for (text, code) in cases {
+        let (codes, drawn) = wrong(text);
+        assert!(codes.contains(&code), "{text}: {drawn}");
+    }
+    assert!(wrong(r#"{"model_type": "lama"}"#).1.contains("did you mean `llama`?"));
+}
+
+#[test]
+fn mutations_of_a_config_never_panic() {
+    let texts = ["gpt2-tiny/config.json", "llama-bias-tied/config.v4.json"].map(file);
+    let tokens = ["null", "0", "-1", "1e400", "9007199254740993", "\"x\"", "{", "}", "[]", "\\"];
+    let mut imported = 0;
+    for seed in 0..4000_u64 {
+        let mut state = seed;
+        let mut draw = |below: usize| {
+            state = mix(state.wrapping_add(0x9e37_79b9_7f4a_7c15));
+            (state % below as u64) as usize
+        };
+        let mut bytes = texts[draw(texts.len())].clone().into_bytes();
+        for _ in 0..=draw(3) {
+            let at = draw(bytes.len());
+            match draw(4) {
+                0 => bytes[at] = draw(256) as u8,
+                1 => drop(bytes.remove(at)),
+                2 => bytes.truncate(at.max(1)),
+                _ => drop(bytes.splice(at..at, tokens[draw(tokens.len())].bytes())),
+            }
+        }
+        let text = String::from_utf8_lossy(&bytes);
+        match read(&text) {
+            Ok(description) => {
+                imported += usize::from(import(&description, &OPTIONS).is_ok());
+            }
+            Err(wrong) => assert!(wrong.iter().all(|d| !render(d, Some(&text)).is_empty())),
+        }
+    }
+    assert!(imported > 400, "only {imported} mutations were imported");
+}
+
+#[test]
+fn options_that_do_not_fit_are_refused() {
+    let gpt2 = preset("gpt2-mini").unwrap();
+    let codes = |options: &Options| {
+        let wrong = import(&gpt2, options).unwrap_err();
+        wrong.iter().map(|d| d.code).collect::<Vec<_>>()
+    };
+    assert_eq!(codes(&Options { seq: 257, ..OPTIONS }), ["E1108"]);
+    let all = Options { seq: 0, dtype: DType::I32, dropout: Some(1.0) };
+    assert_eq!(codes(&all), ["E1108"; 3]);
+    let llama = preset("llama-3-8b").unwrap();
+    assert!(import(&llama, &Options { seq: 16384, ..OPTIONS }).is_ok());
+    assert!(import(&llama, &Options { seq: usize::MAX, ..OPTIONS }).is_err());
+    let tokens =
+        DecodingOptions { tokens: 9, capacity: 8, dtype: DType::F32, logits: LogitsOf::All };
+    assert_eq!(decoding(&llama, &tokens).unwrap_err()[0].code, "E1108");
+}
+
+#[test]
+fn dropout_takes_a_key_only_where_it_is_used() {
+    let gpt2 = preset("gpt2").unwrap();
+    let kept = import(&gpt2, &Options { dropout: Some(0.0), ..OPTIONS }).unwrap();
+    assert_eq!(kept.entries, ["loss", "logits"]);
+    assert!(!kept.module.to_string().contains("key"));
+    let dropped = import(&gpt2, &OPTIONS).unwrap();
+    assert_eq!(dropped.entries, ["loss", "loss_eval", "logits"]);
+    let loss = dropped.module.function("loss").unwrap();
+    let last = loss.params().last().unwrap();
+    assert_eq!(loss.value(last).name, "key");
+    let sites = |name: &str| {
+        let printed = dropped.module.function(name).unwrap().to_string();
+        printed.matches("dropout").count()
+    };
+    assert_eq!(
+        [sites("embed"), sites("block"), sites("embed_eval"), sites("block_eval")],
+        [1, 3, 0, 0]
+    );
+}
+
+#[test]
+fn weights_start_and_lie_where_transformers_has_them() {
+    let model = import(&preset("gpt2").unwrap(), &OPTIONS).unwrap();
+    let of = |name: &str| model.weights.iter().find(|w| w.name == name).unwrap();
+    let key = of("h.3.attn.wk");
+    assert_eq!((key.dims.as_slice(), key.layer), ([768, 12, 64].as_slice(), Some(3)));
+    assert_eq!(key.source.name(), "transformer.h.3.attn.c_attn.weight");
+    assert_eq!(key.source.names[1], "h.3.attn.c_attn.weight");
+    assert_eq!(
+        (key.source.dims.as_slice(), key.source.columns.clone()),
+        ([768, 2304].as_slice(), Some(768..1536))
+    );
+    assert_eq!(key.init, Init::Normal { std: 0.02 });
+    assert_eq!(of("h.0.attn.wo").init, Init::Normal { std: 0.02 / 24f64.sqrt() });
+    assert_eq!((of("lnf.w").init, of("lnf.b").init), (Init::Ones, Init::Zeros));
+    assert!(key.is_matrix() && !of("h.3.attn.bk").is_matrix());
+    assert!(model.weights.iter().all(|w| w.name != "lm_head"), "tied");
+    assert!(is_buffer("h.0.attn.bias") && !is_buffer("transformer.h.0.attn.c_attn.bias"));
+}
+
+#[test]
+fn a_graph_is_a_model_of_its_own() {
+    let text = "module tiny
+  func @layer(%x: f32[B, S, 4], %w: f32[4, 4]) {
+    %y: f32[B, S, 4] = contract bsm,mn->bsn %x %w
+    return %y
+  }
+  func @logits(%table: f32[9, 4], %a: f32[4, 4], %b: f32[4, 4], %tokens: i32[B, S]) {
+    %x: f32[B, S, 4] = gather dim=0 start=0 %table %tokens
+    %y: f32[B, S, 4] = call @layer %x %a
+    %z: f32[B, S, 4] = call @layer %y %b
+    %l: f32[B, S, 9] = contract bsm,vm->bsv %z %table
+    return %l
+  }
+";
+    let description = read_graph("tiny.graph", text, "tiny").unwrap();
+    let model = import(&description, &OPTIONS).unwrap();
+    assert_eq!(model.entries, ["logits"]);
+    assert_eq!((model.param_count(), model.vocab, model.layer_count), (36 + 32, 9, 2));
+    assert!(model.module.to_string().contains("%tokens: i32[B, 16]"));
+    let wrong = read_graph("tiny.graph", "module tiny\n  func", "tiny").unwrap_err();
+    assert_eq!(exit_code(wrong[0].code), 6);
+}
+
+#[test]
+fn models_are_found_by_path_and_by_name() {
+    let reference = format!("{}/../tests/reference/gpt2-tiny", env!("CARGO_MANIFEST_DIR"));
+    let found = resolve(&reference).unwrap();
+    assert_eq!(found.description.name, "gpt2-tiny");
+    assert!(found.directory.unwrap().join("model.safetensors").exists());
+    assert_eq!(resolve(&format!("{reference}/config.json")).unwrap().description.name, "gpt2-tiny");
+    assert_eq!(resolve("gpt2-xl").unwrap().description.name, "gpt2-xl");
+    let wrong = |model: &str| {
+        let wrong = resolve(model).unwrap_err();
+        (exit_code(wrong[0].code), wrong[0].help.clone().unwrap_or_default())
+    };
+    assert_eq!(wrong("gpt2-xxl"), (2, "did you mean `gpt2-xl`?".to_owned()));
+    assert_eq!(wrong("acme/unheard-of").0, 2);
+    assert_eq!(wrong("nowhere/config.json"), (2, String::new()));
+    assert_eq!(wrong(&format!("{reference}/model.safetensors")).0, 4);
+    assert_eq!(wrong(env!("CARGO_MANIFEST_DIR")).0, 2);
+}
+
+#[test]
+fn decoding_modules_print_and_read_back() {
+    for name in ["gpt2-mini", "llama-3-8b"] {
+        for logits in [LogitsOf::All, LogitsOf::Last] {
+            let options = DecodingOptions { tokens: 8, capacity: 64, dtype: DType::F32, logits };
+            let decoding = decoding(&preset(name).unwrap(), &options).unwrap();
+            let module = &decoding.model.module;
+            assert_eq!(parse_module("printed", &module.to_string()).unwrap(), *module);
+            let decode = module.function("decode").unwrap();
+            assert_eq!(decode.results.len(), 1 + decoding.caches.len());
+            let types = decode.result_types();
+            assert!(decoding.caches.iter().zip(&types[1..]).all(|(cache, ty)| cache.ty == *ty));
+        }
+    }
+}
