@@ -72,20 +72,34 @@ impl<'m> Builder<'m> {
 
     /// Adds a node and returns its results, named after `name`.
     pub fn push_all(&mut self, name: &str, op: Op, operands: &[ValueId]) -> Vec<ValueId> {
+        let names = self.result_names(&op, name);
+        self.push_named(&names, op, operands)
+    }
+
+    /// Adds a node and returns its results, each named after its entry of `names`.
+    pub fn push_named(&mut self, names: &[String], op: Op, operands: &[ValueId]) -> Vec<ValueId> {
         let types: Vec<&TensorType> = operands.iter().map(|o| self.function.ty(*o)).collect();
         let types = match infer(&op, &types, self.module) {
             Ok(types) => types,
-            Err(error) => panic!("building `%{name}` of `@{}`: {error}", self.function.name),
+            Err(error) => panic!("building `%{}` of `@{}`: {error}", names[0], self.function.name),
         };
-        let callee_names = self.result_names(&op, name);
+        assert!(types.len() == names.len(), "{} names of {} results", names.len(), types.len());
         let results: Vec<ValueId> =
-            types.into_iter().zip(callee_names).map(|(ty, name)| self.define(&name, ty)).collect();
-        self.function.nodes.push(Node {
-            op,
-            operands: operands.to_vec(),
-            results: results.clone(),
-        });
+            types.into_iter().zip(names).map(|(ty, name)| self.define(name, ty)).collect();
+        let node = Node { op, operands: operands.to_vec(), results: results.clone() };
+        self.function.nodes.push(node);
         results
+    }
+
+    /// Gives `to` the name `wanted` and what bears it now the name of `to`.
+    /// Parameters keep their names: nothing happens when one bears it.
+    pub(crate) fn claim_name(&mut self, wanted: &str, to: ValueId) {
+        let Some(bearer) = self.function.find(wanted) else { return };
+        if bearer.index() >= self.function.param_count {
+            let freed = std::mem::take(&mut self.function.values[to.index()].name);
+            self.function.values[bearer.index()].name = freed;
+            self.function.values[to.index()].name = wanted.to_owned();
+        }
     }
 
     /// `name` for one result; `name`, then `name.lse` and so on for the further results of a call.
@@ -175,22 +189,23 @@ impl<'m> Builder<'m> {
         attributes: &[(&str, f64)],
         operands: &[ValueId],
     ) -> Vec<ValueId> {
-        let given: Attributes = attributes.iter().map(|(k, v)| ((*k).to_owned(), *v)).collect();
-        let types: Vec<TensorType> = operands.iter().map(|o| self.ty(*o).clone()).collect();
-        let Some(function) = self.module.composite(composite, &given, &types) else {
-            panic!("`{composite}` does not take {types:?} with {given:?}")
-        };
+        let given = attributes.iter().map(|(k, v)| ((*k).to_owned(), *v)).collect();
+        let function = self.instance(composite, &given, operands);
         self.call(name, &function, operands)
     }
 
-    /// The name of an instance of a composite, which joins the module.
+    /// The instance of a composite that takes the operands, which joins the module.
     pub fn instance(
         &mut self,
         composite: &str,
-        attributes: &Attributes,
-        operands: &[TensorType],
-    ) -> Option<String> {
-        self.module.composite(composite, attributes, operands)
+        given: &Attributes,
+        operands: &[ValueId],
+    ) -> String {
+        let types: Vec<TensorType> = operands.iter().map(|o| self.ty(*o).clone()).collect();
+        let function = self.module.composite(composite, given, &types);
+        function.unwrap_or_else(|| {
+            panic!("`{composite}` does not take {types:?} with {given:?}");
+        })
     }
 
     /// Ends the function without adding it to the module.

@@ -75,15 +75,15 @@ fn call(
             .iter()
             .map(|o| values[o.index()].clone().expect("verified: defined before it is used"))
             .collect();
-        let results = match &node.op {
-            Op::Call { function: callee } => {
+        let results = match node.callee() {
+            Some(callee) => {
                 let callee = module.function(callee).expect("verified: the callee exists");
                 call(module, callee, operands, bindings)?
             }
-            op => {
+            None => {
                 let operands: Vec<&Tensor> = operands.iter().map(Rc::as_ref).collect();
-                let result = eval_op(op, &operands, bindings)
-                    .map_err(|found| unsupported(function, op, found))?;
+                let result = eval_op(&node.op, &operands, bindings)
+                    .map_err(|found| unsupported(function, &node.op, found))?;
                 vec![Rc::new(result)]
             }
         };

@@ -18,6 +18,10 @@ pub mod text;
 pub mod types;
 pub mod tensor;
 pub mod eval;
+pub mod pass;
+pub mod inline;
+pub mod vjp;
+pub mod autodiff;
 
 pub use diagnostic::{Diagnostic, Severity, Span};
 pub use dim::{Bindings, Dim};

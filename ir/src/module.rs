@@ -44,6 +44,11 @@ impl Node {
     pub fn result(&self) -> ValueId {
         self.results[0]
     }
+
+    /// The name of the function that a call calls.
+    pub fn callee(&self) -> Option<&str> {
+        if let Op::Call { function } = &self.op { Some(function) } else { None }
+    }
 }
 
 /// The numbers that tell instances of a composite apart, such as `eps=1e-5`.

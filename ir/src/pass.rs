@@ -1,0 +1,100 @@
+//! Small passes over one function. Each says whether it changed anything.
+
+use std::collections::BTreeMap;
+
+use crate::infer::name;
+use crate::module::{Function, ValueId};
+use crate::op::Op;
+
+/// Removes nodes whose results nobody reads. Linear.
+pub fn remove_dead_nodes(function: &mut Function) -> bool {
+    let mut live = vec![false; function.values.len()];
+    for result in &function.results {
+        live[result.index()] = true;
+    }
+    let mut kept = vec![false; function.nodes.len()];
+    for (at, node) in function.nodes.iter().enumerate().rev() {
+        if node.results.iter().any(|r| live[r.index()]) {
+            kept[at] = true;
+            for operand in &node.operands {
+                live[operand.index()] = true;
+            }
+        }
+    }
+    if kept.iter().all(|kept| *kept) {
+        return false;
+    }
+    let mut kept = kept.into_iter();
+    function.nodes.retain(|_| kept.next().unwrap_or(true));
+    renumber_values(function);
+    true
+}
+
+/// Merges nodes that compute the same from the same operands; the first one's name stays.
+/// Every op is pure, so that equal ops of equal operands have equal results. `O(n log n)`.
+pub fn remove_common_nodes(function: &mut Function) -> bool {
+    let mut seen: BTreeMap<(&'static str, Vec<ValueId>), Vec<usize>> = BTreeMap::new();
+    let mut same: Vec<ValueId> = (0..function.values.len()).map(|v| ValueId(v as u32)).collect();
+    let mut nodes = Vec::with_capacity(function.nodes.len());
+    let count = function.nodes.len();
+    for mut node in std::mem::take(&mut function.nodes) {
+        for operand in &mut node.operands {
+            *operand = same[operand.index()];
+        }
+        let candidates = seen.entry((name(&node.op), node.operands.clone())).or_default();
+        let twin = candidates.iter().find(|at| {
+            let twin: &crate::Node = &nodes[**at];
+            is_same_op(&twin.op, &node.op)
+        });
+        match twin {
+            Some(twin) => {
+                for (from, to) in node.results.iter().zip(&nodes[*twin].results) {
+                    same[from.index()] = *to;
+                }
+            }
+            None => {
+                candidates.push(nodes.len());
+                nodes.push(node);
+            }
+        }
+    }
+    function.nodes = nodes;
+    for result in &mut function.results {
+        *result = same[result.index()];
+    }
+    let changed = function.nodes.len() < count;
+    if changed {
+        renumber_values(function);
+    }
+    changed
+}
+
+/// Equality, by which constants of different sign differ even when they are zero.
+fn is_same_op(a: &Op, b: &Op) -> bool {
+    match (a, b) {
+        (Op::Constant { value: x, .. }, Op::Constant { value: y, .. }) => {
+            x.to_bits() == y.to_bits() && a == b
+        }
+        _ => a == b,
+    }
+}
+
+/// Orders the values again: parameters first, then what the nodes define, and nothing else. Linear.
+///
+/// # Panics
+/// When a node or a result reads a value that no node defines.
+pub fn renumber_values(function: &mut Function) {
+    let params = function.params();
+    let defined = function.nodes.iter().flat_map(|node| node.results.iter().copied());
+    let order: Vec<ValueId> = params.chain(defined).collect();
+    let mut place = vec![None; function.values.len()];
+    for (at, id) in order.iter().enumerate() {
+        place[id.index()] = Some(ValueId(at as u32));
+    }
+    let of = |id: &ValueId| place[id.index()].expect("every value that is read is defined");
+    function.values = order.iter().map(|id| function.values[id.index()].clone()).collect();
+    for node in &mut function.nodes {
+        node.operands.iter_mut().chain(&mut node.results).for_each(|id| *id = of(id));
+    }
+    function.results.iter_mut().for_each(|id| *id = of(id));
+}

@@ -1,0 +1,8 @@
+//! What holds for every op and every composite, tried on random shapes.
+
+#![allow(clippy::unwrap_used, reason = "a test may fail anywhere")]
+
+mod composites;
+mod draws;
+mod gradients;
+mod ops;

@@ -1,0 +1,194 @@
+//! A case for every op: [`next`] and [`cases`] do not compile while an op has none.
+
+use gantline_ir::op::{Binary, Collective, Combiner, Comparison, Einsum, Unary};
+use gantline_ir::{DType, Dim, Op, Tensor};
+
+use crate::draws::Draws;
+
+/// One op with operands that it takes.
+pub(crate) struct Case {
+    pub(crate) op: Op,
+    pub(crate) operands: Vec<Tensor>,
+}
+
+/// One op of each kind, in the order of the enum.
+pub(crate) fn kinds() -> Vec<Op> {
+    let first = Op::Constant { value: 0.5, dtype: DType::F64, dims: vec![Dim::from(2)] };
+    std::iter::successors(Some(first), next).collect()
+}
+
+fn next(op: &Op) -> Option<Op> {
+    let dims = || vec![Dim::from(2), Dim::from(3)];
+    let dtype = DType::F64;
+    Some(match op {
+        Op::Constant { .. } => Op::Iota { dim: 1, start: 3, dtype, dims: dims() },
+        Op::Iota { .. } => {
+            Op::Random { salt: 3, start: vec![0, 1], extent: dims(), dtype, dims: dims() }
+        }
+        Op::Random { .. } => Op::FoldKey { salt: 1 },
+        Op::FoldKey { .. } => Op::Unary(Unary::Neg),
+        Op::Unary(_) => Op::Binary(Binary::Add),
+        Op::Binary(_) => Op::Compare(Comparison::Eq),
+        Op::Compare(_) => Op::Select,
+        Op::Select => Op::Cast { dtype },
+        Op::Cast { .. } => Op::Contract(Einsum::parse("ab,bc->ac").unwrap()),
+        Op::Contract(_) => Op::Reduce { combiner: Combiner::Sum, dims: vec![0] },
+        Op::Reduce { .. } => Op::Reshape { dims: dims() },
+        Op::Reshape { .. } => Op::Transpose { perm: vec![1, 0] },
+        Op::Transpose { .. } => Op::Broadcast { new: vec![0], dims: dims() },
+        Op::Broadcast { .. } => Op::Slice { dim: 0, start: 0, size: 1 },
+        Op::Slice { .. } => Op::Pad { dim: 0, before: 1, after: 2 },
+        Op::Pad { .. } => Op::Concat { dim: 0 },
+        Op::Concat { .. } => Op::Gather { dim: 0, start: 0 },
+        Op::Gather { .. } => Op::ScatterAdd { dim: 0, start: 0, size: Dim::from(3) },
+        Op::ScatterAdd { .. } => Op::DynamicUpdateSlice { dim: 0 },
+        Op::DynamicUpdateSlice { .. } => Op::DynamicSlice { dim: 0, size: Dim::from(1) },
+        Op::DynamicSlice { .. } => Op::Call { function: "layer".to_owned() },
+        Op::Call { .. } => {
+            let kind = Collective::AllReduce(Combiner::Sum);
+            Op::Collective { kind, axis: "tp".to_owned() }
+        }
+        Op::Collective { .. } => return None,
+    })
+}
+
+/// Random cases of an op's kind.
+pub(crate) fn cases(op: &Op, r: &mut Draws) -> Vec<Case> {
+    let ndim = 1 + r.below(3);
+    let dims = r.dims(ndim);
+    let dim = r.below(ndim);
+    match op {
+        Op::Constant { .. } | Op::Iota { .. } => vec![case(op.clone(), [])],
+        Op::Random { .. } | Op::FoldKey { .. } => vec![case(op.clone(), [r.key()])],
+        Op::Unary(_) => Unary::ALL.map(|how| unary(how, &dims, r)).into(),
+        Op::Binary(_) => Binary::ALL.map(|how| binary(how, &dims, r)).into(),
+        Op::Compare(_) => Comparison::ALL
+            .map(|how| case(Op::Compare(how), [r.signed(&dims), r.signed(&dims)]))
+            .into(),
+        Op::Select => vec![case(Op::Select, [r.bools(&dims), r.signed(&dims), r.signed(&dims)])],
+        Op::Cast { .. } => [DType::F64, DType::I32, DType::Bool]
+            .map(|dtype| case(Op::Cast { dtype }, [r.signed(&dims)]))
+            .into(),
+        Op::Contract(_) => contract(r),
+        Op::Reduce { .. } => Combiner::ALL.map(|how| reduce(how, &dims, r)).into(),
+        Op::Reshape { .. } => vec![case(Op::Reshape { dims: flat(&dims) }, [r.signed(&dims)])],
+        Op::Transpose { .. } => vec![transpose(&dims, r)],
+        Op::Broadcast { .. } => vec![broadcast(&dims, dim, r)],
+        Op::Slice { .. } => {
+            let start = r.below(dims[dim]);
+            let size = 1 + r.below(dims[dim] - start);
+            vec![case(Op::Slice { dim, start, size }, [r.signed(&dims)])]
+        }
+        Op::Pad { .. } => {
+            let (before, after) = (r.below(3), r.below(3));
+            vec![case(Op::Pad { dim, before, after }, [r.signed(&dims)])]
+        }
+        Op::Concat { .. } => {
+            let size = 1 + r.below(3);
+            let other = with(&dims, dim, size);
+            let operands = [r.signed(&dims), r.signed(&other), r.signed(&dims)];
+            vec![case(Op::Concat { dim }, operands)]
+        }
+        Op::Gather { .. } => vec![gather(&dims, dim, r)],
+        Op::ScatterAdd { .. } => vec![scatter_add(&dims, dim, r)],
+        Op::DynamicUpdateSlice { .. } => {
+            let size = 1 + r.below(dims[dim]);
+            let update = r.signed(&with(&dims, dim, size));
+            let operands = [r.signed(&dims), update, r.ids(&[], -1, 5)];
+            vec![case(Op::DynamicUpdateSlice { dim }, operands)]
+        }
+        Op::DynamicSlice { .. } => {
+            let size = Dim::from(1 + r.below(dims[dim]));
+            let operands = [r.signed(&dims), r.ids(&[], -1, 5)];
+            vec![case(Op::DynamicSlice { dim, size }, operands)]
+        }
+        Op::Call { .. } => vec![case(op.clone(), [r.signed(&[2, 3]), r.ids(&[2], 0, 2)])],
+        Op::Collective { .. } => vec![case(op.clone(), [r.signed(&dims)])],
+    }
+}
+
+fn case<const N: usize>(op: Op, operands: [Tensor; N]) -> Case {
+    Case { op, operands: operands.into() }
+}
+
+fn sizes(dims: &[usize]) -> Vec<Dim> {
+    dims.iter().map(|d| Dim::from(*d)).collect()
+}
+
+fn flat(dims: &[usize]) -> Vec<Dim> {
+    vec![Dim::from(dims.iter().product::<usize>()), Dim::from(1)]
+}
+
+fn with(dims: &[usize], dim: usize, size: usize) -> Vec<usize> {
+    let mut dims = dims.to_vec();
+    dims[dim] = size;
+    dims
+}
+
+fn unary(how: Unary, dims: &[usize], r: &mut Draws) -> Case {
+    let x = match how {
+        Unary::Log | Unary::Sqrt | Unary::Rsqrt => r.positive(dims),
+        Unary::Neg
+        | Unary::Abs
+        | Unary::Exp
+        | Unary::Tanh
+        | Unary::Erf
+        | Unary::Sin
+        | Unary::Cos
+        | Unary::Floor => r.signed(dims),
+    };
+    case(Op::Unary(how), [x])
+}
+
+fn binary(how: Binary, dims: &[usize], r: &mut Draws) -> Case {
+    let a = if how == Binary::Pow { r.positive(dims) } else { r.signed(dims) };
+    case(Op::Binary(how), [a, r.signed(dims)])
+}
+
+fn contract(r: &mut Draws) -> Vec<Case> {
+    let texts =
+        ["ab,bc->ac", "zab,zbc->zca", "ab,cb->ca", "a,b->ab", "ab,ab->", "abc,b->ca", "a,a->a"];
+    let sizes = r.dims(26);
+    let of = |letters: &[char]| -> Vec<usize> {
+        letters.iter().map(|c| sizes[*c as usize - 'a' as usize]).collect()
+    };
+    let mut make = |text: &&str| {
+        let einsum = Einsum::parse(text).unwrap();
+        let operands = [r.signed(&of(&einsum.a)), r.signed(&of(&einsum.b))];
+        case(Op::Contract(einsum), operands)
+    };
+    texts.iter().map(&mut make).collect()
+}
+
+fn reduce(combiner: Combiner, dims: &[usize], r: &mut Draws) -> Case {
+    let over = (0..dims.len()).filter(|_| r.coin()).collect();
+    case(Op::Reduce { combiner, dims: over }, [r.signed(dims)])
+}
+
+fn transpose(dims: &[usize], r: &mut Draws) -> Case {
+    let mut perm: Vec<usize> = (0..dims.len()).collect();
+    for at in 0..perm.len() {
+        perm.swap(at, r.below(dims.len()));
+    }
+    case(Op::Transpose { perm }, [r.signed(dims)])
+}
+
+fn broadcast(dims: &[usize], new: usize, r: &mut Draws) -> Case {
+    let mut from = dims.to_vec();
+    from.remove(new);
+    case(Op::Broadcast { new: vec![new], dims: sizes(dims) }, [r.signed(&from)])
+}
+
+/// Some ids lie outside.
+fn gather(dims: &[usize], dim: usize, r: &mut Draws) -> Case {
+    let (start, count) = (r.below(3) as i64, r.below(3));
+    let of = r.dims(count);
+    let ids = r.ids(&of, start - 1, start + dims[dim] as i64 + 1);
+    case(Op::Gather { dim, start }, [r.signed(dims), ids])
+}
+
+fn scatter_add(dims: &[usize], dim: usize, r: &mut Draws) -> Case {
+    let (start, size) = (r.below(3) as i64, 1 + r.below(3));
+    let ids = r.ids(&[dims[dim]], start - 1, start + size as i64 + 1);
+    case(Op::ScatterAdd { dim, start, size: Dim::from(size) }, [ids, r.signed(dims)])
+}
