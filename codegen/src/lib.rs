@@ -1,3 +1,10 @@
 //! Module × plan → programs.
 
 pub mod partition;
+pub mod specialise;
+pub mod domain;
+pub mod fuse;
+pub mod tile;
+pub mod arena;
+pub mod catalogue;
+pub mod lower;

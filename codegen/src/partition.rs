@@ -437,9 +437,6 @@ impl Partition<'_> {
                 *attributes.entry(name.clone()).or_insert(0.0) += (*units * *unit as i64) as f64;
             }
         }
-        let types: Vec<TensorType> =
-            operands.iter().map(|o| self.builder.ty(*o).clone()).collect();
-        let local = self.builder.instance(&name, &attributes, &types);
-        local.ok_or_else(|| format!("`@{callee}` has no instance for {types:?}"))
+        Ok(self.builder.instance(&name, &attributes, operands))
     }
 }

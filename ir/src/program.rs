@@ -40,6 +40,8 @@ pub enum Contents {
     Feed(Feed),
     /// Loss sum, count and squared gradient norm of the step.
     Stats,
+    /// A part of another buffer, or a run of buffers that lie side by side.
+    View,
     /// A value that lives between routine calls.
     Activation,
     /// The scratch memory of one routine call.
@@ -54,7 +56,10 @@ pub enum Feed {
     /// `i32[samples, seq]` labels of a micro-batch; negative ones count for nothing.
     Labels,
     /// `u32[4]`: seed, step, path, first sample on this rank of the micro-batch.
-    Key,
+    Key {
+        /// The path of the call, folded from zero.
+        path: u32,
+    },
     /// `[4]`: learning rate, 1 - beta1^step, 1 - beta2^step, clipping norm (infinite for none).
     Scalars,
     /// `i32[]`: the position of the first token, in decoding.

@@ -1,0 +1,294 @@
+//! The catalogue: which kernel computes an op or a composite that is not fused.
+
+use ir::module::Attributes;
+use ir::op::Einsum;
+use ir::{DType, Function, Op, TensorType};
+use kernels::Kernel;
+use kernels::kernel::{
+    Attention, Copy, CopyLoop, Dropout, Fill, Gather, LoopAB, LoopABC, LoopAC, LoopBC, Positions,
+    Product, Rope,
+};
+use kernels::rows::{Access, Instr, Output, Rows};
+
+use crate::tile::digits;
+
+/// Composites that have a kernel of their own; all others are inlined before planning.
+pub const CATALOGUE: [&str; 12] = [
+    "attention",
+    "attention_bwd",
+    "attention_dropout",
+    "attention_dropout_bwd",
+    "attention_cached",
+    "rope",
+    "gelu_tanh",
+    "gelu_tanh_bwd",
+    "gelu_erf",
+    "gelu_erf_bwd",
+    "silu",
+    "silu_bwd",
+];
+
+/// Whether a composite stays a call when a module is prepared for planning.
+pub fn is_in_catalogue(composite: &str) -> bool {
+    CATALOGUE.contains(&composite)
+}
+
+/// The kernel of an op with local sizes; `add` asks it to add to what the output holds.
+///
+/// # Errors
+/// A sentence that names the op, when there is no kernel for it.
+pub fn kernel_of_op(
+    op: &Op,
+    operands: &[&TensorType],
+    result: &TensorType,
+    add: bool,
+) -> Result<Kernel, String> {
+    let sizes = result.sizes().ok_or("a local size is open")?;
+    match op {
+        Op::Contract(einsum) => Ok(Kernel::Product(product(einsum, operands, &sizes, result, add))),
+        Op::Gather { dim: 0, start } => {
+            Ok(Kernel::Gather(look_up(operands[0], operands[1], *start, false)?))
+        }
+        Op::ScatterAdd { dim: 0, start, .. } => {
+            Ok(Kernel::ScatterAdd(look_up(result, operands[0], *start, add)?))
+        }
+        Op::Constant { value, dtype, .. } => {
+            Ok(Kernel::Fill(Fill { len: sizes.iter().product(), value: *value, dtype: *dtype }))
+        }
+        Op::Iota { dim, start, dtype, .. } => Ok(Kernel::Rows(count(*dim, *start, *dtype, &sizes))),
+        Op::Broadcast { new, .. } => Ok(Kernel::Copy(repeat(new, &sizes, result.dtype))),
+        Op::Slice { dim, start, .. } => {
+            Ok(Kernel::Copy(cut(operands[0], *dim, *start, &sizes, result.dtype)?))
+        }
+        Op::Transpose { perm } => Ok(Kernel::Copy(permute(operands[0], perm, result.dtype)?)),
+        Op::Pad { dim, before, .. } => Ok(Kernel::Copy(pad(operands[0], *dim, *before, &sizes)?)),
+        _ => Err(format!("there is no kernel for `{}` yet", ir::infer::name(op))),
+    }
+}
+
+fn row_major(sizes: &[usize]) -> Vec<usize> {
+    let mut strides = vec![1; sizes.len()];
+    for dim in (0..sizes.len().saturating_sub(1)).rev() {
+        strides[dim] = strides[dim + 1] * sizes[dim + 1];
+    }
+    strides
+}
+
+fn product(
+    einsum: &Einsum,
+    operands: &[&TensorType],
+    sizes: &[usize],
+    result: &TensorType,
+    add: bool,
+) -> Product {
+    let (a_sizes, b_sizes) =
+        (operands[0].sizes().unwrap_or_default(), operands[1].sizes().unwrap_or_default());
+    let (a_strides, b_strides, c_strides) =
+        (row_major(&a_sizes), row_major(&b_sizes), row_major(sizes));
+    let place = |letters: &[char], letter: char| letters.iter().position(|c| *c == letter);
+    let mut product = Product {
+        batch: Vec::new(),
+        m: Vec::new(),
+        n: Vec::new(),
+        k: Vec::new(),
+        accumulate: add,
+        dtype: result.dtype,
+    };
+    for letter in &einsum.result {
+        let c = place(&einsum.result, *letter).map_or(0, |at| c_strides[at]);
+        match (place(&einsum.a, *letter), place(&einsum.b, *letter)) {
+            (Some(a), Some(b)) => {
+                let size = a_sizes[a];
+                product.batch.push(LoopABC { size, a: a_strides[a], b: b_strides[b], c });
+            }
+            (Some(a), None) => product.m.push(LoopAC { size: a_sizes[a], a: a_strides[a], c }),
+            (None, Some(b)) => product.n.push(LoopBC { size: b_sizes[b], b: b_strides[b], c }),
+            (None, None) => {}
+        }
+    }
+    for (at, letter) in einsum.a.iter().enumerate() {
+        if let (None, Some(b)) = (place(&einsum.result, *letter), place(&einsum.b, *letter)) {
+            product.k.push(LoopAB { size: a_sizes[at], a: a_strides[at], b: b_strides[b] });
+        }
+    }
+    product
+}
+
+fn look_up(
+    table: &TensorType,
+    ids: &TensorType,
+    start: i64,
+    accumulate: bool,
+) -> Result<Gather, String> {
+    let sizes = table.sizes().ok_or("a table's size is open")?;
+    let base = usize::try_from(start).map_err(|_| format!("a table starts at id {start}"))?;
+    if ids.dtype != DType::I32 {
+        return Err(format!("ids of {} have no kernel yet: use i32", ids.dtype));
+    }
+    Ok(Gather {
+        rows: sizes[0],
+        base,
+        width: sizes[1..].iter().product(),
+        count: ids.count().ok_or("the number of ids is open")?,
+        accumulate,
+        dtype: table.dtype,
+    })
+}
+
+/// A counter along one dim, stored.
+fn count(dim: usize, start: i64, dtype: DType, sizes: &[usize]) -> Rows {
+    let count: usize = sizes.iter().product();
+    let mut strides = vec![0; sizes.len()];
+    strides[dim] = 1;
+    let row = digits(sizes, &strides);
+    Rows {
+        rows: count,
+        cols: 1,
+        dtype: if dtype == DType::F64 { DType::F64 } else { DType::F32 },
+        inputs: Vec::new(),
+        instrs: vec![Instr::Index { row, col_stride: 0, base: start }],
+        outputs: vec![Output::Store {
+            value: 0,
+            access: Access::per_row(count),
+            dtype,
+            accumulate: false,
+        }],
+    }
+}
+
+fn copy(loops: Vec<CopyLoop>, source_offset: usize, dtype: DType) -> Copy {
+    Copy { loops, source_offset, target_offset: 0, zero_first: 0, dtype }
+}
+
+fn repeat(new: &[usize], sizes: &[usize], dtype: DType) -> Copy {
+    let target = row_major(sizes);
+    let mut loops: Vec<CopyLoop> = Vec::new();
+    let mut step = 1;
+    for dim in (0..sizes.len()).rev() {
+        let source = if new.contains(&dim) { 0 } else { step };
+        if source != 0 {
+            step *= sizes[dim];
+        }
+        loops.push(CopyLoop { size: sizes[dim], source, target: target[dim] });
+    }
+    loops.reverse();
+    copy(loops, 0, dtype)
+}
+
+fn loops_of(sizes: &[usize], source: &[usize], target: &[usize]) -> Vec<CopyLoop> {
+    let strides = source.iter().zip(target);
+    let loops = sizes.iter().zip(strides);
+    loops.map(|(size, (s, t))| CopyLoop { size: *size, source: *s, target: *t }).collect()
+}
+
+fn cut(
+    operand: &TensorType,
+    dim: usize,
+    start: usize,
+    sizes: &[usize],
+    dtype: DType,
+) -> Result<Copy, String> {
+    let source = row_major(&operand.sizes().ok_or("a local size is open")?);
+    Ok(copy(loops_of(sizes, &source, &row_major(sizes)), start * source[dim], dtype))
+}
+
+fn permute(operand: &TensorType, perm: &[usize], dtype: DType) -> Result<Copy, String> {
+    let from = operand.sizes().ok_or("a local size is open")?;
+    let strides = row_major(&from);
+    let sizes: Vec<usize> = perm.iter().map(|p| from[*p]).collect();
+    let source: Vec<usize> = perm.iter().map(|p| strides[*p]).collect();
+    Ok(copy(loops_of(&sizes, &source, &row_major(&sizes)), 0, dtype))
+}
+
+fn pad(operand: &TensorType, dim: usize, before: usize, sizes: &[usize]) -> Result<Copy, String> {
+    let from = operand.sizes().ok_or("a local size is open")?;
+    let target = row_major(sizes);
+    Ok(Copy {
+        target_offset: before * target[dim],
+        zero_first: sizes.iter().product(),
+        ..copy(loops_of(&from, &row_major(&from), &target), 0, operand.dtype)
+    })
+}
+
+/// The kernel of a composite of the catalogue.
+///
+/// # Errors
+/// A sentence that names the composite, when there is no kernel for it.
+pub fn kernel_of_composite(
+    name: &str,
+    attributes: &Attributes,
+    function: &Function,
+) -> Result<Kernel, String> {
+    match name {
+        "attention" => Ok(Kernel::Attention(attention(attributes, function, false)?)),
+        "attention_bwd" => Ok(Kernel::AttentionBwd(attention(attributes, function, false)?)),
+        "attention_dropout" => Ok(Kernel::Attention(attention(attributes, function, true)?)),
+        "attention_dropout_bwd" => Ok(Kernel::AttentionBwd(attention(attributes, function, true)?)),
+        "rope" => Ok(Kernel::Rope(rope(attributes, function)?)),
+        _ => Err(format!("there is no kernel for the composite `{name}` yet")),
+    }
+}
+
+fn sizes_of(function: &Function, name: &str) -> Result<Vec<usize>, String> {
+    let sizes = function.find(name).and_then(|v| function.ty(v).sizes());
+    sizes.ok_or_else(|| format!("`@{}` has no `%{name}` of fixed size", function.name))
+}
+
+fn attention(
+    attributes: &Attributes,
+    function: &Function,
+    dropout: bool,
+) -> Result<Attention, String> {
+    let (q, k) = (sizes_of(function, "q")?, sizes_of(function, "k")?);
+    let number = |name: &str| attributes.get(name).copied().unwrap_or(0.0);
+    let whole = |name: &str| number(name) as usize;
+    let dropped = Dropout {
+        p: number("p"),
+        salt: number("salt") as u32,
+        sample_offset: 0,
+        heads_total: number("heads") as u64,
+        head_base: number("head_offset") as u64,
+        queries_total: q[1] as u64,
+        query_base: 0,
+        keys_total: k[1] as u64,
+        key_base: 0,
+    };
+    Ok(Attention {
+        batch: q[0],
+        queries: q[1],
+        keys: k[1],
+        heads: q[2],
+        kv_heads: k[2],
+        dim: q[3],
+        scale: number("scale"),
+        causal: number("query_offset") < k[1] as f64,
+        query_offset: number("query_offset") as i64,
+        head_offset: whole("head_offset"),
+        kv_offset: whole("kv_offset"),
+        group: whole("group").max(1),
+        dropout: dropout.then_some(dropped),
+        dtype: function.ty(ir::ValueId(0)).dtype,
+        q: Attention::contiguous(q[1], q[2], q[3]),
+        k: Attention::contiguous(k[1], k[2], k[3]),
+        v: Attention::contiguous(k[1], k[2], k[3]),
+        out: Attention::contiguous(q[1], q[2], q[3]),
+    })
+}
+
+fn rope(attributes: &Attributes, function: &Function) -> Result<Rope, String> {
+    let x = sizes_of(function, "x")?;
+    let theta = attributes.get("theta").copied().unwrap_or(10_000.0);
+    let frequency = |pair: usize| theta.powf(-2.0 * pair as f64 / x[3] as f64);
+    Ok(Rope {
+        batch: x[0],
+        seq: x[1],
+        heads: x[2],
+        dim: x[3],
+        frequencies: (0..x[3] / 2).map(frequency).collect(),
+        positions: Positions::FromInput(0),
+        inverse: attributes.get("sign").is_some_and(|sign| *sign < 0.0),
+        dtype: function.ty(ir::ValueId(0)).dtype,
+        x: Attention::contiguous(x[1], x[2], x[3]),
+        y: Attention::contiguous(x[1], x[2], x[3]),
+    })
+}

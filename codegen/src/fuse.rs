@@ -1,0 +1,353 @@
+//! Fusion: local function → a function whose elementwise and row-reduction chains are calls of
+//! kernels.
+//!
+//! A group is a set of nodes over one domain `rows × cols`: values over all of it, values per row
+//! (results of row reductions), and sums over rows or over everything, which leave the group.
+//! Constants, counters, draws and broadcasts are computed again in every group that reads them.
+//! Groups merge along edges, then beside each other where they read the same value, as long as the
+//! graph of groups stays free of cycles. Fusing is outlining: each group becomes a function marked
+//! `kernel`. The e-graph pass will choose among fusions; this is the greedy choice.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ir::op::Combiner;
+use ir::{Function, Kind, Module, Node, Op, Value, ValueId};
+
+use crate::domain::{Domain, is_int_op_exact};
+
+/// The most nodes of one group.
+const GROUP_NODES_MAX: usize = 160;
+
+/// Replaces fusible nodes by calls of kernels, which are added to `module`.
+///
+/// Keeps results and their types. O(edges × groups).
+pub fn fuse(function: &Function, module: &mut Module) -> Function {
+    let mut groups = Groups::new(function, module);
+    groups.merge_along_edges();
+    groups.merge_siblings();
+    outline(&groups, module)
+}
+
+/// Whether a node can be part of a kernel.
+pub(crate) fn is_fusible(node: &Node, function: &Function, module: &Module) -> bool {
+    match &node.op {
+        Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select => {
+            is_int_op_exact(node, function)
+        }
+        Op::Cast { dtype } => dtype.is_float(),
+        Op::Reduce { combiner, .. } => {
+            function.ty(node.result()).dtype.is_float()
+                && matches!(combiner, Combiner::Sum | Combiner::Max | Combiner::Min)
+        }
+        Op::Call { function } => superinstruction(module, function).is_some(),
+        Op::Constant { .. }
+        | Op::Iota { .. }
+        | Op::Random { .. }
+        | Op::FoldKey { .. }
+        | Op::Contract(_)
+        | Op::Reshape { .. }
+        | Op::Transpose { .. }
+        | Op::Broadcast { .. }
+        | Op::Slice { .. }
+        | Op::Pad { .. }
+        | Op::Concat { .. }
+        | Op::Gather { .. }
+        | Op::ScatterAdd { .. }
+        | Op::DynamicUpdateSlice { .. }
+        | Op::DynamicSlice { .. }
+        | Op::Collective { .. } => false,
+    }
+}
+
+/// The composite of a call that a kernel computes with one instruction.
+pub(crate) fn superinstruction<'m>(module: &'m Module, callee: &str) -> Option<&'m str> {
+    let Kind::Composite { name, .. } = &module.function(callee)?.kind else { return None };
+    let known =
+        ["gelu_tanh", "gelu_tanh_bwd", "gelu_erf", "gelu_erf_bwd", "silu", "silu_bwd"];
+    known.contains(&name.as_str()).then_some(name.as_str())
+}
+
+/// Whether a node is computed again in every group that reads it.
+pub(crate) fn is_leaf(op: &Op) -> bool {
+    matches!(op, Op::Constant { .. } | Op::Iota { .. } | Op::Random { .. } | Op::Broadcast { .. })
+}
+
+struct Groups<'f> {
+    function: &'f Function,
+    producers: Vec<Option<usize>>,
+    /// For each node, its group; leaves have none of their own.
+    of_node: Vec<usize>,
+    /// For each group, its nodes in order. A merged group is empty.
+    members: Vec<Vec<usize>>,
+    fusible: Vec<bool>,
+}
+
+impl<'f> Groups<'f> {
+    fn new(function: &'f Function, module: &Module) -> Groups<'f> {
+        let count = function.nodes.len();
+        Groups {
+            function,
+            producers: function.producers(),
+            of_node: (0..count).collect(),
+            members: (0..count).map(|at| vec![at]).collect(),
+            fusible: function.nodes.iter().map(|n| is_fusible(n, function, module)).collect(),
+        }
+    }
+
+    /// The nodes that a node reads, looking through leaves.
+    fn sources(&self, node: usize) -> Vec<usize> {
+        let mut sources = Vec::new();
+        let mut work: Vec<ValueId> = self.function.nodes[node].operands.clone();
+        while let Some(value) = work.pop() {
+            let Some(producer) = self.producers[value.index()] else { continue };
+            if is_leaf(&self.function.nodes[producer].op) {
+                work.extend(&self.function.nodes[producer].operands);
+            } else {
+                sources.push(producer);
+            }
+        }
+        sources.sort_unstable();
+        sources.dedup();
+        sources
+    }
+
+    fn merge_along_edges(&mut self) {
+        for node in 0..self.function.nodes.len() {
+            if !self.fusible[node] {
+                continue;
+            }
+            for source in self.sources(node).into_iter().rev() {
+                if self.fusible[source] {
+                    self.try_merge(self.of_node[source], self.of_node[node]);
+                }
+            }
+        }
+    }
+
+    /// Merges groups that read one value, so that it is read once.
+    fn merge_siblings(&mut self) {
+        let mut readers: BTreeMap<ValueId, BTreeSet<usize>> = BTreeMap::new();
+        for (at, node) in self.function.nodes.iter().enumerate() {
+            if self.fusible[at] {
+                for operand in &node.operands {
+                    readers.entry(*operand).or_default().insert(at);
+                }
+            }
+        }
+        for nodes in readers.values() {
+            let nodes: Vec<usize> = nodes.iter().copied().collect();
+            for pair in nodes.windows(2) {
+                self.try_merge(self.of_node[pair[0]], self.of_node[pair[1]]);
+            }
+        }
+    }
+
+    fn try_merge(&mut self, a: usize, b: usize) {
+        if a == b || self.members[a].len() + self.members[b].len() > GROUP_NODES_MAX {
+            return;
+        }
+        let mut nodes: Vec<usize> = self.members[a].iter().chain(&self.members[b]).copied().collect();
+        nodes.sort_unstable();
+        if Domain::of(self.function, &nodes).is_none() || self.meets_outside(a, b) {
+            return;
+        }
+        for node in &self.members[b] {
+            self.of_node[*node] = a;
+        }
+        self.members[b].clear();
+        self.members[a] = nodes;
+    }
+
+    /// Whether a path leads from one group to the other through a third.
+    fn meets_outside(&self, a: usize, b: usize) -> bool {
+        self.reaches(a, b) || self.reaches(b, a)
+    }
+
+    fn reaches(&self, from: usize, to: usize) -> bool {
+        let mut seen = vec![false; self.members.len()];
+        let mut work: Vec<usize> = self.inputs(to).into_iter().filter(|g| *g != from).collect();
+        while let Some(group) = work.pop() {
+            if group == from {
+                return true;
+            }
+            if group != to && !std::mem::replace(&mut seen[group], true) {
+                work.extend(self.inputs(group));
+            }
+        }
+        false
+    }
+
+    /// The groups that a group reads.
+    fn inputs(&self, group: usize) -> BTreeSet<usize> {
+        let sources = self.members[group].iter().flat_map(|node| self.sources(*node));
+        sources.map(|node| self.of_node[node]).filter(|g| *g != group).collect()
+    }
+
+    /// The groups in an order in which each comes after what it reads.
+    fn order(&self) -> Vec<usize> {
+        let live: Vec<usize> = (0..self.members.len()).filter(|g| !self.members[*g].is_empty()).collect();
+        let mut waiting: BTreeMap<usize, BTreeSet<usize>> =
+            live.iter().map(|g| (*g, self.inputs(*g))).collect();
+        let mut order = Vec::new();
+        while !waiting.is_empty() {
+            let ready = waiting.iter().filter(|(_, inputs)| inputs.is_empty());
+            let first = |g: &usize| self.members[*g].first().copied();
+            let next = ready.map(|(g, _)| *g).min_by_key(first).expect("groups have no cycle");
+            waiting.remove(&next);
+            for inputs in waiting.values_mut() {
+                inputs.remove(&next);
+            }
+            order.push(next);
+        }
+        order
+    }
+}
+
+/// Builds the fused function.
+fn outline(groups: &Groups<'_>, module: &mut Module) -> Function {
+    let function = groups.function;
+    let mut fused = Function::new(function.name.clone(), Kind::Layer);
+    let mut map: Vec<Option<ValueId>> = vec![None; function.values.len()];
+    for param in function.params() {
+        map[param.index()] = Some(define(&mut fused, function.value(param)));
+    }
+    fused.param_count = function.param_count;
+    let mut kernels = 0;
+    for group in groups.order() {
+        let nodes = &groups.members[group];
+        if groups.fusible[nodes[0]] {
+            let outputs = outputs(groups, group);
+            let name = format!("{}.k{kernels}", function.name);
+            kernels += 1;
+            let (kernel, inputs) = outline_group(groups, nodes, &outputs, &name);
+            let operands: Vec<ValueId> =
+                inputs.iter().map(|i| materialise(groups, &mut fused, &mut map, *i)).collect();
+            let results: Vec<ValueId> =
+                outputs.iter().map(|o| define(&mut fused, function.value(*o))).collect();
+            for (output, result) in outputs.iter().zip(&results) {
+                map[output.index()] = Some(*result);
+            }
+            module.add(kernel);
+            fused.nodes.push(Node { op: Op::Call { function: name }, operands, results });
+        } else if !is_leaf(&function.nodes[nodes[0]].op) {
+            copy_node(groups, &mut fused, &mut map, nodes[0]);
+        }
+    }
+    let results: Vec<ValueId> =
+        function.results.iter().map(|r| materialise(groups, &mut fused, &mut map, *r)).collect();
+    fused.results = results;
+    fused
+}
+
+fn define(function: &mut Function, value: &Value) -> ValueId {
+    function.values.push(value.clone());
+    ValueId(function.values.len() as u32 - 1)
+}
+
+/// A value outside of kernels: leaves that something other than a kernel reads become nodes.
+fn materialise(
+    groups: &Groups<'_>,
+    fused: &mut Function,
+    map: &mut [Option<ValueId>],
+    value: ValueId,
+) -> ValueId {
+    if let Some(there) = map[value.index()] {
+        return there;
+    }
+    let producer = groups.producers[value.index()].expect("parameters are mapped");
+    copy_node(groups, fused, map, producer);
+    map[value.index()].expect("its node was copied")
+}
+
+fn copy_node(
+    groups: &Groups<'_>,
+    fused: &mut Function,
+    map: &mut [Option<ValueId>],
+    at: usize,
+) {
+    let node = &groups.function.nodes[at];
+    let operands: Vec<ValueId> =
+        node.operands.iter().map(|o| materialise(groups, fused, map, *o)).collect();
+    let results: Vec<ValueId> =
+        node.results.iter().map(|r| define(fused, groups.function.value(*r))).collect();
+    for (old, new) in node.results.iter().zip(&results) {
+        map[old.index()] = Some(*new);
+    }
+    fused.nodes.push(Node { op: node.op.clone(), operands, results });
+}
+
+/// The values of a group that something outside reads.
+fn outputs(groups: &Groups<'_>, group: usize) -> Vec<ValueId> {
+    let function = groups.function;
+    let inside = |at: usize| groups.of_node[at] == group && groups.fusible[at];
+    let mut read: BTreeSet<ValueId> = function.results.iter().copied().collect();
+    for (at, node) in function.nodes.iter().enumerate() {
+        // A leaf inside of which only this group looks does not make its operand leave.
+        if !inside(at) && !is_leaf(&node.op) {
+            read.extend(through_leaves(groups, &node.operands));
+        }
+    }
+    read.extend(through_leaves(groups, &function.results));
+    let members = groups.members[group].iter();
+    members.map(|at| function.nodes[*at].result()).filter(|r| read.contains(r)).collect()
+}
+
+/// The operands, and what leaves among them read.
+fn through_leaves(groups: &Groups<'_>, operands: &[ValueId]) -> Vec<ValueId> {
+    let mut found = Vec::new();
+    let mut work = operands.to_vec();
+    while let Some(value) = work.pop() {
+        found.push(value);
+        if let Some(at) = groups.producers[value.index()]
+            && is_leaf(&groups.function.nodes[at].op)
+        {
+            work.extend(&groups.function.nodes[at].operands);
+        }
+    }
+    found
+}
+
+/// The kernel function of a group, and the outer values that its parameters stand for.
+fn outline_group(
+    groups: &Groups<'_>,
+    nodes: &[usize],
+    outputs: &[ValueId],
+    name: &str,
+) -> (Function, Vec<ValueId>) {
+    let function = groups.function;
+    let mut kernel = Function::new(name, Kind::Kernel);
+    let inside: BTreeSet<usize> = nodes.iter().copied().collect();
+    let mut inputs: Vec<ValueId> = Vec::new();
+    let mut leaves: BTreeSet<usize> = BTreeSet::new();
+    let mut work: Vec<ValueId> =
+        nodes.iter().flat_map(|at| function.nodes[*at].operands.iter().copied()).collect();
+    work.reverse();
+    while let Some(value) = work.pop() {
+        match groups.producers[value.index()] {
+            Some(at) if inside.contains(&at) => {}
+            Some(at) if is_leaf(&function.nodes[at].op) => {
+                if leaves.insert(at) {
+                    work.extend(&function.nodes[at].operands);
+                }
+            }
+            _ if inputs.contains(&value) => {}
+            _ => inputs.push(value),
+        }
+    }
+    let mut map = BTreeMap::new();
+    for input in &inputs {
+        map.insert(*input, define(&mut kernel, function.value(*input)));
+    }
+    kernel.param_count = inputs.len();
+    let mut all: Vec<usize> = inside.iter().chain(&leaves).copied().collect();
+    all.sort_unstable();
+    for at in all {
+        let node = &function.nodes[at];
+        let operands = node.operands.iter().map(|o| map[o]).collect();
+        let result = define(&mut kernel, function.value(node.result()));
+        map.insert(node.result(), result);
+        kernel.nodes.push(Node { op: node.op.clone(), operands, results: vec![result] });
+    }
+    kernel.results = outputs.iter().map(|o| map[o]).collect();
+    (kernel, inputs)
+}

@@ -1,0 +1,360 @@
+//! Lowering: fused local function → routine: launches, collectives, and where locals lie.
+
+use std::collections::BTreeMap;
+
+use ir::op::{Collective, Combiner};
+use ir::program::{Exchange, Group, Instruction, LocalBuffer, Ref, Routine, aligned};
+use ir::{Axis, Function, Kind, Module, Node, Op, TensorType, ValueId};
+use kernels::Kernel;
+use kernels::kernel::Fill;
+use kernels::rows::{Access, Instr, Output, RowInput, Rows};
+
+use crate::arena::{Lifetime, pack};
+use crate::catalogue;
+use crate::tile::lower_kernel;
+
+/// The kernels of an artefact, each once.
+#[derive(Clone, Debug, Default)]
+pub struct KernelTable {
+    /// The kernels.
+    pub kernels: Vec<Kernel>,
+    by_text: BTreeMap<String, usize>,
+}
+
+impl KernelTable {
+    /// The index of a kernel, which is added where it is not there yet.
+    pub fn add(&mut self, kernel: Kernel) -> usize {
+        let text = format!("{kernel:?}");
+        *self.by_text.entry(text).or_insert_with(|| {
+            self.kernels.push(kernel);
+            self.kernels.len() - 1
+        })
+    }
+}
+
+/// Lowers a fused function. Its slots are the parameters, then the results; a result that
+/// `accumulate` marks is added to what its slot holds.
+///
+/// # Errors
+/// A sentence that names an op for which there is no kernel.
+pub fn lower_routine(
+    function: &Function,
+    module: &Module,
+    accumulate: &[bool],
+    table: &mut KernelTable,
+) -> Result<Routine, String> {
+    let mut lower = Lower::new(function, module, table);
+    lower.assign_slots(accumulate);
+    for node in &function.nodes {
+        lower.node(node)?;
+    }
+    lower.finish_results(accumulate);
+    Ok(lower.into_routine())
+}
+
+/// Where a value lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Home {
+    Slot(u32),
+    Local(u32),
+}
+
+struct Lower<'a> {
+    function: &'a Function,
+    module: &'a Module,
+    table: &'a mut KernelTable,
+    home: Vec<Option<Home>>,
+    /// Values whose producer adds to their slot.
+    adds: Vec<bool>,
+    /// Results that are not written by their producer: the slot, the value, whether it is added.
+    copies: Vec<(u32, ValueId, bool)>,
+    locals: Vec<(String, u64)>,
+    instructions: Vec<Instruction>,
+}
+
+impl<'a> Lower<'a> {
+    fn new(function: &'a Function, module: &'a Module, table: &'a mut KernelTable) -> Lower<'a> {
+        let count = function.values.len();
+        let mut home = vec![None; count];
+        for param in function.params() {
+            home[param.index()] = Some(Home::Slot(param.0));
+        }
+        Lower {
+            function,
+            module,
+            table,
+            home,
+            adds: vec![false; count],
+            copies: Vec::new(),
+            locals: Vec::new(),
+            instructions: Vec::new(),
+        }
+    }
+
+    /// Gives results their slots, where the producer can write there.
+    fn assign_slots(&mut self, accumulate: &[bool]) {
+        let producers = self.function.producers();
+        let mut uses = vec![0_usize; self.function.values.len()];
+        for operand in self.function.nodes.iter().flat_map(|n| &n.operands) {
+            uses[operand.index()] += 1;
+        }
+        for (at, result) in self.function.results.iter().enumerate() {
+            let slot = (self.function.param_count + at) as u32;
+            let add = accumulate.get(at).copied().unwrap_or(false);
+            let node = producers[result.index()].map(|p| &self.function.nodes[p]);
+            let direct = self.home[result.index()].is_none()
+                && node.is_some_and(|n| !matches!(n.op, Op::Reshape { .. }))
+                && (!add || (uses[result.index()] == 0 && node.is_some_and(|n| self.can_add(n))));
+            if direct {
+                self.home[result.index()] = Some(Home::Slot(slot));
+                self.adds[result.index()] = add;
+            } else {
+                self.copies.push((slot, *result, add));
+            }
+        }
+    }
+
+    /// Whether the kernel of a node can add to what its output holds.
+    fn can_add(&self, node: &Node) -> bool {
+        match &node.op {
+            Op::Contract(_) | Op::ScatterAdd { .. } => true,
+            Op::Call { function } => {
+                self.module.function(function).is_some_and(|f| f.kind == Kind::Kernel)
+            }
+            _ => false,
+        }
+    }
+
+    fn ty(&self, value: ValueId) -> &'a TensorType {
+        self.function.ty(value)
+    }
+
+    fn home(&mut self, value: ValueId) -> Ref {
+        let home = match self.home[value.index()] {
+            Some(home) => home,
+            None => {
+                let bytes = self.ty(value).bytes().expect("local sizes are bound");
+                self.locals.push((self.function.value(value).name.clone(), bytes));
+                let home = Home::Local(self.locals.len() as u32 - 1);
+                self.home[value.index()] = Some(home);
+                home
+            }
+        };
+        match home {
+            Home::Slot(at) => Ref::Slot(at),
+            Home::Local(at) => Ref::Local(at),
+        }
+    }
+
+    fn launch(&mut self, kernel: Kernel, inputs: Vec<Ref>, outputs: Vec<Ref>) {
+        let kernel = self.table.add(kernel);
+        self.instructions.push(Instruction::Launch { kernel, inputs, outputs });
+    }
+
+    fn node(&mut self, node: &Node) -> Result<(), String> {
+        match &node.op {
+            // The same bytes under other dims.
+            Op::Reshape { .. } => {
+                self.home(node.operands[0]);
+                self.home[node.result().index()] = self.home[node.operands[0].index()];
+                Ok(())
+            }
+            Op::Collective { kind, axis } => {
+                self.collective(node, kind, axis);
+                Ok(())
+            }
+            Op::Call { function } => self.call(node, function),
+            _ => {
+                let operands: Vec<&TensorType> = node.operands.iter().map(|o| self.ty(*o)).collect();
+                let result = self.ty(node.result());
+                let add = self.adds[node.result().index()];
+                let kernel = catalogue::kernel_of_op(&node.op, &operands, result, add)?;
+                self.launch_node(node, kernel);
+                Ok(())
+            }
+        }
+    }
+
+    fn launch_node(&mut self, node: &Node, kernel: Kernel) {
+        let inputs = node.operands.iter().map(|o| self.home(*o)).collect();
+        let outputs = node.results.iter().map(|r| self.home(*r)).collect();
+        self.launch(kernel, inputs, outputs);
+    }
+
+    fn call(&mut self, node: &Node, callee: &str) -> Result<(), String> {
+        let function = self.module.function(callee).ok_or_else(|| format!("no `@{callee}`"))?;
+        match &function.kind {
+            Kind::Kernel => {
+                let mut tile = lower_kernel(function, self.module);
+                for (output, result) in tile.rows.outputs.iter_mut().zip(&node.results) {
+                    set_accumulate(output, self.adds[result.index()]);
+                }
+                let passed: Vec<ValueId> =
+                    tile.inputs.iter().map(|p| node.operands[p.index()]).collect();
+                let inputs = passed.into_iter().map(|o| self.home(o)).collect();
+                let outputs = node.results.iter().map(|r| self.home(*r)).collect();
+                self.launch(Kernel::Rows(tile.rows), inputs, outputs);
+                Ok(())
+            }
+            Kind::Composite { name, attributes } => {
+                let kernel = catalogue::kernel_of_composite(name, attributes, function)?;
+                self.launch_node(node, kernel);
+                Ok(())
+            }
+            Kind::Layer => Err(format!("`@{callee}` is a layer inside of a layer")),
+        }
+    }
+
+    fn collective(&mut self, node: &Node, kind: &Collective, axis: &str) {
+        let (operand, result) = (node.operands[0], node.result());
+        let ty = self.ty(operand);
+        let sizes = ty.sizes().expect("local sizes are bound");
+        let around = |dim: usize| {
+            (sizes[..dim].iter().product(), sizes[dim + 1..].iter().product())
+        };
+        let input = self.home(operand);
+        let output = self.home(result);
+        let (exchange, input) = match kind {
+            Collective::AllReduce(combiner) => {
+                // In place: first the value goes where the result will be.
+                self.copy(operand, output, input, false);
+                (Exchange::AllReduce(*combiner), output)
+            }
+            Collective::AllGather { dim, counts } => {
+                let (outer, inner) = around(*dim);
+                (Exchange::AllGather { outer, inner, counts: counts.clone() }, input)
+            }
+            Collective::ReduceScatter { dim, counts, .. } => {
+                let (outer, inner) = around(*dim);
+                (Exchange::ReduceScatter { outer, inner, counts: counts.clone() }, input)
+            }
+        };
+        let axis = Axis::parse(axis).expect("partition names axes of the mesh");
+        self.instructions.push(Instruction::Collective {
+            exchange,
+            group: Group::Axis(axis),
+            dtype: ty.dtype,
+            elements: sizes.iter().product(),
+            input,
+            output,
+        });
+    }
+
+    fn copy(&mut self, value: ValueId, to: Ref, from: Ref, add: bool) {
+        let ty = self.ty(value);
+        let count = ty.count().expect("local sizes are bound");
+        let access = Access::full(1, count);
+        let rows = Rows {
+            rows: 1,
+            cols: count,
+            dtype: if ty.dtype == ir::DType::F64 { ty.dtype } else { ir::DType::F32 },
+            inputs: vec![RowInput { dtype: ty.dtype, access: access.clone() }],
+            instrs: vec![Instr::Load { input: 0 }],
+            outputs: vec![Output::Store { value: 0, access, dtype: ty.dtype, accumulate: add }],
+        };
+        self.launch(Kernel::Rows(rows), vec![from], vec![to]);
+    }
+
+    /// Writes the results that their producers could not write.
+    fn finish_results(&mut self, _accumulate: &[bool]) {
+        for (slot, value, add) in std::mem::take(&mut self.copies) {
+            let from = self.home(value);
+            self.copy(value, Ref::Slot(slot), from, add);
+        }
+    }
+
+    fn into_routine(self) -> Routine {
+        let function = self.function;
+        let lifetimes = lifetimes(&self.locals, &self.instructions);
+        let packing = pack(&lifetimes);
+        let locals = self.locals.into_iter().zip(packing.offsets);
+        let slot = |value: ValueId| {
+            let bytes = function.ty(value).bytes().expect("local sizes are bound");
+            (function.value(value).name.clone(), bytes)
+        };
+        Routine {
+            name: function.name.clone(),
+            slots: function.params().chain(function.results.iter().copied()).map(slot).collect(),
+            locals: locals
+                .map(|((name, bytes), offset)| LocalBuffer { name, bytes, offset })
+                .collect(),
+            frame_bytes: packing.bytes,
+            instructions: self.instructions,
+        }
+    }
+}
+
+/// When each local is live: from the first instruction that touches it to the last.
+fn lifetimes(locals: &[(String, u64)], instructions: &[Instruction]) -> Vec<Lifetime> {
+    let mut spans: Vec<Option<(usize, usize)>> = vec![None; locals.len()];
+    for (at, instruction) in instructions.iter().enumerate() {
+        for touched in touched(instruction) {
+            if let Ref::Local(local) = touched {
+                let span = spans[local as usize].get_or_insert((at, at));
+                span.1 = at;
+            }
+        }
+    }
+    let span = |span: &Option<(usize, usize)>| span.unwrap_or((0, 0));
+    let lifetime = |((_, bytes), s): (&(String, u64), &Option<(usize, usize)>)| {
+        Lifetime { bytes: *bytes, first: span(s).0, last: span(s).1 }
+    };
+    locals.iter().zip(&spans).map(lifetime).collect()
+}
+
+/// What an instruction reads and writes.
+pub fn touched(instruction: &Instruction) -> Vec<Ref> {
+    match instruction {
+        Instruction::Launch { inputs, outputs, .. } => {
+            inputs.iter().chain(outputs).copied().collect()
+        }
+        Instruction::Collective { input, output, .. } => vec![*input, *output],
+    }
+}
+
+fn set_accumulate(output: &mut Output, add: bool) {
+    match output {
+        Output::Store { accumulate, .. }
+        | Output::ColSum { accumulate, .. }
+        | Output::TotalSum { accumulate, .. } => *accumulate = add,
+    }
+}
+
+/// A routine that fills its one slot with zeros.
+pub fn zero_routine(name: &str, elements: usize, dtype: ir::DType, table: &mut KernelTable) -> Routine {
+    let kernel = table.add(Kernel::Fill(Fill { len: elements, value: 0.0, dtype }));
+    Routine {
+        name: name.to_owned(),
+        slots: vec![("x".to_owned(), elements as u64 * dtype.size())],
+        locals: Vec::new(),
+        frame_bytes: 0,
+        instructions: vec![Instruction::Launch {
+            kernel,
+            inputs: Vec::new(),
+            outputs: vec![Ref::Slot(0)],
+        }],
+    }
+}
+
+/// A routine that all-reduces its one slot.
+pub fn reduce_routine(name: &str, elements: usize, dtype: ir::DType, group: Group) -> Routine {
+    Routine {
+        name: name.to_owned(),
+        slots: vec![("x".to_owned(), elements as u64 * dtype.size())],
+        locals: Vec::new(),
+        frame_bytes: 0,
+        instructions: vec![Instruction::Collective {
+            exchange: Exchange::AllReduce(Combiner::Sum),
+            group,
+            dtype,
+            elements,
+            input: Ref::Slot(0),
+            output: Ref::Slot(0),
+        }],
+    }
+}
+
+/// Bytes of a buffer of `elements`, rounded up.
+pub fn buffer_bytes(elements: usize, dtype: ir::DType) -> u64 {
+    aligned(elements as u64 * dtype.size())
+}

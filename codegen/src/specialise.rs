@@ -1,0 +1,197 @@
+//! Specialisation: the local gradient function → a forward and a backward function.
+//!
+//! Both are slices of one function, so that what is computed again is the very same node. Products,
+//! calls, look-ups and reductions are kept where the plan keeps; elementwise nodes and views are
+//! computed again, as they fuse into their readers; a gather is repeated rather than its result
+//! kept.
+
+use ir::op::Collective;
+use ir::plan::Keep;
+use ir::{Function, Kind, Node, Op, Value, ValueId};
+
+/// The two halves of a training function.
+#[derive(Clone, Debug)]
+pub struct Halves {
+    /// Computes the results and what is kept.
+    pub forward: Function,
+    /// For each parameter of `forward`, that of the gradient function.
+    pub forward_params: Vec<usize>,
+    /// How many results of `forward` are those of the primal; the rest are kept.
+    pub primal_results: usize,
+    /// Computes the gradients.
+    pub backward: Function,
+    /// Where each parameter of `backward` comes from.
+    pub backward_params: Vec<Source>,
+}
+
+/// Where a parameter of a backward function comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A parameter of the gradient function: an operand of the call, or a cotangent.
+    Param(usize),
+    /// A result of the forward function.
+    Kept(usize),
+}
+
+/// Cuts a gradient function in two.
+///
+/// `cotangent_from` is its first cotangent parameter, `primal_results` the number of results that
+/// are the primal's. O(nodes + operands).
+pub fn specialise(
+    gradient: &Function,
+    cotangent_from: usize,
+    primal_results: usize,
+    keep: Keep,
+) -> Halves {
+    let late = depends_on(gradient, |id| {
+        (cotangent_from..gradient.param_count).contains(&id.index())
+    });
+    let backward_results = &gradient.results[primal_results..];
+    let kept = match keep {
+        Keep::None => Vec::new(),
+        Keep::Full => kept_values(gradient, &late, backward_results),
+    };
+    let mut forward_results = gradient.results[..primal_results].to_vec();
+    forward_results.extend(&kept);
+    let params: Vec<ValueId> = gradient.params().collect();
+    let early: Vec<ValueId> = params[..cotangent_from].to_vec();
+    let (forward, forward_params) =
+        slice(gradient, &format!("{}.forward", gradient.name), &early, &forward_results);
+    let mut inputs = params;
+    inputs.extend(&kept);
+    let (backward, backward_inputs) =
+        slice(gradient, &format!("{}.backward", gradient.name), &inputs, backward_results);
+    let source = |at: usize| match at.checked_sub(gradient.param_count) {
+        Some(kept) => Source::Kept(primal_results + kept),
+        None => Source::Param(at),
+    };
+    let backward_params = backward_inputs.into_iter().map(source).collect();
+    Halves { forward, forward_params, primal_results, backward, backward_params }
+}
+
+/// For each value, whether it depends on one that `root` names.
+fn depends_on(function: &Function, root: impl Fn(ValueId) -> bool) -> Vec<bool> {
+    let mut depends = vec![false; function.values.len()];
+    for (at, flag) in depends.iter_mut().enumerate() {
+        *flag = root(ValueId(at as u32));
+    }
+    for node in &function.nodes {
+        if node.operands.iter().any(|o| depends[o.index()]) {
+            for result in &node.results {
+                depends[result.index()] = true;
+            }
+        }
+    }
+    depends
+}
+
+/// The values that the backward half reads and that are worth keeping, in order of definition.
+fn kept_values(function: &Function, late: &[bool], results: &[ValueId]) -> Vec<ValueId> {
+    let producers = function.producers();
+    let mut seen = vec![false; function.values.len()];
+    let mut kept = Vec::new();
+    let mut work = results.to_vec();
+    while let Some(value) = work.pop() {
+        if std::mem::replace(&mut seen[value.index()], true) {
+            continue;
+        }
+        let Some(node) = producers[value.index()].map(|at| &function.nodes[at]) else { continue };
+        if !late[value.index()] && is_kept(&node.op) {
+            kept.push(value);
+        } else {
+            work.extend(&node.operands);
+        }
+    }
+    kept.sort();
+    kept
+}
+
+fn is_kept(op: &Op) -> bool {
+    match op {
+        Op::Contract(_)
+        | Op::Reduce { .. }
+        | Op::Gather { .. }
+        | Op::ScatterAdd { .. }
+        | Op::Concat { .. }
+        | Op::DynamicUpdateSlice { .. }
+        | Op::DynamicSlice { .. }
+        | Op::Call { .. } => true,
+        Op::Collective { kind, .. } => match kind {
+            Collective::AllReduce(_) | Collective::ReduceScatter { .. } => true,
+            Collective::AllGather { .. } => false,
+        },
+        Op::Constant { .. }
+        | Op::Iota { .. }
+        | Op::Random { .. }
+        | Op::FoldKey { .. }
+        | Op::Unary(_)
+        | Op::Binary(_)
+        | Op::Compare(_)
+        | Op::Select
+        | Op::Cast { .. }
+        | Op::Reshape { .. }
+        | Op::Transpose { .. }
+        | Op::Broadcast { .. }
+        | Op::Slice { .. }
+        | Op::Pad { .. } => false,
+    }
+}
+
+/// The part of a function that computes `results` from `inputs`, and which inputs it needs.
+pub fn slice(
+    function: &Function,
+    name: &str,
+    inputs: &[ValueId],
+    results: &[ValueId],
+) -> (Function, Vec<usize>) {
+    let producers = function.producers();
+    let mut needed = vec![false; function.values.len()];
+    let mut is_input = vec![false; function.values.len()];
+    for input in inputs {
+        is_input[input.index()] = true;
+    }
+    let mut node_needed = vec![false; function.nodes.len()];
+    let mut work = results.to_vec();
+    while let Some(value) = work.pop() {
+        if std::mem::replace(&mut needed[value.index()], true) || is_input[value.index()] {
+            continue;
+        }
+        if let Some(at) = producers[value.index()]
+            && !std::mem::replace(&mut node_needed[at], true)
+        {
+            work.extend(&function.nodes[at].operands);
+        }
+    }
+    let mut part = Function::new(name, Kind::Layer);
+    let mut map = vec![None; function.values.len()];
+    let mut used = Vec::new();
+    for (at, input) in inputs.iter().enumerate() {
+        if needed[input.index()] && map[input.index()].is_none() {
+            map[input.index()] = Some(copy_value(&mut part, function, *input));
+            used.push(at);
+        }
+    }
+    part.param_count = part.values.len();
+    for (node, _) in function.nodes.iter().zip(&node_needed).filter(|(_, needed)| **needed) {
+        let operand = |o: &ValueId| map[o.index()].expect("the slice holds what its nodes read");
+        let operands = node.operands.iter().map(operand).collect();
+        let results: Vec<ValueId> =
+            node.results.iter().map(|r| copy_value(&mut part, function, *r)).collect();
+        for (old, new) in node.results.iter().zip(&results) {
+            map[old.index()].get_or_insert(*new);
+        }
+        part.nodes.push(Node { op: node.op.clone(), operands, results });
+    }
+    let result = |r: &ValueId| map[r.index()].expect("the slice holds its results");
+    part.results = results.iter().map(result).collect();
+    (part, used)
+}
+
+fn copy_value(part: &mut Function, function: &Function, id: ValueId) -> ValueId {
+    let mut value: Value = function.value(id).clone();
+    if part.find(&value.name).is_some() {
+        value.name = format!("{}.again", value.name);
+    }
+    part.values.push(value);
+    ValueId(part.values.len() as u32 - 1)
+}

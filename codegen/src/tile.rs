@@ -1,0 +1,325 @@
+//! Lowering of a fused function to a block program: every decision is taken here.
+
+use std::collections::HashMap;
+
+use ir::op::{Binary, Combiner, Comparison, Unary};
+use ir::{DType, Function, Module, Node, Op, ValueId};
+use kernels::rows::{
+    Access, BinaryOp, Digit, Draw, Instr, Output, ReduceOp, RowInput, Rows, UnaryOp,
+};
+
+use crate::domain::{Domain, Extent, extents, strides};
+use crate::fuse::{is_leaf, superinstruction};
+
+/// A block program and, for each of its inputs, the parameter of the kernel function.
+#[derive(Clone, Debug)]
+pub struct Tile {
+    /// The program; its outputs are the function's results, in order.
+    pub rows: Rows,
+    /// For each input, the parameter that is passed.
+    pub inputs: Vec<ValueId>,
+}
+
+/// The block program of a function marked `kernel`.
+///
+/// # Panics
+/// When the function has no domain: [`crate::fuse`] makes only functions that have one.
+pub fn lower_kernel(function: &Function, module: &Module) -> Tile {
+    let nodes: Vec<usize> =
+        (0..function.nodes.len()).filter(|at| !is_leaf(&function.nodes[*at].op)).collect();
+    let domain = Domain::of(function, &nodes).expect("a fused kernel has a domain");
+    let extents = extents(function, &nodes, &domain).expect("its values fit the domain");
+    let mut lower = Lower {
+        function,
+        domain: &domain,
+        extents: extents.into_iter().collect(),
+        producers: function.producers(),
+        instrs: Vec::new(),
+        inputs: Vec::new(),
+        passed: Vec::new(),
+        made: HashMap::new(),
+        reduced: HashMap::new(),
+    };
+    for at in nodes {
+        lower.node(&function.nodes[at], module);
+    }
+    let outputs = function.results.iter().map(|r| lower.output(*r)).collect();
+    let rows = Rows {
+        rows: domain.rows(),
+        cols: domain.cols(),
+        dtype: compute_dtype(function),
+        inputs: lower.inputs,
+        instrs: lower.instrs,
+        outputs,
+    };
+    Tile { rows, inputs: lower.passed }
+}
+
+/// The widest floating-point type in the function; binary32 where there is none.
+fn compute_dtype(function: &Function) -> DType {
+    let wide = function.values.iter().any(|v| v.ty.dtype == DType::F64);
+    if wide { DType::F64 } else { DType::F32 }
+}
+
+struct Lower<'f> {
+    function: &'f Function,
+    domain: &'f Domain,
+    extents: HashMap<ValueId, Extent>,
+    producers: Vec<Option<usize>>,
+    instrs: Vec<Instr>,
+    inputs: Vec<RowInput>,
+    passed: Vec<ValueId>,
+    /// The instruction that holds a value for an extent.
+    made: HashMap<(ValueId, bool), usize>,
+    /// The value that a column or total sum adds up.
+    reduced: HashMap<ValueId, usize>,
+}
+
+impl Lower<'_> {
+    fn push(&mut self, instr: Instr) -> usize {
+        self.instrs.push(instr);
+        self.instrs.len() - 1
+    }
+
+    fn node(&mut self, node: &Node, module: &Module) {
+        let result = node.result();
+        let own = self.extents[&result];
+        let operand_extent = match &node.op {
+            Op::Reduce { .. } => self.operand_extent(node.operands[0]),
+            _ => own,
+        };
+        let operands: Vec<usize> =
+            node.operands.iter().map(|o| self.operand(*o, operand_extent)).collect();
+        let made = match &node.op {
+            Op::Unary(op) => self.push(Instr::Unary { op: unary(*op), x: operands[0] }),
+            Op::Binary(op) => {
+                self.push(Instr::Binary { op: binary(*op), a: operands[0], b: operands[1] })
+            }
+            Op::Compare(op) => {
+                self.push(Instr::Binary { op: comparison(*op), a: operands[0], b: operands[1] })
+            }
+            Op::Select => {
+                let [condition, a, b] = [operands[0], operands[1], operands[2]];
+                self.push(Instr::Select { condition, a, b })
+            }
+            Op::Cast { .. } => operands[0],
+            Op::Reduce { combiner, .. } => match own {
+                Extent::Row => self.push(Instr::Reduce { op: reduce(*combiner), x: operands[0] }),
+                Extent::Full | Extent::Column | Extent::Total => {
+                    self.reduced.insert(result, operands[0]);
+                    return;
+                }
+            },
+            Op::Call { function } => self.superinstruction(function, module, &operands),
+            op => unreachable!("`{}` is not fused", ir::infer::name(op)),
+        };
+        self.made.insert((result, own == Extent::Full), made);
+    }
+
+    fn superinstruction(&mut self, callee: &str, module: &Module, operands: &[usize]) -> usize {
+        let name = superinstruction(module, callee).expect("only these calls are fused");
+        let unary = |op| Instr::Unary { op, x: operands[0] };
+        let binary = |op| Instr::Binary { op, a: operands[0], b: operands[1] };
+        let instr = match name {
+            "gelu_tanh" => unary(UnaryOp::GeluTanh),
+            "gelu_erf" => unary(UnaryOp::GeluErf),
+            "silu" => unary(UnaryOp::Silu),
+            "gelu_tanh_bwd" => binary(BinaryOp::GeluTanhGrad),
+            "gelu_erf_bwd" => binary(BinaryOp::GeluErfGrad),
+            "silu_bwd" => binary(BinaryOp::SiluGrad),
+            _ => unreachable!("`{name}` is no single instruction"),
+        };
+        self.push(instr)
+    }
+
+    fn operand_extent(&self, operand: ValueId) -> Extent {
+        if let Some(extent) = self.extents.get(&operand) {
+            return *extent;
+        }
+        let sizes = self.function.ty(operand).sizes().expect("local sizes are bound");
+        if sizes == self.domain.sizes { Extent::Full } else { Extent::Row }
+    }
+
+    /// The instruction that holds an operand at every point, or in every row.
+    fn operand(&mut self, value: ValueId, extent: Extent) -> usize {
+        let key = (value, extent == Extent::Full);
+        if let Some(made) = self.made.get(&key) {
+            return *made;
+        }
+        let made = match self.producers[value.index()].map(|at| &self.function.nodes[at]) {
+            Some(node) => self.leaf(node, extent),
+            None => {
+                let access = self.own_access(extent);
+                self.load(value, access)
+            }
+        };
+        self.made.insert(key, made);
+        made
+    }
+
+    fn own_access(&self, extent: Extent) -> Access {
+        match extent {
+            Extent::Full => Access::full(self.domain.rows(), self.domain.cols()),
+            Extent::Row => Access::per_row(self.domain.rows()),
+            Extent::Column => Access::per_column(),
+            Extent::Total => Access::scalar(),
+        }
+    }
+
+    fn load(&mut self, param: ValueId, access: Access) -> usize {
+        let input = self.input(param, access);
+        self.push(Instr::Load { input })
+    }
+
+    fn input(&mut self, param: ValueId, access: Access) -> usize {
+        let dtype = self.function.ty(param).dtype;
+        let same = |(at, p): (usize, &ValueId)| *p == param && self.inputs[at].access == access;
+        if let Some(there) = self.passed.iter().enumerate().position(same) {
+            return there;
+        }
+        self.inputs.push(RowInput { dtype, access });
+        self.passed.push(param);
+        self.inputs.len() - 1
+    }
+
+    fn leaf(&mut self, node: &Node, extent: Extent) -> usize {
+        match &node.op {
+            Op::Constant { value, .. } => self.push(Instr::Const { value: *value }),
+            Op::Iota { dim, start, .. } => {
+                let instr = self.index(*dim, *start, extent);
+                self.push(instr)
+            }
+            Op::Random { salt, start, extent: global, .. } => {
+                let key = self.input(node.operands[0], Access::scalar());
+                let global: Vec<u64> =
+                    global.iter().map(|d| d.as_constant().unwrap_or(1) as u64).collect();
+                let draw = self.draw(key, *salt, start, &global, extent);
+                self.push(Instr::Random(draw))
+            }
+            Op::Broadcast { new, .. } => self.broadcast(node, new, extent),
+            op => unreachable!("`{}` is no leaf", ir::infer::name(op)),
+        }
+    }
+
+    fn broadcast(&mut self, node: &Node, new: &[usize], extent: Extent) -> usize {
+        let source = node.operands[0];
+        if self.extents.contains_key(&source) {
+            return self.made[&(source, false)];
+        }
+        if let Some(at) = self.producers[source.index()] {
+            return self.leaf(&self.function.nodes[at].clone(), Extent::Row);
+        }
+        let (row, col_stride) = strides(self.function, node.result(), new, extent, self.domain)
+            .expect("the domain was chosen so that broadcasts are evenly spaced");
+        let digits = self.row_digits(&row);
+        self.load(source, Access { row: digits, col_stride, offset: 0 })
+    }
+
+    /// The digits of the row index with the given strides per row dim.
+    fn row_digits(&self, strides: &[usize]) -> Vec<Digit> {
+        digits(&self.domain.sizes[..self.domain.split], strides)
+    }
+
+    fn index(&self, dim: usize, start: i64, extent: Extent) -> Instr {
+        let in_rows = dim < self.domain.split;
+        debug_assert!(in_rows || extent == Extent::Full, "a row has no column index");
+        let mut strides = vec![0; self.domain.split];
+        if in_rows {
+            strides[dim] = 1;
+        }
+        let row = self.row_digits(&strides);
+        Instr::Index { row, col_stride: usize::from(!in_rows), base: start }
+    }
+
+    fn draw(&self, key: usize, salt: u32, start: &[i64], global: &[u64], extent: Extent) -> Draw {
+        let mut strides = vec![1_usize; start.len()];
+        for dim in (0..start.len().saturating_sub(1)).rev() {
+            strides[dim] = strides[dim + 1] * global[dim + 1] as usize;
+        }
+        let offset = start.iter().zip(&strides).map(|(s, stride)| *s as u64 * *stride as u64).sum();
+        let split = self.domain.split;
+        let col = match extent {
+            Extent::Full => digits(&self.domain.sizes[split..], &strides[split..]),
+            Extent::Row | Extent::Column | Extent::Total => Vec::new(),
+        };
+        let sample_stride = strides.first().map_or(0, |s| *s as u64);
+        Draw { key, salt, row: self.row_digits(&strides[..split]), col, offset, sample_stride }
+    }
+
+    fn output(&mut self, result: ValueId) -> Output {
+        match self.extents[&result] {
+            Extent::Column => Output::ColSum { value: self.reduced[&result], accumulate: false },
+            Extent::Total => Output::TotalSum { value: self.reduced[&result], accumulate: false },
+            extent @ (Extent::Full | Extent::Row) => Output::Store {
+                value: self.made[&(result, extent == Extent::Full)],
+                access: self.own_access(extent),
+                dtype: self.function.ty(result).dtype,
+                accumulate: false,
+            },
+        }
+    }
+}
+
+/// Mixed-radix digits of a row-major index over `sizes`, without those of no weight.
+pub fn digits(sizes: &[usize], strides: &[usize]) -> Vec<Digit> {
+    let mut found: Vec<Digit> = Vec::new();
+    let mut div = 1;
+    for (size, stride) in sizes.iter().zip(strides).rev() {
+        if *stride != 0 && *size != 1 {
+            match found.last_mut() {
+                // Two dims that are one in memory are one digit.
+                Some(last) if last.div * last.modulus == div && last.stride * last.modulus == *stride => {
+                    last.modulus *= size;
+                }
+                _ => found.push(Digit { div, modulus: *size, stride: *stride }),
+            }
+        }
+        div *= size;
+    }
+    found.reverse();
+    found
+}
+
+fn unary(op: Unary) -> UnaryOp {
+    match op {
+        Unary::Neg => UnaryOp::Neg,
+        Unary::Abs => UnaryOp::Abs,
+        Unary::Exp => UnaryOp::Exp,
+        Unary::Log => UnaryOp::Log,
+        Unary::Sqrt => UnaryOp::Sqrt,
+        Unary::Rsqrt => UnaryOp::Rsqrt,
+        Unary::Tanh => UnaryOp::Tanh,
+        Unary::Erf => UnaryOp::Erf,
+        Unary::Sin => UnaryOp::Sin,
+        Unary::Cos => UnaryOp::Cos,
+        Unary::Floor => UnaryOp::Floor,
+    }
+}
+
+fn binary(op: Binary) -> BinaryOp {
+    match op {
+        Binary::Add => BinaryOp::Add,
+        Binary::Sub => BinaryOp::Sub,
+        Binary::Mul => BinaryOp::Mul,
+        Binary::Div => BinaryOp::Div,
+        Binary::Max => BinaryOp::Max,
+        Binary::Min => BinaryOp::Min,
+        Binary::Pow => BinaryOp::Pow,
+    }
+}
+
+fn comparison(op: Comparison) -> BinaryOp {
+    match op {
+        Comparison::Eq => BinaryOp::Eq,
+        Comparison::Lt => BinaryOp::Lt,
+        Comparison::Le => BinaryOp::Le,
+    }
+}
+
+fn reduce(combiner: Combiner) -> ReduceOp {
+    match combiner {
+        Combiner::Sum => ReduceOp::Sum,
+        Combiner::Max => ReduceOp::Max,
+        Combiner::Min => ReduceOp::Min,
+    }
+}
