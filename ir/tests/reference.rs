@@ -4,6 +4,7 @@ extern crate gantline_ir as ir;
 
 use std::path::PathBuf;
 
+use ir::autodiff::training_step;
 use ir::import::{
     Decoding, DecodingOptions, LogitsOf, Model, Options, Resolved, Source, Weight, decoding,
     import, resolve,
@@ -160,5 +161,34 @@ fn generation_with_a_padded_prompt_and_a_cache_is_that_of_transformers() {
             module = &decode.model.module;
         }
         assert_eq!(generated, expected, "{name}");
+    }
+}
+
+#[test]
+fn gradients_are_those_of_transformers() {
+    for name in CASES {
+        let case = Case::open(name);
+        let mut model = case.model();
+        let mut args = case.weights(&model.weights);
+        args.push(case.expected("input_ids"));
+        args.push(shifted(&case.expected("labels")));
+        let entry = training_step(&mut model.module, "loss").unwrap();
+        let results = eval(&model.module, &entry, &args).unwrap();
+        let count = results[1].scalar();
+        let file = SafeTensors::deserialize(&case.expected).unwrap();
+        for (weight, gradient) in model.weights.iter().zip(&results[2..]) {
+            let mut source = weight.source.clone();
+            source.names.iter_mut().for_each(|name| *name = format!("grad.{name}"));
+            // The gradient of a key's bias is zero but for rounding, so that only the whole tensor
+            // of the checkpoint is a scale to measure by.
+            let whole =
+                tensor(&file, source.names.iter().find(|n| file.tensor(n).is_ok()).unwrap());
+            let scale = whole.max_abs_difference(&Tensor::filled(DType::F64, &whole.dims, 0.0));
+            let expected = load(&file, &source, &weight.dims).to_f64();
+            let gradient = gradient.to_f64().into_iter().map(|g| g / count);
+            let off = gradient.zip(expected).fold(0.0, |m: f64, (g, e)| m.max((g - e).abs()));
+            let off = off / scale;
+            assert!(off < ERROR_MAX, "{name}: d.{} differs by {off:e}", weight.name);
+        }
     }
 }
