@@ -30,12 +30,17 @@
 //! | E4032 | too few tokens for one step | smaller `--seq` or `--gbs`, or more data |
 //! | E4033 | a file of tokens is damaged or unknown | give text, llm.c or Megatron files |
 //! | E4034 | a file has a token that the model does not have | use tokens made for this model |
+//! | E4040 | no checkpoint in this directory, or none of this step | correct the directory or step |
+//! | E4041 | a checkpoint is damaged | resume from the older one that the message names |
+//! | E4042 | a checkpoint of another format | use the version of the program that wrote it |
+//! | E4043 | a checkpoint of another model or optimizer | resume with those it was begun with |
 
 #![deny(unsafe_code)]
 // A diagnostic is built at most a few times in a run.
 #![allow(clippy::result_large_err)]
 
 pub mod block;
+pub mod checkpoint;
 pub mod communicator;
 pub mod convert;
 pub mod data;
