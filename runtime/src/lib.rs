@@ -45,12 +45,14 @@ pub mod communicator;
 pub mod convert;
 pub mod data;
 pub mod error;
+pub mod execute;
 #[allow(unsafe_code)]
 pub mod local;
 #[allow(unsafe_code)]
 pub mod map;
 pub mod npy;
 pub mod tokens;
+pub mod trace;
 pub mod weights;
 
 #[cfg(test)]

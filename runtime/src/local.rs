@@ -12,6 +12,7 @@
 //! ends the world: every waiting and every later call of the others returns an error. A panic is
 //! noticed when the rank's [`Local`] is dropped, so a rank's thread must own it.
 
+pub mod arena;
 mod mailbox;
 mod reduce;
 mod rendezvous;

@@ -1,0 +1,366 @@
+//! Executes programs: one thread for each rank, with its memory, its threads and its connections.
+//!
+//! A [`Session`] is made from the programs of all classes of ranks. Between steps the ranks sleep,
+//! and the host reads and writes their buffers; during a step nothing but the ranks does.
+//!
+//! **Failures.** A rank that panics or whose communication fails ends the step on all ranks. The
+//! error names the rank that failed first, its step and its instruction, as they stand in the text
+//! of its program. After it the session is of no further use.
+//!
+//! **Cost.** Arenas, groups and trace buffers are made at the start; a step reserves no memory
+//! beyond what kernels use as scratch in their first launch.
+
+mod control;
+mod describe;
+mod rank;
+mod shards;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+pub(crate) mod tiny;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use ir::DType;
+use ir::plan::Mesh;
+use ir::program::{Buffer, BufferId, Contents, Feed, Program, Step};
+use ir::sharding::Axis;
+use kernels::Kernel;
+
+use crate::communicator::CommError;
+use crate::error::Error;
+use crate::local::Local;
+use crate::local::arena::Arena;
+use crate::trace::{Span, Trace, Tracing};
+
+use control::Control;
+use rank::Runner;
+pub use shards::{Part, Shard, Values};
+
+/// The programs of all classes of ranks.
+#[derive(Clone, Debug)]
+pub struct Classes {
+    /// One for each stage and each place on the tensor-parallel axis.
+    pub programs: Vec<Program>,
+    /// What their launches refer to.
+    pub kernels: Vec<Kernel>,
+    /// The grid of ranks.
+    pub mesh: Mesh,
+}
+
+impl Classes {
+    /// The index of the program of a rank.
+    pub fn class_of(&self, rank: usize) -> usize {
+        let stage = self.mesh.coordinate(rank, Axis::Pp);
+        let tensor = self.mesh.coordinate(rank, Axis::Tp);
+        let class = self.programs.iter().position(|p| p.stage == stage && p.tensor == tensor);
+        class.expect("every stage and tensor coordinate has a program")
+    }
+
+    /// The program of a rank.
+    pub fn program_of(&self, rank: usize) -> &Program {
+        &self.programs[self.class_of(rank)]
+    }
+
+    /// How a phase cuts the global batch; none if it feeds no tokens and no labels.
+    pub fn samples(&self, phase: Phase) -> Option<Samples> {
+        let steps = self.programs.iter().flat_map(|p| steps(p, phase).iter().map(move |s| (p, s)));
+        let mut samples: Option<Samples> = None;
+        for (program, step) in steps {
+            let Step::Feed { feed: Feed::Tokens | Feed::Labels, microbatch, buffer } = step else {
+                continue;
+            };
+            let [size, seq] = buffer_of(program, *buffer).sizes[..] else {
+                panic!("tokens and labels have two dims");
+            };
+            let (dp, count) = (self.mesh.dp, microbatch + 1);
+            let known = samples.get_or_insert(Samples { size, dp, count, seq });
+            assert!(known.size == size && known.seq == seq, "all micro-batches have one size");
+            known.count = known.count.max(count);
+        }
+        samples
+    }
+}
+
+/// How a global batch lies on micro-batches and ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Samples {
+    /// Samples of one micro-batch on one rank.
+    pub size: usize,
+    /// Ranks along the data-parallel axis.
+    pub dp: usize,
+    /// Micro-batches.
+    pub count: usize,
+    /// Tokens of a sample.
+    pub seq: usize,
+}
+
+impl Samples {
+    /// Samples of the global batch.
+    pub fn global(self) -> usize {
+        self.size * self.dp * self.count
+    }
+
+    /// The index in the global batch of the first sample of a micro-batch on one rank.
+    pub fn first(self, microbatch: usize, data: usize) -> usize {
+        (microbatch * self.dp + data) * self.size
+    }
+}
+
+/// Which steps of a program are run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// [`Program::steps`].
+    Step,
+    /// [`Program::evaluate`].
+    Evaluate,
+}
+
+fn steps(program: &Program, phase: Phase) -> &[Step] {
+    match phase {
+        Phase::Step => &program.steps,
+        Phase::Evaluate => &program.evaluate,
+    }
+}
+
+fn buffer_of(program: &Program, id: BufferId) -> &Buffer {
+    &program.buffers[id.0 as usize]
+}
+
+/// How programs are executed; nothing here changes a result.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Threads of one rank.
+    pub threads_per_rank: usize,
+    /// How long a rank waits for another before it fails.
+    pub deadline: Duration,
+    /// What is timed.
+    pub tracing: Tracing,
+}
+
+/// The tokens and labels of a global batch, sample by sample.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Batch<'a> {
+    /// `[samples, seq]`
+    pub tokens: &'a [i32],
+    /// `[samples, seq]`, or empty where a program has no use for them.
+    pub labels: &'a [i32],
+    /// The position of the first token, in decoding.
+    pub position: i32,
+}
+
+/// The numbers that differ from step to step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scalars {
+    /// The seed of the run.
+    pub seed: u32,
+    /// The optimizer step, from 1 on.
+    pub step: u32,
+    /// The learning rate.
+    pub rate: f64,
+    /// `1 - beta1^step`
+    pub correction1: f64,
+    /// `1 - beta2^step`
+    pub correction2: f64,
+    /// The norm to which gradients are scaled down; infinite for none.
+    pub clip: f64,
+}
+
+impl Default for Scalars {
+    /// What an evaluation or an inference needs: no update.
+    fn default() -> Scalars {
+        let clip = f64::INFINITY;
+        Scalars { seed: 0, step: 1, rate: 0.0, correction1: 1.0, correction2: 1.0, clip }
+    }
+}
+
+/// What one step did, and how long it took.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepReport {
+    /// The sum of the losses of all labels.
+    pub loss_sum: f64,
+    /// The number of labels that count.
+    pub count: f64,
+    /// The norm of the gradient before it was clipped; 0 in an evaluation.
+    pub grad_norm: f64,
+    /// From the start of the first rank to the end of the last.
+    pub seconds: f64,
+    /// How each rank spent it.
+    pub ranks: Vec<RankTime>,
+}
+
+impl StepReport {
+    /// The loss of one label, on average.
+    pub fn loss(&self) -> f64 {
+        self.loss_sum / self.count
+    }
+}
+
+/// How a rank spent a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct RankTime {
+    /// In launches and feeds.
+    pub busy_s: f64,
+    /// In calls to other ranks, most of it waiting for them.
+    pub wait_s: f64,
+}
+
+/// What a rank owns that the host looks at between steps.
+struct Seat {
+    arena: Arena,
+    spans: Vec<Span>,
+}
+
+/// The ranks of one process, ready to run steps.
+pub struct Session {
+    classes: Arc<Classes>,
+    control: Arc<Control>,
+    seats: Vec<Arc<Mutex<Seat>>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Session {
+    /// Reserves the memory of all ranks and starts their threads.
+    ///
+    /// **Errors.** Memory or threads are lacking; the error names the rank.
+    pub fn start(classes: Arc<Classes>, options: &Options) -> Result<Session, Error> {
+        let size = classes.mesh.ranks();
+        let samples = [Phase::Step, Phase::Evaluate].map(|phase| classes.samples(phase));
+        let control = Arc::new(Control::new(size, options.deadline, samples));
+        let mut session =
+            Session { classes, control, seats: Vec::new(), threads: Vec::with_capacity(size) };
+        for rank in 0..size {
+            let seat = session.make_seat(rank, options.tracing)?;
+            session.seats.push(Arc::new(Mutex::new(seat)));
+        }
+        let epoch = Instant::now();
+        for (rank, local) in Local::world(size, options.deadline).into_iter().enumerate() {
+            let classes = Arc::clone(&session.classes);
+            let control = Arc::clone(&session.control);
+            let seat = Arc::clone(&session.seats[rank]);
+            let options = *options;
+            let body = move || {
+                let mut runner = Runner::new(classes, Box::new(local), &options, samples, epoch);
+                control.serve(rank, |phase, inputs| runner.run(phase, inputs, &mut lock(&seat)));
+            };
+            let thread = std::thread::Builder::new().name(format!("rank {rank}")).spawn(body);
+            let thread = thread
+                .map_err(|error| rank_error(rank, format!("can't start its thread: {error}")))?;
+            session.threads.push(thread);
+        }
+        Ok(session)
+    }
+
+    fn make_seat(&self, rank: usize, tracing: Tracing) -> Result<Seat, Error> {
+        let program = self.classes.program_of(rank);
+        let arena = usize::try_from(program.arena_bytes).ok().and_then(Arena::new);
+        let arena = arena.ok_or_else(|| {
+            rank_error(rank, format!("can't reserve {} bytes of memory", program.arena_bytes))
+        })?;
+        let spans = [Phase::Step, Phase::Evaluate]
+            .map(|phase| tracing.span_count(program, steps(program, phase)));
+        Ok(Seat { arena, spans: Vec::with_capacity(spans[0].max(spans[1])) })
+    }
+
+    /// The programs.
+    pub fn classes(&self) -> &Classes {
+        &self.classes
+    }
+
+    /// Runs one training step, or one call of an inference entry, on all ranks.
+    ///
+    /// **Shapes.** The batch holds the samples of all micro-batches and ranks: micro-batch `m` of
+    /// data coordinate `r` is [`Samples::size`] samples from [`Samples::first`]`(m, r)` on.
+    pub fn step(&mut self, batch: &Batch<'_>, scalars: Scalars) -> Result<StepReport, Error> {
+        self.run(Phase::Step, batch, scalars)
+    }
+
+    /// Computes the loss of a batch on all ranks and changes no parameter.
+    pub fn evaluate(&mut self, batch: &Batch<'_>) -> Result<StepReport, Error> {
+        self.run(Phase::Evaluate, batch, Scalars::default())
+    }
+
+    fn run(
+        &mut self,
+        phase: Phase,
+        batch: &Batch<'_>,
+        scalars: Scalars,
+    ) -> Result<StepReport, Error> {
+        let start = Instant::now();
+        let ranks = self.control.run(phase, batch, scalars)?;
+        let seconds = start.elapsed().as_secs_f64();
+        let [loss_sum, count, square] = self.stats();
+        let grad_norm = match phase {
+            Phase::Step => square.sqrt(),
+            Phase::Evaluate => 0.0,
+        };
+        Ok(StepReport { loss_sum, count, grad_norm, seconds, ranks })
+    }
+
+    /// Loss sum, count and squared gradient norm, which are equal on all ranks; zeros if none.
+    fn stats(&self) -> [f64; 3] {
+        let program = self.classes.program_of(0);
+        let index = program.buffers.iter().position(|b| b.contents == Contents::Stats);
+        let Some(index) = index else { return [0.0; 3] };
+        let seat = lock(&self.seats[0]);
+        let bytes = seat.arena.bytes(range(&program.buffers[index]));
+        let number = |i: usize| match program.buffers[index].dtype {
+            DType::F64 => bytes.as_chunks().0.get(i).map_or(0.0, |&b| f64::from_le_bytes(b)),
+            _ => bytes.as_chunks().0.get(i).map_or(0.0, |&b| f32::from_le_bytes(b).into()),
+        };
+        [number(0), number(1), number(2)]
+    }
+
+    /// Overwrites a buffer of one rank from its start.
+    pub fn write(&mut self, rank: usize, buffer: BufferId, bytes: &[u8]) {
+        let range = range(buffer_of(self.classes.program_of(rank), buffer));
+        assert!(bytes.len() <= range.len(), "a buffer has room for what is written");
+        let range = range.start..range.start + bytes.len();
+        lock(&self.seats[rank]).arena.bytes_mut(range).copy_from_slice(bytes);
+    }
+
+    /// The bytes of a buffer of one rank.
+    pub fn read(&self, rank: usize, buffer: BufferId) -> Vec<u8> {
+        let range = range(buffer_of(self.classes.program_of(rank), buffer));
+        lock(&self.seats[rank]).arena.bytes(range).to_vec()
+    }
+
+    /// What was timed in the last step.
+    pub fn trace(&self) -> Trace {
+        let spans = |seat: &Arc<Mutex<Seat>>| lock(seat).spans.clone();
+        let phase = self.control.last_phase();
+        let name = |rank: usize, span: &Span| {
+            let program = self.classes.program_of(rank);
+            describe::span(program, &self.classes.kernels, steps(program, phase), span)
+        };
+        Trace::new(self.seats.iter().map(spans).collect(), name)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let all_answered = self.control.stop();
+        for thread in self.threads.drain(..) {
+            if all_answered {
+                // A rank's panics are caught and reported by its step.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+/// The bytes that a buffer takes in the arena.
+fn range(buffer: &Buffer) -> std::ops::Range<usize> {
+    buffer.offset as usize..(buffer.offset + buffer.bytes) as usize
+}
+
+fn rank_error(rank: usize, reason: String) -> Error {
+    Error::Communication(CommError::Peer { rank, reason })
+}
+
+/// Locks, also after a panic elsewhere: ranks catch theirs, and no invariant spans one.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,167 @@
+//! How the host and the threads of ranks hand a step to each other.
+
+use std::sync::{Condvar, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use crate::communicator::CommError;
+use crate::error::Error;
+
+use super::rank::Fault;
+use super::{Batch, Phase, RankTime, Samples, Scalars, lock, rank_error};
+
+/// How much longer than the ranks' own deadline the host waits for the others once a rank failed.
+/// Chosen: a rank that is in a kernel notices a failure at its next call to another rank.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// What the ranks of one step read.
+pub(super) struct Inputs {
+    pub(super) tokens: Vec<i32>,
+    pub(super) labels: Vec<i32>,
+    pub(super) position: i32,
+    pub(super) scalars: Scalars,
+}
+
+/// The order to the ranks, and their answers.
+struct State {
+    /// Counts the orders; ranks wait until it changes.
+    order: u64,
+    /// None to end.
+    phase: Option<Phase>,
+    answers: Vec<Option<Result<RankTime, Fault>>>,
+    /// Why no further step can be run.
+    failure: Option<(usize, String)>,
+}
+
+/// The meeting of the host and the ranks.
+pub(super) struct Control {
+    state: Mutex<State>,
+    ordered: Condvar,
+    answered: Condvar,
+    inputs: RwLock<Inputs>,
+    deadline: Duration,
+    samples: [Option<Samples>; 2],
+}
+
+impl Control {
+    pub(super) fn new(size: usize, deadline: Duration, samples: [Option<Samples>; 2]) -> Control {
+        let answers = (0..size).map(|_| Some(Ok(RankTime::default()))).collect();
+        let state = State { order: 0, phase: Some(Phase::Step), answers, failure: None };
+        let scalars = Scalars::default();
+        let inputs = Inputs { tokens: Vec::new(), labels: Vec::new(), position: 0, scalars };
+        Control {
+            state: Mutex::new(state),
+            ordered: Condvar::new(),
+            answered: Condvar::new(),
+            inputs: RwLock::new(inputs),
+            deadline,
+            samples,
+        }
+    }
+
+    /// Orders a phase and waits for all ranks.
+    pub(super) fn run(
+        &self,
+        phase: Phase,
+        batch: &Batch<'_>,
+        scalars: Scalars,
+    ) -> Result<Vec<RankTime>, Error> {
+        if let Some((rank, reason)) = &lock(&self.state).failure {
+            return Err(rank_error(*rank, reason.clone()));
+        }
+        self.feed(phase, batch, scalars);
+        let mut state = lock(&self.state);
+        state.order += 1;
+        state.phase = Some(phase);
+        state.answers.fill_with(|| None);
+        self.ordered.notify_all();
+        let patience = self.deadline.saturating_add(GRACE);
+        let mut failed_at = None;
+        while state.answers.iter().any(Option::is_none) {
+            if failed_at.is_none() && state.answers.iter().flatten().any(Result::is_err) {
+                failed_at = Some(Instant::now());
+            }
+            let limit = failed_at.map(|at: Instant| patience.saturating_sub(at.elapsed()));
+            if limit.is_some_and(|limit| limit.is_zero()) {
+                break;
+            }
+            let waited = self.answered.wait_timeout(state, limit.unwrap_or(Duration::MAX));
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        if let Some((rank, reason)) = first_fault(&state.answers) {
+            state.failure = Some((rank, reason.clone()));
+            return Err(rank_error(rank, reason));
+        }
+        let times = state.answers.iter().flatten().flatten();
+        Ok(times.copied().collect())
+    }
+
+    /// Copies what the ranks will read into memory that is used again.
+    fn feed(&self, phase: Phase, batch: &Batch<'_>, scalars: Scalars) {
+        if let Some(samples) = self.samples[phase as usize] {
+            let wanted = samples.global() * samples.seq;
+            let fits = |given: &[i32]| given.is_empty() || given.len() == wanted;
+            assert!(
+                fits(batch.tokens) && fits(batch.labels),
+                "a global batch has {} samples of {} tokens",
+                samples.global(),
+                samples.seq
+            );
+        }
+        let mut inputs = self.inputs.write().unwrap_or_else(PoisonError::into_inner);
+        inputs.tokens.clear();
+        inputs.tokens.extend_from_slice(batch.tokens);
+        inputs.labels.clear();
+        inputs.labels.extend_from_slice(batch.labels);
+        inputs.position = batch.position;
+        inputs.scalars = scalars;
+    }
+
+    /// The life of a rank's thread: carries out orders until the last.
+    pub(super) fn serve(
+        &self,
+        rank: usize,
+        mut work: impl FnMut(Phase, &Inputs) -> Result<RankTime, Fault>,
+    ) {
+        let mut done = 0;
+        loop {
+            let mut state = lock(&self.state);
+            while state.order == done {
+                state = self.ordered.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            done = state.order;
+            let Some(phase) = state.phase else { return };
+            drop(state);
+            let inputs = self.inputs.read().unwrap_or_else(PoisonError::into_inner);
+            let answer = work(phase, &inputs);
+            drop(inputs);
+            lock(&self.state).answers[rank] = Some(answer);
+            self.answered.notify_all();
+        }
+    }
+
+    /// The phase that was run last.
+    pub(super) fn last_phase(&self) -> Phase {
+        lock(&self.state).phase.unwrap_or(Phase::Step)
+    }
+
+    /// Orders the threads to end; whether none is still in a step.
+    pub(super) fn stop(&self) -> bool {
+        let mut state = lock(&self.state);
+        state.order += 1;
+        state.phase = None;
+        self.ordered.notify_all();
+        state.answers.iter().all(Option::is_some)
+    }
+}
+
+/// The rank that failed by itself, rather than because another did, and why.
+fn first_fault(answers: &[Option<Result<RankTime, Fault>>]) -> Option<(usize, String)> {
+    let faults: Vec<(usize, &Fault)> = answers
+        .iter()
+        .enumerate()
+        .filter_map(|(rank, answer)| Some((rank, answer.as_ref()?.as_ref().err()?)))
+        .collect();
+    let is_cause = |fault: &Fault| !matches!(fault.error, Some(CommError::Peer { .. }));
+    let found = faults.iter().find(|(_, fault)| is_cause(fault)).or(faults.first());
+    found.map(|(rank, fault)| (*rank, fault.reason.clone()))
+}

@@ -1,0 +1,367 @@
+//! One rank: runs the steps of its program, one instruction after the other.
+
+use std::any::Any;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ir::DType;
+use ir::op::Combiner;
+use ir::plan::Mesh;
+use ir::program::{
+    Buffer, BufferId, Exchange, Feed, Group, Instruction, Program, Ref, Routine, Step,
+};
+use ir::sharding::Axis;
+use kernels::cpu::Cpu;
+
+use crate::communicator::{self, Blocks, CommError, Communicator};
+use crate::local::arena::Arena;
+use crate::trace::{Span, Tracing};
+
+use super::control::Inputs;
+use super::{Classes, Options, Phase, RankTime, Samples, Seat, buffer_of, describe, range, steps};
+
+/// Why a rank failed.
+pub(super) struct Fault {
+    /// Where and what, for people.
+    pub(super) reason: String,
+    /// The failed call; none for a panic.
+    pub(super) error: Option<CommError>,
+}
+
+/// A collective with what the communicator wants to know about it.
+struct Wire {
+    group: communicator::Group,
+    /// None for an all-reduce.
+    blocks: Option<Blocks>,
+}
+
+/// What a rank needs to run its program.
+pub(super) struct Runner {
+    classes: Arc<Classes>,
+    class: usize,
+    rank: usize,
+    data: usize,
+    cpu: Cpu,
+    communicator: Box<dyn Communicator>,
+    /// By routine and instruction; none for launches.
+    wires: Vec<Vec<Option<Wire>>>,
+    samples: [Option<Samples>; 2],
+    tracing: Tracing,
+    epoch: Instant,
+    /// The step and the instruction that are being run.
+    at: (usize, Option<usize>),
+    waited: Duration,
+    /// The ranges of a launch, kept to be used again.
+    inputs: Vec<Range<usize>>,
+    outputs: Vec<Range<usize>>,
+}
+
+/// A call of a routine: where its slots and its frame are.
+#[derive(Clone, Copy)]
+struct Call<'a> {
+    program: &'a Program,
+    routine: &'a Routine,
+    slots: &'a [BufferId],
+    frame: Option<BufferId>,
+}
+
+impl Runner {
+    pub(super) fn new(
+        classes: Arc<Classes>,
+        communicator: Box<dyn Communicator>,
+        options: &Options,
+        samples: [Option<Samples>; 2],
+        epoch: Instant,
+    ) -> Runner {
+        let rank = communicator.rank();
+        let class = classes.class_of(rank);
+        let wire = |instruction: &Instruction| wire(classes.mesh, rank, instruction);
+        let wires = |routine: &Routine| routine.instructions.iter().map(wire).collect();
+        Runner {
+            class,
+            rank,
+            data: classes.mesh.coordinate(rank, Axis::Dp),
+            cpu: Cpu::new(options.threads_per_rank),
+            communicator,
+            wires: classes.programs[class].routines.iter().map(wires).collect(),
+            samples,
+            tracing: options.tracing,
+            epoch,
+            at: (0, None),
+            waited: Duration::ZERO,
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            classes,
+        }
+    }
+
+    /// Runs a phase. A failure, panics included, ends the step on all ranks.
+    pub(super) fn run(
+        &mut self,
+        phase: Phase,
+        inputs: &Inputs,
+        seat: &mut Seat,
+    ) -> Result<RankTime, Fault> {
+        let start = Instant::now();
+        self.waited = Duration::ZERO;
+        self.at = (0, None);
+        seat.spans.clear();
+        let result = catch_unwind(AssertUnwindSafe(|| self.run_steps(phase, inputs, seat)));
+        let (cause, error) = match result {
+            Ok(Ok(())) => {
+                let busy = start.elapsed().saturating_sub(self.waited);
+                let (busy_s, wait_s) = (busy.as_secs_f64(), self.waited.as_secs_f64());
+                return Ok(RankTime { busy_s, wait_s });
+            }
+            Ok(Err(error)) => (error.to_string(), Some(error)),
+            Err(panic) => (format!("panicked: {}", panic_text(&*panic)), None),
+        };
+        let program = &self.classes.programs[self.class];
+        let place = describe::place(program, &self.classes.kernels, steps(program, phase), self.at);
+        let reason = format!("{place}: {cause}");
+        if error.is_none() {
+            self.communicator.abort(&reason);
+        }
+        Err(Fault { reason, error })
+    }
+
+    fn run_steps(
+        &mut self,
+        phase: Phase,
+        inputs: &Inputs,
+        seat: &mut Seat,
+    ) -> Result<(), CommError> {
+        let classes = Arc::clone(&self.classes);
+        let program = &classes.programs[self.class];
+        for (index, step) in steps(program, phase).iter().enumerate() {
+            self.at = (index, None);
+            let start = Instant::now();
+            match step {
+                Step::Feed { feed, microbatch, buffer } => {
+                    let buffer = buffer_of(program, *buffer);
+                    self.feed(phase, *feed, *microbatch, buffer, inputs, &mut seat.arena);
+                }
+                Step::Call { routine, slots, frame } => {
+                    let call = Call {
+                        program,
+                        routine: &program.routines[*routine],
+                        slots,
+                        frame: *frame,
+                    };
+                    self.call(*routine, call, seat)?;
+                }
+                Step::Send { to, buffer } => {
+                    let bytes = seat.arena.bytes(range(buffer_of(program, *buffer)));
+                    self.communicator.send(self.peer(*to), bytes)?;
+                    self.waited += start.elapsed();
+                }
+                Step::Receive { from, buffer } => {
+                    let bytes = seat.arena.bytes_mut(range(buffer_of(program, *buffer)));
+                    self.communicator.receive(self.peer(*from), bytes)?;
+                    self.waited += start.elapsed();
+                }
+            }
+            if self.tracing != Tracing::None {
+                seat.spans.push(self.span(start));
+            }
+        }
+        Ok(())
+    }
+
+    /// The rank at the same place of another stage.
+    fn peer(&self, stage: usize) -> usize {
+        let mesh = self.classes.mesh;
+        mesh.rank(stage, self.data, mesh.coordinate(self.rank, Axis::Tp))
+    }
+
+    fn span(&self, start: Instant) -> Span {
+        Span {
+            step: self.at.0,
+            instruction: self.at.1,
+            start_s: start.duration_since(self.epoch).as_secs_f64(),
+            seconds: start.elapsed().as_secs_f64(),
+        }
+    }
+
+    fn feed(
+        &self,
+        phase: Phase,
+        feed: Feed,
+        microbatch: usize,
+        buffer: &Buffer,
+        inputs: &Inputs,
+        arena: &mut Arena,
+    ) {
+        let samples = self.samples[phase as usize];
+        let first = samples.map_or(0, |samples| samples.first(microbatch, self.data));
+        let target = arena.bytes_mut(range(buffer));
+        let rows = |source: &[i32], target: &mut [u8]| {
+            let samples = samples.expect("who feeds tokens or labels has samples");
+            let start = first * samples.seq;
+            put(&source[start..start + samples.size * samples.seq], i32::to_le_bytes, target);
+        };
+        let scalars = inputs.scalars;
+        match feed {
+            Feed::Tokens => rows(&inputs.tokens, target),
+            Feed::Labels => rows(&inputs.labels, target),
+            Feed::Key { path } => {
+                let words = [scalars.seed, scalars.step, path, first as u32];
+                put(&words, u32::to_le_bytes, target);
+            }
+            Feed::Scalars => {
+                let Scalars4(values) = scalars.into();
+                match buffer.dtype {
+                    DType::F64 => put(&values, f64::to_le_bytes, target),
+                    DType::F32 => put(&values, |x| (x as f32).to_le_bytes(), target),
+                    other => panic!("scalars are f32 or f64, not {other}"),
+                }
+            }
+            Feed::Position => put(&[inputs.position], i32::to_le_bytes, target),
+        }
+    }
+
+    fn call(&mut self, index: usize, call: Call<'_>, seat: &mut Seat) -> Result<(), CommError> {
+        let step = self.at.0;
+        for (position, instruction) in call.routine.instructions.iter().enumerate() {
+            self.at = (step, Some(position));
+            let start = Instant::now();
+            match instruction {
+                Instruction::Launch { kernel, inputs, outputs } => {
+                    self.inputs.clear();
+                    self.inputs.extend(inputs.iter().map(|&r| call.range(r)));
+                    self.outputs.clear();
+                    self.outputs.extend(outputs.iter().map(|&r| call.range(r)));
+                    let kernel = &self.classes.kernels[*kernel];
+                    seat.arena.launch(&self.cpu, kernel, &self.inputs, &self.outputs);
+                }
+                Instruction::Collective { exchange, dtype, elements, input, output, .. } => {
+                    let wire = self.wires[index][position].as_ref();
+                    let wire = wire.expect("every collective is wired");
+                    let ranges = [call.range(*input), call.range(*output)];
+                    let exchange = (exchange, *dtype, *elements);
+                    self.exchange(wire, exchange, ranges, &mut seat.arena)?;
+                    self.waited += start.elapsed();
+                }
+            }
+            if self.tracing == Tracing::Instructions {
+                seat.spans.push(self.span(start));
+            }
+        }
+        self.at = (step, None);
+        Ok(())
+    }
+
+    fn exchange(
+        &self,
+        wire: &Wire,
+        (exchange, dtype, elements): (&Exchange, DType, usize),
+        [input, output]: [Range<usize>; 2],
+        arena: &mut Arena,
+    ) -> Result<(), CommError> {
+        let cut = |range: Range<usize>, elements: usize| {
+            let end = range.start + elements * dtype.size() as usize;
+            assert!(end <= range.end, "a collective's buffers hold its elements");
+            range.start..end
+        };
+        let (group, communicator) = (&wire.group, &*self.communicator);
+        let blocks = || wire.blocks.as_ref().expect("gathers and scatters have blocks");
+        match exchange {
+            Exchange::AllReduce(combiner) => {
+                assert_eq!(input.start, output.start, "an all-reduce works in place");
+                let buffer = arena.bytes_mut(cut(output, elements));
+                communicator.all_reduce(group, dtype, combine(*combiner), buffer)
+            }
+            Exchange::AllGather { .. } => {
+                let blocks = blocks();
+                let (send, receive) =
+                    arena.split(cut(input, elements), cut(output, blocks.total()));
+                communicator.all_gather(group, dtype, blocks, send, receive)
+            }
+            Exchange::ReduceScatter { .. } => {
+                let blocks = blocks();
+                let me = group.position(self.rank).expect("a rank exchanges in its own groups");
+                let (send, receive) =
+                    arena.split(cut(input, elements), cut(output, blocks.piece(me)));
+                let sum = communicator::Combiner::Sum;
+                communicator.reduce_scatter(group, dtype, sum, blocks, send, receive)
+            }
+        }
+    }
+}
+
+impl Call<'_> {
+    /// Where a value of the call is in the arena.
+    fn range(&self, value: Ref) -> Range<usize> {
+        match value {
+            Ref::Slot(slot) => range(buffer_of(self.program, self.slots[slot as usize])),
+            Ref::Local(local) => {
+                let local = &self.routine.locals[local as usize];
+                let frame = self.frame.expect("a routine with locals is called with a frame");
+                let frame = range(buffer_of(self.program, frame));
+                let start = frame.start + local.offset as usize;
+                let end = start + local.bytes as usize;
+                assert!(end <= frame.end, "locals lie in their frame");
+                start..end
+            }
+        }
+    }
+}
+
+/// The scalars in the order of the feed.
+struct Scalars4([f64; 4]);
+
+impl From<super::Scalars> for Scalars4 {
+    fn from(scalars: super::Scalars) -> Scalars4 {
+        let super::Scalars { rate, correction1, correction2, clip, .. } = scalars;
+        Scalars4([rate, correction1, correction2, clip])
+    }
+}
+
+/// Writes numbers as little-endian bytes.
+fn put<T: Copy, const N: usize>(values: &[T], to: impl Fn(T) -> [u8; N], target: &mut [u8]) {
+    assert_eq!(values.len() * N, target.len(), "a feed fills its buffer");
+    for (&value, target) in values.iter().zip(target.as_chunks_mut().0) {
+        *target = to(value);
+    }
+}
+
+/// What the communicator wants to know about an instruction; none for a launch.
+fn wire(mesh: Mesh, rank: usize, instruction: &Instruction) -> Option<Wire> {
+    let Instruction::Collective { exchange, group, .. } = instruction else { return None };
+    let blocks = match exchange {
+        Exchange::AllReduce(_) => None,
+        Exchange::AllGather { outer, inner, counts }
+        | Exchange::ReduceScatter { outer, inner, counts } => {
+            Some(Blocks { outer: *outer, inner: *inner, counts: counts.clone() })
+        }
+    };
+    Some(Wire { group: communicator::Group::new(0, members(mesh, rank, group)), blocks })
+}
+
+/// The ranks of a group that a rank is in.
+fn members(mesh: Mesh, rank: usize, group: &Group) -> Vec<usize> {
+    let [stage, data, tensor] = [Axis::Pp, Axis::Dp, Axis::Tp].map(|a| mesh.coordinate(rank, a));
+    match group {
+        Group::World => (0..mesh.ranks()).collect(),
+        Group::Stages(stages) => stages.iter().map(|&s| mesh.rank(s, data, tensor)).collect(),
+        Group::Axis(Axis::Pp) => (0..mesh.pp).map(|s| mesh.rank(s, data, tensor)).collect(),
+        Group::Axis(Axis::Dp) => (0..mesh.dp).map(|d| mesh.rank(stage, d, tensor)).collect(),
+        Group::Axis(Axis::Tp) => (0..mesh.tp).map(|t| mesh.rank(stage, data, t)).collect(),
+        Group::Axis(Axis::Cp) => vec![rank],
+    }
+}
+
+fn combine(combiner: Combiner) -> communicator::Combiner {
+    match combiner {
+        Combiner::Sum => communicator::Combiner::Sum,
+        Combiner::Max => communicator::Combiner::Max,
+        Combiner::Min => communicator::Combiner::Min,
+    }
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or(panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}

@@ -1,0 +1,201 @@
+//! Weights, gradients and optimizer states between the host and the ranks that hold their shards.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use ir::DType;
+use ir::program::{Buffer, BufferId, Contents, Program, WeightShard};
+use ir::sharding::Axis;
+
+use crate::block;
+use crate::convert::{Stored, convert};
+
+use super::Session;
+
+/// Which of the tensors that belong to a weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Part {
+    /// The weight itself.
+    Weight,
+    /// Its gradient, as the last step left it.
+    Grad,
+    /// The state of the optimizer with this index.
+    State(usize),
+}
+
+/// A shard of a tensor that belongs to a weight, on one rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// The rank that holds it.
+    pub rank: usize,
+    /// The weight.
+    pub name: String,
+    /// Which of its tensors.
+    pub part: Part,
+    /// The sizes of the whole tensor.
+    pub dims: Vec<usize>,
+    /// What of it.
+    pub block: Vec<Range<usize>>,
+    /// The element type.
+    pub dtype: DType,
+    /// Where it is on the rank.
+    pub buffer: BufferId,
+    /// Whether no rank before this one holds the same, and it is no tied copy: together these
+    /// shards are the whole tensor once.
+    pub is_first: bool,
+}
+
+/// A whole tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Values {
+    /// The element type.
+    pub dtype: DType,
+    /// The sizes.
+    pub dims: Vec<usize>,
+    /// The elements: row-major, little-endian.
+    pub bytes: Vec<u8>,
+}
+
+impl Values {
+    /// The elements as numbers.
+    pub fn to_f64(&self) -> Vec<f64> {
+        let bytes = convert(Stored::DType(self.dtype), &self.bytes, DType::F64);
+        bytes.as_chunks().0.iter().map(|&b| f64::from_le_bytes(b)).collect()
+    }
+}
+
+impl Session {
+    /// All shards of weights, gradients and states, by rank and then in the order of the program's
+    /// buffers.
+    pub fn shards(&self) -> Vec<Shard> {
+        self.shards_where(|_, _| true)
+    }
+
+    fn shards_where(&self, is_wanted: impl Fn(&str, Part) -> bool) -> Vec<Shard> {
+        let mesh = self.classes.mesh;
+        let mut seen = BTreeSet::new();
+        let mut shards: Vec<Shard> = Vec::new();
+        for rank in 0..mesh.ranks() {
+            let program = self.classes.program_of(rank);
+            for (index, buffer) in program.buffers.iter().enumerate() {
+                let Some((weight, part)) = part_of(program, buffer) else { continue };
+                if !is_wanted(&weight.name, part) {
+                    continue;
+                }
+                let is_counted = weight.owned && mesh.coordinate(rank, Axis::Dp) == 0;
+                shards.push(Shard {
+                    rank,
+                    name: weight.name.clone(),
+                    part,
+                    dims: weight.global.clone(),
+                    block: weight.ranges.iter().map(|&(start, len)| start..start + len).collect(),
+                    dtype: buffer.dtype,
+                    buffer: BufferId(index as u32),
+                    is_first: is_counted && seen.insert((&weight.name, part, &weight.ranges)),
+                });
+            }
+        }
+        shards
+    }
+
+    /// The names of all weights and the sizes of each, in the order of stages.
+    pub fn weights(&self) -> Vec<(String, Vec<usize>)> {
+        let mut weights: Vec<(String, Vec<usize>)> = Vec::new();
+        for shard in self.shards_where(|_, part| part == Part::Weight) {
+            if !weights.iter().any(|(name, _)| *name == shard.name) {
+                weights.push((shard.name, shard.dims));
+            }
+        }
+        weights
+    }
+
+    /// Overwrites a tensor on all ranks that hold some of it, tied copies included.
+    ///
+    /// `values` gives the elements of a block, row-major, as little-endian numbers of a type; it
+    /// is asked once for each distinct block. Returns whether any rank holds the tensor.
+    pub fn write_weight<E>(
+        &mut self,
+        name: &str,
+        part: Part,
+        values: &mut dyn FnMut(&[Range<usize>], DType) -> Result<Vec<u8>, E>,
+    ) -> Result<bool, E> {
+        let mut shards = self.shards_of(name, part);
+        let starts = |shard: &Shard| -> Vec<(usize, usize)> {
+            shard.block.iter().map(|range| (range.start, range.end)).collect()
+        };
+        shards.sort_by_key(starts);
+        for same in shards.chunk_by(|a, b| a.block == b.block && a.dtype == b.dtype) {
+            let bytes = values(&same[0].block, same[0].dtype)?;
+            let wanted = block::elements(&same[0].block) * same[0].dtype.size() as usize;
+            assert_eq!(bytes.len(), wanted, "the values are those of the block");
+            for shard in same {
+                self.write(shard.rank, shard.buffer, &bytes);
+            }
+        }
+        Ok(!shards.is_empty())
+    }
+
+    /// Puts a tensor together from its shards; none if no rank holds it.
+    ///
+    /// In debug builds, asserts that all copies of a shard are equal, bit for bit.
+    pub fn read_weight(&self, name: &str, part: Part) -> Option<Values> {
+        let shards = self.shards_of(name, part);
+        let first = shards.iter().find(|shard| shard.is_first)?;
+        let (dims, dtype) = (first.dims.clone(), first.dtype);
+        let (whole, size) = (block::whole(&dims), dtype.size() as usize);
+        let mut bytes = vec![0; block::elements(&whole) * size];
+        let mut copied = 0;
+        for shard in shards.iter().filter(|shard| shard.is_first) {
+            let local = self.read_shard(shard);
+            copied += block::copy_overlap(&local, &shard.block, &mut bytes, &whole, size);
+        }
+        assert_eq!(copied, block::elements(&whole), "the shards of a tensor are all of it");
+        if cfg!(debug_assertions) {
+            for shard in &shards {
+                let mut local = self.read_shard(shard);
+                let copy = local.clone();
+                block::copy_overlap(&bytes, &whole, &mut local, &shard.block, size);
+                assert!(copy == local, "rank {} has other values of `{name}`", shard.rank);
+            }
+        }
+        Some(Values { dtype, dims, bytes })
+    }
+
+    /// As [`Session::read_weight`], of the gradient.
+    pub fn read_grad(&self, name: &str) -> Option<Values> {
+        self.read_weight(name, Part::Grad)
+    }
+
+    /// As [`Session::read_weight`], of a state of the optimizer.
+    pub fn read_state(&self, name: &str, index: usize) -> Option<Values> {
+        self.read_weight(name, Part::State(index))
+    }
+
+    /// The elements of one shard.
+    pub fn read_shard(&self, shard: &Shard) -> Vec<u8> {
+        let mut bytes = self.read(shard.rank, shard.buffer);
+        bytes.truncate(block::elements(&shard.block) * shard.dtype.size() as usize);
+        bytes
+    }
+
+    fn shards_of(&self, name: &str, part: Part) -> Vec<Shard> {
+        self.shards_where(|known, its_part| its_part == part && known == name)
+    }
+}
+
+/// What a buffer holds of which weight; none for other buffers.
+fn part_of<'a>(program: &'a Program, buffer: &Buffer) -> Option<(&'a WeightShard, Part)> {
+    let (weight, part) = match buffer.contents {
+        Contents::Param(weight) => (weight, Part::Weight),
+        Contents::Grad(weight) => (weight, Part::Grad),
+        Contents::State { weight, index } => (weight, Part::State(index)),
+        Contents::Feed(_)
+        | Contents::Stats
+        | Contents::View
+        | Contents::Activation
+        | Contents::Frame => {
+            return None;
+        }
+    };
+    Some((&program.weights[weight], part))
+}

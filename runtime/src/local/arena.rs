@@ -1,0 +1,196 @@
+//! The memory of one rank: one allocation, in which a program gives every buffer its place.
+//!
+//! All access is by byte ranges, which are checked against the arena and, where one is written,
+//! against each other. What a program gets wrong therefore panics, and corrupts nothing.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::slice;
+
+use ir::program::ALIGNMENT;
+use kernels::Kernel;
+use kernels::cpu::{Cpu, View, ViewMut};
+
+/// The alignment of an arena, in bytes: a page, so that ranks share none.
+const PAGE: usize = 4096;
+
+/// Zeroed memory of a fixed size, aligned to a page.
+pub struct Arena {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: an arena owns its memory, as a boxed slice of bytes does.
+unsafe impl Send for Arena {}
+// SAFETY: through a shared reference it is only read.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    /// An arena of exactly `bytes`, all zero; none if the system has no such memory.
+    pub fn new(bytes: usize) -> Option<Arena> {
+        let layout = Layout::from_size_align(bytes, PAGE).ok()?;
+        if bytes == 0 {
+            return Some(Arena { start: NonNull::dangling(), layout });
+        }
+        // SAFETY: the layout has bytes.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(Arena { start, layout })
+    }
+
+    /// The number of bytes.
+    pub fn len(&self) -> usize {
+        self.layout.size()
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Reads a range.
+    pub fn bytes(&self, range: Range<usize>) -> &[u8] {
+        let start = self.at(&range);
+        // SAFETY: the range is in the arena, whose bytes are initialised and borrowed with it.
+        unsafe { slice::from_raw_parts(start, range.len()) }
+    }
+
+    /// Writes a range.
+    pub fn bytes_mut(&mut self, range: Range<usize>) -> &mut [u8] {
+        let start = self.at(&range);
+        // SAFETY: as above; the arena is borrowed exclusively.
+        unsafe { slice::from_raw_parts_mut(start, range.len()) }
+    }
+
+    /// Reads one range and writes another that has nothing in common with it.
+    pub fn split(&mut self, source: Range<usize>, target: Range<usize>) -> (&[u8], &mut [u8]) {
+        assert!(!overlaps(&source, &target), "what is read at once with a write lies apart");
+        let (from, to) = (self.at(&source), self.at(&target));
+        // SAFETY: both ranges are in the arena, which is borrowed exclusively, and are disjoint.
+        unsafe {
+            (slice::from_raw_parts(from, source.len()), slice::from_raw_parts_mut(to, target.len()))
+        }
+    }
+
+    /// Runs a kernel on ranges.
+    ///
+    /// **Constraints**, asserted: ranges are aligned and as long as the kernel says; outputs are
+    /// disjoint; an output meets an input only if the kernel works in place, and then both start
+    /// together.
+    pub fn launch(
+        &mut self,
+        cpu: &Cpu,
+        kernel: &Kernel,
+        inputs: &[Range<usize>],
+        outputs: &[Range<usize>],
+    ) {
+        let in_place = works_in_place(kernel);
+        for (index, output) in outputs.iter().enumerate() {
+            let is_apart = |input: &Range<usize>| {
+                !overlaps(input, output) || in_place && input.start == output.start
+            };
+            assert!(inputs.iter().all(is_apart), "outputs lie apart from inputs, or in place");
+            let others = &outputs[index + 1..];
+            assert!(!others.iter().any(|other| overlaps(other, output)), "outputs lie apart");
+        }
+        let read = |range: &Range<usize>| {
+            let start = self.aligned(range);
+            // SAFETY: the range is in the arena, which is borrowed exclusively for the launch;
+            // only the launch's outputs write, and meet this range only as the kernel allows.
+            unsafe { View::from_raw(start, range.len()) }
+        };
+        let write = |range: &Range<usize>| {
+            let start = self.aligned(range);
+            // SAFETY: as above, and outputs are disjoint.
+            unsafe { ViewMut::from_raw(start, range.len()) }
+        };
+        let inputs: Vec<View<'_>> = inputs.iter().map(read).collect();
+        let outputs: Vec<ViewMut<'_>> = outputs.iter().map(write).collect();
+        cpu.execute(kernel, &inputs, &outputs);
+    }
+
+    /// The address of a range that lies in the arena.
+    fn at(&self, range: &Range<usize>) -> *mut u8 {
+        let len = self.len();
+        assert!(
+            range.start <= range.end && range.end <= len,
+            "bytes {}..{} lie in an arena of {len}",
+            range.start,
+            range.end
+        );
+        // SAFETY: the start is at most the end of the allocation.
+        unsafe { self.start.as_ptr().add(range.start) }
+    }
+
+    /// As `at`, for a range whose elements a kernel uses.
+    fn aligned(&self, range: &Range<usize>) -> *mut u8 {
+        assert!(range.start.is_multiple_of(ALIGNMENT as usize), "buffers are aligned");
+        self.at(range)
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        if !self.is_empty() {
+            // SAFETY: allocated with this layout, and not used any more.
+            unsafe { dealloc(self.start.as_ptr(), self.layout) }
+        }
+    }
+}
+
+fn overlaps(a: &Range<usize>, b: &Range<usize>) -> bool {
+    a.start.max(b.start) < a.end.min(b.end)
+}
+
+/// Whether an output may be an input.
+fn works_in_place(kernel: &Kernel) -> bool {
+    match kernel {
+        Kernel::Rows(_) | Kernel::Rope(_) => true,
+        Kernel::Product(_)
+        | Kernel::Attention(_)
+        | Kernel::AttentionBwd(_)
+        | Kernel::Gather(_)
+        | Kernel::ScatterAdd(_)
+        | Kernel::Copy(_)
+        | Kernel::Fill(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ir::DType;
+    use kernels::Product;
+
+    #[test]
+    fn memory_is_zeroed_aligned_and_exact() {
+        let mut arena = Arena::new(5000).unwrap();
+        assert_eq!(arena.len(), 5000);
+        assert!(arena.bytes(0..5000).iter().all(|&byte| byte == 0));
+        assert!(arena.bytes(0..0).as_ptr().addr().is_multiple_of(PAGE));
+        arena.bytes_mut(4999..5000)[0] = 7;
+        let (from, to) = arena.split(4999..5000, 0..1);
+        to.copy_from_slice(from);
+        assert_eq!(arena.bytes(0..2), [7, 0]);
+        assert!(Arena::new(0).unwrap().is_empty());
+        assert!(Arena::new(usize::MAX).is_none());
+    }
+
+    #[test]
+    fn ranges_that_no_program_has_are_refused() {
+        let refused = |work: &dyn Fn(&mut Arena)| {
+            let mut arena = Arena::new(1024).unwrap();
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&mut arena))).is_err()
+        };
+        assert!(refused(&|arena| _ = arena.bytes(1000..1025)));
+        assert!(refused(&|arena| _ = arena.split(0..65, 64..128)));
+        let launch = |arena: &mut Arena, inputs: [usize; 2], output: usize| {
+            let kernel = Kernel::Product(Product::matrix(2, 2, 2, DType::F32));
+            let range = |start: usize| start..start + 16;
+            arena.launch(&Cpu::new(1), &kernel, &inputs.map(range), &[range(output)]);
+        };
+        assert!(refused(&|arena| launch(arena, [0, 64], 64)));
+        assert!(refused(&|arena| launch(arena, [0, 8], 64)));
+        assert!(!refused(&|arena| launch(arena, [0, 0], 64)));
+    }
+}
