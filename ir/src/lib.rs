@@ -18,10 +18,13 @@ pub mod text;
 pub mod types;
 pub mod tensor;
 pub mod eval;
+pub mod verify;
+pub mod cost;
 pub mod pass;
 pub mod inline;
 pub mod vjp;
 pub mod autodiff;
+pub mod recognise;
 
 pub use diagnostic::{Diagnostic, Severity, Span};
 pub use dim::{Bindings, Dim};

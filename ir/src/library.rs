@@ -128,6 +128,20 @@ pub fn instantiate(
     operands: &[TensorType],
     name: &str,
 ) -> Option<Function> {
+    match read_instance(composite, given, operands, name)? {
+        Ok(function) => Some(function),
+        Err(why) => panic!("the library's `{composite}` does not read:\n{why}"),
+    }
+}
+
+/// As [`instantiate`], but with the diagnostics where the definition does not read: where the
+/// operands match the parameters, and sizes inside do not come out whole.
+pub(crate) fn read_instance(
+    composite: &str,
+    given: &Attributes,
+    operands: &[TensorType],
+    name: &str,
+) -> Option<Result<Function, String>> {
     let template = templates().get(composite)?;
     let attributes = template.complete(given)?;
     let names = template.bind(&attributes, operands)?;
@@ -141,16 +155,13 @@ pub fn instantiate(
     });
     let mut parser = Parser::new(template.source, &template.body, parser.names);
     let read = read.and_then(|()| parser.body(&Module::default(), &mut function));
-    match read {
-        Ok(()) => Some(function),
+    Some(match read {
+        Ok(()) => Ok(function),
         Err(_) => {
-            let why = parser
-                .diagnostics
-                .iter()
-                .map(|d| crate::diagnostic::render(d, Some(&template.body)));
-            panic!("the library's `{composite}` does not read:\n{}", why.collect::<String>())
+            let drawn = |d| crate::diagnostic::render(d, Some(&template.body));
+            Err(parser.diagnostics.iter().map(drawn).collect())
         }
-    }
+    })
 }
 
 impl Module {
@@ -201,6 +212,32 @@ impl Template {
     /// The names of the parameters.
     pub fn param_names(&self) -> impl Iterator<Item = &str> {
         self.params.iter().map(|(name, _)| name.as_str())
+    }
+
+    /// Types that operands may have, with sizes all different, even and from `smallest` on.
+    pub(crate) fn sample_types(&self, smallest: i64) -> Vec<TensorType> {
+        let mut symbols: Vec<&str> = vec![".."];
+        let mut size_of = |symbol| {
+            let at = symbols.iter().position(|s| *s == symbol).unwrap_or_else(|| {
+                symbols.push(symbol);
+                symbols.len() - 1
+            });
+            Dim::constant(smallest + 2 * at as i64)
+        };
+        self.params
+            .iter()
+            .map(|(_, pattern)| {
+                let dims = pattern.dims.iter().map(|dim| match dim {
+                    DimPattern::Pack => size_of(".."),
+                    DimPattern::Symbol(name) => size_of(name),
+                    DimPattern::Constant(size) => Dim::constant(*size),
+                });
+                TensorType::new(
+                    pattern.dtype.parse().unwrap_or(DType::F64),
+                    dims.collect::<Vec<_>>(),
+                )
+            })
+            .collect()
     }
 
     /// How many dims `..` stands for, for operands of the given types.
