@@ -1,5 +1,7 @@
 //! Imported models against what PyTorch and transformers compute (`tests/reference`), in float64.
 
+#![allow(clippy::unwrap_used)]
+
 extern crate gantline_ir as ir;
 
 use std::path::PathBuf;

@@ -100,7 +100,7 @@ impl Activation {
 /// `E1103` to `E1107`, see the table of [`crate::import`].
 pub fn read_config(source: &str, text: &str, name: &str) -> Result<Description, Vec<Diagnostic>> {
     let mut fields = Fields::parse(source, text)?;
-    let model_type = model_type(&mut fields).map_err(|wrong| vec![wrong])?;
+    let model_type = model_type(&mut fields)?;
     refuse_other_heads(&mut fields);
     let stored = stored_dtype(&mut fields);
     if fields.given("quantization_config") {
@@ -117,7 +117,7 @@ pub fn read_config(source: &str, text: &str, name: &str) -> Result<Description, 
 }
 
 /// The family, by `model_type` or, where there is none, by `architectures`.
-fn model_type(fields: &mut Fields<'_>) -> Result<&'static str, Diagnostic> {
+fn model_type(fields: &mut Fields<'_>) -> Result<&'static str, Vec<Diagnostic>> {
     let supported = |word: &str| MODEL_TYPES.into_iter().find(|m| *m == word);
     let Some(word) = fields.word("model_type") else {
         let heads = fields.words("architectures");
@@ -126,7 +126,7 @@ fn model_type(fields: &mut Fields<'_>) -> Result<&'static str, Diagnostic> {
             Some((_, model_type)) => Ok(model_type),
             None => {
                 let wrong = fields.wrong("E1104", "", "the field `model_type` is missing");
-                Err(wrong.help(format!("supported are {}", list(&MODEL_TYPES))))
+                Err(vec![wrong.help(format!("supported are {}", list(&MODEL_TYPES)))])
             }
         };
     };
@@ -138,10 +138,10 @@ fn model_type(fields: &mut Fields<'_>) -> Result<&'static str, Diagnostic> {
     let known = UNSUPPORTED.contains(&word.as_str());
     let near = if known { None } else { nearest(&word, MODEL_TYPES) };
     let help = format!("supported are {}", list(&MODEL_TYPES));
-    Err(match near {
+    Err(vec![match near {
         Some(near) => wrong.help(format!("did you mean `{near}`? {help}")),
         None => wrong.help(help),
-    })
+    }])
 }
 
 /// The classes that are computed, or are what is computed without a head, by family.

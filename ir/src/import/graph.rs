@@ -60,9 +60,9 @@ fn entries(module: &Module) -> Vec<String> {
 }
 
 fn callees(function: &Function) -> impl Iterator<Item = &str> {
-    function.nodes.iter().filter_map(|node| match &node.op {
-        Op::Call { function } => Some(function.as_str()),
-        _ => None,
+    function.nodes.iter().filter_map(|node| {
+        let Op::Call { function } = &node.op else { return None };
+        Some(function.as_str())
     })
 }
 

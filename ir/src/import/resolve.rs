@@ -80,15 +80,13 @@ fn read(path: &Path, name: &str) -> Result<Resolved, Vec<Diagnostic>> {
         let wrong = Diagnostic::error("E1106", Span::of(&source), headline);
         return Err(vec![wrong.note("files are told apart by `.json` and `.graph`")]);
     }
-    let text = std::fs::read_to_string(path).map_err(|error| match error.kind() {
-        ErrorKind::InvalidData => {
-            let headline = format!("`{source}` is not UTF-8 text");
-            vec![Diagnostic::error("E1103", Span::of(&source), headline)]
-        }
-        _ => {
-            let headline = format!("cannot read `{source}`: {error}");
-            vec![Diagnostic::error("E1102", Span::of(&source), headline)]
-        }
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        let (code, headline) = if error.kind() == ErrorKind::InvalidData {
+            ("E1103", format!("`{source}` is not UTF-8 text"))
+        } else {
+            ("E1102", format!("cannot read `{source}`: {error}"))
+        };
+        vec![Diagnostic::error(code, Span::of(&source), headline)]
     })?;
     let description = match kind.as_str() {
         "graph" => read_graph(&source, &text, name)?,
