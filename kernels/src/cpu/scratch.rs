@@ -3,7 +3,9 @@
 /// A cache line; vectors of any set are aligned in it.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Line([u8; 64]);
+struct Line {
+    _bytes: [u8; 64],
+}
 
 /// Bytes that `len` elements of `T` take in a buffer.
 pub(super) const fn lines_of<T>(len: usize) -> usize {
@@ -27,7 +29,7 @@ impl Buffer {
     pub(super) fn bump(&mut self, bytes: usize) -> Bump {
         let lines = bytes.div_ceil(64);
         if self.lines.len() < lines {
-            self.lines.resize(lines, Line([0; 64]));
+            self.lines.resize(lines, Line { _bytes: [0; 64] });
         }
         Bump { next: self.lines.as_mut_ptr().cast(), left: lines * 64 }
     }

@@ -70,6 +70,11 @@ impl<'a> View<'a> {
         self.len == 0
     }
 
+    /// The first byte.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.start
+    }
+
     pub(super) fn start<T>(&self) -> *const T {
         self.start.cast()
     }
@@ -100,6 +105,11 @@ impl<'a> ViewMut<'a> {
     /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// The first byte.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start
     }
 
     pub(super) fn start<T>(&self) -> *mut T {

@@ -377,6 +377,9 @@ impl<'a, V: Vector> Machine<'a, V> {
             if self.plan.places[*value] == Place::Output(index) {
                 continue;
             }
+            if self.store(index, *value, access, *dtype, *accumulate) {
+                continue;
+            }
             match dtype {
                 DType::F32 => self.narrow::<f32>(index, *value, access, *accumulate),
                 DType::F64 => self.narrow::<f64>(index, *value, access, *accumulate),
@@ -410,6 +413,36 @@ impl<'a, V: Vector> Machine<'a, V> {
         let span = Span { rows: 1, cols: len };
         V::call(Reduce { op: ReduceOp::Sum, target: &mut sum, x, span });
         sum.to_f64()
+    }
+
+    /// Stores lanes of the output's own type by vectors; says whether it did.
+    fn store(
+        &self,
+        index: usize,
+        value: usize,
+        access: &Access,
+        dtype: DType,
+        accumulate: bool,
+    ) -> bool {
+        let (block, shape) = (self.block, &self.plan.rows);
+        let lanes = self.plan.kinds[value] == Kind::Lanes && access.col_stride == 1;
+        if !lanes || dtype != shape.dtype {
+            return false;
+        }
+        let dense = is_dense(access, shape.rows, shape.cols);
+        let (lines, len) =
+            if dense { (1, block.rows * block.cols) } else { (block.rows, block.cols) };
+        let memory = self.memory(index).cast::<V::Scalar>();
+        for r in 0..lines {
+            let target = memory.wrapping_add(access.row_start(block.row + r) + block.col);
+            let x = self.start(value).wrapping_add(r * block.cols);
+            if accumulate {
+                V::call(AddRows { target, x, span: Span { rows: 1, cols: len } });
+            } else {
+                V::call(Map::<f::Same, V::Scalar> { target, x, len, function: PhantomData });
+            }
+        }
+        true
     }
 
     fn narrow<T: Stored>(&self, index: usize, value: usize, access: &Access, accumulate: bool) {

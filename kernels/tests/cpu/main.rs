@@ -1,0 +1,152 @@
+//! The CPU against scalar references in f64, on random shapes.
+//!
+//! Each test prints its seed when it fails; `SEED=n cargo test -p gantline-kernels` replays it.
+
+mod attention;
+mod moves;
+mod product;
+mod rows;
+
+use gantline_kernels::Kernel;
+use gantline_kernels::cpu::{Cpu, Isa, View, ViewMut};
+
+/// Random numbers for tests.
+pub(crate) struct Random(u64);
+
+impl Random {
+    /// The generator of `case`, from `SEED` if it is set. The seed is printed, and shown if the
+    /// test fails.
+    pub(crate) fn new(case: u64) -> Random {
+        let seed = std::env::var("SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(case);
+        println!("SEED={seed}");
+        Random(ir::random::mix(seed.wrapping_add(0x9e37_79b9)))
+    }
+
+    pub(crate) fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        ir::random::mix(self.0)
+    }
+
+    pub(crate) fn below(&mut self, n: usize) -> usize {
+        (self.bits() % n as u64) as usize
+    }
+
+    pub(crate) fn pick<T: Copy>(&mut self, items: &[T]) -> T {
+        items[self.below(items.len())]
+    }
+
+    /// Uniform in `[-1, 1)`.
+    pub(crate) fn number(&mut self) -> f64 {
+        (self.bits() >> 11) as f64 / (1_u64 << 52) as f64 - 1.0
+    }
+
+    pub(crate) fn numbers(&mut self, n: usize) -> Vec<f64> {
+        (0..n).map(|_| self.number()).collect()
+    }
+}
+
+/// All instruction sets of this machine.
+pub(crate) fn sets() -> Vec<Isa> {
+    [Isa::Avx512, Isa::Avx2, Isa::Portable].into_iter().filter(|i| i.is_available()).collect()
+}
+
+pub(crate) fn narrow(x: &[f64]) -> Vec<f32> {
+    x.iter().map(|&x| x as f32).collect()
+}
+
+pub(crate) fn widen(x: &[f32]) -> Vec<f64> {
+    x.iter().map(|&x| f64::from(x)).collect()
+}
+
+/// A buffer of any type.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Buffer {
+    F32(Vec<f32>),
+    F64(Vec<f64>),
+    I32(Vec<i32>),
+    U32(Vec<u32>),
+    Bool(Vec<u8>),
+}
+
+impl Buffer {
+    pub(crate) fn new(dtype: ir::DType, x: &[f64]) -> Buffer {
+        match dtype {
+            ir::DType::F32 => Buffer::F32(narrow(x)),
+            ir::DType::F64 => Buffer::F64(x.to_vec()),
+            ir::DType::I32 => Buffer::I32(x.iter().map(|&x| (x * 100.0) as i32).collect()),
+            ir::DType::U32 => Buffer::U32(x.iter().map(|&x| (x.abs() * 100.0) as u32).collect()),
+            _ => Buffer::Bool(x.iter().map(|&x| u8::from(x > 0.0)).collect()),
+        }
+    }
+
+    pub(crate) fn numbers(&self) -> Vec<f64> {
+        match self {
+            Buffer::F32(x) => widen(x),
+            Buffer::F64(x) => x.clone(),
+            Buffer::I32(x) => x.iter().map(|&x| f64::from(x)).collect(),
+            Buffer::U32(x) => x.iter().map(|&x| f64::from(x)).collect(),
+            Buffer::Bool(x) => x.iter().map(|&x| f64::from(x)).collect(),
+        }
+    }
+
+    pub(crate) fn view(&self) -> View<'_> {
+        match self {
+            Buffer::F32(x) => View::of(x),
+            Buffer::F64(x) => View::of(x),
+            Buffer::I32(x) => View::of(x),
+            Buffer::U32(x) => View::of(x),
+            Buffer::Bool(x) => View::of(x),
+        }
+    }
+
+    pub(crate) fn view_mut(&mut self) -> ViewMut<'_> {
+        match self {
+            Buffer::F32(x) => ViewMut::of(x),
+            Buffer::F64(x) => ViewMut::of(x),
+            Buffer::I32(x) => ViewMut::of(x),
+            Buffer::U32(x) => ViewMut::of(x),
+            Buffer::Bool(x) => ViewMut::of(x),
+        }
+    }
+}
+
+/// Runs a launch on copies of the outputs' old contents.
+pub(crate) fn run(cpu: &Cpu, kernel: &Kernel, inputs: &[Buffer], old: &[Buffer]) -> Vec<Buffer> {
+    let mut outputs = old.to_vec();
+    let inputs: Vec<View> = inputs.iter().map(Buffer::view).collect();
+    let views: Vec<ViewMut> = outputs.iter_mut().map(Buffer::view_mut).collect();
+    cpu.execute(kernel, &inputs, &views);
+    drop(views);
+    outputs
+}
+
+/// Runs on one, two and three threads, which must agree in every bit.
+pub(crate) fn run_on_threads(
+    isa: Isa,
+    kernel: &Kernel,
+    inputs: &[Buffer],
+    old: &[Buffer],
+) -> Vec<Buffer> {
+    let one = run(&Cpu::with_isa(1, isa), kernel, inputs, old);
+    for threads in [2, 3] {
+        let many = run(&Cpu::with_isa(threads, isa), kernel, inputs, old);
+        let same = one.iter().zip(&many).all(|(a, b)| same_bits(a, b));
+        assert!(same, "{threads} threads change bits of {kernel:?}");
+    }
+    one
+}
+
+pub(crate) fn same_bits(a: &Buffer, b: &Buffer) -> bool {
+    let (a, b) = (a.numbers(), b.numbers());
+    a.len() == b.len() && a.iter().zip(&b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+/// Asserts `|got - want| <= tolerance * (1 + |want|)` everywhere.
+pub(crate) fn assert_close(got: &[f64], want: &[f64], tolerance: f64, what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    for (i, (&g, &w)) in got.iter().zip(want).enumerate() {
+        let close =
+            (g - w).abs() <= tolerance * (1.0 + w.abs()) || g == w || g.is_nan() && w.is_nan();
+        assert!(close, "{what}: element {i} is {g}, not {w}");
+    }
+}

@@ -1,0 +1,572 @@
+//! Block programs against a scalar interpreter of the same instructions.
+
+use gantline_kernels::cpu::{Cpu, Isa, View, ViewMut};
+use gantline_kernels::{
+    Access, BinaryOp, Digit, Draw, Instr, Kernel, Output, ReduceOp, RowInput, Rows, UnaryOp,
+};
+use ir::DType;
+use ir::random::{Key, uniform};
+
+use crate::{Buffer, Random, assert_close, run_on_threads, same_bits, sets};
+
+const KEY: [u32; 4] = [3, 1, 4, 15];
+
+fn erf(x: f64) -> f64 {
+    // Simpson's rule on 400 intervals: the error is below 1e-11 on [-7, 7].
+    let (n, t) = (400, x.clamp(-7.0, 7.0));
+    let f = |i: usize| (-(t * i as f64 / f64::from(n)).powi(2)).exp();
+    let sum: f64 = (0..n as usize / 2).map(|i| f(2 * i) + 4.0 * f(2 * i + 1) + f(2 * i + 2)).sum();
+    std::f64::consts::FRAC_2_SQRT_PI * t / f64::from(n) / 3.0 * sum
+}
+
+fn unary(op: UnaryOp, x: f64) -> f64 {
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    match op {
+        UnaryOp::Neg => -x,
+        UnaryOp::Abs => x.abs(),
+        UnaryOp::Exp => x.exp(),
+        UnaryOp::Log => x.ln(),
+        UnaryOp::Sqrt => x.sqrt(),
+        UnaryOp::Rsqrt => 1.0 / x.sqrt(),
+        UnaryOp::Recip => 1.0 / x,
+        UnaryOp::Tanh => x.tanh(),
+        UnaryOp::Erf => erf(x),
+        UnaryOp::Sin => x.sin(),
+        UnaryOp::Cos => x.cos(),
+        UnaryOp::Floor => x.floor(),
+        UnaryOp::Sigmoid => sigmoid(x),
+        UnaryOp::Square => x * x,
+        UnaryOp::GeluTanh => {
+            let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+            0.5 * x * (1.0 + u.tanh())
+        }
+        UnaryOp::GeluErf => 0.5 * x * (1.0 + erf(x / 2_f64.sqrt())),
+        UnaryOp::Silu => x * sigmoid(x),
+        UnaryOp::Not => f64::from(u8::from(x == 0.0)),
+    }
+}
+
+/// The derivative of a smooth function.
+fn slope(op: UnaryOp, x: f64) -> f64 {
+    let h = 1e-3;
+    let central = |h: f64| (unary(op, x + h) - unary(op, x - h)) / (2.0 * h);
+    // Richardson, twice.
+    let (a, b, c) = (central(h), central(h / 2.0), central(h / 4.0));
+    let (ab, bc) = ((4.0 * b - a) / 3.0, (4.0 * c - b) / 3.0);
+    (16.0 * bc - ab) / 15.0
+}
+
+fn binary(op: BinaryOp, a: f64, b: f64) -> f64 {
+    let truth = |t: bool| f64::from(u8::from(t));
+    match op {
+        BinaryOp::Add => a + b,
+        BinaryOp::Sub => a - b,
+        BinaryOp::Mul => a * b,
+        BinaryOp::Div => a / b,
+        BinaryOp::Max => a.max(b),
+        BinaryOp::Min => a.min(b),
+        BinaryOp::Pow => a.powf(b),
+        BinaryOp::Lt => truth(a < b),
+        BinaryOp::Le => truth(a <= b),
+        BinaryOp::Eq => truth(a == b),
+        BinaryOp::Ge => truth(a >= b),
+        BinaryOp::Gt => truth(a > b),
+        BinaryOp::And => truth(a != 0.0 && b != 0.0),
+        BinaryOp::Or => truth(a != 0.0 || b != 0.0),
+        BinaryOp::GeluTanhGrad => b * slope(UnaryOp::GeluTanh, a),
+        BinaryOp::GeluErfGrad => b * slope(UnaryOp::GeluErf, a),
+        BinaryOp::SiluGrad => b * slope(UnaryOp::Silu, a),
+    }
+}
+
+/// All values of all points; row scalars are repeated over their row.
+fn interpret(r: &Rows, inputs: &[Buffer]) -> Vec<Vec<f64>> {
+    let inputs: Vec<Vec<f64>> = inputs.iter().map(Buffer::numbers).collect();
+    let digits = |digits: &[Digit], i: usize| digits.iter().map(|d| d.of(i)).sum::<usize>();
+    let mut values: Vec<Vec<f64>> = Vec::new();
+    for instr in &r.instrs {
+        let point = |i: usize| {
+            let (row, col) = (i / r.cols, i % r.cols);
+            match instr {
+                Instr::Load { input } => {
+                    let access = &r.inputs[*input].access;
+                    inputs[*input][access.row_start(row) + col * access.col_stride]
+                }
+                Instr::Const { value } => *value,
+                Instr::Index { row: d, col_stride, base } => {
+                    (*base + (digits(d, row) + col * col_stride) as i64) as f64
+                }
+                Instr::Unary { op, x } => unary(*op, values[*x][i]),
+                Instr::Binary { op, a, b } => binary(*op, values[*a][i], values[*b][i]),
+                Instr::Select { condition, a, b } => {
+                    if values[*condition][i] != 0.0 {
+                        values[*a][i]
+                    } else {
+                        values[*b][i]
+                    }
+                }
+                Instr::Reduce { op, x } => {
+                    let line = values[*x][row * r.cols..(row + 1) * r.cols].iter().copied();
+                    match op {
+                        ReduceOp::Sum => line.sum(),
+                        ReduceOp::Max => line.fold(f64::NEG_INFINITY, f64::max),
+                        ReduceOp::Min => line.fold(f64::INFINITY, f64::min),
+                    }
+                }
+                Instr::Random(d) => {
+                    let key = Key::from_words(KEY);
+                    let sample = u64::from(key.sample) * d.sample_stride;
+                    let index = (digits(&d.row, row) + digits(&d.col, col)) as u64;
+                    f64::from(uniform(key.stream(d.salt), d.offset + sample + index))
+                }
+            }
+        };
+        // A reduction is the same for all points of its row.
+        let is_reduce = matches!(instr, Instr::Reduce { .. });
+        let mut value: Vec<f64> = Vec::with_capacity(r.rows * r.cols);
+        for i in 0..r.rows * r.cols {
+            let repeat = is_reduce && i % r.cols > 0;
+            value.push(if repeat { value[i - 1] } else { point(i) });
+        }
+        values.push(value);
+    }
+    values
+}
+
+fn expected(r: &Rows, inputs: &[Buffer], old: &[Buffer]) -> Vec<Vec<f64>> {
+    let values = interpret(r, inputs);
+    let vectors = r.vectors();
+    let mut results = Vec::new();
+    for (output, old) in r.outputs.iter().zip(old) {
+        let mut result = old.numbers();
+        match output {
+            Output::Store { value, access, dtype, accumulate } => {
+                for i in 0..r.rows * r.cols {
+                    let (row, col) = (i / r.cols, i % r.cols);
+                    let element = access.row_start(row) + col * access.col_stride;
+                    let x = match dtype {
+                        DType::I32 | DType::U32 => values[*value][i].trunc(),
+                        DType::Bool => f64::from(u8::from(values[*value][i] != 0.0)),
+                        _ => values[*value][i],
+                    };
+                    result[element] = if *accumulate { old.numbers()[element] + x } else { x };
+                }
+            }
+            Output::ColSum { value, accumulate } => {
+                for (c, sum) in result.iter_mut().enumerate().take(r.cols) {
+                    let total: f64 = (0..r.rows).map(|row| values[*value][row * r.cols + c]).sum();
+                    *sum = total + if *accumulate { *sum } else { 0.0 };
+                }
+            }
+            Output::TotalSum { value, accumulate } => {
+                let step = if vectors[*value] { 1 } else { r.cols };
+                let total: f64 = values[*value].iter().step_by(step).sum();
+                result[0] = total + if *accumulate { result[0] } else { 0.0 };
+            }
+        }
+        results.push(result);
+    }
+    results
+}
+
+/// Writes random programs whose numbers stay small and away from poles.
+struct Writer<'a> {
+    random: &'a mut Random,
+    rows: Rows,
+    /// Largest magnitude of each value.
+    bounds: Vec<f64>,
+    /// No operation that turns rounding into more than a rounding.
+    smooth: bool,
+}
+
+impl Writer<'_> {
+    fn push(&mut self, instr: Instr, bound: f64) -> usize {
+        self.rows.instrs.push(instr);
+        self.bounds.push(bound);
+        let value = self.bounds.len() - 1;
+        if bound > 8.0 {
+            return self.push(Instr::Unary { op: UnaryOp::Tanh, x: value }, 1.0);
+        }
+        value
+    }
+
+    fn value(&mut self) -> usize {
+        self.random.below(self.bounds.len())
+    }
+
+    fn access(&mut self) -> Access {
+        let (r, c) = (self.rows.rows, self.rows.cols);
+        match self.random.below(8) {
+            0..3 => Access::full(r, c),
+            3 => Access::per_row(r),
+            4 => Access::per_column(),
+            5 => Access::scalar(),
+            6 => {
+                let div = 1 + self.random.below(3);
+                let modulus = 1 + self.random.below(5);
+                let row = vec![
+                    Digit { div, modulus, stride: c },
+                    Digit { div: div * modulus, modulus: r, stride: 3 },
+                ];
+                Access { row, col_stride: 1, offset: 2 }
+            }
+            _ => {
+                let row = vec![Digit { div: 1, modulus: r, stride: 2 * c + 1 }];
+                Access { row, col_stride: 2, offset: 1 }
+            }
+        }
+    }
+
+    fn load(&mut self) {
+        let dtype = match self.random.below(5) {
+            0 => self.random.pick(&[DType::I32, DType::U32, DType::Bool, DType::F32, DType::F64]),
+            _ => self.rows.dtype,
+        };
+        let access = self.access();
+        self.rows.inputs.push(RowInput { dtype, access });
+        let bound = if matches!(dtype, DType::I32 | DType::U32) { 100.0 } else { 1.0 };
+        self.push(Instr::Load { input: self.rows.inputs.len() - 1 }, bound);
+    }
+
+    /// A value in `[0.5, 8.5]`.
+    fn positive(&mut self) -> (usize, f64) {
+        let x = self.value();
+        let bound = self.bounds[x];
+        let x = self.push(Instr::Unary { op: UnaryOp::Abs, x }, bound);
+        let half = self.push(Instr::Const { value: 0.5 }, 0.5);
+        (self.push(Instr::Binary { op: BinaryOp::Add, a: x, b: half }, 1.0), bound + 0.5)
+    }
+
+    fn unary(&mut self) {
+        let op = self.random.pick(&UnaryOp::ALL);
+        let x = self.value();
+        let b = self.bounds[x];
+        match op {
+            UnaryOp::Log | UnaryOp::Sqrt | UnaryOp::Rsqrt | UnaryOp::Recip => {
+                let (x, bound) = self.positive();
+                self.push(Instr::Unary { op, x }, bound.max(2.0));
+            }
+            UnaryOp::Exp => drop(self.push(Instr::Unary { op, x }, b.exp())),
+            UnaryOp::Square => drop(self.push(Instr::Unary { op, x }, b * b)),
+            UnaryOp::Floor | UnaryOp::Not if self.smooth => {}
+            UnaryOp::Floor => drop(self.push(Instr::Unary { op, x }, b + 1.0)),
+            _ => drop(self.push(Instr::Unary { op, x }, b.max(1.0))),
+        }
+    }
+
+    fn binary(&mut self) {
+        let op = self.random.pick(&BinaryOp::ALL);
+        let (a, b) = (self.value(), self.value());
+        let (x, y) = (self.bounds[a], self.bounds[b]);
+        match op {
+            BinaryOp::Add | BinaryOp::Sub => drop(self.push(Instr::Binary { op, a, b }, x + y)),
+            BinaryOp::Mul => drop(self.push(Instr::Binary { op, a, b }, x * y)),
+            BinaryOp::Max | BinaryOp::Min => {
+                self.push(Instr::Binary { op, a, b }, x.max(y));
+            }
+            BinaryOp::Div => {
+                let (b, _) = self.positive();
+                self.push(Instr::Binary { op, a, b }, 2.0 * x);
+            }
+            BinaryOp::Pow => {
+                let (a, bound) = self.positive();
+                let b = self.push(Instr::Unary { op: UnaryOp::Tanh, x: b }, 1.0);
+                self.push(Instr::Binary { op, a, b }, bound.max(2.0));
+            }
+            BinaryOp::GeluTanhGrad | BinaryOp::GeluErfGrad | BinaryOp::SiluGrad => {
+                self.push(Instr::Binary { op, a, b }, 1.2 * y);
+            }
+            _ if self.smooth => {}
+            _ => drop(self.push(Instr::Binary { op, a, b }, 1.0)),
+        }
+    }
+
+    fn other(&mut self) {
+        let (r, c) = (self.rows.rows, self.rows.cols);
+        match self.random.below(7) {
+            0 => {
+                let row = vec![Digit { div: 2, modulus: 7, stride: 1 }];
+                let col_stride = self.random.below(2);
+                self.push(Instr::Index { row, col_stride, base: -3 }, (c + 7) as f64);
+            }
+            1 if !self.smooth => {
+                let (condition, a, b) = (self.value(), self.value(), self.value());
+                let bound = self.bounds[a].max(self.bounds[b]);
+                self.push(Instr::Select { condition, a, b }, bound);
+            }
+            2 => {
+                self.rows.inputs.push(RowInput { dtype: DType::U32, access: Access::scalar() });
+                let key = self.rows.inputs.len() - 1;
+                let (inner, rows) =
+                    (1 + self.random.below(c), vec![Digit { div: 1, modulus: r, stride: c }]);
+                let col = match self.random.below(3) {
+                    0 => vec![Digit { div: 1, modulus: c, stride: 1 }],
+                    1 => vec![
+                        Digit { div: inner, modulus: c, stride: 1 },
+                        Digit { div: 1, modulus: inner, stride: c },
+                    ],
+                    _ => Vec::new(),
+                };
+                let draw = Draw { key, salt: 5, row: rows, col, offset: 100, sample_stride: 7 };
+                self.push(Instr::Random(draw), 1.0);
+            }
+            3 => {
+                let x = self.value();
+                let bound = self.bounds[x] * c as f64;
+                self.rows.instrs.push(Instr::Reduce { op: ReduceOp::Sum, x });
+                self.bounds.push(bound);
+                let a = self.bounds.len() - 1;
+                let b = self.push(Instr::Const { value: 1.0 / c as f64 }, 1.0);
+                let bound = self.bounds[x];
+                self.push(Instr::Binary { op: BinaryOp::Mul, a, b }, bound);
+            }
+            4 => {
+                let (x, op) = (self.value(), self.random.pick(&[ReduceOp::Max, ReduceOp::Min]));
+                let bound = self.bounds[x];
+                self.push(Instr::Reduce { op, x }, bound);
+            }
+            5 => {
+                let value = self.random.number();
+                self.push(Instr::Const { value }, 1.0);
+            }
+            _ => self.load(),
+        }
+    }
+
+    fn output(&mut self) {
+        let (r, c) = (self.rows.rows, self.rows.cols);
+        let value = self.value();
+        let is_vector = self.rows.vectors()[value];
+        let accumulate = self.random.below(3) == 0;
+        let output = match self.random.below(4) {
+            0 if is_vector => Output::ColSum { value, accumulate },
+            1 => Output::TotalSum { value, accumulate },
+            _ => {
+                let wide = vec![Digit { div: 1, modulus: r, stride: 2 * c + 1 }];
+                let access = match self.random.below(4) {
+                    0 if !is_vector => Access::per_row(r),
+                    1 => Access { row: wide, col_stride: 2, offset: 3 },
+                    _ => Access::full(r, c),
+                };
+                let other = self.random.pick(&[DType::F32, DType::F64, DType::I32, DType::Bool]);
+                let exact = self.smooth || accumulate || self.random.below(3) > 0;
+                let dtype = if exact { self.rows.dtype } else { other };
+                Output::Store { value, access, dtype, accumulate }
+            }
+        };
+        self.rows.outputs.push(output);
+    }
+}
+
+fn random_rows(random: &mut Random, dtype: DType, shape: (usize, usize), smooth: bool) -> Rows {
+    let (rows, cols) = shape;
+    let rows =
+        Rows { rows, cols, dtype, inputs: Vec::new(), instrs: Vec::new(), outputs: Vec::new() };
+    let mut writer = Writer { random, rows, bounds: Vec::new(), smooth };
+    writer.load();
+    for _ in 0..4 + writer.random.below(12) {
+        match writer.random.below(5) {
+            0 | 1 => writer.unary(),
+            2 | 3 => writer.binary(),
+            _ => writer.other(),
+        }
+    }
+    for _ in 0..1 + writer.random.below(3) {
+        writer.output();
+    }
+    writer.rows
+}
+
+fn buffers(random: &mut Random, r: &Rows) -> (Vec<Buffer>, Vec<Buffer>) {
+    let kernel = Kernel::Rows(r.clone());
+    let is_key =
+        |i: usize| r.instrs.iter().any(|instr| matches!(instr, Instr::Random(d) if d.key == i));
+    let inputs = (kernel.inputs().iter().enumerate())
+        .map(|(i, a)| match is_key(i) {
+            true => Buffer::U32(KEY.to_vec()),
+            false => Buffer::new(a.dtype, &random.numbers(a.len)),
+        })
+        .collect();
+    let old = kernel.outputs().into_iter().map(|a| Buffer::new(a.dtype, &random.numbers(a.len)));
+    (inputs, old.collect())
+}
+
+fn check(random: &mut Random, r: &Rows, isa: Isa) {
+    let (inputs, old) = buffers(random, r);
+    let want = expected(r, &inputs, &old);
+    let got = run_on_threads(isa, &Kernel::Rows(r.clone()), &inputs, &old);
+    for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+        let sums = matches!(r.outputs[i], Output::ColSum { .. } | Output::TotalSum { .. });
+        let scale = if sums { (r.rows * r.cols) as f64 } else { 1.0 };
+        let tolerance: f64 = if r.dtype == DType::F32 { 1e-4 } else { 1e-9 };
+        let rounded = matches!(&r.outputs[i], Output::Store { dtype: DType::F32, .. });
+        let tolerance = if rounded { tolerance.max(1e-6) } else { tolerance };
+        let what = format!("output {i} on {isa:?} of {r:#?}");
+        assert_close(&got.numbers(), want, tolerance * scale, &what);
+    }
+}
+
+#[test]
+fn random_programs_match_their_interpretation() {
+    let shapes = [
+        (1, 1),
+        (5, 1),
+        (3000, 1),
+        (40, 2),
+        (7, 7),
+        (33, 16),
+        (64, 33),
+        (300, 100),
+        (9, 768),
+        (3, 1536),
+        (2, 1537),
+        (2, 3000),
+        (2, 9000),
+        (1, 20_000),
+    ];
+    for case in 0..168 {
+        let mut random = Random::new(case);
+        let shape = shapes[case as usize % shapes.len()];
+        let dtype = random.pick(&[DType::F32, DType::F64]);
+        let r = random_rows(&mut random, dtype, shape, dtype == DType::F32);
+        let isa = random.pick(&sets());
+        check(&mut random, &r, isa);
+    }
+}
+
+/// Each function alone, in both types, beside lanes and row scalars.
+#[test]
+fn each_function_matches_alone() {
+    let mut random = Random::new(1);
+    for dtype in [DType::F32, DType::F64] {
+        for isa in sets() {
+            for cols in [1, 7, 40] {
+                let inputs = [Access::full(6, cols), Access::per_row(6), Access::scalar()];
+                let inputs = inputs.map(|access| RowInput { dtype, access }).to_vec();
+                let load = |input: usize| Instr::Load { input };
+                let mut instrs = vec![load(0), load(1), load(2), Instr::Const { value: 1.25 }];
+                let add = |a: usize, b: usize| Instr::Binary { op: BinaryOp::Add, a, b };
+                instrs.extend([add(0, 3), add(1, 3), add(2, 3)]);
+                for op in UnaryOp::ALL {
+                    instrs.extend([4, 5, 6].map(|x| Instr::Unary { op, x }));
+                }
+                for op in BinaryOp::ALL {
+                    let pairs = [(4, 4), (4, 5), (5, 4), (4, 6), (6, 4), (5, 6), (6, 5), (5, 5)];
+                    instrs.extend(pairs.map(|(a, b)| Instr::Binary { op, a, b }));
+                }
+                for (condition, a, b) in [(4, 5, 6), (5, 4, 6), (6, 5, 4), (5, 6, 5)] {
+                    instrs.push(Instr::Select { condition, a, b });
+                }
+                let access = Access::full(6, cols);
+                let store = |value: usize| Output::Store {
+                    value,
+                    access: access.clone(),
+                    dtype,
+                    accumulate: false,
+                };
+                let outputs = (7..instrs.len()).map(store).collect();
+                let r = Rows { rows: 6, cols, dtype, inputs, instrs, outputs };
+                let (inputs, old) = buffers(&mut random, &r);
+                let want = expected(&r, &inputs, &old);
+                let got = run_on_threads(isa, &Kernel::Rows(r.clone()), &inputs, &old);
+                for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                    let what = format!("{:?} of {cols} columns on {isa:?}", r.instrs[7 + i]);
+                    let tolerance = if dtype == DType::F32 { 6e-7 } else { 2e-10 };
+                    // A floor or comparison may see a sum rounded to f32 on the other side.
+                    assert_close(&got.numbers(), want, tolerance, &what);
+                }
+            }
+        }
+    }
+}
+
+/// Softmax and cross-entropy over a vocabulary: three sweeps over a long row.
+#[test]
+fn a_long_row_is_reduced_in_sweeps() {
+    let (rows, cols) = (3, 50_257);
+    for dtype in [DType::F32, DType::F64] {
+        let load = |input: usize| Instr::Load { input };
+        let binary = |op: BinaryOp, a: usize, b: usize| Instr::Binary { op, a, b };
+        let r = Rows {
+            rows,
+            cols,
+            dtype,
+            inputs: vec![
+                RowInput { dtype, access: Access::full(rows, cols) },
+                RowInput { dtype: DType::I32, access: Access::per_row(rows) },
+            ],
+            instrs: vec![
+                load(0),
+                Instr::Reduce { op: ReduceOp::Max, x: 0 },
+                binary(BinaryOp::Sub, 0, 1),
+                Instr::Unary { op: UnaryOp::Exp, x: 2 },
+                Instr::Reduce { op: ReduceOp::Sum, x: 3 },
+                binary(BinaryOp::Div, 3, 4),
+                load(1),
+                Instr::Index { row: Vec::new(), col_stride: 1, base: 0 },
+                binary(BinaryOp::Eq, 6, 7),
+                binary(BinaryOp::Sub, 5, 8),
+                Instr::Unary { op: UnaryOp::Log, x: 4 },
+                binary(BinaryOp::Add, 10, 1),
+                binary(BinaryOp::Mul, 0, 8),
+                Instr::Reduce { op: ReduceOp::Sum, x: 12 },
+                binary(BinaryOp::Sub, 11, 13),
+            ],
+            outputs: vec![
+                Output::Store {
+                    value: 9,
+                    access: Access::full(rows, cols),
+                    dtype,
+                    accumulate: false,
+                },
+                Output::Store {
+                    value: 14,
+                    access: Access::per_row(rows),
+                    dtype,
+                    accumulate: false,
+                },
+                Output::TotalSum { value: 14, accumulate: false },
+                Output::ColSum { value: 9, accumulate: true },
+            ],
+        };
+        for isa in sets() {
+            check(&mut Random::new(2), &r, isa);
+        }
+    }
+}
+
+/// A program gives the same bits in place as out of place.
+#[test]
+fn work_in_place_gives_the_same_bits() {
+    for case in 0..60 {
+        let mut random = Random::new(case);
+        let dtype = random.pick(&[DType::F32, DType::F64]);
+        let shape = random.pick(&[(1, 5000), (40, 33), (5, 768), (2, 9000), (700, 1)]);
+        let mut r = random_rows(&mut random, dtype, shape, false);
+        r.inputs[0] = RowInput { dtype, access: Access::full(shape.0, shape.1) };
+        r.instrs[0] = Instr::Load { input: 0 };
+        let value = r.vectors().iter().rposition(|&v| v).expect("the first value is a vector");
+        let access = Access::full(shape.0, shape.1);
+        r.outputs
+            .insert(0, Output::Store { value, access: access.clone(), dtype, accumulate: false });
+        // The old numbers, elsewhere: they must be read before they are overwritten.
+        r.outputs.push(Output::Store { value: 0, access, dtype, accumulate: false });
+        let (inputs, mut old) = buffers(&mut random, &r);
+        old[0] = inputs[0].clone();
+        let isa = Isa::detect();
+        let kernel = Kernel::Rows(r);
+        let want = run_on_threads(isa, &kernel, &inputs, &old);
+        for threads in [1, 2] {
+            let mut outputs = old.clone();
+            let mut views: Vec<View> = inputs.iter().map(Buffer::view).collect();
+            let writable: Vec<ViewMut> = outputs.iter_mut().map(Buffer::view_mut).collect();
+            // SAFETY: the buffer outlives the launch and is used by nothing else.
+            views[0] = unsafe { View::from_raw(writable[0].as_ptr(), writable[0].len()) };
+            Cpu::with_isa(threads, isa).execute(&kernel, &views, &writable);
+            drop(writable);
+            for (i, (got, want)) in outputs.iter().zip(&want).enumerate() {
+                assert!(same_bits(got, want), "output {i} on {threads} threads of {kernel:#?}");
+            }
+        }
+    }
+}
