@@ -21,7 +21,7 @@
 //!
 //! | code | what is wrong | exit code |
 //! |---|---|--:|
-//! | `E1001`–`E1003` | a `.graph` text (see [`crate::text`]) | 6 |
+//! | `E1001`–`E1009` | a `.graph` text (see [`crate::text`] and [`crate::verify`]) | 6 |
 //! | `E1101` | a model that is not there: no preset, no file, no model directory | 2 |
 //! | `E1102` | a file that cannot be read | 7 |
 //! | `E1103` | a `config.json` that is no JSON object | 6 |

@@ -63,12 +63,10 @@ impl Case {
 fn tensor(file: &SafeTensors<'_>, name: &str) -> Tensor {
     let view = file.tensor(name).unwrap();
     let words = view.data().chunks_exact(8).map(|b| <[u8; 8]>::try_from(b).unwrap());
-    match view.dtype() {
-        safetensors::Dtype::F64 => {
-            Tensor::f64(view.shape(), words.map(f64::from_le_bytes).collect())
-        }
-        _ => Tensor::int(DType::I32, view.shape(), words.map(i64::from_le_bytes).collect()),
+    if view.dtype() == safetensors::Dtype::F64 {
+        return Tensor::f64(view.shape(), words.map(f64::from_le_bytes).collect());
     }
+    Tensor::int(DType::I32, view.shape(), words.map(i64::from_le_bytes).collect())
 }
 
 fn load(file: &SafeTensors<'_>, source: &Source, dims: &[usize]) -> Tensor {
@@ -93,7 +91,7 @@ fn error(x: &[f64], r: &[f64]) -> f64 {
 fn shifted(labels: &Tensor) -> Tensor {
     let [rows, seq] = labels.dims[..] else { panic!("labels of two dims") };
     let labels = labels.to_f64();
-    let next = |at: usize| if (at + 1) % seq == 0 { -100 } else { labels[at + 1] as i64 };
+    let next = |at: usize| if (at + 1).is_multiple_of(seq) { -100 } else { labels[at + 1] as i64 };
     Tensor::int(DType::I32, &[rows, seq], (0..rows * seq).map(next).collect())
 }
 
@@ -105,7 +103,8 @@ fn logits_and_loss_are_those_of_transformers() {
         let weights = case.weights(&model.weights);
         let with = |more: &[Tensor]| [&weights, more].concat();
         let tokens = case.expected("input_ids");
-        let logits = &eval(&model.module, "logits", &with(&[tokens.clone()])).unwrap()[0];
+        let logits =
+            &eval(&model.module, "logits", &with(std::slice::from_ref(&tokens))).unwrap()[0];
         let of_logits = error(&logits.to_f64(), &case.expected("logits").to_f64());
         assert!(of_logits < ERROR_MAX, "{name}: logits differ by {of_logits:e}");
         let labels = shifted(&case.expected("labels"));

@@ -10,6 +10,7 @@ use super::{Architecture, Description, Init, Model, Options, Source, Weight};
 use crate::dim::{Bindings, Dim};
 use crate::module::{Function, Kind, Module};
 use crate::op::Op;
+use crate::verify::verify;
 use crate::{Diagnostic, text};
 
 /// The standard deviation with which weights of a graph start: that of GPT-2.
@@ -18,9 +19,13 @@ const INIT_STD: f64 = 0.02;
 /// Reads the text of a module as a model.
 ///
 /// # Errors
-/// Those of [`text::parse_module`].
+/// Those of [`text::parse_module`] and [`verify`].
 pub fn read_graph(source: &str, text: &str, name: &str) -> Result<Description, Vec<Diagnostic>> {
     let module = text::parse_module(source, text)?;
+    let wrong = verify(&module);
+    if !wrong.is_empty() {
+        return Err(wrong);
+    }
     let architecture = Architecture::Graph(Box::new(module));
     Ok(Description { name: name.to_owned(), architecture, stored: None })
 }
