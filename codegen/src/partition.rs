@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use ir::build::Builder;
-use ir::factors::{Factor, Offset, factors, passes_partial};
+use ir::factors::{Factor, Offset, canonical, factors, is_term, passes_partial};
 use ir::op::{Collective, Combiner};
 use ir::sharding::{Layout, Piece, pieces};
 use ir::{Axis, Bindings, Dim, Function, Kind, Module, Node, Op, Sharding, TensorType, ValueId};
@@ -69,7 +69,8 @@ impl Choice {
             Choice::Cut(at) => (factors[*at].operands.clone(), factors[*at].results.clone()),
             Choice::Terms => {
                 let partial = Layout::Partial(Combiner::Sum);
-                (all(partial, operands), all(partial, results))
+                let operand = |at| if is_term(&node.op, at) { partial } else { Layout::Replicated };
+                ((0..operands).map(operand).collect(), all(partial, results))
             }
         }
     }
@@ -301,7 +302,8 @@ impl Partition<'_> {
     }
 
     fn node(&mut self, node: &Node) -> Result<(), String> {
-        let factors = factors(node, self.global, self.module);
+        let all = factors(node, self.global, self.module);
+        let factors = self.place.sizes.map(|n| canonical(all.clone(), node, self.global, n));
         let mut wanted = vec![[Layout::Replicated; 2]; node.operands.len()];
         let mut choices = Vec::new();
         let produced: Vec<Layouts> =
@@ -313,12 +315,12 @@ impl Partition<'_> {
         for axis in 0..VALUE_AXES.len() {
             let from: Vec<Layout> = produced.iter().map(|l| l[axis]).collect();
             let yields: Vec<Layout> = results.iter().map(|l| l[axis]).collect();
-            let choice = choose(node, &factors, &from, &sizes, &yields).ok_or_else(|| {
+            let choice = choose(node, &factors[axis], &from, &sizes, &yields).ok_or_else(|| {
                 let name = &self.global.value(node.results[0]).name;
                 let axis = VALUE_AXES[axis];
                 format!("no way to compute `%{name}` as {yields:?} on {axis} from {from:?}")
             })?;
-            for (operand, layout) in wanted.iter_mut().zip(choice.layouts(node, &factors).0) {
+            for (operand, layout) in wanted.iter_mut().zip(choice.layouts(node, &factors[axis]).0) {
                 operand[axis] = layout;
             }
             choices.push(choice);
@@ -346,13 +348,13 @@ impl Partition<'_> {
     fn offsets(
         &self,
         node: &Node,
-        factors: &[Factor],
+        factors: &[Vec<Factor>; 2],
         choices: &[Choice],
     ) -> Result<Vec<(Offset, i64)>, String> {
         let mut offsets = Vec::new();
         for (axis, choice) in choices.iter().enumerate() {
             let Choice::Cut(at) = choice else { continue };
-            let factor = &factors[*at];
+            let factor = &factors[axis][*at];
             if factor.offsets.is_empty() {
                 continue;
             }

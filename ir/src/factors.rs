@@ -6,9 +6,9 @@
 
 use crate::dim::Dim;
 use crate::library::{CompositeFactor, templates};
-use crate::module::{Attributes, Function, Kind, Module, Node};
+use crate::module::{Attributes, Function, Kind, Module, Node, ValueId};
 use crate::op::{Binary, Combiner, Einsum, Op, Unary};
-use crate::sharding::Layout;
+use crate::sharding::{Layout, pieces};
 use crate::types::TensorType;
 
 /// One iteration factor of a node: the layouts on an axis that cuts it.
@@ -67,8 +67,34 @@ pub fn factors(node: &Node, function: &Function, module: &Module) -> Vec<Factor>
     }
 }
 
-/// Whether a node maps partial operands to a partial result, term by term, and which operands must
-/// be partial for that.
+/// The factors with every cut in the smallest unit that has the same pieces over `ranks`, so that
+/// layouts that are the same shards are equal. Open sizes stay as they are.
+pub fn canonical(
+    mut factors: Vec<Factor>,
+    node: &Node,
+    function: &Function,
+    ranks: usize,
+) -> Vec<Factor> {
+    let simplify = |value: &ValueId, layout: &mut Layout| {
+        if let Layout::Cut { dim, unit } = layout
+            && *unit > 1
+            && let Some(size) = function.ty(*value).dims[*dim].as_constant()
+        {
+            let size = size as usize;
+            let wanted = pieces(size, *unit, ranks);
+            let same = |smaller: &usize| pieces(size, *smaller, ranks) == wanted;
+            *unit = (1..=*unit).find(same).unwrap_or(*unit);
+        }
+    };
+    for factor in &mut factors {
+        let values = node.operands.iter().chain(&node.results);
+        let layouts = factor.operands.iter_mut().chain(&mut factor.results);
+        values.zip(layouts).for_each(|(value, layout)| simplify(value, layout));
+    }
+    factors
+}
+
+/// Whether an op maps partial operands to a partial result, term by term; see [`is_term`].
 pub fn passes_partial(op: &Op) -> bool {
     match op {
         Op::Unary(Unary::Neg)
@@ -78,7 +104,9 @@ pub fn passes_partial(op: &Op) -> bool {
         | Op::Transpose { .. }
         | Op::Broadcast { .. }
         | Op::Slice { .. }
-        | Op::Pad { .. } => true,
+        | Op::Pad { .. }
+        | Op::Gather { .. }
+        | Op::ScatterAdd { .. } => true,
         Op::Constant { .. }
         | Op::Iota { .. }
         | Op::Random { .. }
@@ -91,13 +119,19 @@ pub fn passes_partial(op: &Op) -> bool {
         | Op::Contract(_)
         | Op::Reduce { .. }
         | Op::Concat { .. }
-        | Op::Gather { .. }
-        | Op::ScatterAdd { .. }
         | Op::DynamicUpdateSlice { .. }
         | Op::DynamicSlice { .. }
         | Op::Call { .. }
         | Op::Collective { .. } => false,
     }
+}
+
+/// Whether an operand of an op that passes partial values on is a term; if not, it is an index and
+/// every rank needs it whole.
+pub fn is_term(op: &Op, operand: usize) -> bool {
+    let is_index = (matches!(op, Op::Gather { .. }) && operand == 1)
+        || (matches!(op, Op::ScatterAdd { .. }) && operand == 0);
+    passes_partial(op) && !is_index
 }
 
 fn factor(units: &Dim, operands: Vec<Layout>, results: Vec<Layout>) -> Factor {
