@@ -1,0 +1,183 @@
+//! Shardings inside functions: for each layer and its gradient, how every value lies on `dp` and
+//! `tp`.
+//!
+//! On `dp` a rule decides: what is counted by samples is cut by samples, sums over them stay
+//! partial. On `tp` a beam search over the nodes in order does, with the op table's factors as
+//! options ([`beam`]). Layers meet in their boundary activations, whose layout is given, and in
+//! shared weights, whose layout is enumerated; so the sum of the layers' minima is the minimum.
+//!
+//! What is found can be derived again from the shardings alone: `codegen::partition::choose` takes
+//! the same options, which the search asks for.
+
+mod beam;
+mod data;
+mod problem;
+mod roles;
+mod work;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ir::sharding::pieces;
+use ir::{Axis, Bindings, Diagnostic, Dim, Layout, Module, Sharding, Span};
+use serde::{Deserialize, Serialize};
+
+use crate::link::Link;
+
+pub use beam::BEAM_WIDTH;
+pub use roles::{Layer, Role, layers};
+
+/// How fast a rank computes and moves: what the search weighs options by.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rates {
+    /// Floating-point operations per second of products.
+    pub flops_per_s: f64,
+    /// Bytes per second to and from memory.
+    pub memory_bytes_per_s: f64,
+    /// The links of the `tp` axis.
+    pub link: Link,
+}
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// The module: composites that have no factors are inlined, gradient functions are there.
+    pub module: &'a Module,
+    /// The entry: a chain of calls of layers. `B` is unbound.
+    pub entry: &'a str,
+    /// Data-parallel ranks.
+    pub dp: usize,
+    /// Tensor-parallel ranks.
+    pub tp: usize,
+    /// Samples of a micro-batch on one rank.
+    pub microbatch_size: usize,
+    /// Whether activations between layers are cut over `tp` along the sequence; else they are whole.
+    pub sequence: bool,
+    /// What options are weighed by.
+    pub rates: Rates,
+}
+
+/// The shardings of each layer's values, and what they cost.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sharded {
+    /// For each layer, the sharding of each value of its gradient function, or of the layer itself
+    /// where it has none.
+    pub functions: BTreeMap<String, BTreeMap<String, Sharding>>,
+    /// The estimate that was minimised: seconds of one micro-batch over all calls on one rank.
+    pub seconds: f64,
+    /// Functions in which the beam left out states, so that a better answer may exist.
+    pub capped: BTreeSet<String>,
+}
+
+/// Finds shardings for all layers that an entry calls.
+///
+/// Weights of two or more dims are stored cut over `tp`, others as their use wants them. No piece
+/// is empty.
+///
+/// # Errors
+/// `E3101` when a layer cannot be cut as asked, `E3102` when the boundary cannot.
+///
+/// # Determinism
+/// Equal requests have equal answers; the beam is counted, not timed.
+pub fn shard(request: &Request<'_>) -> Result<Sharded, Diagnostic> {
+    let symbolic = request.module;
+    let layers = roles::layers(symbolic, request.entry)?;
+    let mut bound = symbolic.clone();
+    let batch = (request.microbatch_size * request.dp) as i64;
+    bound.bind(&Bindings::from([(Dim::BATCH.to_owned(), batch)]));
+    let shared = shared_weights(&layers);
+    let mut best: Option<Sharded> = None;
+    let mut reason = None;
+    for fixed in storages(&layers, &shared, &bound, request.tp) {
+        match shard_all(request, &bound, &layers, &fixed) {
+            Ok(found) if best.as_ref().is_none_or(|b| found.seconds < b.seconds) => {
+                best = Some(found);
+            }
+            Ok(_) => {}
+            Err(diagnostic) => reason = Some(diagnostic),
+        }
+    }
+    let none = || Diagnostic::error("E3101", Span::of(""), "the entry calls no layers");
+    best.ok_or_else(|| reason.unwrap_or_else(none))
+}
+
+fn shard_all(
+    request: &Request<'_>,
+    bound: &Module,
+    layers: &[Layer],
+    fixed: &BTreeMap<String, Layout>,
+) -> Result<Sharded, Diagnostic> {
+    let mut all = Sharded { functions: BTreeMap::new(), seconds: 0.0, capped: BTreeSet::new() };
+    for layer in layers {
+        let problem = problem::Problem::new(request, bound, layer, fixed)?;
+        let found = beam::search(&problem).map_err(|value| {
+            let headline = format!("`tp={}` cannot cut `{}`", request.tp, layer.name);
+            Diagnostic::error("E3101", Span::of("--tp"), headline)
+                .note(format!("no factor of the node that makes `%{value}` yields its layout"))
+                .help(format!("use a tp smaller than {}", request.tp))
+        })?;
+        let shardings = problem.function.values.iter().zip(&problem.data).zip(&found.layouts);
+        let shardings = shardings.map(|((value, dp), tp)| {
+            (value.name.clone(), Sharding::new([(Axis::Dp, *dp), (Axis::Tp, *tp)]))
+        });
+        all.functions.insert(layer.name.clone(), shardings.collect());
+        all.seconds += found.seconds * layer.calls as f64;
+        if found.capped {
+            all.capped.insert(layer.name.clone());
+        }
+    }
+    Ok(all)
+}
+
+/// Weights of the entry that more than one layer reads.
+fn shared_weights(layers: &[Layer]) -> Vec<String> {
+    let mut readers: BTreeMap<&String, BTreeSet<&String>> = BTreeMap::new();
+    for layer in layers {
+        for weights in layer.weights.iter().flatten() {
+            for weight in weights {
+                readers.entry(weight).or_default().insert(&layer.name);
+            }
+        }
+    }
+    readers.into_iter().filter(|(_, l)| l.len() > 1).map(|(w, _)| w.clone()).collect()
+}
+
+/// All ways to store the shared weights.
+fn storages(
+    layers: &[Layer],
+    shared: &[String],
+    bound: &Module,
+    tp: usize,
+) -> Vec<BTreeMap<String, Layout>> {
+    let mut all = vec![BTreeMap::new()];
+    for weight in shared {
+        let reads = |l: &&Layer| l.param_of(weight).is_some();
+        let Some(layer) = layers.iter().find(reads) else { continue };
+        let Some(function) = bound.function(&layer.function) else { continue };
+        let Some(param) = layer.param_of(weight) else { continue };
+        let sizes = function.values[param].ty.sizes().unwrap_or_default();
+        let cuts = cuttable(&sizes, tp);
+        let layouts = if cuts.is_empty() { vec![Layout::Replicated] } else { cuts };
+        let extend = |map: &BTreeMap<String, Layout>| {
+            let with = |layout: &Layout| {
+                let mut map = map.clone();
+                map.insert(weight.clone(), *layout);
+                map
+            };
+            layouts.iter().map(with).collect::<Vec<_>>()
+        };
+        all = all.iter().flat_map(extend).collect();
+    }
+    all
+}
+
+/// The cuts of a value that leave no piece empty; none over one rank.
+fn cuttable(sizes: &[usize], ranks: usize) -> Vec<Layout> {
+    if ranks == 1 {
+        return Vec::new();
+    }
+    let fits = |(_, size): &(usize, &usize)| pieces(**size, 1, ranks).is_some();
+    sizes.iter().enumerate().filter(fits).map(|(dim, _)| Layout::cut(dim)).collect()
+}

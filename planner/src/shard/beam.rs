@@ -1,0 +1,236 @@
+//! The beam: states of a layer after each step, cheapest first, one per set of live layouts.
+//!
+//! A state says how each value so far lies on `tp` and into which other layouts it was resharded;
+//! a second reader of a resharded value pays nothing. What was gathered in the forward pass is
+//! gathered again in the backward pass, as nobody keeps gathered values; reduced ones are kept.
+
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use codegen::partition::choose;
+use ir::op::Combiner;
+use ir::sharding::pieces;
+use ir::{Layout, ValueId};
+
+use super::problem::{Demand, Problem, Step, Way};
+
+/// States that are kept after each step. Chosen: on all presets and meshes up to 8, twice as many
+/// find nothing cheaper.
+pub const BEAM_WIDTH: usize = 64;
+
+/// What a search found.
+#[derive(Clone, Debug)]
+pub(super) struct Found {
+    /// For each value, its layout on `tp`.
+    pub(super) layouts: Vec<Layout>,
+    /// The estimate of one call, forward and backward.
+    pub(super) seconds: f64,
+    /// Whether states were left out.
+    pub(super) capped: bool,
+}
+
+#[derive(Clone)]
+struct State {
+    seconds: f64,
+    /// For each value its layout, once it is decided.
+    layouts: Vec<Option<Layout>>,
+    /// Values that were resharded, and to what.
+    copies: Vec<(ValueId, Layout)>,
+}
+
+/// The cheapest layouts of a layer; or the name of the value that cannot be made as demanded.
+pub(super) fn search(problem: &Problem<'_>) -> Result<Found, String> {
+    let mut layouts = vec![None; problem.function.values.len()];
+    for param in problem.function.params() {
+        layouts[param.index()] = match problem.demands[param.index()] {
+            Demand::Is(layout) => Some(layout),
+            Demand::Stored { .. } => None,
+            Demand::Free | Demand::Gradient(_) | Demand::Same(_) => Some(Layout::Replicated),
+        };
+    }
+    let mut beam = vec![State { seconds: 0.0, layouts, copies: Vec::new() }];
+    let mut capped = false;
+    for (at, step) in problem.steps.iter().enumerate() {
+        if at == problem.late_from {
+            beam.iter_mut().for_each(forget_gathered);
+        }
+        let mut next: Vec<State> = Vec::new();
+        for state in &beam {
+            next.extend(step.ways.iter().filter_map(|way| advance(problem, state, step, way)));
+        }
+        next.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+        let mut seen = HashSet::new();
+        let live: Vec<usize> =
+            (0..problem.last_use.len()).filter(|v| problem.last_use[*v] > at).collect();
+        beam.clear();
+        for mut state in next {
+            state.copies.retain(|(value, _)| problem.last_use[value.index()] > at);
+            if !seen.insert(key(&state, &live)) {
+                continue;
+            }
+            if beam.len() == BEAM_WIDTH {
+                capped = true;
+                break;
+            }
+            beam.push(state);
+        }
+        if beam.is_empty() {
+            let node = &problem.function.nodes[step.node];
+            return Err(problem.function.value(node.results[0]).name.clone());
+        }
+    }
+    let best = beam.swap_remove(0);
+    let layouts = best.layouts.iter().enumerate();
+    let layouts = layouts.map(|(at, layout)| layout.unwrap_or_else(|| unused(problem, at)));
+    Ok(Found { layouts: layouts.collect(), seconds: best.seconds, capped })
+}
+
+/// The layout of a value that nobody reads.
+fn unused(problem: &Problem<'_>, at: usize) -> Layout {
+    match problem.demands[at] {
+        Demand::Stored { cut: true } => problem.stored_cut(ValueId(at as u32)),
+        Demand::Is(layout) => layout,
+        Demand::Stored { cut: false } | Demand::Free | Demand::Gradient(_) | Demand::Same(_) => {
+            Layout::Replicated
+        }
+    }
+}
+
+/// The live part of a state. Two words of 64 bits: an accidental equality would only lose a state.
+fn key(state: &State, live: &[usize]) -> (u64, u64) {
+    let hash = |seed: u8| {
+        let mut hasher = DefaultHasher::new();
+        seed.hash(&mut hasher);
+        live.iter().for_each(|v| state.layouts[*v].hash(&mut hasher));
+        let mut copies: Vec<_> = state.copies.clone();
+        copies.sort();
+        copies.hash(&mut hasher);
+        hasher.finish()
+    };
+    (hash(0), hash(1))
+}
+
+fn forget_gathered(state: &mut State) {
+    let State { layouts, copies, .. } = state;
+    copies.retain(|(value, _)| matches!(layouts[value.index()], Some(Layout::Partial(_))));
+}
+
+fn advance(problem: &Problem<'_>, state: &State, step: &Step, way: &Way) -> Option<State> {
+    let node = &problem.function.nodes[step.node];
+    let bad = |(result, layout): (&ValueId, &Layout)| matches!(problem.demands[result.index()], Demand::Is(wanted) if wanted != *layout);
+    if node.results.iter().zip(&way.yields).any(bad) {
+        return None;
+    }
+    let mut next = state.clone();
+    next.seconds += way.seconds;
+    for (operand, wanted) in node.operands.iter().zip(&way.wanted) {
+        bring(problem, &mut next, *operand, *wanted)?;
+    }
+    if way.ambiguous {
+        let from: Option<Vec<Layout>> =
+            node.operands.iter().map(|o| next.layouts[o.index()]).collect();
+        let sizes: Vec<u64> = node.operands.iter().map(|o| problem.elements[o.index()]).collect();
+        let chosen = choose(node, &step.factors, &from?, &sizes, &way.yields)?;
+        if chosen != way.choice {
+            return None;
+        }
+    }
+    for (result, layout) in node.results.iter().zip(&way.yields) {
+        accept(problem, &mut next, *result, *layout)?;
+        next.layouts[result.index()] = Some(*layout);
+    }
+    Some(next)
+}
+
+/// Pays for an operand in the layout that a way wants; none when it cannot be had.
+fn bring(problem: &Problem<'_>, state: &mut State, value: ValueId, wanted: Layout) -> Option<()> {
+    let at = value.index();
+    if state.layouts[at].is_none() {
+        state.layouts[at] = Some(first_layout(problem, state, value, wanted)?);
+    }
+    let layout = state.layouts[at]?;
+    if layout == wanted || state.copies.contains(&(value, wanted)) {
+        return Some(());
+    }
+    if problem.made[at].is_some() && layout != Layout::Replicated {
+        // Two readers want it differently: it is made whole, and sliced.
+        state.layouts[at] = Some(Layout::Replicated);
+        state.seconds += problem.bytes[at] / problem.rates.memory_bytes_per_s;
+        if wanted == Layout::Replicated {
+            return Some(());
+        }
+    }
+    let layout = state.layouts[at]?;
+    state.seconds += reshard_seconds(problem, value, layout, wanted)?;
+    state.copies.push((value, wanted));
+    Some(())
+}
+
+/// The layout of a value that its first reader decides.
+fn first_layout(
+    problem: &Problem<'_>,
+    state: &mut State,
+    value: ValueId,
+    wanted: Layout,
+) -> Option<Layout> {
+    if let Some(cuts) = &problem.made[value.index()] {
+        let layout = if cuts.contains(&wanted) { wanted } else { Layout::Replicated };
+        let local = local_bytes(problem, value, layout);
+        state.seconds += local / problem.rates.memory_bytes_per_s;
+        return Some(layout);
+    }
+    match (problem.demands[value.index()], wanted) {
+        (_, Layout::Partial(_)) => None,
+        (_, Layout::Cut { .. }) => Some(wanted),
+        (Demand::Stored { cut: true }, Layout::Replicated) => Some(problem.stored_cut(value)),
+        (_, Layout::Replicated) => Some(Layout::Replicated),
+    }
+}
+
+/// Whether a result may lie so. A gradient decides where its parameter lies when nobody read that.
+fn accept(problem: &Problem<'_>, state: &mut State, value: ValueId, layout: Layout) -> Option<()> {
+    let (of, terms) = match problem.demands[value.index()] {
+        Demand::Gradient(of) => (of, true),
+        Demand::Same(of) => (of, false),
+        Demand::Free | Demand::Is(_) | Demand::Stored { .. } => return Some(()),
+    };
+    if state.layouts[of.index()].is_none() {
+        let wanted = if matches!(layout, Layout::Partial(_)) { Layout::Replicated } else { layout };
+        state.layouts[of.index()] = Some(first_layout(problem, state, of, wanted)?);
+    }
+    let stored = state.layouts[of.index()]?;
+    let term = stored == Layout::Replicated && layout == Layout::Partial(Combiner::Sum);
+    (stored == layout || (terms && term)).then_some(())
+}
+
+/// The bytes of the largest piece.
+fn local_bytes(problem: &Problem<'_>, value: ValueId, layout: Layout) -> f64 {
+    let bytes = problem.bytes[value.index()];
+    let Layout::Cut { dim, unit } = layout else { return bytes };
+    let size = problem.function.ty(value).dims[dim].as_constant().unwrap_or(1).max(1) as usize;
+    let largest = pieces(size, unit, problem.tp).map_or(size, |p| p[0].size);
+    bytes * largest as f64 / size as f64
+}
+
+/// The time of bringing a value from one layout to another, as partition does it: pieces are padded
+/// to the largest.
+fn reshard_seconds(problem: &Problem<'_>, value: ValueId, from: Layout, to: Layout) -> Option<f64> {
+    let members = problem.tp;
+    let padded = |layout: Layout| local_bytes(problem, value, layout) * members as f64;
+    let slice = || match to {
+        Layout::Cut { .. } => local_bytes(problem, value, to) / problem.rates.memory_bytes_per_s,
+        Layout::Replicated | Layout::Partial(_) => 0.0,
+    };
+    let link = problem.rates.link;
+    match (from, to) {
+        (_, Layout::Partial(_)) => None,
+        (Layout::Partial(Combiner::Sum), Layout::Cut { .. }) => {
+            Some(link.reduce_scatter(padded(to), members).0)
+        }
+        (Layout::Partial(_), _) => {
+            Some(link.all_reduce(problem.bytes[value.index()], members).0 + slice())
+        }
+        (Layout::Cut { .. }, _) => Some(link.all_gather(padded(from), members).0 + slice()),
+        (Layout::Replicated, _) => Some(slice()),
+    }
+}

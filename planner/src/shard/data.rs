@@ -1,0 +1,47 @@
+//! The `dp` axis: what is counted by samples is cut by samples.
+
+use ir::factors::{factors, is_term, passes_partial};
+use ir::op::Combiner;
+use ir::{Dim, Function, Layout, Module, Node, TensorType, ValueId};
+
+const TERM: Layout = Layout::Partial(Combiner::Sum);
+
+/// How each value of a function lies on `dp`. The function's `B` is unbound.
+///
+/// Parameters are cut along the dim that counts samples. A node is cut along the factor that does;
+/// a sum over samples is partial, and stays so through ops that work term by term.
+pub(super) fn data_layouts(function: &Function, module: &Module) -> Vec<Layout> {
+    let mut layouts = vec![Layout::Replicated; function.values.len()];
+    for param in function.params() {
+        layouts[param.index()] = by_samples(function.ty(param));
+    }
+    for node in &function.nodes {
+        let results = node_layouts(node, function, module, &layouts);
+        for (result, layout) in node.results.iter().zip(results) {
+            layouts[result.index()] = layout;
+        }
+    }
+    layouts
+}
+
+fn by_samples(ty: &TensorType) -> Layout {
+    let dim = ty.dims.iter().position(|d| d.mentions(Dim::BATCH));
+    dim.map_or(Layout::Replicated, Layout::cut)
+}
+
+fn node_layouts(
+    node: &Node,
+    function: &Function,
+    module: &Module,
+    layouts: &[Layout],
+) -> Vec<Layout> {
+    let factors = factors(node, function, module);
+    if let Some(factor) = factors.into_iter().find(|f| f.units.mentions(Dim::BATCH)) {
+        return factor.results;
+    }
+    let is_partial = |(at, operand): (usize, &ValueId)| {
+        !is_term(&node.op, at) || layouts[operand.index()] == TERM
+    };
+    let terms = passes_partial(&node.op) && node.operands.iter().enumerate().all(is_partial);
+    vec![if terms { TERM } else { Layout::Replicated }; node.results.len()]
+}

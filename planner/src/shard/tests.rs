@@ -1,0 +1,130 @@
+use codegen::partition::{Place, partition};
+use ir::import::{Architecture, Description, Gpt2Config, Options, import};
+use ir::inline::inline_composites;
+use ir::{DType, Mesh, Module};
+
+use super::*;
+
+const RATES: Rates = Rates {
+    flops_per_s: 100e9,
+    memory_bytes_per_s: 10e9,
+    link: Link { latency_s: 10e-6, bandwidth_bytes_per_s: 5e9 },
+};
+
+fn keeps(name: &str) -> bool {
+    let families = ["attention", "rope", "gelu", "silu"];
+    families.iter().any(|family| name.starts_with(family))
+}
+
+fn gpt2(config: Gpt2Config, seq: usize) -> Module {
+    let architecture = Architecture::Gpt2(config);
+    let description = Description { name: "test".into(), architecture, stored: None };
+    let options = Options { seq, dtype: DType::F32, dropout: None };
+    let mut module = import(&description, &options).unwrap().module;
+    for function in ["embed", "block", "head"] {
+        ir::autodiff::differentiate(&mut module, function).unwrap();
+    }
+    inline_composites(&mut module, keeps);
+    module.functions.iter_mut().for_each(|f| {
+        ir::pass::remove_dead_nodes(f);
+    });
+    module
+}
+
+fn config(heads: usize, model: usize, vocab: usize, dropout: f64) -> Gpt2Config {
+    Gpt2Config {
+        vocab,
+        positions: 64,
+        model,
+        layers: 2,
+        heads,
+        inner: 4 * model,
+        dropout_residual: dropout,
+        dropout_embed: dropout,
+        dropout_attention: dropout,
+        ..Gpt2Config::default()
+    }
+}
+
+fn request<'a>(module: &'a Module, dp: usize, tp: usize, sequence: bool) -> Request<'a> {
+    Request { module, entry: "loss", dp, tp, microbatch_size: 2, sequence, rates: RATES }
+}
+
+/// Partition derives every choice again, on every rank.
+fn assert_partitions(request: &Request<'_>, sharded: &Sharded) {
+    let mesh = Mesh { pp: 1, dp: request.dp, tp: request.tp };
+    for layer in layers(request.module, request.entry).unwrap() {
+        let function = request.module.function(&layer.function).unwrap();
+        for rank in 0..mesh.ranks() {
+            let coordinates = [Axis::Dp, Axis::Tp].map(|axis| mesh.coordinate(rank, axis));
+            let place = Place {
+                sizes: [request.dp, request.tp],
+                coordinates,
+                microbatch_size: request.microbatch_size,
+            };
+            let local = partition(request.module, function, &sharded.functions[&layer.name], place);
+            if let Err(why) = local {
+                panic!("`{}` on {mesh}: {why}", layer.name);
+            }
+        }
+    }
+}
+
+fn show(module: &Module, sharded: &Sharded, layer: &str) -> String {
+    let layers = layers(module, "loss").unwrap();
+    let layer = layers.iter().find(|l| l.name == layer).unwrap();
+    let function = module.function(&layer.function).unwrap();
+    let line = |v: &ir::Value| {
+        let sharding = &sharded.functions[&layer.name][&v.name];
+        format!("{}: {}\n", v.name, sharding.display(v.ty.ndim()))
+    };
+    function.values.iter().map(line).collect()
+}
+
+#[test]
+fn layers_partition_on_all_meshes() {
+    for (heads, model, vocab, seq) in [(4, 32, 64, 32), (9, 36, 259, 33)] {
+        for dropout in [0.0, 0.1] {
+            let module = gpt2(config(heads, model, vocab, dropout), seq);
+            for tp in 1..=8 {
+                for sequence in [false, true] {
+                    let request = request(&module, if tp <= 2 { 2 } else { 1 }, tp, sequence);
+                    match shard(&request) {
+                        Ok(sharded) => assert_partitions(&request, &sharded),
+                        Err(d) => panic!("{}", ir::diagnostic::render(&d, None)),
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_block_is_cut_as_megatron_does() {
+    let module = gpt2(config(12, 768, 50257, 0.0), 64);
+    let sharded = shard(&request(&module, 2, 4, true)).unwrap();
+    let wanted = [
+        ("block", "wq", "[*, dim1 @ tp, *]"),
+        ("block", "wo", "[dim0 @ tp, *, *]"),
+        ("block", "w_fc", "[*, dim1 @ tp]"),
+        ("block", "b_fc", "[dim0 @ tp]"),
+        ("block", "w_proj", "[dim0 @ tp, *]"),
+        ("block", "n1", "[dim0 @ dp, dim1 @ tp, *]"),
+        ("block", "mixed", "[dim0 @ dp, *, dim2 @ tp, *]"),
+        ("block", "p_0", "[dim0 @ dp, *, *] partial sum tp"),
+        ("block", "r", "[dim0 @ dp, dim1 @ tp, *]"),
+        ("block", "d.w_fc", "[*, dim1 @ tp] partial sum dp"),
+        ("block", "d.ln1_w", "[*] partial sum dp partial sum tp"),
+        ("embed", "wte", "[dim0 @ tp, *]"),
+        ("embed", "word", "[dim0 @ dp, *, *] partial sum tp"),
+        ("embed", "d.wpe", "[dim0 @ tp, *] partial sum dp"),
+        ("head", "w_lm", "[dim0 @ tp, *]"),
+        ("head", "logits", "[dim0 @ dp, *, dim2 @ tp]"),
+        ("head", "d.logits", "[dim0 @ dp, *, dim2 @ tp]"),
+    ];
+    for (layer, value, layout) in wanted {
+        let text = show(&module, &sharded, layer);
+        let line = format!("{value}: {layout}\n");
+        assert!(text.contains(&line), "`%{value}` of `{layer}` is not {layout}:\n{text}");
+    }
+}
