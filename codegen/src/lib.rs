@@ -1,5 +1,6 @@
 //! Module × plan → programs.
 
+pub mod calls;
 pub mod partition;
 pub mod specialise;
 pub mod domain;
@@ -8,3 +9,8 @@ pub mod tile;
 pub mod arena;
 pub mod catalogue;
 pub mod lower;
+pub mod prepare;
+pub mod routines;
+mod store;
+mod update;
+pub mod compile;

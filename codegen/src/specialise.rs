@@ -51,7 +51,11 @@ pub fn specialise(
         Keep::None => Vec::new(),
         Keep::Full => kept_values(gradient, &late, backward_results),
     };
-    let mut forward_results = gradient.results[..primal_results].to_vec();
+    // A kept value that is a result anyway is not stored twice.
+    let primal = &gradient.results[..primal_results];
+    let (again, kept): (Vec<ValueId>, Vec<ValueId>) =
+        kept.into_iter().partition(|value| primal.contains(value));
+    let mut forward_results = primal.to_vec();
     forward_results.extend(&kept);
     let params: Vec<ValueId> = gradient.params().collect();
     let early: Vec<ValueId> = params[..cotangent_from].to_vec();
@@ -59,11 +63,15 @@ pub fn specialise(
         slice(gradient, &format!("{}.forward", gradient.name), &early, &forward_results);
     let mut inputs = params;
     inputs.extend(&kept);
+    inputs.extend(&again);
     let (backward, backward_inputs) =
         slice(gradient, &format!("{}.backward", gradient.name), &inputs, backward_results);
-    let source = |at: usize| match at.checked_sub(gradient.param_count) {
-        Some(kept) => Source::Kept(primal_results + kept),
-        None => Source::Param(at),
+    let result = |value: ValueId| {
+        let at = forward_results.iter().position(|r| *r == value);
+        at.expect("what is kept is a result of the forward half")
+    };
+    let source = |at: usize| {
+        if at < gradient.param_count { Source::Param(at) } else { Source::Kept(result(inputs[at])) }
     };
     let backward_params = backward_inputs.into_iter().map(source).collect();
     Halves { forward, forward_params, primal_results, backward, backward_params }

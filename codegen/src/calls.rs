@@ -1,0 +1,126 @@
+//! The entry as a list of calls: what codegen and planner see of a training module.
+
+use ir::random::Key;
+use ir::{Function, Kind, Module, Op, ValueId};
+
+/// What a call passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operand {
+    /// A weight: an index into [`Calls::weights`].
+    Weight(usize),
+    /// The token ids.
+    Tokens,
+    /// The labels.
+    Labels,
+    /// The random key, folded to a path.
+    Key(u32),
+    /// A result of an earlier call.
+    Value(ValueId),
+}
+
+/// One call of a layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// The layer.
+    pub function: String,
+    /// What is passed for each parameter.
+    pub operands: Vec<Operand>,
+    /// The entry's values that the call defines.
+    pub results: Vec<ValueId>,
+}
+
+/// A weight of the entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Weight {
+    /// The name of the entry's parameter.
+    pub name: String,
+    /// The sizes.
+    pub sizes: Vec<usize>,
+}
+
+/// An entry whose nodes are calls of layers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Calls {
+    /// The weights, in the order of the entry's parameters.
+    pub weights: Vec<Weight>,
+    /// The calls in order.
+    pub calls: Vec<Call>,
+    /// The entry's results.
+    pub results: Vec<ValueId>,
+}
+
+impl Calls {
+    /// Reads an entry. Floating-point parameters are weights; `tokens`, `labels` and `key` are fed.
+    ///
+    /// # Errors
+    /// A sentence that names what is no call of a layer.
+    pub fn of(module: &Module, entry: &str) -> Result<Calls, String> {
+        let function = module.function(entry).ok_or_else(|| format!("there is no entry `@{entry}`"))?;
+        let mut operands: Vec<Option<Operand>> = vec![None; function.values.len()];
+        let mut calls = Calls { weights: Vec::new(), calls: Vec::new(), results: function.results.clone() };
+        for param in function.params() {
+            operands[param.index()] = Some(fed(function, param, &mut calls.weights)?);
+        }
+        for node in &function.nodes {
+            let passed = |id: &ValueId| operands[id.index()].ok_or("an operand is not defined");
+            match &node.op {
+                Op::FoldKey { salt } => {
+                    let Operand::Key(path) = passed(&node.operands[0])? else {
+                        return Err("`fold_key` takes the key".to_owned());
+                    };
+                    let folded = Key { seed: 0, step: 0, path, sample: 0 }.fold(*salt).path;
+                    operands[node.result().index()] = Some(Operand::Key(folded));
+                }
+                Op::Call { function: callee } if is_layer(module, callee) => {
+                    let passed = node.operands.iter().map(passed).collect::<Result<_, _>>()?;
+                    for result in &node.results {
+                        operands[result.index()] = Some(Operand::Value(*result));
+                    }
+                    let results = node.results.clone();
+                    calls.calls.push(Call { function: callee.clone(), operands: passed, results });
+                }
+                op => {
+                    let op = ir::infer::name(op);
+                    return Err(format!("`@{entry}` holds `{op}`: an entry is a list of calls"));
+                }
+            }
+        }
+        Ok(calls)
+    }
+
+    /// The layers that are called, each once, in the order of their first call.
+    pub fn functions(&self) -> Vec<&str> {
+        let mut names: Vec<&str> = Vec::new();
+        for call in &self.calls {
+            if !names.contains(&call.function.as_str()) {
+                names.push(&call.function);
+            }
+        }
+        names
+    }
+
+    /// For each parameter of a layer that a weight is passed for, that weight, at its first call.
+    pub fn first_call(&self, function: &str) -> Option<&Call> {
+        self.calls.iter().find(|c| c.function == function)
+    }
+}
+
+fn is_layer(module: &Module, name: &str) -> bool {
+    module.function(name).is_some_and(|f| f.kind == Kind::Layer)
+}
+
+fn fed(function: &Function, param: ValueId, weights: &mut Vec<Weight>) -> Result<Operand, String> {
+    let value = function.value(param);
+    match value.name.as_str() {
+        "tokens" => Ok(Operand::Tokens),
+        "labels" => Ok(Operand::Labels),
+        "key" => Ok(Operand::Key(0)),
+        name if value.ty.dtype.is_float() => {
+            let sizes = value.ty.sizes();
+            let sizes = sizes.ok_or_else(|| format!("the weight `{name}` has open sizes"))?;
+            weights.push(Weight { name: name.to_owned(), sizes });
+            Ok(Operand::Weight(weights.len() - 1))
+        }
+        name => Err(format!("the entry's parameter `{name}` is neither a weight nor fed")),
+    }
+}

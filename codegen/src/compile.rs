@@ -1,0 +1,573 @@
+//! Assembly: module × plan → one program per class of ranks.
+//!
+//! A class is a place on the pipeline and tensor-parallel axes; data-parallel ranks run the same
+//! program. The arena holds what persists (parameters, gradients, optimizer state, feeds), then
+//! what one micro-batch needs, packed by lifetime. With several micro-batches in flight their
+//! values are given separate room for the whole step.
+
+use std::collections::BTreeMap;
+
+use ir::program::{Contents, Feed, Program, Step};
+use ir::sharding::{Layout, pieces};
+use ir::{Axis, DType, Diagnostic, Module, Plan, Span, ValueId};
+use kernels::Kernel;
+
+use crate::calls::{Call, Calls, Operand};
+use crate::lower::KernelTable;
+use crate::partition::{Place, layouts};
+use crate::routines::{Layer, layer};
+use crate::specialise::Source;
+use crate::store::{BufferId, Store, WeightPlace};
+use crate::update;
+
+/// Programs and the kernels that they launch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Compiled {
+    /// One program per class: stages outermost, then places on the tensor-parallel axis.
+    pub programs: Vec<Program>,
+    /// The kernels of all programs.
+    pub kernels: Vec<Kernel>,
+}
+
+/// Compiles a prepared training module under a plan.
+///
+/// # Errors
+/// `E2001` when the entry is no list of calls, `E2002` when the plan does not fit the module.
+pub fn compile(module: &Module, entry: &str, plan: &Plan) -> Result<Compiled, Diagnostic> {
+    let at = || Span::of(format!("@{entry}"));
+    let calls = Calls::of(module, entry).map_err(|why| Diagnostic::error("E2001", at(), why))?;
+    let mut table = KernelTable::default();
+    let mut programs = Vec::new();
+    for stage in 0..plan.mesh.pp {
+        for tensor in 0..plan.mesh.tp {
+            let class = Class::new(module, &calls, plan, stage, tensor, &mut table);
+            let program = class.and_then(Class::program);
+            programs.push(program.map_err(|why| {
+                Diagnostic::error("E2002", Span::of(plan.model.clone()), why)
+                    .note(format!("compiling stage {stage}, tensor-parallel rank {tensor}"))
+            })?);
+        }
+    }
+    Ok(Compiled { programs, kernels: table.kernels })
+}
+
+/// Where things happen within the work on one micro-batch.
+#[derive(Clone, Copy)]
+struct Clock {
+    calls: usize,
+}
+
+impl Clock {
+    fn forward(self, call: usize) -> usize {
+        1 + call
+    }
+
+    fn backward(self, call: usize) -> usize {
+        2 * self.calls - call
+    }
+
+    fn end(self) -> usize {
+        2 * self.calls + 1
+    }
+}
+
+pub(crate) struct Class<'a> {
+    pub(crate) calls: &'a Calls,
+    pub(crate) plan: &'a Plan,
+    pub(crate) stage: usize,
+    pub(crate) tensor: usize,
+    pub(crate) store: Store,
+    pub(crate) table: &'a mut KernelTable,
+    pub(crate) dtype: DType,
+    /// The calls of this stage.
+    own: &'a [Call],
+    layers: BTreeMap<String, Layer>,
+    /// For each layer, its forward and backward routine.
+    routines: BTreeMap<String, (usize, usize)>,
+    clock: Clock,
+    /// Micro-batches in flight at most.
+    in_flight: usize,
+    /// Buffers of values, by micro-batch slot.
+    values: BTreeMap<(ValueId, usize), BufferId>,
+    cotangents: BTreeMap<ValueId, BufferId>,
+    /// Kept results, by call, result and micro-batch slot.
+    kept: BTreeMap<(usize, usize, usize), BufferId>,
+    frames: BTreeMap<usize, BufferId>,
+    feeds: BTreeMap<Feed, BufferId>,
+    /// The name of the loss sum in the layer that computes it.
+    loss_name: String,
+}
+
+impl<'a> Class<'a> {
+    fn new(
+        module: &'a Module,
+        calls: &'a Calls,
+        plan: &'a Plan,
+        stage: usize,
+        tensor: usize,
+        table: &'a mut KernelTable,
+    ) -> Result<Class<'a>, String> {
+        let begin = if stage == 0 { 0 } else { plan.stage_ends[stage - 1] };
+        let own = calls.calls.get(begin..plan.stage_ends[stage]).ok_or("the stages do not fit")?;
+        let place = Place {
+            sizes: [plan.mesh.dp, plan.mesh.tp],
+            coordinates: [0, tensor],
+            microbatch_size: plan.microbatch_size,
+        };
+        let mut layers = BTreeMap::new();
+        for call in own {
+            if layers.contains_key(&call.function) {
+                continue;
+            }
+            let decisions = plan.functions.get(&call.function);
+            let decisions =
+                decisions.ok_or_else(|| format!("the plan has nothing for `@{}`", call.function))?;
+            let is_weight: Vec<bool> =
+                call.operands.iter().map(|o| matches!(o, Operand::Weight(_))).collect();
+            let is_last = call.results.iter().any(|r| calls.results.contains(r));
+            let built =
+                layer(module, &call.function, decisions, place, &is_weight, is_last, table)?;
+            layers.insert(call.function.clone(), built);
+        }
+        let weights = weight_places(module, calls, plan, stage, tensor)?;
+        let store = Store::new(weights, plan.optimizer.state_count(), plan.dtype);
+        let clock = Clock { calls: own.len() };
+        let in_flight = (plan.mesh.pp - stage).min(plan.microbatch_count);
+        Ok(Class {
+            calls,
+            plan,
+            stage,
+            tensor,
+            store,
+            table,
+            dtype: plan.dtype,
+            own,
+            layers,
+            routines: BTreeMap::new(),
+            clock,
+            in_flight,
+            values: BTreeMap::new(),
+            cotangents: BTreeMap::new(),
+            kept: BTreeMap::new(),
+            frames: BTreeMap::new(),
+            feeds: BTreeMap::new(),
+            loss_name: loss_name(module, calls),
+        })
+    }
+
+    fn program(mut self) -> Result<Program, String> {
+        for (name, layer) in &self.layers {
+            let forward = self.store.routine(layer.forward.clone());
+            let backward = self.store.routine(layer.backward.clone());
+            self.routines.insert(name.clone(), (forward, backward));
+        }
+        self.allocate()?;
+        let mut steps = Vec::new();
+        let scalars = self.feed_buffer(Feed::Scalars);
+        steps.push(Step::Feed { feed: Feed::Scalars, microbatch: 0, buffer: scalars });
+        update::begin(&mut self, &mut steps);
+        self.schedule(&mut steps)?;
+        update::finish(&mut self, scalars, &mut steps)?;
+        let mut evaluate = Vec::new();
+        update::begin_evaluation(&mut self, &mut evaluate);
+        for microbatch in 0..self.plan.microbatch_count {
+            self.forward(microbatch, &mut evaluate)?;
+        }
+        update::reduce_loss(&mut self, &mut evaluate);
+        Ok(self.store.into_program(&self.plan.model, [self.stage, self.tensor], steps, evaluate))
+    }
+
+    /// One forward, one backward, after a warm-up of as many forwards as stages follow.
+    fn schedule(&mut self, steps: &mut Vec<Step>) -> Result<(), String> {
+        let count = self.plan.microbatch_count;
+        let warm_up = (self.plan.mesh.pp - 1 - self.stage).min(count);
+        for microbatch in 0..warm_up {
+            self.forward(microbatch, steps)?;
+        }
+        for microbatch in 0..count {
+            if microbatch + warm_up < count {
+                self.forward(microbatch + warm_up, steps)?;
+            }
+            self.backward(microbatch, steps)?;
+        }
+        Ok(())
+    }
+
+    fn layer(&self, call: usize) -> &Layer {
+        &self.layers[&self.own[call].function]
+    }
+
+    /// The calls of this stage that take a value, and whether a call of another stage does.
+    fn consumers(&self, value: ValueId) -> (Vec<usize>, bool) {
+        let takes = |call: &Call| call.operands.contains(&Operand::Value(value));
+        let here = (0..self.own.len()).filter(|at| takes(&self.own[*at])).collect();
+        let all = self.calls.calls.iter().filter(|c| takes(c)).count();
+        let here: Vec<usize> = here;
+        let elsewhere = all > here.len();
+        (here, elsewhere)
+    }
+
+    fn is_entry_result(&self, value: ValueId) -> bool {
+        self.calls.results.contains(&value)
+    }
+
+    /// Whether the backward routine of a call reads an operand.
+    fn backward_reads(&self, call: usize, value: ValueId) -> bool {
+        let operands = &self.own[call].operands;
+        self.layer(call).halves.backward_params.iter().any(|source| match source {
+            Source::Param(at) => operands.get(*at) == Some(&Operand::Value(value)),
+            Source::Kept(result) => self.own[call].results.get(*result) == Some(&value),
+        })
+    }
+
+    fn allocate(&mut self) -> Result<(), String> {
+        self.store.stats();
+        for call in 0..self.own.len() {
+            for (position, operand) in self.own[call].operands.iter().enumerate() {
+                match operand {
+                    Operand::Value(value) if !self.is_own(*value) => {
+                        self.allocate_value(*value, 0, call, position)?;
+                    }
+                    Operand::Tokens => self.allocate_feed(Feed::Tokens),
+                    Operand::Labels => self.allocate_feed(Feed::Labels),
+                    Operand::Key(path) => self.allocate_feed(Feed::Key { path: *path }),
+                    Operand::Value(_) | Operand::Weight(_) => {}
+                }
+            }
+            self.allocate_results(call)?;
+            self.allocate_frames(call);
+        }
+        Ok(())
+    }
+
+    fn is_own(&self, value: ValueId) -> bool {
+        self.own.iter().any(|call| call.results.contains(&value))
+    }
+
+    fn allocate_feed(&mut self, feed: Feed) {
+        self.feed_buffer(feed);
+    }
+
+    fn feed_buffer(&mut self, feed: Feed) -> BufferId {
+        if let Some(there) = self.feeds.get(&feed) {
+            return *there;
+        }
+        let plan = self.plan;
+        let (name, dtype, sizes) = match feed {
+            Feed::Tokens => ("tokens".to_owned(), DType::I32, vec![plan.microbatch_size, plan.seq]),
+            Feed::Labels => ("labels".to_owned(), DType::I32, vec![plan.microbatch_size, plan.seq]),
+            Feed::Key { path } => (format!("key.{path}"), DType::U32, vec![4]),
+            Feed::Scalars => ("scalars".to_owned(), self.dtype, vec![4]),
+            Feed::Position => ("position".to_owned(), DType::I32, Vec::new()),
+        };
+        let buffer = self.store.persistent(&name, Contents::Feed(feed), dtype, sizes);
+        self.feeds.insert(feed, buffer);
+        buffer
+    }
+
+    /// Room for a value from `first` on, for its cotangent, and for each micro-batch in flight.
+    fn allocate_value(
+        &mut self,
+        value: ValueId,
+        first: usize,
+        call: usize,
+        slot: usize,
+    ) -> Result<(), String> {
+        if self.values.contains_key(&(value, 0)) {
+            return Ok(());
+        }
+        let (here, elsewhere) = self.consumers(value);
+        if here.len() + usize::from(elsewhere) > 1 {
+            return Err("a value is taken by several calls, which is not supported yet".to_owned());
+        }
+        let mut last = first;
+        for consumer in &here {
+            last = last.max(self.clock.forward(*consumer));
+            if self.backward_reads(*consumer, value) {
+                last = last.max(self.clock.backward(*consumer));
+            }
+        }
+        if elsewhere {
+            last = last.max(self.clock.calls + 1);
+        }
+        let producer = (0..self.own.len()).find(|at| self.own[*at].results.contains(&value));
+        if let Some(producer) = producer.filter(|at| self.backward_reads(*at, value)) {
+            last = last.max(self.clock.backward(producer));
+        }
+        // From the consumer's backward call, or from its arrival, to the producer's.
+        let from = here.iter().map(|c| self.clock.backward(*c)).min();
+        let to = producer.map_or(self.clock.end(), |p| self.clock.backward(p));
+        let name = format!("{}.{slot}", self.own[call].function);
+        let (dtype, sizes) = self.slot_type(call, slot);
+        for copy in 0..self.in_flight {
+            let span = if self.in_flight == 1 { (first, last) } else { (0, self.clock.end()) };
+            let buffer = self.store.transient(&name, Contents::Activation, dtype, sizes.clone(), span);
+            self.values.insert((value, copy), buffer);
+        }
+        let span = (from.unwrap_or(self.clock.calls + 1), to);
+        let name = format!("d.{name}");
+        let buffer = self.store.transient(&name, Contents::Activation, dtype, sizes, span);
+        self.cotangents.insert(value, buffer);
+        Ok(())
+    }
+
+    /// The type of a slot of the forward function: a parameter, or a result after them.
+    fn slot_type(&self, call: usize, slot: usize) -> (DType, Vec<usize>) {
+        let layer = self.layer(call);
+        let forward = &layer.halves.forward;
+        let value = match slot.checked_sub(layer.param_count) {
+            Some(result) => forward.results[result],
+            None => {
+                let at = layer.halves.forward_params.iter().position(|p| *p == slot);
+                ValueId(at.unwrap_or(0) as u32)
+            }
+        };
+        let ty = forward.ty(value);
+        (ty.dtype, ty.sizes().expect("local sizes are bound"))
+    }
+
+    fn allocate_results(&mut self, call: usize) -> Result<(), String> {
+        let own = &self.own[call];
+        let (param_count, primal) =
+            (self.layer(call).param_count, self.layer(call).halves.primal_results);
+        for (at, result) in own.results.iter().enumerate() {
+            if !self.is_entry_result(*result) {
+                self.allocate_value(*result, self.clock.forward(call), call, param_count + at)?;
+            }
+        }
+        let results = self.layer(call).halves.forward.results.len();
+        for result in primal..results {
+            let (dtype, sizes) = self.slot_type(call, param_count + result);
+            let layer = &self.layer(call).halves.forward;
+            let name = format!("{}.{}", own.function, layer.value(layer.results[result]).name);
+            for copy in 0..self.in_flight {
+                let span = match self.in_flight {
+                    1 => (self.clock.forward(call), self.clock.backward(call)),
+                    _ => (0, self.clock.end()),
+                };
+                let buffer =
+                    self.store.transient(&name, Contents::Activation, dtype, sizes.clone(), span);
+                self.kept.insert((call, result, copy), buffer);
+            }
+        }
+        Ok(())
+    }
+
+    fn allocate_frames(&mut self, call: usize) {
+        let layer = self.layer(call);
+        let frames = [
+            (self.clock.forward(call), layer.forward.frame_bytes),
+            (self.clock.backward(call), layer.backward.frame_bytes),
+        ];
+        let name = format!("{}.frame", layer.name);
+        for (position, bytes) in frames {
+            if bytes > 0 {
+                let buffer = self.store.frame(&name, bytes, position);
+                self.frames.insert(position, buffer);
+            }
+        }
+    }
+
+    fn feed_all(&mut self, microbatch: usize, steps: &mut Vec<Step>) {
+        for (feed, buffer) in &self.feeds {
+            if *feed != Feed::Scalars {
+                steps.push(Step::Feed { feed: *feed, microbatch, buffer: *buffer });
+            }
+        }
+    }
+
+    fn operand_buffer(&self, operand: Operand, slot: usize) -> BufferId {
+        match operand {
+            Operand::Weight(weight) => self.store.param(weight),
+            Operand::Tokens => self.feeds[&Feed::Tokens],
+            Operand::Labels => self.feeds[&Feed::Labels],
+            Operand::Key(path) => self.feeds[&Feed::Key { path }],
+            Operand::Value(value) => self.values[&(value, slot)],
+        }
+    }
+
+    /// The buffer of a result of a call's forward function.
+    fn result_buffer(&self, call: usize, result: usize, slot: usize) -> BufferId {
+        match self.own[call].results.get(result) {
+            Some(value) => {
+                let entry = self.calls.results.iter().position(|r| r == value);
+                entry.map_or_else(|| self.values[&(*value, slot)], |at| self.store.stat(at))
+            }
+            None => self.kept[&(call, result, slot)],
+        }
+    }
+
+    /// The value that crosses into this stage, and the one that crosses out.
+    fn crossing(&self, out: bool) -> Option<ValueId> {
+        if out {
+            let results = self.own.iter().flat_map(|c| &c.results);
+            results.copied().find(|r| !self.is_entry_result(*r) && self.consumers(*r).1)
+        } else {
+            let operands = self.own.iter().flat_map(|c| &c.operands);
+            operands
+                .filter_map(|o| if let Operand::Value(v) = o { Some(*v) } else { None })
+                .find(|v| !self.is_own(*v))
+        }
+    }
+
+    fn forward(&mut self, microbatch: usize, steps: &mut Vec<Step>) -> Result<(), String> {
+        let slot = microbatch % self.in_flight;
+        self.feed_all(microbatch, steps);
+        if let Some(value) = self.crossing(false) {
+            let buffer = self.values[&(value, slot)];
+            steps.push(Step::Receive { from: self.stage - 1, buffer });
+        }
+        for call in 0..self.own.len() {
+            let layer = self.layer(call);
+            let operands = &self.own[call].operands;
+            let params = layer.halves.forward_params.iter();
+            let mut slots: Vec<BufferId> =
+                params.map(|p| self.operand_buffer(operands[*p], slot)).collect();
+            let results = 0..layer.halves.forward.results.len();
+            slots.extend(results.map(|r| self.result_buffer(call, r, slot)));
+            let routine = self.routines[&layer.name].0;
+            let frame = self.frames.get(&self.clock.forward(call)).copied();
+            steps.push(Step::Call { routine, slots, frame });
+        }
+        if let Some(value) = self.crossing(true) {
+            let buffer = self.values[&(value, slot)];
+            steps.push(Step::Send { to: self.stage + 1, buffer });
+        }
+        Ok(())
+    }
+
+    fn backward(&mut self, microbatch: usize, steps: &mut Vec<Step>) -> Result<(), String> {
+        let slot = microbatch % self.in_flight;
+        if self.in_flight > 1 {
+            self.feed_all(microbatch, steps);
+        }
+        if let Some(value) = self.crossing(true) {
+            let buffer = self.cotangents[&value];
+            steps.push(Step::Receive { from: self.stage + 1, buffer });
+        }
+        for call in (0..self.own.len()).rev() {
+            let layer = self.layer(call);
+            let own = &self.own[call];
+            let mut slots = Vec::new();
+            for source in &layer.halves.backward_params {
+                slots.push(match *source {
+                    Source::Param(at) if at < layer.param_count => {
+                        self.operand_buffer(own.operands[at], slot)
+                    }
+                    Source::Param(at) => self.cotangent_of_result(call, at - layer.param_count),
+                    Source::Kept(result) => self.result_buffer(call, result, slot),
+                });
+            }
+            for param in &layer.differentiable {
+                slots.push(match own.operands[*param] {
+                    Operand::Weight(weight) => self.store.grad(weight),
+                    Operand::Value(value) => self.cotangents[&value],
+                    Operand::Tokens | Operand::Labels | Operand::Key(_) => {
+                        return Err(format!("`@{}` has a gradient for what is fed", own.function));
+                    }
+                });
+            }
+            let routine = self.routines[&layer.name].1;
+            let frame = self.frames.get(&self.clock.backward(call)).copied();
+            steps.push(Step::Call { routine, slots, frame });
+        }
+        if let Some(value) = self.crossing(false) {
+            let buffer = self.cotangents[&value];
+            steps.push(Step::Send { to: self.stage - 1, buffer });
+        }
+        Ok(())
+    }
+
+    /// Whether tensor-parallel ranks hold terms of the loss rather than copies.
+    pub(crate) fn loss_is_partial(&self) -> bool {
+        let last = self.calls.calls.last();
+        let sharding = last.and_then(|call| {
+            let plan = self.plan.functions.get(&call.function)?;
+            plan.shardings.get(self.loss_name.as_str())
+        });
+        sharding.is_some_and(|s| matches!(layouts(s)[1], Layout::Partial(_)))
+    }
+
+    /// The cotangent of the `at`-th floating-point result: one for the loss sum.
+    fn cotangent_of_result(&self, call: usize, at: usize) -> BufferId {
+        let value = self.own[call].results[at];
+        match self.calls.results.iter().position(|r| *r == value) {
+            Some(0) => self.store.constant(1),
+            Some(_) => self.store.constant(0),
+            None => self.cotangents[&value],
+        }
+    }
+}
+
+/// The weights that a stage holds, and how.
+fn weight_places(
+    module: &Module,
+    calls: &Calls,
+    plan: &Plan,
+    stage: usize,
+    tensor: usize,
+) -> Result<Vec<WeightPlace>, String> {
+    let mut places = Vec::new();
+    for (weight, description) in calls.weights.iter().enumerate() {
+        let mut stages = Vec::new();
+        let mut layout: Option<(Layout, Layout)> = None;
+        for (at, call) in calls.calls.iter().enumerate() {
+            let Some(param) = call.operands.iter().position(|o| *o == Operand::Weight(weight)) else {
+                continue;
+            };
+            stages.push(plan.stage_of(at));
+            let function = module.function(&call.function).ok_or("a call of nothing")?;
+            let name = &function.value(ValueId(param as u32)).name;
+            let on_tp = |value: &str| {
+                let sharding = plan.functions.get(&call.function).and_then(|f| f.shardings.get(value));
+                let found = sharding.map(|s| layouts(s)[1]);
+                found.ok_or_else(|| format!("the plan has no sharding for `@{}.%{value}`", call.function))
+            };
+            let here = (on_tp(name)?, on_tp(&format!("d.{name}"))?);
+            if layout.is_some_and(|l| l.0 != here.0) {
+                return Err(format!("`{}` is sharded in two ways", description.name));
+            }
+            // A partial sum in one of several uses makes the whole gradient one.
+            let partial = |l: Layout| matches!(l, Layout::Partial(_));
+            if layout.is_some_and(|l| partial(l.1) != partial(here.1)) {
+                return Err(format!("the gradient of `{}` is partial in one use only", description.name));
+            }
+            layout = Some(here);
+        }
+        stages.sort_unstable();
+        stages.dedup();
+        let Some((layout, gradient)) = layout.filter(|_| stages.contains(&stage)) else { continue };
+        let mut ranges: Vec<(usize, usize)> = description.sizes.iter().map(|s| (0, *s)).collect();
+        if let (Layout::Cut { dim, unit }, true) = (layout, plan.mesh.tp > 1) {
+            let cut = pieces(description.sizes[dim], unit, plan.mesh.tp);
+            let cut = cut.ok_or_else(|| {
+                format!("`{}` cannot be cut over {}={}", description.name, Axis::Tp, plan.mesh.tp)
+            })?;
+            ranges[dim] = (cut[tensor].start, cut[tensor].size);
+        }
+        places.push(WeightPlace {
+            weight,
+            name: description.name.clone(),
+            global: description.sizes.clone(),
+            ranges,
+            is_cut: matches!(layout, Layout::Cut { .. }) && plan.mesh.tp > 1,
+            is_partial: matches!(gradient, Layout::Partial(_)) && plan.mesh.tp > 1,
+            stages,
+            owned: false,
+        });
+    }
+    for place in &mut places {
+        place.owned = place.stages.first() == Some(&stage);
+    }
+    Ok(places)
+}
+
+/// The name of the loss sum in the layer that computes it.
+fn loss_name(module: &Module, calls: &Calls) -> String {
+    let name = calls.calls.last().and_then(|call| {
+        let function = module.function(&call.function)?;
+        let at = call.results.iter().position(|r| Some(r) == calls.results.first())?;
+        Some(function.value(function.results[at]).name.clone())
+    });
+    name.unwrap_or_default()
+}

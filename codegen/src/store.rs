@@ -1,0 +1,287 @@
+//! The buffers of one class of ranks, as they are collected and then placed.
+
+use std::collections::BTreeMap;
+
+pub(crate) use ir::program::BufferId;
+use ir::DType;
+use ir::program::{Buffer, Contents, Program, Routine, Step, WeightShard, aligned};
+
+use crate::arena::{Lifetime, pack};
+
+/// A weight as a class holds it.
+#[derive(Clone, Debug)]
+pub(crate) struct WeightPlace {
+    /// The entry's weight.
+    pub(crate) weight: usize,
+    /// Its name.
+    pub(crate) name: String,
+    /// Its sizes.
+    pub(crate) global: Vec<usize>,
+    /// For each dim, the first element held and the number held.
+    pub(crate) ranges: Vec<(usize, usize)>,
+    /// Whether tensor-parallel ranks hold different parts.
+    pub(crate) is_cut: bool,
+    /// Whether its gradient is to be summed over tensor-parallel ranks.
+    pub(crate) is_partial: bool,
+    /// The stages that hold it.
+    pub(crate) stages: Vec<usize>,
+    /// Whether this stage is the first of them.
+    pub(crate) owned: bool,
+}
+
+/// Weights that lie side by side because they are reduced and counted alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Region {
+    /// Copies of weights that an earlier stage counts.
+    pub(crate) foreign: bool,
+    /// See [`WeightPlace::is_partial`].
+    pub(crate) is_partial: bool,
+    /// See [`WeightPlace::is_cut`].
+    pub(crate) is_cut: bool,
+}
+
+/// The buffers of a region: parameters, gradients and optimizer states of its weights.
+#[derive(Clone, Debug)]
+pub(crate) struct RegionBuffers {
+    pub(crate) region: Region,
+    pub(crate) elements: usize,
+    pub(crate) params: BufferId,
+    pub(crate) grads: BufferId,
+    pub(crate) states: Vec<BufferId>,
+}
+
+pub(crate) struct Store {
+    pub(crate) weights: Vec<WeightPlace>,
+    pub(crate) regions: Vec<RegionBuffers>,
+    pub(crate) dtype: DType,
+    buffers: Vec<Buffer>,
+    /// For each transient buffer, when it is live.
+    spans: BTreeMap<u32, (usize, usize)>,
+    routines: Vec<Routine>,
+    /// Bytes of what persists.
+    end: u64,
+    params: BTreeMap<usize, BufferId>,
+    grads: BTreeMap<usize, BufferId>,
+    all_grads: Option<(BufferId, usize)>,
+    stats: Vec<BufferId>,
+    constants: [Option<BufferId>; 2],
+}
+
+impl Store {
+    /// Places parameters, gradients and `states` optimizer states, region by region.
+    pub(crate) fn new(weights: Vec<WeightPlace>, states: usize, dtype: DType) -> Store {
+        let mut store = Store {
+            weights,
+            regions: Vec::new(),
+            dtype,
+            buffers: Vec::new(),
+            spans: BTreeMap::new(),
+            routines: Vec::new(),
+            end: 0,
+            params: BTreeMap::new(),
+            grads: BTreeMap::new(),
+            all_grads: None,
+            stats: Vec::new(),
+            constants: [None; 2],
+        };
+        store.weights.sort_by_key(|w| (region_of(w), w.weight));
+        let params = store.block("params", |at| Contents::Param(at));
+        let from = store.end;
+        let grads = store.block("grads", |at| Contents::Grad(at));
+        let elements = ((store.end - from) / dtype.size()) as usize;
+        let all = store.view("grads", dtype, elements, from);
+        store.all_grads = Some((all, elements));
+        let states: Vec<_> = (0..states)
+            .map(|index| store.block("state", |weight| Contents::State { weight, index }))
+            .collect();
+        for (at, (region, elements, params)) in params.into_iter().enumerate() {
+            let states = states.iter().map(|block| block[at].2).collect();
+            let grads = grads[at].2;
+            store.regions.push(RegionBuffers { region, elements, params, grads, states });
+        }
+        store
+    }
+
+    /// One buffer per weight, and a view over each region.
+    fn block(
+        &mut self,
+        kind: &str,
+        contents: impl Fn(usize) -> Contents,
+    ) -> Vec<(Region, usize, BufferId)> {
+        let mut regions: Vec<(Region, u64, u64)> = Vec::new();
+        for (index, place) in self.weights.clone().into_iter().enumerate() {
+            let start = self.end;
+            let sizes = place.ranges.iter().map(|r| r.1).collect();
+            let name = format!("{kind}.{}", place.name);
+            let buffer = self.persistent(&name, contents(index), self.dtype, sizes);
+            match self.buffers[buffer.0 as usize].contents {
+                Contents::Param(_) => self.params.insert(place.weight, buffer),
+                Contents::Grad(_) => self.grads.insert(place.weight, buffer),
+                _ => None,
+            };
+            match regions.last_mut() {
+                Some((region, _, end)) if *region == region_of(&place) => *end = self.end,
+                _ => regions.push((region_of(&place), start, self.end)),
+            }
+        }
+        let views = regions.into_iter().map(|(region, start, end)| {
+            let elements = ((end - start) / self.dtype.size()) as usize;
+            (region, elements, self.view(kind, self.dtype, elements, start))
+        });
+        views.collect()
+    }
+
+    fn push(&mut self, buffer: Buffer) -> BufferId {
+        self.buffers.push(buffer);
+        BufferId(self.buffers.len() as u32 - 1)
+    }
+
+    /// A buffer that keeps its place for the whole program.
+    pub(crate) fn persistent(
+        &mut self,
+        name: &str,
+        contents: Contents,
+        dtype: DType,
+        sizes: Vec<usize>,
+    ) -> BufferId {
+        let bytes = sizes.iter().product::<usize>() as u64 * dtype.size();
+        let offset = self.end;
+        self.end += aligned(bytes);
+        self.push(Buffer { name: name.to_owned(), contents, dtype, sizes, bytes, offset })
+    }
+
+    fn view(&mut self, name: &str, dtype: DType, elements: usize, offset: u64) -> BufferId {
+        let bytes = elements as u64 * dtype.size();
+        let sizes = vec![elements];
+        let name = name.to_owned();
+        self.push(Buffer { name, contents: Contents::View, dtype, sizes, bytes, offset })
+    }
+
+    /// A buffer that is live from one moment of the work on a micro-batch to another.
+    pub(crate) fn transient(
+        &mut self,
+        name: &str,
+        contents: Contents,
+        dtype: DType,
+        sizes: Vec<usize>,
+        span: (usize, usize),
+    ) -> BufferId {
+        let bytes = sizes.iter().product::<usize>() as u64 * dtype.size();
+        let name = name.to_owned();
+        let id = self.push(Buffer { name, contents, dtype, sizes, bytes, offset: 0 });
+        self.spans.insert(id.0, (span.0, span.1.max(span.0)));
+        id
+    }
+
+    /// The scratch memory of a call.
+    pub(crate) fn frame(&mut self, name: &str, bytes: u64, position: usize) -> BufferId {
+        let sizes = vec![bytes as usize];
+        self.transient(name, Contents::Frame, DType::I8, sizes, (position, position))
+    }
+
+    /// Loss sum, count and squared gradient norm; and the constants 0 and 1.
+    pub(crate) fn stats(&mut self) {
+        let start = self.end;
+        let whole = self.persistent("stats", Contents::Stats, self.dtype, vec![3]);
+        let size = self.dtype.size();
+        self.stats = vec![whole];
+        for (at, name) in ["loss_sum", "count", "grad_squares"].into_iter().enumerate() {
+            let part = self.view(name, self.dtype, 1, start + at as u64 * size);
+            self.stats.push(part);
+        }
+        let loss = self.view("loss", self.dtype, 2, start);
+        self.stats.push(loss);
+        for (at, name) in ["zero", "one"].into_iter().enumerate() {
+            let constant = self.persistent(name, Contents::Activation, self.dtype, Vec::new());
+            self.constants[at] = Some(constant);
+        }
+    }
+
+    /// The buffer of one statistic: 0 the loss sum, 1 the count, 2 the squared gradient norm.
+    pub(crate) fn stat(&self, at: usize) -> BufferId {
+        self.stats[at + 1]
+    }
+
+    /// All statistics.
+    pub(crate) fn all_stats(&self) -> BufferId {
+        self.stats[0]
+    }
+
+    /// Loss sum and count.
+    pub(crate) fn loss_stats(&self) -> BufferId {
+        self.stats[4]
+    }
+
+    /// The constant 0 or 1.
+    pub(crate) fn constant(&self, value: usize) -> BufferId {
+        self.constants[value].expect("statistics are allocated first")
+    }
+
+    /// The parameter of an entry's weight.
+    pub(crate) fn param(&self, weight: usize) -> BufferId {
+        self.params[&weight]
+    }
+
+    /// The gradient of an entry's weight.
+    pub(crate) fn grad(&self, weight: usize) -> BufferId {
+        self.grads[&weight]
+    }
+
+    /// All gradients, and how many elements that is.
+    pub(crate) fn all_grads(&self) -> (BufferId, usize) {
+        self.all_grads.expect("gradients are placed first")
+    }
+
+    /// Adds a routine, or finds the equal one.
+    pub(crate) fn routine(&mut self, routine: Routine) -> usize {
+        if let Some(there) = self.routines.iter().position(|r| *r == routine) {
+            return there;
+        }
+        self.routines.push(routine);
+        self.routines.len() - 1
+    }
+
+    /// Places what is transient and ends the program.
+    pub(crate) fn into_program(
+        mut self,
+        name: &str,
+        [stage, tensor]: [usize; 2],
+        steps: Vec<Step>,
+        evaluate: Vec<Step>,
+    ) -> Program {
+        let lifetimes: Vec<Lifetime> = self
+            .spans
+            .iter()
+            .map(|(id, (first, last))| {
+                let bytes = self.buffers[*id as usize].bytes;
+                Lifetime { bytes, first: *first, last: *last }
+            })
+            .collect();
+        let packing = pack(&lifetimes);
+        for (id, offset) in self.spans.keys().zip(&packing.offsets) {
+            self.buffers[*id as usize].offset = self.end + offset;
+        }
+        let weights = self.weights.into_iter().map(|w| WeightShard {
+            name: w.name,
+            global: w.global,
+            ranges: w.ranges,
+            owned: w.owned,
+        });
+        Program {
+            name: name.to_owned(),
+            stage,
+            tensor,
+            weights: weights.collect(),
+            buffers: self.buffers,
+            arena_bytes: self.end + packing.bytes,
+            live_bytes_max: self.end + packing.live_bytes_max,
+            routines: self.routines,
+            steps,
+            evaluate,
+        }
+    }
+}
+
+fn region_of(place: &WeightPlace) -> Region {
+    Region { foreign: !place.owned, is_partial: place.is_partial, is_cut: place.is_cut }
+}
