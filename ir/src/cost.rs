@@ -1,0 +1,165 @@
+//! The table `cost`: operations and bytes of each op, as polynomials in the symbols of a module.
+//!
+//! Costs of the mathematics, not of a device: one multiplication with addition is two operations,
+//! every elementwise result is one, whatever the function; operands are read once and results
+//! written once. A reshape is free, and an update in place moves what is updated.
+
+use std::collections::BTreeMap;
+
+use crate::dim::{Bindings, Dim, product};
+use crate::module::Module;
+use crate::op::{Einsum, Op};
+use crate::types::TensorType;
+
+/// What an op or a function costs on one executor.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Cost {
+    /// Floating-point (or integer) operations, those of products included.
+    pub flops: Dim,
+    /// The operations of contractions alone: what matrix units can do.
+    pub product_flops: Dim,
+    /// Bytes read.
+    pub bytes_read: Dim,
+    /// Bytes written.
+    pub bytes_written: Dim,
+}
+
+impl Cost {
+    /// The cost of `count` repetitions.
+    #[must_use]
+    pub fn times(&self, count: usize) -> Cost {
+        let count = Dim::from(count);
+        Cost {
+            flops: &self.flops * &count,
+            product_flops: &self.product_flops * &count,
+            bytes_read: &self.bytes_read * &count,
+            bytes_written: &self.bytes_written * &count,
+        }
+    }
+
+    /// The cost of both.
+    #[must_use]
+    pub fn plus(&self, other: &Cost) -> Cost {
+        Cost {
+            flops: &self.flops + &other.flops,
+            product_flops: &self.product_flops + &other.product_flops,
+            bytes_read: &self.bytes_read + &other.bytes_read,
+            bytes_written: &self.bytes_written + &other.bytes_written,
+        }
+    }
+
+    /// The cost with symbols replaced by their values.
+    #[must_use]
+    pub fn bind(&self, bindings: &Bindings) -> Cost {
+        Cost {
+            flops: self.flops.bind(bindings),
+            product_flops: self.product_flops.bind(bindings),
+            bytes_read: self.bytes_read.bind(bindings),
+            bytes_written: self.bytes_written.bind(bindings),
+        }
+    }
+}
+
+/// The cost of an op; of a call, that of the called function.
+pub fn cost(op: &Op, operands: &[&TensorType], results: &[&TensorType], module: &Module) -> Cost {
+    let count = |x: &TensorType| x.elements();
+    match op {
+        Op::Constant { .. } | Op::Iota { .. } => moved(&[], results),
+        Op::Random { .. } => computed(count(results[0]), operands, results),
+        Op::FoldKey { .. } => moved(operands, results),
+        Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Cast { .. } => {
+            computed(count(results[0]), operands, results)
+        }
+        Op::Contract(einsum) => contract(einsum, operands, results),
+        Op::Reduce { .. } => computed(count(operands[0]), operands, results),
+        Op::Reshape { .. } => Cost::default(),
+        Op::Transpose { .. } | Op::Broadcast { .. } => moved(operands, results),
+        Op::Slice { .. } | Op::DynamicSlice { .. } => moved(results, results),
+        Op::Pad { .. } | Op::Concat { .. } => moved(operands, results),
+        Op::Gather { .. } => moved(&[results[0], operands[1]], results),
+        Op::ScatterAdd { .. } => computed(count(operands[1]), operands, results),
+        Op::DynamicUpdateSlice { .. } => moved(&operands[1..2], &operands[1..2]),
+        Op::Call { function } => function_cost(module, function),
+        Op::Collective { .. } => moved(operands, results),
+    }
+}
+
+/// The cost of one run of a function: the sum of its nodes' costs. Nothing for an unknown one.
+pub fn function_cost(module: &Module, function: &str) -> Cost {
+    let Some(function) = module.function(function) else { return Cost::default() };
+    let mut sum = Cost::default();
+    let mut calls: BTreeMap<&str, usize> = BTreeMap::new();
+    for node in &function.nodes {
+        if let Some(callee) = node.callee() {
+            *calls.entry(callee).or_default() += 1;
+            continue;
+        }
+        let types = |ids: &[crate::ValueId]| -> Vec<&TensorType> {
+            ids.iter().map(|id| function.ty(*id)).collect()
+        };
+        sum = sum.plus(&cost(&node.op, &types(&node.operands), &types(&node.results), module));
+    }
+    for (callee, count) in calls {
+        sum = sum.plus(&function_cost(module, callee).times(count));
+    }
+    sum
+}
+
+fn bytes(types: &[&TensorType]) -> Dim {
+    let of = |ty: &&TensorType| &ty.elements() * &Dim::from(ty.dtype.size() as usize);
+    types.iter().map(of).fold(Dim::default(), |sum, bytes| &sum + &bytes)
+}
+
+fn moved(read: &[&TensorType], written: &[&TensorType]) -> Cost {
+    Cost { bytes_read: bytes(read), bytes_written: bytes(written), ..Cost::default() }
+}
+
+fn computed(flops: Dim, read: &[&TensorType], written: &[&TensorType]) -> Cost {
+    Cost { flops, ..moved(read, written) }
+}
+
+/// Two operations for every point of the space of all factors.
+fn contract(einsum: &Einsum, operands: &[&TensorType], results: &[&TensorType]) -> Cost {
+    let size = |c: &char| match einsum.a.iter().position(|a| a == c) {
+        Some(at) => Some(&operands[0].dims[at]),
+        None => einsum.b.iter().position(|b| b == c).map(|at| &operands[1].dims[at]),
+    };
+    let points = product(einsum.letters().iter().filter_map(size));
+    let flops = &points * &Dim::from(2);
+    Cost { product_flops: flops.clone(), ..computed(flops, operands, results) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::parse_module;
+
+    #[test]
+    fn costs_are_polynomials_and_calls_add_up() {
+        let text = "module m
+  func @layer(%x: f32[B, 8], %w: f32[8, 8]) {
+    %h: f32[B, 8] = contract bm,mf->bf %x %w
+    %y: f32[B, 8] = tanh %h
+    return %y
+  }
+  func @model(%x: f32[B, 8], %w: f32[8, 8]) {
+    %a: f32[B, 8] = call @layer %x %w
+    %b: f32[B, 8] = call @layer %a %w
+    %c: f32[8*B] = reshape %b
+    %d: f32[] = reduce sum dims=[0] %c
+    return %d
+  }
+";
+        let module = parse_module("m", text).unwrap();
+        let layer = function_cost(&module, "layer");
+        assert_eq!(layer.product_flops.to_string(), "128*B");
+        assert_eq!(layer.flops.to_string(), "136*B");
+        assert_eq!(layer.bytes_read.to_string(), "64*B+256");
+        assert_eq!(layer.bytes_written.to_string(), "64*B");
+        let model = function_cost(&module, "model");
+        assert_eq!(model.flops.to_string(), "280*B");
+        assert_eq!(model.bytes_written.to_string(), "128*B+4");
+        let bound = model.bind(&Bindings::from([("B".to_owned(), 2)]));
+        assert_eq!(bound.product_flops, Dim::from(512));
+    }
+}
