@@ -115,13 +115,18 @@ fn derive(
     }
     for at in (0..primal.nodes.len()).rev() {
         let node = b.function().nodes[at].clone();
-        let of_results: Cotangents = node.results.iter().map(|r| cotangents[r.index()]).collect();
+        let originals = &primal.nodes[at];
+        let of_result = |(result, original): (&ValueId, &ValueId)| {
+            cotangents[result.index()].filter(|_| active[original.index()])
+        };
+        let of_results: Cotangents =
+            node.results.iter().zip(&originals.results).map(of_result).collect();
         if of_results.iter().all(Option::is_none) {
             continue;
         }
         let of_operands = node_vjp(&mut b, &node, &of_results)?;
         for ((operand, d), original) in
-            node.operands.iter().zip(of_operands).zip(&primal.nodes[at].operands)
+            node.operands.iter().zip(of_operands).zip(&originals.operands)
         {
             if let Some(d) = d.filter(|_| active[original.index()]) {
                 accumulate(&mut b, &mut cotangents[operand.index()], *operand, d);

@@ -24,7 +24,8 @@ use crate::{DType, Diagnostic, Span, ValueId};
 ///
 /// # Errors
 /// `E1010` when there is no such function or the arguments are not of its parameters' types,
-/// `E1011` for a collective or an element type that the interpreter lacks.
+/// `E1011` for a collective, an element type that the interpreter lacks, or a range that does not fit
+/// once sizes are known.
 pub fn eval(module: &Module, function: &str, args: &[Tensor]) -> Result<Vec<Tensor>, Diagnostic> {
     let span = Span::of(format!("@{function}"));
     let Some(callee) = module.function(function) else {
@@ -143,20 +144,30 @@ pub fn eval_op(op: &Op, operands: &[&Tensor], bindings: &Bindings) -> Result<Ten
         Op::Reshape { dims } => view::reshape(&sizes(dims), x(0)),
         Op::Transpose { perm } => view::transpose(perm, x(0)),
         Op::Broadcast { new, dims } => view::broadcast(new, &sizes(dims), x(0)),
-        Op::Slice { dim, start, size } => view::slice(*dim, *start, *size, x(0)),
+        Op::Slice { dim, start, size } => {
+            view::slice(*dim, *start, fits(*start + *size, x(0).dims[*dim])? - *start, x(0))
+        }
         Op::Pad { dim, before, after } => view::pad(*dim, *before, *after, x(0)),
         Op::Concat { dim } => view::concat(*dim, operands),
         Op::Gather { dim, start } => view::gather(*dim, *start, x(0), x(1)),
         Op::ScatterAdd { dim, start, size: rows } => {
             view::scatter_add(*dim, *start, size(rows, bindings), x(0), x(1))
         }
-        Op::DynamicUpdateSlice { dim } => view::dynamic_update_slice(*dim, x(0), x(1), x(2)),
+        Op::DynamicUpdateSlice { dim } => {
+            fits(x(1).dims[*dim], x(0).dims[*dim])?;
+            view::dynamic_update_slice(*dim, x(0), x(1), x(2))
+        }
         Op::DynamicSlice { dim, size: rows } => {
-            view::dynamic_slice(*dim, size(rows, bindings), x(0), x(1))
+            view::dynamic_slice(*dim, fits(size(rows, bindings), x(0).dims[*dim])?, x(0), x(1))
         }
         Op::Call { function } => return Err(format!("`@{function}` is no primitive")),
         Op::Collective { .. } => return Err("it needs the other ranks of its axis".to_owned()),
     })
+}
+
+/// What types cannot say while sizes are symbols.
+fn fits(size: usize, whole: usize) -> Result<usize, String> {
+    if size <= whole { Ok(size) } else { Err(format!("{size} elements of {whole}")) }
 }
 
 fn held(dtype: DType) -> Result<DType, String> {

@@ -71,7 +71,7 @@ pub(crate) fn lex(text: &str) -> Vec<Lexeme> {
                 at += 2;
                 Token::Pack
             }
-            b if einsum_follows && b.is_ascii_alphabetic() => {
+            b if einsum_follows && (b.is_ascii_alphabetic() || b == b',') => {
                 at += text[at..].find([' ', '\n']).unwrap_or(text.len() - at);
                 Token::Einsum(text[start..at].to_owned())
             }

@@ -4,5 +4,8 @@
 
 mod composites;
 mod draws;
+mod generate;
 mod gradients;
 mod ops;
+mod passes;
+mod text;

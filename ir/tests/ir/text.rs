@@ -1,0 +1,63 @@
+//! The text form: reads back, and never panics on what is no module.
+
+use gantline_ir::diagnostic::render;
+use gantline_ir::text::parse_module;
+use gantline_ir::verify::verify;
+
+use crate::draws::{Draws, seeds};
+use crate::generate;
+
+#[test]
+fn random_modules_read_back() {
+    for seed in seeds(300) {
+        let module = generate::module(&mut Draws::new(seed));
+        let text = module.to_string();
+        let back = parse_module("text", &text).unwrap_or_else(|found| {
+            panic!("SEED={seed}\n{}", render(&found[0], Some(&text)));
+        });
+        assert_eq!(back, module, "SEED={seed}\n{text}");
+        assert_eq!(back.to_string(), text, "SEED={seed}");
+        assert_eq!(verify(&module), [], "SEED={seed}\n{text}");
+    }
+}
+
+/// Flips, inserts, removes and copies bytes. What still reads must verify.
+#[test]
+fn mutated_texts_never_panic() {
+    let bytes = b"%@#=-+*/,.:[]{}()>\n 0919eBx\xff\xc3\xa9\0";
+    let mut accepted = 0;
+    for seed in seeds(3000) {
+        let mut r = Draws::new(seed);
+        let mut text = generate::module(&mut r).to_string().into_bytes();
+        for _ in 0..1 + r.below(4) {
+            let (at, from) = (r.below(text.len()), r.below(text.len()));
+            let length = r.below(12).min(text.len() - from);
+            match r.below(4) {
+                0 => text[at] = bytes[r.below(bytes.len())],
+                1 => text.insert(at, bytes[r.below(bytes.len())]),
+                2 => drop(text.drain(from..from + length)),
+                _ => {
+                    let piece = text[from..from + length].to_vec();
+                    text.splice(at..at, piece);
+                }
+            }
+        }
+        let text = String::from_utf8_lossy(&text);
+        match std::panic::catch_unwind(|| parse_module("text", &text)) {
+            Ok(Ok(module)) => {
+                accepted += 1;
+                let back = parse_module("text", &module.to_string());
+                assert_eq!(back.as_ref(), Ok(&module), "SEED={seed}\n{text}");
+                // Only a size that no parameter gives is left for verification to find.
+                let found = verify(&module);
+                assert!(found.iter().all(|d| d.code == "E1009"), "SEED={seed} {found:?}\n{text}");
+            }
+            Ok(Err(found)) => {
+                assert!(!found.is_empty(), "SEED={seed}");
+                found.iter().for_each(|d| drop(render(d, Some(&text))));
+            }
+            Err(_) => panic!("SEED={seed} panics on\n{text}"),
+        }
+    }
+    assert!(accepted > 0 || std::env::var("SEED").is_ok(), "no mutation was harmless");
+}
