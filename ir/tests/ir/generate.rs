@@ -34,7 +34,13 @@ pub(crate) fn arguments(module: &Module, function: &str, r: &mut Draws) -> Vec<T
             DType::I32 => r.ids(&dims, -1, 4),
             DType::U32 => r.key(),
             DType::F64 => r.signed(&dims),
-            other => panic!("no parameters of {other} are generated"),
+            DType::F32
+            | DType::BF16
+            | DType::F16
+            | DType::F8E4M3
+            | DType::F8E5M2
+            | DType::I8
+            | DType::I64 => panic!("no parameters of {} are generated", ty.dtype),
         }
     };
     types.into_iter().map(argument).collect()
