@@ -3,7 +3,7 @@
 //! Polynomials: Cephes (Moshier) for `exp`, `log` and `tanh`; N. Juffa's for `erf`. Errors against
 //! f64 are asserted by the tests below and stay under two units in the last place.
 
-use super::vector::{Scalar, Vector};
+use super::vector::Vector;
 
 #[inline(always)]
 fn polynomial<V: Vector<Scalar = f32>>(x: V, coefficients: &[f32]) -> V {
@@ -73,16 +73,18 @@ pub(super) fn tanh<V: Vector<Scalar = f32>>(x: V) -> V {
         &[-5.704_988_7e-3, 2.063_908_9e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328_2e-1],
     );
     let near = p.mul(s).fma(x, x);
+    // Beyond 10 the result is one.
+    let a = V::splat(10.0).min(a);
     let e = exp(a.add(a)).add(V::splat(1.0));
-    let far = V::splat(1.0).sub(V::splat(2.0).div(e)).copysign(x);
+    let far = V::splat(1.0).sub(V::splat(2.0).mul(e.recip())).copysign(x);
     V::select(a.lt(V::splat(0.625)), near, far)
 }
 
-/// `1 / (1 + e^-x)`, of any type.
+/// `1 / (1 + e^-x)`; below -86 the exponential stops growing, lest the reciprocal leave its range.
 #[inline(always)]
-pub(super) fn sigmoid<V: Vector>(x: V) -> V {
-    let one = V::splat(V::Scalar::ONE);
-    one.div(one.add(V::Scalar::exp(x.neg())))
+pub(super) fn sigmoid<V: Vector<Scalar = f32>>(x: V) -> V {
+    let e = exp(V::splat(86.0).min(x.neg()));
+    e.add(V::splat(1.0)).recip()
 }
 
 /// Error function.

@@ -20,6 +20,7 @@ mod attention_bwd;
 mod block;
 mod moves;
 mod product;
+mod thin;
 mod tiles;
 
 pub use vector::Isa;

@@ -18,6 +18,9 @@ const MC: usize = 120;
 /// Columns per block: 1 MiB of panels in f32. A multiple of all tile widths.
 const NC: usize = 1024;
 
+/// Most rows for which reading `b` in place beats packing it.
+pub(super) const THIN: usize = 4;
+
 /// A loop with its strides in `a`, `b` and `c`; zero where it does not occur.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Loop {
@@ -110,6 +113,19 @@ impl<S: Scalar> Job<S> for Part<'_, S> {
     }
 }
 
+/// A block of a product and its tables of offsets.
+pub(super) struct Block<'a, S> {
+    pub(super) a: *const S,
+    pub(super) b: *const S,
+    pub(super) c: *mut S,
+    pub(super) am: &'a [usize],
+    pub(super) cm: &'a [usize],
+    pub(super) ak: &'a [usize],
+    pub(super) bk: &'a [usize],
+    pub(super) bn: &'a [usize],
+    pub(super) cn: &'a [usize],
+}
+
 /// Tables and panels of one task.
 struct Panels<S> {
     a: *mut S,
@@ -152,9 +168,21 @@ unsafe fn part<V: Vector>(part: Part<V::Scalar>) {
             let (ak, bk) = unsafe { (table(panels.ak, k_len), table(panels.bk, k_len)) };
             fill_offsets(&part.nest.k, 0, block * KC, ak);
             fill_offsets(&part.nest.k, 1, block * KC, bk);
+            let add = block > 0 || part.nest.accumulate;
+            if m1 - m0 <= THIN && k_len >= THIN && step(bn) == Some(1) {
+                // SAFETY: as above; the panels of `b` have room for `THIN` rows.
+                unsafe {
+                    let am = table(panels.am, m1 - m0);
+                    let cm = table(panels.cm, m1 - m0);
+                    fill_offsets(&part.nest.m, 0, m0, am);
+                    fill_offsets(&part.nest.m, 2, m0, cm);
+                    let block = Block { a: part.a, b: part.b, c: part.c, am, cm, ak, bk, bn, cn };
+                    super::thin::multiply::<V>(&block, panels.b, add);
+                }
+                continue;
+            }
             // SAFETY: operands and panels hold the block, by the contract of the part.
             unsafe { pack_columns::<V>(part.b, bn, bk, panels.b) };
-            let add = block > 0 || part.nest.accumulate;
             for m in (m0..m1).step_by(MC) {
                 let m_len = MC.min(m1 - m);
                 // SAFETY: as above.
@@ -247,10 +275,17 @@ unsafe fn pack<V: Vector>(
             }
         }
         let wide_step = step(wide);
-        if wide_step == Some(1) && wide.len() % V::LANES == 0 {
+        if wide_step == Some(1) {
+            let whole = wide.len() - wide.len() % V::LANES;
+            let rest = wide.len() - whole;
             for (k, &offset) in deep.iter().enumerate() {
-                for i in (0..wide.len()).step_by(V::LANES) {
-                    V::load(source.add(offset + wide[0] + i)).store(panel.add(k * width + i));
+                let (row, target) = (source.add(offset + wide[0]), panel.add(k * width));
+                for i in (0..whole).step_by(V::LANES) {
+                    V::load(row.add(i)).store(target.add(i));
+                }
+                if rest > 0 {
+                    let lanes = V::load_first(row.add(whole), rest, V::Scalar::ZERO);
+                    lanes.store_first(target.add(whole), rest);
                 }
             }
         } else if let (Some(stride), Some(1)) = (wide_step, step(deep)) {
@@ -275,19 +310,29 @@ unsafe fn pack_transposed<V: Vector>(
     width: usize,
     panel: *mut V::Scalar,
 ) {
-    let (wide_tiled, deep_tiled) = (wide - wide % V::TILE, deep - deep % V::TILE);
     // SAFETY: by the contract of `pack`.
     unsafe {
-        for i in (0..wide_tiled).step_by(V::TILE) {
-            for k in (0..deep_tiled).step_by(V::TILE) {
+        if wide < V::TILE || deep < V::TILE {
+            for i in 0..wide {
+                for k in 0..deep {
+                    *panel.add(k * width + i) = *start.add(i * stride + k);
+                }
+            }
+            return;
+        }
+        // The last square of a side overlaps the one before, rather than leave a remainder.
+        for i in (0..wide).step_by(V::TILE) {
+            let i = i.min(wide - V::TILE);
+            for k in (0..deep).step_by(V::TILE) {
+                let k = k.min(deep - V::TILE);
+                if k % 16 == 0 {
+                    // The rows after these: each is a stream too short for the hardware to learn.
+                    for next in i + V::TILE..i + 2 * V::TILE {
+                        V::prefetch(start.wrapping_add(next * stride + k));
+                    }
+                }
                 let source = start.add(i * stride + k);
                 V::transpose(source, stride, panel.add(k * width + i), width);
-            }
-        }
-        for k in 0..deep {
-            let first = if k < deep_tiled { wide_tiled } else { 0 };
-            for i in first..wide {
-                *panel.add(k * width + i) = *start.add(i * stride + k);
             }
         }
     }

@@ -44,6 +44,7 @@ pub(super) trait Scalar:
     fn log<V: Vector<Scalar = Self>>(x: V) -> V;
     fn tanh<V: Vector<Scalar = Self>>(x: V) -> V;
     fn erf<V: Vector<Scalar = Self>>(x: V) -> V;
+    fn sigmoid<V: Vector<Scalar = Self>>(x: V) -> V;
     fn sin(self) -> Self;
     fn cos(self) -> Self;
     fn pow(self, exponent: Self) -> Self;
@@ -78,6 +79,11 @@ pub(super) trait Vector: Copy {
     /// `self * b + c`.
     fn fma(self, b: Self, c: Self) -> Self;
     fn sqrt(self) -> Self;
+    /// `1 / self` to two units in the last place, for normal numbers below `2^126`.
+    #[inline(always)]
+    fn recip(self) -> Self {
+        Self::splat(Self::Scalar::ONE).div(self)
+    }
     fn floor(self) -> Self;
     /// To the nearest integer, ties to even.
     fn round(self) -> Self;
@@ -115,6 +121,12 @@ pub(super) trait Vector: Copy {
                 unsafe { *target.add(j * target_stride + i) = *source.add(i * source_stride + j) };
             }
         }
+    }
+
+    /// Asks for the cache line at `p`, which may be anywhere.
+    #[inline(always)]
+    fn prefetch(p: *const Self::Scalar) {
+        let _ = p;
     }
 
     /// Enters a job without inlining it here.
@@ -299,6 +311,11 @@ impl Scalar for f32 {
     fn erf<V: Vector<Scalar = f32>>(x: V) -> V {
         math::erf(x)
     }
+
+    #[inline(always)]
+    fn sigmoid<V: Vector<Scalar = f32>>(x: V) -> V {
+        math::sigmoid(x)
+    }
 }
 
 impl Scalar for f64 {
@@ -332,6 +349,11 @@ impl Scalar for f64 {
     #[inline(always)]
     fn erf<V: Vector<Scalar = f64>>(x: V) -> V {
         x.map(math::erf_f64)
+    }
+
+    #[inline(always)]
+    fn sigmoid<V: Vector<Scalar = f64>>(x: V) -> V {
+        x.map(|x| 1.0 / (1.0 + (-x).exp()))
     }
 }
 

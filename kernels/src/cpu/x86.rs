@@ -119,6 +119,11 @@ macro_rules! avx2 {
             Self(now!($blend(b.0, a.0, $cmp::<_CMP_NEQ_UQ>(condition.0, zero))))
         }
 
+        #[inline(always)]
+        fn prefetch(p: *const $scalar) {
+            now!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
+        }
+
         fn call<J: Job<$scalar>>(job: J) {
             now!($enter(job))
         }
@@ -172,6 +177,11 @@ macro_rules! avx512 {
         fn split(self) -> (Self, Self) {
             let mantissa = now!($getmant::<_MM_MANT_NORM_1_2, _MM_MANT_SIGN_SRC>(self.0));
             (Self(mantissa), Self(now!($getexp(self.0))))
+        }
+
+        #[inline(always)]
+        fn prefetch(p: *const $scalar) {
+            now!(_mm_prefetch::<_MM_HINT_T0>(p.cast()))
         }
 
         fn call<J: Job<$scalar>>(job: J) {
@@ -334,6 +344,14 @@ impl Vector for F32x16 {
         _mm512_getmant_ps,
         _mm512_getexp_ps
     );
+
+    /// An estimate of 14 bits and one step of Newton's: a quarter of the time of a division.
+    #[inline(always)]
+    fn recip(self) -> Self {
+        let estimate = Self(now!(_mm512_rcp14_ps(self.0)));
+        let error = now!(_mm512_fnmadd_ps(self.0, estimate.0, Self::splat(1.0).0));
+        estimate.fma(Self(error), estimate)
+    }
 
     #[inline(always)]
     unsafe fn transpose(source: *const f32, rows: usize, target: *mut f32, columns: usize) {

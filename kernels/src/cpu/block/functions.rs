@@ -1,6 +1,5 @@
 //! The functions of block programs, for any vector.
 
-use super::super::math::sigmoid;
 use super::super::vector::{Scalar, Vector};
 
 /// A function of one value.
@@ -69,6 +68,11 @@ functions! { Function2:
     GeluTanhGrad(x, dy) => gelu_tanh_grad(x, dy);
     GeluErfGrad(x, dy) => gelu_erf_grad(x, dy);
     SiluGrad(x, dy) => silu_grad(x, dy);
+}
+
+#[inline(always)]
+fn sigmoid<V: Vector>(x: V) -> V {
+    V::Scalar::sigmoid(x)
 }
 
 #[inline(always)]

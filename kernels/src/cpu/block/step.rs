@@ -227,6 +227,10 @@ impl<'a, V: Vector> Machine<'a, V> {
         let span = Span { rows: self.block.rows, cols: self.block.cols };
         let start = self.start(x);
         if self.plan.kinds[x] == Kind::Lanes {
+            if self.plan.rows.cols == 1 {
+                let function = PhantomData;
+                return V::call(Map::<f::Same, _> { target, x: start, len: span.rows, function });
+            }
             return V::call(Reduce { op, target, x: start, span });
         }
         let per_row = self.plan.kinds[x] == Kind::PerRow;
@@ -394,6 +398,10 @@ impl<'a, V: Vector> Machine<'a, V> {
     fn add_rows(&self, value: usize, target: *mut V::Scalar) {
         let span = Span { rows: self.block.rows, cols: self.block.cols };
         assert!(self.plan.kinds[value] == Kind::Lanes, "column sums are of vectors");
+        if span.cols == 1 {
+            let span = Span { rows: 1, cols: span.rows };
+            return V::call(Reduce { op: ReduceOp::Sum, target, x: self.start(value), span });
+        }
         V::call(AddRows { target, x: self.start(value), span });
     }
 
