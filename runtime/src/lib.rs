@@ -34,6 +34,8 @@
 //! | E4041 | a checkpoint is damaged | resume from the older one that the message names |
 //! | E4042 | a checkpoint of another format | use the version of the program that wrote it |
 //! | E4043 | a checkpoint of another model or optimizer | resume with those it was begun with |
+//! | E4060 | the prompt has no tokens, or more than the model reads | change the prompt |
+//! | E4061 | a model gives no finite logits | check its weights |
 
 #![deny(unsafe_code)]
 // A diagnostic is built at most a few times in a run.
@@ -46,6 +48,8 @@ pub mod convert;
 pub mod data;
 pub mod error;
 pub mod execute;
+pub mod generate;
+pub mod init;
 #[allow(unsafe_code)]
 pub mod local;
 #[allow(unsafe_code)]
