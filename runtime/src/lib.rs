@@ -30,10 +30,13 @@
 //! | E4032 | too few tokens for one step | smaller `--seq` or `--gbs`, or more data |
 //! | E4033 | a file of tokens is damaged or unknown | give text, llm.c or Megatron files |
 //! | E4034 | a file has a token that the model does not have | use tokens made for this model |
-//! | E4040 | no checkpoint in this directory, or none of this step | correct the directory or step |
-//! | E4041 | a checkpoint is damaged | resume from the older one that the message names |
+//! | E4040 | no checkpoint in this directory, or of this step | correct the directory or step |
+//! | E4041 | a checkpoint is damaged | resume from the older one that is named |
 //! | E4042 | a checkpoint of another format | use the version of the program that wrote it |
 //! | E4043 | a checkpoint of another model or optimizer | resume with those it was begun with |
+//! | E4050 | a learning-rate schedule that makes no sense | correct the flag that is named |
+//! | E4051 | a checkpoint of another run | resume with what the run was begun with |
+//! | E4052 | the loss or its gradient is not finite any more | a smaller learning rate |
 //! | E4060 | the prompt has no tokens, or more than the model reads | change the prompt |
 //! | E4061 | a model gives no finite logits | check its weights |
 
@@ -54,7 +57,10 @@ pub mod init;
 pub mod local;
 #[allow(unsafe_code)]
 pub mod map;
+pub mod metrics;
 pub mod npy;
+pub mod rate;
+pub mod signal;
 pub mod tokens;
 pub mod trace;
 pub mod weights;
