@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 /// An integer polynomial: a sum of products of symbols, each with a coefficient.
 ///
 /// The map's keys are sorted lists of symbols; the empty list is the constant. No coefficient is
-/// zero, so that equality of maps is equality of polynomials.
+/// zero, so that equality of maps is equality of polynomials. Coefficients saturate at the range of
+/// `i64`, beyond every size that a machine can hold.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, Default)]
 pub struct Dim(BTreeMap<Vec<String>, i64>);
 
@@ -46,6 +47,13 @@ impl Dim {
         }
     }
 
+    /// Whether it can be the size of a dim: not a negative constant, and no coefficient so large
+    /// that a text would not keep it.
+    pub fn is_size(&self) -> bool {
+        let negative = self.as_constant().is_some_and(|size| size < 0);
+        !negative && self.0.values().all(|c| c.unsigned_abs() < 1 << 53)
+    }
+
     /// Whether the symbol `name` occurs.
     pub fn mentions(&self, name: &str) -> bool {
         self.0.keys().any(|symbols| symbols.iter().any(|s| s == name))
@@ -65,7 +73,7 @@ impl Dim {
             let mut left = Vec::new();
             for symbol in symbols {
                 match bindings.get(symbol) {
-                    Some(value) => coefficient *= value,
+                    Some(value) => coefficient = coefficient.saturating_mul(*value),
                     None => left.push(symbol.clone()),
                 }
             }
@@ -99,7 +107,7 @@ impl Dim {
 
     fn add_term(&mut self, symbols: Vec<String>, coefficient: i64) {
         let entry = self.0.entry(symbols.clone()).or_insert(0);
-        *entry += coefficient;
+        *entry = entry.saturating_add(coefficient);
         if *entry == 0 {
             self.0.remove(&symbols);
         }
@@ -133,7 +141,7 @@ impl Mul for &Dim {
             for (b, y) in &other.0 {
                 let mut symbols: Vec<String> = a.iter().chain(b).cloned().collect();
                 symbols.sort();
-                result.add_term(symbols, x * y);
+                result.add_term(symbols, x.saturating_mul(*y));
             }
         }
         result

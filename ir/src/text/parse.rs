@@ -239,7 +239,12 @@ impl<'t> Parser<'t> {
                     self.eat(',');
                 }
             } else {
-                dims.push(self.dim()?);
+                let here = self.here();
+                let dim = self.dim()?;
+                if !dim.is_size() {
+                    return self.fail("E1001", here, format!("`{dim}` is negative or too large"));
+                }
+                dims.push(dim);
             }
         }
         Ok(TensorType { dtype, dims })
@@ -597,6 +602,7 @@ fn random_op(attrs: &Attrs, declared: &TensorType) -> Option<Op> {
     };
     let extent = attrs.sizes("extent").unwrap_or_else(|| declared.dims.clone());
     let salt = u32::try_from(attrs.integer("salt")?).ok()?;
+    let extent = extent.iter().all(Dim::is_size).then_some(extent)?;
     let dims = declared.dims.clone();
     Some(Op::Random { salt, start, extent, dtype: declared.dtype, dims })
 }

@@ -61,3 +61,34 @@ fn mutated_texts_never_panic() {
     }
     assert!(accepted > 0 || std::env::var("SEED").is_ok(), "no mutation was harmless");
 }
+
+/// Inputs that once crashed, or are likely to.
+#[test]
+fn extreme_numbers_are_refused() {
+    let big = 8_000_000_000_000_000_i64;
+    for line in [
+        format!("%y: f32[{big}*{big}] = constant 1"),
+        format!("%y: f32[{big}*B*{big}*B] = constant 1"),
+        format!("%y: f32[{big}, {big}, {big}] = constant 1\n%z: f32[1] = reshape %y"),
+        format!("%y: f32[2] = pad dim=0 before={big} after={big} %x"),
+        format!("%y: f32[2] = slice dim=0 start={big} size={big} %x"),
+        format!("%y: f32[2] = slice dim={big} start=0 size=1 %x"),
+        format!("%y: f32[2] = random salt=1 start=[0] extent=[{big}*{big}] %k"),
+        "%y: f32[-2] = constant 1".to_owned(),
+        "%y: f32[2] = constant 1e999".to_owned(),
+        "%y: f32[2, 2] = broadcast new=[0, 0] %x".to_owned(),
+        "%y: f32[2] = broadcast new=[64] %x".to_owned(),
+        "%y: f32[2] = transpose perm=[] %x".to_owned(),
+        "%y: f32[2] = concat dim=0".to_owned(),
+        "%y: f32[2] = iota dim=0 start=99999999999999999999".to_owned(),
+    ] {
+        let text = format!(
+            "module m\n  func @f(%x: f32[2], %k: u32[4]) {{\n    {line}\n    return %y\n  }}\n"
+        );
+        match std::panic::catch_unwind(|| parse_module("text", &text)) {
+            Ok(Ok(module)) => assert_eq!(parse_module("text", &module.to_string()), Ok(module)),
+            Ok(Err(found)) => assert!(!found.is_empty(), "{line}"),
+            Err(_) => panic!("panics on {line}"),
+        }
+    }
+}
