@@ -4,9 +4,23 @@
 //!
 //! | code | what is wrong | exit code |
 //! |---|---|--:|
+//! | `E3001` | a cluster or calibration file that is no TOML | 6 |
+//! | `E3002` | a key that nothing reads | 6 |
+//! | `E3003` | a value that is missing | 6 |
+//! | `E3004` | a value of the wrong type, or not one of a few names | 6 |
+//! | `E3005` | a number without the unit that it needs | 6 |
+//! | `E3006` | a cluster that is neither a preset nor a file | 2 |
+//! | `E3007` | a file that cannot be read | 7 |
+//! | `E3008` | an `extends` that leads nowhere or back | 6 |
 //! | `E3101` | a layer that cannot be cut over `tp` as asked | 3 |
 //! | `E3102` | a sequence with fewer tokens than tensor-parallel ranks | 3 |
 //! | `E3103` | an entry that is not there | 2 |
 
 pub mod link;
+pub mod machine;
+pub mod quantity;
+mod reader;
+
+pub mod calibration;
+pub mod cluster;
 pub mod shard;

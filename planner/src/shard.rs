@@ -53,7 +53,7 @@ pub struct Request<'a> {
     pub tp: usize,
     /// Samples of a micro-batch on one rank.
     pub microbatch_size: usize,
-    /// Whether activations between layers are cut over `tp` along the sequence; else they are whole.
+    /// Whether activations between layers are cut over `tp` along the sequence, or whole.
     pub sequence: bool,
     /// What options are weighed by.
     pub rates: Rates,

@@ -96,7 +96,7 @@ fn unused(problem: &Problem<'_>, at: usize) -> Layout {
     }
 }
 
-/// The live part of a state. Two words of 64 bits: an accidental equality would only lose a state.
+/// The live part of a state. Two words: an accidental equality would only lose a state.
 fn key(state: &State, live: &[usize]) -> (u64, u64) {
     let hash = |seed: u8| {
         let mut hasher = DefaultHasher::new();

@@ -1,0 +1,374 @@
+//! The cluster: devices, the links between them, how many there are, and where each number is from.
+//!
+//! Three layers of TOML: a datasheet (a preset, or a file that others extend), a calibration
+//! (measured, see [`crate::calibration`]) and a deployment (the user's file: counts, what is
+//! reserved). A file that `extends` another overrides it value by value; each value keeps its
+//! origin. Units are mandatory.
+//!
+//! ```toml
+//! name = "two-nodes"
+//! extends = "preset:h100"        # or "file:PATH", relative to this file
+//! [deployment]
+//! nodes = 2
+//! ```
+
+mod draft;
+mod print;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use ir::import::nearest;
+use ir::{DType, Diagnostic, Span};
+use serde::{Deserialize, Serialize};
+
+use crate::calibration::Calibration;
+use crate::link::Link;
+use crate::machine::Machine;
+
+use draft::Draft;
+
+/// Clusters that need no file, with their texts.
+pub const PRESETS: [(&str, &str); 3] = [
+    ("cpu-local", include_str!("preset/cpu-local.toml")),
+    ("h100", include_str!("preset/h100.toml")),
+    ("a100", include_str!("preset/a100.toml")),
+];
+
+/// How a number is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Origin {
+    /// Measured on this machine.
+    Measured,
+    /// Between or beyond measured points, or fitted to runs elsewhere.
+    Fitted,
+    /// As the vendor or the user says.
+    Datasheet,
+}
+
+impl Origin {
+    /// All of them.
+    pub const ALL: [Origin; 3] = [Origin::Measured, Origin::Fitted, Origin::Datasheet];
+
+    /// The name in texts.
+    pub fn name(self) -> &'static str {
+        match self {
+            Origin::Measured => "measured",
+            Origin::Fitted => "fitted",
+            Origin::Datasheet => "datasheet",
+        }
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A number, how it is known, and which file says so.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Known {
+    /// In SI base units.
+    pub value: f64,
+    /// How it is known.
+    pub origin: Origin,
+    /// The preset or file.
+    pub source: String,
+}
+
+/// The kind of devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// Ranks share the cores and the memory of their node.
+    Cpu,
+    /// A rank has a device of its own.
+    Gpu,
+}
+
+/// The type of all devices. Of a CPU, rates of operations are those of one core; memory and its
+/// bandwidth are those of a node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Device {
+    /// CPU or GPU.
+    pub kind: Kind,
+    /// For people.
+    pub name: String,
+    /// Operations per second of dense products, by element type.
+    pub peak: BTreeMap<DType, Known>,
+    /// Bytes of memory.
+    pub memory_bytes: Known,
+    /// Bytes that are not ours: context, libraries, other programs.
+    pub reserved_bytes: Known,
+    /// Bytes per second to and from memory.
+    pub memory_bandwidth: Known,
+    /// Seconds from one launch to the next, at least.
+    pub launch_s: Known,
+    /// Cores of a node of CPUs.
+    pub cores: usize,
+    /// The instruction set, where it was read.
+    pub instruction_set: Option<String>,
+}
+
+/// Links between `count` members, each of them what the level inside spans.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Level {
+    /// For people.
+    pub name: String,
+    /// Members; none for as many as there are.
+    pub count: Option<usize>,
+    /// Bytes per second, per device and direction.
+    pub bandwidth: Known,
+    /// Seconds to the first byte.
+    pub latency: Known,
+}
+
+/// A cluster.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Cluster {
+    /// The name.
+    pub name: String,
+    /// The devices.
+    pub device: Device,
+    /// The links, from the device outwards.
+    pub levels: Vec<Level>,
+    /// Nodes.
+    pub nodes: usize,
+    /// Devices of a node; none where ranks are threads, as many as one likes.
+    pub devices_per_node: Option<usize>,
+    /// What was measured.
+    pub calibration: Option<Calibration>,
+}
+
+/// Where the bytes of ranks must fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// Those of each rank.
+    PerRank(u64),
+    /// Those of all ranks of a node together.
+    PerNode(u64),
+}
+
+impl Cluster {
+    /// Reads a preset, by name, or a file.
+    ///
+    /// # Errors
+    /// All that is wrong: see the table of the crate.
+    pub fn load(name_or_path: &str) -> Result<Cluster, Vec<Diagnostic>> {
+        Cluster::load_on(name_or_path, &Machine::detect())
+    }
+
+    /// As [`Cluster::load`], with a machine that need not be this one.
+    ///
+    /// # Errors
+    /// As [`Cluster::load`].
+    pub fn load_on(name_or_path: &str, machine: &Machine) -> Result<Cluster, Vec<Diagnostic>> {
+        let is_preset = PRESETS.iter().any(|(name, _)| *name == name_or_path);
+        let at = if is_preset {
+            Source::Preset(name_or_path.to_owned())
+        } else {
+            Source::File(PathBuf::from(name_or_path))
+        };
+        let text = at.read(&Span::of("--cluster"))?;
+        read(&at, &text, machine, &mut Vec::new())
+    }
+
+    /// Reads the text of a cluster file. `source` names it in diagnostics.
+    ///
+    /// # Errors
+    /// As [`Cluster::load`].
+    pub fn parse(source: &str, text: &str, machine: &Machine) -> Result<Cluster, Vec<Diagnostic>> {
+        read(&Source::File(PathBuf::from(source)), text, machine, &mut Vec::new())
+    }
+
+    /// All devices; none where ranks are threads.
+    pub fn devices(&self) -> Option<usize> {
+        self.devices_per_node.map(|devices| devices * self.nodes)
+    }
+
+    /// The links of a group of ranks that lies within `span` consecutive ranks.
+    pub fn link(&self, span: usize) -> Link {
+        let level = self.level(span);
+        let link =
+            Link { latency_s: level.latency.value, bandwidth_bytes_per_s: level.bandwidth.value };
+        let measured = self.calibration.as_ref().and_then(|c| c.collective);
+        match (self.device.kind, measured) {
+            (Kind::Cpu, Some(measured)) => measured,
+            (Kind::Cpu | Kind::Gpu, _) => link,
+        }
+    }
+
+    /// The innermost level that spans so many consecutive ranks.
+    pub fn level(&self, span: usize) -> &Level {
+        let mut reach = 1;
+        for level in &self.levels {
+            reach *= level.count.unwrap_or(usize::MAX / reach);
+            if span <= reach {
+                return level;
+            }
+        }
+        self.levels.last().expect("a cluster has a level")
+    }
+
+    /// Threads of each of `ranks` ranks on a node of CPUs; at least one.
+    pub fn threads(&self, ranks: usize) -> usize {
+        (self.device.cores / ranks.max(1)).max(1)
+    }
+
+    /// By how much ranks slow each other down: those above the cores take turns.
+    pub fn oversubscription(&self, ranks: usize) -> f64 {
+        match self.device.kind {
+            Kind::Cpu => (ranks as f64 / self.device.cores as f64).max(1.0),
+            Kind::Gpu => 1.0,
+        }
+    }
+
+    /// Operations per second of one of `ranks` ranks on a node; as f32 where the type has no rate.
+    pub fn flops_per_s(&self, dtype: DType, ranks: usize) -> Known {
+        let peak = &self.device.peak;
+        let known = peak.get(&dtype).or_else(|| peak.get(&DType::F32));
+        let mut known =
+            known.or_else(|| peak.values().next()).expect("a device has a rate").clone();
+        if self.device.kind == Kind::Cpu {
+            known.value *= self.threads(ranks) as f64;
+        }
+        known
+    }
+
+    /// Bytes per second to and from memory of one of `ranks` ranks on a node.
+    pub fn memory_bandwidth(&self, ranks: usize) -> Known {
+        let mut known = self.device.memory_bandwidth.clone();
+        if self.device.kind == Kind::Cpu {
+            known.value /= ranks.clamp(1, self.device.cores) as f64;
+        }
+        known
+    }
+
+    /// Where the bytes of ranks must fit.
+    pub fn memory(&self) -> Memory {
+        let device = &self.device;
+        let bytes = (device.memory_bytes.value - device.reserved_bytes.value).max(0.0) as u64;
+        match device.kind {
+            Kind::Cpu => Memory::PerNode(bytes),
+            Kind::Gpu => Memory::PerRank(bytes),
+        }
+    }
+
+    /// Ranks of a node when there are `ranks` in all.
+    pub fn ranks_per_node(&self, ranks: usize) -> usize {
+        self.devices_per_node.unwrap_or_else(|| ranks.div_ceil(self.nodes)).min(ranks)
+    }
+
+    /// The name with what was read from the machine: what a plan writes down.
+    pub fn describe(&self) -> String {
+        let Some(isa) = &self.device.instruction_set else { return self.name.clone() };
+        let memory = kernels::Bytes(self.device.memory_bytes.value as u64);
+        format!("{} ({} cores, {memory}, {isa})", self.name, self.device.cores)
+    }
+}
+
+/// Where a text of a cluster is.
+#[derive(Clone, Debug, PartialEq)]
+enum Source {
+    Preset(String),
+    File(PathBuf),
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::Preset(name) => write!(f, "preset:{name}"),
+            Source::File(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+impl Source {
+    /// What `extends` means in a file.
+    fn parse(text: &str, from: &Source) -> Option<Source> {
+        if let Some(name) = text.strip_prefix("preset:") {
+            return Some(Source::Preset(name.to_owned()));
+        }
+        let path = Path::new(text.strip_prefix("file:")?);
+        let folder = match from {
+            Source::File(file) => file.parent().unwrap_or(Path::new("")),
+            Source::Preset(_) => Path::new(""),
+        };
+        Some(Source::File(folder.join(path)))
+    }
+
+    /// The text; `at` is the place that asks for it.
+    fn read(&self, at: &Span) -> Result<String, Vec<Diagnostic>> {
+        let names = || PRESETS.iter().map(|(name, _)| *name);
+        let known = || names().map(|n| format!("`{n}`")).collect::<Vec<_>>().join(", ");
+        match self {
+            Source::Preset(name) => {
+                let found = PRESETS.iter().find(|(preset, _)| preset == name);
+                found.map(|(_, text)| (*text).to_owned()).ok_or_else(|| {
+                    let headline = format!("there is no cluster preset `{name}`");
+                    let near = nearest(name, names());
+                    let help = near.map(|n| format!("did you mean `{n}`?"));
+                    let help = help.unwrap_or_else(|| format!("the presets are {}", known()));
+                    vec![Diagnostic::error("E3006", at.clone(), headline).help(help)]
+                })
+            }
+            Source::File(path) => std::fs::read_to_string(path).map_err(|error| {
+                let shown = path.display().to_string();
+                if error.kind() == std::io::ErrorKind::NotFound {
+                    let headline = format!("`{shown}` is neither a cluster preset nor a file");
+                    let near = nearest(&shown, names());
+                    let help = near.map(|n| format!("did you mean `{n}`?"));
+                    let help = help.unwrap_or_else(|| format!("the presets are {}", known()));
+                    return vec![Diagnostic::error("E3006", at.clone(), headline).help(help)];
+                }
+                let headline = format!("cannot read `{shown}`: {error}");
+                vec![Diagnostic::error("E3007", at.clone(), headline)]
+            }),
+        }
+    }
+}
+
+fn read(
+    at: &Source,
+    text: &str,
+    machine: &Machine,
+    above: &mut Vec<Source>,
+) -> Result<Cluster, Vec<Diagnostic>> {
+    let draft = merge(at, text, above)?;
+    draft.complete(&at.to_string(), machine)
+}
+
+/// A file laid over what it extends. `above` are the files that led here.
+fn merge(at: &Source, text: &str, above: &mut Vec<Source>) -> Result<Draft, Vec<Diagnostic>> {
+    let name = at.to_string();
+    let (draft, extends, mut diagnostics) = Draft::read(&name, text);
+    above.push(at.clone());
+    let mut base = Draft::default();
+    if let Some((wanted, bytes)) = extends {
+        let span = Span { source: name, bytes };
+        match Source::parse(&wanted, at) {
+            None => {
+                let headline = format!("`extends` is `{wanted}`, neither a preset nor a file");
+                let diagnostic = Diagnostic::error("E3008", span, headline);
+                diagnostics.push(diagnostic.help("write \"preset:NAME\" or \"file:PATH\""));
+            }
+            Some(next) if above.contains(&next) => {
+                let way = above.iter().chain([&next]).map(|s| format!("`{s}`"));
+                let way = way.collect::<Vec<_>>().join(" extends ");
+                let headline = "a cluster extends itself".to_owned();
+                diagnostics.push(Diagnostic::error("E3008", span, headline).note(way));
+            }
+            Some(next) => match next.read(&span).and_then(|text| merge(&next, &text, above)) {
+                Ok(draft) => base = draft,
+                Err(more) => diagnostics.extend(more),
+            },
+        }
+    }
+    if diagnostics.is_empty() { Ok(base.overlay(draft)) } else { Err(diagnostics) }
+}

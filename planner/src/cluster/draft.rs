@@ -1,0 +1,278 @@
+//! What one file says of a cluster, before the files are laid over each other.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use ir::import::nearest;
+use ir::{DType, Diagnostic, Span};
+
+use super::{Cluster, Device, Kind, Known, Level, Origin};
+use crate::machine::Machine;
+use crate::quantity::Unit;
+use crate::reader::{Reader, Table};
+
+/// The values of one file, or of several laid over each other.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Draft {
+    name: Option<String>,
+    kind: Option<Kind>,
+    device_name: Option<String>,
+    detect: Option<bool>,
+    cores: Option<usize>,
+    instruction_set: Option<String>,
+    peak: BTreeMap<DType, Known>,
+    memory_bytes: Option<Known>,
+    reserved_bytes: Option<Known>,
+    memory_bandwidth: Option<Known>,
+    launch_s: Option<Known>,
+    levels: Vec<DraftLevel>,
+    nodes: Option<usize>,
+    devices_per_node: Option<usize>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+struct DraftLevel {
+    name: String,
+    count: Option<usize>,
+    bandwidth: Option<Known>,
+    latency: Option<Known>,
+}
+
+/// Reads values that keep where they are from.
+struct Values<'r, 'a> {
+    reader: &'r mut Reader<'a>,
+    origin: Origin,
+    source: String,
+}
+
+impl Values<'_, '_> {
+    fn known(&mut self, table: Table<'_>, key: &str, unit: Unit) -> Option<Known> {
+        let value = self.reader.quantity(table, key, unit)?;
+        Some(Known { value, origin: self.origin, source: self.source.clone() })
+    }
+}
+
+type Extends = Option<(String, Range<usize>)>;
+
+impl Draft {
+    /// Reads one file: its values, what it extends and where that stands, and what is wrong.
+    pub(super) fn read(source: &str, text: &str) -> (Draft, Extends, Vec<Diagnostic>) {
+        let (mut reader, root) = Reader::open(source, text);
+        let root = Table::root(&root);
+        reader.expect_keys(root, &["name", "extends", "origin", "device", "level", "deployment"]);
+        let mut draft = Draft { name: reader.string(root, "name"), ..Draft::default() };
+        let extends = reader.string(root, "extends").map(|text| (text, root.bytes("extends")));
+        let origin = read_name(&mut reader, root, "origin", &Origin::ALL, Origin::name);
+        let origin = origin.unwrap_or(Origin::Datasheet);
+        let mut values = Values { reader: &mut reader, origin, source: source.to_owned() };
+        if let Some(device) = values.reader.table(root, "device") {
+            draft.read_device(&mut values, device);
+        }
+        for table in values.reader.tables(root, "level") {
+            values.reader.expect_keys(table, &["name", "count", "bandwidth", "latency"]);
+            draft.levels.push(DraftLevel {
+                name: values.reader.string(table, "name").unwrap_or_default(),
+                count: values.reader.count(table, "count"),
+                bandwidth: values.known(table, "bandwidth", Unit::BytesPerSecond),
+                latency: values.known(table, "latency", Unit::Seconds),
+            });
+        }
+        if let Some(table) = values.reader.table(root, "deployment") {
+            values.reader.expect_keys(table, &["nodes", "devices_per_node", "reserved"]);
+            draft.nodes = values.reader.count(table, "nodes");
+            draft.devices_per_node = values.reader.count(table, "devices_per_node");
+            let reserved = values.known(table, "reserved", Unit::Bytes);
+            draft.reserved_bytes = reserved.or(draft.reserved_bytes);
+        }
+        (draft, extends, reader.diagnostics)
+    }
+
+    fn read_device(&mut self, values: &mut Values<'_, '_>, device: Table<'_>) {
+        let keys = ["kind", "name", "detect", "cores", "isa", "launch", "memory", "peak"];
+        values.reader.expect_keys(device, &keys);
+        let kinds = [Kind::Cpu, Kind::Gpu];
+        self.kind = read_name(values.reader, device, "kind", &kinds, kind_name);
+        self.device_name = values.reader.string(device, "name");
+        self.detect = values.reader.flag(device, "detect");
+        self.cores = values.reader.count(device, "cores");
+        self.instruction_set = values.reader.string(device, "isa");
+        self.launch_s = values.known(device, "launch", Unit::Seconds);
+        if let Some(memory) = values.reader.table(device, "memory") {
+            values.reader.expect_keys(memory, &["capacity", "reserved", "bandwidth"]);
+            self.memory_bytes = values.known(memory, "capacity", Unit::Bytes);
+            self.reserved_bytes = values.known(memory, "reserved", Unit::Bytes);
+            self.memory_bandwidth = values.known(memory, "bandwidth", Unit::BytesPerSecond);
+        }
+        if let Some(peak) = values.reader.table(device, "peak") {
+            let names: Vec<&str> = DType::ALL.iter().map(|d| d.name()).collect();
+            values.reader.expect_keys(peak, &names);
+            for dtype in DType::ALL {
+                let rate = values.known(peak, dtype.name(), Unit::FlopsPerSecond);
+                self.peak.extend(rate.map(|rate| (dtype, rate)));
+            }
+        }
+    }
+
+    /// These values where the upper file has none.
+    pub(super) fn overlay(mut self, upper: Draft) -> Draft {
+        self.peak.extend(upper.peak);
+        for level in upper.levels {
+            match self.levels.iter_mut().find(|l| l.name == level.name) {
+                Some(there) => {
+                    there.count = level.count.or(there.count);
+                    there.bandwidth = level.bandwidth.or(there.bandwidth.take());
+                    there.latency = level.latency.or(there.latency.take());
+                }
+                None => self.levels.push(level),
+            }
+        }
+        Draft {
+            name: upper.name.or(self.name),
+            kind: upper.kind.or(self.kind),
+            device_name: upper.device_name.or(self.device_name),
+            detect: upper.detect.or(self.detect),
+            cores: upper.cores.or(self.cores),
+            instruction_set: upper.instruction_set.or(self.instruction_set),
+            peak: self.peak,
+            memory_bytes: upper.memory_bytes.or(self.memory_bytes),
+            reserved_bytes: upper.reserved_bytes.or(self.reserved_bytes),
+            memory_bandwidth: upper.memory_bandwidth.or(self.memory_bandwidth),
+            launch_s: upper.launch_s.or(self.launch_s),
+            levels: self.levels,
+            nodes: upper.nodes.or(self.nodes),
+            devices_per_node: upper.devices_per_node.or(self.devices_per_node),
+        }
+    }
+
+    /// The cluster; what is missing is reported, all at once.
+    pub(super) fn complete(
+        mut self,
+        source: &str,
+        machine: &Machine,
+    ) -> Result<Cluster, Vec<Diagnostic>> {
+        if self.detect == Some(true) {
+            self.take_machine(machine);
+        }
+        let mut missing = Missing { source, diagnostics: Vec::new() };
+        let levels = complete_levels(std::mem::take(&mut self.levels), &mut missing);
+        let devices_per_node = self.devices_per_node;
+        if self.kind == Some(Kind::Gpu) {
+            missing.need(devices_per_node, "deployment.devices_per_node", "8");
+        }
+        let (name, nodes) = (self.name.take(), self.nodes);
+        let device = self.complete_device(source, &mut missing);
+        match device {
+            Some(device) if missing.diagnostics.is_empty() => Ok(Cluster {
+                name: name.unwrap_or_else(|| source.to_owned()),
+                device,
+                levels,
+                nodes: nodes.unwrap_or(1),
+                devices_per_node,
+                calibration: None,
+            }),
+            Some(_) | None => Err(missing.diagnostics),
+        }
+    }
+
+    fn complete_device(self, source: &str, missing: &mut Missing<'_>) -> Option<Device> {
+        let kind = missing.need(self.kind, "device.kind", "\"gpu\"");
+        let memory_bytes = missing.need(self.memory_bytes, "device.memory.capacity", "\"80 GiB\"");
+        let memory_bandwidth =
+            missing.need(self.memory_bandwidth, "device.memory.bandwidth", "\"3.35 TB/s\"");
+        let launch_s = missing.need(self.launch_s, "device.launch", "\"4 us\"");
+        let rate = self.peak.values().next();
+        missing.need(rate, "device.peak.f32", "\"60 TFLOP/s\"");
+        let cores = match kind {
+            Some(Kind::Cpu) => missing.need(self.cores, "device.cores", "16"),
+            Some(Kind::Gpu) | None => Some(self.cores.unwrap_or(1)),
+        };
+        let nothing = Known { value: 0.0, origin: Origin::Datasheet, source: source.to_owned() };
+        Some(Device {
+            kind: kind?,
+            name: self.device_name.unwrap_or_else(|| "device".to_owned()),
+            peak: self.peak,
+            memory_bytes: memory_bytes?,
+            reserved_bytes: self.reserved_bytes.unwrap_or(nothing),
+            memory_bandwidth: memory_bandwidth?,
+            launch_s: launch_s?,
+            cores: cores?,
+            instruction_set: self.instruction_set,
+        })
+    }
+
+    fn take_machine(&mut self, machine: &Machine) {
+        self.cores.get_or_insert(machine.cores);
+        self.instruction_set.get_or_insert_with(|| machine.instruction_set.clone());
+        self.memory_bytes.get_or_insert_with(|| Known {
+            value: machine.memory_bytes as f64,
+            origin: Origin::Measured,
+            source: "this machine".to_owned(),
+        });
+    }
+}
+
+fn complete_levels(drafts: Vec<DraftLevel>, missing: &mut Missing<'_>) -> Vec<Level> {
+    missing.need(drafts.first(), "level", "a table `[[level]]`");
+    let mut levels = Vec::new();
+    for level in drafts {
+        let at = |key: &str| format!("level.{}.{key}", level.name);
+        let bandwidth = missing.need(level.bandwidth, &at("bandwidth"), "\"50 GB/s\"");
+        let latency = missing.need(level.latency, &at("latency"), "\"5 us\"");
+        levels.extend(bandwidth.zip(latency).map(|(bandwidth, latency)| Level {
+            name: level.name,
+            count: level.count,
+            bandwidth,
+            latency,
+        }));
+    }
+    levels
+}
+
+/// The name of a kind in texts.
+pub(super) fn kind_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Cpu => "cpu",
+        Kind::Gpu => "gpu",
+    }
+}
+
+/// One of a few names.
+fn read_name<T: Copy>(
+    reader: &mut Reader<'_>,
+    table: Table<'_>,
+    key: &str,
+    all: &[T],
+    name: impl Fn(T) -> &'static str,
+) -> Option<T> {
+    let text = reader.string(table, key)?;
+    let found = all.iter().copied().find(|item| name(*item) == text);
+    if found.is_none() {
+        let names = all.iter().map(|item| format!("`{}`", name(*item)));
+        let near = nearest(&text, all.iter().map(|item| name(*item)));
+        let help = match near {
+            Some(near) => format!("did you mean `{near}`?"),
+            None => format!("write one of {}", names.collect::<Vec<_>>().join(", ")),
+        };
+        let headline = format!("`{key}` is `{text}`, which is not known");
+        reader.report("E3004", table.bytes(key), headline).help = Some(help);
+    }
+    found
+}
+
+struct Missing<'a> {
+    source: &'a str,
+    diagnostics: Vec<Diagnostic>,
+}
+
+impl Missing<'_> {
+    fn need<T>(&mut self, value: Option<T>, key: &str, example: &str) -> Option<T> {
+        if value.is_none() {
+            let headline = format!("the cluster has no `{key}`");
+            self.diagnostics.push(
+                Diagnostic::error("E3003", Span::of(self.source), headline)
+                    .help(format!("write `{key}`, such as {example}, or extend a preset")),
+            );
+        }
+        value
+    }
+}

@@ -1,0 +1,99 @@
+use super::*;
+
+fn machine() -> Machine {
+    Machine { cores: 4, memory_bytes: 8 << 30, instruction_set: "avx2".into() }
+}
+
+fn errors(text: &str) -> String {
+    let diagnostics = Cluster::parse("my.toml", text, &machine()).unwrap_err();
+    diagnostics.iter().map(|d| ir::diagnostic::render(d, Some(text))).collect()
+}
+
+#[test]
+fn presets_read_and_print_and_read_back() {
+    for (name, _) in PRESETS {
+        let cluster = Cluster::load_on(name, &machine()).unwrap();
+        assert_eq!(cluster.name, name);
+        let text = cluster.to_string();
+        let back = Cluster::parse("back", &text, &machine()).unwrap();
+        let plain = |text: String| -> String {
+            text.lines()
+                .map(|l| l.split('#').next().unwrap_or("").trim_end().to_owned() + "\n")
+                .collect()
+        };
+        assert_eq!(plain(back.to_string()), plain(text));
+    }
+}
+
+#[test]
+fn cpu_ranks_share_cores_and_memory() {
+    let cluster = Cluster::load_on("cpu-local", &machine()).unwrap();
+    assert_eq!(cluster.describe(), "cpu-local (4 cores, 8.00 GiB, avx2)");
+    assert_eq!(cluster.device.memory_bytes.origin, Origin::Measured);
+    assert_eq!((cluster.threads(1), cluster.threads(3), cluster.threads(8)), (4, 1, 1));
+    assert_eq!(cluster.oversubscription(8), 2.0);
+    assert_eq!(cluster.flops_per_s(DType::F32, 2).value, 120e9);
+    assert_eq!(cluster.memory(), Memory::PerNode(8 << 30));
+}
+
+#[test]
+fn files_override_presets_value_by_value() {
+    let text = "name = \"mine\"\nextends = \"preset:h100\"\n\
+                [[level]]\nname = \"infiniband\"\nlatency = \"9 us\"\n[deployment]\nnodes = 2\n";
+    let cluster = Cluster::parse("my.toml", text, &machine()).unwrap();
+    assert_eq!(cluster.devices(), Some(16));
+    assert_eq!(cluster.link(8).bandwidth_bytes_per_s, 450e9);
+    let outer = cluster.level(16);
+    assert_eq!((outer.bandwidth.value, outer.latency.value), (50e9, 9e-6));
+    assert_eq!(outer.bandwidth.source, "preset:h100");
+    assert_eq!(outer.latency.source, "my.toml");
+}
+
+#[test]
+fn everything_that_is_wrong_is_said_at_once() {
+    let text =
+        "extends = \"preset:h10\"\nnme = \"x\"\n[[level]]\nname = \"nvlink\"\nbandwidth = 900\n";
+    assert_eq!(
+        errors(text),
+        r#"error[E3002]: unknown key `nme`
+ --> my.toml:2:1
+  |
+2 | nme = "x"
+  | ^^^
+  = help: did you mean `name`?
+error[E3005]: `level.bandwidth` is `900`, which has no unit that fits
+ --> my.toml:5:13
+  |
+5 | bandwidth = 900
+  |             ^^^
+  = help: write a text with a unit, such as "12.5 GB/s"
+error[E3006]: there is no cluster preset `h10`
+ --> my.toml:1:11
+  |
+1 | extends = "preset:h10"
+  |           ^^^^^^^^^^^^
+  = help: did you mean `h100`?
+"#
+    );
+}
+
+#[test]
+fn missing_values_are_named() {
+    let text = errors("[device]\nkind = \"gpu\"\n");
+    for key in ["device.memory.capacity", "device.launch", "device.peak.f32", "`level`"] {
+        assert!(text.contains(key), "{key} is not in\n{text}");
+    }
+    assert!(errors("kind = ").contains("E3001"));
+}
+
+#[test]
+fn a_file_that_extends_itself_is_found() {
+    let folder = std::env::temp_dir().join(format!("gantline-cluster-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let (a, b) = (folder.join("a.toml"), folder.join("b.toml"));
+    std::fs::write(&a, "extends = \"file:b.toml\"\n").unwrap();
+    std::fs::write(&b, "extends = \"file:a.toml\"\n").unwrap();
+    let found = Cluster::load_on(&a.display().to_string(), &machine()).unwrap_err();
+    assert_eq!(found[0].headline, "a cluster extends itself");
+    std::fs::remove_dir_all(&folder).unwrap();
+}

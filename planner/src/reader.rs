@@ -1,0 +1,216 @@
+//! TOML tables read key by key, with everything that is wrong collected as diagnostics.
+
+use ir::import::nearest;
+use ir::{Diagnostic, Span};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::quantity::Unit;
+
+/// A file that is being read.
+#[derive(Debug)]
+pub(crate) struct Reader<'a> {
+    source: &'a str,
+    pub(crate) diagnostics: Vec<Diagnostic>,
+}
+
+/// A table of a file: its keys, and what it is called there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Table<'t> {
+    path: &'t str,
+    keys: &'t DeTable<'t>,
+}
+
+impl<'a> Reader<'a> {
+    /// Reads the text; what is no TOML is reported, and what can be read is returned.
+    pub(crate) fn open(source: &'a str, text: &'a str) -> (Reader<'a>, Spanned<DeTable<'a>>) {
+        let (table, errors) = DeTable::parse_recoverable(text);
+        let mut reader = Reader { source, diagnostics: Vec::new() };
+        for error in errors {
+            let bytes = error.span().unwrap_or(0..0);
+            let message = error.message().lines().next().unwrap_or("not TOML").to_owned();
+            reader.report("E3001", bytes, format!("cannot read the file: {message}"));
+        }
+        (reader, table)
+    }
+
+    pub(crate) fn span(&self, bytes: std::ops::Range<usize>) -> Span {
+        Span { source: self.source.to_owned(), bytes }
+    }
+
+    pub(crate) fn report(
+        &mut self,
+        code: &'static str,
+        bytes: std::ops::Range<usize>,
+        headline: String,
+    ) -> &mut Diagnostic {
+        self.diagnostics.push(Diagnostic::error(code, self.span(bytes), headline));
+        self.diagnostics.last_mut().expect("one was pushed")
+    }
+
+    fn wrong_type(
+        &mut self,
+        table: Table<'_>,
+        key: &str,
+        value: &Spanned<DeValue<'_>>,
+        want: &str,
+    ) {
+        let headline = format!("`{}` is {}, not {want}", table.name(key), kind(value.get_ref()));
+        self.report("E3004", value.span(), headline);
+    }
+
+    /// Reports keys that are not among the known ones.
+    pub(crate) fn expect_keys(&mut self, table: Table<'_>, known: &[&str]) {
+        for key in table.keys.keys() {
+            let name = key.get_ref().as_ref();
+            if known.contains(&name) {
+                continue;
+            }
+            let headline = format!("unknown key `{}`", table.name(name));
+            let near = nearest(name, known.iter().copied()).map(str::to_owned);
+            let keys = known.iter().map(|k| format!("`{k}`")).collect::<Vec<_>>().join(", ");
+            let diagnostic = self.report("E3002", key.span(), headline);
+            diagnostic.help = Some(match near {
+                Some(near) => format!("did you mean `{near}`?"),
+                None => format!("the keys here are {keys}"),
+            });
+        }
+    }
+
+    pub(crate) fn string(&mut self, table: Table<'_>, key: &str) -> Option<String> {
+        let value = table.keys.get(key)?;
+        match value.get_ref() {
+            DeValue::String(text) => Some(text.to_string()),
+            _ => {
+                self.wrong_type(table, key, value, "a text");
+                None
+            }
+        }
+    }
+
+    /// True or false.
+    pub(crate) fn flag(&mut self, table: Table<'_>, key: &str) -> Option<bool> {
+        let value = table.keys.get(key)?;
+        let flag = value.get_ref().as_bool();
+        if flag.is_none() {
+            self.wrong_type(table, key, value, "true or false");
+        }
+        flag
+    }
+
+    /// A positive whole number.
+    pub(crate) fn count(&mut self, table: Table<'_>, key: &str) -> Option<usize> {
+        let value = table.keys.get(key)?;
+        let number = value.get_ref().as_integer();
+        let number = number.and_then(|n| usize::from_str_radix(n.as_str(), n.radix()).ok());
+        if number.is_none_or(|n| n == 0) {
+            self.wrong_type(table, key, value, "a positive whole number");
+            return None;
+        }
+        number
+    }
+
+    /// A number with a unit, in SI base units.
+    pub(crate) fn quantity(&mut self, table: Table<'_>, key: &str, unit: Unit) -> Option<f64> {
+        let value = table.keys.get(key)?;
+        self.quantity_of(&table.name(key), value, unit)
+    }
+
+    fn quantity_of(&mut self, name: &str, value: &Spanned<DeValue<'_>>, unit: Unit) -> Option<f64> {
+        let (found, number) = match value.get_ref() {
+            DeValue::String(text) => (format!("`{text}`"), unit.parse(text)),
+            DeValue::Integer(n) => (format!("`{n}`"), None),
+            DeValue::Float(n) => (format!("`{n}`"), None),
+            other => (kind(other).to_owned(), None),
+        };
+        if number.is_none() {
+            let headline = format!("`{name}` is {found}, which has no unit that fits");
+            let help = format!("write a text with a unit, such as \"{}\"", unit.example());
+            self.report("E3005", value.span(), headline).help = Some(help);
+        }
+        number
+    }
+
+    /// A list of pairs of numbers with units.
+    pub(crate) fn points(
+        &mut self,
+        table: Table<'_>,
+        key: &str,
+        units: [Unit; 2],
+    ) -> Vec<[f64; 2]> {
+        let Some(value) = table.keys.get(key) else { return Vec::new() };
+        let DeValue::Array(rows) = value.get_ref() else {
+            self.wrong_type(table, key, value, "a list of pairs");
+            return Vec::new();
+        };
+        let name = table.name(key);
+        let mut points = Vec::new();
+        for row in rows.iter() {
+            match row.get_ref() {
+                DeValue::Array(pair) if pair.len() == 2 => {
+                    let x = self.quantity_of(&name, &pair[0], units[0]);
+                    let y = self.quantity_of(&name, &pair[1], units[1]);
+                    points.extend(x.zip(y).map(|(x, y)| [x, y]));
+                }
+                _ => self.wrong_type(table, key, row, "a pair"),
+            }
+        }
+        points
+    }
+
+    pub(crate) fn table<'t>(&mut self, table: Table<'t>, key: &'t str) -> Option<Table<'t>> {
+        let value = table.keys.get(key)?;
+        match value.get_ref() {
+            DeValue::Table(keys) => Some(Table { path: key, keys }),
+            _ => {
+                self.wrong_type(table, key, value, "a table");
+                None
+            }
+        }
+    }
+
+    /// The tables of `[[key]]`.
+    pub(crate) fn tables<'t>(&mut self, table: Table<'t>, key: &'t str) -> Vec<Table<'t>> {
+        let Some(value) = table.keys.get(key) else { return Vec::new() };
+        let mut tables = Vec::new();
+        match value.get_ref() {
+            DeValue::Array(rows) => {
+                for row in rows.iter() {
+                    match row.get_ref() {
+                        DeValue::Table(keys) => tables.push(Table { path: key, keys }),
+                        _ => self.wrong_type(table, key, row, "a table"),
+                    }
+                }
+            }
+            _ => self.wrong_type(table, key, value, "a list of tables"),
+        }
+        tables
+    }
+}
+
+impl<'t> Table<'t> {
+    pub(crate) fn root(table: &'t Spanned<DeTable<'t>>) -> Table<'t> {
+        Table { path: "", keys: table.get_ref() }
+    }
+
+    /// The bytes of a key's value.
+    pub(crate) fn bytes(&self, key: &str) -> std::ops::Range<usize> {
+        self.keys.get(key).map_or(0..0, Spanned::span)
+    }
+
+    fn name(&self, key: &str) -> String {
+        if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
+    }
+}
+
+fn kind(value: &DeValue<'_>) -> &'static str {
+    match value {
+        DeValue::String(_) => "a text",
+        DeValue::Integer(_) => "a whole number",
+        DeValue::Float(_) => "a number",
+        DeValue::Boolean(_) => "true or false",
+        DeValue::Datetime(_) => "a date",
+        DeValue::Array(_) => "a list",
+        DeValue::Table(_) => "a table",
+    }
+}
