@@ -19,6 +19,7 @@ mod tests;
 #[cfg(test)]
 pub(crate) mod tiny;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -30,6 +31,7 @@ use ir::sharding::Axis;
 use kernels::Kernel;
 
 use crate::communicator::CommError;
+use crate::convert::{Stored, convert};
 use crate::error::Error;
 use crate::local::Local;
 use crate::local::arena::Arena;
@@ -207,6 +209,19 @@ pub struct RankTime {
     pub wait_s: f64,
 }
 
+/// The memory of a rank, lent to the host.
+pub struct Lent<'a> {
+    program: &'a Program,
+    arena: &'a Arena,
+}
+
+impl Lent<'_> {
+    /// The bytes of a buffer.
+    pub fn bytes(&self, buffer: BufferId) -> &[u8] {
+        self.arena.bytes(range(buffer_of(self.program, buffer)))
+    }
+}
+
 /// What a rank owns that the host looks at between steps.
 struct Seat {
     arena: Arena,
@@ -240,9 +255,10 @@ impl Session {
             let classes = Arc::clone(&session.classes);
             let control = Arc::clone(&session.control);
             let seat = Arc::clone(&session.seats[rank]);
-            let options = *options;
+            let make = || Runner::new(classes, Box::new(local), options, samples, epoch);
+            let mut runner = catch_unwind(AssertUnwindSafe(make))
+                .map_err(|panic| rank_error(rank, rank::panic_text(&*panic).to_owned()))?;
             let body = move || {
-                let mut runner = Runner::new(classes, Box::new(local), &options, samples, epoch);
                 control.serve(rank, |phase, inputs| runner.run(phase, inputs, &mut lock(&seat)));
             };
             let thread = std::thread::Builder::new().name(format!("rank {rank}")).spawn(body);
@@ -306,10 +322,9 @@ impl Session {
         let Some(index) = index else { return [0.0; 3] };
         let seat = lock(&self.seats[0]);
         let bytes = seat.arena.bytes(range(&program.buffers[index]));
-        let number = |i: usize| match program.buffers[index].dtype {
-            DType::F64 => bytes.as_chunks().0.get(i).map_or(0.0, |&b| f64::from_le_bytes(b)),
-            _ => bytes.as_chunks().0.get(i).map_or(0.0, |&b| f32::from_le_bytes(b).into()),
-        };
+        let dtype = Stored::DType(program.buffers[index].dtype);
+        let wide = convert(dtype, bytes, DType::F64);
+        let number = |i: usize| wide.as_chunks().0.get(i).map_or(0.0, |&b| f64::from_le_bytes(b));
         [number(0), number(1), number(2)]
     }
 
@@ -325,6 +340,12 @@ impl Session {
     pub fn read(&self, rank: usize, buffer: BufferId) -> Vec<u8> {
         let range = range(buffer_of(self.classes.program_of(rank), buffer));
         lock(&self.seats[rank]).arena.bytes(range).to_vec()
+    }
+
+    /// Lends the memory of a rank, for reading without a copy.
+    pub fn lend<T>(&self, rank: usize, work: impl FnOnce(&Lent<'_>) -> T) -> T {
+        let program = self.classes.program_of(rank);
+        work(&Lent { program, arena: &lock(&self.seats[rank]).arena })
     }
 
     /// What was timed in the last step.

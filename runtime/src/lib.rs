@@ -63,6 +63,7 @@ pub mod rate;
 pub mod signal;
 pub mod tokens;
 pub mod trace;
+pub mod train;
 pub mod weights;
 
 #[cfg(test)]

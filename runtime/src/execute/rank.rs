@@ -361,7 +361,8 @@ fn combine(combiner: Combiner) -> communicator::Combiner {
     }
 }
 
-fn panic_text(panic: &(dyn Any + Send)) -> &str {
+/// What a panic said.
+pub(super) fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or(panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }

@@ -45,6 +45,13 @@ pub struct Shard {
     pub is_first: bool,
 }
 
+impl Shard {
+    /// The bytes of its elements, in a buffer that may be longer.
+    pub fn bytes(&self) -> usize {
+        block::elements(&self.block) * self.dtype.size() as usize
+    }
+}
+
 /// A whole tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Values {
@@ -126,8 +133,7 @@ impl Session {
         shards.sort_by_key(starts);
         for same in shards.chunk_by(|a, b| a.block == b.block && a.dtype == b.dtype) {
             let bytes = values(&same[0].block, same[0].dtype)?;
-            let wanted = block::elements(&same[0].block) * same[0].dtype.size() as usize;
-            assert_eq!(bytes.len(), wanted, "the values are those of the block");
+            assert_eq!(bytes.len(), same[0].bytes(), "the values are those of the block");
             for shard in same {
                 self.write(shard.rank, shard.buffer, &bytes);
             }
@@ -174,7 +180,7 @@ impl Session {
     /// The elements of one shard.
     pub fn read_shard(&self, shard: &Shard) -> Vec<u8> {
         let mut bytes = self.read(shard.rank, shard.buffer);
-        bytes.truncate(block::elements(&shard.block) * shard.dtype.size() as usize);
+        bytes.truncate(shard.bytes());
         bytes
     }
 

@@ -1,0 +1,293 @@
+//! Training: batch after batch, with what is reported and kept on the way.
+//!
+//! ```text
+//! OUT/metrics.jsonl       one line for each step
+//! OUT/events.out.…        the same for TensorBoard
+//! OUT/loss.svg            a picture of the loss, drawn at the end
+//! OUT/checkpoints/        see `checkpoint`
+//! ```
+//!
+//! A step is a pure function of weights, optimizer states and its number. So a run that is resumed
+//! under the same plan repeats, bit for bit, what it would have done without the interruption;
+//! under another plan, sums are added in another order.
+
+mod state;
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use ir::plan::Optimizer;
+use ir::{Diagnostic, Span};
+use serde_json::Value;
+
+pub use state::{Identity, RunState, restore, save};
+
+use crate::checkpoint::{Checkpoint, Store};
+use crate::data::Batches;
+use crate::error::{Error, Failure};
+use crate::execute::{Batch, Phase, Samples, Scalars, Session, StepReport};
+use crate::metrics::{Events, Lines, Plot, series};
+use crate::rate::Schedule;
+
+/// The file of metrics in the directory of a run.
+pub const METRICS: &str = "metrics.jsonl";
+/// The picture of the loss in the directory of a run.
+pub const PLOT: &str = "loss.svg";
+/// The directory of checkpoints in the directory of a run.
+pub const CHECKPOINTS: &str = "checkpoints";
+
+/// How to train.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// Steps of the whole run, those before a resumption included.
+    pub steps: u64,
+    /// Decides the order of the data, the first weights, and what is dropped out.
+    pub seed: u32,
+    /// The learning rate.
+    pub schedule: Schedule,
+    /// The norm to which gradients are scaled down.
+    pub clip: Option<f64>,
+    /// The update, for the scalars that it takes.
+    pub optimizer: Optimizer,
+    /// Validates after so many steps each, and at the end; never if none.
+    pub validate_every: Option<u64>,
+    /// Batches of one validation, at most.
+    pub validation_batches: usize,
+    /// Writes a checkpoint after so many steps each; at the end in any case.
+    pub checkpoint_every: Option<u64>,
+    /// Checkpoints that are kept, the newest ones; all if none.
+    pub keep: Option<usize>,
+    /// The directory of the run.
+    pub out: PathBuf,
+    /// What the plan says that a step takes.
+    pub predicted_step_s: Option<f64>,
+}
+
+/// What is known after a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Progress {
+    /// Steps done.
+    pub step: u64,
+    /// Steps of the whole run.
+    pub steps: u64,
+    /// The mean loss of a token in this step.
+    pub loss: f64,
+    /// The norm of the gradient before it was clipped.
+    pub grad_norm: f64,
+    /// The learning rate.
+    pub rate: f64,
+    /// Tokens of the global batch per second of the step.
+    pub tokens_per_s: f64,
+    /// Time of the step.
+    pub step_s: f64,
+    /// The same as the plan predicted it.
+    pub predicted_step_s: Option<f64>,
+    /// The mean loss of a token over the validation batches, if this step was followed by one.
+    pub validation: Option<f64>,
+}
+
+/// How a run ended; both have written a checkpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// All steps are done.
+    Finished(Summary),
+    /// The run was asked to stop.
+    Interrupted(Summary),
+}
+
+/// What a run leaves behind.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Summary {
+    /// What was known after the last step; none if there was nothing left to do.
+    pub last: Option<Progress>,
+    /// Steps done, over all resumptions.
+    pub steps: u64,
+    /// The last checkpoint; none if none was written now.
+    pub checkpoint: Option<PathBuf>,
+}
+
+/// What a run needs besides a session.
+pub struct Run<'a> {
+    /// How to train.
+    pub config: &'a Config,
+    /// The data.
+    pub batches: &'a Batches,
+    /// What is trained with what, for checkpoints.
+    pub identity: &'a Identity,
+    /// Whether the run is asked to stop.
+    pub stop: &'a dyn Fn() -> bool,
+    /// Is told of every step.
+    pub progress: &'a mut dyn FnMut(&Progress),
+}
+
+/// Trains from the weights that are in the session, or goes on from a checkpoint.
+///
+/// **Errors.** E4051 if the checkpoint is of another run; E4052 if the loss is not finite any more,
+/// after which the last checkpoint is untouched; those of checkpoints; a rank, the disk.
+pub fn train(
+    session: &mut Session,
+    run: &mut Run<'_>,
+    resumed: Option<&Checkpoint>,
+) -> Result<Outcome, Failure> {
+    let samples = session.classes().samples(Phase::Step);
+    let samples = samples.expect("a training program is fed with tokens");
+    let state = RunState::new(run.config, run.identity, samples);
+    if let Some(checkpoint) = resumed {
+        state.check(checkpoint)?;
+        restore(session, checkpoint)?;
+    }
+    let done = resumed.map(Checkpoint::step);
+    let mut journal = Journal::open(&run.config.out, done)?;
+    let store = Store::new(&run.config.out.join(CHECKPOINTS), run.config.keep);
+    let mut summary = Summary { last: None, steps: done.unwrap_or(0), checkpoint: None };
+    let mut is_stopped = false;
+    while summary.steps < run.config.steps && !is_stopped {
+        let step = summary.steps + 1;
+        let progress = advance(session, run, samples, step)?;
+        journal.append(&progress)?;
+        (run.progress)(&progress);
+        is_stopped = (run.stop)();
+        if is_due(run.config.checkpoint_every, step, run.config.steps) || is_stopped {
+            summary.checkpoint = Some(save(session, &store, step, &state)?);
+        }
+        summary.steps = step;
+        summary.last = Some(progress);
+    }
+    plot(&run.config.out)?;
+    let is_finished = summary.steps >= run.config.steps;
+    Ok(if is_finished { Outcome::Finished(summary) } else { Outcome::Interrupted(summary) })
+}
+
+/// Whether something that is done after so many steps each, and at the end, is done now.
+fn is_due(every: Option<u64>, step: u64, last: u64) -> bool {
+    step == last || every.is_some_and(|every| step.is_multiple_of(every.max(1)))
+}
+
+/// One step, counted from 1, and the validation after it.
+fn advance(
+    session: &mut Session,
+    run: &Run<'_>,
+    samples: Samples,
+    step: u64,
+) -> Result<Progress, Failure> {
+    let config = run.config;
+    let scalars = scalars(config, step);
+    let batch = run.batches.training(step - 1, 0..samples.global());
+    let batch = Batch { tokens: &batch.inputs, labels: &batch.labels, position: 0 };
+    let report = session.step(&batch, scalars)?;
+    check_finite(&report, step)?;
+    let is_validated =
+        config.validate_every.is_some() && is_due(config.validate_every, step, config.steps);
+    let validation = if is_validated { validate(session, run, samples)? } else { None };
+    Ok(Progress {
+        step,
+        steps: config.steps,
+        loss: report.loss(),
+        grad_norm: report.grad_norm,
+        rate: scalars.rate,
+        tokens_per_s: (samples.global() * samples.seq) as f64 / report.seconds,
+        step_s: report.seconds,
+        predicted_step_s: config.predicted_step_s,
+        validation,
+    })
+}
+
+/// The scalars of a step, counted from 1.
+pub fn scalars(config: &Config, step: u64) -> Scalars {
+    let power = i32::try_from(step).unwrap_or(i32::MAX);
+    let correction = |beta: f64| 1.0 - beta.powi(power);
+    let (correction1, correction2) = match config.optimizer {
+        Optimizer::Sgd { .. } => (1.0, 1.0),
+        Optimizer::AdamW { beta1, beta2, .. } => (correction(beta1), correction(beta2)),
+    };
+    Scalars {
+        seed: config.seed,
+        step: step as u32,
+        rate: config.schedule.rate(step - 1),
+        correction1,
+        correction2,
+        clip: config.clip.unwrap_or(f64::INFINITY),
+    }
+}
+
+fn check_finite(report: &StepReport, step: u64) -> Result<(), Diagnostic> {
+    let (loss, norm) = (report.loss(), report.grad_norm);
+    if loss.is_finite() && norm.is_finite() {
+        return Ok(());
+    }
+    let headline = format!("step {step} has a loss of {loss} and a gradient of norm {norm}");
+    Err(Diagnostic::error("E4052", Span::default(), headline)
+        .note("the last checkpoint is from before this step")
+        .help("use a smaller learning rate, more steps of warm-up, or clip gradients"))
+}
+
+/// The mean loss of a token over the validation batches; none if there are none.
+fn validate(session: &mut Session, run: &Run<'_>, samples: Samples) -> Result<Option<f64>, Error> {
+    let Some(evaluated) = session.classes().samples(Phase::Evaluate) else { return Ok(None) };
+    assert_eq!(evaluated.global(), samples.global(), "both phases have one global batch");
+    let (mut sum, mut count) = (0.0, 0.0);
+    for index in 0..run.config.validation_batches.min(run.batches.validation_batches()) {
+        let batch = run.batches.validation(index, 0..samples.global());
+        let batch = Batch { tokens: &batch.inputs, labels: &batch.labels, position: 0 };
+        let report = session.evaluate(&batch)?;
+        sum += report.loss_sum;
+        count += report.count;
+    }
+    Ok((count > 0.0).then_some(sum / count))
+}
+
+/// The metrics of a run, in both their forms.
+struct Journal {
+    lines: Lines,
+    events: Events,
+}
+
+impl Journal {
+    fn open(out: &Path, done: Option<u64>) -> Result<Journal, Error> {
+        std::fs::create_dir_all(out).map_err(Error::io("create", out))?;
+        let path = out.join(METRICS);
+        let lines = match done {
+            Some(step) => Lines::resume(&path, step)?,
+            None => Lines::create(&path)?,
+        };
+        Ok(Journal { lines, events: Events::create(out, now_s(), done)? })
+    }
+
+    fn append(&mut self, progress: &Progress) -> Result<(), Error> {
+        let Progress { step, loss, grad_norm, rate, tokens_per_s, step_s, .. } = *progress;
+        let mut values = vec![
+            ("loss", loss),
+            ("grad_norm", grad_norm),
+            ("lr", rate),
+            ("step_time_s", step_s),
+            ("tokens_per_s", tokens_per_s),
+        ];
+        values.extend(progress.predicted_step_s.map(|s| ("predicted_step_time_s", s)));
+        values.extend(progress.validation.map(|loss| ("validation_loss", loss)));
+        let tag = |name| match name {
+            "loss" => "loss/train",
+            "validation_loss" => "loss/validation",
+            other => other,
+        };
+        let events: Vec<(&str, f32)> =
+            values.iter().map(|&(name, value)| (tag(name), value as f32)).collect();
+        let values: Vec<(&str, Value)> =
+            values.into_iter().map(|(name, value)| (name, value.into())).collect();
+        self.lines.append(step, &values)?;
+        self.events.append(step, now_s(), &events)
+    }
+}
+
+/// Seconds since 1970.
+fn now_s() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+/// Draws the losses of a run so far.
+fn plot(out: &Path) -> Result<(), Error> {
+    let metrics = out.join(METRICS);
+    let (training, validation) = (series(&metrics, "loss")?, series(&metrics, "validation_loss")?);
+    Plot { title: "loss".to_owned(), training, validation }.write(&out.join(PLOT))
+}

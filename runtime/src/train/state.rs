@@ -1,0 +1,211 @@
+//! The state of a run: what is in its checkpoints besides the values of tensors, and those.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use ir::{DType, Diagnostic, Span};
+use serde::{Deserialize, Serialize};
+
+use crate::checkpoint::{Checkpoint, Slice, Store};
+use crate::error::{Error, Failure};
+use crate::execute::{Part, Samples, Session, Shard};
+use crate::rate::{Decay, Schedule};
+
+use super::Config;
+
+/// What is trained with what.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// The configuration of the model, as text.
+    pub model: String,
+    /// The plan, as text.
+    pub plan: String,
+    /// What tells tokenisers apart: [`Tokenizer::identity`](crate::tokens::Tokenizer::identity).
+    pub tokenizer: String,
+    /// The hash of the data: [`Corpus::hash`](crate::data::Corpus::hash).
+    pub data: String,
+}
+
+/// The state of a run as a checkpoint has it.
+///
+/// Numbers with a fraction are texts, since JSON may change their last bit.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunState {
+    /// What is trained with what.
+    #[serde(flatten)]
+    pub identity: Identity,
+    /// The seed.
+    pub seed: u32,
+    /// Samples of a step.
+    pub global_batch_size: usize,
+    /// Tokens of a sample.
+    pub seq: usize,
+    /// The steps that were planned.
+    pub steps: u64,
+    /// The norm to which gradients are scaled down.
+    pub clip: Option<String>,
+    schedule: ScheduleText,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct ScheduleText {
+    peak: String,
+    warmup_steps: u64,
+    decay: String,
+    decay_steps: Option<u64>,
+    ratio_min: String,
+}
+
+impl RunState {
+    /// The state of a run.
+    pub fn new(config: &Config, identity: &Identity, samples: Samples) -> RunState {
+        let Schedule { peak, warmup_steps, decay, decay_steps, ratio_min } = config.schedule;
+        let decay = match decay {
+            Decay::Constant => "constant",
+            Decay::Linear => "linear",
+            Decay::Cosine => "cosine",
+        };
+        RunState {
+            identity: identity.clone(),
+            seed: config.seed,
+            global_batch_size: samples.global(),
+            seq: samples.seq,
+            steps: config.steps,
+            clip: config.clip.map(|clip| clip.to_string()),
+            schedule: ScheduleText {
+                peak: peak.to_string(),
+                warmup_steps,
+                decay: decay.to_owned(),
+                decay_steps,
+                ratio_min: ratio_min.to_string(),
+            },
+        }
+    }
+
+    /// The state in a checkpoint.
+    ///
+    /// **Errors.** E4041 if it is not the state of a run.
+    pub fn read(checkpoint: &Checkpoint) -> Result<RunState, Diagnostic> {
+        let damaged = |what: String| Diagnostic::error("E4041", at(checkpoint), what);
+        let state: RunState = serde_json::from_value(checkpoint.state().clone())
+            .map_err(|error| damaged(format!("the checkpoint has no state of a run: {error}")))?;
+        match state.schedule() {
+            Some(_) => Ok(state),
+            None => Err(damaged("the checkpoint has no learning-rate schedule".to_owned())),
+        }
+    }
+
+    /// The learning rate, exactly.
+    pub fn schedule(&self) -> Option<Schedule> {
+        let text = &self.schedule;
+        let decay = match text.decay.as_str() {
+            "constant" => Decay::Constant,
+            "linear" => Decay::Linear,
+            "cosine" => Decay::Cosine,
+            _ => return None,
+        };
+        Some(Schedule {
+            peak: text.peak.parse().ok()?,
+            warmup_steps: text.warmup_steps,
+            decay,
+            decay_steps: text.decay_steps,
+            ratio_min: text.ratio_min.parse().ok()?,
+        })
+    }
+
+    /// Checks that a checkpoint is of this run; plan, schedule and length may be others.
+    ///
+    /// **Errors.** E4041; E4051, one for each difference.
+    pub fn check(&self, checkpoint: &Checkpoint) -> Result<(), Failure> {
+        let theirs = RunState::read(checkpoint)?;
+        let mut found = Vec::new();
+        let mut compare = |what: &str, ours: String, theirs: String, help: &str| {
+            if ours != theirs {
+                let headline = format!("the checkpoint was made with {what} {theirs}, not {ours}");
+                found.push(Diagnostic::error("E4051", at(checkpoint), headline).help(help));
+            }
+        };
+        compare("seed", self.seed.to_string(), theirs.seed.to_string(), "give the same --seed");
+        let shape = |s: &RunState| format!("{} samples of {} tokens", s.global_batch_size, s.seq);
+        compare("steps of", shape(self), shape(&theirs), "give the same --gbs and --seq");
+        let short = |hash: &str| hash.chars().take(12).collect::<String>();
+        let [ours, other] = [&self.identity, &theirs.identity];
+        let help = "give the data that the run was begun with, in the same files";
+        compare("data", short(&ours.data), short(&other.data), help);
+        let help = "give the tokeniser that the run was begun with";
+        compare("tokeniser", short(&ours.tokenizer), short(&other.tokenizer), help);
+        if ours.model != other.model {
+            let headline = "the checkpoint is of another model";
+            let help = "give the model that the run was begun with, or begin a new run";
+            found.push(Diagnostic::error("E4051", at(checkpoint), headline).help(help));
+        }
+        if found.is_empty() { Ok(()) } else { Err(found.into()) }
+    }
+}
+
+fn at(checkpoint: &Checkpoint) -> Span {
+    Span::of(checkpoint.folder().display().to_string())
+}
+
+/// The name of a tensor in a checkpoint; gradients are not kept.
+fn key(name: &str, part: Part) -> Option<String> {
+    match part {
+        Part::Weight => Some(name.to_owned()),
+        Part::State(index) => Some(format!("{name}/state{index}")),
+        Part::Grad => None,
+    }
+}
+
+/// Writes a checkpoint: each slice of weights and states once, by the first rank that holds it.
+///
+/// Returns its directory.
+pub fn save(
+    session: &Session,
+    store: &Store,
+    step: u64,
+    state: &RunState,
+) -> Result<PathBuf, Error> {
+    let draft = store.begin(step)?;
+    let shards: Vec<(Shard, String)> = session
+        .shards()
+        .into_iter()
+        .filter(|shard| shard.is_first)
+        .filter_map(|shard| key(&shard.name, shard.part).map(|key| (shard, key)))
+        .collect();
+    let mut files = Vec::new();
+    for of_rank in shards.chunk_by(|a, b| a.0.rank == b.0.rank) {
+        let rank = of_rank[0].0.rank;
+        let entry = session.lend(rank, |memory| {
+            let slices: Vec<Slice<'_>> = of_rank
+                .iter()
+                .map(|(shard, key)| Slice {
+                    name: key,
+                    dtype: shard.dtype,
+                    dims: &shard.dims,
+                    block: &shard.block,
+                    bytes: &memory.bytes(shard.buffer)[..shard.bytes()],
+                })
+                .collect();
+            draft.write(&format!("rank-{rank}"), &slices)
+        })?;
+        files.push(entry);
+    }
+    let state = serde_json::to_value(state).expect("its map keys are strings");
+    draft.commit(files, state)
+}
+
+/// Reads weights and states of the optimizer into a session, however both are cut.
+///
+/// **Errors.** E4041 if the checkpoint is damaged, E4043 if it lacks a tensor or has another.
+pub fn restore(session: &mut Session, checkpoint: &Checkpoint) -> Result<(), Failure> {
+    let mut tensors: Vec<(String, Part)> =
+        session.shards().into_iter().map(|shard| (shard.name, shard.part)).collect();
+    tensors.sort_unstable();
+    tensors.dedup();
+    for (name, part) in tensors {
+        let Some(key) = key(&name, part) else { continue };
+        let mut read = |block: &[Range<usize>], dtype: DType| checkpoint.read(&key, block, dtype);
+        session.write_weight(&name, part, &mut read)?;
+    }
+    Ok(())
+}
