@@ -5,6 +5,8 @@
 //!
 //! Legend: B batch, S queries, T keys, H query heads, G key-value heads, D head dim.
 
+use std::fmt;
+
 use ir::DType;
 use serde::{Deserialize, Serialize};
 
@@ -317,4 +319,47 @@ pub struct Fill {
     pub value: f64,
     /// F32, F64, I32, U32 or Bool.
     pub dtype: DType,
+}
+
+/// What it computes and how much of it, for people: `product 64x3072x768 f32`.
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Kernel::Product(p) => display_product(f, p),
+            Kernel::Rows(r) => {
+                write!(f, "rows {}x{} {} of {} instrs", r.rows, r.cols, r.dtype, r.instrs.len())
+            }
+            Kernel::Attention(a) => display_attention(f, "attention", a),
+            Kernel::AttentionBwd(a) => display_attention(f, "attention-bwd", a),
+            Kernel::Gather(g) => {
+                write!(f, "gather {} of {}x{} {}", g.count, g.rows, g.width, g.dtype)
+            }
+            Kernel::ScatterAdd(g) => {
+                write!(f, "scatter-add {} to {}x{} {}", g.count, g.rows, g.width, g.dtype)
+            }
+            Kernel::Rope(r) => {
+                write!(f, "rope {}x{}x{}x{} {}", r.batch, r.seq, r.heads, r.dim, r.dtype)
+            }
+            Kernel::Copy(c) => {
+                let points: usize = c.loops.iter().map(|l| l.size).product();
+                write!(f, "copy {points} {}", c.dtype)
+            }
+            Kernel::Fill(x) => write!(f, "fill {} {} with {}", x.len, x.dtype, x.value),
+        }
+    }
+}
+
+fn display_product(f: &mut fmt::Formatter<'_>, p: &Product) -> fmt::Result {
+    let [batch, m, n, k] = p.sizes();
+    f.write_str("product ")?;
+    if batch != 1 {
+        write!(f, "{batch} of ")?;
+    }
+    write!(f, "{m}x{n}x{k} {}{}", p.dtype, if p.accumulate { " accumulating" } else { "" })
+}
+
+fn display_attention(f: &mut fmt::Formatter<'_>, name: &str, a: &Attention) -> fmt::Result {
+    let causal = if a.causal { " causal" } else { "" };
+    let Attention { batch, queries, keys, heads, dim, dtype, .. } = a;
+    write!(f, "{name}{causal} b{batch} s{queries} t{keys} h{heads} d{dim} {dtype}")
 }

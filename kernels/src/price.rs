@@ -205,3 +205,77 @@ fn copy_bytes(c: &Copy) -> Bytes {
 fn fill_bytes(f: &Fill) -> Bytes {
     Bytes(f.len as u64 * f.dtype.size())
 }
+
+#[cfg(test)]
+mod tests {
+    use ir::DType;
+
+    use super::*;
+
+    fn attention(causal: bool) -> Attention {
+        let layout = Attention::contiguous(100, 2, 16);
+        Attention {
+            batch: 3,
+            queries: 100,
+            keys: 100,
+            heads: 2,
+            kv_heads: 2,
+            dim: 16,
+            scale: 0.25,
+            causal,
+            query_offset: 0,
+            head_offset: 0,
+            kv_offset: 0,
+            group: 1,
+            dropout: None,
+            dtype: DType::F32,
+            q: layout,
+            k: layout,
+            v: layout,
+            out: layout,
+        }
+    }
+
+    #[test]
+    fn a_product_is_priced_by_its_sizes() {
+        let kernel = Kernel::Product(Product::matrix(4, 5, 6, DType::F32));
+        assert_eq!(flops(&kernel), Flops(240));
+        assert_eq!(bytes(&kernel), Bytes(4 * (24 + 30 + 20)));
+        assert_eq!(kernel.to_string(), "product 4x5x6 f32");
+    }
+
+    #[test]
+    fn a_causal_mask_hides_half_of_the_pairs() {
+        let full = flops(&Kernel::Attention(attention(false)));
+        assert_eq!(full, Flops(4 * 3 * 2 * 16 * 100 * 100));
+        assert_eq!(flops(&Kernel::Attention(attention(true))), Flops(full.0 * 101 / 200));
+        assert_eq!(flops(&Kernel::AttentionBwd(attention(false))), Flops(full.0 * 5 / 2));
+    }
+
+    #[test]
+    fn a_block_program_is_priced_by_point_and_row() {
+        let input = |access| crate::rows::RowInput { dtype: DType::F32, access };
+        let rows = Rows {
+            rows: 10,
+            cols: 7,
+            dtype: DType::F32,
+            inputs: vec![input(Access::full(10, 7)), input(Access::per_column())],
+            instrs: vec![
+                Instr::Load { input: 0 },
+                Instr::Load { input: 1 },
+                Instr::Binary { op: BinaryOp::Add, a: 0, b: 1 },
+                Instr::Reduce { op: crate::rows::ReduceOp::Sum, x: 2 },
+                Instr::Unary { op: UnaryOp::Exp, x: 3 },
+            ],
+            outputs: vec![Output::Store {
+                value: 4,
+                access: Access::per_row(10),
+                dtype: DType::F32,
+                accumulate: true,
+            }],
+        };
+        let kernel = Kernel::Rows(rows);
+        assert_eq!(flops(&kernel), Flops(70 + 70 + 10 * TRANSCENDENTAL + 10));
+        assert_eq!(bytes(&kernel), Bytes(4 * (70 + 7 + 20)));
+    }
+}

@@ -1,7 +1,8 @@
 //! The gradient of attention, which computes the scores again from `q`, `k` and `lse`.
 //!
 //! With `P = exp(scale · q kᵀ - lse)`, dropout factors `Z` and `D = rowsum(dout ∘ out)`:
-//! `dv = (P ∘ Z)ᵀ dout`, `dS = P ∘ (Z ∘ (dout vᵀ) - D) · scale`, `dq = dS k`, `dk = dSᵀ q`.
+//! `dv = (P ∘ Z)ᵀ dout`, `dS = P ∘ (Z ∘ (dout vᵀ) - D) · scale`, `dq = dS k` and
+//! `dk = dSᵀ q`.
 //!
 //! A task is a key-value head of a sample, with all query heads that read it: it alone writes
 //! these rows of `dk` and `dv`, tile by tile in ascending order of head, query and key.

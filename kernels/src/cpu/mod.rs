@@ -4,8 +4,9 @@
 //! code compiled for the instruction set found at run time. How many threads there are decides who
 //! runs a task, never what it computes.
 //!
-//! Reading order: [`view`] the arguments, [`vector`], `x86` and [`math`] the instruction sets,
-//! [`tiles`] and [`product`] matrix products.
+//! Reading order: `view` the arguments; `vector`, `x86` and `math` the instruction sets; `tiles`,
+//! `thin` and `product` matrix products; `block` fused expressions; `attention`, `attention_bwd`
+//! and `moves` the rest.
 
 mod view;
 
@@ -99,10 +100,12 @@ impl Cpu {
     pub fn execute(&self, kernel: &Kernel, inputs: &[View], outputs: &[ViewMut]) {
         check(&kernel.inputs(), inputs.iter().map(View::len), "input");
         check(&kernel.outputs(), outputs.iter().map(ViewMut::len), "output");
-        match compute_type(kernel) {
-            DType::F32 => self.execute_typed::<f32>(kernel, inputs, outputs),
-            DType::F64 => self.execute_typed::<f64>(kernel, inputs, outputs),
-            other => unreachable!("kernels compute in f32 or f64, not {other}"),
+        let dtype = compute_type(kernel);
+        assert!(matches!(dtype, DType::F32 | DType::F64), "kernels compute in f32 or f64");
+        if dtype == DType::F64 {
+            self.execute_typed::<f64>(kernel, inputs, outputs);
+        } else {
+            self.execute_typed::<f32>(kernel, inputs, outputs);
         }
     }
 
@@ -177,9 +180,10 @@ fn check(wanted: &[Argument], lens: impl ExactSizeIterator<Item = usize>, what: 
 
 /// Bytes of scratch beyond the arguments; see [`crate::price::workspace`].
 pub(crate) fn workspace(kernel: &Kernel, threads: usize) -> Bytes {
-    let [per_thread, shared] = match compute_type(kernel) {
-        DType::F64 => scratch_of::<f64>(kernel),
-        _ => scratch_of::<f32>(kernel),
+    let [per_thread, shared] = if compute_type(kernel) == DType::F64 {
+        scratch_of::<f64>(kernel)
+    } else {
+        scratch_of::<f32>(kernel)
     };
     Bytes((per_thread * threads.max(1) + shared) as u64)
 }

@@ -253,7 +253,7 @@ unsafe fn pack_rows<V: Vector>(
     }
 }
 
-/// Writes `panel[k, i] = source[wide[i] + deep[k]]`, and zeros for `i` from `wide.len()` to `width`.
+/// Writes `panel[k, i] = source[wide[i] + deep[k]]`, and zeros for `i` past `wide.len()`.
 #[inline(always)]
 unsafe fn pack<V: Vector>(
     source: *const V::Scalar,

@@ -32,7 +32,7 @@ fn random_attention(random: &mut Random, dtype: DType) -> Attention {
         head_offset: kv_offset * group,
         kv_offset,
         group,
-        dropout: (random.below(2) == 0).then(|| Dropout {
+        dropout: (random.below(2) == 0).then_some(Dropout {
             p: 0.25,
             salt: 9,
             sample_offset: 2,

@@ -2,6 +2,9 @@
 //!
 //! Each test prints its seed when it fails; `SEED=n cargo test -p gantline-kernels` replays it.
 
+// Tests print their seeds, and name only the cases that they treat apart.
+#![allow(clippy::print_stdout, clippy::wildcard_enum_match_arm, clippy::needless_range_loop)]
+
 mod attention;
 mod moves;
 mod product;

@@ -102,7 +102,7 @@ fn clear_sums<S: Scalar>(rows: &Rows, outputs: &[ViewMut]) {
         let len = match output {
             Output::ColSum { accumulate: false, .. } => rows.cols,
             Output::TotalSum { accumulate: false, .. } => 1,
-            _ => 0,
+            Output::Store { .. } | Output::ColSum { .. } | Output::TotalSum { .. } => 0,
         };
         // SAFETY: the argument was checked to hold the sums.
         unsafe { std::slice::from_raw_parts_mut(view.start::<S>(), len) }.fill(S::ZERO);

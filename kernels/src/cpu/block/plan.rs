@@ -67,6 +67,7 @@ impl<'a> Plan<'a> {
     /// Plans a kernel. `aliased[output]` says whether the output shares memory with another
     /// argument, and must therefore be written last.
     pub(super) fn new(rows: &'a Rows, aliased: &[bool]) -> Plan<'a> {
+        check(rows);
         let rows = flatten(rows);
         let kinds = kinds(&rows);
         let reduces = rows.instrs.iter().any(|i| matches!(i, Instr::Reduce { .. }));
@@ -147,7 +148,15 @@ impl<'a> Plan<'a> {
                             Place::Lanes(register)
                         }
                         Instr::Load { .. } => Place::Input(register),
-                        _ => direct[value].map_or(Place::Lanes(register), Place::Output),
+                        Instr::Const { .. }
+                        | Instr::Index { .. }
+                        | Instr::Unary { .. }
+                        | Instr::Binary { .. }
+                        | Instr::Select { .. }
+                        | Instr::Reduce { .. }
+                        | Instr::Random(_) => {
+                            direct[value].map_or(Place::Lanes(register), Place::Output)
+                        }
                     };
                 }
                 if self.phases.len() == 1 {
@@ -213,6 +222,24 @@ impl<'a> Plan<'a> {
             }
         }
         direct
+    }
+}
+
+/// What a kernel's types cannot say.
+fn check(rows: &Rows) {
+    for (value, instr) in rows.instrs.iter().enumerate() {
+        assert!(instr.operands().all(|o| o < value), "operands are earlier values");
+    }
+    let vectors = rows.vectors();
+    for output in &rows.outputs {
+        let is_vector = vectors[output.value()];
+        match output {
+            Output::Store { access, .. } => {
+                assert!(!is_vector || access.col_stride != 0, "a vector is stored over columns");
+            }
+            Output::ColSum { .. } => assert!(is_vector, "column sums are of vectors"),
+            Output::TotalSum { .. } => {}
+        }
     }
 }
 
@@ -305,10 +332,7 @@ fn needed(rows: &Rows) -> Vec<bool> {
 
 /// Uniform values, and loads per column where blocks repeat all columns.
 fn once(rows: &Rows, kinds: &[Kind], needed: &[bool], repeats: bool) -> Vec<usize> {
-    let per_column = |instr: &Instr| match instr {
-        Instr::Load { input } => rows.inputs[*input].access.row.is_empty(),
-        _ => false,
-    };
+    let per_column = |instr: &Instr| matches!(instr, Instr::Load { input } if rows.inputs[*input].access.row.is_empty());
     let is_once = |value: usize| {
         kinds[value] == Kind::Uniform
             || repeats && kinds[value] == Kind::Lanes && per_column(&rows.instrs[value])

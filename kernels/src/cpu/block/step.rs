@@ -147,7 +147,7 @@ impl<'a, V: Vector> Machine<'a, V> {
         let one_lane_per_row = self.plan.kinds[reader] != Kind::Lanes || self.block.cols == 1;
         let kind = match self.plan.kinds[value] {
             Kind::PerRow if one_lane_per_row => Kind::Lanes,
-            kind => kind,
+            kind @ (Kind::Lanes | Kind::PerRow | Kind::Uniform) => kind,
         };
         Operand { start: self.start(value), kind }
     }
@@ -326,7 +326,9 @@ impl<'a, V: Vector> Machine<'a, V> {
             DType::I32 => self.widen::<i32>(value, input),
             DType::U32 => self.widen::<u32>(value, input),
             DType::Bool => self.widen::<Truth>(value, input),
-            other => unreachable!("block programs do not load {other}"),
+            DType::BF16 | DType::F16 | DType::F8E4M3 | DType::F8E5M2 | DType::I8 | DType::I64 => {
+                unreachable!("block programs do not load {dtype}")
+            }
         }
     }
 
@@ -390,14 +392,20 @@ impl<'a, V: Vector> Machine<'a, V> {
                 DType::I32 => self.narrow::<i32>(index, *value, access, *accumulate),
                 DType::U32 => self.narrow::<u32>(index, *value, access, *accumulate),
                 DType::Bool => self.narrow::<Truth>(index, *value, access, *accumulate),
-                other => unreachable!("block programs do not store {other}"),
+                DType::BF16
+                | DType::F16
+                | DType::F8E4M3
+                | DType::F8E5M2
+                | DType::I8
+                | DType::I64 => {
+                    unreachable!("block programs do not store {dtype}")
+                }
             }
         }
     }
 
     fn add_rows(&self, value: usize, target: *mut V::Scalar) {
         let span = Span { rows: self.block.rows, cols: self.block.cols };
-        assert!(self.plan.kinds[value] == Kind::Lanes, "column sums are of vectors");
         if span.cols == 1 {
             let span = Span { rows: 1, cols: span.rows };
             return V::call(Reduce { op: ReduceOp::Sum, target, x: self.start(value), span });
@@ -411,8 +419,8 @@ impl<'a, V: Vector> Machine<'a, V> {
             Kind::Lanes => rows * self.block.cols,
             // A row scalar counts once, with the first piece of its row.
             Kind::PerRow if self.block.col == 0 => rows,
-            // SAFETY: a uniform register holds a number.
             Kind::Uniform if self.block.col == 0 => {
+                // SAFETY: a uniform register holds a number.
                 return rows as f64 * unsafe { (*x).to_f64() };
             }
             Kind::PerRow | Kind::Uniform => return 0.0,
