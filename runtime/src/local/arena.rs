@@ -8,8 +8,8 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::slice;
 
-use ir::program::ALIGNMENT;
 use kernels::Kernel;
+use kernels::arguments::Argument;
 use kernels::cpu::{Cpu, View, ViewMut};
 
 /// The alignment of an arena, in bytes: a page, so that ranks share none.
@@ -74,9 +74,9 @@ impl Arena {
 
     /// Runs a kernel on ranges.
     ///
-    /// **Constraints**, asserted: ranges are aligned and as long as the kernel says; outputs are
-    /// disjoint; an output meets an input only if the kernel works in place, and then both start
-    /// together.
+    /// **Constraints**, asserted: ranges start at elements and are as long as the kernel says;
+    /// outputs are disjoint; an output meets an input only if the kernel works in place, and then
+    /// both start together.
     pub fn launch(
         &mut self,
         cpu: &Cpu,
@@ -93,19 +93,20 @@ impl Arena {
             let others = &outputs[index + 1..];
             assert!(!others.iter().any(|other| overlaps(other, output)), "outputs lie apart");
         }
-        let read = |range: &Range<usize>| {
-            let start = self.aligned(range);
+        let (reads, writes) = (kernel.inputs(), kernel.outputs());
+        let read = |(index, range): (usize, &Range<usize>)| {
+            let start = self.aligned(range, reads.get(index));
             // SAFETY: the range is in the arena, which is borrowed exclusively for the launch;
             // only the launch's outputs write, and meet this range only as the kernel allows.
             unsafe { View::from_raw(start, range.len()) }
         };
-        let write = |range: &Range<usize>| {
-            let start = self.aligned(range);
+        let write = |(index, range): (usize, &Range<usize>)| {
+            let start = self.aligned(range, writes.get(index));
             // SAFETY: as above, and outputs are disjoint.
             unsafe { ViewMut::from_raw(start, range.len()) }
         };
-        let inputs: Vec<View<'_>> = inputs.iter().map(read).collect();
-        let outputs: Vec<ViewMut<'_>> = outputs.iter().map(write).collect();
+        let inputs: Vec<View<'_>> = inputs.iter().enumerate().map(read).collect();
+        let outputs: Vec<ViewMut<'_>> = outputs.iter().enumerate().map(write).collect();
         cpu.execute(kernel, &inputs, &outputs);
     }
 
@@ -122,10 +123,11 @@ impl Arena {
         unsafe { self.start.as_ptr().add(range.start) }
     }
 
-    /// As `at`, for a range whose elements a kernel uses.
-    fn aligned(&self, range: &Range<usize>) -> *mut u8 {
-        // Whole buffers are aligned to cache lines; a view may start at any element.
-        assert!(range.start.is_multiple_of(4), "buffers are aligned to elements");
+    /// As `at`, for a range whose elements a kernel uses: it starts at one. Whole buffers are
+    /// aligned to cache lines, views of them need not be.
+    fn aligned(&self, range: &Range<usize>, argument: Option<&Argument>) -> *mut u8 {
+        let size = argument.map_or(1, |argument| argument.dtype.size() as usize);
+        assert!(range.start.is_multiple_of(size), "views are aligned to their elements");
         self.at(range)
     }
 }
@@ -191,7 +193,8 @@ mod tests {
             arena.launch(&Cpu::new(1), &kernel, &inputs.map(range), &[range(output)]);
         };
         assert!(refused(&|arena| launch(arena, [0, 64], 64)));
-        assert!(refused(&|arena| launch(arena, [0, 8], 64)));
+        assert!(refused(&|arena| launch(arena, [0, 66], 128)));
+        assert!(!refused(&|arena| launch(arena, [0, 68], 128)));
         assert!(!refused(&|arena| launch(arena, [0, 0], 64)));
     }
 }
