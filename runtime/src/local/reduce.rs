@@ -75,10 +75,12 @@ impl Job<'_> {
             let sums = &mut sums[..CHUNK.min(self.len - start)];
             for member in 0..self.n {
                 let base = (self.source)(member).cast::<T>();
-                for (i, sum) in sums.iter_mut().enumerate() {
-                    // SAFETY: `start + i < len`; every bit pattern is a valid `T`.
-                    let x = unsafe { base.add(start + i).read_unaligned() }.widen();
-                    *sum = if member == 0 { x } else { merge(*sum, x) };
+                // SAFETY: `start + i < len`; every bit pattern is a valid `T`.
+                let read = |i: usize| unsafe { base.add(start + i).read_unaligned() }.widen();
+                if member == 0 {
+                    sums.iter_mut().enumerate().for_each(|(i, sum)| *sum = read(i));
+                } else {
+                    sums.iter_mut().enumerate().for_each(|(i, sum)| *sum = merge(*sum, read(i)));
                 }
             }
             let target = self.target.cast::<T>();
