@@ -1,0 +1,4 @@
+//! Whole paths: model in, programs executed, results compared with other implementations.
+
+mod mesh;
+mod model;

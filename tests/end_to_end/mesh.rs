@@ -1,0 +1,162 @@
+//! Every mesh gives the loss and the gradients of the reference interpreter.
+
+use std::collections::BTreeMap;
+
+use ir::import::{Description, read_config};
+use ir::plan::Keep;
+use ir::random::{mix, uniform};
+use ir::tensor::Tensor;
+use ir::{DType, Mesh};
+use runtime::execute::{Batch, Scalars};
+
+use crate::model::{Wanted, load, plan, prepared, session};
+
+type Weights = BTreeMap<String, (Vec<usize>, Vec<f64>)>;
+
+fn gpt2() -> Description {
+    let text = r#"{"model_type": "gpt2", "n_layer": 9, "n_head": 9, "n_embd": 36,
+        "n_positions": 40, "vocab_size": 259, "bos_token_id": null, "eos_token_id": null}"#;
+    read_config("config.json", text, "tiny-gpt2").expect("the config reads")
+}
+
+fn llama() -> Description {
+    let text = r#"{"model_type": "llama", "num_hidden_layers": 9, "num_attention_heads": 9,
+        "num_key_value_heads": 3, "hidden_size": 72, "intermediate_size": 100,
+        "max_position_embeddings": 40, "vocab_size": 259}"#;
+    read_config("config.json", text, "tiny-llama").expect("the config reads")
+}
+
+fn random_weights(model: &ir::import::Model, seed: u64) -> Weights {
+    let mut weights = Weights::new();
+    for (at, weight) in model.weights.iter().enumerate() {
+        let count: usize = weight.dims.iter().product();
+        let stream = mix(seed + at as u64);
+        let one = if weight.name.contains("ln") && weight.name.ends_with('w') { 1.0 } else { 0.0 };
+        let values =
+            (0..count).map(|i| one + 0.3 * (f64::from(uniform(stream, i as u64)) - 0.5)).collect();
+        weights.insert(weight.name.clone(), (weight.dims.clone(), values));
+    }
+    weights
+}
+
+/// Loss sum and gradients of the interpreter, on the whole batch at once.
+fn reference(
+    model: &ir::import::Model,
+    weights: &Weights,
+    tokens: &[i32],
+    labels: &[i32],
+    seq: usize,
+    dropout: bool,
+) -> (f64, BTreeMap<String, Vec<f64>>) {
+    let mut module = model.module.clone();
+    let step = ir::autodiff::training_step(&mut module, "loss").expect("the entry is differentiable");
+    let samples = tokens.len() / seq;
+    let mut args: Vec<Tensor> = Vec::new();
+    for weight in &model.weights {
+        let (dims, values) = &weights[&weight.name];
+        args.push(Tensor::f64(dims, values.clone()));
+    }
+    let ints = |v: &[i32]| v.iter().map(|x| i64::from(*x)).collect::<Vec<_>>();
+    args.push(Tensor::int(DType::I32, &[samples, seq], ints(tokens)));
+    args.push(Tensor::int(DType::I32, &[samples, seq], ints(labels)));
+    if dropout {
+        args.push(Tensor::int(DType::U32, &[4], vec![7, 1, 0, 0]));
+    }
+    let results = ir::eval::eval(&module, &step, &args).expect("the step evaluates");
+    let floats = |t: &Tensor| t.to_f64();
+    let loss = floats(&results[0])[0];
+    let grads = model.weights.iter().zip(&results[2..]);
+    (loss, grads.map(|(w, g)| (w.name.clone(), floats(g))).collect())
+}
+
+fn batch(seed: u64, samples: usize, seq: usize, vocab: u64) -> (Vec<i32>, Vec<i32>) {
+    let draw = |i: usize| (mix(seed * 1_000_003 + i as u64) % vocab) as i32;
+    let tokens = (0..samples * seq).map(draw).collect();
+    let label = |i: usize| if i % 11 == 3 { -100 } else { draw(i + 500_000) };
+    (tokens, (0..samples * seq).map(label).collect())
+}
+
+fn scalars() -> Scalars {
+    Scalars { seed: 7, step: 1, rate: 0.0, correction1: 0.1, correction2: 0.001, clip: f64::INFINITY }
+}
+
+fn check(description: &Description, dropout: f64, meshes: &[Mesh], keep: Keep, dtype: DType, bound: f64) {
+    let (seq, samples) = (33, 8);
+    let (model, _) = prepared(description, seq, DType::F64, dropout);
+    let weights = random_weights(&model, 5);
+    let (tokens, labels) = batch(3, samples, seq, 259);
+    let (loss, grads) = reference(&model, &weights, &tokens, &labels, seq, dropout > 0.0);
+    let largest = grads.values().flatten().fold(0.0_f64, |m, g| m.max(g.abs()));
+    let (_, module) = prepared(description, seq, dtype, dropout);
+    for mesh in meshes {
+        for sequence in [false, true] {
+            if sequence && mesh.tp == 1 {
+                continue;
+            }
+            let wanted = Wanted {
+                mesh: *mesh,
+                microbatch_size: 1,
+                microbatch_count: samples / mesh.dp,
+                keep,
+                sequence,
+            };
+            let plan = plan(&module, seq, dtype, wanted)
+                .unwrap_or_else(|why| panic!("{} {mesh}: {why}", description.name));
+            let mut session = session(&module, &plan);
+            load(&mut session, &weights);
+            let batch = Batch { tokens: &tokens, labels: &labels, position: 0 };
+            let report = session.step(&batch, scalars()).expect("the step runs");
+            let error = (report.loss_sum - loss).abs() / loss.abs();
+            assert!(error <= bound, "{mesh} sequence={sequence}: loss {} for {loss}", report.loss_sum);
+            for (name, wanted) in &grads {
+                let found = session.read_grad(name).expect("the gradient is there").to_f64();
+                let scale = wanted.iter().fold(1e-3 * largest, |m, g| m.max(g.abs()));
+                let error = found.iter().zip(wanted).fold(0.0_f64, |m, (a, b)| m.max((a - b).abs()));
+                assert!(
+                    error / scale <= bound,
+                    "{} {mesh} sequence={sequence} {dtype}: gradient of {name} off by {:e}",
+                    description.name,
+                    error / scale
+                );
+            }
+        }
+    }
+}
+
+fn meshes(ranks_max: usize) -> Vec<Mesh> {
+    let mut meshes = Vec::new();
+    for pp in 1..=ranks_max {
+        for dp in [1, 2, 4, 8] {
+            for tp in 1..=ranks_max {
+                if pp * dp * tp <= ranks_max {
+                    meshes.push(Mesh { pp, dp, tp });
+                }
+            }
+        }
+    }
+    meshes
+}
+
+#[test]
+fn one_rank_agrees_with_the_interpreter() {
+    let one = [Mesh { pp: 1, dp: 1, tp: 1 }];
+    check(&gpt2(), 0.0, &one, Keep::Full, DType::F64, 1e-10);
+    check(&llama(), 0.0, &one, Keep::None, DType::F64, 1e-10);
+}
+
+#[test]
+fn every_mesh_agrees_with_the_interpreter() {
+    check(&gpt2(), 0.0, &meshes(8), Keep::Full, DType::F64, 1e-10);
+    check(&llama(), 0.0, &meshes(8), Keep::Full, DType::F64, 1e-10);
+}
+
+#[test]
+fn every_mesh_drops_the_same_elements() {
+    check(&gpt2(), 0.1, &meshes(4), Keep::None, DType::F64, 1e-10);
+}
+
+#[test]
+fn every_mesh_agrees_in_f32() {
+    check(&gpt2(), 0.0, &meshes(4), Keep::None, DType::F32, 1e-5);
+    check(&llama(), 0.0, &meshes(4), Keep::Full, DType::F32, 1e-5);
+}

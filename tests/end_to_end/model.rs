@@ -1,0 +1,108 @@
+//! Models, plans and sessions for tests.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use codegen::calls::Calls;
+use ir::import::{self, Description, Model};
+use ir::plan::{FunctionPlan, Keep, Optimizer, Schedule};
+use ir::{DType, Mesh, Module, Plan};
+use planner::shard::{Rates, Request, shard};
+use runtime::trace::Tracing;
+use runtime::execute::{Classes, Options, Part, Session};
+
+/// What is asked of a plan in a test.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) mesh: Mesh,
+    pub(crate) microbatch_size: usize,
+    pub(crate) microbatch_count: usize,
+    pub(crate) keep: Keep,
+    pub(crate) sequence: bool,
+}
+
+/// A training module, ready to be planned.
+pub(crate) fn prepared(description: &Description, seq: usize, dtype: DType, dropout: f64) -> (Model, Module) {
+    let options = import::Options { seq, dtype, dropout: Some(dropout) };
+    let model = import::import(description, &options).expect("the model is imported");
+    let module = codegen::prepare::prepare_training(model.module.clone(), "loss");
+    let module = module.expect("the module is prepared");
+    (model, module)
+}
+
+/// A plan as asked for; an error where the mesh does not fit the model.
+pub(crate) fn plan(module: &Module, seq: usize, dtype: DType, wanted: Wanted) -> Result<Plan, String> {
+    let calls = Calls::of(module, "loss")?;
+    let link = planner::link::Link { latency_s: 1e-6, bandwidth_bytes_per_s: 1e10 };
+    let request = Request {
+        module,
+        entry: "loss",
+        dp: wanted.mesh.dp,
+        tp: wanted.mesh.tp,
+        microbatch_size: wanted.microbatch_size,
+        sequence: wanted.sequence,
+        rates: Rates { flops_per_s: 1e11, memory_bytes_per_s: 1e10, link },
+    };
+    let sharded = shard(&request).map_err(|d| d.headline)?;
+    let functions: BTreeMap<String, FunctionPlan> = sharded
+        .functions
+        .into_iter()
+        .map(|(name, shardings)| (name, FunctionPlan { keep: wanted.keep, shardings }))
+        .collect();
+    let stages = ir::sharding::pieces(calls.calls.len(), 1, wanted.mesh.pp).ok_or("too many stages")?;
+    Ok(Plan {
+        model: module.name.clone(),
+        cluster: "test".to_owned(),
+        mesh: wanted.mesh,
+        microbatch_size: wanted.microbatch_size,
+        microbatch_count: wanted.microbatch_count,
+        seq,
+        dtype,
+        schedule: Schedule::OneFOneB,
+        stage_ends: stages.iter().map(|p| p.start + p.size).collect(),
+        optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-4, decay: 0.1 },
+        clip: None,
+        functions,
+        predictions: BTreeMap::new(),
+    })
+}
+
+/// Starts the ranks of a plan.
+pub(crate) fn session(module: &Module, plan: &Plan) -> Session {
+    let compiled = codegen::compile::compile(module, "loss", plan);
+    let compiled = compiled.unwrap_or_else(|d| panic!("{}", ir::diagnostic::render(&d, None)));
+    let classes =
+        Classes { programs: compiled.programs, kernels: compiled.kernels, mesh: plan.mesh };
+    let options = Options {
+        threads_per_rank: 1,
+        deadline: Duration::from_secs(60),
+        tracing: Tracing::None,
+    };
+    Session::start(Arc::new(classes), &options).expect("the ranks start")
+}
+
+/// Writes weights given as f64 into all ranks.
+pub(crate) fn load(session: &mut Session, weights: &BTreeMap<String, (Vec<usize>, Vec<f64>)>) {
+    for (name, (dims, values)) in weights {
+        let mut block = |ranges: &[std::ops::Range<usize>], dtype: DType| -> Result<Vec<u8>, String> {
+            let mut bytes = Vec::new();
+            let sizes: Vec<usize> = ranges.iter().map(|r| r.end - r.start).collect();
+            for flat in 0..sizes.iter().product::<usize>() {
+                let (mut rest, mut index, mut stride) = (flat, 0, 1);
+                for dim in (0..dims.len()).rev() {
+                    index += (rest % sizes[dim] + ranges[dim].start) * stride;
+                    rest /= sizes[dim];
+                    stride *= dims[dim];
+                }
+                match dtype {
+                    DType::F64 => bytes.extend(values[index].to_le_bytes()),
+                    _ => bytes.extend((values[index] as f32).to_le_bytes()),
+                }
+            }
+            Ok(bytes)
+        };
+        let there = session.write_weight(name, Part::Weight, &mut block).expect("the weight is written");
+        assert!(there, "no rank holds `{name}`");
+    }
+}
