@@ -1,0 +1,178 @@
+//! What the user fixes and forbids: `--fix tp=8 --forbid pp --max mbs=4`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use ir::import::nearest;
+use ir::{Diagnostic, Span};
+
+/// A decision that can be limited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Knob {
+    /// Pipeline stages.
+    Pp,
+    /// Data-parallel ranks.
+    Dp,
+    /// Tensor-parallel ranks.
+    Tp,
+    /// Sequence parallelism between layers: 0 or 1.
+    Sp,
+    /// Samples of a micro-batch on one rank.
+    Mbs,
+    /// What is kept for the backward pass, of all layers: 0 for nothing, 1 for everything.
+    Keep,
+}
+
+impl Knob {
+    /// All of them.
+    pub const ALL: [Knob; 6] = [Knob::Pp, Knob::Dp, Knob::Tp, Knob::Sp, Knob::Mbs, Knob::Keep];
+
+    /// The name in flags.
+    pub fn name(self) -> &'static str {
+        match self {
+            Knob::Pp => "pp",
+            Knob::Dp => "dp",
+            Knob::Tp => "tp",
+            Knob::Sp => "sp",
+            Knob::Mbs => "mbs",
+            Knob::Keep => "keep",
+        }
+    }
+}
+
+impl fmt::Display for Knob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The limits of a search.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    fixed: BTreeMap<Knob, usize>,
+    max: BTreeMap<Knob, usize>,
+    forbidden: BTreeSet<Knob>,
+}
+
+impl Limits {
+    /// Reads the flags: `fix` and `max` are `KNOB=NUMBER`, `forbid` is `KNOB`.
+    ///
+    /// # Errors
+    /// `E3202` for each that is no limit.
+    pub fn parse(
+        fix: &[String],
+        forbid: &[String],
+        max: &[String],
+    ) -> Result<Limits, Vec<Diagnostic>> {
+        let mut limits = Limits::default();
+        let mut diagnostics = Vec::new();
+        for text in fix {
+            match pair("--fix", text) {
+                Ok((knob, number)) => limits.fix(knob, number),
+                Err(diagnostic) => diagnostics.push(diagnostic),
+            }
+        }
+        for text in max {
+            match pair("--max", text) {
+                Ok((knob, number)) => _ = limits.max.insert(knob, number),
+                Err(diagnostic) => diagnostics.push(diagnostic),
+            }
+        }
+        for text in forbid {
+            match knob("--forbid", text) {
+                Ok(knob) => _ = limits.forbidden.insert(knob),
+                Err(diagnostic) => diagnostics.push(diagnostic),
+            }
+        }
+        if diagnostics.is_empty() { Ok(limits) } else { Err(diagnostics) }
+    }
+
+    /// Fixes a decision.
+    pub fn fix(&mut self, knob: Knob, number: usize) {
+        self.fixed.insert(knob, number);
+    }
+
+    /// Whether a decision may be so. What is forbidden is as if it were not there.
+    pub fn allow(&self, knob: Knob, number: usize) -> bool {
+        let none = match knob {
+            Knob::Pp | Knob::Dp | Knob::Tp | Knob::Mbs => 1,
+            Knob::Sp => 0,
+            Knob::Keep => 1,
+        };
+        self.fixed.get(&knob).is_none_or(|fixed| *fixed == number)
+            && self.max.get(&knob).is_none_or(|max| number <= *max)
+            && (number == none || !self.forbidden.contains(&knob))
+    }
+
+    /// Whether anything is limited.
+    pub fn is_empty(&self) -> bool {
+        *self == Limits::default()
+    }
+}
+
+impl fmt::Display for Limits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fixed = self.fixed.iter().map(|(knob, n)| format!("--fix {}", setting(*knob, *n)));
+        let max = self.max.iter().map(|(knob, n)| format!("--max {knob}={n}"));
+        let forbidden = self.forbidden.iter().map(|knob| format!("--forbid {knob}"));
+        f.write_str(&fixed.chain(max).chain(forbidden).collect::<Vec<_>>().join(" "))
+    }
+}
+
+fn setting(knob: Knob, number: usize) -> String {
+    match (knob, number) {
+        (Knob::Keep, 0) => "keep=none".to_owned(),
+        (Knob::Keep, _) => "keep=full".to_owned(),
+        (knob, number) => format!("{knob}={number}"),
+    }
+}
+
+fn knob(flag: &str, name: &str) -> Result<Knob, Diagnostic> {
+    Knob::ALL.into_iter().find(|knob| knob.name() == name).ok_or_else(|| {
+        let names = || Knob::ALL.into_iter().map(Knob::name);
+        let help = match nearest(name, names()) {
+            Some(near) => format!("did you mean `{near}`?"),
+            None => format!("these can be limited: {}", names().collect::<Vec<_>>().join(", ")),
+        };
+        let headline = format!("`{flag}` knows no `{name}`");
+        Diagnostic::error("E3202", Span::of(flag), headline).help(help)
+    })
+}
+
+fn pair(flag: &str, text: &str) -> Result<(Knob, usize), Diagnostic> {
+    let (name, number) = text.split_once('=').unwrap_or((text, ""));
+    let knob = knob(flag, name)?;
+    let least = if matches!(knob, Knob::Sp | Knob::Keep) { 0 } else { 1 };
+    let number = match (knob, number) {
+        (Knob::Keep, "none") | (Knob::Sp, "off") => Some(0),
+        (Knob::Keep, "full") | (Knob::Sp, "on") => Some(1),
+        (Knob::Keep, _) => None,
+        (_, number) => number.parse().ok().filter(|n| *n >= least),
+    };
+    number.map(|number| (knob, number)).ok_or_else(|| {
+        let example = if knob == Knob::Keep { "keep=none" } else { "tp=8" };
+        let headline = format!("`{flag} {text}` has no number that fits");
+        let help = format!("write `{flag} {example}`");
+        Diagnostic::error("E3202", Span::of(flag), headline).help(help)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_read_and_told() {
+        let texts = |list: &[&str]| list.iter().map(|t| (*t).to_owned()).collect::<Vec<_>>();
+        let limits =
+            Limits::parse(&texts(&["tp=8", "keep=none"]), &texts(&["pp"]), &texts(&["mbs=4"]));
+        let limits = limits.unwrap();
+        assert_eq!(limits.to_string(), "--fix tp=8 --fix keep=none --max mbs=4 --forbid pp");
+        assert!(limits.allow(Knob::Tp, 8) && !limits.allow(Knob::Tp, 4));
+        assert!(limits.allow(Knob::Pp, 1) && !limits.allow(Knob::Pp, 2));
+        assert!(limits.allow(Knob::Mbs, 4) && !limits.allow(Knob::Mbs, 8));
+        let errors = Limits::parse(&texts(&["kepp=full", "tp=0"]), &[], &[]).unwrap_err();
+        assert_eq!(errors[0].help.as_deref(), Some("did you mean `keep`?"));
+        assert_eq!(errors[1].headline, "`--fix tp=0` has no number that fits");
+    }
+}

@@ -1,0 +1,349 @@
+//! The search: every mesh, boundary, micro-batch, keep set and stage cut, priced exactly.
+//!
+//! Candidates are ordered by a lower bound of their time: what the stages' calls take when nobody
+//! waits but for the first micro-batch to arrive and the last one to leave. The calls' times are
+//! those of the very routines that the programs will hold, so that the bound is close and few
+//! candidates are compiled. A candidate is compiled, its arena is measured and its step simulated;
+//! the search ends when no bound is below the best time. So the answer is that of trying all.
+
+mod candidates;
+mod layers;
+
+#[cfg(test)]
+mod tests;
+
+use ir::plan::{FunctionPlan, Keep, Optimizer, Prediction, Schedule};
+use ir::{DType, Diagnostic, Mesh, Module, Plan, Program, Span};
+use kernels::{Bytes, Kernel};
+use serde::{Deserialize, Serialize};
+
+use crate::cluster::Cluster;
+use crate::footprint::{Footprint, fullest};
+use crate::limits::{Knob, Limits};
+use crate::price::Prices;
+use crate::simulate::{StepTime, simulate};
+
+pub use candidates::Candidate;
+use candidates::candidates;
+use layers::LayerTable;
+
+/// The part by which a bound may exceed a time that is equal but for rounding.
+const ROUNDING: f64 = 1e-9;
+/// Candidates that are compiled for each relaxation when nothing fits. Chosen: an answer in
+/// seconds.
+const NEAREST_EVALUATIONS: usize = 16;
+
+/// Programs and their kernels, as `codegen` makes them of a plan.
+pub type Compile<'a> =
+    dyn Fn(&Module, &str, &Plan) -> Result<(Vec<Program>, Vec<Kernel>), Diagnostic> + 'a;
+
+/// What a plan is wanted for.
+#[derive(Clone, Debug)]
+pub struct Job<'a> {
+    /// The prepared module: composites without kernels inlined, gradient functions there.
+    pub module: &'a Module,
+    /// The entry.
+    pub entry: &'a str,
+    /// The model's name.
+    pub model: String,
+    /// The cluster.
+    pub cluster: &'a Cluster,
+    /// The ranks, all of which are used.
+    pub ranks: usize,
+    /// Samples of a step.
+    pub global_batch_size: usize,
+    /// Tokens of a sample.
+    pub seq: usize,
+    /// The element type.
+    pub dtype: DType,
+    /// The update.
+    pub optimizer: Optimizer,
+    /// The norm to which gradients are clipped.
+    pub clip: Option<f64>,
+    /// What the user fixes and forbids.
+    pub limits: Limits,
+    /// Candidates that are compiled at most.
+    pub evaluations_max: usize,
+}
+
+/// A candidate that was compiled and simulated.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Scored {
+    /// The candidate.
+    pub candidate: Candidate,
+    /// The time of a step.
+    pub time: StepTime,
+    /// The bytes of each class of ranks.
+    pub footprints: Vec<Footprint>,
+    /// The bytes of the fullest place.
+    pub need: Bytes,
+    /// The bytes that it has.
+    pub have: Bytes,
+}
+
+impl Scored {
+    /// Whether it fits.
+    pub fn fits(&self) -> bool {
+        self.need <= self.have
+    }
+}
+
+/// The best plan, and how it was found.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// The plan, with predictions.
+    pub plan: Plan,
+    /// How it was scored.
+    pub best: Scored,
+    /// All candidates that were compiled, in the order of their bounds.
+    pub evaluated: Vec<Scored>,
+    /// All candidates.
+    pub candidate_count: usize,
+    /// Candidates that could not be better than the best, or cannot fit.
+    pub bounded_out: usize,
+    /// A lower bound of the time of every candidate that was not compiled, when any was not.
+    pub bound_s: Option<f64>,
+    /// Whether all candidates were compiled or bounded out.
+    pub complete: bool,
+    /// Layers in which the sharding search left out states.
+    pub capped: Vec<String>,
+}
+
+/// Finds the fastest plan that fits.
+///
+/// # Errors
+/// `E3201` when nothing fits, with the arithmetic of the closest candidate and the nearest answer;
+/// `E3203` when the limits leave no candidate; what sharding and compiling report.
+///
+/// # Determinism
+/// The same job has the same answer: candidates are ordered by bound and then as enumerated.
+pub fn search(job: &Job<'_>, compile: &Compile<'_>) -> Result<Found, Diagnostic> {
+    let attempt = attempt(job, compile)?;
+    match attempt.best {
+        Some(best) => attempt.found(job, best),
+        None => Err(nothing_fits(job, &attempt, compile)),
+    }
+}
+
+/// A search as far as it went.
+struct Attempt<'a> {
+    table: LayerTable<'a>,
+    evaluated: Vec<Scored>,
+    best: Option<usize>,
+    candidate_count: usize,
+    bounded_out: usize,
+    bound_s: Option<f64>,
+    complete: bool,
+}
+
+fn attempt<'a>(job: &'a Job<'a>, compile: &Compile<'_>) -> Result<Attempt<'a>, Diagnostic> {
+    let mut table = LayerTable::new(job);
+    let (mut all, failed) = candidates(job, &mut table)?;
+    if all.is_empty() {
+        return Err(failed.unwrap_or_else(|| no_candidates(job)));
+    }
+    all.sort_by(|a, b| a.1.total_cmp(&b.1));
+    let mut attempt = Attempt {
+        table,
+        evaluated: Vec::new(),
+        best: None,
+        candidate_count: all.len(),
+        bounded_out: 0,
+        bound_s: None,
+        complete: true,
+    };
+    let mut too_large = Vec::new();
+    for (candidate, bound) in &all {
+        let best_s = attempt.best.map_or(f64::INFINITY, |at| attempt.evaluated[at].time.seconds);
+        let beaten = best_s <= bound * (1.0 - ROUNDING);
+        let (least, have) = attempt.table.least_bytes(candidate);
+        if least > have {
+            too_large.push((least, candidate));
+        } else if beaten || attempt.evaluated.len() >= job.evaluations_max {
+            attempt.complete &= beaten;
+            attempt.bound_s = attempt.bound_s.or(Some(*bound));
+        } else {
+            attempt.evaluate(job, candidate, compile)?;
+        }
+    }
+    // Nothing to show: the candidate whose weights come closest, and that keeps the least.
+    let smallest = too_large.iter().min_by_key(|(least, c)| (*least, &c.keeps, c.microbatch_size));
+    if let (true, Some((_, candidate))) = (attempt.evaluated.is_empty(), smallest) {
+        attempt.evaluate(job, candidate, compile)?;
+    }
+    attempt.bounded_out = attempt.candidate_count - attempt.evaluated.len();
+    Ok(attempt)
+}
+
+impl Attempt<'_> {
+    fn evaluate(
+        &mut self,
+        job: &Job<'_>,
+        candidate: &Candidate,
+        compile: &Compile<'_>,
+    ) -> Result<(), Diagnostic> {
+        let scored = score(job, &self.table.plan(candidate)?, candidate, compile)?;
+        let best_s = self.best.map_or(f64::INFINITY, |at| self.evaluated[at].time.seconds);
+        if scored.fits() && scored.time.seconds < best_s {
+            self.best = Some(self.evaluated.len());
+        }
+        self.evaluated.push(scored);
+        Ok(())
+    }
+
+    fn found(mut self, job: &Job<'_>, best: usize) -> Result<Found, Diagnostic> {
+        let best = self.evaluated[best].clone();
+        let mut plan = self.table.plan(&best.candidate)?;
+        predict(&mut plan, job, &best);
+        Ok(Found {
+            plan,
+            best,
+            capped: self.table.capped(),
+            evaluated: self.evaluated,
+            candidate_count: self.candidate_count,
+            bounded_out: self.bounded_out,
+            bound_s: self.bound_s,
+            complete: self.complete,
+        })
+    }
+}
+
+/// Scores a plan that someone else made: its time and memory.
+///
+/// # Errors
+/// What compiling reports.
+pub fn score(
+    job: &Job<'_>,
+    plan: &Plan,
+    candidate: &Candidate,
+    compile: &Compile<'_>,
+) -> Result<Scored, Diagnostic> {
+    let (programs, kernels) = compile(job.module, job.entry, plan)?;
+    let prices = Prices::new(job.cluster, plan.mesh);
+    let time = simulate(&prices, plan.mesh, &programs, &kernels);
+    let threads = job.cluster.threads(job.cluster.ranks_per_node(plan.mesh.ranks()));
+    let footprints: Vec<Footprint> =
+        programs.iter().map(|p| Footprint::of(p, &kernels, threads)).collect();
+    let (need, have) = fullest(&footprints, plan.mesh.dp, job.cluster);
+    Ok(Scored { candidate: candidate.clone(), time, footprints, need, have })
+}
+
+/// Writes into a plan what is predicted of it.
+pub fn predict(plan: &mut Plan, job: &Job<'_>, scored: &Scored) {
+    let origin = Prices::new(job.cluster, plan.mesh).origin().name();
+    let tokens = (job.global_batch_size * job.seq) as f64;
+    let arena = scored.footprints.iter().map(|f| f.arena).max().unwrap_or(0);
+    let mut numbers = vec![
+        ("step_time_s", scored.time.seconds, origin),
+        ("tokens_per_s", tokens / scored.time.seconds, origin),
+        ("arena_bytes", arena as f64, "derived"),
+    ];
+    let parts = scored.time.breakdown.parts();
+    let named: Vec<(String, f64)> = parts
+        .iter()
+        .map(|(name, seconds)| (format!("{}_s", name.replace(' ', "_")), *seconds))
+        .collect();
+    numbers.extend(named.iter().map(|(name, seconds)| (name.as_str(), *seconds, origin)));
+    for (name, value, origin) in numbers {
+        let prediction = Prediction { value, origin: origin.to_owned() };
+        plan.predictions.insert(name.to_owned(), prediction);
+    }
+}
+
+/// A plan of the decisions that a candidate names.
+fn assemble(
+    job: &Job<'_>,
+    candidate: &Candidate,
+    functions: impl IntoIterator<Item = (String, FunctionPlan)>,
+) -> Plan {
+    let mesh = candidate.mesh;
+    Plan {
+        model: job.model.clone(),
+        cluster: job.cluster.describe(),
+        mesh,
+        microbatch_size: candidate.microbatch_size,
+        microbatch_count: job.global_batch_size / mesh.dp / candidate.microbatch_size,
+        seq: job.seq,
+        dtype: job.dtype,
+        schedule: Schedule::OneFOneB,
+        stage_ends: candidate.stage_ends.clone(),
+        optimizer: job.optimizer,
+        clip: job.clip,
+        functions: functions.into_iter().collect(),
+        predictions: Default::default(),
+    }
+}
+
+fn no_candidates(job: &Job<'_>) -> Diagnostic {
+    let headline = format!(
+        "no mesh of {} ranks divides a batch of {} samples within the limits",
+        job.ranks, job.global_batch_size
+    );
+    let diagnostic = Diagnostic::error("E3203", Span::of("--ranks"), headline)
+        .note("dp · tp · pp is the number of ranks, and dp · mbs divides the batch");
+    match job.limits.is_empty() {
+        true => diagnostic.help("use a batch that is a multiple of the number of ranks"),
+        false => diagnostic.help(format!("relax one of `{}`", job.limits)),
+    }
+}
+
+/// Says how far the closest candidate is from fitting, why, and what would fit.
+fn nothing_fits(job: &Job<'_>, attempt: &Attempt<'_>, compile: &Compile<'_>) -> Diagnostic {
+    let headline = format!("none of {} plans fits in memory", attempt.candidate_count);
+    let mut diagnostic = Diagnostic::error("E3201", Span::of(""), headline);
+    let over = |s: &&Scored| s.need.0.saturating_sub(s.have.0);
+    if let Some(closest) = attempt.evaluated.iter().min_by_key(over) {
+        let Mesh { dp, tp, .. } = closest.candidate.mesh;
+        let classes = closest.footprints.iter().enumerate();
+        let (class, most) = classes.max_by_key(|(_, f)| f.total()).expect("a plan has a rank");
+        let rank = class / tp * dp * tp + class % tp;
+        let holders = most.holders();
+        let holders: Vec<String> =
+            holders.iter().take(3).map(|(name, bytes)| format!("{name} {bytes}")).collect();
+        let short = Bytes(over(&closest));
+        let Scored { candidate, need, have, .. } = closest;
+        diagnostic = diagnostic
+            .note(format!("closest is {candidate}: it needs {need} of {have}, {short} too much"))
+            .note(format!("rank {rank} holds {}: {}", Bytes(most.total()), holders.join(", ")));
+    }
+    let help = nearest_answer(job, compile);
+    let smaller = || "use a smaller model, sequence or batch, or more memory".to_owned();
+    diagnostic.help(help.unwrap_or_else(smaller))
+}
+
+/// The first of a few relaxations under which something fits.
+fn nearest_answer(job: &Job<'_>, compile: &Compile<'_>) -> Option<String> {
+    let answer = |job: &Job<'_>| {
+        let attempt = attempt(job, compile).ok()?;
+        attempt.best.map(|best| attempt.evaluated[best].candidate.to_string())
+    };
+    let evaluations_max = NEAREST_EVALUATIONS.min(job.evaluations_max);
+    if !job.limits.is_empty() {
+        let free = Job { limits: Limits::default(), evaluations_max, ..job.clone() };
+        if let Some(candidate) = answer(&free) {
+            return Some(format!("without `{}` this fits: {candidate}", job.limits));
+        }
+    }
+    let mut ranks = 2 * job.ranks;
+    while job.cluster.devices().is_some_and(|devices| ranks <= devices) {
+        let more = Job { ranks, limits: Limits::default(), evaluations_max, ..job.clone() };
+        if let Some(candidate) = answer(&more) {
+            return Some(format!("with {ranks} ranks this fits: {candidate}"));
+        }
+        ranks *= 2;
+    }
+    None
+}
+
+/// Whether a decision is allowed.
+fn allows(job: &Job<'_>, knob: Knob, number: usize) -> bool {
+    job.limits.allow(knob, number)
+}
+
+/// How a keep set counts as a limit.
+fn keep_number(keep: Keep) -> usize {
+    match keep {
+        Keep::None => 0,
+        Keep::Full => 1,
+    }
+}

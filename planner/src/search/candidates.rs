@@ -1,0 +1,212 @@
+//! The candidates: everything that the limits allow, each with a lower bound of its time.
+
+use std::fmt;
+
+use ir::plan::Keep;
+use ir::{Diagnostic, Mesh};
+use serde::{Deserialize, Serialize};
+
+use super::layers::{Key, LayerTable};
+use super::{Job, allows, keep_number};
+use crate::limits::Knob;
+
+/// The decisions that the search enumerates; shardings follow from them.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Candidate {
+    /// The mesh.
+    pub mesh: Mesh,
+    /// Whether activations between layers are cut along the sequence.
+    pub sequence: bool,
+    /// Samples of a micro-batch on one rank.
+    pub microbatch_size: usize,
+    /// For each layer, in the order of first calls, what is kept.
+    pub keeps: Vec<Keep>,
+    /// One past the last call of each stage.
+    pub stage_ends: Vec<usize>,
+}
+
+impl Candidate {
+    /// The key under which the layers of the candidate are priced.
+    pub(super) fn key(&self) -> Key {
+        let Mesh { dp, tp, .. } = self.mesh;
+        Key { dp, tp, sequence: self.sequence, microbatch_size: self.microbatch_size }
+    }
+}
+
+impl fmt::Display for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Mesh { pp, dp, tp } = self.mesh;
+        let axes = [("dp", dp), ("tp", tp), ("pp", pp)];
+        let mut words: Vec<String> =
+            axes.iter().filter(|(_, n)| *n > 1).map(|(name, n)| format!("{name}{n}")).collect();
+        if words.is_empty() {
+            words.push("one rank".to_owned());
+        }
+        if self.sequence {
+            words.push("sp".to_owned());
+        }
+        words.push(format!("mbs{}", self.microbatch_size));
+        if self.keeps.iter().all(|k| *k == Keep::None) {
+            words.push("recompute".to_owned());
+        } else if self.keeps.contains(&Keep::None) {
+            words.push("part recompute".to_owned());
+        }
+        f.write_str(&words.join(" "))
+    }
+}
+
+type Bounded = Vec<(Candidate, f64)>;
+
+/// All candidates with their bounds, and why some meshes have none.
+pub(super) fn candidates(
+    job: &Job<'_>,
+    table: &mut LayerTable<'_>,
+) -> Result<(Bounded, Option<Diagnostic>), Diagnostic> {
+    let mut all = Vec::new();
+    let mut failed = None;
+    let calls = table.call_count();
+    for mesh in meshes(job, calls) {
+        for sequence in [false, true] {
+            if (sequence && mesh.tp == 1) || !allows(job, Knob::Sp, usize::from(sequence)) {
+                continue;
+            }
+            for microbatch_size in microbatches(job, mesh.dp) {
+                let Mesh { dp, tp, .. } = mesh;
+                let key = Key { dp, tp, sequence, microbatch_size };
+                match table.add(key) {
+                    Ok(()) => {}
+                    Err(diagnostic) => {
+                        failed.get_or_insert(diagnostic);
+                        continue;
+                    }
+                }
+                for keeps in keep_sets(job, table.layer_count()) {
+                    add_cuts(job, table, mesh, key, &keeps, &mut all);
+                }
+            }
+        }
+    }
+    Ok((all, failed))
+}
+
+fn add_cuts(
+    job: &Job<'_>,
+    table: &LayerTable<'_>,
+    mesh: Mesh,
+    key: Key,
+    keeps: &[Keep],
+    all: &mut Bounded,
+) {
+    let seconds = table.call_seconds(key, keeps);
+    let mut cuts = vec![even_cut(seconds.len(), mesh.pp), balanced_cut(&seconds, mesh.pp)];
+    cuts.dedup();
+    for stage_ends in cuts {
+        let candidate = Candidate {
+            mesh,
+            sequence: key.sequence,
+            microbatch_size: key.microbatch_size,
+            keeps: keeps.to_vec(),
+            stage_ends,
+        };
+        let count = job.global_batch_size / mesh.dp / key.microbatch_size;
+        let bound = bound(&seconds, &candidate.stage_ends, count);
+        all.push((candidate, bound));
+    }
+}
+
+/// A lower bound of the step: a stage works on every micro-batch, after the stages before it have
+/// worked forward on the first and before they work backward on the last.
+pub(super) fn bound(seconds: &[f64], stage_ends: &[usize], count: usize) -> f64 {
+    let (mut begin, mut before, mut bound) = (0, 0.0, 0.0f64);
+    for end in stage_ends {
+        let stage: f64 = seconds[begin..*end].iter().sum();
+        bound = bound.max(before + count as f64 * stage);
+        before += stage;
+        begin = *end;
+    }
+    bound
+}
+
+fn meshes(job: &Job<'_>, calls: usize) -> Vec<Mesh> {
+    let divisors = |n: usize| (1..=n).filter(move |d| n.is_multiple_of(*d));
+    let mut meshes = Vec::new();
+    for pp in divisors(job.ranks).filter(|pp| *pp <= calls && allows(job, Knob::Pp, *pp)) {
+        for tp in divisors(job.ranks / pp).filter(|tp| allows(job, Knob::Tp, *tp)) {
+            let dp = job.ranks / pp / tp;
+            if allows(job, Knob::Dp, dp) && job.global_batch_size.is_multiple_of(dp) {
+                meshes.push(Mesh { pp, dp, tp });
+            }
+        }
+    }
+    meshes
+}
+
+fn microbatches(job: &Job<'_>, dp: usize) -> Vec<usize> {
+    let samples = job.global_batch_size / dp;
+    let fits = |mbs: &usize| samples.is_multiple_of(*mbs) && allows(job, Knob::Mbs, *mbs);
+    (1..=samples).filter(fits).collect()
+}
+
+/// Every choice of a keep set per layer; with many layers only the uniform ones.
+fn keep_sets(job: &Job<'_>, layers: usize) -> Vec<Vec<Keep>> {
+    const LAYERS_MAX: usize = 4;
+    let options: Vec<Keep> = [Keep::Full, Keep::None]
+        .into_iter()
+        .filter(|keep| allows(job, Knob::Keep, keep_number(*keep)))
+        .collect();
+    if layers > LAYERS_MAX {
+        return options.iter().map(|keep| vec![*keep; layers]).collect();
+    }
+    let mut sets = vec![Vec::new()];
+    for _ in 0..layers {
+        sets = sets
+            .iter()
+            .flat_map(|set: &Vec<Keep>| {
+                options.iter().map(|keep| {
+                    let mut set = set.clone();
+                    set.push(*keep);
+                    set
+                })
+            })
+            .collect();
+    }
+    sets
+}
+
+/// Stages of as equal a number of calls as can be; the first and the last call come on top.
+pub(super) fn even_cut(calls: usize, stages: usize) -> Vec<usize> {
+    let extra = if calls >= stages + 2 { 1 } else { 0 };
+    let inner = calls - 2 * extra;
+    let mut ends: Vec<usize> = (1..=stages).map(|s| extra + s * inner / stages).collect();
+    ends[stages - 1] = calls;
+    ends
+}
+
+/// Stages whose slowest one is as fast as can be, of these the first that is found.
+/// O(stages · calls²).
+pub(super) fn balanced_cut(seconds: &[f64], stages: usize) -> Vec<usize> {
+    let calls = seconds.len();
+    let sum = |from: usize, to: usize| seconds[from..to].iter().sum::<f64>();
+    // least[s][n]: the slowest of `s + 1` stages of the first `n` calls.
+    let mut least = vec![vec![f64::INFINITY; calls + 1]; stages];
+    let mut cut = vec![vec![0; calls + 1]; stages];
+    for end in 1..=calls {
+        least[0][end] = sum(0, end);
+    }
+    for stage in 1..stages {
+        for end in stage + 1..=calls {
+            for begin in stage..end {
+                let slowest = least[stage - 1][begin].max(sum(begin, end));
+                if slowest < least[stage][end] {
+                    (least[stage][end], cut[stage][end]) = (slowest, begin);
+                }
+            }
+        }
+    }
+    let mut ends = vec![calls];
+    for stage in (1..stages).rev() {
+        ends.push(cut[stage][ends[ends.len() - 1]]);
+    }
+    ends.reverse();
+    ends
+}

@@ -1,0 +1,114 @@
+use codegen::compile::compile;
+use codegen::prepare::prepare_training;
+use ir::import::{Architecture, Description, Gpt2Config, Options, import};
+
+use super::*;
+use crate::machine::Machine;
+
+fn module(layers: usize) -> Module {
+    let config = Gpt2Config {
+        vocab: 259,
+        positions: 64,
+        model: 48,
+        layers,
+        heads: 4,
+        inner: 192,
+        dropout_residual: 0.0,
+        dropout_embed: 0.0,
+        dropout_attention: 0.0,
+        ..Gpt2Config::default()
+    };
+    let architecture = Architecture::Gpt2(config);
+    let description = Description { name: "small".into(), architecture, stored: None };
+    let options = Options { seq: 33, dtype: DType::F32, dropout: None };
+    prepare_training(import(&description, &options).unwrap().module, "loss").unwrap()
+}
+
+fn cluster(memory_bytes: u64) -> Cluster {
+    let machine = Machine { cores: 4, memory_bytes, instruction_set: "avx2".into() };
+    Cluster::load_on("cpu-local", &machine).unwrap()
+}
+
+fn job<'a>(module: &'a Module, cluster: &'a Cluster, ranks: usize) -> Job<'a> {
+    Job {
+        module,
+        entry: "loss",
+        model: "small".into(),
+        cluster,
+        ranks,
+        global_batch_size: 4,
+        seq: 33,
+        dtype: DType::F32,
+        optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 },
+        clip: Some(1.0),
+        limits: Limits::default(),
+        evaluations_max: usize::MAX,
+    }
+}
+
+fn compiled(
+    module: &Module,
+    entry: &str,
+    plan: &Plan,
+) -> Result<(Vec<Program>, Vec<Kernel>), Diagnostic> {
+    compile(module, entry, plan).map(|compiled| (compiled.programs, compiled.kernels))
+}
+
+#[test]
+fn the_answer_is_that_of_trying_all() {
+    let module = module(3);
+    for (ranks, memory) in [(1, 1 << 30), (2, 1 << 30), (4, 1 << 30), (4, 12 << 20)] {
+        let cluster = cluster(memory);
+        let job = job(&module, &cluster, ranks);
+        let mut table = LayerTable::new(&job);
+        let (all, _) = candidates(&job, &mut table).unwrap();
+        let mut least = f64::INFINITY;
+        for (candidate, bound) in &all {
+            let scored =
+                score(&job, &table.plan(candidate).unwrap(), candidate, &compiled).unwrap();
+            assert!(*bound <= scored.time.seconds * (1.0 + ROUNDING), "{candidate}");
+            let sum = scored.time.breakdown.total();
+            assert!((sum - scored.time.seconds).abs() <= 1e-9 * sum, "{candidate}: {scored:?}");
+            if scored.fits() {
+                least = least.min(scored.time.seconds);
+            }
+        }
+        match search(&job, &compiled) {
+            Ok(found) => {
+                println!(
+                    "{} {} of {} bounded out",
+                    found.best.candidate,
+                    found.bounded_out,
+                    all.len()
+                );
+                assert_eq!(found.best.time.seconds, least, "on {ranks} ranks");
+            }
+            Err(_) => assert_eq!(least, f64::INFINITY, "on {ranks} ranks"),
+        }
+    }
+}
+
+#[test]
+fn infeasible_is_explained_with_numbers() {
+    let module = module(3);
+    let cluster = cluster(2 << 20);
+    let diagnostic = search(&job(&module, &cluster, 2), &compiled).unwrap_err();
+    let text = ir::diagnostic::render(&diagnostic, None);
+    println!("{text}");
+    assert_eq!(diagnostic.code, "E3201");
+    assert!(text.contains("of 2.0 MiB") && text.contains("optimizer state"), "{text}");
+}
+
+#[test]
+fn limits_hold() {
+    let module = module(3);
+    let cluster = cluster(1 << 30);
+    let mut job = job(&module, &cluster, 4);
+    job.limits = Limits::parse(&["pp=2".into()], &["tp".into()], &["mbs=1".into()]).unwrap();
+    let plan = search(&job, &compiled).unwrap().plan;
+    assert_eq!((plan.mesh.pp, plan.mesh.dp, plan.microbatch_size), (2, 2, 1));
+    assert_eq!(plan.global_batch_size(), 4);
+    job.global_batch_size = 3;
+    job.limits = Limits::parse(&["dp=2".into()], &[], &[]).unwrap();
+    assert_eq!(search(&job, &compiled).unwrap_err().code, "E3203");
+}
