@@ -15,9 +15,9 @@
 //! | `E3101` | a layer that cannot be cut over `tp` as asked | 3 |
 //! | `E3102` | a sequence with fewer tokens than tensor-parallel ranks | 3 |
 //! | `E3103` | an entry that is not there | 2 |
-| `E3201` | a job that no plan fits, with the arithmetic and the nearest answer | 3 |
-| `E3202` | a limit that is none | 2 |
-| `E3203` | limits that leave no plan | 3 |
+//! | `E3201` | a job that no plan fits, with the arithmetic and the nearest answer | 3 |
+//! | `E3202` | a limit that is none | 2 |
+//! | `E3203` | limits that leave no plan | 3 |
 
 pub mod link;
 pub mod machine;
