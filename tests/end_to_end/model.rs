@@ -70,12 +70,17 @@ pub(crate) fn plan(module: &Module, seq: usize, dtype: DType, wanted: Wanted) ->
 
 /// Starts the ranks of a plan.
 pub(crate) fn session(module: &Module, plan: &Plan) -> Session {
+    session_with(module, plan, 1)
+}
+
+/// Starts the ranks of a plan, each with some threads.
+pub(crate) fn session_with(module: &Module, plan: &Plan, threads_per_rank: usize) -> Session {
     let compiled = codegen::compile::compile(module, "loss", plan);
     let compiled = compiled.unwrap_or_else(|d| panic!("{}", ir::diagnostic::render(&d, None)));
     let classes =
         Classes { programs: compiled.programs, kernels: compiled.kernels, mesh: plan.mesh };
     let options = Options {
-        threads_per_rank: 1,
+        threads_per_rank,
         deadline: Duration::from_secs(60),
         tracing: Tracing::None,
     };
