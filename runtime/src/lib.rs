@@ -19,6 +19,7 @@
 //! | E4005 | the index of shards is damaged or does not fit the shards | download the model again |
 //! | E4006 | a tensor is missing | check that the weights belong to the model |
 //! | E4007 | a tensor has other dims than needed | check that the weights belong to the model |
+//! | E4008 | tensors that the model does not have | check that the weights belong to the model |
 //! | E4010 | not a `.npy` file, or a damaged one | write it again with `np.save` |
 //! | E4011 | an array of a type or order that is not read or written | convert it |
 //! | E4020 | not a tokeniser | give a Hugging Face `tokenizer.json` |
@@ -53,6 +54,7 @@ pub mod error;
 pub mod execute;
 pub mod generate;
 pub mod init;
+pub mod load;
 #[allow(unsafe_code)]
 pub mod local;
 #[allow(unsafe_code)]

@@ -68,6 +68,11 @@ impl Weights {
         Err(diagnostic.into())
     }
 
+    /// The file, index or directory that was opened.
+    pub fn source(&self) -> &Path {
+        &self.source
+    }
+
     /// All tensors, by name.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, &Tensor)> {
         self.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor))

@@ -1,0 +1,269 @@
+//! Weights between the tensors of a checkpoint and the ranks of a session.
+//!
+//! A model says of each of its weights in which tensor it stands, or in which columns of it
+//! ([`ir::import::Source`]). Here such tensors are checked, read block by block, and put together
+//! again. A file whose tensors are not exactly those of the model is refused: what is left out or
+//! left over would change what the model computes without anybody noticing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::path::Path;
+
+use ir::import::{Source, Weight, is_buffer, nearest};
+use ir::{DType, Diagnostic, Span};
+
+use crate::block;
+use crate::convert::convert;
+use crate::error::{Error, Failure};
+use crate::execute::{Part, Session, Values};
+use crate::weights::{self, NewTensor, Tensor, Weights};
+
+/// Diagnostics of one kind that are reported at most.
+const REPORTS_MAX: usize = 20;
+
+/// Gives all ranks their shards of the weights of a model; returns how many numbers a whole model
+/// has.
+///
+/// **Cost.** Reads each distinct block once.
+/// **Errors.** As [`check_weights`].
+pub fn load_weights(
+    session: &mut Session,
+    model: &[Weight],
+    files: &Weights,
+) -> Result<u64, Failure> {
+    let wrong = check_weights(model, files);
+    if !wrong.is_empty() {
+        return Err(wrong.into());
+    }
+    for weight in model {
+        let mut values = |block: &[Range<usize>], dtype| read_weight(weight, files, block, dtype);
+        session.write_weight(&weight.name, Part::Weight, &mut values)?;
+    }
+    Ok(model.iter().map(Weight::count).sum())
+}
+
+/// What is wrong with files as the weights of a model; nothing where they fit.
+///
+/// **Errors.** E4006 for a tensor that is missing, E4007 for one of other dims, E4008 for tensors
+/// that the model does not have; of each at most 20.
+pub fn check_weights(model: &[Weight], files: &Weights) -> Vec<Diagnostic> {
+    let mut wrong = Vec::new();
+    let mut known: BTreeSet<&str> = BTreeSet::new();
+    let mut seen: BTreeSet<&str> = BTreeSet::new();
+    for weight in model {
+        known.extend(weight.source.names.iter().map(String::as_str));
+        if seen.insert(weight.source.name()) && wrong.len() < REPORTS_MAX {
+            wrong.extend(find(weight, files).err());
+        }
+    }
+    let is_extra = |name: &&str| !known.contains(name) && !is_buffer(name);
+    let extra: Vec<&str> = files.tensors().map(|(name, _)| name).filter(is_extra).collect();
+    if !extra.is_empty() {
+        wrong.push(too_many(model, files, &extra));
+    }
+    wrong
+}
+
+/// The elements of a block of a weight, row-major, as little-endian `dtype`.
+///
+/// **Errors.** E4006 and E4007.
+pub fn read_weight(
+    weight: &Weight,
+    files: &Weights,
+    block: &[Range<usize>],
+    dtype: DType,
+) -> Result<Vec<u8>, Diagnostic> {
+    let tensor = find(weight, files)?;
+    let bytes = files.bytes(tensor);
+    let size = tensor.stored.size();
+    let columns = columns(&weight.source);
+    // Without columns the weight is the tensor, whatever its dims are called.
+    let whole = block == block::whole(&weight.dims);
+    if whole && columns.len() == width(&weight.source) {
+        return Ok(convert(tensor.stored, bytes, dtype));
+    }
+    let mut out = Vec::with_capacity(block::elements(block) * size);
+    each_run(&weight.dims, block, |mut start, mut len| {
+        // A run of the weight is one of the tensor up to the end of a row of columns.
+        while len > 0 {
+            let (row, column) = (start / columns.len(), start % columns.len());
+            let here = len.min(columns.len() - column);
+            let from = (row * width(&weight.source) + columns.start + column) * size;
+            out.extend_from_slice(&bytes[from..from + here * size]);
+            (start, len) = (start + here, len - here);
+        }
+    });
+    Ok(convert(tensor.stored, &out, dtype))
+}
+
+/// A tensor under the name that checkpoints have for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Named {
+    /// The name.
+    pub name: String,
+    /// The tensor.
+    pub values: Values,
+}
+
+/// Puts the tensors of a checkpoint together from what belongs to the weights of a model: the
+/// weights themselves, their gradients or states. In the order of the model's weights.
+///
+/// **Errors.** Those of `values`.
+pub fn join_weights<E>(
+    model: &[Weight],
+    values: &mut dyn FnMut(&Weight) -> Result<Values, E>,
+) -> Result<Vec<Named>, E> {
+    let mut places: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut tensors: Vec<Named> = Vec::new();
+    for weight in model {
+        let Values { dtype, bytes, .. } = values(weight)?;
+        let source = &weight.source;
+        let size = dtype.size() as usize;
+        let at = *places.entry(source.name()).or_insert_with(|| {
+            let elements: usize = source.dims.iter().product();
+            let bytes = vec![0; elements * size];
+            let values = Values { dtype, dims: source.dims.clone(), bytes };
+            tensors.push(Named { name: source.name().to_owned(), values });
+            tensors.len() - 1
+        });
+        let (columns, row) = (columns(source), width(source) * size);
+        let part = columns.len() * size;
+        assert_eq!(tensors[at].values.dtype, dtype, "the parts of a tensor have one type");
+        let target = tensors[at].values.bytes.chunks_exact_mut(row.max(1));
+        for (target, own) in target.zip(bytes.chunks_exact(part.max(1))) {
+            target[columns.start * size..columns.end * size].copy_from_slice(own);
+        }
+    }
+    Ok(tensors)
+}
+
+/// What belongs to the weights of a model, from the ranks that hold it.
+///
+/// # Panics
+/// When the session has no such part of one of the weights.
+pub fn collect_weights(session: &Session, model: &[Weight], part: Part) -> Vec<Named> {
+    let mut read = |weight: &Weight| {
+        let values = session.read_weight(&weight.name, part);
+        let values = values.expect("the session runs a program of this model");
+        Ok::<_, std::convert::Infallible>(values)
+    };
+    let Ok(tensors) = join_weights(model, &mut read);
+    tensors
+}
+
+/// Writes the weights of a session as the `model.safetensors` of a directory, which is made.
+///
+/// **Errors.** Writing fails.
+pub fn export_weights(session: &Session, model: &[Weight], dir: &Path) -> Result<(), Error> {
+    write_named(&dir.join(weights::FILE), &collect_weights(session, model, Part::Weight))
+}
+
+/// Writes tensors as a safetensors file that transformers reads.
+///
+/// **Errors.** Writing fails.
+pub fn write_named(path: &Path, tensors: &[Named]) -> Result<(), Error> {
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir).map_err(Error::io("create", dir))?;
+    }
+    let tensors: Vec<NewTensor<'_>> = tensors
+        .iter()
+        .map(|Named { name, values }| NewTensor {
+            name,
+            dtype: values.dtype,
+            dims: &values.dims,
+            bytes: &values.bytes,
+        })
+        .collect();
+    let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+    weights::write(path, &tensors, &metadata)
+}
+
+/// The tensor of a weight.
+fn find<'f>(weight: &Weight, files: &'f Weights) -> Result<&'f Tensor, Diagnostic> {
+    let source = &weight.source;
+    let found = source.names.iter().find_map(|name| Some((name, files.get(name)?)));
+    let Some((name, tensor)) = found else { return Err(missing(source, files)) };
+    if tensor.dims == source.dims {
+        return Ok(tensor);
+    }
+    let (there, wanted) = (list(&tensor.dims), list(&source.dims));
+    let headline = format!("tensor `{name}` is {there}, and the model has {wanted}");
+    Err(Diagnostic::error("E4007", at(files), headline)
+        .note(format!("it is the weight `{}` of the model", weight.name))
+        .help("check that the weights and the `config.json` belong together"))
+}
+
+fn missing(source: &Source, files: &Weights) -> Diagnostic {
+    let headline = format!("no tensor `{}` in the weights", source.name());
+    let mut diagnostic = Diagnostic::error("E4006", at(files), headline);
+    if let [_, others @ ..] = &source.names[..]
+        && !others.is_empty()
+    {
+        let others: Vec<String> = others.iter().map(|name| format!("`{name}`")).collect();
+        diagnostic = diagnostic.note(format!("nor is there {}", others.join(" or ")));
+    }
+    let names = files.tensors().map(|(name, _)| name);
+    match nearest(source.name(), names) {
+        Some(similar) => diagnostic.note(format!("the most similar name is `{similar}`")),
+        None => diagnostic.note(format!("there are {} others", files.tensors().count())),
+    }
+}
+
+fn too_many(model: &[Weight], files: &Weights, extra: &[&str]) -> Diagnostic {
+    let numbers = |name: &&str| -> u64 {
+        let tensor = files.get(name);
+        tensor.map_or(0, |tensor| tensor.dims.iter().map(|d| *d as u64).product())
+    };
+    let wanted: u64 = model.iter().map(Weight::count).sum();
+    let more: u64 = extra.iter().map(numbers).sum();
+    let headline = match extra {
+        [one] => format!("tensor `{one}` belongs to no weight of the model"),
+        [first, ..] => format!(
+            "{} tensors belong to no weight of the model, the first is `{first}`",
+            extra.len()
+        ),
+        [] => unreachable!("it is called for tensors that are too many"),
+    };
+    Diagnostic::error("E4008", at(files), headline)
+        .note(format!("the model has {wanted} parameters; these are {more} more"))
+        .help("check that the weights and the `config.json` belong together")
+}
+
+fn at(files: &Weights) -> Span {
+    Span::of(files.source().display().to_string())
+}
+
+fn list(dims: &[usize]) -> String {
+    let dims: Vec<String> = dims.iter().map(usize::to_string).collect();
+    format!("[{}]", dims.join(", "))
+}
+
+/// Elements of a row of the tensor of a weight.
+fn width(source: &Source) -> usize {
+    source.dims.last().copied().unwrap_or(1)
+}
+
+fn columns(source: &Source) -> Range<usize> {
+    source.columns.clone().unwrap_or(0..width(source))
+}
+
+/// Calls `run` with the first element and the length of each run of a block, in order.
+fn each_run(dims: &[usize], block: &[Range<usize>], mut run: impl FnMut(usize, usize)) {
+    let whole_dims = (0..dims.len()).rev().take_while(|d| block[*d] == (0..dims[*d])).count();
+    // The innermost dims that are whole, and the one outside of them, are one run.
+    let outer = (dims.len() - whole_dims).saturating_sub(1);
+    let len = block::elements(&block[outer..]);
+    let strides = |dim: usize| -> usize { dims[dim + 1..].iter().product() };
+    let inner = block.get(outer).map_or(0, |range| range.start * strides(outer));
+    for index in 0..block::elements(&block[..outer]) {
+        let (mut rest, mut start) = (index, inner);
+        for dim in (0..outer).rev() {
+            start += (block[dim].start + rest % block[dim].len()) * strides(dim);
+            rest /= block[dim].len();
+        }
+        run(start, len);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,108 @@
+//! Blocks of weights against the whole tensor, and files that do not fit.
+
+#![allow(clippy::single_range_in_vec_init)]
+
+use std::convert::Infallible;
+
+use ir::import::{Init, Source};
+
+use super::*;
+use crate::scratch::Scratch;
+
+fn weight(
+    name: &str,
+    dims: &[usize],
+    tensor: &str,
+    of: &[usize],
+    part: Option<Range<usize>>,
+) -> Weight {
+    let names = vec![format!("model.{tensor}"), tensor.to_owned()];
+    let source = Source { names, dims: of.to_vec(), columns: part };
+    Weight { name: name.into(), dims: dims.to_vec(), init: Init::Zeros, source, layer: None }
+}
+
+/// `qkv [3, 8]`, of which `q [3, 2, 2]` are the first columns; `out [2, 6]`; a buffer.
+fn model() -> Vec<Weight> {
+    vec![
+        weight("q", &[3, 2, 2], "qkv", &[3, 8], Some(0..4)),
+        weight("k", &[3, 4], "qkv", &[3, 8], Some(4..8)),
+        weight("out", &[2, 3, 2], "out", &[2, 6], None),
+    ]
+}
+
+fn numbers(count: usize) -> Vec<u8> {
+    (0..count).flat_map(|i| (i as f32).to_le_bytes()).collect()
+}
+
+fn files(scratch: &Scratch, tensors: &[(&str, &[usize])]) -> Weights {
+    let named = tensors.iter().map(|(name, dims)| {
+        let bytes = numbers(dims.iter().product());
+        let values = Values { dtype: DType::F32, dims: dims.to_vec(), bytes };
+        Named { name: (*name).to_owned(), values }
+    });
+    let path = scratch.join("m.safetensors");
+    write_named(&path, &named.collect::<Vec<_>>()).unwrap();
+    Weights::open(&path).unwrap()
+}
+
+fn read(weight: &Weight, files: &Weights, block: &[Range<usize>]) -> Vec<f64> {
+    let bytes = read_weight(weight, files, block, DType::F64).unwrap();
+    bytes.as_chunks().0.iter().map(|&b| f64::from_le_bytes(b)).collect()
+}
+
+#[test]
+fn blocks_come_from_their_columns() {
+    let scratch = Scratch::new("load");
+    let files = files(&scratch, &[("model.qkv", &[3, 8]), ("out", &[2, 6])]);
+    let model = model();
+    assert_eq!(check_weights(&model, &files), []);
+    let q = [0.0, 1.0, 2.0, 3.0, 8.0, 9.0, 10.0, 11.0, 16.0, 17.0, 18.0, 19.0];
+    assert_eq!(read(&model[0], &files, &[0..3, 0..2, 0..2]), q);
+    assert_eq!(read(&model[0], &files, &[1..3, 1..2, 0..2]), [10.0, 11.0, 18.0, 19.0]);
+    assert_eq!(read(&model[1], &files, &[1..2, 0..4]), [12.0, 13.0, 14.0, 15.0]);
+    assert_eq!(read(&model[2], &files, &[0..2, 1..2, 1..2]), [3.0, 9.0]);
+    assert_eq!(read(&model[2], &files, &[1..2, 0..3, 0..2]), [6.0, 7.0, 8.0, 9.0, 10.0, 11.0]);
+}
+
+#[test]
+fn what_was_taken_apart_is_joined_again() {
+    let scratch = Scratch::new("load");
+    let files = files(&scratch, &[("qkv", &[3, 8]), ("model.out", &[2, 6])]);
+    let mut values = |weight: &Weight| {
+        let block = block::whole(&weight.dims);
+        let bytes = read_weight(weight, &files, &block, DType::F32).unwrap();
+        Ok::<_, Infallible>(Values { dtype: DType::F32, dims: weight.dims.clone(), bytes })
+    };
+    let Ok(joined) = join_weights(&model(), &mut values);
+    let names: Vec<&str> = joined.iter().map(|tensor| tensor.name.as_str()).collect();
+    assert_eq!(names, ["model.qkv", "model.out"]);
+    assert_eq!(joined[0].values.dims, [3, 8]);
+    assert_eq!(joined[0].values.bytes, numbers(24));
+    assert_eq!(joined[1].values.bytes, numbers(12));
+}
+
+#[test]
+fn files_that_do_not_fit_are_refused() {
+    let check = |tensors: &[(&str, &[usize])]| -> Vec<String> {
+        let scratch = Scratch::new("load");
+        let wrong = check_weights(&model(), &files(&scratch, tensors));
+        wrong
+            .iter()
+            .map(|d| format!("{} {} ({})", d.code, d.headline, d.notes.join("; ")))
+            .collect()
+    };
+    assert_eq!(
+        check(&[("qkv", &[3, 8]), ("h.0.attn.bias", &[1])]),
+        ["E4006 no tensor `model.out` in the weights (nor is there `out`; there are 2 others)"]
+    );
+    assert_eq!(
+        check(&[("model.qkv", &[3, 9]), ("out", &[2, 6])]),
+        ["E4007 tensor `model.qkv` is [3, 9], and the model has [3, 8] \
+          (it is the weight `q` of the model)"]
+    );
+    assert_eq!(
+        check(&[("qkv", &[3, 8]), ("out", &[2, 6]), ("more", &[5])]),
+        ["E4008 tensor `more` belongs to no weight of the model \
+          (the model has 36 parameters; these are 5 more)"]
+    );
+}
