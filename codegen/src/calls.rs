@@ -54,10 +54,16 @@ impl Calls {
     ///
     /// # Errors
     /// A sentence that names what is no call of a layer.
+    #[expect(
+        clippy::wildcard_enum_match_arm,
+        reason = "an entry is a list of calls, whatever else there is"
+    )]
     pub fn of(module: &Module, entry: &str) -> Result<Calls, String> {
-        let function = module.function(entry).ok_or_else(|| format!("there is no entry `@{entry}`"))?;
+        let function =
+            module.function(entry).ok_or_else(|| format!("there is no entry `@{entry}`"))?;
         let mut operands: Vec<Option<Operand>> = vec![None; function.values.len()];
-        let mut calls = Calls { weights: Vec::new(), calls: Vec::new(), results: function.results.clone() };
+        let mut calls =
+            Calls { weights: Vec::new(), calls: Vec::new(), results: function.results.clone() };
         for param in function.params() {
             operands[param.index()] = Some(fed(function, param, &mut calls.weights)?);
         }
@@ -79,8 +85,8 @@ impl Calls {
                     let results = node.results.clone();
                     calls.calls.push(Call { function: callee.clone(), operands: passed, results });
                 }
-                op => {
-                    let op = ir::infer::name(op);
+                _ => {
+                    let op = ir::infer::name(&node.op);
                     return Err(format!("`@{entry}` holds `{op}`: an entry is a list of calls"));
                 }
             }

@@ -120,8 +120,8 @@ impl<'a> Class<'a> {
                 continue;
             }
             let decisions = plan.functions.get(&call.function);
-            let decisions =
-                decisions.ok_or_else(|| format!("the plan has nothing for `@{}`", call.function))?;
+            let decisions = decisions
+                .ok_or_else(|| format!("the plan has nothing for `@{}`", call.function))?;
             let is_weight: Vec<bool> =
                 call.operands.iter().map(|o| matches!(o, Operand::Weight(_))).collect();
             let is_last = call.results.iter().any(|r| calls.results.contains(r));
@@ -301,7 +301,8 @@ impl<'a> Class<'a> {
         let (dtype, sizes) = self.slot_type(call, slot);
         for copy in 0..self.in_flight {
             let span = if self.in_flight == 1 { (first, last) } else { (0, self.clock.end()) };
-            let buffer = self.store.transient(&name, Contents::Activation, dtype, sizes.clone(), span);
+            let buffer =
+                self.store.transient(&name, Contents::Activation, dtype, sizes.clone(), span);
             self.values.insert((value, copy), buffer);
         }
         let span = (from.unwrap_or(self.clock.calls + 1), to);
@@ -512,16 +513,20 @@ fn weight_places(
         let mut stages = Vec::new();
         let mut layout: Option<(Layout, Layout)> = None;
         for (at, call) in calls.calls.iter().enumerate() {
-            let Some(param) = call.operands.iter().position(|o| *o == Operand::Weight(weight)) else {
+            let Some(param) = call.operands.iter().position(|o| *o == Operand::Weight(weight))
+            else {
                 continue;
             };
             stages.push(plan.stage_of(at));
             let function = module.function(&call.function).ok_or("a call of nothing")?;
             let name = &function.value(ValueId(param as u32)).name;
             let on_tp = |value: &str| {
-                let sharding = plan.functions.get(&call.function).and_then(|f| f.shardings.get(value));
+                let sharding =
+                    plan.functions.get(&call.function).and_then(|f| f.shardings.get(value));
                 let found = sharding.map(|s| layouts(s)[1]);
-                found.ok_or_else(|| format!("the plan has no sharding for `@{}.%{value}`", call.function))
+                found.ok_or_else(|| {
+                    format!("the plan has no sharding for `@{}.%{value}`", call.function)
+                })
             };
             let here = (on_tp(name)?, on_tp(&format!("d.{name}"))?);
             if layout.is_some_and(|l| l.0 != here.0) {
@@ -530,7 +535,10 @@ fn weight_places(
             // A partial sum in one of several uses makes the whole gradient one.
             let partial = |l: Layout| matches!(l, Layout::Partial(_));
             if layout.is_some_and(|l| partial(l.1) != partial(here.1)) {
-                return Err(format!("the gradient of `{}` is partial in one use only", description.name));
+                return Err(format!(
+                    "the gradient of `{}` is partial in one use only",
+                    description.name
+                ));
             }
             layout = Some(here);
         }

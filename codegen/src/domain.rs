@@ -55,11 +55,8 @@ impl Domain {
 /// Whether a node computes exactly in floating point what it does with integers.
 pub(crate) fn is_int_op_exact(node: &Node, function: &Function) -> bool {
     let float = |v: &ValueId| function.ty(*v).dtype.is_float();
-    match &node.op {
-        Op::Unary(_) => node.operands.iter().all(float),
-        Op::Binary(Binary::Div | Binary::Pow) => node.operands.iter().all(float),
-        _ => true,
-    }
+    let rounds = matches!(node.op, Op::Unary(_) | Op::Binary(Binary::Div | Binary::Pow));
+    !rounds || node.operands.iter().all(float)
 }
 
 /// The dims of the widest node: those of its operand for a reduction.
@@ -76,10 +73,8 @@ fn widest(function: &Function, nodes: &[usize]) -> Option<Vec<usize>> {
 }
 
 fn node_sizes(function: &Function, node: &Node) -> Option<Vec<usize>> {
-    match &node.op {
-        Op::Reduce { .. } => function.ty(node.operands[0]).sizes(),
-        _ => function.ty(node.result()).sizes(),
-    }
+    let reduces = matches!(node.op, Op::Reduce { .. });
+    function.ty(if reduces { node.operands[0] } else { node.result() }).sizes()
 }
 
 /// The splits that reductions and narrower values leave open.
@@ -88,12 +83,14 @@ fn splits(function: &Function, nodes: &[usize], sizes: &[usize]) -> Option<Vec<u
     for at in nodes {
         let node = &function.nodes[*at];
         let narrow = node_sizes(function, node)?;
-        let here = match &node.op {
-            _ if narrow != sizes => Some(narrow.len()),
-            Op::Reduce { dims, .. } if dims.len() == sizes.len() => None,
-            Op::Reduce { dims, .. } if dims.first() == Some(&0) => Some(dims.len()),
-            Op::Reduce { dims, .. } => dims.first().copied(),
-            _ => None,
+        let here = if narrow != sizes {
+            Some(narrow.len())
+        } else if let Op::Reduce { dims, .. } = &node.op {
+            let inner =
+                if dims.first() == Some(&0) { Some(dims.len()) } else { dims.first().copied() };
+            inner.filter(|_| dims.len() < sizes.len())
+        } else {
+            None
         };
         match (forced, here) {
             (Some(a), Some(b)) if a != b => return None,
@@ -120,9 +117,10 @@ pub fn extents(
         let node = &function.nodes[*at];
         let here = |value: ValueId| extents.iter().find(|(v, _)| *v == value).map(|(_, e)| *e);
         let own = node_extent(function, node, domain)?;
-        let operand_extent = match &node.op {
-            Op::Reduce { .. } => extent_of(&node_sizes(function, node)?, domain)?,
-            _ => own,
+        let operand_extent = if matches!(node.op, Op::Reduce { .. }) {
+            extent_of(&node_sizes(function, node)?, domain)?
+        } else {
+            own
         };
         for operand in &node.operands {
             let fits = match here(*operand) {
@@ -162,12 +160,13 @@ fn node_extent(function: &Function, node: &Node, domain: &Domain) -> Option<Exte
         Extent::Full if dims.len() == ndim && sum => Some(Extent::Total),
         Extent::Full if rows && sum => Some(Extent::Column),
         Extent::Row if rows && sum => Some(Extent::Total),
-        _ => None,
+        Extent::Full | Extent::Row | Extent::Column | Extent::Total => None,
     }
 }
 
 /// Whether an operand that no node of the group makes can be loaded, or made again, at the points
 /// of the domain.
+#[expect(clippy::wildcard_enum_match_arm, reason = "only leaves come here")]
 fn leaf_fits(
     function: &Function,
     producers: &[Option<usize>],
@@ -210,8 +209,9 @@ fn leaf_fits(
 
 /// Whether the index along a dim is linear in the column: it is a row's, or the only column dim.
 fn counts_columns(dim: usize, domain: &Domain) -> bool {
-    dim < domain.split || domain.sizes[dim + 1..].iter().product::<usize>() == 1
-        && domain.sizes[domain.split..dim].iter().product::<usize>() == 1
+    dim < domain.split
+        || domain.sizes[dim + 1..].iter().product::<usize>() == 1
+            && domain.sizes[domain.split..dim].iter().product::<usize>() == 1
 }
 
 /// The strides of a broadcast buffer over the dims of the domain, the columns as one stride.

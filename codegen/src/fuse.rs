@@ -62,8 +62,7 @@ pub(crate) fn is_fusible(node: &Node, function: &Function, module: &Module) -> b
 /// The composite of a call that a kernel computes with one instruction.
 pub(crate) fn superinstruction<'m>(module: &'m Module, callee: &str) -> Option<&'m str> {
     let Kind::Composite { name, .. } = &module.function(callee)?.kind else { return None };
-    let known =
-        ["gelu_tanh", "gelu_tanh_bwd", "gelu_erf", "gelu_erf_bwd", "silu", "silu_bwd"];
+    let known = ["gelu_tanh", "gelu_tanh_bwd", "gelu_erf", "gelu_erf_bwd", "silu", "silu_bwd"];
     known.contains(&name.as_str()).then_some(name.as_str())
 }
 
@@ -146,7 +145,8 @@ impl<'f> Groups<'f> {
         if a == b || self.members[a].len() + self.members[b].len() > GROUP_NODES_MAX {
             return;
         }
-        let mut nodes: Vec<usize> = self.members[a].iter().chain(&self.members[b]).copied().collect();
+        let mut nodes: Vec<usize> =
+            self.members[a].iter().chain(&self.members[b]).copied().collect();
         nodes.sort_unstable();
         if Domain::of(self.function, &nodes).is_none() || self.meets_outside(a, b) {
             return;
@@ -185,7 +185,8 @@ impl<'f> Groups<'f> {
 
     /// The groups in an order in which each comes after what it reads.
     fn order(&self) -> Vec<usize> {
-        let live: Vec<usize> = (0..self.members.len()).filter(|g| !self.members[*g].is_empty()).collect();
+        let live: Vec<usize> =
+            (0..self.members.len()).filter(|g| !self.members[*g].is_empty()).collect();
         let mut waiting: BTreeMap<usize, BTreeSet<usize>> =
             live.iter().map(|g| (*g, self.inputs(*g))).collect();
         let mut order = Vec::new();
@@ -259,12 +260,7 @@ fn materialise(
     map[value.index()].expect("its node was copied")
 }
 
-fn copy_node(
-    groups: &Groups<'_>,
-    fused: &mut Function,
-    map: &mut [Option<ValueId>],
-    at: usize,
-) {
+fn copy_node(groups: &Groups<'_>, fused: &mut Function, map: &mut [Option<ValueId>], at: usize) {
     let node = &groups.function.nodes[at];
     let operands: Vec<ValueId> =
         node.operands.iter().map(|o| materialise(groups, fused, map, *o)).collect();

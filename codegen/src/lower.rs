@@ -116,13 +116,10 @@ impl<'a> Lower<'a> {
 
     /// Whether the kernel of a node can add to what its output holds.
     fn can_add(&self, node: &Node) -> bool {
-        match &node.op {
-            Op::Contract(_) | Op::ScatterAdd { .. } => true,
-            Op::Call { function } => {
-                self.module.function(function).is_some_and(|f| f.kind == Kind::Kernel)
-            }
-            _ => false,
+        if let Op::Call { function } = &node.op {
+            return self.module.function(function).is_some_and(|f| f.kind == Kind::Kernel);
         }
+        matches!(node.op, Op::Contract(_) | Op::ScatterAdd { .. })
     }
 
     fn ty(&self, value: ValueId) -> &'a TensorType {
@@ -152,6 +149,7 @@ impl<'a> Lower<'a> {
     }
 
     fn node(&mut self, node: &Node) -> Result<(), String> {
+        #[expect(clippy::wildcard_enum_match_arm, reason = "the catalogue knows the other ops")]
         match &node.op {
             // The same bytes under other dims.
             Op::Reshape { .. } => {
@@ -165,7 +163,8 @@ impl<'a> Lower<'a> {
             }
             Op::Call { function } => self.call(node, function),
             _ => {
-                let operands: Vec<&TensorType> = node.operands.iter().map(|o| self.ty(*o)).collect();
+                let operands: Vec<&TensorType> =
+                    node.operands.iter().map(|o| self.ty(*o)).collect();
                 let result = self.ty(node.result());
                 let add = self.adds[node.result().index()];
                 let kernel = catalogue::kernel_of_op(&node.op, &operands, result, add)?;
@@ -209,9 +208,8 @@ impl<'a> Lower<'a> {
         let (operand, result) = (node.operands[0], node.result());
         let ty = self.ty(operand);
         let sizes = ty.sizes().expect("local sizes are bound");
-        let around = |dim: usize| {
-            (sizes[..dim].iter().product(), sizes[dim + 1..].iter().product())
-        };
+        let around =
+            |dim: usize| (sizes[..dim].iter().product(), sizes[dim + 1..].iter().product());
         let input = self.home(operand);
         let output = self.home(result);
         let (exchange, input) = match kind {
@@ -296,8 +294,10 @@ fn lifetimes(locals: &[(String, u64)], instructions: &[Instruction]) -> Vec<Life
         }
     }
     let span = |span: &Option<(usize, usize)>| span.unwrap_or((0, 0));
-    let lifetime = |((_, bytes), s): (&(String, u64), &Option<(usize, usize)>)| {
-        Lifetime { bytes: *bytes, first: span(s).0, last: span(s).1 }
+    let lifetime = |((_, bytes), s): (&(String, u64), &Option<(usize, usize)>)| Lifetime {
+        bytes: *bytes,
+        first: span(s).0,
+        last: span(s).1,
     };
     locals.iter().zip(&spans).map(lifetime).collect()
 }
@@ -321,7 +321,12 @@ fn set_accumulate(output: &mut Output, add: bool) {
 }
 
 /// A routine that fills its one slot with zeros.
-pub fn zero_routine(name: &str, elements: usize, dtype: ir::DType, table: &mut KernelTable) -> Routine {
+pub fn zero_routine(
+    name: &str,
+    elements: usize,
+    dtype: ir::DType,
+    table: &mut KernelTable,
+) -> Routine {
     let kernel = table.add(Kernel::Fill(Fill { len: elements, value: 0.0, dtype }));
     Routine {
         name: name.to_owned(),

@@ -65,7 +65,9 @@ impl Choice {
         let all = |layout: Layout, count: usize| vec![layout; count];
         let (operands, results) = (node.operands.len(), node.results.len());
         match self {
-            Choice::Replicate => (all(Layout::Replicated, operands), all(Layout::Replicated, results)),
+            Choice::Replicate => {
+                (all(Layout::Replicated, operands), all(Layout::Replicated, results))
+            }
             Choice::Cut(at) => (factors[*at].operands.clone(), factors[*at].results.clone()),
             Choice::Terms => {
                 let partial = Layout::Partial(Combiner::Sum);
@@ -94,12 +96,13 @@ pub fn choose(
         if yields != results {
             continue;
         }
-        let moved = operands.iter().zip(&wanted).zip(sizes).map(|((from, to), size)| match (from, to) {
-            _ if from == to => Some(0),
-            (_, Layout::Partial(_)) => None,
-            (Layout::Replicated, Layout::Cut { .. }) => Some(1),
-            _ => Some(2 + size),
-        });
+        let moved =
+            operands.iter().zip(&wanted).zip(sizes).map(|((from, to), size)| match (from, to) {
+                _ if from == to => Some(0),
+                (_, Layout::Partial(_)) => None,
+                (Layout::Replicated, Layout::Cut { .. }) => Some(1),
+                _ => Some(2 + size),
+            });
         let Some(moved) = moved.sum::<Option<u64>>() else { continue };
         if best.as_ref().is_none_or(|(least, _)| moved < *least) {
             best = Some((moved, choice));
@@ -182,18 +185,26 @@ impl Partition<'_> {
     fn extent(&self, value: ValueId, layouts: Layouts) -> Result<Vec<Piece>, String> {
         let value = self.global.value(value);
         let sizes = value.ty.sizes();
-        let sizes = sizes.ok_or_else(|| format!("`%{}` has open sizes: {}", value.name, value.ty))?;
+        let sizes =
+            sizes.ok_or_else(|| format!("`%{}` has open sizes: {}", value.name, value.ty))?;
         let mut extent: Vec<Piece> =
             sizes.iter().map(|size| Piece { start: 0, size: *size }).collect();
         for (at, layout) in layouts.iter().enumerate() {
             if let Layout::Cut { dim, unit } = *layout {
-                extent[dim] = self.pieces(&value.name, sizes[dim], unit, at)?[self.place.coordinates[at]];
+                extent[dim] =
+                    self.pieces(&value.name, sizes[dim], unit, at)?[self.place.coordinates[at]];
             }
         }
         Ok(extent)
     }
 
-    fn pieces(&self, name: &str, size: usize, unit: usize, axis: usize) -> Result<Vec<Piece>, String> {
+    fn pieces(
+        &self,
+        name: &str,
+        size: usize,
+        unit: usize,
+        axis: usize,
+    ) -> Result<Vec<Piece>, String> {
         let ranks = self.place.sizes[axis];
         pieces(size, unit, ranks).ok_or_else(|| {
             let axis = VALUE_AXES[axis];

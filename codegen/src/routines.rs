@@ -47,8 +47,7 @@ pub fn layer(
     let gradient = module.function(&gradient_name(name));
     let gradient = gradient.ok_or_else(|| format!("`@{name}` has no gradient function"))?;
     let local = partition(module, gradient, &plan.shardings, place)?;
-    let halves =
-        specialise(&local.function, primal.param_count, primal.results.len(), plan.keep);
+    let halves = specialise(&local.function, primal.param_count, primal.results.len(), plan.keep);
     let differentiable: Vec<usize> = primal
         .params()
         .filter(|p| primal.ty(*p).dtype.is_float())

@@ -43,9 +43,8 @@ pub fn specialise(
     primal_results: usize,
     keep: Keep,
 ) -> Halves {
-    let late = depends_on(gradient, |id| {
-        (cotangent_from..gradient.param_count).contains(&id.index())
-    });
+    let late =
+        depends_on(gradient, |id| (cotangent_from..gradient.param_count).contains(&id.index()));
     let backward_results = &gradient.results[primal_results..];
     let kept = match keep {
         Keep::None => Vec::new(),

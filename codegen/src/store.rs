@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-pub(crate) use ir::program::BufferId;
 use ir::DType;
+pub(crate) use ir::program::BufferId;
 use ir::program::{Buffer, Contents, Program, Routine, Step, WeightShard, aligned};
 
 use crate::arena::{Lifetime, pack};
@@ -85,9 +85,9 @@ impl Store {
             constants: [None; 2],
         };
         store.weights.sort_by_key(|w| (region_of(w), w.weight));
-        let params = store.block("params", |at| Contents::Param(at));
+        let params = store.block("params", Contents::Param);
         let from = store.end;
-        let grads = store.block("grads", |at| Contents::Grad(at));
+        let grads = store.block("grads", Contents::Grad);
         let elements = ((store.end - from) / dtype.size()) as usize;
         let all = store.view("grads", dtype, elements, from);
         store.all_grads = Some((all, elements));
@@ -114,11 +114,12 @@ impl Store {
             let sizes = place.ranges.iter().map(|r| r.1).collect();
             let name = format!("{kind}.{}", place.name);
             let buffer = self.persistent(&name, contents(index), self.dtype, sizes);
-            match self.buffers[buffer.0 as usize].contents {
-                Contents::Param(_) => self.params.insert(place.weight, buffer),
-                Contents::Grad(_) => self.grads.insert(place.weight, buffer),
-                _ => None,
-            };
+            let made = &self.buffers[buffer.0 as usize].contents;
+            if matches!(made, Contents::Param(_)) {
+                self.params.insert(place.weight, buffer);
+            } else if matches!(made, Contents::Grad(_)) {
+                self.grads.insert(place.weight, buffer);
+            }
             match regions.last_mut() {
                 Some((region, _, end)) if *region == region_of(&place) => *end = self.end,
                 _ => regions.push((region_of(&place), start, self.end)),

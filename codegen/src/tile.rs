@@ -84,10 +84,8 @@ impl Lower<'_> {
     fn node(&mut self, node: &Node, module: &Module) {
         let result = node.result();
         let own = self.extents[&result];
-        let operand_extent = match &node.op {
-            Op::Reduce { .. } => self.operand_extent(node.operands[0]),
-            _ => own,
-        };
+        let reduces = matches!(node.op, Op::Reduce { .. });
+        let operand_extent = if reduces { self.operand_extent(node.operands[0]) } else { own };
         let operands: Vec<usize> =
             node.operands.iter().map(|o| self.operand(*o, operand_extent)).collect();
         let made = match &node.op {
@@ -111,7 +109,22 @@ impl Lower<'_> {
                 }
             },
             Op::Call { function } => self.superinstruction(function, module, &operands),
-            op => unreachable!("`{}` is not fused", ir::infer::name(op)),
+            op @ (Op::Constant { .. }
+            | Op::Iota { .. }
+            | Op::Random { .. }
+            | Op::FoldKey { .. }
+            | Op::Contract(_)
+            | Op::Reshape { .. }
+            | Op::Transpose { .. }
+            | Op::Broadcast { .. }
+            | Op::Slice { .. }
+            | Op::Pad { .. }
+            | Op::Concat { .. }
+            | Op::Gather { .. }
+            | Op::ScatterAdd { .. }
+            | Op::DynamicUpdateSlice { .. }
+            | Op::DynamicSlice { .. }
+            | Op::Collective { .. }) => unreachable!("`{}` is not fused", ir::infer::name(op)),
         };
         self.made.insert((result, own == Extent::Full), made);
     }
@@ -182,6 +195,7 @@ impl Lower<'_> {
         self.inputs.len() - 1
     }
 
+    #[expect(clippy::wildcard_enum_match_arm, reason = "only leaves come here")]
     fn leaf(&mut self, node: &Node, extent: Extent) -> usize {
         match &node.op {
             Op::Constant { value, .. } => self.push(Instr::Const { value: *value }),
@@ -268,7 +282,9 @@ pub fn digits(sizes: &[usize], strides: &[usize]) -> Vec<Digit> {
         if *stride != 0 && *size != 1 {
             match found.last_mut() {
                 // Two dims that are one in memory are one digit.
-                Some(last) if last.div * last.modulus == div && last.stride * last.modulus == *stride => {
+                Some(last)
+                    if last.div * last.modulus == div && last.stride * last.modulus == *stride =>
+                {
                     last.modulus *= size;
                 }
                 _ => found.push(Digit { div, modulus: *size, stride: *stride }),

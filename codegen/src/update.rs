@@ -181,7 +181,11 @@ fn update_region(
 }
 
 /// The update of `elements` parameters, as a kernel function of the library's composite.
-fn optimizer_function(optimizer: Optimizer, elements: usize, dtype: DType) -> Result<Function, String> {
+fn optimizer_function(
+    optimizer: Optimizer,
+    elements: usize,
+    dtype: DType,
+) -> Result<Function, String> {
     let vector = TensorType::of(dtype, &[elements]);
     let scalar = TensorType::scalar(dtype);
     let (attributes, vectors, scalars) = match optimizer {

@@ -57,7 +57,9 @@ pub fn factors(node: &Node, function: &Function, module: &Module) -> Vec<Factor>
         Op::Reshape { .. } => reshape_factors(operands[0], result),
         Op::Transpose { perm } => transpose_factors(perm, result),
         Op::Broadcast { new, .. } => broadcast_factors(new, result),
-        Op::Slice { dim, .. } | Op::Pad { dim, .. } => untouched_factors(&[*dim], &operands, result),
+        Op::Slice { dim, .. } | Op::Pad { dim, .. } => {
+            untouched_factors(&[*dim], &operands, result)
+        }
         Op::Concat { dim } => untouched_factors(&[*dim], &operands, result),
         Op::Gather { dim, .. } => gather_factors(*dim, operands[0], operands[1], result),
         Op::ScatterAdd { dim, .. } => scatter_factors(*dim, operands[0], result),
@@ -175,7 +177,7 @@ fn contract_factors(e: &Einsum, a: &TensorType, b: &TensorType) -> Vec<Factor> {
         let Some(units) = size(letter) else { continue };
         let result = match place(&e.result, letter) {
             Layout::Replicated => Layout::Partial(Combiner::Sum),
-            cut => cut,
+            cut @ (Layout::Cut { .. } | Layout::Partial(_)) => cut,
         };
         factors.push(factor(units, vec![place(&e.a, letter), place(&e.b, letter)], vec![result]));
     }
@@ -256,7 +258,11 @@ fn broadcast_factors(new: &[usize], result: &TensorType) -> Vec<Factor> {
 }
 
 /// The dims that the op does not touch; scalar operands stay replicated.
-fn untouched_factors(touched: &[usize], operands: &[&TensorType], result: &TensorType) -> Vec<Factor> {
+fn untouched_factors(
+    touched: &[usize],
+    operands: &[&TensorType],
+    result: &TensorType,
+) -> Vec<Factor> {
     let cut = |(dim, size): (usize, &Dim)| {
         let layout = |x: &&TensorType| match x.ndim() {
             0 => Layout::Replicated,
@@ -343,8 +349,7 @@ fn composite_factor(
         Some(Layout::Cut { dim: place.dim.unwrap_or(packed), unit: unit_of(&place.unit)? })
     };
     let name = |id: &crate::ValueId| function.value(*id).name.as_str();
-    let operands: Option<Vec<Layout>> =
-        function.params().map(|p| layout(name(&p))).collect();
+    let operands: Option<Vec<Layout>> = function.params().map(|p| layout(name(&p))).collect();
     let result = |id: &crate::ValueId| {
         if declared.partial.iter().any(|p| p == name(id)) {
             Some(Layout::Partial(Combiner::Sum))

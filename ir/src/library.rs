@@ -149,10 +149,7 @@ pub(crate) fn read_instance(
     let mut function = Function::new(name, kind);
     let mut parser = Parser::new(template.source, &template.definition, names);
     let read = parser.params(&mut function);
-    let read = read.and_then(|()| {
-        parser.skip_newlines();
-        Ok(())
-    });
+    let read = read.map(|()| parser.skip_newlines());
     let mut parser = Parser::new(template.source, &template.body, parser.names);
     let read = read.and_then(|()| parser.body(&Module::default(), &mut function));
     Some(match read {

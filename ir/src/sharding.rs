@@ -109,7 +109,8 @@ impl Sharding {
             match layout {
                 Layout::Cut { dim, unit } => {
                     let unit = if *unit == 1 { String::new() } else { format!(" unit {unit}") };
-                    let lead = if dims[*dim].is_empty() { format!("dim{dim} @ ") } else { " + ".into() };
+                    let lead =
+                        if dims[*dim].is_empty() { format!("dim{dim} @ ") } else { " + ".into() };
                     dims[*dim] += &format!("{lead}{axis}{unit}");
                 }
                 Layout::Partial(combiner) => {
@@ -182,7 +183,8 @@ mod tests {
     #[test]
     fn pieces_cover_in_whole_units() {
         let starts = |size, unit, ranks| {
-            pieces(size, unit, ranks).map(|p| p.iter().map(|p| (p.start, p.size)).collect::<Vec<_>>())
+            pieces(size, unit, ranks)
+                .map(|p| p.iter().map(|p| (p.start, p.size)).collect::<Vec<_>>())
         };
         assert_eq!(starts(9, 1, 4), Some(vec![(0, 3), (3, 2), (5, 2), (7, 2)]));
         assert_eq!(starts(9, 3, 2), Some(vec![(0, 6), (6, 3)]));

@@ -52,10 +52,8 @@ pub(crate) struct Attrs {
 impl Attrs {
     /// A whole number, negative ones allowed.
     pub(crate) fn integer(&self, key: &str) -> Option<i64> {
-        match self.named.get(key)? {
-            Attr::Number(n) if n.fract() == 0.0 && n.abs() < 9e15 => Some(*n as i64),
-            _ => None,
-        }
+        let Attr::Number(n) = self.named.get(key)? else { return None };
+        (n.fract() == 0.0 && n.abs() < 9e15).then_some(*n as i64)
     }
 
     /// A size.
