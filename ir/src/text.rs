@@ -12,6 +12,8 @@
 pub(crate) mod attrs;
 pub(crate) mod lex;
 pub(crate) mod parse;
+mod plan;
 mod print;
 
 pub use parse::parse_module;
+pub use plan::parse_plan;

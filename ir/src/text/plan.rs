@@ -1,0 +1,358 @@
+//! The text form of plans: one decision per line, canonical, read back to the same plan.
+//!
+//! ```text
+//! plan gpt2 on [pp=1, dp=2, tp=4] of cpu-local
+//!   micro-batch size=4 count=8
+//!   schedule 1f1b stages 14
+//!   data seq=128 dtype=f32
+//!   optimizer adamw beta1=0.9 beta2=0.95 eps=1e-8 decay=0.1
+//!   clip 1.0
+//!   predict step_time_s 0.25 fitted
+//!   layer block keep full
+//!     %w_fc: [*, dim1 @ tp]
+//! ```
+//! Dims after the last one that is cut are left out of a sharding. Comments start with `#`.
+//!
+//! `E1021` is a line that is not understood, `E1022` a decision that is missing or taken twice.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+use crate::plan::{FunctionPlan, Keep, Mesh, Optimizer, Plan, Prediction, Schedule};
+use crate::sharding::{Axis, Sharding};
+use crate::{DType, Diagnostic, Span};
+
+/// The most diagnostics that one reading reports.
+const DIAGNOSTICS_MAX: usize = 20;
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "plan {} on {} of {}", self.model, self.mesh, self.cluster)?;
+        let (size, count) = (self.microbatch_size, self.microbatch_count);
+        writeln!(f, "  micro-batch size={size} count={count}")?;
+        let ends: String = self.stage_ends.iter().map(|end| format!(" {end}")).collect();
+        writeln!(f, "  schedule {} stages{ends}", self.schedule.name())?;
+        writeln!(f, "  data seq={} dtype={}", self.seq, self.dtype)?;
+        writeln!(f, "  optimizer {}", optimizer_text(self.optimizer))?;
+        if let Some(clip) = self.clip {
+            writeln!(f, "  clip {clip:?}")?;
+        }
+        for (name, Prediction { value, origin }) in &self.predictions {
+            writeln!(f, "  predict {name} {value:?} {origin}")?;
+        }
+        for (name, function) in &self.functions {
+            writeln!(f, "  layer {name} keep {}", function.keep.name())?;
+            for (value, sharding) in &function.shardings {
+                let cut = sharding.layouts().filter_map(|(_, layout)| layout.cut_dim()).max();
+                let ndim = cut.map_or(0, |dim| dim + 1);
+                writeln!(f, "    %{value}: {}", sharding.display(ndim))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn optimizer_text(optimizer: Optimizer) -> String {
+    match optimizer {
+        Optimizer::Sgd { decay } => format!("sgd decay={decay:?}"),
+        Optimizer::AdamW { beta1, beta2, eps, decay } => {
+            format!("adamw beta1={beta1:?} beta2={beta2:?} eps={eps:?} decay={decay:?}")
+        }
+    }
+}
+
+/// Reads the text of a plan. `source` names the text in diagnostics.
+///
+/// # Errors
+/// `E1021` and `E1022`, at most twenty, in text order.
+pub fn parse_plan(source: &str, text: &str) -> Result<Plan, Vec<Diagnostic>> {
+    let mut reader = Reader { source, diagnostics: Vec::new(), draft: Draft::default() };
+    let mut start = 0;
+    for line in text.split_inclusive('\n') {
+        let content = match line.find('#') {
+            Some(at) if at == 0 || line[..at].ends_with(' ') => &line[..at],
+            Some(_) | None => line,
+        };
+        let indent = content.len() - content.trim_start().len();
+        let content = content.trim();
+        if !content.is_empty() {
+            let at = start + indent;
+            reader.line(content, at..at + content.len());
+        }
+        start += line.len();
+    }
+    reader.finish()
+}
+
+#[derive(Default)]
+struct Draft {
+    head: Option<(String, Mesh, String)>,
+    microbatch: Option<(usize, usize)>,
+    schedule: Option<(Schedule, Vec<usize>)>,
+    data: Option<(usize, DType)>,
+    optimizer: Option<Optimizer>,
+    clip: Option<f64>,
+    functions: BTreeMap<String, FunctionPlan>,
+    predictions: BTreeMap<String, Prediction>,
+    /// The layer whose values follow.
+    layer: Option<String>,
+}
+
+struct Reader<'a> {
+    source: &'a str,
+    diagnostics: Vec<Diagnostic>,
+    draft: Draft,
+}
+
+impl Reader<'_> {
+    fn report(&mut self, code: &'static str, bytes: Range<usize>, headline: String, help: &str) {
+        if self.diagnostics.len() < DIAGNOSTICS_MAX {
+            let span = Span { source: self.source.to_owned(), bytes };
+            self.diagnostics.push(Diagnostic::error(code, span, headline).help(help));
+        }
+    }
+
+    fn line(&mut self, line: &str, bytes: Range<usize>) {
+        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let rest = rest.trim();
+        let form = match word {
+            "plan" => "plan NAME on [pp=1, dp=1, tp=1] of CLUSTER",
+            "micro-batch" => "micro-batch size=4 count=8",
+            "schedule" => "schedule 1f1b stages 7 14",
+            "data" => "data seq=128 dtype=f32",
+            "optimizer" => "optimizer adamw beta1=0.9 beta2=0.95 eps=1e-8 decay=0.1",
+            "clip" => "clip 1.0",
+            "predict" => "predict step_time_s 0.25 fitted",
+            "layer" => "layer NAME keep full",
+            _ if word.starts_with('%') => "%NAME: [dim0 @ dp, *, dim2 @ tp] partial sum tp",
+            _ => {
+                let headline = format!("a plan has no `{word}`");
+                let help = "the lines of a plan start with plan, micro-batch, schedule, data, \
+                            optimizer, clip, predict, layer or %";
+                return self.report("E1021", bytes, headline, help);
+            }
+        };
+        match self.draft.take(word, rest, line) {
+            Some(true) => {}
+            Some(false) => {
+                let headline = format!("`{word}` is decided twice");
+                self.report("E1022", bytes, headline, "leave one of the lines out");
+            }
+            None => {
+                let headline = format!("cannot read `{line}`");
+                self.report("E1021", bytes, headline, &format!("write it as `{form}`"));
+            }
+        }
+    }
+
+    fn finish(mut self) -> Result<Plan, Vec<Diagnostic>> {
+        let draft = std::mem::take(&mut self.draft);
+        let there = [
+            ("plan", draft.head.is_some()),
+            ("micro-batch", draft.microbatch.is_some()),
+            ("schedule", draft.schedule.is_some()),
+            ("data", draft.data.is_some()),
+            ("optimizer", draft.optimizer.is_some()),
+        ];
+        // A line that cannot be read is reported already.
+        if self.diagnostics.is_empty() {
+            for (word, _) in there.iter().filter(|(_, there)| !there) {
+                let headline = format!("the plan has no `{word}`");
+                self.report("E1022", 0..0, headline, &format!("add a line `{word} …`"));
+            }
+        }
+        let parts = (draft.head, draft.microbatch, draft.schedule, draft.data, draft.optimizer);
+        let (Some(head), Some(microbatch), Some(schedule), Some(data), Some(optimizer)) = parts
+        else {
+            return Err(self.diagnostics);
+        };
+        if !self.diagnostics.is_empty() {
+            return Err(self.diagnostics);
+        }
+        Ok(Plan {
+            model: head.0,
+            mesh: head.1,
+            cluster: head.2,
+            microbatch_size: microbatch.0,
+            microbatch_count: microbatch.1,
+            seq: data.0,
+            dtype: data.1,
+            schedule: schedule.0,
+            stage_ends: schedule.1,
+            optimizer,
+            clip: draft.clip,
+            functions: draft.functions,
+            predictions: draft.predictions,
+        })
+    }
+}
+
+impl Draft {
+    /// Takes a line: none when it cannot be read, false when it was there before.
+    fn take(&mut self, word: &str, rest: &str, line: &str) -> Option<bool> {
+        match word {
+            "plan" => {
+                let (model, rest) = rest.split_once(" on ")?;
+                let (mesh, cluster) = rest.split_once(" of ")?;
+                set(&mut self.head, (model.to_owned(), read_mesh(mesh)?, cluster.to_owned()))
+            }
+            "micro-batch" => {
+                let [size, count] = read_numbers(rest, ["size", "count"])?;
+                (size > 0 && count > 0).then_some(())?;
+                set(&mut self.microbatch, (size, count))
+            }
+            "schedule" => {
+                let (name, ends) = rest.split_once(" stages ")?;
+                let schedule = (name == Schedule::OneFOneB.name()).then_some(Schedule::OneFOneB)?;
+                let ends: Option<Vec<usize>> =
+                    ends.split_whitespace().map(|end| end.parse().ok()).collect();
+                set(&mut self.schedule, (schedule, ends?))
+            }
+            "data" => {
+                let (seq, dtype) = rest.split_once(' ')?;
+                let seq = seq.strip_prefix("seq=")?.parse().ok()?;
+                let dtype = dtype.trim().strip_prefix("dtype=")?.parse().ok()?;
+                set(&mut self.data, (seq, dtype))
+            }
+            "optimizer" => set(&mut self.optimizer, read_optimizer(rest)?),
+            "clip" => set(&mut self.clip, read_finite(rest)?),
+            "predict" => {
+                let mut words = rest.split_whitespace();
+                let (name, value, origin) = (words.next()?, words.next()?, words.next()?);
+                let value = read_finite(value)?;
+                let origin = words.next().is_none().then(|| origin.to_owned())?;
+                let prediction = Prediction { value, origin };
+                Some(self.predictions.insert(name.to_owned(), prediction).is_none())
+            }
+            "layer" => {
+                let (name, keep) = rest.split_once(" keep ")?;
+                let keep =
+                    [Keep::None, Keep::Full].into_iter().find(|k| k.name() == keep.trim())?;
+                self.layer = Some(name.to_owned());
+                let plan = FunctionPlan { keep, shardings: BTreeMap::new() };
+                Some(self.functions.insert(name.to_owned(), plan).is_none())
+            }
+            _ => {
+                let (value, sharding) = line.strip_prefix('%')?.split_once(": ")?;
+                let sharding = Sharding::parse(sharding)?;
+                let one_each =
+                    Axis::ALL.iter().all(|a| sharding.layouts().filter(|l| l.0 == *a).count() < 2);
+                let layer = self.functions.get_mut(self.layer.as_ref().filter(|_| one_each)?)?;
+                Some(layer.shardings.insert(value.to_owned(), sharding).is_none())
+            }
+        }
+    }
+}
+
+fn set<T>(place: &mut Option<T>, value: T) -> Option<bool> {
+    Some(place.replace(value).is_none())
+}
+
+fn read_finite(text: &str) -> Option<f64> {
+    text.trim().parse().ok().filter(|number: &f64| number.is_finite())
+}
+
+/// Reads `a=1 b=2` with the given names in their order.
+fn read_numbers<T: FromStr, const N: usize>(text: &str, names: [&str; N]) -> Option<[T; N]> {
+    let mut words = text.split_whitespace();
+    let mut numbers = Vec::new();
+    for name in names {
+        let number = words.next()?.strip_prefix(name)?.strip_prefix('=')?;
+        numbers.push(number.parse().ok()?);
+    }
+    words.next().is_none().then_some(())?;
+    numbers.try_into().ok()
+}
+
+fn read_mesh(text: &str) -> Option<Mesh> {
+    let axes = text.strip_prefix('[')?.strip_suffix(']')?.replace(',', " ");
+    let [pp, dp, tp]: [usize; 3] = read_numbers(&axes, ["pp", "dp", "tp"])?;
+    let ranks = pp.checked_mul(dp).and_then(|n: usize| n.checked_mul(tp))?;
+    (ranks > 0).then_some(Mesh { pp, dp, tp })
+}
+
+fn read_optimizer(text: &str) -> Option<Optimizer> {
+    let (name, numbers) = text.split_once(' ')?;
+    match name {
+        "sgd" => {
+            let [decay] = read_numbers(numbers, ["decay"])?;
+            Some(Optimizer::Sgd { decay })
+        }
+        "adamw" => {
+            let names = ["beta1", "beta2", "eps", "decay"];
+            let [beta1, beta2, eps, decay] = read_numbers(numbers, names)?;
+            Some(Optimizer::AdamW { beta1, beta2, eps, decay })
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::diagnostic::render;
+
+    const TEXT: &str = "plan gpt2 on [pp=2, dp=1, tp=4] of cpu-local (2 cores, 7.60 GiB, avx2)
+  micro-batch size=4 count=8
+  schedule 1f1b stages 7 14
+  data seq=128 dtype=f32
+  optimizer adamw beta1=0.9 beta2=0.95 eps=1e-8 decay=0.1
+  clip 1.0
+  predict arena_bytes 1048576.0 derived
+  predict step_time_s 0.25 fitted
+  layer block keep full
+    %d.w: [*, dim1 @ tp] partial sum dp
+    %n1.rstd: []
+    %x: [dim0 @ dp, dim1 @ tp unit 2]
+  layer head keep none
+";
+
+    #[test]
+    fn text_reads_back() {
+        let plan = parse_plan("test", TEXT).unwrap();
+        assert_eq!(plan.to_string(), TEXT);
+        let json = serde_json::to_string(&plan).unwrap();
+        assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), plan);
+        let sgd = TEXT.replace("adamw beta1=0.9 beta2=0.95 eps=1e-8 decay=0.1", "sgd decay=0.0");
+        let sgd = sgd.replace("  clip 1.0\n", "  # not clipped\n\n");
+        let plan = parse_plan("test", &sgd).unwrap();
+        assert_eq!(parse_plan("test", &plan.to_string()), Ok(plan));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_in_place() {
+        let wrong = TEXT
+            .replace("tp=4]", "tp=0]")
+            .replace("  clip 1.0", "  cilp 1.0")
+            .replace("[]", "[dim1 @ tp]")
+            .replace("predict arena_bytes", "predict step_time_s");
+        let found = parse_plan("my.plan", &wrong).unwrap_err();
+        let text: String = found.iter().map(|d| render(d, Some(&wrong))).collect();
+        let headlines: Vec<&str> = found.iter().map(|d| d.headline.as_str()).collect();
+        assert_eq!(found.len(), 4, "{text}");
+        assert!(text.contains(" --> my.plan:11:5") || text.contains("--> my.plan:11:5"), "{text}");
+        assert_eq!(headlines[1], "a plan has no `cilp`");
+        assert_eq!(headlines[2], "`predict` is decided twice");
+        assert_eq!(parse_plan("empty", "").unwrap_err().len(), 5);
+    }
+
+    #[test]
+    fn mutations_never_panic() {
+        for seed in 0..400 {
+            let draw = |at: u64, below: usize| {
+                (f64::from(crate::random::uniform(seed, at)) * below as f64) as usize
+            };
+            let mut bytes = TEXT.as_bytes().to_vec();
+            for change in 0..3 {
+                let at = draw(2 * change, bytes.len());
+                bytes[at] = b" %[]=:@1\nx"[draw(2 * change + 1, 10)];
+            }
+            let text = String::from_utf8_lossy(&bytes);
+            if let Ok(plan) = parse_plan("mutated", &text) {
+                assert_eq!(parse_plan("printed", &plan.to_string()), Ok(plan));
+            }
+        }
+    }
+}
