@@ -18,17 +18,28 @@
 //! | `E3201` | a job that no plan fits, with the arithmetic and the nearest answer | 3 |
 //! | `E3202` | a limit that is none | 2 |
 //! | `E3203` | limits that leave no plan | 3 |
+//! | `E3301` | a mesh that is not there | 6 |
+//! | `E3302` | stages that do not cover the calls | 6 |
+//! | `E3303` | a batch of nothing | 6 |
+//! | `E3304` | a sharding that a value cannot have | 6 |
+//! | `E3305` | a node that cannot be computed in its shardings | 6 |
+//! | `E3306` | a weight stored whole, or a gradient that does not lie as its weight | 6 |
+//! | `E3307` | one value in two shardings | 6 |
+//! | `E3308` | a plan that does not fit in memory | 3 |
 
-pub mod link;
-pub mod machine;
 pub mod quantity;
 mod reader;
 
+pub mod link;
+pub mod machine;
 pub mod calibration;
 pub mod cluster;
+
+pub mod shard;
+pub mod price;
+pub mod simulate;
 pub mod footprint;
 pub mod limits;
-pub mod price;
 pub mod search;
-pub mod shard;
-pub mod simulate;
+
+pub mod check;

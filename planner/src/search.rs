@@ -10,7 +10,7 @@ mod candidates;
 mod layers;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use ir::plan::{FunctionPlan, Keep, Optimizer, Prediction, Schedule};
 use ir::{DType, Diagnostic, Mesh, Module, Plan, Program, Span};

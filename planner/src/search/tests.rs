@@ -5,7 +5,7 @@ use ir::import::{Architecture, Description, Gpt2Config, Options, import};
 use super::*;
 use crate::machine::Machine;
 
-fn module(layers: usize) -> Module {
+pub(crate) fn module(layers: usize) -> Module {
     let config = Gpt2Config {
         vocab: 259,
         positions: 64,
@@ -24,12 +24,12 @@ fn module(layers: usize) -> Module {
     prepare_training(import(&description, &options).unwrap().module, "loss").unwrap()
 }
 
-fn cluster(memory_bytes: u64) -> Cluster {
+pub(crate) fn cluster(memory_bytes: u64) -> Cluster {
     let machine = Machine { cores: 4, memory_bytes, instruction_set: "avx2".into() };
     Cluster::load_on("cpu-local", &machine).unwrap()
 }
 
-fn job<'a>(module: &'a Module, cluster: &'a Cluster, ranks: usize) -> Job<'a> {
+pub(crate) fn job<'a>(module: &'a Module, cluster: &'a Cluster, ranks: usize) -> Job<'a> {
     Job {
         module,
         entry: "loss",
@@ -46,7 +46,7 @@ fn job<'a>(module: &'a Module, cluster: &'a Cluster, ranks: usize) -> Job<'a> {
     }
 }
 
-fn compiled(
+pub(crate) fn compiled(
     module: &Module,
     entry: &str,
     plan: &Plan,

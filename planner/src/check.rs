@@ -1,0 +1,108 @@
+//! Legality of a plan, by code that did not search for it: from the module, the plan and the op
+//! table's factors alone.
+//!
+//! Checked: the mesh and its ranks, stages, micro-batches; that every value has a sharding whose
+//! pieces exist and are not empty; that every node can be computed in its results' shardings from
+//! its operands'; that weights are stored cut and gradients as their weights; that layers meet in
+//! equal shardings; that memory suffices.
+
+mod shardings;
+
+#[cfg(test)]
+mod tests;
+
+use ir::{Diagnostic, Module, Op, Plan, Span};
+
+use crate::cluster::Cluster;
+use crate::footprint::{Footprint, fullest};
+
+/// The most diagnostics that one check reports.
+const DIAGNOSTICS_MAX: usize = 20;
+
+/// What is illegal about a plan for an entry of a prepared module: at most twenty diagnostics,
+/// `E3301` to `E3307`.
+pub fn check(module: &Module, entry: &str, plan: &Plan, cluster: &Cluster) -> Vec<Diagnostic> {
+    let mut found = Vec::new();
+    check_mesh(plan, cluster, &mut found);
+    check_stages(module, entry, plan, &mut found);
+    check_batch(plan, &mut found);
+    if found.is_empty() {
+        shardings::check_shardings(module, entry, plan, &mut found);
+    }
+    found.truncate(DIAGNOSTICS_MAX);
+    found
+}
+
+/// Whether the bytes of all classes fit: `E3308` where they do not.
+pub fn check_memory(
+    plan: &Plan,
+    footprints: &[Footprint],
+    cluster: &Cluster,
+) -> Option<Diagnostic> {
+    let (need, have) = fullest(footprints, plan.mesh.dp, cluster);
+    if need <= have {
+        return None;
+    }
+    let most = footprints.iter().max_by_key(|f| f.total())?;
+    let holders: Vec<String> =
+        most.holders().iter().take(3).map(|(name, bytes)| format!("{name} {bytes}")).collect();
+    let headline = format!("the plan needs {need} of memory, there is {have}");
+    let note = format!("the fullest rank holds {}", holders.join(", "));
+    Some(error("E3308", plan, headline).note(note))
+}
+
+fn error(code: &'static str, plan: &Plan, headline: String) -> Diagnostic {
+    Diagnostic::error(code, Span::of(format!("the plan of {}", plan.model)), headline)
+}
+
+fn check_mesh(plan: &Plan, cluster: &Cluster, found: &mut Vec<Diagnostic>) {
+    let ranks = plan.mesh.pp.checked_mul(plan.mesh.dp).and_then(|n| n.checked_mul(plan.mesh.tp));
+    match (ranks, cluster.devices()) {
+        (None | Some(0), _) => {
+            let headline = format!("the mesh {} has no ranks", plan.mesh);
+            found.push(error("E3301", plan, headline));
+        }
+        (Some(ranks), Some(devices)) if ranks > devices => {
+            let headline = format!("the mesh {} has {ranks} ranks", plan.mesh);
+            let note = format!("`{}` has {devices} devices", cluster.name);
+            found.push(error("E3301", plan, headline).note(note));
+        }
+        (Some(_), _) => {}
+    }
+}
+
+fn check_stages(module: &Module, entry: &str, plan: &Plan, found: &mut Vec<Diagnostic>) {
+    let is_layer_call = |op: &Op| matches!(op, Op::Call { .. });
+    let Some(function) = module.function(entry) else {
+        let headline = format!("`{}` has no entry `{entry}`", module.name);
+        found.push(error("E3302", plan, headline));
+        return;
+    };
+    let calls = function.nodes.iter().filter(|n| is_layer_call(&n.op)).count();
+    let ends = &plan.stage_ends;
+    if ends.len() != plan.mesh.pp {
+        let headline = format!("{} stages end, the mesh has pp={}", ends.len(), plan.mesh.pp);
+        found.push(error("E3302", plan, headline));
+    }
+    let mut begin = 0;
+    for (stage, end) in ends.iter().enumerate() {
+        if *end <= begin {
+            let headline = format!("stage {stage} has no call");
+            let note = format!("it begins at call {begin} and ends before call {end}");
+            found.push(error("E3302", plan, headline).note(note));
+        }
+        begin = *end;
+    }
+    if begin != calls {
+        let headline = format!("the stages end at call {begin}, `{entry}` has {calls} calls");
+        found.push(error("E3302", plan, headline));
+    }
+}
+
+fn check_batch(plan: &Plan, found: &mut Vec<Diagnostic>) {
+    let (size, count) = (plan.microbatch_size, plan.microbatch_count);
+    if size == 0 || count == 0 {
+        let headline = format!("{count} micro-batches of {size} samples are no batch");
+        found.push(error("E3303", plan, headline));
+    }
+}

@@ -1,0 +1,52 @@
+use ir::op::Combiner;
+use ir::{Axis, Layout, Sharding};
+
+use super::*;
+use crate::search::tests::{cluster, compiled, job, module};
+use crate::search::{Job, search};
+
+fn found(change: impl Fn(&mut Plan)) -> Vec<&'static str> {
+    let module = module(2);
+    let cluster = cluster(1 << 30);
+    let mut job: Job<'_> = job(&module, &cluster, 4);
+    let fix = ["pp=1".to_owned(), "tp=2".to_owned(), "sp=1".to_owned(), "keep=full".to_owned()];
+    job.limits = crate::limits::Limits::parse(&fix, &[], &[]).unwrap();
+    job.evaluations_max = 1;
+    let mut plan = search(&job, &compiled).unwrap().plan;
+    change(&mut plan);
+    check(&module, "loss", &plan, &cluster).iter().map(|d| d.code).collect()
+}
+
+fn set(plan: &mut Plan, value: &str, layouts: &[(Axis, Layout)]) {
+    let block = plan.functions.get_mut("block").unwrap();
+    let sharding = Sharding::new(layouts.iter().copied());
+    assert!(block.shardings.insert(value.to_owned(), sharding).is_some());
+}
+
+#[test]
+fn plans_that_were_found_are_legal() {
+    assert!(found(|_| {}).is_empty());
+}
+
+#[test]
+fn illegal_plans_are_found() {
+    assert_eq!(found(|p| p.mesh.tp = 0), ["E3301"]);
+    assert_eq!(found(|p| p.stage_ends = vec![2]), ["E3302"]);
+    assert_eq!(found(|p| p.stage_ends = vec![0, 4]), ["E3302", "E3302"]);
+    assert_eq!(found(|p| p.microbatch_count = 0), ["E3303"]);
+    let tp = Axis::Tp;
+    let removed = found(|p| {
+        p.functions.get_mut("block").unwrap().shardings.remove("wq");
+    });
+    assert_eq!(removed, ["E3304"]);
+    assert_eq!(found(|p| set(p, "wq", &[(tp, Layout::cut(7))])), ["E3304"]);
+    assert_eq!(found(|p| set(p, "wq", &[(tp, Layout::Cut { dim: 0, unit: 48 })])), ["E3304"]);
+    assert_eq!(found(|p| set(p, "q_0", &[(tp, Layout::cut(0))])), ["E3304"]);
+    // A square root of terms is no term.
+    let terms = [(Axis::Dp, Layout::cut(0)), (tp, Layout::Partial(Combiner::Sum))];
+    assert!(found(|p| set(p, "n1.rstd", &terms)).contains(&"E3305"));
+    assert!(found(|p| set(p, "wq", &[])).contains(&"E3306"));
+    assert!(found(|p| set(p, "d.wq", &[(tp, Layout::cut(2))])).contains(&"E3306"));
+    // The layer before passes it on cut along the sequence.
+    assert!(found(|p| set(p, "x", &[(Axis::Dp, Layout::cut(0))])).contains(&"E3307"));
+}
