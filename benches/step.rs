@@ -33,7 +33,14 @@ fn mesh(pp: usize, dp: usize, tp: usize) -> Mesh {
 }
 
 fn cases() -> Vec<Case> {
-    let case = |name, model, seq, samples, mesh, threads| Case { name, model, seq, samples, mesh, threads };
+    let case = |name, model, seq, samples, mesh, threads| Case {
+        name,
+        model,
+        seq,
+        samples,
+        mesh,
+        threads,
+    };
     vec![
         case("gpt2-mini/1-rank", "gpt2-mini", 256, 8, mesh(1, 1, 1), 2),
         case("gpt2-mini/2-dp", "gpt2-mini", 256, 8, mesh(1, 2, 1), 1),

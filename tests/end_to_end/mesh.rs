@@ -49,7 +49,8 @@ fn reference(
     dropout: bool,
 ) -> (f64, BTreeMap<String, Vec<f64>>) {
     let mut module = model.module.clone();
-    let step = ir::autodiff::training_step(&mut module, "loss").expect("the entry is differentiable");
+    let step =
+        ir::autodiff::training_step(&mut module, "loss").expect("the entry is differentiable");
     let samples = tokens.len() / seq;
     let mut args: Vec<Tensor> = Vec::new();
     for weight in &model.weights {
@@ -77,10 +78,24 @@ fn batch(seed: u64, samples: usize, seq: usize, vocab: u64) -> (Vec<i32>, Vec<i3
 }
 
 fn scalars() -> Scalars {
-    Scalars { seed: 7, step: 1, rate: 0.0, correction1: 0.1, correction2: 0.001, clip: f64::INFINITY }
+    Scalars {
+        seed: 7,
+        step: 1,
+        rate: 0.0,
+        correction1: 0.1,
+        correction2: 0.001,
+        clip: f64::INFINITY,
+    }
 }
 
-fn check(description: &Description, dropout: f64, meshes: &[Mesh], keep: Keep, dtype: DType, bound: f64) {
+fn check(
+    description: &Description,
+    dropout: f64,
+    meshes: &[Mesh],
+    keep: Keep,
+    dtype: DType,
+    bound: f64,
+) {
     let (seq, samples) = (33, 8);
     let (model, _) = prepared(description, seq, DType::F64, dropout);
     let weights = random_weights(&model, 5);
@@ -107,11 +122,16 @@ fn check(description: &Description, dropout: f64, meshes: &[Mesh], keep: Keep, d
             let batch = Batch { tokens: &tokens, labels: &labels, position: 0 };
             let report = session.step(&batch, scalars()).expect("the step runs");
             let error = (report.loss_sum - loss).abs() / loss.abs();
-            assert!(error <= bound, "{mesh} sequence={sequence}: loss {} for {loss}", report.loss_sum);
+            assert!(
+                error <= bound,
+                "{mesh} sequence={sequence}: loss {} for {loss}",
+                report.loss_sum
+            );
             for (name, wanted) in &grads {
                 let found = session.read_grad(name).expect("the gradient is there").to_f64();
                 let scale = wanted.iter().fold(1e-3 * largest, |m, g| m.max(g.abs()));
-                let error = found.iter().zip(wanted).fold(0.0_f64, |m, (a, b)| m.max((a - b).abs()));
+                let error =
+                    found.iter().zip(wanted).fold(0.0_f64, |m, (a, b)| m.max((a - b).abs()));
                 assert!(
                     error / scale <= bound,
                     "{} {mesh} sequence={sequence} {dtype}: gradient of {name} off by {:e}",

@@ -9,8 +9,8 @@ use ir::import::{self, Description, Model};
 use ir::plan::{FunctionPlan, Keep, Optimizer, Schedule};
 use ir::{DType, Mesh, Module, Plan};
 use planner::shard::{Rates, Request, shard};
-use runtime::trace::Tracing;
 use runtime::execute::{Classes, Options, Part, Session};
+use runtime::trace::Tracing;
 
 /// What is asked of a plan in a test.
 #[derive(Clone, Copy, Debug)]
@@ -23,7 +23,12 @@ pub(crate) struct Wanted {
 }
 
 /// A training module, ready to be planned.
-pub(crate) fn prepared(description: &Description, seq: usize, dtype: DType, dropout: f64) -> (Model, Module) {
+pub(crate) fn prepared(
+    description: &Description,
+    seq: usize,
+    dtype: DType,
+    dropout: f64,
+) -> (Model, Module) {
     let options = import::Options { seq, dtype, dropout: Some(dropout) };
     let model = import::import(description, &options).expect("the model is imported");
     let module = codegen::prepare::prepare_training(model.module.clone(), "loss");
@@ -32,7 +37,12 @@ pub(crate) fn prepared(description: &Description, seq: usize, dtype: DType, drop
 }
 
 /// A plan as asked for; an error where the mesh does not fit the model.
-pub(crate) fn plan(module: &Module, seq: usize, dtype: DType, wanted: Wanted) -> Result<Plan, String> {
+pub(crate) fn plan(
+    module: &Module,
+    seq: usize,
+    dtype: DType,
+    wanted: Wanted,
+) -> Result<Plan, String> {
     let calls = Calls::of(module, "loss")?;
     let link = planner::link::Link { latency_s: 1e-6, bandwidth_bytes_per_s: 1e10 };
     let request = Request {
@@ -50,7 +60,8 @@ pub(crate) fn plan(module: &Module, seq: usize, dtype: DType, wanted: Wanted) ->
         .into_iter()
         .map(|(name, shardings)| (name, FunctionPlan { keep: wanted.keep, shardings }))
         .collect();
-    let stages = ir::sharding::pieces(calls.calls.len(), 1, wanted.mesh.pp).ok_or("too many stages")?;
+    let stages =
+        ir::sharding::pieces(calls.calls.len(), 1, wanted.mesh.pp).ok_or("too many stages")?;
     Ok(Plan {
         model: module.name.clone(),
         cluster: "test".to_owned(),
@@ -79,35 +90,34 @@ pub(crate) fn session_with(module: &Module, plan: &Plan, threads_per_rank: usize
     let compiled = compiled.unwrap_or_else(|d| panic!("{}", ir::diagnostic::render(&d, None)));
     let classes =
         Classes { programs: compiled.programs, kernels: compiled.kernels, mesh: plan.mesh };
-    let options = Options {
-        threads_per_rank,
-        deadline: Duration::from_secs(60),
-        tracing: Tracing::None,
-    };
+    let options =
+        Options { threads_per_rank, deadline: Duration::from_secs(60), tracing: Tracing::None };
     Session::start(Arc::new(classes), &options).expect("the ranks start")
 }
 
 /// Writes weights given as f64 into all ranks.
 pub(crate) fn load(session: &mut Session, weights: &BTreeMap<String, (Vec<usize>, Vec<f64>)>) {
     for (name, (dims, values)) in weights {
-        let mut block = |ranges: &[std::ops::Range<usize>], dtype: DType| -> Result<Vec<u8>, String> {
-            let mut bytes = Vec::new();
-            let sizes: Vec<usize> = ranges.iter().map(|r| r.end - r.start).collect();
-            for flat in 0..sizes.iter().product::<usize>() {
-                let (mut rest, mut index, mut stride) = (flat, 0, 1);
-                for dim in (0..dims.len()).rev() {
-                    index += (rest % sizes[dim] + ranges[dim].start) * stride;
-                    rest /= sizes[dim];
-                    stride *= dims[dim];
+        let mut block =
+            |ranges: &[std::ops::Range<usize>], dtype: DType| -> Result<Vec<u8>, String> {
+                let mut bytes = Vec::new();
+                let sizes: Vec<usize> = ranges.iter().map(|r| r.end - r.start).collect();
+                for flat in 0..sizes.iter().product::<usize>() {
+                    let (mut rest, mut index, mut stride) = (flat, 0, 1);
+                    for dim in (0..dims.len()).rev() {
+                        index += (rest % sizes[dim] + ranges[dim].start) * stride;
+                        rest /= sizes[dim];
+                        stride *= dims[dim];
+                    }
+                    match dtype {
+                        DType::F64 => bytes.extend(values[index].to_le_bytes()),
+                        _ => bytes.extend((values[index] as f32).to_le_bytes()),
+                    }
                 }
-                match dtype {
-                    DType::F64 => bytes.extend(values[index].to_le_bytes()),
-                    _ => bytes.extend((values[index] as f32).to_le_bytes()),
-                }
-            }
-            Ok(bytes)
-        };
-        let there = session.write_weight(name, Part::Weight, &mut block).expect("the weight is written");
+                Ok(bytes)
+            };
+        let there =
+            session.write_weight(name, Part::Weight, &mut block).expect("the weight is written");
         assert!(there, "no rank holds `{name}`");
     }
 }
