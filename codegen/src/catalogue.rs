@@ -280,6 +280,7 @@ fn attention(
         scale: number("scale"),
         causal: number("query_offset") < k[1] as f64,
         query_offset: number("query_offset") as i64,
+        position: false,
         head_offset: whole("head_offset"),
         kv_offset: whole("kv_offset"),
         group: whole("group").max(1),

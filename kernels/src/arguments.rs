@@ -2,7 +2,7 @@
 
 use ir::DType;
 
-use crate::kernel::{Attention, Copy, Gather, Kernel, Positions, Product, Rope};
+use crate::kernel::{Attention, Copy, Gather, Kernel, Positions, Product, Rope, Window};
 use crate::rows::{Output, Rows};
 
 /// One argument of a launch.
@@ -33,6 +33,8 @@ impl Kernel {
             Kernel::ScatterAdd(g) => vec![ids(g), looked_up(g)],
             Kernel::Rope(r) => rope_inputs(r),
             Kernel::Copy(c) => vec![copy_source(c)],
+            Kernel::Place(w) => vec![window(w, w.len), POSITION],
+            Kernel::Take(w) => vec![window(w, w.capacity), POSITION],
             Kernel::Fill(_) => Vec::new(),
         }
     }
@@ -42,16 +44,22 @@ impl Kernel {
         match self {
             Kernel::Product(p) => vec![product_output(p)],
             Kernel::Rows(r) => rows_outputs(r),
+            Kernel::Attention(a) if a.position => vec![queries(a, a.out)],
             Kernel::Attention(a) => vec![queries(a, a.out), lse(a)],
             Kernel::AttentionBwd(a) => vec![queries(a, a.q), keys(a, a.k), keys(a, a.v)],
             Kernel::Gather(g) => vec![looked_up(g)],
             Kernel::ScatterAdd(g) => vec![table(g)],
             Kernel::Rope(r) => vec![rope_tensor(r, r.y)],
             Kernel::Copy(c) => vec![copy_target(c)],
+            Kernel::Place(w) => vec![window(w, w.capacity)],
+            Kernel::Take(w) => vec![window(w, w.len)],
             Kernel::Fill(f) => vec![Argument { dtype: f.dtype, len: f.len }],
         }
     }
 }
+
+/// A position that is known at run time.
+const POSITION: Argument = Argument { dtype: DType::I32, len: 1 };
 
 /// The key of a random draw.
 const KEY: Argument = Argument { dtype: DType::U32, len: 4 };
@@ -133,6 +141,7 @@ fn lse(a: &Attention) -> Argument {
 fn attention_inputs(a: &Attention) -> Vec<Argument> {
     let mut arguments = vec![queries(a, a.q), keys(a, a.k), keys(a, a.v)];
     arguments.extend(a.dropout.iter().map(|_| KEY));
+    arguments.extend(a.position.then_some(POSITION));
     arguments
 }
 
@@ -163,9 +172,13 @@ fn rope_inputs(r: &Rope) -> Vec<Argument> {
     let x = rope_tensor(r, r.x);
     match r.positions {
         Positions::From(_) => vec![x],
-        Positions::FromInput(_) => vec![x, Argument { dtype: DType::I32, len: 1 }],
+        Positions::FromInput(_) => vec![x, POSITION],
         Positions::Table => vec![x, Argument { dtype: DType::I32, len: r.batch * r.seq }],
     }
+}
+
+fn window(w: &Window, len: usize) -> Argument {
+    Argument { dtype: w.dtype, len: w.outer * len * w.inner }
 }
 
 fn copy_source(c: &Copy) -> Argument {

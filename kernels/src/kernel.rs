@@ -19,7 +19,8 @@ pub enum Kernel {
     Product(Product),
     /// As the description lists them: fused elementwise operations and reductions.
     Rows(Rows),
-    /// `q k v [key] -> out lse`: softmax attention; `key` is there iff `dropout` is.
+    /// `q k v [key] -> out lse`: softmax attention; `key` is there iff `dropout` is. With
+    /// `position`: `q k v position -> out`.
     Attention(Attention),
     /// `q k v out lse dout [key] -> dq dk dv`: its gradient.
     AttentionBwd(Attention),
@@ -31,6 +32,10 @@ pub enum Kernel {
     Rope(Rope),
     /// `x -> y`: strided copy.
     Copy(Copy),
+    /// `x position -> y`: writes a window of `y` and leaves the rest as it is.
+    Place(Window),
+    /// `y position -> x`: reads a window of `y`.
+    Take(Window),
     /// `-> y`: constant.
     Fill(Fill),
 }
@@ -143,6 +148,9 @@ impl Product {
 ///
 /// The gradients `dq`, `dk`, `dv` lie as `q`, `k`, `v` do, `dout` as `out`.
 ///
+/// With `position`, for inference over a cache: a last input i32 of one element is added to
+/// `query_offset`, there is no `lse` and no dropout, and keys that no query sees are not read.
+///
 /// **Determinism**: the bits of a query's output depend on no other query, so that cutting
 /// queries, heads or batch changes nothing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -165,6 +173,8 @@ pub struct Attention {
     pub causal: bool,
     /// Position of query 0 among the keys; negative where the keys start later.
     pub query_offset: i64,
+    /// Whether a position that is known at run time is added to it.
+    pub position: bool,
     /// Global index of local query head 0.
     pub head_offset: usize,
     /// Global index of local key-value head 0.
@@ -310,6 +320,24 @@ pub struct Copy {
     pub dtype: DType,
 }
 
+/// A window of `y [outer, capacity, inner]` along its middle dim: `x [outer, len, inner]` stands
+/// from a position on that is known at run time, an i32 input of one element.
+///
+/// A window that would end past the capacity or start before zero is moved back inside.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Window {
+    /// Elements of the dims before.
+    pub outer: usize,
+    /// Length of the window.
+    pub len: usize,
+    /// Length of the whole, at least `len`.
+    pub capacity: usize,
+    /// Elements of the dims after.
+    pub inner: usize,
+    /// Any type; only its size matters.
+    pub dtype: DType,
+}
+
 /// Fills a buffer with one value.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Fill {
@@ -344,6 +372,8 @@ impl fmt::Display for Kernel {
                 let points: usize = c.loops.iter().map(|l| l.size).product();
                 write!(f, "copy {points} {}", c.dtype)
             }
+            Kernel::Place(w) => display_window(f, "place", w),
+            Kernel::Take(w) => display_window(f, "take", w),
             Kernel::Fill(x) => write!(f, "fill {} {} with {}", x.len, x.dtype, x.value),
         }
     }
@@ -356,6 +386,10 @@ fn display_product(f: &mut fmt::Formatter<'_>, p: &Product) -> fmt::Result {
         write!(f, "{batch} of ")?;
     }
     write!(f, "{m}x{n}x{k} {}{}", p.dtype, if p.accumulate { " accumulating" } else { "" })
+}
+
+fn display_window(f: &mut fmt::Formatter<'_>, name: &str, w: &Window) -> fmt::Result {
+    write!(f, "{name} {}x{} of {}x{} {}", w.outer, w.len, w.capacity, w.inner, w.dtype)
 }
 
 fn display_attention(f: &mut fmt::Formatter<'_>, name: &str, a: &Attention) -> fmt::Result {

@@ -29,7 +29,7 @@ pub mod cpu;
 
 pub use kernel::{
     Attention, Copy, CopyLoop, Dropout, Fill, Gather, Kernel, LoopAB, LoopABC, LoopAC, LoopBC,
-    Positions, Product, Rope,
+    Positions, Product, Rope, Window,
 };
 pub use rows::{Access, BinaryOp, Digit, Draw, Instr, Output, ReduceOp, RowInput, Rows, UnaryOp};
 pub use units::{Bytes, Flops, Seconds};

@@ -1,6 +1,6 @@
 //! What a kernel costs: operations, bytes that must move, and scratch memory.
 
-use crate::kernel::{Attention, Copy, Fill, Gather, Kernel, Product, Rope};
+use crate::kernel::{Attention, Copy, Fill, Gather, Kernel, Product, Rope, Window};
 use crate::rows::{Access, BinaryOp, Instr, Output, Rows, UnaryOp};
 use crate::units::{Bytes, Flops};
 
@@ -12,7 +12,8 @@ const TRANSCENDENTAL: u64 = 10;
 ///
 /// * product: `2 · batch · m · n · k`
 /// * attention: two products of `2 · D` per visible pair of query and key, five for the gradient;
-///   a causal mask hides about half of the pairs, and hidden pairs are not counted
+///   a causal mask hides about half of the pairs, and hidden pairs are not counted, unless the
+///   position of the queries is known at run time only
 /// * rows: per point (per row for row scalars) one for arithmetic, ten for a transcendental
 ///   function, one per point and reduction
 /// * rotary embedding: three per element; scatter: one per element; copies: none
@@ -24,7 +25,11 @@ pub fn flops(kernel: &Kernel) -> Flops {
         Kernel::AttentionBwd(a) => attention_flops(a, 10),
         Kernel::ScatterAdd(g) => Flops((g.count * g.width) as u64),
         Kernel::Rope(r) => Flops((3 * r.batch * r.seq * r.heads * r.dim) as u64),
-        Kernel::Gather(_) | Kernel::Copy(_) | Kernel::Fill(_) => Flops(0),
+        Kernel::Gather(_)
+        | Kernel::Copy(_)
+        | Kernel::Place(_)
+        | Kernel::Take(_)
+        | Kernel::Fill(_) => Flops(0),
     }
 }
 
@@ -42,6 +47,7 @@ pub fn bytes(kernel: &Kernel) -> Bytes {
         Kernel::ScatterAdd(g) => scatter_bytes(g),
         Kernel::Rope(r) => rope_bytes(r),
         Kernel::Copy(c) => copy_bytes(c),
+        Kernel::Place(w) | Kernel::Take(w) => window_bytes(w),
         Kernel::Fill(f) => fill_bytes(f),
     }
 }
@@ -155,7 +161,7 @@ fn rows_bytes(r: &Rows) -> Bytes {
 
 /// Number of visible pairs of query and key of one head.
 fn visible_pairs(a: &Attention) -> u64 {
-    if !a.causal {
+    if !a.causal || a.position {
         return (a.queries * a.keys) as u64;
     }
     let visible = |i: usize| (i as i64 + a.query_offset + 1).clamp(0, a.keys as i64) as u64;
@@ -175,6 +181,7 @@ fn attention_elements(a: &Attention) -> [u64; 3] {
 
 fn attention_bytes(a: &Attention) -> Bytes {
     let [query, key, lse] = attention_elements(a);
+    let lse = if a.position { 0 } else { lse };
     Bytes((2 * query + 2 * key + lse) * a.dtype.size())
 }
 
@@ -202,6 +209,10 @@ fn copy_bytes(c: &Copy) -> Bytes {
     Bytes((read + written + c.zero_first as u64) * c.dtype.size())
 }
 
+fn window_bytes(w: &Window) -> Bytes {
+    Bytes(2 * (w.outer * w.len * w.inner) as u64 * w.dtype.size())
+}
+
 fn fill_bytes(f: &Fill) -> Bytes {
     Bytes(f.len as u64 * f.dtype.size())
 }
@@ -224,6 +235,7 @@ mod tests {
             scale: 0.25,
             causal,
             query_offset: 0,
+            position: false,
             head_offset: 0,
             kv_offset: 0,
             group: 1,

@@ -162,13 +162,24 @@ pub(super) fn scratch<S>(a: &Attention) -> usize {
         + multiplier_bytes::<S>(a)
 }
 
+/// The attention with the position that a launch passes, if it does.
+pub(super) fn at_position(a: &Attention, inputs: &[View]) -> Attention {
+    let mut at = a.clone();
+    if a.position {
+        // SAFETY: the last input was checked to hold one number.
+        at.query_offset += i64::from(unsafe { *inputs[inputs.len() - 1].start::<i32>() });
+    }
+    at
+}
+
 /// Runs attention.
 pub(super) fn execute<S: Scalar>(cpu: &Cpu, a: &Attention, inputs: &[View], outputs: &[ViewMut]) {
+    let a = &at_position(a, inputs);
     let (q, k) = (input::<S>(&inputs[0], a.q), input::<S>(&inputs[1], a.k));
     let v = input::<S>(&inputs[2], a.v);
     let out = output::<S>(&outputs[0], a.out);
-    let lse = Shared::new(outputs[1].start::<S>());
-    let dropout = stream(a, inputs.get(3));
+    let lse = outputs.get(1).map(|lse| Shared::new(lse.start::<S>()));
+    let dropout = a.dropout.as_ref().and_then(|_| stream(a, inputs.get(3)));
     let query_tiles = a.queries.div_ceil(QUERY_TILE);
     let cycles = (a.batch * a.heads * a.queries * a.keys * a.dim) as u64 / 16;
     cpu.for_each(a.batch * a.heads * query_tiles, cycles, scratch::<S>(a), |task, scratch| {
@@ -185,7 +196,8 @@ pub(super) fn execute<S: Scalar>(cpu: &Cpu, a: &Attention, inputs: &[View], outp
             k: k.matrix(batch, 0, kv_head),
             v: v.matrix(batch, 0, kv_head),
             out: out.matrix(batch, first, head),
-            lse: lse.get().wrapping_add((batch * a.heads + head) * a.queries + first),
+            lse: lse
+                .map(|lse| lse.get().wrapping_add((batch * a.heads + head) * a.queries + first)),
             scratch,
         });
     });
@@ -200,17 +212,18 @@ struct Forward<'a, S> {
     k: Matrix<S>,
     v: Matrix<S>,
     out: Matrix<S>,
-    lse: *mut S,
+    /// None for inference.
+    lse: Option<*mut S>,
     scratch: &'a mut Bump,
 }
 
 /// The running softmax of a tile of queries.
-struct Running<S> {
-    scores: *mut S,
-    out: *mut S,
-    largest: *mut S,
-    sum: *mut S,
-    factors: *mut S,
+pub(super) struct Running<S> {
+    pub(super) scores: *mut S,
+    pub(super) out: *mut S,
+    pub(super) largest: *mut S,
+    pub(super) sum: *mut S,
+    pub(super) factors: *mut S,
 }
 
 impl<S: Scalar> Job<S> for Forward<'_, S> {
@@ -258,9 +271,11 @@ impl<S: Scalar> Job<S> for Forward<'_, S> {
                 let factor = if sum > S::ZERO { S::ONE / sum } else { S::ZERO };
                 let target = self.out.start.add(row * self.out.row);
                 scale_row::<V>(running.out.add(row * a.dim), target, a.dim, factor);
-                let sum = S::from_f64(sum.to_f64().ln());
-                *self.lse.add(row) =
-                    if factor > S::ZERO { *running.largest.add(row) + sum } else { S::LOWEST };
+                if let Some(lse) = self.lse {
+                    let sum = S::from_f64(sum.to_f64().ln());
+                    *lse.add(row) =
+                        if factor > S::ZERO { *running.largest.add(row) + sum } else { S::LOWEST };
+                }
             }
         }
     }
@@ -273,7 +288,7 @@ impl<S: Scalar> Job<S> for Forward<'_, S> {
 ///
 /// The running softmax has room for its tiles.
 #[inline(always)]
-unsafe fn softmax_row<V: Vector>(
+pub(super) unsafe fn softmax_row<V: Vector>(
     mask: &Mask,
     running: &Running<V::Scalar>,
     [first, row]: [usize; 2],
@@ -359,7 +374,7 @@ pub(super) unsafe fn store_up_to<V: Vector>(x: V, p: *mut V::Scalar, i: usize, l
 ///
 /// Both hold `len` numbers.
 #[inline(always)]
-unsafe fn scale_row<V: Vector>(
+pub(super) unsafe fn scale_row<V: Vector>(
     source: *const V::Scalar,
     target: *mut V::Scalar,
     len: usize,

@@ -5,8 +5,8 @@
 //! runs a task, never what it computes.
 //!
 //! Reading order: `view` the arguments; `vector`, `x86` and `math` the instruction sets; `tiles`,
-//! `thin` and `product` matrix products; `block` fused expressions; `attention`, `attention_bwd`
-//! and `moves` the rest.
+//! `thin` and `product` matrix products; `block` fused expressions; `attention`, `attention_bwd`,
+//! `attention_few`, `moves` and `windows` the rest.
 
 mod view;
 
@@ -18,11 +18,13 @@ mod x86;
 
 mod attention;
 mod attention_bwd;
+mod attention_few;
 mod block;
 mod moves;
 mod product;
 mod thin;
 mod tiles;
+mod windows;
 
 pub use vector::Isa;
 pub use view::{Element, View, ViewMut};
@@ -118,12 +120,17 @@ impl Cpu {
         match kernel {
             Kernel::Product(p) => product::execute::<S>(self, p, inputs, outputs),
             Kernel::Rows(r) => block::execute::<S>(self, r, inputs, outputs),
+            Kernel::Attention(a) if attention_few::fits(a) => {
+                attention_few::execute::<S>(self, a, inputs, outputs);
+            }
             Kernel::Attention(a) => attention::execute::<S>(self, a, inputs, outputs),
             Kernel::AttentionBwd(a) => attention_bwd::execute::<S>(self, a, inputs, outputs),
             Kernel::Gather(g) => moves::gather::<S>(self, g, inputs, outputs),
             Kernel::ScatterAdd(g) => moves::scatter_add::<S>(self, g, inputs, outputs),
             Kernel::Rope(r) => moves::rope::<S>(self, r, inputs, outputs),
             Kernel::Copy(c) => moves::copy(self, c, inputs, outputs),
+            Kernel::Place(w) => windows::place(self, w, inputs, outputs),
+            Kernel::Take(w) => windows::take(self, w, inputs, outputs),
             Kernel::Fill(f) => moves::fill(f, outputs),
         }
     }
@@ -166,7 +173,7 @@ fn compute_type(kernel: &Kernel) -> DType {
         Kernel::Attention(a) | Kernel::AttentionBwd(a) => a.dtype,
         Kernel::Gather(g) | Kernel::ScatterAdd(g) => g.dtype,
         Kernel::Rope(r) => r.dtype,
-        Kernel::Copy(_) | Kernel::Fill(_) => DType::F32,
+        Kernel::Copy(_) | Kernel::Place(_) | Kernel::Take(_) | Kernel::Fill(_) => DType::F32,
     }
 }
 
@@ -193,9 +200,15 @@ fn scratch_of<S: vector::Scalar>(kernel: &Kernel) -> [usize; 2] {
     match kernel {
         Kernel::Product(p) => [product::scratch::<S>(p), 0],
         Kernel::Rows(r) => block::scratch::<S>(r),
+        Kernel::Attention(a) if attention_few::fits(a) => [attention_few::scratch::<S>(a), 0],
         Kernel::Attention(a) => [attention::scratch::<S>(a), 0],
         Kernel::AttentionBwd(a) => [attention_bwd::scratch::<S>(a), 0],
         Kernel::Rope(r) => [moves::rope_scratch::<S>(r), 0],
-        Kernel::Gather(_) | Kernel::ScatterAdd(_) | Kernel::Copy(_) | Kernel::Fill(_) => [0, 0],
+        Kernel::Gather(_)
+        | Kernel::ScatterAdd(_)
+        | Kernel::Copy(_)
+        | Kernel::Place(_)
+        | Kernel::Take(_)
+        | Kernel::Fill(_) => [0, 0],
     }
 }

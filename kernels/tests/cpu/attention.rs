@@ -29,6 +29,7 @@ fn random_attention(random: &mut Random, dtype: DType) -> Attention {
         scale: 0.3 + random.number() * 0.1,
         causal: random.below(2) == 0,
         query_offset: random.below(keys + 40) as i64 - 20,
+        position: false,
         head_offset: kv_offset * group,
         kv_offset,
         group,
@@ -259,6 +260,7 @@ fn bits_of_a_query_do_not_depend_on_other_queries() {
         query_offset: 100,
         head_offset: 0,
         kv_offset: 0,
+        position: false,
         group: 1,
         dropout: None,
         dtype: DType::F32,
@@ -286,5 +288,37 @@ fn bits_of_a_query_do_not_depend_on_other_queries() {
     let all = attend(0, 200);
     for (from, to) in [(0, 1), (1, 70), (70, 199), (199, 200)] {
         assert_eq!(attend(from, to), all[from * 64..to * 64], "queries {from}..{to}");
+    }
+}
+
+/// A position that is known at run time counts as one that is known before, for few queries and
+/// for many.
+#[test]
+fn a_position_is_added_at_run_time() {
+    for case in 0..60 {
+        let mut random = Random::new(1000 + case);
+        let dtype = random.pick(&[DType::F32, DType::F64]);
+        let known =
+            Attention { causal: true, dropout: None, ..random_attention(&mut random, dtype) };
+        let queries = if case % 2 == 0 { 1 + random.below(6) } else { known.queries };
+        let known = Attention { queries, ..known };
+        let position = random.below(known.keys);
+        let q = random.numbers(known.batch * known.q[0]);
+        let [k, v] = [known.k, known.v].map(|strides| random.numbers(known.batch * strides[0]));
+        let mut want = vec![0.5; known.batch * known.out[0]];
+        let placed =
+            Attention { query_offset: known.query_offset + position as i64, ..known.clone() };
+        let inputs = [&q, &k, &v].map(|x| Buffer::new(dtype, x));
+        let [q, k, v] = inputs.each_ref().map(Buffer::numbers);
+        forward(&placed, &q, &k, &v, &mut want);
+        let kernel = Kernel::Attention(Attention { position: true, ..known });
+        let inputs = [inputs.to_vec(), vec![Buffer::I32(vec![position as i32])]].concat();
+        let old = [Buffer::new(dtype, &vec![0.5; want.len()])];
+        let tolerance = if dtype == DType::F32 { 2e-5 } else { 1e-12 };
+        for isa in sets() {
+            let got = run_on_threads(isa, &kernel, &inputs, &old);
+            assert_eq!(got.len(), 1);
+            assert_close(&got[0].numbers(), &want, tolerance, "out");
+        }
     }
 }

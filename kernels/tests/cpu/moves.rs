@@ -1,6 +1,6 @@
 //! Look-ups, copies, constants and rotary embedding.
 
-use gantline_kernels::{Copy, CopyLoop, Fill, Gather, Kernel, Positions, Rope};
+use gantline_kernels::{Copy, CopyLoop, Fill, Gather, Kernel, Positions, Rope, Window};
 use ir::DType;
 
 use crate::{Buffer, Random, assert_close, run_on_threads, sets};
@@ -160,6 +160,39 @@ fn rotary_embedding_rotates_and_its_inverse_undoes_it() {
             let rotated = inputs(got[0].numbers());
             let back = run_on_threads(isa, &Kernel::Rope(rope.clone()), &rotated, &got);
             assert_close(&back[0].numbers(), &x, 1e-14, "rotated back");
+        }
+    }
+}
+
+#[test]
+fn a_window_is_placed_and_taken_where_it_fits() {
+    for case in 0..40 {
+        let mut random = Random::new(case);
+        let dtype = random.pick(&[DType::F32, DType::F64, DType::I32, DType::Bool]);
+        let (outer, inner) = (1 + random.below(3), 1 + random.below(9));
+        let len = 1 + random.below(5);
+        let capacity = len + random.below(6);
+        let w = Window { outer, len, capacity, inner, dtype };
+        let position = random.below(capacity + 4) as i32 - 2;
+        let first = position.clamp(0, (capacity - len) as i32) as usize;
+        let small = Buffer::new(dtype, &random.numbers(outer * len * inner));
+        let large = Buffer::new(dtype, &random.numbers(outer * capacity * inner));
+        let (x, mut y) = (small.numbers(), large.numbers());
+        let mut window = vec![0.0; x.len()];
+        for i in 0..x.len() {
+            let (o, rest) = (i / (len * inner), i % (len * inner));
+            let at = o * capacity * inner + first * inner + rest;
+            window[i] = y[at];
+            y[at] = x[i];
+        }
+        let at = Buffer::I32(vec![position]);
+        for isa in sets() {
+            let take = Kernel::Take(w.clone());
+            let got = run_on_threads(isa, &take, &[large.clone(), at.clone()], &[small.clone()]);
+            assert_eq!(got[0].numbers(), window);
+            let place = Kernel::Place(w.clone());
+            let got = run_on_threads(isa, &place, &[small.clone(), at.clone()], &[large.clone()]);
+            assert_eq!(got[0].numbers(), y);
         }
     }
 }

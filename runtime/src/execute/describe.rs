@@ -99,6 +99,8 @@ fn kernel_name(kernel: &Kernel) -> &'static str {
         Kernel::ScatterAdd(_) => "scatter-add",
         Kernel::Rope(_) => "rope",
         Kernel::Copy(_) => "copy",
+        Kernel::Place(_) => "place",
+        Kernel::Take(_) => "take",
         Kernel::Fill(_) => "fill",
     }
 }

@@ -155,6 +155,8 @@ fn works_in_place(kernel: &Kernel) -> bool {
         | Kernel::Gather(_)
         | Kernel::ScatterAdd(_)
         | Kernel::Copy(_)
+        | Kernel::Place(_)
+        | Kernel::Take(_)
         | Kernel::Fill(_) => false,
     }
 }

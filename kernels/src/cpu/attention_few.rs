@@ -1,0 +1,180 @@
+//! Attention of few queries over many keys, as in decoding: it is as fast as keys and values are
+//! read.
+//!
+//! A task is a key-value head of one sample with all query heads that read it, so that keys and
+//! values are read once. Keys come in tiles in ascending order with a running softmax, as in
+//! [`super::attention`]; nothing is packed.
+
+use super::Cpu;
+use super::attention::{
+    KEY_TILE, Mask, Running, Tensor, at_position, input, load_up_to, output, scale_row,
+    softmax_row, store_up_to,
+};
+use super::scratch::{Bump, lines_of};
+use super::vector::{Job, Scalar, Vector};
+use super::view::{View, ViewMut};
+use crate::kernel::Attention;
+
+/// Queries from which on tiles are faster. Chosen.
+const QUERIES_MAX: usize = 4;
+/// Keys whose products are computed at once: enough to hide the latency of an addition.
+const KEYS_AT_ONCE: usize = 4;
+
+/// Whether a launch is one of few queries.
+pub(super) fn fits(a: &Attention) -> bool {
+    a.position && a.dropout.is_none() && a.queries <= QUERIES_MAX
+}
+
+/// Pairs of a query and a query head that read one key-value head, at most.
+fn rows_max(a: &Attention) -> usize {
+    a.queries * a.group.min(a.heads)
+}
+
+/// Bytes of scratch per thread.
+pub(super) fn scratch<S>(a: &Attention) -> usize {
+    lines_of::<S>(rows_max(a) * KEY_TILE)
+        + lines_of::<S>(rows_max(a) * a.dim)
+        + 2 * lines_of::<S>(rows_max(a))
+}
+
+/// Runs attention.
+pub(super) fn execute<S: Scalar>(cpu: &Cpu, a: &Attention, inputs: &[View], outputs: &[ViewMut]) {
+    let a = &at_position(a, inputs);
+    let (q, k) = (input::<S>(&inputs[0], a.q), input::<S>(&inputs[1], a.k));
+    let (v, out) = (input::<S>(&inputs[2], a.v), output::<S>(&outputs[0], a.out));
+    let mask = Mask { attention: a, dropout: &None, batch: 0, head: 0 };
+    let visible = mask.visible(a.queries.saturating_sub(1));
+    let cycles = (a.batch * a.heads * a.queries * visible * a.dim) as u64 / 4;
+    cpu.for_each(a.batch * a.kv_heads, cycles, scratch::<S>(a), |task, scratch| {
+        let (batch, kv_head) = (task / a.kv_heads, task % a.kv_heads);
+        cpu.isa.run(Few { mask: mask.clone(), batch, kv_head, visible, q, k, v, out, scratch });
+    });
+}
+
+/// One key-value head of one sample.
+struct Few<'a, S> {
+    mask: Mask<'a>,
+    batch: usize,
+    kv_head: usize,
+    /// Keys that the last query sees.
+    visible: usize,
+    q: Tensor<S>,
+    k: Tensor<S>,
+    v: Tensor<S>,
+    out: Tensor<S>,
+    scratch: &'a mut Bump,
+}
+
+impl<S: Scalar> Job<S> for Few<'_, S> {
+    #[inline(always)]
+    fn run<V: Vector<Scalar = S>>(self) {
+        let a = self.mask.attention;
+        let heads = (0..a.heads).filter(|head| a.kv_head(*head) == self.kv_head);
+        let count = heads.clone().count();
+        let first = heads.clone().next().unwrap_or(0);
+        let rows = count * a.queries;
+        let scores = self.scratch.take::<S>(rows_max(a) * KEY_TILE);
+        let sums = self.scratch.zeros::<S>(rows_max(a) * a.dim);
+        let largest = self.scratch.take::<S>(rows_max(a));
+        let sum = self.scratch.zeros::<S>(rows_max(a));
+        // SAFETY: there is room for a number per row.
+        unsafe { std::slice::from_raw_parts_mut(largest, rows) }.fill(S::LOWEST);
+        // A row is a query of a head: the queries of the first head come first.
+        let place = |row: usize| (first + row / a.queries, row % a.queries);
+        let running = |row: usize| Running {
+            scores: scores.wrapping_add(row * KEY_TILE),
+            out: sums.wrapping_add(row * a.dim),
+            largest: largest.wrapping_add(row),
+            sum: sum.wrapping_add(row),
+            factors: scores,
+        };
+        for key in (0..self.visible).step_by(KEY_TILE) {
+            let keys = KEY_TILE.min(self.visible - key);
+            let k = self.k.matrix(self.batch, key, self.kv_head);
+            let v = self.v.matrix(self.batch, key, self.kv_head);
+            for row in 0..rows {
+                let (head, query) = place(row);
+                let q = self.q.matrix(self.batch, query, head).start;
+                let own = running(row);
+                // SAFETY: the tensors hold the keys of the tile, scratch a tile of scores per row.
+                unsafe {
+                    dots::<V>(q, [k.start, own.scores], k.row, [keys, a.dim]);
+                    softmax_row::<V>(&self.mask, &own, [query, 0], [key, keys]);
+                    add_scaled::<V>(own.scores, [v.start, own.out], v.row, [keys, a.dim]);
+                }
+            }
+        }
+        for row in 0..rows {
+            let (head, query) = place(row);
+            let target = self.out.matrix(self.batch, query, head).start;
+            // SAFETY: the output holds a row per query and head.
+            unsafe {
+                let total = *sum.add(row);
+                let factor = if total > S::ZERO { S::ONE / total } else { S::ZERO };
+                scale_row::<V>(sums.add(row * a.dim), target, a.dim, factor);
+            }
+        }
+    }
+}
+
+/// `scores[j] = q · k[j]`.
+///
+/// # Safety
+///
+/// `q` holds `dim` numbers, `k` as many in each of `keys` rows, `scores` a number per key.
+#[inline(always)]
+unsafe fn dots<V: Vector>(
+    q: *const V::Scalar,
+    [k, scores]: [*mut V::Scalar; 2],
+    stride: usize,
+    [keys, dim]: [usize; 2],
+) {
+    let zero = V::Scalar::ZERO;
+    for j in (0..keys).step_by(KEYS_AT_ONCE) {
+        let count = KEYS_AT_ONCE.min(keys - j);
+        let mut sums = [V::splat(zero); KEYS_AT_ONCE];
+        for i in (0..dim).step_by(V::LANES) {
+            // SAFETY: by the contract of the function; rows past the last are the last again.
+            unsafe {
+                let x = load_up_to::<V>(q, i, dim, zero);
+                for (at, sum) in sums.iter_mut().enumerate() {
+                    let row = k.add((j + at.min(count - 1)) * stride);
+                    *sum = x.fma(load_up_to::<V>(row, i, dim, zero), *sum);
+                }
+            }
+        }
+        for (at, sum) in sums.iter().enumerate().take(count) {
+            // SAFETY: by the contract of the function.
+            unsafe { *scores.add(j + at) = sum.fold(|a, b| a + b) };
+        }
+    }
+}
+
+/// `out += Σ weights[j] v[j]`.
+///
+/// # Safety
+///
+/// `out` holds `dim` numbers, `v` as many in each of `keys` rows, `weights` a number per key.
+#[inline(always)]
+unsafe fn add_scaled<V: Vector>(
+    weights: *const V::Scalar,
+    [v, out]: [*mut V::Scalar; 2],
+    stride: usize,
+    [keys, dim]: [usize; 2],
+) {
+    let zero = V::Scalar::ZERO;
+    for j in (0..keys).step_by(KEYS_AT_ONCE) {
+        let count = KEYS_AT_ONCE.min(keys - j);
+        for i in (0..dim).step_by(V::LANES) {
+            // SAFETY: by the contract of the function.
+            unsafe {
+                let mut sum = load_up_to::<V>(out, i, dim, zero);
+                for at in j..j + count {
+                    let row = load_up_to::<V>(v.add(at * stride), i, dim, zero);
+                    sum = V::splat(*weights.add(at)).fma(row, sum);
+                }
+                store_up_to(sum, out, i, dim);
+            }
+        }
+    }
+}
