@@ -88,6 +88,7 @@ impl<'a> Prices<'a> {
             Kernel::Rope(r) => (r.dtype, false, false),
             Kernel::Gather(g) | Kernel::ScatterAdd(g) => (g.dtype, false, true),
             Kernel::Copy(c) => (c.dtype, false, true),
+            Kernel::Place(w) | Kernel::Take(w) => (w.dtype, false, true),
             Kernel::Fill(f) => (f.dtype, false, true),
         };
         let compute = if is_product {
