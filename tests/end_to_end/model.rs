@@ -44,7 +44,7 @@ pub(crate) fn plan(
     wanted: Wanted,
 ) -> Result<Plan, String> {
     let calls = Calls::of(module, "loss")?;
-    let link = planner::link::Link { latency_s: 1e-6, bandwidth_bytes_per_s: 1e10 };
+    let link = planner::link::Link { latency_s: 1e-6, bandwidth_bytes_per_s: 1e9 };
     let request = Request {
         module,
         entry: "loss",
