@@ -39,6 +39,9 @@ pub const PRESETS: [(&str, &str); 3] = [
     ("a100", include_str!("preset/a100.toml")),
 ];
 
+/// Digits of a calibration's hash that a plan shows. Chosen: 64 bits.
+const HASH_DIGITS: usize = 16;
+
 /// How a number is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -265,11 +268,18 @@ impl Cluster {
         self.devices_per_node.unwrap_or_else(|| ranks.div_ceil(self.nodes)).min(ranks)
     }
 
-    /// The name with what was read from the machine: what a plan writes down.
+    /// The name with what was read from the machine and the hash of the calibration: what a plan
+    /// writes down.
     pub fn describe(&self) -> String {
-        let Some(isa) = &self.device.instruction_set else { return self.name.clone() };
-        let memory = kernels::Bytes(self.device.memory_bytes.value as u64);
-        format!("{} ({} cores, {memory}, {isa})", self.name, self.device.cores)
+        let mut text = self.name.clone();
+        if let Some(isa) = &self.device.instruction_set {
+            let memory = kernels::Bytes(self.device.memory_bytes.value as u64);
+            text += &format!(" ({} cores, {memory}, {isa})", self.device.cores);
+        }
+        if let Some(calibration) = &self.calibration {
+            text += &format!(" calibrated {}", &calibration.hash()[..HASH_DIGITS]);
+        }
+        text
     }
 }
 

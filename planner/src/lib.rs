@@ -1,5 +1,24 @@
 //! Module × cluster → plan.
 //!
+//! In: a prepared [`ir::Module`] (gradient functions there, composites without kernels inlined), a
+//! [`cluster::Cluster`] and a [`search::Job`]. Out: an [`ir::Plan`] with predictions, or a
+//! diagnostic that says in numbers why there is none.
+//!
+//! Invariants:
+//! * The memory of a plan is that of its compiled programs; nothing is estimated.
+//! * The plan is the fastest one of the space, unless the answer says that it was cut off. Budgets
+//!   are counted, so that equal jobs have byte-identical plans.
+//! * [`check`] calls neither [`shard`] nor [`search`].
+//! * The parts of a predicted time sum to it.
+//!
+//! Deliberately absent: the planner executes nothing but kernels that it measures, knows no
+//! communicator (the caller measures those), and never matches on op kinds to decide how to cut.
+//!
+//! Reading order: [`quantity`], [`link`], [`machine`], [`calibration`] and [`cluster`] are what
+//! there is; [`mod@shard`] cuts the inside of layers; [`price`] and [`simulate`] say how long,
+//! [`footprint`] how large; [`limits`] and [`mod@search`] decide; [`check`] doubts; [`explain`] and
+//! [`fit`] tell.
+//!
 //! # Diagnostics
 //!
 //! | code | what is wrong | exit code |
@@ -33,6 +52,7 @@ mod reader;
 pub mod link;
 pub mod machine;
 pub mod calibration;
+pub mod calibrate;
 pub mod cluster;
 
 pub mod shard;
@@ -43,3 +63,5 @@ pub mod limits;
 pub mod search;
 
 pub mod check;
+pub mod explain;
+pub mod fit;

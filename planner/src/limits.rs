@@ -92,6 +92,11 @@ impl Limits {
         self.fixed.insert(knob, number);
     }
 
+    /// What a decision is fixed to.
+    pub fn fixed(&self, knob: Knob) -> Option<usize> {
+        self.fixed.get(&knob).copied()
+    }
+
     /// Whether a decision may be so. What is forbidden is as if it were not there.
     pub fn allow(&self, knob: Knob, number: usize) -> bool {
         let none = match knob {

@@ -228,6 +228,19 @@ pub fn score(
     Ok(Scored { candidate: candidate.clone(), time, footprints, need, have })
 }
 
+/// Scores the first candidate of a job whose limits leave about one, whether it fits or not.
+///
+/// # Errors
+/// As [`search`], but for what does not fit.
+pub fn attempt_one(job: &Job<'_>, compile: &Compile<'_>) -> Result<Scored, Diagnostic> {
+    let mut table = LayerTable::new(job);
+    let (all, failed) = candidates(job, &mut table)?;
+    let Some((candidate, _)) = all.first() else {
+        return Err(failed.unwrap_or_else(|| no_candidates(job)));
+    };
+    score(job, &table.plan(candidate)?, candidate, compile)
+}
+
 /// Writes into a plan what is predicted of it.
 pub fn predict(plan: &mut Plan, job: &Job<'_>, scored: &Scored) {
     let origin = Prices::new(job.cluster, plan.mesh).origin().name();

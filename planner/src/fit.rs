@@ -1,0 +1,164 @@
+//! Does it fit: one row per strategy, with what holds the bytes of its fullest rank.
+
+use std::fmt;
+
+use ir::{Diagnostic, Mesh};
+use kernels::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::footprint::Footprint;
+use crate::limits::{Knob, Limits};
+use crate::search::{Compile, Job, attempt_one};
+
+/// The memory of one strategy.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// What it is called.
+    pub strategy: String,
+    /// The bytes of the fullest rank.
+    pub footprint: Footprint,
+    /// The bytes of the fullest place: of a rank, or of all ranks that share a memory.
+    pub need_bytes: u64,
+    /// The bytes that it has.
+    pub have_bytes: u64,
+}
+
+impl Row {
+    /// Whether it fits.
+    pub fn fits(&self) -> bool {
+        self.need_bytes <= self.have_bytes
+    }
+}
+
+/// The memory of all strategies of a job.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Fit {
+    /// The model.
+    pub model: String,
+    /// The cluster, with what was read from the machine.
+    pub cluster: String,
+    /// One row per mesh, with and without recomputation, in micro-batches of one sample.
+    pub rows: Vec<Row>,
+}
+
+impl Fit {
+    /// Whether any strategy fits.
+    pub fn fits(&self) -> bool {
+        self.rows.iter().any(Row::fits)
+    }
+}
+
+/// The memory of a job under each mesh of its ranks, in micro-batches of one sample unless the
+/// limits fix their size.
+///
+/// # Errors
+/// What sharding and compiling report, when no strategy can be compiled.
+pub fn fit(job: &Job<'_>, compile: &Compile<'_>) -> Result<Fit, Diagnostic> {
+    let mut rows = Vec::new();
+    let mut failed = None;
+    for mesh in meshes(job.ranks) {
+        for sequence in [false, true] {
+            for keep in [1, 0] {
+                if sequence && mesh.tp == 1 {
+                    continue;
+                }
+                let Some(limits) = strategy(&job.limits, mesh, sequence, keep) else { continue };
+                let job = Job { limits, ..job.clone() };
+                match attempt_one(&job, compile) {
+                    Ok(scored) => rows.push(Row {
+                        strategy: scored.candidate.to_string(),
+                        footprint: scored
+                            .footprints
+                            .iter()
+                            .copied()
+                            .max_by_key(Footprint::total)
+                            .unwrap_or_default(),
+                        need_bytes: scored.need.0,
+                        have_bytes: scored.have.0,
+                    }),
+                    Err(diagnostic) => _ = failed.get_or_insert(diagnostic),
+                }
+            }
+        }
+    }
+    match failed {
+        Some(diagnostic) if rows.is_empty() => Err(diagnostic),
+        Some(_) | None => {
+            Ok(Fit { model: job.model.clone(), cluster: job.cluster.describe(), rows })
+        }
+    }
+}
+
+fn meshes(ranks: usize) -> Vec<Mesh> {
+    let divisors = |n: usize| (1..=n).filter(move |d| n.is_multiple_of(*d));
+    let of_stage =
+        |pp: usize| divisors(ranks / pp).map(move |tp| Mesh { pp, dp: ranks / pp / tp, tp });
+    divisors(ranks).flat_map(of_stage).collect()
+}
+
+/// The limits of one strategy; none when the user's forbid it.
+fn strategy(limits: &Limits, mesh: Mesh, sequence: bool, keep: usize) -> Option<Limits> {
+    let mut fixed = limits.clone();
+    let knobs = [
+        (Knob::Pp, mesh.pp),
+        (Knob::Dp, mesh.dp),
+        (Knob::Tp, mesh.tp),
+        (Knob::Sp, usize::from(sequence)),
+        (Knob::Keep, keep),
+    ];
+    for (knob, number) in knobs {
+        limits.allow(knob, number).then_some(())?;
+        fixed.fix(knob, number);
+    }
+    if limits.fixed(Knob::Mbs).is_none() {
+        fixed.fix(Knob::Mbs, 1);
+    }
+    Some(fixed)
+}
+
+impl fmt::Display for Fit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} on {}\n", self.model, self.cluster)?;
+        let width = self.rows.iter().map(|r| r.strategy.chars().count()).max().unwrap_or(0).max(8);
+        writeln!(
+            f,
+            "  {:<width$} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}",
+            "strategy", "weights", "grads", "optim", "act", "scratch", "total"
+        )?;
+        for row in &self.rows {
+            let Footprint { params, grads, states, activations, workspace, .. } = row.footprint;
+            let mut line = format!("  {:<width$}", row.strategy);
+            for bytes in [params, grads, states, activations, workspace, row.footprint.total()] {
+                line += &format!(" {:>10}", Bytes(bytes).to_string());
+            }
+            let share = 100.0 * row.need_bytes as f64 / row.have_bytes.max(1) as f64;
+            let mark = if row.fits() { "✓" } else { "✗" };
+            writeln!(f, "{line}  {mark} {share:.0}%")?;
+        }
+        let have = Bytes(self.rows.first().map_or(0, |r| r.have_bytes));
+        match self.rows.iter().filter(|r| r.fits()).count() {
+            0 => {
+                let closest = self.rows.iter().min_by_key(|r| r.need_bytes);
+                let over = closest.map_or(0, |r| r.need_bytes - r.have_bytes);
+                writeln!(f, "✗ nothing fits in {have}; {} is missing at least", Bytes(over))
+            }
+            count => writeln!(f, "✓ {count} of {} fit in {have}", self.rows.len()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::search::tests::{cluster, compiled, job, module};
+
+    #[test]
+    fn every_strategy_has_a_row() {
+        let module = module(2);
+        let cluster = cluster(3 << 20);
+        let fit = fit(&job(&module, &cluster, 2), &compiled).unwrap();
+        println!("{fit}");
+        assert_eq!(fit.rows.len(), 8);
+        assert!(fit.to_string().lines().all(|l| l.chars().count() <= 110), "{fit}");
+    }
+}
