@@ -1,1 +1,105 @@
-//! Gantline.
+//! Gantline compiles deep-learning models into one program per device of a cluster, predicts what
+//! they cost, and runs them.
+//!
+//! ```text
+//! description ─import→ model ─prepare→ module ─plan→ plan ─compile→ classes ─start→ session
+//! ```
+//!
+//! Each arrow is one function of this file and one crate, and leads from an artefact to the next.
+//! The rest of this crate is the command line: [`cli`] reads it, [`job`] turns flags into what the
+//! planner is asked, [`verbs`] answer, [`output`] prints, [`failure`] ends a command.
+//!
+//! ```
+//! use gantline::job::{ADAMW, Question};
+//! use gantline::{LOSS, compile, import, plan, prepare, start};
+//! use ir::{DType, import::{Options, preset}};
+//! use planner::{cluster::Cluster, limits::Limits};
+//!
+//! # fn main() -> Result<(), gantline::failure::Failure> {
+//! let description = preset("gpt2-mini").expect("a preset");
+//! let model = import(&description, &Options { seq: 32, dtype: DType::F32, dropout: None })?;
+//! let question = Question {
+//!     module: prepare(&model)?,
+//!     model: model.name,
+//!     cluster: Cluster::load("cpu-local")?,
+//!     ranks: 2,
+//!     global_batch_size: 2,
+//!     seq: 32,
+//!     dtype: DType::F32,
+//!     optimizer: ADAMW,
+//!     clip: None,
+//!     limits: Limits::default(),
+//! };
+//! let found = plan(&question.job())?;
+//! let session = start(compile(&question.module, LOSS, &found.plan)?, 1)?;
+//! assert_eq!(session.classes().mesh.ranks(), 2);
+//! # Ok(())
+//! # }
+//! ```
+
+#![forbid(unsafe_code)]
+
+pub mod cli;
+pub mod flops;
+pub mod job;
+pub mod verbs;
+pub mod output;
+pub mod failure;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use codegen::compile::Compiled;
+use ir::import::{Description, Model, Options};
+use ir::{Diagnostic, Module, Plan, Program};
+use kernels::Kernel;
+use planner::search::{Found, Job};
+use runtime::execute::{Classes, Session};
+use runtime::trace::Tracing;
+
+use failure::Failure;
+
+/// The entry that is trained.
+pub const LOSS: &str = "loss";
+
+/// How long a rank waits for another before the step fails. Chosen: longer than the slowest kernel
+/// on an overloaded machine.
+const DEADLINE: Duration = Duration::from_secs(300);
+
+/// Description to model: the functions to compute and the weights that they take.
+pub fn import(description: &Description, options: &Options) -> Result<Model, Failure> {
+    Ok(ir::import::import(description, options)?)
+}
+
+/// Model to module: gradients added, composites without a kernel inlined.
+pub fn prepare(model: &Model) -> Result<Module, Failure> {
+    Ok(codegen::prepare::prepare_training(model.module.clone(), LOSS)?)
+}
+
+/// Module and cluster to plan: the fastest that fits.
+pub fn plan(job: &Job<'_>) -> Result<Found, Failure> {
+    Ok(planner::search::search(job, &compiled)?)
+}
+
+/// Module and plan to programs: one for each class of ranks.
+pub fn compile(module: &Module, entry: &str, plan: &Plan) -> Result<Classes, Failure> {
+    let (programs, kernels) = compiled(module, entry, plan)?;
+    Ok(Classes { programs, kernels, mesh: plan.mesh })
+}
+
+/// The compiler as the planner calls it.
+pub fn compiled(
+    module: &Module,
+    entry: &str,
+    plan: &Plan,
+) -> Result<(Vec<Program>, Vec<Kernel>), Diagnostic> {
+    let Compiled { programs, kernels } = codegen::compile::compile(module, entry, plan)?;
+    Ok((programs, kernels))
+}
+
+/// Programs to session: ranks that wait for work, as threads of this process.
+pub fn start(classes: Classes, threads_per_rank: usize) -> Result<Session, Failure> {
+    let options =
+        runtime::execute::Options { threads_per_rank, deadline: DEADLINE, tracing: Tracing::None };
+    Ok(Session::start(Arc::new(classes), &options)?)
+}

@@ -1,2 +1,7 @@
-//! The command line.
-fn main() {}
+//! The program `gantline`.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    gantline::cli::main()
+}

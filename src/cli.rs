@@ -1,0 +1,116 @@
+//! The command line: which verb with which flags.
+//!
+//! Flags that mean what a flag of Megatron-LM means are also read under its name.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::failure::{self, Exit, Failure};
+use crate::output;
+use crate::verbs::{inspect, verify};
+
+/// The command line.
+#[derive(Debug, Parser)]
+#[command(
+    name = "gantline",
+    version,
+    about = "Plans, compiles and runs deep-learning models on the devices of a cluster",
+    long_about = "Plans, compiles and runs deep-learning models on the devices of a cluster.\n\n\
+                  MODEL is a directory with a `config.json`, a `config.json`, a `.graph` text, or \
+                  a preset such as `gpt2` or `llama-3-70b`.",
+    after_help = "Exit codes: 0 success or yes, 1 a defect of gantline, 2 usage, 3 infeasible or \
+                  no, 4 unsupported, 5 verification failed, 6 bad file, 7 rank or disk failed, 75 \
+                  interrupted after a checkpoint, 130 interrupted without.",
+    disable_help_subcommand = false
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Say what a model is: functions, parameters, operations
+    Inspect(inspect::Args),
+    /// Compare every mesh of some ranks with one device: loss and all gradients
+    Verify(verify::Args),
+}
+
+/// Reads the command line and does what it says.
+pub fn main() -> ExitCode {
+    failure::install_panic_hook();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // There is nobody to tell that the help cannot be written.
+            let _ = error.print();
+            let exit = if error.use_stderr() { Exit::Usage } else { Exit::Success };
+            return ExitCode::from(exit.code());
+        }
+    };
+    let exit = match catch_unwind(AssertUnwindSafe(|| run(&cli.verb))) {
+        Ok(Ok(exit)) => exit,
+        Ok(Err(failure)) => {
+            output::note(&failure.message());
+            failure.exit()
+        }
+        // The hook has told the user.
+        Err(_) => Exit::Bug,
+    };
+    ExitCode::from(exit.code())
+}
+
+fn run(verb: &Verb) -> Result<Exit, Failure> {
+    match verb {
+        Verb::Inspect(args) => inspect::run(args),
+        Verb::Verify(args) => verify::run(args),
+    }
+}
+
+/// Reads a flag that is a count of at least one.
+pub fn positive(text: &str) -> Result<usize, String> {
+    match text.parse::<usize>() {
+        Ok(0) => Err("at least 1 is needed".to_owned()),
+        Ok(number) if number <= COUNT_MAX => Ok(number),
+        Ok(_) => Err(format!("at most {COUNT_MAX} is possible")),
+        Err(_) => Err("not a whole number".to_owned()),
+    }
+}
+
+/// The largest count that a flag takes. Chosen: far above any real one, and products of two fit.
+const COUNT_MAX: usize = 1 << 30;
+
+/// Reads a flag that is a finite number of at least zero.
+pub fn amount(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number.is_finite() && number >= 0.0 => Ok(number),
+        Ok(_) => Err("a finite number of at least 0 is needed".to_owned()),
+        Err(_) => Err("not a number".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn flags_do_not_contradict_each_other() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_flag_is_documented() {
+        for verb in Cli::command().get_subcommands() {
+            for argument in verb.get_arguments() {
+                let has_help = argument.get_help().is_some();
+                assert!(has_help, "{} {}", verb.get_name(), argument.get_id());
+            }
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! How a command ends: what the user is told, and the exit code.
+//!
+//! | code | meaning |
+//! |--:|---|
+//! | 0 | success, or the answer is yes |
+//! | 1 | a defect of this program |
+//! | 2 | wrong use of the command line |
+//! | 3 | infeasible, or the answer is no |
+//! | 4 | a model or feature that is not supported |
+//! | 5 | a verification or assertion failed |
+//! | 6 | a bad file |
+//! | 7 | the outside world failed: a rank, a disk |
+//! | 75 | interrupted after a complete checkpoint |
+//! | 130 | interrupted without one |
+//!
+//! # Diagnostics of the command line
+//!
+//! | code | what is wrong | exit code |
+//! |---|---|--:|
+//! | `E5001` | flags that contradict each other, or a value that makes no sense | 2 |
+//! | `E5002` | a directory that already holds a run | 2 |
+//! | `E5003` | a directory that holds no run | 2 |
+//! | `E5004` | the description of a run that is damaged | 6 |
+//! | `E5005` | a plan that cannot be read | 6 |
+//! | `E5006` | a plan that was made for something else | 2 |
+//! | `E5007` | no mesh of so many ranks fits the model | 3 |
+//! | `E5008` | a mesh does not compute what one device does | 5 |
+//! | `E5009` | an input array that does not fit the model | 2 |
+//! | `E5010` | a verb that this kind of model does not have | 4 |
+
+use std::fs;
+use std::path::Path;
+
+use ir::diagnostic::render;
+use ir::{Diagnostic, Span};
+
+use crate::output;
+
+/// How a command ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// Success, or the answer is yes.
+    Success,
+    /// A defect of this program.
+    Bug,
+    /// Wrong use of the command line.
+    Usage,
+    /// Infeasible, or the answer is no.
+    Infeasible,
+    /// A model or feature that is not supported.
+    Unsupported,
+    /// A verification or assertion failed.
+    Failed,
+    /// A bad file.
+    BadFile,
+    /// The outside world failed.
+    World,
+    /// Interrupted after a complete checkpoint.
+    Interrupted,
+    /// Interrupted without one.
+    Killed,
+}
+
+impl Exit {
+    /// The exit code.
+    pub fn code(self) -> u8 {
+        match self {
+            Exit::Success => 0,
+            Exit::Bug => 1,
+            Exit::Usage => 2,
+            Exit::Infeasible => 3,
+            Exit::Unsupported => 4,
+            Exit::Failed => 5,
+            Exit::BadFile => 6,
+            Exit::World => 7,
+            Exit::Interrupted => 75,
+            Exit::Killed => 130,
+        }
+    }
+
+    fn of_code(code: u8) -> Exit {
+        match code {
+            2 => Exit::Usage,
+            3 => Exit::Infeasible,
+            4 => Exit::Unsupported,
+            5 => Exit::Failed,
+            7 => Exit::World,
+            _ => Exit::BadFile,
+        }
+    }
+}
+
+/// Why a command has no answer.
+#[derive(Debug)]
+pub enum Failure {
+    /// The input is wrong: at least one diagnostic.
+    Input(Vec<Diagnostic>),
+    /// The outside world failed.
+    World(runtime::Error),
+}
+
+impl From<Diagnostic> for Failure {
+    fn from(diagnostic: Diagnostic) -> Failure {
+        Failure::Input(vec![diagnostic])
+    }
+}
+
+impl From<Vec<Diagnostic>> for Failure {
+    fn from(diagnostics: Vec<Diagnostic>) -> Failure {
+        Failure::Input(diagnostics)
+    }
+}
+
+impl From<runtime::Error> for Failure {
+    fn from(error: runtime::Error) -> Failure {
+        Failure::World(error)
+    }
+}
+
+impl From<runtime::Failure> for Failure {
+    fn from(failure: runtime::Failure) -> Failure {
+        match failure {
+            runtime::Failure::Input(diagnostics) => Failure::Input(diagnostics),
+            runtime::Failure::World(error) => Failure::World(error),
+        }
+    }
+}
+
+impl Failure {
+    /// The exit code; that of the first diagnostic where there are several.
+    pub fn exit(&self) -> Exit {
+        match self {
+            Failure::Input(diagnostics) => {
+                diagnostics.first().map_or(Exit::Usage, |first| exit_of(first.code))
+            }
+            Failure::World(_) => Exit::World,
+        }
+    }
+
+    /// What the user is told, for stderr. At most twenty diagnostics.
+    pub fn message(&self) -> String {
+        match self {
+            Failure::Input(diagnostics) => {
+                let mut texts: Vec<String> = diagnostics.iter().take(SHOWN).map(draw).collect();
+                if diagnostics.len() > SHOWN {
+                    texts.push(format!("and {} more\n", diagnostics.len() - SHOWN));
+                }
+                texts.join("\n")
+            }
+            Failure::World(error) => format!("error: {error}\n"),
+        }
+    }
+}
+
+/// Diagnostics that are shown at most.
+const SHOWN: usize = 20;
+/// Bytes of the largest file of which a line is shown.
+const EXCERPT_BYTES_MAX: u64 = 16 << 20;
+
+/// A diagnostic of the command line: what is wrong with a flag.
+pub fn usage(flag: &str, headline: impl Into<String>) -> Diagnostic {
+    Diagnostic::error("E5001", Span::of(flag), headline)
+}
+
+/// Reads a text that a flag names.
+pub fn read_text(path: &str, flag: &str) -> Result<String, Failure> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(text),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Err(usage(flag, format!("there is no file `{path}`")).into())
+        }
+        Err(error) => Err(runtime::Error::io("read", Path::new(path))(error).into()),
+    }
+}
+
+/// The exit code of a diagnostic's code: that of the tables in the crates' chapters.
+pub fn exit_of(code: &str) -> Exit {
+    match code {
+        // A chain of calls is what can be planned, sharded and compiled.
+        "E2001" => Exit::Unsupported,
+        "E2002" | "E3101" | "E3102" | "E3201" | "E3203" | "E5007" => Exit::Infeasible,
+        "E3006" | "E3103" | "E3202" => Exit::Usage,
+        "E3007" => Exit::World,
+        "E4001" | "E4021" | "E4030" | "E4032" | "E4040" => Exit::Usage,
+        "E4050" | "E4051" | "E4060" => Exit::Usage,
+        "E4052" | "E5008" => Exit::Failed,
+        "E5001" | "E5002" | "E5003" | "E5006" | "E5009" => Exit::Usage,
+        "E5010" => Exit::Unsupported,
+        code if code.starts_with("E1") => Exit::of_code(ir::import::exit_code(code)),
+        _ => Exit::BadFile,
+    }
+}
+
+/// Draws a diagnostic, with the line that it is about where its source is a file.
+fn draw(diagnostic: &Diagnostic) -> String {
+    let path = Path::new(&diagnostic.span.source);
+    let is_short = fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() <= EXCERPT_BYTES_MAX);
+    let text = if is_short { fs::read_to_string(path).ok() } else { None };
+    render(diagnostic, text.as_deref())
+}
+
+/// Tells the user that a panic is our defect. Ranks report theirs as the error of a step.
+pub fn install_panic_hook() {
+    let default = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let thread = std::thread::current();
+        if thread.name().is_some_and(|name| name.starts_with("rank ")) {
+            return;
+        }
+        if std::env::var_os("GANTLINE_BACKTRACE").is_some() {
+            default(panic);
+        }
+        let payload = panic.payload();
+        let text = payload.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("");
+        let at = panic.location().map(|at| format!(" at {}:{}", at.file(), at.line()));
+        output::note(&format!(
+            "error: this is a defect of gantline: {text}\n  = note: found{}\n  = help: please \
+             report it with the command line; GANTLINE_BACKTRACE=1 shows where it was reached",
+            at.unwrap_or_default()
+        ));
+    }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_of_all_crates_have_their_exit_codes() {
+        let known = [
+            ("E1101", 2),
+            ("E1103", 6),
+            ("E1106", 4),
+            ("E2001", 4),
+            ("E3001", 6),
+            ("E3006", 2),
+            ("E3101", 3),
+            ("E4002", 6),
+            ("E4032", 2),
+            ("E4052", 5),
+            ("E5001", 2),
+            ("E5008", 5),
+        ];
+        for (code, exit) in known {
+            assert_eq!(exit_of(code).code(), exit, "{code}");
+        }
+    }
+}

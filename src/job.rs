@@ -1,0 +1,172 @@
+//! What is asked: the flags that several verbs share, and what they mean to the planner.
+
+use ir::import::{Architecture, Description};
+use ir::plan::Optimizer;
+use ir::{DType, Diagnostic, Module};
+use planner::calibration::Calibration;
+use planner::cluster::Cluster;
+use planner::limits::{Knob, Limits};
+use planner::search::Job;
+
+use crate::cli::positive;
+use crate::failure::{Failure, usage};
+use crate::{LOSS, failure};
+
+/// AdamW with the betas that language models are trained with (Brown et al. 2020).
+pub const ADAMW: Optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 };
+
+/// Candidates that a search compiles at most. Chosen: more than a node's worth of meshes has.
+pub const EVALUATIONS_MAX: usize = 256;
+
+/// Where a model runs.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Where {
+    /// The cluster: a preset (cpu-local, h100, a100) or a file
+    #[arg(long, value_name = "PRESET|FILE", default_value = "cpu-local")]
+    pub cluster: String,
+    /// Ranks: one executor with one device each
+    #[arg(
+        long,
+        visible_alias = "devices",
+        alias = "world-size",
+        value_name = "N",
+        default_value = "1",
+        value_parser = positive
+    )]
+    pub ranks: usize,
+    /// Rates that `gantline calibrate` measured, in place of the cluster's own
+    #[arg(long, value_name = "FILE")]
+    pub calibration: Option<String>,
+}
+
+impl Where {
+    /// Reads the cluster and what was measured on it.
+    pub fn cluster(&self) -> Result<Cluster, Failure> {
+        let mut cluster = Cluster::load(&self.cluster)?;
+        if let Some(path) = &self.calibration {
+            let text = failure::read_text(path, "--calibration")?;
+            cluster.calibration = Some(Calibration::parse(path, &text)?);
+        }
+        if let Some(devices) = cluster.devices().filter(|devices| self.ranks > *devices) {
+            let headline = format!("{} ranks on {devices} devices of the cluster", self.ranks);
+            let help = format!("use --ranks {devices} or fewer, or a cluster with more nodes");
+            return Err(usage("--ranks", headline).help(help).into());
+        }
+        Ok(cluster)
+    }
+}
+
+/// What a search may choose.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Limited {
+    /// Fix a decision: pp, dp, tp, sp, mbs, keep
+    #[arg(long, value_name = "KNOB=N", value_delimiter = ',')]
+    pub fix: Vec<String>,
+    /// Do without pp, dp, tp, sp
+    #[arg(long, value_name = "KNOB", value_delimiter = ',')]
+    pub forbid: Vec<String>,
+    /// Bound a decision from above
+    #[arg(long, value_name = "KNOB=N", value_delimiter = ',')]
+    pub max: Vec<String>,
+    /// Tensor-parallel ranks: short for --fix tp=N
+    #[arg(long, alias = "tensor-model-parallel-size", value_name = "N", value_parser = positive)]
+    pub tp: Option<usize>,
+    /// Pipeline stages: short for --fix pp=N
+    #[arg(long, alias = "pipeline-model-parallel-size", value_name = "N", value_parser = positive)]
+    pub pp: Option<usize>,
+    /// Data-parallel ranks: short for --fix dp=N
+    #[arg(long, alias = "data-parallel-size", value_name = "N", value_parser = positive)]
+    pub dp: Option<usize>,
+    /// Samples of a micro-batch on one rank: short for --fix mbs=N
+    #[arg(long, alias = "micro-batch-size", value_name = "N", value_parser = positive)]
+    pub mbs: Option<usize>,
+}
+
+impl Limited {
+    /// What the planner is told.
+    pub fn limits(&self) -> Result<Limits, Vec<Diagnostic>> {
+        let mut limits = Limits::parse(&self.fix, &self.forbid, &self.max)?;
+        let short =
+            [(Knob::Tp, self.tp), (Knob::Pp, self.pp), (Knob::Dp, self.dp), (Knob::Mbs, self.mbs)];
+        for (knob, number) in short {
+            if let Some(number) = number {
+                limits.fix(knob, number);
+            }
+        }
+        Ok(limits)
+    }
+}
+
+/// A question to the planner with everything that it borrows.
+#[derive(Clone, Debug)]
+pub struct Question {
+    /// The cluster.
+    pub cluster: Cluster,
+    /// The prepared module.
+    pub module: Module,
+    /// The model's name.
+    pub model: String,
+    /// The ranks.
+    pub ranks: usize,
+    /// Samples of a step.
+    pub global_batch_size: usize,
+    /// Tokens of a sample.
+    pub seq: usize,
+    /// The element type.
+    pub dtype: DType,
+    /// The update.
+    pub optimizer: Optimizer,
+    /// The norm to which gradients are clipped.
+    pub clip: Option<f64>,
+    /// What may be chosen.
+    pub limits: Limits,
+}
+
+impl Question {
+    /// The planner's form of it.
+    pub fn job(&self) -> Job<'_> {
+        Job {
+            module: &self.module,
+            entry: LOSS,
+            model: self.model.clone(),
+            cluster: &self.cluster,
+            ranks: self.ranks,
+            global_batch_size: self.global_batch_size,
+            seq: self.seq,
+            dtype: self.dtype,
+            optimizer: self.optimizer,
+            clip: self.clip,
+            limits: self.limits.clone(),
+            evaluations_max: EVALUATIONS_MAX,
+        }
+    }
+}
+
+/// The longest sequence that a model was made for; 1 for a graph, which has its own.
+pub fn positions_max(description: &Description) -> usize {
+    match &description.architecture {
+        Architecture::Gpt2(config) => config.positions,
+        Architecture::Llama(config) => config.positions,
+        Architecture::Graph(_) => 1,
+    }
+}
+
+/// Reads an element type that can be computed with on CPUs.
+pub fn dtype(text: &str) -> Result<DType, String> {
+    match text {
+        "f32" | "fp32" | "float32" => Ok(DType::F32),
+        "f64" | "fp64" | "float64" => Ok(DType::F64),
+        "bf16" | "bfloat16" => Ok(DType::BF16),
+        "f16" | "fp16" | "float16" => Ok(DType::F16),
+        _ => Err("known are f32, f64, bf16 and f16".to_owned()),
+    }
+}
+
+/// The diagnostic of an element type that the CPU kernels do not compute with.
+pub fn check_executable(dtype: DType) -> Result<(), Diagnostic> {
+    if matches!(dtype, DType::F32 | DType::F64) {
+        return Ok(());
+    }
+    let headline = format!("`{dtype}` can be planned for, and not be computed with on a CPU");
+    Err(Diagnostic::error("E5010", ir::Span::of("--dtype"), headline).help("use f32 or f64"))
+}

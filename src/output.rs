@@ -1,0 +1,149 @@
+//! What is printed: answers on stdout, everything else on stderr.
+//!
+//! In a pipe there is no colour and no progress bar. Tables are aligned columns of plain text.
+//! Memory is in binary units, bandwidth and time in decimal ones.
+
+use std::io::{self, IsTerminal, Write};
+
+use serde_json::Value;
+
+/// Prints an answer. A reader that has gone away ends the program quietly, as `head` expects.
+pub fn answer(text: &str) {
+    let mut stdout = io::stdout().lock();
+    let written = writeln!(stdout, "{}", text.trim_end()).and_then(|()| stdout.flush());
+    if written.is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
+        std::process::exit(0);
+    }
+}
+
+/// Prints a document.
+pub fn answer_json(document: &Value) {
+    answer(&format!("{document:#}"));
+}
+
+/// Prints what is no answer: progress, remarks, errors. Coloured on a terminal.
+pub fn note(text: &str) {
+    let text = if is_coloured() { colour(text) } else { text.to_owned() };
+    // There is nobody to tell that stderr cannot be written.
+    let _ = writeln!(io::stderr().lock(), "{}", text.trim_end());
+}
+
+/// Whether stderr is a terminal that shows progress bars.
+pub fn is_interactive() -> bool {
+    io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+}
+
+/// Whether stderr shows colours: a terminal, and the user does not object (no-color.org).
+fn is_coloured() -> bool {
+    is_interactive() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// Marks the kinds of messages at the beginnings of lines.
+fn colour(text: &str) -> String {
+    let mark = |line: &str| {
+        let kinds = [("error", "31"), ("warning", "33"), ("note", "36")];
+        let is_of = |kind: &str| {
+            let rest = line.strip_prefix(kind)?;
+            rest.starts_with([':', '[']).then_some(rest)
+        };
+        for (kind, code) in kinds {
+            if let Some(rest) = is_of(kind) {
+                return format!("\x1b[1;{code}m{kind}\x1b[0m{rest}");
+            }
+        }
+        line.to_owned()
+    };
+    text.lines().map(mark).collect::<Vec<_>>().join("\n")
+}
+
+/// A table of text: the first column is left-aligned, the others right-aligned.
+#[derive(Clone, Debug, Default)]
+pub struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A table with the names of its columns.
+    pub fn new<const N: usize>(columns: [&str; N]) -> Table {
+        Table { rows: vec![columns.map(str::to_owned).to_vec()] }
+    }
+
+    /// Adds a row; rows may be shorter than others.
+    pub fn row<const N: usize>(&mut self, cells: [String; N]) {
+        self.rows.push(cells.to_vec());
+    }
+
+    /// The text: a line for each row.
+    pub fn text(&self) -> String {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let width = |column: usize| {
+            let cells = self.rows.iter().filter_map(|row| row.get(column));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..columns).map(width).collect();
+        let mut text = String::new();
+        for row in &self.rows {
+            let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| {
+                if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+            });
+            text += "  ";
+            text += cells.collect::<Vec<_>>().join("  ").trim_end();
+            text.push('\n');
+        }
+        text
+    }
+}
+
+/// A count with separated thousands: `3,290,624`.
+pub fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Bytes: `12.6 MiB`.
+pub fn bytes(number: u64) -> String {
+    kernels::Bytes(number).to_string()
+}
+
+/// Operations: `19.7 Mflop`.
+pub fn flops(number: u64) -> String {
+    kernels::Flops(number).to_string()
+}
+
+/// Seconds: `12.3 ms`.
+pub fn seconds(number: f64) -> String {
+    kernels::Seconds(number).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_align_their_columns() {
+        let mut table = Table::new(["name", "count"]);
+        table.row(["a".into(), "1".into()]);
+        table.row(["longer".into(), count(1_234_567)]);
+        assert_eq!(table.text(), "  name        count\n  a               1\n  longer  1,234,567\n");
+    }
+
+    #[test]
+    fn thousands_are_separated() {
+        assert_eq!([0, 999, 1000, 1_000_000].map(count), ["0", "999", "1,000", "1,000,000"]);
+    }
+
+    #[test]
+    fn only_beginnings_of_lines_are_coloured() {
+        assert_eq!(
+            colour("error[E1]: an error\nerrors"),
+            "\x1b[1;31merror\x1b[0m[E1]: an error\nerrors"
+        );
+    }
+}

@@ -1,0 +1,4 @@
+//! The verbs of the command line, one file each: its flags, and what it answers.
+
+pub mod inspect;
+pub mod verify;

@@ -1,0 +1,186 @@
+//! `inspect MODEL`: what a model is.
+
+use std::collections::BTreeMap;
+
+use ir::import::{Model, Options, resolve};
+use ir::{DType, Function, Kind, Module};
+use serde_json::{Value, json};
+
+use crate::cli::positive;
+use crate::failure::{Exit, Failure};
+use crate::flops::forward_flops;
+use crate::job::{self, positions_max};
+use crate::output::{self, Table};
+
+/// Flags of `inspect`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// The model: a directory, a config.json, a .graph text or a preset
+    pub model: String,
+    /// Tokens of a sequence, for what depends on it; the model's longest by default
+    #[arg(long, alias = "seq-length", value_name = "N", value_parser = positive)]
+    pub seq: Option<usize>,
+    /// The element type of weights; that of the checkpoint by default
+    #[arg(long, value_name = "TYPE", value_parser = job::dtype)]
+    pub dtype: Option<DType>,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What a part of the model holds and does: the embedding, a layer, what follows the last one.
+struct Part {
+    name: String,
+    count: usize,
+    params: u64,
+    flops: Option<u64>,
+}
+
+/// Answers.
+pub fn run(args: &Args) -> Result<Exit, Failure> {
+    let description = resolve(&args.model)?.description;
+    let seq = args.seq.unwrap_or_else(|| positions_max(&description));
+    let dtype = args.dtype.or(description.stored).unwrap_or(DType::F32);
+    let model = crate::import(&description, &Options { seq, dtype, dropout: Some(0.0) })?;
+    let entry = if model.module.function("logits").is_some() { Some("logits") } else { None };
+    let entry = entry.or(model.entries.first().map(String::as_str));
+    let flops = entry.and_then(|entry| forward_flops(&model.module, entry));
+    if args.json {
+        output::answer_json(&document(&model, seq, dtype, flops));
+    } else {
+        output::answer(&page(&model, seq, dtype, flops));
+    }
+    Ok(Exit::Success)
+}
+
+/// Whether operations can be counted by tokens: a graph need not have any.
+fn is_of_tokens(model: &Model) -> bool {
+    model.vocab > 0
+}
+
+fn parts(model: &Model) -> Vec<Part> {
+    let params = |is_in: &dyn Fn(Option<usize>, usize) -> bool| -> u64 {
+        let weights = model.weights.iter().enumerate();
+        weights.filter(|(at, w)| is_in(w.layer, *at)).map(|(_, w)| w.count()).sum()
+    };
+    let first = model.weights.iter().position(|w| w.layer.is_some()).unwrap_or(0);
+    let flops = |name| forward_flops(&model.module, name);
+    let part =
+        |name: &str, count, params, flops| Part { name: name.to_owned(), count, params, flops };
+    vec![
+        part("embed", 1, params(&|l, at| l.is_none() && at < first), flops("embed")),
+        part("block", model.layer_count, params(&|l, _| l == Some(0)), flops("block")),
+        part("head", 1, params(&|l, at| l.is_none() && at >= first), flops("head_logits")),
+    ]
+}
+
+/// How often each op occurs in a function, calls of composites under their own names.
+fn ops(module: &Module, function: &Function) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for node in &function.nodes {
+        let callee = node.callee().and_then(|name| module.function(name));
+        let name = match callee.map(|callee| (&callee.kind, &callee.name)) {
+            Some((Kind::Composite { name, .. }, _)) => name.clone(),
+            Some((Kind::Layer | Kind::Kernel, name)) => format!("@{name}"),
+            None => ir::infer::name(&node.op).to_owned(),
+        };
+        *counts.entry(name).or_insert(0) += 1;
+    }
+    counts
+}
+
+fn layers(module: &Module) -> impl Iterator<Item = &Function> {
+    module.functions.iter().filter(|f| matches!(f.kind, Kind::Layer))
+}
+
+fn page(model: &Model, seq: usize, dtype: DType, flops: Option<u64>) -> String {
+    let count = model.param_count();
+    let mut text = format!("{}\n", model.name);
+    text += &format!("  parameters  {}", output::count(count));
+    text += &format!(" ({} in {dtype})\n", output::bytes(count * dtype.size()));
+    if is_of_tokens(model) {
+        text += &format!("  layers      {}\n", model.layer_count);
+        text += &format!("  tokens      {} known", output::count(model.vocab as u64));
+        text += &format!(", sequences of up to {}\n", output::count(model.positions_max as u64));
+    }
+    if let Some(flops) = flops {
+        let (unit, forward) = match is_of_tokens(model) {
+            true => ("token", flops as f64 / seq as f64),
+            false => ("sample", flops as f64),
+        };
+        let show = |flops: f64| output::flops(flops.round() as u64);
+        text += &format!("  per {unit:<7} {} forward", show(forward));
+        text += &format!(", {} forward and backward", show(3.0 * forward));
+        text +=
+            &if is_of_tokens(model) { format!(", in a sequence of {seq}\n") } else { "\n".into() };
+    }
+    if is_of_tokens(model) {
+        text += &format!("\n{}", part_table(model, seq, dtype).text());
+    }
+    text += &format!("\n{}", op_table(&model.module).text());
+    text
+}
+
+fn part_table(model: &Model, seq: usize, dtype: DType) -> Table {
+    let mut table = Table::new(["layer", "times", "parameters", "weights", "forward/token"]);
+    for Part { name, count, params, flops } in parts(model) {
+        let flops = flops.map(|flops| output::flops((flops as f64 / seq as f64).round() as u64));
+        table.row([
+            name,
+            count.to_string(),
+            output::count(params),
+            output::bytes(params * dtype.size()),
+            flops.unwrap_or_default(),
+        ]);
+    }
+    table
+}
+
+fn op_table(module: &Module) -> Table {
+    let mut table = Table::new(["function  ops"]);
+    let width = layers(module).map(|f| f.name.len()).max().unwrap_or(0);
+    for function in layers(module) {
+        let ops: Vec<String> =
+            ops(module, function).iter().map(|(name, n)| format!("{n} {name}")).collect();
+        table.row([format!("{:<width$}  {}", function.name, ops.join(", "))]);
+    }
+    table
+}
+
+fn document(model: &Model, seq: usize, dtype: DType, flops: Option<u64>) -> Value {
+    let per = if is_of_tokens(model) { ("token", seq as f64) } else { ("sample", 1.0) };
+    let functions: Vec<Value> = layers(&model.module)
+        .map(|f| json!({"name": f.name, "ops": ops(&model.module, f)}))
+        .collect();
+    let parts = if is_of_tokens(model) { parts(model) } else { Vec::new() };
+    let layers: Vec<Value> = parts
+        .iter()
+        .map(|part| {
+            json!({
+                "name": part.name,
+                "count": part.count,
+                "params": part.params,
+                "weight_bytes": part.params * dtype.size(),
+                "flops_forward_per_token": part.flops.map(|f| f as f64 / seq as f64),
+            })
+        })
+        .collect();
+    let mut document = json!({
+        "schema": "gantline.inspect/1",
+        "model": model.name,
+        "params": model.param_count(),
+        "weight_bytes": model.param_count() * dtype.size(),
+        "dtype": dtype.name(),
+        "vocab": model.vocab,
+        "positions_max": model.positions_max,
+        "layer_count": model.layer_count,
+        "seq": seq,
+        "entries": model.entries,
+        "layers": layers,
+        "functions": functions,
+    });
+    let forward = flops.map(|flops| flops as f64 / per.1);
+    document[format!("flops_forward_per_{}", per.0)] = json!(forward);
+    document[format!("flops_backward_per_{}", per.0)] = json!(forward.map(|f| 2.0 * f));
+    document
+}

@@ -1,0 +1,243 @@
+//! `verify MODEL`: every mesh computes what one device does.
+//!
+//! Weights and data are drawn from a seed. For each mesh of the ranks, and of their divisors, the
+//! loss and all gradients of one step are compared with those of one rank. The error of a gradient
+//! is its largest difference, in parts of its largest element; gradients that are tiny beside the
+//! others are measured in parts of a thousandth of the largest of all.
+
+use std::collections::BTreeMap;
+
+use ir::import::{Init, Model, Options, resolve};
+use ir::plan::Optimizer;
+use ir::random::mix;
+use ir::{DType, Diagnostic, Mesh, Plan, Span};
+use planner::cluster::Cluster;
+use planner::limits::{Knob, Limits};
+use runtime::execute::{Batch, Scalars};
+use serde_json::json;
+
+use crate::cli::positive;
+use crate::failure::{Exit, Failure};
+use crate::job::{self, Question, positions_max};
+use crate::output::{self, Table};
+
+/// Flags of `verify`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// The model: a directory, a config.json, a .graph text or a preset
+    pub model: String,
+    /// Ranks: meshes of so many, and of their divisors, are compared with one
+    #[arg(long, visible_alias = "devices", value_name = "N", value_parser = positive)]
+    pub ranks: usize,
+    /// Tokens of a sequence; 33 by default, or fewer where the model has fewer
+    #[arg(long, alias = "seq-length", value_name = "N", value_parser = positive)]
+    pub seq: Option<usize>,
+    /// Samples of the step; as many as ranks by default
+    #[arg(long, alias = "global-batch-size", value_name = "N", value_parser = positive)]
+    pub gbs: Option<usize>,
+    /// The element type: f64 or f32
+    #[arg(long, value_name = "TYPE", default_value = "f64", value_parser = job::dtype)]
+    pub dtype: DType,
+    /// Probability of dropout, the same elements on every mesh
+    #[arg(long, value_name = "P", default_value = "0", value_parser = crate::cli::amount)]
+    pub dropout: f64,
+    /// Makes other weights and data
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub seed: u32,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// An odd number of tokens, so that most cuts of a sequence are uneven.
+const SEQ: usize = 33;
+
+/// What one step of a mesh yields: the loss and the gradients by name.
+struct Computed {
+    loss: f64,
+    grads: BTreeMap<String, Vec<f64>>,
+}
+
+/// One line of the answer.
+struct Line {
+    mesh: Mesh,
+    sequence: bool,
+    error: f64,
+    worst: String,
+    is_ok: bool,
+}
+
+/// Answers.
+pub fn run(args: &Args) -> Result<Exit, Failure> {
+    job::check_executable(args.dtype)?;
+    let description = resolve(&args.model)?.description;
+    let seq = args.seq.unwrap_or_else(|| positions_max(&description).min(SEQ));
+    let options = Options { seq, dtype: args.dtype, dropout: Some(args.dropout) };
+    let model = crate::import(&description, &options)?;
+    let mut question = Question {
+        cluster: Cluster::load("cpu-local")?,
+        module: crate::prepare(&model)?,
+        model: model.name.clone(),
+        ranks: 1,
+        global_batch_size: args.gbs.unwrap_or(args.ranks),
+        seq,
+        dtype: args.dtype,
+        optimizer: Optimizer::Sgd { decay: 0.0 },
+        clip: None,
+        limits: Limits::default(),
+    };
+    let one = plan_of(&mut question, Mesh { pp: 1, dp: 1, tp: 1 }, false)?;
+    let expected = step(&question, &model, &one, args.seed)?;
+    let (mut lines, mut refused) = (Vec::new(), Vec::new());
+    for mesh in meshes(args.ranks) {
+        for sequence in [false, true] {
+            if sequence && mesh.tp == 1 {
+                continue;
+            }
+            match plan_of(&mut question, mesh, sequence) {
+                Ok(plan) => {
+                    let found = step(&question, &model, &plan, args.seed)?;
+                    lines.push(compare(mesh, sequence, &expected, &found, args.dtype));
+                }
+                Err(Failure::Input(diagnostics)) => refused.push((mesh, diagnostics)),
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
+    finish(args, lines, refused)
+}
+
+/// All meshes of a number of ranks and of its divisors, but that of one rank.
+fn meshes(ranks: usize) -> Vec<Mesh> {
+    let divisors = |n: usize| (1..=n).filter(move |d| n.is_multiple_of(*d));
+    let mut meshes = Vec::new();
+    for size in divisors(ranks).filter(|size| *size > 1) {
+        for pp in divisors(size) {
+            meshes.extend(divisors(size / pp).map(|tp| Mesh { pp, dp: size / pp / tp, tp }));
+        }
+    }
+    meshes
+}
+
+/// The plan of exactly this mesh.
+fn plan_of(question: &mut Question, mesh: Mesh, sequence: bool) -> Result<Plan, Failure> {
+    let knobs = [
+        (Knob::Pp, mesh.pp),
+        (Knob::Dp, mesh.dp),
+        (Knob::Tp, mesh.tp),
+        (Knob::Sp, usize::from(sequence)),
+    ];
+    question.limits = Limits::default();
+    knobs.into_iter().for_each(|(knob, number)| question.limits.fix(knob, number));
+    question.ranks = mesh.ranks();
+    let mut job = question.job();
+    job.evaluations_max = 1;
+    Ok(crate::plan(&job)?.plan)
+}
+
+/// Runs one step from drawn weights on drawn data, and changes nothing.
+fn step(question: &Question, model: &Model, plan: &Plan, seed: u32) -> Result<Computed, Failure> {
+    let mut session = crate::start(crate::compile(&question.module, crate::LOSS, plan)?, 1)?;
+    let inits: BTreeMap<&str, Init> =
+        model.weights.iter().map(|w| (w.name.as_str(), w.init)).collect();
+    session.init_weights(seed, &|name, _| match inits.get(name) {
+        Some(Init::Ones) => runtime::init::Init::Ones,
+        Some(Init::Normal { std }) => runtime::init::Init::Normal { std: *std },
+        // A bias of zero would hide a bias that is left out.
+        Some(Init::Zeros) | None => runtime::init::Init::Normal { std: 0.02 },
+    });
+    let vocab = model.vocab.max(1) as u64;
+    let draw = |at: usize| (mix(u64::from(seed) << 32 | at as u64) % vocab) as i32;
+    let count = question.global_batch_size * question.seq;
+    let tokens: Vec<i32> = (0..count).map(draw).collect();
+    let is_ignored = |at: usize| at % 11 == 3;
+    let label = |at: usize| if is_ignored(at) { -100 } else { draw(count + at) };
+    let labels: Vec<i32> = (0..count).map(label).collect();
+    let batch = Batch { tokens: &tokens, labels: &labels, position: 0 };
+    let report = session.step(&batch, Scalars { seed, ..Scalars::default() })?;
+    let grads = model.weights.iter().filter_map(|weight| {
+        Some((weight.name.clone(), session.read_grad(&weight.name)?.to_f64()))
+    });
+    Ok(Computed { loss: report.loss(), grads: grads.collect() })
+}
+
+fn compare(mesh: Mesh, sequence: bool, one: &Computed, found: &Computed, dtype: DType) -> Line {
+    let largest = |values: &[f64]| values.iter().fold(0.0_f64, |m, x| m.max(x.abs()));
+    let floor = 1e-3 * one.grads.values().map(|grad| largest(grad)).fold(0.0, f64::max);
+    let mut line = Line { mesh, sequence, error: 0.0, worst: "loss".to_owned(), is_ok: true };
+    line.error = (one.loss - found.loss).abs() / one.loss.abs().max(f64::MIN_POSITIVE);
+    for (name, expected) in &one.grads {
+        let Some(grad) = found.grads.get(name) else {
+            return Line { error: f64::INFINITY, worst: name.clone(), is_ok: false, ..line };
+        };
+        let differences = expected.iter().zip(grad).map(|(a, b)| (a - b).abs());
+        // A number that is not one must not pass, so it counts as infinitely wrong.
+        let worst =
+            differences.fold(0.0_f64, |m, d| if d.is_nan() { f64::INFINITY } else { m.max(d) });
+        let error = worst / largest(expected).max(floor).max(f64::MIN_POSITIVE);
+        if error > line.error {
+            (line.error, line.worst) = (error, name.clone());
+        }
+    }
+    let bound = if dtype == DType::F64 { 1e-10 } else { 1e-4 };
+    line.is_ok = line.error <= bound;
+    line
+}
+
+fn finish(
+    args: &Args,
+    lines: Vec<Line>,
+    refused: Vec<(Mesh, Vec<Diagnostic>)>,
+) -> Result<Exit, Failure> {
+    for (mesh, diagnostics) in &refused {
+        let why = diagnostics.iter().map(|d| d.headline.as_str()).collect::<Vec<_>>().join(", ");
+        output::note(&format!("note: {mesh} does not fit: {why}"));
+    }
+    if args.ranks > 1 && !lines.iter().any(|line| line.mesh.ranks() == args.ranks) {
+        let headline = format!("no mesh of {} ranks fits `{}`", args.ranks, args.model);
+        let most = lines.iter().map(|line| line.mesh.ranks()).max().unwrap_or(1);
+        let help = format!("of its divisors, {most} is the most ranks that fit");
+        return Err(Diagnostic::error("E5007", Span::of("--ranks"), headline).help(help).into());
+    }
+    let failed = lines.iter().filter(|line| !line.is_ok).count();
+    if args.json {
+        let meshes: Vec<_> = lines.iter().map(line_json).collect();
+        output::answer_json(&json!({
+            "schema": "gantline.verify/1", "model": args.model, "dtype": args.dtype.name(),
+            "ok": failed == 0, "meshes": meshes,
+        }));
+    } else {
+        output::answer(&table(&lines).text());
+    }
+    if failed == 0 {
+        let dtype = args.dtype;
+        output::note(&format!("{} plans agree with one rank in {dtype}", lines.len()));
+        return Ok(Exit::Success);
+    }
+    let headline = format!("{failed} of {} plans compute something else", lines.len());
+    Err(Diagnostic::error("E5008", Span::of(&args.model), headline)
+        .note("each step must yield the loss and the gradients of one rank")
+        .into())
+}
+
+fn line_json(line: &Line) -> serde_json::Value {
+    let Mesh { pp, dp, tp } = line.mesh;
+    json!({
+        "pp": pp, "dp": dp, "tp": tp, "sequence": line.sequence,
+        "error_max": line.error, "worst": line.worst, "ok": line.is_ok,
+    })
+}
+
+fn table(lines: &[Line]) -> Table {
+    let mut table = Table::new(["mesh", "sequence cut", "max error", "", "of"]);
+    for line in lines {
+        table.row([
+            line.mesh.to_string(),
+            if line.sequence { "yes" } else { "no" }.to_owned(),
+            format!("{:.1e}", line.error),
+            if line.is_ok { "ok" } else { "FAILED" }.to_owned(),
+            line.worst.clone(),
+        ]);
+    }
+    table
+}
