@@ -171,6 +171,5 @@ mod tests {
         assert_eq!(read.as_ref(), Ok(&measured), "{text}");
         assert_eq!(measured.hash(), read.unwrap().hash());
         assert!(measured.rows.0.iter().all(|[_, rate]| *rate > 1e6), "{text}");
-        println!("{text}");
     }
 }

@@ -213,7 +213,6 @@ mod tests {
         let sum = explanation.breakdown.total();
         assert!((sum - explanation.step_time_s).abs() < 1e-9 * sum);
         let text = explanation.to_string();
-        println!("{text}");
         assert!(text.contains("Where a step goes") && text.contains("products"), "{text}");
         assert!(text.lines().all(|l| l.chars().count() <= 100), "{text}");
     }

@@ -157,7 +157,6 @@ mod tests {
         let module = module(2);
         let cluster = cluster(3 << 20);
         let fit = fit(&job(&module, &cluster, 2), &compiled).unwrap();
-        println!("{fit}");
         assert_eq!(fit.rows.len(), 8);
         assert!(fit.to_string().lines().all(|l| l.chars().count() <= 110), "{fit}");
     }

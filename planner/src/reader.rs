@@ -79,13 +79,11 @@ impl<'a> Reader<'a> {
 
     pub(crate) fn string(&mut self, table: Table<'_>, key: &str) -> Option<String> {
         let value = table.keys.get(key)?;
-        match value.get_ref() {
-            DeValue::String(text) => Some(text.to_string()),
-            _ => {
-                self.wrong_type(table, key, value, "a text");
-                None
-            }
+        let text = value.get_ref().as_str().map(str::to_owned);
+        if text.is_none() {
+            self.wrong_type(table, key, value, "a text");
         }
+        text
     }
 
     /// True or false.
@@ -117,12 +115,12 @@ impl<'a> Reader<'a> {
     }
 
     fn quantity_of(&mut self, name: &str, value: &Spanned<DeValue<'_>>, unit: Unit) -> Option<f64> {
-        let (found, number) = match value.get_ref() {
-            DeValue::String(text) => (format!("`{text}`"), unit.parse(text)),
-            DeValue::Integer(n) => (format!("`{n}`"), None),
-            DeValue::Float(n) => (format!("`{n}`"), None),
-            other => (kind(other).to_owned(), None),
-        };
+        let text = value.get_ref().as_str();
+        let number = text.and_then(|text| unit.parse(text));
+        let digits = || Some(value.get_ref().as_integer()?.to_string());
+        let digits = || digits().or_else(|| Some(value.get_ref().as_float()?.to_string()));
+        let found = text.map(str::to_owned).or_else(digits);
+        let found = found.map_or_else(|| kind(value.get_ref()).to_owned(), |t| format!("`{t}`"));
         if number.is_none() {
             let headline = format!("`{name}` is {found}, which has no unit that fits");
             let help = format!("write a text with a unit, such as \"{}\"", unit.example());
@@ -139,20 +137,20 @@ impl<'a> Reader<'a> {
         units: [Unit; 2],
     ) -> Vec<[f64; 2]> {
         let Some(value) = table.keys.get(key) else { return Vec::new() };
-        let DeValue::Array(rows) = value.get_ref() else {
+        let Some(rows) = value.get_ref().as_array() else {
             self.wrong_type(table, key, value, "a list of pairs");
             return Vec::new();
         };
         let name = table.name(key);
         let mut points = Vec::new();
         for row in rows.iter() {
-            match row.get_ref() {
-                DeValue::Array(pair) if pair.len() == 2 => {
+            match row.get_ref().as_array() {
+                Some(pair) if pair.len() == 2 => {
                     let x = self.quantity_of(&name, &pair[0], units[0]);
                     let y = self.quantity_of(&name, &pair[1], units[1]);
                     points.extend(x.zip(y).map(|(x, y)| [x, y]));
                 }
-                _ => self.wrong_type(table, key, row, "a pair"),
+                Some(_) | None => self.wrong_type(table, key, row, "a pair"),
             }
         }
         points
@@ -160,29 +158,26 @@ impl<'a> Reader<'a> {
 
     pub(crate) fn table<'t>(&mut self, table: Table<'t>, key: &'t str) -> Option<Table<'t>> {
         let value = table.keys.get(key)?;
-        match value.get_ref() {
-            DeValue::Table(keys) => Some(Table { path: key, keys }),
-            _ => {
-                self.wrong_type(table, key, value, "a table");
-                None
-            }
+        let keys = value.get_ref().as_table();
+        if keys.is_none() {
+            self.wrong_type(table, key, value, "a table");
         }
+        keys.map(|keys| Table { path: key, keys })
     }
 
     /// The tables of `[[key]]`.
     pub(crate) fn tables<'t>(&mut self, table: Table<'t>, key: &'t str) -> Vec<Table<'t>> {
         let Some(value) = table.keys.get(key) else { return Vec::new() };
         let mut tables = Vec::new();
-        match value.get_ref() {
-            DeValue::Array(rows) => {
-                for row in rows.iter() {
-                    match row.get_ref() {
-                        DeValue::Table(keys) => tables.push(Table { path: key, keys }),
-                        _ => self.wrong_type(table, key, row, "a table"),
-                    }
-                }
+        let Some(rows) = value.get_ref().as_array() else {
+            self.wrong_type(table, key, value, "a list of tables");
+            return tables;
+        };
+        for row in rows.iter() {
+            match row.get_ref().as_table() {
+                Some(keys) => tables.push(Table { path: key, keys }),
+                None => self.wrong_type(table, key, row, "a table"),
             }
-            _ => self.wrong_type(table, key, value, "a list of tables"),
         }
         tables
     }

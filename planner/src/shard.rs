@@ -3,7 +3,7 @@
 //!
 //! On `dp` a rule decides: what is counted by samples is cut by samples, sums over them stay
 //! partial. On `tp` a beam search over the nodes in order does, with the op table's factors as
-//! options ([`beam`]). Layers meet in their boundary activations, whose layout is given, and in
+//! options (`beam`). Layers meet in their boundary activations, whose layout is given, and in
 //! shared weights, whose layout is enumerated; so the sum of the layers' minima is the minimum.
 //!
 //! What is found can be derived again from the shardings alone: `codegen::partition::choose` takes
@@ -16,7 +16,7 @@ mod roles;
 mod work;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 

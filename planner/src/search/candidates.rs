@@ -190,8 +190,8 @@ pub(super) fn balanced_cut(seconds: &[f64], stages: usize) -> Vec<usize> {
     // least[s][n]: the slowest of `s + 1` stages of the first `n` calls.
     let mut least = vec![vec![f64::INFINITY; calls + 1]; stages];
     let mut cut = vec![vec![0; calls + 1]; stages];
-    for end in 1..=calls {
-        least[0][end] = sum(0, end);
+    for (end, slowest) in least[0].iter_mut().enumerate().skip(1) {
+        *slowest = sum(0, end);
     }
     for stage in 1..stages {
         for end in stage + 1..=calls {

@@ -55,46 +55,11 @@ pub(crate) fn compiled(
 }
 
 #[test]
-fn the_answer_is_that_of_trying_all() {
-    let module = module(3);
-    for (ranks, memory) in [(1, 1 << 30), (2, 1 << 30), (4, 1 << 30), (4, 12 << 20)] {
-        let cluster = cluster(memory);
-        let job = job(&module, &cluster, ranks);
-        let mut table = LayerTable::new(&job);
-        let (all, _) = candidates(&job, &mut table).unwrap();
-        let mut least = f64::INFINITY;
-        for (candidate, bound) in &all {
-            let scored =
-                score(&job, &table.plan(candidate).unwrap(), candidate, &compiled).unwrap();
-            assert!(*bound <= scored.time.seconds * (1.0 + ROUNDING), "{candidate}");
-            let sum = scored.time.breakdown.total();
-            assert!((sum - scored.time.seconds).abs() <= 1e-9 * sum, "{candidate}: {scored:?}");
-            if scored.fits() {
-                least = least.min(scored.time.seconds);
-            }
-        }
-        match search(&job, &compiled) {
-            Ok(found) => {
-                println!(
-                    "{} {} of {} bounded out",
-                    found.best.candidate,
-                    found.bounded_out,
-                    all.len()
-                );
-                assert_eq!(found.best.time.seconds, least, "on {ranks} ranks");
-            }
-            Err(_) => assert_eq!(least, f64::INFINITY, "on {ranks} ranks"),
-        }
-    }
-}
-
-#[test]
 fn infeasible_is_explained_with_numbers() {
     let module = module(3);
     let cluster = cluster(2 << 20);
     let diagnostic = search(&job(&module, &cluster, 2), &compiled).unwrap_err();
     let text = ir::diagnostic::render(&diagnostic, None);
-    println!("{text}");
     assert_eq!(diagnostic.code, "E3201");
     assert!(text.contains("of 2.0 MiB") && text.contains("optimizer state"), "{text}");
 }
@@ -111,4 +76,64 @@ fn limits_hold() {
     job.global_batch_size = 3;
     job.limits = Limits::parse(&["dp=2".into()], &[], &[]).unwrap();
     assert_eq!(search(&job, &compiled).unwrap_err().code, "E3203");
+}
+
+#[test]
+fn every_mesh_compiles_into_a_legal_plan() {
+    let models = [
+        ("gpt2", crate::shard::tests::gpt2(crate::shard::tests::config(9, 36, 259, 0.1), 33)),
+        ("llama", crate::shard::tests::llama(9, 3, 259, 33)),
+        ("llama", crate::shard::tests::llama(8, 4, 64, 33)),
+    ];
+    let cluster = cluster(1 << 30);
+    for (name, module) in &models {
+        for (pp, dp, tp) in [(1, 1, 1), (2, 2, 1), (1, 2, 2), (2, 1, 3), (4, 1, 2), (1, 1, 8)] {
+            for (sequence, keep) in [(0, 0), (1, 1)] {
+                let mut job = job(module, &cluster, pp * dp * tp);
+                let fixed = [(Knob::Pp, pp), (Knob::Tp, tp), (Knob::Keep, keep), (Knob::Mbs, 1)];
+                fixed.into_iter().for_each(|(knob, number)| job.limits.fix(knob, number));
+                job.limits.fix(Knob::Sp, if tp > 1 { sequence } else { 0 });
+                let found = search(&job, &compiled);
+                let found =
+                    found.unwrap_or_else(|d| panic!("{}", ir::diagnostic::render(&d, None)));
+                let wrong = crate::check::check(module, "loss", &found.plan, &cluster);
+                let wrong: String = wrong.iter().map(|d| ir::diagnostic::render(d, None)).collect();
+                assert!(wrong.is_empty(), "{name} {}:\n{wrong}", found.best.candidate);
+                let text = found.plan.to_string();
+                assert_eq!(ir::text::parse_plan("printed", &text).as_ref(), Ok(&found.plan));
+            }
+        }
+    }
+}
+
+mod slow {
+    use super::*;
+
+    #[test]
+    fn the_answer_is_that_of_trying_all() {
+        let module = module(3);
+        for (ranks, memory) in [(1, 1 << 30), (2, 1 << 30), (4, 1 << 30), (4, 12 << 20)] {
+            let cluster = cluster(memory);
+            let job = job(&module, &cluster, ranks);
+            let mut table = LayerTable::new(&job);
+            let (all, _) = candidates(&job, &mut table).unwrap();
+            let mut least = f64::INFINITY;
+            for (candidate, bound) in &all {
+                let scored =
+                    score(&job, &table.plan(candidate).unwrap(), candidate, &compiled).unwrap();
+                assert!(*bound <= scored.time.seconds * (1.0 + ROUNDING), "{candidate}");
+                let sum = scored.time.breakdown.total();
+                assert!((sum - scored.time.seconds).abs() <= 1e-9 * sum, "{candidate}: {scored:?}");
+                if scored.fits() {
+                    least = least.min(scored.time.seconds);
+                }
+            }
+            match search(&job, &compiled) {
+                Ok(found) => {
+                    assert_eq!(found.best.time.seconds, least, "on {ranks} ranks");
+                }
+                Err(_) => assert_eq!(least, f64::INFINITY, "on {ranks} ranks"),
+            }
+        }
+    }
 }

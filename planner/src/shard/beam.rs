@@ -117,7 +117,10 @@ fn forget_gathered(state: &mut State) {
 
 fn advance(problem: &Problem<'_>, state: &State, step: &Step, way: &Way) -> Option<State> {
     let node = &problem.function.nodes[step.node];
-    let bad = |(result, layout): (&ValueId, &Layout)| matches!(problem.demands[result.index()], Demand::Is(wanted) if wanted != *layout);
+    let bad = |(result, layout): (&ValueId, &Layout)| match problem.demands[result.index()] {
+        Demand::Is(wanted) => wanted != *layout,
+        Demand::Free | Demand::Stored { .. } | Demand::Gradient(_) | Demand::Same(_) => false,
+    };
     if node.results.iter().zip(&way.yields).any(bad) {
         return None;
     }

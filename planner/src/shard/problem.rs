@@ -28,6 +28,9 @@ pub(super) enum Demand {
     Same(ValueId),
 }
 
+/// What the operands must be, and what the results are then.
+type Layouts = (Vec<Layout>, Vec<Layout>);
+
 /// A way to run a node.
 #[derive(Clone, Debug)]
 pub(super) struct Way {
@@ -123,20 +126,18 @@ impl<'a> Problem<'a> {
             let is_late = node.operands.iter().any(|o| late[o.index()]);
             node.results.iter().for_each(|r| late[r.index()] = is_late);
             let is_result = node.results.iter().any(|r| function.results.contains(r));
-            match &node.op {
-                Op::Constant { .. } | Op::Iota { .. } | Op::Random { .. } if !is_result => {
-                    let factors =
-                        canonical(factors(node, function, bound), node, function, self.tp);
-                    let cuts = factors.iter().filter(|f| self.is_legal(f, node, symbolic));
-                    let cuts = cuts.map(|f| f.results[0]).collect();
-                    self.made[node.result().index()] = Some(cuts);
-                    continue;
-                }
-                Op::Broadcast { .. } if !is_result => {
-                    waits[at] = true;
-                    continue;
-                }
-                _ => {}
+            let is_made =
+                matches!(node.op, Op::Constant { .. } | Op::Iota { .. } | Op::Random { .. });
+            if is_made && !is_result {
+                let factors = canonical(factors(node, function, bound), node, function, self.tp);
+                let cuts = factors.iter().filter(|f| self.is_legal(f, node, symbolic));
+                let cuts = cuts.map(|f| f.results[0]).collect();
+                self.made[node.result().index()] = Some(cuts);
+                continue;
+            }
+            if matches!(node.op, Op::Broadcast { .. }) && !is_result {
+                waits[at] = true;
+                continue;
             }
             let mut ready = vec![at];
             let mut work: Vec<ValueId> = node.operands.clone();
@@ -174,7 +175,7 @@ impl<'a> Problem<'a> {
         let cuts = (0..factors.len()).map(Choice::Cut);
         let terms = passes_partial(&node.op).then_some(Choice::Terms);
         let choices = std::iter::once(Choice::Replicate).chain(cuts).chain(terms);
-        let all: Vec<(Choice, (Vec<Layout>, Vec<Layout>))> = choices
+        let all: Vec<(Choice, Layouts)> = choices
             .map(|choice| {
                 let layouts = choice.layouts(node, &factors);
                 (choice, layouts)
@@ -287,10 +288,8 @@ fn demands(
         if let Some(cotangent) =
             function.find(&cotangent).filter(|c| c.index() < function.param_count)
         {
-            demands[cotangent.index()] = match demand {
-                Demand::Is(layout) => Demand::Is(layout),
-                _ => Demand::Is(Layout::Replicated),
-            };
+            let same = matches!(demand, Demand::Is(_)).then_some(demand);
+            demands[cotangent.index()] = same.unwrap_or(Demand::Is(Layout::Replicated));
         }
     }
     let gradients = function.results[primal.results.len()..].iter();

@@ -1,6 +1,5 @@
 use codegen::partition::{Place, partition};
-use ir::import::{Architecture, Description, Gpt2Config, Options, import};
-use ir::inline::inline_composites;
+use ir::import::{Architecture, Description, Gpt2Config, LlamaConfig, Options, import};
 use ir::{DType, Mesh, Module};
 
 use super::*;
@@ -11,27 +10,34 @@ const RATES: Rates = Rates {
     link: Link { latency_s: 10e-6, bandwidth_bytes_per_s: 5e9 },
 };
 
-fn keeps(name: &str) -> bool {
-    let families = ["attention", "rope", "gelu", "silu"];
-    families.iter().any(|family| name.starts_with(family))
-}
-
-fn gpt2(config: Gpt2Config, seq: usize) -> Module {
-    let architecture = Architecture::Gpt2(config);
+fn prepared(architecture: Architecture, seq: usize) -> Module {
     let description = Description { name: "test".into(), architecture, stored: None };
     let options = Options { seq, dtype: DType::F32, dropout: None };
-    let mut module = import(&description, &options).unwrap().module;
-    for function in ["embed", "block", "head"] {
-        ir::autodiff::differentiate(&mut module, function).unwrap();
-    }
-    inline_composites(&mut module, keeps);
-    module.functions.iter_mut().for_each(|f| {
-        ir::pass::remove_dead_nodes(f);
-    });
-    module
+    let module = import(&description, &options).unwrap().module;
+    codegen::prepare::prepare_training(module, "loss").unwrap()
 }
 
-fn config(heads: usize, model: usize, vocab: usize, dropout: f64) -> Gpt2Config {
+pub(crate) fn gpt2(config: Gpt2Config, seq: usize) -> Module {
+    prepared(Architecture::Gpt2(config), seq)
+}
+
+pub(crate) fn llama(heads: usize, key_heads: usize, vocab: usize, seq: usize) -> Module {
+    let config = LlamaConfig {
+        vocab,
+        positions: 64,
+        model: 8 * heads,
+        layers: 2,
+        heads,
+        key_heads,
+        head_size: 8,
+        inner: 20 * heads,
+        tied: heads == 9,
+        ..LlamaConfig::default()
+    };
+    prepared(Architecture::Llama(config), seq)
+}
+
+pub(crate) fn config(heads: usize, model: usize, vocab: usize, dropout: f64) -> Gpt2Config {
     Gpt2Config {
         vocab,
         positions: 64,
@@ -81,22 +87,52 @@ fn show(module: &Module, sharded: &Sharded, layer: &str) -> String {
     function.values.iter().map(line).collect()
 }
 
-#[test]
-fn layers_partition_on_all_meshes() {
-    for (heads, model, vocab, seq) in [(4, 32, 64, 32), (9, 36, 259, 33)] {
-        for dropout in [0.0, 0.1] {
-            let module = gpt2(config(heads, model, vocab, dropout), seq);
-            for tp in 1..=8 {
-                for sequence in [false, true] {
-                    let request = request(&module, if tp <= 2 { 2 } else { 1 }, tp, sequence);
-                    match shard(&request) {
-                        Ok(sharded) => assert_partitions(&request, &sharded),
-                        Err(d) => panic!("{}", ir::diagnostic::render(&d, None)),
-                    }
-                }
+fn assert_all_meshes(module: &Module) {
+    for tp in 1..=8 {
+        for sequence in [false, true] {
+            let request = request(module, if tp <= 2 { 2 } else { 1 }, tp, sequence);
+            match shard(&request) {
+                Ok(sharded) => assert_partitions(&request, &sharded),
+                Err(d) => panic!("{}", ir::diagnostic::render(&d, None)),
             }
         }
     }
+}
+
+#[test]
+fn gpt2_partitions_on_all_meshes() {
+    for (heads, model, vocab, seq) in [(4, 32, 64, 32), (9, 36, 259, 33)] {
+        for dropout in [0.0, 0.1] {
+            assert_all_meshes(&gpt2(config(heads, model, vocab, dropout), seq));
+        }
+    }
+}
+
+#[test]
+fn llama_partitions_on_all_meshes() {
+    for (heads, key_heads, vocab, seq) in [(8, 4, 64, 32), (9, 3, 259, 33), (6, 1, 64, 16)] {
+        assert_all_meshes(&llama(heads, key_heads, vocab, seq));
+    }
+}
+
+#[test]
+fn shared_key_heads_are_cut_with_their_queries_or_held_whole() {
+    let layouts = |tp: usize| {
+        let module = llama(8, 4, 64, 32);
+        let sharded = shard(&request(&module, 1, tp, true)).unwrap();
+        let line = |value: &str| {
+            let text = show(&module, &sharded, "block");
+            let start = format!("{value}: ");
+            text.lines().find_map(|l| l.strip_prefix(&start)).unwrap().to_owned()
+        };
+        [line("q"), line("k"), line("mixed")]
+    };
+    let cut = "[dim0 @ dp, *, dim2 @ tp, *]";
+    assert_eq!(layouts(4), [cut, cut, cut]);
+    let [q, k, mixed] = layouts(8);
+    assert_eq!((q.as_str(), mixed.as_str()), (cut, cut));
+    // Half a head each: gathered for attention, which reads whole heads.
+    assert_eq!(k, "[dim0 @ dp, *, *, dim3 @ tp]");
 }
 
 #[test]
