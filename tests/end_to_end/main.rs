@@ -3,3 +3,4 @@
 mod mesh;
 mod model;
 mod parallel;
+mod reference;
