@@ -1,4 +1,37 @@
 //! Module × plan → programs.
+//!
+//! **In:** a training module whose entry is a list of calls of layers, prepared by [`prepare`], and
+//! a [`Plan`](ir::Plan).
+//! **Out:** one [`Program`](ir::Program) per class of ranks and the kernels that they launch
+//! ([`compile::Compiled`]).
+//!
+//! ```text
+//! entry ──calls──▶ calls of layers
+//! layer.grad × shardings ──partition──▶ local function ──specialise──▶ forward, backward
+//! local function ──fuse──▶ calls of kernels ──lower──▶ routine
+//! routines × schedule ──compile──▶ program, its buffers placed by arena
+//! ```
+//!
+//! **Invariants.**
+//! * No parallel decision is taken here: shardings, stages, keep sets and micro-batches come from
+//!   the plan, and what it says determines every collective.
+//! * A routine is compiled once per layer and class, so that the work does not grow with depth.
+//! * Offsets are fixed: [`Program::arena_bytes`](ir::Program::arena_bytes) is what a rank
+//!   allocates, and what the planner predicts.
+//! * Reductions have a fixed order, and the same input gives the same programs.
+//! * Deliberately absent: prices, a search among plans, any knowledge of `planner` or `runtime`.
+//!
+//! **Reading order.** [`calls`] and [`prepare`] look at the module; [`partition`] makes the
+//! function of one rank and [`specialise`] cuts it in two; [`domain`] and [`fuse`] group nodes into
+//! kernels, which [`tile`] and [`catalogue`] describe; [`lower`] makes routines of launches and
+//! [`routines`] those of a class; [`arena`] gives offsets; [`compile`] assembles.
+//!
+//! # Diagnostics
+//!
+//! | code | what is wrong | exit code |
+//! |---|---|--:|
+//! | `E2001` | an entry that is no list of calls | 4 |
+//! | `E2002` | a plan that does not fit the module, or a node without kernel | 4 |
 
 pub mod calls;
 pub mod partition;

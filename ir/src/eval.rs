@@ -24,8 +24,8 @@ use crate::{DType, Diagnostic, Span, ValueId};
 ///
 /// # Errors
 /// `E1010` when there is no such function or the arguments are not of its parameters' types,
-/// `E1011` for a collective, an element type that the interpreter lacks, or a range that does not fit
-/// once sizes are known.
+/// `E1011` for a collective, an element type that the interpreter lacks, or a range that does not
+/// fit once sizes are known.
 pub fn eval(module: &Module, function: &str, args: &[Tensor]) -> Result<Vec<Tensor>, Diagnostic> {
     let span = Span::of(format!("@{function}"));
     let Some(callee) = module.function(function) else {

@@ -21,7 +21,6 @@
 //!
 //! | code | what is wrong | exit code |
 //! |---|---|--:|
-//! | `E1001`–`E1009` | a `.graph` text (see [`crate::text`] and [`crate::verify`]) | 6 |
 //! | `E1101` | a model that is not there: no preset, no file, no model directory | 2 |
 //! | `E1102` | a file that cannot be read | 7 |
 //! | `E1103` | a `config.json` that is no JSON object | 6 |
@@ -30,6 +29,8 @@
 //! | `E1106` | a kind of model that is not supported | 4 |
 //! | `E1107` | a feature of a supported kind that is not supported | 4 |
 //! | `E1108` | an option that does not fit the model | 2 |
+//!
+//! A `.graph` text may also have what the chapter of this crate lists for texts.
 
 mod config;
 mod decoding;

@@ -1,4 +1,51 @@
-//! The artefacts and what stays inside a module.
+//! The artefacts, and what stays inside a module.
+//!
+//! **In:** a model description (a Hugging Face `config.json`, a preset, a `.graph` text).
+//! **Out:** a [`Module`], and the nouns that later stages fill: a [`Plan`] and a [`Program`].
+//!
+//! A module is a list of named functions; a function has typed parameters, nodes in topological
+//! order and results. [`Op::Call`] is the only structure: a layer is a function that is called many
+//! times, a composite (`softmax`, `attention`) one with a definition in the [`library`], a kernel
+//! one that is a single launch. Each question about ops is one table with one exhaustive match:
+//! [`infer`] the type, [`eval`] the value, [`vjp`] the gradient, [`cost`] the operations and bytes,
+//! [`factors`] the legal shardings and the collectives that they need.
+//!
+//! **Invariants.**
+//! * A module knows no device, no mesh and no sharding; those are in the plan, keyed by function
+//!   and value name.
+//! * An op is pure and has one result; only a call has those of its function.
+//! * Functions stand below those that they call, so there is no recursion, and no loop op.
+//! * Equal text means equal artefact: printing is canonical, and what is printed is read back.
+//! * Random numbers depend on a key and the index of the global element, never on a cut.
+//! * [`vjp`] and [`autodiff`] keep nothing and recompute nothing: what is kept is in the plan.
+//! * Deliberately absent: prices, which are in `kernels`, and every choice between plans.
+//!
+//! **Reading order.** Nouns: [`dtype`], [`dim`], [`types`], [`op`], [`module`], [`sharding`],
+//! [`plan`], [`program`], with [`text`] and [`verify`]. Tables: [`infer`], [`eval`] over
+//! [`tensor`] and [`random`], [`vjp`], [`cost`], [`factors`]. Steps: [`import`], [`build`],
+//! [`recognise`], [`autodiff`], [`inline`], [`pass`].
+//!
+//! # Diagnostics
+//!
+//! Those of [`import`] stand there.
+//!
+//! | code | what is wrong | exit code |
+//! |---|---|--:|
+//! | `E1001` | a text that is not in the form of a module | 6 |
+//! | `E1002` | a name that is unknown, or taken | 6 |
+//! | `E1003` | a line whose types are not those that its op yields | 6 |
+//! | `E1004` | a value or function that is read before it is defined, or not at all | 6 |
+//! | `E1005` | a node whose results have other types than its op yields | 6 |
+//! | `E1006` | a name that stands twice | 6 |
+//! | `E1007` | a call of a function that is not above the caller | 6 |
+//! | `E1008` | a parameter, node or value that is out of order | 6 |
+//! | `E1009` | a size that no parameter gives | 6 |
+//! | `E1010` | a function to evaluate that is not there, or other arguments than it takes | 6 |
+//! | `E1011` | something that the interpreter does not compute | 6 |
+//! | `E1012` | an op without gradient | 6 |
+//! | `E1013` | a function to differentiate that is not there or gives no loss | 6 |
+//! | `E1021` | a line of a plan that is not understood | 6 |
+//! | `E1022` | a decision of a plan that is missing or taken twice | 6 |
 
 pub mod build;
 pub mod diagnostic;

@@ -101,7 +101,8 @@ impl Sharding {
         self.0.iter().copied()
     }
 
-    /// The text form for a value of `ndim` dims: `[dim0 @ dp, *, dim2 @ tp unit 64] partial sum tp`.
+    /// The text form for a value of `ndim` dims, such as
+    /// `[dim0 @ dp, *, dim2 @ tp unit 64] partial sum tp`.
     pub fn display(&self, ndim: usize) -> String {
         let mut dims = vec![String::new(); ndim];
         let mut partial = String::new();

@@ -53,10 +53,10 @@ pub struct Cache {
 
 /// Builds the entry `decode(weights…, caches…, tokens, position[, last]) -> (logits, caches…)`.
 ///
-/// Token `i` of a call stands at `position + i`, sees everything before it, and is written into the
-/// caches there. A prompt may be padded to the length of its bucket: what padding writes is not seen
-/// by the tokens before it, and is written over by those that follow. `position + tokens` must not
-/// exceed the capacity, since a range that would end past it is moved back.
+/// Token `i` of a call stands at `position + i`, sees everything before it, and is written into
+/// the caches there. A prompt may be padded to the length of its bucket: what padding writes is
+/// not seen by the tokens before it, and is written over by those that follow. `position + tokens`
+/// must not exceed the capacity, since a range that would end past it is moved back.
 ///
 /// # Errors
 /// `E1107` for a graph, `E1108` for options that do not fit the model.
