@@ -8,6 +8,7 @@
 //! two is the figure in the README.
 
 #[path = "../tests/end_to_end/model.rs"]
+#[expect(dead_code, reason = "the tests use more of it")]
 mod model;
 
 use criterion::{Criterion, criterion_group, criterion_main};

@@ -31,7 +31,7 @@
 //! | code | what is wrong | exit code |
 //! |---|---|--:|
 //! | `E2001` | an entry that is no list of calls | 4 |
-//! | `E2002` | a plan that does not fit the module, or a node without kernel | 4 |
+//! | `E2002` | a plan that does not fit the module, or a node without kernel | 3 |
 
 pub mod calls;
 pub mod partition;

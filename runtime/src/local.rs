@@ -1,11 +1,11 @@
 //! The communicator `local`: ranks are threads of one process, buffers are shared memory.
 //!
-//! A collective is a rendezvous ([`rendezvous`]): every member publishes the addresses of its
+//! A collective is a rendezvous (module `rendezvous`): every member publishes the addresses of its
 //! buffers and waits; when all have arrived, each works on its own part of the result, reading
 //! the others' buffers in place; nobody leaves before all have finished, so that a buffer stays
 //! borrowed for as long as anyone looks at it. Waiting threads park: ranks may exceed cores.
 //!
-//! A message is copied into a mailbox ([`mailbox`]) whose buffers are used again.
+//! A message is copied into a mailbox (module `mailbox`) whose buffers are used again.
 //! No call allocates once mailboxes and groups have been used.
 //!
 //! **Failures.** The first rank that fails (a mismatch, a deadline, a panic, [`Local::abort`])

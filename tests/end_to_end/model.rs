@@ -109,9 +109,10 @@ pub(crate) fn load(session: &mut Session, weights: &BTreeMap<String, (Vec<usize>
                         rest /= sizes[dim];
                         stride *= dims[dim];
                     }
-                    match dtype {
-                        DType::F64 => bytes.extend(values[index].to_le_bytes()),
-                        _ => bytes.extend((values[index] as f32).to_le_bytes()),
+                    if dtype == DType::F64 {
+                        bytes.extend(values[index].to_le_bytes());
+                    } else {
+                        bytes.extend((values[index] as f32).to_le_bytes());
                     }
                 }
                 Ok(bytes)

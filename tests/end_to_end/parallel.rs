@@ -43,11 +43,11 @@ fn launches<'a>(program: &'a Program, kernels: &'a [Kernel]) -> impl Iterator<It
 }
 
 fn product_flops(program: &Program, kernels: &[Kernel]) -> u64 {
-    let products = launches(program, kernels).filter_map(|kernel| match kernel {
-        Kernel::Product(product) => Some(kernels::price::product_flops(product).0),
-        _ => None,
-    });
-    products.sum()
+    let flops = |kernel: &Kernel| {
+        let Kernel::Product(product) = kernel else { return 0 };
+        kernels::price::product_flops(product).0
+    };
+    launches(program, kernels).map(flops).sum()
 }
 
 #[test]
@@ -69,12 +69,17 @@ fn weights_are_cut_and_bytes_are_those_of_the_shards() {
                 let is_cut = elements < all;
                 assert!(is_cut || weight.global.len() < 2, "{name}: `{}` is whole", weight.name);
             }
-            let params = program.buffers.iter().filter(|b| matches!(b.contents, Contents::Param(_)));
+            let params =
+                program.buffers.iter().filter(|b| matches!(b.contents, Contents::Param(_)));
             let bytes: u64 = params.map(|b| b.bytes).sum();
             assert_eq!(bytes, shards, "{name} {}", plan.mesh);
         }
         let share = replicated as f64 / whole as f64;
-        assert!(share <= 0.01, "{name}: {:.2} % of the weights are whole everywhere", 100.0 * share);
+        assert!(
+            share <= 0.01,
+            "{name}: {:.2} % of the weights are whole everywhere",
+            100.0 * share
+        );
     }
 }
 
@@ -95,7 +100,9 @@ fn products_are_divided_evenly() {
 
 #[test]
 fn arenas_are_hardly_larger_than_what_lives_at_once() {
-    for (name, pp, tp) in [("gpt2-mini", 1, 1), ("gpt2", 1, 1), ("gpt2", 2, 2), ("llama-3-8b", 1, 8)] {
+    for (name, pp, tp) in
+        [("gpt2-mini", 1, 1), ("gpt2", 1, 1), ("gpt2", 2, 2), ("llama-3-8b", 1, 8)]
+    {
         for keep in [Keep::None, Keep::Full] {
             let (_, compiled) = compiled(name, 256, Wanted { keep, ..wanted(pp, 1, tp) });
             for program in &compiled.programs {
@@ -137,9 +144,8 @@ fn tensor_parallel_layers_move_what_megatron_moves() {
     // (Korthikanti et al. 2022, §4.2.2).
     let tp = 4;
     let layers = |count: usize| {
-        let text = format!(
-            r#"{{"model_type": "gpt2", "n_layer": {count}, "n_head": 12, "n_embd": 768}}"#
-        );
+        let text =
+            format!(r#"{{"model_type": "gpt2", "n_layer": {count}, "n_head": 12, "n_embd": 768}}"#);
         let description = ir::import::read_config("config.json", &text, "gpt2").expect("it reads");
         let (_, module) = prepared(&description, 64, DType::F32, 0.0);
         let plan = plan(&module, 64, DType::F32, wanted(1, 1, tp)).expect("a plan");

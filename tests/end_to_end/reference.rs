@@ -27,7 +27,8 @@ struct Case {
 impl Case {
     fn open(name: &'static str) -> Case {
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/reference").join(name);
-        let expected = Weights::open(&folder.join("expected.safetensors")).expect("the values open");
+        let expected =
+            Weights::open(&folder.join("expected.safetensors")).expect("the values open");
         let numbers = |tensor: &str| expected.read_f64(tensor, None).expect("the tensor reads");
         let seq = expected.get("input_ids").expect("there are tokens").dims[1];
         let tokens: Vec<i32> = numbers("input_ids").iter().map(|x| *x as i32).collect();

@@ -1,5 +1,7 @@
 //! Look-ups, copies, constants and rotary embedding.
 
+use std::slice;
+
 use gantline_kernels::{Copy, CopyLoop, Fill, Gather, Kernel, Positions, Rope, Window};
 use ir::DType;
 
@@ -188,10 +190,12 @@ fn a_window_is_placed_and_taken_where_it_fits() {
         let at = Buffer::I32(vec![position]);
         for isa in sets() {
             let take = Kernel::Take(w.clone());
-            let got = run_on_threads(isa, &take, &[large.clone(), at.clone()], &[small.clone()]);
+            let got =
+                run_on_threads(isa, &take, &[large.clone(), at.clone()], slice::from_ref(&small));
             assert_eq!(got[0].numbers(), window);
             let place = Kernel::Place(w.clone());
-            let got = run_on_threads(isa, &place, &[small.clone(), at.clone()], &[large.clone()]);
+            let got =
+                run_on_threads(isa, &place, &[small.clone(), at.clone()], slice::from_ref(&large));
             assert_eq!(got[0].numbers(), y);
         }
     }

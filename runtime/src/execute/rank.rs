@@ -212,10 +212,11 @@ impl Runner {
             }
             Feed::Scalars => {
                 let Scalars4(values) = scalars.into();
-                match buffer.dtype {
-                    DType::F64 => put(&values, f64::to_le_bytes, target),
-                    DType::F32 => put(&values, |x| (x as f32).to_le_bytes(), target),
-                    other => panic!("scalars are f32 or f64, not {other}"),
+                if buffer.dtype == DType::F64 {
+                    put(&values, f64::to_le_bytes, target);
+                } else {
+                    assert_eq!(buffer.dtype, DType::F32, "scalars are f32 or f64");
+                    put(&values, |x| (x as f32).to_le_bytes(), target);
                 }
             }
             Feed::Position => put(&[inputs.position], i32::to_le_bytes, target),

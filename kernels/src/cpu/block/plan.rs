@@ -332,7 +332,10 @@ fn needed(rows: &Rows) -> Vec<bool> {
 
 /// Uniform values, and loads per column where blocks repeat all columns.
 fn once(rows: &Rows, kinds: &[Kind], needed: &[bool], repeats: bool) -> Vec<usize> {
-    let per_column = |instr: &Instr| matches!(instr, Instr::Load { input } if rows.inputs[*input].access.row.is_empty());
+    let per_column = |instr: &Instr| {
+        let Instr::Load { input } = instr else { return false };
+        rows.inputs[*input].access.row.is_empty()
+    };
     let is_once = |value: usize| {
         kinds[value] == Kind::Uniform
             || repeats && kinds[value] == Kind::Lanes && per_column(&rows.instrs[value])
