@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand};
 
 use crate::failure::{self, Exit, Failure};
 use crate::output;
-use crate::verbs::{inspect, verify};
+use crate::verbs::{inspect, train, verify};
 
 /// The command line.
 #[derive(Debug, Parser)]
@@ -36,6 +36,8 @@ pub struct Cli {
 pub enum Verb {
     /// Say what a model is: functions, parameters, operations
     Inspect(inspect::Args),
+    /// Train a model on texts, or go on with a run
+    Train(Box<train::Args>),
     /// Compare every mesh of some ranks with one device: loss and all gradients
     Verify(verify::Args),
 }
@@ -67,6 +69,7 @@ pub fn main() -> ExitCode {
 fn run(verb: &Verb) -> Result<Exit, Failure> {
     match verb {
         Verb::Inspect(args) => inspect::run(args),
+        Verb::Train(args) => train::run(args),
         Verb::Verify(args) => verify::run(args),
     }
 }

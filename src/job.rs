@@ -7,6 +7,7 @@ use planner::calibration::Calibration;
 use planner::cluster::Cluster;
 use planner::limits::{Knob, Limits};
 use planner::search::Job;
+use serde::{Deserialize, Serialize};
 
 use crate::cli::positive;
 use crate::failure::{Failure, usage};
@@ -57,7 +58,8 @@ impl Where {
 }
 
 /// What a search may choose.
-#[derive(Clone, Debug, Default, clap::Args)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
+#[serde(default)]
 pub struct Limited {
     /// Fix a decision: pp, dp, tp, sp, mbs, keep
     #[arg(long, value_name = "KNOB=N", value_delimiter = ',')]
@@ -83,6 +85,11 @@ pub struct Limited {
 }
 
 impl Limited {
+    /// Whether nothing is limited.
+    pub fn is_empty(&self) -> bool {
+        *self == Limited::default()
+    }
+
     /// What the planner is told.
     pub fn limits(&self) -> Result<Limits, Vec<Diagnostic>> {
         let mut limits = Limits::parse(&self.fix, &self.forbid, &self.max)?;

@@ -7,7 +7,8 @@
 //!
 //! Each arrow is one function of this file and one crate, and leads from an artefact to the next.
 //! The rest of this crate is the command line: [`cli`] reads it, [`job`] turns flags into what the
-//! planner is asked, [`verbs`] answer, [`output`] prints, [`failure`] ends a command.
+//! planner is asked, [`verbs`] answer, [`output`] prints, [`failure`] ends a command. A [`run`] is
+//! a directory that training leaves behind.
 //!
 //! ```
 //! use gantline::job::{ADAMW, Question};
@@ -40,9 +41,12 @@
 #![forbid(unsafe_code)]
 
 pub mod cli;
-pub mod flops;
 pub mod job;
+pub mod flops;
+pub mod run;
+pub mod training;
 pub mod verbs;
+pub mod progress;
 pub mod output;
 pub mod failure;
 

@@ -1,4 +1,5 @@
 //! The verbs of the command line, one file each: its flags, and what it answers.
 
 pub mod inspect;
+pub mod train;
 pub mod verify;

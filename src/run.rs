@@ -1,0 +1,301 @@
+//! A run: what it is made with, and what its directory holds.
+//!
+//! ```text
+//! OUT/run.toml       every setting with its value, which a resumption starts from
+//! OUT/run.plan       the plan
+//! OUT/model/         config.json or model.graph, and tokenizer.json, where the model has them
+//! OUT/checkpoints/   and the metrics: see `runtime::train`
+//! ```
+//!
+//! Settings are in TOML since its floating-point numbers read back to the bit.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use ir::import::{Architecture, Description, Resolved, resolve};
+use ir::plan::Optimizer;
+use ir::{DType, Diagnostic, Span};
+use runtime::checkpoint::{Checkpoint, Store};
+use runtime::rate::{Decay, Schedule};
+use runtime::tokens::Tokenizer;
+use runtime::train::CHECKPOINTS;
+use serde::{Deserialize, Serialize};
+
+use crate::failure::{Failure, usage};
+use crate::job::Limited;
+
+/// The settings of a run, in its directory.
+pub const SETTINGS: &str = "run.toml";
+/// The plan of a run, in its directory.
+pub const PLAN: &str = "run.plan";
+/// The description of its model.
+const MODEL: &str = "model";
+/// The version of the settings.
+const SCHEMA: &str = "gantline.run/1";
+
+/// What a run is made with.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settings {
+    /// The version of this format.
+    pub schema: String,
+    /// The model's name.
+    pub name: String,
+    /// The MODEL argument.
+    pub model: String,
+    /// Files and patterns of the data.
+    pub data: Vec<String>,
+    /// The tokeniser, where one was named.
+    pub tokenizer: Option<String>,
+    /// Whether the first weights are drawn although the model has some.
+    pub from_scratch: bool,
+    /// The cluster.
+    pub cluster: String,
+    /// What was measured on it.
+    pub calibration: Option<String>,
+    /// Ranks.
+    pub ranks: usize,
+    /// Threads of a rank; a share of the cores where none.
+    pub threads: Option<usize>,
+    /// Tokens of a sample.
+    pub seq: usize,
+    /// Samples of a step.
+    pub gbs: usize,
+    /// The element type.
+    pub dtype: DType,
+    /// The probability of dropout; that of the model where none.
+    pub dropout: Option<f64>,
+    /// Steps of the whole run.
+    pub steps: u64,
+    /// The greatest learning rate.
+    pub lr: f64,
+    /// Steps of warm-up.
+    pub warmup: u64,
+    /// How the learning rate falls: `constant`, `linear`, `cosine`.
+    pub lr_decay: String,
+    /// The step at which it has fallen.
+    pub lr_decay_steps: Option<u64>,
+    /// The smallest learning rate.
+    pub min_lr: f64,
+    /// Weight decay.
+    pub weight_decay: f64,
+    /// The norm to which gradients are scaled down; 0 for none.
+    pub clip: f64,
+    /// The seed.
+    pub seed: u32,
+    /// Steps between validations; 0 for none.
+    pub val_every: u64,
+    /// Batches of one validation at most.
+    pub val_batches: usize,
+    /// Steps between checkpoints; 0 for one at the end.
+    pub save_every: u64,
+    /// Checkpoints that are kept; 0 for all.
+    pub keep: usize,
+    /// What the planner keeps to.
+    pub limits: Limited,
+}
+
+impl Settings {
+    /// The settings of a run that nobody has said anything about.
+    ///
+    /// Chosen so that a small model learns a small text well: the learning rates are those of
+    /// GPT-3's smallest models (Brown et al. 2020, table 2.1), lowered for small batches.
+    pub fn defaults(resolved: &Description, params: u64, seq: usize) -> Settings {
+        Settings {
+            schema: SCHEMA.to_owned(),
+            name: resolved.name.clone(),
+            model: String::new(),
+            data: Vec::new(),
+            tokenizer: None,
+            from_scratch: false,
+            cluster: "cpu-local".to_owned(),
+            calibration: None,
+            ranks: 1,
+            threads: None,
+            seq,
+            gbs: 8,
+            dtype: DType::F32,
+            dropout: None,
+            steps: 0,
+            lr: if params <= 10_000_000 {
+                1e-3
+            } else if params <= 400_000_000 {
+                3e-4
+            } else {
+                1e-4
+            },
+            warmup: 20,
+            lr_decay: "constant".to_owned(),
+            lr_decay_steps: None,
+            min_lr: 0.0,
+            weight_decay: 0.1,
+            clip: 1.0,
+            seed: 1,
+            val_every: 50,
+            val_batches: 8,
+            save_every: 100,
+            keep: 3,
+            limits: Limited::default(),
+        }
+    }
+
+    /// The learning rate; diagnostics where it makes no sense.
+    pub fn schedule(&self) -> Result<Schedule, Vec<Diagnostic>> {
+        let decay = match self.lr_decay.as_str() {
+            "linear" => Decay::Linear,
+            "cosine" => Decay::Cosine,
+            _ => Decay::Constant,
+        };
+        if self.min_lr > self.lr {
+            let headline = format!(
+                "the smallest learning rate {} is above the greatest {}",
+                self.min_lr, self.lr
+            );
+            return Err(vec![usage("--min-lr", headline).help("use a smaller --min-lr")]);
+        }
+        let schedule = Schedule {
+            peak: self.lr,
+            warmup_steps: self.warmup,
+            decay,
+            decay_steps: self.lr_decay_steps,
+            ratio_min: if self.lr > 0.0 { self.min_lr / self.lr } else { 0.0 },
+        };
+        let wrong = schedule.check();
+        if wrong.is_empty() { Ok(schedule) } else { Err(wrong) }
+    }
+
+    /// The update.
+    pub fn optimizer(&self) -> Optimizer {
+        Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: self.weight_decay }
+    }
+
+    /// The norm to which gradients are scaled down.
+    pub fn clip(&self) -> Option<f64> {
+        (self.clip > 0.0).then_some(self.clip)
+    }
+}
+
+/// The directory of a run.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// Where it is.
+    pub folder: PathBuf,
+}
+
+impl Run {
+    /// Whether a path is the directory of a run.
+    pub fn is_at(path: &Path) -> bool {
+        path.join(SETTINGS).is_file()
+    }
+
+    /// The directory of a new run.
+    ///
+    /// # Errors
+    /// `E5002` when there is a run with checkpoints already.
+    pub fn begin(folder: &Path) -> Result<Run, Failure> {
+        let run = Run { folder: folder.to_owned() };
+        let shown = folder.display();
+        if !run.store(None).steps()?.is_empty() {
+            let headline = format!("`{shown}` already holds a run with checkpoints");
+            return Err(Diagnostic::error("E5002", Span::of("--out"), headline)
+                .help(format!(
+                    "go on with `gantline train --resume {shown}`, or choose another --out"
+                ))
+                .into());
+        }
+        Ok(run)
+    }
+
+    /// The directory of a run that was begun, and its settings.
+    ///
+    /// # Errors
+    /// `E5003` when it is none, `E5004` when its settings cannot be read.
+    pub fn open(folder: &Path) -> Result<(Run, Settings), Failure> {
+        let path = folder.join(SETTINGS);
+        if !path.is_file() {
+            let headline = format!("`{}` is no directory of a run", folder.display());
+            return Err(Diagnostic::error(
+                "E5003",
+                Span::of(folder.display().to_string()),
+                headline,
+            )
+            .note(format!("a run has a `{SETTINGS}`, which `gantline train` writes into --out"))
+            .into());
+        }
+        let text = fs::read_to_string(&path).map_err(runtime::Error::io("read", &path))?;
+        let settings: Settings = toml::from_str(&text).map_err(|error| {
+            let source = path.display().to_string();
+            let span = Span { source, bytes: error.span().unwrap_or(0..0) };
+            Diagnostic::error("E5004", span, error.message().to_owned())
+                .help("restore the file as `gantline train` wrote it")
+        })?;
+        Ok((Run { folder: folder.to_owned() }, settings))
+    }
+
+    /// Writes the settings, which a resumption starts from.
+    pub fn write_settings(&self, settings: &Settings) -> Result<(), Failure> {
+        let text = toml::to_string(settings).expect("settings are a table of plain values");
+        self.write_file(SETTINGS, text.as_bytes())
+    }
+
+    /// Writes the model's description and tokeniser, so that the run can be moved.
+    pub fn write_model(
+        &self,
+        settings: &Settings,
+        resolved: &Resolved,
+        tokenizer: &Tokenizer,
+    ) -> Result<(), Failure> {
+        let folder = self.model_folder();
+        fs::create_dir_all(&folder).map_err(runtime::Error::io("create", &folder))?;
+        let model = Path::new(&settings.model);
+        match (&resolved.description.architecture, &resolved.directory) {
+            (Architecture::Graph(module), _) => {
+                self.write_file("model/model.graph", module.to_string().as_bytes())?;
+            }
+            (Architecture::Gpt2(_) | Architecture::Llama(_), Some(directory)) => {
+                let config = directory.join("config.json");
+                let from = if model.is_file() { model } else { &config };
+                let text = fs::read(from).map_err(runtime::Error::io("read", from))?;
+                self.write_file("model/config.json", &text)?;
+            }
+            (Architecture::Gpt2(_) | Architecture::Llama(_), None) => {}
+        }
+        if !tokenizer.is_bytes() {
+            let from = PathBuf::from(tokenizer.name());
+            let text = fs::read(&from).map_err(runtime::Error::io("read", &from))?;
+            self.write_file("model/tokenizer.json", &text)?;
+        }
+        Ok(())
+    }
+
+    /// Writes a file of the directory.
+    pub fn write_file(&self, name: &str, bytes: &[u8]) -> Result<(), Failure> {
+        let path = self.folder.join(name);
+        Ok(fs::write(&path, bytes).map_err(runtime::Error::io("write", &path))?)
+    }
+
+    /// The description of the model that was trained, under the name it had.
+    pub fn description(&self, settings: &Settings) -> Result<Description, Failure> {
+        let stored = ["config.json", "model.graph"].map(|name| self.model_folder().join(name));
+        let stored = stored.iter().find(|path| path.is_file());
+        let model = stored.map_or(settings.model.clone(), |path| path.display().to_string());
+        let mut description = resolve(&model)?.description;
+        description.name.clone_from(&settings.name);
+        Ok(description)
+    }
+
+    /// Where the model's description and tokeniser are.
+    pub fn model_folder(&self) -> PathBuf {
+        self.folder.join(MODEL)
+    }
+
+    /// The checkpoints.
+    pub fn store(&self, keep: Option<usize>) -> Store {
+        Store::new(&self.folder.join(CHECKPOINTS), keep)
+    }
+
+    /// The newest checkpoint.
+    pub fn latest(&self) -> Result<Checkpoint, Failure> {
+        Ok(self.store(None).latest()?)
+    }
+}

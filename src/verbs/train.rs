@@ -1,0 +1,400 @@
+//! `train MODEL --data …` and `train --resume DIR`: from data to checkpoints.
+
+use std::path::PathBuf;
+
+use ir::DType;
+use ir::import::{Resolved, resolve};
+use runtime::checkpoint::Checkpoint;
+use runtime::data::{Batches, Corpus};
+use runtime::execute::Session;
+use runtime::signal::StopSignal;
+use runtime::tokens::Tokenizer;
+use runtime::train::{self, Config, Identity, Outcome};
+use runtime::weights::Weights;
+use serde_json::json;
+
+use crate::cli::{amount, positive};
+use crate::failure::{Exit, Failure};
+use crate::job::{self, Limited, positions_max};
+use crate::output;
+use crate::progress::Watcher;
+use crate::run::{PLAN, Run, Settings};
+use crate::training::Training;
+
+/// Flags of `train`. Those that are left out are as the run has them that is resumed, or as
+/// [`Settings::defaults`] says.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// The model: a directory, a config.json, a .graph text or a preset
+    #[arg(required_unless_present = "resume", conflicts_with = "resume")]
+    pub model: Option<String>,
+    /// Go on with the run in this directory, with its settings unless others are given
+    #[arg(long, value_name = "DIR", alias = "load")]
+    pub resume: Option<PathBuf>,
+    /// Texts or files of tokens: files, directories, patterns such as 'src/**/*.rs'
+    #[arg(
+        long,
+        value_name = "PATH",
+        alias = "data-path",
+        num_args = 1..,
+        required_unless_present = "resume"
+    )]
+    pub data: Vec<String>,
+    /// The directory that the run is written to
+    #[arg(
+        long,
+        value_name = "DIR",
+        alias = "save",
+        required_unless_present_any = ["resume", "dry_run"],
+        conflicts_with = "resume"
+    )]
+    pub out: Option<PathBuf>,
+    /// Steps of the whole run
+    #[arg(
+        long,
+        value_name = "N",
+        alias = "train-iters",
+        value_parser = positive,
+        required_unless_present = "resume"
+    )]
+    pub steps: Option<usize>,
+    /// The cluster: cpu-local, or a file that describes this machine
+    #[arg(long, value_name = "PRESET|FILE")]
+    pub cluster: Option<String>,
+    /// Ranks: threads of this process with memory of their own [default: 1]
+    #[arg(
+        long,
+        visible_alias = "devices",
+        alias = "world-size",
+        value_name = "N",
+        value_parser = positive
+    )]
+    pub ranks: Option<usize>,
+    /// Rates that `gantline calibrate` measured
+    #[arg(long, value_name = "FILE")]
+    pub calibration: Option<String>,
+    /// What the planner keeps to
+    #[command(flatten)]
+    pub limited: Limited,
+    /// Train as this plan says, and search for none
+    #[arg(long, value_name = "FILE")]
+    pub plan: Option<String>,
+    /// Tokens of a sample [default: the longest the model was made for]
+    #[arg(long, alias = "seq-length", value_name = "N", value_parser = positive)]
+    pub seq: Option<usize>,
+    /// Samples of a step, over all ranks [default: 8]
+    #[arg(long, alias = "global-batch-size", value_name = "N", value_parser = positive)]
+    pub gbs: Option<usize>,
+    /// The element type: f32 or f64 [default: f32]
+    #[arg(long, value_name = "TYPE", value_parser = job::dtype)]
+    pub dtype: Option<DType>,
+    /// Probability of every dropout [default: as the model's config says]
+    #[arg(long, value_name = "P", value_parser = amount)]
+    pub dropout: Option<f64>,
+    /// The greatest learning rate [default: by size, 1e-3 up to 10 M parameters]
+    #[arg(long, value_name = "RATE", value_parser = amount)]
+    pub lr: Option<f64>,
+    /// Steps in which the learning rate rises [default: 20]
+    #[arg(long, alias = "lr-warmup-iters", value_name = "N")]
+    pub warmup: Option<u64>,
+    /// How it falls after that [default: constant; cosine with --lr-decay-steps]
+    #[arg(
+        long,
+        alias = "lr-decay-style",
+        value_name = "STYLE",
+        value_parser = ["constant", "linear", "cosine"]
+    )]
+    pub lr_decay: Option<String>,
+    /// The step at which it has fallen [default: the last]
+    #[arg(long, visible_alias = "decay-steps", alias = "lr-decay-iters", value_name = "N")]
+    pub lr_decay_steps: Option<u64>,
+    /// The smallest learning rate [default: 0]
+    #[arg(long, value_name = "RATE", value_parser = amount)]
+    pub min_lr: Option<f64>,
+    /// Weight decay of AdamW [default: 0.1]
+    #[arg(long, value_name = "SHARE", value_parser = amount)]
+    pub weight_decay: Option<f64>,
+    /// The norm to which gradients are scaled down, 0 for none [default: 1]
+    #[arg(long, alias = "clip-grad", value_name = "NORM", value_parser = amount)]
+    pub clip: Option<f64>,
+    /// Decides the first weights, the order of the data and what is dropped [default: 1]
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u32>,
+    /// Steps between validations, 0 for none [default: 50]
+    #[arg(long, alias = "eval-interval", value_name = "N")]
+    pub val_every: Option<u64>,
+    /// Batches of one validation at most [default: 8]
+    #[arg(long, alias = "eval-iters", value_name = "N", value_parser = positive)]
+    pub val_batches: Option<usize>,
+    /// Steps between checkpoints, 0 for one at the end [default: 100]
+    #[arg(long, alias = "save-interval", value_name = "N")]
+    pub save_every: Option<u64>,
+    /// Checkpoints that are kept, 0 for all [default: 3]
+    #[arg(long, value_name = "N")]
+    pub keep: Option<usize>,
+    /// The model's tokenizer.json [default: beside the model, else bytes]
+    #[arg(long, alias = "tokenizer-model", value_name = "FILE")]
+    pub tokenizer: Option<String>,
+    /// Draw the first weights although the model has some
+    #[arg(long)]
+    pub from_scratch: bool,
+    /// Threads of a rank [default: its share of the cores]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub threads: Option<usize>,
+    /// Say what would be done, and stop
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Print the summary as one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Trains.
+pub fn run(args: &Args) -> Result<Exit, Failure> {
+    match &args.resume {
+        Some(folder) => {
+            let (run, stored) = Run::open(folder)?;
+            let checkpoint = run.latest()?;
+            let description = run.description(&stored)?;
+            let settings = overlay(stored, args);
+            let resolved = Resolved { description, directory: Some(run.model_folder()) };
+            execute(args, &settings, &resolved, Some(&run), Some(&checkpoint))
+        }
+        None => {
+            let model = args.model.as_deref().expect("clap: a model unless a run is resumed");
+            let resolved = resolve(model)?;
+            let run = args.out.as_deref().map(Run::begin).transpose()?;
+            let settings = overlay(defaults(&resolved, args)?, args);
+            execute(args, &settings, &resolved, run.as_ref(), None)
+        }
+    }
+}
+
+fn defaults(resolved: &Resolved, args: &Args) -> Result<Settings, Failure> {
+    let description = &resolved.description;
+    let seq = args.seq.unwrap_or_else(|| positions_max(description));
+    let options = ir::import::Options { seq, dtype: DType::F32, dropout: Some(0.0) };
+    let params = crate::import(description, &options)?.param_count();
+    let mut settings = Settings::defaults(description, params, seq);
+    settings.model = args.model.clone().unwrap_or_default();
+    Ok(settings)
+}
+
+/// Settings with everything replaced that the command line says.
+fn overlay(mut settings: Settings, args: &Args) -> Settings {
+    fn set<T: Clone>(setting: &mut T, flag: &Option<T>) {
+        if let Some(value) = flag {
+            setting.clone_from(value);
+        }
+    }
+    if !args.data.is_empty() {
+        settings.data.clone_from(&args.data);
+    }
+    if !args.limited.is_empty() {
+        settings.limits.clone_from(&args.limited);
+    }
+    set(&mut settings.cluster, &args.cluster);
+    set(&mut settings.ranks, &args.ranks);
+    set(&mut settings.seq, &args.seq);
+    set(&mut settings.gbs, &args.gbs);
+    set(&mut settings.dtype, &args.dtype);
+    set(&mut settings.steps, &args.steps.map(|steps| steps as u64));
+    set(&mut settings.lr, &args.lr);
+    set(&mut settings.warmup, &args.warmup);
+    set(&mut settings.min_lr, &args.min_lr);
+    set(&mut settings.weight_decay, &args.weight_decay);
+    set(&mut settings.clip, &args.clip);
+    set(&mut settings.seed, &args.seed);
+    set(&mut settings.val_every, &args.val_every);
+    set(&mut settings.val_batches, &args.val_batches);
+    set(&mut settings.save_every, &args.save_every);
+    set(&mut settings.keep, &args.keep);
+    settings.calibration = args.calibration.clone().or(settings.calibration);
+    settings.dropout = args.dropout.or(settings.dropout);
+    settings.tokenizer = args.tokenizer.clone().or(settings.tokenizer);
+    settings.threads = args.threads.or(settings.threads);
+    settings.from_scratch |= args.from_scratch;
+    set(&mut settings.lr_decay, &args.lr_decay);
+    settings.lr_decay_steps = args.lr_decay_steps.or(settings.lr_decay_steps);
+    match (settings.lr_decay.as_str(), settings.lr_decay_steps) {
+        ("constant", Some(_)) if args.lr_decay.is_none() => {
+            "cosine".clone_into(&mut settings.lr_decay)
+        }
+        ("linear" | "cosine", None) => settings.lr_decay_steps = Some(settings.steps),
+        _ => {}
+    }
+    settings
+}
+
+/// The data of a run.
+struct Data {
+    tokenizer: Tokenizer,
+    corpus: Corpus,
+    batches: Batches,
+}
+
+impl Data {
+    fn read(settings: &Settings, resolved: &Resolved, vocab: usize) -> Result<Data, Failure> {
+        let file = settings.tokenizer.as_ref().map(PathBuf::from);
+        let tokenizer = Tokenizer::choose(file.as_deref(), resolved.directory.as_deref(), vocab)?;
+        let corpus = Corpus::load(&settings.data, &tokenizer)?;
+        let batches = corpus.batches(u64::from(settings.seed), settings.seq, settings.gbs)?;
+        Ok(Data { tokenizer, corpus, batches })
+    }
+
+    /// What tells checkpoints of this training apart from others.
+    fn identity(&self, training: &Training) -> Identity {
+        Identity {
+            model: training.identity(),
+            plan: training.plan.to_string(),
+            tokenizer: self.tokenizer.identity(),
+            data: self.corpus.hash(),
+        }
+    }
+
+    /// One line for the user.
+    fn describe(&self) -> String {
+        let count = |number: usize| output::count(number as u64);
+        let kind =
+            if self.tokenizer.is_bytes() { "bytes, one token each" } else { "tokenizer.json" };
+        let files = if self.corpus.files() == 1 { "file" } else { "files" };
+        format!(
+            "data     {} {files}: {} tokens to train on, {} for validation ({kind})",
+            count(self.corpus.files()),
+            count(self.corpus.training_tokens()),
+            count(self.corpus.validation_tokens()),
+        )
+    }
+}
+
+fn execute(
+    args: &Args,
+    settings: &Settings,
+    resolved: &Resolved,
+    run: Option<&Run>,
+    resumed: Option<&Checkpoint>,
+) -> Result<Exit, Failure> {
+    let schedule = settings.schedule()?;
+    let training = Training::prepare(settings, &resolved.description, args.plan.as_deref())?;
+    let data = Data::read(settings, resolved, training.model.vocab)?;
+    output::note(&data.describe());
+    output::note(&training.describe(settings));
+    let Some(run) = run.filter(|_| !args.dry_run) else {
+        output::answer(&training.plan.to_string());
+        return Ok(Exit::Success);
+    };
+    let stop = StopSignal::watch()?;
+    let mut session = training.start(settings)?;
+    if resumed.is_none() {
+        first_weights(&mut session, &training, settings, resolved)?;
+        run.write_model(settings, resolved, &data.tokenizer)?;
+        run.write_settings(settings)?;
+    }
+    let config = config(settings, schedule, &training, run);
+    let mut watcher = Watcher::new(settings.steps, resumed.map_or(0, Checkpoint::step));
+    let outcome = train::train(
+        &mut session,
+        &mut train::Run {
+            config: &config,
+            batches: &data.batches,
+            identity: &data.identity(&training),
+            stop: &|| stop.name().is_some(),
+            progress: &mut |progress| watcher.report(progress),
+        },
+        resumed,
+    );
+    watcher.finish();
+    let outcome = outcome?;
+    // Only now is it sure that a run that was resumed goes on with these.
+    run.write_settings(settings)?;
+    run.write_file(PLAN, training.plan.to_string().as_bytes())?;
+    finish(args, run, &watcher, &outcome, stop.name())
+}
+
+fn config(
+    settings: &Settings,
+    schedule: runtime::rate::Schedule,
+    training: &Training,
+    run: &Run,
+) -> Config {
+    let unless_zero = |number: u64| (number > 0).then_some(number);
+    Config {
+        steps: settings.steps,
+        seed: settings.seed,
+        schedule,
+        clip: settings.clip(),
+        optimizer: training.plan.optimizer,
+        validate_every: unless_zero(settings.val_every),
+        validation_batches: settings.val_batches,
+        checkpoint_every: unless_zero(settings.save_every),
+        keep: (settings.keep > 0).then_some(settings.keep),
+        out: run.folder.clone(),
+        predicted_step_s: training.predicted_step_s(),
+    }
+}
+
+/// Draws the weights of a run that starts, or reads those that the model has.
+fn first_weights(
+    session: &mut Session,
+    training: &Training,
+    settings: &Settings,
+    resolved: &Resolved,
+) -> Result<(), Failure> {
+    training.draw_weights(session, settings.seed);
+    let directory = resolved.directory.as_deref().filter(|_| !settings.from_scratch);
+    let Some(directory) = directory else {
+        output::note(&format!("weights  drawn with seed {}", settings.seed));
+        return Ok(());
+    };
+    let weights = Weights::open(directory).map_err(Failure::from).map_err(|failure| {
+        let Failure::Input(mut diagnostics) = failure else { return failure };
+        for diagnostic in diagnostics.iter_mut().filter(|d| d.code == "E4001") {
+            let help = "--from-scratch starts from weights that are drawn";
+            diagnostic.help.get_or_insert(help.to_owned());
+        }
+        Failure::Input(diagnostics)
+    })?;
+    let count = runtime::load::load_weights(session, &training.model.weights, &weights)?;
+    let shown = directory.display();
+    output::note(&format!("weights  {} from `{shown}`", output::count(count)));
+    Ok(())
+}
+
+fn finish(
+    args: &Args,
+    run: &Run,
+    watcher: &Watcher,
+    outcome: &Outcome,
+    signal: Option<&str>,
+) -> Result<Exit, Failure> {
+    let (summary, exit) = match outcome {
+        Outcome::Finished(summary) => (summary, Exit::Success),
+        Outcome::Interrupted(summary) => (summary, Exit::Interrupted),
+    };
+    let out = run.folder.display();
+    if args.json {
+        let checkpoint = summary.checkpoint.as_ref().map(|path| path.display().to_string());
+        output::answer_json(&json!({
+            "schema": "gantline.train/1",
+            "steps": summary.steps,
+            "complete": exit == Exit::Success,
+            "loss_first": watcher.first_loss,
+            "loss": summary.last.as_ref().map(|last| last.loss),
+            "validation_loss": watcher.validation,
+            "step_time_s": watcher.median_step_s(),
+            "predicted_step_time_s": summary.last.as_ref().and_then(|l| l.predicted_step_s),
+            "tokens_per_s": summary.last.as_ref().map(|last| last.tokens_per_s),
+            "checkpoint": checkpoint,
+        }));
+    } else {
+        output::answer(&watcher.summary(summary));
+    }
+    if exit == Exit::Interrupted {
+        let signal = signal.unwrap_or("a signal");
+        output::note(&format!("note: stopped by {signal} after step {}", summary.steps));
+        output::note(&format!("  = help: go on with `gantline train --resume {out}`"));
+    } else {
+        output::note(&format!("next     gantline generate {out} --prompt …"));
+    }
+    Ok(exit)
+}
