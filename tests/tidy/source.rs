@@ -43,7 +43,7 @@ impl Tree {
         for entry in fs::read_dir(root).unwrap() {
             let path = entry.unwrap().path();
             let name = path.file_name().unwrap().to_str().unwrap_or_default();
-            if path.is_file() && name != "Cargo.lock" {
+            if [".md", ".toml"].iter().any(|end| name.ends_with(end)) {
                 paths.push(path);
             } else if ROOTS.contains(&name) {
                 walk(&path, &mut paths);
