@@ -122,11 +122,9 @@ impl<'a> Class<'a> {
             let decisions = plan.functions.get(&call.function);
             let decisions = decisions
                 .ok_or_else(|| format!("the plan has nothing for `@{}`", call.function))?;
-            let is_weight: Vec<bool> =
-                call.operands.iter().map(|o| matches!(o, Operand::Weight(_))).collect();
+            let adds = gradient_adds(own, &call.function, plan.microbatch_count);
             let is_last = call.results.iter().any(|r| calls.results.contains(r));
-            let built =
-                layer(module, &call.function, decisions, place, &is_weight, is_last, table)?;
+            let built = layer(module, &call.function, decisions, place, &adds, is_last, table)?;
             layers.insert(call.function.clone(), built);
         }
         let weights = weight_places(module, calls, plan, stage, tensor)?;
@@ -165,7 +163,8 @@ impl<'a> Class<'a> {
         let mut steps = Vec::new();
         let scalars = self.feed_buffer(Feed::Scalars);
         steps.push(Step::Feed { feed: Feed::Scalars, microbatch: 0, buffer: scalars });
-        update::begin(&mut self, &mut steps);
+        let clears = must_clear(self.own, self.plan.microbatch_count);
+        update::begin(&mut self, clears, &mut steps);
         self.schedule(&mut steps)?;
         update::finish(&mut self, scalars, &mut steps)?;
         let mut evaluate = Vec::new();
@@ -498,6 +497,44 @@ impl<'a> Class<'a> {
             None => self.cotangents[&value],
         }
     }
+}
+
+/// For each parameter of a layer, whether its gradient is added to what its buffer holds.
+///
+/// With one micro-batch the first backward call that touches a weight's gradient overwrites it, so
+/// that nothing is cleared first; a layer that is called again for the same weight adds. With
+/// several micro-batches all gradients of weights are added.
+fn gradient_adds(own: &[Call], function: &str, microbatch_count: usize) -> Vec<bool> {
+    let mut touched = Vec::new();
+    let mut adds = Vec::new();
+    for call in own.iter().rev() {
+        let is_meant = call.function == function;
+        adds.resize(call.operands.len().max(adds.len()), false);
+        for (at, operand) in call.operands.iter().enumerate() {
+            let Operand::Weight(weight) = operand else { continue };
+            if is_meant && (microbatch_count > 1 || touched.contains(weight)) {
+                adds[at] = true;
+            }
+            touched.push(*weight);
+        }
+    }
+    adds
+}
+
+/// Whether a gradient is added to before anything was written to it in this step.
+fn must_clear(own: &[Call], microbatch_count: usize) -> bool {
+    let mut touched = Vec::new();
+    for call in own.iter().rev() {
+        let adds = gradient_adds(own, &call.function, microbatch_count);
+        for (operand, adds) in call.operands.iter().zip(adds) {
+            let Operand::Weight(weight) = operand else { continue };
+            if adds && !touched.contains(weight) {
+                return true;
+            }
+            touched.push(*weight);
+        }
+    }
+    false
 }
 
 /// The weights that a stage holds, and how.

@@ -30,7 +30,7 @@ pub struct Layer {
 /// The layer of one class of ranks.
 ///
 /// Results named in `accumulate_results` are added to their slots, as are the gradients of the
-/// parameters that `is_weight` marks.
+/// parameters that `adds` marks.
 ///
 /// # Errors
 /// A sentence, when the plan does not fit the layer or an op has no kernel.
@@ -39,7 +39,7 @@ pub fn layer(
     name: &str,
     plan: &FunctionPlan,
     place: Place,
-    is_weight: &[bool],
+    adds: &[bool],
     accumulate_results: bool,
     table: &mut KernelTable,
 ) -> Result<Layer, String> {
@@ -53,10 +53,10 @@ pub fn layer(
         .filter(|p| primal.ty(*p).dtype.is_float())
         .map(ir::ValueId::index)
         .collect();
-    let mut adds = vec![accumulate_results; primal.results.len()];
-    adds.resize(halves.forward.results.len(), false);
-    let forward = routine(&halves.forward, &local.module, &adds, table)?;
-    let adds: Vec<bool> = differentiable.iter().map(|p| is_weight[*p]).collect();
+    let mut result_adds = vec![accumulate_results; primal.results.len()];
+    result_adds.resize(halves.forward.results.len(), false);
+    let forward = routine(&halves.forward, &local.module, &result_adds, table)?;
+    let adds: Vec<bool> = differentiable.iter().map(|p| adds[*p]).collect();
     let backward = routine(&halves.backward, &local.module, &adds, table)?;
     Ok(Layer {
         name: name.to_owned(),

@@ -16,10 +16,12 @@ use crate::tile::lower_kernel;
 /// Added to the norm before the clipping factor is taken, as PyTorch's `clip_grad_norm_` does.
 const CLIP_EPS: f64 = 1e-6;
 
-/// Clears what micro-batches add to.
-pub(crate) fn begin(class: &mut Class<'_>, steps: &mut Vec<Step>) {
-    let (grads, elements) = class.store.all_grads();
-    fill(class, grads, elements, 0.0, steps);
+/// Clears what micro-batches add to, and gradients where `clears` says that they are added to.
+pub(crate) fn begin(class: &mut Class<'_>, clears: bool, steps: &mut Vec<Step>) {
+    if clears {
+        let (grads, elements) = class.store.all_grads();
+        fill(class, grads, elements, 0.0, steps);
+    }
     begin_evaluation(class, steps);
 }
 
