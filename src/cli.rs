@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand};
 
 use crate::failure::{self, Exit, Failure};
 use crate::output;
-use crate::verbs::{inspect, train, verify};
+use crate::verbs::{calibrate, inspect, plan, train, verify};
 
 /// The command line.
 #[derive(Debug, Parser)]
@@ -36,10 +36,18 @@ pub struct Cli {
 pub enum Verb {
     /// Say what a model is: functions, parameters, operations
     Inspect(inspect::Args),
+    /// Find the fastest plan that fits a cluster
+    Plan(plan::PlanArgs),
+    /// Say whether a model fits a cluster, and what holds the memory
+    Fit(plan::Asked),
+    /// Say why the plan is as it is, and where a step goes
+    Explain(plan::Asked),
     /// Train a model on texts, or go on with a run
     Train(Box<train::Args>),
     /// Compare every mesh of some ranks with one device: loss and all gradients
     Verify(verify::Args),
+    /// Measure this machine, for predictions
+    Calibrate(calibrate::Args),
 }
 
 /// Reads the command line and does what it says.
@@ -69,8 +77,12 @@ pub fn main() -> ExitCode {
 fn run(verb: &Verb) -> Result<Exit, Failure> {
     match verb {
         Verb::Inspect(args) => inspect::run(args),
+        Verb::Plan(args) => plan::plan(args),
+        Verb::Fit(asked) => plan::fit(asked),
+        Verb::Explain(asked) => plan::explain_plan(asked),
         Verb::Train(args) => train::run(args),
         Verb::Verify(args) => verify::run(args),
+        Verb::Calibrate(args) => calibrate::run(args),
     }
 }
 

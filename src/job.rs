@@ -35,6 +35,9 @@ pub struct Where {
         value_parser = positive
     )]
     pub ranks: usize,
+    /// Nodes of the cluster; as many as the preset or file says by default
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub nodes: Option<usize>,
     /// Rates that `gantline calibrate` measured, in place of the cluster's own
     #[arg(long, value_name = "FILE")]
     pub calibration: Option<String>,
@@ -44,13 +47,14 @@ impl Where {
     /// Reads the cluster and what was measured on it.
     pub fn cluster(&self) -> Result<Cluster, Failure> {
         let mut cluster = Cluster::load(&self.cluster)?;
+        cluster.nodes = self.nodes.unwrap_or(cluster.nodes);
         if let Some(path) = &self.calibration {
             let text = failure::read_text(path, "--calibration")?;
             cluster.calibration = Some(Calibration::parse(path, &text)?);
         }
         if let Some(devices) = cluster.devices().filter(|devices| self.ranks > *devices) {
             let headline = format!("{} ranks on {devices} devices of the cluster", self.ranks);
-            let help = format!("use --ranks {devices} or fewer, or a cluster with more nodes");
+            let help = format!("use --ranks {devices} or fewer, or --nodes with more nodes");
             return Err(usage("--ranks", headline).help(help).into());
         }
         Ok(cluster)

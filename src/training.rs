@@ -38,6 +38,7 @@ impl Training {
         let place = Where {
             cluster: settings.cluster.clone(),
             ranks: settings.ranks,
+            nodes: None,
             calibration: settings.calibration.clone(),
         };
         let cluster = place.cluster()?;

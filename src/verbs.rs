@@ -1,5 +1,7 @@
 //! The verbs of the command line, one file each: its flags, and what it answers.
 
 pub mod inspect;
+pub mod plan;
 pub mod train;
 pub mod verify;
+pub mod calibrate;

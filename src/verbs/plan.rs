@@ -1,0 +1,255 @@
+//! `plan`, `fit` and `explain`: what the planner answers about a model on a cluster.
+
+use ir::DType;
+use ir::import::{Model, Options, resolve};
+use ir::plan::Optimizer;
+use planner::cluster::Kind;
+use planner::explain::{Explanation, explain};
+use planner::search::{Found, Scored};
+use serde_json::{Value, json};
+
+use crate::cli::positive;
+use crate::failure::{Exit, Failure};
+use crate::flops::forward_flops;
+use crate::job::{self, Limited, Question, Where, positions_max};
+use crate::output::{self, Table};
+
+/// What the three verbs are asked.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Asked {
+    /// The model: a directory, a config.json, a .graph text or a preset
+    pub model: String,
+    /// Where it is trained
+    #[command(flatten)]
+    pub place: Where,
+    /// What may be chosen
+    #[command(flatten)]
+    pub limited: Limited,
+    /// Tokens of a sample [default: the longest the model was made for]
+    #[arg(long, alias = "seq-length", value_name = "N", value_parser = positive)]
+    pub seq: Option<usize>,
+    /// Samples of a step, over all ranks [default: 8, or as many as ranks]
+    #[arg(long, alias = "global-batch-size", value_name = "N", value_parser = positive)]
+    pub gbs: Option<usize>,
+    /// The element type [default: f32 on CPUs, bf16 on GPUs]
+    #[arg(long, value_name = "TYPE", value_parser = job::dtype)]
+    pub dtype: Option<DType>,
+    /// The update
+    #[arg(long, value_name = "NAME", default_value = "adamw", value_parser = ["adamw", "sgd"])]
+    pub optimizer: String,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Flags of `plan`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct PlanArgs {
+    /// The question
+    #[command(flatten)]
+    pub asked: Asked,
+    /// Print the plan itself
+    #[arg(long)]
+    pub plan: bool,
+    /// Write the plan to this file
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<String>,
+}
+
+/// Plans that are listed at most.
+const LISTED: usize = 8;
+
+impl Asked {
+    /// The model, and the question in the planner's form.
+    pub fn question(&self) -> Result<(Model, Question), Failure> {
+        let description = resolve(&self.model)?.description;
+        let cluster = self.place.cluster()?;
+        let seq = self.seq.unwrap_or_else(|| positions_max(&description));
+        let dtype = self.dtype.unwrap_or(match cluster.device.kind {
+            Kind::Cpu => DType::F32,
+            Kind::Gpu => DType::BF16,
+        });
+        let model = crate::import(&description, &Options { seq, dtype, dropout: None })?;
+        let question = Question {
+            cluster,
+            module: crate::prepare(&model)?,
+            model: model.name.clone(),
+            ranks: self.place.ranks,
+            global_batch_size: self.gbs.unwrap_or(self.place.ranks.max(8)),
+            seq,
+            dtype,
+            optimizer: match self.optimizer.as_str() {
+                "sgd" => Optimizer::Sgd { decay: 0.0 },
+                _ => job::ADAMW,
+            },
+            clip: Some(1.0),
+            limits: self.limited.limits()?,
+        };
+        Ok((model, question))
+    }
+}
+
+/// Answers `plan`: the fastest plan that fits, beside the best of other kinds.
+pub fn plan(args: &PlanArgs) -> Result<Exit, Failure> {
+    let (model, question) = args.asked.question()?;
+    let found = crate::plan(&question.job())?;
+    if let Some(path) = &args.output {
+        let path = std::path::Path::new(path);
+        std::fs::write(path, found.plan.to_string()).map_err(runtime::Error::io("write", path))?;
+        output::note(&format!("wrote {}", path.display()));
+    }
+    if args.asked.json {
+        output::answer_json(&document(&model, &question, &found));
+    } else if args.plan {
+        output::answer(&found.plan.to_string());
+    } else {
+        output::answer(&page(&model, &question, &found));
+    }
+    Ok(Exit::Success)
+}
+
+/// Answers `explain`: where a step of the plan goes, and why the others are slower.
+pub fn explain_plan(asked: &Asked) -> Result<Exit, Failure> {
+    let (model, question) = asked.question()?;
+    let found = crate::plan(&question.job())?;
+    let explanation: Explanation = explain(&found);
+    if asked.json {
+        let mut document = json!(explanation);
+        document["schema"] = json!("gantline.explain/1");
+        output::answer_json(&document);
+    } else {
+        let header = header(&model, &question);
+        output::answer(&format!("{header}\n{explanation}"));
+    }
+    Ok(Exit::Success)
+}
+
+/// Answers `fit`: what each strategy needs; yes if one fits.
+pub fn fit(asked: &Asked) -> Result<Exit, Failure> {
+    let (_, question) = asked.question()?;
+    let fit = planner::fit::fit(&question.job(), &crate::compiled)?;
+    if asked.json {
+        let mut document = json!(fit);
+        document["schema"] = json!("gantline.fit/1");
+        document["fits"] = json!(fit.fits());
+        output::answer_json(&document);
+    } else {
+        output::answer(&fit.to_string());
+    }
+    Ok(if fit.fits() { Exit::Success } else { Exit::Infeasible })
+}
+
+/// Operations of one step, forward and backward.
+fn step_flops(model: &Model, question: &Question) -> Option<f64> {
+    let entry = ["logits", crate::LOSS].into_iter().find(|e| model.module.function(e).is_some())?;
+    let forward = forward_flops(&model.module, entry)? as f64;
+    Some(3.0 * forward * question.global_batch_size as f64)
+}
+
+/// The share of the devices' peak that the model's operations take.
+fn mfu(model: &Model, question: &Question, step_s: f64) -> Option<f64> {
+    let Question { cluster, ranks, dtype, .. } = question;
+    let on_node = cluster.ranks_per_node(*ranks);
+    let rated = cluster.flops_per_s(*dtype, on_node).value;
+    // What is measured says more of a CPU than what is said of CPUs in general.
+    let measured = cluster.calibration.as_ref().and_then(|c| c.product.get(dtype));
+    let fastest = measured.map_or(0.0, |curve| curve.0.iter().map(|p| p[1]).fold(0.0, f64::max));
+    let peak = rated.max(fastest * cluster.threads(on_node) as f64);
+    // Ranks beyond the cores of a node share them.
+    let devices = *ranks as f64 / cluster.oversubscription(on_node);
+    Some(step_flops(model, question)? / step_s / (peak * devices))
+}
+
+fn header(model: &Model, question: &Question) -> String {
+    let Question { ranks, global_batch_size, seq, dtype, .. } = question;
+    let mut text = format!("model    {}: {}", model.name, output::count(model.param_count()));
+    text += &format!(" parameters in {dtype}\n");
+    text += &format!("cluster  {}, {ranks} ranks\n", question.cluster.describe());
+    text += &format!("step     {global_batch_size} samples of {seq} tokens\n");
+    text
+}
+
+/// The best plan of each mesh and boundary, the fastest first; those that do not fit come last.
+fn listed(found: &Found) -> Vec<&Scored> {
+    let kind = |s: &Scored| (s.candidate.mesh, s.candidate.sequence);
+    let mut sorted: Vec<&Scored> = found.evaluated.iter().collect();
+    sorted.sort_by(|a, b| b.fits().cmp(&a.fits()).then(a.time.seconds.total_cmp(&b.time.seconds)));
+    let mut listed: Vec<&Scored> = Vec::new();
+    for scored in sorted {
+        if listed.len() < LISTED && listed.iter().all(|other| kind(other) != kind(scored)) {
+            listed.push(scored);
+        }
+    }
+    listed
+}
+
+fn page(model: &Model, question: &Question, found: &Found) -> String {
+    let tokens = (question.global_batch_size * question.seq) as f64;
+    let columns = ["plan", "step", "tokens/s", "per rank", "MFU", "memory", "of"];
+    let mut table = Table::new(columns);
+    for scored in listed(found) {
+        let step_s = scored.time.seconds;
+        let mfu = mfu(model, question, step_s).map(|mfu| format!("{:.1}%", 100.0 * mfu));
+        table.row([
+            scored.candidate.to_string(),
+            output::seconds(step_s),
+            output::count((tokens / step_s) as u64),
+            output::count((tokens / step_s / question.ranks as f64) as u64),
+            mfu.unwrap_or_default(),
+            scored.need.to_string(),
+            format!("{}{}", scored.have, if scored.fits() { "" } else { " does not fit" }),
+        ]);
+    }
+    let origin = found.plan.predictions.get("step_time_s").map_or("", |p| p.origin.as_str());
+    let (all, compiled) = (found.candidate_count, found.evaluated.len());
+    let end = if found.complete { "none can be faster" } else { "the search was cut off" };
+    format!(
+        "{}\n{}\n{all} candidates, {compiled} compiled, {end}; times are {origin}\n",
+        header(model, question),
+        table.text()
+    )
+}
+
+fn document(model: &Model, question: &Question, found: &Found) -> Value {
+    let tokens = (question.global_batch_size * question.seq) as f64;
+    let plans: Vec<Value> = listed(found)
+        .into_iter()
+        .map(|scored| {
+            let step_s = scored.time.seconds;
+            json!({
+                "plan": scored.candidate.to_string(),
+                "mesh": scored.candidate.mesh,
+                "sequence": scored.candidate.sequence,
+                "microbatch_size": scored.candidate.microbatch_size,
+                "step_time_s": step_s,
+                "tokens_per_s": tokens / step_s,
+                "tokens_per_s_per_device": tokens / step_s / question.ranks as f64,
+                "mfu": mfu(model, question, step_s),
+                "peak_mem_bytes": scored.footprints.iter().map(|f| f.total()).max(),
+                "need_bytes": scored.need,
+                "have_bytes": scored.have,
+                "fits": scored.fits(),
+            })
+        })
+        .collect();
+    let explanation = explain(found);
+    json!({
+        "schema": "gantline.plan/1",
+        "model": model.name,
+        "params": model.param_count(),
+        "cluster": question.cluster.describe(),
+        "ranks": question.ranks,
+        "gbs": question.global_batch_size,
+        "seq": question.seq,
+        "dtype": question.dtype.name(),
+        "flops_per_step": step_flops(model, question),
+        "step_time_s": found.best.time.seconds,
+        "origin": explanation.origin,
+        "breakdown": found.best.time.breakdown,
+        "gap": explanation.gap,
+        "complete": found.complete,
+        "candidates": found.candidate_count,
+        "plans": plans,
+        "plan": found.plan,
+    })
+}
