@@ -76,7 +76,7 @@ fn steps(criterion: &mut Criterion) {
             let vocab = if case.model == "gpt2-mini" { 256 } else { 50257 };
             let tokens: Vec<i32> =
                 (0..case.samples * case.seq).map(|i| (mix(i as u64) % vocab) as i32).collect();
-            let batch = Batch { tokens: &tokens, labels: &tokens, position: 0 };
+            let batch = Batch { tokens: &tokens, labels: &tokens, ..Batch::default() };
             let scalars = Scalars { rate: 1e-4, ..Scalars::default() };
             bencher.iter(|| session.step(&batch, scalars).expect("the step runs"));
         });

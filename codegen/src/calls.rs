@@ -1,19 +1,25 @@
-//! The entry as a list of calls: what codegen and planner see of a training module.
+//! The entry as a list of calls: what codegen and planner see of a module.
 
 use ir::random::Key;
-use ir::{Function, Kind, Module, Op, ValueId};
+use ir::{Dim, Function, Kind, Module, Op, ValueId};
 
 /// What a call passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operand {
     /// A weight: an index into [`Calls::weights`].
     Weight(usize),
+    /// A cache: an index into [`Calls::caches`].
+    Cache(usize),
     /// The token ids.
     Tokens,
     /// The labels.
     Labels,
     /// The random key, folded to a path.
     Key(u32),
+    /// The position of the first token.
+    Position,
+    /// The index of the token whose logits are wanted.
+    Last,
     /// A result of an earlier call.
     Value(ValueId),
 }
@@ -43,6 +49,9 @@ pub struct Weight {
 pub struct Calls {
     /// The weights, in the order of the entry's parameters.
     pub weights: Vec<Weight>,
+    /// The names of the caches, in the order of the entry's parameters. The last results of the
+    /// entry replace them, in the same order.
+    pub caches: Vec<String>,
     /// The calls in order.
     pub calls: Vec<Call>,
     /// The entry's results.
@@ -50,7 +59,8 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// Reads an entry. Floating-point parameters are weights; `tokens`, `labels` and `key` are fed.
+    /// Reads an entry. Floating-point parameters are weights, or caches where they have samples;
+    /// `tokens`, `labels`, `key`, `position` and `last` are fed.
     ///
     /// # Errors
     /// A sentence that names what is no call of a layer.
@@ -62,10 +72,14 @@ impl Calls {
         let function =
             module.function(entry).ok_or_else(|| format!("there is no entry `@{entry}`"))?;
         let mut operands: Vec<Option<Operand>> = vec![None; function.values.len()];
-        let mut calls =
-            Calls { weights: Vec::new(), calls: Vec::new(), results: function.results.clone() };
+        let mut calls = Calls {
+            weights: Vec::new(),
+            caches: Vec::new(),
+            calls: Vec::new(),
+            results: function.results.clone(),
+        };
         for param in function.params() {
-            operands[param.index()] = Some(fed(function, param, &mut calls.weights)?);
+            operands[param.index()] = Some(fed(function, param, &mut calls)?);
         }
         for node in &function.nodes {
             let passed = |id: &ValueId| operands[id.index()].ok_or("an operand is not defined");
@@ -94,6 +108,12 @@ impl Calls {
         Ok(calls)
     }
 
+    /// The cache that a result of the entry replaces; none for any other value.
+    pub fn replaced_cache(&self, value: ValueId) -> Option<usize> {
+        let first = self.results.len().saturating_sub(self.caches.len());
+        self.results[first..].iter().position(|result| *result == value)
+    }
+
     /// The layers that are called, each once, in the order of their first call.
     pub fn functions(&self) -> Vec<&str> {
         let mut names: Vec<&str> = Vec::new();
@@ -115,17 +135,25 @@ fn is_layer(module: &Module, name: &str) -> bool {
     module.function(name).is_some_and(|f| f.kind == Kind::Layer)
 }
 
-fn fed(function: &Function, param: ValueId, weights: &mut Vec<Weight>) -> Result<Operand, String> {
+fn fed(function: &Function, param: ValueId, calls: &mut Calls) -> Result<Operand, String> {
     let value = function.value(param);
     match value.name.as_str() {
         "tokens" => Ok(Operand::Tokens),
         "labels" => Ok(Operand::Labels),
         "key" => Ok(Operand::Key(0)),
+        "position" => Ok(Operand::Position),
+        "last" => Ok(Operand::Last),
+        name if value.ty.dtype.is_float()
+            && value.ty.dims.iter().any(|d| d.mentions(Dim::BATCH)) =>
+        {
+            calls.caches.push(name.to_owned());
+            Ok(Operand::Cache(calls.caches.len() - 1))
+        }
         name if value.ty.dtype.is_float() => {
             let sizes = value.ty.sizes();
             let sizes = sizes.ok_or_else(|| format!("the weight `{name}` has open sizes"))?;
-            weights.push(Weight { name: name.to_owned(), sizes });
-            Ok(Operand::Weight(weights.len() - 1))
+            calls.weights.push(Weight { name: name.to_owned(), sizes });
+            Ok(Operand::Weight(calls.weights.len() - 1))
         }
         name => Err(format!("the entry's parameter `{name}` is neither a weight nor fed")),
     }

@@ -6,7 +6,7 @@ use ir::{DType, Function, Op, TensorType};
 use kernels::Kernel;
 use kernels::kernel::{
     Attention, Copy, CopyLoop, Dropout, Fill, Gather, LoopAB, LoopABC, LoopAC, LoopBC, Positions,
-    Product, Rope,
+    Product, Rope, Window,
 };
 use kernels::rows::{Access, Instr, Output, Rows};
 
@@ -62,6 +62,9 @@ pub fn kernel_of_op(
         }
         Op::Transpose { perm } => Ok(Kernel::Copy(permute(operands[0], perm, result.dtype)?)),
         Op::Pad { dim, before, .. } => Ok(Kernel::Copy(pad(operands[0], *dim, *before, &sizes)?)),
+        Op::DynamicSlice { dim, .. } => {
+            Ok(Kernel::Take(window(operands[0], result, operands[1], *dim)?))
+        }
         Op::Gather { .. }
         | Op::ScatterAdd { .. }
         | Op::Random { .. }
@@ -75,7 +78,6 @@ pub fn kernel_of_op(
         | Op::Reshape { .. }
         | Op::Concat { .. }
         | Op::DynamicUpdateSlice { .. }
-        | Op::DynamicSlice { .. }
         | Op::Call { .. }
         | Op::Collective { .. } => {
             Err(format!("there is no kernel for `{}` yet", ir::infer::name(op)))
@@ -177,6 +179,30 @@ fn copy(loops: Vec<CopyLoop>, source_offset: usize, dtype: DType) -> Copy {
     Copy { loops, source_offset, target_offset: 0, zero_first: 0, dtype }
 }
 
+/// The window `part` of `whole` along a dim.
+///
+/// # Errors
+/// A sentence, when there is no kernel for the type of the position.
+pub(crate) fn window(
+    whole: &TensorType,
+    part: &TensorType,
+    position: &TensorType,
+    dim: usize,
+) -> Result<Window, String> {
+    if position.dtype != DType::I32 {
+        return Err(format!("positions of {} have no kernel yet: use i32", position.dtype));
+    }
+    let whole = whole.sizes().ok_or("a local size is open")?;
+    let len = part.sizes().ok_or("a local size is open")?[dim];
+    Ok(Window {
+        outer: whole[..dim].iter().product(),
+        len,
+        capacity: whole[dim],
+        inner: whole[dim + 1..].iter().product(),
+        dtype: part.dtype,
+    })
+}
+
 fn repeat(new: &[usize], sizes: &[usize], dtype: DType) -> Copy {
     let target = row_major(sizes);
     let mut loops: Vec<CopyLoop> = Vec::new();
@@ -241,6 +267,11 @@ pub fn kernel_of_composite(
         "attention_bwd" => Ok(Kernel::AttentionBwd(attention(attributes, function, false)?)),
         "attention_dropout" => Ok(Kernel::Attention(attention(attributes, function, true)?)),
         "attention_dropout_bwd" => Ok(Kernel::AttentionBwd(attention(attributes, function, true)?)),
+        "attention_cached" => Ok(Kernel::Attention(Attention {
+            position: true,
+            causal: true,
+            ..attention(attributes, function, false)?
+        })),
         "rope" => Ok(Kernel::Rope(rope(attributes, function)?)),
         _ => Err(format!("there is no kernel for the composite `{name}` yet")),
     }

@@ -8,8 +8,8 @@
 use std::collections::BTreeMap;
 
 use ir::program::{Contents, Feed, Program, Step};
-use ir::sharding::{Layout, pieces};
-use ir::{Axis, DType, Diagnostic, Module, Plan, Span, ValueId};
+use ir::sharding::Layout;
+use ir::{DType, Diagnostic, Module, Plan, Span, ValueId};
 use kernels::Kernel;
 
 use crate::calls::{Call, Calls, Operand};
@@ -17,8 +17,9 @@ use crate::lower::KernelTable;
 use crate::partition::{Place, layouts};
 use crate::routines::{Layer, layer};
 use crate::specialise::Source;
-use crate::store::{BufferId, Store, WeightPlace};
+use crate::store::{BufferId, Store};
 use crate::update;
+use crate::weights::weight_places;
 
 /// Programs and the kernels that they launch.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,6 +37,10 @@ pub struct Compiled {
 pub fn compile(module: &Module, entry: &str, plan: &Plan) -> Result<Compiled, Diagnostic> {
     let at = || Span::of(format!("@{entry}"));
     let calls = Calls::of(module, entry).map_err(|why| Diagnostic::error("E2001", at(), why))?;
+    if !calls.caches.is_empty() {
+        let why = format!("`@{entry}` takes caches, and nothing is trained through them");
+        return Err(Diagnostic::error("E2001", at(), why));
+    }
     let mut table = KernelTable::default();
     let mut programs = Vec::new();
     for stage in 0..plan.mesh.pp {
@@ -128,7 +133,7 @@ impl<'a> Class<'a> {
             layers.insert(call.function.clone(), built);
         }
         let weights = weight_places(module, calls, plan, stage, tensor)?;
-        let store = Store::new(weights, plan.optimizer.state_count(), plan.dtype);
+        let store = Store::new(weights, Some(plan.optimizer.state_count()), plan.dtype);
         let clock = Clock { calls: own.len() };
         let in_flight = (plan.mesh.pp - stage).min(plan.microbatch_count);
         Ok(Class {
@@ -173,7 +178,8 @@ impl<'a> Class<'a> {
             self.forward(microbatch, &mut evaluate)?;
         }
         update::reduce_loss(&mut self, &mut evaluate);
-        Ok(self.store.into_program(&self.plan.model, [self.stage, self.tensor], steps, evaluate))
+        let (place, steps) = ([self.stage, self.tensor], [steps, evaluate]);
+        Ok(self.store.into_program(&self.plan.model, place, steps, Vec::new()))
     }
 
     /// One forward, one backward, after a warm-up of as many forwards as stages follow.
@@ -230,7 +236,9 @@ impl<'a> Class<'a> {
                     Operand::Tokens => self.allocate_feed(Feed::Tokens),
                     Operand::Labels => self.allocate_feed(Feed::Labels),
                     Operand::Key(path) => self.allocate_feed(Feed::Key { path: *path }),
-                    Operand::Value(_) | Operand::Weight(_) => {}
+                    Operand::Position => self.allocate_feed(Feed::Position),
+                    Operand::Last => self.allocate_feed(Feed::Last),
+                    Operand::Value(_) | Operand::Weight(_) | Operand::Cache(_) => {}
                 }
             }
             self.allocate_results(call)?;
@@ -258,6 +266,7 @@ impl<'a> Class<'a> {
             Feed::Key { path } => (format!("key.{path}"), DType::U32, vec![4]),
             Feed::Scalars => ("scalars".to_owned(), self.dtype, vec![4]),
             Feed::Position => ("position".to_owned(), DType::I32, Vec::new()),
+            Feed::Last => ("last".to_owned(), DType::I32, Vec::new()),
         };
         let buffer = self.store.persistent(&name, Contents::Feed(feed), dtype, sizes);
         self.feeds.insert(feed, buffer);
@@ -382,6 +391,9 @@ impl<'a> Class<'a> {
             Operand::Tokens => self.feeds[&Feed::Tokens],
             Operand::Labels => self.feeds[&Feed::Labels],
             Operand::Key(path) => self.feeds[&Feed::Key { path }],
+            Operand::Position => self.feeds[&Feed::Position],
+            Operand::Last => self.feeds[&Feed::Last],
+            Operand::Cache(_) => unreachable!("entries with caches are refused"),
             Operand::Value(value) => self.values[&(value, slot)],
         }
     }
@@ -462,7 +474,12 @@ impl<'a> Class<'a> {
                 slots.push(match own.operands[*param] {
                     Operand::Weight(weight) => self.store.grad(weight),
                     Operand::Value(value) => self.cotangents[&value],
-                    Operand::Tokens | Operand::Labels | Operand::Key(_) => {
+                    Operand::Tokens
+                    | Operand::Labels
+                    | Operand::Key(_)
+                    | Operand::Position
+                    | Operand::Last
+                    | Operand::Cache(_) => {
                         return Err(format!("`@{}` has a gradient for what is fed", own.function));
                     }
                 });
@@ -535,76 +552,6 @@ fn must_clear(own: &[Call], microbatch_count: usize) -> bool {
         }
     }
     false
-}
-
-/// The weights that a stage holds, and how.
-fn weight_places(
-    module: &Module,
-    calls: &Calls,
-    plan: &Plan,
-    stage: usize,
-    tensor: usize,
-) -> Result<Vec<WeightPlace>, String> {
-    let mut places = Vec::new();
-    for (weight, description) in calls.weights.iter().enumerate() {
-        let mut stages = Vec::new();
-        let mut layout: Option<(Layout, Layout)> = None;
-        for (at, call) in calls.calls.iter().enumerate() {
-            let Some(param) = call.operands.iter().position(|o| *o == Operand::Weight(weight))
-            else {
-                continue;
-            };
-            stages.push(plan.stage_of(at));
-            let function = module.function(&call.function).ok_or("a call of nothing")?;
-            let name = &function.value(ValueId(param as u32)).name;
-            let on_tp = |value: &str| {
-                let sharding =
-                    plan.functions.get(&call.function).and_then(|f| f.shardings.get(value));
-                let found = sharding.map(|s| layouts(s)[1]);
-                found.ok_or_else(|| {
-                    format!("the plan has no sharding for `@{}.%{value}`", call.function)
-                })
-            };
-            let here = (on_tp(name)?, on_tp(&format!("d.{name}"))?);
-            if layout.is_some_and(|l| l.0 != here.0) {
-                return Err(format!("`{}` is sharded in two ways", description.name));
-            }
-            // A partial sum in one of several uses makes the whole gradient one.
-            let partial = |l: Layout| matches!(l, Layout::Partial(_));
-            if layout.is_some_and(|l| partial(l.1) != partial(here.1)) {
-                return Err(format!(
-                    "the gradient of `{}` is partial in one use only",
-                    description.name
-                ));
-            }
-            layout = Some(here);
-        }
-        stages.sort_unstable();
-        stages.dedup();
-        let Some((layout, gradient)) = layout.filter(|_| stages.contains(&stage)) else { continue };
-        let mut ranges: Vec<(usize, usize)> = description.sizes.iter().map(|s| (0, *s)).collect();
-        if let (Layout::Cut { dim, unit }, true) = (layout, plan.mesh.tp > 1) {
-            let cut = pieces(description.sizes[dim], unit, plan.mesh.tp);
-            let cut = cut.ok_or_else(|| {
-                format!("`{}` cannot be cut over {}={}", description.name, Axis::Tp, plan.mesh.tp)
-            })?;
-            ranges[dim] = (cut[tensor].start, cut[tensor].size);
-        }
-        places.push(WeightPlace {
-            weight,
-            name: description.name.clone(),
-            global: description.sizes.clone(),
-            ranges,
-            is_cut: matches!(layout, Layout::Cut { .. }) && plan.mesh.tp > 1,
-            is_partial: matches!(gradient, Layout::Partial(_)) && plan.mesh.tp > 1,
-            stages,
-            owned: false,
-        });
-    }
-    for place in &mut places {
-        place.owned = place.stages.first() == Some(&stage);
-    }
-    Ok(places)
 }
 
 /// The name of the loss sum in the layer that computes it.

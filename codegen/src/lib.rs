@@ -46,4 +46,6 @@ pub mod prepare;
 pub mod routines;
 mod store;
 mod update;
+mod weights;
 pub mod compile;
+pub mod inference;

@@ -33,7 +33,8 @@ impl KernelTable {
 }
 
 /// Lowers a fused function. Its slots are the parameters, then the results; a result that
-/// `accumulate` marks is added to what its slot holds.
+/// `accumulate` marks is added to what its slot holds. A result for which `in_place` names a
+/// parameter updates it: both slots are one buffer.
 ///
 /// # Errors
 /// A sentence that names an op for which there is no kernel.
@@ -41,9 +42,11 @@ pub fn lower_routine(
     function: &Function,
     module: &Module,
     accumulate: &[bool],
+    in_place: &[Option<usize>],
     table: &mut KernelTable,
 ) -> Result<Routine, String> {
     let mut lower = Lower::new(function, module, table);
+    lower.in_place = in_place.to_vec();
     lower.assign_slots(accumulate);
     for node in &function.nodes {
         lower.node(node)?;
@@ -64,6 +67,8 @@ struct Lower<'a> {
     module: &'a Module,
     table: &'a mut KernelTable,
     home: Vec<Option<Home>>,
+    /// For each result, the parameter that it updates in place.
+    in_place: Vec<Option<usize>>,
     /// Values whose producer adds to their slot.
     adds: Vec<bool>,
     /// Results that are not written by their producer: the slot, the value, whether it is added.
@@ -84,6 +89,7 @@ impl<'a> Lower<'a> {
             module,
             table,
             home,
+            in_place: Vec::new(),
             adds: vec![false; count],
             copies: Vec::new(),
             locals: Vec::new(),
@@ -161,6 +167,7 @@ impl<'a> Lower<'a> {
                 self.collective(node, kind, axis);
                 Ok(())
             }
+            Op::DynamicUpdateSlice { dim } => self.place(node, *dim),
             Op::Call { function } => self.call(node, function),
             _ => {
                 let operands: Vec<&TensorType> =
@@ -178,6 +185,32 @@ impl<'a> Lower<'a> {
         let inputs = node.operands.iter().map(|o| self.home(*o)).collect();
         let outputs = node.results.iter().map(|r| self.home(*r)).collect();
         self.launch(kernel, inputs, outputs);
+    }
+
+    /// Writes a window of a value: in place, or into a copy of it.
+    fn place(&mut self, node: &Node, dim: usize) -> Result<(), String> {
+        let [x, update, position] = node.operands[..] else {
+            return Err("an update has three operands".to_owned());
+        };
+        let window = catalogue::window(self.ty(x), self.ty(update), self.ty(position), dim)?;
+        let (from, to) = (self.home(x), self.home(node.result()));
+        let reads = self.function.nodes.iter().flat_map(|n| &n.operands).filter(|o| **o == x);
+        if !self.is_same_buffer(from, to) {
+            self.copy(x, to, from, false);
+        } else if reads.count() > 1 {
+            return Err(format!("`%{}` is read besides its update", self.function.value(x).name));
+        }
+        let inputs = vec![self.home(update), self.home(position)];
+        self.launch(Kernel::Place(window), inputs, vec![to]);
+        Ok(())
+    }
+
+    /// Whether two slots are a parameter and the result that updates it in place.
+    fn is_same_buffer(&self, param: Ref, result: Ref) -> bool {
+        let (Ref::Slot(param), Ref::Slot(result)) = (param, result) else { return false };
+        let result = (result as usize).checked_sub(self.function.param_count);
+        let updated = result.and_then(|at| *self.in_place.get(at)?);
+        updated == Some(param as usize)
     }
 
     fn call(&mut self, node: &Node, callee: &str) -> Result<(), String> {

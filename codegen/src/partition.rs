@@ -122,6 +122,20 @@ pub fn partition(
     shardings: &Shardings,
     place: Place,
 ) -> Result<Local, String> {
+    partition_for_output(module, function, shardings, place, &[])
+}
+
+/// As [`partition`], but every rank along `tp` has the whole of the results that are marked.
+///
+/// # Errors
+/// As [`partition`].
+pub fn partition_for_output(
+    module: &Module,
+    function: &Function,
+    shardings: &Shardings,
+    place: Place,
+    is_output: &[bool],
+) -> Result<Local, String> {
     let batch = (place.microbatch_size * place.sizes[0]) as i64;
     let bindings = Bindings::from([(Dim::BATCH.to_owned(), batch)]);
     let mut global = function.clone();
@@ -147,8 +161,15 @@ pub fn partition(
         for node in &global.nodes {
             work.node(node)?;
         }
+        let mut result = |(at, result): (usize, &ValueId)| {
+            let mut layouts = work.produced(*result)?;
+            if is_output.get(at) == Some(&true) {
+                layouts[1] = Layout::Replicated;
+            }
+            work.shard(*result, layouts)
+        };
         let results: Result<Vec<ValueId>, String> =
-            global.results.iter().map(|r| work.shard(*r, work.produced(*r)?)).collect();
+            global.results.iter().enumerate().map(&mut result).collect();
         work.builder.into_function(&results?)
     };
     origin.resize(local.values.len(), None);

@@ -55,9 +55,9 @@ pub fn layer(
         .collect();
     let mut result_adds = vec![accumulate_results; primal.results.len()];
     result_adds.resize(halves.forward.results.len(), false);
-    let forward = routine(&halves.forward, &local.module, &result_adds, table)?;
+    let forward = routine(&halves.forward, &local.module, &result_adds, &[], table)?;
     let adds: Vec<bool> = differentiable.iter().map(|p| adds[*p]).collect();
-    let backward = routine(&halves.backward, &local.module, &adds, table)?;
+    let backward = routine(&halves.backward, &local.module, &adds, &[], table)?;
     Ok(Layer {
         name: name.to_owned(),
         param_count: primal.param_count,
@@ -68,7 +68,8 @@ pub fn layer(
     })
 }
 
-/// Fuses and lowers one local function.
+/// Fuses and lowers one local function; `accumulate` and `in_place` are as [`lower_routine`] wants
+/// them.
 ///
 /// # Errors
 /// A sentence that names an op without a kernel.
@@ -76,12 +77,13 @@ pub fn routine(
     function: &Function,
     composites: &Module,
     accumulate: &[bool],
+    in_place: &[Option<usize>],
     table: &mut KernelTable,
 ) -> Result<Routine, String> {
     let mut module = composites.clone();
     let mut function = function.clone();
     ir::pass::remove_common_nodes(&mut function);
     let fused = fuse(&function, &mut module);
-    lower_routine(&fused, &module, accumulate, table)
+    lower_routine(&fused, &module, accumulate, in_place, table)
         .map_err(|why| format!("`@{}`: {why}", function.name))
 }

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use ir::DType;
 pub(crate) use ir::program::BufferId;
-use ir::program::{Buffer, Contents, Program, Routine, Step, WeightShard, aligned};
+use ir::program::{Buffer, Contents, Entry, Program, Routine, Step, WeightShard, aligned};
 
 use crate::arena::{Lifetime, pack};
 
 /// A weight as a class holds it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct WeightPlace {
     /// The entry's weight.
     pub(crate) weight: usize,
@@ -68,8 +68,9 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Places parameters, gradients and `states` optimizer states, region by region.
-    pub(crate) fn new(weights: Vec<WeightPlace>, states: usize, dtype: DType) -> Store {
+    /// Places parameters region by region; and, where there are `states` for training, gradients
+    /// and so many optimizer states.
+    pub(crate) fn new(weights: Vec<WeightPlace>, states: Option<usize>, dtype: DType) -> Store {
         let mut store = Store {
             weights,
             regions: Vec::new(),
@@ -86,6 +87,7 @@ impl Store {
         };
         store.weights.sort_by_key(|w| (region_of(w), w.weight));
         let params = store.block("params", Contents::Param);
+        let Some(states) = states else { return store };
         let from = store.end;
         let grads = store.block("grads", Contents::Grad);
         let elements = ((store.end - from) / dtype.size()) as usize;
@@ -247,8 +249,8 @@ impl Store {
         mut self,
         name: &str,
         [stage, tensor]: [usize; 2],
-        steps: Vec<Step>,
-        evaluate: Vec<Step>,
+        [steps, evaluate]: [Vec<Step>; 2],
+        entries: Vec<Entry>,
     ) -> Program {
         let lifetimes: Vec<Lifetime> = self
             .spans
@@ -279,6 +281,7 @@ impl Store {
             routines: self.routines,
             steps,
             evaluate,
+            entries,
         }
     }
 }

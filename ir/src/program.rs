@@ -40,6 +40,11 @@ pub enum Contents {
     Feed(Feed),
     /// Loss sum, count and squared gradient norm of the step.
     Stats,
+    /// What calls of an inference entry leave for later ones: keys or values of one layer. Counted
+    /// as the entry's caches are.
+    Cache(usize),
+    /// A result of an inference entry, which the host reads before it runs anything else.
+    Output,
     /// A part of another buffer, or a run of buffers that lie side by side.
     View,
     /// A value that lives between routine calls.
@@ -64,6 +69,8 @@ pub enum Feed {
     Scalars,
     /// `i32[]`: the position of the first token, in decoding.
     Position,
+    /// `i32[]`: the index of the token whose logits are wanted, in decoding.
+    Last,
 }
 
 /// A range of an arena.
@@ -233,6 +240,18 @@ pub enum Step {
     },
 }
 
+/// One of the things that a program for inference can be asked to do: all entries share weights
+/// and caches.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// The name, such as `decode.16`.
+    pub name: String,
+    /// The instructions of one call.
+    pub steps: Vec<Step>,
+    /// The results that are no caches, whole on `tp`; none on a class of ranks that lacks them.
+    pub outputs: Vec<BufferId>,
+}
+
 /// The instructions of one class of ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Program {
@@ -252,10 +271,13 @@ pub struct Program {
     pub live_bytes_max: u64,
     /// The routines.
     pub routines: Vec<Routine>,
-    /// The instructions of one training step, or of one call of an inference entry.
+    /// The instructions of one training step; none in a program for inference.
     pub steps: Vec<Step>,
     /// The instructions that only compute the loss of a batch, up to and with the reduction of the
     /// statistics; none where there is no loss. They change no parameter, gradient or state.
     #[serde(default)]
     pub evaluate: Vec<Step>,
+    /// What a program for inference can be asked to do; none in one for training.
+    #[serde(default)]
+    pub entries: Vec<Entry>,
 }

@@ -19,6 +19,9 @@ pub struct Footprint {
     pub grads: u64,
     /// Optimizer state.
     pub states: u64,
+    /// Keys and values that decoding keeps.
+    #[serde(default)]
+    pub caches: u64,
     /// Everything else in the arena: what a micro-batch leaves for its backward pass, what calls
     /// need while they run, what is fed.
     pub activations: u64,
@@ -39,14 +42,16 @@ impl Footprint {
                 Contents::Param(_) => footprint.params += buffer.bytes,
                 Contents::Grad(_) => footprint.grads += buffer.bytes,
                 Contents::State { .. } => footprint.states += buffer.bytes,
+                Contents::Cache(_) => footprint.caches += buffer.bytes,
                 Contents::Feed(_)
                 | Contents::Stats
+                | Contents::Output
                 | Contents::Activation
                 | Contents::Frame
                 | Contents::View => {}
             }
         }
-        let persistent = footprint.params + footprint.grads + footprint.states;
+        let persistent = footprint.params + footprint.grads + footprint.states + footprint.caches;
         footprint.activations = footprint.arena.saturating_sub(persistent);
         footprint
     }
@@ -62,9 +67,11 @@ impl Footprint {
             ("parameters", Bytes(self.params)),
             ("gradients", Bytes(self.grads)),
             ("optimizer state", Bytes(self.states)),
+            ("caches", Bytes(self.caches)),
             ("activations", Bytes(self.activations)),
             ("workspaces", Bytes(self.workspace)),
         ];
+        holders.retain(|(name, bytes)| *name != "caches" || bytes.0 > 0);
         holders.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         holders
     }

@@ -66,6 +66,12 @@ impl Classes {
         &self.programs[self.class_of(rank)]
     }
 
+    /// All phases, in a fixed order.
+    fn phases(&self) -> impl Iterator<Item = Phase> + use<> {
+        let entries = self.programs.first().map_or(0, |program| program.entries.len());
+        [Phase::Step, Phase::Evaluate].into_iter().chain((0..entries).map(Phase::Entry))
+    }
+
     /// How a phase cuts the global batch; none if it feeds no tokens and no labels.
     pub fn samples(&self, phase: Phase) -> Option<Samples> {
         let steps = self.programs.iter().flat_map(|p| steps(p, phase).iter().map(move |s| (p, s)));
@@ -118,12 +124,26 @@ pub enum Phase {
     Step,
     /// [`Program::evaluate`].
     Evaluate,
+    /// One of [`Program::entries`].
+    Entry(usize),
+}
+
+impl Phase {
+    /// The place among [`Classes::phases`].
+    fn index(self) -> usize {
+        match self {
+            Phase::Step => 0,
+            Phase::Evaluate => 1,
+            Phase::Entry(entry) => 2 + entry,
+        }
+    }
 }
 
 fn steps(program: &Program, phase: Phase) -> &[Step] {
     match phase {
         Phase::Step => &program.steps,
         Phase::Evaluate => &program.evaluate,
+        Phase::Entry(entry) => &program.entries[entry].steps,
     }
 }
 
@@ -151,6 +171,8 @@ pub struct Batch<'a> {
     pub labels: &'a [i32],
     /// The position of the first token, in decoding.
     pub position: i32,
+    /// The index of the token whose logits are wanted, in decoding.
+    pub last: i32,
 }
 
 /// The numbers that differ from step to step.
@@ -242,8 +264,8 @@ impl Session {
     /// **Errors.** Memory or threads are lacking; the error names the rank.
     pub fn start(classes: Arc<Classes>, options: &Options) -> Result<Session, Error> {
         let size = classes.mesh.ranks();
-        let samples = [Phase::Step, Phase::Evaluate].map(|phase| classes.samples(phase));
-        let control = Arc::new(Control::new(size, options.deadline, samples));
+        let samples: Arc<[_]> = classes.phases().map(|phase| classes.samples(phase)).collect();
+        let control = Arc::new(Control::new(size, options.deadline, Arc::clone(&samples)));
         let mut session =
             Session { classes, control, seats: Vec::new(), threads: Vec::with_capacity(size) };
         for rank in 0..size {
@@ -255,6 +277,7 @@ impl Session {
             let classes = Arc::clone(&session.classes);
             let control = Arc::clone(&session.control);
             let seat = Arc::clone(&session.seats[rank]);
+            let samples = Arc::clone(&samples);
             let make = || Runner::new(classes, Box::new(local), options, samples, epoch);
             let mut runner = catch_unwind(AssertUnwindSafe(make))
                 .map_err(|panic| rank_error(rank, rank::panic_text(&*panic).to_owned()))?;
@@ -275,9 +298,9 @@ impl Session {
         let arena = arena.ok_or_else(|| {
             rank_error(rank, format!("can't reserve {} bytes of memory", program.arena_bytes))
         })?;
-        let spans = [Phase::Step, Phase::Evaluate]
-            .map(|phase| tracing.span_count(program, steps(program, phase)));
-        Ok(Seat { arena, spans: Vec::with_capacity(spans[0].max(spans[1])) })
+        let spans = |phase| tracing.span_count(program, steps(program, phase));
+        let spans = self.classes.phases().map(spans).max().unwrap_or(0);
+        Ok(Seat { arena, spans: Vec::with_capacity(spans) })
     }
 
     /// The programs.
@@ -285,7 +308,7 @@ impl Session {
         &self.classes
     }
 
-    /// Runs one training step, or one call of an inference entry, on all ranks.
+    /// Runs one training step on all ranks.
     ///
     /// **Shapes.** The batch holds the samples of all micro-batches and ranks: micro-batch `m` of
     /// data coordinate `r` is [`Samples::size`] samples from [`Samples::first`]`(m, r)` on.
@@ -296,6 +319,36 @@ impl Session {
     /// Computes the loss of a batch on all ranks and changes no parameter.
     pub fn evaluate(&mut self, batch: &Batch<'_>) -> Result<StepReport, Error> {
         self.run(Phase::Evaluate, batch, Scalars::default())
+    }
+
+    /// Calls an entry of a program for inference on all ranks; [`Session::output`] has its results.
+    pub fn infer(&mut self, entry: usize, batch: &Batch<'_>) -> Result<StepReport, Error> {
+        self.run(Phase::Entry(entry), batch, Scalars::default())
+    }
+
+    /// A result of the entry that was called last, of all samples, sample by sample.
+    ///
+    /// # Panics
+    /// When the entry has no such result.
+    pub fn output(&self, entry: usize, index: usize) -> Values {
+        let mesh = self.classes.mesh;
+        let (mut bytes, mut sizes, mut dtype) = (Vec::new(), Vec::new(), DType::F32);
+        for data in 0..mesh.dp {
+            let has = |stage: &usize| {
+                let program = self.classes.program_of(mesh.rank(*stage, data, 0));
+                program.entries[entry].outputs.len() > index
+            };
+            let stage = (0..mesh.pp).find(has).expect("an entry's results are on some stage");
+            let rank = mesh.rank(stage, data, 0);
+            let program = self.classes.program_of(rank);
+            let id = program.entries[entry].outputs[index];
+            let buffer = buffer_of(program, id);
+            (sizes, dtype) = (buffer.sizes.clone(), buffer.dtype);
+            let len = sizes.iter().product::<usize>() * dtype.size() as usize;
+            self.lend(rank, |lent| bytes.extend_from_slice(&lent.bytes(id)[..len]));
+        }
+        sizes[0] *= mesh.dp;
+        Values { dtype, dims: sizes, bytes }
     }
 
     fn run(
@@ -310,7 +363,7 @@ impl Session {
         let [loss_sum, count, square] = self.stats();
         let grad_norm = match phase {
             Phase::Step => square.sqrt(),
-            Phase::Evaluate => 0.0,
+            Phase::Evaluate | Phase::Entry(_) => 0.0,
         };
         Ok(StepReport { loss_sum, count, grad_norm, seconds, ranks })
     }

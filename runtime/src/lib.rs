@@ -50,6 +50,7 @@ pub mod checkpoint;
 pub mod communicator;
 pub mod convert;
 pub mod data;
+pub mod decode;
 pub mod error;
 pub mod execute;
 pub mod generate;

@@ -175,7 +175,7 @@ fn advance(
     let config = run.config;
     let scalars = scalars(config, step);
     let batch = run.batches.training(step - 1, 0..samples.global());
-    let batch = Batch { tokens: &batch.inputs, labels: &batch.labels, position: 0 };
+    let batch = Batch { tokens: &batch.inputs, labels: &batch.labels, ..Batch::default() };
     let report = session.step(&batch, scalars)?;
     check_finite(&report, step)?;
     let is_validated =
@@ -230,7 +230,7 @@ fn validate(session: &mut Session, run: &Run<'_>, samples: Samples) -> Result<Op
     let (mut sum, mut count) = (0.0, 0.0);
     for index in 0..run.config.validation_batches.min(run.batches.validation_batches()) {
         let batch = run.batches.validation(index, 0..samples.global());
-        let batch = Batch { tokens: &batch.inputs, labels: &batch.labels, position: 0 };
+        let batch = Batch { tokens: &batch.inputs, labels: &batch.labels, ..Batch::default() };
         let report = session.evaluate(&batch)?;
         sum += report.loss_sum;
         count += report.count;

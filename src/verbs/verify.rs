@@ -153,7 +153,7 @@ fn step(question: &Question, model: &Model, plan: &Plan, seed: u32) -> Result<Co
     let is_ignored = |at: usize| at % 11 == 3;
     let label = |at: usize| if is_ignored(at) { -100 } else { draw(count + at) };
     let labels: Vec<i32> = (0..count).map(label).collect();
-    let batch = Batch { tokens: &tokens, labels: &labels, position: 0 };
+    let batch = Batch { tokens: &tokens, labels: &labels, ..Batch::default() };
     let report = session.step(&batch, Scalars { seed, ..Scalars::default() })?;
     let grads = model.weights.iter().filter_map(|weight| {
         Some((weight.name.clone(), session.read_grad(&weight.name)?.to_f64()))

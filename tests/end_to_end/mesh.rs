@@ -119,7 +119,7 @@ fn check(
                 .unwrap_or_else(|why| panic!("{} {mesh}: {why}", description.name));
             let mut session = session(&module, &plan);
             load(&mut session, &weights);
-            let batch = Batch { tokens: &tokens, labels: &labels, position: 0 };
+            let batch = Batch { tokens: &tokens, labels: &labels, ..Batch::default() };
             let report = session.step(&batch, scalars()).expect("the step runs");
             let error = (report.loss_sum - loss).abs() / loss.abs();
             assert!(

@@ -74,7 +74,7 @@ impl Case {
             correction2: 1.0 - 0.999_f64.powi(step as i32),
             clip,
         };
-        let batch = Batch { tokens: &self.tokens, labels: &self.labels, position: 0 };
+        let batch = Batch { tokens: &self.tokens, labels: &self.labels, ..Batch::default() };
         session.step(&batch, scalars).expect("the step runs").loss()
     }
 

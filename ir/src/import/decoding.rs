@@ -110,11 +110,15 @@ fn add_entry(
     logits: LogitsOf,
 ) {
     let ids = maker.types.ids.clone();
+    let scalar = TensorType::scalar(DType::I32);
     if logits == LogitsOf::Last {
+        let mut b = Builder::new(module, "take_last", Kind::Layer);
+        let (x, last) = (b.param("x", maker.types.x.clone()), b.param("last", scalar.clone()));
+        let x = b.push("x_last", Op::DynamicSlice { dim: 1, size: Dim::from(1) }, &[x, last]);
+        b.finish(&[x]);
         maker.types.x.dims[1] = Dim::from(1);
     }
     maker.add_head_logits(module);
-    let scalar = TensorType::scalar(DType::I32);
     let mut b = Builder::new(module, "decode", Kind::Layer);
     let weights = maker.take_weights(&mut b);
     let caches: Vec<ValueId> = caches.iter().map(|c| b.param(&c.name, c.ty.clone())).collect();
@@ -133,7 +137,7 @@ fn add_entry(
         written.extend_from_slice(&results[1..]);
     }
     if let Some(last) = last {
-        x = b.push("x_last", Op::DynamicSlice { dim: 1, size: Dim::from(1) }, &[x, last]);
+        x = b.call("x_last", "take_last", &[x, last])[0];
     }
     let operands: Vec<ValueId> = [x].into_iter().chain(weights.head).collect();
     let logits = b.call("logits", "head_logits", &operands)[0];

@@ -1,6 +1,6 @@
 //! How the host and the threads of ranks hand a step to each other.
 
-use std::sync::{Condvar, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use crate::communicator::CommError;
@@ -18,6 +18,7 @@ pub(super) struct Inputs {
     pub(super) tokens: Vec<i32>,
     pub(super) labels: Vec<i32>,
     pub(super) position: i32,
+    pub(super) last: i32,
     pub(super) scalars: Scalars,
 }
 
@@ -39,15 +40,17 @@ pub(super) struct Control {
     answered: Condvar,
     inputs: RwLock<Inputs>,
     deadline: Duration,
-    samples: [Option<Samples>; 2],
+    /// By phase.
+    samples: Arc<[Option<Samples>]>,
 }
 
 impl Control {
-    pub(super) fn new(size: usize, deadline: Duration, samples: [Option<Samples>; 2]) -> Control {
+    pub(super) fn new(size: usize, deadline: Duration, samples: Arc<[Option<Samples>]>) -> Control {
         let answers = (0..size).map(|_| Some(Ok(RankTime::default()))).collect();
         let state = State { order: 0, phase: Some(Phase::Step), answers, failure: None };
         let scalars = Scalars::default();
-        let inputs = Inputs { tokens: Vec::new(), labels: Vec::new(), position: 0, scalars };
+        let (tokens, labels) = (Vec::new(), Vec::new());
+        let inputs = Inputs { tokens, labels, position: 0, last: 0, scalars };
         Control {
             state: Mutex::new(state),
             ordered: Condvar::new(),
@@ -97,7 +100,7 @@ impl Control {
 
     /// Copies what the ranks will read into memory that is used again.
     fn feed(&self, phase: Phase, batch: &Batch<'_>, scalars: Scalars) {
-        if let Some(samples) = self.samples[phase as usize] {
+        if let Some(samples) = self.samples[phase.index()] {
             let wanted = samples.global() * samples.seq;
             let fits = |given: &[i32]| given.is_empty() || given.len() == wanted;
             assert!(
@@ -113,6 +116,7 @@ impl Control {
         inputs.labels.clear();
         inputs.labels.extend_from_slice(batch.labels);
         inputs.position = batch.position;
+        inputs.last = batch.last;
         inputs.scalars = scalars;
     }
 

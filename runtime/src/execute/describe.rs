@@ -39,6 +39,7 @@ fn step_name(program: &Program, step: &Step) -> String {
                 Feed::Key { .. } => "key",
                 Feed::Scalars => "scalars",
                 Feed::Position => "position",
+                Feed::Last => "last",
             };
             format!("feed {what} of micro-batch {microbatch}")
         }

@@ -47,7 +47,8 @@ pub(super) struct Runner {
     communicator: Box<dyn Communicator>,
     /// By routine and instruction; none for launches.
     wires: Vec<Vec<Option<Wire>>>,
-    samples: [Option<Samples>; 2],
+    /// By phase.
+    samples: Arc<[Option<Samples>]>,
     tracing: Tracing,
     epoch: Instant,
     /// The step and the instruction that are being run.
@@ -72,7 +73,7 @@ impl Runner {
         classes: Arc<Classes>,
         communicator: Box<dyn Communicator>,
         options: &Options,
-        samples: [Option<Samples>; 2],
+        samples: Arc<[Option<Samples>]>,
         epoch: Instant,
     ) -> Runner {
         let rank = communicator.rank();
@@ -194,7 +195,7 @@ impl Runner {
         inputs: &Inputs,
         arena: &mut Arena,
     ) {
-        let samples = self.samples[phase as usize];
+        let samples = self.samples[phase.index()];
         let first = samples.map_or(0, |samples| samples.first(microbatch, self.data));
         let target = arena.bytes_mut(range(buffer));
         let rows = |source: &[i32], target: &mut [u8]| {
@@ -220,6 +221,7 @@ impl Runner {
                 }
             }
             Feed::Position => put(&[inputs.position], i32::to_le_bytes, target),
+            Feed::Last => put(&[inputs.last], i32::to_le_bytes, target),
         }
     }
 

@@ -197,6 +197,8 @@ fn part_of<'a>(program: &'a Program, buffer: &Buffer) -> Option<(&'a WeightShard
         Contents::State { weight, index } => (weight, Part::State(index)),
         Contents::Feed(_)
         | Contents::Stats
+        | Contents::Cache(_)
+        | Contents::Output
         | Contents::View
         | Contents::Activation
         | Contents::Frame => {

@@ -158,6 +158,7 @@ pub(crate) fn finish(
         routines,
         steps,
         evaluate,
+        entries: Vec::new(),
     }
 }
 

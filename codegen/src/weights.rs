@@ -1,0 +1,99 @@
+//! Which part of each weight a class of ranks holds.
+
+use ir::sharding::{Layout, pieces};
+use ir::{Axis, Module, Plan, ValueId};
+
+use crate::calls::{Call, Calls, Operand, Weight};
+use crate::partition::layouts;
+use crate::prepare::gradient_name;
+use crate::store::WeightPlace;
+
+/// How a weight and its gradient lie on `tp`.
+type Lies = (Layout, Layout);
+
+/// The weights that a stage holds, and how.
+pub(crate) fn weight_places(
+    module: &Module,
+    calls: &Calls,
+    plan: &Plan,
+    stage: usize,
+    tensor: usize,
+) -> Result<Vec<WeightPlace>, String> {
+    let mut places = Vec::new();
+    for (index, weight) in calls.weights.iter().enumerate() {
+        let mut stages = Vec::new();
+        let mut lies: Option<Lies> = None;
+        for (at, call) in calls.calls.iter().enumerate() {
+            let param = call.operands.iter().position(|o| *o == Operand::Weight(index));
+            let Some(param) = param else { continue };
+            stages.push(plan.stage_of(at));
+            let here = in_call(module, plan, call, param)?;
+            if let Some(there) = lies {
+                agree(weight, there, here)?;
+            }
+            lies = Some(here);
+        }
+        stages.sort_unstable();
+        stages.dedup();
+        if let Some((layout, gradient)) = lies.filter(|_| stages.contains(&stage)) {
+            places.push(WeightPlace {
+                weight: index,
+                name: weight.name.clone(),
+                global: weight.sizes.clone(),
+                ranges: ranges(weight, layout, plan.mesh.tp, tensor)?,
+                is_cut: matches!(layout, Layout::Cut { .. }) && plan.mesh.tp > 1,
+                is_partial: matches!(gradient, Layout::Partial(_)) && plan.mesh.tp > 1,
+                owned: stages.first() == Some(&stage),
+                stages,
+            });
+        }
+    }
+    Ok(places)
+}
+
+/// How the weight that a call passes for a parameter lies. A layer without a gradient function has
+/// no gradient that could be a partial sum.
+fn in_call(module: &Module, plan: &Plan, call: &Call, param: usize) -> Result<Lies, String> {
+    let function = module.function(&call.function).ok_or("a call of nothing")?;
+    let name = &function.value(ValueId(param as u32)).name;
+    let on_tp = |value: &str| {
+        let sharding = plan.functions.get(&call.function).and_then(|f| f.shardings.get(value));
+        let found = sharding.map(|s| layouts(s)[1]);
+        found.ok_or_else(|| format!("the plan has no sharding for `@{}.%{value}`", call.function))
+    };
+    let gradient = match module.function(&gradient_name(&call.function)) {
+        Some(_) => on_tp(&format!("d.{name}"))?,
+        None => Layout::Replicated,
+    };
+    Ok((on_tp(name)?, gradient))
+}
+
+/// Two uses of one weight find it in one layout; a partial sum in one of them only would make the
+/// whole gradient one.
+fn agree(weight: &Weight, a: Lies, b: Lies) -> Result<(), String> {
+    if a.0 != b.0 {
+        return Err(format!("`{}` is sharded in two ways", weight.name));
+    }
+    let partial = |l: Layout| matches!(l, Layout::Partial(_));
+    if partial(a.1) != partial(b.1) {
+        return Err(format!("the gradient of `{}` is partial in one use only", weight.name));
+    }
+    Ok(())
+}
+
+/// For each dim, the first element held and the number held.
+fn ranges(
+    weight: &Weight,
+    layout: Layout,
+    ranks: usize,
+    tensor: usize,
+) -> Result<Vec<(usize, usize)>, String> {
+    let mut ranges: Vec<(usize, usize)> = weight.sizes.iter().map(|s| (0, *s)).collect();
+    if let (Layout::Cut { dim, unit }, true) = (layout, ranks > 1) {
+        let cut = pieces(weight.sizes[dim], unit, ranks);
+        let cut = cut
+            .ok_or_else(|| format!("`{}` cannot be cut over {}={ranks}", weight.name, Axis::Tp))?;
+        ranges[dim] = (cut[tensor].start, cut[tensor].size);
+    }
+    Ok(ranges)
+}
