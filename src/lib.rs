@@ -45,6 +45,7 @@ pub mod job;
 pub mod flops;
 pub mod run;
 pub mod training;
+pub mod generation;
 pub mod verbs;
 pub mod progress;
 pub mod output;

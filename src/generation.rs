@@ -1,0 +1,195 @@
+//! Generation: a description and weights to tokens.
+//!
+//! ```text
+//! description ─decoding→ modules, one per length ─plan→ one plan ─compile→ one program ─start→ decoder
+//! ```
+//!
+//! All lengths share weights and caches, so they share a plan: it is made for one token at a time,
+//! where no sharding cuts the sequence.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use codegen::calls::Calls;
+use codegen::compile::Compiled;
+use codegen::inference::{Forward, compile_entries};
+use codegen::prepare::prepare_inference;
+use ir::import::{DecodingOptions, Description, LogitsOf, Model, decoding};
+use ir::plan::{FunctionPlan, Keep, Optimizer, Schedule};
+use ir::sharding::pieces;
+use ir::{DType, Diagnostic, Mesh, Module, Plan, Span};
+use planner::link::Link;
+use planner::shard::{Rates, Request, shard};
+use runtime::decode::Decoder;
+use runtime::execute::{self, Classes, Session};
+use runtime::generate::{Ending, Sampling};
+use runtime::trace::Tracing;
+
+use crate::failure::Failure;
+
+/// The entry that reads tokens at a position.
+pub const DECODE: &str = "decode";
+
+/// The shortest piece of a prompt that has an entry of its own, besides one token. Chosen: below
+/// it, padding costs next to nothing.
+const BUCKET_MIN: usize = 8;
+
+/// What options of a sharding are weighed by. Chosen: a core and the memory that it shares; only
+/// their ratios matter.
+const RATES: Rates = Rates {
+    flops_per_s: 1e11,
+    memory_bytes_per_s: 1e10,
+    link: Link { latency_s: 1e-6, bandwidth_bytes_per_s: 1e10 },
+};
+
+/// How a generator runs; there are no defaults.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Options {
+    /// Tokens of a prompt and its continuation, at most.
+    pub capacity: usize,
+    /// The grid of ranks. Along `dp` all ranks do the same.
+    pub mesh: Mesh,
+    /// The element type of weights, caches and activations.
+    pub dtype: DType,
+    /// Threads of one rank.
+    pub threads_per_rank: usize,
+}
+
+/// A model that continues prompts.
+pub struct Generator {
+    model: Model,
+    plan: Plan,
+    decoder: Decoder,
+}
+
+impl Generator {
+    /// Compiles a model for generation and starts its ranks. `fill` writes the weights, with
+    /// [`runtime::load::load_weights`] or otherwise.
+    ///
+    /// # Errors
+    /// A description or options that do not fit, a mesh that does not, and those of `fill`.
+    pub fn new(
+        description: &Description,
+        options: &Options,
+        fill: &mut dyn FnMut(&mut Session, &Model) -> Result<(), Failure>,
+    ) -> Result<Generator, Failure> {
+        let mut lengths = vec![1];
+        let powers = std::iter::successors(Some(BUCKET_MIN), |length| Some(2 * length));
+        lengths.extend(powers.take_while(|length| *length <= options.capacity));
+        let mut modules = Vec::new();
+        let mut model = None;
+        for tokens in lengths {
+            let Options { capacity, dtype, .. } = *options;
+            let wanted = DecodingOptions { tokens, capacity, dtype, logits: LogitsOf::Last };
+            let found = decoding(description, &wanted)?.model;
+            modules.push((tokens, prepare_inference(found.module.clone(), DECODE)?));
+            model.get_or_insert(found);
+        }
+        let model = model.expect("there is an entry for one token");
+        let plan = plan_forward(&modules[0].1, DECODE, options.mesh, 1, 1, options.dtype)?;
+        let entries: Vec<Forward<'_>> = modules
+            .iter()
+            .map(|(tokens, module)| Forward {
+                name: format!("{DECODE}.{tokens}"),
+                module,
+                entry: DECODE,
+            })
+            .collect();
+        let Compiled { programs, kernels } = compile_entries(&entries, &plan)?;
+        let classes = Classes { programs, kernels, mesh: plan.mesh };
+        let how = execute::Options {
+            threads_per_rank: options.threads_per_rank,
+            deadline: crate::DEADLINE,
+            tracing: Tracing::None,
+        };
+        let mut session = Session::start(Arc::new(classes), &how)?;
+        fill(&mut session, &model)?;
+        Ok(Generator { model, plan, decoder: Decoder::new(session) })
+    }
+
+    /// Continues a prompt; `each` sees every token as soon as it is chosen, and may end it.
+    ///
+    /// # Errors
+    /// `E4060` for a prompt that is empty or too long, `E4023` for a token that the model does not
+    /// have, `E4061` if no logit is finite; a rank fails.
+    pub fn generate(
+        &mut self,
+        prompt: &[u32],
+        sampling: &Sampling,
+        ending: &Ending,
+        each: &mut dyn FnMut(u32) -> ControlFlow<()>,
+    ) -> Result<Vec<u32>, Failure> {
+        let vocab = self.model.vocab;
+        if let Some(token) = prompt.iter().find(|token| **token as usize >= vocab) {
+            let headline = format!("token {token} of the prompt; the model has {vocab} tokens");
+            let wrong = Diagnostic::error("E4023", Span::of("--prompt"), headline);
+            return Err(wrong.help("use the model's own tokeniser").into());
+        }
+        self.decoder.reset();
+        Ok(runtime::generate::generate(&mut self.decoder, prompt, sampling, ending, each)?)
+    }
+
+    /// The model; its entry is that for one token.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The plan of all lengths.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// What reads tokens: for timing, and for logits without sampling.
+    pub fn decoder(&mut self) -> &mut Decoder {
+        &mut self.decoder
+    }
+}
+
+/// A plan for an entry that only runs forward, on a mesh that is given: layers are cut over `tp`
+/// as is cheapest, stages hold equal numbers of calls. `samples` are those of one rank.
+///
+/// # Errors
+/// `E2001` when the entry is no list of calls, `E3101` when the mesh does not fit the model.
+pub fn plan_forward(
+    module: &Module,
+    entry: &str,
+    mesh: Mesh,
+    samples: usize,
+    seq: usize,
+    dtype: DType,
+) -> Result<Plan, Failure> {
+    let calls = Calls::of(module, entry);
+    let calls = calls
+        .map_err(|why| Diagnostic::error("E2001", Span::of(format!("@{entry}")), why))?
+        .calls
+        .len();
+    let Mesh { pp, dp, tp } = mesh;
+    let request =
+        Request { module, entry, dp, tp, microbatch_size: samples, sequence: false, rates: RATES };
+    let functions: BTreeMap<String, FunctionPlan> = shard(&request)?
+        .functions
+        .into_iter()
+        .map(|(name, shardings)| (name, FunctionPlan { keep: Keep::None, shardings }))
+        .collect();
+    let stages = pieces(calls, 1, pp).ok_or_else(|| {
+        let headline = format!("{calls} calls cannot be cut into pp={pp} stages");
+        Diagnostic::error("E3101", Span::of("--pp"), headline)
+            .help(format!("use a pp of at most {calls}"))
+    })?;
+    Ok(Plan {
+        model: module.name.clone(),
+        cluster: String::new(),
+        mesh,
+        microbatch_size: samples,
+        microbatch_count: 1,
+        seq,
+        dtype,
+        schedule: Schedule::OneFOneB,
+        stage_ends: stages.iter().map(|piece| piece.start + piece.size).collect(),
+        optimizer: Optimizer::Sgd { decay: 0.0 },
+        clip: None,
+        functions,
+        predictions: BTreeMap::new(),
+    })
+}
