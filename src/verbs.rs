@@ -3,5 +3,6 @@
 pub mod inspect;
 pub mod plan;
 pub mod train;
+pub mod run;
 pub mod verify;
 pub mod calibrate;
