@@ -207,7 +207,7 @@ pub struct StepReport {
     pub loss_sum: f64,
     /// The number of labels that count.
     pub count: f64,
-    /// The norm of the gradient before it was clipped; 0 in an evaluation.
+    /// The norm of the mean gradient before it was clipped; 0 in an evaluation.
     pub grad_norm: f64,
     /// From the start of the first rank to the end of the last.
     pub seconds: f64,
