@@ -112,7 +112,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
 
 /// Runs the batch; nothing is updated, since the rate is zero.
 fn step(session: &mut Session, feed: &Feed, grad: bool) -> Result<StepReport, Failure> {
-    let batch = Batch { tokens: &feed.tokens, labels: &feed.labels, position: 0 };
+    let batch = Batch { tokens: &feed.tokens, labels: &feed.labels, ..Batch::default() };
     Ok(if grad { session.step(&batch, Scalars::default())? } else { session.evaluate(&batch)? })
 }
 
