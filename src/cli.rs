@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand};
 
 use crate::failure::{self, Exit, Failure};
 use crate::output;
-use crate::verbs::{calibrate, inspect, plan, run as run_once, train, verify};
+use crate::verbs::{calibrate, generate, inspect, plan, run as run_once, train, verify};
 
 /// The command line.
 #[derive(Debug, Parser)]
@@ -44,6 +44,8 @@ pub enum Verb {
     Explain(plan::Asked),
     /// Train a model on texts, or go on with a run
     Train(Box<train::Args>),
+    /// Continue a text with a model that was trained
+    Generate(Box<generate::Args>),
     /// Run one batch through a model: its loss and gradients
     Run(Box<run_once::Args>),
     /// Compare every mesh of some ranks with one device: loss and all gradients
@@ -83,6 +85,7 @@ fn run(verb: &Verb) -> Result<Exit, Failure> {
         Verb::Fit(asked) => plan::fit(asked),
         Verb::Explain(asked) => plan::explain_plan(asked),
         Verb::Train(args) => train::run(args),
+        Verb::Generate(args) => generate::run(args),
         Verb::Run(args) => run_once::run(args),
         Verb::Verify(args) => verify::run(args),
         Verb::Calibrate(args) => calibrate::run(args),

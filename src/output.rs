@@ -16,6 +16,15 @@ pub fn answer(text: &str) {
     }
 }
 
+/// Prints a piece of an answer as soon as it is there.
+pub fn stream(piece: &str) {
+    let mut stdout = io::stdout().lock();
+    let written = write!(stdout, "{piece}").and_then(|()| stdout.flush());
+    if written.is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
+        std::process::exit(0);
+    }
+}
+
 /// Prints a document.
 pub fn answer_json(document: &Value) {
     answer(&format!("{document:#}"));

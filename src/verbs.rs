@@ -3,6 +3,7 @@
 pub mod inspect;
 pub mod plan;
 pub mod train;
+pub mod generate;
 pub mod run;
 pub mod verify;
 pub mod calibrate;

@@ -1,25 +1,33 @@
 //! `run MODEL --input input_ids=ids.npy`: one batch through a model, results in files.
 //!
+//! Logits come from a program that only runs forward, loss and gradients from that of training.
+//!
 //! The loss is that of transformers: labels are shifted by one, those of -100 count for nothing,
 //! and what is left is averaged. Gradients are of that mean, under the names that the model's
 //! checkpoint has for its weights.
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
+use codegen::compile::Compiled;
+use codegen::inference::compile_inference;
+use codegen::prepare::prepare_inference;
 use ir::import::{Model, Options, resolve};
-use ir::{DType, Diagnostic, Span};
+use ir::{DType, Diagnostic, Plan, Span};
 use runtime::convert::{Stored, convert};
-use runtime::execute::{Batch, Part, Scalars, Session, StepReport};
-use runtime::load::{collect_weights, load_weights, write_named};
+use runtime::execute::{Batch, Classes, Part, Scalars, StepReport, Values};
+use runtime::load::{Named, collect_weights, load_weights, write_named};
 use runtime::npy;
 use runtime::weights::Weights;
 use serde_json::json;
 
 use crate::cli::positive;
 use crate::failure::{Exit, Failure, usage};
+use crate::generation::plan_forward;
 use crate::job::{self, Limited, Question, Where};
 use crate::output;
+
+/// The entry that computes logits.
+const LOGITS: &str = "logits";
 
 /// Flags of `run`.
 #[derive(Clone, Debug, clap::Args)]
@@ -31,11 +39,11 @@ pub struct Args {
     pub input: String,
     /// The labels: a .npy file of the same shape, not shifted; -100 counts for nothing
     #[arg(long, value_name = "FILE")]
-    pub labels: PathBuf,
+    pub labels: Option<PathBuf>,
     /// Also compute the gradients of the loss
-    #[arg(long)]
+    #[arg(long, requires = "labels")]
     pub grad: bool,
-    /// The directory for loss.npy and grads.safetensors
+    /// The directory for logits.npy, loss.npy and grads.safetensors
     #[arg(short, long, value_name = "DIR")]
     pub output: Option<PathBuf>,
     /// Where the model runs
@@ -63,7 +71,17 @@ struct Feed {
     samples: usize,
     seq: usize,
     tokens: Vec<i32>,
-    labels: Vec<i32>,
+    labels: Option<Vec<i32>>,
+}
+
+/// What was computed.
+#[derive(Default)]
+struct Answer {
+    logits: Option<Values>,
+    report: Option<StepReport>,
+    grads: Vec<Named>,
+    /// Seconds of each repetition.
+    times: Vec<f64>,
 }
 
 /// Answers.
@@ -92,28 +110,94 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         limits: args.limited.limits()?,
     };
     let plan = crate::plan(&question.job())?.plan;
-    let classes = crate::compile(&question.module, crate::LOSS, &plan)?;
-    let mut session = crate::start(classes, question.cluster.threads(args.place.ranks))?;
-    load_weights(&mut session, &model.weights, &weights)?;
-    let report = step(&mut session, &feed, args.grad)?;
-    let times = (0..args.bench.unwrap_or(0))
-        .map(|_| {
-            let start = Instant::now();
-            step(&mut session, &feed, args.grad)?;
-            Ok(start.elapsed().as_secs_f64())
-        })
-        .collect::<Result<Vec<f64>, Failure>>()?;
-    if let Some(folder) = &args.output {
-        write(folder, &session, &model, &report, args)?;
+    let work = Work {
+        args,
+        question: &question,
+        plan: &plan,
+        model: &model,
+        weights: &weights,
+        feed: &feed,
+    };
+    let mut answer = Answer::default();
+    if feed.labels.is_some() {
+        work.compute_loss(&mut answer)?;
     }
-    answer(args, &report, times);
+    // Timing the loss, logits would only take memory.
+    if args.bench.is_none() || feed.labels.is_none() {
+        work.compute_logits(&mut answer)?;
+    }
+    if let Some(folder) = &args.output {
+        write(folder, &answer, args)?;
+    }
+    tell(args, &answer);
     Ok(Exit::Success)
 }
 
-/// Runs the batch; nothing is updated, since the rate is zero.
-fn step(session: &mut Session, feed: &Feed, grad: bool) -> Result<StepReport, Failure> {
-    let batch = Batch { tokens: &feed.tokens, labels: &feed.labels, ..Batch::default() };
-    Ok(if grad { session.step(&batch, Scalars::default())? } else { session.evaluate(&batch)? })
+/// What is computed from what.
+#[derive(Clone, Copy)]
+struct Work<'a> {
+    args: &'a Args,
+    question: &'a Question,
+    plan: &'a Plan,
+    model: &'a Model,
+    weights: &'a Weights,
+    feed: &'a Feed,
+}
+
+impl Work<'_> {
+    /// Loss and gradients; nothing is updated, since the rate is zero.
+    fn compute_loss(&self, answer: &mut Answer) -> Result<(), Failure> {
+        let Work { args, question, plan, model, weights, feed } = *self;
+        let classes = crate::compile(&question.module, crate::LOSS, plan)?;
+        let mut session = crate::start(classes, question.cluster.threads(question.ranks))?;
+        load_weights(&mut session, &model.weights, weights)?;
+        let labels = feed.labels.as_deref().unwrap_or_default();
+        let batch = Batch { tokens: &feed.tokens, labels, ..Batch::default() };
+        let mut step = || -> Result<StepReport, Failure> {
+            Ok(match args.grad {
+                true => session.step(&batch, Scalars::default())?,
+                false => session.evaluate(&batch)?,
+            })
+        };
+        let report = step()?;
+        for _ in 0..args.bench.unwrap_or(0) {
+            answer.times.push(step()?.seconds);
+        }
+        if args.grad {
+            answer.grads = collect_weights(&session, &model.weights, Part::Grad);
+            for grad in &mut answer.grads {
+                let mean: Vec<f64> =
+                    grad.values.to_f64().iter().map(|g| g / report.count).collect();
+                grad.values.bytes = bytes_of(&mean, args.dtype);
+            }
+        }
+        answer.report = Some(report);
+        Ok(())
+    }
+
+    /// Logits, on the same mesh.
+    fn compute_logits(&self, answer: &mut Answer) -> Result<(), Failure> {
+        let Work { args, question, plan, model, weights, feed } = *self;
+        let module = prepare_inference(model.module.clone(), LOGITS)?;
+        let samples = feed.samples / plan.mesh.dp;
+        let forward = plan_forward(&module, LOGITS, plan.mesh, samples, feed.seq, args.dtype)?;
+        let Compiled { programs, kernels } = compile_inference(&module, LOGITS, &forward)?;
+        let classes = Classes { programs, kernels, mesh: plan.mesh };
+        let mut session = crate::start(classes, question.cluster.threads(question.ranks))?;
+        load_weights(&mut session, &model.weights, weights)?;
+        let batch = Batch { tokens: &feed.tokens, ..Batch::default() };
+        session.infer(0, &batch)?;
+        for _ in 0..args.bench.unwrap_or(0) {
+            answer.times.push(session.infer(0, &batch)?.seconds);
+        }
+        answer.logits = Some(session.output(0, 0));
+        Ok(())
+    }
+}
+
+fn bytes_of(values: &[f64], dtype: DType) -> Vec<u8> {
+    let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    convert(Stored::DType(DType::F64), &bytes, dtype)
 }
 
 fn read_feed(args: &Args) -> Result<Feed, Failure> {
@@ -126,21 +210,28 @@ fn read_feed(args: &Args) -> Result<Feed, Failure> {
         None => &args.input,
     };
     let (tokens, dims) = read_ints(Path::new(path))?;
-    let (raw, label_dims) = read_ints(&args.labels)?;
-    let shown = args.labels.display();
     let [samples, seq] = dims[..] else {
         let headline = format!("`{path}` has {} dims, and tokens have two", dims.len());
         return Err(wrong_array(path, headline).help("save it as [samples, tokens]").into());
     };
+    let labels = args.labels.as_deref().map(|labels| shifted_labels(labels, &dims)).transpose()?;
+    Ok(Feed { samples, seq, tokens, labels })
+}
+
+/// The label of each token is that of the one after it; the last has none.
+fn shifted_labels(path: &Path, dims: &[usize]) -> Result<Vec<i32>, Failure> {
+    let (raw, label_dims) = read_ints(path)?;
     if label_dims != dims {
         let headline = format!("the labels are {label_dims:?}, and the tokens {dims:?}");
-        return Err(wrong_array(&shown.to_string(), headline)
+        return Err(wrong_array(&path.display().to_string(), headline)
             .help("labels have the shape of the tokens; they are shifted here")
             .into());
     }
-    let label = |at: usize| if (at + 1).is_multiple_of(seq) { IGNORED } else { raw[at + 1] };
-    let labels = (0..raw.len()).map(label).collect();
-    Ok(Feed { samples, seq, tokens, labels })
+    let label = |at: usize| match (at + 1).is_multiple_of(dims[1]) {
+        true => IGNORED,
+        false => raw[at + 1],
+    };
+    Ok((0..raw.len()).map(label).collect())
 }
 
 fn wrong_array(path: &str, headline: String) -> Diagnostic {
@@ -170,61 +261,61 @@ fn check_tokens(feed: &Feed, model: &Model, args: &Args) -> Result<(), Diagnosti
         let headline = format!("token {token} is not one of the model's {vocab}");
         return Err(wrong_array(&args.input, headline).help("use the model's own tokeniser"));
     }
-    if let Some(label) = feed.labels.iter().find(|label| **label >= vocab) {
+    let (Some(labels), Some(path)) = (&feed.labels, &args.labels) else { return Ok(()) };
+    let wrong = |headline| wrong_array(&path.display().to_string(), headline);
+    if let Some(label) = labels.iter().find(|label| **label >= vocab) {
         let headline = format!("label {label} is not one of the model's {vocab} tokens");
-        let path = args.labels.display().to_string();
-        return Err(wrong_array(&path, headline).help("use the model's own tokeniser"));
+        return Err(wrong(headline).help("use the model's own tokeniser"));
     }
-    if feed.labels.iter().all(|label| *label < 0) {
-        let path = args.labels.display().to_string();
-        return Err(wrong_array(&path, "no label counts".to_owned())
-            .note("the first label of a sequence belongs to no token before it"));
+    if labels.iter().all(|label| *label < 0) {
+        let note = "the first label of a sequence belongs to no token before it";
+        return Err(wrong("no label counts".to_owned()).note(note));
     }
     Ok(())
 }
 
-fn write(
-    folder: &Path,
-    session: &Session,
-    model: &Model,
-    report: &StepReport,
-    args: &Args,
-) -> Result<(), Failure> {
+fn write(folder: &Path, answer: &Answer, args: &Args) -> Result<(), Failure> {
     std::fs::create_dir_all(folder).map_err(runtime::Error::io("create", folder))?;
-    let of_f64 = |values: &[f64]| {
-        let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-        convert(Stored::DType(DType::F64), &bytes, args.dtype)
-    };
-    npy::write(&folder.join("loss.npy"), args.dtype, &[], &of_f64(&[report.loss()]))?;
-    if args.grad {
-        let mut grads = collect_weights(session, &model.weights, Part::Grad);
-        for grad in &mut grads {
-            let mean: Vec<f64> = grad.values.to_f64().iter().map(|g| g / report.count).collect();
-            grad.values.bytes = of_f64(&mean);
-        }
-        write_named(&folder.join("grads.safetensors"), &grads)?;
+    if let Some(Values { dtype, dims, bytes }) = &answer.logits {
+        npy::write(&folder.join("logits.npy"), *dtype, dims, bytes)?;
+    }
+    if let Some(report) = &answer.report {
+        let loss = bytes_of(&[report.loss()], args.dtype);
+        npy::write(&folder.join("loss.npy"), args.dtype, &[], &loss)?;
+    }
+    if !answer.grads.is_empty() {
+        write_named(&folder.join("grads.safetensors"), &answer.grads)?;
     }
     output::note(&format!("wrote {}", folder.display()));
     Ok(())
 }
 
-fn answer(args: &Args, report: &StepReport, mut times: Vec<f64>) {
+fn tell(args: &Args, answer: &Answer) {
+    let mut times = answer.times.clone();
     times.sort_by(f64::total_cmp);
     let median = times.get(times.len() / 2).copied();
+    let dims = answer.logits.as_ref().map(|logits| logits.dims.clone());
     if args.json {
         return output::answer_json(&json!({
-            "schema": "gantline.run_once/1",
-            "loss": report.loss(),
-            "labels": report.count,
+            "schema": "gantline.run_batch/1",
+            "loss": answer.report.as_ref().map(StepReport::loss),
+            "labels": answer.report.as_ref().map(|report| report.count),
+            "logits": dims,
             "step_time_s": median,
             "step_time_low_s": times.first(),
             "step_time_high_s": times.last(),
         }));
     }
-    let mut text = format!("loss  {} over {} labels", report.loss(), report.count);
+    let mut lines = Vec::new();
+    if let Some(dims) = dims {
+        lines.push(format!("logits  {dims:?} in {}", args.dtype));
+    }
+    if let Some(report) = &answer.report {
+        lines.push(format!("loss    {} over {} labels", report.loss(), report.count));
+    }
     if let (Some(median), Some(low), Some(high)) = (median, times.first(), times.last()) {
         let [median, low, high] = [median, *low, *high].map(output::seconds);
-        text += &format!("\ntime  {median} (median of {}, {low} to {high})", times.len());
+        lines.push(format!("time    {median} (median of {}, {low} to {high})", times.len()));
     }
-    output::answer(&text);
+    output::answer(&lines.join("\n"));
 }

@@ -1,0 +1,221 @@
+//! `generate RUN|DIR --prompt …`: a text continued.
+
+use std::io::{IsTerminal, Read};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use ir::import::{Description, Model, resolve};
+use ir::{DType, Mesh};
+use runtime::checkpoint::Checkpoint;
+use runtime::execute::Session;
+use runtime::generate::{Ending, Sampling};
+use runtime::load::load_weights;
+use runtime::tokens::Tokenizer;
+use runtime::train::restore;
+use runtime::weights::Weights;
+use serde_json::json;
+
+use crate::cli::{amount, positive};
+use crate::failure::{Exit, Failure, usage};
+use crate::generation::{Generator, Options};
+use crate::job::{self, positions_max};
+use crate::output;
+use crate::run::Run;
+
+/// Flags of `generate`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// The directory of a run, or of a model with weights
+    #[arg(value_name = "RUN|DIR")]
+    pub source: String,
+    /// The text to continue; read from stdin where it is left out
+    #[arg(long, value_name = "TEXT")]
+    pub prompt: Option<String>,
+    /// New tokens at most
+    #[arg(long, value_name = "N", default_value = "128", value_parser = positive)]
+    pub max_tokens: usize,
+    /// Divides the logits: below 1 for likelier texts, 0 for the likeliest token always
+    #[arg(long, value_name = "T", default_value = "0.8", value_parser = amount)]
+    pub temperature: f64,
+    /// Draw only from so many likeliest tokens
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub top_k: Option<usize>,
+    /// Draw only from the likeliest tokens whose probabilities reach this sum
+    #[arg(long, value_name = "P", value_parser = amount)]
+    pub top_p: Option<f64>,
+    /// Makes other draws
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub seed: u32,
+    /// Tensor-parallel ranks
+    #[arg(long, value_name = "N", default_value = "1", value_parser = positive)]
+    pub tp: usize,
+    /// Pipeline stages
+    #[arg(long, value_name = "N", default_value = "1", value_parser = positive)]
+    pub pp: usize,
+    /// The element type: f32 or f64
+    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = job::dtype)]
+    pub dtype: DType,
+    /// The model's tokenizer.json [default: beside the model, else bytes]
+    #[arg(long, value_name = "FILE")]
+    pub tokenizer: Option<PathBuf>,
+    /// Threads of a rank [default: its share of the cores]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub threads: Option<usize>,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Tokens that end a text, as tokenisers name them.
+const STOPS: [&str; 4] = ["<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "</s>"];
+
+/// Where weights come from.
+enum Origin {
+    Run(Box<Checkpoint>),
+    Directory(Weights),
+}
+
+impl Origin {
+    fn fill(&self, session: &mut Session, model: &Model) -> Result<(), Failure> {
+        match self {
+            Origin::Run(checkpoint) => Ok(restore(session, checkpoint)?),
+            Origin::Directory(weights) => {
+                load_weights(session, &model.weights, weights)?;
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Answers.
+pub fn run(args: &Args) -> Result<Exit, Failure> {
+    job::check_executable(args.dtype)?;
+    let sampling = sampling(args)?;
+    let (description, folder, origin) = open(&args.source)?;
+    let vocab = vocab(&description)?;
+    let tokenizer = Tokenizer::choose(args.tokenizer.as_deref(), Some(&folder), vocab)?;
+    let prompt_text = prompt(args)?;
+    let prompt = tokenizer.encode(prompt_text.as_bytes(), "--prompt")?;
+    let capacity = (prompt.len() + args.max_tokens).min(positions_max(&description)).max(1);
+    let mesh = Mesh { pp: args.pp, dp: 1, tp: args.tp };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let options = Options {
+        capacity,
+        mesh,
+        dtype: args.dtype,
+        threads_per_rank: args.threads.unwrap_or((cores / mesh.ranks()).max(1)),
+    };
+    let mut fill = |session: &mut Session, model: &Model| origin.fill(session, model);
+    let mut generator = Generator::new(&description, &options, &mut fill)?;
+    let stops = STOPS.iter().filter_map(|stop| tokenizer.token(stop)).collect();
+    let ending = Ending { tokens_max: args.max_tokens, stops };
+    let mut decoder = tokenizer.decoder();
+    let mut text = prompt_text.clone();
+    if !args.json {
+        output::stream(&prompt_text);
+    }
+    let start = Instant::now();
+    let mut first = None;
+    let tokens = generator.generate(&prompt, &sampling, &ending, &mut |token| {
+        first.get_or_insert_with(|| start.elapsed().as_secs_f64());
+        let piece = decoder.push(token);
+        if !args.json {
+            output::stream(&piece);
+        }
+        text += &piece;
+        ControlFlow::Continue(())
+    })?;
+    let rest = decoder.finish();
+    text += &rest;
+    let total = start.elapsed().as_secs_f64();
+    let first = first.unwrap_or(total);
+    let told = Told { text, tokens, prompt: prompt.len(), first_s: first, rest_s: total - first };
+    if !args.json {
+        output::stream(&format!("{rest}\n"));
+    }
+    told.tell(args);
+    Ok(Exit::Success)
+}
+
+/// What was generated, and how fast.
+struct Told {
+    text: String,
+    tokens: Vec<u32>,
+    prompt: usize,
+    first_s: f64,
+    rest_s: f64,
+}
+
+impl Told {
+    fn tell(&self, args: &Args) {
+        let after_first = self.tokens.len().saturating_sub(1) as f64;
+        let rate = if self.rest_s > 0.0 { after_first / self.rest_s } else { 0.0 };
+        if args.json {
+            let is_full = self.tokens.len() == args.max_tokens;
+            return output::answer_json(&json!({
+                "schema": "gantline.generate/1",
+                "text": self.text,
+                "tokens": self.tokens,
+                "prompt_tokens": self.prompt,
+                "prefill_s": self.first_s,
+                "decode_tokens_per_s": rate,
+                "finish_reason": if is_full { "length" } else { "stop" },
+            }));
+        }
+        output::note(&format!(
+            "{} tokens: the prompt's {} in {}, then {rate:.0} tokens/s",
+            self.tokens.len(),
+            self.prompt,
+            output::seconds(self.first_s),
+        ));
+    }
+}
+
+fn sampling(args: &Args) -> Result<Sampling, Failure> {
+    if let Some(top_p) = args.top_p.filter(|p| !(*p > 0.0 && *p <= 1.0)) {
+        let headline = format!("a sum of probabilities of {top_p} is not in 0 < p ≤ 1");
+        return Err(usage("--top-p", headline).help("write --top-p 0.9").into());
+    }
+    let Args { temperature, top_k, top_p, seed, .. } = *args;
+    Ok(Sampling { temperature, top_k, top_p, seed })
+}
+
+/// The description, the directory of the tokeniser, the weights.
+fn open(source: &str) -> Result<(Description, PathBuf, Origin), Failure> {
+    let path = Path::new(source);
+    if Run::is_at(path) {
+        let (run, settings) = Run::open(path)?;
+        let checkpoint = run.latest()?;
+        let description = run.description(&settings)?;
+        return Ok((description, run.model_folder(), Origin::Run(Box::new(checkpoint))));
+    }
+    let resolved = resolve(source)?;
+    let Some(directory) = resolved.directory else {
+        let headline = format!("the preset `{source}` has no weights");
+        let help = "name the directory of a run, or of a model with weights";
+        return Err(usage("RUN|DIR", headline).help(help).into());
+    };
+    let weights = Weights::open(&directory)?;
+    Ok((resolved.description, directory, Origin::Directory(weights)))
+}
+
+fn vocab(description: &Description) -> Result<usize, Failure> {
+    let options = ir::import::Options { seq: 1, dtype: DType::F32, dropout: Some(0.0) };
+    Ok(crate::import(description, &options)?.vocab)
+}
+
+/// The prompt of the flag, or of stdin without its last line break.
+fn prompt(args: &Args) -> Result<String, Failure> {
+    if let Some(prompt) = &args.prompt {
+        return Ok(prompt.clone());
+    }
+    let mut stdin = std::io::stdin();
+    if stdin.is_terminal() {
+        return Err(usage("--prompt", "there is no prompt").help("write --prompt TEXT").into());
+    }
+    let mut text = String::new();
+    let path = Path::new("stdin");
+    stdin.read_to_string(&mut text).map_err(runtime::Error::io("read", path))?;
+    Ok(text.strip_suffix('\n').map_or(text.clone(), str::to_owned))
+}
