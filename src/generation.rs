@@ -1,7 +1,8 @@
 //! Generation: a description and weights to tokens.
 //!
 //! ```text
-//! description ─decoding→ modules, one per length ─plan→ one plan ─compile→ one program ─start→ decoder
+//! description ─decoding→ modules, one per length ─plan→ one plan
+//! modules × plan ─compile→ one program ─start→ decoder
 //! ```
 //!
 //! All lengths share weights and caches, so they share a plan: it is made for one token at a time,
