@@ -2,11 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use ir::op::{Collective, Combiner};
-use ir::program::{Exchange, Group, Instruction, LocalBuffer, Ref, Routine, aligned};
+use ir::op::Collective;
+use ir::program::{Exchange, Group, Instruction, LocalBuffer, Ref, Routine};
 use ir::{Axis, Function, Kind, Module, Node, Op, TensorType, ValueId};
 use kernels::Kernel;
-use kernels::kernel::Fill;
 use kernels::rows::{Access, Instr, Output, RowInput, Rows};
 
 use crate::arena::{Lifetime, pack};
@@ -51,7 +50,7 @@ pub fn lower_routine(
     for node in &function.nodes {
         lower.node(node)?;
     }
-    lower.finish_results(accumulate);
+    lower.finish_results();
     Ok(lower.into_routine())
 }
 
@@ -287,7 +286,7 @@ impl<'a> Lower<'a> {
     }
 
     /// Writes the results that their producers could not write.
-    fn finish_results(&mut self, _accumulate: &[bool]) {
+    fn finish_results(&mut self) {
         for (slot, value, add) in std::mem::take(&mut self.copies) {
             let from = self.home(value);
             self.copy(value, Ref::Slot(slot), from, add);
@@ -351,48 +350,4 @@ fn set_accumulate(output: &mut Output, add: bool) {
         | Output::ColSum { accumulate, .. }
         | Output::TotalSum { accumulate, .. } => *accumulate = add,
     }
-}
-
-/// A routine that fills its one slot with zeros.
-pub fn zero_routine(
-    name: &str,
-    elements: usize,
-    dtype: ir::DType,
-    table: &mut KernelTable,
-) -> Routine {
-    let kernel = table.add(Kernel::Fill(Fill { len: elements, value: 0.0, dtype }));
-    Routine {
-        name: name.to_owned(),
-        slots: vec![("x".to_owned(), elements as u64 * dtype.size())],
-        locals: Vec::new(),
-        frame_bytes: 0,
-        instructions: vec![Instruction::Launch {
-            kernel,
-            inputs: Vec::new(),
-            outputs: vec![Ref::Slot(0)],
-        }],
-    }
-}
-
-/// A routine that all-reduces its one slot.
-pub fn reduce_routine(name: &str, elements: usize, dtype: ir::DType, group: Group) -> Routine {
-    Routine {
-        name: name.to_owned(),
-        slots: vec![("x".to_owned(), elements as u64 * dtype.size())],
-        locals: Vec::new(),
-        frame_bytes: 0,
-        instructions: vec![Instruction::Collective {
-            exchange: Exchange::AllReduce(Combiner::Sum),
-            group,
-            dtype,
-            elements,
-            input: Ref::Slot(0),
-            output: Ref::Slot(0),
-        }],
-    }
-}
-
-/// Bytes of a buffer of `elements`, rounded up.
-pub fn buffer_bytes(elements: usize, dtype: ir::DType) -> u64 {
-    aligned(elements as u64 * dtype.size())
 }
