@@ -1,10 +1,10 @@
 //! What is asked: the flags that several verbs share, and what they mean to the planner.
 
-use ir::import::{Architecture, Description};
+use ir::import::{Architecture, Description, Options};
 use ir::plan::Optimizer;
 use ir::{DType, Diagnostic, Module};
 use planner::calibration::Calibration;
-use planner::cluster::Cluster;
+use planner::cluster::{Cluster, Kind};
 use planner::limits::{Knob, Limits};
 use planner::search::Job;
 use serde::{Deserialize, Serialize};
@@ -18,6 +18,9 @@ pub const ADAMW: Optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e
 
 /// Candidates that a search compiles at most. Chosen: more than a node's worth of meshes has.
 pub const EVALUATIONS_MAX: usize = 256;
+
+/// Ranks that are threads of one process at most. Chosen: no machine has more cores by far.
+const LOCAL_RANKS_MAX: usize = 1024;
 
 /// Where a model runs.
 #[derive(Clone, Debug, clap::Args)]
@@ -52,6 +55,7 @@ impl Where {
             let text = failure::read_text(path, "--calibration")?;
             cluster.calibration = Some(Calibration::parse(path, &text)?);
         }
+        check_local(&cluster, self.ranks)?;
         if let Some(devices) = cluster.devices().filter(|devices| self.ranks > *devices) {
             let headline = format!("{} ranks on {devices} devices of the cluster", self.ranks);
             let help = format!("use --ranks {devices} or fewer, or --nodes with more nodes");
@@ -59,6 +63,15 @@ impl Where {
         }
         Ok(cluster)
     }
+}
+
+/// The diagnostic of more ranks than one process has threads for.
+pub fn check_local(cluster: &Cluster, ranks: usize) -> Result<(), Diagnostic> {
+    if cluster.device.kind != Kind::Cpu || ranks <= LOCAL_RANKS_MAX * cluster.nodes {
+        return Ok(());
+    }
+    let headline = format!("{ranks} ranks are more threads than one process should have");
+    Err(usage("--ranks", headline).help(format!("use --ranks {LOCAL_RANKS_MAX} or fewer")))
 }
 
 /// What a search may choose.
@@ -160,6 +173,12 @@ pub fn positions_max(description: &Description) -> usize {
         Architecture::Llama(config) => config.positions,
         Architecture::Graph(_) => 1,
     }
+}
+
+/// How many different tokens a model knows.
+pub fn vocab(description: &Description) -> Result<usize, Failure> {
+    let options = Options { seq: 1, dtype: DType::F32, dropout: Some(0.0) };
+    Ok(crate::import(description, &options)?.vocab)
 }
 
 /// Reads an element type that can be computed with on CPUs.

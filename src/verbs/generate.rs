@@ -93,7 +93,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     job::check_executable(args.dtype)?;
     let sampling = sampling(args)?;
     let (description, folder, origin) = open(&args.source)?;
-    let vocab = vocab(&description)?;
+    let vocab = job::vocab(&description)?;
     let tokenizer = Tokenizer::choose(args.tokenizer.as_deref(), Some(&folder), vocab)?;
     let prompt_text = prompt(args)?;
     let prompt = tokenizer.encode(prompt_text.as_bytes(), "--prompt")?;
@@ -198,11 +198,6 @@ fn open(source: &str) -> Result<(Description, PathBuf, Origin), Failure> {
     };
     let weights = Weights::open(&directory)?;
     Ok((resolved.description, directory, Origin::Directory(weights)))
-}
-
-fn vocab(description: &Description) -> Result<usize, Failure> {
-    let options = ir::import::Options { seq: 1, dtype: DType::F32, dropout: Some(0.0) };
-    Ok(crate::import(description, &options)?.vocab)
 }
 
 /// The prompt of the flag, or of stdin without its last line break.

@@ -275,8 +275,10 @@ fn execute(
     resumed: Option<&Checkpoint>,
 ) -> Result<Exit, Failure> {
     let schedule = settings.schedule()?;
+    // What fails soonest comes first: planning takes the longest.
+    let data = Data::read(settings, resolved, job::vocab(&resolved.description)?)?;
+    let weights = if resumed.is_none() { given_weights(settings, resolved)? } else { None };
     let training = Training::prepare(settings, &resolved.description, args.plan.as_deref())?;
-    let data = Data::read(settings, resolved, training.model.vocab)?;
     output::note(&data.describe());
     output::note(&training.describe(settings));
     let Some(run) = run.filter(|_| !args.dry_run) else {
@@ -286,7 +288,7 @@ fn execute(
     let stop = StopSignal::watch()?;
     let mut session = training.start(settings)?;
     if resumed.is_none() {
-        first_weights(&mut session, &training, settings, resolved)?;
+        first_weights(&mut session, &training, settings, weights.as_ref())?;
         run.write_model(settings, resolved, &data.tokenizer)?;
         run.write_settings(settings)?;
     }
@@ -333,30 +335,37 @@ fn config(
     }
 }
 
-/// Draws the weights of a run that starts, or reads those that the model has.
+/// The weights that the model has, unless others are to be drawn.
+fn given_weights(settings: &Settings, resolved: &Resolved) -> Result<Option<Weights>, Failure> {
+    let directory = resolved.directory.as_deref().filter(|_| !settings.from_scratch);
+    let Some(directory) = directory else { return Ok(None) };
+    let with_way_out = |failure| match Failure::from(failure) {
+        Failure::Input(mut diagnostics) => {
+            for diagnostic in diagnostics.iter_mut().filter(|d| d.code == "E4001") {
+                let help = "--from-scratch starts from weights that are drawn";
+                diagnostic.help.get_or_insert(help.to_owned());
+            }
+            Failure::Input(diagnostics)
+        }
+        failure @ Failure::World(_) => failure,
+    };
+    Ok(Some(Weights::open(directory).map_err(with_way_out)?))
+}
+
+/// Draws the weights of a run that starts, and replaces them by those that the model has.
 fn first_weights(
     session: &mut Session,
     training: &Training,
     settings: &Settings,
-    resolved: &Resolved,
+    given: Option<&Weights>,
 ) -> Result<(), Failure> {
     training.draw_weights(session, settings.seed);
-    let directory = resolved.directory.as_deref().filter(|_| !settings.from_scratch);
-    let Some(directory) = directory else {
+    let Some(given) = given else {
         output::note(&format!("weights  drawn with seed {}", settings.seed));
         return Ok(());
     };
-    let weights = Weights::open(directory).map_err(Failure::from).map_err(|failure| {
-        let Failure::Input(mut diagnostics) = failure else { return failure };
-        for diagnostic in diagnostics.iter_mut().filter(|d| d.code == "E4001") {
-            let help = "--from-scratch starts from weights that are drawn";
-            diagnostic.help.get_or_insert(help.to_owned());
-        }
-        Failure::Input(diagnostics)
-    })?;
-    let count = runtime::load::load_weights(session, &training.model.weights, &weights)?;
-    let shown = directory.display();
-    output::note(&format!("weights  {} from `{shown}`", output::count(count)));
+    let count = runtime::load::load_weights(session, &training.model.weights, given)?;
+    output::note(&format!("weights  {} from `{}`", output::count(count), settings.model));
     Ok(())
 }
 

@@ -74,8 +74,10 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let seq = args.seq.unwrap_or_else(|| positions_max(&description).min(SEQ));
     let options = Options { seq, dtype: args.dtype, dropout: Some(args.dropout) };
     let model = crate::import(&description, &options)?;
+    let cluster = Cluster::load("cpu-local")?;
+    job::check_local(&cluster, args.ranks)?;
     let mut question = Question {
-        cluster: Cluster::load("cpu-local")?,
+        cluster,
         module: crate::prepare(&model)?,
         model: model.name.clone(),
         ranks: 1,
