@@ -1,0 +1,208 @@
+//! The command line from outside: exit codes, messages, and what answers hold.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// A directory of one test, removed when it ends.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Scratch {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("cli-{name}"));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).expect("the directory is made");
+        Scratch(path)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        let path = self.0.join(name);
+        fs::create_dir_all(path.parent().expect("a file has a directory")).expect("it is made");
+        fs::write(path, text).expect("the file is written");
+    }
+
+    fn run(&self, line: &str) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gantline"));
+        command.current_dir(&self.0).args(words(line));
+        for variable in ["GANTLINE_BACKTRACE", "TERM"] {
+            command.env_remove(variable);
+        }
+        command.output().expect("the program starts")
+    }
+
+    /// Runs what must succeed, and returns its stdout.
+    fn answer(&self, line: &str) -> String {
+        let output = self.run(line);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "gantline {line}\n{errors}");
+        String::from_utf8(output.stdout).expect("answers are UTF-8")
+    }
+
+    fn json(&self, line: &str) -> Value {
+        serde_json::from_str(&self.answer(line)).expect("the answer is one document")
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The words of a line; `''` is an empty one.
+fn words(line: &str) -> Vec<String> {
+    line.split(' ').map(|word| word.trim_matches('\'').to_owned()).collect()
+}
+
+const TINY: &str = r#"{"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 16,
+  "n_positions": 32, "vocab_size": 256, "bos_token_id": null, "eos_token_id": null,
+  "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+"#;
+
+fn text() -> String {
+    (0..400).map(|i| format!("line {i} says {} and no more\n", i * i % 97)).collect()
+}
+
+fn tiny(name: &str) -> Scratch {
+    let scratch = Scratch::new(name);
+    scratch.write("tiny/config.json", TINY);
+    scratch.write("text/a.txt", &text());
+    scratch
+}
+
+/// Files for the wrong uses in `golden/diag`.
+fn wrong_files(scratch: &Scratch) {
+    scratch.write("bad/config.json", "{\n  \"model_type\": \"gpt2\",\n  \"n_layer\": -3\n}\n");
+    scratch.write("broken/config.json", "{ \"model_type\": ");
+    scratch.write("bert/config.json", "{\"model_type\": \"bert\"}");
+    scratch.write("bad.toml", "name = \"x\"\nextends = \"preset:cpu-local\"\nnoodles = 3\n");
+    scratch.write("bad.plan", "plan tiny on mars\n");
+    scratch.write("empty/nothing.txt", "");
+    scratch.write("short.txt", "too short");
+    scratch.write("damaged/run.toml", "schema = 3\n");
+    scratch.write("few/config.json", &TINY.replace("256", "100"));
+}
+
+/// Each file of `golden/diag`: the line, `=> exit CODE`, what stderr says.
+#[test]
+fn wrong_uses_are_told() {
+    let scratch = tiny("wrong");
+    wrong_files(&scratch);
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/diag");
+    let mut files: Vec<PathBuf> = fs::read_dir(&golden)
+        .expect("the golden files are there")
+        .map(|entry| entry.expect("an entry is read").path())
+        .collect();
+    files.sort();
+    assert!(files.len() >= 20, "every way to be wrong has a golden file");
+    let is_updated = std::env::var_os("UPDATE_GOLDEN").is_some();
+    let mut differences = String::new();
+    for file in files {
+        let there = fs::read_to_string(&file).expect("a golden file is text");
+        let line = there.lines().next().unwrap_or_default();
+        let line = line.strip_prefix("gantline ").expect("a golden file begins with the line");
+        let output = scratch.run(line);
+        let code = output.status.code().unwrap_or(-1);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let found = format!("gantline {line}\n=> exit {code}\n{errors}");
+        assert!(code != 0 && code != 1 && code != 101, "{found}");
+        if is_updated {
+            fs::write(&file, found).expect("a golden file is written");
+        } else if found != there {
+            let name = file.display();
+            differences += &format!("{name}\n--- there\n{there}\n--- found\n{found}\n");
+        }
+    }
+    assert!(differences.is_empty(), "UPDATE_GOLDEN=1 rewrites them\n{differences}");
+}
+
+#[test]
+fn gpt2_has_the_published_size_and_operations() {
+    let document = Scratch::new("inspect").json("inspect gpt2 --json");
+    assert_eq!(document["schema"], "gantline.inspect/1");
+    assert_eq!(document["params"], 124_439_808);
+    assert_eq!(document["layer_count"], 12);
+    assert_eq!(document["weight_bytes"], 4 * 124_439_808_u64);
+    // A token passes 12 layers of 4 M² + 8 M² multiplications and additions, half of a square of
+    // attention over 1024 tokens, and the table of 50257 rows.
+    let (m, s) = (768.0, 1024.0);
+    let forward = 12.0 * (24.0 * m * m + 2.0 * s * m) + 2.0 * m * 50257.0;
+    assert_eq!(document["flops_forward_per_token"], forward);
+    assert_eq!(document["flops_backward_per_token"], 2.0 * forward);
+    let layers = document["layers"].as_array().expect("there are layers");
+    let sum: u64 = layers
+        .iter()
+        .map(|l| l["params"].as_u64().unwrap_or(0) * l["count"].as_u64().unwrap_or(0))
+        .sum();
+    assert_eq!(sum, 124_439_808);
+}
+
+#[test]
+fn equal_questions_have_equal_plans() {
+    let scratch = tiny("plan");
+    let line = "plan tiny --ranks 4 --seq 32 --plan";
+    let plan = scratch.answer(line);
+    assert_eq!(plan, scratch.answer(line));
+    assert!(plan.starts_with("plan tiny on ["), "{plan}");
+    let read = ir::text::parse_plan("plan", &plan).expect("a plan reads back");
+    assert_eq!(read.mesh.ranks(), 4);
+    let document = scratch.json("plan tiny --ranks 4 --tensor-model-parallel-size 2 --json");
+    assert_eq!(document["plans"][0]["mesh"]["tp"], 2);
+    assert!(document["step_time_s"].as_f64().expect("a number") > 0.0);
+    for line in ["fit tiny --ranks 2", "explain tiny --ranks 2"] {
+        let text = scratch.answer(line);
+        assert!(text.lines().all(|l| l.chars().count() <= 110), "{text}");
+        assert!(!text.contains('\x1b'), "there is no colour in a pipe");
+    }
+}
+
+#[test]
+fn every_mesh_of_four_ranks_is_verified() {
+    let scratch = tiny("verify");
+    let document = scratch.json("verify tiny --ranks 4 --seq 9 --json");
+    assert_eq!(document["ok"], true);
+    let meshes = document["meshes"].as_array().expect("there are meshes");
+    assert!(meshes.iter().any(|mesh| mesh["tp"] == 2 && mesh["pp"] == 2), "{document}");
+}
+
+#[test]
+fn a_run_is_trained_resumed_and_continued() {
+    let scratch = tiny("train");
+    let flags = "--data text --from-scratch --ranks 2 --seq 16 --val-every 4";
+    let whole = scratch.json(&format!("train tiny {flags} --steps 8 --out whole --json"));
+    assert!(whole["loss"].as_f64() < whole["loss_first"].as_f64(), "{whole}");
+    assert_eq!(whole["steps"], 8);
+
+    // Four steps and four more are eight, to the last digit.
+    scratch.json(&format!("train tiny {flags} --steps 4 --out half --json"));
+    let resumed = scratch.json("train --resume half --steps 8 --json");
+    assert_eq!(resumed["loss"], whole["loss"]);
+    assert_eq!(resumed["validation_loss"], whole["validation_loss"]);
+
+    for file in ["metrics.jsonl", "loss.svg", "run.toml", "run.plan", "model/config.json"] {
+        assert!(scratch.0.join("whole").join(file).is_file(), "{file}");
+    }
+    let line = "generate whole --prompt line --max-tokens 8 --temperature 0 --json";
+    let told = scratch.json(line);
+    assert_eq!(told["tokens"].as_array().map(Vec::len), Some(8));
+    assert_eq!(told["text"], scratch.json(&format!("{line} --tp 2"))["text"]);
+}
+
+#[test]
+fn a_dry_run_writes_nothing() {
+    let scratch = tiny("dry");
+    let line = "train tiny --data text --from-scratch --steps 3 --out run --dry-run";
+    let plan = scratch.answer(line);
+    assert!(plan.starts_with("plan tiny on ["), "{plan}");
+    assert!(!scratch.0.join("run").exists());
+}
+
+#[test]
+fn help_is_an_answer() {
+    let scratch = Scratch::new("help");
+    for line in ["--help", "help train", "--version", "plan --help"] {
+        assert!(!scratch.answer(line).is_empty());
+    }
+}
