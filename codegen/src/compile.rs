@@ -13,6 +13,7 @@ use ir::{DType, Diagnostic, Module, Plan, Span, ValueId};
 use kernels::Kernel;
 
 use crate::calls::{Call, Calls, Operand};
+use crate::evaluation::{self, Evaluation, Maker};
 use crate::lower::KernelTable;
 use crate::partition::{Place, layouts};
 use crate::routines::{Layer, layer};
@@ -41,11 +42,14 @@ pub fn compile(module: &Module, entry: &str, plan: &Plan) -> Result<Compiled, Di
         let why = format!("`@{entry}` takes caches, and nothing is trained through them");
         return Err(Diagnostic::error("E2001", at(), why));
     }
+    let evaluated = evaluation::calls(module, entry, &calls);
+    let evaluated = evaluated.map_err(|why| Diagnostic::error("E2001", at(), why))?;
+    let calls = (&calls, evaluated.as_ref());
     let mut table = KernelTable::default();
     let mut programs = Vec::new();
     for stage in 0..plan.mesh.pp {
         for tensor in 0..plan.mesh.tp {
-            let class = Class::new(module, &calls, plan, stage, tensor, &mut table);
+            let class = Class::new(module, calls, plan, stage, tensor, &mut table);
             let program = class.and_then(Class::program);
             programs.push(program.map_err(|why| {
                 Diagnostic::error("E2002", Span::of(plan.model.clone()), why)
@@ -76,6 +80,13 @@ impl Clock {
     }
 }
 
+/// What a forward pass is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    Training,
+    Evaluation,
+}
+
 pub(crate) struct Class<'a> {
     pub(crate) calls: &'a Calls,
     pub(crate) plan: &'a Plan,
@@ -87,6 +98,8 @@ pub(crate) struct Class<'a> {
     /// The calls of this stage.
     own: &'a [Call],
     layers: BTreeMap<String, Layer>,
+    /// What an evaluation calls; the same as training where none.
+    evaluation: Option<Evaluation<'a>>,
     /// For each layer, its forward and backward routine.
     routines: BTreeMap<String, (usize, usize)>,
     clock: Clock,
@@ -106,7 +119,7 @@ pub(crate) struct Class<'a> {
 impl<'a> Class<'a> {
     fn new(
         module: &'a Module,
-        calls: &'a Calls,
+        (calls, evaluated): (&'a Calls, Option<&'a Calls>),
         plan: &'a Plan,
         stage: usize,
         tensor: usize,
@@ -133,7 +146,13 @@ impl<'a> Class<'a> {
             layers.insert(call.function.clone(), built);
         }
         let weights = weight_places(module, calls, plan, stage, tensor)?;
-        let store = Store::new(weights, Some(plan.optimizer.state_count()), plan.dtype);
+        let mut store = Store::new(weights, Some(plan.optimizer.state_count()), plan.dtype);
+        let mut maker =
+            Maker { module, plan, place, layers: &layers, store: &mut store, table: &mut *table };
+        let evaluate = |calls: &'a Calls| {
+            Evaluation::new(&mut maker, &calls.calls[begin..plan.stage_ends[stage]], own)
+        };
+        let evaluation = evaluated.map(evaluate).transpose()?;
         let clock = Clock { calls: own.len() };
         let in_flight = (plan.mesh.pp - stage).min(plan.microbatch_count);
         Ok(Class {
@@ -146,6 +165,7 @@ impl<'a> Class<'a> {
             dtype: plan.dtype,
             own,
             layers,
+            evaluation,
             routines: BTreeMap::new(),
             clock,
             in_flight,
@@ -175,7 +195,7 @@ impl<'a> Class<'a> {
         let mut evaluate = Vec::new();
         update::begin_evaluation(&mut self, &mut evaluate);
         for microbatch in 0..self.plan.microbatch_count {
-            self.forward(microbatch, &mut evaluate)?;
+            self.forward(microbatch, Pass::Evaluation, &mut evaluate);
         }
         update::reduce_loss(&mut self, &mut evaluate);
         let (place, steps) = ([self.stage, self.tensor], [steps, evaluate]);
@@ -187,11 +207,11 @@ impl<'a> Class<'a> {
         let count = self.plan.microbatch_count;
         let warm_up = (self.plan.mesh.pp - 1 - self.stage).min(count);
         for microbatch in 0..warm_up {
-            self.forward(microbatch, steps)?;
+            self.forward(microbatch, Pass::Training, steps);
         }
         for microbatch in 0..count {
             if microbatch + warm_up < count {
-                self.forward(microbatch + warm_up, steps)?;
+                self.forward(microbatch + warm_up, Pass::Training, steps);
             }
             self.backward(microbatch, steps)?;
         }
@@ -364,8 +384,10 @@ impl<'a> Class<'a> {
 
     fn allocate_frames(&mut self, call: usize) {
         let layer = self.layer(call);
+        let evaluated = self.evaluation.as_ref().and_then(|e| e.layer(call));
+        let evaluated = evaluated.map_or(0, |layer| layer.frame_bytes);
         let frames = [
-            (self.clock.forward(call), layer.forward.frame_bytes),
+            (self.clock.forward(call), layer.forward.frame_bytes.max(evaluated)),
             (self.clock.backward(call), layer.backward.frame_bytes),
         ];
         let name = format!("{}.frame", layer.name);
@@ -377,9 +399,14 @@ impl<'a> Class<'a> {
         }
     }
 
-    fn feed_all(&mut self, microbatch: usize, steps: &mut Vec<Step>) {
+    fn feed_all(&self, microbatch: usize, with_keys: bool, steps: &mut Vec<Step>) {
         for (feed, buffer) in &self.feeds {
-            if *feed != Feed::Scalars {
+            let is_meant = match feed {
+                Feed::Scalars => false,
+                Feed::Key { .. } => with_keys,
+                Feed::Tokens | Feed::Labels | Feed::Position | Feed::Last => true,
+            };
+            if is_meant {
                 steps.push(Step::Feed { feed: *feed, microbatch, buffer: *buffer });
             }
         }
@@ -422,22 +449,28 @@ impl<'a> Class<'a> {
         }
     }
 
-    fn forward(&mut self, microbatch: usize, steps: &mut Vec<Step>) -> Result<(), String> {
+    fn forward(&mut self, microbatch: usize, pass: Pass, steps: &mut Vec<Step>) {
         let slot = microbatch % self.in_flight;
-        self.feed_all(microbatch, steps);
+        let evaluation = self.evaluation.as_ref().filter(|_| pass == Pass::Evaluation);
+        self.feed_all(microbatch, evaluation.is_none(), steps);
         if let Some(value) = self.crossing(false) {
             let buffer = self.values[&(value, slot)];
             steps.push(Step::Receive { from: self.stage - 1, buffer });
         }
         for call in 0..self.own.len() {
             let layer = self.layer(call);
+            let halves = &layer.halves;
+            let (params, results, routine) = match evaluation.and_then(|e| e.layer(call)) {
+                Some(instead) => (&instead.params, halves.primal_results, instead.routine),
+                None => {
+                    let results = halves.forward.results.len();
+                    (&halves.forward_params, results, self.routines[&layer.name].0)
+                }
+            };
             let operands = &self.own[call].operands;
-            let params = layer.halves.forward_params.iter();
             let mut slots: Vec<BufferId> =
-                params.map(|p| self.operand_buffer(operands[*p], slot)).collect();
-            let results = 0..layer.halves.forward.results.len();
-            slots.extend(results.map(|r| self.result_buffer(call, r, slot)));
-            let routine = self.routines[&layer.name].0;
+                params.iter().map(|p| self.operand_buffer(operands[*p], slot)).collect();
+            slots.extend((0..results).map(|r| self.result_buffer(call, r, slot)));
             let frame = self.frames.get(&self.clock.forward(call)).copied();
             steps.push(Step::Call { routine, slots, frame });
         }
@@ -445,13 +478,12 @@ impl<'a> Class<'a> {
             let buffer = self.values[&(value, slot)];
             steps.push(Step::Send { to: self.stage + 1, buffer });
         }
-        Ok(())
     }
 
     fn backward(&mut self, microbatch: usize, steps: &mut Vec<Step>) -> Result<(), String> {
         let slot = microbatch % self.in_flight;
         if self.in_flight > 1 {
-            self.feed_all(microbatch, steps);
+            self.feed_all(microbatch, true, steps);
         }
         if let Some(value) = self.crossing(true) {
             let buffer = self.cotangents[&value];

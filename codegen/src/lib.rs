@@ -44,6 +44,7 @@ pub mod catalogue;
 pub mod lower;
 pub mod prepare;
 pub mod routines;
+mod evaluation;
 mod store;
 mod update;
 mod weights;

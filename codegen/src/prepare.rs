@@ -10,6 +10,11 @@ pub fn gradient_name(function: &str) -> String {
     format!("{function}.grad")
 }
 
+/// The name of the entry that computes the same as `entry` without what is only for training.
+pub fn evaluation_name(entry: &str) -> String {
+    format!("{entry}_eval")
+}
+
 /// Adds the gradient function of every layer that `entry` calls, and inlines the composites that
 /// have no kernel of their own, so that shardings and fusion see primitives.
 ///

@@ -23,6 +23,8 @@ pub struct Layer {
     pub halves: Halves,
     /// The forward routine: parameters, then results and kept values.
     pub forward: Routine,
+    /// Which results of the primal are added to their slots.
+    pub result_adds: Vec<bool>,
     /// The backward routine: parameters, then gradients of the differentiable parameters.
     pub backward: Routine,
 }
@@ -53,9 +55,10 @@ pub fn layer(
         .filter(|p| primal.ty(*p).dtype.is_float())
         .map(ir::ValueId::index)
         .collect();
-    let mut result_adds = vec![accumulate_results; primal.results.len()];
-    result_adds.resize(halves.forward.results.len(), false);
-    let forward = routine(&halves.forward, &local.module, &result_adds, &[], table)?;
+    let result_adds = vec![accumulate_results; primal.results.len()];
+    let mut forward_adds = result_adds.clone();
+    forward_adds.resize(halves.forward.results.len(), false);
+    let forward = routine(&halves.forward, &local.module, &forward_adds, &[], table)?;
     let adds: Vec<bool> = differentiable.iter().map(|p| adds[*p]).collect();
     let backward = routine(&halves.backward, &local.module, &adds, &[], table)?;
     Ok(Layer {
@@ -64,6 +67,7 @@ pub fn layer(
         differentiable,
         halves,
         forward,
+        result_adds,
         backward,
     })
 }

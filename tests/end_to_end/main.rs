@@ -6,3 +6,4 @@ mod mesh;
 mod model;
 mod parallel;
 mod reference;
+mod training;

@@ -11,22 +11,22 @@ use runtime::execute::{Batch, Scalars};
 
 use crate::model::{Wanted, load, plan, prepared, session};
 
-type Weights = BTreeMap<String, (Vec<usize>, Vec<f64>)>;
+pub(crate) type Weights = BTreeMap<String, (Vec<usize>, Vec<f64>)>;
 
-fn gpt2() -> Description {
+pub(crate) fn gpt2() -> Description {
     let text = r#"{"model_type": "gpt2", "n_layer": 9, "n_head": 9, "n_embd": 36,
         "n_positions": 40, "vocab_size": 259, "bos_token_id": null, "eos_token_id": null}"#;
     read_config("config.json", text, "tiny-gpt2").expect("the config reads")
 }
 
-fn llama() -> Description {
+pub(crate) fn llama() -> Description {
     let text = r#"{"model_type": "llama", "num_hidden_layers": 9, "num_attention_heads": 9,
         "num_key_value_heads": 3, "hidden_size": 72, "intermediate_size": 100,
         "max_position_embeddings": 40, "vocab_size": 259}"#;
     read_config("config.json", text, "tiny-llama").expect("the config reads")
 }
 
-fn random_weights(model: &ir::import::Model, seed: u64) -> Weights {
+pub(crate) fn random_weights(model: &ir::import::Model, seed: u64) -> Weights {
     let mut weights = Weights::new();
     for (at, weight) in model.weights.iter().enumerate() {
         let count: usize = weight.dims.iter().product();
@@ -37,6 +37,23 @@ fn random_weights(model: &ir::import::Model, seed: u64) -> Weights {
         weights.insert(weight.name.clone(), (weight.dims.clone(), values));
     }
     weights
+}
+
+/// Weights, tokens and labels as the interpreter takes them.
+pub(crate) fn arguments(
+    model: &ir::import::Model,
+    weights: &Weights,
+    batch: [&[i32]; 2],
+    seq: usize,
+) -> Vec<Tensor> {
+    let mut args: Vec<Tensor> = Vec::new();
+    for weight in &model.weights {
+        let (dims, values) = &weights[&weight.name];
+        args.push(Tensor::f64(dims, values.clone()));
+    }
+    let ints = |v: &[i32]| v.iter().map(|x| i64::from(*x)).collect::<Vec<_>>();
+    args.extend(batch.map(|v| Tensor::int(DType::I32, &[v.len() / seq, seq], ints(v))));
+    args
 }
 
 /// Loss sum and gradients of the interpreter, on the whole batch at once.
@@ -51,15 +68,7 @@ fn reference(
     let mut module = model.module.clone();
     let step =
         ir::autodiff::training_step(&mut module, "loss").expect("the entry is differentiable");
-    let samples = tokens.len() / seq;
-    let mut args: Vec<Tensor> = Vec::new();
-    for weight in &model.weights {
-        let (dims, values) = &weights[&weight.name];
-        args.push(Tensor::f64(dims, values.clone()));
-    }
-    let ints = |v: &[i32]| v.iter().map(|x| i64::from(*x)).collect::<Vec<_>>();
-    args.push(Tensor::int(DType::I32, &[samples, seq], ints(tokens)));
-    args.push(Tensor::int(DType::I32, &[samples, seq], ints(labels)));
+    let mut args = arguments(model, weights, [tokens, labels], seq);
     if dropout {
         args.push(Tensor::int(DType::U32, &[4], vec![7, 1, 0, 0]));
     }
@@ -70,7 +79,7 @@ fn reference(
     (loss, grads.map(|(w, g)| (w.name.clone(), floats(g))).collect())
 }
 
-fn batch(seed: u64, samples: usize, seq: usize, vocab: u64) -> (Vec<i32>, Vec<i32>) {
+pub(crate) fn batch(seed: u64, samples: usize, seq: usize, vocab: u64) -> (Vec<i32>, Vec<i32>) {
     let draw = |i: usize| (mix(seed * 1_000_003 + i as u64) % vocab) as i32;
     let tokens = (0..samples * seq).map(draw).collect();
     let label = |i: usize| if i % 11 == 3 { -100 } else { draw(i + 500_000) };
