@@ -188,7 +188,7 @@ pub fn plan_forward(
         dtype,
         schedule: Schedule::OneFOneB,
         stage_ends: stages.iter().map(|piece| piece.start + piece.size).collect(),
-        optimizer: Optimizer::Sgd { decay: 0.0 },
+        optimizer: Optimizer::Sgd { decay: 0.0, decay_biases: 0.0 },
         clip: None,
         functions,
         predictions: BTreeMap::new(),

@@ -14,7 +14,8 @@ use crate::failure::{Failure, usage};
 use crate::{LOSS, failure};
 
 /// AdamW with the betas that language models are trained with (Brown et al. 2020).
-pub const ADAMW: Optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 };
+pub const ADAMW: Optimizer =
+    Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1, decay_biases: 0.0 };
 
 /// Candidates that a search compiles at most. Chosen: more than a node's worth of meshes has.
 pub const EVALUATIONS_MAX: usize = 256;

@@ -77,8 +77,10 @@ pub struct Settings {
     pub lr_decay_steps: Option<u64>,
     /// The smallest learning rate.
     pub min_lr: f64,
-    /// Weight decay.
+    /// Weight decay of what products and look-ups read.
     pub weight_decay: f64,
+    /// Weight decay of biases and norms.
+    pub bias_weight_decay: f64,
     /// The norm to which gradients are scaled down; 0 for none.
     pub clip: f64,
     /// The seed.
@@ -129,6 +131,7 @@ impl Settings {
             lr_decay_steps: None,
             min_lr: 0.0,
             weight_decay: 0.1,
+            bias_weight_decay: 0.0,
             clip: 1.0,
             seed: 1,
             val_every: 50,
@@ -166,7 +169,13 @@ impl Settings {
 
     /// The update.
     pub fn optimizer(&self) -> Optimizer {
-        Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: self.weight_decay }
+        Optimizer::AdamW {
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            decay: self.weight_decay,
+            decay_biases: self.bias_weight_decay,
+        }
     }
 
     /// The norm to which gradients are scaled down.

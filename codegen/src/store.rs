@@ -23,13 +23,15 @@ pub(crate) struct WeightPlace {
     pub(crate) is_cut: bool,
     /// Whether its gradient is to be summed over tensor-parallel ranks.
     pub(crate) is_partial: bool,
+    /// Whether products or look-ups read it: whether it is no bias and no weight of a norm.
+    pub(crate) is_matrix: bool,
     /// The stages that hold it.
     pub(crate) stages: Vec<usize>,
     /// Whether this stage is the first of them.
     pub(crate) owned: bool,
 }
 
-/// Weights that lie side by side because they are reduced and counted alike.
+/// Weights that lie side by side because they are reduced, counted and updated alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Region {
     /// Copies of weights that an earlier stage counts.
@@ -38,6 +40,8 @@ pub(crate) struct Region {
     pub(crate) is_partial: bool,
     /// See [`WeightPlace::is_cut`].
     pub(crate) is_cut: bool,
+    /// See [`WeightPlace::is_matrix`].
+    pub(crate) is_matrix: bool,
 }
 
 /// The buffers of a region: parameters, gradients and optimizer states of its weights.
@@ -287,5 +291,10 @@ impl Store {
 }
 
 fn region_of(place: &WeightPlace) -> Region {
-    Region { foreign: !place.owned, is_partial: place.is_partial, is_cut: place.is_cut }
+    Region {
+        foreign: !place.owned,
+        is_partial: place.is_partial,
+        is_cut: place.is_cut,
+        is_matrix: place.is_matrix,
+    }
 }

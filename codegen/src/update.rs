@@ -158,7 +158,12 @@ fn update_region(
     steps: &mut Vec<Step>,
 ) -> Result<(), String> {
     let region = class.store.regions[at].clone();
-    let function = optimizer_function(class.plan.optimizer, region.elements, class.dtype)?;
+    let function = optimizer_function(
+        class.plan.optimizer,
+        region.region.is_matrix,
+        region.elements,
+        class.dtype,
+    )?;
     let mut tile = lower_kernel(&function, &Module::default());
     let mut inputs = Vec::new();
     for (input, param) in tile.rows.inputs.iter_mut().zip(&tile.inputs) {
@@ -185,15 +190,18 @@ fn update_region(
 /// The update of `elements` parameters, as a kernel function of the library's composite.
 fn optimizer_function(
     optimizer: Optimizer,
+    is_matrix: bool,
     elements: usize,
     dtype: DType,
 ) -> Result<Function, String> {
     let vector = TensorType::of(dtype, &[elements]);
     let scalar = TensorType::scalar(dtype);
+    let chosen = |decay, decay_biases| ("decay", if is_matrix { decay } else { decay_biases });
     let (attributes, vectors, scalars) = match optimizer {
-        Optimizer::Sgd { decay } => (vec![("decay", decay)], 2, 2),
-        Optimizer::AdamW { beta1, beta2, eps, decay } => {
-            (vec![("beta1", beta1), ("beta2", beta2), ("eps", eps), ("decay", decay)], 4, 4)
+        Optimizer::Sgd { decay, decay_biases } => (vec![chosen(decay, decay_biases)], 2, 2),
+        Optimizer::AdamW { beta1, beta2, eps, decay, decay_biases } => {
+            let decay = chosen(decay, decay_biases);
+            (vec![("beta1", beta1), ("beta2", beta2), ("eps", eps), decay], 4, 4)
         }
     };
     let attributes: Attributes =

@@ -1,7 +1,7 @@
 //! Which part of each weight a class of ranks holds.
 
 use ir::sharding::{Layout, pieces};
-use ir::{Axis, Module, Plan, ValueId};
+use ir::{Axis, Function, Module, Op, Plan, ValueId};
 
 use crate::calls::{Call, Calls, Operand, Weight};
 use crate::partition::layouts;
@@ -23,10 +23,13 @@ pub(crate) fn weight_places(
     for (index, weight) in calls.weights.iter().enumerate() {
         let mut stages = Vec::new();
         let mut lies: Option<Lies> = None;
+        let mut is_matrix = false;
         for (at, call) in calls.calls.iter().enumerate() {
             let param = call.operands.iter().position(|o| *o == Operand::Weight(index));
             let Some(param) = param else { continue };
             stages.push(plan.stage_of(at));
+            let function = module.function(&call.function);
+            is_matrix = is_matrix || function.is_some_and(|f| is_multiplied(f, param));
             let here = in_call(module, plan, call, param)?;
             if let Some(there) = lies {
                 agree(weight, there, here)?;
@@ -43,12 +46,47 @@ pub(crate) fn weight_places(
                 ranges: ranges(weight, layout, plan.mesh.tp, tensor)?,
                 is_cut: matches!(layout, Layout::Cut { .. }) && plan.mesh.tp > 1,
                 is_partial: matches!(gradient, Layout::Partial(_)) && plan.mesh.tp > 1,
+                is_matrix,
                 owned: stages.first() == Some(&stage),
                 stages,
             });
         }
     }
     Ok(places)
+}
+
+/// Whether a product or a look-up reads a parameter of a layer, itself or through views.
+fn is_multiplied(function: &Function, param: usize) -> bool {
+    let mut views = vec![ValueId(param as u32)];
+    for node in &function.nodes {
+        if !node.operands.iter().any(|operand| views.contains(operand)) {
+            continue;
+        }
+        match node.op {
+            Op::Contract(_) | Op::Gather { .. } => return true,
+            Op::Cast { .. } | Op::Reshape { .. } | Op::Transpose { .. } | Op::Slice { .. } => {
+                views.extend(&node.results);
+            }
+            Op::Constant { .. }
+            | Op::Iota { .. }
+            | Op::Random { .. }
+            | Op::FoldKey { .. }
+            | Op::Unary(_)
+            | Op::Binary(_)
+            | Op::Compare(_)
+            | Op::Select
+            | Op::Broadcast { .. }
+            | Op::Pad { .. }
+            | Op::Reduce { .. }
+            | Op::ScatterAdd { .. }
+            | Op::Concat { .. }
+            | Op::DynamicUpdateSlice { .. }
+            | Op::DynamicSlice { .. }
+            | Op::Call { .. }
+            | Op::Collective { .. } => {}
+        }
+    }
+    false
 }
 
 /// How the weight that a call passes for a parameter lies. A layer without a gradient function has

@@ -100,8 +100,10 @@ impl Schedule {
 pub enum Optimizer {
     /// Stochastic gradient descent with decoupled weight decay.
     Sgd {
-        /// Weight decay.
+        /// Weight decay of what products and look-ups read.
         decay: f64,
+        /// Weight decay of everything else: biases and the weights of norms.
+        decay_biases: f64,
     },
     /// AdamW (Loshchilov, Hutter 2019), as PyTorch computes it.
     AdamW {
@@ -111,8 +113,10 @@ pub enum Optimizer {
         beta2: f64,
         /// Added to the root of the second moment.
         eps: f64,
-        /// Weight decay.
+        /// Weight decay of what products and look-ups read.
         decay: f64,
+        /// Weight decay of everything else: biases and the weights of norms.
+        decay_biases: f64,
     },
 }
 

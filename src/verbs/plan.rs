@@ -79,7 +79,7 @@ impl Asked {
             seq,
             dtype,
             optimizer: match self.optimizer.as_str() {
-                "sgd" => Optimizer::Sgd { decay: 0.0 },
+                "sgd" => Optimizer::Sgd { decay: 0.0, decay_biases: 0.0 },
                 _ => job::ADAMW,
             },
             clip: Some(1.0),

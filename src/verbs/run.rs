@@ -105,7 +105,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         global_batch_size: feed.samples,
         seq: feed.seq,
         dtype: args.dtype,
-        optimizer: ir::plan::Optimizer::Sgd { decay: 0.0 },
+        optimizer: ir::plan::Optimizer::Sgd { decay: 0.0, decay_biases: 0.0 },
         clip: None,
         limits: args.limited.limits()?,
     };

@@ -111,9 +111,12 @@ pub struct Args {
     /// The smallest learning rate [default: 0]
     #[arg(long, value_name = "RATE", value_parser = amount)]
     pub min_lr: Option<f64>,
-    /// Weight decay of AdamW [default: 0.1]
+    /// Weight decay of AdamW, for matrices and tables [default: 0.1]
     #[arg(long, value_name = "SHARE", value_parser = amount)]
     pub weight_decay: Option<f64>,
+    /// The same for biases and norms [default: 0]
+    #[arg(long, value_name = "SHARE", value_parser = amount)]
+    pub bias_weight_decay: Option<f64>,
     /// The norm to which gradients are scaled down, 0 for none [default: 1]
     #[arg(long, alias = "clip-grad", value_name = "NORM", value_parser = amount)]
     pub clip: Option<f64>,
@@ -203,6 +206,7 @@ fn overlay(mut settings: Settings, args: &Args) -> Settings {
     set(&mut settings.warmup, &args.warmup);
     set(&mut settings.min_lr, &args.min_lr);
     set(&mut settings.weight_decay, &args.weight_decay);
+    set(&mut settings.bias_weight_decay, &args.bias_weight_decay);
     set(&mut settings.clip, &args.clip);
     set(&mut settings.seed, &args.seed);
     set(&mut settings.val_every, &args.val_every);

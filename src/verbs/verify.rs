@@ -84,7 +84,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         global_batch_size: args.gbs.unwrap_or(args.ranks),
         seq,
         dtype: args.dtype,
-        optimizer: Optimizer::Sgd { decay: 0.0 },
+        optimizer: Optimizer::Sgd { decay: 0.0, decay_biases: 0.0 },
         clip: None,
         limits: Limits::default(),
     };

@@ -58,7 +58,8 @@ impl Case {
             sequence: mesh.tp > 1,
         };
         let mut plan = plan(module, self.seq, dtype, wanted).expect("a plan");
-        plan.optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-4, decay: 0.1 };
+        plan.optimizer =
+            Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-4, decay: 0.1, decay_biases: 0.1 };
         let mut session = session(module, &plan);
         let weights = Weights::open(&self.folder).expect("the weights open");
         load_weights(&mut session, &model.weights, &weights).expect("the weights fit");

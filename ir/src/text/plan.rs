@@ -5,7 +5,7 @@
 //!   micro-batch size=4 count=8
 //!   schedule 1f1b stages 14
 //!   data seq=128 dtype=f32
-//!   optimizer adamw beta1=0.9 beta2=0.95 eps=1e-8 decay=0.1
+//!   optimizer adamw beta1=0.9 beta2=0.95 eps=1e-8 decay=0.1 decay_biases=0.0
 //!   clip 1.0
 //!   predict step_time_s 0.25 fitted
 //!   layer block keep full
@@ -56,10 +56,13 @@ impl fmt::Display for Plan {
 
 fn optimizer_text(optimizer: Optimizer) -> String {
     match optimizer {
-        Optimizer::Sgd { decay } => format!("sgd decay={decay:?}"),
-        Optimizer::AdamW { beta1, beta2, eps, decay } => {
-            format!("adamw beta1={beta1:?} beta2={beta2:?} eps={eps:?} decay={decay:?}")
+        Optimizer::Sgd { decay, decay_biases } => {
+            format!("sgd decay={decay:?} decay_biases={decay_biases:?}")
         }
+        Optimizer::AdamW { beta1, beta2, eps, decay, decay_biases } => format!(
+            "adamw beta1={beta1:?} beta2={beta2:?} eps={eps:?} decay={decay:?} \
+             decay_biases={decay_biases:?}"
+        ),
     }
 }
 
@@ -122,7 +125,9 @@ impl Reader<'_> {
             "micro-batch" => "micro-batch size=4 count=8",
             "schedule" => "schedule 1f1b stages 7 14",
             "data" => "data seq=128 dtype=f32",
-            "optimizer" => "optimizer adamw beta1=0.9 beta2=0.95 eps=1e-8 decay=0.1",
+            "optimizer" => {
+                "optimizer adamw beta1=0.9 beta2=0.95 eps=1e-8 decay=0.1 decay_biases=0.0"
+            }
             "clip" => "clip 1.0",
             "predict" => "predict step_time_s 0.25 fitted",
             "layer" => "layer NAME keep full",
@@ -277,13 +282,13 @@ fn read_optimizer(text: &str) -> Option<Optimizer> {
     let (name, numbers) = text.split_once(' ')?;
     match name {
         "sgd" => {
-            let [decay] = read_numbers(numbers, ["decay"])?;
-            Some(Optimizer::Sgd { decay })
+            let [decay, decay_biases] = read_numbers(numbers, ["decay", "decay_biases"])?;
+            Some(Optimizer::Sgd { decay, decay_biases })
         }
         "adamw" => {
-            let names = ["beta1", "beta2", "eps", "decay"];
-            let [beta1, beta2, eps, decay] = read_numbers(numbers, names)?;
-            Some(Optimizer::AdamW { beta1, beta2, eps, decay })
+            let names = ["beta1", "beta2", "eps", "decay", "decay_biases"];
+            let [beta1, beta2, eps, decay, decay_biases] = read_numbers(numbers, names)?;
+            Some(Optimizer::AdamW { beta1, beta2, eps, decay, decay_biases })
         }
         _ => None,
     }
@@ -298,7 +303,7 @@ mod tests {
   micro-batch size=4 count=8
   schedule 1f1b stages 7 14
   data seq=128 dtype=f32
-  optimizer adamw beta1=0.9 beta2=0.95 eps=1e-8 decay=0.1
+  optimizer adamw beta1=0.9 beta2=0.95 eps=1e-8 decay=0.1 decay_biases=0.0
   clip 1.0
   predict arena_bytes 1048576.0 derived
   predict step_time_s 0.25 fitted
@@ -315,7 +320,7 @@ mod tests {
         assert_eq!(plan.to_string(), TEXT);
         let json = serde_json::to_string(&plan).unwrap();
         assert_eq!(serde_json::from_str::<Plan>(&json).unwrap(), plan);
-        let sgd = TEXT.replace("adamw beta1=0.9 beta2=0.95 eps=1e-8 decay=0.1", "sgd decay=0.0");
+        let sgd = TEXT.replace("adamw beta1=0.9 beta2=0.95 eps=1e-8", "sgd");
         let sgd = sgd.replace("  clip 1.0\n", "  # not clipped\n\n");
         let plan = parse_plan("test", &sgd).unwrap();
         assert_eq!(parse_plan("test", &plan.to_string()), Ok(plan));

@@ -27,7 +27,13 @@ fn config(scratch: &Scratch, steps: u64) -> Config {
         seed: 3,
         schedule: Schedule::constant(0.01, 2),
         clip: Some(1.0),
-        optimizer: Optimizer::AdamW { beta1: 0.5, beta2: 0.75, eps: 1e-8, decay: 0.0 },
+        optimizer: Optimizer::AdamW {
+            beta1: 0.5,
+            beta2: 0.75,
+            eps: 1e-8,
+            decay: 0.0,
+            decay_biases: 0.0,
+        },
         validate_every: Some(2),
         validation_batches: 2,
         checkpoint_every: Some(2),
@@ -162,7 +168,7 @@ fn scalars_follow_schedule_and_optimizer() {
     let first = scalars(&config, 1);
     assert_eq!((first.rate, first.correction1, first.correction2), (0.005, 0.5, 0.25));
     assert_eq!((first.seed, first.step, first.clip), (3, 1, 1.0));
-    config.optimizer = Optimizer::Sgd { decay: 0.0 };
+    config.optimizer = Optimizer::Sgd { decay: 0.0, decay_biases: 0.0 };
     config.clip = None;
     let later = scalars(&config, 3);
     assert_eq!((later.rate, later.correction1, later.clip), (0.01, 1.0, f64::INFINITY));
