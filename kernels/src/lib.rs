@@ -13,14 +13,19 @@
 //!   chooses between kernels.
 //!
 //! Reading order: [`kernel`] and [`rows`] are the nouns, [`arguments`] says which buffers a kernel
-//! wants, [`price`] what it costs in the units of [`units`], [`cpu`] executes. Unsafe code lives in
+//! wants, [`verify`] whether it can be executed, [`bounds`] whether programs stay within what they
+//! have, [`price`] what it costs in the units of [`units`], [`cpu`] executes. Unsafe code lives in
 //! [`cpu`] alone.
+//!
+//! Diagnostics: those of [`bounds`], all with exit code 6.
 #![deny(unsafe_code)]
 
 pub mod kernel;
 pub mod rows;
 
 pub mod arguments;
+pub mod verify;
+pub mod bounds;
 pub mod price;
 pub mod units;
 

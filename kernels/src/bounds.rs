@@ -1,0 +1,271 @@
+//! Whether programs stay within what they have: every reference is in range, and every range is
+//! long enough for what uses it.
+//!
+//! This looks at each buffer, routine and step once and follows no order of execution; what it
+//! accepts can't make a rank touch memory that is not its own, whatever its steps compute. Codes:
+//!
+//! | code | what is wrong |
+//! |---|---|
+//! | E2101 | the programs are not one for each stage and each place on `tp`, with equal entries |
+//! | E2102 | a kernel that can't be executed |
+//! | E2103 | a buffer or a local whose bytes, place or contents are impossible |
+//! | E2104 | a reference to a buffer, routine, slot, local, kernel or stage that is not there |
+//! | E2105 | slots or a frame that do not fit the routine that is called with them |
+//! | E2106 | arguments that do not fit their kernel |
+//! | E2107 | a buffer of another element type than its use |
+//! | E2108 | a collective whose counts, elements or buffers do not fit its group |
+
+mod routine;
+mod steps;
+
+use ir::plan::Mesh;
+use ir::program::{ALIGNMENT, Buffer, Contents, Feed, Program, Step};
+use ir::{DType, Diagnostic, Span};
+
+use crate::kernel::Kernel;
+use crate::verify::verify;
+
+/// The most diagnostics of one check.
+const DIAGNOSTICS_MAX: usize = 20;
+/// The largest arena: 2^46 bytes, so that sums of offsets do not overflow. Chosen.
+const BYTES_MAX: u64 = 1 << 46;
+
+/// The most ranks, micro-batches, and tokens of a micro-batch on one rank: their product, the
+/// tokens of a step, fits a number. Chosen: beyond clusters that were ever built.
+const RANKS_MAX: usize = 1 << 16;
+const MICROBATCHES_MAX: usize = 1 << 16;
+const TOKENS_MAX: usize = 1 << 30;
+
+/// What is found, at most twenty.
+#[derive(Debug, Default)]
+pub(crate) struct Findings {
+    pub(crate) found: Vec<Diagnostic>,
+}
+
+impl Findings {
+    fn add(&mut self, code: &'static str, place: &str, headline: impl Into<String>) {
+        if self.found.len() < DIAGNOSTICS_MAX {
+            self.found.push(Diagnostic::error(code, Span::of(place), headline));
+        }
+    }
+
+    /// Adds a finding unless something holds.
+    fn require(&mut self, holds: bool, code: &'static str, place: &str, text: &dyn Fn() -> String) {
+        if !holds {
+            self.add(code, place, text());
+        }
+    }
+}
+
+/// Checks the programs of all classes of ranks and the kernels that they launch.
+///
+/// **Cost.** Linear in the size of the programs; reserves no memory in proportion to any number
+/// that stands in them.
+pub fn verify_programs(programs: &[Program], kernels: &[Kernel], mesh: Mesh) -> Vec<Diagnostic> {
+    let mut findings = Findings::default();
+    if !is_grid(programs, mesh) {
+        let headline = format!(
+            "{} programs are not one for each of {} stages and {} tensor-parallel places",
+            programs.len(),
+            mesh.pp,
+            mesh.tp
+        );
+        findings.add("E2101", "programs", headline);
+        return findings.found;
+    }
+    let names = |p: &Program| p.entries.iter().map(|e| e.name.clone()).collect::<Vec<_>>();
+    if programs.iter().any(|program| names(program) != names(&programs[0])) {
+        findings.add("E2101", "programs", "the programs have different entries");
+        return findings.found;
+    }
+    for (index, kernel) in kernels.iter().enumerate() {
+        if let Err(why) = verify(kernel) {
+            findings.add("E2102", "kernels", format!("kernel {index} can't be executed: {why}"));
+        }
+    }
+    if !findings.found.is_empty() {
+        return findings.found;
+    }
+    for program in programs {
+        let check = ProgramCheck { program, kernels, mesh, place: class_name(program) };
+        check.buffers(&mut findings);
+        if findings.found.is_empty() {
+            check.routines(&mut findings);
+            check.steps(&mut findings);
+        }
+    }
+    feeds_agree(programs, &mut findings);
+    findings.found
+}
+
+/// The class of a program, for people.
+pub fn class_name(program: &Program) -> String {
+    format!("program {} stage {} tensor {}", program.name, program.stage, program.tensor)
+}
+
+fn is_grid(programs: &[Program], mesh: Mesh) -> bool {
+    let sizes = [mesh.pp, mesh.dp, mesh.tp];
+    let ranks = sizes.into_iter().try_fold(1_usize, |n, size| n.checked_mul(size));
+    let mut places: Vec<(usize, usize)> = programs.iter().map(|p| (p.stage, p.tensor)).collect();
+    places.sort_unstable();
+    places.dedup();
+    ranks.is_some_and(|n| (1..=RANKS_MAX).contains(&n))
+        && programs.len() == mesh.pp * mesh.tp
+        && places.len() == programs.len()
+        && places.iter().all(|(stage, tensor)| *stage < mesh.pp && *tensor < mesh.tp)
+}
+
+/// One program under check.
+struct ProgramCheck<'a> {
+    program: &'a Program,
+    kernels: &'a [Kernel],
+    mesh: Mesh,
+    place: String,
+}
+
+impl ProgramCheck<'_> {
+    fn buffers(&self, findings: &mut Findings) {
+        let arena = self.program.arena_bytes;
+        findings.require(arena <= BYTES_MAX, "E2103", &self.place, &|| {
+            format!("an arena of {arena} bytes")
+        });
+        for weight in &self.program.weights {
+            let inside = |(global, (start, size)): (&usize, &(usize, usize))| {
+                start.checked_add(*size).is_some_and(|end| end <= *global)
+            };
+            let fits = weight.global.len() == weight.ranges.len()
+                && weight.global.iter().zip(&weight.ranges).all(inside)
+                && bytes_of(&weight.global, DType::F64).is_some();
+            findings.require(fits, "E2103", &self.place, &|| {
+                format!("the shard of weight `{}` does not lie in it", weight.name)
+            });
+        }
+        for buffer in &self.program.buffers {
+            if let Err(why) = self.buffer(buffer) {
+                let headline = format!("buffer `{}` {why}", buffer.name);
+                findings.add("E2103", &self.place, headline);
+            }
+        }
+        self.contents_are_distinct(findings);
+    }
+
+    fn buffer(&self, buffer: &Buffer) -> Result<(), String> {
+        let Buffer { contents, dtype, sizes, bytes, offset, .. } = buffer;
+        if bytes_of(sizes, *dtype) != Some(*bytes) {
+            return Err(format!("has {bytes} bytes, which its sizes do not make"));
+        }
+        let end = offset.checked_add(*bytes);
+        if end.is_none_or(|end| end > self.program.arena_bytes) {
+            let arena = self.program.arena_bytes;
+            return Err(format!("of {bytes} bytes at {offset} leaves the arena of {arena} bytes"));
+        }
+        let step = if *contents == Contents::View { dtype.size() } else { ALIGNMENT };
+        if !offset.is_multiple_of(step) {
+            return Err(format!("at {offset} is not aligned to {step} bytes"));
+        }
+        match contents {
+            Contents::Param(weight) | Contents::Grad(weight) | Contents::State { weight, .. } => {
+                let shard = self.program.weights.get(*weight);
+                let shard = shard.ok_or_else(|| format!("is of weight {weight}, which is none"))?;
+                let same = shard.ranges.iter().map(|r| r.1).eq(sizes.iter().copied());
+                let text = || format!("has other sizes than the shard of `{}`", shard.name);
+                if same { Ok(()) } else { Err(text()) }
+            }
+            Contents::Feed(feed) => fed(*feed, *dtype, sizes),
+            Contents::Stats => {
+                let numbers = matches!(dtype, DType::F32 | DType::F64) && sizes[..] == [3];
+                if numbers { Ok(()) } else { Err("is no three numbers".to_owned()) }
+            }
+            Contents::Cache(_) if sizes.len() < 2 => Err("is no cache of tokens".to_owned()),
+            Contents::Output if sizes.is_empty() => Err("has no samples".to_owned()),
+            Contents::Cache(_)
+            | Contents::Output
+            | Contents::View
+            | Contents::Activation
+            | Contents::Frame => Ok(()),
+        }
+    }
+
+    /// A weight has one buffer of each kind, a feed one of each size, and there is one of
+    /// statistics.
+    fn contents_are_distinct(&self, findings: &mut Findings) {
+        let mut seen: Vec<String> = Vec::new();
+        for buffer in &self.program.buffers {
+            match &buffer.contents {
+                Contents::View | Contents::Activation | Contents::Frame | Contents::Output => {}
+                // Entries read tokens in several numbers.
+                Contents::Feed(feed) => seen.push(format!("{feed:?} {:?}", buffer.sizes)),
+                contents @ (Contents::Param(_)
+                | Contents::Grad(_)
+                | Contents::State { .. }
+                | Contents::Stats
+                | Contents::Cache(_)) => seen.push(format!("{contents:?}")),
+            }
+        }
+        let count = seen.len();
+        seen.sort_unstable();
+        seen.dedup();
+        findings.require(seen.len() == count, "E2103", &self.place, &|| {
+            "two buffers hold the same parameter, gradient, state, cache or feed".to_owned()
+        });
+    }
+
+    fn buffer_at(&self, id: ir::program::BufferId) -> Option<&Buffer> {
+        self.program.buffers.get(id.0 as usize)
+    }
+}
+
+/// The bytes of a row-major tensor; none if there are more than an arena holds.
+fn bytes_of(sizes: &[usize], dtype: DType) -> Option<u64> {
+    let bytes = sizes.iter().try_fold(dtype.size(), |n, s| n.checked_mul(*s as u64));
+    bytes.filter(|bytes| *bytes <= BYTES_MAX && sizes.iter().all(|s| *s as u64 <= BYTES_MAX))
+}
+
+/// Whether a buffer has the type that the host writes.
+fn fed(feed: Feed, dtype: DType, sizes: &[usize]) -> Result<(), String> {
+    let fits = match feed {
+        Feed::Tokens | Feed::Labels => {
+            let points = sizes.iter().product::<usize>();
+            dtype == DType::I32 && sizes.len() == 2 && (1..=TOKENS_MAX).contains(&points)
+        }
+        Feed::Key { .. } => dtype == DType::U32 && sizes == [4],
+        Feed::Scalars => matches!(dtype, DType::F32 | DType::F64) && sizes == [4],
+        Feed::Position | Feed::Last => dtype == DType::I32 && sizes.iter().product::<usize>() == 1,
+    };
+    if fits { Ok(()) } else { Err("is of no type that the host feeds".to_owned()) }
+}
+
+/// In each phase, tokens and labels of all classes are cut from the global batch in one way.
+fn feeds_agree(programs: &[Program], findings: &mut Findings) {
+    for phase in 0..phases(&programs[0]).len() {
+        let fed = programs.iter().flat_map(|program| {
+            phases(program)[phase].1.iter().filter_map(|step| match step {
+                Step::Feed { feed: Feed::Tokens | Feed::Labels, buffer, .. } => {
+                    program.buffers.get(buffer.0 as usize)
+                }
+                Step::Feed { .. }
+                | Step::Call { .. }
+                | Step::Send { .. }
+                | Step::Receive { .. } => None,
+            })
+        });
+        let mut sizes = fed.map(|buffer| &buffer.sizes);
+        let first = sizes.next();
+        let agree = first.is_none_or(|first| sizes.all(|s| s == first));
+        findings.require(agree, "E2103", "programs", &|| {
+            "tokens and labels of one phase have several sizes".to_owned()
+        });
+    }
+}
+
+/// The names of a program's phases, and their steps.
+fn phases(program: &Program) -> Vec<(String, &[Step])> {
+    let mut phases = vec![
+        ("step".to_owned(), &program.steps[..]),
+        ("evaluate".to_owned(), &program.evaluate[..]),
+    ];
+    for entry in &program.entries {
+        phases.push((format!("entry {}", entry.name), &entry.steps));
+    }
+    phases
+}

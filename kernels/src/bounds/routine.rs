@@ -1,0 +1,161 @@
+//! Routines: instructions refer to slots and locals that hold what kernels and groups use.
+
+use ir::program::{ALIGNMENT, Exchange, Group, Instruction, Ref, Routine};
+use ir::{Axis, DType};
+
+use crate::arguments::Argument;
+
+use super::{Findings, ProgramCheck};
+
+impl ProgramCheck<'_> {
+    pub(super) fn routines(&self, findings: &mut Findings) {
+        for routine in &self.program.routines {
+            let place = format!("{}, routine `{}`", self.place, routine.name);
+            for local in &routine.locals {
+                let end = local.offset.checked_add(local.bytes);
+                let fits = end.is_some_and(|end| end <= routine.frame_bytes)
+                    && local.offset.is_multiple_of(ALIGNMENT);
+                findings.require(fits, "E2103", &place, &|| {
+                    let (name, frame) = (&local.name, routine.frame_bytes);
+                    format!("local `{name}` does not lie in its frame of {frame} bytes")
+                });
+            }
+            for (at, instruction) in routine.instructions.iter().enumerate() {
+                let place = format!("{place}, instruction {at}");
+                if let Err((code, why)) = self.instruction(routine, instruction) {
+                    findings.add(code, &place, why);
+                }
+            }
+        }
+    }
+
+    fn instruction(&self, routine: &Routine, instruction: &Instruction) -> Fitting {
+        match instruction {
+            Instruction::Launch { kernel, inputs, outputs } => {
+                let kernel = self.kernels.get(*kernel);
+                let kernel = kernel.ok_or_else(|| ("E2104", "no such kernel".to_owned()))?;
+                arguments(routine, &kernel.inputs(), inputs, "input")?;
+                arguments(routine, &kernel.outputs(), outputs, "output")
+            }
+            Instruction::Collective { exchange, group, dtype, elements, input, output } => {
+                let size = self.group_size(group)?;
+                let [sent, received] = self.exchanged(exchange, group, size, *elements)?;
+                if matches!(exchange, Exchange::AllReduce(_)) && input != output {
+                    return Err(("E2108", "an all-reduce is not in place".to_owned()));
+                }
+                holds(routine, *input, sent, *dtype)?;
+                holds(routine, *output, received, *dtype)
+            }
+        }
+    }
+
+    fn group_size(&self, group: &Group) -> Result<usize, (&'static str, String)> {
+        match group {
+            Group::Axis(axis) => Ok(self.mesh.size(*axis)),
+            Group::World => Ok(self.mesh.ranks()),
+            Group::Stages(stages) => {
+                let mut sorted = stages.clone();
+                sorted.sort_unstable();
+                sorted.dedup();
+                let there = sorted.last().is_some_and(|last| *last < self.mesh.pp);
+                let own = stages.contains(&self.program.stage);
+                match sorted.len() == stages.len() && there && own {
+                    true => Ok(stages.len()),
+                    false => Err(("E2104", format!("stages {stages:?} are no group of this one"))),
+                }
+            }
+        }
+    }
+
+    /// The elements that a collective sends and receives on this class of ranks.
+    fn exchanged(
+        &self,
+        exchange: &Exchange,
+        group: &Group,
+        size: usize,
+        elements: usize,
+    ) -> Result<[usize; 2], (&'static str, String)> {
+        let (outer, inner, counts) = match exchange {
+            Exchange::AllReduce(_) => return Ok([elements, elements]),
+            Exchange::AllGather { outer, inner, counts }
+            | Exchange::ReduceScatter { outer, inner, counts } => (*outer, *inner, counts),
+        };
+        if counts.len() != size {
+            let headline = format!("{} pieces for a group of {size}", counts.len());
+            return Err(("E2108", headline));
+        }
+        let times = |count: usize| {
+            let points = outer.checked_mul(inner)?.checked_mul(count)?;
+            (points <= 1 << 40).then_some(points)
+        };
+        let whole = counts.iter().try_fold(0_usize, |n, c| n.checked_add(*c)).and_then(times);
+        let whole = whole.ok_or_else(|| ("E2108", "pieces without bounds".to_owned()))?;
+        // Ranks along `dp` run one program: their pieces are equal, or it fits some of them only.
+        let own: Vec<usize> = match group {
+            Group::Axis(Axis::Tp) => vec![counts[self.program.tensor]],
+            Group::Axis(Axis::Pp) => vec![counts[self.program.stage]],
+            Group::Stages(stages) => {
+                let own = stages.iter().zip(counts).filter(|(s, _)| **s == self.program.stage);
+                own.map(|(_, count)| *count).collect()
+            }
+            Group::Axis(Axis::Dp | Axis::Cp) | Group::World => counts.clone(),
+        };
+        let piece = own.first().copied().and_then(times).unwrap_or(0);
+        let is_gather = matches!(exchange, Exchange::AllGather { .. });
+        let sent = if is_gather { piece } else { whole };
+        if sent != elements || own.iter().any(|count| *count != own[0]) {
+            let headline = format!("puts in {elements} elements where its piece has {sent}");
+            return Err(("E2108", headline));
+        }
+        Ok(if is_gather { [piece, whole] } else { [whole, piece] })
+    }
+}
+
+type Fitting = Result<(), (&'static str, String)>;
+
+/// Where a value lies and how many bytes it has; a local has an offset in the frame.
+fn extent(routine: &Routine, value: Ref) -> Result<u64, (&'static str, String)> {
+    let bytes = match value {
+        Ref::Slot(at) => routine.slots.get(at as usize).map(|slot| slot.1),
+        Ref::Local(at) => routine.locals.get(at as usize).map(|local| local.bytes),
+    };
+    bytes.ok_or_else(|| match value {
+        Ref::Slot(at) => ("E2104", format!("slot {at} is not there")),
+        Ref::Local(at) => ("E2104", format!("local {at} is not there")),
+    })
+}
+
+fn name(routine: &Routine, value: Ref) -> &str {
+    match value {
+        Ref::Slot(at) => &routine.slots[at as usize].0,
+        Ref::Local(at) => &routine.locals[at as usize].name,
+    }
+}
+
+fn holds(routine: &Routine, value: Ref, elements: usize, dtype: DType) -> Fitting {
+    let bytes = extent(routine, value)?;
+    let wanted = (elements as u64).checked_mul(dtype.size());
+    if wanted.is_none_or(|wanted| wanted > bytes) {
+        let name = name(routine, value);
+        let headline = format!("`{name}` holds {bytes} bytes, not {elements} elements of {dtype}");
+        return Err(("E2108", headline));
+    }
+    Ok(())
+}
+
+fn arguments(routine: &Routine, wanted: &[Argument], passed: &[Ref], what: &str) -> Fitting {
+    if wanted.len() != passed.len() {
+        let headline = format!("passes {} {what}s to a kernel of {}", passed.len(), wanted.len());
+        return Err(("E2106", headline));
+    }
+    for (index, (argument, value)) in wanted.iter().zip(passed).enumerate() {
+        let bytes = extent(routine, *value)?;
+        let wanted = argument.bytes() as u64;
+        if wanted > bytes {
+            let name = name(routine, *value);
+            let headline = format!("{what} {index}, `{name}`, holds {bytes} of {wanted} bytes");
+            return Err(("E2106", headline));
+        }
+    }
+    Ok(())
+}

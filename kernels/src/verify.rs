@@ -1,0 +1,366 @@
+//! Whether a kernel can be executed: what its types cannot say.
+//!
+//! A kernel that this accepts uses no byte beyond what [`Kernel::inputs`] and [`Kernel::outputs`]
+//! say, computes those without overflow, and never writes one element from two threads. It is what
+//! stands between a file and the unsafe code of [`crate::cpu`].
+
+use ir::DType;
+
+use crate::kernel::{
+    Attention, Copy, Dropout, Fill, Gather, Kernel, Positions, Product, Rope, Window,
+};
+use crate::rows::{Access, Digit, Draw, Instr, Output, Rows};
+
+/// No size, stride, offset, extent or number of points is larger: a tebi of elements. Chosen: far
+/// beyond a device's memory, and products of two of them fit 128 bits.
+const LIMIT: usize = 1 << 40;
+/// The most loops, digits, inputs or outputs of a kernel. Chosen: tensors have a few dims.
+const LOOPS_MAX: usize = 64;
+/// The most instructions of a block program. Chosen: fusion stops at tens.
+const INSTRS_MAX: usize = 4096;
+
+type Verdict = Result<(), String>;
+
+/// Checks a kernel.
+///
+/// # Errors
+/// A sentence that says which part of the kernel is impossible.
+pub fn verify(kernel: &Kernel) -> Verdict {
+    match kernel {
+        Kernel::Product(p) => product(p),
+        Kernel::Rows(r) => rows(r),
+        Kernel::Attention(a) => attention(a, false),
+        Kernel::AttentionBwd(a) => attention(a, true),
+        Kernel::Gather(g) | Kernel::ScatterAdd(g) => look_up(g),
+        Kernel::Rope(r) => rope(r),
+        Kernel::Copy(c) => copy(c),
+        Kernel::Place(w) | Kernel::Take(w) => window(w),
+        Kernel::Fill(f) => fill(f),
+    }
+}
+
+fn require(holds: bool, otherwise: &str) -> Verdict {
+    if holds { Ok(()) } else { Err(otherwise.to_owned()) }
+}
+
+fn computes(dtype: DType) -> Verdict {
+    require(matches!(dtype, DType::F32 | DType::F64), "it computes in neither f32 nor f64")
+}
+
+fn converts(dtype: DType) -> Verdict {
+    let known = matches!(dtype, DType::F32 | DType::F64 | DType::I32 | DType::U32 | DType::Bool);
+    require(known, "an argument is of a type that is not converted")
+}
+
+fn small(numbers: impl IntoIterator<Item = usize>) -> Verdict {
+    require(numbers.into_iter().all(|n| n <= LIMIT), "a size or an offset is too large")
+}
+
+/// The points and the reach of a nest of (size, stride) loops stay within the limit.
+fn nest(loops: &[(usize, usize)], offset: usize) -> Verdict {
+    require(loops.len() <= LOOPS_MAX, "it has too many loops")?;
+    small(loops.iter().flat_map(|(size, stride)| [*size, *stride]).chain([offset]))?;
+    let points = loops.iter().try_fold(1_usize, |n, (size, _)| n.checked_mul(*size));
+    let reach =
+        |(size, stride): &(usize, usize)| (*size as u128).saturating_sub(1) * *stride as u128;
+    let extent = offset as u128 + loops.iter().map(reach).sum::<u128>();
+    let fits = points.is_some_and(|n| n <= LIMIT) && extent <= LIMIT as u128;
+    require(fits, "it uses more elements than there can be")
+}
+
+/// A nest whose points are all different elements: the stride of a loop exceeds the reach of the
+/// loops inside of it. Sufficient, not necessary; layouts of tensors and their slices have it.
+fn injective(loops: &[(usize, usize)], offset: usize) -> Verdict {
+    nest(loops, offset)?;
+    let mut moving: Vec<(usize, usize)> =
+        loops.iter().filter(|(size, _)| *size > 1).map(|(size, stride)| (*stride, *size)).collect();
+    moving.sort_unstable();
+    let mut reach = 0;
+    for (stride, size) in moving {
+        require(stride > reach, "it writes one element twice")?;
+        reach += (size - 1) * stride;
+    }
+    Ok(())
+}
+
+fn product(p: &Product) -> Verdict {
+    computes(p.dtype)?;
+    let lens = [p.batch.len(), p.m.len(), p.n.len(), p.k.len()];
+    require(lens.into_iter().all(|n| n <= LOOPS_MAX), "it has too many loops")?;
+    let batch = |stride: fn(&crate::LoopABC) -> usize| {
+        p.batch.iter().map(move |l| (l.size, stride(l))).collect::<Vec<_>>()
+    };
+    let mut a = batch(|l| l.a);
+    a.extend(p.m.iter().map(|l| (l.size, l.a)).chain(p.k.iter().map(|l| (l.size, l.a))));
+    let mut b = batch(|l| l.b);
+    b.extend(p.n.iter().map(|l| (l.size, l.b)).chain(p.k.iter().map(|l| (l.size, l.b))));
+    let mut c = batch(|l| l.c);
+    c.extend(p.m.iter().map(|l| (l.size, l.c)).chain(p.n.iter().map(|l| (l.size, l.c))));
+    nest(&a, 0)?;
+    nest(&b, 0)?;
+    injective(&c, 0)
+}
+
+fn digits(digits: &[Digit]) -> Verdict {
+    require(digits.len() <= LOOPS_MAX, "it has too many digits")?;
+    small(digits.iter().flat_map(|d| [d.div, d.modulus, d.stride]))?;
+    require(digits.iter().all(|d| d.div > 0 && d.modulus > 0), "a digit has no values")?;
+    let reach = |d: &Digit| (d.modulus as u128 - 1) * d.stride as u128;
+    let reach: u128 = digits.iter().map(reach).sum();
+    // A digit that repeats less than its modulus reaches less; such ones are sizes of a domain.
+    require(reach <= 1 << 62, "digits reach too far")
+}
+
+/// The loops that an access makes over the rows of a domain.
+fn row_loops(access: &Access, rows: usize) -> Vec<(usize, usize)> {
+    let size = |d: &Digit| rows.div_ceil(d.div).min(d.modulus);
+    access.row.iter().map(|d| (size(d), d.stride)).collect()
+}
+
+fn access(access: &Access, rows: usize, cols: usize) -> Verdict {
+    digits(&access.row)?;
+    let reaches = row_loops(access, rows).into_iter().chain([(cols, access.col_stride)]);
+    // Each loop alone: digits may overlap, so that their product is no number of points.
+    small([access.offset, access.col_stride])?;
+    let reach = |(size, stride): (usize, usize)| size.saturating_sub(1) as u128 * stride as u128;
+    let extent = access.offset as u128 + reaches.map(reach).sum::<u128>();
+    require(extent <= LIMIT as u128, "it uses more elements than there can be")
+}
+
+/// A store writes every point (or row) to an element of its own: its digits are those of a mixed
+/// radix that reaches all rows, and their strides nest.
+fn store(to: &Access, rows: usize, cols: usize) -> Verdict {
+    access(to, rows, cols)?;
+    let mut radix: Vec<&Digit> = to.row.iter().filter(|d| d.modulus > 1).collect();
+    radix.sort_by_key(|d| d.div);
+    let mut covered = 1_usize;
+    for digit in radix {
+        require(digit.div == covered, "a store's digits are no digits of the row")?;
+        covered = covered.saturating_mul(digit.modulus);
+    }
+    require(covered >= rows, "a store puts several rows into one")?;
+    let mut loops = row_loops(to, rows);
+    if to.col_stride != 0 {
+        loops.push((cols, to.col_stride));
+    }
+    injective(&loops, to.offset)
+}
+
+fn rows(r: &Rows) -> Verdict {
+    computes(r.dtype)?;
+    nest(&[(r.rows, 0), (r.cols, 0)], 0)?;
+    let short = r.instrs.len() <= INSTRS_MAX
+        && r.inputs.len() <= LOOPS_MAX
+        && (1..=LOOPS_MAX).contains(&r.outputs.len());
+    require(short, "it has too many instructions, inputs or outputs, or no output")?;
+    for input in &r.inputs {
+        converts(input.dtype)?;
+        access(&input.access, r.rows, r.cols)?;
+    }
+    for (value, instr) in r.instrs.iter().enumerate() {
+        require(instr.operands().all(|o| o < value), "an instruction reads a later value")?;
+        instruction(r, instr)?;
+    }
+    let values = r.instrs.len();
+    require(r.outputs.iter().all(|o| o.value() < values), "an output has no value")?;
+    let vectors = r.vectors();
+    for output in &r.outputs {
+        let is_vector = vectors[output.value()];
+        match output {
+            Output::Store { access, dtype, accumulate, .. } => {
+                converts(*dtype)?;
+                let adds = matches!(dtype, DType::F32 | DType::F64);
+                require(adds || !accumulate, "it adds to integers")?;
+                let lies = !is_vector || access.col_stride != 0 || r.cols <= 1;
+                require(lies, "a vector is stored without columns")?;
+                store(access, r.rows, r.cols)?;
+            }
+            Output::ColSum { .. } => require(is_vector, "a column sum is of no vector")?,
+            Output::TotalSum { .. } => {}
+        }
+    }
+    Ok(())
+}
+
+fn instruction(r: &Rows, instr: &Instr) -> Verdict {
+    match instr {
+        Instr::Load { input } => {
+            let is_key = |i: &Instr| matches!(i, Instr::Random(draw) if draw.key == *input);
+            let loads = *input < r.inputs.len() && !r.instrs.iter().any(is_key);
+            require(loads, "it loads an input that it does not have, or the key")
+        }
+        Instr::Index { row, col_stride, base } => {
+            digits(row)?;
+            let near = base.unsigned_abs() <= LIMIT as u64;
+            require(near, "an index starts too far from zero")?;
+            nest(&[(r.cols, *col_stride)], 0)
+        }
+        Instr::Random(draw) => random(r, draw),
+        Instr::Const { .. }
+        | Instr::Unary { .. }
+        | Instr::Binary { .. }
+        | Instr::Select { .. }
+        | Instr::Reduce { .. } => Ok(()),
+    }
+}
+
+fn random(r: &Rows, draw: &Draw) -> Verdict {
+    digits(&draw.row)?;
+    digits(&draw.col)?;
+    let is_key = r.inputs.get(draw.key).is_some_and(|i| i.dtype == DType::U32);
+    require(is_key, "a draw has no key of u32")?;
+    // Sample numbers have 32 bits.
+    let near = draw.offset <= LIMIT as u64 && draw.sample_stride <= u64::from(u32::MAX) / 2;
+    require(near, "a draw's positions are too large")
+}
+
+fn heads(dims: [usize; 4], strides: [usize; 3]) -> [(usize, usize); 4] {
+    let [b, s, h] = strides;
+    [(dims[0], b), (dims[1], s), (dims[2], h), (dims[3], 1)]
+}
+
+fn attention(a: &Attention, backward: bool) -> Verdict {
+    computes(a.dtype)?;
+    small([a.batch, a.queries, a.keys, a.heads, a.kv_heads, a.dim, a.head_offset, a.kv_offset])?;
+    small([a.group])?;
+    scores([a.batch, a.heads, a.queries, a.keys])?;
+    require(a.query_offset.unsigned_abs() <= LIMIT as u64, "queries are too far from keys")?;
+    require(a.group > 0, "no query heads share a key-value head")?;
+    let last = (a.head_offset + a.heads.max(1) - 1) / a.group;
+    let served = a.head_offset / a.group >= a.kv_offset && last - a.kv_offset < a.kv_heads;
+    require(served || a.heads == 0, "a query head has no key-value head")?;
+    let of_queries = |strides| heads([a.batch, a.queries, a.heads, a.dim], strides);
+    let of_keys = |strides| heads([a.batch, a.keys, a.kv_heads, a.dim], strides);
+    let written = if backward { injective } else { nest };
+    written(&of_queries(a.q), 0)?;
+    written(&of_keys(a.k), 0)?;
+    written(&of_keys(a.v), 0)?;
+    injective(&of_queries(a.out), 0)?;
+    let forward = !backward && a.dropout.is_none();
+    require(!a.position || forward, "a gradient or a dropout at a run-time position")?;
+    a.dropout.as_ref().map_or(Ok(()), dropout)
+}
+
+fn dropout(d: &Dropout) -> Verdict {
+    require((0.0..1.0).contains(&d.p), "a probability is not in [0, 1)")?;
+    let bases = [d.sample_offset, d.head_base, d.query_base, d.key_base];
+    require(bases.iter().all(|b| *b <= LIMIT as u64), "a position is too large")?;
+    let totals = [d.heads_total, d.queries_total, d.keys_total];
+    scores([1, totals[0] as usize, totals[1] as usize, totals[2] as usize])
+}
+
+/// Scores are counted, never stored.
+fn scores(sizes: [usize; 4]) -> Verdict {
+    let points = sizes.into_iter().try_fold(1_usize, |n, size| n.checked_mul(size));
+    require(points.is_some_and(|n| n <= 1 << 56), "there are too many scores")
+}
+
+fn look_up(g: &Gather) -> Verdict {
+    computes(g.dtype)?;
+    nest(&[(g.rows, g.width), (g.width, 1)], 0)?;
+    nest(&[(g.count, g.width), (g.width, 1)], 0)?;
+    small([g.base])
+}
+
+fn rope(r: &Rope) -> Verdict {
+    computes(r.dtype)?;
+    let pairs = r.dim.is_multiple_of(2) && r.frequencies.len() == r.dim / 2;
+    require(pairs, "it has not one frequency for each pair")?;
+    let offset = match r.positions {
+        Positions::From(offset) | Positions::FromInput(offset) => offset,
+        Positions::Table => 0,
+    };
+    require(offset <= LIMIT as u64, "a position is too large")?;
+    let dims = [r.batch, r.seq, r.heads, r.dim];
+    nest(&heads(dims, r.x), 0)?;
+    injective(&heads(dims, r.y), 0)
+}
+
+fn copy(c: &Copy) -> Verdict {
+    let strides = |of: fn(&crate::CopyLoop) -> usize| {
+        c.loops.iter().map(|l| (l.size, of(l))).collect::<Vec<_>>()
+    };
+    small([c.zero_first])?;
+    nest(&strides(|l| l.source), c.source_offset)?;
+    injective(&strides(|l| l.target), c.target_offset)
+}
+
+fn window(w: &Window) -> Verdict {
+    require(w.len <= w.capacity, "a window is longer than what it is of")?;
+    nest(&[(w.outer, 0), (w.capacity, 0), (w.inner, 1)], 0)
+}
+
+fn fill(f: &Fill) -> Verdict {
+    converts(f.dtype)?;
+    small([f.len])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::CopyLoop;
+    use crate::rows::RowInput;
+
+    fn store_of(access: Access) -> Kernel {
+        Kernel::Rows(Rows {
+            rows: 6,
+            cols: 4,
+            dtype: DType::F32,
+            inputs: vec![RowInput { dtype: DType::F32, access: Access::full(6, 4) }],
+            instrs: vec![Instr::Load { input: 0 }],
+            outputs: vec![Output::Store { value: 0, access, dtype: DType::F32, accumulate: false }],
+        })
+    }
+
+    #[test]
+    fn usual_kernels_are_accepted() {
+        let transposed = CopyLoop { size: 3, source: 5, target: 1 };
+        let copy = Copy {
+            loops: vec![CopyLoop { size: 5, source: 1, target: 3 }, transposed],
+            source_offset: 0,
+            target_offset: 7,
+            zero_first: 0,
+            dtype: DType::BF16,
+        };
+        let digit = |div, modulus, stride| Digit { div, modulus, stride };
+        let permuted =
+            Access { row: vec![digit(3, 2, 4), digit(1, 3, 8)], col_stride: 1, offset: 0 };
+        for kernel in [
+            Kernel::Copy(copy),
+            Kernel::Product(Product::matrix(3, 4, 5, DType::F64)),
+            store_of(Access::full(6, 4)),
+            store_of(permuted),
+        ] {
+            assert_eq!(verify(&kernel), Ok(()), "{kernel}");
+        }
+    }
+
+    #[test]
+    fn impossible_kernels_are_refused() {
+        let product = |change: &dyn Fn(&mut Product)| {
+            let mut p = Product::matrix(3, 4, 5, DType::F32);
+            change(&mut p);
+            Kernel::Product(p)
+        };
+        let digit = |div, modulus, stride| Digit { div, modulus, stride };
+        let row = |row: Vec<Digit>, col_stride| store_of(Access { row, col_stride, offset: 0 });
+        for kernel in [
+            product(&|p| p.dtype = DType::I32),
+            product(&|p| p.m[0].c = 3),
+            product(&|p| p.m[0].c = 0),
+            product(&|p| p.k[0].a = usize::MAX),
+            product(&|p| p.k = vec![p.k[0]; 50]),
+            row(vec![digit(1, 6, 0)], 1),
+            row(vec![digit(1, 5, 4)], 1),
+            row(vec![digit(2, 6, 4)], 1),
+            row(vec![digit(1, 6, 4)], 0),
+            row(vec![digit(0, 6, 4)], 1),
+            row(vec![digit(1, 0, 4)], 1),
+            row(vec![digit(1, 6, 1 << 50)], 1),
+            Kernel::Fill(Fill { len: usize::MAX, value: 0.0, dtype: DType::F32 }),
+            Kernel::Fill(Fill { len: 1, value: 0.0, dtype: DType::BF16 }),
+        ] {
+            assert!(verify(&kernel).is_err(), "{kernel:?}");
+        }
+    }
+}
