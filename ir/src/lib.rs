@@ -46,6 +46,8 @@
 //! | `E1013` | a function to differentiate that is not there or gives no loss | 6 |
 //! | `E1021` | a line of a plan that is not understood | 6 |
 //! | `E1022` | a decision of a plan that is missing or taken twice | 6 |
+//! | `E1031` | a line of a program that is not understood | 6 |
+//! | `E1032` | a line of a program that is out of its order, or missing | 6 |
 
 pub mod build;
 pub mod diagnostic;

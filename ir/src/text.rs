@@ -14,6 +14,8 @@ pub(crate) mod lex;
 pub(crate) mod parse;
 mod plan;
 mod print;
+mod program;
 
 pub use parse::parse_module;
 pub use plan::parse_plan;
+pub use program::parse_program;
