@@ -24,7 +24,8 @@
 //! **Reading order.** [`calls`] and [`prepare`] look at the module; [`partition`] makes the
 //! function of one rank and [`specialise`] cuts it in two; [`domain`] and [`fuse`] group nodes into
 //! kernels, which [`tile`] and [`catalogue`] describe; [`lower`] makes routines of launches and
-//! [`routines`] those of a class; [`arena`] gives offsets; [`compile`] assembles.
+//! [`routines`] those of a class; [`arena`] gives offsets; [`compile`] assembles, and [`inference`]
+//! what only runs forward. [`check`] replays the result and calls nothing of the above.
 //!
 //! # Diagnostics
 //!
@@ -32,6 +33,8 @@
 //! |---|---|--:|
 //! | `E2001` | an entry that is no list of calls | 4 |
 //! | `E2002` | a plan that does not fit the module, or a node without kernel | 3 |
+//!
+//! Those of [`check`] are defects of this crate, and no input's.
 
 pub mod calls;
 pub mod partition;
@@ -50,3 +53,4 @@ mod update;
 mod weights;
 pub mod compile;
 pub mod inference;
+pub mod check;

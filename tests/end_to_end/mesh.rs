@@ -152,7 +152,7 @@ fn check(
     }
 }
 
-fn meshes(ranks_max: usize) -> Vec<Mesh> {
+pub(crate) fn meshes(ranks_max: usize) -> Vec<Mesh> {
     let mut meshes = Vec::new();
     for pp in 1..=ranks_max {
         for dp in [1, 2, 4, 8] {

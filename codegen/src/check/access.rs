@@ -1,0 +1,245 @@
+//! Which bytes of its arguments a kernel reads and writes.
+
+use std::ops::Range;
+
+use ir::DType;
+use kernels::Kernel;
+use kernels::arguments::Argument;
+use kernels::rows::{Access, Output, Rows};
+
+/// More runs of bytes than this are taken for the range from the first to the last. Chosen: a
+/// concatenation along the last dim of a batch of rows has one per row.
+const RUNS_MAX: usize = 1 << 16;
+
+/// Bytes of one argument.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Use {
+    pub(super) runs: Vec<Range<u64>>,
+    pub(super) dtype: DType,
+    /// An output that is added to what is there.
+    pub(super) adds: bool,
+}
+
+/// The bytes that a launch reads and writes, by argument.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Effects {
+    pub(super) reads: Vec<Use>,
+    pub(super) writes: Vec<Use>,
+    /// Inputs whose bytes may be those of an output, with that output.
+    pub(super) in_place: Vec<(usize, usize)>,
+}
+
+/// Reads are from the first element used to the last; writes are exact up to [`RUNS_MAX`].
+pub(super) fn effects(kernel: &Kernel) -> Effects {
+    let starts = first_elements(kernel);
+    let start = |at: usize| starts.get(at).copied().unwrap_or(0);
+    let inputs = kernel.inputs();
+    let read = |(at, argument): (usize, &Argument)| {
+        let size = argument.dtype.size();
+        let run = start(at) as u64 * size..argument.len as u64 * size;
+        let runs = if run.is_empty() { Vec::new() } else { vec![run] };
+        Use { runs, dtype: argument.dtype, adds: false }
+    };
+    let outputs = kernel.outputs();
+    let write = |(at, argument): (usize, &Argument)| {
+        let size = argument.dtype.size();
+        let (elements, adds) = written(kernel, at, argument);
+        let runs = elements.into_iter().map(|r| r.start as u64 * size..r.end as u64 * size);
+        Use { runs: runs.collect(), dtype: argument.dtype, adds }
+    };
+    Effects {
+        reads: inputs.iter().enumerate().map(read).collect(),
+        writes: outputs.iter().enumerate().map(write).collect(),
+        in_place: in_place(kernel),
+    }
+}
+
+/// The first element that each input is read at, where that is not zero.
+fn first_elements(kernel: &Kernel) -> Vec<usize> {
+    match kernel {
+        Kernel::Rows(r) => r.inputs.iter().map(|i| i.access.offset).collect(),
+        Kernel::Copy(c) => vec![c.source_offset],
+        Kernel::Product(_)
+        | Kernel::Attention(_)
+        | Kernel::AttentionBwd(_)
+        | Kernel::Gather(_)
+        | Kernel::ScatterAdd(_)
+        | Kernel::Rope(_)
+        | Kernel::Place(_)
+        | Kernel::Take(_)
+        | Kernel::Fill(_) => Vec::new(),
+    }
+}
+
+/// The elements of an output that are written, and whether they are added to.
+fn written(kernel: &Kernel, at: usize, argument: &Argument) -> (Vec<Range<usize>>, bool) {
+    let whole = vec![0..argument.len];
+    match kernel {
+        Kernel::Product(p) => {
+            let batch = p.batch.iter().map(|l| (l.size, l.c));
+            let rows = p.m.iter().map(|l| (l.size, l.c));
+            let loops = batch.chain(rows).chain(p.n.iter().map(|l| (l.size, l.c)));
+            (runs(loops.collect(), 0), p.accumulate)
+        }
+        Kernel::Rows(r) => stored(r, &r.outputs[at], whole),
+        Kernel::Attention(a) if at == 0 => {
+            (heads([a.batch, a.queries, a.heads, a.dim], a.out), false)
+        }
+        Kernel::AttentionBwd(a) => {
+            let dims = if at == 0 {
+                [a.batch, a.queries, a.heads, a.dim]
+            } else {
+                [a.batch, a.keys, a.kv_heads, a.dim]
+            };
+            (heads(dims, [a.q, a.k, a.v][at]), false)
+        }
+        Kernel::Rope(r) => (heads([r.batch, r.seq, r.heads, r.dim], r.y), false),
+        Kernel::Copy(c) => {
+            let mut all =
+                runs(c.loops.iter().map(|l| (l.size, l.target)).collect(), c.target_offset);
+            all.insert(0, 0..c.zero_first);
+            (all, false)
+        }
+        Kernel::ScatterAdd(g) => (whole, g.accumulate),
+        // Where the window stands is known at run time: the rest must have been there.
+        Kernel::Place(_) => (whole, true),
+        Kernel::Attention(_) | Kernel::Gather(_) | Kernel::Take(_) | Kernel::Fill(_) => {
+            (whole, false)
+        }
+    }
+}
+
+fn stored(r: &Rows, output: &Output, whole: Vec<Range<usize>>) -> (Vec<Range<usize>>, bool) {
+    match output {
+        Output::Store { value, access, accumulate, .. } => {
+            let is_per_row = access.col_stride == 0 && !r.vectors()[*value];
+            let cols = if is_per_row { r.cols.min(1) } else { r.cols };
+            let mut loops = row_loops(access, r.rows);
+            loops.push((cols, access.col_stride));
+            (runs(loops, access.offset), *accumulate)
+        }
+        Output::ColSum { accumulate, .. } | Output::TotalSum { accumulate, .. } => {
+            (whole, *accumulate)
+        }
+    }
+}
+
+fn row_loops(access: &Access, rows: usize) -> Vec<(usize, usize)> {
+    access.row.iter().map(|d| (rows.div_ceil(d.div).min(d.modulus), d.stride)).collect()
+}
+
+fn heads(dims: [usize; 4], [b, s, h]: [usize; 3]) -> Vec<Range<usize>> {
+    let [batch, length, heads, dim] = dims;
+    runs(vec![(batch, b), (length, s), (heads, h), (dim, 1)], 0)
+}
+
+/// The runs of elements that a nest of (size, stride) loops reaches.
+fn runs(mut loops: Vec<(usize, usize)>, offset: usize) -> Vec<Range<usize>> {
+    if loops.iter().any(|(size, _)| *size == 0) {
+        return Vec::new();
+    }
+    loops.retain(|(size, _)| *size > 1);
+    loops.sort_by_key(|(_, stride)| *stride);
+    let mut run = 1;
+    let mut outer = Vec::new();
+    for (size, stride) in loops {
+        if outer.is_empty() && stride == run {
+            run *= size;
+        } else {
+            outer.push((size, stride));
+        }
+    }
+    let count = outer.iter().try_fold(1_usize, |n, (size, _)| n.checked_mul(*size));
+    if count.is_none_or(|count| count > RUNS_MAX) {
+        let reach: usize = outer.iter().map(|(size, stride)| (size - 1) * stride).sum();
+        return std::iter::once(offset..offset + reach + run).collect();
+    }
+    let mut starts = vec![offset];
+    for (size, stride) in outer {
+        starts = (0..size).flat_map(|i| starts.iter().map(move |s| s + i * stride)).collect();
+    }
+    starts.into_iter().map(|start| start..start + run).collect()
+}
+
+/// Pairs of an input and an output that are read and written point by point alike.
+fn in_place(kernel: &Kernel) -> Vec<(usize, usize)> {
+    match kernel {
+        Kernel::Rows(r) => {
+            let mut pairs = Vec::new();
+            for (i, input) in r.inputs.iter().enumerate() {
+                for (o, output) in r.outputs.iter().enumerate() {
+                    if let Output::Store { access, dtype, .. } = output
+                        && same_points(access, &input.access, r)
+                        && dtype.size() == input.dtype.size()
+                    {
+                        pairs.push((i, o));
+                    }
+                }
+            }
+            pairs
+        }
+        Kernel::Rope(r) if r.x == r.y => vec![(0, 0)],
+        Kernel::Rope(_)
+        | Kernel::Product(_)
+        | Kernel::Attention(_)
+        | Kernel::AttentionBwd(_)
+        | Kernel::Gather(_)
+        | Kernel::ScatterAdd(_)
+        | Kernel::Copy(_)
+        | Kernel::Place(_)
+        | Kernel::Take(_)
+        | Kernel::Fill(_) => Vec::new(),
+    }
+}
+
+/// Whether two accesses use the same element for each point.
+fn same_points(a: &Access, b: &Access, r: &Rows) -> bool {
+    let moving = |access: &Access| {
+        let mut loops: Vec<(usize, usize, usize)> = access
+            .row
+            .iter()
+            .map(|d| (d.div, rows_of(d.div, d.modulus, r.rows), d.stride))
+            .filter(|(_, size, stride)| *size > 1 && *stride > 0)
+            .collect();
+        loops.sort_unstable();
+        loops
+    };
+    let cols = |access: &Access| if r.cols > 1 { access.col_stride } else { 0 };
+    a.offset == b.offset && moving(a) == moving(b) && cols(a) == cols(b)
+}
+
+fn rows_of(div: usize, modulus: usize, rows: usize) -> usize {
+    rows.div_ceil(div).min(modulus)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernels::kernel::{Copy, CopyLoop};
+
+    #[test]
+    fn runs_are_what_loops_reach() {
+        assert_eq!(runs(vec![(3, 4), (4, 1)], 5), [5..17]);
+        assert_eq!(runs(vec![(4, 1), (3, 4)], 0), [0..12]);
+        assert_eq!(runs(vec![(3, 10), (4, 1)], 2), [2..6, 12..16, 22..26]);
+        assert_eq!(runs(vec![(3, 10), (0, 1)], 2), []);
+        assert_eq!(runs(Vec::new(), 7), [7..8]);
+    }
+
+    #[test]
+    fn a_copy_into_a_part_writes_that_part() {
+        let loops = [(2, 3, 8), (3, 1, 1)];
+        let loops = loops.map(|(size, source, target)| CopyLoop { size, source, target });
+        let copy = Copy {
+            loops: loops.to_vec(),
+            source_offset: 1,
+            target_offset: 2,
+            zero_first: 0,
+            dtype: DType::F32,
+        };
+        let effects = effects(&Kernel::Copy(copy));
+        assert_eq!(effects.reads[0].runs, [4..28]);
+        let runs: Vec<_> = effects.writes[0].runs.iter().filter(|r| !r.is_empty()).collect();
+        assert_eq!(runs, [&(8..20), &(40..52)]);
+    }
+}

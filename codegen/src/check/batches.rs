@@ -1,0 +1,162 @@
+//! The end of a replay: every micro-batch was done once, and what outlasts the step is there.
+
+use std::collections::{BTreeMap, HashSet};
+
+use ir::program::{BufferId, Contents, Program, Step};
+
+use super::memory::Owner;
+use super::rank::Rank;
+use super::traffic::World;
+use super::{At, Phase};
+
+pub(super) fn finish<'p>(world: &mut World<'_, 'p>, ranks: &[Rank<'p>]) {
+    for rank in ranks {
+        check_calls(world, rank);
+        check_rest(world, rank);
+        check_norm(world, rank);
+    }
+}
+
+/// Every element of a gradient is counted once in the norm: by the first stage that holds it, and
+/// on the tensor-parallel axis by all that have parts of it, or else by the first.
+fn check_norm<'p>(world: &mut World<'_, 'p>, rank: &Rank<'p>) {
+    if world.setup.phase != Phase::Step {
+        return;
+    }
+    let has_norm = rank.program.buffers.iter().any(|b| b.contents == Contents::Stats);
+    for (index, buffer) in rank.program.buffers.iter().enumerate() {
+        let Contents::Grad(weight) = buffer.contents else { continue };
+        let shard = &rank.program.weights[weight];
+        let is_cut = shard.ranges.iter().map(|r| r.1).ne(shard.global.iter().copied());
+        let counts = shard.owned && (is_cut || rank.program.tensor == 0);
+        let wanted = if counts { buffer.bytes } else { 0 };
+        if has_norm && rank.normed[weight] != wanted {
+            let at = At { class: rank.class, step: rank.step + index, instruction: None };
+            let (name, found) = (&buffer.name, rank.normed[weight]);
+            let text = format!("the norm counts {found} of {wanted} bytes of `{name}`");
+            world.findings.add_at(world.setup, "E2122", at, text);
+        }
+    }
+}
+
+fn has_gradients(program: &Program) -> bool {
+    program.buffers.iter().any(|b| matches!(b.contents, Contents::Grad(_)))
+}
+
+/// Each micro-batch makes as many calls as the plan gives to the stage, forwards and backwards,
+/// in one order, and none of them twice.
+fn check_calls<'p>(world: &mut World<'_, 'p>, rank: &Rank<'p>) {
+    let setup = world.setup;
+    let steps = setup.phase.steps(rank.program);
+    let mut calls: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for made in &rank.made {
+        calls.entry(made.microbatch).or_default().push(made.step);
+    }
+    let stage = rank.program.stage;
+    let begin = if stage == 0 { 0 } else { setup.plan.stage_ends[stage - 1] };
+    let passes = match setup.phase {
+        Phase::Step if has_gradients(rank.program) => 2,
+        Phase::Step | Phase::Evaluate | Phase::Entry(_) => 1,
+    };
+    let wanted = passes * setup.plan.stage_ends[stage].saturating_sub(begin);
+    let routine_of = |step: &usize| match &steps[*step] {
+        Step::Call { routine, slots, .. } => Some((*routine, slots)),
+        Step::Feed { .. } | Step::Send { .. } | Step::Receive { .. } => None,
+    };
+    let first: Vec<usize> = calls.get(&0).into_iter().flatten().copied().collect();
+    let routines = |made: &[usize]| -> Vec<_> {
+        made.iter().filter_map(routine_of).map(|call| call.0).collect()
+    };
+    for microbatch in 0..setup.plan.microbatch_count {
+        let made = calls.remove(&microbatch).unwrap_or_default();
+        let mut seen = HashSet::new();
+        let twice = made.iter().find(|step| !seen.insert(routine_of(step)));
+        let text = if let Some(step) = twice {
+            format!("micro-batch {microbatch} makes the call of step {step} a second time")
+        } else if made.len() != wanted {
+            let count = made.len();
+            format!("micro-batch {microbatch} makes {count} calls, where the plan has {wanted}")
+        } else if routines(&made) != routines(&first) {
+            format!("micro-batch {microbatch} makes other calls than micro-batch 0")
+        } else {
+            continue;
+        };
+        let step = twice.or(made.last()).copied().unwrap_or(steps.len());
+        let at = At { class: rank.class, step, instruction: None };
+        world.findings.add_at(setup, "E2114", at, text);
+    }
+}
+
+/// What outlasts a phase: a buffer's bytes, and what must have happened to them.
+struct Rest {
+    bytes: u64,
+    /// Whether the phase must have written them.
+    is_changed: bool,
+    /// Whether they are a sum over micro-batches and ranks.
+    is_sum: bool,
+}
+
+/// What a phase must leave in a buffer; none where nothing reads it later.
+fn rest_of(phase: Phase, program: &Program, index: usize) -> Option<Rest> {
+    let buffer = &program.buffers[index];
+    let updates = phase == Phase::Step && has_gradients(program);
+    let rest = |is_changed, is_sum| Some(Rest { bytes: buffer.bytes, is_changed, is_sum });
+    match buffer.contents {
+        Contents::Param(_) | Contents::State { .. } => rest(updates, false),
+        Contents::Grad(_) if updates => rest(true, true),
+        // The norm is that of gradients.
+        Contents::Stats if phase == Phase::Evaluate => {
+            Some(Rest { bytes: 2 * buffer.dtype.size(), is_changed: true, is_sum: true })
+        }
+        Contents::Stats if phase == Phase::Step => rest(true, true),
+        Contents::Cache(_) => rest(matches!(phase, Phase::Entry(_)), false),
+        Contents::Output if gives(phase, program, index) => rest(true, false),
+        Contents::Stats
+        | Contents::Grad(_)
+        | Contents::Output
+        | Contents::Feed(_)
+        | Contents::View
+        | Contents::Activation
+        | Contents::Frame => None,
+    }
+}
+
+/// Whether the host reads a buffer after an entry.
+fn gives(phase: Phase, program: &Program, index: usize) -> bool {
+    match phase {
+        Phase::Entry(entry) => program.entries[entry].outputs.contains(&BufferId(index as u32)),
+        Phase::Step | Phase::Evaluate => false,
+    }
+}
+
+/// What a phase leaves is there.
+fn check_rest<'p>(world: &mut World<'_, 'p>, rank: &Rank<'p>) {
+    let setup = world.setup;
+    for (index, buffer) in rank.program.buffers.iter().enumerate() {
+        let Some(rest) = rest_of(setup.phase, rank.program, index) else { continue };
+        let name = &buffer.name;
+        for (range, note) in rank.memory.read(buffer.offset..buffer.offset + rest.bytes) {
+            let owner = Owner::Buffer(index as u32);
+            let wanted = rank.wanted_sums(setup, index as u32, range.start);
+            let (code, text) = match note {
+                None => ("E2111", format!("`{name}` is not there")),
+                Some(note) if note.owner != owner => {
+                    let other = rank.name_of(setup.phase, note.owner);
+                    ("E2112", format!("the bytes of `{name}` hold `{other}`"))
+                }
+                Some(note) if rest.is_changed && note.step.is_none() => {
+                    ("E2115", format!("`{name}` is not updated"))
+                }
+                Some(note) if rest.is_sum && !note.summed.has(wanted) => {
+                    ("E2116", format!("`{name}` is not summed over {}", wanted.names()))
+                }
+                Some(note) if rest.is_sum && !world.labels.is_complete(note.label) => {
+                    ("E2113", format!("`{name}` is not the sum over all micro-batches"))
+                }
+                Some(_) => continue,
+            };
+            let at = At { class: rank.class, step: rank.step + index, instruction: None };
+            world.findings.add_at(setup, code, at, text);
+        }
+    }
+}

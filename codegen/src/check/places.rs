@@ -1,0 +1,82 @@
+//! Where the buffers of a program lie: which bytes are whose.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use ir::program::{BufferId, Contents, Program, aligned};
+use kernels::bounds::class_name;
+
+use super::Findings;
+
+/// The buffers behind the bytes of each buffer.
+pub(super) struct Places {
+    /// By buffer: ranges of the arena, and the buffer that is no view which has them.
+    owners: Vec<Vec<(Range<u64>, u32)>>,
+    /// By weight: the stages that hold it.
+    pub(super) holders: Vec<BTreeSet<usize>>,
+}
+
+impl Places {
+    /// Finds the buffers that views are of: of whole buffers that persist, side by side, with the
+    /// bytes between one and the next.
+    pub(super) fn of(program: &Program, all: &[Program], findings: &mut Findings) -> Places {
+        let persists = |contents: &Contents| {
+            let transient = matches!(contents, Contents::View | Contents::Activation);
+            !transient && *contents != Contents::Frame
+        };
+        let mut bases: Vec<(Range<u64>, u32)> = Vec::new();
+        for (at, buffer) in program.buffers.iter().enumerate() {
+            if persists(&buffer.contents) && buffer.bytes > 0 {
+                bases.push((buffer.offset..buffer.offset + aligned(buffer.bytes), at as u32));
+            }
+        }
+        bases.sort_by_key(|(range, _)| range.start);
+        let mut owners = Vec::new();
+        for (at, buffer) in program.buffers.iter().enumerate() {
+            let range = buffer.offset..buffer.offset + buffer.bytes;
+            if buffer.contents != Contents::View {
+                owners.push(vec![(range, at as u32)]);
+                continue;
+            }
+            let parts = behind(&bases, &range);
+            if !tile(&parts, &range) {
+                let headline =
+                    format!("view `{}` does not lie on buffers that persist", buffer.name);
+                findings.add("E2110", &class_name(program), headline);
+            }
+            owners.push(parts);
+        }
+        let holders = program.weights.iter().map(|weight| {
+            let holds = |p: &&Program| p.weights.iter().any(|w| w.name == weight.name);
+            all.iter().filter(holds).map(|p| p.stage).collect()
+        });
+        Places { owners, holders: holders.collect() }
+    }
+
+    /// The bytes of a buffer, with the buffers that own them.
+    pub(super) fn of_buffer(&self, buffer: BufferId) -> &[(Range<u64>, u32)] {
+        &self.owners[buffer.0 as usize]
+    }
+}
+
+/// The parts of a range that lie on buffers, in order.
+fn behind(bases: &[(Range<u64>, u32)], range: &Range<u64>) -> Vec<(Range<u64>, u32)> {
+    let first = bases.partition_point(|(base, _)| base.end <= range.start);
+    let meeting = bases[first..].iter().take_while(|(base, _)| base.start < range.end);
+    let cut = |(base, at): &(Range<u64>, u32)| {
+        (base.start.max(range.start)..base.end.min(range.end), *at)
+    };
+    meeting.map(cut).collect()
+}
+
+/// Whether parts make up a range, without gaps and without overlaps.
+fn tile(parts: &[(Range<u64>, u32)], range: &Range<u64>) -> bool {
+    let mut at = range.start;
+    for (part, _) in parts {
+        if part.start != at {
+            return false;
+        }
+        at = part.end;
+    }
+    at == range.end
+}

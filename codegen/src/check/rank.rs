@@ -1,0 +1,534 @@
+//! One rank of a replay: its memory, and what each instruction does to it.
+
+use std::ops::Range;
+
+use ir::DType;
+use ir::op::Combiner;
+use ir::program::{
+    BufferId, Contents, Exchange, Feed, Group, Instruction, Program, Ref, Step, aligned,
+};
+use ir::sharding::Axis;
+
+use super::access::Use;
+use super::labels::{Label, Labels};
+use super::memory::{Memory, Note, Owner, Summed};
+use super::places::Places;
+use super::traffic::{Message, World};
+use super::{At, Phase, Setup};
+
+/// Bytes from the start of a value on, with the labels of what they hold.
+pub(super) type Labelled = Vec<(Range<u64>, Label)>;
+
+/// A call with the values of one micro-batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Made {
+    pub(super) microbatch: usize,
+    pub(super) step: usize,
+}
+
+/// A rank: one of those that run the program of a class.
+pub(super) struct Rank<'a> {
+    pub(super) class: usize,
+    pub(super) program: &'a Program,
+    pub(super) places: &'a Places,
+    pub(super) memory: Memory,
+    pub(super) step: usize,
+    /// The instruction of the routine that is being called.
+    instruction: Option<usize>,
+    /// What is read by the call that is being made.
+    call_label: Label,
+    /// Whether it has told the others of its collective.
+    has_arrived: bool,
+    /// The calls that belong to one micro-batch, in order.
+    pub(super) made: Vec<Made>,
+    /// For each weight, the bytes of its gradient that were added to the norm.
+    pub(super) normed: Vec<u64>,
+}
+
+/// A value: its bytes, and as what they are written.
+pub(super) struct Place {
+    pub(super) range: Range<u64>,
+    pub(super) parts: Vec<(Range<u64>, Owner)>,
+}
+
+/// What a read found.
+#[derive(Clone, Copy)]
+struct Seen {
+    label: Label,
+    /// Axes over which some of it was summed.
+    summed: Summed,
+    /// Whether it is, or was there as, a sum over micro-batches.
+    is_total: bool,
+}
+
+impl<'a> Rank<'a> {
+    /// A rank at the start of a phase: parameters, states and caches are there, and nothing else.
+    pub(super) fn new(setup: &Setup<'a>, class: usize) -> Rank<'a> {
+        let program = &setup.programs[class];
+        let mut memory = Memory::default();
+        for (at, buffer) in program.buffers.iter().enumerate() {
+            let note = Note {
+                owner: Owner::Buffer(at as u32),
+                label: Labels::NONE,
+                dtype: buffer.dtype,
+                summed: Summed::default(),
+                step: None,
+            };
+            let end = buffer.offset + aligned(buffer.bytes);
+            match buffer.contents {
+                Contents::Param(_) | Contents::State { .. } | Contents::Cache(_) => {
+                    memory.write(buffer.offset..end, note);
+                }
+                // An arena begins as zeros, and nothing writes between one buffer and the next.
+                Contents::Grad(_) => memory.write(buffer.offset + buffer.bytes..end, note),
+                Contents::Feed(_)
+                | Contents::Stats
+                | Contents::Output
+                | Contents::View
+                | Contents::Activation
+                | Contents::Frame => {}
+            }
+        }
+        Rank {
+            class,
+            program,
+            places: &setup.places[class],
+            memory,
+            step: 0,
+            instruction: None,
+            call_label: Labels::NONE,
+            has_arrived: false,
+            made: Vec::new(),
+            normed: vec![0; program.weights.len()],
+        }
+    }
+
+    pub(super) fn at(&self) -> At {
+        At { class: self.class, step: self.step, instruction: self.instruction }
+    }
+
+    fn steps(&self, phase: Phase) -> &'a [Step] {
+        phase.steps(self.program)
+    }
+
+    pub(super) fn is_done(&self, phase: Phase) -> bool {
+        self.step == self.steps(phase).len()
+    }
+
+    /// Takes one step or instruction, if it need not wait for another rank.
+    pub(super) fn advance(&mut self, world: &mut World<'_, 'a>) -> bool {
+        let Some(step) = self.steps(world.setup.phase).get(self.step) else { return false };
+        match step {
+            Step::Feed { feed, microbatch, buffer } => {
+                self.feed(world, *feed, *microbatch, *buffer);
+                self.step += 1;
+            }
+            Step::Send { to, buffer } => {
+                let (place, dtype) = (self.buffer(*buffer), self.dtype(*buffer));
+                let length = place.range.end - place.range.start;
+                let seen = self.read(world, &place, 0..length, dtype);
+                let name = self.program.buffers[buffer.0 as usize].name.clone();
+                world.send(self, *to, Message { length, dtype, label: seen.label, name });
+                self.step += 1;
+            }
+            Step::Receive { from, buffer } => {
+                let (place, dtype) = (self.buffer(*buffer), self.dtype(*buffer));
+                let length = place.range.end - place.range.start;
+                let Some(label) = world.receive(self, *from, length, dtype) else { return false };
+                self.write(world, &place, 0..length, (dtype, label));
+                self.step += 1;
+            }
+            Step::Call { routine, frame, .. } => return self.call(world, *routine, *frame),
+        }
+        true
+    }
+
+    fn dtype(&self, buffer: BufferId) -> DType {
+        self.program.buffers[buffer.0 as usize].dtype
+    }
+
+    fn feed(&mut self, world: &mut World<'_, 'a>, feed: Feed, microbatch: usize, buffer: BufferId) {
+        let label = match feed {
+            Feed::Tokens | Feed::Labels | Feed::Key { .. } => world.labels.of(microbatch),
+            Feed::Scalars | Feed::Position | Feed::Last => Labels::NONE,
+        };
+        let count = world.setup.plan.microbatch_count;
+        if microbatch >= count {
+            let text = format!("feeds micro-batch {microbatch} of {count}");
+            world.findings.add_at(world.setup, "E2114", self.at(), text);
+        }
+        let (place, dtype) = (self.buffer(buffer), self.dtype(buffer));
+        let length = place.range.end - place.range.start;
+        self.write(world, &place, 0..length, (dtype, label));
+    }
+
+    /// Enters a call, runs one instruction of it, or leaves it.
+    fn call(&mut self, world: &mut World<'_, 'a>, routine: usize, frame: Option<BufferId>) -> bool {
+        let routine = &self.program.routines[routine];
+        let Some(at) = self.instruction else {
+            if let Some(frame) = frame {
+                let range = self.buffer(frame).range;
+                self.memory.clear(range);
+            }
+            self.call_label = Labels::NONE;
+            self.instruction = Some(0);
+            return true;
+        };
+        match routine.instructions.get(at) {
+            None => {
+                if let Some(microbatch) = world.labels.microbatch(self.call_label) {
+                    self.made.push(Made { microbatch, step: self.step });
+                    self.check_terms(world);
+                }
+                self.instruction = None;
+                self.step += 1;
+            }
+            Some(Instruction::Launch { kernel, inputs, outputs }) => {
+                self.launch(world, *kernel, inputs, outputs);
+                self.instruction = Some(at + 1);
+            }
+            Some(collective @ Instruction::Collective { .. }) => {
+                if self.has_arrived {
+                    return false;
+                }
+                let offer = self.offer(world, collective);
+                world.arrive(self, collective, offer);
+                self.has_arrived = true;
+            }
+        }
+        true
+    }
+
+    fn buffer(&self, id: BufferId) -> Place {
+        let buffer = &self.program.buffers[id.0 as usize];
+        let parts = self.places.of_buffer(id).iter();
+        Place {
+            range: buffer.offset..buffer.offset + buffer.bytes,
+            parts: parts.map(|(range, owner)| (range.clone(), Owner::Buffer(*owner))).collect(),
+        }
+    }
+
+    /// Where a value of the current call lies.
+    fn place(&self, phase: Phase, value: Ref) -> Place {
+        let Step::Call { routine, slots, frame } = &self.steps(phase)[self.step] else {
+            unreachable!("values are those of calls");
+        };
+        match value {
+            Ref::Slot(at) => self.buffer(slots[at as usize]),
+            Ref::Local(at) => {
+                let local = &self.program.routines[*routine].locals[at as usize];
+                let frame = frame.expect("bounds: a routine with locals is called with a frame");
+                let start = self.program.buffers[frame.0 as usize].offset + local.offset;
+                let range = start..start + local.bytes;
+                let owner = Owner::Local(self.step as u32, at);
+                Place { parts: vec![(range.clone(), owner)], range }
+            }
+        }
+    }
+
+    fn launch(&mut self, world: &mut World<'_, 'a>, kernel: usize, ins: &[Ref], outs: &[Ref]) {
+        let phase = world.setup.phase;
+        let inputs: Vec<Place> = ins.iter().map(|r| self.place(phase, *r)).collect();
+        let outputs: Vec<Place> = outs.iter().map(|r| self.place(phase, *r)).collect();
+        let setup = world.setup;
+        let effects = &setup.effects[kernel];
+        self.check_apart(world, &effects.in_place, &inputs, &outputs);
+        let mut label = Labels::NONE;
+        for (place, used) in inputs.iter().zip(&effects.reads) {
+            for run in &used.runs {
+                let seen = self.read(world, place, run.clone(), used.dtype);
+                self.check_sums(world, place, run);
+                label = world.labels.union(label, seen.label);
+            }
+        }
+        self.note(world, label);
+        self.check_pairs(world, &inputs, &outputs);
+        self.count_normed(&inputs, &outputs);
+        for (place, used) in outputs.iter().zip(&effects.writes) {
+            if !used.adds && inputs.iter().all(|input| input.range != place.range) {
+                self.check_lost(world, place, &used.runs);
+            }
+            self.put(world, place, used, label);
+        }
+    }
+
+    /// Notes that the current call reads a value.
+    fn note(&mut self, world: &mut World<'_, 'a>, label: Label) {
+        if let Some(fault) = world.labels.fault(label) {
+            world.findings.add_at(world.setup, "E2113", self.at(), fault);
+        }
+        self.call_label = world.labels.union(self.call_label, label);
+    }
+
+    fn put(&mut self, world: &mut World<'_, 'a>, place: &Place, used: &Use, label: Label) {
+        for run in &used.runs {
+            if run.is_empty() {
+                continue;
+            }
+            let mut label = label;
+            if used.adds {
+                let old = self.read(world, place, run.clone(), used.dtype);
+                label = world.labels.union(label, old.label);
+                if old.is_total || self.is_total(place) {
+                    label = world.labels.summed(label);
+                }
+            }
+            // The first term of one is the whole sum.
+            if world.setup.plan.microbatch_count == 1 && self.is_total(place) {
+                label = world.labels.summed(label);
+            }
+            self.write(world, place, run.clone(), (used.dtype, label));
+        }
+    }
+
+    /// Whether a place is one for sums over micro-batches.
+    fn is_total(&self, place: &Place) -> bool {
+        place.parts.iter().any(|(_, owner)| match owner {
+            Owner::Buffer(at) => {
+                let contents = &self.program.buffers[*at as usize].contents;
+                matches!(contents, Contents::Grad(_) | Contents::Stats)
+            }
+            Owner::Local(..) => false,
+        })
+    }
+
+    /// Outputs lie apart from each other, and from inputs that are not read point by point alike.
+    fn check_apart(
+        &self,
+        world: &mut World<'_, 'a>,
+        in_place: &[(usize, usize)],
+        inputs: &[Place],
+        outputs: &[Place],
+    ) {
+        let meets =
+            |a: &Place, b: &Place| a.range.start.max(b.range.start) < a.range.end.min(b.range.end);
+        for (o, output) in outputs.iter().enumerate() {
+            let others = outputs[o + 1..].iter().any(|other| meets(output, other));
+            let read = inputs.iter().enumerate().any(|(i, input)| {
+                let alike = in_place.contains(&(i, o)) && input.range.start == output.range.start;
+                meets(output, input) && !alike
+            });
+            if others || read {
+                let what = if others { "another output" } else { "an input" };
+                let text = format!("output {o} shares bytes with {what}");
+                world.findings.add_at(world.setup, "E2121", self.at(), text);
+            }
+        }
+    }
+
+    /// Reads what this rank puts into a collective.
+    fn offer(&mut self, world: &mut World<'_, 'a>, collective: &Instruction) -> Labelled {
+        let Instruction::Collective { exchange, group, dtype, elements, input, output } =
+            collective
+        else {
+            unreachable!("only collectives are offered");
+        };
+        let phase = world.setup.phase;
+        let (from, to) = (self.place(phase, *input), self.place(phase, *output));
+        let sent = *elements as u64 * dtype.size();
+        let seen = self.read(world, &from, 0..sent, *dtype);
+        self.note(world, seen.label);
+        let one_member = world.size_of(group) == 1;
+        let axis = summed_over(group);
+        match exchange {
+            Exchange::AllReduce(Combiner::Sum) if !one_member => {
+                if seen.summed.has(axis) {
+                    let text = format!("sums over {} what is summed over it", axis.names());
+                    world.findings.add_at(world.setup, "E2116", self.at(), text);
+                }
+                self.check_holders(world, &from, group);
+            }
+            Exchange::AllReduce(_) => {}
+            Exchange::AllGather { .. } | Exchange::ReduceScatter { .. } => {
+                let received = self.received_bytes(collective);
+                let to = to.range.start..to.range.start + received;
+                let from = from.range.start..from.range.start + sent;
+                if from.start.max(to.start) < from.end.min(to.end) {
+                    let text = "a collective's output shares bytes with its input".to_owned();
+                    world.findings.add_at(world.setup, "E2121", self.at(), text);
+                }
+            }
+        }
+        let notes = self.notes(&from, 0..sent).into_iter();
+        let start = from.range.start;
+        let labelled = |(range, _, note): (Range<u64>, Owner, Option<Note>)| {
+            let label = note.map_or(Labels::NONE, |note| note.label);
+            (range.start - start..range.end - start, label)
+        };
+        notes.map(labelled).collect()
+    }
+
+    /// A gradient is summed over exactly the stages that hold its weight.
+    fn check_holders(&self, world: &mut World<'_, 'a>, place: &Place, group: &Group) {
+        let Group::Stages(stages) = group else { return };
+        for (_, owner) in &place.parts {
+            let Owner::Buffer(at) = owner else { continue };
+            let buffer = &self.program.buffers[*at as usize];
+            let Contents::Grad(weight) = buffer.contents else { continue };
+            let holders = &self.places.holders[weight];
+            if stages.len() != holders.len() || !stages.iter().all(|s| holders.contains(s)) {
+                let text = format!("sums `{}` over other stages than hold its weight", buffer.name);
+                world.findings.add_at(world.setup, "E2116", self.at(), text);
+            }
+        }
+    }
+
+    /// The bytes that a gather or a scatter gives to this rank.
+    fn received_bytes(&self, collective: &Instruction) -> u64 {
+        let Instruction::Collective { exchange, group, dtype, .. } = collective else { return 0 };
+        let own = match group {
+            Group::Axis(Axis::Tp) => self.program.tensor,
+            Group::Axis(Axis::Pp) => self.program.stage,
+            Group::Stages(stages) => {
+                stages.iter().position(|s| *s == self.program.stage).unwrap_or(0)
+            }
+            Group::Axis(Axis::Dp | Axis::Cp) | Group::World => 0,
+        };
+        let elements = match exchange {
+            Exchange::AllReduce(_) => 0,
+            Exchange::AllGather { outer, inner, counts } => {
+                outer * inner * counts.iter().sum::<usize>()
+            }
+            Exchange::ReduceScatter { outer, inner, counts } => {
+                outer * inner * counts.get(own).copied().unwrap_or(0)
+            }
+        };
+        elements as u64 * dtype.size()
+    }
+
+    /// Writes what a collective gives to this rank, now that all members have arrived.
+    /// An all-reduce goes element by element; of the others, everything depends on everything.
+    pub(super) fn conclude(&mut self, world: &mut World<'_, 'a>, all: Label, parts: &Labelled) {
+        let Step::Call { routine, .. } = &self.steps(world.setup.phase)[self.step] else {
+            unreachable!("collectives are in calls");
+        };
+        let at = self.instruction.expect("a rank that arrived is at an instruction");
+        let collective = &self.program.routines[*routine].instructions[at];
+        let Instruction::Collective { exchange, group, dtype, output, .. } = collective else {
+            unreachable!("a rank arrives at collectives");
+        };
+        let place = self.place(world.setup.phase, *output);
+        let step = Some(self.step);
+        if let Exchange::AllReduce(combiner) = exchange {
+            let is_sum = *combiner == Combiner::Sum && world.size_of(group) > 1;
+            let axis = if is_sum { summed_over(group) } else { Summed::default() };
+            let start = place.range.start;
+            let parts = parts.iter().flat_map(|(part, label)| {
+                let found = self.memory.read(start + part.start..start + part.end).into_iter();
+                found.map(|(range, note)| (range, note, *label))
+            });
+            for (range, note, label) in parts.collect::<Vec<_>>() {
+                if let Some(note) = note {
+                    let note = Note { label, summed: note.summed.with(axis), step, ..note };
+                    self.memory.write(range, note);
+                }
+            }
+        } else {
+            let received = self.received_bytes(collective);
+            self.write(world, &place, 0..received, (*dtype, all));
+        }
+        self.has_arrived = false;
+        self.instruction = Some(at + 1);
+    }
+
+    /// Reads bytes of a place: they must hold what was last written to it.
+    fn read(
+        &self,
+        world: &mut World<'_, 'a>,
+        place: &Place,
+        run: Range<u64>,
+        dtype: DType,
+    ) -> Seen {
+        let mut seen = Seen { label: Labels::NONE, summed: Summed::default(), is_total: false };
+        for (range, owner, note) in self.notes(place, run) {
+            let name = self.name_of(world.setup.phase, owner);
+            let bytes = range.end - range.start;
+            let (code, text) = match note {
+                None => ("E2111", format!("reads {bytes} bytes of `{name}` that nothing wrote")),
+                Some(note) if note.owner != owner => {
+                    let other = self.name_of(world.setup.phase, note.owner);
+                    let when = note.step.map_or("the start".to_owned(), |s| format!("step {s}"));
+                    ("E2112", format!("reads `{name}`, whose bytes hold `{other}` since {when}"))
+                }
+                Some(note) if note.dtype != dtype => {
+                    ("E2117", format!("reads `{name}`, written as {}, as {dtype}", note.dtype))
+                }
+                Some(note) => {
+                    seen.label = world.labels.union(seen.label, note.label);
+                    seen.summed = seen.summed.with(note.summed);
+                    seen.is_total |= world.labels.is_sum(note.label);
+                    continue;
+                }
+            };
+            world.findings.add_at(world.setup, code, self.at(), text);
+        }
+        seen
+    }
+
+    /// The bytes of a place from `run` on, with what they should and do hold.
+    pub(super) fn notes(
+        &self,
+        place: &Place,
+        run: Range<u64>,
+    ) -> Vec<(Range<u64>, Owner, Option<Note>)> {
+        let (start, end) = (place.range.start + run.start, place.range.start + run.end);
+        let mut notes = Vec::new();
+        for (part, owner) in &place.parts {
+            let range = part.start.max(start)..part.end.min(end);
+            if !range.is_empty() {
+                let found = self.memory.read(range).into_iter();
+                notes.extend(found.map(|(range, note)| (range, *owner, note)));
+            }
+        }
+        notes
+    }
+
+    fn write(
+        &mut self,
+        world: &mut World<'_, 'a>,
+        place: &Place,
+        run: Range<u64>,
+        (dtype, label): (DType, Label),
+    ) {
+        let (start, end) = (place.range.start + run.start, place.range.start + run.end);
+        for (part, owner) in &place.parts {
+            let range = part.start.max(start)..part.end.min(end);
+            if range.is_empty() {
+                continue;
+            }
+            self.check_change(world, *owner, &range, label);
+            let note = Note {
+                owner: *owner,
+                label,
+                dtype,
+                summed: Summed::default(),
+                step: Some(self.step),
+            };
+            self.memory.write(range, note);
+        }
+    }
+
+    /// The name of what bytes were written as.
+    pub(super) fn name_of(&self, phase: Phase, owner: Owner) -> &'a str {
+        match owner {
+            Owner::Buffer(at) => &self.program.buffers[at as usize].name,
+            Owner::Local(step, at) => match &self.steps(phase)[step as usize] {
+                Step::Call { routine, .. } => {
+                    &self.program.routines[*routine].locals[at as usize].name
+                }
+                Step::Feed { .. } | Step::Send { .. } | Step::Receive { .. } => "a local",
+            },
+        }
+    }
+}
+
+/// The axis of a group.
+fn summed_over(group: &Group) -> Summed {
+    match group {
+        Group::Axis(Axis::Dp) => Summed::DP,
+        Group::Axis(Axis::Tp) => Summed::TP,
+        Group::Axis(Axis::Pp) | Group::Stages(_) => Summed::STAGES,
+        Group::Axis(Axis::Cp) => Summed::default(),
+        Group::World => Summed::WORLD,
+    }
+}

@@ -1,0 +1,191 @@
+//! Parameters, gradients and statistics: what may change them, and what must be summed before.
+
+use std::ops::Range;
+
+use ir::program::{Contents, Step};
+
+use super::labels::{Label, Labels};
+use super::memory::{Owner, Summed};
+use super::rank::{Place, Rank};
+use super::traffic::World;
+use super::{Phase, Setup};
+
+impl<'a> Rank<'a> {
+    /// Notes which gradients a launch adds to the squared norm.
+    pub(super) fn count_normed(&mut self, inputs: &[Place], outputs: &[Place]) {
+        let is_norm = |place: &Place| match place.parts[..] {
+            [(ref range, Owner::Buffer(at))] => {
+                let buffer = &self.program.buffers[at as usize];
+                let norm = buffer.offset + 2 * buffer.dtype.size();
+                buffer.contents == Contents::Stats && range.start >= norm
+            }
+            _ => false,
+        };
+        if !outputs.iter().any(is_norm) {
+            return;
+        }
+        for place in inputs {
+            for (range, owner) in &place.parts {
+                let Owner::Buffer(at) = *owner else { continue };
+                let buffer = &self.program.buffers[at as usize];
+                if let Contents::Grad(weight) = buffer.contents {
+                    let end = range.end.min(buffer.offset + buffer.bytes);
+                    self.normed[weight] += end.saturating_sub(range.start);
+                }
+            }
+        }
+    }
+
+    /// The weights behind the bytes of a place, from its start on; none if there are none.
+    pub(super) fn weights(&self, place: &Place) -> Vec<(Range<u64>, usize)> {
+        let of = |(range, owner): &(Range<u64>, Owner)| {
+            let Owner::Buffer(at) = owner else { return None };
+            let bytes = range.start - place.range.start..range.end - place.range.start;
+            match self.program.buffers[*at as usize].contents {
+                Contents::Param(weight) | Contents::Grad(weight) => Some((bytes, weight)),
+                Contents::State { weight, .. } => Some((bytes, weight)),
+                Contents::Feed(_)
+                | Contents::Stats
+                | Contents::Cache(_)
+                | Contents::Output
+                | Contents::View
+                | Contents::Activation
+                | Contents::Frame => None,
+            }
+        };
+        place.parts.iter().filter_map(of).collect()
+    }
+
+    /// Parameters and states are changed by the gradients and states of the same elements.
+    pub(super) fn check_pairs(
+        &self,
+        world: &mut World<'_, 'a>,
+        inputs: &[Place],
+        outputs: &[Place],
+    ) {
+        let is_kept = |place: &Place| {
+            place.parts.iter().any(|(_, owner)| match owner {
+                Owner::Buffer(at) => {
+                    let contents = &self.program.buffers[*at as usize].contents;
+                    matches!(contents, Contents::Param(_) | Contents::State { .. })
+                }
+                Owner::Local(..) => false,
+            })
+        };
+        for output in outputs.iter().filter(|place| is_kept(place)) {
+            let changed = self.weights(output);
+            let mut paired = inputs.iter().map(|place| self.weights(place));
+            if paired.any(|weights| !weights.is_empty() && weights != changed) {
+                let text = "updates parameters by what belongs to other elements".to_owned();
+                world.findings.add_at(world.setup, "E2115", self.at(), text);
+            }
+        }
+    }
+
+    /// A call for a micro-batch writes all of each gradient that it is passed.
+    pub(super) fn check_terms(&self, world: &mut World<'_, 'a>) {
+        let step = &world.setup.phase.steps(self.program)[self.step];
+        let Step::Call { slots, .. } = step else { return };
+        for slot in slots {
+            let buffer = &self.program.buffers[slot.0 as usize];
+            let range = buffer.offset..buffer.offset + buffer.bytes;
+            let mut notes = self.memory.read(range).into_iter();
+            let is_written = notes.all(|(_, note)| note.is_some_and(|n| n.step == Some(self.step)));
+            if matches!(buffer.contents, Contents::Grad(_)) && !is_written {
+                let text = format!("does not add its term to `{}`", buffer.name);
+                world.findings.add_at(world.setup, "E2113", self.at(), text);
+            }
+        }
+    }
+
+    /// Terms of a gradient are added to, not overwritten.
+    pub(super) fn check_lost(&self, world: &mut World<'_, 'a>, place: &Place, runs: &[Range<u64>]) {
+        for (_, owner, note) in runs.iter().flat_map(|run| self.notes(place, run.clone())) {
+            let (Owner::Buffer(at), Some(note)) = (owner, note) else { continue };
+            let buffer = &self.program.buffers[at as usize];
+            let is_grad = matches!(buffer.contents, Contents::Grad(_));
+            if is_grad && note.owner == owner && note.label != Labels::NONE {
+                let text = format!("overwrites terms of `{}`", buffer.name);
+                world.findings.add_at(world.setup, "E2113", self.at(), text);
+            }
+        }
+    }
+
+    /// Gradients and statistics that a launch reads are summed over all ranks that have terms.
+    pub(super) fn check_sums(&self, world: &mut World<'_, 'a>, place: &Place, run: &Range<u64>) {
+        for (range, owner, note) in self.notes(place, run.clone()) {
+            let (Owner::Buffer(at), Some(note)) = (owner, note) else { continue };
+            let wanted = self.wanted_sums(world.setup, at, range.start);
+            if note.owner == owner && !note.summed.has(wanted) {
+                let name = &self.program.buffers[at as usize].name;
+                let text = format!("reads `{name}` before it is summed over {}", wanted.names());
+                world.findings.add_at(world.setup, "E2116", self.at(), text);
+            }
+        }
+    }
+
+    /// The axes over which bytes of a buffer must be summed before they are read.
+    pub(super) fn wanted_sums(&self, setup: &Setup<'_>, buffer: u32, byte: u64) -> Summed {
+        let mesh = setup.plan.mesh;
+        let buffer = &self.program.buffers[buffer as usize];
+        let sums = |many: bool, axis: Summed| if many { axis } else { Summed::default() };
+        if byte >= buffer.offset + buffer.bytes {
+            // Between one buffer and the next are zeros.
+            return Summed::default();
+        }
+        match buffer.contents {
+            Contents::Grad(weight) => {
+                let is_shared = self.places.holders[weight].len() > 1;
+                sums(mesh.dp > 1, Summed::DP).with(sums(is_shared, Summed::STAGES))
+            }
+            // Loss sum and count, then the squared norm, in which ranks along `dp` agree.
+            Contents::Stats if byte < buffer.offset + 2 * buffer.dtype.size() => {
+                sums(mesh.ranks() > 1, Summed::WORLD)
+            }
+            Contents::Stats => {
+                sums(mesh.tp > 1, Summed::TP).with(sums(mesh.pp > 1, Summed::STAGES))
+            }
+            Contents::Param(_)
+            | Contents::State { .. }
+            | Contents::Feed(_)
+            | Contents::Cache(_)
+            | Contents::Output
+            | Contents::View
+            | Contents::Activation
+            | Contents::Frame => Summed::default(),
+        }
+    }
+
+    /// Parameters and states change once, at the end, by what all micro-batches say.
+    pub(super) fn check_change(
+        &self,
+        world: &mut World<'_, 'a>,
+        owner: Owner,
+        range: &Range<u64>,
+        label: Label,
+    ) {
+        let Owner::Buffer(at) = owner else { return };
+        let buffer = &self.program.buffers[at as usize];
+        let is_kept = matches!(buffer.contents, Contents::Param(_) | Contents::State { .. });
+        let name = &buffer.name;
+        let text = match world.setup.phase {
+            Phase::Evaluate | Phase::Entry(_)
+                if is_kept || matches!(buffer.contents, Contents::Grad(_)) =>
+            {
+                format!("what only runs forward changes `{name}`")
+            }
+            Phase::Step if is_kept => {
+                let old = self.memory.read(range.clone());
+                if old.iter().any(|(_, note)| note.is_some_and(|n| n.step.is_some())) {
+                    format!("changes `{name}` again")
+                } else if !world.labels.is_complete(label) {
+                    format!("changes `{name}` by other than the sum over all micro-batches")
+                } else {
+                    return;
+                }
+            }
+            Phase::Step | Phase::Evaluate | Phase::Entry(_) => return,
+        };
+        world.findings.add_at(world.setup, "E2115", self.at(), text);
+    }
+}

@@ -1,0 +1,475 @@
+//! Mistakes that a compiler could make. Each is planted at the `site`-th place that it fits, and
+//! none where there are fewer.
+
+use codegen::compile::Compiled;
+use ir::DType;
+use ir::program::{BufferId, Contents, Exchange, Feed, Instruction, Program, Ref, Routine, Step};
+use kernels::Kernel;
+use kernels::rows::Output;
+
+/// The most places of one kind that are tried.
+pub(super) const SITES_MAX: usize = 12;
+
+pub(super) type Plant = fn(&mut Compiled, usize) -> bool;
+
+pub(super) const ALL: [(&str, Plant); 28] = [
+    ("two dependent calls change places", swap_calls),
+    ("a call is left out", |c, site| drop_step(c, site, is_layer_call)),
+    ("a call is made twice", double_call),
+    ("a send is left out", |c, site| drop_step(c, site, is_send)),
+    ("a receive is left out", |c, site| drop_step(c, site, is_receive)),
+    ("a receive comes first", receive_first),
+    ("a fill is left out", drop_fill),
+    ("a feed is left out", |c, site| drop_step(c, site, is_feed)),
+    ("a feed is of another micro-batch", feed_another),
+    ("an update is left out", |c, site| drop_step(c, site, |p, s| calls(p, s, "update"))),
+    ("an update comes before the last micro-batch", update_early),
+    ("gradients are not reduced", drop_reduction),
+    ("gradients are reduced twice", double_reduction),
+    ("one class leaves a reduction out", |c, site| {
+        drop_step(c, site, |p, s| calls(p, s, "reduce"))
+    }),
+    ("slots change places", swap_slots),
+    ("a slot is left out", drop_slot),
+    ("a frame is left out", drop_frame),
+    ("a buffer shares bytes with a parameter", overlap_parameter),
+    ("two locals share bytes", overlap_locals),
+    ("a buffer is not aligned", |c, site| shift_buffer(c, site, false, 4)),
+    ("a view begins an element late", |c, site| shift_buffer(c, site, true, 4)),
+    ("the arena is too small", shrink_arena),
+    ("a launch is left out", drop_launch),
+    ("a kernel is another one", swap_kernel),
+    ("a kernel overwrites a sum", drop_accumulate),
+    ("a piece has another size", change_counts),
+    ("a collective has another element type", change_dtype),
+    ("a reference points beyond", point_beyond),
+];
+
+/// Those of them that programs for inference can have, and some of their own.
+pub(super) const OF_INFERENCE: [(&str, Plant); 9] = [
+    ("a buffer shares bytes with a parameter", overlap_parameter),
+    ("two locals share bytes", overlap_locals),
+    ("a launch is left out", drop_launch),
+    ("a kernel is another one", swap_kernel),
+    ("a piece has another size", change_counts),
+    ("a collective has another element type", change_dtype),
+    ("a reference points beyond", point_beyond),
+    ("a step of an entry is left out", drop_step_of_entry),
+    ("an entry gives what it has not computed", give_another),
+];
+
+fn drop_step_of_entry(c: &mut Compiled, site: usize) -> bool {
+    let mut places = Vec::new();
+    for (at, program) in c.programs.iter().enumerate() {
+        for (entry, there) in program.entries.iter().enumerate() {
+            places.extend((0..there.steps.len()).map(|step| (at, entry, step)));
+        }
+    }
+    let Some((program, entry, step)) = pick(&places, site) else { return false };
+    c.programs[program].entries[entry].steps.remove(step);
+    true
+}
+
+fn give_another(c: &mut Compiled, site: usize) -> bool {
+    let mut entries = c.programs.iter_mut().flat_map(|program| &mut program.entries);
+    let Some(entry) = entries.by_ref().filter(|e| !e.outputs.is_empty()).nth(site) else {
+        return false;
+    };
+    entry.outputs[0] = BufferId(if site.is_multiple_of(2) { 0 } else { u32::MAX });
+    true
+}
+
+/// The places of something in all steps of a training step, as (program, step).
+fn steps_where(
+    compiled: &Compiled,
+    wanted: impl Fn(&Program, &Step) -> bool,
+) -> Vec<(usize, usize)> {
+    let mut places = Vec::new();
+    for (at, program) in compiled.programs.iter().enumerate() {
+        for (step, there) in program.steps.iter().enumerate() {
+            if wanted(program, there) {
+                places.push((at, step));
+            }
+        }
+    }
+    places
+}
+
+/// Spreads sites over all places rather than over the first ones.
+fn pick<T: Copy>(places: &[T], site: usize) -> Option<T> {
+    let stride = places.len().div_ceil(SITES_MAX).max(1);
+    places.get(site * stride).copied()
+}
+
+fn calls(program: &Program, step: &Step, name: &str) -> bool {
+    matches!(step, Step::Call { routine, .. } if program.routines[*routine].name == name)
+}
+
+fn is_layer_call(program: &Program, step: &Step) -> bool {
+    let Step::Call { routine, .. } = step else { return false };
+    let name = program.routines[*routine].name.as_str();
+    !["fill", "reduce", "squares", "scale", "update"].contains(&name)
+}
+
+fn is_send(_: &Program, step: &Step) -> bool {
+    matches!(step, Step::Send { .. })
+}
+
+fn is_receive(_: &Program, step: &Step) -> bool {
+    matches!(step, Step::Receive { .. })
+}
+
+/// The first feed of a buffer: later ones may repeat what is still there.
+fn is_feed(_: &Program, step: &Step) -> bool {
+    matches!(step, Step::Feed { feed: Feed::Scalars | Feed::Key { .. }, microbatch: 0, .. })
+}
+
+fn drop_step(c: &mut Compiled, site: usize, wanted: fn(&Program, &Step) -> bool) -> bool {
+    let Some((program, step)) = pick(&steps_where(c, wanted), site) else { return false };
+    c.programs[program].steps.remove(step);
+    true
+}
+
+fn swap_calls(c: &mut Compiled, site: usize) -> bool {
+    let mut places = steps_where(c, is_layer_call);
+    places.retain(|(program, step)| {
+        let program = &c.programs[*program];
+        program.steps.get(step + 1).is_some_and(|next| is_layer_call(program, next))
+    });
+    let Some((program, step)) = pick(&places, site) else { return false };
+    c.programs[program].steps.swap(step, step + 1);
+    true
+}
+
+fn double_call(c: &mut Compiled, site: usize) -> bool {
+    let Some((program, step)) = pick(&steps_where(c, is_layer_call), site) else { return false };
+    let again = c.programs[program].steps[step].clone();
+    c.programs[program].steps.insert(step, again);
+    true
+}
+
+/// The first stage waits for what its own message would bring.
+fn receive_first(c: &mut Compiled, site: usize) -> bool {
+    let places = steps_where(c, |p, s| p.stage == 0 && is_receive(p, s));
+    let Some((program, step)) = pick(&places, site) else { return false };
+    let receive = c.programs[program].steps.remove(step);
+    c.programs[program].steps.insert(0, receive);
+    true
+}
+
+/// What is added to must be clear; constants are left, as nothing reads some of them.
+fn drop_fill(c: &mut Compiled, site: usize) -> bool {
+    let places = steps_where(c, |program, step| {
+        let Step::Call { slots, .. } = step else { return false };
+        let name = &program.buffers[slots[0].0 as usize].name;
+        calls(program, step, "fill") && ["grads", "stats"].contains(&name.as_str())
+    });
+    let Some((program, step)) = pick(&places, site) else { return false };
+    c.programs[program].steps.remove(step);
+    true
+}
+
+fn feed_another(c: &mut Compiled, site: usize) -> bool {
+    let fed = |_: &Program, step: &Step| {
+        matches!(step, Step::Feed { feed: Feed::Tokens | Feed::Labels | Feed::Key { .. }, .. })
+    };
+    let Some((program, step)) = pick(&steps_where(c, fed), site) else { return false };
+    if let Step::Feed { microbatch, .. } = &mut c.programs[program].steps[step] {
+        *microbatch = (*microbatch + 1) % 3;
+    }
+    true
+}
+
+fn update_early(c: &mut Compiled, site: usize) -> bool {
+    let updates = steps_where(c, |p, s| calls(p, s, "update"));
+    let Some((program, step)) = pick(&updates, site) else { return false };
+    let program = &mut c.programs[program];
+    let last = program.steps.iter().rposition(|s| matches!(s, Step::Feed { .. }));
+    let update = program.steps.remove(step);
+    program.steps.insert(last.unwrap_or(0), update);
+    true
+}
+
+/// The reductions of a step, in the order in which all classes make them.
+fn reductions(program: &Program) -> Vec<usize> {
+    let steps = program.steps.iter().enumerate();
+    steps.filter(|(_, s)| calls(program, s, "reduce")).map(|(at, _)| at).collect()
+}
+
+fn drop_reduction(c: &mut Compiled, site: usize) -> bool {
+    if !c.programs.iter().all(|p| site < reductions(p).len()) || site > 1 {
+        return false;
+    }
+    for program in &mut c.programs {
+        let step = reductions(program)[site];
+        program.steps.remove(step);
+    }
+    true
+}
+
+fn double_reduction(c: &mut Compiled, site: usize) -> bool {
+    if !c.programs.iter().all(|p| site < reductions(p).len()) || site > 1 {
+        return false;
+    }
+    for program in &mut c.programs {
+        let step = reductions(program)[site];
+        let again = program.steps[step].clone();
+        program.steps.insert(step, again);
+    }
+    true
+}
+
+/// The last value that is read and the first that is written, of equal size.
+fn swap_slots(c: &mut Compiled, site: usize) -> bool {
+    let places = steps_where(c, |program, step| {
+        let Step::Call { slots, .. } = step else { return false };
+        is_layer_call(program, step) && activations(program, slots).len() > 1
+    });
+    let Some((program, step)) = pick(&places, site) else { return false };
+    let program = &mut c.programs[program];
+    let Step::Call { slots, .. } = &mut program.steps[step] else { return false };
+    let bytes = |id: BufferId| program.buffers[id.0 as usize].bytes;
+    let among: Vec<usize> = (0..slots.len())
+        .filter(|at| program.buffers[slots[*at].0 as usize].contents == Contents::Activation)
+        .collect();
+    let (a, b) = (among[0], among[among.len() - 1]);
+    let differ = bytes(slots[a]) != bytes(slots[b]) || slots[a] != slots[b];
+    slots.swap(a, b);
+    differ
+}
+
+fn activations(program: &Program, slots: &[BufferId]) -> Vec<BufferId> {
+    let is_activation =
+        |id: &&BufferId| program.buffers[id.0 as usize].contents == Contents::Activation;
+    slots.iter().filter(is_activation).copied().collect()
+}
+
+fn drop_slot(c: &mut Compiled, site: usize) -> bool {
+    let Some((program, step)) = pick(&steps_where(c, is_layer_call), site) else { return false };
+    if let Step::Call { slots, .. } = &mut c.programs[program].steps[step] {
+        slots.remove(site % slots.len());
+    }
+    true
+}
+
+fn drop_frame(c: &mut Compiled, site: usize) -> bool {
+    let framed = |_: &Program, step: &Step| matches!(step, Step::Call { frame: Some(_), .. });
+    let Some((program, step)) = pick(&steps_where(c, framed), site) else { return false };
+    if let Step::Call { frame, .. } = &mut c.programs[program].steps[step] {
+        *frame = None;
+    }
+    true
+}
+
+/// Buffers by program, for which something holds.
+fn buffers_where(c: &Compiled, wanted: fn(&Contents) -> bool) -> Vec<(usize, usize)> {
+    let mut places = Vec::new();
+    for (at, program) in c.programs.iter().enumerate() {
+        let there = program.buffers.iter().enumerate();
+        places.extend(there.filter(|(_, b)| wanted(&b.contents)).map(|(b, _)| (at, b)));
+    }
+    places
+}
+
+fn overlap_parameter(c: &mut Compiled, site: usize) -> bool {
+    let transient = |contents: &Contents| {
+        matches!(contents, Contents::Activation | Contents::Frame | Contents::Feed(_))
+    };
+    let Some((program, buffer)) = pick(&buffers_where(c, transient), site) else { return false };
+    let program = &mut c.programs[program];
+    let param = program.buffers.iter().position(|b| matches!(b.contents, Contents::Param(_)));
+    program.buffers[buffer].offset = program.buffers[param.unwrap_or(0)].offset;
+    true
+}
+
+fn shift_buffer(c: &mut Compiled, site: usize, is_view: bool, bytes: u64) -> bool {
+    let mut places = match is_view {
+        true => buffers_where(c, |contents| *contents == Contents::View),
+        false => buffers_where(c, |contents| *contents != Contents::View),
+    };
+    // A view that nothing uses may lie anywhere.
+    places.retain(|(program, buffer)| {
+        let passes = |step: &Step| match step {
+            Step::Call { slots, .. } => slots.iter().any(|id| id.0 as usize == *buffer),
+            Step::Feed { .. } | Step::Send { .. } | Step::Receive { .. } => false,
+        };
+        !is_view || c.programs[*program].steps.iter().any(passes)
+    });
+    let Some((program, buffer)) = pick(&places, site) else { return false };
+    c.programs[program].buffers[buffer].offset += bytes;
+    true
+}
+
+fn shrink_arena(c: &mut Compiled, site: usize) -> bool {
+    let Some(program) = c.programs.get_mut(site) else { return false };
+    program.arena_bytes -= 64;
+    true
+}
+
+/// The instructions of all routines for which something holds, as (program, routine, instruction).
+fn instructions_where(
+    c: &Compiled,
+    wanted: impl Fn(&Instruction) -> bool,
+) -> Vec<(usize, usize, usize)> {
+    let mut places = Vec::new();
+    for (at, program) in c.programs.iter().enumerate() {
+        for (routine, there) in program.routines.iter().enumerate() {
+            let instructions = there.instructions.iter().enumerate();
+            let found = instructions.filter(|(_, i)| wanted(i));
+            places.extend(found.map(|(instruction, _)| (at, routine, instruction)));
+        }
+    }
+    places
+}
+
+fn is_launch(instruction: &Instruction) -> bool {
+    matches!(instruction, Instruction::Launch { .. })
+}
+
+/// Two locals that one launch reads get one place.
+fn overlap_locals(c: &mut Compiled, site: usize) -> bool {
+    let locals = |instruction: &Instruction| -> Vec<usize> {
+        let Instruction::Launch { inputs, .. } = instruction else { return Vec::new() };
+        let local = |r: &Ref| if let Ref::Local(at) = r { Some(*at as usize) } else { None };
+        let mut used: Vec<usize> = inputs.iter().filter_map(local).collect();
+        used.sort_unstable();
+        used.dedup();
+        used
+    };
+    let places = instructions_where(c, |i| locals(i).len() > 1);
+    let Some((program, routine, at)) = pick(&places, site) else { return false };
+    let routine = &mut c.programs[program].routines[routine];
+    let used = locals(&routine.instructions[at]);
+    routine.locals[used[0]].offset = routine.locals[used[1]].offset;
+    true
+}
+
+fn drop_launch(c: &mut Compiled, site: usize) -> bool {
+    let places = instructions_where(c, is_launch);
+    let Some((program, routine, at)) = pick(&places, site) else { return false };
+    let routine = &mut c.programs[program].routines[routine];
+    // Constants of which nothing reads some are filled by one routine.
+    if routine.name == "fill" {
+        routine.slots[0].1 += 1 << 30;
+    }
+    routine.instructions.remove(at);
+    true
+}
+
+/// One that wants more bytes, or fewer arguments.
+fn swap_kernel(c: &mut Compiled, site: usize) -> bool {
+    let Some((program, routine, at)) = pick(&instructions_where(c, is_launch), site) else {
+        return false;
+    };
+    let bytes =
+        |k: &Kernel| k.inputs().iter().chain(&k.outputs()).map(|a| a.bytes()).sum::<usize>();
+    let largest = (0..c.kernels.len()).max_by_key(|at| bytes(&c.kernels[*at])).unwrap_or(0);
+    let instruction = &mut c.programs[program].routines[routine].instructions[at];
+    if let Instruction::Launch { kernel, .. } = instruction {
+        let small = c.kernels.iter().position(|k| k.inputs().len() > 3);
+        *kernel = if *kernel == largest { small.unwrap_or(0) } else { largest };
+    }
+    true
+}
+
+fn drop_accumulate(c: &mut Compiled, site: usize) -> bool {
+    // What comes first may as well overwrite the zero that it is added to: of the squares, and of
+    // the statistics where there is one micro-batch.
+    let later = |step: &Step| matches!(step, Step::Feed { microbatch, .. } if *microbatch > 0);
+    let has_later = c.programs.iter().flat_map(|p| &p.steps).any(later);
+    let matters = |r: &&Routine| r.name != "squares" && (has_later || r.name.ends_with("backward"));
+    let routines = c.programs.iter().flat_map(|p| &p.routines).filter(matters);
+    let used: Vec<usize> = routines
+        .flat_map(|r| &r.instructions)
+        .filter_map(|i| match i {
+            Instruction::Launch { kernel, .. } => Some(*kernel),
+            Instruction::Collective { .. } => None,
+        })
+        .collect();
+    let mut places = Vec::new();
+    for (at, kernel) in c.kernels.iter_mut().enumerate() {
+        let adds = sums(kernel).iter().any(|adds| **adds);
+        if adds && used.contains(&at) {
+            places.push(at);
+        }
+    }
+    let Some(kernel) = pick(&places, site) else { return false };
+    sums(&mut c.kernels[kernel]).into_iter().for_each(|adds| *adds = false);
+    true
+}
+
+/// For each output that can be added to, whether it is.
+fn sums(kernel: &mut Kernel) -> Vec<&mut bool> {
+    match kernel {
+        Kernel::Product(p) => vec![&mut p.accumulate],
+        Kernel::ScatterAdd(g) => vec![&mut g.accumulate],
+        Kernel::Rows(r) => r.outputs.iter_mut().map(accumulates).collect(),
+        Kernel::Attention(_)
+        | Kernel::AttentionBwd(_)
+        | Kernel::Gather(_)
+        | Kernel::Rope(_)
+        | Kernel::Copy(_)
+        | Kernel::Place(_)
+        | Kernel::Take(_)
+        | Kernel::Fill(_) => Vec::new(),
+    }
+}
+
+fn accumulates(output: &mut Output) -> &mut bool {
+    match output {
+        Output::Store { accumulate, .. }
+        | Output::ColSum { accumulate, .. }
+        | Output::TotalSum { accumulate, .. } => accumulate,
+    }
+}
+
+fn change_counts(c: &mut Compiled, site: usize) -> bool {
+    let cut = |i: &Instruction| {
+        matches!(
+            i,
+            Instruction::Collective {
+                exchange: Exchange::AllGather { .. } | Exchange::ReduceScatter { .. },
+                ..
+            }
+        )
+    };
+    let Some((program, routine, at)) = pick(&instructions_where(c, cut), site) else {
+        return false;
+    };
+    let instruction = &mut c.programs[program].routines[routine].instructions[at];
+    if let Instruction::Collective {
+        exchange: Exchange::AllGather { counts, .. } | Exchange::ReduceScatter { counts, .. },
+        ..
+    } = instruction
+    {
+        counts[0] -= 1;
+        counts[1] += 1;
+    }
+    true
+}
+
+fn change_dtype(c: &mut Compiled, site: usize) -> bool {
+    let places = instructions_where(c, |i| !is_launch(i));
+    let Some((program, routine, at)) = pick(&places, site) else { return false };
+    let instruction = &mut c.programs[program].routines[routine].instructions[at];
+    if let Instruction::Collective { dtype, .. } = instruction {
+        *dtype = DType::I32;
+    }
+    true
+}
+
+fn point_beyond(c: &mut Compiled, site: usize) -> bool {
+    let Some((program, routine, at)) = pick(&instructions_where(c, is_launch), site) else {
+        return false;
+    };
+    let instruction = &mut c.programs[program].routines[routine].instructions[at];
+    if let Instruction::Launch { kernel, inputs, outputs } = instruction {
+        match (site % 4, inputs.first_mut()) {
+            (0, _) => *kernel = usize::MAX,
+            (1, Some(input)) => *input = Ref::Slot(u32::MAX),
+            (2, Some(input)) => *input = Ref::Local(9999),
+            _ => outputs[0] = Ref::Slot(u32::MAX),
+        }
+    }
+    true
+}

@@ -1,0 +1,128 @@
+//! Compiled programs pass the checker, their text reads back, and planted mistakes are found.
+
+mod mistakes;
+
+use codegen::check::check;
+use codegen::compile::{Compiled, compile};
+use gantline::generation::{Generator, Options};
+use ir::diagnostic::render;
+use ir::import::Description;
+use ir::plan::Keep;
+use ir::text::parse_program;
+use ir::{DType, Diagnostic, Mesh, Plan};
+
+use crate::mesh::{gpt2, llama, meshes};
+use crate::model::{Wanted, plan, prepared};
+
+/// A plan with its programs; none where the mesh does not fit the model.
+pub(crate) fn compiled(
+    description: &Description,
+    dropout: f64,
+    wanted: Wanted,
+) -> Option<(Plan, Compiled)> {
+    let (_, module) = prepared(description, 33, DType::F32, dropout);
+    let plan = plan(&module, 33, DType::F32, wanted).ok()?;
+    let compiled = compile(&module, "loss", &plan);
+    Some((plan, compiled.unwrap_or_else(|d| panic!("{}", render(&d, None)))))
+}
+
+fn text(found: &[Diagnostic]) -> String {
+    found.iter().map(|d| render(d, None)).collect()
+}
+
+#[test]
+fn the_programs_of_every_mesh_pass_and_read_back() {
+    let mut checked = 0;
+    for description in [gpt2(), llama()] {
+        for mesh in meshes(8) {
+            for (keep, sequence) in [(Keep::Full, false), (Keep::None, true)] {
+                let wanted = Wanted {
+                    mesh,
+                    microbatch_size: 1,
+                    microbatch_count: 1 + mesh.ranks() % 5,
+                    keep,
+                    sequence: sequence && mesh.tp > 1,
+                };
+                let Some((plan, compiled)) = compiled(&description, 0.1, wanted) else { continue };
+                let found = check(&compiled.programs, &compiled.kernels, &plan);
+                assert!(found.is_empty(), "{} {mesh}:\n{}", description.name, text(&found));
+                for program in &compiled.programs {
+                    let printed = program.to_string();
+                    assert_eq!(parse_program("text", &printed).as_ref(), Ok(program));
+                }
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked > 100, "only {checked} plans fit");
+}
+
+/// Plants a mistake of each kind at each of many places, one at a time.
+#[test]
+fn every_planted_mistake_is_found() {
+    let mut sites = [0; mistakes::ALL.len()];
+    for (mesh, microbatch_count) in [((2, 2, 2), 3), ((1, 2, 2), 1)] {
+        let (pp, dp, tp) = mesh;
+        let mesh = Mesh { pp, dp, tp };
+        let keep = Keep::Full;
+        let wanted = Wanted { mesh, microbatch_size: 1, microbatch_count, keep, sequence: true };
+        let (plan, sound) = compiled(&gpt2(), 0.1, wanted).expect("the mesh fits");
+        for (at, (name, plant)) in mistakes::ALL.iter().enumerate() {
+            sites[at] += places_found(&sound, &plan, &format!("{mesh}: {name}"), *plant);
+        }
+    }
+    for (sites, (name, _)) in sites.iter().zip(mistakes::ALL) {
+        assert!(*sites > 0, "{name}: there is no place for it");
+    }
+}
+
+/// Plants a mistake at each place that it fits, and counts them; each must be found.
+fn places_found(sound: &Compiled, plan: &Plan, name: &str, plant: mistakes::Plant) -> usize {
+    for site in 0..mistakes::SITES_MAX {
+        let mut broken = sound.clone();
+        if !plant(&mut broken, site) {
+            return site;
+        }
+        let found = check(&broken.programs, &broken.kernels, plan);
+        assert!(!found.is_empty(), "{name}, place {site}: nothing is found");
+        assert!(found.len() <= 20, "{name}, place {site}");
+    }
+    mistakes::SITES_MAX
+}
+
+/// The programs of a generator, and their plan.
+fn for_inference(description: &Description, mesh: Mesh) -> Option<(Plan, Compiled)> {
+    let options = Options { capacity: 20, mesh, dtype: DType::F32, threads_per_rank: 1 };
+    let mut generator = Generator::new(description, &options, &mut |_, _| Ok(())).ok()?;
+    let plan = generator.plan().clone();
+    let classes = generator.decoder().session().classes().clone();
+    Some((plan, Compiled { programs: classes.programs, kernels: classes.kernels }))
+}
+
+#[test]
+fn the_programs_of_inference_pass_and_read_back() {
+    let mut checked = 0;
+    for description in [gpt2(), llama()] {
+        for mesh in meshes(4) {
+            let Some((plan, compiled)) = for_inference(&description, mesh) else { continue };
+            let found = check(&compiled.programs, &compiled.kernels, &plan);
+            assert!(found.is_empty(), "{} {mesh}:\n{}", description.name, text(&found));
+            for program in &compiled.programs {
+                assert_eq!(program.entries.len(), 3, "entries for 1, 8 and 16 tokens");
+                let printed = program.to_string();
+                assert_eq!(parse_program("text", &printed).as_ref(), Ok(program));
+            }
+            checked += 1;
+        }
+    }
+    assert!(checked > 10, "only {checked} meshes fit");
+}
+
+#[test]
+fn mistakes_in_inference_are_found() {
+    let mesh = Mesh { pp: 2, dp: 1, tp: 2 };
+    let (plan, sound) = for_inference(&llama(), mesh).expect("the mesh fits");
+    for (name, plant) in mistakes::OF_INFERENCE {
+        assert!(places_found(&sound, &plan, name, plant) > 0, "{name}: there is no place for it");
+    }
+}
