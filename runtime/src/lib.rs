@@ -40,11 +40,18 @@
 //! | E4052 | the loss or its gradient is not finite any more | a smaller learning rate |
 //! | E4060 | the prompt has no tokens, or more than the model reads | change the prompt |
 //! | E4061 | a model gives no finite logits | check its weights |
+//! | E4070 | not an artefact | give a file that `gantline compile` wrote |
+//! | E4071 | an artefact of another version | compile it again |
+//! | E4072 | an artefact is damaged | copy or compile it again |
+//! | E4073 | an artefact's manifest contradicts its plan or programs | compile it again |
+//! | E4074 | an artefact needs what this machine lacks | compile it for this machine |
+//! | E4075 | a file is too large for an artefact | give an artefact |
 
 #![deny(unsafe_code)]
 // A diagnostic is built at most a few times in a run.
 #![allow(clippy::result_large_err)]
 
+pub mod artefact;
 pub mod block;
 pub mod checkpoint;
 pub mod communicator;

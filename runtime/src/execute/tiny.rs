@@ -144,9 +144,16 @@ pub(crate) fn finish(
     tensor: usize,
     weights: Vec<WeightShard>,
     layout: Layout,
-    routines: Vec<Routine>,
+    mut routines: Vec<Routine>,
     [steps, evaluate]: [Vec<Step>; 2],
 ) -> Program {
+    for step in steps.iter().chain(&evaluate) {
+        if let Step::Call { routine, slots, .. } = step {
+            for (slot, id) in routines[*routine].slots.iter_mut().zip(slots) {
+                slot.1 = layout.buffers[id.0 as usize].bytes;
+            }
+        }
+    }
     Program {
         name: "tiny".into(),
         stage,
@@ -162,7 +169,7 @@ pub(crate) fn finish(
     }
 }
 
-/// A routine with one local of 64 bytes.
+/// A routine with one local of 64 bytes; its slots have the bytes of what is passed.
 pub(crate) fn routine(
     name: &str,
     slots: usize,
