@@ -1,6 +1,7 @@
 //! Training data: files to one sequence of tokens, and the batches of each step.
 
 mod batches;
+mod prefetch;
 mod pretokenized;
 #[cfg(test)]
 mod tests;
@@ -13,6 +14,7 @@ use std::sync::Arc;
 use ir::{Diagnostic, Span};
 
 pub use batches::{Batch, Batches};
+pub use prefetch::Prefetch;
 
 use crate::error::{Error, Failure};
 use crate::map::Map;

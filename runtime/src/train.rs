@@ -25,7 +25,7 @@ use serde_json::Value;
 pub use state::{Identity, RunState, restore, save};
 
 use crate::checkpoint::{Checkpoint, Store};
-use crate::data::Batches;
+use crate::data::{Batches, Prefetch};
 use crate::error::{Error, Failure};
 use crate::execute::{Batch, Phase, Samples, Scalars, Session, StepReport};
 use crate::metrics::{Events, Lines, Plot, series};
@@ -142,10 +142,11 @@ pub fn train(
     let mut journal = Journal::open(&run.config.out, done)?;
     let store = Store::new(&run.config.out.join(CHECKPOINTS), run.config.keep);
     let mut summary = Summary { last: None, steps: done.unwrap_or(0), checkpoint: None };
+    let mut data = Prefetch::start(run.batches, summary.steps..run.config.steps)?;
     let mut is_stopped = false;
     while summary.steps < run.config.steps && !is_stopped {
         let step = summary.steps + 1;
-        let progress = advance(session, run, samples, step)?;
+        let progress = advance(session, run, &mut data, samples, step)?;
         journal.append(&progress)?;
         (run.progress)(&progress);
         is_stopped = (run.stop)();
@@ -169,12 +170,13 @@ fn is_due(every: Option<u64>, step: u64, last: u64) -> bool {
 fn advance(
     session: &mut Session,
     run: &Run<'_>,
+    data: &mut Prefetch,
     samples: Samples,
     step: u64,
 ) -> Result<Progress, Failure> {
     let config = run.config;
     let scalars = scalars(config, step);
-    let batch = run.batches.training(step - 1, 0..samples.global());
+    let batch = data.next_batch();
     let batch = Batch { tokens: &batch.inputs, labels: &batch.labels, ..Batch::default() };
     let report = session.step(&batch, scalars)?;
     check_finite(&report, step)?;

@@ -17,7 +17,7 @@ use ir::{Diagnostic, Span};
 const ROUNDS: u64 = 6;
 
 /// Tokens of some samples, and what follows each.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
     /// The number of samples.
     pub samples: usize,
@@ -87,9 +87,20 @@ impl Batches {
 
     /// Samples `samples` of the global batch of a step, counted from 0.
     pub fn training(&self, step: u64, samples: Range<usize>) -> Batch {
+        let mut batch = Batch::default();
+        self.fill(step, samples, &mut batch);
+        batch
+    }
+
+    /// The global batch of a step, in memory that is used again.
+    pub(super) fn fill_global(&self, step: u64, batch: &mut Batch) {
+        self.fill(step, 0..self.global_batch, batch);
+    }
+
+    fn fill(&self, step: u64, samples: Range<usize>, batch: &mut Batch) {
         assert!(samples.end <= self.global_batch, "samples are of the global batch");
         let first = u128::from(step) * self.global_batch as u128;
-        self.batch(samples.map(|sample| self.start(first + sample as u128)))
+        self.read(samples.map(|sample| self.start(first + sample as u128)), batch);
     }
 
     /// Where the window of a sample of the run starts.
@@ -116,19 +127,23 @@ impl Batches {
         assert!(batch < self.validation_batches(), "there is such a batch");
         assert!(samples.end <= self.global_batch, "samples are of the global batch");
         let first = batch * self.global_batch;
-        self.batch(samples.map(|sample| self.training + (first + sample) * self.seq))
+        let starts = samples.map(|sample| self.training + (first + sample) * self.seq);
+        let mut batch = Batch::default();
+        self.read(starts, &mut batch);
+        batch
     }
 
-    fn batch(&self, starts: impl ExactSizeIterator<Item = usize>) -> Batch {
-        let (seq, samples) = (self.seq, starts.len());
-        let mut inputs = Vec::with_capacity(samples * seq);
-        let mut labels = Vec::with_capacity(samples * seq);
+    /// Reads the windows that begin at `starts`.
+    fn read(&self, starts: impl ExactSizeIterator<Item = usize>, batch: &mut Batch) {
+        let Batch { samples, seq, inputs, labels } = batch;
+        (*samples, *seq) = (starts.len(), self.seq);
+        inputs.clear();
+        labels.clear();
         for start in starts {
-            let window = &self.tokens[start..start + seq + 1];
-            inputs.extend(window[..seq].iter().map(|&token| token as i32));
+            let window = &self.tokens[start..start + self.seq + 1];
+            inputs.extend(window[..self.seq].iter().map(|&token| token as i32));
             labels.extend(window[1..].iter().map(|&token| token as i32));
         }
-        Batch { samples, seq, inputs, labels }
     }
 }
 

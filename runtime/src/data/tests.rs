@@ -123,3 +123,34 @@ fn too_few_tokens_are_refused_with_numbers() {
     let none = Corpus::new(vec![1], "test", 1).batches(1, 40, 4).unwrap_err();
     assert_eq!(none.help.as_deref(), Some("use more data"));
 }
+
+#[test]
+fn reading_ahead_gives_the_batches_of_the_steps_in_order() {
+    let corpus = Corpus::new((0..1000).collect(), "bytes", 1);
+    let batches = corpus.batches(1, 8, 12).unwrap();
+    let mut ahead = Prefetch::start(&batches, 5..40).unwrap();
+    for step in 5..40 {
+        assert_eq!(*ahead.next_batch(), batches.training(step, 0..12), "step {step}");
+    }
+    let beyond = std::panic::AssertUnwindSafe(|| drop(ahead.next_batch().clone()));
+    let panic = std::panic::catch_unwind(beyond).unwrap_err();
+    let text = panic.downcast_ref::<String>().unwrap();
+    assert_eq!(text, "step 40 is beyond those that are read");
+}
+
+#[test]
+fn reading_ahead_ends_with_whoever_reads() {
+    let corpus = Corpus::new((0..1000).collect(), "bytes", 1);
+    for taken in 0..4 {
+        let batches = corpus.batches(1, 8, 12).unwrap();
+        let mut ahead = Prefetch::start(&batches, 0..u64::MAX).unwrap();
+        for _ in 0..taken {
+            ahead.next_batch();
+        }
+        drop(batches);
+        let before = Arc::strong_count(&corpus.tokens);
+        drop(ahead);
+        // The thread had the tokens, and has ended.
+        assert_eq!((before, Arc::strong_count(&corpus.tokens)), (2, 1));
+    }
+}
