@@ -21,11 +21,13 @@ mod attention_bwd;
 mod attention_few;
 mod block;
 mod moves;
+mod prepared;
 mod product;
 mod thin;
 mod tiles;
 mod windows;
 
+pub use prepared::Prepared;
 pub use vector::Isa;
 pub use view::{Element, View, ViewMut};
 
@@ -38,6 +40,7 @@ use rayon::prelude::*;
 use crate::arguments::Argument;
 use crate::kernel::Kernel;
 use crate::units::Bytes;
+use prepared::Work;
 use scratch::{Buffer, Bump};
 
 /// Cost, in cycles of one thread, below which a launch stays on its caller's thread. Chosen: waking
@@ -100,26 +103,51 @@ impl Cpu {
     ///
     /// If an argument is missing or shorter than the kernel says: an invariant of the caller.
     pub fn execute(&self, kernel: &Kernel, inputs: &[View], outputs: &[ViewMut]) {
-        check(&kernel.inputs(), inputs.iter().map(View::len), "input");
-        check(&kernel.outputs(), outputs.iter().map(ViewMut::len), "output");
-        let dtype = compute_type(kernel);
+        self.launch(&mut Prepared::new(kernel), inputs, outputs);
+    }
+
+    /// As [`Cpu::execute`], of a kernel that is launched again and again.
+    ///
+    /// # Panics
+    ///
+    /// As [`Cpu::execute`].
+    pub fn launch(&self, prepared: &mut Prepared, inputs: &[View], outputs: &[ViewMut]) {
+        check(&prepared.inputs, inputs.iter().map(View::len), "input");
+        check(&prepared.outputs, outputs.iter().map(ViewMut::len), "output");
+        let dtype = compute_type(&prepared.kernel);
         assert!(matches!(dtype, DType::F32 | DType::F64), "kernels compute in f32 or f64");
         if dtype == DType::F64 {
-            self.execute_typed::<f64>(kernel, inputs, outputs);
+            self.launch_typed::<f64>(prepared, inputs, outputs);
         } else {
-            self.execute_typed::<f32>(kernel, inputs, outputs);
+            self.launch_typed::<f32>(prepared, inputs, outputs);
         }
     }
 
-    fn execute_typed<S: vector::Scalar>(
+    fn launch_typed<S: vector::Scalar>(
+        &self,
+        prepared: &mut Prepared,
+        inputs: &[View],
+        outputs: &[ViewMut],
+    ) {
+        match (&prepared.kernel, &mut prepared.work) {
+            (Kernel::Product(p), Work::Product(plan)) => {
+                product::execute::<S>(self, p, plan, inputs, outputs);
+            }
+            (Kernel::Rows(r), Work::Rows(plans)) => {
+                block::execute::<S>(self, r, plans, inputs, outputs);
+            }
+            (kernel, _) => self.launch_directly::<S>(kernel, inputs, outputs),
+        }
+    }
+
+    fn launch_directly<S: vector::Scalar>(
         &self,
         kernel: &Kernel,
         inputs: &[View],
         outputs: &[ViewMut],
     ) {
         match kernel {
-            Kernel::Product(p) => product::execute::<S>(self, p, inputs, outputs),
-            Kernel::Rows(r) => block::execute::<S>(self, r, inputs, outputs),
+            Kernel::Product(_) | Kernel::Rows(_) => unreachable!("these are launched by a plan"),
             Kernel::Attention(a) if attention_few::fits(a) => {
                 attention_few::execute::<S>(self, a, inputs, outputs);
             }

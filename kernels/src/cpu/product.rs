@@ -8,7 +8,8 @@ use super::view::{Shared, View, ViewMut};
 use crate::kernel::Product;
 
 /// A product with its loops merged and its operands in the order that suits the tiles.
-struct Plan {
+#[derive(Debug)]
+pub(super) struct Plan {
     batch: Vec<Loop>,
     nest: Nest,
     /// Whether `a` and `b` changed places.
@@ -22,7 +23,7 @@ pub(super) fn scratch<S>(p: &Product) -> usize {
 }
 
 /// Chooses which side of `c` runs along vectors. Multiplication commutes, so bits do not change.
-fn plan(p: &Product) -> Plan {
+pub(super) fn plan(p: &Product) -> Plan {
     let m = merge(p.m.iter().map(|l| Loop { size: l.size, strides: [l.a, 0, l.c] }));
     let n = merge(p.n.iter().map(|l| Loop { size: l.size, strides: [0, l.b, l.c] }));
     let k = merge(p.k.iter().map(|l| Loop { size: l.size, strides: [l.a, l.b, 0] }));
@@ -45,8 +46,13 @@ fn plan(p: &Product) -> Plan {
 }
 
 /// Runs a product of `S`.
-pub(super) fn execute<S: Scalar>(cpu: &Cpu, p: &Product, inputs: &[View], outputs: &[ViewMut]) {
-    let plan = plan(p);
+pub(super) fn execute<S: Scalar>(
+    cpu: &Cpu,
+    p: &Product,
+    plan: &Plan,
+    inputs: &[View],
+    outputs: &[ViewMut],
+) {
     let (a, b) = if plan.swapped { (1, 0) } else { (0, 1) };
     let a = Shared::new(inputs[a].start::<S>().cast_mut());
     let b = Shared::new(inputs[b].start::<S>().cast_mut());

@@ -13,7 +13,7 @@ use ir::program::{
     Buffer, BufferId, Exchange, Feed, Group, Instruction, Program, Ref, Routine, Step,
 };
 use ir::sharding::Axis;
-use kernels::cpu::Cpu;
+use kernels::cpu::{Cpu, Prepared};
 
 use crate::communicator::{self, Blocks, CommError, Communicator};
 use crate::local::arena::Arena;
@@ -45,6 +45,8 @@ pub(super) struct Runner {
     data: usize,
     cpu: Cpu,
     communicator: Box<dyn Communicator>,
+    /// By kernel; none for those that other classes launch.
+    kernels: Vec<Option<Prepared>>,
     /// By routine and instruction; none for launches.
     wires: Vec<Vec<Option<Wire>>>,
     /// By phase.
@@ -86,6 +88,7 @@ impl Runner {
             data: classes.mesh.coordinate(rank, Axis::Dp),
             cpu: Cpu::new(options.threads_per_rank),
             communicator,
+            kernels: prepared(&classes, class),
             wires: classes.programs[class].routines.iter().map(wires).collect(),
             samples,
             tracing: options.tracing,
@@ -236,7 +239,8 @@ impl Runner {
                     self.inputs.extend(inputs.iter().map(|&r| call.range(r)));
                     self.outputs.clear();
                     self.outputs.extend(outputs.iter().map(|&r| call.range(r)));
-                    let kernel = &self.classes.kernels[*kernel];
+                    let kernel = self.kernels[*kernel].as_mut();
+                    let kernel = kernel.expect("what a class launches is prepared");
                     seat.arena.launch(&self.cpu, kernel, &self.inputs, &self.outputs);
                 }
                 Instruction::Collective { exchange, dtype, elements, input, output, .. } => {
@@ -328,6 +332,17 @@ fn put<T: Copy, const N: usize>(values: &[T], to: impl Fn(T) -> [u8; N], target:
     for (&value, target) in values.iter().zip(target.as_chunks_mut().0) {
         *target = to(value);
     }
+}
+
+/// The kernels that a class launches, each at its place among all.
+fn prepared(classes: &Classes, class: usize) -> Vec<Option<Prepared>> {
+    let mut prepared: Vec<Option<Prepared>> = classes.kernels.iter().map(|_| None).collect();
+    for instruction in classes.programs[class].routines.iter().flat_map(|r| &r.instructions) {
+        if let Instruction::Launch { kernel, .. } = instruction {
+            prepared[*kernel].get_or_insert_with(|| Prepared::new(&classes.kernels[*kernel]));
+        }
+    }
+    prepared
 }
 
 /// What the communicator wants to know about an instruction; none for a launch.

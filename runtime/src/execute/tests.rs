@@ -1,6 +1,7 @@
 //! Sessions of hand-written programs, on one rank and on several.
 
 use ir::program::{Exchange, Group, Instruction, Ref};
+use kernels::cpu::Prepared;
 use kernels::{Copy, CopyLoop, Product};
 
 use super::tiny::{Layout, SEQ, all_reduce, finish, mesh, options, routine, session};
@@ -284,6 +285,7 @@ fn a_copy_between_buffers_of_other_sizes_uses_their_starts() {
     let mut arena = Arena::new(256).unwrap();
     arena.bytes_mut(0..8).copy_from_slice(&[1_f32, 2.0].map(f32::to_le_bytes).concat());
     let cpu = kernels::cpu::Cpu::new(1);
-    arena.launch(&cpu, &Kernel::Copy(copy), &[0..64], &[64..128]);
+    let mut copy = Prepared::new(&Kernel::Copy(copy));
+    arena.launch(&cpu, &mut copy, &[0..64], &[64..128]);
     assert_eq!(arena.bytes(64..76), [1_f32, 0.0, 2.0].map(f32::to_le_bytes).concat());
 }

@@ -10,7 +10,7 @@ use std::slice;
 
 use kernels::Kernel;
 use kernels::arguments::Argument;
-use kernels::cpu::{Cpu, View, ViewMut};
+use kernels::cpu::{Cpu, Prepared, View, ViewMut};
 
 /// The alignment of an arena, in bytes: a page, so that ranks share none.
 const PAGE: usize = 4096;
@@ -80,11 +80,11 @@ impl Arena {
     pub fn launch(
         &mut self,
         cpu: &Cpu,
-        kernel: &Kernel,
+        prepared: &mut Prepared,
         inputs: &[Range<usize>],
         outputs: &[Range<usize>],
     ) {
-        let in_place = works_in_place(kernel);
+        let in_place = works_in_place(prepared.kernel());
         for (index, output) in outputs.iter().enumerate() {
             let is_apart = |input: &Range<usize>| {
                 !overlaps(input, output) || in_place && input.start == output.start
@@ -93,7 +93,7 @@ impl Arena {
             let others = &outputs[index + 1..];
             assert!(!others.iter().any(|other| overlaps(other, output)), "outputs lie apart");
         }
-        let (reads, writes) = (kernel.inputs(), kernel.outputs());
+        let (reads, writes) = (prepared.inputs(), prepared.outputs());
         let read = |(index, range): (usize, &Range<usize>)| {
             let start = self.aligned(range, reads.get(index));
             // SAFETY: the range is in the arena, which is borrowed exclusively for the launch;
@@ -107,7 +107,7 @@ impl Arena {
         };
         let inputs: Vec<View<'_>> = inputs.iter().enumerate().map(read).collect();
         let outputs: Vec<ViewMut<'_>> = outputs.iter().enumerate().map(write).collect();
-        cpu.execute(kernel, &inputs, &outputs);
+        cpu.launch(prepared, &inputs, &outputs);
     }
 
     /// The address of a range that lies in the arena.
@@ -192,7 +192,12 @@ mod tests {
         let launch = |arena: &mut Arena, inputs: [usize; 2], output: usize| {
             let kernel = Kernel::Product(Product::matrix(2, 2, 2, DType::F32));
             let range = |start: usize| start..start + 16;
-            arena.launch(&Cpu::new(1), &kernel, &inputs.map(range), &[range(output)]);
+            arena.launch(
+                &Cpu::new(1),
+                &mut Prepared::new(&kernel),
+                &inputs.map(range),
+                &[range(output)],
+            );
         };
         assert!(refused(&|arena| launch(arena, [0, 64], 64)));
         assert!(refused(&|arena| launch(arena, [0, 66], 128)));

@@ -52,22 +52,45 @@ enum Sink<S> {
     Total(Shared<f64>),
 }
 
+/// The plans of a kernel, by which outputs share memory with another argument. They are made at
+/// the first launch that needs them.
+#[derive(Debug, Default)]
+pub(super) struct Plans(Vec<(Vec<bool>, Plan<'static>)>);
+
+impl Plans {
+    fn of(&mut self, rows: &Rows, aliased: Vec<bool>) -> &Plan<'static> {
+        let found = self.0.iter().position(|(key, _)| *key == aliased);
+        let at = found.unwrap_or_else(|| {
+            let plan = Plan::new(rows, &aliased).into_owned();
+            self.0.push((aliased, plan));
+            self.0.len() - 1
+        });
+        &self.0[at].1
+    }
+}
+
 /// Runs a block program that computes in `S`.
-pub(super) fn execute<S: Scalar>(cpu: &Cpu, rows: &Rows, inputs: &[View], outputs: &[ViewMut]) {
+pub(super) fn execute<S: Scalar>(
+    cpu: &Cpu,
+    rows: &Rows,
+    plans: &mut Plans,
+    inputs: &[View],
+    outputs: &[ViewMut],
+) {
     if rows.rows * rows.cols == 0 {
         return clear_sums::<S>(rows, outputs);
     }
-    let plan = Plan::new(rows, &aliased(inputs, outputs));
+    let plan = plans.of(rows, aliased(inputs, outputs));
     let mut buffer = super::lock(&cpu.shared);
-    let sinks = sinks::<S>(&plan, &mut buffer.bump(shared_bytes::<S>(&plan)), outputs);
+    let sinks = sinks::<S>(plan, &mut buffer.bump(shared_bytes::<S>(plan)), outputs);
     let inputs: Vec<Shared<u8>> =
         inputs.iter().map(|i| Shared::new(i.start::<u8>().cast_mut())).collect();
     let tasks = plan.tasks[0] * plan.tasks[1];
     let cycles = (rows.rows * rows.cols * rows.instrs.len()) as u64 / 4;
-    cpu.for_each(tasks, cycles, thread_bytes::<S>(&plan), |task, scratch| {
-        cpu.isa.run(Task { plan: &plan, inputs: &inputs, sinks: &sinks, task, scratch });
+    cpu.for_each(tasks, cycles, thread_bytes::<S>(plan), |task, scratch| {
+        cpu.isa.run(Task { plan, inputs: &inputs, sinks: &sinks, task, scratch });
     });
-    combine(&plan, &sinks, outputs);
+    combine(plan, &sinks, outputs);
 }
 
 /// Which outputs share memory with another argument.

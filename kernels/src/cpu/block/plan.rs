@@ -96,6 +96,11 @@ impl<'a> Plan<'a> {
         plan
     }
 
+    /// The same plan, with the kernel in it.
+    pub(super) fn into_owned(self) -> Plan<'static> {
+        Plan { rows: Cow::Owned(self.rows.into_owned()), ..self }
+    }
+
     /// Distance of registers of lanes: a whole number of cache lines, but not a power of two, as
     /// numbers 4 KiB apart would compete for the same sets of the cache.
     pub(super) fn lane_stride(&self) -> usize {

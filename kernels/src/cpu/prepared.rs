@@ -1,0 +1,60 @@
+//! A kernel with all that does not depend on where its arguments are, so that a launch decides
+//! nothing.
+
+use super::{block, product};
+use crate::arguments::Argument;
+use crate::kernel::Kernel;
+
+/// A kernel ready to be launched many times by one rank.
+#[derive(Debug)]
+pub struct Prepared {
+    pub(super) kernel: Kernel,
+    pub(super) inputs: Vec<Argument>,
+    pub(super) outputs: Vec<Argument>,
+    pub(super) work: Work,
+}
+
+/// What is decided once.
+#[derive(Debug)]
+pub(super) enum Work {
+    Product(product::Plan),
+    Rows(block::Plans),
+    /// Kernels that decide nothing worth keeping.
+    Direct,
+}
+
+impl Prepared {
+    /// Decides what can be decided without arguments.
+    pub fn new(kernel: &Kernel) -> Prepared {
+        let work = match kernel {
+            Kernel::Product(p) => Work::Product(product::plan(p)),
+            Kernel::Rows(_) => Work::Rows(block::Plans::default()),
+            Kernel::Attention(_)
+            | Kernel::AttentionBwd(_)
+            | Kernel::Gather(_)
+            | Kernel::ScatterAdd(_)
+            | Kernel::Rope(_)
+            | Kernel::Copy(_)
+            | Kernel::Place(_)
+            | Kernel::Take(_)
+            | Kernel::Fill(_) => Work::Direct,
+        };
+        let (inputs, outputs) = (kernel.inputs(), kernel.outputs());
+        Prepared { kernel: kernel.clone(), inputs, outputs, work }
+    }
+
+    /// The kernel.
+    pub fn kernel(&self) -> &Kernel {
+        &self.kernel
+    }
+
+    /// What it reads, as [`Kernel::inputs`].
+    pub fn inputs(&self) -> &[Argument] {
+        &self.inputs
+    }
+
+    /// What it writes, as [`Kernel::outputs`].
+    pub fn outputs(&self) -> &[Argument] {
+        &self.outputs
+    }
+}

@@ -1,0 +1,87 @@
+//! Memory outside the arenas, counted in the allocator. A process of its own, and one test: nobody
+//! else allocates meanwhile.
+
+#![allow(clippy::unwrap_used, reason = "a test may fail anywhere")]
+
+use std::alloc::System;
+
+use gantline::job::{ADAMW, Question};
+use gantline::{LOSS, compile, import, plan, prepare, start};
+use ir::DType;
+use ir::import::{Options, preset};
+use planner::cluster::Cluster;
+use planner::footprint::Footprint;
+use planner::limits::{Knob, Limits};
+use runtime::execute::{Batch, Scalars, Session};
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+const SEQ: usize = 64;
+const SAMPLES: usize = 4;
+/// What may lie outside, of each rank.
+const MIB: u64 = 1 << 20;
+
+fn question([pp, dp, tp]: [usize; 3]) -> Question {
+    let description = preset("gpt2-mini").unwrap();
+    let options = Options { seq: SEQ, dtype: DType::F32, dropout: Some(0.1) };
+    let model = import(&description, &options).unwrap();
+    let mut limits = Limits::default();
+    for (knob, number) in [(Knob::Pp, pp), (Knob::Dp, dp), (Knob::Tp, tp), (Knob::Mbs, 1)] {
+        limits.fix(knob, number);
+    }
+    Question {
+        module: prepare(&model).unwrap(),
+        model: model.name,
+        cluster: Cluster::load("cpu-local").unwrap(),
+        ranks: pp * dp * tp,
+        global_batch_size: SAMPLES,
+        seq: SEQ,
+        dtype: DType::F32,
+        optimizer: ADAMW,
+        clip: Some(1.0),
+        limits,
+    }
+}
+
+fn step(session: &mut Session) {
+    let ids: Vec<i32> = (0..SAMPLES * SEQ).map(|i| (i * i % 251) as i32).collect();
+    let batch = Batch { tokens: &ids, labels: &ids, ..Batch::default() };
+    let scalars = Scalars { rate: 1e-4, correction1: 0.1, correction2: 0.05, ..Scalars::default() };
+    session.step(&batch, scalars).unwrap();
+    session.evaluate(&batch).unwrap();
+}
+
+#[test]
+fn memory_is_that_of_arenas_and_workspaces() {
+    for (mesh, threads) in
+        [([1, 1, 1], 1), ([1, 1, 1], 2), ([1, 2, 1], 1), ([1, 1, 2], 2), ([2, 1, 1], 1)]
+    {
+        let question = question(mesh);
+        let found = plan(&question.job()).unwrap();
+        let classes = compile(&question.module, LOSS, &found.plan).unwrap();
+        let ranks = found.plan.mesh.ranks();
+        let footprints: Vec<Footprint> = (0..ranks)
+            .map(|r| Footprint::of(classes.program_of(r), &classes.kernels, threads))
+            .collect();
+        let predicted = found.plan.predictions["arena_bytes"].value;
+        assert_eq!(predicted, footprints.iter().map(|f| f.arena).max().unwrap() as f64);
+        let whole = Region::new(ALLOCATOR);
+        let mut session = start(classes, threads).unwrap();
+        step(&mut session);
+        let change = whole.change();
+        let live = change.bytes_allocated as u64 - change.bytes_deallocated as u64;
+        let arenas: u64 = footprints.iter().map(|f| f.arena).sum();
+        let workspaces: u64 = footprints.iter().map(|f| f.workspace).sum();
+        assert!(live >= arenas, "{mesh:?}: the arenas are allocated");
+        let rest = live - arenas;
+        let bound = workspaces + ranks as u64 * MIB;
+        assert!(rest < bound, "{mesh:?}: {rest} bytes for {workspaces} of workspaces");
+        // What is allocated bounds what is held at once.
+        let steady = Region::new(ALLOCATOR);
+        step(&mut session);
+        let allocated = steady.change().bytes_allocated as u64;
+        assert!(allocated < MIB, "{mesh:?}: a step allocates {allocated} bytes");
+    }
+}
