@@ -37,6 +37,7 @@ pub fn is_in_catalogue(composite: &str) -> bool {
 ///
 /// # Errors
 /// A sentence that names the op, when there is no kernel for it.
+#[expect(clippy::wildcard_enum_match_arm, reason = "an op that is not listed has no kernel")]
 pub fn kernel_of_op(
     op: &Op,
     operands: &[&TensorType],
@@ -65,23 +66,7 @@ pub fn kernel_of_op(
         Op::DynamicSlice { dim, .. } => {
             Ok(Kernel::Take(window(operands[0], result, operands[1], *dim)?))
         }
-        Op::Gather { .. }
-        | Op::ScatterAdd { .. }
-        | Op::Random { .. }
-        | Op::FoldKey { .. }
-        | Op::Unary(_)
-        | Op::Binary(_)
-        | Op::Compare(_)
-        | Op::Select
-        | Op::Cast { .. }
-        | Op::Reduce { .. }
-        | Op::Reshape { .. }
-        | Op::Concat { .. }
-        | Op::DynamicUpdateSlice { .. }
-        | Op::Call { .. }
-        | Op::Collective { .. } => {
-            Err(format!("there is no kernel for `{}` yet", ir::infer::name(op)))
-        }
+        _ => Err(format!("there is no kernel for `{}` yet", ir::infer::name(op))),
     }
 }
 

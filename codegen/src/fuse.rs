@@ -10,8 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ir::op::Combiner;
-use ir::{Function, Kind, Module, Node, Op, Value, ValueId};
+use ir::{Class, Function, Kind, Module, Node, Op, Value, ValueId};
 
 use crate::domain::{Domain, is_int_op_exact};
 
@@ -30,32 +29,21 @@ pub fn fuse(function: &Function, module: &mut Module) -> Function {
 
 /// Whether a node can be part of a kernel.
 pub(crate) fn is_fusible(node: &Node, function: &Function, module: &Module) -> bool {
-    match &node.op {
-        Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select => {
-            is_int_op_exact(node, function)
+    match node.op.class() {
+        Class::Elementwise => {
+            let Op::Cast { dtype } = &node.op else { return is_int_op_exact(node, function) };
+            dtype.is_float()
         }
-        Op::Cast { dtype } => dtype.is_float(),
-        Op::Reduce { combiner, .. } => {
-            function.ty(node.result()).dtype.is_float()
-                && matches!(combiner, Combiner::Sum | Combiner::Max | Combiner::Min)
+        Class::Reduction => {
+            matches!(node.op, Op::Reduce { .. }) && function.ty(node.result()).dtype.is_float()
         }
-        Op::Call { function } => superinstruction(module, function).is_some(),
-        Op::Constant { .. }
-        | Op::Iota { .. }
-        | Op::Random { .. }
-        | Op::FoldKey { .. }
-        | Op::Contract(_)
-        | Op::Reshape { .. }
-        | Op::Transpose { .. }
-        | Op::Broadcast { .. }
-        | Op::Slice { .. }
-        | Op::Pad { .. }
-        | Op::Concat { .. }
-        | Op::Gather { .. }
-        | Op::ScatterAdd { .. }
-        | Op::DynamicUpdateSlice { .. }
-        | Op::DynamicSlice { .. }
-        | Op::Collective { .. } => false,
+        Class::Call => node.callee().is_some_and(|f| superinstruction(module, f).is_some()),
+        Class::Source
+        | Class::Product
+        | Class::View
+        | Class::Join
+        | Class::Indexed
+        | Class::Collective => false,
     }
 }
 

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use ir::build::Builder;
+use ir::class::Stated;
 use ir::factors::{Factor, Offset, canonical, factors, is_term, passes_partial};
 use ir::op::{Collective, Combiner};
 use ir::sharding::{Layout, Piece, pieces};
@@ -416,32 +417,14 @@ impl Partition<'_> {
         offsets: &[(Offset, i64)],
         operands: &[ValueId],
     ) -> Result<Op, String> {
-        let dims_here = || extent.iter().map(|p| Dim::from(p.size)).collect::<Vec<_>>();
         let mut op = node.op.clone();
-        match &mut op {
-            Op::Constant { dims, .. }
-            | Op::Iota { dims, .. }
-            | Op::Random { dims, .. }
-            | Op::Reshape { dims }
-            | Op::Broadcast { dims, .. } => *dims = dims_here(),
-            Op::ScatterAdd { dim, size, .. } => *size = Dim::from(extent[*dim].size),
-            Op::DynamicSlice { dim, size } => *size = Dim::from(extent[*dim].size),
-            Op::Call { function } => *function = self.local_callee(function, offsets, operands)?,
-            Op::FoldKey { .. }
-            | Op::Unary(_)
-            | Op::Binary(_)
-            | Op::Compare(_)
-            | Op::Select
-            | Op::Cast { .. }
-            | Op::Contract(_)
-            | Op::Reduce { .. }
-            | Op::Transpose { .. }
-            | Op::Slice { .. }
-            | Op::Pad { .. }
-            | Op::Concat { .. }
-            | Op::Gather { .. }
-            | Op::DynamicUpdateSlice { .. }
-            | Op::Collective { .. } => {}
+        match op.stated_sizes() {
+            Stated::Nothing => {}
+            Stated::All(dims) => *dims = extent.iter().map(|p| Dim::from(p.size)).collect(),
+            Stated::One { dim, size } => *size = Dim::from(extent[dim].size),
+        }
+        if let Op::Call { function } = &mut op {
+            *function = self.local_callee(function, offsets, operands)?;
         }
         for (offset, units) in offsets {
             match (&mut op, offset) {

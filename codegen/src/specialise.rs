@@ -7,7 +7,7 @@
 
 use ir::op::Collective;
 use ir::plan::Keep;
-use ir::{Function, Kind, Node, Op, Value, ValueId};
+use ir::{Class, Function, Kind, Node, Op, Value, ValueId};
 
 /// The two halves of a training function.
 #[derive(Clone, Debug)]
@@ -114,33 +114,12 @@ fn kept_values(function: &Function, late: &[bool], results: &[ValueId]) -> Vec<V
 }
 
 fn is_kept(op: &Op) -> bool {
-    match op {
-        Op::Contract(_)
-        | Op::Reduce { .. }
-        | Op::Gather { .. }
-        | Op::ScatterAdd { .. }
-        | Op::Concat { .. }
-        | Op::DynamicUpdateSlice { .. }
-        | Op::DynamicSlice { .. }
-        | Op::Call { .. } => true,
-        Op::Collective { kind, .. } => match kind {
-            Collective::AllReduce(_) | Collective::ReduceScatter { .. } => true,
-            Collective::AllGather { .. } => false,
-        },
-        Op::Constant { .. }
-        | Op::Iota { .. }
-        | Op::Random { .. }
-        | Op::FoldKey { .. }
-        | Op::Unary(_)
-        | Op::Binary(_)
-        | Op::Compare(_)
-        | Op::Select
-        | Op::Cast { .. }
-        | Op::Reshape { .. }
-        | Op::Transpose { .. }
-        | Op::Broadcast { .. }
-        | Op::Slice { .. }
-        | Op::Pad { .. } => false,
+    match op.class() {
+        Class::Product | Class::Reduction | Class::Join | Class::Indexed | Class::Call => true,
+        Class::Collective => {
+            !matches!(op, Op::Collective { kind: Collective::AllGather { .. }, .. })
+        }
+        Class::Source | Class::Elementwise | Class::View => false,
     }
 }
 

@@ -81,6 +81,7 @@ impl Lower<'_> {
         self.instrs.len() - 1
     }
 
+    #[expect(clippy::wildcard_enum_match_arm, reason = "only fusible nodes come here")]
     fn node(&mut self, node: &Node, module: &Module) {
         let result = node.result();
         let own = self.extents[&result];
@@ -109,22 +110,7 @@ impl Lower<'_> {
                 }
             },
             Op::Call { function } => self.superinstruction(function, module, &operands),
-            op @ (Op::Constant { .. }
-            | Op::Iota { .. }
-            | Op::Random { .. }
-            | Op::FoldKey { .. }
-            | Op::Contract(_)
-            | Op::Reshape { .. }
-            | Op::Transpose { .. }
-            | Op::Broadcast { .. }
-            | Op::Slice { .. }
-            | Op::Pad { .. }
-            | Op::Concat { .. }
-            | Op::Gather { .. }
-            | Op::ScatterAdd { .. }
-            | Op::DynamicUpdateSlice { .. }
-            | Op::DynamicSlice { .. }
-            | Op::Collective { .. }) => unreachable!("`{}` is not fused", ir::infer::name(op)),
+            op => unreachable!("`{}` is not fused", ir::infer::name(op)),
         };
         self.made.insert((result, own == Extent::Full), made);
     }

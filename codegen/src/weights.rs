@@ -1,7 +1,7 @@
 //! Which part of each weight a class of ranks holds.
 
 use ir::sharding::{Layout, pieces};
-use ir::{Axis, Function, Module, Op, Plan, ValueId};
+use ir::{Axis, Class, Function, Module, Op, Plan, ValueId};
 
 use crate::calls::{Call, Calls, Operand, Weight};
 use crate::partition::layouts;
@@ -62,28 +62,13 @@ fn is_multiplied(function: &Function, param: usize) -> bool {
         if !node.operands.iter().any(|operand| views.contains(operand)) {
             continue;
         }
-        match node.op {
-            Op::Contract(_) | Op::Gather { .. } => return true,
-            Op::Cast { .. } | Op::Reshape { .. } | Op::Transpose { .. } | Op::Slice { .. } => {
-                views.extend(&node.results);
-            }
-            Op::Constant { .. }
-            | Op::Iota { .. }
-            | Op::Random { .. }
-            | Op::FoldKey { .. }
-            | Op::Unary(_)
-            | Op::Binary(_)
-            | Op::Compare(_)
-            | Op::Select
-            | Op::Broadcast { .. }
-            | Op::Pad { .. }
-            | Op::Reduce { .. }
-            | Op::ScatterAdd { .. }
-            | Op::Concat { .. }
-            | Op::DynamicUpdateSlice { .. }
-            | Op::DynamicSlice { .. }
-            | Op::Call { .. }
-            | Op::Collective { .. } => {}
+        let op = &node.op;
+        if op.class() == Class::Product || matches!(op, Op::Gather { .. }) {
+            return true;
+        }
+        let keeps_elements = matches!(op, Op::Reshape { .. } | Op::Transpose { .. });
+        if keeps_elements || matches!(op, Op::Cast { .. } | Op::Slice { .. }) {
+            views.extend(&node.results);
         }
     }
     false

@@ -4,6 +4,7 @@
 //! dims propagate. Cutting a factor over an axis cuts every operand dim that it indexes; the result
 //! is cut where the factor indexes it and partial where the factor is reduced away.
 
+use crate::class::Class;
 use crate::dim::Dim;
 use crate::library::{CompositeFactor, templates};
 use crate::module::{Attributes, Function, Kind, Module, Node, ValueId};
@@ -98,33 +99,14 @@ pub fn canonical(
 
 /// Whether an op maps partial operands to a partial result, term by term; see [`is_term`].
 pub fn passes_partial(op: &Op) -> bool {
-    match op {
-        Op::Unary(Unary::Neg)
-        | Op::Binary(Binary::Add | Binary::Sub)
-        | Op::Reduce { combiner: Combiner::Sum, .. }
-        | Op::Reshape { .. }
-        | Op::Transpose { .. }
-        | Op::Broadcast { .. }
-        | Op::Slice { .. }
-        | Op::Pad { .. }
-        | Op::Gather { .. }
-        | Op::ScatterAdd { .. } => true,
-        Op::Constant { .. }
-        | Op::Iota { .. }
-        | Op::Random { .. }
-        | Op::FoldKey { .. }
-        | Op::Unary(_)
-        | Op::Binary(_)
-        | Op::Compare(_)
-        | Op::Select
-        | Op::Cast { .. }
-        | Op::Contract(_)
-        | Op::Reduce { .. }
-        | Op::Concat { .. }
-        | Op::DynamicUpdateSlice { .. }
-        | Op::DynamicSlice { .. }
-        | Op::Call { .. }
-        | Op::Collective { .. } => false,
+    match op.class() {
+        Class::View => true,
+        Class::Elementwise => {
+            matches!(op, Op::Unary(Unary::Neg) | Op::Binary(Binary::Add | Binary::Sub))
+        }
+        Class::Reduction => matches!(op, Op::Reduce { combiner: Combiner::Sum, .. }),
+        Class::Indexed => matches!(op, Op::Gather { .. } | Op::ScatterAdd { .. }),
+        Class::Source | Class::Product | Class::Join | Class::Call | Class::Collective => false,
     }
 }
 

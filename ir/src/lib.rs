@@ -20,7 +20,7 @@
 //! * [`vjp`] and [`autodiff`] keep nothing and recompute nothing: what is kept is in the plan.
 //! * Deliberately absent: prices, which are in `kernels`, and every choice between plans.
 //!
-//! **Reading order.** Nouns: [`dtype`], [`dim`], [`types`], [`op`], [`module`], [`sharding`],
+//! **Reading order.** Nouns: [`dtype`], [`dim`], [`types`], [`op`], [`class`], [`module`], [`sharding`],
 //! [`plan`], [`program`], with [`text`] and [`verify`]. Tables: [`infer`], [`eval`] over
 //! [`tensor`] and [`random`], [`vjp`], [`cost`], [`factors`]. Steps: [`import`], [`build`],
 //! [`recognise`], [`autodiff`], [`inline`], [`pass`].
@@ -62,6 +62,7 @@ pub mod plan;
 pub mod program;
 pub mod module;
 pub mod op;
+pub mod class;
 pub mod random;
 pub mod text;
 pub mod types;
@@ -75,6 +76,7 @@ pub mod vjp;
 pub mod autodiff;
 pub mod recognise;
 
+pub use class::Class;
 pub use diagnostic::{Diagnostic, Severity, Span};
 pub use dim::{Bindings, Dim};
 pub use dtype::DType;

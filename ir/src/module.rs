@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::dim::Bindings;
+use crate::class::Stated;
+use crate::dim::{Bindings, Dim};
 use crate::op::Op;
 use crate::types::TensorType;
 
@@ -153,37 +154,14 @@ impl Function {
 }
 
 fn bind_op(op: &mut Op, bindings: &Bindings) {
-    let bind_all = |dims: &mut Vec<crate::dim::Dim>| {
-        for dim in dims {
-            *dim = dim.bind(bindings);
-        }
-    };
-    match op {
-        Op::Constant { dims, .. }
-        | Op::Iota { dims, .. }
-        | Op::Reshape { dims }
-        | Op::Broadcast { dims, .. } => bind_all(dims),
-        Op::Random { dims, extent, .. } => {
-            bind_all(dims);
-            bind_all(extent);
-        }
-        Op::ScatterAdd { size, .. } | Op::DynamicSlice { size, .. } => *size = size.bind(bindings),
-        Op::FoldKey { .. }
-        | Op::Unary(_)
-        | Op::Binary(_)
-        | Op::Compare(_)
-        | Op::Select
-        | Op::Cast { .. }
-        | Op::Contract(_)
-        | Op::Reduce { .. }
-        | Op::Transpose { .. }
-        | Op::Slice { .. }
-        | Op::Pad { .. }
-        | Op::Concat { .. }
-        | Op::Gather { .. }
-        | Op::DynamicUpdateSlice { .. }
-        | Op::Call { .. }
-        | Op::Collective { .. } => {}
+    let bind = |dim: &mut Dim| *dim = dim.bind(bindings);
+    match op.stated_sizes() {
+        Stated::Nothing => {}
+        Stated::All(dims) => dims.iter_mut().for_each(bind),
+        Stated::One { size, .. } => bind(size),
+    }
+    if let Op::Random { extent, .. } = op {
+        extent.iter_mut().for_each(bind);
     }
 }
 

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use super::skeleton::{Skeleton, numbers};
 use crate::infer::name;
 use crate::module::{Function, Node, ValueId};
-use crate::op::{Binary, Comparison, Einsum, Op};
+use crate::op::{Einsum, Op};
 
 /// The most pairs that one search looks at: chosen, a thousand times what the largest template of
 /// the library takes when nothing is tried in vain.
@@ -181,37 +181,11 @@ fn forms(node: &Node) -> Vec<(Op, Vec<ValueId>)> {
         let operands = node.operands.iter().rev().copied().collect();
         vec![plain.clone(), (op, operands)]
     };
-    match &node.op {
-        Op::Binary(Binary::Add | Binary::Mul | Binary::Max | Binary::Min)
-        | Op::Compare(Comparison::Eq) => swapped(node.op.clone()),
-        Op::Contract(einsum) => {
-            let Einsum { a, b, result } = einsum.clone();
-            let turned = Op::Contract(Einsum { a: b, b: a, result });
-            swapped(with_plain_letters(&turned))
-        }
-        Op::Binary(Binary::Sub | Binary::Div | Binary::Pow)
-        | Op::Compare(Comparison::Lt | Comparison::Le)
-        | Op::Constant { .. }
-        | Op::Iota { .. }
-        | Op::Random { .. }
-        | Op::FoldKey { .. }
-        | Op::Unary(_)
-        | Op::Select
-        | Op::Cast { .. }
-        | Op::Reduce { .. }
-        | Op::Reshape { .. }
-        | Op::Transpose { .. }
-        | Op::Broadcast { .. }
-        | Op::Slice { .. }
-        | Op::Pad { .. }
-        | Op::Concat { .. }
-        | Op::Gather { .. }
-        | Op::ScatterAdd { .. }
-        | Op::DynamicUpdateSlice { .. }
-        | Op::DynamicSlice { .. }
-        | Op::Call { .. }
-        | Op::Collective { .. } => vec![plain],
+    if let Op::Contract(einsum) = &node.op {
+        let Einsum { a, b, result } = einsum.clone();
+        return swapped(with_plain_letters(&Op::Contract(Einsum { a: b, b: a, result })));
     }
+    if node.op.is_commutative() { swapped(node.op.clone()) } else { vec![plain] }
 }
 
 /// A product with the letters `a`, `b`, `c` in the order in which they come up; other ops as is.

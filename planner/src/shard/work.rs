@@ -2,7 +2,8 @@
 //!
 //! Elementwise nodes are fused later, so that each is charged the bytes of its result alone.
 
-use ir::{Function, Module, Node, Op};
+use ir::cost::cost;
+use ir::{Class, Function, Module, Node, Op, ValueId};
 
 /// Operations of products, and bytes that move.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -20,46 +21,33 @@ impl Work {
 
 /// The work of a node of a function without open sizes.
 pub(super) fn work(node: &Node, function: &Function, module: &Module) -> Work {
-    let bytes = |ids: &[ir::ValueId]| -> f64 {
+    let bytes = |ids: &[ValueId]| -> f64 {
         ids.iter().map(|id| function.ty(*id).bytes().unwrap_or(0) as f64).sum()
     };
     let (read, written) = (bytes(&node.operands), bytes(&node.results));
-    match &node.op {
-        Op::Contract(einsum) => {
-            let dims = |at: usize| function.ty(node.operands[at]).sizes().unwrap_or_default();
-            let (a, b) = (dims(0), dims(1));
-            let size = |letter: &char| {
-                let in_a = einsum.a.iter().position(|c| c == letter).map(|at| a[at]);
-                in_a.or_else(|| einsum.b.iter().position(|c| c == letter).map(|at| b[at]))
-            };
-            let points: f64 = einsum.letters().iter().filter_map(size).map(|s| s as f64).product();
-            Work { flops: 2.0 * points, bytes: read + written }
+    let both = read + written;
+    let (flops, bytes) = match node.op.class() {
+        Class::Product => (product_flops(node, function, module), both),
+        Class::Call => (called_flops(node, module), both),
+        Class::Reduction | Class::Join => (0.0, both),
+        Class::Indexed if matches!(node.op, Op::ScatterAdd { .. }) => (0.0, both),
+        Class::Indexed if matches!(node.op, Op::Gather { .. }) => (0.0, 2.0 * written),
+        Class::Source if matches!(node.op, Op::FoldKey { .. }) => (0.0, 0.0),
+        Class::View if matches!(node.op, Op::Reshape { .. }) => (0.0, 0.0),
+        Class::Source | Class::Elementwise | Class::View | Class::Indexed | Class::Collective => {
+            (0.0, written)
         }
-        Op::Call { function: callee } => {
-            let inner = module.function(callee).map_or(0.0, |callee| {
-                callee.nodes.iter().map(|n| work(n, callee, module).flops).sum()
-            });
-            Work { flops: inner, bytes: read + written }
-        }
-        Op::Reduce { .. } | Op::ScatterAdd { .. } | Op::Concat { .. } => {
-            Work { flops: 0.0, bytes: read + written }
-        }
-        Op::Gather { .. } => Work { flops: 0.0, bytes: 2.0 * written },
-        Op::Reshape { .. } | Op::FoldKey { .. } => Work::default(),
-        Op::Constant { .. }
-        | Op::Iota { .. }
-        | Op::Random { .. }
-        | Op::Unary(_)
-        | Op::Binary(_)
-        | Op::Compare(_)
-        | Op::Select
-        | Op::Cast { .. }
-        | Op::Transpose { .. }
-        | Op::Broadcast { .. }
-        | Op::Slice { .. }
-        | Op::Pad { .. }
-        | Op::DynamicUpdateSlice { .. }
-        | Op::DynamicSlice { .. }
-        | Op::Collective { .. } => Work { flops: 0.0, bytes: written },
-    }
+    };
+    Work { flops, bytes }
+}
+
+fn product_flops(node: &Node, function: &Function, module: &Module) -> f64 {
+    let types = |ids: &[ValueId]| ids.iter().map(|id| function.ty(*id)).collect::<Vec<_>>();
+    let cost = cost(&node.op, &types(&node.operands), &types(&node.results), module);
+    cost.product_flops.as_constant().map_or(0.0, |flops| flops as f64)
+}
+
+fn called_flops(node: &Node, module: &Module) -> f64 {
+    let callee = node.callee().and_then(|callee| module.function(callee));
+    callee.map_or(0.0, |f| f.nodes.iter().map(|n| work(n, f, module).flops).sum())
 }
