@@ -7,8 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use ir::build::Builder;
-use ir::class::Stated;
-use ir::factors::{Factor, Offset, canonical, factors, is_term, passes_partial};
+use ir::factors::{Factor, Offset, canonical, factors, is_term, make_local, passes_partial};
 use ir::op::{Collective, Combiner};
 use ir::sharding::{Layout, Piece, pieces};
 use ir::{Axis, Bindings, Dim, Function, Kind, Module, Node, Op, Sharding, TensorType, ValueId};
@@ -418,22 +417,10 @@ impl Partition<'_> {
         operands: &[ValueId],
     ) -> Result<Op, String> {
         let mut op = node.op.clone();
-        match op.stated_sizes() {
-            Stated::Nothing => {}
-            Stated::All(dims) => *dims = extent.iter().map(|p| Dim::from(p.size)).collect(),
-            Stated::One { dim, size } => *size = Dim::from(extent[dim].size),
-        }
+        let dims: Vec<Dim> = extent.iter().map(|p| Dim::from(p.size)).collect();
+        make_local(&mut op, &dims, offsets);
         if let Op::Call { function } = &mut op {
             *function = self.local_callee(function, offsets, operands)?;
-        }
-        for (offset, units) in offsets {
-            match (&mut op, offset) {
-                (Op::Iota { start, .. }, Offset::Start)
-                | (Op::Gather { start, .. }, Offset::Start)
-                | (Op::ScatterAdd { start, .. }, Offset::Start) => *start += units,
-                (Op::Random { start, .. }, Offset::RandomStart(dim)) => start[*dim] += units,
-                (_, _) => {}
-            }
         }
         Ok(op)
     }

@@ -57,12 +57,13 @@ impl Op {
                 Class::Elementwise
             }
             Op::Contract(_) => Class::Product,
-            Op::Reduce { .. } => Class::Reduction,
+            Op::Reduce { .. } | Op::Prod { .. } | Op::ArgMax { .. } => Class::Reduction,
             Op::Reshape { .. }
             | Op::Transpose { .. }
             | Op::Broadcast { .. }
             | Op::Slice { .. }
-            | Op::Pad { .. } => Class::View,
+            | Op::Pad { .. }
+            | Op::Reverse { .. } => Class::View,
             Op::Concat { .. } => Class::Join,
             Op::Gather { .. }
             | Op::ScatterAdd { .. }
@@ -92,9 +93,12 @@ impl Op {
             | Op::Cast { .. }
             | Op::Contract(_)
             | Op::Reduce { .. }
+            | Op::Prod { .. }
+            | Op::ArgMax { .. }
             | Op::Transpose { .. }
             | Op::Slice { .. }
             | Op::Pad { .. }
+            | Op::Reverse { .. }
             | Op::Concat { .. }
             | Op::Gather { .. }
             | Op::DynamicUpdateSlice { .. }

@@ -71,9 +71,13 @@ pub fn cost(op: &Op, operands: &[&TensorType], results: &[&TensorType], module: 
             computed(count(results[0]), operands, results)
         }
         Op::Contract(einsum) => contract(einsum, operands, results),
-        Op::Reduce { .. } => computed(count(operands[0]), operands, results),
+        Op::Reduce { .. } | Op::Prod { .. } | Op::ArgMax { .. } => {
+            computed(count(operands[0]), operands, results)
+        }
         Op::Reshape { .. } => Cost::default(),
-        Op::Transpose { .. } | Op::Broadcast { .. } => moved(operands, results),
+        Op::Transpose { .. } | Op::Broadcast { .. } | Op::Reverse { .. } => {
+            moved(operands, results)
+        }
         Op::Slice { .. } | Op::DynamicSlice { .. } => moved(results, results),
         Op::Pad { .. } | Op::Concat { .. } => moved(operands, results),
         Op::Gather { .. } => moved(&[results[0], operands[1]], results),

@@ -141,6 +141,8 @@ pub fn eval_op(op: &Op, operands: &[&Tensor], bindings: &Bindings) -> Result<Ten
         Op::Cast { dtype } => cast(held(*dtype)?, x(0)),
         Op::Contract(einsum) => sum::contract(einsum, x(0), x(1)),
         Op::Reduce { combiner, dims } => sum::reduce(*combiner, dims, x(0)),
+        Op::Prod { dims } => sum::prod(dims, x(0)),
+        Op::ArgMax { dim } => sum::argmax(*dim, x(0)),
         Op::Reshape { dims } => view::reshape(&sizes(dims), x(0)),
         Op::Transpose { perm } => view::transpose(perm, x(0)),
         Op::Broadcast { new, dims } => view::broadcast(new, &sizes(dims), x(0)),
@@ -148,6 +150,7 @@ pub fn eval_op(op: &Op, operands: &[&Tensor], bindings: &Bindings) -> Result<Ten
             view::slice(*dim, *start, fits(*start + *size, x(0).dims[*dim])? - *start, x(0))
         }
         Op::Pad { dim, before, after } => view::pad(*dim, *before, *after, x(0)),
+        Op::Reverse { dims } => view::reverse(dims, x(0)),
         Op::Concat { dim } => view::concat(*dim, operands),
         Op::Gather { dim, start } => view::gather(*dim, *start, x(0), x(1)),
         Op::ScatterAdd { dim, start, size: rows } => {

@@ -4,7 +4,7 @@
 //! dims propagate. Cutting a factor over an axis cuts every operand dim that it indexes; the result
 //! is cut where the factor indexes it and partial where the factor is reduced away.
 
-use crate::class::Class;
+use crate::class::{Class, Stated};
 use crate::dim::Dim;
 use crate::library::{CompositeFactor, templates};
 use crate::module::{Attributes, Function, Kind, Module, Node, ValueId};
@@ -55,18 +55,40 @@ pub fn factors(node: &Node, function: &Function, module: &Module) -> Vec<Factor>
         }
         Op::Contract(einsum) => contract_factors(einsum, operands[0], operands[1]),
         Op::Reduce { combiner, dims } => reduce_factors(*combiner, dims, operands[0]),
+        Op::Prod { dims } => kept_factors(dims, operands[0]),
+        Op::ArgMax { dim } => kept_factors(&[*dim], operands[0]),
         Op::Reshape { .. } => reshape_factors(operands[0], result),
         Op::Transpose { perm } => transpose_factors(perm, result),
         Op::Broadcast { new, .. } => broadcast_factors(new, result),
         Op::Slice { dim, .. } | Op::Pad { dim, .. } => {
             untouched_factors(&[*dim], &operands, result)
         }
+        Op::Reverse { dims } => untouched_factors(dims, &operands, result),
         Op::Concat { dim } => untouched_factors(&[*dim], &operands, result),
         Op::Gather { dim, .. } => gather_factors(*dim, operands[0], operands[1], result),
         Op::ScatterAdd { dim, .. } => scatter_factors(*dim, operands[0], result),
         Op::DynamicUpdateSlice { dim } => untouched_factors(&[*dim], &operands, result),
         Op::DynamicSlice { dim, .. } => untouched_factors(&[*dim], &operands, result),
         Op::Call { function: callee } => call_factors(callee, module),
+    }
+}
+
+/// Gives an op the sizes that its result has on one rank, and adds the offsets of the pieces, in
+/// units of their factors, to the attributes that count from them. Calls are left to the caller.
+pub fn make_local(op: &mut Op, dims: &[Dim], offsets: &[(Offset, i64)]) {
+    match op.stated_sizes() {
+        Stated::Nothing => {}
+        Stated::All(stated) => *stated = dims.to_vec(),
+        Stated::One { dim, size } => *size = dims[dim].clone(),
+    }
+    for (offset, units) in offsets {
+        match (&mut *op, offset) {
+            (Op::Iota { start, .. }, Offset::Start)
+            | (Op::Gather { start, .. }, Offset::Start)
+            | (Op::ScatterAdd { start, .. }, Offset::Start) => *start += units,
+            (Op::Random { start, .. }, Offset::RandomStart(dim)) => start[*dim] += units,
+            (_, Offset::Start | Offset::RandomStart(_) | Offset::Attribute { .. }) => {}
+        }
     }
 }
 
@@ -176,6 +198,13 @@ fn reduce_factors(combiner: Combiner, dims: &[usize], x: &TensorType) -> Vec<Fac
         factor(size, vec![Layout::cut(dim)], vec![result])
     };
     x.dims.iter().enumerate().map(cut).collect()
+}
+
+/// Those of a reduction whose pieces no collective combines: the dims that the result keeps.
+fn kept_factors(dims: &[usize], x: &TensorType) -> Vec<Factor> {
+    let mut factors = reduce_factors(Combiner::Sum, dims, x);
+    factors.retain(|factor| matches!(factor.results[0], Layout::Cut { .. }));
+    factors
 }
 
 /// A dim is kept, or is the outermost of a group of dims that one side splits.

@@ -54,12 +54,15 @@ pub fn infer(
         Op::Select => select_type(operands[0], operands[1], operands[2]),
         Op::Cast { dtype } => Ok(operands[0].with_dtype(*dtype)),
         Op::Contract(einsum) => contract_type(einsum, operands[0], operands[1]),
-        Op::Reduce { dims, .. } => reduce_type(dims, operands[0]),
+        Op::Reduce { dims, .. } => reduce_type("reduce", dims, operands[0]),
+        Op::Prod { dims } => prod_type(dims, operands[0]),
+        Op::ArgMax { dim } => argmax_type(*dim, operands[0]),
         Op::Reshape { dims } => reshape_type(dims, operands[0]),
         Op::Transpose { perm } => transpose_type(perm, operands[0]),
         Op::Broadcast { new, dims } => broadcast_type(new, dims, operands[0]),
         Op::Slice { dim, start, size } => slice_type(*dim, *start, *size, operands[0]),
         Op::Pad { dim, before, after } => pad_type(*dim, *before + *after, operands[0]),
+        Op::Reverse { dims } => reverse_type(dims, operands[0]),
         Op::Concat { dim } => concat_type(*dim, operands),
         Op::Gather { dim, .. } => gather_type(*dim, operands[0], operands[1]),
         Op::ScatterAdd { dim, size, .. } => scatter_type(*dim, size, operands[0], operands[1]),
@@ -85,11 +88,14 @@ pub fn name(op: &Op) -> &'static str {
         Op::Cast { .. } => "cast",
         Op::Contract(_) => "contract",
         Op::Reduce { .. } => "reduce",
+        Op::Prod { .. } => "prod",
+        Op::ArgMax { .. } => "argmax",
         Op::Reshape { .. } => "reshape",
         Op::Transpose { .. } => "transpose",
         Op::Broadcast { .. } => "broadcast",
         Op::Slice { .. } => "slice",
         Op::Pad { .. } => "pad",
+        Op::Reverse { .. } => "reverse",
         Op::Concat { .. } => "concat",
         Op::Gather { .. } => "gather",
         Op::ScatterAdd { .. } => "scatter_add",
@@ -113,11 +119,14 @@ pub fn arity(op: &Op) -> Option<usize> {
         | Op::Unary(_)
         | Op::Cast { .. }
         | Op::Reduce { .. }
+        | Op::Prod { .. }
+        | Op::ArgMax { .. }
         | Op::Reshape { .. }
         | Op::Transpose { .. }
         | Op::Broadcast { .. }
         | Op::Slice { .. }
         | Op::Pad { .. }
+        | Op::Reverse { .. }
         | Op::Collective { .. } => Some(1),
         Op::Binary(_)
         | Op::Compare(_)
@@ -223,11 +232,30 @@ fn factors_are_simple(e: &Einsum) -> bool {
         && e.letters().iter().all(|c| e.result.contains(c) || (e.a.contains(c) && e.b.contains(c)))
 }
 
-fn reduce_type(dims: &[usize], x: &TensorType) -> Inferred {
+fn has_dims(op: &'static str, dims: &[usize], x: &TensorType) -> Result<(), OpError> {
     let ascending = dims.windows(2).all(|w| w[0] < w[1]) && dims.iter().all(|d| *d < x.ndim());
-    require("reduce", 1, ascending, || format!("dims {dims:?} of {x}"))?;
+    require(op, 1, ascending, || format!("dims {dims:?} of {x}"))
+}
+
+fn reduce_type(op: &'static str, dims: &[usize], x: &TensorType) -> Inferred {
+    has_dims(op, dims, x)?;
     let left = x.dims.iter().enumerate().filter(|(at, _)| !dims.contains(at));
     Ok(TensorType::new(x.dtype, left.map(|(_, d)| d.clone())))
+}
+
+fn prod_type(dims: &[usize], x: &TensorType) -> Inferred {
+    require("prod", 2, x.dtype != DType::Bool, || format!("the operand is {x}"))?;
+    reduce_type("prod", dims, x)
+}
+
+fn argmax_type(dim: usize, x: &TensorType) -> Inferred {
+    require("argmax", 2, x.dtype != DType::Bool, || format!("the operand is {x}"))?;
+    Ok(reduce_type("argmax", &[dim], x)?.with_dtype(DType::I32))
+}
+
+fn reverse_type(dims: &[usize], x: &TensorType) -> Inferred {
+    has_dims("reverse", dims, x)?;
+    Ok(x.clone())
 }
 
 fn reshape_type(dims: &[Dim], x: &TensorType) -> Inferred {

@@ -309,6 +309,27 @@ pub enum Op {
         /// The dims that vanish.
         dims: Vec<usize>,
     },
+    /// `prod dims=[2] x` — multiplies along dims, which the result has no more.
+    ///
+    /// - (C1) the dims exist, in ascending order
+    /// - (C2) the operand is not `bool`
+    ///
+    /// Where a factor is zero, the second derivative is that of the product of the others.
+    Prod {
+        /// The dims that vanish.
+        dims: Vec<usize>,
+    },
+    /// `argmax dim=1 x` — the index, an `i32`, of the first of the largest elements along a dim,
+    /// which the result has no more. A NaN is larger than every number.
+    ///
+    /// - (C1) the dim exists
+    /// - (C2) the operand is not `bool`
+    ///
+    /// The index is 0 where there is no element.
+    ArgMax {
+        /// The dim that vanishes.
+        dim: usize,
+    },
     /// `reshape x` — the same elements in row-major order under other dims.
     ///
     /// - (C1) the number of elements stays
@@ -354,6 +375,13 @@ pub enum Op {
         before: usize,
         /// Zeros after.
         after: usize,
+    },
+    /// `reverse dims=[1] x` — the elements in opposite order along dims.
+    ///
+    /// - (C1) the dims exist, in ascending order
+    Reverse {
+        /// The dims.
+        dims: Vec<usize>,
     },
     /// `concat dim=1 a b …` — operands side by side.
     ///

@@ -50,11 +50,14 @@ pub fn vjp(
         Op::Cast { .. } => vec![cast(b, s)],
         Op::Contract(einsum) => contract(b, s, einsum),
         Op::Reduce { combiner, dims } => vec![Some(reduce(b, s, *combiner, dims))],
+        Op::Prod { dims } => vec![prod(b, s, dims)],
+        Op::ArgMax { .. } => none(),
         Op::Reshape { .. } => vec![Some(reshape(b, s))],
         Op::Transpose { perm } => vec![Some(transpose(b, s, perm))],
         Op::Broadcast { new, .. } => vec![Some(sum(b, s, new))],
         Op::Slice { dim, start, .. } => vec![Some(slice(b, s, *dim, *start))],
         Op::Pad { dim, before, .. } => vec![Some(piece(b, s, 0, *dim, *before))],
+        Op::Reverse { dims } => vec![Some(reverse(b, s, dims))],
         Op::Concat { dim } => concat(b, s, *dim)?,
         Op::Gather { dim, start } => vec![Some(gather(b, s, *dim, *start)), None],
         Op::ScatterAdd { dim, start, .. } => vec![None, Some(scatter_add(b, s, *dim, *start))],
@@ -250,6 +253,36 @@ fn reduce(b: &mut Builder, s: &Site, combiner: Combiner, over: &[usize]) -> Valu
             b.push(name, Op::Select, &[hit, shares, zero])
         }
     }
+}
+
+/// `d` times the product of the other factors. That is the product of all factors that are not
+/// zero, divided by the own one: where all are not zero, and at the zero where there is one.
+fn prod(b: &mut Builder, s: &Site, over: &[usize]) -> Option<ValueId> {
+    let (x, name) = (s.operand(0), s.names[0].as_str());
+    let TensorType { dtype, dims } = b.ty(x).clone();
+    if !dtype.is_float() {
+        return None;
+    }
+    let named = |part: &str| format!("{name}.{part}");
+    let repeat = Op::Broadcast { new: over.to_vec(), dims };
+    let zero = zero_like(b, name, x);
+    let one = b.constant_like(&named("one"), 1.0, x);
+    let is_zero = b.compare(&named("is_zero"), Comparison::Eq, x, zero);
+    let factors = b.push(&named("factors"), Op::Select, &[is_zero, one, x]);
+    let product = b.push(&named("product"), Op::Prod { dims: over.to_vec() }, &[factors]);
+    let slope = b.mul(&named("slope"), s.d, product);
+    let slopes = b.push(&named("slopes"), repeat.clone(), &[slope]);
+    let shares = b.binary(&named("shares"), Binary::Div, slopes, factors);
+    // The product of the others has no zero when all zeros are the own one.
+    let own = b.push(&named("own"), Op::Select, &[is_zero, one, zero]);
+    let count = b.reduce(&named("count"), Combiner::Sum, over.to_vec(), own);
+    let counts = b.push(&named("counts"), repeat, &[count]);
+    let alone = b.compare(&named("alone"), Comparison::Eq, counts, own);
+    Some(b.push(name, Op::Select, &[alone, shares, zero]))
+}
+
+fn reverse(b: &mut Builder, s: &Site, dims: &[usize]) -> ValueId {
+    b.push(&s.names[0], Op::Reverse { dims: dims.to_vec() }, &[s.d])
 }
 
 fn reshape(b: &mut Builder, s: &Site) -> ValueId {

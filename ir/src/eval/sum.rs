@@ -3,8 +3,9 @@
 use std::ops::{Add, Mul};
 
 use super::elementwise::larger;
+use crate::DType;
 use crate::op::{Combiner, Einsum};
-use crate::tensor::{Data, Tensor, places, strides, wrap};
+use crate::tensor::{Data, Tensor, places, strides};
 
 /// Sums products. Factors fall into four groups: in both operands and the result, in `a` and the
 /// result, in `b` and the result, in both operands only; so any contraction is a batch of matrix
@@ -80,26 +81,83 @@ where
 
 /// Combines along dims. Floating-point sums are accumulated in f64.
 pub(super) fn reduce(combiner: Combiner, dims: &[usize], x: &Tensor) -> Tensor {
-    let from = strides(&x.dims);
-    let kept: Vec<usize> = (0..x.dims.len()).filter(|d| !dims.contains(d)).collect();
-    let view = |of: &[usize]| {
-        let sizes: Vec<usize> = of.iter().map(|d| x.dims[*d]).collect();
-        let steps: Vec<usize> = of.iter().map(|d| from[*d]).collect();
-        (places(&sizes, &steps, 0), sizes)
-    };
-    let ((starts, sizes), (inner, _)) = (view(&kept), view(dims));
+    let lanes = Lanes::new(dims, x);
+    match &x.data {
+        Data::Int(x_int) => lanes.of_int(x, |lane| combine_int(combiner, lane.map(|at| x_int[at]))),
+        Data::F64(_) | Data::F32(_) | Data::Bool(_) => {
+            let numbers = x.to_f64();
+            lanes.of_f64(x.dtype, |lane| combine(combiner, lane.map(|at| numbers[at])))
+        }
+    }
+}
+
+/// Multiplies along dims. Floating-point products are accumulated in f64.
+pub(super) fn prod(dims: &[usize], x: &Tensor) -> Tensor {
+    let lanes = Lanes::new(dims, x);
     match &x.data {
         Data::Int(x_int) => {
-            let of =
-                |start: &usize| combine_int(combiner, inner.iter().map(|at| x_int[start + at]));
-            let data = starts.iter().map(|s| wrap(x.dtype, of(s))).collect();
-            Tensor::new(x.dtype, &sizes, Data::Int(data))
+            lanes.of_int(x, |lane| lane.fold(1, |product: i64, at| product.wrapping_mul(x_int[at])))
         }
         Data::F64(_) | Data::F32(_) | Data::Bool(_) => {
             let numbers = x.to_f64();
-            let of = |start: &usize| combine(combiner, inner.iter().map(|at| numbers[start + at]));
-            Tensor::from_f64(x.dtype, &sizes, starts.iter().map(of).collect())
+            lanes.of_f64(x.dtype, |lane| lane.map(|at| numbers[at]).product())
         }
+    }
+}
+
+/// The first index at which nothing later along the dim is larger.
+pub(super) fn argmax(dim: usize, x: &Tensor) -> Tensor {
+    let lanes = Lanes::new(&[dim], x);
+    let first = |is_larger: &dyn Fn(usize, usize) -> bool| {
+        lanes.of_f64(DType::I32, |lane| {
+            let places: Vec<usize> = lane.collect();
+            let better = |best: usize, at: usize| {
+                if is_larger(places[at], places[best]) { at } else { best }
+            };
+            (1..places.len()).fold(0, better) as f64
+        })
+    };
+    match &x.data {
+        Data::Int(x) => first(&|a, b| x[a] > x[b]),
+        Data::F64(_) | Data::F32(_) | Data::Bool(_) => {
+            let x = x.to_f64();
+            first(&|a, b| x[a] > x[b] || (x[a].is_nan() && !x[b].is_nan()))
+        }
+    }
+}
+
+/// The places of the elements that are combined into each element of a result.
+struct Lanes {
+    starts: Vec<usize>,
+    inner: Vec<usize>,
+    sizes: Vec<usize>,
+}
+
+impl Lanes {
+    fn new(dims: &[usize], x: &Tensor) -> Lanes {
+        let from = strides(&x.dims);
+        let kept: Vec<usize> = (0..x.dims.len()).filter(|d| !dims.contains(d)).collect();
+        let view = |of: &[usize]| {
+            let sizes: Vec<usize> = of.iter().map(|d| x.dims[*d]).collect();
+            let steps: Vec<usize> = of.iter().map(|d| from[*d]).collect();
+            (places(&sizes, &steps, 0), sizes)
+        };
+        let ((starts, sizes), (inner, _)) = (view(&kept), view(dims));
+        Lanes { starts, inner, sizes }
+    }
+
+    fn lane(&self, start: usize) -> impl Iterator<Item = usize> {
+        self.inner.iter().map(move |at| start + at)
+    }
+
+    fn of_f64(&self, dtype: DType, of: impl Fn(&mut dyn Iterator<Item = usize>) -> f64) -> Tensor {
+        let elements = self.starts.iter().map(|start| of(&mut self.lane(*start))).collect();
+        Tensor::from_f64(dtype, &self.sizes, elements)
+    }
+
+    fn of_int(&self, x: &Tensor, of: impl Fn(&mut dyn Iterator<Item = usize>) -> i64) -> Tensor {
+        let elements = self.starts.iter().map(|start| of(&mut self.lane(*start))).collect();
+        Tensor::int(x.dtype, &self.sizes, elements)
     }
 }
 

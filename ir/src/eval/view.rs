@@ -32,6 +32,14 @@ pub(super) fn pad(dim: usize, before: usize, after: usize, x: &Tensor) -> Tensor
     rows(dim, &with(&x.dims, dim, size), &ids, x)
 }
 
+pub(super) fn reverse(dims: &[usize], x: &Tensor) -> Tensor {
+    let flip = |x: &Tensor, dim: &usize| {
+        let ids = (0..x.dims[*dim] as i64).rev().collect::<Vec<_>>();
+        rows(*dim, &x.dims, &ids, x)
+    };
+    dims.iter().fold(x.clone(), |x, dim| flip(&x, dim))
+}
+
 pub(super) fn concat(dim: usize, operands: &[&Tensor]) -> Tensor {
     let size = operands.iter().map(|x| x.dims[dim]).sum();
     let dims = with(&operands[0].dims, dim, size);

@@ -539,6 +539,8 @@ fn build_op(
         "cast" => Op::Cast { dtype: dtype()? },
         "contract" => Op::Contract(Einsum::parse(bare_word()?)?),
         "reduce" => Op::Reduce { combiner: combiner()?, dims: attrs.dims("dims", first()?, pack)? },
+        "prod" => Op::Prod { dims: attrs.dims("dims", first()?, pack)? },
+        "argmax" => Op::ArgMax { dim: attrs.dim("dim", first()?)? },
         "reshape" => Op::Reshape { dims: dims()? },
         "transpose" => {
             let perm = attrs.sizes("perm")?;
@@ -557,6 +559,7 @@ fn build_op(
             let dim = attrs.dim("dim", first()?)?;
             Op::Pad { dim, before: attrs.size("before")?, after: attrs.size("after")? }
         }
+        "reverse" => Op::Reverse { dims: attrs.dims("dims", first()?, pack)? },
         "concat" => Op::Concat { dim: attrs.dim("dim", first()?)? },
         "gather" => {
             let start = attrs.integer("start").unwrap_or(0);

@@ -69,6 +69,7 @@ fn attributes(op: &Op) -> String {
         Op::FoldKey { salt } => format!(" salt={salt}"),
         Op::Contract(einsum) => format!(" {einsum}"),
         Op::Reduce { combiner, dims } => format!(" {} dims={}", combiner.name(), list(dims)),
+        Op::Prod { dims } | Op::Reverse { dims } => format!(" dims={}", list(dims)),
         Op::Transpose { perm } => format!(" perm={}", list(perm)),
         Op::Broadcast { new, .. } => format!(" new={}", list(new)),
         Op::Slice { dim, start, size } => format!(" dim={dim} start={start} size={size}"),
@@ -76,9 +77,10 @@ fn attributes(op: &Op) -> String {
         Op::Gather { dim, start } | Op::ScatterAdd { dim, start, .. } => {
             format!(" dim={dim} start={start}")
         }
-        Op::Concat { dim } | Op::DynamicUpdateSlice { dim } | Op::DynamicSlice { dim, .. } => {
-            format!(" dim={dim}")
-        }
+        Op::ArgMax { dim }
+        | Op::Concat { dim }
+        | Op::DynamicUpdateSlice { dim }
+        | Op::DynamicSlice { dim, .. } => format!(" dim={dim}"),
         Op::Call { function } => format!(" @{function}"),
         Op::Collective { kind, axis } => match kind {
             Collective::AllReduce(combiner) => format!(" {} axis={axis}", combiner.name()),

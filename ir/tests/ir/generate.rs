@@ -135,6 +135,8 @@ fn node(
             let dims = (0..ty.ndim()).filter(|_| r.coin()).collect();
             (Op::Reduce { combiner: Combiner::ALL[r.below(3)], dims }, vec![x])
         }
+        Op::Prod { .. } => (Op::Prod { dims: vec![dim] }, vec![x]),
+        Op::ArgMax { .. } => (Op::ArgMax { dim }, vec![x]),
         Op::Reshape { .. } => (Op::Reshape { dims: vec![ty.elements(), Dim::from(1)] }, vec![x]),
         Op::Transpose { .. } => (Op::Transpose { perm: (0..ty.ndim()).rev().collect() }, vec![x]),
         Op::Broadcast { .. } => {
@@ -147,6 +149,7 @@ fn node(
             (Op::Slice { dim, start, size: 1 + r.below(size()? - start) }, vec![x])
         }
         Op::Pad { .. } => (Op::Pad { dim, before: r.below(3), after: r.below(3) }, vec![x]),
+        Op::Reverse { .. } => (Op::Reverse { dims: vec![dim] }, vec![x]),
         Op::Concat { .. } => (Op::Concat { dim }, vec![x, x, y][..2 + r.below(2)].to_vec()),
         Op::Gather { .. } => (Op::Gather { dim, start: r.below(3) as i64 - 1 }, vec![x, ids]),
         Op::ScatterAdd { .. } => {

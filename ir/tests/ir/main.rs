@@ -3,9 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail anywhere")]
 
 mod composites;
+mod constraints;
 mod draws;
 mod generate;
 mod gradients;
 mod ops;
 mod passes;
+mod shardings;
 mod text;

@@ -33,12 +33,15 @@ fn next(op: &Op) -> Option<Op> {
         Op::Select => Op::Cast { dtype },
         Op::Cast { .. } => Op::Contract(Einsum::parse("ab,bc->ac").unwrap()),
         Op::Contract(_) => Op::Reduce { combiner: Combiner::Sum, dims: vec![0] },
-        Op::Reduce { .. } => Op::Reshape { dims: dims() },
+        Op::Reduce { .. } => Op::Prod { dims: vec![0] },
+        Op::Prod { .. } => Op::ArgMax { dim: 0 },
+        Op::ArgMax { .. } => Op::Reshape { dims: dims() },
         Op::Reshape { .. } => Op::Transpose { perm: vec![1, 0] },
         Op::Transpose { .. } => Op::Broadcast { new: vec![0], dims: dims() },
         Op::Broadcast { .. } => Op::Slice { dim: 0, start: 0, size: 1 },
         Op::Slice { .. } => Op::Pad { dim: 0, before: 1, after: 2 },
-        Op::Pad { .. } => Op::Concat { dim: 0 },
+        Op::Pad { .. } => Op::Reverse { dims: vec![0] },
+        Op::Reverse { .. } => Op::Concat { dim: 0 },
         Op::Concat { .. } => Op::Gather { dim: 0, start: 0 },
         Op::Gather { .. } => Op::ScatterAdd { dim: 0, start: 0, size: Dim::from(3) },
         Op::ScatterAdd { .. } => Op::DynamicUpdateSlice { dim: 0 },
@@ -71,6 +74,8 @@ pub(crate) fn cases(op: &Op, r: &mut Draws) -> Vec<Case> {
             .into(),
         Op::Contract(_) => contract(r),
         Op::Reduce { .. } => Combiner::ALL.map(|how| reduce(how, &dims, r)).into(),
+        Op::Prod { .. } => vec![case(Op::Prod { dims: some(ndim, r) }, [with_zeros(&dims, r)])],
+        Op::ArgMax { .. } => vec![case(Op::ArgMax { dim }, [r.signed(&dims)])],
         Op::Reshape { .. } => vec![case(Op::Reshape { dims: flat(&dims) }, [r.signed(&dims)])],
         Op::Transpose { .. } => vec![transpose(&dims, r)],
         Op::Broadcast { .. } => vec![broadcast(&dims, dim, r)],
@@ -82,6 +87,9 @@ pub(crate) fn cases(op: &Op, r: &mut Draws) -> Vec<Case> {
         Op::Pad { .. } => {
             let (before, after) = (r.below(3), r.below(3));
             vec![case(Op::Pad { dim, before, after }, [r.signed(&dims)])]
+        }
+        Op::Reverse { .. } => {
+            vec![case(Op::Reverse { dims: some(ndim, r) }, [r.signed(&dims)])]
         }
         Op::Concat { .. } => {
             let size = 1 + r.below(3);
@@ -161,8 +169,20 @@ fn contract(r: &mut Draws) -> Vec<Case> {
 }
 
 fn reduce(combiner: Combiner, dims: &[usize], r: &mut Draws) -> Case {
-    let over = (0..dims.len()).filter(|_| r.coin()).collect();
+    let over = some(dims.len(), r);
     case(Op::Reduce { combiner, dims: over }, [r.signed(dims)])
+}
+
+/// Some of the dims.
+fn some(ndim: usize, r: &mut Draws) -> Vec<usize> {
+    (0..ndim).filter(|_| r.coin()).collect()
+}
+
+/// Every fifth element or so is zero.
+fn with_zeros(dims: &[usize], r: &mut Draws) -> Tensor {
+    let numbers = r.signed(dims).to_f64();
+    let draw = |number| if r.below(5) == 0 { 0.0 } else { number };
+    Tensor::f64(dims, numbers.into_iter().map(draw).collect())
 }
 
 fn transpose(dims: &[usize], r: &mut Draws) -> Case {

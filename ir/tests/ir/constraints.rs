@@ -1,0 +1,59 @@
+//! What each op refuses, by the number of its constraint, and small values known by heart.
+
+use gantline_ir::eval::eval;
+use gantline_ir::text::parse_module;
+use gantline_ir::{DType, Tensor};
+
+const PARAMS: &str = "%x: f64[2, 3], %i: i32[3], %m: bool[2, 3], %s: f64[]";
+
+fn read(line: &str) -> Result<gantline_ir::Module, String> {
+    let text = format!("module m\n  func @f({PARAMS}) {{\n    {line}\n    return %y\n  }}\n");
+    parse_module("text", &text).map_err(|found| found[0].headline.clone())
+}
+
+#[test]
+fn each_constraint_refuses_by_its_number() {
+    for (line, refusal) in [
+        ("%y: f64[2] = prod dims=[2] %x", "prod (C1)"),
+        ("%y: bool[2] = prod dims=[1] %m", "prod (C2)"),
+        ("%y: i32[2] = argmax dim=2 %x", "argmax (C1)"),
+        ("%y: i32[2] = argmax dim=1 %m", "argmax (C2)"),
+        ("%y: f64[2, 3] = reverse dims=[0, 2] %x", "reverse (C1)"),
+        ("%y: f64[2, 3] = reverse dims=[1, 1] %x", "reverse (C1)"),
+    ] {
+        let found = read(line).unwrap_err();
+        assert!(found.starts_with(refusal), "{line}: {found}");
+    }
+}
+
+#[test]
+fn small_values_are_those_of_the_definition() {
+    let nan = f64::NAN;
+    let numbers = |x: &[f64]| x.to_vec();
+    for (line, x, wanted) in [
+        ("%y: f64[2] = prod dims=[1] %x", [1.0, 2.0, 3.0, 4.0, 0.0, 6.0], numbers(&[6.0, 0.0])),
+        ("%y: f64[] = prod dims=[0, 1] %x", [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], numbers(&[720.0])),
+        ("%y: i32[2] = argmax dim=1 %x", [1.0, 7.0, 7.0, 9.0, nan, nan], numbers(&[1.0, 1.0])),
+        ("%y: i32[3] = argmax dim=0 %x", [1.0, 7.0, 7.0, 1.0, 8.0, 6.0], numbers(&[0.0, 1.0, 0.0])),
+        (
+            "%y: f64[2, 3] = reverse dims=[0, 1] %x",
+            [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+            numbers(&[6.0, 5.0, 4.0, 3.0, 2.0, 1.0]),
+        ),
+        (
+            "%y: f64[2, 3] = reverse dims=[1] %x",
+            [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+            numbers(&[3.0, 2.0, 1.0, 6.0, 5.0, 4.0]),
+        ),
+    ] {
+        let module = read(line).unwrap_or_else(|found| panic!("{line}: {found}"));
+        let args = [
+            Tensor::f64(&[2, 3], x.to_vec()),
+            Tensor::int(DType::I32, &[3], vec![2, 0, 1]),
+            Tensor::bool(&[2, 3], vec![true, false, true, false, true, false]),
+            Tensor::f64(&[], vec![0.5]),
+        ];
+        let found = eval(&module, "f", &args).unwrap().remove(0);
+        assert_eq!(found.to_f64(), wanted, "{line}");
+    }
+}
