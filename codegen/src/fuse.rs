@@ -40,6 +40,7 @@ pub(crate) fn is_fusible(node: &Node, function: &Function, module: &Module) -> b
         Class::Call => node.callee().is_some_and(|f| superinstruction(module, f).is_some()),
         Class::Source
         | Class::Product
+        | Class::Scan
         | Class::View
         | Class::Join
         | Class::Indexed

@@ -115,7 +115,12 @@ fn kept_values(function: &Function, late: &[bool], results: &[ValueId]) -> Vec<V
 
 fn is_kept(op: &Op) -> bool {
     match op.class() {
-        Class::Product | Class::Reduction | Class::Join | Class::Indexed | Class::Call => true,
+        Class::Product
+        | Class::Reduction
+        | Class::Scan
+        | Class::Join
+        | Class::Indexed
+        | Class::Call => true,
         Class::Collective => {
             !matches!(op, Op::Collective { kind: Collective::AllGather { .. }, .. })
         }

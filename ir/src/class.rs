@@ -17,6 +17,8 @@ pub enum Class {
     Product,
     /// Fewer elements than its operand, each of many.
     Reduction,
+    /// As many elements as its operand, each of those before it along a dim.
+    Scan,
     /// Moves elements of one operand to places that the attributes say, or fills with zeros; a
     /// linear map, term by term.
     View,
@@ -56,6 +58,7 @@ impl Op {
             Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Cast { .. } => {
                 Class::Elementwise
             }
+            Op::Cumulative { .. } => Class::Scan,
             Op::Contract(_) => Class::Product,
             Op::Reduce { .. } | Op::Prod { .. } | Op::ArgMax { .. } => Class::Reduction,
             Op::Reshape { .. }
@@ -95,6 +98,7 @@ impl Op {
             | Op::Reduce { .. }
             | Op::Prod { .. }
             | Op::ArgMax { .. }
+            | Op::Cumulative { .. }
             | Op::Transpose { .. }
             | Op::Slice { .. }
             | Op::Pad { .. }

@@ -71,7 +71,7 @@ pub fn cost(op: &Op, operands: &[&TensorType], results: &[&TensorType], module: 
             computed(count(results[0]), operands, results)
         }
         Op::Contract(einsum) => contract(einsum, operands, results),
-        Op::Reduce { .. } | Op::Prod { .. } | Op::ArgMax { .. } => {
+        Op::Reduce { .. } | Op::Prod { .. } | Op::ArgMax { .. } | Op::Cumulative { .. } => {
             computed(count(operands[0]), operands, results)
         }
         Op::Reshape { .. } => Cost::default(),

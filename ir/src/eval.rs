@@ -143,6 +143,7 @@ pub fn eval_op(op: &Op, operands: &[&Tensor], bindings: &Bindings) -> Result<Ten
         Op::Reduce { combiner, dims } => sum::reduce(*combiner, dims, x(0)),
         Op::Prod { dims } => sum::prod(dims, x(0)),
         Op::ArgMax { dim } => sum::argmax(*dim, x(0)),
+        Op::Cumulative { combiner, dim } => sum::cumulative(*combiner, *dim, x(0)),
         Op::Reshape { dims } => view::reshape(&sizes(dims), x(0)),
         Op::Transpose { perm } => view::transpose(perm, x(0)),
         Op::Broadcast { new, dims } => view::broadcast(new, &sizes(dims), x(0)),

@@ -57,6 +57,7 @@ pub fn factors(node: &Node, function: &Function, module: &Module) -> Vec<Factor>
         Op::Reduce { combiner, dims } => reduce_factors(*combiner, dims, operands[0]),
         Op::Prod { dims } => kept_factors(dims, operands[0]),
         Op::ArgMax { dim } => kept_factors(&[*dim], operands[0]),
+        Op::Cumulative { dim, .. } => untouched_factors(&[*dim], &operands, result),
         Op::Reshape { .. } => reshape_factors(operands[0], result),
         Op::Transpose { perm } => transpose_factors(perm, result),
         Op::Broadcast { new, .. } => broadcast_factors(new, result),
@@ -128,6 +129,7 @@ pub fn passes_partial(op: &Op) -> bool {
         }
         Class::Reduction => matches!(op, Op::Reduce { combiner: Combiner::Sum, .. }),
         Class::Indexed => matches!(op, Op::Gather { .. } | Op::ScatterAdd { .. }),
+        Class::Scan => matches!(op, Op::Cumulative { combiner: Combiner::Sum, .. }),
         Class::Source | Class::Product | Class::Join | Class::Call | Class::Collective => false,
     }
 }

@@ -57,6 +57,7 @@ pub fn infer(
         Op::Reduce { dims, .. } => reduce_type("reduce", dims, operands[0]),
         Op::Prod { dims } => prod_type(dims, operands[0]),
         Op::ArgMax { dim } => argmax_type(*dim, operands[0]),
+        Op::Cumulative { dim, .. } => cumulative_type(*dim, operands[0]),
         Op::Reshape { dims } => reshape_type(dims, operands[0]),
         Op::Transpose { perm } => transpose_type(perm, operands[0]),
         Op::Broadcast { new, dims } => broadcast_type(new, dims, operands[0]),
@@ -90,6 +91,7 @@ pub fn name(op: &Op) -> &'static str {
         Op::Reduce { .. } => "reduce",
         Op::Prod { .. } => "prod",
         Op::ArgMax { .. } => "argmax",
+        Op::Cumulative { .. } => "cumulative",
         Op::Reshape { .. } => "reshape",
         Op::Transpose { .. } => "transpose",
         Op::Broadcast { .. } => "broadcast",
@@ -121,6 +123,7 @@ pub fn arity(op: &Op) -> Option<usize> {
         | Op::Reduce { .. }
         | Op::Prod { .. }
         | Op::ArgMax { .. }
+        | Op::Cumulative { .. }
         | Op::Reshape { .. }
         | Op::Transpose { .. }
         | Op::Broadcast { .. }
@@ -251,6 +254,12 @@ fn prod_type(dims: &[usize], x: &TensorType) -> Inferred {
 fn argmax_type(dim: usize, x: &TensorType) -> Inferred {
     require("argmax", 2, x.dtype != DType::Bool, || format!("the operand is {x}"))?;
     Ok(reduce_type("argmax", &[dim], x)?.with_dtype(DType::I32))
+}
+
+fn cumulative_type(dim: usize, x: &TensorType) -> Inferred {
+    has_dim("cumulative", 1, dim, x)?;
+    require("cumulative", 2, x.dtype != DType::Bool, || format!("the operand is {x}"))?;
+    Ok(x.clone())
 }
 
 fn reverse_type(dims: &[usize], x: &TensorType) -> Inferred {

@@ -330,6 +330,19 @@ pub enum Op {
         /// The dim that vanishes.
         dim: usize,
     },
+    /// `cumulative sum dim=1 x` — each element is the combination of those up to and including it
+    /// along a dim.
+    ///
+    /// - (C1) the dim exists
+    /// - (C2) the operand is not `bool`
+    ///
+    /// Sums accumulate in f64 for f64, else in f32, in ascending order.
+    Cumulative {
+        /// How elements are combined.
+        combiner: Combiner,
+        /// The dim.
+        dim: usize,
+    },
     /// `reshape x` — the same elements in row-major order under other dims.
     ///
     /// - (C1) the number of elements stays

@@ -2,8 +2,8 @@
 //!
 //! Integers and booleans have no cotangent. Where a derivative jumps, one side is taken: `abs` has
 //! slope 0 at 0, `max` and `min` of equal operands pass everything to the second one (so that
-//! `max x 0` is a ReLU of slope 0 at 0), and a reduction to the largest or smallest shares it
-//! equally among the elements that attain it.
+//! `max x 0` is a ReLU of slope 0 at 0), and a reduction to the largest or smallest, cumulative
+//! or not, shares it equally among the elements that attain it.
 
 use crate::build::Builder;
 use crate::dim::Dim;
@@ -52,6 +52,7 @@ pub fn vjp(
         Op::Reduce { combiner, dims } => vec![Some(reduce(b, s, *combiner, dims))],
         Op::Prod { dims } => vec![prod(b, s, dims)],
         Op::ArgMax { .. } => none(),
+        Op::Cumulative { combiner, dim } => vec![cumulative(b, s, *combiner, *dim)],
         Op::Reshape { .. } => vec![Some(reshape(b, s))],
         Op::Transpose { perm } => vec![Some(transpose(b, s, perm))],
         Op::Broadcast { new, .. } => vec![Some(sum(b, s, new))],
@@ -279,6 +280,41 @@ fn prod(b: &mut Builder, s: &Site, over: &[usize]) -> Option<ValueId> {
     let counts = b.push(&named("counts"), repeat, &[count]);
     let alone = b.compare(&named("alone"), Comparison::Eq, counts, own);
     Some(b.push(name, Op::Select, &[alone, shares, zero]))
+}
+
+/// Sums run backwards. For a largest or smallest so far, each cotangent is shared equally among
+/// the elements up to its own that attain it, by a table of all pairs of indices.
+fn cumulative(b: &mut Builder, s: &Site, combiner: Combiner, dim: usize) -> Option<ValueId> {
+    let (x, name) = (s.operand(0), s.names[0].as_str());
+    let TensorType { dtype, dims } = b.ty(x).clone();
+    if !dtype.is_float() {
+        return None;
+    }
+    let named = |part: &str| format!("{name}.{part}");
+    if combiner == Combiner::Sum {
+        let back = b.push(&named("back"), Op::Reverse { dims: vec![dim] }, &[s.d]);
+        let sums = b.push(&named("sums"), Op::Cumulative { combiner, dim }, &[back]);
+        return Some(b.push(name, Op::Reverse { dims: vec![dim] }, &[sums]));
+    }
+    // Dim `dim` counts the result's elements, the next one those of the operand.
+    let mut pairs = dims;
+    pairs.insert(dim, pairs[dim].clone());
+    let along = |new: usize| Op::Broadcast { new: vec![new], dims: pairs.clone() };
+    let elements = b.push(&named("elements"), along(dim), &[x]);
+    let best = b.push(&named("best"), along(dim + 1), &[s.result()]);
+    let hit = b.compare(&named("hit"), Comparison::Eq, elements, best);
+    let result_at = b.iota(&named("result_at"), dim, DType::I32, pairs.clone());
+    let operand_at = b.iota(&named("operand_at"), dim + 1, DType::I32, pairs.clone());
+    let before = b.compare(&named("before"), Comparison::Le, operand_at, result_at);
+    let zero = zero_like(b, name, elements);
+    let one = b.constant_like(&named("one"), 1.0, elements);
+    let hits = b.push(&named("hits"), Op::Select, &[hit, one, zero]);
+    let ones = b.push(&named("ones"), Op::Select, &[before, hits, zero]);
+    let count = b.reduce(&named("count"), Combiner::Sum, vec![dim + 1], ones);
+    let share = b.binary(&named("share"), Binary::Div, s.d, count);
+    let shares = b.push(&named("shares"), along(dim + 1), &[share]);
+    let taken = b.mul(&named("taken"), shares, ones);
+    Some(b.reduce(name, Combiner::Sum, vec![dim], taken))
 }
 
 fn reverse(b: &mut Builder, s: &Site, dims: &[usize]) -> ValueId {

@@ -5,7 +5,7 @@ use std::ops::{Add, Mul};
 use super::elementwise::larger;
 use crate::DType;
 use crate::op::{Combiner, Einsum};
-use crate::tensor::{Data, Tensor, places, strides};
+use crate::tensor::{Data, Tensor, places, strides, wrap};
 
 /// Sums products. Factors fall into four groups: in both operands and the result, in `a` and the
 /// result, in `b` and the result, in both operands only; so any contraction is a batch of matrix
@@ -89,6 +89,38 @@ pub(super) fn reduce(combiner: Combiner, dims: &[usize], x: &Tensor) -> Tensor {
             lanes.of_f64(x.dtype, |lane| combine(combiner, lane.map(|at| numbers[at])))
         }
     }
+}
+
+/// Combines up to and including each index of a dim.
+pub(super) fn cumulative(combiner: Combiner, dim: usize, x: &Tensor) -> Tensor {
+    let data = match &x.data {
+        Data::F64(x_f64) => Data::F64(running(x, dim, x_f64, |a, b| two(combiner, a, b))),
+        Data::F32(x_f32) => {
+            let of = |a: f32, b: f32| two(combiner, f64::from(a), f64::from(b)) as f32;
+            Data::F32(running(x, dim, x_f32, of))
+        }
+        Data::Int(x_int) => {
+            let of = |a, b| wrap(x.dtype, combine_int(combiner, [a, b].into_iter()));
+            Data::Int(running(x, dim, x_int, of))
+        }
+        Data::Bool(_) => panic!("verified: the operand is not bool"),
+    };
+    Tensor::new(x.dtype, &x.dims, data)
+}
+
+fn two(combiner: Combiner, a: f64, b: f64) -> f64 {
+    combine(combiner, [a, b].into_iter())
+}
+
+fn running<T: Copy>(x: &Tensor, dim: usize, elements: &[T], of: impl Fn(T, T) -> T) -> Vec<T> {
+    let mut out = elements.to_vec();
+    let step = strides(&x.dims)[dim];
+    for at in 0..out.len() {
+        if !(at / step).is_multiple_of(x.dims[dim]) {
+            out[at] = of(out[at - step], out[at]);
+        }
+    }
+    out
 }
 
 /// Multiplies along dims. Floating-point products are accumulated in f64.

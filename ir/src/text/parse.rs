@@ -541,6 +541,7 @@ fn build_op(
         "reduce" => Op::Reduce { combiner: combiner()?, dims: attrs.dims("dims", first()?, pack)? },
         "prod" => Op::Prod { dims: attrs.dims("dims", first()?, pack)? },
         "argmax" => Op::ArgMax { dim: attrs.dim("dim", first()?)? },
+        "cumulative" => Op::Cumulative { combiner: combiner()?, dim: attrs.dim("dim", first()?)? },
         "reshape" => Op::Reshape { dims: dims()? },
         "transpose" => {
             let perm = attrs.sizes("perm")?;

@@ -69,6 +69,7 @@ fn attributes(op: &Op) -> String {
         Op::FoldKey { salt } => format!(" salt={salt}"),
         Op::Contract(einsum) => format!(" {einsum}"),
         Op::Reduce { combiner, dims } => format!(" {} dims={}", combiner.name(), list(dims)),
+        Op::Cumulative { combiner, dim } => format!(" {} dim={dim}", combiner.name()),
         Op::Prod { dims } | Op::Reverse { dims } => format!(" dims={}", list(dims)),
         Op::Transpose { perm } => format!(" perm={}", list(perm)),
         Op::Broadcast { new, .. } => format!(" new={}", list(new)),

@@ -18,6 +18,8 @@ fn each_constraint_refuses_by_its_number() {
         ("%y: bool[2] = prod dims=[1] %m", "prod (C2)"),
         ("%y: i32[2] = argmax dim=2 %x", "argmax (C1)"),
         ("%y: i32[2] = argmax dim=1 %m", "argmax (C2)"),
+        ("%y: f64[2, 3] = cumulative sum dim=2 %x", "cumulative (C1)"),
+        ("%y: bool[2, 3] = cumulative max dim=1 %m", "cumulative (C2)"),
         ("%y: f64[2, 3] = reverse dims=[0, 2] %x", "reverse (C1)"),
         ("%y: f64[2, 3] = reverse dims=[1, 1] %x", "reverse (C1)"),
     ] {
@@ -35,6 +37,21 @@ fn small_values_are_those_of_the_definition() {
         ("%y: f64[] = prod dims=[0, 1] %x", [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], numbers(&[720.0])),
         ("%y: i32[2] = argmax dim=1 %x", [1.0, 7.0, 7.0, 9.0, nan, nan], numbers(&[1.0, 1.0])),
         ("%y: i32[3] = argmax dim=0 %x", [1.0, 7.0, 7.0, 1.0, 8.0, 6.0], numbers(&[0.0, 1.0, 0.0])),
+        (
+            "%y: f64[2, 3] = cumulative sum dim=1 %x",
+            [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+            numbers(&[1.0, 3.0, 6.0, 4.0, 9.0, 15.0]),
+        ),
+        (
+            "%y: f64[2, 3] = cumulative max dim=1 %x",
+            [1.0, 3.0, 2.0, 4.0, -5.0, 6.0],
+            numbers(&[1.0, 3.0, 3.0, 4.0, 4.0, 6.0]),
+        ),
+        (
+            "%y: f64[2, 3] = cumulative min dim=0 %x",
+            [1.0, 3.0, 2.0, 4.0, -5.0, 6.0],
+            numbers(&[1.0, 3.0, 2.0, 1.0, -5.0, 2.0]),
+        ),
         (
             "%y: f64[2, 3] = reverse dims=[0, 1] %x",
             [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],

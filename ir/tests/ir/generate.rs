@@ -137,6 +137,9 @@ fn node(
         }
         Op::Prod { .. } => (Op::Prod { dims: vec![dim] }, vec![x]),
         Op::ArgMax { .. } => (Op::ArgMax { dim }, vec![x]),
+        Op::Cumulative { .. } => {
+            (Op::Cumulative { combiner: Combiner::ALL[r.below(3)], dim }, vec![x])
+        }
         Op::Reshape { .. } => (Op::Reshape { dims: vec![ty.elements(), Dim::from(1)] }, vec![x]),
         Op::Transpose { .. } => (Op::Transpose { perm: (0..ty.ndim()).rev().collect() }, vec![x]),
         Op::Broadcast { .. } => {

@@ -35,7 +35,8 @@ fn next(op: &Op) -> Option<Op> {
         Op::Contract(_) => Op::Reduce { combiner: Combiner::Sum, dims: vec![0] },
         Op::Reduce { .. } => Op::Prod { dims: vec![0] },
         Op::Prod { .. } => Op::ArgMax { dim: 0 },
-        Op::ArgMax { .. } => Op::Reshape { dims: dims() },
+        Op::ArgMax { .. } => Op::Cumulative { combiner: Combiner::Sum, dim: 0 },
+        Op::Cumulative { .. } => Op::Reshape { dims: dims() },
         Op::Reshape { .. } => Op::Transpose { perm: vec![1, 0] },
         Op::Transpose { .. } => Op::Broadcast { new: vec![0], dims: dims() },
         Op::Broadcast { .. } => Op::Slice { dim: 0, start: 0, size: 1 },
@@ -76,6 +77,9 @@ pub(crate) fn cases(op: &Op, r: &mut Draws) -> Vec<Case> {
         Op::Reduce { .. } => Combiner::ALL.map(|how| reduce(how, &dims, r)).into(),
         Op::Prod { .. } => vec![case(Op::Prod { dims: some(ndim, r) }, [with_zeros(&dims, r)])],
         Op::ArgMax { .. } => vec![case(Op::ArgMax { dim }, [r.signed(&dims)])],
+        Op::Cumulative { .. } => Combiner::ALL
+            .map(|combiner| case(Op::Cumulative { combiner, dim }, [r.signed(&dims)]))
+            .into(),
         Op::Reshape { .. } => vec![case(Op::Reshape { dims: flat(&dims) }, [r.signed(&dims)])],
         Op::Transpose { .. } => vec![transpose(&dims, r)],
         Op::Broadcast { .. } => vec![broadcast(&dims, dim, r)],

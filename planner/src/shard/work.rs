@@ -29,7 +29,7 @@ pub(super) fn work(node: &Node, function: &Function, module: &Module) -> Work {
     let (flops, bytes) = match node.op.class() {
         Class::Product => (product_flops(node, function, module), both),
         Class::Call => (called_flops(node, module), both),
-        Class::Reduction | Class::Join => (0.0, both),
+        Class::Reduction | Class::Scan | Class::Join => (0.0, both),
         Class::Indexed if matches!(node.op, Op::ScatterAdd { .. }) => (0.0, both),
         Class::Indexed if matches!(node.op, Op::Gather { .. }) => (0.0, 2.0 * written),
         Class::Source if matches!(node.op, Op::FoldKey { .. }) => (0.0, 0.0),
