@@ -15,7 +15,7 @@
 //! communicator (the caller measures those), and never matches on op kinds to decide how to cut.
 //!
 //! Reading order: [`quantity`], [`link`], [`machine`], [`calibration`] and [`cluster`] are what
-//! there is; [`mod@shard`] cuts the inside of layers; [`price`] and [`simulate`] say how long,
+//! there is; [`configuration`] and [`estimate`] price uniform plans in closed form; [`mod@shard`] cuts the inside of layers; [`price`] and [`simulate`] say how long,
 //! [`footprint`] how large; [`limits`] and [`mod@search`] decide; [`check`] doubts; [`explain`] and
 //! [`fit`] tell.
 //!
@@ -45,6 +45,10 @@
 //! | `E3306` | a weight stored whole, or a gradient that does not lie as its weight | 6 |
 //! | `E3307` | one value in two shardings | 6 |
 //! | `E3308` | a plan that does not fit in memory | 3 |
+//! | `E3401` | a configuration that makes no sense | 2 |
+//! | `E3402` | the text of a configuration that cannot be read | 2 |
+//! | `E3403` | the shape of a model that cannot be | 2 |
+//! | `E3404` | a cluster that an estimate is not for | 2 |
 
 pub mod quantity;
 mod reader;
@@ -54,6 +58,9 @@ pub mod machine;
 pub mod calibration;
 pub mod calibrate;
 pub mod cluster;
+
+pub mod configuration;
+pub mod estimate;
 
 pub mod shard;
 pub mod price;

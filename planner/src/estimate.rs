@@ -1,0 +1,188 @@
+//! What a training step costs on a cluster, in closed form: time with an interval and where it
+//! goes, memory and what holds it.
+//!
+//! In: a [`Workload`], a [`Cluster`], a [`Configuration`] and a [`Style`]. The price of a
+//! configuration is separable. [`Estimator::prices`] makes tables that depend on the inside of
+//! layers alone ([`Inside`]); [`Estimator::step`] reads them and adds what lies between layers,
+//! in some hundred operations. A search memoises the former and calls the latter.
+//!
+//! Nothing here was fitted to a run of a model: devices and links come from datasheets and from
+//! timings of single kernels and collectives, styles from what frameworks' releases do.
+
+mod devices;
+mod interval;
+mod layer;
+pub mod network;
+pub mod price;
+pub mod rates;
+pub mod step;
+pub mod style;
+pub mod workload;
+
+#[cfg(test)]
+mod tests;
+
+use ir::{Diagnostic, Span};
+use serde::Serialize;
+
+use crate::cluster::Cluster;
+use crate::configuration::{Configuration, Recompute};
+
+use layer::Lowering;
+use network::Network;
+use price::{Inside, Prices};
+use rates::{Arithmetic, Rates};
+use step::{Breakdown, Memory, Step, Terms};
+use style::Style;
+use workload::{Item, Workload};
+
+/// What is trained beside the model: how much at once, and in which arithmetic.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Job {
+    /// Samples of a step.
+    pub global_batch: u64,
+    /// The arithmetic of products with weights.
+    pub arithmetic: Arithmetic,
+}
+
+/// A step, predicted.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Estimate {
+    /// Seconds.
+    pub step_time_s: f64,
+    /// Seconds: one in ten steps is shorter.
+    pub step_time_low_s: f64,
+    /// Seconds: one in ten steps is longer.
+    pub step_time_high_s: f64,
+    /// Where the time goes.
+    pub breakdown: Breakdown,
+    /// The fullest stage.
+    pub memory: Memory,
+    /// Micro-batches of a step on one data-parallel rank.
+    pub microbatch_count: u64,
+    /// The configuration, with what was left open decided.
+    pub configuration: Configuration,
+}
+
+/// Prices steps of one workload on one cluster.
+#[derive(Clone, Debug)]
+pub struct Estimator<'a> {
+    work: &'a Workload,
+    rates: Rates,
+    network: Network,
+    style: Style,
+    job: Job,
+    host_bytes_per_s: f64,
+    /// Bytes of a device that a job may use.
+    pub memory_bytes: f64,
+}
+
+impl<'a> Estimator<'a> {
+    /// Looks up the devices and links of a cluster.
+    ///
+    /// # Errors
+    /// `E3404` for a cluster without devices of its own.
+    pub fn new(
+        work: &'a Workload,
+        cluster: &Cluster,
+        style: Style,
+        job: Job,
+    ) -> Result<Estimator<'a>, Diagnostic> {
+        let rates = devices::rates(cluster)?;
+        let network = devices::network(cluster, &rates)?;
+        let reserved = cluster.device.reserved_bytes.value;
+        let memory_bytes = (cluster.device.memory_bytes.value - reserved).max(0.0);
+        let host_bytes_per_s = rates.host_bytes_per_s;
+        Ok(Estimator { work, rates, network, style, job, host_bytes_per_s, memory_bytes })
+    }
+
+    /// The workload.
+    pub fn workload(&self) -> &Workload {
+        self.work
+    }
+
+    /// The tables of all configurations whose insides are cut alike.
+    ///
+    /// **Cost** some thousand operations for each item and tile.
+    pub fn prices(&self, inside: Inside) -> Prices {
+        let Workload { seq, width, .. } = *self.work;
+        let lowering = Lowering {
+            rates: &self.rates,
+            network: &self.network,
+            style: &self.style,
+            job: &self.job,
+            inside,
+            seq: f64::from(seq),
+        };
+        let layers = self.work.layers.iter();
+        let layers = layers.map(|layer| (layer.count, lowering.price(&layer.items, width)));
+        let tokens = f64::from(inside.microbatch) * f64::from(seq) / f64::from(inside.cp);
+        let last = lowering.price(&self.work.last, width);
+        let heads = self.work.last.iter().filter(|item| matches!(item, Item::Product { .. }));
+        let head: f64 = heads.map(|item| item.parameters()[0] as f64).sum();
+        let tied = if self.work.tied { head / f64::from(inside.tp) } else { 0.0 };
+        Prices {
+            layers: layers.collect(),
+            first: lowering.price(&self.work.first, width),
+            last,
+            boundary_bytes: tokens * f64::from(width) * 2.0,
+            tied_parameters: tied,
+        }
+    }
+
+    /// A step of `count` micro-batches. `prices` are those of the configuration's inside.
+    ///
+    /// **Cost** some hundred operations, and some dozen for each stage.
+    pub fn step(&self, configuration: &Configuration, prices: &Prices, count: u64) -> Step {
+        let terms = Terms {
+            rates: &self.rates,
+            network: &self.network,
+            style: &self.style,
+            host_bytes_per_s: self.host_bytes_per_s,
+        };
+        terms.step(configuration, prices, count)
+    }
+
+    /// A step with its interval; recomputation that was left open is the least that fits.
+    ///
+    /// # Errors
+    /// `E3401` for each thing about the configuration that makes no sense for this job.
+    pub fn estimate(&self, configuration: &Configuration) -> Result<Estimate, Vec<Diagnostic>> {
+        configuration.check(self.work.depth())?;
+        let Some(count) = configuration.microbatch_count(self.job.global_batch) else {
+            let Configuration { dp, microbatch, .. } = configuration;
+            let batch = self.job.global_batch;
+            let headline = format!("{batch} samples over dp={dp} in micro-batches of {microbatch}");
+            let span = Span::of(configuration.to_string());
+            let help = "choose a batch that is a multiple of dp × mbs";
+            return Err(vec![Diagnostic::error("E3401", span, headline).help(help)]);
+        };
+        let prices = self.prices(Inside::of(configuration));
+        let choices: &[Recompute] = match configuration.recompute {
+            Recompute::Auto => &[Recompute::None, Recompute::Attention, Recompute::Full],
+            Recompute::None | Recompute::Attention | Recompute::Layers(_) | Recompute::Full => {
+                &[configuration.recompute]
+            }
+        };
+        let mut decided = configuration.clone();
+        let mut step = Step::default();
+        for choice in choices {
+            decided.recompute = *choice;
+            step = self.step(&decided, &prices, count);
+            if step.memory.total_bytes() <= self.memory_bytes {
+                break;
+            }
+        }
+        let step_time_s = step.breakdown.total_s();
+        let [low, high] = interval::factors(&step.breakdown, &self.rates);
+        Ok(Estimate {
+            step_time_s,
+            step_time_low_s: step_time_s * low,
+            step_time_high_s: step_time_s * high,
+            breakdown: step.breakdown,
+            memory: step.memory,
+            microbatch_count: count,
+            configuration: decided,
+        })
+    }
+}

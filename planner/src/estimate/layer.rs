@@ -1,0 +1,468 @@
+//! From items to seconds and bytes on one rank: which kernels a style launches for an item, and
+//! what they cost when the item is cut.
+//!
+//! Activations follow Korthikanti et al. 2022, section 4, item by item; each is said where it is
+//! counted. Legend: T tokens of a micro-batch on one rank, e bytes of an element.
+
+use super::Job;
+use super::network::{Group, Network};
+use super::price::{Inside, LayerPrice, Pass};
+use super::rates::Rates;
+use super::style::{AttentionKernel, Style};
+use super::workload::{Cut, Item};
+
+/// What items are lowered with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lowering<'a> {
+    pub(super) rates: &'a Rates,
+    pub(super) network: &'a Network,
+    pub(super) style: &'a Style,
+    pub(super) job: &'a Job,
+    pub(super) inside: Inside,
+    pub(super) seq: f64,
+}
+
+/// Bytes of an element of an activation.
+const E: f64 = 2.0;
+
+/// How sharply the slower one of host and device decides: they run beside each other, and a queue
+/// between them evens out what one kernel lacks.
+const QUEUE: f64 = 6.0;
+
+/// The two passes of an item, with what each makes the host do.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lowered {
+    forward: Pass,
+    backward: Pass,
+    weight_s: f64,
+    forward_launches: f64,
+    backward_launches: f64,
+    saved: f64,
+    saved_attention: f64,
+    attention_launches: f64,
+    working: f64,
+    parameters: [f64; 2],
+}
+
+impl Lowering<'_> {
+    /// The price of items that run one after another. `width` is that of their input.
+    pub(super) fn price(&self, items: &[Item], width: u32) -> LayerPrice {
+        let mut sum = Lowered::default();
+        let mut attention = Pass::default();
+        let mut working: f64 = 0.0;
+        for item in items {
+            let part = self.item(item);
+            sum.forward += part.forward;
+            sum.backward += part.backward;
+            sum.weight_s += part.weight_s;
+            sum.forward_launches += part.forward_launches;
+            sum.backward_launches += part.backward_launches;
+            sum.saved += part.saved;
+            sum.saved_attention += part.saved_attention;
+            sum.parameters[0] += part.parameters[0];
+            sum.parameters[1] += part.parameters[1];
+            working = working.max(part.working);
+            if matches!(item, Item::Attention { .. }) {
+                attention += part.forward;
+                sum.attention_launches += part.attention_launches;
+            }
+        }
+        let host = self.style.host;
+        let wait = |mut pass: Pass, launches: f64, each_s: f64| {
+            let host_s = launches * host.operations * each_s;
+            let device_s = pass.total_s();
+            let both = (device_s.powf(QUEUE) + host_s.powf(QUEUE)).powf(1.0 / QUEUE);
+            pass.dispatch_s += (both - device_s).max(0.0);
+            pass
+        };
+        let forward = wait(sum.forward, sum.forward_launches, host.forward_s);
+        LayerPrice {
+            forward,
+            backward: wait(sum.backward, sum.backward_launches, host.backward_s),
+            weight_s: sum.weight_s,
+            attention_again: wait(attention, sum.attention_launches, host.forward_s),
+            forward_again: forward,
+            saved_bytes: sum.saved,
+            saved_attention_bytes: sum.saved_attention,
+            input_bytes: self.stream_tokens() * f64::from(width) * E,
+            working_bytes: working,
+            parameters: sum.parameters[0],
+            expert_parameters: sum.parameters[1],
+        }
+    }
+
+    /// Tokens of a micro-batch that a rank's products see.
+    fn tokens(&self) -> f64 {
+        f64::from(self.inside.microbatch) * self.seq / f64::from(self.inside.cp)
+    }
+
+    /// Tokens of a micro-batch that a rank holds between products.
+    fn stream_tokens(&self) -> f64 {
+        let cut = if self.inside.sequence_parallel { self.tp() } else { 1.0 };
+        self.tokens() / cut
+    }
+
+    fn tp(&self) -> f64 {
+        f64::from(self.inside.tp)
+    }
+
+    fn tensor_group(&self) -> Group {
+        Group { size: u64::from(self.inside.tp), stride: self.inside.tp_stride }
+    }
+
+    fn context_group(&self) -> Group {
+        Group { size: u64::from(self.inside.cp), stride: self.inside.cp_stride }
+    }
+
+    fn rows(&self, bytes: f64) -> Pass {
+        Pass { rows_s: self.rates.rows_s(bytes), ..Pass::default() }
+    }
+
+    fn item(&self, item: &Item) -> Lowered {
+        match *item {
+            Item::Norm { width, parameters } => self.norm(width, parameters),
+            Item::Product { k, n, cut, bias } => self.product(k, n, cut, bias),
+            Item::Attention { .. } => self.attention(item),
+            Item::Rope { width } => self.rope(width),
+            Item::Activation { width, gated } => self.activation(width, gated),
+            Item::Residual { width } => self.residual(width),
+            Item::Experts { .. } => self.experts(item),
+            Item::Embedding { vocab, width, positions } => self.embedding(vocab, width, positions),
+            Item::Loss { vocab } => self.loss(vocab),
+            Item::Rows { reads, writes, saves, parameters } => {
+                let tokens = self.stream_tokens();
+                let bytes = tokens * E * f64::from(reads + writes);
+                Lowered {
+                    forward: self.rows(bytes),
+                    backward: self.rows(2.0 * bytes),
+                    forward_launches: 1.0,
+                    backward_launches: 2.0,
+                    saved: tokens * E * f64::from(saves),
+                    parameters: [f64::from(parameters), 0.0],
+                    ..Lowered::default()
+                }
+            }
+        }
+    }
+
+    /// Keeps its input: 2 bytes an element.
+    fn norm(&self, width: u32, parameters: u32) -> Lowered {
+        let elements = self.stream_tokens() * f64::from(width);
+        let kernels = if self.style.fused_norm { 1.0 } else { 6.0 };
+        Lowered {
+            forward: self.rows(elements * 2.0 * E) * kernels,
+            backward: self.rows(elements * 3.0 * E) * kernels + self.rows(elements * 2.0 * E),
+            forward_launches: kernels,
+            backward_launches: kernels + 1.0,
+            saved: elements * E,
+            parameters: [f64::from(parameters), 0.0],
+            ..Lowered::default()
+        }
+    }
+
+    /// Keeps its input, whole or its part: 2 bytes an element. The input of a product after a
+    /// gather is kept as the part, and gathered again (Korthikanti et al. 2022, section 4.2.2).
+    fn product(&self, k: u32, n: u32, cut: Cut, bias: bool) -> Lowered {
+        let tokens = self.tokens();
+        let (k_all, n_all) = (f64::from(k), f64::from(n));
+        let (k, n) = match cut {
+            Cut::Columns => (k_all, (n_all / self.tp()).ceil()),
+            Cut::Rows => ((k_all / self.tp()).ceil(), n_all),
+            Cut::Whole => (k_all, n_all),
+        };
+        let arithmetic = self.job.arithmetic;
+        let time = |m, n, k| self.rates.product_s(arithmetic, [m, n, k, 1.0]);
+        let products = |seconds| Pass { products_s: seconds, ..Pass::default() };
+        let weight_s = time(k, n, tokens);
+        let mut lowered = Lowered {
+            forward: products(time(tokens, n, k)),
+            backward: products(time(tokens, k, n) + weight_s),
+            weight_s,
+            forward_launches: 1.0,
+            backward_launches: 2.0,
+            saved: self.product_input(cut, k) * E,
+            parameters: [k * n + if bias { n } else { 0.0 }, 0.0],
+            ..Lowered::default()
+        };
+        let accumulated = self.style.accumulate_bytes * k * n;
+        if accumulated > 0.0 {
+            lowered.backward += self.rows(accumulated);
+            lowered.backward_launches += 1.0;
+        }
+        if bias {
+            lowered.backward += self.rows(tokens * n * E);
+            lowered.backward_launches += 1.0;
+        }
+        if arithmetic == super::rates::Arithmetic::F8 {
+            // Each operand is cast once for each direction: read two bytes, write one, twice.
+            lowered.forward += self.rows((tokens * k + k * n) * 3.0);
+            lowered.backward += self.rows((tokens * n) * 4.0);
+        }
+        self.reduce(&mut lowered, cut, k_all, n_all);
+        lowered
+    }
+
+    fn product_input(&self, cut: Cut, k: f64) -> f64 {
+        match cut {
+            Cut::Columns | Cut::Whole => self.stream_tokens() * k,
+            Cut::Rows => self.tokens() * k,
+        }
+    }
+
+    /// The collectives of a product that is cut: `f` and `g` of Shoeybi et al. 2019, or their
+    /// halves of Korthikanti et al. 2022.
+    fn reduce(&self, lowered: &mut Lowered, cut: Cut, k: f64, n: f64) {
+        let (group, tokens) = (self.tensor_group(), self.tokens());
+        if group.size <= 1 {
+            return;
+        }
+        let visible = 1.0 - self.style.tensor_hidden;
+        let tensor = |seconds: f64| Pass { tensor_s: seconds * visible, ..Pass::default() };
+        let gather = |width: f64| tensor(self.network.gather_s(tokens * width * E, group));
+        let reduce = |width: f64| tensor(self.network.all_reduce_s(tokens * width * E, group));
+        match (cut, self.inside.sequence_parallel) {
+            (Cut::Whole, _) => {}
+            (Cut::Columns, false) => lowered.backward += reduce(k),
+            (Cut::Rows, false) => lowered.forward += reduce(n),
+            (Cut::Columns, true) => {
+                lowered.forward += gather(k);
+                // The input once more for the weight's gradient, and the input's gradient.
+                lowered.backward += gather(k) * 2.0;
+            }
+            (Cut::Rows, true) => {
+                lowered.forward += gather(n);
+                lowered.backward += gather(n);
+            }
+        }
+        if matches!(cut, Cut::Whole) {
+            return;
+        }
+        lowered.forward_launches += 1.0;
+        lowered.backward_launches += 1.0;
+    }
+
+    /// Keeps queries, keys and values; and 5 bytes per score where scores are written.
+    fn attention(&self, item: &Item) -> Lowered {
+        let Item::Attention { heads, kv_heads, qk_dim, v_dim, causal } = *item else {
+            return Lowered::default();
+        };
+        let heads = (f64::from(heads) / self.tp()).ceil();
+        let kv_heads = (f64::from(kv_heads) / self.tp()).ceil();
+        let (qk, v) = (f64::from(qk_dim), f64::from(v_dim));
+        let tokens = self.tokens();
+        let kept = tokens * (heads * qk + kv_heads * (qk + v)) * E;
+        let mut lowered = match self.style.attention {
+            AttentionKernel::Separate | AttentionKernel::FusedSoftmax => {
+                self.written_attention(heads, qk, v)
+            }
+            AttentionKernel::Flash1 | AttentionKernel::Flash2 | AttentionKernel::FlashBest => {
+                self.flash_attention(heads, qk, v, causal)
+            }
+        };
+        lowered.saved += kept;
+        lowered.attention_launches = lowered.forward_launches;
+        let group = self.context_group();
+        if group.size > 1 {
+            // Keys and values of all ranks are gathered; their gradients are reduced.
+            let all = f64::from(self.inside.microbatch) * self.seq * kv_heads * (qk + v) * E;
+            let context = |seconds| Pass { context_s: seconds, ..Pass::default() };
+            lowered.forward += context(self.network.gather_s(all, group));
+            lowered.backward += context(2.0 * self.network.gather_s(all, group));
+        }
+        lowered
+    }
+
+    fn written_attention(&self, heads: f64, qk: f64, v: f64) -> Lowered {
+        let batch = f64::from(self.inside.microbatch) * heads;
+        let (rows, keys) = (self.seq / f64::from(self.inside.cp), self.seq);
+        let half = super::rates::Arithmetic::Half;
+        let time = |m, n, k| self.rates.product_s(half, [m, n, k, batch]);
+        let scores = batch * rows * keys;
+        let (forward_kernels, backward_kernels): (&[f64], &[f64]) = match self.style.attention {
+            // Softmax with scale and mask; and the same backward.
+            AttentionKernel::FusedSoftmax => (&[4.0], &[6.0]),
+            // Mask, softmax; softmax, mask.
+            AttentionKernel::Separate
+            | AttentionKernel::Flash1
+            | AttentionKernel::Flash2
+            | AttentionKernel::FlashBest => (&[5.0, 4.0], &[6.0, 5.0]),
+        };
+        let rows_s = |kernels: &[f64]| -> f64 {
+            kernels.iter().map(|bytes| self.rates.rows_s(bytes * scores)).sum()
+        };
+        let dropout = if self.style.dropout { self.rates.rows_s(5.0 * scores) } else { 0.0 };
+        let attention = |seconds| Pass { attention_s: seconds, ..Pass::default() };
+        let tokens = self.tokens();
+        // The result is made contiguous; backward, so are the gradients of queries and the rest.
+        let copies = self.rates.rows_s(tokens * heads * v * 2.0 * E);
+        let forward = time(rows, keys, qk) + time(rows, v, keys);
+        let backward = time(rows, keys, v) + time(keys, v, rows);
+        let backward = backward + time(rows, qk, keys) + time(keys, qk, rows);
+        let saved = scores * if self.style.dropout { 5.0 } else { 2.0 };
+        Lowered {
+            forward: attention(forward + rows_s(forward_kernels) + dropout + copies),
+            backward: attention(backward + rows_s(backward_kernels) + dropout + 4.0 * copies),
+            forward_launches: 4.0 + forward_kernels.len() as f64,
+            backward_launches: 6.0 + backward_kernels.len() as f64,
+            saved,
+            saved_attention: saved,
+            working: scores * 2.0 * E,
+            ..Lowered::default()
+        }
+    }
+
+    /// Keeps the result's logarithms of sums: 4 bytes a row and head.
+    fn flash_attention(&self, heads: f64, qk: f64, v: f64, causal: bool) -> Lowered {
+        let batch = f64::from(self.inside.microbatch) * heads;
+        let (rows, keys) = (self.seq / f64::from(self.inside.cp), self.seq);
+        let seen = if causal && self.style.skips_masked { 0.5 } else { 1.0 };
+        let flops = 2.0 * batch * rows * keys * (qk + v) * seen;
+        let [forward_s, backward_s] = self.rates.flash_s(self.style.attention, flops, keys, qk);
+        let attention = |seconds| Pass { attention_s: seconds, ..Pass::default() };
+        Lowered {
+            forward: attention(forward_s),
+            backward: attention(backward_s),
+            forward_launches: 2.0,
+            backward_launches: 3.0,
+            saved: batch * rows * 4.0,
+            ..Lowered::default()
+        }
+    }
+
+    fn rope(&self, width: u32) -> Lowered {
+        let bytes = self.tokens() * (f64::from(width) / self.tp()).ceil() * 2.0 * E;
+        let kernels = if self.style.fused_rope { 1.0 } else { 5.0 };
+        Lowered {
+            forward: self.rows(bytes) * kernels,
+            backward: self.rows(bytes) * kernels,
+            forward_launches: kernels,
+            backward_launches: kernels,
+            ..Lowered::default()
+        }
+    }
+
+    /// Keeps its input: 2 bytes an element, of both halves where one gates the other.
+    fn activation(&self, width: u32, gated: bool) -> Lowered {
+        let elements = self.tokens() * (f64::from(width) / self.tp()).ceil();
+        let inputs = if gated { 2.0 } else { 1.0 };
+        let moved = elements * E * (inputs + 1.0);
+        let back = elements * E * (2.0 * inputs + 1.0);
+        let (forward, backward, launches, extra) = if self.style.fused_activation {
+            (self.rows(moved), self.rows(back), 1.0, 0.0)
+        } else {
+            // The function, then the product or the bias, each a kernel; what is between is kept.
+            let one = self.rows(elements * 2.0 * E);
+            (one + self.rows(moved), one + self.rows(back), 2.0, 1.0)
+        };
+        Lowered {
+            forward,
+            backward,
+            forward_launches: launches,
+            backward_launches: launches + 1.0,
+            saved: elements * E * (inputs + extra),
+            ..Lowered::default()
+        }
+    }
+
+    /// Keeps the mask of dropout: 1 byte an element.
+    fn residual(&self, width: u32) -> Lowered {
+        let elements = self.stream_tokens() * f64::from(width);
+        let mask = if self.style.dropout { 1.0 } else { 0.0 };
+        let kernels = if self.style.fused_residual { 1.0 } else { 1.0 + mask };
+        let between = (kernels - 1.0) * 2.0 * E;
+        Lowered {
+            forward: self.rows(elements * (3.0 * E + mask + between)),
+            // The gradient passes through, and is added to that of the branch.
+            backward: self.rows(elements * (3.0 * E + (2.0 * E + mask) * mask)),
+            forward_launches: kernels,
+            backward_launches: 1.0 + mask,
+            saved: elements * mask,
+            ..Lowered::default()
+        }
+    }
+
+    /// Routed experts, evenly loaded: each rank computes for as many tokens as it holds, times
+    /// `top_k`.
+    fn experts(&self, item: &Item) -> Lowered {
+        let Item::Experts { count, top_k, width, ffn, gated } = *item else {
+            return Lowered::default();
+        };
+        let ep = f64::from(self.inside.ep);
+        // Experts are cut over `ep` ranks, and over what `tp` has beyond them.
+        let local = (f64::from(count) / ep).ceil();
+        let (h, f) = (f64::from(width), f64::from(ffn));
+        let tokens = self.stream_tokens();
+        let tokens = if self.inside.sequence_parallel { tokens } else { self.tokens() / self.tp() };
+        let routed = tokens * f64::from(top_k);
+        let per_expert = (routed * ep / f64::from(count)).max(1.0);
+        let inner = if gated { 2.0 * f } else { f };
+        let arithmetic = self.job.arithmetic;
+        let time = |m: f64, n: f64, k: f64| self.rates.product_s(arithmetic, [m, n, k, local]);
+        let forward = time(per_expert, inner, h) + time(per_expert, h, f);
+        let weight_s = time(h, inner, per_expert) + time(f, h, per_expert);
+        let backward = time(per_expert, h, inner) + time(per_expert, f, h) + weight_s;
+        let router = self.rates.product_s(arithmetic, [tokens, f64::from(count), h, 1.0]);
+        let act = self.rates.rows_s(routed * (inner + f) * E);
+        let permute = self.rates.rows_s(routed * h * 2.0 * E) * 2.0;
+        let group = Group {
+            size: u64::from(self.inside.ep),
+            stride: if ep > 1.0 { 1 } else { self.inside.tp_stride },
+        };
+        let exchange = self.network.exchange_s(routed * h * E, group);
+        let pass = |products: f64, rows: f64, expert: f64| Pass {
+            products_s: products,
+            rows_s: rows,
+            expert_s: expert,
+            ..Pass::default()
+        };
+        let expert_parameters = local * h * (inner + f);
+        Lowered {
+            forward: pass(forward + router, act + permute, 2.0 * exchange),
+            backward: pass(backward + 2.0 * router, 2.0 * (act + permute), 2.0 * exchange),
+            weight_s,
+            forward_launches: 20.0,
+            backward_launches: 25.0,
+            saved: routed * E * (h + inner + f) + tokens * h * E,
+            working: routed * h * E,
+            parameters: [h * f64::from(count), expert_parameters],
+            ..Lowered::default()
+        }
+    }
+
+    fn embedding(&self, vocab: u32, width: u32, positions: u32) -> Lowered {
+        let (tokens, width) = (self.tokens(), f64::from(width));
+        let rows = (f64::from(vocab) / self.tp()).ceil();
+        let bytes = tokens * width * 2.0 * E;
+        let group = self.tensor_group();
+        let seconds = if self.inside.sequence_parallel {
+            self.network.gather_s(tokens * width * E, group)
+        } else {
+            self.network.all_reduce_s(tokens * width * E, group)
+        };
+        let tensor = Pass { tensor_s: seconds, ..Pass::default() };
+        let gradient = rows * width * (E + self.style.accumulate_bytes);
+        Lowered {
+            forward: self.rows(bytes) * 3.0 + tensor,
+            backward: self.rows(bytes) * 3.0 + self.rows(gradient),
+            forward_launches: 6.0,
+            backward_launches: 8.0,
+            saved: tokens * width * if self.style.dropout { 1.0 } else { 0.0 },
+            parameters: [rows * width + f64::from(positions) * width, 0.0],
+            ..Lowered::default()
+        }
+    }
+
+    fn loss(&self, vocab: u32) -> Lowered {
+        let logits = self.tokens() * (f64::from(vocab) / self.tp()).ceil();
+        let [forward, backward] = self.style.loss_bytes;
+        Lowered {
+            forward: self.rows(logits * forward),
+            backward: self.rows(logits * backward),
+            forward_launches: 12.0,
+            backward_launches: 6.0,
+            saved: logits * self.style.loss_saved_bytes,
+            working: logits * 6.0,
+            ..Lowered::default()
+        }
+    }
+}

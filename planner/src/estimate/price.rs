@@ -1,0 +1,154 @@
+//! What layers cost when their insides are cut in one way: the tables that are made once and read
+//! for every configuration that agrees with them.
+
+use std::ops::{Add, AddAssign, Mul};
+
+use serde::Serialize;
+
+use crate::configuration::{Configuration, RankAxis};
+
+/// Everything that the price of a layer on one rank depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Inside {
+    /// Tensor-parallel ranks.
+    pub tp: u32,
+    /// Ranks from one to the next along `tp`.
+    pub tp_stride: u64,
+    /// Context-parallel ranks.
+    pub cp: u32,
+    /// Ranks from one to the next along `cp`.
+    pub cp_stride: u64,
+    /// Expert-parallel ranks.
+    pub ep: u32,
+    /// Samples of a micro-batch.
+    pub microbatch: u32,
+    /// Whether tensor-parallel ranks cut the sequence between products.
+    pub sequence_parallel: bool,
+}
+
+impl Inside {
+    /// The part of a configuration that layers see.
+    pub fn of(configuration: &Configuration) -> Inside {
+        Inside {
+            tp: configuration.tp,
+            tp_stride: configuration.stride(RankAxis::Tp),
+            cp: configuration.cp,
+            cp_stride: configuration.stride(RankAxis::Cp),
+            ep: configuration.ep,
+            microbatch: configuration.microbatch,
+            sequence_parallel: configuration.sequence_parallel,
+        }
+    }
+}
+
+/// Seconds of work, by what takes them. They add up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Pass {
+    /// Products with weights.
+    pub products_s: f64,
+    /// The inside of attention.
+    pub attention_s: f64,
+    /// Kernels that move rows.
+    pub rows_s: f64,
+    /// The device waits for the host to dispatch.
+    pub dispatch_s: f64,
+    /// Collectives of tensor and sequence parallelism.
+    pub tensor_s: f64,
+    /// Collectives of context parallelism.
+    pub context_s: f64,
+    /// Collectives of expert parallelism.
+    pub expert_s: f64,
+}
+
+impl Pass {
+    /// All of it.
+    pub fn total_s(&self) -> f64 {
+        self.compute_s() + self.tensor_s + self.context_s + self.expert_s
+    }
+
+    /// What is not communication.
+    pub fn compute_s(&self) -> f64 {
+        self.products_s + self.attention_s + self.rows_s + self.dispatch_s
+    }
+}
+
+impl Add for Pass {
+    type Output = Pass;
+
+    fn add(self, other: Pass) -> Pass {
+        Pass {
+            products_s: self.products_s + other.products_s,
+            attention_s: self.attention_s + other.attention_s,
+            rows_s: self.rows_s + other.rows_s,
+            dispatch_s: self.dispatch_s + other.dispatch_s,
+            tensor_s: self.tensor_s + other.tensor_s,
+            context_s: self.context_s + other.context_s,
+            expert_s: self.expert_s + other.expert_s,
+        }
+    }
+}
+
+impl AddAssign for Pass {
+    fn add_assign(&mut self, other: Pass) {
+        *self = *self + other;
+    }
+}
+
+impl Mul<f64> for Pass {
+    type Output = Pass;
+
+    fn mul(self, by: f64) -> Pass {
+        Pass {
+            products_s: self.products_s * by,
+            attention_s: self.attention_s * by,
+            rows_s: self.rows_s * by,
+            dispatch_s: self.dispatch_s * by,
+            tensor_s: self.tensor_s * by,
+            context_s: self.context_s * by,
+            expert_s: self.expert_s * by,
+        }
+    }
+}
+
+/// One layer, or one end of the model, on one rank: of one micro-batch where it is a time or an
+/// activation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct LayerPrice {
+    /// The forward pass.
+    pub forward: Pass,
+    /// The backward pass: gradients of inputs and weights.
+    pub backward: Pass,
+    /// Seconds of the backward pass that only weights need: what zero-bubble schedules move.
+    pub weight_s: f64,
+    /// The inside of attention once more, for selective recomputation.
+    pub attention_again: Pass,
+    /// The forward pass once more, for full recomputation.
+    pub forward_again: Pass,
+    /// Bytes kept for the backward pass.
+    pub saved_bytes: f64,
+    /// Bytes of them that selective recomputation does not keep.
+    pub saved_attention_bytes: f64,
+    /// Bytes of the input: what full recomputation keeps.
+    pub input_bytes: f64,
+    /// Bytes that are needed beside what is kept, at the peak of the layer.
+    pub working_bytes: f64,
+    /// Parameters held by one rank, without those of experts.
+    pub parameters: f64,
+    /// Parameters of experts held by one rank.
+    pub expert_parameters: f64,
+}
+
+/// The prices of a workload whose insides are cut in one way.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Prices {
+    /// One of each class of layers, in the order of the model, with how many there are.
+    pub layers: Vec<(u32, LayerPrice)>,
+    /// What the first stage has beside layers.
+    pub first: LayerPrice,
+    /// What the last stage has beside layers.
+    pub last: LayerPrice,
+    /// Bytes of a micro-batch that one stage sends to the next.
+    pub boundary_bytes: f64,
+    /// Whether the ends share a weight, and its parameters on one rank.
+    pub tied_parameters: f64,
+}

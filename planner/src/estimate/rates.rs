@@ -1,0 +1,174 @@
+//! How fast one device executes one kernel: the device files, and the formulas that use them.
+//!
+//! A device file holds the datasheet and what `planner/calibration` fitted to published timings of
+//! single kernels. Nothing in it was fitted to a run of a model.
+//!
+//! Legend: m, n, k rows, columns and contracted elements of a product; t seconds.
+
+use serde::Deserialize;
+
+use super::style::AttentionKernel;
+
+/// The arithmetic of products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Arithmetic {
+    /// Single precision without tensor cores.
+    F32,
+    /// Single precision rounded to tf32 in tensor cores.
+    Tf32,
+    /// Two-byte floats, either kind.
+    Half,
+    /// One-byte floats, either kind.
+    F8,
+}
+
+impl Arithmetic {
+    /// Bytes of an element that a product reads.
+    pub fn operand_bytes(self) -> f64 {
+        match self {
+            Arithmetic::F32 | Arithmetic::Tf32 => 4.0,
+            Arithmetic::Half => 2.0,
+            Arithmetic::F8 => 1.0,
+        }
+    }
+}
+
+/// A tile that a product kernel computes on one multiprocessor, and the share of the peak that it
+/// reaches there.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+pub struct Tile(pub f64, pub f64, pub f64);
+
+/// Products of one arithmetic.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct ProductRates {
+    /// Which.
+    pub arithmetic: Arithmetic,
+    /// Operations per second, dense, of the datasheet.
+    pub peak_flops: f64,
+    /// Seconds of the smallest product.
+    pub floor_s: f64,
+    /// Seconds at the ends of a tile, when nothing is multiplied.
+    pub tile_s: f64,
+    /// How far waves are whole: 1 for all multiprocessors waiting for the last tile, 0 for none.
+    pub quantised: f64,
+    /// Bytes per second of operands and results.
+    pub bytes_per_s: f64,
+    /// The tiles that kernels exist for.
+    pub tiles: Vec<Tile>,
+    /// Relative spread of the residuals of the fit.
+    pub spread: f64,
+}
+
+/// Fused attention on one device.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct AttentionRates {
+    /// Operations per second of long sequences, forward.
+    pub forward_flops: f64,
+    /// Operations per second of long sequences, backward.
+    pub backward_flops: f64,
+    /// Share that the first generation of fused kernels reaches.
+    pub first_generation: f64,
+    /// Share that the second generation reaches.
+    pub second_generation: f64,
+    /// Share that heads of fewer than 96 elements reach.
+    pub narrow_share: f64,
+    /// Keys at which half of the rate is reached.
+    pub half_keys: f64,
+    /// Seconds of the smallest call.
+    pub floor_s: f64,
+    /// Relative spread of the residuals of the fit.
+    pub spread: f64,
+}
+
+/// A device.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct Rates {
+    /// The name in clusters and in tables of measurements.
+    pub name: String,
+    /// Multiprocessors.
+    pub processors: f64,
+    /// Bytes per second to and from memory, of the datasheet.
+    pub memory_bytes_per_s: f64,
+    /// Share of it that long kernels reach.
+    pub memory_share: f64,
+    /// Seconds of the smallest kernel.
+    pub kernel_s: f64,
+    /// Bytes below which a kernel does not reach its share of the bandwidth by half.
+    pub ramp_bytes: f64,
+    /// Bytes per second between the device and its host, each direction.
+    pub host_bytes_per_s: f64,
+    /// Products, by arithmetic.
+    pub product: Vec<ProductRates>,
+    /// Fused attention of the best kernel for the device.
+    pub attention: AttentionRates,
+}
+
+impl Rates {
+    /// Seconds of `batch` products `[m, k] · [k, n]`, each element of `bytes` bytes in memory.
+    ///
+    /// Tiles over multiprocessors give waves; the slower of the waves and the memory counts, with
+    /// a smooth passage: `t = floor + (waves⁴ + memory⁴)^¼`, for the best tile.
+    pub fn product_s(&self, arithmetic: Arithmetic, [m, n, k, batch]: [f64; 4]) -> f64 {
+        if m * n * k * batch <= 0.0 {
+            return 0.0;
+        }
+        let rates = self.product_rates(arithmetic);
+        let moved = batch * (m * k + k * n) * arithmetic.operand_bytes() + batch * m * n * 2.0;
+        let memory = moved / rates.bytes_per_s;
+        let each = rates.peak_flops / self.processors;
+        let waves = rates.tiles.iter().map(|Tile(rows, columns, share)| {
+            let tiles = (m / rows).ceil() * (n / columns).ceil() * batch;
+            let waves = tiles / self.processors;
+            let waves = if waves <= 1.0 {
+                1.0
+            } else {
+                waves.ceil() * rates.quantised + waves * (1.0 - rates.quantised)
+            };
+            waves * (2.0 * rows * columns * k / (each * share) + rates.tile_s)
+        });
+        let compute = waves.fold(f64::INFINITY, f64::min);
+        rates.floor_s + (compute.powi(4) + memory.powi(4)).sqrt().sqrt()
+    }
+
+    /// The rates of an arithmetic; of the next wider one where the device has none.
+    pub fn product_rates(&self, arithmetic: Arithmetic) -> &ProductRates {
+        let known = self.product.iter().filter(|rates| rates.arithmetic <= arithmetic);
+        let best = known.max_by_key(|rates| rates.arithmetic);
+        best.or(self.product.first()).expect("a device file has products")
+    }
+
+    /// Seconds of fused attention over `keys` keys with heads of `dim`, forward and backward.
+    ///
+    /// Backward counts two and a half times the operations (Dao et al. 2022). A generation of the
+    /// kernel reaches a share of the best one.
+    pub fn flash_s(
+        &self,
+        kernel: AttentionKernel,
+        forward_flops: f64,
+        keys: f64,
+        dim: f64,
+    ) -> [f64; 2] {
+        let rates = &self.attention;
+        let share = match kernel {
+            AttentionKernel::Flash1 => rates.first_generation,
+            AttentionKernel::Flash2 => rates.second_generation,
+            AttentionKernel::Separate
+            | AttentionKernel::FusedSoftmax
+            | AttentionKernel::FlashBest => 1.0,
+        };
+        let narrow = if dim < 96.0 { rates.narrow_share } else { 1.0 };
+        let ramp = keys / (keys + rates.half_keys) * share * narrow;
+        let forward = rates.floor_s + forward_flops / (rates.forward_flops * ramp);
+        let backward = rates.floor_s + 2.5 * forward_flops / (rates.backward_flops * ramp);
+        [forward, backward]
+    }
+
+    /// Seconds of a kernel that moves so many bytes and computes little.
+    pub fn rows_s(&self, bytes: f64) -> f64 {
+        if bytes <= 0.0 {
+            return 0.0;
+        }
+        self.kernel_s + (bytes + self.ramp_bytes) / (self.memory_bytes_per_s * self.memory_share)
+    }
+}

@@ -1,0 +1,477 @@
+//! From prices to a step: the closed formula that estimates and searches share.
+//!
+//! One stage is the slowest; the step takes as long as that stage works, plus what it waits for:
+//!
+//! ```text
+//! T = m · max tᵢ + (Σ tᵢ − max tᵢ) · idle / v + exchange + gather + optimizer + offload
+//! ```
+//!
+//! Legend: m micro-batches, tᵢ seconds of one micro-batch on stage i, v chunks of a stage; `idle`
+//! is 1 for 1F1B and GPipe, and less where the gradients of weights fill the bubble.
+
+use serde::Serialize;
+
+use super::network::{Group, Network};
+use super::price::{LayerPrice, Pass, Prices};
+use super::rates::Rates;
+use super::style::{Exchange, Style};
+use crate::configuration::{Configuration, Place, RankAxis, Recompute, Schedule};
+
+/// Seconds of a step, by what takes them. They add up to the step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Breakdown {
+    /// Products with weights, on the slowest stage.
+    pub products_s: f64,
+    /// The inside of attention.
+    pub attention_s: f64,
+    /// Kernels that move rows.
+    pub rows_s: f64,
+    /// The device waits for the host to dispatch.
+    pub dispatch_s: f64,
+    /// What is computed again.
+    pub recompute_s: f64,
+    /// Collectives of tensor and sequence parallelism.
+    pub tensor_s: f64,
+    /// Collectives of context parallelism.
+    pub context_s: f64,
+    /// Collectives of expert parallelism.
+    pub expert_s: f64,
+    /// Messages between stages that nothing hides.
+    pub send_s: f64,
+    /// The slowest stage waits for others.
+    pub bubble_s: f64,
+    /// The exchange of gradients that nothing hides.
+    pub gradients_s: f64,
+    /// The gathering of weights that nothing hides.
+    pub weights_s: f64,
+    /// The update.
+    pub optimizer_s: f64,
+    /// Moves to and from the host that nothing hides.
+    pub offload_s: f64,
+}
+
+impl Breakdown {
+    /// The parts with their names, in order.
+    pub fn parts(&self) -> [(&'static str, f64); 14] {
+        [
+            ("products", self.products_s),
+            ("attention", self.attention_s),
+            ("rows", self.rows_s),
+            ("dispatch", self.dispatch_s),
+            ("recompute", self.recompute_s),
+            ("tensor", self.tensor_s),
+            ("context", self.context_s),
+            ("expert", self.expert_s),
+            ("send", self.send_s),
+            ("bubble", self.bubble_s),
+            ("gradients", self.gradients_s),
+            ("weights", self.weights_s),
+            ("optimizer", self.optimizer_s),
+            ("offload", self.offload_s),
+        ]
+    }
+
+    /// The step: the sum of the parts.
+    pub fn total_s(&self) -> f64 {
+        self.parts().iter().map(|(_, seconds)| seconds).sum()
+    }
+}
+
+/// Bytes of the fullest stage, by what holds them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Memory {
+    /// The stage, from 0.
+    pub stage: u32,
+    /// Weights.
+    pub weights_bytes: f64,
+    /// Gradients.
+    pub gradients_bytes: f64,
+    /// Optimizer state and master weights.
+    pub optimizer_bytes: f64,
+    /// What is kept for the backward pass.
+    pub activations_bytes: f64,
+    /// What one layer needs while it runs.
+    pub working_bytes: f64,
+    /// Context, libraries, communicators.
+    pub reserve_bytes: f64,
+}
+
+impl Memory {
+    /// The parts with their names, in order.
+    pub fn parts(&self) -> [(&'static str, f64); 6] {
+        [
+            ("weights", self.weights_bytes),
+            ("gradients", self.gradients_bytes),
+            ("optimizer", self.optimizer_bytes),
+            ("activations", self.activations_bytes),
+            ("working", self.working_bytes),
+            ("reserve", self.reserve_bytes),
+        ]
+    }
+
+    /// All of it.
+    pub fn total_bytes(&self) -> f64 {
+        self.parts().iter().map(|(_, bytes)| bytes).sum()
+    }
+}
+
+/// What a step costs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Step {
+    /// Where the time goes.
+    pub breakdown: Breakdown,
+    /// The fullest stage.
+    pub memory: Memory,
+}
+
+/// What the formula reads beside prices and configuration.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Terms<'a> {
+    pub(super) rates: &'a Rates,
+    pub(super) network: &'a Network,
+    pub(super) style: &'a Style,
+    /// Bytes per second between a device and its host, each direction.
+    pub(super) host_bytes_per_s: f64,
+}
+
+/// Share of a hidden collective that slows down what hides it: it takes multiprocessors and memory
+/// bandwidth. Source: Isaev et al. 2023 give 15 % of the multiprocessors for NVLink, 2 % for
+/// InfiniBand.
+const INTERFERENCE: f64 = 0.08;
+
+/// A stage as the formula sees it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Stage {
+    layers: f64,
+    pass: Pass,
+    again_s: f64,
+    forward_s: f64,
+    backward_s: f64,
+    weight_s: f64,
+    saved: f64,
+    working: f64,
+    parameters: f64,
+    expert_parameters: f64,
+}
+
+impl Stage {
+    fn total_s(&self) -> f64 {
+        self.pass.total_s() + self.again_s
+    }
+}
+
+impl Terms<'_> {
+    /// The step of `count` micro-batches.
+    pub(super) fn step(&self, c: &Configuration, prices: &Prices, count: u64) -> Step {
+        let m = count as f64;
+        let mut sum = Stage::default();
+        let mut slowest = Stage::default();
+        let mut step = Step::default();
+        let mut exchanges = Exchanges::default();
+        let mut before_s = 0.0;
+        let send_s = self.send_s(c, prices);
+        for index in 0..c.pp {
+            let stage = stage(c, prices, index);
+            sum.pass += stage.pass;
+            sum.again_s += stage.again_s;
+            sum.weight_s += stage.weight_s;
+            if stage.total_s() > slowest.total_s() {
+                slowest = stage;
+            }
+            // Later stages are done earlier, by the backward passes of those before them.
+            exchanges.cover(self.exchanges(c, &stage, before_s, m));
+            before_s += stage.backward_s + send_s;
+            let memory = self.memory(c, prices, &stage, index, count);
+            if memory.total_bytes() > step.memory.total_bytes() {
+                step.memory = memory;
+            }
+        }
+        let all_s = sum.pass.total_s() + sum.again_s;
+        let chunks = f64::from(c.vpp);
+        let waiting_s = (all_s - slowest.total_s()) / chunks;
+        let filled_s = match c.schedule {
+            Schedule::GPipe | Schedule::OneForwardOneBackward => 0.0,
+            Schedule::ZeroBubbleH1 => sum.weight_s - slowest.weight_s,
+            Schedule::ZeroBubbleH2 => 2.0 * (sum.weight_s - slowest.weight_s),
+        };
+        let sends = if c.pp > 1 { 2.0 * send_s * (m * chunks + f64::from(c.pp - 1)) } else { 0.0 };
+        let pass = slowest.pass * m;
+        step.breakdown = Breakdown {
+            products_s: pass.products_s,
+            attention_s: pass.attention_s,
+            rows_s: pass.rows_s,
+            dispatch_s: pass.dispatch_s,
+            recompute_s: slowest.again_s * m,
+            tensor_s: pass.tensor_s,
+            context_s: pass.context_s,
+            expert_s: pass.expert_s,
+            send_s: sends,
+            bubble_s: (waiting_s - filled_s).max(0.0),
+            gradients_s: exchanges.gradients_s,
+            weights_s: exchanges.weights_s,
+            optimizer_s: exchanges.optimizer_s,
+            offload_s: self.offload_s(c, &slowest, m),
+        };
+        step
+    }
+
+    /// Seconds that a stage waits for one message.
+    fn send_s(&self, c: &Configuration, prices: &Prices) -> f64 {
+        if c.pp <= 1 {
+            return 0.0;
+        }
+        let stride = c.stride(RankAxis::Pp);
+        let cut =
+            if self.style.scatter_gather || c.sequence_parallel { f64::from(c.tp) } else { 1.0 };
+        let mut seconds = self.network.send_s(prices.boundary_bytes / cut, stride);
+        if self.style.scatter_gather && !c.sequence_parallel {
+            let group = Group { size: c.tp.into(), stride: c.stride(RankAxis::Tp) };
+            seconds += self.network.gather_s(prices.boundary_bytes, group);
+        }
+        if self.style.sends_hidden { seconds * INTERFERENCE } else { seconds }
+    }
+
+    fn data_group(&self, c: &Configuration) -> Group {
+        let stride = if c.cp > 1 { c.stride(RankAxis::Cp) } else { c.stride(RankAxis::Dp) };
+        Group { size: u64::from(c.dp) * u64::from(c.cp), stride }
+    }
+
+    /// What a stage exchanges with its copies, and its update. `before_s` is how long it waits
+    /// for stages before it at the end of a step.
+    fn exchanges(&self, c: &Configuration, stage: &Stage, before_s: f64, m: f64) -> Exchanges {
+        let group = self.data_group(c);
+        let shard = f64::from(c.shard_ranks());
+        let gradient = stage.parameters * self.style.exchange_bytes;
+        let weight = stage.parameters * self.style.weight_bytes;
+        // Experts have as many copies as ranks divided by those that share them.
+        let expert_group = Group {
+            size: (group.size * u64::from(c.tp) / u64::from(c.ep)).max(1),
+            stride: u64::from(c.ep),
+        };
+        let expert = stage.expert_parameters * self.style.exchange_bytes;
+        let layers = stage.layers.max(1.0);
+        let mut found = Exchanges::default();
+        if c.zero.stage >= 3 {
+            found = self.sharded_weights(c, stage, m);
+        } else {
+            let reduce_s = self.network.all_reduce_s(gradient, group)
+                + self.network.all_reduce_s(expert, expert_group);
+            let scatter_s = self.network.gather_s(gradient, group)
+                + self.network.gather_s(expert, expert_group);
+            let (reduce_s, gather_s) = match c.zero.stage {
+                0 => (reduce_s, 0.0),
+                _ => (scatter_s, self.network.gather_s(weight, group)),
+            };
+            let hide = |seconds: f64, behind_s: f64| {
+                let hidden = seconds.min(behind_s);
+                seconds - hidden + hidden * INTERFERENCE
+            };
+            found.gradients_s = match self.style.gradients {
+                Exchange::AtEnd => reduce_s,
+                Exchange::Overlapped => hide(reduce_s, stage.backward_s * (layers - 1.0) / layers),
+            };
+            found.weights_s = match self.style.weights {
+                Exchange::AtEnd => gather_s,
+                Exchange::Overlapped => hide(gather_s, stage.forward_s * (layers - 1.0) / layers),
+            };
+        }
+        let held = (stage.parameters + stage.expert_parameters) / shard.max(1.0);
+        let bytes = held * self.style.update_bytes;
+        found.optimizer_s = match c.offload.optimizer {
+            Place::Device => self.rates.rows_s(bytes),
+            // The host computes the update from gradients that come, and weights go back.
+            Place::Host => bytes / HOST_MEMORY_BYTES_PER_S,
+            Place::Disk => bytes / DISK_BYTES_PER_S,
+        };
+        found.before_s = before_s;
+        found
+    }
+
+    /// Weights that are gathered for each use and gradients that are reduced after it, layer by
+    /// layer, beside computation.
+    fn sharded_weights(&self, c: &Configuration, stage: &Stage, m: f64) -> Exchanges {
+        let group = self.data_group(c);
+        let shard = Group { size: u64::from(c.shard_ranks()), stride: group.stride };
+        let copies =
+            Group { size: group.size / shard.size.max(1), stride: group.stride * shard.size };
+        let layers = stage.layers.max(1.0);
+        let parameters = stage.parameters / layers;
+        let gather_s = self.network.gather_s(parameters * self.style.weight_bytes, shard);
+        let reduced = parameters * self.style.exchange_bytes;
+        let scatter_s = self.network.gather_s(reduced, shard)
+            + self.network.all_reduce_s(reduced / shard.size.max(1) as f64, copies);
+        let (forward_s, backward_s) = (stage.forward_s / layers, stage.backward_s / layers);
+        let visible = |comm: f64, compute: f64| match self.style.weights {
+            Exchange::AtEnd => comm * layers,
+            Exchange::Overlapped => {
+                (comm - compute).max(0.0) * layers + comm.min(compute) * INTERFERENCE * layers
+            }
+        };
+        let forward = visible(gather_s, forward_s) + gather_s;
+        let backward = visible(gather_s + scatter_s, backward_s) + scatter_s;
+        Exchanges { weights_s: m * forward, gradients_s: m * backward, ..Exchanges::default() }
+    }
+
+    /// What a stage holds at its peak.
+    fn memory(
+        &self,
+        c: &Configuration,
+        prices: &Prices,
+        stage: &Stage,
+        index: u32,
+        count: u64,
+    ) -> Memory {
+        let parameters = stage.parameters + stage.expert_parameters;
+        let shard = f64::from(c.shard_ranks());
+        let over = |from: u8| if c.zero.stage >= from { shard } else { 1.0 };
+        let (p, i, v) = (f64::from(c.pp), f64::from(index), f64::from(c.vpp));
+        let m = count as f64;
+        let in_flight = match c.schedule {
+            Schedule::GPipe => m,
+            Schedule::OneForwardOneBackward if c.vpp > 1 => {
+                // Korthikanti et al. 2022, section 4.2.3: 1 + (p−1)/(p v) of p on the first stage.
+                (p - i + (p - 1.0) / v).min(m)
+            }
+            Schedule::OneForwardOneBackward | Schedule::ZeroBubbleH1 => (p - i).min(m),
+            Schedule::ZeroBubbleH2 => (2.0 * p - 1.0 - 2.0 * i).max(1.0).min(m),
+        };
+        let on_device = |place: Place| if place == Place::Device { 1.0 } else { 0.0 };
+        let gathered = match c.zero.stage {
+            // Two layers are whole at a time: the one in use and the next.
+            3 => 2.0 * parameters / stage.layers.max(1.0) * self.style.weight_bytes,
+            _ => 0.0,
+        };
+        let kept = stage.saved * (in_flight - 1.0) * on_device(c.offload.activations);
+        let _ = prices;
+        Memory {
+            stage: index,
+            weights_bytes: parameters * self.style.weight_bytes / over(3)
+                * on_device(c.offload.parameters)
+                + gathered,
+            gradients_bytes: parameters * self.style.gradient_bytes / over(2),
+            optimizer_bytes: parameters * self.style.state_bytes / over(1)
+                * on_device(c.offload.optimizer),
+            activations_bytes: kept + stage.saved,
+            working_bytes: stage.working,
+            reserve_bytes: self.style.reserve_bytes,
+        }
+    }
+
+    /// What moving activations and weights to the host costs beyond what computation hides.
+    fn offload_s(&self, c: &Configuration, stage: &Stage, m: f64) -> f64 {
+        let mut bytes = 0.0;
+        if c.offload.activations != Place::Device {
+            bytes += 2.0 * stage.saved;
+        }
+        if c.offload.parameters != Place::Device {
+            bytes += 2.0 * stage.parameters * self.style.weight_bytes;
+        }
+        let rate = if [c.offload.activations, c.offload.parameters].contains(&Place::Disk) {
+            DISK_BYTES_PER_S
+        } else {
+            self.host_bytes_per_s
+        };
+        let moved_s = bytes / rate;
+        let hidden_s = moved_s.min(stage.total_s());
+        m * (moved_s - hidden_s + hidden_s * INTERFERENCE)
+    }
+}
+
+/// Bytes per second that one device's share of a host's cores updates parameters with. Source: Ren
+/// et al. 2021, a fused update on the host reaches half of a socket's bandwidth; eight share two.
+const HOST_MEMORY_BYTES_PER_S: f64 = 25e9;
+
+/// Bytes per second of one device's share of the node's disks. Chosen: one NVMe disk of 2021.
+const DISK_BYTES_PER_S: f64 = 3e9;
+
+/// What stages exchange with their copies.
+#[derive(Clone, Copy, Debug, Default)]
+struct Exchanges {
+    gradients_s: f64,
+    weights_s: f64,
+    optimizer_s: f64,
+    before_s: f64,
+}
+
+impl Exchanges {
+    /// Keeps the stage that is done last. A stage that waits for others exchanges meanwhile.
+    fn cover(&mut self, other: Exchanges) {
+        let hidden = other.before_s.min(other.gradients_s);
+        let other = Exchanges { gradients_s: other.gradients_s - hidden, ..other };
+        let sum = |e: &Exchanges| e.gradients_s + e.weights_s + e.optimizer_s;
+        if sum(&other) > sum(self) {
+            *self = other;
+        }
+    }
+}
+
+/// A stage: its layers and ends, with what is computed again.
+fn stage(c: &Configuration, prices: &Prices, index: u32) -> Stage {
+    let depth: u32 = prices.layers.iter().map(|(count, _)| count).sum();
+    let (from, to) = range(c, depth, index);
+    let mut stage = Stage::default();
+    let mut before = 0;
+    for (count, price) in &prices.layers {
+        let (start, end) = (from.max(before), to.min(before + count));
+        if start < end {
+            add(&mut stage, c, price, f64::from(end - start), true);
+        }
+        before += count;
+    }
+    if index == 0 {
+        add(&mut stage, c, &prices.first, 1.0, false);
+    }
+    if index + 1 == c.pp {
+        add(&mut stage, c, &prices.last, 1.0, false);
+        // One stage holds a shared weight once; two hold it each.
+        if c.pp == 1 {
+            stage.parameters -= prices.tied_parameters;
+        }
+    }
+    stage
+}
+
+/// The layers of a stage: as even as possible, the first ones one more.
+fn range(c: &Configuration, depth: u32, index: u32) -> (u32, u32) {
+    if c.stage_layers.len() == c.pp as usize {
+        let before: u32 = c.stage_layers[..index as usize].iter().sum();
+        return (before, before + c.stage_layers[index as usize]);
+    }
+    let (each, more) = (depth / c.pp, depth % c.pp);
+    let from = index * each + index.min(more);
+    (from, from + each + u32::from(index < more))
+}
+
+fn add(stage: &mut Stage, c: &Configuration, price: &LayerPrice, count: f64, is_layer: bool) {
+    let mut again = Pass::default();
+    let mut saved = price.saved_bytes * count;
+    let mut working = price.working_bytes;
+    if is_layer {
+        stage.layers += count;
+        let whole = match c.recompute {
+            Recompute::None | Recompute::Auto => 0.0,
+            Recompute::Attention => {
+                again += price.attention_again * count;
+                saved -= price.saved_attention_bytes * count;
+                working += price.saved_attention_bytes;
+                0.0
+            }
+            Recompute::Layers(layers) => f64::from(layers).min(count),
+            Recompute::Full => count,
+        };
+        if whole > 0.0 {
+            again += price.forward_again * whole;
+            saved += (price.input_bytes - price.saved_bytes) * whole;
+            working += price.saved_bytes;
+        }
+    }
+    stage.pass += (price.forward + price.backward) * count;
+    stage.again_s += again.total_s();
+    stage.forward_s += price.forward.total_s() * count;
+    stage.backward_s += price.backward.total_s() * count + again.total_s();
+    stage.weight_s += price.weight_s * count;
+    stage.saved += saved;
+    stage.working = stage.working.max(working);
+    stage.parameters += price.parameters * count;
+    stage.expert_parameters += price.expert_parameters * count;
+}

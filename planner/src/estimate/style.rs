@@ -1,0 +1,101 @@
+//! Execution styles: how a framework's release executes a layer, as facts about its software.
+//!
+//! A style holds no constant that was fitted to a measured run. Each field says what the release
+//! does: which kernels are fused, what overlaps, what is stored in which type, how much a host
+//! does for one operation. [`Style::source`] says where that can be read.
+
+mod releases;
+
+pub use releases::{OURS, STYLES, of_framework};
+
+use serde::Serialize;
+
+/// How the inside of attention is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AttentionKernel {
+    /// Scores are written to memory; mask, softmax and dropout are kernels of their own.
+    Separate,
+    /// Scores are written to memory; scale, mask and softmax are one kernel.
+    FusedSoftmax,
+    /// One kernel that never writes scores (Dao et al. 2022): its first generation.
+    Flash1,
+    /// Its second generation (Dao 2023).
+    Flash2,
+    /// The fastest kernel of the device: Shah et al. 2024, or the vendor's library.
+    FlashBest,
+}
+
+/// How something is exchanged over data-parallel ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Exchange {
+    /// After the last backward pass.
+    AtEnd,
+    /// Beside computation.
+    Overlapped,
+}
+
+/// How long the host needs to give the device work.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Host {
+    /// Seconds of one operation of the forward pass; 0 where kernels are launched as a graph.
+    pub forward_s: f64,
+    /// Seconds of one operation of the backward pass.
+    pub backward_s: f64,
+    /// Operations for each one that launches a kernel: views, modules, and their book-keeping.
+    pub operations: f64,
+}
+
+/// How a framework executes a step.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Style {
+    /// The name in flags.
+    pub name: &'static str,
+    /// The inside of attention.
+    pub attention: AttentionKernel,
+    /// Whether causal attention skips what is masked.
+    pub skips_masked: bool,
+    /// Whether a normalisation is one kernel.
+    pub fused_norm: bool,
+    /// Whether bias and activation are one kernel.
+    pub fused_activation: bool,
+    /// Whether bias, dropout and residual are one kernel.
+    pub fused_residual: bool,
+    /// Whether the rotation of queries and keys is one kernel.
+    pub fused_rope: bool,
+    /// Whether there is dropout, in attention and between layers.
+    pub dropout: bool,
+    /// Bytes per logit that the loss reads and writes, forward and backward.
+    pub loss_bytes: [f64; 2],
+    /// Bytes per logit that the loss keeps.
+    pub loss_saved_bytes: f64,
+    /// The host.
+    pub host: Host,
+    /// When gradients are exchanged.
+    pub gradients: Exchange,
+    /// When weights are gathered, where they are sharded.
+    pub weights: Exchange,
+    /// Bytes of a weight.
+    pub weight_bytes: f64,
+    /// Bytes of a gradient element where it is held.
+    pub gradient_bytes: f64,
+    /// Bytes of a gradient element where it is exchanged.
+    pub exchange_bytes: f64,
+    /// Bytes per parameter that adding a micro-batch's gradients reads and writes.
+    pub accumulate_bytes: f64,
+    /// Bytes of optimizer state of a parameter, master weight included.
+    pub state_bytes: f64,
+    /// Bytes that an update reads and writes per parameter, with clipping and casts.
+    pub update_bytes: f64,
+    /// Share of the collectives of tensor parallelism that run beside products.
+    pub tensor_hidden: f64,
+    /// Whether stages send while they compute.
+    pub sends_hidden: bool,
+    /// Whether a stage boundary carries each element once over `tp`, gathered at the receiver.
+    pub scatter_gather: bool,
+    /// Bytes of the context, libraries and allocator that no tensor accounts for.
+    pub reserve_bytes: f64,
+    /// Where the facts are from.
+    pub source: &'static str,
+}

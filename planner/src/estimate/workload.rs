@@ -1,0 +1,512 @@
+//! What a training step computes, without saying where: classes of layers and how often each
+//! occurs, each a list of items with their sizes per token.
+//!
+//! A transformer is described by its [`Shape`]; any other model by the items themselves.
+
+use ir::{Diagnostic, Span};
+use serde::{Deserialize, Serialize};
+
+/// Which dim of a product tensor parallelism cuts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Cut {
+    /// The weight's columns: the result is cut; the gradient of the input is a partial sum.
+    Columns,
+    /// The weight's rows: the input is cut already; the result is a partial sum.
+    Rows,
+    /// Not cut.
+    Whole,
+}
+
+/// A piece of work of a layer, sized per token.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Item {
+    /// Layer or RMS normalisation of rows of `width`.
+    Norm {
+        /// Elements of a row.
+        width: u32,
+        /// Parameters of the norm: `width`, or twice that with a bias.
+        parameters: u32,
+    },
+    /// `[tokens, k] · [k, n]` with a weight.
+    Product {
+        /// Columns of the input.
+        k: u32,
+        /// Columns of the result.
+        n: u32,
+        /// What tensor parallelism cuts.
+        cut: Cut,
+        /// Whether a vector is added.
+        bias: bool,
+    },
+    /// Scaled dot-product attention over the sequence.
+    Attention {
+        /// Heads of the queries.
+        heads: u32,
+        /// Heads of keys and values.
+        kv_heads: u32,
+        /// Elements of a query or key of a head.
+        qk_dim: u32,
+        /// Elements of a value of a head.
+        v_dim: u32,
+        /// Whether a token sees only earlier ones.
+        causal: bool,
+    },
+    /// Rotation of queries and keys, `width` elements in all.
+    Rope {
+        /// Elements.
+        width: u32,
+    },
+    /// An activation function on `width` elements; gated reads twice that.
+    Activation {
+        /// Elements of the result.
+        width: u32,
+        /// Whether one half gates the other.
+        gated: bool,
+    },
+    /// Adds to the stream between layers, with dropout or without.
+    Residual {
+        /// Elements.
+        width: u32,
+    },
+    /// A routed feed-forward layer.
+    Experts {
+        /// Experts of the layer.
+        count: u32,
+        /// Experts of a token.
+        top_k: u32,
+        /// Elements of a token.
+        width: u32,
+        /// Elements inside an expert.
+        ffn: u32,
+        /// Whether experts are gated.
+        gated: bool,
+    },
+    /// Looks up rows of a table.
+    Embedding {
+        /// Rows.
+        vocab: u32,
+        /// Elements of a row.
+        width: u32,
+        /// Rows of a second table, of positions; 0 for none.
+        positions: u32,
+    },
+    /// Cross-entropy over `vocab` logits.
+    Loss {
+        /// Logits.
+        vocab: u32,
+    },
+    /// Any other kernel without products.
+    Rows {
+        /// Elements read.
+        reads: u32,
+        /// Elements written.
+        writes: u32,
+        /// Elements kept for the backward pass.
+        saves: u32,
+        /// Parameters.
+        parameters: u32,
+    },
+}
+
+impl Item {
+    /// Parameters, of which the second part belongs to experts.
+    pub fn parameters(&self) -> [u64; 2] {
+        let of = |a: u32, b: u32| u64::from(a) * u64::from(b);
+        match *self {
+            Item::Norm { parameters, .. } | Item::Rows { parameters, .. } => {
+                [u64::from(parameters), 0]
+            }
+            Item::Product { k, n, bias, .. } => [of(k, n) + if bias { u64::from(n) } else { 0 }, 0],
+            Item::Experts { count, width, ffn, gated, .. } => {
+                let products = if gated { 3 } else { 2 };
+                [of(count, width), u64::from(count) * products * of(width, ffn)]
+            }
+            Item::Embedding { vocab, width, positions } => {
+                [of(vocab, width) + of(positions, width), 0]
+            }
+            Item::Attention { .. }
+            | Item::Rope { .. }
+            | Item::Activation { .. }
+            | Item::Residual { .. }
+            | Item::Loss { .. } => [0, 0],
+        }
+    }
+
+    /// Operations of the forward pass for one token of a sequence of `seq`; causal attention
+    /// counts the half that is seen.
+    pub fn forward_flops(&self, seq: u32) -> f64 {
+        let of = |a: u32, b: u32| 2.0 * f64::from(a) * f64::from(b);
+        match *self {
+            Item::Product { k, n, .. } => of(k, n),
+            Item::Attention { heads, qk_dim, v_dim, causal, .. } => {
+                of(heads, qk_dim + v_dim) * f64::from(seq) * if causal { 0.5 } else { 1.0 }
+            }
+            Item::Experts { count, top_k, width, ffn, gated } => {
+                let products = if gated { 3.0 } else { 2.0 };
+                of(count, width) + f64::from(top_k) * products * of(width, ffn)
+            }
+            Item::Norm { .. }
+            | Item::Rope { .. }
+            | Item::Activation { .. }
+            | Item::Residual { .. }
+            | Item::Embedding { .. }
+            | Item::Loss { .. }
+            | Item::Rows { .. } => 0.0,
+        }
+    }
+}
+
+/// Layers that are alike.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Layer {
+    /// For people.
+    pub name: String,
+    /// How many there are.
+    pub count: u32,
+    /// What each computes, in order.
+    pub items: Vec<Item>,
+}
+
+impl Layer {
+    /// Parameters of one layer: dense ones, and those of experts.
+    pub fn parameters(&self) -> [u64; 2] {
+        self.items.iter().fold([0, 0], |sum, item| {
+            let [dense, expert] = item.parameters();
+            [sum[0] + dense, sum[1] + expert]
+        })
+    }
+}
+
+/// What a step computes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Workload {
+    /// The model's name.
+    pub name: String,
+    /// Tokens of a sample.
+    pub seq: u32,
+    /// Elements of a token between layers: what stages send each other.
+    pub width: u32,
+    /// The classes of layers, in the order of the model.
+    pub layers: Vec<Layer>,
+    /// What the first stage does before its layers.
+    pub first: Vec<Item>,
+    /// What the last stage does after its layers.
+    pub last: Vec<Item>,
+    /// Whether the last product's weight is the embedding's: counted once, held by both ends.
+    pub tied: bool,
+}
+
+impl Workload {
+    /// Layers of all classes.
+    pub fn depth(&self) -> u32 {
+        self.layers.iter().map(|layer| layer.count).sum()
+    }
+
+    /// Parameters of the model; shared ones once.
+    pub fn parameters(&self) -> u64 {
+        let layers = self.layers.iter().map(|layer| {
+            let [dense, expert] = layer.parameters();
+            u64::from(layer.count) * (dense + expert)
+        });
+        let ends = self.first.iter().chain(&self.last).map(|item| item.parameters()[0]);
+        let shared = if self.tied { self.head_parameters() } else { 0 };
+        layers.sum::<u64>() + ends.sum::<u64>() - shared
+    }
+
+    /// Operations of a step for one token, forward and backward: three times the forward ones.
+    pub fn flops_per_token(&self) -> f64 {
+        let of = |items: &[Item]| items.iter().map(|i| i.forward_flops(self.seq)).sum::<f64>();
+        let layers = self.layers.iter().map(|l| f64::from(l.count) * of(&l.items)).sum::<f64>();
+        3.0 * (layers + of(&self.first) + of(&self.last))
+    }
+
+    /// Parameters of the last product.
+    fn head_parameters(&self) -> u64 {
+        let products = self.last.iter().filter(|item| matches!(item, Item::Product { .. }));
+        products.map(|item| item.parameters()[0]).next_back().unwrap_or(0)
+    }
+}
+
+/// Routed layers of a transformer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Routed {
+    /// Experts of a layer.
+    pub experts: u32,
+    /// Experts of a token.
+    pub top_k: u32,
+    /// Elements inside an expert.
+    pub ffn: u32,
+    /// Elements inside the expert that every token visits; 0 for none.
+    pub shared_ffn: u32,
+    /// Layers at the beginning that are not routed.
+    pub dense_layers: u32,
+}
+
+/// Low-rank attention (DeepSeek-AI 2024): queries and keys have parts with and without positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LowRank {
+    /// Elements of the compressed queries.
+    pub q_rank: u32,
+    /// Elements of the compressed keys and values.
+    pub kv_rank: u32,
+    /// Elements of a head's query without positions.
+    pub plain_dim: u32,
+    /// Elements of a head's query with positions.
+    pub rope_dim: u32,
+    /// Elements of a head's value.
+    pub v_dim: u32,
+}
+
+/// The shape of a transformer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Shape {
+    /// The model's name.
+    pub name: String,
+    /// Layers.
+    pub layers: u32,
+    /// Elements of a token between layers.
+    pub hidden: u32,
+    /// Heads of the queries.
+    pub heads: u32,
+    /// Heads of keys and values.
+    pub kv_heads: u32,
+    /// Elements of a head.
+    pub head_dim: u32,
+    /// Elements inside the feed-forward layers.
+    pub ffn: u32,
+    /// Whether they are gated; such models rotate queries and keys, others learn positions.
+    pub gated: bool,
+    /// Tokens that the model knows.
+    pub vocab: u32,
+    /// Tokens of a sample.
+    pub seq: u32,
+    /// Whether a token sees only earlier ones.
+    pub causal: bool,
+    /// Whether products add vectors.
+    pub biases: bool,
+    /// Whether the head's weight is the embedding's.
+    pub tied: bool,
+    /// Routed layers.
+    pub routed: Option<Routed>,
+    /// Low-rank attention.
+    pub low_rank: Option<LowRank>,
+}
+
+impl Shape {
+    /// The work of the transformer.
+    ///
+    /// # Errors
+    /// `E3403` for each size that is 0 or does not fit the others.
+    pub fn workload(&self) -> Result<Workload, Vec<Diagnostic>> {
+        self.check()?;
+        let dense = self.routed.map_or(self.layers, |routed| routed.dense_layers.min(self.layers));
+        let mut layers = Vec::new();
+        if dense > 0 {
+            layers.push(Layer { name: "layer".into(), count: dense, items: self.layer(None) });
+        }
+        if dense < self.layers {
+            let items = self.layer(self.routed);
+            layers.push(Layer { name: "routed layer".into(), count: self.layers - dense, items });
+        }
+        let positions = if self.gated { 0 } else { self.seq };
+        let embedding = Item::Embedding { vocab: self.vocab, width: self.hidden, positions };
+        let head = Item::Product { k: self.hidden, n: self.vocab, cut: Cut::Columns, bias: false };
+        Ok(Workload {
+            name: self.name.clone(),
+            seq: self.seq,
+            width: self.hidden,
+            layers,
+            first: vec![embedding],
+            last: vec![self.norm(), head, Item::Loss { vocab: self.vocab }],
+            tied: self.tied,
+        })
+    }
+
+    fn check(&self) -> Result<(), Vec<Diagnostic>> {
+        let sizes = [
+            ("layers", self.layers),
+            ("hidden", self.hidden),
+            ("heads", self.heads),
+            ("kv_heads", self.kv_heads),
+            ("head_dim", self.head_dim),
+            ("vocab", self.vocab),
+            ("seq", self.seq),
+        ];
+        let mut wrong: Vec<String> = Vec::new();
+        wrong.extend(sizes.iter().filter(|s| s.1 == 0).map(|s| format!("`{}` is 0", s.0)));
+        wrong.extend(
+            sizes
+                .iter()
+                .filter(|s| s.1 > SIZE_MAX)
+                .map(|(name, size)| format!("`{name}` is {size}, more than {SIZE_MAX}")),
+        );
+        if self.ffn == 0 && self.routed.is_none_or(|routed| routed.dense_layers > 0) {
+            wrong.push("`ffn` is 0".into());
+        }
+        if self.kv_heads > 0 && !self.heads.is_multiple_of(self.kv_heads) {
+            let (heads, kv_heads) = (self.heads, self.kv_heads);
+            wrong.push(format!("{heads} heads cannot share {kv_heads} heads of keys and values"));
+        }
+        if let Some(routed) = self.routed
+            && (routed.experts == 0 || routed.top_k == 0 || routed.top_k > routed.experts)
+        {
+            let (top_k, experts) = (routed.top_k, routed.experts);
+            wrong.push(format!("a token visits {top_k} of {experts} experts"));
+        }
+        if wrong.is_empty() {
+            return Ok(());
+        }
+        let span = || Span::of(self.name.clone());
+        Err(wrong.into_iter().map(|text| Diagnostic::error("E3403", span(), text)).collect())
+    }
+
+    fn norm(&self) -> Item {
+        let parameters = if self.gated { self.hidden } else { 2 * self.hidden };
+        Item::Norm { width: self.hidden, parameters }
+    }
+
+    fn layer(&self, routed: Option<Routed>) -> Vec<Item> {
+        let mut items = vec![self.norm()];
+        items.extend(self.attention());
+        items.push(Item::Residual { width: self.hidden });
+        items.push(self.norm());
+        match routed {
+            None => items.extend(self.feed_forward(self.ffn)),
+            Some(routed) => {
+                let Routed { experts: count, top_k, ffn, shared_ffn, .. } = routed;
+                let (width, gated) = (self.hidden, self.gated);
+                items.push(Item::Experts { count, top_k, width, ffn, gated });
+                if shared_ffn > 0 {
+                    items.extend(self.feed_forward(shared_ffn));
+                }
+            }
+        }
+        items.push(Item::Residual { width: self.hidden });
+        items
+    }
+
+    fn feed_forward(&self, ffn: u32) -> Vec<Item> {
+        let inner = if self.gated { 2 * ffn } else { ffn };
+        vec![
+            self.product(self.hidden, inner, Cut::Columns),
+            Item::Activation { width: ffn, gated: self.gated },
+            self.product(ffn, self.hidden, Cut::Rows),
+        ]
+    }
+
+    fn attention(&self) -> Vec<Item> {
+        let (heads, causal) = (self.heads, self.causal);
+        if let Some(rank) = self.low_rank {
+            let LowRank { q_rank, kv_rank, plain_dim, rope_dim, v_dim } = rank;
+            let qk_dim = plain_dim + rope_dim;
+            return vec![
+                self.product(self.hidden, q_rank + kv_rank + rope_dim, Cut::Whole),
+                Item::Norm { width: q_rank + kv_rank, parameters: q_rank + kv_rank },
+                self.product(q_rank, heads * qk_dim, Cut::Columns),
+                self.product(kv_rank, heads * (plain_dim + v_dim), Cut::Columns),
+                Item::Rope { width: heads * rope_dim + rope_dim },
+                Item::Attention { heads, kv_heads: heads, qk_dim, v_dim, causal },
+                self.product(heads * v_dim, self.hidden, Cut::Rows),
+            ];
+        }
+        let (kv_heads, dim) = (self.kv_heads, self.head_dim);
+        let (q, kv) = (heads * dim, kv_heads * dim);
+        let mut items = vec![self.product(self.hidden, q + 2 * kv, Cut::Columns)];
+        if self.gated {
+            items.push(Item::Rope { width: q + kv });
+        }
+        items.push(Item::Attention { heads, kv_heads, qk_dim: dim, v_dim: dim, causal });
+        items.push(self.product(q, self.hidden, Cut::Rows));
+        items
+    }
+
+    fn product(&self, k: u32, n: u32, cut: Cut) -> Item {
+        Item::Product { k, n, cut, bias: self.biases }
+    }
+}
+
+/// The largest size of one dim. Chosen: far above any real one, and products of two fit in 64 bits.
+const SIZE_MAX: u32 = 1 << 24;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gpt3() -> Shape {
+        Shape {
+            name: "gpt3-175b".into(),
+            layers: 96,
+            hidden: 12288,
+            heads: 96,
+            kv_heads: 96,
+            head_dim: 128,
+            ffn: 4 * 12288,
+            gated: false,
+            vocab: 51200,
+            seq: 2048,
+            causal: false,
+            biases: true,
+            tied: true,
+            routed: None,
+            low_rank: None,
+        }
+    }
+
+    /// Narayanan et al. 2021, equations 2 and 3: `P = 12 l h² (1 + 13/(12h) + (V+s)/(12lh))` and
+    /// `F = 72 B s l h² (1 + s/(6h) + V/(12 l h))`, without recomputation.
+    #[test]
+    fn parameters_and_operations_are_those_of_the_formulas() {
+        let work = gpt3().workload().unwrap();
+        let (l, h, s, v) = (96.0, 12288.0, 2048.0, 51200.0);
+        let expected = 12.0 * l * h * h * (1.0 + 13.0 / (12.0 * h) + (v + s) / (12.0 * l * h));
+        // The final norm is not in the formula.
+        assert!((work.parameters() as f64 - expected - 2.0 * h).abs() < 0.5);
+        let flops = 72.0 * l * h * h * (1.0 + s / (6.0 * h) + v / (12.0 * l * h));
+        assert!((work.flops_per_token() / flops - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn published_parameter_counts_are_met() {
+        let llama = Shape {
+            name: "llama-3-70b".into(),
+            layers: 80,
+            hidden: 8192,
+            heads: 64,
+            kv_heads: 8,
+            head_dim: 128,
+            ffn: 28672,
+            gated: true,
+            vocab: 128_256,
+            seq: 8192,
+            causal: true,
+            biases: false,
+            tied: false,
+            routed: None,
+            low_rank: None,
+        };
+        assert_eq!(llama.workload().unwrap().parameters(), 70_553_706_496);
+        let routed =
+            Routed { experts: 256, top_k: 8, ffn: 2048, shared_ffn: 2048, dense_layers: 3 };
+        let low_rank =
+            LowRank { q_rank: 1536, kv_rank: 512, plain_dim: 128, rope_dim: 64, v_dim: 128 };
+        let deepseek = Shape {
+            layers: 61,
+            hidden: 7168,
+            heads: 128,
+            kv_heads: 128,
+            ffn: 18432,
+            vocab: 129_280,
+            routed: Some(routed),
+            low_rank: Some(low_rank),
+            ..llama
+        };
+        let billions = deepseek.workload().unwrap().parameters() as f64 / 1e9;
+        assert!((billions - 671.0).abs() < 1.0, "{billions}");
+    }
+
+    #[test]
+    fn impossible_shapes_are_refused() {
+        let shape = Shape { layers: 0, kv_heads: 7, ..gpt3() };
+        assert_eq!(shape.workload().unwrap_err().len(), 2);
+    }
+}
