@@ -15,9 +15,10 @@
 //! communicator (the caller measures those), and never matches on op kinds to decide how to cut.
 //!
 //! Reading order: [`quantity`], [`link`], [`machine`], [`calibration`] and [`cluster`] are what
-//! there is; [`configuration`] and [`estimate`] price uniform plans in closed form; [`mod@shard`] cuts the inside of layers; [`price`] and [`simulate`] say how long,
-//! [`footprint`] how large; [`limits`] and [`mod@search`] decide; [`check`] doubts; [`explain`] and
-//! [`fit`] tell.
+//! there is; [`configuration`] and [`estimate`] price uniform plans in closed form; [`mod@shard`]
+//! cuts the inside of layers; [`price`] and [`simulate`] say how long, [`footprint`] how large;
+//! [`limits`] and [`mod@search`] decide, [`space`] where there is too much to compile; [`check`]
+//! doubts; [`explain`] and [`fit`] tell.
 //!
 //! # Diagnostics
 //!
@@ -68,6 +69,7 @@ pub mod simulate;
 pub mod footprint;
 pub mod limits;
 pub mod search;
+pub mod space;
 
 pub mod check;
 pub mod explain;

@@ -1,0 +1,303 @@
+//! Decisions as a tree: counted without a visit, walked with bound and skip.
+//!
+//! A [`Tree`] names the values of each decision, given those before it, and a lower bound of all
+//! that follows. The walk goes down the lowest bound first, so that the best so far is good early,
+//! and skips what is too large or cannot be better. What was skipped is counted by [`Counter`],
+//! which visits one subtree of each shape.
+
+use std::collections::HashMap;
+
+/// Decisions of a tree at most.
+pub const DEPTH_MAX: usize = 16;
+/// The part of a score below which a difference is rounding.
+pub const ROUNDING: f64 = 1e-9;
+/// Scored leaves between two looks at the clock. Chosen: a few milliseconds.
+const CLOCK_EVERY: u64 = 256;
+
+/// Values of the first decisions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Path {
+    values: [u32; DEPTH_MAX],
+    len: u8,
+}
+
+impl Path {
+    /// The path with one decision more.
+    pub fn then(mut self, value: u32) -> Path {
+        self.values[usize::from(self.len)] = value;
+        self.len += 1;
+        self
+    }
+
+    /// The values, first decision first.
+    pub fn values(&self) -> &[u32] {
+        &self.values[..usize::from(self.len)]
+    }
+}
+
+/// What a choice costs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Score {
+    /// Seconds of a step, or what else is to be small.
+    pub seconds: f64,
+    /// Bytes of the fullest device.
+    pub bytes: f64,
+}
+
+impl Score {
+    /// Below every score.
+    pub const LEAST: Score = Score { seconds: 0.0, bytes: 0.0 };
+    /// Of what cannot be.
+    pub const NEVER: Score = Score { seconds: f64::INFINITY, bytes: f64::INFINITY };
+
+    /// Less or equal in both, beyond rounding of the time.
+    fn covers(self, bound: Score) -> bool {
+        self.seconds * (1.0 - ROUNDING) <= bound.seconds && self.bytes <= bound.bytes
+    }
+}
+
+/// A tree of decisions. All leaves are equally deep.
+pub trait Tree {
+    /// The number of decisions, at most [`DEPTH_MAX`].
+    fn depth(&self) -> usize;
+
+    /// The values of the next decision, what is simplest first. None where nothing can follow.
+    fn options(&self, path: &Path, options: &mut Vec<u32>);
+
+    /// What the options below a path depend on: equal shapes have equally many leaves.
+    fn shape(&self, path: &Path) -> u64;
+
+    /// Not above the score of any leaf below the path, in each part.
+    fn bound(&self, path: &Path) -> Score;
+
+    /// The score of a leaf with at most `bytes_max`, or of the smallest where none is. What is not
+    /// below `seconds` need not be exact.
+    fn score(&self, path: &Path, bytes_max: f64, seconds: f64) -> Score;
+}
+
+/// What is to be found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Objective {
+    /// The fastest leaf that fits.
+    Time,
+    /// The smallest leaf, whether it fits or not.
+    Memory,
+    /// All leaves that fit and that no other leaf covers.
+    Pareto,
+}
+
+/// How far a walk may go.
+pub struct Budget<'a> {
+    /// Leaves that are scored at most.
+    pub evaluations_max: u64,
+    /// Says when to stop, by a clock: answers then depend on the machine.
+    pub stop: &'a dyn Fn() -> bool,
+}
+
+/// A leaf and its score.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Leaf {
+    /// The decisions.
+    pub path: Path,
+    /// What they cost.
+    pub score: Score,
+}
+
+/// What a walk found, and what it did not look at.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Walked {
+    /// The best leaf; all that no other covers, fastest first, for [`Objective::Pareto`].
+    pub best: Vec<Leaf>,
+    /// Leaves of the tree.
+    pub total: u128,
+    /// Leaves that were scored.
+    pub evaluated: u64,
+    /// Leaves that cannot be better than the best.
+    pub bounded_out: u128,
+    /// Leaves that cannot fit.
+    pub too_large: u128,
+    /// Whether all leaves are accounted for.
+    pub complete: bool,
+    /// No leaf of the tree that fits has a time below this.
+    pub bound_s: f64,
+}
+
+/// Counts leaves, one subtree of each shape.
+#[derive(Debug, Default)]
+pub struct Counter {
+    known: HashMap<(u8, u64), u128>,
+}
+
+impl Counter {
+    /// The leaves below a path.
+    pub fn count(&mut self, tree: &impl Tree, path: &Path) -> u128 {
+        if usize::from(path.len) == tree.depth() {
+            return 1;
+        }
+        let key = (path.len, tree.shape(path));
+        if let Some(count) = self.known.get(&key) {
+            return *count;
+        }
+        let mut options = Vec::new();
+        tree.options(path, &mut options);
+        let count = if usize::from(path.len) + 1 == tree.depth() {
+            options.len() as u128
+        } else {
+            options.iter().map(|value| self.count(tree, &path.then(*value))).sum()
+        };
+        self.known.insert(key, count);
+        count
+    }
+}
+
+/// Walks a tree. Leaves with more than `bytes_max` do not fit.
+///
+/// # Determinism
+/// The same tree and counted budget have the same answer: of equal leaves, the one first found.
+pub fn walk<T: Tree>(
+    tree: &T,
+    objective: Objective,
+    bytes_max: f64,
+    budget: &Budget<'_>,
+) -> Walked {
+    let mut walker = Walker {
+        tree,
+        objective,
+        bytes_max,
+        budget,
+        counter: Counter::default(),
+        best: Vec::new(),
+        evaluated: 0,
+        bounded_out: 0,
+        too_large: 0,
+        open_s: f64::INFINITY,
+        stopped: false,
+    };
+    let root = Path::default();
+    let total = walker.counter.count(tree, &root);
+    if total > 0 {
+        walker.visit(&root, tree.bound(&root));
+    }
+    walker.best.sort_by(|a, b| a.score.seconds.total_cmp(&b.score.seconds));
+    let fastest = walker.best.first().map_or(f64::INFINITY, |leaf| leaf.score.seconds);
+    Walked {
+        total,
+        evaluated: walker.evaluated,
+        bounded_out: walker.bounded_out,
+        too_large: walker.too_large,
+        complete: !walker.stopped,
+        bound_s: fastest.min(walker.open_s),
+        best: walker.best,
+    }
+}
+
+struct Walker<'a, T> {
+    tree: &'a T,
+    objective: Objective,
+    bytes_max: f64,
+    budget: &'a Budget<'a>,
+    counter: Counter,
+    best: Vec<Leaf>,
+    evaluated: u64,
+    bounded_out: u128,
+    too_large: u128,
+    /// The least bound of what the budget left out.
+    open_s: f64,
+    stopped: bool,
+}
+
+/// What is to be done with what lies below a path.
+enum Fate {
+    Visit,
+    BoundedOut,
+    TooLarge,
+}
+
+impl<T: Tree> Walker<'_, T> {
+    fn visit(&mut self, path: &Path, bound: Score) {
+        if self.stopped {
+            self.open_s = self.open_s.min(bound.seconds);
+            return;
+        }
+        if usize::from(path.len) == self.tree.depth() {
+            self.score(path, bound);
+            return;
+        }
+        let mut options = Vec::new();
+        self.tree.options(path, &mut options);
+        let mut children: Vec<(Path, Score)> = options
+            .iter()
+            .map(|value| path.then(*value))
+            .map(|child| (child, self.tree.bound(&child)))
+            .collect();
+        match self.objective {
+            Objective::Memory => children.sort_by(|a, b| a.1.bytes.total_cmp(&b.1.bytes)),
+            Objective::Time | Objective::Pareto => {
+                children.sort_by(|a, b| a.1.seconds.total_cmp(&b.1.seconds));
+            }
+        }
+        for (child, bound) in children {
+            match self.fate(bound) {
+                Fate::Visit => self.visit(&child, bound),
+                Fate::BoundedOut => self.bounded_out += self.counter.count(self.tree, &child),
+                Fate::TooLarge => self.too_large += self.counter.count(self.tree, &child),
+            }
+        }
+    }
+
+    fn fate(&self, bound: Score) -> Fate {
+        if bound.bytes > self.bytes_max && self.objective != Objective::Memory {
+            return Fate::TooLarge;
+        }
+        let beaten = match self.objective {
+            Objective::Time => self
+                .best
+                .first()
+                .is_some_and(|best| best.score.seconds * (1.0 - ROUNDING) <= bound.seconds),
+            Objective::Memory => {
+                self.best.first().is_some_and(|best| best.score.bytes <= bound.bytes)
+            }
+            Objective::Pareto => self.best.iter().any(|best| best.score.covers(bound)),
+        };
+        if beaten { Fate::BoundedOut } else { Fate::Visit }
+    }
+
+    fn score(&mut self, path: &Path, bound: Score) {
+        let out_of_time = self.evaluated.is_multiple_of(CLOCK_EVERY) && (self.budget.stop)();
+        if self.evaluated >= self.budget.evaluations_max || out_of_time {
+            self.stopped = true;
+            self.open_s = self.open_s.min(bound.seconds);
+            return;
+        }
+        self.evaluated += 1;
+        let below = match (self.objective, self.best.first()) {
+            (Objective::Time, Some(best)) => best.score.seconds,
+            _ => f64::INFINITY,
+        };
+        let bytes_max = match self.objective {
+            Objective::Memory => 0.0,
+            Objective::Time | Objective::Pareto => self.bytes_max,
+        };
+        let score = self.tree.score(path, bytes_max, below);
+        let leaf = Leaf { path: *path, score };
+        match self.objective {
+            Objective::Time => {
+                if score.bytes <= self.bytes_max && score.seconds < below {
+                    self.best = vec![leaf];
+                }
+            }
+            Objective::Memory => {
+                if self.best.first().is_none_or(|best| score.bytes < best.score.bytes) {
+                    self.best = vec![leaf];
+                }
+            }
+            Objective::Pareto => {
+                let fits = score.bytes <= self.bytes_max;
+                if fits && !self.best.iter().any(|best| best.score.covers(score)) {
+                    self.best.retain(|best| !score.covers(best.score));
+                    self.best.push(leaf);
+                }
+            }
+        }
+    }
+}
