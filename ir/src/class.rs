@@ -66,7 +66,9 @@ impl Op {
             | Op::Broadcast { .. }
             | Op::Slice { .. }
             | Op::Pad { .. }
-            | Op::Reverse { .. } => Class::View,
+            | Op::Reverse { .. }
+            | Op::Window(_)
+            | Op::Fold { .. } => Class::View,
             Op::Concat { .. } => Class::Join,
             Op::Gather { .. }
             | Op::ScatterAdd { .. }
@@ -103,6 +105,8 @@ impl Op {
             | Op::Slice { .. }
             | Op::Pad { .. }
             | Op::Reverse { .. }
+            | Op::Window(_)
+            | Op::Fold { .. }
             | Op::Concat { .. }
             | Op::Gather { .. }
             | Op::DynamicUpdateSlice { .. }

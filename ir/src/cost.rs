@@ -78,6 +78,8 @@ pub fn cost(op: &Op, operands: &[&TensorType], results: &[&TensorType], module: 
         Op::Transpose { .. } | Op::Broadcast { .. } | Op::Reverse { .. } => {
             moved(operands, results)
         }
+        Op::Window(_) => moved(results, results),
+        Op::Fold { .. } => computed(count(operands[0]), operands, results),
         Op::Slice { .. } | Op::DynamicSlice { .. } => moved(results, results),
         Op::Pad { .. } | Op::Concat { .. } => moved(operands, results),
         Op::Gather { .. } => moved(&[results[0], operands[1]], results),

@@ -152,6 +152,8 @@ pub fn eval_op(op: &Op, operands: &[&Tensor], bindings: &Bindings) -> Result<Ten
         }
         Op::Pad { dim, before, after } => view::pad(*dim, *before, *after, x(0)),
         Op::Reverse { dims } => view::reverse(dims, x(0)),
+        Op::Window(windows) => view::window(*windows, x(0)),
+        Op::Fold { windows, extent } => view::fold(*windows, *extent, x(0)),
         Op::Concat { dim } => view::concat(*dim, operands),
         Op::Gather { dim, start } => view::gather(*dim, *start, x(0), x(1)),
         Op::ScatterAdd { dim, start, size: rows } => {

@@ -65,6 +65,9 @@ pub fn factors(node: &Node, function: &Function, module: &Module) -> Vec<Factor>
             untouched_factors(&[*dim], &operands, result)
         }
         Op::Reverse { dims } => untouched_factors(dims, &operands, result),
+        Op::Window(windows) | Op::Fold { windows, .. } => {
+            window_factors(windows.dim, operands[0], result)
+        }
         Op::Concat { dim } => untouched_factors(&[*dim], &operands, result),
         Op::Gather { dim, .. } => gather_factors(*dim, operands[0], operands[1], result),
         Op::ScatterAdd { dim, .. } => scatter_factors(*dim, operands[0], result),
@@ -285,6 +288,19 @@ fn untouched_factors(
         (!touched.contains(&dim)).then(|| factor(size, operands, vec![Layout::cut(dim)]))
     };
     result.dims.iter().enumerate().filter_map(cut).collect()
+}
+
+/// The dims beside the windows: one of the whole side, two of the side that is split. Windows
+/// overlap, so that a piece of them would need its neighbours' elements.
+fn window_factors(at: usize, x: &TensorType, result: &TensorType) -> Vec<Factor> {
+    let place = |dim: usize, ty: &TensorType| {
+        let split = ty.ndim() > x.ndim().min(result.ndim());
+        Layout::cut(if dim > at && split { dim + 1 } else { dim })
+    };
+    let whole = if x.ndim() < result.ndim() { x } else { result };
+    let beside = whole.dims.iter().enumerate().filter(|(dim, _)| *dim != at);
+    let cut = |(dim, size)| factor(size, vec![place(dim, x)], vec![place(dim, result)]);
+    beside.map(cut).collect()
 }
 
 fn gather_factors(

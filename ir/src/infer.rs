@@ -5,7 +5,7 @@ use std::fmt;
 use crate::DType;
 use crate::dim::{Dim, product};
 use crate::module::Module;
-use crate::op::{Collective, Einsum, Op, Unary};
+use crate::op::{Collective, Einsum, Op, Unary, Windows};
 use crate::types::TensorType;
 
 /// A constraint of an op that does not hold, by its number in the op's doc.
@@ -64,6 +64,8 @@ pub fn infer(
         Op::Slice { dim, start, size } => slice_type(*dim, *start, *size, operands[0]),
         Op::Pad { dim, before, after } => pad_type(*dim, *before + *after, operands[0]),
         Op::Reverse { dims } => reverse_type(dims, operands[0]),
+        Op::Window(windows) => window_type(*windows, operands[0]),
+        Op::Fold { windows, extent } => fold_type(*windows, *extent, operands[0]),
         Op::Concat { dim } => concat_type(*dim, operands),
         Op::Gather { dim, .. } => gather_type(*dim, operands[0], operands[1]),
         Op::ScatterAdd { dim, size, .. } => scatter_type(*dim, size, operands[0], operands[1]),
@@ -98,6 +100,8 @@ pub fn name(op: &Op) -> &'static str {
         Op::Slice { .. } => "slice",
         Op::Pad { .. } => "pad",
         Op::Reverse { .. } => "reverse",
+        Op::Window(_) => "window",
+        Op::Fold { .. } => "fold",
         Op::Concat { .. } => "concat",
         Op::Gather { .. } => "gather",
         Op::ScatterAdd { .. } => "scatter_add",
@@ -130,6 +134,8 @@ pub fn arity(op: &Op) -> Option<usize> {
         | Op::Slice { .. }
         | Op::Pad { .. }
         | Op::Reverse { .. }
+        | Op::Window(_)
+        | Op::Fold { .. }
         | Op::Collective { .. } => Some(1),
         Op::Binary(_)
         | Op::Compare(_)
@@ -286,6 +292,34 @@ fn broadcast_type(new: &[usize], dims: &[Dim], x: &TensorType) -> Inferred {
     let ty = TensorType::new(x.dtype, dims.to_vec());
     let fits = kept.eq(x.dims.iter()) && new.iter().all(|n| *n < dims.len());
     require("broadcast", 1, fits, || format!("{x} to {ty} with new dims {new:?}"))?;
+    Ok(ty)
+}
+
+fn fixed(dim: &Dim) -> Option<usize> {
+    dim.as_constant().and_then(|size| usize::try_from(size).ok())
+}
+
+fn window_type(windows: Windows, x: &TensorType) -> Inferred {
+    let dim = windows.dim;
+    let extent = x.dims.get(dim).and_then(fixed);
+    require("window", 1, extent.is_some(), || format!("{x} has no dim {dim} of a fixed size"))?;
+    let count = extent.and_then(|extent| windows.count(extent));
+    require("window", 2, count.is_some(), || format!("{windows} of {x}"))?;
+    let mut ty = x.clone();
+    let sizes = [count.unwrap_or(0), windows.size].map(Dim::from);
+    ty.dims.splice(dim..=dim, sizes);
+    Ok(ty)
+}
+
+fn fold_type(windows: Windows, extent: usize, x: &TensorType) -> Inferred {
+    let dim = windows.dim;
+    let count = windows.count(extent);
+    require("fold", 2, count.is_some(), || format!("{windows} of {extent} elements"))?;
+    let wanted = [count.unwrap_or(0), windows.size].map(Dim::from);
+    let fits = x.dims.get(dim..).is_some_and(|dims| dims.starts_with(&wanted));
+    require("fold", 1, fits, || format!("{windows} of {extent} elements from {x}"))?;
+    let mut ty = x.clone();
+    ty.dims.splice(dim..dim + 2, [Dim::from(extent)]);
     Ok(ty)
 }
 

@@ -196,6 +196,35 @@ impl fmt::Display for Einsum {
     }
 }
 
+/// Windows of a dim: window `i` holds the elements `i * stride + j * dilation` for `j < size`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Windows {
+    /// The dim.
+    pub dim: usize,
+    /// The elements of a window.
+    pub size: usize,
+    /// From one window to the next.
+    pub stride: usize,
+    /// From one element of a window to the next.
+    pub dilation: usize,
+}
+
+impl fmt::Display for Windows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Windows { dim, size, stride, dilation } = self;
+        write!(f, "dim={dim} size={size} stride={stride} dilation={dilation}")
+    }
+}
+
+impl Windows {
+    /// How many whole windows `extent` elements have; none when that is no number above zero.
+    pub fn count(&self, extent: usize) -> Option<usize> {
+        let last = self.size.checked_sub(1)?.checked_mul(self.dilation)?;
+        let left = extent.checked_sub(last.checked_add(1)?)?;
+        (self.dilation > 0).then_some(left.checked_div(self.stride)? + 1)
+    }
+}
+
 /// A collective of the ranks along one axis of the mesh; only partition makes them.
 ///
 /// `counts` are the elements of the cut dim that each member holds, in the order of the axis.
@@ -395,6 +424,23 @@ pub enum Op {
     Reverse {
         /// The dims.
         dims: Vec<usize>,
+    },
+    /// `window dim=1 size=3 stride=2 dilation=1 x` — the dim becomes two: the windows, `stride`
+    /// apart, and the elements of a window, `dilation` apart. Only whole windows count.
+    ///
+    /// - (C1) the dim exists and has a fixed size
+    /// - (C2) size, stride and dilation are positive, and one window fits
+    Window(Windows),
+    /// `fold dim=1 size=3 stride=2 dilation=1 x` — the transpose of [`Op::Window`]: adds windows
+    /// into zeros, window after window.
+    ///
+    /// - (C1) the dim and the next one exist, and count the windows of `extent` elements
+    /// - (C2) size, stride and dilation are positive, and one window fits
+    Fold {
+        /// The windows.
+        windows: Windows,
+        /// The size of the result's dim.
+        extent: usize,
     },
     /// `concat dim=1 a b …` — operands side by side.
     ///

@@ -8,7 +8,7 @@
 use crate::build::Builder;
 use crate::dim::Dim;
 use crate::module::{Node, ValueId};
-use crate::op::{Binary, Combiner, Comparison, Einsum, Op, Unary};
+use crate::op::{Binary, Combiner, Comparison, Einsum, Op, Unary, Windows};
 use crate::types::TensorType;
 use crate::{DType, Diagnostic, Span, infer};
 
@@ -59,6 +59,8 @@ pub fn vjp(
         Op::Slice { dim, start, .. } => vec![Some(slice(b, s, *dim, *start))],
         Op::Pad { dim, before, .. } => vec![Some(piece(b, s, 0, *dim, *before))],
         Op::Reverse { dims } => vec![Some(reverse(b, s, dims))],
+        Op::Window(windows) => vec![Some(window(b, s, *windows))],
+        Op::Fold { windows, .. } => vec![Some(b.push(&s.names[0], Op::Window(*windows), &[d]))],
         Op::Concat { dim } => concat(b, s, *dim)?,
         Op::Gather { dim, start } => vec![Some(gather(b, s, *dim, *start)), None],
         Op::ScatterAdd { dim, start, .. } => vec![None, Some(scatter_add(b, s, *dim, *start))],
@@ -315,6 +317,12 @@ fn cumulative(b: &mut Builder, s: &Site, combiner: Combiner, dim: usize) -> Opti
     let shares = b.push(&named("shares"), along(dim + 1), &[share]);
     let taken = b.mul(&named("taken"), shares, ones);
     Some(b.reduce(name, Combiner::Sum, vec![dim], taken))
+}
+
+fn window(b: &mut Builder, s: &Site, windows: Windows) -> ValueId {
+    let extent = b.ty(s.operand(0)).dims[windows.dim].as_constant();
+    let extent = extent.and_then(|n| usize::try_from(n).ok()).expect("verified: a fixed size");
+    b.push(&s.names[0], Op::Fold { windows, extent }, &[s.d])
 }
 
 fn reverse(b: &mut Builder, s: &Site, dims: &[usize]) -> ValueId {

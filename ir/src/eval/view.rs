@@ -1,5 +1,6 @@
 //! Ops that move elements: each is a list of the places that its elements come from.
 
+use crate::op::Windows;
 use crate::tensor::{Data, NOWHERE, Tensor, places, strides};
 
 pub(super) fn reshape(dims: &[usize], x: &Tensor) -> Tensor {
@@ -40,6 +41,30 @@ pub(super) fn reverse(dims: &[usize], x: &Tensor) -> Tensor {
     dims.iter().fold(x.clone(), |x, dim| flip(&x, dim))
 }
 
+pub(super) fn window(windows: Windows, x: &Tensor) -> Tensor {
+    let (dims, places) = window_places(windows, &x.dims);
+    picked(&dims, &places, x)
+}
+
+pub(super) fn fold(windows: Windows, extent: usize, x: &Tensor) -> Tensor {
+    let mut dims = x.dims.clone();
+    dims.splice(windows.dim..windows.dim + 2, [extent]);
+    let (_, places) = window_places(windows, &dims);
+    summed(&dims, &places, x)
+}
+
+/// The dims of the windows, and where their elements lie in a tensor of the given dims.
+fn window_places(windows: Windows, dims: &[usize]) -> (Vec<usize>, Vec<usize>) {
+    let Windows { dim, size, stride, dilation } = windows;
+    let count = windows.count(dims[dim]).expect("verified: a window fits");
+    let (mut split, mut steps) = (dims.to_vec(), strides(dims));
+    let step = steps[dim];
+    split.splice(dim..=dim, [count, size]);
+    steps.splice(dim..=dim, [step * stride, step * dilation]);
+    let places = places(&split, &steps, 0);
+    (split, places)
+}
+
 pub(super) fn concat(dim: usize, operands: &[&Tensor]) -> Tensor {
     let size = operands.iter().map(|x| x.dims[dim]).sum();
     let dims = with(&operands[0].dims, dim, size);
@@ -62,7 +87,11 @@ pub(super) fn scatter_add(dim: usize, start: i64, size: usize, ids: &Tensor, x: 
     let after = &x.dims[dim + ids.dims.len()..];
     let dims = [&x.dims[..dim], &[size], after].concat();
     let ids: Vec<i64> = integers(ids).iter().map(|id| id - start).collect();
-    let places = row_places(&dims, dim, &ids);
+    summed(&dims, &row_places(&dims, dim, &ids), x)
+}
+
+/// Zeros to which each element is added at its place, in order.
+fn summed(dims: &[usize], places: &[usize], x: &Tensor) -> Tensor {
     let count = dims.iter().product();
     match &x.data {
         Data::F32(x_f32) => {
@@ -70,14 +99,14 @@ pub(super) fn scatter_add(dim: usize, start: i64, size: usize, ids: &Tensor, x: 
             for (at, value) in places.iter().zip(x_f32).filter(|(at, _)| **at != NOWHERE) {
                 out[*at] += value;
             }
-            Tensor::f32(&dims, out)
+            Tensor::f32(dims, out)
         }
         Data::F64(_) | Data::Int(_) | Data::Bool(_) => {
             let mut out = vec![0.0; count];
             for (at, value) in places.iter().zip(x.to_f64()).filter(|(at, _)| **at != NOWHERE) {
                 out[*at] += value;
             }
-            Tensor::from_f64(x.dtype, &dims, out)
+            Tensor::from_f64(x.dtype, dims, out)
         }
     }
 }

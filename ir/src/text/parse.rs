@@ -9,7 +9,7 @@ use super::lex::{Lexeme, Token, lex};
 use crate::dim::Dim;
 use crate::infer::infer;
 use crate::module::{Function, Kind, Module, Node, Value, ValueId};
-use crate::op::{Binary, Collective, Combiner, Comparison, Einsum, Op, Unary};
+use crate::op::{Binary, Collective, Combiner, Comparison, Einsum, Op, Unary, Windows};
 use crate::types::TensorType;
 use crate::{DType, Diagnostic, Span};
 
@@ -561,6 +561,12 @@ fn build_op(
             Op::Pad { dim, before: attrs.size("before")?, after: attrs.size("after")? }
         }
         "reverse" => Op::Reverse { dims: attrs.dims("dims", first()?, pack)? },
+        "window" => Op::Window(windows(attrs, first()?)?),
+        "fold" => {
+            let windows = windows(attrs, declared?.ndim())?;
+            let extent = declared?.dims.get(windows.dim)?.as_constant()?;
+            Op::Fold { windows, extent: usize::try_from(extent).ok()? }
+        }
         "concat" => Op::Concat { dim: attrs.dim("dim", first()?)? },
         "gather" => {
             let start = attrs.integer("start").unwrap_or(0);
@@ -588,6 +594,12 @@ fn build_op(
         }
         _ => return None,
     })
+}
+
+fn windows(attrs: &Attrs, ndim: usize) -> Option<Windows> {
+    let one = |key: &str| if attrs.named.contains_key(key) { attrs.size(key) } else { Some(1) };
+    let (size, stride, dilation) = (attrs.size("size")?, one("stride")?, one("dilation")?);
+    Some(Windows { dim: attrs.dim("dim", ndim)?, size, stride, dilation })
 }
 
 fn elementwise(head: &str) -> Option<Op> {

@@ -70,6 +70,7 @@ fn attributes(op: &Op) -> String {
         Op::Contract(einsum) => format!(" {einsum}"),
         Op::Reduce { combiner, dims } => format!(" {} dims={}", combiner.name(), list(dims)),
         Op::Cumulative { combiner, dim } => format!(" {} dim={dim}", combiner.name()),
+        Op::Window(windows) | Op::Fold { windows, .. } => format!(" {windows}"),
         Op::Prod { dims } | Op::Reverse { dims } => format!(" dims={}", list(dims)),
         Op::Transpose { perm } => format!(" perm={}", list(perm)),
         Op::Broadcast { new, .. } => format!(" new={}", list(new)),

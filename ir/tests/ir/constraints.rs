@@ -20,6 +20,14 @@ fn each_constraint_refuses_by_its_number() {
         ("%y: i32[2] = argmax dim=1 %m", "argmax (C2)"),
         ("%y: f64[2, 3] = cumulative sum dim=2 %x", "cumulative (C1)"),
         ("%y: bool[2, 3] = cumulative max dim=1 %m", "cumulative (C2)"),
+        ("%y: f64[2, 3] = window dim=2 size=1 %x", "window (C1)"),
+        ("%y: f64[2, 3] = window dim=1 size=4 %x", "window (C2)"),
+        ("%y: f64[2, 3] = window dim=1 size=2 stride=0 %x", "window (C2)"),
+        ("%y: f64[2, 3] = window dim=1 size=2 dilation=0 %x", "window (C2)"),
+        ("%y: f64[2, 3] = window dim=1 size=2 dilation=3 %x", "window (C2)"),
+        ("%y: f64[5] = fold dim=0 size=3 stride=1 %x", "fold (C1)"),
+        ("%y: f64[2, 3] = fold dim=1 size=3 stride=1 %x", "fold (C1)"),
+        ("%y: f64[2] = fold dim=0 size=3 stride=1 %x", "fold (C2)"),
         ("%y: f64[2, 3] = reverse dims=[0, 2] %x", "reverse (C1)"),
         ("%y: f64[2, 3] = reverse dims=[1, 1] %x", "reverse (C1)"),
     ] {
@@ -51,6 +59,21 @@ fn small_values_are_those_of_the_definition() {
             "%y: f64[2, 3] = cumulative min dim=0 %x",
             [1.0, 3.0, 2.0, 4.0, -5.0, 6.0],
             numbers(&[1.0, 3.0, 2.0, 1.0, -5.0, 2.0]),
+        ),
+        (
+            "%y: f64[2, 2, 2] = window dim=1 size=2 %x",
+            [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+            numbers(&[1.0, 2.0, 2.0, 3.0, 4.0, 5.0, 5.0, 6.0]),
+        ),
+        (
+            "%y: f64[2, 1, 2] = window dim=1 size=2 stride=2 dilation=2 %x",
+            [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+            numbers(&[1.0, 3.0, 4.0, 6.0]),
+        ),
+        (
+            "%y: f64[4] = fold dim=0 size=3 %x",
+            [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+            numbers(&[1.0, 6.0, 8.0, 6.0]),
         ),
         (
             "%y: f64[2, 3] = reverse dims=[0, 1] %x",

@@ -2,7 +2,7 @@
 
 use gantline_ir::build::Builder;
 use gantline_ir::infer::infer;
-use gantline_ir::op::{Binary, Combiner, Comparison, Einsum, Unary};
+use gantline_ir::op::{Binary, Combiner, Comparison, Einsum, Unary, Windows};
 use gantline_ir::{DType, Dim, Kind, Module, Op, Tensor, TensorType, ValueId};
 
 use crate::draws::Draws;
@@ -153,6 +153,17 @@ fn node(
         }
         Op::Pad { .. } => (Op::Pad { dim, before: r.below(3), after: r.below(3) }, vec![x]),
         Op::Reverse { .. } => (Op::Reverse { dims: vec![dim] }, vec![x]),
+        Op::Window(_) => {
+            let [size, stride, dilation] = [1 + r.below(3), 1 + r.below(2), 1 + r.below(2)];
+            (Op::Window(Windows { dim, size, stride, dilation }), vec![x])
+        }
+        Op::Fold { .. } => {
+            let size = ty.dims.get(dim + 1)?.as_constant()? as usize;
+            let count = ty.dims[dim].as_constant()? as usize;
+            let windows = Windows { dim, size, stride: 1 + r.below(2), dilation: 1 };
+            let extent = (count.max(1) - 1) * windows.stride + size;
+            (Op::Fold { windows, extent }, vec![x])
+        }
         Op::Concat { .. } => (Op::Concat { dim }, vec![x, x, y][..2 + r.below(2)].to_vec()),
         Op::Gather { .. } => (Op::Gather { dim, start: r.below(3) as i64 - 1 }, vec![x, ids]),
         Op::ScatterAdd { .. } => {

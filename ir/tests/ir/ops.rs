@@ -1,6 +1,6 @@
 //! A case for every op: [`next`] and [`cases`] do not compile while an op has none.
 
-use gantline_ir::op::{Binary, Collective, Combiner, Comparison, Einsum, Unary};
+use gantline_ir::op::{Binary, Collective, Combiner, Comparison, Einsum, Unary, Windows};
 use gantline_ir::{DType, Dim, Op, Tensor};
 
 use crate::draws::Draws;
@@ -16,6 +16,8 @@ pub(crate) fn kinds() -> Vec<Op> {
     let first = Op::Constant { value: 0.5, dtype: DType::F64, dims: vec![Dim::from(2)] };
     std::iter::successors(Some(first), next).collect()
 }
+
+const WINDOWS: Windows = Windows { dim: 0, size: 2, stride: 1, dilation: 1 };
 
 fn next(op: &Op) -> Option<Op> {
     let dims = || vec![Dim::from(2), Dim::from(3)];
@@ -42,7 +44,9 @@ fn next(op: &Op) -> Option<Op> {
         Op::Broadcast { .. } => Op::Slice { dim: 0, start: 0, size: 1 },
         Op::Slice { .. } => Op::Pad { dim: 0, before: 1, after: 2 },
         Op::Pad { .. } => Op::Reverse { dims: vec![0] },
-        Op::Reverse { .. } => Op::Concat { dim: 0 },
+        Op::Reverse { .. } => Op::Window(WINDOWS),
+        Op::Window(_) => Op::Fold { windows: WINDOWS, extent: 2 },
+        Op::Fold { .. } => Op::Concat { dim: 0 },
         Op::Concat { .. } => Op::Gather { dim: 0, start: 0 },
         Op::Gather { .. } => Op::ScatterAdd { dim: 0, start: 0, size: Dim::from(3) },
         Op::ScatterAdd { .. } => Op::DynamicUpdateSlice { dim: 0 },
@@ -94,6 +98,16 @@ pub(crate) fn cases(op: &Op, r: &mut Draws) -> Vec<Case> {
         }
         Op::Reverse { .. } => {
             vec![case(Op::Reverse { dims: some(ndim, r) }, [r.signed(&dims)])]
+        }
+        Op::Window(_) => {
+            let (windows, extent) = windows(dim, r);
+            vec![case(Op::Window(windows), [r.signed(&with(&dims, dim, extent))])]
+        }
+        Op::Fold { .. } => {
+            let (windows, extent) = windows(dim, r);
+            let mut of = dims;
+            of.splice(dim..=dim, [windows.count(extent).unwrap(), windows.size]);
+            vec![case(Op::Fold { windows, extent }, [r.signed(&of)])]
         }
         Op::Concat { .. } => {
             let size = 1 + r.below(3);
@@ -187,6 +201,12 @@ fn with_zeros(dims: &[usize], r: &mut Draws) -> Tensor {
     let numbers = r.signed(dims).to_f64();
     let draw = |number| if r.below(5) == 0 { 0.0 } else { number };
     Tensor::f64(dims, numbers.into_iter().map(draw).collect())
+}
+
+/// Windows of a dim, and a size of it that has at least one, mostly with some left over.
+fn windows(dim: usize, r: &mut Draws) -> (Windows, usize) {
+    let [size, stride, dilation] = [1 + r.below(3), 1 + r.below(3), 1 + r.below(2)];
+    (Windows { dim, size, stride, dilation }, (size - 1) * dilation + 1 + r.below(5))
 }
 
 fn transpose(dims: &[usize], r: &mut Draws) -> Case {
