@@ -71,6 +71,7 @@ pub fn cost(op: &Op, operands: &[&TensorType], results: &[&TensorType], module: 
             computed(count(results[0]), operands, results)
         }
         Op::Contract(einsum) => contract(einsum, operands, results),
+        Op::Conv(_) => conv(operands, results),
         Op::Reduce { .. } | Op::Prod { .. } | Op::ArgMax { .. } | Op::Cumulative { .. } => {
             computed(count(operands[0]), operands, results)
         }
@@ -131,6 +132,13 @@ fn contract(einsum: &Einsum, operands: &[&TensorType], results: &[&TensorType]) 
         None => einsum.b.iter().position(|b| b == c).map(|at| &operands[1].dims[at]),
     };
     let points = product(einsum.letters().iter().filter_map(size));
+    let flops = &points * &Dim::from(2);
+    Cost { product_flops: flops.clone(), ..computed(flops, operands, results) }
+}
+
+/// Two operations for every element of the result and of one kernel.
+fn conv(operands: &[&TensorType], results: &[&TensorType]) -> Cost {
+    let points = &results[0].elements() * &product(&operands[1].dims[1..]);
     let flops = &points * &Dim::from(2);
     Cost { product_flops: flops.clone(), ..computed(flops, operands, results) }
 }

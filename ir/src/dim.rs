@@ -105,6 +105,13 @@ impl Dim {
         Some(Dim(self.0.iter().map(|(s, c)| (s.clone(), c / divisor)).collect()))
     }
 
+    /// How many times `other` it is, when that is a whole number above zero.
+    pub fn ratio(&self, other: &Dim) -> Option<i64> {
+        let (own, theirs) = (self.0.values().next()?, other.0.values().next()?);
+        let ratio = own.checked_div(*theirs)?;
+        (ratio > 0 && *self == other * &Dim::constant(ratio)).then_some(ratio)
+    }
+
     fn add_term(&mut self, symbols: Vec<String>, coefficient: i64) {
         let entry = self.0.entry(symbols.clone()).or_insert(0);
         *entry = entry.saturating_add(coefficient);

@@ -4,6 +4,7 @@
 //! evaluates its definition. Deliberately absent: collectives, which need peers, and the narrow
 //! floating-point types.
 
+mod conv;
 mod elementwise;
 mod sum;
 mod view;
@@ -140,6 +141,7 @@ pub fn eval_op(op: &Op, operands: &[&Tensor], bindings: &Bindings) -> Result<Ten
         Op::Select => elementwise::select(x(0), x(1), x(2)),
         Op::Cast { dtype } => cast(held(*dtype)?, x(0)),
         Op::Contract(einsum) => sum::contract(einsum, x(0), x(1)),
+        Op::Conv(c) => conv::conv(c, x(0), x(1)),
         Op::Reduce { combiner, dims } => sum::reduce(*combiner, dims, x(0)),
         Op::Prod { dims } => sum::prod(dims, x(0)),
         Op::ArgMax { dim } => sum::argmax(*dim, x(0)),

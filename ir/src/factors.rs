@@ -54,6 +54,7 @@ pub fn factors(node: &Node, function: &Function, module: &Module) -> Vec<Factor>
             elementwise_factors(operands.len(), result)
         }
         Op::Contract(einsum) => contract_factors(einsum, operands[0], operands[1]),
+        Op::Conv(_) => conv_factors(operands[0], operands[1]),
         Op::Reduce { combiner, dims } => reduce_factors(*combiner, dims, operands[0]),
         Op::Prod { dims } => kept_factors(dims, operands[0]),
         Op::ArgMax { dim } => kept_factors(&[*dim], operands[0]),
@@ -189,6 +190,30 @@ fn contract_factors(e: &Einsum, a: &TensorType, b: &TensorType) -> Vec<Factor> {
             cut @ (Layout::Cut { .. } | Layout::Partial(_)) => cut,
         };
         factors.push(factor(units, vec![place(&e.a, letter), place(&e.b, letter)], vec![result]));
+    }
+    factors
+}
+
+/// Samples; without groups, kernels and channels; else whole groups.
+fn conv_factors(x: &TensorType, w: &TensorType) -> Vec<Factor> {
+    let cut = Layout::cut;
+    let whole = Layout::Replicated;
+    let mut factors = vec![factor(&x.dims[0], vec![cut(0), whole], vec![cut(0)])];
+    let groups = x.dims[1].ratio(&w.dims[1]).unwrap_or(1);
+    if groups == 1 {
+        let sum = Layout::Partial(Combiner::Sum);
+        factors.push(factor(&w.dims[0], vec![whole, cut(0)], vec![cut(1)]));
+        factors.push(factor(&x.dims[1], vec![cut(1), cut(1)], vec![sum]));
+        return factors;
+    }
+    let unit = |dim: &Dim| {
+        dim.divide(groups).and_then(|d| d.as_constant()).and_then(|d| usize::try_from(d).ok())
+    };
+    if let (Some(inputs), Some(outputs)) = (unit(&x.dims[1]), unit(&w.dims[0])) {
+        let group = |dim: usize, unit: usize| Layout::Cut { dim, unit };
+        let operands = vec![group(1, inputs), group(0, outputs)];
+        let units = Dim::constant(groups);
+        factors.push(factor(&units, operands, vec![group(1, outputs)]));
     }
     factors
 }

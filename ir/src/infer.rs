@@ -5,7 +5,7 @@ use std::fmt;
 use crate::DType;
 use crate::dim::{Dim, product};
 use crate::module::Module;
-use crate::op::{Collective, Einsum, Op, Unary, Windows};
+use crate::op::{Collective, Convolution, Einsum, Op, Unary, Windows};
 use crate::types::TensorType;
 
 /// A constraint of an op that does not hold, by its number in the op's doc.
@@ -54,6 +54,7 @@ pub fn infer(
         Op::Select => select_type(operands[0], operands[1], operands[2]),
         Op::Cast { dtype } => Ok(operands[0].with_dtype(*dtype)),
         Op::Contract(einsum) => contract_type(einsum, operands[0], operands[1]),
+        Op::Conv(c) => conv_type(c, operands[0], operands[1]),
         Op::Reduce { dims, .. } => reduce_type("reduce", dims, operands[0]),
         Op::Prod { dims } => prod_type(dims, operands[0]),
         Op::ArgMax { dim } => argmax_type(*dim, operands[0]),
@@ -90,6 +91,7 @@ pub fn name(op: &Op) -> &'static str {
         Op::Select => "select",
         Op::Cast { .. } => "cast",
         Op::Contract(_) => "contract",
+        Op::Conv(_) => "conv",
         Op::Reduce { .. } => "reduce",
         Op::Prod { .. } => "prod",
         Op::ArgMax { .. } => "argmax",
@@ -140,6 +142,7 @@ pub fn arity(op: &Op) -> Option<usize> {
         Op::Binary(_)
         | Op::Compare(_)
         | Op::Contract(_)
+        | Op::Conv(_)
         | Op::Gather { .. }
         | Op::ScatterAdd { .. }
         | Op::DynamicSlice { .. } => Some(2),
@@ -239,6 +242,23 @@ fn factors_are_simple(e: &Einsum) -> bool {
         && once(&e.result)
         && e.result.iter().all(|c| e.a.contains(c) || e.b.contains(c))
         && e.letters().iter().all(|c| e.result.contains(c) || (e.a.contains(c) && e.b.contains(c)))
+}
+
+fn conv_type(c: &Convolution, x: &TensorType, w: &TensorType) -> Inferred {
+    let both = || format!("x is {x}, w is {w}");
+    let same = x.dtype == w.dtype && x.dtype.is_float() && x.ndim() == w.ndim() && x.ndim() >= 2;
+    require("conv", 1, same, both)?;
+    let groups = x.dims[1].ratio(&w.dims[1]);
+    let whole = groups.is_some_and(|groups| w.dims[0].divide(groups).is_some());
+    require("conv", 2, whole, both)?;
+    let sizes = |ty: &TensorType| ty.dims[2..].iter().map(fixed).collect::<Option<Vec<_>>>();
+    let sizes = sizes(x).zip(sizes(w));
+    require("conv", 3, sizes.is_some(), both)?;
+    let spatial = sizes.and_then(|(x, w)| c.result_sizes(&x, &w));
+    require("conv", 4, spatial.is_some(), || format!("{} with{c}", both()))?;
+    let spatial = spatial.unwrap_or_default().into_iter().map(Dim::from);
+    let dims = [x.dims[0].clone(), w.dims[0].clone()].into_iter().chain(spatial);
+    Ok(TensorType::new(x.dtype, dims))
 }
 
 fn has_dims(op: &'static str, dims: &[usize], x: &TensorType) -> Result<(), OpError> {

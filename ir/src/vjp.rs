@@ -5,6 +5,8 @@
 //! `max x 0` is a ReLU of slope 0 at 0), and a reduction to the largest or smallest, cumulative
 //! or not, shares it equally among the elements that attain it.
 
+mod conv;
+
 use crate::build::Builder;
 use crate::dim::Dim;
 use crate::module::{Node, ValueId};
@@ -49,6 +51,7 @@ pub fn vjp(
         Op::Select => select(b, s),
         Op::Cast { .. } => vec![cast(b, s)],
         Op::Contract(einsum) => contract(b, s, einsum),
+        Op::Conv(c) => conv::conv(b, s, c),
         Op::Reduce { combiner, dims } => vec![Some(reduce(b, s, *combiner, dims))],
         Op::Prod { dims } => vec![prod(b, s, dims)],
         Op::ArgMax { .. } => none(),

@@ -9,7 +9,9 @@ use super::lex::{Lexeme, Token, lex};
 use crate::dim::Dim;
 use crate::infer::infer;
 use crate::module::{Function, Kind, Module, Node, Value, ValueId};
-use crate::op::{Binary, Collective, Combiner, Comparison, Einsum, Op, Unary, Windows};
+use crate::op::{
+    Binary, Collective, Combiner, Comparison, Convolution, Einsum, Op, Unary, Windows,
+};
 use crate::types::TensorType;
 use crate::{DType, Diagnostic, Span};
 
@@ -538,6 +540,7 @@ fn build_op(
         "fold_key" => Op::FoldKey { salt: u32::try_from(attrs.integer("salt")?).ok()? },
         "cast" => Op::Cast { dtype: dtype()? },
         "contract" => Op::Contract(Einsum::parse(bare_word()?)?),
+        "conv" => Op::Conv(convolution(attrs, first()?)?),
         "reduce" => Op::Reduce { combiner: combiner()?, dims: attrs.dims("dims", first()?, pack)? },
         "prod" => Op::Prod { dims: attrs.dims("dims", first()?, pack)? },
         "argmax" => Op::ArgMax { dim: attrs.dim("dim", first()?)? },
@@ -593,6 +596,25 @@ fn build_op(
             collective(attrs, Collective::ReduceScatter { dim, counts: counts(attrs)?, own })?
         }
         _ => return None,
+    })
+}
+
+/// Lists that are not there are of ones, or of zeros for the padding.
+fn convolution(attrs: &Attrs, ndim: usize) -> Option<Convolution> {
+    let spatial = ndim.saturating_sub(2);
+    let list = |key: &str, default: i64| match attrs.named.contains_key(key) {
+        true => attrs.sizes(key)?.iter().map(Dim::as_constant).collect::<Option<Vec<i64>>>(),
+        false => Some(vec![default; spatial]),
+    };
+    let steps = |key: &str| -> Option<Vec<usize>> {
+        list(key, 1)?.into_iter().map(|n| usize::try_from(n).ok()).collect()
+    };
+    Some(Convolution {
+        stride: steps("stride")?,
+        before: list("before", 0)?,
+        after: list("after", 0)?,
+        dilation: steps("dilation")?,
+        spread: steps("spread")?,
     })
 }
 

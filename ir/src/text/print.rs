@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::infer;
 use crate::module::{Function, Kind, Module, Node, ValueId};
-use crate::op::{Collective, Op};
+use crate::op::{Collective, Convolution, Op};
 
 impl fmt::Display for Module {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -59,6 +59,14 @@ fn list<T: fmt::Display>(items: &[T]) -> String {
     format!("[{items}]")
 }
 
+impl fmt::Display for Convolution {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Convolution { stride, before, after, dilation, spread } = self;
+        write!(f, " stride={} before={} after={}", list(stride), list(before), list(after))?;
+        write!(f, " dilation={} spread={}", list(dilation), list(spread))
+    }
+}
+
 fn attributes(op: &Op) -> String {
     match op {
         Op::Constant { value, .. } => format!(" {value:?}"),
@@ -71,6 +79,7 @@ fn attributes(op: &Op) -> String {
         Op::Reduce { combiner, dims } => format!(" {} dims={}", combiner.name(), list(dims)),
         Op::Cumulative { combiner, dim } => format!(" {} dim={dim}", combiner.name()),
         Op::Window(windows) | Op::Fold { windows, .. } => format!(" {windows}"),
+        Op::Conv(c) => c.to_string(),
         Op::Prod { dims } | Op::Reverse { dims } => format!(" dims={}", list(dims)),
         Op::Transpose { perm } => format!(" perm={}", list(perm)),
         Op::Broadcast { new, .. } => format!(" new={}", list(new)),

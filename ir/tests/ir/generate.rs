@@ -2,7 +2,7 @@
 
 use gantline_ir::build::Builder;
 use gantline_ir::infer::infer;
-use gantline_ir::op::{Binary, Combiner, Comparison, Einsum, Unary, Windows};
+use gantline_ir::op::{Binary, Combiner, Comparison, Convolution, Einsum, Unary, Windows};
 use gantline_ir::{DType, Dim, Kind, Module, Op, Tensor, TensorType, ValueId};
 
 use crate::draws::Draws;
@@ -131,6 +131,14 @@ fn node(
         Op::Select => (Op::Select, vec![like(&ty.with_dtype(DType::Bool))?, x, like(&ty)?]),
         Op::Cast { .. } => (Op::Cast { dtype: dtypes[r.below(3)] }, vec![x]),
         Op::Contract(_) => (Op::Contract(einsum(&ty, b.ty(y), r)), vec![x, y]),
+        Op::Conv(_) => {
+            let spatial = ty.ndim().checked_sub(2)?;
+            let steps = |r: &mut Draws| (0..spatial).map(|_| 1 + r.below(2)).collect::<Vec<_>>();
+            let padding = |r: &mut Draws| (0..spatial).map(|_| r.below(3) as i64).collect();
+            let (stride, dilation, spread) = (steps(r), steps(r), steps(r));
+            let c = Convolution { stride, before: padding(r), after: padding(r), dilation, spread };
+            (Op::Conv(c), vec![x, y])
+        }
         Op::Reduce { .. } => {
             let dims = (0..ty.ndim()).filter(|_| r.coin()).collect();
             (Op::Reduce { combiner: Combiner::ALL[r.below(3)], dims }, vec![x])

@@ -1,6 +1,8 @@
 //! A case for every op: [`next`] and [`cases`] do not compile while an op has none.
 
-use gantline_ir::op::{Binary, Collective, Combiner, Comparison, Einsum, Unary, Windows};
+use gantline_ir::op::{
+    Binary, Collective, Combiner, Comparison, Convolution, Einsum, Unary, Windows,
+};
 use gantline_ir::{DType, Dim, Op, Tensor};
 
 use crate::draws::Draws;
@@ -15,6 +17,16 @@ pub(crate) struct Case {
 pub(crate) fn kinds() -> Vec<Op> {
     let first = Op::Constant { value: 0.5, dtype: DType::F64, dims: vec![Dim::from(2)] };
     std::iter::successors(Some(first), next).collect()
+}
+
+pub(crate) fn plain_conv() -> Convolution {
+    Convolution {
+        stride: vec![1],
+        before: vec![0],
+        after: vec![0],
+        dilation: vec![1],
+        spread: vec![1],
+    }
 }
 
 const WINDOWS: Windows = Windows { dim: 0, size: 2, stride: 1, dilation: 1 };
@@ -34,7 +46,8 @@ fn next(op: &Op) -> Option<Op> {
         Op::Compare(_) => Op::Select,
         Op::Select => Op::Cast { dtype },
         Op::Cast { .. } => Op::Contract(Einsum::parse("ab,bc->ac").unwrap()),
-        Op::Contract(_) => Op::Reduce { combiner: Combiner::Sum, dims: vec![0] },
+        Op::Contract(_) => Op::Conv(plain_conv()),
+        Op::Conv(_) => Op::Reduce { combiner: Combiner::Sum, dims: vec![0] },
         Op::Reduce { .. } => Op::Prod { dims: vec![0] },
         Op::Prod { .. } => Op::ArgMax { dim: 0 },
         Op::ArgMax { .. } => Op::Cumulative { combiner: Combiner::Sum, dim: 0 },
@@ -78,6 +91,7 @@ pub(crate) fn cases(op: &Op, r: &mut Draws) -> Vec<Case> {
             .map(|dtype| case(Op::Cast { dtype }, [r.signed(&dims)]))
             .into(),
         Op::Contract(_) => contract(r),
+        Op::Conv(_) => vec![conv(1 + r.below(2), r)],
         Op::Reduce { .. } => Combiner::ALL.map(|how| reduce(how, &dims, r)).into(),
         Op::Prod { .. } => vec![case(Op::Prod { dims: some(ndim, r) }, [with_zeros(&dims, r)])],
         Op::ArgMax { .. } => vec![case(Op::ArgMax { dim }, [r.signed(&dims)])],
@@ -184,6 +198,24 @@ fn contract(r: &mut Draws) -> Vec<Case> {
         case(Op::Contract(einsum), operands)
     };
     texts.iter().map(&mut make).collect()
+}
+
+/// Some paddings are negative, and some windows hang over an edge.
+fn conv(spatial: usize, r: &mut Draws) -> Case {
+    loop {
+        let mut steps = |most: usize| (0..spatial).map(|_| 1 + r.below(most)).collect::<Vec<_>>();
+        let (stride, dilation, spread) = (steps(3), steps(2), steps(2));
+        let (kernel, image) = (steps(3), steps(5));
+        let mut padding = || (0..spatial).map(|_| r.below(4) as i64 - 1).collect::<Vec<_>>();
+        let c = Convolution { stride, before: padding(), after: padding(), dilation, spread };
+        if c.result_sizes(&image, &kernel).is_none() {
+            continue;
+        }
+        let [groups, inputs, outputs] = [1 + r.below(3), 1 + r.below(2), 1 + r.below(2)];
+        let x = [&[1 + r.below(3), groups * inputs], image.as_slice()].concat();
+        let w = [&[groups * outputs, inputs], kernel.as_slice()].concat();
+        return case(Op::Conv(c), [r.signed(&x), r.signed(&w)]);
+    }
 }
 
 fn reduce(combiner: Combiner, dims: &[usize], r: &mut Draws) -> Case {

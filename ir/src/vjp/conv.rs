@@ -1,0 +1,101 @@
+//! Gradients of a convolution are convolutions.
+//!
+//! Where `x[i]` meets `w[k]` in `y[j]`, that is where `i * spread + before = j * stride +
+//! k * dilation`, each of the three is a sum of products of the other two; stride, dilation and
+//! spread change places. Legend: g groups, N samples, C and O channels of a group, X, K, Y spatial.
+
+use super::{Cotangents, Site};
+use crate::build::Builder;
+use crate::dim::Dim;
+use crate::module::ValueId;
+use crate::op::{Convolution, Op};
+
+/// Fixed sizes of the spatial dims.
+fn spatial(b: &Builder, value: ValueId) -> Vec<i64> {
+    let size = |dim: &Dim| dim.as_constant().expect("verified: spatial sizes are fixed");
+    b.ty(value).dims[2..].iter().map(size).collect()
+}
+
+pub(super) fn conv(b: &mut Builder, s: &Site, c: &Convolution) -> Cotangents {
+    vec![Some(of_x(b, s, c)), Some(of_w(b, s, c))]
+}
+
+/// `d[N, gO, Y]` with the kernels turned: `w[gO, C, K]` as `[gC, O, K]`, backwards.
+fn of_x(b: &mut Builder, s: &Site, c: &Convolution) -> ValueId {
+    let (x, w, name) = (s.operand(0), s.operand(1), s.names[0].as_str());
+    let named = |part: &str| format!("{name}.{part}");
+    let groups = groups(b, s);
+    let kernel = swapped(b, &named("kernel"), w, groups, 0);
+    let over = (2..b.ty(w).ndim()).collect();
+    let turned = b.push(&named("turned"), Op::Reverse { dims: over }, &[kernel]);
+    let (xs, ks, ys) = (spatial(b, x), spatial(b, w), spatial(b, s.d));
+    let of = |f: &dyn Fn(usize) -> i64| -> Vec<i64> { (0..xs.len()).map(f).collect() };
+    let [stride, dilation, spread] = numbers(c);
+    let before = of(&|at| (ks[at] - 1) * dilation[at] - c.before[at]);
+    let after = of(&|at| (xs[at] - 1) * spread[at] - (ys[at] - 1) * stride[at] + c.before[at]);
+    let back = Convolution {
+        stride: c.spread.clone(),
+        before,
+        after,
+        dilation: c.dilation.clone(),
+        spread: c.stride.clone(),
+    };
+    b.push(name, Op::Conv(back), &[s.d, turned])
+}
+
+/// `x[N, gC, X]` as `[C, gN, X]` with kernels `d` as `[gO, N, Y]`.
+fn of_w(b: &mut Builder, s: &Site, c: &Convolution) -> ValueId {
+    let (x, w, name) = (s.operand(0), s.operand(1), s.names[1].as_str());
+    let named = |part: &str| format!("{name}.{part}");
+    let groups = groups(b, s);
+    let images = swapped(b, &named("images"), x, groups, 1);
+    let mut perm: Vec<usize> = (0..b.ty(s.d).ndim()).collect();
+    perm.swap(0, 1);
+    let kernel = b.push(&named("kernel"), Op::Transpose { perm: perm.clone() }, &[s.d]);
+    let (xs, ks, ys) = (spatial(b, x), spatial(b, w), spatial(b, s.d));
+    let [stride, dilation, spread] = numbers(c);
+    let after = |at: usize| {
+        let windows = (ks[at] - 1) * dilation[at] + (ys[at] - 1) * stride[at];
+        windows - (xs[at] - 1) * spread[at] - c.before[at]
+    };
+    let back = Convolution {
+        stride: c.dilation.clone(),
+        before: c.before.clone(),
+        after: (0..xs.len()).map(after).collect(),
+        dilation: c.stride.clone(),
+        spread: c.spread.clone(),
+    };
+    let turned = b.push(&named("turned"), Op::Conv(back), &[images, kernel]);
+    b.push(name, Op::Transpose { perm }, &[turned])
+}
+
+fn numbers(c: &Convolution) -> [Vec<i64>; 3] {
+    [&c.stride, &c.dilation, &c.spread].map(|of| of.iter().map(|n| *n as i64).collect())
+}
+
+fn groups(b: &Builder, s: &Site) -> i64 {
+    let channels = |value: ValueId| &b.ty(value).dims[1];
+    let groups = channels(s.operand(0)).ratio(channels(s.operand(1)));
+    groups.expect("verified: whole groups")
+}
+
+/// Dims 0 and 1 change places within each group; dim `at` counts the groups.
+fn swapped(b: &mut Builder, name: &str, value: ValueId, groups: i64, at: usize) -> ValueId {
+    let whole = b.ty(value).dims.clone();
+    let own = whole[at].divide(groups).expect("verified: whole groups");
+    let groups = Dim::constant(groups);
+    let mut split = whole.clone();
+    split.splice(at..=at, [groups.clone(), own.clone()]);
+    // Group and own part lie side by side: [g, O, C, ..] -> [g, C, O, ..], or [N, g, C, ..] ->
+    // [C, g, N, ..].
+    let mut perm: Vec<usize> = (0..split.len()).collect();
+    perm[..3].copy_from_slice(if at == 0 { &[0, 2, 1] } else { &[2, 1, 0] });
+    let (first, second) = match at {
+        0 => (&groups * &whole[1], own),
+        _ => (own, &groups * &whole[0]),
+    };
+    let merged = [first, second].into_iter().chain(whole[2..].iter().cloned()).collect();
+    let apart = b.push(&format!("{name}.groups"), Op::Reshape { dims: split }, &[value]);
+    let turned = b.push(&format!("{name}.turned"), Op::Transpose { perm }, &[apart]);
+    b.push(name, Op::Reshape { dims: merged }, &[turned])
+}
