@@ -17,7 +17,7 @@ pub enum Class {
     Product,
     /// Fewer elements than its operand, each of many.
     Reduction,
-    /// As many elements as its operand, each of those before it along a dim.
+    /// Elements that depend on all others along a dim: running sums, orders.
     Scan,
     /// Moves elements of one operand to places that the attributes say, or fills with zeros; a
     /// linear map, term by term.
@@ -58,7 +58,7 @@ impl Op {
             Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Cast { .. } => {
                 Class::Elementwise
             }
-            Op::Cumulative { .. } => Class::Scan,
+            Op::Cumulative { .. } | Op::Sort { .. } | Op::TopK { .. } => Class::Scan,
             Op::Contract(_) | Op::Conv(_) => Class::Product,
             Op::Reduce { .. } | Op::Prod { .. } | Op::ArgMax { .. } => Class::Reduction,
             Op::Reshape { .. }
@@ -72,6 +72,7 @@ impl Op {
             Op::Concat { .. } => Class::Join,
             Op::Gather { .. }
             | Op::ScatterAdd { .. }
+            | Op::Scatter { .. }
             | Op::DynamicUpdateSlice { .. }
             | Op::DynamicSlice { .. } => Class::Indexed,
             Op::Call { .. } => Class::Call,
@@ -102,6 +103,8 @@ impl Op {
             | Op::Prod { .. }
             | Op::ArgMax { .. }
             | Op::Cumulative { .. }
+            | Op::Sort { .. }
+            | Op::TopK { .. }
             | Op::Transpose { .. }
             | Op::Slice { .. }
             | Op::Pad { .. }
@@ -110,6 +113,7 @@ impl Op {
             | Op::Fold { .. }
             | Op::Concat { .. }
             | Op::Gather { .. }
+            | Op::Scatter { .. }
             | Op::DynamicUpdateSlice { .. }
             | Op::Call { .. }
             | Op::Collective { .. } => Stated::Nothing,

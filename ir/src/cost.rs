@@ -72,9 +72,12 @@ pub fn cost(op: &Op, operands: &[&TensorType], results: &[&TensorType], module: 
         }
         Op::Contract(einsum) => contract(einsum, operands, results),
         Op::Conv(_) => conv(operands, results),
-        Op::Reduce { .. } | Op::Prod { .. } | Op::ArgMax { .. } | Op::Cumulative { .. } => {
-            computed(count(operands[0]), operands, results)
-        }
+        Op::Reduce { .. }
+        | Op::Prod { .. }
+        | Op::ArgMax { .. }
+        | Op::Cumulative { .. }
+        | Op::Sort { .. }
+        | Op::TopK { .. } => computed(count(operands[0]), operands, results),
         Op::Reshape { .. } => Cost::default(),
         Op::Transpose { .. } | Op::Broadcast { .. } | Op::Reverse { .. } => {
             moved(operands, results)
@@ -85,6 +88,7 @@ pub fn cost(op: &Op, operands: &[&TensorType], results: &[&TensorType], module: 
         Op::Pad { .. } | Op::Concat { .. } => moved(operands, results),
         Op::Gather { .. } => moved(&[results[0], operands[1]], results),
         Op::ScatterAdd { .. } => computed(count(operands[1]), operands, results),
+        Op::Scatter { .. } => moved(&operands[..3], results),
         Op::DynamicUpdateSlice { .. } => moved(&operands[1..2], &operands[1..2]),
         Op::Call { function } => function_cost(module, function),
         Op::Collective { .. } => moved(operands, results),

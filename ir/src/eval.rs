@@ -6,6 +6,7 @@
 
 mod conv;
 mod elementwise;
+mod order;
 mod sum;
 mod view;
 
@@ -146,6 +147,8 @@ pub fn eval_op(op: &Op, operands: &[&Tensor], bindings: &Bindings) -> Result<Ten
         Op::Prod { dims } => sum::prod(dims, x(0)),
         Op::ArgMax { dim } => sum::argmax(*dim, x(0)),
         Op::Cumulative { combiner, dim } => sum::cumulative(*combiner, *dim, x(0)),
+        Op::Sort { dim, descending } => order::order(*descending, *dim, x(0).dims[*dim], x(0)),
+        Op::TopK { dim, count } => order::order(true, *dim, fits(*count, x(0).dims[*dim])?, x(0)),
         Op::Reshape { dims } => view::reshape(&sizes(dims), x(0)),
         Op::Transpose { perm } => view::transpose(perm, x(0)),
         Op::Broadcast { new, dims } => view::broadcast(new, &sizes(dims), x(0)),
@@ -161,6 +164,7 @@ pub fn eval_op(op: &Op, operands: &[&Tensor], bindings: &Bindings) -> Result<Ten
         Op::ScatterAdd { dim, start, size: rows } => {
             view::scatter_add(*dim, *start, size(rows, bindings), x(0), x(1))
         }
+        Op::Scatter { dim, start } => view::scatter(*dim, *start, x(0), x(1), x(2)),
         Op::DynamicUpdateSlice { dim } => {
             fits(x(1).dims[*dim], x(0).dims[*dim])?;
             view::dynamic_update_slice(*dim, x(0), x(1), x(2))

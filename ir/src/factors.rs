@@ -4,6 +4,8 @@
 //! dims propagate. Cutting a factor over an axis cuts every operand dim that it indexes; the result
 //! is cut where the factor indexes it and partial where the factor is reduced away.
 
+use std::cmp::Ordering;
+
 use crate::class::{Class, Stated};
 use crate::dim::Dim;
 use crate::library::{CompositeFactor, templates};
@@ -58,7 +60,9 @@ pub fn factors(node: &Node, function: &Function, module: &Module) -> Vec<Factor>
         Op::Reduce { combiner, dims } => reduce_factors(*combiner, dims, operands[0]),
         Op::Prod { dims } => kept_factors(dims, operands[0]),
         Op::ArgMax { dim } => kept_factors(&[*dim], operands[0]),
-        Op::Cumulative { dim, .. } => untouched_factors(&[*dim], &operands, result),
+        Op::Cumulative { dim, .. } | Op::Sort { dim, .. } | Op::TopK { dim, .. } => {
+            untouched_factors(&[*dim], &operands, result)
+        }
         Op::Reshape { .. } => reshape_factors(operands[0], result),
         Op::Transpose { perm } => transpose_factors(perm, result),
         Op::Broadcast { new, .. } => broadcast_factors(new, result),
@@ -72,6 +76,7 @@ pub fn factors(node: &Node, function: &Function, module: &Module) -> Vec<Factor>
         Op::Concat { dim } => untouched_factors(&[*dim], &operands, result),
         Op::Gather { dim, .. } => gather_factors(*dim, operands[0], operands[1], result),
         Op::ScatterAdd { dim, .. } => scatter_factors(*dim, operands[0], result),
+        Op::Scatter { dim, .. } => replace_factors(*dim, operands[1], result),
         Op::DynamicUpdateSlice { dim } => untouched_factors(&[*dim], &operands, result),
         Op::DynamicSlice { dim, .. } => untouched_factors(&[*dim], &operands, result),
         Op::Call { function: callee } => call_factors(callee, module),
@@ -90,7 +95,8 @@ pub fn make_local(op: &mut Op, dims: &[Dim], offsets: &[(Offset, i64)]) {
         match (&mut *op, offset) {
             (Op::Iota { start, .. }, Offset::Start)
             | (Op::Gather { start, .. }, Offset::Start)
-            | (Op::ScatterAdd { start, .. }, Offset::Start) => *start += units,
+            | (Op::ScatterAdd { start, .. }, Offset::Start)
+            | (Op::Scatter { start, .. }, Offset::Start) => *start += units,
             (Op::Random { start, .. }, Offset::RandomStart(dim)) => start[*dim] += units,
             (_, Offset::Start | Offset::RandomStart(_) | Offset::Attribute { .. }) => {}
         }
@@ -369,6 +375,21 @@ fn scatter_factors(dim: usize, ids: &TensorType, result: &TensorType) -> Vec<Fac
         }
     }
     factors
+}
+
+/// Dims beside the ids, and the slices themselves: ids of other ranks' slices are left out.
+fn replace_factors(dim: usize, ids: &TensorType, result: &TensorType) -> Vec<Factor> {
+    let cut = |(at, size): (usize, &Dim)| {
+        let updates = match at.cmp(&dim) {
+            Ordering::Less => Layout::cut(at),
+            Ordering::Equal => Layout::Replicated,
+            Ordering::Greater => Layout::cut(at + ids.ndim() - 1),
+        };
+        let operands = vec![Layout::cut(at), Layout::Replicated, updates];
+        let offsets = if at == dim { vec![Offset::Start] } else { Vec::new() };
+        Factor { offsets, ..factor(size, operands, vec![Layout::cut(at)]) }
+    };
+    result.dims.iter().enumerate().map(cut).collect()
 }
 
 fn call_factors(callee: &str, module: &Module) -> Vec<Factor> {

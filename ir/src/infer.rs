@@ -59,6 +59,8 @@ pub fn infer(
         Op::Prod { dims } => prod_type(dims, operands[0]),
         Op::ArgMax { dim } => argmax_type(*dim, operands[0]),
         Op::Cumulative { dim, .. } => cumulative_type(*dim, operands[0]),
+        Op::Sort { dim, .. } => order_type("sort", *dim, None, operands[0]),
+        Op::TopK { dim, count } => order_type("top_k", *dim, Some(*count), operands[0]),
         Op::Reshape { dims } => reshape_type(dims, operands[0]),
         Op::Transpose { perm } => transpose_type(perm, operands[0]),
         Op::Broadcast { new, dims } => broadcast_type(new, dims, operands[0]),
@@ -70,6 +72,7 @@ pub fn infer(
         Op::Concat { dim } => concat_type(*dim, operands),
         Op::Gather { dim, .. } => gather_type(*dim, operands[0], operands[1]),
         Op::ScatterAdd { dim, size, .. } => scatter_type(*dim, size, operands[0], operands[1]),
+        Op::Scatter { dim, .. } => replace_type(*dim, operands),
         Op::DynamicUpdateSlice { dim } => update_type(*dim, operands),
         Op::DynamicSlice { dim, size } => dynamic_slice_type(*dim, size, operands[0], operands[1]),
         Op::Call { function } => return call_types(function, operands, module),
@@ -96,6 +99,8 @@ pub fn name(op: &Op) -> &'static str {
         Op::Prod { .. } => "prod",
         Op::ArgMax { .. } => "argmax",
         Op::Cumulative { .. } => "cumulative",
+        Op::Sort { .. } => "sort",
+        Op::TopK { .. } => "top_k",
         Op::Reshape { .. } => "reshape",
         Op::Transpose { .. } => "transpose",
         Op::Broadcast { .. } => "broadcast",
@@ -107,6 +112,7 @@ pub fn name(op: &Op) -> &'static str {
         Op::Concat { .. } => "concat",
         Op::Gather { .. } => "gather",
         Op::ScatterAdd { .. } => "scatter_add",
+        Op::Scatter { .. } => "scatter",
         Op::DynamicUpdateSlice { .. } => "dynamic_update_slice",
         Op::DynamicSlice { .. } => "dynamic_slice",
         Op::Call { .. } => "call",
@@ -130,6 +136,8 @@ pub fn arity(op: &Op) -> Option<usize> {
         | Op::Prod { .. }
         | Op::ArgMax { .. }
         | Op::Cumulative { .. }
+        | Op::Sort { .. }
+        | Op::TopK { .. }
         | Op::Reshape { .. }
         | Op::Transpose { .. }
         | Op::Broadcast { .. }
@@ -146,7 +154,7 @@ pub fn arity(op: &Op) -> Option<usize> {
         | Op::Gather { .. }
         | Op::ScatterAdd { .. }
         | Op::DynamicSlice { .. } => Some(2),
-        Op::Select | Op::DynamicUpdateSlice { .. } => Some(3),
+        Op::Select | Op::Scatter { .. } | Op::DynamicUpdateSlice { .. } => Some(3),
         Op::Concat { .. } | Op::Call { .. } => None,
     }
 }
@@ -288,6 +296,16 @@ fn cumulative_type(dim: usize, x: &TensorType) -> Inferred {
     Ok(x.clone())
 }
 
+fn order_type(op: &'static str, dim: usize, count: Option<usize>, x: &TensorType) -> Inferred {
+    has_dim(op, 1, dim, x)?;
+    let mut ty = x.with_dtype(DType::I32);
+    if let Some(count) = count {
+        require(op, 2, no_larger(&Dim::from(count), &x.dims[dim]), || format!("{count} of {x}"))?;
+        ty.dims[dim] = Dim::from(count);
+    }
+    Ok(ty)
+}
+
 fn reverse_type(dims: &[usize], x: &TensorType) -> Inferred {
     has_dims("reverse", dims, x)?;
     Ok(x.clone())
@@ -394,6 +412,19 @@ fn scatter_type(dim: usize, size: &Dim, ids: &TensorType, x: &TensorType) -> Inf
     let after = &x.dims[dim + ids.ndim()..];
     let dims = x.dims[..dim].iter().chain([size]).chain(after);
     Ok(TensorType::new(x.dtype, dims.cloned()))
+}
+
+fn replace_type(dim: usize, operands: &[&TensorType]) -> Inferred {
+    let (x, ids, updates) = (operands[0], operands[1], operands[2]);
+    require("scatter", 1, is_index(ids.dtype), || format!("the ids are {ids}"))?;
+    let there = updates.dims.get(dim..dim + ids.ndim());
+    let fits = dim < x.ndim() && there == Some(&ids.dims[..]) && updates.dtype == x.dtype && {
+        let after = &updates.dims[dim + ids.ndim()..];
+        updates.dims[..dim] == x.dims[..dim] && *after == x.dims[dim + 1..]
+    };
+    let found = || format!("updates {updates} of ids {ids} at dim {dim} of {x}");
+    require("scatter", 2, fits, found)?;
+    Ok(x.clone())
 }
 
 fn update_type(dim: usize, operands: &[&TensorType]) -> Inferred {

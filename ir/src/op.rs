@@ -425,6 +425,27 @@ pub enum Op {
         /// The dim.
         dim: usize,
     },
+    /// `sort ascending dim=1 x` — the indices, `i32`, that sort the elements along a dim. Equal
+    /// elements stay in order; a NaN is larger than every number.
+    ///
+    /// - (C1) the dim exists
+    Sort {
+        /// The dim.
+        dim: usize,
+        /// Whether the largest come first.
+        descending: bool,
+    },
+    /// `top_k dim=1 count=4 x` — the indices, `i32`, of the largest elements along a dim, the
+    /// largest first; the first `count` of a descending [`Op::Sort`].
+    ///
+    /// - (C1) the dim exists
+    /// - (C2) there are `count` elements
+    TopK {
+        /// The dim.
+        dim: usize,
+        /// How many.
+        count: usize,
+    },
     /// `reshape x` — the same elements in row-major order under other dims.
     ///
     /// - (C1) the number of elements stays
@@ -525,6 +546,17 @@ pub enum Op {
         start: i64,
         /// The size of that dim.
         size: Dim,
+    },
+    /// `scatter dim=0 start=0 x ids updates` — `x` with its slices of the given ids along `dim`
+    /// replaced; of several for one id the last one stays. Ids outside are left out.
+    ///
+    /// - (C1) ids are `i32`, `i64` or `u32`
+    /// - (C2) `updates` has the element type of `x`, and the ids' dims in place of `dim`
+    Scatter {
+        /// The dim of `x` that the ids index.
+        dim: usize,
+        /// The id of the first slice of `x`.
+        start: i64,
     },
     /// `dynamic_update_slice dim=1 x update at` — `x` with `update` written from index `at` on.
     ///

@@ -56,6 +56,7 @@ pub fn vjp(
         Op::Prod { dims } => vec![prod(b, s, dims)],
         Op::ArgMax { .. } => none(),
         Op::Cumulative { combiner, dim } => vec![cumulative(b, s, *combiner, *dim)],
+        Op::Sort { .. } | Op::TopK { .. } => none(),
         Op::Reshape { .. } => vec![Some(reshape(b, s))],
         Op::Transpose { perm } => vec![Some(transpose(b, s, perm))],
         Op::Broadcast { new, .. } => vec![Some(sum(b, s, new))],
@@ -67,6 +68,7 @@ pub fn vjp(
         Op::Concat { dim } => concat(b, s, *dim)?,
         Op::Gather { dim, start } => vec![Some(gather(b, s, *dim, *start)), None],
         Op::ScatterAdd { dim, start, .. } => vec![None, Some(scatter_add(b, s, *dim, *start))],
+        Op::Scatter { dim, start } => scatter(b, s, *dim, *start),
         Op::DynamicUpdateSlice { dim } => dynamic_update_slice(b, s, *dim),
         Op::DynamicSlice { dim, .. } => vec![Some(dynamic_slice(b, s, *dim)), None],
         Op::Call { .. } | Op::Collective { .. } => return Err(no_gradient(b, node, "")),
@@ -406,6 +408,35 @@ fn gather(b: &mut Builder, s: &Site, dim: usize, start: i64) -> ValueId {
 
 fn scatter_add(b: &mut Builder, s: &Site, dim: usize, start: i64) -> ValueId {
     b.push(&s.names[1], Op::Gather { dim, start }, &[s.d, s.operand(0)])
+}
+
+/// What was replaced gets nothing; of several updates of one slice the last one gets it all.
+fn scatter(b: &mut Builder, s: &Site, dim: usize, start: i64) -> Cotangents {
+    let (x, ids, updates) = (s.operand(0), s.operand(1), s.operand(2));
+    if !b.ty(x).dtype.is_float() {
+        return vec![None; 3];
+    }
+    let name = s.names[2].clone();
+    let named = |part: &str| format!("{name}.{part}");
+    let zero = zero_like(b, &name, updates);
+    let dx = b.push(&s.names[0], Op::Scatter { dim, start }, &[s.d, ids, zero]);
+    // The number of each update is written where the update is, and read again.
+    let (of_ids, of_updates) = (b.ty(ids).clone(), b.ty(updates).clone());
+    let (flat, of_ids_ndim) = (vec![of_ids.elements()], of_ids.ndim());
+    let number = b.iota(&named("number"), 0, DType::I32, flat);
+    let numbers = b.push(&named("numbers"), Op::Reshape { dims: of_ids.dims }, &[number]);
+    let slots = TensorType::new(DType::I32, [b.ty(x).dims[dim].clone()]);
+    let nobody = b.constant(&named("nobody"), -1.0, slots);
+    let owner = Op::Scatter { dim: 0, start };
+    let owner = b.push(&named("owner"), owner, &[nobody, ids, numbers]);
+    let last = b.push(&named("last"), Op::Gather { dim: 0, start }, &[owner, ids]);
+    let stays = b.compare(&named("stays"), Comparison::Eq, last, numbers);
+    let beside = (0..of_updates.ndim()).filter(|at| !(dim..dim + of_ids_ndim).contains(at));
+    let repeat = Op::Broadcast { new: beside.collect(), dims: of_updates.dims.clone() };
+    let stay = b.push(&named("stay"), repeat, &[stays]);
+    let read = b.push(&named("read"), Op::Gather { dim, start }, &[s.d, ids]);
+    let dupdates = b.push(&name, Op::Select, &[stay, read, zero]);
+    vec![Some(dx), None, Some(dupdates)]
 }
 
 fn dynamic_update_slice(b: &mut Builder, s: &Site, dim: usize) -> Cotangents {

@@ -90,6 +90,16 @@ pub(super) fn scatter_add(dim: usize, start: i64, size: usize, ids: &Tensor, x: 
     summed(&dims, &row_places(&dims, dim, &ids), x)
 }
 
+pub(super) fn scatter(dim: usize, start: i64, x: &Tensor, ids: &Tensor, new: &Tensor) -> Tensor {
+    let ids: Vec<i64> = integers(ids).iter().map(|id| id - start).collect();
+    let places = row_places(&x.dims, dim, &ids);
+    let inside: Vec<usize> = (0..places.len()).filter(|at| places[*at] != NOWHERE).collect();
+    let targets: Vec<usize> = inside.iter().map(|at| places[*at]).collect();
+    let mut out = x.clone();
+    out.data.put(&targets, &new.data.pick(&inside));
+    out
+}
+
 /// Zeros to which each element is added at its place, in order.
 fn summed(dims: &[usize], places: &[usize], x: &Tensor) -> Tensor {
     let count = dims.iter().product();

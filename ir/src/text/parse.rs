@@ -545,6 +545,15 @@ fn build_op(
         "prod" => Op::Prod { dims: attrs.dims("dims", first()?, pack)? },
         "argmax" => Op::ArgMax { dim: attrs.dim("dim", first()?)? },
         "cumulative" => Op::Cumulative { combiner: combiner()?, dim: attrs.dim("dim", first()?)? },
+        "sort" => {
+            let descending = match bare_word()? {
+                "ascending" => false,
+                "descending" => true,
+                _ => return None,
+            };
+            Op::Sort { dim: attrs.dim("dim", first()?)?, descending }
+        }
+        "top_k" => Op::TopK { dim: attrs.dim("dim", first()?)?, count: attrs.size("count")? },
         "reshape" => Op::Reshape { dims: dims()? },
         "transpose" => {
             let perm = attrs.sizes("perm")?;
@@ -579,6 +588,10 @@ fn build_op(
             let dim = attrs.dim("dim", declared?.ndim())?;
             let start = attrs.integer("start").unwrap_or(0);
             Op::ScatterAdd { dim, start, size: declared?.dims.get(dim)?.clone() }
+        }
+        "scatter" => {
+            let start = attrs.integer("start").unwrap_or(0);
+            Op::Scatter { dim: attrs.dim("dim", first()?)?, start }
         }
         "dynamic_update_slice" => Op::DynamicUpdateSlice { dim: attrs.dim("dim", first()?)? },
         "dynamic_slice" => {

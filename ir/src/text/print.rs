@@ -80,12 +80,18 @@ fn attributes(op: &Op) -> String {
         Op::Cumulative { combiner, dim } => format!(" {} dim={dim}", combiner.name()),
         Op::Window(windows) | Op::Fold { windows, .. } => format!(" {windows}"),
         Op::Conv(c) => c.to_string(),
+        Op::Sort { dim, descending } => {
+            format!(" {} dim={dim}", if *descending { "descending" } else { "ascending" })
+        }
+        Op::TopK { dim, count } => format!(" dim={dim} count={count}"),
         Op::Prod { dims } | Op::Reverse { dims } => format!(" dims={}", list(dims)),
         Op::Transpose { perm } => format!(" perm={}", list(perm)),
         Op::Broadcast { new, .. } => format!(" new={}", list(new)),
         Op::Slice { dim, start, size } => format!(" dim={dim} start={start} size={size}"),
         Op::Pad { dim, before, after } => format!(" dim={dim} before={before} after={after}"),
-        Op::Gather { dim, start } | Op::ScatterAdd { dim, start, .. } => {
+        Op::Gather { dim, start }
+        | Op::Scatter { dim, start }
+        | Op::ScatterAdd { dim, start, .. } => {
             format!(" dim={dim} start={start}")
         }
         Op::ArgMax { dim }

@@ -32,6 +32,12 @@ fn each_constraint_refuses_by_its_number() {
         ("%y: f64[5] = fold dim=0 size=3 stride=1 %x", "fold (C1)"),
         ("%y: f64[2, 3] = fold dim=1 size=3 stride=1 %x", "fold (C1)"),
         ("%y: f64[2] = fold dim=0 size=3 stride=1 %x", "fold (C2)"),
+        ("%y: i32[2, 3] = sort ascending dim=2 %x", "sort (C1)"),
+        ("%y: i32[2, 3] = top_k dim=2 count=1 %x", "top_k (C1)"),
+        ("%y: i32[2, 4] = top_k dim=1 count=4 %x", "top_k (C2)"),
+        ("%y: f64[2, 3] = scatter dim=0 start=0 %x %x %x", "scatter (C1)"),
+        ("%y: f64[2, 3] = scatter dim=0 start=0 %x %i %x", "scatter (C2)"),
+        ("%y: f64[2, 3] = scatter dim=2 start=0 %x %i %x", "scatter (C2)"),
         ("%y: f64[2, 3] = reverse dims=[0, 2] %x", "reverse (C1)"),
         ("%y: f64[2, 3] = reverse dims=[1, 1] %x", "reverse (C1)"),
     ] {
@@ -78,6 +84,21 @@ fn small_values_are_those_of_the_definition() {
             "%y: f64[4] = fold dim=0 size=3 %x",
             [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
             numbers(&[1.0, 6.0, 8.0, 6.0]),
+        ),
+        (
+            "%y: i32[2, 3] = sort ascending dim=1 %x",
+            [2.0, nan, 1.0, 4.0, -5.0, 4.0],
+            numbers(&[2.0, 0.0, 1.0, 1.0, 0.0, 2.0]),
+        ),
+        (
+            "%y: i32[2, 3] = sort descending dim=1 %x",
+            [2.0, nan, 1.0, 4.0, -5.0, 4.0],
+            numbers(&[1.0, 0.0, 2.0, 0.0, 2.0, 1.0]),
+        ),
+        (
+            "%y: i32[1, 3] = top_k dim=0 count=1 %x",
+            [2.0, 6.0, 1.0, 2.0, -5.0, 4.0],
+            numbers(&[0.0, 0.0, 1.0]),
         ),
         (
             "%y: f64[2, 3] = reverse dims=[0, 1] %x",

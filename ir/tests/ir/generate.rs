@@ -148,6 +148,8 @@ fn node(
         Op::Cumulative { .. } => {
             (Op::Cumulative { combiner: Combiner::ALL[r.below(3)], dim }, vec![x])
         }
+        Op::Sort { .. } => (Op::Sort { dim, descending: r.coin() }, vec![x]),
+        Op::TopK { .. } => (Op::TopK { dim, count: r.below(size()? + 1) }, vec![x]),
         Op::Reshape { .. } => (Op::Reshape { dims: vec![ty.elements(), Dim::from(1)] }, vec![x]),
         Op::Transpose { .. } => (Op::Transpose { perm: (0..ty.ndim()).rev().collect() }, vec![x]),
         Op::Broadcast { .. } => {
@@ -178,6 +180,7 @@ fn node(
             let size = Dim::from(1 + r.below(4));
             (Op::ScatterAdd { dim, start: r.below(3) as i64 - 1, size }, vec![ids, x])
         }
+        Op::Scatter { .. } => (Op::Scatter { dim, start: r.below(3) as i64 - 1 }, vec![x, ids, y]),
         Op::DynamicUpdateSlice { .. } => (Op::DynamicUpdateSlice { dim }, vec![x, y, at]),
         Op::DynamicSlice { .. } => {
             let size = ty.dims.get(dim)?.clone();

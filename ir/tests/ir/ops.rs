@@ -51,7 +51,9 @@ fn next(op: &Op) -> Option<Op> {
         Op::Reduce { .. } => Op::Prod { dims: vec![0] },
         Op::Prod { .. } => Op::ArgMax { dim: 0 },
         Op::ArgMax { .. } => Op::Cumulative { combiner: Combiner::Sum, dim: 0 },
-        Op::Cumulative { .. } => Op::Reshape { dims: dims() },
+        Op::Cumulative { .. } => Op::Sort { dim: 0, descending: false },
+        Op::Sort { .. } => Op::TopK { dim: 0, count: 1 },
+        Op::TopK { .. } => Op::Reshape { dims: dims() },
         Op::Reshape { .. } => Op::Transpose { perm: vec![1, 0] },
         Op::Transpose { .. } => Op::Broadcast { new: vec![0], dims: dims() },
         Op::Broadcast { .. } => Op::Slice { dim: 0, start: 0, size: 1 },
@@ -62,7 +64,8 @@ fn next(op: &Op) -> Option<Op> {
         Op::Fold { .. } => Op::Concat { dim: 0 },
         Op::Concat { .. } => Op::Gather { dim: 0, start: 0 },
         Op::Gather { .. } => Op::ScatterAdd { dim: 0, start: 0, size: Dim::from(3) },
-        Op::ScatterAdd { .. } => Op::DynamicUpdateSlice { dim: 0 },
+        Op::ScatterAdd { .. } => Op::Scatter { dim: 0, start: 0 },
+        Op::Scatter { .. } => Op::DynamicUpdateSlice { dim: 0 },
         Op::DynamicUpdateSlice { .. } => Op::DynamicSlice { dim: 0, size: Dim::from(1) },
         Op::DynamicSlice { .. } => Op::Call { function: "layer".to_owned() },
         Op::Call { .. } => {
@@ -98,6 +101,13 @@ pub(crate) fn cases(op: &Op, r: &mut Draws) -> Vec<Case> {
         Op::Cumulative { .. } => Combiner::ALL
             .map(|combiner| case(Op::Cumulative { combiner, dim }, [r.signed(&dims)]))
             .into(),
+        Op::Sort { .. } => {
+            vec![case(Op::Sort { dim, descending: r.coin() }, [r.ids(&dims, -2, 3)])]
+        }
+        Op::TopK { .. } => {
+            let count = 1 + r.below(dims[dim]);
+            vec![case(Op::TopK { dim, count }, [r.signed(&dims)])]
+        }
         Op::Reshape { .. } => vec![case(Op::Reshape { dims: flat(&dims) }, [r.signed(&dims)])],
         Op::Transpose { .. } => vec![transpose(&dims, r)],
         Op::Broadcast { .. } => vec![broadcast(&dims, dim, r)],
@@ -131,6 +141,7 @@ pub(crate) fn cases(op: &Op, r: &mut Draws) -> Vec<Case> {
         }
         Op::Gather { .. } => vec![gather(&dims, dim, r)],
         Op::ScatterAdd { .. } => vec![scatter_add(&dims, dim, r)],
+        Op::Scatter { .. } => vec![scatter(&dims, dim, r)],
         Op::DynamicUpdateSlice { .. } => {
             let size = 1 + r.below(dims[dim]);
             let update = r.signed(&with(&dims, dim, size));
@@ -261,6 +272,16 @@ fn gather(dims: &[usize], dim: usize, r: &mut Draws) -> Case {
     let of = r.dims(count);
     let ids = r.ids(&of, start - 1, start + dims[dim] as i64 + 1);
     case(Op::Gather { dim, start }, [r.signed(dims), ids])
+}
+
+/// Some ids lie outside, some stand twice.
+fn scatter(dims: &[usize], dim: usize, r: &mut Draws) -> Case {
+    let (start, count) = (r.below(3) as i64, r.below(3));
+    let of = r.dims(count);
+    let ids = r.ids(&of, start - 1, start + dims[dim] as i64 + 1);
+    let mut updates = dims.to_vec();
+    updates.splice(dim..=dim, of);
+    case(Op::Scatter { dim, start }, [r.signed(dims), ids, r.signed(&updates)])
 }
 
 fn scatter_add(dims: &[usize], dim: usize, r: &mut Draws) -> Case {
