@@ -7,6 +7,7 @@ mod constraints;
 mod draws;
 mod generate;
 mod gradients;
+mod identities;
 mod ops;
 mod passes;
 mod shardings;
