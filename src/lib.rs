@@ -56,8 +56,7 @@ use std::time::Duration;
 
 use codegen::compile::Compiled;
 use ir::import::{Description, Model, Options};
-use ir::{Diagnostic, Module, Plan, Program};
-use kernels::Kernel;
+use ir::{Module, Plan};
 use planner::search::{Found, Job};
 use runtime::execute::{Classes, Session};
 use runtime::trace::Tracing;
@@ -83,23 +82,13 @@ pub fn prepare(model: &Model) -> Result<Module, Failure> {
 
 /// Module and cluster to plan: the fastest that fits.
 pub fn plan(job: &Job<'_>) -> Result<Found, Failure> {
-    Ok(planner::search::search(job, &compiled)?)
+    Ok(planner::search::search(job)?)
 }
 
 /// Module and plan to programs: one for each class of ranks.
 pub fn compile(module: &Module, entry: &str, plan: &Plan) -> Result<Classes, Failure> {
-    let (programs, kernels) = compiled(module, entry, plan)?;
-    Ok(Classes { programs, kernels, mesh: plan.mesh })
-}
-
-/// The compiler as the planner calls it.
-pub fn compiled(
-    module: &Module,
-    entry: &str,
-    plan: &Plan,
-) -> Result<(Vec<Program>, Vec<Kernel>), Diagnostic> {
     let Compiled { programs, kernels } = codegen::compile::compile(module, entry, plan)?;
-    Ok((programs, kernels))
+    Ok(Classes { programs, kernels, mesh: plan.mesh })
 }
 
 /// Programs to session: ranks that wait for work, as threads of this process.

@@ -62,9 +62,9 @@ fn memory_is_that_of_arenas_and_workspaces() {
         let found = plan(&question.job()).unwrap();
         let classes = compile(&question.module, LOSS, &found.plan).unwrap();
         let ranks = found.plan.mesh.ranks();
-        let footprints: Vec<Footprint> = (0..ranks)
-            .map(|r| Footprint::of(classes.program_of(r), &classes.kernels, threads))
-            .collect();
+        let of_class = Footprint::of_all(&classes.programs, &classes.kernels, threads);
+        let footprints: Vec<Footprint> =
+            (0..ranks).map(|rank| of_class[classes.class_of(rank)]).collect();
         let predicted = found.plan.predictions["arena_bytes"].value;
         assert_eq!(predicted, footprints.iter().map(|f| f.arena).max().unwrap() as f64);
         let whole = Region::new(ALLOCATOR);
@@ -73,7 +73,7 @@ fn memory_is_that_of_arenas_and_workspaces() {
         let change = whole.change();
         let live = change.bytes_allocated as u64 - change.bytes_deallocated as u64;
         let arenas: u64 = footprints.iter().map(|f| f.arena).sum();
-        let workspaces: u64 = footprints.iter().map(|f| f.workspace).sum();
+        let workspaces: u64 = footprints.iter().map(|f| f.workspace + f.mailboxes).sum();
         assert!(live >= arenas, "{mesh:?}: the arenas are allocated");
         let rest = live - arenas;
         let bound = workspaces + ranks as u64 * MIB;

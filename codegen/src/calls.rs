@@ -131,6 +131,46 @@ impl Calls {
     }
 }
 
+/// For each parameter of a layer, whether its gradient is added to what its buffer holds.
+///
+/// With one micro-batch the first backward call that touches a weight's gradient overwrites it, so
+/// that nothing is cleared first; a layer that is called again for the same weight adds. With
+/// several micro-batches all gradients of weights are added.
+pub fn gradient_adds(own: &[Call], function: &str, microbatch_count: usize) -> Vec<bool> {
+    let mut touched = Vec::new();
+    let mut adds = Vec::new();
+    for call in own.iter().rev() {
+        let is_meant = call.function == function;
+        if is_meant {
+            adds.resize(call.operands.len(), false);
+        }
+        for (at, operand) in call.operands.iter().enumerate() {
+            let Operand::Weight(weight) = operand else { continue };
+            if is_meant && (microbatch_count > 1 || touched.contains(weight)) {
+                adds[at] = true;
+            }
+            touched.push(*weight);
+        }
+    }
+    adds
+}
+
+/// Whether a gradient is added to before anything was written to it in this step.
+pub(crate) fn must_clear(own: &[Call], microbatch_count: usize) -> bool {
+    let mut touched = Vec::new();
+    for call in own.iter().rev() {
+        let adds = gradient_adds(own, &call.function, microbatch_count);
+        for (operand, adds) in call.operands.iter().zip(adds) {
+            let Operand::Weight(weight) = operand else { continue };
+            if adds && !touched.contains(weight) {
+                return true;
+            }
+            touched.push(*weight);
+        }
+    }
+    false
+}
+
 fn is_layer(module: &Module, name: &str) -> bool {
     module.function(name).is_some_and(|f| f.kind == Kind::Layer)
 }

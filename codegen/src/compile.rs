@@ -6,17 +6,18 @@
 //! values are given separate room for the whole step.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use ir::program::{Contents, Feed, Program, Step};
 use ir::sharding::Layout;
 use ir::{DType, Diagnostic, Module, Plan, Span, ValueId};
 use kernels::Kernel;
 
-use crate::calls::{Call, Calls, Operand};
+use crate::calls::{Call, Calls, Operand, gradient_adds, must_clear};
 use crate::evaluation::{self, Evaluation, Maker};
 use crate::lower::KernelTable;
 use crate::partition::{Place, layouts};
-use crate::routines::{Layer, layer};
+use crate::routines::{Layer, Layers};
 use crate::specialise::Source;
 use crate::store::{BufferId, Store};
 use crate::update;
@@ -36,28 +37,70 @@ pub struct Compiled {
 /// # Errors
 /// `E2001` when the entry is no list of calls, `E2002` when the plan does not fit the module.
 pub fn compile(module: &Module, entry: &str, plan: &Plan) -> Result<Compiled, Diagnostic> {
-    let at = || Span::of(format!("@{entry}"));
-    let calls = Calls::of(module, entry).map_err(|why| Diagnostic::error("E2001", at(), why))?;
-    if !calls.caches.is_empty() {
-        let why = format!("`@{entry}` takes caches, and nothing is trained through them");
-        return Err(Diagnostic::error("E2001", at(), why));
-    }
-    let evaluated = evaluation::calls(module, entry, &calls);
-    let evaluated = evaluated.map_err(|why| Diagnostic::error("E2001", at(), why))?;
-    let calls = (&calls, evaluated.as_ref());
-    let mut table = KernelTable::default();
-    let mut programs = Vec::new();
-    for stage in 0..plan.mesh.pp {
-        for tensor in 0..plan.mesh.tp {
-            let class = Class::new(module, calls, plan, stage, tensor, &mut table);
-            let program = class.and_then(Class::program);
-            programs.push(program.map_err(|why| {
-                Diagnostic::error("E2002", Span::of(plan.model.clone()), why)
-                    .note(format!("compiling stage {stage}, tensor-parallel rank {tensor}"))
-            })?);
+    let mut compiler = Compiler::new(module, entry)?;
+    let programs = compiler.programs(plan)?;
+    Ok(Compiled { programs, kernels: compiler.layers.table.kernels })
+}
+
+/// Compiles one module under many plans: what they share is compiled once.
+#[derive(Debug)]
+pub struct Compiler<'m> {
+    module: &'m Module,
+    calls: Calls,
+    /// The calls that evaluate, where they are others.
+    evaluated: Option<Calls>,
+    layers: Layers<'m>,
+}
+
+impl<'m> Compiler<'m> {
+    /// A compiler of a prepared training module.
+    ///
+    /// # Errors
+    /// `E2001` when the entry is no list of calls.
+    pub fn new(module: &'m Module, entry: &str) -> Result<Compiler<'m>, Diagnostic> {
+        let error = |why| Diagnostic::error("E2001", Span::of(format!("@{entry}")), why);
+        let calls = Calls::of(module, entry).map_err(error)?;
+        if !calls.caches.is_empty() {
+            let why = format!("`@{entry}` takes caches, and nothing is trained through them");
+            return Err(error(why));
         }
+        let evaluated = evaluation::calls(module, entry, &calls).map_err(error)?;
+        Ok(Compiler { module, calls, evaluated, layers: Layers::new(module) })
     }
-    Ok(Compiled { programs, kernels: table.kernels })
+
+    /// The calls of the entry.
+    pub fn calls(&self) -> &Calls {
+        &self.calls
+    }
+
+    /// The layers that were compiled so far, and more on demand.
+    pub fn layers(&mut self) -> &mut Layers<'m> {
+        &mut self.layers
+    }
+
+    /// The kernels that all programs so far launch.
+    pub fn kernels(&self) -> &[Kernel] {
+        self.layers.kernels()
+    }
+
+    /// The programs of a plan: stages outermost, then places on the tensor-parallel axis.
+    ///
+    /// # Errors
+    /// `E2002` when the plan does not fit the module.
+    pub fn programs(&mut self, plan: &Plan) -> Result<Vec<Program>, Diagnostic> {
+        let mut programs = Vec::new();
+        for stage in 0..plan.mesh.pp {
+            for tensor in 0..plan.mesh.tp {
+                let class = Class::new(self, plan, stage, tensor);
+                let program = class.and_then(Class::program);
+                programs.push(program.map_err(|why| {
+                    Diagnostic::error("E2002", Span::of(plan.model.clone()), why)
+                        .note(format!("compiling stage {stage}, tensor-parallel rank {tensor}"))
+                })?);
+            }
+        }
+        Ok(programs)
+    }
 }
 
 /// Where things happen within the work on one micro-batch.
@@ -97,7 +140,7 @@ pub(crate) struct Class<'a> {
     pub(crate) dtype: DType,
     /// The calls of this stage.
     own: &'a [Call],
-    layers: BTreeMap<String, Layer>,
+    layers: BTreeMap<String, Rc<Layer>>,
     /// What an evaluation calls; the same as training where none.
     evaluation: Option<Evaluation<'a>>,
     /// For each layer, its forward and backward routine.
@@ -118,13 +161,13 @@ pub(crate) struct Class<'a> {
 
 impl<'a> Class<'a> {
     fn new(
-        module: &'a Module,
-        (calls, evaluated): (&'a Calls, Option<&'a Calls>),
+        compiler: &'a mut Compiler<'_>,
         plan: &'a Plan,
         stage: usize,
         tensor: usize,
-        table: &'a mut KernelTable,
     ) -> Result<Class<'a>, String> {
+        let Compiler { module, calls, evaluated, layers: shared } = compiler;
+        let (module, calls, evaluated) = (*module, &*calls, evaluated.as_ref());
         let begin = if stage == 0 { 0 } else { plan.stage_ends[stage - 1] };
         let own = calls.calls.get(begin..plan.stage_ends[stage]).ok_or("the stages do not fit")?;
         let place = Place {
@@ -142,13 +185,13 @@ impl<'a> Class<'a> {
                 .ok_or_else(|| format!("the plan has nothing for `@{}`", call.function))?;
             let adds = gradient_adds(own, &call.function, plan.microbatch_count);
             let is_last = call.results.iter().any(|r| calls.results.contains(r));
-            let built = layer(module, &call.function, decisions, place, &adds, is_last, table)?;
+            let built = shared.layer(&call.function, decisions, place, &adds, is_last)?;
             layers.insert(call.function.clone(), built);
         }
         let weights = weight_places(module, calls, plan, stage, tensor)?;
         let mut store = Store::new(weights, Some(plan.optimizer.state_count()), plan.dtype);
         let mut maker =
-            Maker { module, plan, place, layers: &layers, store: &mut store, table: &mut *table };
+            Maker { module, plan, place, trained: &layers, store: &mut store, layers: shared };
         let evaluate = |calls: &'a Calls| {
             Evaluation::new(&mut maker, &calls.calls[begin..plan.stage_ends[stage]], own)
         };
@@ -161,7 +204,7 @@ impl<'a> Class<'a> {
             stage,
             tensor,
             store,
-            table,
+            table: &mut shared.table,
             dtype: plan.dtype,
             own,
             layers,
@@ -180,8 +223,8 @@ impl<'a> Class<'a> {
 
     fn program(mut self) -> Result<Program, String> {
         for (name, layer) in &self.layers {
-            let forward = self.store.routine(layer.forward.clone());
-            let backward = self.store.routine(layer.backward.clone());
+            let forward = self.store.routine(&layer.forward);
+            let backward = self.store.routine(&layer.backward);
             self.routines.insert(name.clone(), (forward, backward));
         }
         self.allocate()?;
@@ -546,44 +589,6 @@ impl<'a> Class<'a> {
             None => self.cotangents[&value],
         }
     }
-}
-
-/// For each parameter of a layer, whether its gradient is added to what its buffer holds.
-///
-/// With one micro-batch the first backward call that touches a weight's gradient overwrites it, so
-/// that nothing is cleared first; a layer that is called again for the same weight adds. With
-/// several micro-batches all gradients of weights are added.
-fn gradient_adds(own: &[Call], function: &str, microbatch_count: usize) -> Vec<bool> {
-    let mut touched = Vec::new();
-    let mut adds = Vec::new();
-    for call in own.iter().rev() {
-        let is_meant = call.function == function;
-        adds.resize(call.operands.len().max(adds.len()), false);
-        for (at, operand) in call.operands.iter().enumerate() {
-            let Operand::Weight(weight) = operand else { continue };
-            if is_meant && (microbatch_count > 1 || touched.contains(weight)) {
-                adds[at] = true;
-            }
-            touched.push(*weight);
-        }
-    }
-    adds
-}
-
-/// Whether a gradient is added to before anything was written to it in this step.
-fn must_clear(own: &[Call], microbatch_count: usize) -> bool {
-    let mut touched = Vec::new();
-    for call in own.iter().rev() {
-        let adds = gradient_adds(own, &call.function, microbatch_count);
-        for (operand, adds) in call.operands.iter().zip(adds) {
-            let Operand::Weight(weight) = operand else { continue };
-            if adds && !touched.contains(weight) {
-                return true;
-            }
-            touched.push(*weight);
-        }
-    }
-    false
 }
 
 /// The name of the loss sum in the layer that computes it.

@@ -6,14 +6,14 @@
 //! memory of its own.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use ir::{Function, Module, Plan, TensorType};
 
 use crate::calls::{Call, Calls};
-use crate::lower::KernelTable;
-use crate::partition::{Place, partition};
+use crate::partition::Place;
 use crate::prepare::evaluation_name;
-use crate::routines::{Layer, routine};
+use crate::routines::{Layer, Layers};
 use crate::store::Store;
 
 /// What a stage calls to evaluate.
@@ -58,7 +58,7 @@ pub(crate) fn calls(
 impl<'a> Evaluation<'a> {
     /// The layers for the calls `own` of a stage, which stand in for those of `training`.
     pub(crate) fn new(
-        maker: &mut Maker<'_>,
+        maker: &mut Maker<'_, '_>,
         own: &'a [Call],
         training: &[Call],
     ) -> Result<Evaluation<'a>, String> {
@@ -81,21 +81,21 @@ impl<'a> Evaluation<'a> {
 }
 
 /// Makes the layers of one class of ranks.
-pub(crate) struct Maker<'m> {
+pub(crate) struct Maker<'m, 'l> {
     pub(crate) module: &'m Module,
     pub(crate) plan: &'m Plan,
     pub(crate) place: Place,
     /// The layers of training.
-    pub(crate) layers: &'m BTreeMap<String, Layer>,
+    pub(crate) trained: &'m BTreeMap<String, Rc<Layer>>,
     pub(crate) store: &'m mut Store,
-    pub(crate) table: &'m mut KernelTable,
+    pub(crate) layers: &'m mut Layers<'l>,
 }
 
-impl Maker<'_> {
+impl Maker<'_, '_> {
     fn layer(&mut self, name: &str, trained: &str) -> Result<Forward, String> {
         let find = |name| self.module.function(name).ok_or("there is no such layer");
         let (function, training) = (find(name)?, find(trained)?);
-        let layer = &self.layers[trained];
+        let layer = &self.trained[trained];
         let decisions = self.plan.functions.get(trained).ok_or("nothing is planned for it")?;
         let mut shardings = decisions.shardings.clone();
         for (result, planned) in function.results.iter().zip(&training.results) {
@@ -103,18 +103,17 @@ impl Maker<'_> {
                 shardings.insert(function.value(*result).name.clone(), sharding.clone());
             }
         }
-        let local = partition(self.module, function, &shardings, self.place)?;
+        let adds = &layer.result_adds;
+        let (routine, local) = self.layers.forward(name, &shardings, self.place, adds)?;
         let types = |f: &Function| -> Vec<TensorType> {
             f.results[..function.results.len()].iter().map(|r| f.ty(*r).clone()).collect()
         };
-        if types(&local.function) != types(&layer.halves.forward) {
+        if types(local) != types(&layer.halves.forward) {
             return Err(format!("its results are not those of `@{trained}`"));
         }
         let params = params(function, training)?;
-        let adds = &layer.result_adds;
-        let routine = routine(&local.function, &local.module, adds, &[], self.table)?;
         let frame_bytes = routine.frame_bytes;
-        Ok(Forward { params, routine: self.store.routine(routine), frame_bytes })
+        Ok(Forward { params, routine: self.store.routine(&routine), frame_bytes })
     }
 }
 

@@ -222,7 +222,7 @@ impl<'a, 'c> Work<'a, 'c> {
         local.function.name = format!("{}.{}", self.forward.name, call.function);
         let lowered = routine(&local.function, &local.module, &[], &in_place, self.class.table)?;
         let frame_bytes = lowered.frame_bytes;
-        let routine = self.class.store.routine(lowered);
+        let routine = self.class.store.routine(&lowered);
         Ok(Layer { function: local.function, routine, frame_bytes })
     }
 

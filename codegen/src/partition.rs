@@ -19,7 +19,7 @@ pub const VALUE_AXES: [Axis; 2] = [Axis::Dp, Axis::Tp];
 pub type Shardings = BTreeMap<String, Sharding>;
 
 /// Which rank's function is wanted: the sizes of the axes and the rank's place on them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     /// For each of [`VALUE_AXES`], the number of ranks.
     pub sizes: [usize; 2],
@@ -30,7 +30,7 @@ pub struct Place {
 }
 
 /// A function of one rank.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Local {
     /// The local function; its composites are in `module`.
     pub function: Function,
@@ -136,19 +136,38 @@ pub fn partition_for_output(
     place: Place,
     is_output: &[bool],
 ) -> Result<Local, String> {
-    let batch = (place.microbatch_size * place.sizes[0]) as i64;
-    let bindings = Bindings::from([(Dim::BATCH.to_owned(), batch)]);
+    let bindings = bindings(place);
     let mut global = function.clone();
     global.bind(&bindings);
-    let mut composites = Module::new(module.name.clone());
-    let mut local_module = module.clone();
-    local_module.bind(&bindings);
+    let mut bound = module.clone();
+    bound.bind(&bindings);
+    partition_bound(&bound, &global, shardings, place, is_output)
+}
+
+/// What binds the open sizes of a module for the ranks of a place: the samples of a micro-batch.
+pub(crate) fn bindings(place: Place) -> Bindings {
+    let batch = (place.microbatch_size * place.sizes[0]) as i64;
+    Bindings::from([(Dim::BATCH.to_owned(), batch)])
+}
+
+/// As [`partition_for_output`], of a module and a function whose sizes are bound.
+///
+/// # Errors
+/// As [`partition`].
+pub(crate) fn partition_bound(
+    bound: &Module,
+    global: &Function,
+    shardings: &Shardings,
+    place: Place,
+    is_output: &[bool],
+) -> Result<Local, String> {
+    let mut composites = Module::new(bound.name.clone());
     let mut origin = Vec::new();
     let local = {
-        let builder = Builder::new(&mut composites, function.name.clone(), Kind::Layer);
+        let builder = Builder::new(&mut composites, global.name.clone(), Kind::Layer);
         let mut work = Partition {
-            global: &global,
-            module: &local_module,
+            global,
+            module: bound,
             shardings,
             place,
             builder,

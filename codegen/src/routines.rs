@@ -1,12 +1,17 @@
-//! The routines of one class of ranks: each layer forward and backward, once.
+//! The routines of classes of ranks: each layer forward and backward, once.
+//!
+//! Classes that run the same local function share its routines, and so do plans.
 
-use ir::plan::FunctionPlan;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use ir::plan::{FunctionPlan, Keep};
 use ir::program::Routine;
 use ir::{Function, Module};
 
 use crate::fuse::fuse;
 use crate::lower::{KernelTable, lower_routine};
-use crate::partition::{Place, partition};
+use crate::partition::{Local, Place, Shardings, bindings, partition_bound};
 use crate::prepare::gradient_name;
 use crate::specialise::{Halves, specialise};
 
@@ -29,41 +34,158 @@ pub struct Layer {
     pub backward: Routine,
 }
 
-/// The layer of one class of ranks.
-///
-/// Results named in `accumulate_results` are added to their slots, as are the gradients of the
-/// parameters that `adds` marks.
-///
-/// # Errors
-/// A sentence, when the plan does not fit the layer or an op has no kernel.
-pub fn layer(
-    module: &Module,
-    name: &str,
-    plan: &FunctionPlan,
-    place: Place,
-    adds: &[bool],
+/// What the routines of a layer depend on, beside its local function.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Variant {
+    /// The local function.
+    local: usize,
+    keep: Keep,
+    adds: Vec<bool>,
     accumulate_results: bool,
+}
+
+/// The layers of one module, compiled for any number of places and plans, each once.
+#[derive(Debug)]
+pub struct Layers<'m> {
+    module: &'m Module,
+    pub(crate) table: KernelTable,
+    /// The module with bound sizes, by the samples of a micro-batch over all ranks.
+    bound: BTreeMap<usize, Module>,
+    shardings: BTreeMap<Shardings, usize>,
+    /// The local functions, no two of them equal.
+    locals: Vec<Local>,
+    /// By function, shardings and place, the local function.
+    places: BTreeMap<(String, usize, Place), usize>,
+    layers: BTreeMap<Variant, Rc<Layer>>,
+    /// Routines of what only runs forward, by local function and added results.
+    forward: BTreeMap<(usize, Vec<bool>), Rc<Routine>>,
+}
+
+impl<'m> Layers<'m> {
+    /// No layers yet, of a module.
+    pub fn new(module: &'m Module) -> Layers<'m> {
+        Layers {
+            module,
+            table: KernelTable::default(),
+            bound: BTreeMap::new(),
+            shardings: BTreeMap::new(),
+            locals: Vec::new(),
+            places: BTreeMap::new(),
+            layers: BTreeMap::new(),
+            forward: BTreeMap::new(),
+        }
+    }
+
+    /// The kernels of all layers.
+    pub fn kernels(&self) -> &[kernels::Kernel] {
+        &self.table.kernels
+    }
+
+    /// The layer of one class of ranks.
+    ///
+    /// With `accumulate_results` its results are added to their slots, as are the gradients of the
+    /// parameters that `adds` marks.
+    ///
+    /// # Errors
+    /// A sentence, when the plan does not fit the layer or an op has no kernel.
+    pub fn layer(
+        &mut self,
+        name: &str,
+        plan: &FunctionPlan,
+        place: Place,
+        adds: &[bool],
+        accumulate_results: bool,
+    ) -> Result<Rc<Layer>, String> {
+        let gradient = gradient_name(name);
+        let primal = self.module.function(name);
+        let primal = primal.ok_or_else(|| format!("there is no layer `@{name}`"))?;
+        if self.module.function(&gradient).is_none() {
+            return Err(format!("`@{name}` has no gradient function"));
+        }
+        let local = self.local(&gradient, &plan.shardings, place)?;
+        let variant = Variant { local, keep: plan.keep, adds: adds.to_vec(), accumulate_results };
+        if let Some(there) = self.layers.get(&variant) {
+            return Ok(Rc::clone(there));
+        }
+        let layer = Rc::new(lower_layer(primal, &self.locals[local], &variant, &mut self.table)?);
+        self.layers.insert(variant, Rc::clone(&layer));
+        Ok(layer)
+    }
+
+    /// The routine of a function that only runs forward, with its local function.
+    ///
+    /// # Errors
+    /// As [`Layers::layer`].
+    pub(crate) fn forward(
+        &mut self,
+        name: &str,
+        shardings: &Shardings,
+        place: Place,
+        adds: &[bool],
+    ) -> Result<(Rc<Routine>, &Function), String> {
+        let local = self.local(name, shardings, place)?;
+        let Local { function, module, .. } = &self.locals[local];
+        let key = (local, adds.to_vec());
+        if let Some(there) = self.forward.get(&key) {
+            return Ok((Rc::clone(there), function));
+        }
+        let made = Rc::new(routine(function, module, adds, &[], &mut self.table)?);
+        self.forward.insert(key, Rc::clone(&made));
+        Ok((made, function))
+    }
+
+    /// The local function of a place.
+    fn local(&mut self, name: &str, shardings: &Shardings, place: Place) -> Result<usize, String> {
+        let known = self.shardings.get(shardings).copied();
+        let interned = known.unwrap_or_else(|| {
+            let next = self.shardings.len();
+            self.shardings.insert(shardings.clone(), next);
+            next
+        });
+        let key = (name.to_owned(), interned, place);
+        if let Some(there) = self.places.get(&key) {
+            return Ok(*there);
+        }
+        let samples = place.microbatch_size * place.sizes[0];
+        let bound = self.bound.entry(samples).or_insert_with(|| {
+            let mut bound = self.module.clone();
+            bound.bind(&bindings(place));
+            bound
+        });
+        let global = bound.function(name).ok_or_else(|| format!("there is no layer `@{name}`"))?;
+        let local = partition_bound(bound, global, shardings, place, &[])?;
+        let at = self.locals.iter().position(|other| *other == local).unwrap_or_else(|| {
+            self.locals.push(local);
+            self.locals.len() - 1
+        });
+        self.places.insert(key, at);
+        Ok(at)
+    }
+}
+
+/// Cuts a local gradient function in two and lowers both halves.
+fn lower_layer(
+    primal: &Function,
+    local: &Local,
+    variant: &Variant,
     table: &mut KernelTable,
 ) -> Result<Layer, String> {
-    let primal = module.function(name).ok_or_else(|| format!("there is no layer `@{name}`"))?;
-    let gradient = module.function(&gradient_name(name));
-    let gradient = gradient.ok_or_else(|| format!("`@{name}` has no gradient function"))?;
-    let local = partition(module, gradient, &plan.shardings, place)?;
-    let halves = specialise(&local.function, primal.param_count, primal.results.len(), plan.keep);
+    let (param_count, primal_results) = (primal.param_count, primal.results.len());
+    let halves = specialise(&local.function, param_count, primal_results, variant.keep);
     let differentiable: Vec<usize> = primal
         .params()
         .filter(|p| primal.ty(*p).dtype.is_float())
         .map(ir::ValueId::index)
         .collect();
-    let result_adds = vec![accumulate_results; primal.results.len()];
+    let result_adds = vec![variant.accumulate_results; primal_results];
     let mut forward_adds = result_adds.clone();
     forward_adds.resize(halves.forward.results.len(), false);
     let forward = routine(&halves.forward, &local.module, &forward_adds, &[], table)?;
-    let adds: Vec<bool> = differentiable.iter().map(|p| adds[*p]).collect();
+    let adds: Vec<bool> = differentiable.iter().map(|p| variant.adds[*p]).collect();
     let backward = routine(&halves.backward, &local.module, &adds, &[], table)?;
     Ok(Layer {
-        name: name.to_owned(),
-        param_count: primal.param_count,
+        name: primal.name.clone(),
+        param_count,
         differentiable,
         halves,
         forward,

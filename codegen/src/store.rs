@@ -240,11 +240,11 @@ impl Store {
     }
 
     /// Adds a routine, or finds the equal one.
-    pub(crate) fn routine(&mut self, routine: Routine) -> usize {
-        if let Some(there) = self.routines.iter().position(|r| *r == routine) {
+    pub(crate) fn routine(&mut self, routine: &Routine) -> usize {
+        if let Some(there) = self.routines.iter().position(|r| r == routine) {
             return there;
         }
-        self.routines.push(routine);
+        self.routines.push(routine.clone());
         self.routines.len() - 1
     }
 

@@ -239,7 +239,7 @@ fn launch(
             outputs: (inputs.len()..inputs.len() + outputs.len()).map(slot).collect(),
         }],
     };
-    let routine = class.store.routine(routine);
+    let routine = class.store.routine(&routine);
     let slots = inputs.iter().chain(outputs).copied().collect();
     steps.push(Step::Call { routine, slots, frame: None });
 }
@@ -270,6 +270,6 @@ fn all_reduce(
             output: Ref::Slot(0),
         }],
     };
-    let routine = class.store.routine(routine);
+    let routine = class.store.routine(&routine);
     steps.push(Step::Call { routine, slots: vec![buffer], frame: None });
 }

@@ -37,6 +37,9 @@ pub struct Explanation {
     pub need_bytes: u64,
     /// Bytes that it has.
     pub have_bytes: u64,
+    /// The number that decided: what the nearest other plan pays more, or the bytes that a faster
+    /// one would need. None where there is no other plan.
+    pub decided: Option<String>,
     /// What would be otherwise, the fastest first.
     pub alternatives: Vec<Alternative>,
     /// Candidates, and how many of them could be left out unseen.
@@ -81,6 +84,7 @@ pub fn explain(found: &Found) -> Explanation {
         footprint: *footprint,
         need_bytes: best.need.0,
         have_bytes: best.have.0,
+        decided: decided(best, &found.evaluated),
         alternatives: alternatives(best, &found.evaluated),
         candidate_count: found.candidate_count,
         bounded_out: found.bounded_out,
@@ -121,6 +125,32 @@ pub fn kinds(candidate: &Candidate, microbatches: usize) -> Vec<(String, String)
     kinds
 }
 
+/// The number that made this plan the best one: memory, where a faster plan does not fit; else the
+/// part of the time that the fastest plan of another mesh or boundary pays more.
+fn decided(best: &Scored, evaluated: &[Scored]) -> Option<String> {
+    let faster = evaluated.iter().filter(|s| !s.fits() && s.time.seconds < best.time.seconds);
+    if let Some(faster) = faster.min_by(|a, b| a.time.seconds.total_cmp(&b.time.seconds)) {
+        let Scored { candidate, need, have, .. } = faster;
+        let less = Seconds(best.time.seconds - faster.time.seconds);
+        return Some(format!("memory: {candidate} takes {less} less, but needs {need} of {have}"));
+    }
+    let kind = |s: &Scored| (s.candidate.mesh, s.candidate.sequence);
+    let others = evaluated.iter().filter(|s| s.fits() && kind(s) != kind(best));
+    let second = others.min_by(|a, b| a.time.seconds.total_cmp(&b.time.seconds))?;
+    let (part, ours, theirs) = grown(best, second)?;
+    let (ours, theirs) = (Seconds(ours), Seconds(theirs));
+    let candidate = &second.candidate;
+    Some(format!("{part}: {theirs} in {candidate}, the next best, and {ours} here"))
+}
+
+/// The part of a step that takes the most longer in another plan, with both times.
+fn grown(best: &Scored, other: &Scored) -> Option<(&'static str, f64, f64)> {
+    let parts = best.time.breakdown.parts().into_iter().zip(other.time.breakdown.parts());
+    let grown = parts.map(|((name, ours), (_, theirs))| (name, ours, theirs));
+    let most = grown.max_by(|a, b| (a.2 - a.1).total_cmp(&(b.2 - b.1)));
+    most.filter(|(_, ours, theirs)| theirs > ours)
+}
+
 /// One alternative per other mesh and boundary, the fastest first.
 fn alternatives(best: &Scored, evaluated: &[Scored]) -> Vec<Alternative> {
     let kind = |s: &Scored| (s.candidate.mesh, s.candidate.sequence, s.fits());
@@ -147,12 +177,9 @@ fn reason(best: &Scored, other: &Scored) -> String {
         let short = kernels::Bytes(other.need.0 - other.have.0);
         return format!("does not fit: {short} too much");
     }
-    let parts = best.time.breakdown.parts().into_iter().zip(other.time.breakdown.parts());
-    let grown = parts.map(|((name, ours), (_, theirs))| (name, theirs - ours));
-    let most = grown.max_by(|a, b| a.1.total_cmp(&b.1));
-    match most {
-        Some((name, seconds)) if seconds > 0.0 => format!("{name} +{}", Seconds(seconds)),
-        Some(_) | None => "as fast".to_owned(),
+    match grown(best, other) {
+        Some((name, ours, theirs)) => format!("{name} +{}", Seconds(theirs - ours)),
+        None => "as fast".to_owned(),
     }
 }
 
@@ -178,6 +205,9 @@ impl fmt::Display for Explanation {
         for (name, bytes) in self.footprint.holders() {
             writeln!(f, "  {name:<16}{:>10}", bytes.to_string())?;
         }
+        if let Some(decided) = &self.decided {
+            writeln!(f, "\nDecided by {decided}")?;
+        }
         if !self.alternatives.is_empty() {
             writeln!(f, "\nWhy not…")?;
         }
@@ -202,13 +232,13 @@ impl fmt::Display for Explanation {
 mod tests {
     use super::*;
     use crate::search::search;
-    use crate::search::tests::{cluster, compiled, job, module};
+    use crate::search::tests::{cluster, job, module};
 
     #[test]
     fn a_plan_is_named_and_its_parts_sum_to_the_step() {
         let module = module(2);
         let cluster = cluster(1 << 30);
-        let found = search(&job(&module, &cluster, 2), &compiled).unwrap();
+        let found = search(&job(&module, &cluster, 2)).unwrap();
         let explanation = explain(&found);
         let sum = explanation.breakdown.total();
         assert!((sum - explanation.step_time_s).abs() < 1e-9 * sum);

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::footprint::Footprint;
 use crate::limits::{Knob, Limits};
-use crate::search::{Compile, Job, attempt_one};
+use crate::search::{Job, Scorer};
 
 /// The memory of one strategy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -53,7 +53,8 @@ impl Fit {
 ///
 /// # Errors
 /// What sharding and compiling report, when no strategy can be compiled.
-pub fn fit(job: &Job<'_>, compile: &Compile<'_>) -> Result<Fit, Diagnostic> {
+pub fn fit(job: &Job<'_>) -> Result<Fit, Diagnostic> {
+    let mut scorer = Scorer::new(job)?;
     let mut rows = Vec::new();
     let mut failed = None;
     for mesh in meshes(job.ranks) {
@@ -63,8 +64,7 @@ pub fn fit(job: &Job<'_>, compile: &Compile<'_>) -> Result<Fit, Diagnostic> {
                     continue;
                 }
                 let Some(limits) = strategy(&job.limits, mesh, sequence, keep) else { continue };
-                let job = Job { limits, ..job.clone() };
-                match attempt_one(&job, compile) {
+                match scorer.first(&limits) {
                     Ok(scored) => rows.push(Row {
                         strategy: scored.candidate.to_string(),
                         footprint: scored
@@ -150,13 +150,13 @@ impl fmt::Display for Fit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::search::tests::{cluster, compiled, job, module};
+    use crate::search::tests::{cluster, job, module};
 
     #[test]
     fn every_strategy_has_a_row() {
         let module = module(2);
         let cluster = cluster(3 << 20);
-        let fit = fit(&job(&module, &cluster, 2), &compiled).unwrap();
+        let fit = fit(&job(&module, &cluster, 2)).unwrap();
         assert_eq!(fit.rows.len(), 8);
         assert!(fit.to_string().lines().all(|l| l.chars().count() <= 110), "{fit}");
     }

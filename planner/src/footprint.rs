@@ -3,7 +3,7 @@
 use std::fmt;
 
 use ir::Program;
-use ir::program::Contents;
+use ir::program::{Contents, Instruction, Step};
 use kernels::{Bytes, Kernel, price};
 use serde::{Deserialize, Serialize};
 
@@ -29,14 +29,31 @@ pub struct Footprint {
     pub arena: u64,
     /// Scratch of kernels beside the arena.
     pub workspace: u64,
+    /// Messages that the rank has sent and nobody has taken yet, at most.
+    #[serde(default)]
+    pub mailboxes: u64,
 }
 
 impl Footprint {
-    /// The footprint of a program whose kernels run on so many threads.
-    pub fn of(program: &Program, kernels: &[Kernel], threads: usize) -> Footprint {
+    /// The footprints of the programs of all classes of ranks, in their order. `kernels` are those
+    /// that they launch, on so many threads.
+    pub fn of_all(programs: &[Program], kernels: &[Kernel], threads: usize) -> Vec<Footprint> {
+        let of = |program: &Program| Footprint {
+            mailboxes: mailbox_bytes(program, programs),
+            ..Footprint::of(program, kernels, threads)
+        };
+        programs.iter().map(of).collect()
+    }
+
+    /// The footprint of a program, but for its messages.
+    fn of(program: &Program, kernels: &[Kernel], threads: usize) -> Footprint {
         let mut footprint = Footprint { arena: program.arena_bytes, ..Footprint::default() };
-        let largest = kernels.iter().map(|k| price::workspace(k, threads).0).max();
-        footprint.workspace = largest.unwrap_or(0);
+        let instructions = program.routines.iter().flat_map(|r| &r.instructions);
+        let workspace = |instruction: &Instruction| match instruction {
+            Instruction::Launch { kernel, .. } => price::workspace(&kernels[*kernel], threads).0,
+            Instruction::Collective { .. } => 0,
+        };
+        footprint.workspace = instructions.map(workspace).max().unwrap_or(0);
         for buffer in &program.buffers {
             match buffer.contents {
                 Contents::Param(_) => footprint.params += buffer.bytes,
@@ -58,7 +75,7 @@ impl Footprint {
 
     /// All bytes.
     pub fn total(&self) -> u64 {
-        self.arena + self.workspace
+        self.arena + self.workspace + self.mailboxes
     }
 
     /// What holds bytes, the most first.
@@ -70,8 +87,9 @@ impl Footprint {
             ("caches", Bytes(self.caches)),
             ("activations", Bytes(self.activations)),
             ("workspaces", Bytes(self.workspace)),
+            ("mailboxes", Bytes(self.mailboxes)),
         ];
-        holders.retain(|(name, bytes)| *name != "caches" || bytes.0 > 0);
+        holders.retain(|(name, bytes)| !["caches", "mailboxes"].contains(name) || bytes.0 > 0);
         holders.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         holders
     }
@@ -83,6 +101,49 @@ impl fmt::Display for Footprint {
             self.holders().iter().map(|(name, bytes)| format!("{name} {bytes}")).collect();
         f.write_str(&parts.join(" · "))
     }
+}
+
+/// Bytes of the messages that a class has sent and that wait to be taken, at most.
+///
+/// A message is copied when it is sent, so that the sender goes on. How far it may run ahead
+/// follows from what it has received: the `j`-th message back was sent after the receiver had taken
+/// all that its program takes before it.
+fn mailbox_bytes(program: &Program, programs: &[Program]) -> u64 {
+    let peers = programs.iter().filter(|p| p.tensor == program.tensor);
+    let phases: [fn(&Program) -> &[Step]; 2] = [|p| &p.steps, |p| &p.evaluate];
+    let to = |peer: &Program| {
+        let of_phase = |steps: &fn(&Program) -> &[Step]| {
+            waiting_bytes(program, steps(program), (peer.stage, steps(peer)))
+        };
+        phases.iter().map(of_phase).max().unwrap_or(0)
+    };
+    peers.map(to).sum()
+}
+
+fn waiting_bytes(program: &Program, steps: &[Step], (peer, theirs): (usize, &[Step])) -> u64 {
+    // For each message back, how many the peer has taken before.
+    let mut taken = vec![0];
+    let mut count = 0;
+    for step in theirs {
+        match step {
+            Step::Receive { from, .. } if *from == program.stage => count += 1,
+            Step::Send { to, .. } if *to == program.stage => taken.push(count),
+            Step::Receive { .. } | Step::Send { .. } | Step::Feed { .. } | Step::Call { .. } => {}
+        }
+    }
+    let (mut sent, mut received, mut most) = (0u64, 0, 0);
+    for step in steps {
+        match step {
+            Step::Receive { from, .. } if *from == peer => received += 1,
+            Step::Send { to, buffer } if *to == peer => {
+                sent += 1;
+                let bytes = program.buffers[buffer.0 as usize].bytes;
+                most = most.max((sent - taken[received]) * bytes);
+            }
+            Step::Receive { .. } | Step::Send { .. } | Step::Feed { .. } | Step::Call { .. } => {}
+        }
+    }
+    most
 }
 
 /// The bytes of the fullest place, and those that it has. `footprints` are those of all classes,

@@ -48,6 +48,16 @@ impl<'a> Prices<'a> {
         self.cluster.oversubscription(self.ranks)
     }
 
+    /// Ranks of a node.
+    pub fn ranks_per_node(&self) -> usize {
+        self.ranks
+    }
+
+    /// Cores of a node.
+    pub fn cores(&self) -> f64 {
+        self.cluster.device.cores as f64
+    }
+
     /// How the times are known: the weakest of their sources.
     pub fn origin(&self) -> Origin {
         match &self.cluster.calibration {
@@ -76,6 +86,14 @@ impl<'a> Prices<'a> {
         });
         measured
             .unwrap_or_else(|| MEMORY_EFFICIENCY * self.cluster.memory_bandwidth(self.ranks).value)
+    }
+
+    /// The most that [`Prices::memory_rate`] says of fused kernels of so many bytes or more.
+    pub fn memory_rate_max(&self, bytes: f64) -> f64 {
+        let calibration = self.cluster.calibration.as_ref();
+        let points = calibration.map_or(&[][..], |c| &c.rows.0).iter();
+        let beyond = points.filter(|[at, _]| *at >= bytes).map(|[_, rate]| *rate);
+        beyond.fold(self.memory_rate(bytes, false), f64::max)
     }
 
     /// The time of one launch.

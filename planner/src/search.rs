@@ -1,28 +1,33 @@
 //! The search: every mesh, boundary, micro-batch, keep set and stage cut, priced exactly.
 //!
-//! Candidates are ordered by a lower bound of their time: what the stages' calls take when nobody
-//! waits but for the first micro-batch to arrive and the last one to leave. The calls' times are
+//! Candidates are ordered by a lower bound of their time, which is made of the prices of the calls:
 //! those of the very routines that the programs will hold, so that the bound is close and few
-//! candidates are compiled. A candidate is compiled, its arena is measured and its step simulated;
-//! the search ends when no bound is below the best time. So the answer is that of trying all.
+//! candidates are compiled. Each distinct layer is compiled and priced once, whatever candidates
+//! share it. A candidate is compiled, its arena is measured and its step simulated; the search ends
+//! when no bound is below the best time. So the answer is that of trying all. Of the other meshes,
+//! the most promising candidate is compiled too, for people who ask why not.
 
+mod bound;
 mod candidates;
 mod layers;
 
 #[cfg(test)]
 pub(crate) mod tests;
 
+use std::collections::BTreeSet;
+
 use ir::plan::{FunctionPlan, Keep, Optimizer, Prediction, Schedule};
-use ir::{DType, Diagnostic, Mesh, Module, Plan, Program, Span};
-use kernels::{Bytes, Kernel};
+use ir::{DType, Diagnostic, Mesh, Module, Plan, Span};
+use kernels::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Cluster;
-use crate::footprint::{Footprint, fullest};
+use crate::footprint::Footprint;
 use crate::limits::{Knob, Limits};
 use crate::price::Prices;
-use crate::simulate::{StepTime, simulate};
+use crate::simulate::StepTime;
 
+use bound::Bound;
 pub use candidates::Candidate;
 use candidates::candidates;
 use layers::LayerTable;
@@ -32,10 +37,9 @@ const ROUNDING: f64 = 1e-9;
 /// Candidates that are compiled for each relaxation when nothing fits. Chosen: an answer in
 /// seconds.
 const NEAREST_EVALUATIONS: usize = 16;
-
-/// Programs and their kernels, as `codegen` makes them of a plan.
-pub type Compile<'a> =
-    dyn Fn(&Module, &str, &Plan) -> Result<(Vec<Program>, Vec<Kernel>), Diagnostic> + 'a;
+/// Meshes and boundaries of which a candidate is compiled in any case, with those that were.
+/// Chosen: more than a page shows.
+const KINDS_MAX: usize = 16;
 
 /// What a plan is wanted for.
 #[derive(Clone, Debug)]
@@ -117,11 +121,11 @@ pub struct Found {
 ///
 /// # Determinism
 /// The same job has the same answer: candidates are ordered by bound and then as enumerated.
-pub fn search(job: &Job<'_>, compile: &Compile<'_>) -> Result<Found, Diagnostic> {
-    let attempt = attempt(job, compile)?;
+pub fn search(job: &Job<'_>) -> Result<Found, Diagnostic> {
+    let attempt = attempt(job)?;
     match attempt.best {
         Some(best) => attempt.found(job, best),
-        None => Err(nothing_fits(job, &attempt, compile)),
+        None => Err(nothing_fits(job, &attempt)),
     }
 }
 
@@ -136,13 +140,13 @@ struct Attempt<'a> {
     complete: bool,
 }
 
-fn attempt<'a>(job: &'a Job<'a>, compile: &Compile<'_>) -> Result<Attempt<'a>, Diagnostic> {
-    let mut table = LayerTable::new(job);
+fn attempt<'a>(job: &'a Job<'a>) -> Result<Attempt<'a>, Diagnostic> {
+    let mut table = LayerTable::new(job)?;
     let (mut all, failed) = candidates(job, &mut table)?;
     if all.is_empty() {
         return Err(failed.unwrap_or_else(|| no_candidates(job)));
     }
-    all.sort_by(|a, b| a.1.total_cmp(&b.1));
+    all.sort_by(|a, b| a.1.seconds.total_cmp(&b.1.seconds));
     let mut attempt = Attempt {
         table,
         evaluated: Vec::new(),
@@ -152,42 +156,65 @@ fn attempt<'a>(job: &'a Job<'a>, compile: &Compile<'_>) -> Result<Attempt<'a>, D
         bound_s: None,
         complete: true,
     };
-    let mut too_large = Vec::new();
+    let mut left_out = Vec::new();
     for (candidate, bound) in &all {
-        let best_s = attempt.best.map_or(f64::INFINITY, |at| attempt.evaluated[at].time.seconds);
-        let beaten = best_s <= bound * (1.0 - ROUNDING);
-        let (least, have) = attempt.table.least_bytes(candidate);
-        if least > have {
-            too_large.push((least, candidate));
+        let beaten = attempt.best_s() <= bound.seconds * (1.0 - ROUNDING);
+        if bound.need > bound.have {
+            left_out.push((candidate, bound));
         } else if beaten || attempt.evaluated.len() >= job.evaluations_max {
             attempt.complete &= beaten;
-            attempt.bound_s = attempt.bound_s.or(Some(*bound));
+            attempt.bound_s = attempt.bound_s.or(Some(bound.seconds));
+            left_out.push((candidate, bound));
         } else {
-            attempt.evaluate(job, candidate, compile)?;
+            attempt.evaluate(candidate)?;
         }
     }
-    // Nothing to show: the candidate whose weights come closest, and that keeps the least.
-    let smallest = too_large.iter().min_by_key(|(least, c)| (*least, &c.keeps, c.microbatch_size));
-    if let (true, Some((_, candidate))) = (attempt.evaluated.is_empty(), smallest) {
-        attempt.evaluate(job, candidate, compile)?;
+    if attempt.evaluated.is_empty() {
+        // Nothing to show: the candidate that comes closest, and that keeps the least.
+        let size = |(c, b): &&(&Candidate, &Bound)| (b.need, c.keeps.clone(), c.microbatch_size);
+        let smallest = left_out.iter().min_by_key(size);
+        attempt.evaluate(smallest.expect("there are candidates").0)?;
+    } else {
+        attempt.evaluate_other_kinds(&left_out)?;
     }
     attempt.bounded_out = attempt.candidate_count - attempt.evaluated.len();
     Ok(attempt)
 }
 
 impl Attempt<'_> {
-    fn evaluate(
-        &mut self,
-        job: &Job<'_>,
-        candidate: &Candidate,
-        compile: &Compile<'_>,
-    ) -> Result<(), Diagnostic> {
-        let scored = score(job, &self.table.plan(candidate)?, candidate, compile)?;
-        let best_s = self.best.map_or(f64::INFINITY, |at| self.evaluated[at].time.seconds);
-        if scored.fits() && scored.time.seconds < best_s {
+    fn best_s(&self) -> f64 {
+        self.best.map_or(f64::INFINITY, |at| self.evaluated[at].time.seconds)
+    }
+
+    fn evaluate(&mut self, candidate: &Candidate) -> Result<(), Diagnostic> {
+        let plan = self.table.plan(candidate)?;
+        let scored = self.table.score(&plan, candidate)?;
+        if scored.fits() && scored.time.seconds < self.best_s() {
             self.best = Some(self.evaluated.len());
         }
         self.evaluated.push(scored);
+        Ok(())
+    }
+
+    /// Of each mesh and boundary that nothing was compiled of, compiles the candidate with the
+    /// least bound.
+    fn evaluate_other_kinds(&mut self, others: &[(&Candidate, &Bound)]) -> Result<(), Diagnostic> {
+        let kind = |c: &Candidate| (c.mesh, c.sequence);
+        let mut seen: BTreeSet<_> = self.evaluated.iter().map(|s| kind(&s.candidate)).collect();
+        // What more memory would buy.
+        let faster = |bound: &Bound| bound.need > bound.have && bound.seconds < self.best_s();
+        if let Some((candidate, _)) = others.iter().find(|(_, bound)| faster(bound)) {
+            seen.insert(kind(candidate));
+            self.evaluate(candidate)?;
+        }
+        for (candidate, _) in others {
+            if seen.len() >= KINDS_MAX {
+                break;
+            }
+            if seen.insert(kind(candidate)) {
+                self.evaluate(candidate)?;
+            }
+        }
         Ok(())
     }
 
@@ -208,37 +235,39 @@ impl Attempt<'_> {
     }
 }
 
-/// Scores a plan that someone else made: its time and memory.
-///
-/// # Errors
-/// What compiling reports.
-pub fn score(
-    job: &Job<'_>,
-    plan: &Plan,
-    candidate: &Candidate,
-    compile: &Compile<'_>,
-) -> Result<Scored, Diagnostic> {
-    let (programs, kernels) = compile(job.module, job.entry, plan)?;
-    let prices = Prices::new(job.cluster, plan.mesh);
-    let time = simulate(&prices, plan.mesh, &programs, &kernels);
-    let threads = job.cluster.threads(job.cluster.ranks_per_node(plan.mesh.ranks()));
-    let footprints: Vec<Footprint> =
-        programs.iter().map(|p| Footprint::of(p, &kernels, threads)).collect();
-    let (need, have) = fullest(&footprints, plan.mesh.dp, job.cluster);
-    Ok(Scored { candidate: candidate.clone(), time, footprints, need, have })
-}
+/// Scores plans of a job, which share what is compiled for them.
+pub struct Scorer<'a>(LayerTable<'a>);
 
-/// Scores the first candidate of a job whose limits leave about one, whether it fits or not.
-///
-/// # Errors
-/// As [`search`], but for what does not fit.
-pub fn attempt_one(job: &Job<'_>, compile: &Compile<'_>) -> Result<Scored, Diagnostic> {
-    let mut table = LayerTable::new(job);
-    let (all, failed) = candidates(job, &mut table)?;
-    let Some((candidate, _)) = all.first() else {
-        return Err(failed.unwrap_or_else(|| no_candidates(job)));
-    };
-    score(job, &table.plan(candidate)?, candidate, compile)
+impl<'a> Scorer<'a> {
+    /// A scorer of a job.
+    ///
+    /// # Errors
+    /// `E2001` when the entry is no list of calls.
+    pub fn new(job: &'a Job<'a>) -> Result<Scorer<'a>, Diagnostic> {
+        Ok(Scorer(LayerTable::new(job)?))
+    }
+
+    /// Scores the first candidate that limits of the job leave, whether it fits or not.
+    ///
+    /// # Errors
+    /// As [`search`], but for what does not fit.
+    pub fn first(&mut self, limits: &Limits) -> Result<Scored, Diagnostic> {
+        let job = Job { limits: limits.clone(), ..self.0.job().clone() };
+        let (all, failed) = candidates(&job, &mut self.0)?;
+        let Some((candidate, _)) = all.first() else {
+            return Err(failed.unwrap_or_else(|| no_candidates(&job)));
+        };
+        let plan = self.0.plan(candidate)?;
+        self.0.score(&plan, candidate)
+    }
+
+    /// The time and the memory of a plan that someone else made.
+    ///
+    /// # Errors
+    /// `E2002` when the plan does not fit the module.
+    pub fn score(&mut self, plan: &Plan, candidate: &Candidate) -> Result<Scored, Diagnostic> {
+        self.0.score(plan, candidate)
+    }
 }
 
 /// Writes into a plan what is predicted of it.
@@ -301,7 +330,7 @@ fn no_candidates(job: &Job<'_>) -> Diagnostic {
 }
 
 /// Says how far the closest candidate is from fitting, why, and what would fit.
-fn nothing_fits(job: &Job<'_>, attempt: &Attempt<'_>, compile: &Compile<'_>) -> Diagnostic {
+fn nothing_fits(job: &Job<'_>, attempt: &Attempt<'_>) -> Diagnostic {
     let headline = format!("none of {} plans fits in memory", attempt.candidate_count);
     let mut diagnostic = Diagnostic::error("E3201", Span::of(""), headline);
     let over = |s: &&Scored| s.need.0.saturating_sub(s.have.0);
@@ -319,15 +348,15 @@ fn nothing_fits(job: &Job<'_>, attempt: &Attempt<'_>, compile: &Compile<'_>) -> 
             .note(format!("closest is {candidate}: it needs {need} of {have}, {short} too much"))
             .note(format!("rank {rank} holds {}: {}", Bytes(most.total()), holders.join(", ")));
     }
-    let help = nearest_answer(job, compile);
+    let help = nearest_answer(job);
     let smaller = || "use a smaller model, sequence or batch, or more memory".to_owned();
     diagnostic.help(help.unwrap_or_else(smaller))
 }
 
 /// The first of a few relaxations under which something fits.
-fn nearest_answer(job: &Job<'_>, compile: &Compile<'_>) -> Option<String> {
+fn nearest_answer(job: &Job<'_>) -> Option<String> {
     let answer = |job: &Job<'_>| {
-        let attempt = attempt(job, compile).ok()?;
+        let attempt = attempt(job).ok()?;
         attempt.best.map(|best| attempt.evaluated[best].candidate.to_string())
     };
     let evaluations_max = NEAREST_EVALUATIONS.min(job.evaluations_max);

@@ -90,8 +90,9 @@ pub fn shard(request: &Request<'_>) -> Result<Sharded, Diagnostic> {
     let shared = shared_weights(&layers);
     let mut best: Option<Sharded> = None;
     let mut reason = None;
+    let mut known = Known::new();
     for fixed in storages(&layers, &shared, &bound, request.tp) {
-        match shard_all(request, &bound, &layers, &fixed) {
+        match shard_all(request, &bound, &layers, &fixed, &mut known) {
             Ok(found) if best.as_ref().is_none_or(|b| found.seconds < b.seconds) => {
                 best = Some(found);
             }
@@ -103,32 +104,58 @@ pub fn shard(request: &Request<'_>) -> Result<Sharded, Diagnostic> {
     best.ok_or_else(|| reason.unwrap_or_else(none))
 }
 
+/// What was found for layers, by their position and the storage of the shared weights they read.
+type Known = BTreeMap<(usize, Vec<(String, Layout)>), Result<OneLayer, Diagnostic>>;
+
+/// The shardings of one layer.
+#[derive(Clone)]
+struct OneLayer {
+    shardings: BTreeMap<String, Sharding>,
+    seconds: f64,
+    capped: bool,
+}
+
 fn shard_all(
     request: &Request<'_>,
     bound: &Module,
     layers: &[Layer],
     fixed: &BTreeMap<String, Layout>,
+    known: &mut Known,
 ) -> Result<Sharded, Diagnostic> {
     let mut all = Sharded { functions: BTreeMap::new(), seconds: 0.0, capped: BTreeSet::new() };
-    for layer in layers {
-        let problem = problem::Problem::new(request, bound, layer, fixed)?;
-        let found = beam::search(&problem).map_err(|value| {
-            let headline = format!("`tp={}` cannot cut `{}`", request.tp, layer.name);
-            Diagnostic::error("E3101", Span::of("--tp"), headline)
-                .note(format!("no factor of the node that makes `%{value}` yields its layout"))
-                .help(format!("use a tp smaller than {}", request.tp))
-        })?;
-        let shardings = problem.function.values.iter().zip(&problem.data).zip(&found.layouts);
-        let shardings = shardings.map(|((value, dp), tp)| {
-            (value.name.clone(), Sharding::new([(Axis::Dp, *dp), (Axis::Tp, *tp)]))
-        });
-        all.functions.insert(layer.name.clone(), shardings.collect());
+    for (at, layer) in layers.iter().enumerate() {
+        let read = fixed.iter().filter(|(weight, _)| layer.param_of(weight).is_some());
+        let key = (at, read.map(|(weight, layout)| (weight.clone(), *layout)).collect());
+        let found = known.entry(key).or_insert_with(|| shard_one(request, bound, layer, fixed));
+        let found = found.clone()?;
+        all.functions.insert(layer.name.clone(), found.shardings);
         all.seconds += found.seconds * layer.calls as f64;
         if found.capped {
             all.capped.insert(layer.name.clone());
         }
     }
     Ok(all)
+}
+
+fn shard_one(
+    request: &Request<'_>,
+    bound: &Module,
+    layer: &Layer,
+    fixed: &BTreeMap<String, Layout>,
+) -> Result<OneLayer, Diagnostic> {
+    let problem = problem::Problem::new(request, bound, layer, fixed)?;
+    let found = beam::search(&problem).map_err(|value| {
+        let headline = format!("`tp={}` cannot cut `{}`", request.tp, layer.name);
+        Diagnostic::error("E3101", Span::of("--tp"), headline)
+            .note(format!("no factor of the node that makes `%{value}` yields its layout"))
+            .help(format!("use a tp smaller than {}", request.tp))
+    })?;
+    let shardings = problem.function.values.iter().zip(&problem.data).zip(&found.layouts);
+    let shardings = shardings.map(|((value, dp), tp)| {
+        (value.name.clone(), Sharding::new([(Axis::Dp, *dp), (Axis::Tp, *tp)]))
+    });
+    let shardings = shardings.collect();
+    Ok(OneLayer { shardings, seconds: found.seconds, capped: found.capped })
 }
 
 /// Weights of the entry that more than one layer reads.

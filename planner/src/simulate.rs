@@ -1,14 +1,15 @@
-//! The time of a step: the programs of all classes, run against prices on one clock per class.
+//! The time of a step: the programs of all classes, run against prices on one clock.
 //!
 //! Data-parallel ranks run the same program in lockstep, so one stands for all. A collective ends
 //! for all members at once, after the last has come; a message is there when its sender is done.
-//! Ranks that share cores are slowed down so that no core does more than a second's work a second.
+//! Ranks that compute share the cores of their node evenly, each at most one core's speed; a rank
+//! that waits or communicates leaves its share to the others. So a step never takes less than its
+//! work divided by the cores, nor than its longest chain.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use ir::program::{Group, Instruction, Program, Step};
 use ir::{Axis, Mesh};
-use kernels::Kernel;
 use serde::{Deserialize, Serialize};
 
 use crate::price::{LaunchPrice, Prices};
@@ -66,37 +67,69 @@ pub struct StepTime {
 }
 
 /// A part of a routine between two collectives, or one.
+#[derive(Clone, Copy)]
 enum Item {
     Compute { products: f64, kernels: f64 },
-    Collective { group: Group, seconds: f64 },
+    Collective { group: usize, is_tensor: bool, seconds: f64 },
+}
+
+/// What a class is doing.
+#[derive(Clone, Copy, PartialEq)]
+enum Doing {
+    /// Deciding what comes next.
+    Nothing,
+    /// Kernels that take so long alone, and for how long they have run.
+    Compute {
+        left: f64,
+        since: f64,
+    },
+    /// A collective, or a message that it sends, until then.
+    Transfer {
+        until: f64,
+        is_message: bool,
+    },
+    /// Waiting for others since then.
+    Waiting {
+        since: f64,
+    },
+    Done,
 }
 
 struct Class<'a> {
     program: &'a Program,
     routines: Vec<Vec<Item>>,
     is_layer: Vec<bool>,
-    clock: f64,
+    doing: Doing,
     time: Breakdown,
     at_step: usize,
     at_item: usize,
-    /// How often the class was in each group.
-    visits: BTreeMap<Vec<usize>, usize>,
+    /// What its kernels would take alone.
+    alone_s: f64,
 }
 
-/// Arrivals at a collective: the class and its time.
-type Meeting = BTreeMap<usize, f64>;
+/// The classes of a group, and how many of them have come to the collective.
+struct Meeting {
+    members: Vec<usize>,
+    come: usize,
+}
 
 struct Simulation<'a> {
     mesh: Mesh,
     prices: &'a Prices<'a>,
-    slowdown: f64,
+    now: f64,
     classes: Vec<Class<'a>>,
-    meetings: BTreeMap<(Vec<usize>, usize), Meeting>,
-    /// Messages on their way: when they are there.
-    messages: BTreeMap<(usize, usize), VecDeque<f64>>,
+    meetings: Vec<Meeting>,
+    /// Messages that have arrived, by sender and receiver.
+    messages: BTreeMap<(usize, usize), usize>,
+    /// For each class, how many ranks of each class share the node of its first rank; none where
+    /// no cores are shared.
+    neighbours: Option<Vec<Vec<f64>>>,
 }
 
-/// The time of a step of the programs of all classes, stages outermost.
+/// The time of a step of the programs of all classes, stages outermost. `launches` are the prices
+/// of the kernels that they launch.
+///
+/// O(steps · classes).
 ///
 /// # Panics
 /// When the programs wait for each other in a circle, which codegen's schedules never do.
@@ -104,62 +137,53 @@ pub fn simulate(
     prices: &Prices<'_>,
     mesh: Mesh,
     programs: &[Program],
-    kernels: &[Kernel],
-) -> StepTime {
-    let launches: Vec<LaunchPrice> = kernels.iter().map(|k| prices.launch(k)).collect();
-    let full = prices.oversubscription();
-    let alone = run(prices, mesh, programs, &launches, 1.0);
-    if full == 1.0 {
-        return alone;
-    }
-    // Ranks that wait leave their core to others: the slowdown is the share of busy ranks.
-    let busy = alone.busy.iter().sum::<f64>() / alone.busy.len() as f64;
-    run(prices, mesh, programs, &launches, (full * busy).max(1.0))
-}
-
-fn run(
-    prices: &Prices<'_>,
-    mesh: Mesh,
-    programs: &[Program],
     launches: &[LaunchPrice],
-    slowdown: f64,
 ) -> StepTime {
-    let classes = programs.iter().map(|program| Class::new(program, prices, launches)).collect();
-    let mut simulation = Simulation {
-        mesh,
-        prices,
-        slowdown,
-        classes,
-        meetings: BTreeMap::new(),
-        messages: BTreeMap::new(),
-    };
-    loop {
-        let mut moved = false;
-        for class in 0..simulation.classes.len() {
-            moved |= simulation.advance(class);
-        }
-        if simulation.classes.iter().all(|c| c.at_step == c.program.steps.len()) {
-            break;
-        }
-        assert!(moved, "the programs wait for each other");
-    }
-    let last = simulation.classes.iter().max_by(|a, b| a.clock.total_cmp(&b.clock));
+    let mut simulation = Simulation::new(prices, mesh, programs, launches);
+    simulation.run();
+    let seconds = simulation.now;
+    // The rank that worked and waited to the end; the first, where several did.
+    let total = |c: &Class<'_>| c.time.total();
+    let classes = simulation.classes.iter();
+    let last = classes.reduce(|a, b| if total(b) > total(a) { b } else { a });
     let last = last.expect("a plan has a rank");
-    let share = |c: &Class<'_>| {
-        (c.time.products_s + c.time.kernels_s + c.time.update_s) / last.clock.max(f64::MIN_POSITIVE)
-    };
+    let computed = |t: &Breakdown| t.products_s + t.kernels_s + t.update_s;
+    let share = |c: &Class<'_>| computed(&c.time) / seconds.max(f64::MIN_POSITIVE);
     let firsts = simulation.classes.iter().step_by(mesh.tp.max(1));
     StepTime {
-        seconds: last.clock,
+        seconds,
         breakdown: last.time,
         busy: firsts.map(share).collect(),
-        slowdown,
+        slowdown: computed(&last.time) / last.alone_s.max(f64::MIN_POSITIVE),
     }
 }
 
-impl<'a> Class<'a> {
-    fn new(program: &'a Program, prices: &Prices<'_>, launches: &[LaunchPrice]) -> Class<'a> {
-        let items = |routine: &ir::program::Routine| {
+impl<'a> Simulation<'a> {
+    fn new(
+        prices: &'a Prices<'a>,
+        mesh: Mesh,
+        programs: &'a [Program],
+        launches: &[LaunchPrice],
+    ) -> Simulation<'a> {
+        let mut simulation = Simulation {
+            mesh,
+            prices,
+            now: 0.0,
+            classes: Vec::new(),
+            meetings: Vec::new(),
+            messages: BTreeMap::new(),
+            neighbours: neighbours(prices, mesh),
+        };
+        for (at, program) in programs.iter().enumerate() {
+            let class = simulation.class(at, program, launches);
+            simulation.classes.push(class);
+        }
+        simulation
+    }
+
+    fn class(&mut self, at: usize, program: &'a Program, launches: &[LaunchPrice]) -> Class<'a> {
+        let mut routines = Vec::new();
+        for routine in &program.routines {
             let mut items = Vec::new();
             for instruction in &routine.instructions {
                 match instruction {
@@ -173,136 +197,261 @@ impl<'a> Class<'a> {
                         }
                     }
                     Instruction::Collective { exchange, group, dtype, elements, .. } => {
-                        let seconds = prices.collective(exchange, group, *dtype, *elements);
-                        items.push(Item::Collective { group: group.clone(), seconds });
+                        let seconds = self.prices.collective(exchange, group, *dtype, *elements);
+                        let is_tensor = *group == Group::Axis(Axis::Tp);
+                        let group = self.meeting(self.members(at, group));
+                        items.push(Item::Collective { group, is_tensor, seconds });
                     }
                 }
             }
-            items
-        };
+            routines.push(items);
+        }
         let is_layer = |routine: &ir::program::Routine| {
             routine.name.ends_with(".forward") || routine.name.ends_with(".backward")
         };
         Class {
             program,
-            routines: program.routines.iter().map(items).collect(),
+            routines,
             is_layer: program.routines.iter().map(is_layer).collect(),
-            clock: 0.0,
+            doing: Doing::Nothing,
             time: Breakdown::default(),
             at_step: 0,
             at_item: 0,
-            visits: BTreeMap::new(),
-        }
-    }
-}
-
-impl Simulation<'_> {
-    /// Runs a class until it has to wait. Whether it moved.
-    fn advance(&mut self, class: usize) -> bool {
-        let mut moved = false;
-        loop {
-            let at = self.classes[class].at_step;
-            let Some(step) = self.classes[class].program.steps.get(at) else { return moved };
-            let done = match step {
-                Step::Feed { .. } => true,
-                Step::Call { routine, .. } => self.call(class, *routine, &mut moved),
-                Step::Send { to, buffer } => {
-                    let bytes = self.classes[class].program.buffers[buffer.0 as usize].bytes;
-                    let seconds = self.prices.send(bytes);
-                    let me = &mut self.classes[class];
-                    me.clock += seconds;
-                    me.time.messages_s += seconds;
-                    let there = me.clock;
-                    let to = to * self.mesh.tp + class % self.mesh.tp;
-                    self.messages.entry((class, to)).or_default().push_back(there);
-                    true
-                }
-                Step::Receive { from, .. } => {
-                    let from = from * self.mesh.tp + class % self.mesh.tp;
-                    let there = self.messages.entry((from, class)).or_default().pop_front();
-                    there.is_some_and(|there| {
-                        self.classes[class].wait_until(there);
-                        true
-                    })
-                }
-            };
-            if !done {
-                return moved;
-            }
-            moved = true;
-            self.classes[class].at_step += 1;
-            self.classes[class].at_item = 0;
+            alone_s: 0.0,
         }
     }
 
-    /// Runs a call from where it stands. Whether it ended.
-    fn call(&mut self, class: usize, routine: usize, moved: &mut bool) -> bool {
-        loop {
-            let me = &mut self.classes[class];
-            let Some(item) = me.routines[routine].get(me.at_item) else { return true };
-            match item {
-                Item::Compute { products, kernels } => {
-                    let (products, kernels) = (products * self.slowdown, kernels * self.slowdown);
-                    me.clock += products + kernels;
-                    if me.is_layer[routine] {
-                        me.time.products_s += products;
-                        me.time.kernels_s += kernels;
-                    } else {
-                        me.time.update_s += products + kernels;
-                    }
-                }
-                Item::Collective { group, seconds } => {
-                    let (group, seconds) = (group.clone(), *seconds);
-                    if !self.meet(class, &group, seconds) {
-                        return false;
-                    }
-                }
-            }
-            *moved = true;
-            self.classes[class].at_item += 1;
-        }
-    }
-
-    /// Comes to a collective. Whether all members are there; the class is past it then.
-    fn meet(&mut self, class: usize, group: &Group, seconds: f64) -> bool {
-        let members = self.members(class, group);
-        let visit = self.classes[class].visits.get(&members).copied().unwrap_or(0);
-        let meeting = self.meetings.entry((members.clone(), visit)).or_default();
-        meeting.entry(class).or_insert(self.classes[class].clock);
-        if meeting.len() < members.len() {
-            return false;
-        }
-        let start = meeting.values().copied().fold(0.0, f64::max);
-        let me = &mut self.classes[class];
-        me.wait_until(start);
-        me.clock += seconds;
-        match group {
-            Group::Axis(Axis::Tp) => me.time.tensor_s += seconds,
-            Group::Axis(_) | Group::Stages(_) | Group::World => me.time.reduction_s += seconds,
-        }
-        *me.visits.entry(members).or_insert(0) += 1;
-        true
+    fn meeting(&mut self, members: Vec<usize>) -> usize {
+        let known = self.meetings.iter().position(|m| m.members == members);
+        known.unwrap_or_else(|| {
+            self.meetings.push(Meeting { members, come: 0 });
+            self.meetings.len() - 1
+        })
     }
 
     /// The classes whose ranks are in a group of a class.
     fn members(&self, class: usize, group: &Group) -> Vec<usize> {
-        let tp = self.mesh.tp;
+        let Mesh { pp, tp, .. } = self.mesh;
         let (stage, tensor) = (class / tp, class % tp);
         match group {
             Group::Axis(Axis::Tp) => (stage * tp..(stage + 1) * tp).collect(),
-            Group::Axis(Axis::Pp) => (0..self.mesh.pp).map(|s| s * tp + tensor).collect(),
+            Group::Axis(Axis::Pp) => (0..pp).map(|s| s * tp + tensor).collect(),
             Group::Axis(Axis::Dp | Axis::Cp) => vec![class],
             Group::Stages(stages) => stages.iter().map(|s| s * tp + tensor).collect(),
-            Group::World => (0..self.classes.len()).collect(),
+            Group::World => (0..pp * tp).collect(),
         }
+    }
+
+    fn run(&mut self) {
+        loop {
+            for class in 0..self.classes.len() {
+                self.advance(class);
+            }
+            if self.classes.iter().any(|c| c.doing == Doing::Nothing) {
+                // A message woke a class that had its turn.
+                continue;
+            }
+            let speeds = self.speeds();
+            let ends = self.classes.iter().zip(&speeds).filter_map(|(c, speed)| match c.doing {
+                Doing::Compute { left, .. } => Some(self.now + left / speed),
+                Doing::Transfer { until, .. } => Some(until),
+                Doing::Nothing | Doing::Waiting { .. } | Doing::Done => None,
+            });
+            let Some(next) = ends.reduce(f64::min) else {
+                let all_done = self.classes.iter().all(|c| c.doing == Doing::Done);
+                assert!(all_done, "the programs wait for each other");
+                return;
+            };
+            self.pass(next, &speeds);
+        }
+    }
+
+    /// For each class, the share of a core that its ranks have while they compute.
+    fn speeds(&self) -> Vec<f64> {
+        let Some(neighbours) = &self.neighbours else { return vec![1.0; self.classes.len()] };
+        let computes = |(c, ranks): (&Class<'_>, &f64)| match c.doing {
+            Doing::Compute { .. } => *ranks,
+            Doing::Nothing | Doing::Transfer { .. } | Doing::Waiting { .. } | Doing::Done => 0.0,
+        };
+        let cores = self.prices.cores();
+        let active = |n: &Vec<f64>| self.classes.iter().zip(n).map(computes).sum::<f64>();
+        neighbours.iter().map(|n| (cores / active(n).max(1.0)).min(1.0)).collect()
+    }
+
+    /// Lets time pass until the first class is done with what it does.
+    fn pass(&mut self, next: f64, speeds: &[f64]) {
+        let passed = next - self.now;
+        for (class, speed) in self.classes.iter_mut().zip(speeds) {
+            match &mut class.doing {
+                Doing::Compute { left, .. } => {
+                    // What ends now ends exactly, whatever rounding says.
+                    let is_over = self.now + *left / speed <= next;
+                    *left = if is_over { 0.0 } else { (*left - passed * speed).max(0.0) };
+                }
+                Doing::Transfer { .. } | Doing::Nothing | Doing::Waiting { .. } | Doing::Done => {}
+            }
+        }
+        self.now = next;
+    }
+
+    /// Runs a class until it computes, transfers or waits.
+    fn advance(&mut self, class: usize) {
+        loop {
+            match self.classes[class].doing {
+                Doing::Compute { left, since } if left <= 0.0 => self.end_compute(class, since),
+                Doing::Transfer { until, is_message } if until <= self.now => {
+                    self.end_transfer(class, is_message);
+                }
+                Doing::Nothing => {
+                    if !self.start(class) {
+                        return;
+                    }
+                }
+                Doing::Compute { .. }
+                | Doing::Transfer { .. }
+                | Doing::Waiting { .. }
+                | Doing::Done => return,
+            }
+        }
+    }
+
+    fn item(&self, class: usize) -> Option<(usize, Item)> {
+        let me = &self.classes[class];
+        let Some(Step::Call { routine, .. }) = me.program.steps.get(me.at_step) else {
+            return None;
+        };
+        Some((*routine, *me.routines[*routine].get(me.at_item)?))
+    }
+
+    fn end_compute(&mut self, class: usize, since: f64) {
+        let Some((routine, Item::Compute { products, kernels })) = self.item(class) else {
+            unreachable!("a class computes what its program says");
+        };
+        let me = &mut self.classes[class];
+        let (took, alone) = (self.now - since, products + kernels);
+        let of_products = if alone > 0.0 { took * products / alone } else { 0.0 };
+        if me.is_layer[routine] {
+            me.time.products_s += of_products;
+            me.time.kernels_s += took - of_products;
+        } else {
+            me.time.update_s += took;
+        }
+        me.alone_s += alone;
+        me.at_item += 1;
+        me.doing = Doing::Nothing;
+    }
+
+    fn end_transfer(&mut self, class: usize, is_message: bool) {
+        self.classes[class].doing = Doing::Nothing;
+        if !is_message {
+            self.classes[class].at_item += 1;
+            return;
+        }
+        let Step::Send { to, .. } = self.classes[class].program.steps[self.classes[class].at_step]
+        else {
+            unreachable!("a class sends what its program says");
+        };
+        self.classes[class].next_step();
+        let to = to * self.mesh.tp + class % self.mesh.tp;
+        *self.messages.entry((class, to)).or_insert(0) += 1;
+        let now = self.now;
+        let receiver = &mut self.classes[to];
+        if let (Doing::Waiting { .. }, Some(Step::Receive { from, .. })) =
+            (receiver.doing, receiver.program.steps.get(receiver.at_step))
+            && from * self.mesh.tp + class % self.mesh.tp == class
+        {
+            receiver.wake(now);
+            receiver.doing = Doing::Nothing;
+        }
+    }
+
+    /// Starts what comes next, or passes what takes no time. Whether the class goes on at once.
+    fn start(&mut self, class: usize) -> bool {
+        let (tp, now) = (self.mesh.tp, self.now);
+        let me = &mut self.classes[class];
+        let Some(step) = me.program.steps.get(me.at_step) else {
+            me.doing = Doing::Done;
+            return false;
+        };
+        match step {
+            Step::Feed { .. } => me.next_step(),
+            Step::Call { .. } => return self.start_item(class),
+            Step::Send { buffer, .. } => {
+                let seconds = self.prices.send(me.program.buffers[buffer.0 as usize].bytes);
+                me.time.messages_s += seconds;
+                me.doing = Doing::Transfer { until: now + seconds, is_message: true };
+            }
+            Step::Receive { from, .. } => {
+                let there = self.messages.entry((from * tp + class % tp, class)).or_insert(0);
+                if *there == 0 {
+                    me.doing = Doing::Waiting { since: now };
+                    return false;
+                }
+                *there -= 1;
+                me.next_step();
+            }
+        }
+        true
+    }
+
+    fn start_item(&mut self, class: usize) -> bool {
+        let now = self.now;
+        match self.item(class) {
+            None => self.classes[class].next_step(),
+            Some((_, Item::Compute { products, kernels })) => {
+                let left = products + kernels;
+                self.classes[class].doing = Doing::Compute { left, since: now };
+            }
+            Some((_, Item::Collective { group, is_tensor, seconds })) => {
+                let meeting = &mut self.meetings[group];
+                meeting.come += 1;
+                self.classes[class].doing = Doing::Waiting { since: now };
+                if meeting.come < meeting.members.len() {
+                    return false;
+                }
+                meeting.come = 0;
+                for member in &self.meetings[group].members {
+                    let member = &mut self.classes[*member];
+                    member.wake(now);
+                    member.doing = Doing::Transfer { until: now + seconds, is_message: false };
+                    let part = if is_tensor {
+                        &mut member.time.tensor_s
+                    } else {
+                        &mut member.time.reduction_s
+                    };
+                    *part += seconds;
+                }
+            }
+        }
+        true
     }
 }
 
 impl Class<'_> {
-    fn wait_until(&mut self, time: f64) {
-        if time > self.clock {
-            self.time.wait_s += time - self.clock;
-            self.clock = time;
+    fn next_step(&mut self) {
+        self.at_step += 1;
+        self.at_item = 0;
+    }
+
+    fn wake(&mut self, now: f64) {
+        if let Doing::Waiting { since } = self.doing {
+            self.time.wait_s += now - since;
         }
     }
+}
+
+/// For each class, how many ranks of each class are on the node of its first rank; none where a
+/// core is there for every rank.
+fn neighbours(prices: &Prices<'_>, mesh: Mesh) -> Option<Vec<Vec<f64>>> {
+    if prices.oversubscription() <= 1.0 {
+        return None;
+    }
+    let classes = || (0..mesh.pp).flat_map(|s| (0..mesh.tp).map(move |t| (s, t)));
+    let node = |stage, data, tensor| mesh.rank(stage, data, tensor) / prices.ranks_per_node();
+    let of = |(stage, tensor): (usize, usize)| {
+        let own = node(stage, 0, tensor);
+        let there = |(s, t)| (0..mesh.dp).filter(|d| node(s, *d, t) == own).count() as f64;
+        classes().map(there).collect()
+    };
+    Some(classes().map(of).collect())
 }

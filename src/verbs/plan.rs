@@ -127,7 +127,7 @@ pub fn explain_plan(asked: &Asked) -> Result<Exit, Failure> {
 /// Answers `fit`: what each strategy needs; yes if one fits.
 pub fn fit(asked: &Asked) -> Result<Exit, Failure> {
     let (_, question) = asked.question()?;
-    let fit = planner::fit::fit(&question.job(), &crate::compiled)?;
+    let fit = planner::fit::fit(&question.job())?;
     if asked.json {
         let mut document = json!(fit);
         document["schema"] = json!("gantline.fit/1");

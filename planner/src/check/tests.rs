@@ -2,7 +2,7 @@ use ir::op::Combiner;
 use ir::{Axis, Layout, Sharding};
 
 use super::*;
-use crate::search::tests::{cluster, compiled, job, module};
+use crate::search::tests::{cluster, job, module};
 use crate::search::{Job, search};
 
 fn found(change: impl Fn(&mut Plan)) -> Vec<&'static str> {
@@ -12,7 +12,7 @@ fn found(change: impl Fn(&mut Plan)) -> Vec<&'static str> {
     let fix = ["pp=1".to_owned(), "tp=2".to_owned(), "sp=1".to_owned(), "keep=full".to_owned()];
     job.limits = crate::limits::Limits::parse(&fix, &[], &[]).unwrap();
     job.evaluations_max = 1;
-    let mut plan = search(&job, &compiled).unwrap().plan;
+    let mut plan = search(&job).unwrap().plan;
     change(&mut plan);
     check(&module, "loss", &plan, &cluster).iter().map(|d| d.code).collect()
 }

@@ -1,18 +1,21 @@
-//! The layers of a job, sharded and priced once for each way to cut them.
+//! The layers of a job, sharded and priced once for each way to cut them, and the plans that are
+//! made of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use codegen::calls::{Calls, Operand};
-use codegen::lower::KernelTable;
+use codegen::compile::Compiler;
 use codegen::partition::Place;
-use codegen::routines::layer;
+use codegen::routines::Layer;
 use ir::plan::{FunctionPlan, Keep};
+use ir::program::{Instruction, Routine};
 use ir::{Diagnostic, Mesh, Plan, Sharding, Span};
 
-use super::{Candidate, Job, assemble};
-use crate::cluster::Memory;
+use super::{Candidate, Job, Scored, assemble};
+use crate::footprint::{Footprint, fullest};
 use crate::price::{LaunchPrice, Prices};
 use crate::shard::{Rates, Request, Sharded, shard};
+use crate::simulate::simulate;
 
 /// What the shardings and the routines of layers depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,29 +26,56 @@ pub(super) struct Key {
     pub(super) microbatch_size: usize,
 }
 
-struct Entry {
-    sharded: Sharded,
-    /// For each layer, the seconds of a forward and a backward call, keeping nothing and all.
-    seconds: Vec<[f64; 2]>,
+/// What a call of a layer takes, forward and backward together, when nobody waits.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct CallPrice {
+    /// Kernels and collectives of the first tensor-parallel rank.
+    pub(super) seconds: f64,
+    /// Kernels of all tensor-parallel ranks together, at least.
+    pub(super) compute_s: f64,
+    /// Bytes that the first rank keeps from forward to backward.
+    pub(super) kept_bytes: u64,
+    /// Bytes that all tensor-parallel ranks keep together, at least.
+    pub(super) kept_bytes_of_all: u64,
 }
+
+/// The layer, what it keeps, and whether its gradients are added.
+type Variant = (Key, usize, Keep, bool);
 
 /// The layers of a job.
 pub(super) struct LayerTable<'a> {
     job: &'a Job<'a>,
-    calls: Option<Calls>,
+    compiler: Compiler<'a>,
     layers: Vec<String>,
-    entries: BTreeMap<Key, Entry>,
+    /// By key with one data-parallel rank: what a rank has does not depend on their number.
+    sharded: BTreeMap<Key, Sharded>,
+    priced: BTreeMap<Variant, CallPrice>,
+    /// The prices of the compiler's kernels, as far as they were asked for.
+    launches: Vec<LaunchPrice>,
 }
 
 impl<'a> LayerTable<'a> {
-    pub(super) fn new(job: &'a Job<'a>) -> LayerTable<'a> {
-        let calls = Calls::of(job.module, job.entry).ok();
-        let names = calls.iter().flat_map(|c| c.functions()).map(str::to_owned).collect();
-        LayerTable { job, layers: names, calls, entries: BTreeMap::new() }
+    /// # Errors
+    /// `E2001` when the entry is no list of calls.
+    pub(super) fn new(job: &'a Job<'a>) -> Result<LayerTable<'a>, Diagnostic> {
+        let compiler = Compiler::new(job.module, job.entry)?;
+        let layers = compiler.calls().functions().into_iter().map(str::to_owned).collect();
+        Ok(LayerTable {
+            job,
+            compiler,
+            layers,
+            sharded: BTreeMap::new(),
+            priced: BTreeMap::new(),
+            launches: Vec::new(),
+        })
     }
 
-    pub(super) fn call_count(&self) -> usize {
-        self.calls.as_ref().map_or(0, |c| c.calls.len())
+    pub(super) fn job(&self) -> &'a Job<'a> {
+        self.job
+    }
+
+    pub(super) fn calls(&self) -> &Calls {
+        self.compiler.calls()
     }
 
     pub(super) fn layer_count(&self) -> usize {
@@ -54,19 +84,25 @@ impl<'a> LayerTable<'a> {
 
     /// Layers in which the sharding search left out states.
     pub(super) fn capped(&self) -> Vec<String> {
-        let all: BTreeSet<&String> =
-            self.entries.values().flat_map(|e| &e.sharded.capped).collect();
+        let all: BTreeSet<&String> = self.sharded.values().flat_map(|s| &s.capped).collect();
         all.into_iter().cloned().collect()
     }
 
-    /// Shards and prices the layers for a key.
+    fn prices(&self, key: Key) -> Prices<'a> {
+        let Key { dp, tp, .. } = key;
+        Prices::new(self.job.cluster, Mesh { pp: self.job.ranks / dp / tp, dp, tp })
+    }
+
+    /// Shards the layers for a key.
+    ///
+    /// # Errors
+    /// What sharding reports.
     pub(super) fn add(&mut self, key: Key) -> Result<(), Diagnostic> {
-        if self.entries.contains_key(&key) {
+        let key = Key { dp: 1, ..key };
+        if self.sharded.contains_key(&key) {
             return Ok(());
         }
-        let job = self.job;
-        let mesh = Mesh { pp: job.ranks / key.dp / key.tp, dp: key.dp, tp: key.tp };
-        let prices = Prices::new(job.cluster, mesh);
+        let (job, prices) = (self.job, self.prices(key));
         let sharded = shard(&Request {
             module: job.module,
             entry: job.entry,
@@ -80,94 +116,142 @@ impl<'a> LayerTable<'a> {
                 link: job.cluster.link(key.tp),
             },
         })?;
-        let mut seconds = Vec::new();
-        for name in &self.layers {
-            let shardings = &sharded.functions[name];
-            let price = |keep| self.layer_seconds(name, key, keep, shardings, &prices);
-            seconds.push([price(Keep::None)?, price(Keep::Full)?]);
-        }
-        self.entries.insert(key, Entry { sharded, seconds });
+        self.sharded.insert(key, sharded);
         Ok(())
     }
 
-    fn layer_seconds(
-        &self,
-        name: &str,
+    /// The prices of the calls in order. `adds` says that there are several micro-batches, whose
+    /// gradients are added.
+    ///
+    /// # Errors
+    /// `E2002` when a layer cannot be compiled.
+    pub(super) fn call_prices(
+        &mut self,
         key: Key,
-        keep: Keep,
-        shardings: &BTreeMap<String, Sharding>,
-        prices: &Prices<'_>,
-    ) -> Result<f64, Diagnostic> {
-        let error = |why: String| {
-            Diagnostic::error("E2002", Span::of(self.job.model.clone()), why)
-                .note(format!("pricing `@{name}` on dp={}, tp={}", key.dp, key.tp))
+        keeps: &[Keep],
+        adds: bool,
+    ) -> Result<Vec<CallPrice>, Diagnostic> {
+        let mut of_layer = Vec::new();
+        for (layer, keep) in keeps.iter().enumerate() {
+            of_layer.push(self.price((key, layer, *keep, adds))?);
+        }
+        let price = |function: &String| {
+            let layer = self.layers.iter().position(|l| l == function);
+            of_layer[layer.expect("layers are those that are called")]
         };
-        let calls = self.calls.as_ref().ok_or_else(|| error("the entry has no calls".into()))?;
-        let call = calls.first_call(name).ok_or_else(|| error("it is not called".into()))?;
-        let is_weight: Vec<bool> =
-            call.operands.iter().map(|o| matches!(o, Operand::Weight(_))).collect();
-        let is_last = call.results.iter().any(|r| calls.results.contains(r));
+        Ok(self.calls().calls.iter().map(|call| price(&call.function)).collect())
+    }
+
+    fn price(&mut self, variant: Variant) -> Result<CallPrice, Diagnostic> {
+        if let Some(there) = self.priced.get(&variant) {
+            return Ok(*there);
+        }
+        let (key, layer, keep, adds) = variant;
+        let name = self.layers[layer].clone();
+        let shardings = self.sharded[&Key { dp: 1, ..key }].functions[&name].clone();
+        let plan = FunctionPlan { keep, shardings };
+        let first = self.place_price(&name, &plan, key, 0, adds)?;
+        // Pieces never grow along an axis.
+        let last = self.place_price(&name, &plan, key, key.tp - 1, adds)?;
+        let others = (key.tp - 1) as f64;
+        let price = CallPrice {
+            seconds: first.seconds,
+            compute_s: first.compute_s + others * first.compute_s.min(last.compute_s),
+            kept_bytes: first.kept_bytes,
+            kept_bytes_of_all: first.kept_bytes
+                + (key.tp as u64 - 1) * first.kept_bytes.min(last.kept_bytes),
+        };
+        self.priced.insert(variant, price);
+        Ok(price)
+    }
+
+    /// The price on one tensor-parallel rank.
+    fn place_price(
+        &mut self,
+        name: &str,
+        plan: &FunctionPlan,
+        key: Key,
+        tensor: usize,
+        adds: bool,
+    ) -> Result<CallPrice, Diagnostic> {
         let place = Place {
             sizes: [key.dp, key.tp],
-            coordinates: [0, 0],
+            coordinates: [0, tensor],
             microbatch_size: key.microbatch_size,
         };
-        let plan = FunctionPlan { keep, shardings: shardings.clone() };
-        let mut table = KernelTable::default();
-        let module = self.job.module;
-        let built = layer(module, name, &plan, place, &is_weight, is_last, &mut table);
-        let built = built.map_err(error)?;
-        let launches: Vec<LaunchPrice> = table.kernels.iter().map(|k| prices.launch(k)).collect();
-        Ok(prices.routine(&built.forward, &launches) + prices.routine(&built.backward, &launches))
+        let calls = self.compiler.calls();
+        let call = calls.first_call(name).expect("layers are those that are called");
+        let is_weight = |o: &Operand| matches!(o, Operand::Weight(_));
+        let added: Vec<bool> = call.operands.iter().map(|o| adds && is_weight(o)).collect();
+        let is_last = call.results.iter().any(|r| calls.results.contains(r));
+        let built = self.compiler.layers().layer(name, plan, place, &added, is_last);
+        let built = built.map_err(|why| {
+            Diagnostic::error("E2002", Span::of(self.job.model.clone()), why)
+                .note(format!("pricing `@{name}` on dp={}, tp={}", key.dp, key.tp))
+        })?;
+        let prices = self.prices(key);
+        self.price_launches(&prices);
+        let routines = || [&built.forward, &built.backward].into_iter();
+        Ok(CallPrice {
+            seconds: routines().map(|r| prices.routine(r, &self.launches)).sum(),
+            compute_s: routines().map(|r| compute_seconds(r, &self.launches)).sum(),
+            kept_bytes: kept_bytes(&built),
+            kept_bytes_of_all: 0,
+        })
     }
 
-    /// For each call, the seconds of its forward and backward routine on the first rank.
-    pub(super) fn call_seconds(&self, key: Key, keeps: &[Keep]) -> Vec<f64> {
-        let entry = &self.entries[&key];
-        let calls = self.calls.iter().flat_map(|c| &c.calls);
-        let seconds = |function: &String| {
-            let layer = self.layers.iter().position(|l| l == function);
-            let layer = layer.expect("layers are those that are called");
-            entry.seconds[layer][super::keep_number(keeps[layer])]
-        };
-        calls.map(|call| seconds(&call.function)).collect()
-    }
-
-    /// The least bytes of the fullest place, parameters, gradients and state alone and cut ever so
-    /// evenly; and the bytes that it has.
-    pub(super) fn least_bytes(&self, candidate: &Candidate) -> (u64, u64) {
-        let Some(calls) = &self.calls else { return (0, u64::MAX) };
-        let job = self.job;
-        let copies = 2 + job.optimizer.state_count() as u64;
-        let mut begin = 0;
-        let mut stages = Vec::new();
-        for end in &candidate.stage_ends {
-            let operands = calls.calls[begin..*end].iter().flat_map(|c| &c.operands);
-            let weights: BTreeSet<usize> = operands
-                .filter_map(|o| if let Operand::Weight(at) = o { Some(*at) } else { None })
-                .collect();
-            let elements = |at: &usize| calls.weights[*at].sizes.iter().product::<usize>() as u64;
-            let elements: u64 = weights.iter().map(elements).sum();
-            stages.push(copies * job.dtype.size() * elements / candidate.mesh.tp as u64);
-            begin = *end;
-        }
-        match job.cluster.memory() {
-            Memory::PerRank(have) => (stages.iter().copied().max().unwrap_or(0), have),
-            Memory::PerNode(have) => {
-                let replicas = (candidate.mesh.dp * candidate.mesh.tp) as u64;
-                (stages.iter().sum::<u64>() * replicas / job.cluster.nodes as u64, have)
-            }
-        }
+    /// Prices the kernels that were compiled since. They cost the same on all meshes of a job.
+    fn price_launches(&mut self, prices: &Prices<'_>) {
+        let known = self.launches.len();
+        self.launches.extend(self.compiler.kernels()[known..].iter().map(|k| prices.launch(k)));
     }
 
     /// The plan of a candidate.
+    ///
+    /// # Errors
+    /// What sharding reports.
     pub(super) fn plan(&mut self, candidate: &Candidate) -> Result<Plan, Diagnostic> {
         self.add(candidate.key())?;
-        let sharded = &self.entries[&candidate.key()].sharded;
+        let sharded = &self.sharded[&Key { dp: 1, ..candidate.key() }];
         let functions = self.layers.iter().zip(&candidate.keeps).map(|(name, keep)| {
-            let shardings = sharded.functions[name].clone();
+            let shardings: BTreeMap<String, Sharding> = sharded.functions[name].clone();
             (name.clone(), FunctionPlan { keep: *keep, shardings })
         });
         Ok(assemble(self.job, candidate, functions))
     }
+
+    /// The time and the memory of a plan.
+    ///
+    /// # Errors
+    /// `E2002` when the plan does not fit the module.
+    pub(super) fn score(
+        &mut self,
+        plan: &Plan,
+        candidate: &Candidate,
+    ) -> Result<Scored, Diagnostic> {
+        let programs = self.compiler.programs(plan)?;
+        let (mesh, cluster) = (plan.mesh, self.job.cluster);
+        let prices = Prices::new(cluster, mesh);
+        self.price_launches(&prices);
+        let time = simulate(&prices, mesh, &programs, &self.launches);
+        let threads = cluster.threads(cluster.ranks_per_node(mesh.ranks()));
+        let kernels = self.compiler.kernels();
+        let footprints = Footprint::of_all(&programs, kernels, threads);
+        let (need, have) = fullest(&footprints, mesh.dp, cluster);
+        Ok(Scored { candidate: candidate.clone(), time, footprints, need, have })
+    }
+}
+
+fn compute_seconds(routine: &Routine, launches: &[LaunchPrice]) -> f64 {
+    let seconds = |instruction: &Instruction| match instruction {
+        Instruction::Launch { kernel, .. } => launches[*kernel].seconds,
+        Instruction::Collective { .. } => 0.0,
+    };
+    routine.instructions.iter().map(seconds).sum()
+}
+
+/// The bytes of the results that a layer keeps beside those of the primal.
+fn kept_bytes(layer: &Layer) -> u64 {
+    let first = layer.halves.forward_params.len() + layer.halves.primal_results;
+    layer.forward.slots[first..].iter().map(|(_, bytes)| bytes).sum()
 }

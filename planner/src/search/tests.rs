@@ -1,4 +1,3 @@
-use codegen::compile::compile;
 use codegen::prepare::prepare_training;
 use ir::import::{Architecture, Description, Gpt2Config, Options, import};
 
@@ -52,19 +51,11 @@ pub(crate) fn job<'a>(module: &'a Module, cluster: &'a Cluster, ranks: usize) ->
     }
 }
 
-pub(crate) fn compiled(
-    module: &Module,
-    entry: &str,
-    plan: &Plan,
-) -> Result<(Vec<Program>, Vec<Kernel>), Diagnostic> {
-    compile(module, entry, plan).map(|compiled| (compiled.programs, compiled.kernels))
-}
-
 #[test]
 fn infeasible_is_explained_with_numbers() {
     let module = module(3);
     let cluster = cluster(2 << 20);
-    let diagnostic = search(&job(&module, &cluster, 2), &compiled).unwrap_err();
+    let diagnostic = search(&job(&module, &cluster, 2)).unwrap_err();
     let text = ir::diagnostic::render(&diagnostic, None);
     assert_eq!(diagnostic.code, "E3201");
     assert!(text.contains("of 2.0 MiB") && text.contains("optimizer state"), "{text}");
@@ -76,12 +67,12 @@ fn limits_hold() {
     let cluster = cluster(1 << 30);
     let mut job = job(&module, &cluster, 4);
     job.limits = Limits::parse(&["pp=2".into()], &["tp".into()], &["mbs=1".into()]).unwrap();
-    let plan = search(&job, &compiled).unwrap().plan;
+    let plan = search(&job).unwrap().plan;
     assert_eq!((plan.mesh.pp, plan.mesh.dp, plan.microbatch_size), (2, 2, 1));
     assert_eq!(plan.global_batch_size(), 4);
     job.global_batch_size = 3;
     job.limits = Limits::parse(&["dp=2".into()], &[], &[]).unwrap();
-    assert_eq!(search(&job, &compiled).unwrap_err().code, "E3203");
+    assert_eq!(search(&job).unwrap_err().code, "E3203");
 }
 
 #[test]
@@ -99,7 +90,7 @@ fn every_mesh_compiles_into_a_legal_plan() {
                 let fixed = [(Knob::Pp, pp), (Knob::Tp, tp), (Knob::Keep, keep), (Knob::Mbs, 1)];
                 fixed.into_iter().for_each(|(knob, number)| job.limits.fix(knob, number));
                 job.limits.fix(Knob::Sp, if tp > 1 { sequence } else { 0 });
-                let found = search(&job, &compiled);
+                let found = search(&job);
                 let found =
                     found.unwrap_or_else(|d| panic!("{}", ir::diagnostic::render(&d, None)));
                 let wrong = crate::check::check(module, "loss", &found.plan, &cluster);
@@ -121,20 +112,22 @@ mod slow {
         for (ranks, memory) in [(1, 1 << 30), (2, 1 << 30), (4, 1 << 30), (4, 12 << 20)] {
             let cluster = cluster(memory);
             let job = job(&module, &cluster, ranks);
-            let mut table = LayerTable::new(&job);
+            let mut table = LayerTable::new(&job).unwrap();
             let (all, _) = candidates(&job, &mut table).unwrap();
             let mut least = f64::INFINITY;
             for (candidate, bound) in &all {
-                let scored =
-                    score(&job, &table.plan(candidate).unwrap(), candidate, &compiled).unwrap();
-                assert!(*bound <= scored.time.seconds * (1.0 + ROUNDING), "{candidate}");
+                let plan = table.plan(candidate).unwrap();
+                let scored = table.score(&plan, candidate).unwrap();
+                let seconds = scored.time.seconds;
+                assert!(bound.seconds <= seconds * (1.0 + ROUNDING), "{candidate}");
+                assert!(bound.need <= scored.need.0, "{candidate}");
                 let sum = scored.time.breakdown.total();
                 assert!((sum - scored.time.seconds).abs() <= 1e-9 * sum, "{candidate}: {scored:?}");
                 if scored.fits() {
                     least = least.min(scored.time.seconds);
                 }
             }
-            match search(&job, &compiled) {
+            match search(&job) {
                 Ok(found) => {
                     assert_eq!(found.best.time.seconds, least, "on {ranks} ranks");
                 }

@@ -5,7 +5,6 @@
 //! gathered again in the backward pass, as nobody keeps gathered values; reduced ones are kept.
 
 use std::collections::HashSet;
-use std::hash::{DefaultHasher, Hash, Hasher};
 
 use codegen::partition::choose;
 use ir::op::Combiner;
@@ -29,23 +28,70 @@ pub(super) struct Found {
     pub(super) capped: bool,
 }
 
+/// A layout in one word, or that none is decided: states are copied and compared all the time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Code(u64);
+
+impl Code {
+    const UNDECIDED: Code = Code(0);
+    /// The bits of a kind, and those of a dim above it.
+    const KIND_BITS: u32 = 3;
+    const DIM_BITS: u32 = 5;
+
+    fn of(layout: Layout) -> Code {
+        let (kind, dim, unit) = match layout {
+            Layout::Replicated => (1, 0, 0),
+            Layout::Partial(Combiner::Sum) => (2, 0, 0),
+            Layout::Partial(Combiner::Max) => (3, 0, 0),
+            Layout::Partial(Combiner::Min) => (4, 0, 0),
+            Layout::Cut { dim, unit } => (5, dim as u64, unit as u64),
+        };
+        let code = kind | dim << Code::KIND_BITS | unit << (Code::KIND_BITS + Code::DIM_BITS);
+        assert_eq!(Code(code).layout(), Some(layout), "dims and units are small");
+        Code(code)
+    }
+
+    fn layout(self) -> Option<Layout> {
+        let dim = self.0 >> Code::KIND_BITS & ((1 << Code::DIM_BITS) - 1);
+        let unit = self.0 >> (Code::KIND_BITS + Code::DIM_BITS);
+        match self.0 & ((1 << Code::KIND_BITS) - 1) {
+            0 => None,
+            1 => Some(Layout::Replicated),
+            2 => Some(Layout::Partial(Combiner::Sum)),
+            3 => Some(Layout::Partial(Combiner::Max)),
+            4 => Some(Layout::Partial(Combiner::Min)),
+            _ => Some(Layout::Cut { dim: dim as usize, unit: unit as usize }),
+        }
+    }
+}
+
 #[derive(Clone)]
 struct State {
     seconds: f64,
     /// For each value its layout, once it is decided.
-    layouts: Vec<Option<Layout>>,
+    layouts: Vec<Code>,
     /// Values that were resharded, and to what.
     copies: Vec<(ValueId, Layout)>,
 }
 
+impl State {
+    fn layout(&self, value: ValueId) -> Option<Layout> {
+        self.layouts[value.index()].layout()
+    }
+
+    fn decide(&mut self, value: ValueId, layout: Layout) {
+        self.layouts[value.index()] = Code::of(layout);
+    }
+}
+
 /// The cheapest layouts of a layer; or the name of the value that cannot be made as demanded.
 pub(super) fn search(problem: &Problem<'_>) -> Result<Found, String> {
-    let mut layouts = vec![None; problem.function.values.len()];
+    let mut layouts = vec![Code::UNDECIDED; problem.function.values.len()];
     for param in problem.function.params() {
         layouts[param.index()] = match problem.demands[param.index()] {
-            Demand::Is(layout) => Some(layout),
-            Demand::Stored { .. } => None,
-            Demand::Free | Demand::Gradient(_) | Demand::Same(_) => Some(Layout::Replicated),
+            Demand::Is(layout) => Code::of(layout),
+            Demand::Stored { .. } => Code::UNDECIDED,
+            Demand::Free | Demand::Gradient(_) | Demand::Same(_) => Code::of(Layout::Replicated),
         };
     }
     let mut beam = vec![State { seconds: 0.0, layouts, copies: Vec::new() }];
@@ -81,7 +127,7 @@ pub(super) fn search(problem: &Problem<'_>) -> Result<Found, String> {
     }
     let best = beam.swap_remove(0);
     let layouts = best.layouts.iter().enumerate();
-    let layouts = layouts.map(|(at, layout)| layout.unwrap_or_else(|| unused(problem, at)));
+    let layouts = layouts.map(|(at, code)| code.layout().unwrap_or_else(|| unused(problem, at)));
     Ok(Found { layouts: layouts.collect(), seconds: best.seconds, capped })
 }
 
@@ -98,21 +144,21 @@ fn unused(problem: &Problem<'_>, at: usize) -> Layout {
 
 /// The live part of a state. Two words: an accidental equality would only lose a state.
 fn key(state: &State, live: &[usize]) -> (u64, u64) {
-    let hash = |seed: u8| {
-        let mut hasher = DefaultHasher::new();
-        seed.hash(&mut hasher);
-        live.iter().for_each(|v| state.layouts[*v].hash(&mut hasher));
-        let mut copies: Vec<_> = state.copies.clone();
-        copies.sort();
-        copies.hash(&mut hasher);
-        hasher.finish()
-    };
-    (hash(0), hash(1))
+    let code = |(value, layout): &(ValueId, Layout)| [u64::from(value.0), Code::of(*layout).0];
+    let mut copies: Vec<[u64; 2]> = state.copies.iter().map(code).collect();
+    copies.sort_unstable();
+    let words = live.iter().map(|v| state.layouts[*v].0).chain(copies.into_iter().flatten());
+    words.fold((1, 2), |(a, b), word| {
+        let a = (a ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let b = (b ^ word).wrapping_mul(0xc2b2_ae3d_27d4_eb4f);
+        (a ^ a >> 29, b ^ b >> 31)
+    })
 }
 
 fn forget_gathered(state: &mut State) {
     let State { layouts, copies, .. } = state;
-    copies.retain(|(value, _)| matches!(layouts[value.index()], Some(Layout::Partial(_))));
+    let layout = |value: &ValueId| layouts[value.index()].layout();
+    copies.retain(|(value, _)| matches!(layout(value), Some(Layout::Partial(_))));
 }
 
 fn advance(problem: &Problem<'_>, state: &State, step: &Step, way: &Way) -> Option<State> {
@@ -130,8 +176,7 @@ fn advance(problem: &Problem<'_>, state: &State, step: &Step, way: &Way) -> Opti
         bring(problem, &mut next, *operand, *wanted)?;
     }
     if way.ambiguous {
-        let from: Option<Vec<Layout>> =
-            node.operands.iter().map(|o| next.layouts[o.index()]).collect();
+        let from: Option<Vec<Layout>> = node.operands.iter().map(|o| next.layout(*o)).collect();
         let sizes: Vec<u64> = node.operands.iter().map(|o| problem.elements[o.index()]).collect();
         let chosen = choose(node, &step.factors, &from?, &sizes, &way.yields)?;
         if chosen != way.choice {
@@ -140,7 +185,7 @@ fn advance(problem: &Problem<'_>, state: &State, step: &Step, way: &Way) -> Opti
     }
     for (result, layout) in node.results.iter().zip(&way.yields) {
         accept(problem, &mut next, *result, *layout)?;
-        next.layouts[result.index()] = Some(*layout);
+        next.decide(*result, *layout);
     }
     Some(next)
 }
@@ -148,22 +193,23 @@ fn advance(problem: &Problem<'_>, state: &State, step: &Step, way: &Way) -> Opti
 /// Pays for an operand in the layout that a way wants; none when it cannot be had.
 fn bring(problem: &Problem<'_>, state: &mut State, value: ValueId, wanted: Layout) -> Option<()> {
     let at = value.index();
-    if state.layouts[at].is_none() {
-        state.layouts[at] = Some(first_layout(problem, state, value, wanted)?);
+    if state.layout(value).is_none() {
+        let layout = first_layout(problem, state, value, wanted)?;
+        state.decide(value, layout);
     }
-    let layout = state.layouts[at]?;
+    let layout = state.layout(value)?;
     if layout == wanted || state.copies.contains(&(value, wanted)) {
         return Some(());
     }
     if problem.made[at].is_some() && layout != Layout::Replicated {
         // Two readers want it differently: it is made whole, and sliced.
-        state.layouts[at] = Some(Layout::Replicated);
+        state.decide(value, Layout::Replicated);
         state.seconds += problem.bytes[at] / problem.rates.memory_bytes_per_s;
         if wanted == Layout::Replicated {
             return Some(());
         }
     }
-    let layout = state.layouts[at]?;
+    let layout = state.layout(value)?;
     state.seconds += reshard_seconds(problem, value, layout, wanted)?;
     state.copies.push((value, wanted));
     Some(())
@@ -197,11 +243,12 @@ fn accept(problem: &Problem<'_>, state: &mut State, value: ValueId, layout: Layo
         Demand::Same(of) => (of, false),
         Demand::Free | Demand::Is(_) | Demand::Stored { .. } => return Some(()),
     };
-    if state.layouts[of.index()].is_none() {
+    if state.layout(of).is_none() {
         let wanted = if matches!(layout, Layout::Partial(_)) { Layout::Replicated } else { layout };
-        state.layouts[of.index()] = Some(first_layout(problem, state, of, wanted)?);
+        let first = first_layout(problem, state, of, wanted)?;
+        state.decide(of, first);
     }
-    let stored = state.layouts[of.index()]?;
+    let stored = state.layout(of)?;
     let term = stored == Layout::Replicated && layout == Layout::Partial(Combiner::Sum);
     (stored == layout || (terms && term)).then_some(())
 }

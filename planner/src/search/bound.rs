@@ -1,0 +1,191 @@
+//! What a candidate takes at least: seconds and bytes, from the prices of its calls alone.
+//!
+//! Legend: m micro-batches, W the work of a node, C its cores.
+//!
+//! A step has two phases, which the reduction of the loss over all ranks parts. In the first, a
+//! stage works on m micro-batches after the stages before it have worked on one: that chain is one
+//! bound, and W / C is another. In the second, gradients are reduced and parameters updated: again
+//! a chain, and W / C. The update is charged its largest region alone.
+
+use codegen::calls::{Calls, Operand};
+use ir::program::Group;
+use ir::{Axis, DType, Mesh};
+
+use super::layers::CallPrice;
+use super::{Candidate, Job};
+use crate::cluster::Memory;
+use crate::price::Prices;
+
+/// What a stage takes at least.
+#[derive(Clone, Copy, Debug, Default)]
+struct Stage {
+    /// Kernels and collectives of the work on one micro-batch, on the first tensor-parallel rank.
+    seconds: f64,
+    /// Kernels of the same on all tensor-parallel ranks.
+    compute_s: f64,
+    /// Clearing, summing and updating on one rank.
+    update_s: f64,
+    /// The reduction of gradients.
+    reduction_s: f64,
+    /// Bytes of the fullest rank.
+    bytes: u64,
+    /// Bytes of all tensor-parallel ranks of one data-parallel group.
+    bytes_of_all: u64,
+}
+
+/// A lower bound of the time and of the bytes of a candidate.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bound {
+    /// Seconds of a step.
+    pub(super) seconds: f64,
+    /// Bytes of the fullest place.
+    pub(super) need: u64,
+    /// The bytes that it has.
+    pub(super) have: u64,
+}
+
+/// The weights that calls read, and what a tensor-parallel rank has of each at least.
+pub(super) struct Weights {
+    /// For each call, the weights.
+    of_call: Vec<Vec<usize>>,
+    /// For each weight, elements of the smallest piece.
+    local: Vec<usize>,
+    /// For each weight, whether it has two dims or more.
+    is_matrix: Vec<bool>,
+}
+
+impl Weights {
+    /// The weights of an entry's calls, cut over so many ranks.
+    pub(super) fn new(calls: &Calls, tp: usize) -> Weights {
+        let weight = |o: &Operand| if let Operand::Weight(at) = o { Some(*at) } else { None };
+        let sizes = || calls.weights.iter().map(|w| &w.sizes);
+        // Of what is not cut, nobody knows here whether it lies in one region.
+        let local = |sizes: &Vec<usize>| {
+            if is_cut(sizes, tp) { sizes.iter().product::<usize>() / tp } else { 0 }
+        };
+        let of_call = |c: &codegen::calls::Call| c.operands.iter().filter_map(weight).collect();
+        Weights {
+            of_call: calls.calls.iter().map(of_call).collect(),
+            local: sizes().map(local).collect(),
+            is_matrix: sizes().map(|s| s.len() >= 2).collect(),
+        }
+    }
+}
+
+/// Whether a weight of these sizes is stored cut over `tp`, or whole on the only rank.
+fn is_cut(sizes: &[usize], tp: usize) -> bool {
+    tp == 1 || (sizes.len() >= 2 && sizes.iter().any(|size| *size >= tp))
+}
+
+/// The bound of a candidate whose calls have these prices.
+pub(super) fn bound(
+    job: &Job<'_>,
+    weights: &Weights,
+    prices: &[CallPrice],
+    candidate: &Candidate,
+) -> Bound {
+    let rates = Prices::new(job.cluster, candidate.mesh);
+    let stages = stages(job, weights, prices, candidate, &rates);
+    let (need, have) = bytes(job, candidate.mesh, &stages);
+    Bound { seconds: seconds(job, candidate, &stages, &rates), need, have }
+}
+
+fn stages(
+    job: &Job<'_>,
+    weights: &Weights,
+    prices: &[CallPrice],
+    candidate: &Candidate,
+    rates: &Prices<'_>,
+) -> Vec<Stage> {
+    let Mesh { pp, dp, tp } = candidate.mesh;
+    let count = candidate.microbatch_count(job);
+    let size = job.dtype.size();
+    let copies = 2 + job.optimizer.state_count() as u64;
+    let (link, members) = rates.group(&Group::Axis(Axis::Dp));
+    // For each weight, one more than the last stage that has it.
+    let mut holder = vec![0; weights.local.len()];
+    let mut begin = 0;
+    let mut stages = Vec::with_capacity(pp);
+    for (at, end) in candidate.stage_ends.iter().enumerate() {
+        let mut stage = Stage::default();
+        let in_flight = (pp - at).min(count) as u64;
+        let (mut held, mut updated, mut kept, mut kept_of_all) = (0, 0, 0, 0);
+        for (price, read) in prices[begin..*end].iter().zip(&weights.of_call[begin..*end]) {
+            stage.seconds += price.seconds;
+            stage.compute_s += price.compute_s;
+            kept += price.kept_bytes;
+            kept_of_all += price.kept_bytes_of_all;
+            for weight in read {
+                if holder[*weight] == at + 1 {
+                    continue;
+                }
+                held += weights.local[*weight];
+                if holder[*weight] == 0 && weights.is_matrix[*weight] {
+                    updated += weights.local[*weight];
+                }
+                holder[*weight] = at + 1;
+            }
+        }
+        stage.update_s = update_seconds(job, updated as f64, rates);
+        if dp > 1 {
+            stage.reduction_s = link.all_reduce(held as f64 * size as f64, members).0;
+        }
+        stage.bytes = copies * size * held as u64 + in_flight * kept;
+        stage.bytes_of_all = copies * size * (held * tp) as u64 + in_flight * kept_of_all;
+        stages.push(stage);
+        begin = *end;
+    }
+    stages
+}
+
+/// The sum of squares and the update of so many elements that lie side by side.
+fn update_seconds(job: &Job<'_>, elements: f64, rates: &Prices<'_>) -> f64 {
+    let size = if job.dtype == DType::F64 { 8.0 } else { 4.0 };
+    // Parameters and states are read and written, gradients read; and read once for their norm.
+    let moves = [2.0 * (1.0 + job.optimizer.state_count() as f64) + 1.0, 1.0];
+    let seconds = |moves: &f64| {
+        let bytes = moves * elements * size;
+        bytes / rates.memory_rate_max(bytes)
+    };
+    moves.iter().map(seconds).sum()
+}
+
+fn seconds(job: &Job<'_>, candidate: &Candidate, stages: &[Stage], rates: &Prices<'_>) -> f64 {
+    let mesh = candidate.mesh;
+    let count = candidate.microbatch_count(job) as f64;
+    let (mut before, mut chain) = (0.0, 0.0f64);
+    for stage in stages {
+        chain = chain.max(before + count * stage.seconds);
+        before += stage.seconds;
+    }
+    let end = stages.iter().map(|s| s.reduction_s + s.update_s).fold(0.0, f64::max);
+    if rates.oversubscription() <= 1.0 {
+        return chain + end;
+    }
+    let node = |rank: usize| rank / rates.ranks_per_node();
+    let mut work = vec![[0.0; 2]; node(mesh.ranks() - 1) + 1];
+    for rank in 0..mesh.ranks() {
+        let stage = &stages[mesh.coordinate(rank, Axis::Pp)];
+        work[node(rank)][0] += count * stage.compute_s / mesh.tp as f64;
+        work[node(rank)][1] += stage.update_s;
+    }
+    // A node that tensor-parallel ranks share with others has at least the mean of its group only
+    // where the whole group is on it.
+    let whole = rates.ranks_per_node().is_multiple_of(mesh.tp);
+    let shared = |phase: usize| {
+        let most = work.iter().map(|w| w[phase]).fold(0.0, f64::max);
+        if whole || work.len() == 1 { most / rates.cores() } else { 0.0 }
+    };
+    let least_reduction = stages.iter().map(|s| s.reduction_s).fold(f64::INFINITY, f64::min);
+    chain.max(shared(0)) + end.max(least_reduction + shared(1))
+}
+
+fn bytes(job: &Job<'_>, mesh: Mesh, stages: &[Stage]) -> (u64, u64) {
+    match job.cluster.memory() {
+        Memory::PerRank(have) => (stages.iter().map(|s| s.bytes).max().unwrap_or(0), have),
+        Memory::PerNode(have) => {
+            let all: u64 = stages.iter().map(|s| s.bytes_of_all).sum();
+            (all * mesh.dp as u64 / job.cluster.nodes as u64, have)
+        }
+    }
+}
