@@ -106,6 +106,8 @@ fn every_mesh_compiles_into_a_legal_plan() {
 mod slow {
     use super::*;
 
+    mod clusters;
+
     #[test]
     fn the_answer_is_that_of_trying_all() {
         let module = module(3);
