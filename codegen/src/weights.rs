@@ -1,5 +1,6 @@
 //! Which part of each weight a class of ranks holds.
 
+use ir::op::Combiner;
 use ir::sharding::{Layout, pieces};
 use ir::{Axis, Class, Function, Module, Op, Plan, ValueId};
 
@@ -79,16 +80,24 @@ fn is_multiplied(function: &Function, param: usize) -> bool {
 fn in_call(module: &Module, plan: &Plan, call: &Call, param: usize) -> Result<Lies, String> {
     let function = module.function(&call.function).ok_or("a call of nothing")?;
     let name = &function.value(ValueId(param as u32)).name;
-    let on_tp = |value: &str| {
+    let of = |value: &str| {
         let sharding = plan.functions.get(&call.function).and_then(|f| f.shardings.get(value));
-        let found = sharding.map(|s| layouts(s)[1]);
+        let found = sharding.map(layouts);
         found.ok_or_else(|| format!("the plan has no sharding for `@{}.%{value}`", call.function))
     };
     let gradient = match module.function(&gradient_name(&call.function)) {
-        Some(_) => on_tp(&format!("d.{name}"))?,
+        Some(_) => {
+            let [on_dp, on_tp] = of(&format!("d.{name}"))?;
+            // All gradients are summed over data-parallel ranks: a whole one would count again.
+            if plan.mesh.dp > 1 && !matches!(on_dp, Layout::Partial(Combiner::Sum)) {
+                let function = &call.function;
+                return Err(format!("the gradient `@{function}.%d.{name}` is no sum over dp"));
+            }
+            on_tp
+        }
         None => Layout::Replicated,
     };
-    Ok((on_tp(name)?, gradient))
+    Ok((of(name)?[1], gradient))
 }
 
 /// Two uses of one weight find it in one layout; a partial sum in one of them only would make the

@@ -208,6 +208,12 @@ impl Layer<'_> {
                 let headline = format!("the gradient of `%{name}` does not lie as the weight does");
                 self.report("E3306", headline);
             }
+            let dp = self.plan.mesh.dp;
+            if dp > 1 && self.layout(*gradient, Axis::Dp) != TERM {
+                let headline =
+                    format!("the gradient of `%{name}` is whole on each rank of dp={dp}");
+                self.report("E3306", format!("{headline}: their sum counts it {dp} times"));
+            }
         }
     }
 }

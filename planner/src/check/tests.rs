@@ -5,14 +5,18 @@ use super::*;
 use crate::search::tests::{cluster, job, module};
 use crate::search::{Job, search};
 
-fn found(change: impl Fn(&mut Plan)) -> Vec<&'static str> {
-    let module = module(2);
-    let cluster = cluster(1 << 30);
-    let mut job: Job<'_> = job(&module, &cluster, 4);
+fn data_parallel<'a>(module: &'a Module, cluster: &'a Cluster) -> Job<'a> {
+    let mut job: Job<'_> = job(module, cluster, 4);
     let fix = ["pp=1".to_owned(), "tp=2".to_owned(), "sp=1".to_owned(), "keep=full".to_owned()];
     job.limits = crate::limits::Limits::parse(&fix, &[], &[]).unwrap();
     job.evaluations_max = 1;
-    let mut plan = search(&job).unwrap().plan;
+    job
+}
+
+fn found(change: impl Fn(&mut Plan)) -> Vec<&'static str> {
+    let module = module(2);
+    let cluster = cluster(1 << 30);
+    let mut plan = search(&data_parallel(&module, &cluster)).unwrap().plan;
     change(&mut plan);
     check(&module, "loss", &plan, &cluster).iter().map(|d| d.code).collect()
 }
@@ -47,6 +51,18 @@ fn illegal_plans_are_found() {
     assert!(found(|p| set(p, "n1.rstd", &terms)).contains(&"E3305"));
     assert!(found(|p| set(p, "wq", &[])).contains(&"E3306"));
     assert!(found(|p| set(p, "d.wq", &[(tp, Layout::cut(2))])).contains(&"E3306"));
+    // Ranks of dp add what they have of a gradient.
+    let whole = |p: &mut Plan| {
+        let on_tp = p.functions["block"].shardings["d.wq"].on(tp);
+        set(p, "d.wq", &[(tp, on_tp)]);
+    };
+    assert!(found(whole).contains(&"E3306"));
+    let module = module(2);
+    let cluster = cluster(1 << 30);
+    let mut plan = search(&data_parallel(&module, &cluster)).unwrap().plan;
+    whole(&mut plan);
+    let error = codegen::compile::compile(&module, "loss", &plan).unwrap_err();
+    assert_eq!(error.code, "E2002");
     // The layer before passes it on cut along the sequence.
     assert!(found(|p| set(p, "x", &[(Axis::Dp, Layout::cut(0))])).contains(&"E3307"));
 }
