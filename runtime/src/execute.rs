@@ -362,7 +362,7 @@ impl Session {
         let seconds = start.elapsed().as_secs_f64();
         let [loss_sum, count, square] = self.stats();
         let grad_norm = match phase {
-            Phase::Step => square.sqrt(),
+            Phase::Step => square.sqrt() / count,
             Phase::Evaluate | Phase::Entry(_) => 0.0,
         };
         Ok(StepReport { loss_sum, count, grad_norm, seconds, ranks })

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use ir::import::{Model, read_config};
 use ir::plan::{Keep, Optimizer};
 use ir::{DType, Mesh, Module};
-use runtime::execute::{Batch, Part, Scalars, Session};
-use runtime::load::{collect_weights, load_weights};
+use runtime::execute::{Batch, Part, Scalars, Session, StepReport};
+use runtime::load::{collect_weights, export_weights, load_weights};
 use runtime::weights::Weights;
 
 use crate::model::{Wanted, plan, prepared, session};
@@ -66,7 +66,7 @@ impl Case {
         session
     }
 
-    fn step(&self, session: &mut Session, step: u32, rate: f64, clip: f64) -> f64 {
+    fn step(&self, session: &mut Session, step: u32, rate: f64, clip: f64) -> StepReport {
         let scalars = Scalars {
             seed: 0,
             step,
@@ -76,7 +76,7 @@ impl Case {
             clip,
         };
         let batch = Batch { tokens: &self.tokens, labels: &self.labels, ..Batch::default() };
-        session.step(&batch, scalars).expect("the step runs").loss()
+        session.step(&batch, scalars).expect("the step runs")
     }
 
     /// Holds all tensors of a session against those named `prefix.<weight>`; `scale` multiplies
@@ -113,12 +113,16 @@ fn loss_and_gradients_are_pytorchs() {
             let (model, module) = case.prepared(dtype);
             for mesh in meshes() {
                 let mut session = case.start(&model, &module, dtype, mesh);
-                let loss = case.step(&mut session, 1, 0.0, f64::INFINITY);
-                let expected = case.numbers("loss")[0];
+                let report = case.step(&mut session, 1, 0.0, f64::INFINITY);
+                let (loss, expected) = (report.loss(), case.numbers("loss")[0]);
                 assert!((loss - expected).abs() <= bound * expected, "{name} {mesh}: {loss}");
                 let count = case.labels.iter().filter(|l| **l >= 0).count() as f64;
                 let grads = named(&session, &model, Part::Grad);
                 case.compare(&grads, "grad", 1.0 / count, bound);
+                let theirs = grads.keys().flat_map(|name| case.numbers(&format!("grad.{name}")));
+                let norm = theirs.map(|x| x * x).sum::<f64>().sqrt();
+                let off = (report.grad_norm - norm).abs() / norm;
+                assert!(off <= bound, "{name} {mesh}: norm {} for {norm}", report.grad_norm);
             }
         }
     }
@@ -134,7 +138,7 @@ fn five_steps_are_pytorchs() {
                 for mesh in meshes() {
                     let mut session = case.start(&model, &module, dtype, mesh);
                     for step in 0..5 {
-                        let loss = case.step(&mut session, step + 1, RATE, clip);
+                        let loss = case.step(&mut session, step + 1, RATE, clip).loss();
                         let expected = case.numbers(&format!("{set}.{step}.loss"))[0];
                         let off = (loss - expected).abs() / expected;
                         assert!(off <= bound, "{name} {mesh} {set} step {step}: off by {off:e}");
@@ -144,5 +148,39 @@ fn five_steps_are_pytorchs() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn exported_weights_are_those_that_were_read_bit_for_bit() {
+    for name in CASES {
+        let case = Case::open(name);
+        let (model, module) = case.prepared(DType::F64);
+        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("exported-{name}"));
+        for mesh in [meshes().to_vec(), vec![Mesh { pp: 2, dp: 1, tp: 1 }]].concat() {
+            let mut session = case.start(&model, &module, DType::F64, mesh);
+            export_weights(&session, &model.weights, &folder).expect("the weights are written");
+            let [ours, theirs] =
+                [&folder, &case.folder].map(|f| Weights::open(f).expect("weights"));
+            assert_eq!(ours.tensors().count(), theirs.tensors().count(), "{name} {mesh}");
+            for (tensor, theirs_is) in theirs.tensors() {
+                let ours_is = ours.get(tensor).unwrap_or_else(|| panic!("{name} lacks {tensor}"));
+                assert_eq!(ours_is.dims, theirs_is.dims, "{name} {mesh} {tensor}");
+                let is_equal = ours.bytes(ours_is) == theirs.bytes(theirs_is);
+                assert!(is_equal, "{name} {mesh} {tensor} has other values");
+            }
+            // What was trained goes the same way, to a rank that was never cut.
+            case.step(&mut session, 1, RATE, 1.0);
+            export_weights(&session, &model.weights, &folder).expect("the weights are written");
+            let one = Mesh { pp: 1, dp: 1, tp: 1 };
+            let mut read = case.start(&model, &module, DType::F64, one);
+            let exported = Weights::open(&folder).expect("the weights open");
+            load_weights(&mut read, &model.weights, &exported).expect("the weights fit");
+            let [ours, theirs] =
+                [&read, &session].map(|s| collect_weights(s, &model.weights, Part::Weight));
+            assert!(ours == theirs, "{name} {mesh}: trained weights changed on the way");
+            assert!(named(&read, &model, Part::Weight).values().flatten().all(|x| x.is_finite()));
+        }
+        std::fs::remove_dir_all(&folder).expect("the directory is removed");
     }
 }
