@@ -147,9 +147,30 @@ impl Failure {
                 }
                 texts.join("\n")
             }
-            Failure::World(error) => format!("error: {error}\n"),
+            Failure::World(error) => {
+                let help = way_out(error).map(|help| format!("  = help: {help}\n"));
+                format!("error: {error}\n{}", help.unwrap_or_default())
+            }
         }
     }
+}
+
+/// What to do about a failure of the outside world, where that is known.
+fn way_out(error: &runtime::Error) -> Option<String> {
+    if !error.is_disk_full() {
+        return None;
+    }
+    Some(match error {
+        runtime::Error::Checkpoint { root, previous: Some(_), .. } => {
+            let run = root.parent().unwrap_or(root).display();
+            format!("make room, then go on with `gantline train --resume {run}`")
+        }
+        runtime::Error::Checkpoint { .. }
+        | runtime::Error::Io { .. }
+        | runtime::Error::Communication(_) => {
+            "make room, then give the same command again".to_owned()
+        }
+    })
 }
 
 /// Diagnostics that are shown at most.

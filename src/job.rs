@@ -78,6 +78,7 @@ pub fn check_local(cluster: &Cluster, ranks: usize) -> Result<(), Diagnostic> {
 /// What a search may choose.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
 #[serde(default)]
+#[command(next_help_heading = "What the planner keeps to")]
 pub struct Limited {
     /// Fix a decision: pp, dp, tp, sp, mbs, keep
     #[arg(long, value_name = "KNOB=N", value_delimiter = ',')]

@@ -14,6 +14,7 @@ const LINES: u64 = 20;
 pub struct Watcher {
     bar: Option<ProgressBar>,
     every: u64,
+    done: u64,
     has_header: bool,
     start: Instant,
     step_s: Vec<f64>,
@@ -35,6 +36,7 @@ impl Watcher {
         Watcher {
             bar,
             every: (steps.saturating_sub(done) / LINES).max(1),
+            done,
             has_header: false,
             start: Instant::now(),
             step_s: Vec::new(),
@@ -52,8 +54,12 @@ impl Watcher {
         if let Some(bar) = &self.bar {
             let tokens = output::count(progress.tokens_per_s as u64);
             let step = output::seconds(progress.step_s);
+            let predicted = predicted(progress);
             bar.set_position(progress.step);
-            bar.set_message(format!("loss {:.3}, {tokens} tokens/s, {step}", progress.loss));
+            bar.set_message(format!(
+                "loss {:.3}, {tokens} tokens/s, {step} a step{predicted}",
+                progress.loss
+            ));
         }
         let is_due = progress.step.is_multiple_of(self.every) || is_first;
         if progress.validation.is_some() || (self.bar.is_none() && is_due) {
@@ -62,7 +68,6 @@ impl Watcher {
     }
 
     fn line(&mut self, progress: &Progress) {
-        let predicted = progress.predicted_step_s.map(output::seconds).unwrap_or_default();
         let validation = progress.validation.map(|loss| format!("{loss:.4}")).unwrap_or_default();
         let mut text = String::new();
         if !self.has_header {
@@ -71,14 +76,14 @@ impl Watcher {
             text += "  (predicted)\n";
         }
         text += &format!(
-            "{:>8} {:>9.4} {validation:>8} {:>9.3} {:>9.2e} {:>9} {:>12}  {}",
+            "{:>8} {:>9.4} {validation:>8} {:>9.3} {:>9.2e} {:>9} {:>12} {}",
             progress.step,
             progress.loss,
             progress.grad_norm,
             progress.rate,
             output::count(progress.tokens_per_s as u64),
             output::seconds(progress.step_s),
-            if predicted.is_empty() { predicted } else { format!("({predicted})") },
+            predicted(progress),
         );
         match &self.bar {
             Some(bar) => bar.println(text),
@@ -103,11 +108,17 @@ impl Watcher {
     /// What was reached, for stdout.
     pub fn summary(&self, summary: &Summary) -> String {
         let Some(last) = &summary.last else {
-            return format!("nothing to do: {} steps are done already", summary.steps);
+            return format!(
+                "nothing to do: {} steps are done already; --steps makes the run longer",
+                summary.steps
+            );
         };
         let took = self.start.elapsed().as_secs();
-        let mut text =
-            format!("steps       {} in {} min {:02} s", summary.steps, took / 60, took % 60);
+        let steps = match self.done {
+            0 => summary.steps.to_string(),
+            done => format!("{} more, {} in all,", summary.steps - done, summary.steps),
+        };
+        let mut text = format!("steps       {steps} in {} min {:02} s", took / 60, took % 60);
         let median = self.median_step_s().unwrap_or(last.step_s);
         let tokens = last.tokens_per_s * last.step_s / median;
         text += &format!(", {} tokens/s\n", output::count(tokens as u64));
@@ -116,8 +127,11 @@ impl Watcher {
         if let Some(validation) = self.validation {
             let bits = validation / std::f64::consts::LN_2;
             text += &format!("validation  {validation:.4} nats, {bits:.3} bits a token");
-            text +=
-                &format!(", {:.0} % below the first loss\n", 100.0 * (1.0 - validation / first));
+            let gain = 100.0 * (1.0 - validation / first);
+            if self.done == 0 && gain >= 0.5 {
+                text += &format!(", {gain:.0} % below the first loss");
+            }
+            text += "\n";
         }
         text += &format!("step time   {} measured", output::seconds(median));
         if let Some(predicted) = last.predicted_step_s {
@@ -129,4 +143,10 @@ impl Watcher {
         }
         text
     }
+}
+
+/// The step time that was predicted, in brackets; nothing where none was.
+fn predicted(progress: &Progress) -> String {
+    let shown = |seconds| format!(" ({})", output::seconds(seconds));
+    progress.predicted_step_s.map(shown).unwrap_or_default()
 }

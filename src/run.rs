@@ -167,6 +167,16 @@ impl Settings {
         if wrong.is_empty() { Ok(schedule) } else { Err(wrong) }
     }
 
+    /// Whether both ask the planner the same.
+    pub fn asks_as(&self, other: &Settings) -> bool {
+        let place = |s: &Settings| (s.cluster.clone(), s.calibration.clone(), s.ranks);
+        let work = |s: &Settings| (s.model.clone(), s.seq, s.gbs, s.dtype, s.dropout);
+        place(self) == place(other)
+            && work(self) == work(other)
+            && (self.optimizer(), self.clip()) == (other.optimizer(), other.clip())
+            && self.limits == other.limits
+    }
+
     /// The update.
     pub fn optimizer(&self) -> Optimizer {
         Optimizer::AdamW {
@@ -200,10 +210,14 @@ impl Run {
     /// The directory of a new run.
     ///
     /// # Errors
-    /// `E5002` when there is a run with checkpoints already.
+    /// `E5002` when there is a run with checkpoints already, `E5001` when there is a file.
     pub fn begin(folder: &Path) -> Result<Run, Failure> {
         let run = Run { folder: folder.to_owned() };
         let shown = folder.display();
+        if folder.exists() && !folder.is_dir() {
+            let wrong = usage("--out", format!("`{shown}` is there, and no directory"));
+            return Err(wrong.help("choose another --out").into());
+        }
         if !run.store(None).steps()?.is_empty() {
             let headline = format!("`{shown}` already holds a run with checkpoints");
             return Err(Diagnostic::error("E5002", Span::of("--out"), headline)
@@ -304,7 +318,21 @@ impl Run {
     }
 
     /// The newest checkpoint.
+    ///
+    /// # Errors
+    /// `E4040` when there is none yet; those of damaged ones.
     pub fn latest(&self) -> Result<Checkpoint, Failure> {
-        Ok(self.store(None).latest()?)
+        let shown = self.folder.display();
+        let with_way_out = |failure| match Failure::from(failure) {
+            Failure::Input(mut diagnostics) => {
+                for diagnostic in diagnostics.iter_mut().filter(|d| d.code == "E4040") {
+                    let help = format!("begin again with `--out {shown}`");
+                    diagnostic.help.get_or_insert(help);
+                }
+                Failure::Input(diagnostics)
+            }
+            failure @ Failure::World(_) => failure,
+        };
+        self.store(None).latest().map_err(with_way_out)
     }
 }

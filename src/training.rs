@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use ir::import::{Architecture, Description, Init, Model, Options};
 use ir::{Diagnostic, Plan, Span};
 use planner::cluster::Kind;
-use runtime::execute::Session;
+use runtime::execute::{Samples, Session};
 
 use crate::failure::{self, Failure};
 use crate::job::{self, Question, Where};
@@ -25,12 +25,24 @@ pub struct Training {
     summary: String,
 }
 
+/// Where a plan comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PlanFrom {
+    /// It is searched for.
+    Search,
+    /// From a file that the user names.
+    File(String),
+    /// From a checkpoint: its place and the plan's text. Another is searched for where this one
+    /// cannot be used any more, as on another machine.
+    Checkpoint(String, String),
+}
+
 impl Training {
-    /// Imports, prepares and plans; reads the plan where a file is given.
+    /// Imports, prepares and plans.
     pub fn prepare(
         settings: &Settings,
         description: &Description,
-        plan: Option<&str>,
+        from: &PlanFrom,
     ) -> Result<Training, Failure> {
         job::check_executable(settings.dtype)?;
         let (seq, dtype, dropout) = (settings.seq, settings.dtype, settings.dropout);
@@ -61,19 +73,19 @@ impl Training {
             clip: settings.clip(),
             limits: settings.limits.limits()?,
         };
-        let (plan, summary) = match plan {
-            Some(path) => (read_plan(path, &question)?, format!("from `{path}`")),
-            None => {
-                let found = crate::plan(&question.job())?;
-                (found.plan, found.best.candidate.to_string())
-            }
-        };
+        let (plan, summary) = find_plan(from, &question)?;
         Ok(Training { model, question, plan, summary })
     }
 
     /// What the plan says that a step takes.
     pub fn predicted_step_s(&self) -> Option<f64> {
         Some(self.plan.predictions.get("step_time_s")?.value)
+    }
+
+    /// How the plan cuts a batch.
+    pub fn samples(&self) -> Samples {
+        let Plan { microbatch_size: size, microbatch_count: count, mesh, seq, .. } = self.plan;
+        Samples { size, dp: mesh.dp, count, seq }
     }
 
     /// Two lines for the user.
@@ -122,10 +134,32 @@ impl Training {
     }
 }
 
+/// A plan, and a few words on it.
+fn find_plan(from: &PlanFrom, question: &Question) -> Result<(Plan, String), Failure> {
+    match from {
+        PlanFrom::File(path) => {
+            let text = failure::read_text(path, "--plan")?;
+            return Ok((read_plan(path, &text, question)?, format!("from `{path}`")));
+        }
+        PlanFrom::Checkpoint(place, text) => match read_plan(place, text, question) {
+            Ok(plan) => return Ok((plan, "as before".to_owned())),
+            Err(why) => {
+                let headline = why.first().map_or("", |first| first.headline.as_str());
+                output::note(&format!("warning: another plan is searched for: {headline}"));
+            }
+        },
+        PlanFrom::Search => {}
+    }
+    let found = crate::plan(&question.job())?;
+    Ok((found.plan, found.best.candidate.to_string()))
+}
+
 /// Reads a plan, and checks that it is one for what is asked.
-pub fn read_plan(path: &str, question: &Question) -> Result<Plan, Failure> {
-    let text = failure::read_text(path, "--plan")?;
-    let plan = ir::text::parse_plan(path, &text)?;
+///
+/// # Errors
+/// Those of its text; `E5006`, one for each difference; those of [`planner::check`].
+fn read_plan(path: &str, text: &str, question: &Question) -> Result<Plan, Vec<Diagnostic>> {
+    let plan = ir::text::parse_plan(path, text)?;
     let mut wrong = Vec::new();
     let mut compare = |what: &str, flag: &str, asked: String, planned: String| {
         if asked != planned {
@@ -141,6 +175,14 @@ pub fn read_plan(path: &str, question: &Question) -> Result<Plan, Failure> {
     let planned = plan.global_batch_size();
     compare("batches of", "--gbs", show(question.global_batch_size), show(planned));
     compare("elements of", "--dtype", question.dtype.to_string(), plan.dtype.to_string());
+    let shown = |clip: Option<f64>| clip.unwrap_or(0.0).to_string();
+    compare("gradients clipped to", "--clip", shown(question.clip), shown(plan.clip));
+    if plan.optimizer != question.optimizer {
+        let headline = "the plan is for another optimizer, or another weight decay";
+        let help = "write its `decay` as --weight-decay and its `decay_biases` as \
+                    --bias-weight-decay, or plan again";
+        wrong.push(Diagnostic::error("E5006", Span::of(path), headline).help(help));
+    }
     wrong.extend(planner::check::check(&question.module, LOSS, &plan, &question.cluster));
-    if wrong.is_empty() { Ok(plan) } else { Err(wrong.into()) }
+    if wrong.is_empty() { Ok(plan) } else { Err(wrong) }
 }

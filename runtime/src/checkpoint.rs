@@ -351,7 +351,8 @@ impl Draft<'_> {
         // What can't be removed now is removed when the next checkpoint begins.
         let _ = self.store.remove(&self.folder);
         let previous = self.store.latest_name().ok().flatten().map(|name| name.step);
-        Error::Checkpoint { step: self.step, previous, cause: Box::new(cause) }
+        let root = self.store.root.clone();
+        Error::Checkpoint { step: self.step, root, previous, cause: Box::new(cause) }
     }
 }
 

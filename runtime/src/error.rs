@@ -26,6 +26,8 @@ pub enum Error {
     Checkpoint {
         /// The step whose checkpoint failed.
         step: u64,
+        /// The directory of the checkpoints.
+        root: PathBuf,
         /// The newest complete checkpoint.
         previous: Option<u64>,
         /// Why.
@@ -49,12 +51,15 @@ impl Error {
         move |source| Error::Io { call, path: path.to_owned(), source }
     }
 
-    /// Whether the disk, or the user's share of it, is full.
+    /// Whether the disk, or the user's share of it, is full, or a file may grow no more.
     pub fn is_disk_full(&self) -> bool {
         match self {
-            Error::Io { source, .. } => {
-                matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-            }
+            Error::Io { source, .. } => matches!(
+                source.kind(),
+                io::ErrorKind::StorageFull
+                    | io::ErrorKind::QuotaExceeded
+                    | io::ErrorKind::FileTooLarge
+            ),
             Error::Checkpoint { cause, .. } => cause.is_disk_full(),
             Error::Communication(_) => false,
         }

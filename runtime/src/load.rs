@@ -195,7 +195,8 @@ fn find<'f>(weight: &Weight, files: &'f Weights) -> Result<&'f Tensor, Diagnosti
 
 fn missing(source: &Source, files: &Weights) -> Diagnostic {
     let headline = format!("no tensor `{}` in the weights", source.name());
-    let mut diagnostic = Diagnostic::error("E4006", at(files), headline);
+    let mut diagnostic = Diagnostic::error("E4006", at(files), headline)
+        .help("check that the weights and the `config.json` belong together");
     if let [_, others @ ..] = &source.names[..]
         && !others.is_empty()
     {

@@ -116,9 +116,15 @@ impl Tokenizer {
     /// The tokens of a text; `source` is its name. No special tokens are added.
     ///
     /// **Cost.** Some 50 bytes per token meanwhile, besides the result.
-    /// **Errors.** E4022 if it isn't UTF-8 and the tokeniser needs text; E4023 if a token is not
-    /// one of the model's.
+    /// **Errors.** E4022 if it holds a zero byte, or isn't UTF-8 and the tokeniser needs text;
+    /// E4023 if a token is not one of the model's.
     pub fn encode(&self, text: &[u8], source: &str) -> Result<Vec<u32>, Diagnostic> {
+        // What git and grep go by, too: no encoding of text but UTF-16 and UTF-32 has zero bytes.
+        if let Some(at) = text.iter().position(|byte| *byte == 0) {
+            let headline = format!("not text: byte {at} is zero");
+            return Err(Diagnostic::error("E4022", Span::of(source), headline)
+                .help("leave the file out, or convert it to UTF-8"));
+        }
         let Kind::File { path, tokenizer, .. } = &self.kind else {
             return Ok(text.iter().map(|&byte| byte.into()).collect());
         };
@@ -271,6 +277,8 @@ mod tests {
         let text = "naïve → 😀 ok";
         let tokens = bytes.encode(text.as_bytes(), "").unwrap();
         assert_eq!(bytes.decode(&tokens), text);
+        assert_eq!(bytes.encode(b"a\0b", "").unwrap_err().code, "E4022");
+        assert_eq!(bytes.encode(b"na\xefve", "").map(|tokens| tokens.len()), Ok(5));
         assert_eq!(bytes.decode(&[0xff, 0x61, 299]), "\u{fffd}a?");
     }
 }

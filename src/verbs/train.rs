@@ -3,13 +3,14 @@
 use std::path::PathBuf;
 
 use ir::DType;
-use ir::import::{Resolved, resolve};
+use ir::import::{Options, Resolved, resolve};
 use runtime::checkpoint::Checkpoint;
 use runtime::data::{Batches, Corpus};
 use runtime::execute::Session;
+use runtime::load::check_weights;
 use runtime::signal::StopSignal;
 use runtime::tokens::Tokenizer;
-use runtime::train::{self, Config, Identity, Outcome};
+use runtime::train::{self, Config, Identity, Outcome, RunState};
 use runtime::weights::Weights;
 use serde_json::json;
 
@@ -19,7 +20,13 @@ use crate::job::{self, Limited, positions_max};
 use crate::output;
 use crate::progress::Watcher;
 use crate::run::{PLAN, Run, Settings};
-use crate::training::Training;
+use crate::training::{PlanFrom, Training};
+
+/// Headings of the help.
+const WHERE: &str = "Where it runs";
+const STEP: &str = "A step";
+const LEARNING: &str = "Learning";
+const REPORTS: &str = "Validations and checkpoints";
 
 /// Flags of `train`. Those that are left out are as the run has them that is resumed, or as
 /// [`Settings::defaults`] says.
@@ -59,7 +66,7 @@ pub struct Args {
     )]
     pub steps: Option<usize>,
     /// The cluster: cpu-local, or a file that describes this machine
-    #[arg(long, value_name = "PRESET|FILE")]
+    #[arg(long, value_name = "PRESET|FILE", help_heading = WHERE)]
     pub cluster: Option<String>,
     /// Ranks: threads of this process with memory of their own [default: 1]
     #[arg(
@@ -67,73 +74,75 @@ pub struct Args {
         visible_alias = "devices",
         alias = "world-size",
         value_name = "N",
-        value_parser = positive
+        value_parser = positive,
+        help_heading = WHERE
     )]
     pub ranks: Option<usize>,
     /// Rates that `gantline calibrate` measured
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = WHERE)]
     pub calibration: Option<String>,
     /// What the planner keeps to
     #[command(flatten)]
     pub limited: Limited,
     /// Train as this plan says, and search for none
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = WHERE)]
     pub plan: Option<String>,
     /// Tokens of a sample [default: the longest the model was made for]
-    #[arg(long, alias = "seq-length", value_name = "N", value_parser = positive)]
+    #[arg(long, alias = "seq-length", value_name = "N", value_parser = positive, help_heading = STEP)]
     pub seq: Option<usize>,
     /// Samples of a step, over all ranks [default: 8]
-    #[arg(long, alias = "global-batch-size", value_name = "N", value_parser = positive)]
+    #[arg(long, alias = "global-batch-size", value_name = "N", value_parser = positive, help_heading = STEP)]
     pub gbs: Option<usize>,
     /// The element type: f32 or f64 [default: f32]
-    #[arg(long, value_name = "TYPE", value_parser = job::dtype)]
+    #[arg(long, value_name = "TYPE", value_parser = job::dtype, help_heading = STEP)]
     pub dtype: Option<DType>,
     /// Probability of every dropout [default: as the model's config says]
-    #[arg(long, value_name = "P", value_parser = amount)]
+    #[arg(long, value_name = "P", value_parser = amount, help_heading = STEP)]
     pub dropout: Option<f64>,
     /// The greatest learning rate [default: by size, 1e-3 up to 10 M parameters]
-    #[arg(long, value_name = "RATE", value_parser = amount)]
+    #[arg(long, value_name = "RATE", value_parser = amount, help_heading = LEARNING)]
     pub lr: Option<f64>,
     /// Steps in which the learning rate rises [default: 20]
-    #[arg(long, alias = "lr-warmup-iters", value_name = "N")]
+    #[arg(long, alias = "lr-warmup-iters", value_name = "N", help_heading = LEARNING)]
     pub warmup: Option<u64>,
     /// How it falls after that [default: constant; cosine with --lr-decay-steps]
     #[arg(
         long,
         alias = "lr-decay-style",
         value_name = "STYLE",
-        value_parser = ["constant", "linear", "cosine"]
+        value_parser = ["constant", "linear", "cosine"],
+        help_heading = LEARNING
     )]
     pub lr_decay: Option<String>,
     /// The step at which it has fallen [default: the last]
-    #[arg(long, visible_alias = "decay-steps", alias = "lr-decay-iters", value_name = "N")]
+    #[arg(long, visible_alias = "decay-steps", alias = "lr-decay-iters", value_name = "N", help_heading = LEARNING)]
     pub lr_decay_steps: Option<u64>,
     /// The smallest learning rate [default: 0]
-    #[arg(long, value_name = "RATE", value_parser = amount)]
+    #[arg(long, value_name = "RATE", value_parser = amount, help_heading = LEARNING)]
     pub min_lr: Option<f64>,
     /// Weight decay of AdamW, for matrices and tables [default: 0.1]
-    #[arg(long, value_name = "SHARE", value_parser = amount)]
+    #[arg(long, value_name = "SHARE", value_parser = amount, help_heading = LEARNING)]
     pub weight_decay: Option<f64>,
     /// The same for biases and norms [default: 0]
-    #[arg(long, value_name = "SHARE", value_parser = amount)]
+    #[arg(long, value_name = "SHARE", value_parser = amount, help_heading = LEARNING)]
     pub bias_weight_decay: Option<f64>,
     /// The norm to which gradients are scaled down, 0 for none [default: 1]
-    #[arg(long, alias = "clip-grad", value_name = "NORM", value_parser = amount)]
+    #[arg(long, alias = "clip-grad", value_name = "NORM", value_parser = amount, help_heading = LEARNING)]
     pub clip: Option<f64>,
     /// Decides the first weights, the order of the data and what is dropped [default: 1]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", help_heading = STEP)]
     pub seed: Option<u32>,
     /// Steps between validations, 0 for none [default: 50]
-    #[arg(long, alias = "eval-interval", value_name = "N")]
+    #[arg(long, alias = "eval-interval", value_name = "N", help_heading = REPORTS)]
     pub val_every: Option<u64>,
     /// Batches of one validation at most [default: 8]
-    #[arg(long, alias = "eval-iters", value_name = "N", value_parser = positive)]
+    #[arg(long, alias = "eval-iters", value_name = "N", value_parser = positive, help_heading = REPORTS)]
     pub val_batches: Option<usize>,
     /// Steps between checkpoints, 0 for one at the end [default: 100]
-    #[arg(long, alias = "save-interval", value_name = "N")]
+    #[arg(long, alias = "save-interval", value_name = "N", help_heading = REPORTS)]
     pub save_every: Option<u64>,
     /// Checkpoints that are kept, 0 for all [default: 3]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", help_heading = REPORTS)]
     pub keep: Option<usize>,
     /// The model's tokenizer.json [default: beside the model, else bytes]
     #[arg(long, alias = "tokenizer-model", value_name = "FILE")]
@@ -142,10 +151,10 @@ pub struct Args {
     #[arg(long)]
     pub from_scratch: bool,
     /// Threads of a rank [default: its share of the cores]
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", value_parser = positive, help_heading = WHERE)]
     pub threads: Option<usize>,
     /// Say what would be done, and stop
-    #[arg(long)]
+    #[arg(long, help_heading = WHERE)]
     pub dry_run: bool,
     /// Print the summary as one JSON document
     #[arg(long)]
@@ -159,24 +168,36 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
             let (run, stored) = Run::open(folder)?;
             let checkpoint = run.latest()?;
             let description = run.description(&stored)?;
-            let settings = overlay(stored, args);
+            let settings = overlay(stored.clone(), args);
             let resolved = Resolved { description, directory: Some(run.model_folder()) };
-            execute(args, &settings, &resolved, Some(&run), Some(&checkpoint))
+            let from = match &args.plan {
+                Some(path) => PlanFrom::File(path.clone()),
+                None if settings.asks_as(&stored) => plan_of(&checkpoint)?,
+                None => PlanFrom::Search,
+            };
+            execute(args, &settings, &resolved, &from, Some(&run), Some(&checkpoint))
         }
         None => {
             let model = args.model.as_deref().expect("clap: a model unless a run is resumed");
             let resolved = resolve(model)?;
             let run = args.out.as_deref().map(Run::begin).transpose()?;
             let settings = overlay(defaults(&resolved, args)?, args);
-            execute(args, &settings, &resolved, run.as_ref(), None)
+            let from = args.plan.clone().map_or(PlanFrom::Search, PlanFrom::File);
+            execute(args, &settings, &resolved, &from, run.as_ref(), None)
         }
     }
+}
+
+/// The plan that a checkpoint was made under: under it the run goes on bit for bit.
+fn plan_of(checkpoint: &Checkpoint) -> Result<PlanFrom, Failure> {
+    let place = checkpoint.folder().display().to_string();
+    Ok(PlanFrom::Checkpoint(place, RunState::read(checkpoint)?.identity.plan))
 }
 
 fn defaults(resolved: &Resolved, args: &Args) -> Result<Settings, Failure> {
     let description = &resolved.description;
     let seq = args.seq.unwrap_or_else(|| positions_max(description));
-    let options = ir::import::Options { seq, dtype: DType::F32, dropout: Some(0.0) };
+    let options = Options { seq, dtype: DType::F32, dropout: Some(0.0) };
     let params = crate::import(description, &options)?.param_count();
     let mut settings = Settings::defaults(description, params, seq);
     settings.model = args.model.clone().unwrap_or_default();
@@ -275,6 +296,7 @@ fn execute(
     args: &Args,
     settings: &Settings,
     resolved: &Resolved,
+    from: &PlanFrom,
     run: Option<&Run>,
     resumed: Option<&Checkpoint>,
 ) -> Result<Exit, Failure> {
@@ -282,7 +304,11 @@ fn execute(
     // What fails soonest comes first: planning takes the longest.
     let data = Data::read(settings, resolved, job::vocab(&resolved.description)?)?;
     let weights = if resumed.is_none() { given_weights(settings, resolved)? } else { None };
-    let training = Training::prepare(settings, &resolved.description, args.plan.as_deref())?;
+    let training = Training::prepare(settings, &resolved.description, from)?;
+    if let (Some(checkpoint), Some(run)) = (resumed, run) {
+        let config = config(settings, schedule, &training, run);
+        RunState::new(&config, &data.identity(&training), training.samples()).check(checkpoint)?;
+    }
     output::note(&data.describe());
     output::note(&training.describe(settings));
     let Some(run) = run.filter(|_| !args.dry_run) else {
@@ -295,6 +321,7 @@ fn execute(
         first_weights(&mut session, &training, settings, weights.as_ref())?;
         run.write_model(settings, resolved, &data.tokenizer)?;
         run.write_settings(settings)?;
+        run.write_file(PLAN, training.plan.to_string().as_bytes())?;
     }
     let config = config(settings, schedule, &training, run);
     let mut watcher = Watcher::new(settings.steps, resumed.map_or(0, Checkpoint::step));
@@ -339,7 +366,7 @@ fn config(
     }
 }
 
-/// The weights that the model has, unless others are to be drawn.
+/// The weights that the model has, all of them, unless others are to be drawn.
 fn given_weights(settings: &Settings, resolved: &Resolved) -> Result<Option<Weights>, Failure> {
     let directory = resolved.directory.as_deref().filter(|_| !settings.from_scratch);
     let Some(directory) = directory else { return Ok(None) };
@@ -353,7 +380,11 @@ fn given_weights(settings: &Settings, resolved: &Resolved) -> Result<Option<Weig
         }
         failure @ Failure::World(_) => failure,
     };
-    Ok(Some(Weights::open(directory).map_err(with_way_out)?))
+    let weights = Weights::open(directory).map_err(with_way_out)?;
+    let Settings { seq, dtype, dropout, .. } = *settings;
+    let model = crate::import(&resolved.description, &Options { seq, dtype, dropout })?;
+    let wrong = check_weights(&model.weights, &weights);
+    if wrong.is_empty() { Ok(Some(weights)) } else { Err(wrong.into()) }
 }
 
 /// Draws the weights of a run that starts, and replaces them by those that the model has.

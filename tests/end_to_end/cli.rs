@@ -4,43 +4,54 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use ir::DType;
+use ir::import::{Options, Weight, import, read_config};
+use runtime::execute::Values;
+use runtime::load::{join_weights, write_named};
 use serde_json::Value;
 
 /// A directory of one test, removed when it ends.
-struct Scratch(PathBuf);
+pub(crate) struct Scratch(pub(crate) PathBuf);
 
 impl Scratch {
-    fn new(name: &str) -> Scratch {
+    pub(crate) fn new(name: &str) -> Scratch {
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("cli-{name}"));
         let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(&path).expect("the directory is made");
         Scratch(path)
     }
 
-    fn write(&self, name: &str, text: &str) {
+    pub(crate) fn write(&self, name: &str, text: &str) {
         let path = self.0.join(name);
         fs::create_dir_all(path.parent().expect("a file has a directory")).expect("it is made");
         fs::write(path, text).expect("the file is written");
     }
 
-    fn run(&self, line: &str) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_gantline"));
-        command.current_dir(&self.0).args(words(line));
+    /// The program with the words of a line; `wrapper` is what starts it, such as `taskset -c 0`.
+    pub(crate) fn command(&self, wrapper: &[&str], line: &str) -> Command {
+        let program = env!("CARGO_BIN_EXE_gantline");
+        let mut all = wrapper.iter().copied().chain([program]);
+        let mut command = Command::new(all.next().expect("there is the program"));
+        command.args(all).args(words(line)).current_dir(&self.0);
         for variable in ["GANTLINE_BACKTRACE", "TERM"] {
             command.env_remove(variable);
         }
-        command.output().expect("the program starts")
+        command
+    }
+
+    pub(crate) fn run(&self, line: &str) -> Output {
+        self.command(&[], line).output().expect("the program starts")
     }
 
     /// Runs what must succeed, and returns its stdout.
-    fn answer(&self, line: &str) -> String {
+    pub(crate) fn answer(&self, line: &str) -> String {
         let output = self.run(line);
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "gantline {line}\n{errors}");
         String::from_utf8(output.stdout).expect("answers are UTF-8")
     }
 
-    fn json(&self, line: &str) -> Value {
+    pub(crate) fn json(&self, line: &str) -> Value {
         serde_json::from_str(&self.answer(line)).expect("the answer is one document")
     }
 }
@@ -56,12 +67,12 @@ fn words(line: &str) -> Vec<String> {
     line.split(' ').map(|word| word.trim_matches('\'').to_owned()).collect()
 }
 
-const TINY: &str = r#"{"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 16,
+pub(crate) const TINY: &str = r#"{"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 16,
   "n_positions": 32, "vocab_size": 256, "bos_token_id": null, "eos_token_id": null,
   "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 "#;
 
-fn text() -> String {
+pub(crate) fn text() -> String {
     (0..400).map(|i| format!("line {i} says {} and no more\n", i * i % 97)).collect()
 }
 
@@ -83,6 +94,26 @@ fn wrong_files(scratch: &Scratch) {
     scratch.write("short.txt", "too short");
     scratch.write("damaged/run.toml", "schema = 3\n");
     scratch.write("few/config.json", &TINY.replace("256", "100"));
+    scratch.write("image.raw", "a\0b");
+    scratch.write("partial/config.json", TINY);
+    write_weights_but_one(&scratch.0.join("partial"));
+    scratch.answer("train tiny --data text --from-scratch --steps 1 --out done");
+    scratch.write("good.plan", &scratch.answer("plan tiny --plan"));
+    scratch.write("other.txt", &text().replace("line", "verse"));
+}
+
+/// The weights of the tiny model, without one of them.
+fn write_weights_but_one(folder: &Path) {
+    let description = read_config("config.json", TINY, "tiny").expect("the config reads");
+    let options = Options { seq: 8, dtype: DType::F32, dropout: Some(0.0) };
+    let model = import(&description, &options).expect("the model is imported");
+    let mut zeros = |weight: &Weight| {
+        let bytes = vec![0; 4 * weight.count() as usize];
+        Ok::<_, String>(Values { dtype: DType::F32, dims: weight.dims.clone(), bytes })
+    };
+    let mut tensors = join_weights(&model.weights, &mut zeros).expect("zeros fail nowhere");
+    tensors.retain(|tensor| !tensor.name.ends_with("h.1.mlp.c_fc.bias"));
+    write_named(&folder.join("model.safetensors"), &tensors).expect("the weights are written");
 }
 
 /// Each file of `golden/diag`: the line, `=> exit CODE`, what stderr says.

@@ -108,7 +108,7 @@ fn check_text(case: &str, dtype: DType) {
     let (prompt, text) = (tokens(case, "prompt"), tokens(case, "generated"));
     let ending = Ending { tokens_max: text.len() - prompt.len(), stops: Vec::new() };
     let mut all = |_| ControlFlow::Continue(());
-    for mesh in meshes(case) {
+    for mesh in [meshes(case), vec![mesh(1, 2, 1), mesh(1, 2, 2)]].concat() {
         let options = Options { capacity: text.len() - 1, mesh, dtype, threads_per_rank: 1 };
         let mut load = |session: &mut Session, model: &Model| {
             fill(case, session, model);

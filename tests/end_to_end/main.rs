@@ -2,9 +2,12 @@
 
 mod check;
 mod cli;
+mod gpt2;
 mod inference;
+mod interruption;
 mod mesh;
 mod model;
 mod parallel;
+mod readme;
 mod reference;
 mod training;
