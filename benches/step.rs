@@ -50,6 +50,9 @@ fn cases() -> Vec<Case> {
         case("gpt2-mini/2-pp", "gpt2-mini", 256, 8, mesh(2, 1, 1), 1),
         case("gpt2/seq-256", "gpt2", 256, 1, mesh(1, 1, 1), 2),
         case("gpt2/seq-1024", "gpt2", 1024, 1, mesh(1, 1, 1), 2),
+        case("gpt2/seq-1024/2-dp", "gpt2", 1024, 2, mesh(1, 2, 1), 1),
+        case("gpt2/seq-1024/2-tp", "gpt2", 1024, 1, mesh(1, 1, 2), 1),
+        case("gpt2/seq-1024/2-pp", "gpt2", 1024, 2, mesh(2, 1, 1), 1),
     ]
 }
 
@@ -57,10 +60,12 @@ fn steps(criterion: &mut Criterion) {
     for case in cases() {
         let description = ir::import::preset(case.model).expect("a preset");
         let (_, module) = prepared(&description, case.seq, DType::F32, 0.0);
+        // A pipeline of one micro-batch would only ever keep one stage busy.
+        let microbatches = if case.mesh.pp > 1 { case.samples.min(4) } else { 1 };
         let wanted = Wanted {
             mesh: case.mesh,
-            microbatch_size: if case.mesh.pp > 1 { 2 } else { case.samples / case.mesh.dp },
-            microbatch_count: if case.mesh.pp > 1 { case.samples / 2 } else { 1 },
+            microbatch_size: case.samples / case.mesh.dp / microbatches,
+            microbatch_count: microbatches,
             keep: Keep::Full,
             sequence: true,
         };
