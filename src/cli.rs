@@ -9,7 +9,9 @@ use clap::{Parser, Subcommand};
 
 use crate::failure::{self, Exit, Failure};
 use crate::output;
-use crate::verbs::{calibrate, generate, inspect, plan, run as run_once, train, verify};
+use crate::verbs::{
+    calibrate, cluster, generate, inspect, plan, run as run_once, score, train, validate, verify,
+};
 
 /// The command line.
 #[derive(Debug, Parser)]
@@ -52,6 +54,12 @@ pub enum Verb {
     Verify(verify::Args),
     /// Measure this machine, for predictions
     Calibrate(calibrate::Args),
+    /// Lay predictions beside measured training runs
+    Validate(validate::Args),
+    /// Say what a layout costs that you wrote
+    Score(Box<score::Args>),
+    /// List, show and check clusters
+    Cluster(cluster::Args),
 }
 
 /// Reads the command line and does what it says.
@@ -89,6 +97,9 @@ fn run(verb: &Verb) -> Result<Exit, Failure> {
         Verb::Run(args) => run_once::run(args),
         Verb::Verify(args) => verify::run(args),
         Verb::Calibrate(args) => calibrate::run(args),
+        Verb::Validate(args) => validate::run(args),
+        Verb::Score(args) => score::run(args),
+        Verb::Cluster(args) => cluster::run(args),
     }
 }
 

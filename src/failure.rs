@@ -27,6 +27,8 @@
 //! | `E5008` | a mesh does not compute what one device does | 5 |
 //! | `E5009` | an input array that does not fit the model | 2 |
 //! | `E5010` | a verb that this kind of model does not have | 4 |
+//! | `E5011` | a table without a column that is needed | 6 |
+//! | `E5012` | a table that cannot be read | 6 |
 
 use std::fs;
 use std::path::Path;

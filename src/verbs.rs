@@ -7,3 +7,6 @@ pub mod generate;
 pub mod run;
 pub mod verify;
 pub mod calibrate;
+pub mod validate;
+pub mod score;
+pub mod cluster;

@@ -33,10 +33,20 @@ use crate::machine::Machine;
 use draft::Draft;
 
 /// Clusters that need no file, with their texts.
-pub const PRESETS: [(&str, &str); 3] = [
+pub const PRESETS: [(&str, &str); 13] = [
     ("cpu-local", include_str!("preset/cpu-local.toml")),
-    ("h100", include_str!("preset/h100.toml")),
+    ("v100", include_str!("preset/v100.toml")),
     ("a100", include_str!("preset/a100.toml")),
+    ("a100-40gb", include_str!("preset/a100-40gb.toml")),
+    ("h100", include_str!("preset/h100.toml")),
+    ("h800", include_str!("preset/h800.toml")),
+    ("h200", include_str!("preset/h200.toml")),
+    ("b200", include_str!("preset/b200.toml")),
+    ("b300", include_str!("preset/b300.toml")),
+    ("gb200-nvl72", include_str!("preset/gb200-nvl72.toml")),
+    ("gb300-nvl72", include_str!("preset/gb300-nvl72.toml")),
+    ("mi300x", include_str!("preset/mi300x.toml")),
+    ("rtx4090", include_str!("preset/rtx4090.toml")),
 ];
 
 /// Digits of a calibration's hash that a plan shows. Chosen: 64 bits.

@@ -15,6 +15,7 @@ mod layer;
 pub mod network;
 pub mod price;
 pub mod rates;
+pub mod row;
 pub mod step;
 pub mod style;
 pub mod workload;
@@ -89,7 +90,7 @@ impl<'a> Estimator<'a> {
         job: Job,
     ) -> Result<Estimator<'a>, Diagnostic> {
         let rates = devices::rates(cluster)?;
-        let network = devices::network(cluster, &rates)?;
+        let network = devices::network(cluster)?;
         let reserved = cluster.device.reserved_bytes.value;
         let memory_bytes = (cluster.device.memory_bytes.value - reserved).max(0.0);
         let host_bytes_per_s = rates.host_bytes_per_s;
@@ -174,7 +175,7 @@ impl<'a> Estimator<'a> {
             }
         }
         let step_time_s = step.breakdown.total_s();
-        let [low, high] = interval::factors(&step.breakdown, &self.rates);
+        let [low, high] = interval::factors(&step.breakdown, &self.rates, self.job.arithmetic);
         Ok(Estimate {
             step_time_s,
             step_time_low_s: step_time_s * low,

@@ -62,6 +62,7 @@ pub mod cluster;
 
 pub mod configuration;
 pub mod estimate;
+pub mod validate;
 
 pub mod shard;
 pub mod price;

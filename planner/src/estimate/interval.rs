@@ -1,7 +1,7 @@
 //! How far a prediction may be off: each part of a step has a spread, and the spreads add up as
 //! independent ones do, but for a share that all parts have in common.
 
-use super::rates::Rates;
+use super::rates::{Arithmetic, Rates};
 use super::step::Breakdown;
 
 /// The quantile of a normal distribution below which nine tenths lie.
@@ -9,26 +9,28 @@ const Z: f64 = 1.2816;
 
 /// Relative spread that all parts of a run share: clocks under power limits, placement, noise.
 /// Source: hosts of one type differ by some per cent in published sweeps of products.
-const COMMON: f64 = 0.06;
+const COMMON: f64 = 0.09;
 
 /// By which factors a step may be shorter and longer, so that four in five lie between.
-pub(super) fn factors(breakdown: &Breakdown, rates: &Rates) -> [f64; 2] {
+pub(super) fn factors(breakdown: &Breakdown, rates: &Rates, arithmetic: Arithmetic) -> [f64; 2] {
     let total = breakdown.total_s();
     let variance: f64 = breakdown
         .parts()
         .iter()
         .map(|(name, seconds)| {
             let spread = match *name {
-                "products" => rates.product.first().map_or(0.1, |product| product.spread),
+                "products" => rates.product_rates(arithmetic).spread,
                 "attention" => rates.attention.spread,
                 "recompute" | "bubble" => 0.08,
                 "rows" => 0.15,
-                "dispatch" => 0.3,
-                _ => 0.25,
+                "dispatch" => 0.25,
+                "tensor" | "gradients" => 0.4,
+                _ => 0.5,
             };
             (seconds / total * spread).powi(2)
         })
         .sum();
     let spread = (variance + COMMON * COMMON).sqrt();
-    [(-Z * spread).exp(), (Z * spread).exp()]
+    // Runs are rather slower than faster than their parts.
+    [(-0.9 * Z * spread).exp(), (1.3 * Z * spread).exp()]
 }

@@ -5,9 +5,9 @@
 //! counted. Legend: T tokens of a micro-batch on one rank, e bytes of an element.
 
 use super::Job;
-use super::network::{Group, Network};
+use super::network::{Group, INNER_INTERFERENCE, Network};
 use super::price::{Inside, LayerPrice, Pass};
-use super::rates::Rates;
+use super::rates::{Arithmetic, Rates};
 use super::style::{AttentionKernel, Style};
 use super::workload::{Cut, Item};
 
@@ -27,7 +27,13 @@ const E: f64 = 2.0;
 
 /// How sharply the slower one of host and device decides: they run beside each other, and a queue
 /// between them evens out what one kernel lacks.
-const QUEUE: f64 = 6.0;
+const QUEUE: f64 = 10.0;
+
+/// How much longer grouped products take than as many alone: forward, and for gradients of weights,
+/// with so many rows for each expert. Source: MooreThreads/SimuMax, 60 grouped products on B200.
+fn grouped_factors(rows: f64) -> [f64; 2] {
+    [1.0 + (300.0 / rows).min(1.0), 1.0 + (800.0 / rows).min(2.8)]
+}
 
 /// The two passes of an item, with what each makes the host do.
 #[derive(Clone, Copy, Debug, Default)]
@@ -173,7 +179,7 @@ impl Lowering<'_> {
         let arithmetic = self.job.arithmetic;
         let time = |m, n, k| self.rates.product_s(arithmetic, [m, n, k, 1.0]);
         let products = |seconds| Pass { products_s: seconds, ..Pass::default() };
-        let weight_s = time(k, n, tokens);
+        let weight_s = time(k, n, tokens) * self.rates.weight_factor;
         let mut lowered = Lowered {
             forward: products(time(tokens, n, k)),
             backward: products(time(tokens, k, n) + weight_s),
@@ -193,17 +199,13 @@ impl Lowering<'_> {
             lowered.backward += self.rows(tokens * n * E);
             lowered.backward_launches += 1.0;
         }
-        if arithmetic == super::rates::Arithmetic::F8 {
-            // Each operand is cast once for each direction: read two bytes, write one, twice.
-            lowered.forward += self.rows((tokens * k + k * n) * 3.0);
-            lowered.backward += self.rows((tokens * n) * 4.0);
-        }
-        self.reduce(&mut lowered, cut, k_all, n_all);
+        self.reduce(&mut lowered, cut, [k_all, n_all], weight_s);
         lowered
     }
 
     fn product_input(&self, cut: Cut, k: f64) -> f64 {
         match cut {
+            Cut::Columns if self.style.keeps_gathered => self.tokens() * k,
             Cut::Columns | Cut::Whole => self.stream_tokens() * k,
             Cut::Rows => self.tokens() * k,
         }
@@ -211,23 +213,29 @@ impl Lowering<'_> {
 
     /// The collectives of a product that is cut: `f` and `g` of Shoeybi et al. 2019, or their
     /// halves of Korthikanti et al. 2022.
-    fn reduce(&self, lowered: &mut Lowered, cut: Cut, k: f64, n: f64) {
+    fn reduce(&self, lowered: &mut Lowered, cut: Cut, [k, n]: [f64; 2], weight_s: f64) {
         let (group, tokens) = (self.tensor_group(), self.tokens());
         if group.size <= 1 {
             return;
         }
         let visible = 1.0 - self.style.tensor_hidden;
-        let tensor = |seconds: f64| Pass { tensor_s: seconds * visible, ..Pass::default() };
-        let gather = |width: f64| tensor(self.network.gather_s(tokens * width * E, group));
-        let reduce = |width: f64| tensor(self.network.all_reduce_s(tokens * width * E, group));
+        let tensor = |seconds: f64| Pass { tensor_s: seconds, ..Pass::default() };
+        let gather_s = |width: f64| self.network.gather_s(tokens * width * E, group) * visible;
+        let reduce_s = |width: f64| self.network.all_reduce_s(tokens * width * E, group) * visible;
+        let gather = |width: f64| tensor(gather_s(width));
+        // Beside the gradient of the weight, as far as that is long enough.
+        let beside = |seconds: f64, behind_s: f64| {
+            let hidden = seconds.min(behind_s) * self.style.tensor_backward_hidden;
+            seconds - hidden + hidden * INNER_INTERFERENCE
+        };
         match (cut, self.inside.sequence_parallel) {
             (Cut::Whole, _) => {}
-            (Cut::Columns, false) => lowered.backward += reduce(k),
-            (Cut::Rows, false) => lowered.forward += reduce(n),
+            (Cut::Columns, false) => lowered.backward += tensor(beside(reduce_s(k), weight_s)),
+            (Cut::Rows, false) => lowered.forward += tensor(reduce_s(n)),
             (Cut::Columns, true) => {
                 lowered.forward += gather(k);
                 // The input once more for the weight's gradient, and the input's gradient.
-                lowered.backward += gather(k) * 2.0;
+                lowered.backward += tensor(2.0 * beside(gather_s(k), weight_s / 2.0));
             }
             (Cut::Rows, true) => {
                 lowered.forward += gather(n);
@@ -237,8 +245,8 @@ impl Lowering<'_> {
         if matches!(cut, Cut::Whole) {
             return;
         }
-        lowered.forward_launches += 1.0;
-        lowered.backward_launches += 1.0;
+        lowered.forward_launches += self.style.tensor_operations;
+        lowered.backward_launches += self.style.tensor_operations;
     }
 
     /// Keeps queries, keys and values; and 5 bytes per score where scores are written.
@@ -253,7 +261,7 @@ impl Lowering<'_> {
         let kept = tokens * (heads * qk + kv_heads * (qk + v)) * E;
         let mut lowered = match self.style.attention {
             AttentionKernel::Separate | AttentionKernel::FusedSoftmax => {
-                self.written_attention(heads, qk, v)
+                self.written_attention(heads, qk, v, causal)
             }
             AttentionKernel::Flash1 | AttentionKernel::Flash2 | AttentionKernel::FlashBest => {
                 self.flash_attention(heads, qk, v, causal)
@@ -272,14 +280,15 @@ impl Lowering<'_> {
         lowered
     }
 
-    fn written_attention(&self, heads: f64, qk: f64, v: f64) -> Lowered {
+    fn written_attention(&self, heads: f64, qk: f64, v: f64, causal: bool) -> Lowered {
         let batch = f64::from(self.inside.microbatch) * heads;
         let (rows, keys) = (self.seq / f64::from(self.inside.cp), self.seq);
-        let half = super::rates::Arithmetic::Half;
+        let half = Arithmetic::Half;
         let time = |m, n, k| self.rates.product_s(half, [m, n, k, batch]);
         let scores = batch * rows * keys;
         let (forward_kernels, backward_kernels): (&[f64], &[f64]) = match self.style.attention {
-            // Softmax with scale and mask; and the same backward.
+            // Softmax with scale and mask; and the same backward. The causal one reads half.
+            AttentionKernel::FusedSoftmax if causal => (&[3.0], &[4.0]),
             AttentionKernel::FusedSoftmax => (&[4.0], &[6.0]),
             // Mask, softmax; softmax, mask.
             AttentionKernel::Separate
@@ -329,14 +338,17 @@ impl Lowering<'_> {
         }
     }
 
+    /// Keeps its result: what it rotates is part of a larger value, which stays.
     fn rope(&self, width: u32) -> Lowered {
-        let bytes = self.tokens() * (f64::from(width) / self.tp()).ceil() * 2.0 * E;
+        let elements = self.tokens() * (f64::from(width) / self.tp()).ceil();
+        let bytes = elements * 2.0 * E;
         let kernels = if self.style.fused_rope { 1.0 } else { 5.0 };
         Lowered {
             forward: self.rows(bytes) * kernels,
             backward: self.rows(bytes) * kernels,
             forward_launches: kernels,
             backward_launches: kernels,
+            saved: elements * E,
             ..Lowered::default()
         }
     }
@@ -398,17 +410,28 @@ impl Lowering<'_> {
         let inner = if gated { 2.0 * f } else { f };
         let arithmetic = self.job.arithmetic;
         let time = |m: f64, n: f64, k: f64| self.rates.product_s(arithmetic, [m, n, k, local]);
-        let forward = time(per_expert, inner, h) + time(per_expert, h, f);
-        let weight_s = time(h, inner, per_expert) + time(f, h, per_expert);
-        let backward = time(per_expert, h, inner) + time(per_expert, f, h) + weight_s;
+        let [grouped, grouped_weight] = grouped_factors(per_expert);
+        let forward = grouped * (time(per_expert, inner, h) + time(per_expert, h, f));
+        let weight_s = grouped_weight * (time(h, inner, per_expert) + time(f, h, per_expert));
+        let backward = time(per_expert, h, inner) + time(per_expert, f, h);
+        let backward = grouped * backward + weight_s;
         let router = self.rates.product_s(arithmetic, [tokens, f64::from(count), h, 1.0]);
         let act = self.rates.rows_s(routed * (inner + f) * E);
-        let permute = self.rates.rows_s(routed * h * 2.0 * E) * 2.0;
+        // Sorted by rank, then by expert, and back.
+        let permute = self.rates.rows_s(routed * h * 2.0 * E) * 4.0;
+        let cast = match arithmetic {
+            Arithmetic::F8 => self.rates.rows_s(routed * (h + f) * 3.0),
+            Arithmetic::F32 | Arithmetic::Tf32 | Arithmetic::Half => 0.0,
+        };
         let group = Group {
             size: u64::from(self.inside.ep),
             stride: if ep > 1.0 { 1 } else { self.inside.tp_stride },
         };
-        let exchange = self.network.exchange_s(routed * h * E, group);
+        // A token whose experts share a node goes there once.
+        let nodes = self.network.nodes(group);
+        let hit = nodes * (1.0 - (1.0 - 1.0 / nodes).powi(top_k as i32));
+        let once = if self.style.experts_once { (hit / f64::from(top_k)).min(1.0) } else { 1.0 };
+        let exchange = self.network.exchange_s(routed * h * E, group, once);
         let pass = |products: f64, rows: f64, expert: f64| Pass {
             products_s: products,
             rows_s: rows,
@@ -417,11 +440,11 @@ impl Lowering<'_> {
         };
         let expert_parameters = local * h * (inner + f);
         Lowered {
-            forward: pass(forward + router, act + permute, 2.0 * exchange),
-            backward: pass(backward + 2.0 * router, 2.0 * (act + permute), 2.0 * exchange),
+            forward: pass(forward + router, act + permute + cast, 2.0 * exchange),
+            backward: pass(backward + 2.0 * router, 2.0 * (act + cast) + permute, 2.0 * exchange),
             weight_s,
-            forward_launches: 20.0,
-            backward_launches: 25.0,
+            forward_launches: 30.0,
+            backward_launches: 38.0,
             saved: routed * E * (h + inner + f) + tokens * h * E,
             working: routed * h * E,
             parameters: [h * f64::from(count), expert_parameters],
@@ -444,8 +467,10 @@ impl Lowering<'_> {
         Lowered {
             forward: self.rows(bytes) * 3.0 + tensor,
             backward: self.rows(bytes) * 3.0 + self.rows(gradient),
-            forward_launches: 6.0,
-            backward_launches: 8.0,
+            // With what a micro-batch needs once: its tokens, masks and positions, and the scale of
+            // the loss.
+            forward_launches: 20.0,
+            backward_launches: 12.0,
             saved: tokens * width * if self.style.dropout { 1.0 } else { 0.0 },
             parameters: [rows * width + f64::from(positions) * width, 0.0],
             ..Lowered::default()
@@ -461,7 +486,8 @@ impl Lowering<'_> {
             forward_launches: 12.0,
             backward_launches: 6.0,
             saved: logits * self.style.loss_saved_bytes,
-            working: logits * 6.0,
+            // Two more copies in single precision while gradients are made.
+            working: logits * 8.0,
             ..Lowered::default()
         }
     }

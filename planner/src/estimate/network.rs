@@ -1,40 +1,79 @@
 //! The time of collectives and messages between ranks of a cluster of several levels.
 //!
-//! A group of ranks has members at equal distances. Rings pass every member once, so that a node's
-//! ports carry a group's bytes once, spread over as many ports as the node has members; groups that
-//! communicate at the same time share the ports evenly, as Megatron-like placements do.
+//! Inside a node, timings of the vendor's library count, between their points on a logarithmic
+//! scale. Between nodes, rings pass every member once, so that a node's ports carry a group's bytes
+//! once, over as many ports as the node has members; groups that communicate at the same time share
+//! the ports evenly, as the usual placements do.
 //!
-//! Legend: n members, w of them in one node, V bytes of the whole value, α latency of a step.
+//! Legend: n members, w of them in one node, V bytes of the whole value.
 
 use serde::Deserialize;
 
-/// Links of one level.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
-pub struct Links {
-    /// Bytes per second, per device and direction.
+/// Timings of one number of members, in µs: of 1 KiB and each four times as much up to 256 MiB,
+/// then of 512 MiB.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct Timing {
+    /// Members.
+    pub members: u64,
+    /// Every member gets all bytes.
+    pub gather_us: Vec<f64>,
+    /// Every member sends a part to each.
+    pub exchange_us: Vec<f64>,
+    /// Every member gets the sum.
+    pub all_reduce_us: Vec<f64>,
+}
+
+/// Links inside a node.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct Inner {
+    /// Bytes per second, per device and direction, of the links that were timed.
     pub bytes_per_s: f64,
-    /// Share of it that long collectives reach.
+    /// Share of it that messages reach.
     pub share: f64,
+    /// Seconds to start a message.
+    pub start_s: f64,
+    /// Seconds of each member beyond those that were timed.
+    pub step_s: f64,
+    /// Timings, by members.
+    pub timing: Vec<Timing>,
+}
+
+/// A network between nodes.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct Fabric {
+    /// The name of the level in clusters.
+    pub name: String,
+    /// Share of the bandwidth that an all-reduce over two nodes reaches.
+    pub reduce_share: f64,
+    /// Share that gathers, scatters and messages reach.
+    pub gather_share: f64,
+    /// How much an all-reduce loses with each doubling of the nodes: `1 / (1 + loss · log₂(N/2))`.
+    pub loss_per_doubling: f64,
     /// Seconds of one step of a ring.
     pub step_s: f64,
+    /// Seconds of one step of a tree.
+    pub hop_s: f64,
     /// Seconds to start a collective.
     pub start_s: f64,
-    /// Bytes of one member's part below which half of the bandwidth is lost.
-    pub ramp_bytes: f64,
-    /// Share of the bandwidth of a ring that all-reduce reaches beyond it by reducing in the
-    /// switches; 1 for none.
-    pub switch_gain: f64,
+    /// Share of a hidden collective that slows down what hides it.
+    pub interference: f64,
+    /// Bytes of the largest collective that was timed; larger ones take in proportion.
+    pub timed_bytes: f64,
 }
 
 /// The links of a cluster, as ranks see them.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Network {
     /// Devices of a node: of one domain of the inner level.
     pub node: u64,
     /// Inside a node.
-    pub inner: Links,
-    /// Between nodes; bandwidth per device.
-    pub outer: Links,
+    pub inner: Inner,
+    /// Bytes per second inside a node, per device and direction.
+    pub inner_bytes_per_s: f64,
+    /// Between nodes.
+    pub outer: Fabric,
+    /// Bytes per second between nodes, per device and direction.
+    pub outer_bytes_per_s: f64,
 }
 
 /// Members of a collective: so many, so many ranks apart.
@@ -46,74 +85,149 @@ pub struct Group {
     pub stride: u64,
 }
 
+/// Share of a collective inside a node that slows down what hides it: it takes multiprocessors and
+/// memory bandwidth. Source: Isaev et al. 2023 take 15 % of the multiprocessors for NVLink; half of
+/// the hiding work is limited by them.
+pub const INNER_INTERFERENCE: f64 = 0.08;
+
+/// The sizes of timings: the first, the factor between them, and the last.
+const FIRST_BYTES: f64 = 1024.0;
+const LAST_BYTES: f64 = 536_870_912.0;
+
 impl Network {
     /// Members that share a node, at least 1.
     fn inside(&self, group: Group) -> u64 {
         (self.node / group.stride.max(1)).clamp(1, group.size.max(1))
     }
 
+    /// Whether a group leaves its node.
+    pub fn leaves_node(&self, group: Group) -> bool {
+        self.inside(group) < group.size
+    }
+
+    /// Share of a hidden collective that slows down what hides it.
+    pub fn interference(&self, group: Group) -> f64 {
+        if self.leaves_node(group) { self.outer.interference } else { INNER_INTERFERENCE }
+    }
+
     /// Every member gets `V` bytes, of which it has an n-th; or an n-th of the sum of `V` bytes.
     pub fn gather_s(&self, bytes: f64, group: Group) -> f64 {
-        self.ring_s(bytes, group, 1.0)
+        if group.size <= 1 || bytes <= 0.0 {
+            return 0.0;
+        }
+        if !self.leaves_node(group) {
+            return self.inner_s(bytes, group.size, |timing| &timing.gather_us);
+        }
+        if bytes > self.outer.timed_bytes {
+            let timed = self.outer.timed_bytes;
+            return self.gather_s(timed, group) * bytes / timed;
+        }
+        let n = group.size as f64;
+        let steps_s = (n - 1.0) * self.outer.step_s;
+        self.outer.start_s + steps_s + self.ring_s(bytes, group, 1.0, self.outer.gather_share)
     }
 
     /// Every member gets the sum of `V` bytes.
     pub fn all_reduce_s(&self, bytes: f64, group: Group) -> f64 {
-        self.ring_s(bytes, group, 2.0)
-    }
-
-    /// `passes` trips around a ring, or a tree where that is faster.
-    fn ring_s(&self, bytes: f64, group: Group, passes: f64) -> f64 {
         if group.size <= 1 || bytes <= 0.0 {
             return 0.0;
         }
-        let n = group.size as f64;
-        let w = self.inside(group);
-        let nodes = (group.size as f64 / w as f64).ceil();
-        let rate = |links: &Links, ports: f64| links.bytes_per_s * links.share * ports;
-        let part = bytes / n;
-        let mut steps = n - 1.0;
-        let mut seconds_per_byte: f64 = 0.0;
-        let mut step_s: f64 = 0.0;
-        let mut start_s = 0.0;
-        if w > 1 {
-            let gain = if passes > 1.5 && nodes <= 1.0 { self.inner.switch_gain } else { 1.0 };
-            seconds_per_byte = 1.0 / (rate(&self.inner, 1.0) * gain);
-            step_s = self.inner.step_s;
-            start_s = self.inner.start_s;
+        if !self.leaves_node(group) {
+            return self.inner_s(bytes, group.size, |timing| &timing.all_reduce_us);
         }
-        if nodes > 1.0 {
-            seconds_per_byte = seconds_per_byte.max(1.0 / rate(&self.outer, w as f64));
-            step_s = step_s.max(self.outer.step_s);
-            start_s = self.outer.start_s;
-            if passes > 1.5 {
-                // A tree between nodes needs fewer steps than a ring through all of them.
-                let tree = 2.0 * nodes.log2().ceil() + (w as f64 - 1.0);
-                steps = steps.min(tree);
-            }
+        if bytes > self.outer.timed_bytes {
+            let timed = self.outer.timed_bytes;
+            return self.all_reduce_s(timed, group) * bytes / timed;
         }
-        let links = if nodes > 1.0 { &self.outer } else { &self.inner };
-        let ramp = links.ramp_bytes * (n - 1.0).min(4.0);
-        start_s
-            + passes * steps * step_s
-            + passes * seconds_per_byte * (part * (n - 1.0) + ramp * part / (part + ramp))
+        let w = self.inside(group) as f64;
+        let nodes = (group.size as f64 / w).ceil();
+        let doublings = (nodes / 2.0).max(1.0).log2();
+        let share = self.outer.reduce_share / (1.0 + self.outer.loss_per_doubling * doublings);
+        // Up and down a tree of nodes, with a ring inside each; or twice around a ring.
+        let tree = 2.0 * nodes.log2().ceil() + 2.0 * (w - 1.0);
+        let steps = tree.min(2.0 * (group.size as f64 - 1.0));
+        self.outer.start_s + steps * self.outer.hop_s + self.ring_s(bytes, group, 2.0, share)
     }
 
-    /// Every member sends a different n-th of its `V` bytes to each.
-    pub fn exchange_s(&self, bytes: f64, group: Group) -> f64 {
+    /// Nodes of a group, at least 1.
+    pub fn nodes(&self, group: Group) -> f64 {
+        (group.size as f64 / self.inside(group) as f64).ceil().max(1.0)
+    }
+
+    /// Every member sends a different n-th of its `V` bytes to each. `once` is the share of the
+    /// bytes for other nodes that are left when what is alike goes to a node once.
+    pub fn exchange_s(&self, bytes: f64, group: Group, once: f64) -> f64 {
         if group.size <= 1 || bytes <= 0.0 {
             return 0.0;
+        }
+        if !self.leaves_node(group) {
+            return self.inner_s(bytes, group.size, |timing| &timing.exchange_us);
         }
         let (n, w) = (group.size as f64, self.inside(group) as f64);
-        let inner = bytes * (w - 1.0) / n / (self.inner.bytes_per_s * self.inner.share);
-        let outer = bytes * (n - w) / n / (self.outer.bytes_per_s * self.outer.share);
-        let start_s = if n > w { self.outer.start_s } else { self.inner.start_s };
-        start_s + inner.max(outer)
+        let inner = bytes * (w - 1.0) / n / (self.inner_bytes_per_s * self.inner.share);
+        let rate = self.outer_bytes_per_s * self.outer.gather_share;
+        let outer = bytes * (n - w) / n * once / rate;
+        self.outer.start_s + inner.max(outer)
     }
 
     /// A message over a distance of `stride` ranks.
     pub fn send_s(&self, bytes: f64, stride: u64) -> f64 {
-        let links = if stride < self.node { &self.inner } else { &self.outer };
-        links.start_s + bytes / (links.bytes_per_s * links.share)
+        if stride < self.node {
+            self.inner.start_s + bytes / (self.inner_bytes_per_s * self.inner.share)
+        } else {
+            self.outer.start_s + bytes / (self.outer_bytes_per_s * self.outer.gather_share)
+        }
     }
+
+    /// The bytes of `passes` trips around a ring through nodes.
+    fn ring_s(&self, bytes: f64, group: Group, passes: f64, share: f64) -> f64 {
+        let (n, w) = (group.size as f64, self.inside(group) as f64);
+        let carried = passes * bytes * (n - 1.0) / n;
+        let outer = carried / (self.outer_bytes_per_s * w * share);
+        let inner = carried / (self.inner_bytes_per_s * self.inner.share);
+        if w > 1.0 { outer.max(inner) } else { outer }
+    }
+
+    /// A collective inside a node: between timings of sizes and members.
+    fn inner_s(&self, bytes: f64, members: u64, kind: fn(&Timing) -> &Vec<f64>) -> f64 {
+        let timings = &self.inner.timing;
+        let at = |timing: &Timing| {
+            let row = kind(timing);
+            let timed = interpolate(row, bytes);
+            let floor = row[0].min(timed);
+            // Links of another speed than those that were timed.
+            floor + (timed - floor) * self.inner.bytes_per_s / self.inner_bytes_per_s
+        };
+        let above = timings.iter().position(|timing| timing.members >= members);
+        let us = match above {
+            Some(0) => at(&timings[0]),
+            Some(i) => {
+                let (low, high) = (&timings[i - 1], &timings[i]);
+                let part = (members - low.members) as f64 / (high.members - low.members) as f64;
+                at(low) * (1.0 - part) + at(high) * part
+            }
+            None => {
+                let last = timings.last().expect("a device file has timings");
+                let share = |n: u64| (n as f64 - 1.0) / n as f64;
+                let more = (members - last.members) as f64 * self.inner.step_s * 1e6;
+                at(last) * share(members) / share(last.members) + more
+            }
+        };
+        us * 1e-6
+    }
+}
+
+/// Between the points of a row of timings, on logarithmic scales; beyond the last, in proportion.
+fn interpolate(row: &[f64], bytes: f64) -> f64 {
+    let last = row.len() - 1;
+    let size = |i: usize| if i == last { LAST_BYTES } else { FIRST_BYTES * 4f64.powi(i as i32) };
+    if bytes <= FIRST_BYTES {
+        return row[0];
+    }
+    if bytes >= LAST_BYTES {
+        return row[last] * bytes / LAST_BYTES;
+    }
+    let i = (0..last).rev().find(|i| size(*i) <= bytes).unwrap_or(0);
+    let part = (bytes / size(i)).ln() / (size(i + 1) / size(i)).ln();
+    row[i].powf(1.0 - part) * row[i + 1].powf(part)
 }

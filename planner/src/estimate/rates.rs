@@ -98,25 +98,52 @@ pub struct Rates {
     pub ramp_bytes: f64,
     /// Bytes per second between the device and its host, each direction.
     pub host_bytes_per_s: f64,
+    /// Share of the boost clock that products keep under the power limit of long runs.
+    pub sustained_share: f64,
+    /// How much longer gradients of weights take than other products of their size.
+    pub weight_factor: f64,
     /// Products, by arithmetic.
     pub product: Vec<ProductRates>,
     /// Fused attention of the best kernel for the device.
     pub attention: AttentionRates,
 }
 
+/// Share of the peak by the largest power of two that divides all dims of a product, from 1 to 64
+/// elements. Source: NVIDIA, "Matrix multiplication background", figures on alignment: kernels for
+/// 128-byte rows are the fastest, those below 16 bytes do without asynchronous copies.
+const ALIGNED: [f64; 7] = [0.3, 0.4, 0.6, 0.85, 0.92, 0.97, 1.0];
+
+fn alignment(dims: [f64; 3]) -> f64 {
+    let power = dims.iter().map(|dim| (*dim as u64).trailing_zeros() as usize).min();
+    ALIGNED[power.unwrap_or(0).min(ALIGNED.len() - 1)]
+}
+
 impl Rates {
-    /// Seconds of `batch` products `[m, k] · [k, n]`, each element of `bytes` bytes in memory.
-    ///
+    /// Seconds of `batch` products `[m, k] · [k, n]` in a long run.
+    pub fn product_s(&self, arithmetic: Arithmetic, sizes: [f64; 4]) -> f64 {
+        self.timed_product_s(arithmetic, sizes, self.sustained_share)
+    }
+
+    /// Seconds of the same products alone, at the boost clock: what tables of timings show.
+    pub fn kernel_product_s(&self, arithmetic: Arithmetic, sizes: [f64; 4]) -> f64 {
+        self.timed_product_s(arithmetic, sizes, 1.0)
+    }
+
     /// Tiles over multiprocessors give waves; the slower of the waves and the memory counts, with
     /// a smooth passage: `t = floor + (waves⁴ + memory⁴)^¼`, for the best tile.
-    pub fn product_s(&self, arithmetic: Arithmetic, [m, n, k, batch]: [f64; 4]) -> f64 {
+    fn timed_product_s(
+        &self,
+        arithmetic: Arithmetic,
+        [m, n, k, batch]: [f64; 4],
+        clock: f64,
+    ) -> f64 {
         if m * n * k * batch <= 0.0 {
             return 0.0;
         }
         let rates = self.product_rates(arithmetic);
         let moved = batch * (m * k + k * n) * arithmetic.operand_bytes() + batch * m * n * 2.0;
         let memory = moved / rates.bytes_per_s;
-        let each = rates.peak_flops / self.processors;
+        let each = rates.peak_flops / self.processors * clock * alignment([m, n, k]);
         let waves = rates.tiles.iter().map(|Tile(rows, columns, share)| {
             let tiles = (m / rows).ceil() * (n / columns).ceil() * batch;
             let waves = tiles / self.processors;

@@ -11,7 +11,7 @@
 
 use serde::Serialize;
 
-use super::network::{Group, Network};
+use super::network::{Group, INNER_INTERFERENCE, Network};
 use super::price::{LayerPrice, Pass, Prices};
 use super::rates::Rates;
 use super::style::{Exchange, Style};
@@ -134,11 +134,6 @@ pub(super) struct Terms<'a> {
     pub(super) host_bytes_per_s: f64,
 }
 
-/// Share of a hidden collective that slows down what hides it: it takes multiprocessors and memory
-/// bandwidth. Source: Isaev et al. 2023 give 15 % of the multiprocessors for NVLink, 2 % for
-/// InfiniBand.
-const INTERFERENCE: f64 = 0.08;
-
 /// A stage as the formula sees it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Stage {
@@ -181,7 +176,7 @@ impl Terms<'_> {
             // Later stages are done earlier, by the backward passes of those before them.
             exchanges.cover(self.exchanges(c, &stage, before_s, m));
             before_s += stage.backward_s + send_s;
-            let memory = self.memory(c, prices, &stage, index, count);
+            let memory = self.memory(c, &stage, index, count);
             if memory.total_bytes() > step.memory.total_bytes() {
                 step.memory = memory;
             }
@@ -228,7 +223,7 @@ impl Terms<'_> {
             let group = Group { size: c.tp.into(), stride: c.stride(RankAxis::Tp) };
             seconds += self.network.gather_s(prices.boundary_bytes, group);
         }
-        if self.style.sends_hidden { seconds * INTERFERENCE } else { seconds }
+        if self.style.sends_hidden { seconds * INNER_INTERFERENCE } else { seconds }
     }
 
     fn data_group(&self, c: &Configuration) -> Group {
@@ -262,9 +257,10 @@ impl Terms<'_> {
                 0 => (reduce_s, 0.0),
                 _ => (scatter_s, self.network.gather_s(weight, group)),
             };
+            let interference = self.network.interference(group);
             let hide = |seconds: f64, behind_s: f64| {
                 let hidden = seconds.min(behind_s);
-                seconds - hidden + hidden * INTERFERENCE
+                seconds - hidden + hidden * interference
             };
             found.gradients_s = match self.style.gradients {
                 Exchange::AtEnd => reduce_s,
@@ -301,10 +297,11 @@ impl Terms<'_> {
         let scatter_s = self.network.gather_s(reduced, shard)
             + self.network.all_reduce_s(reduced / shard.size.max(1) as f64, copies);
         let (forward_s, backward_s) = (stage.forward_s / layers, stage.backward_s / layers);
+        let interference = self.network.interference(group);
         let visible = |comm: f64, compute: f64| match self.style.weights {
             Exchange::AtEnd => comm * layers,
             Exchange::Overlapped => {
-                (comm - compute).max(0.0) * layers + comm.min(compute) * INTERFERENCE * layers
+                (comm - compute).max(0.0) * layers + comm.min(compute) * interference * layers
             }
         };
         let forward = visible(gather_s, forward_s) + gather_s;
@@ -313,14 +310,7 @@ impl Terms<'_> {
     }
 
     /// What a stage holds at its peak.
-    fn memory(
-        &self,
-        c: &Configuration,
-        prices: &Prices,
-        stage: &Stage,
-        index: u32,
-        count: u64,
-    ) -> Memory {
+    fn memory(&self, c: &Configuration, stage: &Stage, index: u32, count: u64) -> Memory {
         let parameters = stage.parameters + stage.expert_parameters;
         let shard = f64::from(c.shard_ranks());
         let over = |from: u8| if c.zero.stage >= from { shard } else { 1.0 };
@@ -342,7 +332,6 @@ impl Terms<'_> {
             _ => 0.0,
         };
         let kept = stage.saved * (in_flight - 1.0) * on_device(c.offload.activations);
-        let _ = prices;
         Memory {
             stage: index,
             weights_bytes: parameters * self.style.weight_bytes / over(3)
@@ -373,7 +362,7 @@ impl Terms<'_> {
         };
         let moved_s = bytes / rate;
         let hidden_s = moved_s.min(stage.total_s());
-        m * (moved_s - hidden_s + hidden_s * INTERFERENCE)
+        m * (moved_s - hidden_s + hidden_s * INNER_INTERFERENCE)
     }
 }
 

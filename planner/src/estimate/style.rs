@@ -6,7 +6,7 @@
 
 mod releases;
 
-pub use releases::{OURS, STYLES, of_framework};
+pub use releases::{DEFAULT, OURS, STYLES, of_framework};
 
 use serde::Serialize;
 
@@ -90,6 +90,23 @@ pub struct Style {
     pub update_bytes: f64,
     /// Share of the collectives of tensor parallelism that run beside products.
     pub tensor_hidden: f64,
+    /// Share of those of the backward pass that run beside the gradients of weights, as far as
+    /// these are long enough.
+    pub tensor_backward_hidden: f64,
+    /// Operations of the host for one collective of tensor parallelism.
+    pub tensor_operations: f64,
+    /// Whether stages are cut by the operations of layers and ends, not by the number of layers.
+    pub balances_stages: bool,
+    /// What is computed again where a run does not say: `none`, `attention` or `full`.
+    pub usual_recompute: &'static str,
+    /// Whether sequences are cut over `tp` where a run does not say.
+    pub usual_sequence_parallel: bool,
+    /// The network of the cluster that the style's runs were made on.
+    pub fabric: &'static str,
+    /// Whether inputs that were gathered over `tp` are kept whole for the backward pass.
+    pub keeps_gathered: bool,
+    /// Whether a token goes once to a node where several of its experts are.
+    pub experts_once: bool,
     /// Whether stages send while they compute.
     pub sends_hidden: bool,
     /// Whether a stage boundary carries each element once over `tp`, gathered at the receiver.

@@ -1,6 +1,8 @@
+use super::row::{self, Columns};
 use super::workload::Shape;
 use super::*;
 use crate::machine::Machine;
+use crate::validate::{Compared, Errors, Summary, summarise};
 
 fn machine() -> Machine {
     Machine { cores: 4, memory_bytes: 8 << 30, instruction_set: "avx2".into() }
@@ -68,4 +70,84 @@ fn recomputation_costs_time_and_saves_memory() {
     assert!(none.memory.total_bytes() > full.memory.total_bytes());
     let wrong: Configuration = "tp=1 pp=1 dp=3 mbs=1".parse().unwrap();
     assert_eq!(estimator.estimate(&wrong).unwrap_err()[0].code, "E3401");
+}
+
+/// 134 published runs of nine sources, evenly chosen from 2,578; `source` says where each is printed.
+const RUNS: &str = include_str!("../../tests/measured_runs.csv");
+
+struct Run {
+    columns: Vec<String>,
+    texts: csv::StringRecord,
+}
+
+impl Columns for Run {
+    fn text(&self, column: &str) -> &str {
+        let at = self.columns.iter().position(|name| name == column);
+        at.and_then(|at| self.texts.get(at)).unwrap_or("")
+    }
+}
+
+/// The runs whose source begins so, predicted.
+fn predicted(source: &str) -> Vec<Compared> {
+    let mut reader = csv::Reader::from_reader(RUNS.as_bytes());
+    let columns: Vec<String> = reader.headers().unwrap().iter().map(str::to_owned).collect();
+    let runs =
+        reader.records().map(|texts| Run { columns: columns.clone(), texts: texts.unwrap() });
+    let runs = runs.filter(|run| run.text("file").starts_with(source));
+    let compare = |run: Run| {
+        let question = row::read(&run).unwrap();
+        let estimate = question.answer().unwrap();
+        let sum: f64 = estimate.breakdown.parts().iter().map(|part| part.1).sum();
+        assert!((sum / estimate.step_time_s - 1.0).abs() < 1e-9, "the parts add up");
+        let usable = run.text("usable_for_memory") == "1";
+        Compared {
+            row_id: run.text("row_id").to_owned(),
+            source: source.to_owned(),
+            group: String::new(),
+            measured_s: run.text("step_time_s").parse().ok(),
+            predicted_s: estimate.step_time_s,
+            interval_s: [estimate.step_time_low_s, estimate.step_time_high_s],
+            measured_gib: run.text("peak_mem_gib").parse().ok().filter(|_| usable),
+            predicted_gib: estimate.memory.total_bytes() / 1_073_741_824.0,
+            fits: true,
+            defaults: question.defaults,
+        }
+    };
+    runs.map(compare).collect()
+}
+
+fn summary(source: &str) -> Summary {
+    let rows = predicted(source);
+    assert!(!rows.is_empty(), "{source} has no rows");
+    let found = summarise(rows.iter());
+    println!("{source}: {:?} coverage {:.2}", found.time, found.coverage);
+    found
+}
+
+/// Korthikanti et al. 2022, table 5: the goal is 3 % on average and 7 % at most; Calculon reaches
+/// 3.65 % and 8.87 % there with a device file of its own.
+#[test]
+fn korthikanti_is_met() {
+    let Errors { rows, mean, max, .. } = summary("korthikanti").time;
+    assert_eq!(rows, 9);
+    assert!(mean <= 0.03 && max <= 0.07, "mean {mean}, max {max}");
+}
+
+/// Each source with the error that it had when this was written, and a little more.
+#[test]
+fn published_runs_are_predicted() {
+    let limits = [
+        ("megatron_2020", 0.07),
+        ("narayanan", 0.12),
+        ("nemo", 0.15),
+        ("megatron_bridge", 0.25),
+        ("mosaicml", 0.10),
+        ("bloom", 0.20),
+        ("vtrain", 0.12),
+        ("nanotron", 0.35),
+    ];
+    for (source, limit) in limits {
+        let Errors { median, .. } = summary(source).time;
+        assert!(median <= limit, "{source}: median {median}, was at most {limit}");
+    }
 }

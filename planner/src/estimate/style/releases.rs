@@ -2,13 +2,11 @@
 
 use super::{AttentionKernel, Exchange, Host, Style};
 
-/// An eager release of PyTorch 1.x under Python on a 2.25 GHz server core: 15 µs for an operation
-/// (issue "AutoParallel kernel floor" gives 7 µs for a launch alone; an operation is a launch with
-/// its dispatch, its autograd node and its share of the interpreter).
-const EAGER_2021: Host = Host { forward_s: 15e-6, backward_s: 12e-6, operations: 2.0 };
-
-/// An eager release of PyTorch 2.x on a server core of 2022 or later.
-const EAGER_2023: Host = Host { forward_s: 8e-6, backward_s: 6e-6, operations: 2.0 };
+/// An eager release of PyTorch under Python on a server core: 10 µs for an operation with its
+/// dispatch, autograd node and share of the interpreter, forward, and 9 µs backward. Five operations
+/// for each kernel: the forward pass of Megatron-LM's layer launches 15 kernels and is some 75
+/// calls, of which most are views, modules, and the states of random generators.
+const EAGER: Host = Host { forward_s: 10e-6, backward_s: 9e-6, operations: 5.0 };
 
 /// Kernels that are launched as graphs or by compiled code.
 const NO_HOST: Host = Host { forward_s: 0.0, backward_s: 0.0, operations: 1.0 };
@@ -35,6 +33,14 @@ pub const OURS: Style = Style {
     state_bytes: 12.0,
     update_bytes: 30.0,
     tensor_hidden: 0.0,
+    tensor_backward_hidden: 0.0,
+    tensor_operations: 1.0,
+    keeps_gathered: false,
+    experts_once: true,
+    balances_stages: false,
+    usual_recompute: "none",
+    usual_sequence_parallel: false,
+    fabric: "infiniband",
     sends_hidden: true,
     scatter_gather: true,
     reserve_bytes: 1.0e9,
@@ -51,9 +57,9 @@ const MEGATRON_2020: Style = Style {
     fused_residual: true,
     fused_rope: false,
     dropout: true,
-    loss_bytes: [30.0, 20.0],
+    loss_bytes: [38.0, 14.0],
     loss_saved_bytes: 4.0,
-    host: EAGER_2021,
+    host: EAGER,
     gradients: Exchange::AtEnd,
     weights: Exchange::AtEnd,
     weight_bytes: 2.0,
@@ -63,6 +69,14 @@ const MEGATRON_2020: Style = Style {
     state_bytes: 16.0,
     update_bytes: 48.0,
     tensor_hidden: 0.0,
+    tensor_backward_hidden: 0.0,
+    tensor_operations: 1.0,
+    keeps_gathered: false,
+    experts_once: false,
+    balances_stages: false,
+    usual_recompute: "none",
+    usual_sequence_parallel: false,
+    fabric: "infiniband",
     sends_hidden: false,
     scatter_gather: false,
     reserve_bytes: 2.0e9,
@@ -81,6 +95,10 @@ const MEGATRON_2021: Style = Style {
 /// Megatron-LM of Korthikanti et al. 2022.
 const MEGATRON_2022: Style = Style {
     name: "megatron-2022",
+    // Gradients of weights are added in the product itself, and all-reduces run beside it.
+    accumulate_bytes: 4.0,
+    tensor_backward_hidden: 0.9,
+    usual_sequence_parallel: true,
     source: "Korthikanti et al. 2022, section 6; github.com/NVIDIA/Megatron-LM v3.0",
     ..MEGATRON_2021
 };
@@ -88,6 +106,10 @@ const MEGATRON_2022: Style = Style {
 /// Megatron-DeepSpeed as BigScience ran it.
 const MEGATRON_DEEPSPEED: Style = Style {
     name: "megatron-deepspeed",
+    fabric: "omni-path",
+    // Context 0.8 GB, six communicators of 0.6 GB (github.com/NVIDIA/nccl/issues/964), two buckets of
+    // 5e8 elements, what the allocator cannot use.
+    reserve_bytes: 7.0e9,
     source: "github.com/bigscience-workshop/Megatron-DeepSpeed",
     ..MEGATRON_2021
 };
@@ -99,6 +121,7 @@ const NEMO: Style = Style {
     exchange_bytes: 2.0,
     accumulate_bytes: 10.0,
     gradients: Exchange::Overlapped,
+    usual_recompute: "none",
     source: "github.com/NVIDIA/NeMo-Megatron-Launcher 22.x to 23.x",
     ..MEGATRON_2022
 };
@@ -111,13 +134,15 @@ const MEGATRON_BRIDGE: Style = Style {
     fused_rope: true,
     dropout: false,
     loss_bytes: [8.0, 6.0],
-    host: EAGER_2023,
+    host: EAGER,
     gradients: Exchange::Overlapped,
     weights: Exchange::Overlapped,
     gradient_bytes: 4.0,
     exchange_bytes: 2.0,
     accumulate_bytes: 8.0,
     tensor_hidden: 0.7,
+    tensor_operations: 1.0,
+    usual_sequence_parallel: true,
     sends_hidden: true,
     source: "github.com/NVIDIA-NeMo/Megatron-Bridge, performance guide and summary",
     ..MEGATRON_2022
@@ -129,13 +154,13 @@ const LLM_FOUNDRY: Style = Style {
     attention: AttentionKernel::Flash1,
     skips_masked: true,
     fused_norm: true,
-    fused_activation: false,
+    fused_activation: true,
     fused_residual: false,
     fused_rope: false,
-    dropout: false,
+    dropout: true,
     loss_bytes: [14.0, 10.0],
     loss_saved_bytes: 4.0,
-    host: EAGER_2023,
+    host: EAGER,
     gradients: Exchange::Overlapped,
     weights: Exchange::Overlapped,
     weight_bytes: 2.0,
@@ -145,6 +170,14 @@ const LLM_FOUNDRY: Style = Style {
     state_bytes: 12.0,
     update_bytes: 40.0,
     tensor_hidden: 0.0,
+    tensor_backward_hidden: 0.0,
+    tensor_operations: 1.0,
+    keeps_gathered: false,
+    experts_once: false,
+    balances_stages: false,
+    usual_recompute: "none",
+    usual_sequence_parallel: false,
+    fabric: "infiniband",
     sends_hidden: false,
     scatter_gather: false,
     reserve_bytes: 2.0e9,
@@ -170,18 +203,27 @@ const NANOTRON: Style = Style {
     fused_residual: false,
     fused_rope: true,
     dropout: false,
-    loss_bytes: [30.0, 20.0],
+    loss_bytes: [38.0, 14.0],
     loss_saved_bytes: 4.0,
-    host: EAGER_2023,
+    host: EAGER,
     gradients: Exchange::Overlapped,
     weights: Exchange::AtEnd,
     weight_bytes: 2.0,
-    gradient_bytes: 4.0,
+    // Gradients in bf16, and their sums in f32.
+    gradient_bytes: 6.0,
     exchange_bytes: 4.0,
     accumulate_bytes: 10.0,
     state_bytes: 12.0,
     update_bytes: 40.0,
     tensor_hidden: 0.0,
+    tensor_backward_hidden: 0.0,
+    tensor_operations: 4.0,
+    keeps_gathered: true,
+    experts_once: false,
+    balances_stages: true,
+    usual_recompute: "none",
+    usual_sequence_parallel: false,
+    fabric: "efa",
     sends_hidden: false,
     scatter_gather: false,
     reserve_bytes: 0.0,
@@ -194,6 +236,9 @@ const VTRAIN: Style = Style {
     source: "github.com/VIA-Research/vTrain: validation configurations",
     ..MEGATRON_2021
 };
+
+/// What an unknown framework is taken for: Megatron-LM with Transformer Engine, which most run now.
+pub const DEFAULT: Style = MEGATRON_BRIDGE;
 
 /// All styles, ours first.
 pub const STYLES: [Style; 11] = [

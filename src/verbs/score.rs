@@ -1,0 +1,300 @@
+//! `score`: what a layout that the user wrote costs.
+
+use ir::import::{Architecture, Description, resolve};
+use planner::cluster::Cluster;
+use planner::configuration::{Configuration, Place, Recompute, Schedule, Zero};
+use planner::estimate::rates::Arithmetic;
+use planner::estimate::style::{self, STYLES, Style};
+use planner::estimate::workload::Shape;
+use planner::estimate::{Estimate, Estimator, Job};
+use serde_json::{Value, json};
+
+use crate::cli::positive;
+use crate::failure::{Exit, Failure, usage};
+use crate::job::positions_max;
+use crate::output::{self, Table};
+
+/// Flags of `score`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// The model: a directory, a config.json or a preset
+    pub model: String,
+    /// The cluster: a preset or a file
+    #[arg(long, value_name = "PRESET|FILE", default_value = "h100")]
+    pub cluster: String,
+    /// The layout in one text, such as "tp=8 pp=4 dp=2 mbs=1 sp zero=1"; other flags override it
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub config: String,
+    /// Tensor-parallel ranks
+    #[arg(long, alias = "tensor-model-parallel-size", value_name = "N", value_parser = positive)]
+    pub tp: Option<usize>,
+    /// Pipeline stages
+    #[arg(long, alias = "pipeline-model-parallel-size", value_name = "N", value_parser = positive)]
+    pub pp: Option<usize>,
+    /// Data-parallel ranks
+    #[arg(long, alias = "data-parallel-size", value_name = "N", value_parser = positive)]
+    pub dp: Option<usize>,
+    /// Context-parallel ranks
+    #[arg(long, alias = "context-parallel-size", value_name = "N", value_parser = positive)]
+    pub cp: Option<usize>,
+    /// Expert-parallel ranks
+    #[arg(long, alias = "expert-model-parallel-size", value_name = "N", value_parser = positive)]
+    pub ep: Option<usize>,
+    /// Chunks of layers of a stage, interleaved
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub vpp: Option<usize>,
+    /// Samples of a micro-batch on one rank
+    #[arg(long, alias = "micro-batch-size", value_name = "N", value_parser = positive)]
+    pub mbs: Option<usize>,
+    /// Samples of a step, over all ranks
+    #[arg(long, alias = "global-batch-size", value_name = "N", value_parser = positive)]
+    pub gbs: usize,
+    /// Tokens of a sample [default: the longest the model was made for]
+    #[arg(long, alias = "seq-length", value_name = "N", value_parser = positive)]
+    pub seq: Option<usize>,
+    /// What data-parallel ranks shard: 0 nothing, 1 optimizer, 2 gradients too, 3 weights too
+    #[arg(long, value_name = "0..3", value_parser = clap::value_parser!(u8).range(0..=3))]
+    pub zero: Option<u8>,
+    /// Cut the sequence over tensor-parallel ranks between products
+    #[arg(long, alias = "sequence-parallel")]
+    pub sp: bool,
+    /// What is computed again
+    #[arg(long, value_name = "WHAT", value_parser = ["none", "attn", "layer", "auto"])]
+    pub recompute: Option<String>,
+    /// What lies on the host
+    #[arg(long, value_name = "WHAT", value_parser = ["none", "opt", "params", "act"])]
+    pub offload: Option<String>,
+    /// The order of micro-batches
+    #[arg(long, value_name = "NAME", value_parser = ["gpipe", "1f1b", "interleaved", "zb"])]
+    pub schedule: Option<String>,
+    /// How the program executes: ours, or a peer's release
+    #[arg(long, value_name = "NAME", default_value = "ours")]
+    pub style: String,
+    /// The arithmetic of products
+    #[arg(long, value_name = "TYPE", default_value = "bf16",
+          value_parser = ["f32", "tf32", "bf16", "f16", "f8"])]
+    pub dtype: String,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Answers `score`; no where the layout does not fit.
+pub fn run(args: &Args) -> Result<Exit, Failure> {
+    let description = resolve(&args.model)?.description;
+    let cluster = Cluster::load(&args.cluster)?;
+    let seq = args.seq.unwrap_or_else(|| positions_max(&description));
+    let work = shape(&args.model, &description, seq)?.workload()?;
+    let configuration = configuration(args)?;
+    let job = Job { global_batch: args.gbs as u64, arithmetic: arithmetic(&args.dtype) };
+    let estimator = Estimator::new(&work, &cluster, find_style(&args.style)?, job)?;
+    let estimate = estimator.estimate(&configuration)?;
+    let fits = estimate.memory.total_bytes() <= estimator.memory_bytes;
+    let tokens = args.gbs as f64 * seq as f64;
+    let answer = Answer {
+        estimate,
+        fits,
+        have_bytes: estimator.memory_bytes,
+        flops: work.flops_per_token() * tokens,
+        peak: cluster.flops_per_s(dtype(&args.dtype), 1).value,
+        tokens,
+    };
+    if args.json {
+        output::answer_json(&answer.document(args));
+    } else {
+        output::answer(&answer.page(args));
+    }
+    Ok(if fits { Exit::Success } else { Exit::Infeasible })
+}
+
+/// The shape of a described transformer.
+pub fn shape(name: &str, description: &Description, seq: usize) -> Result<Shape, Failure> {
+    let of = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
+    match &description.architecture {
+        Architecture::Gpt2(config) => Ok(Shape {
+            name: name.to_owned(),
+            layers: of(config.layers),
+            hidden: of(config.model),
+            heads: of(config.heads),
+            kv_heads: of(config.heads),
+            head_dim: of(config.model / config.heads.max(1)),
+            ffn: of(config.inner),
+            gated: false,
+            vocab: of(config.vocab),
+            seq: of(seq),
+            causal: true,
+            biases: true,
+            tied: config.tied,
+            routed: None,
+            low_rank: None,
+        }),
+        Architecture::Llama(config) => Ok(Shape {
+            name: name.to_owned(),
+            layers: of(config.layers),
+            hidden: of(config.model),
+            heads: of(config.heads),
+            kv_heads: of(config.key_heads),
+            head_dim: of(config.head_size),
+            ffn: of(config.inner),
+            gated: true,
+            vocab: of(config.vocab),
+            seq: of(seq),
+            causal: true,
+            biases: config.mlp_bias,
+            tied: config.tied,
+            routed: None,
+            low_rank: None,
+        }),
+        Architecture::Graph(_) => {
+            let headline = format!("`{name}` is a graph, and only transformers can be scored");
+            Err(usage("MODEL", headline).help("use a config.json or a preset").into())
+        }
+    }
+}
+
+fn configuration(args: &Args) -> Result<Configuration, Failure> {
+    let mut c: Configuration = args.config.parse()?;
+    let of = |size: Option<usize>, there: u32| {
+        size.map_or(there, |n| u32::try_from(n).unwrap_or(u32::MAX))
+    };
+    c.tp = of(args.tp, c.tp);
+    c.pp = of(args.pp, c.pp);
+    c.dp = of(args.dp, c.dp);
+    c.cp = of(args.cp, c.cp);
+    c.ep = of(args.ep, c.ep);
+    c.vpp = of(args.vpp, c.vpp);
+    c.microbatch = of(args.mbs, c.microbatch);
+    c.sequence_parallel |= args.sp;
+    if let Some(stage) = args.zero {
+        c.zero = Zero { stage, shard: c.zero.shard };
+    }
+    c.recompute = match args.recompute.as_deref() {
+        Some("none") => Recompute::None,
+        Some("attn") => Recompute::Attention,
+        Some("layer") => Recompute::Full,
+        Some(_) => Recompute::Auto,
+        None => c.recompute,
+    };
+    match args.offload.as_deref() {
+        Some("opt") => c.offload.optimizer = Place::Host,
+        Some("params") => c.offload.parameters = Place::Host,
+        Some("act") => c.offload.activations = Place::Host,
+        Some(_) | None => {}
+    }
+    c.schedule = match args.schedule.as_deref() {
+        Some("gpipe") => Schedule::GPipe,
+        Some("zb") => Schedule::ZeroBubbleH1,
+        Some(_) => Schedule::OneForwardOneBackward,
+        None => c.schedule,
+    };
+    Ok(c)
+}
+
+fn find_style(name: &str) -> Result<Style, Failure> {
+    let found = STYLES.iter().find(|style| style.name == name).copied();
+    found.or_else(|| style::of_framework(name)).ok_or_else(|| {
+        let names = STYLES.map(|style| style.name).join(", ");
+        usage("--style", format!("there is no style `{name}`")).help(format!("use {names}")).into()
+    })
+}
+
+fn arithmetic(name: &str) -> Arithmetic {
+    match name {
+        "f32" => Arithmetic::F32,
+        "tf32" => Arithmetic::Tf32,
+        "f8" => Arithmetic::F8,
+        _ => Arithmetic::Half,
+    }
+}
+
+fn dtype(name: &str) -> ir::DType {
+    match name {
+        "f32" | "tf32" => ir::DType::F32,
+        "f8" => ir::DType::F8E4M3,
+        "f16" => ir::DType::F16,
+        _ => ir::DType::BF16,
+    }
+}
+
+struct Answer {
+    estimate: Estimate,
+    fits: bool,
+    have_bytes: f64,
+    flops: f64,
+    peak: f64,
+    tokens: f64,
+}
+
+impl Answer {
+    fn ranks(&self) -> f64 {
+        self.estimate.configuration.ranks() as f64
+    }
+
+    fn mfu(&self) -> f64 {
+        self.flops / self.estimate.step_time_s / self.ranks() / self.peak
+    }
+
+    fn page(&self, args: &Args) -> String {
+        let found = &self.estimate;
+        let mut text = format!(
+            "{} on {} x {}: {}\n",
+            args.model,
+            self.ranks(),
+            args.cluster,
+            found.configuration
+        );
+        text += &format!(
+            "step    {} ({} to {}), {:.0} tokens/s a device, MFU {:.1} %\n",
+            output::seconds(found.step_time_s),
+            output::seconds(found.step_time_low_s),
+            output::seconds(found.step_time_high_s),
+            self.tokens / found.step_time_s / self.ranks(),
+            100.0 * self.mfu()
+        );
+        let verdict = if self.fits { "fits" } else { "does not fit" };
+        text += &format!(
+            "memory  {} of {} on stage {}: {verdict}\n\n",
+            output::bytes(found.memory.total_bytes() as u64),
+            output::bytes(self.have_bytes as u64),
+            found.memory.stage
+        );
+        let mut table = Table::new(["where the step goes", "time", "share"]);
+        for (name, seconds) in found.breakdown.parts() {
+            if seconds > 0.0 {
+                let share = format!("{:.1} %", 100.0 * seconds / found.step_time_s);
+                table.row([name.to_owned(), output::seconds(seconds), share]);
+            }
+        }
+        text += &table.text();
+        let mut table = Table::new(["what holds the memory", "bytes"]);
+        for (name, bytes) in found.memory.parts() {
+            if bytes > 0.0 {
+                table.row([name.to_owned(), output::bytes(bytes as u64)]);
+            }
+        }
+        text + "\n" + &table.text()
+    }
+
+    fn document(&self, args: &Args) -> Value {
+        let found = &self.estimate;
+        json!({
+            "schema": "gantline.score/1",
+            "model": args.model,
+            "cluster": args.cluster,
+            "configuration": found.configuration.to_string(),
+            "style": args.style,
+            "ranks": found.configuration.ranks(),
+            "step_time_s": found.step_time_s,
+            "step_time_low_s": found.step_time_low_s,
+            "step_time_high_s": found.step_time_high_s,
+            "tokens_per_s": self.tokens / found.step_time_s,
+            "tokens_per_s_per_device": self.tokens / found.step_time_s / self.ranks(),
+            "mfu": self.mfu(),
+            "breakdown": found.breakdown,
+            "peak_mem_bytes": found.memory.total_bytes(),
+            "have_bytes": self.have_bytes,
+            "fits": self.fits,
+            "memory": found.memory,
+        })
+    }
+}

@@ -1,0 +1,322 @@
+//! `validate`: predictions beside the measured runs of a table.
+
+use std::path::Path;
+
+use ir::{Diagnostic, Span};
+use planner::estimate::row::{self, Columns};
+use planner::validate::{Compared, Summary, by_source, summarise};
+use serde_json::{Value, json};
+
+use crate::failure::{Exit, Failure, usage};
+use crate::output::{self, Table};
+
+/// Flags of `validate`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// The table: CSV, one measured run a row
+    pub table: String,
+    /// Write the rows with their predictions to this file
+    #[arg(long, value_name = "FILE")]
+    pub rows: Option<String>,
+    /// Print every row
+    #[arg(long)]
+    pub all: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The columns that `--rows` adds.
+const ADDED: [&str; 4] = [
+    "predicted_step_time_s",
+    "predicted_step_time_low_s",
+    "predicted_step_time_high_s",
+    "predicted_peak_mem_gib",
+];
+
+/// The largest table that is read. Chosen: a hundred times the largest known one.
+const TABLE_BYTES_MAX: u64 = 256 << 20;
+
+/// A table of texts.
+struct Runs {
+    columns: Vec<String>,
+    rows: Vec<csv::StringRecord>,
+}
+
+/// A row of a table.
+struct Run<'t> {
+    columns: &'t [String],
+    texts: &'t csv::StringRecord,
+}
+
+impl Columns for Run<'_> {
+    fn text(&self, column: &str) -> &str {
+        let at = self.columns.iter().position(|name| name == column);
+        at.and_then(|at| self.texts.get(at)).unwrap_or("")
+    }
+}
+
+/// What became of a row.
+enum Outcome {
+    /// It was predicted.
+    Compared(Box<Compared>),
+    /// It cannot be expressed, for a reason.
+    Unexpressed(String),
+}
+
+/// Answers `validate`.
+pub fn run(args: &Args) -> Result<Exit, Failure> {
+    let runs = read(&args.table)?;
+    let outcomes: Vec<Outcome> = runs.rows.iter().map(|texts| compare(&runs, texts)).collect();
+    if let Some(path) = &args.rows {
+        write(path, &runs, &outcomes)?;
+        output::note(&format!("wrote {path}"));
+    }
+    if args.json {
+        output::answer_json(&document(&runs, &outcomes));
+    } else {
+        output::answer(&page(args, &runs, &outcomes));
+    }
+    Ok(Exit::Success)
+}
+
+fn read(path: &str) -> Result<Runs, Failure> {
+    let bytes = std::fs::metadata(path).map(|m| m.len()).unwrap_or(0);
+    if bytes > TABLE_BYTES_MAX {
+        let headline = format!(
+            "`{path}` has {} , more than {}",
+            output::bytes(bytes),
+            output::bytes(TABLE_BYTES_MAX)
+        );
+        return Err(usage("FILE", headline).into());
+    }
+    let text = crate::failure::read_text(path, "FILE")?;
+    let mut reader = csv::ReaderBuilder::new().flexible(false).from_reader(text.as_bytes());
+    let broken = |error: csv::Error| {
+        let at = error.position().map(|at| at.byte() as usize).unwrap_or(0);
+        let span = Span { source: path.to_owned(), bytes: at..at };
+        Diagnostic::error("E5012", span, format!("the table cannot be read: {error}"))
+            .help("write comma-separated values with as many in each row as in the first")
+    };
+    let columns: Vec<String> =
+        reader.headers().map_err(broken)?.iter().map(|name| name.trim().to_owned()).collect();
+    let missing: Vec<Diagnostic> = row::COLUMNS
+        .iter()
+        .filter(|wanted| !columns.iter().any(|name| name == *wanted))
+        .map(|wanted| {
+            let headline = format!("the table has no column `{wanted}`");
+            let near = ir::import::nearest(wanted, columns.iter().map(String::as_str));
+            let help = match near {
+                Some(near) => format!("is it the one called `{near}`?"),
+                None => format!("a table needs {}", row::COLUMNS.join(", ")),
+            };
+            Diagnostic::error("E5011", Span::of(path), headline).help(help)
+        })
+        .collect();
+    if !missing.is_empty() {
+        return Err(missing.into());
+    }
+    let rows = reader.records().collect::<Result<Vec<_>, _>>().map_err(broken)?;
+    Ok(Runs { columns, rows })
+}
+
+fn compare(runs: &Runs, texts: &csv::StringRecord) -> Outcome {
+    let run = Run { columns: &runs.columns, texts };
+    let found = row::read(&run).and_then(|question| {
+        let estimate = question.answer()?;
+        Ok((question, estimate))
+    });
+    let (question, estimate) = match found {
+        Ok(found) => found,
+        Err(reason) => return Outcome::Unexpressed(reason),
+    };
+    let positive = |column: &str| run.text(column).parse::<f64>().ok().filter(|n| *n > 0.0);
+    // A table that does not say which measurements are sound means all of them.
+    let usable = |column: &str| {
+        !runs.columns.iter().any(|name| name == column) || run.text(column).trim() == "1"
+    };
+    let peak_bytes = estimate.memory.total_bytes();
+    let source = [run.text("file"), run.text("framework")];
+    let group = ["model", "gpu", "n_gpus", "global_batch", "seq_len", "precision"];
+    Outcome::Compared(Box::new(Compared {
+        row_id: run.text("row_id").to_owned(),
+        source: source.into_iter().find(|text| !text.is_empty()).unwrap_or("").to_owned(),
+        group: group.map(|column| run.text(column)).join(" "),
+        measured_s: positive("step_time_s").filter(|_| usable("usable_for_time")),
+        predicted_s: estimate.step_time_s,
+        interval_s: [estimate.step_time_low_s, estimate.step_time_high_s],
+        measured_gib: positive("peak_mem_gib").filter(|_| usable("usable_for_memory")),
+        predicted_gib: peak_bytes / GIB,
+        fits: peak_bytes <= question.cluster.device.memory_bytes.value,
+        defaults: question.defaults,
+    }))
+}
+
+/// Bytes of a GiB.
+const GIB: f64 = 1_073_741_824.0;
+
+fn write(path: &str, runs: &Runs, outcomes: &[Outcome]) -> Result<(), Failure> {
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    let header = runs.columns.iter().map(String::as_str).chain(ADDED);
+    let fail = |error: csv::Error| {
+        Failure::from(runtime::Error::io("write", Path::new(path))(error.into()))
+    };
+    writer.write_record(header).map_err(fail)?;
+    for (texts, outcome) in runs.rows.iter().zip(outcomes) {
+        let added = match outcome {
+            Outcome::Compared(row) => {
+                [row.predicted_s, row.interval_s[0], row.interval_s[1], row.predicted_gib]
+                    .map(|number| format!("{number:.6}"))
+            }
+            Outcome::Unexpressed(_) => Default::default(),
+        };
+        writer.write_record(texts.iter().chain(added.iter().map(String::as_str))).map_err(fail)?;
+    }
+    let bytes = writer.into_inner().map_err(|error| fail(error.into_error().into()))?;
+    std::fs::write(path, bytes)
+        .map_err(|error| Failure::from(runtime::Error::io("write", Path::new(path))(error)))
+}
+
+fn compared(outcomes: &[Outcome]) -> Vec<Compared> {
+    let rows = outcomes.iter().filter_map(|outcome| match outcome {
+        Outcome::Compared(row) => Some((**row).clone()),
+        Outcome::Unexpressed(_) => None,
+    });
+    rows.collect()
+}
+
+/// Rows that cannot be expressed, with their reasons.
+fn unexpressed<'t>(runs: &'t Runs, outcomes: &'t [Outcome]) -> Vec<(&'t str, &'t str)> {
+    let id = |texts: &'t csv::StringRecord| {
+        let at = runs.columns.iter().position(|name| name == "row_id");
+        at.and_then(|at| texts.get(at)).unwrap_or("")
+    };
+    let rows = runs.rows.iter().zip(outcomes).filter_map(|(texts, outcome)| match outcome {
+        Outcome::Unexpressed(reason) => Some((id(texts), reason.as_str())),
+        Outcome::Compared(_) => None,
+    });
+    rows.collect()
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}
+
+fn signed(share: f64) -> String {
+    format!("{:+.1} %", 100.0 * share)
+}
+
+fn page(args: &Args, runs: &Runs, outcomes: &[Outcome]) -> String {
+    let rows = compared(outcomes);
+    let all = summarise(rows.iter());
+    let mut text = String::from("step time\n");
+    let mut table =
+        Table::new(["source", "rows", "median", "mean", "max", "bias", "in 80 %", "width"]);
+    let mut add = |name: &str, summary: &Summary| {
+        let time = summary.time;
+        if time.rows > 0 {
+            table.row([
+                name.to_owned(),
+                time.rows.to_string(),
+                percent(time.median),
+                percent(time.mean),
+                percent(time.max),
+                signed(time.bias),
+                percent(summary.coverage),
+                format!("{:.2}", summary.width),
+            ]);
+        }
+    };
+    let sources = by_source(&rows);
+    sources.iter().for_each(|(name, summary)| add(name, summary));
+    add("all", &all);
+    text += &table.text();
+    if all.memory.rows > 0 {
+        text += "\npeak memory\n";
+        let mut table = Table::new(["source", "rows", "median", "mean", "max", "bias"]);
+        for (name, summary) in sources.iter().chain([(&"all".to_owned(), &all)]) {
+            let memory = summary.memory;
+            if memory.rows > 0 {
+                table.row([
+                    name.clone(),
+                    memory.rows.to_string(),
+                    percent(memory.median),
+                    percent(memory.mean),
+                    percent(memory.max),
+                    signed(memory.bias),
+                ]);
+            }
+        }
+        text += &table.text();
+    }
+    let ranking = all.ranking;
+    text += &format!(
+        "\nranking  tau {:.3} over {} groups of {} rows; regret {} on average, {} at most\n",
+        ranking.tau,
+        ranking.groups,
+        ranking.rows,
+        percent(ranking.regret_mean),
+        percent(ranking.regret_max)
+    );
+    text += &format!(
+        "fit      {} of {} rows that ran are predicted not to fit\n",
+        all.refused, all.time.rows
+    );
+    let left = unexpressed(runs, outcomes);
+    text += &format!("rows     {} predicted, {} not\n", rows.len(), left.len());
+    for (id, reason) in &left {
+        text += &format!("  {id}: {reason}\n");
+    }
+    if args.all {
+        text += &listing(&rows);
+    }
+    text
+}
+
+fn listing(rows: &[Compared]) -> String {
+    let mut table = Table::new(["row", "measured", "predicted", "error", "memory", "defaults"]);
+    for row in rows {
+        table.row([
+            row.row_id.clone(),
+            row.measured_s.map(output::seconds).unwrap_or_default(),
+            output::seconds(row.predicted_s),
+            row.time_error().map(signed).unwrap_or_default(),
+            row.memory_error().map(signed).unwrap_or_default(),
+            row.defaults.join(" "),
+        ]);
+    }
+    format!("\n{}", table.text())
+}
+
+fn document(runs: &Runs, outcomes: &[Outcome]) -> Value {
+    let rows = compared(outcomes);
+    let left = unexpressed(runs, outcomes);
+    let rows_json: Vec<Value> = rows
+        .iter()
+        .map(|row| {
+            json!({
+                "row_id": row.row_id,
+                "source": row.source,
+                "step_time_s": row.predicted_s,
+                "step_time_low_s": row.interval_s[0],
+                "step_time_high_s": row.interval_s[1],
+                "peak_mem_bytes": row.predicted_gib * GIB,
+                "fits": row.fits,
+                "time_error": row.time_error(),
+                "memory_error": row.memory_error(),
+                "defaults": row.defaults,
+            })
+        })
+        .collect();
+    json!({
+        "schema": "gantline.validate/1",
+        "predicted": rows.len(),
+        "unexpressed": left
+            .iter()
+            .map(|(id, reason)| json!({ "row_id": id, "reason": reason }))
+            .collect::<Vec<_>>(),
+        "all": summarise(rows.iter()),
+        "sources": by_source(&rows),
+        "rows": rows_json,
+    })
+}
