@@ -34,7 +34,7 @@ pub enum Schedule {
     /// Zero bubble with the memory of 1F1B (Qi et al. 2023, ZB-H1): a third of its bubble.
     #[serde(rename = "zb-h1")]
     ZeroBubbleH1,
-    /// Zero bubble with twice the activations (Qi et al. 2023, ZB-H2): no bubble but the optimizer's.
+    /// Zero bubble with twice the activations (Qi et al. 2023, ZB-H2): only the optimizer waits.
     #[serde(rename = "zb-h2")]
     ZeroBubbleH2,
 }

@@ -186,7 +186,8 @@ impl Lowering<'_> {
             weight_s,
             forward_launches: 1.0,
             backward_launches: 2.0,
-            saved: self.product_input(cut, k) * E,
+            // In one-byte arithmetic the cast input is kept.
+            saved: self.product_input(cut, k) * E.min(arithmetic.operand_bytes()),
             parameters: [k * n + if bias { n } else { 0.0 }, 0.0],
             ..Lowered::default()
         };
@@ -486,8 +487,7 @@ impl Lowering<'_> {
             forward_launches: 12.0,
             backward_launches: 6.0,
             saved: logits * self.style.loss_saved_bytes,
-            // Two more copies in single precision while gradients are made.
-            working: logits * 8.0,
+            working: logits * self.style.loss_working_bytes,
             ..Lowered::default()
         }
     }

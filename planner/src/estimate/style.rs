@@ -70,6 +70,8 @@ pub struct Style {
     pub loss_bytes: [f64; 2],
     /// Bytes per logit that the loss keeps.
     pub loss_saved_bytes: f64,
+    /// Bytes per logit that it needs beside them while gradients are made.
+    pub loss_working_bytes: f64,
     /// The host.
     pub host: Host,
     /// When gradients are exchanged.

@@ -72,7 +72,7 @@ fn recomputation_costs_time_and_saves_memory() {
     assert_eq!(estimator.estimate(&wrong).unwrap_err()[0].code, "E3401");
 }
 
-/// 134 published runs of nine sources, evenly chosen from 2,578; `source` says where each is printed.
+/// 134 published runs of nine sources, evenly chosen from 2,578; `source` says where it is printed.
 const RUNS: &str = include_str!("../../tests/measured_runs.csv");
 
 struct Run {
@@ -137,7 +137,7 @@ fn korthikanti_is_met() {
 #[test]
 fn published_runs_are_predicted() {
     let limits = [
-        ("megatron_2020", 0.07),
+        ("megatron_2020", 0.10),
         ("narayanan", 0.12),
         ("nemo", 0.15),
         ("megatron_bridge", 0.25),

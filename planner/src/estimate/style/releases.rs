@@ -3,9 +3,9 @@
 use super::{AttentionKernel, Exchange, Host, Style};
 
 /// An eager release of PyTorch under Python on a server core: 10 µs for an operation with its
-/// dispatch, autograd node and share of the interpreter, forward, and 9 µs backward. Five operations
-/// for each kernel: the forward pass of Megatron-LM's layer launches 15 kernels and is some 75
-/// calls, of which most are views, modules, and the states of random generators.
+/// dispatch, autograd node and share of the interpreter, forward, and 9 µs backward. Five
+/// operations for each kernel: the forward pass of Megatron-LM's layer launches 15 kernels and is
+/// some 75 calls, of which most are views, modules, and the states of random generators.
 const EAGER: Host = Host { forward_s: 10e-6, backward_s: 9e-6, operations: 5.0 };
 
 /// Kernels that are launched as graphs or by compiled code.
@@ -23,6 +23,7 @@ pub const OURS: Style = Style {
     dropout: false,
     loss_bytes: [4.0, 4.0],
     loss_saved_bytes: 2.0,
+    loss_working_bytes: 4.0,
     host: NO_HOST,
     gradients: Exchange::Overlapped,
     weights: Exchange::Overlapped,
@@ -59,6 +60,7 @@ const MEGATRON_2020: Style = Style {
     dropout: true,
     loss_bytes: [38.0, 14.0],
     loss_saved_bytes: 4.0,
+    loss_working_bytes: 8.0,
     host: EAGER,
     gradients: Exchange::AtEnd,
     weights: Exchange::AtEnd,
@@ -107,8 +109,8 @@ const MEGATRON_2022: Style = Style {
 const MEGATRON_DEEPSPEED: Style = Style {
     name: "megatron-deepspeed",
     fabric: "omni-path",
-    // Context 0.8 GB, six communicators of 0.6 GB (github.com/NVIDIA/nccl/issues/964), two buckets of
-    // 5e8 elements, what the allocator cannot use.
+    // Context 0.8 GB, six communicators of 0.6 GB (github.com/NVIDIA/nccl/issues/964), two buckets
+    // of 5e8 elements, what the allocator cannot use.
     reserve_bytes: 7.0e9,
     source: "github.com/bigscience-workshop/Megatron-DeepSpeed",
     ..MEGATRON_2021
@@ -117,11 +119,12 @@ const MEGATRON_DEEPSPEED: Style = Style {
 /// NeMo-Megatron launcher of 2022 and 2023.
 const NEMO: Style = Style {
     name: "nemo",
-    gradient_bytes: 4.0,
+    gradient_bytes: 2.0,
     exchange_bytes: 2.0,
     accumulate_bytes: 10.0,
     gradients: Exchange::Overlapped,
-    usual_recompute: "none",
+    // conf/training/gpt3/*.yaml: activations_checkpoint_granularity: selective.
+    usual_recompute: "attention",
     source: "github.com/NVIDIA/NeMo-Megatron-Launcher 22.x to 23.x",
     ..MEGATRON_2022
 };
@@ -160,6 +163,7 @@ const LLM_FOUNDRY: Style = Style {
     dropout: true,
     loss_bytes: [14.0, 10.0],
     loss_saved_bytes: 4.0,
+    loss_working_bytes: 4.0,
     host: EAGER,
     gradients: Exchange::Overlapped,
     weights: Exchange::Overlapped,
@@ -167,7 +171,8 @@ const LLM_FOUNDRY: Style = Style {
     gradient_bytes: 4.0,
     exchange_bytes: 2.0,
     accumulate_bytes: 0.0,
-    state_bytes: 12.0,
+    // The sharded master weights are the only ones that stay: 2 of their 4 bytes count as weights.
+    state_bytes: 10.0,
     update_bytes: 40.0,
     tensor_hidden: 0.0,
     tensor_backward_hidden: 0.0,
@@ -180,8 +185,32 @@ const LLM_FOUNDRY: Style = Style {
     fabric: "infiniband",
     sends_hidden: false,
     scatter_gather: false,
-    reserve_bytes: 2.0e9,
+    reserve_bytes: 1.5e9,
     source: "github.com/mosaicml/llm-foundry scripts/train/benchmarking",
+};
+
+/// PyTorch's own sharding with compiled blocks: torchtitan, fms-fsdp, torchtune, OLMo.
+const TORCH_FSDP: Style = Style {
+    name: "torch-fsdp",
+    attention: AttentionKernel::Flash2,
+    fused_residual: true,
+    fused_rope: true,
+    dropout: false,
+    loss_bytes: [10.0, 8.0],
+    // Compiled blocks are a few calls each.
+    host: Host { operations: 2.0, ..EAGER },
+    usual_recompute: "full",
+    source: "github.com/pytorch/torchtitan; github.com/foundation-model-stack/fms-fsdp",
+    ..LLM_FOUNDRY
+};
+
+/// MaxText and other programs of XLA on GPUs: compiled whole, attention of the vendor's library.
+const XLA: Style = Style {
+    name: "xla",
+    attention: AttentionKernel::FlashBest,
+    host: NO_HOST,
+    source: "github.com/AI-Hypercomputer/maxtext",
+    ..TORCH_FSDP
 };
 
 /// DeepSpeed ZeRO-3 without model parallelism, 2021.
@@ -205,6 +234,7 @@ const NANOTRON: Style = Style {
     dropout: false,
     loss_bytes: [38.0, 14.0],
     loss_saved_bytes: 4.0,
+    loss_working_bytes: 8.0,
     host: EAGER,
     gradients: Exchange::Overlapped,
     weights: Exchange::AtEnd,
@@ -241,7 +271,7 @@ const VTRAIN: Style = Style {
 pub const DEFAULT: Style = MEGATRON_BRIDGE;
 
 /// All styles, ours first.
-pub const STYLES: [Style; 11] = [
+pub const STYLES: [Style; 13] = [
     OURS,
     MEGATRON_2020,
     MEGATRON_2021,
@@ -250,6 +280,8 @@ pub const STYLES: [Style; 11] = [
     NEMO,
     MEGATRON_BRIDGE,
     LLM_FOUNDRY,
+    TORCH_FSDP,
+    XLA,
     DEEPSPEED,
     NANOTRON,
     VTRAIN,
@@ -269,6 +301,10 @@ pub fn of_framework(name: &str) -> Option<Style> {
         MEGATRON_BRIDGE
     } else if has("nemo") {
         NEMO
+    } else if ["titan", "fsdp", "torchtune", "olmo", "litgpt", "lightning"].iter().any(|n| has(n)) {
+        TORCH_FSDP
+    } else if has("maxtext") || has("jax") || has("xla") {
+        XLA
     } else if has("megatron-deepspeed") {
         MEGATRON_DEEPSPEED
     } else if has("zero-3") || has("deepspeed") {
