@@ -57,8 +57,6 @@ pub struct Fabric {
     pub start_s: f64,
     /// Share of a hidden collective that slows down what hides it.
     pub interference: f64,
-    /// Bytes of the largest collective that was timed; larger ones take in proportion.
-    pub timed_bytes: f64,
 }
 
 /// The links of a cluster, as ranks see them.
@@ -118,10 +116,6 @@ impl Network {
         if !self.leaves_node(group) {
             return self.inner_s(bytes, group.size, |timing| &timing.gather_us);
         }
-        if bytes > self.outer.timed_bytes {
-            let timed = self.outer.timed_bytes;
-            return self.gather_s(timed, group) * bytes / timed;
-        }
         let n = group.size as f64;
         let steps_s = (n - 1.0) * self.outer.step_s;
         self.outer.start_s + steps_s + self.ring_s(bytes, group, 1.0, self.outer.gather_share)
@@ -134,10 +128,6 @@ impl Network {
         }
         if !self.leaves_node(group) {
             return self.inner_s(bytes, group.size, |timing| &timing.all_reduce_us);
-        }
-        if bytes > self.outer.timed_bytes {
-            let timed = self.outer.timed_bytes;
-            return self.all_reduce_s(timed, group) * bytes / timed;
         }
         let w = self.inside(group) as f64;
         let nodes = (group.size as f64 / w).ceil();

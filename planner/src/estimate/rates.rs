@@ -54,6 +54,8 @@ pub struct ProductRates {
     pub quantised: f64,
     /// Bytes per second of operands and results.
     pub bytes_per_s: f64,
+    /// Share of the boost clock that they keep under the power limit of long runs.
+    pub sustained_share: f64,
     /// The tiles that kernels exist for.
     pub tiles: Vec<Tile>,
     /// Relative spread of the residuals of the fit.
@@ -98,8 +100,6 @@ pub struct Rates {
     pub ramp_bytes: f64,
     /// Bytes per second between the device and its host, each direction.
     pub host_bytes_per_s: f64,
-    /// Share of the boost clock that products keep under the power limit of long runs.
-    pub sustained_share: f64,
     /// How much longer gradients of weights take than other products of their size.
     pub weight_factor: f64,
     /// Products, by arithmetic.
@@ -121,7 +121,8 @@ fn alignment(dims: [f64; 3]) -> f64 {
 impl Rates {
     /// Seconds of `batch` products `[m, k] · [k, n]` in a long run.
     pub fn product_s(&self, arithmetic: Arithmetic, sizes: [f64; 4]) -> f64 {
-        self.timed_product_s(arithmetic, sizes, self.sustained_share)
+        let clock = self.product_rates(arithmetic).sustained_share;
+        self.timed_product_s(arithmetic, sizes, clock)
     }
 
     /// Seconds of the same products alone, at the boost clock: what tables of timings show.

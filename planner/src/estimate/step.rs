@@ -249,13 +249,18 @@ impl Terms<'_> {
         if c.zero.stage >= 3 {
             found = self.sharded_weights(c, stage, m);
         } else {
-            let reduce_s = self.network.all_reduce_s(gradient, group)
-                + self.network.all_reduce_s(expert, expert_group);
-            let scatter_s = self.network.gather_s(gradient, group)
-                + self.network.gather_s(expert, expert_group);
+            let all_reduce = |bytes, group| self.network.all_reduce_s(bytes, group);
+            let gather = |bytes, group| self.network.gather_s(bytes, group);
             let (reduce_s, gather_s) = match c.zero.stage {
-                0 => (reduce_s, 0.0),
-                _ => (scatter_s, self.network.gather_s(weight, group)),
+                0 => {
+                    let dense_s = self.in_buckets(gradient, group, all_reduce);
+                    (dense_s + self.in_buckets(expert, expert_group, all_reduce), 0.0)
+                }
+                _ => {
+                    let dense_s = self.in_buckets(gradient, group, gather);
+                    let reduce_s = dense_s + self.in_buckets(expert, expert_group, gather);
+                    (reduce_s, self.in_buckets(weight, group, gather))
+                }
             };
             let interference = self.network.interference(group);
             let hide = |seconds: f64, behind_s: f64| {
@@ -281,6 +286,12 @@ impl Terms<'_> {
         };
         found.before_s = before_s;
         found
+    }
+
+    /// Collectives of at most a bucket each, one after another.
+    fn in_buckets(&self, bytes: f64, group: Group, one: impl Fn(f64, Group) -> f64) -> f64 {
+        let bucket = self.style.bucket_bytes;
+        if bytes <= bucket { one(bytes, group) } else { one(bucket, group) * bytes / bucket }
     }
 
     /// Weights that are gathered for each use and gradients that are reduced after it, layer by

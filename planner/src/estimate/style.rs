@@ -84,6 +84,8 @@ pub struct Style {
     pub gradient_bytes: f64,
     /// Bytes of a gradient element where it is exchanged.
     pub exchange_bytes: f64,
+    /// Bytes of the largest collective that gradients and weights are exchanged in.
+    pub bucket_bytes: f64,
     /// Bytes per parameter that adding a micro-batch's gradients reads and writes.
     pub accumulate_bytes: f64,
     /// Bytes of optimizer state of a parameter, master weight included.

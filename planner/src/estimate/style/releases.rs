@@ -11,6 +11,9 @@ const EAGER: Host = Host { forward_s: 10e-6, backward_s: 9e-6, operations: 5.0 }
 /// Kernels that are launched as graphs or by compiled code.
 const NO_HOST: Host = Host { forward_s: 0.0, backward_s: 0.0, operations: 1.0 };
 
+/// One collective for all gradients of a stage.
+const WHOLE: f64 = f64::INFINITY;
+
 /// Our own programs: fused kernels, flash attention, no dispatcher.
 pub const OURS: Style = Style {
     name: "ours",
@@ -30,6 +33,7 @@ pub const OURS: Style = Style {
     weight_bytes: 2.0,
     gradient_bytes: 4.0,
     exchange_bytes: 4.0,
+    bucket_bytes: WHOLE,
     accumulate_bytes: 8.0,
     state_bytes: 12.0,
     update_bytes: 30.0,
@@ -67,6 +71,7 @@ const MEGATRON_2020: Style = Style {
     weight_bytes: 2.0,
     gradient_bytes: 2.0,
     exchange_bytes: 2.0,
+    bucket_bytes: WHOLE,
     accumulate_bytes: 6.0,
     state_bytes: 16.0,
     update_bytes: 48.0,
@@ -170,6 +175,7 @@ const LLM_FOUNDRY: Style = Style {
     weight_bytes: 2.0,
     gradient_bytes: 4.0,
     exchange_bytes: 2.0,
+    bucket_bytes: WHOLE,
     accumulate_bytes: 0.0,
     // The sharded master weights are the only ones that stay: 2 of their 4 bytes count as weights.
     state_bytes: 10.0,
@@ -242,6 +248,8 @@ const NANOTRON: Style = Style {
     // Gradients in bf16, and their sums in f32.
     gradient_bytes: 6.0,
     exchange_bytes: 4.0,
+    // Chosen: the size that the collectives of its cluster were timed with.
+    bucket_bytes: 256e6,
     accumulate_bytes: 10.0,
     state_bytes: 12.0,
     update_bytes: 40.0,
