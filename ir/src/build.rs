@@ -2,7 +2,7 @@
 
 use crate::DType;
 use crate::dim::Dim;
-use crate::infer::infer;
+use crate::infer::{OpError, infer};
 use crate::module::{Attributes, Function, Kind, Module, Node, Value, ValueId};
 use crate::op::{Binary, Combiner, Comparison, Einsum, Op, Unary};
 use crate::types::TensorType;
@@ -109,6 +109,21 @@ impl<'m> Builder<'m> {
         let further = |r: &ValueId| format!("{name}.{}", callee.value(*r).name);
         let first = std::iter::once(name.to_owned());
         first.chain(callee.results.iter().skip(1).map(further)).collect()
+    }
+
+    /// Adds a node of one result, where the op takes such operands.
+    ///
+    /// # Errors
+    /// The constraint that does not hold; nothing is added then.
+    pub fn try_push(
+        &mut self,
+        name: &str,
+        op: Op,
+        operands: &[ValueId],
+    ) -> Result<ValueId, OpError> {
+        let types: Vec<&TensorType> = operands.iter().map(|o| self.function.ty(*o)).collect();
+        infer(&op, &types, self.module)?;
+        Ok(self.push(name, op, operands))
     }
 
     /// Adds a node of one result.

@@ -40,6 +40,7 @@ mod graph;
 mod layers;
 mod llama;
 mod nearest;
+pub mod onnx;
 mod preset;
 mod resolve;
 
@@ -200,8 +201,8 @@ pub fn is_buffer(tensor: &str) -> bool {
 /// The exit code of a diagnostic's code, from the table above; 6, a bad file, for any other.
 pub fn exit_code(code: &str) -> u8 {
     match code {
-        "E1101" | "E1108" => 2,
-        "E1106" | "E1107" => 4,
+        "E1101" | "E1108" | "E1112" | "E1113" => 2,
+        "E1106" | "E1107" | "E1111" => 4,
         "E1102" => 7,
         _ => 6,
     }

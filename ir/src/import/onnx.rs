@@ -1,0 +1,246 @@
+//! ONNX files: flat graphs of primitive operators, of any exporter.
+//!
+//! **In:** the bytes of a file, of opset 7 or newer (13 to 21 are tested), and sizes for the dims
+//! that it leaves open. **Out:** a module with one entry `main` of the weights, then the inputs; and
+//! the weights, which stay in the memory of the file.
+//!
+//! All sizes are bound when a model is read, so what only depends on sizes is computed then. There
+//! are no control flow, sequences, strings, quantised types or training operators.
+//!
+//! | code | what is wrong | exit code |
+//! |---|---|--:|
+//! | `E1110` | an ONNX file that is damaged, or one beside it that is missing | 6 |
+//! | `E1111` | operators, or uses of them, that are not supported | 4 |
+//! | `E1112` | a dim of an input whose size is not given | 2 |
+//! | `E1113` | a size that is given for a dim that no input has | 2 |
+
+mod elementwise;
+mod graph;
+mod indexing;
+mod moving;
+mod operators;
+mod proto;
+mod site;
+mod stored;
+mod sums;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use bytes::Bytes;
+use prost::Message;
+
+use crate::types::TensorType;
+use crate::{Diagnostic, Dim, Module, Span, Tensor};
+
+use graph::{Refused, Walk};
+use proto::{GraphProto, ModelProto, ValueInfoProto};
+use stored::Wrong;
+pub use stored::{OpenBeside, Stored};
+
+/// The name of the entry.
+pub const ENTRY: &str = "main";
+
+/// The oldest set of operators that is read: since then operands repeat as numpy's do.
+const OPSET_MIN: i64 = 7;
+
+/// Nodes that a diagnostic names for one operator.
+const NAMED_MAX: usize = 3;
+
+/// A model that was an ONNX file.
+#[derive(Clone, Debug)]
+pub struct Onnx {
+    /// The name, as the user knows it.
+    pub name: String,
+    /// The version of the standard set of operators.
+    pub opset: i64,
+    /// What exported it.
+    pub producer: String,
+    /// The module, with the entry [`ENTRY`].
+    pub module: Module,
+    /// The first parameters of the entry, by the names of their values, in order.
+    pub weights: Vec<(String, Held)>,
+    /// The further parameters.
+    pub inputs: Vec<Port>,
+    /// The results.
+    pub outputs: Vec<Port>,
+    /// How often each operator occurs in the file.
+    pub operators: BTreeMap<String, usize>,
+}
+
+/// Where the elements of a parameter are.
+#[derive(Clone, Debug)]
+pub enum Held {
+    /// In the file, or beside it.
+    Stored(Rc<Stored>),
+    /// They were computed when the model was read.
+    Tensor(Rc<Tensor>),
+}
+
+impl Held {
+    /// The elements.
+    pub fn tensor(&self) -> Tensor {
+        match self {
+            Held::Stored(stored) => stored.tensor(),
+            Held::Tensor(tensor) => tensor.as_ref().clone(),
+        }
+    }
+}
+
+/// An input or output.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Port {
+    /// Its name in the file.
+    pub name: String,
+    /// The name of the value.
+    pub value: String,
+    /// The type.
+    pub ty: TensorType,
+}
+
+/// Reads a model. `dims` gives open dims their sizes, by their name or as `INPUT.INDEX`; `open`
+/// opens a file beside this one.
+///
+/// # Errors
+/// Those of the table above: of operators that are not supported all at once.
+pub fn read_onnx(
+    source: &str,
+    name: &str,
+    bytes: Bytes,
+    dims: &BTreeMap<String, usize>,
+    open: OpenBeside,
+) -> Result<Onnx, Vec<Diagnostic>> {
+    let damaged = |found: String| {
+        vec![Diagnostic::error("E1110", Span::of(source), format!("damaged ONNX file: {found}"))]
+    };
+    let model = ModelProto::decode(bytes).map_err(|error| damaged(error.to_string()))?;
+    let standard = |domain: &str| domain.is_empty() || domain == "ai.onnx";
+    let sets = model.opset_import.iter().filter(|set| standard(&set.domain));
+    let opset = sets.map(|set| set.version).max();
+    let graph = model.graph.ok_or_else(|| damaged("no graph".to_owned()))?;
+    let opset = opset.ok_or_else(|| damaged("no version of the operators".to_owned()))?;
+    if opset < OPSET_MIN {
+        let headline = format!("opset {opset} is not supported");
+        let wrong = Diagnostic::error("E1111", Span::of(source), headline);
+        return Err(vec![wrong.help(format!("export it with opset {OPSET_MIN} or newer"))]);
+    }
+    let types = input_types(source, &graph, dims)?;
+    let mut module = Module::new(super::module_name(name));
+    let mut walk = Walk::new(&mut module, opset);
+    let inputs = types.into_iter().map(|(name, ty)| walk.input(&name, ty)).collect();
+    let mut operators = BTreeMap::new();
+    for tensor in &graph.initializer {
+        match stored::stored(tensor, open) {
+            Ok(stored) => walk.stored(&tensor.name, stored),
+            Err(Wrong::Damaged(found)) => {
+                return Err(damaged(format!("tensor `{}`: {found}", tensor.name)));
+            }
+            Err(Wrong::Unsupported(found)) => walk.refuse_tensor(&tensor.name, found),
+        }
+    }
+    for node in &graph.node {
+        *operators.entry(node.op_type.clone()).or_insert(0) += 1;
+        walk.node(node).map_err(|missing| {
+            damaged(format!("`{}` reads `{missing}`, which nothing before it makes", node.name))
+        })?;
+    }
+    if !walk.refused.is_empty() {
+        return Err(unsupported(source, &walk.refused));
+    }
+    let names: Vec<String> = graph.output.iter().map(|output| output.name.clone()).collect();
+    let finished =
+        walk.finish(&names).map_err(|missing| damaged(format!("nothing makes `{missing}`")))?;
+    let results = names.into_iter().zip(&finished.function.results);
+    let outputs = results.map(|(name, id)| {
+        let value = finished.function.value(*id);
+        Port { name, value: value.name.clone(), ty: value.ty.clone() }
+    });
+    let outputs = outputs.collect();
+    let (weights, producer) = (finished.weights, model.producer_name);
+    module.add(finished.function);
+    Ok(Onnx { name: name.to_owned(), opset, producer, module, weights, inputs, outputs, operators })
+}
+
+/// The types of the inputs that are no weights; everything that is open is reported at once.
+fn input_types(
+    source: &str,
+    graph: &GraphProto,
+    sizes: &BTreeMap<String, usize>,
+) -> Result<Vec<(String, TensorType)>, Vec<Diagnostic>> {
+    let stored: BTreeSet<&str> = graph.initializer.iter().map(|t| t.name.as_str()).collect();
+    let inputs = graph.input.iter().filter(|input| !stored.contains(input.name.as_str()));
+    let (mut types, mut open, mut named, mut wrong) = (vec![], vec![], BTreeSet::new(), vec![]);
+    for input in inputs {
+        match input_type(input, sizes, &mut open, &mut named) {
+            Ok(ty) => types.push((input.name.clone(), ty)),
+            Err(found) => {
+                let headline = format!("input `{}`: {found} are not supported", input.name);
+                wrong.push(Diagnostic::error("E1111", Span::of(source), headline));
+            }
+        }
+    }
+    if !open.is_empty() {
+        let help = open.iter().map(|name| format!("--dim {name}=N")).collect::<Vec<_>>().join(" ");
+        let headline = format!("the size of {} is not given", open.join(", "));
+        wrong.push(Diagnostic::error("E1112", Span::of(source), headline).help(help));
+    }
+    for name in sizes.keys().filter(|name| !named.contains(*name)) {
+        let headline = format!("no input has a dim `{name}`");
+        let known = named.iter().cloned().collect::<Vec<_>>().join(", ");
+        let diagnostic = Diagnostic::error("E1113", Span::of("--dim"), headline);
+        wrong.push(match named.is_empty() {
+            true => diagnostic.note("every dim of the inputs is fixed"),
+            false => diagnostic.note(format!("open dims are {known}")),
+        });
+    }
+    if wrong.is_empty() { Ok(types) } else { Err(wrong) }
+}
+
+fn input_type(
+    input: &ValueInfoProto,
+    sizes: &BTreeMap<String, usize>,
+    open: &mut Vec<String>,
+    named: &mut BTreeSet<String>,
+) -> Result<TensorType, String> {
+    let tensor = input.r#type.as_ref().and_then(|ty| ty.tensor_type.as_ref());
+    let tensor = tensor.ok_or("values that are no tensors")?;
+    let dtype = stored::dtype(tensor.elem_type)?;
+    let mut dims = Vec::new();
+    for (at, dim) in tensor.shape.iter().flat_map(|shape| &shape.dim).enumerate() {
+        if let Some(size) = dim.dim_value.and_then(|size| usize::try_from(size).ok()) {
+            dims.push(Dim::from(size));
+            continue;
+        }
+        let given = dim.dim_param.clone().filter(|name| !name.is_empty());
+        let name = given.unwrap_or_else(|| format!("{}.{at}", input.name));
+        named.insert(name.clone());
+        match sizes.get(&name) {
+            Some(size) => dims.push(Dim::from(*size)),
+            None if open.contains(&name) => {}
+            None => open.push(name),
+        }
+    }
+    Ok(TensorType { dtype, dims })
+}
+
+/// One diagnostic for each operator, with the nodes that use it.
+fn unsupported(source: &str, refused: &[Refused]) -> Vec<Diagnostic> {
+    let mut operators: BTreeMap<(&str, Option<&str>), Vec<&str>> = BTreeMap::new();
+    for one in refused {
+        let key = (one.operator.as_str(), one.why.as_deref());
+        operators.entry(key).or_default().push(&one.node);
+    }
+    let diagnostic = |((operator, why), nodes): ((&str, Option<&str>), Vec<&str>)| {
+        let headline = match why {
+            Some(why) => format!("this use of `{operator}` is not supported: {why}"),
+            None => format!("the operator `{operator}` is not supported"),
+        };
+        let named: Vec<String> =
+            nodes.iter().take(NAMED_MAX).map(|node| format!("`{node}`")).collect();
+        let more = nodes.len() - named.len();
+        let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+        let note = format!("of nodes {}{more}", named.join(", "));
+        Diagnostic::error("E1111", Span::of(source), headline).note(note)
+    };
+    operators.into_iter().map(diagnostic).collect()
+}

@@ -1,0 +1,177 @@
+//! Operators that read or write where an operand says.
+
+use super::moving::scaled;
+use super::site::{Made, Site, Translated, dim_at, sizes};
+use crate::DType;
+use crate::module::ValueId;
+use crate::op::{Binary, Comparison, Op};
+use crate::tensor::strides;
+
+/// Negative ids count from the end.
+pub(super) fn not_negative(s: &mut Site, ids: ValueId, size: usize) -> Made {
+    let zero = s.number(0.0, ids)?;
+    let below = s.compare(Comparison::Lt, ids, zero)?;
+    let from_end = s.with(Binary::Add, ids, size as f64)?;
+    s.select(below, from_end, ids)
+}
+
+pub(super) fn gather(s: &mut Site) -> Translated {
+    let (x, ids) = (s.operand(0)?, s.operand(1)?);
+    let dim = dim_at(s.int("axis", 0), s.ndim(x))?;
+    let size = s.dims(x)[dim];
+    let ids = not_negative(s, ids, size)?;
+    Ok(vec![s.push(Op::Gather { dim, start: 0 }, &[x, ids])?])
+}
+
+/// Places in a flat tensor of `dims`, for ids along `dim` that stand at the places' own other dims.
+fn places_along(s: &mut Site, ids: ValueId, dims: &[usize], dim: usize) -> Made {
+    let ids = s.cast(ids, DType::I64)?;
+    let ids = not_negative(s, ids, dims[dim])?;
+    let (own, steps) = (s.dims(ids), strides(dims));
+    let mut places = scaled(s, ids, steps[dim])?;
+    for (other, step) in steps.iter().enumerate().filter(|(at, _)| *at != dim) {
+        let index = Op::Iota { dim: other, start: 0, dtype: DType::I64, dims: sizes(&own) };
+        let index = s.push(index, &[])?;
+        let offset = scaled(s, index, *step)?;
+        places = s.binary(Binary::Add, places, offset)?;
+    }
+    Ok(places)
+}
+
+fn flat(s: &mut Site, x: ValueId) -> Made {
+    let count = s.dims(x).iter().product();
+    s.reshape(x, &[count])
+}
+
+pub(super) fn gather_elements(s: &mut Site) -> Translated {
+    let (x, ids) = (s.operand(0)?, s.operand(1)?);
+    let dim = dim_at(s.int("axis", 0), s.ndim(x))?;
+    Ok(vec![along(s, x, ids, dim)?])
+}
+
+/// The elements of `x` at the ids along a dim.
+pub(super) fn along(s: &mut Site, x: ValueId, ids: ValueId, dim: usize) -> Made {
+    let dims = s.dims(x);
+    if s.ndim(ids) != dims.len() {
+        return Err("ids with other dims".to_owned());
+    }
+    let places = places_along(s, ids, &dims, dim)?;
+    let x = flat(s, x)?;
+    s.push(Op::Gather { dim: 0, start: 0 }, &[x, places])
+}
+
+pub(super) fn scatter_elements(s: &mut Site) -> Translated {
+    let (x, ids, updates) = (s.operand(0)?, s.operand(1)?, s.operand(2)?);
+    let dims = s.dims(x);
+    let dim = dim_at(s.int("axis", 0), dims.len())?;
+    if s.ndim(ids) != dims.len() {
+        return Err("ids with other dims".to_owned());
+    }
+    let places = places_along(s, ids, &dims, dim)?;
+    let (x, places, updates) = (flat(s, x)?, flat(s, places)?, flat(s, updates)?);
+    let written = write(s, x, places, updates)?;
+    Ok(vec![s.reshape(written, &dims)?])
+}
+
+/// Rows of `x` replaced, or added to, as the attribute `reduction` says.
+fn write(s: &mut Site, x: ValueId, places: ValueId, updates: ValueId) -> Made {
+    match s.text("reduction", "none").as_str() {
+        "none" => s.push(Op::Scatter { dim: 0, start: 0 }, &[x, places, updates]),
+        "add" => {
+            let size = s.ty(x).dims[0].clone();
+            let sums = s.push(Op::ScatterAdd { dim: 0, start: 0, size }, &[places, updates])?;
+            s.binary(Binary::Add, x, sums)
+        }
+        other => Err(format!("reduction `{other}`")),
+    }
+}
+
+/// Rows of `x` that the last dim of the ids names: their numbers, and the dims that are rows.
+fn rows(s: &mut Site, x: ValueId, ids: ValueId) -> Result<(ValueId, Vec<usize>), String> {
+    if s.int("batch_dims", 0) != 0 {
+        return Err("batch_dims".to_owned());
+    }
+    let (dims, of_ids) = (s.dims(x), s.dims(ids));
+    let (depth, outer) = of_ids.split_last().ok_or("ids without dims")?;
+    if *depth == 0 || *depth > dims.len() {
+        return Err(format!("ids of {depth} numbers in {} dims", dims.len()));
+    }
+    let steps = strides(&dims[..*depth]);
+    let ids = s.cast(ids, DType::I64)?;
+    let last = outer.len();
+    let mut places = None;
+    for (at, step) in steps.iter().enumerate() {
+        let one = s.push(Op::Slice { dim: last, start: at, size: 1 }, &[ids])?;
+        let one = s.reshape(one, outer)?;
+        let one = not_negative(s, one, dims[at])?;
+        let term = scaled(s, one, *step)?;
+        places = Some(match places {
+            Some(sum) => s.binary(Binary::Add, sum, term)?,
+            None => term,
+        });
+    }
+    Ok((places.ok_or("no ids")?, dims[..*depth].to_vec()))
+}
+
+fn by_rows(s: &mut Site, x: ValueId, rows: &[usize]) -> Made {
+    let dims = s.dims(x);
+    let whole = [&[rows.iter().product()], &dims[rows.len()..]].concat();
+    s.reshape(x, &whole)
+}
+
+pub(super) fn gather_nd(s: &mut Site) -> Translated {
+    let (x, ids) = (s.operand(0)?, s.operand(1)?);
+    let (places, of_rows) = rows(s, x, ids)?;
+    let x = by_rows(s, x, &of_rows)?;
+    Ok(vec![s.push(Op::Gather { dim: 0, start: 0 }, &[x, places])?])
+}
+
+pub(super) fn scatter_nd(s: &mut Site) -> Translated {
+    let (x, ids, updates) = (s.operand(0)?, s.operand(1)?, s.operand(2)?);
+    let dims = s.dims(x);
+    let (places, of_rows) = rows(s, x, ids)?;
+    let x = by_rows(s, x, &of_rows)?;
+    let written = write(s, x, places, updates)?;
+    Ok(vec![s.reshape(written, &dims)?])
+}
+
+/// The largest or smallest elements, largest or smallest first, and where they stand.
+pub(super) fn top_k(s: &mut Site) -> Translated {
+    let x = s.operand(0)?;
+    let dim = dim_at(s.int("axis", -1), s.ndim(x))?;
+    let count = s.integers(1)?.and_then(|k| k.first().copied()).unwrap_or(s.int("k", 0));
+    let count = usize::try_from(count).map_err(|_| format!("k is {count}"))?;
+    let ids = if s.int("largest", 1) == 0 {
+        let all = s.push(Op::Sort { dim, descending: false }, &[x])?;
+        s.push(Op::Slice { dim, start: 0, size: count }, &[all])?
+    } else {
+        s.push(Op::TopK { dim, count }, &[x])?
+    };
+    let ids = s.cast(ids, DType::I64)?;
+    Ok(vec![along(s, x, ids, dim)?, ids])
+}
+
+/// The index of the largest or smallest element.
+pub(super) fn arg(s: &mut Site, smallest: bool) -> Translated {
+    let mut x = s.operand(0)?;
+    let dim = dim_at(s.int("axis", 0), s.ndim(x))?;
+    let (mut dims, last) = (s.dims(x), s.int("select_last_index", 0) != 0);
+    let size = dims[dim];
+    if smallest {
+        x = s.unary(crate::op::Unary::Neg, x)?;
+    }
+    if last {
+        x = s.push(Op::Reverse { dims: vec![dim] }, &[x])?;
+    }
+    let found = s.push(Op::ArgMax { dim }, &[x])?;
+    let mut found = s.cast(found, DType::I64)?;
+    if last {
+        let end = s.number(size as f64 - 1.0, found)?;
+        found = s.binary(Binary::Sub, end, found)?;
+    }
+    if s.int("keepdims", 1) != 0 {
+        dims[dim] = 1;
+        found = s.reshape(found, &dims)?;
+    }
+    Ok(vec![found])
+}

@@ -1,0 +1,395 @@
+//! Operators that move elements or make them from sizes.
+
+use super::site::{Made, Site, Translated, dim_at, sizes};
+use super::stored::{dtype, stored};
+use crate::module::ValueId;
+use crate::op::{Binary, Comparison, Op};
+use crate::{DType, Tensor};
+
+/// Elements of a range at most. Chosen: half a GiB of `f64`.
+const RANGE_MAX: f64 = 67_108_864.0;
+
+/// A list of whole numbers.
+fn list(s: &mut Site, numbers: &[i64]) -> Made {
+    let tensor = Tensor::int(DType::I64, &[numbers.len()], numbers.to_vec());
+    s.hold(tensor)
+}
+
+pub(super) fn shape(s: &mut Site) -> Translated {
+    let dims = s.dims(s.operand(0)?);
+    let ndim = dims.len() as i64;
+    let bound = |at: i64| (if at < 0 { at + ndim } else { at }).clamp(0, ndim) as usize;
+    let (start, end) = (bound(s.int("start", 0)), bound(s.int("end", ndim)));
+    let dims: Vec<i64> = dims[start..end.max(start)].iter().map(|d| *d as i64).collect();
+    Ok(vec![list(s, &dims)?])
+}
+
+pub(super) fn size(s: &mut Site) -> Translated {
+    let count: usize = s.dims(s.operand(0)?).iter().product();
+    Ok(vec![s.constant(count as f64, DType::I64, &[])?])
+}
+
+pub(super) fn constant(s: &mut Site) -> Translated {
+    if let Some(proto) = s.tensor("value") {
+        let beside = &mut |_: &str| Err("in another file".to_owned());
+        let found = stored(proto, beside).map_err(|wrong| wrong.text())?;
+        return Ok(vec![s.hold(found.tensor())?]);
+    }
+    if let Some(numbers) = s.ints("value_ints") {
+        return Ok(vec![list(s, &numbers)?]);
+    }
+    if let Some(numbers) = s.floats("value_floats") {
+        return Ok(vec![s.hold(Tensor::f32(&[numbers.len()], numbers))?]);
+    }
+    if s.has("value_int") {
+        return Ok(vec![s.constant(s.int("value_int", 0) as f64, DType::I64, &[])?]);
+    }
+    if s.has("value_float") {
+        return Ok(vec![s.constant(s.float("value_float", 0.0), DType::F32, &[])?]);
+    }
+    Err("a constant of this kind".to_owned())
+}
+
+fn lengths(numbers: &[i64]) -> Result<Vec<usize>, String> {
+    let size = |n: &i64| usize::try_from(*n).map_err(|_| format!("dims {numbers:?}"));
+    numbers.iter().map(size).collect()
+}
+
+pub(super) fn constant_of_shape(s: &mut Site) -> Translated {
+    let dims = lengths(&s.integers(0)?.unwrap_or_default())?;
+    let Some(proto) = s.tensor("value") else {
+        return Ok(vec![s.constant(0.0, DType::F32, &dims)?]);
+    };
+    let beside = &mut |_: &str| Err("in another file".to_owned());
+    let value = stored(proto, beside).map_err(|wrong| wrong.text())?.tensor();
+    if value.count() != 1 {
+        return Err(format!("a value of {} elements", value.count()));
+    }
+    Ok(vec![s.constant(value.scalar(), value.dtype, &dims)?])
+}
+
+pub(super) fn range(s: &mut Site) -> Translated {
+    let [start, end, step] = [0, 1, 2].map(|at| s.known(at));
+    let (Some(start), Some(end), Some(step)) = (start?, end?, step?) else {
+        return Err("an operand is missing".to_owned());
+    };
+    let (low, high, by) = (start.scalar(), end.scalar(), step.scalar());
+    let count = if by == 0.0 { 0.0 } else { ((high - low) / by).ceil().max(0.0) };
+    if count > RANGE_MAX {
+        return Err(format!("{count} elements"));
+    }
+    let numbers = (0..count as usize).map(|at| low + at as f64 * by).collect();
+    Ok(vec![s.hold(Tensor::from_f64(start.dtype, &[count as usize], numbers))?])
+}
+
+pub(super) fn reshape(s: &mut Site) -> Translated {
+    let x = s.operand(0)?;
+    let (from, wanted) = (s.dims(x), s.list("shape", 1)?.ok_or("no shape")?);
+    let allow_zero = s.int("allowzero", 0) != 0;
+    let size = |(at, n): (usize, &i64)| match n {
+        0 if !allow_zero => from.get(at).copied().ok_or_else(|| format!("no dim {at}")),
+        -1 => Ok(1),
+        n => usize::try_from(*n).map_err(|_| format!("dims {wanted:?}")),
+    };
+    let mut dims = wanted.iter().enumerate().map(size).collect::<Result<Vec<_>, String>>()?;
+    if let Some(open) = wanted.iter().position(|n| *n == -1) {
+        let (count, rest): (usize, usize) = (from.iter().product(), dims.iter().product());
+        dims[open] = count.checked_div(rest).unwrap_or(0);
+    }
+    Ok(vec![s.reshape(x, &dims)?])
+}
+
+pub(super) fn flatten(s: &mut Site) -> Translated {
+    let x = s.operand(0)?;
+    let (dims, axis) = (s.dims(x), s.int("axis", 1));
+    let at = if axis == dims.len() as i64 { dims.len() } else { dim_at(axis, dims.len())? };
+    let two = [dims[..at].iter().product(), dims[at..].iter().product()];
+    Ok(vec![s.reshape(x, &two)?])
+}
+
+pub(super) fn transpose(s: &mut Site) -> Translated {
+    let x = s.operand(0)?;
+    let ndim = s.ndim(x);
+    let perm = s.ints("perm").unwrap_or_else(|| (0..ndim as i64).rev().collect());
+    let perm = perm.iter().map(|p| dim_at(*p, ndim)).collect::<Result<Vec<_>, _>>()?;
+    Ok(vec![s.transpose(x, &perm)?])
+}
+
+pub(super) fn squeeze(s: &mut Site) -> Translated {
+    let x = s.operand(0)?;
+    let dims = s.dims(x);
+    let gone: Vec<usize> = match s.list("axes", 1)? {
+        Some(axes) => axes.iter().map(|a| dim_at(*a, dims.len())).collect::<Result<_, _>>()?,
+        None => (0..dims.len()).filter(|at| dims[*at] == 1).collect(),
+    };
+    let kept: Vec<usize> =
+        (0..dims.len()).filter(|at| !gone.contains(at)).map(|at| dims[at]).collect();
+    Ok(vec![s.reshape(x, &kept)?])
+}
+
+pub(super) fn unsqueeze(s: &mut Site) -> Translated {
+    let x = s.operand(0)?;
+    let axes = s.list("axes", 1)?.ok_or("no axes")?;
+    let ndim = s.ndim(x) + axes.len();
+    let new = axes.iter().map(|a| dim_at(*a, ndim)).collect::<Result<Vec<_>, _>>()?;
+    let mut old = s.dims(x).into_iter();
+    let size = |at: usize| if new.contains(&at) { 1 } else { old.next().unwrap_or(1) };
+    let dims: Vec<usize> = (0..ndim).map(size).collect();
+    Ok(vec![s.reshape(x, &dims)?])
+}
+
+pub(super) fn concat(s: &mut Site) -> Translated {
+    let operands = s.all();
+    let first = *operands.first().ok_or("no operands")?;
+    let dim = dim_at(s.int("axis", 0), s.ndim(first))?;
+    Ok(vec![s.push(Op::Concat { dim }, &operands)?])
+}
+
+pub(super) fn split(s: &mut Site) -> Translated {
+    let x = s.operand(0)?;
+    let dim = dim_at(s.int("axis", 0), s.ndim(x))?;
+    let (whole, count) = (s.dims(x)[dim], s.node.output.len());
+    let parts = match s.list("split", 1)? {
+        Some(parts) => lengths(&parts)?,
+        None => {
+            let size = whole.div_ceil(count.max(1));
+            (0..count).map(|at| size.min(whole.saturating_sub(at * size))).collect()
+        }
+    };
+    let mut start = 0;
+    let mut pieces = Vec::new();
+    for size in parts {
+        pieces.push(s.push(Op::Slice { dim, start, size }, &[x])?);
+        start += size;
+    }
+    Ok(pieces)
+}
+
+pub(super) fn slice(s: &mut Site) -> Translated {
+    let mut x = s.operand(0)?;
+    let ndim = s.ndim(x);
+    let starts = s.list("starts", 1)?.ok_or("no starts")?;
+    let ends = s.list("ends", 2)?.ok_or("no ends")?;
+    let axes = s.list("axes", 3)?.unwrap_or_else(|| (0..starts.len() as i64).collect());
+    let steps = s.integers(4)?.unwrap_or_else(|| vec![1; starts.len()]);
+    for (((start, end), axis), step) in starts.iter().zip(&ends).zip(&axes).zip(&steps) {
+        let dim = dim_at(*axis, ndim)?;
+        x = range_of(s, x, dim, *start, *end, *step)?;
+    }
+    Ok(vec![x])
+}
+
+/// Every `step`-th element of a range: whole windows of `step` elements, of which the first stays.
+fn range_of(s: &mut Site, x: ValueId, dim: usize, start: i64, end: i64, step: i64) -> Made {
+    let size = s.dims(x)[dim] as i64;
+    let bound = |at: i64, low: i64, high: i64| {
+        (if at < 0 { at.saturating_add(size) } else { at }).clamp(low, high)
+    };
+    if step == 0 {
+        return Err("a step of zero".to_owned());
+    }
+    if step < 0 {
+        let (first, last) = (bound(start, -1, size - 1), bound(end, -1, size - 1));
+        let x = s.push(Op::Reverse { dims: vec![dim] }, &[x])?;
+        let (start, end) = (size - 1 - first, size - 1 - last);
+        return forward_range(s, x, dim, start, end, step.saturating_neg());
+    }
+    forward_range(s, x, dim, bound(start, 0, size), bound(end, 0, size), step)
+}
+
+fn forward_range(s: &mut Site, x: ValueId, dim: usize, start: i64, end: i64, step: i64) -> Made {
+    let (start, size) = (start as usize, (end - start).max(0) as usize);
+    let whole = s.dims(x)[dim];
+    let x = if size == whole { x } else { s.push(Op::Slice { dim, start, size }, &[x])? };
+    let step = usize::try_from(step).unwrap_or(usize::MAX).min(size.max(1));
+    if step == 1 {
+        return Ok(x);
+    }
+    let count = size.div_ceil(step);
+    let padded = s.push(Op::Pad { dim, before: 0, after: count * step - size }, &[x])?;
+    let dims = s.dims(padded);
+    let mut split = dims.clone();
+    split.splice(dim..=dim, [count, step]);
+    let split = s.reshape(padded, &split)?;
+    let first = s.push(Op::Slice { dim: dim + 1, start: 0, size: 1 }, &[split])?;
+    let mut result = dims;
+    result[dim] = count;
+    s.reshape(first, &result)
+}
+
+pub(super) fn expand(s: &mut Site) -> Translated {
+    let x = s.operand(0)?;
+    let wanted = lengths(&s.integers(1)?.ok_or("no shape")?)?;
+    let dims = super::site::joint(&s.dims(x), &wanted)?;
+    Ok(vec![s.broadcast(x, &dims)?])
+}
+
+pub(super) fn tile(s: &mut Site) -> Translated {
+    let x = s.operand(0)?;
+    let repeats = lengths(&s.integers(1)?.ok_or("no repeats")?)?;
+    let dims = s.dims(x);
+    if repeats.len() != dims.len() {
+        return Err(format!("{} repeats of {} dims", repeats.len(), dims.len()));
+    }
+    let pairs = || repeats.iter().zip(&dims);
+    let apart: Vec<usize> = pairs().flat_map(|(r, d)| [*r, *d]).collect();
+    let new = (0..dims.len()).map(|at| 2 * at).collect();
+    let repeated = s.push(Op::Broadcast { new, dims: sizes(&apart) }, &[x])?;
+    let joined: Vec<usize> = pairs().map(|(r, d)| r * d).collect();
+    Ok(vec![s.reshape(repeated, &joined)?])
+}
+
+/// Pads with a number; negative amounts cut off.
+pub(super) fn pad(s: &mut Site) -> Translated {
+    let mut x = s.operand(0)?;
+    let ndim = s.ndim(x);
+    let mode = s.text("mode", "constant");
+    if mode != "constant" {
+        return Err(format!("mode `{mode}`"));
+    }
+    let pads = s.list("pads", 1)?.ok_or("no pads")?;
+    let axes = match s.integers(3)? {
+        Some(axes) => axes.iter().map(|a| dim_at(*a, ndim)).collect::<Result<Vec<_>, _>>()?,
+        None => (0..ndim).collect(),
+    };
+    if pads.len() != 2 * axes.len() {
+        return Err(format!("{} pads of {} dims", pads.len(), axes.len()));
+    }
+    let value = match s.known(2)? {
+        Some(value) => value.scalar(),
+        None => s.float("value", 0.0),
+    };
+    for (at, dim) in axes.iter().enumerate() {
+        x = padded(s, x, *dim, [pads[at], pads[at + axes.len()]], value)?;
+    }
+    Ok(vec![x])
+}
+
+/// A dim with so many elements of a value before and after.
+pub(super) fn padded(s: &mut Site, x: ValueId, dim: usize, pads: [i64; 2], value: f64) -> Made {
+    let cut = pads.map(|pad| pad.min(0).unsigned_abs() as usize);
+    let more = pads.map(|pad| pad.max(0) as usize);
+    let left = s.dims(x)[dim].checked_sub(cut[0] + cut[1]).ok_or("pads cut more than there is")?;
+    let x = match cut {
+        [0, 0] => x,
+        _ => s.push(Op::Slice { dim, start: cut[0], size: left }, &[x])?,
+    };
+    if more == [0, 0] {
+        return Ok(x);
+    }
+    let ty = s.ty(x);
+    if value == 0.0 && ty.dtype != DType::Bool {
+        return s.push(Op::Pad { dim, before: more[0], after: more[1] }, &[x]);
+    }
+    let mut dims = s.dims(x);
+    let mut side = |size: usize, s: &mut Site| {
+        dims[dim] = size;
+        s.constant(value, ty.dtype, &dims)
+    };
+    let (before, after) = (side(more[0], s)?, side(more[1], s)?);
+    s.push(Op::Concat { dim }, &[before, x, after])
+}
+
+/// The triangle of the last two dims.
+pub(super) fn trilu(s: &mut Site) -> Translated {
+    let x = s.operand(0)?;
+    let (dims, ndim) = (s.dims(x), s.ndim(x));
+    if ndim < 2 {
+        return Err("fewer than two dims".to_owned());
+    }
+    let k = s.integers(1)?.and_then(|k| k.first().copied()).unwrap_or(0);
+    let index =
+        |dim: usize, start: i64| Op::Iota { dim, start, dtype: DType::I64, dims: sizes(&dims) };
+    let column = s.push(index(ndim - 1, 0), &[])?;
+    let row = s.push(index(ndim - 2, k), &[])?;
+    let inside = match s.int("upper", 1) {
+        0 => s.compare(Comparison::Le, column, row)?,
+        _ => s.compare(Comparison::Le, row, column)?,
+    };
+    let zero = s.number(0.0, x)?;
+    Ok(vec![s.select(inside, x, zero)?])
+}
+
+pub(super) fn eye_like(s: &mut Site) -> Translated {
+    let x = s.operand(0)?;
+    let dims = s.dims(x);
+    let to = i32::try_from(s.int("dtype", 0)).unwrap_or(0);
+    let to = if s.has("dtype") { dtype(to)? } else { s.dtype(x) };
+    if dims.len() != 2 {
+        return Err(format!("{} dims", dims.len()));
+    }
+    let index =
+        |dim: usize, start: i64| Op::Iota { dim, start, dtype: DType::I64, dims: sizes(&dims) };
+    let column = s.push(index(1, 0), &[])?;
+    let row = s.push(index(0, s.int("k", 0)), &[])?;
+    let on = s.compare(Comparison::Eq, column, row)?;
+    Ok(vec![s.cast(on, to)?])
+}
+
+pub(super) fn one_hot(s: &mut Site) -> Translated {
+    let (ids, values) = (s.operand(0)?, s.operand(2)?);
+    let depth = s.integers(1)?.and_then(|d| d.first().copied()).ok_or("no depth")?;
+    let depth = usize::try_from(depth).map_err(|_| format!("depth {depth}"))?;
+    let dim = dim_at(s.int("axis", -1), s.ndim(ids) + 1)?;
+    let ids = s.cast(ids, DType::I64)?;
+    let ids = super::indexing::not_negative(s, ids, depth)?;
+    let mut dims = s.dims(ids);
+    dims.insert(dim, depth);
+    let ids = s.push(Op::Broadcast { new: vec![dim], dims: sizes(&dims) }, &[ids])?;
+    let index = Op::Iota { dim, start: 0, dtype: DType::I64, dims: sizes(&dims) };
+    let index = s.push(index, &[])?;
+    let hit = s.compare(Comparison::Eq, ids, index)?;
+    let value = |s: &mut Site, start: usize| {
+        let one = s.push(Op::Slice { dim: 0, start, size: 1 }, &[values])?;
+        s.broadcast(one, &dims)
+    };
+    let (off, on) = (value(s, 0)?, value(s, 1)?);
+    Ok(vec![s.select(hit, on, off)?])
+}
+
+/// Blocks of channels to squares of elements, or back.
+pub(super) fn depth_and_space(s: &mut Site) -> Translated {
+    let x = s.operand(0)?;
+    let block = usize::try_from(s.int("blocksize", 1)).map_err(|_| "a negative block size")?;
+    let [n, c, h, w] = s.dims(x)[..] else { return Err("not four dims".to_owned()) };
+    let area = block * block;
+    let (split, perm, dims) = if s.node.op_type == "SpaceToDepth" {
+        let (h, w) = (h.checked_div(block).unwrap_or(0), w.checked_div(block).unwrap_or(0));
+        ([n, c, h, block, w, block], [0, 3, 5, 1, 2, 4], [n, c * area, h, w])
+    } else {
+        let inner = c.checked_div(area).unwrap_or(0);
+        let dims = [n, inner, h * block, w * block];
+        match s.text("mode", "DCR").as_str() {
+            "DCR" => ([n, block, block, inner, h, w], [0, 3, 4, 1, 5, 2], dims),
+            _ => ([n, inner, block, block, h, w], [0, 1, 4, 2, 5, 3], dims),
+        }
+    };
+    let apart = s.reshape(x, &split)?;
+    let turned = s.transpose(apart, &perm)?;
+    Ok(vec![s.reshape(turned, &dims)?])
+}
+
+/// The sum of elements up to each one.
+pub(super) fn cumulative_sum(s: &mut Site) -> Translated {
+    let mut x = s.operand(0)?;
+    let axis = s.integers(1)?.and_then(|a| a.first().copied()).ok_or("no axis")?;
+    let dim = dim_at(axis, s.ndim(x))?;
+    let reversed = s.int("reverse", 0) != 0;
+    let flip = Op::Reverse { dims: vec![dim] };
+    if reversed {
+        x = s.push(flip.clone(), &[x])?;
+    }
+    let combiner = crate::op::Combiner::Sum;
+    let mut sum = s.push(Op::Cumulative { combiner, dim }, &[x])?;
+    if s.int("exclusive", 0) != 0 {
+        let size = s.dims(x)[dim];
+        let less = s.push(Op::Slice { dim, start: 0, size: size.saturating_sub(1) }, &[sum])?;
+        sum = s.push(Op::Pad { dim, before: 1.min(size), after: 0 }, &[less])?;
+    }
+    Ok(vec![if reversed { s.push(flip, &[sum])? } else { sum }])
+}
+
+/// Elements as a number of a type: sums of terms for flat indices.
+pub(super) fn scaled(s: &mut Site, x: ValueId, by: usize) -> Made {
+    s.with(Binary::Mul, x, by as f64)
+}

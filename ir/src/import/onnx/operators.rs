@@ -1,0 +1,120 @@
+//! The table of operators: the translation of each one that is supported.
+
+use super::site::{Site, Translated};
+use super::{elementwise as each, indexing, moving, sums};
+use crate::op::{Binary, Comparison, Unary};
+
+/// How an operator is translated.
+pub(super) type Translate = fn(&mut Site) -> Translated;
+
+/// The translation of an operator of the standard set; none when it is not supported.
+pub(super) fn translation(operator: &str) -> Option<Translate> {
+    elementwise(operator).or_else(|| moved(operator)).or_else(|| summed(operator))
+}
+
+fn elementwise(operator: &str) -> Option<Translate> {
+    Some(match operator {
+        "Neg" => |s| each::unary(s, Unary::Neg),
+        "Abs" => |s| each::unary(s, Unary::Abs),
+        "Exp" => |s| each::unary(s, Unary::Exp),
+        "Log" => |s| each::unary(s, Unary::Log),
+        "Sqrt" => |s| each::unary(s, Unary::Sqrt),
+        "Tanh" => |s| each::unary(s, Unary::Tanh),
+        "Erf" => |s| each::unary(s, Unary::Erf),
+        "Sin" => |s| each::unary(s, Unary::Sin),
+        "Cos" => |s| each::unary(s, Unary::Cos),
+        "Floor" => |s| each::unary(s, Unary::Floor),
+        "Add" | "Sum" => |s| each::binary(s, Binary::Add),
+        "Sub" => |s| each::binary(s, Binary::Sub),
+        "Mul" => |s| each::binary(s, Binary::Mul),
+        "Div" => |s| each::binary(s, Binary::Div),
+        "Max" => |s| each::binary(s, Binary::Max),
+        "Min" => |s| each::binary(s, Binary::Min),
+        "Mean" => each::mean,
+        "Mod" => each::modulo,
+        "Pow" => each::power,
+        "Equal" => |s| each::compare(s, Comparison::Eq, false),
+        "Less" => |s| each::compare(s, Comparison::Lt, false),
+        "LessOrEqual" => |s| each::compare(s, Comparison::Le, false),
+        "Greater" => |s| each::compare(s, Comparison::Lt, true),
+        "GreaterOrEqual" => |s| each::compare(s, Comparison::Le, true),
+        "Not" => each::not,
+        "And" => |s| each::logic(s, "And"),
+        "Or" => |s| each::logic(s, "Or"),
+        "Xor" => |s| each::logic(s, "Xor"),
+        "Where" => each::choose,
+        "Cast" => each::cast,
+        "CastLike" => each::cast_like,
+        "IsNaN" => each::is_nan,
+        "Clip" => each::clip,
+        "Reciprocal" => each::reciprocal,
+        "Sign" => each::sign,
+        "Ceil" => each::ceil,
+        "Round" => each::round,
+        "Relu" | "Sigmoid" | "HardSigmoid" | "HardSwish" | "Softplus" | "Mish" | "Softsign"
+        | "ThresholdedRelu" | "LeakyRelu" | "PRelu" | "Gelu" | "Elu" | "Selu" | "Celu" => {
+            each::activation
+        }
+        "Tan" | "Sinh" | "Cosh" => each::trigonometric,
+        "Identity" => each::identity,
+        "Dropout" => each::dropout,
+        _ => return None,
+    })
+}
+
+fn moved(operator: &str) -> Option<Translate> {
+    Some(match operator {
+        "Shape" => moving::shape,
+        "Size" => moving::size,
+        "Constant" => moving::constant,
+        "ConstantOfShape" => moving::constant_of_shape,
+        "Range" => moving::range,
+        "Reshape" => moving::reshape,
+        "Flatten" => moving::flatten,
+        "Transpose" => moving::transpose,
+        "Squeeze" => moving::squeeze,
+        "Unsqueeze" => moving::unsqueeze,
+        "Concat" => moving::concat,
+        "Split" => moving::split,
+        "Slice" => moving::slice,
+        "Expand" => moving::expand,
+        "Tile" => moving::tile,
+        "Pad" => moving::pad,
+        "Trilu" => moving::trilu,
+        "EyeLike" => moving::eye_like,
+        "OneHot" => moving::one_hot,
+        "DepthToSpace" | "SpaceToDepth" => moving::depth_and_space,
+        "CumSum" => moving::cumulative_sum,
+        "Gather" => indexing::gather,
+        "GatherElements" => indexing::gather_elements,
+        "GatherND" => indexing::gather_nd,
+        "ScatterElements" | "Scatter" => indexing::scatter_elements,
+        "ScatterND" => indexing::scatter_nd,
+        "TopK" => indexing::top_k,
+        "ArgMax" => |s| indexing::arg(s, false),
+        "ArgMin" => |s| indexing::arg(s, true),
+        _ => return None,
+    })
+}
+
+fn summed(operator: &str) -> Option<Translate> {
+    Some(match operator {
+        "MatMul" => sums::matmul,
+        "Gemm" => sums::gemm,
+        "Einsum" => sums::einsum,
+        "Conv" => sums::conv,
+        "ConvTranspose" => sums::conv_transpose,
+        "MaxPool" | "AveragePool" => sums::pool,
+        "GlobalAveragePool" | "GlobalMaxPool" => sums::global_pool,
+        "ReduceSum" | "ReduceMean" | "ReduceMax" | "ReduceMin" | "ReduceProd" | "ReduceL1"
+        | "ReduceL2" | "ReduceSumSquare" | "ReduceLogSum" | "ReduceLogSumExp" => sums::reduction,
+        "Softmax" | "LogSoftmax" => sums::softmax,
+        "LayerNormalization" => sums::layer_norm,
+        "RMSNormalization" => sums::rms_norm,
+        "BatchNormalization" => sums::batch_norm,
+        "InstanceNormalization" => sums::instance_norm,
+        "GroupNormalization" => sums::group_norm,
+        "LpNormalization" => sums::lp_normal,
+        _ => return None,
+    })
+}

@@ -1,0 +1,281 @@
+//! What the translation of one operator sees: its operands, attributes, and means to add ops.
+
+use std::rc::Rc;
+
+use super::proto::{AttributeProto, NodeProto};
+use crate::build::Builder;
+use crate::dim::Dim;
+use crate::module::ValueId;
+use crate::op::{Binary, Combiner, Comparison, Op, Unary};
+use crate::types::TensorType;
+use crate::{DType, Tensor};
+
+/// Elements of a value at most: what sizes are computed with must not overflow.
+const ELEMENTS_MAX: i64 = 1 << 40;
+
+/// The results of an operator; or why this use of it is not supported.
+pub(super) type Translated = Result<Vec<ValueId>, String>;
+/// A value, or why it cannot be made.
+pub(super) type Made = Result<ValueId, String>;
+
+/// An operand of a node.
+#[derive(Clone)]
+pub(super) struct Operand {
+    pub(super) id: ValueId,
+    /// Its elements, where they do not depend on an input.
+    pub(super) known: Option<Rc<Tensor>>,
+}
+
+/// One node, in the middle of its translation.
+pub(super) struct Site<'s, 'm> {
+    pub(super) b: &'s mut Builder<'m>,
+    pub(super) node: &'s NodeProto,
+    /// The version of the set of operators.
+    pub(super) opset: i64,
+    /// The operands; none where an optional one is left out.
+    pub(super) operands: Vec<Option<Operand>>,
+    /// How new values are named.
+    pub(super) name: String,
+    /// Results that are numbers and no formula.
+    pub(super) held: Vec<(ValueId, Rc<Tensor>)>,
+}
+
+impl Site<'_, '_> {
+    // Operands.
+
+    pub(super) fn operand(&self, at: usize) -> Made {
+        self.optional(at).ok_or_else(|| format!("operand {at} is missing"))
+    }
+
+    pub(super) fn optional(&self, at: usize) -> Option<ValueId> {
+        self.operands.get(at)?.as_ref().map(|operand| operand.id)
+    }
+
+    /// All operands that are there.
+    pub(super) fn all(&self) -> Vec<ValueId> {
+        self.operands.iter().flatten().map(|operand| operand.id).collect()
+    }
+
+    /// The elements of an operand that has to be known when the model is read.
+    pub(super) fn known(&self, at: usize) -> Result<Option<Rc<Tensor>>, String> {
+        let Some(Some(operand)) = self.operands.get(at) else { return Ok(None) };
+        let known = operand.known.clone();
+        known.map(Some).ok_or_else(|| format!("operand {at} depends on an input"))
+    }
+
+    /// The whole numbers of such an operand; none where it is left out.
+    pub(super) fn integers(&self, at: usize) -> Result<Option<Vec<i64>>, String> {
+        let whole = |t: Rc<Tensor>| t.to_f64().into_iter().map(|x| x as i64).collect();
+        Ok(self.known(at)?.map(whole))
+    }
+
+    // Attributes.
+
+    fn attribute(&self, name: &str) -> Option<&AttributeProto> {
+        self.node.attribute.iter().find(|a| a.name == name)
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.attribute(name).is_some()
+    }
+
+    pub(super) fn int(&self, name: &str, default: i64) -> i64 {
+        self.attribute(name).map_or(default, |a| a.i)
+    }
+
+    pub(super) fn float(&self, name: &str, default: f32) -> f64 {
+        f64::from(self.attribute(name).map_or(default, |a| a.f))
+    }
+
+    pub(super) fn ints(&self, name: &str) -> Option<Vec<i64>> {
+        self.attribute(name).map(|a| a.ints.clone())
+    }
+
+    pub(super) fn text(&self, name: &str, default: &str) -> String {
+        let found = self.attribute(name).map(|a| String::from_utf8_lossy(&a.s).into_owned());
+        found.unwrap_or_else(|| default.to_owned())
+    }
+
+    pub(super) fn tensor(&self, name: &str) -> Option<&super::proto::TensorProto> {
+        self.attribute(name)?.t.as_ref()
+    }
+
+    pub(super) fn floats(&self, name: &str) -> Option<Vec<f32>> {
+        self.attribute(name).map(|a| a.floats.clone())
+    }
+
+    /// The list of an attribute, which newer versions have as an operand.
+    pub(super) fn list(&self, name: &str, at: usize) -> Result<Option<Vec<i64>>, String> {
+        if self.has(name) { Ok(self.ints(name)) } else { self.integers(at) }
+    }
+
+    // Types.
+
+    pub(super) fn ty(&self, x: ValueId) -> TensorType {
+        self.b.ty(x).clone()
+    }
+
+    pub(super) fn dtype(&self, x: ValueId) -> DType {
+        self.b.ty(x).dtype
+    }
+
+    pub(super) fn dims(&self, x: ValueId) -> Vec<usize> {
+        self.b.ty(x).sizes().expect("bound when the model is read")
+    }
+
+    pub(super) fn ndim(&self, x: ValueId) -> usize {
+        self.b.ty(x).ndim()
+    }
+
+    pub(super) fn is_float(&self, x: ValueId) -> bool {
+        self.dtype(x).is_float()
+    }
+
+    // Ops.
+
+    pub(super) fn push(&mut self, op: Op, operands: &[ValueId]) -> Made {
+        let name = self.name.clone();
+        let made = self.b.try_push(&name, op, operands).map_err(|error| error.to_string())?;
+        match self.b.ty(made).elements().as_constant() {
+            Some(0..=ELEMENTS_MAX) => Ok(made),
+            Some(_) | None => Err(format!("a value of type {}", self.b.ty(made))),
+        }
+    }
+
+    /// A result that is known when the model is read.
+    pub(super) fn hold(&mut self, tensor: Tensor) -> Made {
+        let id = self.constant(0.0, tensor.dtype, &tensor.dims.clone())?;
+        self.held.push((id, Rc::new(tensor)));
+        Ok(id)
+    }
+
+    pub(super) fn constant(&mut self, value: f64, dtype: DType, dims: &[usize]) -> Made {
+        self.push(Op::Constant { value, dtype, dims: sizes(dims) }, &[])
+    }
+
+    /// A number of the type and dims of a value.
+    pub(super) fn number(&mut self, value: f64, like: ValueId) -> Made {
+        let TensorType { dtype, dims } = self.ty(like);
+        self.push(Op::Constant { value, dtype, dims }, &[])
+    }
+
+    pub(super) fn unary(&mut self, how: Unary, x: ValueId) -> Made {
+        self.push(Op::Unary(how), &[x])
+    }
+
+    /// Of equal types.
+    pub(super) fn binary(&mut self, how: Binary, a: ValueId, b: ValueId) -> Made {
+        self.push(Op::Binary(how), &[a, b])
+    }
+
+    /// A binary op with a number.
+    pub(super) fn with(&mut self, how: Binary, a: ValueId, number: f64) -> Made {
+        let number = self.number(number, a)?;
+        self.binary(how, a, number)
+    }
+
+    pub(super) fn compare(&mut self, how: Comparison, a: ValueId, b: ValueId) -> Made {
+        self.push(Op::Compare(how), &[a, b])
+    }
+
+    pub(super) fn select(&mut self, condition: ValueId, a: ValueId, b: ValueId) -> Made {
+        self.push(Op::Select, &[condition, a, b])
+    }
+
+    pub(super) fn cast(&mut self, x: ValueId, dtype: DType) -> Made {
+        if self.dtype(x) == dtype { Ok(x) } else { self.push(Op::Cast { dtype }, &[x]) }
+    }
+
+    pub(super) fn not(&mut self, x: ValueId) -> Made {
+        let no = self.number(0.0, x)?;
+        self.compare(Comparison::Eq, x, no)
+    }
+
+    pub(super) fn reduce(&mut self, combiner: Combiner, dims: Vec<usize>, x: ValueId) -> Made {
+        if dims.is_empty() { Ok(x) } else { self.push(Op::Reduce { combiner, dims }, &[x]) }
+    }
+
+    pub(super) fn reshape(&mut self, x: ValueId, dims: &[usize]) -> Made {
+        if self.dims(x) == dims {
+            Ok(x)
+        } else {
+            self.push(Op::Reshape { dims: sizes(dims) }, &[x])
+        }
+    }
+
+    pub(super) fn transpose(&mut self, x: ValueId, perm: &[usize]) -> Made {
+        if perm.is_sorted() {
+            return Ok(x);
+        }
+        self.push(Op::Transpose { perm: perm.to_vec() }, &[x])
+    }
+
+    /// A value repeated to the given dims, aligned at the last one; dims of size one repeat.
+    pub(super) fn broadcast(&mut self, x: ValueId, dims: &[usize]) -> Made {
+        let from = self.dims(x);
+        let Some(lead) = dims.len().checked_sub(from.len()) else {
+            return Err(format!("{from:?} does not repeat to {dims:?}"));
+        };
+        let repeats = |at: usize| at < lead || (from[at - lead] == 1 && dims[at] != 1);
+        let new: Vec<usize> = (0..dims.len()).filter(|at| repeats(*at)).collect();
+        let kept = (0..dims.len()).filter(|at| !repeats(*at)).map(|at| from[at - lead]);
+        let x = self.reshape(x, &kept.collect::<Vec<_>>())?;
+        if new.is_empty() {
+            return self.reshape(x, dims);
+        }
+        self.push(Op::Broadcast { new, dims: sizes(dims) }, &[x])
+    }
+
+    /// Values repeated to dims that fit them all.
+    pub(super) fn aligned(&mut self, values: &[ValueId]) -> Result<Vec<ValueId>, String> {
+        let mut dims: Vec<usize> = Vec::new();
+        for value in values {
+            dims = joint(&dims, &self.dims(*value))?;
+        }
+        values.iter().map(|value| self.broadcast(*value, &dims)).collect()
+    }
+
+    /// Repeats what a reduction made along the dims that it took away.
+    pub(super) fn repeat(&mut self, x: ValueId, new: &[usize], like: ValueId) -> Made {
+        if new.is_empty() {
+            return Ok(x);
+        }
+        let dims = self.ty(like).dims;
+        self.push(Op::Broadcast { new: new.to_vec(), dims }, &[x])
+    }
+
+    pub(super) fn composite(
+        &mut self,
+        name: &str,
+        numbers: &[(&str, f64)],
+        of: &[ValueId],
+    ) -> ValueId {
+        let own = self.name.clone();
+        self.b.composite(&own, name, numbers, of)[0]
+    }
+}
+
+/// The dims that two dims repeat to.
+pub(super) fn joint(a: &[usize], b: &[usize]) -> Result<Vec<usize>, String> {
+    let ndim = a.len().max(b.len());
+    let size = |of: &[usize], at: usize| (at + of.len()).checked_sub(ndim).map_or(1, |at| of[at]);
+    let one = |at: usize| match (size(a, at), size(b, at)) {
+        (x, y) if x == y => Ok(x),
+        (1, y) => Ok(y),
+        (x, 1) => Ok(x),
+        _ => Err(format!("{a:?} and {b:?} do not repeat to common dims")),
+    };
+    (0..ndim).map(one).collect()
+}
+
+/// The index of a dim, negative ones from the end.
+pub(super) fn dim_at(axis: i64, ndim: usize) -> Result<usize, String> {
+    let at = if axis < 0 { axis + ndim as i64 } else { axis };
+    let found = usize::try_from(at).ok().filter(|at| *at < ndim);
+    found.ok_or_else(|| format!("axis {axis} of {ndim} dims"))
+}
+
+/// Dims of fixed sizes.
+pub(super) fn sizes(dims: &[usize]) -> Vec<Dim> {
+    dims.iter().map(|d| Dim::from(*d)).collect()
+}

@@ -1,0 +1,472 @@
+//! Operators that add up: products, convolutions, pools, reductions, normalisations.
+
+use super::moving::padded;
+use super::site::{Made, Site, Translated, dim_at, joint};
+use crate::module::ValueId;
+use crate::op::{Binary, Combiner, Convolution, Einsum, Op, Unary, Windows};
+
+fn contract(s: &mut Site, einsum: Einsum, a: ValueId, b: ValueId) -> Made {
+    s.push(Op::Contract(einsum), &[a, b])
+}
+
+fn letters(range: std::ops::Range<usize>) -> Vec<char> {
+    range.map(|at| (b'a' + at as u8) as char).collect()
+}
+
+/// Products of the last two dims; the dims before them repeat. A matrix without such dims is not
+/// repeated, so that it stays one product.
+pub(super) fn matmul(s: &mut Site) -> Translated {
+    let (mut a, mut b) = (s.operand(0)?, s.operand(1)?);
+    let (vector_a, vector_b) = (s.ndim(a) == 1, s.ndim(b) == 1);
+    if vector_a {
+        a = s.reshape(a, &[1, s.dims(a)[0]])?;
+    }
+    if vector_b {
+        b = s.reshape(b, &[s.dims(b)[0], 1])?;
+    }
+    let (of_a, of_b) = (s.dims(a), s.dims(b));
+    if of_a.len() < 2 || of_b.len() < 2 || of_a.len().max(of_b.len()) > 20 {
+        return Err(format!("dims {of_a:?} and {of_b:?}"));
+    }
+    let (lead_a, lead_b) = (&of_a[..of_a.len() - 2], &of_b[..of_b.len() - 2]);
+    let lead = joint(lead_a, lead_b)?;
+    let full = |lead: &[usize], of: &[usize]| [lead, &of[of.len() - 2..]].concat();
+    if !lead_a.is_empty() {
+        a = s.broadcast(a, &full(&lead, &of_a))?;
+    }
+    if !lead_b.is_empty() {
+        b = s.broadcast(b, &full(&lead, &of_b))?;
+    }
+    let common = letters(0..lead.len());
+    let of = |has: bool, last: [char; 2]| [if has { &common[..] } else { &[] }, &last].concat();
+    let einsum = Einsum {
+        a: of(!lead_a.is_empty(), ['x', 'y']),
+        b: of(!lead_b.is_empty(), ['y', 'z']),
+        result: of(true, ['x', 'z']),
+    };
+    let product = contract(s, einsum, a, b)?;
+    let dims = s.dims(product);
+    let keep =
+        |at: &usize| !(vector_a && *at + 2 == dims.len() || vector_b && *at + 1 == dims.len());
+    let kept: Vec<usize> = (0..dims.len()).filter(keep).map(|at| dims[at]).collect();
+    Ok(vec![s.reshape(product, &kept)?])
+}
+
+/// `alpha a b + beta c`
+pub(super) fn gemm(s: &mut Site) -> Translated {
+    let (a, b) = (s.operand(0)?, s.operand(1)?);
+    let order = |turned: i64, letters: [char; 2]| match turned {
+        0 => letters.to_vec(),
+        _ => vec![letters[1], letters[0]],
+    };
+    let einsum = Einsum {
+        a: order(s.int("transA", 0), ['x', 'y']),
+        b: order(s.int("transB", 0), ['y', 'z']),
+        result: vec!['x', 'z'],
+    };
+    let mut y = contract(s, einsum, a, b)?;
+    let (alpha, beta) = (s.float("alpha", 1.0), s.float("beta", 1.0));
+    if alpha != 1.0 {
+        y = s.with(Binary::Mul, y, alpha)?;
+    }
+    let Some(mut c) = s.optional(2) else { return Ok(vec![y]) };
+    if beta != 1.0 {
+        c = s.with(Binary::Mul, c, beta)?;
+    }
+    let c = s.broadcast(c, &s.dims(y))?;
+    Ok(vec![s.binary(Binary::Add, y, c)?])
+}
+
+/// An equation of one or two operands whose letters stand once in each.
+pub(super) fn einsum(s: &mut Site) -> Translated {
+    let text: String = s.text("equation", "").chars().filter(|c| !c.is_whitespace()).collect();
+    let operands = s.all();
+    let [a, b] = operands[..] else { return Err(format!("`{text}`")) };
+    let einsum = Einsum::parse(&text).ok_or_else(|| format!("`{text}`"))?;
+    Ok(vec![contract(s, einsum, a, b)?])
+}
+
+/// The numbers of a convolution or pool, one for each spatial dim.
+struct Geometry {
+    kernel: Vec<usize>,
+    stride: Vec<usize>,
+    dilation: Vec<usize>,
+    before: Vec<i64>,
+    after: Vec<i64>,
+}
+
+fn geometry(s: &Site, image: &[usize], kernel: Vec<usize>) -> Result<Geometry, String> {
+    let spatial = image.len();
+    let steps = |name: &str| -> Result<Vec<usize>, String> {
+        let found = s.ints(name).unwrap_or_else(|| vec![1; spatial]);
+        let steps: Option<Vec<usize>> =
+            found.iter().map(|n| usize::try_from(*n).ok().filter(|n| *n > 0)).collect();
+        steps.filter(|n| n.len() == spatial).ok_or_else(|| format!("{name} {found:?}"))
+    };
+    let (stride, dilation) = (steps("strides")?, steps("dilations")?);
+    if kernel.len() != spatial || kernel.contains(&0) {
+        return Err(format!("a kernel {kernel:?}"));
+    }
+    let mut pads = s.ints("pads").unwrap_or_else(|| vec![0; 2 * spatial]);
+    if pads.len() != 2 * spatial {
+        return Err(format!("pads {pads:?}"));
+    }
+    let same = s.text("auto_pad", "NOTSET");
+    if same == "VALID" {
+        pads = vec![0; 2 * spatial];
+    }
+    if same.starts_with("SAME") {
+        for at in 0..spatial {
+            let span = (kernel[at] - 1) * dilation[at] + 1;
+            let windows = image[at].div_ceil(stride[at]);
+            let all = (windows.saturating_sub(1) * stride[at] + span).saturating_sub(image[at]);
+            let less = (all / 2) as i64;
+            let more = all as i64 - less;
+            (pads[at], pads[at + spatial]) =
+                if same == "SAME_UPPER" { (less, more) } else { (more, less) };
+        }
+    }
+    let after = pads.split_off(spatial);
+    Ok(Geometry { kernel, stride, dilation, before: pads, after })
+}
+
+fn add_bias(s: &mut Site, y: ValueId, at: usize) -> Made {
+    let Some(bias) = s.optional(at) else { return Ok(y) };
+    let dims = s.ty(y).dims;
+    let new = (0..dims.len()).filter(|dim| *dim != 1).collect();
+    let bias = s.push(Op::Broadcast { new, dims }, &[bias])?;
+    s.binary(Binary::Add, y, bias)
+}
+
+pub(super) fn conv(s: &mut Site) -> Translated {
+    let (x, w) = (s.operand(0)?, s.operand(1)?);
+    let (image, kernel) = (s.dims(x), s.dims(w));
+    if image.len() < 3 || kernel.len() != image.len() {
+        return Err(format!("dims {image:?} and {kernel:?}"));
+    }
+    let Geometry { stride, dilation, before, after, .. } =
+        geometry(s, &image[2..], kernel[2..].to_vec())?;
+    let spread = vec![1; stride.len()];
+    let op = Op::Conv(Convolution { stride, before, after, dilation, spread });
+    let y = s.push(op, &[x, w])?;
+    Ok(vec![add_bias(s, y, 2)?])
+}
+
+/// The transpose of a convolution: strides lie between the elements, kernels are turned.
+pub(super) fn conv_transpose(s: &mut Site) -> Translated {
+    let (x, w) = (s.operand(0)?, s.operand(1)?);
+    let (image, kernel) = (s.dims(x), s.dims(w));
+    if image.len() < 3 || kernel.len() != image.len() || s.has("output_shape") {
+        return Err("an output shape".to_owned());
+    }
+    if s.text("auto_pad", "NOTSET").starts_with("SAME") {
+        return Err("auto_pad".to_owned());
+    }
+    let g = geometry(s, &image[2..], kernel[2..].to_vec())?;
+    let spatial = g.kernel.len();
+    let groups = usize::try_from(s.int("group", 1)).unwrap_or(0);
+    let inner = kernel[0].checked_div(groups).ok_or("no groups")?;
+    let more = s.ints("output_padding").unwrap_or_else(|| vec![0; spatial]);
+    let span = |at: usize| ((g.kernel[at] - 1) * g.dilation[at]) as i64;
+    // [gC, O, K] -> [gO, C, K], backwards.
+    let apart = s.reshape(w, &[&[groups, inner], &kernel[1..]].concat())?;
+    let mut perm: Vec<usize> = (0..spatial + 3).collect();
+    perm.swap(1, 2);
+    let turned = s.transpose(apart, &perm)?;
+    let w = s.reshape(turned, &[&[groups * kernel[1], inner], &kernel[2..]].concat())?;
+    let w = s.push(Op::Reverse { dims: (2..spatial + 2).collect() }, &[w])?;
+    let op = Op::Conv(Convolution {
+        stride: vec![1; spatial],
+        before: (0..spatial).map(|at| span(at) - g.before[at]).collect(),
+        after: (0..spatial).map(|at| span(at) - g.after[at] + more[at]).collect(),
+        dilation: g.dilation.clone(),
+        spread: g.stride.clone(),
+    });
+    let y = s.push(op, &[x, w])?;
+    Ok(vec![add_bias(s, y, 2)?])
+}
+
+/// Windows of all spatial dims, padded with a value: `[N, C, count, size, count, size, …]`.
+fn windows(s: &mut Site, x: ValueId, g: &Geometry, outside: f64) -> Made {
+    let mut x = x;
+    for at in (0..g.kernel.len()).rev() {
+        let dim = 2 + at;
+        x = padded(s, x, dim, [g.before[at], g.after[at]], outside)?;
+        let of =
+            Windows { dim, size: g.kernel[at], stride: g.stride[at], dilation: g.dilation[at] };
+        x = s.push(Op::Window(of), &[x])?;
+    }
+    Ok(x)
+}
+
+/// With `ceil_mode`, a last window that begins inside counts; more zeros after make it whole.
+fn round_up(s: &Site, g: &mut Geometry, image: &[usize]) {
+    if s.int("ceil_mode", 0) == 0 {
+        return;
+    }
+    for at in 0..image.len() {
+        let span = ((g.kernel[at] - 1) * g.dilation[at] + 1) as i64;
+        let (size, stride) = (image[at] as i64 + g.before[at], g.stride[at] as i64);
+        let left = (size + g.after[at] - span).max(0);
+        let mut count = (left + stride - 1) / stride;
+        if count * stride >= size {
+            count -= 1;
+        }
+        g.after[at] = (count * stride + span - size).max(g.after[at]);
+    }
+}
+
+pub(super) fn pool(s: &mut Site) -> Translated {
+    let x = s.operand(0)?;
+    let dims = s.dims(x);
+    let kernel = s.ints("kernel_shape").ok_or("no kernel shape")?;
+    let kernel: Option<Vec<usize>> = kernel.iter().map(|n| usize::try_from(*n).ok()).collect();
+    if dims.len() < 3 || s.node.output.len() > 1 {
+        return Err("indices of the largest".to_owned());
+    }
+    let mut g = geometry(s, &dims[2..], kernel.ok_or("a negative kernel")?)?;
+    let given = g.after.clone();
+    round_up(s, &mut g, &dims[2..]);
+    let over: Vec<usize> = (0..g.kernel.len()).map(|at| 3 + 2 * at).collect();
+    if s.node.op_type == "MaxPool" {
+        let of = windows(s, x, &g, f64::NEG_INFINITY)?;
+        return Ok(vec![s.reduce(Combiner::Max, over, of)?]);
+    }
+    let of = windows(s, x, &g, 0.0)?;
+    let sum = s.reduce(Combiner::Sum, over.clone(), of)?;
+    // Elements outside do not count, unless padding is asked to.
+    let mut ones = s.number(1.0, x)?;
+    let mut rest = Geometry { before: g.before.clone(), after: g.after.clone(), ..g };
+    if s.int("count_include_pad", 0) != 0 {
+        for at in 0..given.len() {
+            ones = padded(s, ones, 2 + at, [rest.before[at], given[at]], 1.0)?;
+            rest.before[at] = 0;
+            rest.after[at] -= given[at];
+        }
+    }
+    let ones = windows(s, ones, &rest, 0.0)?;
+    let count = s.reduce(Combiner::Sum, over, ones)?;
+    Ok(vec![s.binary(Binary::Div, sum, count)?])
+}
+
+pub(super) fn global_pool(s: &mut Site) -> Translated {
+    let x = s.operand(0)?;
+    let mut dims = s.dims(x);
+    let over: Vec<usize> = (2..dims.len()).collect();
+    let y = match s.node.op_type.as_str() {
+        "GlobalMaxPool" => s.reduce(Combiner::Max, over, x)?,
+        _ => average(s, x, &over)?,
+    };
+    dims.iter_mut().skip(2).for_each(|dim| *dim = 1);
+    Ok(vec![s.reshape(y, &dims)?])
+}
+
+/// The mean along dims, which vanish.
+fn average(s: &mut Site, x: ValueId, over: &[usize]) -> Made {
+    let dims = s.dims(x);
+    let count: usize = over.iter().map(|at| dims[*at]).product();
+    let sum = s.reduce(Combiner::Sum, over.to_vec(), x)?;
+    s.with(Binary::Div, sum, count as f64)
+}
+
+/// The reductions `Reduce…`.
+pub(super) fn reduction(s: &mut Site) -> Translated {
+    let mut x = s.operand(0)?;
+    let mut dims = s.dims(x);
+    let axes = s.list("axes", 1)?.unwrap_or_default();
+    if axes.is_empty() && s.int("noop_with_empty_axes", 0) != 0 {
+        return Ok(vec![x]);
+    }
+    let mut over = axes.iter().map(|a| dim_at(*a, dims.len())).collect::<Result<Vec<_>, _>>()?;
+    if over.is_empty() {
+        over = (0..dims.len()).collect();
+    }
+    over.sort_unstable();
+    over.dedup();
+    let name = s.node.op_type.clone();
+    let mut peak = None;
+    match name.as_str() {
+        "ReduceL1" => x = s.unary(Unary::Abs, x)?,
+        "ReduceL2" | "ReduceSumSquare" => x = s.binary(Binary::Mul, x, x)?,
+        "ReduceLogSumExp" => {
+            let most = s.reduce(Combiner::Max, over.clone(), x)?;
+            let repeated = s.repeat(most, &over, x)?;
+            let shifted = s.binary(Binary::Sub, x, repeated)?;
+            x = s.unary(Unary::Exp, shifted)?;
+            peak = Some(most);
+        }
+        _ => {}
+    }
+    let mut y = match name.as_str() {
+        "ReduceMax" => s.reduce(Combiner::Max, over.clone(), x)?,
+        "ReduceMin" => s.reduce(Combiner::Min, over.clone(), x)?,
+        "ReduceProd" => s.push(Op::Prod { dims: over.clone() }, &[x])?,
+        "ReduceMean" => average(s, x, &over)?,
+        _ => s.reduce(Combiner::Sum, over.clone(), x)?,
+    };
+    match name.as_str() {
+        "ReduceL2" => y = s.unary(Unary::Sqrt, y)?,
+        "ReduceLogSum" | "ReduceLogSumExp" => y = s.unary(Unary::Log, y)?,
+        _ => {}
+    }
+    if let Some(peak) = peak {
+        y = s.binary(Binary::Add, y, peak)?;
+    }
+    if s.int("keepdims", 1) != 0 {
+        over.iter().for_each(|at| dims[*at] = 1);
+        y = s.reshape(y, &dims)?;
+    }
+    Ok(vec![y])
+}
+
+/// Along one dim; before version 13 along all dims from it on.
+pub(super) fn softmax(s: &mut Site) -> Translated {
+    let x = s.operand(0)?;
+    let dims = s.dims(x);
+    let default = if s.opset < 13 { 1 } else { -1 };
+    let dim = dim_at(s.int("axis", default), dims.len())?;
+    let last = dims.len() - 1;
+    let is_softmax = s.node.op_type == "Softmax";
+    let made = if s.opset < 13 {
+        let two = [dims[..dim].iter().product(), dims[dim..].iter().product()];
+        let flat = s.reshape(x, &two)?;
+        let y = softmax_of(s, flat, 1, is_softmax)?;
+        s.reshape(y, &dims)?
+    } else if is_softmax && dim == last && s.is_float(x) && !dims.contains(&0) {
+        s.composite("softmax", &[], &[x])
+    } else {
+        softmax_of(s, x, dim, is_softmax)?
+    };
+    Ok(vec![made])
+}
+
+fn softmax_of(s: &mut Site, x: ValueId, dim: usize, is_softmax: bool) -> Made {
+    let most = s.reduce(Combiner::Max, vec![dim], x)?;
+    let most = s.repeat(most, &[dim], x)?;
+    let shifted = s.binary(Binary::Sub, x, most)?;
+    let e = s.unary(Unary::Exp, shifted)?;
+    let sum = s.reduce(Combiner::Sum, vec![dim], e)?;
+    if is_softmax {
+        let sums = s.repeat(sum, &[dim], x)?;
+        return s.binary(Binary::Div, e, sums);
+    }
+    let log = s.unary(Unary::Log, sum)?;
+    let logs = s.repeat(log, &[dim], x)?;
+    s.binary(Binary::Sub, shifted, logs)
+}
+
+/// `x` less its mean over dims, divided by the standard deviation; also mean and its reciprocal.
+fn normal(s: &mut Site, x: ValueId, over: &[usize], epsilon: f64) -> Result<[ValueId; 3], String> {
+    let mean = average(s, x, over)?;
+    let means = s.repeat(mean, over, x)?;
+    let centred = s.binary(Binary::Sub, x, means)?;
+    let square = s.binary(Binary::Mul, centred, centred)?;
+    let variance = average(s, square, over)?;
+    let more = s.with(Binary::Add, variance, epsilon)?;
+    let inverse = s.unary(Unary::Rsqrt, more)?;
+    let inverses = s.repeat(inverse, over, x)?;
+    Ok([s.binary(Binary::Mul, centred, inverses)?, mean, inverse])
+}
+
+pub(super) fn layer_norm(s: &mut Site) -> Translated {
+    let (x, scale) = (s.operand(0)?, s.operand(1)?);
+    let mut dims = s.dims(x);
+    let first = dim_at(s.int("axis", -1), dims.len())?;
+    let over: Vec<usize> = (first..dims.len()).collect();
+    let epsilon = s.float("epsilon", 1e-5);
+    let plain = over.len() == 1 && s.node.output.len() == 1 && !dims.contains(&0);
+    let bias = s.optional(2);
+    let fits = |of: ValueId, s: &Site| s.dims(of) == dims[first..];
+    if let Some(bias) = bias.filter(|b| plain && fits(*b, s) && fits(scale, s)) {
+        return Ok(vec![s.composite("layer_norm", &[("eps", epsilon)], &[x, scale, bias])]);
+    }
+    let [normal, mean, inverse] = normal(s, x, &over, epsilon)?;
+    let scale = s.broadcast(scale, &dims)?;
+    let mut y = s.binary(Binary::Mul, normal, scale)?;
+    if let Some(bias) = bias {
+        let bias = s.broadcast(bias, &dims)?;
+        y = s.binary(Binary::Add, y, bias)?;
+    }
+    over.iter().for_each(|at| dims[*at] = 1);
+    Ok(vec![y, s.reshape(mean, &dims)?, s.reshape(inverse, &dims)?])
+}
+
+pub(super) fn rms_norm(s: &mut Site) -> Translated {
+    let (x, scale) = (s.operand(0)?, s.operand(1)?);
+    let dims = s.dims(x);
+    let over: Vec<usize> = (dim_at(s.int("axis", -1), dims.len())?..dims.len()).collect();
+    let square = s.binary(Binary::Mul, x, x)?;
+    let mean = average(s, square, &over)?;
+    let more = s.with(Binary::Add, mean, s.float("epsilon", 1e-5))?;
+    let inverse = s.unary(Unary::Rsqrt, more)?;
+    let inverses = s.repeat(inverse, &over, x)?;
+    let normal = s.binary(Binary::Mul, x, inverses)?;
+    let scale = s.broadcast(scale, &dims)?;
+    Ok(vec![s.binary(Binary::Mul, normal, scale)?])
+}
+
+/// A number for each channel, repeated to the dims of `like`.
+fn per_channel(s: &mut Site, x: ValueId, like: ValueId) -> Made {
+    let dims = s.ty(like).dims;
+    let new = (0..dims.len()).filter(|dim| *dim != 1).collect();
+    s.push(Op::Broadcast { new, dims }, &[x])
+}
+
+/// With statistics that were gathered before.
+pub(super) fn batch_norm(s: &mut Site) -> Translated {
+    if s.int("training_mode", 0) != 0 {
+        return Err("training_mode is true".to_owned());
+    }
+    let x = s.operand(0)?;
+    let [scale, bias, mean, variance] =
+        [s.operand(1)?, s.operand(2)?, s.operand(3)?, s.operand(4)?];
+    let more = s.with(Binary::Add, variance, s.float("epsilon", 1e-5))?;
+    let inverse = s.unary(Unary::Rsqrt, more)?;
+    let slope = s.binary(Binary::Mul, scale, inverse)?;
+    let shift = s.binary(Binary::Mul, mean, slope)?;
+    let offset = s.binary(Binary::Sub, bias, shift)?;
+    let (slope, offset) = (per_channel(s, slope, x)?, per_channel(s, offset, x)?);
+    let scaled = s.binary(Binary::Mul, x, slope)?;
+    Ok(vec![s.binary(Binary::Add, scaled, offset)?])
+}
+
+pub(super) fn instance_norm(s: &mut Site) -> Translated {
+    let (x, scale, bias) = (s.operand(0)?, s.operand(1)?, s.operand(2)?);
+    let over: Vec<usize> = (2..s.ndim(x)).collect();
+    let [normal, ..] = normal(s, x, &over, s.float("epsilon", 1e-5))?;
+    let (scale, bias) = (per_channel(s, scale, x)?, per_channel(s, bias, x)?);
+    let scaled = s.binary(Binary::Mul, normal, scale)?;
+    Ok(vec![s.binary(Binary::Add, scaled, bias)?])
+}
+
+pub(super) fn group_norm(s: &mut Site) -> Translated {
+    let (x, scale, bias) = (s.operand(0)?, s.operand(1)?, s.operand(2)?);
+    let dims = s.dims(x);
+    let groups = usize::try_from(s.int("num_groups", 1)).unwrap_or(0);
+    if dims.len() < 2 || groups == 0 || !dims[1].is_multiple_of(groups) || s.opset < 21 {
+        return Err(format!("{groups} groups of {dims:?}"));
+    }
+    let inner: usize = dims[1..].iter().product::<usize>() / groups;
+    let apart = s.reshape(x, &[dims[0], groups, inner])?;
+    let [normal, ..] = normal(s, apart, &[2], s.float("epsilon", 1e-5))?;
+    let normal = s.reshape(normal, &dims)?;
+    let (scale, bias) = (per_channel(s, scale, x)?, per_channel(s, bias, x)?);
+    let scaled = s.binary(Binary::Mul, normal, scale)?;
+    Ok(vec![s.binary(Binary::Add, scaled, bias)?])
+}
+
+pub(super) fn lp_normal(s: &mut Site) -> Translated {
+    let x = s.operand(0)?;
+    let dim = dim_at(s.int("axis", -1), s.ndim(x))?;
+    let terms = match s.int("p", 2) {
+        1 => s.unary(Unary::Abs, x)?,
+        2 => s.binary(Binary::Mul, x, x)?,
+        p => return Err(format!("p is {p}")),
+    };
+    let mut norm = s.reduce(Combiner::Sum, vec![dim], terms)?;
+    if s.int("p", 2) == 2 {
+        norm = s.unary(Unary::Sqrt, norm)?;
+    }
+    let norms = s.repeat(norm, &[dim], x)?;
+    Ok(vec![s.binary(Binary::Div, x, norms)?])
+}
