@@ -46,6 +46,7 @@ pub mod flops;
 pub mod run;
 pub mod training;
 pub mod generation;
+pub mod onnx;
 pub mod verbs;
 pub mod progress;
 pub mod output;

@@ -41,6 +41,12 @@ impl Map {
     }
 }
 
+impl AsRef<[u8]> for Map {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
 impl Deref for Map {
     type Target = [u8];
 

@@ -10,12 +10,13 @@ use crate::cli::positive;
 use crate::failure::{Exit, Failure};
 use crate::flops::forward_flops;
 use crate::job::{self, positions_max};
+use crate::onnx;
 use crate::output::{self, Table};
 
 /// Flags of `inspect`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// The model: a directory, a config.json, a .graph text or a preset
+    /// The model: a directory, a config.json, a .graph text, an ONNX file or a preset
     pub model: String,
     /// Tokens of a sequence, for what depends on it; the model's longest by default
     #[arg(long, alias = "seq-length", value_name = "N", value_parser = positive)]
@@ -23,6 +24,9 @@ pub struct Args {
     /// The element type of weights; that of the checkpoint by default
     #[arg(long, value_name = "TYPE", value_parser = job::dtype)]
     pub dtype: Option<DType>,
+    /// Give a dim that an ONNX file leaves open its size
+    #[arg(long, value_name = "NAME=N", value_parser = onnx::dim)]
+    pub dim: Vec<(String, usize)>,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
@@ -38,6 +42,9 @@ struct Part {
 
 /// Answers.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
+    if onnx::is_onnx(&args.model) {
+        return onnx::inspect(&args.model, &args.dim, args.json);
+    }
     let description = resolve(&args.model)?.description;
     let seq = args.seq.unwrap_or_else(|| positions_max(&description));
     let dtype = args.dtype.or(description.stored).unwrap_or(DType::F32);
@@ -75,7 +82,7 @@ fn parts(model: &Model) -> Vec<Part> {
 }
 
 /// How often each op occurs in a function, calls of composites under their own names.
-fn ops(module: &Module, function: &Function) -> BTreeMap<String, usize> {
+pub(crate) fn ops(module: &Module, function: &Function) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     for node in &function.nodes {
         let callee = node.callee().and_then(|name| module.function(name));
@@ -136,7 +143,8 @@ fn part_table(model: &Model, seq: usize, dtype: DType) -> Table {
     table
 }
 
-fn op_table(module: &Module) -> Table {
+/// The ops of every layer.
+pub(crate) fn op_table(module: &Module) -> Table {
     let mut table = Table::new(["function  ops"]);
     let width = layers(module).map(|f| f.name.len()).max().unwrap_or(0);
     for function in layers(module) {

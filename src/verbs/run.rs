@@ -24,6 +24,7 @@ use crate::cli::positive;
 use crate::failure::{Exit, Failure, usage};
 use crate::generation::plan_forward;
 use crate::job::{self, Limited, Question, Where};
+use crate::onnx;
 use crate::output;
 
 /// The entry that computes logits.
@@ -32,11 +33,14 @@ const LOGITS: &str = "logits";
 /// Flags of `run`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// The model: a directory with weights
+    /// The model: a directory with weights, or an ONNX file
     pub model: String,
-    /// The tokens: a .npy file of whole numbers, [samples, tokens]
-    #[arg(long, value_name = "input_ids=FILE")]
-    pub input: String,
+    /// An input as a .npy file; input_ids are whole numbers, [samples, tokens]
+    #[arg(long, required = true, value_name = "NAME=FILE")]
+    pub input: Vec<String>,
+    /// Give a dim that an ONNX file leaves open its size
+    #[arg(long, value_name = "NAME=N", value_parser = onnx::dim)]
+    pub dim: Vec<(String, usize)>,
     /// The labels: a .npy file of the same shape, not shifted; -100 counts for nothing
     #[arg(long, value_name = "FILE")]
     pub labels: Option<PathBuf>,
@@ -86,6 +90,10 @@ struct Answer {
 
 /// Answers.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
+    if onnx::is_onnx(&args.model) {
+        let folder = args.output.as_deref();
+        return onnx::run(&args.model, &args.dim, &args.input, folder, args.json);
+    }
     job::check_executable(args.dtype)?;
     let resolved = resolve(&args.model)?;
     let feed = read_feed(args)?;
@@ -201,14 +209,7 @@ fn bytes_of(values: &[f64], dtype: DType) -> Vec<u8> {
 }
 
 fn read_feed(args: &Args) -> Result<Feed, Failure> {
-    let path = match args.input.split_once('=') {
-        Some(("input_ids", path)) => path,
-        Some((name, _)) => {
-            let headline = format!("the model takes `input_ids`, and no `{name}`");
-            return Err(usage("--input", headline).help("write --input input_ids=FILE").into());
-        }
-        None => &args.input,
-    };
+    let path = token_path(args)?;
     let (tokens, dims) = read_ints(Path::new(path))?;
     let [samples, seq] = dims[..] else {
         let headline = format!("`{path}` has {} dims, and tokens have two", dims.len());
@@ -216,6 +217,23 @@ fn read_feed(args: &Args) -> Result<Feed, Failure> {
     };
     let labels = args.labels.as_deref().map(|labels| shifted_labels(labels, &dims)).transpose()?;
     Ok(Feed { samples, seq, tokens, labels })
+}
+
+/// The one input of a language model.
+fn token_path(args: &Args) -> Result<&str, Diagnostic> {
+    let help = "write --input input_ids=FILE";
+    let [input] = &args.input[..] else {
+        let headline = format!("{} inputs, and the model takes `input_ids` only", args.input.len());
+        return Err(usage("--input", headline).help(help));
+    };
+    match input.split_once('=') {
+        Some(("input_ids", path)) => Ok(path),
+        Some((name, _)) => {
+            let headline = format!("the model takes `input_ids`, and no `{name}`");
+            Err(usage("--input", headline).help(help))
+        }
+        None => Ok(input),
+    }
 }
 
 /// The label of each token is that of the one after it; the last has none.
@@ -259,7 +277,7 @@ fn check_tokens(feed: &Feed, model: &Model, args: &Args) -> Result<(), Diagnosti
     let beyond = feed.tokens.iter().find(|token| !(0..vocab).contains(token));
     if let Some(token) = beyond {
         let headline = format!("token {token} is not one of the model's {vocab}");
-        return Err(wrong_array(&args.input, headline).help("use the model's own tokeniser"));
+        return Err(wrong_array(token_path(args)?, headline).help("use the model's own tokeniser"));
     }
     let (Some(labels), Some(path)) = (&feed.labels, &args.labels) else { return Ok(()) };
     let wrong = |headline| wrong_array(&path.display().to_string(), headline);

@@ -156,10 +156,7 @@ impl<'m> Walk<'m> {
         }
         let mut given = Vec::new();
         for operand in operands {
-            given.push(match operand {
-                Some((name, meaning)) => Some(self.operand(name, meaning)),
-                None => None,
-            });
+            given.push(operand.as_ref().map(|(name, meaning)| self.operand(name, meaning)));
         }
         let before = self.b.function().values.len();
         let (b, opset) = (&mut self.b, self.opset);

@@ -204,9 +204,9 @@ fn round_up(s: &Site, g: &mut Geometry, image: &[usize]) {
     if s.int("ceil_mode", 0) == 0 {
         return;
     }
-    for at in 0..image.len() {
+    for (at, size) in image.iter().enumerate() {
         let span = ((g.kernel[at] - 1) * g.dilation[at] + 1) as i64;
-        let (size, stride) = (image[at] as i64 + g.before[at], g.stride[at] as i64);
+        let (size, stride) = (*size as i64 + g.before[at], g.stride[at] as i64);
         let left = (size + g.after[at] - span).max(0);
         let mut count = (left + stride - 1) / stride;
         if count * stride >= size {
@@ -238,10 +238,10 @@ pub(super) fn pool(s: &mut Site) -> Translated {
     let mut ones = s.number(1.0, x)?;
     let mut rest = Geometry { before: g.before.clone(), after: g.after.clone(), ..g };
     if s.int("count_include_pad", 0) != 0 {
-        for at in 0..given.len() {
-            ones = padded(s, ones, 2 + at, [rest.before[at], given[at]], 1.0)?;
+        for (at, after) in given.iter().enumerate() {
+            ones = padded(s, ones, 2 + at, [rest.before[at], *after], 1.0)?;
             rest.before[at] = 0;
-            rest.after[at] -= given[at];
+            rest.after[at] -= after;
         }
     }
     let ones = windows(s, ones, &rest, 0.0)?;

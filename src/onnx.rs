@@ -1,0 +1,255 @@
+//! ONNX files on the command line: `inspect X.onnx`, `run X.onnx --input NAME=FILE`.
+//!
+//! A file is mapped, and so are those beside it, so that weights that nobody asks for are not read.
+//! It runs on the reference interpreter: exact, and meant for comparing, not for speed.
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path, PathBuf};
+
+use bytes::Bytes;
+use ir::cost::function_cost;
+use ir::eval::eval;
+use ir::import::onnx::{ENTRY, Onnx, Port, read_onnx};
+use ir::{DType, Diagnostic, Span, Tensor};
+use runtime::convert::{Stored, convert};
+use runtime::map::Map;
+use runtime::npy;
+use serde_json::{Value, json};
+
+use crate::failure::{Exit, Failure, usage};
+use crate::output;
+use crate::verbs::inspect::{op_table, ops};
+
+/// Whether a MODEL argument names an ONNX file.
+pub fn is_onnx(model: &str) -> bool {
+    Path::new(model).extension().is_some_and(|e| e.eq_ignore_ascii_case("onnx"))
+}
+
+/// Reads `NAME=N`.
+pub fn dim(text: &str) -> Result<(String, usize), String> {
+    let (name, size) = text.rsplit_once('=').ok_or("not of the form NAME=N")?;
+    let size = size.parse().map_err(|_| "not of the form NAME=N".to_owned())?;
+    Ok((name.to_owned(), size))
+}
+
+/// Reads a model, with sizes for its open dims.
+pub fn load(model: &str, dims: &[(String, usize)]) -> Result<Onnx, Failure> {
+    let path = Path::new(model);
+    if !path.is_file() {
+        let headline = format!("there is no file `{model}`");
+        return Err(Diagnostic::error("E1101", Span::of(model), headline).into());
+    }
+    let name = path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
+    let dims: BTreeMap<String, usize> = dims.iter().cloned().collect();
+    let mut beside =
+        Beside { directory: path.parent().map(Path::to_owned), files: BTreeMap::new() };
+    let bytes = mapped(path)?;
+    let mut open = |location: &str| beside.open(location);
+    let mut onnx = read_onnx(model, &name, bytes, &dims, &mut open)?;
+    ir::recognise::recognise(&mut onnx.module);
+    Ok(onnx)
+}
+
+fn mapped(path: &Path) -> Result<Bytes, Failure> {
+    Ok(Bytes::from_owner(Map::open(path)?))
+}
+
+/// Files that hold weights of a model, each mapped once.
+struct Beside {
+    directory: Option<PathBuf>,
+    files: BTreeMap<String, Bytes>,
+}
+
+impl Beside {
+    fn open(&mut self, location: &str) -> Result<Bytes, String> {
+        if let Some(there) = self.files.get(location) {
+            return Ok(there.clone());
+        }
+        let inside = Path::new(location).components().all(|c| matches!(c, Component::Normal(_)));
+        if !inside {
+            return Err(format!("`{location}` is not beside the model"));
+        }
+        let path = self.directory.clone().unwrap_or_default().join(location);
+        let bytes = mapped(&path).map_err(|_| format!("cannot read `{}`", path.display()))?;
+        self.files.insert(location.to_owned(), bytes.clone());
+        Ok(bytes)
+    }
+}
+
+/// Says what a model is.
+pub fn inspect(model: &str, dims: &[(String, usize)], as_json: bool) -> Result<Exit, Failure> {
+    let onnx = load(model, dims)?;
+    if as_json {
+        output::answer_json(&document(&onnx));
+    } else {
+        output::answer(&page(&onnx));
+    }
+    Ok(Exit::Success)
+}
+
+/// How many numbers the weights are, and their bytes.
+fn weights(onnx: &Onnx) -> (u64, u64) {
+    let types = onnx.module.function(ENTRY).map(|f| f.param_types()).unwrap_or_default();
+    let weights = types.iter().take(onnx.weights.len());
+    weights.fold((0, 0), |(count, bytes), ty| {
+        (count + ty.count().unwrap_or(0) as u64, bytes + ty.bytes().unwrap_or(0))
+    })
+}
+
+fn flops(onnx: &Onnx) -> u64 {
+    let flops = function_cost(&onnx.module, ENTRY).product_flops.as_constant();
+    flops.and_then(|flops| u64::try_from(flops).ok()).unwrap_or(0)
+}
+
+fn page(onnx: &Onnx) -> String {
+    let (count, bytes) = weights(onnx);
+    let producer = if onnx.producer.is_empty() { "an unknown exporter" } else { &onnx.producer };
+    let mut text = format!("{}\n", onnx.name);
+    text += &format!("  format      ONNX, opset {}, by {producer}\n", onnx.opset);
+    text += &format!("  parameters  {}", output::count(count));
+    text += &format!(" ({} in {} tensors)\n", output::bytes(bytes), onnx.weights.len());
+    for (kind, ports) in [("input", &onnx.inputs), ("output", &onnx.outputs)] {
+        for Port { name, ty, .. } in ports {
+            text += &format!("  {kind:<11} {name}: {ty}\n");
+        }
+    }
+    text += &format!("  products    {} forward\n", output::flops(flops(onnx)));
+    let operators: Vec<String> =
+        onnx.operators.iter().map(|(name, count)| format!("{count} {name}")).collect();
+    text += &format!("  operators   {}\n", operators.join(", "));
+    text += &format!("\n{}", op_table(&onnx.module).text());
+    text
+}
+
+fn document(onnx: &Onnx) -> Value {
+    let (count, bytes) = weights(onnx);
+    let ports = |ports: &[Port]| -> Vec<Value> {
+        let port = |p: &Port| json!({"name": p.name, "type": p.ty.to_string()});
+        ports.iter().map(port).collect()
+    };
+    let layers = onnx.module.functions.iter().filter(|f| f.kind == ir::Kind::Layer);
+    let functions: Vec<Value> =
+        layers.map(|f| json!({"name": f.name, "ops": ops(&onnx.module, f)})).collect();
+    json!({
+        "schema": "gantline.inspect_onnx/1",
+        "model": onnx.name,
+        "opset": onnx.opset,
+        "producer": onnx.producer,
+        "params": count,
+        "weight_bytes": bytes,
+        "product_flops": flops(onnx),
+        "inputs": ports(&onnx.inputs),
+        "outputs": ports(&onnx.outputs),
+        "operators": onnx.operators,
+        "functions": functions,
+    })
+}
+
+/// Evaluates a model on arrays, and writes what it yields.
+pub fn run(
+    model: &str,
+    dims: &[(String, usize)],
+    inputs: &[String],
+    folder: Option<&Path>,
+    as_json: bool,
+) -> Result<Exit, Failure> {
+    let onnx = load(model, dims)?;
+    let mut arrays = read_inputs(&onnx, inputs)?;
+    let mut args: Vec<Tensor> = onnx.weights.iter().map(|(_, held)| held.tensor()).collect();
+    args.append(&mut arrays);
+    let results = eval(&onnx.module, ENTRY, &args)?;
+    if let Some(folder) = folder {
+        std::fs::create_dir_all(folder).map_err(runtime::Error::io("create", folder))?;
+        for (port, tensor) in onnx.outputs.iter().zip(&results) {
+            write(&folder.join(format!("{}.npy", port.value)), tensor)?;
+        }
+        output::note(&format!("wrote {}", folder.display()));
+    }
+    if as_json {
+        let outputs = onnx.outputs.iter().zip(&results).map(|(port, tensor)| {
+            let file = format!("{}.npy", port.value);
+            json!({"name": port.name, "dims": tensor.dims, "dtype": tensor.dtype.name(), "file": file})
+        });
+        let outputs: Vec<Value> = outputs.collect();
+        output::answer_json(&json!({"schema": "gantline.run_onnx/1", "outputs": outputs}));
+    } else {
+        let line = |(port, tensor): (&Port, &Tensor)| format!("{}  {}", port.name, tensor.ty());
+        let lines: Vec<String> = onnx.outputs.iter().zip(&results).map(line).collect();
+        output::answer(&lines.join("\n"));
+    }
+    Ok(Exit::Success)
+}
+
+/// The array of every input, in their order; what is wrong with any of them at once.
+fn read_inputs(onnx: &Onnx, inputs: &[String]) -> Result<Vec<Tensor>, Failure> {
+    let mut given = BTreeMap::new();
+    let mut wrong = Vec::new();
+    for input in inputs {
+        match input.split_once('=') {
+            Some((name, path)) if onnx.inputs.iter().any(|port| port.name == name) => {
+                given.insert(name, path);
+            }
+            Some((name, _)) => {
+                let names: Vec<&str> = onnx.inputs.iter().map(|p| p.name.as_str()).collect();
+                let headline = format!("the model has no input `{name}`");
+                let note = format!("it takes {}", names.join(", "));
+                wrong.push(usage("--input", headline).note(note));
+            }
+            None => wrong.push(usage("--input", format!("`{input}` is not of the form NAME=FILE"))),
+        }
+    }
+    let mut tensors = Vec::new();
+    for port in &onnx.inputs {
+        let Some(path) = given.get(port.name.as_str()) else {
+            let headline = format!("the input `{}` is not given", port.name);
+            let help = format!("write --input {}=FILE, {} as a .npy file", port.name, port.ty);
+            wrong.push(usage("--input", headline).help(help));
+            continue;
+        };
+        let array = npy::read(Path::new(path))?;
+        let sizes = port.ty.sizes().unwrap_or_default();
+        if array.dims != sizes {
+            let headline =
+                format!("the input `{}` is {}, the array is {:?}", port.name, port.ty, array.dims);
+            wrong.push(Diagnostic::error("E5009", Span::of(*path), headline));
+            continue;
+        }
+        tensors.push(tensor(&array, port.ty.dtype));
+    }
+    if wrong.is_empty() { Ok(tensors) } else { Err(wrong.into()) }
+}
+
+/// The elements of an array, cast to the type of the input.
+fn tensor(array: &npy::Array, dtype: DType) -> Tensor {
+    let words = array.bytes.as_chunks::<8>().0;
+    if array.dtype == DType::I64 {
+        let numbers: Vec<i64> = words.iter().map(|b| i64::from_le_bytes(*b)).collect();
+        if matches!(dtype, DType::I8 | DType::I32 | DType::I64 | DType::U32) {
+            return Tensor::int(dtype, &array.dims, numbers);
+        }
+        let numbers = numbers.into_iter().map(|n| n as f64).collect();
+        return Tensor::from_f64(dtype, &array.dims, numbers);
+    }
+    let bytes = convert(Stored::DType(array.dtype), &array.bytes, DType::F64);
+    let numbers = bytes.as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b)).collect();
+    Tensor::from_f64(dtype, &array.dims, numbers)
+}
+
+/// Integers and truth values that arrays do not have are written as `i32` and `i64`.
+fn write(path: &Path, tensor: &Tensor) -> Result<(), Failure> {
+    let numbers = tensor.to_f64();
+    let (dtype, bytes): (DType, Vec<u8>) = match tensor.dtype {
+        DType::F64 => (DType::F64, numbers.iter().flat_map(|x| x.to_le_bytes()).collect()),
+        DType::I64 | DType::U32 => {
+            let ir::tensor::Data::Int(numbers) = &tensor.data else { return Ok(()) };
+            (DType::I64, numbers.iter().flat_map(|x| x.to_le_bytes()).collect())
+        }
+        DType::I8 | DType::I32 | DType::Bool => {
+            (DType::I32, numbers.iter().flat_map(|x| (*x as i32).to_le_bytes()).collect())
+        }
+        DType::F32 | DType::BF16 | DType::F16 | DType::F8E4M3 | DType::F8E5M2 => {
+            (DType::F32, numbers.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect())
+        }
+    };
+    Ok(npy::write(path, dtype, &tensor.dims, &bytes)?)
+}

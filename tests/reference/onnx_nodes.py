@@ -1,0 +1,105 @@
+"""Runs the generated node cases of the onnx package through `gantline run`.
+
+    pip install onnx numpy
+    python tests/reference/onnx_nodes.py target/debug/gantline [--filter TEXT] [--list]
+
+Each case is a model of one or a few nodes with its inputs and the outputs that the package
+computed by numpy. Prints how many agree, how many are refused as unsupported, and every case that
+is neither.
+"""
+
+import argparse
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+DATA = pathlib.Path(onnx.__file__).parent / "backend" / "test" / "data"
+
+
+def value_name(name):
+    """How a value is named in a module, and so the file of an output."""
+    return re.sub(r"[^A-Za-z0-9.]", "_", name).strip("_") or "v"
+
+
+def read(path):
+    tensor = onnx.TensorProto()
+    tensor.ParseFromString(path.read_bytes())
+    return numpy_helper.to_array(tensor)
+
+
+def storable(array):
+    """The array in a type that `.npy` inputs may have."""
+    if array.dtype.kind in "iub":
+        return array.astype(np.int64)
+    return array if array.dtype == np.float64 else array.astype(np.float32)
+
+
+def run(binary, case):
+    """`pass`, `refused: why` or `fail: why`."""
+    model = onnx.load(case / "model.onnx")
+    stored = {tensor.name for tensor in model.graph.initializer}
+    names = [i.name for i in model.graph.input if i.name not in stored]
+    data = case / "test_data_set_0"
+    with tempfile.TemporaryDirectory() as out:
+        out = pathlib.Path(out)
+        command = [binary, "run", str(case / "model.onnx"), "-o", str(out), "--json"]
+        for at, name in enumerate(names):
+            try:
+                array = storable(read(data / f"input_{at}.pb"))
+            except Exception as error:
+                return f"refused: an input that is no array ({type(error).__name__})"
+            np.save(out / f"in{at}.npy", np.ascontiguousarray(array).reshape(array.shape))
+            command += ["--input", f"{name}={out / f'in{at}.npy'}"]
+        if not names:
+            command += ["--input", "none"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode == 4:
+            return "refused: " + done.stderr.splitlines()[0]
+        if done.returncode != 0:
+            return f"fail: exit {done.returncode}: " + " ".join(done.stderr.split())[:200]
+        for at, output in enumerate(model.graph.output):
+            wanted = read(data / f"output_{at}.pb")
+            found = np.load(out / f"{value_name(output.name)}.npy")
+            if found.shape != wanted.shape:
+                return f"fail: {output.name} is {found.shape}, not {wanted.shape}"
+            tolerance = 0 if wanted.dtype.kind in "iub" else 1e-4
+            wanted = wanted.astype(found.dtype)
+            if not np.allclose(found, wanted, rtol=1e-3, atol=tolerance, equal_nan=True):
+                return f"fail: {output.name} is {found.ravel()[:4]}, not {wanted.ravel()[:4]}"
+    return "pass"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("binary")
+    parser.add_argument("--filter", default="")
+    parser.add_argument("--list", action="store_true", help="also print refused cases")
+    args = parser.parse_args()
+    counts, reasons = Counter(), Counter()
+    for case in sorted((DATA / "node").iterdir()):
+        if args.filter not in case.name or not (case / "model.onnx").exists():
+            continue
+        result = run(args.binary, case)
+        kind = result.split(":")[0]
+        counts[kind] += 1
+        if kind == "refused":
+            reasons[result] += 1
+        if kind == "fail" or (args.list and kind == "refused"):
+            print(f"{case.name}: {result}")
+    for reason, count in reasons.most_common(40):
+        print(f"{count:5} {reason}")
+    total = sum(counts.values())
+    kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    print(f"onnx {onnx.__version__}: {total} cases, {kinds}")
+    sys.exit(counts["fail"] > 0)
+
+
+if __name__ == "__main__":
+    main()
