@@ -26,7 +26,7 @@ const LOCAL_RANKS_MAX: usize = 1024;
 /// Where a model runs.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Where {
-    /// The cluster: a preset (cpu-local, h100, a100) or a file
+    /// The cluster: a preset (`gantline cluster ls`) or a file
     #[arg(long, value_name = "PRESET|FILE", default_value = "cpu-local")]
     pub cluster: String,
     /// Ranks: one executor with one device each

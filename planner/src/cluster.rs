@@ -33,12 +33,13 @@ use crate::machine::Machine;
 use draft::Draft;
 
 /// Clusters that need no file, with their texts.
-pub const PRESETS: [(&str, &str); 13] = [
+pub const PRESETS: [(&str, &str); 14] = [
     ("cpu-local", include_str!("preset/cpu-local.toml")),
     ("v100", include_str!("preset/v100.toml")),
     ("a100", include_str!("preset/a100.toml")),
     ("a100-40gb", include_str!("preset/a100-40gb.toml")),
     ("h100", include_str!("preset/h100.toml")),
+    ("h100-96gb", include_str!("preset/h100-96gb.toml")),
     ("h800", include_str!("preset/h800.toml")),
     ("h200", include_str!("preset/h200.toml")),
     ("b200", include_str!("preset/b200.toml")),

@@ -97,22 +97,29 @@ impl Question {
     }
 }
 
-/// Devices as tables name them, with the preset that describes them.
-const DEVICES: [(&str, &str); 14] = [
-    ("A100-80GB", "a100"),
+/// Devices as tables name them, with the preset that describes them: the first whose name is the
+/// beginning of the table's.
+const DEVICES: [(&str, &str); 20] = [
     ("A100-40GB", "a100-40gb"),
-    ("H100-80GB", "h100"),
-    ("H100-96GB", "h100"),
-    ("H800-80GB", "h800"),
-    ("H200-141GB", "h200"),
+    ("A100", "a100"),
+    ("H100-96GB", "h100-96gb"),
+    ("H100", "h100"),
+    ("H800", "h800"),
+    ("H200", "h200"),
+    ("GH200", "h200"),
     ("B200", "b200"),
     ("B300", "b300"),
     ("GB200", "gb200-nvl72"),
     ("GB300", "gb300-nvl72"),
-    ("V100-32GB", "v100"),
-    ("V100-16GB", "v100"),
+    ("V100", "v100"),
+    ("Tesla V100", "v100"),
+    ("RTX 4090", "rtx4090"),
     ("RTX-4090", "rtx4090"),
+    ("RTX4090", "rtx4090"),
     ("MI300X", "mi300x"),
+    ("NVIDIA A100", "a100"),
+    ("NVIDIA H100", "h100"),
+    ("NVIDIA H200", "h200"),
 ];
 
 /// Reads a row.
@@ -301,8 +308,7 @@ impl RowReader<'_> {
 
     fn cluster(&mut self) -> Result<Cluster, String> {
         let gpu = self.row.text("gpu");
-        let found = DEVICES.iter().find(|(name, _)| *name == gpu);
-        let found = found.or_else(|| DEVICES.iter().find(|(name, _)| gpu.starts_with(name)));
+        let found = DEVICES.iter().find(|(name, _)| gpu.starts_with(name));
         let Some((_, preset)) = found else {
             let near = nearest(gpu, DEVICES.iter().map(|(name, _)| *name));
             let near = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();

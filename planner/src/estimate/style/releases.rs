@@ -205,7 +205,7 @@ const TORCH_FSDP: Style = Style {
     loss_bytes: [10.0, 8.0],
     // Compiled blocks are a few calls each.
     host: Host { operations: 2.0, ..EAGER },
-    usual_recompute: "full",
+    usual_recompute: "attention",
     source: "github.com/pytorch/torchtitan; github.com/foundation-model-stack/fms-fsdp",
     ..LLM_FOUNDRY
 };
