@@ -11,7 +11,8 @@
 //!   layer block keep full
 //!     %w_fc: [*, dim1 @ tp]
 //! ```
-//! Dims after the last one that is cut are left out of a sharding. Comments start with `#`.
+//! Dims after the last one that is cut are left out of a sharding. Comments start with `#`. The
+//! names of model and cluster stand in quotes where they would be read otherwise.
 //!
 //! `E1021` is a line that is not understood, `E1022` a decision that is missing or taken twice.
 
@@ -20,6 +21,7 @@ use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
+use super::program::unescape;
 use crate::plan::{FunctionPlan, Keep, Mesh, Optimizer, Plan, Prediction, Schedule};
 use crate::sharding::{Axis, Sharding};
 use crate::{DType, Diagnostic, Span};
@@ -29,7 +31,8 @@ const DIAGNOSTICS_MAX: usize = 20;
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "plan {} on {} of {}", self.model, self.mesh, self.cluster)?;
+        let [model, cluster] = [&self.model, &self.cluster].map(|name| phrase(name));
+        writeln!(f, "plan {model} on {} of {cluster}", self.mesh)?;
         let (size, count) = (self.microbatch_size, self.microbatch_count);
         writeln!(f, "  micro-batch size={size} count={count}")?;
         let ends: String = self.stage_ends.iter().map(|end| format!(" {end}")).collect();
@@ -54,6 +57,49 @@ impl fmt::Display for Plan {
     }
 }
 
+/// A name of any characters, in quotes where it needs them.
+fn phrase(name: &str) -> String {
+    let mut words = name.split(' ');
+    let is_read_otherwise = |c: char| c.is_control() || "\"#\\".contains(c);
+    let is_plain = name.trim() == name
+        && !name.contains(is_read_otherwise)
+        && words.all(|word| !["", "on", "of"].contains(&word));
+    if is_plain { name.to_owned() } else { format!("\"{}\"", name.escape_default()) }
+}
+
+/// Cuts a name, as [`phrase`] writes it, and the word after it off a text.
+fn cut_phrase<'t>(text: &'t str, word: &str) -> Option<(String, &'t str)> {
+    let Some(quoted) = text.strip_prefix('"') else {
+        let (name, rest) = if word.is_empty() { (text, "") } else { text.split_once(word)? };
+        return Some((name.to_owned(), rest));
+    };
+    let end = quote_end(quoted)?;
+    Some((unescape(&quoted[..end])?, quoted[end + 1..].strip_prefix(word)?))
+}
+
+/// Where the quote ends that a text is the inside of.
+fn quote_end(text: &str) -> Option<usize> {
+    let mut is_escaped = false;
+    text.find(|c| {
+        let ends = c == '"' && !is_escaped;
+        is_escaped = c == '\\' && !is_escaped;
+        ends
+    })
+}
+
+/// The line without its comment, which starts with a `#` that is not quoted.
+fn without_comment(line: &str) -> &str {
+    let mut start = 0;
+    while let Some(at) = line[start..].find(['#', '"']).map(|at| start + at) {
+        start = match line[at..].strip_prefix('"') {
+            Some(inside) => at + 1 + quote_end(inside).map_or(inside.len(), |end| end + 1),
+            None if at == 0 || line[..at].ends_with(' ') => return &line[..at],
+            None => at + 1,
+        };
+    }
+    line
+}
+
 fn optimizer_text(optimizer: Optimizer) -> String {
     match optimizer {
         Optimizer::Sgd { decay, decay_biases } => {
@@ -74,10 +120,7 @@ pub fn parse_plan(source: &str, text: &str) -> Result<Plan, Vec<Diagnostic>> {
     let mut reader = Reader { source, diagnostics: Vec::new(), draft: Draft::default() };
     let mut start = 0;
     for line in text.split_inclusive('\n') {
-        let content = match line.find('#') {
-            Some(at) if at == 0 || line[..at].ends_with(' ') => &line[..at],
-            Some(_) | None => line,
-        };
+        let content = without_comment(line);
         let indent = content.len() - content.trim_start().len();
         let content = content.trim();
         if !content.is_empty() {
@@ -199,9 +242,10 @@ impl Draft {
     fn take(&mut self, word: &str, rest: &str, line: &str) -> Option<bool> {
         match word {
             "plan" => {
-                let (model, rest) = rest.split_once(" on ")?;
+                let (model, rest) = cut_phrase(rest, " on ")?;
                 let (mesh, cluster) = rest.split_once(" of ")?;
-                set(&mut self.head, (model.to_owned(), read_mesh(mesh)?, cluster.to_owned()))
+                let (cluster, rest) = cut_phrase(cluster, "")?;
+                set(&mut self.head, (model, read_mesh(mesh)?, cluster)).filter(|_| rest.is_empty())
             }
             "micro-batch" => {
                 let [size, count] = read_numbers(rest, ["size", "count"])?;

@@ -36,6 +36,7 @@ use crate::program::{
 };
 
 pub use read::parse_program;
+pub(crate) use read::unescape;
 
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

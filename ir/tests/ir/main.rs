@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may fail anywhere")]
 
+mod artefacts;
 mod composites;
 mod constraints;
 mod draws;

@@ -543,7 +543,7 @@ impl<'t> Line<'t> {
 }
 
 /// Reverses [`str::escape_default`].
-fn unescape(text: &str) -> Option<String> {
+pub(crate) fn unescape(text: &str) -> Option<String> {
     let mut out = String::new();
     let mut chars = text.chars();
     while let Some(c) = chars.next() {

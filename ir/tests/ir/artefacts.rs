@@ -1,0 +1,230 @@
+//! The text forms of random plans and programs read back, whatever their names are.
+
+use gantline_ir::DType;
+use gantline_ir::op::Combiner;
+use gantline_ir::plan::{FunctionPlan, Keep, Mesh, Optimizer, Plan, Prediction, Schedule};
+use gantline_ir::program::{
+    Buffer, BufferId, Contents, Entry, Exchange, Feed, Group, Instruction, LocalBuffer, Program,
+    Ref, Routine, Step, WeightShard,
+};
+use gantline_ir::sharding::{Axis, Layout, Sharding};
+use gantline_ir::text::{parse_plan, parse_program};
+
+use crate::draws::{Draws, seeds};
+
+#[test]
+fn random_plans_read_back() {
+    for seed in seeds(1000) {
+        let plan = plan(&mut Draws::new(seed));
+        let text = plan.to_string();
+        assert_eq!(parse_plan("text", &text).as_ref(), Ok(&plan), "SEED={seed}\n{text}");
+    }
+}
+
+#[test]
+fn random_programs_read_back() {
+    for seed in seeds(500) {
+        let program = program(&mut Draws::new(seed));
+        let text = program.to_string();
+        assert_eq!(parse_program("text", &text).as_ref(), Ok(&program), "SEED={seed}\n{text}");
+    }
+}
+
+/// A name as people give directories: any character but those that no path has.
+fn name(r: &mut Draws) -> String {
+    let odd =
+        ["on", "of", " on ", " of ", "#", " # ", "\"", "\\", "é", "\t", " ", "\u{85}", "[", "%"];
+    let mut name = String::new();
+    for _ in 0..1 + r.below(4) {
+        name += if r.below(4) == 0 {
+            odd[r.below(odd.len())]
+        } else {
+            ["a", "Q7", "gpt2-", "_.x"][r.below(4)]
+        };
+    }
+    name
+}
+
+/// A name of a function or value.
+fn word(r: &mut Draws) -> String {
+    let mut word = "abcdefgh"[r.below(8)..].to_owned();
+    word += ["", ".grad", "_7", ".0.w"][r.below(4)];
+    word
+}
+
+/// Any finite number.
+fn number(r: &mut Draws) -> f64 {
+    loop {
+        let any = f64::from_bits(r.word());
+        let number = [any, r.number(0.0, 1.0), 0.0, -0.0, 1e-8, 5e-324, f64::MAX][r.below(7)];
+        if number.is_finite() {
+            return number;
+        }
+    }
+}
+
+fn some<T>(r: &mut Draws, most: usize, mut make: impl FnMut(&mut Draws) -> T) -> Vec<T> {
+    (0..r.below(most + 1)).map(|_| make(r)).collect()
+}
+
+fn dtype(r: &mut Draws) -> DType {
+    DType::ALL[r.below(DType::ALL.len())]
+}
+
+fn sharding(r: &mut Draws) -> Sharding {
+    let layout = |r: &mut Draws| match r.below(3) {
+        0 => Layout::Replicated,
+        1 => Layout::Cut { dim: r.below(4), unit: 1 + r.below(3) * r.below(64) },
+        _ => Layout::Partial(Combiner::ALL[r.below(3)]),
+    };
+    Sharding::new(Axis::ALL.map(|axis| (axis, layout(r))))
+}
+
+fn plan(r: &mut Draws) -> Plan {
+    let optimizer = match r.coin() {
+        true => Optimizer::Sgd { decay: number(r), decay_biases: number(r) },
+        false => Optimizer::AdamW {
+            beta1: number(r),
+            beta2: number(r),
+            eps: number(r),
+            decay: number(r),
+            decay_biases: number(r),
+        },
+    };
+    let function = |r: &mut Draws| FunctionPlan {
+        keep: [Keep::None, Keep::Full][r.below(2)],
+        shardings: some(r, 5, |r| (word(r), sharding(r))).into_iter().collect(),
+    };
+    let prediction = |r: &mut Draws| {
+        let origin = ["measured", "fitted", "datasheet", "derived"][r.below(4)].to_owned();
+        (word(r), Prediction { value: number(r), origin })
+    };
+    Plan {
+        model: name(r),
+        cluster: name(r),
+        mesh: Mesh { pp: 1 + r.below(9), dp: 1 + r.below(9), tp: 1 + r.below(9) },
+        microbatch_size: 1 + r.below(100),
+        microbatch_count: 1 + r.below(100),
+        seq: r.below(100_000),
+        dtype: dtype(r),
+        schedule: Schedule::OneFOneB,
+        stage_ends: (0..1 + r.below(5)).map(|_| r.below(100)).collect(),
+        optimizer,
+        clip: r.coin().then(|| number(r)),
+        functions: some(r, 3, |r| (word(r), function(r))).into_iter().collect(),
+        predictions: some(r, 4, prediction).into_iter().collect(),
+    }
+}
+
+fn reference(r: &mut Draws) -> Ref {
+    let at = r.below(50) as u32;
+    if r.coin() { Ref::Slot(at) } else { Ref::Local(at) }
+}
+
+fn buffer_id(r: &mut Draws) -> BufferId {
+    BufferId(r.below(1000) as u32)
+}
+
+fn feed(r: &mut Draws) -> Feed {
+    match r.below(6) {
+        0 => Feed::Tokens,
+        1 => Feed::Labels,
+        2 => Feed::Key { path: r.word() as u32 },
+        3 => Feed::Scalars,
+        4 => Feed::Position,
+        _ => Feed::Last,
+    }
+}
+
+fn contents(r: &mut Draws) -> Contents {
+    match r.below(10) {
+        0 => Contents::Param(r.below(9)),
+        1 => Contents::Grad(r.below(9)),
+        2 => Contents::State { weight: r.below(9), index: r.below(3) },
+        3 => Contents::Feed(feed(r)),
+        4 => Contents::Stats,
+        5 => Contents::Cache(r.below(9)),
+        6 => Contents::Output,
+        7 => Contents::View,
+        8 => Contents::Activation,
+        _ => Contents::Frame,
+    }
+}
+
+fn instruction(r: &mut Draws) -> Instruction {
+    if r.coin() {
+        let (inputs, outputs) = (some(r, 4, reference), some(r, 3, reference));
+        return Instruction::Launch { kernel: r.below(99), inputs, outputs };
+    }
+    let (outer, inner) = (r.below(9), r.below(9));
+    let counts = some(r, 4, |r| r.below(99));
+    let exchange = match r.below(3) {
+        0 => Exchange::AllReduce(Combiner::ALL[r.below(3)]),
+        1 => Exchange::AllGather { outer, inner, counts },
+        _ => Exchange::ReduceScatter { outer, inner, counts },
+    };
+    let group = match r.below(3) {
+        0 => Group::Axis(Axis::ALL[r.below(4)]),
+        1 => Group::Stages(some(r, 4, |r| r.below(8))),
+        _ => Group::World,
+    };
+    let input = reference(r);
+    let output = if r.coin() { input } else { reference(r) };
+    let (dtype, elements) = (dtype(r), r.below(1 << 20));
+    Instruction::Collective { exchange, group, dtype, elements, input, output }
+}
+
+fn step(r: &mut Draws) -> Step {
+    match r.below(4) {
+        0 => Step::Feed { feed: feed(r), microbatch: r.below(9), buffer: buffer_id(r) },
+        1 => {
+            let frame = if r.coin() { Some(buffer_id(r)) } else { None };
+            Step::Call { routine: r.below(9), slots: some(r, 5, buffer_id), frame }
+        }
+        2 => Step::Send { to: r.below(9), buffer: buffer_id(r) },
+        _ => Step::Receive { from: r.below(9), buffer: buffer_id(r) },
+    }
+}
+
+fn program(r: &mut Draws) -> Program {
+    let shard = |r: &mut Draws| WeightShard {
+        name: name(r),
+        global: some(r, 4, |r| r.below(999)),
+        ranges: some(r, 4, |r| (r.below(99), r.below(99))),
+        owned: r.coin(),
+    };
+    let buffer = |r: &mut Draws| Buffer {
+        name: name(r),
+        contents: contents(r),
+        dtype: dtype(r),
+        sizes: some(r, 4, |r| r.below(999)),
+        bytes: r.word(),
+        offset: r.word(),
+    };
+    let local = |r: &mut Draws| LocalBuffer { name: name(r), bytes: r.word(), offset: r.word() };
+    let routine = |r: &mut Draws| Routine {
+        name: name(r),
+        slots: some(r, 4, |r| (name(r), r.word())),
+        locals: some(r, 3, local),
+        frame_bytes: r.word(),
+        instructions: some(r, 5, instruction),
+    };
+    let entry = |r: &mut Draws| Entry {
+        name: name(r),
+        steps: some(r, 5, step),
+        outputs: some(r, 2, buffer_id),
+    };
+    Program {
+        name: name(r),
+        stage: r.below(9),
+        tensor: r.below(9),
+        weights: some(r, 3, shard),
+        buffers: some(r, 8, buffer),
+        arena_bytes: r.word(),
+        live_bytes_max: r.word(),
+        routines: some(r, 3, routine),
+        steps: some(r, 8, step),
+        evaluate: some(r, 8, step),
+        entries: some(r, 2, entry),
+    }
+}
