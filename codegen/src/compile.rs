@@ -39,7 +39,24 @@ pub struct Compiled {
 pub fn compile(module: &Module, entry: &str, plan: &Plan) -> Result<Compiled, Diagnostic> {
     let mut compiler = Compiler::new(module, entry)?;
     let programs = compiler.programs(plan)?;
-    Ok(Compiled { programs, kernels: compiler.layers.table.kernels })
+    Ok(Compiled { programs, kernels: compiler.layers.table.kernels }.checked(plan))
+}
+
+impl Compiled {
+    /// The same; in debug builds only if [`check`](crate::check) finds nothing wrong. Element types
+    /// that are only planned for have no kernels to check.
+    ///
+    /// # Panics
+    /// When it does: what made the programs has a defect.
+    pub(crate) fn checked(self, plan: &Plan) -> Compiled {
+        if cfg!(debug_assertions) && matches!(plan.dtype, DType::F32 | DType::F64) {
+            let found = crate::check::check(&self.programs, &self.kernels, plan);
+            let first = found.first();
+            let first = first.map(|d| format!("{} {}: {}", d.code, d.span.source, d.headline));
+            assert!(first.is_none(), "programs are sound: {}", first.unwrap_or_default());
+        }
+        self
+    }
 }
 
 /// Compiles one module under many plans: what they share is compiled once.

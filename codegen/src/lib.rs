@@ -25,7 +25,8 @@
 //! function of one rank and [`specialise`] cuts it in two; [`domain`] and [`fuse`] group nodes into
 //! kernels, which [`tile`] and [`catalogue`] describe; [`lower`] makes routines of launches and
 //! [`routines`] those of a class; [`arena`] gives offsets; [`compile`] assembles, and [`inference`]
-//! what only runs forward. [`check`] replays the result and calls nothing of the above.
+//! what only runs forward. [`check`] replays the result and calls nothing of the above; in debug
+//! builds it looks at everything that is compiled.
 //!
 //! # Diagnostics
 //!
