@@ -10,7 +10,8 @@ use clap::{Parser, Subcommand};
 use crate::failure::{self, Exit, Failure};
 use crate::output;
 use crate::verbs::{
-    calibrate, cluster, generate, inspect, plan, run as run_once, score, train, validate, verify,
+    calibrate, cluster, compile, generate, inspect, plan, run as run_once, score, train, validate,
+    verify,
 };
 
 /// The command line.
@@ -44,11 +45,13 @@ pub enum Verb {
     Fit(plan::Asked),
     /// Say why the plan is as it is, and where a step goes
     Explain(plan::Asked),
+    /// Write programs for all ranks into one file, for `run`
+    Compile(Box<compile::Args>),
     /// Train a model on texts, or go on with a run
     Train(Box<train::Args>),
     /// Continue a text with a model that was trained
     Generate(Box<generate::Args>),
-    /// Run one batch through a model: its loss and gradients
+    /// Run one batch through a model or a compiled file: loss, gradients, time
     Run(Box<run_once::Args>),
     /// Compare every mesh of some ranks with one device: loss and all gradients
     Verify(verify::Args),
@@ -92,6 +95,7 @@ fn run(verb: &Verb) -> Result<Exit, Failure> {
         Verb::Plan(args) => plan::plan(args),
         Verb::Fit(asked) => plan::fit(asked),
         Verb::Explain(asked) => plan::explain_plan(asked),
+        Verb::Compile(args) => compile::run(args),
         Verb::Train(args) => train::run(args),
         Verb::Generate(args) => generate::run(args),
         Verb::Run(args) => run_once::run(args),

@@ -29,6 +29,8 @@
 //! | `E5010` | a verb that this kind of model does not have | 4 |
 //! | `E5011` | a table without a column that is needed | 6 |
 //! | `E5012` | a table that cannot be read | 6 |
+//! | `E5013` | weights of another model than was compiled | 2 |
+//! | `E5014` | a compiled file without a step to run | 6 |
 
 use std::fs;
 use std::path::Path;
@@ -207,8 +209,9 @@ pub fn exit_of(code: &str) -> Exit {
         "E3007" => Exit::World,
         "E4001" | "E4021" | "E4030" | "E4032" | "E4040" => Exit::Usage,
         "E4050" | "E4051" | "E4060" => Exit::Usage,
+        "E4074" => Exit::World,
         "E4052" | "E5008" => Exit::Failed,
-        "E5001" | "E5002" | "E5003" | "E5006" | "E5009" => Exit::Usage,
+        "E5001" | "E5002" | "E5003" | "E5006" | "E5009" | "E5013" => Exit::Usage,
         "E5010" => Exit::Unsupported,
         code if code.starts_with("E1") => Exit::of_code(ir::import::exit_code(code)),
         _ => Exit::BadFile,
@@ -263,6 +266,8 @@ mod tests {
             ("E4002", 6),
             ("E4032", 2),
             ("E4052", 5),
+            ("E4071", 6),
+            ("E4074", 7),
             ("E5001", 2),
             ("E5008", 5),
         ];

@@ -45,6 +45,7 @@ pub mod job;
 pub mod flops;
 pub mod run;
 pub mod training;
+pub mod artefact;
 pub mod generation;
 pub mod onnx;
 pub mod verbs;

@@ -158,7 +158,7 @@ fn find_plan(from: &PlanFrom, question: &Question) -> Result<(Plan, String), Fai
 ///
 /// # Errors
 /// Those of its text; `E5006`, one for each difference; those of [`planner::check`].
-fn read_plan(path: &str, text: &str, question: &Question) -> Result<Plan, Vec<Diagnostic>> {
+pub fn read_plan(path: &str, text: &str, question: &Question) -> Result<Plan, Vec<Diagnostic>> {
     let plan = ir::text::parse_plan(path, text)?;
     let mut wrong = Vec::new();
     let mut compare = |what: &str, flag: &str, asked: String, planned: String| {

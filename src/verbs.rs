@@ -2,6 +2,7 @@
 
 pub mod inspect;
 pub mod plan;
+pub mod compile;
 pub mod train;
 pub mod generate;
 pub mod run;

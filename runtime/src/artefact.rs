@@ -193,13 +193,17 @@ struct Member {
 ///
 /// **Determinism.** Equal contents give equal bytes.
 pub fn write(path: &Path, contents: &Contents) -> Result<(), Error> {
-    let bytes = encode(contents).map_err(Error::io("encode", path))?;
+    write_bytes(path, &encode(contents).map_err(Error::io("encode", path))?)
+}
+
+/// Writes the bytes of an artefact, as [`write`] does.
+pub fn write_bytes(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".tmp");
     let fresh = path.with_file_name(name);
     let mut file = File::create(&fresh).map_err(Error::io("create", &fresh))?;
-    let written = file.write_all(&bytes).and_then(|()| file.sync_all());
-    written.map_err(Error::io("write", &fresh))?;
+    let written = file.write_all(bytes).and_then(|()| file.sync_all());
+    written.map_err(Error::io("write", &fresh)).inspect_err(|_| drop(fs::remove_file(&fresh)))?;
     fs::rename(&fresh, path).map_err(Error::io("rename", &fresh))?;
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));

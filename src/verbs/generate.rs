@@ -71,13 +71,13 @@ pub struct Args {
 const STOPS: [&str; 4] = ["<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "</s>"];
 
 /// Where weights come from.
-enum Origin {
+pub(super) enum Origin {
     Run(Box<Checkpoint>),
     Directory(Weights),
 }
 
 impl Origin {
-    fn fill(&self, session: &mut Session, model: &Model) -> Result<(), Failure> {
+    pub(super) fn fill(&self, session: &mut Session, model: &Model) -> Result<(), Failure> {
         match self {
             Origin::Run(checkpoint) => Ok(restore(session, checkpoint)?),
             Origin::Directory(weights) => {
@@ -182,7 +182,7 @@ fn sampling(args: &Args) -> Result<Sampling, Failure> {
 }
 
 /// The description, the directory of the tokeniser, the weights.
-fn open(source: &str) -> Result<(Description, PathBuf, Origin), Failure> {
+pub(super) fn open(source: &str) -> Result<(Description, PathBuf, Origin), Failure> {
     let path = Path::new(source);
     if Run::is_at(path) {
         let (run, settings) = Run::open(path)?;

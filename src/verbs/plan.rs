@@ -62,14 +62,20 @@ const LISTED: usize = 8;
 impl Asked {
     /// The model, and the question in the planner's form.
     pub fn question(&self) -> Result<(Model, Question), Failure> {
+        self.question_with(None)
+    }
+
+    /// As [`Asked::question`], with another probability of dropout than the model's.
+    pub fn question_with(&self, dropout: Option<f64>) -> Result<(Model, Question), Failure> {
         let description = resolve(&self.model)?.description;
         let cluster = self.place.cluster()?;
         let seq = self.seq.unwrap_or_else(|| positions_max(&description));
-        let dtype = self.dtype.unwrap_or(match cluster.device.kind {
+        let usual = match cluster.device.kind {
             Kind::Cpu => DType::F32,
             Kind::Gpu => DType::BF16,
-        });
-        let model = crate::import(&description, &Options { seq, dtype, dropout: None })?;
+        };
+        let dtype = self.dtype.unwrap_or(usual);
+        let model = crate::import(&description, &Options { seq, dtype, dropout })?;
         let question = Question {
             cluster,
             module: crate::prepare(&model)?,

@@ -5,6 +5,10 @@
 //! The loss is that of transformers: labels are shifted by one, those of -100 count for nothing,
 //! and what is left is averaged. Gradients are of that mean, under the names that the model's
 //! checkpoint has for its weights.
+//!
+//! A compiled file runs as it was compiled: see [`compiled`].
+
+mod compiled;
 
 use std::path::{Path, PathBuf};
 
@@ -14,12 +18,13 @@ use codegen::prepare::prepare_inference;
 use ir::import::{Model, Options, resolve};
 use ir::{DType, Diagnostic, Plan, Span};
 use runtime::convert::{Stored, convert};
-use runtime::execute::{Batch, Classes, Part, Scalars, StepReport, Values};
+use runtime::execute::{Batch, Classes, Part, Scalars, Session, StepReport, Values};
 use runtime::load::{Named, collect_weights, load_weights, write_named};
 use runtime::npy;
 use runtime::weights::Weights;
 use serde_json::json;
 
+use crate::artefact::is_artefact;
 use crate::cli::positive;
 use crate::failure::{Exit, Failure, usage};
 use crate::generation::plan_forward;
@@ -33,10 +38,10 @@ const LOGITS: &str = "logits";
 /// Flags of `run`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// The model: a directory with weights, or an ONNX file
+    /// The model: a directory with weights, an ONNX file, or a .gtl that `compile` wrote
     pub model: String,
-    /// An input as a .npy file; input_ids are whole numbers, [samples, tokens]
-    #[arg(long, required = true, value_name = "NAME=FILE")]
+    /// An input as a .npy file; input_ids are whole numbers, [samples, tokens]; a .gtl draws some
+    #[arg(long, value_name = "NAME=FILE")]
     pub input: Vec<String>,
     /// Give a dim that an ONNX file leaves open its size
     #[arg(long, value_name = "NAME=N", value_parser = onnx::dim)]
@@ -47,18 +52,33 @@ pub struct Args {
     /// Also compute the gradients of the loss
     #[arg(long, requires = "labels")]
     pub grad: bool,
+    /// The weights of a .gtl: a directory of its model, or a run [default: drawn]
+    #[arg(long, value_name = "RUN|DIR")]
+    pub weights: Option<String>,
     /// The directory for logits.npy, loss.npy and grads.safetensors
     #[arg(short, long, value_name = "DIR")]
     pub output: Option<PathBuf>,
-    /// Where the model runs
-    #[command(flatten)]
-    pub place: Where,
+    /// The cluster: cpu-local, or a file that describes this machine
+    #[arg(long, value_name = "PRESET|FILE")]
+    pub cluster: Option<String>,
+    /// Ranks: threads of this process with memory of their own [default: 1]
+    #[arg(
+        long,
+        visible_alias = "devices",
+        alias = "world-size",
+        value_name = "N",
+        value_parser = positive
+    )]
+    pub ranks: Option<usize>,
+    /// Rates that `gantline calibrate` measured
+    #[arg(long, value_name = "FILE")]
+    pub calibration: Option<String>,
     /// What the planner keeps to
     #[command(flatten)]
     pub limited: Limited,
-    /// The element type: f32 or f64
-    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = job::dtype)]
-    pub dtype: DType,
+    /// The element type: f32 or f64 [default: f32]
+    #[arg(long, value_name = "TYPE", value_parser = job::dtype)]
+    pub dtype: Option<DType>,
     /// Run so many times, and say how long one takes
     #[arg(long, value_name = "N", value_parser = positive)]
     pub bench: Option<usize>,
@@ -79,40 +99,88 @@ struct Feed {
 }
 
 /// What was computed.
-#[derive(Default)]
 struct Answer {
+    /// The element type.
+    dtype: DType,
     logits: Option<Values>,
     report: Option<StepReport>,
     grads: Vec<Named>,
     /// Seconds of each repetition.
     times: Vec<f64>,
+    /// Tokens of one repetition.
+    tokens: usize,
+    /// What a repetition was predicted to take.
+    predicted_s: Option<f64>,
+}
+
+impl Answer {
+    fn of(dtype: DType, feed: &Feed) -> Answer {
+        Answer {
+            dtype,
+            logits: None,
+            report: None,
+            grads: Vec::new(),
+            times: Vec::new(),
+            tokens: feed.tokens.len(),
+            predicted_s: None,
+        }
+    }
+
+    /// The least, the median and the greatest time of a repetition; none without repetitions.
+    fn spread(&self) -> Option<[f64; 3]> {
+        let mut times = self.times.clone();
+        times.sort_by(f64::total_cmp);
+        let (low, high) = (*times.first()?, *times.last()?);
+        let middle = [times[(times.len() - 1) / 2], times[times.len() / 2]];
+        Some([low, middle[0].midpoint(middle[1]), high])
+    }
+}
+
+impl Args {
+    fn dtype(&self) -> DType {
+        self.dtype.unwrap_or(DType::F32)
+    }
+
+    fn place(&self) -> Where {
+        Where {
+            cluster: self.cluster.clone().unwrap_or_else(|| "cpu-local".to_owned()),
+            ranks: self.ranks.unwrap_or(1),
+            nodes: None,
+            calibration: self.calibration.clone(),
+        }
+    }
 }
 
 /// Answers.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
+    if is_artefact(&args.model) {
+        return compiled::run(args);
+    }
     if onnx::is_onnx(&args.model) {
         let folder = args.output.as_deref();
         return onnx::run(&args.model, &args.dim, &args.input, folder, args.json);
     }
-    job::check_executable(args.dtype)?;
+    job::check_executable(args.dtype())?;
     let resolved = resolve(&args.model)?;
+    check_flags(args)?;
     let feed = read_feed(args)?;
-    let options = Options { seq: feed.seq, dtype: args.dtype, dropout: Some(0.0) };
+    let options = Options { seq: feed.seq, dtype: args.dtype(), dropout: Some(0.0) };
     let model = crate::import(&resolved.description, &options)?;
-    check_tokens(&feed, &model, args)?;
+    check_tokens(&feed, model.vocab, args)?;
     let Some(directory) = &resolved.directory else {
         let headline = format!("the preset `{}` has no weights", args.model);
         return Err(usage("MODEL", headline).help("name a directory with weights").into());
     };
     let weights = Weights::open(directory)?;
+    let place = args.place();
     let question = Question {
-        cluster: args.place.cluster()?,
+        cluster: place.cluster()?,
         module: crate::prepare(&model)?,
         model: model.name.clone(),
-        ranks: args.place.ranks,
+        ranks: place.ranks,
         global_batch_size: feed.samples,
         seq: feed.seq,
-        dtype: args.dtype,
+        dtype: args.dtype(),
         optimizer: ir::plan::Optimizer::Sgd { decay: 0.0, decay_biases: 0.0 },
         clip: None,
         limits: args.limited.limits()?,
@@ -126,7 +194,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         weights: &weights,
         feed: &feed,
     };
-    let mut answer = Answer::default();
+    let mut answer = Answer::of(args.dtype(), &feed);
     if feed.labels.is_some() {
         work.compute_loss(&mut answer)?;
     }
@@ -135,7 +203,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         work.compute_logits(&mut answer)?;
     }
     if let Some(folder) = &args.output {
-        write(folder, &answer, args)?;
+        write(folder, &answer)?;
     }
     tell(args, &answer);
     Ok(Exit::Success)
@@ -150,6 +218,19 @@ struct Work<'a> {
     model: &'a Model,
     weights: &'a Weights,
     feed: &'a Feed,
+}
+
+/// What only one of the two kinds of models takes.
+fn check_flags(args: &Args) -> Result<(), Diagnostic> {
+    if args.input.is_empty() {
+        let help = "write --input input_ids=FILE, with a file that `numpy.save` wrote";
+        return Err(usage("--input", "there are no tokens to run on").help(help));
+    }
+    if args.weights.is_some() {
+        let headline = "a directory has its own weights, and --weights is for compiled files";
+        return Err(usage("--weights", headline).help("name the directory in place of the model"));
+    }
+    Ok(())
 }
 
 impl Work<'_> {
@@ -172,12 +253,7 @@ impl Work<'_> {
             answer.times.push(step()?.seconds);
         }
         if args.grad {
-            answer.grads = collect_weights(&session, &model.weights, Part::Grad);
-            for grad in &mut answer.grads {
-                let mean: Vec<f64> =
-                    grad.values.to_f64().iter().map(|g| g / report.count).collect();
-                grad.values.bytes = bytes_of(&mean, args.dtype);
-            }
+            answer.grads = mean_grads(&session, model, &report);
         }
         answer.report = Some(report);
         Ok(())
@@ -188,7 +264,7 @@ impl Work<'_> {
         let Work { args, question, plan, model, weights, feed } = *self;
         let module = prepare_inference(model.module.clone(), LOGITS)?;
         let samples = feed.samples / plan.mesh.dp;
-        let forward = plan_forward(&module, LOGITS, plan.mesh, samples, feed.seq, args.dtype)?;
+        let forward = plan_forward(&module, LOGITS, plan.mesh, samples, feed.seq, args.dtype())?;
         let Compiled { programs, kernels } = compile_inference(&module, LOGITS, &forward)?;
         let classes = Classes { programs, kernels, mesh: plan.mesh };
         let mut session = crate::start(classes, question.cluster.threads(question.ranks))?;
@@ -201,6 +277,16 @@ impl Work<'_> {
         answer.logits = Some(session.output(0, 0));
         Ok(())
     }
+}
+
+/// The gradients of the mean loss, under the names of the model's checkpoint.
+fn mean_grads(session: &Session, model: &Model, report: &StepReport) -> Vec<Named> {
+    let mut grads = collect_weights(session, &model.weights, Part::Grad);
+    for grad in &mut grads {
+        let mean: Vec<f64> = grad.values.to_f64().iter().map(|g| g / report.count).collect();
+        grad.values.bytes = bytes_of(&mean, grad.values.dtype);
+    }
+    grads
 }
 
 fn bytes_of(values: &[f64], dtype: DType) -> Vec<u8> {
@@ -272,8 +358,8 @@ fn read_ints(path: &Path) -> Result<(Vec<i32>, Vec<usize>), Failure> {
 }
 
 /// Checks that the model has all tokens and labels.
-fn check_tokens(feed: &Feed, model: &Model, args: &Args) -> Result<(), Diagnostic> {
-    let vocab = i32::try_from(model.vocab).unwrap_or(i32::MAX);
+fn check_tokens(feed: &Feed, vocab: usize, args: &Args) -> Result<(), Diagnostic> {
+    let vocab = i32::try_from(vocab).unwrap_or(i32::MAX);
     let beyond = feed.tokens.iter().find(|token| !(0..vocab).contains(token));
     if let Some(token) = beyond {
         let headline = format!("token {token} is not one of the model's {vocab}");
@@ -292,14 +378,14 @@ fn check_tokens(feed: &Feed, model: &Model, args: &Args) -> Result<(), Diagnosti
     Ok(())
 }
 
-fn write(folder: &Path, answer: &Answer, args: &Args) -> Result<(), Failure> {
+fn write(folder: &Path, answer: &Answer) -> Result<(), Failure> {
     std::fs::create_dir_all(folder).map_err(runtime::Error::io("create", folder))?;
     if let Some(Values { dtype, dims, bytes }) = &answer.logits {
         npy::write(&folder.join("logits.npy"), *dtype, dims, bytes)?;
     }
     if let Some(report) = &answer.report {
-        let loss = bytes_of(&[report.loss()], args.dtype);
-        npy::write(&folder.join("loss.npy"), args.dtype, &[], &loss)?;
+        let loss = bytes_of(&[report.loss()], answer.dtype);
+        npy::write(&folder.join("loss.npy"), answer.dtype, &[], &loss)?;
     }
     if !answer.grads.is_empty() {
         write_named(&folder.join("grads.safetensors"), &answer.grads)?;
@@ -309,9 +395,8 @@ fn write(folder: &Path, answer: &Answer, args: &Args) -> Result<(), Failure> {
 }
 
 fn tell(args: &Args, answer: &Answer) {
-    let mut times = answer.times.clone();
-    times.sort_by(f64::total_cmp);
-    let median = times.get(times.len() / 2).copied();
+    let spread = answer.spread();
+    let rate = spread.map(|[_, median, _]| answer.tokens as f64 / median);
     let dims = answer.logits.as_ref().map(|logits| logits.dims.clone());
     if args.json {
         return output::answer_json(&json!({
@@ -319,21 +404,29 @@ fn tell(args: &Args, answer: &Answer) {
             "loss": answer.report.as_ref().map(StepReport::loss),
             "labels": answer.report.as_ref().map(|report| report.count),
             "logits": dims,
-            "step_time_s": median,
-            "step_time_low_s": times.first(),
-            "step_time_high_s": times.last(),
+            "step_time_s": spread.map(|[_, median, _]| median),
+            "step_time_low_s": spread.map(|[low, _, _]| low),
+            "step_time_high_s": spread.map(|[_, _, high]| high),
+            "predicted_step_time_s": answer.predicted_s,
+            "tokens_per_s": rate,
         }));
     }
     let mut lines = Vec::new();
-    if let Some(dims) = dims {
-        lines.push(format!("logits  {dims:?} in {}", args.dtype));
+    if let Some(Values { dims, dtype, .. }) = &answer.logits {
+        lines.push(format!("logits  {dims:?} in {dtype}"));
     }
     if let Some(report) = &answer.report {
         lines.push(format!("loss    {} over {} labels", report.loss(), report.count));
     }
-    if let (Some(median), Some(low), Some(high)) = (median, times.first(), times.last()) {
-        let [median, low, high] = [median, *low, *high].map(output::seconds);
-        lines.push(format!("time    {median} (median of {}, {low} to {high})", times.len()));
+    if let (Some([low, median, high]), Some(rate)) = (spread, rate) {
+        let [low, middle, high] = [low, median, high].map(output::seconds);
+        let count = answer.times.len();
+        lines.push(format!("time    {middle} (median of {count}, {low} to {high})"));
+        if let Some(predicted) = answer.predicted_s {
+            let error = 100.0 * (predicted / median - 1.0);
+            lines.push(format!("        {} predicted ({error:+.0} %)", output::seconds(predicted)));
+        }
+        lines.push(format!("rate    {} tokens/s", output::count(rate as u64)));
     }
     output::answer(&lines.join("\n"));
 }

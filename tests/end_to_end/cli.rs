@@ -10,6 +10,8 @@ use runtime::execute::Values;
 use runtime::load::{join_weights, write_named};
 use serde_json::Value;
 
+use crate::artefact::wrong_artefacts;
+
 /// A directory of one test, removed when it ends.
 pub(crate) struct Scratch(pub(crate) PathBuf);
 
@@ -76,7 +78,7 @@ pub(crate) fn text() -> String {
     (0..400).map(|i| format!("line {i} says {} and no more\n", i * i % 97)).collect()
 }
 
-fn tiny(name: &str) -> Scratch {
+pub(crate) fn tiny(name: &str) -> Scratch {
     let scratch = Scratch::new(name);
     scratch.write("tiny/config.json", TINY);
     scratch.write("text/a.txt", &text());
@@ -100,6 +102,10 @@ fn wrong_files(scratch: &Scratch) {
     scratch.answer("train tiny --data text --from-scratch --steps 1 --out done");
     scratch.write("good.plan", &scratch.answer("plan tiny --plan"));
     scratch.write("other.txt", &text().replace("line", "verse"));
+    let graph =
+        "module m\n  func @loss(%w: f32[4]) {\n    %y: f32[4] = add %w %w\n    return %y\n  }\n";
+    scratch.write("own.graph", graph);
+    wrong_artefacts(scratch);
 }
 
 /// The weights of the tiny model, without one of them.

@@ -1,5 +1,6 @@
 //! Whole paths: model in, programs executed, results compared with other implementations.
 
+mod artefact;
 mod check;
 mod cli;
 mod gpt2;

@@ -1,0 +1,122 @@
+//! Artefacts: what `compile` writes into one file, and `run` executes elsewhere.
+
+use std::path::Path;
+
+use ir::import::Model;
+use ir::{Diagnostic, Module, Plan, Span};
+use planner::cluster::Kind;
+use planner::footprint::{Footprint, fullest};
+use planner::machine::Machine as Detected;
+use runtime::artefact::{Contents, Limits, Machine, Requirements, read_for};
+use serde_json::json;
+
+use crate::LOSS;
+use crate::failure::Failure;
+use crate::job::Question;
+
+/// What an artefact's file is called at its end.
+pub const EXTENSION: &str = "gtl";
+/// The version of the report in an artefact.
+const REPORT_SCHEMA: &str = "gantline.report/1";
+
+/// Compiles a question's module under a plan into what an artefact holds.
+///
+/// # Errors
+/// `E5010` for devices that are not cores of one machine, `E3201` for a plan that does not fit in
+/// memory, and those of [`crate::compile`].
+pub fn assemble(model: &Model, question: &Question, plan: Plan) -> Result<Contents, Failure> {
+    check_executable(question)?;
+    let cluster = &question.cluster;
+    let classes = crate::compile(&question.module, LOSS, &plan)?;
+    let threads = cluster.threads(plan.mesh.ranks());
+    let footprints = Footprint::of_all(&classes.programs, &classes.kernels, threads);
+    let (need, have) = fullest(&footprints, plan.mesh.dp, cluster);
+    if need > have {
+        let headline = format!("the plan needs {need} of memory, and the cluster has {have}");
+        let help = "leave out --plan, and one that fits is searched for";
+        let cluster = Span::of("--cluster");
+        return Err(Diagnostic::error("E3201", cluster, headline).help(help).into());
+    }
+    let machine = Machine {
+        device: "cpu".to_owned(),
+        instruction_set: cluster.device.instruction_set.clone().unwrap_or_else(portable),
+        cores: cluster.device.cores,
+        memory_bytes: need.0,
+    };
+    let arenas: Vec<u64> = footprints.iter().map(|f| f.arena).collect();
+    let report = json!({
+        "schema": REPORT_SCHEMA,
+        "model": question.model,
+        "params": model.param_count(),
+        "cluster": cluster.describe(),
+        "ranks": plan.mesh.ranks(),
+        "mesh": plan.mesh,
+        "gbs": plan.global_batch_size(),
+        "seq": plan.seq,
+        "dtype": plan.dtype.name(),
+        "peak_mem_bytes": footprints.iter().map(Footprint::total).max(),
+        "need_bytes": need,
+        "arena_bytes": arenas,
+        "predictions": plan.predictions,
+    });
+    Ok(Contents {
+        module: question.module.clone(),
+        requirements: Requirements { ranks: plan.mesh.ranks(), machine },
+        plan,
+        programs: classes.programs,
+        kernels: classes.kernels,
+        report,
+    })
+}
+
+/// Programs are made for the cores of one machine; other devices are only planned for.
+fn check_executable(question: &Question) -> Result<(), Diagnostic> {
+    let cluster = &question.cluster;
+    let unsupported = |headline: String| {
+        Diagnostic::error("E5010", Span::of("--cluster"), headline)
+            .help("use `--cluster cpu-local`, or a file with `extends = \"preset:cpu-local\"`")
+    };
+    if cluster.device.kind != Kind::Cpu {
+        let name = &cluster.name;
+        return Err(unsupported(format!("`{name}` can be planned for, and not be compiled for")));
+    }
+    if cluster.nodes > 1 {
+        let nodes = cluster.nodes;
+        return Err(unsupported(format!("an artefact runs on one machine, and not on {nodes}")));
+    }
+    crate::job::check_executable(question.dtype)
+}
+
+/// Whether an argument names an artefact: by its name, or by how the file begins.
+pub fn is_artefact(path: &str) -> bool {
+    let path = Path::new(path);
+    if path.extension().is_some_and(|extension| extension == EXTENSION) {
+        return true;
+    }
+    let mut start = [0; 2];
+    let file = std::fs::File::open(path);
+    let read = file.and_then(|mut file| std::io::Read::read_exact(&mut file, &mut start));
+    read.is_ok() && &start == b"PK"
+}
+
+/// Reads an artefact that is to run on this machine.
+///
+/// # Errors
+/// Those of [`read_for`].
+pub fn open(path: &Path) -> Result<Contents, Failure> {
+    let Detected { cores, memory_bytes, instruction_set } = Detected::detect();
+    let here = Machine { device: "cpu".to_owned(), instruction_set, cores, memory_bytes };
+    Ok(read_for(path, &Limits::default(), &here)?)
+}
+
+/// What runs on every CPU: a cluster need not say more.
+fn portable() -> String {
+    "portable".to_owned()
+}
+
+/// How many different tokens a module knows: the last dim of its logits; 1 if it does not say.
+pub fn vocab(module: &Module) -> usize {
+    let types = module.function("logits").map(ir::Function::result_types).unwrap_or_default();
+    let last = types.first().and_then(|ty| ty.dims.last()?.as_constant()).unwrap_or(1);
+    usize::try_from(last.clamp(1, i64::from(i32::MAX))).expect("clamped to 1 and above")
+}

@@ -1,0 +1,94 @@
+//! `compile MODEL -o X.gtl`: everything that ranks need to run, in one file.
+
+use std::path::{Path, PathBuf};
+
+use ir::import::Model;
+use kernels::Bytes;
+use runtime::artefact::{Contents, encode, write_bytes};
+use serde_json::json;
+
+use crate::artefact::{EXTENSION, assemble};
+use crate::cli::amount;
+use crate::failure::{Exit, Failure, read_text};
+use crate::output;
+use crate::training::read_plan;
+use crate::verbs::plan::Asked;
+
+/// Flags of `compile`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// The question
+    #[command(flatten)]
+    pub asked: Asked,
+    /// Compile this plan, and search for none
+    #[arg(long, value_name = "FILE")]
+    pub plan: Option<String>,
+    /// Probability of every dropout [default: as the model's config says]
+    #[arg(long, value_name = "P", value_parser = amount)]
+    pub dropout: Option<f64>,
+    /// The file to write [default: the model's name with .gtl]
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+}
+
+/// Answers.
+pub fn run(args: &Args) -> Result<Exit, Failure> {
+    let (model, question) = args.asked.question_with(args.dropout)?;
+    let plan = match &args.plan {
+        Some(path) => read_plan(path, &read_text(path, "--plan")?, &question)?,
+        None => crate::plan(&question.job())?.plan,
+    };
+    let contents = assemble(&model, &question, plan)?;
+    let path = args.output.clone().unwrap_or_else(|| format!("{}.{EXTENSION}", model.name).into());
+    let bytes = encode(&contents).map_err(runtime::Error::io("encode", &path))?;
+    write_bytes(&path, &bytes)?;
+    if args.asked.json {
+        output::answer_json(&document(&path, &bytes, &contents));
+    } else {
+        output::answer(&page(&path, &bytes, &contents, &model));
+    }
+    Ok(Exit::Success)
+}
+
+fn document(path: &Path, bytes: &[u8], contents: &Contents) -> serde_json::Value {
+    json!({
+        "schema": "gantline.compile/1",
+        "file": path,
+        "bytes": bytes.len(),
+        "blake3": blake3::hash(bytes).to_hex().as_str(),
+        "programs": contents.programs.len(),
+        "kernels": contents.kernels.len(),
+        "report": contents.report,
+    })
+}
+
+fn page(path: &Path, bytes: &[u8], contents: &Contents, model: &Model) -> String {
+    let Contents { plan, requirements, .. } = contents;
+    let (count, gbs) = (output::count(model.param_count()), plan.global_batch_size());
+    let machine = &requirements.machine;
+    let predicted = plan.predictions.get("step_time_s").map(|p| output::seconds(p.value));
+    format!(
+        "model   {}: {count} parameters in {}, steps of {gbs} samples of {} tokens\n\
+         plan    {} on {}, predicted {} a step\n\
+         needs   {} ranks, {} cores with {}, {} of memory\n\
+         wrote   {}: {} with {} and {}\n",
+        model.name,
+        plan.dtype,
+        plan.seq,
+        plan.mesh,
+        plan.cluster,
+        predicted.as_deref().unwrap_or("nothing for"),
+        requirements.ranks,
+        machine.cores,
+        machine.instruction_set,
+        Bytes(machine.memory_bytes),
+        path.display(),
+        Bytes(bytes.len() as u64),
+        plural(contents.programs.len(), "program"),
+        plural(contents.kernels.len(), "kernel"),
+    )
+}
+
+fn plural(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
