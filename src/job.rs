@@ -183,6 +183,26 @@ pub fn vocab(description: &Description) -> Result<usize, Failure> {
     Ok(crate::import(description, &options)?.vocab)
 }
 
+/// The element type of a model that is written as a graph, which has no other.
+pub fn graph_dtype(description: &Description) -> Option<DType> {
+    let Architecture::Graph(module) = &description.architecture else { return None };
+    let entry = module.function(LOSS)?;
+    entry.param_types().iter().map(|ty| ty.dtype).find(|dtype| dtype.is_float())
+}
+
+/// The diagnostic of an element type that a graph does not compute in.
+pub fn check_graph(description: &Description, dtype: DType) -> Result<(), Diagnostic> {
+    match graph_dtype(description).filter(|own| *own != dtype) {
+        None => Ok(()),
+        Some(own) => {
+            let name = &description.name;
+            let headline = format!("`{name}` is written in {own}, and {dtype} is asked for");
+            let help = format!("write --dtype {own}, or another graph");
+            Err(usage("--dtype", headline).help(help))
+        }
+    }
+}
+
 /// Reads an element type that can be computed with on CPUs.
 pub fn dtype(text: &str) -> Result<DType, String> {
     match text {

@@ -22,7 +22,7 @@ use runtime::train::CHECKPOINTS;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, usage};
-use crate::job::Limited;
+use crate::job::{self, Limited};
 
 /// The settings of a run, in its directory.
 pub const SETTINGS: &str = "run.toml";
@@ -116,7 +116,7 @@ impl Settings {
             threads: None,
             seq,
             gbs: 8,
-            dtype: DType::F32,
+            dtype: job::graph_dtype(resolved).unwrap_or(DType::F32),
             dropout: None,
             steps: 0,
             lr: if params <= 10_000_000 {

@@ -45,6 +45,7 @@ impl Training {
         from: &PlanFrom,
     ) -> Result<Training, Failure> {
         job::check_executable(settings.dtype)?;
+        job::check_graph(description, settings.dtype)?;
         let (seq, dtype, dropout) = (settings.seq, settings.dtype, settings.dropout);
         let model = crate::import(description, &Options { seq, dtype, dropout })?;
         let place = Where {

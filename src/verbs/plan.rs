@@ -74,7 +74,8 @@ impl Asked {
             Kind::Cpu => DType::F32,
             Kind::Gpu => DType::BF16,
         };
-        let dtype = self.dtype.unwrap_or(usual);
+        let dtype = self.dtype.or(job::graph_dtype(&description)).unwrap_or(usual);
+        job::check_graph(&description, dtype)?;
         let model = crate::import(&description, &Options { seq, dtype, dropout })?;
         let question = Question {
             cluster,

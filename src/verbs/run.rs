@@ -162,6 +162,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     }
     job::check_executable(args.dtype())?;
     let resolved = resolve(&args.model)?;
+    job::check_graph(&resolved.description, args.dtype())?;
     check_flags(args)?;
     let feed = read_feed(args)?;
     let options = Options { seq: feed.seq, dtype: args.dtype(), dropout: Some(0.0) };

@@ -35,9 +35,9 @@ pub struct Args {
     /// Samples of the step; as many as ranks by default
     #[arg(long, alias = "global-batch-size", value_name = "N", value_parser = positive)]
     pub gbs: Option<usize>,
-    /// The element type: f64 or f32
-    #[arg(long, value_name = "TYPE", default_value = "f64", value_parser = job::dtype)]
-    pub dtype: DType,
+    /// The element type: f64 or f32 [default: f64, or that of a graph]
+    #[arg(long, value_name = "TYPE", value_parser = job::dtype)]
+    pub dtype: Option<DType>,
     /// Probability of dropout, the same elements on every mesh
     #[arg(long, value_name = "P", default_value = "0", value_parser = crate::cli::amount)]
     pub dropout: f64,
@@ -69,10 +69,12 @@ struct Line {
 
 /// Answers.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
-    job::check_executable(args.dtype)?;
     let description = resolve(&args.model)?.description;
+    let dtype = args.dtype.or(job::graph_dtype(&description)).unwrap_or(DType::F64);
+    job::check_executable(dtype)?;
+    job::check_graph(&description, dtype)?;
     let seq = args.seq.unwrap_or_else(|| positions_max(&description).min(SEQ));
-    let options = Options { seq, dtype: args.dtype, dropout: Some(args.dropout) };
+    let options = Options { seq, dtype, dropout: Some(args.dropout) };
     let model = crate::import(&description, &options)?;
     let cluster = Cluster::load("cpu-local")?;
     job::check_local(&cluster, args.ranks)?;
@@ -83,7 +85,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         ranks: 1,
         global_batch_size: args.gbs.unwrap_or(args.ranks),
         seq,
-        dtype: args.dtype,
+        dtype,
         optimizer: Optimizer::Sgd { decay: 0.0, decay_biases: 0.0 },
         clip: None,
         limits: Limits::default(),
@@ -99,14 +101,14 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
             match plan_of(&mut question, mesh, sequence) {
                 Ok(plan) => {
                     let found = step(&question, &model, &plan, args.seed)?;
-                    lines.push(compare(mesh, sequence, &expected, &found, args.dtype));
+                    lines.push(compare(mesh, sequence, &expected, &found, dtype));
                 }
                 Err(Failure::Input(diagnostics)) => refused.push((mesh, diagnostics)),
                 Err(failure) => return Err(failure),
             }
         }
     }
-    finish(args, lines, refused)
+    finish(args, dtype, lines, refused)
 }
 
 /// All meshes of a number of ranks and of its divisors, but that of one rank.
@@ -188,6 +190,7 @@ fn compare(mesh: Mesh, sequence: bool, one: &Computed, found: &Computed, dtype: 
 
 fn finish(
     args: &Args,
+    dtype: DType,
     lines: Vec<Line>,
     refused: Vec<(Mesh, Vec<Diagnostic>)>,
 ) -> Result<Exit, Failure> {
@@ -205,14 +208,13 @@ fn finish(
     if args.json {
         let meshes: Vec<_> = lines.iter().map(line_json).collect();
         output::answer_json(&json!({
-            "schema": "gantline.verify/1", "model": args.model, "dtype": args.dtype.name(),
+            "schema": "gantline.verify/1", "model": args.model, "dtype": dtype.name(),
             "ok": failed == 0, "meshes": meshes,
         }));
     } else {
         output::answer(&table(&lines).text());
     }
     if failed == 0 {
-        let dtype = args.dtype;
         output::note(&format!("{} plans agree with one rank in {dtype}", lines.len()));
         return Ok(Exit::Success);
     }
