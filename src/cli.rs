@@ -10,8 +10,8 @@ use clap::{Parser, Subcommand};
 use crate::failure::{self, Exit, Failure};
 use crate::output;
 use crate::verbs::{
-    calibrate, cluster, compile, generate, inspect, plan, run as run_once, score, train, validate,
-    verify,
+    calibrate, cluster, compile, completions, doctor, export, generate, inspect, man, plan,
+    run as run_once, schema, score, train, validate, verify,
 };
 
 /// The command line.
@@ -63,6 +63,16 @@ pub enum Verb {
     Score(Box<score::Args>),
     /// List, show and check clusters
     Cluster(cluster::Args),
+    /// Write a run for transformers, or a model as text or picture
+    Export(export::Args),
+    /// Say what this machine has, and what is missing for what
+    Doctor(doctor::Args),
+    /// Print what the documents of --json hold, as JSON Schema
+    Schema(schema::Args),
+    /// Print what makes a shell complete verbs and flags
+    Completions(completions::Args),
+    /// Print a manual page, or write all
+    Man(man::Args),
 }
 
 /// Reads the command line and does what it says.
@@ -104,6 +114,11 @@ fn run(verb: &Verb) -> Result<Exit, Failure> {
         Verb::Validate(args) => validate::run(args),
         Verb::Score(args) => score::run(args),
         Verb::Cluster(args) => cluster::run(args),
+        Verb::Export(args) => export::run(args),
+        Verb::Doctor(args) => doctor::run(args),
+        Verb::Schema(args) => schema::run(args),
+        Verb::Completions(args) => completions::run(args),
+        Verb::Man(args) => man::run(args),
     }
 }
 

@@ -48,6 +48,7 @@ pub mod training;
 pub mod artefact;
 pub mod generation;
 pub mod onnx;
+pub mod schema;
 pub mod verbs;
 pub mod progress;
 pub mod output;

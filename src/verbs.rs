@@ -11,3 +11,8 @@ pub mod calibrate;
 pub mod validate;
 pub mod score;
 pub mod cluster;
+pub mod export;
+pub mod doctor;
+pub mod schema;
+pub mod completions;
+pub mod man;

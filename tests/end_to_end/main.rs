@@ -12,3 +12,4 @@ mod parallel;
 mod readme;
 mod reference;
 mod training;
+mod verbs;

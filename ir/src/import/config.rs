@@ -81,6 +81,12 @@ impl Activation {
         }
     }
 
+    /// The name in a config.
+    pub fn name(self) -> &'static str {
+        let named = Activation::NAMES.iter().find(|(_, activation)| *activation == self);
+        named.expect("every activation has a name").0
+    }
+
     /// Reads the field `key`.
     pub(crate) fn read(fields: &mut Fields<'_>, key: &str, default: Activation) -> Activation {
         let Some(word) = fields.word(key) else { return default };

@@ -1,0 +1,290 @@
+//! What the documents of `--json` hold: one table, from which `gantline schema` prints JSON Schemas.
+//!
+//! A document may have further keys in a later version of this program; those that are listed here
+//! stay, under the same version of the document. Names end in their unit: `_s` seconds, `_bytes`,
+//! `_per_s`; numbers without one are counts or shares.
+
+use serde_json::{Map, Value, json};
+
+/// The JSON type of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A text.
+    Text,
+    /// A number.
+    Number,
+    /// A whole number of at least zero.
+    Count,
+    /// True or false.
+    Flag,
+    /// An object: names to values.
+    Object,
+    /// A list.
+    List,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Text => "string",
+            Kind::Number => "number",
+            Kind::Count => "integer",
+            Kind::Flag => "boolean",
+            Kind::Object => "object",
+            Kind::List => "array",
+        }
+    }
+}
+
+/// A key of a document.
+#[derive(Clone, Copy, Debug)]
+pub struct Field {
+    /// The key.
+    pub key: &'static str,
+    /// The type of its value.
+    pub kind: Kind,
+    /// Whether the value may be null: where there is none.
+    pub is_optional: bool,
+    /// What the value is.
+    pub about: &'static str,
+}
+
+/// A document: what a verb prints with `--json`, or stores.
+#[derive(Clone, Copy, Debug)]
+pub struct Document {
+    /// Its `schema`: a name and a version.
+    pub name: &'static str,
+    /// What it answers.
+    pub about: &'static str,
+    /// Its keys besides `schema`.
+    pub fields: &'static [Field],
+}
+
+const fn is(key: &'static str, kind: Kind, about: &'static str) -> Field {
+    Field { key, kind, is_optional: false, about }
+}
+
+const fn may(key: &'static str, kind: Kind, about: &'static str) -> Field {
+    Field { key, kind, is_optional: true, about }
+}
+
+const MODEL: Field = is("model", Kind::Text, "the model's name");
+const PARAMS: Field = is("params", Kind::Count, "numbers that the weights are");
+const CLUSTER: Field = is("cluster", Kind::Text, "the cluster, with what was read from it");
+const RANKS: Field = is("ranks", Kind::Count, "ranks");
+const GBS: Field = is("gbs", Kind::Count, "samples of a step over all ranks");
+const SEQ: Field = is("seq", Kind::Count, "tokens of a sample");
+const DTYPE: Field = is("dtype", Kind::Text, "the element type");
+const STEP: Field = is("step_time_s", Kind::Number, "seconds of a step");
+const ORIGIN: Field = is("origin", Kind::Text, "how times are known: measured, fitted, datasheet");
+const BREAKDOWN: Field =
+    is("breakdown", Kind::Object, "parts of a step in seconds, which sum to it");
+const GAP: Field =
+    is("gap", Kind::Number, "by which share the fastest possible plan may be faster, at most");
+const PREDICTED: Field = may("predicted_step_time_s", Kind::Number, "what the plan predicted");
+const RATE: Field = may("tokens_per_s", Kind::Number, "tokens of all ranks per second");
+const NEED: Field = is("need_bytes", Kind::Count, "bytes of the fullest place");
+const HAVE: Field = is("have_bytes", Kind::Count, "bytes that it has");
+
+/// All documents.
+pub const DOCUMENTS: &[Document] = &[
+    Document {
+        name: "gantline.compile/1",
+        about: "the file that `compile` wrote",
+        fields: &[
+            is("file", Kind::Text, "its path"),
+            is("bytes", Kind::Count, "its size"),
+            is("blake3", Kind::Text, "its hash"),
+            is("programs", Kind::Count, "programs: one for each class of ranks"),
+            is("kernels", Kind::Count, "kernels that they launch"),
+            is("report", Kind::Object, "the document gantline.report/1"),
+        ],
+    },
+    Document {
+        name: "gantline.doctor/1",
+        about: "what this machine has",
+        fields: &[
+            is("version", Kind::Text, "the version of this program"),
+            is("cores", Kind::Count, "threads that run at once"),
+            is("memory_bytes", Kind::Count, "memory that this process may use"),
+            is("instruction_set", Kind::Text, "the widest that kernels are made for"),
+            is("executes_on", Kind::List, "kinds of devices that programs run on"),
+            is("libraries", Kind::List, "libraries: name, gives, file, looked_for, way_out"),
+            may("launcher", Kind::Object, "who started this process: name, rank, ranks"),
+        ],
+    },
+    Document {
+        name: "gantline.explain/1",
+        about: "why the plan is as it is",
+        fields: &[
+            is("plan", Kind::Text, "its decisions in a few words"),
+            is("kinds", Kind::List, "kinds of parallelism, each with what it is"),
+            STEP,
+            ORIGIN,
+            BREAKDOWN,
+            is("rank", Kind::Count, "the rank that holds the most bytes"),
+            is("footprint", Kind::Object, "its bytes by what holds them"),
+            NEED,
+            HAVE,
+            is("alternatives", Kind::List, "plans that were not chosen: plan, step_time_s, reason"),
+            is("candidate_count", Kind::Count, "candidates of the search"),
+            is("bounded_out", Kind::Count, "candidates that could not be better"),
+            GAP,
+        ],
+    },
+    Document {
+        name: "gantline.fit/1",
+        about: "whether a model fits a cluster",
+        fields: &[
+            MODEL,
+            CLUSTER,
+            is("fits", Kind::Flag, "whether any strategy fits"),
+            is("rows", Kind::List, "strategies: strategy, footprint, need_bytes, have_bytes"),
+        ],
+    },
+    Document {
+        name: "gantline.generate/1",
+        about: "a text that was continued",
+        fields: &[
+            is("text", Kind::Text, "prompt and continuation"),
+            is("tokens", Kind::List, "the new tokens"),
+            is("prompt_tokens", Kind::Count, "tokens of the prompt"),
+            is("prefill_s", Kind::Number, "seconds to the first new token"),
+            is("decode_tokens_per_s", Kind::Number, "tokens per second after it"),
+            is("finish_reason", Kind::Text, "length, or stop at a token that ends texts"),
+        ],
+    },
+    Document {
+        name: "gantline.inspect/1",
+        about: "what a model is",
+        fields: &[
+            MODEL,
+            PARAMS,
+            is("weight_bytes", Kind::Count, "bytes of the weights in this element type"),
+            DTYPE,
+            is("vocab", Kind::Count, "different tokens; 0 where a graph does not say"),
+            is("positions_max", Kind::Count, "the longest sequence it was made for"),
+            is("layer_count", Kind::Count, "layers"),
+            SEQ,
+            is("entries", Kind::List, "functions that can be asked for"),
+            is("layers", Kind::List, "layers: name, count, params, weight_bytes, flops"),
+            is("functions", Kind::List, "functions with how often each op occurs"),
+        ],
+    },
+    Document {
+        name: "gantline.plan/1",
+        about: "the fastest plan that fits",
+        fields: &[
+            MODEL,
+            PARAMS,
+            CLUSTER,
+            RANKS,
+            GBS,
+            SEQ,
+            DTYPE,
+            may("flops_per_step", Kind::Number, "operations of a step, forward and backward"),
+            STEP,
+            ORIGIN,
+            BREAKDOWN,
+            GAP,
+            is("complete", Kind::Flag, "whether no candidate was left out unseen"),
+            is("candidates", Kind::Count, "candidates of the search"),
+            is("plans", Kind::List, "the best of each kind, the fastest first"),
+            is("plan", Kind::Object, "the plan: every decision"),
+        ],
+    },
+    Document {
+        name: "gantline.report/1",
+        about: "what was predicted when a file was compiled; `report.json` in it",
+        fields: &[
+            MODEL,
+            PARAMS,
+            CLUSTER,
+            RANKS,
+            is("mesh", Kind::Object, "ranks along each axis"),
+            GBS,
+            SEQ,
+            DTYPE,
+            is("peak_mem_bytes", Kind::Count, "bytes of the fullest rank"),
+            NEED,
+            is("arena_bytes", Kind::List, "bytes of the arena of each class of ranks"),
+            is("predictions", Kind::Object, "numbers by name, each with value and origin"),
+        ],
+    },
+    Document {
+        name: "gantline.run_batch/1",
+        about: "one batch through a model",
+        fields: &[
+            may("loss", Kind::Number, "mean loss of a label in nats"),
+            may("labels", Kind::Number, "labels that count"),
+            may("logits", Kind::List, "dims of the logits"),
+            may("step_time_s", Kind::Number, "median of the repetitions"),
+            may("step_time_low_s", Kind::Number, "the fastest of them"),
+            may("step_time_high_s", Kind::Number, "the slowest of them"),
+            PREDICTED,
+            RATE,
+        ],
+    },
+    Document {
+        name: "gantline.train/1",
+        about: "how a training ended",
+        fields: &[
+            is("steps", Kind::Count, "steps done, over all resumptions"),
+            is("complete", Kind::Flag, "whether all are done"),
+            may("loss_first", Kind::Number, "mean loss of a token in the first step, in nats"),
+            may("loss", Kind::Number, "the same in the last step"),
+            may("validation_loss", Kind::Number, "the same over validation data"),
+            may("step_time_s", Kind::Number, "the median step"),
+            PREDICTED,
+            RATE,
+            may("checkpoint", Kind::Text, "the directory of the last one"),
+        ],
+    },
+    Document {
+        name: "gantline.verify/1",
+        about: "whether meshes compute what one device does",
+        fields: &[
+            MODEL,
+            DTYPE,
+            is("ok", Kind::Flag, "whether all do"),
+            is("meshes", Kind::List, "meshes: pp, dp, tp, sequence, error_max, worst, ok"),
+        ],
+    },
+];
+
+impl Document {
+    /// The document of a name, with or without its version and `gantline.`.
+    pub fn find(name: &str) -> Option<&'static Document> {
+        let wanted = name.strip_prefix("gantline.").unwrap_or(name);
+        DOCUMENTS.iter().find(|document| {
+            let own = document.name.trim_start_matches("gantline.");
+            own == wanted || own.split_once('/').is_some_and(|(name, _)| name == wanted)
+        })
+    }
+
+    /// The JSON Schema, in the draft 2020-12.
+    pub fn json_schema(&self) -> Value {
+        let mut properties = Map::new();
+        let schema = json!({"const": self.name, "description": "name and version of this form"});
+        properties.insert("schema".to_owned(), schema);
+        for Field { key, kind, is_optional, about } in self.fields {
+            let name = kind.name();
+            let kinds = if *is_optional { json!([name, "null"]) } else { json!(name) };
+            let mut property = json!({"type": kinds, "description": about});
+            if *kind == Kind::Count {
+                property["minimum"] = json!(0);
+            }
+            properties.insert((*key).to_owned(), property);
+        }
+        let keys: Vec<&String> = properties.keys().collect();
+        json!({
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "$id": format!("urn:{}", self.name.replace('/', ":")),
+            "title": self.name,
+            "description": self.about,
+            "type": "object",
+            "required": keys,
+            "properties": properties,
+        })
+    }
+}

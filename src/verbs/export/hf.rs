@@ -1,0 +1,145 @@
+//! A run as a directory of Hugging Face: what `from_pretrained` of transformers takes.
+
+use std::fs;
+use std::path::Path;
+
+use ir::import::{Architecture, Gpt2Config, LlamaConfig, Model, Options};
+use ir::{Diagnostic, Span};
+use runtime::block;
+use runtime::checkpoint::Checkpoint;
+use runtime::execute::Values;
+use runtime::load::{join_weights, write_named};
+use serde_json::{Value, json};
+
+use crate::failure::{Failure, usage};
+use crate::run::{Run, Settings};
+
+const WEIGHTS: &str = "model.safetensors";
+const CONFIG: &str = "config.json";
+const TOKENIZER: &str = "tokenizer.json";
+
+/// Writes the newest checkpoint of a run; returns the files.
+///
+/// # Errors
+/// `E5003` and `E5004` for what is no run, `E4040` without a checkpoint, `E5010` for a model that
+/// transformers has no class for, `E5001` where weights are already.
+pub(super) fn export(source: &Path, folder: &Path) -> Result<Vec<String>, Failure> {
+    let (run, settings) = Run::open(source)?;
+    let checkpoint = run.latest()?;
+    let description = run.description(&settings)?;
+    let stored = fs::read_to_string(run.model_folder().join(CONFIG)).ok();
+    let config = stored.or_else(|| config_of(&description.architecture, &settings));
+    let Some(config) = config else {
+        let headline = "transformers has no class for a model that is written as a graph";
+        let source = Span::of(source.display().to_string());
+        return Err(Diagnostic::error("E5010", source, headline).into());
+    };
+    let target = folder.join(WEIGHTS);
+    if target.exists() {
+        let headline = format!("`{}` is there already", target.display());
+        return Err(usage("--output", headline).help("name another directory").into());
+    }
+    let Settings { seq, dtype, .. } = settings;
+    let model = crate::import(&description, &Options { seq, dtype, dropout: None })?;
+    write_named(&target, &weights(&model, &checkpoint, &settings)?)?;
+    let mut written = vec![target.display().to_string()];
+    let tokenizer = fs::read(run.model_folder().join(TOKENIZER)).ok();
+    let files = [(CONFIG, Some(config.into_bytes())), (TOKENIZER, tokenizer)];
+    for (name, bytes) in files {
+        let path = folder.join(name);
+        let Some(bytes) = bytes else { continue };
+        fs::write(&path, bytes).map_err(runtime::Error::io("write", &path))?;
+        written.push(path.display().to_string());
+    }
+    Ok(written)
+}
+
+/// The tensors of a checkpoint, under the names and in the shapes of transformers.
+fn weights(
+    model: &Model,
+    checkpoint: &Checkpoint,
+    settings: &Settings,
+) -> Result<Vec<runtime::load::Named>, Failure> {
+    let dtype = settings.dtype;
+    let tensors = join_weights(&model.weights, &mut |weight| {
+        let bytes = checkpoint.read(&weight.name, &block::whole(&weight.dims), dtype)?;
+        Ok::<_, runtime::Failure>(Values { dtype, dims: weight.dims.clone(), bytes })
+    })?;
+    Ok(tensors)
+}
+
+/// A `config.json` of a model that was a preset; none where transformers has no class for it.
+fn config_of(architecture: &Architecture, settings: &Settings) -> Option<String> {
+    let mut config = match architecture {
+        Architecture::Gpt2(config) => gpt2(config),
+        Architecture::Llama(config) => llama(config),
+        Architecture::Graph(_) => return None,
+    };
+    config["dtype"] = json!(format!("float{}", 8 * settings.dtype.size()));
+    Some(format!("{config:#}\n"))
+}
+
+fn gpt2(config: &Gpt2Config) -> Value {
+    json!({
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": config.vocab,
+        "n_positions": config.positions,
+        "n_embd": config.model,
+        "n_layer": config.layers,
+        "n_head": config.heads,
+        "n_inner": config.inner,
+        "activation_function": config.activation.name(),
+        "resid_pdrop": config.dropout_residual,
+        "embd_pdrop": config.dropout_embed,
+        "attn_pdrop": config.dropout_attention,
+        "layer_norm_epsilon": config.eps,
+        "initializer_range": config.init_std,
+        "scale_attn_weights": config.scaled,
+        "tie_word_embeddings": config.tied,
+        "bos_token_id": null,
+        "eos_token_id": null,
+    })
+}
+
+fn llama(config: &LlamaConfig) -> Value {
+    json!({
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": config.vocab,
+        "max_position_embeddings": config.positions,
+        "hidden_size": config.model,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.key_heads,
+        "head_dim": config.head_size,
+        "intermediate_size": config.inner,
+        "hidden_act": config.activation.name(),
+        "attention_dropout": config.dropout_attention,
+        "rms_norm_eps": config.eps,
+        "initializer_range": config.init_std,
+        "rope_theta": config.theta,
+        "attention_bias": config.attention_bias,
+        "mlp_bias": config.mlp_bias,
+        "tie_word_embeddings": config.tied,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use ir::import::{PRESETS, preset, read_config};
+
+    use super::*;
+
+    #[test]
+    fn configs_of_presets_read_back() {
+        for name in PRESETS {
+            let description = preset(name).expect("a preset");
+            let settings = Settings::defaults(&description, 0, 8);
+            let text = config_of(&description.architecture, &settings).expect("it has a class");
+            let read = read_config("config.json", &text, name).expect("it reads");
+            assert_eq!(read.architecture, description.architecture, "{name}");
+            assert_eq!(read.stored, Some(ir::DType::F32));
+        }
+    }
+}

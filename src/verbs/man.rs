@@ -1,0 +1,63 @@
+//! `man`: manual pages, of the program and of each verb.
+
+use std::path::{Path, PathBuf};
+
+use clap::CommandFactory;
+use clap_mangen::Man;
+
+use crate::cli::Cli;
+use crate::failure::{Exit, Failure, usage};
+use crate::output;
+
+/// Flags of `man`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "`gantline man | man -l -` shows the page; `gantline man -o \
+                        ~/.local/share/man/man1` installs all.")]
+pub struct Args {
+    /// A verb [default: the page of the program]
+    pub verb: Option<String>,
+    /// Write all pages into this directory
+    #[arg(short, long, value_name = "DIR", conflicts_with = "verb")]
+    pub output: Option<PathBuf>,
+}
+
+/// Answers.
+pub fn run(args: &Args) -> Result<Exit, Failure> {
+    let mut program = Cli::command();
+    program.build();
+    let wanted = match &args.verb {
+        Some(verb) => program.find_subcommand(verb).cloned().ok_or_else(|| {
+            let verbs = program.get_subcommands().map(clap::Command::get_name);
+            let near =
+                ir::import::nearest(verb, verbs).map(|near| format!("did you mean `{near}`?"));
+            let help = near.unwrap_or_else(|| "`gantline help` lists the verbs".to_owned());
+            usage("VERB", format!("there is no verb `{verb}`")).help(help)
+        })?,
+        None => program.clone(),
+    };
+    let Some(folder) = &args.output else {
+        output::answer(&page(wanted));
+        return Ok(Exit::Success);
+    };
+    std::fs::create_dir_all(folder).map_err(runtime::Error::io("create", folder))?;
+    let verbs = program.get_subcommands().filter(|verb| verb.get_name() != "help");
+    let all: Vec<clap::Command> = [program.clone()].into_iter().chain(verbs.cloned()).collect();
+    for command in all {
+        let name = command.get_display_name().unwrap_or(command.get_name()).to_owned();
+        let path = folder.join(format!("{name}.1"));
+        write(&path, &page(command))?;
+        output::answer(&path.display().to_string());
+    }
+    Ok(Exit::Success)
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    Ok(std::fs::write(path, text).map_err(runtime::Error::io("write", path))?)
+}
+
+/// A page in roff.
+fn page(command: clap::Command) -> String {
+    let mut text = Vec::new();
+    Man::new(command).render(&mut text).expect("memory can be written");
+    String::from_utf8_lossy(&text).into_owned()
+}

@@ -1,0 +1,230 @@
+//! The verbs around planning and running, from outside.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use clap::CommandFactory;
+use gantline::cli::Cli;
+use ir::text::parse_module;
+use runtime::weights::Weights;
+use serde_json::Value;
+
+use crate::cli::{Scratch, tiny};
+
+/// The verbs, `help` aside.
+fn verbs() -> Vec<clap::Command> {
+    let mut program = Cli::command();
+    program.build();
+    program.get_subcommands().filter(|verb| verb.get_name() != "help").cloned().collect()
+}
+
+#[test]
+fn shells_complete_every_verb_and_flag() {
+    let scratch = Scratch::new("completions");
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        let text = scratch.answer(&format!("completions {shell}"));
+        for verb in verbs() {
+            assert!(text.contains(verb.get_name()), "{shell}: {}", verb.get_name());
+            for flag in verb.get_arguments().filter_map(clap::Arg::get_long) {
+                assert!(text.contains(flag), "{shell}: --{flag}");
+            }
+        }
+    }
+    // The shell at hand takes it.
+    fs::write(scratch.0.join("words"), scratch.answer("completions bash")).expect("it is written");
+    if let Ok(output) = Command::new("bash").args(["-n"]).arg(scratch.0.join("words")).output() {
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+#[test]
+fn every_verb_has_a_manual_page() {
+    let scratch = Scratch::new("man");
+    let listed = scratch.answer("man -o pages");
+    let page = |name: &str| fs::read_to_string(scratch.0.join("pages").join(name)).expect("a page");
+    assert!(page("gantline.1").contains("gantline\\-plan(1)"), "{}", page("gantline.1"));
+    for verb in verbs() {
+        let name = format!("gantline-{}.1", verb.get_name());
+        assert!(listed.contains(&name), "{listed}");
+        let page = page(&name);
+        assert!(page.contains(".SH SYNOPSIS"), "{name}");
+        for flag in verb.get_arguments().filter_map(clap::Arg::get_long) {
+            let flag = format!("\\-\\-{}", flag.replace('-', "\\-"));
+            assert!(page.contains(&flag), "{name}: {flag}");
+        }
+    }
+    assert_eq!(scratch.answer("man plan").trim(), page("gantline-plan.1").trim());
+    assert_eq!(scratch.run("man plam").status.code(), Some(2));
+}
+
+#[test]
+fn the_doctor_sees_the_machine() {
+    let scratch = Scratch::new("doctor");
+    let cores = std::thread::available_parallelism().expect("there are cores").get();
+    let document = scratch.json("doctor --json");
+    assert_eq!(document["schema"], "gantline.doctor/1");
+    assert_eq!(document["cores"], cores);
+    // A library lies where the linker would look first.
+    scratch.write("lib/libnccl.so.2", "");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gantline"));
+    let folder = scratch.0.join("lib");
+    command.args(["doctor", "--json"]).env("LD_LIBRARY_PATH", &folder);
+    command.env("SLURM_PROCID", "3").env("SLURM_NTASKS", "8").env_remove("PMI_RANK");
+    command.env_remove("OMPI_COMM_WORLD_RANK");
+    let output = command.output().expect("the program starts");
+    let document: Value = serde_json::from_slice(&output.stdout).expect("a document");
+    let libraries = document["libraries"].as_array().expect("a list");
+    let nccl = libraries.iter().find(|library| library["name"] == "NCCL").expect("it is listed");
+    assert_eq!(nccl["file"], folder.join("libnccl.so.2").display().to_string());
+    assert!(nccl["way_out"].is_null());
+    for library in libraries {
+        assert_eq!(library["file"].is_null(), library["way_out"].is_string(), "{library}");
+    }
+    assert_eq!(document["launcher"]["name"], "Slurm");
+    assert_eq!(document["launcher"]["ranks"], "8");
+    assert!(scratch.answer("doctor").contains(&format!("cores    {cores}")));
+}
+
+#[test]
+fn a_model_is_exported_as_text_and_picture() {
+    let scratch = tiny("export");
+    scratch.answer("export tiny --to graph --seq 16 -o tiny.graph");
+    let text = fs::read_to_string(scratch.0.join("tiny.graph")).expect("the text is there");
+    let module = parse_module("tiny.graph", &text).expect("it reads back");
+    // The text is a model: the same size, the same verdict.
+    let params =
+        |model: &str| scratch.json(&format!("inspect {model} --seq 16 --json"))["params"].clone();
+    assert_eq!(params("tiny.graph"), params("tiny"));
+    let verdict = scratch.json("verify tiny.graph --ranks 2 --seq 16 --json");
+    assert_eq!(verdict["ok"], true);
+    assert_eq!(verdict["dtype"], "f32", "that of the text");
+    assert_eq!(scratch.run("verify tiny.graph --ranks 2 --dtype f64").status.code(), Some(2));
+    // An arrow for each operand and result.
+    let picture = scratch.answer("export tiny --to dot --seq 16");
+    let layers = module.functions.iter().filter(|f| f.kind == ir::Kind::Layer);
+    let arrows: usize = layers
+        .clone()
+        .map(|f| f.results.len() + f.nodes.iter().map(|n| n.operands.len()).sum::<usize>())
+        .sum();
+    assert_eq!(picture.matches(" -> ").count(), arrows);
+    assert_eq!(picture.matches("subgraph").count(), layers.count());
+    assert_eq!(picture.matches('{').count(), picture.matches('}').count());
+    if let Ok(output) = Command::new("dot").args(["-V"]).output() {
+        assert!(output.status.success());
+    }
+}
+
+/// What a run of a run that learns nothing exports are the very weights that it began with, under
+/// the names that transformers gave a model of this kind.
+#[test]
+fn a_run_is_exported_as_it_came() {
+    let scratch = tiny("export-run");
+    let flags = "--data text --seq 16 --gbs 2 --ranks 2 --tp 2 --val-every 0";
+    scratch.answer(&format!("train tiny {flags} --from-scratch --steps 2 --out first"));
+    let files = scratch.answer("export first --to hf -o a");
+    assert!(files.contains("a/model.safetensors") && files.contains("a/config.json"), "{files}");
+    scratch.answer(&format!("train a {flags} --steps 1 --lr 0 --out second"));
+    scratch.answer("export second --to hf -o b");
+    let read = |name: &str| fs::read(scratch.0.join(name)).expect("it is written");
+    assert!(read("a/model.safetensors") == read("b/model.safetensors"));
+    assert_eq!(read("a/config.json"), read("b/config.json"));
+
+    let names = |folder: &Path| -> BTreeSet<String> {
+        let weights = Weights::open(folder).expect("the weights open");
+        let names = weights.tensors().map(|(name, _)| name);
+        let stored = names.filter(|name| !ir::import::is_buffer(name) && *name != "lm_head.weight");
+        stored.map(str::to_owned).collect()
+    };
+    let theirs = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference/gpt2-tiny");
+    assert_eq!(names(&scratch.0.join("a")), names(&theirs));
+
+    // What is exported continues texts as the run does, and is not written over.
+    let line =
+        |from: &str| format!("generate {from} --prompt line --max-tokens 4 --temperature 0 --json");
+    assert_eq!(scratch.json(&line("a"))["tokens"], scratch.json(&line("first"))["tokens"]);
+    for wrong in ["export first --to hf -o a", "export tiny --to hf -o c", "export first --to hf"] {
+        assert_eq!(scratch.run(wrong).status.code(), Some(2), "{wrong}");
+    }
+}
+
+/// Each answer has what its schema requires, of the types that it says.
+#[test]
+fn documents_are_as_their_schemas_say() {
+    let scratch = tiny("schema");
+    let train = "train tiny --data text --from-scratch --steps 2 --seq 16 --gbs 2 --out run --json";
+    let lines = [
+        "inspect tiny --json",
+        "plan tiny --ranks 2 --tp 2 --json",
+        "fit tiny --ranks 2 --json",
+        "explain tiny --ranks 2 --tp 2 --json",
+        "verify tiny --ranks 2 --seq 9 --json",
+        "compile tiny --ranks 2 --tp 2 --seq 16 --gbs 2 -o t.gtl --json",
+        "run t.gtl --bench 2 --json",
+        "run t.gtl --json",
+        train,
+        "generate run --prompt line --max-tokens 2 --json",
+        "doctor --json",
+    ];
+    let mut seen = BTreeSet::new();
+    let mut documents: Vec<Value> = lines.iter().map(|line| scratch.json(line)).collect();
+    documents.push(documents[5]["report"].clone());
+    for document in &documents {
+        let name = document["schema"].as_str().expect("a document says what it is");
+        let schema = scratch.json(&format!("schema {name}"));
+        let wrong = contradictions(&schema, document);
+        assert!(wrong.is_empty(), "{name}: {wrong:?}\n{document:#}");
+        seen.insert(name.to_owned());
+    }
+    // Every schema is that of a document which was looked at.
+    let listed = scratch.answer("schema");
+    assert_eq!(listed.lines().count(), seen.len(), "{listed}{seen:?}");
+    assert_eq!(scratch.json("schema plan"), scratch.json("schema gantline.plan/1"));
+    assert_eq!(scratch.run("schema plam").status.code(), Some(2));
+    // A document that lacks something is seen.
+    let schema = scratch.json("schema plan");
+    let mut broken = documents[1].clone();
+    broken["gap"] = Value::from("none");
+    broken["ranks"] = Value::from(-1);
+    broken.as_object_mut().expect("an object").remove("plans");
+    assert_eq!(contradictions(&schema, &broken).len(), 3);
+}
+
+/// What in a document is not as a schema says: a part of JSON Schema, written again.
+fn contradictions(schema: &Value, document: &Value) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let document = document.as_object().expect("documents are objects");
+    for key in schema["required"].as_array().expect("a list") {
+        let key = key.as_str().expect("a key");
+        let Some(value) = document.get(key) else {
+            wrong.push(format!("`{key}` is missing"));
+            continue;
+        };
+        let wanted = &schema["properties"][key];
+        if let Some(constant) = wanted.get("const") {
+            if constant != value {
+                wrong.push(format!("`{key}` is {value}"));
+            }
+            continue;
+        }
+        let kind = &wanted["type"];
+        let kinds = kind.as_array().cloned().unwrap_or_else(|| vec![kind.clone()]);
+        let is_of = |kind: &Value| match kind.as_str().expect("a type") {
+            "string" => value.is_string(),
+            "number" => value.is_number(),
+            "integer" => value.is_u64() || value.is_i64(),
+            "boolean" => value.is_boolean(),
+            "object" => value.is_object(),
+            "array" => value.is_array(),
+            "null" => value.is_null(),
+            other => panic!("the type {other}"),
+        };
+        let least = wanted.get("minimum").and_then(Value::as_f64);
+        let is_less = least.is_some_and(|least| value.as_f64().is_some_and(|v| v < least));
+        if !kinds.iter().any(is_of) || is_less {
+            wrong.push(format!("`{key}` is {value}, not {wanted}"));
+        }
+    }
+    wrong
+}
