@@ -1,9 +1,12 @@
-//! Memory outside the arenas, counted in the allocator. A process of its own, and one test: nobody
-//! else allocates meanwhile.
+//! Memory outside the arenas, counted in the allocator. A process of its own, and one test at a
+//! time: nobody else allocates meanwhile.
 
 #![allow(clippy::unwrap_used, reason = "a test may fail anywhere")]
 
+mod mutations;
+
 use std::alloc::System;
+use std::sync::{Mutex, PoisonError};
 
 use gantline::job::{ADAMW, Question};
 use gantline::{LOSS, compile, import, plan, prepare, start};
@@ -17,6 +20,9 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+/// Held by the test that counts.
+static ALONE: Mutex<()> = Mutex::new(());
 
 const SEQ: usize = 64;
 const SAMPLES: usize = 4;
@@ -55,6 +61,7 @@ fn step(session: &mut Session) {
 
 #[test]
 fn memory_is_that_of_arenas_and_workspaces() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     for (mesh, threads) in
         [([1, 1, 1], 1), ([1, 1, 1], 2), ([1, 2, 1], 1), ([1, 1, 2], 2), ([2, 1, 1], 1)]
     {
