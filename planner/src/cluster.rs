@@ -29,6 +29,7 @@ use serde::{Deserialize, Serialize};
 use crate::calibration::Calibration;
 use crate::link::Link;
 use crate::machine::Machine;
+use crate::reader::DIAGNOSTICS_MAX;
 
 use draft::Draft;
 
@@ -391,5 +392,6 @@ fn merge(at: &Source, text: &str, above: &mut Vec<Source>) -> Result<Draft, Vec<
             },
         }
     }
+    diagnostics.truncate(DIAGNOSTICS_MAX);
     if diagnostics.is_empty() { Ok(base.overlay(draft)) } else { Err(diagnostics) }
 }

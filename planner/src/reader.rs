@@ -7,11 +7,16 @@ use toml::de::{DeTable, DeValue};
 
 use crate::quantity::Unit;
 
+/// The most diagnostics that one reading reports.
+pub(crate) const DIAGNOSTICS_MAX: usize = 20;
+
 /// A file that is being read.
 #[derive(Debug)]
 pub(crate) struct Reader<'a> {
     source: &'a str,
     pub(crate) diagnostics: Vec<Diagnostic>,
+    /// The last one beyond those that are reported.
+    beyond: Vec<Diagnostic>,
 }
 
 /// A table of a file: its keys, and what it is called there.
@@ -25,7 +30,7 @@ impl<'a> Reader<'a> {
     /// Reads the text; what is no TOML is reported, and what can be read is returned.
     pub(crate) fn open(source: &'a str, text: &'a str) -> (Reader<'a>, Spanned<DeTable<'a>>) {
         let (table, errors) = DeTable::parse_recoverable(text);
-        let mut reader = Reader { source, diagnostics: Vec::new() };
+        let mut reader = Reader { source, diagnostics: Vec::new(), beyond: Vec::new() };
         for error in errors {
             let bytes = error.span().unwrap_or(0..0);
             let message = error.message().lines().next().unwrap_or("not TOML").to_owned();
@@ -44,8 +49,14 @@ impl<'a> Reader<'a> {
         bytes: std::ops::Range<usize>,
         headline: String,
     ) -> &mut Diagnostic {
-        self.diagnostics.push(Diagnostic::error(code, self.span(bytes), headline));
-        self.diagnostics.last_mut().expect("one was pushed")
+        let diagnostic = Diagnostic::error(code, self.span(bytes), headline);
+        let is_full = self.diagnostics.len() >= DIAGNOSTICS_MAX;
+        let list = if is_full { &mut self.beyond } else { &mut self.diagnostics };
+        if is_full {
+            list.clear();
+        }
+        list.push(diagnostic);
+        list.last_mut().expect("one was pushed")
     }
 
     fn wrong_type(
