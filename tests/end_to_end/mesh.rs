@@ -105,7 +105,28 @@ fn check(
     dtype: DType,
     bound: f64,
 ) {
-    let (seq, samples) = (33, 8);
+    let mut of_samples: BTreeMap<usize, Vec<Mesh>> = BTreeMap::new();
+    for mesh in meshes {
+        // A batch is cut evenly by dp, and dp alone may be any number.
+        let samples = [8, 6, mesh.dp].into_iter().find(|samples| samples % mesh.dp == 0);
+        of_samples.entry(samples.expect("the last one is")).or_default().push(*mesh);
+    }
+    for (samples, meshes) in of_samples {
+        check_batch(description, dropout, samples, &meshes, keep, dtype, bound);
+    }
+}
+
+/// The same, for meshes that all cut a batch of so many samples.
+fn check_batch(
+    description: &Description,
+    dropout: f64,
+    samples: usize,
+    meshes: &[Mesh],
+    keep: Keep,
+    dtype: DType,
+    bound: f64,
+) {
+    let seq = 33;
     let (model, _) = prepared(description, seq, DType::F64, dropout);
     let weights = random_weights(&model, 5);
     let (tokens, labels) = batch(3, samples, seq, 259);
@@ -155,7 +176,7 @@ fn check(
 pub(crate) fn meshes(ranks_max: usize) -> Vec<Mesh> {
     let mut meshes = Vec::new();
     for pp in 1..=ranks_max {
-        for dp in [1, 2, 4, 8] {
+        for dp in 1..=ranks_max {
             for tp in 1..=ranks_max {
                 if pp * dp * tp <= ranks_max {
                     meshes.push(Mesh { pp, dp, tp });
@@ -176,16 +197,19 @@ fn one_rank_agrees_with_the_interpreter() {
 #[test]
 fn every_mesh_agrees_with_the_interpreter() {
     check(&gpt2(), 0.0, &meshes(8), Keep::Full, DType::F64, 1e-10);
-    check(&llama(), 0.0, &meshes(8), Keep::Full, DType::F64, 1e-10);
 }
 
 #[test]
 fn every_mesh_drops_the_same_elements() {
-    check(&gpt2(), 0.1, &meshes(4), Keep::None, DType::F64, 1e-10);
+    check(&gpt2(), 0.1, &meshes(8), Keep::None, DType::F64, 1e-10);
+    check(&llama(), 0.1, &meshes(8), Keep::Full, DType::F64, 1e-10);
 }
 
 #[test]
 fn every_mesh_agrees_in_f32() {
-    check(&gpt2(), 0.0, &meshes(4), Keep::None, DType::F32, 1e-5);
-    check(&llama(), 0.0, &meshes(4), Keep::Full, DType::F32, 1e-5);
+    let mut all = meshes(4);
+    // In batches of other sizes, gradients that are zero but for rounding exceed the bound.
+    all.retain(|mesh| 8 % mesh.dp == 0);
+    check(&gpt2(), 0.0, &all, Keep::None, DType::F32, 1e-5);
+    check(&llama(), 0.0, &all, Keep::Full, DType::F32, 1e-5);
 }
