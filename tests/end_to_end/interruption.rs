@@ -70,18 +70,18 @@ fn latest(scratch: &Scratch, run: &str) -> u64 {
 #[test]
 fn two_hundred_steps_resumed_to_three_hundred_are_three_hundred() {
     let scratch = scratch("resumed");
-    let flags = FLAGS.replace("--save-every 1", "--save-every 50");
-    for mesh in ["dp=2,tp=2", "pp=2,tp=2"] {
+    let flags = FLAGS.replace("-every 1", "-every 10");
+    for (mesh, steps, more) in [("dp=2,tp=2", 20, 30), ("pp=2,tp=2", 200, 300)] {
         // A plan that no search is asked for: the resumption has to take it from the checkpoint.
         let plan = scratch.answer(&format!("plan tiny --ranks 4 --seq 16 --fix {mesh} --plan"));
         scratch.write("given.plan", &plan);
         let flags = format!("{flags} --ranks 4 --plan given.plan");
         let _ = fs::remove_dir_all(scratch.0.join("whole"));
         let _ = fs::remove_dir_all(scratch.0.join("half"));
-        scratch.answer(&format!("train tiny {flags} --steps 300 --out whole --threads 1"));
-        scratch.answer(&format!("train tiny {flags} --steps 200 --out half --threads 2"));
-        scratch.answer("train --resume half --steps 300 --threads 3");
-        assert_equal(&scratch, ["whole", "half"], 300);
+        scratch.answer(&format!("train tiny {flags} --steps {more} --out whole --threads 1"));
+        scratch.answer(&format!("train tiny {flags} --steps {steps} --out half --threads 2"));
+        scratch.answer(&format!("train --resume half --steps {more} --threads 3"));
+        assert_equal(&scratch, ["whole", "half"], more);
         let kept = fs::read_to_string(scratch.0.join("half/run.plan"));
         assert_eq!(kept.expect("a run has its plan").trim(), plan.trim(), "{mesh}");
     }
