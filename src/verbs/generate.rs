@@ -23,6 +23,10 @@ use crate::job::{self, positions_max};
 use crate::output;
 use crate::run::Run;
 
+/// Headings of the help.
+const SAMPLING: &str = "How tokens are drawn";
+const WHERE: &str = "Where it runs";
+
 /// Flags of `generate`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
@@ -36,31 +40,55 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value = "128", value_parser = positive)]
     pub max_tokens: usize,
     /// Divides the logits: below 1 for likelier texts, 0 for the likeliest token always
-    #[arg(long, value_name = "T", default_value = "0.8", value_parser = amount)]
+    #[arg(
+        long,
+        value_name = "T",
+        default_value = "0.8",
+        value_parser = amount,
+        help_heading = SAMPLING
+    )]
     pub temperature: f64,
     /// Draw only from so many likeliest tokens
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", value_parser = positive, help_heading = SAMPLING)]
     pub top_k: Option<usize>,
     /// Draw only from the likeliest tokens whose probabilities reach this sum
-    #[arg(long, value_name = "P", value_parser = amount)]
+    #[arg(long, value_name = "P", value_parser = amount, help_heading = SAMPLING)]
     pub top_p: Option<f64>,
     /// Makes other draws
-    #[arg(long, value_name = "N", default_value = "1")]
+    #[arg(long, value_name = "N", default_value = "1", help_heading = SAMPLING)]
     pub seed: u32,
     /// Tensor-parallel ranks
-    #[arg(long, value_name = "N", default_value = "1", value_parser = positive)]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "1",
+        value_parser = positive,
+        help_heading = WHERE
+    )]
     pub tp: usize,
     /// Pipeline stages
-    #[arg(long, value_name = "N", default_value = "1", value_parser = positive)]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "1",
+        value_parser = positive,
+        help_heading = WHERE
+    )]
     pub pp: usize,
     /// The element type: f32 or f64
-    #[arg(long, value_name = "TYPE", default_value = "f32", value_parser = job::dtype)]
+    #[arg(
+        long,
+        value_name = "TYPE",
+        default_value = "f32",
+        value_parser = job::dtype,
+        help_heading = WHERE
+    )]
     pub dtype: DType,
     /// The model's tokenizer.json [default: beside the model, else bytes]
     #[arg(long, value_name = "FILE")]
     pub tokenizer: Option<PathBuf>,
     /// Threads of a rank [default: its share of the cores]
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", value_parser = positive, help_heading = WHERE)]
     pub threads: Option<usize>,
     /// Print one JSON document
     #[arg(long)]

@@ -88,10 +88,22 @@ pub struct Args {
     #[arg(long, value_name = "FILE", help_heading = WHERE)]
     pub plan: Option<String>,
     /// Tokens of a sample [default: the longest the model was made for]
-    #[arg(long, alias = "seq-length", value_name = "N", value_parser = positive, help_heading = STEP)]
+    #[arg(
+        long,
+        alias = "seq-length",
+        value_name = "N",
+        value_parser = positive,
+        help_heading = STEP
+    )]
     pub seq: Option<usize>,
     /// Samples of a step, over all ranks [default: 8]
-    #[arg(long, alias = "global-batch-size", value_name = "N", value_parser = positive, help_heading = STEP)]
+    #[arg(
+        long,
+        alias = "global-batch-size",
+        value_name = "N",
+        value_parser = positive,
+        help_heading = STEP
+    )]
     pub gbs: Option<usize>,
     /// The element type: f32 or f64 [default: f32]
     #[arg(long, value_name = "TYPE", value_parser = job::dtype, help_heading = STEP)]
@@ -115,7 +127,13 @@ pub struct Args {
     )]
     pub lr_decay: Option<String>,
     /// The step at which it has fallen [default: the last]
-    #[arg(long, visible_alias = "decay-steps", alias = "lr-decay-iters", value_name = "N", help_heading = LEARNING)]
+    #[arg(
+        long,
+        visible_alias = "decay-steps",
+        alias = "lr-decay-iters",
+        value_name = "N",
+        help_heading = LEARNING
+    )]
     pub lr_decay_steps: Option<u64>,
     /// The smallest learning rate [default: 0]
     #[arg(long, value_name = "RATE", value_parser = amount, help_heading = LEARNING)]
@@ -127,7 +145,13 @@ pub struct Args {
     #[arg(long, value_name = "SHARE", value_parser = amount, help_heading = LEARNING)]
     pub bias_weight_decay: Option<f64>,
     /// The norm to which gradients are scaled down, 0 for none [default: 1]
-    #[arg(long, alias = "clip-grad", value_name = "NORM", value_parser = amount, help_heading = LEARNING)]
+    #[arg(
+        long,
+        alias = "clip-grad",
+        value_name = "NORM",
+        value_parser = amount,
+        help_heading = LEARNING
+    )]
     pub clip: Option<f64>,
     /// Decides the first weights, the order of the data and what is dropped [default: 1]
     #[arg(long, value_name = "N", help_heading = STEP)]
@@ -136,7 +160,13 @@ pub struct Args {
     #[arg(long, alias = "eval-interval", value_name = "N", help_heading = REPORTS)]
     pub val_every: Option<u64>,
     /// Batches of one validation at most [default: 8]
-    #[arg(long, alias = "eval-iters", value_name = "N", value_parser = positive, help_heading = REPORTS)]
+    #[arg(
+        long,
+        alias = "eval-iters",
+        value_name = "N",
+        value_parser = positive,
+        help_heading = REPORTS
+    )]
     pub val_batches: Option<usize>,
     /// Steps between checkpoints, 0 for one at the end [default: 100]
     #[arg(long, alias = "save-interval", value_name = "N", help_heading = REPORTS)]
