@@ -201,6 +201,9 @@ impl Default for Configuration {
     }
 }
 
+/// The most ranks. Chosen: far above any machine, and products of counts fit in 64 bits.
+const RANKS_MAX: f64 = 4_294_967_296.0;
+
 impl Configuration {
     /// Ranks: the product of the axes that are not sub-axes.
     pub fn ranks(&self) -> u64 {
@@ -247,6 +250,13 @@ impl Configuration {
     /// # Errors
     /// `E3401`, once for each.
     pub fn check(&self, layers: u32) -> Result<(), Vec<Diagnostic>> {
+        let span = || Span::of(self.to_string());
+        let axes = [self.tp, self.cp, self.pp, self.dp].map(f64::from);
+        let ranks: f64 = axes.iter().product();
+        if ranks > RANKS_MAX {
+            let headline = format!("{ranks:.0} ranks, more than {RANKS_MAX:.0}");
+            return Err(vec![Diagnostic::error("E3401", span(), headline)]);
+        }
         let mut wrong = Vec::new();
         let counts = [
             ("tp", self.tp),
@@ -294,7 +304,6 @@ impl Configuration {
         if wrong.is_empty() {
             return Ok(());
         }
-        let span = || Span::of(self.to_string());
         Err(wrong.into_iter().map(|text| Diagnostic::error("E3401", span(), text)).collect())
     }
 }

@@ -14,27 +14,12 @@ use crate::configuration::{Configuration, Recompute, Zero};
 use crate::machine::Machine;
 
 /// The columns that a table must have.
-pub const COLUMNS: [&str; 16] = [
-    "row_id",
-    "model",
-    "layers",
-    "hidden",
-    "heads",
-    "seq_len",
-    "gpu",
-    "n_gpus",
-    "tp",
-    "pp",
-    "dp",
-    "micro_batch",
-    "global_batch",
-    "precision",
-    "framework",
-    "step_time_s",
-];
+pub const COLUMNS: [&str; 8] =
+    ["row_id", "layers", "hidden", "heads", "seq_len", "gpu", "n_gpus", "global_batch"];
 
 /// The columns that are read where a table has them.
-pub const OPTIONAL: [&str; 24] = [
+pub const OPTIONAL: [&str; 32] = [
+    "model",
     "params_b",
     "kv_heads",
     "head_dim",
@@ -48,13 +33,20 @@ pub const OPTIONAL: [&str; 24] = [
     "gpus_per_node",
     "intra_bw_gb_s_per_gpu_uni",
     "inter_bw_gb_s_per_node_uni",
+    "tp",
+    "pp",
     "vp",
+    "dp",
     "cp",
     "ep",
     "zero_stage",
     "seq_parallel",
+    "micro_batch",
     "grad_accum",
     "recompute",
+    "precision",
+    "framework",
+    "step_time_s",
     "peak_mem_gib",
     "usable_for_time",
     "usable_for_memory",
@@ -139,7 +131,7 @@ pub fn read(row: &dyn Columns) -> Result<Question, String> {
     }
     let arithmetic = reader.arithmetic()?;
     let mut configuration = reader.configuration(&style)?;
-    if style.balances_stages && configuration.pp > 1 {
+    if style.balances_stages && (2..=work.depth()).contains(&configuration.pp) {
         configuration.stage_layers = balanced(&work, configuration.pp);
     }
     let global_batch = reader.global_batch(&configuration)?;
@@ -228,7 +220,7 @@ impl RowReader<'_> {
         let head_dim = self.count_or("head_dim", hidden / heads.max(1))?;
         let ffn = match routed {
             Some(routed) if routed.dense_layers == 0 => 0,
-            _ => self.count_or("ffn", 4 * hidden)?,
+            _ => self.count_or("ffn", hidden.saturating_mul(4))?,
         };
         let mut shape = Shape {
             layers: self.needed("layers")?,
@@ -349,14 +341,9 @@ impl RowReader<'_> {
         let (tp, pp) = (self.count_or("tp", 1)?.max(1), self.count_or("pp", 1)?.max(1));
         let cp = self.count_or("cp", 1)?.max(1);
         let ranks = self.needed("n_gpus")?;
-        let dp = match self.count("dp")? {
-            Some(dp) => dp,
-            None => {
-                let dp = ranks / (tp * pp * cp);
-                self.defaults.push(format!("dp={dp}"));
-                dp
-            }
-        };
+        let model_ranks = tp.saturating_mul(pp).saturating_mul(cp);
+        let dp = self.count_or("dp", (ranks / model_ranks).max(1))?;
+        let microbatch = self.microbatch(dp)?;
         let recompute = match self.row.text("recompute") {
             "none" => Recompute::None,
             "selective" | "attention" => Recompute::Attention,
@@ -387,12 +374,22 @@ impl RowReader<'_> {
             dp,
             ep: self.count_or("ep", 1)?.max(1),
             vpp: self.count_or("vp", 1)?.max(1),
-            microbatch: self.needed("micro_batch")?.max(1),
+            microbatch,
             sequence_parallel: sequence_parallel && tp > 1,
             zero: Zero { stage: stage.min(255) as u8, shard: 0 },
             recompute,
             ..Configuration::default()
         })
+    }
+
+    /// The micro-batch; a blank one follows from the batch and the accumulation, else it is 1.
+    fn microbatch(&mut self, dp: u32) -> Result<u32, String> {
+        let batch = self.count("global_batch")?.unwrap_or(0);
+        let each = match self.count("grad_accum")? {
+            Some(count) if count > 0 && dp > 0 => batch / dp.saturating_mul(count).max(1),
+            Some(_) | None => 1,
+        };
+        Ok(self.count_or("micro_batch", each.max(1))?.max(1))
     }
 
     /// The batch; as many whole micro-batches as come nearest where the row's does not divide.

@@ -75,6 +75,7 @@ fn recomputation_costs_time_and_saves_memory() {
 /// 134 published runs of nine sources, evenly chosen from 2,578; `source` says where it is printed.
 const RUNS: &str = include_str!("../../tests/measured_runs.csv");
 
+#[derive(Clone)]
 struct Run {
     columns: Vec<String>,
     texts: csv::StringRecord,
@@ -87,13 +88,16 @@ impl Columns for Run {
     }
 }
 
-/// The runs whose source begins so, predicted.
-fn predicted(source: &str) -> Vec<Compared> {
+fn runs() -> Vec<Run> {
     let mut reader = csv::Reader::from_reader(RUNS.as_bytes());
     let columns: Vec<String> = reader.headers().unwrap().iter().map(str::to_owned).collect();
-    let runs =
-        reader.records().map(|texts| Run { columns: columns.clone(), texts: texts.unwrap() });
-    let runs = runs.filter(|run| run.text("file").starts_with(source));
+    let run = |texts: csv::Result<_>| Run { columns: columns.clone(), texts: texts.unwrap() };
+    reader.records().map(run).collect()
+}
+
+/// The runs whose source begins so, predicted.
+fn predicted(source: &str) -> Vec<Compared> {
+    let runs = runs().into_iter().filter(|run| run.text("file").starts_with(source));
     let compare = |run: Run| {
         let question = row::read(&run).unwrap();
         let estimate = question.answer().unwrap();
@@ -150,4 +154,34 @@ fn published_runs_are_predicted() {
         let Errors { median, .. } = summary(source).time;
         assert!(median <= limit, "{source}: median {median}, was at most {limit}");
     }
+}
+
+/// Whatever stands in a column, a row has an answer or a reason.
+#[test]
+fn no_row_is_too_strange() {
+    let strange = ["", "0", "-1", "x", "3.5", "1e300", "NaN", "16777215", "4294967295"];
+    let (mut answered, mut refused) = (0, 0);
+    for run in runs().iter().step_by(9) {
+        for at in 0..run.columns.len() {
+            for text in strange {
+                let mut run = run.clone();
+                let texts = run.texts.iter().enumerate();
+                run.texts = texts.map(|(i, old)| if i == at { text } else { old }).collect();
+                let found = row::read(&run).and_then(|question| question.answer());
+                match found {
+                    Ok(estimate) => {
+                        let seconds = estimate.step_time_s;
+                        let place = format!("{} = {text}: {seconds}", run.columns[at]);
+                        assert!(seconds.is_finite() && seconds > 0.0, "{place}");
+                        answered += 1;
+                    }
+                    Err(reason) => {
+                        assert!(!reason.is_empty());
+                        refused += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert!(answered > 1000 && refused > 300, "{answered} answered, {refused} refused");
 }

@@ -119,7 +119,8 @@ impl Item {
             Item::Product { k, n, bias, .. } => [of(k, n) + if bias { u64::from(n) } else { 0 }, 0],
             Item::Experts { count, width, ffn, gated, .. } => {
                 let products = if gated { 3 } else { 2 };
-                [of(count, width), u64::from(count) * products * of(width, ffn)]
+                let experts = u64::from(count) * products;
+                [of(count, width), experts.saturating_mul(of(width, ffn))]
             }
             Item::Embedding { vocab, width, positions } => {
                 [of(vocab, width) + of(positions, width), 0]
@@ -172,7 +173,7 @@ impl Layer {
     pub fn parameters(&self) -> [u64; 2] {
         self.items.iter().fold([0, 0], |sum, item| {
             let [dense, expert] = item.parameters();
-            [sum[0] + dense, sum[1] + expert]
+            [sum[0].saturating_add(dense), sum[1].saturating_add(expert)]
         })
     }
 }
@@ -206,11 +207,12 @@ impl Workload {
     pub fn parameters(&self) -> u64 {
         let layers = self.layers.iter().map(|layer| {
             let [dense, expert] = layer.parameters();
-            u64::from(layer.count) * (dense + expert)
+            u64::from(layer.count).saturating_mul(dense.saturating_add(expert))
         });
         let ends = self.first.iter().chain(&self.last).map(|item| item.parameters()[0]);
         let shared = if self.tied { self.head_parameters() } else { 0 };
-        layers.sum::<u64>() + ends.sum::<u64>() - shared
+        let layers = layers.fold(0, u64::saturating_add);
+        layers.saturating_add(ends.sum::<u64>() - shared)
     }
 
     /// Operations of a step for one token, forward and backward: three times the forward ones.
@@ -340,6 +342,14 @@ impl Shape {
                 .filter(|s| s.1 > SIZE_MAX)
                 .map(|(name, size)| format!("`{name}` is {size}, more than {SIZE_MAX}")),
         );
+        let rows = u64::from(self.heads) * u64::from(self.head_dim);
+        if rows > u64::from(SIZE_MAX) {
+            wrong.push(format!("{} heads of {} elements", self.heads, self.head_dim));
+        }
+        let inner = self.routed.map_or(0, |routed| routed.ffn.max(routed.shared_ffn));
+        if self.ffn.max(inner) > SIZE_MAX {
+            wrong.push(format!("`ffn` is {}, more than {SIZE_MAX}", self.ffn.max(inner)));
+        }
         if self.ffn == 0 && self.routed.is_none_or(|routed| routed.dense_layers > 0) {
             wrong.push("`ffn` is 0".into());
         }
