@@ -18,12 +18,13 @@
 //! * Equal text means equal artefact: printing is canonical, and what is printed is read back.
 //! * Random numbers depend on a key and the index of the global element, never on a cut.
 //! * [`vjp`] and [`autodiff`] keep nothing and recompute nothing: what is kept is in the plan.
-//! * Deliberately absent: prices, which are in `kernels`, and every choice between plans.
+//! * Deliberately absent: prices of devices, which are in `kernels`, and every choice between
+//!   plans.
 //!
 //! **Reading order.** Nouns: [`dtype`], [`dim`], [`types`], [`op`], [`class`], [`module`], [`sharding`],
 //! [`plan`], [`program`], with [`text`] and [`verify`]. Tables: [`infer`], [`eval`] over
 //! [`tensor`] and [`random`], [`vjp`], [`cost`], [`factors`]. Steps: [`import`], [`build`],
-//! [`recognise`], [`autodiff`], [`inline`], [`pass`].
+//! [`recognise`], [`autodiff`], [`rewrite`], [`inline`], [`pass`].
 //!
 //! # Diagnostics
 //!
@@ -75,6 +76,7 @@ pub mod inline;
 pub mod vjp;
 pub mod autodiff;
 pub mod recognise;
+pub mod rewrite;
 
 pub use class::Class;
 pub use diagnostic::{Diagnostic, Severity, Span};

@@ -46,6 +46,13 @@ pub(crate) fn arguments(module: &Module, function: &str, r: &mut Draws) -> Vec<T
     types.into_iter().map(argument).collect()
 }
 
+/// The types of a function's parameters, for samples of a given count.
+pub(crate) fn bound_types(module: &Module, function: &str, batch: i64) -> Vec<TensorType> {
+    let bindings = [(Dim::BATCH.to_owned(), batch)].into();
+    let types = module.function(function).unwrap().param_types();
+    types.iter().map(|ty| ty.bind(&bindings)).collect()
+}
+
 fn function(
     module: &mut Module,
     name: &str,
@@ -199,7 +206,7 @@ fn node(
 }
 
 /// Factors with equal sizes are shared at random; what stands in both may be summed.
-fn einsum(a: &TensorType, b: &TensorType, r: &mut Draws) -> Einsum {
+pub(crate) fn einsum(a: &TensorType, b: &TensorType, r: &mut Draws) -> Einsum {
     let letter = |at: usize| (b'a' + at as u8) as char;
     let in_a: Vec<char> = (0..a.ndim()).map(letter).collect();
     let mut in_b = Vec::new();

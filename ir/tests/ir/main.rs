@@ -11,5 +11,7 @@ mod gradients;
 mod identities;
 mod ops;
 mod passes;
+mod rewrite;
+mod rewrite_choice;
 mod shardings;
 mod text;

@@ -10,7 +10,7 @@ use crate::draws::{Draws, seeds};
 use crate::generate;
 
 /// The bits, so that a NaN equals itself.
-fn bits(tensors: &[Tensor]) -> Vec<(Vec<usize>, Vec<u64>)> {
+pub(crate) fn bits(tensors: &[Tensor]) -> Vec<(Vec<usize>, Vec<u64>)> {
     let of = |t: &Tensor| (t.dims.clone(), t.to_f64().iter().map(|x| x.to_bits()).collect());
     tensors.iter().map(of).collect()
 }

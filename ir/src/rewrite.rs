@@ -1,0 +1,233 @@
+//! Rewriting: a function replaced by an equal, cheaper one.
+//!
+//! A function becomes an e-graph (`egg`), a set of classes of equal terms ([`region`]); rules add
+//! equal terms to classes ([`rules`], applied by [`saturate`]); one term of each class is chosen, so
+//! that their prices sum to the least ([`choose`], [`price`]), and made a function again.
+//!
+//! **Invariants.**
+//! * Attributes are in the term, types are facts of its class: terms of one class have equal types,
+//!   and no term is added that [`infer`](crate::infer) refuses.
+//! * A rule says what it keeps: every bit, all but rounding, or less. Every rule is executed on
+//!   random instances, by the interpreter.
+//! * The same function yields the same one again, on any number of threads.
+//! * Parameters, results and their types stay; values that stay keep their names.
+//!
+//! **Reading order.** [`term`], [`facts`], [`region`], [`pattern`], [`rules`],
+//! [`idiom`], [`saturate`], [`choose`], [`price`], [`report`].
+
+pub mod term;
+pub mod facts;
+pub mod region;
+pub mod pattern;
+pub mod rules;
+pub mod idiom;
+pub mod saturate;
+pub mod choose;
+pub mod price;
+pub mod report;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use egg::Id;
+
+use crate::module::{Function, Kind, Module};
+use crate::types::TensorType;
+use choose::{Choice, DECISIONS_MAX, choose};
+use pattern::{Pattern, Site};
+use price::{Work, term_work, work};
+use region::Region;
+use report::{Change, FunctionReport, Report};
+use rules::Rule;
+use saturate::{Limits, Saturation, Selection, saturate};
+use term::Term;
+
+/// How a module is rewritten.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Which rules are applied.
+    pub selection: Selection,
+    /// What a saturation may take.
+    pub limits: Limits,
+}
+
+/// Replaces every function that is no composite by an equal, cheaper one, where there is one.
+///
+/// Keeps parameters, results and their types, and what functions compute as far as the selected
+/// rules do. A function is looked at once, however often it is called.
+pub fn simplify(module: &mut Module, options: &Options) -> Report {
+    let mut report = Report::default();
+    let names: Vec<String> = module.functions.iter().map(|f| f.name.clone()).collect();
+    for name in names {
+        let Some(at) = module.functions.iter().position(|f| f.name == name) else { continue };
+        if matches!(module.functions[at].kind, Kind::Composite { .. }) {
+            continue;
+        }
+        let mut region = Region::of(&module.functions[at], module);
+        let saturation = saturate(&mut region, &options.selection, &options.limits);
+        let Some(choice) = region.choose() else { continue };
+        let (function, of_function) = replace(&region, saturation, &choice);
+        module.functions[at] = function;
+        place_callees(module, &name, &region);
+        report.functions.push(of_function);
+    }
+    report
+}
+
+/// A function of primitive ops as rules alone simplify it.
+pub(crate) fn normal_form(function: &Function) -> Function {
+    let mut region = Region::of(function, &Module::default());
+    let selection = Selection { composites: false, ..Selection::default() };
+    saturate(&mut region, &selection, &Limits::default());
+    match region.choose() {
+        Some(choice) => region.emit(&choice.terms),
+        None => function.clone(),
+    }
+}
+
+/// Puts the composites that a function calls above it.
+fn place_callees(module: &mut Module, caller: &str, region: &Region) {
+    let Some(function) = module.function(caller) else { return };
+    let callees: BTreeSet<String> =
+        function.nodes.iter().filter_map(|node| node.callee().map(str::to_owned)).collect();
+    for callee in callees {
+        let place = |name: &str| module.functions.iter().position(|f| f.name == name);
+        match (place(&callee), place(caller)) {
+            (Some(at), Some(of_caller)) if at > of_caller => {
+                let callee = module.functions.remove(at);
+                module.functions.insert(0, callee);
+            }
+            (Some(_), _) => {}
+            (None, _) => {
+                let made = region.graph.analysis.module.function(&callee).cloned();
+                module.functions.splice(0..0, made);
+            }
+        }
+    }
+}
+
+impl Region {
+    /// The cheapest terms that compute the results.
+    pub fn choose(&self) -> Option<Choice> {
+        let price = |term: &Term| term_work(&self.graph, term).price();
+        choose(&self.graph, &self.results, price, DECISIONS_MAX)
+    }
+}
+
+/// The function that was chosen, or the one that was there where that is no dearer.
+fn replace(region: &Region, saturation: Saturation, choice: &Choice) -> (Function, FunctionReport) {
+    let module = &region.graph.analysis.module;
+    let before = function_work(&region.function, module);
+    let emitted = region.emit(&choice.terms);
+    let after = function_work(&emitted, module);
+    let is_better = price_of(&emitted, module) < price_of(&region.function, module);
+    let function = if is_better { emitted } else { region.function.clone() };
+    let report = FunctionReport {
+        name: function.name.clone(),
+        before,
+        after: if is_better { after } else { before },
+        classes: region.graph.number_of_classes(),
+        terms: region.graph.total_size(),
+        changes: if is_better { changes(region, &saturation, choice) } else { Vec::new() },
+        saturation,
+        decisions: choice.decisions,
+        gap: choice.gap(),
+    };
+    (function, report)
+}
+
+/// The work of each node of a function.
+fn works<'f>(function: &'f Function, module: &'f Module) -> impl Iterator<Item = Work> + 'f {
+    function.nodes.iter().map(|node| {
+        let types = |ids: &[crate::ValueId]| -> Vec<&TensorType> {
+            ids.iter().map(|id| function.ty(*id)).collect()
+        };
+        work(&node.op, &types(&node.operands), &types(&node.results), module)
+    })
+}
+
+/// What a function does, its calls as one launch each.
+pub fn function_work(function: &Function, module: &Module) -> Work {
+    works(function, module).fold(Work::default(), Work::plus)
+}
+
+fn price_of(function: &Function, module: &Module) -> choose::Price {
+    works(function, module).map(Work::price).sum()
+}
+
+/// Which chosen terms rules have made, and by which rules.
+fn changes(region: &Region, saturation: &Saturation, choice: &Choice) -> Vec<Change> {
+    let history = History::of(region, saturation);
+    let mut changes = Vec::new();
+    for (class, term) in &choice.terms {
+        let mut rules = Vec::new();
+        history.follow(region, term, &mut BTreeSet::new(), &mut rules);
+        if !rules.is_empty() {
+            changes.push(Change { value: region.name_of(*class), rules });
+        }
+    }
+    changes
+}
+
+/// Which use of a rule made each term.
+struct History<'s> {
+    made_by: BTreeMap<Term, &'s saturate::Step>,
+}
+
+impl<'s> History<'s> {
+    fn of(region: &Region, saturation: &'s Saturation) -> History<'s> {
+        let mut made_by = BTreeMap::new();
+        for step in &saturation.steps {
+            for term in &step.to {
+                made_by.entry(canonical(region, term)).or_insert(step);
+            }
+        }
+        for term in region.original_terms() {
+            made_by.remove(&canonical(region, &term));
+        }
+        History { made_by }
+    }
+
+    /// The rules that led to a term, the first one first.
+    fn follow(
+        &self,
+        region: &Region,
+        term: &Term,
+        seen: &mut BTreeSet<Term>,
+        rules: &mut Vec<&'static str>,
+    ) {
+        let term = canonical(region, term);
+        let Some(step) = self.made_by.get(&term).filter(|_| seen.insert(term.clone())) else {
+            return;
+        };
+        for from in &step.from {
+            self.follow(region, from, seen, rules);
+        }
+        if !rules.contains(&step.rule) {
+            rules.push(step.rule);
+        }
+    }
+}
+
+fn canonical(region: &Region, term: &Term) -> Term {
+    let operands = term.operands.iter().map(|id: &Id| region.graph.find(*id)).collect();
+    Term { head: term.head, operands }
+}
+
+/// The function with one rule applied once, where the first result is computed. None where the rule
+/// finds nothing there.
+///
+/// For the proof of a rule: what it returns has the right side in place of the left.
+pub fn apply_once(function: &Function, module: &Module, rule: &Rule) -> Option<Function> {
+    let mut region = Region::of(function, module);
+    let root = region.graph.find(region.results[0]);
+    let (left, right) = (Pattern::parse(rule.left), Pattern::parse(rule.right));
+    for found in left.search(&region.graph, root, 8) {
+        let site = Site { graph: &region.graph, found: &found, root };
+        let Some(ops) = (rule.when)(&site) else { continue };
+        let (class, _) = right.build(&mut region.graph, &found, &ops)?;
+        region.graph.rebuild();
+        region.results[0] = class;
+        return Some(region.emit(&region.as_it_is()));
+    }
+    None
+}

@@ -1,0 +1,201 @@
+//! What is known of a class: the types of its values, numbers, and what they depend on.
+
+use egg::{Analysis, DidMerge, Id};
+
+use super::term::{Graph, Head, Ops, Term};
+use crate::dim::Bindings;
+use crate::eval::eval_op;
+use crate::infer::infer;
+use crate::module::Module;
+use crate::op::{Binary, Combiner, Op, Unary};
+use crate::tensor::{Tensor, holds};
+use crate::types::TensorType;
+
+/// The ops and types that the terms of a graph refer to.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    /// The ops.
+    pub ops: Ops,
+    /// The types of the function's parameters.
+    pub params: Vec<TensorType>,
+    /// What calls may call: the functions above, and instances of composites that rules add.
+    pub module: Module,
+}
+
+/// What holds for every term of a class.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fact {
+    /// The types: one, or those of a call's results.
+    pub types: Vec<TensorType>,
+    /// Whether it is the tuple of a call's results.
+    pub is_tuple: bool,
+    /// The number that all elements are, to the bit.
+    pub constant: Option<f64>,
+    /// No element is less; NaN may be among them all the same.
+    pub low: f64,
+    /// No element is greater.
+    pub high: f64,
+    /// Whether it depends on no parameter: a table, which may be computed again anywhere.
+    pub is_table: bool,
+}
+
+impl Fact {
+    /// The type of a class that is no tuple.
+    pub fn ty(&self) -> &TensorType {
+        &self.types[0]
+    }
+}
+
+impl Analysis<Term> for Facts {
+    type Data = Fact;
+
+    fn make(graph: &mut Graph, term: &Term, _: Id) -> Fact {
+        fact(graph, term)
+    }
+
+    fn merge(&mut self, a: &mut Fact, b: Fact) -> DidMerge {
+        assert!(
+            a.types == b.types && a.is_tuple == b.is_tuple,
+            "equal terms have equal types, {:?} and {:?} differ",
+            a.types,
+            b.types
+        );
+        let merged = Fact {
+            types: b.types.clone(),
+            is_tuple: b.is_tuple,
+            constant: a.constant.or(b.constant),
+            low: a.low.max(b.low),
+            high: a.high.min(b.high),
+            is_table: a.is_table || b.is_table,
+        };
+        let did = DidMerge(merged != *a, merged != b);
+        *a = merged;
+        did
+    }
+
+    fn modify(graph: &mut Graph, id: Id) {
+        let fact = &graph[id].data;
+        let Some(value) = fact.constant.filter(|_| !fact.is_tuple) else { return };
+        let TensorType { dtype, dims } = fact.ty().clone();
+        let is_there = |term: &Term| term.operands.is_empty() && term.op().is_some();
+        if graph[id].nodes.iter().any(is_there) {
+            return;
+        }
+        let number = graph.analysis.ops.intern(&Op::Constant { value, dtype, dims });
+        let constant = graph.add(Term { head: Head::Op("constant", number), operands: Vec::new() });
+        graph.union(id, constant);
+    }
+}
+
+fn fact(graph: &Graph, term: &Term) -> Fact {
+    let operands: Vec<&Fact> = term.operands.iter().map(|id| &graph[*id].data).collect();
+    let is_table = operands.iter().all(|o| o.is_table);
+    let unknown = |types: Vec<TensorType>| Fact {
+        types,
+        is_tuple: false,
+        constant: None,
+        low: f64::NEG_INFINITY,
+        high: f64::INFINITY,
+        is_table,
+    };
+    match term.head {
+        Head::Param(at) => {
+            let ty = graph.analysis.params[at as usize].clone();
+            Fact { is_table: false, ..unknown(vec![ty]) }
+        }
+        Head::Projection(at) => unknown(vec![operands[0].types[at as usize].clone()]),
+        Head::Op(_, op) => {
+            let op = graph.analysis.ops.get(op);
+            let types: Vec<&TensorType> = operands.iter().map(|o| o.ty()).collect();
+            let types = match infer(op, &types, &graph.analysis.module) {
+                Ok(types) => types,
+                Err(error) => panic!("a term is checked before it is added: {error}"),
+            };
+            let is_tuple = matches!(op, Op::Call { .. });
+            let constant = if is_tuple { None } else { fold(op, &operands, &types[0]) };
+            let (low, high) = match constant {
+                Some(value) if holds(types[0].dtype) => (value, value),
+                _ => range(op, &operands),
+            };
+            Fact { is_tuple, constant, low, high, ..unknown(types) }
+        }
+    }
+}
+
+/// The number that all elements of an op's result are, when it follows from those of the operands.
+///
+/// Sums are left out: their rounding depends on the number of terms.
+#[expect(clippy::wildcard_enum_match_arm, reason = "nothing is known of other ops")]
+fn fold(op: &Op, operands: &[&Fact], result: &TensorType) -> Option<f64> {
+    let constant = |at: usize| operands[at].constant;
+    match op {
+        Op::Constant { value, dtype, .. } if holds(*dtype) => {
+            let value = Tensor::filled(*dtype, &[], *value).scalar();
+            (!value.is_nan()).then_some(value)
+        }
+        Op::Constant { value, .. } => (!value.is_nan()).then_some(*value),
+        Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Cast { .. } => {
+            if !holds(result.dtype) || !operands.iter().all(|o| holds(o.ty().dtype)) {
+                return None;
+            }
+            let scalar = |o: &&Fact| Some(Tensor::filled(o.ty().dtype, &[], o.constant?));
+            let scalars: Vec<Tensor> = operands.iter().map(scalar).collect::<Option<_>>()?;
+            let scalars: Vec<&Tensor> = scalars.iter().collect();
+            let value = eval_op(op, &scalars, &Bindings::new()).ok()?.scalar();
+            (!value.is_nan()).then_some(value)
+        }
+        Op::Reshape { .. }
+        | Op::Transpose { .. }
+        | Op::Broadcast { .. }
+        | Op::Slice { .. }
+        | Op::DynamicSlice { .. } => constant(0),
+        Op::Reduce { combiner: Combiner::Max | Combiner::Min, .. } => {
+            let is_full = |dim: &crate::Dim| dim.as_constant().is_none_or(|size| size > 0);
+            constant(0).filter(|_| operands[0].ty().dims.iter().all(is_full))
+        }
+        _ => None,
+    }
+}
+
+/// Bounds of the elements.
+#[expect(clippy::wildcard_enum_match_arm, reason = "nothing is known of other ops")]
+fn range(op: &Op, operands: &[&Fact]) -> (f64, f64) {
+    let all = (f64::NEG_INFINITY, f64::INFINITY);
+    let of = |at: usize| (operands[at].low, operands[at].high);
+    let is_float = |at: usize| operands[at].ty().dtype.is_float();
+    match op {
+        Op::Unary(Unary::Exp | Unary::Abs | Unary::Sqrt | Unary::Rsqrt) => (0.0, f64::INFINITY),
+        Op::Unary(Unary::Tanh | Unary::Erf | Unary::Sin | Unary::Cos) => (-1.0, 1.0),
+        Op::Binary(how) => binary_range(*how, of(0), of(1), is_float(0)),
+        Op::Select => (of(1).0.min(of(2).0), of(1).1.max(of(2).1)),
+        Op::Iota { dim, start, dims, .. } => {
+            let size = dims[*dim].as_constant();
+            (*start as f64, size.map_or(f64::INFINITY, |size| (*start + size - 1) as f64))
+        }
+        Op::Random { .. } => (0.0, 1.0),
+        Op::Reshape { .. }
+        | Op::Transpose { .. }
+        | Op::Broadcast { .. }
+        | Op::Slice { .. }
+        | Op::DynamicSlice { .. } => of(0),
+        _ => all,
+    }
+}
+
+/// Integers may wrap, so that bounds of their sums hold only where these are small. Sums of floats
+/// are rounded, so that only their sign is known.
+fn binary_range(how: Binary, a: (f64, f64), b: (f64, f64), is_float: bool) -> (f64, f64) {
+    let all = (f64::NEG_INFINITY, f64::INFINITY);
+    let small = |low: f64, high: f64| {
+        let is_small = low > -1e9 && high < 1e9;
+        if is_small && !is_float { (low, high) } else { all }
+    };
+    match how {
+        Binary::Add if is_float && a.0 >= 0.0 && b.0 >= 0.0 => (0.0, f64::INFINITY),
+        Binary::Add => small(a.0 + b.0, a.1 + b.1),
+        Binary::Sub => small(a.0 - b.1, a.1 - b.0),
+        Binary::Max => (a.0.max(b.0), a.1.max(b.1)),
+        Binary::Min => (a.0.min(b.0), a.1.min(b.1)),
+        Binary::Mul | Binary::Div | Binary::Pow => all,
+    }
+}

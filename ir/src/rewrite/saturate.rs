@@ -1,0 +1,190 @@
+//! Saturation: rules applied to an e-graph until nothing new comes up, within counted limits.
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+use egg::Id;
+
+use super::idiom;
+use super::pattern::{Found, Pattern, Site};
+use super::region::Region;
+use super::rules::{Keeps, Rule, rules};
+use super::term::Term;
+
+/// What a saturation may take. Counts, never times, so that the same input gives the same graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// How often all rules are tried.
+    pub rounds: usize,
+    /// How many terms the graph may have.
+    pub terms: usize,
+    /// How many places one rule may find in one round.
+    pub places: usize,
+}
+
+impl Default for Limits {
+    /// Chosen: a block of a transformer with its gradient takes 3 rounds and 500 terms.
+    fn default() -> Limits {
+        Limits { rounds: 8, terms: 20_000, places: 4_000 }
+    }
+}
+
+/// Which rules are applied.
+#[derive(Clone, Debug)]
+pub struct Selection {
+    /// Rules that keep less are left out.
+    pub keeps: Keeps,
+    /// Rules that are left out by name.
+    pub without: Vec<String>,
+    /// Whether composites of the library are recognised.
+    pub composites: bool,
+}
+
+impl Default for Selection {
+    fn default() -> Selection {
+        Selection { keeps: Keeps::Rounding, without: Vec::new(), composites: true }
+    }
+}
+
+impl Selection {
+    /// Whether a rule is applied.
+    pub fn takes(&self, name: &str, keeps: Keeps) -> bool {
+        keeps <= self.keeps && self.without.iter().all(|without| without != name)
+    }
+}
+
+/// One use of a rule that added an equality.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// The rule.
+    pub rule: &'static str,
+    /// The class that the rule is about.
+    pub class: Id,
+    /// The terms that were found, the root's last.
+    pub from: Vec<Term>,
+    /// The terms that were built, the root's last.
+    pub to: Vec<Term>,
+}
+
+/// What a saturation did.
+#[derive(Clone, Debug, Default)]
+pub struct Saturation {
+    /// How often all rules were tried.
+    pub rounds: usize,
+    /// Whether nothing new comes up any more.
+    pub is_complete: bool,
+    /// The limits that were hit, in words.
+    pub limits_hit: Vec<String>,
+    /// How often each rule added an equality.
+    pub uses: BTreeMap<&'static str, usize>,
+    /// Every use, in order.
+    pub steps: Vec<Step>,
+}
+
+/// A rule with its sides read.
+struct Sides {
+    rule: &'static Rule,
+    left: Pattern,
+    right: Pattern,
+}
+
+fn all_sides() -> &'static [Sides] {
+    static SIDES: OnceLock<Vec<Sides>> = OnceLock::new();
+    SIDES.get_or_init(|| {
+        let sides = |rule: &'static Rule| Sides {
+            rule,
+            left: Pattern::parse(rule.left),
+            right: Pattern::parse(rule.right),
+        };
+        rules().map(sides).collect()
+    })
+}
+
+/// Applies rules until nothing new comes up or a limit is hit.
+pub fn saturate(region: &mut Region, selection: &Selection, limits: &Limits) -> Saturation {
+    let mut done = Saturation::default();
+    for _ in 0..limits.rounds {
+        done.rounds += 1;
+        let before = (region.graph.total_size(), done.steps.len());
+        let mut places = Vec::new();
+        for sides in all_sides() {
+            if selection.takes(sides.rule.name, sides.rule.keeps) {
+                find(region, sides, limits, &mut places, &mut done);
+            }
+        }
+        if selection.composites {
+            let takes = |name: &str| selection.takes(name, Keeps::Bits);
+            for found in idiom::find(region, takes, &mut done) {
+                idiom::apply(region, found, &mut done);
+            }
+        }
+        for (sides, class, found) in places {
+            if region.graph.total_size() >= limits.terms {
+                done.hit(format!("{} terms", limits.terms));
+                break;
+            }
+            apply(region, sides, class, found, &mut done);
+        }
+        region.graph.rebuild();
+        if before == (region.graph.total_size(), done.steps.len()) {
+            done.is_complete = true;
+            break;
+        }
+        if !done.limits_hit.is_empty() {
+            break;
+        }
+    }
+    if !done.is_complete && done.limits_hit.is_empty() {
+        done.hit(format!("{} rounds", limits.rounds));
+    }
+    done
+}
+
+impl Saturation {
+    /// Notes a limit.
+    pub(super) fn hit(&mut self, limit: String) {
+        if !self.limits_hit.contains(&limit) {
+            self.limits_hit.push(limit);
+        }
+    }
+
+    /// Notes a use of a rule.
+    pub(super) fn note(&mut self, step: Step) {
+        *self.uses.entry(step.rule).or_default() += 1;
+        self.steps.push(step);
+    }
+}
+
+fn find(
+    region: &Region,
+    sides: &'static Sides,
+    limits: &Limits,
+    places: &mut Vec<(&'static Sides, Id, Found)>,
+    done: &mut Saturation,
+) {
+    let mut classes: Vec<Id> = Vec::new();
+    for name in sides.left.root_names() {
+        classes.extend(region.graph.classes_for_op(&name).into_iter().flatten());
+    }
+    classes.sort_unstable();
+    classes.dedup();
+    let mut count = 0;
+    for class in classes {
+        let found = sides.left.search(&region.graph, class, limits.places - count);
+        count += found.len();
+        places.extend(found.into_iter().map(|found| (sides, class, found)));
+        if count >= limits.places {
+            done.hit(format!("{} places of `{}`", limits.places, sides.rule.name));
+            return;
+        }
+    }
+}
+
+fn apply(region: &mut Region, sides: &Sides, class: Id, found: Found, done: &mut Saturation) {
+    let site = Site { graph: &region.graph, found: &found, root: class };
+    let Some(ops) = (sides.rule.when)(&site) else { return };
+    let Some((right, to)) = sides.right.build(&mut region.graph, &found, &ops) else { return };
+    if region.graph.union(class, right) {
+        done.note(Step { rule: sides.rule.name, class, from: found.terms, to });
+    }
+}
