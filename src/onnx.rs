@@ -32,7 +32,7 @@ pub fn dim(text: &str) -> Result<(String, usize), String> {
     Ok((name.to_owned(), size))
 }
 
-/// Reads a model, with sizes for its open dims.
+/// Reads a model, with sizes for its open dims; idioms in it become composites.
 pub fn load(model: &str, dims: &[(String, usize)]) -> Result<Onnx, Failure> {
     let path = Path::new(model);
     if !path.is_file() {
@@ -168,7 +168,8 @@ pub fn run(
     if as_json {
         let outputs = onnx.outputs.iter().zip(&results).map(|(port, tensor)| {
             let file = format!("{}.npy", port.value);
-            json!({"name": port.name, "dims": tensor.dims, "dtype": tensor.dtype.name(), "file": file})
+            let dtype = tensor.dtype.name();
+            json!({"name": port.name, "dims": tensor.dims, "dtype": dtype, "file": file})
         });
         let outputs: Vec<Value> = outputs.collect();
         output::answer_json(&json!({"schema": "gantline.run_onnx/1", "outputs": outputs}));

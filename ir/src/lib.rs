@@ -21,8 +21,8 @@
 //! * Deliberately absent: prices of devices, which are in `kernels`, and every choice between
 //!   plans.
 //!
-//! **Reading order.** Nouns: [`dtype`], [`dim`], [`types`], [`op`], [`class`], [`module`], [`sharding`],
-//! [`plan`], [`program`], with [`text`] and [`verify`]. Tables: [`infer`], [`eval`] over
+//! **Reading order.** Nouns: [`dtype`], [`dim`], [`types`], [`op`], [`class`], [`module`],
+//! [`sharding`], [`plan`], [`program`], with [`text`] and [`verify`]. Tables: [`infer`], [`eval`] over
 //! [`tensor`] and [`random`], [`vjp`], [`cost`], [`factors`]. Steps: [`import`], [`build`],
 //! [`recognise`], [`autodiff`], [`rewrite`], [`inline`], [`pass`].
 //!

@@ -371,8 +371,8 @@ pub enum Op {
     Contract(Einsum),
     /// `conv stride=[2, 2] before=[1, 1] after=[1, 1] dilation=[1, 1] spread=[1, 1] x w` — for each
     /// sample and kernel, the sum of the products of the kernel with each window of `x`:
-    /// `x[N, g*C, …]`, `w[g*O, C, …]` yield `[N, g*O, …]`. Channels fall into `g` groups; the kernels
-    /// of a group see its channels only.
+    /// `x[N, g*C, …]`, `w[g*O, C, …]` yield `[N, g*O, …]`. Channels fall into `g` groups; the
+    /// kernels of a group see its channels only.
     ///
     /// - (C1) `x` and `w` have the same floating-point element type and number of dims, two or more
     /// - (C2) the channels of `x` are a multiple `g` of those of `w`, and `g` divides the kernels

@@ -1,8 +1,8 @@
 //! ONNX files: flat graphs of primitive operators, of any exporter.
 //!
-//! **In:** the bytes of a file, of opset 7 or newer (13 to 21 are tested), and sizes for the dims
-//! that it leaves open. **Out:** a module with one entry `main` of the weights, then the inputs; and
-//! the weights, which stay in the memory of the file.
+//! **In:** the bytes of a file, of opset 7 or newer, and sizes for the dims that it leaves open.
+//! **Out:** a module with one entry `main` of the weights, then the inputs; and the weights, which
+//! stay in the memory of the file.
 //!
 //! All sizes are bound when a model is read, so what only depends on sizes is computed then. There
 //! are no control flow, sequences, strings, quantised types or training operators.

@@ -1,6 +1,6 @@
 //! The messages of ONNX's protocol-buffer schema, as far as they are read: field numbers and types
-//! are those of `onnx.proto3`. Byte fields share the memory of the file, so that weights of a mapped
-//! file stay there.
+//! are those of `onnx.proto3`. Byte fields share the memory of the file, so that weights of a
+//! mapped file stay there.
 
 use bytes::Bytes;
 use prost::Message;

@@ -213,6 +213,11 @@ impl Site<'_, '_> {
     /// A value repeated to the given dims, aligned at the last one; dims of size one repeat.
     pub(super) fn broadcast(&mut self, x: ValueId, dims: &[usize]) -> Made {
         let from = self.dims(x);
+        if from.iter().product::<usize>() == 1
+            && let Some((value, dtype)) = self.constant_of(x)
+        {
+            return self.constant(value, dtype, dims);
+        }
         let Some(lead) = dims.len().checked_sub(from.len()) else {
             return Err(format!("{from:?} does not repeat to {dims:?}"));
         };
@@ -224,6 +229,13 @@ impl Site<'_, '_> {
             return self.reshape(x, dims);
         }
         self.push(Op::Broadcast { new, dims: sizes(dims) }, &[x])
+    }
+
+    /// The number that a value holds everywhere, where a constant made it. Not for values of more
+    /// elements, since weights are constants too until the walk ends.
+    fn constant_of(&self, x: ValueId) -> Option<(f64, DType)> {
+        let made_by = self.b.function().nodes.iter().rev().find(|n| n.results.contains(&x))?;
+        if let Op::Constant { value, dtype, .. } = made_by.op { Some((value, dtype)) } else { None }
     }
 
     /// Values repeated to dims that fit them all.
