@@ -226,12 +226,14 @@ fn draw(diagnostic: &Diagnostic) -> String {
     render(diagnostic, text.as_deref())
 }
 
-/// Tells the user that a panic is our defect. Ranks report theirs as the error of a step.
+/// Tells the user that a panic is our defect. Ranks report theirs as the error of a step, the
+/// reader of tokenisers its as a damaged file.
 pub fn install_panic_hook() {
     let default = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         let thread = std::thread::current();
-        if thread.name().is_some_and(|name| name.starts_with("rank ")) {
+        let is_reported = |name: &str| name.starts_with("rank ") || name == runtime::tokens::READER;
+        if thread.name().is_some_and(is_reported) {
             return;
         }
         if std::env::var_os("GANTLINE_BACKTRACE").is_some() {

@@ -64,7 +64,7 @@ impl Tokenizer {
 
     fn open(path: &Path, vocabulary: usize) -> Result<Tokenizer, Failure> {
         let map = Map::open(path)?;
-        let mut tokenizer = tokenizers::Tokenizer::from_bytes(&*map).map_err(|error| {
+        let mut tokenizer = read(&map).map_err(|error| {
             let headline = format!("not a tokeniser: {error}");
             Diagnostic::error("E4020", at(path), headline)
                 .help(format!("give the `{FILE}` of a Hugging Face model"))
@@ -219,6 +219,20 @@ impl Decoder<'_> {
     }
 }
 
+/// The name of the thread that reads a tokeniser. A panic of it is no defect of ours.
+pub const READER: &str = "tokeniser";
+
+/// Reads a tokeniser, on a thread of its own: the library panics on parts that it does not expect.
+fn read(bytes: &[u8]) -> Result<tokenizers::Tokenizer, String> {
+    std::thread::scope(|scope| {
+        let body = || tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| error.to_string());
+        let reader = std::thread::Builder::new().name(READER.to_owned());
+        let reader = reader.spawn_scoped(scope, body).map_err(|error| error.to_string())?;
+        let read = reader.join();
+        read.unwrap_or_else(|_| Err("one of its parts is damaged".to_owned()))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -260,6 +274,15 @@ mod tests {
         assert_eq!(code(choose(Some("none.json"), 7)), "E4001");
         std::fs::write(scratch.join("bad.json"), "{}").unwrap();
         assert_eq!(code(choose(Some("bad.json"), 7)), "E4020");
+        // Parts that the library panics on.
+        let decoder = SMALL.find("\"decoder\":").unwrap();
+        for damaged in [
+            SMALL[..decoder + 20].to_owned(),
+            SMALL.replace("\"decoder\":{\"type\":\"ByteLevel\"", "\"decoder\":{\"type\":5"),
+        ] {
+            std::fs::write(scratch.join("bad.json"), damaged).unwrap();
+            assert_eq!(code(choose(Some("bad.json"), 7)), "E4020");
+        }
     }
 
     #[test]
