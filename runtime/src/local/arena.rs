@@ -3,7 +3,7 @@
 //! All access is by byte ranges, which are checked against the arena and, where one is written,
 //! against each other. What a program gets wrong therefore panics, and corrupts nothing.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::alloc::{Layout, alloc, dealloc};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::slice;
@@ -14,6 +14,9 @@ use kernels::cpu::{Cpu, Prepared, View, ViewMut};
 
 /// The alignment of an arena, in bytes: a page, so that ranks share none.
 const PAGE: usize = 4096;
+/// A huge page of x86-64 and of most other systems, in bytes. An arena that has room for several
+/// begins at one: streams over it then miss the table of pages 512 times less often.
+const HUGE_PAGE: usize = 2 << 20;
 
 /// Zeroed memory of a fixed size, aligned to a page.
 pub struct Arena {
@@ -29,12 +32,17 @@ unsafe impl Sync for Arena {}
 impl Arena {
     /// An arena of exactly `bytes`, all zero; none if the system has no such memory.
     pub fn new(bytes: usize) -> Option<Arena> {
-        let layout = Layout::from_size_align(bytes, PAGE).ok()?;
+        let align = if bytes >= 4 * HUGE_PAGE { HUGE_PAGE } else { PAGE };
+        let layout = Layout::from_size_align(bytes, align).ok()?;
         if bytes == 0 {
             return Some(Arena { start: NonNull::dangling(), layout });
         }
         // SAFETY: the layout has bytes.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        let start = NonNull::new(unsafe { alloc(layout) })?;
+        // Before the pages are touched, for their first use decides their size.
+        ask_for_huge_pages(start, layout);
+        // SAFETY: the memory has these bytes and belongs to nobody else.
+        unsafe { start.write_bytes(0, bytes) };
         Some(Arena { start, layout })
     }
 
@@ -141,6 +149,18 @@ impl Drop for Arena {
     }
 }
 
+/// Asks the system for huge pages where an arena begins at one; it may not have any.
+fn ask_for_huge_pages(start: NonNull<u8>, layout: Layout) {
+    #[cfg(target_os = "linux")]
+    if layout.align() == HUGE_PAGE {
+        let whole = layout.size() / HUGE_PAGE * HUGE_PAGE;
+        // SAFETY: the pages are whole and within the allocation, and the advice changes no byte.
+        let _ = unsafe { libc::madvise(start.as_ptr().cast(), whole, libc::MADV_HUGEPAGE) };
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (start, layout);
+}
+
 fn overlaps(a: &Range<usize>, b: &Range<usize>) -> bool {
     a.start.max(b.start) < a.end.min(b.end)
 }
@@ -178,6 +198,9 @@ mod tests {
         to.copy_from_slice(from);
         assert_eq!(arena.bytes(0..2), [7, 0]);
         assert!(Arena::new(0).unwrap().is_empty());
+        let large = Arena::new(4 * HUGE_PAGE + 3).unwrap();
+        assert!(large.bytes(0..1).as_ptr().addr().is_multiple_of(HUGE_PAGE));
+        assert!(large.bytes(0..large.len()).iter().all(|&byte| byte == 0));
         assert!(Arena::new(usize::MAX).is_none());
     }
 
