@@ -4,9 +4,9 @@
 //! code compiled for the instruction set found at run time. How many threads there are decides who
 //! runs a task, never what it computes.
 //!
-//! Reading order: `view` the arguments; `vector`, `x86` and `math` the instruction sets; `tiles`,
-//! `thin` and `product` matrix products; `block` fused expressions; `attention`, `attention_bwd`,
-//! `attention_few`, `moves` and `windows` the rest.
+//! Reading order: `view` the arguments; `vector`, `x86` and `math` the instruction sets; `pack`,
+//! `tiles`, `thin` and `product` matrix products; `block` fused expressions; `attention`,
+//! `attention_bwd`, `attention_few`, `moves` and `windows` the rest.
 
 mod view;
 
@@ -21,6 +21,7 @@ mod attention_bwd;
 mod attention_few;
 mod block;
 mod moves;
+mod pack;
 mod prepared;
 mod product;
 mod thin;

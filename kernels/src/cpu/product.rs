@@ -7,6 +7,11 @@ use super::vector::Scalar;
 use super::view::{Shared, View, ViewMut};
 use crate::kernel::Product;
 
+/// Rows of a part are a multiple of these: whole register tiles of 8 or 12 rows.
+const ROWS: usize = 24;
+/// Columns likewise: whole tiles of 32 or 48 columns of f32.
+const COLUMNS: usize = 96;
+
 /// A product with its loops merged and its operands in the order that suits the tiles.
 #[derive(Debug)]
 pub(super) struct Plan {
@@ -72,8 +77,8 @@ pub(super) fn execute<S: Scalar>(
             let offset = |operand: usize| offset(&plan.batch, operand, entry);
             let part = Part {
                 nest: &plan.nest,
-                rows: piece(m, row_parts, row_part, 12),
-                columns: piece(n, column_parts, column_part, 32),
+                rows: piece(m, row_parts, row_part, ROWS),
+                columns: piece(n, column_parts, column_part, COLUMNS),
                 a: a.get().wrapping_add(offset(0)),
                 b: b.get().wrapping_add(offset(1)),
                 c: c.get().wrapping_add(offset(2)),
@@ -97,7 +102,7 @@ fn offset(batch: &[Loop], operand: usize, entry: usize) -> usize {
 
 /// Cuts rows and columns into about `parts` parts, the longer side first.
 fn cut(m: usize, n: usize, parts: usize) -> (usize, usize) {
-    let (row_tiles, column_tiles) = (m.div_ceil(12).max(1), n.div_ceil(32).max(1));
+    let (row_tiles, column_tiles) = (m.div_ceil(ROWS).max(1), n.div_ceil(COLUMNS).max(1));
     if n >= m {
         let columns = parts.min(column_tiles);
         ((parts / columns).clamp(1, row_tiles), columns)

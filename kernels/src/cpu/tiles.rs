@@ -2,21 +2,27 @@
 //!
 //! Loops of any strides become one product by tables: the address of `a[m, k]` is the sum of an
 //! offset that depends on `m` and one that depends on `k`, and so for `b` and `c`. Packing reads
-//! through the tables, so the register tile never sees a stride.
+//! through the tables, so the register tile never sees a stride. A panel of columns is packed just
+//! before its first use, and is then still in the cache.
 //!
 //! An element of the result is one chain of fused multiply-adds per block of `k`, whichever tile
 //! computes it. That, and not the choice of tiles, makes its bits independent of all other sizes.
 
+use super::pack::{pack_columns, pack_rows};
 use super::scratch::{Bump, lines_of};
-use super::vector::{Job, Scalar, Vector};
+use super::vector::{Job, MAX_LANES, Scalar, Vector};
 use crate::kernel::Product;
 
 /// Points of `k` per block.
 const KC: usize = Product::K_BLOCK;
-/// Rows per block: their panels stay in the second-level cache. A multiple of all tile heights.
-const MC: usize = 120;
-/// Columns per block: 1 MiB of panels in f32. A multiple of all tile widths.
-const NC: usize = 1024;
+/// Rows per block: their panels stay in a second-level cache of 1 MiB. Measured against 120 and 480
+/// on a Xeon of 2.5 GHz with AVX-512, November 2026. A multiple of 8, the height of most tiles.
+const MC: usize = 256;
+/// Columns per block: just under 1 MiB of panels in f32. A multiple of all tile widths.
+const NC: usize = 960;
+/// Rows whose results stay in a third-level cache while blocks of `k` are added to them: 8 MiB in
+/// f32. After these the columns are packed again, at a cost of less than a hundredth.
+const MS: usize = 2048;
 
 /// Most rows for which reading `b` in place beats packing it.
 pub(super) const THIN: usize = 4;
@@ -81,7 +87,7 @@ fn fill_offsets(loops: &[Loop], operand: usize, start: usize, offsets: &mut [usi
 
 /// The common difference of a table, if there is one.
 #[inline(always)]
-fn step(offsets: &[usize]) -> Option<usize> {
+pub(super) fn step(offsets: &[usize]) -> Option<usize> {
     let step = if offsets.len() < 2 { 1 } else { offsets[1].wrapping_sub(offsets[0]) };
     offsets.windows(2).all(|w| w[1].wrapping_sub(w[0]) == step).then_some(step)
 }
@@ -99,7 +105,8 @@ pub(super) struct Part<'a, S> {
 
 /// Bytes of scratch that a part of at most `m` × `n` × `k` points takes.
 pub(super) fn scratch_bytes<S>(m: usize, n: usize, k: usize) -> usize {
-    let (mc, nc, kc) = (m.min(MC), n.next_multiple_of(32).min(NC), k.min(KC));
+    // A tile is at most 48 columns wide.
+    let (mc, nc, kc) = (m.min(MC), (n + 47).min(NC), k.min(KC));
     let tables = 2 * (lines_of::<usize>(mc) + lines_of::<usize>(nc) + lines_of::<usize>(kc));
     lines_of::<S>(mc * kc) + lines_of::<S>(nc * kc) + tables
 }
@@ -143,8 +150,9 @@ struct Panels<S> {
 /// See [`Part`].
 #[inline(always)]
 unsafe fn part<V: Vector>(part: Part<V::Scalar>) {
-    let width = 2 * V::LANES;
     let ([m0, m1], [n0, n1], k) = (part.rows, part.columns, points(&part.nest.k));
+    let vectors = vectors::<V>(n1 - n0);
+    let width = vectors * V::LANES;
     let (mc, nc, kc) = ((m1 - m0).min(MC), (n1 - n0).next_multiple_of(width).min(NC), k.min(KC));
     let panels = Panels {
         a: part.scratch.take(mc * kc),
@@ -162,38 +170,68 @@ unsafe fn part<V: Vector>(part: Part<V::Scalar>) {
         let (bn, cn) = unsafe { (table(panels.bn, n_len), table(panels.cn, n_len)) };
         fill_offsets(&part.nest.n, 1, n, bn);
         fill_offsets(&part.nest.n, 2, n, cn);
-        for block in 0..k.div_ceil(KC).max(1) {
-            let k_len = KC.min(k - block * KC);
-            // SAFETY: as above.
-            let (ak, bk) = unsafe { (table(panels.ak, k_len), table(panels.bk, k_len)) };
-            fill_offsets(&part.nest.k, 0, block * KC, ak);
-            fill_offsets(&part.nest.k, 1, block * KC, bk);
-            let add = block > 0 || part.nest.accumulate;
-            if m1 - m0 <= THIN && k_len >= THIN && step(bn) == Some(1) {
-                // SAFETY: as above; the panels of `b` have room for `THIN` rows.
-                unsafe {
-                    let am = table(panels.am, m1 - m0);
-                    let cm = table(panels.cm, m1 - m0);
-                    fill_offsets(&part.nest.m, 0, m0, am);
-                    fill_offsets(&part.nest.m, 2, m0, cm);
-                    let block = Block { a: part.a, b: part.b, c: part.c, am, cm, ak, bk, bn, cn };
-                    super::thin::multiply::<V>(&block, panels.b, add);
-                }
-                continue;
+        for m in (m0..m1).step_by(MS) {
+            let rows = [m, m1.min(m + MS)];
+            for block in 0..k.div_ceil(KC).max(1) {
+                let k_len = KC.min(k - block * KC);
+                // SAFETY: as above.
+                let (ak, bk) = unsafe { (table(panels.ak, k_len), table(panels.bk, k_len)) };
+                fill_offsets(&part.nest.k, 0, block * KC, ak);
+                fill_offsets(&part.nest.k, 1, block * KC, bk);
+                let add = block > 0 || part.nest.accumulate;
+                let tables = Tables { ak, bk, bn, cn };
+                // SAFETY: operands and panels hold the block, by the contract of the part.
+                unsafe { columns::<V>(&part, &panels, &tables, rows, vectors, add) };
             }
-            // SAFETY: operands and panels hold the block, by the contract of the part.
-            unsafe { pack_columns::<V>(part.b, bn, bk, panels.b) };
-            for m in (m0..m1).step_by(MC) {
-                let m_len = MC.min(m1 - m);
-                // SAFETY: as above.
-                let (am, cm) = unsafe { (table(panels.am, m_len), table(panels.cm, m_len)) };
-                fill_offsets(&part.nest.m, 0, m, am);
-                fill_offsets(&part.nest.m, 2, m, cm);
-                // SAFETY: as above.
-                unsafe {
-                    pack_rows::<V>(part.a, am, ak, panels.a);
-                    multiply::<V>(&panels, k_len, part.c, cm, cn, add);
-                }
+        }
+    }
+}
+
+/// The offsets of a block of columns and of a block of `k`.
+struct Tables<'a> {
+    ak: &'a [usize],
+    bk: &'a [usize],
+    bn: &'a [usize],
+    cn: &'a [usize],
+}
+
+/// Multiplies some rows with a block of columns over a block of `k`.
+///
+/// # Safety
+///
+/// Operands hold all sums of their tables, panels a block each.
+#[inline(always)]
+unsafe fn columns<V: Vector>(
+    part: &Part<V::Scalar>,
+    panels: &Panels<V::Scalar>,
+    tables: &Tables<'_>,
+    [m0, m1]: [usize; 2],
+    vectors: usize,
+    add: bool,
+) {
+    let &Tables { ak, bk, bn, cn } = tables;
+    // SAFETY: the panels have room for the tables, and the operands hold their sums.
+    unsafe {
+        if m1 - m0 <= THIN && ak.len() >= THIN && step(bn) == Some(1) {
+            let (am, cm) = (table(panels.am, m1 - m0), table(panels.cm, m1 - m0));
+            fill_offsets(&part.nest.m, 0, m0, am);
+            fill_offsets(&part.nest.m, 2, m0, cm);
+            let block = Block { a: part.a, b: part.b, c: part.c, am, cm, ak, bk, bn, cn };
+            super::thin::multiply::<V>(&block, panels.b, add);
+            return;
+        }
+        // Blocks of about the same size, of whole tiles.
+        let count = (m1 - m0).div_ceil(MC).max(1);
+        let most = (m1 - m0).div_ceil(count).next_multiple_of(8).min(MC);
+        for m in (m0..m1).step_by(most) {
+            let m_len = most.min(m1 - m);
+            let (am, cm) = (table(panels.am, m_len), table(panels.cm, m_len));
+            fill_offsets(&part.nest.m, 0, m, am);
+            fill_offsets(&part.nest.m, 2, m, cm);
+            let block = Block { a: part.a, b: part.b, c: part.c, am, cm, ak, bk, bn, cn };
+            match vectors {
+                3 => multiply::<V, 3>(&block, panels, m == m0, add),
+                _ => multiply::<V, 2>(&block, panels, m == m0, add),
             }
         }
     }
@@ -208,11 +246,20 @@ unsafe fn table<'a>(start: *mut usize, len: usize) -> &'a mut [usize] {
     unsafe { std::slice::from_raw_parts_mut(start, len) }
 }
 
-/// Height of the next register tile when `rows` are left.
+/// Vectors of columns of the register tiles for `n` columns: three where they fill tiles about as
+/// well as two, because a tile of 8 rows and three vectors loads less for each multiplication than
+/// one of 12 rows and two.
 #[inline(always)]
-fn height<V: Vector>(rows: usize) -> usize {
+fn vectors<V: Vector>(n: usize) -> usize {
+    let padded = |vectors: usize| n.next_multiple_of(vectors * V::LANES);
+    if V::ROWS == 12 && padded(3) * 15 <= padded(2) * 16 { 3 } else { 2 }
+}
+
+/// Height of the next register tile of so many vectors when `rows` are left.
+#[inline(always)]
+fn height<V: Vector>(vectors: usize, rows: usize) -> usize {
     match rows {
-        12.. if V::ROWS == 12 => 12,
+        12.. if V::ROWS == 12 && vectors == 2 => 12,
         8.. if V::ROWS == 12 => 8,
         6.. if V::ROWS == 6 => 6,
         4.. => 4,
@@ -221,154 +268,46 @@ fn height<V: Vector>(rows: usize) -> usize {
     }
 }
 
-/// Packs columns of `b` into panels as wide as a register tile, padded with zeros.
+/// Multiplies a block: packs its rows, and its columns the `first` time, panel by panel.
 #[inline(always)]
-unsafe fn pack_columns<V: Vector>(
-    b: *const V::Scalar,
-    bn: &[usize],
-    bk: &[usize],
-    panel: *mut V::Scalar,
-) {
-    let width = 2 * V::LANES;
-    for (i, columns) in bn.chunks(width).enumerate() {
-        // SAFETY: panels follow each other in the room of a block.
-        unsafe { pack::<V>(b, columns, bk, width, panel.add(i * width * bk.len())) };
-    }
-}
-
-/// Packs rows of `a` into panels as tall as the register tiles that will read them.
-#[inline(always)]
-unsafe fn pack_rows<V: Vector>(
-    a: *const V::Scalar,
-    am: &[usize],
-    ak: &[usize],
-    panel: *mut V::Scalar,
-) {
-    let mut done = 0;
-    while done < am.len() {
-        let rows = height::<V>(am.len() - done);
-        // SAFETY: panels follow each other in the room of a block.
-        unsafe { pack::<V>(a, &am[done..done + rows], ak, rows, panel.add(done * ak.len())) };
-        done += rows;
-    }
-}
-
-/// Writes `panel[k, i] = source[wide[i] + deep[k]]`, and zeros for `i` past `wide.len()`.
-#[inline(always)]
-unsafe fn pack<V: Vector>(
-    source: *const V::Scalar,
-    wide: &[usize],
-    deep: &[usize],
-    width: usize,
-    panel: *mut V::Scalar,
-) {
-    if wide.is_empty() || deep.is_empty() {
-        return;
-    }
-    // SAFETY: the operand holds all sums of the two tables, the panel `deep.len() * width`.
-    unsafe {
-        if wide.len() < width {
-            for k in 0..deep.len() {
-                for i in wide.len()..width {
-                    *panel.add(k * width + i) = V::Scalar::ZERO;
-                }
-            }
-        }
-        let wide_step = step(wide);
-        if wide_step == Some(1) {
-            let whole = wide.len() - wide.len() % V::LANES;
-            let rest = wide.len() - whole;
-            for (k, &offset) in deep.iter().enumerate() {
-                let (row, target) = (source.add(offset + wide[0]), panel.add(k * width));
-                for i in (0..whole).step_by(V::LANES) {
-                    V::load(row.add(i)).store(target.add(i));
-                }
-                if rest > 0 {
-                    let lanes = V::load_first(row.add(whole), rest, V::Scalar::ZERO);
-                    lanes.store_first(target.add(whole), rest);
-                }
-            }
-        } else if let (Some(stride), Some(1)) = (wide_step, step(deep)) {
-            let start = source.add(wide[0] + deep[0]);
-            pack_transposed::<V>(start, stride, [wide.len(), deep.len()], width, panel);
-        } else {
-            for (k, &offset) in deep.iter().enumerate() {
-                for (i, &start) in wide.iter().enumerate() {
-                    *panel.add(k * width + i) = *source.add(offset + start);
-                }
-            }
-        }
-    }
-}
-
-/// Writes `panel[k, i] = start[i * stride + k]`.
-#[inline(always)]
-unsafe fn pack_transposed<V: Vector>(
-    start: *const V::Scalar,
-    stride: usize,
-    [wide, deep]: [usize; 2],
-    width: usize,
-    panel: *mut V::Scalar,
-) {
-    // SAFETY: by the contract of `pack`.
-    unsafe {
-        if wide < V::TILE || deep < V::TILE {
-            for i in 0..wide {
-                for k in 0..deep {
-                    *panel.add(k * width + i) = *start.add(i * stride + k);
-                }
-            }
-            return;
-        }
-        // The last square of a side overlaps the one before, rather than leave a remainder.
-        for i in (0..wide).step_by(V::TILE) {
-            let i = i.min(wide - V::TILE);
-            for k in (0..deep).step_by(V::TILE) {
-                let k = k.min(deep - V::TILE);
-                if k % 16 == 0 {
-                    // The rows after these: each is a stream too short for the hardware to learn.
-                    for next in i + V::TILE..i + 2 * V::TILE {
-                        V::prefetch(start.wrapping_add(next * stride + k));
-                    }
-                }
-                let source = start.add(i * stride + k);
-                V::transpose(source, stride, panel.add(k * width + i), width);
-            }
-        }
-    }
-}
-
-/// Multiplies the packed panels of a block into `c`.
-#[inline(always)]
-unsafe fn multiply<V: Vector>(
+unsafe fn multiply<V: Vector, const C: usize>(
+    block: &Block<V::Scalar>,
     panels: &Panels<V::Scalar>,
-    k: usize,
-    c: *mut V::Scalar,
-    cm: &[usize],
-    cn: &[usize],
+    first: bool,
     add: bool,
 ) {
-    let width = 2 * V::LANES;
-    for (i, columns) in cn.chunks(width).enumerate() {
-        let contiguous = columns.len() == width && step(columns) == Some(1);
-        let mut done = 0;
-        while done < cm.len() {
-            let rows = height::<V>(cm.len() - done);
-            // SAFETY: the panels were packed for just these rows and columns.
-            unsafe {
-                let a = panels.a.add(done * k);
-                let b = panels.b.add(i * width * k);
-                let target = Target { c, rows: &cm[done..done + rows], columns, contiguous, add };
-                match rows {
-                    12 => tile::<V, 12>(k, a, b, target),
-                    8 => tile::<V, 8>(k, a, b, target),
-                    6 => tile::<V, 6>(k, a, b, target),
-                    4 => tile::<V, 4>(k, a, b, target),
-                    2 => tile::<V, 2>(k, a, b, target),
-                    _ => tile::<V, 1>(k, a, b, target),
-                }
+    let (k, width) = (block.ak.len(), C * V::LANES);
+    // SAFETY: operands and panels hold the block, by the contract of the part.
+    unsafe {
+        pack_rows::<V>(block.a, block.am, block.ak, |rows| height::<V>(C, rows), panels.a);
+        for (i, columns) in block.cn.chunks(width).enumerate() {
+            let b = panels.b.add(i * width * k);
+            if first {
+                let columns = &block.bn[i * width..][..columns.len()];
+                pack_columns::<V>(block.b, columns, block.bk, width, b);
             }
-            done += rows;
+            let contiguous = step(columns) == Some(1);
+            let mut done = 0;
+            while done < block.cm.len() {
+                let rows = height::<V>(C, block.cm.len() - done);
+                let a = panels.a.add(done * k);
+                let target = Target {
+                    c: block.c,
+                    rows: &block.cm[done..done + rows],
+                    columns,
+                    contiguous,
+                    add,
+                };
+                match rows {
+                    12 => V::call(Tile::<_, 12, C> { k, a, b, target }),
+                    8 => V::call(Tile::<_, 8, C> { k, a, b, target }),
+                    6 => V::call(Tile::<_, 6, C> { k, a, b, target }),
+                    4 => V::call(Tile::<_, 4, C> { k, a, b, target }),
+                    2 => V::call(Tile::<_, 2, C> { k, a, b, target }),
+                    _ => V::call(Tile::<_, 1, C> { k, a, b, target }),
+                }
+                done += rows;
+            }
         }
     }
 }
@@ -382,58 +321,108 @@ struct Target<'a, S> {
     add: bool,
 }
 
-/// One register tile: `R` rows and two vectors of columns.
+/// A row of the widest tile.
+type Lanes<S> = [S; 3 * MAX_LANES];
+
+/// A register tile as a job.
+struct Tile<'a, S, const R: usize, const C: usize> {
+    k: usize,
+    a: *const S,
+    b: *const S,
+    target: Target<'a, S>,
+}
+
+impl<S: Scalar, const R: usize, const C: usize> Job<S> for Tile<'_, S, R, C> {
+    #[inline(always)]
+    fn run<V: Vector<Scalar = S>>(self) {
+        // SAFETY: whoever makes a tile gives panels of `k` steps and a target that holds it.
+        unsafe { tile::<V, R, C>(self.k, self.a, self.b, self.target) }
+    }
+}
+
+/// One register tile: `R` rows and `C` vectors of columns.
+///
+/// Its sums stay in registers only if the compiler knows every index into them and nothing takes
+/// their address: hence loops with constant bounds, and a function of its own.
+#[allow(clippy::needless_range_loop, reason = "constant bounds keep sums in registers")]
 #[inline(always)]
-unsafe fn tile<V: Vector, const R: usize>(
+unsafe fn tile<V: Vector, const R: usize, const C: usize>(
     k: usize,
     a: *const V::Scalar,
     b: *const V::Scalar,
     target: Target<V::Scalar>,
 ) {
-    let mut sums = [[V::splat(V::Scalar::ZERO); 2]; R];
-    for k in 0..k {
-        // SAFETY: the panels hold `k` steps.
-        unsafe {
-            let row = b.add(k * 2 * V::LANES);
-            let (b0, b1) = (V::load(row), V::load(row.add(V::LANES)));
-            for (i, sum) in sums.iter_mut().enumerate() {
-                let x = V::splat(*a.add(k * R + i));
-                sum[0] = x.fma(b0, sum[0]);
-                sum[1] = x.fma(b1, sum[1]);
+    let width = C * V::LANES;
+    // SAFETY: the panels hold `k` steps, `c` all sums of the tables of rows and columns.
+    unsafe {
+        let first = target.c.wrapping_add(target.columns[0]);
+        if target.contiguous {
+            for &row in target.rows {
+                for j in 0..C {
+                    V::prefetch(first.wrapping_add(row + j * V::LANES));
+                }
             }
         }
-    }
-    for (sum, &row) in sums.iter().zip(target.rows) {
-        // SAFETY: `c` holds all sums of the tables of rows and columns.
-        unsafe {
-            if target.contiguous {
-                let start = target.c.add(row + target.columns[0]);
-                let second = start.add(V::LANES);
-                let [s0, s1] = if target.add {
-                    [V::load(start).add(sum[0]), V::load(second).add(sum[1])]
-                } else {
-                    *sum
-                };
-                s0.store(start);
-                s1.store(second);
-            } else {
-                scatter::<V>(sum, target.c.add(row), target.columns, target.add);
+        let mut sums = [[V::splat(V::Scalar::ZERO); C]; R];
+        for k in 0..k {
+            sums = multiply_add::<V, R, C>(a.add(k * R), b.add(k * width), sums);
+        }
+        if target.contiguous && target.columns.len() == width {
+            assert!(target.rows.len() == R);
+            for i in 0..R {
+                let start = first.add(target.rows[i]);
+                for j in 0..C {
+                    let at = start.add(j * V::LANES);
+                    let sum = if target.add { V::load(at).add(sums[i][j]) } else { sums[i][j] };
+                    sum.store(at);
+                }
             }
+        } else {
+            let mut lanes = [[V::Scalar::ZERO; 3 * MAX_LANES]; R];
+            for i in 0..R {
+                for j in 0..C {
+                    sums[i][j].store(lanes[i].as_mut_ptr().add(j * V::LANES));
+                }
+            }
+            store_edge(&lanes, &target);
         }
     }
 }
 
-/// Stores one row of a tile at the edge or with strided columns.
+/// Adds one step of `k` to a tile.
+#[allow(clippy::needless_range_loop, reason = "constant bounds keep sums in registers")]
 #[inline(always)]
-unsafe fn scatter<V: Vector>(sum: &[V; 2], row: *mut V::Scalar, columns: &[usize], add: bool) {
-    let mut lanes = [V::Scalar::ZERO; 2 * super::vector::MAX_LANES];
-    // SAFETY: two vectors fit; by the contract of `tile`.
+unsafe fn multiply_add<V: Vector, const R: usize, const C: usize>(
+    a: *const V::Scalar,
+    b: *const V::Scalar,
+    mut sums: [[V; C]; R],
+) -> [[V; C]; R] {
+    // SAFETY: the panels hold a step of a tile.
     unsafe {
-        sum[0].store(lanes.as_mut_ptr());
-        sum[1].store(lanes.as_mut_ptr().add(V::LANES));
-        for (&lane, &column) in lanes.iter().zip(columns) {
-            let element = row.add(column);
-            *element = if add { *element + lane } else { lane };
+        let mut row = [V::splat(V::Scalar::ZERO); C];
+        for j in 0..C {
+            row[j] = V::load(b.add(j * V::LANES));
+        }
+        for i in 0..R {
+            let x = V::splat(*a.add(i));
+            for j in 0..C {
+                sums[i][j] = x.fma(row[j], sums[i][j]);
+            }
+        }
+    }
+    sums
+}
+
+/// Stores the numbers of a tile at the edge of the columns, or of one whose columns are strided.
+#[inline(always)]
+unsafe fn store_edge<S: Scalar, const R: usize>(lanes: &[Lanes<S>; R], target: &Target<S>) {
+    for (lanes, &row) in lanes.iter().zip(target.rows) {
+        for (&lane, &column) in lanes.iter().zip(target.columns) {
+            // SAFETY: `c` holds all sums of the tables of rows and columns.
+            unsafe {
+                let element = target.c.add(row + column);
+                *element = if target.add { *element + lane } else { lane };
+            }
         }
     }
 }
