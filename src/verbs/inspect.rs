@@ -7,11 +7,12 @@ use ir::{DType, Function, Kind, Module};
 use serde_json::{Value, json};
 
 use crate::cli::positive;
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, usage};
 use crate::flops::forward_flops;
 use crate::job::{self, positions_max};
 use crate::onnx;
 use crate::output::{self, Table};
+use crate::verbs::fusions;
 
 /// Flags of `inspect`.
 #[derive(Clone, Debug, clap::Args)]
@@ -27,6 +28,15 @@ pub struct Args {
     /// Give a dim that an ONNX file leaves open its size
     #[arg(long, value_name = "NAME=N", value_parser = onnx::dim)]
     pub dim: Vec<(String, usize)>,
+    /// Say what rewriting would make of each function: launches, bytes, and by which rules
+    #[arg(long)]
+    pub fusions: bool,
+    /// Say by which rules a value came about
+    #[arg(long, value_name = "VALUE")]
+    pub explain: Option<String>,
+    /// Leave a rule out; may be given several times
+    #[arg(long, value_name = "RULE")]
+    pub no_rule: Vec<String>,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
@@ -43,12 +53,24 @@ struct Part {
 /// Answers.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
     if onnx::is_onnx(&args.model) {
+        if args.fusions || args.explain.is_some() {
+            return Err(usage("--fusions", "rewriting is not shown for ONNX files").into());
+        }
         return onnx::inspect(&args.model, &args.dim, args.json);
     }
     let description = resolve(&args.model)?.description;
     let seq = args.seq.unwrap_or_else(|| positions_max(&description));
     let dtype = args.dtype.or(description.stored).unwrap_or(DType::F32);
     let model = crate::import(&description, &Options { seq, dtype, dropout: Some(0.0) })?;
+    if args.fusions || args.explain.is_some() {
+        let report = fusions::report(&model, &args.no_rule)?;
+        match &args.explain {
+            Some(value) => output::answer(&fusions::explain(&report, value)?),
+            None if args.json => output::answer_json(&fusions::document(&report)),
+            None => output::answer(&fusions::page(&report)),
+        }
+        return Ok(Exit::Success);
+    }
     let entry = if model.module.function("logits").is_some() { Some("logits") } else { None };
     let entry = entry.or(model.entries.first().map(String::as_str));
     let flops = entry.and_then(|entry| forward_flops(&model.module, entry));
