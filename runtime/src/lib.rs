@@ -24,7 +24,7 @@
 //! | E4011 | an array of a type or order that is not read or written | convert it |
 //! | E4020 | not a tokeniser | give a Hugging Face `tokenizer.json` |
 //! | E4021 | no tokeniser, and fewer than 256 tokens | name the model's tokeniser |
-//! | E4022 | not UTF-8, and the tokeniser takes text | convert or leave out the file |
+//! | E4022 | no text, or not UTF-8 where the tokeniser takes text | convert or leave out the file |
 //! | E4023 | a token that the model does not have | use the model's own tokeniser |
 //! | E4030 | no files under this name or pattern | correct the argument |
 //! | E4031 | the data has no tokens | give files with text |
