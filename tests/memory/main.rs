@@ -62,33 +62,39 @@ fn step(session: &mut Session) {
 #[test]
 fn memory_is_that_of_arenas_and_workspaces() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    for (mesh, threads) in
-        [([1, 1, 1], 1), ([1, 1, 1], 2), ([1, 2, 1], 1), ([1, 1, 2], 2), ([2, 1, 1], 1)]
-    {
-        let question = question(mesh);
-        let found = plan(&question.job()).unwrap();
-        let classes = compile(&question.module, LOSS, &found.plan).unwrap();
-        let ranks = found.plan.mesh.ranks();
-        let of_class = Footprint::of_all(&classes.programs, &classes.kernels, threads);
-        let footprints: Vec<Footprint> =
-            (0..ranks).map(|rank| of_class[classes.class_of(rank)]).collect();
-        let predicted = found.plan.predictions["arena_bytes"].value;
-        assert_eq!(predicted, footprints.iter().map(|f| f.arena).max().unwrap() as f64);
-        let whole = Region::new(ALLOCATOR);
-        let mut session = start(classes, threads).unwrap();
+    let one = [([1, 1, 1], 1), ([1, 2, 1], 1), ([1, 1, 2], 1), ([2, 1, 1], 1)];
+    for (mesh, threads) in one.into_iter().chain([([1, 1, 1], 2), ([1, 1, 2], 2)]) {
+        check(mesh, threads);
+    }
+}
+
+fn check(mesh: [usize; 3], threads: usize) {
+    let question = question(mesh);
+    let found = plan(&question.job()).unwrap();
+    let classes = compile(&question.module, LOSS, &found.plan).unwrap();
+    let ranks = found.plan.mesh.ranks();
+    let of_class = Footprint::of_all(&classes.programs, &classes.kernels, threads);
+    let footprints: Vec<Footprint> =
+        (0..ranks).map(|rank| of_class[classes.class_of(rank)]).collect();
+    let predicted = found.plan.predictions["arena_bytes"].value;
+    assert_eq!(predicted, footprints.iter().map(|f| f.arena).max().unwrap() as f64);
+    let arenas: u64 = footprints.iter().map(|f| f.arena).sum();
+    let workspaces: u64 = footprints.iter().map(|f| f.workspace + f.mailboxes).sum();
+    let bound = workspaces + ranks as u64 * MIB;
+    let whole = Region::new(ALLOCATOR);
+    let mut session = start(classes, threads).unwrap();
+    for at in 0..3 {
+        let one = Region::new(ALLOCATOR);
         step(&mut session);
+        // Workspaces are taken in the first step; threads that share a rank's work as it comes may
+        // do so in any. What is allocated bounds what is held at once.
+        let allocated = one.change().bytes_allocated as u64;
+        let is_steady = at > 0 && threads == 1;
+        assert!(!is_steady || allocated < MIB, "{mesh:?}: step {at} allocates {allocated} bytes");
         let change = whole.change();
         let live = change.bytes_allocated as u64 - change.bytes_deallocated as u64;
-        let arenas: u64 = footprints.iter().map(|f| f.arena).sum();
-        let workspaces: u64 = footprints.iter().map(|f| f.workspace + f.mailboxes).sum();
-        assert!(live >= arenas, "{mesh:?}: the arenas are allocated");
+        assert!(live >= arenas, "{mesh:?} {threads}: the arenas are allocated");
         let rest = live - arenas;
-        let bound = workspaces + ranks as u64 * MIB;
-        assert!(rest < bound, "{mesh:?}: {rest} bytes for {workspaces} of workspaces");
-        // What is allocated bounds what is held at once.
-        let steady = Region::new(ALLOCATOR);
-        step(&mut session);
-        let allocated = steady.change().bytes_allocated as u64;
-        assert!(allocated < MIB, "{mesh:?}: a step allocates {allocated} bytes");
+        assert!(rest < bound, "{mesh:?} {threads}: {rest} bytes for {workspaces} of workspaces");
     }
 }
