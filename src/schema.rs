@@ -1,4 +1,4 @@
-//! What the documents of `--json` hold: one table, from which `gantline schema` prints JSON Schemas.
+//! What the documents of `--json` hold: one table, which `gantline schema` prints as JSON Schema.
 //!
 //! A document may have further keys in a later version of this program; those that are listed here
 //! stay, under the same version of the document. Names end in their unit: `_s` seconds, `_bytes`,

@@ -67,7 +67,9 @@ fn run_to_hf(args: &Args) -> Result<Exit, Failure> {
         let headline = "a run has its own length of sequences and element type";
         return Err(usage("--to hf", headline).help("leave --seq and --dtype out").into());
     }
-    let folder = args.output.as_deref().expect("clap: hf needs an output");
+    let Some(folder) = &args.output else {
+        return Err(usage("--output", "there is no directory").help("write -o DIR").into());
+    };
     let written = hf::export(Path::new(&args.source), folder)?;
     output::answer(&written.join("\n"));
     Ok(Exit::Success)

@@ -36,7 +36,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         None => program.clone(),
     };
     let Some(folder) = &args.output else {
-        output::answer(&page(wanted));
+        output::answer(&page(wanted)?);
         return Ok(Exit::Success);
     };
     std::fs::create_dir_all(folder).map_err(runtime::Error::io("create", folder))?;
@@ -45,7 +45,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     for command in all {
         let name = command.get_display_name().unwrap_or(command.get_name()).to_owned();
         let path = folder.join(format!("{name}.1"));
-        write(&path, &page(command))?;
+        write(&path, &page(command)?)?;
         output::answer(&path.display().to_string());
     }
     Ok(Exit::Success)
@@ -56,8 +56,9 @@ fn write(path: &Path, text: &str) -> Result<(), Failure> {
 }
 
 /// A page in roff.
-fn page(command: clap::Command) -> String {
+fn page(command: clap::Command) -> Result<String, Failure> {
     let mut text = Vec::new();
-    Man::new(command).render(&mut text).expect("memory can be written");
-    String::from_utf8_lossy(&text).into_owned()
+    let rendered = Man::new(command).render(&mut text);
+    rendered.map_err(runtime::Error::io("print", Path::new("a manual page")))?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }

@@ -3,8 +3,6 @@
 //! A frame for each function, a box for each operation, an arrow for each operand. Composites that
 //! are only called are boxes, and their definitions are left out.
 
-use std::fmt::Write;
-
 use ir::{Function, Kind, Module, ValueId};
 
 /// The text. Equal modules have equal texts.
@@ -19,9 +17,7 @@ pub(super) fn print(module: &Module) -> String {
 }
 
 fn print_function(text: &mut String, function: &Function) {
-    let mut line = |line: String| {
-        writeln!(text, "    {line}").expect("a text can be written");
-    };
+    let mut line = |line: String| *text += &format!("    {line}\n");
     let name = &function.name;
     let value = |id: ValueId| format!("%{}: {}", function.value(id).name, function.ty(id));
     // A value is drawn as what makes it: a parameter, or a node.
