@@ -1,0 +1,198 @@
+//! How far the parts of a program are from what limits them.
+//!
+//! ```text
+//! cargo bench --bench limits               # all
+//! cargo bench --bench limits -- kernels    # or compile, or decode
+//! ```
+//! * `kernels`: every product and fused kernel that a training step of gpt2 launches, alone.
+//!   Products as a share of the fastest of them, fused kernels as a share of what copying reaches
+//!   on the same memory. Shares above one are of what fits into a cache.
+//! * `compile`: seconds from a description to programs, for gpt2 with 12 and with 48 layers.
+//! * `decode`: tokens a second, beside what reading every weight once would allow.
+//!
+//! Times are the best of several launches.
+
+#![allow(clippy::print_stdout, reason = "the answer of a bench is what it prints")]
+
+#[path = "../tests/end_to_end/model.rs"]
+#[expect(dead_code, reason = "the tests use more of it")]
+mod model;
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use gantline::generation::{Generator, Options};
+use ir::import::{Architecture, Description, preset};
+use ir::plan::Keep;
+use ir::program::Instruction;
+use ir::{DType, Mesh};
+use kernels::cpu::{Cpu, View, ViewMut};
+use kernels::{Copy, CopyLoop, Kernel, price};
+use model::{Wanted, plan, prepared};
+use runtime::generate::{Ending, Sampling};
+use runtime::init::Init;
+
+const ONE_RANK: Wanted = Wanted {
+    mesh: Mesh { pp: 1, dp: 1, tp: 1 },
+    microbatch_size: 1,
+    microbatch_count: 1,
+    keep: Keep::Full,
+    sequence: true,
+};
+/// Launches of a kernel, of which the fastest counts.
+const LAUNCHES: usize = 5;
+/// Elements that are copied: more than any cache holds.
+const COPIED: usize = 64 << 20;
+/// Tokens that are generated.
+const TOKENS: usize = 48;
+
+fn main() {
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|w| w == name);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    println!("{cores} threads");
+    let cpu = Cpu::new(cores);
+    let copying = rate(&cpu, &copy(COPIED));
+    println!("copying reaches {:.1} GB/s, read and written", copying / 1e9);
+    if is_wanted("kernels") {
+        for seq in [256, 1024] {
+            kernels_of_a_step(&cpu, seq, copying);
+        }
+    }
+    if is_wanted("compile") {
+        compile();
+    }
+    if is_wanted("decode") {
+        decode("gpt2-mini", cores, copying);
+        decode("gpt2", cores, copying);
+    }
+}
+
+fn copy(elements: usize) -> Kernel {
+    Kernel::Copy(Copy {
+        loops: vec![CopyLoop { size: elements, source: 1, target: 1 }],
+        source_offset: 0,
+        target_offset: 0,
+        zero_first: 0,
+        dtype: DType::F32,
+    })
+}
+
+/// The seconds of the fastest launch, with inputs of ones.
+fn seconds(cpu: &Cpu, kernel: &Kernel) -> f64 {
+    let buffer = |argument: &kernels::arguments::Argument| vec![1.0f32; argument.bytes() / 4 + 1];
+    let inputs: Vec<Vec<f32>> = kernel.inputs().iter().map(buffer).collect();
+    let mut outputs: Vec<Vec<f32>> = kernel.outputs().iter().map(buffer).collect();
+    let inputs: Vec<View<'_>> = inputs.iter().map(|b| View::of(b)).collect();
+    let outputs: Vec<ViewMut<'_>> = outputs.iter_mut().map(|b| ViewMut::of(b)).collect();
+    let launch = |_| {
+        let start = Instant::now();
+        cpu.execute(kernel, &inputs, &outputs);
+        start.elapsed().as_secs_f64()
+    };
+    (0..LAUNCHES).map(launch).fold(f64::INFINITY, f64::min)
+}
+
+/// Bytes a second that a kernel reads and writes.
+fn rate(cpu: &Cpu, kernel: &Kernel) -> f64 {
+    price::bytes(kernel).0 as f64 / seconds(cpu, kernel)
+}
+
+fn kernels_of_a_step(cpu: &Cpu, seq: usize, copying: f64) {
+    let description = preset("gpt2").expect("a preset");
+    let (_, module) = prepared(&description, seq, DType::F32, 0.0);
+    let plan = plan(&module, seq, DType::F32, ONE_RANK).expect("a plan");
+    let compiled = codegen::compile::compile(&module, "loss", &plan).expect("programs");
+    let mut launches: BTreeMap<usize, usize> = BTreeMap::new();
+    for instruction in compiled.programs[0].routines.iter().flat_map(|r| &r.instructions) {
+        if let Instruction::Launch { kernel, .. } = instruction {
+            *launches.entry(*kernel).or_default() += 1;
+        }
+    }
+    let mut products = Vec::new();
+    let mut fused = Vec::new();
+    for &kernel in launches.keys() {
+        let kernel = &compiled.kernels[kernel];
+        if matches!(kernel, Kernel::Product(_)) {
+            products.push((kernel, seconds(cpu, kernel)));
+        } else if matches!(kernel, Kernel::Rows(_)) {
+            fused.push((kernel, seconds(cpu, kernel)));
+        }
+    }
+    let flops_per_s = |(kernel, s): &(&Kernel, f64)| price::flops(kernel).0 as f64 / s;
+    let fastest = products.iter().map(flops_per_s).fold(0.0, f64::max);
+    println!("gpt2, 1 x {seq} tokens: products, as a share of the fastest");
+    for product in &products {
+        let (rate, ms) = (flops_per_s(product), product.1 * 1e3);
+        println!(
+            "  {:<44} {ms:9.3} ms {:7.1} Gflop/s {:5.2}",
+            product.0,
+            rate / 1e9,
+            rate / fastest
+        );
+    }
+    println!("gpt2, 1 x {seq} tokens: fused kernels, as a share of copying");
+    for (kernel, s) in &fused {
+        let rate = price::bytes(kernel).0 as f64 / s;
+        let name = kernel.to_string();
+        println!("  {name:<44} {:9.3} ms {:7.1} GB/s {:9.2}", s * 1e3, rate / 1e9, rate / copying);
+    }
+}
+
+/// gpt2 with another number of layers.
+fn deep(layers: usize) -> Description {
+    let mut description = preset("gpt2").expect("a preset");
+    if let Architecture::Gpt2(config) = &mut description.architecture {
+        config.layers = layers;
+    }
+    description
+}
+
+fn compile() {
+    let time = |layers: usize| {
+        let description = deep(layers);
+        let once = |_| {
+            let start = Instant::now();
+            let (_, module) = prepared(&description, 1024, DType::F32, 0.0);
+            let plan = plan(&module, 1024, DType::F32, ONE_RANK).expect("a plan");
+            codegen::compile::compile(&module, "loss", &plan).expect("programs");
+            start.elapsed().as_secs_f64()
+        };
+        (0..LAUNCHES).map(once).fold(f64::INFINITY, f64::min)
+    };
+    let [shallow, deep] = [12, 48].map(time);
+    println!("compiling gpt2, from its description to programs");
+    println!("  12 layers {shallow:.3} s, 48 layers {deep:.3} s, ratio {:.2}", deep / shallow);
+}
+
+fn decode(name: &str, threads_per_rank: usize, copying: f64) {
+    let description = preset(name).expect("a preset");
+    let mesh = ONE_RANK.mesh;
+    let options = Options { capacity: 2 * TOKENS, mesh, dtype: DType::F32, threads_per_rank };
+    let mut fill = |session: &mut runtime::execute::Session, _: &ir::import::Model| {
+        session.init_weights(1, &|_, dims: &[usize]| match dims.len() {
+            1 => Init::Ones,
+            _ => Init::Normal { std: 0.02 },
+        });
+        Ok(())
+    };
+    let mut generator = Generator::new(&description, &options, &mut fill).expect("a generator");
+    let ending = Ending { tokens_max: TOKENS, stops: Default::default() };
+    let mut rates = Vec::new();
+    for _ in 0..LAUNCHES {
+        let mut first = None;
+        let each = &mut |_| {
+            first.get_or_insert_with(Instant::now);
+            ControlFlow::Continue(())
+        };
+        let tokens = generator.generate(&[1, 2, 3, 4], &Sampling::GREEDY, &ending, each);
+        let made = tokens.expect("the model generates").len() - 1;
+        rates.push(made as f64 / first.expect("a token").elapsed().as_secs_f64());
+    }
+    let rate = rates.into_iter().fold(0.0, f64::max);
+    let weights = generator.model().weights.iter().map(|w| w.dims.iter().product::<usize>());
+    // Reading moves half of the bytes that copying moves in the same time, at best.
+    let most = copying / (4.0 * weights.sum::<usize>() as f64);
+    println!("{name}: decodes {rate:.1} tokens/s; reading all weights allows {most:.1}");
+}
