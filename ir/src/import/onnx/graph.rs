@@ -22,6 +22,10 @@ use crate::{DType, Tensor};
 /// Elements that a value computed when a model is read has at most. Chosen: half a GiB of `f64`.
 const KNOWN_MAX: i64 = 1 << 26;
 
+/// Elements of a weight that is read with the model at most. Chosen: more than any list of sizes or
+/// scales has, less than a weight that should stay in its file.
+const READ_MAX: usize = 4096;
+
 /// What a name of the graph stands for.
 #[derive(Clone)]
 enum Meaning {
@@ -182,8 +186,10 @@ impl<'m> Walk<'m> {
         let id = self.value(name, meaning);
         let known = match meaning {
             Meaning::Known(tensor) => Some(Rc::clone(tensor)),
-            Meaning::Stored(stored) => Some(Rc::new(stored.tensor())),
-            Meaning::Made(_) | Meaning::Refused => None,
+            Meaning::Stored(stored) if stored.dims.iter().product::<usize>() <= READ_MAX => {
+                Some(Rc::new(stored.tensor()))
+            }
+            Meaning::Stored(_) | Meaning::Made(_) | Meaning::Refused => None,
         };
         Operand { id, known }
     }
