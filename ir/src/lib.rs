@@ -22,9 +22,9 @@
 //!   plans.
 //!
 //! **Reading order.** Nouns: [`dtype`], [`dim`], [`types`], [`op`], [`class`], [`module`],
-//! [`sharding`], [`plan`], [`program`], with [`text`] and [`verify`]. Tables: [`infer`], [`eval`] over
-//! [`tensor`] and [`random`], [`vjp`], [`cost`], [`factors`]. Steps: [`import`], [`build`],
-//! [`recognise`], [`autodiff`], [`rewrite`], [`inline`], [`pass`].
+//! [`sharding`], [`plan`], [`program`], with [`text`] and [`verify`]. Tables: [`infer`], [`eval`]
+//! over [`tensor`] and [`random`], [`vjp`], [`cost`], [`factors`]. Steps: [`import`], [`build`],
+//! [`recognise`], [`autodiff`], [`rewrite`], [`inline`], [`outline`], [`pass`].
 //!
 //! # Diagnostics
 //!
@@ -73,6 +73,7 @@ pub mod verify;
 pub mod cost;
 pub mod pass;
 pub mod inline;
+pub mod outline;
 pub mod vjp;
 pub mod autodiff;
 pub mod recognise;
