@@ -165,11 +165,20 @@ impl Terms<'_> {
         let mut exchanges = Exchanges::default();
         let mut before_s = 0.0;
         let send_s = self.send_s(c, prices);
+        let mut stage = Stage::default();
         for index in 0..c.pp {
-            let stage = stage(c, prices, index);
+            let repeats = repeats(c, prices, index);
+            if !repeats {
+                stage = self::stage(c, prices, index);
+            }
             sum.pass += stage.pass;
             sum.again_s += stage.again_s;
             sum.weight_s += stage.weight_s;
+            // Of equal stages the first has the most in flight and the least time to hide behind.
+            if repeats {
+                before_s += stage.backward_s + send_s;
+                continue;
+            }
             if stage.total_s() > slowest.total_s() {
                 slowest = stage;
             }
@@ -186,8 +195,8 @@ impl Terms<'_> {
         let waiting_s = (all_s - slowest.total_s()) / chunks;
         let filled_s = match c.schedule {
             Schedule::GPipe | Schedule::OneForwardOneBackward => 0.0,
-            Schedule::ZeroBubbleH1 => sum.weight_s - slowest.weight_s,
-            Schedule::ZeroBubbleH2 => 2.0 * (sum.weight_s - slowest.weight_s),
+            Schedule::ZeroBubbleH1 => 2.0 * (sum.weight_s - slowest.weight_s),
+            Schedule::ZeroBubbleH2 => 3.0 * (sum.weight_s - slowest.weight_s),
         };
         let sends = if c.pp > 1 { 2.0 * send_s * (m * chunks + f64::from(c.pp - 1)) } else { 0.0 };
         let pass = slowest.pass * m;
@@ -271,6 +280,14 @@ impl Terms<'_> {
                 Exchange::AtEnd => reduce_s,
                 Exchange::Overlapped => hide(reduce_s, stage.backward_s * (layers - 1.0) / layers),
             };
+            if c.zero.stage == 2 {
+                // Only a shard of the sum is kept, so that each micro-batch reduces its gradients.
+                found.gradients_s += (m - 1.0)
+                    * match self.style.gradients {
+                        Exchange::AtEnd => reduce_s,
+                        Exchange::Overlapped => hide(reduce_s, stage.total_s()),
+                    };
+            }
             found.weights_s = match self.style.weights {
                 Exchange::AtEnd => gather_s,
                 Exchange::Overlapped => hide(gather_s, stage.forward_s * (layers - 1.0) / layers),
@@ -429,6 +446,21 @@ fn stage(c: &Configuration, prices: &Prices, index: u32) -> Stage {
         }
     }
     stage
+}
+
+/// Whether a stage has the same layers as the one before it, and neither has an end of the model.
+fn repeats(c: &Configuration, prices: &Prices, index: u32) -> bool {
+    if index < 2 || index + 1 >= c.pp {
+        return false;
+    }
+    let depth = prices.layers.iter().map(|(count, _)| count).sum();
+    let ((from, middle), (_, to)) = (range(c, depth, index - 1), range(c, depth, index));
+    let ends = prices.layers.iter().scan(0, |end, (count, _)| {
+        *end += count;
+        Some(*end)
+    });
+    let is_cut = ends.into_iter().any(|end| from < end && end < to);
+    middle - from == to - middle && !is_cut
 }
 
 /// The layers of a stage: as even as possible, the first ones one more.
