@@ -21,11 +21,45 @@ pub enum Knob {
     Mbs,
     /// What is kept for the backward pass, of all layers: 0 for nothing, 1 for everything.
     Keep,
+    /// Context-parallel ranks.
+    Cp,
+    /// Expert-parallel ranks.
+    Ep,
+    /// Chunks of layers that a stage interleaves.
+    Vpp,
+    /// The schedule, by its place in [`Schedule::ALL`].
+    Schedule,
+    /// The ZeRO stage.
+    Zero,
+    /// Ranks over which one copy is sharded, where they are fewer than all.
+    Shard,
+    /// What is computed again: nothing, attention, some layers, all layers.
+    Recompute,
+    /// Whether anything lies elsewhere than on the device.
+    Offload,
+    /// Whether the axes are placed otherwise than usual.
+    Placement,
 }
 
 impl Knob {
     /// All of them.
-    pub const ALL: [Knob; 6] = [Knob::Pp, Knob::Dp, Knob::Tp, Knob::Sp, Knob::Mbs, Knob::Keep];
+    pub const ALL: [Knob; 15] = [
+        Knob::Pp,
+        Knob::Dp,
+        Knob::Tp,
+        Knob::Sp,
+        Knob::Mbs,
+        Knob::Keep,
+        Knob::Cp,
+        Knob::Ep,
+        Knob::Vpp,
+        Knob::Schedule,
+        Knob::Zero,
+        Knob::Shard,
+        Knob::Recompute,
+        Knob::Offload,
+        Knob::Placement,
+    ];
 
     /// The name in flags.
     pub fn name(self) -> &'static str {
@@ -36,6 +70,45 @@ impl Knob {
             Knob::Sp => "sp",
             Knob::Mbs => "mbs",
             Knob::Keep => "keep",
+            Knob::Cp => "cp",
+            Knob::Ep => "ep",
+            Knob::Vpp => "vpp",
+            Knob::Schedule => "schedule",
+            Knob::Zero => "zero",
+            Knob::Shard => "shard",
+            Knob::Recompute => "recompute",
+            Knob::Offload => "offload",
+            Knob::Placement => "placement",
+        }
+    }
+
+    /// Names of the values, from 0 on; none where they are counts.
+    pub fn words(self) -> &'static [&'static str] {
+        match self {
+            Knob::Keep => &["none", "full"],
+            Knob::Sp | Knob::Offload => &["off", "on"],
+            Knob::Schedule => &["gpipe", "1f1b", "zb-h1", "zb-h2"],
+            Knob::Recompute => &["none", "attention", "layers", "full"],
+            Knob::Placement => &["usual", "any"],
+            Knob::Pp
+            | Knob::Dp
+            | Knob::Tp
+            | Knob::Mbs
+            | Knob::Cp
+            | Knob::Ep
+            | Knob::Vpp
+            | Knob::Zero
+            | Knob::Shard => &[],
+        }
+    }
+
+    /// The value that does without it.
+    pub fn without(self) -> usize {
+        match self {
+            Knob::Pp | Knob::Dp | Knob::Tp | Knob::Mbs | Knob::Cp | Knob::Ep | Knob::Vpp => 1,
+            Knob::Keep | Knob::Schedule => 1,
+            Knob::Sp | Knob::Zero | Knob::Shard => 0,
+            Knob::Recompute | Knob::Offload | Knob::Placement => 0,
         }
     }
 }
@@ -99,11 +172,7 @@ impl Limits {
 
     /// Whether a decision may be so. What is forbidden is as if it were not there.
     pub fn allow(&self, knob: Knob, number: usize) -> bool {
-        let none = match knob {
-            Knob::Pp | Knob::Dp | Knob::Tp | Knob::Mbs => 1,
-            Knob::Sp => 0,
-            Knob::Keep => 1,
-        };
+        let none = knob.without();
         self.fixed.get(&knob).is_none_or(|fixed| *fixed == number)
             && self.max.get(&knob).is_none_or(|max| number <= *max)
             && (number == none || !self.forbidden.contains(&knob))
@@ -125,10 +194,9 @@ impl fmt::Display for Limits {
 }
 
 fn setting(knob: Knob, number: usize) -> String {
-    match (knob, number) {
-        (Knob::Keep, 0) => "keep=none".to_owned(),
-        (Knob::Keep, _) => "keep=full".to_owned(),
-        (knob, number) => format!("{knob}={number}"),
+    match (knob, knob.words().get(number)) {
+        (Knob::Sp, _) | (_, None) => format!("{knob}={number}"),
+        (_, Some(word)) => format!("{knob}={word}"),
     }
 }
 
@@ -147,17 +215,21 @@ fn knob(flag: &str, name: &str) -> Result<Knob, Diagnostic> {
 fn pair(flag: &str, text: &str) -> Result<(Knob, usize), Diagnostic> {
     let (name, number) = text.split_once('=').unwrap_or((text, ""));
     let knob = knob(flag, name)?;
-    let least = if matches!(knob, Knob::Sp | Knob::Keep) { 0 } else { 1 };
-    let number = match (knob, number) {
-        (Knob::Keep, "none") | (Knob::Sp, "off") => Some(0),
-        (Knob::Keep, "full") | (Knob::Sp, "on") => Some(1),
-        (Knob::Keep, _) => None,
-        (_, number) => number.parse().ok().filter(|n| *n >= least),
+    let words = knob.words();
+    let least = knob.without().min(1);
+    let number = match words.iter().position(|word| *word == number) {
+        Some(place) => Some(place),
+        None if words.is_empty() || knob == Knob::Sp => {
+            number.parse().ok().filter(|n| *n >= least && (knob != Knob::Sp || *n <= 1))
+        }
+        None => None,
     };
     number.map(|number| (knob, number)).ok_or_else(|| {
-        let example = if knob == Knob::Keep { "keep=none" } else { "tp=8" };
         let headline = format!("`{flag} {text}` has no number that fits");
-        let help = format!("write `{flag} {example}`");
+        let help = match words {
+            [] => format!("write `{flag} {knob}=8`"),
+            words => format!("write `{flag} {knob}=` with one of {}", words.join(", ")),
+        };
         Diagnostic::error("E3202", Span::of(flag), headline).help(help)
     })
 }

@@ -2,14 +2,24 @@
 //! offloads, and every cut of the layers into stages.
 //!
 //! [`tree`] walks decisions one after the other, counts what lies below each without going there,
-//! and skips what cannot be better than the best so far. [`stages`] takes one product of decisions
-//! and cuts its layers into uneven stages that each keep as much as fits.
+//! and skips what cannot be better than the best so far. [`knobs`] names the decisions,
+//! [`uniform`] prices them, [`stages`] cuts layers into uneven stages that each keep as much as
+//! fits, [`events`] replays a schedule, and [`ask`] puts them together. [`models`] are shapes that
+//! need no file.
 //!
-//! What skipping relies on is the same in both: every formula of a step's time and memory grows
+//! What skipping relies on is the same everywhere: every formula of a step's time and memory grows
 //! with each of its parts, so that the formula of the least parts is below all.
 
+pub mod ask;
+pub mod events;
+pub mod foreign;
+pub mod knobs;
+pub mod models;
 pub mod stages;
 pub mod tree;
+pub mod uniform;
 
 #[cfg(test)]
 mod oracle;
+#[cfg(test)]
+mod tests;

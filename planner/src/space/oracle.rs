@@ -234,13 +234,13 @@ impl Tree for Space {
         }
     }
 
-    fn bound(&self, path: &Path) -> Score {
+    fn bound(&self, path: &Path, _: f64) -> Score {
         if path.values().len() >= 3 {
             return Score { seconds: self.pipeline(path).bound(), bytes: 0.0 };
         }
         let mut options = Vec::new();
         self.options(path, &mut options);
-        let bounds = options.iter().map(|v| self.bound(&path.then(*v)).seconds);
+        let bounds = options.iter().map(|v| self.bound(&path.then(*v), f64::INFINITY).seconds);
         Score { seconds: bounds.fold(f64::INFINITY, f64::min), bytes: 0.0 }
     }
 
@@ -275,7 +275,7 @@ fn the_search_finds_what_trying_everything_finds() {
             continue;
         }
         assert!((seconds / best - 1.0).abs() < 1e-9, "SEED={seed}: {seconds}, not {best}");
-        let bound = space.bound(&Path::default()).seconds;
+        let bound = space.bound(&Path::default(), f64::INFINITY).seconds;
         assert!(bound <= best * (1.0 + 1e-9), "SEED={seed}: bound {bound} above {best}");
         gaps.push(best / bound - 1.0);
         // Cut off early, it says how far it may be off, and never too little.
@@ -298,7 +298,7 @@ fn no_bound_is_above_what_lies_below_it() {
             let mut path = Path::default();
             for value in leaf.values() {
                 path = path.then(*value);
-                let bound = space.bound(&path).seconds;
+                let bound = space.bound(&path, f64::INFINITY).seconds;
                 assert!(bound <= best * (1.0 + 1e-9), "SEED={seed}: {path:?} {bound} {best}");
             }
         }

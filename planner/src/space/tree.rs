@@ -5,7 +5,7 @@
 //! and skips what is too large or cannot be better. What was skipped is counted by [`Counter`],
 //! which visits one subtree of each shape.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// Decisions of a tree at most.
 pub const DEPTH_MAX: usize = 16;
@@ -26,6 +26,15 @@ impl Path {
     pub fn then(mut self, value: u32) -> Path {
         self.values[usize::from(self.len)] = value;
         self.len += 1;
+        self
+    }
+
+    /// The path of the first decisions alone.
+    pub fn first(mut self, count: usize) -> Path {
+        for at in count..usize::from(self.len) {
+            self.values[at] = 0;
+        }
+        self.len = self.len.min(count as u8);
         self
     }
 
@@ -67,8 +76,20 @@ pub trait Tree {
     /// What the options below a path depend on: equal shapes have equally many leaves.
     fn shape(&self, path: &Path) -> u64;
 
-    /// Not above the score of any leaf below the path, in each part.
-    fn bound(&self, path: &Path) -> Score;
+    /// Not above the score of any leaf below the path, in each part. Where the time is not below
+    /// `seconds`, the bytes may be anything less.
+    fn bound(&self, path: &Path, seconds: f64) -> Score;
+
+    /// Whether a score is the least of all that its leaf stands for. Where it is not, nothing that
+    /// the leaf stands for is below its bound.
+    fn settles(&self) -> bool {
+        true
+    }
+
+    /// Decisions that tell apart what is listed beside the best.
+    fn kind_depth(&self) -> usize {
+        0
+    }
 
     /// The score of a leaf with at most `bytes_max`, or of the smallest where none is. What is not
     /// below `seconds` need not be exact.
@@ -108,6 +129,8 @@ pub struct Leaf {
 pub struct Walked {
     /// The best leaf; all that no other covers, fastest first, for [`Objective::Pareto`].
     pub best: Vec<Leaf>,
+    /// The fastest leaf that was scored of each kind, fastest first; those that fit, and others.
+    pub kinds: [Vec<Leaf>; 2],
     /// Leaves of the tree.
     pub total: u128,
     /// Leaves that were scored.
@@ -167,6 +190,7 @@ pub fn walk<T: Tree>(
         budget,
         counter: Counter::default(),
         best: Vec::new(),
+        kinds: Default::default(),
         evaluated: 0,
         bounded_out: 0,
         too_large: 0,
@@ -176,7 +200,7 @@ pub fn walk<T: Tree>(
     let root = Path::default();
     let total = walker.counter.count(tree, &root);
     if total > 0 {
-        walker.visit(&root, tree.bound(&root));
+        walker.visit(&root, tree.bound(&root, f64::INFINITY));
     }
     walker.best.sort_by(|a, b| a.score.seconds.total_cmp(&b.score.seconds));
     let fastest = walker.best.first().map_or(f64::INFINITY, |leaf| leaf.score.seconds);
@@ -188,6 +212,11 @@ pub fn walk<T: Tree>(
         complete: !walker.stopped,
         bound_s: fastest.min(walker.open_s),
         best: walker.best,
+        kinds: walker.kinds.map(|kind| {
+            let mut leaves: Vec<Leaf> = kind.into_values().collect();
+            leaves.sort_by(|a, b| a.score.seconds.total_cmp(&b.score.seconds));
+            leaves
+        }),
     }
 }
 
@@ -198,10 +227,11 @@ struct Walker<'a, T> {
     budget: &'a Budget<'a>,
     counter: Counter,
     best: Vec<Leaf>,
+    kinds: [BTreeMap<Path, Leaf>; 2],
     evaluated: u64,
     bounded_out: u128,
     too_large: u128,
-    /// The least bound of what the budget left out.
+    /// The least bound of what the budget left out, and of what scores do not settle.
     open_s: f64,
     stopped: bool,
 }
@@ -223,12 +253,13 @@ impl<T: Tree> Walker<'_, T> {
             self.score(path, bound);
             return;
         }
+        let below = self.below();
         let mut options = Vec::new();
         self.tree.options(path, &mut options);
         let mut children: Vec<(Path, Score)> = options
             .iter()
             .map(|value| path.then(*value))
-            .map(|child| (child, self.tree.bound(&child)))
+            .map(|child| (child, self.tree.bound(&child, below)))
             .collect();
         match self.objective {
             Objective::Memory => children.sort_by(|a, b| a.1.bytes.total_cmp(&b.1.bytes)),
@@ -242,6 +273,14 @@ impl<T: Tree> Walker<'_, T> {
                 Fate::BoundedOut => self.bounded_out += self.counter.count(self.tree, &child),
                 Fate::TooLarge => self.too_large += self.counter.count(self.tree, &child),
             }
+        }
+    }
+
+    /// What is not faster than this need not be known.
+    fn below(&self) -> f64 {
+        match (self.objective, self.best.first()) {
+            (Objective::Time, Some(best)) => best.score.seconds,
+            _ => f64::INFINITY,
         }
     }
 
@@ -270,19 +309,25 @@ impl<T: Tree> Walker<'_, T> {
             return;
         }
         self.evaluated += 1;
-        let below = match (self.objective, self.best.first()) {
-            (Objective::Time, Some(best)) => best.score.seconds,
-            _ => f64::INFINITY,
-        };
+        let below = self.below();
         let bytes_max = match self.objective {
             Objective::Memory => 0.0,
             Objective::Time | Objective::Pareto => self.bytes_max,
         };
         let score = self.tree.score(path, bytes_max, below);
         let leaf = Leaf { path: *path, score };
+        if !self.tree.settles() {
+            self.open_s = self.open_s.min(bound.seconds);
+        }
+        let fits = score.bytes <= self.bytes_max;
+        let kinds = &mut self.kinds[usize::from(!fits)];
+        let kind = kinds.entry(path.first(self.tree.kind_depth())).or_insert(leaf);
+        if score.seconds < kind.score.seconds {
+            *kind = leaf;
+        }
         match self.objective {
             Objective::Time => {
-                if score.bytes <= self.bytes_max && score.seconds < below {
+                if fits && score.seconds < below {
                     self.best = vec![leaf];
                 }
             }
@@ -292,7 +337,6 @@ impl<T: Tree> Walker<'_, T> {
                 }
             }
             Objective::Pareto => {
-                let fits = score.bytes <= self.bytes_max;
                 if fits && !self.best.iter().any(|best| best.score.covers(score)) {
                     self.best.retain(|best| !score.covers(best.score));
                     self.best.push(leaf);

@@ -1,0 +1,96 @@
+//! The search over the whole space: cold, every decision free, for large models on many devices.
+//!
+//! ```text
+//! cargo bench --bench space                     # all, with what each search looked at
+//! cargo bench --bench space -- gpt3             # one
+//! ```
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use planner::cluster::Cluster;
+use planner::estimate::rates::Arithmetic;
+use planner::estimate::workload::Workload;
+use planner::estimate::{Estimator, Job, style};
+use planner::limits::Limits;
+use planner::space::ask::{Answer, EVALUATIONS_MAX, Question, ask};
+use planner::space::models;
+use planner::space::tree::{Budget, Objective};
+
+/// A model, its layers if not its own, tokens of a sample, a cluster, devices, samples of a step.
+struct Case {
+    name: &'static str,
+    model: &'static str,
+    layers: Option<u32>,
+    seq: u32,
+    cluster: &'static str,
+    devices: u32,
+    batch: u32,
+}
+
+fn cases() -> Vec<Case> {
+    let case = |name, model, layers, seq, cluster, devices, batch| Case {
+        name,
+        model,
+        layers,
+        seq,
+        cluster,
+        devices,
+        batch,
+    };
+    vec![
+        case("gpt3-175b/1024-h100", "gpt3-175b", None, 2048, "h100", 1024, 1536),
+        case("gpt3-175b/1024-a100", "gpt3-175b", None, 2048, "a100", 1024, 1536),
+        case("gpt-1t/3072-a100", "gpt-1t", None, 2048, "a100", 3072, 3072),
+        case("llama-3-405b/16384-h100", "llama-3-405b", None, 8192, "h100", 16384, 2048),
+        case("deepseek-v3/2048-h100", "deepseek-v3", None, 4096, "h100", 2048, 15360),
+        case("gpt-1t/100000-h100", "gpt-1t", None, 2048, "h100", 100_000, 100_000),
+        case("1024-layers/1024-h100", "gpt-7.5b", Some(1024), 2048, "h100", 1024, 1536),
+    ]
+}
+
+fn workload(case: &Case) -> Workload {
+    let mut shape = models::shape(case.model).expect("a known shape");
+    shape.seq = case.seq;
+    shape.layers = case.layers.unwrap_or(shape.layers);
+    shape.workload().expect("a shape that makes sense")
+}
+
+fn search(case: &Case) -> Answer {
+    let work = workload(case);
+    let cluster = Cluster::load(case.cluster).expect("a preset");
+    let job = Job { global_batch: case.batch.into(), arithmetic: Arithmetic::Half };
+    let estimator = Estimator::new(&work, &cluster, style::OURS, job).expect("devices");
+    let answer = ask(&Question {
+        estimator: &estimator,
+        devices: case.devices,
+        global_batch: case.batch,
+        limits: Limits::default(),
+        objective: Objective::Time,
+        budget: Budget { evaluations_max: EVALUATIONS_MAX, stop: &|| false },
+    });
+    answer.expect("something fits")
+}
+
+#[expect(clippy::print_stdout, reason = "a bench says what was found")]
+fn searches(criterion: &mut Criterion) {
+    for case in cases() {
+        let answer = search(&case);
+        let best = &answer.best[0];
+        println!(
+            "{}: {} in {:.3} s, gap {:.1} %; {} of {:e} priced, {} tables",
+            case.name,
+            best.configuration,
+            best.estimate.step_time_s,
+            100.0 * answer.gap,
+            answer.space.evaluated,
+            answer.space.total as f64,
+            answer.space.tables
+        );
+        let mut group = criterion.benchmark_group("search");
+        group.sample_size(10);
+        group.bench_function(case.name, |bencher| bencher.iter(|| search(&case)));
+        group.finish();
+    }
+}
+
+criterion_group!(benches, searches);
+criterion_main!(benches);

@@ -1,0 +1,266 @@
+//! A question about a workload on a cluster, and its answer: the best configuration, what else was
+//! looked at, and how far from the optimum the answer can be.
+
+use ir::{Diagnostic, Span};
+use kernels::Bytes;
+use serde::Serialize;
+
+use super::knobs::Frame;
+use super::tree::{Budget, Counter, Leaf, Objective, Path, walk};
+use super::uniform::Space;
+use crate::configuration::Configuration;
+use crate::estimate::workload::{Item, Workload};
+use crate::estimate::{Estimate, Estimator};
+use crate::limits::{Knob, Limits};
+
+/// Leaves that are scored at most, unless the question says otherwise. Chosen: some seconds.
+pub const EVALUATIONS_MAX: u64 = 4_000_000;
+/// Doublings of the devices that are tried where nothing fits.
+const DOUBLINGS: u32 = 10;
+/// Configurations listed beside the best.
+const LISTED: usize = 8;
+
+/// What is asked.
+pub struct Question<'a> {
+    /// Prices steps of the workload on the cluster.
+    pub estimator: &'a Estimator<'a>,
+    /// Devices, all of which are used.
+    pub devices: u32,
+    /// Samples of a step.
+    pub global_batch: u32,
+    /// What the user fixes and forbids.
+    pub limits: Limits,
+    /// What is to be small.
+    pub objective: Objective,
+    /// How far the search may go.
+    pub budget: Budget<'a>,
+}
+
+/// A configuration and what it costs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Chosen {
+    /// The configuration.
+    pub configuration: Configuration,
+    /// Its step.
+    pub estimate: Estimate,
+    /// Whether it fits.
+    pub fits: bool,
+}
+
+/// What the search did.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Effort {
+    /// Configurations of the space; cuts into uneven stages are not counted.
+    pub total: u128,
+    /// Configurations that were priced.
+    pub evaluated: u64,
+    /// Configurations that cannot be better than the best.
+    pub bounded_out: u128,
+    /// Configurations that cannot fit.
+    pub too_large: u128,
+    /// Tables of prices that were made.
+    pub tables: usize,
+}
+
+/// The answer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Answer {
+    /// The best; several where the objective is a frontier.
+    pub best: Vec<Chosen>,
+    /// The best that was looked at of other meshes, the fastest first.
+    pub others: Vec<Chosen>,
+    /// What would be faster and does not fit, the fastest first.
+    pub misses: Vec<Chosen>,
+    /// What the search did.
+    pub space: Effort,
+    /// Bytes that a device has for a job.
+    pub have_bytes: f64,
+    /// No plan of the space is faster than this, uneven cuts included.
+    pub bound_s: f64,
+    /// By how much the best may be slower than the fastest possible: `best / bound - 1`.
+    pub gap: f64,
+    /// Whether the search ended by itself.
+    pub complete: bool,
+}
+
+impl Frame {
+    /// The frame of a workload.
+    pub fn new(work: &Workload, devices: u32, global_batch: u32, limits: Limits) -> Frame {
+        let mut heads = 0;
+        let mut experts = 0;
+        for item in work.layers.iter().flat_map(|layer| &layer.items) {
+            if let Item::Attention { heads: count, .. } = item {
+                heads = gcd(heads, *count);
+            }
+            if let Item::Experts { count, .. } = item {
+                experts = gcd(experts, *count);
+            }
+        }
+        Frame {
+            devices,
+            global_batch,
+            layers: work.depth(),
+            heads: if heads == 0 { work.width } else { heads },
+            seq: work.seq,
+            experts: experts.max(1),
+            // Nothing is gained by a disk where the host's memory is not limited.
+            disk: false,
+            limits,
+        }
+    }
+
+    /// The part of the frame that holds an optimum: for the least memory, the smallest micro-batch
+    /// and the schedule with the fewest of them in flight, wherever ranks are placed.
+    fn searched_for(mut self, objective: Objective) -> Frame {
+        if objective == Objective::Memory {
+            for knob in [Knob::Mbs, Knob::Schedule, Knob::Vpp, Knob::Placement] {
+                if self.limits.allow(knob, knob.without()) {
+                    self.limits.fix(knob, knob.without());
+                }
+            }
+        }
+        self
+    }
+}
+
+fn gcd(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// Answers a question.
+///
+/// # Errors
+/// `E3203` when the limits leave nothing; `E3201` when nothing fits, with the arithmetic of the
+/// smallest configuration and the nearest one that fits.
+pub fn ask(question: &Question<'_>) -> Result<Answer, Vec<Diagnostic>> {
+    let Question { estimator, devices, global_batch, limits, .. } = question;
+    let frame = Frame::new(estimator.workload(), *devices, *global_batch, limits.clone());
+    let whole = Space::new(estimator, frame.clone());
+    let total = Counter::default().count(&whole, &Path::default());
+    if total == 0 {
+        return Err(vec![nothing_left(question)]);
+    }
+    let space = Space::new(estimator, frame.searched_for(question.objective));
+    let have = estimator.memory_bytes;
+    let walked = walk(&space, question.objective, have, &question.budget);
+    if walked.best.first().is_none_or(|best| best.score.bytes > have) {
+        return Err(vec![nothing_fits(question, total)]);
+    }
+    let chosen = |leaf: &Leaf| choose(&space, leaf, have);
+    let best = walked.best.iter().map(chosen).collect::<Result<Vec<_>, _>>()?;
+    let seconds = best[0].estimate.step_time_s;
+    let shown = best[0].configuration.clone();
+    let list = |kind: usize| {
+        let all = walked.kinds[kind].iter().take(LISTED).map(chosen);
+        all.collect::<Result<Vec<_>, _>>()
+    };
+    let mut others = list(0)?;
+    others.retain(|other| other.configuration != shown);
+    let mut misses = list(1)?;
+    misses.retain(|miss| miss.estimate.step_time_s < seconds);
+    let bound_s = walked.bound_s.min(seconds);
+    Ok(Answer {
+        others,
+        misses,
+        space: Effort {
+            total,
+            evaluated: walked.evaluated,
+            // What is not searched for the least memory is never smaller.
+            bounded_out: walked.bounded_out + (total - walked.total),
+            too_large: walked.too_large,
+            tables: space.table_count(),
+        },
+        have_bytes: have,
+        bound_s,
+        gap: match question.objective {
+            Objective::Time | Objective::Pareto => seconds / bound_s - 1.0,
+            Objective::Memory => 0.0,
+        },
+        complete: walked.complete,
+        best,
+    })
+}
+
+fn choose(space: &Space<'_>, leaf: &Leaf, have: f64) -> Result<Chosen, Vec<Diagnostic>> {
+    let (configuration, _) = space.configuration(&leaf.path, have);
+    let estimate = space.estimator.estimate(&configuration)?;
+    let fits = estimate.memory.total_bytes() <= have;
+    Ok(Chosen { configuration, estimate, fits })
+}
+
+fn nothing_left(question: &Question<'_>) -> Diagnostic {
+    let Question { devices, global_batch, limits, .. } = question;
+    let headline = format!(
+        "no configuration of {devices} devices divides a batch of {global_batch} samples within \
+         the limits"
+    );
+    let diagnostic = Diagnostic::error("E3203", Span::of("--devices"), headline)
+        .note("dp · tp · cp · pp is the number of devices, dp · mbs divides the batch")
+        .note("tp divides the heads, ep the experts, and no stage is without a layer");
+    match limits.is_empty() {
+        true => diagnostic.help("use a batch that is a multiple of the number of devices"),
+        false => diagnostic.help(format!("relax one of `{limits}`")),
+    }
+}
+
+/// Says how far the smallest configuration is from fitting, why, and what would fit.
+fn nothing_fits(question: &Question<'_>, total: u128) -> Diagnostic {
+    let headline = format!("none of {total} configurations fits in memory");
+    let mut diagnostic = Diagnostic::error("E3201", Span::of(""), headline);
+    let have = question.estimator.memory_bytes;
+    if let Some(smallest) = extreme(question, question.devices, &question.limits, Objective::Memory)
+    {
+        let memory = smallest.estimate.memory;
+        let mut holders = memory.parts();
+        holders.sort_by(|a, b| b.1.total_cmp(&a.1));
+        let bytes = |bytes: f64| Bytes(bytes as u64);
+        let need = memory.total_bytes();
+        let short = bytes(need - have);
+        let (need, have) = (bytes(need), bytes(have));
+        let held = holders[..3].iter().map(|(name, n)| format!("{name} {}", bytes(*n)));
+        let held = held.collect::<Vec<_>>().join(", ");
+        let stage = memory.stage;
+        diagnostic = diagnostic
+            .note(format!(
+                "smallest is {}: it needs {need} of {have}, {short} too much",
+                smallest.configuration
+            ))
+            .note(format!("a device of stage {stage} holds {held}"));
+    }
+    let help = nearest_answer(question);
+    diagnostic.help(help.unwrap_or_else(|| "use devices with more memory".to_owned()))
+}
+
+/// The first of a few relaxations under which something fits.
+fn nearest_answer(question: &Question<'_>) -> Option<String> {
+    let Question { devices, limits, .. } = question;
+    if !limits.is_empty()
+        && let Some(found) = extreme(question, *devices, &Limits::default(), Objective::Time)
+    {
+        return Some(format!("without `{limits}` this fits: {}", found.configuration));
+    }
+    for doubling in 1..=DOUBLINGS {
+        let more = devices.checked_mul(1 << doubling)?;
+        if let Some(found) = extreme(question, more, &Limits::default(), Objective::Time) {
+            return Some(format!("with {more} devices this fits: {}", found.configuration));
+        }
+    }
+    None
+}
+
+/// The fastest configuration that fits, or the smallest one.
+fn extreme(
+    question: &Question<'_>,
+    devices: u32,
+    limits: &Limits,
+    objective: Objective,
+) -> Option<Chosen> {
+    let estimator = question.estimator;
+    let have = estimator.memory_bytes;
+    let frame = Frame::new(estimator.workload(), devices, question.global_batch, limits.clone());
+    let space = Space::new(estimator, frame.searched_for(objective));
+    let budget = Budget { evaluations_max: question.budget.evaluations_max, stop: &|| false };
+    let walked = walk(&space, objective, have, &budget);
+    let found = choose(&space, walked.best.first()?, have).ok()?;
+    (found.fits || objective == Objective::Memory).then_some(found)
+}

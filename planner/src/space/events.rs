@@ -1,0 +1,294 @@
+//! A pipeline's step replayed event by event: every pass of every micro-batch on every stage, with
+//! what it waits for.
+//!
+//! The search prices a step by a formula; here nothing is known of it. Each stage has its own order
+//! of passes, as the schedule's authors give it, and a pass begins when its stage is free and what
+//! it needs has arrived.
+
+use crate::configuration::{Configuration, Recompute, Schedule};
+use crate::estimate::price::{LayerPrice, Prices};
+
+/// A pipeline of stages.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Line {
+    /// Seconds of the forward pass of one micro-batch, by stage: of all its chunks.
+    pub forward_s: Vec<f64>,
+    /// Seconds of the backward pass, weights' part included.
+    pub backward_s: Vec<f64>,
+    /// Seconds of the weights' part, which zero-bubble schedules do later.
+    pub weight_s: Vec<f64>,
+    /// Seconds from the end of a pass to its arrival at the next stage.
+    pub send_s: f64,
+    /// Micro-batches.
+    pub microbatches: usize,
+    /// Chunks that each stage interleaves.
+    pub chunks: usize,
+    /// The order of passes.
+    pub schedule: Schedule,
+}
+
+/// A pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pass {
+    Forward,
+    Backward,
+    Weight,
+}
+
+/// A pass of a chunk for a micro-batch.
+type Work = (Pass, usize, usize);
+
+impl Line {
+    /// The pipeline of a configuration: what each stage computes of one micro-batch.
+    pub fn new(c: &Configuration, prices: &Prices, microbatches: usize, send_s: f64) -> Line {
+        let stages = c.pp as usize;
+        let mut line = Line {
+            forward_s: vec![0.0; stages],
+            backward_s: vec![0.0; stages],
+            weight_s: vec![0.0; stages],
+            send_s,
+            microbatches,
+            chunks: c.vpp as usize,
+            schedule: c.schedule,
+        };
+        line.add(0, &prices.first, 0.0);
+        line.add(stages - 1, &prices.last, 0.0);
+        let classes = prices.layers.iter();
+        let mut layers = classes.flat_map(|(count, price)| (0..*count).map(move |_| price));
+        let depth: u32 = prices.layers.iter().map(|(count, _)| count).sum();
+        for stage in 0..stages {
+            let even = depth as usize / stages + usize::from(stage < depth as usize % stages);
+            let size = c.stage_layers.get(stage).map_or(even, |size| *size as usize);
+            for at in 0..size {
+                let price = layers.next().expect("stages hold all layers");
+                let again_s = match c.recompute {
+                    Recompute::Attention => price.attention_again.total_s(),
+                    Recompute::Layers(count) if at < count as usize => {
+                        price.forward_again.total_s()
+                    }
+                    Recompute::Full => price.forward_again.total_s(),
+                    Recompute::None | Recompute::Auto | Recompute::Layers(_) => 0.0,
+                };
+                line.add(stage, price, again_s);
+            }
+        }
+        line
+    }
+
+    fn add(&mut self, stage: usize, price: &LayerPrice, again_s: f64) {
+        self.forward_s[stage] += price.forward.total_s();
+        self.backward_s[stage] += price.backward.total_s() + again_s;
+        self.weight_s[stage] += price.weight_s;
+    }
+
+    /// Seconds from the first pass to the end of the last.
+    pub fn replay(&self) -> f64 {
+        match self.schedule {
+            Schedule::GPipe | Schedule::OneForwardOneBackward => self.ordered(),
+            Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleH2 => self.greedy(),
+        }
+    }
+
+    fn stages(&self) -> usize {
+        self.forward_s.len()
+    }
+
+    /// The passes of a stage in order.
+    fn order(&self, stage: usize) -> Vec<Work> {
+        let (p, m, v) = (self.stages(), self.microbatches, self.chunks);
+        let all = m * v;
+        // The k-th pass goes round: p micro-batches of a chunk, then the next chunk.
+        let chunk = |k: usize| k / p % v;
+        let microbatch = |k: usize| if v == 1 { k } else { k / (p * v) * p + k % p };
+        let forward = |k: usize| (Pass::Forward, chunk(k), microbatch(k));
+        let backward = |k: usize| (Pass::Backward, v - 1 - chunk(k), microbatch(k));
+        let ahead = match (self.schedule, v) {
+            (Schedule::GPipe, _) => all,
+            (_, 1) => p - stage - 1,
+            (_, _) => 2 * (p - stage - 1) + (v - 1) * p,
+        };
+        let ahead = ahead.min(all);
+        let mut order: Vec<Work> = (0..ahead).map(forward).collect();
+        for k in ahead..all {
+            order.push(forward(k));
+            order.push(backward(k - ahead));
+        }
+        order.extend((all - ahead..all).map(backward));
+        order
+    }
+
+    fn seconds(&self, stage: usize, pass: Pass) -> f64 {
+        let all = match pass {
+            Pass::Forward => self.forward_s[stage],
+            Pass::Backward if self.splits() => self.backward_s[stage] - self.weight_s[stage],
+            Pass::Backward => self.backward_s[stage],
+            Pass::Weight => self.weight_s[stage],
+        };
+        all / self.chunks as f64
+    }
+
+    fn splits(&self) -> bool {
+        matches!(self.schedule, Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleH2)
+    }
+
+    /// When what a pass needs has arrived, if it has been sent.
+    fn ready(&self, done: &Done, stage: usize, (pass, chunk, microbatch): Work) -> Option<f64> {
+        let (last, chunks) = (self.stages() - 1, self.chunks);
+        let at = |pass, stage, chunk| done.at(pass, stage, chunk, microbatch);
+        let sent = |pass, stage, chunk| at(pass, stage, chunk).map(|end| end + self.send_s);
+        match pass {
+            Pass::Forward if stage > 0 => sent(pass, stage - 1, chunk),
+            Pass::Forward if chunk > 0 => sent(pass, last, chunk - 1),
+            Pass::Forward => Some(0.0),
+            Pass::Backward if stage < last => sent(pass, stage + 1, chunk),
+            Pass::Backward if chunk + 1 < chunks => sent(pass, 0, chunk + 1),
+            Pass::Backward => at(Pass::Forward, stage, chunk),
+            Pass::Weight => at(Pass::Backward, stage, chunk),
+        }
+    }
+
+    /// Each stage does its passes in their order.
+    fn ordered(&self) -> f64 {
+        let orders: Vec<Vec<Work>> = (0..self.stages()).map(|s| self.order(s)).collect();
+        let mut done = Done::new(self);
+        let mut next = vec![0; self.stages()];
+        let mut free = vec![0.0f64; self.stages()];
+        loop {
+            let mut moved = false;
+            for (stage, order) in orders.iter().enumerate() {
+                while let Some(work) = order.get(next[stage]) {
+                    let Some(ready) = self.ready(&done, stage, *work) else { break };
+                    free[stage] = free[stage].max(ready) + self.seconds(stage, work.0);
+                    done.end(*work, stage, free[stage]);
+                    next[stage] += 1;
+                    moved = true;
+                }
+            }
+            if !moved {
+                break;
+            }
+        }
+        let finished = orders.iter().zip(&next).all(|(order, next)| order.len() == *next);
+        assert!(finished, "a schedule of all passes does not wait for itself");
+        free.into_iter().fold(0.0, f64::max)
+    }
+
+    /// Each stage does what is ready: gradients of inputs, then new micro-batches while there is
+    /// room, then gradients of weights.
+    fn greedy(&self) -> f64 {
+        let (p, m) = (self.stages(), self.microbatches);
+        let room = |stage: usize| match self.schedule {
+            Schedule::ZeroBubbleH2 => 2 * (p - stage) - 1,
+            Schedule::GPipe | Schedule::OneForwardOneBackward | Schedule::ZeroBubbleH1 => p - stage,
+        };
+        let mut done = Done::new(self);
+        let mut counts = vec![[0usize; 3]; p];
+        let mut free = vec![0.0f64; p];
+        let mut left = 3 * m * p;
+        while left > 0 {
+            // The stage that can begin something first does it.
+            let mut best: Option<(f64, usize, usize, Work)> = None;
+            for stage in 0..p {
+                let [f, b, w] = counts[stage];
+                let choices = [
+                    (b < f).then_some((Pass::Backward, 0, b)),
+                    (f < m && f - b < room(stage)).then_some((Pass::Forward, 0, f)),
+                    (w < b).then_some((Pass::Weight, 0, w)),
+                ];
+                for (rank, work) in choices.into_iter().enumerate() {
+                    let Some(work) = work else { continue };
+                    let Some(ready) = self.ready(&done, stage, work) else { continue };
+                    let begin = ready.max(free[stage]);
+                    let sooner = best.is_none_or(|(at, of, other, _)| {
+                        begin < at || (begin == at && of == stage && rank < other)
+                    });
+                    if sooner {
+                        best = Some((begin, stage, rank, work));
+                    }
+                }
+            }
+            let (begin, stage, _, work) = best.expect("some stage can go on");
+            free[stage] = begin + self.seconds(stage, work.0);
+            done.end(work, stage, free[stage]);
+            counts[stage][match work.0 {
+                Pass::Forward => 0,
+                Pass::Backward => 1,
+                Pass::Weight => 2,
+            }] += 1;
+            left -= 1;
+        }
+        free.into_iter().fold(0.0, f64::max)
+    }
+}
+
+/// When passes ended.
+struct Done {
+    chunks: usize,
+    stages: usize,
+    microbatches: usize,
+    ends: Vec<f64>,
+}
+
+impl Done {
+    fn new(line: &Line) -> Done {
+        let (stages, chunks, microbatches) = (line.stages(), line.chunks, line.microbatches);
+        let ends = vec![f64::NAN; 3 * stages * chunks * microbatches];
+        Done { chunks, stages, microbatches, ends }
+    }
+
+    fn index(&self, pass: Pass, stage: usize, chunk: usize, microbatch: usize) -> usize {
+        let pass = match pass {
+            Pass::Forward => 0,
+            Pass::Backward => 1,
+            Pass::Weight => 2,
+        };
+        ((pass * self.stages + stage) * self.chunks + chunk) * self.microbatches + microbatch
+    }
+
+    fn at(&self, pass: Pass, stage: usize, chunk: usize, microbatch: usize) -> Option<f64> {
+        let end = self.ends[self.index(pass, stage, chunk, microbatch)];
+        (!end.is_nan()).then_some(end)
+    }
+
+    fn end(&mut self, (pass, chunk, microbatch): Work, stage: usize, seconds: f64) {
+        let index = self.index(pass, stage, chunk, microbatch);
+        self.ends[index] = seconds;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(p: usize, m: usize, chunks: usize, schedule: Schedule) -> Line {
+        Line {
+            forward_s: vec![1.0; p],
+            backward_s: vec![2.0; p],
+            weight_s: vec![1.0; p],
+            send_s: 0.0,
+            microbatches: m,
+            chunks,
+            schedule,
+        }
+    }
+
+    /// The bubbles that the authors give: p-1 passes of all kinds for GPipe and 1F1B (Narayanan et
+    /// al. 2019), a v-th of it interleaved (Narayanan et al. 2021), a third of it for ZB-H1 and
+    /// none but the fill of the first forward passes for ZB-H2 (Qi et al. 2023, table 2).
+    #[test]
+    fn bubbles_are_those_of_the_papers() {
+        use Schedule::{GPipe, OneForwardOneBackward, ZeroBubbleH1, ZeroBubbleH2};
+        for (p, m) in [(2, 8), (4, 8), (4, 16), (8, 32)] {
+            let work = 3.0 * m as f64;
+            let bubble = |chunks, schedule| line(p, m, chunks, schedule).replay() - work;
+            let ends = (p - 1) as f64;
+            assert_eq!(bubble(1, GPipe), 3.0 * ends, "p={p} m={m}");
+            assert_eq!(bubble(1, OneForwardOneBackward), 3.0 * ends, "p={p} m={m}");
+            for v in [2, 4] {
+                assert_eq!(bubble(v, OneForwardOneBackward), 3.0 * ends / v as f64, "p={p} v={v}");
+            }
+            assert_eq!(bubble(1, ZeroBubbleH1), ends, "p={p} m={m}");
+            assert!(bubble(1, ZeroBubbleH2) <= ends, "p={p} m={m}");
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! A configuration in the terms of other tools: flags of Megatron-LM, JSON of DeepSpeed, TOML of
+//! torchtitan, JSON of Calculon.
+//!
+//! What a tool has no term for is returned beside the text, never dropped silently.
+
+use crate::configuration::{Configuration, Offload, Place, Recompute, Schedule, USUAL_ORDER};
+
+/// The other tools.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tool {
+    /// Flags of Megatron-LM's `pretrain_gpt.py`.
+    Megatron,
+    /// The configuration of DeepSpeed.
+    DeepSpeed,
+    /// The configuration of torchtitan.
+    Torchtitan,
+    /// The execution of Calculon.
+    Calculon,
+}
+
+impl Tool {
+    /// All of them.
+    pub const ALL: [Tool; 4] = [Tool::Megatron, Tool::DeepSpeed, Tool::Torchtitan, Tool::Calculon];
+
+    /// The name in flags.
+    pub fn name(self) -> &'static str {
+        match self {
+            Tool::Megatron => "megatron",
+            Tool::DeepSpeed => "deepspeed",
+            Tool::Torchtitan => "torchtitan",
+            Tool::Calculon => "calculon",
+        }
+    }
+}
+
+/// What a configuration is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Use {
+    /// Samples of a step.
+    pub global_batch: u32,
+    /// Tokens of a sample.
+    pub seq: u32,
+    /// Layers.
+    pub layers: u32,
+}
+
+/// A configuration in another tool's terms.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exported {
+    /// Flags or a file.
+    pub text: String,
+    /// What the tool has no term for.
+    pub left_out: Vec<String>,
+}
+
+/// Says a configuration in the terms of a tool.
+pub fn export(c: &Configuration, purpose: Use, tool: Tool) -> Exported {
+    match tool {
+        Tool::Megatron => megatron(c, purpose),
+        Tool::DeepSpeed => deepspeed(c, purpose),
+        Tool::Torchtitan => torchtitan(c, purpose),
+        Tool::Calculon => calculon(c, purpose),
+    }
+}
+
+/// What is left out, collected.
+struct Left(Vec<String>);
+
+impl Left {
+    fn when(&mut self, is: bool, what: &str) {
+        if is {
+            self.0.push(what.to_owned());
+        }
+    }
+
+    fn schedule(&mut self, c: &Configuration, known: &[Schedule]) {
+        let name = c.schedule.name();
+        self.when(c.pp > 1 && !known.contains(&c.schedule), &format!("schedule {name}"));
+    }
+}
+
+fn megatron(c: &Configuration, purpose: Use) -> Exported {
+    let mut flags: Vec<String> = Vec::new();
+    let mut left = Left(Vec::new());
+    let mut number = |name: &str, number: u32| flags.push(format!("--{name} {number}"));
+    number("tensor-model-parallel-size", c.tp);
+    number("pipeline-model-parallel-size", c.pp);
+    number("context-parallel-size", c.cp);
+    if c.ep > 1 {
+        number("expert-model-parallel-size", c.ep);
+    }
+    number("micro-batch-size", c.microbatch);
+    number("global-batch-size", purpose.global_batch);
+    number("seq-length", purpose.seq);
+    if c.vpp > 1 {
+        number("num-layers-per-virtual-pipeline-stage", purpose.layers / c.pp / c.vpp);
+    }
+    if let (Some(first), Some(last)) = (c.stage_layers.first(), c.stage_layers.last()) {
+        number("decoder-first-pipeline-num-layers", *first);
+        number("decoder-last-pipeline-num-layers", *last);
+        let inner = &c.stage_layers[1..c.stage_layers.len() - 1];
+        left.when(inner.iter().any(|n| *n != inner[0]), "uneven inner stages");
+    }
+    let mut flag = |is: bool, text: &str| {
+        if is {
+            flags.push(text.to_owned());
+        }
+    };
+    flag(c.sequence_parallel, "--sequence-parallel");
+    flag(c.zero.stage == 1, "--use-distributed-optimizer");
+    let sharding = ["", "", "optim_grads", "optim_grads_params"];
+    if c.zero.stage > 1 {
+        let strategy = sharding[usize::from(c.zero.stage.min(3))];
+        flag(true, "--use-megatron-fsdp");
+        flag(true, &format!("--data-parallel-sharding-strategy {strategy}"));
+    }
+    let layers = match c.recompute {
+        Recompute::None | Recompute::Auto => None,
+        Recompute::Attention => {
+            flag(true, "--recompute-granularity selective");
+            None
+        }
+        Recompute::Full => Some(("uniform", 1)),
+        Recompute::Layers(count) => Some(("block", count)),
+    };
+    if let Some((method, count)) = layers {
+        flag(true, "--recompute-granularity full");
+        flag(true, &format!("--recompute-method {method}"));
+        flag(true, &format!("--recompute-num-layers {count}"));
+    }
+    flag(c.offload.optimizer != Place::Device, "--optimizer-cpu-offload");
+    left.when(c.offload.parameters != Place::Device, "parameters elsewhere");
+    left.when(c.offload.activations != Place::Device, "activations elsewhere");
+    left.when(c.zero.shard != 0, "shards over a part of the ranks");
+    left.when(c.order != USUAL_ORDER, "placement of the axes");
+    left.schedule(c, &[Schedule::OneForwardOneBackward]);
+    Exported { text: flags.join(" \\\n") + "\n", left_out: left.0 }
+}
+
+fn deepspeed(c: &Configuration, purpose: Use) -> Exported {
+    let mut left = Left(Vec::new());
+    let device = |place: Place| match place {
+        Place::Device => "none",
+        Place::Host => "cpu",
+        Place::Disk => "nvme",
+    };
+    let count = purpose.global_batch / c.dp / c.microbatch;
+    let mut lines = vec![
+        format!("  \"train_batch_size\": {}", purpose.global_batch),
+        format!("  \"train_micro_batch_size_per_gpu\": {}", c.microbatch),
+        format!("  \"gradient_accumulation_steps\": {count}"),
+        "  \"bf16\": {\"enabled\": true}".to_owned(),
+    ];
+    let Offload { optimizer, parameters, activations } = c.offload;
+    let mut zero = format!("  \"zero_optimization\": {{\"stage\": {}", c.zero.stage);
+    if optimizer != Place::Device {
+        zero += &format!(", \"offload_optimizer\": {{\"device\": \"{}\"}}", device(optimizer));
+    }
+    if parameters != Place::Device {
+        zero += &format!(", \"offload_param\": {{\"device\": \"{}\"}}", device(parameters));
+    }
+    if c.zero.stage == 3 && c.zero.shard != 0 {
+        zero += &format!(", \"zero_hpz_partition_size\": {}", c.zero.shard);
+    }
+    lines.push(zero + "}");
+    if activations != Place::Device {
+        lines.push("  \"activation_checkpointing\": {\"cpu_checkpointing\": true}".to_owned());
+    }
+    if c.tp > 1 {
+        lines.push(format!("  \"tensor_parallel\": {{\"autotp_size\": {}}}", c.tp));
+    }
+    if c.cp > 1 {
+        lines.push(format!("  \"sequence_parallel_size\": {}", c.cp));
+    }
+    left.when(c.pp > 1, "pipeline stages, which are set where the model is built");
+    left.when(c.vpp > 1, "interleaved stages");
+    left.when(c.ep > 1, "expert-parallel ranks, which are set where the model is built");
+    left.when(
+        c.recompute != Recompute::None,
+        "recomputation, which is set where the model is built",
+    );
+    left.when(c.sequence_parallel, "sequence parallelism of tensor-parallel ranks");
+    left.when(
+        (1..3).contains(&c.zero.stage) && c.zero.shard != 0,
+        "shards over a part of the ranks",
+    );
+    left.when(c.order != USUAL_ORDER, "placement of the axes");
+    Exported { text: format!("{{\n{}\n}}\n", lines.join(",\n")), left_out: left.0 }
+}
+
+fn torchtitan(c: &Configuration, purpose: Use) -> Exported {
+    let mut left = Left(Vec::new());
+    // Its optimizer state is sharded with gradients and weights, or not at all.
+    let shard = match c.zero.stage {
+        0 => 1,
+        _ if c.zero.shard != 0 => c.zero.shard.min(c.dp),
+        _ => c.dp,
+    };
+    let schedule = match (c.schedule, c.vpp) {
+        (Schedule::GPipe, _) => "GPipe",
+        (Schedule::OneForwardOneBackward, 1) => "1F1B",
+        (Schedule::OneForwardOneBackward, _) => "Interleaved1F1B",
+        (Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleH2, _) => "InterleavedZeroBubble",
+    };
+    let mut text = format!(
+        "[training]\nlocal_batch_size = {}\nglobal_batch_size = {}\nseq_len = {}\n",
+        purpose.global_batch / c.dp,
+        purpose.global_batch,
+        purpose.seq
+    );
+    text += &format!("\n[parallelism]\ndata_parallel_replicate_degree = {}\n", c.dp / shard);
+    text += &format!("data_parallel_shard_degree = {shard}\n");
+    text += &format!("tensor_parallel_degree = {}\n", c.tp);
+    text += &format!("context_parallel_degree = {}\n", c.cp);
+    text += &format!("pipeline_parallel_degree = {}\n", c.pp);
+    text += &format!("expert_parallel_degree = {}\n", c.ep);
+    if c.pp > 1 {
+        text += &format!("pipeline_parallel_schedule = \"{schedule}\"\n");
+        text += &format!("pipeline_parallel_microbatch_size = {}\n", c.microbatch);
+        let chunk = purpose.layers / c.pp / c.vpp;
+        text += &format!("pipeline_parallel_layers_per_stage = {chunk}\n");
+    }
+    let mode = match c.recompute {
+        Recompute::None | Recompute::Auto => "none",
+        Recompute::Attention => "selective",
+        Recompute::Full | Recompute::Layers(_) => "full",
+    };
+    text += &format!("\n[activation_checkpoint]\nmode = \"{mode}\"\n");
+    left.when(matches!(c.recompute, Recompute::Layers(_)), "recomputation of some layers");
+    left.when((1..3).contains(&c.zero.stage), "shards of optimizer state or gradients alone");
+    left.when(c.offload != Offload::default(), "offload");
+    left.when(!c.stage_layers.is_empty(), "uneven stages");
+    left.when(c.tp > 1 && !c.sequence_parallel, "tensor parallelism without sequence parallelism");
+    left.when(c.order != USUAL_ORDER, "placement of the axes");
+    Exported { text, left_out: left.0 }
+}
+
+fn calculon(c: &Configuration, purpose: Use) -> Exported {
+    let mut left = Left(Vec::new());
+    let recompute = match c.recompute {
+        Recompute::None | Recompute::Auto => "none",
+        Recompute::Attention => "attn_only",
+        Recompute::Full | Recompute::Layers(_) => "full",
+    };
+    // Networks are numbered from the inside; neighbours within a node are on the first.
+    let net = |outside: bool| u32::from(outside);
+    let elsewhere = |place: Place| place != Place::Device;
+    let text = [
+        ("num_procs", c.ranks().to_string()),
+        ("tensor_par", c.tp.to_string()),
+        ("pipeline_par", c.pp.to_string()),
+        ("data_par", c.dp.to_string()),
+        ("tensor_par_net", net(c.tp > 8).to_string()),
+        ("pipeline_par_net", net(c.tp * c.dp * c.pp > 8).to_string()),
+        ("data_par_net", net(c.tp * c.dp > 8).to_string()),
+        ("batch_size", purpose.global_batch.to_string()),
+        ("microbatch_size", c.microbatch.to_string()),
+        ("datatype", "\"float16\"".to_owned()),
+        ("fused_activation", "true".to_owned()),
+        ("attention_type", "\"multihead\"".to_owned()),
+        ("activation_recompute", format!("\"{recompute}\"")),
+        ("pipeline_interleaving", c.vpp.to_string()),
+        ("optimizer_sharding", (c.zero.stage >= 1).to_string()),
+        (
+            "tensor_par_comm_type",
+            if c.sequence_parallel { "\"rs_ag\"" } else { "\"ar\"" }.to_owned(),
+        ),
+        ("tensor_par_overlap", "\"none\"".to_owned()),
+        ("seq_par_ag_redo", c.sequence_parallel.to_string()),
+        ("data_par_overlap", "true".to_owned()),
+        ("weight_offload", elsewhere(c.offload.parameters).to_string()),
+        ("activations_offload", elsewhere(c.offload.activations).to_string()),
+        ("optimizer_offload", elsewhere(c.offload.optimizer).to_string()),
+        ("training", "true".to_owned()),
+    ];
+    let lines: Vec<String> =
+        text.iter().map(|(name, value)| format!("  \"{name}\": {value}")).collect();
+    left.when(c.cp > 1, "context parallelism");
+    left.when(c.ep > 1, "expert parallelism");
+    left.when(c.zero.stage > 1, "shards of gradients and weights");
+    left.when(matches!(c.recompute, Recompute::Layers(_)), "recomputation of some layers");
+    left.when(!c.stage_layers.is_empty(), "uneven stages");
+    left.when(c.order != USUAL_ORDER, "placement of the axes");
+    left.schedule(c, &[Schedule::OneForwardOneBackward]);
+    Exported { text: format!("{{\n{}\n}}\n", lines.join(",\n")), left_out: left.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const USE: Use = Use { global_batch: 64, seq: 2048, layers: 96 };
+
+    fn configuration(text: &str) -> Configuration {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn every_tool_gets_the_ranks_and_the_batch() {
+        let c = configuration("tp=8 pp=8 dp=1 mbs=1 vpp=3 sp zero=1 recompute=attention");
+        let text = |tool| export(&c, USE, tool).text;
+        let megatron = text(Tool::Megatron);
+        for flag in [
+            "--tensor-model-parallel-size 8",
+            "--pipeline-model-parallel-size 8",
+            "--num-layers-per-virtual-pipeline-stage 4",
+            "--sequence-parallel",
+            "--use-distributed-optimizer",
+            "--recompute-granularity selective",
+        ] {
+            assert!(megatron.contains(flag), "{megatron}");
+        }
+        assert_eq!(export(&c, USE, Tool::Megatron).left_out, [""; 0]);
+        assert!(
+            text(Tool::Torchtitan).contains("pipeline_parallel_schedule = \"Interleaved1F1B\"")
+        );
+        assert!(text(Tool::Calculon).contains("\"activation_recompute\": \"attn_only\""));
+        assert!(text(Tool::DeepSpeed).contains("\"gradient_accumulation_steps\": 64"));
+        assert!(toml::from_str::<toml::Value>(&text(Tool::Torchtitan)).is_ok());
+    }
+
+    #[test]
+    fn what_a_tool_cannot_say_is_told() {
+        let c = configuration(
+            "tp=2 cp=2 pp=4 dp=8 mbs=1 zero=3/4 schedule=zb-h1 recompute=layers:2 \
+             offload-activations=host order=tp.dp.cp.pp stages=23.24.25.24",
+        );
+        for tool in Tool::ALL {
+            let left = export(&c, USE, tool).left_out;
+            assert!(!left.is_empty(), "{}", tool.name());
+            assert!(left.iter().any(|what| what.contains("placement")), "{left:?}");
+        }
+        let left = export(&c, USE, Tool::Megatron).left_out;
+        assert!(left.contains(&"schedule zb-h1".to_owned()), "{left:?}");
+        assert!(left.contains(&"uneven inner stages".to_owned()), "{left:?}");
+    }
+}

@@ -1,0 +1,318 @@
+//! The decisions of a uniform configuration, in the order in which they are taken, and which values
+//! each can have.
+//!
+//! What decides most comes first: ranks of each kind and their placement, then micro-batches and
+//! the schedule, then what is sharded, moved away and computed again.
+
+use ir::random::mix;
+
+use super::tree::Path;
+use crate::configuration::{
+    Configuration, Offload, Place, RankAxis, Recompute, Schedule, USUAL_ORDER, Zero,
+};
+use crate::limits::{Knob, Limits};
+
+/// What bounds the values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// Devices, all of which are used.
+    pub devices: u32,
+    /// Samples of a step.
+    pub global_batch: u32,
+    /// Layers.
+    pub layers: u32,
+    /// Tensor-parallel ranks divide this: heads, and widths where there are no heads.
+    pub heads: u32,
+    /// Context-parallel ranks have two pieces each of so many tokens.
+    pub seq: u32,
+    /// Expert-parallel ranks divide this; 1 where there are no experts.
+    pub experts: u32,
+    /// Whether there is a disk to offload to.
+    pub disk: bool,
+    /// What the user fixes and forbids.
+    pub limits: Limits,
+}
+
+/// The decisions, in order. Data-parallel ranks follow from the first three.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Pipeline stages.
+    Pp,
+    /// Tensor-parallel ranks.
+    Tp,
+    /// Context-parallel ranks.
+    Cp,
+    /// Expert-parallel ranks.
+    Ep,
+    /// Samples of a micro-batch.
+    Microbatch,
+    /// Sequence parallelism.
+    Sequence,
+    /// Placement of the axes.
+    Order,
+    /// The order of micro-batches, with interleaving.
+    Schedule,
+    /// What data-parallel ranks shard, over how many.
+    Zero,
+    /// What lies elsewhere.
+    Offload,
+    /// What is computed again.
+    Recompute,
+}
+
+/// The decisions in the order of a path.
+pub const STEPS: [Step; 11] = [
+    Step::Pp,
+    Step::Tp,
+    Step::Cp,
+    Step::Ep,
+    Step::Microbatch,
+    Step::Sequence,
+    Step::Order,
+    Step::Schedule,
+    Step::Zero,
+    Step::Offload,
+    Step::Recompute,
+];
+
+/// Tokens of a context-parallel rank at least. Chosen: below, its products are all start-up.
+const TOKENS_MIN: u32 = 64;
+/// Bits of the part of a value that is a count, beside a kind.
+const COUNT_BITS: u32 = 24;
+const COUNT_MASK: u32 = (1 << COUNT_BITS) - 1;
+/// Ways of recomputation before those that count layers.
+const RECOMPUTES: [Recompute; 3] = [Recompute::None, Recompute::Attention, Recompute::Full];
+const PLACES: [Place; 3] = [Place::Device, Place::Host, Place::Disk];
+
+/// All divisors, ascending.
+pub fn divisors(n: u32) -> Vec<u32> {
+    let mut low: Vec<u32> =
+        (1..).take_while(|d| *d <= n / *d).filter(|d| n.is_multiple_of(*d)).collect();
+    let high: Vec<u32> = low.iter().rev().map(|d| n / d).filter(|d| *d > n / *d).collect();
+    low.extend(high);
+    low
+}
+
+/// Placements of four axes.
+const ORDERS: u32 = 24;
+
+/// The placement of a number below [`ORDERS`]; 0 is the usual one.
+fn order(number: u32) -> [RankAxis; 4] {
+    let mut order = USUAL_ORDER;
+    let digits = [number / 6, number % 6 / 2, number % 2];
+    for (place, digit) in digits.into_iter().enumerate() {
+        order[place..=place + digit as usize].rotate_right(1);
+    }
+    order
+}
+
+/// The decisions of a path so far; those to come are at their defaults.
+pub fn configuration(frame: &Frame, path: &Path) -> Configuration {
+    let mut c = Configuration::default();
+    for (step, value) in STEPS.iter().zip(path.values()) {
+        let value = *value;
+        match step {
+            Step::Pp => c.pp = value,
+            Step::Tp => c.tp = value,
+            Step::Cp => c.cp = value,
+            Step::Order => c.order = order(value),
+            Step::Ep => c.ep = value,
+            Step::Microbatch => c.microbatch = value,
+            Step::Sequence => c.sequence_parallel = value == 1,
+            Step::Schedule => {
+                c.schedule = Schedule::ALL[(value >> COUNT_BITS) as usize];
+                c.vpp = value & COUNT_MASK;
+            }
+            Step::Zero => {
+                c.zero = Zero { stage: (value >> COUNT_BITS) as u8, shard: value & COUNT_MASK };
+            }
+            Step::Offload => {
+                let place = |digit: u32| PLACES[(digit % 3) as usize];
+                c.offload = Offload {
+                    optimizer: place(value),
+                    parameters: place(value / 3),
+                    activations: place(value / 9),
+                };
+            }
+            Step::Recompute => {
+                c.recompute = match RECOMPUTES.get(value as usize) {
+                    Some(recompute) => *recompute,
+                    None => Recompute::Layers(value - RECOMPUTES.len() as u32 + 1),
+                };
+            }
+        }
+    }
+    if path.values().len() >= 3 {
+        c.dp = frame.devices / c.pp / c.tp / c.cp;
+    }
+    c
+}
+
+/// Micro-batches of a step.
+fn microbatches(frame: &Frame, c: &Configuration) -> u32 {
+    frame.global_batch / c.dp / c.microbatch
+}
+
+/// Writes the values that the next decision can have.
+pub fn options(frame: &Frame, path: &Path, options: &mut Vec<u32>) {
+    options.clear();
+    let Some(step) = STEPS.get(path.values().len()) else { return };
+    let c = configuration(frame, path);
+    let allow = |knob: Knob, number: u32| frame.limits.allow(knob, number as usize);
+    let replicas = c.dp.saturating_mul(c.cp);
+    match step {
+        Step::Pp => {
+            let fits = |pp: &u32| *pp <= frame.layers && allow(Knob::Pp, *pp);
+            options.extend(divisors(frame.devices).into_iter().filter(fits));
+        }
+        Step::Tp => {
+            let fits = |tp: &u32| frame.heads.is_multiple_of(*tp) && allow(Knob::Tp, *tp);
+            options.extend(divisors(frame.devices / c.pp).into_iter().filter(fits));
+        }
+        Step::Cp => {
+            let rest = frame.devices / c.pp / c.tp;
+            let fits = |cp: &u32| {
+                let pieces = if *cp == 1 { 1 } else { 2 * cp };
+                let dp = rest / cp;
+                frame.seq.is_multiple_of(pieces)
+                    && (*cp == 1 || frame.seq / cp >= TOKENS_MIN)
+                    && frame.global_batch.is_multiple_of(dp)
+                    && allow(Knob::Cp, *cp)
+                    && allow(Knob::Dp, dp)
+            };
+            options.extend(divisors(rest).into_iter().filter(fits));
+        }
+        Step::Order => options.extend(placements(frame, &c)),
+        Step::Ep => {
+            let groups = u64::from(replicas) * u64::from(c.tp);
+            let fits = |ep: &u32| groups.is_multiple_of(u64::from(*ep)) && allow(Knob::Ep, *ep);
+            options.extend(divisors(frame.experts).into_iter().filter(fits));
+        }
+        Step::Microbatch => {
+            let samples = frame.global_batch / c.dp;
+            options.extend(divisors(samples).into_iter().filter(|mbs| allow(Knob::Mbs, *mbs)));
+        }
+        Step::Sequence => {
+            let values = if c.tp > 1 { &[1, 0][..] } else { &[0] };
+            options.extend(values.iter().filter(|sp| allow(Knob::Sp, **sp)));
+        }
+        Step::Schedule => schedules(frame, &c, options),
+        Step::Zero => {
+            if allow(Knob::Zero, 0) {
+                options.push(0);
+            }
+            let stages = (1..=3).filter(|stage| replicas > 1 && allow(Knob::Zero, *stage));
+            for stage in stages {
+                options.push(stage << COUNT_BITS);
+                let shards = divisors(replicas).into_iter();
+                let partial = shards.filter(|shard| (2..replicas).contains(shard));
+                let partial = partial.filter(|shard| allow(Knob::Shard, *shard));
+                options.extend(partial.map(|shard| stage << COUNT_BITS | shard));
+            }
+        }
+        Step::Offload => offloads(frame, options),
+        Step::Recompute => recomputes(frame, &c, options),
+    }
+}
+
+fn recomputes(frame: &Frame, c: &Configuration, options: &mut Vec<u32>) {
+    let allow = |number: usize| frame.limits.allow(Knob::Recompute, number);
+    for (value, number) in [(0, 0), (1, 1), (2, 3)] {
+        let keep = usize::from(value != 2);
+        let as_kept = value == 1 || frame.limits.allow(Knob::Keep, keep);
+        if allow(number) && as_kept {
+            options.push(value);
+        }
+    }
+    let deepest = frame.layers.div_ceil(c.pp);
+    if allow(2) && frame.limits.fixed(Knob::Keep).is_none() {
+        let first = RECOMPUTES.len() as u32;
+        options.extend((1..deepest).map(|count| first + count - 1));
+    }
+}
+
+/// Placements that differ: axes of one rank keep their places.
+fn placements(frame: &Frame, c: &Configuration) -> Vec<u32> {
+    let alone = |axis: &RankAxis| c.size(*axis) == 1;
+    let mut seen: Vec<Vec<RankAxis>> = Vec::new();
+    let mut kept = Vec::new();
+    for number in 0..ORDERS {
+        let other = usize::from(number != 0);
+        let moving: Vec<RankAxis> = order(number).into_iter().filter(|axis| !alone(axis)).collect();
+        if !seen.contains(&moving) && frame.limits.allow(Knob::Placement, other) {
+            seen.push(moving);
+            kept.push(number);
+        }
+    }
+    kept
+}
+
+fn schedules(frame: &Frame, c: &Configuration, options: &mut Vec<u32>) {
+    let allow = |knob: Knob, number: u32| frame.limits.allow(knob, number as usize);
+    let usual = Schedule::default();
+    let m = microbatches(frame, c);
+    // Bubbles are filled by the micro-batches that a stage has ahead.
+    let fills = |schedule: Schedule| match schedule {
+        Schedule::GPipe | Schedule::OneForwardOneBackward => true,
+        Schedule::ZeroBubbleH1 => m >= c.pp,
+        Schedule::ZeroBubbleH2 => m > 2 * (c.pp - 1),
+    };
+    let index = |schedule: Schedule| {
+        Schedule::ALL.iter().position(|other| *other == schedule).unwrap_or(0) as u32
+    };
+    let plain = std::iter::once(usual).chain(Schedule::ALL.into_iter().filter(|s| *s != usual));
+    for schedule in plain {
+        let alone = c.pp == 1 && schedule != usual;
+        if !alone
+            && fills(schedule)
+            && allow(Knob::Schedule, index(schedule))
+            && allow(Knob::Vpp, 1)
+        {
+            options.push(index(schedule) << COUNT_BITS | 1);
+        }
+    }
+    // Interleaving goes round in groups of as many micro-batches as there are stages.
+    let even = frame.layers.is_multiple_of(c.pp) && m.is_multiple_of(c.pp);
+    if c.pp > 1 && even && allow(Knob::Schedule, index(usual)) {
+        let chunks = divisors(frame.layers / c.pp).into_iter().skip(1);
+        let chunks = chunks.filter(|vpp| allow(Knob::Vpp, *vpp));
+        options.extend(chunks.map(|vpp| index(usual) << COUNT_BITS | vpp));
+    }
+}
+
+fn offloads(frame: &Frame, options: &mut Vec<u32>) {
+    let places = if frame.disk { 3 } else { 2 };
+    for activations in 0..places {
+        for parameters in 0..places {
+            for optimizer in 0..places {
+                let kinds = [optimizer, parameters, activations];
+                let moved = kinds.iter().any(|place| *place > 0);
+                if frame.limits.allow(Knob::Offload, usize::from(moved)) {
+                    options.push(optimizer + 3 * parameters + 9 * activations);
+                }
+            }
+        }
+    }
+}
+
+/// What the options below a path depend on.
+pub fn shape(frame: &Frame, path: &Path) -> u64 {
+    let c = configuration(frame, path);
+    let u = |n: u32| u64::from(n);
+    let parts = match path.values().len() {
+        0 => vec![],
+        1..=3 => vec![u(c.pp), u(c.tp), u(c.cp)],
+        // Placements depend on which axes have more than one rank, so on all of them.
+        4 => vec![u(c.pp), u(c.tp), u(c.cp)],
+        5..=7 => {
+            // Schedules depend on these micro-batches, and on whether stages divide them.
+            let m = microbatches(frame, &c);
+            let rounds = u(m.min(2 * c.pp)) * 2 + u(u32::from(m.is_multiple_of(c.pp)));
+            let axes = if path.values().len() == 7 { 0 } else { u(c.tp) << 32 | u(c.cp) };
+            vec![u(c.pp), u(c.dp) * u(c.cp), rounds, axes]
+        }
+        8 => vec![u(c.pp), u(c.dp) * u(c.cp)],
+        _ => vec![u(c.pp)],
+    };
+    parts.into_iter().fold(0, |hash, part| mix(hash.wrapping_add(part).wrapping_add(1)))
+}

@@ -1,0 +1,135 @@
+//! The space on real clusters: counts, bounds and answers.
+
+use std::collections::BTreeSet;
+
+use super::ask::{EVALUATIONS_MAX, Question, ask};
+use super::knobs::{self, Frame, STEPS, Step};
+use super::models;
+use super::tree::{Budget, Counter, Objective, Path, Tree};
+use super::uniform::Space;
+use crate::cluster::Cluster;
+use crate::configuration::Configuration;
+use crate::estimate::rates::Arithmetic;
+use crate::estimate::workload::Workload;
+use crate::estimate::{Estimator, Job, style};
+use crate::limits::Limits;
+use crate::machine::Machine;
+
+fn cluster(name: &str) -> Cluster {
+    let machine = Machine { cores: 4, memory_bytes: 8 << 30, instruction_set: "avx2".into() };
+    Cluster::load_on(name, &machine).unwrap()
+}
+
+fn workload(model: &str, seq: u32) -> Workload {
+    let mut shape = models::shape(model).unwrap();
+    shape.seq = seq;
+    shape.workload().unwrap()
+}
+
+fn estimator<'a>(work: &'a Workload, cluster: &Cluster, global_batch: u64) -> Estimator<'a> {
+    let job = Job { global_batch, arithmetic: Arithmetic::Half };
+    Estimator::new(work, cluster, style::OURS, job).unwrap()
+}
+
+const FREELY: Budget<'static> = Budget { evaluations_max: EVALUATIONS_MAX, stop: &|| false };
+
+/// Every path, one decision after the other.
+fn leaves(frame: &Frame) -> Vec<Path> {
+    let mut paths = vec![Path::default()];
+    let mut options = Vec::new();
+    for _ in STEPS {
+        let mut longer = Vec::new();
+        for path in &paths {
+            knobs::options(frame, path, &mut options);
+            longer.extend(options.iter().map(|value| path.then(*value)));
+        }
+        paths = longer;
+    }
+    paths
+}
+
+#[test]
+fn all_configurations_differ_make_sense_and_are_counted() {
+    let work = workload("deepseek-v3", 4096);
+    let shapes = [(8, 8, ""), (12, 24, "pp"), (16, 16, "offload")];
+    for (devices, batch, forbidden) in shapes {
+        let forbid: Vec<String> =
+            Some(forbidden.to_owned()).into_iter().filter(|f| !f.is_empty()).collect();
+        let fix = vec!["mbs=1".to_owned(), "placement=usual".to_owned()];
+        let limits = Limits::parse(&fix, &forbid, &[]).unwrap();
+        let mut frame = Frame::new(&work, devices, batch, limits);
+        frame.layers = 6;
+        let all = leaves(&frame);
+        let mut seen = BTreeSet::new();
+        for path in &all {
+            let c = knobs::configuration(&frame, path);
+            assert_eq!(c.ranks(), u64::from(devices), "{c}");
+            assert!(c.microbatch_count(u64::from(batch)).is_some(), "{c}");
+            assert_eq!(c.check(6), Ok(()), "{c}");
+            assert_eq!(c.to_string().parse::<Configuration>().unwrap(), c);
+            assert!(seen.insert(c.clone()), "{c} is there twice");
+        }
+        let cluster = cluster("h100");
+        let estimator = estimator(&work, &cluster, u64::from(batch));
+        let space = Space::new(&estimator, frame);
+        let count = Counter::default().count(&space, &Path::default());
+        assert_eq!(count, all.len() as u128);
+        assert!(all.len() > 1000, "{devices}: {}", all.len());
+    }
+}
+
+/// On spaces that are small enough to try everything, the answer is the best of all.
+#[test]
+fn answers_are_those_of_trying_everything() {
+    let limits = |fix: &[&str]| {
+        let fix: Vec<String> = fix.iter().map(|text| (*text).to_owned()).collect();
+        Limits::parse(&fix, &[], &[]).unwrap()
+    };
+    let cases = [
+        ("llama-3-8b", 8192, 8, 16, "a100", limits(&["placement=usual"])),
+        ("llama-3-8b", 8192, 16, 32, "h100", limits(&["placement=usual", "sp=on"])),
+        ("gpt-18.4b", 2048, 12, 24, "a100", limits(&["placement=usual"])),
+        ("mixtral-8x7b", 4096, 16, 32, "h100", limits(&["placement=usual", "zero=1"])),
+        ("llama-3-70b", 8192, 64, 64, "h100", limits(&["tp=8", "cp=1"])),
+    ];
+    for (model, seq, devices, batch, on, limits) in cases {
+        let work = workload(model, seq);
+        let cluster = cluster(on);
+        let estimator = estimator(&work, &cluster, u64::from(batch));
+        let frame = Frame::new(&work, devices, batch, limits.clone());
+        let space = Space::new(&estimator, frame.clone());
+        let have = estimator.memory_bytes;
+        let all = leaves(&frame);
+        let scores = all.iter().map(|leaf| space.score(leaf, have, f64::INFINITY));
+        let best = scores
+            .filter(|score| score.bytes <= have)
+            .map(|score| score.seconds)
+            .fold(f64::INFINITY, f64::min);
+        let question = Question {
+            estimator: &estimator,
+            devices,
+            global_batch: batch,
+            limits,
+            objective: Objective::Time,
+            budget: FREELY,
+        };
+        match ask(&question) {
+            Ok(answer) => {
+                let found = answer.best[0].estimate.step_time_s;
+                assert!((found / best - 1.0).abs() < 1e-9, "{model}: {found}, not {best}");
+                assert!(answer.bound_s <= best && answer.gap <= 0.15, "{model}: {}", answer.gap);
+                assert_eq!(answer.space.total, all.len() as u128);
+                let few = answer.space.evaluated as usize;
+                assert!(few < all.len(), "{model}: {few} of {}", all.len());
+            }
+            Err(_) => assert!(best.is_infinite(), "{model}: {best} is there"),
+        }
+    }
+}
+
+#[test]
+fn the_decisions_come_in_the_order_that_bounds_rely_on() {
+    assert_eq!(STEPS[..3], [Step::Pp, Step::Tp, Step::Cp]);
+    assert_eq!(STEPS[7], Step::Schedule);
+    assert_eq!(STEPS[8], Step::Zero);
+}
