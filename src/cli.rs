@@ -10,8 +10,8 @@ use clap::{Parser, Subcommand};
 use crate::failure::{self, Exit, Failure};
 use crate::output;
 use crate::verbs::{
-    calibrate, cluster, compile, completions, doctor, export, generate, inspect, man, plan,
-    run as run_once, schema, score, train, validate, verify,
+    calibrate, cluster, compare, compile, completions, cost, doctor, export, generate, inspect,
+    man, plan, run as run_once, schema, score, train, validate, verify,
 };
 
 /// The command line.
@@ -47,6 +47,12 @@ pub enum Verb {
     Explain(plan::Asked),
     /// Write programs for all ranks into one file, for `run`
     Compile(Box<compile::Args>),
+    /// Say what a data set costs: time, money, energy
+    Cost(Box<cost::CostArgs>),
+    /// Find how few devices meet a deadline
+    Size(Box<cost::CostArgs>),
+    /// Lay configurations side by side, and beside the best one
+    Compare(Box<compare::CompareArgs>),
     /// Train a model on texts, or go on with a run
     Train(Box<train::Args>),
     /// Continue a text with a model that was trained
@@ -106,6 +112,9 @@ fn run(verb: &Verb) -> Result<Exit, Failure> {
         Verb::Fit(asked) => plan::fit(asked),
         Verb::Explain(asked) => plan::explain_plan(asked),
         Verb::Compile(args) => compile::run(args),
+        Verb::Cost(args) => cost::cost(args),
+        Verb::Size(args) => cost::size(args),
+        Verb::Compare(args) => compare::compare(args),
         Verb::Train(args) => train::run(args),
         Verb::Generate(args) => generate::run(args),
         Verb::Run(args) => run_once::run(args),

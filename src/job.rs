@@ -4,7 +4,7 @@ use ir::import::{Architecture, Description, Options};
 use ir::plan::Optimizer;
 use ir::{DType, Diagnostic, Module};
 use planner::calibration::Calibration;
-use planner::cluster::{Cluster, Kind};
+use planner::cluster::{Cluster, Kind, PRESETS};
 use planner::limits::{Knob, Limits};
 use planner::search::Job;
 use serde::{Deserialize, Serialize};
@@ -39,7 +39,7 @@ pub struct Where {
         value_parser = positive
     )]
     pub ranks: usize,
-    /// Nodes of the cluster; as many as the preset or file says by default
+    /// Nodes of the cluster [default: as many as the ranks take, or as the file says]
     #[arg(long, value_name = "N", value_parser = positive)]
     pub nodes: Option<usize>,
     /// Rates that `gantline calibrate` measured, in place of the cluster's own
@@ -51,7 +51,13 @@ impl Where {
     /// Reads the cluster and what was measured on it.
     pub fn cluster(&self) -> Result<Cluster, Failure> {
         let mut cluster = Cluster::load(&self.cluster)?;
-        cluster.nodes = self.nodes.unwrap_or(cluster.nodes);
+        let is_preset = PRESETS.iter().any(|(name, _)| *name == self.cluster);
+        cluster.nodes = match (self.nodes, cluster.devices_per_node) {
+            (Some(nodes), _) => nodes,
+            // A preset says what a node is; there are as many as it takes.
+            (None, Some(each)) if is_preset => self.ranks.div_ceil(each.max(1)),
+            (None, _) => cluster.nodes,
+        };
         if let Some(path) = &self.calibration {
             let text = failure::read_text(path, "--calibration")?;
             cluster.calibration = Some(Calibration::parse(path, &text)?);
@@ -80,10 +86,11 @@ pub fn check_local(cluster: &Cluster, ranks: usize) -> Result<(), Diagnostic> {
 #[serde(default)]
 #[command(next_help_heading = "What the planner keeps to")]
 pub struct Limited {
-    /// Fix a decision: pp, dp, tp, sp, mbs, keep
+    /// Fix a decision: pp, dp, tp, sp, mbs, keep; on GPUs also cp, ep, vpp, schedule, zero, shard,
+    /// recompute, offload, placement
     #[arg(long, value_name = "KNOB=N", value_delimiter = ',')]
     pub fix: Vec<String>,
-    /// Do without pp, dp, tp, sp
+    /// Do without a kind of parallelism, or another decision
     #[arg(long, value_name = "KNOB", value_delimiter = ',')]
     pub forbid: Vec<String>,
     /// Bound a decision from above
@@ -109,8 +116,23 @@ impl Limited {
         *self == Limited::default()
     }
 
-    /// What the planner is told.
+    /// What the planner is told of plans that are compiled, which have not all decisions.
     pub fn limits(&self) -> Result<Limits, Vec<Diagnostic>> {
+        let limits = self.all_limits()?;
+        let compiled = [Knob::Pp, Knob::Dp, Knob::Tp, Knob::Sp, Knob::Mbs, Knob::Keep];
+        let lacking = Knob::ALL.into_iter().filter(|knob| !compiled.contains(knob));
+        let wrong: Vec<Diagnostic> = lacking
+            .filter(|knob| !limits.allow(*knob, knob.without()))
+            .map(|knob| {
+                let headline = format!("plans that this version compiles have no `{knob}`");
+                usage("--fix", headline).help("leave it out, or plan for a cluster of GPUs")
+            })
+            .collect();
+        if wrong.is_empty() { Ok(limits) } else { Err(wrong) }
+    }
+
+    /// What the planner is told.
+    pub fn all_limits(&self) -> Result<Limits, Vec<Diagnostic>> {
         let mut limits = Limits::parse(&self.fix, &self.forbid, &self.max)?;
         let short =
             [(Knob::Tp, self.tp), (Knob::Pp, self.pp), (Knob::Dp, self.dp), (Knob::Mbs, self.mbs)];

@@ -3,16 +3,17 @@
 use ir::DType;
 use ir::import::{Model, Options, resolve};
 use ir::plan::Optimizer;
-use planner::cluster::Kind;
+use planner::cluster::{Cluster, Kind};
 use planner::explain::{Explanation, explain};
 use planner::search::{Found, Scored};
 use serde_json::{Value, json};
 
 use crate::cli::positive;
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, usage};
 use crate::flops::forward_flops;
 use crate::job::{self, Limited, Question, Where, positions_max};
 use crate::output::{self, Table};
+use crate::verbs::{cost, space};
 
 /// What the three verbs are asked.
 #[derive(Clone, Debug, clap::Args)]
@@ -51,6 +52,14 @@ pub struct PlanArgs {
     /// Print the plan itself
     #[arg(long)]
     pub plan: bool,
+    /// What is to be small, on GPUs: the step, the memory, device time, or all that is not worse
+    /// in both time and memory
+    #[arg(long, value_name = "WHAT", default_value = "time",
+          value_parser = ["time", "memory", "cost", "pareto"])]
+    pub objective: String,
+    /// Stop the search after this time: the answer then depends on the machine
+    #[arg(long, value_name = "TIME", value_parser = cost::duration)]
+    pub budget: Option<f64>,
     /// Write the plan to this file
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<String>,
@@ -60,6 +69,15 @@ pub struct PlanArgs {
 const LISTED: usize = 8;
 
 impl Asked {
+    /// The cluster, if its ranks are GPUs and the model is not one that only compiling knows.
+    fn gpus(&self) -> Result<Option<Cluster>, Failure> {
+        if self.model.ends_with(".graph") {
+            return Ok(None);
+        }
+        let cluster = self.place.cluster()?;
+        Ok((cluster.device.kind == Kind::Gpu).then_some(cluster))
+    }
+
     /// The model, and the question in the planner's form.
     pub fn question(&self) -> Result<(Model, Question), Failure> {
         self.question_with(None)
@@ -98,6 +116,14 @@ impl Asked {
 
 /// Answers `plan`: the fastest plan that fits, beside the best of other kinds.
 pub fn plan(args: &PlanArgs) -> Result<Exit, Failure> {
+    let compiles = args.plan || args.output.is_some();
+    if let (false, Some(cluster)) = (compiles, args.asked.gpus()?) {
+        return space::plan(args, cluster);
+    }
+    if args.objective != "time" || args.budget.is_some() {
+        let headline = "plans that are compiled are searched for time, without a clock";
+        return Err(usage("--objective", headline).help("leave it out").into());
+    }
     let (model, question) = args.asked.question()?;
     let found = crate::plan(&question.job())?;
     if let Some(path) = &args.output {
@@ -117,6 +143,9 @@ pub fn plan(args: &PlanArgs) -> Result<Exit, Failure> {
 
 /// Answers `explain`: where a step of the plan goes, and why the others are slower.
 pub fn explain_plan(asked: &Asked) -> Result<Exit, Failure> {
+    if let Some(cluster) = asked.gpus()? {
+        return space::explain(asked, cluster);
+    }
     let (model, question) = asked.question()?;
     let found = crate::plan(&question.job())?;
     let explanation: Explanation = explain(&found);
@@ -133,6 +162,9 @@ pub fn explain_plan(asked: &Asked) -> Result<Exit, Failure> {
 
 /// Answers `fit`: what each strategy needs; yes if one fits.
 pub fn fit(asked: &Asked) -> Result<Exit, Failure> {
+    if let Some(cluster) = asked.gpus()? {
+        return space::fit(asked, cluster);
+    }
     let (_, question) = asked.question()?;
     let fit = planner::fit::fit(&question.job())?;
     if asked.json {

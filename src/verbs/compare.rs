@@ -1,0 +1,102 @@
+//! `compare`: configurations side by side, and beside the best one.
+
+use kernels::{Bytes, Seconds};
+use planner::configuration::Configuration;
+use planner::space::ask::Chosen;
+use serde_json::json;
+
+use super::cost::refuse_cpus;
+use super::plan::Asked;
+use super::space::{Subject, answer, told};
+use crate::failure::{Exit, Failure};
+use crate::output;
+
+/// Flags of `compare`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct CompareArgs {
+    /// The question
+    #[command(flatten)]
+    pub asked: Asked,
+    /// A configuration, as `plan` prints it: "tp=8 pp=8 dp=16 mbs=1 sp zero=1"; may be repeated
+    #[arg(long, value_name = "PLAN", required = true)]
+    pub with: Vec<String>,
+}
+
+/// Answers `compare`: what each configuration costs, part by part, against the best one.
+pub fn compare(args: &CompareArgs) -> Result<Exit, Failure> {
+    let cluster = args.asked.place.cluster()?;
+    refuse_cpus(cluster.device.kind, &cluster.name)?;
+    let subject = Subject::new(&args.asked, cluster)?;
+    let estimator = subject.estimator()?;
+    let have = estimator.memory_bytes;
+    let mut all = Vec::new();
+    for text in &args.with {
+        let configuration: Configuration = text.parse().map_err(Failure::Input)?;
+        let estimate = estimator.estimate(&configuration)?;
+        let fits = estimate.memory.total_bytes() <= have;
+        all.push(Chosen { configuration, estimate, fits });
+    }
+    // Without a best one there is still something to compare.
+    let best = answer(&subject, &args.asked).ok();
+    all.extend(best.iter().flat_map(|answer| answer.best.first().cloned()));
+    if args.asked.json {
+        let rows: Vec<_> = all
+            .iter()
+            .map(|chosen| {
+                let mut told = told(&subject, chosen);
+                told["breakdown"] = json!(chosen.estimate.breakdown);
+                told["memory"] = json!(chosen.estimate.memory);
+                told
+            })
+            .collect();
+        output::answer_json(&json!({
+            "schema": "gantline.compare/1",
+            "model": subject.work.name,
+            "have_bytes": have,
+            "plans": rows,
+            "last_is_best": best.is_some(),
+        }));
+    } else {
+        output::answer(&page(&subject, &all, best.is_some(), have));
+    }
+    Ok(Exit::Success)
+}
+
+fn page(subject: &Subject, all: &[Chosen], last_is_best: bool, have: f64) -> String {
+    let mut text = subject.header() + "\n";
+    for (index, chosen) in all.iter().enumerate() {
+        let is_best = last_is_best && index + 1 == all.len();
+        let name = if is_best { "best".to_owned() } else { format!("({})", index + 1) };
+        text += &format!("{name:<6} {}\n", chosen.configuration);
+    }
+    let mut rows: Vec<Vec<String>> = Vec::new();
+    let row = |name: &str, cell: &dyn Fn(&Chosen) -> String| {
+        let cells = all.iter().map(cell);
+        std::iter::once(name.to_owned()).chain(cells).collect::<Vec<String>>()
+    };
+    rows.push(row("step", &|c| Seconds(c.estimate.step_time_s).to_string()));
+    rows.push(row("MFU", &|c| format!("{:.1}%", 100.0 * subject.mfu(c.estimate.step_time_s))));
+    let parts = |c: &Chosen| c.estimate.breakdown.parts();
+    for (index, (name, _)) in parts(&all[0]).iter().enumerate() {
+        if all.iter().any(|chosen| parts(chosen)[index].1 > 0.0) {
+            rows.push(row(&format!("  {name}"), &|c| Seconds(parts(c)[index].1).to_string()));
+        }
+    }
+    let bytes = |bytes: f64| Bytes(bytes as u64).to_string();
+    rows.push(row("memory", &|c| bytes(c.estimate.memory.total_bytes())));
+    for (index, (name, _)) in all[0].estimate.memory.parts().iter().enumerate() {
+        let held = |c: &Chosen| bytes(c.estimate.memory.parts()[index].1);
+        rows.push(row(&format!("  {name}"), &held));
+    }
+    let fits = |c: &Chosen| if c.fits { "yes" } else { "no" }.to_owned();
+    rows.push(row(&format!("fits {}", bytes(have)), &fits));
+    text.push('\n');
+    for cells in rows {
+        text += &format!("  {:<18}", cells[0]);
+        for cell in &cells[1..] {
+            text += &format!("{cell:>14}");
+        }
+        text.push('\n');
+    }
+    text
+}

@@ -1,0 +1,274 @@
+//! `cost` and `size`: how long a data set takes and for how much, how few devices are enough.
+
+use kernels::Seconds;
+use planner::cluster::Kind;
+use planner::space::ask::Answer;
+use serde_json::{Value, json};
+
+use super::plan::Asked;
+use super::space::{Subject, answer};
+use crate::cli::amount;
+use crate::failure::{Exit, Failure, usage};
+use crate::output::{self, Table};
+
+const HOUR_S: f64 = 3600.0;
+const DAY_S: f64 = 24.0 * HOUR_S;
+
+/// What is trained, and what devices cost.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Bill {
+    /// Tokens that are trained on: 300B, 15T, …
+    #[arg(long, value_name = "N", value_parser = many)]
+    pub tokens: f64,
+    /// Time that there is: 12h, 30d
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub deadline: Option<f64>,
+    /// Money for an hour of a device
+    #[arg(long, value_name = "PRICE", value_parser = amount)]
+    pub price: Option<f64>,
+    /// Watts of a device with its share of the node
+    #[arg(long, value_name = "WATTS", value_parser = amount)]
+    pub watts: Option<f64>,
+}
+
+/// Flags of `cost`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct CostArgs {
+    /// The question
+    #[command(flatten)]
+    pub asked: Asked,
+    /// The bill
+    #[command(flatten)]
+    pub bill: Bill,
+}
+
+/// Reads a large number: `300B`, `1.5T`, `2e12`.
+pub fn many(text: &str) -> Result<f64, String> {
+    let suffixes = [('K', 1e3), ('M', 1e6), ('B', 1e9), ('G', 1e9), ('T', 1e12)];
+    let found = suffixes.iter().find_map(|(suffix, factor)| {
+        Some((text.strip_suffix([*suffix, suffix.to_ascii_lowercase()])?, *factor))
+    });
+    let (digits, factor) = found.unwrap_or((text, 1.0));
+    let number = amount(digits)? * factor;
+    if number >= 1.0 { Ok(number) } else { Err("at least 1 is needed".to_owned()) }
+}
+
+/// Reads a time: `90m`, `12h`, `30d`, in seconds.
+pub fn duration(text: &str) -> Result<f64, String> {
+    let suffixes = [("s", 1.0), ("m", 60.0), ("h", HOUR_S), ("d", DAY_S)];
+    let found = suffixes.iter().find_map(|(s, factor)| Some((text.strip_suffix(s)?, *factor)));
+    let (digits, factor) = found.ok_or("write a time with its unit: 90m, 12h or 30d")?;
+    let seconds = amount(digits)? * factor;
+    if seconds > 0.0 { Ok(seconds) } else { Err("more than no time is needed".to_owned()) }
+}
+
+/// A time for people: days where there are many.
+fn days(seconds: f64) -> String {
+    match seconds {
+        s if s >= 2.0 * DAY_S => format!("{:.1} days", s / DAY_S),
+        s if s >= 2.0 * HOUR_S => format!("{:.1} hours", s / HOUR_S),
+        s => Seconds(s).to_string(),
+    }
+}
+
+/// What a run costs at one time of a step.
+#[derive(Clone, Copy)]
+struct Run {
+    seconds: f64,
+    device_hours: f64,
+    money: Option<f64>,
+    kwh: Option<f64>,
+}
+
+impl Bill {
+    fn run(&self, devices: u32, steps: f64, step_s: f64) -> Run {
+        let seconds = steps * step_s;
+        let device_hours = seconds / HOUR_S * f64::from(devices);
+        Run {
+            seconds,
+            device_hours,
+            money: self.price.map(|price| price * device_hours),
+            kwh: self.watts.map(|watts| watts * device_hours / 1e3),
+        }
+    }
+}
+
+/// The runs of the shortest, the expected and the longest step.
+fn runs(subject: &Subject, bill: &Bill, answer: &Answer) -> (f64, [Run; 3]) {
+    let estimate = &answer.best[0].estimate;
+    let steps = (bill.tokens / subject.tokens()).ceil();
+    let times = [estimate.step_time_low_s, estimate.step_time_s, estimate.step_time_high_s];
+    (steps, times.map(|step_s| bill.run(subject.devices, steps, step_s)))
+}
+
+fn told(run: &Run) -> Value {
+    json!({
+        "time_s": run.seconds,
+        "device_hours": run.device_hours,
+        "money": run.money,
+        "energy_kwh": run.kwh,
+    })
+}
+
+/// Refuses clusters that have no devices of their own.
+pub fn refuse_cpus(subject_kind: Kind, name: &str) -> Result<(), Failure> {
+    if subject_kind == Kind::Gpu {
+        return Ok(());
+    }
+    let headline = format!("`{name}` has no devices that could be counted");
+    Err(usage("--cluster", headline).help("use a preset such as `h100`, or a file").into())
+}
+
+/// Answers `cost`: time, money and energy of a data set. No where the deadline is missed.
+pub fn cost(args: &CostArgs) -> Result<Exit, Failure> {
+    let cluster = args.asked.place.cluster()?;
+    refuse_cpus(cluster.device.kind, &cluster.name)?;
+    let subject = Subject::new(&args.asked, cluster)?;
+    let found = answer(&subject, &args.asked)?;
+    let (steps, [low, expected, high]) = runs(&subject, &args.bill, &found);
+    let deadline = args.bill.deadline;
+    let meets = deadline.is_none_or(|deadline| expected.seconds <= deadline);
+    if args.asked.json {
+        output::answer_json(&json!({
+            "schema": "gantline.cost/1",
+            "model": subject.work.name,
+            "cluster": subject.cluster.describe(),
+            "devices": subject.devices,
+            "tokens": args.bill.tokens,
+            "steps": steps,
+            "plan": found.best[0].configuration.to_string(),
+            "step_time_s": found.best[0].estimate.step_time_s,
+            "low": told(&low),
+            "expected": told(&expected),
+            "high": told(&high),
+            "deadline_s": deadline,
+            "meets_deadline": meets,
+        }));
+    } else {
+        let mut table = Table::new(["", "low", "expected", "high"]);
+        let all = [low, expected, high];
+        let row = |name: &str, text: &dyn Fn(&Run) -> String| {
+            [name.to_owned(), text(&all[0]), text(&all[1]), text(&all[2])]
+        };
+        let number = |n: f64| output::count(n.round() as u64);
+        table.row(row("time", &|run| days(run.seconds)));
+        table.row(row("device hours", &|run| number(run.device_hours)));
+        if args.bill.price.is_some() {
+            table.row(row("money", &|run| number(run.money.unwrap_or(0.0))));
+        }
+        if args.bill.watts.is_some() {
+            table.row(row("kWh", &|run| number(run.kwh.unwrap_or(0.0))));
+        }
+        let mut text = format!("{}plan     {}\n", subject.header(), found.best[0].configuration);
+        text += &format!("run      {} steps\n\n{}", number(steps), table.text());
+        if let Some(deadline) = deadline {
+            let mark = if meets { "✓ within" } else { "✗ more than" };
+            text += &format!("\n{mark} {}\n", days(deadline));
+        }
+        output::answer(&text);
+    }
+    Ok(if meets { Exit::Success } else { Exit::Infeasible })
+}
+
+/// Node counts that `size` tries: powers of two and three times them, up to so many devices.
+const DEVICES_MAX: u64 = 1 << 17;
+
+/// Answers `size`: the fewest devices, of those that are tried, that meet the deadline.
+pub fn size(args: &CostArgs) -> Result<Exit, Failure> {
+    let Some(deadline) = args.bill.deadline else {
+        return Err(usage("--deadline", "`size` needs a deadline".to_owned())
+            .help("write `--deadline 30d`")
+            .into());
+    };
+    let mut asked = args.asked.clone();
+    let preset = asked.place.cluster()?;
+    refuse_cpus(preset.device.kind, &preset.name)?;
+    let node = preset.devices_per_node.unwrap_or(1) as u64;
+    let mut counts: Vec<u64> = (0..40)
+        .flat_map(|power| [1u64 << power, 3 << power])
+        .map(|nodes| nodes * node)
+        .filter(|devices| *devices <= DEVICES_MAX)
+        .collect();
+    counts.sort_unstable();
+    asked.gbs = Some(asked.gbs.unwrap_or(1024));
+    let mut tried = Vec::new();
+    for devices in counts {
+        asked.place.ranks = devices as usize;
+        let subject = Subject::new(&asked, asked.place.cluster()?)?;
+        // At the peak of all devices it would still be too long.
+        let steps = (args.bill.tokens / subject.tokens()).ceil();
+        if steps * subject.seconds_at_peak() > deadline {
+            continue;
+        }
+        let Ok(found) = answer(&subject, &asked) else { continue };
+        let (_, [_, expected, _]) = runs(&subject, &args.bill, &found);
+        let meets = expected.seconds <= deadline;
+        tried.push((subject, found, expected));
+        if meets {
+            break;
+        }
+    }
+    let meets = tried.last().is_some_and(|(_, _, run)| run.seconds <= deadline);
+    if asked.json {
+        let rows: Vec<Value> = tried
+            .iter()
+            .map(|(subject, found, run)| {
+                let mut row = told(run);
+                row["devices"] = json!(subject.devices);
+                row["plan"] = json!(found.best[0].configuration.to_string());
+                row["step_time_s"] = json!(found.best[0].estimate.step_time_s);
+                row["meets_deadline"] = json!(run.seconds <= deadline);
+                row
+            })
+            .collect();
+        output::answer_json(&json!({
+            "schema": "gantline.size/1",
+            "model": asked.model,
+            "tokens": args.bill.tokens,
+            "deadline_s": deadline,
+            "devices": tried.last().filter(|_| meets).map(|(subject, _, _)| subject.devices),
+            "tried": rows,
+        }));
+    } else {
+        output::answer(&size_page(&tried, deadline, meets));
+    }
+    Ok(if meets { Exit::Success } else { Exit::Infeasible })
+}
+
+fn size_page(tried: &[(Subject, Answer, Run)], deadline: f64, meets: bool) -> String {
+    let mut table = Table::new(["devices", "time", "device hours", "plan"]);
+    for (subject, found, run) in tried {
+        table.row([
+            subject.devices.to_string(),
+            days(run.seconds),
+            output::count(run.device_hours.round() as u64),
+            found.best[0].configuration.to_string(),
+        ]);
+    }
+    let mut text = table.text();
+    text += &match tried.last() {
+        Some((subject, _, _)) if meets => {
+            format!("\n✓ {} devices are enough for {}\n", subject.devices, days(deadline))
+        }
+        Some(_) | None => {
+            format!("\n✗ no count up to {DEVICES_MAX} devices meets {}\n", days(deadline))
+        }
+    };
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_times_are_read() {
+        assert_eq!(many("300B"), Ok(300e9));
+        assert_eq!(many("1.5t"), Ok(1.5e12));
+        assert_eq!(many("12"), Ok(12.0));
+        assert!(many("0").is_err() && many("-3B").is_err() && many("B").is_err());
+        assert_eq!(duration("90m"), Ok(5400.0));
+        assert_eq!(duration("30d"), Ok(30.0 * 86400.0));
+        assert!(duration("30").is_err() && duration("0h").is_err());
+    }
+}

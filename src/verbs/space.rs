@@ -1,0 +1,626 @@
+//! `plan`, `fit` and `explain` where ranks are GPUs: answered by the search over the whole space,
+//! in closed form, without compiling.
+
+use std::time::Instant;
+
+use ir::import::resolve;
+use ir::{DType, Diagnostic};
+use kernels::{Bytes, Seconds};
+use planner::cluster::Cluster;
+use planner::configuration::{Configuration, Offload, Place, Recompute, Schedule, Zero};
+use planner::estimate::rates::Arithmetic;
+use planner::estimate::workload::Workload;
+use planner::estimate::{Estimate, Estimator, Job, style};
+use planner::space::ask::{Answer, Chosen, EVALUATIONS_MAX, Question, ask};
+use planner::space::models;
+use planner::space::tree::{Budget, Objective};
+use serde_json::{Value, json};
+
+use super::plan::{Asked, PlanArgs};
+use super::score;
+use crate::failure::{Exit, Failure, usage};
+use crate::job::positions_max;
+use crate::output::{self, Table};
+
+/// A question about GPUs, with everything that it borrows.
+#[derive(Clone, Debug)]
+pub struct Subject {
+    /// What a step computes.
+    pub work: Workload,
+    /// Where.
+    pub cluster: Cluster,
+    /// Devices.
+    pub devices: u32,
+    /// Samples of a step.
+    pub global_batch: u32,
+    /// The element type.
+    pub dtype: DType,
+}
+
+/// The arithmetic of products of an element type.
+fn arithmetic(dtype: DType) -> Arithmetic {
+    match dtype {
+        DType::BF16 | DType::F16 => Arithmetic::Half,
+        DType::F8E4M3 | DType::F8E5M2 => Arithmetic::F8,
+        DType::F64
+        | DType::F32
+        | DType::I8
+        | DType::I32
+        | DType::I64
+        | DType::U32
+        | DType::Bool => Arithmetic::F32,
+    }
+}
+
+fn count(flag: &str, number: usize) -> Result<u32, Diagnostic> {
+    u32::try_from(number).map_err(|_| usage(flag, format!("{number} is more than there can be")))
+}
+
+impl Subject {
+    /// What is asked about: a shape by its name, or a description that is a transformer.
+    pub fn new(asked: &Asked, cluster: Cluster) -> Result<Subject, Failure> {
+        let mut shape = match models::shape(&asked.model) {
+            Some(shape) => shape,
+            None => {
+                let description = resolve(&asked.model)?.description;
+                let seq = positions_max(&description);
+                score::shape(&description.name, &description, seq)?
+            }
+        };
+        if let Some(seq) = asked.seq {
+            shape.seq = count("--seq", seq)?;
+        }
+        let devices = count("--devices", asked.place.ranks)?;
+        Ok(Subject {
+            work: shape.workload()?,
+            cluster,
+            devices,
+            global_batch: count("--gbs", asked.gbs.unwrap_or(asked.place.ranks.max(8)))?,
+            dtype: asked.dtype.unwrap_or(DType::BF16),
+        })
+    }
+
+    /// What prices its steps.
+    pub fn estimator(&self) -> Result<Estimator<'_>, Failure> {
+        let global_batch = u64::from(self.global_batch);
+        let job = Job { global_batch, arithmetic: arithmetic(self.dtype) };
+        Ok(Estimator::new(&self.work, &self.cluster, style::OURS, job)?)
+    }
+
+    /// Tokens of a step.
+    pub fn tokens(&self) -> f64 {
+        f64::from(self.global_batch) * f64::from(self.work.seq)
+    }
+
+    /// The share of all devices' peak that the model's operations take.
+    pub fn mfu(&self, seconds: f64) -> f64 {
+        self.seconds_at_peak() / seconds
+    }
+
+    /// Seconds of a step at the peak of all devices.
+    pub fn seconds_at_peak(&self) -> f64 {
+        let peak = self.cluster.flops_per_s(self.dtype, 1).value;
+        let flops = self.work.flops_per_token() * self.tokens();
+        flops / (peak * f64::from(self.devices))
+    }
+
+    /// What is asked about, in three lines.
+    pub fn header(&self) -> String {
+        let Subject { work, cluster, devices, global_batch, dtype } = self;
+        let mut text = format!("model    {}: {}", work.name, output::count(work.parameters()));
+        text += &format!(" parameters in {dtype}\n");
+        let node = cluster.devices_per_node.unwrap_or(1);
+        text += &format!("cluster  {}, {devices} devices, {node} a node\n", cluster.describe());
+        let seq = work.seq;
+        text += &format!(
+            "step     {} samples of {seq} tokens\n",
+            output::count((*global_batch).into())
+        );
+        text
+    }
+}
+
+/// The fastest configuration that fits.
+pub fn answer(subject: &Subject, asked: &Asked) -> Result<Answer, Failure> {
+    answer_for(subject, asked, Objective::Time, None)
+}
+
+fn answer_for(
+    subject: &Subject,
+    asked: &Asked,
+    objective: Objective,
+    budget_s: Option<f64>,
+) -> Result<Answer, Failure> {
+    let estimator = subject.estimator()?;
+    let start = Instant::now();
+    let stop = || budget_s.is_some_and(|budget_s| start.elapsed().as_secs_f64() > budget_s);
+    let question = Question {
+        estimator: &estimator,
+        devices: subject.devices,
+        global_batch: subject.global_batch,
+        limits: asked.limited.all_limits()?,
+        objective,
+        budget: Budget {
+            evaluations_max: match objective {
+                Objective::Time | Objective::Memory => EVALUATIONS_MAX,
+                Objective::Pareto => FRONTIER_MAX,
+            },
+            stop: &stop,
+        },
+    };
+    Ok(ask(&question)?)
+}
+
+/// Configurations that a frontier is made of, at most. Chosen: some seconds.
+const FRONTIER_MAX: u64 = 200_000;
+
+/// Halvings of the devices that are tried for the least device time. Chosen: a 32nd of them.
+const HALVINGS: u32 = 5;
+
+/// Answers `plan`.
+pub fn plan(args: &PlanArgs, cluster: Cluster) -> Result<Exit, Failure> {
+    let asked = &args.asked;
+    let mut subject = Subject::new(asked, cluster)?;
+    let objective = match args.objective.as_str() {
+        "memory" => Objective::Memory,
+        "pareto" => Objective::Pareto,
+        _ => Objective::Time,
+    };
+    let mut found = answer_for(&subject, asked, objective, args.budget);
+    if args.objective == "cost" {
+        let all = subject.devices;
+        let device_s = |devices: u32, found: &Result<Answer, Failure>| {
+            let answer = found.as_ref().ok()?;
+            Some(f64::from(devices) * answer.best[0].estimate.step_time_s)
+        };
+        for halving in 1..=HALVINGS {
+            let mut fewer = Subject { devices: all >> halving, ..subject.clone() };
+            if fewer.devices << halving != all || fewer.devices == 0 {
+                break;
+            }
+            let other = answer_for(&fewer, asked, objective, args.budget);
+            let Some(less) = device_s(fewer.devices, &other) else { break };
+            if device_s(subject.devices, &found).is_none_or(|now| less < now) {
+                std::mem::swap(&mut subject, &mut fewer);
+                found = other;
+            }
+        }
+    }
+    let answer = found?;
+    if asked.json {
+        output::answer_json(&document(&subject, &answer));
+    } else {
+        output::answer(&page(&subject, &answer));
+    }
+    Ok(Exit::Success)
+}
+
+/// Parts of a configuration that this version cannot execute, in words.
+pub fn not_executed(c: &Configuration) -> Vec<&'static str> {
+    let mut parts = vec!["devices that are GPUs"];
+    let mut add = |is: bool, what| {
+        if is {
+            parts.push(what);
+        }
+    };
+    add(c.cp > 1, "context parallelism");
+    add(c.ep > 1, "expert parallelism");
+    add(c.vpp > 1, "interleaved stages");
+    add(c.schedule != Schedule::OneForwardOneBackward, "schedules other than 1F1B");
+    add(c.zero.stage > 0, "ZeRO");
+    add(
+        matches!(c.recompute, Recompute::Attention | Recompute::Layers(_)),
+        "partial recomputation",
+    );
+    add(c.offload != Offload::default(), "offload");
+    parts
+}
+
+fn row(subject: &Subject, chosen: &Chosen, have: f64) -> [String; 7] {
+    let Estimate { step_time_s, memory, .. } = &chosen.estimate;
+    let need = memory.total_bytes();
+    let per_device = subject.tokens() / step_time_s / f64::from(subject.devices);
+    let bubble = chosen.estimate.breakdown.bubble_s / step_time_s;
+    [
+        chosen.configuration.to_string(),
+        Seconds(*step_time_s).to_string(),
+        output::count(per_device as u64),
+        format!("{:.1}%", 100.0 * subject.mfu(*step_time_s)),
+        Bytes(need as u64).to_string(),
+        format!("{:.0}%", 100.0 * need / have),
+        format!("{:.1}%", 100.0 * bubble),
+    ]
+}
+
+fn page(subject: &Subject, answer: &Answer) -> String {
+    let best = &answer.best[0];
+    let columns = ["plan", "step", "tokens/s", "MFU", "memory", "of it", "bubble"];
+    let mut table = Table::new(columns);
+    for chosen in answer.best.iter().chain(&answer.others) {
+        table.row(row(subject, chosen, answer.have_bytes));
+    }
+    let mut text = format!("{}\n{}", subject.header(), table.text());
+    if !answer.misses.is_empty() {
+        let mut table = Table::new(columns);
+        for miss in &answer.misses {
+            table.row(row(subject, miss, answer.have_bytes));
+        }
+        text += &format!("\nfaster, and too large\n{}", table.text());
+    }
+    let Estimate { step_time_low_s, step_time_high_s, .. } = best.estimate;
+    let (low, high) = (Seconds(step_time_low_s), Seconds(step_time_high_s));
+    text += &format!("\nfour in five steps take {low} to {high}; tokens/s are of one device\n");
+    let space = &answer.space;
+    let gap = 100.0 * answer.gap;
+    text += &format!(
+        "{} configurations, {} priced; no plan is more than {gap:.1}% faster\n",
+        grouped(space.total),
+        output::count(space.evaluated)
+    );
+    if !answer.complete {
+        text += "the search was cut off\n";
+    }
+    text += &format!(
+        "not executed by this version: {}\n",
+        not_executed(&best.configuration).join(", ")
+    );
+    text
+}
+
+/// A count with separated thousands, of any size.
+fn grouped(number: u128) -> String {
+    match u64::try_from(number) {
+        Ok(number) => output::count(number),
+        Err(_) => format!("{:.2e}", number as f64),
+    }
+}
+
+/// A configuration and what it costs, as JSON.
+pub fn told(subject: &Subject, chosen: &Chosen) -> Value {
+    let Estimate { step_time_s, step_time_low_s, step_time_high_s, .. } = chosen.estimate;
+    let tokens_per_s = subject.tokens() / step_time_s;
+    json!({
+        "text": chosen.configuration.to_string(),
+        "plan": chosen.configuration,
+        "microbatch_count": chosen.estimate.microbatch_count,
+        "step_time_s": step_time_s,
+        "step_time_low_s": step_time_low_s,
+        "step_time_high_s": step_time_high_s,
+        "tokens_per_s": tokens_per_s,
+        "tokens_per_s_per_device": tokens_per_s / f64::from(subject.devices),
+        "mfu": subject.mfu(step_time_s),
+        "peak_mem_bytes": chosen.estimate.memory.total_bytes(),
+        "fits": chosen.fits,
+    })
+}
+
+fn document(subject: &Subject, answer: &Answer) -> Value {
+    let best = &answer.best[0];
+    let list =
+        |all: &[Chosen]| -> Vec<Value> { all.iter().map(|chosen| told(subject, chosen)).collect() };
+    let mut document = told(subject, best);
+    let more = json!({
+        "schema": "gantline.plan/1",
+        "model": subject.work.name,
+        "params": subject.work.parameters(),
+        "cluster": subject.cluster.describe(),
+        "ranks": subject.devices,
+        "devices": subject.devices,
+        "origin": "fitted",
+        "candidates": answer.space.evaluated,
+        "gbs": subject.global_batch,
+        "seq": subject.work.seq,
+        "dtype": subject.dtype.name(),
+        "flops_per_step": subject.work.flops_per_token() * subject.tokens(),
+        "breakdown": best.estimate.breakdown,
+        "memory": best.estimate.memory,
+        "have_bytes": answer.have_bytes,
+        "gap": answer.gap,
+        "bound_s": answer.bound_s,
+        "complete": answer.complete,
+        "space": {
+            "total": answer.space.total as f64,
+            "evaluated": answer.space.evaluated,
+            "bounded_out": answer.space.bounded_out as f64,
+            "too_large": answer.space.too_large as f64,
+        },
+        "frontier": list(&answer.best),
+        "plans": list(&answer.others),
+        "too_large": list(&answer.misses),
+        "not_executed": not_executed(&best.configuration),
+    });
+    if let (Value::Object(document), Value::Object(more)) = (&mut document, more) {
+        document.extend(more);
+    }
+    document
+}
+
+/// Answers `explain`.
+pub fn explain(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
+    let subject = Subject::new(asked, cluster)?;
+    let answer = answer(&subject, asked)?;
+    let estimator = subject.estimator()?;
+    let neighbours = neighbours(&estimator, &answer);
+    let best = &answer.best[0];
+    let per_gib = price_of_memory(&subject, asked, &answer)?;
+    if asked.json {
+        let mut document = document(&subject, &answer);
+        document["schema"] = json!("gantline.space-explain/1");
+        document["neighbours"] = neighbours
+            .iter()
+            .map(|(what, other)| {
+                let mut told = told(&subject, other);
+                told["change"] = json!(what);
+                told["reason"] = json!(reason(best, other, answer.have_bytes));
+                told
+            })
+            .collect();
+        document["seconds_saved_per_gib"] = json!(per_gib);
+        output::answer_json(&document);
+        return Ok(Exit::Success);
+    }
+    let estimate = &best.estimate;
+    let total = estimate.step_time_s;
+    let mut text = format!("{}\nPlan {}\n\n", subject.header(), best.configuration);
+    text += &format!("Where a step goes ({})\n", Seconds(total));
+    for (name, seconds) in estimate.breakdown.parts().iter().filter(|(_, s)| *s > 0.0) {
+        let share = seconds / total;
+        let bar = "█".repeat((share * 28.0).round() as usize);
+        let time = Seconds(*seconds).to_string();
+        text += format!("  {name:<12}{time:>10} {:>6.1}%  {bar}", 100.0 * share).trim_end();
+        text.push('\n');
+    }
+    let need = Bytes(estimate.memory.total_bytes() as u64);
+    let have = Bytes(answer.have_bytes as u64);
+    text += &format!(
+        "Memory {need} of {have}; what a device of stage {} holds:\n",
+        estimate.memory.stage
+    );
+    for (name, bytes) in estimate.memory.parts() {
+        text += &format!("  {name:<12}{:>12}\n", Bytes(bytes as u64).to_string());
+    }
+    text += "\nWhy not…\n";
+    let width = neighbours.iter().map(|(what, _)| what.len()).max().unwrap_or(0);
+    for (what, other) in &neighbours {
+        let more = other.estimate.step_time_s - total;
+        let sign = if more < 0.0 { "-" } else { "+" };
+        let more = format!("{sign}{}", Seconds(more.abs()));
+        let why = reason(best, other, answer.have_bytes);
+        text += &format!("  {what:<width$}  {more:>11}  {why}\n");
+    }
+    let mut parts = estimate.breakdown.parts();
+    parts.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let help = parts.iter().take(4).filter(|(_, seconds)| *seconds > 0.0);
+    let help = help.map(|(name, s)| format!("{name} -{:.2}%", s / total));
+    text += &format!("\nWhat 1% less of it saves: {}\n", help.collect::<Vec<_>>().join(", "));
+    text += &match per_gib {
+        Some(seconds) if seconds > 0.0 => {
+            format!("One GiB more on each device would save {}\n", Seconds(seconds))
+        }
+        Some(_) | None => "More memory would save nothing\n".to_owned(),
+    };
+    output::answer(&text);
+    Ok(Exit::Success)
+}
+
+/// The same plan with one decision changed, as far as it makes sense.
+fn neighbours(estimator: &Estimator<'_>, answer: &Answer) -> Vec<(String, Chosen)> {
+    let best = &answer.best[0].configuration;
+    let mut changed: Vec<(String, Configuration)> = Vec::new();
+    let mut push = |c: Configuration, what: String| changed.push((what, c));
+    let plain = Configuration { stage_layers: Vec::new(), ..best.clone() };
+    let doubled = [("tp", best.tp), ("pp", best.pp), ("cp", best.cp)];
+    for (name, now) in doubled {
+        for other in [2 * now, now / 2] {
+            if other == 0 || (other < now && !now.is_multiple_of(2)) {
+                continue;
+            }
+            let mut c = plain.clone();
+            match name {
+                "tp" => (c.tp, c.sequence_parallel) = (other, other > 1),
+                "pp" => (c.pp, c.vpp) = (other, if other == 1 { 1 } else { c.vpp }),
+                _ => c.cp = other,
+            }
+            // Data-parallel ranks take what is left.
+            let all = u64::from(best.dp) * u64::from(now);
+            if !all.is_multiple_of(u64::from(other)) {
+                continue;
+            }
+            c.dp = (all / u64::from(other)) as u32;
+            c.zero.shard = 0;
+            push(c, format!("{name}={other}"));
+        }
+    }
+    push(
+        Configuration { microbatch: 2 * best.microbatch, ..plain.clone() },
+        format!("mbs={}", 2 * best.microbatch),
+    );
+    if best.microbatch > 1 && best.microbatch.is_multiple_of(2) {
+        push(
+            Configuration { microbatch: best.microbatch / 2, ..plain.clone() },
+            format!("mbs={}", best.microbatch / 2),
+        );
+    }
+    for stage in (0..=3).filter(|stage| *stage != best.zero.stage) {
+        push(
+            Configuration { zero: Zero { stage, shard: 0 }, ..plain.clone() },
+            format!("zero={stage}"),
+        );
+    }
+    for (recompute, name) in
+        [(Recompute::None, "none"), (Recompute::Attention, "attention"), (Recompute::Full, "full")]
+    {
+        if recompute != best.recompute {
+            push(Configuration { recompute, ..plain.clone() }, format!("recompute={name}"));
+        }
+    }
+    for schedule in Schedule::ALL.into_iter().filter(|s| *s != best.schedule && best.pp > 1) {
+        push(
+            Configuration { schedule, vpp: 1, ..plain.clone() },
+            format!("schedule={}", schedule.name()),
+        );
+    }
+    if best.vpp > 1 {
+        push(Configuration { vpp: 1, ..plain.clone() }, "vpp=1".to_owned());
+    }
+    let have = answer.have_bytes;
+    let priced = changed.into_iter().filter_map(|(what, c)| {
+        let estimate = estimator.estimate(&c).ok()?;
+        let fits = estimate.memory.total_bytes() <= have;
+        Some((what, Chosen { configuration: c, estimate, fits }))
+    });
+    let mut all: Vec<(String, Chosen)> = priced.collect();
+    all.sort_by(|a, b| a.1.estimate.step_time_s.total_cmp(&b.1.estimate.step_time_s));
+    all
+}
+
+/// Why another plan is not the best: what is missing, or what takes longer.
+fn reason(best: &Chosen, other: &Chosen, have: f64) -> String {
+    if !other.fits {
+        let short = Bytes((other.estimate.memory.total_bytes() - have) as u64);
+        return format!("does not fit: {short} too much");
+    }
+    let parts = best.estimate.breakdown.parts().into_iter();
+    let grown =
+        parts.zip(other.estimate.breakdown.parts()).map(|((name, a), (_, b))| (name, b - a));
+    match grown.max_by(|a, b| a.1.total_cmp(&b.1)) {
+        Some((name, seconds)) if seconds > 0.0 => format!("{name} +{}", Seconds(seconds)),
+        Some(_) | None => "as fast".to_owned(),
+    }
+}
+
+/// Seconds of a step that one GiB more would save on each device.
+fn price_of_memory(
+    subject: &Subject,
+    asked: &Asked,
+    answer: &Answer,
+) -> Result<Option<f64>, Failure> {
+    /// How much more is asked about. Chosen: enough for another plan to fit.
+    const MORE: f64 = 1.1;
+    let mut estimator = subject.estimator()?;
+    estimator.memory_bytes *= MORE;
+    let question = Question {
+        estimator: &estimator,
+        devices: subject.devices,
+        global_batch: subject.global_batch,
+        limits: asked.limited.all_limits()?,
+        objective: Objective::Time,
+        budget: Budget { evaluations_max: EVALUATIONS_MAX, stop: &|| false },
+    };
+    let Ok(more) = ask(&question) else { return Ok(None) };
+    let saved = answer.best[0].estimate.step_time_s - more.best[0].estimate.step_time_s;
+    let gib = answer.have_bytes * (MORE - 1.0) / f64::from(1 << 30);
+    Ok(Some(saved.max(0.0) / gib))
+}
+
+/// Answers `fit`: what usual strategies need, and the smallest plan that fits.
+pub fn fit(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
+    let subject = Subject::new(asked, cluster)?;
+    let estimator = subject.estimator()?;
+    let have = estimator.memory_bytes;
+    let rows: Vec<(String, Estimate)> = strategies(&subject)
+        .into_iter()
+        .filter_map(|(name, c)| Some((name, estimator.estimate(&c).ok()?)))
+        .collect();
+    let found = answer(&subject, asked);
+    let fits = found.is_ok();
+    if asked.json {
+        let rows: Vec<Value> = rows
+            .iter()
+            .map(|(name, e)| {
+                json!({
+                    "strategy": name,
+                    "plan": e.configuration.to_string(),
+                    "memory": e.memory,
+                    "need_bytes": e.memory.total_bytes(),
+                    "fits": e.memory.total_bytes() <= have,
+                })
+            })
+            .collect();
+        let fastest = found.ok().map(|answer| told(&subject, &answer.best[0]));
+        output::answer_json(&json!({
+            "schema": "gantline.space-fit/1",
+            "model": subject.work.name,
+            "cluster": subject.cluster.describe(),
+            "devices": subject.devices,
+            "have_bytes": have,
+            "fits": fits,
+            "rows": rows,
+            "fastest": fastest,
+        }));
+        return Ok(if fits { Exit::Success } else { Exit::Infeasible });
+    }
+    let columns =
+        ["strategy", "weights", "grads", "optim", "act", "working", "reserve", "total", ""];
+    let mut table = Table::new(columns);
+    let bytes = |bytes: f64| Bytes(bytes as u64).to_string();
+    for (name, estimate) in &rows {
+        let [weights, grads, optim, act, working, reserve] =
+            estimate.memory.parts().map(|(_, n)| bytes(n));
+        let need = estimate.memory.total_bytes();
+        let mark = if need <= have { "✓" } else { "✗" };
+        let share = format!("{mark} {:.0}%", 100.0 * need / have);
+        table.row([name.clone(), weights, grads, optim, act, working, reserve, bytes(need), share]);
+    }
+    let mut text = format!("{}\n{}\n", subject.header(), table.text());
+    match found {
+        Ok(answer) => {
+            let best = &answer.best[0];
+            let need = bytes(best.estimate.memory.total_bytes());
+            let seconds = Seconds(best.estimate.step_time_s);
+            text += &format!("✓ fits; fastest is {}\n", best.configuration);
+            text += &format!("  {need} of {}, {seconds} a step\n", bytes(have));
+            output::answer(&text);
+            Ok(Exit::Success)
+        }
+        Err(failure) => {
+            output::answer(&text);
+            output::note(&failure.message());
+            Ok(failure.exit())
+        }
+    }
+}
+
+/// Strategies by their usual names, in micro-batches of one sample.
+fn strategies(subject: &Subject) -> Vec<(String, Configuration)> {
+    let devices = subject.devices;
+    let zero = |stage: u8| Zero { stage, shard: 0 };
+    let plain = Configuration { dp: devices, ..Configuration::default() };
+    let host = Offload { optimizer: Place::Host, ..Offload::default() };
+    let full = Recompute::Full;
+    let mut all = vec![
+        ("ddp".to_owned(), plain.clone()),
+        ("zero1".to_owned(), Configuration { zero: zero(1), ..plain.clone() }),
+        ("zero2".to_owned(), Configuration { zero: zero(2), ..plain.clone() }),
+        ("zero3".to_owned(), Configuration { zero: zero(3), ..plain.clone() }),
+        (
+            "zero3 + recompute".to_owned(),
+            Configuration { zero: zero(3), recompute: full, ..plain.clone() },
+        ),
+        (
+            "zero3 + recompute + optimizer on host".to_owned(),
+            Configuration { zero: zero(3), recompute: full, offload: host, ..plain },
+        ),
+    ];
+    let node = subject.cluster.devices_per_node.unwrap_or(1) as u32;
+    let tp = node.min(devices);
+    if tp > 1 && devices.is_multiple_of(tp) {
+        let cut = Configuration {
+            tp,
+            dp: devices / tp,
+            sequence_parallel: true,
+            zero: zero(1),
+            ..Configuration::default()
+        };
+        all.push((format!("tp{tp} + zero1"), cut.clone()));
+        let again = Configuration { recompute: full, ..cut.clone() };
+        all.push((format!("tp{tp} + zero1 + recompute"), again));
+        let depth = subject.work.depth();
+        let stages = (2..=depth.min(16)).filter(|pp| cut.dp.is_multiple_of(*pp)).max();
+        if let Some(pp) = stages {
+            let deep = Configuration { pp, dp: cut.dp / pp, ..cut };
+            all.push((format!("tp{tp} + pp{pp} + zero1"), deep));
+        }
+    }
+    all
+}
