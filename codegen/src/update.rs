@@ -59,6 +59,9 @@ pub(crate) fn finish(
     reduce_loss(class, steps);
     reduce_gradients(class, steps);
     sum_squares(class, steps);
+    if class.plan.optimizer == Optimizer::None {
+        return Ok(());
+    }
     let scale = scale(class, scalars, steps);
     for at in 0..class.store.regions.len() {
         update_region(class, at, scalars, scale, steps)?;
@@ -198,6 +201,7 @@ fn optimizer_function(
     let scalar = TensorType::scalar(dtype);
     let chosen = |decay, decay_biases| ("decay", if is_matrix { decay } else { decay_biases });
     let (attributes, vectors, scalars) = match optimizer {
+        Optimizer::None => (Vec::new(), 0, 0),
         Optimizer::Sgd { decay, decay_biases } => (vec![chosen(decay, decay_biases)], 2, 2),
         Optimizer::AdamW { beta1, beta2, eps, decay, decay_biases } => {
             let decay = chosen(decay, decay_biases);
@@ -208,7 +212,7 @@ fn optimizer_function(
         attributes.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
     let mut operands = vec![vector; vectors];
     operands.resize(vectors + scalars, scalar);
-    let name = optimizer.composite();
+    let name = optimizer.composite().ok_or("nothing is updated")?;
     let function = ir::library::instantiate(name, &attributes, &operands, name);
     let mut function = function.ok_or_else(|| format!("`{name}` has no instance"))?;
     function.kind = Kind::Kernel;

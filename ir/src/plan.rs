@@ -98,6 +98,8 @@ impl Schedule {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "lowercase")]
 pub enum Optimizer {
+    /// None: gradients are made, and parameters stay as they are.
+    None,
     /// Stochastic gradient descent with decoupled weight decay.
     Sgd {
         /// Weight decay of what products and look-ups read.
@@ -121,18 +123,19 @@ pub enum Optimizer {
 }
 
 impl Optimizer {
-    /// The composite that computes it.
-    pub fn composite(self) -> &'static str {
+    /// The composite that computes it, where there is an update.
+    pub fn composite(self) -> Option<&'static str> {
         match self {
-            Optimizer::Sgd { .. } => "sgd",
-            Optimizer::AdamW { .. } => "adamw",
+            Optimizer::None => None,
+            Optimizer::Sgd { .. } => Some("sgd"),
+            Optimizer::AdamW { .. } => Some("adamw"),
         }
     }
 
     /// State tensors per parameter.
     pub fn state_count(self) -> usize {
         match self {
-            Optimizer::Sgd { .. } => 0,
+            Optimizer::None | Optimizer::Sgd { .. } => 0,
             Optimizer::AdamW { .. } => 2,
         }
     }

@@ -201,7 +201,7 @@ pub fn scalars(config: &Config, step: u64) -> Scalars {
     let power = i32::try_from(step).unwrap_or(i32::MAX);
     let correction = |beta: f64| 1.0 - beta.powi(power);
     let (correction1, correction2) = match config.optimizer {
-        Optimizer::Sgd { .. } => (1.0, 1.0),
+        Optimizer::None | Optimizer::Sgd { .. } => (1.0, 1.0),
         Optimizer::AdamW { beta1, beta2, .. } => (correction(beta1), correction(beta2)),
     };
     Scalars {

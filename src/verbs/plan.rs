@@ -36,7 +36,7 @@ pub struct Asked {
     #[arg(long, value_name = "TYPE", value_parser = job::dtype)]
     pub dtype: Option<DType>,
     /// The update
-    #[arg(long, value_name = "NAME", default_value = "adamw", value_parser = ["adamw", "sgd"])]
+    #[arg(long, value_name = "NAME", default_value = "adamw", value_parser = ["adamw", "sgd", "none"])]
     pub optimizer: String,
     /// Print one JSON document
     #[arg(long)]
@@ -104,6 +104,7 @@ impl Asked {
             seq,
             dtype,
             optimizer: match self.optimizer.as_str() {
+                "none" => Optimizer::None,
                 "sgd" => Optimizer::Sgd { decay: 0.0, decay_biases: 0.0 },
                 _ => job::ADAMW,
             },

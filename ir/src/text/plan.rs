@@ -102,6 +102,7 @@ fn without_comment(line: &str) -> &str {
 
 fn optimizer_text(optimizer: Optimizer) -> String {
     match optimizer {
+        Optimizer::None => "none".to_owned(),
         Optimizer::Sgd { decay, decay_biases } => {
             format!("sgd decay={decay:?} decay_biases={decay_biases:?}")
         }
@@ -323,8 +324,9 @@ fn read_mesh(text: &str) -> Option<Mesh> {
 }
 
 fn read_optimizer(text: &str) -> Option<Optimizer> {
-    let (name, numbers) = text.split_once(' ')?;
+    let (name, numbers) = text.split_once(' ').unwrap_or((text, ""));
     match name {
+        "none" => numbers.is_empty().then_some(Optimizer::None),
         "sgd" => {
             let [decay, decay_biases] = read_numbers(numbers, ["decay", "decay_biases"])?;
             Some(Optimizer::Sgd { decay, decay_biases })

@@ -8,6 +8,7 @@
 //! a chain, and W / C. The update is charged its largest region alone.
 
 use codegen::calls::{Calls, Operand};
+use ir::plan::Optimizer;
 use ir::program::Group;
 use ir::{Axis, DType, Mesh};
 
@@ -142,10 +143,16 @@ fn stages(
 fn update_seconds(job: &Job<'_>, elements: f64, rates: &Prices<'_>) -> f64 {
     let size = if job.dtype == DType::F64 { 8.0 } else { 4.0 };
     // Parameters and states are read and written, gradients read; and read once for their norm.
-    let moves = [2.0 * (1.0 + job.optimizer.state_count() as f64) + 1.0, 1.0];
+    let update = match job.optimizer {
+        Optimizer::None => 0.0,
+        Optimizer::Sgd { .. } | Optimizer::AdamW { .. } => {
+            2.0 * (1.0 + job.optimizer.state_count() as f64) + 1.0
+        }
+    };
+    let moves = [update, 1.0];
     let seconds = |moves: &f64| {
         let bytes = moves * elements * size;
-        bytes / rates.memory_rate_max(bytes)
+        if bytes > 0.0 { bytes / rates.memory_rate_max(bytes) } else { 0.0 }
     };
     moves.iter().map(seconds).sum()
 }

@@ -62,6 +62,22 @@ fn infeasible_is_explained_with_numbers() {
 }
 
 #[test]
+fn without_an_update_there_is_no_state_and_no_time_for_it() {
+    let module = module(2);
+    let cluster = cluster(1 << 30);
+    let mut job = job(&module, &cluster, 2);
+    let mut found = |optimizer| {
+        job.optimizer = optimizer;
+        search(&job).unwrap()
+    };
+    let none = found(Optimizer::None);
+    let sgd = found(Optimizer::Sgd { decay: 0.0, decay_biases: 0.0 });
+    assert!(none.best.footprints.iter().all(|f| f.states == 0 && f.grads > 0));
+    assert!(none.best.time.breakdown.update_s < sgd.best.time.breakdown.update_s);
+    assert_eq!(ir::text::parse_plan("printed", &none.plan.to_string()), Ok(none.plan));
+}
+
+#[test]
 fn limits_hold() {
     let module = module(3);
     let cluster = cluster(1 << 30);
