@@ -44,7 +44,7 @@ pub enum Verb {
     /// Say whether a model fits a cluster, and what holds the memory
     Fit(plan::Asked),
     /// Say why the plan is as it is, and where a step goes
-    Explain(plan::Asked),
+    Explain(plan::ExplainArgs),
     /// Write programs for all ranks into one file, for `run`
     Compile(Box<compile::Args>),
     /// Say what a data set costs: time, money, energy
@@ -110,7 +110,7 @@ fn run(verb: &Verb) -> Result<Exit, Failure> {
         Verb::Inspect(args) => inspect::run(args),
         Verb::Plan(args) => plan::plan(args),
         Verb::Fit(asked) => plan::fit(asked),
-        Verb::Explain(asked) => plan::explain_plan(asked),
+        Verb::Explain(args) => plan::explain_plan(args),
         Verb::Compile(args) => compile::run(args),
         Verb::Cost(args) => cost::cost(args),
         Verb::Size(args) => cost::size(args),

@@ -76,6 +76,9 @@ const GBS: Field = is("gbs", Kind::Count, "samples of a step over all ranks");
 const SEQ: Field = is("seq", Kind::Count, "tokens of a sample");
 const DTYPE: Field = is("dtype", Kind::Text, "the element type");
 const STEP: Field = is("step_time_s", Kind::Number, "seconds of a step");
+const STEP_LOW: Field =
+    is("step_time_low_s", Kind::Number, "seconds of a step at least, as far as prices are known");
+const STEP_HIGH: Field = is("step_time_high_s", Kind::Number, "seconds of a step at most");
 const ORIGIN: Field = is("origin", Kind::Text, "how times are known: measured, fitted, datasheet");
 const BREAKDOWN: Field =
     is("breakdown", Kind::Object, "parts of a step in seconds, which sum to it");
@@ -120,12 +123,15 @@ pub const DOCUMENTS: &[Document] = &[
             is("plan", Kind::Text, "its decisions in a few words"),
             is("kinds", Kind::List, "kinds of parallelism, each with what it is"),
             STEP,
+            STEP_LOW,
+            STEP_HIGH,
             ORIGIN,
             BREAKDOWN,
             is("rank", Kind::Count, "the rank that holds the most bytes"),
             is("footprint", Kind::Object, "its bytes by what holds them"),
             NEED,
             HAVE,
+            may("decided", Kind::Text, "the number that made this plan the best one"),
             is("alternatives", Kind::List, "plans that were not chosen: plan, step_time_s, reason"),
             is("candidate_count", Kind::Count, "candidates of the search"),
             is("bounded_out", Kind::Count, "candidates that could not be better"),
@@ -184,6 +190,8 @@ pub const DOCUMENTS: &[Document] = &[
             DTYPE,
             may("flops_per_step", Kind::Number, "operations of a step, forward and backward"),
             STEP,
+            STEP_LOW,
+            STEP_HIGH,
             ORIGIN,
             BREAKDOWN,
             GAP,

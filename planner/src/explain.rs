@@ -25,6 +25,10 @@ pub struct Explanation {
     pub kinds: Vec<(String, String)>,
     /// Seconds of a step.
     pub step_time_s: f64,
+    /// Seconds that a step takes at least, as far as the prices can be trusted.
+    pub step_time_low_s: f64,
+    /// Seconds that it takes at most.
+    pub step_time_high_s: f64,
     /// How the times are known.
     pub origin: String,
     /// Where the time goes; the parts sum to the step.
@@ -39,6 +43,7 @@ pub struct Explanation {
     pub have_bytes: u64,
     /// The number that decided: what the nearest other plan pays more, or the bytes that a faster
     /// one would need. None where there is no other plan.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decided: Option<String>,
     /// What would be otherwise, the fastest first.
     pub alternatives: Vec<Alternative>,
@@ -74,10 +79,14 @@ pub fn explain(found: &Found) -> Explanation {
         Some(bound) if !found.complete => (best.time.seconds / bound - 1.0).max(0.0),
         Some(_) | None => 0.0,
     };
+    let predicted = |name: &str| found.plan.predictions.get(name).map(|p| p.value);
+    let seconds = best.time.seconds;
     Explanation {
         plan: candidate.to_string(),
         kinds: kinds(candidate, found.plan.microbatch_count),
-        step_time_s: best.time.seconds,
+        step_time_s: seconds,
+        step_time_low_s: predicted("step_time_low_s").unwrap_or(seconds),
+        step_time_high_s: predicted("step_time_high_s").unwrap_or(seconds),
         origin: origin.unwrap_or_default(),
         breakdown: best.time.breakdown,
         rank: class / tp * dp * tp + class % tp,
@@ -222,7 +231,7 @@ impl fmt::Display for Explanation {
         writeln!(f, "\n{all} candidates, {out} ruled out by bounds, {} compiled", all - out)?;
         if self.gap > 0.0 {
             let percent = 100.0 * self.gap;
-            writeln!(f, "the search was cut off: up to {percent:.1} % may be missing")?;
+            writeln!(f, "at most {percent:.1} % slower than the fastest plan")?;
         }
         Ok(())
     }

@@ -19,6 +19,12 @@ const MEMORY_EFFICIENCY: f64 = 0.8;
 /// registers that products have.
 const ELEMENTWISE_SLOWDOWN: f64 = 4.0;
 
+/// By which factor a step may be faster or slower than predicted from a calibration. Chosen: what
+/// `benches/accuracy.rs` asks of predictions.
+const FITTED_SPREAD: f64 = 1.25;
+/// The same from a datasheet. Chosen: cores and links of one name differ by this much.
+const DATASHEET_SPREAD: f64 = 3.0;
+
 /// The time of one launch, and what it counts as.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LaunchPrice {
@@ -56,6 +62,15 @@ impl<'a> Prices<'a> {
     /// Cores of a node.
     pub fn cores(&self) -> f64 {
         self.cluster.device.cores as f64
+    }
+
+    /// Between which seconds a step takes, that is predicted to take so many.
+    pub fn interval(&self, seconds: f64) -> [f64; 2] {
+        let factor = match &self.cluster.calibration {
+            Some(_) => FITTED_SPREAD,
+            None => DATASHEET_SPREAD,
+        };
+        [seconds / factor, seconds * factor]
     }
 
     /// How the times are known: the weakest of their sources.

@@ -235,6 +235,30 @@ impl Attempt<'_> {
     }
 }
 
+/// Scores a plan that someone else made, beside what the search finds: what is found is that plan,
+/// and its bound the time of the fastest one.
+///
+/// # Errors
+/// As [`search`], but for what does not fit; `E2002` when the plan does not fit the module.
+pub fn judge(job: &Job<'_>, plan: &Plan) -> Result<Found, Diagnostic> {
+    let mut attempt = attempt(job)?;
+    let candidate = attempt.table.candidate_of(plan);
+    let best = attempt.table.score(plan, &candidate)?;
+    let fastest = attempt.bound_s.unwrap_or(f64::INFINITY).min(attempt.best_s());
+    let mut plan = plan.clone();
+    predict(&mut plan, job, &best);
+    Ok(Found {
+        plan,
+        bound_s: Some(fastest.min(best.time.seconds)),
+        best,
+        capped: attempt.table.capped(),
+        evaluated: attempt.evaluated,
+        candidate_count: attempt.candidate_count,
+        bounded_out: attempt.bounded_out,
+        complete: false,
+    })
+}
+
 /// Scores plans of a job, which share what is compiled for them.
 pub struct Scorer<'a>(LayerTable<'a>);
 
@@ -275,8 +299,11 @@ pub fn predict(plan: &mut Plan, job: &Job<'_>, scored: &Scored) {
     let origin = Prices::new(job.cluster, plan.mesh).origin().name();
     let tokens = (job.global_batch_size * job.seq) as f64;
     let arena = scored.footprints.iter().map(|f| f.arena).max().unwrap_or(0);
+    let [low, high] = Prices::new(job.cluster, plan.mesh).interval(scored.time.seconds);
     let mut numbers = vec![
         ("step_time_s", scored.time.seconds, origin),
+        ("step_time_low_s", low, origin),
+        ("step_time_high_s", high, origin),
         ("tokens_per_s", tokens / scored.time.seconds, origin),
         ("arena_bytes", arena as f64, "derived"),
     ];

@@ -9,10 +9,11 @@ use planner::search::{Found, Scored};
 use serde_json::{Value, json};
 
 use crate::cli::positive;
-use crate::failure::{Exit, Failure, usage};
+use crate::failure::{self, Exit, Failure, usage};
 use crate::flops::forward_flops;
 use crate::job::{self, Limited, Question, Where, positions_max};
 use crate::output::{self, Table};
+use crate::training::read_plan;
 use crate::verbs::{cost, space};
 
 /// What the three verbs are asked.
@@ -63,6 +64,18 @@ pub struct PlanArgs {
     /// Write the plan to this file
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<String>,
+}
+
+/// Flags of `explain`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ExplainArgs {
+    /// The question
+    #[command(flatten)]
+    pub asked: Asked,
+    /// Explain the plan in this file, beside the one that is found; its ranks, sequence, batch and
+    /// type are those asked for, unless flags say others
+    #[arg(long = "plan", value_name = "FILE")]
+    pub file: Option<String>,
 }
 
 /// Plans that are listed at most.
@@ -143,12 +156,35 @@ pub fn plan(args: &PlanArgs) -> Result<Exit, Failure> {
 }
 
 /// Answers `explain`: where a step of the plan goes, and why the others are slower.
-pub fn explain_plan(asked: &Asked) -> Result<Exit, Failure> {
-    if let Some(cluster) = asked.gpus()? {
-        return space::explain(asked, cluster);
+pub fn explain_plan(args: &ExplainArgs) -> Result<Exit, Failure> {
+    let mut asked = args.asked.clone();
+    if args.file.is_none()
+        && let Some(cluster) = asked.gpus()?
+    {
+        return space::explain(&asked, cluster);
     }
-    let (model, question) = asked.question()?;
-    let found = crate::plan(&question.job())?;
+    let (model, question, found) = match &args.file {
+        None => {
+            let (model, question) = asked.question()?;
+            let found = crate::plan(&question.job())?;
+            (model, question, found)
+        }
+        Some(path) => {
+            let text = failure::read_text(path, "--plan")?;
+            let plan = ir::text::parse_plan(path, &text)?;
+            asked.seq = asked.seq.or(Some(plan.seq));
+            asked.gbs = asked.gbs.or(Some(plan.global_batch_size()));
+            asked.dtype = asked.dtype.or(Some(plan.dtype));
+            if asked.place.ranks == 1 {
+                asked.place.ranks = plan.mesh.ranks();
+            }
+            let (model, mut question) = asked.question()?;
+            (question.optimizer, question.clip) = (plan.optimizer, plan.clip);
+            let plan = read_plan(path, &text, &question)?;
+            let found = planner::search::judge(&question.job(), &plan)?;
+            (model, question, found)
+        }
+    };
     let explanation: Explanation = explain(&found);
     if asked.json {
         let mut document = json!(explanation);
@@ -252,6 +288,10 @@ fn page(model: &Model, question: &Question, found: &Found) -> String {
 
 fn document(model: &Model, question: &Question, found: &Found) -> Value {
     let tokens = (question.global_batch_size * question.seq) as f64;
+    let explanation = explain(found);
+    // The interval is as wide for all plans.
+    let of_best = |bound_s: f64| bound_s / found.best.time.seconds;
+    let [low, high] = [explanation.step_time_low_s, explanation.step_time_high_s].map(of_best);
     let plans: Vec<Value> = listed(found)
         .into_iter()
         .map(|scored| {
@@ -262,6 +302,8 @@ fn document(model: &Model, question: &Question, found: &Found) -> Value {
                 "sequence": scored.candidate.sequence,
                 "microbatch_size": scored.candidate.microbatch_size,
                 "step_time_s": step_s,
+                "step_time_low_s": low * step_s,
+                "step_time_high_s": high * step_s,
                 "tokens_per_s": tokens / step_s,
                 "tokens_per_s_per_device": tokens / step_s / question.ranks as f64,
                 "mfu": mfu(model, question, step_s),
@@ -272,7 +314,6 @@ fn document(model: &Model, question: &Question, found: &Found) -> Value {
             })
         })
         .collect();
-    let explanation = explain(found);
     json!({
         "schema": "gantline.plan/1",
         "model": model.name,
@@ -284,6 +325,8 @@ fn document(model: &Model, question: &Question, found: &Found) -> Value {
         "dtype": question.dtype.name(),
         "flops_per_step": step_flops(model, question),
         "step_time_s": found.best.time.seconds,
+        "step_time_low_s": explanation.step_time_low_s,
+        "step_time_high_s": explanation.step_time_high_s,
         "origin": explanation.origin,
         "breakdown": found.best.time.breakdown,
         "gap": explanation.gap,

@@ -196,6 +196,35 @@ fn equal_questions_have_equal_plans() {
 }
 
 #[test]
+fn a_plan_file_is_explained_beside_the_plan_that_is_found() {
+    let scratch = tiny("explain");
+    let question = "tiny --seq 16 --gbs 4";
+    let found = scratch.json(&format!("plan {question} --ranks 2 --json"));
+    let seconds = |name: &str| found[name].as_f64().expect("a number");
+    assert!(seconds("step_time_low_s") < seconds("step_time_s"), "{found}");
+    assert!(seconds("step_time_s") < seconds("step_time_high_s"), "{found}");
+    // The slower one of two ways to use both ranks; what is asked follows from the file.
+    let fixes = ["dp=2", "tp=2", "pp=2"];
+    let mut slowest = (0.0, String::new());
+    for fix in fixes {
+        let file = format!("{}.plan", &fix[..2]);
+        let line =
+            format!("plan {question} --ranks 2 --optimizer none --fix {fix} --json -o {file}");
+        let step_s = scratch.json(&line)["step_time_s"].as_f64().expect("a number");
+        if step_s > slowest.0 {
+            slowest = (step_s, file);
+        }
+    }
+    let explained = scratch.json(&format!("explain tiny --plan {} --json", slowest.1));
+    assert_eq!(explained["step_time_s"].as_f64(), Some(slowest.0), "{explained}");
+    let gap = explained["gap"].as_f64().expect("a number");
+    let fastest = explained["alternatives"][0]["step_time_s"].as_f64().expect("a number");
+    assert!(gap > 0.0 && fastest < slowest.0, "{explained}");
+    let text = scratch.answer(&format!("explain tiny --plan {}", slowest.1));
+    assert!(text.contains("slower than the fastest plan"), "{text}");
+}
+
+#[test]
 fn every_mesh_of_four_ranks_is_verified() {
     let scratch = tiny("verify");
     let document = scratch.json("verify tiny --ranks 4 --seq 9 --json");

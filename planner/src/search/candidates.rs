@@ -2,8 +2,9 @@
 
 use std::fmt;
 
+use codegen::calls::{Call, Calls, Operand};
 use ir::plan::Keep;
-use ir::{Diagnostic, Mesh};
+use ir::{Axis, Diagnostic, Mesh, Module, Plan};
 use serde::{Deserialize, Serialize};
 
 use super::bound::{Bound, Weights, bound};
@@ -36,6 +37,24 @@ impl Candidate {
         Key { dp, tp, sequence: self.sequence, microbatch_size: self.microbatch_size }
     }
 
+    /// The decisions of a plan that someone else made. `layers` are those that the entry calls, in
+    /// the order of first calls.
+    pub(super) fn of_plan(
+        plan: &Plan,
+        calls: &Calls,
+        layers: &[String],
+        module: &Module,
+    ) -> Candidate {
+        let keep = |layer: &String| plan.functions.get(layer).map_or(Keep::Full, |f| f.keep);
+        Candidate {
+            mesh: plan.mesh,
+            sequence: calls.calls.iter().any(|call| takes_parts(plan, call, module)),
+            microbatch_size: plan.microbatch_size,
+            keeps: layers.iter().map(keep).collect(),
+            stage_ends: plan.stage_ends.clone(),
+        }
+    }
+
     /// Micro-batches of a step.
     pub(super) fn microbatch_count(&self, job: &Job<'_>) -> usize {
         job.global_batch_size / self.mesh.dp / self.microbatch_size
@@ -62,6 +81,16 @@ impl fmt::Display for Candidate {
         }
         f.write_str(&words.join(" "))
     }
+}
+
+/// Whether a call takes a part of the tokens of what the layer before passes on.
+fn takes_parts(plan: &Plan, call: &Call, module: &Module) -> bool {
+    let Some(function) = module.function(&call.function) else { return false };
+    let Some(planned) = plan.functions.get(&call.function) else { return false };
+    let passed = function.params().zip(&call.operands);
+    let passed = passed.filter(|(_, operand)| matches!(operand, Operand::Value(_)));
+    let sharding = |param| planned.shardings.get(&function.value(param).name);
+    passed.filter_map(|(param, _)| sharding(param)).any(|s| s.on(Axis::Tp).cut_dim() == Some(1))
 }
 
 type Bounded = Vec<(Candidate, Bound)>;

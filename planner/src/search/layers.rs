@@ -220,6 +220,11 @@ impl<'a> LayerTable<'a> {
         Ok(assemble(self.job, candidate, functions))
     }
 
+    /// What a plan that someone else made decides.
+    pub(super) fn candidate_of(&self, plan: &Plan) -> Candidate {
+        Candidate::of_plan(plan, self.calls(), &self.layers, self.job.module)
+    }
+
     /// The time and the memory of a plan.
     ///
     /// # Errors
