@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use ir::DType;
 use kernels::cpu::{Cpu, View, ViewMut};
-use kernels::rows::{Access, BinaryOp, Instr, Output, RowInput, Rows};
-use kernels::{Copy, CopyLoop, Kernel, Product, price};
+use kernels::rows::{Access, BinaryOp, Instr, Output, RowInput, Rows, UnaryOp};
+use kernels::{Attention, Copy, CopyLoop, Kernel, Product, price};
 
 use crate::calibration::{Calibration, Curve};
 use crate::link::Link;
@@ -20,6 +20,10 @@ use crate::machine::Machine;
 const SIDES: [usize; 6] = [32, 64, 128, 256, 512, 1024];
 /// Elements of the elementwise kernels and copies. Chosen: from the first cache to the memory.
 const ELEMENTS: [usize; 6] = [1 << 10, 1 << 13, 1 << 16, 1 << 19, 1 << 21, 1 << 23];
+/// Lengths of the sequences of attention. Chosen: those of small models to those of long texts.
+const LENGTHS: [usize; 4] = [64, 256, 1024, 2048];
+/// Heads of attention, and the dims of one. Chosen: a small model's.
+const HEADS: [usize; 2] = [2, 64];
 /// Launches of one point at least.
 const LAUNCHES_MIN: usize = 3;
 /// Columns of the elementwise kernels.
@@ -39,7 +43,7 @@ pub struct Links {
 /// **Cost**: half a second at least; the largest points may take a little longer than their share.
 pub fn calibrate(machine: &Machine, links: Links, budget: Duration) -> Calibration {
     let cores = machine.cores;
-    let points = 2 * SIDES.len() + 2 * ELEMENTS.len() + 1;
+    let points = 2 * SIDES.len() + 2 * ELEMENTS.len() + 2 * LENGTHS.len() + 2;
     let share = budget / points as u32;
     let launch_s = rounded(seconds(&elementwise(1, 1), cores, share));
     let rate = |kernel: &Kernel, amount: f64| {
@@ -64,6 +68,17 @@ pub fn calibrate(machine: &Machine, links: Links, budget: Duration) -> Calibrati
         }
         calibration.product.insert(dtype, curve);
     }
+    for length in LENGTHS {
+        let kernels =
+            [Kernel::Attention(attention(length)), Kernel::AttentionBwd(attention(length))];
+        let curves = [&mut calibration.attention, &mut calibration.attention_bwd];
+        for (kernel, curve) in kernels.into_iter().zip(curves) {
+            let flops = price::flops(&kernel).0 as f64;
+            curve.0.push([flops / HEADS[0] as f64, rate(&kernel, flops)]);
+        }
+    }
+    let kernel = computing(64, COLUMNS);
+    calibration.elementwise_flops_per_s = Some(rate(&kernel, price::flops(&kernel).0 as f64));
     for elements in ELEMENTS {
         let kernel = elementwise(elements / COLUMNS.min(elements), COLUMNS.min(elements));
         let bytes = price::bytes(&kernel).0 as f64;
@@ -102,6 +117,49 @@ fn elementwise(rows: usize, cols: usize) -> Kernel {
             accumulate: false,
         }],
     })
+}
+
+/// `y = tanh(tanh(tanh(tanh(x))))`: more to compute than to move.
+fn computing(rows: usize, cols: usize) -> Kernel {
+    let dtype = DType::F32;
+    let access = Access::full(rows, cols);
+    let mut instrs = vec![Instr::Load { input: 0 }];
+    instrs.extend((0..4).map(|x| Instr::Unary { op: UnaryOp::Tanh, x }));
+    Kernel::Rows(Rows {
+        rows,
+        cols,
+        dtype,
+        inputs: vec![RowInput { dtype, access: access.clone() }],
+        instrs,
+        outputs: vec![Output::Store { value: 4, access, dtype, accumulate: false }],
+    })
+}
+
+/// Causal attention of a sequence to itself.
+fn attention(length: usize) -> Attention {
+    let [heads, dim] = HEADS;
+    let layout = Attention::contiguous(length, heads, dim);
+    Attention {
+        batch: 1,
+        queries: length,
+        keys: length,
+        heads,
+        kv_heads: heads,
+        dim,
+        scale: 0.125,
+        causal: true,
+        query_offset: 0,
+        position: false,
+        head_offset: 0,
+        kv_offset: 0,
+        group: 1,
+        dropout: None,
+        dtype: DType::F32,
+        q: layout,
+        k: layout,
+        v: layout,
+        out: layout,
+    }
 }
 
 fn copy(elements: usize) -> Kernel {

@@ -46,6 +46,12 @@ pub struct Calibration {
     pub threads: usize,
     /// Operations per second of matrix products, by element type and operations.
     pub product: BTreeMap<DType, Curve>,
+    /// Operations per second of causal attention in f32, by operations of one head.
+    pub attention: Curve,
+    /// Operations per second of its gradient.
+    pub attention_bwd: Curve,
+    /// Operations per second of a fused elementwise kernel that computes more than it moves.
+    pub elementwise_flops_per_s: Option<f64>,
     /// Bytes per second of fused elementwise kernels, by bytes.
     pub rows: Curve,
     /// Bytes per second of copies, by bytes.
@@ -66,15 +72,30 @@ impl Calibration {
     pub fn parse(source: &str, text: &str) -> Result<Calibration, Vec<Diagnostic>> {
         let (mut reader, root) = Reader::open(source, text);
         let root = Table::root(&root);
-        let keys =
-            ["machine", "threads", "launch", "rows", "copy", "product", "collective", "send"];
+        let keys = [
+            "machine",
+            "threads",
+            "launch",
+            "rows",
+            "copy",
+            "attention",
+            "attention_bwd",
+            "elementwise",
+            "product",
+            "collective",
+            "send",
+        ];
         reader.expect_keys(root, &keys);
         let rates = [Unit::Bytes, Unit::BytesPerSecond];
+        let work = [Unit::Flops, Unit::FlopsPerSecond];
         let mut read = Calibration {
             machine: reader.string(root, "machine").unwrap_or_default(),
             threads: reader.count(root, "threads").unwrap_or(1),
             rows: sorted(reader.points(root, "rows", rates)),
             copy: sorted(reader.points(root, "copy", rates)),
+            attention: sorted(reader.points(root, "attention", work)),
+            attention_bwd: sorted(reader.points(root, "attention_bwd", work)),
+            elementwise_flops_per_s: reader.quantity(root, "elementwise", Unit::FlopsPerSecond),
             launch_s: reader.quantity(root, "launch", Unit::Seconds),
             ..Calibration::default()
         };
@@ -82,8 +103,7 @@ impl Calibration {
             let names: Vec<&str> = DType::ALL.iter().map(|d| d.name()).collect();
             reader.expect_keys(product, &names);
             for dtype in DType::ALL {
-                let units = [Unit::Flops, Unit::FlopsPerSecond];
-                let curve = sorted(reader.points(product, dtype.name(), units));
+                let curve = sorted(reader.points(product, dtype.name(), work));
                 if !curve.0.is_empty() {
                     read.product.insert(dtype, curve);
                 }
@@ -120,6 +140,9 @@ impl fmt::Display for Calibration {
         if let Some(launch) = self.launch_s {
             writeln!(f, "launch = {:?}", Unit::Seconds.print(launch))?;
         }
+        if let Some(rate) = self.elementwise_flops_per_s {
+            writeln!(f, "elementwise = {:?}", Unit::FlopsPerSecond.print(rate))?;
+        }
         let curve = |f: &mut fmt::Formatter<'_>, key: &str, curve: &Curve, units: [Unit; 2]| {
             writeln!(f, "{key} = [")?;
             for [x, y] in &curve.0 {
@@ -129,6 +152,13 @@ impl fmt::Display for Calibration {
         };
         curve(f, "rows", &self.rows, [Unit::Bytes, Unit::BytesPerSecond])?;
         curve(f, "copy", &self.copy, [Unit::Bytes, Unit::BytesPerSecond])?;
+        for (key, points) in
+            [("attention", &self.attention), ("attention_bwd", &self.attention_bwd)]
+        {
+            if !points.0.is_empty() {
+                curve(f, key, points, [Unit::Flops, Unit::FlopsPerSecond])?;
+            }
+        }
         if !self.product.is_empty() {
             f.write_str("\n[product]\n")?;
         }
@@ -166,6 +196,9 @@ mod tests {
             machine: "test".into(),
             threads: 2,
             product: BTreeMap::from([(DType::F32, Curve(vec![[2e6, 3.1e10], [2e9, 6.4e10]]))]),
+            attention: Curve(vec![[1e6, 1e10], [1e8, 2e10]]),
+            attention_bwd: Curve(vec![[1e6, 8e9]]),
+            elementwise_flops_per_s: Some(4e9),
             rows: Curve(vec![[65536.0, 5e9]]),
             copy: Curve(vec![[65536.0, 7e9], [1e8, 6e9]]),
             launch_s: Some(1.25e-6),

@@ -5,8 +5,9 @@
 
 use ir::program::{Exchange, Group, Instruction, Routine};
 use ir::{Axis, DType, Mesh};
-use kernels::{Kernel, price};
+use kernels::{Attention, Kernel, price};
 
+use crate::calibration::{Calibration, Curve};
 use crate::cluster::{Cluster, Kind, Origin};
 use crate::link::Link;
 
@@ -81,55 +82,90 @@ impl<'a> Prices<'a> {
         }
     }
 
+    /// The threads of a rank, for each one that was measured.
+    fn threads(&self) -> f64 {
+        let Cluster { device, calibration, .. } = self.cluster;
+        match (device.kind, calibration) {
+            (Kind::Cpu, Some(c)) => self.cluster.threads(self.ranks) as f64 / c.threads as f64,
+            (Kind::Cpu | Kind::Gpu, _) => 1.0,
+        }
+    }
+
+    /// The rate of a rank on some work: its threads share it evenly.
+    fn measured(&self, work: f64, curve: impl Fn(&Calibration) -> Option<&Curve>) -> Option<f64> {
+        let threads = self.threads();
+        let curve = curve(self.cluster.calibration.as_ref()?)?;
+        curve.at(work / threads).map(|(rate, _)| rate * threads)
+    }
+
     /// Operations per second of products of so many operations.
     pub fn product_rate(&self, dtype: DType, flops: f64) -> f64 {
-        let cluster = self.cluster;
-        let measured = cluster.calibration.as_ref().and_then(|calibration| {
-            let (rate, _) = calibration.product.get(&dtype)?.at(flops)?;
-            let threads = cluster.threads(self.ranks) as f64 / calibration.threads as f64;
-            Some(rate * if cluster.device.kind == Kind::Cpu { threads } else { 1.0 })
-        });
-        measured
-            .unwrap_or_else(|| PRODUCT_EFFICIENCY * cluster.flops_per_s(dtype, self.ranks).value)
+        self.measured(flops, |c| c.product.get(&dtype)).unwrap_or_else(|| {
+            PRODUCT_EFFICIENCY * self.cluster.flops_per_s(dtype, self.ranks).value
+        })
+    }
+
+    /// Operations per second of attention, or of its gradient.
+    fn attention_rate(&self, a: &Attention, flops: f64, is_gradient: bool) -> f64 {
+        let heads = (a.batch * a.heads) as f64;
+        // Heads are the tasks that threads share.
+        let calibration = self.cluster.calibration.as_ref().filter(|_| a.dtype == DType::F32);
+        let curve = calibration.map(|c| if is_gradient { &c.attention_bwd } else { &c.attention });
+        let measured = curve.and_then(|curve| curve.at(flops / heads));
+        let measured = measured.map(|(rate, _)| rate * self.threads());
+        measured.unwrap_or_else(|| self.product_rate(a.dtype, flops))
     }
 
     /// Bytes per second of fused elementwise kernels, or of copies, of so many bytes.
     pub fn memory_rate(&self, bytes: f64, is_copy: bool) -> f64 {
-        let measured = self.cluster.calibration.as_ref().and_then(|calibration| {
-            let curve = if is_copy { &calibration.copy } else { &calibration.rows };
-            curve.at(bytes).map(|(rate, _)| rate)
-        });
-        measured
+        self.measured(bytes, |c| Some(if is_copy { &c.copy } else { &c.rows }))
             .unwrap_or_else(|| MEMORY_EFFICIENCY * self.cluster.memory_bandwidth(self.ranks).value)
+    }
+
+    /// Operations per second of kernels that are neither products nor attention.
+    fn elementwise_rate(&self, dtype: DType) -> f64 {
+        let calibration = self.cluster.calibration.as_ref();
+        let measured = calibration.and_then(|c| c.elementwise_flops_per_s);
+        let f32_of = if dtype == DType::F64 { 0.5 } else { 1.0 };
+        measured.map(|rate| rate * f32_of * self.threads()).unwrap_or_else(|| {
+            self.cluster.flops_per_s(dtype, self.ranks).value / ELEMENTWISE_SLOWDOWN
+        })
     }
 
     /// The most that [`Prices::memory_rate`] says of fused kernels of so many bytes or more.
     pub fn memory_rate_max(&self, bytes: f64) -> f64 {
         let calibration = self.cluster.calibration.as_ref();
         let points = calibration.map_or(&[][..], |c| &c.rows.0).iter();
-        let beyond = points.filter(|[at, _]| *at >= bytes).map(|[_, rate]| *rate);
+        let threads = self.threads();
+        let beyond = points.filter(|[at, _]| *at * threads >= bytes);
+        let beyond = beyond.map(|[_, rate]| *rate * threads);
         beyond.fold(self.memory_rate(bytes, false), f64::max)
     }
 
     /// The time of one launch.
     pub fn launch(&self, kernel: &Kernel) -> LaunchPrice {
         let (flops, bytes) = (price::flops(kernel).0 as f64, price::bytes(kernel).0 as f64);
-        let (dtype, is_product, is_copy) = match kernel {
-            Kernel::Product(p) => (p.dtype, true, false),
-            Kernel::Attention(a) | Kernel::AttentionBwd(a) => (a.dtype, true, false),
-            Kernel::Rows(r) => (r.dtype, false, false),
-            Kernel::Rope(r) => (r.dtype, false, false),
-            Kernel::Gather(g) | Kernel::ScatterAdd(g) => (g.dtype, false, true),
-            Kernel::Copy(c) => (c.dtype, false, true),
-            Kernel::Place(w) | Kernel::Take(w) => (w.dtype, false, true),
-            Kernel::Fill(f) => (f.dtype, false, true),
+        let is_copy = matches!(
+            kernel,
+            Kernel::Gather(_)
+                | Kernel::ScatterAdd(_)
+                | Kernel::Copy(_)
+                | Kernel::Place(_)
+                | Kernel::Take(_)
+                | Kernel::Fill(_)
+        );
+        let (rate, is_product) = match kernel {
+            Kernel::Product(p) => (self.product_rate(p.dtype, flops), true),
+            Kernel::Attention(a) => (self.attention_rate(a, flops, false), true),
+            Kernel::AttentionBwd(a) => (self.attention_rate(a, flops, true), true),
+            Kernel::Rows(r) => (self.elementwise_rate(r.dtype), false),
+            Kernel::Rope(r) => (self.elementwise_rate(r.dtype), false),
+            Kernel::Gather(g) | Kernel::ScatterAdd(g) => (self.elementwise_rate(g.dtype), false),
+            Kernel::Copy(c) => (self.elementwise_rate(c.dtype), false),
+            Kernel::Place(w) | Kernel::Take(w) => (self.elementwise_rate(w.dtype), false),
+            Kernel::Fill(f) => (self.elementwise_rate(f.dtype), false),
         };
-        let compute = if is_product {
-            flops / self.product_rate(dtype, flops)
-        } else {
-            let peak = self.cluster.flops_per_s(dtype, self.ranks).value;
-            flops * ELEMENTWISE_SLOWDOWN / peak
-        };
+        let compute = flops / rate;
         let memory = bytes / self.memory_rate(bytes, is_copy);
         let measured = self.cluster.calibration.as_ref().and_then(|c| c.launch_s);
         let launch = measured.unwrap_or(self.cluster.device.launch_s.value);

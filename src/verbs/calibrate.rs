@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use ir::DType;
 use planner::calibrate::{Links, calibrate};
+use planner::calibration::Calibration;
 use planner::link::Link;
 use planner::machine::Machine;
 use runtime::local::Local;
@@ -36,9 +37,25 @@ const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Measures.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
-    let machine = Machine::detect();
+    let cores = Machine::detect().cores;
     let budget = args.budget.min(600.0);
-    output::note(&format!("measuring {} cores for about {budget:.0} s", machine.cores));
+    output::note(&format!("measuring {cores} cores for about {budget:.0} s"));
+    let text = measured(budget)?.to_string();
+    match &args.output {
+        None => output::answer(&text),
+        Some(path) => {
+            let path = Path::new(path);
+            std::fs::write(path, &text).map_err(runtime::Error::io("write", path))?;
+            let shown = path.display();
+            output::note(&format!("wrote {shown}: use it with --calibration {shown}"));
+        }
+    }
+    Ok(Exit::Success)
+}
+
+/// The rates of this machine, measured in about so many seconds.
+pub fn measured(budget: f64) -> Result<Calibration, Failure> {
+    let machine = Machine::detect();
     let share = Duration::from_secs_f64(budget * LINK_SHARE / 4.0);
     let members = machine.cores.max(2);
     let collective = |bytes| seconds_of_all_reduce(members, bytes, share);
@@ -54,17 +71,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         )),
     };
     let rest = Duration::from_secs_f64(budget * (1.0 - LINK_SHARE));
-    let text = calibrate(&machine, links, rest).to_string();
-    match &args.output {
-        None => output::answer(&text),
-        Some(path) => {
-            let path = Path::new(path);
-            std::fs::write(path, &text).map_err(runtime::Error::io("write", path))?;
-            let shown = path.display();
-            output::note(&format!("wrote {shown}: use it with --calibration {shown}"));
-        }
-    }
-    Ok(Exit::Success)
+    Ok(calibrate(&machine, links, rest))
 }
 
 /// Latency and bandwidth from the times of both sizes: `hops α + volume V β`.
