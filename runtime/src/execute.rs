@@ -242,6 +242,11 @@ impl Lent<'_> {
     pub fn bytes(&self, buffer: BufferId) -> &[u8] {
         self.arena.bytes(range(buffer_of(self.program, buffer)))
     }
+
+    /// The bytes that were allocated for the arena.
+    pub fn arena_bytes(&self) -> u64 {
+        self.arena.len() as u64
+    }
 }
 
 /// What a rank owns that the host looks at between steps.

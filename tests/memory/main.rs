@@ -3,6 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may fail anywhere")]
 
+#[path = "../end_to_end/model.rs"]
+#[expect(dead_code, reason = "other tests use more of it")]
+mod model;
 mod mutations;
 
 use std::alloc::System;
@@ -11,7 +14,10 @@ use std::sync::{Mutex, PoisonError};
 use gantline::job::{ADAMW, Question};
 use gantline::{LOSS, compile, import, plan, prepare, start};
 use ir::DType;
-use ir::import::{Options, preset};
+use ir::import::{Description, Options, preset, read_config};
+use ir::plan::{FunctionPlan, Keep, Optimizer};
+use ir::random::mix;
+use ir::{Mesh, Plan};
 use planner::cluster::Cluster;
 use planner::footprint::Footprint;
 use planner::limits::{Knob, Limits};
@@ -28,6 +34,8 @@ const SEQ: usize = 64;
 const SAMPLES: usize = 4;
 /// What may lie outside, of each rank.
 const MIB: u64 = 1 << 20;
+/// Plans that are drawn.
+const RANDOM_PLANS: usize = 60;
 
 fn question([pp, dp, tp]: [usize; 3]) -> Question {
     let description = preset("gpt2-mini").unwrap();
@@ -96,5 +104,103 @@ fn check(mesh: [usize; 3], threads: usize) {
         assert!(live >= arenas, "{mesh:?} {threads}: the arenas are allocated");
         let rest = live - arenas;
         assert!(rest < bound, "{mesh:?} {threads}: {rest} bytes for {workspaces} of workspaces");
+    }
+}
+
+/// Draws that depend on the seed alone.
+struct Draws(u64);
+
+impl Draws {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = mix(self.0);
+        (self.0 % n as u64) as usize
+    }
+
+    fn from(&mut self, choices: &[usize]) -> usize {
+        choices[self.below(choices.len())]
+    }
+}
+
+fn random_model(draws: &mut Draws) -> Description {
+    let (layers, heads) = (1 + draws.below(5), draws.from(&[2, 4, 6]));
+    let (model, vocab) = (heads * draws.from(&[4, 8]), draws.from(&[64, 259]));
+    let text = match draws.below(2) {
+        0 => format!(
+            r#"{{"model_type": "gpt2", "n_layer": {layers}, "n_head": {heads}, "n_embd": {model},
+            "n_positions": 40, "vocab_size": {vocab}, "bos_token_id": null, "eos_token_id": null}}"#
+        ),
+        _ => format!(
+            r#"{{"model_type": "llama", "num_hidden_layers": {layers},
+            "num_attention_heads": {heads}, "num_key_value_heads": 2, "hidden_size": {model},
+            "intermediate_size": {}, "max_position_embeddings": 40, "vocab_size": {vocab}}}"#,
+            3 * model
+        ),
+    };
+    read_config("config.json", &text, "random").unwrap()
+}
+
+/// A plan with a random mesh, batch, boundary, stages and keep sets; none where it cannot be.
+fn random_plan(draws: &mut Draws, module: &ir::Module, seq: usize) -> Option<Plan> {
+    let meshes = [[1, 1, 1], [2, 1, 1], [1, 2, 1], [1, 1, 2], [2, 2, 1], [2, 1, 2], [1, 2, 2]];
+    let more = [[1, 1, 4], [4, 1, 1], [3, 1, 1], [1, 1, 3], [1, 4, 1]];
+    let [pp, dp, tp] = [&meshes[..], &more[..]].concat()[draws.below(12)];
+    let wanted = model::Wanted {
+        mesh: Mesh { pp, dp, tp },
+        microbatch_size: 1 + draws.below(3),
+        microbatch_count: 1 + draws.below(5),
+        keep: Keep::Full,
+        sequence: tp > 1 && draws.below(2) == 1,
+    };
+    let mut plan = model::plan(module, seq, DType::F32, wanted).ok()?;
+    for FunctionPlan { keep, .. } in plan.functions.values_mut() {
+        *keep = if draws.below(2) == 1 { Keep::Full } else { Keep::None };
+    }
+    let sgd = Optimizer::Sgd { decay: 0.1, decay_biases: 0.0 };
+    plan.optimizer = [Optimizer::None, sgd, ADAMW][draws.below(3)];
+    // Stages that end anywhere.
+    let calls = *plan.stage_ends.last().unwrap();
+    let mut ends: Vec<usize> = (1..calls).collect();
+    while ends.len() > pp - 1 {
+        ends.remove(draws.below(ends.len()));
+    }
+    plan.stage_ends = [&ends[..], &[calls]].concat();
+    Some(plan)
+}
+
+/// Random plans of random models: each rank allocates what is predicted, to the byte.
+#[test]
+fn ranks_of_random_plans_allocate_what_is_predicted() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let seed = std::env::var("SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
+    let mut draws = Draws(seed);
+    let mut plans = 0;
+    while plans < RANDOM_PLANS {
+        let seq = 8 + draws.below(25);
+        let options = Options { seq, dtype: DType::F32, dropout: Some(0.1) };
+        let model = import(&random_model(&mut draws), &options).unwrap();
+        let module = prepare(&model).unwrap();
+        let Some(plan) = random_plan(&mut draws, &module, seq) else { continue };
+        let what = format!("SEED={seed}, plan {plans}:\n{plan}");
+        let classes = compile(&module, LOSS, &plan).unwrap_or_else(|e| panic!("{e:?}, {what}"));
+        let predicted = Footprint::of_all(&classes.programs, &classes.kernels, 1);
+        let of_rank: Vec<Footprint> =
+            (0..plan.mesh.ranks()).map(|rank| predicted[classes.class_of(rank)]).collect();
+        let whole = Region::new(ALLOCATOR);
+        let mut session = start(classes, 1).unwrap();
+        let ids: Vec<i32> =
+            (0..plan.global_batch_size() * seq).map(|i| (i * i % 61) as i32).collect();
+        let batch = Batch { tokens: &ids, labels: &ids, ..Batch::default() };
+        session.step(&batch, Scalars::default()).unwrap();
+        session.evaluate(&batch).unwrap();
+        for (rank, footprint) in of_rank.iter().enumerate() {
+            let allocated = session.lend(rank, |memory| memory.arena_bytes());
+            assert_eq!(footprint.arena, allocated, "rank {rank}, {what}");
+        }
+        let change = whole.change();
+        let live = change.bytes_allocated as u64 - change.bytes_deallocated as u64;
+        let total: u64 = of_rank.iter().map(Footprint::total).sum();
+        let slack = of_rank.len() as u64 * MIB;
+        assert!(live <= total + slack, "{live} bytes for {total} predicted, {what}");
+        plans += 1;
     }
 }
