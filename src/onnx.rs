@@ -46,6 +46,7 @@ pub fn load(model: &str, dims: &[(String, usize)]) -> Result<Onnx, Failure> {
     let bytes = mapped(path)?;
     let mut open = |location: &str| beside.open(location);
     let mut onnx = read_onnx(model, &name, bytes, &dims, &mut open)?;
+    ir::outline::outline(&mut onnx.module, ENTRY, onnx.weights.len());
     ir::recognise::recognise(&mut onnx.module);
     Ok(onnx)
 }

@@ -398,3 +398,6 @@ impl Blocks {
         sequence.splice(all, calls);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,6 +8,7 @@ mod inference;
 mod interruption;
 mod mesh;
 mod model;
+mod onnx;
 mod parallel;
 mod readme;
 mod reference;

@@ -118,6 +118,33 @@ fn every_op_has_the_gradient_of_its_differences() {
     }
 }
 
+/// The derivative of a derivative, against differences of the derivative.
+#[test]
+fn gradients_of_linear_ops_have_gradients() {
+    for seed in seeds(8) {
+        let mut r = Draws::new(seed);
+        let is_tried = |kind: &Op| {
+            matches!(kind, Op::Conv(_) | Op::Window(_) | Op::Fold { .. })
+                || matches!(kind, Op::Reverse { .. } | Op::Scatter { .. } | Op::Contract(_))
+        };
+        for kind in kinds().into_iter().filter(is_tried) {
+            for case in cases(&kind, &mut r) {
+                let mut module = module_of(&case);
+                let results = eval(&module, "f", &case.operands).unwrap();
+                let first = random_cotangents(&mut r, &results);
+                let name = differentiate(&mut module, "f").unwrap();
+                let args: Vec<Tensor> = case.operands.iter().chain(&first).cloned().collect();
+                let results = eval(&module, &name, &args).unwrap();
+                let d = random_cotangents(&mut r, &results);
+                let found = gradients(&mut module, &name, &args, &d);
+                let wanted = differences(&module, &name, &args, &d);
+                let what = format!("SEED={seed} {:?}\n{module}", case.op);
+                assert_close(&found, &wanted, TOLERANCE, &what);
+            }
+        }
+    }
+}
+
 fn gradient_of(op: &str, args: &[Tensor]) -> Vec<f64> {
     let n = args[0].count();
     let text = match args.len() {

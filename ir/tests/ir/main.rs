@@ -9,6 +9,7 @@ mod draws;
 mod generate;
 mod gradients;
 mod identities;
+mod onnx;
 mod ops;
 mod passes;
 mod rewrite;

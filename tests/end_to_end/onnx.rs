@@ -1,0 +1,121 @@
+//! ONNX files from outside: what onnx's own evaluator computes, and what is refused.
+//!
+//! The files of `tests/reference/onnx` were written by `tests/reference/onnx_models.py`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use runtime::npy;
+use serde_json::Value;
+
+use crate::cli::Scratch;
+
+/// The largest difference from numpy in f32: sums are added in another order.
+const TOLERANCE: f32 = 2e-6;
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference/onnx")
+}
+
+fn numbers(path: &Path) -> (Vec<usize>, Vec<f32>) {
+    let array = npy::read(path).expect("an array");
+    let bytes = array.bytes.as_chunks().0;
+    (array.dims, bytes.iter().map(|b| f32::from_le_bytes(*b)).collect())
+}
+
+#[test]
+fn models_compute_what_onnx_computes() {
+    let scratch = Scratch::new("onnx-values");
+    let at = folder().display().to_string();
+    let cases =
+        [("mlp", "--dim batch=3"), ("convnet", ""), ("blocks", "--dim batch=2 --dim seq=5")];
+    for (name, dims) in cases {
+        let line = format!("run {at}/{name}.onnx --input x={at}/{name}.x.npy -o {name} {dims}");
+        scratch.answer(line.trim());
+        let found = numbers(&scratch.0.join(name).join("y.npy"));
+        let wanted = numbers(&folder().join(format!("{name}.y.npy")));
+        assert_eq!(found.0, wanted.0, "{name}");
+        for (found, wanted) in found.1.iter().zip(&wanted.1) {
+            let off = (found - wanted).abs() / wanted.abs().max(1.0);
+            assert!(off <= TOLERANCE, "{name}: {found}, not {wanted}");
+        }
+    }
+}
+
+/// The three layers of the flat graph are one function, in which norms and the like are found.
+#[test]
+fn layers_of_a_flat_graph_are_found() {
+    let scratch = Scratch::new("onnx-layers");
+    let at = folder().display().to_string();
+    let line = format!("inspect {at}/blocks.onnx --dim batch=2 --dim seq=5 --json");
+    let document = scratch.json(&line);
+    let functions = document["functions"].as_array().expect("functions");
+    let of = |name: &str| -> &Value {
+        let found = functions.iter().find(|f| f["name"] == name);
+        &found.unwrap_or_else(|| panic!("no {name} in {document:#}"))["ops"]
+    };
+    assert_eq!(of("main")["@main.block"], 3, "{document:#}");
+    assert_eq!(of("main.block")["contract"], 8, "{document:#}");
+    assert_eq!(of("main.block")["softmax"], 1, "{document:#}");
+    let sum = |names: [&str; 2]| -> u64 {
+        let fields = names.map(|name| of("main.block")[name].as_u64().unwrap_or(0));
+        fields.iter().sum()
+    };
+    assert_eq!(sum(["gelu_erf", "erf"]), 1, "{document:#}");
+}
+
+/// Replaces what is as long, in all places.
+fn replaced(name: &str, pairs: &[(&str, &str)]) -> Vec<u8> {
+    let mut bytes = fs::read(folder().join(name)).expect("the model is there");
+    for (from, to) in pairs {
+        assert_eq!(from.len(), to.len(), "a length stands before a text");
+        let places: Vec<usize> =
+            (0..bytes.len()).filter(|at| bytes[*at..].starts_with(from.as_bytes())).collect();
+        assert!(!places.is_empty(), "{from}");
+        for at in places {
+            bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+        }
+    }
+    bytes
+}
+
+fn refusal(scratch: &Scratch, line: &str, code: i32) -> String {
+    let output = scratch.run(line);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{line}\n{text}");
+    text
+}
+
+#[test]
+fn what_cannot_be_read_is_said_at_once() {
+    let scratch = Scratch::new("onnx-refused");
+    let write = |name: &str, bytes: &[u8]| fs::write(scratch.0.join(name), bytes).expect("it is");
+    write(
+        "blocks.onnx",
+        &replaced("blocks.onnx", &[("Softmax", "Hardwax"), ("\x03Erf", "\x03Xrf")]),
+    );
+    fs::copy(folder().join("blocks.data"), scratch.0.join("blocks.data")).expect("it is copied");
+
+    let text = refusal(&scratch, "inspect blocks.onnx --dim batch=2 --dim seq=3", 4);
+    for part in ["E1111", "the operator `Hardwax` is not supported", "the operator `Xrf`"] {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+    assert_eq!(text.matches("= note: of nodes `/").count(), 2, "{text}");
+
+    let text = refusal(&scratch, "inspect blocks.onnx", 2);
+    assert!(text.contains("E1112") && text.contains("--dim batch=N --dim seq=N"), "{text}");
+    let text = refusal(&scratch, "inspect blocks.onnx --dim batch=2 --dim seq=3 --dim s=4", 2);
+    assert!(text.contains("E1113") && text.contains("no input has a dim `s`"), "{text}");
+
+    fs::remove_file(scratch.0.join("blocks.data")).expect("it is removed");
+    let text = refusal(&scratch, "inspect blocks.onnx --dim batch=2 --dim seq=3", 6);
+    assert!(text.contains("E1110") && text.contains("blocks.data"), "{text}");
+
+    write("half.onnx", &replaced("mlp.onnx", &[])[..500]);
+    let text = refusal(&scratch, "inspect half.onnx --dim batch=2", 6);
+    assert!(text.contains("E1110"), "{text}");
+
+    let mlp = folder().join("mlp.onnx").display().to_string();
+    let text = refusal(&scratch, &format!("run {mlp} --dim batch=3 --input z=none.npy"), 2);
+    assert!(text.contains("no input `z`") && text.contains("`x` is not given"), "{text}");
+}
