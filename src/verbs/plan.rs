@@ -37,7 +37,8 @@ pub struct Asked {
     #[arg(long, value_name = "TYPE", value_parser = job::dtype)]
     pub dtype: Option<DType>,
     /// The update
-    #[arg(long, value_name = "NAME", default_value = "adamw", value_parser = ["adamw", "sgd", "none"])]
+    #[arg(long, value_name = "NAME", default_value = "adamw")]
+    #[arg(value_parser = ["adamw", "sgd", "none"])]
     pub optimizer: String,
     /// Print one JSON document
     #[arg(long)]

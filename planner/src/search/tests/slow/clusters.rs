@@ -25,7 +25,8 @@ fn cluster(memory: &str, levels: &str, nodes: usize, devices: usize) -> Cluster 
 fn level(name: &str, count: usize, bandwidth: &str, latency: &str) -> String {
     let count = if count > 0 { format!("count = {count}\n") } else { String::new() };
     format!(
-        "[[level]]\nname = \"{name}\"\n{count}bandwidth = \"{bandwidth}\"\nlatency = \"{latency}\"\n"
+        "[[level]]\nname = \"{name}\"\n{count}\
+         bandwidth = \"{bandwidth}\"\nlatency = \"{latency}\"\n"
     )
 }
 
