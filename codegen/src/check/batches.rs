@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use ir::plan::Optimizer;
 use ir::program::{BufferId, Contents, Program, Step};
 
 use super::memory::Owner;
 use super::rank::Rank;
 use super::traffic::World;
-use super::{At, Phase};
+use super::{At, Phase, Setup};
 
 pub(super) fn finish<'p>(world: &mut World<'_, 'p>, ranks: &[Rank<'p>]) {
     for rank in ranks {
@@ -97,13 +98,14 @@ struct Rest {
 }
 
 /// What a phase must leave in a buffer; none where nothing reads it later.
-fn rest_of(phase: Phase, program: &Program, index: usize) -> Option<Rest> {
-    let buffer = &program.buffers[index];
-    let updates = phase == Phase::Step && has_gradients(program);
+fn rest_of(setup: &Setup<'_>, program: &Program, index: usize) -> Option<Rest> {
+    let (phase, buffer) = (setup.phase, &program.buffers[index]);
+    let sums = phase == Phase::Step && has_gradients(program);
+    let updates = sums && setup.plan.optimizer != Optimizer::None;
     let rest = |is_changed, is_sum| Some(Rest { bytes: buffer.bytes, is_changed, is_sum });
     match buffer.contents {
         Contents::Param(_) | Contents::State { .. } => rest(updates, false),
-        Contents::Grad(_) if updates => rest(true, true),
+        Contents::Grad(_) if sums => rest(true, true),
         // The norm is that of gradients.
         Contents::Stats if phase == Phase::Evaluate => {
             Some(Rest { bytes: 2 * buffer.dtype.size(), is_changed: true, is_sum: true })
@@ -133,7 +135,7 @@ fn gives(phase: Phase, program: &Program, index: usize) -> bool {
 fn check_rest<'p>(world: &mut World<'_, 'p>, rank: &Rank<'p>) {
     let setup = world.setup;
     for (index, buffer) in rank.program.buffers.iter().enumerate() {
-        let Some(rest) = rest_of(setup.phase, rank.program, index) else { continue };
+        let Some(rest) = rest_of(setup, rank.program, index) else { continue };
         let name = &buffer.name;
         for (range, note) in rank.memory.read(buffer.offset..buffer.offset + rest.bytes) {
             let owner = Owner::Buffer(index as u32);
