@@ -146,6 +146,19 @@ fn document(onnx: &Onnx) -> Value {
     })
 }
 
+/// The file of each output: its name, with `_` for what file names cannot hold, each file once.
+fn files(outputs: &[Port]) -> Vec<String> {
+    let allowed = |c: char| if c.is_alphanumeric() || "._-".contains(c) { c } else { '_' };
+    let mut files: Vec<String> = Vec::new();
+    for (index, port) in outputs.iter().enumerate() {
+        let stem: String = port.name.chars().map(allowed).collect();
+        let file = format!("{stem}.npy");
+        let is_taken = files.contains(&file);
+        files.push(if is_taken { format!("{stem}.{index}.npy") } else { file });
+    }
+    files
+}
+
 /// Evaluates a model on arrays, and writes what it yields.
 pub fn run(
     model: &str,
@@ -161,17 +174,18 @@ pub fn run(
     let results = eval(&onnx.module, ENTRY, &args)?;
     if let Some(folder) = folder {
         std::fs::create_dir_all(folder).map_err(runtime::Error::io("create", folder))?;
-        for (port, tensor) in onnx.outputs.iter().zip(&results) {
-            write(&folder.join(format!("{}.npy", port.value)), tensor)?;
+        for (file, tensor) in files(&onnx.outputs).iter().zip(&results) {
+            write(&folder.join(file), tensor)?;
         }
         output::note(&format!("wrote {}", folder.display()));
     }
     if as_json {
-        let outputs = onnx.outputs.iter().zip(&results).map(|(port, tensor)| {
-            let file = format!("{}.npy", port.value);
-            let dtype = tensor.dtype.name();
-            json!({"name": port.name, "dims": tensor.dims, "dtype": dtype, "file": file})
-        });
+        let files = files(&onnx.outputs);
+        let outputs =
+            onnx.outputs.iter().zip(&results).zip(&files).map(|((port, tensor), file)| {
+                let dtype = tensor.dtype.name();
+                json!({"name": port.name, "dims": tensor.dims, "dtype": dtype, "file": file})
+            });
         let outputs: Vec<Value> = outputs.collect();
         output::answer_json(&json!({"schema": "gantline.run_onnx/1", "outputs": outputs}));
     } else {
