@@ -6,8 +6,9 @@
 //! layers alone ([`Inside`]); [`Estimator::step`] reads them and adds what lies between layers,
 //! in some hundred operations. A search memoises the former and calls the latter.
 //!
-//! Nothing here was fitted to a run of a model: devices and links come from datasheets and from
-//! timings of single kernels and collectives, styles from what frameworks' releases do.
+//! Devices and links come from datasheets and from timings of single kernels and collectives, styles
+//! from what frameworks' releases do. A few numbers were chosen beside runs of models, from ranges
+//! that are plausible without them: sustained clocks, host times and the spreads of intervals.
 
 mod devices;
 mod interval;

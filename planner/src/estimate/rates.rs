@@ -1,7 +1,7 @@
 //! How fast one device executes one kernel: the device files, and the formulas that use them.
 //!
 //! A device file holds the datasheet and what `planner/calibration` fitted to published timings of
-//! single kernels. Nothing in it was fitted to a run of a model.
+//! single kernels. The clock that a device sustains was chosen beside runs of models.
 //!
 //! Legend: m, n, k rows, columns and contracted elements of a product; t seconds.
 
