@@ -15,8 +15,8 @@ use crate::kernel::Product;
 
 /// Points of `k` per block.
 const KC: usize = Product::K_BLOCK;
-/// Rows per block: their panels stay in a second-level cache of 1 MiB. Measured against 120 and 480
-/// on a Xeon of 2.5 GHz with AVX-512, November 2026. A multiple of 8, the height of most tiles.
+/// Rows per block: their panels stay in a second-level cache of 1 MiB. A multiple of 8, the height
+/// of most tiles.
 const MC: usize = 256;
 /// Columns per block: just under 1 MiB of panels in f32. A multiple of all tile widths.
 const NC: usize = 960;
