@@ -37,7 +37,7 @@ const CANDIDATES_MAX: usize = 256;
 /// names of the functions that it made; each is called at least twice.
 ///
 /// Keeps what the function computes, its parameters and results. The new functions stand before it.
-/// `O(nodes · period)` for the sweep, at most [`PERIOD_MAX`] periods.
+/// `O(nodes · period)` for the sweep, at most `PERIOD_MAX` periods.
 ///
 /// # Panics
 /// When the module has no such function.

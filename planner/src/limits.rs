@@ -27,7 +27,7 @@ pub enum Knob {
     Ep,
     /// Chunks of layers that a stage interleaves.
     Vpp,
-    /// The schedule, by its place in [`Schedule::ALL`].
+    /// The schedule, by its place in [`Schedule::ALL`](crate::configuration::Schedule::ALL).
     Schedule,
     /// The ZeRO stage.
     Zero,

@@ -196,7 +196,7 @@ pub fn write(path: &Path, contents: &Contents) -> Result<(), Error> {
     write_bytes(path, &encode(contents).map_err(Error::io("encode", path))?)
 }
 
-/// Writes the bytes of an artefact, as [`write`] does.
+/// Writes the bytes of an artefact, as [`write()`] does.
 pub fn write_bytes(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".tmp");

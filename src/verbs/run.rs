@@ -6,7 +6,7 @@
 //! and what is left is averaged. Gradients are of that mean, under the names that the model's
 //! checkpoint has for its weights.
 //!
-//! A compiled file runs as it was compiled: see [`compiled`].
+//! A compiled file runs as it was compiled: see `compiled.rs`.
 
 mod compiled;
 
