@@ -1,9 +1,9 @@
 //! Rewriting: a function replaced by an equal, cheaper one.
 //!
 //! A function becomes an e-graph (`egg`), a set of classes of equal terms ([`region`]); rules add
-//! equal terms to classes ([`rules`], applied by [`saturate`](mod@saturate)); one term of each class
-//! is chosen, so that their prices sum to the least ([`choose`](mod@choose), [`price`]), and made a
-//! function again.
+//! equal terms to classes ([`rules`], applied by [`saturate`](mod@saturate)); one term of each
+//! class is chosen, so that their prices sum to the least ([`choose`](mod@choose), [`price`]), and
+//! made a function again.
 //!
 //! **Invariants.**
 //! * Attributes are in the term, types are facts of its class: terms of one class have equal types,

@@ -6,9 +6,9 @@
 //! layers alone ([`Inside`]); [`Estimator::step`] reads them and adds what lies between layers,
 //! in some hundred operations. A search memoises the former and calls the latter.
 //!
-//! Devices and links come from datasheets and from timings of single kernels and collectives, styles
-//! from what frameworks' releases do. A few numbers were chosen beside runs of models, from ranges
-//! that are plausible without them: sustained clocks, host times and the spreads of intervals.
+//! Devices and links come from datasheets and from timings of single kernels and collectives,
+//! styles from what frameworks' releases do. A few numbers were chosen beside runs of models, from
+//! ranges that are plausible without them: sustained clocks, host times, spreads of intervals.
 
 mod devices;
 mod interval;
