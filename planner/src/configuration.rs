@@ -4,7 +4,7 @@
 //! counts of ranks and the micro-batch:
 //!
 //! ```
-//! use planner::configuration::Configuration;
+//! use gantline_planner::configuration::Configuration;
 //! let text = "tp=8 pp=8 dp=2 mbs=1 vpp=3 sp zero=1 recompute=attention";
 //! let configuration: Configuration = text.parse().unwrap();
 //! assert_eq!(configuration.to_string(), text);
