@@ -28,7 +28,7 @@ use ir::{Diagnostic, Span};
 use serde::Serialize;
 
 use crate::cluster::Cluster;
-use crate::configuration::{Configuration, Recompute};
+use crate::configuration::{Configuration, RankAxis, Recompute};
 
 use layer::Lowering;
 use network::Network;
@@ -101,6 +101,26 @@ impl<'a> Estimator<'a> {
     /// The workload.
     pub fn workload(&self) -> &Workload {
         self.work
+    }
+
+    /// The inside whose prices are the same, of all that differ in strides alone.
+    pub fn inside_alike(&self, inside: Inside) -> Inside {
+        let stride = |size: u32, stride: u64| {
+            self.network.stride_alike(network::Group { size: size.into(), stride })
+        };
+        Inside {
+            tp_stride: stride(inside.tp, inside.tp_stride),
+            cp_stride: stride(inside.cp, inside.cp_stride),
+            ..inside
+        }
+    }
+
+    /// What of the placement of its axes a configuration's step depends on.
+    pub fn placement(&self, c: &Configuration) -> [u64; 4] {
+        let inside = self.inside_alike(Inside::of(c));
+        let data = step::data_group(c);
+        let near = u64::from(c.stride(RankAxis::Pp) < self.network.node);
+        [inside.tp_stride, inside.cp_stride, self.network.stride_alike(data), near]
     }
 
     /// The tables of all configurations whose insides are cut alike.

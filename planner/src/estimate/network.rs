@@ -98,6 +98,11 @@ impl Network {
         (self.node / group.stride.max(1)).clamp(1, group.size.max(1))
     }
 
+    /// What of a group's stride its collectives depend on, as the least stride of all that have it.
+    pub fn stride_alike(&self, group: Group) -> u64 {
+        (self.node / self.inside(group)).max(1)
+    }
+
     /// Whether a group leaves its node.
     pub fn leaves_node(&self, group: Group) -> bool {
         self.inside(group) < group.size

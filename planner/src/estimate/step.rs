@@ -165,27 +165,20 @@ impl Terms<'_> {
         let mut exchanges = Exchanges::default();
         let mut before_s = 0.0;
         let send_s = self.send_s(c, prices);
-        let mut stage = Stage::default();
-        for index in 0..c.pp {
-            let repeats = repeats(c, prices, index);
-            if !repeats {
-                stage = self::stage(c, prices, index);
-            }
-            sum.pass += stage.pass;
-            sum.again_s += stage.again_s;
-            sum.weight_s += stage.weight_s;
+        for run in runs(c, prices) {
+            let stage = stage(c, prices, &run);
+            let count_alike = f64::from(run.count);
+            sum.pass += stage.pass * count_alike;
+            sum.again_s += stage.again_s * count_alike;
+            sum.weight_s += stage.weight_s * count_alike;
             // Of equal stages the first has the most in flight and the least time to hide behind.
-            if repeats {
-                before_s += stage.backward_s + send_s;
-                continue;
-            }
             if stage.total_s() > slowest.total_s() {
                 slowest = stage;
             }
             // Later stages are done earlier, by the backward passes of those before them.
             exchanges.cover(self.exchanges(c, &stage, before_s, m));
-            before_s += stage.backward_s + send_s;
-            let memory = self.memory(c, &stage, index, count);
+            before_s += (stage.backward_s + send_s) * count_alike;
+            let memory = self.memory(c, &stage, run.index, count);
             if memory.total_bytes() > step.memory.total_bytes() {
                 step.memory = memory;
             }
@@ -235,15 +228,10 @@ impl Terms<'_> {
         if self.style.sends_hidden { seconds * INNER_INTERFERENCE } else { seconds }
     }
 
-    fn data_group(&self, c: &Configuration) -> Group {
-        let stride = if c.cp > 1 { c.stride(RankAxis::Cp) } else { c.stride(RankAxis::Dp) };
-        Group { size: u64::from(c.dp) * u64::from(c.cp), stride }
-    }
-
     /// What a stage exchanges with its copies, and its update. `before_s` is how long it waits
     /// for stages before it at the end of a step.
     fn exchanges(&self, c: &Configuration, stage: &Stage, before_s: f64, m: f64) -> Exchanges {
-        let group = self.data_group(c);
+        let group = data_group(c);
         let shard = f64::from(c.shard_ranks());
         let gradient = stage.parameters * self.style.exchange_bytes;
         let weight = stage.parameters * self.style.weight_bytes;
@@ -314,7 +302,7 @@ impl Terms<'_> {
     /// Weights that are gathered for each use and gradients that are reduced after it, layer by
     /// layer, beside computation.
     fn sharded_weights(&self, c: &Configuration, stage: &Stage, m: f64) -> Exchanges {
-        let group = self.data_group(c);
+        let group = data_group(c);
         let shard = Group { size: u64::from(c.shard_ranks()), stride: group.stride };
         let copies =
             Group { size: group.size / shard.size.max(1), stride: group.stride * shard.size };
@@ -422,24 +410,85 @@ impl Exchanges {
     }
 }
 
-/// A stage: its layers and ends, with what is computed again.
-fn stage(c: &Configuration, prices: &Prices, index: u32) -> Stage {
+/// The ranks that hold the same weights.
+pub(super) fn data_group(c: &Configuration) -> Group {
+    let stride = if c.cp > 1 { c.stride(RankAxis::Cp) } else { c.stride(RankAxis::Dp) };
+    Group { size: u64::from(c.dp) * u64::from(c.cp), stride }
+}
+
+/// Stages that are alike and follow each other; an end of the model is on its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Run {
+    /// The first of them.
+    index: u32,
+    /// How many there are.
+    count: u32,
+    /// Layers of the first: from, and to but not with.
+    from: u32,
+    to: u32,
+}
+
+/// The stages of a configuration in order. Few, also where there are many stages.
+fn runs(c: &Configuration, prices: &Prices) -> impl Iterator<Item = Run> {
     let depth: u32 = prices.layers.iter().map(|(count, _)| count).sum();
-    let (from, to) = range(c, depth, index);
+    let (mut index, mut from) = (0, 0);
+    std::iter::from_fn(move || {
+        if index >= c.pp {
+            return None;
+        }
+        let (layers, alike) = layers(c, depth, index);
+        let mut count = 1;
+        if 0 < index && index + 1 < c.pp && layers > 0 {
+            let mut ends = prices.layers.iter().scan(0, |end, (count, _)| {
+                *end += count;
+                Some(*end)
+            });
+            let end = ends.find(|end| *end > from).unwrap_or(depth);
+            count = ((end - from) / layers).min(alike).min(c.pp - 1 - index).max(1);
+        }
+        let run = Run { index, count, from, to: from + layers };
+        index += count;
+        from += layers * count;
+        Some(run)
+    })
+}
+
+/// The layers of a stage, and how many stages from it on have as many: as even as possible, the
+/// first ones one more.
+fn layers(c: &Configuration, depth: u32, index: u32) -> (u32, u32) {
+    if c.stage_layers.len() == c.pp as usize {
+        let rest = &c.stage_layers[index as usize..];
+        let alike = rest.iter().take_while(|layers| **layers == rest[0]).count();
+        return (rest[0], alike as u32);
+    }
+    let (each, more) = (depth / c.pp, depth % c.pp);
+    if index < more { (each + 1, more - index) } else { (each, c.pp - index) }
+}
+
+/// A stage: its layers and ends, with what is computed again.
+fn stage(c: &Configuration, prices: &Prices, run: &Run) -> Stage {
     let mut stage = Stage::default();
     let mut before = 0;
     for (count, price) in &prices.layers {
-        let (start, end) = (from.max(before), to.min(before + count));
+        let (start, end) = (run.from.max(before), run.to.min(before + count));
         if start < end {
-            add(&mut stage, c, price, f64::from(end - start), true);
+            // The first ones of a stage are computed again, of whatever class they are.
+            let again = match c.recompute {
+                Recompute::Layers(layers) => {
+                    run.from.saturating_add(layers).clamp(start, end) - start
+                }
+                Recompute::Full => end - start,
+                Recompute::None | Recompute::Auto | Recompute::Attention => 0,
+            };
+            add(&mut stage, c, price, f64::from(end - start), Some(f64::from(again)));
         }
         before += count;
     }
-    if index == 0 {
-        add(&mut stage, c, &prices.first, 1.0, false);
+    if run.index == 0 {
+        add(&mut stage, c, &prices.first, 1.0, None);
     }
-    if index + 1 == c.pp {
-        add(&mut stage, c, &prices.last, 1.0, false);
+    if run.index + 1 == c.pp {
+        add(&mut stage, c, &prices.last, 1.0, None);
         // One stage holds a shared weight once; two hold it each.
         if c.pp == 1 {
             stage.parameters -= prices.tied_parameters;
@@ -448,49 +497,18 @@ fn stage(c: &Configuration, prices: &Prices, index: u32) -> Stage {
     stage
 }
 
-/// Whether a stage has the same layers as the one before it, and neither has an end of the model.
-fn repeats(c: &Configuration, prices: &Prices, index: u32) -> bool {
-    if index < 2 || index + 1 >= c.pp {
-        return false;
-    }
-    let depth = prices.layers.iter().map(|(count, _)| count).sum();
-    let ((from, middle), (_, to)) = (range(c, depth, index - 1), range(c, depth, index));
-    let ends = prices.layers.iter().scan(0, |end, (count, _)| {
-        *end += count;
-        Some(*end)
-    });
-    let is_cut = ends.into_iter().any(|end| from < end && end < to);
-    middle - from == to - middle && !is_cut
-}
-
-/// The layers of a stage: as even as possible, the first ones one more.
-fn range(c: &Configuration, depth: u32, index: u32) -> (u32, u32) {
-    if c.stage_layers.len() == c.pp as usize {
-        let before: u32 = c.stage_layers[..index as usize].iter().sum();
-        return (before, before + c.stage_layers[index as usize]);
-    }
-    let (each, more) = (depth / c.pp, depth % c.pp);
-    let from = index * each + index.min(more);
-    (from, from + each + u32::from(index < more))
-}
-
-fn add(stage: &mut Stage, c: &Configuration, price: &LayerPrice, count: f64, is_layer: bool) {
+/// Adds `count` layers, of which `whole` are computed again, or an end of the model.
+fn add(stage: &mut Stage, c: &Configuration, price: &LayerPrice, count: f64, whole: Option<f64>) {
     let mut again = Pass::default();
     let mut saved = price.saved_bytes * count;
     let mut working = price.working_bytes;
-    if is_layer {
+    if let Some(whole) = whole {
         stage.layers += count;
-        let whole = match c.recompute {
-            Recompute::None | Recompute::Auto => 0.0,
-            Recompute::Attention => {
-                again += price.attention_again * count;
-                saved -= price.saved_attention_bytes * count;
-                working += price.saved_attention_bytes;
-                0.0
-            }
-            Recompute::Layers(layers) => f64::from(layers).min(count),
-            Recompute::Full => count,
-        };
+        if c.recompute == Recompute::Attention {
+            again += price.attention_again * count;
+            saved -= price.saved_attention_bytes * count;
+            working += price.saved_attention_bytes;
+        }
         if whole > 0.0 {
             again += price.forward_again * whole;
             saved += (price.input_bytes - price.saved_bytes) * whole;

@@ -50,7 +50,7 @@ pub struct Chosen {
 /// What the search did.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Effort {
-    /// Configurations of the space; cuts into uneven stages are not counted.
+    /// Configurations of the space; one counts once, with both cuts of its layers into stages.
     pub total: u128,
     /// Configurations that were priced.
     pub evaluated: u64,
@@ -75,7 +75,7 @@ pub struct Answer {
     pub space: Effort,
     /// Bytes that a device has for a job.
     pub have_bytes: f64,
-    /// No plan of the space is faster than this, uneven cuts included.
+    /// No plan of the space is faster than this, with stages cut evenly or by their times.
     pub bound_s: f64,
     /// By how much the best may be slower than the fastest possible: `best / bound - 1`.
     pub gap: f64,

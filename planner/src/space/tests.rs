@@ -2,13 +2,15 @@
 
 use std::collections::BTreeSet;
 
+use ir::random::mix;
+
 use super::ask::{EVALUATIONS_MAX, Question, ask};
 use super::knobs::{self, Frame, STEPS, Step};
 use super::models;
 use super::tree::{Budget, Counter, Objective, Path, Tree};
 use super::uniform::Space;
 use crate::cluster::Cluster;
-use crate::configuration::Configuration;
+use crate::configuration::{Configuration, RankAxis, USUAL_ORDER};
 use crate::estimate::rates::Arithmetic;
 use crate::estimate::workload::Workload;
 use crate::estimate::{Estimator, Job, style};
@@ -125,6 +127,102 @@ fn answers_are_those_of_trying_everything() {
             Err(_) => assert!(best.is_infinite(), "{model}: {best} is there"),
         }
     }
+}
+
+/// Random decisions on random jobs, of dense models and of routed ones whose first layers are dense:
+/// no bound of any number of first decisions is above what all of them cost.
+#[test]
+fn no_bound_is_above_a_leaf() {
+    let models = ["gpt-7.5b", "llama-3-8b", "mixtral-8x7b", "deepseek-v3", "deepseek-v2"];
+    let asked = std::env::var("SEED").ok().and_then(|text| text.parse().ok());
+    let seeds = asked.map_or(0..60, |seed: u64| seed..seed + 1);
+    let (mut uneven, mut routed) = (0, 0);
+    for seed in seeds {
+        let mut state = seed;
+        let mut below = |n: usize| {
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            (mix(state) % n as u64) as usize
+        };
+        let model = models[below(models.len())];
+        let mut shape = models::shape(model).unwrap();
+        shape.seq = [1024, 4096][below(2)];
+        shape.layers = 5 + below(60) as u32;
+        let work = shape.workload().unwrap();
+        let devices = [16, 48, 96, 128][below(4)];
+        let batch = devices * [1, 4, 6][below(3)];
+        let cluster = cluster(["a100", "h100"][below(2)]);
+        let estimator = estimator(&work, &cluster, batch.into());
+        let have = estimator.memory_bytes * [1.0, 20.0][below(2)];
+        let space = Space::new(&estimator, Frame::new(&work, devices, batch, Limits::default()));
+        let mut options = Vec::new();
+        for _ in 0..40 {
+            let mut path = Path::default();
+            for _ in STEPS {
+                space.options(&path, &mut options);
+                if options.is_empty() {
+                    break;
+                }
+                path = path.then(options[below(options.len())]);
+            }
+            if path.values().len() < STEPS.len() {
+                continue;
+            }
+            let (c, _) = space.configuration(&path, have);
+            let score = space.score(&path, have, f64::INFINITY);
+            uneven += usize::from(!c.stage_layers.is_empty());
+            routed += usize::from(shape.routed.is_some() && !c.stage_layers.is_empty());
+            for decided in 0..STEPS.len() {
+                let bound = space.bound(&path.first(decided), f64::INFINITY);
+                if bound.seconds.is_infinite() {
+                    // The second of two placements that are alike.
+                    continue;
+                }
+                let about = format!("SEED={seed}: {model}, {c}: {decided} decided, {bound:?}");
+                assert!(bound.seconds <= score.seconds * (1.0 + 1e-9), "{about} {score:?}");
+                assert!(bound.bytes <= score.bytes * (1.0 + 1e-9), "{about} {score:?}");
+            }
+        }
+    }
+    assert!(asked.is_some() || (uneven > 100 && routed > 40), "{uneven} uneven, {routed} routed");
+}
+
+/// What is skipped because a placement before it is alike costs the same.
+#[test]
+fn placements_that_are_alike_cost_the_same() {
+    let work = workload("mixtral-8x7b", 4096);
+    let cluster = cluster("h100");
+    let estimator = estimator(&work, &cluster, 64);
+    let space = Space::new(&estimator, Frame::new(&work, 64, 64, Limits::default()));
+    let mut alike = 0;
+    for text in ["tp=2 cp=2 pp=4 dp=4 mbs=1 sp zero=1", "tp=4 cp=1 ep=2 pp=2 dp=8 mbs=2 zero=3/2"] {
+        let base: Configuration = text.parse().unwrap();
+        let orders = permutations();
+        for a in &orders {
+            for b in &orders {
+                let [a, b] = [a, b].map(|order| Configuration { order: *order, ..base.clone() });
+                if estimator.placement(&a) == estimator.placement(&b) {
+                    alike += usize::from(a != b);
+                    assert_eq!(space.step(&a), space.step(&b), "{a} and {b}");
+                }
+            }
+        }
+    }
+    assert!(alike > 20, "{alike}");
+}
+
+fn permutations() -> Vec<[RankAxis; 4]> {
+    let mut all = Vec::new();
+    for a in USUAL_ORDER {
+        for b in USUAL_ORDER {
+            for c in USUAL_ORDER {
+                let rest = USUAL_ORDER.into_iter().find(|axis| ![a, b, c].contains(axis));
+                if let Some(d) = rest.filter(|_| a != b && b != c && a != c) {
+                    all.push([a, b, c, d]);
+                }
+            }
+        }
+    }
+    all
 }
 
 #[test]

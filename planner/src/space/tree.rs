@@ -5,7 +5,9 @@
 //! and skips what is too large or cannot be better. What was skipped is counted by [`Counter`],
 //! which visits one subtree of each shape.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+
+use rustc_hash::FxHashMap;
 
 /// Decisions of a tree at most.
 pub const DEPTH_MAX: usize = 16;
@@ -80,12 +82,6 @@ pub trait Tree {
     /// `seconds`, the bytes may be anything less.
     fn bound(&self, path: &Path, seconds: f64) -> Score;
 
-    /// Whether a score is the least of all that its leaf stands for. Where it is not, nothing that
-    /// the leaf stands for is below its bound.
-    fn settles(&self) -> bool {
-        true
-    }
-
     /// Decisions that tell apart what is listed beside the best.
     fn kind_depth(&self) -> usize {
         0
@@ -148,7 +144,7 @@ pub struct Walked {
 /// Counts leaves, one subtree of each shape.
 #[derive(Debug, Default)]
 pub struct Counter {
-    known: HashMap<(u8, u64), u128>,
+    known: FxHashMap<(u8, u64), u128>,
 }
 
 impl Counter {
@@ -231,7 +227,7 @@ struct Walker<'a, T> {
     evaluated: u64,
     bounded_out: u128,
     too_large: u128,
-    /// The least bound of what the budget left out, and of what scores do not settle.
+    /// The least bound of what the budget left out.
     open_s: f64,
     stopped: bool,
 }
@@ -249,13 +245,19 @@ impl<T: Tree> Walker<'_, T> {
             self.open_s = self.open_s.min(bound.seconds);
             return;
         }
-        if usize::from(path.len) == self.tree.depth() {
-            self.score(path, bound);
-            return;
-        }
         let below = self.below();
         let mut options = Vec::new();
         self.tree.options(path, &mut options);
+        if usize::from(path.len) + 1 == self.tree.depth() {
+            for leaf in options.iter().map(|value| path.then(*value)) {
+                match self.fate(bound) {
+                    Fate::Visit => self.score(&leaf, bound),
+                    Fate::BoundedOut => self.bounded_out += 1,
+                    Fate::TooLarge => self.too_large += 1,
+                }
+            }
+            return;
+        }
         let mut children: Vec<(Path, Score)> = options
             .iter()
             .map(|value| path.then(*value))
@@ -301,9 +303,10 @@ impl<T: Tree> Walker<'_, T> {
         if beaten { Fate::BoundedOut } else { Fate::Visit }
     }
 
+    /// Scores a leaf; `bound` is that of the decisions before its last.
     fn score(&mut self, path: &Path, bound: Score) {
         let out_of_time = self.evaluated.is_multiple_of(CLOCK_EVERY) && (self.budget.stop)();
-        if self.evaluated >= self.budget.evaluations_max || out_of_time {
+        if self.stopped || self.evaluated >= self.budget.evaluations_max || out_of_time {
             self.stopped = true;
             self.open_s = self.open_s.min(bound.seconds);
             return;
@@ -316,9 +319,6 @@ impl<T: Tree> Walker<'_, T> {
         };
         let score = self.tree.score(path, bytes_max, below);
         let leaf = Leaf { path: *path, score };
-        if !self.tree.settles() {
-            self.open_s = self.open_s.min(bound.seconds);
-        }
         let fits = score.bytes <= self.bytes_max;
         let kinds = &mut self.kinds[usize::from(!fits)];
         let kind = kinds.entry(path.first(self.tree.kind_depth())).or_insert(leaf);

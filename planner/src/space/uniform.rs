@@ -1,19 +1,23 @@
 //! The space of configurations priced by [`Estimator`]: what the walk needs to know of it.
 //!
-//! Bounds call the step formula itself, at the least of what is open: a step without recomputation
-//! and offload is not slower than one with it, and one with both and full sharding not larger than
-//! one without. Above the inside of layers, a bound is the work of a stage in equal parts: `m · Σ t
-//! / p`, with every axis placed best. That equal steps have equal formulas, and that the bounds
-//! hold, is tested on random configurations.
+//! A leaf stands for two cuts of the layers into stages: as even as can be, and such that the
+//! slowest stage is as fast as can be. It is scored at both, so that its score is exact.
+//!
+//! Bounds call the step formula itself, at the least of what is open: with the same stages, passes
+//! are not slower without recomputation, exchanges not slower beside full recomputation, and memory
+//! is not larger with both offload and full sharding. Above the inside of layers, a bound is the work of a stage
+//! in equal parts: `m · Σ t / p`, with every axis placed best. That equal steps have equal formulas,
+//! and that the bounds hold, is tested on random configurations.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::rc::Rc;
+
+use rustc_hash::FxHashMap;
 
 use super::events::Line;
 use super::knobs::{self, Frame, STEPS};
 use super::tree::{Path, Score, Tree};
-use crate::configuration::{Configuration, Offload, Place, Recompute, Zero};
+use crate::configuration::{Configuration, Offload, Place, Recompute, Schedule, Zero};
 use crate::estimate::Estimator;
 use crate::estimate::price::{Inside, LayerPrice, Prices};
 use crate::estimate::step::Step;
@@ -25,36 +29,69 @@ const INSIDE: usize = 7;
 /// Decisions after which the schedule is known.
 const SCHEDULE: usize = 8;
 
+/// What is computed again where stages are cut by their times.
+const AGAIN: [Recompute; 3] = [Recompute::None, Recompute::Attention, Recompute::Full];
+
 /// The tables of one inside, and what bounds read of them.
 #[derive(Debug)]
 struct Table {
     prices: Prices,
+    /// Layers.
+    depth: u32,
     /// Seconds of one micro-batch of all layers and both ends, nothing computed again.
     sum_s: f64,
     /// Seconds of the longest indivisible part: one layer, or the ends with one layer.
     part_s: f64,
+    /// Seconds of the shortest layer.
+    least_s: f64,
+    /// Seconds of the gradients of all weights, and of the layer with the fewest.
+    weight_sum_s: f64,
+    weight_least_s: f64,
+    /// By stages and what is computed again: the balanced cut.
+    cuts: RefCell<FxHashMap<(u32, usize), Rc<Balanced>>>,
 }
 
 impl Table {
     fn new(prices: Prices) -> Table {
         let both = |price: &LayerPrice| price.forward.total_s() + price.backward.total_s();
-        let layers = prices.layers.iter().map(|(count, price)| f64::from(*count) * both(price));
+        let layers = || prices.layers.iter().map(|(count, price)| (*count, both(price)));
         let ends = both(&prices.first) + both(&prices.last);
-        let longest = prices.layers.iter().map(|(_, price)| both(price)).fold(0.0, f64::max);
-        let last = prices.layers.last().map_or(0.0, |(_, price)| both(price));
+        let longest = layers().map(|(_, seconds)| seconds).fold(0.0, f64::max);
+        let last = layers().next_back().map_or(0.0, |(_, seconds)| seconds);
+        let weights = || prices.layers.iter().map(|(count, price)| (*count, price.weight_s));
+        let weight_ends = prices.first.weight_s + prices.last.weight_s;
         Table {
-            sum_s: layers.sum::<f64>() + ends,
+            weight_sum_s: weights().map(|(n, s)| f64::from(n) * s).sum::<f64>() + weight_ends,
+            weight_least_s: weights().map(|(_, s)| s).fold(f64::INFINITY, f64::min),
+            depth: layers().map(|(count, _)| count).sum(),
+            sum_s: layers().map(|(count, s)| f64::from(count) * s).sum::<f64>() + ends,
             part_s: longest.max(last + both(&prices.last)),
+            least_s: layers().map(|(_, seconds)| seconds).fold(f64::INFINITY, f64::min),
+            cuts: RefCell::default(),
             prices,
         }
     }
 
-    /// The slowest stage of `stages`, if they were as even as they can be.
+    /// Not above the slowest stage of any cut into `stages`: one of them has as many layers as an
+    /// even cut's largest.
     fn pace_s(&self, stages: u32) -> f64 {
         match stages {
             1 => self.sum_s,
-            stages => (self.sum_s / f64::from(stages)).max(self.part_s),
+            stages => {
+                let most = f64::from(self.depth.div_ceil(stages)) * self.least_s;
+                (self.sum_s / f64::from(stages)).max(self.part_s).max(most)
+            }
         }
+    }
+
+    /// The balanced cut into `stages` with so much computed again, an index of [`AGAIN`].
+    fn balanced(&self, stages: u32, again: usize) -> Rc<Balanced> {
+        if let Some(cut) = self.cuts.borrow().get(&(stages, again)) {
+            return Rc::clone(cut);
+        }
+        let cut = Rc::new(Balanced::new(&self.prices, stages, AGAIN[again]));
+        self.cuts.borrow_mut().insert((stages, again), Rc::clone(&cut));
+        cut
     }
 }
 
@@ -67,23 +104,16 @@ pub struct Space<'a> {
     pub frame: Frame,
     /// Samples of a step.
     pub global_batch: u64,
-    tables: RefCell<HashMap<Inside, Rc<Table>>>,
-    meshes: RefCell<HashMap<Path, Score>>,
-    cuts: RefCell<HashMap<(Inside, u32, u32), Rc<Vec<u32>>>>,
+    tables: RefCell<FxHashMap<Inside, Rc<Table>>>,
+    meshes: RefCell<FxHashMap<Path, Score>>,
 }
 
 impl<'a> Space<'a> {
     /// The space of a frame.
     pub fn new(estimator: &'a Estimator<'a>, frame: Frame) -> Space<'a> {
         let global_batch = u64::from(frame.global_batch);
-        Space {
-            estimator,
-            frame,
-            global_batch,
-            tables: RefCell::default(),
-            meshes: RefCell::default(),
-            cuts: RefCell::default(),
-        }
+        let (tables, meshes) = Default::default();
+        Space { estimator, frame, global_batch, tables, meshes }
     }
 
     /// Tables that were made.
@@ -92,6 +122,7 @@ impl<'a> Space<'a> {
     }
 
     fn table(&self, inside: Inside) -> Rc<Table> {
+        let inside = self.estimator.inside_alike(inside);
         if let Some(table) = self.tables.borrow().get(&inside) {
             return Rc::clone(table);
         }
@@ -100,55 +131,57 @@ impl<'a> Space<'a> {
         table
     }
 
+    fn count(&self, c: &Configuration) -> u64 {
+        c.microbatch_count(self.global_batch).expect("the walk divides the batch")
+    }
+
     /// The step of a whole configuration.
     pub fn step(&self, c: &Configuration) -> Step {
-        let count = c.microbatch_count(self.global_batch).expect("the walk divides the batch");
-        self.estimator.step(c, &self.table(Inside::of(c)).prices, count)
+        self.estimator.step(c, &self.table(Inside::of(c)).prices, self.count(c))
     }
 
     /// The seconds of a configuration's passes, replayed event by event: all of its step but what
     /// is exchanged, updated and moved.
     pub fn replay(&self, c: &Configuration) -> f64 {
-        let count = c.microbatch_count(self.global_batch).expect("the walk divides the batch");
-        Line::new(c, &self.table(Inside::of(c)).prices, count as usize, 0.0).replay()
+        let count = self.count(c) as usize;
+        Line::new(c, &self.table(Inside::of(c)).prices, count, 0.0).replay()
     }
 
-    /// The configuration of a leaf, with its stages cut unevenly where that is faster.
+    /// The configuration of a leaf, with its stages cut by their times where that is faster.
     pub fn configuration(&self, path: &Path, bytes_max: f64) -> (Configuration, Step) {
         let even = knobs::configuration(&self.frame, path);
-        let step = self.step(&even);
-        let cut = self.cut(&even);
-        if cut.is_empty() {
-            return (even, step);
+        let table = self.table(Inside::of(&even));
+        let count = self.count(&even);
+        let mut best = (even.clone(), self.estimator.step(&even, &table.prices, count));
+        let again = AGAIN.iter().position(|again| *again == even.recompute);
+        let Some(again) = again.filter(|_| may_be_uneven(&even)) else { return best };
+        let stage_layers = table.balanced(even.pp, again).layers.clone();
+        if stage_layers.is_empty() {
+            return best;
         }
-        let uneven = Configuration { stage_layers: cut.to_vec(), ..even.clone() };
-        let other = self.step(&uneven);
-        let faster = other.breakdown.total_s() < step.breakdown.total_s();
-        let bytes = [step, other].map(|step| step.memory.total_bytes());
-        let fits = bytes[1] <= bytes_max || bytes[1] < bytes[0];
-        if faster && fits { (uneven, other) } else { (even, step) }
+        let uneven = Configuration { stage_layers, ..even };
+        let step = self.estimator.step(&uneven, &table.prices, count);
+        let [now, other] = [&best.1, &step].map(|step| step.memory.total_bytes());
+        let faster = step.breakdown.total_s() < best.1.breakdown.total_s();
+        if (now > bytes_max && other < now) || (faster && other <= bytes_max) {
+            best = (uneven, step);
+        }
+        best
     }
 
-    /// Layers of stages that are cut by their times, so that the slowest one is as fast as can be;
-    /// nothing where chunks are interleaved.
-    fn cut(&self, c: &Configuration) -> Rc<Vec<u32>> {
-        if c.pp == 1 || c.vpp > 1 {
-            return Rc::default();
+    /// The stages that leaves below a configuration may have: even ones, and those that are
+    /// balanced for what they compute again.
+    fn cuts(&self, c: &Configuration, table: &Table, again: &[usize]) -> Vec<Vec<u32>> {
+        let mut cuts = vec![Vec::new()];
+        if may_be_uneven(c) {
+            for again in again {
+                let balanced = table.balanced(c.pp, *again);
+                if !cuts.contains(&balanced.layers) {
+                    cuts.push(balanced.layers.clone());
+                }
+            }
         }
-        let again = match c.recompute {
-            Recompute::None | Recompute::Auto => 0,
-            Recompute::Attention => 1,
-            Recompute::Full => 2,
-            Recompute::Layers(_) => return Rc::default(),
-        };
-        let inside = Inside::of(c);
-        let key = (inside, c.pp, again);
-        if let Some(cut) = self.cuts.borrow().get(&key) {
-            return Rc::clone(cut);
-        }
-        let cut = Rc::new(bottleneck(&self.table(inside).prices, c.pp, again));
-        self.cuts.borrow_mut().insert(key, Rc::clone(&cut));
-        cut
+        cuts
     }
 
     /// Not above any leaf below a path that does not say where axes are placed: each is placed
@@ -156,7 +189,8 @@ impl<'a> Space<'a> {
     fn unplaced(&self, path: &Path) -> f64 {
         if path.values().len() + 1 == INSIDE {
             let c = knobs::configuration(&self.frame, path);
-            return self.pace(&c, Inside { tp_stride: 1, cp_stride: 1, ..Inside::of(&c) });
+            let inside = Inside { tp_stride: 1, cp_stride: 1, ..Inside::of(&c) };
+            return self.count(&c) as f64 * self.table(inside).pace_s(c.pp);
         }
         let mut options = Vec::new();
         knobs::options(&self.frame, path, &mut options);
@@ -164,109 +198,118 @@ impl<'a> Space<'a> {
         below.fold(f64::INFINITY, f64::min)
     }
 
-    /// Seconds in which the slowest stage works on all micro-batches, at least.
-    fn pace(&self, c: &Configuration, inside: Inside) -> f64 {
-        let count = c.microbatch_count(self.global_batch).expect("the walk divides the batch");
-        count as f64 * self.table(inside).pace_s(c.pp)
-    }
-
-    /// What uneven stages may gain over even ones, at most.
-    fn slack_s(&self, c: &Configuration, step: &Step) -> f64 {
-        if c.pp == 1 || c.vpp > 1 {
-            return 0.0;
+    /// The bound of a whole inside: the slowest stage works on all micro-batches. Nothing below the
+    /// second of two placements that are alike is better than what is below the first.
+    fn placed(&self, path: &Path) -> f64 {
+        let c = knobs::configuration(&self.frame, path);
+        let before = path.first(INSIDE - 1);
+        let mut orders = Vec::new();
+        knobs::options(&self.frame, &before, &mut orders);
+        let placement = self.estimator.placement(&c);
+        let own = path.values()[INSIDE - 1];
+        let alike = |order: &u32| {
+            let other = knobs::configuration(&self.frame, &before.then(*order));
+            self.estimator.placement(&other) == placement
+        };
+        if orders.iter().take_while(|order| **order != own).any(alike) {
+            return f64::INFINITY;
         }
-        let pace = self.pace(c, Inside::of(c));
-        let parts = &step.breakdown;
-        let busy = parts.products_s + parts.attention_s + parts.rows_s + parts.dispatch_s;
-        let busy = busy + parts.tensor_s + parts.context_s + parts.expert_s;
-        // What is exchanged after the last micro-batch is at most as uneven as the layers.
-        let tail = parts.gradients_s + parts.weights_s + parts.optimizer_s + parts.offload_s;
-        let layers = f64::from(self.frame.layers);
-        let (stages, most) = (f64::from(c.pp), f64::from(self.frame.layers.div_ceil(c.pp)));
-        let again = parts.recompute_s * (1.0 - layers / (stages * most));
-        (busy - pace).max(0.0) + again + tail * (1.0 - pace / busy.max(pace))
+        let table = self.table(Inside::of(&c));
+        let pace_s = match may_be_uneven(&c) {
+            true => table.balanced(c.pp, 0).least_s,
+            false => table.pace_s(c.pp),
+        };
+        self.count(&c) as f64 * pace_s
     }
 
     fn bound_below_inside(&self, path: &Path, below: f64) -> Score {
         let c = knobs::configuration(&self.frame, path);
         let decided = path.values().len();
-        if decided == STEPS.len() {
-            let step = self.step(&c);
-            let seconds = step.breakdown.total_s() - self.slack_s(&c, &step);
-            return Score { seconds, bytes: uneven_bytes(&c, step.memory.total_bytes()) };
-        }
+        let table = self.table(Inside::of(&c));
+        let count = self.count(&c);
         let mut fast = Configuration { recompute: Recompute::None, ..c.clone() };
-        if decided <= SCHEDULE {
-            fast.zero = Zero::default();
-        }
-        // What is kept decides how much is moved, and what is computed again hides moves and
-        // collectives both, so that moves are free until that is known.
+        // What is kept decides how much is moved, so that moves are free until that is known.
         fast.offload.activations = Place::Device;
         fast.offload.parameters = Place::Device;
-        let step = self.step(&fast);
-        let tail = if decided <= SCHEDULE {
-            step.breakdown.gradients_s + step.breakdown.weights_s + step.breakdown.optimizer_s
-        } else {
-            0.0
-        };
-        let seconds = step.breakdown.total_s() - tail - self.slack_s(&c, &step);
+        let mut seconds = f64::INFINITY;
+        for stages in self.cuts(&c, &table, &[0, 1, 2]) {
+            fast.stage_layers = stages;
+            let passes_s = self.least_passes_s(&mut fast, &table, count);
+            let after_s = if decided > SCHEDULE {
+                // What is computed again hides collectives.
+                fast.recompute = Recompute::Full;
+                let parts = self.estimator.step(&fast, &table.prices, count).breakdown;
+                fast.recompute = Recompute::None;
+                let is_open = decided == SCHEDULE + 1;
+                let update_s = if is_open { 0.0 } else { parts.optimizer_s };
+                parts.gradients_s + parts.weights_s + update_s
+            } else {
+                0.0
+            };
+            seconds = seconds.min(passes_s + after_s);
+        }
         if seconds >= below {
             return Score { seconds, bytes: 0.0 };
         }
         Score { seconds, bytes: self.least_bytes(&c, decided) }
     }
 
+    /// Not above the passes of any step with these stages, whatever is computed again. A
+    /// zero-bubble schedule fills most where the slowest stage has the least gradients of weights,
+    /// and which one that is depends on what is computed again.
+    fn least_passes_s(&self, fast: &mut Configuration, table: &Table, count: u64) -> f64 {
+        let schedule = std::mem::take(&mut fast.schedule);
+        let parts = self.estimator.step(fast, &table.prices, count).breakdown;
+        fast.schedule = schedule;
+        let moved = match schedule {
+            Schedule::GPipe | Schedule::OneForwardOneBackward => 0.0,
+            Schedule::ZeroBubbleH1 => 2.0,
+            Schedule::ZeroBubbleH2 => 3.0,
+        };
+        let fewest = fast.stage_layers.iter().copied().min().unwrap_or(table.depth / fast.pp);
+        let weight_s = table.weight_sum_s - f64::from(fewest) * table.weight_least_s;
+        let bubble_s = (parts.bubble_s - moved * weight_s).max(0.0);
+        let after_s = parts.gradients_s + parts.weights_s + parts.optimizer_s + parts.offload_s;
+        parts.total_s() - after_s - parts.bubble_s + bubble_s
+    }
+
     /// Bytes that no leaf below has less of.
     fn least_bytes(&self, c: &Configuration, decided: usize) -> f64 {
+        let table = self.table(Inside::of(c));
+        let count = self.count(c);
         let mut small = c.clone();
-        let zeros = if decided <= SCHEDULE {
-            small.offload = Offload {
-                optimizer: Place::Host,
-                parameters: Place::Host,
-                activations: Place::Host,
-            };
-            vec![Zero { stage: 2, shard: 0 }, Zero { stage: 3, shard: 0 }]
-        } else {
-            vec![c.zero]
+        let zeros = match decided {
+            ..=SCHEDULE => &[Zero { stage: 2, shard: 0 }, Zero { stage: 3, shard: 0 }][..],
+            _ => &[c.zero],
         };
-        if decided == SCHEDULE + 1 {
-            small.offload = Offload {
-                optimizer: Place::Host,
-                parameters: Place::Host,
-                activations: Place::Host,
-            };
+        if decided <= SCHEDULE + 1 {
+            let place = Place::Host;
+            small.offload = Offload { optimizer: place, parameters: place, activations: place };
         }
         let mut least = f64::INFINITY;
         for zero in zeros {
-            for recompute in [Recompute::None, Recompute::Attention, Recompute::Full] {
-                small.zero = zero;
+            small.zero = *zero;
+            for (again, recompute) in AGAIN.into_iter().enumerate() {
                 small.recompute = recompute;
-                least = least.min(self.step(&small).memory.total_bytes());
+                for stages in self.cuts(c, &table, &[again]) {
+                    small.stage_layers = stages;
+                    let step = self.estimator.step(&small, &table.prices, count);
+                    least = least.min(step.memory.total_bytes());
+                }
             }
         }
-        uneven_bytes(c, least)
+        least
     }
 }
 
-/// Not above the bytes of the fullest stage of any cut, given those of an even one.
-///
-/// The stage with the most micro-batches in flight may have fewer layers. If stage i holds
-/// `n (w + a (p - i))`, the fullest holds at least `L / Σ 1/(w + a (p - i))`, which for no weights
-/// is the even one by the harmonic number of p.
-fn uneven_bytes(c: &Configuration, bytes: f64) -> f64 {
-    if c.pp == 1 || c.vpp > 1 {
-        return bytes;
-    }
-    bytes / (1..=c.pp).map(|i| 1.0 / f64::from(i)).sum::<f64>()
+/// Whether stages that are cut by their times are a choice: interleaved ones are not.
+fn may_be_uneven(c: &Configuration) -> bool {
+    c.pp > 1 && c.vpp == 1
 }
 
 impl Tree for Space<'_> {
     fn depth(&self) -> usize {
         STEPS.len()
-    }
-
-    fn settles(&self) -> bool {
-        false
     }
 
     fn kind_depth(&self) -> usize {
@@ -283,36 +326,35 @@ impl Tree for Space<'_> {
 
     fn bound(&self, path: &Path, below: f64) -> Score {
         let decided = path.values().len();
-        if decided < INSIDE {
-            if decided > MESH {
-                let seconds = self.unplaced(path);
-                // Where axes are placed does not matter to memory.
-                let known = decided + 1 == INSIDE && seconds < below;
-                let c = knobs::configuration(&self.frame, path);
-                let bytes = if known { self.least_bytes(&c, decided) } else { 0.0 };
-                return Score { seconds, bytes };
-            }
-            if let Some(score) = self.meshes.borrow().get(path) {
-                return *score;
-            }
-            let mut options = Vec::new();
-            self.options(path, &mut options);
-            let seconds = match decided {
-                MESH => self.unplaced(path),
-                _ => {
-                    let bounds = options.iter().map(|v| self.bound(&path.then(*v), below).seconds);
-                    bounds.fold(f64::INFINITY, f64::min)
-                }
-            };
-            let score = Score { seconds, bytes: 0.0 };
-            self.meshes.borrow_mut().insert(*path, score);
-            return score;
+        if decided > INSIDE {
+            return self.bound_below_inside(path, below);
         }
         if decided == INSIDE {
-            let c = knobs::configuration(&self.frame, path);
-            return Score { seconds: self.pace(&c, Inside::of(&c)), bytes: 0.0 };
+            return Score { seconds: self.placed(path), bytes: 0.0 };
         }
-        self.bound_below_inside(path, below)
+        if decided > MESH {
+            let seconds = self.unplaced(path);
+            // Where axes are placed does not matter to memory.
+            let known = decided + 1 == INSIDE && seconds < below;
+            let c = knobs::configuration(&self.frame, path);
+            let bytes = if known { self.least_bytes(&c, decided) } else { 0.0 };
+            return Score { seconds, bytes };
+        }
+        if let Some(score) = self.meshes.borrow().get(path) {
+            return *score;
+        }
+        let mut options = Vec::new();
+        self.options(path, &mut options);
+        let seconds = match decided {
+            MESH => self.unplaced(path),
+            _ => {
+                let bounds = options.iter().map(|v| self.bound(&path.then(*v), below).seconds);
+                bounds.fold(f64::INFINITY, f64::min)
+            }
+        };
+        let score = Score { seconds, bytes: 0.0 };
+        self.meshes.borrow_mut().insert(*path, score);
+        score
     }
 
     fn score(&self, path: &Path, bytes_max: f64, _: f64) -> Score {
@@ -321,55 +363,86 @@ impl Tree for Space<'_> {
     }
 }
 
-/// Layers of each stage such that the slowest is as fast as can be: the least time is sought by
-/// bisection, and for a time each stage takes as many layers as it has time for.
-fn bottleneck(prices: &Prices, stages: u32, again: u32) -> Vec<u32> {
-    let seconds = |price: &LayerPrice| {
-        let again_s = match again {
-            0 => 0.0,
-            1 => price.attention_again.total_s(),
-            _ => price.forward_again.total_s(),
+/// A cut whose slowest stage is as fast as can be.
+#[derive(Clone, Debug, PartialEq)]
+struct Balanced {
+    /// Layers of each stage; empty where that is the even cut.
+    layers: Vec<u32>,
+    /// Not above the slowest stage of any cut.
+    least_s: f64,
+}
+
+impl Balanced {
+    /// The least time of the slowest stage is sought by bisection; for a time each stage takes as
+    /// many layers as it has time for.
+    fn new(prices: &Prices, stages: u32, again: Recompute) -> Balanced {
+        let both = |price: &LayerPrice| price.forward.total_s() + price.backward.total_s();
+        let seconds = |price: &LayerPrice| {
+            both(price)
+                + match again {
+                    Recompute::Attention => price.attention_again.total_s(),
+                    Recompute::Full => price.forward_again.total_s(),
+                    Recompute::None | Recompute::Auto | Recompute::Layers(_) => 0.0,
+                }
         };
-        price.forward.total_s() + price.backward.total_s() + again_s
-    };
-    let layers: Vec<f64> = prices
-        .layers
-        .iter()
-        .flat_map(|(count, price)| std::iter::repeat_n(seconds(price), *count as usize))
-        .collect();
-    let ends = |price: &LayerPrice| price.forward.total_s() + price.backward.total_s();
-    let extra = |stage: u32| {
-        let first = if stage == 0 { ends(&prices.first) } else { 0.0 };
-        first + if stage + 1 == stages { ends(&prices.last) } else { 0.0 }
-    };
-    let fill = |pace_s: f64| {
-        let mut at = 0;
-        let mut sizes = Vec::new();
-        for stage in 0..stages {
-            let begin = at;
-            let mut sum = extra(stage);
-            let left = (stages - stage - 1) as usize;
-            while at + left < layers.len() && sum + layers[at] <= pace_s {
-                sum += layers[at];
-                at += 1;
+        let runs: Vec<(u32, f64)> =
+            prices.layers.iter().map(|(count, price)| (*count, seconds(price))).collect();
+        let ends = [both(&prices.first), both(&prices.last)];
+        let depth: u32 = runs.iter().map(|(count, _)| count).sum();
+        let all: f64 = runs.iter().map(|(count, s)| f64::from(*count) * s).sum();
+        let total = all + ends[0] + ends[1];
+        let (mut low, mut high) = (total / f64::from(stages), total);
+        let mut best = fill(&runs, ends, stages, high);
+        // Halved until a thousandth of a thousandth of it is left.
+        while best.is_some() && high - low > 1e-6 * high {
+            let middle = 0.5 * (low + high);
+            match fill(&runs, ends, stages, middle) {
+                Some(sizes) => (best, high) = (Some(sizes), middle),
+                None => low = middle,
             }
-            if at == begin {
-                return None;
-            }
-            sizes.push((at - begin) as u32);
         }
-        (at == layers.len()).then_some(sizes)
-    };
-    let total = layers.iter().sum::<f64>() + extra(0) + extra(stages - 1);
-    let (mut low, mut high) = (total / f64::from(stages), total);
-    let mut best = fill(high);
-    // Forty halvings leave less than rounding.
-    for _ in 0..40 {
-        let middle = 0.5 * (low + high);
-        match fill(middle) {
-            Some(sizes) => (best, high) = (Some(sizes), middle),
-            None => low = middle,
+        let mut layers = best.unwrap_or_default();
+        let (each, more) = (depth / stages, depth % stages);
+        if layers.iter().zip(0..).all(|(n, at)| *n == each + u32::from(at < more)) {
+            layers.clear();
         }
+        Balanced { layers, least_s: low }
     }
-    best.unwrap_or_default()
+}
+
+/// Stages of layers of which none takes longer than `pace_s`, as many in each as there can be.
+/// `runs` are equal layers and the seconds of one, `ends` what the first and the last stage have
+/// beside them.
+fn fill(runs: &[(u32, f64)], ends: [f64; 2], stages: u32, pace_s: f64) -> Option<Vec<u32>> {
+    let mut left: u32 = runs.iter().map(|(count, _)| count).sum();
+    let mut runs = runs.iter().copied();
+    let (mut count, mut each_s) = runs.next()?;
+    let mut sizes = Vec::with_capacity(stages as usize);
+    for stage in 0..stages {
+        let after = stages - stage - 1;
+        let mut room_s = pace_s;
+        room_s -= if stage == 0 { ends[0] } else { 0.0 };
+        room_s -= if after == 0 { ends[1] } else { 0.0 };
+        let mut size = 0;
+        loop {
+            if count == 0 {
+                let Some(next) = runs.next() else { break };
+                (count, each_s) = next;
+            }
+            let fits = if room_s < each_s { 0 } else { (room_s / each_s) as u32 };
+            let taken = fits.min(count).min((left - size).saturating_sub(after));
+            size += taken;
+            count -= taken;
+            room_s -= f64::from(taken) * each_s;
+            if count > 0 || taken == 0 {
+                break;
+            }
+        }
+        if size == 0 {
+            return None;
+        }
+        left -= size;
+        sizes.push(size);
+    }
+    (left == 0).then_some(sizes)
 }
