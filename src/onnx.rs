@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 use bytes::Bytes;
 use ir::cost::function_cost;
 use ir::eval::eval;
-use ir::import::onnx::{ENTRY, Onnx, Port, read_onnx};
+use ir::import::onnx::{ENTRY, Given, Onnx, Port, read_onnx};
 use ir::{DType, Diagnostic, Span, Tensor};
 use runtime::convert::{Stored, convert};
 use runtime::map::Map;
@@ -32,20 +32,28 @@ pub fn dim(text: &str) -> Result<(String, usize), String> {
     Ok((name.to_owned(), size))
 }
 
+/// Elements of an input at most that may be known when the model is read. Chosen: more than any
+/// list of sizes or dims has.
+const GIVEN_MAX: usize = 4096;
+
 /// Reads a model, with sizes for its open dims; idioms in it become composites.
 pub fn load(model: &str, dims: &[(String, usize)]) -> Result<Onnx, Failure> {
+    load_given(model, Given { dims: dims.iter().cloned().collect(), ..Given::default() })
+}
+
+/// As [`load`], with what else is known of the inputs.
+fn load_given(model: &str, given: Given) -> Result<Onnx, Failure> {
     let path = Path::new(model);
     if !path.is_file() {
         let headline = format!("there is no file `{model}`");
         return Err(Diagnostic::error("E1101", Span::of(model), headline).into());
     }
     let name = path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
-    let dims: BTreeMap<String, usize> = dims.iter().cloned().collect();
     let mut beside =
         Beside { directory: path.parent().map(Path::to_owned), files: BTreeMap::new() };
     let bytes = mapped(path)?;
     let mut open = |location: &str| beside.open(location);
-    let mut onnx = read_onnx(model, &name, bytes, &dims, &mut open)?;
+    let mut onnx = read_onnx(model, &name, bytes, &given, &mut open)?;
     ir::outline::outline(&mut onnx.module, ENTRY, onnx.weights.len());
     ir::recognise::recognise(&mut onnx.module);
     Ok(onnx)
@@ -167,7 +175,8 @@ pub fn run(
     folder: Option<&Path>,
     as_json: bool,
 ) -> Result<Exit, Failure> {
-    let onnx = load(model, dims)?;
+    let given = Given { dims: dims.iter().cloned().collect(), inputs: lists(inputs) };
+    let onnx = load_given(model, given)?;
     let mut arrays = read_inputs(&onnx, inputs)?;
     let mut args: Vec<Tensor> = onnx.weights.iter().map(|(_, held)| held.tensor()).collect();
     args.append(&mut arrays);
@@ -194,6 +203,17 @@ pub fn run(
         output::answer(&lines.join("\n"));
     }
     Ok(Exit::Success)
+}
+
+/// Inputs that are numbers or short lists of them; what cannot be read is said later.
+fn lists(inputs: &[String]) -> BTreeMap<String, Tensor> {
+    let list = |input: &String| {
+        let (name, path) = input.split_once('=')?;
+        let array = npy::read(Path::new(path)).ok()?;
+        let is_list = array.dims.len() < 2 && array.dims.iter().product::<usize>() <= GIVEN_MAX;
+        is_list.then(|| (name.to_owned(), tensor(&array, array.dtype)))
+    };
+    inputs.iter().filter_map(list).collect()
 }
 
 /// The array of every input, in their order; what is wrong with any of them at once.

@@ -17,6 +17,7 @@
 mod elementwise;
 mod graph;
 mod indexing;
+mod losses;
 mod moving;
 mod operators;
 mod proto;
@@ -98,8 +99,17 @@ pub struct Port {
     pub ty: TensorType,
 }
 
-/// Reads a model. `dims` gives open dims their sizes, by their name or as `INPUT.INDEX`; `open`
-/// opens a file beside this one.
+/// What is known of a model's inputs before it is read.
+#[derive(Clone, Debug, Default)]
+pub struct Given {
+    /// Sizes of open dims, by their name or as `INPUT.INDEX`.
+    pub dims: BTreeMap<String, usize>,
+    /// Elements of inputs. Where an operator has to know an operand when the model is read, such
+    /// as the dims of a sum, these are taken, and the module computes for them only.
+    pub inputs: BTreeMap<String, Tensor>,
+}
+
+/// Reads a model. `open` opens a file beside this one.
 ///
 /// # Errors
 /// Those of the table above: of operators that are not supported all at once.
@@ -107,7 +117,7 @@ pub fn read_onnx(
     source: &str,
     name: &str,
     bytes: Bytes,
-    dims: &BTreeMap<String, usize>,
+    given: &Given,
     open: OpenBeside,
 ) -> Result<Onnx, Vec<Diagnostic>> {
     let damaged = |found: String| {
@@ -118,16 +128,24 @@ pub fn read_onnx(
     let sets = model.opset_import.iter().filter(|set| standard(&set.domain));
     let opset = sets.map(|set| set.version).max();
     let graph = model.graph.ok_or_else(|| damaged("no graph".to_owned()))?;
+    // Without standard operators, all that there are are refused below.
+    let has_standard = graph.node.iter().any(|node| standard(&node.domain));
+    let opset = opset.or((!has_standard).then_some(OPSET_MIN));
     let opset = opset.ok_or_else(|| damaged("no version of the operators".to_owned()))?;
     if opset < OPSET_MIN {
         let headline = format!("opset {opset} is not supported");
         let wrong = Diagnostic::error("E1111", Span::of(source), headline);
         return Err(vec![wrong.help(format!("export it with opset {OPSET_MIN} or newer"))]);
     }
-    let types = input_types(source, &graph, dims)?;
+    let types = input_types(source, &graph, &given.dims)?;
     let mut module = Module::new(super::module_name(name));
     let mut walk = Walk::new(&mut module, opset);
-    let inputs = types.into_iter().map(|(name, ty)| walk.input(&name, ty)).collect();
+    let inputs = types.into_iter().map(|(name, ty)| {
+        let port = walk.input(&name, ty);
+        given.inputs.get(&name).into_iter().for_each(|tensor| walk.given(&port, tensor));
+        port
+    });
+    let inputs = inputs.collect();
     let mut operators = BTreeMap::new();
     for tensor in &graph.initializer {
         match stored::stored(tensor, open) {

@@ -1,10 +1,14 @@
-//! Damaged ONNX files: a diagnostic, never a panic.
+//! ONNX files: what onnx computed, and damaged ones, which are a diagnostic and never a panic.
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use gantline_ir::import::onnx::{ENTRY, read_onnx};
+use gantline_ir::eval::eval;
+use gantline_ir::import::onnx::{ENTRY, Given, read_onnx};
 use gantline_ir::verify::verify;
+use gantline_ir::{DType, Tensor};
+use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype, TensorView};
 
 use crate::draws::{Draws, seeds};
 
@@ -18,7 +22,9 @@ fn file(name: &str) -> Vec<u8> {
 fn mutated_files_never_panic() {
     let sizes = BTreeMap::from([("batch".to_owned(), 2), ("seq".to_owned(), 3)]);
     let batch = BTreeMap::from([("batch".to_owned(), 2)]);
-    let files = [("mlp", file("mlp.onnx"), batch), ("blocks", file("blocks.onnx"), sizes)];
+    let given = |dims| Given { dims, ..Given::default() };
+    let files =
+        [("mlp", file("mlp.onnx"), given(batch)), ("blocks", file("blocks.onnx"), given(sizes))];
     let data = Bytes::from(file("blocks.data"));
     let mut accepted = 0;
     for seed in seeds(400) {
@@ -54,4 +60,58 @@ fn mutated_files_never_panic() {
         }
     }
     assert!(accepted > 50 || std::env::var("SEED").is_ok(), "only {accepted} were harmless");
+}
+
+/// A tensor of the sample, which holds three types of elements.
+#[expect(clippy::wildcard_enum_match_arm, reason = "the script writes three types")]
+fn tensor(view: &TensorView) -> Tensor {
+    fn all<const N: usize, T>(bytes: &[u8], of: impl Fn([u8; N]) -> T) -> Vec<T> {
+        bytes.as_chunks::<N>().0.iter().map(|chunk| of(*chunk)).collect()
+    }
+    match view.dtype() {
+        Dtype::F64 => Tensor::f64(view.shape(), all(view.data(), f64::from_le_bytes)),
+        Dtype::F32 => Tensor::f32(view.shape(), all(view.data(), f32::from_le_bytes)),
+        Dtype::I64 => Tensor::int(DType::I64, view.shape(), all(view.data(), i64::from_le_bytes)),
+        other => panic!("no tensor of the sample is {other:?}"),
+    }
+}
+
+/// The smallest case of each operator among those that the onnx package generates; all of them run
+/// by `tests/reference/onnx_nodes.py`.
+#[test]
+fn operators_compute_what_onnx_computes() {
+    let bytes = file("nodes.safetensors");
+    let sample = SafeTensors::deserialize(&bytes).unwrap();
+    let parts: BTreeMap<&str, TensorView> = sample.iter().collect();
+    let mut cases = 0;
+    for (name, model) in parts.iter().filter_map(|(key, v)| Some((key.strip_suffix("/model")?, v)))
+    {
+        let of = |kind: &str, port: &str| parts.get(format!("{name}/{kind}/{port}").as_str());
+        let ins = parts.iter().filter_map(|(key, view)| {
+            let port = key.strip_prefix(name)?.strip_prefix("/in/")?;
+            Some((port.to_owned(), tensor(view)))
+        });
+        let given = Given { inputs: ins.collect(), ..Given::default() };
+        let mut open = |_: &str| Err("nothing is beside it".to_owned());
+        let model = Bytes::copy_from_slice(model.data());
+        let onnx = read_onnx(name, name, model, &given, &mut open).unwrap();
+        let weights = onnx.weights.iter().map(|(_, held)| held.tensor());
+        let inputs = onnx.inputs.iter().map(|port| {
+            let found = tensor(of("in", &port.name).unwrap());
+            Tensor::from_f64(port.ty.dtype, &found.dims, found.to_f64())
+        });
+        let args: Vec<Tensor> = weights.chain(inputs).collect();
+        let results = eval(&onnx.module, ENTRY, &args).unwrap();
+        for (port, found) in onnx.outputs.iter().zip(&results) {
+            let wanted = tensor(of("out", &port.name).unwrap());
+            assert_eq!(found.dims, wanted.dims, "{name}: {}", port.name);
+            for (found, wanted) in found.to_f64().into_iter().zip(wanted.to_f64()) {
+                let near = (found - wanted).abs() <= 1e-5 * wanted.abs().max(1.0);
+                let same = near || found == wanted || (found.is_nan() && wanted.is_nan());
+                assert!(same, "{name}: {} has {found}, not {wanted}", port.name);
+            }
+        }
+        cases += 1;
+    }
+    assert!(cases > 100, "only {cases} operators");
 }

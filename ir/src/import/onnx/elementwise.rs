@@ -134,6 +134,32 @@ pub(super) fn is_nan(s: &mut Site) -> Translated {
     Ok(vec![s.not(same)?])
 }
 
+/// Infinities of either sign, or of the one that is asked for.
+pub(super) fn is_infinite(s: &mut Site) -> Translated {
+    let x = s.operand(0)?;
+    let (up, down) = (s.int("detect_positive", 1) != 0, s.int("detect_negative", 1) != 0);
+    let x = match (up, down) {
+        (true, true) => s.unary(Unary::Abs, x)?,
+        (false, true) => s.unary(Unary::Neg, x)?,
+        (true, false) => x,
+        (false, false) => return Ok(vec![s.constant(0.0, DType::Bool, &s.dims(x))?]),
+    };
+    let infinity = s.number(f64::INFINITY, x)?;
+    Ok(vec![s.compare(Comparison::Eq, x, infinity)?])
+}
+
+/// Towards zero by `bias` beyond `lambd`, zero between.
+pub(super) fn shrink(s: &mut Site) -> Translated {
+    let x = s.operand(0)?;
+    let (bias, bound) = (s.float("bias", 0.0), s.float("lambd", 0.5));
+    let (less, more) = (s.with(Binary::Sub, x, bias)?, s.with(Binary::Add, x, bias)?);
+    let [zero, low, high] = [s.number(0.0, x)?, s.number(-bound, x)?, s.number(bound, x)?];
+    let is_low = s.compare(Comparison::Lt, x, low)?;
+    let is_high = s.compare(Comparison::Lt, high, x)?;
+    let inner = s.select(is_low, more, zero)?;
+    Ok(vec![s.select(is_high, less, inner)?])
+}
+
 pub(super) fn clip(s: &mut Site) -> Translated {
     let mut x = s.operand(0)?;
     let dims = s.dims(x);

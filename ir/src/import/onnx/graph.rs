@@ -61,14 +61,24 @@ pub(super) struct Walk<'m> {
     meanings: BTreeMap<String, Meaning>,
     /// Weights and constants that become parameters, by the names of their values.
     held: BTreeMap<String, Held>,
+    /// Elements of inputs, by the names of the inputs.
+    given: BTreeMap<String, Rc<Tensor>>,
     pub(super) refused: Vec<Refused>,
 }
 
 impl<'m> Walk<'m> {
     pub(super) fn new(module: &'m mut Module, opset: i64) -> Walk<'m> {
         let b = Builder::new(module, ENTRY, Kind::Layer);
-        let (meanings, held) = (BTreeMap::new(), BTreeMap::new());
-        Walk { b, opset, meanings, held, refused: Vec::new() }
+        let (meanings, held, given) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Walk { b, opset, meanings, held, given, refused: Vec::new() }
+    }
+
+    /// Notes the elements of an input; of other dims than the input's they are none.
+    pub(super) fn given(&mut self, port: &Port, tensor: &Tensor) {
+        if port.ty.sizes().as_deref() == Some(&tensor.dims) {
+            let cast = Tensor::from_f64(port.ty.dtype, &tensor.dims, tensor.to_f64());
+            self.given.insert(port.name.clone(), Rc::new(cast));
+        }
     }
 
     /// Adds an input. All come before the first node.
@@ -189,7 +199,8 @@ impl<'m> Walk<'m> {
             Meaning::Stored(stored) if stored.dims.iter().product::<usize>() <= READ_MAX => {
                 Some(Rc::new(stored.tensor()))
             }
-            Meaning::Stored(_) | Meaning::Made(_) | Meaning::Refused => None,
+            Meaning::Made(_) => self.given.get(name).map(Rc::clone),
+            Meaning::Stored(_) | Meaning::Refused => None,
         };
         Operand { id, known }
     }

@@ -1,7 +1,7 @@
 //! The table of operators: the translation of each one that is supported.
 
 use super::site::{Site, Translated};
-use super::{elementwise as each, indexing, moving, sums};
+use super::{elementwise as each, indexing, losses, moving, sums};
 use crate::op::{Binary, Comparison, Unary};
 
 /// How an operator is translated.
@@ -46,6 +46,8 @@ fn elementwise(operator: &str) -> Option<Translate> {
         "Cast" => each::cast,
         "CastLike" => each::cast_like,
         "IsNaN" => each::is_nan,
+        "IsInf" => each::is_infinite,
+        "Shrink" => each::shrink,
         "Clip" => each::clip,
         "Reciprocal" => each::reciprocal,
         "Sign" => each::sign,
@@ -115,6 +117,9 @@ fn summed(operator: &str) -> Option<Translate> {
         "InstanceNormalization" => sums::instance_norm,
         "GroupNormalization" => sums::group_norm,
         "LpNormalization" => sums::lp_normal,
+        "NegativeLogLikelihoodLoss" => losses::negative_log_likelihood,
+        "SoftmaxCrossEntropyLoss" => losses::softmax_cross_entropy,
+        "Hardmax" => losses::hardmax,
         _ => return None,
     })
 }

@@ -22,7 +22,7 @@ pub(super) type Made = Result<ValueId, String>;
 #[derive(Clone)]
 pub(super) struct Operand {
     pub(super) id: ValueId,
-    /// Its elements, where they do not depend on an input.
+    /// Its elements, where they do not depend on an input, or the input is given.
     pub(super) known: Option<Rc<Tensor>>,
 }
 

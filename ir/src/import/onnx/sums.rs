@@ -3,7 +3,7 @@
 use super::moving::padded;
 use super::site::{Made, Site, Translated, dim_at, joint};
 use crate::module::ValueId;
-use crate::op::{Binary, Combiner, Convolution, Einsum, Op, Unary, Windows};
+use crate::op::{Binary, Combiner, Comparison, Convolution, Einsum, Op, Unary, Windows};
 
 fn contract(s: &mut Site, einsum: Einsum, a: ValueId, b: ValueId) -> Made {
     s.push(Op::Contract(einsum), &[a, b])
@@ -340,7 +340,7 @@ pub(super) fn softmax(s: &mut Site) -> Translated {
     Ok(vec![made])
 }
 
-fn softmax_of(s: &mut Site, x: ValueId, dim: usize, is_softmax: bool) -> Made {
+pub(super) fn softmax_of(s: &mut Site, x: ValueId, dim: usize, is_softmax: bool) -> Made {
     let most = s.reduce(Combiner::Max, vec![dim], x)?;
     let most = s.repeat(most, &[dim], x)?;
     let shifted = s.binary(Binary::Sub, x, most)?;
@@ -467,6 +467,11 @@ pub(super) fn lp_normal(s: &mut Site) -> Translated {
     if s.int("p", 2) == 2 {
         norm = s.unary(Unary::Sqrt, norm)?;
     }
+    // Zeros have no direction, and stay.
+    let zero = s.number(0.0, norm)?;
+    let one = s.number(1.0, norm)?;
+    let is_zero = s.compare(Comparison::Eq, norm, zero)?;
+    let norm = s.select(is_zero, one, norm)?;
     let norms = s.repeat(norm, &[dim], x)?;
     Ok(vec![s.binary(Binary::Div, x, norms)?])
 }
