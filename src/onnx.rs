@@ -55,7 +55,7 @@ fn load_given(model: &str, given: Given) -> Result<Onnx, Failure> {
     let mut open = |location: &str| beside.open(location);
     let mut onnx = read_onnx(model, &name, bytes, &given, &mut open)?;
     ir::outline::outline(&mut onnx.module, ENTRY, onnx.weights.len());
-    ir::recognise::recognise(&mut onnx.module);
+    ir::rewrite::simplify(&mut onnx.module, &ir::rewrite::Options::default());
     Ok(onnx)
 }
 

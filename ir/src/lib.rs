@@ -24,7 +24,7 @@
 //! **Reading order.** Nouns: [`dtype`], [`dim`], [`types`], [`op`], [`class`], [`module`],
 //! [`sharding`], [`plan`], [`program`], with [`text`] and [`verify`]. Tables: [`infer`], [`eval`]
 //! over [`tensor`] and [`random`], [`vjp`], [`cost`], [`factors`]. Steps: [`import`], [`build`],
-//! [`recognise`], [`autodiff`], [`rewrite`], [`inline`], [`outline`], [`pass`].
+//! [`autodiff`], [`rewrite`], [`inline`], [`outline`], [`pass`].
 //!
 //! # Diagnostics
 //!
@@ -76,7 +76,6 @@ pub mod inline;
 pub mod outline;
 pub mod vjp;
 pub mod autodiff;
-pub mod recognise;
 pub mod rewrite;
 
 pub use class::Class;

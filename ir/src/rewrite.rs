@@ -14,7 +14,7 @@
 //! * Parameters, results and their types stay; values that stay keep their names.
 //!
 //! **Reading order.** [`term`], [`facts`], [`region`], [`pattern`], [`rules`],
-//! [`idiom`], [`saturate`](mod@saturate), [`choose`](mod@choose), [`price`], [`report`].
+//! [`idiom`], [`saturate`](mod@saturate), [`choose`](mod@choose), [`price`], [`report`], `piece`.
 
 pub mod term;
 pub mod facts;
@@ -26,6 +26,7 @@ pub mod saturate;
 pub mod choose;
 pub mod price;
 pub mod report;
+mod piece;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -59,19 +60,72 @@ pub fn simplify(module: &mut Module, options: &Options) -> Report {
     let mut report = Report::default();
     let names: Vec<String> = module.functions.iter().map(|f| f.name.clone()).collect();
     for name in names {
-        let Some(at) = module.functions.iter().position(|f| f.name == name) else { continue };
-        if matches!(module.functions[at].kind, Kind::Composite { .. }) {
+        let Some(function) = module.function(&name) else { continue };
+        if matches!(function.kind, Kind::Composite { .. }) {
             continue;
         }
-        let mut region = Region::of(&module.functions[at], module);
-        let saturation = saturate(&mut region, &options.selection, &options.limits);
-        let Some(choice) = region.choose() else { continue };
-        let (function, of_function) = replace(&region, saturation, &choice);
-        module.functions[at] = function;
-        place_callees(module, &name, &region);
-        report.functions.push(of_function);
+        let function = function.clone();
+        let pieces = piece::cut(&function, piece::NODES_MAX);
+        let count = pieces.len();
+        let mut simpler = Vec::new();
+        for (at, piece) in pieces.iter().enumerate() {
+            let (emitted, mut of_piece) = simplify_one(piece, module, &name, options);
+            if count > 1 {
+                of_piece.name = format!("{name} ({} of {count})", at + 1);
+            }
+            simpler.push(emitted);
+            report.functions.push(of_piece);
+        }
+        let simpler = match count {
+            1 => simpler.remove(0),
+            _ => piece::join(&function, &pieces, &simpler),
+        };
+        if let Some(place) = module.functions.iter_mut().find(|f| f.name == name) {
+            *place = simpler;
+        }
     }
     report
+}
+
+/// Simplifies a function, or a piece of the function `caller`; composites that it calls then are
+/// placed above that.
+fn simplify_one(
+    function: &Function,
+    module: &mut Module,
+    caller: &str,
+    options: &Options,
+) -> (Function, FunctionReport) {
+    let mut region = Region::of(function, module);
+    let saturation = saturate(&mut region, &options.selection, &options.limits);
+    let choice = match saturation.steps.is_empty() {
+        true => Some(region.only_choice()),
+        false => region.choose(),
+    };
+    // Without any choice free of cycles there is still the function as it was.
+    let choice = choice.unwrap_or_else(|| Region::of(function, module).only_choice());
+    let (emitted, report) = replace(&region, saturation, &choice);
+    place_callees(module, caller, &emitted, &region);
+    (emitted, report)
+}
+
+/// The rule that makes something break, among those that are tried; none where there are none.
+///
+/// `holds` is asked with the rules that are applied. Without any it must hold, with all it must
+/// not: what is returned is the first rule, in the order given, that breaks it together with those
+/// before it. Asks once for each halving of their number.
+///
+/// # Errors
+/// Those of `holds`.
+pub fn bisect<'r, E>(
+    rules: &[&'r str],
+    mut holds: impl FnMut(&[&'r str]) -> Result<bool, E>,
+) -> Result<Option<&'r str>, E> {
+    let (mut fine, mut broken) = (0, rules.len());
+    while fine + 1 < broken {
+        let middle = usize::midpoint(fine, broken);
+        if holds(&rules[..middle])? { fine = middle } else { broken = middle }
+    }
+    Ok(broken.checked_sub(1).map(|last| rules[last]))
 }
 
 /// A function of primitive ops as rules alone simplify it.
@@ -85,9 +139,8 @@ pub(crate) fn normal_form(function: &Function) -> Function {
     }
 }
 
-/// Puts the composites that a function calls above it.
-fn place_callees(module: &mut Module, caller: &str, region: &Region) {
-    let Some(function) = module.function(caller) else { return };
+/// Puts the composites that a piece of a function calls above the function.
+fn place_callees(module: &mut Module, caller: &str, function: &Function, region: &Region) {
     let callees: BTreeSet<String> =
         function.nodes.iter().filter_map(|node| node.callee().map(str::to_owned)).collect();
     for callee in callees {
@@ -107,6 +160,13 @@ fn place_callees(module: &mut Module, caller: &str, region: &Region) {
 }
 
 impl Region {
+    /// The terms of a graph to which no rule has added any.
+    fn only_choice(&self) -> Choice {
+        let terms = self.as_it_is();
+        let price = terms.values().map(|term| term_work(&self.graph, term).price()).sum();
+        Choice { terms, price, bound: price, decisions: 0 }
+    }
+
     /// The cheapest terms that compute the results.
     pub fn choose(&self) -> Option<Choice> {
         let price = |term: &Term| term_work(&self.graph, term).price();

@@ -272,3 +272,6 @@ fn look_up(graph: &Graph, instance: &Function, operands: &[Id]) -> Vec<Option<Id
     }
     instance.results.iter().map(|r| classes[r.index()]).collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -288,7 +288,7 @@ fn parse_from<'t>(
 }
 
 /// The names of the ops of a kind; the name itself where it is none.
-fn names_of(name: &str) -> Vec<&str> {
+pub(super) fn names_of(name: &str) -> Vec<&str> {
     use crate::op::{Binary, Comparison, Unary};
     match name {
         "unary" => Unary::ALL.iter().map(|op| op.name()).collect(),

@@ -1,5 +1,7 @@
 //! What rewriting did to a module, for people and for tests.
 
+use std::collections::BTreeSet;
+
 use super::price::Work;
 use super::saturate::Saturation;
 
@@ -8,6 +10,15 @@ use super::saturate::Saturation;
 pub struct Report {
     /// The functions, in order; composites are not among them.
     pub functions: Vec<FunctionReport>,
+}
+
+impl Report {
+    /// The rules that added an equality, by name, in alphabetical order.
+    pub fn rules(&self) -> Vec<&'static str> {
+        let uses = self.functions.iter().flat_map(|function| function.saturation.uses.keys());
+        let names: BTreeSet<&'static str> = uses.copied().collect();
+        names.into_iter().collect()
+    }
 }
 
 /// What rewriting did to one function.

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use egg::Id;
 
 use super::idiom;
-use super::pattern::{Found, Pattern, Site};
+use super::pattern::{Found, Pattern, Site, names_of};
 use super::region::Region;
 use super::rules::{Keeps, Rule, rules};
 use super::term::Term;
@@ -38,15 +38,22 @@ pub struct Selection {
     pub without: Vec<String>,
     /// Whether composites of the library are recognised.
     pub composites: bool,
+    /// Rules beside those that are built in, tried after them.
+    pub more: &'static [Rule],
 }
 
 impl Default for Selection {
     fn default() -> Selection {
-        Selection { keeps: Keeps::Rounding, without: Vec::new(), composites: true }
+        Selection { keeps: Keeps::Rounding, without: Vec::new(), composites: true, more: &[] }
     }
 }
 
 impl Selection {
+    /// Rules that keep every bit, and composites.
+    pub fn exact() -> Selection {
+        Selection { keeps: Keeps::Bits, ..Selection::default() }
+    }
+
     /// Whether a rule is applied.
     pub fn takes(&self, name: &str, keeps: Keeps) -> bool {
         keeps <= self.keeps && self.without.iter().all(|without| without != name)
@@ -84,30 +91,34 @@ pub struct Saturation {
 /// A rule with its sides read.
 struct Sides {
     rule: &'static Rule,
+    /// The names of ops that the left side's root may be.
+    roots: Vec<&'static str>,
     left: Pattern,
     right: Pattern,
 }
 
-fn all_sides() -> &'static [Sides] {
+impl Sides {
+    fn of(rule: &'static Rule) -> Sides {
+        let (left, right) = (Pattern::parse(rule.left), Pattern::parse(rule.right));
+        let root = rule.left.trim_start_matches('(').split([' ', '#']).next().unwrap_or_default();
+        Sides { rule, roots: names_of(root), left, right }
+    }
+}
+
+fn built_in() -> &'static [Sides] {
     static SIDES: OnceLock<Vec<Sides>> = OnceLock::new();
-    SIDES.get_or_init(|| {
-        let sides = |rule: &'static Rule| Sides {
-            rule,
-            left: Pattern::parse(rule.left),
-            right: Pattern::parse(rule.right),
-        };
-        rules().map(sides).collect()
-    })
+    SIDES.get_or_init(|| rules().map(Sides::of).collect())
 }
 
 /// Applies rules until nothing new comes up or a limit is hit.
 pub fn saturate(region: &mut Region, selection: &Selection, limits: &Limits) -> Saturation {
     let mut done = Saturation::default();
+    let more: Vec<Sides> = selection.more.iter().map(Sides::of).collect();
     for _ in 0..limits.rounds {
         done.rounds += 1;
         let before = (region.graph.total_size(), done.steps.len());
         let mut places = Vec::new();
-        for sides in all_sides() {
+        for sides in built_in().iter().chain(&more) {
             if selection.takes(sides.rule.name, sides.rule.keeps) {
                 find(region, sides, limits, &mut places, &mut done);
             }
@@ -155,16 +166,16 @@ impl Saturation {
     }
 }
 
-fn find(
+fn find<'s>(
     region: &Region,
-    sides: &'static Sides,
+    sides: &'s Sides,
     limits: &Limits,
-    places: &mut Vec<(&'static Sides, Id, Found)>,
+    places: &mut Vec<(&'s Sides, Id, Found)>,
     done: &mut Saturation,
 ) {
     let mut classes: Vec<Id> = Vec::new();
-    for name in sides.left.root_names() {
-        classes.extend(region.graph.classes_for_op(&name).into_iter().flatten());
+    for name in &sides.roots {
+        classes.extend(region.graph.classes_for_op(name).into_iter().flatten());
     }
     classes.sort_unstable();
     classes.dedup();
