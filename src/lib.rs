@@ -48,6 +48,7 @@ pub mod training;
 pub mod artefact;
 pub mod generation;
 pub mod onnx;
+pub mod dump;
 pub mod schema;
 pub mod verbs;
 pub mod progress;
@@ -58,7 +59,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use codegen::compile::Compiled;
+use codegen::prepare::{Preparation, Purpose};
 use ir::import::{Description, Model, Options};
+use ir::rewrite::report::Report;
+use ir::rewrite::saturate::Selection;
 use ir::{Module, Plan};
 use planner::search::{Found, Job};
 use runtime::execute::{Classes, Session};
@@ -80,7 +84,18 @@ pub fn import(description: &Description, options: &Options) -> Result<Model, Fai
 
 /// Model to module: gradients added, composites without a kernel inlined.
 pub fn prepare(model: &Model) -> Result<Module, Failure> {
-    Ok(codegen::prepare::prepare_training(model.module.clone(), LOSS)?)
+    Ok(prepare_with(model, Selection::exact())?.0)
+}
+
+/// As [`prepare`], by other rules; with what they did. `DUMP=dir` has the module written there
+/// after each pass.
+pub fn prepare_with(model: &Model, selection: Selection) -> Result<(Module, [Report; 2]), Failure> {
+    let mut dump = dump::Dump::from_environment();
+    let after = &mut |pass: &'static str, module: &Module| dump.write(pass, module);
+    let preparation = Preparation { purpose: Purpose::Training, selection, after };
+    let prepared = codegen::prepare::prepare(model.module.clone(), LOSS, preparation)?;
+    dump.finish()?;
+    Ok(prepared)
 }
 
 /// Module and cluster to plan: the fastest that fits.

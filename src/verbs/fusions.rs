@@ -1,9 +1,7 @@
-//! `inspect MODEL --fusions`: what rewriting would make of each function, and by which rules.
-//!
-//! Plans are still made for the functions as they are imported.
+//! `inspect MODEL --fusions`: what rewriting makes of each function before planning, and by which
+//! rules.
 
 use ir::Module;
-use ir::autodiff::training_step;
 use ir::import::Model;
 use ir::rewrite::price::Work;
 use ir::rewrite::report::{FunctionReport, Report};
@@ -16,11 +14,12 @@ use crate::LOSS;
 use crate::failure::{Failure, usage};
 use crate::output::{self, Table};
 
-/// The report on a model, with the functions of its gradients where it can be trained.
+/// The reports on a model as it is prepared for planning: what recognition found, and what was
+/// simplified when gradients were there. A model that cannot be planned is only simplified.
 ///
 /// # Errors
 /// `E5001` for a rule that there is not.
-pub fn report(model: &Model, without: &[String]) -> Result<Report, Failure> {
+pub fn report(model: &Model, without: &[String]) -> Result<Vec<Report>, Failure> {
     for name in without {
         if !rules().any(|rule| rule.name == name) && !idiom::names().any(|known| known == name) {
             let headline = format!("there is no rule `{name}`");
@@ -28,19 +27,23 @@ pub fn report(model: &Model, without: &[String]) -> Result<Report, Failure> {
             return Err(usage("--no-rule", headline).help(help).into());
         }
     }
-    let mut module: Module = model.module.clone();
-    if module.function(LOSS).is_some() {
-        training_step(&mut module, LOSS)?;
+    let selection = Selection { without: without.to_vec(), ..Selection::exact() };
+    if model.module.function(LOSS).is_some() {
+        match crate::prepare_with(model, selection.clone()) {
+            Ok((_, reports)) => return Ok(reports.into()),
+            Err(Failure::Input(_)) => {}
+            Err(world) => return Err(world),
+        }
     }
-    let selection = Selection { without: without.to_vec(), ..Selection::default() };
-    Ok(simplify(&mut module, &Options { selection, ..Options::default() }))
+    let mut module: Module = model.module.clone();
+    Ok(vec![simplify(&mut module, &Options { selection, ..Options::default() })])
 }
 
 /// The report for people: a line for each function, then the values that are computed otherwise.
-pub fn page(report: &Report) -> String {
+pub fn page(reports: &[Report]) -> String {
     let mut table =
         Table::new(["function", "launches", "before", "bytes", "before", "terms", "rounds", "gap"]);
-    for function in &report.functions {
+    for function in reports.last().iter().flat_map(|report| &report.functions) {
         table.row([
             function.name.clone(),
             function.after.launches.to_string(),
@@ -53,10 +56,10 @@ pub fn page(report: &Report) -> String {
         ]);
     }
     let mut text = table.text();
-    for function in &report.functions {
+    for function in reports.iter().flat_map(|report| &report.functions) {
         text += &changes(function);
     }
-    text + "\nPlans are made for the functions as they are imported.\n"
+    text
 }
 
 fn changes(function: &FunctionReport) -> String {
@@ -78,10 +81,10 @@ fn changes(function: &FunctionReport) -> String {
 ///
 /// # Errors
 /// `E5001` when no function has such a value that rules have changed.
-pub fn explain(report: &Report, value: &str) -> Result<String, Failure> {
+pub fn explain(reports: &[Report], value: &str) -> Result<String, Failure> {
     let value = value.trim_start_matches('%');
     let mut text = String::new();
-    for function in &report.functions {
+    for function in reports.iter().flat_map(|report| &report.functions) {
         for change in function.changes.iter().filter(|change| change.value == value) {
             text += &format!("%{value} of @{}\n", function.name);
             for name in &change.rules {
@@ -104,7 +107,12 @@ pub fn explain(report: &Report, value: &str) -> Result<String, Failure> {
 }
 
 /// The report as JSON.
-pub fn document(report: &Report) -> Value {
+pub fn document(reports: &[Report]) -> Value {
+    let passes: Vec<Value> = reports.iter().map(pass).collect();
+    json!({"schema": "gantline.fusions/1", "passes": passes})
+}
+
+fn pass(report: &Report) -> Value {
     let work =
         |work: &Work| json!({"launches": work.launches, "bytes": work.bytes, "flops": work.flops});
     let functions = report.functions.iter().map(|function| {
@@ -125,7 +133,7 @@ pub fn document(report: &Report) -> Value {
             "changes": changes,
         })
     });
-    json!({"schema": "gantline.fusions/1", "functions": functions.collect::<Vec<_>>()})
+    json!({"functions": functions.collect::<Vec<_>>()})
 }
 
 #[cfg(test)]
@@ -144,14 +152,19 @@ mod tests {
 
     #[test]
     fn every_layer_and_its_gradient_are_reported_and_none_is_dearer() {
-        let report = report(&model(), &[]).unwrap();
-        let names: Vec<&str> = report.functions.iter().map(|f| f.name.as_str()).collect();
-        assert!(names.contains(&"block") && names.contains(&"block.grad"), "{names:?}");
-        for function in &report.functions {
+        let reports = report(&model(), &[]).unwrap();
+        let names = |report: &Report| -> Vec<String> {
+            report.functions.iter().map(|f| f.name.clone()).collect()
+        };
+        let last = names(&reports[1]);
+        assert!(last.contains(&"block".to_owned()), "{last:?}");
+        assert!(last.contains(&"block.grad".to_owned()), "{last:?}");
+        for function in reports.iter().flat_map(|report| &report.functions) {
             assert!(function.after.price() <= function.before.price(), "{}", function.name);
         }
-        assert!(page(&report).contains("block.grad"));
-        assert_eq!(document(&report)["functions"].as_array().unwrap().len(), names.len());
+        assert!(page(&reports).contains("block.grad"));
+        let passes = document(&reports)["passes"].clone();
+        assert_eq!(passes[1]["functions"].as_array().unwrap().len(), last.len());
     }
 
     #[test]

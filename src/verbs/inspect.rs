@@ -28,7 +28,7 @@ pub struct Args {
     /// Give a dim that an ONNX file leaves open its size
     #[arg(long, value_name = "NAME=N", value_parser = onnx::dim)]
     pub dim: Vec<(String, usize)>,
-    /// Say what rewriting would make of each function: launches, bytes, and by which rules
+    /// Say what rewriting makes of each function: launches, bytes, and by which rules
     #[arg(long)]
     pub fusions: bool,
     /// Say by which rules a value came about
@@ -63,11 +63,11 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let dtype = args.dtype.or(description.stored).unwrap_or(DType::F32);
     let model = crate::import(&description, &Options { seq, dtype, dropout: Some(0.0) })?;
     if args.fusions || args.explain.is_some() {
-        let report = fusions::report(&model, &args.no_rule)?;
+        let reports = fusions::report(&model, &args.no_rule)?;
         match &args.explain {
-            Some(value) => output::answer(&fusions::explain(&report, value)?),
-            None if args.json => output::answer_json(&fusions::document(&report)),
-            None => output::answer(&fusions::page(&report)),
+            Some(value) => output::answer(&fusions::explain(&reports, value)?),
+            None if args.json => output::answer_json(&fusions::document(&reports)),
+            None => output::answer(&fusions::page(&reports)),
         }
         return Ok(Exit::Success);
     }
