@@ -105,18 +105,25 @@ impl<'m> Compiler<'m> {
     /// # Errors
     /// `E2002` when the plan does not fit the module.
     pub fn programs(&mut self, plan: &Plan) -> Result<Vec<Program>, Diagnostic> {
-        let mut programs = Vec::new();
-        for stage in 0..plan.mesh.pp {
-            for tensor in 0..plan.mesh.tp {
-                let class = Class::new(self, plan, stage, tensor);
-                let program = class.and_then(Class::program);
-                programs.push(program.map_err(|why| {
-                    Diagnostic::error("E2002", Span::of(plan.model.clone()), why)
-                        .note(format!("compiling stage {stage}, tensor-parallel rank {tensor}"))
-                })?);
-            }
-        }
-        Ok(programs)
+        let classes = (0..plan.mesh.pp).flat_map(|s| (0..plan.mesh.tp).map(move |t| (s, t)));
+        classes.map(|(stage, tensor)| self.program(plan, stage, tensor)).collect()
+    }
+
+    /// The program of one class.
+    ///
+    /// # Errors
+    /// As [`Compiler::programs`].
+    pub fn program(
+        &mut self,
+        plan: &Plan,
+        stage: usize,
+        tensor: usize,
+    ) -> Result<Program, Diagnostic> {
+        let class = Class::new(self, plan, stage, tensor);
+        class.and_then(Class::program).map_err(|why| {
+            Diagnostic::error("E2002", Span::of(plan.model.clone()), why)
+                .note(format!("compiling stage {stage}, tensor-parallel rank {tensor}"))
+        })
     }
 }
 

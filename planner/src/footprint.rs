@@ -1,5 +1,6 @@
 //! The bytes of a rank, by what holds them.
 
+use std::borrow::Borrow;
 use std::fmt;
 
 use ir::Program;
@@ -37,10 +38,14 @@ pub struct Footprint {
 impl Footprint {
     /// The footprints of the programs of all classes of ranks, in their order. `kernels` are those
     /// that they launch, on so many threads.
-    pub fn of_all(programs: &[Program], kernels: &[Kernel], threads: usize) -> Vec<Footprint> {
-        let of = |program: &Program| Footprint {
-            mailboxes: mailbox_bytes(program, programs),
-            ..Footprint::of(program, kernels, threads)
+    pub fn of_all<P: Borrow<Program>>(
+        programs: &[P],
+        kernels: &[Kernel],
+        threads: usize,
+    ) -> Vec<Footprint> {
+        let of = |program: &P| Footprint {
+            mailboxes: mailbox_bytes(program.borrow(), programs),
+            ..Footprint::of(program.borrow(), kernels, threads)
         };
         programs.iter().map(of).collect()
     }
@@ -108,8 +113,9 @@ impl fmt::Display for Footprint {
 /// A message is copied when it is sent, so that the sender goes on. How far it may run ahead
 /// follows from what it has received: the `j`-th message back was sent after the receiver had taken
 /// all that its program takes before it.
-fn mailbox_bytes(program: &Program, programs: &[Program]) -> u64 {
-    let peers = programs.iter().filter(|p| p.tensor == program.tensor);
+fn mailbox_bytes<P: Borrow<Program>>(program: &Program, programs: &[P]) -> u64 {
+    let peers =
+        programs.iter().map(Borrow::borrow).filter(|p: &&Program| p.tensor == program.tensor);
     let phases: [fn(&Program) -> &[Step]; 2] = [|p| &p.steps, |p| &p.evaluate];
     let to = |peer: &Program| {
         let of_phase = |steps: &fn(&Program) -> &[Step]| {

@@ -187,8 +187,7 @@ impl Attempt<'_> {
     }
 
     fn evaluate(&mut self, candidate: &Candidate) -> Result<(), Diagnostic> {
-        let plan = self.table.plan(candidate)?;
-        let scored = self.table.score(&plan, candidate)?;
+        let scored = self.table.score_candidate(candidate)?;
         if scored.fits() && scored.time.seconds < self.best_s() {
             self.best = Some(self.evaluated.len());
         }
@@ -281,8 +280,7 @@ impl<'a> Scorer<'a> {
         let Some((candidate, _)) = all.first() else {
             return Err(failed.unwrap_or_else(|| no_candidates(&job)));
         };
-        let plan = self.0.plan(candidate)?;
-        self.0.score(&plan, candidate)
+        self.0.score_candidate(candidate)
     }
 
     /// The time and the memory of a plan that someone else made.

@@ -6,6 +6,7 @@
 //! that waits or communicates leaves its share to the others. So a step never takes less than its
 //! work divided by the cores, nor than its longest chain.
 
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 
 use ir::program::{Group, Instruction, Program, Step};
@@ -133,12 +134,13 @@ struct Simulation<'a> {
 ///
 /// # Panics
 /// When the programs wait for each other in a circle, which codegen's schedules never do.
-pub fn simulate(
+pub fn simulate<P: Borrow<Program>>(
     prices: &Prices<'_>,
     mesh: Mesh,
-    programs: &[Program],
+    programs: &[P],
     launches: &[LaunchPrice],
 ) -> StepTime {
+    let programs = programs.iter().map(Borrow::borrow);
     let mut simulation = Simulation::new(prices, mesh, programs, launches);
     simulation.run();
     let seconds = simulation.now;
@@ -162,7 +164,7 @@ impl<'a> Simulation<'a> {
     fn new(
         prices: &'a Prices<'a>,
         mesh: Mesh,
-        programs: &'a [Program],
+        programs: impl Iterator<Item = &'a Program>,
         launches: &[LaunchPrice],
     ) -> Simulation<'a> {
         let mut simulation = Simulation {
@@ -174,7 +176,7 @@ impl<'a> Simulation<'a> {
             messages: BTreeMap::new(),
             neighbours: neighbours(prices, mesh),
         };
-        for (at, program) in programs.iter().enumerate() {
+        for (at, program) in programs.enumerate() {
             let class = simulation.class(at, program, launches);
             simulation.classes.push(class);
         }

@@ -102,30 +102,34 @@ pub(super) fn candidates(
 ) -> Result<(Bounded, Option<Diagnostic>), Diagnostic> {
     let mut all = Vec::new();
     let mut failed = None;
-    let calls = table.calls().calls.len();
-    for mesh in meshes(job, calls) {
+    let meshes = meshes(job, table.calls().calls.len());
+    let keys: Vec<(Mesh, Vec<Key>)> = meshes.into_iter().map(|m| (m, keys(job, m))).collect();
+    table.add_all(&keys.iter().flat_map(|(_, keys)| keys).copied().collect::<Vec<Key>>());
+    for (mesh, keys) in keys {
         let weights = Weights::new(table.calls(), mesh.tp);
-        for sequence in [false, true] {
-            if (sequence && mesh.tp == 1) || !allows(job, Knob::Sp, usize::from(sequence)) {
+        for key in keys {
+            if let Err(diagnostic) = table.add(key) {
+                failed.get_or_insert(diagnostic);
                 continue;
             }
-            for microbatch_size in microbatches(job, mesh.dp) {
-                let Mesh { dp, tp, .. } = mesh;
-                let key = Key { dp, tp, sequence, microbatch_size };
-                match table.add(key) {
-                    Ok(()) => {}
-                    Err(diagnostic) => {
-                        failed.get_or_insert(diagnostic);
-                        continue;
-                    }
-                }
-                for keeps in keep_sets(job, table.layer_count()) {
-                    add_cuts(job, table, (mesh, &weights), &keeps, key, &mut all)?;
-                }
+            for keeps in keep_sets(job, table.layer_count()) {
+                add_cuts(job, table, (mesh, &weights), &keeps, key, &mut all)?;
             }
         }
     }
     Ok((all, failed))
+}
+
+/// Every boundary and micro-batch on a mesh.
+fn keys(job: &Job<'_>, mesh: Mesh) -> Vec<Key> {
+    let Mesh { dp, tp, .. } = mesh;
+    let has =
+        |sequence: &bool| (!sequence || tp > 1) && allows(job, Knob::Sp, usize::from(*sequence));
+    let of = |sequence| {
+        let sizes = microbatches(job, dp).into_iter();
+        sizes.map(move |microbatch_size| Key { dp, tp, sequence, microbatch_size })
+    };
+    [false, true].into_iter().filter(has).flat_map(of).collect()
 }
 
 fn add_cuts(

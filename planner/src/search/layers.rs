@@ -1,7 +1,11 @@
 //! The layers of a job, sharded and priced once for each way to cut them, and the plans that are
 //! made of them.
 
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use codegen::calls::{Calls, Operand};
 use codegen::compile::Compiler;
@@ -9,7 +13,7 @@ use codegen::partition::Place;
 use codegen::routines::Layer;
 use ir::plan::{FunctionPlan, Keep};
 use ir::program::{Instruction, Routine};
-use ir::{Diagnostic, Mesh, Plan, Sharding, Span};
+use ir::{Diagnostic, Mesh, Plan, Program, Sharding, Span};
 
 use super::{Candidate, Job, Scored, assemble};
 use crate::footprint::{Footprint, fullest};
@@ -42,16 +46,37 @@ pub(super) struct CallPrice {
 /// The layer, what it keeps, and whether its gradients are added.
 type Variant = (Key, usize, Keep, bool);
 
+/// What the program of one class depends on, among the candidates of one job.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct ClassKey {
+    key: Key,
+    pp: usize,
+    stage: usize,
+    tensor: usize,
+    /// The first call, and one past the last one.
+    calls: [usize; 2],
+    /// What the layers of the stage keep.
+    keeps: Vec<Option<Keep>>,
+    /// For each weight of several calls, the stages that hold it.
+    holders: Vec<Vec<usize>>,
+}
+
 /// The layers of a job.
 pub(super) struct LayerTable<'a> {
     job: &'a Job<'a>,
     compiler: Compiler<'a>,
     layers: Vec<String>,
     /// By key with one data-parallel rank: what a rank has does not depend on their number.
-    sharded: BTreeMap<Key, Sharded>,
+    sharded: BTreeMap<Key, Result<Sharded, Diagnostic>>,
     priced: BTreeMap<Variant, CallPrice>,
     /// The prices of the compiler's kernels, as far as they were asked for.
     launches: Vec<LaunchPrice>,
+    /// A plan for each way to cut and keep; candidates differ from it by their stages.
+    plans: BTreeMap<(Key, Vec<Keep>), Plan>,
+    /// The programs of candidates, which have many stages in common.
+    programs: BTreeMap<ClassKey, Rc<Program>>,
+    /// For each weight that several calls read, these.
+    shared: Vec<Vec<usize>>,
 }
 
 impl<'a> LayerTable<'a> {
@@ -60,6 +85,7 @@ impl<'a> LayerTable<'a> {
     pub(super) fn new(job: &'a Job<'a>) -> Result<LayerTable<'a>, Diagnostic> {
         let compiler = Compiler::new(job.module, job.entry)?;
         let layers = compiler.calls().functions().into_iter().map(str::to_owned).collect();
+        let shared = shared(compiler.calls());
         Ok(LayerTable {
             job,
             compiler,
@@ -67,6 +93,9 @@ impl<'a> LayerTable<'a> {
             sharded: BTreeMap::new(),
             priced: BTreeMap::new(),
             launches: Vec::new(),
+            plans: BTreeMap::new(),
+            programs: BTreeMap::new(),
+            shared,
         })
     }
 
@@ -84,13 +113,9 @@ impl<'a> LayerTable<'a> {
 
     /// Layers in which the sharding search left out states.
     pub(super) fn capped(&self) -> Vec<String> {
-        let all: BTreeSet<&String> = self.sharded.values().flat_map(|s| &s.capped).collect();
+        let all: BTreeSet<&String> =
+            self.sharded.values().flatten().flat_map(|s| &s.capped).collect();
         all.into_iter().cloned().collect()
-    }
-
-    fn prices(&self, key: Key) -> Prices<'a> {
-        let Key { dp, tp, .. } = key;
-        Prices::new(self.job.cluster, Mesh { pp: self.job.ranks / dp / tp, dp, tp })
     }
 
     /// Shards the layers for a key.
@@ -99,25 +124,39 @@ impl<'a> LayerTable<'a> {
     /// What sharding reports.
     pub(super) fn add(&mut self, key: Key) -> Result<(), Diagnostic> {
         let key = Key { dp: 1, ..key };
-        if self.sharded.contains_key(&key) {
-            return Ok(());
+        self.add_all(&[key]);
+        match &self.sharded[&key] {
+            Ok(_) => Ok(()),
+            Err(diagnostic) => Err(diagnostic.clone()),
         }
-        let (job, prices) = (self.job, self.prices(key));
-        let sharded = shard(&Request {
-            module: job.module,
-            entry: job.entry,
-            dp: key.dp,
-            tp: key.tp,
-            microbatch_size: key.microbatch_size,
-            sequence: key.sequence,
-            rates: Rates {
-                flops_per_s: prices.product_rate(job.dtype, 1e9),
-                memory_bytes_per_s: prices.memory_rate(1e6, false),
-                link: job.cluster.link(key.tp),
-            },
-        })?;
-        self.sharded.insert(key, sharded);
-        Ok(())
+    }
+
+    /// Shards the layers for keys, on all cores of this machine.
+    pub(super) fn add_all(&mut self, keys: &[Key]) {
+        let keys: BTreeSet<Key> = keys.iter().map(|key| Key { dp: 1, ..*key }).collect();
+        let new: Vec<Key> = keys.into_iter().filter(|k| !self.sharded.contains_key(k)).collect();
+        let threads = thread::available_parallelism().map_or(1, usize::from).min(new.len());
+        let next = AtomicUsize::new(0);
+        let (job, next, new) = (self.job, &next, &new);
+        let work = || {
+            let mut made = Vec::new();
+            while let Some(key) = new.get(next.fetch_add(1, Ordering::Relaxed)) {
+                made.push((*key, shard_for(job, *key)));
+            }
+            made
+        };
+        thread::scope(|scope| {
+            let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+            self.sharded.extend(work());
+            for other in others {
+                self.sharded.extend(other.join().expect("sharding does not panic"));
+            }
+        });
+    }
+
+    fn sharded(&self, key: Key) -> &Sharded {
+        let found = &self.sharded[&Key { dp: 1, ..key }];
+        found.as_ref().expect("candidates have keys that can be sharded")
     }
 
     /// The prices of the calls in order. `adds` says that there are several micro-batches, whose
@@ -132,6 +171,8 @@ impl<'a> LayerTable<'a> {
         adds: bool,
     ) -> Result<Vec<CallPrice>, Diagnostic> {
         let mut of_layer = Vec::new();
+        // What a call takes does not depend on how many others do the same.
+        let key = Key { dp: 1, ..key };
         for (layer, keep) in keeps.iter().enumerate() {
             of_layer.push(self.price((key, layer, *keep, adds))?);
         }
@@ -148,7 +189,7 @@ impl<'a> LayerTable<'a> {
         }
         let (key, layer, keep, adds) = variant;
         let name = self.layers[layer].clone();
-        let shardings = self.sharded[&Key { dp: 1, ..key }].functions[&name].clone();
+        let shardings = self.sharded(key).functions[&name].clone();
         let plan = FunctionPlan { keep, shardings };
         let first = self.place_price(&name, &plan, key, 0, adds)?;
         // Pieces never grow along an axis.
@@ -189,7 +230,7 @@ impl<'a> LayerTable<'a> {
             Diagnostic::error("E2002", Span::of(self.job.model.clone()), why)
                 .note(format!("pricing `@{name}` on dp={}, tp={}", key.dp, key.tp))
         })?;
-        let prices = self.prices(key);
+        let prices = prices_for(self.job, key);
         self.price_launches(&prices);
         let routines = || [&built.forward, &built.backward].into_iter();
         Ok(CallPrice {
@@ -212,7 +253,7 @@ impl<'a> LayerTable<'a> {
     /// What sharding reports.
     pub(super) fn plan(&mut self, candidate: &Candidate) -> Result<Plan, Diagnostic> {
         self.add(candidate.key())?;
-        let sharded = &self.sharded[&Key { dp: 1, ..candidate.key() }];
+        let sharded = self.sharded(candidate.key());
         let functions = self.layers.iter().zip(&candidate.keeps).map(|(name, keep)| {
             let shardings: BTreeMap<String, Sharding> = sharded.functions[name].clone();
             (name.clone(), FunctionPlan { keep: *keep, shardings })
@@ -225,7 +266,7 @@ impl<'a> LayerTable<'a> {
         Candidate::of_plan(plan, self.calls(), &self.layers, self.job.module)
     }
 
-    /// The time and the memory of a plan.
+    /// The time and the memory of a plan that someone else made.
     ///
     /// # Errors
     /// `E2002` when the plan does not fit the module.
@@ -235,16 +276,107 @@ impl<'a> LayerTable<'a> {
         candidate: &Candidate,
     ) -> Result<Scored, Diagnostic> {
         let programs = self.compiler.programs(plan)?;
-        let (mesh, cluster) = (plan.mesh, self.job.cluster);
+        Ok(self.scored(&programs, candidate))
+    }
+
+    /// The time and the memory of a candidate. What it has in common with others is compiled once.
+    ///
+    /// # Errors
+    /// What sharding reports.
+    pub(super) fn score_candidate(&mut self, candidate: &Candidate) -> Result<Scored, Diagnostic> {
+        let kind = (candidate.key(), candidate.keeps.clone());
+        let plan = match self.plans.remove(&kind) {
+            Some(plan) => Plan { stage_ends: candidate.stage_ends.clone(), ..plan },
+            None => self.plan(candidate)?,
+        };
+        let mut programs = Vec::new();
+        for class in self.classes(candidate) {
+            if let Some(there) = self.programs.get(&class) {
+                programs.push(Rc::clone(there));
+                continue;
+            }
+            let made = Rc::new(self.compiler.program(&plan, class.stage, class.tensor)?);
+            programs.push(Rc::clone(&made));
+            self.programs.insert(class, made);
+        }
+        self.plans.insert(kind, plan);
+        Ok(self.scored(&programs, candidate))
+    }
+
+    fn scored<P: Borrow<Program>>(&mut self, programs: &[P], candidate: &Candidate) -> Scored {
+        let (mesh, cluster) = (candidate.mesh, self.job.cluster);
         let prices = Prices::new(cluster, mesh);
         self.price_launches(&prices);
-        let time = simulate(&prices, mesh, &programs, &self.launches);
+        let time = simulate(&prices, mesh, programs, &self.launches);
         let threads = cluster.threads(cluster.ranks_per_node(mesh.ranks()));
-        let kernels = self.compiler.kernels();
-        let footprints = Footprint::of_all(&programs, kernels, threads);
+        let footprints = Footprint::of_all(programs, self.compiler.kernels(), threads);
         let (need, have) = fullest(&footprints, mesh.dp, cluster);
-        Ok(Scored { candidate: candidate.clone(), time, footprints, need, have })
+        Scored { candidate: candidate.clone(), time, footprints, need, have }
     }
+
+    /// The classes of ranks of a candidate: stages outermost.
+    fn classes(&self, candidate: &Candidate) -> Vec<ClassKey> {
+        let Candidate { mesh, stage_ends, keeps, .. } = candidate;
+        let stage_of = |call: &usize| stage_ends.partition_point(|end| end <= call);
+        let holders = |calls: &Vec<usize>| {
+            let mut stages: Vec<usize> = calls.iter().map(stage_of).collect();
+            stages.dedup();
+            stages
+        };
+        let holders: Vec<Vec<usize>> = self.shared.iter().map(holders).collect();
+        let mut classes = Vec::new();
+        let mut begin = 0;
+        for (stage, end) in stage_ends.iter().enumerate() {
+            let own = &self.calls().calls[begin..*end];
+            let is_own = |layer: &String| own.iter().any(|call| call.function == *layer);
+            let kept = self.layers.iter().zip(keeps);
+            let kept = kept.map(|(layer, keep)| is_own(layer).then_some(*keep));
+            let first = ClassKey {
+                key: candidate.key(),
+                pp: mesh.pp,
+                stage,
+                tensor: 0,
+                calls: [begin, *end],
+                keeps: kept.collect(),
+                holders: holders.clone(),
+            };
+            classes.extend((0..mesh.tp).map(|tensor| ClassKey { tensor, ..first.clone() }));
+            begin = *end;
+        }
+        classes
+    }
+}
+
+/// For each weight that several calls read, these calls.
+fn shared(calls: &Calls) -> Vec<Vec<usize>> {
+    let readers = |weight| {
+        let reads = |at: &usize| calls.calls[*at].operands.contains(&Operand::Weight(weight));
+        (0..calls.calls.len()).filter(reads).collect::<Vec<usize>>()
+    };
+    (0..calls.weights.len()).map(readers).filter(|calls| calls.len() > 1).collect()
+}
+
+/// The shardings of the layers of a job for a key.
+fn shard_for(job: &Job<'_>, key: Key) -> Result<Sharded, Diagnostic> {
+    let prices = prices_for(job, key);
+    shard(&Request {
+        module: job.module,
+        entry: job.entry,
+        dp: key.dp,
+        tp: key.tp,
+        microbatch_size: key.microbatch_size,
+        sequence: key.sequence,
+        rates: Rates {
+            flops_per_s: prices.product_rate(job.dtype, 1e9),
+            memory_bytes_per_s: prices.memory_rate(1e6, false),
+            link: job.cluster.link(key.tp),
+        },
+    })
+}
+
+fn prices_for<'a>(job: &Job<'a>, key: Key) -> Prices<'a> {
+    let Key { dp, tp, .. } = key;
+    Prices::new(job.cluster, Mesh { pp: job.ranks / dp / tp, dp, tp })
 }
 
 fn compute_seconds(routine: &Routine, launches: &[LaunchPrice]) -> f64 {
