@@ -27,7 +27,7 @@ PEAK = {  # TFLOP/s, dense, of the datasheets
     ("A100-80GB", "bfloat16"): 312.0, ("H100-80GB", "bfloat16"): 989.5,
     ("H100-80GB", "fp8"): 1979.0, ("H200-141GB", "bfloat16"): 989.5,
     ("B200", "bfloat16"): 2250.0, ("B200", "fp8"): 4500.0,
-    ("GB200", "bfloat16"): 2500.0, ("GB200", "fp8"): 5000.0,
+    ("GB200", "bfloat16"): 2500.0, ("GB200", "fp8"): 5000.0, ("B200", "nvfp4"): 9000.0,
 }
 TILES = [(256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (32, 64)]
 SAMPLE, STEPS = 400, 1500
@@ -91,12 +91,13 @@ def products(directory):
         shape = (int(row["m"]), int(row["n"]), int(row["k"]))
         tables[row["gpu"], row["dtype"]][shape] = float(row["latency_us"])
     for (gpu, dtype), peak in PEAK.items():
-        bytes_each = 1 if dtype == "fp8" else 2
+        bytes_each = {"fp8": 1, "nvfp4": 0.5625}.get(dtype, 2)
         p, median, mean = fit_product(tables[gpu, dtype], PROCESSORS[gpu], peak, bytes_each)
         tiles = ", ".join(f"[{a}, {b}, {s:.3f}]" for (a, b), s in zip(TILES, p["shares"]))
         print(f"# {gpu} {dtype}: {len(tables[gpu, dtype])} timings, "
               f"median {median:.3f}, mean {mean:.3f} off for 256 rows and more")
-        print(f"[[device.product]]\narithmetic = \"{'f8' if dtype == 'fp8' else 'half'}\"")
+        name = {"fp8": "f8", "nvfp4": "f4"}.get(dtype, "half")
+        print(f"[[device.product]]\narithmetic = \"{name}\"")
         print(f"peak_flops = {peak}e12\nfloor_s = {p['floor']:.2f}e-6\ntile_s = {p['tile']:.2f}e-6")
         print(f"quantised = {p['quantised']:.3f}\nbytes_per_s = {p['bandwidth'] / 1e6:.2f}e12")
         print(f"tiles = [{tiles}]\nspread = {mean:.3f}\n", flush=True)

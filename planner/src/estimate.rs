@@ -60,6 +60,8 @@ pub struct Estimate {
     pub breakdown: Breakdown,
     /// The fullest stage.
     pub memory: Memory,
+    /// The stage whose memory a run of this style prints.
+    pub printed_memory: Memory,
     /// Micro-batches of a step on one data-parallel rank.
     pub microbatch_count: u64,
     /// The configuration, with what was left open decided.
@@ -90,7 +92,8 @@ impl<'a> Estimator<'a> {
         style: Style,
         job: Job,
     ) -> Result<Estimator<'a>, Diagnostic> {
-        let rates = devices::rates(cluster)?;
+        let mut rates = devices::rates(cluster)?;
+        rates.wait_for_slowest(cluster.devices().unwrap_or(1));
         let network = devices::network(cluster)?;
         let reserved = cluster.device.reserved_bytes.value;
         let memory_bytes = (cluster.device.memory_bytes.value - reserved).max(0.0);
@@ -203,6 +206,7 @@ impl<'a> Estimator<'a> {
             step_time_high_s: step_time_s * high,
             breakdown: step.breakdown,
             memory: step.memory,
+            printed_memory: if self.style.prints_first { step.first_memory } else { step.memory },
             microbatch_count: count,
             configuration: decided,
         })

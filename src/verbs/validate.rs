@@ -146,7 +146,7 @@ fn compare(runs: &Runs, texts: &csv::StringRecord) -> Outcome {
         predicted_s: estimate.step_time_s,
         interval_s: [estimate.step_time_low_s, estimate.step_time_high_s],
         measured_gib: positive("peak_mem_gib").filter(|_| usable("usable_for_memory")),
-        predicted_gib: peak_bytes / GIB,
+        predicted_gib: estimate.printed_memory.total_bytes() / GIB,
         fits: peak_bytes <= question.cluster.device.memory_bytes.value,
         defaults: question.defaults,
     }))

@@ -23,6 +23,8 @@ struct Scaled {
     like: String,
     processors: f64,
     half_flops: f64,
+    f32_flops: f64,
+    tf32_flops: Option<f64>,
     memory_bytes_per_s: f64,
     host_bytes_per_s: f64,
     spread: f64,
@@ -72,6 +74,7 @@ fn known() -> &'static Known {
             let scaled = scale(like, &device);
             devices.push(scaled);
         }
+        devices.iter_mut().for_each(|file| file.device.add_wide_products());
         Known { devices, fabrics: read::<FabricFile>("fabrics", FABRICS).fabric }
     })
 }
@@ -87,6 +90,8 @@ fn scale(like: &DeviceFile, to: &Scaled) -> DeviceFile {
     device.processors = to.processors;
     device.memory_bytes_per_s = to.memory_bytes_per_s;
     device.host_bytes_per_s = to.host_bytes_per_s;
+    device.f32_flops = to.f32_flops;
+    device.tf32_flops = to.tf32_flops;
     for product in &mut device.product {
         product.peak_flops *= faster;
         product.bytes_per_s *= wider;

@@ -8,8 +8,8 @@ use super::step::Breakdown;
 const Z: f64 = 1.2816;
 
 /// Relative spread that all parts of a run share: clocks under power limits, placement, noise.
-/// Source: hosts of one type differ by some per cent in published sweeps of products.
-const COMMON: f64 = 0.09;
+/// Source: Sinha et al. 2022, the average variation of devices of one type on five clusters.
+const COMMON: f64 = 0.08;
 
 /// By which factors a step may be shorter and longer, so that four in five lie between.
 pub(super) fn factors(breakdown: &Breakdown, rates: &Rates, arithmetic: Arithmetic) -> [f64; 2] {

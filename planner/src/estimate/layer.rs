@@ -50,6 +50,17 @@ struct Lowered {
     parameters: [f64; 2],
 }
 
+/// How long a device waits for a host that needs `host_s` to give it the work of a pass.
+/// A host that waits for each kernel does nothing beside it.
+fn dispatch_s(pass: &Pass, host_s: f64, is_blocking: bool) -> f64 {
+    let device_s = pass.total_s();
+    if is_blocking {
+        return host_s;
+    }
+    let both = (device_s.powf(QUEUE) + host_s.powf(QUEUE)).powf(1.0 / QUEUE);
+    (both - device_s).max(0.0)
+}
+
 impl Lowering<'_> {
     /// The price of items that run one after another. `width` is that of their input.
     pub(super) fn price(&self, items: &[Item], width: u32) -> LayerPrice {
@@ -76,15 +87,23 @@ impl Lowering<'_> {
         let host = self.style.host;
         let wait = |mut pass: Pass, launches: f64, each_s: f64| {
             let host_s = launches * host.operations * each_s;
-            let device_s = pass.total_s();
-            let both = (device_s.powf(QUEUE) + host_s.powf(QUEUE)).powf(1.0 / QUEUE);
-            pass.dispatch_s += (both - device_s).max(0.0);
+            pass.dispatch_s += dispatch_s(&pass, host_s, host.is_blocking);
             pass
         };
+        // Ranks that share collectives wait for whichever host is late.
+        let slower = host.polling_share * self.tp();
+        let late = |device: &Pass, pass: &Pass, launches: f64, each_s: f64| {
+            let host_s = launches * host.operations * each_s * (1.0 + slower);
+            let waits_s = dispatch_s(device, host_s, host.is_blocking);
+            (waits_s - (pass.dispatch_s - device.dispatch_s)).max(0.0)
+        };
         let forward = wait(sum.forward, sum.forward_launches, host.forward_s);
+        let backward = wait(sum.backward, sum.backward_launches, host.backward_s);
         LayerPrice {
             forward,
-            backward: wait(sum.backward, sum.backward_launches, host.backward_s),
+            backward,
+            forward_late_s: late(&sum.forward, &forward, sum.forward_launches, host.forward_s),
+            backward_late_s: late(&sum.backward, &backward, sum.backward_launches, host.backward_s),
             weight_s: sum.weight_s,
             attention_again: wait(attention, sum.attention_launches, host.forward_s),
             forward_again: forward,
@@ -189,6 +208,11 @@ impl Lowering<'_> {
             // In one-byte arithmetic the cast input is kept.
             saved: self.product_input(cut, k) * E.min(arithmetic.operand_bytes()),
             parameters: [k * n + if bias { n } else { 0.0 }, 0.0],
+            // The input and its cotangent are whole for a while where ranks keep parts.
+            working: match cut {
+                Cut::Columns if self.inside.sequence_parallel => 2.0 * tokens * k * E,
+                Cut::Columns | Cut::Rows | Cut::Whole => 0.0,
+            },
             ..Lowered::default()
         };
         let accumulated = self.style.accumulate_bytes * k * n;
@@ -284,8 +308,15 @@ impl Lowering<'_> {
     fn written_attention(&self, heads: f64, qk: f64, v: f64, causal: bool) -> Lowered {
         let batch = f64::from(self.inside.microbatch) * heads;
         let (rows, keys) = (self.seq / f64::from(self.inside.cp), self.seq);
-        let half = Arithmetic::Half;
-        let time = |m, n, k| self.rates.product_s(half, [m, n, k, batch]);
+        let arithmetic = match self.job.arithmetic {
+            // Rows of heads that are not whole pieces of 16 bytes keep tensor cores from loading
+            // them: such batched products run on the other ones (Anthony et al. 2024, attention by
+            // the power of two in the size of a head).
+            _ if [qk, v].iter().any(|dim| dim % 8.0 != 0.0) => Arithmetic::F32,
+            wide @ (Arithmetic::F32 | Arithmetic::Tf32) => wide,
+            Arithmetic::Half | Arithmetic::F8 | Arithmetic::F4 => Arithmetic::Half,
+        };
+        let time = |m, n, k| self.rates.product_s(arithmetic, [m, n, k, batch]);
         let scores = batch * rows * keys;
         let (forward_kernels, backward_kernels): (&[f64], &[f64]) = match self.style.attention {
             // Softmax with scale and mask; and the same backward. The causal one reads half.
@@ -373,6 +404,8 @@ impl Lowering<'_> {
             forward_launches: launches,
             backward_launches: launches + 1.0,
             saved: elements * E * (inputs + extra),
+            // The cotangents of the result, of what is between, and of the inputs.
+            working: elements * E * (1.0 + extra + inputs),
             ..Lowered::default()
         }
     }
@@ -421,7 +454,7 @@ impl Lowering<'_> {
         // Sorted by rank, then by expert, and back.
         let permute = self.rates.rows_s(routed * h * 2.0 * E) * 4.0;
         let cast = match arithmetic {
-            Arithmetic::F8 => self.rates.rows_s(routed * (h + f) * 3.0),
+            Arithmetic::F8 | Arithmetic::F4 => self.rates.rows_s(routed * (h + f) * 3.0),
             Arithmetic::F32 | Arithmetic::Tf32 | Arithmetic::Half => 0.0,
         };
         let group = Group {

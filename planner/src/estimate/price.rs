@@ -118,6 +118,10 @@ pub struct LayerPrice {
     pub forward: Pass,
     /// The backward pass: gradients of inputs and weights.
     pub backward: Pass,
+    /// Seconds that the forward pass takes longer where hosts poll a network meanwhile.
+    pub forward_late_s: f64,
+    /// Seconds that the backward pass does.
+    pub backward_late_s: f64,
     /// Seconds of the backward pass that only weights need: what zero-bubble schedules move.
     pub weight_s: f64,
     /// The inside of attention once more, for selective recomputation.

@@ -21,6 +21,8 @@ pub enum Arithmetic {
     Half,
     /// One-byte floats, either kind.
     F8,
+    /// Half-byte floats with a scale for each block of 16.
+    F4,
 }
 
 impl Arithmetic {
@@ -30,6 +32,7 @@ impl Arithmetic {
             Arithmetic::F32 | Arithmetic::Tf32 => 4.0,
             Arithmetic::Half => 2.0,
             Arithmetic::F8 => 1.0,
+            Arithmetic::F4 => 0.5625,
         }
     }
 }
@@ -90,6 +93,10 @@ pub struct Rates {
     pub name: String,
     /// Multiprocessors.
     pub processors: f64,
+    /// Operations per second in single precision without tensor cores, of the datasheet.
+    pub f32_flops: f64,
+    /// Operations per second of products that round to tf32, of the datasheet; none before 2020.
+    pub tf32_flops: Option<f64>,
     /// Bytes per second to and from memory, of the datasheet.
     pub memory_bytes_per_s: f64,
     /// Share of it that long kernels reach.
@@ -118,6 +125,21 @@ fn alignment(dims: [f64; 3]) -> f64 {
     ALIGNED[power.unwrap_or(0).min(ALIGNED.len() - 1)]
 }
 
+/// Relative spread of the speed of devices of one type with work that is limited by power. Source:
+/// Sinha et al. 2022, five clusters: whiskers 8 % of the median apart, which are 5.4 spreads.
+const DEVICE_SPREAD: f64 = 0.08 / 5.4;
+
+/// The expected largest of `n` draws from a normal distribution, in spreads (Cramér 1946): about
+/// `r + γ/r − (ln ln n + ln 4π) / (2r)` with `r = √(2 ln n)` and Euler's γ.
+fn expected_largest(n: f64) -> f64 {
+    if n < 2.0 {
+        return 0.0;
+    }
+    let root = (2.0 * n.ln()).sqrt();
+    let tail = n.ln().ln() + (4.0 * std::f64::consts::PI).ln();
+    (root + 0.5772 / root - tail / (2.0 * root)).max(0.0)
+}
+
 impl Rates {
     /// Seconds of `batch` products `[m, k] · [k, n]` in a long run.
     pub fn product_s(&self, arithmetic: Arithmetic, sizes: [f64; 4]) -> f64 {
@@ -144,7 +166,9 @@ impl Rates {
         let rates = self.product_rates(arithmetic);
         let moved = batch * (m * k + k * n) * arithmetic.operand_bytes() + batch * m * n * 2.0;
         let memory = moved / rates.bytes_per_s;
-        let each = rates.peak_flops / self.processors * clock * alignment([m, n, k]);
+        // Only tensor cores are loaded in pieces.
+        let aligned = if arithmetic == Arithmetic::F32 { 1.0 } else { alignment([m, n, k]) };
+        let each = rates.peak_flops / self.processors * clock * aligned;
         let waves = rates.tiles.iter().map(|Tile(rows, columns, share)| {
             let tiles = (m / rows).ceil() * (n / columns).ceil() * batch;
             let waves = tiles / self.processors;
@@ -164,6 +188,30 @@ impl Rates {
         let known = self.product.iter().filter(|rates| rates.arithmetic <= arithmetic);
         let best = known.max_by_key(|rates| rates.arithmetic);
         best.or(self.product.first()).expect("a device file has products")
+    }
+
+    /// Takes the slowest of so many devices for all of them: they wait for each other in each step.
+    pub(super) fn wait_for_slowest(&mut self, devices: usize) {
+        let slower = 1.0 + DEVICE_SPREAD * expected_largest(devices as f64);
+        for product in &mut self.product {
+            product.sustained_share /= slower;
+        }
+        self.attention.forward_flops /= slower;
+        self.attention.backward_flops /= slower;
+    }
+
+    /// Adds the arithmetics that were not timed: half precision's kernels, scaled by the datasheet.
+    pub(super) fn add_wide_products(&mut self) {
+        let half = self.product_rates(Arithmetic::Half).clone();
+        let wide = |arithmetic, flops| ProductRates {
+            arithmetic,
+            peak_flops: flops,
+            spread: 0.15,
+            ..half.clone()
+        };
+        let tf32 = self.tf32_flops.map(|flops| wide(Arithmetic::Tf32, flops));
+        self.product.extend(tf32);
+        self.product.push(wide(Arithmetic::F32, self.f32_flops));
     }
 
     /// Seconds of fused attention over `keys` keys with heads of `dim`, forward and backward.
@@ -198,5 +246,20 @@ impl Rates {
             return 0.0;
         }
         self.kernel_s + (bytes + self.ramp_bytes) / (self.memory_bytes_per_s * self.memory_share)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tables of order statistics (Harter 1961).
+    #[test]
+    fn the_largest_of_many_is_that_of_the_tables() {
+        for (n, expected) in [(10.0, 1.539), (100.0, 2.508), (1000.0, 3.241), (10000.0, 3.852)] {
+            let ours = expected_largest(n);
+            assert!((ours / expected - 1.0_f64).abs() < 0.07, "{n}: {ours} against {expected}");
+        }
+        assert_eq!(expected_largest(1.0), 0.0);
     }
 }

@@ -3,15 +3,16 @@
 //! The columns are those of published tables of training runs: the model's shape, the devices, the
 //! links, the layout, the framework. What a row leaves blank takes a default, and says so.
 
-use ir::import::nearest;
+mod words;
 
 use super::rates::Arithmetic;
 use super::style::{self, Style};
-use super::workload::{Item, LowRank, Routed, Shape, Workload};
+use super::workload::{Item, Routed, Shape, Workload};
 use super::{Estimate, Estimator, Job};
 use crate::cluster::Cluster;
 use crate::configuration::{Configuration, Recompute, Zero};
 use crate::machine::Machine;
+use crate::space::models;
 
 /// The columns that a table must have.
 pub const COLUMNS: [&str; 8] =
@@ -89,31 +90,6 @@ impl Question {
     }
 }
 
-/// Devices as tables name them, with the preset that describes them: the first whose name is the
-/// beginning of the table's.
-const DEVICES: [(&str, &str); 20] = [
-    ("A100-40GB", "a100-40gb"),
-    ("A100", "a100"),
-    ("H100-96GB", "h100-96gb"),
-    ("H100", "h100"),
-    ("H800", "h800"),
-    ("H200", "h200"),
-    ("GH200", "h200"),
-    ("B200", "b200"),
-    ("B300", "b300"),
-    ("GB200", "gb200-nvl72"),
-    ("GB300", "gb300-nvl72"),
-    ("V100", "v100"),
-    ("Tesla V100", "v100"),
-    ("RTX 4090", "rtx4090"),
-    ("RTX-4090", "rtx4090"),
-    ("RTX4090", "rtx4090"),
-    ("MI300X", "mi300x"),
-    ("NVIDIA A100", "a100"),
-    ("NVIDIA H100", "h100"),
-    ("NVIDIA H200", "h200"),
-];
-
 /// Reads a row.
 ///
 /// # Errors
@@ -125,12 +101,13 @@ pub fn read(row: &dyn Columns) -> Result<Question, String> {
         .workload()
         .map_err(|all| all.into_iter().map(|d| d.headline).collect::<Vec<_>>().join("; "))?;
     let style = reader.style();
-    let mut cluster = reader.cluster()?;
+    let ranks = reader.ranks()?;
+    let mut cluster = reader.cluster(ranks)?;
     if let Some(outer) = cluster.levels.get_mut(1) {
         outer.name = style.fabric.to_owned();
     }
     let arithmetic = reader.arithmetic()?;
-    let mut configuration = reader.configuration(&style)?;
+    let mut configuration = reader.configuration(&style, ranks, work.depth())?;
     if style.balances_stages && (2..=work.depth()).contains(&configuration.pp) {
         configuration.stage_layers = balanced(&work, configuration.pp);
     }
@@ -161,6 +138,19 @@ fn balanced(work: &Workload, stages: u32) -> Vec<u32> {
     counts
 }
 
+/// The published shape of a name, however it is written.
+fn published(name: &str) -> Option<Shape> {
+    let plain = words::plain(name);
+    models::names().find(|known| words::plain(known) == plain).and_then(models::shape)
+}
+
+/// Layers and hidden size of a model of so many billions of parameters: `P = 12 l h²` with the
+/// ratio of most published models, `h = 128 l`.
+fn usual_size(billions: f64) -> (u32, u32) {
+    let layers = (billions * 1e9 / (12.0 * 128.0 * 128.0)).cbrt().round().clamp(1.0, 4096.0);
+    (layers as u32, 128 * layers as u32)
+}
+
 struct RowReader<'r> {
     row: &'r dyn Columns,
     defaults: Vec<String>,
@@ -172,7 +162,12 @@ impl RowReader<'_> {
         if text.is_empty() {
             return Ok(None);
         }
-        match text.parse::<f64>() {
+        let plain = match text.to_lowercase().as_str() {
+            "true" | "yes" => "1".to_owned(),
+            "false" | "no" => "0".to_owned(),
+            lower => lower.replace(',', ""),
+        };
+        match plain.parse::<f64>() {
             Ok(number) if number.is_finite() && number >= 0.0 => Ok(Some(number)),
             Ok(_) | Err(_) => Err(format!("`{column}` is `{text}`, not a number")),
         }
@@ -191,6 +186,14 @@ impl RowReader<'_> {
         self.count(column)?.ok_or_else(|| format!("`{column}` is blank"))
     }
 
+    /// A count that has to stand in the row or to follow from the model.
+    fn count_from(&mut self, column: &str, default: Option<u32>) -> Result<u32, String> {
+        match default {
+            Some(default) => self.count_or(column, default),
+            None => self.needed(column),
+        }
+    }
+
     fn count_or(&mut self, column: &str, default: u32) -> Result<u32, String> {
         if let Some(count) = self.count(column)? {
             return Ok(count);
@@ -203,35 +206,49 @@ impl RowReader<'_> {
         Ok(self.count_or(column, u32::from(default))? != 0)
     }
 
+    /// A blank column follows from the model's name, where that is known, else from the others.
     fn shape(&mut self) -> Result<Shape, String> {
         let name = self.row.text("model").to_owned();
         let lower = name.to_lowercase();
-        let (hidden, heads) = (self.needed("hidden")?, self.needed("heads")?);
-        let gated = self.flag_or("gated_mlp", false)?;
-        let routed = self.routed(&lower)?;
-        let low_rank = (lower.contains("deepseek") && routed.is_some()).then_some(LowRank {
-            q_rank: 1536,
-            kv_rank: 512,
-            plain_dim: 128,
-            rope_dim: 64,
-            v_dim: 128,
-        });
-        let kv_heads = if low_rank.is_some() { heads } else { self.count_or("kv_heads", heads)? };
-        let head_dim = self.count_or("head_dim", hidden / heads.max(1))?;
+        let known = published(&name);
+        let of = |field: fn(&Shape) -> u32| known.as_ref().map(field);
+        let size = self.number("params_b")?.filter(|billions| *billions > 0.0);
+        let usual = size.map(usual_size);
+        let hidden = self.count_from("hidden", of(|k| k.hidden).or(usual.map(|u| u.1)))?;
+        let heads = self.count_from("heads", of(|k| k.heads).or(Some((hidden / 128).max(1))))?;
+        let layers = self.count_from("layers", of(|k| k.layers).or(usual.map(|u| u.0)))?;
+        let gated = self.flag_or("gated_mlp", known.as_ref().is_some_and(|k| k.gated))?;
+        let routed = self.routed(&lower, known.as_ref())?;
+        let low_rank = match &known {
+            Some(known) => known.low_rank,
+            None => (lower.contains("deepseek") && routed.is_some()).then_some(models::LOW_RANK),
+        };
+        // Another size of a known name has its own heads.
+        let alike = known.as_ref().filter(|known| known.hidden == hidden && known.heads == heads);
+        let [kv_heads, head_dim] = match alike {
+            Some(known) => [known.kv_heads, known.head_dim],
+            None => [heads, (hidden / heads.max(1)).max(1)],
+        };
+        let kv_heads = match low_rank {
+            Some(_) => heads,
+            None => self.count_or("kv_heads", kv_heads)?,
+        };
+        let head_dim = self.count_or("head_dim", head_dim)?;
+        let inner = alike.map_or(hidden.saturating_mul(4), |known| known.ffn);
         let ffn = match routed {
             Some(routed) if routed.dense_layers == 0 => 0,
-            _ => self.count_or("ffn", hidden.saturating_mul(4))?,
+            _ => self.count_or("ffn", inner)?,
         };
         let mut shape = Shape {
-            layers: self.needed("layers")?,
+            layers,
             hidden,
             heads,
             kv_heads,
             head_dim,
             ffn,
             gated,
-            vocab: self.count_or("vocab", 51_200)?,
-            seq: self.needed("seq_len")?,
+            vocab: self.count_or("vocab", of(|k| k.vocab).unwrap_or(51_200))?,
+            seq: self.count_from("seq_len", of(|k| k.seq))?,
             causal: !lower.contains("bert"),
             biases: !gated && !lower.contains("mpt"),
             tied: !gated,
@@ -260,18 +277,27 @@ impl RowReader<'_> {
         Ok(())
     }
 
-    fn routed(&mut self, model: &str) -> Result<Option<Routed>, String> {
-        let Some(experts) = self.count("n_experts")?.filter(|experts| *experts > 0) else {
-            return Ok(None);
+    fn routed(&mut self, model: &str, known: Option<&Shape>) -> Result<Option<Routed>, String> {
+        let known = known.and_then(|known| known.routed);
+        let experts = match self.count("n_experts")? {
+            Some(experts) => experts,
+            None => known.map_or(0, |known| known.experts),
         };
-        let top_k = self.needed("topk")?;
+        if experts == 0 {
+            return Ok(None);
+        }
+        let of = |field: fn(Routed) -> u32| known.map(field);
+        let top_k = self.count_from("topk", of(|k| k.top_k))?;
         let ffn = match self.count("moe_ffn")? {
             Some(ffn) => ffn,
-            None => self.needed("ffn")?,
+            None => self.count_from("ffn", of(|k| k.ffn))?,
         };
-        let deepseek = model.contains("deepseek");
         // DeepSeek-AI 2024: one shared expert, three layers that are not routed.
-        let (shared_ffn, dense_layers) = if deepseek { (ffn, 3) } else { (0, 0) };
+        let deepseek = if model.contains("deepseek") { (ffn, 3) } else { (0, 0) };
+        let (shared_ffn, dense_layers) = match known {
+            Some(known) => (known.shared_ffn, known.dense_layers),
+            None => deepseek,
+        };
         Ok(Some(Routed { experts, top_k, ffn, shared_ffn, dense_layers }))
     }
 
@@ -284,35 +310,35 @@ impl RowReader<'_> {
     }
 
     fn arithmetic(&mut self) -> Result<Arithmetic, String> {
-        let text = self.row.text("precision").to_lowercase();
-        match text.as_str() {
-            "fp32" | "f32" => Ok(Arithmetic::F32),
-            "tf32" => Ok(Arithmetic::Tf32),
-            "fp16" | "bf16" | "f16" | "amp" | "mixed" => Ok(Arithmetic::Half),
-            "" => {
-                self.defaults.push("precision=bf16".into());
-                Ok(Arithmetic::Half)
-            }
-            text if text.starts_with("fp8") || text.starts_with("mxfp8") => Ok(Arithmetic::F8),
-            text => Err(format!("`precision` is `{text}`, which no device file has")),
+        if let Some(arithmetic) = words::arithmetic(self.row.text("precision"))? {
+            return Ok(arithmetic);
         }
+        self.defaults.push("precision=bf16".into());
+        Ok(Arithmetic::Half)
     }
 
-    fn cluster(&mut self) -> Result<Cluster, String> {
+    /// Devices; as many as the layout has where the row does not say.
+    fn ranks(&mut self) -> Result<u32, String> {
+        if let Some(ranks) = self.count("n_gpus")?.filter(|ranks| *ranks > 0) {
+            return Ok(ranks);
+        }
+        let mut ranks: u32 = 1;
+        for axis in ["tp", "pp", "cp", "dp"] {
+            ranks = ranks.saturating_mul(self.count(axis)?.unwrap_or(1).max(1));
+        }
+        self.defaults.push(format!("n_gpus={ranks}"));
+        Ok(ranks)
+    }
+
+    fn cluster(&mut self, ranks: u32) -> Result<Cluster, String> {
         let gpu = self.row.text("gpu");
-        let found = DEVICES.iter().find(|(name, _)| gpu.starts_with(name));
-        let Some((_, preset)) = found else {
-            let near = nearest(gpu, DEVICES.iter().map(|(name, _)| *name));
-            let near = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
-            return Err(format!("`gpu` is `{gpu}`, which no preset describes{near}"));
-        };
+        let preset = words::preset(gpu)?;
         let machine = Machine { cores: 1, memory_bytes: 1, instruction_set: String::new() };
         let mut cluster = Cluster::load_on(preset, &machine)
             .map_err(|all| all.into_iter().map(|d| d.headline).collect::<Vec<_>>().join("; "))?;
-        let ranks = self.needed("n_gpus")?.max(1);
         let usual = cluster.devices_per_node.unwrap_or(8);
         let in_node = self.count_or("gpus_per_node", usual as u32)?.max(1);
-        if let Some(gigabytes) = self.number("gpu_mem_gb")?
+        if let Some(gigabytes) = self.number("gpu_mem_gb")?.or(words::gigabytes(gpu))
             && gigabytes * 1e9 < cluster.device.memory_bytes.value * 0.9
         {
             cluster.device.memory_bytes.value = gigabytes * 1e9;
@@ -337,27 +363,21 @@ impl RowReader<'_> {
         Ok(cluster)
     }
 
-    fn configuration(&mut self, style: &Style) -> Result<Configuration, String> {
+    fn configuration(
+        &mut self,
+        style: &Style,
+        ranks: u32,
+        layers: u32,
+    ) -> Result<Configuration, String> {
         let (tp, pp) = (self.count_or("tp", 1)?.max(1), self.count_or("pp", 1)?.max(1));
         let cp = self.count_or("cp", 1)?.max(1);
-        let ranks = self.needed("n_gpus")?;
         let model_ranks = tp.saturating_mul(pp).saturating_mul(cp);
         let dp = self.count_or("dp", (ranks / model_ranks).max(1))?;
         let microbatch = self.microbatch(dp)?;
-        let recompute = match self.row.text("recompute") {
-            "none" => Recompute::None,
-            "selective" | "attention" => Recompute::Attention,
-            "full" => Recompute::Full,
-            "" => {
-                self.defaults.push(format!("recompute={}", style.usual_recompute));
-                match style.usual_recompute {
-                    "full" => Recompute::Full,
-                    "attention" => Recompute::Attention,
-                    _ => Recompute::None,
-                }
-            }
-            other => return Err(format!("`recompute` is `{other}`")),
-        };
+        let recompute = words::recompute(self.row.text("recompute")).unwrap_or_else(|| {
+            self.defaults.push(format!("recompute={}", style.usual_recompute));
+            words::recompute(style.usual_recompute).unwrap_or(Recompute::None)
+        });
         let sequence_parallel = match self.count("seq_parallel")? {
             Some(flag) => flag != 0,
             None => {
@@ -366,20 +386,52 @@ impl RowReader<'_> {
                 flag
             }
         };
-        let stage = self.count_or("zero_stage", 0)?;
+        let stage = match words::zero_stage(self.row.text("zero_stage")) {
+            Some(stage) => stage?,
+            None => {
+                self.defaults.push("zero_stage=0".into());
+                0
+            }
+        };
         Ok(Configuration {
             tp,
             pp,
             cp,
             dp,
-            ep: self.count_or("ep", 1)?.max(1),
-            vpp: self.count_or("vp", 1)?.max(1),
+            ep: self.experts_cut(
+                [tp, cp, dp].map(u64::from).iter().fold(1, |a, b| a.saturating_mul(*b)),
+            )?,
+            vpp: self.chunks(pp, layers)?,
             microbatch,
             sequence_parallel: sequence_parallel && tp > 1,
-            zero: Zero { stage: stage.min(255) as u8, shard: 0 },
+            zero: Zero { stage, shard: 0 },
             recompute,
             ..Configuration::default()
         })
+    }
+
+    /// Ranks that share experts: as many of the row's as divide those of a stage.
+    fn experts_cut(&mut self, stage_ranks: u64) -> Result<u32, String> {
+        let stated = self.count_or("ep", 1)?.max(1);
+        let (mut cut, mut rest) = (u64::from(stated), stage_ranks.max(1));
+        while rest > 0 {
+            (cut, rest) = (rest, cut % rest);
+        }
+        let cut = u32::try_from(cut).unwrap_or(1);
+        if cut != stated {
+            self.defaults.push(format!("ep={cut}"));
+        }
+        Ok(cut)
+    }
+
+    /// Chunks of a stage: none where there is one stage, and none without a layer.
+    fn chunks(&mut self, pp: u32, layers: u32) -> Result<u32, String> {
+        let stated = self.count_or("vp", 1)?.max(1);
+        let chunks = if pp == 1 { 1 } else { stated.min((layers / pp).max(1)) };
+        if chunks != stated {
+            self.defaults.push(format!("vp={chunks}"));
+        }
+        Ok(chunks)
     }
 
     /// The micro-batch; a blank one follows from the batch and the accumulation, else it is 1.
@@ -401,7 +453,12 @@ impl RowReader<'_> {
         let stated = match (self.count("global_batch")?, self.count("grad_accum")?) {
             (Some(batch), _) => u64::from(batch),
             (None, Some(count)) => u64::from(count) * at_once,
-            (None, None) => return Err("`global_batch` is blank".into()),
+            (None, None) => {
+                // Enough to fill a pipeline.
+                let batch = at_once * if c.pp > 1 { 4 * u64::from(c.pp) } else { 1 };
+                self.defaults.push(format!("global_batch={batch}"));
+                batch
+            }
         };
         if stated.is_multiple_of(at_once) && stated > 0 {
             return Ok(stated);

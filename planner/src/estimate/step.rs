@@ -122,6 +122,8 @@ pub struct Step {
     pub breakdown: Breakdown,
     /// The fullest stage.
     pub memory: Memory,
+    /// The first stage.
+    pub first_memory: Memory,
 }
 
 /// What the formula reads beside prices and configuration.
@@ -142,6 +144,8 @@ struct Stage {
     again_s: f64,
     forward_s: f64,
     backward_s: f64,
+    forward_late_s: f64,
+    backward_late_s: f64,
     weight_s: f64,
     saved: f64,
     working: f64,
@@ -165,8 +169,9 @@ impl Terms<'_> {
         let mut exchanges = Exchanges::default();
         let mut before_s = 0.0;
         let send_s = self.send_s(c, prices);
+        let is_far = self.sends_far(c);
         for run in runs(c, prices) {
-            let stage = stage(c, prices, &run);
+            let stage = stage(c, prices, &run, is_far);
             let count_alike = f64::from(run.count);
             sum.pass += stage.pass * count_alike;
             sum.again_s += stage.again_s * count_alike;
@@ -179,6 +184,9 @@ impl Terms<'_> {
             exchanges.cover(self.exchanges(c, &stage, before_s, m));
             before_s += (stage.backward_s + send_s) * count_alike;
             let memory = self.memory(c, &stage, run.index, count);
+            if run.index == 0 {
+                step.first_memory = memory;
+            }
             if memory.total_bytes() > step.memory.total_bytes() {
                 step.memory = memory;
             }
@@ -210,6 +218,12 @@ impl Terms<'_> {
             offload_s: self.offload_s(c, &slowest, m),
         };
         step
+    }
+
+    /// Whether stages are on different nodes.
+    fn sends_far(&self, c: &Configuration) -> bool {
+        let group = Group { size: c.pp.into(), stride: c.stride(RankAxis::Pp) };
+        self.network.leaves_node(group)
     }
 
     /// Seconds that a stage waits for one message.
@@ -308,9 +322,11 @@ impl Terms<'_> {
             Group { size: group.size / shard.size.max(1), stride: group.stride * shard.size };
         let layers = stage.layers.max(1.0);
         let parameters = stage.parameters / layers;
-        let gather_s = self.network.gather_s(parameters * self.style.weight_bytes, shard);
+        let pieces = self.style.pieces_per_layer;
+        let in_pieces = |bytes: f64| pieces * self.network.gather_s(bytes / pieces, shard);
+        let gather_s = in_pieces(parameters * self.style.weight_bytes);
         let reduced = parameters * self.style.exchange_bytes;
-        let scatter_s = self.network.gather_s(reduced, shard)
+        let scatter_s = in_pieces(reduced)
             + self.network.all_reduce_s(reduced / shard.size.max(1) as f64, copies);
         let (forward_s, backward_s) = (stage.forward_s / layers, stage.backward_s / layers);
         let interference = self.network.interference(group);
@@ -465,8 +481,9 @@ fn layers(c: &Configuration, depth: u32, index: u32) -> (u32, u32) {
     if index < more { (each + 1, more - index) } else { (each, c.pp - index) }
 }
 
-/// A stage: its layers and ends, with what is computed again.
-fn stage(c: &Configuration, prices: &Prices, run: &Run) -> Stage {
+/// A stage: its layers and ends, with what is computed again. `is_far` says that stages are on
+/// different nodes.
+fn stage(c: &Configuration, prices: &Prices, run: &Run, is_far: bool) -> Stage {
     let mut stage = Stage::default();
     let mut before = 0;
     for (count, price) in &prices.layers {
@@ -494,6 +511,11 @@ fn stage(c: &Configuration, prices: &Prices, run: &Run) -> Stage {
             stage.parameters -= prices.tied_parameters;
         }
     }
+    if is_far {
+        stage.forward_s += stage.forward_late_s;
+        stage.backward_s += stage.backward_late_s;
+        stage.pass.dispatch_s += stage.forward_late_s + stage.backward_late_s;
+    }
     stage
 }
 
@@ -511,6 +533,7 @@ fn add(stage: &mut Stage, c: &Configuration, price: &LayerPrice, count: f64, who
         }
         if whole > 0.0 {
             again += price.forward_again * whole;
+            stage.backward_late_s += price.forward_late_s * whole;
             saved += (price.input_bytes - price.saved_bytes) * whole;
             working += price.saved_bytes;
         }
@@ -519,6 +542,8 @@ fn add(stage: &mut Stage, c: &Configuration, price: &LayerPrice, count: f64, who
     stage.again_s += again.total_s();
     stage.forward_s += price.forward.total_s() * count;
     stage.backward_s += price.backward.total_s() * count + again.total_s();
+    stage.forward_late_s += price.forward_late_s * count;
+    stage.backward_late_s += price.backward_late_s * count;
     stage.weight_s += price.weight_s * count;
     stage.saved += saved;
     stage.working = stage.working.max(working);

@@ -45,6 +45,11 @@ pub struct Host {
     pub backward_s: f64,
     /// Operations for each one that launches a kernel: views, modules, and their book-keeping.
     pub operations: f64,
+    /// Whether the host waits for each kernel before it goes on.
+    pub is_blocking: bool,
+    /// Share of a host's time that goes to threads of the communication library while messages
+    /// between stages on different nodes are under way.
+    pub polling_share: f64,
 }
 
 /// How a framework executes a step.
@@ -86,6 +91,8 @@ pub struct Style {
     pub exchange_bytes: f64,
     /// Bytes of the largest collective that gradients and weights are exchanged in.
     pub bucket_bytes: f64,
+    /// Collectives that the weights of a layer are gathered in, where they are sharded.
+    pub pieces_per_layer: f64,
     /// Bytes per parameter that adding a micro-batch's gradients reads and writes.
     pub accumulate_bytes: f64,
     /// Bytes of optimizer state of a parameter, master weight included.
@@ -115,6 +122,8 @@ pub struct Style {
     pub sends_hidden: bool,
     /// Whether a stage boundary carries each element once over `tp`, gathered at the receiver.
     pub scatter_gather: bool,
+    /// Whether the peak of memory that a run prints is that of its first rank, not of the fullest.
+    pub prints_first: bool,
     /// Bytes of the context, libraries and allocator that no tensor accounts for.
     pub reserve_bytes: f64,
     /// Where the facts are from.

@@ -72,6 +72,61 @@ fn recomputation_costs_time_and_saves_memory() {
     assert_eq!(estimator.estimate(&wrong).unwrap_err()[0].code, "E3401");
 }
 
+fn bloom(heads: u32) -> Shape {
+    Shape {
+        name: "bloom prototype".into(),
+        layers: 78,
+        hidden: 13824,
+        heads,
+        kv_heads: heads,
+        head_dim: 13824 / heads,
+        ffn: 4 * 13824,
+        gated: false,
+        vocab: 250_880,
+        seq: 2048,
+        causal: true,
+        biases: true,
+        tied: true,
+        routed: None,
+        low_rank: None,
+    }
+}
+
+/// BigScience, chronicles of the 176B model, 26 February 2022: 48 nodes take 107.12 s with 96 heads
+/// of 144 elements and 147.41 s with 128 heads of 108, which are no whole pieces of 16 bytes.
+#[test]
+fn heads_of_an_odd_size_are_slow() {
+    let cluster = Cluster::load_on("a100", &machine()).unwrap();
+    let style = style::of_framework("Megatron-DeepSpeed").unwrap();
+    let job = Job { global_batch: 2048, arithmetic: Arithmetic::Half };
+    let of = |heads: u32| {
+        let work = bloom(heads).workload().unwrap();
+        let estimator = Estimator::new(&work, &cluster, style, job).unwrap();
+        let text = "tp=4 pp=12 dp=8 mbs=2 zero=1 recompute=full";
+        estimator.estimate(&text.parse().unwrap()).unwrap().step_time_s
+    };
+    let (even, odd) = (of(96), of(128));
+    assert!(odd / even > 1.15, "{odd} s against {even} s; measured 147.41 and 107.12");
+}
+
+/// The Ultra-Scale Playbook: a micro-batch of the 3B model takes 337 ms over two nodes and two
+/// stages with `tp=8`, 24 ms a layer, where its kernels need some 6.
+#[test]
+fn hosts_that_poll_are_late() {
+    let cluster = Cluster::load_on("h100", &machine()).unwrap();
+    let work = gpt3();
+    let job = Job { global_batch: 256, arithmetic: Arithmetic::Half };
+    let far = "tp=8 pp=2 dp=1 mbs=1 sp recompute=none";
+    let near = "tp=4 pp=2 dp=1 mbs=1 sp recompute=none";
+    let nanotron = style::of_framework("nanotron").unwrap();
+    let dispatch = |style: Style, text: &str| {
+        let estimator = Estimator::new(&work, &cluster, style, job).unwrap();
+        estimator.estimate(&text.parse().unwrap()).unwrap().breakdown.dispatch_s
+    };
+    assert!(dispatch(nanotron, far) > 10.0 * dispatch(nanotron, near));
+    assert!(dispatch(style::OURS, far) <= dispatch(style::OURS, near) + 1e-9);
+}
+
 /// 134 published runs of nine sources, evenly chosen from 2,578; `source` says where it is printed.
 const RUNS: &str = include_str!("../../tests/measured_runs.csv");
 
@@ -112,7 +167,7 @@ fn predicted(source: &str) -> Vec<Compared> {
             predicted_s: estimate.step_time_s,
             interval_s: [estimate.step_time_low_s, estimate.step_time_high_s],
             measured_gib: run.text("peak_mem_gib").parse().ok().filter(|_| usable),
-            predicted_gib: estimate.memory.total_bytes() / 1_073_741_824.0,
+            predicted_gib: estimate.printed_memory.total_bytes() / 1_073_741_824.0,
             fits: true,
             defaults: question.defaults,
         }
@@ -142,13 +197,13 @@ fn korthikanti_is_met() {
 fn published_runs_are_predicted() {
     let limits = [
         ("megatron_2020", 0.10),
-        ("narayanan", 0.12),
-        ("nemo", 0.15),
-        ("megatron_bridge", 0.25),
+        ("narayanan", 0.06),
+        ("nemo", 0.12),
+        ("megatron_bridge", 0.15),
         ("mosaicml", 0.10),
-        ("bloom", 0.20),
+        ("bloom", 0.10),
         ("vtrain", 0.12),
-        ("nanotron", 0.35),
+        ("nanotron", 0.20),
     ];
     for (source, limit) in limits {
         let Errors { median, .. } = summary(source).time;

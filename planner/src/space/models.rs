@@ -7,7 +7,7 @@ use crate::estimate::workload::{LowRank, Routed, Shape};
 const TABLE: &str = include_str!("../preset/models.csv");
 
 /// Attention of DeepSeek-AI 2024, whose sizes all models that have it share.
-const LOW_RANK: LowRank =
+pub(crate) const LOW_RANK: LowRank =
     LowRank { q_rank: 1536, kv_rank: 512, plain_dim: 128, rope_dim: 64, v_dim: 128 };
 
 /// Rows of the table, without its comments and its header.

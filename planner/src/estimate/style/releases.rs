@@ -6,10 +6,22 @@ use super::{AttentionKernel, Exchange, Host, Style};
 /// dispatch, autograd node and share of the interpreter, forward, and 9 µs backward. Five
 /// operations for each kernel: the forward pass of Megatron-LM's layer launches 15 kernels and is
 /// some 75 calls, of which most are views, modules, and the states of random generators.
-const EAGER: Host = Host { forward_s: 10e-6, backward_s: 9e-6, operations: 5.0 };
+const EAGER: Host = Host {
+    forward_s: 10e-6,
+    backward_s: 9e-6,
+    operations: 5.0,
+    is_blocking: false,
+    polling_share: 0.0,
+};
 
 /// Kernels that are launched as graphs or by compiled code.
-const NO_HOST: Host = Host { forward_s: 0.0, backward_s: 0.0, operations: 1.0 };
+const NO_HOST: Host = Host {
+    forward_s: 0.0,
+    backward_s: 0.0,
+    operations: 1.0,
+    is_blocking: false,
+    polling_share: 0.0,
+};
 
 /// One collective for all gradients of a stage.
 const WHOLE: f64 = f64::INFINITY;
@@ -34,6 +46,7 @@ pub const OURS: Style = Style {
     gradient_bytes: 4.0,
     exchange_bytes: 4.0,
     bucket_bytes: WHOLE,
+    pieces_per_layer: 1.0,
     accumulate_bytes: 8.0,
     state_bytes: 12.0,
     update_bytes: 30.0,
@@ -48,6 +61,7 @@ pub const OURS: Style = Style {
     fabric: "infiniband",
     sends_hidden: true,
     scatter_gather: true,
+    prints_first: false,
     reserve_bytes: 1.0e9,
     source: "this compiler",
 };
@@ -72,6 +86,7 @@ const MEGATRON_2020: Style = Style {
     gradient_bytes: 2.0,
     exchange_bytes: 2.0,
     bucket_bytes: WHOLE,
+    pieces_per_layer: 1.0,
     accumulate_bytes: 6.0,
     state_bytes: 16.0,
     update_bytes: 48.0,
@@ -86,6 +101,7 @@ const MEGATRON_2020: Style = Style {
     fabric: "infiniband",
     sends_hidden: false,
     scatter_gather: false,
+    prints_first: false,
     reserve_bytes: 2.0e9,
     source: "github.com/NVIDIA/Megatron-LM v1.1: README.md, megatron/model/transformer.py",
 };
@@ -114,6 +130,9 @@ const MEGATRON_2022: Style = Style {
 const MEGATRON_DEEPSPEED: Style = Style {
     name: "megatron-deepspeed",
     fabric: "omni-path",
+    // Launches waited for their kernels, without which jobs of 40 nodes hung (bigscience,
+    // train/tr11-176B-ml/chronicles-prequel.md, "Hanging Issue").
+    host: Host { is_blocking: true, ..EAGER },
     // Context 0.8 GB, six communicators of 0.6 GB (github.com/NVIDIA/nccl/issues/964), two buckets
     // of 5e8 elements, what the allocator cannot use.
     reserve_bytes: 7.0e9,
@@ -152,6 +171,8 @@ const MEGATRON_BRIDGE: Style = Style {
     tensor_operations: 1.0,
     usual_sequence_parallel: true,
     sends_hidden: true,
+    // Its guide to dispatchers: DeepEP on Hopper and B200, whatever crosses nodes.
+    experts_once: true,
     source: "github.com/NVIDIA-NeMo/Megatron-Bridge, performance guide and summary",
     ..MEGATRON_2022
 };
@@ -176,6 +197,7 @@ const LLM_FOUNDRY: Style = Style {
     gradient_bytes: 4.0,
     exchange_bytes: 2.0,
     bucket_bytes: WHOLE,
+    pieces_per_layer: 1.0,
     accumulate_bytes: 0.0,
     // The sharded master weights are the only ones that stay: 2 of their 4 bytes count as weights.
     state_bytes: 10.0,
@@ -191,6 +213,7 @@ const LLM_FOUNDRY: Style = Style {
     fabric: "infiniband",
     sends_hidden: false,
     scatter_gather: false,
+    prints_first: false,
     reserve_bytes: 1.5e9,
     source: "github.com/mosaicml/llm-foundry scripts/train/benchmarking",
 };
@@ -222,6 +245,8 @@ const XLA: Style = Style {
 /// DeepSpeed ZeRO-3 without model parallelism, 2021.
 const DEEPSPEED: Style = Style {
     name: "deepspeed",
+    // Each parameter alone: weights and vectors of four products and two norms.
+    pieces_per_layer: 12.0,
     gradients: Exchange::Overlapped,
     weights: Exchange::Overlapped,
     source: "Narayanan et al. 2021, section 5.2; Rajbhandari et al. 2021",
@@ -241,7 +266,9 @@ const NANOTRON: Style = Style {
     loss_bytes: [38.0, 14.0],
     loss_saved_bytes: 4.0,
     loss_working_bytes: 8.0,
-    host: EAGER,
+    // Supposed, not published: while a message between nodes is awaited, its library polls on the
+    // host, and two busy threads share a core evenly.
+    host: Host { polling_share: 0.5, ..EAGER },
     gradients: Exchange::Overlapped,
     weights: Exchange::AtEnd,
     weight_bytes: 2.0,
@@ -250,6 +277,7 @@ const NANOTRON: Style = Style {
     exchange_bytes: 4.0,
     // Chosen: the size that the collectives of its cluster were timed with.
     bucket_bytes: 256e6,
+    pieces_per_layer: 1.0,
     accumulate_bytes: 10.0,
     state_bytes: 12.0,
     update_bytes: 40.0,
@@ -264,6 +292,7 @@ const NANOTRON: Style = Style {
     fabric: "efa",
     sends_hidden: false,
     scatter_gather: false,
+    prints_first: true,
     reserve_bytes: 0.0,
     source: "github.com/huggingface/nanotron; The Ultra-Scale Playbook",
 };

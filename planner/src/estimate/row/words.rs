@@ -1,0 +1,153 @@
+//! The words that tables use for devices, precisions and recomputation.
+
+use ir::import::nearest;
+
+use crate::configuration::Recompute;
+use crate::estimate::rates::Arithmetic;
+
+/// What a device's name contains, letters and digits only, with the preset that describes it; the
+/// first that matches counts. A GH200 has an H200's processor; an A800 an A100's.
+const DEVICES: [(&str, &str); 16] = [
+    ("GB300", "gb300-nvl72"),
+    ("GB200", "gb200-nvl72"),
+    ("B300", "b300"),
+    ("B200", "b200"),
+    ("GH200", "h200"),
+    ("H200", "h200"),
+    ("H800", "h800"),
+    ("H10096GB", "h100-96gb"),
+    ("H100", "h100"),
+    ("A10040GB", "a100-40gb"),
+    ("A100SXM440GB", "a100-40gb"),
+    ("A100", "a100"),
+    ("A800", "a100"),
+    ("V100", "v100"),
+    ("MI300X", "mi300x"),
+    ("4090", "rtx4090"),
+];
+
+/// Letters and digits of a name, in capitals.
+pub(super) fn plain(name: &str) -> String {
+    let kept = name.chars().filter(char::is_ascii_alphanumeric);
+    kept.map(|letter| letter.to_ascii_uppercase()).collect()
+}
+
+/// The preset of a device.
+///
+/// # Errors
+/// In words, for a device that no preset describes.
+pub(super) fn preset(gpu: &str) -> Result<&'static str, String> {
+    let name = plain(gpu);
+    let found = DEVICES.iter().find(|(part, _)| name.contains(part));
+    found.map(|(_, preset)| *preset).ok_or_else(|| {
+        let near = nearest(&name, DEVICES.iter().map(|(part, _)| *part));
+        let near = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
+        format!("`gpu` is `{gpu}`, which no preset describes{near}")
+    })
+}
+
+/// The memory that a device's name ends with, in gigabytes: 16 of `V100-16GB`.
+pub(super) fn gigabytes(gpu: &str) -> Option<f64> {
+    let words = gpu.split(|letter: char| !letter.is_ascii_alphanumeric());
+    let mut numbers = words.filter_map(|word| {
+        let upper = word.to_ascii_uppercase();
+        upper.strip_suffix("GB").or(upper.strip_suffix('G'))?.parse::<f64>().ok()
+    });
+    numbers.next_back().filter(|size| (4.0..2048.0).contains(size))
+}
+
+/// The arithmetic of a precision; none where the text is blank.
+///
+/// # Errors
+/// In words, for one that no device file has.
+pub(super) fn arithmetic(text: &str) -> Result<Option<Arithmetic>, String> {
+    let lower = text.trim().to_lowercase();
+    let has = |parts: &[&str]| parts.iter().any(|part| lower.contains(part));
+    if lower.is_empty() {
+        Ok(None)
+    } else if has(&["fp4", "f4"]) {
+        Ok(Some(Arithmetic::F4))
+    } else if has(&["fp8", "f8", "float8", "e4m3"]) {
+        Ok(Some(Arithmetic::F8))
+    } else if has(&["bf16", "fp16", "f16", "float16", "16-mixed", "half", "amp", "mixed"]) {
+        Ok(Some(Arithmetic::Half))
+    } else if has(&["tf32"]) {
+        Ok(Some(Arithmetic::Tf32))
+    } else if has(&["fp32", "f32", "float32", "32-true"]) {
+        Ok(Some(Arithmetic::F32))
+    } else {
+        Err(format!("`precision` is `{text}`, which no device file has"))
+    }
+}
+
+/// What is computed again; none where the text is blank or says something else.
+pub(super) fn recompute(text: &str) -> Option<Recompute> {
+    match text.trim().to_lowercase().as_str() {
+        "none" | "no" | "off" | "false" | "0" => Some(Recompute::None),
+        "selective" | "attention" | "core_attn" => Some(Recompute::Attention),
+        "full" | "yes" | "on" | "true" | "1" | "uniform" | "block" | "minimal" => {
+            Some(Recompute::Full)
+        }
+        _ => None,
+    }
+}
+
+/// The stage of a sharding of optimizer state, gradients and weights; none where the text is blank.
+pub(super) fn zero_stage(text: &str) -> Option<Result<u8, String>> {
+    let lower = text.trim().to_lowercase();
+    if lower.is_empty() {
+        return None;
+    }
+    if lower.contains("fsdp") || lower.contains("hsdp") {
+        return Some(Ok(3));
+    }
+    match lower.parse::<f64>() {
+        Ok(stage) if [0.0, 1.0, 2.0, 3.0].contains(&stage) => Some(Ok(stage as u8)),
+        Ok(_) | Err(_) => Some(Err(format!("`zero_stage` is `{text}`, not 0 to 3"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_known_by_many_names() {
+        for (name, expected) in [
+            ("A100-SXM4-80GB", "a100"),
+            ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+            ("H100 SXM", "h100"),
+            ("H100-96GB-HBM2e", "h100-96gb"),
+            ("Tesla V100-SXM2-32GB", "v100"),
+            ("AMD Instinct MI300X", "mi300x"),
+            ("NVIDIA GeForce RTX 4090", "rtx4090"),
+            ("RTX4090-24GB", "rtx4090"),
+            ("NVIDIA GB200", "gb200-nvl72"),
+            ("B200-180GB", "b200"),
+        ] {
+            assert_eq!(preset(name).unwrap(), expected, "{name}");
+        }
+        assert!(preset("TPUv4").unwrap_err().contains("no preset describes"));
+        assert_eq!(gigabytes("V100-16GB"), Some(16.0));
+        assert_eq!(gigabytes("A100-SXM4-80GB"), Some(80.0));
+        assert_eq!(gigabytes("H100 SXM"), None);
+    }
+
+    #[test]
+    fn words_have_one_meaning() {
+        for (text, expected) in [
+            ("fp8-mx", Arithmetic::F8),
+            ("MXFP8", Arithmetic::F8),
+            ("NVFP4", Arithmetic::F4),
+            ("bf16-true", Arithmetic::Half),
+            ("BF16", Arithmetic::Half),
+            ("tf32", Arithmetic::Tf32),
+            ("fp32", Arithmetic::F32),
+        ] {
+            assert_eq!(arithmetic(text).unwrap(), Some(expected), "{text}");
+        }
+        assert!(arithmetic("int3").is_err());
+        assert_eq!(zero_stage("hsdp (8 in a node)"), Some(Ok(3)));
+        assert!(zero_stage("7").unwrap().is_err());
+    }
+}
