@@ -97,10 +97,14 @@ fn each_cluster_has_a_plan_of_its_own_and_it_is_the_fastest() {
     let module = module(2);
     let wide = |bandwidth, latency| level("link", 0, bandwidth, latency);
     let nodes = level("board", 2, "20 GB/s", "1 us") + &level("cable", 0, "10 MB/s", "100 us");
+    let fast = cluster("1 GiB", &wide("50 GB/s", "0.5 us"), 1, 4);
+    // One byte less than what the plan for a fast link needs.
+    let need = search(&job(&module, &fast, 4)).unwrap().best.need;
+    let little = format!("{} B", need.0 - 1);
     let clusters = [
-        ("fast link", cluster("1 GiB", &wide("50 GB/s", "0.5 us"), 1, 4), "update"),
+        ("fast link", fast, "update"),
         ("slow link", cluster("1 GiB", &wide("20 MB/s", "200 us"), 1, 4), "dp reduction"),
-        ("little memory", cluster("1 MiB", &wide("1 GB/s", "10 us"), 1, 4), "memory"),
+        ("little memory", cluster(&little, &wide("50 GB/s", "0.5 us"), 1, 4), "memory"),
         ("many small nodes", cluster("1 GiB", &nodes, 2, 2), "waiting"),
     ];
     let mut plans = Vec::new();
