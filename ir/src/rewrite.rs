@@ -101,8 +101,14 @@ fn simplify_one(
         true => Some(region.only_choice()),
         false => region.choose(),
     };
-    // Without any choice free of cycles there is still the function as it was.
-    let choice = choice.unwrap_or_else(|| Region::of(function, module).only_choice());
+    let choice = match choice {
+        Some(choice) => choice,
+        // Without any choice free of cycles there is still the function as it was.
+        None => {
+            region = Region::of(function, module);
+            region.only_choice()
+        }
+    };
     let (emitted, report) = replace(&region, saturation, &choice);
     place_callees(module, caller, &emitted, &region);
     (emitted, report)
@@ -160,11 +166,9 @@ fn place_callees(module: &mut Module, caller: &str, function: &Function, region:
 }
 
 impl Region {
-    /// The terms of a graph to which no rule has added any.
+    /// The terms of a graph to which no rule has added any; nobody asks for their price.
     fn only_choice(&self) -> Choice {
-        let terms = self.as_it_is();
-        let price = terms.values().map(|term| term_work(&self.graph, term).price()).sum();
-        Choice { terms, price, bound: price, decisions: 0 }
+        Choice { terms: self.as_it_is(), price: 0, bound: 0, decisions: 0 }
     }
 
     /// The cheapest terms that compute the results.
@@ -177,10 +181,10 @@ impl Region {
 /// The function that was chosen, or the one that was there where that is no dearer.
 fn replace(region: &Region, saturation: Saturation, choice: &Choice) -> (Function, FunctionReport) {
     let module = &region.graph.analysis.module;
-    let before = function_work(&region.function, module);
+    let (before, price_before) = function_work(&region.function, module);
     let emitted = region.emit(&choice.terms);
-    let after = function_work(&emitted, module);
-    let is_better = price_of(&emitted, module) < price_of(&region.function, module);
+    let (after, price_after) = function_work(&emitted, module);
+    let is_better = price_after < price_before && has_names_of_results(&emitted, &region.function);
     let function = if is_better { emitted } else { region.function.clone() };
     let report = FunctionReport {
         name: function.name.clone(),
@@ -196,23 +200,35 @@ fn replace(region: &Region, saturation: Saturation, choice: &Choice) -> (Functio
     (function, report)
 }
 
-/// The work of each node of a function.
-fn works<'f>(function: &'f Function, module: &'f Module) -> impl Iterator<Item = Work> + 'f {
-    function.nodes.iter().map(|node| {
-        let types = |ids: &[crate::ValueId]| -> Vec<&TensorType> {
-            ids.iter().map(|id| function.ty(*id)).collect()
+/// Whether results have the names of those of another function: plans and callers ask for
+/// gradients by name, so that two of them are not made one value of one name.
+fn has_names_of_results(function: &Function, other: &Function) -> bool {
+    let names = |f: &Function| -> Vec<String> {
+        f.results.iter().map(|result| f.value(*result).name.clone()).collect()
+    };
+    names(function) == names(other)
+}
+
+/// What a function does, its calls as one launch each, and the price of that. What a callee does is
+/// looked at once, however often it is called.
+fn function_work(function: &Function, module: &Module) -> (Work, choose::Price) {
+    let mut of_callees: BTreeMap<&str, Work> = BTreeMap::new();
+    let (mut sum, mut price) = (Work::default(), 0);
+    for node in &function.nodes {
+        let of_node = || {
+            let types = |ids: &[crate::ValueId]| -> Vec<&TensorType> {
+                ids.iter().map(|id| function.ty(*id)).collect()
+            };
+            work(&node.op, &types(&node.operands), &types(&node.results), module)
         };
-        work(&node.op, &types(&node.operands), &types(&node.results), module)
-    })
-}
-
-/// What a function does, its calls as one launch each.
-pub fn function_work(function: &Function, module: &Module) -> Work {
-    works(function, module).fold(Work::default(), Work::plus)
-}
-
-fn price_of(function: &Function, module: &Module) -> choose::Price {
-    works(function, module).map(Work::price).sum()
+        let work = match node.callee() {
+            Some(callee) => *of_callees.entry(callee).or_insert_with(of_node),
+            None => of_node(),
+        };
+        sum = sum.plus(work);
+        price += work.price();
+    }
+    (sum, price)
 }
 
 /// Which chosen terms rules have made, and by which rules.

@@ -124,8 +124,10 @@ pub(super) fn project(graph: &mut Graph, tuple: Id, at: usize) -> Id {
 struct Emitter<'r> {
     region: &'r Region,
     choice: &'r BTreeMap<Id, Term>,
-    /// The first value of each class, by which the class is named.
+    /// The first value of each class, by whose place the class is ordered.
     first: BTreeMap<Id, ValueId>,
+    /// The value by whose name a class is named: a result, else the first one.
+    named: BTreeMap<Id, ValueId>,
     /// The values of the classes that are there: one, or those of a call.
     made: BTreeMap<Id, Vec<ValueId>>,
     open: Vec<Id>,
@@ -141,6 +143,10 @@ impl<'r> Emitter<'r> {
             let id = ValueId(at as u32);
             first.entry(region.class(id)).or_insert(id);
         }
+        let mut named = first.clone();
+        for result in old.results.iter().rev() {
+            named.insert(region.class(*result), *result);
+        }
         let mut function = Function::new(old.name.clone(), old.kind.clone());
         function.values = old.values[..old.param_count].to_vec();
         function.param_count = old.param_count;
@@ -149,7 +155,7 @@ impl<'r> Emitter<'r> {
             made.entry(region.class(param)).or_insert(vec![param]);
         }
         let names = function.values.iter().map(|v| v.name.clone()).collect();
-        Emitter { region, choice, first, made, open: Vec::new(), names, function }
+        Emitter { region, choice, first, named, made, open: Vec::new(), names, function }
     }
 
     /// The chosen classes in the order of their first values.
@@ -211,19 +217,19 @@ impl<'r> Emitter<'r> {
         ValueId(self.function.values.len() as u32 - 1)
     }
 
-    /// The name of the class's first value; else that of what is being made of it, with the op.
+    /// The name of the class; else that of what is being made of it, with the op.
     fn name(&self, class: Id, op: &str) -> String {
-        if let Some(first) = self.first.get(&class) {
-            return self.region.function.value(*first).name.clone();
+        if let Some(named) = self.named.get(&class) {
+            return self.region.function.value(*named).name.clone();
         }
-        let named = self.open.iter().rev().find_map(|open| self.first.get(open));
+        let named = self.open.iter().rev().find_map(|open| self.named.get(open));
         match named {
             Some(user) => format!("{}.{op}", self.region.function.value(*user).name),
             None => op.to_owned(),
         }
     }
 
-    /// Results bear the names of their classes' first values, and `first.lse` where there are none.
+    /// Results bear the names of their classes, and `first.lse` where there are none.
     fn result_names(&self, tuple: Id) -> Vec<String> {
         let graph = &self.region.graph;
         let term = &self.choice[&tuple];
@@ -246,8 +252,8 @@ impl<'r> Emitter<'r> {
                 let chosen = self.choice.get(&class)?;
                 let is_this = matches!(chosen.head, Head::Projection(_))
                     && graph.find(chosen.operands[0]) == tuple;
-                let first = self.first.get(&class).filter(|_| is_this)?;
-                Some(self.region.function.value(*first).name.clone())
+                let named = self.named.get(&class).filter(|_| is_this)?;
+                Some(self.region.function.value(*named).name.clone())
             })
             .collect();
         let prefix = known.iter().flatten().next().cloned().unwrap_or_else(|| "call".to_owned());
