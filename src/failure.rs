@@ -31,6 +31,7 @@
 //! | `E5012` | a table that cannot be read | 6 |
 //! | `E5013` | weights of another model than was compiled | 2 |
 //! | `E5014` | a compiled file without a step to run | 6 |
+//! | `E5015` | a rule that changes what a model computes | 5 |
 
 use std::fs;
 use std::path::Path;
@@ -210,7 +211,7 @@ pub fn exit_of(code: &str) -> Exit {
         "E4001" | "E4021" | "E4030" | "E4032" | "E4040" => Exit::Usage,
         "E4050" | "E4051" | "E4060" => Exit::Usage,
         "E4074" => Exit::World,
-        "E4052" | "E5008" => Exit::Failed,
+        "E4052" | "E5008" | "E5015" => Exit::Failed,
         "E5001" | "E5002" | "E5003" | "E5006" | "E5009" | "E5013" => Exit::Usage,
         "E5010" => Exit::Unsupported,
         code if code.starts_with("E1") => Exit::of_code(ir::import::exit_code(code)),
@@ -272,6 +273,7 @@ mod tests {
             ("E4074", 7),
             ("E5001", 2),
             ("E5008", 5),
+            ("E5015", 5),
         ];
         for (code, exit) in known {
             assert_eq!(exit_of(code).code(), exit, "{code}");

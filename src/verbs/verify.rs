@@ -20,6 +20,7 @@ use crate::cli::positive;
 use crate::failure::{Exit, Failure};
 use crate::job::{self, Question, positions_max};
 use crate::output::{self, Table};
+use crate::verbs::rules;
 
 /// Flags of `verify`.
 #[derive(Clone, Debug, clap::Args)]
@@ -44,6 +45,9 @@ pub struct Args {
     /// Makes other weights and data
     #[arg(long, value_name = "N", default_value = "1")]
     pub seed: u32,
+    /// Compare one rank with and without rewriting, and find the rule that makes a difference
+    #[arg(long)]
+    pub bisect_rules: bool,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
@@ -53,18 +57,18 @@ pub struct Args {
 const SEQ: usize = 33;
 
 /// What one step of a mesh yields: the loss and the gradients by name.
-struct Computed {
+pub(super) struct Computed {
     loss: f64,
     grads: BTreeMap<String, Vec<f64>>,
 }
 
 /// One line of the answer.
-struct Line {
+pub(super) struct Line {
     mesh: Mesh,
     sequence: bool,
-    error: f64,
+    pub(super) error: f64,
     worst: String,
-    is_ok: bool,
+    pub(super) is_ok: bool,
 }
 
 /// Answers.
@@ -90,8 +94,10 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         clip: None,
         limits: Limits::default(),
     };
-    let one = plan_of(&mut question, Mesh { pp: 1, dp: 1, tp: 1 }, false)?;
-    let expected = step(&question, &model, &one, args.seed)?;
+    if args.bisect_rules {
+        return rules::run(args, &model, &mut question);
+    }
+    let expected = step_of_one(&mut question, &model, args.seed)?;
     let (mut lines, mut refused) = (Vec::new(), Vec::new());
     for mesh in meshes(args.ranks) {
         for sequence in [false, true] {
@@ -109,6 +115,21 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         }
     }
     finish(args, dtype, lines, refused)
+}
+
+/// What one rank computes.
+pub(super) fn step_of_one(
+    question: &mut Question,
+    model: &Model,
+    seed: u32,
+) -> Result<Computed, Failure> {
+    let plan = plan_of(question, Mesh { pp: 1, dp: 1, tp: 1 }, false)?;
+    step(question, model, &plan, seed)
+}
+
+/// The largest difference of two steps of one rank.
+pub(super) fn difference(expected: &Computed, found: &Computed, dtype: DType) -> Line {
+    compare(Mesh { pp: 1, dp: 1, tp: 1 }, false, expected, found, dtype)
 }
 
 /// All meshes of a number of ranks and of its divisors, but that of one rank.

@@ -9,7 +9,7 @@ use clap::CommandFactory;
 use gantline::cli::Cli;
 use ir::text::parse_module;
 use runtime::weights::Weights;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::cli::{Scratch, tiny};
 
@@ -85,6 +85,28 @@ fn the_doctor_sees_the_machine() {
     assert_eq!(document["launcher"]["name"], "Slurm");
     assert_eq!(document["launcher"]["ranks"], "8");
     assert!(scratch.answer("doctor").contains(&format!("cores    {cores}")));
+}
+
+/// Rewriting is exact, and each pass leaves a module that reads back and verifies.
+#[test]
+fn rules_are_verified_and_passes_are_written() {
+    let scratch = tiny("rules");
+    let mut command = scratch.command(&[], "verify tiny --ranks 1 --seq 9 --bisect-rules --json");
+    let output = command.env("DUMP", "passes").output().expect("the program starts");
+    let document: Value = serde_json::from_slice(&output.stdout).expect("one document");
+    assert_eq!((output.status.code(), &document["ok"]), (Some(0), &json!(true)), "{document}");
+    assert_eq!(document["culprit"], Value::Null);
+    assert!(!document["rules"].as_array().expect("rules").is_empty(), "{document}");
+    for name in ["00-import", "01-recognise", "02-autodiff", "03-inline", "04-simplify"] {
+        let path = scratch.0.join("passes").join(format!("{name}.graph"));
+        let text = fs::read_to_string(&path).expect("the pass is written");
+        let module = parse_module(name, &text).expect("it reads back");
+        assert_eq!(ir::verify::verify(&module), [], "{name}");
+    }
+    fs::write(scratch.0.join("file"), "").expect("it is written");
+    let mut command = scratch.command(&[], "verify tiny --ranks 1 --seq 9");
+    let output = command.env("DUMP", "file").output().expect("the program starts");
+    assert_eq!(output.status.code(), Some(7), "a file is no directory");
 }
 
 #[test]
