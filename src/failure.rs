@@ -32,6 +32,7 @@
 //! | `E5013` | weights of another model than was compiled | 2 |
 //! | `E5014` | a compiled file without a step to run | 6 |
 //! | `E5015` | a rule that changes what a model computes | 5 |
+//! | `E5016` | the layout of another tool that cannot be read | 6 |
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! `export`: a run as a directory that transformers reads, a model as text or as a picture.
+//! `export`: a run as a directory that transformers reads, a model as text or as a picture, a plan
+//! in the terms of another tool.
 
 mod dot;
 mod hf;
@@ -6,24 +7,28 @@ mod hf;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
-use ir::DType;
 use ir::import::{Options, resolve};
+use ir::{DType, Diagnostic, Span};
+use planner::configuration::Configuration;
+use planner::space::foreign::{Tool, Use, export};
+use serde_json::Value;
 
 use crate::cli::positive;
-use crate::failure::{Exit, Failure, usage};
+use crate::failure::{Exit, Failure, read_text, usage};
 use crate::job::{self, positions_max};
 use crate::output;
 
 /// Flags of `export`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// A run (for hf), or a model (for dot and graph)
-    #[arg(value_name = "RUN|MODEL")]
+    /// A run (for hf), a model (for dot and graph), or what `plan --json` prints about GPUs
+    #[arg(value_name = "RUN|MODEL|PLAN")]
     pub source: String,
-    /// What to write: a directory for transformers, a picture for Graphviz, or a .graph text
+    /// What to write: a directory for transformers, a picture for Graphviz, a .graph text, or a plan
+    /// in another tool's terms
     #[arg(long, value_enum)]
     pub to: Format,
-    /// The directory of hf; the file of dot and graph [default: stdout]
+    /// The directory of hf; the file of the others [default: stdout]
     #[arg(short, long, value_name = "PATH", required_if_eq("to", "hf"))]
     pub output: Option<PathBuf>,
     /// Tokens of a sequence, for dot and graph [default: the longest the model was made for]
@@ -43,6 +48,14 @@ pub enum Format {
     Dot,
     /// The text form of modules, which every verb reads as a model
     Graph,
+    /// Flags of Megatron-LM
+    Megatron,
+    /// The JSON of DeepSpeed
+    Deepspeed,
+    /// The TOML of torchtitan
+    Torchtitan,
+    /// The JSON of an execution of Calculon
+    Calculon,
 }
 
 /// Answers.
@@ -51,6 +64,10 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         Format::Hf => return run_to_hf(args),
         Format::Dot => dot::print(&module(args)?),
         Format::Graph => module(args)?.to_string(),
+        Format::Megatron => plan(args, Tool::Megatron)?,
+        Format::Deepspeed => plan(args, Tool::DeepSpeed)?,
+        Format::Torchtitan => plan(args, Tool::Torchtitan)?,
+        Format::Calculon => plan(args, Tool::Calculon)?,
     };
     match &args.output {
         Some(path) => {
@@ -73,6 +90,37 @@ fn run_to_hf(args: &Args) -> Result<Exit, Failure> {
     let written = hf::export(Path::new(&args.source), folder)?;
     output::answer(&written.join("\n"));
     Ok(Exit::Success)
+}
+
+/// A plan in the terms of a tool. What the tool has no term for goes to stderr.
+fn plan(args: &Args, tool: Tool) -> Result<String, Failure> {
+    let source = &args.source;
+    let bad = |headline: String| Diagnostic::error("E5005", Span::of(source), headline);
+    let text = read_text(source, "PLAN")?;
+    let document: Value = serde_json::from_str(&text).map_err(|error| {
+        let help = "write it with `gantline plan MODEL --cluster h100 --devices 64 -o plan.json`";
+        bad(format!("not JSON: {error}")).help(help)
+    })?;
+    let words = document["text"].as_str();
+    let number = |name: &str| {
+        let number = document[name].as_u64().and_then(|n| u32::try_from(n).ok());
+        number.filter(|n| *n > 0).ok_or_else(|| bad(format!("`{name}` is no count")))
+    };
+    let words = words.ok_or_else(|| bad("`text` is missing: this is no plan for GPUs".into()))?;
+    let configuration: Configuration = words.parse()?;
+    let purpose =
+        Use { global_batch: number("gbs")?, seq: number("seq")?, layers: number("layers")? };
+    configuration.check(purpose.layers)?;
+    if configuration.microbatch_count(purpose.global_batch.into()).is_none() {
+        let headline = format!("{} samples are no multiple of dp · mbs", purpose.global_batch);
+        return Err(bad(headline).into());
+    }
+    let exported = export(&configuration, purpose, tool);
+    if !exported.left_out.is_empty() {
+        let left = exported.left_out.join(", ");
+        output::note(&format!("{} has no term for: {left}", tool.name()));
+    }
+    Ok(exported.text)
 }
 
 /// The module of a model, as it is imported.

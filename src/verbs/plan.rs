@@ -62,7 +62,8 @@ pub struct PlanArgs {
     /// Stop the search after this time: the answer then depends on the machine
     #[arg(long, value_name = "TIME", value_parser = cost::duration)]
     pub budget: Option<f64>,
-    /// Write the plan to this file
+    /// Write the plan to this file; for GPUs as JSON where its name ends in .json, for `export` and
+    /// `score`
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<String>,
 }
@@ -131,7 +132,8 @@ impl Asked {
 
 /// Answers `plan`: the fastest plan that fits, beside the best of other kinds.
 pub fn plan(args: &PlanArgs) -> Result<Exit, Failure> {
-    let compiles = args.plan || args.output.is_some();
+    let is_document = |path: &String| path.ends_with(".json");
+    let compiles = args.plan || args.output.as_ref().is_some_and(|path| !is_document(path));
     if let (false, Some(cluster)) = (compiles, args.asked.gpus()?) {
         return space::plan(args, cluster);
     }

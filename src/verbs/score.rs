@@ -1,5 +1,7 @@
 //! `score`: what a layout that the user wrote costs.
 
+pub mod read;
+
 use ir::import::{Architecture, Description, resolve};
 use planner::cluster::Cluster;
 use planner::configuration::{Configuration, Place, Recompute, Schedule, Zero};
@@ -7,10 +9,12 @@ use planner::estimate::rates::Arithmetic;
 use planner::estimate::style::{self, STYLES, Style};
 use planner::estimate::workload::Shape;
 use planner::estimate::{Estimate, Estimator, Job};
+use planner::space::models;
 use serde_json::{Value, json};
 
+use self::read::{Known, Layout};
 use crate::cli::positive;
-use crate::failure::{Exit, Failure, usage};
+use crate::failure::{Exit, Failure, read_text, usage};
 use crate::job::positions_max;
 use crate::output::{self, Table};
 
@@ -25,6 +29,13 @@ pub struct Args {
     /// The layout in one text, such as "tp=8 pp=4 dp=2 mbs=1 sp zero=1"; other flags override it
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub config: String,
+    /// The layout in a file: a script with flags of Megatron-LM, JSON of DeepSpeed or Calculon, TOML
+    /// of torchtitan, our own TOML, or what `plan --json` prints; other flags override it
+    #[arg(long, value_name = "FILE", conflicts_with = "config")]
+    pub from: Option<String>,
+    /// Devices, where the file does not say how many there are
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub devices: Option<usize>,
     /// Tensor-parallel ranks
     #[arg(long, alias = "tensor-model-parallel-size", value_name = "N", value_parser = positive)]
     pub tp: Option<usize>,
@@ -46,10 +57,11 @@ pub struct Args {
     /// Samples of a micro-batch on one rank
     #[arg(long, alias = "micro-batch-size", value_name = "N", value_parser = positive)]
     pub mbs: Option<usize>,
-    /// Samples of a step, over all ranks
-    #[arg(long, alias = "global-batch-size", value_name = "N", value_parser = positive)]
-    pub gbs: usize,
-    /// Tokens of a sample [default: the longest the model was made for]
+    /// Samples of a step, over all ranks [default: what the file says]
+    #[arg(long, alias = "global-batch-size", value_name = "N", value_parser = positive,
+          required_unless_present = "from")]
+    pub gbs: Option<usize>,
+    /// Tokens of a sample [default: what the file says, or the longest the model was made for]
     #[arg(long, alias = "seq-length", value_name = "N", value_parser = positive)]
     pub seq: Option<usize>,
     /// What data-parallel ranks shard: 0 nothing, 1 optimizer, 2 gradients too, 3 weights too
@@ -81,16 +93,28 @@ pub struct Args {
 
 /// Answers `score`; no where the layout does not fit.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
-    let description = resolve(&args.model)?.description;
+    let mut shape = match models::shape(&args.model) {
+        Some(shape) => shape,
+        None => {
+            let description = resolve(&args.model)?.description;
+            self::shape(&args.model, &description, positions_max(&description))?
+        }
+    };
     let cluster = Cluster::load(&args.cluster)?;
-    let seq = args.seq.unwrap_or_else(|| positions_max(&description));
-    let work = shape(&args.model, &description, seq)?.workload()?;
-    let configuration = configuration(args)?;
-    let job = Job { global_batch: args.gbs as u64, arithmetic: arithmetic(&args.dtype) };
+    let layout = layout(args, shape.layers)?;
+    let seq = count(args.seq).or(layout.seq).unwrap_or(shape.seq);
+    shape.seq = seq;
+    let work = shape.workload()?;
+    let configuration = configuration(args, layout.configuration);
+    let Some(batch) = count(args.gbs).or(layout.global_batch) else {
+        let headline = "the file does not say how many samples a step has";
+        return Err(usage("--gbs", headline).help("write --gbs N").into());
+    };
+    let job = Job { global_batch: batch.into(), arithmetic: arithmetic(&args.dtype) };
     let estimator = Estimator::new(&work, &cluster, find_style(&args.style)?, job)?;
     let estimate = estimator.estimate(&configuration)?;
     let fits = estimate.memory.total_bytes() <= estimator.memory_bytes;
-    let tokens = args.gbs as f64 * seq as f64;
+    let tokens = f64::from(batch) * f64::from(seq);
     let answer = Answer {
         estimate,
         fits,
@@ -98,6 +122,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         flops: work.flops_per_token() * tokens,
         peak: cluster.flops_per_s(dtype(&args.dtype), 1).value,
         tokens,
+        left_out: layout.left_out,
     };
     if args.json {
         output::answer_json(&answer.document(args));
@@ -152,11 +177,24 @@ pub fn shape(name: &str, description: &Description, seq: usize) -> Result<Shape,
     }
 }
 
-fn configuration(args: &Args) -> Result<Configuration, Failure> {
-    let mut c: Configuration = args.config.parse()?;
-    let of = |size: Option<usize>, there: u32| {
-        size.map_or(there, |n| u32::try_from(n).unwrap_or(u32::MAX))
+fn count(size: Option<usize>) -> Option<u32> {
+    size.map(|n| u32::try_from(n).unwrap_or(u32::MAX))
+}
+
+/// The layout that a text or a file says, before flags override it.
+fn layout(args: &Args, layers: u32) -> Result<Layout, Failure> {
+    let Some(path) = &args.from else {
+        let configuration = args.config.parse()?;
+        let (global_batch, seq, left_out) = Default::default();
+        return Ok(Layout { tool: "gantline", configuration, global_batch, seq, left_out });
     };
+    let text = read_text(path, "--from")?;
+    let known = Known { layers, devices: count(args.devices), dp: count(args.dp) };
+    Ok(read::read(path, &text, known)?)
+}
+
+fn configuration(args: &Args, mut c: Configuration) -> Configuration {
+    let of = |size: Option<usize>, there: u32| count(size).unwrap_or(there);
     c.tp = of(args.tp, c.tp);
     c.pp = of(args.pp, c.pp);
     c.dp = of(args.dp, c.dp);
@@ -187,7 +225,7 @@ fn configuration(args: &Args) -> Result<Configuration, Failure> {
         Some(_) => Schedule::OneForwardOneBackward,
         None => c.schedule,
     };
-    Ok(c)
+    c
 }
 
 fn find_style(name: &str) -> Result<Style, Failure> {
@@ -223,6 +261,7 @@ struct Answer {
     flops: f64,
     peak: f64,
     tokens: f64,
+    left_out: Vec<String>,
 }
 
 impl Answer {
@@ -272,7 +311,11 @@ impl Answer {
                 table.row([name.to_owned(), output::bytes(bytes as u64)]);
             }
         }
-        text + "\n" + &table.text()
+        text += &format!("\n{}", table.text());
+        if !self.left_out.is_empty() {
+            text += &format!("\nnot used of the file: {}\n", self.left_out.join(", "));
+        }
+        text
     }
 
     fn document(&self, args: &Args) -> Value {
@@ -295,6 +338,7 @@ impl Answer {
             "have_bytes": self.have_bytes,
             "fits": self.fits,
             "memory": found.memory,
+            "left_out": self.left_out,
         })
     }
 }

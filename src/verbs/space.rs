@@ -187,6 +187,11 @@ pub fn plan(args: &PlanArgs, cluster: Cluster) -> Result<Exit, Failure> {
         }
     }
     let answer = found?;
+    if let Some(path) = &args.output {
+        let text = format!("{:#}\n", document(&subject, &answer));
+        std::fs::write(path, text).map_err(runtime::Error::io("write", path.as_ref()))?;
+        output::note(&format!("wrote {path}"));
+    }
     if asked.json {
         output::answer_json(&document(&subject, &answer));
     } else {
@@ -303,6 +308,7 @@ fn document(subject: &Subject, answer: &Answer) -> Value {
         "schema": "gantline.plan/1",
         "model": subject.work.name,
         "params": subject.work.parameters(),
+        "layers": subject.work.depth(),
         "cluster": subject.cluster.describe(),
         "ranks": subject.devices,
         "devices": subject.devices,

@@ -109,6 +109,34 @@ fn rules_are_verified_and_passes_are_written() {
     assert_eq!(output.status.code(), Some(7), "a file is no directory");
 }
 
+/// What is exported is scored as the plan itself was, step for step.
+#[test]
+fn a_plan_is_exported_to_other_tools_and_scored_back() {
+    let scratch = Scratch::new("export-plan");
+    let fixed = "--fix placement=usual --fix offload=off --fix cp=1 --fix schedule=1f1b";
+    let megatron = "--fix zero=1 --fix shard=0 --fix pp=4";
+    let calculon = "--fix zero=1 --fix shard=0 --fix recompute=full --fix vpp=2";
+    for (tool, fixes) in [("megatron", megatron), ("calculon", calculon)] {
+        let asked = "gpt3-175b --cluster a100 --devices 64 --gbs 64 --seq 2048";
+        scratch.answer(&format!("plan {asked} {fixed} {fixes} -o plan.json"));
+        let text = fs::read_to_string(scratch.0.join("plan.json")).expect("it was written");
+        let plan: Value = serde_json::from_str(&text).expect("a document");
+        scratch.answer(&format!("export plan.json --to {tool} -o {tool}.txt"));
+        let score = format!("score gpt3-175b --cluster a100 --from {tool}.txt --seq 2048");
+        let scored = scratch.json(&format!("{score} --devices 64 --json"));
+        assert_eq!(scored["configuration"], plan["text"], "{tool}");
+        assert_eq!(scored["step_time_s"], plan["step_time_s"], "{tool}");
+        assert_eq!(scored["left_out"], Value::Array(vec![]), "{tool}");
+    }
+    let direct = scratch.json("score gpt3-175b --cluster a100 --from plan.json --json");
+    assert!(direct["step_time_s"].is_number());
+    scratch.write("none.txt", "nothing");
+    assert_eq!(scratch.run("score gpt3-175b --from none.txt").status.code(), Some(6));
+    scratch.write("run.sh", "torchrun x.py --micro-batch-size 1 --global-batch-size 8");
+    assert_eq!(scratch.run("score gpt3-175b --from run.sh").status.code(), Some(2));
+    assert_eq!(scratch.run("export run.sh --to megatron").status.code(), Some(6));
+}
+
 #[test]
 fn a_model_is_exported_as_text_and_picture() {
     let scratch = tiny("export");

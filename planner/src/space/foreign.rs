@@ -98,7 +98,7 @@ fn megatron(c: &Configuration, purpose: Use) -> Exported {
     if let (Some(first), Some(last)) = (c.stage_layers.first(), c.stage_layers.last()) {
         number("decoder-first-pipeline-num-layers", *first);
         number("decoder-last-pipeline-num-layers", *last);
-        let inner = &c.stage_layers[1..c.stage_layers.len() - 1];
+        let inner = c.stage_layers.get(1..c.stage_layers.len() - 1).unwrap_or_default();
         left.when(inner.iter().any(|n| *n != inner[0]), "uneven inner stages");
     }
     let mut flag = |is: bool, text: &str| {
@@ -129,6 +129,7 @@ fn megatron(c: &Configuration, purpose: Use) -> Exported {
         flag(true, &format!("--recompute-num-layers {count}"));
     }
     flag(c.offload.optimizer != Place::Device, "--optimizer-cpu-offload");
+    left.when(c.offload.optimizer == Place::Disk, "optimizer on a disk");
     left.when(c.offload.parameters != Place::Device, "parameters elsewhere");
     left.when(c.offload.activations != Place::Device, "activations elsewhere");
     left.when(c.zero.shard != 0, "shards over a part of the ranks");
@@ -172,6 +173,7 @@ fn deepspeed(c: &Configuration, purpose: Use) -> Exported {
     if c.cp > 1 {
         lines.push(format!("  \"sequence_parallel_size\": {}", c.cp));
     }
+    left.when(activations == Place::Disk, "activations on a disk");
     left.when(c.pp > 1, "pipeline stages, which are set where the model is built");
     left.when(c.vpp > 1, "interleaved stages");
     left.when(c.ep > 1, "expert-parallel ranks, which are set where the model is built");
@@ -190,10 +192,13 @@ fn deepspeed(c: &Configuration, purpose: Use) -> Exported {
 
 fn torchtitan(c: &Configuration, purpose: Use) -> Exported {
     let mut left = Left(Vec::new());
-    // Its optimizer state is sharded with gradients and weights, or not at all.
+    // Optimizer state is sharded with gradients and weights, or not at all; context-parallel ranks
+    // share the shards of as many data-parallel ranks.
+    let part = c.zero.shard / c.cp;
+    let is_part = part > 0 && c.zero.shard.is_multiple_of(c.cp) && c.dp.is_multiple_of(part);
     let shard = match c.zero.stage {
         0 => 1,
-        _ if c.zero.shard != 0 => c.zero.shard.min(c.dp),
+        _ if is_part => part,
         _ => c.dp,
     };
     let schedule = match (c.schedule, c.vpp) {
@@ -202,11 +207,11 @@ fn torchtitan(c: &Configuration, purpose: Use) -> Exported {
         (Schedule::OneForwardOneBackward, _) => "Interleaved1F1B",
         (Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleH2, _) => "InterleavedZeroBubble",
     };
+    // Without stages, a local batch is what is computed at once, and gradients are accumulated.
+    let local = if c.pp > 1 { purpose.global_batch / c.dp } else { c.microbatch };
     let mut text = format!(
-        "[training]\nlocal_batch_size = {}\nglobal_batch_size = {}\nseq_len = {}\n",
-        purpose.global_batch / c.dp,
-        purpose.global_batch,
-        purpose.seq
+        "[training]\nlocal_batch_size = {local}\nglobal_batch_size = {}\nseq_len = {}\n",
+        purpose.global_batch, purpose.seq
     );
     text += &format!("\n[parallelism]\ndata_parallel_replicate_degree = {}\n", c.dp / shard);
     text += &format!("data_parallel_shard_degree = {shard}\n");
@@ -228,6 +233,10 @@ fn torchtitan(c: &Configuration, purpose: Use) -> Exported {
     text += &format!("\n[activation_checkpoint]\nmode = \"{mode}\"\n");
     left.when(matches!(c.recompute, Recompute::Layers(_)), "recomputation of some layers");
     left.when((1..3).contains(&c.zero.stage), "shards of optimizer state or gradients alone");
+    left.when(c.zero.stage == 0 && c.cp > 1, "whole weights on context-parallel ranks");
+    left.when(c.zero.stage == 3 && c.dp == 1 && c.cp == 1, "shards over one rank");
+    left.when(c.zero.shard != 0 && !is_part, "shards over this part of the ranks");
+    left.schedule(c, &[Schedule::GPipe, Schedule::OneForwardOneBackward, Schedule::ZeroBubbleH1]);
     left.when(c.offload != Offload::default(), "offload");
     left.when(!c.stage_layers.is_empty(), "uneven stages");
     left.when(c.tp > 1 && !c.sequence_parallel, "tensor parallelism without sequence parallelism");
@@ -246,7 +255,7 @@ fn calculon(c: &Configuration, purpose: Use) -> Exported {
     let net = |outside: bool| u32::from(outside);
     let elsewhere = |place: Place| place != Place::Device;
     let text = [
-        ("num_procs", c.ranks().to_string()),
+        ("num_procs", (c.ranks() / u64::from(c.cp)).to_string()),
         ("tensor_par", c.tp.to_string()),
         ("pipeline_par", c.pp.to_string()),
         ("data_par", c.dp.to_string()),
@@ -260,14 +269,15 @@ fn calculon(c: &Configuration, purpose: Use) -> Exported {
         ("attention_type", "\"multihead\"".to_owned()),
         ("activation_recompute", format!("\"{recompute}\"")),
         ("pipeline_interleaving", c.vpp.to_string()),
-        ("optimizer_sharding", (c.zero.stage >= 1).to_string()),
+        ("optimizer_sharding", (c.zero.stage >= 1 && c.dp > 1).to_string()),
         (
             "tensor_par_comm_type",
             if c.sequence_parallel { "\"rs_ag\"" } else { "\"ar\"" }.to_owned(),
         ),
         ("tensor_par_overlap", "\"none\"".to_owned()),
-        ("seq_par_ag_redo", c.sequence_parallel.to_string()),
-        ("data_par_overlap", "true".to_owned()),
+        // What is computed again is gathered again with it.
+        ("seq_par_ag_redo", (c.sequence_parallel && recompute != "full").to_string()),
+        ("data_par_overlap", (c.dp > 1).to_string()),
         ("weight_offload", elsewhere(c.offload.parameters).to_string()),
         ("activations_offload", elsewhere(c.offload.activations).to_string()),
         ("optimizer_offload", elsewhere(c.offload.optimizer).to_string()),
@@ -278,6 +288,11 @@ fn calculon(c: &Configuration, purpose: Use) -> Exported {
     left.when(c.cp > 1, "context parallelism");
     left.when(c.ep > 1, "expert parallelism");
     left.when(c.zero.stage > 1, "shards of gradients and weights");
+    left.when(c.zero.stage == 1 && c.dp == 1, "shards over one rank");
+    left.when(c.zero.shard != 0, "shards over a part of the ranks");
+    let places = [c.offload.optimizer, c.offload.parameters, c.offload.activations];
+    left.when(places.contains(&Place::Disk), "offload to a disk");
+    left.when(!purpose.layers.is_multiple_of(c.pp), "stages that do not divide the layers");
     left.when(matches!(c.recompute, Recompute::Layers(_)), "recomputation of some layers");
     left.when(!c.stage_layers.is_empty(), "uneven stages");
     left.when(c.order != USUAL_ORDER, "placement of the axes");
