@@ -14,5 +14,6 @@ mod ops;
 mod passes;
 mod rewrite;
 mod rewrite_choice;
+mod rewrite_models;
 mod shardings;
 mod text;

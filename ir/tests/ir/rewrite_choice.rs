@@ -1,6 +1,9 @@
-//! Extraction against brute force, on small random e-graphs with cycles.
+//! Extraction against brute force, on small random e-graphs with cycles, and against an integer
+//! program on those of models.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
 
 use egg::Id;
 use gantline_ir::op::{Binary, Unary};
@@ -8,8 +11,11 @@ use gantline_ir::random::mix;
 use gantline_ir::rewrite::choose::{DECISIONS_MAX, Price, choose};
 use gantline_ir::rewrite::facts::Facts;
 use gantline_ir::rewrite::pattern::add;
+use gantline_ir::rewrite::price::term_work;
+use gantline_ir::rewrite::region::Region;
+use gantline_ir::rewrite::saturate::{Limits, Selection, saturate};
 use gantline_ir::rewrite::term::{Graph, Head, Term};
-use gantline_ir::{DType, Op, TensorType};
+use gantline_ir::{DType, Kind, Op, TensorType};
 
 use crate::draws::{Draws, seeds};
 
@@ -101,4 +107,80 @@ fn the_choice_is_the_cheapest_of_all() {
         assert!(is_acyclic(&graph, &early.terms), "SEED={seed}");
     }
     assert!(contested > 50 || std::env::var("SEED").is_ok(), "only {contested} with a choice");
+}
+
+/// The graphs of models after saturation, by name.
+fn model_regions() -> Vec<(String, Region)> {
+    let mut regions = Vec::new();
+    for (name, module) in crate::rewrite_models::modules() {
+        for function in module.functions.iter().filter(|f| f.kind == Kind::Layer) {
+            let mut region = Region::of(function, &module);
+            saturate(&mut region, &Selection::default(), &Limits::default());
+            if region.graph.total_size() > region.graph.number_of_classes() {
+                regions.push((format!("{name}.{}", function.name), region));
+            }
+        }
+    }
+    regions
+}
+
+/// The classes that results need, as text: `number: price operands | price operands`, after a line
+/// of the results. Classes are numbered as they come up.
+fn written(region: &Region) -> String {
+    let graph = &region.graph;
+    let mut numbers: BTreeMap<Id, usize> = BTreeMap::new();
+    let mut order: Vec<Id> = Vec::new();
+    let mut number = |id: &Id, order: &mut Vec<Id>| {
+        let id = graph.find(*id);
+        let next = numbers.len();
+        *numbers.entry(id).or_insert_with(|| {
+            order.push(id);
+            next
+        })
+    };
+    let results: Vec<usize> = region.results.iter().map(|id| number(id, &mut order)).collect();
+    let words = |numbers: &[usize]| -> String { numbers.iter().map(|n| format!(" {n}")).collect() };
+    let mut text = format!("results{}\n", words(&results));
+    let mut at = 0;
+    while at < order.len() {
+        let mut terms = Vec::new();
+        for term in &graph[order[at]].nodes {
+            let operands: Vec<usize> =
+                term.operands.iter().map(|id| number(id, &mut order)).collect();
+            terms.push(format!(" {}{}", term_work(graph, term).price(), words(&operands)));
+        }
+        text += &format!("{at}:{}\n", terms.join(" |"));
+        at += 1;
+    }
+    text
+}
+
+/// The least prices in `tests/egraphs` were found by an integer program, see `optima.py` there.
+/// `UPDATE_GOLDEN=1` writes the graphs again; the script then has to be run again too.
+#[test]
+fn choices_in_models_are_within_a_hundredth_of_the_least_price() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/egraphs");
+    let is_update = std::env::var("UPDATE_GOLDEN").is_ok();
+    let mut optima: BTreeMap<String, Price> = BTreeMap::new();
+    if !is_update {
+        for line in fs::read_to_string(folder.join("optima.txt")).unwrap().lines() {
+            let (name, price) = line.split_once(' ').unwrap();
+            optima.insert(name.to_owned(), price.parse().unwrap());
+        }
+    }
+    let mut contested = 0;
+    for (name, region) in model_regions() {
+        let path = folder.join(format!("{name}.txt"));
+        if is_update {
+            fs::write(&path, written(&region)).unwrap();
+            continue;
+        }
+        assert_eq!(fs::read_to_string(&path).unwrap(), written(&region), "{name} has changed");
+        let least = optima.remove(&name).unwrap_or_else(|| panic!("no optimum of {name}"));
+        let found = region.choose().unwrap();
+        assert!(found.bound <= least && least <= found.price, "{name}: {least}, {}", found.price);
+        assert!(found.price * 100 <= least * 101, "{name}: {}, not {least}", found.price);
+        contested += 1;
+    }
+    assert!(is_update || (contested >= 8 && optima.is_empty()), "{contested}, left {optima:?}");
 }
