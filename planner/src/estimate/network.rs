@@ -49,6 +49,11 @@ pub struct Fabric {
     pub gather_share: f64,
     /// How much an all-reduce loses with each doubling of the nodes: `1 / (1 + loss · log₂(N/2))`.
     pub loss_per_doubling: f64,
+    /// Seconds that an all-reduce takes longer with each doubling of the nodes beyond two, whatever
+    /// its bytes.
+    pub doubling_s: f64,
+    /// Seconds that it takes longer with each node beyond two.
+    pub node_s: f64,
     /// Seconds of one step of a ring.
     pub step_s: f64,
     /// Seconds of one step of a tree.
@@ -141,7 +146,9 @@ impl Network {
         // Up and down a tree of nodes, with a ring inside each; or twice around a ring.
         let tree = 2.0 * nodes.log2().ceil() + 2.0 * (w - 1.0);
         let steps = tree.min(2.0 * (group.size as f64 - 1.0));
-        self.outer.start_s + steps * self.outer.hop_s + self.ring_s(bytes, group, 2.0, share)
+        let far_s = self.outer.doubling_s * doublings + self.outer.node_s * (nodes - 2.0).max(0.0);
+        let steps_s = self.outer.start_s + steps * self.outer.hop_s + far_s;
+        steps_s + self.ring_s(bytes, group, 2.0, share)
     }
 
     /// Nodes of a group, at least 1.

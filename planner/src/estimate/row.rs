@@ -215,10 +215,10 @@ impl RowReader<'_> {
         let size = self.number("params_b")?.filter(|billions| *billions > 0.0);
         let usual = size.map(usual_size);
         let hidden = self.count_from("hidden", of(|k| k.hidden).or(usual.map(|u| u.1)))?;
-        let heads = self.count_from("heads", of(|k| k.heads).or(Some((hidden / 128).max(1))))?;
+        let heads = self.count_or("heads", of(|k| k.heads).unwrap_or(self.usual_heads(hidden)?))?;
         let layers = self.count_from("layers", of(|k| k.layers).or(usual.map(|u| u.0)))?;
         let gated = self.flag_or("gated_mlp", known.as_ref().is_some_and(|k| k.gated))?;
-        let routed = self.routed(&lower, known.as_ref())?;
+        let routed = self.routed(&lower, hidden, known.as_ref())?;
         let low_rank = match &known {
             Some(known) => known.low_rank,
             None => (lower.contains("deepseek") && routed.is_some()).then_some(models::LOW_RANK),
@@ -248,7 +248,7 @@ impl RowReader<'_> {
             ffn,
             gated,
             vocab: self.count_or("vocab", of(|k| k.vocab).unwrap_or(51_200))?,
-            seq: self.count_from("seq_len", of(|k| k.seq))?,
+            seq: self.count_or("seq_len", of(|k| k.seq).unwrap_or(2048))?,
             causal: !lower.contains("bert"),
             biases: !gated && !lower.contains("mpt"),
             tied: !gated,
@@ -277,7 +277,21 @@ impl RowReader<'_> {
         Ok(())
     }
 
-    fn routed(&mut self, model: &str, known: Option<&Shape>) -> Result<Option<Routed>, String> {
+    /// Heads of the size that the row says, else of 128 elements; as many as share those of keys
+    /// and values evenly.
+    fn usual_heads(&self, hidden: u32) -> Result<u32, String> {
+        let size = self.count("head_dim")?.filter(|size| *size > 0).unwrap_or(128);
+        let heads = (hidden / size).max(1);
+        let shared = self.count("kv_heads")?.filter(|shared| *shared > 0).unwrap_or(1);
+        Ok((heads / shared).max(1).saturating_mul(shared))
+    }
+
+    fn routed(
+        &mut self,
+        model: &str,
+        hidden: u32,
+        known: Option<&Shape>,
+    ) -> Result<Option<Routed>, String> {
         let known = known.and_then(|known| known.routed);
         let experts = match self.count("n_experts")? {
             Some(experts) => experts,
@@ -287,10 +301,11 @@ impl RowReader<'_> {
             return Ok(None);
         }
         let of = |field: fn(Routed) -> u32| known.map(field);
-        let top_k = self.count_from("topk", of(|k| k.top_k))?;
+        // Most routed models before 2024, Mixtral among them, visit two.
+        let top_k = self.count_or("topk", of(|k| k.top_k).unwrap_or(2.min(experts)))?;
         let ffn = match self.count("moe_ffn")? {
             Some(ffn) => ffn,
-            None => self.count_from("ffn", of(|k| k.ffn))?,
+            None => self.count_or("ffn", of(|k| k.ffn).unwrap_or(hidden.saturating_mul(4)))?,
         };
         // DeepSeek-AI 2024: one shared expert, three layers that are not routed.
         let deepseek = if model.contains("deepseek") { (ffn, 3) } else { (0, 0) };
@@ -389,8 +404,8 @@ impl RowReader<'_> {
         let stage = match words::zero_stage(self.row.text("zero_stage")) {
             Some(stage) => stage?,
             None => {
-                self.defaults.push("zero_stage=0".into());
-                0
+                self.defaults.push(format!("zero_stage={}", style.usual_zero));
+                style.usual_zero
             }
         };
         Ok(Configuration {

@@ -148,6 +148,7 @@ struct Stage {
     backward_late_s: f64,
     weight_s: f64,
     saved: f64,
+    sent: f64,
     working: f64,
     parameters: f64,
     expert_parameters: f64,
@@ -171,7 +172,7 @@ impl Terms<'_> {
         let send_s = self.send_s(c, prices);
         let is_far = self.sends_far(c);
         for run in runs(c, prices) {
-            let stage = stage(c, prices, &run, is_far);
+            let mut stage = stage(c, prices, &run, is_far);
             let count_alike = f64::from(run.count);
             sum.pass += stage.pass * count_alike;
             sum.again_s += stage.again_s * count_alike;
@@ -183,6 +184,7 @@ impl Terms<'_> {
             // Later stages are done earlier, by the backward passes of those before them.
             exchanges.cover(self.exchanges(c, &stage, before_s, m));
             before_s += (stage.backward_s + send_s) * count_alike;
+            stage.sent = self.sent_bytes(c, prices, run.index);
             let memory = self.memory(c, &stage, run.index, count);
             if run.index == 0 {
                 step.first_memory = memory;
@@ -218,6 +220,13 @@ impl Terms<'_> {
             offload_s: self.offload_s(c, &slowest, m),
         };
         step
+    }
+
+    /// Bytes that a stage sends for a micro-batch and keeps.
+    fn sent_bytes(&self, c: &Configuration, prices: &Prices, index: u32) -> f64 {
+        let keeps = self.style.keeps_sent && index + 1 < c.pp;
+        let cut = if c.sequence_parallel { f64::from(c.tp) } else { 1.0 };
+        if keeps { prices.boundary_bytes / cut } else { 0.0 }
     }
 
     /// Whether stages are on different nodes.
@@ -372,7 +381,7 @@ impl Terms<'_> {
             gradients_bytes: parameters * self.style.gradient_bytes / over(2),
             optimizer_bytes: parameters * self.style.state_bytes / over(1)
                 * on_device(c.offload.optimizer),
-            activations_bytes: kept + stage.saved,
+            activations_bytes: kept + stage.saved + stage.sent * in_flight,
             working_bytes: stage.working,
             reserve_bytes: self.style.reserve_bytes,
         }

@@ -110,6 +110,10 @@ pub struct Style {
     pub balances_stages: bool,
     /// What is computed again where a run does not say: `none`, `attention` or `full`.
     pub usual_recompute: &'static str,
+    /// The stage of sharding where a run does not say.
+    pub usual_zero: u8,
+    /// Whether what a stage sends is kept until its backward pass, beside what its layers keep.
+    pub keeps_sent: bool,
     /// Whether sequences are cut over `tp` where a run does not say.
     pub usual_sequence_parallel: bool,
     /// The network of the cluster that the style's runs were made on.

@@ -211,6 +211,31 @@ fn published_runs_are_predicted() {
     }
 }
 
+/// A row may leave out what its model's name or size says, and write words as it likes.
+#[test]
+fn rows_may_say_little() {
+    let columns = "model,params_b,layers,hidden,heads,kv_heads,seq_len,gpu,n_gpus,global_batch,\
+                   precision,n_experts,framework";
+    let columns: Vec<String> = columns.split(',').map(str::to_owned).collect();
+    for (texts, billions) in [
+        ("LLAMA3_70B,,,,,,8192,H100 SXM,64,64,MXFP8,,Megatron-Bridge", 70.55),
+        ("someone's,7,,,,,2048,A100-SXM4-40GB,8,64,,,unheard of", 7.0),
+        (",,32,4096,,8,1048576,NVIDIA B200,16384,,NVFP4,,FSDP2", 10.14),
+        (",,32,4096,32,8,4096,MI300X,64,64,bf16-mixed,8,", 35.9),
+        ("405b-ish,,126,16384,128,8,8192,V100-32GB,,64,fp32,,", 343.4),
+    ] {
+        let run = Run { columns: columns.clone(), texts: texts.split(',').collect() };
+        let question = row::read(&run).unwrap();
+        let found = question.work.parameters() as f64 / 1e9;
+        assert!((found / billions - 1.0).abs() < 0.15, "{texts}: {found} billion");
+        assert!(!question.defaults.is_empty());
+        let estimate = question.answer().unwrap();
+        assert!(estimate.step_time_s.is_finite() && estimate.step_time_s > 0.0, "{texts}");
+    }
+    let refused = Run { columns, texts: ",,32,4096,32,,2048,TPU v4,8,8,,,".split(',').collect() };
+    assert!(row::read(&refused).unwrap_err().contains("no preset describes"));
+}
+
 /// Whatever stands in a column, a row has an answer or a reason.
 #[test]
 fn no_row_is_too_strange() {

@@ -6,8 +6,8 @@ use crate::configuration::Recompute;
 use crate::estimate::rates::Arithmetic;
 
 /// What a device's name contains, letters and digits only, with the preset that describes it; the
-/// first that matches counts. A GH200 has an H200's processor; an A800 an A100's.
-const DEVICES: [(&str, &str); 16] = [
+/// first whose parts all match counts. A GH200 has an H200's processor; an A800 an A100's.
+const DEVICES: [(&str, &str); 15] = [
     ("GB300", "gb300-nvl72"),
     ("GB200", "gb200-nvl72"),
     ("B300", "b300"),
@@ -15,10 +15,9 @@ const DEVICES: [(&str, &str); 16] = [
     ("GH200", "h200"),
     ("H200", "h200"),
     ("H800", "h800"),
-    ("H10096GB", "h100-96gb"),
+    ("H100 96GB", "h100-96gb"),
     ("H100", "h100"),
-    ("A10040GB", "a100-40gb"),
-    ("A100SXM440GB", "a100-40gb"),
+    ("A100 40GB", "a100-40gb"),
     ("A100", "a100"),
     ("A800", "a100"),
     ("V100", "v100"),
@@ -38,7 +37,7 @@ pub(super) fn plain(name: &str) -> String {
 /// In words, for a device that no preset describes.
 pub(super) fn preset(gpu: &str) -> Result<&'static str, String> {
     let name = plain(gpu);
-    let found = DEVICES.iter().find(|(part, _)| name.contains(part));
+    let found = DEVICES.iter().find(|(parts, _)| parts.split(' ').all(|part| name.contains(part)));
     found.map(|(_, preset)| *preset).ok_or_else(|| {
         let near = nearest(&name, DEVICES.iter().map(|(part, _)| *part));
         let near = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
@@ -116,6 +115,7 @@ mod tests {
         for (name, expected) in [
             ("A100-SXM4-80GB", "a100"),
             ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+            ("A100-PCIE-40GB", "a100-40gb"),
             ("H100 SXM", "h100"),
             ("H100-96GB-HBM2e", "h100-96gb"),
             ("Tesla V100-SXM2-32GB", "v100"),

@@ -57,6 +57,8 @@ pub const OURS: Style = Style {
     experts_once: true,
     balances_stages: false,
     usual_recompute: "none",
+    usual_zero: 0,
+    keeps_sent: false,
     usual_sequence_parallel: false,
     fabric: "infiniband",
     sends_hidden: true,
@@ -97,6 +99,8 @@ const MEGATRON_2020: Style = Style {
     experts_once: false,
     balances_stages: false,
     usual_recompute: "none",
+    usual_zero: 0,
+    keeps_sent: true,
     usual_sequence_parallel: false,
     fabric: "infiniband",
     sends_hidden: false,
@@ -122,6 +126,8 @@ const MEGATRON_2022: Style = Style {
     accumulate_bytes: 4.0,
     tensor_backward_hidden: 0.9,
     usual_sequence_parallel: true,
+    // `deallocate_output_tensor` frees what was sent.
+    keeps_sent: false,
     source: "Korthikanti et al. 2022, section 6; github.com/NVIDIA/Megatron-LM v3.0",
     ..MEGATRON_2021
 };
@@ -136,6 +142,7 @@ const MEGATRON_DEEPSPEED: Style = Style {
     // Context 0.8 GB, six communicators of 0.6 GB (github.com/NVIDIA/nccl/issues/964), two buckets
     // of 5e8 elements, what the allocator cannot use.
     reserve_bytes: 7.0e9,
+    usual_zero: 1,
     source: "github.com/bigscience-workshop/Megatron-DeepSpeed",
     ..MEGATRON_2021
 };
@@ -173,6 +180,8 @@ const MEGATRON_BRIDGE: Style = Style {
     sends_hidden: true,
     // Its guide to dispatchers: DeepEP on Hopper and B200, whatever crosses nodes.
     experts_once: true,
+    // Recipes shard the optimizer.
+    usual_zero: 1,
     source: "github.com/NVIDIA-NeMo/Megatron-Bridge, performance guide and summary",
     ..MEGATRON_2022
 };
@@ -209,6 +218,8 @@ const LLM_FOUNDRY: Style = Style {
     experts_once: false,
     balances_stages: false,
     usual_recompute: "none",
+    usual_zero: 3,
+    keeps_sent: false,
     usual_sequence_parallel: false,
     fabric: "infiniband",
     sends_hidden: false,
@@ -249,6 +260,7 @@ const DEEPSPEED: Style = Style {
     pieces_per_layer: 12.0,
     gradients: Exchange::Overlapped,
     weights: Exchange::Overlapped,
+    usual_zero: 3,
     source: "Narayanan et al. 2021, section 5.2; Rajbhandari et al. 2021",
     ..MEGATRON_2021
 };
@@ -288,6 +300,8 @@ const NANOTRON: Style = Style {
     experts_once: false,
     balances_stages: true,
     usual_recompute: "none",
+    usual_zero: 0,
+    keeps_sent: true,
     usual_sequence_parallel: false,
     fabric: "efa",
     sends_hidden: false,
