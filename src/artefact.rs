@@ -4,6 +4,7 @@ use std::path::Path;
 
 use ir::import::Model;
 use ir::{Diagnostic, Module, Plan, Span};
+use planner::check::check_memory;
 use planner::cluster::Kind;
 use planner::footprint::{Footprint, fullest};
 use planner::machine::Machine as Detected;
@@ -22,7 +23,7 @@ const REPORT_SCHEMA: &str = "gantline.report/1";
 /// Compiles a question's module under a plan into what an artefact holds.
 ///
 /// # Errors
-/// `E5010` for devices that are not cores of one machine, `E3201` for a plan that does not fit in
+/// `E5010` for devices that are not cores of one machine, `E3308` for a plan that does not fit in
 /// memory, and those of [`crate::compile`].
 pub fn assemble(model: &Model, question: &Question, plan: Plan) -> Result<Contents, Failure> {
     check_executable(question)?;
@@ -30,13 +31,10 @@ pub fn assemble(model: &Model, question: &Question, plan: Plan) -> Result<Conten
     let classes = crate::compile(&question.module, LOSS, &plan)?;
     let threads = cluster.threads(plan.mesh.ranks());
     let footprints = Footprint::of_all(&classes.programs, &classes.kernels, threads);
-    let (need, have) = fullest(&footprints, plan.mesh.dp, cluster);
-    if need > have {
-        let headline = format!("the plan needs {need} of memory, and the cluster has {have}");
-        let help = "leave out --plan, and one that fits is searched for";
-        let cluster = Span::of("--cluster");
-        return Err(Diagnostic::error("E3201", cluster, headline).help(help).into());
+    if let Some(diagnostic) = check_memory(&plan, &footprints, cluster) {
+        return Err(diagnostic.into());
     }
+    let (need, _) = fullest(&footprints, plan.mesh.dp, cluster);
     let machine = Machine {
         device: "cpu".to_owned(),
         instruction_set: cluster.device.instruction_set.clone().unwrap_or_else(portable),

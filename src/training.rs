@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use ir::import::{Architecture, Description, Init, Model, Options};
 use ir::{Diagnostic, Plan, Span};
 use planner::cluster::Kind;
+use planner::footprint::Footprint;
 use runtime::execute::{Samples, Session};
 
 use crate::failure::{self, Failure};
@@ -140,7 +141,9 @@ fn find_plan(from: &PlanFrom, question: &Question) -> Result<(Plan, String), Fai
     match from {
         PlanFrom::File(path) => {
             let text = failure::read_text(path, "--plan")?;
-            return Ok((read_plan(path, &text, question)?, format!("from `{path}`")));
+            let plan = read_plan(path, &text, question)?;
+            check_fits(question, &plan)?;
+            return Ok((plan, format!("from `{path}`")));
         }
         PlanFrom::Checkpoint(place, text) => match read_plan(place, text, question) {
             Ok(plan) => return Ok((plan, "as before".to_owned())),
@@ -153,6 +156,18 @@ fn find_plan(from: &PlanFrom, question: &Question) -> Result<(Plan, String), Fai
     }
     let found = crate::plan(&question.job())?;
     Ok((found.plan, found.best.candidate.to_string()))
+}
+
+/// Whether a plan that nobody searched for fits in memory: `E3308` where it does not.
+fn check_fits(question: &Question, plan: &Plan) -> Result<(), Failure> {
+    let cluster = &question.cluster;
+    let classes = crate::compile(&question.module, LOSS, plan)?;
+    let threads = cluster.threads(cluster.ranks_per_node(plan.mesh.ranks()));
+    let footprints = Footprint::of_all(&classes.programs, &classes.kernels, threads);
+    match planner::check::check_memory(plan, &footprints, cluster) {
+        Some(diagnostic) => Err(diagnostic.into()),
+        None => Ok(()),
+    }
 }
 
 /// Reads a plan, and checks that it is one for what is asked.

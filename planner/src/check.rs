@@ -12,6 +12,7 @@ mod shardings;
 mod tests;
 
 use ir::{Diagnostic, Module, Op, Plan, Span};
+use kernels::Bytes;
 
 use crate::cluster::Cluster;
 use crate::footprint::{Footprint, fullest};
@@ -33,7 +34,7 @@ pub fn check(module: &Module, entry: &str, plan: &Plan, cluster: &Cluster) -> Ve
     found
 }
 
-/// Whether the bytes of all classes fit: `E3308` where they do not.
+/// Whether the bytes of all classes fit: `E3308` where they do not, with the fullest rank.
 pub fn check_memory(
     plan: &Plan,
     footprints: &[Footprint],
@@ -43,12 +44,17 @@ pub fn check_memory(
     if need <= have {
         return None;
     }
-    let most = footprints.iter().max_by_key(|f| f.total())?;
+    let classes = footprints.iter().enumerate();
+    let (class, most) = classes.max_by_key(|(_, footprint)| footprint.total())?;
+    // Classes are stages by places on `tp`; the first data-parallel rank stands for all.
+    let rank = plan.mesh.rank(class / plan.mesh.tp, 0, class % plan.mesh.tp);
     let holders: Vec<String> =
         most.holders().iter().take(3).map(|(name, bytes)| format!("{name} {bytes}")).collect();
+    let total = Bytes(most.total());
     let headline = format!("the plan needs {need} of memory, there is {have}");
-    let note = format!("the fullest rank holds {}", holders.join(", "));
-    Some(error("E3308", plan, headline).note(note))
+    let note = format!("rank {rank} holds {total}: {}", holders.join(", "));
+    let help = "leave the plan out, and one that fits is searched for";
+    Some(error("E3308", plan, headline).note(note).help(help))
 }
 
 fn error(code: &'static str, plan: &Plan, headline: String) -> Diagnostic {

@@ -225,6 +225,29 @@ fn a_plan_file_is_explained_beside_the_plan_that_is_found() {
 }
 
 #[test]
+fn a_plan_file_that_does_not_fit_is_refused_with_the_fullest_rank() {
+    let scratch = tiny("fits");
+    let little = "name = \"little\"\nextends = \"preset:cpu-local\"\n\
+                  [device.memory]\ncapacity = \"64 KiB\"\n";
+    scratch.write("little.toml", little);
+    scratch.answer("plan tiny --ranks 2 --seq 16 --gbs 2 -o tiny.plan");
+    let question = "tiny --cluster little.toml --ranks 2 --seq 16 --gbs 2 --plan tiny.plan";
+    let lines = [
+        format!("train {question} --data text --from-scratch --steps 1 --out run"),
+        format!("train {question} --data text --from-scratch --steps 1 --out run --dry-run"),
+        format!("compile {question} -o tiny.gtl"),
+    ];
+    for line in lines {
+        let output = scratch.run(&line);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{line}: {errors}");
+        let says = |words: &str| errors.contains(words);
+        assert!(says("of memory, there is 64.0 KiB") && says("rank 0 holds"), "{line}: {errors}");
+    }
+    assert!(!scratch.0.join("run").exists() && !scratch.0.join("tiny.gtl").exists());
+}
+
+#[test]
 fn every_mesh_of_four_ranks_is_verified() {
     let scratch = tiny("verify");
     let document = scratch.json("verify tiny --ranks 4 --seq 9 --json");
