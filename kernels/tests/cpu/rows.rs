@@ -535,6 +535,35 @@ fn a_long_row_is_reduced_in_sweeps() {
     }
 }
 
+/// Each index is rounded by itself, also past the integers that f32 has.
+#[test]
+fn indices_are_the_nearest_numbers() {
+    let (rows, cols) = (2, 100);
+    for (base, col_stride) in [(-3, 1), ((1 << 24) - 40, 1), ((1 << 24) + 1, 3), (0, 400_009)] {
+        let r = Rows {
+            rows,
+            cols,
+            dtype: DType::F32,
+            inputs: Vec::new(),
+            instrs: vec![Instr::Index { row: Vec::new(), col_stride, base }],
+            outputs: vec![Output::Store {
+                value: 0,
+                access: Access::full(rows, cols),
+                dtype: DType::F32,
+                accumulate: false,
+            }],
+        };
+        let want = |i: usize| (base + (i % cols * col_stride) as i64) as f32;
+        let want: Vec<f32> = (0..rows * cols).map(want).collect();
+        for isa in sets() {
+            let mut found = vec![0.0f32; rows * cols];
+            let cpu = Cpu::with_isa(1, isa);
+            cpu.execute(&Kernel::Rows(r.clone()), &[], &[ViewMut::of(&mut found)]);
+            assert_eq!(found, want, "{isa:?} from {base} in steps of {col_stride}");
+        }
+    }
+}
+
 /// A program gives the same bits in place as out of place.
 #[test]
 fn work_in_place_gives_the_same_bits() {

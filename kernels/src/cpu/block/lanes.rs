@@ -5,7 +5,7 @@
 
 use std::marker::PhantomData;
 
-use super::super::vector::{Job, Scalar, Vector};
+use super::super::vector::{Job, MAX_LANES, Scalar, Vector};
 use super::functions::{Function1, Function2};
 use crate::rows::ReduceOp;
 
@@ -163,31 +163,72 @@ impl<S: Scalar> Job<S> for Choose<S> {
     #[inline(always)]
     fn run<V: Vector<Scalar = S>>(self) {
         let lines = self.span.lines(&self.operands);
-        let repeat = self.operands.map(|o| o.kind != Kind::Lanes);
+        let [condition, a, b] = self.operands.map(|o| o.kind != Kind::Lanes);
         for row in 0..lines.rows {
             let target = self.target.wrapping_add(row * lines.cols);
-            let [condition, a, b] = self.operands.map(|o| o.of_row(row, lines.cols));
+            let rows = self.operands.map(|o| o.of_row(row, lines.cols));
             // SAFETY: all hold the lanes of the span.
-            let lanes = |p: *const S, repeat: bool, i: usize, n: usize| unsafe {
-                match n == V::LANES {
-                    true if repeat => take::<V, true>(p, i),
-                    true => take::<V, false>(p, i),
-                    false => take_first::<V>(p, i, n, repeat),
-                }
-            };
-            for i in (0..lines.cols).step_by(V::LANES) {
-                let n = V::LANES.min(lines.cols - i);
-                let condition = lanes(condition, repeat[0], i, n);
-                let (a, b) = (lanes(a, repeat[1], i, n), lanes(b, repeat[2], i, n));
-                let y = V::select(condition, a, b);
-                // SAFETY: as above.
-                unsafe {
-                    match n == V::LANES {
-                        true => y.store(target.add(i)),
-                        false => y.store_first(target.add(i), n),
+            unsafe {
+                match (condition, a, b) {
+                    (false, false, false) => {
+                        choose::<V, false, false>(target, rows, lines.cols);
+                    }
+                    (false, false, true) => {
+                        choose::<V, false, true>(target, rows, lines.cols);
+                    }
+                    (false, true, false) => {
+                        choose::<V, true, false>(target, rows, lines.cols);
+                    }
+                    (false, true, true) => {
+                        choose::<V, true, true>(target, rows, lines.cols);
+                    }
+                    (true, ..) => {
+                        // One side for the whole row.
+                        let is_true = *rows[0] != S::ZERO;
+                        let (x, repeat) = if is_true { (rows[1], a) } else { (rows[2], b) };
+                        if repeat {
+                            zip::<V, First, true, true>(target, x, x, lines.cols);
+                        } else {
+                            zip::<V, First, false, true>(target, x, x, lines.cols);
+                        }
                     }
                 }
             }
+        }
+    }
+}
+
+/// The first of two values.
+struct First;
+
+impl Function2 for First {
+    #[inline(always)]
+    fn apply<V: Vector>(a: V, _b: V) -> V {
+        a
+    }
+}
+
+/// One line of [`Choose`], whose condition is lanes; the parameters say which of the values is one
+/// number.
+#[inline(always)]
+unsafe fn choose<V: Vector, const A: bool, const B: bool>(
+    target: *mut V::Scalar,
+    [condition, a, b]: [*const V::Scalar; 3],
+    len: usize,
+) {
+    let whole = len - len % V::LANES;
+    // SAFETY: by the contract of the job.
+    unsafe {
+        for i in (0..whole).step_by(V::LANES) {
+            let condition = take::<V, false>(condition, i);
+            V::select(condition, take::<V, A>(a, i), take::<V, B>(b, i)).store(target.add(i));
+        }
+        if whole < len {
+            let rest = len - whole;
+            let condition = take_first::<V>(condition, whole, rest, false);
+            let x = take_first::<V>(a, whole, rest, A);
+            let y = take_first::<V>(b, whole, rest, B);
+            V::select(condition, x, y).store_first(target.add(whole), rest);
         }
     }
 }
@@ -284,6 +325,42 @@ impl<S: Scalar> Job<S> for AddRows<S> {
                     x,
                     self.span.cols,
                 );
+            }
+        }
+    }
+}
+
+/// `target[i] = first + i * stride`, rounded once.
+pub(super) struct Ramp<S> {
+    pub(super) target: *mut S,
+    pub(super) first: i64,
+    pub(super) stride: usize,
+    pub(super) len: usize,
+}
+
+/// Integers up to this are numbers of f32, so that sums of them are exact.
+const EXACT_MAX: i64 = 1 << 24;
+
+impl<S: Scalar> Job<S> for Ramp<S> {
+    #[inline(always)]
+    fn run<V: Vector<Scalar = S>>(self) {
+        let at = |i: usize| self.first + (i * self.stride) as i64;
+        let is_exact = self.first >= -EXACT_MAX && at(self.len + V::LANES) <= EXACT_MAX;
+        let whole = if is_exact { self.len - self.len % V::LANES } else { 0 };
+        let mut lanes = [S::ZERO; MAX_LANES];
+        for (i, lane) in lanes.iter_mut().enumerate() {
+            *lane = S::from_f64(at(i) as f64);
+        }
+        // SAFETY: `target` holds `len` lanes, `lanes` those of a vector.
+        unsafe {
+            let mut ramp = V::load(lanes.as_ptr());
+            let step = V::splat(S::from_f64((V::LANES * self.stride) as f64));
+            for i in (0..whole).step_by(V::LANES) {
+                ramp.store(self.target.add(i));
+                ramp = ramp.add(step);
+            }
+            for i in whole..self.len {
+                *self.target.add(i) = S::from_f64(at(i) as f64);
             }
         }
     }

@@ -11,7 +11,7 @@ use super::super::view::Shared;
 use super::Sink;
 use super::convert::{Narrow, Stored, Truth, Widen};
 use super::functions as f;
-use super::lanes::{AddRows, Choose, Draws, Kind, Map, Operand, Reduce, Span, Zip};
+use super::lanes::{AddRows, Choose, Draws, Kind, Map, Operand, Ramp, Reduce, Span, Zip};
 use super::plan::{Place, Plan, is_dense};
 use crate::rows::{Access, BinaryOp, Digit, Draw, Instr, Output, ReduceOp, UnaryOp};
 
@@ -166,15 +166,13 @@ impl<'a, V: Vector> Machine<'a, V> {
     fn index(&mut self, value: usize, row: &[Digit], col_stride: usize, base: i64) {
         let (block, span) = (self.block, self.span(value));
         let is_lanes = self.plan.kinds[value] == Kind::Lanes;
-        let slice = self.slice(value);
-        let line_len = if is_lanes { span.cols } else { 1 };
-        for (r, line) in slice.chunks_exact_mut(line_len).enumerate() {
+        let target = self.target(value);
+        let (lines, len) = if is_lanes { (span.rows, span.cols) } else { (span.cols, 1) };
+        for r in 0..lines {
             let digits: usize = row.iter().map(|d| d.of(block.row + r)).sum();
             let first =
                 base + digits as i64 + if is_lanes { block.col * col_stride } else { 0 } as i64;
-            for (c, lane) in line.iter_mut().enumerate() {
-                *lane = V::Scalar::from_f64((first + (c * col_stride) as i64) as f64);
-            }
+            V::call(Ramp { target: target.wrapping_add(r * len), first, stride: col_stride, len });
         }
     }
 
