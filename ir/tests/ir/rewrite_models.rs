@@ -1,4 +1,4 @@
-//! What rewriting does to models: what is found, and that nothing else changes.
+//! What rewriting does to models: which rules fire, what is found, and that nothing else changes.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -9,6 +9,7 @@ use gantline_ir::import::{
     DecodingOptions, Description, LogitsOf, Options, decoding, import, resolve,
 };
 use gantline_ir::inline::inline_composites;
+use gantline_ir::rewrite::rules::rules;
 use gantline_ir::rewrite::{self, simplify};
 use gantline_ir::text::parse_module;
 use gantline_ir::verify::verify;
@@ -18,11 +19,13 @@ use crate::draws::Draws;
 use crate::generate;
 
 /// Blocks of models that exporters write with primitives alone, and composites found in them.
-const TEXTS: [(&str, &str, &[&str]); 4] = [
+const TEXTS: [(&str, &str, &[&str]); 6] = [
     ("bert", include_str!("../models/bert.graph"), &["layer_norm", "softmax", "gelu_erf"]),
     ("t5", include_str!("../models/t5.graph"), &["rms_norm", "softmax", "gelu_tanh"]),
     ("moe", include_str!("../models/moe.graph"), &["softmax", "silu"]),
     ("resnet", include_str!("../models/resnet.graph"), &[]),
+    ("gpt2-export", include_str!("../models/gpt2_export.graph"), &["softmax"]),
+    ("convnet-export", include_str!("../models/convnet_export.graph"), &[]),
 ];
 
 fn described(name: &str) -> Description {
@@ -53,6 +56,16 @@ pub(crate) fn modules() -> Vec<(String, Module)> {
         inline_composites(module, |_| false);
     }
     modules
+}
+
+#[test]
+fn every_rule_fires_in_a_model() {
+    let mut fired = BTreeSet::new();
+    for (_, mut module) in modules() {
+        fired.extend(simplify(&mut module, &rewrite::Options::default()).rules());
+    }
+    let idle: Vec<&str> = rules().map(|r| r.name).filter(|name| !fired.contains(name)).collect();
+    assert_eq!(idle, [""; 0], "of no use in any model");
 }
 
 #[test]

@@ -76,6 +76,68 @@ fn every_composite_of_the_library_is_found_in_its_own_definition() {
     }
 }
 
+/// How many instances of each template are tried.
+const INSTANCES: u64 = 200;
+
+/// Sizes and attributes at random: the composite is found, and computes the same.
+#[test]
+fn every_composite_is_found_in_random_instances() {
+    for template in templates().values() {
+        for seed in 0..INSTANCES {
+            let module = instance(template, seed);
+            let mut inlined = module.clone();
+            inline_composites(&mut inlined, |_| false);
+            let mut found = inlined.clone();
+            simplify(&mut found, &Rules::default());
+            let name = |call: &String| call.split(' ').nth(1).map(str::to_owned);
+            let names = |module: &Module| calls(module).iter().map(name).collect::<Vec<_>>();
+            assert_eq!(names(&found), names(&module), "seed {seed}\n{inlined}{found}");
+            if seed < 4 {
+                let types = module.functions.last().unwrap().param_types();
+                let args =
+                    types.iter().enumerate().map(|(at, ty)| argument(ty, mix(seed) ^ at as u64));
+                let args: Vec<Tensor> = args.collect();
+                let Ok(before) = eval(&inlined, "f", &args) else { continue };
+                for (a, b) in before.iter().zip(&eval(&found, "f", &args).unwrap()) {
+                    let difference = b.max_relative_difference(a);
+                    assert!(
+                        difference.is_nan() || difference < 1e-4,
+                        "{} seed {seed}: {difference}",
+                        template.name
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// A function that calls a composite, of sizes and with attributes that a seed decides.
+fn instance(template: &'static Template, seed: u64) -> Module {
+    let word = |at: u64| mix(mix(seed) ^ at);
+    let given = template.attributes.iter().zip(1..).map(|((name, _), at)| {
+        let number = if is_whole(name) {
+            (1 + word(at) % 7) as f64
+        } else {
+            0.1 + f64::from(uniform(seed, at))
+        };
+        (name.as_str(), number)
+    });
+    let given: Vec<(&str, f64)> = given.collect();
+    let mut module = Module::new("m");
+    let mut b = Builder::new(&mut module, "f", Kind::Layer);
+    let types = template.sample_types(2 + 2 * (word(0) % 5) as i64);
+    let operands: Vec<ValueId> =
+        types.into_iter().enumerate().map(|(at, ty)| b.param(&format!("p{at}"), ty)).collect();
+    let results = b.composite("y", &template.name, &given, &operands);
+    b.finish(&results);
+    module
+}
+
+/// Whether an attribute is a whole number.
+fn is_whole(attribute: &str) -> bool {
+    ["group", "salt", "heads", "query_offset", "head_offset", "kv_offset"].contains(&attribute)
+}
+
 #[test]
 fn recognised_modules_compute_the_same_bits() {
     let options = Options { seq: 4, dtype: DType::F64, dropout: Some(0.0) };
@@ -315,10 +377,7 @@ fn twin_is_told_apart(template: &'static Template, seed: u64) -> bool {
     let numbers: [f64; 8] = [0.7, 2.0, 1.0, 0.3, 3.0, 4.0, 0.9, 0.5];
     let given = template.attributes.iter().zip(numbers);
     let given: Vec<(&str, f64)> = given
-        .map(|((name, _), n)| {
-            let is_whole = ["group", "salt", "heads", "query_offset", "head_offset", "kv_offset"];
-            (name.as_str(), if is_whole.contains(&name.as_str()) { n.ceil() } else { n })
-        })
+        .map(|((name, _), n)| (name.as_str(), if is_whole(name) { n.ceil() } else { n }))
         .collect();
     let mut module = Module::new("m");
     let mut b = Builder::new(&mut module, "f", Kind::Layer);

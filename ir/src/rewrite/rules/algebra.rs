@@ -41,14 +41,6 @@ pub(super) const RULES: &[Rule] = &[
         why: "zero is neutral on the right, also for negative zeros",
     },
     Rule {
-        name: "cancel-negation-of-negation",
-        left: "(neg (neg ?x))",
-        right: "?x",
-        when: always,
-        keeps: Keeps::Bits,
-        why: "gradients of differences leave pairs of signs",
-    },
-    Rule {
         name: "subtract-what-is-added-negated",
         left: "(add ?x (neg ?y))",
         right: "(sub ?x ?y)",
@@ -57,44 +49,12 @@ pub(super) const RULES: &[Rule] = &[
         why: "one op less, by the definition of subtraction",
     },
     Rule {
-        name: "add-what-is-subtracted-negated",
-        left: "(sub ?x (neg ?y))",
-        right: "(add ?x ?y)",
-        when: always,
-        keeps: Keeps::Bits,
-        why: "one op less, by the definition of subtraction",
-    },
-    Rule {
-        name: "multiply-without-two-signs",
-        left: "(mul (neg ?x) (neg ?y))",
-        right: "(mul ?x ?y)",
-        when: always,
-        keeps: Keeps::Bits,
-        why: "two signs cancel",
-    },
-    Rule {
         name: "negate-by-a-negated-factor",
         left: "(neg (mul ?x ?c))",
         right: "(mul ?x #c)",
         when: negated_constant,
         keeps: Keeps::Bits,
         why: "the sign goes into the constant",
-    },
-    Rule {
-        name: "drop-sign-under-magnitude",
-        left: "(abs (neg ?x))",
-        right: "(abs ?x)",
-        when: always,
-        keeps: Keeps::Bits,
-        why: "the magnitude has no sign",
-    },
-    Rule {
-        name: "drop-magnitude-of-magnitude",
-        left: "(abs (abs ?x))",
-        right: "(abs ?x)",
-        when: always,
-        keeps: Keeps::Bits,
-        why: "it is done",
     },
     Rule {
         name: "multiply-by-exact-reciprocal",
@@ -169,38 +129,6 @@ pub(super) const RULES: &[Rule] = &[
         why: "a power costs tens of multiplications",
     },
     Rule {
-        name: "drop-larger-of-same",
-        left: "(max ?x ?x)",
-        right: "?x",
-        when: always,
-        keeps: Keeps::Bits,
-        why: "both are the same",
-    },
-    Rule {
-        name: "drop-smaller-of-same",
-        left: "(min ?x ?x)",
-        right: "?x",
-        when: always,
-        keeps: Keeps::Bits,
-        why: "both are the same",
-    },
-    Rule {
-        name: "drop-bound-from-below",
-        left: "(max ?x ?c)",
-        right: "?x",
-        when: is_above,
-        keeps: Keeps::Bits,
-        why: "no element is that small",
-    },
-    Rule {
-        name: "drop-choice-of-same",
-        left: "(select ?c ?x ?x)",
-        right: "?x",
-        when: always,
-        keeps: Keeps::Bits,
-        why: "both are the same",
-    },
-    Rule {
         name: "choose-first",
         left: "(select ?c ?x ?y)",
         right: "?x",
@@ -239,14 +167,6 @@ pub(super) const RULES: &[Rule] = &[
         when: is_there_and_back,
         keeps: Keeps::Bits,
         why: "the wider type holds every number of the narrower",
-    },
-    Rule {
-        name: "drop-floor-of-floor",
-        left: "(floor (floor ?x))",
-        right: "(floor ?x)",
-        when: always,
-        keeps: Keeps::Bits,
-        why: "it is done",
     },
 ];
 
@@ -299,12 +219,6 @@ fn product_of_constants(site: &Site<'_>) -> Yielded {
     let is_float = site.root_type().dtype.is_float();
     let is_normal = product.abs() > 1e-30 && product.abs() < 1e30;
     if is_float && is_normal { constant_like(site, product) } else { None }
-}
-
-/// NaN stays NaN; a zero at the bound could change its sign.
-fn is_above(site: &Site<'_>) -> Yielded {
-    let constant = site.fact("c").constant?;
-    (site.fact("x").low > constant).then(Vec::new)
 }
 
 /// Only for integers: a NaN is not within its bounds.

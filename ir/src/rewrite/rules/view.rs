@@ -2,7 +2,7 @@
 
 use super::{Keeps, Rule};
 use crate::dim::Dim;
-use crate::op::{Combiner, Einsum, Op};
+use crate::op::{Einsum, Op};
 use crate::rewrite::pattern::Site;
 
 type Yielded = Option<Vec<(&'static str, Op)>>;
@@ -217,14 +217,6 @@ pub(super) const RULES: &[Rule] = &[
         why: "each element alone is its sum",
     },
     Rule {
-        name: "drop-extremum-of-repeats",
-        left: "(reduce#r (broadcast#b ?x))",
-        right: "?x",
-        when: extremum_of_repeats,
-        keeps: Keeps::Bits,
-        why: "repeats of one number have it as extremum",
-    },
-    Rule {
         name: "join-reductions",
         left: "(reduce#r (reduce#s ?x))",
         right: "(reduce#t ?x)",
@@ -339,15 +331,6 @@ fn gathers_in_order(site: &Site<'_>) -> Yielded {
     let counts_up = |op: &Op| matches!(op, Op::Iota { start, .. } if start == first);
     let is_whole = ids.ndim() == 1 && ids.dims[0] == site.ty("x").dims[*dim];
     (is_whole && site.ops_of("i").any(counts_up)).then(Vec::new)
-}
-
-fn extremum_of_repeats(site: &Site<'_>) -> Yielded {
-    let Op::Reduce { combiner: Combiner::Max | Combiner::Min, dims } = site.op("r") else {
-        return None;
-    };
-    let Op::Broadcast { new, dims: whole } = site.op("b") else { return None };
-    let is_full = new.iter().all(|at| whole[*at].as_constant().is_none_or(|size| size > 0));
-    (dims == new && is_full && site.ty("x").dtype.is_float()).then(Vec::new)
 }
 
 fn joined_reductions(site: &Site<'_>) -> Yielded {
