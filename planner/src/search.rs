@@ -3,8 +3,8 @@
 //! Candidates are ordered by a lower bound of their time, which is made of the prices of the calls:
 //! those of the very routines that the programs will hold, so that the bound is close and few
 //! candidates are compiled. Each distinct layer is compiled and priced once, whatever candidates
-//! share it. A candidate is compiled, its arena is measured and its step simulated; the search ends
-//! when no bound is below the best time. So the answer is that of trying all. Of the other meshes,
+//! share it, and so is each distinct stage. A candidate is compiled, its arena is measured and its
+//! step simulated; the search ends when no bound is below the best time. So the answer is that of trying all. Of the other meshes,
 //! the most promising candidate is compiled too, for people who ask why not.
 
 mod bound;
