@@ -4,8 +4,9 @@
 //! those of the very routines that the programs will hold, so that the bound is close and few
 //! candidates are compiled. Each distinct layer is compiled and priced once, whatever candidates
 //! share it, and so is each distinct stage. A candidate is compiled, its arena is measured and its
-//! step simulated; the search ends when no bound is below the best time. So the answer is that of trying all. Of the other meshes,
-//! the most promising candidate is compiled too, for people who ask why not.
+//! step simulated; the search ends when no bound is below the best time. So the answer is that of
+//! trying all. Of the other meshes, the most promising candidate is compiled too, for people who
+//! ask why not.
 
 mod bound;
 mod candidates;
