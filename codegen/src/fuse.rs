@@ -4,9 +4,9 @@
 //! A group is a set of nodes over one domain `rows × cols`: values over all of it, values per row
 //! (results of row reductions), and sums over rows or over everything, which leave the group.
 //! Constants, counters, draws and broadcasts are computed again in every group that reads them.
-//! Groups merge along edges, then beside each other where they read the same value, as long as the
-//! graph of groups stays free of cycles. Fusing is outlining: each group becomes a function marked
-//! `kernel`. The e-graph pass will choose among fusions; this is the greedy choice.
+//! Groups merge along edges, then beside each other where they read the same value, or results of
+//! products and calls that do, as long as the graph of groups stays free of cycles. Fusing is
+//! outlining: each group becomes a function marked `kernel`. This is the greedy choice.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,6 +24,7 @@ pub fn fuse(function: &Function, module: &mut Module) -> Function {
     let mut groups = Groups::new(function, module);
     groups.merge_along_edges();
     groups.merge_siblings();
+    groups.merge_cousins();
     outline(&groups, module)
 }
 
@@ -122,6 +123,24 @@ impl<'f> Groups<'f> {
                 }
             }
         }
+        self.merge_readers(&readers);
+    }
+
+    /// Merges groups that read results of products or calls of one value, such as the biases of
+    /// queries, keys and values: one launch in place of three.
+    fn merge_cousins(&mut self) {
+        let mut readers: BTreeMap<ValueId, BTreeSet<usize>> = BTreeMap::new();
+        for at in (0..self.function.nodes.len()).filter(|at| self.fusible[*at]) {
+            for source in self.sources(at).into_iter().filter(|source| !self.fusible[*source]) {
+                for operand in &self.function.nodes[source].operands {
+                    readers.entry(*operand).or_default().insert(at);
+                }
+            }
+        }
+        self.merge_readers(&readers);
+    }
+
+    fn merge_readers(&mut self, readers: &BTreeMap<ValueId, BTreeSet<usize>>) {
         for nodes in readers.values() {
             let nodes: Vec<usize> = nodes.iter().copied().collect();
             for pair in nodes.windows(2) {

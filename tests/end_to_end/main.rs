@@ -6,6 +6,7 @@ mod cli;
 mod gpt2;
 mod inference;
 mod interruption;
+mod launches;
 mod mesh;
 mod model;
 mod onnx;

@@ -1,0 +1,112 @@
+//! Launches and bytes of a GPT-2 block, beside those of kernels that are fused by hand.
+//!
+//! The peer is llm.c's `train_gpt2.cu`, counted in its source for one block. Its kernels:
+//!
+//! | forward | launches | what |
+//! |---|--:|---|
+//! | `matmul_forward_cublaslt` | 4 | qkv, projection, up, down, each with its bias |
+//! | `attention_forward_cudnn` | 1 | flash attention |
+//! | `fused_residual_forward5` | 2 | sum and the next layer norm |
+//! | `gelu_forward` | 1 | on its own but where cuBLASLt has it as epilogue |
+//!
+//! | backward | launches | what |
+//! |---|--:|---|
+//! | `matmul_backward` | 16 | four times: operand, weight, and the bias in two |
+//! | `attention_backward_cudnn` | 3 | row sums, the gradient, a conversion of types |
+//! | `layernorm_backward` | 2 | with the sum of the residual's gradient |
+//! | `gelu_backward` | 1 | in place |
+
+use std::collections::BTreeMap;
+
+use ir::plan::Keep;
+use ir::program::{Instruction, Program, Ref, Routine};
+use ir::{DType, Mesh, import};
+
+use crate::model::{Wanted, plan, prepared};
+
+/// Launches of llm.c for one block, forward and backward.
+const BY_HAND: [usize; 2] = [8, 22];
+
+/// The most launches of ours. The forward part has four more: queries, keys and values are three
+/// products (2), their biases are added apart from them (1), and so is the last sum (1), which
+/// llm.c computes with the next block's norm and ours with the last bias.
+const LAUNCHES_MAX: [usize; 2] = [12, 22];
+
+/// The most bytes of ours, beside llm.c: a bias that is added apart writes and reads once more.
+const BYTES_MAX: [f64; 2] = [1.25, 1.07];
+
+/// Elements that a block of llm.c moves, per element of its input, forward and backward: derived
+/// from the operands and results of the kernels above, products of weights left out.
+///
+/// Forward, in units of samples x positions x 768: qkv 1 + 3, attention 3 + 1, projection 1 + 1,
+/// residual and norm 2 + 2, up 1 + 4, gelu 4 + 4, down 4 + 1, residual and norm 2 + 2.
+/// Backward: down 1 + 4 and 1 + 4 and 1, gelu 4 + 4 + 4, up 4 + 1 and 4 + 1 and 4, norm 3 + 1,
+/// projection 1 + 1 and 1 + 1 and 1, attention 3 + 1 + 1 + 3 (and 2 for row sums), qkv 3 + 1 and
+/// 3 + 1 and 3, norm 3 + 1.
+const UNITS_BY_HAND: [u64; 2] = [36, 71];
+
+struct Counted {
+    launches: usize,
+    bytes: u64,
+    kernels: BTreeMap<usize, usize>,
+}
+
+/// What a routine launches, and the bytes of what its launches read and write.
+fn counted(routine: &Routine) -> Counted {
+    let mut counted = Counted { launches: 0, bytes: 0, kernels: BTreeMap::new() };
+    let bytes = |at: &Ref| match at {
+        Ref::Slot(slot) => routine.slots[*slot as usize].1,
+        Ref::Local(local) => routine.locals[*local as usize].bytes,
+    };
+    for instruction in &routine.instructions {
+        if let Instruction::Launch { kernel, inputs, outputs } = instruction {
+            counted.launches += 1;
+            counted.bytes += inputs.iter().chain(outputs).map(bytes).sum::<u64>();
+            *counted.kernels.entry(*kernel).or_default() += 1;
+        }
+    }
+    counted
+}
+
+fn routine<'p>(program: &'p Program, part: &str) -> &'p Routine {
+    let names: Vec<&str> = program.routines.iter().map(|r| r.name.as_str()).collect();
+    let is_it = |r: &&Routine| r.name.starts_with("block") && r.name.contains(part);
+    program.routines.iter().find(is_it).unwrap_or_else(|| panic!("no {part} among {names:?}"))
+}
+
+#[test]
+fn a_block_launches_and_moves_little_more_than_kernels_fused_by_hand() {
+    let description = import::preset("gpt2").expect("a preset");
+    let (seq, samples) = (1024, 4);
+    let (_, module) = prepared(&description, seq, DType::F32, 0.0);
+    let wanted = Wanted {
+        mesh: Mesh { pp: 1, dp: 1, tp: 1 },
+        microbatch_size: samples,
+        microbatch_count: 1,
+        keep: Keep::Full,
+        sequence: false,
+    };
+    let plan = plan(&module, seq, DType::F32, wanted).expect("it fits");
+    let compiled = codegen::compile::compile(&module, "loss", &plan).expect("it compiles");
+    let unit = (samples * seq * 768 * 4) as u64;
+    let weights = (12 * 768 * 768 * 4) as u64;
+    let mut table = String::from("part launches by-hand MiB by-hand\n");
+    let mut is_fine = true;
+    for (at, part) in ["forward", "backward"].into_iter().enumerate() {
+        let found = counted(routine(&compiled.programs[0], part));
+        let by_hand = UNITS_BY_HAND[at] * unit + (1 + 2 * at as u64) * weights;
+        let mib = |bytes: u64| bytes >> 20;
+        table += &format!(
+            "{part} {} {} {} {} {:?}\n",
+            found.launches,
+            BY_HAND[at],
+            mib(found.bytes),
+            mib(by_hand),
+            found.kernels
+        );
+        let share = found.bytes as f64 / by_hand as f64;
+        is_fine &= found.launches <= LAUNCHES_MAX[at] && share <= BYTES_MAX[at];
+    }
+    println!("{table}");
+    assert!(is_fine, "{table}");
+}
