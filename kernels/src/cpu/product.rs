@@ -12,6 +12,9 @@ const ROWS: usize = 24;
 /// Columns likewise: whole tiles of 32 or 48 columns of f32.
 const COLUMNS: usize = 96;
 
+/// Numbers of f32 in the widest vector: rows that are worth storing by vectors.
+const VECTOR: usize = 16;
+
 /// A product with its loops merged and its operands in the order that suits the tiles.
 #[derive(Debug)]
 pub(super) struct Plan {
@@ -35,7 +38,8 @@ pub(super) fn plan(p: &Product) -> Plan {
     let batch = merge(p.batch.iter().map(|l| Loop { size: l.size, strides: [l.a, l.b, l.c] }));
     let contiguous = |loops: &[Loop]| loops.last().is_some_and(|l| l.strides[2] == 1);
     let (rows, columns) = (points(&m), points(&n));
-    let swapped = rows > columns && (columns < 8 || contiguous(&m) && !contiguous(&n));
+    let strided = contiguous(&m) && !contiguous(&n);
+    let swapped = rows > columns && columns < 8 || strided && rows >= VECTOR.min(columns);
     let swap = |loops: Vec<Loop>| -> Vec<Loop> {
         let swap_one =
             |l: &Loop| Loop { strides: [l.strides[1], l.strides[0], l.strides[2]], ..*l };
