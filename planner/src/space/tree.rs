@@ -87,6 +87,11 @@ pub trait Tree {
         0
     }
 
+    /// Not above the time of any leaf that follows one among the options of its last decision.
+    fn later(&self, _leaf: &Path) -> f64 {
+        0.0
+    }
+
     /// The score of a leaf with at most `bytes_max`, or of the smallest where none is. What is not
     /// below `seconds` need not be exact.
     fn score(&self, path: &Path, bytes_max: f64, seconds: f64) -> Score;
@@ -249,13 +254,7 @@ impl<T: Tree> Walker<'_, T> {
         let mut options = Vec::new();
         self.tree.options(path, &mut options);
         if usize::from(path.len) + 1 == self.tree.depth() {
-            for leaf in options.iter().map(|value| path.then(*value)) {
-                match self.fate(bound) {
-                    Fate::Visit => self.score(&leaf, bound),
-                    Fate::BoundedOut => self.bounded_out += 1,
-                    Fate::TooLarge => self.too_large += 1,
-                }
-            }
+            self.visit_leaves(path, bound, &options);
             return;
         }
         let mut children: Vec<(Path, Score)> = options
@@ -274,6 +273,20 @@ impl<T: Tree> Walker<'_, T> {
                 Fate::Visit => self.visit(&child, bound),
                 Fate::BoundedOut => self.bounded_out += self.counter.count(self.tree, &child),
                 Fate::TooLarge => self.too_large += self.counter.count(self.tree, &child),
+            }
+        }
+    }
+
+    fn visit_leaves(&mut self, path: &Path, mut bound: Score, options: &[u32]) {
+        for leaf in options.iter().map(|value| path.then(*value)) {
+            match self.fate(bound) {
+                Fate::Visit => {
+                    self.score(&leaf, bound);
+                    let later_s = self.tree.later(&leaf);
+                    bound.seconds = bound.seconds.max(later_s);
+                }
+                Fate::BoundedOut => self.bounded_out += 1,
+                Fate::TooLarge => self.too_large += 1,
             }
         }
     }

@@ -5,9 +5,9 @@
 //!
 //! Bounds call the step formula itself, at the least of what is open: with the same stages, passes
 //! are not slower without recomputation, exchanges not slower beside full recomputation, and memory
-//! is not larger with both offload and full sharding. Above the inside of layers, a bound is the work of a stage
-//! in equal parts: `m · Σ t / p`, with every axis placed best. That equal steps have equal formulas,
-//! and that the bounds hold, is tested on random configurations.
+//! is not larger with both offload and full sharding. Above the inside of layers, a bound is the
+//! work of a stage in equal parts: `m · Σ t / p`, with every axis placed best. That equal steps
+//! have equal formulas, and that the bounds hold, is tested on random configurations.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -355,6 +355,21 @@ impl Tree for Space<'_> {
         let score = Score { seconds, bytes: 0.0 };
         self.meshes.borrow_mut().insert(*path, score);
         score
+    }
+
+    fn later(&self, leaf: &Path) -> f64 {
+        let mut c = knobs::configuration(&self.frame, leaf);
+        // More layers that are computed again make passes longer. Looked at now and then.
+        let Recompute::Layers(layers) = c.recompute else { return 0.0 };
+        if !layers.is_power_of_two() {
+            return 0.0;
+        }
+        let table = self.table(Inside::of(&c));
+        let count = self.count(&c);
+        let passes_s = self.least_passes_s(&mut c, &table, count);
+        c.recompute = Recompute::Full;
+        let parts = self.estimator.step(&c, &table.prices, count).breakdown;
+        passes_s + parts.gradients_s + parts.weights_s + parts.optimizer_s
     }
 
     fn score(&self, path: &Path, bytes_max: f64, _: f64) -> Score {
