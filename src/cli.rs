@@ -42,7 +42,7 @@ pub enum Verb {
     /// Find the fastest plan that fits a cluster
     Plan(plan::PlanArgs),
     /// Say whether a model fits a cluster, and what holds the memory
-    Fit(plan::Asked),
+    Fit(plan::FitArgs),
     /// Say why the plan is as it is, and where a step goes
     Explain(plan::ExplainArgs),
     /// Write programs for all ranks into one file, for `run`
@@ -109,7 +109,7 @@ fn run(verb: &Verb) -> Result<Exit, Failure> {
     match verb {
         Verb::Inspect(args) => inspect::run(args),
         Verb::Plan(args) => plan::plan(args),
-        Verb::Fit(asked) => plan::fit(asked),
+        Verb::Fit(args) => plan::fit(args),
         Verb::Explain(args) => plan::explain_plan(args),
         Verb::Compile(args) => compile::run(args),
         Verb::Cost(args) => cost::cost(args),

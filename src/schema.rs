@@ -75,6 +75,8 @@ const RANKS: Field = is("ranks", Kind::Count, "ranks");
 const GBS: Field = is("gbs", Kind::Count, "samples of a step over all ranks");
 const SEQ: Field = is("seq", Kind::Count, "tokens of a sample");
 const DTYPE: Field = is("dtype", Kind::Text, "the element type");
+const DEVICES: Field = is("devices", Kind::Count, "devices");
+const TOKENS: Field = is("tokens", Kind::Number, "tokens that are trained on");
 const STEP: Field = is("step_time_s", Kind::Number, "seconds of a step");
 const STEP_LOW: Field =
     is("step_time_low_s", Kind::Number, "seconds of a step at least, as far as prices are known");
@@ -101,6 +103,34 @@ pub const DOCUMENTS: &[Document] = &[
             is("programs", Kind::Count, "programs: one for each class of ranks"),
             is("kernels", Kind::Count, "kernels that they launch"),
             is("report", Kind::Object, "the document gantline.report/1"),
+        ],
+    },
+    Document {
+        name: "gantline.compare/1",
+        about: "configurations side by side",
+        fields: &[
+            MODEL,
+            is("have_bytes", Kind::Number, "bytes of a device for a job"),
+            is("plans", Kind::List, "the configurations, each with times and bytes"),
+            is("last_is_best", Kind::Flag, "whether the last one is the best there is"),
+        ],
+    },
+    Document {
+        name: "gantline.cost/1",
+        about: "what training on a data set takes",
+        fields: &[
+            MODEL,
+            CLUSTER,
+            DEVICES,
+            TOKENS,
+            is("steps", Kind::Number, "steps"),
+            is("plan", Kind::Text, "the configuration"),
+            STEP,
+            is("low", Kind::Object, "time, device hours, money and energy of the shortest steps"),
+            is("expected", Kind::Object, "the same of the expected ones"),
+            is("high", Kind::Object, "the same of the longest ones"),
+            may("deadline_s", Kind::Number, "seconds that there are"),
+            is("meets_deadline", Kind::Flag, "whether the expected time is not longer"),
         ],
     },
     Document {
@@ -158,6 +188,20 @@ pub const DOCUMENTS: &[Document] = &[
             is("prefill_s", Kind::Number, "seconds to the first new token"),
             is("decode_tokens_per_s", Kind::Number, "tokens per second after it"),
             is("finish_reason", Kind::Text, "length, or stop at a token that ends texts"),
+        ],
+    },
+    Document {
+        name: "gantline.inference/1",
+        about: "how copies of a model answer prompts",
+        fields: &[
+            MODEL,
+            CLUSTER,
+            DEVICES,
+            SEQ,
+            DTYPE,
+            is("have_bytes", Kind::Number, "bytes of a device for a job"),
+            is("fits", Kind::Flag, "whether any copy answers one prompt of so many tokens"),
+            is("rows", Kind::List, "ways to lie: tp, pp, what they hold, how fast they are"),
         ],
     },
     Document {
@@ -231,6 +275,65 @@ pub const DOCUMENTS: &[Document] = &[
             may("step_time_high_s", Kind::Number, "the slowest of them"),
             PREDICTED,
             RATE,
+        ],
+    },
+    Document {
+        name: "gantline.score/1",
+        about: "what a layout costs",
+        fields: &[
+            MODEL,
+            is("cluster", Kind::Text, "the cluster's name"),
+            is("configuration", Kind::Text, "the layout, with what was open decided"),
+            is("style", Kind::Text, "how the program executes"),
+            RANKS,
+            STEP,
+            STEP_LOW,
+            STEP_HIGH,
+            RATE,
+            is("tokens_per_s_per_device", Kind::Number, "tokens of one device per second"),
+            is("mfu", Kind::Number, "share of the peak that the model's operations take"),
+            BREAKDOWN,
+            is("peak_mem_bytes", Kind::Number, "bytes of the fullest device"),
+            is("have_bytes", Kind::Number, "bytes of a device for a job"),
+            is("fits", Kind::Flag, "whether it fits"),
+            is("memory", Kind::Object, "bytes by what holds them"),
+            is("left_out", Kind::List, "names in the file that were not used"),
+        ],
+    },
+    Document {
+        name: "gantline.size/1",
+        about: "the fewest devices that meet a deadline",
+        fields: &[
+            MODEL,
+            TOKENS,
+            is("deadline_s", Kind::Number, "seconds that there are"),
+            may("devices", Kind::Count, "devices that are enough"),
+            is("tried", Kind::List, "what was tried: devices, plan, times"),
+        ],
+    },
+    Document {
+        name: "gantline.space-explain/1",
+        about: "why the plan for GPUs is as it is: gantline.plan/1, and beside it",
+        fields: &[
+            is("neighbours", Kind::List, "the plan with one decision changed, and the reason"),
+            may("seconds_saved_per_gib", Kind::Number, "what one GiB more on each device saves"),
+        ],
+    },
+    Document {
+        name: "gantline.space-fit/1",
+        about: "what usual strategies need on GPUs",
+        fields: &[
+            MODEL,
+            CLUSTER,
+            DEVICES,
+            is("have_bytes", Kind::Number, "bytes of a device for a job"),
+            is("fits", Kind::Flag, "whether any configuration fits"),
+            is("rows", Kind::List, "strategies: strategy, plan, memory, need_bytes, fits"),
+            may(
+                "fastest",
+                Kind::Object,
+                "the fastest strategy that fits, or else any plan that does",
+            ),
         ],
     },
     Document {

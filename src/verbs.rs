@@ -15,6 +15,7 @@ pub mod rules;
 pub mod calibrate;
 pub mod validate;
 pub mod score;
+pub mod serve;
 pub mod cluster;
 pub mod export;
 pub mod doctor;

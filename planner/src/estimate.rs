@@ -17,6 +17,7 @@ pub mod network;
 pub mod price;
 pub mod rates;
 pub mod row;
+pub mod serving;
 pub mod step;
 pub mod style;
 pub mod workload;

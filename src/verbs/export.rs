@@ -24,8 +24,8 @@ pub struct Args {
     /// A run (for hf), a model (for dot and graph), or what `plan --json` prints about GPUs
     #[arg(value_name = "RUN|MODEL|PLAN")]
     pub source: String,
-    /// What to write: a directory for transformers, a picture for Graphviz, a .graph text, or a plan
-    /// in another tool's terms
+    /// What to write: a directory for transformers, a picture for Graphviz, a .graph text, or a
+    /// plan in another tool's terms
     #[arg(long, value_enum)]
     pub to: Format,
     /// The directory of hf; the file of the others [default: stdout]

@@ -14,6 +14,7 @@ use crate::flops::forward_flops;
 use crate::job::{self, Limited, Question, Where, positions_max};
 use crate::output::{self, Table};
 use crate::training::read_plan;
+use crate::verbs::serve::{self, Purpose};
 use crate::verbs::{cost, space};
 
 /// What the three verbs are asked.
@@ -51,6 +52,10 @@ pub struct PlanArgs {
     /// The question
     #[command(flatten)]
     pub asked: Asked,
+    /// What devices are for: training, or inference with the most tokens per second first, of
+    /// prompts or of what follows
+    #[arg(long = "for", value_enum, default_value = "training", value_name = "WHAT")]
+    pub purpose: Purpose,
     /// Print the plan itself
     #[arg(long)]
     pub plan: bool,
@@ -66,6 +71,17 @@ pub struct PlanArgs {
     /// `score`
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<String>,
+}
+
+/// Flags of `fit`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct FitArgs {
+    /// The question
+    #[command(flatten)]
+    pub asked: Asked,
+    /// What devices are for: training, or inference
+    #[arg(long = "for", value_enum, default_value = "training", value_name = "WHAT")]
+    pub purpose: Purpose,
 }
 
 /// Flags of `explain`.
@@ -132,6 +148,13 @@ impl Asked {
 
 /// Answers `plan`: the fastest plan that fits, beside the best of other kinds.
 pub fn plan(args: &PlanArgs) -> Result<Exit, Failure> {
+    if args.purpose != Purpose::Training {
+        if args.plan || args.output.is_some() || args.objective != "time" || args.budget.is_some() {
+            let headline = "plans of inference are a table: nothing is written or cut off";
+            return Err(usage("--for", headline).help("leave other flags out").into());
+        }
+        return serve::serve(&args.asked, args.asked.place.cluster()?, args.purpose);
+    }
     let is_document = |path: &String| path.ends_with(".json");
     let compiles = args.plan || args.output.as_ref().is_some_and(|path| !is_document(path));
     if let (false, Some(cluster)) = (compiles, args.asked.gpus()?) {
@@ -201,7 +224,11 @@ pub fn explain_plan(args: &ExplainArgs) -> Result<Exit, Failure> {
 }
 
 /// Answers `fit`: what each strategy needs; yes if one fits.
-pub fn fit(asked: &Asked) -> Result<Exit, Failure> {
+pub fn fit(args: &FitArgs) -> Result<Exit, Failure> {
+    let asked = &args.asked;
+    if args.purpose != Purpose::Training {
+        return serve::serve(asked, asked.place.cluster()?, args.purpose);
+    }
     if let Some(cluster) = asked.gpus()? {
         return space::fit(asked, cluster);
     }

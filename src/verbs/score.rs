@@ -29,8 +29,8 @@ pub struct Args {
     /// The layout in one text, such as "tp=8 pp=4 dp=2 mbs=1 sp zero=1"; other flags override it
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub config: String,
-    /// The layout in a file: a script with flags of Megatron-LM, JSON of DeepSpeed or Calculon, TOML
-    /// of torchtitan, our own TOML, or what `plan --json` prints; other flags override it
+    /// The layout in a file: a script with flags of Megatron-LM, JSON of DeepSpeed or Calculon,
+    /// TOML of torchtitan, our own TOML, or what `plan --json` prints; other flags override it
     #[arg(long, value_name = "FILE", conflicts_with = "config")]
     pub from: Option<String>,
     /// Devices, where the file does not say how many there are

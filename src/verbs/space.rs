@@ -35,6 +35,8 @@ pub struct Subject {
     pub global_batch: u32,
     /// The element type.
     pub dtype: DType,
+    /// Elements that attention caches of a token and layer, where that is one shared vector.
+    pub latent: Option<u32>,
 }
 
 /// The arithmetic of products of an element type.
@@ -77,6 +79,7 @@ impl Subject {
             devices,
             global_batch: count("--gbs", asked.gbs.unwrap_or(asked.place.ranks.max(8)))?,
             dtype: asked.dtype.unwrap_or(DType::BF16),
+            latent: shape.low_rank.map(|rank| rank.kv_rank + rank.rope_dim),
         })
     }
 
@@ -106,7 +109,7 @@ impl Subject {
 
     /// What is asked about, in three lines.
     pub fn header(&self) -> String {
-        let Subject { work, cluster, devices, global_batch, dtype } = self;
+        let Subject { work, cluster, devices, global_batch, dtype, .. } = self;
         let mut text = format!("model    {}: {}", work.name, output::count(work.parameters()));
         text += &format!(" parameters in {dtype}\n");
         let node = cluster.devices_per_node.unwrap_or(1);
@@ -519,7 +522,8 @@ fn price_of_memory(
     Ok(Some(saved.max(0.0) / gib))
 }
 
-/// Answers `fit`: what usual strategies need, and the smallest plan that fits.
+/// Answers `fit`: what usual strategies need, and the fastest of them that fits; any other plan
+/// where none does.
 pub fn fit(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
     let subject = Subject::new(asked, cluster)?;
     let estimator = subject.estimator()?;
@@ -528,7 +532,7 @@ pub fn fit(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
         .into_iter()
         .filter_map(|(name, c)| Some((name, estimator.estimate(&c).ok()?)))
         .collect();
-    let found = answer(&subject, asked);
+    let found = enough(&subject, asked, &rows, have);
     let fits = found.is_ok();
     if asked.json {
         let rows: Vec<Value> = rows
@@ -543,7 +547,7 @@ pub fn fit(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
                 })
             })
             .collect();
-        let fastest = found.ok().map(|answer| told(&subject, &answer.best[0]));
+        let fastest = found.ok().map(|best| told(&subject, &best));
         output::answer_json(&json!({
             "schema": "gantline.space-fit/1",
             "model": subject.work.name,
@@ -570,12 +574,12 @@ pub fn fit(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
     }
     let mut text = format!("{}\n{}\n", subject.header(), table.text());
     match found {
-        Ok(answer) => {
-            let best = &answer.best[0];
+        Ok(best) => {
             let need = bytes(best.estimate.memory.total_bytes());
             let seconds = Seconds(best.estimate.step_time_s);
-            text += &format!("✓ fits; fastest is {}\n", best.configuration);
-            text += &format!("  {need} of {}, {seconds} a step\n", bytes(have));
+            text += &format!("✓ fits: {}\n", best.configuration);
+            text += &format!("  {need} of {}, {seconds} a step; ", bytes(have));
+            text += "`plan` finds the fastest there is\n";
             output::answer(&text);
             Ok(Exit::Success)
         }
@@ -584,6 +588,26 @@ pub fn fit(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
             output::note(&failure.message());
             Ok(failure.exit())
         }
+    }
+}
+
+/// The fastest of the usual strategies that fits is answer enough; only where none fits, all other
+/// plans are tried.
+fn enough(
+    subject: &Subject,
+    asked: &Asked,
+    rows: &[(String, Estimate)],
+    have: f64,
+) -> Result<Chosen, Failure> {
+    let usual = rows.iter().map(|(_, estimate)| estimate);
+    let usual = usual.filter(|estimate| estimate.memory.total_bytes() <= have);
+    match usual.min_by(|a, b| a.step_time_s.total_cmp(&b.step_time_s)) {
+        Some(estimate) => Ok(Chosen {
+            configuration: estimate.configuration.clone(),
+            estimate: estimate.clone(),
+            fits: true,
+        }),
+        None => Ok(answer(subject, asked)?.best.swap_remove(0)),
     }
 }
 

@@ -225,6 +225,13 @@ fn documents_are_as_their_schemas_say() {
         train,
         "generate run --prompt line --max-tokens 2 --json",
         "doctor --json",
+        "compare llama-3-8b --cluster h100 --devices 8 --gbs 8 --seq 2048 --with tp=8 --json",
+        "cost llama-3-8b --cluster h100 --devices 8 --gbs 8 --seq 2048 --tokens 1B --json",
+        "size llama-3-8b --cluster h100 --seq 2048 --tokens 1B --deadline 300d --json",
+        "score llama-3-8b --cluster h100 --config tp=8 --gbs 8 --seq 2048 --json",
+        "explain llama-3-8b --cluster h100 --devices 8 --gbs 8 --seq 2048 --json",
+        "fit llama-3-8b --cluster h100 --devices 8 --gbs 8 --seq 2048 --json",
+        "fit llama-3-8b --cluster h100 --devices 8 --seq 2048 --for inference --json",
     ];
     let mut seen = BTreeSet::new();
     let mut documents: Vec<Value> = lines.iter().map(|line| scratch.json(line)).collect();

@@ -520,8 +520,8 @@ mod tests {
 
     #[test]
     fn our_own_words_are_keys() {
-        let text = "tp = 8\npp = 4\ndp = 2\nmbs = 1\nsp = true\nzero = \"3/2\"\nstages = [1, 1, 1, 3]\n\
-                    gbs = 64\n\"offload-optimizer\" = \"host\"\n";
+        let text = "tp = 8\npp = 4\ndp = 2\nmbs = 1\nsp = true\nzero = \"3/2\"\n\
+                    stages = [1, 1, 1, 3]\ngbs = 64\n\"offload-optimizer\" = \"host\"\n";
         let layout = read("x.toml", text, Known { layers: 6, devices: None, dp: None }).unwrap();
         let said = "tp=8 pp=4 dp=2 mbs=1 sp zero=3/2 offload-optimizer=host stages=1.1.1.3";
         assert_eq!(layout.configuration.to_string(), said);

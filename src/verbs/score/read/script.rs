@@ -1,5 +1,5 @@
-//! Flags in a shell script: comments, continued lines, quotes, arrays, and variables that the script
-//! itself sets to a word.
+//! Flags in a shell script: comments, continued lines, quotes, arrays, and variables that the
+//! script itself sets to a word.
 
 use std::collections::BTreeMap;
 
