@@ -180,8 +180,8 @@ mod tests {
         }
     }
 
-    /// The Ultra-Scale Playbook, appendix: bus bandwidth of 256 MB in GB/s on 2 to 64 nodes of eight
-    /// H100 with 400 GB/s, all-reduce and all-gather.
+    /// The Ultra-Scale Playbook, appendix: bus bandwidth of 256 MB in GB/s on 2 to 64 nodes of
+    /// eight H100 with 400 GB/s, all-reduce and all-gather.
     #[test]
     fn collectives_between_nodes_are_met() {
         let machine = Machine { cores: 4, memory_bytes: 8 << 30, instruction_set: "avx2".into() };
