@@ -56,7 +56,9 @@ fn workload(case: &Case) -> Workload {
 
 fn search(case: &Case) -> Answer {
     let work = workload(case);
-    let cluster = Cluster::load(case.cluster).expect("a preset");
+    let mut cluster = Cluster::load(case.cluster).expect("a preset");
+    let each = cluster.devices_per_node.expect("a cluster of nodes");
+    cluster.nodes = (case.devices as usize).div_ceil(each);
     let job = Job { global_batch: case.batch.into(), arithmetic: Arithmetic::Half };
     let estimator = Estimator::new(&work, &cluster, style::OURS, job).expect("devices");
     let answer = ask(&Question {

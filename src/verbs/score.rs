@@ -100,12 +100,17 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
             self::shape(&args.model, &description, positions_max(&description))?
         }
     };
-    let cluster = Cluster::load(&args.cluster)?;
+    let mut cluster = Cluster::load(&args.cluster)?;
     let layout = layout(args, shape.layers)?;
     let seq = count(args.seq).or(layout.seq).unwrap_or(shape.seq);
     shape.seq = seq;
     let work = shape.workload()?;
     let configuration = configuration(args, layout.configuration);
+    // There are as many nodes as the layout takes.
+    if let Some(each) = cluster.devices_per_node {
+        let ranks = usize::try_from(configuration.ranks()).unwrap_or(usize::MAX);
+        cluster.nodes = cluster.nodes.max(ranks.div_ceil(each.max(1)));
+    }
     let Some(batch) = count(args.gbs).or(layout.global_batch) else {
         let headline = "the file does not say how many samples a step has";
         return Err(usage("--gbs", headline).help("write --gbs N").into());
