@@ -197,6 +197,7 @@ pub fn positions_max(description: &Description) -> usize {
         Architecture::Gpt2(config) => config.positions,
         Architecture::Llama(config) => config.positions,
         Architecture::Graph(_) => 1,
+        Architecture::Sized(sizes) => sizes.positions(),
     }
 }
 

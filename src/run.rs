@@ -275,13 +275,13 @@ impl Run {
             (Architecture::Graph(module), _) => {
                 self.write_file("model/model.graph", module.to_string().as_bytes())?;
             }
-            (Architecture::Gpt2(_) | Architecture::Llama(_), Some(directory)) => {
+            (_, Some(directory)) => {
                 let config = directory.join("config.json");
                 let from = if model.is_file() { model } else { &config };
                 let text = fs::read(from).map_err(runtime::Error::io("read", from))?;
                 self.write_file("model/config.json", &text)?;
             }
-            (Architecture::Gpt2(_) | Architecture::Llama(_), None) => {}
+            (_, None) => {}
         }
         if !tokenizer.is_bytes() {
             let from = PathBuf::from(tokenizer.name());

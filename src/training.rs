@@ -110,7 +110,7 @@ impl Training {
     pub fn identity(&self) -> String {
         match &self.model.config {
             Architecture::Graph(module) => format!("{module}"),
-            config @ (Architecture::Gpt2(_) | Architecture::Llama(_)) => {
+            config @ (Architecture::Gpt2(_) | Architecture::Llama(_) | Architecture::Sized(_)) => {
                 format!("{config:?} in {}", self.question.dtype)
             }
         }

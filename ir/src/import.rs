@@ -43,10 +43,11 @@ mod nearest;
 pub mod onnx;
 mod preset;
 mod resolve;
+mod sizes;
 
 use std::ops::Range;
 
-use crate::{DType, Diagnostic, Module};
+use crate::{DType, Diagnostic, Module, Span};
 
 pub use config::{Activation, read_config};
 pub use decoding::{Cache, Decoding, DecodingOptions, LogitsOf, decoding};
@@ -56,6 +57,7 @@ pub use llama::LlamaConfig;
 pub use nearest::nearest;
 pub use preset::{PRESETS, preset};
 pub use resolve::{Resolved, resolve};
+pub use sizes::{BertSizes, LowRankSizes, RoutedSizes, Sizes, T5Sizes};
 
 use entry::Family;
 
@@ -79,6 +81,8 @@ pub enum Architecture {
     Llama(LlamaConfig),
     /// A module written as text.
     Graph(Box<Module>),
+    /// A transformer whose sizes are known, and that is not built.
+    Sized(Sizes),
 }
 
 impl Architecture {
@@ -86,7 +90,7 @@ impl Architecture {
         match self {
             Architecture::Gpt2(config) => Some(config),
             Architecture::Llama(config) => Some(config),
-            Architecture::Graph(_) => None,
+            Architecture::Graph(_) | Architecture::Sized(_) => None,
         }
     }
 }
@@ -219,11 +223,20 @@ pub fn import(description: &Description, options: &Options) -> Result<Model, Vec
         Architecture::Graph(module) => {
             return Ok(graph::import_graph(description, module, options));
         }
+        Architecture::Sized(_) => return Err(vec![not_built(description)]),
     };
     entry::check_options(family, options)?;
     let mut module = Module::new(module_name(&description.name));
     let entries = entry::training(&mut module, family, options);
     Ok(model(description, family, module, entries))
+}
+
+/// The diagnostic of a model of which only the sizes are known.
+fn not_built(description: &Description) -> Diagnostic {
+    let name = &description.name;
+    let headline = format!("`{name}` can be planned for on GPUs, and not be built");
+    let help = "ask `plan`, `fit`, `score`, `compare`, `cost` or `size`";
+    Diagnostic::error("E1106", Span::of(name.clone()), headline).help(help)
 }
 
 fn model(

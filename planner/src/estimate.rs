@@ -10,6 +10,7 @@
 //! styles from what frameworks' releases do. A few numbers were chosen beside runs of models, from
 //! ranges that are plausible without them: sustained clocks, host times, spreads of intervals.
 
+pub mod described;
 mod devices;
 mod interval;
 mod layer;
@@ -37,7 +38,7 @@ use price::{Inside, Prices};
 use rates::{Arithmetic, Rates};
 use step::{Breakdown, Memory, Step, Terms};
 use style::Style;
-use workload::{Item, Workload};
+use workload::Workload;
 
 /// What is trained beside the model: how much at once, and in which arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -141,11 +142,10 @@ impl<'a> Estimator<'a> {
             seq: f64::from(seq),
         };
         let layers = self.work.layers.iter();
-        let layers = layers.map(|layer| (layer.count, lowering.price(&layer.items, width)));
+        let layers = layers.map(|layer| (layer.count, lowering.price(&layer.items, layer.width)));
         let tokens = f64::from(inside.microbatch) * f64::from(seq) / f64::from(inside.cp);
         let last = lowering.price(&self.work.last, width);
-        let heads = self.work.last.iter().filter(|item| matches!(item, Item::Product { .. }));
-        let head: f64 = heads.map(|item| item.parameters()[0] as f64).sum();
+        let head = self.work.head_parameters() as f64;
         let tied = if self.work.tied { head / f64::from(inside.tp) } else { 0.0 };
         Prices {
             layers: layers.collect(),

@@ -2,20 +2,17 @@
 
 pub mod read;
 
-use ir::import::{Architecture, Description, resolve};
 use planner::cluster::Cluster;
 use planner::configuration::{Configuration, Place, Recompute, Schedule, Zero};
+use planner::estimate::described::described;
 use planner::estimate::rates::Arithmetic;
 use planner::estimate::style::{self, STYLES, Style};
-use planner::estimate::workload::Shape;
 use planner::estimate::{Estimate, Estimator, Job};
-use planner::space::models;
 use serde_json::{Value, json};
 
 use self::read::{Known, Layout};
 use crate::cli::positive;
 use crate::failure::{Exit, Failure, read_text, usage};
-use crate::job::positions_max;
 use crate::output::{self, Table};
 
 /// Flags of `score`.
@@ -93,18 +90,12 @@ pub struct Args {
 
 /// Answers `score`; no where the layout does not fit.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
-    let mut shape = match models::shape(&args.model) {
-        Some(shape) => shape,
-        None => {
-            let description = resolve(&args.model)?.description;
-            self::shape(&args.model, &description, positions_max(&description))?
-        }
-    };
+    let mut work = described(&args.model, count(args.seq))?.work;
     let mut cluster = Cluster::load(&args.cluster)?;
-    let layout = layout(args, shape.layers)?;
-    let seq = count(args.seq).or(layout.seq).unwrap_or(shape.seq);
-    shape.seq = seq;
-    let work = shape.workload()?;
+    let layout = layout(args, work.depth())?;
+    if let (None, Some(seq)) = (args.seq, layout.seq) {
+        work = described(&args.model, Some(seq))?.work;
+    }
     let configuration = configuration(args, layout.configuration);
     // There are as many nodes as the layout takes.
     if let Some(each) = cluster.devices_per_node {
@@ -119,7 +110,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let estimator = Estimator::new(&work, &cluster, find_style(&args.style)?, job)?;
     let estimate = estimator.estimate(&configuration)?;
     let fits = estimate.memory.total_bytes() <= estimator.memory_bytes;
-    let tokens = f64::from(batch) * f64::from(seq);
+    let tokens = f64::from(batch) * f64::from(work.seq);
     let answer = Answer {
         estimate,
         fits,
@@ -135,51 +126,6 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         output::answer(&answer.page(args));
     }
     Ok(if fits { Exit::Success } else { Exit::Infeasible })
-}
-
-/// The shape of a described transformer.
-pub fn shape(name: &str, description: &Description, seq: usize) -> Result<Shape, Failure> {
-    let of = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
-    match &description.architecture {
-        Architecture::Gpt2(config) => Ok(Shape {
-            name: name.to_owned(),
-            layers: of(config.layers),
-            hidden: of(config.model),
-            heads: of(config.heads),
-            kv_heads: of(config.heads),
-            head_dim: of(config.model / config.heads.max(1)),
-            ffn: of(config.inner),
-            gated: false,
-            vocab: of(config.vocab),
-            seq: of(seq),
-            causal: true,
-            biases: true,
-            tied: config.tied,
-            routed: None,
-            low_rank: None,
-        }),
-        Architecture::Llama(config) => Ok(Shape {
-            name: name.to_owned(),
-            layers: of(config.layers),
-            hidden: of(config.model),
-            heads: of(config.heads),
-            kv_heads: of(config.key_heads),
-            head_dim: of(config.head_size),
-            ffn: of(config.inner),
-            gated: true,
-            vocab: of(config.vocab),
-            seq: of(seq),
-            causal: true,
-            biases: config.mlp_bias,
-            tied: config.tied,
-            routed: None,
-            low_rank: None,
-        }),
-        Architecture::Graph(_) => {
-            let headline = format!("`{name}` is a graph, and only transformers can be scored");
-            Err(usage("MODEL", headline).help("use a config.json or a preset").into())
-        }
-    }
 }
 
 fn count(size: Option<usize>) -> Option<u32> {

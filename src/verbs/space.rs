@@ -3,23 +3,20 @@
 
 use std::time::Instant;
 
-use ir::import::resolve;
 use ir::{DType, Diagnostic};
 use kernels::{Bytes, Seconds};
 use planner::cluster::Cluster;
 use planner::configuration::{Configuration, Offload, Place, Recompute, Schedule, Zero};
+use planner::estimate::described::described;
 use planner::estimate::rates::Arithmetic;
 use planner::estimate::workload::Workload;
 use planner::estimate::{Estimate, Estimator, Job, style};
 use planner::space::ask::{Answer, Chosen, EVALUATIONS_MAX, Question, ask};
-use planner::space::models;
 use planner::space::tree::{Budget, Objective};
 use serde_json::{Value, json};
 
 use super::plan::{Asked, PlanArgs};
-use super::score;
 use crate::failure::{Exit, Failure, usage};
-use crate::job::positions_max;
 use crate::output::{self, Table};
 
 /// A question about GPUs, with everything that it borrows.
@@ -61,25 +58,16 @@ fn count(flag: &str, number: usize) -> Result<u32, Diagnostic> {
 impl Subject {
     /// What is asked about: a shape by its name, or a description that is a transformer.
     pub fn new(asked: &Asked, cluster: Cluster) -> Result<Subject, Failure> {
-        let mut shape = match models::shape(&asked.model) {
-            Some(shape) => shape,
-            None => {
-                let description = resolve(&asked.model)?.description;
-                let seq = positions_max(&description);
-                score::shape(&description.name, &description, seq)?
-            }
-        };
-        if let Some(seq) = asked.seq {
-            shape.seq = count("--seq", seq)?;
-        }
+        let seq = asked.seq.map(|seq| count("--seq", seq)).transpose()?;
+        let described = described(&asked.model, seq)?;
         let devices = count("--devices", asked.place.ranks)?;
         Ok(Subject {
-            work: shape.workload()?,
+            work: described.work,
             cluster,
             devices,
             global_batch: count("--gbs", asked.gbs.unwrap_or(asked.place.ranks.max(8)))?,
             dtype: asked.dtype.unwrap_or(DType::BF16),
-            latent: shape.low_rank.map(|rank| rank.kv_rank + rank.rope_dim),
+            latent: described.latent,
         })
     }
 

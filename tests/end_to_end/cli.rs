@@ -89,6 +89,7 @@ pub(crate) fn tiny(name: &str) -> Scratch {
 fn wrong_files(scratch: &Scratch) {
     scratch.write("bad/config.json", "{\n  \"model_type\": \"gpt2\",\n  \"n_layer\": -3\n}\n");
     scratch.write("broken/config.json", "{ \"model_type\": ");
+    scratch.write("vit/config.json", "{\"model_type\": \"vit\"}");
     scratch.write("bert/config.json", "{\"model_type\": \"bert\"}");
     scratch.write("bad.toml", "name = \"x\"\nextends = \"preset:cpu-local\"\nnoodles = 3\n");
     scratch.write("bad.plan", "plan tiny on mars\n");

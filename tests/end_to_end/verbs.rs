@@ -208,6 +208,47 @@ fn a_run_is_exported_as_it_came() {
     }
 }
 
+/// Configs of models that are not built are read by every verb that asks the planner about GPUs.
+#[test]
+fn sized_configs_are_planned_for() {
+    let scratch = Scratch::new("sized");
+    let configs = [
+        ("mixtral", r#"{"model_type": "mixtral"}"#, 46_702_792_704_u64),
+        ("deepseek", r#"{"model_type": "deepseek_v3"}"#, 671_026_404_352),
+        ("bert", r#"{"model_type": "bert"}"#, 110_106_428),
+        ("t5", r#"{"model_type": "t5"}"#, 60_506_624),
+    ];
+    for (name, config, params) in configs {
+        scratch.write(&format!("{name}/config.json"), config);
+        let devices = if params > 100_000_000_000 { 1024 } else { 64 };
+        let asked = format!("{name} --cluster h100 --devices {devices} --gbs 1024 --seq 512");
+        let plan = scratch.json(&format!("plan {asked} --json"));
+        assert_eq!(plan["params"], params, "{name}");
+        assert_eq!(plan["model"], name);
+        let text = plan["text"].as_str().expect("a configuration").to_owned();
+        // What is planned is scored and compared as it was predicted.
+        let score = format!("score {name} --cluster h100 --gbs 1024 --seq 512 --json");
+        let mut command = scratch.command(&[], &score);
+        let output = command.args(["--config", &text]).output().expect("the program starts");
+        let score: Value = serde_json::from_slice(&output.stdout).expect("a document");
+        assert_eq!(score["step_time_s"], plan["step_time_s"], "{name}");
+        assert!(scratch.json(&format!("fit {asked} --json"))["fits"].is_boolean());
+        let cost = scratch.json(&format!("cost {asked} --tokens 1B --json"));
+        assert_eq!(cost["step_time_s"], plan["step_time_s"], "{name}");
+    }
+    let with = "compare bert --cluster h100 --devices 8 --gbs 64 --with dp=8 --json";
+    assert_eq!(scratch.json(with)["plans"].as_array().map(Vec::len), Some(2));
+    let size = "size t5 --cluster h100 --seq 512 --tokens 1B --deadline 300d --json";
+    assert!(scratch.json(size)["devices"].is_number());
+    // What cannot be built says so, wherever it would have to be.
+    for verb in ["inspect", "verify", "compile", "generate"] {
+        let more = if verb == "compile" { " -o x.gtl" } else { "" };
+        let output = scratch.run(&format!("{verb} t5{more}"));
+        assert_ne!(output.status.code(), Some(0), "{verb}");
+        assert_ne!(output.status.code(), Some(1), "{verb}");
+    }
+}
+
 /// Each answer has what its schema requires, of the types that it says.
 #[test]
 fn documents_are_as_their_schemas_say() {

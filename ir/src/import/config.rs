@@ -7,6 +7,7 @@ mod fields;
 
 use serde_json::Value;
 
+use super::sizes::{SIZED_TYPES, Sizes};
 use super::{Architecture, Description, nearest};
 use crate::{DType, Diagnostic, Span};
 pub(crate) use fields::Fields;
@@ -24,9 +25,8 @@ const LAYERS_MAX: usize = 1024;
 const MODEL_TYPES: [&str; 2] = ["gpt2", "llama"];
 
 /// The values of `model_type` that are known, and not supported.
-const UNSUPPORTED: [&str; 20] = [
+const UNSUPPORTED: [&str; 16] = [
     "mistral",
-    "mixtral",
     "qwen2",
     "qwen3",
     "qwen2_moe",
@@ -41,10 +41,7 @@ const UNSUPPORTED: [&str; 20] = [
     "gptj",
     "opt",
     "falcon",
-    "bert",
     "vit",
-    "t5",
-    "deepseek_v3",
 ];
 
 /// An elementwise function between two layers.
@@ -107,6 +104,11 @@ impl Activation {
 pub fn read_config(source: &str, text: &str, name: &str) -> Result<Description, Vec<Diagnostic>> {
     let mut fields = Fields::parse(source, text)?;
     let model_type = model_type(&mut fields)?;
+    if SIZED_TYPES.contains(&model_type) {
+        let architecture = Architecture::Sized(Sizes::read(model_type, &mut fields));
+        fields.finish()?;
+        return Ok(Description { name: name.to_owned(), architecture, stored: None });
+    }
     refuse_other_heads(&mut fields);
     let stored = stored_dtype(&mut fields);
     if fields.given("quantization_config") {
@@ -124,7 +126,8 @@ pub fn read_config(source: &str, text: &str, name: &str) -> Result<Description, 
 
 /// The family, by `model_type` or, where there is none, by `architectures`.
 fn model_type(fields: &mut Fields<'_>) -> Result<&'static str, Vec<Diagnostic>> {
-    let supported = |word: &str| MODEL_TYPES.into_iter().find(|m| *m == word);
+    let types = || MODEL_TYPES.into_iter().chain(SIZED_TYPES);
+    let supported = |word: &str| types().find(|m| *m == word);
     let Some(word) = fields.word("model_type") else {
         let heads = fields.words("architectures");
         let by_head = heads.iter().find_map(|head| HEADS.iter().find(|(h, _)| h == head));
@@ -142,8 +145,9 @@ fn model_type(fields: &mut Fields<'_>) -> Result<&'static str, Vec<Diagnostic>> 
     let wrong =
         fields.wrong("E1106", "model_type", format!("models of type `{word}` are not supported"));
     let known = UNSUPPORTED.contains(&word.as_str());
-    let near = if known { None } else { nearest(&word, MODEL_TYPES) };
-    let help = format!("supported are {}", list(&MODEL_TYPES));
+    let near = if known { None } else { nearest(&word, types()) };
+    let help =
+        format!("supported are {}, and for planning {}", list(&MODEL_TYPES), list(&SIZED_TYPES));
     Err(vec![match near {
         Some(near) => wrong.help(format!("did you mean `{near}`? {help}")),
         None => wrong.help(help),

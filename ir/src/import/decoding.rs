@@ -2,7 +2,7 @@
 
 use super::entry::{Body, Maker, check_seq};
 use super::layers::Rates;
-use super::{Description, Model, model, module_name};
+use super::{Architecture, Description, Model, model, module_name, not_built};
 use crate::build::Builder;
 use crate::dim::Dim;
 use crate::module::{Kind, Module, ValueId};
@@ -65,6 +65,9 @@ pub fn decoding(
     options: &DecodingOptions,
 ) -> Result<Decoding, Vec<Diagnostic>> {
     let Some(family) = description.architecture.family() else {
+        if matches!(description.architecture, Architecture::Sized(_)) {
+            return Err(vec![not_built(description)]);
+        }
         let headline = "a graph has no cache, so that nothing can be generated from it";
         return Err(vec![Diagnostic::error("E1107", Span::of(&description.name), headline)]);
     };

@@ -33,7 +33,7 @@ pub fn preset(name: &str) -> Option<Description> {
     };
     let stored = match &architecture {
         Architecture::Llama(_) => DType::BF16,
-        Architecture::Gpt2(_) | Architecture::Graph(_) => DType::F32,
+        Architecture::Gpt2(_) | Architecture::Graph(_) | Architecture::Sized(_) => DType::F32,
     };
     let stored = Some(stored);
     Some(Description { name: name.to_owned(), architecture, stored })

@@ -58,7 +58,7 @@ fn aliases_are_read_and_newer_spellings_win() {
     let theta = |fields: &str| match architecture(&format!(r#"{{"model_type": "llama"{fields}}}"#))
     {
         Architecture::Llama(config) => config.theta,
-        Architecture::Gpt2(_) | Architecture::Graph(_) => panic!("llama"),
+        Architecture::Gpt2(_) | Architecture::Graph(_) | Architecture::Sized(_) => panic!("llama"),
     };
     assert_eq!(theta(""), 1e4);
     assert_eq!(theta(r#", "rope_theta": 5e5"#), 5e5);

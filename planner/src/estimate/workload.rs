@@ -3,6 +3,8 @@
 //!
 //! A transformer is described by its [`Shape`]; any other model by the items themselves.
 
+pub mod encoders;
+
 use ir::{Diagnostic, Span};
 use serde::{Deserialize, Serialize};
 
@@ -164,6 +166,8 @@ pub struct Layer {
     pub name: String,
     /// How many there are.
     pub count: u32,
+    /// Elements of a token that it takes from the layer before.
+    pub width: u32,
     /// What each computes, in order.
     pub items: Vec<Item>,
 }
@@ -185,7 +189,7 @@ pub struct Workload {
     pub name: String,
     /// Tokens of a sample.
     pub seq: u32,
-    /// Elements of a token between layers: what stages send each other.
+    /// Elements of a token between layers at most: what stages send each other.
     pub width: u32,
     /// The classes of layers, in the order of the model.
     pub layers: Vec<Layer>,
@@ -223,7 +227,7 @@ impl Workload {
     }
 
     /// Parameters of the last product.
-    fn head_parameters(&self) -> u64 {
+    pub(super) fn head_parameters(&self) -> u64 {
         let products = self.last.iter().filter(|item| matches!(item, Item::Product { .. }));
         products.map(|item| item.parameters()[0]).next_back().unwrap_or(0)
     }
@@ -304,11 +308,12 @@ impl Shape {
         let dense = self.routed.map_or(self.layers, |routed| routed.dense_layers.min(self.layers));
         let mut layers = Vec::new();
         if dense > 0 {
-            layers.push(Layer { name: "layer".into(), count: dense, items: self.layer(None) });
+            let items = self.layer(None);
+            layers.push(Layer { name: "layer".into(), count: dense, width: self.hidden, items });
         }
         if dense < self.layers {
-            let items = self.layer(self.routed);
-            layers.push(Layer { name: "routed layer".into(), count: self.layers - dense, items });
+            let (items, count) = (self.layer(self.routed), self.layers - dense);
+            layers.push(Layer { name: "routed layer".into(), count, width: self.hidden, items });
         }
         let positions = if self.gated { 0 } else { self.seq };
         let embedding = Item::Embedding { vocab: self.vocab, width: self.hidden, positions };

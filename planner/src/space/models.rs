@@ -1,24 +1,71 @@
 //! Published shapes of transformers, by name: what can be planned for without a file.
 
-use ir::import::nearest;
+use ir::import::{BertSizes, Sizes, T5Sizes, nearest};
 
 use crate::estimate::workload::{LowRank, Routed, Shape};
 
 const TABLE: &str = include_str!("../preset/models.csv");
+const ENCODERS: &str = include_str!("../preset/encoders.csv");
 
 /// Attention of DeepSeek-AI 2024, whose sizes all models that have it share.
 pub(crate) const LOW_RANK: LowRank =
     LowRank { q_rank: 1536, kv_rank: 512, plain_dim: 128, rope_dim: 64, v_dim: 128 };
 
-/// Rows of the table, without its comments and its header.
-fn rows() -> impl Iterator<Item = Vec<&'static str>> {
-    let lines = TABLE.lines().filter(|line| !line.starts_with('#')).skip(1);
+/// What is published under a name.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Published {
+    /// The shape of a decoder.
+    Shape(Shape),
+    /// The sizes of a model with an encoder.
+    Sizes(Sizes),
+}
+
+/// Rows of a table, without its comments and its header.
+fn rows_of(table: &'static str) -> impl Iterator<Item = Vec<&'static str>> {
+    let lines = table.lines().filter(|line| !line.starts_with('#')).skip(1);
     lines.map(|line| line.split(',').collect())
 }
 
-/// The names of all shapes, other names included.
+fn rows() -> impl Iterator<Item = Vec<&'static str>> {
+    rows_of(TABLE)
+}
+
+/// The names of all shapes of decoders, other names included.
 pub fn names() -> impl Iterator<Item = &'static str> {
     rows().flat_map(|row| [row[0], row[1]]).filter(|name| !name.is_empty())
+}
+
+/// What is published under a name.
+pub fn published(name: &str) -> Option<Published> {
+    shape(name).map(Published::Shape).or_else(|| sizes(name).map(Published::Sizes))
+}
+
+/// The sizes of a model with an encoder.
+fn sizes(name: &str) -> Option<Sizes> {
+    let is_named = |row: &Vec<&str>| row[0] == name || (!name.is_empty() && row[1] == name);
+    let row = rows_of(ENCODERS).find(is_named)?;
+    let number =
+        |column: usize| row[column].parse::<usize>().expect("the table holds whole numbers");
+    let (layers, model, heads, inner) = (number(3), number(4), number(5), number(7));
+    let (vocab, positions) = (number(9), number(10));
+    Some(match row[2] {
+        "bert" => {
+            Sizes::Bert(BertSizes { vocab, positions, segments: 2, model, layers, heads, inner })
+        }
+        _ => Sizes::T5(T5Sizes {
+            vocab,
+            positions,
+            buckets: 32,
+            model,
+            encoders: layers,
+            decoders: layers,
+            heads,
+            head_size: number(6),
+            inner,
+            gated: number(8) == 1,
+            tied: number(11) == 1,
+        }),
+    })
 }
 
 /// The shape of a name, with the sequence that it was published with.
@@ -54,12 +101,37 @@ pub fn shape(name: &str) -> Option<Shape> {
 
 /// The name that was perhaps meant.
 pub fn near(name: &str) -> Option<&'static str> {
-    nearest(name, names())
+    let encoders = rows_of(ENCODERS).flat_map(|row| [row[0], row[1]]);
+    nearest(name, names().chain(encoders.filter(|name| !name.is_empty())))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::estimate::described::described;
+
+    /// Each model of a published run is known by the name that the run's source gives it.
+    #[test]
+    fn models_of_measured_runs_are_known() {
+        let text = include_str!("../../tests/measured_models.csv");
+        for line in text.lines().filter(|line| !line.starts_with('#')).skip(1) {
+            let [name, preset, billions] = line.split(',').collect::<Vec<_>>()[..] else {
+                panic!("{line}")
+            };
+            let work = described(preset, None).unwrap_or_else(|wrong| panic!("{name}: {wrong:?}"));
+            let ratio = work.work.parameters() as f64 / 1e9 / billions.parse::<f64>().unwrap();
+            assert!((0.89..1.19).contains(&ratio), "{name}: {ratio}");
+        }
+    }
+
+    #[test]
+    fn encoders_have_the_parameters_that_are_published() {
+        for row in rows_of(ENCODERS) {
+            let work = described(row[0], None).unwrap().work;
+            let ratio = work.parameters() as f64 / 1e9 / row[12].parse::<f64>().unwrap();
+            assert!((ratio - 1.0).abs() < 0.15, "{}: {ratio}", row[0]);
+        }
+    }
 
     /// What is published counts sometimes without embeddings and always rounded.
     #[test]

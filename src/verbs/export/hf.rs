@@ -73,7 +73,7 @@ fn config_of(architecture: &Architecture, settings: &Settings) -> Option<String>
     let mut config = match architecture {
         Architecture::Gpt2(config) => gpt2(config),
         Architecture::Llama(config) => llama(config),
-        Architecture::Graph(_) => return None,
+        Architecture::Graph(_) | Architecture::Sized(_) => return None,
     };
     config["dtype"] = json!(format!("float{}", 8 * settings.dtype.size()));
     Some(format!("{config:#}\n"))
