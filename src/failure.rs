@@ -204,7 +204,7 @@ pub fn read_text(path: &str, flag: &str) -> Result<String, Failure> {
 pub fn exit_of(code: &str) -> Exit {
     match code {
         // A chain of calls is what can be planned, sharded and compiled.
-        "E2001" => Exit::Unsupported,
+        "E2001" | "E2003" => Exit::Unsupported,
         "E2002" | "E3101" | "E3102" | "E3201" | "E3203" | "E3308" | "E5007" => Exit::Infeasible,
         "E3006" | "E3103" | "E3202" => Exit::Usage,
         "E3401" | "E3402" | "E3403" | "E3404" => Exit::Usage,
@@ -264,6 +264,7 @@ mod tests {
             ("E1103", 6),
             ("E1106", 4),
             ("E2001", 4),
+            ("E2003", 4),
             ("E3001", 6),
             ("E3006", 2),
             ("E3101", 3),

@@ -1,14 +1,14 @@
 //! The catalogue: which kernel computes an op or a composite that is not fused.
 
 use ir::module::Attributes;
-use ir::op::Einsum;
+use ir::op::{Combiner, Einsum, Windows};
 use ir::{DType, Function, Op, TensorType};
 use kernels::Kernel;
 use kernels::kernel::{
-    Attention, Copy, CopyLoop, Dropout, Fill, Gather, LoopAB, LoopABC, LoopAC, LoopBC, Positions,
-    Product, Rope, Window,
+    Attention, Copy, CopyLoop, Dropout, Fill, Gather, Line, Lines, LoopAB, LoopABC, LoopAC, LoopBC,
+    Positions, Product, Rope, Window,
 };
-use kernels::rows::{Access, Instr, Output, Rows};
+use kernels::rows::{Access, Instr, Output, ReduceOp, RowInput, Rows};
 
 use crate::tile::digits;
 
@@ -47,12 +47,27 @@ pub fn kernel_of_op(
     let sizes = result.sizes().ok_or("a local size is open")?;
     match op {
         Op::Contract(einsum) => Ok(Kernel::Product(product(einsum, operands, &sizes, result, add))),
-        Op::Gather { dim: 0, start } => {
-            Ok(Kernel::Gather(look_up(operands[0], operands[1], *start, false)?))
+        Op::Gather { dim, start } => {
+            Ok(Kernel::Gather(look_up(operands[0], operands[1], *dim, *start, false)?))
         }
-        Op::ScatterAdd { dim: 0, start, .. } => {
-            Ok(Kernel::ScatterAdd(look_up(result, operands[0], *start, add)?))
+        Op::ScatterAdd { dim, start, .. } => {
+            Ok(Kernel::ScatterAdd(look_up(result, operands[0], *dim, *start, add)?))
         }
+        Op::Window(windows) => Ok(Kernel::Copy(unfold(*windows, operands[0], result)?)),
+        Op::Fold { windows, .. } => {
+            lines(operands[0], windows.dim, 2, sizes[windows.dim], fold(*windows))
+        }
+        Op::Cumulative { combiner, dim } => {
+            lines(operands[0], *dim, 1, sizes[*dim], Line::Cumulative(reduction(*combiner)))
+        }
+        Op::ArgMax { dim } => lines(operands[0], *dim, 1, 1, Line::ArgMax),
+        Op::Sort { dim, descending } => {
+            lines(operands[0], *dim, 1, sizes[*dim], Line::Order { descending: *descending })
+        }
+        Op::TopK { dim, count } => {
+            lines(operands[0], *dim, 1, *count, Line::Order { descending: true })
+        }
+        Op::Cast { dtype } => Ok(Kernel::Rows(cast(operands[0].dtype, *dtype, &sizes)?)),
         Op::Constant { value, dtype, .. } => {
             Ok(Kernel::Fill(Fill { len: sizes.iter().product(), value: *value, dtype: *dtype }))
         }
@@ -70,7 +85,7 @@ pub fn kernel_of_op(
     }
 }
 
-fn row_major(sizes: &[usize]) -> Vec<usize> {
+pub(crate) fn row_major(sizes: &[usize]) -> Vec<usize> {
     let mut strides = vec![1; sizes.len()];
     for dim in (0..sizes.len().saturating_sub(1)).rev() {
         strides[dim] = strides[dim + 1] * sizes[dim + 1];
@@ -118,9 +133,14 @@ fn product(
     product
 }
 
-fn look_up(
+/// Look-ups along a dim of a table.
+///
+/// # Errors
+/// A sentence, when there is no kernel for the types.
+pub(crate) fn look_up(
     table: &TensorType,
     ids: &TensorType,
+    dim: usize,
     start: i64,
     accumulate: bool,
 ) -> Result<Gather, String> {
@@ -130,12 +150,75 @@ fn look_up(
         return Err(format!("ids of {} have no kernel yet: use i32", ids.dtype));
     }
     Ok(Gather {
-        rows: sizes[0],
+        outer: sizes[..dim].iter().product(),
+        rows: sizes[dim],
         base,
-        width: sizes[1..].iter().product(),
+        width: sizes[dim + 1..].iter().product(),
         count: ids.count().ok_or("the number of ids is open")?,
         accumulate,
         dtype: table.dtype,
+    })
+}
+
+/// Lines along `merged` dims from `dim` on, which yield lines of another length.
+fn lines(
+    x: &TensorType,
+    dim: usize,
+    merged: usize,
+    result: usize,
+    how: Line,
+) -> Result<Kernel, String> {
+    let sizes = x.sizes().ok_or("a local size is open")?;
+    Ok(Kernel::Lines(Lines {
+        outer: sizes[..dim].iter().product(),
+        extent: sizes[dim..dim + merged].iter().product(),
+        result,
+        inner: sizes[dim + merged..].iter().product(),
+        how,
+        dtype: x.dtype,
+    }))
+}
+
+fn fold(Windows { size, stride, dilation, .. }: Windows) -> Line {
+    Line::Fold { size, stride, dilation }
+}
+
+fn reduction(combiner: Combiner) -> ReduceOp {
+    match combiner {
+        Combiner::Sum => ReduceOp::Sum,
+        Combiner::Max => ReduceOp::Max,
+        Combiner::Min => ReduceOp::Min,
+    }
+}
+
+/// Windows that overlap where they read.
+fn unfold(w: Windows, operand: &TensorType, result: &TensorType) -> Result<Copy, String> {
+    let open = "a local size is open";
+    let (from, to) = (operand.sizes().ok_or(open)?, result.sizes().ok_or(open)?);
+    let mut source = row_major(&from);
+    let step = source[w.dim];
+    source.splice(w.dim..=w.dim, [step * w.stride, step * w.dilation]);
+    Ok(copy(loops_of(&to, &source, &row_major(&to)), 0, result.dtype))
+}
+
+/// Elements of another type.
+fn cast(from: DType, to: DType, sizes: &[usize]) -> Result<Rows, String> {
+    let known =
+        |dtype| matches!(dtype, DType::F32 | DType::F64 | DType::I32 | DType::U32 | DType::Bool);
+    if !known(from) || !known(to) {
+        return Err(format!("there is no kernel that casts {from} to {to} yet"));
+    }
+    let count = sizes.iter().product();
+    let access = Access::full(1, count);
+    // In binary64 all of these types are exact.
+    let output = Output::Store { value: 0, access: access.clone(), dtype: to, accumulate: false };
+    Ok(Rows {
+        rows: 1,
+        cols: count,
+        dtype: DType::F64,
+        inputs: vec![RowInput { dtype: from, access }],
+        instrs: vec![Instr::Load { input: 0 }],
+        outputs: vec![output],
     })
 }
 

@@ -121,7 +121,7 @@ impl<'m> Compiler<'m> {
     ) -> Result<Program, Diagnostic> {
         let class = Class::new(self, plan, stage, tensor);
         class.and_then(Class::program).map_err(|why| {
-            Diagnostic::error("E2002", Span::of(plan.model.clone()), why)
+            Diagnostic::error(crate::lower::refusal_code(&why), Span::of(plan.model.clone()), why)
                 .note(format!("compiling stage {stage}, tensor-parallel rank {tensor}"))
         })
     }

@@ -62,8 +62,12 @@ pub fn compile_entries(entries: &[Forward<'_>], plan: &Plan) -> Result<Compiled,
         for tensor in 0..plan.mesh.tp {
             let program = program(entries, &calls, plan, [stage, tensor], &mut table);
             programs.push(program.map_err(|why| {
-                Diagnostic::error("E2002", Span::of(plan.model.clone()), why)
-                    .note(format!("compiling stage {stage}, tensor-parallel rank {tensor}"))
+                Diagnostic::error(
+                    crate::lower::refusal_code(&why),
+                    Span::of(plan.model.clone()),
+                    why,
+                )
+                .note(format!("compiling stage {stage}, tensor-parallel rank {tensor}"))
             })?);
         }
     }

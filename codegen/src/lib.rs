@@ -22,7 +22,7 @@
 //! * Deliberately absent: prices, a search among plans, any knowledge of `planner` or `runtime`.
 //!
 //! **Reading order.** [`calls`] and [`prepare`] look at the module; [`partition`] makes the
-//! function of one rank and [`specialise`] cuts it in two; [`domain`] and [`fuse`] group nodes into
+//! function of one rank and [`specialise`] cuts it in two; after [`reduced`], [`domain`] and [`fuse`] group nodes into
 //! kernels, which [`tile`] and [`catalogue`] describe; [`lower`] makes routines of launches and
 //! [`routines`] those of a class; [`arena`] gives offsets; [`compile`] assembles, and [`inference`]
 //! what only runs forward. [`check`] replays the result and calls nothing of the above; in debug
@@ -33,13 +33,15 @@
 //! | code | what is wrong | exit code |
 //! |---|---|--:|
 //! | `E2001` | an entry that is no list of calls | 4 |
-//! | `E2002` | a plan that does not fit the module, or a node without kernel | 3 |
+//! | `E2002` | a plan that does not fit the module | 3 |
+//! | `E2003` | nodes without a kernel, all of a function at once | 4 |
 //!
 //! Those of [`check`] are defects of this crate, and no input's.
 
 pub mod calls;
 pub mod partition;
 pub mod specialise;
+pub mod reduced;
 pub mod domain;
 pub mod fuse;
 pub mod tile;

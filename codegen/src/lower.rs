@@ -1,11 +1,14 @@
 //! Lowering: fused local function → routine: launches, collectives, and where locals lie.
 
+mod expand;
+
 use std::collections::BTreeMap;
 
 use ir::op::Collective;
 use ir::program::{Exchange, Group, Instruction, LocalBuffer, Ref, Routine};
 use ir::{Axis, Function, Kind, Module, Node, Op, TensorType, ValueId};
 use kernels::Kernel;
+use kernels::kernel::Line;
 use kernels::rows::{Access, Instr, Output, RowInput, Rows};
 
 use crate::arena::{Lifetime, pack};
@@ -31,12 +34,21 @@ impl KernelTable {
     }
 }
 
+/// What every sentence about an op without a kernel says.
+const NO_KERNEL: &str = "no kernel";
+
+/// The code of a diagnostic that says why a function cannot be compiled: `E2003` where a kernel is
+/// missing, else `E2002`.
+pub fn refusal_code(why: &str) -> &'static str {
+    if why.contains(NO_KERNEL) { "E2003" } else { "E2002" }
+}
+
 /// Lowers a fused function. Its slots are the parameters, then the results; a result that
 /// `accumulate` marks is added to what its slot holds. A result for which `in_place` names a
 /// parameter updates it: both slots are one buffer.
 ///
 /// # Errors
-/// A sentence that names an op for which there is no kernel.
+/// Sentences that name all ops for which there is no kernel, and their nodes.
 pub fn lower_routine(
     function: &Function,
     module: &Module,
@@ -47,8 +59,19 @@ pub fn lower_routine(
     let mut lower = Lower::new(function, module, table);
     lower.in_place = in_place.to_vec();
     lower.assign_slots(accumulate);
+    // All that has no kernel is said at once, with the nodes that each sentence is about.
+    let mut wrong: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for node in &function.nodes {
-        lower.node(node)?;
+        if let Err(why) = lower.node(node) {
+            let name = &function.value(node.results[0]).name;
+            wrong.entry(why).or_default().push(format!("`%{name}`"));
+        }
+    }
+    if !wrong.is_empty() {
+        let sentence = |(why, nodes): (&String, &Vec<String>)| {
+            format!("{why}, which {} need", nodes.join(", "))
+        };
+        return Err(wrong.iter().map(sentence).collect::<Vec<_>>().join("; "));
     }
     lower.finish_results();
     Ok(lower.into_routine())
@@ -167,6 +190,11 @@ impl<'a> Lower<'a> {
                 Ok(())
             }
             Op::DynamicUpdateSlice { dim } => self.place(node, *dim),
+            Op::Conv(convolution) => self.convolve(node, convolution),
+            Op::Concat { dim } => self.concatenate(node, *dim),
+            Op::Scatter { dim, start } => self.replace(node, *dim, *start),
+            Op::Prod { dims } => self.along(node, dims, Line::Prod),
+            Op::Reverse { dims } => self.along(node, dims, Line::Reverse),
             Op::Call { function } => self.call(node, function),
             _ => {
                 let operands: Vec<&TensorType> =

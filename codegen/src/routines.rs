@@ -13,6 +13,7 @@ use crate::fuse::fuse;
 use crate::lower::{KernelTable, lower_routine};
 use crate::partition::{Local, Place, Shardings, bindings, partition_bound};
 use crate::prepare::gradient_name;
+use crate::reduced::put_reduced_dims_last;
 use crate::specialise::{Halves, specialise};
 
 /// A layer as one class of ranks runs it.
@@ -209,6 +210,7 @@ pub fn routine(
     let mut module = composites.clone();
     let mut function = function.clone();
     ir::pass::remove_common_nodes(&mut function);
+    put_reduced_dims_last(&mut function);
     let fused = fuse(&function, &mut module);
     lower_routine(&fused, &module, accumulate, in_place, table)
         .map_err(|why| format!("`@{}`: {why}", function.name))

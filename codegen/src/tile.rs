@@ -55,10 +55,14 @@ pub fn lower_kernel(function: &Function, module: &Module) -> Tile {
     Tile { rows, inputs: lower.passed }
 }
 
-/// The widest floating-point type in the function; binary32 where there is none.
+/// The widest floating-point type in the function; where there is none and integers are added or
+/// multiplied, binary64, which holds those of 32 bits exactly; else binary32.
 fn compute_dtype(function: &Function) -> DType {
-    let wide = function.values.iter().any(|v| v.ty.dtype == DType::F64);
-    if wide { DType::F64 } else { DType::F32 }
+    let mut types = function.values.iter().map(|v| v.ty.dtype);
+    let wide = types.clone().any(|dtype| dtype == DType::F64);
+    let counts = |node: &Node| matches!(node.op, Op::Binary(_));
+    let whole = !types.any(DType::is_float) && function.nodes.iter().any(counts);
+    if wide || whole { DType::F64 } else { DType::F32 }
 }
 
 struct Lower<'f> {

@@ -2,7 +2,9 @@
 
 use ir::DType;
 
-use crate::kernel::{Attention, Copy, Gather, Kernel, Positions, Product, Rope, Window};
+use crate::kernel::{
+    Attention, Copy, Gather, Kernel, Line, Lines, Positions, Product, Rope, Window,
+};
 use crate::rows::{Output, Rows};
 
 /// One argument of a launch.
@@ -30,7 +32,8 @@ impl Kernel {
             Kernel::Attention(a) => attention_inputs(a),
             Kernel::AttentionBwd(a) => attention_bwd_inputs(a),
             Kernel::Gather(g) => vec![table(g), ids(g)],
-            Kernel::ScatterAdd(g) => vec![ids(g), looked_up(g)],
+            Kernel::ScatterAdd(g) | Kernel::Replace(g) => vec![ids(g), looked_up(g)],
+            Kernel::Lines(l) => vec![lines(l, l.extent, l.dtype)],
             Kernel::Rope(r) => rope_inputs(r),
             Kernel::Copy(c) => vec![copy_source(c)],
             Kernel::Place(w) => vec![window(w, w.len), POSITION],
@@ -48,7 +51,8 @@ impl Kernel {
             Kernel::Attention(a) => vec![queries(a, a.out), lse(a)],
             Kernel::AttentionBwd(a) => vec![queries(a, a.q), keys(a, a.k), keys(a, a.v)],
             Kernel::Gather(g) => vec![looked_up(g)],
-            Kernel::ScatterAdd(g) => vec![table(g)],
+            Kernel::ScatterAdd(g) | Kernel::Replace(g) => vec![table(g)],
+            Kernel::Lines(l) => vec![lines_result(l)],
             Kernel::Rope(r) => vec![rope_tensor(r, r.y)],
             Kernel::Copy(c) => vec![copy_target(c)],
             Kernel::Place(w) => vec![window(w, w.capacity)],
@@ -153,7 +157,7 @@ fn attention_bwd_inputs(a: &Attention) -> Vec<Argument> {
 }
 
 fn table(g: &Gather) -> Argument {
-    Argument { dtype: g.dtype, len: g.rows * g.width }
+    Argument { dtype: g.dtype, len: g.outer * g.rows * g.width }
 }
 
 fn ids(g: &Gather) -> Argument {
@@ -161,7 +165,19 @@ fn ids(g: &Gather) -> Argument {
 }
 
 fn looked_up(g: &Gather) -> Argument {
-    Argument { dtype: g.dtype, len: g.count * g.width }
+    Argument { dtype: g.dtype, len: g.outer * g.count * g.width }
+}
+
+fn lines(l: &Lines, extent: usize, dtype: DType) -> Argument {
+    Argument { dtype, len: l.outer * extent * l.inner }
+}
+
+fn lines_result(l: &Lines) -> Argument {
+    let dtype = match l.how {
+        Line::ArgMax | Line::Order { .. } => DType::I32,
+        Line::Cumulative(_) | Line::Prod | Line::Reverse | Line::Fold { .. } => l.dtype,
+    };
+    lines(l, l.result, dtype)
 }
 
 fn rope_tensor(r: &Rope, strides: [usize; 3]) -> Argument {

@@ -10,7 +10,7 @@ use std::fmt;
 use ir::DType;
 use serde::{Deserialize, Serialize};
 
-use crate::rows::Rows;
+use crate::rows::{ReduceOp, Rows};
 
 /// One launch. The comment of each variant lists its inputs and outputs in order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -28,6 +28,10 @@ pub enum Kernel {
     Gather(Gather),
     /// `ids rows -> table`: adds rows to the table's gradient, in ascending order of rows.
     ScatterAdd(Gather),
+    /// `ids rows -> table`: writes rows over what the table holds; of several the last one stays.
+    Replace(Gather),
+    /// `x -> y`: an operation along one dim that is no sum of its own.
+    Lines(Lines),
     /// `x [positions] -> y`: rotary embedding.
     Rope(Rope),
     /// `x -> y`: strided copy.
@@ -234,12 +238,15 @@ pub struct Dropout {
     pub key_base: u64,
 }
 
-/// Look-up in a shard of a table: `table [rows, width]`, `ids i32 [count]`, rows `[count, width]`.
+/// Look-up in a shard of a table: `table [outer, rows, width]`, `ids i32 [count]`, rows
+/// `[outer, count, width]`.
 ///
 /// Row `id - base` of the local table is meant; ids outside `[base, base + rows)` give zero rows
 /// and receive nothing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Gather {
+    /// Tables, each looked up with the same ids.
+    pub outer: usize,
     /// Rows of the local table.
     pub rows: usize,
     /// Global id of local row 0.
@@ -250,8 +257,67 @@ pub struct Gather {
     pub count: usize,
     /// `ScatterAdd` only: keep what the table holds instead of zeroing it first.
     pub accumulate: bool,
-    /// Of table and rows: F32 or F64.
+    /// Of table and rows: F32 or F64; I32 and U32 too where rows are only moved.
     pub dtype: DType,
+}
+
+/// An operation along the middle dim of `x [outer, extent, inner]`, which yields
+/// `y [outer, result, inner]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Lines {
+    /// Elements of the dims before.
+    pub outer: usize,
+    /// Length of a line of `x`.
+    pub extent: usize,
+    /// Length of a line of `y`.
+    pub result: usize,
+    /// Elements of the dims after.
+    pub inner: usize,
+    /// What is done.
+    pub how: Line,
+    /// F32, F64, I32 or U32, of `x`; Bool where elements are only compared or moved.
+    pub dtype: DType,
+}
+
+/// What is done with each line.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Line {
+    /// Each element becomes the combination of those up to it, in ascending order.
+    Cumulative(ReduceOp),
+    /// One element: the product, of floating-point numbers accumulated in f64.
+    Prod,
+    /// One i32: the index of the first of the largest; a NaN is larger than every number.
+    ArgMax,
+    /// The i32 indices of the first elements of the order; equal ones stay in order.
+    Order {
+        /// Whether the largest come first.
+        descending: bool,
+    },
+    /// The elements in opposite order.
+    Reverse,
+    /// `x` is windows of `size` elements, which are added into zeros, window after window.
+    Fold {
+        /// Elements of a window.
+        size: usize,
+        /// From one window to the next.
+        stride: usize,
+        /// From one element of a window to the next.
+        dilation: usize,
+    },
+}
+
+impl Line {
+    /// The name, for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Line::Cumulative(_) => "cumulative",
+            Line::Prod => "prod",
+            Line::ArgMax => "argmax",
+            Line::Order { .. } => "order",
+            Line::Reverse => "reverse",
+            Line::Fold { .. } => "fold",
+        }
+    }
 }
 
 /// Rotary embedding of `x [B, S, H, D]` in the half-rotation style: pairs `(i, i + D/2)`.
@@ -364,6 +430,13 @@ impl fmt::Display for Kernel {
             }
             Kernel::ScatterAdd(g) => {
                 write!(f, "scatter-add {} to {}x{} {}", g.count, g.rows, g.width, g.dtype)
+            }
+            Kernel::Replace(g) => {
+                write!(f, "replace {} of {}x{} {}", g.count, g.rows, g.width, g.dtype)
+            }
+            Kernel::Lines(l) => {
+                let Lines { outer, extent, inner, how, dtype, .. } = l;
+                write!(f, "{} {outer}x{extent}x{inner} {dtype}", how.name())
             }
             Kernel::Rope(r) => {
                 write!(f, "rope {}x{}x{}x{} {}", r.batch, r.seq, r.heads, r.dim, r.dtype)

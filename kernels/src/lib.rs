@@ -33,8 +33,8 @@ pub mod units;
 pub mod cpu;
 
 pub use kernel::{
-    Attention, Copy, CopyLoop, Dropout, Fill, Gather, Kernel, LoopAB, LoopABC, LoopAC, LoopBC,
-    Positions, Product, Rope, Window,
+    Attention, Copy, CopyLoop, Dropout, Fill, Gather, Kernel, Line, Lines, LoopAB, LoopABC, LoopAC,
+    LoopBC, Positions, Product, Rope, Window,
 };
 pub use rows::{Access, BinaryOp, Digit, Draw, Instr, Output, ReduceOp, RowInput, Rows, UnaryOp};
 pub use units::{Bytes, Flops, Seconds};

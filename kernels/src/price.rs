@@ -1,6 +1,6 @@
 //! What a kernel costs: operations, bytes that must move, and scratch memory.
 
-use crate::kernel::{Attention, Copy, Fill, Gather, Kernel, Product, Rope, Window};
+use crate::kernel::{Attention, Copy, Fill, Gather, Kernel, Line, Lines, Product, Rope, Window};
 use crate::rows::{Access, BinaryOp, Instr, Output, Rows, UnaryOp};
 use crate::units::{Bytes, Flops};
 
@@ -17,15 +17,18 @@ const TRANSCENDENTAL: u64 = 10;
 /// * rows: per point (per row for row scalars) one for arithmetic, ten for a transcendental
 ///   function, one per point and reduction
 /// * rotary embedding: three per element; scatter: one per element; copies: none
+/// * lines: one per element; an order one per element and halving of a line
 pub fn flops(kernel: &Kernel) -> Flops {
     match kernel {
         Kernel::Product(p) => product_flops(p),
         Kernel::Rows(r) => rows_flops(r),
         Kernel::Attention(a) => attention_flops(a, 4),
         Kernel::AttentionBwd(a) => attention_flops(a, 10),
-        Kernel::ScatterAdd(g) => Flops((g.count * g.width) as u64),
+        Kernel::ScatterAdd(g) => Flops((g.outer * g.count * g.width) as u64),
+        Kernel::Lines(l) => lines_flops(l),
         Kernel::Rope(r) => Flops((3 * r.batch * r.seq * r.heads * r.dim) as u64),
         Kernel::Gather(_)
+        | Kernel::Replace(_)
         | Kernel::Copy(_)
         | Kernel::Place(_)
         | Kernel::Take(_)
@@ -43,7 +46,8 @@ pub fn bytes(kernel: &Kernel) -> Bytes {
         Kernel::Rows(r) => rows_bytes(r),
         Kernel::Attention(a) => attention_bytes(a),
         Kernel::AttentionBwd(a) => attention_bwd_bytes(a),
-        Kernel::Gather(g) => gather_bytes(g, 2),
+        Kernel::Gather(g) | Kernel::Replace(g) => gather_bytes(g, 2),
+        Kernel::Lines(l) => lines_bytes(l),
         Kernel::ScatterAdd(g) => scatter_bytes(g),
         Kernel::Rope(r) => rope_bytes(r),
         Kernel::Copy(c) => copy_bytes(c),
@@ -191,12 +195,31 @@ fn attention_bwd_bytes(a: &Attention) -> Bytes {
 }
 
 fn gather_bytes(g: &Gather, moves: u64) -> Bytes {
-    Bytes(moves * (g.count * g.width) as u64 * g.dtype.size() + 4 * g.count as u64)
+    Bytes(moves * (g.outer * g.count * g.width) as u64 * g.dtype.size() + 4 * g.count as u64)
 }
 
 fn scatter_bytes(g: &Gather) -> Bytes {
-    let zeroed = if g.accumulate { 0 } else { (g.rows * g.width) as u64 * g.dtype.size() };
-    Bytes(gather_bytes(g, 3).0 + zeroed)
+    let zeroed = if g.accumulate { 0 } else { (g.outer * g.rows * g.width) as u64 };
+    Bytes(gather_bytes(g, 3).0 + zeroed * g.dtype.size())
+}
+
+fn lines_flops(l: &Lines) -> Flops {
+    let elements = (l.outer * l.extent * l.inner) as u64;
+    match l.how {
+        Line::Order { .. } => Flops(elements * u64::from(l.extent.max(2).ilog2())),
+        Line::Reverse => Flops(0),
+        Line::Cumulative(_) | Line::Prod | Line::ArgMax | Line::Fold { .. } => Flops(elements),
+    }
+}
+
+fn lines_bytes(l: &Lines) -> Bytes {
+    let size = l.dtype.size();
+    let written = match l.how {
+        Line::ArgMax | Line::Order { .. } => 4,
+        Line::Cumulative(_) | Line::Prod | Line::Reverse | Line::Fold { .. } => size,
+    };
+    let lines = (l.outer * l.inner) as u64;
+    Bytes(lines * (l.extent as u64 * size + l.result as u64 * written))
 }
 
 fn rope_bytes(r: &Rope) -> Bytes {

@@ -7,7 +7,7 @@
 use ir::DType;
 
 use crate::kernel::{
-    Attention, Copy, Dropout, Fill, Gather, Kernel, Positions, Product, Rope, Window,
+    Attention, Copy, Dropout, Fill, Gather, Kernel, Line, Lines, Positions, Product, Rope, Window,
 };
 use crate::rows::{Access, Digit, Draw, Instr, Output, Rows};
 
@@ -31,7 +31,9 @@ pub fn verify(kernel: &Kernel) -> Verdict {
         Kernel::Rows(r) => rows(r),
         Kernel::Attention(a) => attention(a, false),
         Kernel::AttentionBwd(a) => attention(a, true),
-        Kernel::Gather(g) | Kernel::ScatterAdd(g) => look_up(g),
+        Kernel::ScatterAdd(g) => computes(g.dtype).and_then(|()| look_up(g)),
+        Kernel::Gather(g) | Kernel::Replace(g) => look_up(g),
+        Kernel::Lines(l) => lines(l),
         Kernel::Rope(r) => rope(r),
         Kernel::Copy(c) => copy(c),
         Kernel::Place(w) | Kernel::Take(w) => window(w),
@@ -256,10 +258,34 @@ fn scores(sizes: [usize; 4]) -> Verdict {
 }
 
 fn look_up(g: &Gather) -> Verdict {
-    computes(g.dtype)?;
-    nest(&[(g.rows, g.width), (g.width, 1)], 0)?;
-    nest(&[(g.count, g.width), (g.width, 1)], 0)?;
+    let moves = matches!(g.dtype, DType::F32 | DType::F64 | DType::I32 | DType::U32);
+    require(moves, "rows are of a type that is not moved")?;
+    nest(&[(g.outer, 0), (g.rows, 0), (g.width, 1)], 0)?;
+    nest(&[(g.outer, 0), (g.count, 0), (g.width, 1)], 0)?;
     small([g.base])
+}
+
+fn lines(l: &Lines) -> Verdict {
+    converts(l.dtype)?;
+    nest(&[(l.outer, 0), (l.extent, 0), (l.inner, 1)], 0)?;
+    nest(&[(l.outer, 0), (l.result, 0), (l.inner, 1)], 0)?;
+    let counts = l.dtype != DType::Bool;
+    let fits = match l.how {
+        Line::Cumulative(_) => counts && l.result == l.extent,
+        Line::Prod | Line::ArgMax => counts && l.result == 1,
+        // Indices are of 31 bits.
+        Line::Order { .. } => l.result <= l.extent && l.extent <= i32::MAX as usize,
+        Line::Reverse => l.result == l.extent,
+        Line::Fold { size, stride, dilation } => {
+            computes(l.dtype)?;
+            small([size, stride, dilation])?;
+            let reach = |count: usize, step: usize| count.saturating_sub(1) as u128 * step as u128;
+            let count = l.extent.checked_div(size).unwrap_or(0);
+            let last = reach(count, stride) + reach(size, dilation);
+            size > 0 && l.extent.is_multiple_of(size) && (count == 0 || last < l.result as u128)
+        }
+    };
+    require(fits, "lines do not have the length that they yield")
 }
 
 fn rope(r: &Rope) -> Verdict {

@@ -149,6 +149,7 @@ impl<'a> Prices<'a> {
             kernel,
             Kernel::Gather(_)
                 | Kernel::ScatterAdd(_)
+                | Kernel::Replace(_)
                 | Kernel::Copy(_)
                 | Kernel::Place(_)
                 | Kernel::Take(_)
@@ -160,7 +161,10 @@ impl<'a> Prices<'a> {
             Kernel::AttentionBwd(a) => (self.attention_rate(a, flops, true), true),
             Kernel::Rows(r) => (self.elementwise_rate(r.dtype), false),
             Kernel::Rope(r) => (self.elementwise_rate(r.dtype), false),
-            Kernel::Gather(g) | Kernel::ScatterAdd(g) => (self.elementwise_rate(g.dtype), false),
+            Kernel::Gather(g) | Kernel::ScatterAdd(g) | Kernel::Replace(g) => {
+                (self.elementwise_rate(g.dtype), false)
+            }
+            Kernel::Lines(l) => (self.elementwise_rate(l.dtype), false),
             Kernel::Copy(c) => (self.elementwise_rate(c.dtype), false),
             Kernel::Place(w) | Kernel::Take(w) => (self.elementwise_rate(w.dtype), false),
             Kernel::Fill(f) => (self.elementwise_rate(f.dtype), false),

@@ -59,6 +59,7 @@ pub mod convert;
 pub mod data;
 pub mod decode;
 pub mod error;
+pub mod evaluate;
 pub mod execute;
 pub mod generate;
 pub mod init;

@@ -1,5 +1,15 @@
 //! Whole paths: model in, programs executed, results compared with other implementations.
 
+// Cases of the interpreter's tests, which name the crate in full.
+extern crate ir as gantline_ir;
+
+#[path = "../../ir/tests/ir/draws.rs"]
+#[allow(dead_code, clippy::unwrap_used)]
+mod draws;
+#[path = "../../ir/tests/ir/ops.rs"]
+#[allow(dead_code, clippy::unwrap_used)]
+mod ops;
+
 mod artefact;
 mod check;
 mod cli;
@@ -10,6 +20,7 @@ mod launches;
 mod mesh;
 mod model;
 mod onnx;
+mod operators;
 mod parallel;
 mod readme;
 mod reference;

@@ -64,6 +64,8 @@ fn first_elements(kernel: &Kernel) -> Vec<usize> {
         | Kernel::AttentionBwd(_)
         | Kernel::Gather(_)
         | Kernel::ScatterAdd(_)
+        | Kernel::Replace(_)
+        | Kernel::Lines(_)
         | Kernel::Rope(_)
         | Kernel::Place(_)
         | Kernel::Take(_)
@@ -102,10 +104,12 @@ fn written(kernel: &Kernel, at: usize, argument: &Argument) -> (Vec<Range<usize>
         }
         Kernel::ScatterAdd(g) => (whole, g.accumulate),
         // Where the window stands is known at run time: the rest must have been there.
-        Kernel::Place(_) => (whole, true),
-        Kernel::Attention(_) | Kernel::Gather(_) | Kernel::Take(_) | Kernel::Fill(_) => {
-            (whole, false)
-        }
+        Kernel::Place(_) | Kernel::Replace(_) => (whole, true),
+        Kernel::Attention(_)
+        | Kernel::Gather(_)
+        | Kernel::Lines(_)
+        | Kernel::Take(_)
+        | Kernel::Fill(_) => (whole, false),
     }
 }
 
@@ -185,6 +189,8 @@ fn in_place(kernel: &Kernel) -> Vec<(usize, usize)> {
         | Kernel::AttentionBwd(_)
         | Kernel::Gather(_)
         | Kernel::ScatterAdd(_)
+        | Kernel::Replace(_)
+        | Kernel::Lines(_)
         | Kernel::Copy(_)
         | Kernel::Place(_)
         | Kernel::Take(_)

@@ -6,7 +6,7 @@
 //!
 //! Reading order: `view` the arguments; `vector`, `x86` and `math` the instruction sets; `pack`,
 //! `tiles`, `thin` and `product` matrix products; `block` fused expressions; `attention`,
-//! `attention_bwd`, `attention_few`, `moves` and `windows` the rest.
+//! `attention_bwd`, `attention_few`, `lines`, `moves` and `windows` the rest.
 
 mod view;
 
@@ -20,6 +20,7 @@ mod attention;
 mod attention_bwd;
 mod attention_few;
 mod block;
+mod lines;
 mod moves;
 mod pack;
 mod prepared;
@@ -156,6 +157,8 @@ impl Cpu {
             Kernel::AttentionBwd(a) => attention_bwd::execute::<S>(self, a, inputs, outputs),
             Kernel::Gather(g) => moves::gather::<S>(self, g, inputs, outputs),
             Kernel::ScatterAdd(g) => moves::scatter_add::<S>(self, g, inputs, outputs),
+            Kernel::Replace(g) => moves::replace::<S>(self, g, inputs, outputs),
+            Kernel::Lines(l) => lines::execute(self, l, inputs, outputs),
             Kernel::Rope(r) => moves::rope::<S>(self, r, inputs, outputs),
             Kernel::Copy(c) => moves::copy(self, c, inputs, outputs),
             Kernel::Place(w) => windows::place(self, w, inputs, outputs),
@@ -194,15 +197,23 @@ fn lock(buffer: &Mutex<Buffer>) -> MutexGuard<'_, Buffer> {
     buffer.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The type a kernel's arithmetic is done in; F32 for copies, which have none.
+/// The type a kernel's arithmetic is done in; F32 for copies, which have none, and for lines, which
+/// go by the type of their elements.
 fn compute_type(kernel: &Kernel) -> DType {
     match kernel {
         Kernel::Product(p) => p.dtype,
         Kernel::Rows(r) => r.dtype,
         Kernel::Attention(a) | Kernel::AttentionBwd(a) => a.dtype,
-        Kernel::Gather(g) | Kernel::ScatterAdd(g) => g.dtype,
+        Kernel::ScatterAdd(g) => g.dtype,
+        // Rows are moved: what their elements are does not matter, but how long they are.
+        Kernel::Gather(g) | Kernel::Replace(g) if g.dtype.size() == 8 => DType::F64,
+        Kernel::Gather(_) | Kernel::Replace(_) => DType::F32,
         Kernel::Rope(r) => r.dtype,
-        Kernel::Copy(_) | Kernel::Place(_) | Kernel::Take(_) | Kernel::Fill(_) => DType::F32,
+        Kernel::Lines(_)
+        | Kernel::Copy(_)
+        | Kernel::Place(_)
+        | Kernel::Take(_)
+        | Kernel::Fill(_) => DType::F32,
     }
 }
 
@@ -235,6 +246,8 @@ fn scratch_of<S: vector::Scalar>(kernel: &Kernel) -> [usize; 2] {
         Kernel::Rope(r) => [moves::rope_scratch::<S>(r), 0],
         Kernel::Gather(_)
         | Kernel::ScatterAdd(_)
+        | Kernel::Replace(_)
+        | Kernel::Lines(_)
         | Kernel::Copy(_)
         | Kernel::Place(_)
         | Kernel::Take(_)

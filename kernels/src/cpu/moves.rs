@@ -12,11 +12,11 @@ use crate::kernel::{Copy, CopyLoop, Fill, Gather, Positions, Rope};
 const TASK_ELEMENTS: usize = 16_384;
 
 /// The piece `index` of `count` of `size` points.
-fn piece(size: usize, count: usize, index: usize) -> std::ops::Range<usize> {
+pub(super) fn piece(size: usize, count: usize, index: usize) -> std::ops::Range<usize> {
     size * index / count..size * (index + 1) / count
 }
 
-fn tasks(size: usize, elements: usize) -> usize {
+pub(super) fn tasks(size: usize, elements: usize) -> usize {
     (elements / TASK_ELEMENTS).clamp(1, size.max(1)).min(256)
 }
 
@@ -31,15 +31,19 @@ pub(super) fn gather<S: Scalar>(cpu: &Cpu, g: &Gather, inputs: &[View], outputs:
     let table = Shared::new(inputs[0].start::<S>().cast_mut());
     let ids = Shared::new(inputs[1].start::<i32>().cast_mut());
     let target = Shared::new(outputs[0].start::<S>());
-    let tasks = tasks(g.count, g.count * g.width);
-    cpu.for_each(tasks, (g.count * g.width) as u64, 0, |task, _| {
-        for i in piece(g.count, tasks, task) {
-            // SAFETY: the arguments were checked to hold `count` ids and rows and the table; a
-            // task writes rows of its own.
+    let rows = g.outer * g.count;
+    let tasks = tasks(rows, rows * g.width);
+    cpu.for_each(tasks, (rows * g.width) as u64, 0, |task, _| {
+        for i in piece(rows, tasks, task) {
+            // SAFETY: the arguments were checked to hold `count` ids and `outer` times as many
+            // rows, and the tables; a task writes rows of its own.
             unsafe {
                 let row = target.get().add(i * g.width);
-                match local_row(g, *ids.get().add(i)) {
-                    Some(found) => row.copy_from(table.get().add(found * g.width), g.width),
+                let first = i / g.count * g.rows;
+                match local_row(g, *ids.get().add(i % g.count)) {
+                    Some(found) => {
+                        row.copy_from(table.get().add((first + found) * g.width), g.width);
+                    }
                     None => std::slice::from_raw_parts_mut(row, g.width).fill(S::ZERO),
                 }
             }
@@ -53,24 +57,59 @@ pub(super) fn scatter_add<S: Scalar>(cpu: &Cpu, g: &Gather, inputs: &[View], out
     let ids = Shared::new(inputs[0].start::<i32>().cast_mut());
     let source = Shared::new(inputs[1].start::<S>().cast_mut());
     let table = Shared::new(outputs[0].start::<S>());
-    let tasks = cpu.threads().min(g.rows).max(1);
-    cpu.for_each(tasks, ((g.count + g.rows) * g.width) as u64, 0, |task, _| {
-        let own = piece(g.rows, tasks, task);
+    for_each_row(cpu, g, |outer, own, hits| {
+        let first = outer * g.rows;
         if !g.accumulate {
             // SAFETY: the table holds `rows` rows, of which a task clears its own.
             unsafe {
-                let start = table.get().add(own.start * g.width);
+                let start = table.get().add((first + own.start) * g.width);
                 std::slice::from_raw_parts_mut(start, own.len() * g.width).fill(S::ZERO);
             }
         }
         for i in 0..g.count {
             // SAFETY: there are `count` ids and rows.
             let id = unsafe { *ids.get().add(i) };
-            if let Some(row) = local_row(g, id).filter(|row| own.contains(row)) {
-                let target = table.get().wrapping_add(row * g.width);
-                let source = source.get().wrapping_add(i * g.width);
+            if let Some(row) = hits(id) {
+                let target = table.get().wrapping_add((first + row) * g.width);
+                let source = source.get().wrapping_add((outer * g.count + i) * g.width);
                 cpu.isa.run(AddRow { target, source, len: g.width });
             }
+        }
+    });
+}
+
+/// Writes rows over those of a table, in the order of the ids, as [`scatter_add`] adds them.
+pub(super) fn replace<S: Scalar>(cpu: &Cpu, g: &Gather, inputs: &[View], outputs: &[ViewMut]) {
+    let ids = Shared::new(inputs[0].start::<i32>().cast_mut());
+    let source = Shared::new(inputs[1].start::<S>().cast_mut());
+    let table = Shared::new(outputs[0].start::<S>());
+    for_each_row(cpu, g, |outer, _, hits| {
+        for i in 0..g.count {
+            // SAFETY: there are `count` ids, `outer` times as many rows, and a table of `rows` for
+            // each; a task writes its own rows of the table, which is no row that is written.
+            unsafe {
+                if let Some(row) = hits(*ids.get().add(i)) {
+                    let target = table.get().add((outer * g.rows + row) * g.width);
+                    target.copy_from(source.get().add((outer * g.count + i) * g.width), g.width);
+                }
+            }
+        }
+    });
+}
+
+/// Runs a task for each share of the rows of each table, which says whether an id is of its rows.
+fn for_each_row(
+    cpu: &Cpu,
+    g: &Gather,
+    run: impl Fn(usize, std::ops::Range<usize>, &dyn Fn(i32) -> Option<usize>) + Sync,
+) {
+    let tasks = cpu.threads().min(g.rows).max(1);
+    let cycles = (g.outer * (g.count + g.rows) * g.width) as u64;
+    cpu.for_each(tasks, cycles, 0, |task, _| {
+        let own = piece(g.rows, tasks, task);
+        let hits = |id: i32| local_row(g, id).filter(|row| own.contains(row));
+        for outer in 0..g.outer {
+            run(outer, own.clone(), &hits);
         }
     });
 }

@@ -33,6 +33,8 @@ impl Prepared {
             | Kernel::AttentionBwd(_)
             | Kernel::Gather(_)
             | Kernel::ScatterAdd(_)
+            | Kernel::Replace(_)
+            | Kernel::Lines(_)
             | Kernel::Rope(_)
             | Kernel::Copy(_)
             | Kernel::Place(_)

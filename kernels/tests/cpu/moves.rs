@@ -15,21 +15,28 @@ fn a_gather_masks_ids_of_other_shards_and_scatter_undoes_it() {
         let (rows, width, count) = (1 + random.below(20), 1 + random.below(50), random.below(900));
         let base = random.below(10);
         let accumulate = random.below(2) == 0;
-        let g = Gather { rows, base, width, count, accumulate, dtype };
+        let outer = 1 + random.below(3);
+        let g = Gather { outer, rows, base, width, count, accumulate, dtype };
         let ids: Vec<i32> = (0..count).map(|_| random.below(rows + 20) as i32 - 2).collect();
         let local = |id: i32| {
             let row = i64::from(id) - base as i64;
             (0..rows as i64).contains(&row).then_some(row as usize)
         };
-        let table = Buffer::new(dtype, &random.numbers(rows * width));
-        let source = Buffer::new(dtype, &random.numbers(count * width));
+        let table = Buffer::new(dtype, &random.numbers(outer * rows * width));
+        let source = Buffer::new(dtype, &random.numbers(outer * count * width));
         let (t, s) = (table.numbers(), source.numbers());
-        let element = |i: usize| local(ids[i / width]).map_or(0.0, |r| t[r * width + i % width]);
-        let want: Vec<f64> = (0..count * width).map(element).collect();
+        let place = |i: usize| {
+            let row = local(ids[i / width % count])?;
+            Some((i / width / count * rows + row) * width + i % width)
+        };
+        let element = |i: usize| place(i).map_or(0.0, |at| t[at]);
+        let want: Vec<f64> = (0..outer * count * width).map(element).collect();
         let mut want_table = if accumulate { t.clone() } else { vec![0.0; t.len()] };
-        for i in 0..count * width {
-            if let Some(row) = local(ids[i / width]) {
-                want_table[row * width + i % width] += s[i];
+        let mut want_replaced = t.clone();
+        for i in 0..outer * count * width {
+            if let Some(at) = place(i) {
+                want_table[at] += s[i];
+                want_replaced[at] = s[i];
             }
         }
         for isa in sets() {
@@ -42,6 +49,9 @@ fn a_gather_masks_ids_of_other_shards_and_scatter_undoes_it() {
             let got = run_on_threads(isa, &kernel, &inputs, std::slice::from_ref(&table));
             let tolerance = if dtype == DType::F32 { 1e-4 } else { 1e-13 };
             assert_close(&got[0].numbers(), &want_table, tolerance, "scatter");
+            let kernel = Kernel::Replace(g.clone());
+            let got = run_on_threads(isa, &kernel, &inputs, std::slice::from_ref(&table));
+            assert_close(&got[0].numbers(), &want_replaced, 0.0, "replace");
         }
     }
 }

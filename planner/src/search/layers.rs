@@ -227,8 +227,12 @@ impl<'a> LayerTable<'a> {
         let is_last = call.results.iter().any(|r| calls.results.contains(r));
         let built = self.compiler.layers().layer(name, plan, place, &added, is_last);
         let built = built.map_err(|why| {
-            Diagnostic::error("E2002", Span::of(self.job.model.clone()), why)
-                .note(format!("pricing `@{name}` on dp={}, tp={}", key.dp, key.tp))
+            Diagnostic::error(
+                codegen::lower::refusal_code(&why),
+                Span::of(self.job.model.clone()),
+                why,
+            )
+            .note(format!("pricing `@{name}` on dp={}, tp={}", key.dp, key.tp))
         })?;
         let prices = prices_for(self.job, key);
         self.price_launches(&prices);

@@ -98,6 +98,8 @@ fn kernel_name(kernel: &Kernel) -> &'static str {
         Kernel::AttentionBwd(_) => "attention-gradient",
         Kernel::Gather(_) => "gather",
         Kernel::ScatterAdd(_) => "scatter-add",
+        Kernel::Replace(_) => "replace",
+        Kernel::Lines(l) => l.how.name(),
         Kernel::Rope(_) => "rope",
         Kernel::Copy(_) => "copy",
         Kernel::Place(_) => "place",

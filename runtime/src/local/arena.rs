@@ -174,6 +174,8 @@ fn works_in_place(kernel: &Kernel) -> bool {
         | Kernel::AttentionBwd(_)
         | Kernel::Gather(_)
         | Kernel::ScatterAdd(_)
+        | Kernel::Replace(_)
+        | Kernel::Lines(_)
         | Kernel::Copy(_)
         | Kernel::Place(_)
         | Kernel::Take(_)

@@ -407,6 +407,8 @@ fn sums(kernel: &mut Kernel) -> Vec<&mut bool> {
         Kernel::Attention(_)
         | Kernel::AttentionBwd(_)
         | Kernel::Gather(_)
+        | Kernel::Replace(_)
+        | Kernel::Lines(_)
         | Kernel::Rope(_)
         | Kernel::Copy(_)
         | Kernel::Place(_)

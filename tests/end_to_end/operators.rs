@@ -1,0 +1,141 @@
+//! Every op as kernels against the interpreter, forward and backward, on random cases.
+
+use std::collections::BTreeMap;
+
+use codegen::lower::KernelTable;
+use codegen::routines::routine;
+use ir::autodiff::differentiate;
+use ir::build::Builder;
+use ir::eval::eval;
+use ir::{DType, Kind, Module, Op, Tensor};
+use runtime::convert::{Stored, convert};
+use runtime::evaluate::Evaluation;
+
+use crate::draws::{Draws, seeds};
+use crate::ops::{Case, cases, kinds};
+
+/// The largest difference, relative to the larger of one and the number: that of the functions of
+/// the kernels in f64.
+const TOLERANCE: f64 = 1e-9;
+
+fn bytes(tensor: &Tensor) -> Vec<u8> {
+    let numbers: Vec<u8> = tensor.to_f64().iter().flat_map(|x| x.to_le_bytes()).collect();
+    if tensor.dtype == DType::Bool {
+        return tensor.to_f64().iter().map(|x| u8::from(*x != 0.0)).collect();
+    }
+    if tensor.dtype == DType::U32 {
+        return tensor.to_f64().iter().flat_map(|x| (*x as u32).to_le_bytes()).collect();
+    }
+    if tensor.dtype == DType::I32 {
+        return tensor.to_f64().iter().flat_map(|x| (*x as i32).to_le_bytes()).collect();
+    }
+    convert(Stored::DType(DType::F64), &numbers, tensor.dtype)
+}
+
+fn numbers(dtype: DType, bytes: &[u8]) -> Vec<f64> {
+    let words = bytes.as_chunks().0.iter();
+    if dtype == DType::Bool {
+        bytes.iter().map(|b| f64::from(*b)).collect()
+    } else if dtype == DType::U32 {
+        words.map(|b| u32::from_le_bytes(*b).into()).collect()
+    } else if dtype == DType::I32 {
+        words.map(|b| i32::from_le_bytes(*b).into()).collect()
+    } else {
+        assert_eq!(dtype, DType::F64, "cases are of these types");
+        bytes.as_chunks().0.iter().map(|b| f64::from_le_bytes(*b)).collect()
+    }
+}
+
+/// The results of a function by its kernels; why there are none.
+fn compiled(module: &Module, name: &str, args: &[Tensor]) -> Result<Vec<Vec<f64>>, String> {
+    let function = module.function(name).expect("it was built");
+    let mut table = KernelTable::default();
+    let made = routine(function, module, &[], &[], &mut table)?;
+    for kernel in &table.kernels {
+        kernels::verify::verify(kernel).unwrap_or_else(|why| panic!("{kernel:?}: {why}"));
+    }
+    let mut evaluation = Evaluation::new(made, &table.kernels, 2).expect("there is memory");
+    for (slot, arg) in args.iter().enumerate() {
+        evaluation.write(slot, &bytes(arg));
+    }
+    evaluation.run();
+    let types = function.result_types();
+    let read = |(at, ty): (usize, &ir::TensorType)| {
+        numbers(ty.dtype, evaluation.read(function.param_count + at))
+    };
+    Ok(types.iter().enumerate().map(read).collect())
+}
+
+fn module_of(case: &Case) -> Module {
+    let mut module = Module::new("m");
+    let mut b = Builder::new(&mut module, "f", Kind::Layer);
+    let operand = |(at, t): (usize, &Tensor)| b.param(&format!("x{at}"), t.ty());
+    let operands: Vec<_> = case.operands.iter().enumerate().map(operand).collect();
+    let results = b.push_all("y", case.op.clone(), &operands);
+    b.finish(&results);
+    module
+}
+
+fn assert_equal(found: &[Vec<f64>], wanted: &[Tensor], what: &str) {
+    assert_eq!(found.len(), wanted.len(), "{what}");
+    for (found, wanted) in found.iter().zip(wanted) {
+        for (x, y) in found.iter().zip(wanted.to_f64()) {
+            let near = (x - y).abs() <= TOLERANCE * y.abs().max(1.0);
+            assert!(near || *x == y || (x.is_nan() && y.is_nan()), "{what}: {x}, not {y}");
+        }
+    }
+}
+
+/// What has no kernel of its own: calls and collectives are no kernels, a key is folded when a
+/// program is made, and a draw is computed where it is read.
+const WITHOUT: [&str; 4] = ["call", "collective", "fold_key", "random"];
+
+#[test]
+fn every_op_has_a_kernel_that_computes_what_the_interpreter_does() {
+    let mut ran: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut refused: BTreeMap<String, usize> = BTreeMap::new();
+    for seed in seeds(30) {
+        let mut r = Draws::new(seed);
+        for kind in kinds() {
+            let name = ir::infer::name(&kind);
+            if WITHOUT.contains(&name) || matches!(kind, Op::Call { .. }) {
+                continue;
+            }
+            for case in cases(&kind, &mut r) {
+                let module = module_of(&case);
+                let what = format!("SEED={seed}, {:?}\n{module}", case.op);
+                match compiled(&module, "f", &case.operands) {
+                    Ok(found) => {
+                        let wanted = eval(&module, "f", &case.operands).expect("it evaluates");
+                        assert_equal(&found, &wanted, &what);
+                        *ran.entry(name).or_default() += 1;
+                        backward(module, &case, &mut r, &what);
+                    }
+                    Err(why) => *refused.entry(format!("{name}: {why}")).or_default() += 1,
+                }
+            }
+        }
+    }
+    for kind in kinds() {
+        let name = ir::infer::name(&kind);
+        let count = ran.get(name).copied().unwrap_or(0);
+        let enough = count >= 20 || WITHOUT.contains(&name) || std::env::var("SEED").is_ok();
+        assert!(enough, "{name} ran {count} times; refused are {refused:#?}");
+    }
+}
+
+fn backward(mut module: Module, case: &Case, r: &mut Draws, what: &str) {
+    let results = eval(&module, "f", &case.operands).expect("it evaluates");
+    let floats = results.iter().filter(|t| t.dtype.is_float());
+    let cotangents: Vec<Tensor> = floats.map(|t| r.signed(&t.dims)).collect();
+    let derivative = differentiate(&mut module, "f").expect("it has a derivative");
+    let args: Vec<Tensor> = case.operands.iter().cloned().chain(cotangents).collect();
+    let what = format!("{what}\nbackward");
+    match compiled(&module, &derivative, &args) {
+        Ok(found) => {
+            let wanted = eval(&module, &derivative, &args).expect("it evaluates");
+            assert_equal(&found, &wanted, &what);
+        }
+        Err(why) => panic!("{what}: {why}"),
+    }
+}
