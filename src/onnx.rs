@@ -1,17 +1,22 @@
 //! ONNX files on the command line: `inspect X.onnx`, `run X.onnx --input NAME=FILE`.
 //!
 //! A file is mapped, and so are those beside it, so that weights that nobody asks for are not read.
-//! It runs on the reference interpreter: exact, and meant for comparing, not for speed.
+//! It runs as kernels on this device, or, where an operator has none, on the reference interpreter,
+//! which is exact and slow.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
+use std::time::Instant;
 
 use bytes::Bytes;
+use codegen::function::{Compiled, compile_function};
+use codegen::narrow::clamped;
 use ir::cost::function_cost;
 use ir::eval::eval;
 use ir::import::onnx::{ENTRY, Given, Onnx, Port, read_onnx};
 use ir::{DType, Diagnostic, Span, Tensor};
 use runtime::convert::{Stored, convert};
+use runtime::evaluate::Evaluation;
 use runtime::map::Map;
 use runtime::npy;
 use serde_json::{Value, json};
@@ -43,6 +48,14 @@ pub fn load(model: &str, dims: &[(String, usize)]) -> Result<Onnx, Failure> {
 
 /// As [`load`], with what else is known of the inputs.
 fn load_given(model: &str, given: Given) -> Result<Onnx, Failure> {
+    let mut onnx = read(model, given)?;
+    ir::outline::outline(&mut onnx.module, ENTRY, onnx.weights.len());
+    ir::rewrite::simplify(&mut onnx.module, &ir::rewrite::Options::default());
+    Ok(onnx)
+}
+
+/// Reads a model as one flat function.
+fn read(model: &str, given: Given) -> Result<Onnx, Failure> {
     let path = Path::new(model);
     if !path.is_file() {
         let headline = format!("there is no file `{model}`");
@@ -53,10 +66,7 @@ fn load_given(model: &str, given: Given) -> Result<Onnx, Failure> {
         Beside { directory: path.parent().map(Path::to_owned), files: BTreeMap::new() };
     let bytes = mapped(path)?;
     let mut open = |location: &str| beside.open(location);
-    let mut onnx = read_onnx(model, &name, bytes, &given, &mut open)?;
-    ir::outline::outline(&mut onnx.module, ENTRY, onnx.weights.len());
-    ir::rewrite::simplify(&mut onnx.module, &ir::rewrite::Options::default());
-    Ok(onnx)
+    Ok(read_onnx(model, &name, bytes, &given, &mut open)?)
 }
 
 fn mapped(path: &Path) -> Result<Bytes, Failure> {
@@ -167,20 +177,30 @@ fn files(outputs: &[Port]) -> Vec<String> {
     files
 }
 
+/// How a model is run.
+#[derive(Clone, Copy, Debug)]
+pub struct Running<'a> {
+    /// Sizes of open dims.
+    pub dims: &'a [(String, usize)],
+    /// Inputs, each as NAME=FILE.
+    pub inputs: &'a [String],
+    /// Where the outputs are written.
+    pub folder: Option<&'a Path>,
+    /// How often it is run again to say how long that takes.
+    pub bench: Option<usize>,
+    /// Whether the answer is a JSON document.
+    pub as_json: bool,
+}
+
 /// Evaluates a model on arrays, and writes what it yields.
-pub fn run(
-    model: &str,
-    dims: &[(String, usize)],
-    inputs: &[String],
-    folder: Option<&Path>,
-    as_json: bool,
-) -> Result<Exit, Failure> {
+pub fn run(model: &str, running: Running<'_>) -> Result<Exit, Failure> {
+    let Running { dims, inputs, folder, bench, as_json } = running;
     let given = Given { dims: dims.iter().cloned().collect(), inputs: lists(inputs) };
-    let onnx = load_given(model, given)?;
+    let onnx = read(model, given)?;
     let mut arrays = read_inputs(&onnx, inputs)?;
     let mut args: Vec<Tensor> = onnx.weights.iter().map(|(_, held)| held.tensor()).collect();
     args.append(&mut arrays);
-    let results = eval(&onnx.module, ENTRY, &args)?;
+    let (results, times) = evaluate(&onnx, &args, bench.unwrap_or(0))?;
     if let Some(folder) = folder {
         std::fs::create_dir_all(folder).map_err(runtime::Error::io("create", folder))?;
         for (file, tensor) in files(&onnx.outputs).iter().zip(&results) {
@@ -196,13 +216,110 @@ pub fn run(
                 json!({"name": port.name, "dims": tensor.dims, "dtype": dtype, "file": file})
             });
         let outputs: Vec<Value> = outputs.collect();
-        output::answer_json(&json!({"schema": "gantline.run_onnx/1", "outputs": outputs}));
+        output::answer_json(&json!({
+            "schema": "gantline.run_onnx/1", "outputs": outputs, "seconds": times,
+        }));
     } else {
         let line = |(port, tensor): (&Port, &Tensor)| format!("{}  {}", port.name, tensor.ty());
         let lines: Vec<String> = onnx.outputs.iter().zip(&results).map(line).collect();
         output::answer(&lines.join("\n"));
+        if let (Some(low), Some(high)) = (times.first(), times.last()) {
+            let middle = times[times.len() / 2];
+            let text = format!("{middle:.6} s, from {low:.6} to {high:.6} in {}", times.len());
+            output::answer(&text);
+        }
     }
     Ok(Exit::Success)
+}
+
+/// The results, and the sorted times of `repeats` more runs.
+fn evaluate(
+    onnx: &Onnx,
+    args: &[Tensor],
+    repeats: usize,
+) -> Result<(Vec<Tensor>, Vec<f64>), Failure> {
+    let mut module = onnx.module.clone();
+    ir::rewrite::simplify(&mut module, &ir::rewrite::Options::default());
+    let fits = |x: &Tensor| match &x.data {
+        ir::tensor::Data::Int(x) => x.iter().all(|x| i64::from(clamped(*x)) == *x),
+        ir::tensor::Data::F64(_) | ir::tensor::Data::F32(_) | ir::tensor::Data::Bool(_) => true,
+    };
+    let compiled = match args.iter().all(fits) {
+        true => compile_function(&module, ENTRY).map_err(|diagnostic| diagnostic.headline),
+        false => Err("an integer has more than 32 bits".to_owned()),
+    };
+    let start = |compiled: Compiled| {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let Compiled { routine, kernels, params, results } = compiled;
+        let evaluation = Evaluation::new(routine, &kernels, threads);
+        let evaluation = evaluation.ok_or("there is not enough memory for its programs")?;
+        Ok::<_, String>((evaluation, params, results))
+    };
+    let mut times = Vec::new();
+    let results: Vec<Tensor> = match compiled.and_then(start) {
+        Ok((mut evaluation, params, types)) => {
+            for (slot, (arg, ty)) in args.iter().zip(&params).enumerate() {
+                evaluation.write(slot, &elements(arg, ty.dtype));
+            }
+            evaluation.run();
+            times.extend((0..repeats).map(|_| timed(|| evaluation.run())));
+            let of = |(at, ty): (usize, &ir::TensorType)| {
+                from_elements(ty, onnx.outputs[at].ty.dtype, evaluation.read(params.len() + at))
+            };
+            types.iter().enumerate().map(of).collect()
+        }
+        Err(why) => {
+            output::note(&format!("note: run by the interpreter: {why}"));
+            let results = eval(&onnx.module, ENTRY, args)?;
+            let again = || drop(eval(&onnx.module, ENTRY, args));
+            times.extend((0..repeats).map(|_| timed(again)));
+            results
+        }
+    };
+    times.sort_by(f64::total_cmp);
+    Ok((results, times))
+}
+
+fn timed(run: impl FnOnce()) -> f64 {
+    let start = Instant::now();
+    run();
+    start.elapsed().as_secs_f64()
+}
+
+/// The elements as kernels hold them.
+fn elements(x: &Tensor, dtype: DType) -> Vec<u8> {
+    match (&x.data, dtype) {
+        (ir::tensor::Data::Int(x), DType::U32) => {
+            x.iter().flat_map(|x| (*x as u32).to_le_bytes()).collect()
+        }
+        (ir::tensor::Data::Int(x), _) => x.iter().flat_map(|x| clamped(*x).to_le_bytes()).collect(),
+        (ir::tensor::Data::Bool(x), _) => x.iter().map(|x| u8::from(*x)).collect(),
+        (ir::tensor::Data::F32(x), _) => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        (ir::tensor::Data::F64(x), _) => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
+    }
+}
+
+/// The elements that kernels hold, whose integers are as long as those of the model again.
+fn from_elements(ty: &ir::TensorType, wanted: DType, bytes: &[u8]) -> Tensor {
+    let dims = ty.sizes().expect("bound when the model is read");
+    let int = |numbers: Vec<i64>| Tensor::int(wanted, &dims, numbers);
+    let words = bytes.as_chunks::<4>().0;
+    match ty.dtype {
+        DType::I32 => int(words.iter().map(|b| i32::from_le_bytes(*b).into()).collect()),
+        DType::U32 => int(words.iter().map(|b| u32::from_le_bytes(*b).into()).collect()),
+        DType::Bool => Tensor::bool(&dims, bytes.iter().map(|b| *b != 0).collect()),
+        DType::F64 => {
+            let numbers = bytes.as_chunks().0.iter().map(|b| f64::from_le_bytes(*b));
+            Tensor::f64(&dims, numbers.collect())
+        }
+        DType::F32
+        | DType::BF16
+        | DType::F16
+        | DType::F8E4M3
+        | DType::F8E5M2
+        | DType::I8
+        | DType::I64 => Tensor::f32(&dims, words.iter().map(|b| f32::from_le_bytes(*b)).collect()),
+    }
 }
 
 /// Inputs that are numbers or short lists of them; what cannot be read is said later.

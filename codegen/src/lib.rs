@@ -22,11 +22,12 @@
 //! * Deliberately absent: prices, a search among plans, any knowledge of `planner` or `runtime`.
 //!
 //! **Reading order.** [`calls`] and [`prepare`] look at the module; [`partition`] makes the
-//! function of one rank and [`specialise`] cuts it in two; after [`reduced`], [`domain`] and [`fuse`] group nodes into
-//! kernels, which [`tile`] and [`catalogue`] describe; [`lower`] makes routines of launches and
-//! [`routines`] those of a class; [`arena`] gives offsets; [`compile`] assembles, and [`inference`]
-//! what only runs forward. [`check`] replays the result and calls nothing of the above; in debug
-//! builds it looks at everything that is compiled.
+//! function of one rank and [`specialise`] cuts it in two; after [`reduced`], [`domain`] and
+//! [`fuse`] group nodes into kernels, which [`tile`] and [`catalogue`] describe; [`lower`] makes
+//! routines of launches and [`routines`] those of a class; [`arena`] gives offsets; [`compile`]
+//! assembles, and [`inference`] what only runs forward; [`mod@function`] compiles one function
+//! without a plan, of integers that [`narrow`] made short. [`check`] replays the result and calls
+//! nothing of the above; in debug builds it looks at everything that is compiled.
 //!
 //! # Diagnostics
 //!
@@ -49,6 +50,8 @@ pub mod arena;
 pub mod catalogue;
 pub mod lower;
 pub mod prepare;
+pub mod narrow;
+pub mod function;
 pub mod routines;
 mod evaluation;
 mod store;

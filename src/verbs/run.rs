@@ -157,8 +157,14 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         return compiled::run(args);
     }
     if onnx::is_onnx(&args.model) {
-        let folder = args.output.as_deref();
-        return onnx::run(&args.model, &args.dim, &args.input, folder, args.json);
+        let running = onnx::Running {
+            dims: &args.dim,
+            inputs: &args.input,
+            folder: args.output.as_deref(),
+            bench: args.bench,
+            as_json: args.json,
+        };
+        return onnx::run(&args.model, running);
     }
     job::check_executable(args.dtype())?;
     let resolved = resolve(&args.model)?;

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::cli::Scratch;
 
 /// The largest difference from numpy in f32: sums are added in another order.
-const TOLERANCE: f32 = 2e-6;
+const TOLERANCE: f32 = 1e-5;
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference/onnx")
@@ -31,7 +31,9 @@ fn models_compute_what_onnx_computes() {
         [("mlp", "--dim batch=3"), ("convnet", ""), ("blocks", "--dim batch=2 --dim seq=5")];
     for (name, dims) in cases {
         let line = format!("run {at}/{name}.onnx --input x={at}/{name}.x.npy -o {name} {dims}");
-        scratch.answer(line.trim());
+        let said = scratch.run(line.trim());
+        let said = String::from_utf8_lossy(&said.stderr).into_owned();
+        assert!(!said.contains("by the interpreter"), "{name} has kernels: {said}");
         let found = numbers(&scratch.0.join(name).join("y.npy"));
         let wanted = numbers(&folder().join(format!("{name}.y.npy")));
         assert_eq!(found.0, wanted.0, "{name}");

@@ -1,0 +1,55 @@
+//! Function → routine, on one device and without a plan: for what is evaluated, not trained.
+
+use ir::program::Routine;
+use ir::{DType, Diagnostic, Module, Span, TensorType};
+use kernels::Kernel;
+
+use crate::catalogue::is_in_catalogue;
+use crate::lower::KernelTable;
+use crate::narrow::narrow_integers;
+use crate::routines::routine;
+
+/// A function as one device runs it.
+#[derive(Clone, Debug)]
+pub struct Compiled {
+    /// Launches over the parameters, then the results.
+    pub routine: Routine,
+    /// What is launched.
+    pub kernels: Vec<Kernel>,
+    /// The types of the parameters: integers have 32 bits.
+    pub params: Vec<TensorType>,
+    /// The types of the results.
+    pub results: Vec<TensorType>,
+}
+
+/// Compiles a function of fixed sizes that calls composites only.
+///
+/// # Errors
+/// `E2003` with all nodes that have no kernel.
+pub fn compile_function(module: &Module, name: &str) -> Result<Compiled, Diagnostic> {
+    let mut module = module.clone();
+    narrow_integers(&mut module);
+    ir::inline::inline_composites(&mut module, is_in_catalogue);
+    module.functions.iter_mut().for_each(|f| {
+        ir::pass::remove_dead_nodes(f);
+    });
+    let function = module.function(name);
+    let refused = |why: String| Diagnostic::error("E2003", Span::of(format!("@{name}")), why);
+    let function = function.ok_or_else(|| refused(format!("there is no function `@{name}`")))?;
+    let held =
+        |dtype| matches!(dtype, DType::F32 | DType::F64 | DType::I32 | DType::U32 | DType::Bool);
+    if let Some(value) = function.values.iter().find(|value| !held(value.ty.dtype)) {
+        return Err(refused(format!("there is no kernel for the type of `%{}`", value.name)));
+    }
+    let mut table = KernelTable::default();
+    let made = routine(function, &module, &[], &[], &mut table).map_err(refused)?;
+    for kernel in &table.kernels {
+        kernels::verify::verify(kernel).map_err(|why| refused(format!("{kernel}: {why}")))?;
+    }
+    Ok(Compiled {
+        routine: made,
+        kernels: table.kernels,
+        params: function.param_types(),
+        results: function.result_types(),
+    })
+}
