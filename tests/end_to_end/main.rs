@@ -14,6 +14,7 @@ mod artefact;
 mod check;
 mod cli;
 mod gpt2;
+mod graphs;
 mod inference;
 mod interruption;
 mod launches;

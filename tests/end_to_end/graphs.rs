@@ -1,0 +1,89 @@
+//! The models of `tests/models`: a convolutional network, a recommender, an encoder–decoder.
+
+use std::path::{Path, PathBuf};
+
+use ir::autodiff::differentiate;
+use ir::dim::Bindings;
+use ir::eval::eval;
+use ir::text::parse_module;
+use ir::{DType, Module, Tensor};
+
+use crate::cli::Scratch;
+use crate::draws::Draws;
+
+/// The models, and how many tokens a sample of each has.
+const MODELS: [(&str, usize); 3] = [("resnet", 192), ("dlrm", 9), ("t5", 12)];
+
+fn path(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/models/{name}.graph"))
+}
+
+/// The model in f64, for batches of three.
+fn module(name: &str) -> Module {
+    let text = std::fs::read_to_string(path(name)).expect("the model is there");
+    let mut module = parse_module(name, &text.replace("f32", "f64")).expect("it is a module");
+    module.bind(&Bindings::from([("B".to_owned(), 3)]));
+    module
+}
+
+/// Of weights, each in turn moved along a random direction, the gradients are the slopes of the
+/// loss.
+#[test]
+fn gradients_of_the_models_are_differences_of_their_losses() {
+    for (name, _) in MODELS {
+        let mut r = Draws::new(7);
+        let mut module = module(name);
+        let entry = module.function("loss").expect("there is a loss").clone();
+        let args: Vec<Tensor> = entry
+            .param_types()
+            .iter()
+            .map(|ty| {
+                let dims = ty.sizes().expect("sizes are bound");
+                if ty.dtype.is_float() { r.signed(&dims) } else { r.ids(&dims, 0, 9) }
+            })
+            .collect();
+        let loss = |args: &[Tensor]| -> f64 {
+            let results = eval(&module, "loss", args).expect("it evaluates");
+            results[0].scalar()
+        };
+        let mut slopes = Vec::new();
+        for (at, arg) in args.iter().enumerate().filter(|(_, t)| t.dtype.is_float()) {
+            let direction = r.signed(&arg.dims).to_f64();
+            let moved = |by: f64| {
+                let pairs = arg.to_f64().into_iter().zip(&direction);
+                let mut args = args.clone();
+                args[at] = Tensor::f64(&arg.dims, pairs.map(|(x, d)| x + by * d).collect());
+                loss(&args)
+            };
+            slopes.push((at, (moved(1e-6) - moved(-1e-6)) / 2e-6, direction));
+        }
+        let derivative = differentiate(&mut module, "loss").expect("it has a derivative");
+        let one = |value: f64| Tensor::f64(&[], vec![value]);
+        let with_cotangents: Vec<Tensor> =
+            args.iter().cloned().chain([one(1.0), one(0.0)]).collect();
+        let grads = eval(&module, &derivative, &with_cotangents).expect("it evaluates");
+        assert_eq!(grads.len(), 2 + slopes.len(), "{name}");
+        for (grad, (at, slope, direction)) in grads[2..].iter().zip(&slopes) {
+            let found: f64 = grad.to_f64().iter().zip(direction).map(|(g, d)| g * d).sum();
+            let weight = &entry.values[*at].name;
+            let near = (found - slope).abs() <= 1e-5 * slope.abs().max(1.0);
+            assert!(near, "{name}: the slope along `{weight}` is {slope}, not {found}");
+        }
+        let moving = slopes.iter().filter(|(_, slope, _)| slope.abs() > 1e-3).count();
+        assert!(moving * 2 > slopes.len(), "{name}: most weights matter");
+        assert_eq!(grads[0].dtype, DType::F64);
+    }
+}
+
+/// One step on two ranks, cut every way that fits, yields what one rank yields.
+#[test]
+fn every_mesh_computes_the_models_alike() {
+    let scratch = Scratch::new("graphs");
+    for (name, seq) in MODELS {
+        let line = format!("verify {} --ranks 2 --seq {seq} --json", path(name).display());
+        let verdict = scratch.json(&line);
+        assert_eq!(verdict["ok"], true, "{name}: {verdict:#}");
+        let meshes = verdict["meshes"].as_array().expect("a list");
+        assert!(meshes.iter().any(|mesh| mesh["dp"] == 2), "{name}: {verdict:#}");
+    }
+}
