@@ -347,6 +347,10 @@ impl Partition<'_> {
         axis: usize,
     ) -> Result<ValueId, String> {
         let Layout::Cut { dim, unit } = to else { return Ok(whole) };
+        if VALUE_AXES[axis] == Axis::Dp {
+            // Programs do not tell data-parallel ranks apart, so that none knows its piece.
+            return Err(format!("`%{name}` is whole where a rank needs its samples"));
+        }
         let piece = self.pieces(name, sizes[dim], unit, axis)?[self.place.coordinates[axis]];
         let op = Op::Slice { dim, start: piece.start, size: piece.size };
         Ok(self.builder.push(&format!("{name}.slice"), op, &[whole]))

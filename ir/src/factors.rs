@@ -243,27 +243,32 @@ fn kept_factors(dims: &[usize], x: &TensorType) -> Vec<Factor> {
     factors
 }
 
-/// A dim is kept, or is the outermost of a group of dims that one side splits.
+/// A dim is kept, or is the outermost of a group of dims that one side splits. Dims of one element
+/// are in nobody's way.
 fn reshape_factors(x: &TensorType, result: &TensorType) -> Vec<Factor> {
+    let longer = |ty: &TensorType| -> Vec<usize> {
+        (0..ty.ndim()).filter(|dim| ty.dims[*dim] != Dim::constant(1)).collect()
+    };
+    let (of_x, of_r) = (longer(x), longer(result));
     let mut factors = Vec::new();
     let (mut i, mut j) = (0, 0);
-    while i < x.ndim() && j < result.ndim() {
-        let (first_x, first_r) = (i, j);
+    while i < of_x.len() && j < of_r.len() {
+        let (first_x, first_r) = (of_x[i], of_r[j]);
         let mut inside_x = Dim::constant(1);
         let mut inside_r = Dim::constant(1);
-        let (mut size_x, mut size_r) = (x.dims[i].clone(), result.dims[j].clone());
+        let (mut size_x, mut size_r) = (x.dims[first_x].clone(), result.dims[first_r].clone());
         (i, j) = (i + 1, j + 1);
         while size_x != size_r {
             let (Some(a), Some(b)) = (size_x.as_constant(), size_r.as_constant()) else {
                 return factors;
             };
-            if a < b && i < x.ndim() {
-                inside_x = &inside_x * &x.dims[i];
-                size_x = &size_x * &x.dims[i];
+            if a < b && i < of_x.len() {
+                inside_x = &inside_x * &x.dims[of_x[i]];
+                size_x = &size_x * &x.dims[of_x[i]];
                 i += 1;
-            } else if b < a && j < result.ndim() {
-                inside_r = &inside_r * &result.dims[j];
-                size_r = &size_r * &result.dims[j];
+            } else if b < a && j < of_r.len() {
+                inside_r = &inside_r * &result.dims[of_r[j]];
+                size_r = &size_r * &result.dims[of_r[j]];
                 j += 1;
             } else {
                 return factors;
