@@ -74,12 +74,17 @@ struct Groups<'f> {
 impl<'f> Groups<'f> {
     fn new(function: &'f Function, module: &Module) -> Groups<'f> {
         let count = function.nodes.len();
+        // What fits no domain even alone is left as it is, and refused where it has no kernel.
+        let fusible = |at: usize| {
+            is_fusible(&function.nodes[at], function, module)
+                && Domain::of(function, &[at]).is_some()
+        };
         Groups {
             function,
             producers: function.producers(),
             of_node: (0..count).collect(),
             members: (0..count).map(|at| vec![at]).collect(),
-            fusible: function.nodes.iter().map(|n| is_fusible(n, function, module)).collect(),
+            fusible: (0..count).map(fusible).collect(),
         }
     }
 

@@ -15,6 +15,7 @@ use crate::partition::{Local, Place, Shardings, bindings, partition_bound};
 use crate::prepare::gradient_name;
 use crate::reduced::put_reduced_dims_last;
 use crate::specialise::{Halves, specialise};
+use crate::stored::store_unfit_leaves;
 
 /// A layer as one class of ranks runs it.
 #[derive(Clone, Debug)]
@@ -211,6 +212,7 @@ pub fn routine(
     let mut function = function.clone();
     ir::pass::remove_common_nodes(&mut function);
     put_reduced_dims_last(&mut function);
+    store_unfit_leaves(&mut function, &module);
     let fused = fuse(&function, &mut module);
     lower_routine(&fused, &module, accumulate, in_place, table)
         .map_err(|why| format!("`@{}`: {why}", function.name))

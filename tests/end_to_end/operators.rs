@@ -47,7 +47,11 @@ fn numbers(dtype: DType, bytes: &[u8]) -> Vec<f64> {
 }
 
 /// The results of a function by its kernels; why there are none.
-fn compiled(module: &Module, name: &str, args: &[Tensor]) -> Result<Vec<Vec<f64>>, String> {
+pub(crate) fn compiled(
+    module: &Module,
+    name: &str,
+    args: &[Tensor],
+) -> Result<Vec<Vec<f64>>, String> {
     let function = module.function(name).expect("it was built");
     let mut table = KernelTable::default();
     let made = routine(function, module, &[], &[], &mut table)?;
@@ -76,7 +80,7 @@ fn module_of(case: &Case) -> Module {
     module
 }
 
-fn assert_equal(found: &[Vec<f64>], wanted: &[Tensor], what: &str) {
+pub(crate) fn assert_equal(found: &[Vec<f64>], wanted: &[Tensor], what: &str) {
     assert_eq!(found.len(), wanted.len(), "{what}");
     for (found, wanted) in found.iter().zip(wanted) {
         for (x, y) in found.iter().zip(wanted.to_f64()) {
@@ -88,7 +92,8 @@ fn assert_equal(found: &[Vec<f64>], wanted: &[Tensor], what: &str) {
 
 /// What has no kernel of its own: calls and collectives are no kernels, a key is folded when a
 /// program is made, and a draw is computed where it is read.
-const WITHOUT: [&str; 4] = ["call", "collective", "fold_key", "random"];
+const WITHOUT: [&str; 6] =
+    ["call", "all_reduce", "all_gather", "reduce_scatter", "fold_key", "random"];
 
 #[test]
 fn every_op_has_a_kernel_that_computes_what_the_interpreter_does() {
