@@ -108,6 +108,31 @@ impl Calls {
         Ok(calls)
     }
 
+    /// Whether gradients can flow back through all calls.
+    ///
+    /// # Errors
+    /// A sentence that names a value which no call takes, or which one call takes twice.
+    pub(crate) fn check_gradients(&self, entry: &Function) -> Result<(), String> {
+        for call in &self.calls {
+            let values: Vec<&Operand> =
+                call.operands.iter().filter(|o| matches!(o, Operand::Value(_))).collect();
+            for (at, operand) in values.iter().enumerate() {
+                if let (Operand::Value(value), true) = (operand, values[..at].contains(operand)) {
+                    let name = &entry.value(*value).name;
+                    return Err(format!("a call of `@{}` takes `%{name}` twice", call.function));
+                }
+            }
+            for result in &call.results {
+                let is_taken = |c: &Call| c.operands.contains(&Operand::Value(*result));
+                if !self.results.contains(result) && !self.calls.iter().any(is_taken) {
+                    let name = &entry.value(*result).name;
+                    return Err(format!("`%{name}` is a result that no call takes"));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// The cache that a result of the entry replaces; none for any other value.
     pub fn replaced_cache(&self, value: ValueId) -> Option<usize> {
         let first = self.results.len().saturating_sub(self.caches.len());
@@ -129,46 +154,6 @@ impl Calls {
     pub fn first_call(&self, function: &str) -> Option<&Call> {
         self.calls.iter().find(|c| c.function == function)
     }
-}
-
-/// For each parameter of a layer, whether its gradient is added to what its buffer holds.
-///
-/// With one micro-batch the first backward call that touches a weight's gradient overwrites it, so
-/// that nothing is cleared first; a layer that is called again for the same weight adds. With
-/// several micro-batches all gradients of weights are added.
-pub fn gradient_adds(own: &[Call], function: &str, microbatch_count: usize) -> Vec<bool> {
-    let mut touched = Vec::new();
-    let mut adds = Vec::new();
-    for call in own.iter().rev() {
-        let is_meant = call.function == function;
-        if is_meant {
-            adds.resize(call.operands.len(), false);
-        }
-        for (at, operand) in call.operands.iter().enumerate() {
-            let Operand::Weight(weight) = operand else { continue };
-            if is_meant && (microbatch_count > 1 || touched.contains(weight)) {
-                adds[at] = true;
-            }
-            touched.push(*weight);
-        }
-    }
-    adds
-}
-
-/// Whether a gradient is added to before anything was written to it in this step.
-pub(crate) fn must_clear(own: &[Call], microbatch_count: usize) -> bool {
-    let mut touched = Vec::new();
-    for call in own.iter().rev() {
-        let adds = gradient_adds(own, &call.function, microbatch_count);
-        for (operand, adds) in call.operands.iter().zip(adds) {
-            let Operand::Weight(weight) = operand else { continue };
-            if adds && !touched.contains(weight) {
-                return true;
-            }
-            touched.push(*weight);
-        }
-    }
-    false
 }
 
 fn is_layer(module: &Module, name: &str) -> bool {

@@ -10,10 +10,11 @@ use std::rc::Rc;
 
 use ir::program::{Contents, Feed, Program, Step};
 use ir::sharding::Layout;
-use ir::{DType, Diagnostic, Module, Plan, Span, ValueId};
+use ir::{DType, Diagnostic, Module, Plan, Span, TensorType, ValueId};
 use kernels::Kernel;
 
-use crate::calls::{Call, Calls, Operand, gradient_adds, must_clear};
+use crate::calls::{Call, Calls, Operand};
+use crate::crossing::{crossing, gradient_adds, must_clear, relayed};
 use crate::evaluation::{self, Evaluation, Maker};
 use crate::lower::KernelTable;
 use crate::partition::{Place, layouts};
@@ -81,6 +82,8 @@ impl<'m> Compiler<'m> {
             let why = format!("`@{entry}` takes caches, and nothing is trained through them");
             return Err(error(why));
         }
+        let function = module.function(entry);
+        function.map_or(Ok(()), |f| calls.check_gradients(f)).map_err(error)?;
         let evaluated = evaluation::calls(module, entry, &calls).map_err(error)?;
         Ok(Compiler { module, calls, evaluated, layers: Layers::new(module) })
     }
@@ -164,11 +167,16 @@ pub(crate) struct Class<'a> {
     pub(crate) dtype: DType,
     /// The calls of this stage.
     own: &'a [Call],
-    layers: BTreeMap<String, Rc<Layer>>,
+    /// The layer of each call: calls of one function differ in the gradients that they add.
+    layers: Vec<Rc<Layer>>,
     /// What an evaluation calls; the same as training where none.
     evaluation: Option<Evaluation<'a>>,
-    /// For each layer, its forward and backward routine.
-    routines: BTreeMap<String, (usize, usize)>,
+    /// For each call, its forward and backward routine.
+    routines: Vec<(usize, usize)>,
+    /// The values that come from the stage before, and that go to the one after.
+    crossing: [Vec<ValueId>; 2],
+    /// Those that do both and that no call of this stage takes, with their types.
+    relayed: Vec<(ValueId, TensorType)>,
     clock: Clock,
     /// Micro-batches in flight at most.
     in_flight: usize,
@@ -199,23 +207,25 @@ impl<'a> Class<'a> {
             coordinates: [0, tensor],
             microbatch_size: plan.microbatch_size,
         };
-        let mut layers = BTreeMap::new();
-        for call in own {
-            if layers.contains_key(&call.function) {
-                continue;
-            }
+        let crossing = [crossing(calls, begin), crossing(calls, plan.stage_ends[stage])];
+        let adds = gradient_adds(own, &crossing[1], plan.microbatch_count);
+        let mut make = |call: &Call, adds: &[bool]| {
             let decisions = plan.functions.get(&call.function);
             let decisions = decisions
                 .ok_or_else(|| format!("the plan has nothing for `@{}`", call.function))?;
-            let adds = gradient_adds(own, &call.function, plan.microbatch_count);
             let is_last = call.results.iter().any(|r| calls.results.contains(r));
-            let built = shared.layer(&call.function, decisions, place, &adds, is_last)?;
-            layers.insert(call.function.clone(), built);
-        }
+            shared.layer(&call.function, decisions, place, adds, is_last)
+        };
+        let layers = own.iter().zip(&adds).map(|(call, adds)| make(call, adds));
+        let layers: Vec<Rc<Layer>> = layers.collect::<Result<_, _>>()?;
+        let relayed = relayed(calls, own, &crossing, &mut make)?;
+        let named = own.iter().zip(&layers);
+        let named = named.map(|(call, layer)| (call.function.clone(), Rc::clone(layer)));
+        let trained: BTreeMap<String, Rc<Layer>> = named.collect();
         let weights = weight_places(module, calls, plan, stage, tensor)?;
         let mut store = Store::new(weights, Some(plan.optimizer.state_count()), plan.dtype);
         let mut maker =
-            Maker { module, plan, place, trained: &layers, store: &mut store, layers: shared };
+            Maker { module, plan, place, trained: &trained, store: &mut store, layers: shared };
         let evaluate = |calls: &'a Calls| {
             Evaluation::new(&mut maker, &calls.calls[begin..plan.stage_ends[stage]], own)
         };
@@ -233,7 +243,9 @@ impl<'a> Class<'a> {
             own,
             layers,
             evaluation,
-            routines: BTreeMap::new(),
+            routines: Vec::new(),
+            crossing,
+            relayed,
             clock,
             in_flight,
             values: BTreeMap::new(),
@@ -246,12 +258,12 @@ impl<'a> Class<'a> {
     }
 
     fn program(mut self) -> Result<Program, String> {
-        for (name, layer) in &self.layers {
+        for layer in &self.layers {
             let forward = self.store.routine(&layer.forward);
             let backward = self.store.routine(&layer.backward);
-            self.routines.insert(name.clone(), (forward, backward));
+            self.routines.push((forward, backward));
         }
-        self.allocate()?;
+        self.allocate();
         let mut steps = Vec::new();
         let scalars = self.feed_buffer(Feed::Scalars);
         steps.push(Step::Feed { feed: Feed::Scalars, microbatch: 0, buffer: scalars });
@@ -286,17 +298,13 @@ impl<'a> Class<'a> {
     }
 
     fn layer(&self, call: usize) -> &Layer {
-        &self.layers[&self.own[call].function]
+        &self.layers[call]
     }
 
-    /// The calls of this stage that take a value, and whether a call of another stage does.
-    fn consumers(&self, value: ValueId) -> (Vec<usize>, bool) {
+    /// The calls of this stage that take a value.
+    fn consumers(&self, value: ValueId) -> Vec<usize> {
         let takes = |call: &Call| call.operands.contains(&Operand::Value(value));
-        let here = (0..self.own.len()).filter(|at| takes(&self.own[*at])).collect();
-        let all = self.calls.calls.iter().filter(|c| takes(c)).count();
-        let here: Vec<usize> = here;
-        let elsewhere = all > here.len();
-        (here, elsewhere)
+        (0..self.own.len()).filter(|at| takes(&self.own[*at])).collect()
     }
 
     fn is_entry_result(&self, value: ValueId) -> bool {
@@ -312,13 +320,13 @@ impl<'a> Class<'a> {
         })
     }
 
-    fn allocate(&mut self) -> Result<(), String> {
+    fn allocate(&mut self) {
         self.store.stats();
         for call in 0..self.own.len() {
             for (position, operand) in self.own[call].operands.iter().enumerate() {
                 match operand {
                     Operand::Value(value) if !self.is_own(*value) => {
-                        self.allocate_value(*value, 0, call, position)?;
+                        self.allocate_slot(*value, 0, call, position);
                     }
                     Operand::Tokens => self.allocate_feed(Feed::Tokens),
                     Operand::Labels => self.allocate_feed(Feed::Labels),
@@ -328,10 +336,13 @@ impl<'a> Class<'a> {
                     Operand::Value(_) | Operand::Weight(_) | Operand::Cache(_) => {}
                 }
             }
-            self.allocate_results(call)?;
+            self.allocate_results(call);
             self.allocate_frames(call);
         }
-        Ok(())
+        for (value, ty) in self.relayed.clone() {
+            let sizes = ty.sizes().expect("local sizes are bound");
+            self.allocate_value(value, 0, "relayed", (ty.dtype, sizes));
+        }
     }
 
     fn is_own(&self, value: ValueId) -> bool {
@@ -365,16 +376,13 @@ impl<'a> Class<'a> {
         &mut self,
         value: ValueId,
         first: usize,
-        call: usize,
-        slot: usize,
-    ) -> Result<(), String> {
+        name: &str,
+        (dtype, sizes): (DType, Vec<usize>),
+    ) {
         if self.values.contains_key(&(value, 0)) {
-            return Ok(());
+            return;
         }
-        let (here, elsewhere) = self.consumers(value);
-        if here.len() + usize::from(elsewhere) > 1 {
-            return Err("a value is taken by several calls, which is not supported yet".to_owned());
-        }
+        let (here, elsewhere) = (self.consumers(value), self.crossing[1].contains(&value));
         let mut last = first;
         for consumer in &here {
             last = last.max(self.clock.forward(*consumer));
@@ -389,22 +397,26 @@ impl<'a> Class<'a> {
         if let Some(producer) = producer.filter(|at| self.backward_reads(*at, value)) {
             last = last.max(self.clock.backward(producer));
         }
-        // From the consumer's backward call, or from its arrival, to the producer's.
-        let from = here.iter().map(|c| self.clock.backward(*c)).min();
+        // From its arrival, or from the first backward call that adds to it, to the producer's.
+        let from = here.iter().filter(|_| !elsewhere).map(|c| self.clock.backward(*c)).min();
         let to = producer.map_or(self.clock.end(), |p| self.clock.backward(p));
-        let name = format!("{}.{slot}", self.own[call].function);
-        let (dtype, sizes) = self.slot_type(call, slot);
         for copy in 0..self.in_flight {
             let span = if self.in_flight == 1 { (first, last) } else { (0, self.clock.end()) };
             let buffer =
-                self.store.transient(&name, Contents::Activation, dtype, sizes.clone(), span);
+                self.store.transient(name, Contents::Activation, dtype, sizes.clone(), span);
             self.values.insert((value, copy), buffer);
         }
         let span = (from.unwrap_or(self.clock.calls + 1), to);
         let name = format!("d.{name}");
         let buffer = self.store.transient(&name, Contents::Activation, dtype, sizes, span);
         self.cotangents.insert(value, buffer);
-        Ok(())
+    }
+
+    /// Room for what passes through a slot of a call.
+    fn allocate_slot(&mut self, value: ValueId, first: usize, call: usize, slot: usize) {
+        let name = format!("{}.{slot}", self.own[call].function);
+        let ty = self.slot_type(call, slot);
+        self.allocate_value(value, first, &name, ty);
     }
 
     /// The type of a slot of the forward function: a parameter, or a result after them.
@@ -422,13 +434,13 @@ impl<'a> Class<'a> {
         (ty.dtype, ty.sizes().expect("local sizes are bound"))
     }
 
-    fn allocate_results(&mut self, call: usize) -> Result<(), String> {
+    fn allocate_results(&mut self, call: usize) {
         let own = &self.own[call];
         let (param_count, primal) =
             (self.layer(call).param_count, self.layer(call).halves.primal_results);
         for (at, result) in own.results.iter().enumerate() {
             if !self.is_entry_result(*result) {
-                self.allocate_value(*result, self.clock.forward(call), call, param_count + at)?;
+                self.allocate_slot(*result, self.clock.forward(call), call, param_count + at);
             }
         }
         let results = self.layer(call).halves.forward.results.len();
@@ -446,7 +458,6 @@ impl<'a> Class<'a> {
                 self.kept.insert((call, result, copy), buffer);
             }
         }
-        Ok(())
     }
 
     fn allocate_frames(&mut self, call: usize) {
@@ -503,25 +514,12 @@ impl<'a> Class<'a> {
         }
     }
 
-    /// The value that crosses into this stage, and the one that crosses out.
-    fn crossing(&self, out: bool) -> Option<ValueId> {
-        if out {
-            let results = self.own.iter().flat_map(|c| &c.results);
-            results.copied().find(|r| !self.is_entry_result(*r) && self.consumers(*r).1)
-        } else {
-            let operands = self.own.iter().flat_map(|c| &c.operands);
-            operands
-                .filter_map(|o| if let Operand::Value(v) = o { Some(*v) } else { None })
-                .find(|v| !self.is_own(*v))
-        }
-    }
-
     fn forward(&mut self, microbatch: usize, pass: Pass, steps: &mut Vec<Step>) {
         let slot = microbatch % self.in_flight;
         let evaluation = self.evaluation.as_ref().filter(|_| pass == Pass::Evaluation);
         self.feed_all(microbatch, evaluation.is_none(), steps);
-        if let Some(value) = self.crossing(false) {
-            let buffer = self.values[&(value, slot)];
+        for value in &self.crossing[0] {
+            let buffer = self.values[&(*value, slot)];
             steps.push(Step::Receive { from: self.stage - 1, buffer });
         }
         for call in 0..self.own.len() {
@@ -531,7 +529,7 @@ impl<'a> Class<'a> {
                 Some(instead) => (&instead.params, halves.primal_results, instead.routine),
                 None => {
                     let results = halves.forward.results.len();
-                    (&halves.forward_params, results, self.routines[&layer.name].0)
+                    (&halves.forward_params, results, self.routines[call].0)
                 }
             };
             let operands = &self.own[call].operands;
@@ -541,8 +539,8 @@ impl<'a> Class<'a> {
             let frame = self.frames.get(&self.clock.forward(call)).copied();
             steps.push(Step::Call { routine, slots, frame });
         }
-        if let Some(value) = self.crossing(true) {
-            let buffer = self.values[&(value, slot)];
+        for value in &self.crossing[1] {
+            let buffer = self.values[&(*value, slot)];
             steps.push(Step::Send { to: self.stage + 1, buffer });
         }
     }
@@ -552,8 +550,8 @@ impl<'a> Class<'a> {
         if self.in_flight > 1 {
             self.feed_all(microbatch, true, steps);
         }
-        if let Some(value) = self.crossing(true) {
-            let buffer = self.cotangents[&value];
+        for value in &self.crossing[1] {
+            let buffer = self.cotangents[value];
             steps.push(Step::Receive { from: self.stage + 1, buffer });
         }
         for call in (0..self.own.len()).rev() {
@@ -583,12 +581,12 @@ impl<'a> Class<'a> {
                     }
                 });
             }
-            let routine = self.routines[&layer.name].1;
+            let routine = self.routines[call].1;
             let frame = self.frames.get(&self.clock.backward(call)).copied();
             steps.push(Step::Call { routine, slots, frame });
         }
-        if let Some(value) = self.crossing(false) {
-            let buffer = self.cotangents[&value];
+        for value in &self.crossing[0] {
+            let buffer = self.cotangents[value];
             steps.push(Step::Send { to: self.stage - 1, buffer });
         }
         Ok(())

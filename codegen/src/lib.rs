@@ -54,6 +54,7 @@ pub mod prepare;
 pub mod narrow;
 pub mod function;
 pub mod routines;
+mod crossing;
 mod evaluation;
 mod store;
 mod update;
