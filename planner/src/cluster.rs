@@ -34,21 +34,37 @@ use crate::reader::DIAGNOSTICS_MAX;
 use draft::Draft;
 
 /// Clusters that need no file, with their texts.
-pub const PRESETS: [(&str, &str); 14] = [
+pub const PRESETS: [(&str, &str); 30] = [
     ("cpu-local", include_str!("preset/cpu-local.toml")),
     ("v100", include_str!("preset/v100.toml")),
+    ("v100-16gb", include_str!("preset/v100-16gb.toml")),
     ("a100", include_str!("preset/a100.toml")),
     ("a100-40gb", include_str!("preset/a100-40gb.toml")),
+    ("a100-pcie", include_str!("preset/a100-pcie.toml")),
+    ("a800", include_str!("preset/a800.toml")),
     ("h100", include_str!("preset/h100.toml")),
     ("h100-96gb", include_str!("preset/h100-96gb.toml")),
+    ("h100-pcie", include_str!("preset/h100-pcie.toml")),
     ("h800", include_str!("preset/h800.toml")),
+    ("h20", include_str!("preset/h20.toml")),
     ("h200", include_str!("preset/h200.toml")),
+    ("gh200", include_str!("preset/gh200.toml")),
     ("b200", include_str!("preset/b200.toml")),
     ("b300", include_str!("preset/b300.toml")),
     ("gb200-nvl72", include_str!("preset/gb200-nvl72.toml")),
     ("gb300-nvl72", include_str!("preset/gb300-nvl72.toml")),
     ("mi300x", include_str!("preset/mi300x.toml")),
+    ("mi250x", include_str!("preset/mi250x.toml")),
+    ("mi325x", include_str!("preset/mi325x.toml")),
+    ("mi355x", include_str!("preset/mi355x.toml")),
     ("rtx4090", include_str!("preset/rtx4090.toml")),
+    ("rtx3090", include_str!("preset/rtx3090.toml")),
+    ("l40s", include_str!("preset/l40s.toml")),
+    ("l4", include_str!("preset/l4.toml")),
+    ("a6000", include_str!("preset/a6000.toml")),
+    ("a40", include_str!("preset/a40.toml")),
+    ("a10", include_str!("preset/a10.toml")),
+    ("t4", include_str!("preset/t4.toml")),
 ];
 
 /// Digits of a calibration's hash that a plan shows. Chosen: 64 bits.

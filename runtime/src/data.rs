@@ -140,7 +140,8 @@ pub fn expand(arguments: &[String]) -> Result<Vec<PathBuf>, Failure> {
 fn no_files(argument: &str) -> Diagnostic {
     let is_dir = Path::new(argument).is_dir();
     let headline = if is_dir { "no files in this directory" } else { "no files match" };
-    let diagnostic = Diagnostic::error("E4030", Span::of(argument), headline);
+    let help = "name a text file, a directory, or a pattern in quotes: 'docs/**/*.md'";
+    let diagnostic = Diagnostic::error("E4030", Span::of(argument), headline).help(help);
     if argument.contains(['*', '?', '[']) {
         return diagnostic.note("`*` stays within one directory, `**` goes through all below");
     }

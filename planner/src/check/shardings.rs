@@ -96,13 +96,11 @@ impl Layer<'_> {
     /// Whether every value has a sharding of its dims, without empty pieces.
     fn check_values(&mut self) -> bool {
         let before = self.found.len();
+        self.check_names();
         for at in 0..self.function.values.len() {
             let value = ValueId(at as u32);
             let name = self.function.value(value).name.clone();
-            let Some(sharding) = self.decisions.shardings.get(&name).cloned() else {
-                self.report("E3304", format!("`{}` has no sharding for `%{name}`", self.name));
-                continue;
-            };
+            let Some(sharding) = self.decisions.shardings.get(&name).cloned() else { continue };
             for axis in AXES {
                 self.check_value(value, &sharding, axis);
             }
@@ -115,6 +113,21 @@ impl Layer<'_> {
             }
         }
         self.found.len() == before
+    }
+
+    /// Whether every value has a sharding. A plan of another model lacks many: they are one mistake.
+    fn check_names(&mut self) {
+        let names = self.function.values.iter().map(|value| &value.name);
+        let missing: Vec<&String> =
+            names.filter(|name| !self.decisions.shardings.contains_key(*name)).collect();
+        let Some(first) = missing.first() else { return };
+        let more = match missing.len() {
+            1 => String::new(),
+            count => format!(" and {} values more", count - 1),
+        };
+        let headline = format!("`{}` has no sharding for `%{first}`{more}", self.name);
+        let help = "a plan fits the model, length and version that it was made for: plan again";
+        self.found.push(error("E3304", self.plan, headline).help(help));
     }
 
     fn check_value(&mut self, value: ValueId, sharding: &Sharding, axis: Axis) {

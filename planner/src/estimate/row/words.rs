@@ -6,23 +6,43 @@ use crate::configuration::Recompute;
 use crate::estimate::rates::Arithmetic;
 
 /// What a device's name contains, letters and digits only, with the preset that describes it; the
-/// first whose parts all match counts. A GH200 has an H200's processor; an A800 an A100's.
-const DEVICES: [(&str, &str); 15] = [
+/// first whose parts all match counts. A GH200 with 141 GB has an H200's processor and memory, an
+/// RTX 6000 Ada an L40S's.
+const DEVICES: [(&str, &str); 34] = [
     ("GB300", "gb300-nvl72"),
     ("GB200", "gb200-nvl72"),
     ("B300", "b300"),
     ("B200", "b200"),
-    ("GH200", "h200"),
+    ("GH200 141GB", "h200"),
+    ("GH200 144GB", "h200"),
+    ("GH200", "gh200"),
+    ("GRACE HOPPER", "gh200"),
     ("H200", "h200"),
     ("H800", "h800"),
+    ("H20", "h20"),
     ("H100 96GB", "h100-96gb"),
+    ("H100 PCIE", "h100-pcie"),
     ("H100", "h100"),
     ("A100 40GB", "a100-40gb"),
+    ("A100 PCIE", "a100-pcie"),
     ("A100", "a100"),
-    ("A800", "a100"),
+    ("A800", "a800"),
+    ("V100 16GB", "v100-16gb"),
     ("V100", "v100"),
     ("MI300X", "mi300x"),
+    ("MI325", "mi325x"),
+    ("MI355", "mi355x"),
+    ("MI250", "mi250x"),
     ("4090", "rtx4090"),
+    ("3090", "rtx3090"),
+    ("6000 ADA", "l40s"),
+    ("A6000", "a6000"),
+    ("L40", "l40s"),
+    ("A40", "a40"),
+    ("A10", "a10"),
+    ("L4", "l4"),
+    ("T4", "t4"),
+    ("MI300", "mi300x"),
 ];
 
 /// Letters and digits of a name, in capitals.
@@ -124,6 +144,21 @@ mod tests {
             ("RTX4090-24GB", "rtx4090"),
             ("NVIDIA GB200", "gb200-nvl72"),
             ("B200-180GB", "b200"),
+            ("NVIDIA H20-96GB", "h20"),
+            ("H100 PCIe 80GB", "h100-pcie"),
+            ("A100-PCIe-80GB", "a100-pcie"),
+            ("A800-SXM4-80GB", "a800"),
+            ("Tesla V100-SXM2-16GB", "v100-16gb"),
+            ("GH200-96GB", "gh200"),
+            ("GH200 144 GB", "h200"),
+            ("AMD Instinct MI250X", "mi250x"),
+            ("NVIDIA L40S", "l40s"),
+            ("NVIDIA L4", "l4"),
+            ("RTX A6000", "a6000"),
+            ("NVIDIA A40", "a40"),
+            ("NVIDIA A10", "a10"),
+            ("GeForce RTX 3090", "rtx3090"),
+            ("Tesla T4", "t4"),
         ] {
             assert_eq!(preset(name).unwrap(), expected, "{name}");
         }
