@@ -100,6 +100,7 @@ impl<'a> Estimator<'a> {
         let reserved = cluster.device.reserved_bytes.value;
         let memory_bytes = (cluster.device.memory_bytes.value - reserved).max(0.0);
         let host_bytes_per_s = rates.host_bytes_per_s;
+        let style = style.in_arithmetic(job.arithmetic);
         Ok(Estimator { work, rates, network, style, job, host_bytes_per_s, memory_bytes })
     }
 
@@ -151,7 +152,7 @@ impl<'a> Estimator<'a> {
             layers: layers.collect(),
             first: lowering.price(&self.work.first, width),
             last,
-            boundary_bytes: tokens * f64::from(width) * 2.0,
+            boundary_bytes: tokens * f64::from(width) * self.job.arithmetic.element_bytes(),
             tied_parameters: tied,
         }
     }

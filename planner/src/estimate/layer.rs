@@ -22,9 +22,6 @@ pub(super) struct Lowering<'a> {
     pub(super) seq: f64,
 }
 
-/// Bytes of an element of an activation.
-const E: f64 = 2.0;
-
 /// How sharply the slower one of host and device decides: they run beside each other, and a queue
 /// between them evens out what one kernel lacks.
 const QUEUE: f64 = 10.0;
@@ -48,6 +45,7 @@ struct Lowered {
     attention_launches: f64,
     working: f64,
     parameters: [f64; 2],
+    tensors: f64,
 }
 
 /// How long a device waits for a host that needs `host_s` to give it the work of a pass.
@@ -76,6 +74,7 @@ impl Lowering<'_> {
             sum.backward_launches += part.backward_launches;
             sum.saved += part.saved;
             sum.saved_attention += part.saved_attention;
+            sum.tensors += part.tensors;
             sum.parameters[0] += part.parameters[0];
             sum.parameters[1] += part.parameters[1];
             working = working.max(part.working);
@@ -109,7 +108,8 @@ impl Lowering<'_> {
             forward_again: forward,
             saved_bytes: sum.saved,
             saved_attention_bytes: sum.saved_attention,
-            input_bytes: self.stream_tokens() * f64::from(width) * E,
+            tensors: sum.tensors,
+            input_bytes: self.stream_tokens() * f64::from(width) * self.e(),
             working_bytes: working,
             parameters: sum.parameters[0],
             expert_parameters: sum.parameters[1],
@@ -129,6 +129,11 @@ impl Lowering<'_> {
 
     fn tp(&self) -> f64 {
         f64::from(self.inside.tp)
+    }
+
+    /// Bytes of an element of an activation.
+    fn e(&self) -> f64 {
+        self.job.arithmetic.element_bytes()
     }
 
     fn tensor_group(&self) -> Group {
@@ -156,13 +161,13 @@ impl Lowering<'_> {
             Item::Loss { vocab } => self.loss(vocab),
             Item::Rows { reads, writes, saves, parameters } => {
                 let tokens = self.stream_tokens();
-                let bytes = tokens * E * f64::from(reads + writes);
+                let bytes = tokens * self.e() * f64::from(reads + writes);
                 Lowered {
                     forward: self.rows(bytes),
                     backward: self.rows(2.0 * bytes),
                     forward_launches: 1.0,
                     backward_launches: 2.0,
-                    saved: tokens * E * f64::from(saves),
+                    saved: tokens * self.e() * f64::from(saves),
                     parameters: [f64::from(parameters), 0.0],
                     ..Lowered::default()
                 }
@@ -175,12 +180,14 @@ impl Lowering<'_> {
         let elements = self.stream_tokens() * f64::from(width);
         let kernels = if self.style.fused_norm { 1.0 } else { 6.0 };
         Lowered {
-            forward: self.rows(elements * 2.0 * E) * kernels,
-            backward: self.rows(elements * 3.0 * E) * kernels + self.rows(elements * 2.0 * E),
+            forward: self.rows(elements * 2.0 * self.e()) * kernels,
+            backward: self.rows(elements * 3.0 * self.e()) * kernels
+                + self.rows(elements * 2.0 * self.e()),
             forward_launches: kernels,
             backward_launches: kernels + 1.0,
-            saved: elements * E,
+            saved: elements * self.e(),
             parameters: [f64::from(parameters), 0.0],
+            tensors: (f64::from(parameters) / f64::from(width.max(1))).ceil(),
             ..Lowered::default()
         }
     }
@@ -199,6 +206,8 @@ impl Lowering<'_> {
         let time = |m, n, k| self.rates.product_s(arithmetic, [m, n, k, 1.0]);
         let products = |seconds| Pass { products_s: seconds, ..Pass::default() };
         let weight_s = time(k, n, tokens) * self.rates.weight_factor;
+        let is_whole = cut == Cut::Rows || cut == Cut::Columns && self.style.keeps_gathered;
+        let input = if is_whole { tokens * k } else { self.stream_tokens() * k };
         let mut lowered = Lowered {
             forward: products(time(tokens, n, k)),
             backward: products(time(tokens, k, n) + weight_s),
@@ -206,11 +215,12 @@ impl Lowering<'_> {
             forward_launches: 1.0,
             backward_launches: 2.0,
             // In one-byte arithmetic the cast input is kept.
-            saved: self.product_input(cut, k) * E.min(arithmetic.operand_bytes()),
+            saved: input * self.e().min(arithmetic.operand_bytes()),
             parameters: [k * n + if bias { n } else { 0.0 }, 0.0],
+            tensors: if bias { 2.0 } else { 1.0 },
             // The input and its cotangent are whole for a while where ranks keep parts.
             working: match cut {
-                Cut::Columns if self.inside.sequence_parallel => 2.0 * tokens * k * E,
+                Cut::Columns if self.inside.sequence_parallel => 2.0 * tokens * k * self.e(),
                 Cut::Columns | Cut::Rows | Cut::Whole => 0.0,
             },
             ..Lowered::default()
@@ -221,19 +231,11 @@ impl Lowering<'_> {
             lowered.backward_launches += 1.0;
         }
         if bias {
-            lowered.backward += self.rows(tokens * n * E);
+            lowered.backward += self.rows(tokens * n * self.e());
             lowered.backward_launches += 1.0;
         }
         self.reduce(&mut lowered, cut, [k_all, n_all], weight_s);
         lowered
-    }
-
-    fn product_input(&self, cut: Cut, k: f64) -> f64 {
-        match cut {
-            Cut::Columns if self.style.keeps_gathered => self.tokens() * k,
-            Cut::Columns | Cut::Whole => self.stream_tokens() * k,
-            Cut::Rows => self.tokens() * k,
-        }
     }
 
     /// The collectives of a product that is cut: `f` and `g` of Shoeybi et al. 2019, or their
@@ -245,8 +247,10 @@ impl Lowering<'_> {
         }
         let visible = 1.0 - self.style.tensor_hidden;
         let tensor = |seconds: f64| Pass { tensor_s: seconds, ..Pass::default() };
-        let gather_s = |width: f64| self.network.gather_s(tokens * width * E, group) * visible;
-        let reduce_s = |width: f64| self.network.all_reduce_s(tokens * width * E, group) * visible;
+        let gather_s =
+            |width: f64| self.network.gather_s(tokens * width * self.e(), group) * visible;
+        let reduce_s =
+            |width: f64| self.network.all_reduce_s(tokens * width * self.e(), group) * visible;
         let gather = |width: f64| tensor(gather_s(width));
         // Beside the gradient of the weight, as far as that is long enough.
         let beside = |seconds: f64, behind_s: f64| {
@@ -283,13 +287,13 @@ impl Lowering<'_> {
         let kv_heads = (f64::from(kv_heads) / self.tp()).ceil();
         let (qk, v) = (f64::from(qk_dim), f64::from(v_dim));
         let tokens = self.tokens();
-        let kept = tokens * (heads * qk + kv_heads * (qk + v)) * E;
+        let kept = tokens * (heads * qk + kv_heads * (qk + v)) * self.e();
         let mut lowered = match self.style.attention {
             AttentionKernel::Separate | AttentionKernel::FusedSoftmax => {
                 self.written_attention(heads, qk, v, causal)
             }
             AttentionKernel::Flash1 | AttentionKernel::Flash2 | AttentionKernel::FlashBest => {
-                self.flash_attention(heads, qk, v, causal)
+                self.flash_attention(heads, [qk, v], kept / self.e(), causal)
             }
         };
         lowered.saved += kept;
@@ -297,7 +301,7 @@ impl Lowering<'_> {
         let group = self.context_group();
         if group.size > 1 {
             // Keys and values of all ranks are gathered; their gradients are reduced.
-            let all = f64::from(self.inside.microbatch) * self.seq * kv_heads * (qk + v) * E;
+            let all = f64::from(self.inside.microbatch) * self.seq * kv_heads * (qk + v) * self.e();
             let context = |seconds| Pass { context_s: seconds, ..Pass::default() };
             lowered.forward += context(self.network.gather_s(all, group));
             lowered.backward += context(2.0 * self.network.gather_s(all, group));
@@ -335,7 +339,7 @@ impl Lowering<'_> {
         let attention = |seconds| Pass { attention_s: seconds, ..Pass::default() };
         let tokens = self.tokens();
         // The result is made contiguous; backward, so are the gradients of queries and the rest.
-        let copies = self.rates.rows_s(tokens * heads * v * 2.0 * E);
+        let copies = self.rates.rows_s(tokens * heads * v * 2.0 * self.e());
         let forward = time(rows, keys, qk) + time(rows, v, keys);
         let backward = time(rows, keys, v) + time(keys, v, rows);
         let backward = backward + time(rows, qk, keys) + time(keys, qk, rows);
@@ -347,24 +351,33 @@ impl Lowering<'_> {
             backward_launches: 6.0 + backward_kernels.len() as f64,
             saved,
             saved_attention: saved,
-            working: scores * 2.0 * E,
+            working: scores * 2.0 * self.e(),
             ..Lowered::default()
         }
     }
 
-    /// Keeps the result's logarithms of sums: 4 bytes a row and head.
-    fn flash_attention(&self, heads: f64, qk: f64, v: f64, causal: bool) -> Lowered {
+    /// Keeps the result's logarithms of sums: 4 bytes a row and head. `elements` are those of
+    /// queries, keys and values.
+    fn flash_attention(
+        &self,
+        heads: f64,
+        [qk, v]: [f64; 2],
+        elements: f64,
+        causal: bool,
+    ) -> Lowered {
         let batch = f64::from(self.inside.microbatch) * heads;
         let (rows, keys) = (self.seq / f64::from(self.inside.cp), self.seq);
         let seen = if causal && self.style.skips_masked { 0.5 } else { 1.0 };
         let flops = 2.0 * batch * rows * keys * (qk + v) * seen;
         let [forward_s, backward_s] = self.rates.flash_s(self.style.attention, flops, keys, qk);
         let attention = |seconds| Pass { attention_s: seconds, ..Pass::default() };
+        let around = self.style.around_attention;
+        let copied = |bytes: f64| self.rates.rows_s(bytes * elements);
         Lowered {
-            forward: attention(forward_s),
-            backward: attention(backward_s),
-            forward_launches: 2.0,
-            backward_launches: 3.0,
+            forward: attention(forward_s + copied(around.forward_bytes)),
+            backward: attention(backward_s + copied(around.backward_bytes)),
+            forward_launches: 2.0 + around.forward_launches,
+            backward_launches: 3.0 + around.backward_launches,
             saved: batch * rows * 4.0,
             ..Lowered::default()
         }
@@ -373,14 +386,14 @@ impl Lowering<'_> {
     /// Keeps its result: what it rotates is part of a larger value, which stays.
     fn rope(&self, width: u32) -> Lowered {
         let elements = self.tokens() * (f64::from(width) / self.tp()).ceil();
-        let bytes = elements * 2.0 * E;
+        let bytes = elements * 2.0 * self.e();
         let kernels = if self.style.fused_rope { 1.0 } else { 5.0 };
         Lowered {
             forward: self.rows(bytes) * kernels,
             backward: self.rows(bytes) * kernels,
             forward_launches: kernels,
             backward_launches: kernels,
-            saved: elements * E,
+            saved: elements * self.e(),
             ..Lowered::default()
         }
     }
@@ -389,13 +402,13 @@ impl Lowering<'_> {
     fn activation(&self, width: u32, gated: bool) -> Lowered {
         let elements = self.tokens() * (f64::from(width) / self.tp()).ceil();
         let inputs = if gated { 2.0 } else { 1.0 };
-        let moved = elements * E * (inputs + 1.0);
-        let back = elements * E * (2.0 * inputs + 1.0);
+        let moved = elements * self.e() * (inputs + 1.0);
+        let back = elements * self.e() * (2.0 * inputs + 1.0);
         let (forward, backward, launches, extra) = if self.style.fused_activation {
             (self.rows(moved), self.rows(back), 1.0, 0.0)
         } else {
             // The function, then the product or the bias, each a kernel; what is between is kept.
-            let one = self.rows(elements * 2.0 * E);
+            let one = self.rows(elements * 2.0 * self.e());
             (one + self.rows(moved), one + self.rows(back), 2.0, 1.0)
         };
         Lowered {
@@ -403,9 +416,9 @@ impl Lowering<'_> {
             backward,
             forward_launches: launches,
             backward_launches: launches + 1.0,
-            saved: elements * E * (inputs + extra),
+            saved: elements * self.e() * (inputs + extra),
             // The cotangents of the result, of what is between, and of the inputs.
-            working: elements * E * (1.0 + extra + inputs),
+            working: elements * self.e() * (1.0 + extra + inputs),
             ..Lowered::default()
         }
     }
@@ -415,11 +428,11 @@ impl Lowering<'_> {
         let elements = self.stream_tokens() * f64::from(width);
         let mask = if self.style.dropout { 1.0 } else { 0.0 };
         let kernels = if self.style.fused_residual { 1.0 } else { 1.0 + mask };
-        let between = (kernels - 1.0) * 2.0 * E;
+        let between = (kernels - 1.0) * 2.0 * self.e();
         Lowered {
-            forward: self.rows(elements * (3.0 * E + mask + between)),
+            forward: self.rows(elements * (3.0 * self.e() + mask + between)),
             // The gradient passes through, and is added to that of the branch.
-            backward: self.rows(elements * (3.0 * E + (2.0 * E + mask) * mask)),
+            backward: self.rows(elements * (3.0 * self.e() + (2.0 * self.e() + mask) * mask)),
             forward_launches: kernels,
             backward_launches: 1.0 + mask,
             saved: elements * mask,
@@ -450,9 +463,9 @@ impl Lowering<'_> {
         let backward = time(per_expert, h, inner) + time(per_expert, f, h);
         let backward = grouped * backward + weight_s;
         let router = self.rates.product_s(arithmetic, [tokens, f64::from(count), h, 1.0]);
-        let act = self.rates.rows_s(routed * (inner + f) * E);
+        let act = self.rates.rows_s(routed * (inner + f) * self.e());
         // Sorted by rank, then by expert, and back.
-        let permute = self.rates.rows_s(routed * h * 2.0 * E) * 4.0;
+        let permute = self.rates.rows_s(routed * h * 2.0 * self.e()) * 4.0;
         let cast = match arithmetic {
             Arithmetic::F8 | Arithmetic::F4 => self.rates.rows_s(routed * (h + f) * 3.0),
             Arithmetic::F32 | Arithmetic::Tf32 | Arithmetic::Half => 0.0,
@@ -465,7 +478,7 @@ impl Lowering<'_> {
         let nodes = self.network.nodes(group);
         let hit = nodes * (1.0 - (1.0 - 1.0 / nodes).powi(top_k as i32));
         let once = if self.style.experts_once { (hit / f64::from(top_k)).min(1.0) } else { 1.0 };
-        let exchange = self.network.exchange_s(routed * h * E, group, once);
+        let exchange = self.network.exchange_s(routed * h * self.e(), group, once);
         let pass = |products: f64, rows: f64, expert: f64| Pass {
             products_s: products,
             rows_s: rows,
@@ -479,9 +492,10 @@ impl Lowering<'_> {
             weight_s,
             forward_launches: 30.0,
             backward_launches: 38.0,
-            saved: routed * E * (h + inner + f) + tokens * h * E,
-            working: routed * h * E,
+            saved: routed * self.e() * (h + inner + f) + tokens * h * self.e(),
+            working: routed * h * self.e(),
             parameters: [h * f64::from(count), expert_parameters],
+            tensors: 1.0 + local * if gated { 3.0 } else { 2.0 },
             ..Lowered::default()
         }
     }
@@ -489,15 +503,15 @@ impl Lowering<'_> {
     fn embedding(&self, vocab: u32, width: u32, positions: u32) -> Lowered {
         let (tokens, width) = (self.tokens(), f64::from(width));
         let rows = (f64::from(vocab) / self.tp()).ceil();
-        let bytes = tokens * width * 2.0 * E;
+        let bytes = tokens * width * 2.0 * self.e();
         let group = self.tensor_group();
         let seconds = if self.inside.sequence_parallel {
-            self.network.gather_s(tokens * width * E, group)
+            self.network.gather_s(tokens * width * self.e(), group)
         } else {
-            self.network.all_reduce_s(tokens * width * E, group)
+            self.network.all_reduce_s(tokens * width * self.e(), group)
         };
         let tensor = Pass { tensor_s: seconds, ..Pass::default() };
-        let gradient = rows * width * (E + self.style.accumulate_bytes);
+        let gradient = rows * width * (self.e() + self.style.accumulate_bytes);
         Lowered {
             forward: self.rows(bytes) * 3.0 + tensor,
             backward: self.rows(bytes) * 3.0 + self.rows(gradient),
@@ -507,6 +521,7 @@ impl Lowering<'_> {
             backward_launches: 12.0,
             saved: tokens * width * if self.style.dropout { 1.0 } else { 0.0 },
             parameters: [rows * width + f64::from(positions) * width, 0.0],
+            tensors: if positions > 0 { 2.0 } else { 1.0 },
             ..Lowered::default()
         }
     }

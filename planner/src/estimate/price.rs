@@ -136,6 +136,8 @@ pub struct LayerPrice {
     pub input_bytes: f64,
     /// Bytes that are needed beside what is kept, at the peak of the layer.
     pub working_bytes: f64,
+    /// Tensors of parameters.
+    pub tensors: f64,
     /// Parameters held by one rank, without those of experts.
     pub parameters: f64,
     /// Parameters of experts held by one rank.

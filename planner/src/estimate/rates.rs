@@ -26,6 +26,14 @@ pub enum Arithmetic {
 }
 
 impl Arithmetic {
+    /// Bytes of an element of weights and activations outside of products.
+    pub fn element_bytes(self) -> f64 {
+        match self {
+            Arithmetic::F32 | Arithmetic::Tf32 => 4.0,
+            Arithmetic::Half | Arithmetic::F8 | Arithmetic::F4 => 2.0,
+        }
+    }
+
     /// Bytes of an element that a product reads.
     pub fn operand_bytes(self) -> f64 {
         match self {
@@ -164,7 +172,8 @@ impl Rates {
             return 0.0;
         }
         let rates = self.product_rates(arithmetic);
-        let moved = batch * (m * k + k * n) * arithmetic.operand_bytes() + batch * m * n * 2.0;
+        let moved = batch * (m * k + k * n) * arithmetic.operand_bytes()
+            + batch * m * n * arithmetic.element_bytes();
         let memory = moved / rates.bytes_per_s;
         // Only tensor cores are loaded in pieces.
         let aligned = if arithmetic == Arithmetic::F32 { 1.0 } else { alignment([m, n, k]) };

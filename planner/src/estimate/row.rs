@@ -96,11 +96,15 @@ impl Question {
 /// Why the row cannot be expressed, in words.
 pub fn read(row: &dyn Columns) -> Result<Question, String> {
     let mut reader = RowReader { row, defaults: Vec::new() };
-    let shape = reader.shape()?;
+    let mut shape = reader.shape()?;
+    let style = reader.style();
+    if let Some(words) = style.vocabulary.filter(|words| *words != shape.vocab) {
+        shape.vocab = words;
+        reader.defaults.push(format!("vocab={words}"));
+    }
     let work = shape
         .workload()
         .map_err(|all| all.into_iter().map(|d| d.headline).collect::<Vec<_>>().join("; "))?;
-    let style = reader.style();
     let ranks = reader.ranks()?;
     let mut cluster = reader.cluster(ranks)?;
     if let Some(outer) = cluster.levels.get_mut(1) {

@@ -152,6 +152,7 @@ struct Stage {
     working: f64,
     parameters: f64,
     expert_parameters: f64,
+    tensors: f64,
 }
 
 impl Stage {
@@ -303,6 +304,9 @@ impl Terms<'_> {
                 Exchange::AtEnd => gather_s,
                 Exchange::Overlapped => hide(gather_s, stage.forward_s * (layers - 1.0) / layers),
             };
+            if c.zero.stage > 0 && self.style.copies_pieces {
+                found.weights_s += self.pieces_s(stage, group);
+            }
         }
         let held = (stage.parameters + stage.expert_parameters) / shard.max(1.0);
         let bytes = held * self.style.update_bytes;
@@ -314,6 +318,17 @@ impl Terms<'_> {
         };
         found.before_s = before_s;
         found
+    }
+
+    /// Joins the pieces of all tensors for each rank, and copies what was gathered back, piece by
+    /// piece: as many launches as tensors times ranks, and three passes over the weights.
+    fn pieces_s(&self, stage: &Stage, group: Group) -> f64 {
+        if group.size <= 1 {
+            return 0.0;
+        }
+        let bytes = stage.parameters * self.style.weight_bytes * 2.0 * 3.0;
+        let launches = stage.tensors * group.size as f64;
+        self.rates.rows_s(bytes).max(launches * PIECE_S)
     }
 
     /// Collectives of at most a bucket each, one after another.
@@ -410,6 +425,10 @@ impl Terms<'_> {
 /// Bytes per second that one device's share of a host's cores updates parameters with. Source: Ren
 /// et al. 2021, a fused update on the host reaches half of a socket's bandwidth; eight share two.
 const HOST_MEMORY_BYTES_PER_S: f64 = 25e9;
+
+/// Seconds of the host to copy one piece of a tensor: a launch without module or gradient. Chosen:
+/// half of an operation that has them.
+const PIECE_S: f64 = 5e-6;
 
 /// Bytes per second of one device's share of the node's disks. Chosen: one NVMe disk of 2021.
 const DISK_BYTES_PER_S: f64 = 3e9;
@@ -558,4 +577,5 @@ fn add(stage: &mut Stage, c: &Configuration, price: &LayerPrice, count: f64, who
     stage.working = stage.working.max(working);
     stage.parameters += price.parameters * count;
     stage.expert_parameters += price.expert_parameters * count;
+    stage.tensors += price.tensors * count;
 }

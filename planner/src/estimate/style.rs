@@ -10,6 +10,8 @@ pub use releases::{DEFAULT, OURS, STYLES, of_framework};
 
 use serde::Serialize;
 
+use super::rates::Arithmetic;
+
 /// How the inside of attention is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -52,6 +54,20 @@ pub struct Host {
     pub polling_share: f64,
 }
 
+/// What a release launches around fused attention: copies that lay queries, keys and values out,
+/// and small kernels that describe them.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct AroundAttention {
+    /// Launches of the forward pass.
+    pub forward_launches: f64,
+    /// Launches of the backward pass.
+    pub backward_launches: f64,
+    /// Bytes that copies move forward, for each element of queries, keys and values.
+    pub forward_bytes: f64,
+    /// Bytes that copies move backward, for each of them.
+    pub backward_bytes: f64,
+}
+
 /// How a framework executes a step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Style {
@@ -61,6 +77,10 @@ pub struct Style {
     pub attention: AttentionKernel,
     /// Whether causal attention skips what is masked.
     pub skips_masked: bool,
+    /// What is launched around fused attention.
+    pub around_attention: AroundAttention,
+    /// Words of the vocabulary, where the release's runs fix it.
+    pub vocabulary: Option<u32>,
     /// Whether a normalisation is one kernel.
     pub fused_norm: bool,
     /// Whether bias and activation are one kernel.
@@ -93,6 +113,9 @@ pub struct Style {
     pub bucket_bytes: f64,
     /// Collectives that the weights of a layer are gathered in, where they are sharded.
     pub pieces_per_layer: f64,
+    /// Whether collectives of sharded state take lists of tensors, of which each rank's piece is
+    /// copied by itself.
+    pub copies_pieces: bool,
     /// Bytes per parameter that adding a micro-batch's gradients reads and writes.
     pub accumulate_bytes: f64,
     /// Bytes of optimizer state of a parameter, master weight included.
@@ -132,4 +155,28 @@ pub struct Style {
     pub reserve_bytes: f64,
     /// Where the facts are from.
     pub source: &'static str,
+}
+
+/// Bytes of the two moments of a parameter.
+const MOMENTS_BYTES: f64 = 8.0;
+/// Bytes that an update in single precision moves: weight, gradient and moments are read, all but
+/// the gradient written.
+const SINGLE_UPDATE_BYTES: f64 = 28.0;
+
+impl Style {
+    /// The same release in another arithmetic: in single precision weights and gradients have four
+    /// bytes, and there is no second copy of them.
+    pub(super) fn in_arithmetic(self, arithmetic: Arithmetic) -> Style {
+        match arithmetic {
+            Arithmetic::Half | Arithmetic::F8 | Arithmetic::F4 => self,
+            Arithmetic::F32 | Arithmetic::Tf32 => Style {
+                weight_bytes: 4.0,
+                gradient_bytes: 4.0,
+                exchange_bytes: 4.0,
+                state_bytes: MOMENTS_BYTES,
+                update_bytes: SINGLE_UPDATE_BYTES,
+                ..self
+            },
+        }
+    }
 }

@@ -211,6 +211,47 @@ fn published_runs_are_predicted() {
     }
 }
 
+/// In single precision a weight, a gradient and an activation have four bytes, and nothing is held
+/// twice: 16 bytes a parameter with AdamW.
+#[test]
+fn single_precision_is_held_once() {
+    let cluster = Cluster::load_on("a100", &machine()).unwrap();
+    let work = gpt3();
+    let memory = |arithmetic| {
+        let job = Job { global_batch: 64, arithmetic };
+        let estimator = Estimator::new(&work, &cluster, style::OURS, job).unwrap();
+        let text = "tp=8 pp=8 dp=1 mbs=1 recompute=none";
+        estimator.estimate(&text.parse().unwrap()).unwrap().memory
+    };
+    let (half, single) = (memory(Arithmetic::Half), memory(Arithmetic::F32));
+    let parameters = half.weights_bytes / 2.0;
+    assert_eq!(single.weights_bytes, 4.0 * parameters);
+    assert_eq!(single.gradients_bytes, 4.0 * parameters);
+    assert_eq!(single.optimizer_bytes, 8.0 * parameters);
+    let grown = single.activations_bytes / half.activations_bytes;
+    assert!((1.95..=2.0).contains(&grown), "{grown} times the activations");
+}
+
+/// Where ranks copy each piece of what they gather, sharding the optimizer costs the more the more
+/// ranks share it.
+#[test]
+fn copied_pieces_take_time() {
+    let cluster = Cluster::load_on("h100", &machine()).unwrap();
+    let work = gpt3();
+    let job = Job { global_batch: 1024, arithmetic: Arithmetic::Half };
+    let weights = |copies_pieces, dp: u32| {
+        let nanotron = style::of_framework("nanotron").unwrap();
+        let style = Style { copies_pieces, ..nanotron };
+        let estimator = Estimator::new(&work, &cluster, style, job).unwrap();
+        let text = format!("tp=8 pp=1 dp={dp} mbs=1 sp zero=1 recompute=none");
+        estimator.estimate(&text.parse().unwrap()).unwrap().breakdown.weights_s
+    };
+    // 96 layers of 12 tensors, two embeddings and a norm of two: 5 us a piece.
+    let more = weights(true, 256) - weights(false, 256);
+    assert!((more / (256.0 * 1157.0 * 5e-6) - 1.0).abs() < 0.01, "{more}");
+    assert_eq!(weights(true, 1), weights(false, 1));
+}
+
 /// A row may leave out what its model's name or size says, and write words as it likes.
 #[test]
 fn rows_may_say_little() {

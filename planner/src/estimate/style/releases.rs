@@ -1,6 +1,6 @@
 //! The releases whose runs can be predicted.
 
-use super::{AttentionKernel, Exchange, Host, Style};
+use super::{AroundAttention, AttentionKernel, Exchange, Host, Style};
 
 /// An eager release of PyTorch under Python on a server core: 10 µs for an operation with its
 /// dispatch, autograd node and share of the interpreter, forward, and 9 µs backward. Five
@@ -23,6 +23,14 @@ const NO_HOST: Host = Host {
     polling_share: 0.0,
 };
 
+/// Attention kernels that read the product's result where it lies.
+const NOTHING: AroundAttention = AroundAttention {
+    forward_launches: 0.0,
+    backward_launches: 0.0,
+    forward_bytes: 0.0,
+    backward_bytes: 0.0,
+};
+
 /// One collective for all gradients of a stage.
 const WHOLE: f64 = f64::INFINITY;
 
@@ -31,6 +39,8 @@ pub const OURS: Style = Style {
     name: "ours",
     attention: AttentionKernel::FlashBest,
     skips_masked: true,
+    around_attention: NOTHING,
+    vocabulary: None,
     fused_norm: true,
     fused_activation: true,
     fused_residual: true,
@@ -47,6 +57,7 @@ pub const OURS: Style = Style {
     exchange_bytes: 4.0,
     bucket_bytes: WHOLE,
     pieces_per_layer: 1.0,
+    copies_pieces: false,
     accumulate_bytes: 8.0,
     state_bytes: 12.0,
     update_bytes: 30.0,
@@ -73,6 +84,8 @@ const MEGATRON_2020: Style = Style {
     name: "megatron-2020",
     attention: AttentionKernel::Separate,
     skips_masked: false,
+    around_attention: NOTHING,
+    vocabulary: None,
     fused_norm: true,
     fused_activation: true,
     fused_residual: true,
@@ -89,6 +102,7 @@ const MEGATRON_2020: Style = Style {
     exchange_bytes: 2.0,
     bucket_bytes: WHOLE,
     pieces_per_layer: 1.0,
+    copies_pieces: false,
     accumulate_bytes: 6.0,
     state_bytes: 16.0,
     update_bytes: 48.0,
@@ -191,6 +205,9 @@ const LLM_FOUNDRY: Style = Style {
     name: "llm-foundry",
     attention: AttentionKernel::Flash1,
     skips_masked: true,
+    // Gradients of queries, keys and values are joined.
+    around_attention: AroundAttention { backward_launches: 1.0, backward_bytes: 4.0, ..NOTHING },
+    vocabulary: None,
     fused_norm: true,
     fused_activation: true,
     fused_residual: false,
@@ -207,6 +224,7 @@ const LLM_FOUNDRY: Style = Style {
     exchange_bytes: 2.0,
     bucket_bytes: WHOLE,
     pieces_per_layer: 1.0,
+    copies_pieces: false,
     accumulate_bytes: 0.0,
     // The sharded master weights are the only ones that stay: 2 of their 4 bytes count as weights.
     state_bytes: 10.0,
@@ -270,6 +288,16 @@ const NANOTRON: Style = Style {
     name: "nanotron",
     attention: AttentionKernel::Flash2,
     skips_masked: true,
+    // `CausalSelfAttention`, `CoreAttention`: queries, keys and values are laid out by sequence,
+    // keys and values joined, and laid out again: 4 bytes for 7 of 3 elements; six kernels sum up
+    // masks; keys rotate apart from queries. Backward: joined twice, and made contiguous.
+    around_attention: AroundAttention {
+        forward_launches: 10.0,
+        backward_launches: 4.0,
+        forward_bytes: 9.3,
+        backward_bytes: 10.7,
+    },
+    vocabulary: None,
     fused_norm: true,
     fused_activation: false,
     fused_residual: false,
@@ -290,6 +318,8 @@ const NANOTRON: Style = Style {
     // Chosen: the size that the collectives of its cluster were timed with.
     bucket_bytes: 256e6,
     pieces_per_layer: 1.0,
+    // `reduce_scatter_coalesced`, `all_gather_coalesced`.
+    copies_pieces: true,
     accumulate_bytes: 10.0,
     state_bytes: 12.0,
     update_bytes: 40.0,
@@ -314,6 +344,13 @@ const NANOTRON: Style = Style {
 /// Megatron-LM with DeepSpeed as Bang et al. 2024 ran it.
 const VTRAIN: Style = Style {
     name: "vtrain",
+    // `vTrainConfig`: nothing sets the vocabulary of GPT-2, and nothing pads it.
+    vocabulary: Some(50_257),
+    // `Trainer`: cross entropy of half-precision logits. Read twice and written; the gradient of
+    // the chosen ones written, read with the result, and written.
+    loss_bytes: [6.0, 10.0],
+    loss_saved_bytes: 2.0,
+    loss_working_bytes: 4.0,
     source: "github.com/VIA-Research/vTrain: validation configurations",
     ..MEGATRON_2021
 };
