@@ -6,16 +6,26 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::{Add, Mul};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// An integer polynomial: a sum of products of symbols, each with a coefficient.
+/// Products of symbols with their coefficients: sorted lists of symbols, none empty; no coefficient
+/// is zero.
+type Terms = BTreeMap<Vec<String>, i64>;
+
+/// An integer polynomial: a constant, and a sum of products of symbols, each with a coefficient.
 ///
-/// The map's keys are sorted lists of symbols; the empty list is the constant. No coefficient is
-/// zero, so that equality of maps is equality of polynomials. Coefficients saturate at the range of
-/// `i64`, beyond every size that a machine can hold.
+/// Every polynomial has one form, so that equality of forms is equality of polynomials.
+/// Coefficients saturate at the range of `i64`, beyond every size that a machine can hold. Nearly
+/// all dims are constants; those hold nothing on the heap, and copies of the others share it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, Default)]
-pub struct Dim(BTreeMap<Vec<String>, i64>);
+#[serde(from = "Vec<(Vec<String>, i64)>", into = "Vec<(Vec<String>, i64)>")]
+pub struct Dim {
+    constant: i64,
+    /// None without symbols.
+    terms: Option<Arc<Terms>>,
+}
 
 /// What the symbols of a module are bound to.
 pub type Bindings = BTreeMap<String, i64>;
@@ -26,50 +36,56 @@ impl Dim {
 
     /// A constant size.
     pub fn constant(size: i64) -> Dim {
-        let mut terms = BTreeMap::new();
-        if size != 0 {
-            terms.insert(Vec::new(), size);
-        }
-        Dim(terms)
+        Dim { constant: size, terms: None }
     }
 
     /// A symbolic size.
     pub fn symbol(name: impl Into<String>) -> Dim {
-        Dim(BTreeMap::from([(vec![name.into()], 1)]))
+        Dim::of(0, BTreeMap::from([(vec![name.into()], 1)]))
+    }
+
+    fn of(constant: i64, terms: Terms) -> Dim {
+        Dim { constant, terms: (!terms.is_empty()).then(|| Arc::new(terms)) }
     }
 
     /// The size, when it is a constant.
     pub fn as_constant(&self) -> Option<i64> {
-        match self.0.len() {
-            0 => Some(0),
-            1 => self.0.get(&Vec::new()).copied(),
-            _ => None,
-        }
+        self.terms.is_none().then_some(self.constant)
+    }
+
+    /// The products of symbols, in order, with their coefficients.
+    fn terms(&self) -> impl Iterator<Item = (&Vec<String>, i64)> {
+        self.terms.iter().flat_map(|terms| terms.iter()).map(|(symbols, c)| (symbols, *c))
+    }
+
+    /// All coefficients that are not zero, the constant first.
+    fn coefficients(&self) -> impl Iterator<Item = i64> {
+        let constant = (self.constant != 0).then_some(self.constant);
+        constant.into_iter().chain(self.terms().map(|(_, coefficient)| coefficient))
     }
 
     /// Whether it can be the size of a dim: not a negative constant, and no coefficient so large
     /// that a text would not keep it.
     pub fn is_size(&self) -> bool {
         let negative = self.as_constant().is_some_and(|size| size < 0);
-        !negative && self.0.values().all(|c| c.unsigned_abs() < 1 << 53)
+        !negative && self.coefficients().all(|c| c.unsigned_abs() < 1 << 53)
     }
 
     /// Whether the symbol `name` occurs.
     pub fn mentions(&self, name: &str) -> bool {
-        self.0.keys().any(|symbols| symbols.iter().any(|s| s == name))
+        self.symbols().any(|symbol| symbol == name)
     }
 
     /// The symbols that occur, in order.
     pub fn symbols(&self) -> impl Iterator<Item = &str> {
-        self.0.keys().flatten().map(String::as_str)
+        self.terms().flat_map(|(symbols, _)| symbols).map(String::as_str)
     }
 
     /// The polynomial with every bound symbol replaced by its value.
     #[must_use]
     pub fn bind(&self, bindings: &Bindings) -> Dim {
-        let mut result = Dim::default();
-        for (symbols, coefficient) in &self.0 {
-            let mut coefficient = *coefficient;
+        let mut sum = Sum::from(self.constant);
+        for (symbols, mut coefficient) in self.terms() {
             let mut left = Vec::new();
             for symbol in symbols {
                 match bindings.get(symbol) {
@@ -77,17 +93,17 @@ impl Dim {
                     None => left.push(symbol.clone()),
                 }
             }
-            result.add_term(left, coefficient);
+            sum.add(left, coefficient);
         }
-        result
+        sum.into_dim()
     }
 
     /// The polynomial with every symbol replaced by a polynomial where `values` names one.
     #[must_use]
     pub fn substitute(&self, values: &BTreeMap<String, Dim>) -> Dim {
-        let mut result = Dim::default();
-        for (symbols, coefficient) in &self.0 {
-            let mut product = Dim::constant(*coefficient);
+        let mut result = Dim::constant(self.constant);
+        for (symbols, coefficient) in self.terms() {
+            let mut product = Dim::constant(coefficient);
             for symbol in symbols {
                 let factor = values.get(symbol).cloned().unwrap_or_else(|| Dim::symbol(symbol));
                 product = &product * &factor;
@@ -99,25 +115,65 @@ impl Dim {
 
     /// The quotient, when every coefficient is divisible by the constant `divisor`.
     pub fn divide(&self, divisor: i64) -> Option<Dim> {
-        if divisor == 0 || self.0.values().any(|c| c % divisor != 0) {
+        if divisor == 0 || self.coefficients().any(|c| c % divisor != 0) {
             return None;
         }
-        Some(Dim(self.0.iter().map(|(s, c)| (s.clone(), c / divisor)).collect()))
+        let terms = self.terms().map(|(symbols, c)| (symbols.clone(), c / divisor)).collect();
+        Some(Dim::of(self.constant / divisor, terms))
     }
 
     /// How many times `other` it is, when that is a whole number above zero.
     pub fn ratio(&self, other: &Dim) -> Option<i64> {
-        let (own, theirs) = (self.0.values().next()?, other.0.values().next()?);
-        let ratio = own.checked_div(*theirs)?;
+        let (own, theirs) = (self.coefficients().next()?, other.coefficients().next()?);
+        let ratio = own.checked_div(theirs)?;
         (ratio > 0 && *self == other * &Dim::constant(ratio)).then_some(ratio)
     }
+}
 
-    fn add_term(&mut self, symbols: Vec<String>, coefficient: i64) {
-        let entry = self.0.entry(symbols.clone()).or_insert(0);
-        *entry = entry.saturating_add(coefficient);
-        if *entry == 0 {
-            self.0.remove(&symbols);
+/// A polynomial that is being added up.
+#[derive(Default)]
+struct Sum {
+    constant: i64,
+    terms: Terms,
+}
+
+impl From<i64> for Sum {
+    fn from(constant: i64) -> Sum {
+        Sum { constant, terms: Terms::new() }
+    }
+}
+
+impl Sum {
+    fn add(&mut self, symbols: Vec<String>, coefficient: i64) {
+        if symbols.is_empty() {
+            self.constant = self.constant.saturating_add(coefficient);
+            return;
         }
+        let entry = self.terms.entry(symbols).or_insert(0);
+        *entry = entry.saturating_add(coefficient);
+    }
+
+    fn into_dim(mut self) -> Dim {
+        self.terms.retain(|_, coefficient| *coefficient != 0);
+        Dim::of(self.constant, self.terms)
+    }
+}
+
+impl From<Vec<(Vec<String>, i64)>> for Dim {
+    fn from(terms: Vec<(Vec<String>, i64)>) -> Dim {
+        let mut sum = Sum::default();
+        for (mut symbols, coefficient) in terms {
+            symbols.sort();
+            sum.add(symbols, coefficient);
+        }
+        sum.into_dim()
+    }
+}
+
+impl From<Dim> for Vec<(Vec<String>, i64)> {
+    fn from(dim: Dim) -> Vec<(Vec<String>, i64)> {
+        let constant = (dim.constant != 0).then(|| (Vec::new(), dim.constant));
+        constant.into_iter().chain(dim.terms().map(|(s, c)| (s.clone(), c))).collect()
     }
 }
 
@@ -131,11 +187,14 @@ impl Add for &Dim {
     type Output = Dim;
 
     fn add(self, other: &Dim) -> Dim {
-        let mut result = self.clone();
-        for (symbols, coefficient) in &other.0 {
-            result.add_term(symbols.clone(), *coefficient);
+        if let (Some(x), Some(y)) = (self.as_constant(), other.as_constant()) {
+            return Dim::constant(x.saturating_add(y));
         }
-        result
+        let mut sum = Sum::from(self.constant.saturating_add(other.constant));
+        for (symbols, coefficient) in self.terms().chain(other.terms()) {
+            sum.add(symbols.clone(), coefficient);
+        }
+        sum.into_dim()
     }
 }
 
@@ -143,38 +202,46 @@ impl Mul for &Dim {
     type Output = Dim;
 
     fn mul(self, other: &Dim) -> Dim {
-        let mut result = Dim::default();
-        for (a, x) in &self.0 {
-            for (b, y) in &other.0 {
+        let mut sum = Sum::from(self.constant.saturating_mul(other.constant));
+        for (symbols, x) in self.terms().filter(|_| other.constant != 0) {
+            sum.add(symbols.clone(), x.saturating_mul(other.constant));
+        }
+        for (symbols, y) in other.terms().filter(|_| self.constant != 0) {
+            sum.add(symbols.clone(), y.saturating_mul(self.constant));
+        }
+        for (a, x) in self.terms() {
+            for (b, y) in other.terms() {
                 let mut symbols: Vec<String> = a.iter().chain(b).cloned().collect();
                 symbols.sort();
-                result.add_term(symbols, x.saturating_mul(*y));
+                sum.add(symbols, x.saturating_mul(y));
             }
         }
-        result
+        sum.into_dim()
     }
 }
 
 impl fmt::Display for Dim {
     /// Prints `2*B*S+B+3`: terms of more symbols first, the constant last.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() {
-            return f.write_str("0");
+        if let Some(constant) = self.as_constant() {
+            return write!(f, "{constant}");
         }
-        let mut terms: Vec<_> = self.0.iter().collect();
+        let mut terms: Vec<_> = self.terms().collect();
         terms.sort_by(|a, b| b.0.len().cmp(&a.0.len()).then(a.0.cmp(b.0)));
         for (at, (symbols, coefficient)) in terms.into_iter().enumerate() {
-            if at > 0 && *coefficient > 0 {
+            if at > 0 && coefficient > 0 {
                 f.write_str("+")?;
             }
-            match (symbols.is_empty(), *coefficient) {
-                (true, c) => write!(f, "{c}")?,
-                (false, 1) => f.write_str(&symbols.join("*"))?,
-                (false, -1) => write!(f, "-{}", symbols.join("*"))?,
-                (false, c) => write!(f, "{c}*{}", symbols.join("*"))?,
+            match coefficient {
+                1 => f.write_str(&symbols.join("*"))?,
+                -1 => write!(f, "-{}", symbols.join("*"))?,
+                c => write!(f, "{c}*{}", symbols.join("*"))?,
             }
         }
-        Ok(())
+        match self.constant {
+            0 => Ok(()),
+            constant => write!(f, "{constant:+}"),
+        }
     }
 }
 
