@@ -379,3 +379,43 @@ fn set_accumulate(output: &mut Output, add: bool) {
         | Output::TotalSum { accumulate, .. } => *accumulate = add,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ir::DType;
+    use ir::build::Builder;
+
+    use super::*;
+
+    /// For the launches of `g = x y, h = g y`: whether each adds to what its output holds.
+    fn adding(accumulate: &[bool]) -> Vec<bool> {
+        let mut module = Module::default();
+        let mut b = Builder::new(&mut module, "f", Kind::Layer);
+        let [x, y] = ["x", "y"].map(|name| b.param(name, TensorType::of(DType::F32, &[8, 8])));
+        let g = b.contract("g", "ij,jk->ik", x, y);
+        let h = b.contract("h", "ij,jk->ik", g, y);
+        let function = b.into_function(&[g, h]);
+        let mut table = KernelTable::default();
+        let routine = lower_routine(&function, &Module::default(), accumulate, &[], &mut table);
+        let adds = |instruction: &Instruction| {
+            let Instruction::Launch { kernel, .. } = instruction else {
+                panic!("one rank exchanges nothing");
+            };
+            let kernel = &table.kernels[*kernel];
+            if let Kernel::Product(product) = kernel {
+                return product.accumulate;
+            }
+            let Kernel::Rows(rows) = kernel else { panic!("{kernel} is no copy") };
+            matches!(rows.outputs[..], [Output::Store { accumulate: true, .. }])
+        };
+        routine.expect("it is lowered").instructions.iter().map(adds).collect()
+    }
+
+    /// Who reads a result wants what was computed now, not what its slot held before.
+    #[test]
+    fn a_result_that_is_read_is_added_after_it_was() {
+        assert_eq!(adding(&[false, false]), [false, false]);
+        assert_eq!(adding(&[false, true]), [false, true]);
+        assert_eq!(adding(&[true, false]), [false, false, true]);
+    }
+}
