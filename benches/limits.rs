@@ -114,7 +114,7 @@ fn kernels_of_a_step(cpu: &Cpu, seq: usize, copying: f64) {
     let mut fused = Vec::new();
     for &kernel in launches.keys() {
         let kernel = &compiled.kernels[kernel];
-        if matches!(kernel, Kernel::Product(_)) {
+        if matches!(kernel, Kernel::Product(_) | Kernel::Products(_)) {
             products.push((kernel, seconds(cpu, kernel)));
         } else if matches!(kernel, Kernel::Rows(_)) {
             fused.push((kernel, seconds(cpu, kernel)));

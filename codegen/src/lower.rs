@@ -1,19 +1,21 @@
 //! Lowering: fused local function → routine: launches, collectives, and where locals lie.
 
 mod expand;
+mod group;
 
 use std::collections::BTreeMap;
 
 use ir::op::Collective;
 use ir::program::{Exchange, Group, Instruction, LocalBuffer, Ref, Routine};
 use ir::{Axis, Function, Kind, Module, Node, Op, TensorType, ValueId};
-use kernels::Kernel;
 use kernels::kernel::Line;
 use kernels::rows::{Access, Instr, Output, RowInput, Rows};
+use kernels::{Kernel, ProductPart, Products};
 
 use crate::arena::{Lifetime, pack};
 use crate::catalogue;
 use crate::tile::lower_kernel;
+use group::{Turn, turns};
 
 /// The kernels of an artefact, each once.
 #[derive(Clone, Debug, Default)]
@@ -61,8 +63,13 @@ pub fn lower_routine(
     lower.assign_slots(accumulate);
     // All that has no kernel is said at once, with the nodes that each sentence is about.
     let mut wrong: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for node in &function.nodes {
-        if let Err(why) = lower.node(node) {
+    for (node, turn) in function.nodes.iter().zip(turns(function)) {
+        let done = match turn {
+            Turn::Alone => lower.node(node),
+            Turn::Together(members) => lower.products(&members),
+            Turn::Done => Ok(()),
+        };
+        if let Err(why) = done {
             let name = &function.value(node.results[0]).name;
             wrong.entry(why).or_default().push(format!("`%{name}`"));
         }
@@ -212,6 +219,32 @@ impl<'a> Lower<'a> {
         let inputs = node.operands.iter().map(|o| self.home(*o)).collect();
         let outputs = node.results.iter().map(|r| self.home(*r)).collect();
         self.launch(kernel, inputs, outputs);
+    }
+
+    /// Several products in one launch.
+    fn products(&mut self, members: &[usize]) -> Result<(), String> {
+        let function = self.function;
+        let (mut inputs, mut outputs, mut parts) = (Vec::new(), Vec::new(), Vec::new());
+        for node in members.iter().map(|at| &function.nodes[*at]) {
+            let types: Vec<&TensorType> = node.operands.iter().map(|o| self.ty(*o)).collect();
+            let (result, add) = (node.result(), self.adds[node.result().index()]);
+            let kernel = catalogue::kernel_of_op(&node.op, &types, self.ty(result), add)?;
+            let Kernel::Product(product) = kernel else {
+                return Err("a contraction is no product".to_owned());
+            };
+            let operand = |value: ValueId| {
+                let at = self.home(value);
+                inputs.iter().position(|input| *input == at).unwrap_or_else(|| {
+                    inputs.push(at);
+                    inputs.len() - 1
+                })
+            };
+            let [a, b] = [node.operands[0], node.operands[1]].map(operand);
+            parts.push(ProductPart { a, b, product });
+            outputs.push(self.home(result));
+        }
+        self.launch(Kernel::Products(Products { parts }), inputs, outputs);
+        Ok(())
     }
 
     /// Writes a window of a value: in place, or into a copy of it.

@@ -3,7 +3,7 @@
 use ir::DType;
 
 use crate::kernel::{
-    Attention, Copy, Gather, Kernel, Line, Lines, Positions, Product, Rope, Window,
+    Attention, Copy, Gather, Kernel, Line, Lines, Positions, Product, Products, Rope, Window,
 };
 use crate::rows::{Output, Rows};
 
@@ -39,6 +39,7 @@ impl Kernel {
             Kernel::Place(w) => vec![window(w, w.len), POSITION],
             Kernel::Take(w) => vec![window(w, w.capacity), POSITION],
             Kernel::Fill(_) => Vec::new(),
+            Kernel::Products(p) => products_inputs(p),
         }
     }
 
@@ -58,6 +59,9 @@ impl Kernel {
             Kernel::Place(w) => vec![window(w, w.capacity)],
             Kernel::Take(w) => vec![window(w, w.len)],
             Kernel::Fill(f) => vec![Argument { dtype: f.dtype, len: f.len }],
+            Kernel::Products(p) => {
+                p.parts.iter().map(|part| product_output(&part.product)).collect()
+            }
         }
     }
 }
@@ -88,6 +92,19 @@ fn product_inputs(p: &Product) -> Vec<Argument> {
     let b =
         batch_b.chain(p.n.iter().map(|l| (l.size, l.b))).chain(p.k.iter().map(|l| (l.size, l.b)));
     vec![Argument { dtype: p.dtype, len: extent(a) }, Argument { dtype: p.dtype, len: extent(b) }]
+}
+
+/// Each operand is as long as the product that reaches furthest in it wants.
+fn products_inputs(p: &Products) -> Vec<Argument> {
+    let mut inputs = vec![Argument { dtype: p.dtype(), len: 0 }; p.operand_count()];
+    for part in &p.parts {
+        for (at, wanted) in [part.a, part.b].into_iter().zip(product_inputs(&part.product)) {
+            if let Some(input) = inputs.get_mut(at) {
+                input.len = input.len.max(wanted.len);
+            }
+        }
+    }
+    inputs
 }
 
 fn product_output(p: &Product) -> Argument {

@@ -42,6 +42,8 @@ pub enum Kernel {
     Take(Window),
     /// `-> y`: constant.
     Fill(Fill),
+    /// `operands -> results`: products of which none reads another's result.
+    Products(Products),
 }
 
 /// A loop over a factor of both operands and the result.
@@ -140,6 +142,39 @@ impl Product {
             self.n.iter().map(|l| l.size).product(),
             self.k.iter().map(|l| l.size).product(),
         ]
+    }
+}
+
+/// Products in one launch. An operand that several of them read is passed once.
+///
+/// The bits of each result are those of its product alone.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Products {
+    /// The products, one result each, in order; there is at least one. They are of one type.
+    pub parts: Vec<ProductPart>,
+}
+
+/// One of several products.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ProductPart {
+    /// The number of the operand that is `a`.
+    pub a: usize,
+    /// The number of the operand that is `b`.
+    pub b: usize,
+    /// What is computed of them.
+    pub product: Product,
+}
+
+impl Products {
+    /// How many operands there are: each number below is one of a part.
+    pub fn operand_count(&self) -> usize {
+        let last = self.parts.iter().flat_map(|part| [part.a, part.b]).max();
+        last.map_or(0, |last| last.saturating_add(1).min(2 * self.parts.len()))
+    }
+
+    /// The type of all operands and results.
+    pub fn dtype(&self) -> DType {
+        self.parts.first().map_or(DType::F32, |part| part.product.dtype)
     }
 }
 
@@ -448,6 +483,13 @@ impl fmt::Display for Kernel {
             Kernel::Place(w) => display_window(f, "place", w),
             Kernel::Take(w) => display_window(f, "take", w),
             Kernel::Fill(x) => write!(f, "fill {} {} with {}", x.len, x.dtype, x.value),
+            Kernel::Products(p) => {
+                for (at, part) in p.parts.iter().enumerate() {
+                    f.write_str(if at == 0 { "" } else { " and " })?;
+                    display_product(f, &part.product)?;
+                }
+                Ok(())
+            }
         }
     }
 }

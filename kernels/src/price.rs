@@ -1,6 +1,8 @@
 //! What a kernel costs: operations, bytes that must move, and scratch memory.
 
-use crate::kernel::{Attention, Copy, Fill, Gather, Kernel, Line, Lines, Product, Rope, Window};
+use crate::kernel::{
+    Attention, Copy, Fill, Gather, Kernel, Line, Lines, Product, Products, Rope, Window,
+};
 use crate::rows::{Access, BinaryOp, Instr, Output, Rows, UnaryOp};
 use crate::units::{Bytes, Flops};
 
@@ -21,6 +23,9 @@ const TRANSCENDENTAL: u64 = 10;
 pub fn flops(kernel: &Kernel) -> Flops {
     match kernel {
         Kernel::Product(p) => product_flops(p),
+        Kernel::Products(p) => {
+            Flops(p.parts.iter().map(|part| product_flops(&part.product).0).sum())
+        }
         Kernel::Rows(r) => rows_flops(r),
         Kernel::Attention(a) => attention_flops(a, 4),
         Kernel::AttentionBwd(a) => attention_flops(a, 10),
@@ -43,6 +48,7 @@ pub fn flops(kernel: &Kernel) -> Flops {
 pub fn bytes(kernel: &Kernel) -> Bytes {
     match kernel {
         Kernel::Product(p) => product_bytes(p),
+        Kernel::Products(p) => products_bytes(p),
         Kernel::Rows(r) => rows_bytes(r),
         Kernel::Attention(a) => attention_bytes(a),
         Kernel::AttentionBwd(a) => attention_bwd_bytes(a),
@@ -70,7 +76,8 @@ fn distinct(loops: impl Iterator<Item = (usize, usize)>) -> u64 {
     loops.map(|(size, stride)| if stride == 0 { size.min(1) } else { size } as u64).product()
 }
 
-fn product_bytes(p: &Product) -> Bytes {
+/// Elements that a product reads of `a` and of `b`, and that it moves of `c`.
+fn product_elements(p: &Product) -> [u64; 3] {
     let a = distinct(p.batch.iter().map(|l| (l.size, l.a)))
         * distinct(p.m.iter().map(|l| (l.size, l.a)))
         * distinct(p.k.iter().map(|l| (l.size, l.a)));
@@ -78,8 +85,27 @@ fn product_bytes(p: &Product) -> Bytes {
         * distinct(p.n.iter().map(|l| (l.size, l.b)))
         * distinct(p.k.iter().map(|l| (l.size, l.b)));
     let [batch, m, n, _] = p.sizes().map(|s| s as u64);
-    let c = batch * m * n * if p.accumulate { 2 } else { 1 };
-    Bytes((a + b + c) * p.dtype.size())
+    [a, b, batch * m * n * if p.accumulate { 2 } else { 1 }]
+}
+
+fn product_bytes(p: &Product) -> Bytes {
+    Bytes(product_elements(p).iter().sum::<u64>() * p.dtype.size())
+}
+
+/// An operand of several products is read once: as much of it as the one that reads most does.
+fn products_bytes(p: &Products) -> Bytes {
+    let mut read = vec![0; p.operand_count()];
+    let mut written = 0;
+    for part in &p.parts {
+        let [a, b, c] = product_elements(&part.product);
+        for (at, elements) in [(part.a, a), (part.b, b)] {
+            if let Some(most) = read.get_mut(at) {
+                *most = elements.max(*most);
+            }
+        }
+        written += c;
+    }
+    Bytes((read.iter().sum::<u64>() + written) * p.dtype().size())
 }
 
 fn unary_flops(op: UnaryOp) -> u64 {

@@ -7,7 +7,8 @@
 use ir::DType;
 
 use crate::kernel::{
-    Attention, Copy, Dropout, Fill, Gather, Kernel, Line, Lines, Positions, Product, Rope, Window,
+    Attention, Copy, Dropout, Fill, Gather, Kernel, Line, Lines, Positions, Product, Products,
+    Rope, Window,
 };
 use crate::rows::{Access, Digit, Draw, Instr, Output, Rows};
 
@@ -38,6 +39,7 @@ pub fn verify(kernel: &Kernel) -> Verdict {
         Kernel::Copy(c) => copy(c),
         Kernel::Place(w) | Kernel::Take(w) => window(w),
         Kernel::Fill(f) => fill(f),
+        Kernel::Products(p) => products(p),
     }
 }
 
@@ -101,6 +103,19 @@ fn product(p: &Product) -> Verdict {
     nest(&a, 0)?;
     nest(&b, 0)?;
     injective(&c, 0)
+}
+
+fn products(p: &Products) -> Verdict {
+    require((1..=LOOPS_MAX).contains(&p.parts.len()), "it has no products, or too many")?;
+    let operands = p.operand_count();
+    for part in &p.parts {
+        let is_there = part.a < operands && part.b < operands;
+        require(is_there, "it reads an operand that it does not have")?;
+        require(part.product.dtype == p.dtype(), "its products are of several types")?;
+        product(&part.product)?;
+    }
+    let is_read = |at: usize| p.parts.iter().any(|part| part.a == at || part.b == at);
+    require((0..operands).all(is_read), "no product reads an operand")
 }
 
 fn digits(digits: &[Digit]) -> Verdict {
@@ -324,7 +339,7 @@ fn fill(f: &Fill) -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::CopyLoop;
+    use crate::kernel::{CopyLoop, ProductPart};
     use crate::rows::RowInput;
 
     fn store_of(access: Access) -> Kernel {
@@ -368,10 +383,23 @@ mod tests {
             change(&mut p);
             Kernel::Product(p)
         };
+        let products = |parts: &[(usize, usize, DType)]| {
+            let part = |(a, b, dtype): &(usize, usize, DType)| ProductPart {
+                a: *a,
+                b: *b,
+                product: Product::matrix(3, 4, 5, *dtype),
+            };
+            Kernel::Products(Products { parts: parts.iter().map(part).collect() })
+        };
+        assert_eq!(verify(&products(&[(0, 1, DType::F32), (0, 2, DType::F32)])), Ok(()));
         let digit = |div, modulus, stride| Digit { div, modulus, stride };
         let row = |row: Vec<Digit>, col_stride| store_of(Access { row, col_stride, offset: 0 });
         for kernel in [
             product(&|p| p.dtype = DType::I32),
+            products(&[]),
+            products(&[(0, 2, DType::F32)]),
+            products(&[(0, usize::MAX, DType::F32)]),
+            products(&[(0, 1, DType::F32), (0, 1, DType::F64)]),
             product(&|p| p.m[0].c = 3),
             product(&|p| p.m[0].c = 0),
             product(&|p| p.k[0].a = usize::MAX),

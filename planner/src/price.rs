@@ -157,6 +157,10 @@ impl<'a> Prices<'a> {
         );
         let (rate, is_product) = match kernel {
             Kernel::Product(p) => (self.product_rate(p.dtype, flops), true),
+            // One after the other: each is as fast as it would be alone.
+            Kernel::Products(p) => {
+                (self.product_rate(p.dtype(), flops / p.parts.len().max(1) as f64), true)
+            }
             Kernel::Attention(a) => (self.attention_rate(a, flops, false), true),
             Kernel::AttentionBwd(a) => (self.attention_rate(a, flops, true), true),
             Kernel::Rows(r) => (self.elementwise_rate(r.dtype), false),

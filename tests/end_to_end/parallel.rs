@@ -44,8 +44,8 @@ fn launches<'a>(program: &'a Program, kernels: &'a [Kernel]) -> impl Iterator<It
 
 fn product_flops(program: &Program, kernels: &[Kernel]) -> u64 {
     let flops = |kernel: &Kernel| {
-        let Kernel::Product(product) = kernel else { return 0 };
-        kernels::price::product_flops(product).0
+        let is_product = matches!(kernel, Kernel::Product(_) | Kernel::Products(_));
+        if is_product { kernels::price::flops(kernel).0 } else { 0 }
     };
     launches(program, kernels).map(flops).sum()
 }

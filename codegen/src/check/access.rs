@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use ir::DType;
-use kernels::Kernel;
 use kernels::arguments::Argument;
 use kernels::rows::{Access, Output, Rows};
+use kernels::{Kernel, Product};
 
 /// More runs of bytes than this are taken for the range from the first to the last. Chosen: a
 /// concatenation along the last dim of a batch of rows has one per row.
@@ -60,6 +60,7 @@ fn first_elements(kernel: &Kernel) -> Vec<usize> {
         Kernel::Rows(r) => r.inputs.iter().map(|i| i.access.offset).collect(),
         Kernel::Copy(c) => vec![c.source_offset],
         Kernel::Product(_)
+        | Kernel::Products(_)
         | Kernel::Attention(_)
         | Kernel::AttentionBwd(_)
         | Kernel::Gather(_)
@@ -77,12 +78,8 @@ fn first_elements(kernel: &Kernel) -> Vec<usize> {
 fn written(kernel: &Kernel, at: usize, argument: &Argument) -> (Vec<Range<usize>>, bool) {
     let whole = vec![0..argument.len];
     match kernel {
-        Kernel::Product(p) => {
-            let batch = p.batch.iter().map(|l| (l.size, l.c));
-            let rows = p.m.iter().map(|l| (l.size, l.c));
-            let loops = batch.chain(rows).chain(p.n.iter().map(|l| (l.size, l.c)));
-            (runs(loops.collect(), 0), p.accumulate)
-        }
+        Kernel::Product(p) => multiplied(p),
+        Kernel::Products(p) => multiplied(&p.parts[at].product),
         Kernel::Rows(r) => stored(r, &r.outputs[at], whole),
         Kernel::Attention(a) if at == 0 => {
             (heads([a.batch, a.queries, a.heads, a.dim], a.out), false)
@@ -111,6 +108,13 @@ fn written(kernel: &Kernel, at: usize, argument: &Argument) -> (Vec<Range<usize>
         | Kernel::Take(_)
         | Kernel::Fill(_) => (whole, false),
     }
+}
+
+fn multiplied(p: &Product) -> (Vec<Range<usize>>, bool) {
+    let batch = p.batch.iter().map(|l| (l.size, l.c));
+    let rows = p.m.iter().map(|l| (l.size, l.c));
+    let loops = batch.chain(rows).chain(p.n.iter().map(|l| (l.size, l.c)));
+    (runs(loops.collect(), 0), p.accumulate)
 }
 
 fn stored(r: &Rows, output: &Output, whole: Vec<Range<usize>>) -> (Vec<Range<usize>>, bool) {
@@ -185,6 +189,7 @@ fn in_place(kernel: &Kernel) -> Vec<(usize, usize)> {
         Kernel::Rope(r) if r.x == r.y => vec![(0, 0)],
         Kernel::Rope(_)
         | Kernel::Product(_)
+        | Kernel::Products(_)
         | Kernel::Attention(_)
         | Kernel::AttentionBwd(_)
         | Kernel::Gather(_)

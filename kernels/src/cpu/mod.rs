@@ -135,6 +135,9 @@ impl Cpu {
             (Kernel::Product(p), Work::Product(plan)) => {
                 product::execute::<S>(self, p, plan, inputs, outputs);
             }
+            (Kernel::Products(p), Work::Products(plans)) => {
+                product::execute_all::<S>(self, p, plans, inputs, outputs);
+            }
             (Kernel::Rows(r), Work::Rows(plans)) => {
                 block::execute::<S>(self, r, plans, inputs, outputs);
             }
@@ -149,7 +152,9 @@ impl Cpu {
         outputs: &[ViewMut],
     ) {
         match kernel {
-            Kernel::Product(_) | Kernel::Rows(_) => unreachable!("these are launched by a plan"),
+            Kernel::Product(_) | Kernel::Products(_) | Kernel::Rows(_) => {
+                unreachable!("these are launched by a plan")
+            }
             Kernel::Attention(a) if attention_few::fits(a) => {
                 attention_few::execute::<S>(self, a, inputs, outputs);
             }
@@ -202,6 +207,7 @@ fn lock(buffer: &Mutex<Buffer>) -> MutexGuard<'_, Buffer> {
 fn compute_type(kernel: &Kernel) -> DType {
     match kernel {
         Kernel::Product(p) => p.dtype,
+        Kernel::Products(p) => p.dtype(),
         Kernel::Rows(r) => r.dtype,
         Kernel::Attention(a) | Kernel::AttentionBwd(a) => a.dtype,
         Kernel::ScatterAdd(g) => g.dtype,
@@ -239,6 +245,7 @@ pub(crate) fn workspace(kernel: &Kernel, threads: usize) -> Bytes {
 fn scratch_of<S: vector::Scalar>(kernel: &Kernel) -> [usize; 2] {
     match kernel {
         Kernel::Product(p) => [product::scratch::<S>(p), 0],
+        Kernel::Products(p) => [product::scratch_of_all::<S>(p), 0],
         Kernel::Rows(r) => block::scratch::<S>(r),
         Kernel::Attention(a) if attention_few::fits(a) => [attention_few::scratch::<S>(a), 0],
         Kernel::Attention(a) => [attention::scratch::<S>(a), 0],

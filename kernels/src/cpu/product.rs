@@ -4,8 +4,8 @@ use super::Cpu;
 use super::scratch::Bump;
 use super::tiles::{Loop, Nest, Part, merge, points, scratch_bytes};
 use super::vector::Scalar;
-use super::view::{Shared, View, ViewMut};
-use crate::kernel::Product;
+use super::view::{View, ViewMut};
+use crate::kernel::{Product, Products};
 
 /// Rows of a part are a multiple of these: whole register tiles of 8 or 12 rows.
 const ROWS: usize = 24;
@@ -54,6 +54,71 @@ pub(super) fn plan(p: &Product) -> Plan {
     }
 }
 
+/// Bytes of scratch per thread of several products.
+pub(super) fn scratch_of_all<S>(p: &Products) -> usize {
+    p.parts.iter().map(|part| scratch::<S>(&part.product)).max().unwrap_or(0)
+}
+
+/// How a product is cut into tasks.
+#[derive(Clone, Copy)]
+struct Grid {
+    m: usize,
+    n: usize,
+    batch: usize,
+    row_parts: usize,
+    column_parts: usize,
+}
+
+impl Grid {
+    fn new(plan: &Plan, threads: usize) -> Grid {
+        let (m, n) = (points(&plan.nest.m), points(&plan.nest.n));
+        let batch = points(&plan.batch);
+        let (row_parts, column_parts) = cut(m, n, threads.div_ceil(batch.max(1)));
+        Grid { m, n, batch, row_parts, column_parts }
+    }
+
+    fn tasks(&self) -> usize {
+        self.batch * self.row_parts * self.column_parts
+    }
+}
+
+/// A product and where its operands and its result are.
+struct Placed<'a, S> {
+    plan: &'a Plan,
+    a: *mut S,
+    b: *mut S,
+    c: *mut S,
+}
+
+impl<'a, S: Scalar> Placed<'a, S> {
+    fn new(plan: &'a Plan, a: &View, b: &View, c: &ViewMut) -> Placed<'a, S> {
+        let (a, b) = if plan.swapped { (b, a) } else { (a, b) };
+        let start = |view: &View| view.start::<S>().cast_mut();
+        Placed { plan, a: start(a), b: start(b), c: c.start::<S>() }
+    }
+
+    fn run(&self, cpu: &Cpu, grid: Grid, task: usize, scratch: &mut Bump) {
+        let Grid { m, n, row_parts, column_parts, .. } = grid;
+        let (entry, part) = (task / (row_parts * column_parts), task % (row_parts * column_parts));
+        let (row_part, column_part) = (part / column_parts, part % column_parts);
+        let offset = |operand: usize| offset(&self.plan.batch, operand, entry);
+        cpu.isa.run(Part {
+            nest: &self.plan.nest,
+            rows: piece(m, row_parts, row_part, ROWS),
+            columns: piece(n, column_parts, column_part, COLUMNS),
+            a: self.a.wrapping_add(offset(0)),
+            b: self.b.wrapping_add(offset(1)),
+            c: self.c.wrapping_add(offset(2)),
+            scratch,
+        });
+    }
+}
+
+/// Cycles of a product.
+fn cycles(p: &Product) -> u64 {
+    crate::price::product_flops(p).0 / 32
+}
+
 /// Runs a product of `S`.
 pub(super) fn execute<S: Scalar>(
     cpu: &Cpu,
@@ -62,35 +127,34 @@ pub(super) fn execute<S: Scalar>(
     inputs: &[View],
     outputs: &[ViewMut],
 ) {
-    let (a, b) = if plan.swapped { (1, 0) } else { (0, 1) };
-    let a = Shared::new(inputs[a].start::<S>().cast_mut());
-    let b = Shared::new(inputs[b].start::<S>().cast_mut());
-    let c = Shared::new(outputs[0].start::<S>());
-    let (m, n) = (points(&plan.nest.m), points(&plan.nest.n));
-    let batch = points(&plan.batch);
-    let (row_parts, column_parts) = cut(m, n, cpu.threads().div_ceil(batch.max(1)));
-    let cost = crate::price::product_flops(p).0 / 32;
-    cpu.for_each(
-        batch * row_parts * column_parts,
-        cost,
-        scratch::<S>(p),
-        |task, scratch: &mut Bump| {
-            let (entry, part) =
-                (task / (row_parts * column_parts), task % (row_parts * column_parts));
-            let (row_part, column_part) = (part / column_parts, part % column_parts);
-            let offset = |operand: usize| offset(&plan.batch, operand, entry);
-            let part = Part {
-                nest: &plan.nest,
-                rows: piece(m, row_parts, row_part, ROWS),
-                columns: piece(n, column_parts, column_part, COLUMNS),
-                a: a.get().wrapping_add(offset(0)),
-                b: b.get().wrapping_add(offset(1)),
-                c: c.get().wrapping_add(offset(2)),
-                scratch,
-            };
-            cpu.isa.run(part);
-        },
-    );
+    let grid = Grid::new(plan, cpu.threads());
+    cpu.for_each(grid.tasks(), cycles(p), scratch::<S>(p), |task, scratch: &mut Bump| {
+        let placed = Placed::<S>::new(plan, &inputs[0], &inputs[1], &outputs[0]);
+        placed.run(cpu, grid, task, scratch);
+    });
+}
+
+/// Runs several products of `S`, whose tasks are those of all, one product after the other.
+pub(super) fn execute_all<S: Scalar>(
+    cpu: &Cpu,
+    p: &Products,
+    plans: &[Plan],
+    inputs: &[View],
+    outputs: &[ViewMut],
+) {
+    let tasks = plans.iter().map(|plan| Grid::new(plan, cpu.threads()).tasks()).sum();
+    let cost = p.parts.iter().map(|part| cycles(&part.product)).sum();
+    cpu.for_each(tasks, cost, scratch_of_all::<S>(p), |task, scratch: &mut Bump| {
+        let mut rest = task;
+        for ((part, plan), output) in p.parts.iter().zip(plans).zip(outputs) {
+            let grid = Grid::new(plan, cpu.threads());
+            if rest < grid.tasks() {
+                let placed = Placed::<S>::new(plan, &inputs[part.a], &inputs[part.b], output);
+                return placed.run(cpu, grid, rest, scratch);
+            }
+            rest -= grid.tasks();
+        }
+    });
 }
 
 /// The offset in an operand of one entry of the batch.

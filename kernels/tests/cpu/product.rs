@@ -1,7 +1,8 @@
 //! Products of random einsums.
 
 use gantline_kernels::cpu::{Cpu, Isa};
-use gantline_kernels::{Kernel, LoopAB, LoopABC, LoopAC, LoopBC, Product};
+use gantline_kernels::verify::verify;
+use gantline_kernels::{Kernel, LoopAB, LoopABC, LoopAC, LoopBC, Product, ProductPart, Products};
 use ir::DType;
 
 use crate::{Buffer, Random, assert_close, run, run_on_threads, sets};
@@ -97,6 +98,40 @@ fn products_of_random_einsums_match() {
                 let got = run_on_threads(isa, &kernel, &inputs, std::slice::from_ref(&c));
                 let tolerance = if dtype == DType::F32 { 1e-4 } else { 1e-13 };
                 assert_close(&got[0].numbers(), &want, tolerance, &format!("{isa:?} {p:?}"));
+            }
+        }
+    }
+}
+
+/// Whatever operands they share.
+#[test]
+fn products_in_one_launch_have_the_bits_of_each_alone() {
+    for case in 0..40 {
+        let mut random = Random::new(case);
+        let dtype = if case % 2 == 0 { DType::F32 } else { DType::F64 };
+        let mut operands = 0;
+        let mut parts = Vec::new();
+        for _ in 0..1 + random.below(4) {
+            let [a, b] = [0, 1].map(|_| {
+                let at = random.below(operands + 1);
+                operands = operands.max(at + 1);
+                at
+            });
+            parts.push(ProductPart { a, b, product: random_product(&mut random, dtype) });
+        }
+        let kernel = Kernel::Products(Products { parts: parts.clone() });
+        assert_eq!(verify(&kernel), Ok(()), "{kernel:?}");
+        let mut buffers = |arguments: Vec<gantline_kernels::arguments::Argument>| -> Vec<Buffer> {
+            arguments.iter().map(|a| Buffer::new(dtype, &random.numbers(a.len))).collect()
+        };
+        let (inputs, outputs) = (buffers(kernel.inputs()), buffers(kernel.outputs()));
+        for isa in sets() {
+            let together = run_on_threads(isa, &kernel, &inputs, &outputs);
+            for (at, ProductPart { a, b, product }) in parts.iter().enumerate() {
+                let operands = [inputs[*a].clone(), inputs[*b].clone()];
+                let alone = Kernel::Product(product.clone());
+                let alone = run_on_threads(isa, &alone, &operands, &outputs[at..=at]);
+                assert_eq!(together[at], alone[0], "case {case}, {isa:?}, part {at}: {kernel:?}");
             }
         }
     }

@@ -93,6 +93,7 @@ fn group_name(group: &Group) -> String {
 fn kernel_name(kernel: &Kernel) -> &'static str {
     match kernel {
         Kernel::Product(_) => "product",
+        Kernel::Products(_) => "products",
         Kernel::Rows(_) => "rows",
         Kernel::Attention(_) => "attention",
         Kernel::AttentionBwd(_) => "attention-gradient",

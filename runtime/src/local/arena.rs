@@ -170,6 +170,7 @@ fn works_in_place(kernel: &Kernel) -> bool {
     match kernel {
         Kernel::Rows(_) | Kernel::Rope(_) => true,
         Kernel::Product(_)
+        | Kernel::Products(_)
         | Kernel::Attention(_)
         | Kernel::AttentionBwd(_)
         | Kernel::Gather(_)

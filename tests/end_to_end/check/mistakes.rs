@@ -402,6 +402,9 @@ fn drop_accumulate(c: &mut Compiled, site: usize) -> bool {
 fn sums(kernel: &mut Kernel) -> Vec<&mut bool> {
     match kernel {
         Kernel::Product(p) => vec![&mut p.accumulate],
+        Kernel::Products(p) => {
+            p.parts.iter_mut().map(|part| &mut part.product.accumulate).collect()
+        }
         Kernel::ScatterAdd(g) => vec![&mut g.accumulate],
         Kernel::Rows(r) => r.outputs.iter_mut().map(accumulates).collect(),
         Kernel::Attention(_)
