@@ -43,14 +43,15 @@ const GIVEN_MAX: usize = 4096;
 
 /// Reads a model, with sizes for its open dims; idioms in it become composites.
 pub fn load(model: &str, dims: &[(String, usize)]) -> Result<Onnx, Failure> {
-    load_given(model, Given { dims: dims.iter().cloned().collect(), ..Given::default() })
+    let mut onnx = outlined(model, dims)?;
+    ir::rewrite::simplify(&mut onnx.module, &ir::rewrite::Options::default());
+    Ok(onnx)
 }
 
-/// As [`load`], with what else is known of the inputs.
-fn load_given(model: &str, given: Given) -> Result<Onnx, Failure> {
-    let mut onnx = read(model, given)?;
+/// Reads a model, with its repeated layers as functions.
+pub fn outlined(model: &str, dims: &[(String, usize)]) -> Result<Onnx, Failure> {
+    let mut onnx = read(model, Given { dims: dims.iter().cloned().collect(), ..Given::default() })?;
     ir::outline::outline(&mut onnx.module, ENTRY, onnx.weights.len());
-    ir::rewrite::simplify(&mut onnx.module, &ir::rewrite::Options::default());
     Ok(onnx)
 }
 

@@ -20,14 +20,7 @@ use crate::output::{self, Table};
 /// # Errors
 /// `E5001` for a rule that there is not.
 pub fn report(model: &Model, without: &[String]) -> Result<Vec<Report>, Failure> {
-    for name in without {
-        if !rules().any(|rule| rule.name == name) && !idiom::names().any(|known| known == name) {
-            let headline = format!("there is no rule `{name}`");
-            let help = "see the rules that `--fusions` names";
-            return Err(usage("--no-rule", headline).help(help).into());
-        }
-    }
-    let selection = Selection { without: without.to_vec(), ..Selection::exact() };
+    let selection = selection(without)?;
     if model.module.function(LOSS).is_some() {
         match crate::prepare_with(model, selection.clone()) {
             Ok((_, reports)) => return Ok(reports.into()),
@@ -35,8 +28,31 @@ pub fn report(model: &Model, without: &[String]) -> Result<Vec<Report>, Failure>
             Err(world) => return Err(world),
         }
     }
-    let mut module: Module = model.module.clone();
-    Ok(vec![simplify(&mut module, &Options { selection, ..Options::default() })])
+    Ok(vec![simplified(model.module.clone(), selection)])
+}
+
+/// The report on a module that is only evaluated, with all rules but those that `without` names.
+///
+/// # Errors
+/// As [`report`].
+pub fn report_of(module: Module, without: &[String]) -> Result<Vec<Report>, Failure> {
+    Ok(vec![simplified(module, selection(without)?)])
+}
+
+fn simplified(mut module: Module, selection: Selection) -> Report {
+    simplify(&mut module, &Options { selection, ..Options::default() })
+}
+
+/// The exact rules but some, which there must be.
+fn selection(without: &[String]) -> Result<Selection, Failure> {
+    for name in without {
+        if !rules().any(|rule| rule.name == name) && !idiom::names().any(|known| known == name) {
+            let headline = format!("there is no rule `{name}`");
+            let help = "see the rules that `--fusions` names";
+            return Err(usage("--no-rule", headline).help(help).into());
+        }
+    }
+    Ok(Selection { without: without.to_vec(), ..Selection::exact() })
 }
 
 /// The report for people: a line for each function, then the values that are computed otherwise.

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use ir::import::{Model, Options, resolve};
+use ir::rewrite::report::Report;
 use ir::{DType, Function, Kind, Module};
 use serde_json::{Value, json};
 
 use crate::cli::positive;
-use crate::failure::{Exit, Failure, usage};
+use crate::failure::{Exit, Failure};
 use crate::flops::forward_flops;
 use crate::job::{self, positions_max};
 use crate::onnx;
@@ -54,7 +55,8 @@ struct Part {
 pub fn run(args: &Args) -> Result<Exit, Failure> {
     if onnx::is_onnx(&args.model) {
         if args.fusions || args.explain.is_some() {
-            return Err(usage("--fusions", "rewriting is not shown for ONNX files").into());
+            let module = onnx::outlined(&args.model, &args.dim)?.module;
+            return show(args, &fusions::report_of(module, &args.no_rule)?);
         }
         return onnx::inspect(&args.model, &args.dim, args.json);
     }
@@ -63,13 +65,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let dtype = args.dtype.or(description.stored).unwrap_or(DType::F32);
     let model = crate::import(&description, &Options { seq, dtype, dropout: Some(0.0) })?;
     if args.fusions || args.explain.is_some() {
-        let reports = fusions::report(&model, &args.no_rule)?;
-        match &args.explain {
-            Some(value) => output::answer(&fusions::explain(&reports, value)?),
-            None if args.json => output::answer_json(&fusions::document(&reports)),
-            None => output::answer(&fusions::page(&reports)),
-        }
-        return Ok(Exit::Success);
+        return show(args, &fusions::report(&model, &args.no_rule)?);
     }
     let entry = if model.module.function("logits").is_some() { Some("logits") } else { None };
     let entry = entry.or(model.entries.first().map(String::as_str));
@@ -78,6 +74,16 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         output::answer_json(&document(&model, seq, dtype, flops));
     } else {
         output::answer(&page(&model, seq, dtype, flops));
+    }
+    Ok(Exit::Success)
+}
+
+/// Says what rewriting does.
+fn show(args: &Args, reports: &[Report]) -> Result<Exit, Failure> {
+    match &args.explain {
+        Some(value) => output::answer(&fusions::explain(reports, value)?),
+        None if args.json => output::answer_json(&fusions::document(reports)),
+        None => output::answer(&fusions::page(reports)),
     }
     Ok(Exit::Success)
 }

@@ -66,6 +66,33 @@ fn layers_of_a_flat_graph_are_found() {
     assert_eq!(sum(["gelu_erf", "erf"]), 1, "{document:#}");
 }
 
+/// What rewriting makes of the layers of a flat graph: no more launches and bytes, and each
+/// composite by the rule that found it.
+#[test]
+fn fusions_of_a_flat_graph_are_shown() {
+    let scratch = Scratch::new("onnx-fusions");
+    let line = format!("inspect {}/blocks.onnx --dim batch=2 --dim seq=5", folder().display());
+    let document = scratch.json(&format!("{line} --fusions --json"));
+    let functions = document["passes"][0]["functions"].as_array().expect("functions");
+    let block = functions.iter().find(|f| f["name"] == "main.block");
+    let block = block.unwrap_or_else(|| panic!("no layer in {document:#}"));
+    for what in ["launches", "bytes"] {
+        let [before, after] = ["before", "after"].map(|at| block[at][what].as_u64().expect(what));
+        assert!(after <= before, "{what}: {after} after, {before} before");
+    }
+    assert!(block["uses"]["softmax"].as_u64() >= Some(1), "{block:#}");
+    let changed = block["changes"].as_array().expect("changes");
+    let by_softmax = |c: &&Value| {
+        c["rules"].as_array().is_some_and(|rules| rules.iter().any(|rule| rule == "softmax"))
+    };
+    let value = changed.iter().find(by_softmax).expect("a value that softmax computes");
+    let value = value["value"].as_str().expect("a name");
+    let said = scratch.run(&format!("{line} --explain {value}"));
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    assert!(said.contains("softmax: its definition in the library"), "{said}");
+    refusal(&scratch, &format!("{line} --fusions --no-rule none"), 2);
+}
+
 /// Replaces what is as long, in all places.
 fn replaced(name: &str, pairs: &[(&str, &str)]) -> Vec<u8> {
     let mut bytes = fs::read(folder().join(name)).expect("the model is there");
