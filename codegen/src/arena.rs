@@ -33,8 +33,8 @@ pub struct Packing {
 /// Packs buffers so that none overlaps another that is live at the same time.
 ///
 /// Three greedy orders are tried and the smallest arena is taken: the longest-lived first, the
-/// largest first, and by first use; each buffer goes into the tightest gap that holds it.
-/// O(buffers²).
+/// largest first, and by first use, until one wastes nothing; each buffer goes into the tightest
+/// gap that holds it. O(buffers²).
 pub fn pack(lifetimes: &[Lifetime]) -> Packing {
     let live_bytes_max = live_bytes_max(lifetimes);
     let mut orders: [Vec<usize>; 3] = std::array::from_fn(|_| (0..lifetimes.len()).collect());
@@ -43,9 +43,17 @@ pub fn pack(lifetimes: &[Lifetime]) -> Packing {
     orders[0].sort_by_key(|at| (span(at), size(at), *at));
     orders[1].sort_by_key(|at| (size(at), lifetimes[*at].first, *at));
     orders[2].sort_by_key(|at| (lifetimes[*at].first, size(at), *at));
-    let packings = orders.iter().map(|order| place(lifetimes, order));
-    let best = packings.min_by_key(|(_, bytes)| *bytes);
-    let (offsets, bytes) = best.unwrap_or_default();
+    let [first, others @ ..] = &orders;
+    let (mut offsets, mut bytes) = place(lifetimes, first);
+    for order in others {
+        if bytes == live_bytes_max {
+            break;
+        }
+        let (other, less) = place(lifetimes, order);
+        if less < bytes {
+            (offsets, bytes) = (other, less);
+        }
+    }
     Packing { offsets, bytes, live_bytes_max }
 }
 

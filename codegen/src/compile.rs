@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use ir::program::{Contents, Feed, Program, Step};
+use ir::program::{Contents, Feed, Program, Routine, Step};
 use ir::sharding::Layout;
 use ir::{DType, Diagnostic, Module, Plan, Span, TensorType, ValueId};
 use kernels::Kernel;
@@ -19,6 +19,7 @@ use crate::evaluation::{self, Evaluation, Maker};
 use crate::lower::KernelTable;
 use crate::partition::{Place, layouts};
 use crate::routines::{Layer, Layers};
+use crate::schedule::{Turn, one_forward_one_backward};
 use crate::specialise::Source;
 use crate::store::{BufferId, Store};
 use crate::update;
@@ -123,11 +124,33 @@ impl<'m> Compiler<'m> {
         tensor: usize,
     ) -> Result<Program, Diagnostic> {
         let class = Class::new(self, plan, stage, tensor);
-        class.and_then(Class::program).map_err(|why| {
-            Diagnostic::error(crate::lower::refusal_code(&why), Span::of(plan.model.clone()), why)
-                .note(format!("compiling stage {stage}, tensor-parallel rank {tensor}"))
-        })
+        class.and_then(Class::program).map_err(|why| refused(plan, stage, tensor, why))
     }
+
+    /// What the program of one class does before its first micro-batch and after its last one,
+    /// without the work of compiling what is between.
+    ///
+    /// # Errors
+    /// As [`Compiler::programs`].
+    pub fn ends(&mut self, plan: &Plan, stage: usize, tensor: usize) -> Result<Ends, Diagnostic> {
+        let Compiler { module, calls, layers, .. } = self;
+        let class = Class::empty((*module, &*calls), plan, [stage, tensor], &mut layers.table);
+        class.and_then(Class::ends).map_err(|why| refused(plan, stage, tensor, why))
+    }
+}
+
+/// What a class does before its first micro-batch and after its last one, routine by routine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ends {
+    /// Clearing.
+    pub begin: Vec<Routine>,
+    /// Reductions and updates.
+    pub finish: Vec<Routine>,
+}
+
+fn refused(plan: &Plan, stage: usize, tensor: usize, why: String) -> Diagnostic {
+    Diagnostic::error(crate::lower::refusal_code(&why), Span::of(plan.model.clone()), why)
+        .note(format!("compiling stage {stage}, tensor-parallel rank {tensor}"))
 }
 
 /// Where things happen within the work on one micro-batch.
@@ -200,14 +223,13 @@ impl<'a> Class<'a> {
     ) -> Result<Class<'a>, String> {
         let Compiler { module, calls, evaluated, layers: shared } = compiler;
         let (module, calls, evaluated) = (*module, &*calls, evaluated.as_ref());
-        let begin = if stage == 0 { 0 } else { plan.stage_ends[stage - 1] };
-        let own = calls.calls.get(begin..plan.stage_ends[stage]).ok_or("the stages do not fit")?;
+        let own = own_calls(calls, plan, stage)?;
         let place = Place {
             sizes: [plan.mesh.dp, plan.mesh.tp],
             coordinates: [0, tensor],
             microbatch_size: plan.microbatch_size,
         };
-        let crossing = [crossing(calls, begin), crossing(calls, plan.stage_ends[stage])];
+        let crossing = crossings(calls, plan, stage);
         let adds = gradient_adds(own, &crossing[1], plan.microbatch_count);
         let mut make = |call: &Call, adds: &[bool]| {
             let decisions = plan.functions.get(&call.function);
@@ -222,38 +244,74 @@ impl<'a> Class<'a> {
         let named = own.iter().zip(&layers);
         let named = named.map(|(call, layer)| (call.function.clone(), Rc::clone(layer)));
         let trained: BTreeMap<String, Rc<Layer>> = named.collect();
-        let weights = weight_places(module, calls, plan, stage, tensor)?;
-        let mut store = Store::new(weights, Some(plan.optimizer.state_count()), plan.dtype);
+        let mut store = store(module, calls, plan, [stage, tensor])?;
         let mut maker =
             Maker { module, plan, place, trained: &trained, store: &mut store, layers: shared };
-        let evaluate = |calls: &'a Calls| {
-            Evaluation::new(&mut maker, &calls.calls[begin..plan.stage_ends[stage]], own)
-        };
+        let evaluate =
+            |calls: &'a Calls| Evaluation::new(&mut maker, own_calls(calls, plan, stage)?, own);
         let evaluation = evaluated.map(evaluate).transpose()?;
-        let clock = Clock { calls: own.len() };
-        let in_flight = (plan.mesh.pp - stage).min(plan.microbatch_count);
+        let class = Class::with((module, calls), plan, [stage, tensor], store, &mut shared.table)?;
+        Ok(Class { layers, evaluation, relayed, ..class })
+    }
+
+    /// A class that has its weights, and no layers.
+    fn empty(
+        (module, calls): (&Module, &'a Calls),
+        plan: &'a Plan,
+        place: [usize; 2],
+        table: &'a mut KernelTable,
+    ) -> Result<Class<'a>, String> {
+        let store = store(module, calls, plan, place)?;
+        Class::with((module, calls), plan, place, store, table)
+    }
+
+    fn with(
+        (module, calls): (&Module, &'a Calls),
+        plan: &'a Plan,
+        [stage, tensor]: [usize; 2],
+        store: Store,
+        table: &'a mut KernelTable,
+    ) -> Result<Class<'a>, String> {
+        let own = own_calls(calls, plan, stage)?;
         Ok(Class {
             calls,
             plan,
             stage,
             tensor,
             store,
-            table: &mut shared.table,
+            table,
             dtype: plan.dtype,
             own,
-            layers,
-            evaluation,
+            layers: Vec::new(),
+            evaluation: None,
             routines: Vec::new(),
-            crossing,
-            relayed,
-            clock,
-            in_flight,
+            crossing: crossings(calls, plan, stage),
+            relayed: Vec::new(),
+            clock: Clock { calls: own.len() },
+            in_flight: (plan.mesh.pp - stage).min(plan.microbatch_count),
             values: BTreeMap::new(),
             cotangents: BTreeMap::new(),
             kept: BTreeMap::new(),
             frames: BTreeMap::new(),
             feeds: BTreeMap::new(),
             loss_name: loss_name(module, calls),
+        })
+    }
+
+    fn ends(mut self) -> Result<Ends, String> {
+        self.store.stats();
+        let scalars = self.feed_buffer(Feed::Scalars);
+        let (mut begin, mut finish) = (Vec::new(), Vec::new());
+        let clears = must_clear(self.own, self.plan.microbatch_count);
+        update::begin(&mut self, clears, &mut begin);
+        update::finish(&mut self, scalars, &mut finish)?;
+        let routine = |step: &Step| match step {
+            Step::Call { routine, .. } => Some(self.store.routine_at(*routine).clone()),
+            Step::Feed { .. } | Step::Send { .. } | Step::Receive { .. } => None,
+        };
+        Ok(Ends {
+            begin: begin.iter().filter_map(routine).collect(),
+            finish: finish.iter().filter_map(routine).collect(),
         })
     }
 
@@ -281,18 +339,13 @@ impl<'a> Class<'a> {
         Ok(self.store.into_program(&self.plan.model, place, steps, Vec::new()))
     }
 
-    /// One forward, one backward, after a warm-up of as many forwards as stages follow.
     fn schedule(&mut self, steps: &mut Vec<Step>) -> Result<(), String> {
-        let count = self.plan.microbatch_count;
-        let warm_up = (self.plan.mesh.pp - 1 - self.stage).min(count);
-        for microbatch in 0..warm_up {
-            self.forward(microbatch, Pass::Training, steps);
-        }
-        for microbatch in 0..count {
-            if microbatch + warm_up < count {
-                self.forward(microbatch + warm_up, Pass::Training, steps);
+        let Plan { mesh, microbatch_count, .. } = self.plan;
+        for turn in one_forward_one_backward(mesh.pp, self.stage, *microbatch_count) {
+            match turn {
+                Turn::Forward(microbatch) => self.forward(microbatch, Pass::Training, steps),
+                Turn::Backward(microbatch) => self.backward(microbatch, steps)?,
             }
-            self.backward(microbatch, steps)?;
         }
         Ok(())
     }
@@ -611,6 +664,33 @@ impl<'a> Class<'a> {
             None => self.cotangents[&value],
         }
     }
+}
+
+/// The calls of a stage.
+fn own_calls<'a>(calls: &'a Calls, plan: &Plan, stage: usize) -> Result<&'a [Call], String> {
+    let own = calls.calls.get(begin(plan, stage)..plan.stage_ends[stage]);
+    own.ok_or_else(|| "the stages do not fit".to_owned())
+}
+
+/// The first call of a stage.
+fn begin(plan: &Plan, stage: usize) -> usize {
+    if stage == 0 { 0 } else { plan.stage_ends[stage - 1] }
+}
+
+/// The values that come from the stage before, and that go to the one after.
+fn crossings(calls: &Calls, plan: &Plan, stage: usize) -> [Vec<ValueId>; 2] {
+    [begin(plan, stage), plan.stage_ends[stage]].map(|at| crossing(calls, at))
+}
+
+/// The weights of a class, with gradients and optimizer states.
+fn store(
+    module: &Module,
+    calls: &Calls,
+    plan: &Plan,
+    [stage, tensor]: [usize; 2],
+) -> Result<Store, String> {
+    let weights = weight_places(module, calls, plan, stage, tensor)?;
+    Ok(Store::new(weights, Some(plan.optimizer.state_count()), plan.dtype))
 }
 
 /// The name of the loss sum in the layer that computes it.

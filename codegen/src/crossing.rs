@@ -12,7 +12,7 @@ use crate::calls::{Call, Calls, Operand};
 use crate::routines::Layer;
 
 /// The values that calls before the call `at` make and calls from there on take, in order.
-pub(crate) fn crossing(calls: &Calls, at: usize) -> Vec<ValueId> {
+pub fn crossing(calls: &Calls, at: usize) -> Vec<ValueId> {
     let (before, after) = calls.calls.split_at(at.min(calls.calls.len()));
     let takes = |v: &ValueId| after.iter().any(|c| c.operands.contains(&Operand::Value(*v)));
     let made = before.iter().flat_map(|call| &call.results).copied();
@@ -48,11 +48,7 @@ pub(crate) fn relayed(
 /// that nothing is cleared first; later ones add. With several micro-batches all gradients of
 /// weights are added. The cotangent of a value is overwritten in each micro-batch, unless it has
 /// `arrived` from a later stage.
-pub(crate) fn gradient_adds(
-    own: &[Call],
-    arrived: &[ValueId],
-    microbatch_count: usize,
-) -> Vec<Vec<bool>> {
+pub fn gradient_adds(own: &[Call], arrived: &[ValueId], microbatch_count: usize) -> Vec<Vec<bool>> {
     let mut touched: Vec<Operand> = arrived.iter().map(|v| Operand::Value(*v)).collect();
     let mut adds = Vec::new();
     for call in own.iter().rev() {

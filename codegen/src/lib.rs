@@ -24,7 +24,8 @@
 //! **Reading order.** [`calls`] and [`prepare`] look at the module; [`partition`] makes the
 //! function of one rank and [`specialise`] cuts it in two; after [`reduced`] and [`stored`],
 //! [`domain`] and [`fuse`] group nodes into kernels, which [`tile`] and [`catalogue`] describe;
-//! [`lower`] makes routines of launches and [`routines`] those of a class; [`arena`] gives offsets;
+//! [`lower`] makes routines of launches and [`routines`] those of a class; [`arena`] gives offsets,
+//! [`schedule`] an order of micro-batches; [`crossing`] says what stages and calls share;
 //! [`compile`] assembles, and [`inference`] what only runs forward; [`mod@function`] compiles one
 //! function without a plan, of integers that [`narrow`] made short. [`check`] replays the result
 //! and calls nothing of the above; in debug builds it looks at everything that is compiled.
@@ -54,11 +55,12 @@ pub mod prepare;
 pub mod narrow;
 pub mod function;
 pub mod routines;
-mod crossing;
+pub mod crossing;
 mod evaluation;
 mod store;
 mod update;
 mod weights;
+pub mod schedule;
 pub mod compile;
 pub mod inference;
 pub mod check;

@@ -4,6 +4,7 @@ mod expand;
 mod group;
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use ir::op::Collective;
 use ir::program::{Exchange, Group, Instruction, LocalBuffer, Ref, Routine};
@@ -15,6 +16,7 @@ use kernels::{Kernel, ProductPart, Products};
 use crate::arena::{Lifetime, pack};
 use crate::catalogue;
 use crate::tile::lower_kernel;
+use crate::update::Update;
 use group::{Turn, turns};
 
 /// The kernels of an artefact, each once.
@@ -23,6 +25,8 @@ pub struct KernelTable {
     /// The kernels.
     pub kernels: Vec<Kernel>,
     by_text: BTreeMap<String, usize>,
+    /// Updates by what they depend on.
+    pub(crate) updates: BTreeMap<String, Rc<Update>>,
 }
 
 impl KernelTable {

@@ -115,7 +115,8 @@ impl Store {
         contents: impl Fn(usize) -> Contents,
     ) -> Vec<(Region, usize, BufferId)> {
         let mut regions: Vec<(Region, u64, u64)> = Vec::new();
-        for (index, place) in self.weights.clone().into_iter().enumerate() {
+        let weights = std::mem::take(&mut self.weights);
+        for (index, place) in weights.iter().enumerate() {
             let start = self.end;
             let sizes = place.ranges.iter().map(|r| r.1).collect();
             let name = format!("{kind}.{}", place.name);
@@ -127,10 +128,11 @@ impl Store {
                 self.grads.insert(place.weight, buffer);
             }
             match regions.last_mut() {
-                Some((region, _, end)) if *region == region_of(&place) => *end = self.end,
-                _ => regions.push((region_of(&place), start, self.end)),
+                Some((region, _, end)) if *region == region_of(place) => *end = self.end,
+                _ => regions.push((region_of(place), start, self.end)),
             }
         }
+        self.weights = weights;
         let views = regions.into_iter().map(|(region, start, end)| {
             let elements = ((end - start) / self.dtype.size()) as usize;
             (region, elements, self.view(kind, self.dtype, elements, start))
@@ -246,6 +248,11 @@ impl Store {
         }
         self.routines.push(routine.clone());
         self.routines.len() - 1
+    }
+
+    /// A routine that was added.
+    pub(crate) fn routine_at(&self, at: usize) -> &Routine {
+        &self.routines[at]
     }
 
     /// Places what is transient and ends the program.

@@ -1,5 +1,7 @@
 //! The end of a step: gradients are reduced, their norm taken, parameters updated.
 
+use std::rc::Rc;
+
 use ir::module::Attributes;
 use ir::op::Combiner;
 use ir::plan::Optimizer;
@@ -161,16 +163,11 @@ fn update_region(
     steps: &mut Vec<Step>,
 ) -> Result<(), String> {
     let region = class.store.regions[at].clone();
-    let function = optimizer_function(
-        class.plan.optimizer,
-        region.region.is_matrix,
-        region.elements,
-        class.dtype,
-    )?;
-    let mut tile = lower_kernel(&function, &Module::default());
+    let update = update_of(class, region.region.is_matrix, region.elements)?;
+    let mut rows = update.rows.clone();
     let mut inputs = Vec::new();
-    for (input, param) in tile.rows.inputs.iter_mut().zip(&tile.inputs) {
-        let (buffer, offset) = match function.value(*param).name.as_str() {
+    for (input, param) in rows.inputs.iter_mut().zip(&update.inputs) {
+        let (buffer, offset) = match param.as_str() {
             "p" => (region.params, 0),
             "g" => (region.grads, 0),
             "m" => (region.states[0], 0),
@@ -186,8 +183,35 @@ fn update_region(
     }
     let outputs: Vec<BufferId> =
         std::iter::once(region.params).chain(region.states.iter().copied()).collect();
-    launch(class, "update", Kernel::Rows(tile.rows), &inputs, &outputs, steps);
+    launch(class, "update", Kernel::Rows(rows), &inputs, &outputs, steps);
     Ok(())
+}
+
+/// The block program of an update, and which of its operands each input is.
+#[derive(Clone, Debug)]
+pub(crate) struct Update {
+    rows: Rows,
+    inputs: Vec<String>,
+}
+
+/// The update of so many elements, lowered once.
+fn update_of(
+    class: &mut Class<'_>,
+    is_matrix: bool,
+    elements: usize,
+) -> Result<Rc<Update>, String> {
+    let (optimizer, dtype) = (class.plan.optimizer, class.dtype);
+    let text = format!("{optimizer:?} {is_matrix} {elements} {dtype}");
+    if let Some(there) = class.table.updates.get(&text) {
+        return Ok(Rc::clone(there));
+    }
+    let function = optimizer_function(optimizer, is_matrix, elements, dtype)?;
+    let tile = lower_kernel(&function, &Module::default());
+    let name = |param: &ir::ValueId| function.value(*param).name.clone();
+    let inputs = tile.inputs.iter().map(name).collect();
+    let made = Rc::new(Update { rows: tile.rows, inputs });
+    class.table.updates.insert(text, Rc::clone(&made));
+    Ok(made)
 }
 
 /// The update of `elements` parameters, as a kernel function of the library's composite.

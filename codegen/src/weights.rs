@@ -22,13 +22,19 @@ pub(crate) fn weight_places(
 ) -> Result<Vec<WeightPlace>, String> {
     let mut places = Vec::new();
     for (index, weight) in calls.weights.iter().enumerate() {
-        let mut stages = Vec::new();
+        let param = |call: &Call| call.operands.iter().position(|o| *o == Operand::Weight(index));
+        let readers = calls.calls.iter().enumerate();
+        let readers: Vec<(usize, usize)> =
+            readers.filter_map(|(at, call)| Some((at, param(call)?))).collect();
+        let mut stages: Vec<usize> = readers.iter().map(|(at, _)| plan.stage_of(*at)).collect();
+        stages.dedup();
+        if !stages.contains(&stage) {
+            continue;
+        }
         let mut lies: Option<Lies> = None;
         let mut is_matrix = false;
-        for (at, call) in calls.calls.iter().enumerate() {
-            let param = call.operands.iter().position(|o| *o == Operand::Weight(index));
-            let Some(param) = param else { continue };
-            stages.push(plan.stage_of(at));
+        for (at, param) in readers {
+            let call = &calls.calls[at];
             let function = module.function(&call.function);
             is_matrix = is_matrix || function.is_some_and(|f| is_multiplied(f, param));
             let here = in_call(module, plan, call, param)?;
@@ -37,9 +43,7 @@ pub(crate) fn weight_places(
             }
             lies = Some(here);
         }
-        stages.sort_unstable();
-        stages.dedup();
-        if let Some((layout, gradient)) = lies.filter(|_| stages.contains(&stage)) {
+        if let Some((layout, gradient)) = lies {
             places.push(WeightPlace {
                 weight: index,
                 name: weight.name.clone(),

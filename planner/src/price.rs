@@ -3,7 +3,7 @@
 //! A kernel takes `max(flops / rate, bytes / bandwidth) + launch`. Rates are those of the
 //! calibration where there is one, else of the datasheet times a chosen efficiency.
 
-use ir::program::{Exchange, Group, Instruction, Routine};
+use ir::program::{Exchange, Group};
 use ir::{Axis, DType, Mesh};
 use kernels::{Attention, Kernel, price};
 
@@ -228,16 +228,5 @@ impl<'a> Prices<'a> {
             (Kind::Cpu | Kind::Gpu, _) => self.cluster.link(2 * self.mesh.dp * self.mesh.tp),
         };
         link.send(bytes as f64).0
-    }
-
-    /// The least time of a call: nobody waits for anybody, no core is shared.
-    pub fn routine(&self, routine: &Routine, launches: &[LaunchPrice]) -> f64 {
-        let seconds = |instruction: &Instruction| match instruction {
-            Instruction::Launch { kernel, .. } => launches[*kernel].seconds,
-            Instruction::Collective { exchange, group, dtype, elements, .. } => {
-                self.collective(exchange, group, *dtype, *elements)
-            }
-        };
-        routine.instructions.iter().map(seconds).sum()
     }
 }

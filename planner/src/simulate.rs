@@ -6,14 +6,18 @@
 //! that waits or communicates leaves its share to the others. So a step never takes less than its
 //! work divided by the cores, nor than its longest chain.
 
+mod script;
+
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
-use ir::program::{Group, Instruction, Program, Step};
+use ir::program::{Group, Program};
 use ir::{Axis, Mesh};
 use serde::{Deserialize, Serialize};
 
 use crate::price::{LaunchPrice, Prices};
+pub(crate) use script::{Move, Part, Script, Timed, add_parts};
 
 /// Where the time of a rank goes, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -97,12 +101,11 @@ enum Doing {
 }
 
 struct Class<'a> {
-    program: &'a Program,
+    script: &'a Script,
     routines: Vec<Vec<Item>>,
-    is_layer: Vec<bool>,
     doing: Doing,
     time: Breakdown,
-    at_step: usize,
+    at_move: usize,
     at_item: usize,
     /// What its kernels would take alone.
     alone_s: f64,
@@ -140,8 +143,17 @@ pub fn simulate<P: Borrow<Program>>(
     programs: &[P],
     launches: &[LaunchPrice],
 ) -> StepTime {
-    let programs = programs.iter().map(Borrow::borrow);
-    let mut simulation = Simulation::new(prices, mesh, programs, launches);
+    let script = |program: &P| Script::of(program.borrow(), prices, launches);
+    let scripts: Vec<Script> = programs.iter().map(script).collect();
+    simulate_scripts(prices, mesh, &scripts)
+}
+
+/// The time of a step of what all classes do, stages outermost.
+///
+/// # Panics
+/// As [`simulate`].
+pub(crate) fn simulate_scripts(prices: &Prices<'_>, mesh: Mesh, scripts: &[Script]) -> StepTime {
+    let mut simulation = Simulation::new(prices, mesh, scripts);
     simulation.run();
     let seconds = simulation.now;
     // The rank that worked and waited to the end; the first, where several did.
@@ -161,12 +173,7 @@ pub fn simulate<P: Borrow<Program>>(
 }
 
 impl<'a> Simulation<'a> {
-    fn new(
-        prices: &'a Prices<'a>,
-        mesh: Mesh,
-        programs: impl Iterator<Item = &'a Program>,
-        launches: &[LaunchPrice],
-    ) -> Simulation<'a> {
+    fn new(prices: &'a Prices<'a>, mesh: Mesh, scripts: &'a [Script]) -> Simulation<'a> {
         let mut simulation = Simulation {
             mesh,
             prices,
@@ -176,48 +183,32 @@ impl<'a> Simulation<'a> {
             messages: BTreeMap::new(),
             neighbours: neighbours(prices, mesh),
         };
-        for (at, program) in programs.enumerate() {
-            let class = simulation.class(at, program, launches);
+        for (at, script) in scripts.iter().enumerate() {
+            let class = simulation.class(at, script);
             simulation.classes.push(class);
         }
         simulation
     }
 
-    fn class(&mut self, at: usize, program: &'a Program, launches: &[LaunchPrice]) -> Class<'a> {
-        let mut routines = Vec::new();
-        for routine in &program.routines {
-            let mut items = Vec::new();
-            for instruction in &routine.instructions {
-                match instruction {
-                    Instruction::Launch { kernel, .. } => {
-                        let LaunchPrice { seconds, is_product } = launches[*kernel];
-                        if !matches!(items.last(), Some(Item::Compute { .. })) {
-                            items.push(Item::Compute { products: 0.0, kernels: 0.0 });
-                        }
-                        if let Some(Item::Compute { products, kernels }) = items.last_mut() {
-                            *if is_product { products } else { kernels } += seconds;
-                        }
-                    }
-                    Instruction::Collective { exchange, group, dtype, elements, .. } => {
-                        let seconds = self.prices.collective(exchange, group, *dtype, *elements);
-                        let is_tensor = *group == Group::Axis(Axis::Tp);
-                        let group = self.meeting(self.members(at, group));
-                        items.push(Item::Collective { group, is_tensor, seconds });
-                    }
-                }
+    fn class(&mut self, at: usize, script: &'a Script) -> Class<'a> {
+        let mut item = |part: &Part| match part {
+            Part::Compute { products, kernels } => {
+                Item::Compute { products: *products, kernels: *kernels }
             }
-            routines.push(items);
-        }
-        let is_layer = |routine: &ir::program::Routine| {
-            routine.name.ends_with(".forward") || routine.name.ends_with(".backward")
+            Part::Collective { group, seconds } => {
+                let is_tensor = *group == Group::Axis(Axis::Tp);
+                let group = self.meeting(self.members(at, group));
+                Item::Collective { group, is_tensor, seconds: *seconds }
+            }
         };
+        let items = |timed: &Rc<Timed>| timed.parts.iter().map(&mut item).collect();
+        let routines = script.routines.iter().map(items).collect();
         Class {
-            program,
+            script,
             routines,
-            is_layer: program.routines.iter().map(is_layer).collect(),
             doing: Doing::Nothing,
             time: Breakdown::default(),
-            at_step: 0,
+            at_move: 0,
             at_item: 0,
             alone_s: 0.0,
         }
@@ -319,7 +310,7 @@ impl<'a> Simulation<'a> {
 
     fn item(&self, class: usize) -> Option<(usize, Item)> {
         let me = &self.classes[class];
-        let Some(Step::Call { routine, .. }) = me.program.steps.get(me.at_step) else {
+        let Some(Move::Call { routine }) = me.script.moves.get(me.at_move) else {
             return None;
         };
         Some((*routine, *me.routines[*routine].get(me.at_item)?))
@@ -332,7 +323,7 @@ impl<'a> Simulation<'a> {
         let me = &mut self.classes[class];
         let (took, alone) = (self.now - since, products + kernels);
         let of_products = if alone > 0.0 { took * products / alone } else { 0.0 };
-        if me.is_layer[routine] {
+        if me.script.routines[routine].is_layer {
             me.time.products_s += of_products;
             me.time.kernels_s += took - of_products;
         } else {
@@ -349,17 +340,17 @@ impl<'a> Simulation<'a> {
             self.classes[class].at_item += 1;
             return;
         }
-        let Step::Send { to, .. } = self.classes[class].program.steps[self.classes[class].at_step]
-        else {
+        let me = &mut self.classes[class];
+        let Move::Send { to, .. } = me.script.moves[me.at_move] else {
             unreachable!("a class sends what its program says");
         };
-        self.classes[class].next_step();
+        me.next_move();
         let to = to * self.mesh.tp + class % self.mesh.tp;
         *self.messages.entry((class, to)).or_insert(0) += 1;
         let now = self.now;
         let receiver = &mut self.classes[to];
-        if let (Doing::Waiting { .. }, Some(Step::Receive { from, .. })) =
-            (receiver.doing, receiver.program.steps.get(receiver.at_step))
+        if let (Doing::Waiting { .. }, Some(Move::Receive { from })) =
+            (receiver.doing, receiver.script.moves.get(receiver.at_move))
             && from * self.mesh.tp + class % self.mesh.tp == class
         {
             receiver.wake(now);
@@ -371,26 +362,24 @@ impl<'a> Simulation<'a> {
     fn start(&mut self, class: usize) -> bool {
         let (tp, now) = (self.mesh.tp, self.now);
         let me = &mut self.classes[class];
-        let Some(step) = me.program.steps.get(me.at_step) else {
+        let Some(next) = me.script.moves.get(me.at_move) else {
             me.doing = Doing::Done;
             return false;
         };
-        match step {
-            Step::Feed { .. } => me.next_step(),
-            Step::Call { .. } => return self.start_item(class),
-            Step::Send { buffer, .. } => {
-                let seconds = self.prices.send(me.program.buffers[buffer.0 as usize].bytes);
+        match next {
+            Move::Call { .. } => return self.start_item(class),
+            Move::Send { seconds, .. } => {
                 me.time.messages_s += seconds;
                 me.doing = Doing::Transfer { until: now + seconds, is_message: true };
             }
-            Step::Receive { from, .. } => {
+            Move::Receive { from } => {
                 let there = self.messages.entry((from * tp + class % tp, class)).or_insert(0);
                 if *there == 0 {
                     me.doing = Doing::Waiting { since: now };
                     return false;
                 }
                 *there -= 1;
-                me.next_step();
+                me.next_move();
             }
         }
         true
@@ -399,7 +388,7 @@ impl<'a> Simulation<'a> {
     fn start_item(&mut self, class: usize) -> bool {
         let now = self.now;
         match self.item(class) {
-            None => self.classes[class].next_step(),
+            None => self.classes[class].next_move(),
             Some((_, Item::Compute { products, kernels })) => {
                 let left = products + kernels;
                 self.classes[class].doing = Doing::Compute { left, since: now };
@@ -430,8 +419,8 @@ impl<'a> Simulation<'a> {
 }
 
 impl Class<'_> {
-    fn next_step(&mut self) {
-        self.at_step += 1;
+    fn next_move(&mut self) {
+        self.at_move += 1;
         self.at_item = 0;
     }
 

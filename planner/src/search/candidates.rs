@@ -8,7 +8,7 @@ use ir::{Axis, Diagnostic, Mesh, Module, Plan};
 use serde::{Deserialize, Serialize};
 
 use super::bound::{Bound, Weights, bound};
-use super::layers::{Key, LayerTable};
+use super::layers::{Asked, Key, LayerTable};
 use super::{Job, allows, keep_number};
 use crate::limits::Knob;
 
@@ -104,7 +104,9 @@ pub(super) fn candidates(
     let mut failed = None;
     let meshes = meshes(job, table.calls().calls.len());
     let keys: Vec<(Mesh, Vec<Key>)> = meshes.into_iter().map(|m| (m, keys(job, m))).collect();
-    table.add_all(&keys.iter().flat_map(|(_, keys)| keys).copied().collect::<Vec<Key>>());
+    let asked = |key: &Key| (*key, asked(job, *key, table.layer_count()));
+    let all_keys: Vec<(Key, Vec<Asked>)> = keys.iter().flat_map(|(_, k)| k).map(asked).collect();
+    table.add_all(&all_keys);
     for (mesh, keys) in keys {
         let weights = Weights::new(table.calls(), mesh.tp);
         for key in keys {
@@ -118,6 +120,19 @@ pub(super) fn candidates(
         }
     }
     Ok((all, failed))
+}
+
+/// What the candidates of a key ask of layers.
+fn asked(job: &Job<'_>, key: Key, layers: usize) -> Vec<Asked> {
+    let adds = has_several_microbatches(job, key);
+    let of_set = |keeps: Vec<Keep>| keeps.into_iter().enumerate();
+    let all = keep_sets(job, layers).into_iter().flat_map(of_set);
+    all.map(|(layer, keep)| (layer, keep, adds)).collect()
+}
+
+/// Whether the gradients of micro-batches are added.
+fn has_several_microbatches(job: &Job<'_>, key: Key) -> bool {
+    job.global_batch_size > key.dp * key.microbatch_size
 }
 
 /// Every boundary and micro-batch on a mesh.
@@ -140,8 +155,7 @@ fn add_cuts(
     key: Key,
     all: &mut Bounded,
 ) -> Result<(), Diagnostic> {
-    let adds = job.global_batch_size > mesh.dp * key.microbatch_size;
-    let prices = table.call_prices(key, keeps, adds)?;
+    let prices = table.call_prices(key, keeps, has_several_microbatches(job, key))?;
     let seconds: Vec<f64> = prices.iter().map(|p| p.seconds).collect();
     for stage_ends in cuts(&seconds, mesh.pp) {
         let candidate = Candidate {

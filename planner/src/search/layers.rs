@@ -4,22 +4,22 @@
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use codegen::calls::{Calls, Operand};
-use codegen::compile::Compiler;
-use codegen::partition::Place;
-use codegen::routines::Layer;
+use codegen::crossing::{crossing, gradient_adds};
+use codegen::schedule::{Turn, one_forward_one_backward};
 use ir::plan::{FunctionPlan, Keep};
-use ir::program::{Instruction, Routine};
-use ir::{Diagnostic, Mesh, Plan, Program, Sharding, Span};
+use ir::{Diagnostic, Plan, Program, Sharding, ValueId};
 
+use super::pricer::{Pricer, TimedLayer, TimedLayers, Variant, prices_for, shard_for};
 use super::{Candidate, Job, Scored, assemble};
 use crate::footprint::{Footprint, fullest};
-use crate::price::{LaunchPrice, Prices};
-use crate::shard::{Rates, Request, Sharded, shard};
-use crate::simulate::simulate;
+use crate::price::Prices;
+use crate::shard::Sharded;
+use crate::simulate::{Move, Script, Timed, add_parts, simulate, simulate_scripts};
 
 /// What the shardings and the routines of layers depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,8 +43,8 @@ pub(super) struct CallPrice {
     pub(super) kept_bytes_of_all: u64,
 }
 
-/// The layer, what it keeps, and whether its gradients are added.
-type Variant = (Key, usize, Keep, bool);
+/// What is asked of a layer: which one, what it keeps, and whether its gradients are added.
+pub(super) type Asked = (usize, Keep, bool);
 
 /// What the program of one class depends on, among the candidates of one job.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,19 +61,32 @@ struct ClassKey {
     holders: Vec<Vec<usize>>,
 }
 
+/// What a stage does, for each micro-batch and at the ends of a step.
+struct Stage {
+    begin: Rc<Timed>,
+    forward: Rc<Timed>,
+    backward: Rc<Timed>,
+    finish: Rc<Timed>,
+    /// Bytes of each value that it passes on.
+    passed_bytes: Vec<u64>,
+}
+
 /// The layers of a job.
 pub(super) struct LayerTable<'a> {
-    job: &'a Job<'a>,
-    compiler: Compiler<'a>,
+    pricer: Pricer<'a>,
     layers: Vec<String>,
+    /// For each call, its layer.
+    layer_of: Vec<usize>,
     /// By key with one data-parallel rank: what a rank has does not depend on their number.
     sharded: BTreeMap<Key, Result<Sharded, Diagnostic>>,
-    priced: BTreeMap<Variant, CallPrice>,
-    /// The prices of the compiler's kernels, as far as they were asked for.
-    launches: Vec<LaunchPrice>,
+    priced: BTreeMap<(Key, Asked), CallPrice>,
     /// A plan for each way to cut and keep; candidates differ from it by their stages.
     plans: BTreeMap<(Key, Vec<Keep>), Plan>,
-    /// The programs of candidates, which have many stages in common.
+    /// What the stages of candidates do, of which they have many in common; and what they do
+    /// before the first and after the last micro-batch, where nothing is kept.
+    stages: BTreeMap<ClassKey, Rc<Stage>>,
+    ends: BTreeMap<ClassKey, [Rc<Timed>; 2]>,
+    /// The programs of candidates.
     programs: BTreeMap<ClassKey, Rc<Program>>,
     /// For each weight that several calls read, these.
     shared: Vec<Vec<usize>>,
@@ -83,28 +96,35 @@ impl<'a> LayerTable<'a> {
     /// # Errors
     /// `E2001` when the entry is no list of calls.
     pub(super) fn new(job: &'a Job<'a>) -> Result<LayerTable<'a>, Diagnostic> {
-        let compiler = Compiler::new(job.module, job.entry)?;
-        let layers = compiler.calls().functions().into_iter().map(str::to_owned).collect();
-        let shared = shared(compiler.calls());
+        let pricer = Pricer::new(job)?;
+        let calls = pricer.calls();
+        let layers: Vec<String> = calls.functions().into_iter().map(str::to_owned).collect();
+        let layer_of = |function: &String| layers.iter().position(|l| l == function);
+        let layer_of = |call: &codegen::calls::Call| {
+            layer_of(&call.function).expect("layers are those that are called")
+        };
+        let layer_of = calls.calls.iter().map(layer_of).collect();
+        let shared = shared(calls);
         Ok(LayerTable {
-            job,
-            compiler,
+            pricer,
             layers,
+            layer_of,
             sharded: BTreeMap::new(),
             priced: BTreeMap::new(),
-            launches: Vec::new(),
             plans: BTreeMap::new(),
+            stages: BTreeMap::new(),
+            ends: BTreeMap::new(),
             programs: BTreeMap::new(),
             shared,
         })
     }
 
     pub(super) fn job(&self) -> &'a Job<'a> {
-        self.job
+        self.pricer.job
     }
 
     pub(super) fn calls(&self) -> &Calls {
-        self.compiler.calls()
+        self.pricer.calls()
     }
 
     pub(super) fn layer_count(&self) -> usize {
@@ -124,39 +144,52 @@ impl<'a> LayerTable<'a> {
     /// What sharding reports.
     pub(super) fn add(&mut self, key: Key) -> Result<(), Diagnostic> {
         let key = Key { dp: 1, ..key };
-        self.add_all(&[key]);
-        match &self.sharded[&key] {
-            Ok(_) => Ok(()),
-            Err(diagnostic) => Err(diagnostic.clone()),
-        }
+        let job = self.job();
+        let sharded = self.sharded.entry(key).or_insert_with(|| shard_for(job, key));
+        sharded.as_ref().map(|_| ()).map_err(Diagnostic::clone)
     }
 
-    /// Shards the layers for keys, on all cores of this machine.
-    pub(super) fn add_all(&mut self, keys: &[Key]) {
-        let keys: BTreeSet<Key> = keys.iter().map(|key| Key { dp: 1, ..*key }).collect();
-        let new: Vec<Key> = keys.into_iter().filter(|k| !self.sharded.contains_key(k)).collect();
+    /// Shards the layers for keys and times what is asked of them, on all cores of this machine.
+    pub(super) fn add_all(&mut self, all: &[(Key, Vec<Asked>)]) {
+        let mut new: BTreeMap<Key, BTreeSet<Asked>> = BTreeMap::new();
+        for (key, asked) in all {
+            new.entry(Key { dp: 1, ..*key }).or_default().extend(asked);
+        }
+        new.retain(|key, _| !self.sharded.contains_key(key));
+        // Much to do comes first, so that nobody waits long for the last one.
+        let mut new: Vec<(Key, BTreeSet<Asked>)> = new.into_iter().collect();
+        new.sort_by_key(|(key, _)| std::cmp::Reverse((key.tp.min(2), key.microbatch_size)));
         let threads = thread::available_parallelism().map_or(1, usize::from).min(new.len());
         let next = AtomicUsize::new(0);
-        let (job, next, new) = (self.job, &next, &new);
-        let work = || {
+        let (job, layers, next, new) = (self.job(), &self.layers, &next, &new);
+        let work = |pricer: &mut Pricer<'a>| {
             let mut made = Vec::new();
-            while let Some(key) = new.get(next.fetch_add(1, Ordering::Relaxed)) {
-                made.push((*key, shard_for(job, *key)));
+            while let Some((key, asked)) = new.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let sharded = shard_for(job, *key);
+                if let Ok(sharded) = &sharded {
+                    pricer.time_all(*key, sharded, layers, asked);
+                }
+                made.push((*key, sharded));
             }
             made
         };
+        let other = || -> (Vec<_>, TimedLayers) {
+            let mut pricer = Pricer::new(job).expect("the table has one of the same job");
+            (work(&mut pricer), pricer.timed)
+        };
         thread::scope(|scope| {
-            let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
-            self.sharded.extend(work());
+            let others: Vec<_> = (1..threads).map(|_| scope.spawn(other)).collect();
+            self.sharded.extend(work(&mut self.pricer));
             for other in others {
-                self.sharded.extend(other.join().expect("sharding does not panic"));
+                let (sharded, timed) = other.join().expect("sharding does not panic");
+                self.sharded.extend(sharded);
+                self.pricer.timed.extend(timed);
             }
         });
     }
 
     fn sharded(&self, key: Key) -> &Sharded {
-        let found = &self.sharded[&Key { dp: 1, ..key }];
-        found.as_ref().expect("candidates have keys that can be sharded")
+        sharded(&self.sharded, key)
     }
 
     /// The prices of the calls in order. `adds` says that there are several micro-batches, whose
@@ -174,81 +207,19 @@ impl<'a> LayerTable<'a> {
         // What a call takes does not depend on how many others do the same.
         let key = Key { dp: 1, ..key };
         for (layer, keep) in keeps.iter().enumerate() {
-            of_layer.push(self.price((key, layer, *keep, adds))?);
+            of_layer.push(self.price(key, (layer, *keep, adds))?);
         }
-        let price = |function: &String| {
-            let layer = self.layers.iter().position(|l| l == function);
-            of_layer[layer.expect("layers are those that are called")]
-        };
-        Ok(self.calls().calls.iter().map(|call| price(&call.function)).collect())
+        Ok(self.layer_of.iter().map(|layer| of_layer[*layer]).collect())
     }
 
-    fn price(&mut self, variant: Variant) -> Result<CallPrice, Diagnostic> {
-        if let Some(there) = self.priced.get(&variant) {
+    fn price(&mut self, key: Key, asked: Asked) -> Result<CallPrice, Diagnostic> {
+        if let Some(there) = self.priced.get(&(key, asked)) {
             return Ok(*there);
         }
-        let (key, layer, keep, adds) = variant;
-        let name = self.layers[layer].clone();
-        let shardings = self.sharded(key).functions[&name].clone();
-        let plan = FunctionPlan { keep, shardings };
-        let first = self.place_price(&name, &plan, key, 0, adds)?;
-        // Pieces never grow along an axis.
-        let last = self.place_price(&name, &plan, key, key.tp - 1, adds)?;
-        let others = (key.tp - 1) as f64;
-        let price = CallPrice {
-            seconds: first.seconds,
-            compute_s: first.compute_s + others * first.compute_s.min(last.compute_s),
-            kept_bytes: first.kept_bytes,
-            kept_bytes_of_all: first.kept_bytes
-                + (key.tp as u64 - 1) * first.kept_bytes.min(last.kept_bytes),
-        };
-        self.priced.insert(variant, price);
+        let sharded = sharded(&self.sharded, key);
+        let price = self.pricer.price(key, sharded, &self.layers, asked)?;
+        self.priced.insert((key, asked), price);
         Ok(price)
-    }
-
-    /// The price on one tensor-parallel rank.
-    fn place_price(
-        &mut self,
-        name: &str,
-        plan: &FunctionPlan,
-        key: Key,
-        tensor: usize,
-        adds: bool,
-    ) -> Result<CallPrice, Diagnostic> {
-        let place = Place {
-            sizes: [key.dp, key.tp],
-            coordinates: [0, tensor],
-            microbatch_size: key.microbatch_size,
-        };
-        let calls = self.compiler.calls();
-        let call = calls.first_call(name).expect("layers are those that are called");
-        let is_weight = |o: &Operand| matches!(o, Operand::Weight(_));
-        let added: Vec<bool> = call.operands.iter().map(|o| adds && is_weight(o)).collect();
-        let is_last = call.results.iter().any(|r| calls.results.contains(r));
-        let built = self.compiler.layers().layer(name, plan, place, &added, is_last);
-        let built = built.map_err(|why| {
-            Diagnostic::error(
-                codegen::lower::refusal_code(&why),
-                Span::of(self.job.model.clone()),
-                why,
-            )
-            .note(format!("pricing `@{name}` on dp={}, tp={}", key.dp, key.tp))
-        })?;
-        let prices = prices_for(self.job, key);
-        self.price_launches(&prices);
-        let routines = || [&built.forward, &built.backward].into_iter();
-        Ok(CallPrice {
-            seconds: routines().map(|r| prices.routine(r, &self.launches)).sum(),
-            compute_s: routines().map(|r| compute_seconds(r, &self.launches)).sum(),
-            kept_bytes: kept_bytes(&built),
-            kept_bytes_of_all: 0,
-        })
-    }
-
-    /// Prices the kernels that were compiled since. They cost the same on all meshes of a job.
-    fn price_launches(&mut self, prices: &Prices<'_>) {
-        let known = self.launches.len();
-        self.launches.extend(self.compiler.kernels()[known..].iter().map(|k| prices.launch(k)));
     }
 
     /// The plan of a candidate.
@@ -262,12 +233,12 @@ impl<'a> LayerTable<'a> {
             let shardings: BTreeMap<String, Sharding> = sharded.functions[name].clone();
             (name.clone(), FunctionPlan { keep: *keep, shardings })
         });
-        Ok(assemble(self.job, candidate, functions))
+        Ok(assemble(self.job(), candidate, functions))
     }
 
     /// What a plan that someone else made decides.
     pub(super) fn candidate_of(&self, plan: &Plan) -> Candidate {
-        Candidate::of_plan(plan, self.calls(), &self.layers, self.job.module)
+        Candidate::of_plan(plan, self.calls(), &self.layers, self.job().module)
     }
 
     /// The time and the memory of a plan that someone else made.
@@ -279,8 +250,16 @@ impl<'a> LayerTable<'a> {
         plan: &Plan,
         candidate: &Candidate,
     ) -> Result<Scored, Diagnostic> {
-        let programs = self.compiler.programs(plan)?;
+        let programs = self.pricer.compiler.programs(plan)?;
         Ok(self.scored(&programs, candidate))
+    }
+
+    /// The plan of a candidate, which goes back to where it comes from.
+    fn take_plan(&mut self, candidate: &Candidate) -> Result<Plan, Diagnostic> {
+        match self.plans.remove(&(candidate.key(), candidate.keeps.clone())) {
+            Some(plan) => Ok(Plan { stage_ends: candidate.stage_ends.clone(), ..plan }),
+            None => self.plan(candidate),
+        }
     }
 
     /// The time and the memory of a candidate. What it has in common with others is compiled once.
@@ -288,34 +267,132 @@ impl<'a> LayerTable<'a> {
     /// # Errors
     /// What sharding reports.
     pub(super) fn score_candidate(&mut self, candidate: &Candidate) -> Result<Scored, Diagnostic> {
-        let kind = (candidate.key(), candidate.keeps.clone());
-        let plan = match self.plans.remove(&kind) {
-            Some(plan) => Plan { stage_ends: candidate.stage_ends.clone(), ..plan },
-            None => self.plan(candidate)?,
-        };
+        let plan = self.take_plan(candidate)?;
         let mut programs = Vec::new();
         for class in self.classes(candidate) {
             if let Some(there) = self.programs.get(&class) {
                 programs.push(Rc::clone(there));
                 continue;
             }
-            let made = Rc::new(self.compiler.program(&plan, class.stage, class.tensor)?);
+            let made = Rc::new(self.pricer.compiler.program(&plan, class.stage, class.tensor)?);
             programs.push(Rc::clone(&made));
             self.programs.insert(class, made);
         }
-        self.plans.insert(kind, plan);
+        self.plans.insert((candidate.key(), candidate.keeps.clone()), plan);
         Ok(self.scored(&programs, candidate))
     }
 
     fn scored<P: Borrow<Program>>(&mut self, programs: &[P], candidate: &Candidate) -> Scored {
-        let (mesh, cluster) = (candidate.mesh, self.job.cluster);
+        let (mesh, cluster) = (candidate.mesh, self.job().cluster);
         let prices = Prices::new(cluster, mesh);
-        self.price_launches(&prices);
-        let time = simulate(&prices, mesh, programs, &self.launches);
+        self.pricer.price_launches(&prices);
+        let time = simulate(&prices, mesh, programs, &self.pricer.launches);
         let threads = cluster.threads(cluster.ranks_per_node(mesh.ranks()));
-        let footprints = Footprint::of_all(programs, self.compiler.kernels(), threads);
+        let footprints = Footprint::of_all(programs, self.pricer.compiler.kernels(), threads);
         let (need, have) = fullest(&footprints, mesh.dp, cluster);
         Scored { candidate: candidate.clone(), time, footprints, need, have }
+    }
+
+    /// The time of a candidate, but for rounding, from the times of its layers: nothing is
+    /// compiled but these.
+    ///
+    /// # Errors
+    /// What sharding and compiling report.
+    pub(super) fn seconds(&mut self, candidate: &Candidate) -> Result<f64, Diagnostic> {
+        let mesh = candidate.mesh;
+        let prices = Prices::new(self.job().cluster, mesh);
+        let count = candidate.microbatch_count(self.job());
+        let classes = self.classes(candidate);
+        let mut stages = Vec::with_capacity(classes.len());
+        for class in classes {
+            stages.push(match self.stages.get(&class) {
+                Some(there) => Rc::clone(there),
+                None => {
+                    let made = Rc::new(self.stage(candidate, &class)?);
+                    self.stages.insert(class, Rc::clone(&made));
+                    made
+                }
+            });
+        }
+        let script = |(at, stage): (usize, &Rc<Stage>)| {
+            let before = at.checked_sub(mesh.tp).map(|before| &*stages[before]);
+            stage.script([at / mesh.tp, mesh.pp], before, count, &prices)
+        };
+        let scripts: Vec<Script> = stages.iter().enumerate().map(script).collect();
+        Ok(simulate_scripts(&prices, mesh, &scripts).seconds)
+    }
+
+    fn stage(&mut self, candidate: &Candidate, class: &ClassKey) -> Result<Stage, Diagnostic> {
+        let [begin, finish] = self.ends(candidate, class)?;
+        let [from, to] = class.calls;
+        let count = candidate.microbatch_count(self.job());
+        let (calls, passed) = (self.calls(), crossing(self.calls(), to));
+        let adds = gradient_adds(&calls.calls[from..to], &passed, count);
+        let mut timed = Vec::with_capacity(to - from);
+        for (call, adds) in (from..to).zip(adds) {
+            timed.push(self.timed(candidate, class, call, adds)?);
+        }
+        let mut halves = [Timed::default(), Timed::default()];
+        halves.iter_mut().for_each(|half| half.is_layer = true);
+        timed.iter().for_each(|layer| halves[0].append(&layer.forward));
+        timed.iter().rev().for_each(|layer| halves[1].append(&layer.backward));
+        let mut passed_bytes = Vec::with_capacity(passed.len());
+        for value in passed {
+            let made = |results: &[ValueId]| results.iter().position(|made| *made == value);
+            let mut all = self.calls().calls.iter().enumerate();
+            let found = all.find_map(|(at, call)| Some((at, made(&call.results)?)));
+            let (call, result) = found.expect("what crosses is the result of a call");
+            let layer = match call.checked_sub(from).and_then(|own| timed.get(own)) {
+                Some(own) => Arc::clone(own),
+                None => {
+                    let adds = vec![false; self.calls().calls[call].operands.len()];
+                    self.timed(candidate, class, call, adds)?
+                }
+            };
+            passed_bytes.push(layer.result_bytes[result]);
+        }
+        let [forward, backward] = halves.map(Rc::new);
+        Ok(Stage { begin, forward, backward, finish, passed_bytes })
+    }
+
+    /// The time of a call on the ranks of a class.
+    fn timed(
+        &mut self,
+        candidate: &Candidate,
+        class: &ClassKey,
+        call: usize,
+        adds: Vec<bool>,
+    ) -> Result<Arc<TimedLayer>, Diagnostic> {
+        let layer = self.layer_of[call];
+        let (key, keep) = (Key { dp: 1, ..class.key }, candidate.keeps[layer]);
+        let variant = Variant { key, layer, keep, adds, tensor: class.tensor };
+        self.pricer.time(variant, sharded(&self.sharded, key), &self.layers[layer])
+    }
+
+    /// What a class does before its first micro-batch and after its last one.
+    fn ends(
+        &mut self,
+        candidate: &Candidate,
+        class: &ClassKey,
+    ) -> Result<[Rc<Timed>; 2], Diagnostic> {
+        let class = ClassKey { keeps: Vec::new(), ..class.clone() };
+        if let Some([begin, finish]) = self.ends.get(&class) {
+            return Ok([Rc::clone(begin), Rc::clone(finish)]);
+        }
+        let plan = self.take_plan(candidate)?;
+        let ends = self.pricer.compiler.ends(&plan, class.stage, class.tensor)?;
+        self.plans.insert((candidate.key(), candidate.keeps.clone()), plan);
+        let prices = prices_for(self.job(), class.key);
+        self.pricer.price_launches(&prices);
+        let timed = [ends.begin, ends.finish].map(|routines| {
+            let mut timed = Timed::default();
+            for routine in &routines {
+                add_parts(&mut timed.parts, routine, &prices, &self.pricer.launches);
+            }
+            Rc::new(timed)
+        });
+        self.ends.insert(class, timed.clone());
+        Ok(timed)
     }
 
     /// The classes of ranks of a candidate: stages outermost.
@@ -360,39 +437,40 @@ fn shared(calls: &Calls) -> Vec<Vec<usize>> {
     (0..calls.weights.len()).map(readers).filter(|calls| calls.len() > 1).collect()
 }
 
-/// The shardings of the layers of a job for a key.
-fn shard_for(job: &Job<'_>, key: Key) -> Result<Sharded, Diagnostic> {
-    let prices = prices_for(job, key);
-    shard(&Request {
-        module: job.module,
-        entry: job.entry,
-        dp: key.dp,
-        tp: key.tp,
-        microbatch_size: key.microbatch_size,
-        sequence: key.sequence,
-        rates: Rates {
-            flops_per_s: prices.product_rate(job.dtype, 1e9),
-            memory_bytes_per_s: prices.memory_rate(1e6, false),
-            link: job.cluster.link(key.tp),
-        },
-    })
+fn sharded(all: &BTreeMap<Key, Result<Sharded, Diagnostic>>, key: Key) -> &Sharded {
+    let found = &all[&Key { dp: 1, ..key }];
+    found.as_ref().expect("candidates have keys that can be sharded")
 }
 
-fn prices_for<'a>(job: &Job<'a>, key: Key) -> Prices<'a> {
-    let Key { dp, tp, .. } = key;
-    Prices::new(job.cluster, Mesh { pp: job.ranks / dp / tp, dp, tp })
-}
-
-fn compute_seconds(routine: &Routine, launches: &[LaunchPrice]) -> f64 {
-    let seconds = |instruction: &Instruction| match instruction {
-        Instruction::Launch { kernel, .. } => launches[*kernel].seconds,
-        Instruction::Collective { .. } => 0.0,
-    };
-    routine.instructions.iter().map(seconds).sum()
-}
-
-/// The bytes of the results that a layer keeps beside those of the primal.
-fn kept_bytes(layer: &Layer) -> u64 {
-    let first = layer.halves.forward_params.len() + layer.halves.primal_results;
-    layer.forward.slots[first..].iter().map(|(_, bytes)| bytes).sum()
+impl Stage {
+    /// A step of the stage, which is the `at`-th of so many, with micro-batches in their order.
+    fn script(
+        &self,
+        [at, stages]: [usize; 2],
+        before: Option<&Stage>,
+        count: usize,
+        prices: &Prices<'_>,
+    ) -> Script {
+        let routines = [&self.begin, &self.forward, &self.backward, &self.finish];
+        let seconds = |bytes: &Vec<u64>| bytes.iter().map(|b| prices.send(*b)).collect();
+        let out: Vec<f64> = seconds(&self.passed_bytes);
+        let back: Vec<f64> = before.map_or_else(Vec::new, |stage| seconds(&stage.passed_bytes));
+        let mut moves = vec![Move::Call { routine: 0 }];
+        for turn in one_forward_one_backward(stages, at, count) {
+            match turn {
+                Turn::Forward(_) => {
+                    moves.extend(back.iter().map(|_| Move::Receive { from: at - 1 }));
+                    moves.push(Move::Call { routine: 1 });
+                    moves.extend(out.iter().map(|s| Move::Send { to: at + 1, seconds: *s }));
+                }
+                Turn::Backward(_) => {
+                    moves.extend(out.iter().map(|_| Move::Receive { from: at + 1 }));
+                    moves.push(Move::Call { routine: 2 });
+                    moves.extend(back.iter().map(|s| Move::Send { to: at - 1, seconds: *s }));
+                }
+            }
+        }
+        moves.push(Move::Call { routine: 3 });
+        Script { routines: routines.map(Rc::clone).to_vec(), moves }
+    }
 }

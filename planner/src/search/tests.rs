@@ -139,6 +139,8 @@ mod slow {
                 let seconds = scored.time.seconds;
                 assert!(bound.seconds <= seconds * (1.0 + ROUNDING), "{candidate}");
                 assert!(bound.need <= scored.need.0, "{candidate}");
+                let timed = table.seconds(candidate).unwrap();
+                assert!((timed - seconds).abs() <= ROUNDING * seconds, "{candidate}: {timed}");
                 let sum = scored.time.breakdown.total();
                 assert!((sum - scored.time.seconds).abs() <= 1e-9 * sum, "{candidate}: {scored:?}");
                 if scored.fits() {

@@ -65,22 +65,104 @@ impl Code {
     }
 }
 
-#[derive(Clone)]
 struct State {
     seconds: f64,
     /// For each value its layout, once it is decided.
     layouts: Vec<Code>,
     /// Values that were resharded, and to what.
     copies: Vec<(ValueId, Layout)>,
+    /// The sum of the marks of what is live.
+    mark: Mark,
 }
 
-impl State {
+/// A set of layouts in two words: an accidental equality would only lose a state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct Mark(u64, u64);
+
+impl Mark {
+    fn of(value: ValueId, layout: Code, is_copy: bool) -> Mark {
+        let word = layout.0 ^ u64::from(value.0) << 40 ^ u64::from(is_copy) << 39;
+        let first = ir::random::mix(word);
+        Mark(first, ir::random::mix(first ^ word.rotate_left(32)))
+    }
+
+    fn add(&mut self, other: Mark) {
+        *self = Mark(self.0.wrapping_add(other.0), self.1.wrapping_add(other.1));
+    }
+
+    fn remove(&mut self, other: Mark) {
+        *self = Mark(self.0.wrapping_sub(other.0), self.1.wrapping_sub(other.1));
+    }
+}
+
+/// What a step changes in a state.
+struct Draft<'s> {
+    from: &'s State,
+    seconds: f64,
+    decided: Vec<(ValueId, Code)>,
+    copied: Vec<(ValueId, Layout)>,
+}
+
+impl Draft<'_> {
     fn layout(&self, value: ValueId) -> Option<Layout> {
-        self.layouts[value.index()].layout()
+        let decided = self.decided.iter().rev().find(|(of, _)| *of == value);
+        decided.map_or(self.from.layouts[value.index()], |(_, code)| *code).layout()
     }
 
     fn decide(&mut self, value: ValueId, layout: Layout) {
-        self.layouts[value.index()] = Code::of(layout);
+        self.decided.push((value, Code::of(layout)));
+    }
+
+    fn has_copy(&self, value: ValueId, layout: Layout) -> bool {
+        let copy = (value, layout);
+        self.copied.contains(&copy) || self.from.copies.contains(&copy)
+    }
+
+    /// The mark of the state, of what is read after step `at`.
+    fn mark(&self, last_use: &[usize], at: usize) -> Mark {
+        let is_live = |value: &ValueId| last_use[value.index()] > at;
+        let mut mark = self.from.mark;
+        for (nth, (value, code)) in self.decided.iter().enumerate() {
+            let is_last = self.decided[nth + 1..].iter().all(|(later, _)| later != value);
+            if !is_live(value) || !is_last {
+                continue;
+            }
+            let before = self.from.layouts[value.index()];
+            if before != Code::UNDECIDED {
+                mark.remove(Mark::of(*value, before, false));
+            }
+            mark.add(Mark::of(*value, *code, false));
+        }
+        for (value, layout) in self.copied.iter().filter(|(value, _)| is_live(value)) {
+            mark.add(Mark::of(*value, Code::of(*layout), true));
+        }
+        mark
+    }
+
+    /// The state with the changes; copies that nobody reads after step `at` are forgotten.
+    fn apply(self, mark: Mark, last_use: &[usize], at: usize) -> State {
+        let mut layouts = self.from.layouts.clone();
+        for (value, code) in self.decided {
+            layouts[value.index()] = code;
+        }
+        let copies = self.from.copies.iter().copied().chain(self.copied);
+        let copies = copies.filter(|(value, _)| last_use[value.index()] > at).collect();
+        State { seconds: self.seconds, layouts, copies, mark }
+    }
+}
+
+impl State {
+    /// Takes values that are read for the last time out of the mark.
+    fn forget(&mut self, dying: &[ValueId]) {
+        for value in dying {
+            let code = self.layouts[value.index()];
+            if code != Code::UNDECIDED {
+                self.mark.remove(Mark::of(*value, code, false));
+            }
+        }
+        for (value, layout) in self.copies.iter().filter(|(value, _)| dying.contains(value)) {
+            self.mark.remove(Mark::of(*value, Code::of(*layout), true));
+        }
     }
 }
 
@@ -94,32 +176,38 @@ pub(super) fn search(problem: &Problem<'_>) -> Result<Found, String> {
             Demand::Free | Demand::Gradient(_) | Demand::Same(_) => Code::of(Layout::Replicated),
         };
     }
-    let mut beam = vec![State { seconds: 0.0, layouts, copies: Vec::new() }];
+    let mark = Mark::default();
+    let mut beam = vec![State { seconds: 0.0, layouts, copies: Vec::new(), mark }];
     let mut capped = false;
     for (at, step) in problem.steps.iter().enumerate() {
-        if at == problem.late_from {
-            beam.iter_mut().for_each(forget_gathered);
+        let last_use = &problem.last_use;
+        let dying: Vec<ValueId> =
+            (0..last_use.len()).filter(|v| last_use[*v] == at).map(|v| ValueId(v as u32)).collect();
+        for state in &mut beam {
+            if at == problem.late_from {
+                forget_gathered(state);
+            }
+            state.forget(&dying);
         }
-        let mut next: Vec<State> = Vec::new();
+        let mut next: Vec<Draft<'_>> = Vec::new();
         for state in &beam {
             next.extend(step.ways.iter().filter_map(|way| advance(problem, state, step, way)));
         }
         next.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
         let mut seen = HashSet::new();
-        let live: Vec<usize> =
-            (0..problem.last_use.len()).filter(|v| problem.last_use[*v] > at).collect();
-        beam.clear();
-        for mut state in next {
-            state.copies.retain(|(value, _)| problem.last_use[value.index()] > at);
-            if !seen.insert(key(&state, &live)) {
+        let mut kept = Vec::new();
+        for draft in next {
+            let mark = draft.mark(last_use, at);
+            if !seen.insert(mark) {
                 continue;
             }
-            if beam.len() == BEAM_WIDTH {
+            if kept.len() == BEAM_WIDTH {
                 capped = true;
                 break;
             }
-            beam.push(state);
+            kept.push(draft.apply(mark, last_use, at));
         }
+        beam = kept;
         if beam.is_empty() {
             let node = &problem.function.nodes[step.node];
             return Err(problem.function.value(node.results[0]).name.clone());
@@ -142,26 +230,23 @@ fn unused(problem: &Problem<'_>, at: usize) -> Layout {
     }
 }
 
-/// The live part of a state. Two words: an accidental equality would only lose a state.
-fn key(state: &State, live: &[usize]) -> (u64, u64) {
-    let code = |(value, layout): &(ValueId, Layout)| [u64::from(value.0), Code::of(*layout).0];
-    let mut copies: Vec<[u64; 2]> = state.copies.iter().map(code).collect();
-    copies.sort_unstable();
-    let words = live.iter().map(|v| state.layouts[*v].0).chain(copies.into_iter().flatten());
-    words.fold((1, 2), |(a, b), word| {
-        let a = (a ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let b = (b ^ word).wrapping_mul(0xc2b2_ae3d_27d4_eb4f);
-        (a ^ a >> 29, b ^ b >> 31)
-    })
-}
-
 fn forget_gathered(state: &mut State) {
-    let State { layouts, copies, .. } = state;
-    let layout = |value: &ValueId| layouts[value.index()].layout();
-    copies.retain(|(value, _)| matches!(layout(value), Some(Layout::Partial(_))));
+    let State { layouts, copies, mark, .. } = state;
+    copies.retain(|(value, layout)| {
+        let is_reduced = matches!(layouts[value.index()].layout(), Some(Layout::Partial(_)));
+        if !is_reduced {
+            mark.remove(Mark::of(*value, Code::of(*layout), true));
+        }
+        is_reduced
+    });
 }
 
-fn advance(problem: &Problem<'_>, state: &State, step: &Step, way: &Way) -> Option<State> {
+fn advance<'s>(
+    problem: &Problem<'_>,
+    state: &'s State,
+    step: &Step,
+    way: &Way,
+) -> Option<Draft<'s>> {
     let node = &problem.function.nodes[step.node];
     let bad = |(result, layout): (&ValueId, &Layout)| match problem.demands[result.index()] {
         Demand::Is(wanted) => wanted != *layout,
@@ -170,8 +255,8 @@ fn advance(problem: &Problem<'_>, state: &State, step: &Step, way: &Way) -> Opti
     if node.results.iter().zip(&way.yields).any(bad) {
         return None;
     }
-    let mut next = state.clone();
-    next.seconds += way.seconds;
+    let seconds = state.seconds + way.seconds;
+    let mut next = Draft { from: state, seconds, decided: Vec::new(), copied: Vec::new() };
     for (operand, wanted) in node.operands.iter().zip(&way.wanted) {
         bring(problem, &mut next, *operand, *wanted)?;
     }
@@ -191,14 +276,19 @@ fn advance(problem: &Problem<'_>, state: &State, step: &Step, way: &Way) -> Opti
 }
 
 /// Pays for an operand in the layout that a way wants; none when it cannot be had.
-fn bring(problem: &Problem<'_>, state: &mut State, value: ValueId, wanted: Layout) -> Option<()> {
+fn bring(
+    problem: &Problem<'_>,
+    state: &mut Draft<'_>,
+    value: ValueId,
+    wanted: Layout,
+) -> Option<()> {
     let at = value.index();
     if state.layout(value).is_none() {
         let layout = first_layout(problem, state, value, wanted)?;
         state.decide(value, layout);
     }
     let layout = state.layout(value)?;
-    if layout == wanted || state.copies.contains(&(value, wanted)) {
+    if layout == wanted || state.has_copy(value, wanted) {
         return Some(());
     }
     if problem.made[at].is_some() && layout != Layout::Replicated {
@@ -211,14 +301,14 @@ fn bring(problem: &Problem<'_>, state: &mut State, value: ValueId, wanted: Layou
     }
     let layout = state.layout(value)?;
     state.seconds += reshard_seconds(problem, value, layout, wanted)?;
-    state.copies.push((value, wanted));
+    state.copied.push((value, wanted));
     Some(())
 }
 
 /// The layout of a value that its first reader decides.
 fn first_layout(
     problem: &Problem<'_>,
-    state: &mut State,
+    state: &mut Draft<'_>,
     value: ValueId,
     wanted: Layout,
 ) -> Option<Layout> {
@@ -237,7 +327,12 @@ fn first_layout(
 }
 
 /// Whether a result may lie so. A gradient decides where its parameter lies when nobody read that.
-fn accept(problem: &Problem<'_>, state: &mut State, value: ValueId, layout: Layout) -> Option<()> {
+fn accept(
+    problem: &Problem<'_>,
+    state: &mut Draft<'_>,
+    value: ValueId,
+    layout: Layout,
+) -> Option<()> {
     let (of, terms) = match problem.demands[value.index()] {
         Demand::Gradient(of) => (of, true),
         Demand::Same(of) => (of, false),
