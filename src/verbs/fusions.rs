@@ -31,12 +31,14 @@ pub fn report(model: &Model, without: &[String]) -> Result<Vec<Report>, Failure>
     Ok(vec![simplified(model.module.clone(), selection)])
 }
 
-/// The report on a module that is only evaluated, with all rules but those that `without` names.
+/// The report on a module that is only evaluated, with the rules that it is evaluated with but
+/// those that `without` names.
 ///
 /// # Errors
 /// As [`report`].
 pub fn report_of(module: Module, without: &[String]) -> Result<Vec<Report>, Failure> {
-    Ok(vec![simplified(module, selection(without)?)])
+    let without = selection(without)?.without;
+    Ok(vec![simplified(module, Selection { without, ..Selection::default() })])
 }
 
 fn simplified(mut module: Module, selection: Selection) -> Report {
