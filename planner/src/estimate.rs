@@ -201,6 +201,8 @@ impl<'a> Estimator<'a> {
             }
         }
         let step_time_s = step.breakdown.total_s();
+        let printed = if self.style.prints_first { step.first_memory } else { step.memory };
+        let share = 1.0 + self.style.printed_share;
         let [low, high] = interval::factors(&step.breakdown, &self.rates, self.job.arithmetic);
         Ok(Estimate {
             step_time_s,
@@ -208,7 +210,11 @@ impl<'a> Estimator<'a> {
             step_time_high_s: step_time_s * high,
             breakdown: step.breakdown,
             memory: step.memory,
-            printed_memory: if self.style.prints_first { step.first_memory } else { step.memory },
+            printed_memory: Memory {
+                activations_bytes: printed.activations_bytes * share,
+                working_bytes: printed.working_bytes * share,
+                ..printed
+            },
             microbatch_count: count,
             configuration: decided,
         })

@@ -151,8 +151,11 @@ pub struct Style {
     pub scatter_gather: bool,
     /// Whether the peak of memory that a run prints is that of its first rank, not of the fullest.
     pub prints_first: bool,
-    /// Bytes of the context, libraries and allocator that no tensor accounts for.
+    /// Bytes of the context and libraries that no tensor accounts for.
     pub reserve_bytes: f64,
+    /// Bytes that an allocator holds in pieces that nothing asks for, for each byte that comes and
+    /// goes: they count in what a run prints, and are given back before a run fails.
+    pub printed_share: f64,
     /// Where the facts are from.
     pub source: &'static str,
 }
