@@ -10,6 +10,7 @@
 //! styles from what frameworks' releases do. A few numbers were chosen beside runs of models, from
 //! ranges that are plausible without them: sustained clocks, host times, spreads of intervals.
 
+pub mod chosen;
 pub mod described;
 mod devices;
 mod interval;
@@ -94,7 +95,22 @@ impl<'a> Estimator<'a> {
         style: Style,
         job: Job,
     ) -> Result<Estimator<'a>, Diagnostic> {
+        Estimator::blind_to("", work, cluster, style, job)
+    }
+
+    /// The same without what was chosen with runs of a table in view ([`chosen`]).
+    ///
+    /// # Errors
+    /// As [`Estimator::new`].
+    pub fn blind_to(
+        table: &str,
+        work: &'a Workload,
+        cluster: &Cluster,
+        mut style: Style,
+        job: Job,
+    ) -> Result<Estimator<'a>, Diagnostic> {
         let mut rates = devices::rates(cluster)?;
+        chosen::set_aside(table, &mut style, &mut rates);
         rates.wait_for_slowest(cluster.devices().unwrap_or(1));
         let network = devices::network(cluster)?;
         let reserved = cluster.device.reserved_bytes.value;

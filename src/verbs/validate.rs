@@ -1,8 +1,10 @@
 //! `validate`: predictions beside the measured runs of a table.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use ir::{Diagnostic, Span};
+use planner::estimate::chosen::{self, Choice};
 use planner::estimate::row::{self, Columns};
 use planner::validate::{Compared, Summary, by_source, summarise};
 use serde_json::{Value, json};
@@ -21,6 +23,9 @@ pub struct Args {
     /// Print every row
     #[arg(long)]
     pub all: bool,
+    /// Predict each source without what was chosen with its runs in view
+    #[arg(long)]
+    pub blind: bool,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
@@ -67,13 +72,14 @@ enum Outcome {
 /// Answers `validate`.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
     let runs = read(&args.table)?;
-    let outcomes: Vec<Outcome> = runs.rows.iter().map(|texts| compare(&runs, texts)).collect();
+    let outcomes: Vec<Outcome> =
+        runs.rows.iter().map(|texts| compare(&runs, texts, args.blind)).collect();
     if let Some(path) = &args.rows {
         write(path, &runs, &outcomes)?;
         output::note(&format!("wrote {path}"));
     }
     if args.json {
-        output::answer_json(&document(&runs, &outcomes));
+        output::answer_json(&document(&runs, &outcomes, args.blind));
     } else {
         output::answer(&page(args, &runs, &outcomes));
     }
@@ -120,10 +126,12 @@ fn read(path: &str) -> Result<Runs, Failure> {
     Ok(Runs { columns, rows })
 }
 
-fn compare(runs: &Runs, texts: &csv::StringRecord) -> Outcome {
+fn compare(runs: &Runs, texts: &csv::StringRecord, blind: bool) -> Outcome {
     let run = Run { columns: &runs.columns, texts };
+    let source = ["file", "framework"].map(|column| run.text(column));
+    let source = source.into_iter().find(|text| !text.is_empty()).unwrap_or("");
     let found = row::read(&run).and_then(|question| {
-        let estimate = question.answer()?;
+        let estimate = question.answer_blind_to(if blind { source } else { "" })?;
         Ok((question, estimate))
     });
     let (question, estimate) = match found {
@@ -136,11 +144,10 @@ fn compare(runs: &Runs, texts: &csv::StringRecord) -> Outcome {
         !runs.columns.iter().any(|name| name == column) || run.text(column).trim() == "1"
     };
     let peak_bytes = estimate.memory.total_bytes();
-    let source = [run.text("file"), run.text("framework")];
     let group = ["model", "gpu", "n_gpus", "global_batch", "seq_len", "precision"];
     Outcome::Compared(Box::new(Compared {
         row_id: run.text("row_id").to_owned(),
-        source: source.into_iter().find(|text| !text.is_empty()).unwrap_or("").to_owned(),
+        source: source.to_owned(),
         group: group.map(|column| run.text(column)).join(" "),
         measured_s: positive("step_time_s").filter(|_| usable("usable_for_time")),
         predicted_s: estimate.step_time_s,
@@ -262,6 +269,9 @@ fn page(args: &Args, runs: &Runs, outcomes: &[Outcome]) -> String {
         "fit      {} of {} rows that ran are predicted not to fit\n",
         all.refused, all.time.rows
     );
+    if args.blind {
+        text += &set_aside(&sources);
+    }
     let left = unexpressed(runs, outcomes);
     text += &format!("rows     {} predicted, {} not\n", rows.len(), left.len());
     for (id, reason) in &left {
@@ -269,6 +279,17 @@ fn page(args: &Args, runs: &Runs, outcomes: &[Outcome]) -> String {
     }
     if args.all {
         text += &listing(&rows);
+    }
+    text
+}
+
+/// What the predictions of each source do without.
+fn set_aside(sources: &BTreeMap<String, Summary>) -> String {
+    let mut text = String::from("\nwithout what was chosen with a source in view\n");
+    for source in sources.keys() {
+        for Choice { name, instead, .. } in chosen::seen(source) {
+            text += &format!("  {source}: {name}; instead {instead}\n");
+        }
     }
     text
 }
@@ -288,7 +309,7 @@ fn listing(rows: &[Compared]) -> String {
     format!("\n{}", table.text())
 }
 
-fn document(runs: &Runs, outcomes: &[Outcome]) -> Value {
+fn document(runs: &Runs, outcomes: &[Outcome], blind: bool) -> Value {
     let rows = compared(outcomes);
     let left = unexpressed(runs, outcomes);
     let rows_json: Vec<Value> = rows
@@ -308,6 +329,15 @@ fn document(runs: &Runs, outcomes: &[Outcome]) -> Value {
             })
         })
         .collect();
+    let sources = by_source(&rows);
+    let without: Vec<Value> = sources
+        .keys()
+        .filter(|_| blind)
+        .flat_map(|source| chosen::seen(source).map(move |choice| (source, choice)))
+        .map(|(source, choice)| {
+            json!({ "source": source, "name": choice.name, "instead": choice.instead })
+        })
+        .collect();
     json!({
         "schema": "gantline.validate/1",
         "predicted": rows.len(),
@@ -316,7 +346,8 @@ fn document(runs: &Runs, outcomes: &[Outcome]) -> Value {
             .map(|(id, reason)| json!({ "row_id": id, "reason": reason }))
             .collect::<Vec<_>>(),
         "all": summarise(rows.iter()),
-        "sources": by_source(&rows),
+        "sources": sources,
+        "without": without,
         "rows": rows_json,
     })
 }

@@ -83,7 +83,16 @@ impl Question {
     /// # Errors
     /// Why it cannot be answered, in words.
     pub fn answer(&self) -> Result<Estimate, String> {
-        let estimator = Estimator::new(&self.work, &self.cluster, self.style, self.job);
+        self.answer_blind_to("")
+    }
+
+    /// Answers it without what was chosen with runs of a table in view.
+    ///
+    /// # Errors
+    /// As [`Question::answer`].
+    pub fn answer_blind_to(&self, table: &str) -> Result<Estimate, String> {
+        let Question { work, cluster, style, job, .. } = self;
+        let estimator = Estimator::blind_to(table, work, cluster, *style, *job);
         let estimator = estimator.map_err(|diagnostic| diagnostic.headline)?;
         let found = estimator.estimate(&self.configuration);
         found.map_err(|all| all.into_iter().map(|d| d.headline).collect::<Vec<_>>().join("; "))

@@ -232,6 +232,27 @@ fn single_precision_is_held_once() {
     assert!((1.95..=2.0).contains(&grown), "{grown} times the activations");
 }
 
+/// Nothing that was chosen with runs of a table in view is in force where they are predicted
+/// blindly, and everything is elsewhere.
+#[test]
+fn blind_predictions_do_without_what_was_chosen() {
+    let cluster = Cluster::load_on("h100", &machine()).unwrap();
+    let work = gpt3();
+    let job = Job { global_batch: 256, arithmetic: Arithmetic::Half };
+    let nanotron = style::of_framework("nanotron").unwrap();
+    let dispatch = |table: &str| {
+        let estimator = Estimator::blind_to(table, &work, &cluster, nanotron, job).unwrap();
+        let text = "tp=8 pp=2 dp=1 mbs=1 sp recompute=none";
+        estimator.estimate(&text.parse().unwrap()).unwrap().breakdown.dispatch_s
+    };
+    assert!(dispatch("nanotron_ultrascale_playbook.csv") < 0.2 * dispatch("vtrain_a100.csv"));
+    assert_eq!(dispatch("korthikanti_2022.csv"), dispatch(""));
+    for choice in chosen::CHOICES {
+        let known = |name: &&str| runs().iter().any(|run| run.text("file").starts_with(*name));
+        assert!(choice.seen.iter().all(known), "{} was chosen beside runs", choice.name);
+    }
+}
+
 /// Where ranks copy each piece of what they gather, sharding the optimizer costs the more the more
 /// ranks share it.
 #[test]
