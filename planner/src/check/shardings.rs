@@ -115,7 +115,7 @@ impl Layer<'_> {
         self.found.len() == before
     }
 
-    /// Whether every value has a sharding. A plan of another model lacks many: they are one mistake.
+    /// Whether every value has a sharding. A plan of another model lacks many, by one mistake.
     fn check_names(&mut self) {
         let names = self.function.values.iter().map(|value| &value.name);
         let missing: Vec<&String> =
