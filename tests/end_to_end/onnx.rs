@@ -44,6 +44,19 @@ fn models_compute_what_onnx_computes() {
     }
 }
 
+#[test]
+fn a_model_is_timed_as_often_as_asked() {
+    let scratch = Scratch::new("onnx-bench");
+    let at = folder().display().to_string();
+    let line = format!("run {at}/mlp.onnx --input x={at}/mlp.x.npy --dim batch=3 --bench 3 --json");
+    let document = scratch.json(&line);
+    let seconds = document["seconds"].as_array().expect("times");
+    let seconds: Vec<f64> = seconds.iter().filter_map(Value::as_f64).collect();
+    assert!(seconds.len() == 3 && seconds.is_sorted() && seconds[0] > 0.0, "{document:#}");
+    let dims = document["outputs"][0]["dims"].as_array().expect("dims");
+    assert_eq!(dims[0], 3, "{document:#}");
+}
+
 /// The three layers of the flat graph are one function, in which norms and the like are found.
 #[test]
 fn layers_of_a_flat_graph_are_found() {
