@@ -64,6 +64,10 @@ pub fn simplify(module: &mut Module, options: &Options) -> Report {
         if matches!(function.kind, Kind::Composite { .. }) {
             continue;
         }
+        if is_list_of_calls(function, module) {
+            report.functions.push(unchanged(function, module));
+            continue;
+        }
         let function = function.clone();
         let pieces = piece::cut(&function, piece::NODES_MAX);
         let count = pieces.len();
@@ -85,6 +89,32 @@ pub fn simplify(module: &mut Module, options: &Options) -> Report {
         }
     }
     report
+}
+
+/// Whether all that a function does is to call layers, each call another one: nothing that any rule
+/// knows, however many there are.
+fn is_list_of_calls(function: &Function, module: &Module) -> bool {
+    let is_layer = |callee: &str| module.function(callee).is_some_and(|f| f.kind == Kind::Layer);
+    let mut seen = BTreeSet::new();
+    function.nodes.iter().all(|node| {
+        node.callee().is_some_and(is_layer) && seen.insert((node.callee(), &node.operands))
+    })
+}
+
+/// The report of a function that is left as it is.
+fn unchanged(function: &Function, module: &Module) -> FunctionReport {
+    let (before, _) = function_work(function, module);
+    FunctionReport {
+        name: function.name.clone(),
+        before,
+        after: before,
+        classes: 0,
+        terms: 0,
+        saturation: Saturation { is_complete: true, ..Saturation::default() },
+        decisions: 0,
+        gap: 0.0,
+        changes: Vec::new(),
+    }
 }
 
 /// Simplifies a function, or a piece of the function `caller`; composites that it calls then are

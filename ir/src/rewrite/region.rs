@@ -7,7 +7,7 @@ use egg::{Id, Language};
 use super::facts::Facts;
 use super::pattern::add;
 use super::term::{Graph, Head, Term};
-use crate::module::{Function, Module, Node, Value, ValueId};
+use crate::module::{Function, Kind, Module, Node, Value, ValueId};
 use crate::op::Op;
 use crate::types::TensorType;
 
@@ -33,7 +33,7 @@ impl Region {
     /// When a node does not take its operands.
     pub fn of(function: &Function, module: &Module) -> Region {
         let params = function.param_types();
-        let facts = Facts { params, module: module.clone(), ..Facts::default() };
+        let facts = Facts { params, module: callees(function, module), ..Facts::default() };
         let mut graph = Graph::new(facts);
         let param = |at: usize| Term { head: Head::Param(at as u32), operands: Vec::new() };
         let mut values: Vec<Id> =
@@ -114,6 +114,16 @@ impl Region {
         }
         emitter.finish()
     }
+}
+
+/// The functions that a function calls, and all composites: rules may call those.
+fn callees(function: &Function, module: &Module) -> Module {
+    let called: BTreeSet<&str> = function.nodes.iter().filter_map(Node::callee).collect();
+    let is_needed = |f: &&Function| {
+        matches!(f.kind, Kind::Composite { .. }) || called.contains(f.name.as_str())
+    };
+    let functions = module.functions.iter().filter(is_needed).cloned().collect();
+    Module { name: module.name.clone(), functions }
 }
 
 /// One result of a call.
