@@ -100,11 +100,8 @@ pub struct ExplainArgs {
 const LISTED: usize = 8;
 
 impl Asked {
-    /// The cluster, if its ranks are GPUs and the model is not one that only compiling knows.
+    /// The cluster, if its ranks are GPUs.
     fn gpus(&self) -> Result<Option<Cluster>, Failure> {
-        if self.model.ends_with(".graph") {
-            return Ok(None);
-        }
         let cluster = self.place.cluster()?;
         Ok((cluster.device.kind == Kind::Gpu).then_some(cluster))
     }

@@ -102,11 +102,11 @@ impl Subject {
         text += &format!(" parameters in {dtype}\n");
         let node = cluster.devices_per_node.unwrap_or(1);
         text += &format!("cluster  {}, {devices} devices, {node} a node\n", cluster.describe());
-        let seq = work.seq;
-        text += &format!(
-            "step     {} samples of {seq} tokens\n",
-            output::count((*global_batch).into())
-        );
+        let samples = output::count((*global_batch).into());
+        text += &match work.seq {
+            1 => format!("step     {samples} samples\n"),
+            seq => format!("step     {samples} samples of {seq} tokens\n"),
+        };
         text
     }
 }
@@ -230,7 +230,8 @@ fn row(subject: &Subject, chosen: &Chosen, have: f64) -> [String; 7] {
 
 fn page(subject: &Subject, answer: &Answer) -> String {
     let best = &answer.best[0];
-    let columns = ["plan", "step", "tokens/s", "MFU", "memory", "of it", "bubble"];
+    let unit = if subject.work.seq == 1 { "samples/s" } else { "tokens/s" };
+    let columns = ["plan", "step", unit, "MFU", "memory", "of it", "bubble"];
     let mut table = Table::new(columns);
     for chosen in answer.best.iter().chain(&answer.others) {
         table.row(row(subject, chosen, answer.have_bytes));
@@ -245,7 +246,7 @@ fn page(subject: &Subject, answer: &Answer) -> String {
     }
     let Estimate { step_time_low_s, step_time_high_s, .. } = best.estimate;
     let (low, high) = (Seconds(step_time_low_s), Seconds(step_time_high_s));
-    text += &format!("\nfour in five steps take {low} to {high}; tokens/s are of one device\n");
+    text += &format!("\nfour in five steps take {low} to {high}; {unit} are of one device\n");
     let space = &answer.space;
     let gap = 100.0 * answer.gap;
     text += &format!(
@@ -320,6 +321,8 @@ fn document(subject: &Subject, answer: &Answer) -> Value {
             "evaluated": answer.space.evaluated,
             "bounded_out": answer.space.bounded_out as f64,
             "too_large": answer.space.too_large as f64,
+            // `gap` is that of this space: other cuts of the layers are not in it.
+            "stages": ["even", "balanced"],
         },
         "frontier": list(&answer.best),
         "plans": list(&answer.others),

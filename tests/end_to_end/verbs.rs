@@ -249,6 +249,35 @@ fn sized_configs_are_planned_for() {
     }
 }
 
+/// Models that are no transformers are planned for on GPUs as others are: nothing is cut that they
+/// do not have.
+#[test]
+fn any_module_is_planned_for() {
+    let scratch = Scratch::new("any");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/models");
+    for (name, seq, units) in [("resnet", 192, 2), ("dlrm", 9, 4), ("t5", 12, 2)] {
+        let path = folder.join(format!("{name}.graph")).display().to_string();
+        let built = scratch.json(&format!("inspect {path} --seq {seq} --json"));
+        let asked = format!("{path} --cluster h100 --devices 8 --gbs 64");
+        let plan = scratch.json(&format!("plan {asked} --json"));
+        assert_eq!(plan["params"], built["params"], "{name}");
+        let plans = plan["plans"].as_array().expect("plans");
+        for plan in plans.iter().chain(plan["frontier"].as_array().expect("plans")) {
+            let layout = &plan["plan"];
+            assert_eq!((&layout["cp"], &layout["sequence_parallel"]), (&json!(1), &json!(false)));
+            assert_eq!(units % layout["tp"].as_u64().expect("a count"), 0, "{name}: {layout}");
+        }
+        let fit = scratch.json(&format!("fit {asked} --json"));
+        assert_eq!(fit["fits"], true, "{name}");
+        assert!(scratch.answer(&format!("explain {asked}")).contains("Where a step goes"));
+        let three = scratch.run(&format!("plan {asked} --fix tp=8"));
+        assert_eq!(three.status.code(), Some(3), "{name}");
+        let score =
+            scratch.json(&format!("score {path} --cluster h100 --gbs 64 --config dp=8 --json"));
+        assert!(score["step_time_s"].as_f64() >= plan["step_time_s"].as_f64(), "{name}");
+    }
+}
+
 /// Each answer has what its schema requires, of the types that it says.
 #[test]
 fn documents_are_as_their_schemas_say() {

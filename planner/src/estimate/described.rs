@@ -3,10 +3,11 @@
 
 use std::path::Path;
 
-use ir::import::{Architecture, Description, RoutedSizes, Sizes, resolve};
-use ir::{Diagnostic, Span};
+use ir::import::{Architecture, Description, Options, RoutedSizes, Sizes, import, resolve};
+use ir::{DType, Diagnostic};
 
 use super::workload::encoders::{bert, t5};
+use super::workload::module::of_module;
 use super::workload::{LowRank, Routed, Shape, Workload};
 use crate::space::models::{self, Published};
 
@@ -146,9 +147,14 @@ pub fn of_description(
         },
         Architecture::Sized(sizes) => return of_sizes(&name, sizes, seq),
         Architecture::Graph(_) => {
-            let headline = format!("`{name}` is a graph, and only transformers can be priced");
-            let wrong = Diagnostic::error("E3403", Span::of(name), headline);
-            return Err(vec![wrong.help("use a config.json or a preset")]);
+            let seq = seq.map_or(1, |seq| seq as usize);
+            let options = Options { seq, dtype: DType::F32, dropout: None };
+            let model = import(description, &options)?;
+            let is_loss = |entry: &&String| *entry == "loss";
+            let entry = model.entries.iter().find(is_loss).or(model.entries.first());
+            let entry = entry.map_or("loss", String::as_str);
+            let work = of_module(&name, &model.module, entry).map_err(|wrong| vec![wrong])?;
+            return Ok(Described { work, latent: None });
         }
     };
     of_shape(shape, seq)

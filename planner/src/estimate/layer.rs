@@ -4,6 +4,8 @@
 //! Activations follow Korthikanti et al. 2022, section 4, item by item; each is said where it is
 //! counted. Legend: T tokens of a micro-batch on one rank, e bytes of an element.
 
+mod any;
+
 use super::Job;
 use super::network::{Group, INNER_INTERFERENCE, Network};
 use super::price::{Inside, LayerPrice, Pass};
@@ -159,19 +161,9 @@ impl Lowering<'_> {
             Item::Experts { .. } => self.experts(item),
             Item::Embedding { vocab, width, positions } => self.embedding(vocab, width, positions),
             Item::Loss { vocab } => self.loss(vocab),
-            Item::Rows { reads, writes, saves, parameters } => {
-                let tokens = self.stream_tokens();
-                let bytes = tokens * self.e() * f64::from(reads + writes);
-                Lowered {
-                    forward: self.rows(bytes),
-                    backward: self.rows(2.0 * bytes),
-                    forward_launches: 1.0,
-                    backward_launches: 2.0,
-                    saved: tokens * self.e() * f64::from(saves),
-                    parameters: [f64::from(parameters), 0.0],
-                    ..Lowered::default()
-                }
-            }
+            Item::Rows { .. } => self.any_rows(item),
+            Item::Contraction { .. } => self.contraction(item),
+            Item::Exchange { elements } => self.exchange(elements),
         }
     }
 

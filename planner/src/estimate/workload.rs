@@ -4,6 +4,7 @@
 //! A transformer is described by its [`Shape`]; any other model by the items themselves.
 
 pub mod encoders;
+pub mod module;
 
 use ir::{Diagnostic, Span};
 use serde::{Deserialize, Serialize};
@@ -17,6 +18,21 @@ pub enum Cut {
     Rows,
     /// Not cut.
     Whole,
+}
+
+/// What tensor parallelism cuts of a product of any kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Split {
+    /// Nothing.
+    Whole,
+    /// The weight's columns: the gradient of the input is a partial sum.
+    Columns,
+    /// The weight's columns, where another product's exchange sums the gradient of the same input.
+    ColumnsAgain,
+    /// What is summed over: the result is a partial sum.
+    Rows,
+    /// Inputs and result alike: nothing is exchanged.
+    Inside,
 }
 
 /// A piece of work of a layer, sized per token.
@@ -100,23 +116,57 @@ pub enum Item {
     /// Any other kernel without products.
     Rows {
         /// Elements read.
-        reads: u32,
+        reads: u64,
         /// Elements written.
-        writes: u32,
-        /// Elements kept for the backward pass.
-        saves: u32,
+        writes: u64,
+        /// Elements kept for the backward pass: whole ones, and those that are cut.
+        saves: [u64; 2],
         /// Parameters.
-        parameters: u32,
+        parameters: u64,
+        /// Whether tensor parallelism cuts what is read and written.
+        cut: bool,
+    },
+    /// Any other product: `batch` times `[rows, k] · [k, n]`.
+    Contraction {
+        /// Rows of the input.
+        rows: u64,
+        /// Elements that are summed.
+        k: u64,
+        /// Columns of the result.
+        n: u64,
+        /// Products: for all tokens together with a weight, for each token without.
+        batch: u64,
+        /// Whether the second operand is a weight.
+        weighted: bool,
+        /// Whether the weight is counted here.
+        own: bool,
+        /// Elements kept for the backward pass: whole ones, and those that are cut.
+        saves: [u64; 2],
+        /// What tensor parallelism cuts.
+        split: Split,
+    },
+    /// Makes a value whole that tensor parallelism has cut, or sums it.
+    Exchange {
+        /// Elements.
+        elements: u64,
     },
 }
 
 impl Item {
+    /// Weights without work of their own.
+    fn parameters_alone(parameters: u64) -> Item {
+        Item::Rows { reads: 0, writes: 0, saves: [0, 0], parameters, cut: false }
+    }
+
     /// Parameters, of which the second part belongs to experts.
     pub fn parameters(&self) -> [u64; 2] {
         let of = |a: u32, b: u32| u64::from(a) * u64::from(b);
         match *self {
-            Item::Norm { parameters, .. } | Item::Rows { parameters, .. } => {
-                [u64::from(parameters), 0]
+            Item::Norm { parameters, .. } => [u64::from(parameters), 0],
+            Item::Rows { parameters, .. } => [parameters, 0],
+            Item::Contraction { k, n, batch, own, .. } => {
+                let weight = k.saturating_mul(n).saturating_mul(batch);
+                [if own { weight } else { 0 }, 0]
             }
             Item::Product { k, n, bias, .. } => [of(k, n) + if bias { u64::from(n) } else { 0 }, 0],
             Item::Experts { count, width, ffn, gated, .. } => {
@@ -131,6 +181,7 @@ impl Item {
             | Item::Rope { .. }
             | Item::Activation { .. }
             | Item::Residual { .. }
+            | Item::Exchange { .. }
             | Item::Loss { .. } => [0, 0],
         }
     }
@@ -148,7 +199,11 @@ impl Item {
                 let products = if gated { 3.0 } else { 2.0 };
                 of(count, width) + f64::from(top_k) * products * of(width, ffn)
             }
+            Item::Contraction { rows, k, n, batch, .. } => {
+                2.0 * rows as f64 * k as f64 * n as f64 * batch as f64
+            }
             Item::Norm { .. }
+            | Item::Exchange { .. }
             | Item::Rope { .. }
             | Item::Activation { .. }
             | Item::Residual { .. }
@@ -199,6 +254,8 @@ pub struct Workload {
     pub last: Vec<Item>,
     /// Whether the last product's weight is the embedding's: counted once, held by both ends.
     pub tied: bool,
+    /// What tensor-parallel ranks have to divide, where that is not the heads of attention.
+    pub tensor_units: Option<u32>,
 }
 
 impl Workload {
@@ -326,6 +383,7 @@ impl Shape {
             first: vec![embedding],
             last: vec![self.norm(), head, Item::Loss { vocab: self.vocab }],
             tied: self.tied,
+            tensor_units: None,
         })
     }
 

@@ -100,7 +100,7 @@ impl Frame {
             devices,
             global_batch,
             layers: work.depth(),
-            heads: if heads == 0 { work.width } else { heads },
+            heads: work.tensor_units.unwrap_or(if heads == 0 { work.width } else { heads }),
             seq: work.seq,
             experts: experts.max(1),
             // Nothing is gained by a disk where the host's memory is not limited.

@@ -193,7 +193,8 @@ pub fn options(frame: &Frame, path: &Path, options: &mut Vec<u32>) {
             options.extend(divisors(samples).into_iter().filter(|mbs| allow(Knob::Mbs, *mbs)));
         }
         Step::Sequence => {
-            let values = if c.tp > 1 { &[1, 0][..] } else { &[0] };
+            // One token has nothing to cut.
+            let values = if c.tp > 1 && frame.seq > 1 { &[1, 0][..] } else { &[0] };
             options.extend(values.iter().filter(|sp| allow(Knob::Sp, **sp)));
         }
         Step::Schedule => schedules(frame, &c, options),
@@ -213,6 +214,12 @@ pub fn options(frame: &Frame, path: &Path, options: &mut Vec<u32>) {
         Step::Offload => offloads(frame, options),
         Step::Recompute => recomputes(frame, &c, options),
     }
+}
+
+/// Whether a value of the last decision says how many layers of a stage are computed again; such
+/// values ascend.
+pub fn counts_layers(recompute: u32) -> bool {
+    recompute as usize >= RECOMPUTES.len()
 }
 
 fn recomputes(frame: &Frame, c: &Configuration, options: &mut Vec<u32>) {

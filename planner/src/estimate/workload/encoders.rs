@@ -61,7 +61,7 @@ pub fn bert(name: &str, sizes: &BertSizes, seq: u32) -> Result<Workload, Vec<Dia
     ];
     // The pooled first token, its classifier, and a bias for each token of the vocabulary.
     let pooled = (u64::from(width) + 3) * u64::from(width) + 2 + u64::from(vocab);
-    let few = Item::Rows { reads: 0, writes: 0, saves: 0, parameters: pooled as u32 };
+    let few = Item::parameters_alone(pooled);
     Ok(Workload {
         name: name.to_owned(),
         seq,
@@ -77,6 +77,7 @@ pub fn bert(name: &str, sizes: &BertSizes, seq: u32) -> Result<Workload, Vec<Dia
             Item::Loss { vocab },
         ],
         tied: true,
+        tensor_units: None,
     })
 }
 
@@ -149,9 +150,16 @@ pub fn t5(name: &str, sizes: &T5Sizes, seq: u32) -> Result<Workload, Vec<Diagnos
         first: vec![
             Item::Embedding { vocab, width, positions: 0 },
             // Rows of the same table for the target.
-            Item::Rows { reads: width, writes: width, saves: 0, parameters: biases },
+            Item::Rows {
+                reads: width.into(),
+                writes: width.into(),
+                saves: [0, 0],
+                parameters: biases.into(),
+                cut: false,
+            },
         ],
         last: vec![norm, norm, product([width, vocab], Cut::Columns, false), Item::Loss { vocab }],
         tied: sizes.tied,
+        tensor_units: None,
     })
 }

@@ -1,0 +1,109 @@
+//! The items of modules that are no transformers.
+
+use super::{INNER_INTERFERENCE, Lowered, Lowering};
+use crate::estimate::price::Pass;
+use crate::estimate::workload::{Item, Split};
+
+impl Lowering<'_> {
+    /// One kernel forward; backward, one for what it reads again and one for what it wrote.
+    pub(super) fn any_rows(&self, item: &Item) -> Lowered {
+        let Item::Rows { reads, writes, saves, parameters, cut } = *item else {
+            return Lowered::default();
+        };
+        let share = if cut { self.tp() } else { 1.0 };
+        let bytes = self.stream_tokens() * self.e() * (reads + writes) as f64 / share;
+        let launches = if reads + writes > 0 { 1.0 } else { 0.0 };
+        Lowered {
+            forward: self.rows(bytes),
+            backward: self.rows(2.0 * bytes),
+            forward_launches: launches,
+            backward_launches: 2.0 * launches,
+            saved: self.saved(saves),
+            parameters: [parameters as f64, 0.0],
+            tensors: if parameters > 0 { 1.0 } else { 0.0 },
+            ..Lowered::default()
+        }
+    }
+
+    /// Bytes of elements that are kept whole, and of those that are cut.
+    fn saved(&self, [whole, cut]: [u64; 2]) -> f64 {
+        self.stream_tokens() * self.e() * (whole as f64 + cut as f64 / self.tp())
+    }
+
+    /// Forward one product, backward two, cut over the tensor-parallel ranks as the item says.
+    pub(super) fn contraction(&self, item: &Item) -> Lowered {
+        let Item::Contraction { rows, k, n, batch, weighted, own, saves, split } = *item else {
+            return Lowered::default();
+        };
+        let [rows, k, n, batch] = [rows, k, n, batch].map(|size| size as f64);
+        let tokens = self.tokens();
+        let widths = [rows * k * batch, rows * n * batch];
+        let cut = |size: f64| (size / self.tp()).ceil();
+        let (rows, batch) = if weighted { (rows * tokens, batch) } else { (rows, batch * tokens) };
+        let (k, n, batch) = match split {
+            Split::Whole => (k, n, batch),
+            Split::Columns | Split::ColumnsAgain => (k, cut(n), batch),
+            Split::Rows => (cut(k), n, batch),
+            Split::Inside => (k, n, batch / self.tp()),
+        };
+        // Fewer products than one are smaller ones.
+        let (n, batch) = if batch < 1.0 { ((n * batch).ceil(), 1.0) } else { (n, batch) };
+        let time = |m, n, k| self.rates.product_s(self.job.arithmetic, [m, n, k, batch]);
+        let products = |seconds| Pass { products_s: seconds, ..Pass::default() };
+        let factor = if weighted { self.rates.weight_factor } else { 1.0 };
+        let second_s = time(k, n, rows) * factor;
+        let mut lowered = Lowered {
+            forward: products(time(rows, n, k)),
+            backward: products(time(rows, k, n) + second_s),
+            weight_s: if weighted { second_s } else { 0.0 },
+            forward_launches: 1.0,
+            backward_launches: 2.0,
+            saved: self.saved(saves),
+            // The cotangents of the input and of the result.
+            working: batch * rows * (k + n) * self.e(),
+            parameters: [if own { k * n * batch } else { 0.0 }, 0.0],
+            tensors: if own { 1.0 } else { 0.0 },
+            ..Lowered::default()
+        };
+        let accumulated = if own { self.style.accumulate_bytes * k * n * batch } else { 0.0 };
+        if accumulated > 0.0 {
+            lowered.backward += self.rows(accumulated);
+            lowered.backward_launches += 1.0;
+        }
+        let [input, result] = widths;
+        match split {
+            Split::Columns => {
+                let summed_s = self.summed_s(input);
+                let hidden_s = summed_s.min(second_s) * self.style.tensor_backward_hidden;
+                let tensor_s = summed_s - hidden_s + hidden_s * INNER_INTERFERENCE;
+                lowered.backward += Pass { tensor_s, ..Pass::default() };
+                lowered.backward_launches += self.style.tensor_operations;
+            }
+            Split::Rows => {
+                lowered.forward += Pass { tensor_s: self.summed_s(result), ..Pass::default() };
+                lowered.forward_launches += self.style.tensor_operations;
+            }
+            Split::Whole | Split::ColumnsAgain | Split::Inside => {}
+        }
+        lowered
+    }
+
+    /// Seconds to sum so many elements of each token over the tensor-parallel ranks.
+    fn summed_s(&self, elements: f64) -> f64 {
+        let bytes = self.tokens() * elements * self.e();
+        self.network.all_reduce_s(bytes, self.tensor_group()) * (1.0 - self.style.tensor_hidden)
+    }
+
+    /// A gather or a sum over the tensor-parallel ranks; its gradient is a piece.
+    pub(super) fn exchange(&self, elements: u64) -> Lowered {
+        if self.inside.tp <= 1 {
+            return Lowered::default();
+        }
+        let tensor_s = self.summed_s(elements as f64);
+        Lowered {
+            forward: Pass { tensor_s, ..Pass::default() },
+            forward_launches: self.style.tensor_operations,
+            ..Lowered::default()
+        }
+    }
+}
