@@ -67,6 +67,15 @@ impl Score {
     }
 }
 
+/// How leaves follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// None is larger than the one before it.
+    Sizes,
+    /// Nor is it faster.
+    SizesAndTimes,
+}
+
 /// A tree of decisions. All leaves are equally deep.
 pub trait Tree {
     /// The number of decisions, at most [`DEPTH_MAX`].
@@ -90,6 +99,11 @@ pub trait Tree {
     /// Not above the time of any leaf that follows one among the options of its last decision.
     fn later(&self, _leaf: &Path) -> f64 {
         0.0
+    }
+
+    /// From which of the options of the last decision on leaves are in order, and in which.
+    fn in_order_from(&self, _path: &Path, options: &[u32]) -> (usize, Order) {
+        (options.len(), Order::Sizes)
     }
 
     /// The score of a leaf with at most `bytes_max`, or of the smallest where none is. What is not
@@ -277,7 +291,52 @@ impl<T: Tree> Walker<'_, T> {
         }
     }
 
-    fn visit_leaves(&mut self, path: &Path, mut bound: Score, options: &[u32]) {
+    fn visit_leaves(&mut self, path: &Path, bound: Score, options: &[u32]) {
+        let (from, order) = match self.objective {
+            Objective::Time => self.tree.in_order_from(path, options),
+            Objective::Memory | Objective::Pareto => (options.len(), Order::Sizes),
+        };
+        let bound = self.visit_each(path, bound, &options[..from]);
+        match self.fate(bound) {
+            Fate::Visit => self.visit_in_order(path, bound, &options[from..], order),
+            Fate::BoundedOut => self.bounded_out += (options.len() - from) as u128,
+            Fate::TooLarge => self.too_large += (options.len() - from) as u128,
+        }
+    }
+
+    /// Looks for the first leaf that fits, by halves: those before it are too large. Those after it
+    /// are not faster, or are looked at one by one.
+    fn visit_in_order(&mut self, path: &Path, bound: Score, options: &[u32], order: Order) {
+        let (mut low, mut high) = (0, options.len());
+        let mut scored = Vec::new();
+        // Where times are in order the first one says whether any can be better.
+        let mut at = if order == Order::SizesAndTimes { 0 } else { high / 2 };
+        while low < high {
+            let below = self.below();
+            let Some(score) = self.score(&path.then(options[at]), bound) else { return };
+            scored.push(at);
+            let slow = order == Order::SizesAndTimes && score.seconds >= below;
+            let enough = score.bytes <= self.bytes_max || slow;
+            if enough {
+                high = at
+            } else {
+                low = at + 1
+            }
+            at = low + (high - low) / 2;
+        }
+        let before = scored.iter().filter(|at| **at < low).count();
+        self.too_large += (low - before) as u128;
+        let rest: Vec<u32> =
+            (low..options.len()).filter(|at| !scored.contains(at)).map(|at| options[at]).collect();
+        match order {
+            Order::SizesAndTimes => self.bounded_out += rest.len() as u128,
+            Order::Sizes => {
+                self.visit_each(path, bound, &rest);
+            }
+        }
+    }
+
+    fn visit_each(&mut self, path: &Path, mut bound: Score, options: &[u32]) -> Score {
         for leaf in options.iter().map(|value| path.then(*value)) {
             match self.fate(bound) {
                 Fate::Visit => {
@@ -289,6 +348,7 @@ impl<T: Tree> Walker<'_, T> {
                 Fate::TooLarge => self.too_large += 1,
             }
         }
+        bound
     }
 
     /// What is not faster than this need not be known.
@@ -316,13 +376,14 @@ impl<T: Tree> Walker<'_, T> {
         if beaten { Fate::BoundedOut } else { Fate::Visit }
     }
 
-    /// Scores a leaf; `bound` is that of the decisions before its last.
-    fn score(&mut self, path: &Path, bound: Score) {
+    /// Scores a leaf, unless the budget is used up; `bound` is that of the decisions before its
+    /// last.
+    fn score(&mut self, path: &Path, bound: Score) -> Option<Score> {
         let out_of_time = self.evaluated.is_multiple_of(CLOCK_EVERY) && (self.budget.stop)();
         if self.stopped || self.evaluated >= self.budget.evaluations_max || out_of_time {
             self.stopped = true;
             self.open_s = self.open_s.min(bound.seconds);
-            return;
+            return None;
         }
         self.evaluated += 1;
         let below = self.below();
@@ -356,5 +417,6 @@ impl<T: Tree> Walker<'_, T> {
                 }
             }
         }
+        Some(score)
     }
 }
