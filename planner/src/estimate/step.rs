@@ -94,11 +94,13 @@ pub struct Memory {
     pub working_bytes: f64,
     /// Context, libraries, communicators.
     pub reserve_bytes: f64,
+    /// What was to lie on the host, and has no room there.
+    pub host_excess_bytes: f64,
 }
 
 impl Memory {
     /// The parts with their names, in order.
-    pub fn parts(&self) -> [(&'static str, f64); 6] {
+    pub fn parts(&self) -> [(&'static str, f64); 7] {
         [
             ("weights", self.weights_bytes),
             ("gradients", self.gradients_bytes),
@@ -106,6 +108,7 @@ impl Memory {
             ("activations", self.activations_bytes),
             ("working", self.working_bytes),
             ("reserve", self.reserve_bytes),
+            ("host is full", self.host_excess_bytes),
         ]
     }
 
@@ -312,8 +315,13 @@ impl Terms<'_> {
         let bytes = held * self.style.update_bytes;
         found.optimizer_s = match c.offload.optimizer {
             Place::Device => self.rates.rows_s(bytes),
-            // The host computes the update from gradients that come, and weights go back.
-            Place::Host => bytes / HOST_MEMORY_BYTES_PER_S,
+            // The host computes the update from gradients that come, and weights go back; it is
+            // never done before the device would be.
+            Place::Host => {
+                let moved = held * (self.style.exchange_bytes + self.style.weight_bytes);
+                let moved_s = moved / self.host_bytes_per_s;
+                (bytes / HOST_MEMORY_BYTES_PER_S).max(moved_s).max(self.rates.rows_s(bytes))
+            }
             Place::Disk => bytes / DISK_BYTES_PER_S,
         };
         found.before_s = before_s;
@@ -387,18 +395,25 @@ impl Terms<'_> {
             3 => 2.0 * parameters / stage.layers.max(1.0) * self.style.weight_bytes,
             _ => 0.0,
         };
-        let kept = stage.saved * (in_flight - 1.0) * on_device(c.offload.activations);
+        let on_host = |place: Place| if place == Place::Host { 1.0 } else { 0.0 };
+        let weights = parameters * self.style.weight_bytes / over(3);
+        let states = parameters * self.style.state_bytes / over(1);
+        let kept = stage.saved * (in_flight - 1.0);
+        let moved = weights * on_host(c.offload.parameters)
+            + states * on_host(c.offload.optimizer)
+            + kept * on_host(c.offload.activations);
         Memory {
             stage: index,
-            weights_bytes: parameters * self.style.weight_bytes / over(3)
-                * on_device(c.offload.parameters)
-                + gathered,
+            weights_bytes: weights * on_device(c.offload.parameters) + gathered,
             gradients_bytes: parameters * self.style.gradient_bytes / over(2),
-            optimizer_bytes: parameters * self.style.state_bytes / over(1)
-                * on_device(c.offload.optimizer),
-            activations_bytes: kept + stage.saved + stage.sent * in_flight,
+            optimizer_bytes: states * on_device(c.offload.optimizer),
+            activations_bytes: kept * on_device(c.offload.activations)
+                + stage.saved
+                + stage.sent * in_flight,
             working_bytes: stage.working,
             reserve_bytes: self.style.reserve_bytes,
+            // What the host cannot take stays.
+            host_excess_bytes: (moved - HOST_BYTES).max(0.0),
         }
     }
 
@@ -421,6 +436,10 @@ impl Terms<'_> {
         m * (moved_s - hidden_s + hidden_s * INNER_INTERFERENCE)
     }
 }
+
+/// Bytes of a node's memory that one of its devices may use. Source: 2 TB for eight devices in a
+/// DGX A100 640GB and in a DGX H100 (datasheets); an eighth is left to the system, as chosen.
+const HOST_BYTES: f64 = 2e12 / 8.0 * 7.0 / 8.0;
 
 /// Bytes per second that one device's share of a host's cores updates parameters with. Source: Ren
 /// et al. 2021, a fused update on the host reaches half of a socket's bandwidth; eight share two.

@@ -72,6 +72,29 @@ fn recomputation_costs_time_and_saves_memory() {
     assert_eq!(estimator.estimate(&wrong).unwrap_err()[0].code, "E3401");
 }
 
+/// What a node's memory has no room for stays on the device.
+#[test]
+fn hosts_are_not_endless() {
+    let cluster = Cluster::load_on("h100", &machine()).unwrap();
+    let work = gpt3();
+    let job = Job { global_batch: 64, arithmetic: Arithmetic::Half };
+    let estimator = Estimator::new(&work, &cluster, style::OURS, job).unwrap();
+    let of = |text: &str| estimator.estimate(&text.parse().unwrap()).unwrap();
+    // One device holds 12 bytes or more of 175 billion parameters, or an eighth of them.
+    for (layout, is_full) in [("tp=1 pp=1 dp=8 mbs=1", true), ("tp=8 pp=4 dp=2 mbs=1", false)] {
+        let device = of(layout);
+        let host = of(&format!("{layout} offload-optimizer=host"));
+        let excess = host.memory.host_excess_bytes;
+        assert_eq!(excess > 0.0, is_full, "{layout}: {excess}");
+        let moved = device.memory.total_bytes() - host.memory.total_bytes();
+        let room = device.memory.optimizer_bytes - excess;
+        assert!((moved / room - 1.0).abs() < 1e-9, "{layout}: {moved} moved, room for {room}");
+        assert!(room <= 2e12 / 8.0, "{layout}: {room} of a host");
+        // And it is never for free.
+        assert!(host.step_time_s > device.step_time_s, "{layout}");
+    }
+}
+
 fn bloom(heads: u32) -> Shape {
     Shape {
         name: "bloom prototype".into(),
