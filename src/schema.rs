@@ -94,6 +94,23 @@ const HAVE: Field = is("have_bytes", Kind::Count, "bytes that it has");
 /// All documents.
 pub const DOCUMENTS: &[Document] = &[
     Document {
+        name: "gantline.cluster/1",
+        about: "a cluster, each value with where it comes from",
+        fields: &[
+            is("name", Kind::Text, "its name"),
+            is("device", Kind::Object, "what a rank computes on"),
+            is("levels", Kind::List, "links, the nearest first"),
+            is("nodes", Kind::Count, "nodes"),
+            may("devices_per_node", Kind::Count, "devices of a node, where it says so"),
+            may("calibration", Kind::Object, "rates that were measured"),
+        ],
+    },
+    Document {
+        name: "gantline.clusters/1",
+        about: "the clusters that need no file",
+        fields: &[is("presets", Kind::List, "presets: preset, device")],
+    },
+    Document {
         name: "gantline.compile/1",
         about: "the file that `compile` wrote",
         fields: &[
@@ -177,6 +194,11 @@ pub const DOCUMENTS: &[Document] = &[
             is("fits", Kind::Flag, "whether any strategy fits"),
             is("rows", Kind::List, "strategies: strategy, footprint, need_bytes, have_bytes"),
         ],
+    },
+    Document {
+        name: "gantline.fusions/1",
+        about: "what rewriting made of a model",
+        fields: &[is("passes", Kind::List, "passes in order, each with its functions")],
     },
     Document {
         name: "gantline.generate/1",
@@ -349,6 +371,17 @@ pub const DOCUMENTS: &[Document] = &[
             PREDICTED,
             RATE,
             may("checkpoint", Kind::Text, "the directory of the last one"),
+        ],
+    },
+    Document {
+        name: "gantline.validate/1",
+        about: "predictions beside measured runs",
+        fields: &[
+            is("predicted", Kind::Count, "rows that were predicted"),
+            is("all", Kind::Object, "errors over all rows"),
+            is("sources", Kind::Object, "errors by source"),
+            is("rows", Kind::List, "rows, each with what was predicted"),
+            is("unexpressed", Kind::List, "rows that cannot be predicted, and why"),
         ],
     },
     Document {

@@ -301,10 +301,15 @@ fn documents_are_as_their_schemas_say() {
         "score llama-3-8b --cluster h100 --config tp=8 --gbs 8 --seq 2048 --json",
         "explain llama-3-8b --cluster h100 --devices 8 --gbs 8 --seq 2048 --json",
         "fit llama-3-8b --cluster h100 --devices 8 --gbs 8 --seq 2048 --json",
+        "cluster ls --json",
+        "cluster show h100 --json",
+        "inspect tiny --fusions --json",
         "fit llama-3-8b --cluster h100 --devices 8 --seq 2048 --for inference --json",
     ];
     let mut seen = BTreeSet::new();
     let mut documents: Vec<Value> = lines.iter().map(|line| scratch.json(line)).collect();
+    let runs = Path::new(env!("CARGO_MANIFEST_DIR")).join("planner/tests/measured_runs.csv");
+    documents.push(scratch.json(&format!("validate {} --json", runs.display())));
     documents.push(documents[5]["report"].clone());
     for document in &documents {
         let name = document["schema"].as_str().expect("a document says what it is");
