@@ -4,6 +4,7 @@
 //! A group is a set of nodes over one domain `rows × cols`: values over all of it, values per row
 //! (results of row reductions), and sums over rows or over everything, which leave the group.
 //! Constants, counters, draws and broadcasts are computed again in every group that reads them.
+//! What a product adds to its result itself, an epilogue, is in no group.
 //! Groups merge along edges, then beside each other where they read the same value, or results of
 //! products and calls that do, as long as the graph of groups stays free of cycles. Fusing is
 //! outlining: each group becomes a function marked `kernel`. This is the greedy choice.
@@ -13,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ir::{Class, Function, Kind, Module, Node, Op, Value, ValueId};
 
 use crate::domain::{Domain, is_int_op_exact};
+use crate::epilogue::{absorbed, epilogues};
 
 /// The most nodes of one group.
 const GROUP_NODES_MAX: usize = 160;
@@ -74,9 +76,11 @@ struct Groups<'f> {
 impl<'f> Groups<'f> {
     fn new(function: &'f Function, module: &Module) -> Groups<'f> {
         let count = function.nodes.len();
+        let absorbed = absorbed(function, &epilogues(function));
         // What fits no domain even alone is left as it is, and refused where it has no kernel.
         let fusible = |at: usize| {
-            is_fusible(&function.nodes[at], function, module)
+            !absorbed.contains(&at)
+                && is_fusible(&function.nodes[at], function, module)
                 && Domain::of(function, &[at]).is_some()
         };
         Groups {

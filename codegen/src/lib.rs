@@ -46,6 +46,7 @@ pub mod specialise;
 pub mod reduced;
 pub mod stored;
 pub mod domain;
+mod epilogue;
 pub mod fuse;
 pub mod tile;
 pub mod arena;

@@ -15,6 +15,7 @@ use kernels::{Kernel, ProductPart, Products};
 
 use crate::arena::{Lifetime, pack};
 use crate::catalogue;
+use crate::epilogue::Epilogue;
 use crate::tile::lower_kernel;
 use crate::update::Update;
 use group::{Turn, turns};
@@ -225,26 +226,30 @@ impl<'a> Lower<'a> {
         self.launch(kernel, inputs, outputs);
     }
 
-    /// Several products in one launch.
-    fn products(&mut self, members: &[usize]) -> Result<(), String> {
+    /// Several products in one launch, with what is added to them.
+    fn products(&mut self, members: &[Epilogue]) -> Result<(), String> {
         let function = self.function;
         let (mut inputs, mut outputs, mut parts) = (Vec::new(), Vec::new(), Vec::new());
-        for node in members.iter().map(|at| &function.nodes[*at]) {
+        for member in members {
+            let node = &function.nodes[member.product];
             let types: Vec<&TensorType> = node.operands.iter().map(|o| self.ty(*o)).collect();
-            let (result, add) = (node.result(), self.adds[node.result().index()]);
+            let result = function.nodes[member.last()].result();
+            let add = self.adds[result.index()];
             let kernel = catalogue::kernel_of_op(&node.op, &types, self.ty(result), add)?;
             let Kernel::Product(product) = kernel else {
                 return Err("a contraction is no product".to_owned());
             };
-            let operand = |value: ValueId| {
+            let mut operand = |value: ValueId| {
                 let at = self.home(value);
                 inputs.iter().position(|input| *input == at).unwrap_or_else(|| {
                     inputs.push(at);
                     inputs.len() - 1
                 })
             };
-            let [a, b] = [node.operands[0], node.operands[1]].map(operand);
-            parts.push(ProductPart { a, b, product });
+            let [a, b] = [node.operands[0], node.operands[1]].map(&mut operand);
+            let bias = member.bias.map(&mut operand);
+            let addend = member.addend.map(&mut operand);
+            parts.push(ProductPart { a, b, bias, addend, product });
             outputs.push(self.home(result));
         }
         self.launch(Kernel::Products(Products { parts }), inputs, outputs);

@@ -182,9 +182,15 @@ fn lower_layer(
     let result_adds = vec![variant.accumulate_results; primal_results];
     let mut forward_adds = result_adds.clone();
     forward_adds.resize(halves.forward.results.len(), false);
-    let forward = routine(&halves.forward, &local.module, &forward_adds, &[], table)?;
     let adds: Vec<bool> = differentiable.iter().map(|p| variant.adds[*p]).collect();
-    let backward = routine(&halves.backward, &local.module, &adds, &[], table)?;
+    let forward = routine(&halves.forward, &local.module, &forward_adds, &[], table);
+    let backward = routine(&halves.backward, &local.module, &adds, &[], table);
+    // What has no kernel in either half is said at once.
+    let (forward, backward) = match (forward, backward) {
+        (Ok(forward), Ok(backward)) => (forward, backward),
+        (Err(first), Err(second)) => return Err(format!("{first}; {second}")),
+        (Err(why), _) | (_, Err(why)) => return Err(why),
+    };
     Ok(Layer {
         name: primal.name.clone(),
         param_count,

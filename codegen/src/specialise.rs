@@ -9,6 +9,8 @@ use ir::op::Collective;
 use ir::plan::Keep;
 use ir::{Class, Function, Kind, Node, Op, Value, ValueId};
 
+use crate::epilogue::epilogues;
+
 /// The two halves of a training function.
 #[derive(Clone, Debug)]
 pub struct Halves {
@@ -95,6 +97,7 @@ fn depends_on(function: &Function, root: impl Fn(ValueId) -> bool) -> Vec<bool> 
 /// The values that the backward half reads and that are worth keeping, in order of definition.
 fn kept_values(function: &Function, late: &[bool], results: &[ValueId]) -> Vec<ValueId> {
     let producers = function.producers();
+    let sums = epilogues(function);
     let mut seen = vec![false; function.values.len()];
     let mut kept = Vec::new();
     let mut work = results.to_vec();
@@ -102,8 +105,10 @@ fn kept_values(function: &Function, late: &[bool], results: &[ValueId]) -> Vec<V
         if std::mem::replace(&mut seen[value.index()], true) {
             continue;
         }
-        let Some(node) = producers[value.index()].map(|at| &function.nodes[at]) else { continue };
-        if !late[value.index()] && is_kept(&node.op) {
+        let Some(at) = producers[value.index()] else { continue };
+        let node = &function.nodes[at];
+        // A product that adds to its result does not leave what it adds to.
+        if !late[value.index()] && (is_kept(&node.op) || sums.contains_key(&at)) {
             kept.push(value);
         } else {
             work.extend(&node.operands);

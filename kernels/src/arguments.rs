@@ -98,9 +98,14 @@ fn product_inputs(p: &Product) -> Vec<Argument> {
 fn products_inputs(p: &Products) -> Vec<Argument> {
     let mut inputs = vec![Argument { dtype: p.dtype(), len: 0 }; p.operand_count()];
     for part in &p.parts {
-        for (at, wanted) in [part.a, part.b].into_iter().zip(product_inputs(&part.product)) {
+        let product = &part.product;
+        let factors = [part.a, part.b].into_iter().zip(product_inputs(product));
+        let factors = factors.map(|(at, wanted)| (at, wanted.len));
+        let bias = part.bias.map(|at| (at, product.sizes()[2]));
+        let addend = part.addend.map(|at| (at, product_output(product).len));
+        for (at, len) in factors.chain(bias).chain(addend) {
             if let Some(input) = inputs.get_mut(at) {
-                input.len = input.len.max(wanted.len);
+                input.len = input.len.max(len);
             }
         }
     }

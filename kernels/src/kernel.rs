@@ -147,7 +147,8 @@ impl Product {
 
 /// Products in one launch. An operand that several of them read is passed once.
 ///
-/// The bits of each result are those of its product alone.
+/// The bits of each result are those of its product alone, to which first the bias is added and
+/// then the addend, each with one rounding.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Products {
     /// The products, one result each, in order; there is at least one. They are of one type.
@@ -161,15 +162,32 @@ pub struct ProductPart {
     pub a: usize,
     /// The number of the operand that is `b`.
     pub b: usize,
+    /// The number of the operand that is added to each row of the result: one element for each
+    /// point of `n`, in order.
+    pub bias: Option<usize>,
+    /// The number of the operand, which lies as the result does, that is added last.
+    pub addend: Option<usize>,
     /// What is computed of them.
     pub product: Product,
+}
+
+impl ProductPart {
+    /// A product to which nothing is added.
+    pub fn of(a: usize, b: usize, product: Product) -> ProductPart {
+        ProductPart { a, b, bias: None, addend: None, product }
+    }
+
+    /// The numbers of all its operands.
+    pub fn operands(&self) -> impl Iterator<Item = usize> {
+        [Some(self.a), Some(self.b), self.bias, self.addend].into_iter().flatten()
+    }
 }
 
 impl Products {
     /// How many operands there are: each number below is one of a part.
     pub fn operand_count(&self) -> usize {
-        let last = self.parts.iter().flat_map(|part| [part.a, part.b]).max();
-        last.map_or(0, |last| last.saturating_add(1).min(2 * self.parts.len()))
+        let last = self.parts.iter().flat_map(ProductPart::operands).max();
+        last.map_or(0, |last| last.saturating_add(1).min(4 * self.parts.len()))
     }
 
     /// The type of all operands and results.

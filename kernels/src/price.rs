@@ -12,7 +12,7 @@ const TRANSCENDENTAL: u64 = 10;
 
 /// Floating-point operations; one fused multiply-add counts two.
 ///
-/// * product: `2 · batch · m · n · k`
+/// * product: `2 · batch · m · n · k`; what is added to its result is not counted
 /// * attention: two products of `2 · D` per visible pair of query and key, five for the gradient;
 ///   a causal mask hides about half of the pairs, and hidden pairs are not counted, unless the
 ///   position of the queries is known at run time only
@@ -98,7 +98,10 @@ fn products_bytes(p: &Products) -> Bytes {
     let mut written = 0;
     for part in &p.parts {
         let [a, b, c] = product_elements(&part.product);
-        for (at, elements) in [(part.a, a), (part.b, b)] {
+        let [batch, m, n, _] = part.product.sizes().map(|s| s as u64);
+        let bias = part.bias.map(|at| (at, n));
+        let addend = part.addend.map(|at| (at, batch * m * n));
+        for (at, elements) in [(part.a, a), (part.b, b)].into_iter().chain(bias).chain(addend) {
             if let Some(most) = read.get_mut(at) {
                 *most = elements.max(*most);
             }

@@ -109,12 +109,14 @@ fn products(p: &Products) -> Verdict {
     require((1..=LOOPS_MAX).contains(&p.parts.len()), "it has no products, or too many")?;
     let operands = p.operand_count();
     for part in &p.parts {
-        let is_there = part.a < operands && part.b < operands;
-        require(is_there, "it reads an operand that it does not have")?;
+        require(
+            part.operands().all(|at| at < operands),
+            "it reads an operand that it does not have",
+        )?;
         require(part.product.dtype == p.dtype(), "its products are of several types")?;
         product(&part.product)?;
     }
-    let is_read = |at: usize| p.parts.iter().any(|part| part.a == at || part.b == at);
+    let is_read = |at: usize| p.parts.iter().any(|part| part.operands().any(|o| o == at));
     require((0..operands).all(is_read), "no product reads an operand")
 }
 
@@ -384,10 +386,8 @@ mod tests {
             Kernel::Product(p)
         };
         let products = |parts: &[(usize, usize, DType)]| {
-            let part = |(a, b, dtype): &(usize, usize, DType)| ProductPart {
-                a: *a,
-                b: *b,
-                product: Product::matrix(3, 4, 5, *dtype),
+            let part = |(a, b, dtype): &(usize, usize, DType)| {
+                ProductPart::of(*a, *b, Product::matrix(3, 4, 5, *dtype))
             };
             Kernel::Products(Products { parts: parts.iter().map(part).collect() })
         };
@@ -399,6 +399,7 @@ mod tests {
             products(&[]),
             products(&[(0, 2, DType::F32)]),
             products(&[(0, usize::MAX, DType::F32)]),
+            products(&[(0, 5, DType::F32)]),
             products(&[(0, 1, DType::F32), (0, 1, DType::F64)]),
             product(&|p| p.m[0].c = 3),
             product(&|p| p.m[0].c = 0),

@@ -106,6 +106,50 @@ fn gradients_of_the_models_are_differences_of_their_losses() {
     }
 }
 
+/// Two layers, of which each has nodes without a kernel.
+const LACKING: &str = "module lacking
+  func @embed(%tokens: i32[B, 4], %table: f32[9, 8]) {
+    %wide: i64[B, 4] = cast %tokens
+    %x: f32[B, 4, 8] = gather dim=0 start=0 %table %wide
+    return %x
+  }
+  func @head(%x: f32[B, 4, 8], %w: f32[8, 9], %labels: i32[B, 4]) {
+    %long: i64[B, 4] = cast %labels
+    %zero: i64[B, 4] = constant 0.0
+    %positive: bool[B, 4] = lt %zero %long
+    %y: f32[B, 4, 9] = contract bsm,mv->bsv %x %w
+    %sum: f32[B, 4] = reduce sum dims=[2] %y
+    %none: f32[B, 4] = constant 0.0
+    %one: f32[B, 4] = constant 1.0
+    %terms: f32[B, 4] = select %positive %sum %none
+    %ones: f32[B, 4] = select %positive %one %none
+    %loss: f32[] = reduce sum dims=[0, 1] %terms
+    %count: f32[] = reduce sum dims=[0, 1] %ones
+    return %loss %count
+  }
+  func @loss(%table: f32[9, 8], %w: f32[8, 9], %tokens: i32[B, 4], %labels: i32[B, 4]) {
+    %x: f32[B, 4, 8] = call @embed %tokens %table
+    %loss: f32[], %count: f32[] = call @head %x %w %labels
+    return %loss %count
+  }
+";
+
+/// Every verb that compiles a model says all of its nodes that have no kernel, with exit code 4.
+#[test]
+fn nodes_without_kernels_are_said_at_once() {
+    let scratch = Scratch::new("lacking");
+    std::fs::write(scratch.0.join("lacking.graph"), LACKING).expect("it is written");
+    for verb in ["plan", "compile", "verify"] {
+        let line = format!("{verb} lacking.graph --ranks 2 --seq 4");
+        let output = scratch.run(&line);
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(4), "{line}\n{text}");
+        for part in ["E2003", "`%wide`", "`%x`", "`%long`"] {
+            assert!(text.contains(part), "{line}: {part}\n{text}");
+        }
+    }
+}
+
 /// One step on several ranks, cut every way that fits, yields what one rank yields. The seven calls
 /// of the encoder–decoder are as many stages: what the encoder yields passes through that of the
 /// decoder's embedding and is taken by two others.

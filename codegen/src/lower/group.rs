@@ -7,46 +7,57 @@
 
 use ir::{Function, Op};
 
+use crate::epilogue::{Epilogue, absorbed, epilogues};
+
 /// The most products of one launch. Chosen: the gradients of queries, keys and values are six.
 const PARTS_MAX: usize = 8;
 
 /// When a node is computed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// At its place.
+    /// At its place, by itself.
     Alone,
-    /// At its place, with others that come later: these, the node first.
-    Together(Vec<usize>),
-    /// With an earlier one.
+    /// At its place, with what is added to it, and with other products that come later.
+    Together(Vec<Epilogue>),
+    /// With another one.
     Done,
 }
 
 /// For each node, when it is computed. A product joins the first one before which its operands are
 /// there. O(nodes × products).
 pub(super) fn turns(function: &Function) -> Vec<Turn> {
-    let producers = function.producers();
-    let nodes = &function.nodes;
-    let products: Vec<usize> =
-        (0..nodes.len()).filter(|at| matches!(nodes[*at].op, Op::Contract(_))).collect();
-    let dtype = |at: usize| function.ty(nodes[at].result()).dtype;
-    let mut turns = vec![Turn::Alone; nodes.len()];
-    for (rank, first) in products.iter().enumerate() {
-        if turns[*first] == Turn::Done {
-            continue;
+    let (producers, nodes) = (function.producers(), &function.nodes);
+    let mut items = epilogues(function);
+    let absorbed = absorbed(function, &items);
+    for (product, node) in nodes.iter().enumerate() {
+        if matches!(node.op, Op::Contract(_)) && !absorbed.contains(&product) {
+            items.insert(product, Epilogue::none(product));
         }
-        let is_ready = |at: &usize| {
-            let mut made = nodes[*at].operands.iter().filter_map(|o| producers[o.index()]);
-            made.all(|producer| producer < *first)
+    }
+    let is_absorbed = |at: usize| if absorbed.contains(&at) { Turn::Done } else { Turn::Alone };
+    let mut turns: Vec<Turn> = (0..nodes.len()).map(is_absorbed).collect();
+    let dtype = |item: &Epilogue| function.ty(nodes[item.product].result()).dtype;
+    let mut waiting: Vec<(usize, Epilogue)> = items.into_iter().collect();
+    while !waiting.is_empty() {
+        let (place, first) = waiting.remove(0);
+        let is_ready = |item: &Epilogue| {
+            let read =
+                nodes[item.product].operands.iter().copied().chain(item.bias).chain(item.addend);
+            let mut made = read.filter_map(|value| producers[value.index()]);
+            made.all(|producer| producer < place)
         };
-        let later = products[rank + 1..].iter().copied();
-        let joins =
-            |at: &usize| turns[*at] == Turn::Alone && dtype(*at) == dtype(*first) && is_ready(at);
-        let others: Vec<usize> = later.filter(joins).take(PARTS_MAX - 1).collect();
-        if others.is_empty() {
-            continue;
+        let mut members = vec![first.clone()];
+        waiting.retain(|(at, item)| {
+            let joins = members.len() < PARTS_MAX && dtype(item) == dtype(&first) && is_ready(item);
+            if joins {
+                members.push(item.clone());
+                turns[*at] = Turn::Done;
+            }
+            !joins
+        });
+        if members.len() > 1 || !first.adds.is_empty() {
+            turns[place] = Turn::Together(members);
         }
-        others.iter().for_each(|at| turns[*at] = Turn::Done);
-        turns[*first] = Turn::Together([vec![*first], others].concat());
     }
     turns
 }

@@ -65,6 +65,7 @@ impl Multiplier {
         self.nest.k[0] = Loop { size: k, strides: [a.col, b.row, 0] };
         self.nest.accumulate = accumulate;
         V::call(Part {
+            epilogue: tiles::Epilogue::none(),
             nest: &self.nest,
             rows: [0, m],
             columns: [0, n],

@@ -2,7 +2,7 @@
 
 use super::Cpu;
 use super::scratch::Bump;
-use super::tiles::{Loop, Nest, Part, merge, points, scratch_bytes};
+use super::tiles::{Epilogue, Loop, Nest, Part, merge, points, scratch_bytes};
 use super::vector::Scalar;
 use super::view::{View, ViewMut};
 use crate::kernel::{Product, Products};
@@ -85,16 +85,24 @@ impl Grid {
 /// A product and where its operands and its result are.
 struct Placed<'a, S> {
     plan: &'a Plan,
-    a: *mut S,
-    b: *mut S,
+    a: *const S,
+    b: *const S,
     c: *mut S,
+    epilogue: Epilogue<S>,
 }
 
 impl<'a, S: Scalar> Placed<'a, S> {
     fn new(plan: &'a Plan, a: &View, b: &View, c: &ViewMut) -> Placed<'a, S> {
         let (a, b) = if plan.swapped { (b, a) } else { (a, b) };
-        let start = |view: &View| view.start::<S>().cast_mut();
-        Placed { plan, a: start(a), b: start(b), c: c.start::<S>() }
+        let epilogue = Epilogue::none();
+        Placed { plan, a: a.start::<S>(), b: b.start::<S>(), c: c.start::<S>(), epilogue }
+    }
+
+    /// The same, and what is added to the result.
+    fn adding(self, bias: Option<&View>, addend: Option<&View>) -> Placed<'a, S> {
+        let [bias, addend] = [bias, addend].map(|view| view.map(View::start::<S>));
+        let (by_row, by_column) = if self.plan.swapped { (bias, None) } else { (None, bias) };
+        Placed { epilogue: Epilogue { by_row, by_column, addend }, ..self }
     }
 
     fn run(&self, cpu: &Cpu, grid: Grid, task: usize, scratch: &mut Bump) {
@@ -109,6 +117,7 @@ impl<'a, S: Scalar> Placed<'a, S> {
             a: self.a.wrapping_add(offset(0)),
             b: self.b.wrapping_add(offset(1)),
             c: self.c.wrapping_add(offset(2)),
+            epilogue: self.epilogue.moved(offset(2)),
             scratch,
         });
     }
@@ -150,6 +159,8 @@ pub(super) fn execute_all<S: Scalar>(
             let grid = Grid::new(plan, cpu.threads());
             if rest < grid.tasks() {
                 let placed = Placed::<S>::new(plan, &inputs[part.a], &inputs[part.b], output);
+                let input = |at: usize| &inputs[at];
+                let placed = placed.adding(part.bias.map(input), part.addend.map(input));
                 return placed.run(cpu, grid, rest, scratch);
             }
             rest -= grid.tasks();

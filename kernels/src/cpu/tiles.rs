@@ -100,7 +100,75 @@ pub(super) struct Part<'a, S> {
     pub(super) a: *const S,
     pub(super) b: *const S,
     pub(super) c: *mut S,
+    pub(super) epilogue: Epilogue<S>,
     pub(super) scratch: &'a mut Bump,
+}
+
+/// What is added to the result of a product, in this order, while a block of it is in a
+/// second-level cache.
+#[derive(Clone, Copy)]
+pub(super) struct Epilogue<S> {
+    /// One number for each row.
+    pub(super) by_row: Option<*const S>,
+    /// One number for each column.
+    pub(super) by_column: Option<*const S>,
+    /// One number for each element, at the same offset as it.
+    pub(super) addend: Option<*const S>,
+}
+
+impl<S: Scalar> Epilogue<S> {
+    /// Nothing is added.
+    pub(super) fn none() -> Epilogue<S> {
+        Epilogue { by_row: None, by_column: None, addend: None }
+    }
+
+    fn is_none(&self) -> bool {
+        self.by_row.is_none() && self.by_column.is_none() && self.addend.is_none()
+    }
+
+    /// The same for a result that starts at an offset.
+    pub(super) fn moved(self, offset: usize) -> Epilogue<S> {
+        Epilogue { addend: self.addend.map(|addend| addend.wrapping_add(offset)), ..self }
+    }
+
+    /// Adds to a block whose first row and column are `m` and `n`.
+    ///
+    /// # Safety
+    ///
+    /// The operands hold the block, and nobody else uses its elements of `c`.
+    #[inline(always)]
+    unsafe fn add_to(&self, block: &Block<S>, m: usize, n: usize) {
+        let contiguous = step(block.cn) == Some(1);
+        for (i, &row) in block.cm.iter().enumerate() {
+            // SAFETY: by the contract of the function; contiguous columns are a slice of `c` that
+            // nothing else refers to, and as long a slice of each operand.
+            unsafe {
+                let first = self.by_row.map(|bias| *bias.add(m + i));
+                if contiguous && !block.cn.is_empty() {
+                    let (start, len) = (row + block.cn[0], block.cn.len());
+                    let c = std::slice::from_raw_parts_mut(block.c.add(start), len);
+                    let by_column = self.by_column.map(|bias| bias.add(n));
+                    let addend = self.addend.map(|addend| addend.add(start));
+                    if let Some(first) = first {
+                        c.iter_mut().for_each(|x| *x = *x + first);
+                    }
+                    for operand in [by_column, addend].into_iter().flatten() {
+                        let operand = std::slice::from_raw_parts(operand, len);
+                        c.iter_mut().zip(operand).for_each(|(x, y)| *x = *x + *y);
+                    }
+                    continue;
+                }
+                for (j, &column) in block.cn.iter().enumerate() {
+                    let element = block.c.add(row + column);
+                    let second = self.by_column.map(|bias| *bias.add(n + j));
+                    let last = self.addend.map(|addend| *addend.add(row + column));
+                    for number in [first, second, last].into_iter().flatten() {
+                        *element = *element + number;
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// Bytes of scratch that a part of at most `m` × `n` × `k` points takes.
@@ -179,7 +247,8 @@ unsafe fn part<V: Vector>(part: Part<V::Scalar>) {
                 fill_offsets(&part.nest.k, 0, block * KC, ak);
                 fill_offsets(&part.nest.k, 1, block * KC, bk);
                 let add = block > 0 || part.nest.accumulate;
-                let tables = Tables { ak, bk, bn, cn };
+                let is_last = (block + 1) * KC >= k && !part.epilogue.is_none();
+                let tables = Tables { ak, bk, bn, cn, finish: is_last.then_some(n) };
                 // SAFETY: operands and panels hold the block, by the contract of the part.
                 unsafe { columns::<V>(&part, &panels, &tables, rows, vectors, add) };
             }
@@ -193,6 +262,8 @@ struct Tables<'a> {
     bk: &'a [usize],
     bn: &'a [usize],
     cn: &'a [usize],
+    /// The first column, where the epilogue follows.
+    finish: Option<usize>,
 }
 
 /// Multiplies some rows with a block of columns over a block of `k`.
@@ -209,7 +280,7 @@ unsafe fn columns<V: Vector>(
     vectors: usize,
     add: bool,
 ) {
-    let &Tables { ak, bk, bn, cn } = tables;
+    let &Tables { ak, bk, bn, cn, finish } = tables;
     // SAFETY: the panels have room for the tables, and the operands hold their sums.
     unsafe {
         if m1 - m0 <= THIN && ak.len() >= THIN && step(bn) == Some(1) {
@@ -218,6 +289,9 @@ unsafe fn columns<V: Vector>(
             fill_offsets(&part.nest.m, 2, m0, cm);
             let block = Block { a: part.a, b: part.b, c: part.c, am, cm, ak, bk, bn, cn };
             super::thin::multiply::<V>(&block, panels.b, add);
+            if let Some(n) = finish {
+                part.epilogue.add_to(&block, m0, n);
+            }
             return;
         }
         // Blocks of about the same size, of whole tiles.
@@ -232,6 +306,9 @@ unsafe fn columns<V: Vector>(
             match vectors {
                 3 => multiply::<V, 3>(&block, panels, m == m0, add),
                 _ => multiply::<V, 2>(&block, panels, m == m0, add),
+            }
+            if let Some(n) = finish {
+                part.epilogue.add_to(&block, m, n);
             }
         }
     }

@@ -206,8 +206,15 @@ impl<'a> LayerTable<'a> {
         let mut of_layer = Vec::new();
         // What a call takes does not depend on how many others do the same.
         let key = Key { dp: 1, ..key };
+        let mut refused: Vec<Diagnostic> = Vec::new();
         for (layer, keep) in keeps.iter().enumerate() {
-            of_layer.push(self.price(key, (layer, *keep, adds))?);
+            match self.price(key, (layer, *keep, adds)) {
+                Ok(price) => of_layer.push(price),
+                Err(diagnostic) => refused.push(diagnostic),
+            }
+        }
+        if let Some(all) = joined(refused) {
+            return Err(all);
         }
         Ok(self.layer_of.iter().map(|layer| of_layer[*layer]).collect())
     }
@@ -426,6 +433,19 @@ impl<'a> LayerTable<'a> {
         }
         classes
     }
+}
+
+/// One diagnostic of several layers that cannot be compiled: of those that lack kernels, where
+/// there are any. None where there is none.
+fn joined(refused: Vec<Diagnostic>) -> Option<Diagnostic> {
+    let lacks_kernels = |diagnostic: &&Diagnostic| diagnostic.code == "E2003";
+    let lacking: Vec<&Diagnostic> = refused.iter().filter(lacks_kernels).collect();
+    let mut all = lacking.first().copied().or(refused.first())?.clone();
+    for other in lacking.into_iter().skip(1) {
+        all.headline = format!("{}; {}", all.headline, other.headline);
+        all.notes.extend(other.notes.iter().cloned());
+    }
+    Some(all)
 }
 
 /// For each weight that several calls read, these calls.

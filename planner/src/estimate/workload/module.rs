@@ -411,10 +411,8 @@ impl<'m> Reader<'m> {
         for (_, node) in nodes() {
             for operand in node.operands.iter().filter(|operand| !made_inside(operand)) {
                 // Of a table, only rows that are looked up are read.
-                let of = match node.op {
-                    Op::Gather { .. } => node.result(),
-                    _ => *operand,
-                };
+                let is_table = matches!(node.op, Op::Gather { .. });
+                let of = if is_table { node.result() } else { *operand };
                 if enters.insert(*operand) {
                     reads += if varies(function, of) { elements(function, of) } else { 0 };
                 }
@@ -562,9 +560,9 @@ mod tests {
         let splits: Vec<Split> = gpt2.layers[0]
             .items
             .iter()
-            .filter_map(|item| match item {
-                Item::Contraction { split, .. } => Some(*split),
-                _ => None,
+            .filter_map(|item| {
+                let Item::Contraction { split, .. } = item else { return None };
+                Some(*split)
             })
             .collect();
         let again = Split::ColumnsAgain;
