@@ -205,7 +205,9 @@ pub fn exit_of(code: &str) -> Exit {
     match code {
         // A chain of calls is what can be planned, sharded and compiled.
         "E2001" | "E2003" => Exit::Unsupported,
-        "E2002" | "E3101" | "E3102" | "E3201" | "E3203" | "E3308" | "E5007" => Exit::Infeasible,
+        "E2002" | "E3101" | "E3102" | "E3201" | "E3203" | "E3204" | "E3308" | "E5007" => {
+            Exit::Infeasible
+        }
         "E3006" | "E3103" | "E3202" => Exit::Usage,
         "E3401" | "E3402" | "E3403" | "E3404" => Exit::Usage,
         "E3007" => Exit::World,

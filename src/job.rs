@@ -17,8 +17,8 @@ use crate::{LOSS, failure};
 pub const ADAMW: Optimizer =
     Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1, decay_biases: 0.0 };
 
-/// Candidates that a search compiles at most. Chosen: twice what gpt2 on four ranks needs until
-/// none can be faster; they share most of their stages.
+/// Candidates that a search compiles at most. Chosen: a hundred times what gpt2 on four ranks needs
+/// until none can be faster; only where little memory refuses the fastest ones are there many more.
 pub const EVALUATIONS_MAX: usize = 1024;
 
 /// Ranks that are threads of one process at most. Chosen: no machine has more cores by far.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::footprint::Footprint;
 use crate::limits::{Knob, Limits};
-use crate::search::{Job, Scorer};
+use crate::search::{Job, Scorer, Usable};
 
 /// The memory of one strategy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -52,12 +52,16 @@ impl Fit {
 /// limits fix their size.
 ///
 /// # Errors
-/// What sharding and compiling report, when no strategy can be compiled.
+/// `E3204` when the model cannot use the ranks; what sharding and compiling report, when no strategy can be compiled.
 pub fn fit(job: &Job<'_>) -> Result<Fit, Diagnostic> {
+    let usable = Usable::of(job)?;
+    usable.check(job)?;
     let mut scorer = Scorer::new(job)?;
     let mut rows = Vec::new();
     let mut failed = None;
-    for mesh in meshes(job.ranks) {
+    let fixed = job.limits.fixed(Knob::Tp);
+    let is_useful = |mesh: &Mesh| mesh.tp <= usable.tensor || fixed == Some(mesh.tp);
+    for mesh in meshes(job.ranks).into_iter().filter(is_useful) {
         for sequence in [false, true] {
             for keep in [1, 0] {
                 if sequence && mesh.tp == 1 {

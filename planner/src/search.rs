@@ -12,6 +12,7 @@ mod bound;
 mod candidates;
 mod layers;
 mod pricer;
+mod ranks;
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -33,6 +34,7 @@ use bound::Bound;
 pub use candidates::Candidate;
 use candidates::candidates;
 use layers::LayerTable;
+pub use ranks::Usable;
 
 /// The part by which a bound may exceed a time that is equal but for rounding.
 const ROUNDING: f64 = 1e-9;
@@ -122,7 +124,8 @@ pub struct Found {
 ///
 /// # Errors
 /// `E3201` when nothing fits, with the arithmetic of the closest candidate and the nearest answer;
-/// `E3203` when the limits leave no candidate; what sharding and compiling report.
+/// `E3203` when the limits leave no candidate; `E3204` when the model cannot use the ranks; what
+/// sharding and compiling report.
 ///
 /// # Determinism
 /// The same job has the same answer: candidates are ordered by time and then as enumerated.

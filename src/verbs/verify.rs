@@ -94,6 +94,9 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         clip: None,
         limits: Limits::default(),
     };
+    let job = question.job();
+    let job = planner::search::Job { ranks: args.ranks, ..job };
+    planner::search::Usable::of(&job)?.check(&job)?;
     if args.bisect_rules {
         return rules::run(args, &model, &mut question);
     }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::bound::{Bound, Weights, bound};
 use super::layers::{Asked, Key, LayerTable};
+use super::ranks::Usable;
 use super::{Job, allows, keep_number};
 use crate::limits::Knob;
 
@@ -102,7 +103,9 @@ pub(super) fn candidates(
 ) -> Result<(Bounded, Option<Diagnostic>), Diagnostic> {
     let mut all = Vec::new();
     let mut failed = None;
-    let meshes = meshes(job, table.calls().calls.len());
+    let usable = Usable::of(job)?;
+    usable.check(job)?;
+    let meshes = usable.meshes(job, job.ranks);
     let keys: Vec<(Mesh, Vec<Key>)> = meshes.into_iter().map(|m| (m, keys(job, m))).collect();
     let asked = |key: &Key| (*key, asked(job, *key, table.layer_count()));
     let all_keys: Vec<(Key, Vec<Asked>)> = keys.iter().flat_map(|(_, k)| k).map(asked).collect();
@@ -169,20 +172,6 @@ fn add_cuts(
         all.push((candidate, bound));
     }
     Ok(())
-}
-
-fn meshes(job: &Job<'_>, calls: usize) -> Vec<Mesh> {
-    let divisors = |n: usize| (1..=n).filter(move |d| n.is_multiple_of(*d));
-    let mut meshes = Vec::new();
-    for pp in divisors(job.ranks).filter(|pp| *pp <= calls && allows(job, Knob::Pp, *pp)) {
-        for tp in divisors(job.ranks / pp).filter(|tp| allows(job, Knob::Tp, *tp)) {
-            let dp = job.ranks / pp / tp;
-            if allows(job, Knob::Dp, dp) && job.global_batch_size.is_multiple_of(dp) {
-                meshes.push(Mesh { pp, dp, tp });
-            }
-        }
-    }
-    meshes
 }
 
 fn microbatches(job: &Job<'_>, dp: usize) -> Vec<usize> {

@@ -92,6 +92,42 @@ fn limits_hold() {
 }
 
 #[test]
+fn ranks_that_a_model_cannot_use_are_refused() {
+    let module = module(3);
+    let cluster = cluster(1 << 30);
+    let mut job = job(&module, &cluster, 1);
+    // Three blocks, what is before and after them, and four heads.
+    let usable = Usable::of(&job).unwrap();
+    assert_eq!((usable.stages, usable.tensor), (5, 4));
+    let can = |ranks: usize| {
+        let divides = |n: usize, of: usize| of.is_multiple_of(n);
+        let pp = (1..=5).filter(|pp| divides(*pp, ranks));
+        let mut tp = pp.flat_map(|pp| {
+            (1..=4).filter(move |tp| divides(pp * tp, ranks)).map(move |tp| ranks / pp / tp)
+        });
+        tp.any(|dp| divides(dp, 4))
+    };
+    for ranks in 1..=100 {
+        job.ranks = ranks;
+        let refused = usable.check(&job);
+        assert_eq!(refused.is_ok(), can(ranks), "{ranks} ranks");
+        if let Err(diagnostic) = refused {
+            let help = diagnostic.help.unwrap();
+            let suggested =
+                help.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok());
+            let suggested: Vec<usize> = suggested.collect();
+            let nearest: Vec<usize> = (1..ranks).rev().filter(|n| can(*n)).take(3).collect();
+            assert_eq!((diagnostic.code, suggested), ("E3204", nearest), "{ranks} ranks: {help}");
+        }
+    }
+    for ranks in [257, 521, 1021] {
+        job.ranks = ranks;
+        assert_eq!(search(&job).unwrap_err().code, "E3204");
+        assert_eq!(crate::fit::fit(&job).unwrap_err().code, "E3204");
+    }
+}
+
+#[test]
 fn every_mesh_compiles_into_a_legal_plan() {
     let models = [
         ("gpt2", crate::shard::tests::gpt2(crate::shard::tests::config(9, 36, 259, 0.1), 33)),

@@ -1,0 +1,104 @@
+//! How many ranks a model can use: meshes on which each rank has work of its own.
+
+use ir::factors::factors;
+use ir::{Class, Diagnostic, Dim, Function, Mesh, Module, Node, Span};
+
+use super::{Job, allows};
+use crate::limits::{Knob, Limits};
+use crate::shard::layers;
+
+/// Numbers of ranks that are suggested instead. Chosen: enough to see a pattern.
+const SUGGESTED: usize = 3;
+
+/// The most ranks along the axes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usable {
+    /// Pipeline stages: calls of layers.
+    pub stages: usize,
+    /// Tensor-parallel ranks: heads of the attention with the fewest; where there is none, pieces
+    /// of the product with the most.
+    pub tensor: usize,
+}
+
+impl Usable {
+    /// What a job's model can use.
+    ///
+    /// # Errors
+    /// `E3103` when the module has no such entry.
+    pub fn of(job: &Job<'_>) -> Result<Usable, Diagnostic> {
+        let layers = layers(job.module, job.entry)?;
+        let stages = layers.iter().map(|layer| layer.calls).sum();
+        let functions = layers.iter().filter_map(|layer| job.module.function(&layer.function));
+        Ok(Usable { stages, tensor: tensor_max(job.module, functions) })
+    }
+
+    /// The meshes of so many ranks that a job allows. More tensor-parallel ranks than are useful
+    /// are allowed to who fixes their number.
+    pub fn meshes(&self, job: &Job<'_>, ranks: usize) -> Vec<Mesh> {
+        let divisors = |n: usize| (1..=n).filter(move |d| n.is_multiple_of(*d));
+        let is_fixed = job.limits.fixed(Knob::Tp).is_some();
+        let mut meshes = Vec::new();
+        for pp in divisors(ranks).filter(|pp| *pp <= self.stages && allows(job, Knob::Pp, *pp)) {
+            let useful = |tp: &usize| *tp <= self.tensor || is_fixed;
+            let all = divisors(ranks / pp).filter(useful);
+            for tp in all.filter(|tp| allows(job, Knob::Tp, *tp)) {
+                let dp = ranks / pp / tp;
+                if allows(job, Knob::Dp, dp) && job.global_batch_size.is_multiple_of(dp) {
+                    meshes.push(Mesh { pp, dp, tp });
+                }
+            }
+        }
+        meshes
+    }
+
+    /// Whether a job's ranks can all be used, within its limits or without.
+    ///
+    /// # Errors
+    /// `E3204` with the model's limits and the next smaller numbers of ranks that can be.
+    pub fn check(&self, job: &Job<'_>) -> Result<(), Diagnostic> {
+        let free = Job { limits: Limits::default(), ..job.clone() };
+        if !self.meshes(job, job.ranks).is_empty() || !self.meshes(&free, job.ranks).is_empty() {
+            return Ok(());
+        }
+        let Usable { stages, tensor } = self;
+        let (model, ranks, samples) = (&job.model, job.ranks, job.global_batch_size);
+        let headline = format!("`{model}` cannot use {ranks} ranks in steps of {samples} samples");
+        let fewer = (1..ranks).rev().filter(|fewer| !self.meshes(job, *fewer).is_empty());
+        let fewer: Vec<String> = fewer.take(SUGGESTED).map(|n| n.to_string()).collect();
+        let help = match fewer.is_empty() {
+            true => "use another batch".to_owned(),
+            false => format!("use --ranks {}, or another batch", fewer.join(" or ")),
+        };
+        Err(Diagnostic::error("E3204", Span::of("--ranks"), headline)
+            .note("pp · dp · tp is the number of ranks")
+            .note(format!("pp is at most {stages}, its calls of layers; dp divides {samples}"))
+            .note(format!("tp is at most {tensor}, the pieces of its attention or products"))
+            .help(help))
+    }
+}
+
+/// The most pieces of the call of a composite that can be cut into the fewest; without such calls,
+/// of the product that can be cut into the most.
+fn tensor_max<'m>(module: &Module, functions: impl Iterator<Item = &'m Function>) -> usize {
+    let pieces = |node: &Node, function: &Function| {
+        let factors = factors(node, function, module).into_iter();
+        let factors = factors.filter(|factor| !factor.units.mentions(Dim::BATCH));
+        factors.filter_map(|factor| factor.units.as_constant()).max().map(|units| units as usize)
+    };
+    let (mut of_calls, mut of_products) = (None, 1);
+    for function in functions {
+        for node in &function.nodes {
+            let class = node.op.class();
+            if class != Class::Call && class != Class::Product {
+                continue;
+            }
+            let Some(pieces) = pieces(node, function) else { continue };
+            if class == Class::Call {
+                of_calls = Some(of_calls.map_or(pieces, |least: usize| least.min(pieces)));
+            } else {
+                of_products = of_products.max(pieces);
+            }
+        }
+    }
+    of_calls.unwrap_or(of_products)
+}
