@@ -551,17 +551,27 @@ pub fn fit(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
         }));
         return Ok(if fits { Exit::Success } else { Exit::Infeasible });
     }
-    let columns =
-        ["strategy", "weights", "grads", "optim", "act", "working", "reserve", "total", ""];
-    let mut table = Table::new(columns);
+    let mut table = Table::new([
+        "strategy",
+        "weights",
+        "grads",
+        "optim",
+        "act",
+        "working",
+        "reserve",
+        "host full",
+        "total",
+        "",
+    ]);
     let bytes = |bytes: f64| Bytes(bytes as u64).to_string();
     for (name, estimate) in &rows {
-        let [weights, grads, optim, act, working, reserve] =
+        let [weights, grads, optim, act, working, reserve, full] =
             estimate.memory.parts().map(|(_, n)| bytes(n));
         let need = estimate.memory.total_bytes();
         let mark = if need <= have { "✓" } else { "✗" };
         let share = format!("{mark} {:.0}%", 100.0 * need / have);
-        table.row([name.clone(), weights, grads, optim, act, working, reserve, bytes(need), share]);
+        let (name, need) = (name.clone(), bytes(need));
+        table.row([name, weights, grads, optim, act, working, reserve, full, need, share]);
     }
     let mut text = format!("{}\n{}\n", subject.header(), table.text());
     match found {
