@@ -1,7 +1,8 @@
 //! Epilogues: a bias and a residual that a product adds to its result before it is written.
 //!
 //! `y = a · b`, `z = y + bias`, `r = z + x` are one launch where `y` and `z` are read by nothing
-//! else: what is added is added last and in this order, so that every bit is that of three launches.
+//! else: what is added is added last and in this order, so that every bit is that of three
+//! launches.
 //! A residual has to be there as a buffer: it is a parameter or another such result.
 
 use std::collections::{BTreeMap, BTreeSet};

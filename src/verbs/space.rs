@@ -551,29 +551,9 @@ pub fn fit(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
         }));
         return Ok(if fits { Exit::Success } else { Exit::Infeasible });
     }
-    let mut table = Table::new([
-        "strategy",
-        "weights",
-        "grads",
-        "optim",
-        "act",
-        "working",
-        "reserve",
-        "host full",
-        "total",
-        "",
-    ]);
-    let bytes = |bytes: f64| Bytes(bytes as u64).to_string();
-    for (name, estimate) in &rows {
-        let [weights, grads, optim, act, working, reserve, full] =
-            estimate.memory.parts().map(|(_, n)| bytes(n));
-        let need = estimate.memory.total_bytes();
-        let mark = if need <= have { "✓" } else { "✗" };
-        let share = format!("{mark} {:.0}%", 100.0 * need / have);
-        let (name, need) = (name.clone(), bytes(need));
-        table.row([name, weights, grads, optim, act, working, reserve, full, need, share]);
-    }
+    let table = strategies_table(&rows, have);
     let mut text = format!("{}\n{}\n", subject.header(), table.text());
+    let bytes = |bytes: f64| Bytes(bytes as u64).to_string();
     match found {
         Ok(best) => {
             let need = bytes(best.estimate.memory.total_bytes());
@@ -590,6 +570,33 @@ pub fn fit(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
             Ok(failure.exit())
         }
     }
+}
+
+/// A row for each strategy: what its fullest device holds.
+fn strategies_table(rows: &[(String, Estimate)], have: f64) -> Table {
+    let mut table = Table::new([
+        "strategy",
+        "weights",
+        "grads",
+        "optim",
+        "act",
+        "working",
+        "reserve",
+        "host full",
+        "total",
+        "",
+    ]);
+    let bytes = |bytes: f64| Bytes(bytes as u64).to_string();
+    for (name, estimate) in rows {
+        let [weights, grads, optim, act, working, reserve, full] =
+            estimate.memory.parts().map(|(_, n)| bytes(n));
+        let need = estimate.memory.total_bytes();
+        let mark = if need <= have { "✓" } else { "✗" };
+        let share = format!("{mark} {:.0}%", 100.0 * need / have);
+        let (name, need) = (name.clone(), bytes(need));
+        table.row([name, weights, grads, optim, act, working, reserve, full, need, share]);
+    }
+    table
 }
 
 /// The fastest of the usual strategies that fits is answer enough; only where none fits, all other

@@ -130,6 +130,21 @@ fn answers_are_those_of_trying_everything() {
     }
 }
 
+/// Whether the last leaves are in the order that is said of them; how many there are.
+fn check_order(space: &Space<'_>, before: &Path, have: f64, about: &str) -> usize {
+    let mut options = Vec::new();
+    space.options(before, &mut options);
+    let (from, order) = space.in_order_from(before, &options);
+    let leaves = options[from..].iter().map(|value| before.then(*value));
+    let scores: Vec<Score> = leaves.map(|leaf| space.score(&leaf, have, f64::INFINITY)).collect();
+    for pair in scores.windows(2) {
+        let slower = pair[0].seconds <= pair[1].seconds * (1.0 + 1e-9);
+        assert!(slower || order == Order::Sizes, "{about}: {pair:?}");
+        assert!(pair[1].bytes <= pair[0].bytes * (1.0 + 1e-9), "{about}: {pair:?}");
+    }
+    scores.len()
+}
+
 /// Random decisions on random jobs, of dense models and of routed ones whose first layers are
 /// dense: no bound of any number of first decisions is above what all of them cost.
 #[test]
@@ -178,18 +193,7 @@ fn no_bound_is_above_a_leaf() {
                 let other = space.score(&before.then(*value), have, f64::INFINITY).seconds;
                 assert!(later_s <= other * (1.0 + 1e-9), "SEED={seed}: {c}: {later_s} {other}");
             }
-            // So does what is said of their order.
-            let (from, order) = space.in_order_from(&before, &options);
-            let leaves = options[from..].iter().map(|value| before.then(*value));
-            let scores: Vec<Score> =
-                leaves.map(|leaf| space.score(&leaf, have, f64::INFINITY)).collect();
-            for pair in scores.windows(2) {
-                let about = format!("SEED={seed}: {model}, {c}: {pair:?}");
-                let slower = pair[0].seconds <= pair[1].seconds * (1.0 + 1e-9);
-                assert!(slower || order == Order::Sizes, "{about}");
-                assert!(pair[1].bytes <= pair[0].bytes * (1.0 + 1e-9), "{about}");
-            }
-            in_order += scores.len();
+            in_order += check_order(&space, &before, have, &format!("SEED={seed}: {model}, {c}"));
             uneven += usize::from(!c.stage_layers.is_empty());
             routed += usize::from(shape.routed.is_some() && !c.stage_layers.is_empty());
             for decided in 0..STEPS.len() {

@@ -81,6 +81,17 @@ pub fn bert(name: &str, sizes: &BertSizes, seq: u32) -> Result<Workload, Vec<Dia
     })
 }
 
+/// Rows of the table of the source for the target, with the biases of positions.
+fn target_rows(width: u32, biases: u32) -> Item {
+    Item::Rows {
+        reads: width.into(),
+        writes: width.into(),
+        saves: [0, 0],
+        parameters: biases.into(),
+        cut: false,
+    }
+}
+
 /// T5 on samples of as many tokens of a source as of a target: `seq` each.
 ///
 /// Stages of the decoder hand on what the encoder found beside their own result. The norm after
@@ -147,17 +158,7 @@ pub fn t5(name: &str, sizes: &T5Sizes, seq: u32) -> Result<Workload, Vec<Diagnos
             layer("encoder layer", encoders, width, encoder),
             layer("decoder layer", decoders, 2 * width, decoder),
         ],
-        first: vec![
-            Item::Embedding { vocab, width, positions: 0 },
-            // Rows of the same table for the target.
-            Item::Rows {
-                reads: width.into(),
-                writes: width.into(),
-                saves: [0, 0],
-                parameters: biases.into(),
-                cut: false,
-            },
-        ],
+        first: vec![Item::Embedding { vocab, width, positions: 0 }, target_rows(width, biases)],
         last: vec![norm, norm, product([width, vocab], Cut::Columns, false), Item::Loss { vocab }],
         tied: sizes.tied,
         tensor_units: None,

@@ -345,21 +345,18 @@ impl<'m> Reader<'m> {
         split
     }
 
-    /// Cuts the columns of the weight of a product with whole input: the first of the largest.
+    /// Cuts the columns of the weight of a product with whole input along the outermost dim that has
+    /// several: heads, not what is in one.
     fn cut_columns(&mut self, node: &Node, all: &[Factor]) -> Split {
         let weight = node.operands.iter().position(|operand| !varies(self.function, *operand));
         let (true, Some(weight)) = (is_product(&node.op), weight) else { return Split::Whole };
-        let columns = all.iter().filter(|factor| {
+        let mut columns = all.iter().filter(|factor| {
             let mut others = factor.operands.iter().enumerate().filter(|(at, _)| *at != weight);
             matches!(factor.operands[weight], Layout::Cut { .. })
                 && others.all(|(_, layout)| *layout == Layout::Replicated)
                 && matches!(factor.results[0], Layout::Cut { .. })
         });
-        let best = columns.fold(None, |best: Option<&Factor>, factor| match best {
-            Some(other) if size(&other.units) >= size(&factor.units) => best,
-            Some(_) | None => Some(factor),
-        });
-        let Some(factor) = best.filter(|factor| size(&factor.units) > 1) else {
+        let Some(factor) = columns.find(|factor| size(&factor.units) > 1) else {
             return Split::Whole;
         };
         self.units = self.units.and(size(&factor.units));
