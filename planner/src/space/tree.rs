@@ -67,15 +67,6 @@ impl Score {
     }
 }
 
-/// How leaves follow each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
-    /// None is larger than the one before it.
-    Sizes,
-    /// Nor is it faster.
-    SizesAndTimes,
-}
-
 /// A tree of decisions. All leaves are equally deep.
 pub trait Tree {
     /// The number of decisions, at most [`DEPTH_MAX`].
@@ -101,9 +92,9 @@ pub trait Tree {
         0.0
     }
 
-    /// From which of the options of the last decision on leaves are in order, and in which.
-    fn in_order_from(&self, _path: &Path, options: &[u32]) -> (usize, Order) {
-        (options.len(), Order::Sizes)
+    /// From which of the options of the last decision on no leaf is larger than the one before it.
+    fn shrinking_from(&self, options: &[u32]) -> usize {
+        options.len()
     }
 
     /// The score of a leaf with at most `bytes_max`, or of the smallest where none is. What is not
@@ -292,48 +283,34 @@ impl<T: Tree> Walker<'_, T> {
     }
 
     fn visit_leaves(&mut self, path: &Path, bound: Score, options: &[u32]) {
-        let (from, order) = match self.objective {
-            Objective::Time => self.tree.in_order_from(path, options),
-            Objective::Memory | Objective::Pareto => (options.len(), Order::Sizes),
+        let from = match self.objective {
+            Objective::Time => self.tree.shrinking_from(options),
+            Objective::Memory | Objective::Pareto => options.len(),
         };
         let bound = self.visit_each(path, bound, &options[..from]);
         match self.fate(bound) {
-            Fate::Visit => self.visit_in_order(path, bound, &options[from..], order),
+            Fate::Visit => self.visit_shrinking(path, bound, &options[from..]),
             Fate::BoundedOut => self.bounded_out += (options.len() - from) as u128,
             Fate::TooLarge => self.too_large += (options.len() - from) as u128,
         }
     }
 
     /// Looks for the first leaf that fits, by halves: those before it are too large. Those after it
-    /// are not faster, or are looked at one by one.
-    fn visit_in_order(&mut self, path: &Path, bound: Score, options: &[u32], order: Order) {
+    /// are looked at one by one.
+    fn visit_shrinking(&mut self, path: &Path, bound: Score, options: &[u32]) {
         let (mut low, mut high) = (0, options.len());
         let mut scored = Vec::new();
-        // Where times are in order the first one says whether any can be better.
-        let mut at = if order == Order::SizesAndTimes { 0 } else { high / 2 };
         while low < high {
-            let below = self.below();
+            let at = low + (high - low) / 2;
             let Some(score) = self.score(&path.then(options[at]), bound) else { return };
             scored.push(at);
-            let slow = order == Order::SizesAndTimes && score.seconds >= below;
-            let enough = score.bytes <= self.bytes_max || slow;
-            if enough {
-                high = at
-            } else {
-                low = at + 1
-            }
-            at = low + (high - low) / 2;
+            if score.bytes <= self.bytes_max { high = at } else { low = at + 1 }
         }
         let before = scored.iter().filter(|at| **at < low).count();
         self.too_large += (low - before) as u128;
         let rest: Vec<u32> =
             (low..options.len()).filter(|at| !scored.contains(at)).map(|at| options[at]).collect();
-        match order {
-            Order::SizesAndTimes => self.bounded_out += rest.len() as u128,
-            Order::Sizes => {
-                self.visit_each(path, bound, &rest);
-            }
-        }
+        self.visit_each(path, bound, &rest);
     }
 
     fn visit_each(&mut self, path: &Path, mut bound: Score, options: &[u32]) -> Score {

@@ -16,7 +16,7 @@ use rustc_hash::FxHashMap;
 
 use super::events::Line;
 use super::knobs::{self, Frame, STEPS};
-use super::tree::{Order, Path, Score, Tree};
+use super::tree::{Path, Score, Tree};
 use crate::configuration::{Configuration, Offload, Place, Recompute, Schedule, Zero};
 use crate::estimate::Estimator;
 use crate::estimate::price::{Inside, LayerPrice, Prices};
@@ -372,16 +372,11 @@ impl Tree for Space<'_> {
         passes_s + parts.gradients_s + parts.weights_s + parts.optimizer_s
     }
 
-    /// Each layer more that is computed again makes passes longer by at least what it hides of
-    /// exchanges, and keeps its input alone. Moved activations become fewer meanwhile.
-    fn in_order_from(&self, path: &Path, options: &[u32]) -> (usize, Order) {
-        let c = knobs::configuration(&self.frame, path);
+    /// Each layer more that is computed again keeps its input alone. It need not be slower: more of
+    /// the exchanges may be hidden.
+    fn shrinking_from(&self, options: &[u32]) -> usize {
         let from = options.iter().position(|value| knobs::counts_layers(*value));
-        let order = match c.offload.activations {
-            Place::Device => Order::SizesAndTimes,
-            Place::Host | Place::Disk => Order::Sizes,
-        };
-        (from.unwrap_or(options.len()), order)
+        from.unwrap_or(options.len())
     }
 
     fn score(&self, path: &Path, bytes_max: f64, _: f64) -> Score {
