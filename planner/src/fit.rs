@@ -52,8 +52,8 @@ impl Fit {
 /// limits fix their size.
 ///
 /// # Errors
-/// `E3204` when the model cannot use the ranks; what sharding and compiling report, when no strategy
-/// can be compiled.
+/// `E3204` when the model cannot use the ranks; what sharding and compiling report, when no
+/// strategy can be compiled.
 pub fn fit(job: &Job<'_>) -> Result<Fit, Diagnostic> {
     let usable = Usable::of(job)?;
     usable.check(job)?;

@@ -27,9 +27,9 @@ use crate::model::{Wanted, plan, prepared};
 /// Launches of llm.c for one block, forward and backward.
 const BY_HAND: [usize; 2] = [8, 22];
 
-/// The most launches of ours. Forward: norm, queries with keys and values, attention, projection with
-/// the first sum, norm, up, GELU, down with the last sum, which llm.c computes with the next block's
-/// norm. Backward, products that wait for the same are one launch.
+/// The most launches of ours. Forward: norm, queries with keys and values, attention, projection
+/// with the first sum, norm, up, GELU, down with the last sum, which llm.c computes with the next
+/// block's norm. Backward, products that wait for the same are one launch.
 const LAUNCHES_MAX: [usize; 2] = [8, 10];
 
 /// The most bytes of ours, beside llm.c: sums are added to products before those are written.

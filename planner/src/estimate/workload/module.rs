@@ -345,8 +345,8 @@ impl<'m> Reader<'m> {
         split
     }
 
-    /// Cuts the columns of the weight of a product with whole input along the outermost dim that has
-    /// several: heads, not what is in one.
+    /// Cuts the columns of the weight of a product with whole input along the outermost dim that
+    /// has several: heads, not what is in one.
     fn cut_columns(&mut self, node: &Node, all: &[Factor]) -> Split {
         let weight = node.operands.iter().position(|operand| !varies(self.function, *operand));
         let (true, Some(weight)) = (is_product(&node.op), weight) else { return Split::Whole };
