@@ -44,10 +44,13 @@ impl KernelTable {
 /// What every sentence about an op without a kernel says.
 const NO_KERNEL: &str = "no kernel";
 
-/// The code of a diagnostic that says why a function cannot be compiled: `E2003` where a kernel is
-/// missing, else `E2002`.
+/// The code of a diagnostic that says which ops have no kernel.
+pub const CODE_NO_KERNEL: &str = "E2003";
+
+/// The code of a diagnostic that says why a function cannot be compiled: [`CODE_NO_KERNEL`] where a
+/// kernel is missing, else `E2002`.
 pub fn refusal_code(why: &str) -> &'static str {
-    if why.contains(NO_KERNEL) { "E2003" } else { "E2002" }
+    if why.contains(NO_KERNEL) { CODE_NO_KERNEL } else { "E2002" }
 }
 
 /// Lowers a fused function. Its slots are the parameters, then the results; a result that

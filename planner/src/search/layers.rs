@@ -10,6 +10,7 @@ use std::thread;
 
 use codegen::calls::{Calls, Operand};
 use codegen::crossing::{crossing, gradient_adds};
+use codegen::lower::CODE_NO_KERNEL;
 use codegen::schedule::{Turn, one_forward_one_backward};
 use ir::plan::{FunctionPlan, Keep};
 use ir::{Diagnostic, Plan, Program, Sharding, ValueId};
@@ -438,7 +439,7 @@ impl<'a> LayerTable<'a> {
 /// One diagnostic of several layers that cannot be compiled: of those that lack kernels, where
 /// there are any. None where there is none.
 fn joined(refused: Vec<Diagnostic>) -> Option<Diagnostic> {
-    let lacks_kernels = |diagnostic: &&Diagnostic| diagnostic.code == "E2003";
+    let lacks_kernels = |diagnostic: &&Diagnostic| diagnostic.code == CODE_NO_KERNEL;
     let lacking: Vec<&Diagnostic> = refused.iter().filter(lacks_kernels).collect();
     let mut all = lacking.first().copied().or(refused.first())?.clone();
     for other in lacking.into_iter().skip(1) {
