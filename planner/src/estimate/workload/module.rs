@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ir::factors::{Factor, factors};
 use ir::inline::inline_composites;
 use ir::op::{Binary, Combiner, Einsum, Unary};
-use ir::{Bindings, Diagnostic, Dim, Function, Layout, Module, Node, Op, Span, ValueId};
+use ir::{Bindings, Class, Diagnostic, Dim, Function, Layout, Module, Node, Op, Span, ValueId};
 
 use super::{Item, Layer, Split, Workload};
 
@@ -187,38 +187,14 @@ fn kept_elements(function: &Function, value: ValueId) -> u64 {
 
 /// Whether the backward pass of an op needs none of its operands.
 fn is_linear(op: &Op) -> bool {
-    match op {
-        Op::Unary(Unary::Neg) | Op::Binary(Binary::Add | Binary::Sub) => true,
-        Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select => false,
-        Op::Reduce { combiner, .. } => *combiner == Combiner::Sum,
-        Op::Prod { .. }
-        | Op::ArgMax { .. }
-        | Op::Cumulative { .. }
-        | Op::Sort { .. }
-        | Op::TopK { .. }
-        | Op::Contract(_)
-        | Op::Conv(_)
-        | Op::Call { .. } => false,
-        Op::Constant { .. }
-        | Op::Iota { .. }
-        | Op::Random { .. }
-        | Op::FoldKey { .. }
-        | Op::Cast { .. }
-        | Op::Reshape { .. }
-        | Op::Transpose { .. }
-        | Op::Broadcast { .. }
-        | Op::Slice { .. }
-        | Op::Pad { .. }
-        | Op::Reverse { .. }
-        | Op::Window(_)
-        | Op::Fold { .. }
-        | Op::Concat { .. }
-        | Op::Gather { .. }
-        | Op::ScatterAdd { .. }
-        | Op::Scatter { .. }
-        | Op::DynamicUpdateSlice { .. }
-        | Op::DynamicSlice { .. }
-        | Op::Collective { .. } => true,
+    match op.class() {
+        Class::Source | Class::View | Class::Join | Class::Indexed | Class::Collective => true,
+        Class::Elementwise => matches!(
+            op,
+            Op::Cast { .. } | Op::Unary(Unary::Neg) | Op::Binary(Binary::Add | Binary::Sub)
+        ),
+        Class::Reduction => matches!(op, Op::Reduce { combiner: Combiner::Sum, .. }),
+        Class::Product | Class::Scan | Class::Call => false,
     }
 }
 
