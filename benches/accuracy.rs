@@ -3,11 +3,12 @@
 //!
 //! ```text
 //! cargo bench --bench accuracy                          # all rows, as a Markdown table
-//! cargo bench --bench accuracy -- gpt2-mini             # the rows that contain a word
+//! cargo bench --bench accuracy -- gpt2-mini             # the rows of a model
 //! cargo bench --bench accuracy -- gpt2-mini --launches  # and each kind of launch
 //! ```
-//! The measured time is the median of a few steps after the first. Rows that fix no mesh run the
-//! plan that the search finds.
+//! Rows that fix no mesh run the plan that the search finds. The speed of virtual cores changes
+//! within seconds, so each row is calibrated and measured in turns: the predicted time is the
+//! median of the turns' predictions, the measured one that of all steps after the first two.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,20 +23,20 @@ use ir::program::{Instruction, Step};
 use ir::random::mix;
 use ir::{DType, Plan};
 use kernels::Kernel;
-use planner::calibration::Calibration;
 use planner::cluster::Cluster;
 use planner::limits::{Knob, Limits};
 use planner::price::Prices;
+use planner::search::{Job, Scorer};
 use runtime::execute::{Batch, Classes, Options as Execution, Scalars, Session};
 use runtime::init::Init;
 use runtime::trace::{Trace, Tracing};
 
-/// Seconds that calibrating takes.
-const CALIBRATION_S: f64 = 8.0;
-/// Seconds of the steps that are measured of one row, about.
-const ROW_S: f64 = 4.0;
-/// Steps that are measured of one row at least.
-const STEPS_MIN: usize = 3;
+/// Times that a row is calibrated and measured.
+const TURNS: usize = 3;
+/// Seconds that calibrating takes in a turn.
+const CALIBRATION_S: f64 = 2.0;
+/// Seconds of the steps of a turn, about.
+const STEPS_S: f64 = 1.5;
 
 /// What is predicted and measured.
 struct Case {
@@ -92,27 +93,54 @@ fn question(case: &Case, cluster: &Cluster) -> Question {
     }
 }
 
-/// The median seconds of a step, and the trace of the last one.
-fn run(plan: &Plan, classes: Classes, threads: usize, tracing: Tracing) -> (f64, Trace) {
-    let deadline = Duration::from_secs(60);
-    let options = Execution { threads_per_rank: threads, deadline, tracing };
-    let mut session = Session::start(Arc::new(classes), &options).expect("the ranks start");
-    session.init_weights(1, &|_, dims: &[usize]| match dims.len() {
-        1 => Init::Ones,
-        _ => Init::Normal { std: 0.02 },
-    });
-    let count = plan.global_batch_size() * plan.seq;
-    let ids: Vec<i32> = (0..count).map(|i| (mix(i as u64) % 256) as i32).collect();
-    let batch = Batch { tokens: &ids, labels: &ids, ..Batch::default() };
-    let scalars = Scalars { rate: 1e-5, ..Scalars::default() };
-    let mut step = || session.step(&batch, scalars).expect("the step runs").seconds;
-    step();
-    let mut times = vec![step()];
-    while times.len() < STEPS_MIN || times.iter().sum::<f64>() < ROW_S {
-        times.push(step());
+/// Ranks that run a plan.
+struct Runner {
+    session: Session,
+    ids: Vec<i32>,
+}
+
+impl Runner {
+    fn start(plan: &Plan, classes: Classes, threads: usize, tracing: Tracing) -> Runner {
+        let deadline = Duration::from_secs(60);
+        let options = Execution { threads_per_rank: threads, deadline, tracing };
+        let mut session = Session::start(Arc::new(classes), &options).expect("the ranks start");
+        session.init_weights(1, &|_, dims: &[usize]| match dims.len() {
+            1 => Init::Ones,
+            _ => Init::Normal { std: 0.02 },
+        });
+        let count = plan.global_batch_size() * plan.seq;
+        let ids: Vec<i32> = (0..count).map(|i| (mix(i as u64) % 256) as i32).collect();
+        let mut runner = Runner { session, ids };
+        runner.step();
+        runner.step();
+        runner
     }
+
+    /// The seconds of a step.
+    fn step(&mut self) -> f64 {
+        let batch = Batch { tokens: &self.ids, labels: &self.ids, ..Batch::default() };
+        let scalars = Scalars { rate: 1e-5, ..Scalars::default() };
+        self.session.step(&batch, scalars).expect("the step runs").seconds
+    }
+
+    /// The seconds of steps for about [`STEPS_S`].
+    fn steps(&mut self) -> Vec<f64> {
+        let mut times = vec![self.step()];
+        while times.iter().sum::<f64>() < STEPS_S {
+            times.push(self.step());
+        }
+        times
+    }
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
-    (times[times.len() / 2], session.trace())
+    times[times.len() / 2]
+}
+
+fn calibrated(cluster: &Cluster) -> Cluster {
+    let calibration = measured(CALIBRATION_S).expect("the machine is measured");
+    Cluster { calibration: Some(calibration), ..cluster.clone() }
 }
 
 /// Prints what launches of one kind took beside what was predicted, the largest difference first.
@@ -151,36 +179,46 @@ fn main() {
     let words: Vec<String> = std::env::args().skip(1).filter(|w| w != "--bench").collect();
     let launches = words.iter().any(|w| w == "--launches");
     let names = || words.iter().filter(|w| !w.starts_with("--"));
-    let mut cluster = Cluster::load("cpu-local").expect("a preset");
-    let calibration: Calibration = measured(CALIBRATION_S).expect("the machine is measured");
-    cluster.calibration = Some(calibration);
+    let cluster = Cluster::load("cpu-local").expect("a preset");
     answer(&cluster.describe());
     answer("| model | ranks | plan | predicted | measured | ratio |");
     answer("|---|--:|---|--:|--:|--:|");
     for case in cases() {
-        let question = question(&case, &cluster);
-        let found = plan(&question.job()).expect("there is a plan");
-        let Case { model, ranks, .. } = case;
-        let mut name = found.best.candidate.to_string();
-        if case.fixed.is_empty() {
-            name.push_str(" (chosen)");
+        if names().all(|word| case.model == word) {
+            run(&case, &cluster, launches);
         }
-        let row = format!("| {model} | {ranks} | {name} |");
-        if !names().all(|word| row.contains(word.as_str())) {
-            continue;
-        }
-        let threads = cluster.threads(cluster.ranks_per_node(ranks));
-        let classes = compile(&question.module, LOSS, &found.plan).expect("the plan compiles");
-        let tracing = if launches { Tracing::Instructions } else { Tracing::None };
-        let (measured_s, trace) = run(&found.plan, classes.clone(), threads, tracing);
-        let predicted_s = found.best.time.seconds;
-        let ratio = predicted_s / measured_s;
-        answer(&format!("{row} {predicted_s:.3} s | {measured_s:.3} s | {ratio:.2} |"));
-        if launches {
-            let parts = found.best.time.breakdown.parts();
-            let parts: Vec<String> = parts.iter().map(|(n, s)| format!("{n} {s:.3}")).collect();
-            answer(&format!("    {}", parts.join(", ")));
-            print_launches(&classes, &Prices::new(&cluster, found.plan.mesh), &trace);
-        }
+    }
+}
+
+/// Prints one row.
+fn run(case: &Case, cluster: &Cluster, launches: bool) {
+    let question = question(case, &calibrated(cluster));
+    let found = plan(&question.job()).expect("there is a plan");
+    let (candidate, model, ranks) = (&found.best.candidate, case.model, case.ranks);
+    let chosen = if case.fixed.is_empty() { " (chosen)" } else { "" };
+    let threads = cluster.threads(cluster.ranks_per_node(ranks));
+    let classes = compile(&question.module, LOSS, &found.plan).expect("the plan compiles");
+    let tracing = if launches { Tracing::Instructions } else { Tracing::None };
+    let mut runner = Runner::start(&found.plan, classes.clone(), threads, tracing);
+    let (mut predicted, mut measured) = (vec![found.best.time.seconds], runner.steps());
+    let mut cluster = question.cluster.clone();
+    for _ in 1..TURNS {
+        cluster = calibrated(&cluster);
+        let job = Job { cluster: &cluster, ..question.job() };
+        let mut scorer = Scorer::new(&job).expect("the entry is a list of calls");
+        let scored = scorer.score(&found.plan, candidate).expect("the plan fits the module");
+        predicted.push(scored.time.seconds);
+        measured.extend(runner.steps());
+    }
+    let (predicted_s, measured_s) = (median(predicted), median(measured));
+    let ratio = predicted_s / measured_s;
+    let row = format!("| {model} | {ranks} | {candidate}{chosen} |");
+    answer(&format!("{row} {predicted_s:.3} s | {measured_s:.3} s | {ratio:.2} |"));
+    if launches {
+        let parts = found.best.time.breakdown.parts();
+        let parts: Vec<String> = parts.iter().map(|(n, s)| format!("{n} {s:.3}")).collect();
+        answer(&format!("    {}", parts.join(", ")));
+        let prices = Prices::new(&cluster, found.plan.mesh);
+        print_launches(&classes, &prices, &runner.session.trace());
     }
 }

@@ -1,13 +1,17 @@
 //! Measuring kernels on this machine. Communicators are measured by the caller, who knows them.
 //!
 //! All cores work at once, each thread on buffers of its own, as ranks do: rates are those of one
-//! rank among others. Each point takes the median thread's fastest half of its launches.
+//! rank among others. The kernels take turns in several rounds, so that a machine whose speed
+//! varies is seen at all of its speeds by each of them, and a kernel's time is the median of the
+//! rounds' medians, as steps are timed by their median too. Launches use buffers in turn that no
+//! cache holds together.
 
 use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ir::DType;
+use kernels::arguments::Argument;
 use kernels::cpu::{Cpu, View, ViewMut};
 use kernels::rows::{Access, BinaryOp, Instr, Output, RowInput, Rows, UnaryOp};
 use kernels::{Attention, Copy, CopyLoop, Kernel, Product, price};
@@ -16,6 +20,8 @@ use crate::calibration::{Calibration, Curve};
 use crate::link::Link;
 use crate::machine::Machine;
 
+/// Element types of the products.
+const DTYPES: [DType; 2] = [DType::F32, DType::F64];
 /// Sides of the square products. Chosen: from one tile to what no cache holds.
 const SIDES: [usize; 6] = [32, 64, 128, 256, 512, 1024];
 /// Elements of the elementwise kernels and copies. Chosen: from the first cache to the memory.
@@ -24,8 +30,13 @@ const ELEMENTS: [usize; 6] = [1 << 10, 1 << 13, 1 << 16, 1 << 19, 1 << 21, 1 << 
 const LENGTHS: [usize; 4] = [64, 256, 1024, 2048];
 /// Heads of attention, and the dims of one. Chosen: a small model's.
 const HEADS: [usize; 2] = [2, 64];
-/// Launches of one point at least.
-const LAUNCHES_MIN: usize = 3;
+/// Times that each kernel takes its turn.
+const ROUNDS: u32 = 5;
+/// Bytes that the launches of a kernel read and write before the first buffer is used again.
+/// Chosen: more than caches hold, as a step comes back to its weights much later.
+const COLD_BYTES: usize = 32 << 20;
+/// Launches of a kernel on buffers of their own at most.
+const LAUNCHES_MAX: usize = 4096;
 /// Columns of the elementwise kernels.
 const COLUMNS: usize = 1024;
 
@@ -40,17 +51,20 @@ pub struct Links {
 
 /// Measures the kernels of one-thread ranks on all cores of this machine, in about `budget`.
 ///
-/// **Cost**: half a second at least; the largest points may take a little longer than their share.
+/// **Cost**: half a second at least; the largest kernels may take a little longer than their share.
 pub fn calibrate(machine: &Machine, links: Links, budget: Duration) -> Calibration {
     let cores = machine.cores;
-    let points = 2 * SIDES.len() + 2 * ELEMENTS.len() + 2 * LENGTHS.len() + 2;
-    let share = budget / points as u32;
-    let launch_s = rounded(seconds(&elementwise(1, 1), cores, share));
-    let rate = |kernel: &Kernel, amount: f64| {
-        let seconds = seconds(kernel, cores, share);
+    let kernels = kernels();
+    let mut measured = seconds(&kernels, cores, budget).into_iter().zip(&kernels);
+    let launch_s = rounded(measured.next().expect("the launch is the first").0);
+    let mut rate = |amount: fn(&Kernel) -> f64| {
+        let (seconds, kernel) = measured.next().expect("a time for each kernel");
         // Launching is charged apart.
-        rounded(amount / (seconds - launch_s).max(seconds / 10.0))
+        let working = (seconds - launch_s).max(seconds / 10.0);
+        (amount(kernel), rounded(amount(kernel) / working))
     };
+    let flops = |kernel: &Kernel| price::flops(kernel).0 as f64;
+    let bytes = |kernel: &Kernel| price::bytes(kernel).0 as f64;
     let mut calibration = Calibration {
         machine: format!("{} cores, {}", cores, machine.instruction_set),
         threads: 1,
@@ -59,35 +73,40 @@ pub fn calibrate(machine: &Machine, links: Links, budget: Duration) -> Calibrati
         send: links.send,
         ..Calibration::default()
     };
-    for dtype in [DType::F32, DType::F64] {
-        let mut curve = Curve::default();
-        for side in SIDES {
-            let kernel = Kernel::Product(Product::matrix(side, side, side, dtype));
-            let flops = price::flops(&kernel).0 as f64;
-            curve.0.push([flops, rate(&kernel, flops)]);
-        }
-        calibration.product.insert(dtype, curve);
+    for dtype in DTYPES {
+        let curve = SIDES.map(|_| rate(flops).into()).to_vec();
+        calibration.product.insert(dtype, Curve(curve));
     }
-    for length in LENGTHS {
-        let kernels =
-            [Kernel::Attention(attention(length)), Kernel::AttentionBwd(attention(length))];
-        let curves = [&mut calibration.attention, &mut calibration.attention_bwd];
-        for (kernel, curve) in kernels.into_iter().zip(curves) {
-            let flops = price::flops(&kernel).0 as f64;
-            curve.0.push([flops / HEADS[0] as f64, rate(&kernel, flops)]);
+    for _ in LENGTHS {
+        for curve in [&mut calibration.attention, &mut calibration.attention_bwd] {
+            let (flops, rate) = rate(flops);
+            curve.0.push([flops / HEADS[0] as f64, rate]);
         }
     }
-    let kernel = computing(64, COLUMNS);
-    calibration.elementwise_flops_per_s = Some(rate(&kernel, price::flops(&kernel).0 as f64));
-    for elements in ELEMENTS {
-        let kernel = elementwise(elements / COLUMNS.min(elements), COLUMNS.min(elements));
-        let bytes = price::bytes(&kernel).0 as f64;
-        calibration.rows.0.push([bytes, rate(&kernel, bytes)]);
-        let kernel = copy(elements);
-        let bytes = price::bytes(&kernel).0 as f64;
-        calibration.copy.0.push([bytes, rate(&kernel, bytes)]);
+    calibration.elementwise_flops_per_s = Some(rate(flops).1);
+    for _ in ELEMENTS {
+        calibration.rows.0.push(rate(bytes).into());
+        calibration.copy.0.push(rate(bytes).into());
     }
     calibration
+}
+
+/// What is measured, in the order in which [`calibrate`] reads it.
+fn kernels() -> Vec<Kernel> {
+    let mut kernels = vec![elementwise(1, 1)];
+    for dtype in DTYPES {
+        kernels.extend(SIDES.map(|side| Kernel::Product(Product::matrix(side, side, side, dtype))));
+    }
+    for length in LENGTHS {
+        kernels.push(Kernel::Attention(attention(length)));
+        kernels.push(Kernel::AttentionBwd(attention(length)));
+    }
+    kernels.push(computing(64, COLUMNS));
+    for elements in ELEMENTS {
+        kernels.push(elementwise(elements / COLUMNS.min(elements), COLUMNS.min(elements)));
+        kernels.push(copy(elements));
+    }
+    kernels
 }
 
 /// Four digits: more is noise.
@@ -172,39 +191,96 @@ fn copy(elements: usize) -> Kernel {
     })
 }
 
-/// The seconds of one launch while all cores run the same.
-fn seconds(kernel: &Kernel, cores: usize, share: Duration) -> f64 {
+/// The seconds of one launch of each kernel while all cores run the same.
+fn seconds(kernels: &[Kernel], cores: usize, budget: Duration) -> Vec<f64> {
     let start = Barrier::new(cores);
-    let mut medians: Vec<f64> = thread::scope(|scope| {
-        let threads: Vec<_> =
-            (0..cores).map(|_| scope.spawn(|| thread_seconds(kernel, &start, share))).collect();
-        let join =
-            |t: thread::ScopedJoinHandle<'_, f64>| t.join().expect("a kernel does not panic");
+    let share = budget / (ROUNDS * kernels.len() as u32);
+    let of_threads: Vec<Vec<Vec<f64>>> = thread::scope(|scope| {
+        let measure = || scope.spawn(|| thread_seconds(kernels, &start, share));
+        let threads: Vec<_> = (0..cores).map(|_| measure()).collect();
+        let join = |t: thread::ScopedJoinHandle<'_, _>| t.join().expect("a kernel does not panic");
         threads.into_iter().map(join).collect()
     });
-    medians.sort_by(f64::total_cmp);
-    medians[medians.len() / 2]
+    let of_kernel = |k: usize| median(of_threads.iter().map(|t| median(t[k].clone())).collect());
+    (0..kernels.len()).map(of_kernel).collect()
 }
 
-fn thread_seconds(kernel: &Kernel, start: &Barrier, share: Duration) -> f64 {
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+/// One thread's seconds of each kernel in each round.
+fn thread_seconds(kernels: &[Kernel], start: &Barrier, share: Duration) -> Vec<Vec<f64>> {
     let cpu = Cpu::new(1);
-    let buffer =
-        |argument: &kernels::arguments::Argument| vec![0.5f64; argument.bytes().div_ceil(8)];
-    let inputs: Vec<Vec<f64>> = kernel.inputs().iter().map(buffer).collect();
-    let mut outputs: Vec<Vec<f64>> = kernel.outputs().iter().map(buffer).collect();
-    let inputs: Vec<View<'_>> = inputs.iter().map(|b| View::of(b)).collect();
-    let outputs: Vec<ViewMut<'_>> = outputs.iter_mut().map(|b| ViewMut::of(b)).collect();
-    cpu.execute(kernel, &inputs, &outputs);
-    start.wait();
+    let most = |of: fn(&Kernel) -> Vec<Argument>| {
+        let words = |kernel| of(kernel).iter().map(words).sum();
+        kernels.iter().map(words).max().unwrap_or(0).max(COLD_BYTES / 8)
+    };
+    let read = vec![0.5f64; most(Kernel::inputs)];
+    let mut written = vec![0.5f64; most(Kernel::outputs)];
+    let mut times = vec![Vec::new(); kernels.len()];
+    for _ in 0..ROUNDS {
+        for (kernel, times) in kernels.iter().zip(&mut times) {
+            let launches = launches(kernel, &read, &mut written);
+            start.wait();
+            times.push(launch_seconds(&cpu, kernel, &launches, share));
+        }
+    }
+    times
+}
+
+/// Words of a buffer, of whole cache lines.
+fn words(argument: &Argument) -> usize {
+    argument.bytes().div_ceil(64) * 8
+}
+
+/// A launch's inputs and outputs.
+type Launch<'a> = (Vec<View<'a>>, Vec<ViewMut<'a>>);
+
+/// Launches on buffers of their own, as many as the memory holds.
+fn launches<'a>(kernel: &Kernel, read: &'a [f64], written: &'a mut [f64]) -> Vec<Launch<'a>> {
+    let lengths =
+        |arguments: Vec<Argument>| -> Vec<usize> { arguments.iter().map(words).collect() };
+    let (inputs, outputs) = (lengths(kernel.inputs()), lengths(kernel.outputs()));
+    let (mut reads, mut writes) = (read, written);
+    let mut launches = Vec::new();
+    let is_room = |reads: &[f64], writes: &[f64]| {
+        inputs.iter().sum::<usize>() <= reads.len() && outputs.iter().sum::<usize>() <= writes.len()
+    };
+    while launches.len() < LAUNCHES_MAX && is_room(reads, writes) {
+        let mut launch = Launch::default();
+        for length in &inputs {
+            let (buffer, rest) = reads.split_at(*length);
+            reads = rest;
+            launch.0.push(View::of(buffer));
+        }
+        for length in &outputs {
+            let (buffer, rest) = writes.split_at_mut(*length);
+            writes = rest;
+            launch.1.push(ViewMut::of(buffer));
+        }
+        launches.push(launch);
+    }
+    launches
+}
+
+/// The median seconds of launches that go on for `share`.
+fn launch_seconds(cpu: &Cpu, kernel: &Kernel, launches: &[Launch<'_>], share: Duration) -> f64 {
+    let mut turns = launches.iter().cycle();
+    let mut launch = |count: usize| {
+        for (inputs, outputs) in turns.by_ref().take(count) {
+            cpu.execute(kernel, inputs, outputs);
+        }
+    };
+    launch(1);
     let begin = Instant::now();
     let mut times = Vec::new();
     // Short launches are timed in groups, so that reading the clock does not count.
     let mut group = 1;
-    while times.len() < LAUNCHES_MIN || begin.elapsed() < share {
+    while times.is_empty() || begin.elapsed() < share {
         let before = Instant::now();
-        for _ in 0..group {
-            cpu.execute(kernel, &inputs, &outputs);
-        }
+        launch(group);
         let took = before.elapsed().as_secs_f64();
         times.push(took / group as f64);
         if took < 50e-6 {
@@ -212,8 +288,7 @@ fn thread_seconds(kernel: &Kernel, start: &Barrier, share: Duration) -> f64 {
             times.clear();
         }
     }
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 4].max(1e-9)
+    median(times).max(1e-9)
 }
 
 #[cfg(test)]
