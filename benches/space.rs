@@ -67,6 +67,7 @@ fn search(case: &Case) -> Answer {
         global_batch: case.batch,
         limits: Limits::default(),
         objective: Objective::Time,
+        power: None,
         budget: Budget { evaluations_max: EVALUATIONS_MAX, stop: &|| false },
     });
     answer.expect("something fits")

@@ -145,6 +145,42 @@ pub struct Device {
     pub cores: usize,
     /// The instruction set, where it was read.
     pub instruction_set: Option<String>,
+    /// What it draws with its share of the node, where the user says so.
+    pub power: Option<Power>,
+}
+
+/// What a device draws, with its share of the node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Power {
+    /// Watts while it computes.
+    pub busy_w: Known,
+    /// Watts while it waits or communicates; those of computing where nothing is said.
+    pub idle_w: Known,
+}
+
+impl Power {
+    /// As many watts, whatever a device does.
+    pub fn constant(watts: f64, source: &str) -> Power {
+        let known = Known { value: watts, origin: Origin::Datasheet, source: source.to_owned() };
+        Power { busy_w: known.clone(), idle_w: known }
+    }
+
+    /// Joules of a device in so many seconds, in so many of which it computes.
+    pub fn joules(&self, seconds: f64, busy_s: f64) -> f64 {
+        let (busy_w, idle_w) = (self.busy_w.value, self.idle_w.value);
+        idle_w * seconds + (busy_w - idle_w) * busy_s
+    }
+}
+
+/// The memory of a node beside its devices, where what is offloaded lies.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Host {
+    /// Bytes of a node.
+    pub memory_bytes: Option<Known>,
+    /// Bytes per second between this memory and all devices of the node together, each direction:
+    /// what lies between the sockets and the switches that devices share. None where each device
+    /// has its own link all the way.
+    pub bandwidth: Option<Known>,
 }
 
 /// Links between `count` members, each of them what the level inside spans.
@@ -173,6 +209,8 @@ pub struct Cluster {
     pub nodes: usize,
     /// Devices of a node; none where ranks are threads, as many as one likes.
     pub devices_per_node: Option<usize>,
+    /// The memory of a node beside its devices.
+    pub host: Host,
     /// What was measured.
     pub calibration: Option<Calibration>,
 }

@@ -13,6 +13,7 @@
 pub mod chosen;
 pub mod described;
 mod devices;
+mod host;
 mod interval;
 mod layer;
 pub mod network;
@@ -30,9 +31,10 @@ mod tests;
 use ir::{Diagnostic, Span};
 use serde::Serialize;
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Known};
 use crate::configuration::{Configuration, RankAxis, Recompute};
 
+use host::HostLimits;
 use layer::Lowering;
 use network::Network;
 use price::{Inside, Prices};
@@ -61,6 +63,8 @@ pub struct Estimate {
     pub step_time_high_s: f64,
     /// Where the time goes.
     pub breakdown: Breakdown,
+    /// Seconds of the step in which a device computes, on average.
+    pub busy_s: f64,
     /// The fullest stage.
     pub memory: Memory,
     /// The stage whose memory a run of this style prints.
@@ -79,7 +83,7 @@ pub struct Estimator<'a> {
     network: Network,
     style: Style,
     job: Job,
-    host_bytes_per_s: f64,
+    host: HostLimits,
     /// Bytes of a device that a job may use.
     pub memory_bytes: f64,
 }
@@ -115,9 +119,15 @@ impl<'a> Estimator<'a> {
         let network = devices::network(cluster)?;
         let reserved = cluster.device.reserved_bytes.value;
         let memory_bytes = (cluster.device.memory_bytes.value - reserved).max(0.0);
-        let host_bytes_per_s = rates.host_bytes_per_s;
+        let known = |known: &Option<Known>| known.as_ref().map(|known| known.value);
+        let host = HostLimits {
+            memory_bytes: known(&cluster.host.memory_bytes),
+            link_bytes_per_s: rates.host_bytes_per_s,
+            shared_bytes_per_s: known(&cluster.host.bandwidth).unwrap_or(f64::INFINITY),
+            devices: cluster.devices_per_node.unwrap_or(1) as u64,
+        };
         let style = style.in_arithmetic(job.arithmetic);
-        Ok(Estimator { work, rates, network, style, job, host_bytes_per_s, memory_bytes })
+        Ok(Estimator { work, rates, network, style, job, host, memory_bytes })
     }
 
     /// The workload.
@@ -181,7 +191,7 @@ impl<'a> Estimator<'a> {
             rates: &self.rates,
             network: &self.network,
             style: &self.style,
-            host_bytes_per_s: self.host_bytes_per_s,
+            host: &self.host,
         };
         terms.step(configuration, prices, count)
     }
@@ -225,6 +235,7 @@ impl<'a> Estimator<'a> {
             step_time_low_s: step_time_s * low,
             step_time_high_s: step_time_s * high,
             breakdown: step.breakdown,
+            busy_s: step.busy_s,
             memory: step.memory,
             printed_memory: Memory {
                 activations_bytes: printed.activations_bytes * share,

@@ -1,4 +1,4 @@
-//! Numbers with units, as texts: `450 GB/s`, `80 GiB`, `2.5 us`, `989 TFLOP/s`.
+//! Numbers with units, as texts: `450 GB/s`, `80 GiB`, `2.5 us`, `989 TFLOP/s`, `700 W`.
 
 /// What a number counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,6 +13,8 @@ pub enum Unit {
     Seconds,
     /// `FLOP`, `MFLOP`, …
     Flops,
+    /// `W`, `kW`, …
+    Watts,
 }
 
 /// A factor: a power of ten, which decimal digits take exactly, times a power of two.
@@ -47,6 +49,7 @@ impl Unit {
             Unit::FlopsPerSecond => "989 TFLOP/s",
             Unit::Seconds => "30 us",
             Unit::Flops => "10 GFLOP",
+            Unit::Watts => "700 W",
         }
     }
 
@@ -81,6 +84,7 @@ impl Unit {
             }
             Unit::Seconds => find(&TIME, unit).map(Scale::ten),
             Unit::Flops => prefix(unit.strip_suffix("FLOP")?),
+            Unit::Watts => prefix(unit.strip_suffix('W')?),
         }
     }
 
@@ -95,6 +99,7 @@ impl Unit {
             Unit::BytesPerSecond => named("B/s"),
             Unit::FlopsPerSecond => named("FLOP/s"),
             Unit::Flops => named("FLOP"),
+            Unit::Watts => named("W"),
             Unit::Seconds => {
                 TIME.iter().map(|(name, ten)| ((*name).to_owned(), Scale::ten(*ten))).collect()
             }
@@ -140,6 +145,7 @@ mod tests {
         assert_eq!(Unit::Bytes.parse("1,024 MiB"), Some(1_073_741_824.0));
         assert_eq!(Unit::Seconds.parse("2.5 us"), Some(2.5e-6));
         assert_eq!(Unit::FlopsPerSecond.parse("989 TFLOP/s"), Some(989e12));
+        assert_eq!(Unit::Watts.parse("1.2 kW"), Some(1200.0));
         for text in ["80", "80 GiB/s", "GB", "", "-1 GB", "1e999 GB", "1 Gb", "µ"] {
             assert_eq!(Unit::Bytes.parse(text), None, "{text}");
         }
@@ -148,7 +154,9 @@ mod tests {
     #[test]
     fn numbers_read_back() {
         for value in [0.0, 1.0, 1023.0, 79.6e9, 1.5 * 1_048_576.0, 1_234_567.0] {
-            for unit in [Unit::Bytes, Unit::BytesPerSecond, Unit::FlopsPerSecond, Unit::Flops] {
+            for unit in
+                [Unit::Bytes, Unit::BytesPerSecond, Unit::FlopsPerSecond, Unit::Flops, Unit::Watts]
+            {
                 assert_eq!(unit.parse(&unit.print(value)), Some(value), "{}", unit.print(value));
             }
         }

@@ -1,7 +1,7 @@
 //! `cost` and `size`: how long a data set takes and for how much, how few devices are enough.
 
 use kernels::Seconds;
-use planner::cluster::Kind;
+use planner::cluster::{Cluster, Kind, Power};
 use planner::space::ask::Answer;
 use serde_json::{Value, json};
 
@@ -13,6 +13,7 @@ use crate::output::{self, Table};
 
 const HOUR_S: f64 = 3600.0;
 const DAY_S: f64 = 24.0 * HOUR_S;
+const JOULES_PER_KWH: f64 = 3.6e6;
 
 /// What is trained, and what devices cost.
 #[derive(Clone, Debug, clap::Args)]
@@ -26,8 +27,8 @@ pub struct Bill {
     /// Money for an hour of a device
     #[arg(long, value_name = "PRICE", value_parser = amount)]
     pub price: Option<f64>,
-    /// Watts of a device with its share of the node
-    #[arg(long, value_name = "WATTS", value_parser = amount)]
+    /// Watts of a device with its share of the node [default: what the cluster says]
+    #[arg(long, value_name = "WATTS", value_parser = watts)]
     pub watts: Option<f64>,
 }
 
@@ -62,6 +63,12 @@ pub fn duration(text: &str) -> Result<f64, String> {
     if seconds > 0.0 { Ok(seconds) } else { Err("more than no time is needed".to_owned()) }
 }
 
+/// Reads what a device draws: more than nothing.
+pub fn watts(text: &str) -> Result<f64, String> {
+    let watts = amount(text)?;
+    if watts > 0.0 { Ok(watts) } else { Err("more than 0 W is needed".to_owned()) }
+}
+
 /// A time for people: days where there are many.
 fn days(seconds: f64) -> String {
     match seconds {
@@ -81,14 +88,14 @@ struct Run {
 }
 
 impl Bill {
-    fn run(&self, devices: u32, steps: f64, step_s: f64) -> Run {
+    fn run(&self, devices: u32, steps: f64, step_s: f64, step_j: Option<f64>) -> Run {
         let seconds = steps * step_s;
         let device_hours = seconds / HOUR_S * f64::from(devices);
         Run {
             seconds,
             device_hours,
             money: self.price.map(|price| price * device_hours),
-            kwh: self.watts.map(|watts| watts * device_hours / 1e3),
+            kwh: step_j.map(|joules| steps * joules / JOULES_PER_KWH),
         }
     }
 }
@@ -98,7 +105,9 @@ fn runs(subject: &Subject, bill: &Bill, answer: &Answer) -> (f64, [Run; 3]) {
     let estimate = &answer.best[0].estimate;
     let steps = (bill.tokens / subject.tokens()).ceil();
     let times = [estimate.step_time_low_s, estimate.step_time_s, estimate.step_time_high_s];
-    (steps, times.map(|step_s| bill.run(subject.devices, steps, step_s)))
+    // Where steps are longer, computing and waiting are.
+    let joules = |step_s: f64| Some(subject.joules(estimate)? * step_s / estimate.step_time_s);
+    (steps, times.map(|step_s| bill.run(subject.devices, steps, step_s, joules(step_s))))
 }
 
 fn told(run: &Run) -> Value {
@@ -119,11 +128,21 @@ pub fn refuse_cpus(subject_kind: Kind, name: &str) -> Result<(), Failure> {
     Err(usage("--cluster", headline).help("use a preset such as `h100`, or a file").into())
 }
 
+impl CostArgs {
+    /// The cluster with devices that draw what was asked.
+    fn cluster(&self, asked: &Asked) -> Result<Cluster, Failure> {
+        let mut cluster = asked.place.cluster()?;
+        refuse_cpus(cluster.device.kind, &cluster.name)?;
+        if let Some(watts) = self.bill.watts {
+            cluster.device.power = Some(Power::constant(watts, "--watts"));
+        }
+        Ok(cluster)
+    }
+}
+
 /// Answers `cost`: time, money and energy of a data set. No where the deadline is missed.
 pub fn cost(args: &CostArgs) -> Result<Exit, Failure> {
-    let cluster = args.asked.place.cluster()?;
-    refuse_cpus(cluster.device.kind, &cluster.name)?;
-    let subject = Subject::new(&args.asked, cluster)?;
+    let subject = Subject::new(&args.asked, args.cluster(&args.asked)?)?;
     let found = answer(&subject, &args.asked)?;
     let (steps, [low, expected, high]) = runs(&subject, &args.bill, &found);
     let deadline = args.bill.deadline;
@@ -156,11 +175,15 @@ pub fn cost(args: &CostArgs) -> Result<Exit, Failure> {
         if args.bill.price.is_some() {
             table.row(row("money", &|run| number(run.money.unwrap_or(0.0))));
         }
-        if args.bill.watts.is_some() {
+        if expected.kwh.is_some() {
             table.row(row("kWh", &|run| number(run.kwh.unwrap_or(0.0))));
         }
         let mut text = format!("{}plan     {}\n", subject.header(), found.best[0].configuration);
         text += &format!("run      {} steps\n\n{}", number(steps), table.text());
+        if expected.kwh.is_none() {
+            text +=
+                "\nenergy is not known: write `--watts N`, or `[device.power]` in a cluster file\n";
+        }
         if let Some(deadline) = deadline {
             let mark = if meets { "✓ within" } else { "✗ more than" };
             text += &format!("\n{mark} {}\n", days(deadline));
@@ -181,8 +204,7 @@ pub fn size(args: &CostArgs) -> Result<Exit, Failure> {
             .into());
     };
     let mut asked = args.asked.clone();
-    let preset = asked.place.cluster()?;
-    refuse_cpus(preset.device.kind, &preset.name)?;
+    let preset = args.cluster(&asked)?;
     let node = preset.devices_per_node.unwrap_or(1) as u64;
     let mut counts: Vec<u64> = (0..40)
         .flat_map(|power| [1u64 << power, 3 << power])
@@ -194,7 +216,7 @@ pub fn size(args: &CostArgs) -> Result<Exit, Failure> {
     let mut tried = Vec::new();
     for devices in counts {
         asked.place.ranks = devices as usize;
-        let subject = Subject::new(&asked, asked.place.cluster()?)?;
+        let subject = Subject::new(&asked, args.cluster(&asked)?)?;
         // At the peak of all devices it would still be too long.
         let steps = (args.bill.tokens / subject.tokens()).ceil();
         if steps * subject.seconds_at_peak() > deadline {

@@ -14,8 +14,9 @@ use crate::flops::forward_flops;
 use crate::job::{self, Limited, Question, Where, positions_max};
 use crate::output::{self, Table};
 use crate::training::read_plan;
+use crate::verbs::cost;
 use crate::verbs::serve::{self, Purpose};
-use crate::verbs::{cost, space};
+use crate::verbs::space::{self, Aim};
 
 /// What the three verbs are asked.
 #[derive(Clone, Debug, clap::Args)]
@@ -59,11 +60,12 @@ pub struct PlanArgs {
     /// Print the plan itself
     #[arg(long)]
     pub plan: bool,
-    /// What is to be small, on GPUs: the step, the memory, device time, or all that is not worse
-    /// in both time and memory
-    #[arg(long, value_name = "WHAT", default_value = "time",
-          value_parser = ["time", "memory", "cost", "pareto"])]
-    pub objective: String,
+    /// What is to be small, on GPUs
+    #[arg(long, value_enum, value_name = "WHAT", default_value = "time")]
+    pub objective: Aim,
+    /// Watts of a device with its share of the node, for energy [default: what the cluster says]
+    #[arg(long, value_name = "WATTS", value_parser = cost::watts)]
+    pub watts: Option<f64>,
     /// Stop the search after this time: the answer then depends on the machine
     #[arg(long, value_name = "TIME", value_parser = cost::duration)]
     pub budget: Option<f64>,
@@ -146,7 +148,8 @@ impl Asked {
 /// Answers `plan`: the fastest plan that fits, beside the best of other kinds.
 pub fn plan(args: &PlanArgs) -> Result<Exit, Failure> {
     if args.purpose != Purpose::Training {
-        if args.plan || args.output.is_some() || args.objective != "time" || args.budget.is_some() {
+        let has_aim = args.objective != Aim::Time || args.watts.is_some();
+        if args.plan || args.output.is_some() || has_aim || args.budget.is_some() {
             let headline = "plans of inference are a table: nothing is written or cut off";
             return Err(usage("--for", headline).help("leave other flags out").into());
         }
@@ -157,7 +160,7 @@ pub fn plan(args: &PlanArgs) -> Result<Exit, Failure> {
     if let (false, Some(cluster)) = (compiles, args.asked.gpus()?) {
         return space::plan(args, cluster);
     }
-    if args.objective != "time" || args.budget.is_some() {
+    if args.objective != Aim::Time || args.watts.is_some() || args.budget.is_some() {
         let headline = "plans that are compiled are searched for time, without a clock";
         return Err(usage("--objective", headline).help("leave it out").into());
     }
@@ -227,7 +230,7 @@ pub fn fit(args: &FitArgs) -> Result<Exit, Failure> {
         return serve::serve(asked, asked.place.cluster()?, args.purpose);
     }
     if let Some(cluster) = asked.gpus()? {
-        return space::fit(asked, cluster);
+        return space::fit::fit(asked, cluster);
     }
     let (_, question) = asked.question()?;
     let fit = planner::fit::fit(&question.job())?;
@@ -356,6 +359,7 @@ fn document(model: &Model, question: &Question, found: &Found) -> Value {
         "step_time_high_s": explanation.step_time_high_s,
         "origin": explanation.origin,
         "breakdown": found.best.time.breakdown,
+        "energy_j": Value::Null,
         "gap": explanation.gap,
         "complete": found.complete,
         "candidates": found.candidate_count,

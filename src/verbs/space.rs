@@ -1,11 +1,13 @@
 //! `plan`, `fit` and `explain` where ranks are GPUs: answered by the search over the whole space,
 //! in closed form, without compiling.
 
+pub mod fit;
+
 use std::time::Instant;
 
 use ir::{DType, Diagnostic};
 use kernels::{Bytes, Seconds};
-use planner::cluster::Cluster;
+use planner::cluster::{Cluster, Power};
 use planner::configuration::{Configuration, Offload, Place, Recompute, Schedule, Zero};
 use planner::estimate::described::described;
 use planner::estimate::rates::Arithmetic;
@@ -95,6 +97,17 @@ impl Subject {
         flops / (peak * f64::from(self.devices))
     }
 
+    /// What devices draw, which the user alone can say.
+    pub fn power(&self) -> Option<&Power> {
+        self.cluster.device.power.as_ref()
+    }
+
+    /// Joules of a step on all devices, where it is known what they draw.
+    pub fn joules(&self, estimate: &Estimate) -> Option<f64> {
+        let joules = self.power()?.joules(estimate.step_time_s, estimate.busy_s);
+        Some(f64::from(self.devices) * joules)
+    }
+
     /// What is asked about, in three lines.
     pub fn header(&self) -> String {
         let Subject { work, cluster, devices, global_batch, dtype, .. } = self;
@@ -113,24 +126,45 @@ impl Subject {
 
 /// The fastest configuration that fits.
 pub fn answer(subject: &Subject, asked: &Asked) -> Result<Answer, Failure> {
-    answer_for(subject, asked, Objective::Time, None)
+    answer_for(subject, asked, Aim::Time, None)
+}
+
+/// What is to be small.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Aim {
+    /// Seconds of a step
+    Time,
+    /// Bytes of the fullest device
+    Memory,
+    /// Device time of a step, on all devices or fewer
+    Cost,
+    /// Joules of a step, on all devices or fewer
+    Energy,
+    /// All that is not worse in both time and memory
+    Pareto,
 }
 
 fn answer_for(
     subject: &Subject,
     asked: &Asked,
-    objective: Objective,
+    aim: Aim,
     budget_s: Option<f64>,
 ) -> Result<Answer, Failure> {
     let estimator = subject.estimator()?;
     let start = Instant::now();
     let stop = || budget_s.is_some_and(|budget_s| start.elapsed().as_secs_f64() > budget_s);
+    let objective = match aim {
+        Aim::Time | Aim::Cost | Aim::Energy => Objective::Time,
+        Aim::Memory => Objective::Memory,
+        Aim::Pareto => Objective::Pareto,
+    };
     let question = Question {
         estimator: &estimator,
         devices: subject.devices,
         global_batch: subject.global_batch,
         limits: asked.limited.all_limits()?,
         objective,
+        power: subject.power().filter(|_| aim == Aim::Energy),
         budget: Budget {
             evaluations_max: match objective {
                 Objective::Time | Objective::Memory => EVALUATIONS_MAX,
@@ -148,36 +182,54 @@ const FRONTIER_MAX: u64 = 200_000;
 /// Halvings of the devices that are tried for the least device time. Chosen: a 32nd of them.
 const HALVINGS: u32 = 5;
 
-/// Answers `plan`.
-pub fn plan(args: &PlanArgs, cluster: Cluster) -> Result<Exit, Failure> {
-    let asked = &args.asked;
-    let mut subject = Subject::new(asked, cluster)?;
-    let objective = match args.objective.as_str() {
-        "memory" => Objective::Memory,
-        "pareto" => Objective::Pareto,
-        _ => Objective::Time,
+/// The best answer on all devices or, where fewer may be better, on a half, a quarter, … of them.
+fn answer_on_fewer(
+    subject: &mut Subject,
+    asked: &Asked,
+    aim: Aim,
+    budget_s: Option<f64>,
+) -> Result<Answer, Failure> {
+    let mut found = answer_for(subject, asked, aim, budget_s);
+    let price = |subject: &Subject, found: &Result<Answer, Failure>| {
+        let estimate = &found.as_ref().ok()?.best[0].estimate;
+        match aim {
+            Aim::Cost => Some(f64::from(subject.devices) * estimate.step_time_s),
+            Aim::Energy => subject.joules(estimate),
+            Aim::Time | Aim::Memory | Aim::Pareto => None,
+        }
     };
-    let mut found = answer_for(&subject, asked, objective, args.budget);
-    if args.objective == "cost" {
-        let all = subject.devices;
-        let device_s = |devices: u32, found: &Result<Answer, Failure>| {
-            let answer = found.as_ref().ok()?;
-            Some(f64::from(devices) * answer.best[0].estimate.step_time_s)
-        };
-        for halving in 1..=HALVINGS {
-            let mut fewer = Subject { devices: all >> halving, ..subject.clone() };
-            if fewer.devices << halving != all || fewer.devices == 0 {
-                break;
-            }
-            let other = answer_for(&fewer, asked, objective, args.budget);
-            let Some(less) = device_s(fewer.devices, &other) else { break };
-            if device_s(subject.devices, &found).is_none_or(|now| less < now) {
-                std::mem::swap(&mut subject, &mut fewer);
-                found = other;
-            }
+    if !matches!(aim, Aim::Cost | Aim::Energy) {
+        return found;
+    }
+    let all = subject.devices;
+    for halving in 1..=HALVINGS {
+        let fewer = Subject { devices: all >> halving, ..subject.clone() };
+        if fewer.devices << halving != all || fewer.devices == 0 {
+            break;
+        }
+        let other = answer_for(&fewer, asked, aim, budget_s);
+        let Some(less) = price(&fewer, &other) else { break };
+        if price(subject, &found).is_none_or(|now| less < now) {
+            (*subject, found) = (fewer, other);
         }
     }
-    let answer = found?;
+    found
+}
+
+/// Answers `plan`.
+pub fn plan(args: &PlanArgs, mut cluster: Cluster) -> Result<Exit, Failure> {
+    let asked = &args.asked;
+    if let Some(watts) = args.watts {
+        cluster.device.power = Some(Power::constant(watts, "--watts"));
+    }
+    if args.objective == Aim::Energy && cluster.device.power.is_none() {
+        let headline = format!("it is not known what a device of `{}` draws", cluster.name);
+        let help =
+            "write `--watts N`, or `[device.power]` with `busy` and `idle` in a cluster file";
+        return Err(usage("--objective", headline).help(help).into());
+    }
+    let mut subject = Subject::new(asked, cluster)?;
+    let answer = answer_on_fewer(&mut subject, asked, args.objective, args.budget)?;
     if let Some(path) = &args.output {
         let text = format!("{:#}\n", document(&subject, &answer));
         std::fs::write(path, text).map_err(runtime::Error::io("write", path.as_ref()))?;
@@ -246,6 +298,9 @@ fn page(subject: &Subject, answer: &Answer) -> String {
     }
     let Estimate { step_time_low_s, step_time_high_s, .. } = best.estimate;
     let (low, high) = (Seconds(step_time_low_s), Seconds(step_time_high_s));
+    if let Some(joules) = subject.joules(&best.estimate) {
+        text += &format!("\nenergy of a step: {} kJ", output::count((joules / 1e3).round() as u64));
+    }
     text += &format!("\nfour in five steps take {low} to {high}; {unit} are of one device\n");
     let space = &answer.space;
     let gap = 100.0 * answer.gap;
@@ -287,6 +342,7 @@ pub fn told(subject: &Subject, chosen: &Chosen) -> Value {
         "tokens_per_s_per_device": tokens_per_s / f64::from(subject.devices),
         "mfu": subject.mfu(step_time_s),
         "peak_mem_bytes": chosen.estimate.memory.total_bytes(),
+        "energy_j": subject.joules(&chosen.estimate),
         "fits": chosen.fits,
     })
 }
@@ -505,160 +561,11 @@ fn price_of_memory(
         global_batch: subject.global_batch,
         limits: asked.limited.all_limits()?,
         objective: Objective::Time,
+        power: None,
         budget: Budget { evaluations_max: EVALUATIONS_MAX, stop: &|| false },
     };
     let Ok(more) = ask(&question) else { return Ok(None) };
     let saved = answer.best[0].estimate.step_time_s - more.best[0].estimate.step_time_s;
     let gib = answer.have_bytes * (MORE - 1.0) / f64::from(1 << 30);
     Ok(Some(saved.max(0.0) / gib))
-}
-
-/// Answers `fit`: what usual strategies need, and the fastest of them that fits; any other plan
-/// where none does.
-pub fn fit(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
-    let subject = Subject::new(asked, cluster)?;
-    let estimator = subject.estimator()?;
-    let have = estimator.memory_bytes;
-    let rows: Vec<(String, Estimate)> = strategies(&subject)
-        .into_iter()
-        .filter_map(|(name, c)| Some((name, estimator.estimate(&c).ok()?)))
-        .collect();
-    let found = enough(&subject, asked, &rows, have);
-    let fits = found.is_ok();
-    if asked.json {
-        let rows: Vec<Value> = rows
-            .iter()
-            .map(|(name, e)| {
-                json!({
-                    "strategy": name,
-                    "plan": e.configuration.to_string(),
-                    "memory": e.memory,
-                    "need_bytes": e.memory.total_bytes(),
-                    "fits": e.memory.total_bytes() <= have,
-                })
-            })
-            .collect();
-        let fastest = found.ok().map(|best| told(&subject, &best));
-        output::answer_json(&json!({
-            "schema": "gantline.space-fit/1",
-            "model": subject.work.name,
-            "cluster": subject.cluster.describe(),
-            "devices": subject.devices,
-            "have_bytes": have,
-            "fits": fits,
-            "rows": rows,
-            "fastest": fastest,
-        }));
-        return Ok(if fits { Exit::Success } else { Exit::Infeasible });
-    }
-    let table = strategies_table(&rows, have);
-    let mut text = format!("{}\n{}\n", subject.header(), table.text());
-    let bytes = |bytes: f64| Bytes(bytes as u64).to_string();
-    match found {
-        Ok(best) => {
-            let need = bytes(best.estimate.memory.total_bytes());
-            let seconds = Seconds(best.estimate.step_time_s);
-            text += &format!("✓ fits: {}\n", best.configuration);
-            text += &format!("  {need} of {}, {seconds} a step; ", bytes(have));
-            text += "`plan` finds the fastest there is\n";
-            output::answer(&text);
-            Ok(Exit::Success)
-        }
-        Err(failure) => {
-            output::answer(&text);
-            output::note(&failure.message());
-            Ok(failure.exit())
-        }
-    }
-}
-
-/// A row for each strategy: what its fullest device holds.
-fn strategies_table(rows: &[(String, Estimate)], have: f64) -> Table {
-    let mut table = Table::new([
-        "strategy",
-        "weights",
-        "grads",
-        "optim",
-        "act",
-        "working",
-        "reserve",
-        "host full",
-        "total",
-        "",
-    ]);
-    let bytes = |bytes: f64| Bytes(bytes as u64).to_string();
-    for (name, estimate) in rows {
-        let [weights, grads, optim, act, working, reserve, full] =
-            estimate.memory.parts().map(|(_, n)| bytes(n));
-        let need = estimate.memory.total_bytes();
-        let mark = if need <= have { "✓" } else { "✗" };
-        let share = format!("{mark} {:.0}%", 100.0 * need / have);
-        let (name, need) = (name.clone(), bytes(need));
-        table.row([name, weights, grads, optim, act, working, reserve, full, need, share]);
-    }
-    table
-}
-
-/// The fastest of the usual strategies that fits is answer enough; only where none fits, all other
-/// plans are tried.
-fn enough(
-    subject: &Subject,
-    asked: &Asked,
-    rows: &[(String, Estimate)],
-    have: f64,
-) -> Result<Chosen, Failure> {
-    let usual = rows.iter().map(|(_, estimate)| estimate);
-    let usual = usual.filter(|estimate| estimate.memory.total_bytes() <= have);
-    match usual.min_by(|a, b| a.step_time_s.total_cmp(&b.step_time_s)) {
-        Some(estimate) => Ok(Chosen {
-            configuration: estimate.configuration.clone(),
-            estimate: estimate.clone(),
-            fits: true,
-        }),
-        None => Ok(answer(subject, asked)?.best.swap_remove(0)),
-    }
-}
-
-/// Strategies by their usual names, in micro-batches of one sample.
-fn strategies(subject: &Subject) -> Vec<(String, Configuration)> {
-    let devices = subject.devices;
-    let zero = |stage: u8| Zero { stage, shard: 0 };
-    let plain = Configuration { dp: devices, ..Configuration::default() };
-    let host = Offload { optimizer: Place::Host, ..Offload::default() };
-    let full = Recompute::Full;
-    let mut all = vec![
-        ("ddp".to_owned(), plain.clone()),
-        ("zero1".to_owned(), Configuration { zero: zero(1), ..plain.clone() }),
-        ("zero2".to_owned(), Configuration { zero: zero(2), ..plain.clone() }),
-        ("zero3".to_owned(), Configuration { zero: zero(3), ..plain.clone() }),
-        (
-            "zero3 + recompute".to_owned(),
-            Configuration { zero: zero(3), recompute: full, ..plain.clone() },
-        ),
-        (
-            "zero3 + recompute + optimizer on host".to_owned(),
-            Configuration { zero: zero(3), recompute: full, offload: host, ..plain },
-        ),
-    ];
-    let node = subject.cluster.devices_per_node.unwrap_or(1) as u32;
-    let tp = node.min(devices);
-    if tp > 1 && devices.is_multiple_of(tp) {
-        let cut = Configuration {
-            tp,
-            dp: devices / tp,
-            sequence_parallel: true,
-            zero: zero(1),
-            ..Configuration::default()
-        };
-        all.push((format!("tp{tp} + zero1"), cut.clone()));
-        let again = Configuration { recompute: full, ..cut.clone() };
-        all.push((format!("tp{tp} + zero1 + recompute"), again));
-        let depth = subject.work.depth();
-        let stages = (2..=depth.min(16)).filter(|pp| cut.dp.is_multiple_of(*pp)).max();
-        if let Some(pp) = stages {
-            let deep = Configuration { pp, dp: cut.dp / pp, ..cut };
-            all.push((format!("tp{tp} + pp{pp} + zero1"), deep));
-        }
-    }
-    all
 }

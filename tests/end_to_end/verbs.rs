@@ -146,6 +146,39 @@ fn a_plan_is_exported_to_other_tools_and_scored_back() {
     assert_eq!(scratch.run("export run.sh --to megatron").status.code(), Some(6));
 }
 
+/// Watts are the user's: without them energy is unknown, with them it is their product with time.
+#[test]
+fn energy_needs_watts_and_is_their_product_with_time() {
+    let scratch = Scratch::new("energy");
+    let asked = "llama-3-8b --devices 8 --gbs 8 --seq 2048";
+    let cost = |more: &str| scratch.json(&format!("cost {asked} --tokens 1B --json {more}"));
+    let unknown = cost("--cluster h100");
+    assert_eq!(unknown["expected"]["energy_kwh"], Value::Null);
+    let page = scratch.answer(&format!("cost {asked} --tokens 1B --cluster h100"));
+    assert!(page.contains("energy is not known: write `--watts N`"), "{page}");
+    let kwh = |document: &Value, part: &str| document[part]["energy_kwh"].as_f64().expect("kWh");
+    let hours = unknown["expected"]["device_hours"].as_f64().expect("hours");
+    let known = cost("--cluster h100 --watts 1000");
+    assert!((kwh(&known, "expected") / hours - 1.0).abs() < 1e-9, "{known:#}");
+    assert!(kwh(&known, "low") < kwh(&known, "expected"));
+    // A device that waits for less draws less, and no more than a busy one.
+    scratch.write(
+        "own.toml",
+        "name = \"own\"\nextends = \"preset:h100\"\n[device.power]\nbusy = \"1 kW\"\n\
+         idle = \"200 W\"\n",
+    );
+    let own = kwh(&cost("--cluster own.toml"), "expected");
+    assert!(0.2 * hours < own && own < hours, "{own} of {hours}");
+    let refused = scratch.run(&format!("plan {asked} --cluster h100 --objective energy"));
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("write `--watts N`"));
+    let plan = |aim: &str| {
+        scratch.json(&format!("plan {asked} --cluster own.toml --objective {aim} --json"))
+    };
+    let energy = |document: &Value| document["energy_j"].as_f64().expect("joules");
+    assert!(energy(&plan("energy")) <= energy(&plan("time")));
+}
+
 #[test]
 fn a_model_is_exported_as_text_and_picture() {
     let scratch = tiny("export");

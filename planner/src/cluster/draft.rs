@@ -6,7 +6,7 @@ use std::ops::Range;
 use ir::import::nearest;
 use ir::{DType, Diagnostic, Span};
 
-use super::{Cluster, Device, Kind, Known, Level, Origin};
+use super::{Cluster, Device, Host, Kind, Known, Level, Origin, Power};
 use crate::machine::Machine;
 use crate::quantity::Unit;
 use crate::reader::{Reader, Table};
@@ -25,6 +25,9 @@ pub(super) struct Draft {
     reserved_bytes: Option<Known>,
     memory_bandwidth: Option<Known>,
     launch_s: Option<Known>,
+    busy_w: Option<Known>,
+    idle_w: Option<Known>,
+    host: Host,
     levels: Vec<DraftLevel>,
     nodes: Option<usize>,
     devices_per_node: Option<usize>,
@@ -52,6 +55,8 @@ impl Values<'_, '_> {
     }
 }
 
+const ROOT_KEYS: [&str; 7] = ["name", "extends", "origin", "device", "host", "level", "deployment"];
+
 type Extends = Option<(String, Range<usize>)>;
 
 impl Draft {
@@ -59,7 +64,7 @@ impl Draft {
     pub(super) fn read(source: &str, text: &str) -> (Draft, Extends, Vec<Diagnostic>) {
         let (mut reader, root) = Reader::open(source, text);
         let root = Table::root(&root);
-        reader.expect_keys(root, &["name", "extends", "origin", "device", "level", "deployment"]);
+        reader.expect_keys(root, &ROOT_KEYS);
         let mut draft = Draft { name: reader.string(root, "name"), ..Draft::default() };
         let extends = reader.string(root, "extends").map(|text| (text, root.bytes("extends")));
         let origin = read_name(&mut reader, root, "origin", &Origin::ALL, Origin::name);
@@ -67,6 +72,11 @@ impl Draft {
         let mut values = Values { reader: &mut reader, origin, source: source.to_owned() };
         if let Some(device) = values.reader.table(root, "device") {
             draft.read_device(&mut values, device);
+        }
+        if let Some(host) = values.reader.table(root, "host") {
+            values.reader.expect_keys(host, &["memory", "bandwidth"]);
+            draft.host.memory_bytes = values.known(host, "memory", Unit::Bytes);
+            draft.host.bandwidth = values.known(host, "bandwidth", Unit::BytesPerSecond);
         }
         for table in values.reader.tables(root, "level") {
             values.reader.expect_keys(table, &["name", "count", "bandwidth", "latency"]);
@@ -88,7 +98,7 @@ impl Draft {
     }
 
     fn read_device(&mut self, values: &mut Values<'_, '_>, device: Table<'_>) {
-        let keys = ["kind", "name", "detect", "cores", "isa", "launch", "memory", "peak"];
+        let keys = ["kind", "name", "detect", "cores", "isa", "launch", "memory", "peak", "power"];
         values.reader.expect_keys(device, &keys);
         let kinds = [Kind::Cpu, Kind::Gpu];
         self.kind = read_name(values.reader, device, "kind", &kinds, kind_name);
@@ -102,6 +112,11 @@ impl Draft {
             self.memory_bytes = values.known(memory, "capacity", Unit::Bytes);
             self.reserved_bytes = values.known(memory, "reserved", Unit::Bytes);
             self.memory_bandwidth = values.known(memory, "bandwidth", Unit::BytesPerSecond);
+        }
+        if let Some(power) = values.reader.table(device, "power") {
+            values.reader.expect_keys(power, &["busy", "idle"]);
+            self.busy_w = values.known(power, "busy", Unit::Watts);
+            self.idle_w = values.known(power, "idle", Unit::Watts);
         }
         if let Some(peak) = values.reader.table(device, "peak") {
             let names: Vec<&str> = DType::ALL.iter().map(|d| d.name()).collect();
@@ -138,6 +153,12 @@ impl Draft {
             reserved_bytes: upper.reserved_bytes.or(self.reserved_bytes),
             memory_bandwidth: upper.memory_bandwidth.or(self.memory_bandwidth),
             launch_s: upper.launch_s.or(self.launch_s),
+            busy_w: upper.busy_w.or(self.busy_w),
+            idle_w: upper.idle_w.or(self.idle_w),
+            host: Host {
+                memory_bytes: upper.host.memory_bytes.or(self.host.memory_bytes),
+                bandwidth: upper.host.bandwidth.or(self.host.bandwidth),
+            },
             levels: self.levels,
             nodes: upper.nodes.or(self.nodes),
             devices_per_node: upper.devices_per_node.or(self.devices_per_node),
@@ -160,6 +181,7 @@ impl Draft {
             missing.need(devices_per_node, "deployment.devices_per_node", "8");
         }
         let (name, nodes) = (self.name.take(), self.nodes);
+        let host = std::mem::take(&mut self.host);
         let device = self.complete_device(source, &mut missing);
         match device {
             Some(device) if missing.diagnostics.is_empty() => Ok(Cluster {
@@ -168,6 +190,7 @@ impl Draft {
                 levels,
                 nodes: nodes.unwrap_or(1),
                 devices_per_node,
+                host,
                 calibration: None,
             }),
             Some(_) | None => Err(missing.diagnostics),
@@ -186,6 +209,23 @@ impl Draft {
             Some(Kind::Cpu) => missing.need(self.cores, "device.cores", "16"),
             Some(Kind::Gpu) | None => Some(self.cores.unwrap_or(1)),
         };
+        if self.idle_w.is_some() {
+            missing.need(self.busy_w.as_ref(), "device.power.busy", "\"700 W\"");
+        }
+        let power = self
+            .busy_w
+            .map(|busy_w| Power { idle_w: self.idle_w.unwrap_or_else(|| busy_w.clone()), busy_w });
+        if let Some(Power { busy_w, idle_w }) = &power
+            && (busy_w.value < idle_w.value || busy_w.value == 0.0)
+        {
+            let print = |known: &Known| Unit::Watts.print(known.value);
+            let headline =
+                format!("a busy device draws {}, and an idle one {}", print(busy_w), print(idle_w));
+            missing.diagnostics.push(
+                Diagnostic::error("E3004", Span::of(source), headline)
+                    .help("write a `device.power.busy` of at least `device.power.idle`"),
+            );
+        }
         let nothing = Known { value: 0.0, origin: Origin::Datasheet, source: source.to_owned() };
         Some(Device {
             kind: kind?,
@@ -197,6 +237,7 @@ impl Draft {
             launch_s: launch_s?,
             cores: cores?,
             instruction_set: self.instruction_set,
+            power,
         })
     }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::draft::kind_name;
-use super::{Cluster, Known};
+use super::{Cluster, Host, Known};
 use crate::quantity::Unit;
 
 impl fmt::Display for Cluster {
@@ -23,6 +23,20 @@ impl fmt::Display for Cluster {
         f.write_str("\n[device.peak]\n")?;
         for (dtype, rate) in &device.peak {
             line(f, dtype.name(), rate, Unit::FlopsPerSecond)?;
+        }
+        if let Some(power) = &device.power {
+            f.write_str("\n[device.power]\n")?;
+            line(f, "busy", &power.busy_w, Unit::Watts)?;
+            line(f, "idle", &power.idle_w, Unit::Watts)?;
+        }
+        if self.host != Host::default() {
+            f.write_str("\n[host]\n")?;
+        }
+        if let Some(memory) = &self.host.memory_bytes {
+            line(f, "memory", memory, Unit::Bytes)?;
+        }
+        if let Some(bandwidth) = &self.host.bandwidth {
+            line(f, "bandwidth", bandwidth, Unit::BytesPerSecond)?;
         }
         for level in &self.levels {
             writeln!(f, "\n[[level]]\nname = {:?}", level.name)?;

@@ -87,6 +87,32 @@ fn missing_values_are_named() {
 }
 
 #[test]
+fn users_say_what_devices_draw_and_what_hosts_hold() {
+    let text = "name = \"mine\"\nextends = \"preset:h100\"\n\
+                [device.power]\nbusy = \"1.2 kW\"\nidle = \"300 W\"\n\
+                [host]\nmemory = \"1 TB\"\nbandwidth = \"200 GB/s\"\n";
+    let cluster = Cluster::parse("my.toml", text, &machine()).unwrap();
+    let power = cluster.device.power.clone().unwrap();
+    assert_eq!((power.busy_w.value, power.idle_w.value), (1200.0, 300.0));
+    assert_eq!(power.joules(10.0, 4.0), 10.0 * 300.0 + 4.0 * 900.0);
+    assert_eq!(power.busy_w.source, "my.toml");
+    let host = cluster.host.clone();
+    assert_eq!(host.memory_bytes.unwrap().value, 1e12);
+    assert_eq!(host.bandwidth.unwrap().value, 200e9);
+    let back = Cluster::parse("my.toml", &cluster.to_string(), &machine()).unwrap();
+    assert_eq!(back.device.power.unwrap().idle_w.value, 300.0);
+    assert_eq!(back.host.bandwidth.unwrap().value, 200e9);
+    // One number is enough; what waits draws as much then.
+    let one = text.replace("idle = \"300 W\"", "");
+    let power = Cluster::parse("my.toml", &one, &machine()).unwrap().device.power.unwrap();
+    assert_eq!(power.idle_w.value, 1200.0);
+    let upside_down = errors(&text.replace("300 W", "3 kW"));
+    assert!(upside_down.contains("a busy device draws 1.2 kW, and an idle one 3 kW"));
+    assert!(errors(&text.replace("busy = \"1.2 kW\"", "")).contains("device.power.busy"));
+    assert!(errors(&text.replace("1.2 kW", "1200")).contains("no unit that fits"));
+}
+
+#[test]
 fn a_file_that_extends_itself_is_found() {
     let folder = std::env::temp_dir().join(format!("gantline-cluster-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();

@@ -66,6 +66,11 @@ impl Pass {
         self.compute_s() + self.tensor_s + self.context_s + self.expert_s
     }
 
+    /// What the device itself computes or moves: neither communication nor waiting.
+    pub fn busy_s(&self) -> f64 {
+        self.products_s + self.attention_s + self.rows_s
+    }
+
     /// What is not communication.
     pub fn compute_s(&self) -> f64 {
         self.products_s + self.attention_s + self.rows_s + self.dispatch_s

@@ -11,6 +11,7 @@
 
 use serde::Serialize;
 
+use super::host::{DISK_BYTES_PER_S, HOST_MEMORY_BYTES_PER_S, HostLimits};
 use super::network::{Group, INNER_INTERFERENCE, Network};
 use super::price::{LayerPrice, Pass, Prices};
 use super::rates::Rates;
@@ -123,6 +124,9 @@ impl Memory {
 pub struct Step {
     /// Where the time goes.
     pub breakdown: Breakdown,
+    /// Seconds in which a device computes, as the mean of all stages: the rest of the step it
+    /// waits or communicates.
+    pub busy_s: f64,
     /// The fullest stage.
     pub memory: Memory,
     /// The first stage.
@@ -135,8 +139,7 @@ pub(super) struct Terms<'a> {
     pub(super) rates: &'a Rates,
     pub(super) network: &'a Network,
     pub(super) style: &'a Style,
-    /// Bytes per second between a device and its host, each direction.
-    pub(super) host_bytes_per_s: f64,
+    pub(super) host: &'a HostLimits,
 }
 
 /// A stage as the formula sees it.
@@ -223,6 +226,8 @@ impl Terms<'_> {
             optimizer_s: exchanges.optimizer_s,
             offload_s: self.offload_s(c, &slowest, m),
         };
+        let busy_s = (sum.pass.busy_s() + sum.again_s) / f64::from(c.pp);
+        step.busy_s = m * busy_s + step.breakdown.optimizer_s;
         step
     }
 
@@ -319,7 +324,7 @@ impl Terms<'_> {
             // never done before the device would be.
             Place::Host => {
                 let moved = held * (self.style.exchange_bytes + self.style.weight_bytes);
-                let moved_s = moved / self.host_bytes_per_s;
+                let moved_s = moved / self.host.bytes_per_s(c);
                 (bytes / HOST_MEMORY_BYTES_PER_S).max(moved_s).max(self.rates.rows_s(bytes))
             }
             Place::Disk => bytes / DISK_BYTES_PER_S,
@@ -413,7 +418,7 @@ impl Terms<'_> {
             working_bytes: stage.working,
             reserve_bytes: self.style.reserve_bytes,
             // What the host cannot take stays.
-            host_excess_bytes: (moved - HOST_BYTES).max(0.0),
+            host_excess_bytes: (moved - self.host.bytes(c)).max(0.0),
         }
     }
 
@@ -429,7 +434,7 @@ impl Terms<'_> {
         let rate = if [c.offload.activations, c.offload.parameters].contains(&Place::Disk) {
             DISK_BYTES_PER_S
         } else {
-            self.host_bytes_per_s
+            self.host.bytes_per_s(c)
         };
         let moved_s = bytes / rate;
         let hidden_s = moved_s.min(stage.total_s());
@@ -437,20 +442,9 @@ impl Terms<'_> {
     }
 }
 
-/// Bytes of a node's memory that one of its devices may use. Source: 2 TB for eight devices in a
-/// DGX A100 640GB and in a DGX H100 (datasheets); an eighth is left to the system, as chosen.
-const HOST_BYTES: f64 = 2e12 / 8.0 * 7.0 / 8.0;
-
-/// Bytes per second that one device's share of a host's cores updates parameters with. Source: Ren
-/// et al. 2021, a fused update on the host reaches half of a socket's bandwidth; eight share two.
-const HOST_MEMORY_BYTES_PER_S: f64 = 25e9;
-
 /// Seconds of the host to copy one piece of a tensor: a launch without module or gradient. Chosen:
 /// half of an operation that has them.
 const PIECE_S: f64 = 5e-6;
-
-/// Bytes per second of one device's share of the node's disks. Chosen: one NVMe disk of 2021.
-const DISK_BYTES_PER_S: f64 = 3e9;
 
 /// What stages exchange with their copies.
 #[derive(Clone, Copy, Debug, Default)]

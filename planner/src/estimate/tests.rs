@@ -1,6 +1,7 @@
 use super::row::{self, Columns};
 use super::workload::Shape;
 use super::*;
+use crate::cluster::Origin;
 use crate::machine::Machine;
 use crate::validate::{Compared, Errors, Summary, summarise};
 
@@ -93,6 +94,48 @@ fn hosts_are_not_endless() {
         // And it is never for free.
         assert!(host.step_time_s > device.step_time_s, "{layout}");
     }
+}
+
+/// Devices of a node move at the same time: a way that they share is each one's in part, and a
+/// node's memory is that of the devices that are used.
+#[test]
+fn devices_share_their_host() {
+    let mut cluster = Cluster::load_on("h100", &machine()).unwrap();
+    let work = gpt3();
+    let job = Job { global_batch: 64, arithmetic: Arithmetic::Half };
+    let text = "tp=8 pp=8 dp=1 mbs=1 offload-activations=host";
+    let of = |cluster: &Cluster| {
+        let estimator = Estimator::new(&work, cluster, style::OURS, job).unwrap();
+        let found = estimator.estimate(&text.parse().unwrap()).unwrap();
+        (found.breakdown.offload_s, found.memory.host_excess_bytes)
+    };
+    let known =
+        |value: f64| Some(Known { value, origin: Origin::Datasheet, source: "test".to_owned() });
+    let alone = of(&cluster);
+    let link = 55e9;
+    // As wide as all links together, it is not in the way.
+    cluster.host.bandwidth = known(8.0 * link);
+    assert_eq!(of(&cluster), alone);
+    let mut before = alone.0;
+    for part in [4.0, 2.0, 1.0, 0.5] {
+        cluster.host.bandwidth = known(part * link);
+        let (now, _) = of(&cluster);
+        assert!(now > before, "{part}: {now}, with more {before}");
+        before = now;
+    }
+    // Once nothing hides it, half the width is twice the time, but for what is hidden.
+    cluster.host.bandwidth = known(0.25 * link);
+    let (slow, _) = of(&cluster);
+    cluster.host.bandwidth = known(0.125 * link);
+    let (slower, _) = of(&cluster);
+    assert!((slower / slow - 2.0).abs() < 0.2, "{slow} {slower}");
+    // A host with less memory leaves more on the device, byte for byte.
+    cluster.host.memory_bytes = known(8e9);
+    let (_, excess) = of(&cluster);
+    cluster.host.memory_bytes = known(4e9);
+    let (_, more) = of(&cluster);
+    assert!(excess > 0.0, "{excess}");
+    assert_eq!((more - excess).round(), (4e9 / 8.0 * 7.0 / 8.0_f64).round());
 }
 
 fn bloom(heads: u32) -> Shape {

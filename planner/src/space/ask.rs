@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::knobs::Frame;
 use super::tree::{Budget, Counter, Leaf, Objective, Path, walk};
 use super::uniform::Space;
+use crate::cluster::Power;
 use crate::configuration::Configuration;
 use crate::estimate::workload::{Item, Workload};
 use crate::estimate::{Estimate, Estimator};
@@ -32,6 +33,8 @@ pub struct Question<'a> {
     pub limits: Limits,
     /// What is to be small.
     pub objective: Objective,
+    /// What a device draws, where its energy is to be small in place of the time.
+    pub power: Option<&'a Power>,
     /// How far the search may go.
     pub budget: Budget<'a>,
 }
@@ -77,7 +80,8 @@ pub struct Answer {
     pub have_bytes: f64,
     /// No plan of the space is faster than this, with stages cut evenly or by their times.
     pub bound_s: f64,
-    /// By how much the best may be slower than the fastest possible: `best / bound - 1`.
+    /// By how much the best may be slower than the fastest possible: `best / bound - 1`; or draw
+    /// more, where that is what is to be small.
     pub gap: f64,
     /// Whether the search ended by itself.
     pub complete: bool,
@@ -140,7 +144,8 @@ pub fn ask(question: &Question<'_>) -> Result<Answer, Vec<Diagnostic>> {
     if total == 0 {
         return Err(vec![nothing_left(question)]);
     }
-    let space = Space::new(estimator, frame.searched_for(question.objective));
+    let mut space = Space::new(estimator, frame.searched_for(question.objective));
+    space.power = question.power;
     let have = estimator.memory_bytes;
     let walked = walk(&space, question.objective, have, &question.budget);
     if walked.best.first().is_none_or(|best| best.score.bytes > have) {
@@ -158,7 +163,10 @@ pub fn ask(question: &Question<'_>) -> Result<Answer, Vec<Diagnostic>> {
     others.retain(|other| other.configuration != shown);
     let mut misses = list(1)?;
     misses.retain(|miss| miss.estimate.step_time_s < seconds);
-    let bound_s = walked.bound_s.min(seconds);
+    // A device draws no more than when it is busy, so that joules bound seconds.
+    let watts = question.power.map_or(1.0, |power| power.busy_w.value);
+    let worth = space.worth(seconds, best[0].estimate.busy_s);
+    let bound = walked.bound_s.min(worth);
     Ok(Answer {
         others,
         misses,
@@ -171,9 +179,9 @@ pub fn ask(question: &Question<'_>) -> Result<Answer, Vec<Diagnostic>> {
             tables: space.table_count(),
         },
         have_bytes: have,
-        bound_s,
+        bound_s: bound / watts,
         gap: match question.objective {
-            Objective::Time | Objective::Pareto => seconds / bound_s - 1.0,
+            Objective::Time | Objective::Pareto => worth / bound - 1.0,
             Objective::Memory => 0.0,
         },
         complete: walked.complete,

@@ -10,7 +10,7 @@ use super::knobs::{self, Frame, STEPS, Step};
 use super::models;
 use super::tree::{Budget, Counter, Objective, Path, Score, Tree};
 use super::uniform::Space;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Power};
 use crate::configuration::{Configuration, RankAxis, USUAL_ORDER};
 use crate::estimate::rates::Arithmetic;
 use crate::estimate::workload::Workload;
@@ -114,6 +114,7 @@ fn answers_are_those_of_trying_everything() {
             global_batch: batch,
             limits,
             objective: Objective::Time,
+            power: None,
             budget: FREELY,
         };
         match ask(&question) {
@@ -128,6 +129,58 @@ fn answers_are_those_of_trying_everything() {
             Err(_) => assert!(best.is_infinite(), "{model}: {best} is there"),
         }
     }
+}
+
+/// Watts of a device that draws much less where it waits.
+fn power() -> Power {
+    Power { idle_w: Power::constant(90.0, "test").idle_w, ..Power::constant(700.0, "test") }
+}
+
+/// Where energy is to be small, the answer is the least of all, and not always the fastest.
+#[test]
+fn the_least_energy_is_that_of_trying_everything() {
+    let power = power();
+    let mut saving = 0;
+    let cases = [
+        ("llama-3-8b", 8192, 8, 16, "a100", &["placement=usual", "offload=off"][..]),
+        ("gpt-18.4b", 2048, 16, 32, "a100", &["placement=usual", "sp=on", "offload=off"]),
+        ("llama-3-70b", 8192, 64, 64, "h100", &["tp=8", "cp=1", "offload=off"]),
+    ];
+    for (model, seq, devices, batch, on, fix) in cases {
+        let fix: Vec<String> = fix.iter().map(|text| (*text).to_owned()).collect();
+        let limits = Limits::parse(&fix, &[], &[]).unwrap();
+        let work = workload(model, seq);
+        let estimator = estimator(&work, &cluster(on), u64::from(batch));
+        let frame = Frame::new(&work, devices, batch, limits.clone());
+        let mut space = Space::new(&estimator, frame.clone());
+        space.power = Some(&power);
+        let have = estimator.memory_bytes;
+        let scores = leaves(&frame).into_iter().map(|leaf| space.score(&leaf, have, f64::INFINITY));
+        let fitting = scores.filter(|score| score.bytes <= have).map(|score| score.seconds);
+        let best = fitting.fold(f64::INFINITY, f64::min);
+        let mut question = Question {
+            estimator: &estimator,
+            devices,
+            global_batch: batch,
+            limits,
+            objective: Objective::Time,
+            power: None,
+            budget: FREELY,
+        };
+        let joules = |question: &Question<'_>| {
+            let answer = ask(question).unwrap();
+            let estimate = &answer.best[0].estimate;
+            (power.joules(estimate.step_time_s, estimate.busy_s), answer)
+        };
+        let (of_fastest, _) = joules(&question);
+        question.power = Some(&power);
+        let (least, answer) = joules(&question);
+        assert!((least / best - 1.0).abs() < 1e-9, "{model}: {least} J, not {best} J");
+        assert!(answer.gap <= 0.15 && answer.complete, "{model}: {}", answer.gap);
+        assert!(answer.bound_s <= answer.best[0].estimate.step_time_s, "{model}");
+        saving += usize::from(least < of_fastest * (1.0 - 1e-6));
+    }
+    assert!(saving > 0, "the fastest plan never draws more than another one");
 }
 
 /// Whether the last leaves shrink as is said of them; how many there are.
@@ -151,6 +204,7 @@ fn no_bound_is_above_a_leaf() {
     let asked = std::env::var("SEED").ok().and_then(|text| text.parse().ok());
     let seeds = asked.map_or(0..60, |seed: u64| seed..seed + 1);
     let (mut uneven, mut routed, mut shrinking) = (0, 0, 0);
+    let power = power();
     for seed in seeds {
         let mut state = seed;
         let mut below = |n: usize| {
@@ -167,7 +221,9 @@ fn no_bound_is_above_a_leaf() {
         let cluster = cluster(["a100", "h100"][below(2)]);
         let estimator = estimator(&work, &cluster, batch.into());
         let have = estimator.memory_bytes * [1.0, 20.0][below(2)];
-        let space = Space::new(&estimator, Frame::new(&work, devices, batch, Limits::default()));
+        let frame = Frame::new(&work, devices, batch, Limits::default());
+        let mut space = Space::new(&estimator, frame);
+        space.power = Some(&power).filter(|_| below(3) == 0);
         let mut options = Vec::new();
         for _ in 0..40 {
             let mut path = Path::default();
@@ -279,6 +335,7 @@ fn winners_of_calculon_are_not_faster() {
             global_batch,
             limits,
             objective,
+            power: None,
             budget: FREELY,
         };
         let ours = ask(&question).unwrap().best.remove(0);

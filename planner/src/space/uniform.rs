@@ -17,6 +17,7 @@ use rustc_hash::FxHashMap;
 use super::events::Line;
 use super::knobs::{self, Frame, STEPS};
 use super::tree::{Path, Score, Tree};
+use crate::cluster::Power;
 use crate::configuration::{Configuration, Offload, Place, Recompute, Schedule, Zero};
 use crate::estimate::Estimator;
 use crate::estimate::price::{Inside, LayerPrice, Prices};
@@ -40,6 +41,8 @@ struct Table {
     depth: u32,
     /// Seconds of one micro-batch of all layers and both ends, nothing computed again.
     sum_s: f64,
+    /// Seconds of them in which the device computes.
+    busy_sum_s: f64,
     /// Seconds of the longest indivisible part: one layer, or the ends with one layer.
     part_s: f64,
     /// Seconds of the shortest layer.
@@ -65,6 +68,13 @@ impl Table {
             weight_least_s: weights().map(|(_, s)| s).fold(f64::INFINITY, f64::min),
             depth: layers().map(|(count, _)| count).sum(),
             sum_s: layers().map(|(count, s)| f64::from(count) * s).sum::<f64>() + ends,
+            busy_sum_s: prices
+                .layers
+                .iter()
+                .map(|(count, price)| (f64::from(*count), price))
+                .chain([(1.0, &prices.first), (1.0, &prices.last)])
+                .map(|(count, price)| count * (price.forward.busy_s() + price.backward.busy_s()))
+                .sum(),
             part_s: longest.max(last + both(&prices.last)),
             least_s: layers().map(|(_, seconds)| seconds).fold(f64::INFINITY, f64::min),
             cuts: RefCell::default(),
@@ -104,6 +114,8 @@ pub struct Space<'a> {
     pub frame: Frame,
     /// Samples of a step.
     pub global_batch: u64,
+    /// What a device draws, where energy is to be small and not time: scores are joules then.
+    pub power: Option<&'a Power>,
     tables: RefCell<FxHashMap<Inside, Rc<Table>>>,
     meshes: RefCell<FxHashMap<Path, Score>>,
 }
@@ -113,7 +125,18 @@ impl<'a> Space<'a> {
     pub fn new(estimator: &'a Estimator<'a>, frame: Frame) -> Space<'a> {
         let global_batch = u64::from(frame.global_batch);
         let (tables, meshes) = Default::default();
-        Space { estimator, frame, global_batch, tables, meshes }
+        Space { estimator, frame, global_batch, power: None, tables, meshes }
+    }
+
+    /// What is to be small of a step: its seconds, or the joules of a device.
+    pub fn worth(&self, seconds: f64, busy_s: f64) -> f64 {
+        self.power.map_or(seconds, |power| power.joules(seconds, busy_s))
+    }
+
+    /// What is to be small of so many seconds of micro-batches, at least: no stage computes less
+    /// than its layers without recomputation.
+    fn least_worth(&self, seconds: f64, table: &Table, c: &Configuration) -> f64 {
+        self.worth(seconds, self.count(c) as f64 * table.busy_sum_s / f64::from(c.pp))
     }
 
     /// Tables that were made.
@@ -162,7 +185,8 @@ impl<'a> Space<'a> {
         let uneven = Configuration { stage_layers, ..even };
         let step = self.estimator.step(&uneven, &table.prices, count);
         let [now, other] = [&best.1, &step].map(|step| step.memory.total_bytes());
-        let faster = step.breakdown.total_s() < best.1.breakdown.total_s();
+        let worth = |step: &Step| self.worth(step.breakdown.total_s(), step.busy_s);
+        let faster = worth(&step) < worth(&best.1);
         if (now > bytes_max && other < now) || (faster && other <= bytes_max) {
             best = (uneven, step);
         }
@@ -190,7 +214,8 @@ impl<'a> Space<'a> {
         if path.values().len() + 1 == INSIDE {
             let c = knobs::configuration(&self.frame, path);
             let inside = Inside { tp_stride: 1, cp_stride: 1, ..Inside::of(&c) };
-            return self.count(&c) as f64 * self.table(inside).pace_s(c.pp);
+            let table = self.table(inside);
+            return self.least_worth(self.count(&c) as f64 * table.pace_s(c.pp), &table, &c);
         }
         let mut options = Vec::new();
         knobs::options(&self.frame, path, &mut options);
@@ -219,7 +244,7 @@ impl<'a> Space<'a> {
             true => table.balanced(c.pp, 0).least_s,
             false => table.pace_s(c.pp),
         };
-        self.count(&c) as f64 * pace_s
+        self.least_worth(self.count(&c) as f64 * pace_s, &table, &c)
     }
 
     fn bound_below_inside(&self, path: &Path, below: f64) -> Score {
@@ -246,7 +271,7 @@ impl<'a> Space<'a> {
             } else {
                 0.0
             };
-            seconds = seconds.min(passes_s + after_s);
+            seconds = seconds.min(self.least_worth(passes_s + after_s, &table, &c));
         }
         if seconds >= below {
             return Score { seconds, bytes: 0.0 };
@@ -369,7 +394,8 @@ impl Tree for Space<'_> {
         let passes_s = self.least_passes_s(&mut c, &table, count);
         c.recompute = Recompute::Full;
         let parts = self.estimator.step(&c, &table.prices, count).breakdown;
-        passes_s + parts.gradients_s + parts.weights_s + parts.optimizer_s
+        let seconds = passes_s + parts.gradients_s + parts.weights_s + parts.optimizer_s;
+        self.least_worth(seconds, &table, &c)
     }
 
     /// Each layer more that is computed again keeps its input alone. It need not be slower: more of
@@ -381,7 +407,8 @@ impl Tree for Space<'_> {
 
     fn score(&self, path: &Path, bytes_max: f64, _: f64) -> Score {
         let (_, step) = self.configuration(path, bytes_max);
-        Score { seconds: step.breakdown.total_s(), bytes: step.memory.total_bytes() }
+        let seconds = self.worth(step.breakdown.total_s(), step.busy_s);
+        Score { seconds, bytes: step.memory.total_bytes() }
     }
 }
 
