@@ -152,6 +152,18 @@ pub const DOCUMENTS: &[Document] = &[
         ],
     },
     Document {
+        name: "gantline.detect/1",
+        about: "what this machine is, as a cluster",
+        fields: &[
+            is("cores", Kind::Count, "threads that run at once"),
+            is("memory_bytes", Kind::Count, "memory that this process may use"),
+            is("instruction_set", Kind::Text, "the widest that kernels are made for"),
+            is("gpus", Kind::List, "GPUs: name, memory_bytes, preset with their rates"),
+            may("absent", Kind::Text, "why no GPU is listed"),
+            is("file", Kind::Text, "the text of a cluster file"),
+        ],
+    },
+    Document {
         name: "gantline.doctor/1",
         about: "what this machine has",
         fields: &[

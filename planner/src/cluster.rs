@@ -12,6 +12,7 @@
 //! nodes = 2
 //! ```
 
+pub mod detect;
 mod draft;
 mod print;
 

@@ -56,6 +56,8 @@ pub mod block;
 pub mod checkpoint;
 pub mod communicator;
 pub mod convert;
+#[allow(unsafe_code)]
+pub mod cuda;
 pub mod data;
 pub mod decode;
 pub mod error;

@@ -1,6 +1,11 @@
-//! `cluster`: which clusters are known, what one is, and whether a file describes one.
+//! `cluster`: which clusters are known, what one is, and whether a file describes one;
+//! what this machine is.
 
+use std::path::{Path, PathBuf};
+
+use planner::cluster::detect::{self, Found};
 use planner::cluster::{Cluster, PRESETS};
+use planner::machine::Machine;
 use serde_json::{Value, json};
 
 use crate::failure::{Exit, Failure};
@@ -21,6 +26,15 @@ pub enum Asked {
         cluster: String,
         /// Print one JSON document
         #[arg(long)]
+        json: bool,
+    },
+    /// Write a file about this machine: its GPUs, or its cores where there are none
+    Detect {
+        /// The file [default: stdout]
+        #[arg(short, long, value_name = "FILE")]
+        output: Option<PathBuf>,
+        /// Print one JSON document
+        #[arg(long, conflicts_with = "output")]
         json: bool,
     },
     /// Say everything that is wrong with a file
@@ -52,12 +66,54 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
                 output::answer(&found.to_string());
             }
         }
+        Asked::Detect { output, json } => detect(output.as_deref(), *json)?,
         Asked::Validate { cluster } => {
             let found = Cluster::load(cluster)?;
             output::answer(&format!("{cluster} is a cluster: {}", found.describe()));
         }
     }
     Ok(Exit::Success)
+}
+
+/// Asks the driver of NVIDIA GPUs, if there is one, and the system.
+fn detect(path: Option<&Path>, json: bool) -> Result<(), Failure> {
+    let machine = Machine::detect();
+    let (found, absent) = match runtime::cuda::gpus() {
+        Ok(gpus) => (gpus, None),
+        Err(absent) => (Vec::new(), Some(absent.to_string())),
+    };
+    let found: Vec<Found> = found
+        .into_iter()
+        .map(|gpu| Found { name: gpu.name, memory_bytes: gpu.memory_bytes })
+        .collect();
+    let text = detect::text(&machine, &found, absent.as_deref());
+    if json {
+        let gpu = |gpu: &Found| {
+            json!({
+                "name": gpu.name,
+                "memory_bytes": gpu.memory_bytes,
+                "preset": detect::preset(&gpu.name),
+            })
+        };
+        output::answer_json(&json!({
+            "schema": "gantline.detect/1",
+            "cores": machine.cores,
+            "memory_bytes": machine.memory_bytes,
+            "instruction_set": machine.instruction_set,
+            "gpus": found.iter().map(gpu).collect::<Vec<Value>>(),
+            "absent": absent,
+            "file": text,
+        }));
+        return Ok(());
+    }
+    match path {
+        Some(path) => {
+            std::fs::write(path, text).map_err(runtime::Error::io("write", path))?;
+            output::note(&format!("wrote {}", path.display()));
+        }
+        None => output::answer(&text),
+    }
+    Ok(())
 }
 
 fn list(json: bool) -> Result<(), Failure> {

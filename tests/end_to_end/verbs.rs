@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::CommandFactory;
@@ -85,6 +85,59 @@ fn the_doctor_sees_the_machine() {
     assert_eq!(document["launcher"]["name"], "Slurm");
     assert_eq!(document["launcher"]["ranks"], "8");
     assert!(scratch.answer("doctor").contains(&format!("cores    {cores}")));
+}
+
+/// A library that answers as the driver of some GPUs does; none where there is no C compiler.
+fn driver(scratch: &Scratch, status: i32, count: i32) -> Option<PathBuf> {
+    let code = format!(
+        "#include <string.h>\n#include <stddef.h>\n\
+         int cuInit(unsigned flags) {{ return {status}; }}\n\
+         int cuDeviceGetCount(int *n) {{ *n = {count}; return 0; }}\n\
+         int cuDeviceGet(int *device, int ordinal) {{ *device = ordinal; return 0; }}\n\
+         int cuDeviceGetName(char *name, int length, int device) {{\n\
+             strncpy(name, \"NVIDIA H100 80GB HBM3\", length); return 0; }}\n\
+         int cuDeviceTotalMem_v2(size_t *bytes, int device) {{\n\
+             *bytes = 85520809984; return 0; }}\n"
+    );
+    let folder = scratch.0.join(format!("driver-{status}-{count}"));
+    fs::create_dir_all(&folder).expect("a folder");
+    fs::write(folder.join("driver.c"), code).expect("it is written");
+    let mut compiler = Command::new("cc");
+    compiler.current_dir(&folder).args(["-shared", "-fPIC", "-o", "libcuda.so.1", "driver.c"]);
+    compiler.status().ok().filter(|status| status.success()).map(|_| folder)
+}
+
+/// What is found on a machine is a cluster that other verbs take.
+#[test]
+fn a_machine_is_detected_with_and_without_gpus() {
+    let scratch = Scratch::new("detect");
+    let cores = std::thread::available_parallelism().expect("there are cores").get();
+    let detect = |folder: &Path, line: &str| {
+        let mut command = scratch.command(&[], line);
+        command.env("LD_LIBRARY_PATH", folder).output().expect("the program starts")
+    };
+    let (Some(none), Some(some)) = (driver(&scratch, 100, 0), driver(&scratch, 0, 4)) else {
+        println!("skipped: no C compiler");
+        return;
+    };
+    let output = detect(&none, "cluster detect -o cores.toml");
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = fs::read_to_string(scratch.0.join("cores.toml")).expect("it was written");
+    assert!(text.starts_with("# the driver sees no GPU\n"), "{text}");
+    let cluster = scratch.json("cluster show cores.toml --json");
+    assert_eq!(cluster["device"]["cores"], cores);
+    let output = detect(&some, "cluster detect -o gpus.toml");
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let cluster = scratch.json("cluster show gpus.toml --json");
+    assert_eq!(cluster["devices_per_node"], 4);
+    assert_eq!(cluster["device"]["memory_bytes"]["value"], 85_520_809_984.0);
+    let fit = scratch.run("fit llama-3-8b --cluster gpus.toml --devices 4 --gbs 4 --seq 2048");
+    assert_eq!(fit.status.code(), Some(0), "{}", String::from_utf8_lossy(&fit.stderr));
+    let output = detect(&some, "cluster detect --json");
+    let document: Value = serde_json::from_slice(&output.stdout).expect("a document");
+    assert_eq!(document["gpus"].as_array().map(Vec::len), Some(4), "{document:#}");
+    assert_eq!(document["gpus"][3]["preset"], "h100");
+    assert!(document["absent"].is_null());
 }
 
 /// Rewriting is exact, and each pass leaves a module that reads back and verifies.
@@ -336,6 +389,7 @@ fn documents_are_as_their_schemas_say() {
         "fit llama-3-8b --cluster h100 --devices 8 --gbs 8 --seq 2048 --json",
         "cluster ls --json",
         "cluster show h100 --json",
+        "cluster detect --json",
         "inspect tiny --fusions --json",
         "fit llama-3-8b --cluster h100 --devices 8 --seq 2048 --for inference --json",
     ];

@@ -1,0 +1,169 @@
+//! A cluster file that says what was found on a machine.
+
+use std::fmt::Write;
+
+use super::{Cluster, Level};
+use crate::machine::Machine;
+use crate::quantity::Unit;
+
+/// A device as its driver names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The name: `NVIDIA H100 80GB HBM3`.
+    pub name: String,
+    /// Bytes of its memory.
+    pub memory_bytes: u64,
+}
+
+/// Words of a driver's name, and the preset that has a device's rates. The first that fits counts.
+const NAMES: [(&[&str], &str); 29] = [
+    (&["GB300"], "gb300-nvl72"),
+    (&["GB200"], "gb200-nvl72"),
+    (&["GH200"], "gh200"),
+    (&["B300"], "b300"),
+    (&["B200"], "b200"),
+    (&["H200"], "h200"),
+    (&["H100", "PCIe"], "h100-pcie"),
+    (&["H100", "96GB"], "h100-96gb"),
+    (&["H100"], "h100"),
+    (&["H800"], "h800"),
+    (&["H20"], "h20"),
+    (&["A100", "PCIe"], "a100-pcie"),
+    (&["A100", "40GB"], "a100-40gb"),
+    (&["A100"], "a100"),
+    (&["A800"], "a800"),
+    (&["V100", "16GB"], "v100-16gb"),
+    (&["V100"], "v100"),
+    (&["RTX", "4090"], "rtx4090"),
+    (&["RTX", "3090"], "rtx3090"),
+    (&["RTX", "A6000"], "a6000"),
+    (&["L40S"], "l40s"),
+    (&["L4"], "l4"),
+    (&["A40"], "a40"),
+    (&["A10"], "a10"),
+    (&["T4"], "t4"),
+    (&["MI355X"], "mi355x"),
+    (&["MI325X"], "mi325x"),
+    (&["MI300X"], "mi300x"),
+    (&["MI250X"], "mi250x"),
+];
+
+/// The preset that has the rates of a device.
+pub fn preset(name: &str) -> Option<&'static str> {
+    let words: Vec<&str> = name.split(|c: char| !c.is_ascii_alphanumeric()).collect();
+    let found = NAMES.iter().find(|(all, _)| all.iter().all(|word| words.contains(word)));
+    found.map(|(_, preset)| *preset)
+}
+
+/// The text of a cluster file: the devices of a known kind that there are most of, or else the
+/// cores. `remark` says in a comment what was not found.
+pub fn text(machine: &Machine, found: &[Found], remark: Option<&str>) -> String {
+    let mut text = String::new();
+    for line in remark.iter().flat_map(|remark| remark.lines()) {
+        let _ = writeln!(text, "# {line}");
+    }
+    let known = found.iter().filter_map(|device| Some((device, preset(&device.name)?)));
+    let alike = |device: &Found| found.iter().filter(|other| *other == device).count();
+    // The first of several kinds of which there are equally many.
+    let known: Vec<_> = known.collect();
+    let most = known.iter().rev().max_by_key(|(device, _)| alike(device));
+    for device in found.iter().filter(|device| most.is_none_or(|(kind, _)| kind != device)) {
+        let _ = writeln!(text, "# {} is left out", device.name);
+    }
+    match most {
+        Some((device, preset)) => text += &of_devices(machine, device, preset, alike(device)),
+        None => text += &of_cores(machine),
+    }
+    text
+}
+
+fn of_devices(machine: &Machine, device: &Found, preset: &str, count: usize) -> String {
+    let of_preset = Cluster::load_on(preset, machine).expect("presets are clusters");
+    let mut text = format!("# {count} x {}\n", device.name);
+    let _ = writeln!(text, "name = \"detected\"\nextends = \"preset:{preset}\"");
+    let _ = writeln!(text, "origin = \"measured\"\n\n[device.memory]");
+    let _ = writeln!(text, "capacity = {:?}", Unit::Bytes.print(device.memory_bytes as f64));
+    let _ = writeln!(text, "\n[host]\nmemory = {:?}", host_bytes(machine));
+    // Where the links end with the node, they end with these devices.
+    let ends = |level: &&Level| level.count == of_preset.devices_per_node;
+    if let Some(inner) = of_preset.levels.first().filter(ends) {
+        let _ = writeln!(text, "\n[[level]]\nname = {:?}\ncount = {count}", inner.name);
+    }
+    let _ = writeln!(text, "\n[deployment]\nnodes = 1\ndevices_per_node = {count}");
+    text
+}
+
+fn of_cores(machine: &Machine) -> String {
+    let Machine { cores, instruction_set, .. } = machine;
+    format!(
+        "name = \"detected\"\nextends = \"preset:cpu-local\"\norigin = \"measured\"\n\n\
+         [device]\ndetect = false\ncores = {cores}\nisa = {instruction_set:?}\n\n\
+         [device.memory]\ncapacity = {:?}\n\n[deployment]\nnodes = 1\n",
+        host_bytes(machine)
+    )
+}
+
+fn host_bytes(machine: &Machine) -> String {
+    Unit::Bytes.print(machine.memory_bytes as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::{Kind, PRESETS};
+
+    fn machine() -> Machine {
+        Machine { cores: 4, memory_bytes: 8 << 30, instruction_set: "avx2".into() }
+    }
+
+    /// Names that drivers give, as nvidia-smi lists them.
+    #[test]
+    fn names_of_drivers_are_known() {
+        for (name, expected) in [
+            ("NVIDIA H100 80GB HBM3", "h100"),
+            ("NVIDIA H100 PCIe", "h100-pcie"),
+            ("NVIDIA H200", "h200"),
+            ("NVIDIA A100-SXM4-80GB", "a100"),
+            ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+            ("NVIDIA A100 80GB PCIe", "a100-pcie"),
+            ("Tesla V100-SXM2-16GB", "v100-16gb"),
+            ("Tesla V100-SXM2-32GB", "v100"),
+            ("NVIDIA GeForce RTX 4090", "rtx4090"),
+            ("NVIDIA RTX A6000", "a6000"),
+            ("NVIDIA L40S", "l40s"),
+            ("NVIDIA L4", "l4"),
+            ("Tesla T4", "t4"),
+            ("NVIDIA B200", "b200"),
+        ] {
+            assert_eq!(preset(name), Some(expected), "{name}");
+        }
+        assert_eq!(preset("NVIDIA T400"), None);
+        for (_, named) in NAMES {
+            assert!(PRESETS.iter().any(|(name, _)| *name == named), "{named}");
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_a_cluster() {
+        let device = |name: &str| Found { name: name.to_owned(), memory_bytes: 85_520_809_984 };
+        let (h100, t4) = (device("NVIDIA H100 80GB HBM3"), device("Tesla T4"));
+        let all = [t4.clone(), h100.clone(), h100.clone(), h100];
+        let written = text(&machine(), &all, None);
+        assert!(written.contains("# Tesla T4 is left out"), "{written}");
+        let cluster = Cluster::parse("detected", &written, &machine()).unwrap();
+        assert_eq!((cluster.device.kind, cluster.devices()), (Kind::Gpu, Some(3)));
+        assert_eq!(cluster.device.name, "H100 SXM");
+        assert_eq!(cluster.device.memory_bytes.value, 85_520_809_984.0);
+        assert_eq!(cluster.levels[0].count, Some(3));
+        assert_eq!(cluster.host.memory_bytes.unwrap().value, (8u64 << 30) as f64);
+        for none in [&[][..], &[device("Voodoo 5")]] {
+            let written = text(&machine(), none, Some("nothing\nat all"));
+            assert!(written.starts_with("# nothing\n# at all\n"), "{written}");
+            // Another machine reads what this one is.
+            let other = Machine { cores: 64, ..machine() };
+            let cluster = Cluster::parse("detected", &written, &other).unwrap();
+            assert_eq!((cluster.device.kind, cluster.device.cores), (Kind::Cpu, 4));
+            assert_eq!(cluster.describe(), "detected (4 cores, 8.00 GiB, avx2)");
+        }
+    }
+}
