@@ -50,6 +50,7 @@ pub mod generation;
 pub mod onnx;
 pub mod dump;
 pub mod schema;
+pub mod cache;
 pub mod verbs;
 pub mod progress;
 pub mod output;

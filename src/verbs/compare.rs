@@ -8,8 +8,8 @@ use serde_json::json;
 use super::cost::refuse_cpus;
 use super::plan::Asked;
 use super::space::{Subject, answer, told};
+use crate::cache;
 use crate::failure::{Exit, Failure};
-use crate::output;
 
 /// Flags of `compare`.
 #[derive(Clone, Debug, clap::Args)]
@@ -27,6 +27,12 @@ pub fn compare(args: &CompareArgs) -> Result<Exit, Failure> {
     let cluster = args.asked.place.cluster()?;
     refuse_cpus(cluster.device.kind, &cluster.name)?;
     let subject = Subject::new(&args.asked, cluster)?;
+    let key = args.asked.key("compare", &(&subject, args));
+    cache::answer(key, || Ok((Exit::Success, compared(&subject, args)?)))
+}
+
+/// What `compare` prints.
+fn compared(subject: &Subject, args: &CompareArgs) -> Result<String, Failure> {
     let estimator = subject.estimator()?;
     let have = estimator.memory_bytes;
     let mut all = Vec::new();
@@ -37,29 +43,28 @@ pub fn compare(args: &CompareArgs) -> Result<Exit, Failure> {
         all.push(Chosen { configuration, estimate, fits });
     }
     // Without a best one there is still something to compare.
-    let best = answer(&subject, &args.asked).ok();
+    let best = answer(subject, &args.asked).ok();
     all.extend(best.iter().flat_map(|answer| answer.best.first().cloned()));
     if args.asked.json {
         let rows: Vec<_> = all
             .iter()
             .map(|chosen| {
-                let mut told = told(&subject, chosen);
+                let mut told = told(subject, chosen);
                 told["breakdown"] = json!(chosen.estimate.breakdown);
                 told["memory"] = json!(chosen.estimate.memory);
                 told
             })
             .collect();
-        output::answer_json(&json!({
+        let document = json!({
             "schema": "gantline.compare/1",
             "model": subject.work.name,
             "have_bytes": have,
             "plans": rows,
             "last_is_best": best.is_some(),
-        }));
-    } else {
-        output::answer(&page(&subject, &all, best.is_some(), have));
+        });
+        return Ok(format!("{document:#}"));
     }
-    Ok(Exit::Success)
+    Ok(page(subject, &all, best.is_some(), have))
 }
 
 fn page(subject: &Subject, all: &[Chosen], last_is_best: bool, have: f64) -> String {

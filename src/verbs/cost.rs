@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::plan::Asked;
 use super::space::{Subject, answer};
+use crate::cache;
 use crate::cli::amount;
 use crate::failure::{Exit, Failure, usage};
 use crate::output::{self, Table};
@@ -143,12 +144,18 @@ impl CostArgs {
 /// Answers `cost`: time, money and energy of a data set. No where the deadline is missed.
 pub fn cost(args: &CostArgs) -> Result<Exit, Failure> {
     let subject = Subject::new(&args.asked, args.cluster(&args.asked)?)?;
-    let found = answer(&subject, &args.asked)?;
-    let (steps, [low, expected, high]) = runs(&subject, &args.bill, &found);
+    let key = args.asked.key("cost", &(&subject, args));
+    cache::answer(key, || bill(&subject, args))
+}
+
+/// What `cost` prints.
+fn bill(subject: &Subject, args: &CostArgs) -> Result<(Exit, String), Failure> {
+    let found = answer(subject, &args.asked)?;
+    let (steps, [low, expected, high]) = runs(subject, &args.bill, &found);
     let deadline = args.bill.deadline;
     let meets = deadline.is_none_or(|deadline| expected.seconds <= deadline);
-    if args.asked.json {
-        output::answer_json(&json!({
+    let text = if args.asked.json {
+        let document = json!({
             "schema": "gantline.cost/1",
             "model": subject.work.name,
             "cluster": subject.cluster.describe(),
@@ -162,7 +169,8 @@ pub fn cost(args: &CostArgs) -> Result<Exit, Failure> {
             "high": told(&high),
             "deadline_s": deadline,
             "meets_deadline": meets,
-        }));
+        });
+        format!("{document:#}")
     } else {
         let mut table = Table::new(["", "low", "expected", "high"]);
         let all = [low, expected, high];
@@ -188,9 +196,9 @@ pub fn cost(args: &CostArgs) -> Result<Exit, Failure> {
             let mark = if meets { "✓ within" } else { "✗ more than" };
             text += &format!("\n{mark} {}\n", days(deadline));
         }
-        output::answer(&text);
-    }
-    Ok(if meets { Exit::Success } else { Exit::Infeasible })
+        text
+    };
+    Ok((if meets { Exit::Success } else { Exit::Infeasible }, text))
 }
 
 /// Node counts that `size` tries: powers of two and three times them, up to so many devices.
@@ -203,8 +211,15 @@ pub fn size(args: &CostArgs) -> Result<Exit, Failure> {
             .help("write `--deadline 30d`")
             .into());
     };
+    let preset = args.cluster(&args.asked)?;
+    let subject = Subject::new(&args.asked, preset.clone())?;
+    let key = args.asked.key("size", &(&subject, args));
+    cache::answer(key, || smallest(&preset, args, deadline))
+}
+
+/// What `size` prints.
+fn smallest(preset: &Cluster, args: &CostArgs, deadline: f64) -> Result<(Exit, String), Failure> {
     let mut asked = args.asked.clone();
-    let preset = args.cluster(&asked)?;
     let node = preset.devices_per_node.unwrap_or(1) as u64;
     let mut counts: Vec<u64> = (0..40)
         .flat_map(|power| [1u64 << power, 3 << power])
@@ -231,7 +246,7 @@ pub fn size(args: &CostArgs) -> Result<Exit, Failure> {
         }
     }
     let meets = tried.last().is_some_and(|(_, _, run)| run.seconds <= deadline);
-    if asked.json {
+    let text = if asked.json {
         let rows: Vec<Value> = tried
             .iter()
             .map(|(subject, found, run)| {
@@ -243,18 +258,19 @@ pub fn size(args: &CostArgs) -> Result<Exit, Failure> {
                 row
             })
             .collect();
-        output::answer_json(&json!({
+        let document = json!({
             "schema": "gantline.size/1",
             "model": asked.model,
             "tokens": args.bill.tokens,
             "deadline_s": deadline,
             "devices": tried.last().filter(|_| meets).map(|(subject, _, _)| subject.devices),
             "tried": rows,
-        }));
+        });
+        format!("{document:#}")
     } else {
-        output::answer(&size_page(&tried, deadline, meets));
-    }
-    Ok(if meets { Exit::Success } else { Exit::Infeasible })
+        size_page(&tried, deadline, meets)
+    };
+    Ok((if meets { Exit::Success } else { Exit::Infeasible }, text))
 }
 
 fn size_page(tried: &[(Subject, Answer, Run)], deadline: f64, meets: bool) -> String {

@@ -1,5 +1,7 @@
 //! `plan`, `fit` and `explain`: what the planner answers about a model on a cluster.
 
+use std::fmt::Debug;
+
 use ir::DType;
 use ir::import::{Model, Options, resolve};
 use ir::plan::Optimizer;
@@ -8,6 +10,7 @@ use planner::explain::{Explanation, explain};
 use planner::search::{Found, Scored};
 use serde_json::{Value, json};
 
+use crate::cache::Key;
 use crate::cli::positive;
 use crate::failure::{self, Exit, Failure, usage};
 use crate::flops::forward_flops;
@@ -45,6 +48,9 @@ pub struct Asked {
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
+    /// Search again, also where the answer about GPUs was found before
+    #[arg(long)]
+    pub no_cache: bool,
 }
 
 /// Flags of `plan`.
@@ -102,6 +108,11 @@ pub struct ExplainArgs {
 const LISTED: usize = 8;
 
 impl Asked {
+    /// The key of an answer that may be kept; `asked` is all that it depends on.
+    pub fn key(&self, verb: &str, asked: &dyn Debug) -> Option<Key> {
+        (!self.no_cache).then(|| Key::new(verb, asked))
+    }
+
     /// The cluster, if its ranks are GPUs.
     fn gpus(&self) -> Result<Option<Cluster>, Failure> {
         let cluster = self.place.cluster()?;

@@ -18,6 +18,7 @@ use planner::space::tree::{Budget, Objective};
 use serde_json::{Value, json};
 
 use super::plan::{Asked, PlanArgs};
+use crate::cache;
 use crate::failure::{Exit, Failure, usage};
 use crate::output::{self, Table};
 
@@ -229,18 +230,25 @@ pub fn plan(args: &PlanArgs, mut cluster: Cluster) -> Result<Exit, Failure> {
         return Err(usage("--objective", headline).help(help).into());
     }
     let mut subject = Subject::new(asked, cluster)?;
-    let answer = answer_on_fewer(&mut subject, asked, args.objective, args.budget)?;
+    // What a clock has cut off is no one's answer, and a file is written each time.
+    let may_be_kept = args.budget.is_none() && args.output.is_none();
+    let key = asked.key("plan", &(&subject, args)).filter(|_| may_be_kept);
+    cache::answer(key, || found(&mut subject, args))
+}
+
+/// What `plan` prints.
+fn found(subject: &mut Subject, args: &PlanArgs) -> Result<(Exit, String), Failure> {
+    let answer = answer_on_fewer(subject, &args.asked, args.objective, args.budget)?;
     if let Some(path) = &args.output {
-        let text = format!("{:#}\n", document(&subject, &answer));
+        let text = format!("{:#}\n", document(subject, &answer));
         std::fs::write(path, text).map_err(runtime::Error::io("write", path.as_ref()))?;
         output::note(&format!("wrote {path}"));
     }
-    if asked.json {
-        output::answer_json(&document(&subject, &answer));
-    } else {
-        output::answer(&page(&subject, &answer));
-    }
-    Ok(Exit::Success)
+    let text = match args.asked.json {
+        true => format!("{:#}", document(subject, &answer)),
+        false => page(subject, &answer),
+    };
+    Ok((Exit::Success, text))
 }
 
 /// Parts of a configuration that this version cannot execute, in words.
@@ -394,26 +402,31 @@ fn document(subject: &Subject, answer: &Answer) -> Value {
 /// Answers `explain`.
 pub fn explain(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
     let subject = Subject::new(asked, cluster)?;
-    let answer = answer(&subject, asked)?;
+    let key = asked.key("explain", &(&subject, asked));
+    cache::answer(key, || Ok((Exit::Success, explanation(&subject, asked)?)))
+}
+
+/// What `explain` prints.
+fn explanation(subject: &Subject, asked: &Asked) -> Result<String, Failure> {
+    let answer = answer(subject, asked)?;
     let estimator = subject.estimator()?;
     let neighbours = neighbours(&estimator, &answer);
     let best = &answer.best[0];
-    let per_gib = price_of_memory(&subject, asked, &answer)?;
+    let per_gib = price_of_memory(subject, asked, &answer)?;
     if asked.json {
-        let mut document = document(&subject, &answer);
+        let mut document = document(subject, &answer);
         document["schema"] = json!("gantline.space-explain/1");
         document["neighbours"] = neighbours
             .iter()
             .map(|(what, other)| {
-                let mut told = told(&subject, other);
+                let mut told = told(subject, other);
                 told["change"] = json!(what);
                 told["reason"] = json!(reason(best, other, answer.have_bytes));
                 told
             })
             .collect();
         document["seconds_saved_per_gib"] = json!(per_gib);
-        output::answer_json(&document);
-        return Ok(Exit::Success);
+        return Ok(format!("{document:#}"));
     }
     let estimate = &best.estimate;
     let total = estimate.step_time_s;
@@ -455,8 +468,7 @@ pub fn explain(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
         }
         Some(_) | None => "More memory would save nothing\n".to_owned(),
     };
-    output::answer(&text);
-    Ok(Exit::Success)
+    Ok(text)
 }
 
 /// The same plan with one decision changed, as far as it makes sense.

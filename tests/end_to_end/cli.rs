@@ -35,6 +35,7 @@ impl Scratch {
         let mut all = wrapper.iter().copied().chain([program]);
         let mut command = Command::new(all.next().expect("there is the program"));
         command.args(all).args(words(line)).current_dir(&self.0);
+        command.env("XDG_CACHE_HOME", self.0.join("cache"));
         for variable in ["GANTLINE_BACKTRACE", "TERM"] {
             command.env_remove(variable);
         }

@@ -140,6 +140,51 @@ fn a_machine_is_detected_with_and_without_gpus() {
     assert!(document["absent"].is_null());
 }
 
+/// An answer is the same with and without a cache, and one that was damaged is found again.
+#[test]
+fn answers_are_kept_by_what_they_depend_on() {
+    let scratch = Scratch::new("cache");
+    let cluster = |bandwidth: u32| {
+        let text = "name = \"own\"\nextends = \"preset:h100\"\n[[level]]\nname = \"nvlink\"";
+        scratch.write("own.toml", &format!("{text}\nbandwidth = \"{bandwidth} GB/s\"\n"));
+    };
+    cluster(450);
+    let line = "plan llama-3-8b --cluster own.toml --devices 8 --gbs 8 --seq 2048";
+    let folder = scratch.0.join("cache/gantline/answers");
+    let kept = || -> Vec<PathBuf> {
+        let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect()
+    };
+    let plain = scratch.answer(&format!("{line} --no-cache"));
+    assert_eq!(kept(), [PathBuf::new(); 0]);
+    assert_eq!(scratch.answer(line), plain);
+    let [file] = &kept()[..] else { panic!("one answer is kept: {:?}", kept()) };
+    let whole = fs::read(file).expect("it was kept");
+    assert_eq!(scratch.answer(line), plain);
+    // What is kept is what is printed.
+    let other = "another answer\n";
+    let hash = blake3::hash(other.as_bytes()).to_hex();
+    fs::write(file, format!("gantline-answer/1 3 {hash}\n{other}")).expect("it is written");
+    let output = scratch.run(line);
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(3), other.as_bytes()));
+    for damage in [&whole[..whole.len() - 1], &b""[..], &[0xff; 200]] {
+        fs::write(file, damage).expect("it is written");
+        assert_eq!(scratch.answer(line), plain);
+        assert!(fs::read(file).expect("it was kept") == whole, "it is not written again");
+    }
+    // Another question is another file: other flags, other content of the same file.
+    scratch.answer(&format!("{line} --json"));
+    assert_eq!(kept().len(), 2);
+    cluster(225);
+    assert_ne!(scratch.answer(line), plain);
+    assert_eq!(kept().len(), 3);
+    // What cannot be kept is an answer all the same.
+    fs::remove_dir_all(scratch.0.join("cache")).expect("it was there");
+    scratch.write("cache", "a file");
+    cluster(450);
+    assert_eq!(scratch.answer(line), plain);
+}
+
 /// Rewriting is exact, and each pass leaves a module that reads back and verifies.
 #[test]
 fn rules_are_verified_and_passes_are_written() {
