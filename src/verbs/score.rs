@@ -6,6 +6,7 @@ use planner::cluster::Cluster;
 use planner::configuration::{Configuration, Place, Recompute, Schedule, Zero};
 use planner::estimate::described::described;
 use planner::estimate::rates::Arithmetic;
+use planner::estimate::serving::Replica;
 use planner::estimate::style::{self, STYLES, Style};
 use planner::estimate::{Estimate, Estimator, Job};
 use serde_json::{Value, json};
@@ -14,6 +15,8 @@ use self::read::{Known, Layout};
 use crate::cli::positive;
 use crate::failure::{Exit, Failure, read_text, usage};
 use crate::output::{self, Table};
+use crate::verbs::serve::{self, Purpose};
+use crate::verbs::space::Subject;
 
 /// Flags of `score`.
 #[derive(Clone, Debug, clap::Args)]
@@ -54,9 +57,14 @@ pub struct Args {
     /// Samples of a micro-batch on one rank
     #[arg(long, alias = "micro-batch-size", value_name = "N", value_parser = positive)]
     pub mbs: Option<usize>,
-    /// Samples of a step, over all ranks [default: what the file says]
+    /// What the devices are for: training, or inference with a copy of the model on each tp · pp of
+    /// them
+    #[arg(long = "for", value_enum, default_value = "training", value_name = "WHAT")]
+    pub purpose: Purpose,
+    /// Samples of a step, over all ranks; sequences at once in inference [default: what the file
+    /// says, or as many sequences as fit]
     #[arg(long, alias = "global-batch-size", value_name = "N", value_parser = positive,
-          required_unless_present = "from")]
+          required_unless_present_any = ["from", "purpose"])]
     pub gbs: Option<usize>,
     /// Tokens of a sample [default: what the file says, or the longest the model was made for]
     #[arg(long, alias = "seq-length", value_name = "N", value_parser = positive)]
@@ -90,7 +98,8 @@ pub struct Args {
 
 /// Answers `score`; no where the layout does not fit.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
-    let mut work = described(&args.model, count(args.seq))?.work;
+    let described_as = described(&args.model, count(args.seq))?;
+    let (mut work, latent) = (described_as.work, described_as.latent);
     let mut cluster = Cluster::load(&args.cluster)?;
     let layout = layout(args, work.depth())?;
     if let (None, Some(seq)) = (args.seq, layout.seq) {
@@ -102,8 +111,20 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         let ranks = usize::try_from(configuration.ranks()).unwrap_or(usize::MAX);
         cluster.nodes = cluster.nodes.max(ranks.div_ceil(each.max(1)));
     }
+    if args.purpose != Purpose::Training {
+        let subject = Subject {
+            devices: u32::try_from(configuration.ranks()).unwrap_or(u32::MAX),
+            dtype: dtype(&args.dtype),
+            global_batch: 1,
+            work,
+            cluster,
+            latent,
+        };
+        let copies = copies(&configuration)?;
+        return serve::score(&subject, copies, count(args.gbs), args.purpose, args.json);
+    }
     let Some(batch) = count(args.gbs).or(layout.global_batch) else {
-        let headline = "the file does not say how many samples a step has";
+        let headline = "it is not said how many samples a step has";
         return Err(usage("--gbs", headline).help("write --gbs N").into());
     };
     let job = Job { global_batch: batch.into(), arithmetic: arithmetic(&args.dtype) };
@@ -126,6 +147,35 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         output::answer(&answer.page(args));
     }
     Ok(if fits { Exit::Success } else { Exit::Infeasible })
+}
+
+/// How copies lie, and how many there are. All that inference does not have is refused at once.
+fn copies(c: &Configuration) -> Result<(Replica, u32), Failure> {
+    let plain = Configuration { tp: c.tp, pp: c.pp, dp: c.dp, ..Configuration::default() };
+    let plain = Configuration {
+        // A prompt is cut as it comes, and the order of axes is that of the devices.
+        microbatch: c.microbatch,
+        sequence_parallel: c.sequence_parallel,
+        ..plain
+    };
+    let has = [
+        (c.cp != plain.cp, "context parallelism"),
+        (c.ep != plain.ep, "expert-parallel ranks of their own: experts lie over tp"),
+        (c.vpp != plain.vpp || c.schedule != plain.schedule, "a schedule of micro-batches"),
+        (c.zero != plain.zero, "gradients to shard"),
+        (c.recompute != plain.recompute, "a backward pass to recompute for"),
+        (c.offload != plain.offload, "states to offload"),
+        (c.order != plain.order, "a placement of axes"),
+        (c.stage_layers != plain.stage_layers, "uneven stages"),
+    ];
+    let refused = has.into_iter().filter(|(is_there, _)| *is_there).map(|(_, what)| {
+        usage("--config", format!("inference here has no {what}")).help("leave it out")
+    });
+    let refused: Vec<_> = refused.collect();
+    if !refused.is_empty() {
+        return Err(refused.into());
+    }
+    Ok((Replica { tp: c.tp, pp: c.pp }, c.dp))
 }
 
 fn count(size: Option<usize>) -> Option<u32> {

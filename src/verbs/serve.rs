@@ -1,4 +1,4 @@
-//! `plan --for prefill|decode` and `fit --for inference`: how copies of a model answer prompts.
+//! `plan` and `score --for prefill|decode`, and `fit --for inference`: how copies of a model answer prompts.
 
 use clap::ValueEnum;
 use kernels::{Bytes, Seconds};
@@ -77,6 +77,7 @@ fn rows(asked: &Asked, subject: &Subject, estimator: &Estimator<'_>) -> Result<V
     let serving = Serving { estimator, latent: subject.latent };
     let allow = |knob: Knob, number: u32| limits.allow(knob, number as usize);
     let seq = subject.work.seq;
+    let wanted = asked.gbs.map(|gbs| gbs as u64);
     let mut rows = Vec::new();
     for tp in divisors(subject.devices) {
         for pp in divisors(subject.devices / tp) {
@@ -86,26 +87,7 @@ fn rows(asked: &Asked, subject: &Subject, estimator: &Estimator<'_>) -> Result<V
             if !may || !serving.allows(copy) {
                 continue;
             }
-            let longest = serving.longest_context(copy, seq.min(PIECE_MAX));
-            let groups = u64::from(copies) * u64::from(pp);
-            let most = serving.largest_batch(copy, seq.into());
-            let wanted = asked.gbs.map(|gbs| (gbs as u64).div_ceil(groups));
-            let batch = match wanted {
-                Some(wanted) if wanted <= u64::from(most) => wanted as u32,
-                Some(_) => 0,
-                None => most,
-            };
-            rows.push(Row {
-                copy,
-                copies,
-                held: serving.held(copy),
-                longest,
-                batch,
-                sequences: u64::from(batch) * groups,
-                prompt: serving.forward(copy, 1, seq, 0),
-                single: serving.forward(copy, 1, 1, seq.into()),
-                many: (batch > 0).then(|| serving.forward(copy, batch, 1, seq.into())),
-            });
+            rows.push(row(&serving, copy, copies, seq, wanted));
         }
     }
     if rows.is_empty() {
@@ -113,6 +95,86 @@ fn rows(asked: &Asked, subject: &Subject, estimator: &Estimator<'_>) -> Result<V
         return Err(usage("--fix", headline).help("relax the limits").into());
     }
     Ok(rows)
+}
+
+/// What copies give that lie so, with `wanted` sequences of `seq` tokens over all of them, or as
+/// many as fit.
+fn row(serving: &Serving<'_>, copy: Replica, copies: u32, seq: u32, wanted: Option<u64>) -> Row {
+    let groups = u64::from(copies) * u64::from(copy.pp);
+    let most = serving.largest_batch(copy, seq.into());
+    let batch = match wanted.map(|wanted| wanted.div_ceil(groups)) {
+        Some(wanted) if wanted <= u64::from(most) => wanted as u32,
+        Some(_) => 0,
+        None => most,
+    };
+    Row {
+        copy,
+        copies,
+        held: serving.held(copy),
+        longest: serving.longest_context(copy, seq.min(PIECE_MAX)),
+        batch,
+        sequences: u64::from(batch) * groups,
+        prompt: serving.forward(copy, 1, seq, 0),
+        single: serving.forward(copy, 1, 1, seq.into()),
+        many: (batch > 0).then(|| serving.forward(copy, batch, 1, seq.into())),
+    }
+}
+
+/// Answers `score` about inference: what copies that the user wrote give; no where the work that
+/// they are for does not fit. `sequences` are those of all copies.
+pub fn score(
+    subject: &Subject,
+    (copy, copies): (Replica, u32),
+    sequences: Option<u32>,
+    purpose: Purpose,
+    json: bool,
+) -> Result<Exit, Failure> {
+    let estimator = subject.estimator()?;
+    let serving = Serving { estimator: &estimator, latent: subject.latent };
+    if !serving.allows(copy) {
+        let Replica { tp, pp } = copy;
+        let headline = format!("no copy of {} lies over tp={tp} pp={pp}", subject.work.name);
+        let help = "use a tp that divides the heads, and a stage for each layer at most";
+        return Err(usage("--config", headline).help(help).into());
+    }
+    let row = row(&serving, copy, copies, subject.work.seq, sequences.map(u64::from));
+    let fits = |row: &Row| {
+        let prompt = row.longest >= u64::from(subject.work.seq);
+        match purpose {
+            Purpose::Prefill => prompt,
+            Purpose::Training | Purpose::Inference | Purpose::Decode => prompt && row.batch > 0,
+        }
+    };
+    Ok(print(subject, &[row], fits, estimator.memory_bytes, json))
+}
+
+/// Prints all rows; yes where one fits.
+fn print(
+    subject: &Subject,
+    rows: &[Row],
+    fits: impl Fn(&Row) -> bool,
+    have: f64,
+    json: bool,
+) -> Exit {
+    let seq = subject.work.seq;
+    let answer = rows.iter().any(&fits);
+    if json {
+        let all: Vec<Value> = rows.iter().map(|row| told(row, seq, fits(row))).collect();
+        output::answer_json(&json!({
+            "schema": "gantline.inference/1",
+            "model": subject.work.name,
+            "cluster": subject.cluster.describe(),
+            "devices": subject.devices,
+            "seq": seq,
+            "dtype": subject.dtype.name(),
+            "have_bytes": have,
+            "fits": answer,
+            "rows": all,
+        }));
+    } else {
+        output::answer(&page(subject, rows, fits, have));
+    }
+    if answer { Exit::Success } else { Exit::Infeasible }
 }
 
 /// Answers `plan` and `fit` about inference; no where nothing fits.
@@ -133,24 +195,7 @@ pub fn serve(asked: &Asked, cluster: Cluster, purpose: Purpose) -> Result<Exit, 
         }
         Purpose::Training | Purpose::Inference => {}
     }
-    let answer = rows.iter().any(fits);
-    if asked.json {
-        let all: Vec<Value> = rows.iter().map(|row| told(row, seq, fits(row))).collect();
-        output::answer_json(&json!({
-            "schema": "gantline.inference/1",
-            "model": subject.work.name,
-            "cluster": subject.cluster.describe(),
-            "devices": subject.devices,
-            "seq": seq,
-            "dtype": subject.dtype.name(),
-            "have_bytes": estimator.memory_bytes,
-            "fits": answer,
-            "rows": all,
-        }));
-    } else {
-        output::answer(&page(&subject, &rows, fits, estimator.memory_bytes));
-    }
-    Ok(if answer { Exit::Success } else { Exit::Infeasible })
+    Ok(print(&subject, &rows, fits, estimator.memory_bytes, asked.json))
 }
 
 fn told(row: &Row, seq: u32, fits: bool) -> Value {

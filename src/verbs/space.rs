@@ -8,7 +8,7 @@ use std::time::Instant;
 use ir::{DType, Diagnostic};
 use kernels::{Bytes, Seconds};
 use planner::cluster::{Cluster, Power};
-use planner::configuration::{Configuration, Offload, Place, Recompute, Schedule, Zero};
+use planner::configuration::{Configuration, Offload, Recompute, Schedule, Zero};
 use planner::estimate::described::described;
 use planner::estimate::rates::Arithmetic;
 use planner::estimate::workload::Workload;

@@ -156,7 +156,7 @@ fn answers_are_kept_by_what_they_depend_on() {
         entries.map(|entry| entry.path()).collect()
     };
     let plain = scratch.answer(&format!("{line} --no-cache"));
-    assert_eq!(kept(), [PathBuf::new(); 0]);
+    assert!(kept().is_empty(), "{:?}", kept());
     assert_eq!(scratch.answer(line), plain);
     let [file] = &kept()[..] else { panic!("one answer is kept: {:?}", kept()) };
     let whole = fs::read(file).expect("it was kept");
@@ -183,6 +183,35 @@ fn answers_are_kept_by_what_they_depend_on() {
     scratch.write("cache", "a file");
     cluster(450);
     assert_eq!(scratch.answer(line), plain);
+}
+
+/// A layout for inference is scored as the plan of the same layout says.
+#[test]
+fn layouts_for_inference_are_scored_as_they_are_planned() {
+    let scratch = Scratch::new("score-for");
+    let model = "llama-3-70b --cluster h100 --seq 4096";
+    for purpose in ["prefill", "decode"] {
+        for (tp, pp, copies) in [(8, 1, 2), (4, 2, 2), (2, 8, 1)] {
+            let limits = format!("--fix tp={tp} --fix pp={pp}");
+            let plan = format!("plan {model} --devices 16 {limits} --for {purpose} --json");
+            let planned = scratch.json(&plan);
+            let flags = format!("--tp {tp} --pp {pp} --dp {copies}");
+            let line = format!("score {model} {flags} --for {purpose} --json");
+            let scored = scratch.json(&line);
+            assert_eq!(scored["rows"], planned["rows"], "{line}");
+            assert_eq!(scored["fits"], true, "{line}");
+        }
+    }
+    // Too many sequences at once do not fit; a prompt still does.
+    let line = format!("score {model} --tp 8 --gbs 100000");
+    assert_eq!(scratch.run(&format!("{line} --for decode")).status.code(), Some(3));
+    assert_eq!(scratch.run(&format!("{line} --for prefill")).status.code(), Some(0));
+    let output = scratch.run(&format!("score {model} --tp 8 --cp 2 --zero 1 --for decode"));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{errors}");
+    assert!(errors.contains("no context parallelism") && errors.contains("no gradients"));
+    assert_eq!(scratch.run(&format!("score {model} --tp 3 --for decode")).status.code(), Some(2));
+    assert_eq!(scratch.run(&format!("score {model} --tp 8")).status.code(), Some(2));
 }
 
 /// Rewriting is exact, and each pass leaves a module that reads back and verifies.
