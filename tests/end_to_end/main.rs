@@ -25,5 +25,6 @@ mod operators;
 mod parallel;
 mod readme;
 mod reference;
+mod rewriting;
 mod training;
 mod verbs;
