@@ -18,6 +18,7 @@ use crate::crossing::{crossing, gradient_adds, must_clear, relayed};
 use crate::evaluation::{self, Evaluation, Maker};
 use crate::lower::KernelTable;
 use crate::partition::{Place, layouts};
+use crate::refusal::Refusal;
 use crate::routines::{Layer, Layers};
 use crate::schedule::{Turn, one_forward_one_backward};
 use crate::specialise::Source;
@@ -37,7 +38,7 @@ pub struct Compiled {
 /// Compiles a prepared training module under a plan.
 ///
 /// # Errors
-/// `E2001` when the entry is no list of calls, `E2002` when the plan does not fit the module.
+/// `E2001` when the entry is no list of calls, else as [`Compiler::programs`].
 pub fn compile(module: &Module, entry: &str, plan: &Plan) -> Result<Compiled, Diagnostic> {
     let mut compiler = Compiler::new(module, entry)?;
     let programs = compiler.programs(plan)?;
@@ -107,7 +108,7 @@ impl<'m> Compiler<'m> {
     /// The programs of a plan: stages outermost, then places on the tensor-parallel axis.
     ///
     /// # Errors
-    /// `E2002` when the plan does not fit the module.
+    /// `E2002` when the plan does not fit the module, `E2003` when nodes have no kernel.
     pub fn programs(&mut self, plan: &Plan) -> Result<Vec<Program>, Diagnostic> {
         let classes = (0..plan.mesh.pp).flat_map(|s| (0..plan.mesh.tp).map(move |t| (s, t)));
         classes.map(|(stage, tensor)| self.program(plan, stage, tensor)).collect()
@@ -124,7 +125,7 @@ impl<'m> Compiler<'m> {
         tensor: usize,
     ) -> Result<Program, Diagnostic> {
         let class = Class::new(self, plan, stage, tensor);
-        class.and_then(Class::program).map_err(|why| refused(plan, stage, tensor, why))
+        class.and_then(Class::program).map_err(|why| refused(plan, stage, tensor, &why))
     }
 
     /// What the program of one class does before its first micro-batch and after its last one,
@@ -135,7 +136,7 @@ impl<'m> Compiler<'m> {
     pub fn ends(&mut self, plan: &Plan, stage: usize, tensor: usize) -> Result<Ends, Diagnostic> {
         let Compiler { module, calls, layers, .. } = self;
         let class = Class::empty((*module, &*calls), plan, [stage, tensor], &mut layers.table);
-        class.and_then(Class::ends).map_err(|why| refused(plan, stage, tensor, why))
+        class.and_then(Class::ends).map_err(|why| refused(plan, stage, tensor, &why))
     }
 }
 
@@ -148,8 +149,8 @@ pub struct Ends {
     pub finish: Vec<Routine>,
 }
 
-fn refused(plan: &Plan, stage: usize, tensor: usize, why: String) -> Diagnostic {
-    Diagnostic::error(crate::lower::refusal_code(&why), Span::of(plan.model.clone()), why)
+fn refused(plan: &Plan, stage: usize, tensor: usize, why: &Refusal) -> Diagnostic {
+    Diagnostic::error(why.code(), Span::of(plan.model.clone()), why.to_string())
         .note(format!("compiling stage {stage}, tensor-parallel rank {tensor}"))
 }
 
@@ -220,7 +221,7 @@ impl<'a> Class<'a> {
         plan: &'a Plan,
         stage: usize,
         tensor: usize,
-    ) -> Result<Class<'a>, String> {
+    ) -> Result<Class<'a>, Refusal> {
         let Compiler { module, calls, evaluated, layers: shared } = compiler;
         let (module, calls, evaluated) = (*module, &*calls, evaluated.as_ref());
         let own = own_calls(calls, plan, stage)?;
@@ -260,7 +261,7 @@ impl<'a> Class<'a> {
         plan: &'a Plan,
         place: [usize; 2],
         table: &'a mut KernelTable,
-    ) -> Result<Class<'a>, String> {
+    ) -> Result<Class<'a>, Refusal> {
         let store = store(module, calls, plan, place)?;
         Class::with((module, calls), plan, place, store, table)
     }
@@ -271,7 +272,7 @@ impl<'a> Class<'a> {
         [stage, tensor]: [usize; 2],
         store: Store,
         table: &'a mut KernelTable,
-    ) -> Result<Class<'a>, String> {
+    ) -> Result<Class<'a>, Refusal> {
         let own = own_calls(calls, plan, stage)?;
         Ok(Class {
             calls,
@@ -298,7 +299,7 @@ impl<'a> Class<'a> {
         })
     }
 
-    fn ends(mut self) -> Result<Ends, String> {
+    fn ends(mut self) -> Result<Ends, Refusal> {
         self.store.stats();
         let scalars = self.feed_buffer(Feed::Scalars);
         let (mut begin, mut finish) = (Vec::new(), Vec::new());
@@ -315,7 +316,7 @@ impl<'a> Class<'a> {
         })
     }
 
-    fn program(mut self) -> Result<Program, String> {
+    fn program(mut self) -> Result<Program, Refusal> {
         for layer in &self.layers {
             let forward = self.store.routine(&layer.forward);
             let backward = self.store.routine(&layer.backward);

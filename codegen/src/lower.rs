@@ -16,6 +16,7 @@ use kernels::{Kernel, ProductPart, Products};
 use crate::arena::{Lifetime, pack};
 use crate::catalogue;
 use crate::epilogue::Epilogue;
+use crate::refusal::Refusal;
 use crate::tile::lower_kernel;
 use crate::update::Update;
 use group::{Turn, turns};
@@ -41,36 +42,24 @@ impl KernelTable {
     }
 }
 
-/// What every sentence about an op without a kernel says.
-const NO_KERNEL: &str = "no kernel";
-
-/// The code of a diagnostic that says which ops have no kernel.
-pub const CODE_NO_KERNEL: &str = "E2003";
-
-/// The code of a diagnostic that says why a function cannot be compiled: [`CODE_NO_KERNEL`] where a
-/// kernel is missing, else `E2002`.
-pub fn refusal_code(why: &str) -> &'static str {
-    if why.contains(NO_KERNEL) { CODE_NO_KERNEL } else { "E2002" }
-}
-
 /// Lowers a fused function. Its slots are the parameters, then the results; a result that
 /// `accumulate` marks is added to what its slot holds. A result for which `in_place` names a
 /// parameter updates it: both slots are one buffer.
 ///
 /// # Errors
-/// Sentences that name all ops for which there is no kernel, and their nodes.
+/// All that has no kernel, with the nodes that need one.
 pub fn lower_routine(
     function: &Function,
     module: &Module,
     accumulate: &[bool],
     in_place: &[Option<usize>],
     table: &mut KernelTable,
-) -> Result<Routine, String> {
+) -> Result<Routine, Refusal> {
     let mut lower = Lower::new(function, module, table);
     lower.in_place = in_place.to_vec();
     lower.assign_slots(accumulate);
     // All that has no kernel is said at once, with the nodes that each sentence is about.
-    let mut wrong: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut wrong: BTreeMap<Refusal, Vec<String>> = BTreeMap::new();
     for (node, turn) in function.nodes.iter().zip(turns(function)) {
         let done = match turn {
             Turn::Alone => lower.node(node),
@@ -82,11 +71,11 @@ pub fn lower_routine(
             wrong.entry(why).or_default().push(format!("`%{name}`"));
         }
     }
-    if !wrong.is_empty() {
-        let sentence = |(why, nodes): (&String, &Vec<String>)| {
-            format!("{why}, which {} need", nodes.join(", "))
-        };
-        return Err(wrong.iter().map(sentence).collect::<Vec<_>>().join("; "));
+    let sentence = |(why, nodes): (Refusal, Vec<String>)| {
+        why.map(|why| format!("{why}, which {} need", nodes.join(", ")))
+    };
+    if let Some(all) = wrong.into_iter().map(sentence).reduce(|first, next| first.and(&next)) {
+        return Err(all);
     }
     lower.finish_results();
     Ok(lower.into_routine())
@@ -191,7 +180,7 @@ impl<'a> Lower<'a> {
         self.instructions.push(Instruction::Launch { kernel, inputs, outputs });
     }
 
-    fn node(&mut self, node: &Node) -> Result<(), String> {
+    fn node(&mut self, node: &Node) -> Result<(), Refusal> {
         #[expect(clippy::wildcard_enum_match_arm, reason = "the catalogue knows the other ops")]
         match &node.op {
             // The same bytes under other dims.
@@ -230,7 +219,7 @@ impl<'a> Lower<'a> {
     }
 
     /// Several products in one launch, with what is added to them.
-    fn products(&mut self, members: &[Epilogue]) -> Result<(), String> {
+    fn products(&mut self, members: &[Epilogue]) -> Result<(), Refusal> {
         let function = self.function;
         let (mut inputs, mut outputs, mut parts) = (Vec::new(), Vec::new(), Vec::new());
         for member in members {
@@ -240,7 +229,7 @@ impl<'a> Lower<'a> {
             let add = self.adds[result.index()];
             let kernel = catalogue::kernel_of_op(&node.op, &types, self.ty(result), add)?;
             let Kernel::Product(product) = kernel else {
-                return Err("a contraction is no product".to_owned());
+                return Err("a contraction is no product".into());
             };
             let mut operand = |value: ValueId| {
                 let at = self.home(value);
@@ -260,9 +249,9 @@ impl<'a> Lower<'a> {
     }
 
     /// Writes a window of a value: in place, or into a copy of it.
-    fn place(&mut self, node: &Node, dim: usize) -> Result<(), String> {
+    fn place(&mut self, node: &Node, dim: usize) -> Result<(), Refusal> {
         let [x, update, position] = node.operands[..] else {
-            return Err("an update has three operands".to_owned());
+            return Err("an update has three operands".into());
         };
         let window = catalogue::window(self.ty(x), self.ty(update), self.ty(position), dim)?;
         let (from, to) = (self.home(x), self.home(node.result()));
@@ -270,7 +259,8 @@ impl<'a> Lower<'a> {
         if !self.is_same_buffer(from, to) {
             self.copy(x, to, from, false);
         } else if reads.count() > 1 {
-            return Err(format!("`%{}` is read besides its update", self.function.value(x).name));
+            let name = &self.function.value(x).name;
+            return Err(format!("`%{name}` is read besides its update").into());
         }
         let inputs = vec![self.home(update), self.home(position)];
         self.launch(Kernel::Place(window), inputs, vec![to]);
@@ -285,7 +275,7 @@ impl<'a> Lower<'a> {
         updated == Some(param as usize)
     }
 
-    fn call(&mut self, node: &Node, callee: &str) -> Result<(), String> {
+    fn call(&mut self, node: &Node, callee: &str) -> Result<(), Refusal> {
         let function = self.module.function(callee).ok_or_else(|| format!("no `@{callee}`"))?;
         match &function.kind {
             Kind::Kernel => {
@@ -305,7 +295,7 @@ impl<'a> Lower<'a> {
                 self.launch_node(node, kernel);
                 Ok(())
             }
-            Kind::Layer => Err(format!("`@{callee}` is a layer inside of a layer")),
+            Kind::Layer => Err(format!("`@{callee}` is a layer inside of a layer").into()),
         }
     }
 
