@@ -11,15 +11,14 @@ use ir::program::{Exchange, Group, Instruction, LocalBuffer, Ref, Routine};
 use ir::{Axis, Function, Kind, Module, Node, Op, TensorType, ValueId};
 use kernels::kernel::Line;
 use kernels::rows::{Access, Instr, Output, RowInput, Rows};
-use kernels::{Kernel, ProductPart, Products};
+use kernels::{Kernel, Pointwise, ProductPart, Products, Source};
 
 use crate::arena::{Lifetime, pack};
 use crate::catalogue;
-use crate::epilogue::Epilogue;
 use crate::refusal::Refusal;
 use crate::tile::lower_kernel;
 use crate::update::Update;
-use group::{Turn, turns};
+use group::{Member, Turn, turns};
 
 /// The kernels of an artefact, each once.
 #[derive(Clone, Debug, Default)]
@@ -60,7 +59,7 @@ pub fn lower_routine(
     lower.assign_slots(accumulate);
     // All that has no kernel is said at once, with the nodes that each sentence is about.
     let mut wrong: BTreeMap<Refusal, Vec<String>> = BTreeMap::new();
-    for (node, turn) in function.nodes.iter().zip(turns(function)) {
+    for (node, turn) in function.nodes.iter().zip(turns(function, module)) {
         let done = match turn {
             Turn::Alone => lower.node(node),
             Turn::Together(members) => lower.products(&members),
@@ -218,16 +217,17 @@ impl<'a> Lower<'a> {
         self.launch(kernel, inputs, outputs);
     }
 
-    /// Several products in one launch, with what is added to them.
-    fn products(&mut self, members: &[Epilogue]) -> Result<(), Refusal> {
+    /// Several products in one launch, with what is added to them and computed of them.
+    fn products(&mut self, members: &[Member]) -> Result<(), Refusal> {
         let function = self.function;
+        let result = |member: &Member| function.nodes[member.sum.last()].result();
+        let results: Vec<ValueId> = members.iter().map(result).collect();
         let (mut inputs, mut outputs, mut parts) = (Vec::new(), Vec::new(), Vec::new());
-        for member in members {
-            let node = &function.nodes[member.product];
+        for (member, result) in members.iter().zip(&results) {
+            let node = &function.nodes[member.sum.product];
             let types: Vec<&TensorType> = node.operands.iter().map(|o| self.ty(*o)).collect();
-            let result = function.nodes[member.last()].result();
             let add = self.adds[result.index()];
-            let kernel = catalogue::kernel_of_op(&node.op, &types, self.ty(result), add)?;
+            let kernel = catalogue::kernel_of_op(&node.op, &types, self.ty(*result), add)?;
             let Kernel::Product(product) = kernel else {
                 return Err("a contraction is no product".into());
             };
@@ -239,10 +239,28 @@ impl<'a> Lower<'a> {
                 })
             };
             let [a, b] = [node.operands[0], node.operands[1]].map(&mut operand);
-            let bias = member.bias.map(&mut operand);
-            let addend = member.addend.map(&mut operand);
-            parts.push(ProductPart { a, b, bias, addend, product });
-            outputs.push(self.home(result));
+            let bias = member.sum.bias.map(&mut operand);
+            let addend = member.sum.addend.map(&mut operand);
+            let then = member.then.as_ref().map(|(node, tile)| {
+                let source = |param: &ValueId| {
+                    let value = function.nodes[*node].operands[param.index()];
+                    let at = results.iter().position(|result| *result == value);
+                    at.map_or_else(|| Source::Operand(operand(value)), Source::Result)
+                };
+                let inputs = tile.inputs.iter().map(source).collect();
+                Pointwise { rows: tile.rows.clone(), inputs }
+            });
+            parts.push(ProductPart { a, b, bias, addend, product, then });
+            outputs.push(self.home(*result));
+        }
+        for (part, member) in parts.iter_mut().zip(members) {
+            if let (Some(then), Some((node, _))) = (&mut part.then, &member.then) {
+                let made = function.nodes[*node].results.iter();
+                for (output, result) in then.rows.outputs.iter_mut().zip(made) {
+                    set_accumulate(output, self.adds[result.index()]);
+                    outputs.push(self.home(*result));
+                }
+            }
         }
         self.launch(Kernel::Products(Products { parts }), inputs, outputs);
         Ok(())
