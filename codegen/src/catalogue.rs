@@ -292,13 +292,13 @@ fn repeat(new: &[usize], sizes: &[usize], dtype: DType) -> Copy {
     copy(loops, 0, dtype)
 }
 
-fn loops_of(sizes: &[usize], source: &[usize], target: &[usize]) -> Vec<CopyLoop> {
+pub(crate) fn loops_of(sizes: &[usize], source: &[usize], target: &[usize]) -> Vec<CopyLoop> {
     let strides = source.iter().zip(target);
     let loops = sizes.iter().zip(strides);
     loops.map(|(size, (s, t))| CopyLoop { size: *size, source: *s, target: *t }).collect()
 }
 
-fn cut(
+pub(crate) fn cut(
     operand: &TensorType,
     dim: usize,
     start: usize,

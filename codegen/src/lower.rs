@@ -2,12 +2,14 @@
 
 mod expand;
 mod group;
+mod pieces;
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use ir::op::Collective;
 use ir::program::{Exchange, Group, Instruction, LocalBuffer, Ref, Routine};
+use ir::sharding::Layout;
 use ir::{Axis, Function, Kind, Module, Node, Op, TensorType, ValueId};
 use kernels::kernel::Line;
 use kernels::rows::{Access, Instr, Output, RowInput, Rows};
@@ -15,6 +17,7 @@ use kernels::{Kernel, Pointwise, ProductPart, Products, Source};
 
 use crate::arena::{Lifetime, pack};
 use crate::catalogue;
+use crate::chunk::Chunks;
 use crate::refusal::Refusal;
 use crate::tile::lower_kernel;
 use crate::update::Update;
@@ -43,18 +46,20 @@ impl KernelTable {
 
 /// Lowers a fused function. Its slots are the parameters, then the results; a result that
 /// `accumulate` marks is added to what its slot holds. A result for which `in_place` names a
-/// parameter updates it: both slots are one buffer.
+/// parameter updates it: both slots are one buffer. What `chunks` are called for runs in pieces.
 ///
 /// # Errors
 /// All that has no kernel, with the nodes that need one.
-pub fn lower_routine(
+pub(crate) fn lower_routine(
     function: &Function,
     module: &Module,
+    chunks: Option<&Chunks>,
     accumulate: &[bool],
     in_place: &[Option<usize>],
     table: &mut KernelTable,
 ) -> Result<Routine, Refusal> {
     let mut lower = Lower::new(function, module, table);
+    lower.chunks = chunks;
     lower.in_place = in_place.to_vec();
     lower.assign_slots(accumulate);
     // All that has no kernel is said at once, with the nodes that each sentence is about.
@@ -91,6 +96,7 @@ struct Lower<'a> {
     function: &'a Function,
     module: &'a Module,
     table: &'a mut KernelTable,
+    chunks: Option<&'a Chunks>,
     home: Vec<Option<Home>>,
     /// For each result, the parameter that it updates in place.
     in_place: Vec<Option<usize>>,
@@ -113,6 +119,7 @@ impl<'a> Lower<'a> {
             function,
             module,
             table,
+            chunks: None,
             home,
             in_place: Vec::new(),
             adds: vec![false; count],
@@ -135,7 +142,8 @@ impl<'a> Lower<'a> {
             let node = producers[result.index()].map(|p| &self.function.nodes[p]);
             let direct = self.home[result.index()].is_none()
                 && node.is_some_and(|n| !matches!(n.op, Op::Reshape { .. }))
-                && (!add || (uses[result.index()] == 0 && node.is_some_and(|n| self.can_add(n))));
+                && (!add
+                    || uses[result.index()] == 0 && node.is_some_and(|n| self.can_add(n, *result)));
             if direct {
                 self.home[result.index()] = Some(Home::Slot(slot));
                 self.adds[result.index()] = add;
@@ -145,8 +153,12 @@ impl<'a> Lower<'a> {
         }
     }
 
-    /// Whether the kernel of a node can add to what its output holds.
-    fn can_add(&self, node: &Node) -> bool {
+    /// Whether what computes a result of a node can add it to what its output holds.
+    fn can_add(&self, node: &Node, result: ValueId) -> bool {
+        if let Some(chunks) = self.chunks.filter(|chunks| chunks.is_call(node)) {
+            let mut layouts = node.results.iter().zip(&chunks.results);
+            return layouts.any(|(r, layout)| *r == result && matches!(layout, Layout::Partial(_)));
+        }
         if let Op::Call { function } = &node.op {
             return self.module.function(function).is_some_and(|f| f.kind == Kind::Kernel);
         }
@@ -198,6 +210,9 @@ impl<'a> Lower<'a> {
             Op::Scatter { dim, start } => self.replace(node, *dim, *start),
             Op::Prod { dims } => self.along(node, dims, Line::Prod),
             Op::Reverse { dims } => self.along(node, dims, Line::Reverse),
+            Op::Call { .. } if self.chunks.is_some_and(|chunks| chunks.is_call(node)) => {
+                self.pieces(node)
+            }
             Op::Call { function } => self.call(node, function),
             _ => {
                 let operands: Vec<&TensorType> =
@@ -449,7 +464,8 @@ mod tests {
         let h = b.contract("h", "ij,jk->ik", g, y);
         let function = b.into_function(&[g, h]);
         let mut table = KernelTable::default();
-        let routine = lower_routine(&function, &Module::default(), accumulate, &[], &mut table);
+        let routine =
+            lower_routine(&function, &Module::default(), None, accumulate, &[], &mut table);
         let adds = |instruction: &Instruction| {
             let Instruction::Launch { kernel, .. } = instruction else {
                 panic!("one rank exchanges nothing");

@@ -9,6 +9,7 @@ use ir::plan::{FunctionPlan, Keep};
 use ir::program::Routine;
 use ir::{Function, Module};
 
+use crate::chunk::cut_rows;
 use crate::fuse::fuse;
 use crate::lower::{KernelTable, lower_routine};
 use crate::partition::{Local, Place, Shardings, bindings, partition_bound};
@@ -218,9 +219,16 @@ pub fn routine(
     let mut module = composites.clone();
     let mut function = function.clone();
     ir::pass::remove_common_nodes(&mut function);
+    let chunks = match cut_rows(&function, composites) {
+        Some((whole, chunks)) => {
+            function = whole;
+            Some(chunks)
+        }
+        None => None,
+    };
     put_reduced_dims_last(&mut function);
     store_unfit_leaves(&mut function, &module);
     let fused = fuse(&function, &mut module);
-    lower_routine(&fused, &module, accumulate, in_place, table)
+    lower_routine(&fused, &module, chunks.as_ref(), accumulate, in_place, table)
         .map_err(|refusal| refusal.map(|why| format!("`@{}`: {why}", function.name)))
 }

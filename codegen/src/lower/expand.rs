@@ -17,7 +17,7 @@ impl Lower<'_> {
         self.ty(value).sizes().ok_or_else(|| "a local size is open".into())
     }
 
-    fn scratch(&mut self, name: &str, elements: usize, dtype: DType) -> Ref {
+    pub(super) fn scratch(&mut self, name: &str, elements: usize, dtype: DType) -> Ref {
         self.locals.push((name.to_owned(), elements as u64 * dtype.size()));
         Ref::Local(self.locals.len() as u32 - 1)
     }
