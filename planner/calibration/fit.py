@@ -8,7 +8,8 @@ DIRECTORY holds `gemm_aiconfigurator.csv`, `attention_prefill_aiconfigurator.csv
 095f58a51, as CSV). No timing of a model is read. The search is random with a fixed seed, so that
 the same tables give the same constants.
 
-Products: floor + (waves^4 + memory^4)^(1/4) for the best tile, as in `estimate/rates.rs`.
+Products: floor + (waves^4 + memory^4)^(1/4) for the best tile, and the cast of the left operand
+where it is narrower than two bytes, as in `estimate/rates.rs`.
 Attention: floor + flops / (rate * keys / (keys + half)).
 Collectives: the timings themselves, at powers of four bytes.
 """
@@ -50,7 +51,8 @@ def product_us(shape, p, bytes_each):
         each = p["peak"] / p["processors"] * share
         best = min(best, waves * (2 * a * b * k / each + p["tile"]))
     memory = ((m * k + n * k) * bytes_each + m * n * 2) / p["bandwidth"]
-    return p["floor"] + (best**4 + memory**4) ** 0.25
+    cast = m * k * (2 + bytes_each) / p["bandwidth"] if bytes_each < 2 else 0.0
+    return p["floor"] + cast + (best**4 + memory**4) ** 0.25
 
 
 def fit_product(table, processors, peak, bytes_each):
@@ -63,9 +65,13 @@ def fit_product(table, processors, peak, bytes_each):
         "quantised": 0.6, "shares": [0.85, 0.85, 0.75, 0.6, 0.6, 0.45, 0.3],
     }
 
+    # Timings of narrow operands have the cast in them, so that their rates show in large products
+    # alone: those count four times.
+    weights = [4 if bytes_each < 2 and 2 * math.prod(s) > 1e11 else 1 for s, _ in chosen]
+
     def loss(q):
         off = (math.log(product_us(s, q, bytes_each) / t) for s, t in chosen)
-        return sum(min(1.0, abs(o)) for o in off) / len(chosen)
+        return sum(w * min(1.0, abs(o)) for w, o in zip(weights, off)) / sum(weights)
 
     best = loss(p)
     for _ in range(STEPS):

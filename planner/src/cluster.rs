@@ -35,7 +35,7 @@ use crate::reader::DIAGNOSTICS_MAX;
 use draft::Draft;
 
 /// Clusters that need no file, with their texts.
-pub const PRESETS: [(&str, &str); 30] = [
+pub const PRESETS: [(&str, &str); 32] = [
     ("cpu-local", include_str!("preset/cpu-local.toml")),
     ("v100", include_str!("preset/v100.toml")),
     ("v100-16gb", include_str!("preset/v100-16gb.toml")),
@@ -46,6 +46,7 @@ pub const PRESETS: [(&str, &str); 30] = [
     ("h100", include_str!("preset/h100.toml")),
     ("h100-96gb", include_str!("preset/h100-96gb.toml")),
     ("h100-pcie", include_str!("preset/h100-pcie.toml")),
+    ("h100-nvl", include_str!("preset/h100-nvl.toml")),
     ("h800", include_str!("preset/h800.toml")),
     ("h20", include_str!("preset/h20.toml")),
     ("h200", include_str!("preset/h200.toml")),
@@ -65,6 +66,7 @@ pub const PRESETS: [(&str, &str); 30] = [
     ("a6000", include_str!("preset/a6000.toml")),
     ("a40", include_str!("preset/a40.toml")),
     ("a10", include_str!("preset/a10.toml")),
+    ("a10g", include_str!("preset/a10g.toml")),
     ("t4", include_str!("preset/t4.toml")),
 ];
 

@@ -6,7 +6,7 @@ use ir::{Diagnostic, Span};
 use serde::Deserialize;
 
 use super::network::{Fabric, Inner, Network};
-use super::rates::{Arithmetic, Rates};
+use super::rates::{Arithmetic, ProductRates, Rates};
 use crate::cluster::{Cluster, Kind};
 
 /// A device and the links between devices of a node, as a file holds them.
@@ -25,6 +25,9 @@ struct Scaled {
     half_flops: f64,
     f32_flops: f64,
     tf32_flops: Option<f64>,
+    watts: Option<[f64; 2]>,
+    sustained_share: Option<f64>,
+    f8_flops: Option<f64>,
     f4_flops: Option<f64>,
     memory_bytes_per_s: f64,
     host_bytes_per_s: f64,
@@ -72,7 +75,11 @@ fn known() -> &'static Known {
         for device in scaled.device {
             let like = devices.iter().find(|known| known.device.name == device.like);
             let like = like.unwrap_or_else(|| panic!("{} is like {}", device.name, device.like));
-            let scaled = scale(like, &device);
+            let mut scaled = scale(like, &device);
+            if let Some(flops) = device.f8_flops {
+                let products = one_byte_products(&devices, flops, &scaled);
+                scaled.device.product.push(products);
+            }
             devices.push(scaled);
         }
         devices.iter_mut().for_each(|file| file.device.add_wide_products());
@@ -93,7 +100,10 @@ fn scale(like: &DeviceFile, to: &Scaled) -> DeviceFile {
     device.host_bytes_per_s = to.host_bytes_per_s;
     device.f32_flops = to.f32_flops;
     device.tf32_flops = to.tf32_flops;
+    let clock = to.watts.map_or(1.0, |[theirs, ours]| (ours / theirs).sqrt());
     for product in &mut device.product {
+        let share = to.sustained_share.unwrap_or(product.sustained_share * clock);
+        product.sustained_share = share.min(1.0);
         let own = to.f4_flops.filter(|_| product.arithmetic == Arithmetic::F4);
         product.peak_flops = own.unwrap_or(product.peak_flops * faster);
         product.bytes_per_s *= wider;
@@ -103,6 +113,22 @@ fn scale(like: &DeviceFile, to: &Scaled) -> DeviceFile {
     device.attention.backward_flops *= faster;
     device.attention.spread = device.attention.spread.max(to.spread);
     file
+}
+
+/// One-byte products of a device that is like one without them: with the shares of the first device
+/// that has some, and as much memory for each operation.
+fn one_byte_products(devices: &[DeviceFile], flops: f64, of: &DeviceFile) -> ProductRates {
+    let rates = devices.iter().flat_map(|file| &file.device.product);
+    let timed = rates.into_iter().find(|rates| rates.arithmetic == Arithmetic::F8);
+    let timed = timed.expect("a device file has one-byte products").clone();
+    let faster = flops / timed.peak_flops;
+    ProductRates {
+        peak_flops: flops,
+        bytes_per_s: timed.bytes_per_s * faster,
+        sustained_share: of.device.product_rates(Arithmetic::Half).sustained_share,
+        spread: 0.25,
+        ..timed
+    }
 }
 
 /// The file of a cluster's device: by its name, else the one with the nearest rate of products.

@@ -151,29 +151,36 @@ fn expected_largest(n: f64) -> f64 {
 impl Rates {
     /// Seconds of `batch` products `[m, k] · [k, n]` in a long run.
     pub fn product_s(&self, arithmetic: Arithmetic, sizes: [f64; 4]) -> f64 {
+        self.adding_product_s(arithmetic, sizes, 0.0)
+    }
+
+    /// The same, when the result is added to a sum: its reads and writes are `bytes` more.
+    pub fn adding_product_s(&self, arithmetic: Arithmetic, sizes: [f64; 4], bytes: f64) -> f64 {
         let clock = self.product_rates(arithmetic).sustained_share;
-        self.timed_product_s(arithmetic, sizes, clock)
+        self.timed_product_s(arithmetic, sizes, clock, bytes)
     }
 
     /// Seconds of the same products alone, at the boost clock: what tables of timings show.
     pub fn kernel_product_s(&self, arithmetic: Arithmetic, sizes: [f64; 4]) -> f64 {
-        self.timed_product_s(arithmetic, sizes, 1.0)
+        self.timed_product_s(arithmetic, sizes, 1.0, 0.0)
     }
 
     /// Tiles over multiprocessors give waves; the slower of the waves and the memory counts, with
-    /// a smooth passage: `t = floor + (waves⁴ + memory⁴)^¼`, for the best tile.
+    /// a smooth passage: `t = floor + cast + (waves⁴ + memory⁴)^¼`, for the best tile.
     fn timed_product_s(
         &self,
         arithmetic: Arithmetic,
         [m, n, k, batch]: [f64; 4],
         clock: f64,
+        more_bytes: f64,
     ) -> f64 {
         if m * n * k * batch <= 0.0 {
             return 0.0;
         }
         let rates = self.product_rates(arithmetic);
         let moved = batch * (m * k + k * n) * arithmetic.operand_bytes()
-            + batch * m * n * arithmetic.element_bytes();
+            + batch * m * n * arithmetic.element_bytes()
+            + more_bytes;
         let memory = moved / rates.bytes_per_s;
         // Only tensor cores are loaded in pieces.
         let aligned = if arithmetic == Arithmetic::F32 { 1.0 } else { alignment([m, n, k]) };
@@ -189,7 +196,15 @@ impl Rates {
             waves * (2.0 * rows * columns * k / (each * share) + rates.tile_s)
         });
         let compute = waves.fold(f64::INFINITY, f64::min);
-        rates.floor_s + (compute.powi(4) + memory.powi(4)).sqrt().sqrt()
+        // Narrow operands are cast from two bytes first; weights are at hand.
+        let cast = match rates.arithmetic {
+            Arithmetic::F8 | Arithmetic::F4 => {
+                let bytes = Arithmetic::Half.operand_bytes() + rates.arithmetic.operand_bytes();
+                batch * m * k * bytes / rates.bytes_per_s
+            }
+            Arithmetic::F32 | Arithmetic::Tf32 | Arithmetic::Half => 0.0,
+        };
+        rates.floor_s + cast + (compute.powi(4) + memory.powi(4)).sqrt().sqrt()
     }
 
     /// The rates of an arithmetic; of the next wider one where the device has none.

@@ -8,7 +8,7 @@ use crate::estimate::rates::Arithmetic;
 /// What a device's name contains, letters and digits only, with the preset that describes it; the
 /// first whose parts all match counts. A GH200 with 141 GB has an H200's processor and memory, an
 /// RTX 6000 Ada an L40S's.
-const DEVICES: [(&str, &str); 34] = [
+const DEVICES: [(&str, &str); 37] = [
     ("GB300", "gb300-nvl72"),
     ("GB200", "gb200-nvl72"),
     ("B300", "b300"),
@@ -22,6 +22,8 @@ const DEVICES: [(&str, &str); 34] = [
     ("H20", "h20"),
     ("H100 96GB", "h100-96gb"),
     ("H100 PCIE", "h100-pcie"),
+    ("H100 NVL", "h100-nvl"),
+    ("H100 94GB", "h100-nvl"),
     ("H100", "h100"),
     ("A100 40GB", "a100-40gb"),
     ("A100 PCIE", "a100-pcie"),
@@ -39,6 +41,7 @@ const DEVICES: [(&str, &str); 34] = [
     ("A6000", "a6000"),
     ("L40", "l40s"),
     ("A40", "a40"),
+    ("A10G", "a10g"),
     ("A10", "a10"),
     ("L4", "l4"),
     ("T4", "t4"),
@@ -157,6 +160,8 @@ mod tests {
             ("RTX A6000", "a6000"),
             ("NVIDIA A40", "a40"),
             ("NVIDIA A10", "a10"),
+            ("NVIDIA A10G-24GB", "a10g"),
+            ("H100 NVL 94GB", "h100-nvl"),
             ("GeForce RTX 3090", "rtx3090"),
             ("Tesla T4", "t4"),
         ] {
