@@ -229,7 +229,8 @@ impl<'a> Estimator<'a> {
         let step_time_s = step.breakdown.total_s();
         let printed = if self.style.prints_first { step.first_memory } else { step.memory };
         let share = 1.0 + self.style.printed_share;
-        let [low, high] = interval::factors(&step.breakdown, &self.rates, self.job.arithmetic);
+        let [low, high] =
+            interval::factors(&step.breakdown, &self.rates, self.job.arithmetic, self.style.doubt);
         Ok(Estimate {
             step_time_s,
             step_time_low_s: step_time_s * low,

@@ -2,7 +2,7 @@
 //! and what stands in their place where a source is to be predicted without a look at its runs.
 
 use super::rates::Rates;
-use super::style::Style;
+use super::style::{NOTHING, Style};
 
 /// Something that was chosen with runs in view.
 #[derive(Clone, Copy, Debug)]
@@ -13,7 +13,16 @@ pub struct Choice {
     pub instead: &'static str,
     /// How the names of the tables begin whose runs were in view.
     pub seen: &'static [&'static str],
-    undo: fn(&mut Style, &mut Rates),
+    undo: Undo,
+}
+
+/// How a choice is taken back.
+#[derive(Clone, Copy, Debug)]
+enum Undo {
+    /// Of a release.
+    Style(fn(&mut Style)),
+    /// Of a device.
+    Rates(fn(&mut Rates)),
 }
 
 /// Tables of runs on A100.
@@ -23,67 +32,99 @@ const EAGER: &[&str] = &["bloom", "mosaicml", "nanotron", "nemo", "vtrain"];
 
 /// All of them. The spreads of the intervals are not among them: shares of runs in their intervals
 /// are always those of runs that were in view.
-pub const CHOICES: [Choice; 9] = [
+pub const CHOICES: [Choice; 14] = [
     Choice {
         name: "sustained clock of the A100, 0.95",
         instead: "1.0: the largest products of long runs are as fast as those of short ones \
                   (ml-engineering, MAMF)",
         seen: ON_A100,
-        undo: |_, rates| sustain(rates, "A100", 1.0),
+        undo: Undo::Rates(|rates| sustain(rates, "A100", 1.0)),
     },
     Choice {
         name: "sustained clock of the H100, 0.75",
         instead: "0.73: 1.4 to 1.5 of 1.98 GHz (He 2024)",
         seen: &["megatron_bridge", "nanotron"],
-        undo: |_, rates| sustain(rates, "H100", 0.73),
+        undo: Undo::Rates(|rates| sustain(rates, "H100", 0.73)),
     },
     Choice {
-        name: "sustained clock of B200 and GB200, 0.8",
-        instead: "0.73, as the H100's",
+        name: "sustained clock of the GB200, 0.8: the root of its power over the B200's",
+        instead: "0.73, as the H100's and the B200's",
         seen: &["megatron_bridge"],
-        undo: |_, rates| {
-            sustain(rates, "B200", 0.73);
-            sustain(rates, "GB200", 0.73);
-        },
+        undo: Undo::Rates(|rates| sustain(rates, "GB200", 0.73)),
     },
     Choice {
         name: "host of eager releases, 50 µs a launch",
         instead: "29 µs: LitGPT generates a token in 1 ms a layer, of some 35 launches",
         seen: EAGER,
-        undo: |style, _| {
+        undo: Undo::Style(|style| {
             style.host.forward_s = style.host.forward_s.min(5.8e-6);
             style.host.backward_s = style.host.backward_s.min(5.8e-6);
-        },
+        }),
     },
     Choice {
         name: "nanotron's hosts that poll, half of a core",
         instead: "none",
         seen: &["nanotron"],
-        undo: |style, _| style.host.polling_share = 0.0,
+        undo: Undo::Style(|style| style.host.polling_share = 0.0),
     },
     Choice {
         name: "nanotron's buckets, 256 MB",
         instead: "25 MiB: the default of PyTorch",
         seen: &["nanotron"],
-        undo: |style, _| style.bucket_bytes = style.bucket_bytes.min(26_214_400.0),
+        undo: Undo::Style(|style| style.bucket_bytes = style.bucket_bytes.min(26_214_400.0)),
     },
     Choice {
         name: "nanotron keeps gathered inputs",
         instead: "it gathers them again, as its code can since 2024",
         seen: &["nanotron"],
-        undo: |style, _| style.keeps_gathered = false,
+        undo: Undo::Style(|style| style.keeps_gathered = false),
     },
     Choice {
         name: "nanotron prints the memory of its first rank",
         instead: "of the fullest",
         seen: &["nanotron"],
-        undo: |style, _| style.prints_first = false,
+        undo: Undo::Style(|style| style.prints_first = false),
+    },
+    Choice {
+        name: "nanotron copies what it gathers piece by piece, 5 µs each",
+        instead: "its copies are not counted, as of no other release",
+        seen: &["nanotron"],
+        undo: Undo::Style(|style| style.copies_pieces = false),
+    },
+    Choice {
+        name: "nanotron's copies and masks around attention",
+        instead: "attention reads the product's result where it lies",
+        seen: &["nanotron"],
+        undo: Undo::Style(|style| style.around_attention = NOTHING),
+    },
+    Choice {
+        name: "nanotron's host takes four operations for a collective of `tp`",
+        instead: "one, as of Megatron-LM",
+        seen: &["nanotron"],
+        undo: Undo::Style(|style| style.tensor_operations = 1.0),
     },
     Choice {
         name: "reserve of BLOOM's runs, 6.4 GB",
         instead: "2 GB, as Megatron-LM",
         seen: &["bloom"],
-        undo: |style, _| style.reserve_bytes = style.reserve_bytes.min(2e9),
+        undo: Undo::Style(|style| style.reserve_bytes = style.reserve_bytes.min(2e9)),
+    },
+    Choice {
+        name: "BLOOM's runs print what their allocators hold",
+        instead: "what tensors hold",
+        seen: &["bloom"],
+        undo: Undo::Style(|style| style.printed_share = 0.0),
+    },
+    Choice {
+        name: "vTrain's vocabulary of 50,257 words and its loss in half precision",
+        instead: "the vocabulary of the row, and the loss of Megatron-LM",
+        seen: &["vtrain"],
+        undo: Undo::Style(|style| {
+            style.vocabulary = None;
+            style.loss_bytes = [38.0, 14.0];
+            style.loss_saved_bytes = 4.0;
+            style.loss_working_bytes = 8.0;
+        }),
     },
 ];
 
@@ -102,5 +143,19 @@ pub fn seen(table: &str) -> impl Iterator<Item = &'static Choice> {
 
 /// Takes back what was chosen with runs of a table in view.
 pub(super) fn set_aside(table: &str, style: &mut Style, rates: &mut Rates) {
-    seen(table).for_each(|choice| (choice.undo)(style, rates));
+    set_aside_of_style(table, style);
+    for choice in seen(table) {
+        if let Undo::Rates(undo) = choice.undo {
+            undo(rates);
+        }
+    }
+}
+
+/// Takes back what was chosen of a release.
+pub(super) fn set_aside_of_style(table: &str, style: &mut Style) {
+    for choice in seen(table) {
+        if let Undo::Style(undo) = choice.undo {
+            undo(style);
+        }
+    }
 }

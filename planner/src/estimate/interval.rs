@@ -11,8 +11,20 @@ const Z: f64 = 1.2816;
 /// Source: Sinha et al. 2022, the average variation of devices of one type on five clusters.
 const COMMON: f64 = 0.08;
 
+/// Relative spread of runs with routed experts: how a release sorts, pads and exchanges tokens
+/// changes from one to the next. Source: Megatron-Bridge's performance summaries, the same routed
+/// models on the same devices in four releases of a year.
+const ROUTED: f64 = 0.2;
+
 /// By which factors a step may be shorter and longer, so that four in five lie between.
-pub(super) fn factors(breakdown: &Breakdown, rates: &Rates, arithmetic: Arithmetic) -> [f64; 2] {
+///
+/// `doubt` is the relative spread of what is not known about the framework.
+pub(super) fn factors(
+    breakdown: &Breakdown,
+    rates: &Rates,
+    arithmetic: Arithmetic,
+    doubt: f64,
+) -> [f64; 2] {
     let total = breakdown.total_s();
     let variance: f64 = breakdown
         .parts()
@@ -30,7 +42,8 @@ pub(super) fn factors(breakdown: &Breakdown, rates: &Rates, arithmetic: Arithmet
             (seconds / total * spread).powi(2)
         })
         .sum();
-    let spread = (variance + COMMON * COMMON).sqrt();
+    let routed = if breakdown.expert_s > 0.0 { ROUTED } else { 0.0 };
+    let spread = (variance + COMMON.powi(2) + routed.powi(2) + doubt.powi(2)).sqrt();
     // Runs are rather slower than faster than their parts.
     [(-0.9 * Z * spread).exp(), (1.3 * Z * spread).exp()]
 }

@@ -10,7 +10,7 @@ use super::Job;
 use super::network::{Group, INNER_INTERFERENCE, Network};
 use super::price::{Inside, LayerPrice, Pass};
 use super::rates::{Arithmetic, Rates};
-use super::style::{AttentionKernel, Style};
+use super::style::{AttentionKernel, Selective, Style};
 use super::workload::{Cut, Item};
 
 /// What items are lowered with.
@@ -44,10 +44,41 @@ struct Lowered {
     backward_launches: f64,
     saved: f64,
     saved_attention: f64,
-    attention_launches: f64,
     working: f64,
     parameters: [f64; 2],
     tensors: f64,
+}
+
+/// What selective recomputation computes again, and does not keep.
+#[derive(Clone, Copy, Debug, Default)]
+struct Again {
+    pass: Pass,
+    launches: f64,
+    dropped_bytes: f64,
+}
+
+impl Again {
+    fn add(&mut self, selective: Selective, item: &Item, part: &Lowered) {
+        let is_attention = matches!(item, Item::Attention { .. });
+        match selective {
+            Selective::Attention if is_attention => {
+                self.pass += part.forward;
+                self.launches += part.forward_launches;
+                self.dropped_bytes += part.saved_attention;
+            }
+            Selective::Operations if !is_attention => {
+                // Every second product stays; so do sums over ranks, but not what is gathered.
+                self.pass += Pass {
+                    products_s: part.forward.products_s / 2.0,
+                    tensor_s: part.forward.tensor_s / 2.0,
+                    ..part.forward
+                };
+                self.launches += part.forward_launches;
+                self.dropped_bytes += part.saved / 2.0;
+            }
+            Selective::Attention | Selective::Operations => {}
+        }
+    }
 }
 
 /// How long a device waits for a host that needs `host_s` to give it the work of a pass.
@@ -65,25 +96,21 @@ impl Lowering<'_> {
     /// The price of items that run one after another. `width` is that of their input.
     pub(super) fn price(&self, items: &[Item], width: u32) -> LayerPrice {
         let mut sum = Lowered::default();
-        let mut attention = Pass::default();
+        let mut again = Again::default();
         let mut working: f64 = 0.0;
         for item in items {
             let part = self.item(item);
+            again.add(self.style.selective, item, &part);
             sum.forward += part.forward;
             sum.backward += part.backward;
             sum.weight_s += part.weight_s;
             sum.forward_launches += part.forward_launches;
             sum.backward_launches += part.backward_launches;
             sum.saved += part.saved;
-            sum.saved_attention += part.saved_attention;
             sum.tensors += part.tensors;
             sum.parameters[0] += part.parameters[0];
             sum.parameters[1] += part.parameters[1];
             working = working.max(part.working);
-            if matches!(item, Item::Attention { .. }) {
-                attention += part.forward;
-                sum.attention_launches += part.attention_launches;
-            }
         }
         let host = self.style.host;
         let wait = |mut pass: Pass, launches: f64, each_s: f64| {
@@ -106,10 +133,10 @@ impl Lowering<'_> {
             forward_late_s: late(&sum.forward, &forward, sum.forward_launches, host.forward_s),
             backward_late_s: late(&sum.backward, &backward, sum.backward_launches, host.backward_s),
             weight_s: sum.weight_s,
-            attention_again: wait(attention, sum.attention_launches, host.forward_s),
+            attention_again: wait(again.pass, again.launches, host.forward_s),
             forward_again: forward,
             saved_bytes: sum.saved,
-            saved_attention_bytes: sum.saved_attention,
+            saved_attention_bytes: again.dropped_bytes,
             tensors: sum.tensors,
             input_bytes: self.stream_tokens() * f64::from(width) * self.e(),
             working_bytes: working,
@@ -197,7 +224,11 @@ impl Lowering<'_> {
         let arithmetic = self.job.arithmetic;
         let time = |m, n, k| self.rates.product_s(arithmetic, [m, n, k, 1.0]);
         let products = |seconds| Pass { products_s: seconds, ..Pass::default() };
-        let weight_s = time(k, n, tokens) * self.rates.weight_factor;
+        let accumulated = self.style.accumulate_bytes * k * n;
+        let [inside, apart] =
+            if self.style.fuses_accumulation { [accumulated, 0.0] } else { [0.0, accumulated] };
+        let weight_s = self.rates.adding_product_s(arithmetic, [k, n, tokens, 1.0], inside)
+            * self.rates.weight_factor;
         let is_whole = cut == Cut::Rows || cut == Cut::Columns && self.style.keeps_gathered;
         let input = if is_whole { tokens * k } else { self.stream_tokens() * k };
         let mut lowered = Lowered {
@@ -217,9 +248,8 @@ impl Lowering<'_> {
             },
             ..Lowered::default()
         };
-        let accumulated = self.style.accumulate_bytes * k * n;
-        if accumulated > 0.0 {
-            lowered.backward += self.rows(accumulated);
+        if apart > 0.0 {
+            lowered.backward += self.rows(apart);
             lowered.backward_launches += 1.0;
         }
         if bias {
@@ -289,7 +319,6 @@ impl Lowering<'_> {
             }
         };
         lowered.saved += kept;
-        lowered.attention_launches = lowered.forward_launches;
         let group = self.context_group();
         if group.size > 1 {
             // Keys and values of all ranks are gathered; their gradients are reduced.
@@ -458,10 +487,14 @@ impl Lowering<'_> {
         let act = self.rates.rows_s(routed * (inner + f) * self.e());
         // Sorted by rank, then by expert, and back.
         let permute = self.rates.rows_s(routed * h * 2.0 * self.e()) * 4.0;
-        let cast = match arithmetic {
-            Arithmetic::F8 | Arithmetic::F4 => self.rates.rows_s(routed * (h + f) * 3.0),
+        let casts = match arithmetic {
+            Arithmetic::F8 | Arithmetic::F4 => 1.0,
             Arithmetic::F32 | Arithmetic::Tf32 | Arithmetic::Half => 0.0,
         };
+        // A loop launches two products forward and four backward for an expert; before each, a cast
+        // and the scales of both operands. Nothing is around these launches.
+        let alone = if self.style.product_per_expert { local } else { 0.0 };
+        let alone = alone / self.style.host.operations.max(1.0);
         let group = Group {
             size: u64::from(self.inside.ep),
             stride: if ep > 1.0 { 1 } else { self.inside.tp_stride },
@@ -479,11 +512,11 @@ impl Lowering<'_> {
         };
         let expert_parameters = local * h * (inner + f);
         Lowered {
-            forward: pass(forward + router, act + permute + cast, 2.0 * exchange),
-            backward: pass(backward + 2.0 * router, 2.0 * (act + cast) + permute, 2.0 * exchange),
+            forward: pass(forward + router, act + permute, 2.0 * exchange),
+            backward: pass(backward + 2.0 * router, 2.0 * act + permute, 2.0 * exchange),
             weight_s,
-            forward_launches: 30.0,
-            backward_launches: 38.0,
+            forward_launches: 30.0 + alone * (2.0 + 6.0 * casts),
+            backward_launches: 38.0 + alone * (4.0 + 10.0 * casts),
             saved: routed * self.e() * (h + inner + f) + tokens * h * self.e(),
             working: routed * h * self.e(),
             parameters: [h * f64::from(count), expert_parameters],

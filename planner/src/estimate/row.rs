@@ -8,7 +8,7 @@ mod words;
 use super::rates::Arithmetic;
 use super::style::{self, Style};
 use super::workload::{Item, Routed, Shape, Workload};
-use super::{Estimate, Estimator, Job};
+use super::{Estimate, Estimator, Job, chosen};
 use crate::cluster::Cluster;
 use crate::configuration::{Configuration, Recompute, Zero};
 use crate::machine::Machine;
@@ -86,7 +86,8 @@ impl Question {
         self.answer_blind_to("")
     }
 
-    /// Answers it without what was chosen with runs of a table in view.
+    /// Answers it without what was chosen with runs of a table in view; so has the row to be read
+    /// ([`read_blind_to`]).
     ///
     /// # Errors
     /// As [`Question::answer`].
@@ -104,9 +105,18 @@ impl Question {
 /// # Errors
 /// Why the row cannot be expressed, in words.
 pub fn read(row: &dyn Columns) -> Result<Question, String> {
+    read_blind_to("", row)
+}
+
+/// Reads a row without what was chosen with runs of a table in view ([`chosen`]).
+///
+/// # Errors
+/// As [`read`].
+pub fn read_blind_to(table: &str, row: &dyn Columns) -> Result<Question, String> {
     let mut reader = RowReader { row, defaults: Vec::new() };
     let mut shape = reader.shape()?;
-    let style = reader.style();
+    let mut style = reader.style();
+    chosen::set_aside_of_style(table, &mut style);
     if let Some(words) = style.vocabulary.filter(|words| *words != shape.vocab) {
         shape.vocab = words;
         reader.defaults.push(format!("vocab={words}"));

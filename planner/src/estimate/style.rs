@@ -6,7 +6,7 @@
 
 mod releases;
 
-pub use releases::{DEFAULT, OURS, STYLES, of_framework};
+pub use releases::{DEFAULT, NOTHING, OURS, STYLES, of_framework};
 
 use serde::Serialize;
 
@@ -36,6 +36,16 @@ pub enum Exchange {
     AtEnd,
     /// Beside computation.
     Overlapped,
+}
+
+/// What selective recomputation computes again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Selective {
+    /// The inside of attention (Korthikanti et al. 2022).
+    Attention,
+    /// Everything but the inside of attention and every second product.
+    Operations,
 }
 
 /// How long the host needs to give the device work.
@@ -118,6 +128,12 @@ pub struct Style {
     pub copies_pieces: bool,
     /// Bytes per parameter that adding a micro-batch's gradients reads and writes.
     pub accumulate_bytes: f64,
+    /// Whether the products that make gradients of weights add them to the sum themselves.
+    pub fuses_accumulation: bool,
+    /// What selective recomputation computes again.
+    pub selective: Selective,
+    /// Whether the host launches products, casts and scales for each expert of a rank alone.
+    pub product_per_expert: bool,
     /// Bytes of optimizer state of a parameter, master weight included.
     pub state_bytes: f64,
     /// Bytes that an update reads and writes per parameter, with clipping and casts.
@@ -156,6 +172,8 @@ pub struct Style {
     /// Bytes that an allocator holds in pieces that nothing asks for, for each byte that comes and
     /// goes: they count in what a run prints, and are given back before a run fails.
     pub printed_share: f64,
+    /// Relative spread of step times for what is not known of the release; 0 for one that is known.
+    pub doubt: f64,
     /// Where the facts are from.
     pub source: &'static str,
 }

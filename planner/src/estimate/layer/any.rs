@@ -51,7 +51,12 @@ impl Lowering<'_> {
         let time = |m, n, k| self.rates.product_s(self.job.arithmetic, [m, n, k, batch]);
         let products = |seconds| Pass { products_s: seconds, ..Pass::default() };
         let factor = if weighted { self.rates.weight_factor } else { 1.0 };
-        let second_s = time(k, n, rows) * factor;
+        let accumulated = if own { self.style.accumulate_bytes * k * n * batch } else { 0.0 };
+        let [inside, apart] =
+            if self.style.fuses_accumulation { [accumulated, 0.0] } else { [0.0, accumulated] };
+        let arithmetic = self.job.arithmetic;
+        let second_s =
+            self.rates.adding_product_s(arithmetic, [k, n, rows, batch], inside) * factor;
         let mut lowered = Lowered {
             forward: products(time(rows, n, k)),
             backward: products(time(rows, k, n) + second_s),
@@ -65,9 +70,8 @@ impl Lowering<'_> {
             tensors: if own { 1.0 } else { 0.0 },
             ..Lowered::default()
         };
-        let accumulated = if own { self.style.accumulate_bytes * k * n * batch } else { 0.0 };
-        if accumulated > 0.0 {
-            lowered.backward += self.rows(accumulated);
+        if apart > 0.0 {
+            lowered.backward += self.rows(apart);
             lowered.backward_launches += 1.0;
         }
         let [input, result] = widths;

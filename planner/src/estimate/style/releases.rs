@@ -1,6 +1,6 @@
 //! The releases whose runs can be predicted.
 
-use super::{AroundAttention, AttentionKernel, Exchange, Host, Style};
+use super::{AroundAttention, AttentionKernel, Exchange, Host, Selective, Style};
 
 /// An eager release of PyTorch under Python on a server core: 10 µs for an operation with its
 /// dispatch, autograd node and share of the interpreter, forward, and 9 µs backward. Five
@@ -24,7 +24,7 @@ const NO_HOST: Host = Host {
 };
 
 /// Attention kernels that read the product's result where it lies.
-const NOTHING: AroundAttention = AroundAttention {
+pub const NOTHING: AroundAttention = AroundAttention {
     forward_launches: 0.0,
     backward_launches: 0.0,
     forward_bytes: 0.0,
@@ -59,6 +59,9 @@ pub const OURS: Style = Style {
     pieces_per_layer: 1.0,
     copies_pieces: false,
     accumulate_bytes: 8.0,
+    fuses_accumulation: false,
+    selective: Selective::Attention,
+    product_per_expert: false,
     state_bytes: 12.0,
     update_bytes: 30.0,
     tensor_hidden: 0.0,
@@ -77,6 +80,7 @@ pub const OURS: Style = Style {
     prints_first: false,
     reserve_bytes: 1.0e9,
     printed_share: 0.0,
+    doubt: 0.0,
     source: "this compiler",
 };
 
@@ -105,6 +109,9 @@ const MEGATRON_2020: Style = Style {
     pieces_per_layer: 1.0,
     copies_pieces: false,
     accumulate_bytes: 6.0,
+    fuses_accumulation: false,
+    selective: Selective::Attention,
+    product_per_expert: false,
     state_bytes: 16.0,
     update_bytes: 48.0,
     tensor_hidden: 0.0,
@@ -123,6 +130,7 @@ const MEGATRON_2020: Style = Style {
     prints_first: false,
     reserve_bytes: 2.0e9,
     printed_share: 0.0,
+    doubt: 0.0,
     source: "github.com/NVIDIA/Megatron-LM v1.1: README.md, megatron/model/transformer.py",
 };
 
@@ -140,6 +148,7 @@ const MEGATRON_2022: Style = Style {
     name: "megatron-2022",
     // Gradients of weights are added in the product itself, and all-reduces run beside it.
     accumulate_bytes: 4.0,
+    fuses_accumulation: true,
     tensor_backward_hidden: 0.9,
     usual_sequence_parallel: true,
     // `deallocate_output_tensor` frees what was sent.
@@ -172,6 +181,7 @@ const NEMO: Style = Style {
     gradient_bytes: 2.0,
     exchange_bytes: 2.0,
     accumulate_bytes: 10.0,
+    fuses_accumulation: false,
     gradients: Exchange::Overlapped,
     // conf/training/gpt3/*.yaml: activations_checkpoint_granularity: selective.
     usual_recompute: "attention",
@@ -197,12 +207,23 @@ const MEGATRON_BRIDGE: Style = Style {
     tensor_operations: 1.0,
     usual_sequence_parallel: true,
     sends_hidden: true,
+    // `GroupedLinear` of Transformer Engine: casts and products in a loop over experts.
+    product_per_expert: true,
     // Its guide to dispatchers: DeepEP on Hopper and B200, whatever crosses nodes.
     experts_once: true,
     // Recipes shard the optimizer.
     usual_zero: 1,
     source: "github.com/NVIDIA-NeMo/Megatron-Bridge, performance guide and summary",
     ..MEGATRON_2022
+};
+
+/// The same with its container 25.09, whose routed runs drop tokens: their shapes stand, and they
+/// are launched as graphs.
+const MEGATRON_BRIDGE_2509: Style = Style {
+    name: "megatron-bridge-25.09",
+    product_per_expert: false,
+    source: "github.com/NVIDIA-NeMo/Megatron-Bridge, performance summary, archive",
+    ..MEGATRON_BRIDGE
 };
 
 /// llm-foundry with Composer and FSDP, 2023.
@@ -231,6 +252,9 @@ const LLM_FOUNDRY: Style = Style {
     pieces_per_layer: 1.0,
     copies_pieces: false,
     accumulate_bytes: 0.0,
+    fuses_accumulation: false,
+    selective: Selective::Attention,
+    product_per_expert: false,
     // The sharded master weights are the only ones that stay: 2 of their 4 bytes count as weights.
     state_bytes: 10.0,
     update_bytes: 40.0,
@@ -250,6 +274,7 @@ const LLM_FOUNDRY: Style = Style {
     prints_first: false,
     reserve_bytes: 1.5e9,
     printed_share: 0.0,
+    doubt: 0.0,
     source: "github.com/mosaicml/llm-foundry scripts/train/benchmarking",
 };
 
@@ -263,9 +288,22 @@ const TORCH_FSDP: Style = Style {
     loss_bytes: [10.0, 8.0],
     // Compiled blocks are a few calls each.
     host: Host { operations: 2.0, ..EAGER },
+    // torchtitan's `selective_ac_option = "op"`, its usual one.
+    selective: Selective::Operations,
     usual_recompute: "attention",
     source: "github.com/pytorch/torchtitan; github.com/foundation-model-stack/fms-fsdp",
     ..LLM_FOUNDRY
+};
+
+/// NeMo AutoModel: PyTorch's own sharding around Transformer Engine.
+const AUTOMODEL: Style = Style {
+    name: "automodel",
+    attention: AttentionKernel::FlashBest,
+    // DeepEP sends a token once to a node.
+    experts_once: true,
+    usual_recompute: "none",
+    source: "github.com/NVIDIA-NeMo/Automodel, docs/performance-summary.md",
+    ..TORCH_FSDP
 };
 
 /// MaxText and other programs of XLA on GPUs: compiled whole, attention of the vendor's library.
@@ -327,6 +365,9 @@ const NANOTRON: Style = Style {
     // `reduce_scatter_coalesced`, `all_gather_coalesced`.
     copies_pieces: true,
     accumulate_bytes: 10.0,
+    fuses_accumulation: false,
+    selective: Selective::Attention,
+    product_per_expert: false,
     state_bytes: 12.0,
     update_bytes: 40.0,
     tensor_hidden: 0.0,
@@ -345,6 +386,7 @@ const NANOTRON: Style = Style {
     prints_first: true,
     reserve_bytes: 0.0,
     printed_share: 0.0,
+    doubt: 0.0,
     source: "github.com/huggingface/nanotron; The Ultra-Scale Playbook",
 };
 
@@ -363,10 +405,11 @@ const VTRAIN: Style = Style {
 };
 
 /// What an unknown framework is taken for: Megatron-LM with Transformer Engine, which most run now.
-pub const DEFAULT: Style = MEGATRON_BRIDGE;
+/// Chosen: the doubt. One release differs from the next of the same framework by a fifth.
+pub const DEFAULT: Style = Style { doubt: 0.2, ..MEGATRON_BRIDGE };
 
 /// All styles, ours first.
-pub const STYLES: [Style; 13] = [
+pub const STYLES: [Style; 15] = [
     OURS,
     MEGATRON_2020,
     MEGATRON_2021,
@@ -374,8 +417,10 @@ pub const STYLES: [Style; 13] = [
     MEGATRON_DEEPSPEED,
     NEMO,
     MEGATRON_BRIDGE,
+    MEGATRON_BRIDGE_2509,
     LLM_FOUNDRY,
     TORCH_FSDP,
+    AUTOMODEL,
     XLA,
     DEEPSPEED,
     NANOTRON,
@@ -393,13 +438,22 @@ pub fn of_framework(name: &str) -> Option<Style> {
     } else if has("foundry") || has("composer") || has("mosaic") {
         LLM_FOUNDRY
     } else if has("bridge") {
-        MEGATRON_BRIDGE
+        if has("25.09") { MEGATRON_BRIDGE_2509 } else { MEGATRON_BRIDGE }
+    } else if has("automodel") {
+        AUTOMODEL
     } else if has("nemo") {
-        NEMO
+        // Since 24.01 it runs Megatron-Core with Transformer Engine.
+        let is_old = has("launcher") || has("nemo 22") || has("nemo 23") || has("nemo-megatron");
+        if is_old { NEMO } else { MEGATRON_BRIDGE }
     } else if ["titan", "fsdp", "torchtune", "olmo", "litgpt", "lightning"].iter().any(|n| has(n)) {
         TORCH_FSDP
     } else if has("maxtext") || has("jax") || has("xla") {
         XLA
+    } else if has("neox") {
+        // Megatron-LM's layers under DeepSpeed; launches do not wait.
+        Style { name: "neox", usual_zero: 1, ..MEGATRON_2021 }
+    } else if has("megascale") {
+        MEGATRON_BRIDGE
     } else if has("megatron-deepspeed") {
         MEGATRON_DEEPSPEED
     } else if has("zero-3") || has("deepspeed") {
