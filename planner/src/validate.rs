@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use crate::estimate::step::Breakdown;
+
 /// A measured run with its prediction.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Compared {
@@ -28,6 +30,8 @@ pub struct Compared {
     pub fits: bool,
     /// What the row left open.
     pub defaults: Vec<String>,
+    /// Where the predicted time goes.
+    pub breakdown: Breakdown,
 }
 
 impl Compared {
@@ -208,6 +212,7 @@ mod tests {
             predicted_gib: 0.0,
             fits: true,
             defaults: Vec::new(),
+            breakdown: Breakdown::default(),
         }
     }
 

@@ -130,8 +130,9 @@ fn compare(runs: &Runs, texts: &csv::StringRecord, blind: bool) -> Outcome {
     let run = Run { columns: &runs.columns, texts };
     let source = ["file", "framework"].map(|column| run.text(column));
     let source = source.into_iter().find(|text| !text.is_empty()).unwrap_or("");
-    let found = row::read(&run).and_then(|question| {
-        let estimate = question.answer_blind_to(if blind { source } else { "" })?;
+    let table = if blind { source } else { "" };
+    let found = row::read_blind_to(table, &run).and_then(|question| {
+        let estimate = question.answer_blind_to(table)?;
         Ok((question, estimate))
     });
     let (question, estimate) = match found {
@@ -156,6 +157,7 @@ fn compare(runs: &Runs, texts: &csv::StringRecord, blind: bool) -> Outcome {
         predicted_gib: estimate.printed_memory.total_bytes() / GIB,
         fits: peak_bytes <= question.cluster.device.memory_bytes.value,
         defaults: question.defaults,
+        breakdown: estimate.breakdown,
     }))
 }
 
@@ -326,6 +328,7 @@ fn document(runs: &Runs, outcomes: &[Outcome], blind: bool) -> Value {
                 "time_error": row.time_error(),
                 "memory_error": row.memory_error(),
                 "defaults": row.defaults,
+                "breakdown": row.breakdown,
             })
         })
         .collect();

@@ -12,7 +12,6 @@ mod ops;
 
 mod artefact;
 mod check;
-mod chunks;
 mod cli;
 mod gpt2;
 mod graphs;

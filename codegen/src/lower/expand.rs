@@ -10,20 +10,19 @@ use kernels::kernel::{Copy, CopyLoop, Line, Lines, LoopAB, LoopABC, LoopAC, Loop
 
 use super::Lower;
 use crate::catalogue::{look_up, row_major};
-use crate::refusal::Refusal;
 
 impl Lower<'_> {
-    fn sizes(&self, value: ValueId) -> Result<Vec<usize>, Refusal> {
-        self.ty(value).sizes().ok_or_else(|| "a local size is open".into())
+    fn sizes(&self, value: ValueId) -> Result<Vec<usize>, String> {
+        self.ty(value).sizes().ok_or_else(|| "a local size is open".to_owned())
     }
 
-    pub(super) fn scratch(&mut self, name: &str, elements: usize, dtype: DType) -> Ref {
+    fn scratch(&mut self, name: &str, elements: usize, dtype: DType) -> Ref {
         self.locals.push((name.to_owned(), elements as u64 * dtype.size()));
         Ref::Local(self.locals.len() as u32 - 1)
     }
 
     /// Operands side by side.
-    pub(super) fn concatenate(&mut self, node: &Node, dim: usize) -> Result<(), Refusal> {
+    pub(super) fn concatenate(&mut self, node: &Node, dim: usize) -> Result<(), String> {
         let whole = row_major(&self.sizes(node.result())?);
         let (to, mut first) = (self.home(node.result()), 0);
         for operand in &node.operands {
@@ -51,9 +50,9 @@ impl Lower<'_> {
     }
 
     /// A copy of the table, then the rows that are replaced.
-    pub(super) fn replace(&mut self, node: &Node, dim: usize, start: i64) -> Result<(), Refusal> {
+    pub(super) fn replace(&mut self, node: &Node, dim: usize, start: i64) -> Result<(), String> {
         let [x, ids, updates] = node.operands[..] else {
-            return Err("a scatter has three operands".into());
+            return Err("a scatter has three operands".to_owned());
         };
         let table = look_up(self.ty(x), self.ty(ids), dim, start, true)?;
         let (from, to) = (self.home(x), self.home(node.result()));
@@ -64,7 +63,7 @@ impl Lower<'_> {
     }
 
     /// Lines along several dims: dims that lie side by side are one.
-    pub(super) fn along(&mut self, node: &Node, dims: &[usize], how: Line) -> Result<(), Refusal> {
+    pub(super) fn along(&mut self, node: &Node, dims: &[usize], how: Line) -> Result<(), String> {
         let x = node.operands[0];
         let dtype = self.ty(x).dtype;
         let mut sizes = self.sizes(x)?;
@@ -98,9 +97,9 @@ impl Lower<'_> {
     ///
     /// Legend: N samples, g groups, C and O channels of one, X, P, K, Y points of the image, of the
     /// copy, of a kernel and of the result.
-    pub(super) fn convolve(&mut self, node: &Node, c: &Convolution) -> Result<(), Refusal> {
+    pub(super) fn convolve(&mut self, node: &Node, c: &Convolution) -> Result<(), String> {
         let [x, w] = node.operands[..] else {
-            return Err("a convolution has two operands".into());
+            return Err("a convolution has two operands".to_owned());
         };
         let (image, kernel) = (self.sizes(x)?, self.sizes(w)?);
         let result = self.sizes(node.result())?;

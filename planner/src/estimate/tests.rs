@@ -1,3 +1,5 @@
+mod unseen;
+
 use super::row::{self, Columns};
 use super::workload::Shape;
 use super::*;
@@ -210,7 +212,11 @@ impl Columns for Run {
 }
 
 fn runs() -> Vec<Run> {
-    let mut reader = csv::Reader::from_reader(RUNS.as_bytes());
+    read_runs(RUNS)
+}
+
+fn read_runs(text: &str) -> Vec<Run> {
+    let mut reader = csv::Reader::from_reader(text.as_bytes());
     let columns: Vec<String> = reader.headers().unwrap().iter().map(str::to_owned).collect();
     let run = |texts: csv::Result<_>| Run { columns: columns.clone(), texts: texts.unwrap() };
     reader.records().map(run).collect()
@@ -218,9 +224,13 @@ fn runs() -> Vec<Run> {
 
 /// The runs whose source begins so, predicted.
 fn predicted(source: &str) -> Vec<Compared> {
-    let runs = runs().into_iter().filter(|run| run.text("file").starts_with(source));
-    let compare = |run: Run| {
-        let question = row::read(&run).unwrap();
+    predicted_of(&runs(), source)
+}
+
+fn predicted_of(runs: &[Run], source: &str) -> Vec<Compared> {
+    let runs = runs.iter().filter(|run| run.text("file").starts_with(source));
+    let compare = |run: &Run| {
+        let question = row::read(run).unwrap();
         let estimate = question.answer().unwrap();
         let sum: f64 = estimate.breakdown.parts().iter().map(|part| part.1).sum();
         assert!((sum / estimate.step_time_s - 1.0).abs() < 1e-9, "the parts add up");
@@ -236,6 +246,7 @@ fn predicted(source: &str) -> Vec<Compared> {
             predicted_gib: estimate.printed_memory.total_bytes() / 1_073_741_824.0,
             fits: true,
             defaults: question.defaults,
+            breakdown: estimate.breakdown,
         }
     };
     runs.map(compare).collect()
