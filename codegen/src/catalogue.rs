@@ -10,6 +10,7 @@ use kernels::kernel::{
 };
 use kernels::rows::{Access, Instr, Output, ReduceOp, RowInput, Rows};
 
+use crate::refusal::Refusal;
 use crate::tile::digits;
 
 /// Composites that have a kernel of their own; all others are inlined before planning.
@@ -43,7 +44,7 @@ pub fn kernel_of_op(
     operands: &[&TensorType],
     result: &TensorType,
     add: bool,
-) -> Result<Kernel, String> {
+) -> Result<Kernel, Refusal> {
     let sizes = result.sizes().ok_or("a local size is open")?;
     match op {
         Op::Contract(einsum) => Ok(Kernel::Product(product(einsum, operands, &sizes, result, add))),
@@ -81,8 +82,12 @@ pub fn kernel_of_op(
         Op::DynamicSlice { dim, .. } => {
             Ok(Kernel::Take(window(operands[0], result, operands[1], *dim)?))
         }
-        _ => Err(format!("there is no kernel for `{}` yet", ir::infer::name(op))),
+        _ => Err(lacking(format!("there is no kernel for `{}` yet", ir::infer::name(op)))),
     }
+}
+
+fn lacking(why: String) -> Refusal {
+    Refusal::NoKernel(why)
 }
 
 pub(crate) fn row_major(sizes: &[usize]) -> Vec<usize> {
@@ -143,11 +148,11 @@ pub(crate) fn look_up(
     dim: usize,
     start: i64,
     accumulate: bool,
-) -> Result<Gather, String> {
+) -> Result<Gather, Refusal> {
     let sizes = table.sizes().ok_or("a table's size is open")?;
     let base = usize::try_from(start).map_err(|_| format!("a table starts at id {start}"))?;
     if ids.dtype != DType::I32 {
-        return Err(format!("ids of {} have no kernel yet: use i32", ids.dtype));
+        return Err(lacking(format!("ids of {} have no kernel yet: use i32", ids.dtype)));
     }
     Ok(Gather {
         outer: sizes[..dim].iter().product(),
@@ -167,7 +172,7 @@ fn lines(
     merged: usize,
     result: usize,
     how: Line,
-) -> Result<Kernel, String> {
+) -> Result<Kernel, Refusal> {
     let sizes = x.sizes().ok_or("a local size is open")?;
     Ok(Kernel::Lines(Lines {
         outer: sizes[..dim].iter().product(),
@@ -192,7 +197,7 @@ fn reduction(combiner: Combiner) -> ReduceOp {
 }
 
 /// Windows that overlap where they read.
-fn unfold(w: Windows, operand: &TensorType, result: &TensorType) -> Result<Copy, String> {
+fn unfold(w: Windows, operand: &TensorType, result: &TensorType) -> Result<Copy, Refusal> {
     let open = "a local size is open";
     let (from, to) = (operand.sizes().ok_or(open)?, result.sizes().ok_or(open)?);
     let mut source = row_major(&from);
@@ -202,11 +207,11 @@ fn unfold(w: Windows, operand: &TensorType, result: &TensorType) -> Result<Copy,
 }
 
 /// Elements of another type.
-fn cast(from: DType, to: DType, sizes: &[usize]) -> Result<Rows, String> {
+fn cast(from: DType, to: DType, sizes: &[usize]) -> Result<Rows, Refusal> {
     let known =
         |dtype| matches!(dtype, DType::F32 | DType::F64 | DType::I32 | DType::U32 | DType::Bool);
     if !known(from) || !known(to) {
-        return Err(format!("there is no kernel that casts {from} to {to} yet"));
+        return Err(lacking(format!("there is no kernel that casts {from} to {to} yet")));
     }
     let count = sizes.iter().product();
     let access = Access::full(1, count);
@@ -256,9 +261,10 @@ pub(crate) fn window(
     part: &TensorType,
     position: &TensorType,
     dim: usize,
-) -> Result<Window, String> {
+) -> Result<Window, Refusal> {
     if position.dtype != DType::I32 {
-        return Err(format!("positions of {} have no kernel yet: use i32", position.dtype));
+        let dtype = position.dtype;
+        return Err(lacking(format!("positions of {dtype} have no kernel yet: use i32")));
     }
     let whole = whole.sizes().ok_or("a local size is open")?;
     let len = part.sizes().ok_or("a local size is open")?[dim];
@@ -286,24 +292,24 @@ fn repeat(new: &[usize], sizes: &[usize], dtype: DType) -> Copy {
     copy(loops, 0, dtype)
 }
 
-fn loops_of(sizes: &[usize], source: &[usize], target: &[usize]) -> Vec<CopyLoop> {
+pub(crate) fn loops_of(sizes: &[usize], source: &[usize], target: &[usize]) -> Vec<CopyLoop> {
     let strides = source.iter().zip(target);
     let loops = sizes.iter().zip(strides);
     loops.map(|(size, (s, t))| CopyLoop { size: *size, source: *s, target: *t }).collect()
 }
 
-fn cut(
+pub(crate) fn cut(
     operand: &TensorType,
     dim: usize,
     start: usize,
     sizes: &[usize],
     dtype: DType,
-) -> Result<Copy, String> {
+) -> Result<Copy, Refusal> {
     let source = row_major(&operand.sizes().ok_or("a local size is open")?);
     Ok(copy(loops_of(sizes, &source, &row_major(sizes)), start * source[dim], dtype))
 }
 
-fn permute(operand: &TensorType, perm: &[usize], dtype: DType) -> Result<Copy, String> {
+fn permute(operand: &TensorType, perm: &[usize], dtype: DType) -> Result<Copy, Refusal> {
     let from = operand.sizes().ok_or("a local size is open")?;
     let strides = row_major(&from);
     let sizes: Vec<usize> = perm.iter().map(|p| from[*p]).collect();
@@ -311,7 +317,7 @@ fn permute(operand: &TensorType, perm: &[usize], dtype: DType) -> Result<Copy, S
     Ok(copy(loops_of(&sizes, &source, &row_major(&sizes)), 0, dtype))
 }
 
-fn pad(operand: &TensorType, dim: usize, before: usize, sizes: &[usize]) -> Result<Copy, String> {
+fn pad(operand: &TensorType, dim: usize, before: usize, sizes: &[usize]) -> Result<Copy, Refusal> {
     let from = operand.sizes().ok_or("a local size is open")?;
     let target = row_major(sizes);
     Ok(Copy {
@@ -329,7 +335,7 @@ pub fn kernel_of_composite(
     name: &str,
     attributes: &Attributes,
     function: &Function,
-) -> Result<Kernel, String> {
+) -> Result<Kernel, Refusal> {
     match name {
         "attention" => Ok(Kernel::Attention(attention(attributes, function, false)?)),
         "attention_bwd" => Ok(Kernel::AttentionBwd(attention(attributes, function, false)?)),
@@ -341,7 +347,7 @@ pub fn kernel_of_composite(
             ..attention(attributes, function, false)?
         })),
         "rope" => Ok(Kernel::Rope(rope(attributes, function)?)),
-        _ => Err(format!("there is no kernel for the composite `{name}` yet")),
+        _ => Err(lacking(format!("there is no kernel for the composite `{name}` yet"))),
     }
 }
 
@@ -354,7 +360,7 @@ fn attention(
     attributes: &Attributes,
     function: &Function,
     dropout: bool,
-) -> Result<Attention, String> {
+) -> Result<Attention, Refusal> {
     let (q, k) = (sizes_of(function, "q")?, sizes_of(function, "k")?);
     let number = |name: &str| attributes.get(name).copied().unwrap_or(0.0);
     let whole = |name: &str| number(name) as usize;
@@ -392,7 +398,7 @@ fn attention(
     })
 }
 
-fn rope(attributes: &Attributes, function: &Function) -> Result<Rope, String> {
+fn rope(attributes: &Attributes, function: &Function) -> Result<Rope, Refusal> {
     let x = sizes_of(function, "x")?;
     let theta = attributes.get("theta").copied().unwrap_or(10_000.0);
     let frequency = |pair: usize| theta.powf(-2.0 * pair as f64 / x[3] as f64);

@@ -9,6 +9,7 @@ use std::rc::Rc;
 use ir::{TensorType, ValueId};
 
 use crate::calls::{Call, Calls, Operand};
+use crate::refusal::Refusal;
 use crate::routines::Layer;
 
 /// The values that calls before the call `at` make and calls from there on take, in order.
@@ -25,8 +26,8 @@ pub(crate) fn relayed(
     calls: &Calls,
     own: &[Call],
     [arriving, leaving]: &[Vec<ValueId>; 2],
-    layer: &mut impl FnMut(&Call, &[bool]) -> Result<Rc<Layer>, String>,
-) -> Result<Vec<(ValueId, TensorType)>, String> {
+    layer: &mut impl FnMut(&Call, &[bool]) -> Result<Rc<Layer>, Refusal>,
+) -> Result<Vec<(ValueId, TensorType)>, Refusal> {
     let mut relayed = Vec::new();
     for value in arriving.iter().filter(|value| leaving.contains(value)) {
         let producer = calls.calls.iter().find(|call| call.results.contains(value));

@@ -13,6 +13,7 @@ use ir::{Function, Module, Plan, TensorType};
 use crate::calls::{Call, Calls};
 use crate::partition::Place;
 use crate::prepare::evaluation_name;
+use crate::refusal::Refusal;
 use crate::routines::{Layer, Layers};
 use crate::store::Store;
 
@@ -61,13 +62,13 @@ impl<'a> Evaluation<'a> {
         maker: &mut Maker<'_, '_>,
         own: &'a [Call],
         training: &[Call],
-    ) -> Result<Evaluation<'a>, String> {
+    ) -> Result<Evaluation<'a>, Refusal> {
         let mut evaluation = Evaluation { own, layers: BTreeMap::new() };
         for (call, trained) in own.iter().zip(training) {
             let name = call.function.as_str();
             if call.function != trained.function && !evaluation.layers.contains_key(name) {
                 let layer = maker.layer(name, &trained.function);
-                let why = |why| format!("{why}, evaluating `@{name}`");
+                let why = |why: Refusal| why.map(|why| format!("{why}, evaluating `@{name}`"));
                 evaluation.layers.insert(name, layer.map_err(why)?);
             }
         }
@@ -92,7 +93,7 @@ pub(crate) struct Maker<'m, 'l> {
 }
 
 impl Maker<'_, '_> {
-    fn layer(&mut self, name: &str, trained: &str) -> Result<Forward, String> {
+    fn layer(&mut self, name: &str, trained: &str) -> Result<Forward, Refusal> {
         let find = |name| self.module.function(name).ok_or("there is no such layer");
         let (function, training) = (find(name)?, find(trained)?);
         let layer = &self.trained[trained];
@@ -109,7 +110,7 @@ impl Maker<'_, '_> {
             f.results[..function.results.len()].iter().map(|r| f.ty(*r).clone()).collect()
         };
         if types(local) != types(&layer.halves.forward) {
-            return Err(format!("its results are not those of `@{trained}`"));
+            return Err(format!("its results are not those of `@{trained}`").into());
         }
         let params = params(function, training)?;
         let frame_bytes = routine.frame_bytes;

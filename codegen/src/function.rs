@@ -42,7 +42,8 @@ pub fn compile_function(module: &Module, name: &str) -> Result<Compiled, Diagnos
         return Err(refused(format!("there is no kernel for the type of `%{}`", value.name)));
     }
     let mut table = KernelTable::default();
-    let made = routine(function, &module, &[], &[], &mut table).map_err(refused)?;
+    let made = routine(function, &module, &[], &[], &mut table);
+    let made = made.map_err(|why| refused(why.to_string()))?;
     for kernel in &table.kernels {
         kernels::verify::verify(kernel).map_err(|why| refused(format!("{kernel}: {why}")))?;
     }

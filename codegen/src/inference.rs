@@ -14,6 +14,7 @@ use crate::calls::{Call, Calls, Operand};
 use crate::compile::Compiled;
 use crate::lower::KernelTable;
 use crate::partition::{Place, partition_for_output};
+use crate::refusal::Refusal;
 use crate::routines::routine;
 use crate::store::{BufferId, Store};
 use crate::weights::weight_places;
@@ -62,12 +63,8 @@ pub fn compile_entries(entries: &[Forward<'_>], plan: &Plan) -> Result<Compiled,
         for tensor in 0..plan.mesh.tp {
             let program = program(entries, &calls, plan, [stage, tensor], &mut table);
             programs.push(program.map_err(|why| {
-                Diagnostic::error(
-                    crate::lower::refusal_code(&why),
-                    Span::of(plan.model.clone()),
-                    why,
-                )
-                .note(format!("compiling stage {stage}, tensor-parallel rank {tensor}"))
+                Diagnostic::error(why.code(), Span::of(plan.model.clone()), why.to_string())
+                    .note(format!("compiling stage {stage}, tensor-parallel rank {tensor}"))
             })?);
         }
     }
@@ -80,12 +77,14 @@ fn program(
     plan: &Plan,
     [stage, tensor]: [usize; 2],
     table: &mut KernelTable,
-) -> Result<Program, String> {
+) -> Result<Program, Refusal> {
     let mut weights = None;
     for (forward, calls) in entries.iter().zip(calls) {
         let here = weight_places(forward.module, calls, plan, stage, tensor)?;
         if weights.get_or_insert_with(|| here.clone()) != &here {
-            return Err(format!("`{}` has other weights than the entry before", forward.name));
+            return Err(
+                format!("`{}` has other weights than the entry before", forward.name).into()
+            );
         }
     }
     let store = Store::new(weights.unwrap_or_default(), None, plan.dtype);
@@ -107,7 +106,8 @@ fn program(
     let mut compiled = Vec::new();
     for (forward, calls) in entries.iter().zip(calls) {
         let entry = Work::new(&mut class, forward, calls)?.entry();
-        compiled.push(entry.map_err(|why| format!("{why}, in `{}`", forward.name))?);
+        let name = &forward.name;
+        compiled.push(entry.map_err(|why| why.map(|why| format!("{why}, in `{name}`")))?);
     }
     let steps = [Vec::new(), Vec::new()];
     Ok(class.store.into_program(&plan.model, [stage, tensor], steps, compiled))
@@ -153,12 +153,12 @@ impl<'a, 'c> Work<'a, 'c> {
         class: &'c mut Class<'a>,
         forward: &'c Forward<'c>,
         calls: &'c Calls,
-    ) -> Result<Work<'a, 'c>, String> {
+    ) -> Result<Work<'a, 'c>, Refusal> {
         let ends = &class.plan.stage_ends;
         let begin = if class.stage == 0 { 0 } else { ends[class.stage - 1] };
         if ends.last() != Some(&calls.calls.len()) {
             let (calls, last) = (calls.calls.len(), ends.last().copied().unwrap_or(0));
-            return Err(format!("stages end at call {last} of {calls}"));
+            return Err(format!("stages end at call {last} of {calls}").into());
         }
         let own = &calls.calls[begin..ends[class.stage]];
         Ok(Work {
@@ -174,7 +174,7 @@ impl<'a, 'c> Work<'a, 'c> {
     }
 
     /// The entry's instructions. Its moments are: the arrival, each call, the departure.
-    fn entry(mut self) -> Result<Entry, String> {
+    fn entry(mut self) -> Result<Entry, Refusal> {
         for call in self.own {
             if !self.layers.contains_key(call.function.as_str()) {
                 let layer = self.layer(call)?;
@@ -204,7 +204,7 @@ impl<'a, 'c> Work<'a, 'c> {
     }
 
     /// Partitions, fuses and lowers the layer of a call.
-    fn layer(&mut self, call: &Call) -> Result<Layer, String> {
+    fn layer(&mut self, call: &Call) -> Result<Layer, Refusal> {
         let Forward { module, .. } = self.forward;
         let function = module.function(&call.function);
         let function = function.ok_or_else(|| format!("there is no layer `@{}`", call.function))?;

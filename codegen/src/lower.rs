@@ -2,23 +2,26 @@
 
 mod expand;
 mod group;
+mod pieces;
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use ir::op::Collective;
 use ir::program::{Exchange, Group, Instruction, LocalBuffer, Ref, Routine};
+use ir::sharding::Layout;
 use ir::{Axis, Function, Kind, Module, Node, Op, TensorType, ValueId};
 use kernels::kernel::Line;
 use kernels::rows::{Access, Instr, Output, RowInput, Rows};
-use kernels::{Kernel, ProductPart, Products};
+use kernels::{Kernel, Pointwise, ProductPart, Products, Source};
 
 use crate::arena::{Lifetime, pack};
 use crate::catalogue;
-use crate::epilogue::Epilogue;
+use crate::chunk::Chunks;
+use crate::refusal::Refusal;
 use crate::tile::lower_kernel;
 use crate::update::Update;
-use group::{Turn, turns};
+use group::{Member, Turn, turns};
 
 /// The kernels of an artefact, each once.
 #[derive(Clone, Debug, Default)]
@@ -41,37 +44,27 @@ impl KernelTable {
     }
 }
 
-/// What every sentence about an op without a kernel says.
-const NO_KERNEL: &str = "no kernel";
-
-/// The code of a diagnostic that says which ops have no kernel.
-pub const CODE_NO_KERNEL: &str = "E2003";
-
-/// The code of a diagnostic that says why a function cannot be compiled: [`CODE_NO_KERNEL`] where a
-/// kernel is missing, else `E2002`.
-pub fn refusal_code(why: &str) -> &'static str {
-    if why.contains(NO_KERNEL) { CODE_NO_KERNEL } else { "E2002" }
-}
-
 /// Lowers a fused function. Its slots are the parameters, then the results; a result that
 /// `accumulate` marks is added to what its slot holds. A result for which `in_place` names a
-/// parameter updates it: both slots are one buffer.
+/// parameter updates it: both slots are one buffer. What `chunks` are called for runs in pieces.
 ///
 /// # Errors
-/// Sentences that name all ops for which there is no kernel, and their nodes.
-pub fn lower_routine(
+/// All that has no kernel, with the nodes that need one.
+pub(crate) fn lower_routine(
     function: &Function,
     module: &Module,
+    chunks: Option<&Chunks>,
     accumulate: &[bool],
     in_place: &[Option<usize>],
     table: &mut KernelTable,
-) -> Result<Routine, String> {
+) -> Result<Routine, Refusal> {
     let mut lower = Lower::new(function, module, table);
+    lower.chunks = chunks;
     lower.in_place = in_place.to_vec();
     lower.assign_slots(accumulate);
     // All that has no kernel is said at once, with the nodes that each sentence is about.
-    let mut wrong: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for (node, turn) in function.nodes.iter().zip(turns(function)) {
+    let mut wrong: BTreeMap<Refusal, Vec<String>> = BTreeMap::new();
+    for (node, turn) in function.nodes.iter().zip(turns(function, module)) {
         let done = match turn {
             Turn::Alone => lower.node(node),
             Turn::Together(members) => lower.products(&members),
@@ -82,11 +75,11 @@ pub fn lower_routine(
             wrong.entry(why).or_default().push(format!("`%{name}`"));
         }
     }
-    if !wrong.is_empty() {
-        let sentence = |(why, nodes): (&String, &Vec<String>)| {
-            format!("{why}, which {} need", nodes.join(", "))
-        };
-        return Err(wrong.iter().map(sentence).collect::<Vec<_>>().join("; "));
+    let sentence = |(why, nodes): (Refusal, Vec<String>)| {
+        why.map(|why| format!("{why}, which {} need", nodes.join(", ")))
+    };
+    if let Some(all) = wrong.into_iter().map(sentence).reduce(|first, next| first.and(&next)) {
+        return Err(all);
     }
     lower.finish_results();
     Ok(lower.into_routine())
@@ -103,6 +96,7 @@ struct Lower<'a> {
     function: &'a Function,
     module: &'a Module,
     table: &'a mut KernelTable,
+    chunks: Option<&'a Chunks>,
     home: Vec<Option<Home>>,
     /// For each result, the parameter that it updates in place.
     in_place: Vec<Option<usize>>,
@@ -125,6 +119,7 @@ impl<'a> Lower<'a> {
             function,
             module,
             table,
+            chunks: None,
             home,
             in_place: Vec::new(),
             adds: vec![false; count],
@@ -147,7 +142,8 @@ impl<'a> Lower<'a> {
             let node = producers[result.index()].map(|p| &self.function.nodes[p]);
             let direct = self.home[result.index()].is_none()
                 && node.is_some_and(|n| !matches!(n.op, Op::Reshape { .. }))
-                && (!add || (uses[result.index()] == 0 && node.is_some_and(|n| self.can_add(n))));
+                && (!add
+                    || uses[result.index()] == 0 && node.is_some_and(|n| self.can_add(n, *result)));
             if direct {
                 self.home[result.index()] = Some(Home::Slot(slot));
                 self.adds[result.index()] = add;
@@ -157,8 +153,12 @@ impl<'a> Lower<'a> {
         }
     }
 
-    /// Whether the kernel of a node can add to what its output holds.
-    fn can_add(&self, node: &Node) -> bool {
+    /// Whether what computes a result of a node can add it to what its output holds.
+    fn can_add(&self, node: &Node, result: ValueId) -> bool {
+        if let Some(chunks) = self.chunks.filter(|chunks| chunks.is_call(node)) {
+            let mut layouts = node.results.iter().zip(&chunks.results);
+            return layouts.any(|(r, layout)| *r == result && matches!(layout, Layout::Partial(_)));
+        }
         if let Op::Call { function } = &node.op {
             return self.module.function(function).is_some_and(|f| f.kind == Kind::Kernel);
         }
@@ -191,7 +191,7 @@ impl<'a> Lower<'a> {
         self.instructions.push(Instruction::Launch { kernel, inputs, outputs });
     }
 
-    fn node(&mut self, node: &Node) -> Result<(), String> {
+    fn node(&mut self, node: &Node) -> Result<(), Refusal> {
         #[expect(clippy::wildcard_enum_match_arm, reason = "the catalogue knows the other ops")]
         match &node.op {
             // The same bytes under other dims.
@@ -210,6 +210,9 @@ impl<'a> Lower<'a> {
             Op::Scatter { dim, start } => self.replace(node, *dim, *start),
             Op::Prod { dims } => self.along(node, dims, Line::Prod),
             Op::Reverse { dims } => self.along(node, dims, Line::Reverse),
+            Op::Call { .. } if self.chunks.is_some_and(|chunks| chunks.is_call(node)) => {
+                self.pieces(node)
+            }
             Op::Call { function } => self.call(node, function),
             _ => {
                 let operands: Vec<&TensorType> =
@@ -229,18 +232,19 @@ impl<'a> Lower<'a> {
         self.launch(kernel, inputs, outputs);
     }
 
-    /// Several products in one launch, with what is added to them.
-    fn products(&mut self, members: &[Epilogue]) -> Result<(), String> {
+    /// Several products in one launch, with what is added to them and computed of them.
+    fn products(&mut self, members: &[Member]) -> Result<(), Refusal> {
         let function = self.function;
+        let result = |member: &Member| function.nodes[member.sum.last()].result();
+        let results: Vec<ValueId> = members.iter().map(result).collect();
         let (mut inputs, mut outputs, mut parts) = (Vec::new(), Vec::new(), Vec::new());
-        for member in members {
-            let node = &function.nodes[member.product];
+        for (member, result) in members.iter().zip(&results) {
+            let node = &function.nodes[member.sum.product];
             let types: Vec<&TensorType> = node.operands.iter().map(|o| self.ty(*o)).collect();
-            let result = function.nodes[member.last()].result();
             let add = self.adds[result.index()];
-            let kernel = catalogue::kernel_of_op(&node.op, &types, self.ty(result), add)?;
+            let kernel = catalogue::kernel_of_op(&node.op, &types, self.ty(*result), add)?;
             let Kernel::Product(product) = kernel else {
-                return Err("a contraction is no product".to_owned());
+                return Err("a contraction is no product".into());
             };
             let mut operand = |value: ValueId| {
                 let at = self.home(value);
@@ -250,19 +254,37 @@ impl<'a> Lower<'a> {
                 })
             };
             let [a, b] = [node.operands[0], node.operands[1]].map(&mut operand);
-            let bias = member.bias.map(&mut operand);
-            let addend = member.addend.map(&mut operand);
-            parts.push(ProductPart { a, b, bias, addend, product });
-            outputs.push(self.home(result));
+            let bias = member.sum.bias.map(&mut operand);
+            let addend = member.sum.addend.map(&mut operand);
+            let then = member.then.as_ref().map(|(node, tile)| {
+                let source = |param: &ValueId| {
+                    let value = function.nodes[*node].operands[param.index()];
+                    let at = results.iter().position(|result| *result == value);
+                    at.map_or_else(|| Source::Operand(operand(value)), Source::Result)
+                };
+                let inputs = tile.inputs.iter().map(source).collect();
+                Pointwise { rows: tile.rows.clone(), inputs }
+            });
+            parts.push(ProductPart { a, b, bias, addend, product, then });
+            outputs.push(self.home(*result));
+        }
+        for (part, member) in parts.iter_mut().zip(members) {
+            if let (Some(then), Some((node, _))) = (&mut part.then, &member.then) {
+                let made = function.nodes[*node].results.iter();
+                for (output, result) in then.rows.outputs.iter_mut().zip(made) {
+                    set_accumulate(output, self.adds[result.index()]);
+                    outputs.push(self.home(*result));
+                }
+            }
         }
         self.launch(Kernel::Products(Products { parts }), inputs, outputs);
         Ok(())
     }
 
     /// Writes a window of a value: in place, or into a copy of it.
-    fn place(&mut self, node: &Node, dim: usize) -> Result<(), String> {
+    fn place(&mut self, node: &Node, dim: usize) -> Result<(), Refusal> {
         let [x, update, position] = node.operands[..] else {
-            return Err("an update has three operands".to_owned());
+            return Err("an update has three operands".into());
         };
         let window = catalogue::window(self.ty(x), self.ty(update), self.ty(position), dim)?;
         let (from, to) = (self.home(x), self.home(node.result()));
@@ -270,7 +292,8 @@ impl<'a> Lower<'a> {
         if !self.is_same_buffer(from, to) {
             self.copy(x, to, from, false);
         } else if reads.count() > 1 {
-            return Err(format!("`%{}` is read besides its update", self.function.value(x).name));
+            let name = &self.function.value(x).name;
+            return Err(format!("`%{name}` is read besides its update").into());
         }
         let inputs = vec![self.home(update), self.home(position)];
         self.launch(Kernel::Place(window), inputs, vec![to]);
@@ -285,7 +308,7 @@ impl<'a> Lower<'a> {
         updated == Some(param as usize)
     }
 
-    fn call(&mut self, node: &Node, callee: &str) -> Result<(), String> {
+    fn call(&mut self, node: &Node, callee: &str) -> Result<(), Refusal> {
         let function = self.module.function(callee).ok_or_else(|| format!("no `@{callee}`"))?;
         match &function.kind {
             Kind::Kernel => {
@@ -305,7 +328,7 @@ impl<'a> Lower<'a> {
                 self.launch_node(node, kernel);
                 Ok(())
             }
-            Kind::Layer => Err(format!("`@{callee}` is a layer inside of a layer")),
+            Kind::Layer => Err(format!("`@{callee}` is a layer inside of a layer").into()),
         }
     }
 
@@ -441,7 +464,8 @@ mod tests {
         let h = b.contract("h", "ij,jk->ik", g, y);
         let function = b.into_function(&[g, h]);
         let mut table = KernelTable::default();
-        let routine = lower_routine(&function, &Module::default(), accumulate, &[], &mut table);
+        let routine =
+            lower_routine(&function, &Module::default(), None, accumulate, &[], &mut table);
         let adds = |instruction: &Instruction| {
             let Instruction::Launch { kernel, .. } = instruction else {
                 panic!("one rank exchanges nothing");

@@ -9,11 +9,13 @@ use ir::plan::{FunctionPlan, Keep};
 use ir::program::Routine;
 use ir::{Function, Module};
 
+use crate::chunk::cut_rows;
 use crate::fuse::fuse;
 use crate::lower::{KernelTable, lower_routine};
 use crate::partition::{Local, Place, Shardings, bindings, partition_bound};
 use crate::prepare::gradient_name;
 use crate::reduced::put_reduced_dims_last;
+use crate::refusal::Refusal;
 use crate::specialise::{Halves, specialise};
 use crate::stored::store_unfit_leaves;
 
@@ -89,7 +91,7 @@ impl<'m> Layers<'m> {
     /// parameters that `adds` marks.
     ///
     /// # Errors
-    /// A sentence, when the plan does not fit the layer or an op has no kernel.
+    /// When the plan does not fit the layer or an op has no kernel.
     pub fn layer(
         &mut self,
         name: &str,
@@ -97,12 +99,12 @@ impl<'m> Layers<'m> {
         place: Place,
         adds: &[bool],
         accumulate_results: bool,
-    ) -> Result<Rc<Layer>, String> {
+    ) -> Result<Rc<Layer>, Refusal> {
         let gradient = gradient_name(name);
         let primal = self.module.function(name);
         let primal = primal.ok_or_else(|| format!("there is no layer `@{name}`"))?;
         if self.module.function(&gradient).is_none() {
-            return Err(format!("`@{name}` has no gradient function"));
+            return Err(format!("`@{name}` has no gradient function").into());
         }
         let local = self.local(&gradient, &plan.shardings, place)?;
         let variant = Variant { local, keep: plan.keep, adds: adds.to_vec(), accumulate_results };
@@ -124,7 +126,7 @@ impl<'m> Layers<'m> {
         shardings: &Shardings,
         place: Place,
         adds: &[bool],
-    ) -> Result<(Rc<Routine>, &Function), String> {
+    ) -> Result<(Rc<Routine>, &Function), Refusal> {
         let local = self.local(name, shardings, place)?;
         let Local { function, module, .. } = &self.locals[local];
         let key = (local, adds.to_vec());
@@ -171,7 +173,7 @@ fn lower_layer(
     local: &Local,
     variant: &Variant,
     table: &mut KernelTable,
-) -> Result<Layer, String> {
+) -> Result<Layer, Refusal> {
     let (param_count, primal_results) = (primal.param_count, primal.results.len());
     let halves = specialise(&local.function, param_count, primal_results, variant.keep);
     let differentiable: Vec<usize> = primal
@@ -188,7 +190,7 @@ fn lower_layer(
     // What has no kernel in either half is said at once.
     let (forward, backward) = match (forward, backward) {
         (Ok(forward), Ok(backward)) => (forward, backward),
-        (Err(first), Err(second)) => return Err(format!("{first}; {second}")),
+        (Err(first), Err(second)) => return Err(first.and(&second)),
         (Err(why), _) | (_, Err(why)) => return Err(why),
     };
     Ok(Layer {
@@ -206,20 +208,27 @@ fn lower_layer(
 /// them.
 ///
 /// # Errors
-/// A sentence that names an op without a kernel.
+/// All that has no kernel.
 pub fn routine(
     function: &Function,
     composites: &Module,
     accumulate: &[bool],
     in_place: &[Option<usize>],
     table: &mut KernelTable,
-) -> Result<Routine, String> {
+) -> Result<Routine, Refusal> {
     let mut module = composites.clone();
     let mut function = function.clone();
     ir::pass::remove_common_nodes(&mut function);
+    let chunks = match cut_rows(&function, composites) {
+        Some((whole, chunks)) => {
+            function = whole;
+            Some(chunks)
+        }
+        None => None,
+    };
     put_reduced_dims_last(&mut function);
     store_unfit_leaves(&mut function, &module);
     let fused = fuse(&function, &mut module);
-    lower_routine(&fused, &module, accumulate, in_place, table)
-        .map_err(|why| format!("`@{}`: {why}", function.name))
+    lower_routine(&fused, &module, chunks.as_ref(), accumulate, in_place, table)
+        .map_err(|refusal| refusal.map(|why| format!("`@{}`: {why}", function.name)))
 }

@@ -25,13 +25,44 @@ pub struct Tile {
 /// # Panics
 /// When the function has no domain: [`crate::fuse`] makes only functions that have one.
 pub fn lower_kernel(function: &Function, module: &Module) -> Tile {
-    let nodes: Vec<usize> =
-        (0..function.nodes.len()).filter(|at| !is_leaf(&function.nodes[*at].op)).collect();
+    let nodes = nodes(function);
     let domain = Domain::of(function, &nodes).expect("a fused kernel has a domain");
     let extents = extents(function, &nodes, &domain).expect("its values fit the domain");
+    lower_over(function, module, &domain, extents)
+}
+
+/// The block program of a function marked `kernel` over a domain that is given, if it computes
+/// every value at every point of that from what its parameters hold there: no sums and no draws.
+pub(crate) fn lower_pointwise(
+    function: &Function,
+    module: &Module,
+    domain: &Domain,
+) -> Option<Tile> {
+    let computed = nodes(function);
+    let is_sum = |at: &usize| matches!(function.nodes[*at].op, Op::Reduce { .. });
+    let draws = function.nodes.iter().any(|node| matches!(node.op, Op::Random { .. }));
+    if draws || computed.iter().any(is_sum) {
+        return None;
+    }
+    let extents = extents(function, &computed, domain)?;
+    let is_full = extents.iter().all(|(_, extent)| *extent == Extent::Full);
+    is_full.then(|| lower_over(function, module, domain, extents))
+}
+
+/// The nodes that a kernel computes once, which are no leaves.
+fn nodes(function: &Function) -> Vec<usize> {
+    (0..function.nodes.len()).filter(|at| !is_leaf(&function.nodes[*at].op)).collect()
+}
+
+fn lower_over(
+    function: &Function,
+    module: &Module,
+    domain: &Domain,
+    extents: Vec<(ValueId, Extent)>,
+) -> Tile {
     let mut lower = Lower {
         function,
-        domain: &domain,
+        domain,
         extents: extents.into_iter().collect(),
         producers: function.producers(),
         instrs: Vec::new(),
@@ -40,7 +71,7 @@ pub fn lower_kernel(function: &Function, module: &Module) -> Tile {
         made: HashMap::new(),
         reduced: HashMap::new(),
     };
-    for at in nodes {
+    for at in nodes(function) {
         lower.node(&function.nodes[at], module);
     }
     let outputs = function.results.iter().map(|r| lower.output(*r)).collect();

@@ -3,7 +3,8 @@
 use ir::DType;
 
 use crate::kernel::{
-    Attention, Copy, Gather, Kernel, Line, Lines, Positions, Product, Products, Rope, Window,
+    Attention, Copy, Gather, Kernel, Line, Lines, Positions, Product, Products, Rope, Source,
+    Window,
 };
 use crate::rows::{Output, Rows};
 
@@ -60,7 +61,9 @@ impl Kernel {
             Kernel::Take(w) => vec![window(w, w.len)],
             Kernel::Fill(f) => vec![Argument { dtype: f.dtype, len: f.len }],
             Kernel::Products(p) => {
-                p.parts.iter().map(|part| product_output(&part.product)).collect()
+                let results = p.parts.iter().map(|part| product_output(&part.product));
+                let then = p.parts.iter().flat_map(|part| &part.then);
+                results.chain(then.flat_map(|then| rows_outputs(&then.rows))).collect()
             }
         }
     }
@@ -103,7 +106,14 @@ fn products_inputs(p: &Products) -> Vec<Argument> {
         let factors = factors.map(|(at, wanted)| (at, wanted.len));
         let bias = part.bias.map(|at| (at, product.sizes()[2]));
         let addend = part.addend.map(|at| (at, product_output(product).len));
-        for (at, len) in factors.chain(bias).chain(addend) {
+        let then = part.then.iter().flat_map(|then| {
+            let read = then.inputs.iter().zip(rows_inputs(&then.rows));
+            read.filter_map(|(source, wanted)| match source {
+                Source::Operand(at) => Some((*at, wanted.len)),
+                Source::Result(_) => None,
+            })
+        });
+        for (at, len) in factors.chain(bias).chain(addend).chain(then) {
             if let Some(input) = inputs.get_mut(at) {
                 input.len = input.len.max(len);
             }

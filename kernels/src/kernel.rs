@@ -6,6 +6,7 @@
 //! Legend: B batch, S queries, T keys, H query heads, G key-value heads, D head dim.
 
 use std::fmt;
+use std::ops::Range;
 
 use ir::DType;
 use serde::{Deserialize, Serialize};
@@ -145,10 +146,11 @@ impl Product {
     }
 }
 
-/// Products in one launch. An operand that several of them read is passed once.
+/// Products in one launch. An operand that several of them read is passed once. Outputs are the
+/// results of all products, then those of all [`Pointwise`] programs.
 ///
 /// The bits of each result are those of its product alone, to which first the bias is added and
-/// then the addend, each with one rounding.
+/// then the addend, each with one rounding; those of a program the bits of a launch of its own.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Products {
     /// The products, one result each, in order; there is at least one. They are of one type.
@@ -169,17 +171,55 @@ pub struct ProductPart {
     pub addend: Option<usize>,
     /// What is computed of them.
     pub product: Product,
+    /// What is computed of the result while a block of it is in a cache.
+    pub then: Option<Pointwise>,
+}
+
+/// A block program without sums over the points of products, run on each block of the last one.
+///
+/// Its rows and columns are those of the result, which is row-major and has no batch. Where it
+/// reads results of earlier products, these and all between are computed by the same tasks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Pointwise {
+    /// The program; its outputs are stores.
+    pub rows: Rows,
+    /// Where each of its inputs comes from.
+    pub inputs: Vec<Source>,
+}
+
+/// Where an input of a [`Pointwise`] program comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Source {
+    /// An operand of the launch, by its number.
+    Operand(usize),
+    /// The result of a product of the launch, by its number: that of the part or an earlier one.
+    Result(usize),
 }
 
 impl ProductPart {
     /// A product to which nothing is added.
     pub fn of(a: usize, b: usize, product: Product) -> ProductPart {
-        ProductPart { a, b, bias: None, addend: None, product }
+        ProductPart { a, b, bias: None, addend: None, product, then: None }
     }
 
     /// The numbers of all its operands.
     pub fn operands(&self) -> impl Iterator<Item = usize> {
-        [Some(self.a), Some(self.b), self.bias, self.addend].into_iter().flatten()
+        let then = self.then.iter().flat_map(|then| &then.inputs);
+        let read = then.filter_map(|source| match source {
+            Source::Operand(at) => Some(*at),
+            Source::Result(_) => None,
+        });
+        [Some(self.a), Some(self.b), self.bias, self.addend].into_iter().flatten().chain(read)
+    }
+
+    /// The first product whose result its program reads.
+    fn first_read(&self) -> Option<usize> {
+        let then = self.then.iter().flat_map(|then| &then.inputs);
+        let read = then.filter_map(|source| match source {
+            Source::Operand(_) => None,
+            Source::Result(at) => Some(*at),
+        });
+        read.min()
     }
 }
 
@@ -187,7 +227,22 @@ impl Products {
     /// How many operands there are: each number below is one of a part.
     pub fn operand_count(&self) -> usize {
         let last = self.parts.iter().flat_map(ProductPart::operands).max();
-        last.map_or(0, |last| last.saturating_add(1).min(4 * self.parts.len()))
+        let most: usize = self.parts.iter().map(|part| part.operands().count()).sum();
+        last.map_or(0, |last| last.saturating_add(1).min(most))
+    }
+
+    /// Runs of parts, in order, that the same tasks compute one after the other.
+    pub fn teams(&self) -> Vec<Range<usize>> {
+        let mut teams: Vec<Range<usize>> = Vec::new();
+        for (at, part) in self.parts.iter().enumerate() {
+            let first = part.first_read().unwrap_or(at).min(at);
+            let mut team = at..at + 1;
+            while let Some(before) = teams.pop_if(|before| before.end > first) {
+                team.start = before.start;
+            }
+            teams.push(team);
+        }
+        teams
     }
 
     /// The type of all operands and results.
@@ -505,6 +560,9 @@ impl fmt::Display for Kernel {
                 for (at, part) in p.parts.iter().enumerate() {
                     f.write_str(if at == 0 { "" } else { " and " })?;
                     display_product(f, &part.product)?;
+                    if let Some(then) = &part.then {
+                        write!(f, " then {} instrs", then.rows.instrs.len())?;
+                    }
                 }
                 Ok(())
             }

@@ -34,7 +34,7 @@ pub mod cpu;
 
 pub use kernel::{
     Attention, Copy, CopyLoop, Dropout, Fill, Gather, Kernel, Line, Lines, LoopAB, LoopABC, LoopAC,
-    LoopBC, Positions, Product, ProductPart, Products, Rope, Window,
+    LoopBC, Pointwise, Positions, Product, ProductPart, Products, Rope, Source, Window,
 };
 pub use rows::{Access, BinaryOp, Digit, Draw, Instr, Output, ReduceOp, RowInput, Rows, UnaryOp};
 pub use units::{Bytes, Flops, Seconds};

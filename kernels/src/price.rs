@@ -1,7 +1,7 @@
 //! What a kernel costs: operations, bytes that must move, and scratch memory.
 
 use crate::kernel::{
-    Attention, Copy, Fill, Gather, Kernel, Line, Lines, Product, Products, Rope, Window,
+    Attention, Copy, Fill, Gather, Kernel, Line, Lines, Product, Products, Rope, Source, Window,
 };
 use crate::rows::{Access, BinaryOp, Instr, Output, Rows, UnaryOp};
 use crate::units::{Bytes, Flops};
@@ -12,7 +12,8 @@ const TRANSCENDENTAL: u64 = 10;
 
 /// Floating-point operations; one fused multiply-add counts two.
 ///
-/// * product: `2 · batch · m · n · k`; what is added to its result is not counted
+/// * product: `2 · batch · m · n · k`; what is added to its result is not counted, what is computed
+///   of it is, as rows
 /// * attention: two products of `2 · D` per visible pair of query and key, five for the gradient;
 ///   a causal mask hides about half of the pairs, and hidden pairs are not counted, unless the
 ///   position of the queries is known at run time only
@@ -24,7 +25,8 @@ pub fn flops(kernel: &Kernel) -> Flops {
     match kernel {
         Kernel::Product(p) => product_flops(p),
         Kernel::Products(p) => {
-            Flops(p.parts.iter().map(|part| product_flops(&part.product).0).sum())
+            let products: u64 = p.parts.iter().map(|part| product_flops(&part.product).0).sum();
+            Flops(products + pointwise_flops(p).0)
         }
         Kernel::Rows(r) => rows_flops(r),
         Kernel::Attention(a) => attention_flops(a, 4),
@@ -62,6 +64,12 @@ pub fn bytes(kernel: &Kernel) -> Bytes {
     }
 }
 
+/// Of the operations of several products, those of the programs on their results.
+pub fn pointwise_flops(p: &Products) -> Flops {
+    let then = p.parts.iter().flat_map(|part| &part.then);
+    Flops(then.map(|then| rows_flops(&then.rows).0).sum())
+}
+
 /// `2 · batch · m · n · k`.
 pub fn product_flops(p: &Product) -> Flops {
     Flops(2 * p.sizes().iter().map(|&s| s as u64).product::<u64>())
@@ -93,6 +101,7 @@ fn product_bytes(p: &Product) -> Bytes {
 }
 
 /// An operand of several products is read once: as much of it as the one that reads most does.
+/// Programs read results where they are.
 fn products_bytes(p: &Products) -> Bytes {
     let mut read = vec![0; p.operand_count()];
     let mut written = 0;
@@ -101,14 +110,24 @@ fn products_bytes(p: &Products) -> Bytes {
         let [batch, m, n, _] = part.product.sizes().map(|s| s as u64);
         let bias = part.bias.map(|at| (at, n));
         let addend = part.addend.map(|at| (at, batch * m * n));
-        for (at, elements) in [(part.a, a), (part.b, b)].into_iter().chain(bias).chain(addend) {
+        let then = part.then.iter().flat_map(|then| {
+            let Rows { rows, cols, .. } = then.rows;
+            let read = then.inputs.iter().zip(&then.rows.inputs);
+            read.filter_map(move |(source, input)| match source {
+                Source::Operand(at) => Some((*at, access_elements(&input.access, rows, cols))),
+                Source::Result(_) => None,
+            })
+        });
+        let factors = [(part.a, a), (part.b, b)].into_iter();
+        for (at, elements) in factors.chain(bias).chain(addend).chain(then) {
             if let Some(most) = read.get_mut(at) {
                 *most = elements.max(*most);
             }
         }
-        written += c;
+        written += c * p.dtype().size();
+        written += part.then.iter().map(|then| stored_bytes(&then.rows)).sum::<u64>();
     }
-    Bytes((read.iter().sum::<u64>() + written) * p.dtype().size())
+    Bytes(read.iter().sum::<u64>() * p.dtype().size() + written)
 }
 
 fn unary_flops(op: UnaryOp) -> u64 {
@@ -179,6 +198,11 @@ fn rows_bytes(r: &Rows) -> Bytes {
         let elements = if loaded(i) { access_elements(&input.access, r.rows, r.cols) } else { 4 };
         elements * input.dtype.size()
     });
+    Bytes(inputs.sum::<u64>() + stored_bytes(r))
+}
+
+/// What the outputs of a block program move.
+fn stored_bytes(r: &Rows) -> u64 {
     let outputs = r.outputs.iter().map(|output| {
         let (elements, size, accumulate) = match output {
             Output::Store { access, dtype, accumulate, .. } => {
@@ -189,7 +213,7 @@ fn rows_bytes(r: &Rows) -> Bytes {
         };
         elements * size * if accumulate { 2 } else { 1 }
     });
-    Bytes(inputs.chain(outputs).sum())
+    outputs.sum()
 }
 
 /// Number of visible pairs of query and key of one head.

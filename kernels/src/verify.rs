@@ -7,10 +7,10 @@
 use ir::DType;
 
 use crate::kernel::{
-    Attention, Copy, Dropout, Fill, Gather, Kernel, Line, Lines, Positions, Product, Products,
-    Rope, Window,
+    Attention, Copy, Dropout, Fill, Gather, Kernel, Line, Lines, Pointwise, Positions, Product,
+    Products, Rope, Source, Window,
 };
-use crate::rows::{Access, Digit, Draw, Instr, Output, Rows};
+use crate::rows::{Access, Digit, Draw, Instr, Output, RowInput, Rows};
 
 /// No size, stride, offset, extent or number of points is larger: a tebi of elements. Chosen: far
 /// beyond a device's memory, and products of two of them fit 128 bits.
@@ -116,8 +116,50 @@ fn products(p: &Products) -> Verdict {
         require(part.product.dtype == p.dtype(), "its products are of several types")?;
         product(&part.product)?;
     }
+    for (at, part) in p.parts.iter().enumerate() {
+        part.then.as_ref().map_or(Ok(()), |then| pointwise(p, at, then))?;
+    }
+    for team in p.teams().into_iter().filter(|team| team.len() > 1) {
+        let last = &p.parts[team.end - 1].product;
+        let alike = p.parts[team].iter().all(|part| is_matrix(&part.product, last.sizes()));
+        require(alike, "products of other sizes are computed by the same tasks")?;
+    }
     let is_read = |at: usize| p.parts.iter().any(|part| part.operands().any(|o| o == at));
     require((0..operands).all(is_read), "no product reads an operand")
+}
+
+/// Whether a product yields a row-major matrix as large as one of such sizes.
+fn is_matrix(p: &Product, [_, m, n, _]: [usize; 4]) -> bool {
+    let mut step = 1;
+    let loops = p.m.iter().map(|l| (l.size, l.c)).chain(p.n.iter().map(|l| (l.size, l.c)));
+    let loops: Vec<(usize, usize)> = loops.collect();
+    let dense = loops.iter().rev().all(|(size, stride)| {
+        let fits = *size == 1 || *stride == step;
+        step = step.saturating_mul(*size);
+        fits
+    });
+    dense && p.batch.is_empty() && p.sizes()[1..3] == [m, n]
+}
+
+/// A program on the blocks of a product's result.
+fn pointwise(p: &Products, at: usize, then: &Pointwise) -> Verdict {
+    let (r, sizes) = (&then.rows, p.parts[at].product.sizes());
+    rows(r)?;
+    let fits = is_matrix(&p.parts[at].product, sizes) && [r.rows, r.cols] == sizes[1..3];
+    require(fits, "a program has other points than the product before it")?;
+    let stores = r.outputs.iter().all(|output| matches!(output, Output::Store { .. }));
+    let moves = |instr: &Instr| matches!(instr, Instr::Reduce { .. } | Instr::Random(_));
+    require(stores && !r.instrs.iter().any(moves), "a program after a product sums or draws")?;
+    let typed = r.dtype == p.dtype() && r.inputs.iter().all(|input| input.dtype == p.dtype());
+    require(typed && r.inputs.len() == then.inputs.len(), "a program reads other types")?;
+    let there = |(input, source): (&RowInput, &Source)| match source {
+        Source::Operand(_) => true,
+        Source::Result(result) => *result <= at && input.access == Access::full(r.rows, r.cols),
+    };
+    require(
+        r.inputs.iter().zip(&then.inputs).all(there),
+        "a program reads results that are not there yet",
+    )
 }
 
 fn digits(digits: &[Digit]) -> Verdict {
@@ -342,7 +384,6 @@ fn fill(f: &Fill) -> Verdict {
 mod tests {
     use super::*;
     use crate::kernel::{CopyLoop, ProductPart};
-    use crate::rows::RowInput;
 
     fn store_of(access: Access) -> Kernel {
         Kernel::Rows(Rows {

@@ -159,7 +159,12 @@ impl<'a> Prices<'a> {
             Kernel::Product(p) => (self.product_rate(p.dtype, flops), true),
             // One after the other: each is as fast as it would be alone.
             Kernel::Products(p) => {
-                (self.product_rate(p.dtype(), flops / p.parts.len().max(1) as f64), true)
+                let then = price::pointwise_flops(p).0 as f64;
+                let products = flops - then;
+                let rate = self.product_rate(p.dtype(), products / p.parts.len().max(1) as f64);
+                // Programs on their results take their time beside that of the products.
+                let slower = then / self.elementwise_rate(p.dtype());
+                (if then > 0.0 { flops / (products / rate + slower) } else { rate }, true)
             }
             Kernel::Attention(a) => (self.attention_rate(a, flops, false), true),
             Kernel::AttentionBwd(a) => (self.attention_rate(a, flops, true), true),

@@ -1,4 +1,5 @@
-//! The models of `tests/models`: a convolutional network, a recommender, an encoder–decoder.
+//! The models of `tests/models`: a convolutional network, a recommender, an encoder–decoder, a
+//! mixture of experts.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +15,7 @@ use crate::draws::Draws;
 use crate::operators::{assert_equal, compiled};
 
 /// The models, and how many tokens a sample of each has.
-const MODELS: [(&str, usize); 3] = [("resnet", 192), ("dlrm", 9), ("t5", 12)];
+const MODELS: [(&str, usize); 4] = [("resnet", 192), ("dlrm", 9), ("t5", 12), ("moe", 5)];
 
 fn path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/models/{name}.graph"))

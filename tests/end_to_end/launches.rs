@@ -21,6 +21,7 @@ use std::collections::BTreeMap;
 use ir::plan::Keep;
 use ir::program::{Instruction, Program, Ref, Routine};
 use ir::{DType, Mesh, import};
+use kernels::Kernel;
 
 use crate::model::{Wanted, plan, prepared};
 
@@ -28,12 +29,12 @@ use crate::model::{Wanted, plan, prepared};
 const BY_HAND: [usize; 2] = [8, 22];
 
 /// The most launches of ours. Forward: norm, queries with keys and values, attention, projection
-/// with the first sum, norm, up, GELU, down with the last sum, which llm.c computes with the next
-/// block's norm. Backward, products that wait for the same are one launch.
-const LAUNCHES_MAX: [usize; 2] = [8, 10];
+/// with the first sum, norm, up with GELU, down with the last sum, which llm.c computes with the
+/// next block's norm. Backward, products that wait for the same are one launch.
+const LAUNCHES_MAX: [usize; 2] = [7, 10];
 
 /// The most bytes of ours, beside llm.c: sums are added to products before those are written.
-const BYTES_MAX: [f64; 2] = [0.95, 0.93];
+const BYTES_MAX: [f64; 2] = [0.85, 0.93];
 
 /// Elements that a block of llm.c moves, per element of its input, forward and backward: derived
 /// from the operands and results of the kernels above, products of weights left out.
@@ -74,10 +75,9 @@ fn routine<'p>(program: &'p Program, part: &str) -> &'p Routine {
     program.routines.iter().find(is_it).unwrap_or_else(|| panic!("no {part} among {names:?}"))
 }
 
-#[test]
-fn a_block_launches_and_moves_no_more_than_kernels_fused_by_hand() {
-    let description = import::preset("gpt2").expect("a preset");
-    let (seq, samples) = (1024, 4);
+/// The forward and the backward routine of a block of a model, and the kernels of all.
+fn block(model: &str, seq: usize, samples: usize) -> ([Counted; 2], Vec<Kernel>) {
+    let description = import::preset(model).expect("a preset");
     let (_, module) = prepared(&description, seq, DType::F32, 0.0);
     let wanted = Wanted {
         mesh: Mesh { pp: 1, dp: 1, tp: 1 },
@@ -88,27 +88,55 @@ fn a_block_launches_and_moves_no_more_than_kernels_fused_by_hand() {
     };
     let plan = plan(&module, seq, DType::F32, wanted).expect("it fits");
     let compiled = codegen::compile::compile(&module, "loss", &plan).expect("it compiles");
+    let program = &compiled.programs[0];
+    (["forward", "backward"].map(|part| counted(routine(program, part))), compiled.kernels)
+}
+
+/// A line for each kind of kernel of a routine.
+fn lines(found: &Counted, kernels: &[Kernel]) -> String {
+    let line = |(kernel, count): (&usize, &usize)| format!("  {count} of {}\n", kernels[*kernel]);
+    found.kernels.iter().map(line).collect()
+}
+
+#[test]
+fn a_block_launches_and_moves_no_more_than_kernels_fused_by_hand() {
+    let (seq, samples) = (1024, 4);
+    let (routines, kernels) = block("gpt2", seq, samples);
     let unit = (samples * seq * 768 * 4) as u64;
     let weights = (12 * 768 * 768 * 4) as u64;
     let mut table = String::from("part launches by-hand MiB by-hand\n");
     let mut is_fine = true;
-    for (at, part) in ["forward", "backward"].into_iter().enumerate() {
-        let found = counted(routine(&compiled.programs[0], part));
+    for (at, (part, found)) in ["forward", "backward"].into_iter().zip(&routines).enumerate() {
         let by_hand = UNITS_BY_HAND[at] * unit + (1 + 2 * at as u64) * weights;
-        let mib = |bytes: u64| bytes >> 20;
-        table += &format!(
-            "{part} {} {} {} {}\n",
-            found.launches,
-            BY_HAND[at],
-            mib(found.bytes),
-            mib(by_hand),
-        );
-        for (kernel, count) in &found.kernels {
-            table += &format!("  {count} of {}\n", compiled.kernels[*kernel]);
-        }
+        let (launches, bytes) = (found.launches, [found.bytes, by_hand].map(|bytes| bytes >> 20));
+        table += &format!("{part} {launches} {} {} {}\n", BY_HAND[at], bytes[0], bytes[1]);
+        table += &lines(found, &kernels);
         let share = found.bytes as f64 / by_hand as f64;
-        is_fine &= found.launches <= LAUNCHES_MAX[at] && share <= BYTES_MAX[at];
+        is_fine &= launches <= LAUNCHES_MAX[at] && share <= BYTES_MAX[at];
     }
     println!("{table}");
     assert!(is_fine, "{table}");
+}
+
+/// The most launches of a block of Llama. Forward: norm, queries with keys and values, the first
+/// position, two rotations, attention, projection with the first sum, norm, gate and up with what
+/// is gated, down with the last sum. Backward: the gradients of gate and up are computed by the
+/// launch of the product before them.
+const LLAMA_MAX: [usize; 2] = [10, 11];
+
+/// Gate and up are one launch, which computes the product of the two as well.
+#[test]
+fn a_block_of_llama_gates_in_the_launch_of_its_products() {
+    let (routines, kernels) = block("llama-3-8b", 512, 1);
+    let table: String = routines.iter().map(|found| lines(found, &kernels) + "\n").collect();
+    println!("{table}");
+    let is_gate = |kernel: &Kernel| {
+        let Kernel::Products(p) = kernel else { return false };
+        p.parts.len() == 2 && p.teams().len() == 1
+    };
+    let gates = routines[0].kernels.keys().filter(|kernel| is_gate(&kernels[**kernel]));
+    assert_eq!(gates.count(), 1, "{table}");
+    for (found, most) in routines.iter().zip(LLAMA_MAX) {
+        assert!(found.launches <= most, "{} launches\n{table}", found.launches);
+    }
 }

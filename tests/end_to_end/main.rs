@@ -12,6 +12,7 @@ mod ops;
 
 mod artefact;
 mod check;
+mod chunks;
 mod cli;
 mod gpt2;
 mod graphs;

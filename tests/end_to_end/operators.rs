@@ -54,7 +54,7 @@ pub(crate) fn compiled(
 ) -> Result<Vec<Vec<f64>>, String> {
     let function = module.function(name).expect("it was built");
     let mut table = KernelTable::default();
-    let made = routine(function, module, &[], &[], &mut table)?;
+    let made = routine(function, module, &[], &[], &mut table).map_err(|why| why.to_string())?;
     for kernel in &table.kernels {
         kernels::verify::verify(kernel).unwrap_or_else(|why| panic!("{kernel:?}: {why}"));
     }

@@ -1,4 +1,4 @@
-"""Writes resnet.graph, dlrm.graph and t5.graph: tiny models that are no decoder-only transformers.
+"""Writes resnet, dlrm, t5 and moe: tiny models that are no dense decoder-only transformers.
 
     python tests/models/make.py tests/models
 
@@ -284,6 +284,24 @@ def dlrm(classes=16, dense=4, tables=5, width=6):
     return m.text()
 
 
+def losses(f, logits, labels):
+    """The sums over the batch and the tokens, one token after the other."""
+    _, length, vocab = f.dims(logits)
+    sums, counts = [], []
+    for at in range(length):
+        one = f("slice", logits, dims=["B", 1, vocab], attributes=f"dim=1 start={at} size=1")
+        attributes = f"dim=1 start={at} size=1"
+        label = f("slice", labels, dims=["B", 1], dtype="i32", attributes=attributes)
+        label = f("reshape", label, dims=["B"], dtype="i32")
+        loss, count = f.loss(f.reshape(one, "B", vocab), label)
+        sums.append(loss)
+        counts.append(count)
+    total = lambda parts: (
+        parts[0] if len(parts) == 1 else f.each("add", total(parts[:-1]), parts[-1])
+    )
+    return total(sums), total(counts)
+
+
 def t5(vocab=20, length=6, model=8, heads=2, dim=4, wide=12, layers=2):
     """An encoder of one half of the tokens and a decoder of the other, with relative positions."""
     m = Model("t5", 2 * length)
@@ -380,19 +398,7 @@ def t5(vocab=20, length=6, model=8, heads=2, dim=4, wide=12, layers=2):
         attributes=f"dim=1 start={length} size={length}",
     )
     logits = scores(f)
-    # Sum over the batch and the tokens, one after the other.
-    losses, counts = [], []
-    for at in range(length):
-        one = f("slice", logits, dims=["B", 1, vocab], attributes=f"dim=1 start={at} size=1")
-        label = f("slice", ids, dims=["B", 1], dtype="i32", attributes=f"dim=1 start={at} size=1")
-        label = f("reshape", label, dims=["B"], dtype="i32")
-        loss, count = f.loss(f.reshape(one, "B", vocab), label)
-        losses.append(loss)
-        counts.append(count)
-    total = lambda parts: (
-        parts[0] if len(parts) == 1 else f.each("add", total(parts[:-1]), parts[-1])
-    )
-    head = m.layer(f, total(losses), total(counts))
+    head = m.layer(f, *losses(f, logits, ids))
     f = Function("head_logits", last)
     end = m.layer(f, scores(f))
 
@@ -408,9 +414,64 @@ def t5(vocab=20, length=6, model=8, heads=2, dim=4, wide=12, layers=2):
     return m.text()
 
 
+def moe(vocab=20, length=5, model=6, experts=4, chosen=2, wide=7, layers=2):
+    """Tokens to the experts that a router chooses, each with room for all tokens of a sample."""
+    m = Model("moe", length)
+    tokens = {"tokens": t("B", m.seq, dtype="i32")}
+    x = t("B", length, model)
+
+    f = Function("embed", tokens | {"table": t(vocab, model)})
+    dims = ["B", length, model]
+    embed = m.layer(f, f("gather", "table", "tokens", dims=dims, attributes="dim=0 start=0"))
+
+    weights = {"router": t(model, experts), "gate": t(experts, model, wide)}
+    weights |= {"up": t(experts, model, wide), "down": t(experts, wide, model)}
+    f = Function("routed", {"x": x} | weights)
+    p = f.softmax(f.contract("bsm,me->bse", "x", "router"), 2)
+    count = f"dim=2 count={chosen}"
+    best = f("top_k", p, dims=["B", length, chosen], dtype="i32", attributes=count)
+    each = ["B", length, chosen, experts]
+    index = f("iota", dims=each, dtype="i32", attributes="dim=3 start=0")
+    hit = f.each("eq", index, f.broadcast(best, each, [3], "i32"), dtype="bool")
+    one = f("constant", dims=each, attributes="1.0")
+    mask = f.reduce("sum", f("select", hit, one, f.number(0, one), dims=each), [2])
+    taken = f.each("mul", p, mask)
+    share = f.each("div", taken, f.broadcast(f.reduce("sum", taken, [2]), f.dims(p), [2]))
+    # A token's place at an expert: how many tokens before it go there.
+    until = f("cumulative", mask, dims=f.dims(mask), attributes="sum dim=1")
+    place = f.each("sub", until, mask)
+    rooms = ["B", length, experts, length]
+    room = f("iota", dims=rooms, attributes="dim=3 start=0")
+    there = f.each("eq", room, f.broadcast(place, rooms, [3]), dtype="bool")
+    wide_mask = f.broadcast(mask, rooms, [3])
+    sent = f("select", there, wide_mask, f.number(0, wide_mask), dims=rooms)
+    inputs = f.contract("bsec,bsm->becm", sent, "x")
+    gate = f.contract("becm,emf->becf", inputs, "gate")
+    up = f.contract("becm,emf->becf", inputs, "up")
+    one = f.number(1, gate)
+    silu = f.each("div", gate, f.each("add", one, f.each("exp", f.each("neg", gate))))
+    made = f.contract("becf,efm->becm", f.each("mul", silu, up), "down")
+    back = f.each("mul", sent, f.broadcast(share, rooms, [3]))
+    routed = m.layer(f, f.each("add", "x", f.contract("bsec,becm->bsm", back, made)))
+
+    last = {"x": x, "w": t(vocab, model)}
+    f = Function("head", last | {"labels": t("B", m.seq, dtype="i32")})
+    head = m.layer(f, *losses(f, f.contract("bsm,vm->bsv", "x", "w"), "labels"))
+    f = Function("head_logits", last)
+    end = m.layer(f, f.contract("bsm,vm->bsv", "x", "w"))
+
+    shared = ("table", "w")
+    x = m.call(embed, "embed", shared, tokens="tokens")
+    for at in range(layers):
+        x = m.call(routed, f"layer{at}", shared, x=x)
+    m.call(head, "loss", shared, x=x, labels="labels")
+    m.call(end, "logits", shared, x=x)
+    return m.text()
+
+
 def main():
     folder = pathlib.Path(sys.argv[1])
-    for model in [resnet, dlrm, t5]:
+    for model in [resnet, dlrm, t5, moe]:
         (folder / f"{model.__name__}.graph").write_text(model())
 
 

@@ -79,7 +79,15 @@ fn written(kernel: &Kernel, at: usize, argument: &Argument) -> (Vec<Range<usize>
     let whole = vec![0..argument.len];
     match kernel {
         Kernel::Product(p) => multiplied(p),
-        Kernel::Products(p) => multiplied(&p.parts[at].product),
+        Kernel::Products(p) => match p.parts.get(at) {
+            Some(part) => multiplied(&part.product),
+            None => {
+                let then = p.parts.iter().flat_map(|part| &part.then);
+                let mut outputs = then.flat_map(|t| t.rows.outputs.iter().map(|o| (&t.rows, o)));
+                let output = outputs.nth(at - p.parts.len());
+                output.map_or((whole.clone(), false), |(rows, o)| stored(rows, o, whole))
+            }
+        },
         Kernel::Rows(r) => stored(r, &r.outputs[at], whole),
         Kernel::Attention(a) if at == 0 => {
             (heads([a.batch, a.queries, a.heads, a.dim], a.out), false)

@@ -10,19 +10,20 @@ use kernels::kernel::{Copy, CopyLoop, Line, Lines, LoopAB, LoopABC, LoopAC, Loop
 
 use super::Lower;
 use crate::catalogue::{look_up, row_major};
+use crate::refusal::Refusal;
 
 impl Lower<'_> {
-    fn sizes(&self, value: ValueId) -> Result<Vec<usize>, String> {
-        self.ty(value).sizes().ok_or_else(|| "a local size is open".to_owned())
+    fn sizes(&self, value: ValueId) -> Result<Vec<usize>, Refusal> {
+        self.ty(value).sizes().ok_or_else(|| "a local size is open".into())
     }
 
-    fn scratch(&mut self, name: &str, elements: usize, dtype: DType) -> Ref {
+    pub(super) fn scratch(&mut self, name: &str, elements: usize, dtype: DType) -> Ref {
         self.locals.push((name.to_owned(), elements as u64 * dtype.size()));
         Ref::Local(self.locals.len() as u32 - 1)
     }
 
     /// Operands side by side.
-    pub(super) fn concatenate(&mut self, node: &Node, dim: usize) -> Result<(), String> {
+    pub(super) fn concatenate(&mut self, node: &Node, dim: usize) -> Result<(), Refusal> {
         let whole = row_major(&self.sizes(node.result())?);
         let (to, mut first) = (self.home(node.result()), 0);
         for operand in &node.operands {
@@ -50,9 +51,9 @@ impl Lower<'_> {
     }
 
     /// A copy of the table, then the rows that are replaced.
-    pub(super) fn replace(&mut self, node: &Node, dim: usize, start: i64) -> Result<(), String> {
+    pub(super) fn replace(&mut self, node: &Node, dim: usize, start: i64) -> Result<(), Refusal> {
         let [x, ids, updates] = node.operands[..] else {
-            return Err("a scatter has three operands".to_owned());
+            return Err("a scatter has three operands".into());
         };
         let table = look_up(self.ty(x), self.ty(ids), dim, start, true)?;
         let (from, to) = (self.home(x), self.home(node.result()));
@@ -63,7 +64,7 @@ impl Lower<'_> {
     }
 
     /// Lines along several dims: dims that lie side by side are one.
-    pub(super) fn along(&mut self, node: &Node, dims: &[usize], how: Line) -> Result<(), String> {
+    pub(super) fn along(&mut self, node: &Node, dims: &[usize], how: Line) -> Result<(), Refusal> {
         let x = node.operands[0];
         let dtype = self.ty(x).dtype;
         let mut sizes = self.sizes(x)?;
@@ -97,9 +98,9 @@ impl Lower<'_> {
     ///
     /// Legend: N samples, g groups, C and O channels of one, X, P, K, Y points of the image, of the
     /// copy, of a kernel and of the result.
-    pub(super) fn convolve(&mut self, node: &Node, c: &Convolution) -> Result<(), String> {
+    pub(super) fn convolve(&mut self, node: &Node, c: &Convolution) -> Result<(), Refusal> {
         let [x, w] = node.operands[..] else {
-            return Err("a convolution has two operands".to_owned());
+            return Err("a convolution has two operands".into());
         };
         let (image, kernel) = (self.sizes(x)?, self.sizes(w)?);
         let result = self.sizes(node.result())?;

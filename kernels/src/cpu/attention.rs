@@ -66,6 +66,7 @@ impl Multiplier {
         self.nest.accumulate = accumulate;
         V::call(Part {
             epilogue: tiles::Epilogue::none(),
+            then: None,
             nest: &self.nest,
             rows: [0, m],
             columns: [0, n],

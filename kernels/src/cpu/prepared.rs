@@ -19,7 +19,7 @@ pub struct Prepared {
 pub(super) enum Work {
     Product(product::Plan),
     Rows(block::Plans),
-    Products(Vec<product::Plan>),
+    Products(product::Plans),
     /// Kernels that decide nothing worth keeping.
     Direct,
 }
@@ -29,9 +29,7 @@ impl Prepared {
     pub fn new(kernel: &Kernel) -> Prepared {
         let work = match kernel {
             Kernel::Product(p) => Work::Product(product::plan(p)),
-            Kernel::Products(p) => {
-                Work::Products(p.parts.iter().map(|part| product::plan(&part.product)).collect())
-            }
+            Kernel::Products(p) => Work::Products(product::Plans::new(p)),
             Kernel::Rows(_) => Work::Rows(block::Plans::default()),
             Kernel::Attention(_)
             | Kernel::AttentionBwd(_)

@@ -1,11 +1,14 @@
 //! A product as parts for tasks.
 
+use std::ops::Range;
+
 use super::Cpu;
+use super::block::{Patch, Sink};
 use super::scratch::Bump;
-use super::tiles::{Epilogue, Loop, Nest, Part, merge, points, scratch_bytes};
+use super::tiles::{Epilogue, Loop, Nest, Part, Then, merge, points, scratch_bytes};
 use super::vector::Scalar;
-use super::view::{View, ViewMut};
-use crate::kernel::{Product, Products};
+use super::view::{Shared, View, ViewMut};
+use crate::kernel::{Pointwise, Product, ProductPart, Products, Source};
 
 /// Rows of a part are a multiple of these: whole register tiles of 8 or 12 rows.
 const ROWS: usize = 24;
@@ -54,9 +57,33 @@ pub(super) fn plan(p: &Product) -> Plan {
     }
 }
 
+/// Several products, ready to be launched.
+#[derive(Debug)]
+pub(super) struct Plans {
+    plans: Vec<Plan>,
+    teams: Vec<Range<usize>>,
+    /// For each product, the program on its result and where its inputs come from.
+    patches: Vec<Option<(Patch, Vec<Source>)>>,
+}
+
+impl Plans {
+    pub(super) fn new(p: &Products) -> Plans {
+        let patch = |then: &Pointwise| (Patch::new(&then.rows), then.inputs.clone());
+        Plans {
+            plans: p.parts.iter().map(|part| plan(&part.product)).collect(),
+            teams: p.teams(),
+            patches: p.parts.iter().map(|part| part.then.as_ref().map(patch)).collect(),
+        }
+    }
+}
+
 /// Bytes of scratch per thread of several products.
 pub(super) fn scratch_of_all<S>(p: &Products) -> usize {
-    p.parts.iter().map(|part| scratch::<S>(&part.product)).max().unwrap_or(0)
+    let of_part = |part: &ProductPart| {
+        let then = part.then.as_ref().map_or(0, |then| Patch::scratch::<S>(&then.rows));
+        scratch::<S>(&part.product) + then
+    };
+    p.parts.iter().map(of_part).max().unwrap_or(0)
 }
 
 /// How a product is cut into tasks.
@@ -89,13 +116,14 @@ struct Placed<'a, S> {
     b: *const S,
     c: *mut S,
     epilogue: Epilogue<S>,
+    then: Option<Then<'a, S>>,
 }
 
 impl<'a, S: Scalar> Placed<'a, S> {
     fn new(plan: &'a Plan, a: &View, b: &View, c: &ViewMut) -> Placed<'a, S> {
         let (a, b) = if plan.swapped { (b, a) } else { (a, b) };
-        let epilogue = Epilogue::none();
-        Placed { plan, a: a.start::<S>(), b: b.start::<S>(), c: c.start::<S>(), epilogue }
+        let (a, b, c) = (a.start::<S>(), b.start::<S>(), c.start::<S>());
+        Placed { plan, a, b, c, epilogue: Epilogue::none(), then: None }
     }
 
     /// The same, and what is added to the result.
@@ -118,6 +146,7 @@ impl<'a, S: Scalar> Placed<'a, S> {
             b: self.b.wrapping_add(offset(1)),
             c: self.c.wrapping_add(offset(2)),
             epilogue: self.epilogue.moved(offset(2)),
+            then: self.then,
             scratch,
         });
     }
@@ -143,25 +172,61 @@ pub(super) fn execute<S: Scalar>(
     });
 }
 
-/// Runs several products of `S`, whose tasks are those of all, one product after the other.
+/// The arguments of a program on a result.
+struct Arguments<S> {
+    inputs: Vec<Shared<u8>>,
+    sinks: Vec<Sink<S>>,
+}
+
+/// For each product, the arguments of the program on its result.
+fn arguments<S>(plans: &Plans, inputs: &[View], outputs: &[ViewMut]) -> Vec<Arguments<S>> {
+    let (results, mut then) = outputs.split_at(plans.plans.len());
+    let mut of_part = |patch: &Option<(Patch, Vec<Source>)>| {
+        let Some((patch, sources)) = patch else {
+            return Arguments { inputs: Vec::new(), sinks: Vec::new() };
+        };
+        let own;
+        (own, then) = then.split_at(patch.outputs());
+        let start = |source: &Source| match *source {
+            Source::Operand(at) => inputs[at].start::<u8>().cast_mut(),
+            Source::Result(at) => results[at].start::<u8>(),
+        };
+        let inputs = sources.iter().map(|source| Shared::new(start(source))).collect();
+        Arguments { inputs, sinks: Patch::sinks(own) }
+    };
+    plans.patches.iter().map(&mut of_part).collect()
+}
+
+/// Runs several products of `S`, whose tasks are those of all, one team after the other.
 pub(super) fn execute_all<S: Scalar>(
     cpu: &Cpu,
     p: &Products,
-    plans: &[Plan],
+    plans: &Plans,
     inputs: &[View],
     outputs: &[ViewMut],
 ) {
-    let tasks = plans.iter().map(|plan| Grid::new(plan, cpu.threads()).tasks()).sum();
+    let grid = |team: &Range<usize>| Grid::new(&plans.plans[team.start], cpu.threads());
+    let tasks = plans.teams.iter().map(|team| grid(team).tasks()).sum();
     let cost = p.parts.iter().map(|part| cycles(&part.product)).sum();
+    let arguments = arguments::<S>(plans, inputs, outputs);
+    let run = |at: usize, grid: Grid, task: usize, scratch: &mut Bump| {
+        let (part, plan) = (&p.parts[at], &plans.plans[at]);
+        let placed = Placed::<S>::new(plan, &inputs[part.a], &inputs[part.b], &outputs[at]);
+        let input = |at: usize| &inputs[at];
+        let mut placed = placed.adding(part.bias.map(input), part.addend.map(input));
+        placed.then = plans.patches[at].as_ref().map(|(patch, _)| {
+            let Arguments { inputs, sinks } = &arguments[at];
+            Then { patch, inputs, sinks, swapped: plan.swapped }
+        });
+        placed.run(cpu, grid, task, scratch);
+    };
     cpu.for_each(tasks, cost, scratch_of_all::<S>(p), |task, scratch: &mut Bump| {
         let mut rest = task;
-        for ((part, plan), output) in p.parts.iter().zip(plans).zip(outputs) {
-            let grid = Grid::new(plan, cpu.threads());
+        for team in &plans.teams {
+            let grid = grid(team);
             if rest < grid.tasks() {
-                let placed = Placed::<S>::new(plan, &inputs[part.a], &inputs[part.b], output);
-                let input = |at: usize| &inputs[at];
-                let placed = placed.adding(part.bias.map(input), part.addend.map(input));
-                return placed.run(cpu, grid, rest, scratch);
+                team.clone().for_each(|at| run(at, grid, rest, &mut scratch.rest()));
+                return;
             }
             rest -= grid.tasks();
         }

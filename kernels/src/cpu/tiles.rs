@@ -8,9 +8,11 @@
 //! An element of the result is one chain of fused multiply-adds per block of `k`, whichever tile
 //! computes it. That, and not the choice of tiles, makes its bits independent of all other sizes.
 
+use super::block::{Machine, Patch, Sink};
 use super::pack::{pack_columns, pack_rows};
 use super::scratch::{Bump, lines_of};
 use super::vector::{Job, MAX_LANES, Scalar, Vector};
+use super::view::Shared;
 use crate::kernel::Product;
 
 /// Points of `k` per block.
@@ -101,7 +103,46 @@ pub(super) struct Part<'a, S> {
     pub(super) b: *const S,
     pub(super) c: *mut S,
     pub(super) epilogue: Epilogue<S>,
+    pub(super) then: Option<Then<'a, S>>,
     pub(super) scratch: &'a mut Bump,
+}
+
+/// A block program that runs on each block of a result when that is done.
+#[derive(Clone, Copy)]
+pub(super) struct Then<'a, S> {
+    pub(super) patch: &'a Patch,
+    pub(super) inputs: &'a [Shared<u8>],
+    pub(super) sinks: &'a [Sink<S>],
+    /// Whether rows of the nest are columns of the program.
+    pub(super) swapped: bool,
+}
+
+/// What is done with a block of a result when that is complete.
+struct Finish<'a, V: Vector> {
+    epilogue: Epilogue<V::Scalar>,
+    then: Option<(Machine<'a, V>, bool)>,
+}
+
+impl<V: Vector> Finish<'_, V> {
+    fn is_none(&self) -> bool {
+        self.epilogue.is_none() && self.then.is_none()
+    }
+
+    /// Finishes a block whose first row and column are `m` and `n`.
+    ///
+    /// # Safety
+    ///
+    /// As [`Epilogue::add_to`]; the arguments of the program hold the block, too.
+    #[inline(always)]
+    unsafe fn finish(&mut self, block: &Block<V::Scalar>, m: usize, n: usize) {
+        // SAFETY: by the contract of the function.
+        unsafe { self.epilogue.add_to(block, m, n) };
+        if let Some((machine, swapped)) = &mut self.then {
+            let (rows, columns) = ([m, m + block.cm.len()], [n, n + block.cn.len()]);
+            let (rows, columns) = if *swapped { (columns, rows) } else { (rows, columns) };
+            machine.run(rows, columns, [0, 0]);
+        }
+    }
 }
 
 /// What is added to the result of a product, in this order, while a block of it is in a
@@ -232,6 +273,11 @@ unsafe fn part<V: Vector>(part: Part<V::Scalar>) {
         ak: part.scratch.take(kc),
         bk: part.scratch.take(kc),
     };
+    let then = part.then.map(|then| {
+        let machine = then.patch.machine::<V>(then.inputs, then.sinks, part.scratch);
+        (machine, then.swapped)
+    });
+    let mut finish = Finish { epilogue: part.epilogue, then };
     for n in (n0..n1).step_by(NC) {
         let n_len = NC.min(n1 - n);
         // SAFETY: the tables have room for a block each, and hold nothing yet.
@@ -247,23 +293,28 @@ unsafe fn part<V: Vector>(part: Part<V::Scalar>) {
                 fill_offsets(&part.nest.k, 0, block * KC, ak);
                 fill_offsets(&part.nest.k, 1, block * KC, bk);
                 let add = block > 0 || part.nest.accumulate;
-                let is_last = (block + 1) * KC >= k && !part.epilogue.is_none();
-                let tables = Tables { ak, bk, bn, cn, finish: is_last.then_some(n) };
+                let is_last = (block + 1) * KC >= k && !finish.is_none();
+                let tables = Tables { ak, bk, bn, cn, n, vectors, add };
+                let finish = if is_last { Some(&mut finish) } else { None };
                 // SAFETY: operands and panels hold the block, by the contract of the part.
-                unsafe { columns::<V>(&part, &panels, &tables, rows, vectors, add) };
+                unsafe { columns::<V>(&part, &panels, &tables, rows, finish) };
             }
         }
     }
 }
 
-/// The offsets of a block of columns and of a block of `k`.
+/// The offsets of a block of columns and of a block of `k`, and how they are multiplied.
 struct Tables<'a> {
     ak: &'a [usize],
     bk: &'a [usize],
     bn: &'a [usize],
     cn: &'a [usize],
-    /// The first column, where the epilogue follows.
-    finish: Option<usize>,
+    /// The first column.
+    n: usize,
+    /// Vectors of columns of a register tile.
+    vectors: usize,
+    /// Whether the result is added to what is there.
+    add: bool,
 }
 
 /// Multiplies some rows with a block of columns over a block of `k`.
@@ -277,10 +328,9 @@ unsafe fn columns<V: Vector>(
     panels: &Panels<V::Scalar>,
     tables: &Tables<'_>,
     [m0, m1]: [usize; 2],
-    vectors: usize,
-    add: bool,
+    mut finish: Option<&mut Finish<'_, V>>,
 ) {
-    let &Tables { ak, bk, bn, cn, finish } = tables;
+    let &Tables { ak, bk, bn, cn, n, vectors, add } = tables;
     // SAFETY: the panels have room for the tables, and the operands hold their sums.
     unsafe {
         if m1 - m0 <= THIN && ak.len() >= THIN && step(bn) == Some(1) {
@@ -289,8 +339,8 @@ unsafe fn columns<V: Vector>(
             fill_offsets(&part.nest.m, 2, m0, cm);
             let block = Block { a: part.a, b: part.b, c: part.c, am, cm, ak, bk, bn, cn };
             super::thin::multiply::<V>(&block, panels.b, add);
-            if let Some(n) = finish {
-                part.epilogue.add_to(&block, m0, n);
+            if let Some(finish) = finish {
+                finish.finish(&block, m0, n);
             }
             return;
         }
@@ -307,8 +357,8 @@ unsafe fn columns<V: Vector>(
                 3 => multiply::<V, 3>(&block, panels, m == m0, add),
                 _ => multiply::<V, 2>(&block, panels, m == m0, add),
             }
-            if let Some(n) = finish {
-                part.epilogue.add_to(&block, m, n);
+            if let Some(finish) = &mut finish {
+                finish.finish(&block, m, n);
             }
         }
     }

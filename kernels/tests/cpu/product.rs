@@ -2,10 +2,13 @@
 
 use gantline_kernels::cpu::{Cpu, Isa};
 use gantline_kernels::verify::verify;
-use gantline_kernels::{Kernel, LoopAB, LoopABC, LoopAC, LoopBC, Product, ProductPart, Products};
+use gantline_kernels::{
+    Access, BinaryOp, Instr, Kernel, LoopAB, LoopABC, LoopAC, LoopBC, Output, Pointwise, Product,
+    ProductPart, Products, RowInput, Rows, Source, UnaryOp,
+};
 use ir::DType;
 
-use crate::{Buffer, Random, assert_close, run, run_on_threads, sets};
+use crate::{Buffer, Random, assert_close, run, run_on_threads, same_bits, sets};
 
 /// Row-major strides of factors in a random order.
 fn strides(random: &mut Random, sizes: &[usize]) -> Vec<usize> {
@@ -120,7 +123,7 @@ fn products_in_one_launch_have_the_bits_of_each_alone() {
             let (a, b) = (draw(&mut random), draw(&mut random));
             let [bias, addend] = [0, 1].map(|_| (random.below(2) == 0).then(|| draw(&mut random)));
             let product = random_product(&mut random, dtype);
-            parts.push(ProductPart { a, b, bias, addend, product });
+            parts.push(ProductPart { bias, addend, ..ProductPart::of(a, b, product) });
         }
         let kernel = Kernel::Products(Products { parts: parts.clone() });
         assert_eq!(verify(&kernel), Ok(()), "{kernel:?}");
@@ -141,6 +144,93 @@ fn products_in_one_launch_have_the_bits_of_each_alone() {
                     "case {case}, {isa:?}, part {at}: {kernel:?}"
                 );
             }
+        }
+    }
+}
+
+/// A random program over a matrix: what its inputs are, and a store of each of its last values.
+fn random_program(random: &mut Random, results: usize, [m, n]: [usize; 2], dtype: DType) -> Rows {
+    let mut rows =
+        Rows { rows: m, cols: n, dtype, inputs: Vec::new(), instrs: Vec::new(), outputs: vec![] };
+    for input in 0..results + random.below(3) {
+        let access = match random.below(4) {
+            0 if input >= results => Access::per_column(),
+            1 if input >= results => Access::per_row(m),
+            2 if input >= results => Access::scalar(),
+            _ => Access::full(m, n),
+        };
+        rows.inputs.push(RowInput { dtype, access });
+        rows.instrs.push(Instr::Load { input });
+    }
+    rows.instrs.push(Instr::Const { value: 0.5 });
+    for _ in 0..2 + random.below(4) {
+        let values = rows.instrs.len();
+        let [a, b] = [0, 1].map(|_| random.below(values));
+        let unary = [UnaryOp::GeluTanh, UnaryOp::GeluErf, UnaryOp::Silu, UnaryOp::Exp];
+        let binary = [BinaryOp::Add, BinaryOp::Mul, BinaryOp::Max, BinaryOp::SiluGrad];
+        rows.instrs.push(match random.below(2) {
+            0 => Instr::Unary { op: random.pick(&unary), x: a },
+            _ => Instr::Binary { op: random.pick(&binary), a, b },
+        });
+    }
+    // What is stored depends on a result, so that it has columns.
+    for _ in 0..1 + random.below(2) {
+        let last = rows.instrs.len() - 1;
+        rows.instrs.push(Instr::Binary { op: BinaryOp::Add, a: random.below(results), b: last });
+        let (value, accumulate) = (last + 1, random.below(3) == 0);
+        let access = Access::full(m, n);
+        rows.outputs.push(Output::Store { value, access, dtype, accumulate });
+    }
+    rows
+}
+
+/// A program on the blocks of one result or of two has the bits that it has in a launch after them.
+#[test]
+fn programs_on_blocks_have_the_bits_of_a_launch_of_their_own() {
+    for case in 0..16 {
+        let mut random = Random::new(case);
+        let dtype = if case % 2 == 0 { DType::F32 } else { DType::F64 };
+        let [m, n, k] = [0; 3].map(|_| {
+            let most = random.pick(&[3, 70, 1100]);
+            1 + random.below(most)
+        });
+        let (k, results) = (k.min(1 + 1_000_000 / (m * n)), 1 + random.below(2));
+        let rows = random_program(&mut random, results, [m, n], dtype);
+        let product =
+            Product { accumulate: random.below(4) == 0, ..Product::matrix(m, n, k, dtype) };
+        let mut parts: Vec<ProductPart> =
+            (0..results).map(|at| ProductPart::of(0, 1 + at, product.clone())).collect();
+        parts[results - 1].bias = Some(results + 1);
+        let alone: Vec<Kernel> = (0..results)
+            .map(|at| {
+                let part = ProductPart { a: 0, b: 1, ..parts[at].clone() };
+                let bias = part.bias.map(|_| 2);
+                Kernel::Products(Products { parts: vec![ProductPart { bias, ..part }] })
+            })
+            .collect();
+        let operands = (results..rows.inputs.len()).map(|at| Source::Operand(at + 2));
+        let inputs = (0..results).map(Source::Result).chain(operands).collect();
+        parts[results - 1].then = Some(Pointwise { rows: rows.clone(), inputs });
+        let kernel = Kernel::Products(Products { parts });
+        assert_eq!(verify(&kernel), Ok(()), "{kernel:?}");
+        let mut buffers = |arguments: Vec<gantline_kernels::arguments::Argument>| -> Vec<Buffer> {
+            arguments.iter().map(|a| Buffer::new(dtype, &random.numbers(a.len))).collect()
+        };
+        let (inputs, old) = (buffers(kernel.inputs()), buffers(kernel.outputs()));
+        for isa in sets() {
+            let together = run_on_threads(isa, &kernel, &inputs, &old);
+            let mut passed = Vec::new();
+            for (at, alone) in alone.iter().enumerate() {
+                let operands =
+                    [&inputs[0], &inputs[1 + at], &inputs[results + 1]].map(Clone::clone);
+                let operands = &operands[..alone.inputs().len()];
+                passed.extend(run_on_threads(isa, alone, operands, &old[at..=at]));
+            }
+            let mut want = passed.clone();
+            passed.extend(inputs.iter().skip(results + 2).cloned());
+            want.extend(run_on_threads(isa, &Kernel::Rows(rows.clone()), &passed, &old[results..]));
+            let same = together.iter().zip(&want).all(|(a, b)| same_bits(a, b));
+            assert!(same && together.len() == want.len(), "case {case}, {isa:?}: {kernel:?}");
         }
     }
 }

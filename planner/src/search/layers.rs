@@ -10,7 +10,7 @@ use std::thread;
 
 use codegen::calls::{Calls, Operand};
 use codegen::crossing::{crossing, gradient_adds};
-use codegen::lower::CODE_NO_KERNEL;
+use codegen::refusal::CODE_NO_KERNEL;
 use codegen::schedule::{Turn, one_forward_one_backward};
 use ir::plan::{FunctionPlan, Keep};
 use ir::{Diagnostic, Plan, Program, Sharding, ValueId};

@@ -132,8 +132,7 @@ impl<'a> Pricer<'a> {
         let plan = FunctionPlan { keep: variant.keep, shardings: sharded.functions[name].clone() };
         let built = self.compiler.layers().layer(name, &plan, place, &variant.adds, is_last);
         let built = built.map_err(|why| {
-            let code = codegen::lower::refusal_code(&why);
-            Diagnostic::error(code, Span::of(self.job.model.clone()), why)
+            Diagnostic::error(why.code(), Span::of(self.job.model.clone()), why.to_string())
                 .note(format!("pricing `@{name}` on dp={dp}, tp={tp}"))
         })?;
         let prices = prices_for(self.job, variant.key);

@@ -403,7 +403,13 @@ fn sums(kernel: &mut Kernel) -> Vec<&mut bool> {
     match kernel {
         Kernel::Product(p) => vec![&mut p.accumulate],
         Kernel::Products(p) => {
-            p.parts.iter_mut().map(|part| &mut part.product.accumulate).collect()
+            let (mut products, mut then) = (Vec::new(), Vec::new());
+            for part in &mut p.parts {
+                products.push(&mut part.product.accumulate);
+                let programs = part.then.iter_mut();
+                then.extend(programs.flat_map(|p| &mut p.rows.outputs).map(accumulates));
+            }
+            products.into_iter().chain(then).collect()
         }
         Kernel::ScatterAdd(g) => vec![&mut g.accumulate],
         Kernel::Rows(r) => r.outputs.iter_mut().map(accumulates).collect(),

@@ -17,7 +17,7 @@ use super::vector::{Job, Scalar, Vector};
 use super::view::{Shared, View, ViewMut};
 use crate::rows::{Output, Rows};
 use plan::Plan;
-use step::Machine;
+pub(super) use step::Machine;
 
 /// Bytes of scratch per thread, and those shared by the tasks of a launch.
 pub(super) fn scratch<S: Scalar>(rows: &Rows) -> [usize; 2] {
@@ -42,8 +42,8 @@ fn shared_bytes<S>(plan: &Plan) -> usize {
 }
 
 /// Where an output goes.
-#[derive(Clone, Copy)]
-enum Sink<S> {
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Sink<S> {
     /// Stored by the block.
     Memory(Shared<u8>),
     /// Partial sums per row task: `[tasks, cols]`.
@@ -162,6 +162,42 @@ fn combine<S: Scalar>(plan: &Plan, sinks: &[Sink<S>], outputs: &[ViewMut]) {
             }
             _ => {}
         }
+    }
+}
+
+/// A block program that runs on rectangles of its points, each as one piece per row.
+#[derive(Debug)]
+pub(super) struct Patch(Plan<'static>);
+
+impl Patch {
+    /// A program whose outputs are stores and that reduces nothing.
+    pub(super) fn new(rows: &Rows) -> Patch {
+        Patch(Plan::of_patches(rows).into_owned())
+    }
+
+    /// Bytes of scratch of a machine.
+    pub(super) fn scratch<S>(rows: &Rows) -> usize {
+        thread_bytes::<S>(&Plan::of_patches(rows))
+    }
+
+    /// How many outputs it has.
+    pub(super) fn outputs(&self) -> usize {
+        self.0.rows.outputs.len()
+    }
+
+    /// Where the outputs go.
+    pub(super) fn sinks<S>(outputs: &[ViewMut]) -> Vec<Sink<S>> {
+        outputs.iter().map(|view| Sink::Memory(Shared::new(view.start::<u8>()))).collect()
+    }
+
+    /// What runs it in one task.
+    pub(super) fn machine<'a, V: Vector>(
+        &'a self,
+        inputs: &'a [Shared<u8>],
+        sinks: &'a [Sink<V::Scalar>],
+        scratch: &mut Bump,
+    ) -> Machine<'a, V> {
+        Machine::new(&self.0, inputs, sinks, scratch)
     }
 }
 

@@ -96,6 +96,29 @@ impl<'a> Plan<'a> {
         plan
     }
 
+    /// Plans a kernel that reduces nothing for any rectangle of its points: blocks are pieces of
+    /// one row. No output shares memory with another argument.
+    pub(super) fn of_patches(rows: &'a Rows) -> Plan<'a> {
+        check(rows);
+        let (kinds, needed) = (kinds(rows), needed(rows));
+        let once = once(rows, &kinds, &needed, false);
+        let phases = phases(rows, &kinds, &needed, &once, false);
+        let mut plan = Plan {
+            kinds,
+            places: Vec::new(),
+            once,
+            phases,
+            block_rows: 1,
+            block_cols: rows.cols.clamp(1, BLOCK_LANES),
+            lane_registers: 0,
+            row_registers: 0,
+            tasks: [1, 1],
+            rows: Cow::Borrowed(rows),
+        };
+        plan.place(&vec![false; rows.outputs.len()]);
+        plan
+    }
+
     /// The same plan, with the kernel in it.
     pub(super) fn into_owned(self) -> Plan<'static> {
         Plan { rows: Cow::Owned(self.rows.into_owned()), ..self }

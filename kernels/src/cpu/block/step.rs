@@ -16,7 +16,7 @@ use super::plan::{Place, Plan, is_dense};
 use crate::rows::{Access, BinaryOp, Digit, Draw, Instr, Output, ReduceOp, UnaryOp};
 
 /// The registers and the position of one task.
-pub(super) struct Machine<'a, V: Vector> {
+pub(in super::super) struct Machine<'a, V: Vector> {
     plan: &'a Plan<'a>,
     inputs: &'a [Shared<u8>],
     sinks: &'a [Sink<V::Scalar>],
@@ -51,7 +51,12 @@ impl<'a, V: Vector> Machine<'a, V> {
     }
 
     /// Computes rows and columns `[from, to)`; `indices` are those of the row task and the task.
-    pub(super) fn run(&mut self, rows: [usize; 2], cols: [usize; 2], indices: [usize; 2]) {
+    pub(in super::super) fn run(
+        &mut self,
+        rows: [usize; 2],
+        cols: [usize; 2],
+        indices: [usize; 2],
+    ) {
         let plan = self.plan;
         let [block_rows, block_cols] = [plan.block_rows, plan.block_cols];
         self.block = Block { row: rows[0], rows: block_rows, col: 0, cols: block_cols };

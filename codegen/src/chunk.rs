@@ -1,0 +1,303 @@
+//! Chunks: a value far wider than what it is made of is computed in pieces of its rows.
+//!
+//! The logits of a vocabulary are the case: fifty times as wide as the hidden states of which they
+//! are a product, and read by nothing but the loss and its gradient. Where they are no result, the
+//! product and all that follows of it run once for each piece of the rows: operands are cut along
+//! these rows, results too, or are sums to which each piece adds its term. What follows from a cut
+//! is what [`factors`] says, as for a cut over ranks; the pieces come one after the other.
+//!
+//! Logits that are kept for the gradient are a result of the forward function, so that whether
+//! they are chunked is decided by what the plan keeps.
+
+use ir::factors::{Factor, factors, make_local};
+use ir::op::Combiner;
+use ir::sharding::Layout;
+use ir::{Class, Dim, Function, Kind, Module, Node, Op, TensorType, ValueId};
+
+/// The least bytes of a value that is worth its chunks. Chosen: less is no matter beside the rest.
+const WIDE_BYTES: u64 = 8 << 20;
+/// How much wider than its operand a product is, at least. Chosen: the inner layers of blocks are
+/// up to four times as wide, and kept.
+const WIDE_RATIO: usize = 8;
+/// The least rows of a piece. Chosen: each piece packs the weights again, which then takes about a
+/// tenth of its time.
+const ROWS_MIN: usize = 256;
+
+/// The part of a function that runs in pieces.
+#[derive(Clone, Debug)]
+pub(crate) struct Chunks {
+    /// One piece.
+    pub(crate) body: Function,
+    /// How many there are.
+    pub(crate) count: usize,
+    /// How the operands of the call lie in pieces.
+    pub(crate) operands: Vec<Layout>,
+    /// And its results: cut, or sums.
+    pub(crate) results: Vec<Layout>,
+}
+
+impl Chunks {
+    /// Whether a node calls for the pieces.
+    pub(crate) fn is_call(&self, node: &Node) -> bool {
+        node.callee() == Some(self.body.name.as_str())
+    }
+}
+
+/// A function in which the part that is worth it is one call, and that part; none where there is
+/// no such part.
+///
+/// Keeps results and their types; sums over rows are added piece by piece. O(nodes²).
+pub(crate) fn cut_rows(function: &Function, module: &Module) -> Option<(Function, Chunks)> {
+    let seeds = (0..function.nodes.len()).filter_map(|at| seed(function, at));
+    seeds.filter_map(|seed| Region::grow(function, module, seed)?.outline()).next()
+}
+
+/// A product whose result is wide, which dim of that is cut, and in how many pieces.
+#[derive(Clone, Copy, Debug)]
+struct Seed {
+    node: usize,
+    dim: usize,
+    count: usize,
+}
+
+fn seed(function: &Function, at: usize) -> Option<Seed> {
+    let node = &function.nodes[at];
+    let Op::Contract(einsum) = &node.op else { return None };
+    let ty = function.ty(node.result());
+    let (sizes, elements) = (ty.sizes()?, ty.count()?);
+    if ty.bytes()? < WIDE_BYTES || function.results.contains(&node.result()) {
+        return None;
+    }
+    let sides = [(&einsum.a, &einsum.b), (&einsum.b, &einsum.a)];
+    for ((own, other), operand) in sides.into_iter().zip(&node.operands) {
+        let is_row = |dim: &usize| {
+            let letter = &einsum.result[*dim];
+            own.contains(letter) && !other.contains(letter)
+        };
+        let rows: Vec<usize> = (0..sizes.len()).filter(is_row).collect();
+        let count = rows.iter().map(|dim| sizes[*dim]).product::<usize>() / ROWS_MIN;
+        let dim = rows.into_iter().max_by_key(|dim| sizes[*dim]);
+        let narrow = function.ty(*operand).count()?;
+        if let Some(dim) = dim.filter(|_| elements >= WIDE_RATIO * narrow) {
+            let count = (2..=count).rev().find(|count| sizes[dim].is_multiple_of(*count));
+            return count.map(|count| Seed { node: at, dim, count });
+        }
+    }
+    None
+}
+
+/// Nodes that run in pieces.
+struct Region<'f> {
+    function: &'f Function,
+    module: &'f Module,
+    seed: Seed,
+    producers: Vec<Option<usize>>,
+    /// For each node, how its operands lie if it is one of them.
+    inside: Vec<Option<Vec<Layout>>>,
+    /// How values of the region lie.
+    layouts: Vec<Option<Layout>>,
+    /// Values that depend on results of the region through other nodes.
+    after: Vec<bool>,
+    /// What the region reads, and how that is cut.
+    inputs: Vec<(ValueId, Layout)>,
+}
+
+impl<'f> Region<'f> {
+    /// All that follows from a product row by row; none where a wide value leaves that.
+    fn grow(function: &'f Function, module: &'f Module, seed: Seed) -> Option<Region<'f>> {
+        let values = function.values.len();
+        let mut region = Region {
+            function,
+            module,
+            seed,
+            producers: function.producers(),
+            inside: vec![None; function.nodes.len()],
+            layouts: vec![None; values],
+            after: vec![false; values],
+            inputs: Vec::new(),
+        };
+        for at in seed.node..function.nodes.len() {
+            region.visit(at)?;
+        }
+        let leaves = |value: &ValueId| region.is_wide_here(*value);
+        (!region.outputs().iter().any(leaves)).then_some(region)
+    }
+
+    /// Whether a value is one of the region's that are cut, and wide.
+    fn is_wide_here(&self, value: ValueId) -> bool {
+        matches!(self.layouts[value.index()], Some(Layout::Cut { .. })) && self.is_wide(value)
+    }
+
+    fn is_wide(&self, value: ValueId) -> bool {
+        let wide = self.function.nodes[self.seed.node].result();
+        let count = |value| self.function.ty(value).count().unwrap_or(0);
+        2 * count(value) >= count(wide)
+    }
+
+    /// Takes a node in, or leaves it after the region if it depends on that.
+    fn visit(&mut self, at: usize) -> Option<()> {
+        let node = &self.function.nodes[at];
+        if self.inside[at].is_some() {
+            return Some(());
+        }
+        let is_seed = at == self.seed.node;
+        let is_cut = |o: &ValueId| matches!(self.layouts[o.index()], Some(Layout::Cut { .. }));
+        let waits = node.operands.iter().any(|o| self.after[o.index()]);
+        if is_seed || !waits && node.operands.iter().any(is_cut) {
+            let wanted = is_seed.then(|| Layout::cut(self.seed.dim));
+            if let Some(factor) = self.factor(at, wanted) {
+                return self.take(at, &factor);
+            }
+        }
+        if is_seed || node.operands.iter().any(|o| self.is_wide_here(*o)) {
+            return None;
+        }
+        if waits || node.operands.iter().any(|o| self.layouts[o.index()].is_some()) {
+            node.results.iter().for_each(|result| self.after[result.index()] = true);
+        }
+        Some(())
+    }
+
+    /// How a node is cut so that its operands lie as they do, and its result as is wanted.
+    fn factor(&self, at: usize, wanted: Option<Layout>) -> Option<Factor> {
+        let node = &self.function.nodes[at];
+        if matches!(node.op.class(), Class::Call | Class::Collective) {
+            return None;
+        }
+        let fits = |factor: &Factor| {
+            let mut operands = node.operands.iter().zip(&factor.operands);
+            let yields = |layout: &Layout| match *layout {
+                Layout::Cut { unit, .. } => unit == 1,
+                Layout::Partial(combiner) => combiner == Combiner::Sum,
+                Layout::Replicated => false,
+            };
+            operands.all(|(o, layout)| self.layouts[o.index()].is_none_or(|l| l == *layout))
+                && factor.results.iter().all(yields)
+                && factor.offsets.is_empty()
+                && wanted.is_none_or(|wanted| factor.results[0] == wanted)
+        };
+        factors(node, self.function, self.module).into_iter().find(fits)
+    }
+
+    fn take(&mut self, at: usize, factor: &Factor) -> Option<()> {
+        let node = &self.function.nodes[at];
+        self.inside[at] = Some(factor.operands.clone());
+        for (result, layout) in node.results.iter().zip(&factor.results) {
+            self.layouts[result.index()] = Some(*layout);
+        }
+        for (operand, layout) in node.operands.iter().zip(&factor.operands) {
+            if self.layouts[operand.index()].is_some() {
+                continue;
+            }
+            if self.after[operand.index()] {
+                return None;
+            }
+            let cut = matches!(layout, Layout::Cut { .. });
+            match self.producers[operand.index()] {
+                Some(producer) if cut && self.is_wide(*operand) => self.pull(producer, *layout)?,
+                _ if !self.inputs.contains(&(*operand, *layout)) => {
+                    self.inputs.push((*operand, *layout));
+                }
+                _ => {}
+            }
+        }
+        Some(())
+    }
+
+    /// Takes in a node that makes a wide operand: one that is computed for each element.
+    fn pull(&mut self, at: usize, wanted: Layout) -> Option<()> {
+        let op = &self.function.nodes[at].op;
+        let is_cheap = matches!(op.class(), Class::Source | Class::Elementwise);
+        if !is_cheap && !matches!(op, Op::Broadcast { .. }) {
+            return None;
+        }
+        let factor = self.factor(at, Some(wanted))?;
+        self.take(at, &factor)
+    }
+
+    /// The values of the region that something else reads, in order.
+    fn outputs(&self) -> Vec<ValueId> {
+        let function = self.function;
+        let is_inside = |(_, cut): &(&Node, &Option<Vec<Layout>>)| cut.is_some();
+        let (inside, outside): (Vec<_>, Vec<_>) =
+            function.nodes.iter().zip(&self.inside).partition(is_inside);
+        let outside = outside.into_iter().flat_map(|(node, _)| &node.operands);
+        let read: Vec<ValueId> = outside.chain(&function.results).copied().collect();
+        let made = inside.into_iter().flat_map(|(node, _)| &node.results).copied();
+        made.filter(|result| read.contains(result)).collect()
+    }
+
+    /// The type of a piece of a value.
+    fn piece(&self, value: ValueId, layout: Layout) -> Option<TensorType> {
+        let mut ty = self.function.ty(value).clone();
+        if let Layout::Cut { dim, .. } = layout {
+            let size = ty.sizes()?[dim];
+            let piece = size.is_multiple_of(self.seed.count).then_some(size / self.seed.count)?;
+            ty.dims[dim] = Dim::from(piece);
+        }
+        Some(ty)
+    }
+
+    fn outline(self) -> Option<(Function, Chunks)> {
+        let name = format!("{}.rows", self.function.name);
+        let outputs = self.outputs();
+        let chunks = Chunks {
+            body: self.body(&name, &outputs)?,
+            count: self.seed.count,
+            operands: self.inputs.iter().map(|(_, layout)| *layout).collect(),
+            results: outputs.iter().filter_map(|value| self.layouts[value.index()]).collect(),
+        };
+        let call = Node {
+            op: Op::Call { function: name },
+            operands: self.inputs.iter().map(|(value, _)| *value).collect(),
+            results: outputs,
+        };
+        let mut whole = self.function.clone();
+        let waits = |node: &Node| node.results.iter().any(|r| self.after[r.index()]);
+        let nodes = self.function.nodes.iter().zip(&self.inside);
+        let outside = nodes.filter(|(_, inside)| inside.is_none());
+        let (after, before): (Vec<Node>, Vec<Node>) =
+            outside.map(|(node, _)| node.clone()).partition(waits);
+        whole.nodes = before.into_iter().chain([call]).chain(after).collect();
+        Some((whole, chunks))
+    }
+
+    /// The function of one piece.
+    fn body(&self, name: &str, outputs: &[ValueId]) -> Option<Function> {
+        let mut body = Function::new(name, Kind::Layer);
+        let mut made: Vec<Option<ValueId>> = vec![None; self.function.values.len()];
+        let define = |body: &mut Function, value: ValueId, layout: Layout, name: String| {
+            let mut own = self.function.value(value).clone();
+            (own.ty, own.name) = (self.piece(value, layout)?, name);
+            body.values.push(own);
+            Some(ValueId(body.values.len() as u32 - 1))
+        };
+        for (at, (value, layout)) in self.inputs.iter().enumerate() {
+            let name = format!("{}.in{at}", self.function.value(*value).name);
+            define(&mut body, *value, *layout, name)?;
+        }
+        body.param_count = self.inputs.len();
+        for (node, layouts) in self.function.nodes.iter().zip(&self.inside) {
+            let Some(layouts) = layouts else { continue };
+            let operand = |(o, layout): (&ValueId, &Layout)| {
+                let input = self.inputs.iter().position(|input| *input == (*o, *layout));
+                made[o.index()].or_else(|| input.map(|at| ValueId(at as u32)))
+            };
+            let operands = node.operands.iter().zip(layouts);
+            let operands: Option<Vec<ValueId>> = operands.map(operand).collect();
+            let mut results = Vec::new();
+            for result in &node.results {
+                let layout = self.layouts[result.index()]?;
+                let name = self.function.value(*result).name.clone();
+                let own = define(&mut body, *result, layout, name)?;
+                made[result.index()] = Some(own);
+                results.push(own);
+            }
+            let mut op = node.op.clone();
+            make_local(&mut op, &body.ty(results[0]).dims.clone(), &[]);
+            body.nodes.push(Node { op, operands: operands?, results });
+        }
+        body.results = outputs.iter().map(|value| made[value.index()]).collect::<Option<_>>()?;
+        Some(body)
+    }
+}

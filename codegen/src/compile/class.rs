@@ -1,0 +1,293 @@
+//! A class of ranks: its calls, what it compiles for them, and where its buffers are.
+
+mod allocate;
+mod steps;
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use ir::program::{Feed, Program, Step};
+use ir::sharding::Layout;
+use ir::{DType, Module, Plan, TensorType, ValueId};
+
+use super::{Compiler, Ends};
+use crate::calls::{Call, Calls, Operand};
+use crate::crossing::{crossing, gradient_adds, must_clear, relayed};
+use crate::evaluation::{Evaluation, Maker};
+use crate::lower::KernelTable;
+use crate::partition::{Place, layouts};
+use crate::refusal::Refusal;
+use crate::routines::Layer;
+use crate::schedule::{Turn, one_forward_one_backward};
+use crate::specialise::Source;
+use crate::store::{BufferId, Store};
+use crate::update;
+use crate::weights::weight_places;
+
+/// Where things happen within the work on one micro-batch.
+#[derive(Clone, Copy)]
+struct Clock {
+    calls: usize,
+}
+
+impl Clock {
+    fn forward(self, call: usize) -> usize {
+        1 + call
+    }
+
+    fn backward(self, call: usize) -> usize {
+        2 * self.calls - call
+    }
+
+    fn end(self) -> usize {
+        2 * self.calls + 1
+    }
+}
+
+/// What a forward pass is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    Training,
+    Evaluation,
+}
+
+pub(crate) struct Class<'a> {
+    pub(crate) calls: &'a Calls,
+    pub(crate) plan: &'a Plan,
+    pub(crate) stage: usize,
+    pub(crate) tensor: usize,
+    pub(crate) store: Store,
+    pub(crate) table: &'a mut KernelTable,
+    pub(crate) dtype: DType,
+    /// The calls of this stage.
+    own: &'a [Call],
+    /// The layer of each call: calls of one function differ in the gradients that they add.
+    layers: Vec<Rc<Layer>>,
+    /// What an evaluation calls; the same as training where none.
+    evaluation: Option<Evaluation<'a>>,
+    /// For each call, its forward and backward routine.
+    routines: Vec<(usize, usize)>,
+    /// The values that come from the stage before, and that go to the one after.
+    crossing: [Vec<ValueId>; 2],
+    /// Those that do both and that no call of this stage takes, with their types.
+    relayed: Vec<(ValueId, TensorType)>,
+    clock: Clock,
+    /// Micro-batches in flight at most.
+    in_flight: usize,
+    /// Buffers of values, by micro-batch slot.
+    values: BTreeMap<(ValueId, usize), BufferId>,
+    cotangents: BTreeMap<ValueId, BufferId>,
+    /// Kept results, by call, result and micro-batch slot.
+    kept: BTreeMap<(usize, usize, usize), BufferId>,
+    frames: BTreeMap<usize, BufferId>,
+    feeds: BTreeMap<Feed, BufferId>,
+    /// The name of the loss sum in the layer that computes it.
+    loss_name: String,
+}
+
+impl<'a> Class<'a> {
+    pub(super) fn new(
+        compiler: &'a mut Compiler<'_>,
+        plan: &'a Plan,
+        stage: usize,
+        tensor: usize,
+    ) -> Result<Class<'a>, Refusal> {
+        let Compiler { module, calls, evaluated, layers: shared } = compiler;
+        let (module, calls, evaluated) = (*module, &*calls, evaluated.as_ref());
+        let own = own_calls(calls, plan, stage)?;
+        let place = Place {
+            sizes: [plan.mesh.dp, plan.mesh.tp],
+            coordinates: [0, tensor],
+            microbatch_size: plan.microbatch_size,
+        };
+        let crossing = crossings(calls, plan, stage);
+        let adds = gradient_adds(own, &crossing[1], plan.microbatch_count);
+        let mut make = |call: &Call, adds: &[bool]| {
+            let decisions = plan.functions.get(&call.function);
+            let decisions = decisions
+                .ok_or_else(|| format!("the plan has nothing for `@{}`", call.function))?;
+            let is_last = call.results.iter().any(|r| calls.results.contains(r));
+            shared.layer(&call.function, decisions, place, adds, is_last)
+        };
+        let layers = own.iter().zip(&adds).map(|(call, adds)| make(call, adds));
+        let layers: Vec<Rc<Layer>> = layers.collect::<Result<_, _>>()?;
+        let relayed = relayed(calls, own, &crossing, &mut make)?;
+        let named = own.iter().zip(&layers);
+        let named = named.map(|(call, layer)| (call.function.clone(), Rc::clone(layer)));
+        let trained: BTreeMap<String, Rc<Layer>> = named.collect();
+        let mut store = store(module, calls, plan, [stage, tensor])?;
+        let mut maker =
+            Maker { module, plan, place, trained: &trained, store: &mut store, layers: shared };
+        let evaluate =
+            |calls: &'a Calls| Evaluation::new(&mut maker, own_calls(calls, plan, stage)?, own);
+        let evaluation = evaluated.map(evaluate).transpose()?;
+        let class = Class::with((module, calls), plan, [stage, tensor], store, &mut shared.table)?;
+        Ok(Class { layers, evaluation, relayed, ..class })
+    }
+
+    /// A class that has its weights, and no layers.
+    pub(super) fn empty(
+        (module, calls): (&Module, &'a Calls),
+        plan: &'a Plan,
+        place: [usize; 2],
+        table: &'a mut KernelTable,
+    ) -> Result<Class<'a>, Refusal> {
+        let store = store(module, calls, plan, place)?;
+        Class::with((module, calls), plan, place, store, table)
+    }
+
+    fn with(
+        (module, calls): (&Module, &'a Calls),
+        plan: &'a Plan,
+        [stage, tensor]: [usize; 2],
+        store: Store,
+        table: &'a mut KernelTable,
+    ) -> Result<Class<'a>, Refusal> {
+        let own = own_calls(calls, plan, stage)?;
+        Ok(Class {
+            calls,
+            plan,
+            stage,
+            tensor,
+            store,
+            table,
+            dtype: plan.dtype,
+            own,
+            layers: Vec::new(),
+            evaluation: None,
+            routines: Vec::new(),
+            crossing: crossings(calls, plan, stage),
+            relayed: Vec::new(),
+            clock: Clock { calls: own.len() },
+            in_flight: (plan.mesh.pp - stage).min(plan.microbatch_count),
+            values: BTreeMap::new(),
+            cotangents: BTreeMap::new(),
+            kept: BTreeMap::new(),
+            frames: BTreeMap::new(),
+            feeds: BTreeMap::new(),
+            loss_name: loss_name(module, calls),
+        })
+    }
+
+    pub(super) fn ends(mut self) -> Result<Ends, Refusal> {
+        self.store.stats();
+        let scalars = self.feed_buffer(Feed::Scalars);
+        let (mut begin, mut finish) = (Vec::new(), Vec::new());
+        let clears = must_clear(self.own, self.plan.microbatch_count);
+        update::begin(&mut self, clears, &mut begin);
+        update::finish(&mut self, scalars, &mut finish)?;
+        let routine = |step: &Step| match step {
+            Step::Call { routine, .. } => Some(self.store.routine_at(*routine).clone()),
+            Step::Feed { .. } | Step::Send { .. } | Step::Receive { .. } => None,
+        };
+        Ok(Ends {
+            begin: begin.iter().filter_map(routine).collect(),
+            finish: finish.iter().filter_map(routine).collect(),
+        })
+    }
+
+    pub(super) fn program(mut self) -> Result<Program, Refusal> {
+        for layer in &self.layers {
+            let forward = self.store.routine(&layer.forward);
+            let backward = self.store.routine(&layer.backward);
+            self.routines.push((forward, backward));
+        }
+        self.allocate();
+        let mut steps = Vec::new();
+        let scalars = self.feed_buffer(Feed::Scalars);
+        steps.push(Step::Feed { feed: Feed::Scalars, microbatch: 0, buffer: scalars });
+        let clears = must_clear(self.own, self.plan.microbatch_count);
+        update::begin(&mut self, clears, &mut steps);
+        self.schedule(&mut steps)?;
+        update::finish(&mut self, scalars, &mut steps)?;
+        let mut evaluate = Vec::new();
+        update::begin_evaluation(&mut self, &mut evaluate);
+        for microbatch in 0..self.plan.microbatch_count {
+            self.forward(microbatch, Pass::Evaluation, &mut evaluate);
+        }
+        update::reduce_loss(&mut self, &mut evaluate);
+        let (place, steps) = ([self.stage, self.tensor], [steps, evaluate]);
+        Ok(self.store.into_program(&self.plan.model, place, steps, Vec::new()))
+    }
+
+    fn schedule(&mut self, steps: &mut Vec<Step>) -> Result<(), String> {
+        let Plan { mesh, microbatch_count, .. } = self.plan;
+        for turn in one_forward_one_backward(mesh.pp, self.stage, *microbatch_count) {
+            match turn {
+                Turn::Forward(microbatch) => self.forward(microbatch, Pass::Training, steps),
+                Turn::Backward(microbatch) => self.backward(microbatch, steps)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn layer(&self, call: usize) -> &Layer {
+        &self.layers[call]
+    }
+
+    /// The calls of this stage that take a value.
+    fn consumers(&self, value: ValueId) -> Vec<usize> {
+        let takes = |call: &Call| call.operands.contains(&Operand::Value(value));
+        (0..self.own.len()).filter(|at| takes(&self.own[*at])).collect()
+    }
+
+    fn is_entry_result(&self, value: ValueId) -> bool {
+        self.calls.results.contains(&value)
+    }
+
+    /// Whether the backward routine of a call reads an operand.
+    fn backward_reads(&self, call: usize, value: ValueId) -> bool {
+        let operands = &self.own[call].operands;
+        self.layer(call).halves.backward_params.iter().any(|source| match source {
+            Source::Param(at) => operands.get(*at) == Some(&Operand::Value(value)),
+            Source::Kept(result) => self.own[call].results.get(*result) == Some(&value),
+        })
+    }
+
+    /// Whether tensor-parallel ranks hold terms of the loss rather than copies.
+    pub(crate) fn loss_is_partial(&self) -> bool {
+        let last = self.calls.calls.last();
+        let sharding = last.and_then(|call| {
+            let plan = self.plan.functions.get(&call.function)?;
+            plan.shardings.get(self.loss_name.as_str())
+        });
+        sharding.is_some_and(|s| matches!(layouts(s)[1], Layout::Partial(_)))
+    }
+}
+
+/// The calls of a stage.
+fn own_calls<'a>(calls: &'a Calls, plan: &Plan, stage: usize) -> Result<&'a [Call], String> {
+    let own = calls.calls.get(begin(plan, stage)..plan.stage_ends[stage]);
+    own.ok_or_else(|| "the stages do not fit".to_owned())
+}
+
+/// The first call of a stage.
+fn begin(plan: &Plan, stage: usize) -> usize {
+    if stage == 0 { 0 } else { plan.stage_ends[stage - 1] }
+}
+
+/// The values that come from the stage before, and that go to the one after.
+fn crossings(calls: &Calls, plan: &Plan, stage: usize) -> [Vec<ValueId>; 2] {
+    [begin(plan, stage), plan.stage_ends[stage]].map(|at| crossing(calls, at))
+}
+
+/// The weights of a class, with gradients and optimizer states.
+fn store(
+    module: &Module,
+    calls: &Calls,
+    plan: &Plan,
+    [stage, tensor]: [usize; 2],
+) -> Result<Store, String> {
+    let weights = weight_places(module, calls, plan, stage, tensor)?;
+    Ok(Store::new(weights, Some(plan.optimizer.state_count()), plan.dtype))
+}
+
+/// The name of the loss sum in the layer that computes it.
+fn loss_name(module: &Module, calls: &Calls) -> String {
+    let name = calls.calls.last().and_then(|call| {
+        let function = module.function(&call.function)?;
+        let at = call.results.iter().position(|r| Some(r) == calls.results.first())?;
+        Some(function.value(function.results[at]).name.clone())
+    });
+    name.unwrap_or_default()
+}

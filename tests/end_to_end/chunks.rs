@@ -1,0 +1,109 @@
+//! A head whose logits are not kept computes them in pieces of its rows.
+
+use ir::import::{Description, preset, read_config};
+use ir::plan::Keep;
+use ir::program::{Contents, Program};
+use ir::{DType, Mesh, Module, Plan};
+use runtime::execute::{Batch, Scalars};
+
+use crate::mesh::{batch, random_weights};
+use crate::model::{Wanted, load, plan, prepared, session};
+
+const SEQ: usize = 512;
+const VOCAB: usize = 2200;
+
+/// One layer, and logits that are worth their chunks: 512 rows of 2200 are 9 MB.
+fn wide(tied: bool) -> Description {
+    let text = format!(
+        r#"{{"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": {SEQ},
+        "vocab_size": {VOCAB}, "tie_word_embeddings": {tied},
+        "bos_token_id": null, "eos_token_id": null}}"#
+    );
+    read_config("config.json", &text, "wide-gpt2").expect("the config reads")
+}
+
+/// A plan in which everything is kept but what the head computes, or that too.
+fn planned(module: &Module, seq: usize, dtype: DType, wanted: Wanted, head: Keep) -> Plan {
+    let mut plan = plan(module, seq, dtype, wanted).expect("it fits");
+    plan.functions.get_mut("head").expect("there is a head").keep = head;
+    plan
+}
+
+/// The bytes of the largest value that is neither a weight nor made of weights.
+fn largest(program: &Program) -> u64 {
+    let values = program.buffers.iter().filter(|b| b.contents == Contents::Activation);
+    let locals = program.routines.iter().flat_map(|routine| &routine.locals);
+    values.map(|b| b.bytes).chain(locals.map(|local| local.bytes)).max().unwrap_or(0)
+}
+
+/// The loss and the gradients do not depend on whether logits are computed at once, with one
+/// micro-batch or with several that add to each other's gradients, on one rank or two.
+#[test]
+fn logits_in_pieces_give_the_same_loss_and_gradients() {
+    for (tied, mesh, samples) in [(true, [1, 1], 2), (false, [1, 1], 1), (true, [2, 1], 2)] {
+        let [dp, tp] = mesh;
+        let (model, module) = prepared(&wide(tied), SEQ, DType::F64, 0.0);
+        let weights = random_weights(&model, 5);
+        let (tokens, labels) = batch(3, samples, SEQ, VOCAB as u64);
+        let wanted = Wanted {
+            mesh: Mesh { pp: 1, dp, tp },
+            microbatch_size: 1,
+            microbatch_count: samples / dp,
+            keep: Keep::Full,
+            sequence: false,
+        };
+        let whole = (SEQ * VOCAB * 8) as u64;
+        let [kept, pieces] = [Keep::Full, Keep::None].map(|head| {
+            let plan = planned(&module, SEQ, DType::F64, wanted, head);
+            let mut session = session(&module, &plan);
+            load(&mut session, &weights);
+            let largest = largest(session.classes().program_of(0));
+            let is_whole = largest >= whole;
+            assert_eq!(is_whole, head == Keep::Full, "{largest} bytes of {whole}, {head:?}");
+            let batch = Batch { tokens: &tokens, labels: &labels, ..Batch::default() };
+            let step = session.step(&batch, Scalars::default()).expect("the step runs");
+            let evaluated = session.evaluate(&batch).expect("the loss is evaluated");
+            let grads = model.weights.iter().map(|w| {
+                let grad = session.read_grad(&w.name).expect("there is a gradient");
+                (w.name.clone(), grad.to_f64())
+            });
+            let grads: Vec<(String, Vec<f64>)> = grads.collect();
+            ([step.loss_sum, evaluated.loss_sum], grads)
+        });
+        for (x, y) in kept.0.iter().zip(&pieces.0) {
+            assert!((x - y).abs() <= 1e-10 * x.abs(), "loss {x} and {y}");
+        }
+        let all = kept.1.iter().flat_map(|(_, grad)| grad);
+        let scale = all.fold(0.0_f64, |m, g| m.max(g.abs()));
+        for ((name, x), (_, y)) in kept.1.iter().zip(&pieces.1) {
+            let error = x.iter().zip(y).fold(0.0_f64, |m, (a, b)| m.max((a - b).abs()));
+            assert!(error <= 1e-10 * scale, "{name}: {error:e} of {scale:e}");
+            assert!(x.iter().any(|g| *g != 0.0), "{name} moves");
+        }
+    }
+}
+
+/// GPT-2 at 1,024 tokens, one sample: logits of 196 MiB are a quarter of that at a time, and so are
+/// their gradients. The planner is offered both, as it chooses what each layer keeps.
+#[test]
+fn the_arena_of_gpt2_shrinks_by_its_logits() {
+    let (seq, description) = (1024, preset("gpt2").expect("a preset"));
+    let (_, module) = prepared(&description, seq, DType::F32, 0.0);
+    let wanted = Wanted {
+        mesh: Mesh { pp: 1, dp: 1, tp: 1 },
+        microbatch_size: 1,
+        microbatch_count: 1,
+        keep: Keep::Full,
+        sequence: false,
+    };
+    let [kept, pieces] = [Keep::Full, Keep::None].map(|head| {
+        let plan = planned(&module, seq, DType::F32, wanted, head);
+        let compiled = codegen::compile::compile(&module, "loss", &plan).expect("it compiles");
+        compiled.programs[0].clone()
+    });
+    let logits = (seq * 50257 * 4) as u64;
+    let [before, after] = [&kept, &pieces].map(|program| program.arena_bytes >> 20);
+    println!("arena {before} MiB with logits kept, {after} MiB with logits in pieces");
+    assert_eq!([largest(&kept), largest(&pieces)], [logits, logits / 4]);
+    assert!(kept.arena_bytes - pieces.arena_bytes >= 5 * logits / 4);
+}
