@@ -10,6 +10,7 @@
 //! styles from what frameworks' releases do. A few numbers were chosen beside runs of models, from
 //! ranges that are plausible without them: sustained clocks, host times, spreads of intervals.
 
+mod bubble;
 pub mod chosen;
 pub mod described;
 mod devices;
@@ -187,13 +188,17 @@ impl<'a> Estimator<'a> {
     ///
     /// **Cost** some hundred operations, and some dozen for each stage.
     pub fn step(&self, configuration: &Configuration, prices: &Prices, count: u64) -> Step {
-        let terms = Terms {
-            rates: &self.rates,
-            network: &self.network,
-            style: &self.style,
-            host: &self.host,
-        };
-        terms.step(configuration, prices, count)
+        self.terms().step(configuration, prices, count)
+    }
+
+    /// Bytes of the fullest stage in such a step.
+    pub fn bytes(&self, configuration: &Configuration, prices: &Prices, count: u64) -> f64 {
+        self.terms().bytes(configuration, prices, count)
+    }
+
+    fn terms(&self) -> Terms<'_> {
+        let Estimator { rates, network, style, host, .. } = self;
+        Terms { rates, network, style, host }
     }
 
     /// A step with its interval; recomputation that was left open is the least that fits.

@@ -1,4 +1,5 @@
-//! `plan` and `score --for prefill|decode`, and `fit --for inference`: how copies of a model answer prompts.
+//! `plan` and `score --for prefill|decode`, and `fit --for inference`: how copies of a model
+//! answer prompts.
 
 use clap::ValueEnum;
 use kernels::{Bytes, Seconds};

@@ -3,14 +3,16 @@
 //! One stage is the slowest; the step takes as long as that stage works, plus what it waits for:
 //!
 //! ```text
-//! T = m · max tᵢ + (Σ tᵢ − max tᵢ) · idle / v + exchange + gather + optimizer + offload
+//! T = passes + exchange + gather + optimizer + offload
+//! passes = m · max tᵢ + (Σ tᵢ − max tᵢ) / v
 //! ```
 //!
-//! Legend: m micro-batches, tᵢ seconds of one micro-batch on stage i, v chunks of a stage; `idle`
-//! is 1 for 1F1B and GPipe, and less where the gradients of weights fill the bubble.
+//! Legend: m micro-batches, tᵢ seconds of one micro-batch on stage i, v chunks of a stage. Stages
+//! that do not interleave chunks have paths of their own (`bubble`).
 
 use serde::Serialize;
 
+use super::bubble::{self, Alike};
 use super::host::{DISK_BYTES_PER_S, HOST_MEMORY_BYTES_PER_S, HostLimits};
 use super::network::{Group, INNER_INTERFERENCE, Network};
 use super::price::{LayerPrice, Pass, Prices};
@@ -165,6 +167,11 @@ impl Stage {
     fn total_s(&self) -> f64 {
         self.pass.total_s() + self.again_s
     }
+
+    fn alike(&self, run: &Run) -> Alike {
+        let Stage { forward_s, backward_s, weight_s, .. } = *self;
+        Alike { index: run.index, count: run.count, forward_s, backward_s, weight_s }
+    }
 }
 
 impl Terms<'_> {
@@ -175,19 +182,26 @@ impl Terms<'_> {
         let mut slowest = Stage::default();
         let mut step = Step::default();
         let mut exchanges = Exchanges::default();
-        let mut before_s = 0.0;
+        let (mut before_s, mut offload_s) = (0.0, 0.0f64);
         let send_s = self.send_s(c, prices);
         let is_far = self.sends_far(c);
+        // Stages that interleave chunks are told by their sums.
+        let has_paths = c.pp > 1 && c.vpp == 1;
+        let mut alike = Vec::new();
         for run in runs(c, prices) {
             let mut stage = stage(c, prices, &run, is_far);
             let count_alike = f64::from(run.count);
             sum.pass += stage.pass * count_alike;
             sum.again_s += stage.again_s * count_alike;
-            sum.weight_s += stage.weight_s * count_alike;
+            if has_paths {
+                alike.push(stage.alike(&run));
+            }
             // Of equal stages the first has the most in flight and the least time to hide behind.
             if stage.total_s() > slowest.total_s() {
                 slowest = stage;
             }
+            // Stages move at the same time.
+            offload_s = self.offload_s(c, &stage, m).max(offload_s);
             // Later stages are done earlier, by the backward passes of those before them.
             exchanges.cover(self.exchanges(c, &stage, before_s, m));
             before_s += (stage.backward_s + send_s) * count_alike;
@@ -202,11 +216,9 @@ impl Terms<'_> {
         }
         let all_s = sum.pass.total_s() + sum.again_s;
         let chunks = f64::from(c.vpp);
-        let waiting_s = (all_s - slowest.total_s()) / chunks;
-        let filled_s = match c.schedule {
-            Schedule::GPipe | Schedule::OneForwardOneBackward => 0.0,
-            Schedule::ZeroBubbleH1 => 2.0 * (sum.weight_s - slowest.weight_s),
-            Schedule::ZeroBubbleH2 => 3.0 * (sum.weight_s - slowest.weight_s),
+        let bubble_s = match has_paths {
+            false => (all_s - slowest.total_s()) / chunks,
+            true => bubble::passes_s(c.schedule, &alike, count) - m * slowest.total_s(),
         };
         let sends = if c.pp > 1 { 2.0 * send_s * (m * chunks + f64::from(c.pp - 1)) } else { 0.0 };
         let pass = slowest.pass * m;
@@ -220,15 +232,25 @@ impl Terms<'_> {
             context_s: pass.context_s,
             expert_s: pass.expert_s,
             send_s: sends,
-            bubble_s: (waiting_s - filled_s).max(0.0),
+            bubble_s: bubble_s.max(0.0),
             gradients_s: exchanges.gradients_s,
             weights_s: exchanges.weights_s,
             optimizer_s: exchanges.optimizer_s,
-            offload_s: self.offload_s(c, &slowest, m),
+            offload_s,
         };
         let busy_s = (sum.pass.busy_s() + sum.again_s) / f64::from(c.pp);
         step.busy_s = m * busy_s + step.breakdown.optimizer_s;
         step
+    }
+
+    /// Bytes of the fullest stage alone.
+    pub(super) fn bytes(&self, c: &Configuration, prices: &Prices, count: u64) -> f64 {
+        let bytes = runs(c, prices).map(|run| {
+            let mut stage = stage(c, prices, &run, false);
+            stage.sent = self.sent_bytes(c, prices, run.index);
+            self.memory(c, &stage, run.index, count).total_bytes()
+        });
+        bytes.fold(0.0, f64::max)
     }
 
     /// Bytes that a stage sends for a micro-batch and keeps.
@@ -391,8 +413,11 @@ impl Terms<'_> {
                 // Korthikanti et al. 2022, section 4.2.3: 1 + (p−1)/(p v) of p on the first stage.
                 (p - i + (p - 1.0) / v).min(m)
             }
-            Schedule::OneForwardOneBackward | Schedule::ZeroBubbleH1 => (p - i).min(m),
-            Schedule::ZeroBubbleH2 => (2.0 * p - 1.0 - 2.0 * i).max(1.0).min(m),
+            Schedule::OneForwardOneBackward => (p - i).min(m),
+            // What waits for its gradients of weights is held too: as many on each stage (Qi et
+            // al. 2023, table 2).
+            Schedule::ZeroBubbleH1 => p.min(m),
+            Schedule::ZeroBubbleH2 => (2.0 * p - 1.0).min(m),
         };
         let on_device = |place: Place| if place == Place::Device { 1.0 } else { 0.0 };
         let gathered = match c.zero.stage {
@@ -422,7 +447,8 @@ impl Terms<'_> {
         }
     }
 
-    /// What moving activations and weights to the host costs beyond what computation hides.
+    /// What moving a stage's activations and weights to the host costs beyond what its computation
+    /// hides.
     fn offload_s(&self, c: &Configuration, stage: &Stage, m: f64) -> f64 {
         let mut bytes = 0.0;
         if c.offload.activations != Place::Device {

@@ -81,14 +81,6 @@ impl Line {
         self.weight_s[stage] += price.weight_s;
     }
 
-    /// Seconds from the first pass to the end of the last.
-    pub fn replay(&self) -> f64 {
-        match self.schedule {
-            Schedule::GPipe | Schedule::OneForwardOneBackward => self.ordered(),
-            Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleH2 => self.greedy(),
-        }
-    }
-
     fn stages(&self) -> usize {
         self.forward_s.len()
     }
@@ -96,6 +88,11 @@ impl Line {
     /// The passes of a stage in order.
     fn order(&self, stage: usize) -> Vec<Work> {
         let (p, m, v) = (self.stages(), self.microbatches, self.chunks);
+        match self.schedule {
+            Schedule::ZeroBubbleH1 => return split_order(m, p - stage, stage),
+            Schedule::ZeroBubbleH2 => return split_order(m, 2 * (p - stage) - 1, 2 * stage),
+            Schedule::GPipe | Schedule::OneForwardOneBackward => {}
+        }
         let all = m * v;
         // The k-th pass goes round: p micro-batches of a chunk, then the next chunk.
         let chunk = |k: usize| k / p % v;
@@ -147,8 +144,9 @@ impl Line {
         }
     }
 
-    /// Each stage does its passes in their order.
-    fn ordered(&self) -> f64 {
+    /// Seconds from the first pass to the end of the last, where each stage does its passes in
+    /// their order.
+    pub fn replay(&self) -> f64 {
         let orders: Vec<Vec<Work>> = (0..self.stages()).map(|s| self.order(s)).collect();
         let mut done = Done::new(self);
         let mut next = vec![0; self.stages()];
@@ -172,53 +170,22 @@ impl Line {
         assert!(finished, "a schedule of all passes does not wait for itself");
         free.into_iter().fold(0.0, f64::max)
     }
+}
 
-    /// Each stage does what is ready: gradients of inputs, then new micro-batches while there is
-    /// room, then gradients of weights.
-    fn greedy(&self) -> f64 {
-        let (p, m) = (self.stages(), self.microbatches);
-        let room = |stage: usize| match self.schedule {
-            Schedule::ZeroBubbleH2 => 2 * (p - stage) - 1,
-            Schedule::GPipe | Schedule::OneForwardOneBackward | Schedule::ZeroBubbleH1 => p - stage,
-        };
-        let mut done = Done::new(self);
-        let mut counts = vec![[0usize; 3]; p];
-        let mut free = vec![0.0f64; p];
-        let mut left = 3 * m * p;
-        while left > 0 {
-            // The stage that can begin something first does it.
-            let mut best: Option<(f64, usize, usize, Work)> = None;
-            for stage in 0..p {
-                let [f, b, w] = counts[stage];
-                let choices = [
-                    (b < f).then_some((Pass::Backward, 0, b)),
-                    (f < m && f - b < room(stage)).then_some((Pass::Forward, 0, f)),
-                    (w < b).then_some((Pass::Weight, 0, w)),
-                ];
-                for (rank, work) in choices.into_iter().enumerate() {
-                    let Some(work) = work else { continue };
-                    let Some(ready) = self.ready(&done, stage, work) else { continue };
-                    let begin = ready.max(free[stage]);
-                    let sooner = best.is_none_or(|(at, of, other, _)| {
-                        begin < at || (begin == at && of == stage && rank < other)
-                    });
-                    if sooner {
-                        best = Some((begin, stage, rank, work));
-                    }
-                }
-            }
-            let (begin, stage, _, work) = best.expect("some stage can go on");
-            free[stage] = begin + self.seconds(stage, work.0);
-            done.end(work, stage, free[stage]);
-            counts[stage][match work.0 {
-                Pass::Forward => 0,
-                Pass::Backward => 1,
-                Pass::Weight => 2,
-            }] += 1;
-            left -= 1;
-        }
-        free.into_iter().fold(0.0, f64::max)
+/// The order of a stage that is `ahead` forward passes ahead and puts off the gradients of weights
+/// of the first `late` micro-batches (Qi et al. 2023, figures 2 and 3): the stages below, which
+/// begin late, hand their gradients up sooner.
+fn split_order(m: usize, ahead: usize, late: usize) -> Vec<Work> {
+    let ahead = ahead.min(m);
+    let mut order: Vec<Work> = (0..ahead - 1).map(|k| (Pass::Forward, 0, k)).collect();
+    for k in 0..m {
+        let forward = k + ahead - 1;
+        order.extend((forward < m).then_some((Pass::Forward, 0, forward)));
+        order.push((Pass::Backward, 0, k));
+        order.extend((k >= late).then(|| (Pass::Weight, 0, k - late)));
     }
+    order.extend((m.saturating_sub(late)..m).map(|k| (Pass::Weight, 0, k)));
+    order
 }
 
 /// When passes ended.
