@@ -1,6 +1,6 @@
 //! The space on real clusters: counts, bounds and answers.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ir::random::mix;
 
@@ -183,17 +183,84 @@ fn the_least_energy_is_that_of_trying_everything() {
     assert!(saving > 0, "the fastest plan never draws more than another one");
 }
 
-/// Whether the last leaves shrink as is said of them; how many there are.
+/// Random configurations of all schedules: what the search takes a step's passes for is what they
+/// take when they are replayed, within 2 % (4 % with fewer micro-batches than stages), and no more
+/// where it is a path through them.
+#[test]
+fn replays_take_as_long_as_the_search_says() {
+    let models = ["gpt-7.5b", "llama-3-8b", "mixtral-8x7b", "deepseek-v2"];
+    let asked = std::env::var("SEED").ok().and_then(|text| text.parse().ok());
+    let seeds = asked.map_or(0..40, |seed: u64| seed..seed + 1);
+    let (mut seen, mut worst) = (BTreeMap::new(), 0.0f64);
+    for seed in seeds {
+        let mut state = seed;
+        let mut below = |n: usize| {
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            (mix(state) % n as u64) as usize
+        };
+        let model = models[below(models.len())];
+        let mut shape = models::shape(model).unwrap();
+        shape.layers = 8 + below(60) as u32;
+        let work = shape.workload().unwrap();
+        let devices = [16, 48, 96][below(3)];
+        let batch = devices * [1, 2, 6][below(3)];
+        let estimator = estimator(&work, &cluster(["a100", "h100"][below(2)]), batch.into());
+        let space = Space::new(&estimator, Frame::new(&work, devices, batch, Limits::default()));
+        let mut options = Vec::new();
+        for _ in 0..40 {
+            let mut path = Path::default();
+            for step in STEPS {
+                space.options(&path, &mut options);
+                if step == Step::Pp {
+                    options.retain(|pp| (2..=16).contains(pp));
+                }
+                if options.is_empty() {
+                    break;
+                }
+                path = path.then(options[below(options.len())]);
+            }
+            if path.values().len() < STEPS.len() {
+                continue;
+            }
+            let (c, step) = space.configuration(&path, f64::INFINITY);
+            let parts = step.breakdown;
+            let after_s = parts.gradients_s + parts.weights_s + parts.optimizer_s;
+            let ours = parts.total_s() - after_s - parts.offload_s - parts.send_s;
+            let replayed = space.replay(&c);
+            let off = ours / replayed - 1.0;
+            let about = format!("SEED={seed}: {model}, {c}: {ours} s, replayed {replayed} s");
+            // The longest path is not among those that are looked at where a pipeline hardly fills.
+            let is_full = space.global_batch / u64::from(c.dp * c.microbatch) >= u64::from(c.pp);
+            let most = if is_full { 0.02 } else { 0.04 };
+            assert!(off.abs() < most, "{about}, {:.2} % off", 100.0 * off);
+            worst = worst.max(if is_full { off.abs() } else { 0.0 });
+            assert!(c.vpp > 1 || off < 1e-9, "{about}: no path is so long");
+            *seen.entry((c.schedule, c.vpp > 1)).or_insert(0) += 1;
+        }
+    }
+    // Five kinds: four schedules, and interleaved 1F1B.
+    let enough = seen.len() == 5 && seen.values().all(|count| *count > 40);
+    assert!(asked.is_some() || enough, "{seen:?}");
+    println!("replays are at most {:.2} % longer; {seen:?}", 100.0 * worst);
+}
+
+/// Whether the last leaves shrink as is said of them, and none is faster than the parts of those
+/// around it say; how many there are.
 fn check_shrinking(space: &Space<'_>, before: &Path, have: f64, about: &str) -> usize {
     let mut options = Vec::new();
     space.options(before, &mut options);
     let from = space.shrinking_from(&options);
     let leaves = options[from..].iter().map(|value| before.then(*value));
-    let scores: Vec<Score> = leaves.map(|leaf| space.score(&leaf, have, f64::INFINITY)).collect();
-    for pair in scores.windows(2) {
-        assert!(pair[1].bytes <= pair[0].bytes * (1.0 + 1e-9), "{about}: {pair:?}");
+    let all: Vec<(Score, [f64; 2])> =
+        leaves.map(|leaf| space.parts(&leaf, have, f64::INFINITY)).collect();
+    for pair in all.windows(2) {
+        let [(before, early), (after, late)] = [pair[0], pair[1]];
+        assert!(after.bytes <= before.bytes * (1.0 + 1e-9), "{about}: {pair:?}");
+        assert!(early[0] <= late[0] * (1.0 + 1e-9), "{about}: {pair:?}");
+        assert!(late[1] <= early[1] * (1.0 + 1e-9), "{about}: {pair:?}");
+        assert!((early[0] + early[1]) / before.seconds - 1.0 < 1e-9, "{about}: {pair:?}");
     }
-    scores.len()
+    all.len()
 }
 
 /// Random decisions on random jobs, of dense models and of routed ones whose first layers are
@@ -239,14 +306,7 @@ fn no_bound_is_above_a_leaf() {
             }
             let (c, _) = space.configuration(&path, have);
             let score = space.score(&path, have, f64::INFINITY);
-            // What is said of later leaves holds for the last.
             let before = path.first(STEPS.len() - 1);
-            space.options(&before, &mut options);
-            let later_s = space.later(&path);
-            for value in options.iter().skip_while(|value| **value != path.values()[10]).skip(1) {
-                let other = space.score(&before.then(*value), have, f64::INFINITY).seconds;
-                assert!(later_s <= other * (1.0 + 1e-9), "SEED={seed}: {c}: {later_s} {other}");
-            }
             shrinking +=
                 check_shrinking(&space, &before, have, &format!("SEED={seed}: {model}, {c}"));
             uneven += usize::from(!c.stage_layers.is_empty());
@@ -355,6 +415,38 @@ fn winners_of_calculon_are_not_faster() {
         }
     }
     assert!(compared > 0, "no winner fits");
+}
+
+/// Why Calculon's winners do not fit here: of what Megatron-LM holds, Calculon leaves out the input
+/// of GeLU where it is fused (`class GeLU`: no activation is stored, though its gradient needs it),
+/// half of each gradient's bytes, and all gradients of other ranks where the optimizer alone is
+/// sharded. With as much left out, ours is what it published for 64 devices, 85.4 of 85.9 GB.
+#[test]
+fn memory_of_calculons_winners_is_what_it_leaves_out_larger() {
+    const DEVICE_BYTES: f64 = 80.0 * 1024.0 * 1024.0 * 1024.0;
+    let work = workload("gpt3-175b", 2048);
+    let cluster = cluster("a100");
+    for (layout, batch, published) in [
+        ("tp=8 pp=4 dp=2 mbs=4 vpp=12 sp zero=1 recompute=attention", 64, Some(85.4e9)),
+        ("tp=4 pp=4 dp=32 mbs=3 vpp=12 sp zero=1 recompute=attention", 1536, None),
+    ] {
+        let c: Configuration = layout.parse().unwrap();
+        let memory = estimator(&work, &cluster, batch).estimate(&c).unwrap().memory;
+        assert!(memory.total_bytes() > DEVICE_BYTES, "{layout}: {memory:?}");
+        // Korthikanti et al. 2022, section 4: 34 bytes per token and width of a layer, 8 of them
+        // GeLU's input, and 2 masks of dropout, which is not here.
+        let activations = memory.activations_bytes * (34.0 - 8.0) / (34.0 - 2.0);
+        let gradients = memory.gradients_bytes / 2.0 / f64::from(c.dp);
+        // One layer's gradients are whole, in four bytes.
+        let whole = 12.0 * 12288.0 * 12288.0 * 4.0 / f64::from(c.tp);
+        let theirs =
+            memory.weights_bytes + memory.optimizer_bytes + activations + gradients + whole;
+        assert!(theirs < DEVICE_BYTES, "{layout}: {theirs}");
+        if let Some(published) = published {
+            let off = theirs / published - 1.0;
+            assert!(off.abs() < 0.03, "{layout}: {theirs} against {published}");
+        }
+    }
 }
 
 #[test]

@@ -87,14 +87,17 @@ pub trait Tree {
         0
     }
 
-    /// Not above the time of any leaf that follows one among the options of its last decision.
-    fn later(&self, _leaf: &Path) -> f64 {
-        0.0
-    }
-
     /// From which of the options of the last decision on no leaf is larger than the one before it.
     fn shrinking_from(&self, options: &[u32]) -> usize {
         options.len()
+    }
+
+    /// The score of a leaf with two parts of its time: one that no later option of the last
+    /// decision makes less, and one that no earlier option makes less, of those from
+    /// [`Tree::shrinking_from`] on. No leaf between two is faster than the first part of the first
+    /// and the second part of the second.
+    fn parts(&self, path: &Path, bytes_max: f64, seconds: f64) -> (Score, [f64; 2]) {
+        (self.score(path, bytes_max, seconds), [0.0; 2])
     }
 
     /// The score of a leaf with at most `bytes_max`, or of the smallest where none is. What is not
@@ -287,7 +290,13 @@ impl<T: Tree> Walker<'_, T> {
             Objective::Time => self.tree.shrinking_from(options),
             Objective::Memory | Objective::Pareto => options.len(),
         };
-        let bound = self.visit_each(path, bound, &options[..from]);
+        for leaf in options[..from].iter().map(|value| path.then(*value)) {
+            match self.fate(bound) {
+                Fate::Visit => drop(self.score(&leaf, bound)),
+                Fate::BoundedOut => self.bounded_out += 1,
+                Fate::TooLarge => self.too_large += 1,
+            }
+        }
         match self.fate(bound) {
             Fate::Visit => self.visit_shrinking(path, bound, &options[from..]),
             Fate::BoundedOut => self.bounded_out += (options.len() - from) as u128,
@@ -295,37 +304,58 @@ impl<T: Tree> Walker<'_, T> {
         }
     }
 
-    /// Looks for the first leaf that fits, by halves: those before it are too large. Those after it
-    /// are looked at one by one.
+    /// Looks for the first leaf that fits, by halves: those before it are too large. Of those after
+    /// it, the ones between two that were looked at are skipped where they cannot be better.
     fn visit_shrinking(&mut self, path: &Path, bound: Score, options: &[u32]) {
         let (mut low, mut high) = (0, options.len());
-        let mut scored = Vec::new();
+        let mut seen: Vec<(usize, [f64; 2])> = Vec::new();
         while low < high {
             let at = low + (high - low) / 2;
-            let Some(score) = self.score(&path.then(options[at]), bound) else { return };
-            scored.push(at);
+            let Some((score, parts)) = self.score(&path.then(options[at]), bound) else { return };
+            seen.push((at, parts));
             if score.bytes <= self.bytes_max { high = at } else { low = at + 1 }
         }
-        let before = scored.iter().filter(|at| **at < low).count();
+        let before = seen.iter().filter(|(at, _)| *at < low).count();
         self.too_large += (low - before) as u128;
-        let rest: Vec<u32> =
-            (low..options.len()).filter(|at| !scored.contains(at)).map(|at| options[at]).collect();
-        self.visit_each(path, bound, &rest);
+        seen.retain(|(at, _)| *at >= low);
+        if low == options.len() {
+            return;
+        }
+        let last = options.len() - 1;
+        if seen.iter().all(|(at, _)| *at != last) {
+            let Some((_, parts)) = self.score(&path.then(options[last]), bound) else { return };
+            seen.push((last, parts));
+        }
+        seen.sort_by_key(|(at, _)| *at);
+        for pair in seen.windows(2) {
+            self.visit_between(path, bound, options, [pair[0], pair[1]]);
+        }
     }
 
-    fn visit_each(&mut self, path: &Path, mut bound: Score, options: &[u32]) -> Score {
-        for leaf in options.iter().map(|value| path.then(*value)) {
-            match self.fate(bound) {
-                Fate::Visit => {
-                    self.score(&leaf, bound);
-                    let later_s = self.tree.later(&leaf);
-                    bound.seconds = bound.seconds.max(later_s);
-                }
-                Fate::BoundedOut => self.bounded_out += 1,
-                Fate::TooLarge => self.too_large += 1,
-            }
+    /// Looks at the leaves between two whose parts are known, the middle one first.
+    fn visit_between(
+        &mut self,
+        path: &Path,
+        bound: Score,
+        options: &[u32],
+        [low, high]: [(usize, [f64; 2]); 2],
+    ) {
+        let inside = high.0 - low.0 - 1;
+        if inside == 0 {
+            return;
         }
-        bound
+        let seconds = bound.seconds.max(low.1[0] + high.1[1]);
+        let bound = Score { seconds, ..bound };
+        match self.fate(bound) {
+            Fate::Visit => {
+                let at = low.0 + (high.0 - low.0) / 2;
+                let Some((_, parts)) = self.score(&path.then(options[at]), bound) else { return };
+                self.visit_between(path, bound, options, [low, (at, parts)]);
+                self.visit_between(path, bound, options, [(at, parts), high]);
+            }
+            Fate::BoundedOut => self.bounded_out += inside as u128,
+            Fate::TooLarge => self.too_large += inside as u128,
+        }
     }
 
     /// What is not faster than this need not be known.
@@ -355,7 +385,7 @@ impl<T: Tree> Walker<'_, T> {
 
     /// Scores a leaf, unless the budget is used up; `bound` is that of the decisions before its
     /// last.
-    fn score(&mut self, path: &Path, bound: Score) -> Option<Score> {
+    fn score(&mut self, path: &Path, bound: Score) -> Option<(Score, [f64; 2])> {
         let out_of_time = self.evaluated.is_multiple_of(CLOCK_EVERY) && (self.budget.stop)();
         if self.stopped || self.evaluated >= self.budget.evaluations_max || out_of_time {
             self.stopped = true;
@@ -368,7 +398,7 @@ impl<T: Tree> Walker<'_, T> {
             Objective::Memory => 0.0,
             Objective::Time | Objective::Pareto => self.bytes_max,
         };
-        let score = self.tree.score(path, bytes_max, below);
+        let (score, parts) = self.tree.parts(path, bytes_max, below);
         let leaf = Leaf { path: *path, score };
         let fits = score.bytes <= self.bytes_max;
         let kinds = &mut self.kinds[usize::from(!fits)];
@@ -394,6 +424,6 @@ impl<T: Tree> Walker<'_, T> {
                 }
             }
         }
-        Some(score)
+        Some((score, parts))
     }
 }

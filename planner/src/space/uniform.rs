@@ -18,7 +18,7 @@ use super::events::Line;
 use super::knobs::{self, Frame, STEPS};
 use super::tree::{Path, Score, Tree};
 use crate::cluster::Power;
-use crate::configuration::{Configuration, Offload, Place, Recompute, Schedule, Zero};
+use crate::configuration::{Configuration, Offload, Place, Recompute, Zero};
 use crate::estimate::Estimator;
 use crate::estimate::price::{Inside, LayerPrice, Prices};
 use crate::estimate::step::Step;
@@ -47,9 +47,6 @@ struct Table {
     part_s: f64,
     /// Seconds of the shortest layer.
     least_s: f64,
-    /// Seconds of the gradients of all weights, and of the layer with the fewest.
-    weight_sum_s: f64,
-    weight_least_s: f64,
     /// By stages and what is computed again: the balanced cut.
     cuts: RefCell<FxHashMap<(u32, usize), Rc<Balanced>>>,
 }
@@ -61,11 +58,7 @@ impl Table {
         let ends = both(&prices.first) + both(&prices.last);
         let longest = layers().map(|(_, seconds)| seconds).fold(0.0, f64::max);
         let last = layers().next_back().map_or(0.0, |(_, seconds)| seconds);
-        let weights = || prices.layers.iter().map(|(count, price)| (*count, price.weight_s));
-        let weight_ends = prices.first.weight_s + prices.last.weight_s;
         Table {
-            weight_sum_s: weights().map(|(n, s)| f64::from(n) * s).sum::<f64>() + weight_ends,
-            weight_least_s: weights().map(|(_, s)| s).fold(f64::INFINITY, f64::min),
             depth: layers().map(|(count, _)| count).sum(),
             sum_s: layers().map(|(count, s)| f64::from(count) * s).sum::<f64>() + ends,
             busy_sum_s: prices
@@ -118,14 +111,18 @@ pub struct Space<'a> {
     pub power: Option<&'a Power>,
     tables: RefCell<FxHashMap<Inside, Rc<Table>>>,
     meshes: RefCell<FxHashMap<Path, Score>>,
+    passes: RefCell<Option<(Path, Rc<Passes>)>>,
 }
+
+/// Cuts into stages, with seconds of their passes.
+type Passes = Vec<(Vec<u32>, f64)>;
 
 impl<'a> Space<'a> {
     /// The space of a frame.
     pub fn new(estimator: &'a Estimator<'a>, frame: Frame) -> Space<'a> {
         let global_batch = u64::from(frame.global_batch);
-        let (tables, meshes) = Default::default();
-        Space { estimator, frame, global_batch, power: None, tables, meshes }
+        let (tables, meshes, passes) = Default::default();
+        Space { estimator, frame, global_batch, power: None, tables, meshes, passes }
     }
 
     /// What is to be small of a step: its seconds, or the joules of a device.
@@ -251,27 +248,23 @@ impl<'a> Space<'a> {
         let c = knobs::configuration(&self.frame, path);
         let decided = path.values().len();
         let table = self.table(Inside::of(&c));
-        let count = self.count(&c);
-        let mut fast = Configuration { recompute: Recompute::None, ..c.clone() };
-        // What is kept decides how much is moved, so that moves are free until that is known.
-        fast.offload.activations = Place::Device;
-        fast.offload.parameters = Place::Device;
-        let mut seconds = f64::INFINITY;
-        for stages in self.cuts(&c, &table, &[0, 1, 2]) {
-            fast.stage_layers = stages;
-            let passes_s = self.least_passes_s(&mut fast, &table, count);
-            let after_s = if decided > SCHEDULE {
-                // What is computed again hides collectives.
-                fast.recompute = Recompute::Full;
-                let parts = self.estimator.step(&fast, &table.prices, count).breakdown;
-                fast.recompute = Recompute::None;
-                let is_open = decided == SCHEDULE + 1;
-                let update_s = if is_open { 0.0 } else { parts.optimizer_s };
-                parts.gradients_s + parts.weights_s + update_s
-            } else {
-                0.0
-            };
-            seconds = seconds.min(self.least_worth(passes_s + after_s, &table, &c));
+        let passes = self.least_passes(path, &table);
+        let fastest_s = passes.iter().map(|(_, seconds)| *seconds).fold(f64::INFINITY, f64::min);
+        let mut seconds = self.least_worth(fastest_s, &table, &c);
+        if decided > SCHEDULE && seconds < below {
+            seconds = f64::INFINITY;
+            // What is computed again hides collectives, and leaves the least to be moved.
+            let mut full = Configuration { recompute: Recompute::Full, ..c.clone() };
+            for (stages, passes_s) in passes.iter() {
+                full.stage_layers.clone_from(stages);
+                let parts = self.estimator.step(&full, &table.prices, self.count(&c)).breakdown;
+                let moves_s = match decided == SCHEDULE + 1 {
+                    true => 0.0,
+                    false => parts.optimizer_s + parts.offload_s,
+                };
+                let after_s = parts.gradients_s + parts.weights_s + moves_s;
+                seconds = seconds.min(self.least_worth(passes_s + after_s, &table, &c));
+            }
         }
         if seconds >= below {
             return Score { seconds, bytes: 0.0 };
@@ -279,23 +272,27 @@ impl<'a> Space<'a> {
         Score { seconds, bytes: self.least_bytes(&c, decided) }
     }
 
-    /// Not above the passes of any step with these stages, whatever is computed again. A
-    /// zero-bubble schedule fills most where the slowest stage has the least gradients of weights,
-    /// and which one that is depends on what is computed again.
-    fn least_passes_s(&self, fast: &mut Configuration, table: &Table, count: u64) -> f64 {
-        let schedule = std::mem::take(&mut fast.schedule);
-        let parts = self.estimator.step(fast, &table.prices, count).breakdown;
-        fast.schedule = schedule;
-        let moved = match schedule {
-            Schedule::GPipe | Schedule::OneForwardOneBackward => 0.0,
-            Schedule::ZeroBubbleH1 => 2.0,
-            Schedule::ZeroBubbleH2 => 3.0,
-        };
-        let fewest = fast.stage_layers.iter().copied().min().unwrap_or(table.depth / fast.pp);
-        let weight_s = table.weight_sum_s - f64::from(fewest) * table.weight_least_s;
-        let bubble_s = (parts.bubble_s - moved * weight_s).max(0.0);
-        let after_s = parts.gradients_s + parts.weights_s + parts.optimizer_s + parts.offload_s;
-        parts.total_s() - after_s - parts.bubble_s + bubble_s
+    /// The stages that leaves below a schedule may have, each with seconds that the passes of no
+    /// step with these stages are below: every path through the passes grows with each of them, so
+    /// that computing nothing again is the least. Kept for the decisions that follow.
+    fn least_passes(&self, path: &Path, table: &Table) -> Rc<Passes> {
+        let schedule = path.first(SCHEDULE);
+        let mut kept = self.passes.borrow_mut();
+        if let Some((_, passes)) = kept.as_ref().filter(|(other, _)| *other == schedule) {
+            return Rc::clone(passes);
+        }
+        let c = knobs::configuration(&self.frame, &schedule);
+        let mut fast = Configuration { recompute: Recompute::None, ..c.clone() };
+        let mut passes = Vec::new();
+        for stages in self.cuts(&c, table, &[0, 1, 2]) {
+            fast.stage_layers = stages;
+            let parts = self.estimator.step(&fast, &table.prices, self.count(&c)).breakdown;
+            let after_s = parts.gradients_s + parts.weights_s + parts.optimizer_s;
+            passes.push((fast.stage_layers.clone(), parts.total_s() - after_s));
+        }
+        let passes = Rc::new(passes);
+        *kept = Some((schedule, Rc::clone(&passes)));
+        passes
     }
 
     /// Bytes that no leaf below has less of.
@@ -318,8 +315,7 @@ impl<'a> Space<'a> {
                 small.recompute = recompute;
                 for stages in self.cuts(c, &table, &[again]) {
                     small.stage_layers = stages;
-                    let step = self.estimator.step(&small, &table.prices, count);
-                    least = least.min(step.memory.total_bytes());
+                    least = least.min(self.estimator.bytes(&small, &table.prices, count));
                 }
             }
         }
@@ -382,22 +378,6 @@ impl Tree for Space<'_> {
         score
     }
 
-    fn later(&self, leaf: &Path) -> f64 {
-        let mut c = knobs::configuration(&self.frame, leaf);
-        // More layers that are computed again make passes longer. Looked at now and then.
-        let Recompute::Layers(layers) = c.recompute else { return 0.0 };
-        if !layers.is_power_of_two() {
-            return 0.0;
-        }
-        let table = self.table(Inside::of(&c));
-        let count = self.count(&c);
-        let passes_s = self.least_passes_s(&mut c, &table, count);
-        c.recompute = Recompute::Full;
-        let parts = self.estimator.step(&c, &table.prices, count).breakdown;
-        let seconds = passes_s + parts.gradients_s + parts.weights_s + parts.optimizer_s;
-        self.least_worth(seconds, &table, &c)
-    }
-
     /// Each layer more that is computed again keeps its input alone. It need not be slower: more of
     /// the exchanges may be hidden.
     fn shrinking_from(&self, options: &[u32]) -> usize {
@@ -405,10 +385,20 @@ impl Tree for Space<'_> {
         from.unwrap_or(options.len())
     }
 
-    fn score(&self, path: &Path, bytes_max: f64, _: f64) -> Score {
+    /// Passes grow with each layer that is computed again; what is hidden behind them, and what is
+    /// moved away, shrinks.
+    fn parts(&self, path: &Path, bytes_max: f64, _: f64) -> (Score, [f64; 2]) {
         let (_, step) = self.configuration(path, bytes_max);
-        let seconds = self.worth(step.breakdown.total_s(), step.busy_s);
-        Score { seconds, bytes: step.memory.total_bytes() }
+        let parts = step.breakdown;
+        let after_s = parts.gradients_s + parts.weights_s + parts.optimizer_s + parts.offload_s;
+        let seconds = parts.total_s();
+        let score =
+            Score { seconds: self.worth(seconds, step.busy_s), bytes: step.memory.total_bytes() };
+        (score, [self.worth(seconds - after_s, step.busy_s), self.worth(after_s, 0.0)])
+    }
+
+    fn score(&self, path: &Path, bytes_max: f64, seconds: f64) -> Score {
+        self.parts(path, bytes_max, seconds).0
     }
 }
 
