@@ -29,7 +29,7 @@
 //! | E2119 | a message of another length or type than is received, or that nobody receives |
 //! | E2120 | ranks wait for each other |
 //! | E2121 | what a launch writes meets what it reads or writes |
-//! | E2122 | the norm leaves out a gradient, or counts it twice |
+//! | E2122 | the norm leaves out a gradient, counts it twice, or counts something else |
 
 mod access;
 mod batches;

@@ -243,7 +243,7 @@ impl<'a> Rank<'a> {
         }
         self.note(world, label);
         self.check_pairs(world, &inputs, &outputs);
-        self.count_normed(&inputs, &outputs);
+        self.count_normed(world, &inputs, &outputs);
         for (place, used) in outputs.iter().zip(&effects.writes) {
             if !used.adds && inputs.iter().all(|input| input.range != place.range) {
                 self.check_lost(world, place, &used.runs);

@@ -11,8 +11,13 @@ use super::traffic::World;
 use super::{Phase, Setup};
 
 impl<'a> Rank<'a> {
-    /// Notes which gradients a launch adds to the squared norm.
-    pub(super) fn count_normed(&mut self, inputs: &[Place], outputs: &[Place]) {
+    /// Notes which gradients a launch adds to the squared norm, which nothing else is added to.
+    pub(super) fn count_normed(
+        &mut self,
+        world: &mut World<'_, 'a>,
+        inputs: &[Place],
+        outputs: &[Place],
+    ) {
         let is_norm = |place: &Place| match place.parts[..] {
             [(ref range, Owner::Buffer(at))] => {
                 let buffer = &self.program.buffers[at as usize];
@@ -26,11 +31,22 @@ impl<'a> Rank<'a> {
         }
         for place in inputs {
             for (range, owner) in &place.parts {
-                let Owner::Buffer(at) = *owner else { continue };
-                let buffer = &self.program.buffers[at as usize];
-                if let Contents::Grad(weight) = buffer.contents {
-                    let end = range.end.min(buffer.offset + buffer.bytes);
-                    self.normed[weight] += end.saturating_sub(range.start);
+                let buffer = match *owner {
+                    Owner::Buffer(at) => Some(&self.program.buffers[at as usize]),
+                    Owner::Local(..) => None,
+                };
+                let grad = buffer.and_then(|buffer| {
+                    let Contents::Grad(weight) = buffer.contents else { return None };
+                    Some((weight, buffer.offset + buffer.bytes))
+                });
+                match grad {
+                    Some((weight, end)) => {
+                        self.normed[weight] += range.end.min(end).saturating_sub(range.start);
+                    }
+                    None => {
+                        let text = "counts what is no gradient in the norm".to_owned();
+                        world.findings.add_at(world.setup, "E2122", self.at(), text);
+                    }
                 }
             }
         }

@@ -84,10 +84,21 @@ fn places_found(sound: &Compiled, plan: &Plan, name: &str, plant: mistakes::Plan
             return site;
         }
         let found = check(&broken.programs, &broken.kernels, plan);
-        assert!(!found.is_empty(), "{name}, place {site}: nothing is found");
+        let changed = changed(sound, &broken);
+        assert!(!found.is_empty(), "{name}, place {site}: nothing is found of {changed:?}");
         assert!(found.len() <= 20, "{name}, place {site}");
     }
     mistakes::SITES_MAX
+}
+
+/// The buffers that lie elsewhere than in sound programs: the program, the name, the place.
+fn changed(sound: &Compiled, broken: &Compiled) -> Vec<(usize, String, u64)> {
+    let programs = sound.programs.iter().zip(&broken.programs).enumerate();
+    let buffers = programs.flat_map(|(at, (a, b))| {
+        let pairs = a.buffers.iter().zip(&b.buffers).filter(|(a, b)| a != b);
+        pairs.map(move |(a, _)| (at, format!("{} {:?}", a.name, a.sizes), a.offset))
+    });
+    buffers.collect()
 }
 
 /// The programs of a generator, and their plan.
