@@ -32,7 +32,7 @@ pub(crate) struct WeightPlace {
 }
 
 /// Weights that lie side by side because they are reduced, counted and updated alike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Region {
     /// Copies of weights that an earlier stage counts.
     pub(crate) foreign: bool,
@@ -44,19 +44,35 @@ pub(crate) struct Region {
     pub(crate) is_matrix: bool,
 }
 
-/// The buffers of a region: parameters, gradients and optimizer states of its weights.
+impl Region {
+    /// Regions lie in this order, which puts those that are treated alike side by side, whatever
+    /// the mesh: matrices are updated by one launch and everything else by one, and what a rank
+    /// counts in the norm is one run in the middle of both.
+    fn order(self) -> (bool, u8, bool, bool) {
+        let from_outside = match self {
+            Region { foreign: true, .. } => 0,
+            Region { is_partial: true, .. } => 1,
+            Region { is_cut: false, .. } => 2,
+            Region { is_cut: true, .. } => 3,
+        };
+        let place = if self.is_matrix { from_outside } else { 3 - from_outside };
+        (!self.is_matrix, place, self.is_partial, self.is_cut)
+    }
+}
+
+/// Where a region lies: offsets of parameters, gradients and optimizer states of its weights.
 #[derive(Clone, Debug)]
-pub(crate) struct RegionBuffers {
+pub(crate) struct RegionPlace {
     pub(crate) region: Region,
     pub(crate) elements: usize,
-    pub(crate) params: BufferId,
-    pub(crate) grads: BufferId,
-    pub(crate) states: Vec<BufferId>,
+    pub(crate) params: u64,
+    pub(crate) grads: u64,
+    pub(crate) states: Vec<u64>,
 }
 
 pub(crate) struct Store {
     pub(crate) weights: Vec<WeightPlace>,
-    pub(crate) regions: Vec<RegionBuffers>,
+    regions: Vec<RegionPlace>,
     pub(crate) dtype: DType,
     buffers: Vec<Buffer>,
     /// For each transient buffer, when it is live.
@@ -89,7 +105,7 @@ impl Store {
             stats: Vec::new(),
             constants: [None; 2],
         };
-        store.weights.sort_by_key(|w| (region_of(w), w.weight));
+        store.weights.sort_by_key(|w| (region_of(w).order(), w.weight));
         let params = store.block("params", Contents::Param);
         let Some(states) = states else { return store };
         let from = store.end;
@@ -103,17 +119,17 @@ impl Store {
         for (at, (region, elements, params)) in params.into_iter().enumerate() {
             let states = states.iter().map(|block| block[at].2).collect();
             let grads = grads[at].2;
-            store.regions.push(RegionBuffers { region, elements, params, grads, states });
+            store.regions.push(RegionPlace { region, elements, params, grads, states });
         }
         store
     }
 
-    /// One buffer per weight, and a view over each region.
+    /// One buffer per weight; the elements of each region, and where it begins.
     fn block(
         &mut self,
         kind: &str,
         contents: impl Fn(usize) -> Contents,
-    ) -> Vec<(Region, usize, BufferId)> {
+    ) -> Vec<(Region, usize, u64)> {
         let mut regions: Vec<(Region, u64, u64)> = Vec::new();
         let weights = std::mem::take(&mut self.weights);
         for (index, place) in weights.iter().enumerate() {
@@ -133,11 +149,36 @@ impl Store {
             }
         }
         self.weights = weights;
-        let views = regions.into_iter().map(|(region, start, end)| {
-            let elements = ((end - start) / self.dtype.size()) as usize;
-            (region, elements, self.view(kind, self.dtype, elements, start))
-        });
-        views.collect()
+        let place = |(region, start, end): (Region, u64, u64)| {
+            (region, ((end - start) / self.dtype.size()) as usize, start)
+        };
+        regions.into_iter().map(place).collect()
+    }
+
+    /// The longest runs of neighbouring regions that have the same key, each as one region; those
+    /// without a key are left out. A run has the properties of its first region.
+    pub(crate) fn runs<K: PartialEq>(&self, key: impl Fn(Region) -> Option<K>) -> Vec<RegionPlace> {
+        let mut runs: Vec<(Option<K>, RegionPlace)> = Vec::new();
+        for place in &self.regions {
+            let key = key(place.region);
+            match runs.last_mut() {
+                // Each region ends where the next one begins.
+                Some((last, run)) if *last == key => run.elements += place.elements,
+                _ => runs.push((key, place.clone())),
+            }
+        }
+        runs.into_iter().filter(|(key, _)| key.is_some()).map(|(_, run)| run).collect()
+    }
+
+    /// A view over a run of regions.
+    pub(crate) fn run(&mut self, name: &str, offset: u64, elements: usize) -> BufferId {
+        let is_it = |b: &Buffer| {
+            b.contents == Contents::View && b.offset == offset && b.sizes == [elements]
+        };
+        match self.buffers.iter().position(is_it) {
+            Some(there) => BufferId(there as u32),
+            None => self.view(name, self.dtype, elements, offset),
+        }
     }
 
     fn push(&mut self, buffer: Buffer) -> BufferId {

@@ -12,7 +12,7 @@ use kernels::kernel::Fill;
 use kernels::rows::{Access, BinaryOp, Instr, Output, RowInput, Rows, UnaryOp};
 
 use crate::compile::Class;
-use crate::store::BufferId;
+use crate::store::{BufferId, Region, RegionPlace};
 use crate::tile::lower_kernel;
 
 /// Added to the norm before the clipping factor is taken, as PyTorch's `clip_grad_norm_` does.
@@ -65,10 +65,26 @@ pub(crate) fn finish(
         return Ok(());
     }
     let scale = scale(class, scalars, steps);
-    for at in 0..class.store.regions.len() {
-        update_region(class, at, scalars, scale, steps)?;
+    let optimizer = class.plan.optimizer;
+    // One launch updates all weights with the same hyper-parameters, however small they are.
+    for region in class.store.runs(|region| Some(decay(optimizer, region.is_matrix))) {
+        update_region(class, &region, scalars, scale, steps)?;
     }
     Ok(())
+}
+
+/// The decay of weights: the one hyper-parameter in which they differ.
+fn decay(optimizer: Optimizer, is_matrix: bool) -> f64 {
+    match optimizer {
+        Optimizer::None => 0.0,
+        Optimizer::Sgd { decay, decay_biases } | Optimizer::AdamW { decay, decay_biases, .. } => {
+            if is_matrix {
+                decay
+            } else {
+                decay_biases
+            }
+        }
+    }
 }
 
 fn reduce_gradients(class: &mut Class<'_>, steps: &mut Vec<Step>) {
@@ -76,10 +92,9 @@ fn reduce_gradients(class: &mut Class<'_>, steps: &mut Vec<Step>) {
     if class.plan.mesh.dp > 1 && elements > 0 {
         all_reduce(class, grads, elements, Group::Axis(Axis::Dp), steps);
     }
-    for region in class.store.regions.clone() {
-        if region.region.is_partial {
-            all_reduce(class, region.grads, region.elements, Group::Axis(Axis::Tp), steps);
-        }
+    for region in class.store.runs(|region| region.is_partial.then_some(())) {
+        let grads = class.store.run("grads", region.grads, region.elements);
+        all_reduce(class, grads, region.elements, Group::Axis(Axis::Tp), steps);
     }
     // Copies of one weight in several stages have the sum of their gradients.
     for place in class.store.weights.clone() {
@@ -94,10 +109,9 @@ fn reduce_gradients(class: &mut Class<'_>, steps: &mut Vec<Step>) {
 /// The squared norm of all gradients, every element counted once.
 fn sum_squares(class: &mut Class<'_>, steps: &mut Vec<Step>) {
     let squares = class.store.stat(2);
-    for region in class.store.regions.clone() {
-        if region.region.foreign || (class.tensor > 0 && !region.region.is_cut) {
-            continue;
-        }
+    let is_first = class.tensor == 0;
+    let counts = |region: Region| !region.foreign && (is_first || region.is_cut);
+    for region in class.store.runs(|region| counts(region).then_some(())) {
         let rows = Rows {
             rows: 1,
             cols: region.elements,
@@ -106,7 +120,8 @@ fn sum_squares(class: &mut Class<'_>, steps: &mut Vec<Step>) {
             instrs: vec![Instr::Load { input: 0 }, Instr::Unary { op: UnaryOp::Square, x: 0 }],
             outputs: vec![Output::TotalSum { value: 1, accumulate: true }],
         };
-        launch(class, "squares", Kernel::Rows(rows), &[region.grads], &[squares], steps);
+        let grads = class.store.run("grads", region.grads, region.elements);
+        launch(class, "squares", Kernel::Rows(rows), &[grads], &[squares], steps);
     }
     for axis in [Axis::Tp, Axis::Pp] {
         if class.plan.mesh.size(axis) > 1 {
@@ -157,21 +172,24 @@ fn scale(class: &mut Class<'_>, scalars: BufferId, steps: &mut Vec<Step>) -> Buf
 
 fn update_region(
     class: &mut Class<'_>,
-    at: usize,
+    region: &RegionPlace,
     scalars: BufferId,
     scale: BufferId,
     steps: &mut Vec<Step>,
 ) -> Result<(), String> {
-    let region = class.store.regions[at].clone();
-    let update = update_of(class, region.region.is_matrix, region.elements)?;
+    let decay = decay(class.plan.optimizer, region.region.is_matrix);
+    let update = update_of(class, decay, region.elements)?;
+    let mut run = |name, offset| class.store.run(name, offset, region.elements);
+    let (params, grads) = (run("params", region.params), run("grads", region.grads));
+    let states: Vec<BufferId> = region.states.iter().map(|state| run("state", *state)).collect();
     let mut rows = update.rows.clone();
     let mut inputs = Vec::new();
     for (input, param) in rows.inputs.iter_mut().zip(&update.inputs) {
         let (buffer, offset) = match param.as_str() {
-            "p" => (region.params, 0),
-            "g" => (region.grads, 0),
-            "m" => (region.states[0], 0),
-            "v" => (region.states[1], 0),
+            "p" => (params, 0),
+            "g" => (grads, 0),
+            "m" => (states[0], 0),
+            "v" => (states[1], 0),
             "scale" => (scale, 0),
             "rate" => (scalars, 0),
             "correction1" => (scalars, 1),
@@ -181,8 +199,7 @@ fn update_region(
         input.access.offset = offset;
         inputs.push(buffer);
     }
-    let outputs: Vec<BufferId> =
-        std::iter::once(region.params).chain(region.states.iter().copied()).collect();
+    let outputs: Vec<BufferId> = std::iter::once(params).chain(states).collect();
     launch(class, "update", Kernel::Rows(rows), &inputs, &outputs, steps);
     Ok(())
 }
@@ -195,40 +212,45 @@ pub(crate) struct Update {
 }
 
 /// The update of so many elements, lowered once.
-fn update_of(
-    class: &mut Class<'_>,
-    is_matrix: bool,
-    elements: usize,
-) -> Result<Rc<Update>, String> {
+fn update_of(class: &mut Class<'_>, decay: f64, elements: usize) -> Result<Rc<Update>, String> {
     let (optimizer, dtype) = (class.plan.optimizer, class.dtype);
-    let text = format!("{optimizer:?} {is_matrix} {elements} {dtype}");
+    let text = format!("{optimizer:?} {decay} {elements} {dtype}");
     if let Some(there) = class.table.updates.get(&text) {
         return Ok(Rc::clone(there));
     }
-    let function = optimizer_function(optimizer, is_matrix, elements, dtype)?;
-    let tile = lower_kernel(&function, &Module::default());
-    let name = |param: &ir::ValueId| function.value(*param).name.clone();
-    let inputs = tile.inputs.iter().map(name).collect();
-    let made = Rc::new(Update { rows: tile.rows, inputs });
+    let made = Rc::new(Update::new(optimizer, decay, elements, dtype)?);
     class.table.updates.insert(text, Rc::clone(&made));
     Ok(made)
+}
+
+impl Update {
+    fn new(
+        optimizer: Optimizer,
+        decay: f64,
+        elements: usize,
+        dtype: DType,
+    ) -> Result<Update, String> {
+        let function = optimizer_function(optimizer, decay, elements, dtype)?;
+        let tile = lower_kernel(&function, &Module::default());
+        let name = |param: &ir::ValueId| function.value(*param).name.clone();
+        Ok(Update { inputs: tile.inputs.iter().map(name).collect(), rows: tile.rows })
+    }
 }
 
 /// The update of `elements` parameters, as a kernel function of the library's composite.
 fn optimizer_function(
     optimizer: Optimizer,
-    is_matrix: bool,
+    decay: f64,
     elements: usize,
     dtype: DType,
 ) -> Result<Function, String> {
     let vector = TensorType::of(dtype, &[elements]);
     let scalar = TensorType::scalar(dtype);
-    let chosen = |decay, decay_biases| ("decay", if is_matrix { decay } else { decay_biases });
+    let decay = ("decay", decay);
     let (attributes, vectors, scalars) = match optimizer {
         Optimizer::None => (Vec::new(), 0, 0),
-        Optimizer::Sgd { decay, decay_biases } => (vec![chosen(decay, decay_biases)], 2, 2),
-        Optimizer::AdamW { beta1, beta2, eps, decay, decay_biases } => {
-            let decay = chosen(decay, decay_biases);
+        Optimizer::Sgd { .. } => (vec![decay], 2, 2),
+        Optimizer::AdamW { beta1, beta2, eps, .. } => {
             (vec![("beta1", beta1), ("beta2", beta2), ("eps", eps), decay], 4, 4)
         }
     };
@@ -300,4 +322,74 @@ fn all_reduce(
     };
     let routine = class.store.routine(&routine);
     steps.push(Step::Call { routine, slots: vec![buffer], frame: None });
+}
+
+#[cfg(test)]
+mod tests {
+    use ir::random::mix;
+    use kernels::cpu::{Cpu, View, ViewMut};
+
+    use super::*;
+
+    const ADAMW: Optimizer =
+        Optimizer::AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-6, decay: 0.1, decay_biases: 0.0 };
+    const SGD: Optimizer = Optimizer::Sgd { decay: 0.1, decay_biases: 0.0 };
+
+    /// Parameters, gradients and both moments of some elements.
+    type Vectors = [Vec<f32>; 4];
+
+    fn draw(len: usize, seed: u64) -> Vectors {
+        let number = |n: usize| (mix(seed ^ mix(n as u64)) % 2_000_001) as f32 / 1e6 - 1.0;
+        let mut vectors = [0, 1, 2, 3].map(|v| (0..len).map(|i| number(4 * i + v)).collect());
+        let squares: &mut Vec<f32> = &mut vectors[3];
+        squares.iter_mut().for_each(|v| *v *= *v);
+        vectors
+    }
+
+    /// Runs the update of an optimizer.
+    fn apply(optimizer: Optimizer, vectors: &mut Vectors) {
+        let update = Update::new(optimizer, 0.1, vectors[0].len(), DType::F32);
+        let update = update.expect("it updates");
+        let (before, fixed) = (vectors.clone(), [[0.5_f32], [1e-2], [0.19], [0.0199]]);
+        let input = |name: &String| match name.as_str() {
+            "p" => View::of(&before[0]),
+            "g" => View::of(&before[1]),
+            "m" => View::of(&before[2]),
+            "v" => View::of(&before[3]),
+            "scale" => View::of(&fixed[0]),
+            "rate" => View::of(&fixed[1]),
+            "correction1" => View::of(&fixed[2]),
+            "correction2" => View::of(&fixed[3]),
+            other => panic!("the optimizer takes `%{other}`"),
+        };
+        let inputs: Vec<View<'_>> = update.inputs.iter().map(input).collect();
+        let [params, _, first, second] = vectors.each_mut().map(|v| ViewMut::of(v));
+        let count = update.rows.outputs.len();
+        let outputs: Vec<ViewMut<'_>> = [params, first, second].into_iter().take(count).collect();
+        Cpu::new(2).execute(&Kernel::Rows(update.rows), &inputs, &outputs);
+    }
+
+    /// Many weights side by side are updated by one launch, bit for bit as each is alone.
+    #[test]
+    fn one_launch_updates_weights_as_one_each_does() {
+        for (optimizer, seed) in [(ADAMW, 1), (SGD, 2), (ADAMW, 3)] {
+            let lens = (0..9).map(|n| 1 + (mix(seed * 100 + n) % 5000) as usize);
+            let alone: Vec<Vectors> = lens.map(|len| draw(len, seed ^ len as u64)).collect();
+            let whole = |v: usize| alone.iter().flat_map(|w| w[v].iter().copied()).collect();
+            let mut together = [0, 1, 2, 3].map(whole);
+            let before = together.clone();
+            apply(optimizer, &mut together);
+            assert_ne!(before[0], together[0], "something is updated");
+            let mut first = 0;
+            for mut weight in alone {
+                apply(optimizer, &mut weight);
+                for (one, all) in weight.iter().zip(&together) {
+                    let all = &all[first..first + one.len()];
+                    let same = one.iter().zip(all).all(|(x, y)| x.to_bits() == y.to_bits());
+                    assert!(same, "{optimizer:?}, seed {seed}, weight at {first}");
+                }
+                first += weight[0].len();
+            }
+        }
+    }
 }

@@ -18,8 +18,8 @@
 
 use std::collections::BTreeMap;
 
-use ir::plan::Keep;
-use ir::program::{Instruction, Program, Ref, Routine};
+use ir::plan::{Keep, Optimizer};
+use ir::program::{Instruction, Program, Ref, Routine, Step};
 use ir::{DType, Mesh, import};
 use kernels::Kernel;
 
@@ -138,5 +138,48 @@ fn a_block_of_llama_gates_in_the_launch_of_its_products() {
     assert_eq!(gates.count(), 1, "{table}");
     for (found, most) in routines.iter().zip(LLAMA_MAX) {
         assert!(found.launches <= most, "{} launches\n{table}", found.launches);
+    }
+}
+
+/// The launches that end a step of GPT-2 with twelve layers, by name.
+fn at_the_end(mesh: Mesh, decay_biases: f64) -> Vec<BTreeMap<String, usize>> {
+    let description = import::preset("gpt2").expect("a preset");
+    let (seq, samples) = (64, 2);
+    let (_, module) = prepared(&description, seq, DType::F32, 0.0);
+    let wanted = Wanted {
+        mesh,
+        microbatch_size: samples,
+        microbatch_count: 1,
+        keep: Keep::Full,
+        sequence: true,
+    };
+    let mut plan = plan(&module, seq, DType::F32, wanted).expect("it fits");
+    plan.optimizer =
+        Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, decay: 0.1, decay_biases };
+    let compiled = codegen::compile::compile(&module, "loss", &plan).expect("it compiles");
+    let counts = |program: &Program| {
+        let mut counts = BTreeMap::new();
+        for step in &program.steps {
+            if let Step::Call { routine, .. } = step {
+                *counts.entry(program.routines[*routine].name.clone()).or_default() += 1;
+            }
+        }
+        counts
+    };
+    compiled.programs.iter().map(counts).collect()
+}
+
+/// The 148 weights of GPT-2 are updated by one launch for each decay, and their gradients are
+/// squared by one, on any mesh: also where some are cut, some whole and one is another stage's.
+#[test]
+fn all_weights_are_updated_by_one_launch_for_each_decay() {
+    for [pp, dp, tp] in [[1, 1, 1], [1, 1, 2], [2, 1, 2], [1, 2, 1], [3, 1, 1]] {
+        for (decay_biases, updates) in [(0.0, 2), (0.1, 1)] {
+            let mesh = Mesh { pp, dp, tp };
+            for program in at_the_end(mesh, decay_biases) {
+                let of = |name: &str| program.get(name).copied().unwrap_or(0);
+                assert_eq!([of("update"), of("squares")], [updates, 1], "{mesh}: {program:?}");
+            }
+        }
     }
 }
