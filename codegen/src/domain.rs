@@ -60,7 +60,7 @@ pub(crate) fn is_int_op_exact(node: &Node, function: &Function) -> bool {
 }
 
 /// The dims of the widest node: those of its operand for a reduction.
-fn widest(function: &Function, nodes: &[usize]) -> Option<Vec<usize>> {
+pub(crate) fn widest(function: &Function, nodes: &[usize]) -> Option<Vec<usize>> {
     let mut widest: Option<Vec<usize>> = None;
     for at in nodes {
         let sizes = node_sizes(function, &function.nodes[*at])?;

@@ -6,14 +6,15 @@
 //! Constants, counters, draws and broadcasts are computed again in every group that reads them.
 //! What a product adds to its result itself, an epilogue, is in no group.
 //! Groups merge along edges, then beside each other where they read the same value, or results of
-//! products and calls that do, as long as the graph of groups stays free of cycles. Fusing is
-//! outlining: each group becomes a function marked `kernel`. This is the greedy choice.
+//! products and calls that do, then wherever two can be one, as long as the graph of groups stays
+//! free of cycles. Fusing is outlining: each group becomes a function marked `kernel`. This is the
+//! greedy choice: no two groups are left that could be one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use ir::{Class, Function, Kind, Module, Node, Op, Value, ValueId};
 
-use crate::domain::{Domain, is_int_op_exact};
+use crate::domain::{Domain, is_int_op_exact, widest};
 use crate::epilogue::{absorbed, epilogues};
 
 /// The most nodes of one group.
@@ -27,6 +28,7 @@ pub fn fuse(function: &Function, module: &mut Module) -> Function {
     groups.merge_along_edges();
     groups.merge_siblings();
     groups.merge_cousins();
+    groups.merge_rest();
     outline(&groups, module)
 }
 
@@ -158,21 +160,50 @@ impl<'f> Groups<'f> {
         }
     }
 
-    fn try_merge(&mut self, a: usize, b: usize) {
+    /// Merges what is left, until no two groups can be one: a launch less, and no byte more.
+    fn merge_rest(&mut self) {
+        loop {
+            let is_live = |group: &usize| {
+                self.members[*group].first().is_some_and(|node| self.fusible[*node])
+            };
+            let live: Vec<usize> = (0..self.members.len()).filter(is_live).collect();
+            let mut is_done = true;
+            for (at, a) in live.iter().enumerate() {
+                for b in &live[at + 1..] {
+                    let is_there = !self.members[*a].is_empty() && !self.members[*b].is_empty();
+                    is_done &= !(is_there && self.may_fit(*a, *b) && self.try_merge(*a, *b));
+                }
+            }
+            if is_done {
+                return;
+            }
+        }
+    }
+
+    /// Whether the sizes of two groups do not exclude that they share a domain.
+    fn may_fit(&self, a: usize, b: usize) -> bool {
+        let [a, b] = [a, b].map(|group| widest(self.function, &self.members[group]));
+        let (Some(a), Some(b)) = (a, b) else { return false };
+        a.starts_with(&b) || b.starts_with(&a)
+    }
+
+    /// Merges two groups, if they can be one; says whether it did.
+    fn try_merge(&mut self, a: usize, b: usize) -> bool {
         if a == b || self.members[a].len() + self.members[b].len() > GROUP_NODES_MAX {
-            return;
+            return false;
         }
         let mut nodes: Vec<usize> =
             self.members[a].iter().chain(&self.members[b]).copied().collect();
         nodes.sort_unstable();
         if Domain::of(self.function, &nodes).is_none() || self.meets_outside(a, b) {
-            return;
+            return false;
         }
         for node in &self.members[b] {
             self.of_node[*node] = a;
         }
         self.members[b].clear();
         self.members[a] = nodes;
+        true
     }
 
     /// Whether a path leads from one group to the other through a third.

@@ -14,6 +14,7 @@ mod artefact;
 mod check;
 mod chunks;
 mod cli;
+mod fusions;
 mod gpt2;
 mod graphs;
 mod inference;

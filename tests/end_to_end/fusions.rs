@@ -1,0 +1,161 @@
+//! What fusion leaves apart could not have been one kernel.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use codegen::calls::Calls;
+use codegen::domain::Domain;
+use codegen::fuse::fuse;
+use codegen::partition::{Place, partition};
+use codegen::prepare::{gradient_name, prepare_training};
+use codegen::reduced::put_reduced_dims_last;
+use codegen::specialise::specialise;
+use codegen::stored::store_unfit_leaves;
+use ir::plan::Keep;
+use ir::text::parse_module;
+use ir::{DType, Function, Kind, Module, Node, Op, Sharding, ValueId};
+
+use crate::mesh::{gpt2, llama};
+use crate::model::prepared;
+
+/// The most nodes of a kernel, where fusion stops.
+const NODES_MAX: usize = 160;
+
+fn models() -> Vec<Module> {
+    let graph = |name: &str| {
+        let path = format!("{}/tests/models/{name}.graph", env!("CARGO_MANIFEST_DIR"));
+        let text = std::fs::read_to_string(Path::new(&path)).expect("the model is there");
+        let module = parse_module(name, &text).expect("it is a module");
+        prepare_training(module, "loss").expect("it is prepared")
+    };
+    let config = |description| prepared(&description, 33, DType::F32, 0.0).1;
+    let graphs = ["t5", "resnet", "dlrm", "moe"].map(graph);
+    [config(gpt2()), config(llama())].into_iter().chain(graphs).collect()
+}
+
+/// The fused halves of a layer on one rank, and the kernels that they call.
+fn halves(module: &Module, layer: &str, keep: Keep) -> Vec<(Function, Module)> {
+    let gradient = module.function(&gradient_name(layer)).expect("it has a gradient");
+    let whole = gradient.values.iter().map(|v| (v.name.clone(), Sharding::new([]))).collect();
+    let place = Place { sizes: [1, 1], coordinates: [0, 0], microbatch_size: 2 };
+    let local = partition(module, gradient, &whole, place).expect("it is whole");
+    let primal = module.function(layer).expect("it is called");
+    let halves = specialise(&local.function, primal.param_count, primal.results.len(), keep);
+    let fused = |mut half: Function| {
+        let mut kernels = local.module.clone();
+        ir::pass::remove_common_nodes(&mut half);
+        put_reduced_dims_last(&mut half);
+        store_unfit_leaves(&mut half, &kernels);
+        (fuse(&half, &mut kernels), kernels)
+    };
+    [halves.forward, halves.backward].map(fused).to_vec()
+}
+
+/// Whether a path leads from a node to another one through a third.
+fn reaches_around(function: &Function, from: usize, to: usize) -> bool {
+    let producers = function.producers();
+    let mut seen = BTreeSet::new();
+    let mut work: Vec<usize> = vec![to];
+    while let Some(at) = work.pop() {
+        for operand in &function.nodes[at].operands {
+            let Some(producer) = producers[operand.index()] else { continue };
+            if producer == from {
+                if at != to {
+                    return true;
+                }
+            } else if seen.insert(producer) {
+                work.push(producer);
+            }
+        }
+    }
+    false
+}
+
+/// Two kernels as one: what the second reads of the first is there.
+fn joined(function: &Function, module: &Module, calls: [usize; 2]) -> Function {
+    let mut union = Function::new("union", Kind::Kernel);
+    let mut outer: BTreeMap<ValueId, ValueId> = BTreeMap::new();
+    let kernel = |at: usize| {
+        let callee = function.nodes[at].callee().expect("it is a call");
+        module.function(callee).expect("it was outlined")
+    };
+    let define = |union: &mut Function, value: &ir::Value| {
+        union.values.push(value.clone());
+        ValueId(union.values.len() as u32 - 1)
+    };
+    for at in calls {
+        for operand in &function.nodes[at].operands {
+            let is_made = calls.iter().any(|c| function.nodes[*c].results.contains(operand));
+            if !is_made && !outer.contains_key(operand) {
+                let own = define(&mut union, function.value(*operand));
+                outer.insert(*operand, own);
+            }
+        }
+    }
+    union.param_count = union.values.len();
+    for at in calls {
+        let (node, kernel) = (&function.nodes[at], kernel(at));
+        let params = kernel.params().zip(&node.operands);
+        let mut map: BTreeMap<ValueId, ValueId> =
+            params.map(|(param, operand)| (param, outer[operand])).collect();
+        for inner in &kernel.nodes {
+            let operands = inner.operands.iter().map(|o| map[o]).collect();
+            let result = define(&mut union, kernel.value(inner.result()));
+            map.insert(inner.result(), result);
+            union.nodes.push(Node { op: inner.op.clone(), operands, results: vec![result] });
+        }
+        for (result, own) in node.results.iter().zip(&kernel.results) {
+            outer.insert(*result, map[own]);
+        }
+    }
+    union
+}
+
+/// Whether one kernel can compute all that a function does.
+fn is_one_kernel(function: &Function) -> bool {
+    let is_leaf = |op: &Op| {
+        let made = matches!(op, Op::Constant { .. } | Op::Iota { .. } | Op::Random { .. });
+        made || matches!(op, Op::Broadcast { .. })
+    };
+    let computed = (0..function.nodes.len()).filter(|at| !is_leaf(&function.nodes[*at].op));
+    let computed: Vec<usize> = computed.collect();
+    computed.len() <= NODES_MAX && Domain::of(function, &computed).is_some()
+}
+
+/// The pairs of kernels that a function calls, and those that could be one.
+fn pairs(function: &Function, module: &Module) -> (usize, Vec<String>) {
+    let name = |at: usize| function.nodes[at].callee().unwrap_or("an op");
+    let is_kernel = |at: &usize| module.function(name(*at)).is_some_and(|f| f.kind == Kind::Kernel);
+    let calls: Vec<usize> = (0..function.nodes.len()).filter(is_kernel).collect();
+    let pairs = calls.iter().enumerate();
+    let pairs = pairs.flat_map(|(at, a)| calls[at + 1..].iter().map(move |b| [*a, *b]));
+    let (mut count, mut apart) = (0, Vec::new());
+    for [a, b] in pairs {
+        count += 1;
+        if is_one_kernel(&joined(function, module, [a, b])) && !reaches_around(function, a, b) {
+            apart.push(format!("{} and {}", name(a), name(b)));
+        }
+    }
+    (count, apart)
+}
+
+/// One kernel less is one launch less, and no more bytes: values that both read are read once, what
+/// passes between them is not read. So nothing that could be one kernel is two.
+#[test]
+fn no_two_kernels_of_a_layer_could_be_one() {
+    let (mut count, mut apart) = (0, Vec::new());
+    for module in models() {
+        let calls = Calls::of(&module, "loss").expect("a list of calls");
+        for layer in calls.functions() {
+            for keep in [Keep::Full, Keep::None] {
+                for (fused, kernels) in halves(&module, layer, keep) {
+                    let (pairs, of_half) = pairs(&fused, &kernels);
+                    count += pairs;
+                    apart.extend(of_half.iter().map(|p| format!("{} {keep:?}: {p}", module.name)));
+                }
+            }
+        }
+    }
+    assert!(count >= 500, "only {count} pairs");
+    assert!(apart.is_empty(), "{} of {count}:\n{}", apart.len(), apart.join("\n"));
+}
