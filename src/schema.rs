@@ -211,7 +211,10 @@ pub const DOCUMENTS: &[Document] = &[
     Document {
         name: "gantline.fusions/1",
         about: "what rewriting made of a model",
-        fields: &[is("passes", Kind::List, "passes in order, each with its functions")],
+        fields: &[
+            is("passes", Kind::List, "passes in order, each with its functions"),
+            is("launched", Kind::List, "for each half of a layer, its launches on one rank"),
+        ],
     },
     Document {
         name: "gantline.generate/1",

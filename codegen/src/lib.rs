@@ -27,9 +27,9 @@
 //! describe; [`lower`] makes routines of launches, or a [`refusal`], and [`routines`] those of a
 //! class; [`arena`] gives offsets, [`schedule`] an order of micro-batches; [`crossing`] says what
 //! stages and calls share; [`compile`] assembles, and [`inference`] what only runs forward;
-//! [`mod@function`] compiles one function without a plan, of integers that [`narrow`] made short.
-//! [`check`] replays the result and calls nothing of the above; in debug builds it looks at
-//! everything that is compiled.
+//! [`mod@launched`] says what that comes to; [`mod@function`] compiles one function without a plan,
+//! of integers that [`narrow`] made short. [`check`] replays the result and calls nothing of the
+//! above; in debug builds it looks at everything that is compiled.
 //!
 //! # Diagnostics
 //!
@@ -67,4 +67,5 @@ mod weights;
 pub mod schedule;
 pub mod compile;
 pub mod inference;
+pub mod launched;
 pub mod check;

@@ -1,6 +1,7 @@
-//! `inspect MODEL --fusions`: what rewriting makes of each function before planning, and by which
-//! rules.
+//! `inspect MODEL --fusions`: what rewriting makes of each function before planning, by which
+//! rules, and what one rank launches for each layer then.
 
+use codegen::launched::{Launch, Launched, launched};
 use ir::Module;
 use ir::import::Model;
 use ir::rewrite::price::Work;
@@ -14,21 +15,41 @@ use crate::LOSS;
 use crate::failure::{Failure, usage};
 use crate::output::{self, Table};
 
-/// The reports on a model as it is prepared for planning: what recognition found, and what was
-/// simplified when gradients were there. A model that cannot be planned is only simplified.
+/// What rewriting makes of a model, and what is launched then.
+#[derive(Debug)]
+pub struct Fusions {
+    /// The passes: what recognition found, and what was simplified when gradients were there.
+    pub passes: Vec<Report>,
+    /// The launches of each layer, which are those for one sample on one rank; none where
+    /// the model cannot be planned.
+    pub launched: Vec<Launched>,
+}
+
+impl From<Report> for Fusions {
+    fn from(report: Report) -> Fusions {
+        Fusions { passes: vec![report], launched: Vec::new() }
+    }
+}
+
+/// The report on a model as it is prepared for planning. A model that cannot be planned is only
+/// simplified.
 ///
 /// # Errors
 /// `E5001` for a rule that there is not.
-pub fn report(model: &Model, without: &[String]) -> Result<Vec<Report>, Failure> {
+pub fn report(model: &Model, without: &[String]) -> Result<Fusions, Failure> {
     let selection = selection(without)?;
     if model.module.function(LOSS).is_some() {
         match crate::prepare_with(model, selection.clone()) {
-            Ok((_, reports)) => return Ok(reports.into()),
+            Ok((module, passes)) => {
+                // Without a kernel for something there still is what rewriting does.
+                let launched = launched(&module, LOSS).unwrap_or_default();
+                return Ok(Fusions { passes: passes.into(), launched });
+            }
             Err(Failure::Input(_)) => {}
             Err(world) => return Err(world),
         }
     }
-    Ok(vec![simplified(model.module.clone(), selection)])
+    Ok(simplified(model.module.clone(), selection).into())
 }
 
 /// The report on a module that is only evaluated, with the rules that it is evaluated with but
@@ -36,9 +57,9 @@ pub fn report(model: &Model, without: &[String]) -> Result<Vec<Report>, Failure>
 ///
 /// # Errors
 /// As [`report`].
-pub fn report_of(module: Module, without: &[String]) -> Result<Vec<Report>, Failure> {
+pub fn report_of(module: Module, without: &[String]) -> Result<Fusions, Failure> {
     let without = selection(without)?.without;
-    Ok(vec![simplified(module, Selection { without, ..Selection::default() })])
+    Ok(simplified(module, Selection { without, ..Selection::default() }).into())
 }
 
 fn simplified(mut module: Module, selection: Selection) -> Report {
@@ -57,8 +78,10 @@ fn selection(without: &[String]) -> Result<Selection, Failure> {
     Ok(Selection { without: without.to_vec(), ..Selection::exact() })
 }
 
-/// The report for people: a line for each function, then the values that are computed otherwise.
-pub fn page(reports: &[Report]) -> String {
+/// The report for people: a line for each function, then the values that are computed otherwise,
+/// then what is launched.
+pub fn page(fusions: &Fusions) -> String {
+    let reports = &fusions.passes;
     let mut table =
         Table::new(["function", "launches", "before", "bytes", "before", "terms", "rounds", "gap"]);
     for function in reports.last().iter().flat_map(|report| &report.functions) {
@@ -77,7 +100,21 @@ pub fn page(reports: &[Report]) -> String {
     for function in reports.iter().flat_map(|report| &report.functions) {
         text += &changes(function);
     }
-    text
+    fusions.launched.iter().fold(text, |text, half| text + &launches(half))
+}
+
+/// A line for each launch of half a layer.
+fn launches(half: &Launched) -> String {
+    let mut table = Table::new(["launch", "bytes", "writes"]);
+    for launch in &half.launches {
+        let values = launch.values.iter().map(|value| format!("%{value}"));
+        let values = values.collect::<Vec<_>>().join(", ");
+        table.row([launch.kernel.clone(), output::bytes(launch.bytes), values]);
+    }
+    let bytes = output::bytes(half.launches.iter().map(|launch| launch.bytes).sum());
+    let count = half.launches.len();
+    let title = format!("@{} {}: {count} launches, {bytes}", half.layer, half.half);
+    format!("\n{title}\n{}", table.text())
 }
 
 fn changes(function: &FunctionReport) -> String {
@@ -99,7 +136,8 @@ fn changes(function: &FunctionReport) -> String {
 ///
 /// # Errors
 /// `E5001` when no function has such a value that rules have changed.
-pub fn explain(reports: &[Report], value: &str) -> Result<String, Failure> {
+pub fn explain(fusions: &Fusions, value: &str) -> Result<String, Failure> {
+    let reports = &fusions.passes;
     let value = value.trim_start_matches('%');
     let mut text = String::new();
     for function in reports.iter().flat_map(|report| &report.functions) {
@@ -125,9 +163,18 @@ pub fn explain(reports: &[Report], value: &str) -> Result<String, Failure> {
 }
 
 /// The report as JSON.
-pub fn document(reports: &[Report]) -> Value {
-    let passes: Vec<Value> = reports.iter().map(pass).collect();
-    json!({"schema": "gantline.fusions/1", "passes": passes})
+pub fn document(fusions: &Fusions) -> Value {
+    let passes: Vec<Value> = fusions.passes.iter().map(pass).collect();
+    let launch = |launch: &Launch| {
+        let Launch { kernel, values, bytes, flops } = launch;
+        json!({"kernel": kernel, "values": values, "bytes": bytes, "flops": flops})
+    };
+    let half = |half: &Launched| {
+        let launches: Vec<Value> = half.launches.iter().map(launch).collect();
+        json!({"layer": half.layer, "half": half.half, "launches": launches})
+    };
+    let launched: Vec<Value> = fusions.launched.iter().map(half).collect();
+    json!({"schema": "gantline.fusions/1", "passes": passes, "launched": launched})
 }
 
 fn pass(report: &Report) -> Value {
@@ -170,7 +217,8 @@ mod tests {
 
     #[test]
     fn every_layer_and_its_gradient_are_reported_and_none_is_dearer() {
-        let reports = report(&model(), &[]).unwrap();
+        let fusions = report(&model(), &[]).unwrap();
+        let reports = &fusions.passes;
         let names = |report: &Report| -> Vec<String> {
             report.functions.iter().map(|f| f.name.clone()).collect()
         };
@@ -180,9 +228,26 @@ mod tests {
         for function in reports.iter().flat_map(|report| &report.functions) {
             assert!(function.after.price() <= function.before.price(), "{}", function.name);
         }
-        assert!(page(&reports).contains("block.grad"));
-        let passes = document(&reports)["passes"].clone();
+        assert!(page(&fusions).contains("block.grad"));
+        let passes = document(&fusions)["passes"].clone();
         assert_eq!(passes[1]["functions"].as_array().unwrap().len(), last.len());
+    }
+
+    /// A block of seven launches forward and ten backward, of which one multiplies and applies
+    /// GELU.
+    #[test]
+    fn what_a_block_launches_is_listed() {
+        let fusions = report(&model(), &[]).unwrap();
+        let of = |half: &str| {
+            let is_it = |l: &&Launched| l.layer == "block" && l.half == half;
+            fusions.launched.iter().find(is_it).unwrap()
+        };
+        assert_eq!([of("forward").launches.len(), of("backward").launches.len()], [7, 10]);
+        let up = of("forward").launches.iter().find(|launch| launch.kernel.contains("then"));
+        assert_eq!(up.unwrap().values.len(), 2, "{up:?}");
+        assert!(page(&fusions).contains("@block forward: 7 launches"));
+        let launched = document(&fusions)["launched"].clone();
+        assert_eq!(launched.as_array().unwrap().len(), 2 * 3);
     }
 
     #[test]

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use ir::import::{Model, Options, resolve};
-use ir::rewrite::report::Report;
 use ir::{DType, Function, Kind, Module};
 use serde_json::{Value, json};
 
@@ -13,7 +12,7 @@ use crate::flops::forward_flops;
 use crate::job::{self, positions_max};
 use crate::onnx;
 use crate::output::{self, Table};
-use crate::verbs::fusions;
+use crate::verbs::fusions::{self, Fusions};
 
 /// Flags of `inspect`.
 #[derive(Clone, Debug, clap::Args)]
@@ -29,7 +28,7 @@ pub struct Args {
     /// Give a dim that an ONNX file leaves open its size
     #[arg(long, value_name = "NAME=N", value_parser = onnx::dim)]
     pub dim: Vec<(String, usize)>,
-    /// Say what rewriting makes of each function: launches, bytes, and by which rules
+    /// Say what rewriting makes of each function, by which rules, and what is launched then
     #[arg(long)]
     pub fusions: bool,
     /// Say by which rules a value came about
@@ -79,11 +78,11 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
 }
 
 /// Says what rewriting does.
-fn show(args: &Args, reports: &[Report]) -> Result<Exit, Failure> {
+fn show(args: &Args, fusions: &Fusions) -> Result<Exit, Failure> {
     match &args.explain {
-        Some(value) => output::answer(&fusions::explain(reports, value)?),
-        None if args.json => output::answer_json(&fusions::document(reports)),
-        None => output::answer(&fusions::page(reports)),
+        Some(value) => output::answer(&fusions::explain(fusions, value)?),
+        None if args.json => output::answer_json(&fusions::document(fusions)),
+        None => output::answer(&fusions::page(fusions)),
     }
     Ok(Exit::Success)
 }
