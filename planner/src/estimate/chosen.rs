@@ -32,7 +32,7 @@ const EAGER: &[&str] = &["bloom", "mosaicml", "nanotron", "nemo", "vtrain"];
 
 /// All of them. The spreads of the intervals are not among them: shares of runs in their intervals
 /// are always those of runs that were in view.
-pub const CHOICES: [Choice; 14] = [
+pub const CHOICES: [Choice; 13] = [
     Choice {
         name: "sustained clock of the A100, 0.95",
         instead: "1.0: the largest products of long runs are as fast as those of short ones \
@@ -45,12 +45,6 @@ pub const CHOICES: [Choice; 14] = [
         instead: "0.73: 1.4 to 1.5 of 1.98 GHz (He 2024)",
         seen: &["megatron_bridge", "nanotron"],
         undo: Undo::Rates(|rates| sustain(rates, "H100", 0.73)),
-    },
-    Choice {
-        name: "sustained clock of the GB200, 0.8: the root of its power over the B200's",
-        instead: "0.73, as the H100's and the B200's",
-        seen: &["megatron_bridge"],
-        undo: Undo::Rates(|rates| sustain(rates, "GB200", 0.73)),
     },
     Choice {
         name: "host of eager releases, 50 µs a launch",

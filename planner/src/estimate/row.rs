@@ -341,10 +341,14 @@ impl RowReader<'_> {
 
     fn style(&mut self) -> Style {
         let name = self.row.text("framework");
-        style::of_framework(name).unwrap_or_else(|| {
-            self.defaults.push(format!("style={}", style::DEFAULT.name));
-            style::DEFAULT
-        })
+        let named = style::of_framework(name);
+        let style = named.unwrap_or(style::DEFAULT);
+        let is_new = words::preset(self.row.text("gpu")).is_ok_and(words::is_new);
+        let style = if is_new { style::on_new_device(style) } else { style };
+        if named.is_none_or(|named| named.name != style.name) {
+            self.defaults.push(format!("style={}", style.name));
+        }
+        style
     }
 
     fn arithmetic(&mut self) -> Result<Arithmetic, String> {

@@ -396,7 +396,11 @@ impl Terms<'_> {
             }
         };
         let forward = visible(gather_s, forward_s) + gather_s;
-        let backward = visible(gather_s + scatter_s, backward_s) + scatter_s;
+        let (again_s, late_s) = match self.style.backward_weights {
+            Exchange::AtEnd => (0.0, gather_s * layers),
+            Exchange::Overlapped => (gather_s, 0.0),
+        };
+        let backward = visible(again_s + scatter_s, backward_s) + scatter_s + late_s;
         Exchanges { weights_s: m * forward, gradients_s: m * backward, ..Exchanges::default() }
     }
 

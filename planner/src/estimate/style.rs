@@ -6,7 +6,7 @@
 
 mod releases;
 
-pub use releases::{DEFAULT, NOTHING, OURS, STYLES, of_framework};
+pub use releases::{DEFAULT, NOTHING, OURS, STYLES, of_framework, on_new_device};
 
 use serde::Serialize;
 
@@ -32,7 +32,7 @@ pub enum AttentionKernel {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Exchange {
-    /// After the last backward pass.
+    /// After the last backward pass, or where it is needed: nothing runs beside it.
     AtEnd,
     /// Beside computation.
     Overlapped,
@@ -113,6 +113,8 @@ pub struct Style {
     pub gradients: Exchange,
     /// When weights are gathered, where they are sharded.
     pub weights: Exchange,
+    /// When they are gathered again for the backward pass.
+    pub backward_weights: Exchange,
     /// Bytes of a weight.
     pub weight_bytes: f64,
     /// Bytes of a gradient element where it is held.

@@ -68,6 +68,28 @@ pub(super) fn preset(gpu: &str) -> Result<&'static str, String> {
     })
 }
 
+/// Presets of devices of 2021 and before.
+const OLD: [&str; 13] = [
+    "v100",
+    "v100-16gb",
+    "a100",
+    "a100-40gb",
+    "a100-pcie",
+    "a800",
+    "a40",
+    "a10",
+    "a10g",
+    "a6000",
+    "rtx3090",
+    "t4",
+    "mi250x",
+];
+
+/// Whether a device is of 2022 or later.
+pub(super) fn is_new(preset: &str) -> bool {
+    !OLD.contains(&preset)
+}
+
 /// The memory that a device's name ends with, in gigabytes: 16 of `V100-16GB`.
 pub(super) fn gigabytes(gpu: &str) -> Option<f64> {
     let words = gpu.split(|letter: char| !letter.is_ascii_alphanumeric());
@@ -167,6 +189,7 @@ mod tests {
         ] {
             assert_eq!(preset(name).unwrap(), expected, "{name}");
         }
+        assert!(OLD.iter().all(|old| DEVICES.iter().any(|(_, preset)| preset == old)));
         assert!(preset("TPUv4").unwrap_err().contains("no preset describes"));
         assert_eq!(gigabytes("V100-16GB"), Some(16.0));
         assert_eq!(gigabytes("A100-SXM4-80GB"), Some(80.0));
