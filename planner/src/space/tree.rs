@@ -92,6 +92,11 @@ pub trait Tree {
         options.len()
     }
 
+    /// The bytes of a leaf alone, of those from [`Tree::shrinking_from`] on.
+    fn bytes(&self, path: &Path) -> f64 {
+        self.score(path, f64::INFINITY, f64::INFINITY).bytes
+    }
+
     /// The score of a leaf with two parts of its time: one that no later option of the last
     /// decision makes less, and one that no earlier option makes less, of those from
     /// [`Tree::shrinking_from`] on. No leaf between two is faster than the first part of the first
@@ -304,32 +309,26 @@ impl<T: Tree> Walker<'_, T> {
         }
     }
 
-    /// Looks for the first leaf that fits, by halves: those before it are too large. Of those after
-    /// it, the ones between two that were looked at are skipped where they cannot be better.
+    /// Looks for the first leaf that fits, by halves and by bytes alone: those before it are too
+    /// large. Of those after it, the ones between two that were looked at are skipped where they
+    /// cannot be better.
     fn visit_shrinking(&mut self, path: &Path, bound: Score, options: &[u32]) {
-        let (mut low, mut high) = (0, options.len());
-        let mut seen: Vec<(usize, [f64; 2])> = Vec::new();
-        while low < high {
-            let at = low + (high - low) / 2;
-            let Some((score, parts)) = self.score(&path.then(options[at]), bound) else { return };
-            seen.push((at, parts));
-            if score.bytes <= self.bytes_max { high = at } else { low = at + 1 }
-        }
-        let before = seen.iter().filter(|(at, _)| *at < low).count();
-        self.too_large += (low - before) as u128;
-        seen.retain(|(at, _)| *at >= low);
-        if low == options.len() {
+        let low =
+            options.partition_point(|value| self.tree.bytes(&path.then(*value)) > self.bytes_max);
+        self.too_large += low as u128;
+        let Some(last) = options.len().checked_sub(1).filter(|last| low <= *last) else { return };
+        let Some((_, first)) = self.score(&path.then(options[low]), bound) else { return };
+        if low == last {
             return;
         }
-        let last = options.len() - 1;
-        if seen.iter().all(|(at, _)| *at != last) {
-            let Some((_, parts)) = self.score(&path.then(options[last]), bound) else { return };
-            seen.push((last, parts));
+        // Nothing that follows has less of the first part.
+        let bound = Score { seconds: bound.seconds.max(first[0]), ..bound };
+        if let Fate::BoundedOut = self.fate(bound) {
+            self.bounded_out += (last - low) as u128;
+            return;
         }
-        seen.sort_by_key(|(at, _)| *at);
-        for pair in seen.windows(2) {
-            self.visit_between(path, bound, options, [pair[0], pair[1]]);
-        }
+        let Some((_, end)) = self.score(&path.then(options[last]), bound) else { return };
+        self.visit_between(path, bound, options, [(low, first), (last, end)]);
     }
 
     /// Looks at the leaves between two whose parts are known, the middle one first.

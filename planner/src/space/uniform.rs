@@ -397,6 +397,12 @@ impl Tree for Space<'_> {
         (score, [self.worth(seconds - after_s, step.busy_s), self.worth(after_s, 0.0)])
     }
 
+    /// Stages that compute some of their layers again are cut evenly.
+    fn bytes(&self, path: &Path) -> f64 {
+        let c = knobs::configuration(&self.frame, path);
+        self.estimator.bytes(&c, &self.table(Inside::of(&c)).prices, self.count(&c))
+    }
+
     fn score(&self, path: &Path, bytes_max: f64, seconds: f64) -> Score {
         self.parts(path, bytes_max, seconds).0
     }
