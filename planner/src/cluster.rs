@@ -11,6 +11,9 @@
 //! [deployment]
 //! nodes = 2
 //! ```
+//!
+//! A cluster of several kinds of devices is a list of `[[group]]`, each of which says what a file
+//! can say, or extends one.
 
 pub mod detect;
 mod draft;
@@ -32,7 +35,7 @@ use crate::link::Link;
 use crate::machine::Machine;
 use crate::reader::DIAGNOSTICS_MAX;
 
-use draft::Draft;
+use draft::{Draft, Extends};
 
 /// Clusters that need no file, with their texts.
 pub const PRESETS: [(&str, &str); 32] = [
@@ -216,6 +219,9 @@ pub struct Cluster {
     pub host: Host,
     /// What was measured.
     pub calibration: Option<Calibration>,
+    /// Clusters of other devices each, which this one is made of, in the order of ranks; none where
+    /// all devices are alike. The rest is that of the first then.
+    pub groups: Vec<Cluster>,
 }
 
 /// Where the bytes of ranks must fit.
@@ -261,6 +267,9 @@ impl Cluster {
 
     /// All devices; none where ranks are threads.
     pub fn devices(&self) -> Option<usize> {
+        if !self.groups.is_empty() {
+            return self.groups.iter().map(Cluster::devices).sum();
+        }
         self.devices_per_node.map(|devices| devices * self.nodes)
     }
 
@@ -425,12 +434,30 @@ fn read(
 
 /// A file laid over what it extends. `above` are the files that led here.
 fn merge(at: &Source, text: &str, above: &mut Vec<Source>) -> Result<Draft, Vec<Diagnostic>> {
-    let name = at.to_string();
-    let (draft, extends, mut diagnostics) = Draft::read(&name, text);
+    let (mut draft, extends, mut diagnostics) = Draft::read(&at.to_string(), text);
     above.push(at.clone());
+    let base = below(extends, at, above, &mut diagnostics);
+    draft.groups = std::mem::take(&mut draft.groups)
+        .into_iter()
+        .map(|(group, extends)| {
+            let base = below(extends, at, &mut above.clone(), &mut diagnostics);
+            (base.overlay(group), None)
+        })
+        .collect();
+    diagnostics.truncate(DIAGNOSTICS_MAX);
+    if diagnostics.is_empty() { Ok(base.overlay(draft)) } else { Err(diagnostics) }
+}
+
+/// What a file or a group of it extends; nothing where it extends none.
+fn below(
+    extends: Extends,
+    at: &Source,
+    above: &mut Vec<Source>,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Draft {
     let mut base = Draft::default();
     if let Some((wanted, bytes)) = extends {
-        let span = Span { source: name, bytes };
+        let span = Span { source: at.to_string(), bytes };
         match Source::parse(&wanted, at) {
             None => {
                 let headline = format!("`extends` is `{wanted}`, neither a preset nor a file");
@@ -449,6 +476,5 @@ fn merge(at: &Source, text: &str, above: &mut Vec<Source>) -> Result<Draft, Vec<
             },
         }
     }
-    diagnostics.truncate(DIAGNOSTICS_MAX);
-    if diagnostics.is_empty() { Ok(base.overlay(draft)) } else { Err(diagnostics) }
+    base
 }

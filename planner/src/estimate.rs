@@ -114,6 +114,12 @@ impl<'a> Estimator<'a> {
         mut style: Style,
         job: Job,
     ) -> Result<Estimator<'a>, Diagnostic> {
+        if !cluster.groups.is_empty() {
+            let headline = "this is for devices that are alike, and the cluster has several groups";
+            let help = "ask about one group, or use `plan`, which shares a batch over groups";
+            let span = Span::of(cluster.name.clone());
+            return Err(Diagnostic::error("E3404", span, headline).help(help));
+        }
         let mut rates = devices::rates(cluster)?;
         chosen::set_aside(table, &mut style, &mut rates);
         rates.wait_for_slowest(cluster.devices().unwrap_or(1));

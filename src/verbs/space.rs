@@ -2,6 +2,7 @@
 //! in closed form, without compiling.
 
 pub mod fit;
+mod groups;
 
 use std::time::Instant;
 
@@ -220,6 +221,9 @@ fn answer_on_fewer(
 /// Answers `plan`.
 pub fn plan(args: &PlanArgs, mut cluster: Cluster) -> Result<Exit, Failure> {
     let asked = &args.asked;
+    if !cluster.groups.is_empty() {
+        return groups::plan(args, &cluster);
+    }
     if let Some(watts) = args.watts {
         cluster.device.power = Some(Power::constant(watts, "--watts"));
     }

@@ -214,6 +214,44 @@ fn layouts_for_inference_are_scored_as_they_are_planned() {
     assert_eq!(scratch.run(&format!("score {model} --tp 8")).status.code(), Some(2));
 }
 
+/// A node of each of two kinds.
+const MIXED: &str = "name = \"mixed\"\n[[group]]\nextends = \"preset:h100\"\n\
+                     [[group]]\nextends = \"preset:a100\"\n";
+
+/// A batch is shared over groups: the plan says which ranks do what, and no group alone is faster.
+#[test]
+fn devices_of_two_kinds_share_a_batch() {
+    let scratch = Scratch::new("groups");
+    scratch.write("mixed.toml", MIXED);
+    let asked = "llama-3-8b --gbs 64 --seq 8192";
+    let plan = scratch.json(&format!("plan {asked} --cluster mixed.toml --devices 16 --json"));
+    let groups = plan["groups"].as_array().expect("a list");
+    let number = |value: &Value| value.as_f64().expect("a number");
+    let all = |key: &str| groups.iter().map(|group| number(&group[key])).collect::<Vec<f64>>();
+    assert_eq!((all("first_rank"), all("ranks")), (vec![0.0, 8.0], vec![8.0, 8.0]), "{plan:#}");
+    let samples = all("samples");
+    assert!(samples[0] > samples[1] && samples[1] > 0.0, "{plan:#}");
+    assert_eq!(samples.iter().sum::<f64>(), 64.0);
+    let slowest = all("step_time_s").into_iter().fold(0.0, f64::max);
+    let whole = slowest + number(&plan["exchange_s"]);
+    assert!((number(&plan["step_time_s"]) / whole - 1.0).abs() < 1e-12, "{plan:#}");
+    for alone in ["h100", "a100"] {
+        let alone = scratch.json(&format!("plan {asked} --cluster {alone} --devices 8 --json"));
+        assert!(number(&alone["step_time_s"]) > whole, "{alone:#}");
+    }
+    let page = scratch.answer(&format!("plan {asked} --cluster mixed.toml --devices 16"));
+    assert!(page.contains("0..7") && page.contains("8..15"), "{page}");
+    // What is asked of one kind of devices is refused, with a way out.
+    for verb in ["cost llama-3-8b --tokens 1B", "explain llama-3-8b", "fit llama-3-8b"] {
+        let output = scratch.run(&format!("{verb} --cluster mixed.toml --devices 16 --seq 2048"));
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{verb}: {errors}");
+        assert!(errors.contains("ask about one group"), "{verb}: {errors}");
+    }
+    let few = scratch.run(&format!("plan {asked} --cluster mixed.toml --devices 8"));
+    assert_eq!(few.status.code(), Some(2));
+}
+
 /// Rewriting is exact, and each pass leaves a module that reads back and verifies.
 #[test]
 fn rules_are_verified_and_passes_are_written() {
@@ -464,9 +502,11 @@ fn documents_are_as_their_schemas_say() {
         "cluster ls --json",
         "cluster show h100 --json",
         "cluster detect --json",
+        "plan llama-3-8b --cluster mixed.toml --devices 16 --gbs 16 --seq 2048 --json",
         "inspect tiny --fusions --json",
         "fit llama-3-8b --cluster h100 --devices 8 --seq 2048 --for inference --json",
     ];
+    scratch.write("mixed.toml", MIXED);
     let mut seen = BTreeSet::new();
     let mut documents: Vec<Value> = lines.iter().map(|line| scratch.json(line)).collect();
     let runs = Path::new(env!("CARGO_MANIFEST_DIR")).join("planner/tests/measured_runs.csv");

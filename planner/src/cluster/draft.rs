@@ -31,6 +31,8 @@ pub(super) struct Draft {
     levels: Vec<DraftLevel>,
     nodes: Option<usize>,
     devices_per_node: Option<usize>,
+    /// Groups of other devices each, with what they extend.
+    pub(super) groups: Vec<(Draft, Extends)>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -55,9 +57,11 @@ impl Values<'_, '_> {
     }
 }
 
-const ROOT_KEYS: [&str; 7] = ["name", "extends", "origin", "device", "host", "level", "deployment"];
+const ROOT_KEYS: [&str; 8] =
+    ["name", "extends", "origin", "device", "host", "level", "deployment", "group"];
 
-type Extends = Option<(String, Range<usize>)>;
+/// What is extended, and where that stands.
+pub(super) type Extends = Option<(String, Range<usize>)>;
 
 impl Draft {
     /// Reads one file: its values, what it extends and where that stands, and what is wrong.
@@ -65,11 +69,29 @@ impl Draft {
         let (mut reader, root) = Reader::open(source, text);
         let root = Table::root(&root);
         reader.expect_keys(root, &ROOT_KEYS);
+        let (mut draft, extends) = Draft::of(&mut reader, source, root);
+        for group in reader.tables(root, "group") {
+            reader.expect_keys(group, &ROOT_KEYS[..ROOT_KEYS.len() - 1]);
+            draft.groups.push(Draft::of(&mut reader, source, group));
+        }
+        let alone = Draft { name: draft.name.clone(), ..Draft::default() };
+        let groups = std::mem::take(&mut draft.groups);
+        if !groups.is_empty() && (draft != alone || extends.is_some()) {
+            let headline = "a cluster of groups says nothing of devices itself".to_owned();
+            reader.report("E3004", root.bytes("group"), headline).help =
+                Some("write it in the groups".to_owned());
+        }
+        draft.groups = groups;
+        (draft, extends, reader.diagnostics)
+    }
+
+    /// The values of a table that is a file or a group of one.
+    fn of(reader: &mut Reader<'_>, source: &str, root: Table<'_>) -> (Draft, Extends) {
         let mut draft = Draft { name: reader.string(root, "name"), ..Draft::default() };
         let extends = reader.string(root, "extends").map(|text| (text, root.bytes("extends")));
-        let origin = read_name(&mut reader, root, "origin", &Origin::ALL, Origin::name);
+        let origin = read_name(reader, root, "origin", &Origin::ALL, Origin::name);
         let origin = origin.unwrap_or(Origin::Datasheet);
-        let mut values = Values { reader: &mut reader, origin, source: source.to_owned() };
+        let mut values = Values { reader, origin, source: source.to_owned() };
         if let Some(device) = values.reader.table(root, "device") {
             draft.read_device(&mut values, device);
         }
@@ -94,7 +116,7 @@ impl Draft {
             let reserved = values.known(table, "reserved", Unit::Bytes);
             draft.reserved_bytes = reserved.or(draft.reserved_bytes);
         }
-        (draft, extends, reader.diagnostics)
+        (draft, extends)
     }
 
     fn read_device(&mut self, values: &mut Values<'_, '_>, device: Table<'_>) {
@@ -162,6 +184,37 @@ impl Draft {
             levels: self.levels,
             nodes: upper.nodes.or(self.nodes),
             devices_per_node: upper.devices_per_node.or(self.devices_per_node),
+            groups: if upper.groups.is_empty() { self.groups } else { upper.groups },
+        }
+    }
+
+    /// The cluster of all groups.
+    fn complete_groups(
+        mut self,
+        source: &str,
+        machine: &Machine,
+    ) -> Result<Cluster, Vec<Diagnostic>> {
+        let (mut groups, mut wrong) = (Vec::new(), Vec::new());
+        for (group, _) in std::mem::take(&mut self.groups) {
+            let kind = group.kind;
+            match group.complete(source, machine) {
+                Ok(group) if kind == Some(Kind::Gpu) && group.groups.is_empty() => {
+                    groups.push(group);
+                }
+                Ok(group) => {
+                    let headline = format!("`{}` is no group of devices of its own", group.name);
+                    let help = "extend a cluster of GPUs that are alike";
+                    wrong.push(Diagnostic::error("E3004", Span::of(source), headline).help(help));
+                }
+                Err(more) => wrong.extend(more),
+            }
+        }
+        match groups.first() {
+            Some(first) if wrong.is_empty() => {
+                let name = self.name.unwrap_or_else(|| source.to_owned());
+                Ok(Cluster { name, groups: groups.clone(), ..first.clone() })
+            }
+            Some(_) | None => Err(wrong),
         }
     }
 
@@ -171,6 +224,9 @@ impl Draft {
         source: &str,
         machine: &Machine,
     ) -> Result<Cluster, Vec<Diagnostic>> {
+        if !self.groups.is_empty() {
+            return self.complete_groups(source, machine);
+        }
         if self.detect == Some(true) {
             self.take_machine(machine);
         }
@@ -192,6 +248,7 @@ impl Draft {
                 devices_per_node,
                 host,
                 calibration: None,
+                groups: Vec::new(),
             }),
             Some(_) | None => Err(missing.diagnostics),
         }

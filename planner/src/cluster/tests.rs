@@ -113,6 +113,26 @@ fn users_say_what_devices_draw_and_what_hosts_hold() {
 }
 
 #[test]
+fn groups_of_other_devices_are_read_and_printed() {
+    let text = "name = \"mixed\"\n[[group]]\nextends = \"preset:h100\"\n\
+                [group.deployment]\nnodes = 64\n[[group]]\nextends = \"preset:a100\"\n\
+                [group.deployment]\nnodes = 32\n";
+    let cluster = Cluster::parse("my.toml", text, &machine()).unwrap();
+    assert_eq!((cluster.name.as_str(), cluster.groups.len()), ("mixed", 2));
+    assert_eq!(cluster.devices(), Some(8 * (64 + 32)));
+    assert_eq!(cluster.groups[1].device.name, "A100 SXM 80 GB");
+    let printed = cluster.to_string();
+    let back = Cluster::parse("back.toml", &printed, &machine()).unwrap();
+    assert_eq!(back.groups[1].levels[1].bandwidth.value, 25e9);
+    assert_eq!(back.devices(), cluster.devices());
+    let beside = errors(&format!("{text}[deployment]\nnodes = 3\n"));
+    assert!(beside.contains("says nothing of devices itself"), "{beside}");
+    assert!(errors(&text.replace("a100", "cpu-local")).contains("no group of devices"));
+    assert!(errors(&text.replace("a100", "a10000")).contains("no cluster preset `a10000`"));
+    assert!(errors(&text.replace("nodes = 32", "nods = 32")).contains("unknown key"));
+}
+
+#[test]
 fn a_file_that_extends_itself_is_found() {
     let folder = std::env::temp_dir().join(format!("gantline-cluster-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();

@@ -256,6 +256,11 @@ fn nearest_answer(question: &Question<'_>) -> Option<String> {
     None
 }
 
+/// The fastest configuration that fits.
+pub(super) fn fastest(question: &Question<'_>) -> Option<Chosen> {
+    extreme(question, question.devices, &question.limits, Objective::Time)
+}
+
 /// The fastest configuration that fits, or the smallest one.
 fn extreme(
     question: &Question<'_>,

@@ -1,0 +1,368 @@
+//! A batch shared over groups of other devices each.
+//!
+//! Every group trains copies of the model in a layout of its own, on as many samples as it has time
+//! for; at the end of a step the groups exchange their gradients. The batch is cut into equal
+//! pieces, and a group takes any number of them, or none.
+//!
+//! The best shares are found by bounds that become times: the shares whose slowest group has the
+//! least bound are looked at, their bounds are replaced by what the search finds for the group on
+//! so many samples, and so on until the shares with the least bound are all known. Nothing is
+//! supposed of how times grow with samples.
+
+use ir::{Diagnostic, Span};
+use serde::Serialize;
+
+use super::ask::{Chosen, Question, fastest};
+use super::knobs::{Frame, divisors};
+use super::tree::{Budget, Objective, Path, Tree};
+use super::uniform::Space;
+use crate::cluster::Cluster;
+use crate::estimate::style::Style;
+use crate::estimate::workload::Workload;
+use crate::estimate::{Estimator, Job};
+use crate::limits::Limits;
+
+/// Pieces of a batch at most. Chosen: shares are then as even as speeds are known.
+const PIECES_MAX: u32 = 64;
+/// Groups at most: each set of them is looked at.
+const GROUPS_MAX: usize = 8;
+
+/// What is asked.
+pub struct Asked<'a> {
+    /// What a step computes.
+    pub work: &'a Workload,
+    /// A cluster of groups.
+    pub cluster: &'a Cluster,
+    /// How programs execute.
+    pub style: Style,
+    /// The batch of all groups, and the arithmetic.
+    pub job: Job,
+    /// What the user fixes and forbids, in each group.
+    pub limits: Limits,
+    /// How far the search for one group may go.
+    pub evaluations_max: u64,
+}
+
+/// What a group does.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Share {
+    /// The group, by its place in the cluster.
+    pub group: usize,
+    /// Its first rank.
+    pub first_rank: u32,
+    /// Its ranks.
+    pub ranks: u32,
+    /// Samples of a step; none where the group does nothing.
+    pub samples: u32,
+    /// Its layout.
+    pub chosen: Option<Chosen>,
+}
+
+/// The shares of all groups.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Shared {
+    /// The groups in order.
+    pub shares: Vec<Share>,
+    /// Samples of a piece.
+    pub piece: u32,
+    /// Seconds in which groups exchange their gradients.
+    pub exchange_s: f64,
+    /// Seconds of a step: those of the slowest group, and the exchange.
+    pub step_time_s: f64,
+    /// Groups with so many samples that were searched.
+    pub searched: usize,
+}
+
+/// What is known of a group on so many pieces.
+#[derive(Clone, Debug)]
+enum Value {
+    /// Not less than this.
+    Bound(f64),
+    /// This, or that there is no layout.
+    Found(Option<Box<Chosen>>),
+}
+
+impl Value {
+    fn seconds(&self) -> f64 {
+        match self {
+            Value::Bound(seconds) => *seconds,
+            Value::Found(Some(chosen)) => chosen.estimate.step_time_s,
+            Value::Found(None) => f64::INFINITY,
+        }
+    }
+}
+
+struct Groups<'a> {
+    asked: &'a Asked<'a>,
+    piece: u32,
+    pieces: usize,
+    /// By group and pieces.
+    values: Vec<Vec<Value>>,
+    searched: usize,
+}
+
+impl Asked<'_> {
+    fn devices(&self, group: usize) -> u32 {
+        let devices = self.cluster.groups[group].devices().unwrap_or(0);
+        u32::try_from(devices).unwrap_or(u32::MAX)
+    }
+
+    fn estimator(&self, group: usize, samples: u32) -> Result<Estimator<'_>, Diagnostic> {
+        let job = Job { global_batch: samples.into(), ..self.job };
+        Estimator::new(self.work, &self.cluster.groups[group], self.style, job)
+    }
+
+    /// Seconds in which the groups of a set exchange gradients: each sends all of them once and
+    /// gets their sum, through the ports of all devices of the group that has the least.
+    fn exchange_s(&self, set: &[usize]) -> f64 {
+        if set.len() < 2 {
+            return 0.0;
+        }
+        let bytes = 2.0 * self.work.parameters() as f64 * self.style.exchange_bytes;
+        let of = |group: &usize| {
+            let cluster = &self.cluster.groups[*group];
+            let level = cluster.levels.last().expect("a cluster has a level");
+            let rate = level.bandwidth.value * f64::from(self.devices(*group));
+            bytes / rate + level.latency.value
+        };
+        set.iter().map(of).fold(0.0, f64::max)
+    }
+}
+
+impl Groups<'_> {
+    /// Asks the search, where that was not done yet.
+    fn find(&mut self, group: usize, pieces: usize) -> Result<(), Diagnostic> {
+        if let Value::Found(_) = self.values[group][pieces] {
+            return Ok(());
+        }
+        let Asked { limits, evaluations_max, .. } = self.asked;
+        let samples = self.piece * pieces as u32;
+        let estimator = self.asked.estimator(group, samples)?;
+        let question = Question {
+            estimator: &estimator,
+            devices: self.asked.devices(group),
+            global_batch: samples,
+            limits: limits.clone(),
+            objective: Objective::Time,
+            power: None,
+            budget: Budget { evaluations_max: *evaluations_max, stop: &|| false },
+        };
+        self.values[group][pieces] = Value::Found(fastest(&question).map(Box::new));
+        self.searched += 1;
+        Ok(())
+    }
+
+    /// Pieces of the groups of a set, at least one each, whose slowest group has the least time as
+    /// far as it is known; with that time.
+    fn least(&self, set: &[usize]) -> Option<(f64, Vec<usize>)> {
+        // By pieces that are given away: the least time of the groups so far, and their pieces.
+        let mut best: Vec<Option<(f64, Vec<usize>)>> = vec![None; self.pieces + 1];
+        best[0] = Some((0.0, Vec::new()));
+        for group in set {
+            let mut next: Vec<Option<(f64, Vec<usize>)>> = vec![None; self.pieces + 1];
+            for (given, before) in best.iter().enumerate() {
+                let Some((slowest, shares)) = before else { continue };
+                for more in 1..=self.pieces - given {
+                    let slowest = slowest.max(self.values[*group][more].seconds());
+                    let there = &mut next[given + more];
+                    if there.as_ref().is_none_or(|(other, _)| slowest < *other) {
+                        let shares = shares.iter().copied().chain([more]).collect();
+                        *there = Some((slowest, shares));
+                    }
+                }
+            }
+            best = next;
+        }
+        best.pop().flatten()
+    }
+
+    fn shares(&self, set: &[usize], pieces: &[usize]) -> Vec<Share> {
+        let mut first_rank = 0;
+        let mut shares = Vec::new();
+        for group in 0..self.values.len() {
+            let ranks = self.asked.devices(group);
+            let at = set.iter().position(|other| *other == group);
+            let taken = at.map_or(0, |at| pieces[at]);
+            let chosen = match &self.values[group][taken] {
+                Value::Found(Some(chosen)) if taken > 0 => Some((**chosen).clone()),
+                Value::Found(_) | Value::Bound(_) => None,
+            };
+            let samples = self.piece * taken as u32;
+            shares.push(Share { group, first_rank, ranks, samples, chosen });
+            first_rank += ranks;
+        }
+        shares
+    }
+}
+
+/// The fastest shares of a batch.
+///
+/// # Errors
+/// `E3404` for a cluster without groups, or with too many; `E3201` where no share fits.
+pub fn share(asked: &Asked<'_>) -> Result<Shared, Vec<Diagnostic>> {
+    let count = asked.cluster.groups.len();
+    if count == 0 || count > GROUPS_MAX {
+        let headline = format!("{count} groups of devices, and 1 to {GROUPS_MAX} share a batch");
+        return Err(vec![wrong(asked, "E3404", headline)]);
+    }
+    let batch = u32::try_from(asked.job.global_batch).unwrap_or(u32::MAX);
+    let pieces = divisors(batch).into_iter().filter(|n| *n <= PIECES_MAX).max().unwrap_or(1);
+    let piece = batch / pieces;
+    let mut groups = Groups { asked, piece, pieces: pieces as usize, values: vec![], searched: 0 };
+    for group in 0..count {
+        let mut values = vec![Value::Bound(0.0)];
+        for pieces in 1..=pieces {
+            let samples = piece * pieces;
+            let estimator = asked.estimator(group, samples).map_err(|wrong| vec![wrong])?;
+            let frame = Frame::new(asked.work, asked.devices(group), samples, asked.limits.clone());
+            let bound = Space::new(&estimator, frame).bound(&Path::default(), f64::INFINITY);
+            values.push(Value::Bound(bound.seconds));
+        }
+        groups.values.push(values);
+    }
+    let mut best: Option<(f64, Vec<usize>, Vec<usize>)> = None;
+    for set in 1u32..1 << count {
+        let set: Vec<usize> = (0..count).filter(|group| set >> group & 1 == 1).collect();
+        let exchange_s = asked.exchange_s(&set);
+        while let Some((slowest, pieces)) = groups.least(&set) {
+            let seconds = slowest + exchange_s;
+            if best.as_ref().map_or(f64::INFINITY, |best| best.0) <= seconds {
+                break;
+            }
+            let before = groups.searched;
+            for (group, pieces) in set.iter().zip(&pieces) {
+                groups.find(*group, *pieces).map_err(|wrong| vec![wrong])?;
+            }
+            if groups.searched == before {
+                best = Some((seconds, set.clone(), pieces));
+                break;
+            }
+        }
+    }
+    let Some((step_time_s, set, pieces)) = best else {
+        let headline = "no group fits a share of the batch in memory".to_owned();
+        return Err(vec![wrong(asked, "E3201", headline)]);
+    };
+    Ok(Shared {
+        shares: groups.shares(&set, &pieces),
+        piece,
+        exchange_s: asked.exchange_s(&set),
+        step_time_s,
+        searched: groups.searched,
+    })
+}
+
+fn wrong(asked: &Asked<'_>, code: &'static str, headline: String) -> Diagnostic {
+    Diagnostic::error(code, Span::of(asked.cluster.name.clone()), headline)
+        .help("ask about one of the groups alone: `plan` says what is missing there")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::estimate::rates::Arithmetic;
+    use crate::estimate::style;
+    use crate::machine::Machine;
+    use crate::space::ask::{EVALUATIONS_MAX, ask};
+    use crate::space::models;
+
+    fn cluster(groups: &[(&str, usize)]) -> Cluster {
+        let text: String = groups
+            .iter()
+            .map(|(preset, nodes)| {
+                format!(
+                    "[[group]]\nextends = \"preset:{preset}\"\n[group.deployment]\nnodes = {nodes}\n"
+                )
+            })
+            .collect();
+        let machine = Machine { cores: 4, memory_bytes: 8 << 30, instruction_set: "avx2".into() };
+        Cluster::parse("mixed.toml", &text, &machine).unwrap()
+    }
+
+    /// All shares of a batch over groups, tried one by one.
+    fn tried(asked: &Asked<'_>, pieces: usize, piece: u32) -> f64 {
+        let count = asked.cluster.groups.len();
+        let seconds = |group: usize, taken: usize| {
+            let samples = piece * taken as u32;
+            let estimator = asked.estimator(group, samples).unwrap();
+            let answer = ask(&Question {
+                estimator: &estimator,
+                devices: asked.devices(group),
+                global_batch: samples,
+                limits: asked.limits.clone(),
+                objective: Objective::Time,
+                power: None,
+                budget: Budget { evaluations_max: EVALUATIONS_MAX, stop: &|| false },
+            });
+            answer.map_or(f64::INFINITY, |answer| answer.best[0].estimate.step_time_s)
+        };
+        let table: Vec<Vec<f64>> =
+            (0..count).map(|g| (1..=pieces).map(|taken| seconds(g, taken)).collect()).collect();
+        let mut best = f64::INFINITY;
+        for code in 0..(pieces + 1).pow(count as u32) {
+            let taken: Vec<usize> =
+                (0..count).map(|g| code / (pieces + 1).pow(g as u32) % (pieces + 1)).collect();
+            if taken.iter().sum::<usize>() != pieces {
+                continue;
+            }
+            let set: Vec<usize> = (0..count).filter(|g| taken[*g] > 0).collect();
+            let slowest = set.iter().map(|g| table[*g][taken[*g] - 1]).fold(0.0, f64::max);
+            best = best.min(slowest + asked.exchange_s(&set));
+        }
+        best
+    }
+
+    /// On small clusters of two and three groups the shares are the best of all.
+    #[test]
+    fn shares_are_the_best_of_all() {
+        let cases = [
+            ("llama-3-8b", 8192, 48, &[("h100", 1), ("a100", 1)][..]),
+            ("llama-3-8b", 8192, 40, &[("a100", 1), ("h100", 1)]),
+            ("gpt-7.5b", 2048, 8, &[("h100", 1), ("a100", 2), ("v100", 1)]),
+        ];
+        for (model, seq, batch, groups) in cases {
+            let mut shape = models::shape(model).unwrap();
+            shape.seq = seq;
+            let work = shape.workload().unwrap();
+            let cluster = cluster(groups);
+            let fix = ["placement=usual", "offload=off", "cp=1"].map(str::to_owned);
+            let asked = Asked {
+                work: &work,
+                cluster: &cluster,
+                style: style::OURS,
+                job: Job { global_batch: batch.into(), arithmetic: Arithmetic::Half },
+                limits: Limits::parse(&fix, &[], &[]).unwrap(),
+                evaluations_max: EVALUATIONS_MAX,
+            };
+            let found = share(&asked).unwrap();
+            let best = tried(&asked, batch as usize, 1);
+            let about = format!("{model}: {found:?}");
+            assert!((found.step_time_s / best - 1.0).abs() < 1e-9, "{best}: {about}");
+            assert_eq!(found.shares.iter().map(|s| s.samples).sum::<u32>(), batch, "{about}");
+            // Of groups as large, the faster one takes more; the other is worth the exchange.
+            let of = |device: &str| {
+                let at = groups.iter().position(|(name, _)| *name == device).unwrap();
+                found.shares[at].samples
+            };
+            let shared = of("h100") > of("a100") && of("a100") > 0;
+            assert!(groups.len() > 2 || shared, "{about}");
+        }
+    }
+
+    #[test]
+    fn what_no_group_can_hold_is_refused() {
+        let work = models::shape("gpt-1t").unwrap().workload().unwrap();
+        let cluster = cluster(&[("h100", 1), ("a100", 1)]);
+        let asked = Asked {
+            work: &work,
+            cluster: &cluster,
+            style: style::OURS,
+            job: Job { global_batch: 2, arithmetic: Arithmetic::Half },
+            limits: Limits::parse(&["offload=off".to_owned()], &[], &[]).unwrap(),
+            evaluations_max: EVALUATIONS_MAX,
+        };
+        assert_eq!(share(&asked).unwrap_err()[0].code, "E3201");
+        let alone = Asked { cluster: &cluster.groups[0], ..asked };
+        assert_eq!(share(&alone).unwrap_err()[0].code, "E3404");
+    }
+}
