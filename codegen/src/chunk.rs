@@ -6,11 +6,16 @@
 //! these rows, results too, or are sums to which each piece adds its term. What follows from a cut
 //! is what [`factors`] says, as for a cut over ranks; the pieces come one after the other.
 //!
+//! Over parts of a vocabulary, each piece makes the exchanges of its rows; which values are wide
+//! follows from the whole function, so that all ranks make them alike.
+//!
 //! Logits that are kept for the gradient are a result of the forward function, so that whether
 //! they are chunked is decided by what the plan keeps.
 
+use std::collections::BTreeMap;
+
 use ir::factors::{Factor, factors, make_local};
-use ir::op::Combiner;
+use ir::op::{Collective, Combiner};
 use ir::sharding::Layout;
 use ir::{Class, Dim, Function, Kind, Module, Node, Op, TensorType, ValueId};
 
@@ -47,9 +52,54 @@ impl Chunks {
 /// no such part.
 ///
 /// Keeps results and their types; sums over rows are added piece by piece. O(nodes²).
-pub(crate) fn cut_rows(function: &Function, module: &Module) -> Option<(Function, Chunks)> {
-    let seeds = (0..function.nodes.len()).filter_map(|at| seed(function, at));
+pub(crate) fn cut_rows(
+    function: &Function,
+    module: &Module,
+    wide: &Wide,
+) -> Option<(Function, Chunks)> {
+    let seed = |node: usize| {
+        let result = function.nodes[node].results[0];
+        let cut = wide.values.get(&function.value(result).name)?;
+        let is_whole = function.ty(result).sizes()?.get(cut.dim) == Some(&cut.size);
+        let is_made = matches!(function.nodes[node].op, Op::Contract(_));
+        let is_kept = function.results.contains(&result);
+        let seed = Seed { node, dim: cut.dim, count: cut.count, may_exchange: wide.is_agreed };
+        (is_whole && is_made && !is_kept).then_some(seed)
+    };
+    let seeds = (0..function.nodes.len()).filter_map(seed);
     seeds.filter_map(|seed| Region::grow(function, module, seed)?.outline()).next()
+}
+
+/// The wide values of a function, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Wide {
+    values: BTreeMap<String, Cut>,
+    /// Whether all ranks find the same, so that they make each exchange as often.
+    is_agreed: bool,
+}
+
+/// Which dim of a value is cut, how long that is, and in how many pieces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Cut {
+    dim: usize,
+    size: usize,
+    count: usize,
+}
+
+impl Wide {
+    /// The wide values of a function that one rank runs by itself.
+    pub(crate) fn of(function: &Function) -> Wide {
+        Wide { is_agreed: false, ..Wide::of_ranks(function, [1, 1]) }
+    }
+
+    /// Those of a function that so many ranks share along `dp` and `tp`. They follow from the whole
+    /// function, so that no rank finds others because its piece of the vocabulary is shorter.
+    pub(crate) fn of_ranks(function: &Function, ranks: [usize; 2]) -> Wide {
+        let name = |node: &Node| function.value(node.results[0]).name.clone();
+        let nodes = function.nodes.iter();
+        let found = nodes.filter_map(|node| Some((name(node), cut(function, node, ranks)?)));
+        Wide { values: found.collect(), is_agreed: true }
+    }
 }
 
 /// A product whose result is wide, which dim of that is cut, and in how many pieces.
@@ -58,14 +108,15 @@ struct Seed {
     node: usize,
     dim: usize,
     count: usize,
+    may_exchange: bool,
 }
 
-fn seed(function: &Function, at: usize) -> Option<Seed> {
-    let node = &function.nodes[at];
+/// How the result of a node is cut if it is wide.
+fn cut(function: &Function, node: &Node, [dp, tp]: [usize; 2]) -> Option<Cut> {
     let Op::Contract(einsum) = &node.op else { return None };
     let ty = function.ty(node.result());
     let (sizes, elements) = (ty.sizes()?, ty.count()?);
-    if ty.bytes()? < WIDE_BYTES || function.results.contains(&node.result()) {
+    if ty.bytes()? / ((dp * tp) as u64) < WIDE_BYTES {
         return None;
     }
     let sides = [(&einsum.a, &einsum.b), (&einsum.b, &einsum.a)];
@@ -75,12 +126,14 @@ fn seed(function: &Function, at: usize) -> Option<Seed> {
             own.contains(letter) && !other.contains(letter)
         };
         let rows: Vec<usize> = (0..sizes.len()).filter(is_row).collect();
-        let count = rows.iter().map(|dim| sizes[*dim]).product::<usize>() / ROWS_MIN;
-        let dim = rows.into_iter().max_by_key(|dim| sizes[*dim]);
+        let count = rows.iter().map(|dim| sizes[*dim]).product::<usize>() / (dp * ROWS_MIN);
+        // Samples, the first dim, are cut over ranks already.
+        let uncut = rows.into_iter().filter(|dim| dp == 1 || *dim > 0);
+        let dim = uncut.max_by_key(|dim| sizes[*dim]);
         let narrow = function.ty(*operand).count()?;
         if let Some(dim) = dim.filter(|_| elements >= WIDE_RATIO * narrow) {
             let count = (2..=count).rev().find(|count| sizes[dim].is_multiple_of(*count));
-            return count.map(|count| Seed { node: at, dim, count });
+            return count.map(|count| Cut { dim, size: sizes[dim], count });
         }
     }
     None
@@ -130,8 +183,7 @@ impl<'f> Region<'f> {
 
     fn is_wide(&self, value: ValueId) -> bool {
         let wide = self.function.nodes[self.seed.node].result();
-        let count = |value| self.function.ty(value).count().unwrap_or(0);
-        2 * count(value) >= count(wide)
+        self.function.ty(value).count() == self.function.ty(wide).count()
     }
 
     /// Takes a node in, or leaves it after the region if it depends on that.
@@ -161,6 +213,14 @@ impl<'f> Region<'f> {
     /// How a node is cut so that its operands lie as they do, and its result as is wanted.
     fn factor(&self, at: usize, wanted: Option<Layout>) -> Option<Factor> {
         let node = &self.function.nodes[at];
+        if let Op::Collective { kind: Collective::AllReduce(_), .. } = node.op
+            && self.seed.may_exchange
+        {
+            // Piece by piece, as often on all ranks.
+            let cut = self.layouts[node.operands[0].index()].or(wanted)?;
+            let (units, cut) = (Dim::from(self.seed.count), vec![cut]);
+            return Some(Factor { units, operands: cut.clone(), results: cut, offsets: vec![] });
+        }
         if matches!(node.op.class(), Class::Call | Class::Collective) {
             return None;
         }

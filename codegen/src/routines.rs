@@ -9,7 +9,7 @@ use ir::plan::{FunctionPlan, Keep};
 use ir::program::Routine;
 use ir::{Function, Module};
 
-use crate::chunk::cut_rows;
+use crate::chunk::{Wide, cut_rows};
 use crate::fuse::fuse;
 use crate::lower::{KernelTable, lower_routine};
 use crate::partition::{Local, Place, Shardings, bindings, partition_bound};
@@ -46,6 +46,8 @@ struct Variant {
     keep: Keep,
     adds: Vec<bool>,
     accumulate_results: bool,
+    /// What runs in pieces.
+    wide: Wide,
 }
 
 /// The layers of one module, compiled for any number of places and plans, each once.
@@ -61,8 +63,8 @@ pub struct Layers<'m> {
     /// By function, shardings and place, the local function.
     places: BTreeMap<(String, usize, Place), usize>,
     layers: BTreeMap<Variant, Rc<Layer>>,
-    /// Routines of what only runs forward, by local function and added results.
-    forward: BTreeMap<(usize, Vec<bool>), Rc<Routine>>,
+    /// Routines of what only runs forward, by local function, added results and pieces.
+    forward: BTreeMap<(usize, Vec<bool>, Wide), Rc<Routine>>,
 }
 
 impl<'m> Layers<'m> {
@@ -107,7 +109,8 @@ impl<'m> Layers<'m> {
             return Err(format!("`@{name}` has no gradient function").into());
         }
         let local = self.local(&gradient, &plan.shardings, place)?;
-        let variant = Variant { local, keep: plan.keep, adds: adds.to_vec(), accumulate_results };
+        let (adds, wide) = (adds.to_vec(), self.wide(&gradient, place));
+        let variant = Variant { local, keep: plan.keep, adds, accumulate_results, wide };
         if let Some(there) = self.layers.get(&variant) {
             return Ok(Rc::clone(there));
         }
@@ -128,14 +131,23 @@ impl<'m> Layers<'m> {
         adds: &[bool],
     ) -> Result<(Rc<Routine>, &Function), Refusal> {
         let local = self.local(name, shardings, place)?;
+        let wide = self.wide(name, place);
         let Local { function, module, .. } = &self.locals[local];
-        let key = (local, adds.to_vec());
+        let key = (local, adds.to_vec(), wide);
         if let Some(there) = self.forward.get(&key) {
             return Ok((Rc::clone(there), function));
         }
-        let made = Rc::new(routine(function, module, adds, &[], &mut self.table)?);
+        let own = (function, module);
+        let made = Rc::new(routine_in_pieces(own, &key.2, adds, &[], &mut self.table)?);
         self.forward.insert(key, Rc::clone(&made));
         Ok((made, function))
+    }
+
+    /// The wide values of a function whose sizes were bound for a place.
+    fn wide(&self, name: &str, place: Place) -> Wide {
+        let bound = self.bound.get(&(place.microbatch_size * place.sizes[0]));
+        let function = bound.and_then(|bound| bound.function(name));
+        function.map_or_else(Wide::default, |function| Wide::of_ranks(function, place.sizes))
     }
 
     /// The local function of a place.
@@ -185,8 +197,11 @@ fn lower_layer(
     let mut forward_adds = result_adds.clone();
     forward_adds.resize(halves.forward.results.len(), false);
     let adds: Vec<bool> = differentiable.iter().map(|p| variant.adds[*p]).collect();
-    let forward = routine(&halves.forward, &local.module, &forward_adds, &[], table);
-    let backward = routine(&halves.backward, &local.module, &adds, &[], table);
+    let mut lower = |half, adds: &[bool]| {
+        routine_in_pieces((half, &local.module), &variant.wide, adds, &[], table)
+    };
+    let (forward, backward) =
+        (lower(&halves.forward, &forward_adds), lower(&halves.backward, &adds));
     // What has no kernel in either half is said at once.
     let (forward, backward) = match (forward, backward) {
         (Ok(forward), Ok(backward)) => (forward, backward),
@@ -216,10 +231,21 @@ pub fn routine(
     in_place: &[Option<usize>],
     table: &mut KernelTable,
 ) -> Result<Routine, Refusal> {
+    routine_in_pieces((function, composites), &Wide::of(function), accumulate, in_place, table)
+}
+
+/// As [`routine`], with what is `wide` in pieces of its rows.
+pub(crate) fn routine_in_pieces(
+    (function, composites): (&Function, &Module),
+    wide: &Wide,
+    accumulate: &[bool],
+    in_place: &[Option<usize>],
+    table: &mut KernelTable,
+) -> Result<Routine, Refusal> {
     let mut module = composites.clone();
     let mut function = function.clone();
     ir::pass::remove_common_nodes(&mut function);
-    let chunks = match cut_rows(&function, composites) {
+    let chunks = match cut_rows(&function, composites, wide) {
         Some((whole, chunks)) => {
             function = whole;
             Some(chunks)
