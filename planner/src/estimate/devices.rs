@@ -109,8 +109,9 @@ fn scale(like: &DeviceFile, to: &Scaled) -> DeviceFile {
         product.bytes_per_s *= wider;
         product.spread = to.spread;
     }
-    device.attention.forward_flops *= faster;
-    device.attention.backward_flops *= faster;
+    // Attention is slower than products: more power than was there when it was timed is no help.
+    device.attention.forward_flops *= faster * clock.min(1.0);
+    device.attention.backward_flops *= faster * clock.min(1.0);
     device.attention.spread = device.attention.spread.max(to.spread);
     file
 }

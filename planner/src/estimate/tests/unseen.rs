@@ -276,7 +276,7 @@ fn unseen_runs_are_predicted() {
         ("mosaicml_h100", 0.08),
         ("bridge_2025_11", 0.16),
         ("nemo_2024_12", 0.08),
-        ("torchtitan", 0.18),
+        ("torchtitan", 0.12),
         ("fms_fsdp", 0.15),
         ("kempner_h200", 0.10),
         ("automodel", 0.12),
