@@ -146,6 +146,7 @@ pub fn ask(question: &Question<'_>) -> Result<Answer, Vec<Diagnostic>> {
     }
     let mut space = Space::new(estimator, frame.searched_for(question.objective));
     space.power = question.power;
+    space.only_fits = question.objective == Objective::Time;
     let have = estimator.memory_bytes;
     let walked = walk(&space, question.objective, have, &question.budget);
     if walked.best.first().is_none_or(|best| best.score.bytes > have) {

@@ -270,9 +270,8 @@ mod tests {
         let text: String = groups
             .iter()
             .map(|(preset, nodes)| {
-                format!(
-                    "[[group]]\nextends = \"preset:{preset}\"\n[group.deployment]\nnodes = {nodes}\n"
-                )
+                let deployment = format!("[group.deployment]\nnodes = {nodes}\n");
+                format!("[[group]]\nextends = \"preset:{preset}\"\n{deployment}")
             })
             .collect();
         let machine = Machine { cores: 4, memory_bytes: 8 << 30, instruction_set: "avx2".into() };

@@ -109,10 +109,16 @@ pub struct Space<'a> {
     pub global_batch: u64,
     /// What a device draws, where energy is to be small and not time: scores are joules then.
     pub power: Option<&'a Power>,
+    /// Whether of what fits it does not matter how large it is.
+    pub only_fits: bool,
     tables: RefCell<FxHashMap<Inside, Rc<Table>>>,
     meshes: RefCell<FxHashMap<Path, Score>>,
     passes: RefCell<Option<(Path, Rc<Passes>)>>,
+    placements: RefCell<Option<(Path, Rc<Placements>)>>,
 }
+
+/// Orders of axes, with what of each a step depends on.
+type Placements = Vec<(u32, [u64; 4])>;
 
 /// Cuts into stages, with seconds of their passes.
 type Passes = Vec<(Vec<u32>, f64)>;
@@ -121,8 +127,18 @@ impl<'a> Space<'a> {
     /// The space of a frame.
     pub fn new(estimator: &'a Estimator<'a>, frame: Frame) -> Space<'a> {
         let global_batch = u64::from(frame.global_batch);
-        let (tables, meshes, passes) = Default::default();
-        Space { estimator, frame, global_batch, power: None, tables, meshes, passes }
+        let (tables, meshes, passes, placements) = Default::default();
+        Space {
+            estimator,
+            frame,
+            global_batch,
+            power: None,
+            only_fits: false,
+            tables,
+            meshes,
+            passes,
+            placements,
+        }
     }
 
     /// What is to be small of a step: its seconds, or the joules of a device.
@@ -224,16 +240,11 @@ impl<'a> Space<'a> {
     /// second of two placements that are alike is better than what is below the first.
     fn placed(&self, path: &Path) -> f64 {
         let c = knobs::configuration(&self.frame, path);
-        let before = path.first(INSIDE - 1);
-        let mut orders = Vec::new();
-        knobs::options(&self.frame, &before, &mut orders);
         let placement = self.estimator.placement(&c);
         let own = path.values()[INSIDE - 1];
-        let alike = |order: &u32| {
-            let other = knobs::configuration(&self.frame, &before.then(*order));
-            self.estimator.placement(&other) == placement
-        };
-        if orders.iter().take_while(|order| **order != own).any(alike) {
+        let first = |(_, other): &&(u32, [u64; 4])| *other == placement;
+        let orders = self.placements(&path.first(INSIDE - 1));
+        if orders.iter().find(first).is_some_and(|(order, _)| *order != own) {
             return f64::INFINITY;
         }
         let table = self.table(Inside::of(&c));
@@ -242,6 +253,23 @@ impl<'a> Space<'a> {
             false => table.pace_s(c.pp),
         };
         self.least_worth(self.count(&c) as f64 * pace_s, &table, &c)
+    }
+
+    /// The orders that can follow, each with what of it a step depends on; kept for the next one.
+    fn placements(&self, before: &Path) -> Rc<Placements> {
+        let mut kept = self.placements.borrow_mut();
+        if let Some((_, placements)) = kept.as_ref().filter(|(other, _)| other == before) {
+            return Rc::clone(placements);
+        }
+        let mut orders = Vec::new();
+        knobs::options(&self.frame, before, &mut orders);
+        let placement = |order: u32| {
+            let c = knobs::configuration(&self.frame, &before.then(order));
+            (order, self.estimator.placement(&c))
+        };
+        let placements = Rc::new(orders.into_iter().map(placement).collect::<Vec<_>>());
+        *kept = Some((*before, Rc::clone(&placements)));
+        placements
     }
 
     fn bound_below_inside(&self, path: &Path, below: f64) -> Score {
@@ -311,11 +339,15 @@ impl<'a> Space<'a> {
         let mut least = f64::INFINITY;
         for zero in zeros {
             small.zero = *zero;
-            for (again, recompute) in AGAIN.into_iter().enumerate() {
+            // What computes the most again is the least of nearly all.
+            for (again, recompute) in AGAIN.into_iter().enumerate().rev() {
                 small.recompute = recompute;
                 for stages in self.cuts(c, &table, &[again]) {
                     small.stage_layers = stages;
                     least = least.min(self.estimator.bytes(&small, &table.prices, count));
+                    if self.only_fits && least <= self.estimator.memory_bytes {
+                        return 0.0;
+                    }
                 }
             }
         }
