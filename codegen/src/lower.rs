@@ -13,7 +13,7 @@ use ir::sharding::Layout;
 use ir::{Axis, Function, Kind, Module, Node, Op, TensorType, ValueId};
 use kernels::kernel::Line;
 use kernels::rows::{Access, Instr, Output, RowInput, Rows};
-use kernels::{Kernel, Pointwise, ProductPart, Products, Source};
+use kernels::{Kernel, Pointwise, Product, ProductPart, Products, Source};
 
 use crate::arena::{Lifetime, pack};
 use crate::catalogue;
@@ -239,21 +239,15 @@ impl<'a> Lower<'a> {
         let results: Vec<ValueId> = members.iter().map(result).collect();
         let (mut inputs, mut outputs, mut parts) = (Vec::new(), Vec::new(), Vec::new());
         for (member, result) in members.iter().zip(&results) {
-            let node = &function.nodes[member.sum.product];
-            let types: Vec<&TensorType> = node.operands.iter().map(|o| self.ty(*o)).collect();
-            let add = self.adds[result.index()];
-            let kernel = catalogue::kernel_of_op(&node.op, &types, self.ty(*result), add)?;
-            let Kernel::Product(product) = kernel else {
-                return Err("a contraction is no product".into());
-            };
-            let mut operand = |value: ValueId| {
-                let at = self.home(value);
+            let (product, operands) = self.product(&function.nodes[member.sum.product], *result)?;
+            let mut number = |at: Ref| {
                 inputs.iter().position(|input| *input == at).unwrap_or_else(|| {
                     inputs.push(at);
                     inputs.len() - 1
                 })
             };
-            let [a, b] = [node.operands[0], node.operands[1]].map(&mut operand);
+            let [a, b] = operands.map(&mut number);
+            let mut operand = |value: ValueId| number(self.home(value));
             let bias = member.sum.bias.map(&mut operand);
             let addend = member.sum.addend.map(&mut operand);
             let then = member.then.as_ref().map(|(node, tile)| {
@@ -279,6 +273,21 @@ impl<'a> Lower<'a> {
         }
         self.launch(Kernel::Products(Products { parts }), inputs, outputs);
         Ok(())
+    }
+
+    /// The product that a node is, and its operands; it is added to what the result's slot holds
+    /// where the result is.
+    fn product(&mut self, node: &Node, result: ValueId) -> Result<(Product, [Ref; 2]), Refusal> {
+        if let Op::Conv(convolution) = &node.op {
+            return self.convolution(node, convolution);
+        }
+        let types: Vec<&TensorType> = node.operands.iter().map(|o| self.ty(*o)).collect();
+        let add = self.adds[result.index()];
+        let kernel = catalogue::kernel_of_op(&node.op, &types, self.ty(result), add)?;
+        let Kernel::Product(product) = kernel else {
+            return Err("a contraction is no product".into());
+        };
+        Ok((product, [node.operands[0], node.operands[1]].map(|operand| self.home(operand))))
     }
 
     /// Writes a window of a value: in place, or into a copy of it.

@@ -93,12 +93,24 @@ impl Lower<'_> {
         Ok(())
     }
 
-    /// A matrix product for each group that reads the image at strides which overlap; where zeros
-    /// lie around or between elements, of a copy that has them.
+    /// A launch of [`Lower::convolution`].
+    pub(super) fn convolve(&mut self, node: &Node, c: &Convolution) -> Result<(), Refusal> {
+        let (product, operands) = self.convolution(node, c)?;
+        let to = self.home(node.result());
+        self.launch(Kernel::Product(product), operands.to_vec(), vec![to]);
+        Ok(())
+    }
+
+    /// A matrix product for each group, of the kernels and the image, which it reads at strides
+    /// that overlap; where zeros lie around or between elements, of a copy that has them.
     ///
     /// Legend: N samples, g groups, C and O channels of one, X, P, K, Y points of the image, of the
     /// copy, of a kernel and of the result.
-    pub(super) fn convolve(&mut self, node: &Node, c: &Convolution) -> Result<(), Refusal> {
+    pub(super) fn convolution(
+        &mut self,
+        node: &Node,
+        c: &Convolution,
+    ) -> Result<(Product, [Ref; 2]), Refusal> {
         let [x, w] = node.operands[..] else {
             return Err("a convolution has two operands".into());
         };
@@ -134,16 +146,14 @@ impl Lower<'_> {
         }));
         let group = LoopABC { size: groups, a: outputs * depth * k, b: depth * p, c: outputs * y };
         let product = Product {
-            batch: vec![group],
+            batch: if groups > 1 { vec![group] } else { Vec::new() },
             m: vec![LoopAC { size: outputs, a: depth * k, c: y }],
             n,
             k: sums,
             accumulate: false,
             dtype: self.ty(x).dtype,
         };
-        let (weights, to) = (self.home(w), self.home(node.result()));
-        self.launch(Kernel::Product(product), vec![weights, from], vec![to]);
-        Ok(())
+        Ok((product, [self.home(w), from]))
     }
 }
 

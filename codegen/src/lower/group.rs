@@ -46,7 +46,8 @@ pub(super) fn turns(function: &Function, module: &Module) -> Vec<Turn> {
     let mut items = epilogues(function);
     let absorbed = absorbed(function, &items);
     for (product, node) in nodes.iter().enumerate() {
-        if matches!(node.op, Op::Contract(_)) && !absorbed.contains(&product) {
+        let is_product = matches!(node.op, Op::Contract(_) | Op::Conv(_));
+        if is_product && !absorbed.contains(&product) {
             items.insert(product, Epilogue::none(product));
         }
     }
@@ -158,12 +159,18 @@ impl Programs<'_> {
     /// The rows and columns of a product whose result is one matrix, rows first.
     fn matrix(&self, product: usize) -> Option<Domain> {
         let node = &self.function.nodes[product];
+        let sizes = self.function.ty(node.result()).sizes()?;
+        if let Op::Conv(_) = node.op {
+            // A row for each channel, of one sample and one group.
+            let [image, kernels] = [0, 1].map(|at| self.function.ty(node.operands[at]));
+            let is_matrix = sizes.first() == Some(&1) && image.dims[1] == kernels.dims[1];
+            return is_matrix.then_some(Domain { sizes, split: 2 });
+        }
         let Op::Contract(einsum) = &node.op else { return None };
         let sides = einsum.result.iter().map(|l| (einsum.a.contains(l), einsum.b.contains(l)));
         let sides: Vec<(bool, bool)> = sides.collect();
         let split = sides.iter().take_while(|side| **side == (true, false)).count();
         let is_matrix = sides[split..].iter().all(|side| *side == (false, true));
-        let sizes = self.function.ty(node.result()).sizes()?;
         is_matrix.then_some(Domain { sizes, split })
     }
 }
