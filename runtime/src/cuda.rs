@@ -1,7 +1,9 @@
 //! The NVIDIA GPUs of this machine, as the driver lists them. Its library is opened at run time.
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
+
+use cudarc::driver::result::{self, DriverError, device};
+use cudarc::driver::sys::{CUresult, is_culib_present};
 
 /// A GPU, as the driver names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,67 +15,30 @@ pub struct Gpu {
 }
 
 /// Why no GPU is listed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Absent {
-    /// The library cannot be opened: what the dynamic linker says.
-    Library(String),
-    /// The library lacks a function.
-    Function(&'static CStr),
-    /// A call failed: its name and the driver's code.
-    Call(&'static CStr, c_int),
+    /// The driver's library cannot be opened.
+    Library,
+    /// A call failed: the driver's code.
+    Call(u32),
 }
 
 impl fmt::Display for Absent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Absent::Library(message) => write!(f, "no driver of NVIDIA GPUs: {message}"),
-            Absent::Function(name) => {
-                write!(f, "the driver's library has no `{}`", name.to_string_lossy())
+            Absent::Library => f.write_str("no driver of NVIDIA GPUs: there is no `libcuda.so`"),
+            Absent::Call(code) if *code == CUresult::CUDA_ERROR_NO_DEVICE as u32 => {
+                f.write_str("the driver sees no GPU")
             }
-            Absent::Call(_, NO_DEVICE) => f.write_str("the driver sees no GPU"),
-            Absent::Call(name, code) => {
-                write!(f, "the driver's `{}` failed with {code}", name.to_string_lossy())
-            }
+            Absent::Call(code) => write!(f, "the driver of NVIDIA GPUs failed with {code}"),
         }
     }
 }
 
-/// `CUDA_ERROR_NO_DEVICE` of the driver API.
-const NO_DEVICE: c_int = 100;
-/// The name that the driver's library is installed under.
-const LIBRARY: &CStr = c"libcuda.so.1";
-/// Bytes of a name at most, its end included. Chosen: many times the longest.
-const NAME_BYTES: usize = 256;
-
-/// The driver's library, open until the program ends: it starts threads that outlive a handle.
-struct Library(*mut c_void);
-
-impl Library {
-    fn open() -> Result<Library, Absent> {
-        // SAFETY: the name ends with a zero; the library's constructors run as in any CUDA program.
-        let handle = unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        if !handle.is_null() {
-            return Ok(Library(handle));
-        }
-        // SAFETY: `dlerror` gives null or a text that lives until the thread's next such call.
-        let message = unsafe { libc::dlerror() };
-        let text = match message.is_null() {
-            true => LIBRARY,
-            // SAFETY: not null, so that it is a text that ends with a zero.
-            false => unsafe { CStr::from_ptr(message) },
-        };
-        Err(Absent::Library(text.to_string_lossy().into_owned()))
+impl From<DriverError> for Absent {
+    fn from(error: DriverError) -> Absent {
+        Absent::Call(error.0 as u32)
     }
-
-    fn function(&self, name: &'static CStr) -> Result<*mut c_void, Absent> {
-        // SAFETY: the handle is open, and the name ends with a zero.
-        let function = unsafe { libc::dlsym(self.0, name.as_ptr()) };
-        if function.is_null() { Err(Absent::Function(name)) } else { Ok(function) }
-    }
-}
-
-fn check(name: &'static CStr, code: c_int) -> Result<(), Absent> {
-    if code == 0 { Ok(()) } else { Err(Absent::Call(name, code)) }
 }
 
 /// All GPUs that the driver shows this process.
@@ -81,42 +46,16 @@ fn check(name: &'static CStr, code: c_int) -> Result<(), Absent> {
 /// # Errors
 /// Why there is none to ask about.
 pub fn gpus() -> Result<Vec<Gpu>, Absent> {
-    const INIT: &CStr = c"cuInit";
-    const COUNT: &CStr = c"cuDeviceGetCount";
-    const GET: &CStr = c"cuDeviceGet";
-    const NAME: &CStr = c"cuDeviceGetName";
-    const MEMORY: &CStr = c"cuDeviceTotalMem_v2";
-    let library = Library::open()?;
-    // SAFETY: the driver API declares these functions so (cuda.h); a device is an int there.
-    let (init, count, get, name_of, memory_of) = unsafe {
-        use std::mem::transmute;
-        type Pointer = *mut c_void;
-        (
-            transmute::<Pointer, extern "C" fn(c_uint) -> c_int>(library.function(INIT)?),
-            transmute::<Pointer, extern "C" fn(*mut c_int) -> c_int>(library.function(COUNT)?),
-            transmute::<Pointer, extern "C" fn(*mut c_int, c_int) -> c_int>(library.function(GET)?),
-            transmute::<Pointer, extern "C" fn(*mut c_char, c_int, c_int) -> c_int>(
-                library.function(NAME)?,
-            ),
-            transmute::<Pointer, extern "C" fn(*mut usize, c_int) -> c_int>(
-                library.function(MEMORY)?,
-            ),
-        )
-    };
-    check(INIT, init(0))?;
-    let mut number = 0;
-    check(COUNT, count(&mut number))?;
-    let mut gpus = Vec::new();
-    for ordinal in 0..number {
-        let mut device = 0;
-        check(GET, get(&mut device, ordinal))?;
-        let mut name = [0u8; NAME_BYTES];
-        check(NAME, name_of(name.as_mut_ptr().cast(), NAME_BYTES as c_int, device))?;
-        let mut bytes = 0;
-        check(MEMORY, memory_of(&mut bytes, device))?;
-        let end = name.iter().position(|byte| *byte == 0).unwrap_or(NAME_BYTES);
-        let name = String::from_utf8_lossy(&name[..end]).into_owned();
-        gpus.push(Gpu { name, memory_bytes: bytes as u64 });
+    // SAFETY: the library's constructors run as in any CUDA program.
+    if !unsafe { is_culib_present() } {
+        return Err(Absent::Library);
     }
-    Ok(gpus)
+    result::init()?;
+    let gpu = |ordinal| {
+        let device = device::get(ordinal)?;
+        // SAFETY: the driver has just given the device.
+        let bytes = unsafe { device::total_mem(device)? };
+        Ok(Gpu { name: device::get_name(device)?, memory_bytes: bytes as u64 })
+    };
+    (0..device::get_count()?).map(gpu).collect()
 }
