@@ -7,11 +7,12 @@ use crate::cli::Scratch;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// The command of the README's second console block, and the lines that it shows.
-fn example() -> (String, Vec<String>) {
+/// The command of the README's console block that shows a verb, and the lines that it shows.
+fn example(verb: &str) -> (String, Vec<String>) {
     let text = std::fs::read_to_string(Path::new(ROOT).join("README.md")).expect("a README");
-    let block = text.split("```").find(|block| block.contains("console\n$ gantline train "));
-    let mut lines = block.expect("the README shows a training").lines().skip(1);
+    let begin = format!("console\n$ gantline {verb} ");
+    let block = text.split("```").find(|block| block.contains(&begin));
+    let mut lines = block.expect("the README shows the verb").lines().skip(1);
     let line = lines.next().and_then(|line| line.strip_prefix("$ gantline "));
     (line.expect("a command").to_owned(), lines.map(str::to_owned).collect())
 }
@@ -31,7 +32,7 @@ fn is_as(shown: &str, line: &str) -> bool {
 
 /// Runs the example for so many steps, and holds what it says against the README.
 fn check(scratch: &Scratch, steps: usize, more: &str) -> String {
-    let (line, shown) = example();
+    let (line, shown) = example("train");
     let out = scratch.0.join("run1").display().to_string();
     let of_steps = |text: &str| text.replace("run1", &out).replace("200", &steps.to_string());
     let mut command = scratch.command(&[], &format!("{}{more}", of_steps(&line)));
@@ -54,6 +55,20 @@ fn check(scratch: &Scratch, steps: usize, more: &str) -> String {
 #[test]
 fn the_example_looks_as_the_readme_shows_it() {
     check(&Scratch::new("readme"), 2, " --val-batches 1");
+}
+
+#[test]
+fn plans_are_explained_as_the_readme_shows_it() {
+    let (line, shown) = example("explain");
+    let output = Scratch::new("readme-explain").command(&[], &line).output();
+    let Output { status, stdout, stderr } = output.expect("the program starts");
+    assert!(status.success(), "{}", String::from_utf8_lossy(&stderr));
+    let text = String::from_utf8(stdout).expect("UTF-8");
+    let mut lines = text.lines();
+    // Lines are left out where the README has a line of dots.
+    for shown in shown.iter().filter(|line| *line != "…") {
+        assert!(lines.any(|line| is_as(shown, line)), "README: {shown}\nfound:\n{text}");
+    }
 }
 
 /// The whole example, in about three minutes on two cores:
