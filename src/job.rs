@@ -30,16 +30,16 @@ pub struct Where {
     /// The cluster: a preset (`gantline cluster ls`) or a file
     #[arg(long, value_name = "PRESET|FILE", default_value = "cpu-local")]
     pub cluster: String,
-    /// Ranks: one executor with one device each
+    /// Ranks: one executor with one device each [default: all devices of the cluster; 1 where ranks
+    /// are threads]
     #[arg(
         long,
         visible_alias = "devices",
         alias = "world-size",
         value_name = "N",
-        default_value = "1",
         value_parser = positive
     )]
-    pub ranks: usize,
+    pub ranks: Option<usize>,
     /// Nodes of the cluster [default: as many as the ranks take, or as the file says]
     #[arg(long, value_name = "N", value_parser = positive)]
     pub nodes: Option<usize>,
@@ -53,23 +53,29 @@ impl Where {
     pub fn cluster(&self) -> Result<Cluster, Failure> {
         let mut cluster = Cluster::load(&self.cluster)?;
         let is_preset = PRESETS.iter().any(|(name, _)| *name == self.cluster);
-        cluster.nodes = match (self.nodes, cluster.devices_per_node) {
-            (Some(nodes), _) => nodes,
+        cluster.nodes = match (self.nodes, cluster.devices_per_node, self.ranks) {
+            (Some(nodes), _, _) => nodes,
             // A preset says what a node is; there are as many as it takes.
-            (None, Some(each)) if is_preset => self.ranks.div_ceil(each.max(1)),
-            (None, _) => cluster.nodes,
+            (None, Some(each), Some(ranks)) if is_preset => ranks.div_ceil(each.max(1)),
+            (None, _, _) => cluster.nodes,
         };
         if let Some(path) = &self.calibration {
             let text = failure::read_text(path, "--calibration")?;
             cluster.calibration = Some(Calibration::parse(path, &text)?);
         }
-        check_local(&cluster, self.ranks)?;
-        if let Some(devices) = cluster.devices().filter(|devices| self.ranks > *devices) {
-            let headline = format!("{} ranks on {devices} devices of the cluster", self.ranks);
+        let ranks = self.ranks(&cluster);
+        check_local(&cluster, ranks)?;
+        if let Some(devices) = cluster.devices().filter(|devices| ranks > *devices) {
+            let headline = format!("{ranks} ranks on {devices} devices of the cluster");
             let help = format!("use --ranks {devices} or fewer, or --nodes with more nodes");
             return Err(usage("--ranks", headline).help(help).into());
         }
         Ok(cluster)
+    }
+
+    /// The ranks that are asked for: all devices of the cluster where nothing is said.
+    pub fn ranks(&self, cluster: &Cluster) -> usize {
+        self.ranks.or_else(|| cluster.devices()).unwrap_or(1)
     }
 }
 

@@ -51,7 +51,7 @@ impl Training {
         let model = crate::import(description, &Options { seq, dtype, dropout })?;
         let place = Where {
             cluster: settings.cluster.clone(),
-            ranks: settings.ranks,
+            ranks: Some(settings.ranks),
             nodes: None,
             calibration: settings.calibration.clone(),
         };

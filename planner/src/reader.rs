@@ -133,7 +133,9 @@ impl<'a> Reader<'a> {
         let found = text.map(str::to_owned).or_else(digits);
         let found = found.map_or_else(|| kind(value.get_ref()).to_owned(), |t| format!("`{t}`"));
         if number.is_none() {
-            let headline = format!("`{name}` is {found}, which has no unit that fits");
+            let positive = text.and_then(|text| unit.parse(text.trim().strip_prefix('-')?));
+            let why = positive.map_or("which has no unit that fits", |_| "which is negative");
+            let headline = format!("`{name}` is {found}, {why}");
             let help = format!("write a text with a unit, such as \"{}\"", unit.example());
             self.report("E3005", value.span(), headline).help = Some(help);
         }

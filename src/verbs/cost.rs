@@ -230,7 +230,7 @@ fn smallest(preset: &Cluster, args: &CostArgs, deadline: f64) -> Result<(Exit, S
     asked.gbs = Some(asked.gbs.unwrap_or(1024));
     let mut tried = Vec::new();
     for devices in counts {
-        asked.place.ranks = devices as usize;
+        asked.place.ranks = Some(devices as usize);
         let subject = Subject::new(&asked, args.cluster(&asked)?)?;
         // At the peak of all devices it would still be too long.
         let steps = (args.bill.tokens / subject.tokens()).ceil();

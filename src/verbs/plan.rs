@@ -136,12 +136,13 @@ impl Asked {
         let dtype = self.dtype.or(job::graph_dtype(&description)).unwrap_or(usual);
         job::check_graph(&description, dtype)?;
         let model = crate::import(&description, &Options { seq, dtype, dropout })?;
+        let ranks = self.place.ranks(&cluster);
         let question = Question {
             cluster,
             module: crate::prepare(&model)?,
             model: model.name.clone(),
-            ranks: self.place.ranks,
-            global_batch_size: self.gbs.unwrap_or(self.place.ranks.max(8)),
+            ranks,
+            global_batch_size: self.gbs.unwrap_or(ranks.max(8)),
             seq,
             dtype,
             optimizer: match self.optimizer.as_str() {
@@ -212,9 +213,7 @@ pub fn explain_plan(args: &ExplainArgs) -> Result<Exit, Failure> {
             asked.seq = asked.seq.or(Some(plan.seq));
             asked.gbs = asked.gbs.or(Some(plan.global_batch_size()));
             asked.dtype = asked.dtype.or(Some(plan.dtype));
-            if asked.place.ranks == 1 {
-                asked.place.ranks = plan.mesh.ranks();
-            }
+            asked.place.ranks = asked.place.ranks.or(Some(plan.mesh.ranks()));
             let (model, mut question) = asked.question()?;
             (question.optimizer, question.clip) = (plan.optimizer, plan.clip);
             let plan = read_plan(path, &text, &question)?;

@@ -144,7 +144,7 @@ impl Args {
     fn place(&self) -> Where {
         Where {
             cluster: self.cluster.clone().unwrap_or_else(|| "cpu-local".to_owned()),
-            ranks: self.ranks.unwrap_or(1),
+            ranks: self.ranks,
             nodes: None,
             calibration: self.calibration.clone(),
         }
@@ -180,11 +180,12 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     };
     let weights = Weights::open(directory)?;
     let place = args.place();
+    let cluster = place.cluster()?;
     let question = Question {
-        cluster: place.cluster()?,
         module: crate::prepare(&model)?,
         model: model.name.clone(),
-        ranks: place.ranks,
+        ranks: place.ranks(&cluster),
+        cluster,
         global_batch_size: feed.samples,
         seq: feed.seq,
         dtype: args.dtype(),

@@ -64,12 +64,13 @@ impl Subject {
     pub fn new(asked: &Asked, cluster: Cluster) -> Result<Subject, Failure> {
         let seq = asked.seq.map(|seq| count("--seq", seq)).transpose()?;
         let described = described(&asked.model, seq)?;
-        let devices = count("--devices", asked.place.ranks)?;
+        let ranks = asked.place.ranks(&cluster);
+        let devices = count("--devices", ranks)?;
         Ok(Subject {
             work: described.work,
             cluster,
             devices,
-            global_batch: count("--gbs", asked.gbs.unwrap_or(asked.place.ranks.max(8)))?,
+            global_batch: count("--gbs", asked.gbs.unwrap_or(ranks.max(8)))?,
             dtype: asked.dtype.unwrap_or(DType::BF16),
             latent: described.latent,
         })

@@ -570,3 +570,17 @@ fn contradictions(schema: &Value, document: &Value) -> Vec<String> {
     }
     wrong
 }
+
+/// A cluster file says how many devices there are; who asks about fewer says so.
+#[test]
+fn all_devices_of_a_cluster_are_used_unless_fewer_are_asked_for() {
+    let scratch = Scratch::new("all-devices");
+    let file = "extends = \"preset:h100\"\n[deployment]\nnodes = 3\n";
+    fs::write(scratch.0.join("three.toml"), file).expect("it is written");
+    let ranks = |more: &str| {
+        let line = "plan llama-3-8b --cluster three.toml --gbs 48 --seq 2048 --json";
+        scratch.json(&format!("{line}{more}"))["ranks"].clone()
+    };
+    assert_eq!(ranks(""), 24);
+    assert_eq!(ranks(" --devices 8"), 8);
+}

@@ -22,8 +22,8 @@ pub(super) fn plan(args: &PlanArgs, cluster: &Cluster) -> Result<Exit, Failure> 
         return Err(usage("--objective", headline).help("leave it out").into());
     }
     let devices = cluster.devices().unwrap_or(0);
-    if asked.place.ranks != devices {
-        let headline = format!("{} ranks, and the groups have {devices}", asked.place.ranks);
+    if let Some(ranks) = asked.place.ranks.filter(|ranks| *ranks != devices) {
+        let headline = format!("{ranks} ranks, and the groups have {devices}");
         return Err(usage("--ranks", headline).help(format!("write --devices {devices}")).into());
     }
     let key = asked.key("plan-groups", &(cluster, args)).filter(|_| args.output.is_none());
@@ -35,7 +35,7 @@ fn found(args: &PlanArgs, cluster: &Cluster) -> Result<(Exit, String), Failure> 
     let seq = asked.seq.map(|seq| count("--seq", seq)).transpose()?;
     let work = described(&asked.model, seq)?.work;
     let dtype = asked.dtype.unwrap_or(ir::DType::BF16);
-    let batch = asked.gbs.unwrap_or(asked.place.ranks);
+    let batch = asked.gbs.unwrap_or(asked.place.ranks(cluster));
     let shared = groups::share(&groups::Asked {
         work: &work,
         cluster,
@@ -50,7 +50,7 @@ fn found(args: &PlanArgs, cluster: &Cluster) -> Result<(Exit, String), Failure> 
         "model": work.name,
         "params": work.parameters(),
         "cluster": cluster.describe(),
-        "devices": asked.place.ranks,
+        "devices": asked.place.ranks(cluster),
         "gbs": batch,
         "seq": work.seq,
         "dtype": dtype.name(),
