@@ -219,8 +219,8 @@ fn lower_layer(
     })
 }
 
-/// Fuses and lowers one local function; `accumulate` and `in_place` are as [`lower_routine`] wants
-/// them.
+/// Fuses and lowers one local function. A result that `accumulate` marks is added to what its slot
+/// holds; one for which `in_place` names a parameter updates that.
 ///
 /// # Errors
 /// All that has no kernel.

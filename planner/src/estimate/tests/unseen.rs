@@ -280,7 +280,6 @@ fn unseen_runs_are_predicted() {
         ("fms_fsdp", 0.15),
         ("kempner_h200", 0.10),
         ("automodel", 0.12),
-        ("megascale_2024", 0.08),
     ];
     let runs = read_runs(UNSEEN);
     for (source, limit) in limits {
