@@ -24,7 +24,7 @@ pub struct Args {
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<String>,
     /// Seconds that measuring takes, about
-    #[arg(long, value_name = "SECONDS", default_value = "8", value_parser = amount)]
+    #[arg(long, value_name = "SECONDS", default_value = "7", value_parser = amount)]
     pub budget: f64,
 }
 
