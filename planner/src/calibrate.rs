@@ -30,12 +30,13 @@ const ELEMENTS: [usize; 6] = [1 << 10, 1 << 13, 1 << 16, 1 << 19, 1 << 21, 1 << 
 const LENGTHS: [usize; 4] = [64, 256, 1024, 2048];
 /// Heads of attention, and the dims of one. Chosen: a small model's.
 const HEADS: [usize; 2] = [2, 64];
-/// Times that each kernel takes its turn.
+/// Times that each kernel takes its turn. Chosen: the median of five leaves out two bad seconds.
 const ROUNDS: u32 = 5;
 /// Bytes that the launches of a kernel read and write before the first buffer is used again.
 /// Chosen: more than caches hold, as a step comes back to its weights much later.
 const COLD_BYTES: usize = 32 << 20;
-/// Launches of a kernel on buffers of their own at most.
+/// Launches of a kernel on buffers of their own at most. Chosen: as many as the smallest product
+/// needs to fill [`COLD_BYTES`].
 const LAUNCHES_MAX: usize = 4096;
 /// Columns of the elementwise kernels.
 const COLUMNS: usize = 1024;
@@ -304,5 +305,14 @@ mod tests {
         assert_eq!(read.as_ref(), Ok(&measured), "{text}");
         assert_eq!(measured.hash(), read.unwrap().hash());
         assert!(measured.rows.0.iter().all(|[_, rate]| *rate > 1e6), "{text}");
+        // Each curve is that of its own kernels.
+        let at = |curve: &Curve| curve.0.iter().map(|[at, _]| *at).collect::<Vec<f64>>();
+        let flops = SIDES.map(|side| 2.0 * (side as f64).powi(3));
+        assert!(measured.product.values().all(|curve| at(curve) == flops), "{text}");
+        assert_eq!(at(&measured.rows), ELEMENTS.map(|elements| 12.0 * elements as f64));
+        assert_eq!(at(&measured.copy), ELEMENTS.map(|elements| 8.0 * elements as f64));
+        let pairs = at(&measured.attention).into_iter().zip(at(&measured.attention_bwd));
+        // Two products of queries and keys forward, five backward.
+        assert!(pairs.into_iter().all(|(forward, backward)| backward == 2.5 * forward), "{text}");
     }
 }
