@@ -33,6 +33,9 @@ impl Tool {
     }
 }
 
+/// What is left out of every execution of Calculon in which nothing is computed again by choice.
+pub const NO_SCORES: &str = "attention that writes no scores, said as their recomputation";
+
 /// What a configuration is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Use {
@@ -246,9 +249,11 @@ fn torchtitan(c: &Configuration, purpose: Use) -> Exported {
 
 fn calculon(c: &Configuration, purpose: Use) -> Exported {
     let mut left = Left(Vec::new());
+    // Calculon knows attention that writes its scores alone. Ours never does (Dao et al. 2022): the
+    // backward pass computes them again, as in `attn_only`, which holds as much and takes as long.
+    let keeps_all = matches!(c.recompute, Recompute::None | Recompute::Auto);
     let recompute = match c.recompute {
-        Recompute::None | Recompute::Auto => "none",
-        Recompute::Attention => "attn_only",
+        Recompute::None | Recompute::Auto | Recompute::Attention => "attn_only",
         Recompute::Full | Recompute::Layers(_) => "full",
     };
     // Networks are numbered from the inside; neighbours within a node are on the first.
@@ -285,6 +290,7 @@ fn calculon(c: &Configuration, purpose: Use) -> Exported {
     ];
     let lines: Vec<String> =
         text.iter().map(|(name, value)| format!("  \"{name}\": {value}")).collect();
+    left.when(keeps_all, NO_SCORES);
     left.when(c.cp > 1, "context parallelism");
     left.when(c.ep > 1, "expert parallelism");
     left.when(c.zero.stage > 1, "shards of gradients and weights");
