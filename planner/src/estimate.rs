@@ -239,7 +239,6 @@ impl<'a> Estimator<'a> {
         }
         let step_time_s = step.breakdown.total_s();
         let printed = if self.style.prints_first { step.first_memory } else { step.memory };
-        let share = 1.0 + self.style.printed_share;
         let [low, high] =
             interval::factors(&step.breakdown, &self.rates, self.job.arithmetic, self.style.doubt);
         Ok(Estimate {
@@ -249,11 +248,7 @@ impl<'a> Estimator<'a> {
             breakdown: step.breakdown,
             busy_s: step.busy_s,
             memory: step.memory,
-            printed_memory: Memory {
-                activations_bytes: printed.activations_bytes * share,
-                working_bytes: printed.working_bytes * share,
-                ..printed
-            },
+            printed_memory: self.style.printed(printed),
             microbatch_count: count,
             configuration: decided,
         })

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::estimate::step::Breakdown;
+use crate::estimate::step::{Breakdown, Memory};
 
 /// A measured run with its prediction.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -26,6 +26,8 @@ pub struct Compared {
     pub measured_gib: Option<f64>,
     /// GiB, predicted.
     pub predicted_gib: f64,
+    /// What holds them.
+    pub memory: Memory,
     /// Whether the prediction says that the run fits.
     pub fits: bool,
     /// What the row left open.
@@ -210,6 +212,7 @@ mod tests {
             interval_s: [predicted * 0.9, predicted * 1.1],
             measured_gib: None,
             predicted_gib: 0.0,
+            memory: Memory::default(),
             fits: true,
             defaults: Vec::new(),
             breakdown: Breakdown::default(),

@@ -45,6 +45,8 @@ struct Lowered {
     saved: f64,
     saved_attention: f64,
     working: f64,
+    freed: f64,
+    result: f64,
     parameters: [f64; 2],
     tensors: f64,
 }
@@ -55,6 +57,7 @@ struct Again {
     pass: Pass,
     launches: f64,
     dropped_bytes: f64,
+    kept_bytes: f64,
 }
 
 impl Again {
@@ -67,16 +70,18 @@ impl Again {
                 self.dropped_bytes += part.saved_attention;
             }
             Selective::Operations if !is_attention => {
-                // Every second product stays; so do sums over ranks, but not what is gathered.
+                // The result of every second product stays; so do sums over ranks, but not what
+                // is gathered.
                 self.pass += Pass {
                     products_s: part.forward.products_s / 2.0,
                     tensor_s: part.forward.tensor_s / 2.0,
                     ..part.forward
                 };
                 self.launches += part.forward_launches;
-                self.dropped_bytes += part.saved / 2.0;
+                self.kept_bytes += part.result / 2.0;
             }
-            Selective::Attention | Selective::Operations => {}
+            Selective::Operations => self.kept_bytes += part.result,
+            Selective::Attention => {}
         }
     }
 }
@@ -97,7 +102,7 @@ impl Lowering<'_> {
     pub(super) fn price(&self, items: &[Item], width: u32) -> LayerPrice {
         let mut sum = Lowered::default();
         let mut again = Again::default();
-        let mut working: f64 = 0.0;
+        let (mut working, mut freed): (f64, f64) = (0.0, 0.0);
         for item in items {
             let part = self.item(item);
             again.add(self.style.selective, item, &part);
@@ -111,6 +116,11 @@ impl Lowering<'_> {
             sum.parameters[0] += part.parameters[0];
             sum.parameters[1] += part.parameters[1];
             working = working.max(part.working);
+            freed = freed.max(part.freed);
+        }
+        let input_bytes = self.stream_tokens() * f64::from(width) * self.e();
+        if self.style.selective == Selective::Operations {
+            again.dropped_bytes = (sum.saved - again.kept_bytes - input_bytes).max(0.0);
         }
         let host = self.style.host;
         let wait = |mut pass: Pass, launches: f64, each_s: f64| {
@@ -138,8 +148,9 @@ impl Lowering<'_> {
             saved_bytes: sum.saved,
             saved_attention_bytes: again.dropped_bytes,
             tensors: sum.tensors,
-            input_bytes: self.stream_tokens() * f64::from(width) * self.e(),
+            input_bytes,
             working_bytes: working,
+            freed_bytes: freed,
             parameters: sum.parameters[0],
             expert_parameters: sum.parameters[1],
         }
@@ -239,6 +250,7 @@ impl Lowering<'_> {
             backward_launches: 2.0,
             // In one-byte arithmetic the cast input is kept.
             saved: input * self.e().min(arithmetic.operand_bytes()),
+            result: if cut == Cut::Rows { self.stream_tokens() } else { tokens } * n * self.e(),
             parameters: [k * n + if bias { n } else { 0.0 }, 0.0],
             tensors: if bias { 2.0 } else { 1.0 },
             // The input and its cotangent are whole for a while where ranks keep parts.
@@ -319,6 +331,7 @@ impl Lowering<'_> {
             }
         };
         lowered.saved += kept;
+        lowered.result = tokens * heads * v * self.e();
         let group = self.context_group();
         if group.size > 1 {
             // Keys and values of all ranks are gathered; their gradients are reduced.
@@ -527,10 +540,13 @@ impl Lowering<'_> {
 
     fn embedding(&self, vocab: u32, width: u32, positions: u32) -> Lowered {
         let (tokens, width) = (self.tokens(), f64::from(width));
-        let rows = (f64::from(vocab) / self.tp()).ceil();
+        let whole = self.style.whole_logits;
+        let rows = if whole { f64::from(vocab) } else { (f64::from(vocab) / self.tp()).ceil() };
         let bytes = tokens * width * 2.0 * self.e();
         let group = self.tensor_group();
-        let seconds = if self.inside.sequence_parallel {
+        let seconds = if whole {
+            0.0
+        } else if self.inside.sequence_parallel {
             self.network.gather_s(tokens * width * self.e(), group)
         } else {
             self.network.all_reduce_s(tokens * width * self.e(), group)
@@ -552,15 +568,23 @@ impl Lowering<'_> {
     }
 
     fn loss(&self, vocab: u32) -> Lowered {
-        let logits = self.tokens() * (f64::from(vocab) / self.tp()).ceil();
+        let (is_cut, whole) = (self.inside.tp > 1, self.style.whole_logits);
+        let columns = if whole { f64::from(vocab) } else { (f64::from(vocab) / self.tp()).ceil() };
+        let logits = self.tokens() * columns;
         let [forward, backward] = self.style.loss_bytes;
+        let gathered = if whole { logits * self.e() } else { 0.0 };
+        let tensor_s = self.network.gather_s(gathered, self.tensor_group());
+        let gather = Pass { tensor_s, ..Pass::default() };
+        let more = if is_cut { self.style.loss_cut_bytes } else { 0.0 };
         Lowered {
-            forward: self.rows(logits * forward),
+            forward: self.rows(logits * forward) + gather,
             backward: self.rows(logits * backward),
             forward_launches: 12.0,
             backward_launches: 6.0,
             saved: logits * self.style.loss_saved_bytes,
-            working: logits * self.style.loss_working_bytes,
+            working: logits * (self.style.loss_working_bytes + more),
+            // The head's result, of which the loss made its own.
+            freed: logits * self.e(),
             ..Lowered::default()
         }
     }

@@ -141,6 +141,8 @@ pub struct LayerPrice {
     pub input_bytes: f64,
     /// Bytes that are needed beside what is kept, at the peak of the layer.
     pub working_bytes: f64,
+    /// Bytes that were freed before that peak and cannot hold what is larger.
+    pub freed_bytes: f64,
     /// Tensors of parameters.
     pub tensors: f64,
     /// Parameters held by one rank, without those of experts.

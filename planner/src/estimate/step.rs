@@ -17,7 +17,7 @@ use super::host::{DISK_BYTES_PER_S, HOST_MEMORY_BYTES_PER_S, HostLimits};
 use super::network::{Group, INNER_INTERFERENCE, Network};
 use super::price::{LayerPrice, Pass, Prices};
 use super::rates::Rates;
-use super::style::{Exchange, Style};
+use super::style::{Exchange, Style, Whole};
 use crate::configuration::{Configuration, Place, RankAxis, Recompute, Schedule};
 
 /// Seconds of a step, by what takes them. They add up to the step.
@@ -99,6 +99,10 @@ pub struct Memory {
     pub reserve_bytes: f64,
     /// What was to lie on the host, and has no room there.
     pub host_excess_bytes: f64,
+    /// What an allocator keeps of tensors that were freed before the peak, since none that is
+    /// larger can take their place. It gives them back before a run fails: no part of the total.
+    #[serde(skip)]
+    pub freed_bytes: f64,
 }
 
 impl Memory {
@@ -158,7 +162,10 @@ struct Stage {
     saved: f64,
     sent: f64,
     working: f64,
+    end_working: f64,
+    freed: f64,
     parameters: f64,
+    end_parameters: f64,
     expert_parameters: f64,
     tensors: f64,
 }
@@ -424,12 +431,13 @@ impl Terms<'_> {
             Schedule::ZeroBubbleH2 => (2.0 * p - 1.0).min(m),
         };
         let on_device = |place: Place| if place == Place::Device { 1.0 } else { 0.0 };
-        let gathered = match c.zero.stage {
-            // Two layers are whole at a time: the one in use and the next.
-            3 => 2.0 * parameters / stage.layers.max(1.0) * self.style.weight_bytes,
-            _ => 0.0,
-        };
         let on_host = |place: Place| if place == Place::Host { 1.0 } else { 0.0 };
+        let gathered = if c.zero.stage == 3 { self.gathered_bytes(c, stage) } else { 0.0 };
+        let sums_whole = match self.style.whole {
+            Whole::Layers => false,
+            Whole::Ends => c.pp > 1,
+            Whole::EndsAndSums => m > 1.0,
+        };
         let weights = parameters * self.style.weight_bytes / over(3);
         let states = parameters * self.style.state_bytes / over(1);
         let kept = stage.saved * (in_flight - 1.0);
@@ -439,16 +447,33 @@ impl Terms<'_> {
         Memory {
             stage: index,
             weights_bytes: weights * on_device(c.offload.parameters) + gathered,
-            gradients_bytes: parameters * self.style.gradient_bytes / over(2),
+            gradients_bytes: parameters * self.style.gradient_bytes
+                / if sums_whole { 1.0 } else { over(2) },
             optimizer_bytes: states * on_device(c.offload.optimizer),
             activations_bytes: kept * on_device(c.offload.activations)
                 + stage.saved
                 + stage.sent * in_flight,
-            working_bytes: stage.working,
+            working_bytes: stage.working.max(stage.end_working),
+            freed_bytes: stage.working.min(stage.end_working) + stage.freed,
             reserve_bytes: self.style.reserve_bytes,
             // What the host cannot take stays.
             host_excess_bytes: (moved - self.host.bytes(c)).max(0.0),
         }
+    }
+
+    /// Weights that are whole for a while where they are sharded.
+    fn gathered_bytes(&self, c: &Configuration, stage: &Stage) -> f64 {
+        let all = stage.parameters + stage.expert_parameters;
+        // The layer in use and the next.
+        let two = 2.0 / stage.layers.max(1.0);
+        let whole = match self.style.whole {
+            Whole::Layers => two * all,
+            Whole::Ends | Whole::EndsAndSums if c.pp > 1 => all,
+            Whole::Ends | Whole::EndsAndSums => {
+                stage.end_parameters + two.min(1.0) * (all - stage.end_parameters)
+            }
+        };
+        whole * self.style.weight_bytes
     }
 
     /// What moving a stage's activations and weights to the host costs beyond what its computation
@@ -580,6 +605,7 @@ fn stage(c: &Configuration, prices: &Prices, run: &Run, is_far: bool) -> Stage {
         // One stage holds a shared weight once; two hold it each.
         if c.pp == 1 {
             stage.parameters -= prices.tied_parameters;
+            stage.end_parameters -= prices.tied_parameters;
         }
     }
     if is_far {
@@ -617,7 +643,13 @@ fn add(stage: &mut Stage, c: &Configuration, price: &LayerPrice, count: f64, who
     stage.backward_late_s += price.backward_late_s * count;
     stage.weight_s += price.weight_s * count;
     stage.saved += saved;
-    stage.working = stage.working.max(working);
+    if whole.is_some() {
+        stage.working = stage.working.max(working);
+    } else {
+        stage.end_working = stage.end_working.max(working);
+        stage.end_parameters += price.parameters;
+    }
+    stage.freed = stage.freed.max(price.freed_bytes);
     stage.parameters += price.parameters * count;
     stage.expert_parameters += price.expert_parameters * count;
     stage.tensors += price.tensors * count;

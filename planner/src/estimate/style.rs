@@ -11,6 +11,7 @@ pub use releases::{DEFAULT, NOTHING, OURS, STYLES, of_framework, on_new_device};
 use serde::Serialize;
 
 use super::rates::Arithmetic;
+use super::step::Memory;
 
 /// How the inside of attention is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -46,6 +47,32 @@ pub enum Selective {
     Attention,
     /// Everything but the inside of attention and every second product.
     Operations,
+}
+
+/// What the peak of memory that a run prints counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Printed {
+    /// All that a device's driver sees.
+    Device,
+    /// What the allocator holds, of use or not (`max_memory_reserved` of PyTorch).
+    Reserved,
+    /// What tensors hold (`max_memory_allocated`).
+    Allocated,
+}
+
+/// How weights that are sharded stay whole for a while, and sums of gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Whole {
+    /// Two layers at a time.
+    Layers,
+    /// The ends of the model too, from the forward to the backward pass: PyTorch gathers them with
+    /// the root, which it does not shard again. Stages keep all of theirs, and reduce gradients
+    /// after their last micro-batch.
+    Ends,
+    /// So, and gradients are reduced after the last micro-batch of any run (`no_sync`).
+    EndsAndSums,
 }
 
 /// How long the host needs to give the device work.
@@ -107,6 +134,10 @@ pub struct Style {
     pub loss_saved_bytes: f64,
     /// Bytes per logit that it needs beside them while gradients are made.
     pub loss_working_bytes: f64,
+    /// Bytes per logit that it needs more where logits are cut over `tp`.
+    pub loss_cut_bytes: f64,
+    /// Whether each rank of `tp` holds the embedding and all logits.
+    pub whole_logits: bool,
     /// The host.
     pub host: Host,
     /// When gradients are exchanged.
@@ -123,6 +154,8 @@ pub struct Style {
     pub exchange_bytes: f64,
     /// Bytes of the largest collective that gradients and weights are exchanged in.
     pub bucket_bytes: f64,
+    /// What stays whole for a while, where weights are sharded.
+    pub whole: Whole,
     /// Collectives that the weights of a layer are gathered in, where they are sharded.
     pub pieces_per_layer: f64,
     /// Whether collectives of sharded state take lists of tensors, of which each rank's piece is
@@ -169,6 +202,8 @@ pub struct Style {
     pub scatter_gather: bool,
     /// Whether the peak of memory that a run prints is that of its first rank, not of the fullest.
     pub prints_first: bool,
+    /// What that peak counts.
+    pub prints: Printed,
     /// Bytes of the context and libraries that no tensor accounts for.
     pub reserve_bytes: f64,
     /// Bytes that an allocator holds in pieces that nothing asks for, for each byte that comes and
@@ -187,6 +222,22 @@ const MOMENTS_BYTES: f64 = 8.0;
 const SINGLE_UPDATE_BYTES: f64 = 28.0;
 
 impl Style {
+    /// What a run prints of what it holds.
+    pub(super) fn printed(&self, held: Memory) -> Memory {
+        let share = 1.0 + self.printed_share;
+        let (freed, reserve) = match self.prints {
+            Printed::Device => (0.0, held.reserve_bytes),
+            Printed::Reserved => (held.freed_bytes, 0.0),
+            Printed::Allocated => (0.0, 0.0),
+        };
+        Memory {
+            activations_bytes: held.activations_bytes * share,
+            working_bytes: held.working_bytes * share + freed,
+            reserve_bytes: reserve,
+            ..held
+        }
+    }
+
     /// The same release in another arithmetic: in single precision weights and gradients have four
     /// bytes, and there is no second copy of them.
     pub(super) fn in_arithmetic(self, arithmetic: Arithmetic) -> Style {

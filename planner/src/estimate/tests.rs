@@ -244,6 +244,7 @@ fn predicted_of(runs: &[Run], source: &str) -> Vec<Compared> {
             interval_s: [estimate.step_time_low_s, estimate.step_time_high_s],
             measured_gib: run.text("peak_mem_gib").parse().ok().filter(|_| usable),
             predicted_gib: estimate.printed_memory.total_bytes() / 1_073_741_824.0,
+            memory: estimate.printed_memory,
             fits: true,
             defaults: question.defaults,
             breakdown: estimate.breakdown,
@@ -367,6 +368,38 @@ fn printed_memory_is_met() {
     let comes_and_goes = found.memory.activations_bytes + found.memory.working_bytes;
     let more = found.printed_memory.total_bytes() - found.memory.total_bytes();
     assert!((more / (0.15 / 0.85 * comes_and_goes) - 1.0).abs() < 1e-9, "{more}");
+}
+
+/// Sums of gradients stay whole where a release reduces them after the last micro-batch, and with
+/// stages: four bytes for each of a rank's parameters.
+#[test]
+fn sums_of_gradients_are_whole_until_they_are_reduced() {
+    let cluster = Cluster::load_on("h200", &machine()).unwrap();
+    let work = gpt3();
+    let held = |framework: &str, layout: &str, batch: u64| {
+        let style = style::of_framework(framework).unwrap();
+        let job = Job { global_batch: batch, arithmetic: Arithmetic::Half };
+        let estimator = Estimator::new(&work, &cluster, style, job).unwrap();
+        estimator.estimate(&layout.parse().unwrap()).unwrap().memory
+    };
+    let layout = "tp=1 pp=1 dp=64 mbs=1 zero=3 recompute=full";
+    let parameters = work.parameters() as f64;
+    for (framework, batch, whole) in [
+        ("torchtitan", 64, false),
+        ("torchtitan", 128, false),
+        ("KempnerForge", 64, false),
+        ("KempnerForge", 128, true),
+    ] {
+        let found = held(framework, layout, batch).gradients_bytes / (4.0 * parameters);
+        let expected = if whole { 1.0 } else { 1.0 / 64.0 };
+        assert!((found / expected - 1.0).abs() < 1e-3, "{framework} {batch}: {found}");
+    }
+    // With stages weights and sums are those of a stage, whole.
+    let staged = "tp=1 pp=8 dp=64 mbs=1 zero=3 recompute=full";
+    let memory = held("torchtitan", staged, 64 * 16);
+    let weights = memory.gradients_bytes / 4.0 * 2.0 * (1.0 + 1.0 / 64.0);
+    assert!((memory.weights_bytes / weights - 1.0).abs() < 1e-6);
+    assert!(memory.gradients_bytes > 4.0 * parameters / 8.0);
 }
 
 /// A row may leave out what its model's name or size says, and write words as it likes.

@@ -64,6 +64,7 @@ impl Lowering<'_> {
             forward_launches: 1.0,
             backward_launches: 2.0,
             saved: self.saved(saves),
+            result: batch * rows * n * self.e(),
             // The cotangents of the input and of the result.
             working: batch * rows * (k + n) * self.e(),
             parameters: [if own { k * n * batch } else { 0.0 }, 0.0],

@@ -1,6 +1,6 @@
 //! The releases whose runs can be predicted.
 
-use super::{AroundAttention, AttentionKernel, Exchange, Host, Selective, Style};
+use super::{AroundAttention, AttentionKernel, Exchange, Host, Printed, Selective, Style, Whole};
 
 /// An eager release of PyTorch under Python on a server core: 10 µs for an operation with its
 /// dispatch, autograd node and share of the interpreter, forward, and 9 µs backward. Five
@@ -49,6 +49,8 @@ pub const OURS: Style = Style {
     loss_bytes: [4.0, 4.0],
     loss_saved_bytes: 2.0,
     loss_working_bytes: 4.0,
+    loss_cut_bytes: 0.0,
+    whole_logits: false,
     host: NO_HOST,
     gradients: Exchange::Overlapped,
     weights: Exchange::Overlapped,
@@ -57,6 +59,7 @@ pub const OURS: Style = Style {
     gradient_bytes: 4.0,
     exchange_bytes: 4.0,
     bucket_bytes: WHOLE,
+    whole: Whole::Layers,
     pieces_per_layer: 1.0,
     copies_pieces: false,
     accumulate_bytes: 8.0,
@@ -79,6 +82,7 @@ pub const OURS: Style = Style {
     sends_hidden: true,
     scatter_gather: true,
     prints_first: false,
+    prints: Printed::Device,
     reserve_bytes: 1.0e9,
     printed_share: 0.0,
     doubt: 0.0,
@@ -100,6 +104,8 @@ const MEGATRON_2020: Style = Style {
     loss_bytes: [38.0, 14.0],
     loss_saved_bytes: 4.0,
     loss_working_bytes: 8.0,
+    loss_cut_bytes: 0.0,
+    whole_logits: false,
     host: EAGER,
     gradients: Exchange::AtEnd,
     weights: Exchange::AtEnd,
@@ -108,6 +114,7 @@ const MEGATRON_2020: Style = Style {
     gradient_bytes: 2.0,
     exchange_bytes: 2.0,
     bucket_bytes: WHOLE,
+    whole: Whole::Layers,
     pieces_per_layer: 1.0,
     copies_pieces: false,
     accumulate_bytes: 6.0,
@@ -130,6 +137,7 @@ const MEGATRON_2020: Style = Style {
     sends_hidden: false,
     scatter_gather: false,
     prints_first: false,
+    prints: Printed::Device,
     reserve_bytes: 2.0e9,
     printed_share: 0.0,
     doubt: 0.0,
@@ -245,6 +253,8 @@ const LLM_FOUNDRY: Style = Style {
     loss_bytes: [14.0, 10.0],
     loss_saved_bytes: 4.0,
     loss_working_bytes: 4.0,
+    loss_cut_bytes: 0.0,
+    whole_logits: false,
     host: EAGER,
     gradients: Exchange::Overlapped,
     weights: Exchange::Overlapped,
@@ -254,6 +264,7 @@ const LLM_FOUNDRY: Style = Style {
     gradient_bytes: 4.0,
     exchange_bytes: 2.0,
     bucket_bytes: WHOLE,
+    whole: Whole::Ends,
     pieces_per_layer: 1.0,
     copies_pieces: false,
     accumulate_bytes: 0.0,
@@ -277,6 +288,7 @@ const LLM_FOUNDRY: Style = Style {
     sends_hidden: false,
     scatter_gather: false,
     prints_first: false,
+    prints: Printed::Reserved,
     reserve_bytes: 1.5e9,
     printed_share: 0.0,
     doubt: 0.0,
@@ -292,6 +304,11 @@ const TORCH_FSDP: Style = Style {
     fused_rope: true,
     dropout: false,
     loss_bytes: [10.0, 8.0],
+    // `cross_entropy` of `pred.float()`: the result of log-softmax is kept; its gradient, and that
+    // of the logits. Cut over `tp`, an exponential too (`_nll_loss_and_log_softmax_backward`).
+    loss_saved_bytes: 4.0,
+    loss_working_bytes: 8.0,
+    loss_cut_bytes: 4.0,
     // Compiled blocks are a few calls each.
     host: Host { operations: 2.0, ..EAGER },
     // torchtitan's `selective_ac_option = "op"`, its usual one.
@@ -299,6 +316,27 @@ const TORCH_FSDP: Style = Style {
     usual_recompute: "attention",
     source: "github.com/pytorch/torchtitan; github.com/foundation-model-stack/fms-fsdp",
     ..LLM_FOUNDRY
+};
+
+/// KempnerForge: PyTorch's own sharding, weights and optimizer state in half precision.
+const KEMPNER: Style = Style {
+    name: "kempnerforge",
+    // `tensor_parallel.py`: the embedding is not cut, and the head's result is gathered. The loss
+    // is that of half-precision logits, which stay: they and log-softmax, and the gradients of both.
+    whole_logits: true,
+    loss_bytes: [4.0, 8.0],
+    loss_saved_bytes: 4.0,
+    loss_working_bytes: 4.0,
+    loss_cut_bytes: 0.0,
+    // `maybe_no_sync`: sums in f32 of whole gradients.
+    whole: Whole::EndsAndSums,
+    // `model.to(dtype=param_dtype)`, and AdamW's moments of the same type.
+    state_bytes: 4.0,
+    update_bytes: 16.0,
+    usual_recompute: "full",
+    prints: Printed::Allocated,
+    source: "github.com/KempnerInstitute/KempnerForge: kempnerforge/distributed, metrics/memory.py",
+    ..TORCH_FSDP
 };
 
 /// NeMo AutoModel: PyTorch's own sharding around Transformer Engine.
@@ -357,6 +395,8 @@ const NANOTRON: Style = Style {
     loss_bytes: [38.0, 14.0],
     loss_saved_bytes: 4.0,
     loss_working_bytes: 8.0,
+    loss_cut_bytes: 0.0,
+    whole_logits: false,
     // Supposed, not published: while a message between nodes is awaited, its library polls on the
     // host, and two busy threads share a core evenly.
     host: Host { polling_share: 0.5, ..EAGER },
@@ -369,6 +409,7 @@ const NANOTRON: Style = Style {
     exchange_bytes: 4.0,
     // Chosen: the size that the collectives of its cluster were timed with.
     bucket_bytes: 256e6,
+    whole: Whole::Layers,
     pieces_per_layer: 1.0,
     // `reduce_scatter_coalesced`, `all_gather_coalesced`.
     copies_pieces: true,
@@ -392,6 +433,7 @@ const NANOTRON: Style = Style {
     sends_hidden: false,
     scatter_gather: false,
     prints_first: true,
+    prints: Printed::Allocated,
     reserve_bytes: 0.0,
     printed_share: 0.0,
     doubt: 0.0,
@@ -417,7 +459,7 @@ const VTRAIN: Style = Style {
 pub const DEFAULT: Style = Style { doubt: 0.2, ..MEGATRON_BRIDGE };
 
 /// All styles, ours first.
-pub const STYLES: [Style; 15] = [
+pub const STYLES: [Style; 16] = [
     OURS,
     MEGATRON_2020,
     MEGATRON_2021,
@@ -428,6 +470,7 @@ pub const STYLES: [Style; 15] = [
     MEGATRON_BRIDGE_2509,
     LLM_FOUNDRY,
     TORCH_FSDP,
+    KEMPNER,
     AUTOMODEL,
     XLA,
     DEEPSPEED,
@@ -453,6 +496,8 @@ pub fn of_framework(name: &str) -> Option<Style> {
         // Since 24.01 it runs Megatron-Core with Transformer Engine.
         let is_old = has("launcher") || has("nemo 22") || has("nemo 23") || has("nemo-megatron");
         if is_old { NEMO } else { MEGATRON_BRIDGE }
+    } else if has("kempner") {
+        KEMPNER
     } else if ["titan", "fsdp", "torchtune", "olmo", "litgpt", "lightning"].iter().any(|n| has(n)) {
         TORCH_FSDP
     } else if has("maxtext") || has("jax") || has("xla") {

@@ -291,3 +291,15 @@ fn unseen_runs_are_predicted() {
     let found: usize = limits.iter().map(|(source, _)| predicted_of(&runs, source).len()).sum();
     assert_eq!(found, runs.len());
 }
+
+/// The same of the memory that runs print: of what an allocator reserved, and of what tensors held.
+#[test]
+fn unseen_memory_is_predicted() {
+    let runs = read_runs(UNSEEN);
+    for (source, limit) in [("torchtitan", 0.08), ("kempner_h200", 0.06)] {
+        let rows = predicted_of(&runs, source);
+        let Errors { rows, median, .. } = summarise(rows.iter()).memory;
+        println!("{source}: memory {median:.3} of {rows}");
+        assert!(rows > 10 && median <= limit, "{source}: {rows} rows, median {median}");
+    }
+}
