@@ -214,7 +214,11 @@ pub const DOCUMENTS: &[Document] = &[
         about: "what rewriting made of a model",
         fields: &[
             is("passes", Kind::List, "passes in order, each with its functions"),
-            is("launched", Kind::List, "for each half of a layer, its launches on one rank"),
+            is(
+                "launched",
+                Kind::List,
+                "for each half of a layer, its launches on one rank and how good that choice is",
+            ),
         ],
     },
     Document {

@@ -7,8 +7,9 @@
 //! What a product adds to its result itself, an epilogue, is in no group.
 //! Groups merge along edges, then beside each other where they read the same value, or results of
 //! products and calls that do, then wherever two can be one, as long as the graph of groups stays
-//! free of cycles. Fusing is outlining: each group becomes a function marked `kernel`. This is the
-//! greedy choice: no two groups are left that could be one.
+//! free of cycles. From this greedy choice [`crate::grouping`] searches for a cheaper one; of both
+//! no two groups are left that could be one.
+//! Fusing is outlining: each group becomes a function marked `kernel`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,20 +17,23 @@ use ir::{Class, Function, Kind, Module, Node, Op, Value, ValueId};
 
 use crate::domain::{Domain, is_int_op_exact, widest};
 use crate::epilogue::{absorbed, epilogues};
+use crate::grouping::{Choice, Item, Problem, mask, ones};
 
 /// The most nodes of one group.
 const GROUP_NODES_MAX: usize = 160;
 
-/// Replaces fusible nodes by calls of kernels, which are added to `module`.
+/// Replaces fusible nodes by calls of kernels, which are added to `module`; and what is known of
+/// the choice of these, none where there are too many nodes to tell.
 ///
-/// Keeps results and their types. O(edges × groups).
-pub fn fuse(function: &Function, module: &mut Module) -> Function {
+/// Keeps results and their types. O(edges × groups), then a search with a counted budget.
+pub fn fuse(function: &Function, module: &mut Module) -> (Function, Option<Choice>) {
     let mut groups = Groups::new(function, module);
     groups.merge_along_edges();
     groups.merge_siblings();
     groups.merge_cousins();
     groups.merge_rest();
-    outline(&groups, module)
+    let choice = groups.choose();
+    (outline(&groups, module), choice)
 }
 
 /// Whether a node can be part of a kernel.
@@ -178,6 +182,82 @@ impl<'f> Groups<'f> {
                 return;
             }
         }
+    }
+
+    /// Takes the cheapest grouping that is found.
+    fn choose(&mut self) -> Option<Choice> {
+        let items = self.items();
+        let problem = Problem::new(self.function, &items)?;
+        let place = |node: &usize| items.binary_search_by_key(node, |item| item.node).ok();
+        let group = |members: &Vec<usize>| {
+            let places: Vec<usize> = members.iter().filter_map(place).collect();
+            (!places.is_empty()).then(|| mask(&places))
+        };
+        let greedy: Vec<_> = self.members.iter().filter_map(group).collect();
+        let (groups, choice) = problem.solve(greedy.clone());
+        if groups != greedy {
+            for item in &items {
+                self.members[item.node].clear();
+            }
+            for nodes in groups.iter().map(|group| ones(*group).map(|at| items[at].node)) {
+                let nodes: Vec<usize> = nodes.collect();
+                nodes.iter().for_each(|node| self.of_node[*node] = nodes[0]);
+                self.members[nodes[0]] = nodes.clone();
+            }
+        }
+        Some(choice)
+    }
+
+    /// What is grouped, in order.
+    fn items(&self) -> Vec<Item> {
+        let mut places: Vec<Option<usize>> = vec![None; self.members.len()];
+        // For each node that is no kernel's, the items that it waits for.
+        let mut waits: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); self.members.len()];
+        let mut items = Vec::new();
+        let kept = self.kept();
+        for at in 0..self.members.len() {
+            let mut direct = BTreeSet::new();
+            let mut around = BTreeSet::new();
+            for source in self.sources(at) {
+                match places[source] {
+                    Some(item) => _ = direct.insert(item),
+                    None => around.extend(&waits[source]),
+                }
+            }
+            if !self.fusible[at] {
+                waits[at] = direct.into_iter().chain(around).collect();
+                continue;
+            }
+            places[at] = Some(items.len());
+            let node = &self.function.nodes[at];
+            let mut reads: Vec<usize> = through_leaves(self, &node.operands)
+                .into_iter()
+                .filter(|value| !self.is_made_by_leaf(*value))
+                .map(ValueId::index)
+                .collect();
+            reads.sort_unstable();
+            reads.dedup();
+            items.push(Item {
+                node: at,
+                reads,
+                direct: direct.into_iter().collect(),
+                around: around.into_iter().collect(),
+                is_kept: kept.contains(&node.result()),
+            });
+        }
+        items
+    }
+
+    /// The values that something else than kernels reads.
+    fn kept(&self) -> BTreeSet<ValueId> {
+        let nodes = self.function.nodes.iter().enumerate();
+        let others = nodes.filter(|(at, node)| !self.fusible[*at] && !is_leaf(&node.op));
+        let read = others.flat_map(|(_, node)| through_leaves(self, &node.operands));
+        read.chain(through_leaves(self, &self.function.results)).collect()
+    }
+
+    fn is_made_by_leaf(&self, value: ValueId) -> bool {
+        self.producers[value.index()].is_some_and(|at| is_leaf(&self.function.nodes[at].op))
     }
 
     /// Whether the sizes of two groups do not exclude that they share a domain.

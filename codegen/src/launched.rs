@@ -9,6 +9,7 @@ use ir::{Function, Module, Sharding};
 use kernels::{Kernel, price};
 
 use crate::calls::Calls;
+use crate::grouping::Choice;
 use crate::partition::Place;
 use crate::prepare::gradient_name;
 use crate::refusal::Refusal;
@@ -23,6 +24,8 @@ pub struct Launched {
     pub half: &'static str,
     /// Its launches, in order.
     pub launches: Vec<Launch>,
+    /// What is known of the choice of fused kernels, before products take some of them.
+    pub choice: Option<Choice>,
 }
 
 /// One launch.
@@ -54,9 +57,10 @@ pub fn launched(module: &Module, entry: &str) -> Result<Vec<Launched>, Refusal> 
         let plan = FunctionPlan { keep: Keep::Full, shardings: whole(gradient) };
         let adds = vec![false; function.param_count];
         let layer = layers.layer(name, &plan, place, &adds, false)?;
-        for (half, routine) in [("forward", &layer.forward), ("backward", &layer.backward)] {
+        let halves = [("forward", &layer.forward), ("backward", &layer.backward)];
+        for ((half, routine), choice) in halves.into_iter().zip(layer.choices) {
             let launches = launches(routine, layers.kernels());
-            all.push(Launched { layer: name.to_owned(), half, launches });
+            all.push(Launched { layer: name.to_owned(), half, launches, choice });
         }
     }
     Ok(all)

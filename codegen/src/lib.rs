@@ -23,13 +23,13 @@
 //!
 //! **Reading order.** [`calls`] and [`prepare`] look at the module; [`partition`] makes the
 //! function of one rank and [`specialise`] cuts it in two; after `chunk`, [`reduced`] and
-//! [`stored`], [`domain`] and [`fuse`] group nodes into kernels, which [`tile`] and [`catalogue`]
-//! describe; [`lower`] makes routines of launches, or a [`refusal`], and [`routines`] those of a
-//! class; [`arena`] gives offsets, [`schedule`] an order of micro-batches; [`crossing`] says what
-//! stages and calls share; [`compile`] assembles, and [`inference`] what only runs forward;
-//! [`mod@launched`] says what that comes to; [`mod@function`] compiles one function without a plan,
-//! of integers that [`narrow`] made short. [`check`] replays the result and calls nothing of the
-//! above; in debug builds it looks at everything that is compiled.
+//! [`stored`], [`domain`], [`grouping`] and [`fuse`] group nodes into kernels, which [`tile`] and
+//! [`catalogue`] describe; [`lower`] makes routines of launches, or a [`refusal`], and [`routines`]
+//! those of a class; [`arena`] gives offsets, [`schedule`] an order of micro-batches; [`crossing`]
+//! says what stages and calls share; [`compile`] assembles, and [`inference`] what only runs
+//! forward; [`mod@launched`] says what that comes to; [`mod@function`] compiles one function
+//! without a plan, of integers that [`narrow`] made short. [`check`] replays the result and calls
+//! nothing of the above; in debug builds it looks at everything that is compiled.
 //!
 //! # Diagnostics
 //!
@@ -49,6 +49,7 @@ pub mod stored;
 pub mod domain;
 mod chunk;
 mod epilogue;
+pub mod grouping;
 pub mod fuse;
 pub mod tile;
 pub mod arena;

@@ -9,8 +9,9 @@ use ir::plan::{FunctionPlan, Keep};
 use ir::program::Routine;
 use ir::{Function, Module};
 
-use crate::chunk::{Wide, cut_rows};
+use crate::chunk::{Chunks, Wide, cut_rows};
 use crate::fuse::fuse;
+use crate::grouping::Choice;
 use crate::lower::{KernelTable, lower_routine};
 use crate::partition::{Local, Place, Shardings, bindings, partition_bound};
 use crate::prepare::gradient_name;
@@ -36,6 +37,8 @@ pub struct Layer {
     pub result_adds: Vec<bool>,
     /// The backward routine: parameters, then gradients of the differentiable parameters.
     pub backward: Routine,
+    /// What is known of the fusion of both halves, of what is in no pieces.
+    pub choices: [Option<Choice>; 2],
 }
 
 /// What the routines of a layer depend on, beside its local function.
@@ -197,11 +200,11 @@ fn lower_layer(
     let mut forward_adds = result_adds.clone();
     forward_adds.resize(halves.forward.results.len(), false);
     let adds: Vec<bool> = differentiable.iter().map(|p| variant.adds[*p]).collect();
-    let mut lower = |half, adds: &[bool]| {
-        routine_in_pieces((half, &local.module), &variant.wide, adds, &[], table)
-    };
+    let [front, back] =
+        [&halves.forward, &halves.backward].map(|half| fused(half, &local.module, &variant.wide));
+    let choices = [front.choice, back.choice];
     let (forward, backward) =
-        (lower(&halves.forward, &forward_adds), lower(&halves.backward, &adds));
+        (front.lower(&forward_adds, &[], table), back.lower(&adds, &[], table));
     // What has no kernel in either half is said at once.
     let (forward, backward) = match (forward, backward) {
         (Ok(forward), Ok(backward)) => (forward, backward),
@@ -216,6 +219,7 @@ fn lower_layer(
         forward,
         result_adds,
         backward,
+        choices,
     })
 }
 
@@ -242,6 +246,33 @@ pub(crate) fn routine_in_pieces(
     in_place: &[Option<usize>],
     table: &mut KernelTable,
 ) -> Result<Routine, Refusal> {
+    fused(function, composites, wide).lower(accumulate, in_place, table)
+}
+
+/// A function whose fusible nodes are calls of kernels.
+struct Fused {
+    function: Function,
+    /// The composites and the kernels.
+    module: Module,
+    chunks: Option<Chunks>,
+    choice: Option<Choice>,
+}
+
+impl Fused {
+    fn lower(
+        &self,
+        accumulate: &[bool],
+        in_place: &[Option<usize>],
+        table: &mut KernelTable,
+    ) -> Result<Routine, Refusal> {
+        let Fused { function, module, chunks, .. } = self;
+        lower_routine(function, module, chunks.as_ref(), accumulate, in_place, table)
+            .map_err(|refusal| refusal.map(|why| format!("`@{}`: {why}", function.name)))
+    }
+}
+
+/// Groups the nodes of one local function.
+fn fused(function: &Function, composites: &Module, wide: &Wide) -> Fused {
     let mut module = composites.clone();
     let mut function = function.clone();
     ir::pass::remove_common_nodes(&mut function);
@@ -254,7 +285,6 @@ pub(crate) fn routine_in_pieces(
     };
     put_reduced_dims_last(&mut function);
     store_unfit_leaves(&mut function, &module);
-    let fused = fuse(&function, &mut module);
-    lower_routine(&fused, &module, chunks.as_ref(), accumulate, in_place, table)
-        .map_err(|refusal| refusal.map(|why| format!("`@{}`: {why}", function.name)))
+    let (function, choice) = fuse(&function, &mut module);
+    Fused { function, module, chunks, choice }
 }

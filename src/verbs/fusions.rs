@@ -114,7 +114,12 @@ fn launches(half: &Launched) -> String {
     let bytes = output::bytes(half.launches.iter().map(|launch| launch.bytes).sum());
     let count = half.launches.len();
     let title = format!("@{} {}: {count} launches, {bytes}", half.layer, half.half);
-    format!("\n{title}\n{}", table.text())
+    let choice = half.choice.map(|choice| {
+        let Work { launches, bytes, .. } = choice.work;
+        let gap = 100.0 * choice.gap();
+        format!("{launches} fused, {}; at most {gap:.1} % from the best\n", output::bytes(bytes))
+    });
+    format!("\n{title}\n{}{}", choice.unwrap_or_default(), table.text())
 }
 
 fn changes(function: &FunctionReport) -> String {
@@ -171,7 +176,15 @@ pub fn document(fusions: &Fusions) -> Value {
     };
     let half = |half: &Launched| {
         let launches: Vec<Value> = half.launches.iter().map(launch).collect();
-        json!({"layer": half.layer, "half": half.half, "launches": launches})
+        let choice = half.choice.map(|choice| {
+            let Work { launches, bytes, .. } = choice.work;
+            let (price, greedy, bound) = (choice.price(), choice.greedy, choice.bound);
+            json!({
+                "launches": launches, "bytes": bytes, "price": price, "greedy": greedy,
+                "bound": bound, "gap": choice.gap(), "tries": choice.tries,
+            })
+        });
+        json!({"layer": half.layer, "half": half.half, "launches": launches, "choice": choice})
     };
     let launched: Vec<Value> = fusions.launched.iter().map(half).collect();
     json!({"schema": "gantline.fusions/1", "passes": passes, "launched": launched})

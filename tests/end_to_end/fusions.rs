@@ -6,6 +6,7 @@ use std::path::Path;
 use codegen::calls::Calls;
 use codegen::domain::Domain;
 use codegen::fuse::fuse;
+use codegen::grouping::Choice;
 use codegen::partition::{Place, partition};
 use codegen::prepare::{gradient_name, prepare_training};
 use codegen::reduced::put_reduced_dims_last;
@@ -21,7 +22,7 @@ use crate::model::prepared;
 /// The most nodes of a kernel, where fusion stops.
 const NODES_MAX: usize = 160;
 
-fn models() -> Vec<Module> {
+pub(crate) fn models() -> Vec<Module> {
     let graph = |name: &str| {
         let path = format!("{}/tests/models/{name}.graph", env!("CARGO_MANIFEST_DIR"));
         let text = std::fs::read_to_string(Path::new(&path)).expect("the model is there");
@@ -33,8 +34,12 @@ fn models() -> Vec<Module> {
     [config(gpt2()), config(llama())].into_iter().chain(graphs).collect()
 }
 
-/// The fused halves of a layer on one rank, and the kernels that they call.
-fn halves(module: &Module, layer: &str, keep: Keep) -> Vec<(Function, Module)> {
+/// The fused halves of a layer on one rank, the kernels that they call and how these were chosen.
+pub(crate) fn halves(
+    module: &Module,
+    layer: &str,
+    keep: Keep,
+) -> Vec<(Function, Module, Option<Choice>)> {
     let gradient = module.function(&gradient_name(layer)).expect("it has a gradient");
     let whole = gradient.values.iter().map(|v| (v.name.clone(), Sharding::new([]))).collect();
     let place = Place { sizes: [1, 1], coordinates: [0, 0], microbatch_size: 2 };
@@ -46,7 +51,8 @@ fn halves(module: &Module, layer: &str, keep: Keep) -> Vec<(Function, Module)> {
         ir::pass::remove_common_nodes(&mut half);
         put_reduced_dims_last(&mut half);
         store_unfit_leaves(&mut half, &kernels);
-        (fuse(&half, &mut kernels), kernels)
+        let (half, choice) = fuse(&half, &mut kernels);
+        (half, kernels, choice)
     };
     [halves.forward, halves.backward].map(fused).to_vec()
 }
@@ -148,7 +154,7 @@ fn no_two_kernels_of_a_layer_could_be_one() {
         let calls = Calls::of(&module, "loss").expect("a list of calls");
         for layer in calls.functions() {
             for keep in [Keep::Full, Keep::None] {
-                for (fused, kernels) in halves(&module, layer, keep) {
+                for (fused, kernels, _) in halves(&module, layer, keep) {
                     let (pairs, of_half) = pairs(&fused, &kernels);
                     count += pairs;
                     apart.extend(of_half.iter().map(|p| format!("{} {keep:?}: {p}", module.name)));

@@ -17,6 +17,7 @@ mod cli;
 mod fusions;
 mod gpt2;
 mod graphs;
+mod groupings;
 mod inference;
 mod interruption;
 mod launches;

@@ -1,0 +1,301 @@
+//! Which nodes share a kernel: the choice against all groupings there are.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use codegen::domain::Domain;
+use codegen::fuse::fuse;
+use codegen::grouping::Choice;
+use codegen::tile::lower_kernel;
+use ir::build::Builder;
+use ir::op::{Binary, Combiner, Op, Unary};
+use ir::rewrite::price::Work;
+use ir::{DType, Dim, Function, Kind, Module, TensorType, ValueId};
+use kernels::{Kernel, price};
+
+use crate::draws::{Draws, seeds};
+use crate::fusions::{halves, models};
+
+/// The most nodes of a function all of whose groupings are enumerated: 4,140.
+const NODES_MAX: usize = 8;
+
+/// What is computed again wherever it is read.
+fn is_leaf(op: &Op) -> bool {
+    let made = matches!(op, Op::Constant { .. } | Op::Iota { .. } | Op::Random { .. });
+    made || matches!(op, Op::Broadcast { .. })
+}
+
+/// A function of up to eight nodes that kernels compute: elementwise ops, reductions of rows and
+/// columns, broadcasts of both, with products and views between, some of whose values are results.
+fn drawn(r: &mut Draws) -> Function {
+    let mut module = Module::new("m");
+    let mut b = Builder::new(&mut module, "f", Kind::Layer);
+    let rows = [64, 512][r.below(2)];
+    let (wide, tall) = ([rows, 256], [rows]);
+    let ty = |dims: &[usize]| TensorType::of(DType::F32, dims);
+    let mut matrices: Vec<ValueId> =
+        ["x", "y"].map(|name| b.param(name, ty(&wide))).into_iter().collect();
+    let mut vectors = vec![b.param("v", ty(&tall))];
+    let columns = [b.param("bias", ty(&[256]))];
+    let weight = b.param("w", ty(&[256, 256]));
+    let (mut made, mut sums) = (Vec::new(), Vec::new());
+    let mut count = 3 + r.below(NODES_MAX - 2);
+    while count > 0 {
+        let name = format!("n{}", made.len() + sums.len());
+        // Late values, so that chains are long.
+        let pick = |r: &mut Draws, from: &[ValueId]| {
+            let late = from.len().saturating_sub(3);
+            if r.coin() {
+                from[late + r.below(from.len() - late)]
+            } else {
+                from[r.below(from.len())]
+            }
+        };
+        let (x, v) = (pick(r, &matrices), pick(r, &vectors));
+        count -= 1;
+        let value = match r.below(12) {
+            0 => b.unary(&name, Unary::Tanh, x),
+            1 | 2 => b.binary(&name, Binary::Mul, x, pick(r, &matrices)),
+            3 => b.unary(&name, Unary::Exp, v),
+            4 => b.binary(&name, Binary::Mul, v, pick(r, &vectors)),
+            5 => b.reduce(&name, Combiner::Sum, vec![1], x),
+            6 => b.reduce(&name, Combiner::Max, vec![1], x),
+            7 => b.reduce(&name, Combiner::Sum, vec![0], x),
+            8 | 9 => {
+                let (from, new) = if r.coin() { (v, 1) } else { (columns[0], 0) };
+                let dims = wide.map(Dim::from).to_vec();
+                let spread = Op::Broadcast { new: vec![new], dims };
+                let spread = b.push(&format!("{name}.spread"), spread, &[from]);
+                b.binary(&name, Binary::Mul, x, spread)
+            }
+            10 => {
+                count += 1;
+                b.contract(&name, "ij,jk->ik", x, weight)
+            }
+            _ => {
+                count += 1;
+                let dims = wide.map(Dim::from).to_vec();
+                b.push(&name, Op::Reverse { dims: vec![0] }, &[x]);
+                b.push(&format!("{name}.view"), Op::Reshape { dims }, &[x])
+            }
+        };
+        match b.ty(value).sizes().expect("sizes are numbers") {
+            sizes if sizes == wide => matrices.push(value),
+            sizes if sizes == tall => vectors.push(value),
+            _ => sums.push(value),
+        }
+        made.push(value);
+        if made.len() > 3 * NODES_MAX {
+            break;
+        }
+    }
+    let results: Vec<ValueId> = made.iter().copied().filter(|_| r.below(3) == 0).collect();
+    let last = made.last().copied();
+    let mut results: BTreeSet<ValueId> = results.into_iter().chain(last).collect();
+    results.extend(sums);
+    b.into_function(&results.into_iter().collect::<Vec<_>>())
+}
+
+/// The price of a function whose kernels are called: their launches, operands and results.
+fn price_of(function: &Function, module: &Module) -> (Work, u64) {
+    let (mut work, mut moved) = (Work::default(), 0);
+    for node in &function.nodes {
+        let callee = node.callee().and_then(|name| module.function(name));
+        let Some(kernel) = callee.filter(|callee| callee.kind == Kind::Kernel) else { continue };
+        let operands: BTreeSet<ValueId> = node.operands.iter().copied().collect();
+        let bytes = |value: &ValueId| function.ty(*value).bytes().expect("a size");
+        work.launches += 1;
+        work.bytes += operands.iter().chain(&node.results).map(bytes).sum::<u64>();
+        let tile = lower_kernel(kernel, module);
+        let inputs: BTreeSet<ValueId> = tile.inputs.iter().copied().collect();
+        // Two inputs of one operand are two accesses, whose bytes a kernel counts twice.
+        let twice = tile.inputs.len() > inputs.len();
+        moved += if twice { 0 } else { price::bytes(&Kernel::Rows(tile.rows)).0 };
+        assert!(!twice || tile.inputs.len() > 1);
+    }
+    (work, moved)
+}
+
+/// A function, its nodes that kernels compute, and what reads what through what is made again.
+struct Enumeration<'f> {
+    function: &'f Function,
+    items: Vec<usize>,
+    /// For each node, the values that it reads, which are no leaves.
+    reads: Vec<BTreeSet<ValueId>>,
+    fits: BTreeMap<Vec<usize>, bool>,
+    best: u64,
+    legal: usize,
+}
+
+impl Enumeration<'_> {
+    fn new<'f>(function: &'f Function, items: Vec<usize>) -> Enumeration<'f> {
+        let producers = function.producers();
+        let reads = |operands: &[ValueId]| {
+            let (mut found, mut work) = (BTreeSet::new(), operands.to_vec());
+            while let Some(value) = work.pop() {
+                match producers[value.index()] {
+                    Some(at) if is_leaf(&function.nodes[at].op) => {
+                        work.extend(&function.nodes[at].operands);
+                    }
+                    _ => _ = found.insert(value),
+                }
+            }
+            found
+        };
+        let reads = function.nodes.iter().map(|node| reads(&node.operands)).collect();
+        Enumeration { function, items, reads, fits: BTreeMap::new(), best: u64::MAX, legal: 0 }
+    }
+
+    /// All ways to put the items from one on into groups.
+    fn each(&mut self, at: usize, groups: &mut Vec<Vec<usize>>) {
+        if at == self.items.len() {
+            self.look(groups);
+            return;
+        }
+        for place in 0..=groups.len() {
+            if place == groups.len() {
+                groups.push(Vec::new());
+            }
+            groups[place].push(self.items[at]);
+            self.each(at + 1, groups);
+            groups[place].pop();
+            groups.retain(|group| !group.is_empty());
+        }
+    }
+
+    fn look(&mut self, groups: &[Vec<usize>]) {
+        let function = self.function;
+        let fits = |group: &Vec<usize>| Domain::of(function, group).is_some();
+        let all = groups.iter().all(|g| *self.fits.entry(g.clone()).or_insert_with(|| fits(g)));
+        if !all || !self.has_order(groups) {
+            return;
+        }
+        self.legal += 1;
+        self.best = self.best.min(self.work(groups).price());
+    }
+
+    /// Whether groups and all other nodes can be computed one after the other.
+    fn has_order(&self, groups: &[Vec<usize>]) -> bool {
+        let function = self.function;
+        let own = |at: usize| groups.iter().position(|g| g.contains(&at)).map_or(at + 100, |g| g);
+        let computed = |at: &usize| !is_leaf(&function.nodes[*at].op);
+        let mut left: Vec<usize> = (0..function.nodes.len()).filter(computed).collect();
+        let mut there: BTreeSet<ValueId> = function.params().collect();
+        while !left.is_empty() {
+            let is_ready = |unit: usize| {
+                let nodes: Vec<usize> =
+                    left.iter().copied().filter(|at| own(*at) == unit).collect();
+                let made =
+                    |v: &ValueId| nodes.iter().any(|n| function.nodes[*n].results.contains(v));
+                nodes.iter().all(|n| self.reads[*n].iter().all(|v| there.contains(v) || made(v)))
+            };
+            let Some(unit) = left.iter().map(|at| own(*at)).find(|unit| is_ready(*unit)) else {
+                return false;
+            };
+            let (done, rest): (Vec<usize>, Vec<usize>) =
+                left.iter().partition(|at| own(**at) == unit);
+            there.extend(done.iter().flat_map(|at| &function.nodes[*at].results));
+            left = rest;
+        }
+        true
+    }
+
+    fn work(&self, groups: &[Vec<usize>]) -> Work {
+        let function = self.function;
+        let mut bytes = 0;
+        for group in groups {
+            let made: BTreeSet<ValueId> =
+                group.iter().map(|at| function.nodes[*at].result()).collect();
+            let read: BTreeSet<ValueId> =
+                group.iter().flat_map(|at| &self.reads[*at]).copied().collect();
+            let is_outside = |at: &usize| !group.contains(at) && !is_leaf(&function.nodes[*at].op);
+            let others = (0..function.nodes.len()).filter(is_outside);
+            let mut wanted: BTreeSet<ValueId> =
+                others.flat_map(|at| &self.reads[at]).copied().collect();
+            wanted.extend(&function.results);
+            let moved = read.difference(&made).chain(made.intersection(&wanted));
+            bytes += moved.map(|v| function.ty(*v).bytes().expect("a size")).sum::<u64>();
+        }
+        Work { launches: groups.len() as u64, bytes, ..Work::default() }
+    }
+}
+
+/// The nodes that kernels compute: those whose results stand in one.
+fn computed(function: &Function, module: &Module) -> Vec<usize> {
+    let kernels = module.functions.iter().filter(|f| f.kind == Kind::Kernel);
+    let nodes = kernels.flat_map(|f| f.nodes.iter().map(move |node| (f, node)));
+    let names: BTreeSet<&str> = nodes
+        .filter(|(_, node)| !is_leaf(&node.op))
+        .map(|(f, node)| f.value(node.result()).name.as_str())
+        .collect();
+    let is_in =
+        |at: &usize| names.contains(function.value(function.nodes[*at].results[0]).name.as_str());
+    (0..function.nodes.len()).filter(is_in).collect()
+}
+
+#[test]
+fn the_choice_is_the_cheapest_of_all_groupings() {
+    let (mut looked, mut better, mut merged) = (0, 0, 0);
+    for seed in seeds(300) {
+        let mut function = drawn(&mut Draws::new(seed));
+        ir::pass::remove_dead_nodes(&mut function);
+        let mut module = Module::new("m");
+        let (fused, choice) = fuse(&function, &mut module);
+        let choice = choice.expect("there are few nodes");
+        let items = computed(&function, &module);
+        assert!(items.len() <= NODES_MAX, "SEED={seed}");
+        if items.len() < 2 {
+            continue;
+        }
+        let (work, moved) = price_of(&fused, &module);
+        assert_eq!(choice.work, work, "SEED={seed}\n{function}");
+        assert!(moved <= work.bytes, "SEED={seed}: kernels move {moved}, not {}", work.bytes);
+        let mut all = Enumeration::new(&function, items);
+        all.each(0, &mut Vec::new());
+        let (found, best) = (choice.price(), all.best);
+        assert_eq!(found, best, "SEED={seed}: {choice:?}\n{function}\n{fused}");
+        assert_eq!(choice.gap(), 0.0, "SEED={seed}: {choice:?}");
+        looked += 1;
+        better += usize::from(best < choice.greedy);
+        merged += all.legal;
+    }
+    println!("{looked} functions, {merged} groupings, greedy is dearer in {better}");
+    let replayed = std::env::var("SEED").is_ok();
+    assert!(replayed || looked >= 200 && better >= 1, "{looked} functions, {better} improved");
+}
+
+/// The half of which the search does not show within its budget that no kernel less would do.
+const OPEN: [&str; 2] = ["t5 decode Full", "backward"];
+
+/// Layers of models are grouped as well as can be, and the search ends soon.
+#[test]
+fn no_grouping_of_a_layer_is_a_hundredth_cheaper() {
+    let mut table = String::new();
+    let mut is_fine = true;
+    for module in models() {
+        let calls = codegen::calls::Calls::of(&module, "loss").expect("a list of calls");
+        for layer in calls.functions() {
+            for keep in [ir::plan::Keep::Full, ir::plan::Keep::None] {
+                for (half, (fused, kernels, choice)) in
+                    ["forward", "backward"].into_iter().zip(halves(&module, layer, keep))
+                {
+                    let Some(choice) = choice else {
+                        table += &format!("{} {layer}: too many nodes\n", module.name);
+                        is_fine = false;
+                        continue;
+                    };
+                    assert_eq!(choice.work, price_of(&fused, &kernels).0, "{layer}");
+                    let Choice { greedy, tries, .. } = choice;
+                    let (price, gap) = (choice.price(), choice.gap());
+                    let name = format!("{} {layer} {keep:?}", module.name);
+                    table += &format!(
+                        "{name} {half}: {price}, greedy {greedy}, gap {gap:.4}, {tries} tries\n"
+                    );
+                    let is_open = [name.as_str(), half] == OPEN;
+                    is_fine &= is_open == (gap > 0.01) && gap <= 0.13;
+                }
+            }
+        }
+    }
+    println!("{table}");
+    assert!(is_fine, "{table}");
+}
