@@ -199,7 +199,7 @@ pub fn explain_plan(args: &ExplainArgs) -> Result<Exit, Failure> {
     if args.file.is_none()
         && let Some(cluster) = asked.gpus()?
     {
-        return space::explain(&asked, cluster);
+        return space::explain::explain(&asked, cluster);
     }
     let (model, question, found) = match &args.file {
         None => {
