@@ -379,7 +379,8 @@ pub const DOCUMENTS: &[Document] = &[
         about: "why the plan for GPUs is as it is: gantline.plan/1, and beside it",
         fields: &[
             is("neighbours", Kind::List, "the plan with one decision changed, and the reason"),
-            may("seconds_saved_per_gib", Kind::Number, "what one GiB more on each device saves"),
+            is("seconds_saved_per_gib", Kind::Number, "what one GiB more on each device saves"),
+            is("other_memory", Kind::List, "sizes of memory: memory_bytes, best (a plan or null)"),
         ],
     },
     Document {

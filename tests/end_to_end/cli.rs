@@ -226,6 +226,30 @@ fn a_plan_file_is_explained_beside_the_plan_that_is_found() {
     assert!(text.contains("slower than the fastest plan"), "{text}");
 }
 
+/// What `explain` says of other memory is what the planner finds for such devices.
+#[test]
+fn memory_is_worth_what_devices_with_it_would_do() {
+    let scratch = tiny("memory");
+    let asked = "llama-3-8b --devices 8 --gbs 64 --seq 8192";
+    let explained = scratch.json(&format!("explain {asked} --cluster h100 --json"));
+    let number = |value: &Value| value.as_f64().expect("a number");
+    let step_s = number(&explained["step_time_s"]);
+    for other in explained["other_memory"].as_array().expect("a list") {
+        let bytes = number(&other["memory_bytes"]) as u64;
+        let file = format!(
+            "name = \"other\"\nextends = \"preset:h100\"\n[device.memory]\n\
+             capacity = \"{bytes} B\"\nreserved = \"0 B\"\n"
+        );
+        scratch.write("other.toml", &file);
+        let plan = scratch.json(&format!("plan {asked} --cluster other.toml --json"));
+        assert_eq!(other["best"]["step_time_s"], plan["step_time_s"], "{bytes}");
+        let more = number(&plan["step_time_s"]) - step_s;
+        let larger = bytes as f64 > number(&explained["have_bytes"]);
+        assert!(if larger { more <= 0.0 } else { more >= 0.0 }, "{bytes}: {more}");
+    }
+    assert!(number(&explained["seconds_saved_per_gib"]) > 0.0, "{explained:#}");
+}
+
 #[test]
 fn a_plan_file_that_does_not_fit_is_refused_with_the_fullest_rank() {
     let scratch = tiny("fits");

@@ -26,7 +26,7 @@ fn explanation(subject: &Subject, asked: &Asked) -> Result<String, Failure> {
     let estimator = subject.estimator()?;
     let neighbours = neighbours(&estimator, &answer);
     let best = &answer.best[0];
-    let per_gib = price_of_memory(subject, asked, &answer)?;
+    let resized = resized(subject, asked)?;
     if asked.json {
         let mut document = document(subject, &answer);
         document["schema"] = json!("gantline.space-explain/1");
@@ -39,7 +39,14 @@ fn explanation(subject: &Subject, asked: &Asked) -> Result<String, Failure> {
                 told
             })
             .collect();
-        document["seconds_saved_per_gib"] = json!(per_gib);
+        document["seconds_saved_per_gib"] = json!(saved_per_gib(best, answer.have_bytes, &resized));
+        document["other_memory"] = resized
+            .iter()
+            .map(|other| {
+                let plan = other.best.as_ref().map(|found| told(subject, found));
+                json!({"memory_bytes": other.memory_bytes, "best": plan})
+            })
+            .collect();
         return Ok(format!("{document:#}"));
     }
     let estimate = &best.estimate;
@@ -65,9 +72,7 @@ fn explanation(subject: &Subject, asked: &Asked) -> Result<String, Failure> {
     text += "\nWhy not…\n";
     let width = neighbours.iter().map(|(what, _)| what.len()).max().unwrap_or(0);
     for (what, other) in &neighbours {
-        let more = other.estimate.step_time_s - total;
-        let sign = if more < 0.0 { "-" } else { "+" };
-        let more = format!("{sign}{}", Seconds(more.abs()));
+        let more = signed(other.estimate.step_time_s - total);
         let why = reason(best, other, answer.have_bytes);
         text += &format!("  {what:<width$}  {more:>11}  {why}\n");
     }
@@ -76,12 +81,7 @@ fn explanation(subject: &Subject, asked: &Asked) -> Result<String, Failure> {
     let help = parts.iter().take(4).filter(|(_, seconds)| *seconds > 0.0);
     let help = help.map(|(name, s)| format!("{name} -{:.2}%", s / total));
     text += &format!("\nWhat 1% less of it saves: {}\n", help.collect::<Vec<_>>().join(", "));
-    text += &match per_gib {
-        Some(seconds) if seconds > 0.0 => {
-            format!("One GiB more on each device would save {}\n", Seconds(seconds))
-        }
-        Some(_) | None => "More memory would save nothing\n".to_owned(),
-    };
+    text += &sizes(best, &resized);
     Ok(text)
 }
 
@@ -171,27 +171,70 @@ fn reason(best: &Chosen, other: &Chosen, have: f64) -> String {
     }
 }
 
-/// Seconds of a step that one GiB more would save on each device.
-fn price_of_memory(
-    subject: &Subject,
-    asked: &Asked,
-    answer: &Answer,
-) -> Result<Option<f64>, Failure> {
-    /// How much more is asked about. Chosen: enough for another plan to fit.
-    const MORE: f64 = 1.1;
+/// What the best plan would be with devices of another size.
+struct Resized {
+    memory_bytes: f64,
+    best: Option<Chosen>,
+}
+
+/// Sizes that memory is asked about, as shares of what there is. Chosen: as devices are sold.
+const SIZES: [f64; 3] = [0.75, 1.25, 2.0];
+
+/// The best plan with less and with more memory on each device, by a search each.
+fn resized(subject: &Subject, asked: &Asked) -> Result<Vec<Resized>, Failure> {
+    let limits = asked.limited.all_limits()?;
     let mut estimator = subject.estimator()?;
-    estimator.memory_bytes *= MORE;
-    let question = Question {
-        estimator: &estimator,
-        devices: subject.devices,
-        global_batch: subject.global_batch,
-        limits: asked.limited.all_limits()?,
-        objective: Objective::Time,
-        power: None,
-        budget: Budget { evaluations_max: EVALUATIONS_MAX, stop: &|| false },
-    };
-    let Ok(more) = ask(&question) else { return Ok(None) };
-    let saved = answer.best[0].estimate.step_time_s - more.best[0].estimate.step_time_s;
-    let gib = answer.have_bytes * (MORE - 1.0) / f64::from(1 << 30);
-    Ok(Some(saved.max(0.0) / gib))
+    let have = estimator.memory_bytes;
+    let mut all = Vec::new();
+    for size in SIZES {
+        estimator.memory_bytes = size * have;
+        let question = Question {
+            estimator: &estimator,
+            devices: subject.devices,
+            global_batch: subject.global_batch,
+            limits: limits.clone(),
+            objective: Objective::Time,
+            power: None,
+            budget: Budget { evaluations_max: EVALUATIONS_MAX, stop: &|| false },
+        };
+        let best = ask(&question).ok().and_then(|answer| answer.best.into_iter().next());
+        all.push(Resized { memory_bytes: estimator.memory_bytes, best });
+    }
+    Ok(all)
+}
+
+/// Seconds of a step that a GiB more on each device saves at best.
+fn saved_per_gib(best: &Chosen, have_bytes: f64, resized: &[Resized]) -> f64 {
+    let larger = resized.iter().filter(|other| other.memory_bytes > have_bytes);
+    let saved = larger.filter_map(|other| {
+        let more = (other.memory_bytes - have_bytes) / f64::from(1 << 30);
+        let time = other.best.as_ref()?.estimate.step_time_s;
+        Some((best.estimate.step_time_s - time) / more)
+    });
+    saved.fold(0.0, f64::max)
+}
+
+/// A line for each size of memory: what its best plan takes more or less than this one.
+fn sizes(best: &Chosen, resized: &[Resized]) -> String {
+    let mut text = "With other memory the best plan is…\n".to_owned();
+    for other in resized {
+        let memory = Bytes(other.memory_bytes as u64).to_string();
+        let said = match &other.best {
+            None => "       none: nothing fits".to_owned(),
+            Some(found) if found.configuration == best.configuration => {
+                "             the same".to_owned()
+            }
+            Some(found) => {
+                let more = found.estimate.step_time_s - best.estimate.step_time_s;
+                format!("{:>11}  {}", signed(more), found.configuration)
+            }
+        };
+        text += &format!("  {memory:>11}{said}\n");
+    }
+    text
+}
+
+/// A difference of times, with its sign.
+fn signed(seconds: f64) -> String {
+    format!("{}{}", if seconds < 0.0 { "-" } else { "+" }, Seconds(seconds.abs()))
 }
