@@ -197,6 +197,21 @@ impl<'a> Estimator<'a> {
         self.terms().step(configuration, prices, count)
     }
 
+    /// What of such a step is passes, and waiting for them; the other parts are zero.
+    pub fn passes(
+        &self,
+        configuration: &Configuration,
+        prices: &Prices,
+        count: u64,
+    ) -> Breakdown {
+        self.terms().passes(configuration, prices, count)
+    }
+
+    /// What of such a step is exchanged, updated and moved; the other parts are zero.
+    pub fn after(&self, configuration: &Configuration, prices: &Prices, count: u64) -> Breakdown {
+        self.terms().after(configuration, prices, count)
+    }
+
     /// Bytes of the fullest stage in such a step.
     pub fn bytes(&self, configuration: &Configuration, prices: &Prices, count: u64) -> f64 {
         self.terms().bytes(configuration, prices, count)

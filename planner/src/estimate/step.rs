@@ -184,35 +184,24 @@ impl Stage {
 impl Terms<'_> {
     /// The step of `count` micro-batches.
     pub(super) fn step(&self, c: &Configuration, prices: &Prices, count: u64) -> Step {
-        let m = count as f64;
-        let mut sum = Stage::default();
-        let mut slowest = Stage::default();
-        let mut step = Step::default();
-        let mut exchanges = Exchanges::default();
-        let (mut before_s, mut offload_s) = (0.0, 0.0f64);
-        let send_s = self.send_s(c, prices);
-        let is_far = self.sends_far(c);
-        // Stages that interleave chunks are told by their sums.
-        let has_paths = c.pp > 1 && c.vpp == 1;
-        let mut alike = Vec::new();
-        for run in runs(c, prices) {
-            let mut stage = stage(c, prices, &run, is_far);
-            let count_alike = f64::from(run.count);
-            sum.pass += stage.pass * count_alike;
-            sum.again_s += stage.again_s * count_alike;
-            if has_paths {
-                alike.push(stage.alike(&run));
-            }
-            // Of equal stages the first has the most in flight and the least time to hide behind.
-            if stage.total_s() > slowest.total_s() {
-                slowest = stage;
-            }
-            // Stages move at the same time.
-            offload_s = self.offload_s(c, &stage, m).max(offload_s);
-            // Later stages are done earlier, by the backward passes of those before them.
-            exchanges.cover(self.exchanges(c, &stage, before_s, m));
-            before_s += (stage.backward_s + send_s) * count_alike;
-            stage.sent = self.sent_bytes(c, prices, run.index);
+        let stages = self.stages(c, prices);
+        let passes = self.passes_of(c, prices, &stages, count);
+        let after = self.after_of(c, prices, &stages, count);
+        let mut step = Step {
+            breakdown: Breakdown {
+                gradients_s: after.gradients_s,
+                weights_s: after.weights_s,
+                optimizer_s: after.optimizer_s,
+                offload_s: after.offload_s,
+                ..passes
+            },
+            ..Step::default()
+        };
+        let mut busy_s = 0.0;
+        for (run, stage) in &stages {
+            busy_s += (stage.pass.busy_s() + stage.again_s) * f64::from(run.count);
+            let stage = Stage { sent: self.sent_bytes(c, prices, run.index), ..*stage };
+            // Of equal stages the first has the most in flight.
             let memory = self.memory(c, &stage, run.index, count);
             if run.index == 0 {
                 step.first_memory = memory;
@@ -221,15 +210,64 @@ impl Terms<'_> {
                 step.memory = memory;
             }
         }
-        let all_s = sum.pass.total_s() + sum.again_s;
+        step.busy_s = count as f64 * busy_s / f64::from(c.pp) + step.breakdown.optimizer_s;
+        step
+    }
+
+    /// What of a step is passes, and waiting for them.
+    pub(super) fn passes(&self, c: &Configuration, prices: &Prices, count: u64) -> Breakdown {
+        self.passes_of(c, prices, &self.stages(c, prices), count)
+    }
+
+    /// What of a step is exchanged, updated and moved beside passes.
+    pub(super) fn after(&self, c: &Configuration, prices: &Prices, count: u64) -> Breakdown {
+        self.after_of(c, prices, &self.stages(c, prices), count)
+    }
+
+    /// Bytes of the fullest stage alone.
+    pub(super) fn bytes(&self, c: &Configuration, prices: &Prices, count: u64) -> f64 {
+        let bytes = runs(c, prices).map(|run| {
+            let sent = self.sent_bytes(c, prices, run.index);
+            let mut stage = Stage { sent, ..Stage::default() };
+            hold(&mut stage, c, prices, &run);
+            self.memory(c, &stage, run.index, count).total_bytes()
+        });
+        bytes.fold(0.0, f64::max)
+    }
+
+    /// Stages in order, one of each run.
+    fn stages(&self, c: &Configuration, prices: &Prices) -> Vec<(Run, Stage)> {
+        let is_far = self.sends_far(c);
+        runs(c, prices).map(|run| (run, stage(c, prices, &run, is_far))).collect()
+    }
+
+    fn passes_of(
+        &self,
+        c: &Configuration,
+        prices: &Prices,
+        stages: &[(Run, Stage)],
+        count: u64,
+    ) -> Breakdown {
+        let m = count as f64;
+        let (mut all_s, mut slowest) = (0.0, Stage::default());
+        for (run, stage) in stages {
+            all_s += stage.total_s() * f64::from(run.count);
+            if stage.total_s() > slowest.total_s() {
+                slowest = *stage;
+            }
+        }
         let chunks = f64::from(c.vpp);
-        let bubble_s = match has_paths {
-            false => (all_s - slowest.total_s()) / chunks,
-            true => bubble::passes_s(c.schedule, &alike, count) - m * slowest.total_s(),
+        // Stages that interleave chunks are told by their sums.
+        let bubble_s = if c.pp > 1 && c.vpp == 1 {
+            let alike: Vec<Alike> = stages.iter().map(|(run, stage)| stage.alike(run)).collect();
+            bubble::passes_s(c.schedule, &alike, count) - m * slowest.total_s()
+        } else {
+            (all_s - slowest.total_s()) / chunks
         };
+        let send_s = self.send_s(c, prices);
         let sends = if c.pp > 1 { 2.0 * send_s * (m * chunks + f64::from(c.pp - 1)) } else { 0.0 };
         let pass = slowest.pass * m;
-        step.breakdown = Breakdown {
+        Breakdown {
             products_s: pass.products_s,
             attention_s: pass.attention_s,
             rows_s: pass.rows_s,
@@ -240,24 +278,36 @@ impl Terms<'_> {
             expert_s: pass.expert_s,
             send_s: sends,
             bubble_s: bubble_s.max(0.0),
+            ..Breakdown::default()
+        }
+    }
+
+    fn after_of(
+        &self,
+        c: &Configuration,
+        prices: &Prices,
+        stages: &[(Run, Stage)],
+        count: u64,
+    ) -> Breakdown {
+        let m = count as f64;
+        let send_s = self.send_s(c, prices);
+        let mut exchanges = Exchanges::default();
+        let (mut before_s, mut offload_s) = (0.0, 0.0f64);
+        for (run, stage) in stages {
+            // Stages move at the same time.
+            offload_s = self.offload_s(c, stage, m).max(offload_s);
+            // Later stages are done earlier, by the backward passes of those before them. Of equal
+            // stages the first has the least time to hide behind.
+            exchanges.cover(self.exchanges(c, stage, before_s, m));
+            before_s += (stage.backward_s + send_s) * f64::from(run.count);
+        }
+        Breakdown {
             gradients_s: exchanges.gradients_s,
             weights_s: exchanges.weights_s,
             optimizer_s: exchanges.optimizer_s,
             offload_s,
-        };
-        let busy_s = (sum.pass.busy_s() + sum.again_s) / f64::from(c.pp);
-        step.busy_s = m * busy_s + step.breakdown.optimizer_s;
-        step
-    }
-
-    /// Bytes of the fullest stage alone.
-    pub(super) fn bytes(&self, c: &Configuration, prices: &Prices, count: u64) -> f64 {
-        let bytes = runs(c, prices).map(|run| {
-            let mut stage = stage(c, prices, &run, false);
-            stage.sent = self.sent_bytes(c, prices, run.index);
-            self.memory(c, &stage, run.index, count).total_bytes()
-        });
-        bytes.fold(0.0, f64::max)
+            ..Breakdown::default()
+        }
     }
 
     /// Bytes that a stage sends for a micro-batch and keeps.
@@ -581,6 +631,37 @@ fn layers(c: &Configuration, depth: u32, index: u32) -> (u32, u32) {
 /// different nodes.
 fn stage(c: &Configuration, prices: &Prices, run: &Run, is_far: bool) -> Stage {
     let mut stage = Stage::default();
+    hold(&mut stage, c, prices, run);
+    for_each_part(c, prices, run, |part| add_passes(&mut stage, c, part));
+    if is_far {
+        stage.forward_s += stage.forward_late_s;
+        stage.backward_s += stage.backward_late_s;
+        stage.pass.dispatch_s += stage.forward_late_s + stage.backward_late_s;
+    }
+    stage
+}
+
+/// What a stage holds, of its layers and ends.
+fn hold(stage: &mut Stage, c: &Configuration, prices: &Prices, run: &Run) {
+    for_each_part(c, prices, run, |part| add_bytes(stage, c, part));
+    // One stage holds a shared weight once; two hold it each.
+    if c.pp == 1 {
+        stage.parameters -= prices.tied_parameters;
+        stage.end_parameters -= prices.tied_parameters;
+    }
+}
+
+/// Equal layers of a stage, or an end of the model.
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    price: &'a LayerPrice,
+    count: f64,
+    /// How many of the layers are computed again whole; none for an end.
+    whole: Option<f64>,
+}
+
+/// Goes through a stage, layer class by layer class, then through its ends.
+fn for_each_part(c: &Configuration, prices: &Prices, run: &Run, mut take: impl FnMut(Part<'_>)) {
     let mut before = 0;
     for (count, price) in &prices.layers {
         let (start, end) = (run.from.max(before), run.to.min(before + count));
@@ -593,55 +674,30 @@ fn stage(c: &Configuration, prices: &Prices, run: &Run, is_far: bool) -> Stage {
                 Recompute::Full => end - start,
                 Recompute::None | Recompute::Auto | Recompute::Attention => 0,
             };
-            add(&mut stage, c, price, f64::from(end - start), Some(f64::from(again)));
+            take(Part { price, count: f64::from(end - start), whole: Some(f64::from(again)) });
         }
         before += count;
     }
-    if run.index == 0 {
-        add(&mut stage, c, &prices.first, 1.0, None);
+    let ends = [(run.index == 0, &prices.first), (run.index + 1 == c.pp, &prices.last)];
+    for (_, price) in ends.into_iter().filter(|(is_there, _)| *is_there) {
+        take(Part { price, count: 1.0, whole: None });
     }
-    if run.index + 1 == c.pp {
-        add(&mut stage, c, &prices.last, 1.0, None);
-        // One stage holds a shared weight once; two hold it each.
-        if c.pp == 1 {
-            stage.parameters -= prices.tied_parameters;
-            stage.end_parameters -= prices.tied_parameters;
-        }
-    }
-    if is_far {
-        stage.forward_s += stage.forward_late_s;
-        stage.backward_s += stage.backward_late_s;
-        stage.pass.dispatch_s += stage.forward_late_s + stage.backward_late_s;
-    }
-    stage
 }
 
-/// Adds `count` layers, of which `whole` are computed again, or an end of the model.
-fn add(stage: &mut Stage, c: &Configuration, price: &LayerPrice, count: f64, whole: Option<f64>) {
-    let mut again = Pass::default();
+fn add_bytes(stage: &mut Stage, c: &Configuration, Part { price, count, whole }: Part<'_>) {
     let mut saved = price.saved_bytes * count;
     let mut working = price.working_bytes;
     if let Some(whole) = whole {
         stage.layers += count;
         if c.recompute == Recompute::Attention {
-            again += price.attention_again * count;
             saved -= price.saved_attention_bytes * count;
             working += price.saved_attention_bytes;
         }
         if whole > 0.0 {
-            again += price.forward_again * whole;
-            stage.backward_late_s += price.forward_late_s * whole;
             saved += (price.input_bytes - price.saved_bytes) * whole;
             working += price.saved_bytes;
         }
     }
-    stage.pass += (price.forward + price.backward) * count;
-    stage.again_s += again.total_s();
-    stage.forward_s += price.forward.total_s() * count;
-    stage.backward_s += price.backward.total_s() * count + again.total_s();
-    stage.forward_late_s += price.forward_late_s * count;
-    stage.backward_late_s += price.backward_late_s * count;
-    stage.weight_s += price.weight_s * count;
     stage.saved += saved;
     if whole.is_some() {
         stage.working = stage.working.max(working);
@@ -653,4 +709,24 @@ fn add(stage: &mut Stage, c: &Configuration, price: &LayerPrice, count: f64, who
     stage.parameters += price.parameters * count;
     stage.expert_parameters += price.expert_parameters * count;
     stage.tensors += price.tensors * count;
+}
+
+fn add_passes(stage: &mut Stage, c: &Configuration, Part { price, count, whole }: Part<'_>) {
+    let mut again_s = 0.0;
+    if let Some(whole) = whole {
+        if c.recompute == Recompute::Attention {
+            again_s += price.attention_again.total_s() * count;
+        }
+        if whole > 0.0 {
+            again_s += price.forward_again.total_s() * whole;
+            stage.backward_late_s += price.forward_late_s * whole;
+        }
+    }
+    stage.pass += (price.forward + price.backward) * count;
+    stage.again_s += again_s;
+    stage.forward_s += price.forward.total_s() * count;
+    stage.backward_s += price.backward.total_s() * count + again_s;
+    stage.forward_late_s += price.forward_late_s * count;
+    stage.backward_late_s += price.backward_late_s * count;
+    stage.weight_s += price.weight_s * count;
 }

@@ -99,6 +99,9 @@ const ORDERS: u32 = 24;
 /// The placement of a number below [`ORDERS`]; 0 is the usual one.
 fn order(number: u32) -> [RankAxis; 4] {
     let mut order = USUAL_ORDER;
+    if number == 0 {
+        return order;
+    }
     let digits = [number / 6, number % 6 / 2, number % 2];
     for (place, digit) in digits.into_iter().enumerate() {
         order[place..=place + digit as usize].rotate_right(1);

@@ -92,7 +92,7 @@ pub trait Tree {
         options.len()
     }
 
-    /// The bytes of a leaf alone, of those from [`Tree::shrinking_from`] on.
+    /// The bytes of a leaf alone: of its smallest form, where it stands for several.
     fn bytes(&self, path: &Path) -> f64 {
         self.score(path, f64::INFINITY, f64::INFINITY).bytes
     }
@@ -297,6 +297,7 @@ impl<T: Tree> Walker<'_, T> {
         };
         for leaf in options[..from].iter().map(|value| path.then(*value)) {
             match self.fate(bound) {
+                Fate::Visit if self.is_known_miss(&leaf, bound) => self.too_large += 1,
                 Fate::Visit => drop(self.score(&leaf, bound)),
                 Fate::BoundedOut => self.bounded_out += 1,
                 Fate::TooLarge => self.too_large += 1,
@@ -307,6 +308,15 @@ impl<T: Tree> Walker<'_, T> {
             Fate::BoundedOut => self.bounded_out += (options.len() - from) as u128,
             Fate::TooLarge => self.too_large += (options.len() - from) as u128,
         }
+    }
+
+    /// Whether a leaf is too large, and no faster than another of its kind that is.
+    fn is_known_miss(&self, path: &Path, bound: Score) -> bool {
+        let kind = path.first(self.tree.kind_depth());
+        let other = self.kinds[1].get(&kind).map(|miss| miss.score.seconds);
+        self.objective == Objective::Time
+            && other.is_some_and(|seconds| seconds <= bound.seconds)
+            && self.tree.bytes(path) > self.bytes_max
     }
 
     /// Looks for the first leaf that fits, by halves and by bytes alone: those before it are too

@@ -112,6 +112,8 @@ pub struct Space<'a> {
     /// Whether of what fits it does not matter how large it is.
     pub only_fits: bool,
     tables: RefCell<FxHashMap<Inside, Rc<Table>>>,
+    /// The table that was asked for last.
+    last: RefCell<Option<(Inside, Rc<Table>)>>,
     meshes: RefCell<FxHashMap<Path, Score>>,
     passes: RefCell<Option<(Path, Rc<Passes>)>>,
     placements: RefCell<Option<(Path, Rc<Placements>)>>,
@@ -127,7 +129,7 @@ impl<'a> Space<'a> {
     /// The space of a frame.
     pub fn new(estimator: &'a Estimator<'a>, frame: Frame) -> Space<'a> {
         let global_batch = u64::from(frame.global_batch);
-        let (tables, meshes, passes, placements) = Default::default();
+        let (tables, last, meshes, passes, placements) = Default::default();
         Space {
             estimator,
             frame,
@@ -135,6 +137,7 @@ impl<'a> Space<'a> {
             power: None,
             only_fits: false,
             tables,
+            last,
             meshes,
             passes,
             placements,
@@ -158,12 +161,13 @@ impl<'a> Space<'a> {
     }
 
     fn table(&self, inside: Inside) -> Rc<Table> {
-        let inside = self.estimator.inside_alike(inside);
-        if let Some(table) = self.tables.borrow().get(&inside) {
+        if let Some((_, table)) = self.last.borrow().as_ref().filter(|(last, _)| *last == inside) {
             return Rc::clone(table);
         }
-        let table = Rc::new(Table::new(self.estimator.prices(inside)));
-        self.tables.borrow_mut().insert(inside, Rc::clone(&table));
+        let alike = self.estimator.inside_alike(inside);
+        let new = || Rc::new(Table::new(self.estimator.prices(alike)));
+        let table = Rc::clone(self.tables.borrow_mut().entry(alike).or_insert_with(new));
+        *self.last.borrow_mut() = Some((inside, Rc::clone(&table)));
         table
     }
 
@@ -284,8 +288,13 @@ impl<'a> Space<'a> {
             // What is computed again hides collectives, and leaves the least to be moved.
             let mut full = Configuration { recompute: Recompute::Full, ..c.clone() };
             for (stages, passes_s) in passes.iter() {
+                let least = self.least_worth(*passes_s, &table, &c);
+                if least >= below.min(seconds) {
+                    seconds = seconds.min(least);
+                    continue;
+                }
                 full.stage_layers.clone_from(stages);
-                let parts = self.estimator.step(&full, &table.prices, self.count(&c)).breakdown;
+                let parts = self.estimator.after(&full, &table.prices, self.count(&c));
                 let moves_s = match decided == SCHEDULE + 1 {
                     true => 0.0,
                     false => parts.optimizer_s + parts.offload_s,
@@ -314,9 +323,8 @@ impl<'a> Space<'a> {
         let mut passes = Vec::new();
         for stages in self.cuts(&c, table, &[0, 1, 2]) {
             fast.stage_layers = stages;
-            let parts = self.estimator.step(&fast, &table.prices, self.count(&c)).breakdown;
-            let after_s = parts.gradients_s + parts.weights_s + parts.optimizer_s;
-            passes.push((fast.stage_layers.clone(), parts.total_s() - after_s));
+            let parts = self.estimator.passes(&fast, &table.prices, self.count(&c));
+            passes.push((fast.stage_layers.clone(), parts.total_s()));
         }
         let passes = Rc::new(passes);
         *kept = Some((schedule, Rc::clone(&passes)));
@@ -431,8 +439,15 @@ impl Tree for Space<'_> {
 
     /// Stages that compute some of their layers again are cut evenly.
     fn bytes(&self, path: &Path) -> f64 {
-        let c = knobs::configuration(&self.frame, path);
-        self.estimator.bytes(&c, &self.table(Inside::of(&c)).prices, self.count(&c))
+        let mut c = knobs::configuration(&self.frame, path);
+        let (table, count) = (self.table(Inside::of(&c)), self.count(&c));
+        let again = AGAIN.iter().position(|again| *again == c.recompute);
+        let mut least = f64::INFINITY;
+        for stages in self.cuts(&c, &table, again.as_slice()) {
+            c.stage_layers = stages;
+            least = least.min(self.estimator.bytes(&c, &table.prices, count));
+        }
+        least
     }
 
     fn score(&self, path: &Path, bytes_max: f64, seconds: f64) -> Score {
