@@ -22,6 +22,7 @@ pub mod price;
 pub mod rates;
 pub mod row;
 pub mod serving;
+mod stage;
 pub mod step;
 pub mod style;
 pub mod workload;
@@ -198,12 +199,7 @@ impl<'a> Estimator<'a> {
     }
 
     /// What of such a step is passes, and waiting for them; the other parts are zero.
-    pub fn passes(
-        &self,
-        configuration: &Configuration,
-        prices: &Prices,
-        count: u64,
-    ) -> Breakdown {
+    pub fn passes(&self, configuration: &Configuration, prices: &Prices, count: u64) -> Breakdown {
         self.terms().passes(configuration, prices, count)
     }
 

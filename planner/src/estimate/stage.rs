@@ -1,0 +1,192 @@
+//! Stages of a configuration as the formula of a step sees them: which layers and ends each has,
+//! what it computes of a micro-batch, and what it holds.
+
+use super::bubble::Alike;
+use super::price::{LayerPrice, Pass, Prices};
+use crate::configuration::{Configuration, Recompute};
+
+/// A stage as the formula sees it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Stage {
+    pub(super) layers: f64,
+    pub(super) pass: Pass,
+    pub(super) again_s: f64,
+    pub(super) forward_s: f64,
+    pub(super) backward_s: f64,
+    pub(super) forward_late_s: f64,
+    pub(super) backward_late_s: f64,
+    pub(super) weight_s: f64,
+    pub(super) saved: f64,
+    pub(super) sent: f64,
+    pub(super) working: f64,
+    pub(super) end_working: f64,
+    pub(super) freed: f64,
+    pub(super) parameters: f64,
+    pub(super) end_parameters: f64,
+    pub(super) expert_parameters: f64,
+    pub(super) tensors: f64,
+}
+
+impl Stage {
+    pub(super) fn total_s(&self) -> f64 {
+        self.pass.total_s() + self.again_s
+    }
+
+    pub(super) fn alike(&self, run: &Run) -> Alike {
+        let Stage { forward_s, backward_s, weight_s, .. } = *self;
+        Alike { index: run.index, count: run.count, forward_s, backward_s, weight_s }
+    }
+}
+
+/// Stages that are alike and follow each other; an end of the model is on its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    /// The first of them.
+    pub(super) index: u32,
+    /// How many there are.
+    pub(super) count: u32,
+    /// Layers of the first: from, and to but not with.
+    pub(super) from: u32,
+    pub(super) to: u32,
+}
+
+/// The stages of a configuration in order. Few, also where there are many stages.
+pub(super) fn runs(c: &Configuration, prices: &Prices) -> impl Iterator<Item = Run> {
+    let depth: u32 = prices.layers.iter().map(|(count, _)| count).sum();
+    let (mut index, mut from) = (0, 0);
+    std::iter::from_fn(move || {
+        if index >= c.pp {
+            return None;
+        }
+        let (layers, alike) = layers(c, depth, index);
+        let mut count = 1;
+        if 0 < index && index + 1 < c.pp && layers > 0 {
+            let mut ends = prices.layers.iter().scan(0, |end, (count, _)| {
+                *end += count;
+                Some(*end)
+            });
+            let end = ends.find(|end| *end > from).unwrap_or(depth);
+            count = ((end - from) / layers).min(alike).min(c.pp - 1 - index).max(1);
+        }
+        let run = Run { index, count, from, to: from + layers };
+        index += count;
+        from += layers * count;
+        Some(run)
+    })
+}
+
+/// The layers of a stage, and how many stages from it on have as many: as even as possible, the
+/// first ones one more.
+fn layers(c: &Configuration, depth: u32, index: u32) -> (u32, u32) {
+    if c.stage_layers.len() == c.pp as usize {
+        let rest = &c.stage_layers[index as usize..];
+        let alike = rest.iter().take_while(|layers| **layers == rest[0]).count();
+        return (rest[0], alike as u32);
+    }
+    let (each, more) = (depth / c.pp, depth % c.pp);
+    if index < more { (each + 1, more - index) } else { (each, c.pp - index) }
+}
+
+/// A stage: its layers and ends, with what is computed again. `is_far` says that stages are on
+/// different nodes.
+pub(super) fn stage(c: &Configuration, prices: &Prices, run: &Run, is_far: bool) -> Stage {
+    let mut stage = Stage::default();
+    hold(&mut stage, c, prices, run);
+    for_each_part(c, prices, run, |part| add_passes(&mut stage, c, part));
+    if is_far {
+        stage.forward_s += stage.forward_late_s;
+        stage.backward_s += stage.backward_late_s;
+        stage.pass.dispatch_s += stage.forward_late_s + stage.backward_late_s;
+    }
+    stage
+}
+
+/// What a stage holds, of its layers and ends.
+pub(super) fn hold(stage: &mut Stage, c: &Configuration, prices: &Prices, run: &Run) {
+    for_each_part(c, prices, run, |part| add_bytes(stage, c, part));
+    // One stage holds a shared weight once; two hold it each.
+    if c.pp == 1 {
+        stage.parameters -= prices.tied_parameters;
+        stage.end_parameters -= prices.tied_parameters;
+    }
+}
+
+/// Equal layers of a stage, or an end of the model.
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    price: &'a LayerPrice,
+    count: f64,
+    /// How many of the layers are computed again whole; none for an end.
+    whole: Option<f64>,
+}
+
+/// Goes through a stage, layer class by layer class, then through its ends.
+fn for_each_part(c: &Configuration, prices: &Prices, run: &Run, mut take: impl FnMut(Part<'_>)) {
+    let mut before = 0;
+    for (count, price) in &prices.layers {
+        let (start, end) = (run.from.max(before), run.to.min(before + count));
+        if start < end {
+            // The first ones of a stage are computed again, of whatever class they are.
+            let again = match c.recompute {
+                Recompute::Layers(layers) => {
+                    run.from.saturating_add(layers).clamp(start, end) - start
+                }
+                Recompute::Full => end - start,
+                Recompute::None | Recompute::Auto | Recompute::Attention => 0,
+            };
+            take(Part { price, count: f64::from(end - start), whole: Some(f64::from(again)) });
+        }
+        before += count;
+    }
+    let ends = [(run.index == 0, &prices.first), (run.index + 1 == c.pp, &prices.last)];
+    for (_, price) in ends.into_iter().filter(|(is_there, _)| *is_there) {
+        take(Part { price, count: 1.0, whole: None });
+    }
+}
+
+fn add_bytes(stage: &mut Stage, c: &Configuration, Part { price, count, whole }: Part<'_>) {
+    let mut saved = price.saved_bytes * count;
+    let mut working = price.working_bytes;
+    if let Some(whole) = whole {
+        stage.layers += count;
+        if c.recompute == Recompute::Attention {
+            saved -= price.saved_attention_bytes * count;
+            working += price.saved_attention_bytes;
+        }
+        if whole > 0.0 {
+            saved += (price.input_bytes - price.saved_bytes) * whole;
+            working += price.saved_bytes;
+        }
+    }
+    stage.saved += saved;
+    if whole.is_some() {
+        stage.working = stage.working.max(working);
+    } else {
+        stage.end_working = stage.end_working.max(working);
+        stage.end_parameters += price.parameters;
+    }
+    stage.freed = stage.freed.max(price.freed_bytes);
+    stage.parameters += price.parameters * count;
+    stage.expert_parameters += price.expert_parameters * count;
+    stage.tensors += price.tensors * count;
+}
+
+fn add_passes(stage: &mut Stage, c: &Configuration, Part { price, count, whole }: Part<'_>) {
+    let mut again_s = 0.0;
+    if let Some(whole) = whole {
+        if c.recompute == Recompute::Attention {
+            again_s += price.attention_again.total_s() * count;
+        }
+        if whole > 0.0 {
+            again_s += price.forward_again.total_s() * whole;
+            stage.backward_late_s += price.forward_late_s * whole;
+        }
+    }
+    stage.pass += (price.forward + price.backward) * count;
+    stage.again_s += again_s;
+    stage.forward_s += price.forward.total_s() * count;
+    stage.backward_s += price.backward.total_s() * count + again_s;
+    stage.forward_late_s += price.forward_late_s * count;
+    stage.backward_late_s += price.backward_late_s * count;
+    stage.weight_s += price.weight_s * count;
+}
