@@ -76,6 +76,11 @@ impl Left {
         }
     }
 
+    fn uneven(&mut self, c: &Configuration, purpose: Use) {
+        let is_even = purpose.layers.is_multiple_of(c.pp.saturating_mul(c.vpp));
+        self.when(c.stage_layers.is_empty() && !is_even, "stages that do not divide the layers");
+    }
+
     fn schedule(&mut self, c: &Configuration, known: &[Schedule]) {
         let name = c.schedule.name();
         self.when(c.pp > 1 && !known.contains(&c.schedule), &format!("schedule {name}"));
@@ -137,6 +142,7 @@ fn megatron(c: &Configuration, purpose: Use) -> Exported {
     left.when(c.offload.activations != Place::Device, "activations elsewhere");
     left.when(c.zero.shard != 0, "shards over a part of the ranks");
     left.when(c.order != USUAL_ORDER, "placement of the axes");
+    left.uneven(c, purpose);
     left.schedule(c, &[Schedule::OneForwardOneBackward]);
     Exported { text: flags.join(" \\\n") + "\n", left_out: left.0 }
 }
@@ -144,9 +150,10 @@ fn megatron(c: &Configuration, purpose: Use) -> Exported {
 fn deepspeed(c: &Configuration, purpose: Use) -> Exported {
     let mut left = Left(Vec::new());
     let device = |place: Place| match place {
-        Place::Device => "none",
-        Place::Host => "cpu",
-        Place::Disk => "nvme",
+        Place::Device => "\"none\"",
+        Place::Host => "\"cpu\"",
+        // It takes no disk without a path; this is the one that its documentation shows.
+        Place::Disk => "\"nvme\", \"nvme_path\": \"/local_nvme\"",
     };
     let count = purpose.global_batch / c.dp / c.microbatch;
     let mut lines = vec![
@@ -158,13 +165,10 @@ fn deepspeed(c: &Configuration, purpose: Use) -> Exported {
     let Offload { optimizer, parameters, activations } = c.offload;
     let mut zero = format!("  \"zero_optimization\": {{\"stage\": {}", c.zero.stage);
     if optimizer != Place::Device {
-        zero += &format!(", \"offload_optimizer\": {{\"device\": \"{}\"}}", device(optimizer));
+        zero += &format!(", \"offload_optimizer\": {{\"device\": {}}}", device(optimizer));
     }
     if parameters != Place::Device {
-        zero += &format!(", \"offload_param\": {{\"device\": \"{}\"}}", device(parameters));
-    }
-    if c.zero.stage == 3 && c.zero.shard != 0 {
-        zero += &format!(", \"zero_hpz_partition_size\": {}", c.zero.shard);
+        zero += &format!(", \"offload_param\": {{\"device\": {}}}", device(parameters));
     }
     lines.push(zero + "}");
     if activations != Place::Device {
@@ -185,10 +189,8 @@ fn deepspeed(c: &Configuration, purpose: Use) -> Exported {
         "recomputation, which is set where the model is built",
     );
     left.when(c.sequence_parallel, "sequence parallelism of tensor-parallel ranks");
-    left.when(
-        (1..3).contains(&c.zero.stage) && c.zero.shard != 0,
-        "shards over a part of the ranks",
-    );
+    // Its second partition (`zero_hpz_partition_size`) is of a copy of the weights alone.
+    left.when(c.zero.shard != 0, "shards over a part of the ranks");
     left.when(c.order != USUAL_ORDER, "placement of the axes");
     Exported { text: format!("{{\n{}\n}}\n", lines.join(",\n")), left_out: left.0 }
 }
@@ -206,9 +208,11 @@ fn torchtitan(c: &Configuration, purpose: Use) -> Exported {
     };
     let schedule = match (c.schedule, c.vpp) {
         (Schedule::GPipe, _) => "GPipe",
-        (Schedule::OneForwardOneBackward, 1) => "1F1B",
-        (Schedule::OneForwardOneBackward, _) => "Interleaved1F1B",
-        (Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleH2, _) => "InterleavedZeroBubble",
+        (Schedule::OneForwardOneBackward, 2..) => "Interleaved1F1B",
+        // Zero-bubble schedules of torchtitan take two stages of a rank at least.
+        (Schedule::OneForwardOneBackward | Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleH2, _) => {
+            "1F1B"
+        }
     };
     // Without stages, a local batch is what is computed at once, and gradients are accumulated.
     let local = if c.pp > 1 { purpose.global_batch / c.dp } else { c.microbatch };
@@ -227,6 +231,9 @@ fn torchtitan(c: &Configuration, purpose: Use) -> Exported {
         text += &format!("pipeline_parallel_microbatch_size = {}\n", c.microbatch);
         let chunk = purpose.layers / c.pp / c.vpp;
         text += &format!("pipeline_parallel_layers_per_stage = {chunk}\n");
+        // Unless told, it counts the embedding and the loss as a layer each.
+        text += "pipeline_parallel_first_stage_less_layers = 0\n";
+        text += "pipeline_parallel_last_stage_less_layers = 0\n";
     }
     let mode = match c.recompute {
         Recompute::None | Recompute::Auto => "none",
@@ -239,9 +246,10 @@ fn torchtitan(c: &Configuration, purpose: Use) -> Exported {
     left.when(c.zero.stage == 0 && c.cp > 1, "whole weights on context-parallel ranks");
     left.when(c.zero.stage == 3 && c.dp == 1 && c.cp == 1, "shards over one rank");
     left.when(c.zero.shard != 0 && !is_part, "shards over this part of the ranks");
-    left.schedule(c, &[Schedule::GPipe, Schedule::OneForwardOneBackward, Schedule::ZeroBubbleH1]);
+    left.schedule(c, &[Schedule::GPipe, Schedule::OneForwardOneBackward]);
     left.when(c.offload != Offload::default(), "offload");
     left.when(!c.stage_layers.is_empty(), "uneven stages");
+    left.uneven(c, purpose);
     left.when(c.tp > 1 && !c.sequence_parallel, "tensor parallelism without sequence parallelism");
     left.when(c.order != USUAL_ORDER, "placement of the axes");
     Exported { text, left_out: left.0 }
@@ -298,7 +306,7 @@ fn calculon(c: &Configuration, purpose: Use) -> Exported {
     left.when(c.zero.shard != 0, "shards over a part of the ranks");
     let places = [c.offload.optimizer, c.offload.parameters, c.offload.activations];
     left.when(places.contains(&Place::Disk), "offload to a disk");
-    left.when(!purpose.layers.is_multiple_of(c.pp), "stages that do not divide the layers");
+    left.uneven(c, purpose);
     left.when(matches!(c.recompute, Recompute::Layers(_)), "recomputation of some layers");
     left.when(!c.stage_layers.is_empty(), "uneven stages");
     left.when(c.order != USUAL_ORDER, "placement of the axes");

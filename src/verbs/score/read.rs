@@ -283,8 +283,7 @@ fn deepspeed(mut said: Said, known: Known) -> Result<Layout, Vec<Diagnostic>> {
         ..Configuration::default()
     };
     let stage = said.number("zero_optimization.stage").unwrap_or(0);
-    let shard = said.number("zero_optimization.zero_hpz_partition_size").unwrap_or(0);
-    c.zero = Zero { stage: stage.min(255) as u8, shard: if shard > 1 { shard } else { 0 } };
+    c.zero = Zero { stage: stage.min(255) as u8, shard: 0 };
     c.offload.optimizer = place(said.text("zero_optimization.offload_optimizer.device"));
     c.offload.parameters = place(said.text("zero_optimization.offload_param.device"));
     if said.is("activation_checkpointing.cpu_checkpointing") {
@@ -334,6 +333,10 @@ fn torchtitan(mut said: Said, known: Known) -> Result<Layout, Vec<Diagnostic>> {
     let batch = batch.or(Some(local.saturating_mul(c.dp)));
     let seq = said.number("training.seq_len");
     let chunk = said.number("parallelism.pipeline_parallel_layers_per_stage");
+    // What the embedding and the loss count for, in layers.
+    let mut end = |name: &str| said.number(&format!("parallelism.pipeline_parallel_{name}"));
+    let first = end("first_stage_less_layers").unwrap_or(1);
+    let last = end("last_stage_less_layers").unwrap_or(1);
     let microbatch = said.number("parallelism.pipeline_parallel_microbatch_size");
     let schedule = said.text("parallelism.pipeline_parallel_schedule");
     c.microbatch = local;
@@ -345,8 +348,8 @@ fn torchtitan(mut said: Said, known: Known) -> Result<Layout, Vec<Diagnostic>> {
             _ => Schedule::OneForwardOneBackward,
         };
         if schedule.as_deref() == Some("Interleaved1F1B") {
-            let chunks = chunk.map_or(2, |chunk| known.layers.div_ceil(c.pp) / chunk.max(1));
-            c.vpp = chunks.max(1);
+            let all = known.layers.saturating_add(first).saturating_add(last);
+            c.vpp = chunk.map_or(2, |chunk| all.div_ceil(chunk.max(1)) / c.pp).max(1);
         }
     }
     c.recompute = match said.text("activation_checkpoint.mode").as_deref() {
