@@ -100,8 +100,10 @@ fn megatron(c: &Configuration, purpose: Use) -> Exported {
     number("micro-batch-size", c.microbatch);
     number("global-batch-size", purpose.global_batch);
     number("seq-length", purpose.seq);
-    if c.vpp > 1 {
+    if c.vpp > 1 && c.stage_layers.is_empty() {
         number("num-layers-per-virtual-pipeline-stage", purpose.layers / c.pp / c.vpp);
+    } else if c.vpp > 1 {
+        number("num-virtual-stages-per-pipeline-rank", c.vpp);
     }
     if let (Some(first), Some(last)) = (c.stage_layers.first(), c.stage_layers.last()) {
         number("decoder-first-pipeline-num-layers", *first);
@@ -114,13 +116,17 @@ fn megatron(c: &Configuration, purpose: Use) -> Exported {
             flags.push(text.to_owned());
         }
     };
+    flag(true, "--bf16");
     flag(c.sequence_parallel, "--sequence-parallel");
-    flag(c.zero.stage == 1, "--use-distributed-optimizer");
+    // What `validate_args` of Megatron-LM demands beside a flag is written with it.
+    let is_moved = c.offload.optimizer != Place::Device;
+    flag(c.zero.stage > 0 || is_moved, "--use-distributed-optimizer");
     let sharding = ["", "", "optim_grads", "optim_grads_params"];
     if c.zero.stage > 1 {
         let strategy = sharding[usize::from(c.zero.stage.min(3))];
         flag(true, "--use-megatron-fsdp");
         flag(true, &format!("--data-parallel-sharding-strategy {strategy}"));
+        flag(true, "--ckpt-format fsdp_dtensor");
     }
     let layers = match c.recompute {
         Recompute::None | Recompute::Auto => None,
@@ -136,7 +142,9 @@ fn megatron(c: &Configuration, purpose: Use) -> Exported {
         flag(true, &format!("--recompute-method {method}"));
         flag(true, &format!("--recompute-num-layers {count}"));
     }
-    flag(c.offload.optimizer != Place::Device, "--optimizer-cpu-offload");
+    flag(is_moved, "--optimizer-cpu-offload");
+    flag(is_moved, "--use-precision-aware-optimizer");
+    left.when(is_moved && c.zero.stage == 0, "a whole optimizer elsewhere");
     left.when(c.offload.optimizer == Place::Disk, "optimizer on a disk");
     left.when(c.offload.parameters != Place::Device, "parameters elsewhere");
     left.when(c.offload.activations != Place::Device, "activations elsewhere");

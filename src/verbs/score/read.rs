@@ -241,6 +241,10 @@ fn megatron(mut said: Said, known: Known) -> Result<Layout, Vec<Diagnostic>> {
     if said.is("--optimizer-cpu-offload") {
         c.offload.optimizer = Place::Host;
     }
+    // Says how, or follows from the rest.
+    for name in ["--bf16", "--ckpt-format", "--use-precision-aware-optimizer"] {
+        said.value(name);
+    }
     let nodes = said.number("--nnodes").unwrap_or(1);
     let each = said.number("--nproc_per_node").or_else(|| said.number("--nproc-per-node"));
     let devices = known.devices.or_else(|| Some(each?.saturating_mul(nodes)));
