@@ -378,7 +378,11 @@ pub const DOCUMENTS: &[Document] = &[
         name: "gantline.space-explain/1",
         about: "why the plan for GPUs is as it is: gantline.plan/1, and beside it",
         fields: &[
-            is("neighbours", Kind::List, "the plan with one decision changed, and the reason"),
+            is(
+                "neighbours",
+                Kind::List,
+                "the plan with one decision changed, the reason, and recomputed: one that fits",
+            ),
             is("seconds_saved_per_gib", Kind::Number, "what one GiB more on each device saves"),
             is("other_memory", Kind::List, "sizes of memory: memory_bytes, best (a plan or null)"),
         ],

@@ -78,6 +78,18 @@ pub enum Recompute {
     Auto,
 }
 
+impl fmt::Display for Recompute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Recompute::None => f.write_str("none"),
+            Recompute::Attention => f.write_str("attention"),
+            Recompute::Layers(count) => write!(f, "layers:{count}"),
+            Recompute::Full => f.write_str("full"),
+            Recompute::Auto => f.write_str("auto"),
+        }
+    }
+}
+
 /// Where something is between its uses.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
@@ -331,12 +343,8 @@ impl fmt::Display for Configuration {
         if self.schedule != Schedule::default() {
             write!(f, " schedule={}", self.schedule.name())?;
         }
-        match self.recompute {
-            Recompute::None => {}
-            Recompute::Attention => f.write_str(" recompute=attention")?,
-            Recompute::Layers(count) => write!(f, " recompute=layers:{count}")?,
-            Recompute::Full => f.write_str(" recompute=full")?,
-            Recompute::Auto => f.write_str(" recompute=auto")?,
+        if self.recompute != Recompute::None {
+            write!(f, " recompute={}", self.recompute)?;
         }
         let Offload { optimizer, parameters, activations } = self.offload;
         let kinds =

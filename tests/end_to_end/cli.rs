@@ -248,6 +248,19 @@ fn memory_is_worth_what_devices_with_it_would_do() {
         assert!(if larger { more <= 0.0 } else { more >= 0.0 }, "{bytes}: {more}");
     }
     assert!(number(&explained["seconds_saved_per_gib"]) > 0.0, "{explained:#}");
+    // What is faster does not fit, and takes longer once it does.
+    let mut fitted = 0;
+    for neighbour in explained["neighbours"].as_array().expect("a list") {
+        let fits = neighbour["fits"].as_bool().expect("a flag");
+        assert!(!fits || number(&neighbour["step_time_s"]) >= step_s, "{neighbour:#}");
+        let recomputed = &neighbour["recomputed"];
+        if !recomputed.is_null() {
+            assert!(!fits && recomputed["fits"] == true, "{neighbour:#}");
+            assert!(number(&recomputed["step_time_s"]) >= step_s, "{neighbour:#}");
+            fitted += 1;
+        }
+    }
+    assert!(fitted > 0, "{explained:#}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use kernels::{Bytes, Seconds};
 use planner::cluster::Cluster;
-use planner::configuration::{Configuration, Recompute, Schedule, Zero};
+use planner::configuration::{Configuration, Offload, Place, Recompute, Schedule, Zero};
 use planner::estimate::Estimator;
 use planner::space::ask::{Answer, Chosen, EVALUATIONS_MAX, Question, ask};
 use planner::space::tree::{Budget, Objective};
@@ -24,7 +24,7 @@ pub fn explain(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
 fn explanation(subject: &Subject, asked: &Asked) -> Result<String, Failure> {
     let answer = answer(subject, asked)?;
     let estimator = subject.estimator()?;
-    let neighbours = neighbours(&estimator, &answer);
+    let neighbours = neighbours(subject, &estimator, &answer);
     let best = &answer.best[0];
     let resized = resized(subject, asked)?;
     if asked.json {
@@ -32,11 +32,13 @@ fn explanation(subject: &Subject, asked: &Asked) -> Result<String, Failure> {
         document["schema"] = json!("gantline.space-explain/1");
         document["neighbours"] = neighbours
             .iter()
-            .map(|(what, other)| {
-                let mut told = told(subject, other);
-                told["change"] = json!(what);
-                told["reason"] = json!(reason(best, other, answer.have_bytes));
-                told
+            .map(|neighbour| {
+                let Neighbour { change, chosen, recomputed } = neighbour;
+                let mut document = told(subject, chosen);
+                document["change"] = json!(change);
+                document["reason"] = json!(neighbour.reason(best, answer.have_bytes));
+                document["recomputed"] = json!(recomputed.as_ref().map(|c| told(subject, c)));
+                document
             })
             .collect();
         document["seconds_saved_per_gib"] = json!(saved_per_gib(best, answer.have_bytes, &resized));
@@ -70,11 +72,11 @@ fn explanation(subject: &Subject, asked: &Asked) -> Result<String, Failure> {
         text += &format!("  {name:<12}{:>12}\n", Bytes(bytes as u64).to_string());
     }
     text += "\nWhy not…\n";
-    let width = neighbours.iter().map(|(what, _)| what.len()).max().unwrap_or(0);
-    for (what, other) in &neighbours {
-        let more = signed(other.estimate.step_time_s - total);
-        let why = reason(best, other, answer.have_bytes);
-        text += &format!("  {what:<width$}  {more:>11}  {why}\n");
+    let width = neighbours.iter().map(|other| other.change.len()).max().unwrap_or(0);
+    for other in &neighbours {
+        let more = signed(other.chosen.estimate.step_time_s - total);
+        let why = other.reason(best, answer.have_bytes);
+        text += &format!("  {:<width$}  {more:>11}  {why}\n", other.change);
     }
     let mut parts = estimate.breakdown.parts();
     parts.sort_by(|a, b| b.1.total_cmp(&a.1));
@@ -85,34 +87,103 @@ fn explanation(subject: &Subject, asked: &Asked) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// The same plan with one decision changed, as far as it makes sense.
-fn neighbours(estimator: &Estimator<'_>, answer: &Answer) -> Vec<(String, Chosen)> {
+/// The best plan with one decision changed.
+struct Neighbour {
+    change: String,
+    chosen: Chosen,
+    /// Where it does not fit: the same with the least time lost to computing again.
+    recomputed: Option<Chosen>,
+}
+
+impl Neighbour {
+    /// Why it is not the best: what is missing, or what takes longer.
+    fn reason(&self, best: &Chosen, have: f64) -> String {
+        let estimate = &self.chosen.estimate;
+        if !self.chosen.fits {
+            let short = Bytes((estimate.memory.total_bytes() - have) as u64);
+            let fitted = self.recomputed.as_ref().map(|fitted| {
+                let more = fitted.estimate.step_time_s - best.estimate.step_time_s;
+                format!("; with recompute={} {}", fitted.configuration.recompute, signed(more))
+            });
+            return format!("does not fit: {short} too much{}", fitted.unwrap_or_default());
+        }
+        let parts = best.estimate.breakdown.parts().into_iter();
+        let grown = parts.zip(estimate.breakdown.parts()).map(|((name, a), (_, b))| (name, b - a));
+        match grown.max_by(|a, b| a.1.total_cmp(&b.1)) {
+            Some((name, seconds)) if seconds > 0.0 => format!("{name} +{}", Seconds(seconds)),
+            Some(_) | None => "as fast".to_owned(),
+        }
+    }
+}
+
+/// A configuration, priced, if it makes sense.
+fn priced(estimator: &Estimator<'_>, configuration: Configuration) -> Option<Chosen> {
+    let estimate = estimator.estimate(&configuration).ok()?;
+    let fits = estimate.memory.total_bytes() <= estimator.memory_bytes;
+    Some(Chosen { configuration, estimate, fits })
+}
+
+/// The fastest way to make a configuration fit by computing again: the inside of attention, as few
+/// layers of each stage as that takes, or all.
+fn recomputed(subject: &Subject, estimator: &Estimator<'_>, c: &Configuration) -> Option<Chosen> {
+    let again = |recompute| priced(estimator, Configuration { recompute, ..c.clone() });
+    let fits = |layers| again(Recompute::Layers(layers)).is_some_and(|chosen| chosen.fits);
+    let (mut few, mut enough) = (0, subject.work.depth().div_ceil(c.pp));
+    while enough - few > 1 {
+        let middle = few.midpoint(enough);
+        if fits(middle) { enough = middle } else { few = middle }
+    }
+    let ways = [Recompute::Attention, Recompute::Layers(enough), Recompute::Full];
+    let ways = ways.into_iter().filter_map(again).filter(|chosen| chosen.fits);
+    ways.min_by(|a, b| a.estimate.step_time_s.total_cmp(&b.estimate.step_time_s))
+}
+
+/// The same plan with one decision changed, as far as it makes sense, fastest first.
+fn neighbours(subject: &Subject, estimator: &Estimator<'_>, answer: &Answer) -> Vec<Neighbour> {
     let best = &answer.best[0].configuration;
-    let mut changed: Vec<(String, Configuration)> = Vec::new();
-    let mut push = |c: Configuration, what: String| changed.push((what, c));
-    let plain = Configuration { stage_layers: Vec::new(), ..best.clone() };
-    let doubled = [("tp", best.tp), ("pp", best.pp), ("cp", best.cp)];
-    for (name, now) in doubled {
+    let changed = changed(best).into_iter();
+    let mut all: Vec<Neighbour> = changed
+        .filter_map(|(change, c)| {
+            let chosen = priced(estimator, c)?;
+            let ask = !chosen.fits && chosen.configuration.recompute == best.recompute;
+            let recomputed =
+                ask.then(|| recomputed(subject, estimator, &chosen.configuration)).flatten();
+            Some(Neighbour { change, chosen, recomputed })
+        })
+        .collect();
+    all.sort_by(|a, b| a.chosen.estimate.step_time_s.total_cmp(&b.chosen.estimate.step_time_s));
+    all
+}
+
+/// Configurations with twice and half the ranks of an axis; data-parallel ranks take what is left.
+fn other_meshes(best: &Configuration) -> Vec<(String, Configuration)> {
+    let mut all = Vec::new();
+    for (name, now) in [("tp", best.tp), ("pp", best.pp), ("cp", best.cp)] {
+        let shared = u64::from(best.dp) * u64::from(now);
         for other in [2 * now, now / 2] {
-            if other == 0 || (other < now && !now.is_multiple_of(2)) {
+            let divides = other > now || (other > 0 && now.is_multiple_of(2));
+            if !divides || !shared.is_multiple_of(u64::from(other)) {
                 continue;
             }
-            let mut c = plain.clone();
+            let mut c = Configuration { stage_layers: Vec::new(), ..best.clone() };
             match name {
                 "tp" => (c.tp, c.sequence_parallel) = (other, other > 1),
                 "pp" => (c.pp, c.vpp) = (other, if other == 1 { 1 } else { c.vpp }),
                 _ => c.cp = other,
             }
-            // Data-parallel ranks take what is left.
-            let all = u64::from(best.dp) * u64::from(now);
-            if !all.is_multiple_of(u64::from(other)) {
-                continue;
-            }
-            c.dp = (all / u64::from(other)) as u32;
+            c.dp = (shared / u64::from(other)) as u32;
             c.zero.shard = 0;
-            push(c, format!("{name}={other}"));
+            all.push((format!("{name}={other}"), c));
         }
     }
+    all
+}
+
+/// Configurations one decision away, with what was changed.
+fn changed(best: &Configuration) -> Vec<(String, Configuration)> {
+    let mut changed = other_meshes(best);
+    let mut push = |c: Configuration, what: String| changed.push((what, c));
+    let plain = Configuration { stage_layers: Vec::new(), ..best.clone() };
     push(
         Configuration { microbatch: 2 * best.microbatch, ..plain.clone() },
         format!("mbs={}", 2 * best.microbatch),
@@ -129,11 +200,9 @@ fn neighbours(estimator: &Estimator<'_>, answer: &Answer) -> Vec<(String, Chosen
             format!("zero={stage}"),
         );
     }
-    for (recompute, name) in
-        [(Recompute::None, "none"), (Recompute::Attention, "attention"), (Recompute::Full, "full")]
-    {
+    for recompute in [Recompute::None, Recompute::Attention, Recompute::Full] {
         if recompute != best.recompute {
-            push(Configuration { recompute, ..plain.clone() }, format!("recompute={name}"));
+            push(Configuration { recompute, ..plain.clone() }, format!("recompute={recompute}"));
         }
     }
     for schedule in Schedule::ALL.into_iter().filter(|s| *s != best.schedule && best.pp > 1) {
@@ -145,30 +214,22 @@ fn neighbours(estimator: &Estimator<'_>, answer: &Answer) -> Vec<(String, Chosen
     if best.vpp > 1 {
         push(Configuration { vpp: 1, ..plain.clone() }, "vpp=1".to_owned());
     }
-    let have = answer.have_bytes;
-    let priced = changed.into_iter().filter_map(|(what, c)| {
-        let estimate = estimator.estimate(&c).ok()?;
-        let fits = estimate.memory.total_bytes() <= have;
-        Some((what, Chosen { configuration: c, estimate, fits }))
-    });
-    let mut all: Vec<(String, Chosen)> = priced.collect();
-    all.sort_by(|a, b| a.1.estimate.step_time_s.total_cmp(&b.1.estimate.step_time_s));
-    all
-}
-
-/// Why another plan is not the best: what is missing, or what takes longer.
-fn reason(best: &Chosen, other: &Chosen, have: f64) -> String {
-    if !other.fits {
-        let short = Bytes((other.estimate.memory.total_bytes() - have) as u64);
-        return format!("does not fit: {short} too much");
+    let places: [(&str, fn(&mut Offload) -> &mut Place); 3] = [
+        ("optimizer", |offload| &mut offload.optimizer),
+        ("parameters", |offload| &mut offload.parameters),
+        ("activations", |offload| &mut offload.activations),
+    ];
+    for (what, place) in places {
+        let mut c = plain.clone();
+        let place = place(&mut c.offload);
+        let (other, name) = match place {
+            Place::Device => (Place::Host, "host"),
+            Place::Host | Place::Disk => (Place::Device, "device"),
+        };
+        *place = other;
+        push(c, format!("offload-{what}={name}"));
     }
-    let parts = best.estimate.breakdown.parts().into_iter();
-    let grown =
-        parts.zip(other.estimate.breakdown.parts()).map(|((name, a), (_, b))| (name, b - a));
-    match grown.max_by(|a, b| a.1.total_cmp(&b.1)) {
-        Some((name, seconds)) if seconds > 0.0 => format!("{name} +{}", Seconds(seconds)),
-        Some(_) | None => "as fast".to_owned(),
-    }
+    changed
 }
 
 /// What the best plan would be with devices of another size.
