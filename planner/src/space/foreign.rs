@@ -209,11 +209,18 @@ fn torchtitan(c: &Configuration, purpose: Use) -> Exported {
     // share the shards of as many data-parallel ranks.
     let part = c.zero.shard / c.cp;
     let is_part = part > 0 && c.zero.shard.is_multiple_of(c.cp) && c.dp.is_multiple_of(part);
-    let shard = match c.zero.stage {
+    let mut shard = match c.zero.stage {
         0 => 1,
         _ if is_part => part,
         _ => c.dp,
     };
+    // Experts lie on ranks that share shards.
+    let sharers = shard.saturating_mul(c.cp).saturating_mul(c.tp);
+    let is_apart = !sharers.is_multiple_of(c.ep) && shard != c.dp;
+    if is_apart {
+        shard = c.dp;
+    }
+    left.when(is_apart, "expert-parallel ranks that share no weights");
     let schedule = match (c.schedule, c.vpp) {
         (Schedule::GPipe, _) => "GPipe",
         (Schedule::OneForwardOneBackward, 2..) => "Interleaved1F1B",
