@@ -583,8 +583,8 @@ impl Lowering<'_> {
             backward_launches: 6.0,
             saved: logits * self.style.loss_saved_bytes,
             working: logits * (self.style.loss_working_bytes + more),
-            // The head's result, of which the loss made its own.
-            freed: logits * self.e(),
+            // The head's result, where the loss keeps something larger in its stead.
+            freed: if self.style.loss_saved_bytes > self.e() { logits * self.e() } else { 0.0 },
             ..Lowered::default()
         }
     }

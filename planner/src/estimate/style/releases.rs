@@ -318,11 +318,22 @@ const TORCH_FSDP: Style = Style {
     ..LLM_FOUNDRY
 };
 
+/// torchtitan since 2025: `torchtitan/components/loss.py` compiles the loss too. Its logits stay in
+/// half precision, and so is their gradient; nothing else is written.
+const TORCHTITAN_2025: Style = Style {
+    name: "torchtitan-2025",
+    loss_bytes: [4.0, 4.0],
+    loss_saved_bytes: 2.0,
+    loss_working_bytes: 2.0,
+    source: "github.com/pytorch/torchtitan, 2025 and later",
+    ..TORCH_FSDP
+};
+
 /// KempnerForge: PyTorch's own sharding, weights and optimizer state in half precision.
 const KEMPNER: Style = Style {
     name: "kempnerforge",
     // `tensor_parallel.py`: the embedding is not cut, and the head's result is gathered. The loss
-    // is that of half-precision logits, which stay: they and log-softmax, and the gradients of both.
+    // is that of half-precision logits, which stay: they and log-softmax, and gradients of both.
     whole_logits: true,
     loss_bytes: [4.0, 8.0],
     loss_saved_bytes: 4.0,
@@ -459,7 +470,7 @@ const VTRAIN: Style = Style {
 pub const DEFAULT: Style = Style { doubt: 0.2, ..MEGATRON_BRIDGE };
 
 /// All styles, ours first.
-pub const STYLES: [Style; 16] = [
+pub const STYLES: [Style; 17] = [
     OURS,
     MEGATRON_2020,
     MEGATRON_2021,
@@ -470,6 +481,7 @@ pub const STYLES: [Style; 16] = [
     MEGATRON_BRIDGE_2509,
     LLM_FOUNDRY,
     TORCH_FSDP,
+    TORCHTITAN_2025,
     KEMPNER,
     AUTOMODEL,
     XLA,
@@ -498,6 +510,8 @@ pub fn of_framework(name: &str) -> Option<Style> {
         if is_old { NEMO } else { MEGATRON_BRIDGE }
     } else if has("kempner") {
         KEMPNER
+    } else if has("titan") && ["2025", "2026"].iter().any(|year| has(year)) {
+        TORCHTITAN_2025
     } else if ["titan", "fsdp", "torchtune", "olmo", "litgpt", "lightning"].iter().any(|n| has(n)) {
         TORCH_FSDP
     } else if has("maxtext") || has("jax") || has("xla") {

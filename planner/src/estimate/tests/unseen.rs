@@ -278,7 +278,8 @@ fn unseen_runs_are_predicted() {
         ("nemo_2024_12", 0.08),
         ("torchtitan", 0.12),
         ("fms_fsdp", 0.15),
-        ("kempner_h200", 0.10),
+        ("fsdp2_a100", 0.20),
+        ("kempner_h200", 0.12),
         ("automodel", 0.12),
     ];
     let runs = read_runs(UNSEEN);
