@@ -144,7 +144,7 @@ fn compare(runs: &Runs, texts: &csv::StringRecord, blind: bool) -> Outcome {
     let usable = |column: &str| {
         !runs.columns.iter().any(|name| name == column) || run.text(column).trim() == "1"
     };
-    let peak_bytes = estimate.memory.total_bytes();
+    let fits = question.fits(&estimate, table);
     let group = ["model", "gpu", "n_gpus", "global_batch", "seq_len", "precision"];
     Outcome::Compared(Box::new(Compared {
         row_id: run.text("row_id").to_owned(),
@@ -156,7 +156,7 @@ fn compare(runs: &Runs, texts: &csv::StringRecord, blind: bool) -> Outcome {
         measured_gib: positive("peak_mem_gib").filter(|_| usable("usable_for_memory")),
         predicted_gib: estimate.printed_memory.total_bytes() / GIB,
         memory: estimate.printed_memory,
-        fits: peak_bytes <= question.cluster.device.memory_bytes.value,
+        fits,
         defaults: question.defaults,
         breakdown: estimate.breakdown,
     }))

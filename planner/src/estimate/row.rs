@@ -86,6 +86,21 @@ impl Question {
         self.answer_blind_to("")
     }
 
+    /// Whether a device has room for what an answer says, or for the same with all layers computed
+    /// again where the row leaves open which are.
+    pub fn fits(&self, answer: &Estimate, table: &str) -> bool {
+        let has_room = |estimate: &Estimate| {
+            estimate.memory.total_bytes() <= self.cluster.device.memory_bytes.value
+        };
+        let is_open = self.defaults.iter().any(|default| default.starts_with("recompute="));
+        has_room(answer)
+            || is_open && {
+                let mut least = self.clone();
+                least.configuration.recompute = Recompute::Full;
+                least.answer_blind_to(table).is_ok_and(|estimate| has_room(&estimate))
+            }
+    }
+
     /// Answers it without what was chosen with runs of a table in view; so has the row to be read
     /// ([`read_blind_to`]).
     ///
@@ -273,7 +288,7 @@ impl RowReader<'_> {
             vocab: self.count_or("vocab", of(|k| k.vocab).unwrap_or(51_200))?,
             seq: self.count_or("seq_len", of(|k| k.seq).unwrap_or(2048))?,
             causal: !lower.contains("bert"),
-            biases: !gated && !lower.contains("mpt"),
+            biases: !gated,
             tied: !gated,
             routed,
             low_rank,

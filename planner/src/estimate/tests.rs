@@ -402,6 +402,47 @@ fn sums_of_gradients_are_whole_until_they_are_reduced() {
     assert!(memory.gradients_bytes > 4.0 * parameters / 8.0);
 }
 
+/// What a row leaves open does not keep a run that ran from fitting; what it says does.
+#[test]
+fn recomputation_that_is_open_may_make_room() {
+    let columns = "model,layers,hidden,heads,kv_heads,ffn,gated_mlp,vocab,seq_len,gpu,n_gpus,tp,pp,\
+                   dp,micro_batch,global_batch,recompute,framework";
+    let columns: Vec<String> = columns.split(',').map(str::to_owned).collect();
+    for (recompute, samples, expected) in
+        [("", 4, true), ("none", 4, false), ("full", 4, true), ("", 1000, false)]
+    {
+        let text = format!(
+            "LLAMA3_70B,80,8192,64,8,28672,1,128256,8192,GB200,64,1,1,64,{samples},{},{recompute},\
+             torchtitan",
+            64 * samples
+        );
+        let run = Run { columns: columns.clone(), texts: text.split(',').collect() };
+        let question = row::read(&run).unwrap();
+        let answer = question.answer().unwrap();
+        assert_eq!(question.fits(&answer, ""), expected, "recompute `{recompute}`, {samples}");
+    }
+}
+
+/// torchtitan's selective recomputation keeps, of a layer of Llama 3 8B, its input, the result of
+/// attention and half of those of products: 4096 + 4096 + (6144 + 4096 + 28672 + 4096) / 2 elements
+/// of two bytes.
+#[test]
+fn selective_recomputation_keeps_every_second_result() {
+    let cluster = Cluster::load_on("h100", &machine()).unwrap();
+    let shape = crate::space::models::shape("llama-3-8b").unwrap();
+    let work = shape.workload().unwrap();
+    let job = Job { global_batch: 8, arithmetic: Arithmetic::Half };
+    let style = style::of_framework("torchtitan").unwrap();
+    let estimator = Estimator::new(&work, &cluster, style, job).unwrap();
+    let activations = |recompute: &str| {
+        let text = format!("tp=1 pp=1 dp=8 mbs=1 zero=3 recompute={recompute}");
+        estimator.estimate(&text.parse().unwrap()).unwrap().memory.activations_bytes
+    };
+    let (some, all) = (activations("attention"), activations("full"));
+    let kept = 2.0 * (4096.0 + 43008.0 / 2.0) * f64::from(work.seq) * 32.0;
+    assert!(((some - all) / kept - 1.0).abs() < 1e-6, "{} of {kept}", some - all);
+}
+
 /// A row may leave out what its model's name or size says, and write words as it likes.
 #[test]
 fn rows_may_say_little() {

@@ -249,10 +249,13 @@ const LLM_FOUNDRY: Style = Style {
     fused_activation: true,
     fused_residual: false,
     fused_rope: false,
-    dropout: true,
-    loss_bytes: [14.0, 10.0],
-    loss_saved_bytes: 4.0,
-    loss_working_bytes: 4.0,
+    // `MPTConfig`: all probabilities 0, for which PyTorch does nothing.
+    dropout: false,
+    // `fused_crossentropy` of flash-attn: reads half-precision logits and keeps them; their
+    // gradient is written.
+    loss_bytes: [2.0, 4.0],
+    loss_saved_bytes: 2.0,
+    loss_working_bytes: 2.0,
     loss_cut_bytes: 0.0,
     whole_logits: false,
     host: EAGER,
@@ -316,6 +319,17 @@ const TORCH_FSDP: Style = Style {
     usual_recompute: "attention",
     source: "github.com/pytorch/torchtitan; github.com/foundation-model-stack/fms-fsdp",
     ..LLM_FOUNDRY
+};
+
+/// torchtitan without `--training.compile`, as its presets are: modules one by one.
+const TORCHTITAN_EAGER: Style = Style {
+    name: "torchtitan-eager",
+    fused_norm: false,
+    fused_activation: false,
+    fused_rope: false,
+    host: EAGER,
+    source: "github.com/pytorch/torchtitan: train_configs, models/llama/model.py",
+    ..TORCH_FSDP
 };
 
 /// torchtitan since 2025: `torchtitan/components/loss.py` compiles the loss too. Its logits stay in
@@ -470,7 +484,7 @@ const VTRAIN: Style = Style {
 pub const DEFAULT: Style = Style { doubt: 0.2, ..MEGATRON_BRIDGE };
 
 /// All styles, ours first.
-pub const STYLES: [Style; 17] = [
+pub const STYLES: [Style; 18] = [
     OURS,
     MEGATRON_2020,
     MEGATRON_2021,
@@ -481,6 +495,7 @@ pub const STYLES: [Style; 17] = [
     MEGATRON_BRIDGE_2509,
     LLM_FOUNDRY,
     TORCH_FSDP,
+    TORCHTITAN_EAGER,
     TORCHTITAN_2025,
     KEMPNER,
     AUTOMODEL,
@@ -510,6 +525,8 @@ pub fn of_framework(name: &str) -> Option<Style> {
         if is_old { NEMO } else { MEGATRON_BRIDGE }
     } else if has("kempner") {
         KEMPNER
+    } else if has("titan") && has("eager") {
+        TORCHTITAN_EAGER
     } else if has("titan") && ["2025", "2026"].iter().any(|year| has(year)) {
         TORCHTITAN_2025
     } else if ["titan", "fsdp", "torchtune", "olmo", "litgpt", "lightning"].iter().any(|n| has(n)) {
