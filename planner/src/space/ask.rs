@@ -78,7 +78,8 @@ pub struct Answer {
     pub space: Effort,
     /// Bytes that a device has for a job.
     pub have_bytes: f64,
-    /// No plan of the space is faster than this, with stages cut evenly or by their times.
+    /// No plan of the space is faster than this, with stages cut evenly or by their times, nor is the
+    /// answer, whose layers may be cut otherwise ([`cuts`](super::cuts)).
     pub bound_s: f64,
     /// By how much the best may be slower than the fastest possible: `best / bound - 1`; or draw
     /// more, where that is what is to be small.
@@ -153,14 +154,22 @@ pub fn ask(question: &Question<'_>) -> Result<Answer, Vec<Diagnostic>> {
         return Err(vec![nothing_fits(question, total)]);
     }
     let chosen = |leaf: &Leaf| choose(&space, leaf, have);
-    let best = walked.best.iter().map(chosen).collect::<Result<Vec<_>, _>>()?;
-    let seconds = best[0].estimate.step_time_s;
-    let shown = best[0].configuration.clone();
+    let mut best = walked.best.iter().map(chosen).collect::<Result<Vec<_>, _>>()?;
     let list = |kind: usize| {
         let all = walked.kinds[kind].iter().take(LISTED).map(chosen);
         all.collect::<Result<Vec<_>, _>>()
     };
     let mut others = list(0)?;
+    if question.objective == Objective::Time {
+        recut(&space, have, best.iter_mut().chain(&mut others))?;
+        let first =
+            others.iter().min_by(|a, b| worth_of(&space, a).total_cmp(&worth_of(&space, b)));
+        if let Some(first) = first.filter(|o| worth_of(&space, o) < worth_of(&space, &best[0])) {
+            best[0] = first.clone();
+        }
+    }
+    let seconds = best[0].estimate.step_time_s;
+    let shown = best[0].configuration.clone();
     others.retain(|other| other.configuration != shown);
     let mut misses = list(1)?;
     misses.retain(|miss| miss.estimate.step_time_s < seconds);
@@ -188,6 +197,26 @@ pub fn ask(question: &Question<'_>) -> Result<Answer, Vec<Diagnostic>> {
         complete: walked.complete,
         best,
     })
+}
+
+fn worth_of(space: &Space<'_>, chosen: &Chosen) -> f64 {
+    space.worth(chosen.estimate.step_time_s, chosen.estimate.busy_s)
+}
+
+/// Cuts the layers otherwise, where that is faster and fits.
+fn recut<'a>(
+    space: &Space<'_>,
+    have: f64,
+    all: impl Iterator<Item = &'a mut Chosen>,
+) -> Result<(), Vec<Diagnostic>> {
+    for chosen in all {
+        let configuration = space.recut(&chosen.configuration, have);
+        if configuration != chosen.configuration {
+            chosen.estimate = space.estimator.estimate(&configuration)?;
+            chosen.configuration = configuration;
+        }
+    }
+    Ok(())
 }
 
 fn choose(space: &Space<'_>, leaf: &Leaf, have: f64) -> Result<Chosen, Vec<Diagnostic>> {
@@ -275,6 +304,15 @@ fn extreme(
     let space = Space::new(estimator, frame.searched_for(objective));
     let budget = Budget { evaluations_max: question.budget.evaluations_max, stop: &|| false };
     let walked = walk(&space, objective, have, &budget);
-    let found = choose(&space, walked.best.first()?, have).ok()?;
+    let mut found = choose(&space, walked.best.first()?, have).ok()?;
+    if objective == Objective::Time {
+        let kinds = walked.kinds[0].iter().take(LISTED);
+        let mut all: Vec<Chosen> =
+            kinds.filter_map(|leaf| choose(&space, leaf, have).ok()).collect();
+        all.push(found);
+        recut(&space, have, all.iter_mut()).ok()?;
+        found =
+            all.into_iter().min_by(|a, b| worth_of(&space, a).total_cmp(&worth_of(&space, b)))?;
+    }
     (found.fits || objective == Objective::Memory).then_some(found)
 }

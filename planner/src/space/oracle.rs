@@ -9,8 +9,8 @@ use ir::random::mix;
 use super::stages::{Class, Extra, Pipeline, Way};
 use super::tree::{Budget, Counter, Objective, Path, Score, Tree, Walked, walk};
 
-/// Random numbers of one space.
-struct Random(u64);
+/// Random numbers from a seed.
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
@@ -18,7 +18,7 @@ impl Random {
         mix(self.0)
     }
 
-    fn below(&mut self, n: usize) -> usize {
+    pub(super) fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
     }
 
@@ -28,7 +28,7 @@ impl Random {
 }
 
 /// The one that is asked for, or so many from one on.
-fn seeds(from: u64, count: u64) -> Vec<u64> {
+pub(super) fn seeds(from: u64, count: u64) -> Vec<u64> {
     let asked = std::env::var("SEED").ok().and_then(|text| text.parse().ok());
     asked.map_or_else(|| (from..from + count).collect(), |seed| vec![seed])
 }

@@ -2,12 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ir::random::mix;
-
 use super::ask::{EVALUATIONS_MAX, Question, ask};
 use super::foreign::{NO_SCORES, Tool, Use, export};
 use super::knobs::{self, Frame, STEPS, Step};
 use super::models;
+use super::oracle::{Random, seeds};
 use super::tree::{Budget, Counter, Objective, Path, Score, Tree};
 use super::uniform::Space;
 use crate::cluster::{Cluster, Power};
@@ -120,7 +119,11 @@ fn answers_are_those_of_trying_everything() {
         match ask(&question) {
             Ok(answer) => {
                 let found = answer.best[0].estimate.step_time_s;
-                assert!((found / best - 1.0).abs() < 1e-9, "{model}: {found}, not {best}");
+                // Layers that are cut otherwise may be faster than all leaves.
+                let is_recut = !answer.best[0].configuration.stage_layers.is_empty();
+                let off = found / best - 1.0;
+                assert!(off < 1e-9, "{model}: {found}, not {best}");
+                assert!(off > -1e-9 || is_recut, "{model}: {found}, not {best}");
                 assert!(answer.bound_s <= best && answer.gap <= 0.15, "{model}: {}", answer.gap);
                 assert_eq!(answer.space.total, all.len() as u128);
                 let few = answer.space.evaluated as usize;
@@ -175,7 +178,7 @@ fn the_least_energy_is_that_of_trying_everything() {
         let (of_fastest, _) = joules(&question);
         question.power = Some(&power);
         let (least, answer) = joules(&question);
-        assert!((least / best - 1.0).abs() < 1e-9, "{model}: {least} J, not {best} J");
+        assert!(least / best - 1.0 < 1e-9, "{model}: {least} J, not {best} J");
         assert!(answer.gap <= 0.15 && answer.complete, "{model}: {}", answer.gap);
         assert!(answer.bound_s <= answer.best[0].estimate.step_time_s, "{model}");
         saving += usize::from(least < of_fastest * (1.0 - 1e-6));
@@ -189,15 +192,12 @@ fn the_least_energy_is_that_of_trying_everything() {
 #[test]
 fn replays_take_as_long_as_the_search_says() {
     let models = ["gpt-7.5b", "llama-3-8b", "mixtral-8x7b", "deepseek-v2"];
-    let asked = std::env::var("SEED").ok().and_then(|text| text.parse().ok());
-    let seeds = asked.map_or(0..40, |seed: u64| seed..seed + 1);
+    let seeds = seeds(0, 40);
+    let is_all = seeds.len() > 1;
     let (mut seen, mut worst) = (BTreeMap::new(), 0.0f64);
     for seed in seeds {
-        let mut state = seed;
-        let mut below = |n: usize| {
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            (mix(state) % n as u64) as usize
-        };
+        let mut random = Random(seed);
+        let mut below = |n: usize| random.below(n);
         let model = models[below(models.len())];
         let mut shape = models::shape(model).unwrap();
         shape.layers = 8 + below(60) as u32;
@@ -240,7 +240,7 @@ fn replays_take_as_long_as_the_search_says() {
     }
     // Five kinds: four schedules, and interleaved 1F1B.
     let enough = seen.len() == 5 && seen.values().all(|count| *count > 40);
-    assert!(asked.is_some() || enough, "{seen:?}");
+    assert!(!is_all || enough, "{seen:?}");
     println!("replays are at most {:.2} % longer; {seen:?}", 100.0 * worst);
 }
 
@@ -268,16 +268,13 @@ fn check_shrinking(space: &Space<'_>, before: &Path, have: f64, about: &str) -> 
 #[test]
 fn no_bound_is_above_a_leaf() {
     let models = ["gpt-7.5b", "llama-3-8b", "mixtral-8x7b", "deepseek-v3", "deepseek-v2"];
-    let asked = std::env::var("SEED").ok().and_then(|text| text.parse().ok());
-    let seeds = asked.map_or(0..60, |seed: u64| seed..seed + 1);
+    let seeds = seeds(0, 60);
+    let is_all = seeds.len() > 1;
     let (mut uneven, mut routed, mut shrinking) = (0, 0, 0);
     let power = power();
     for seed in seeds {
-        let mut state = seed;
-        let mut below = |n: usize| {
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            (mix(state) % n as u64) as usize
-        };
+        let mut random = Random(seed);
+        let mut below = |n: usize| random.below(n);
         let model = models[below(models.len())];
         let mut shape = models::shape(model).unwrap();
         shape.seq = [1024, 4096][below(2)];
@@ -324,7 +321,7 @@ fn no_bound_is_above_a_leaf() {
         }
     }
     let enough = uneven > 100 && routed > 40 && shrinking > 2000;
-    assert!(asked.is_some() || enough, "{uneven} uneven, {routed} routed, {shrinking} shrinking");
+    assert!(!is_all || enough, "{uneven} uneven, {routed} routed, {shrinking} shrinking");
 }
 
 /// What is skipped because a placement before it is alike costs the same.

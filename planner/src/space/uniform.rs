@@ -35,8 +35,8 @@ const AGAIN: [Recompute; 3] = [Recompute::None, Recompute::Attention, Recompute:
 
 /// The tables of one inside, and what bounds read of them.
 #[derive(Debug)]
-struct Table {
-    prices: Prices,
+pub(super) struct Table {
+    pub(super) prices: Prices,
     /// Layers.
     depth: u32,
     /// Seconds of one micro-batch of all layers and both ends, nothing computed again.
@@ -160,7 +160,7 @@ impl<'a> Space<'a> {
         self.tables.borrow().len()
     }
 
-    fn table(&self, inside: Inside) -> Rc<Table> {
+    pub(super) fn table(&self, inside: Inside) -> Rc<Table> {
         if let Some((_, table)) = self.last.borrow().as_ref().filter(|(last, _)| *last == inside) {
             return Rc::clone(table);
         }
@@ -171,7 +171,7 @@ impl<'a> Space<'a> {
         table
     }
 
-    fn count(&self, c: &Configuration) -> u64 {
+    pub(super) fn count(&self, c: &Configuration) -> u64 {
         c.microbatch_count(self.global_batch).expect("the walk divides the batch")
     }
 
