@@ -17,6 +17,7 @@ mod devices;
 mod host;
 mod interval;
 mod layer;
+pub mod line;
 pub mod network;
 pub mod price;
 pub mod rates;

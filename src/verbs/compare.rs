@@ -7,7 +7,8 @@ use serde_json::json;
 
 use super::cost::refuse_cpus;
 use super::plan::Asked;
-use super::space::{Subject, answer, told};
+use super::space::groups::{self, Mixed};
+use super::space::{Aim, Subject, answer, told};
 use crate::cache;
 use crate::failure::{Exit, Failure};
 
@@ -26,9 +27,50 @@ pub struct CompareArgs {
 pub fn compare(args: &CompareArgs) -> Result<Exit, Failure> {
     let cluster = args.asked.place.cluster()?;
     refuse_cpus(cluster.device.kind, &cluster.name)?;
+    if !cluster.groups.is_empty() {
+        let mixed = Mixed::new(&args.asked, cluster, None)?;
+        let key = args.asked.key("compare-groups", &(&mixed, args));
+        return cache::answer(key, || Ok((Exit::Success, over_groups(&mixed, args)?)));
+    }
     let subject = Subject::new(&args.asked, cluster)?;
     let key = args.asked.key("compare", &(&subject, args));
     cache::answer(key, || Ok((Exit::Success, compared(&subject, args)?)))
+}
+
+/// What `compare` prints of layouts of groups.
+fn over_groups(mixed: &Mixed, args: &CompareArgs) -> Result<String, Failure> {
+    let question = mixed.question(&args.asked)?;
+    let score = |text: &String| mixed.score(("--with", text), &|c| c, &question);
+    let mut all = args.with.iter().map(score).collect::<Result<Vec<_>, _>>()?;
+    // Without a best one there is still something to compare.
+    let best = mixed.best(&args.asked, Aim::Time).ok();
+    let last_is_best = best.is_some();
+    all.extend(best);
+    if args.asked.json {
+        let plans: Vec<_> = all
+            .iter()
+            .map(|way| {
+                let mut told = groups::document(mixed, way);
+                told["fits"] = json!(groups::fits(way));
+                told
+            })
+            .collect();
+        let document = json!({
+            "schema": "gantline.compare-groups/1",
+            "model": mixed.work.name,
+            "plans": plans,
+            "last_is_best": last_is_best,
+        });
+        return Ok(format!("{document:#}"));
+    }
+    let mut text = mixed.header();
+    for (index, way) in all.iter().enumerate() {
+        let is_best = last_is_best && index + 1 == all.len();
+        let name = if is_best { "best".to_owned() } else { format!("({})", index + 1) };
+        let said = if groups::fits(way) { "" } else { ", which does not fit" };
+        text += &format!("\n{name}{said}{}", groups::page(mixed, way));
+    }
+    Ok(text)
 }
 
 /// What `compare` prints.

@@ -3,10 +3,12 @@
 use kernels::Seconds;
 use planner::cluster::{Cluster, Kind, Power};
 use planner::space::ask::Answer;
+use planner::space::groups::Grouped;
 use serde_json::{Value, json};
 
 use super::plan::Asked;
-use super::space::{Subject, answer};
+use super::space::groups::Mixed;
+use super::space::{Aim, Subject, answer};
 use crate::cache;
 use crate::cli::amount;
 use crate::failure::{Exit, Failure, usage};
@@ -101,14 +103,48 @@ impl Bill {
     }
 }
 
-/// The runs of the shortest, the expected and the longest step.
-fn runs(subject: &Subject, bill: &Bill, answer: &Answer) -> (f64, [Run; 3]) {
-    let estimate = &answer.best[0].estimate;
-    let steps = (bill.tokens / subject.tokens()).ceil();
-    let times = [estimate.step_time_low_s, estimate.step_time_s, estimate.step_time_high_s];
-    // Where steps are longer, computing and waiting are.
-    let joules = |step_s: f64| Some(subject.joules(estimate)? * step_s / estimate.step_time_s);
-    (steps, times.map(|step_s| bill.run(subject.devices, steps, step_s, joules(step_s))))
+/// A plan as a bill sees it.
+#[derive(Clone, Debug)]
+struct Way {
+    devices: u32,
+    tokens: f64,
+    /// Seconds of the shortest, the expected and the longest step.
+    times: [f64; 3],
+    joules: Option<f64>,
+    plan: String,
+}
+
+impl Way {
+    fn of(subject: &Subject, answer: &Answer) -> Way {
+        let estimate = &answer.best[0].estimate;
+        Way {
+            devices: subject.devices,
+            tokens: subject.tokens(),
+            times: [estimate.step_time_low_s, estimate.step_time_s, estimate.step_time_high_s],
+            joules: subject.joules(estimate),
+            plan: answer.best[0].configuration.to_string(),
+        }
+    }
+
+    fn over_groups(mixed: &Mixed, way: &Grouped) -> Way {
+        let [low, high] = way.interval_s();
+        Way {
+            devices: way.devices(),
+            tokens: mixed.tokens(),
+            times: [low, way.step_time_s(), high],
+            joules: way.joules(&mixed.cluster),
+            plan: mixed.text(way),
+        }
+    }
+
+    /// The runs of the shortest, the expected and the longest step.
+    fn runs(&self, bill: &Bill) -> (f64, [Run; 3]) {
+        let steps = (bill.tokens / self.tokens).ceil();
+        // Where steps are longer, computing and waiting are.
+        let joules = |step_s: f64| Some(self.joules? * step_s / self.times[1]);
+        let run = |step_s: f64| bill.run(self.devices, steps, step_s, joules(step_s));
+        (steps, self.times.map(run))
+    }
 }
 
 fn told(run: &Run) -> Value {
@@ -143,27 +179,40 @@ impl CostArgs {
 
 /// Answers `cost`: time, money and energy of a data set. No where the deadline is missed.
 pub fn cost(args: &CostArgs) -> Result<Exit, Failure> {
-    let subject = Subject::new(&args.asked, args.cluster(&args.asked)?)?;
+    let cluster = args.cluster(&args.asked)?;
+    if !cluster.groups.is_empty() {
+        let mixed = Mixed::new(&args.asked, cluster, args.bill.watts)?;
+        let key = args.asked.key("cost-groups", &(&mixed, args));
+        return cache::answer(key, || {
+            let way = Way::over_groups(&mixed, &mixed.best(&args.asked, Aim::Time)?);
+            let names = [&mixed.work.name, &mixed.cluster.describe(), &mixed.header()];
+            Ok(bill(names, &way, args))
+        });
+    }
+    let subject = Subject::new(&args.asked, cluster)?;
     let key = args.asked.key("cost", &(&subject, args));
-    cache::answer(key, || bill(&subject, args))
+    cache::answer(key, || {
+        let way = Way::of(&subject, &answer(&subject, &args.asked)?);
+        let names = [&subject.work.name, &subject.cluster.describe(), &subject.header()];
+        Ok(bill(names, &way, args))
+    })
 }
 
-/// What `cost` prints.
-fn bill(subject: &Subject, args: &CostArgs) -> Result<(Exit, String), Failure> {
-    let found = answer(subject, &args.asked)?;
-    let (steps, [low, expected, high]) = runs(subject, &args.bill, &found);
+/// What `cost` prints of a model, a cluster and a header.
+fn bill([model, cluster, header]: [&String; 3], way: &Way, args: &CostArgs) -> (Exit, String) {
+    let (steps, [low, expected, high]) = way.runs(&args.bill);
     let deadline = args.bill.deadline;
     let meets = deadline.is_none_or(|deadline| expected.seconds <= deadline);
     let text = if args.asked.json {
         let document = json!({
             "schema": "gantline.cost/1",
-            "model": subject.work.name,
-            "cluster": subject.cluster.describe(),
-            "devices": subject.devices,
+            "model": model,
+            "cluster": cluster,
+            "devices": way.devices,
             "tokens": args.bill.tokens,
             "steps": steps,
-            "plan": found.best[0].configuration.to_string(),
-            "step_time_s": found.best[0].estimate.step_time_s,
+            "plan": way.plan,
+            "step_time_s": way.times[1],
             "low": told(&low),
             "expected": told(&expected),
             "high": told(&high),
@@ -186,7 +235,7 @@ fn bill(subject: &Subject, args: &CostArgs) -> Result<(Exit, String), Failure> {
         if expected.kwh.is_some() {
             table.row(row("kWh", &|run| number(run.kwh.unwrap_or(0.0))));
         }
-        let mut text = format!("{}plan     {}\n", subject.header(), found.best[0].configuration);
+        let mut text = format!("{header}plan     {}\n", way.plan);
         text += &format!("run      {} steps\n\n{}", number(steps), table.text());
         if expected.kwh.is_none() {
             text +=
@@ -198,7 +247,7 @@ fn bill(subject: &Subject, args: &CostArgs) -> Result<(Exit, String), Failure> {
         }
         text
     };
-    Ok((if meets { Exit::Success } else { Exit::Infeasible }, text))
+    (if meets { Exit::Success } else { Exit::Infeasible }, text)
 }
 
 /// Node counts that `size` tries: powers of two and three times them, up to so many devices.
@@ -212,6 +261,11 @@ pub fn size(args: &CostArgs) -> Result<Exit, Failure> {
             .into());
     };
     let preset = args.cluster(&args.asked)?;
+    if !preset.groups.is_empty() {
+        let mixed = Mixed::new(&args.asked, preset, args.bill.watts)?;
+        let key = args.asked.key("size-groups", &(&mixed, args));
+        return cache::answer(key, || fewest_groups(&mixed, args, deadline));
+    }
     let subject = Subject::new(&args.asked, preset.clone())?;
     let key = args.asked.key("size", &(&subject, args));
     cache::answer(key, || smallest(&preset, args, deadline))
@@ -238,22 +292,47 @@ fn smallest(preset: &Cluster, args: &CostArgs, deadline: f64) -> Result<(Exit, S
             continue;
         }
         let Ok(found) = answer(&subject, &asked) else { continue };
-        let (_, [_, expected, _]) = runs(&subject, &args.bill, &found);
-        let meets = expected.seconds <= deadline;
-        tried.push((subject, found, expected));
-        if meets {
+        let way = Way::of(&subject, &found);
+        if add_tried(&mut tried, way, &args.bill, deadline) {
             break;
         }
     }
-    let meets = tried.last().is_some_and(|(_, _, run)| run.seconds <= deadline);
+    Ok(sized(&tried, args, deadline))
+}
+
+/// Adds a plan to those that were tried; whether it meets the deadline.
+fn add_tried(tried: &mut Vec<(Way, Run)>, way: Way, bill: &Bill, deadline: f64) -> bool {
+    let (_, [_, expected, _]) = way.runs(bill);
+    tried.push((way, expected));
+    expected.seconds <= deadline
+}
+
+/// The sets of groups, those with the fewest devices first, up to one that meets the deadline.
+fn fewest_groups(mixed: &Mixed, args: &CostArgs, deadline: f64) -> Result<(Exit, String), Failure> {
+    let ways = mixed.ways(&args.asked)?;
+    let mut ways: Vec<Way> = ways.iter().map(|way| Way::over_groups(mixed, way)).collect();
+    ways.sort_by(|a, b| a.devices.cmp(&b.devices).then(a.times[1].total_cmp(&b.times[1])));
+    let mut tried = Vec::new();
+    for way in ways {
+        if add_tried(&mut tried, way, &args.bill, deadline) {
+            break;
+        }
+    }
+    Ok(sized(&tried, args, deadline))
+}
+
+/// What `size` prints of what it tried, the last of which may meet the deadline.
+fn sized(tried: &[(Way, Run)], args: &CostArgs, deadline: f64) -> (Exit, String) {
+    let asked = &args.asked;
+    let meets = tried.last().is_some_and(|(_, run)| run.seconds <= deadline);
     let text = if asked.json {
         let rows: Vec<Value> = tried
             .iter()
-            .map(|(subject, found, run)| {
+            .map(|(way, run)| {
                 let mut row = told(run);
-                row["devices"] = json!(subject.devices);
-                row["plan"] = json!(found.best[0].configuration.to_string());
-                row["step_time_s"] = json!(found.best[0].estimate.step_time_s);
+                row["devices"] = json!(way.devices);
+                row["plan"] = json!(way.plan);
+                row["step_time_s"] = json!(way.times[1]);
                 row["meets_deadline"] = json!(run.seconds <= deadline);
                 row
             })
@@ -263,33 +342,33 @@ fn smallest(preset: &Cluster, args: &CostArgs, deadline: f64) -> Result<(Exit, S
             "model": asked.model,
             "tokens": args.bill.tokens,
             "deadline_s": deadline,
-            "devices": tried.last().filter(|_| meets).map(|(subject, _, _)| subject.devices),
+            "devices": tried.last().filter(|_| meets).map(|(way, _)| way.devices),
             "tried": rows,
         });
         format!("{document:#}")
     } else {
-        size_page(&tried, deadline, meets)
+        size_page(tried, deadline, meets)
     };
-    Ok((if meets { Exit::Success } else { Exit::Infeasible }, text))
+    (if meets { Exit::Success } else { Exit::Infeasible }, text)
 }
 
-fn size_page(tried: &[(Subject, Answer, Run)], deadline: f64, meets: bool) -> String {
+fn size_page(tried: &[(Way, Run)], deadline: f64, meets: bool) -> String {
     let mut table = Table::new(["devices", "time", "device hours", "plan"]);
-    for (subject, found, run) in tried {
+    for (way, run) in tried {
         table.row([
-            subject.devices.to_string(),
+            way.devices.to_string(),
             days(run.seconds),
             output::count(run.device_hours.round() as u64),
-            found.best[0].configuration.to_string(),
+            way.plan.clone(),
         ]);
     }
     let mut text = table.text();
     text += &match tried.last() {
-        Some((subject, _, _)) if meets => {
-            format!("\n✓ {} devices are enough for {}\n", subject.devices, days(deadline))
+        Some((way, _)) if meets => {
+            format!("\n✓ {} devices are enough for {}\n", way.devices, days(deadline))
         }
         Some(_) | None => {
-            format!("\n✗ no count up to {DEVICES_MAX} devices meets {}\n", days(deadline))
+            format!("\n✗ no number of devices that was tried meets {}\n", days(deadline))
         }
     };
     text

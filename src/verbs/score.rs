@@ -8,7 +8,11 @@ use planner::estimate::described::described;
 use planner::estimate::rates::Arithmetic;
 use planner::estimate::serving::Replica;
 use planner::estimate::style::{self, STYLES, Style};
+use planner::estimate::workload::Workload;
 use planner::estimate::{Estimate, Estimator, Job};
+use planner::limits::Limits;
+use planner::space::ask::EVALUATIONS_MAX;
+use planner::space::groups;
 use serde_json::{Value, json};
 
 use self::read::{Known, Layout};
@@ -17,6 +21,7 @@ use crate::failure::{Exit, Failure, read_text, usage};
 use crate::output::{self, Table};
 use crate::verbs::serve::{self, Purpose};
 use crate::verbs::space::Subject;
+use crate::verbs::space::groups::{Mixed, document, fits, page};
 
 /// Flags of `score`.
 #[derive(Clone, Debug, clap::Args)]
@@ -101,6 +106,9 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let described_as = described(&args.model, count(args.seq))?;
     let (mut work, latent) = (described_as.work, described_as.latent);
     let mut cluster = Cluster::load(&args.cluster)?;
+    if !cluster.groups.is_empty() {
+        return over_groups(args, work, cluster);
+    }
     let layout = layout(args, work.depth())?;
     if let (None, Some(seq)) = (args.seq, layout.seq) {
         work = described(&args.model, Some(seq))?.work;
@@ -147,6 +155,39 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         output::answer(&answer.page(args));
     }
     Ok(if fits { Exit::Success } else { Exit::Infeasible })
+}
+
+/// Answers `score` on groups of other devices each: a layout for each, over which the batch is
+/// shared.
+fn over_groups(args: &Args, work: Workload, cluster: Cluster) -> Result<Exit, Failure> {
+    if args.purpose != Purpose::Training || args.from.is_some() {
+        let headline =
+            "on groups of devices, layouts of training are scored, written in `--config`";
+        return Err(usage("--cluster", headline).help("or ask about one group alone").into());
+    }
+    let Some(batch) = count(args.gbs) else {
+        let headline = "it is not said how many samples a step has";
+        return Err(usage("--gbs", headline).help("write --gbs N").into());
+    };
+    let mixed = Mixed::of(work, cluster, batch, dtype(&args.dtype));
+    let question = groups::Asked {
+        work: &mixed.work,
+        cluster: &mixed.cluster,
+        style: find_style(&args.style)?,
+        job: Job { global_batch: batch.into(), arithmetic: arithmetic(&args.dtype) },
+        limits: Limits::default(),
+        evaluations_max: EVALUATIONS_MAX,
+        for_memory: false,
+        set: None,
+    };
+    let change = |c| configuration(args, c);
+    let way = mixed.score(("--config", &args.config), &change, &question)?;
+    if args.json {
+        output::answer_json(&document(&mixed, &way));
+    } else {
+        output::answer(&(mixed.header() + &page(&mixed, &way)));
+    }
+    Ok(if fits(&way) { Exit::Success } else { Exit::Infeasible })
 }
 
 /// How copies lie, and how many there are. All that inference does not have is refused at once.

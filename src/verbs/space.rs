@@ -3,7 +3,7 @@
 
 pub mod explain;
 pub mod fit;
-mod groups;
+pub mod groups;
 
 use std::time::Instant;
 
@@ -225,7 +225,7 @@ fn answer_on_fewer(
 pub fn plan(args: &PlanArgs, mut cluster: Cluster) -> Result<Exit, Failure> {
     let asked = &args.asked;
     if !cluster.groups.is_empty() {
-        return groups::plan(args, &cluster);
+        return groups::plan(args, cluster);
     }
     if let Some(watts) = args.watts {
         cluster.device.power = Some(Power::constant(watts, "--watts"));

@@ -1,6 +1,6 @@
 //! The verbs around planning and running, from outside.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -224,7 +224,9 @@ fn devices_of_two_kinds_share_a_batch() {
     let scratch = Scratch::new("groups");
     scratch.write("mixed.toml", MIXED);
     let asked = "llama-3-8b --gbs 64 --seq 8192";
-    let plan = scratch.json(&format!("plan {asked} --cluster mixed.toml --devices 16 --json"));
+    let shares = format!("{asked} --cluster mixed.toml --devices 16 --fix pp=1");
+    let plan = scratch.json(&format!("plan {shares} --json"));
+    assert_eq!(plan["kind"], "shares");
     let groups = plan["groups"].as_array().expect("a list");
     let number = |value: &Value| value.as_f64().expect("a number");
     let all = |key: &str| groups.iter().map(|group| number(&group[key])).collect::<Vec<f64>>();
@@ -239,17 +241,91 @@ fn devices_of_two_kinds_share_a_batch() {
         let alone = scratch.json(&format!("plan {asked} --cluster {alone} --devices 8 --json"));
         assert!(number(&alone["step_time_s"]) > whole, "{alone:#}");
     }
-    let page = scratch.answer(&format!("plan {asked} --cluster mixed.toml --devices 16"));
+    let page = scratch.answer(&format!("plan {shares}"));
     assert!(page.contains("0..7") && page.contains("8..15"), "{page}");
-    // What is asked of one kind of devices is refused, with a way out.
-    for verb in ["cost llama-3-8b --tokens 1B", "explain llama-3-8b", "fit llama-3-8b"] {
-        let output = scratch.run(&format!("{verb} --cluster mixed.toml --devices 16 --seq 2048"));
-        let errors = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{verb}: {errors}");
-        assert!(errors.contains("ask about one group"), "{verb}: {errors}");
+    // Where stages may lie on both groups, that is faster, and the faster group has more layers.
+    let line = scratch.json(&format!("plan {asked} --cluster mixed.toml --devices 16 --json"));
+    assert!(line["kind"] == "stages" && number(&line["step_time_s"]) < whole, "{line:#}");
+    let parts = line["groups"].as_array().expect("a list");
+    let layers: BTreeMap<&str, f64> = parts
+        .iter()
+        .map(|part| (part["group"].as_str().expect("a name"), number(&part["layers"])))
+        .collect();
+    assert!(layers["h100"] > layers["a100"], "{line:#}");
+    assert_eq!(layers.values().sum::<f64>(), 32.0, "{line:#}");
+    // The layouts of the plan cost what the plan says, and are compared with the best of all.
+    let texts = groups.iter().map(|group| group["text"].as_str().expect("a layout"));
+    let texts = texts.collect::<Vec<_>>().join("; ");
+    let score = |texts: &str, more: &str| {
+        let line = format!("score {asked} --cluster mixed.toml {more}");
+        let mut command = scratch.command(&[], line.trim_end());
+        command.args(["--config", texts]).output().expect("the program starts")
+    };
+    let scored = score(&texts, "--json");
+    let scored: Value = serde_json::from_slice(&scored.stdout).expect("a document");
+    assert!((number(&scored["step_time_s"]) / whole - 1.0).abs() < 1e-9, "{scored:#}");
+    let large = score("dp=8; -", "");
+    assert_eq!(large.status.code(), Some(3), "{}", String::from_utf8_lossy(&large.stdout));
+    for (wrong, way_out) in [("dp=8", "one for each group"), ("dp=7; dp=8", "has 8")] {
+        let refused = score(wrong, "");
+        let errors = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(2), "{errors}");
+        assert!(errors.contains(way_out), "{errors}");
     }
+    let line = format!("compare {asked} --cluster mixed.toml --json");
+    let mut command = scratch.command(&[], &line);
+    let compared = command.args(["--with", &texts]).output().expect("the program starts");
+    let compared: Value = serde_json::from_slice(&compared.stdout).expect("a document");
+    let steps: Vec<f64> = compared["plans"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|plan| number(&plan["step_time_s"]))
+        .collect();
+    assert!(steps.len() == 2 && steps[1] < steps[0], "{compared:#}");
     let few = scratch.run(&format!("plan {asked} --cluster mixed.toml --devices 8"));
     assert_eq!(few.status.code(), Some(2));
+}
+
+/// Bills and explanations of groups are those of their plan; fewer groups are never faster.
+#[test]
+fn groups_are_billed_and_explained() {
+    let scratch = Scratch::new("bills");
+    scratch.write("mixed.toml", MIXED);
+    let asked = "llama-3-8b --gbs 64 --seq 8192 --cluster mixed.toml";
+    let number = |value: &Value| value.as_f64().expect("a number");
+    let plan = |flags: &str| scratch.json(&format!("plan {asked} --json{flags}"));
+    let fastest = plan("");
+    let step_s = number(&fastest["step_time_s"]);
+    let cost = scratch.json(&format!("cost {asked} --tokens 1B --price 2 --watts 1000 --json"));
+    let steps = (1e9 / (64.0 * 8192.0_f64)).ceil();
+    let expected = &cost["expected"];
+    assert!((number(&expected["time_s"]) / (steps * step_s) - 1.0).abs() < 1e-9, "{cost:#}");
+    let hours = 16.0 * steps * step_s / 3600.0;
+    assert!((number(&expected["money"]) / (2.0 * hours) - 1.0).abs() < 1e-9, "{cost:#}");
+    assert!((number(&expected["energy_kwh"]) / hours - 1.0).abs() < 1e-9, "{cost:#}");
+    let explained = scratch.json(&format!("explain {asked} --json"));
+    assert_eq!(number(&explained["step_time_s"]), step_s);
+    let others = explained["others"].as_array().expect("a list");
+    assert!(others.len() >= 2, "{explained:#}");
+    assert!(others.iter().all(|other| number(&other["step_time_s"]) >= step_s), "{explained:#}");
+    let fit = scratch.json(&format!("fit {asked} --json"));
+    assert_eq!((&fit["fits"], &fit["step_time_s"]), (&Value::Bool(true), &fastest["step_time_s"]));
+    // Device time: the faster devices alone; memory: less than the fastest plan needs.
+    let cheap = plan(" --objective cost");
+    let device_s = |plan: &Value| number(&plan["used_devices"]) * number(&plan["step_time_s"]);
+    assert!(device_s(&cheap) < device_s(&fastest), "{cheap:#}");
+    let sparing = plan(" --objective energy --watts 1000");
+    assert!((number(&sparing["energy_j"]) / (1000.0 * device_s(&cheap)) - 1.0).abs() < 1e-9);
+    let fullest = |plan: &Value| {
+        let groups = plan["groups"].as_array().expect("a list").iter();
+        groups.filter_map(|group| group["peak_mem_bytes"].as_f64()).fold(0.0, f64::max)
+    };
+    assert!(fullest(&plan(" --objective memory")) < fullest(&fastest));
+    let slow = scratch.json(&format!("size {asked} --tokens 1B --deadline 30d --json"));
+    assert_eq!(number(&slow["devices"]), 8.0, "{slow:#}");
+    let refused = scratch.run(&format!("plan {asked} --objective energy"));
+    assert_eq!(refused.status.code(), Some(2));
 }
 
 /// Rewriting is exact, and each pass leaves a module that reads back and verifies.
@@ -503,6 +579,9 @@ fn documents_are_as_their_schemas_say() {
         "cluster show h100 --json",
         "cluster detect --json",
         "plan llama-3-8b --cluster mixed.toml --devices 16 --gbs 16 --seq 2048 --json",
+        "explain llama-3-8b --cluster mixed.toml --gbs 16 --seq 2048 --json",
+        "fit llama-3-8b --cluster mixed.toml --gbs 16 --seq 2048 --json",
+        "compare llama-3-8b --cluster mixed.toml --gbs 16 --seq 2048 --with dp=8;dp=8 --json",
         "inspect tiny --fusions --json",
         "fit llama-3-8b --cluster h100 --devices 8 --seq 2048 --for inference --json",
     ];

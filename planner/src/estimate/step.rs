@@ -153,24 +153,14 @@ impl Terms<'_> {
     /// The step of `count` micro-batches.
     pub(super) fn step(&self, c: &Configuration, prices: &Prices, count: u64) -> Step {
         let stages = self.stages(c, prices);
-        let passes = self.passes_of(c, prices, &stages, count);
-        let after = self.after_of(c, prices, &stages, count);
-        let mut step = Step {
-            breakdown: Breakdown {
-                gradients_s: after.gradients_s,
-                weights_s: after.weights_s,
-                optimizer_s: after.optimizer_s,
-                offload_s: after.offload_s,
-                ..passes
-            },
-            ..Step::default()
-        };
+        let breakdown = passes_of(c, self.send_s(c, prices), &stages, count);
+        let mut step = Step { breakdown, ..Step::default() };
+        self.after_of(c, prices, &stages, count).tell(&mut step.breakdown);
         let mut busy_s = 0.0;
         for (run, stage) in &stages {
             busy_s += (stage.pass.busy_s() + stage.again_s) * f64::from(run.count);
-            let stage = Stage { sent: self.sent_bytes(c, prices, run.index), ..*stage };
             // Of equal stages the first has the most in flight.
-            let memory = self.memory(c, &stage, run.index, count);
+            let memory = self.held(c, prices, run, stage, count);
             if run.index == 0 {
                 step.first_memory = memory;
             }
@@ -184,23 +174,37 @@ impl Terms<'_> {
 
     /// What of a step is passes, and waiting for them.
     pub(super) fn passes(&self, c: &Configuration, prices: &Prices, count: u64) -> Breakdown {
-        self.passes_of(c, prices, &self.stages(c, prices), count)
+        passes_of(c, self.send_s(c, prices), &self.stages(c, prices), count)
     }
 
     /// What of a step is exchanged, updated and moved beside passes.
     pub(super) fn after(&self, c: &Configuration, prices: &Prices, count: u64) -> Breakdown {
-        self.after_of(c, prices, &self.stages(c, prices), count)
+        let mut breakdown = Breakdown::default();
+        self.after_of(c, prices, &self.stages(c, prices), count).tell(&mut breakdown);
+        breakdown
     }
 
     /// Bytes of the fullest stage alone.
     pub(super) fn bytes(&self, c: &Configuration, prices: &Prices, count: u64) -> f64 {
         let bytes = runs(c, prices).map(|run| {
-            let sent = self.sent_bytes(c, prices, run.index);
-            let mut stage = Stage { sent, ..Stage::default() };
+            let mut stage = Stage::default();
             hold(&mut stage, c, prices, &run);
-            self.memory(c, &stage, run.index, count).total_bytes()
+            self.held(c, prices, &run, &stage, count).total_bytes()
         });
         bytes.fold(0.0, f64::max)
+    }
+
+    /// What a stage holds at its peak, with what it sends.
+    pub(super) fn held(
+        &self,
+        c: &Configuration,
+        prices: &Prices,
+        run: &Run,
+        stage: &Stage,
+        count: u64,
+    ) -> Memory {
+        let stage = Stage { sent: self.sent_bytes(c, prices, run.index), ..*stage };
+        self.memory(c, &stage, run.index, count)
     }
 
     /// Stages in order, one of each run.
@@ -209,73 +213,19 @@ impl Terms<'_> {
         runs(c, prices).map(|run| (run, stage(c, prices, &run, is_far))).collect()
     }
 
-    fn passes_of(
-        &self,
-        c: &Configuration,
-        prices: &Prices,
-        stages: &[(Run, Stage)],
-        count: u64,
-    ) -> Breakdown {
-        let m = count as f64;
-        let (mut all_s, mut slowest) = (0.0, Stage::default());
-        for (run, stage) in stages {
-            all_s += stage.total_s() * f64::from(run.count);
-            if stage.total_s() > slowest.total_s() {
-                slowest = *stage;
-            }
-        }
-        let chunks = f64::from(c.vpp);
-        // Stages that interleave chunks are told by their sums.
-        let bubble_s = if c.pp > 1 && c.vpp == 1 {
-            let alike: Vec<Alike> = stages.iter().map(|(run, stage)| stage.alike(run)).collect();
-            bubble::passes_s(c.schedule, &alike, count) - m * slowest.total_s()
-        } else {
-            (all_s - slowest.total_s()) / chunks
-        };
-        let send_s = self.send_s(c, prices);
-        let sends = if c.pp > 1 { 2.0 * send_s * (m * chunks + f64::from(c.pp - 1)) } else { 0.0 };
-        let pass = slowest.pass * m;
-        Breakdown {
-            products_s: pass.products_s,
-            attention_s: pass.attention_s,
-            rows_s: pass.rows_s,
-            dispatch_s: pass.dispatch_s,
-            recompute_s: slowest.again_s * m,
-            tensor_s: pass.tensor_s,
-            context_s: pass.context_s,
-            expert_s: pass.expert_s,
-            send_s: sends,
-            bubble_s: bubble_s.max(0.0),
-            ..Breakdown::default()
-        }
-    }
-
     fn after_of(
         &self,
         c: &Configuration,
         prices: &Prices,
         stages: &[(Run, Stage)],
         count: u64,
-    ) -> Breakdown {
-        let m = count as f64;
+    ) -> After {
         let send_s = self.send_s(c, prices);
-        let mut exchanges = Exchanges::default();
-        let (mut before_s, mut offload_s) = (0.0, 0.0f64);
+        let mut after = After::default();
         for (run, stage) in stages {
-            // Stages move at the same time.
-            offload_s = self.offload_s(c, stage, m).max(offload_s);
-            // Later stages are done earlier, by the backward passes of those before them. Of equal
-            // stages the first has the least time to hide behind.
-            exchanges.cover(self.exchanges(c, stage, before_s, m));
-            before_s += (stage.backward_s + send_s) * f64::from(run.count);
+            after.take(self, c, (run, stage), [send_s, count as f64]);
         }
-        Breakdown {
-            gradients_s: exchanges.gradients_s,
-            weights_s: exchanges.weights_s,
-            optimizer_s: exchanges.optimizer_s,
-            offload_s,
-            ..Breakdown::default()
-        }
+        after
     }
 
     /// Bytes that a stage sends for a micro-batch and keeps.
@@ -286,17 +236,21 @@ impl Terms<'_> {
     }
 
     /// Whether stages are on different nodes.
-    fn sends_far(&self, c: &Configuration) -> bool {
+    pub(super) fn sends_far(&self, c: &Configuration) -> bool {
         let group = Group { size: c.pp.into(), stride: c.stride(RankAxis::Pp) };
         self.network.leaves_node(group)
     }
 
     /// Seconds that a stage waits for one message.
     fn send_s(&self, c: &Configuration, prices: &Prices) -> f64 {
-        if c.pp <= 1 {
-            return 0.0;
+        match c.pp {
+            ..=1 => 0.0,
+            _ => self.send_over_s(c, prices, c.stride(RankAxis::Pp)),
         }
-        let stride = c.stride(RankAxis::Pp);
+    }
+
+    /// Seconds that a stage waits for one message from so many ranks away.
+    pub(super) fn send_over_s(&self, c: &Configuration, prices: &Prices, stride: u64) -> f64 {
         let cut =
             if self.style.scatter_gather || c.sequence_parallel { f64::from(c.tp) } else { 1.0 };
         let mut seconds = self.network.send_s(prices.boundary_bytes / cut, stride);
@@ -512,6 +466,81 @@ impl Terms<'_> {
         let moved_s = bytes / rate;
         let hidden_s = moved_s.min(stage.total_s());
         m * (moved_s - hidden_s + hidden_s * INNER_INTERFERENCE)
+    }
+}
+
+/// What of a step is passes, and waiting for them. `send_s` is how long a message takes.
+pub(super) fn passes_of(
+    c: &Configuration,
+    send_s: f64,
+    stages: &[(Run, Stage)],
+    count: u64,
+) -> Breakdown {
+    let m = count as f64;
+    let (mut all_s, mut slowest) = (0.0, Stage::default());
+    for (run, stage) in stages {
+        all_s += stage.total_s() * f64::from(run.count);
+        if stage.total_s() > slowest.total_s() {
+            slowest = *stage;
+        }
+    }
+    let chunks = f64::from(c.vpp);
+    // Stages that interleave chunks are told by their sums.
+    let bubble_s = if c.pp > 1 && c.vpp == 1 {
+        let alike: Vec<Alike> = stages.iter().map(|(run, stage)| stage.alike(run)).collect();
+        bubble::passes_s(c.schedule, &alike, count) - m * slowest.total_s()
+    } else {
+        (all_s - slowest.total_s()) / chunks
+    };
+    let sends = if c.pp > 1 { 2.0 * send_s * (m * chunks + f64::from(c.pp - 1)) } else { 0.0 };
+    let pass = slowest.pass * m;
+    Breakdown {
+        products_s: pass.products_s,
+        attention_s: pass.attention_s,
+        rows_s: pass.rows_s,
+        dispatch_s: pass.dispatch_s,
+        recompute_s: slowest.again_s * m,
+        tensor_s: pass.tensor_s,
+        context_s: pass.context_s,
+        expert_s: pass.expert_s,
+        send_s: sends,
+        bubble_s: bubble_s.max(0.0),
+        ..Breakdown::default()
+    }
+}
+
+/// What stages exchange, update and move, stage by stage.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct After {
+    exchanges: Exchanges,
+    before_s: f64,
+    offload_s: f64,
+}
+
+impl After {
+    /// Goes on to the next stages, of which the first is told. `send_s` is how long a message
+    /// takes, `m` the number of micro-batches.
+    pub(super) fn take(
+        &mut self,
+        terms: &Terms<'_>,
+        c: &Configuration,
+        (run, stage): (&Run, &Stage),
+        [send_s, m]: [f64; 2],
+    ) {
+        // Stages move at the same time.
+        self.offload_s = terms.offload_s(c, stage, m).max(self.offload_s);
+        // Later stages are done earlier, by the backward passes of those before them. Of equal
+        // stages the first has the least time to hide behind.
+        self.exchanges.cover(terms.exchanges(c, stage, self.before_s, m));
+        self.before_s += (stage.backward_s + send_s) * f64::from(run.count);
+    }
+
+    /// Writes the parts of a step.
+    pub(super) fn tell(self, parts: &mut Breakdown) {
+        parts.gradients_s = self.exchanges.gradients_s;
+        parts.weights_s = self.exchanges.weights_s;
+        parts.optimizer_s = self.exchanges.optimizer_s;
+        parts.offload_s = self.offload_s;
     }
 }
 

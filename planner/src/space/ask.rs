@@ -78,8 +78,8 @@ pub struct Answer {
     pub space: Effort,
     /// Bytes that a device has for a job.
     pub have_bytes: f64,
-    /// No plan of the space is faster than this, with stages cut evenly or by their times, nor is the
-    /// answer, whose layers may be cut otherwise ([`cuts`](super::cuts)).
+    /// No plan of the space is faster than this, with stages cut evenly or by their times, nor is
+    /// the answer, whose layers may be cut otherwise ([`cuts`](super::cuts)).
     pub bound_s: f64,
     /// By how much the best may be slower than the fastest possible: `best / bound - 1`; or draw
     /// more, where that is what is to be small.
@@ -286,13 +286,8 @@ fn nearest_answer(question: &Question<'_>) -> Option<String> {
     None
 }
 
-/// The fastest configuration that fits.
-pub(super) fn fastest(question: &Question<'_>) -> Option<Chosen> {
-    extreme(question, question.devices, &question.limits, Objective::Time)
-}
-
 /// The fastest configuration that fits, or the smallest one.
-fn extreme(
+pub(super) fn extreme(
     question: &Question<'_>,
     devices: u32,
     limits: &Limits,

@@ -13,14 +13,14 @@ use crate::estimate::step::Step;
 #[cfg(test)]
 mod tests;
 
-/// How much slower than the best of all cuts the answers are at most, as a share. Measured: of 300
-/// random jobs of 4 to 9 layers (`other_cuts_are_hardly_faster`) nearly all answers are the best, and
-/// the worst is 0.1 % off.
-pub const OFF_MAX: f64 = 0.005;
+/// How much slower than the best of all cuts the answers are at most, as a share. Measured: of 243
+/// random jobs of 4 to 9 layers (`other_cuts_are_hardly_faster`) all answers but three are the
+/// best, and the worst is 0.5 % off.
+pub const OFF_MAX: f64 = 0.01;
 
 /// Stages beyond which layers move between neighbours alone. Chosen: as for [`WORK_MAX`].
 const ALL_PAIRS_MAX: u32 = 16;
-/// Stages that are priced at most to cut the layers of one configuration. Chosen: some milliseconds.
+/// Stages that are priced at most to cut the layers of a configuration. Chosen: some milliseconds.
 const WORK_MAX: u32 = 50_000;
 
 impl Space<'_> {

@@ -1,8 +1,9 @@
-//! A batch shared over groups of other devices each.
+//! A job on groups of other devices each: a batch that is shared over them, or stages on one group
+//! after another ([`across`](super::across)), whichever is faster.
 //!
-//! Every group trains copies of the model in a layout of its own, on as many samples as it has time
-//! for; at the end of a step the groups exchange their gradients. The batch is cut into equal
-//! pieces, and a group takes any number of them, or none.
+//! Where a batch is shared, every group trains copies of the model in a layout of its own, on as
+//! many samples as it has time for; at the end of a step the groups exchange their gradients. The
+//! batch is cut into equal pieces, and a group takes any number of them, or none.
 //!
 //! The best shares are found by bounds that become times: the shares whose slowest group has the
 //! least bound are looked at, their bounds are replaced by what the search finds for the group on
@@ -12,11 +13,13 @@
 use ir::{Diagnostic, Span};
 use serde::Serialize;
 
-use super::ask::{Chosen, Question, fastest};
+use super::across::{Across, across};
+use super::ask::{Chosen, Question, extreme};
 use super::knobs::{Frame, divisors};
 use super::tree::{Budget, Objective, Path, Tree};
 use super::uniform::Space;
 use crate::cluster::Cluster;
+use crate::configuration::Configuration;
 use crate::estimate::style::Style;
 use crate::estimate::workload::Workload;
 use crate::estimate::{Estimator, Job};
@@ -25,9 +28,10 @@ use crate::limits::Limits;
 /// Pieces of a batch at most. Chosen: shares are then as even as speeds are known.
 const PIECES_MAX: u32 = 64;
 /// Groups at most: each set of them is looked at.
-const GROUPS_MAX: usize = 8;
+pub(super) const GROUPS_MAX: usize = 8;
 
 /// What is asked.
+#[derive(Clone)]
 pub struct Asked<'a> {
     /// What a step computes.
     pub work: &'a Workload,
@@ -41,6 +45,114 @@ pub struct Asked<'a> {
     pub limits: Limits,
     /// How far the search for one group may go.
     pub evaluations_max: u64,
+    /// Whether the fullest device is to be small, in place of the time of a step.
+    pub for_memory: bool,
+    /// The groups that all take part, ascending; none where any may.
+    pub set: Option<Vec<usize>>,
+}
+
+/// How a job lies over groups.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum Grouped {
+    /// Every group has copies of the model.
+    Shares(Shared),
+    /// Every group has stages of it.
+    Stages(Across),
+}
+
+impl Grouped {
+    /// Seconds of a step.
+    pub fn step_time_s(&self) -> f64 {
+        match self {
+            Grouped::Shares(shared) => shared.step_time_s,
+            Grouped::Stages(across) => across.step_time_s,
+        }
+    }
+
+    /// One in ten steps is shorter than the first, one in ten longer than the second. Of shares, as
+    /// wide as that of the slowest group.
+    pub fn interval_s(&self) -> [f64; 2] {
+        let shared = match self {
+            Grouped::Stages(across) => return across.interval_s,
+            Grouped::Shares(shared) => shared,
+        };
+        let chosen = shared.shares.iter().filter_map(|share| share.chosen.as_ref());
+        let estimates = chosen.map(|chosen| &chosen.estimate);
+        let slowest = estimates.max_by(|a, b| a.step_time_s.total_cmp(&b.step_time_s));
+        slowest.map_or([shared.step_time_s; 2], |slowest| {
+            [slowest.step_time_low_s, slowest.step_time_high_s]
+                .map(|seconds| shared.step_time_s * seconds / slowest.step_time_s)
+        })
+    }
+
+    /// The groups that take part, each with its devices and the seconds in which they compute.
+    pub fn used(&self) -> Vec<(usize, u32, f64)> {
+        match self {
+            Grouped::Shares(shared) => {
+                let busy = |share: &Share| {
+                    let busy_s = share.chosen.as_ref()?.estimate.busy_s;
+                    Some((share.group, share.ranks, busy_s))
+                };
+                shared.shares.iter().filter_map(busy).collect()
+            }
+            Grouped::Stages(across) => {
+                across.parts.iter().map(|part| (part.group, part.ranks, part.busy_s)).collect()
+            }
+        }
+    }
+
+    /// Devices that take part.
+    pub fn devices(&self) -> u32 {
+        self.used().iter().map(|(_, ranks, _)| ranks).sum()
+    }
+
+    /// Joules of a step on the devices that take part, where it is known what all of them draw.
+    pub fn joules(&self, cluster: &Cluster) -> Option<f64> {
+        let of = |(group, ranks, busy_s): &(usize, u32, f64)| {
+            let power = cluster.groups[*group].device.power.as_ref()?;
+            Some(f64::from(*ranks) * power.joules(self.step_time_s(), *busy_s))
+        };
+        self.used().iter().map(of).sum()
+    }
+}
+
+/// The best way over groups: shares of the batch, or stages on one group after another.
+///
+/// # Errors
+/// As [`share`].
+pub fn plan(asked: &Asked<'_>) -> Result<Grouped, Vec<Diagnostic>> {
+    let shared = share(asked);
+    if asked.for_memory || asked.cluster.groups.len() > GROUPS_MAX {
+        return Ok(Grouped::Shares(shared?));
+    }
+    let below_s = shared.as_ref().map_or(f64::INFINITY, |shared| shared.step_time_s);
+    match across(asked, below_s).map_err(|wrong| vec![wrong])? {
+        Some(across) => Ok(Grouped::Stages(across)),
+        None => Ok(Grouped::Shares(shared?)),
+    }
+}
+
+/// The sets of groups whose fastest way is found, with it, all groups last.
+///
+/// # Errors
+/// As [`share`], where no set has a way.
+pub fn of_each_set(asked: &Asked<'_>) -> Result<Vec<(Vec<usize>, Grouped)>, Vec<Diagnostic>> {
+    let mut found = Vec::new();
+    let mut wrong = Vec::new();
+    for set in sets(asked.cluster.groups.len().min(GROUPS_MAX)) {
+        match plan(&Asked { set: Some(set.clone()), ..asked.clone() }) {
+            Ok(way) => found.push((set, way)),
+            Err(diagnostics) => wrong = diagnostics,
+        }
+    }
+    if found.is_empty() { Err(wrong) } else { Ok(found) }
+}
+
+/// Sets of at least one of so many groups, all of them last.
+fn sets(count: usize) -> impl Iterator<Item = Vec<usize>> {
+    let members = move |set: u32| (0..count).filter(|group| set >> group & 1 == 1).collect();
+    (1u32..1 << count).map(members)
 }
 
 /// What a group does.
@@ -83,9 +195,11 @@ enum Value {
 }
 
 impl Value {
-    fn seconds(&self) -> f64 {
+    /// Seconds, or bytes of the fullest device.
+    fn worth(&self, for_memory: bool) -> f64 {
         match self {
-            Value::Bound(seconds) => *seconds,
+            Value::Bound(worth) => *worth,
+            Value::Found(Some(chosen)) if for_memory => chosen.estimate.memory.total_bytes(),
             Value::Found(Some(chosen)) => chosen.estimate.step_time_s,
             Value::Found(None) => f64::INFINITY,
         }
@@ -102,12 +216,26 @@ struct Groups<'a> {
 }
 
 impl Asked<'_> {
-    fn devices(&self, group: usize) -> u32 {
+    /// Samples of a step.
+    pub(super) fn batch(&self) -> u32 {
+        u32::try_from(self.job.global_batch).unwrap_or(u32::MAX)
+    }
+
+    /// Whether so many groups are those that are asked for.
+    pub(super) fn allows(&self, set: &[usize]) -> bool {
+        self.set.as_ref().is_none_or(|only| only == set)
+    }
+
+    pub(super) fn devices(&self, group: usize) -> u32 {
         let devices = self.cluster.groups[group].devices().unwrap_or(0);
         u32::try_from(devices).unwrap_or(u32::MAX)
     }
 
-    fn estimator(&self, group: usize, samples: u32) -> Result<Estimator<'_>, Diagnostic> {
+    pub(super) fn estimator(
+        &self,
+        group: usize,
+        samples: u32,
+    ) -> Result<Estimator<'_>, Diagnostic> {
         let job = Job { global_batch: samples.into(), ..self.job };
         Estimator::new(self.work, &self.cluster.groups[group], self.style, job)
     }
@@ -129,13 +257,43 @@ impl Asked<'_> {
     }
 }
 
-impl Groups<'_> {
+impl<'a> Groups<'a> {
+    /// Nothing is known but of no pieces.
+    fn new(asked: &'a Asked<'a>) -> Result<Groups<'a>, Vec<Diagnostic>> {
+        let count = asked.cluster.groups.len();
+        if count == 0 || count > GROUPS_MAX {
+            let headline =
+                format!("{count} groups of devices, and 1 to {GROUPS_MAX} share a batch");
+            return Err(vec![wrong(asked, "E3404", headline)]);
+        }
+        let batch = asked.batch();
+        let pieces = divisors(batch).into_iter().filter(|n| *n <= PIECES_MAX).max().unwrap_or(1);
+        let values = vec![vec![Value::Bound(0.0)]; count];
+        Ok(Groups { asked, piece: batch / pieces, pieces: pieces as usize, values, searched: 0 })
+    }
+
+    /// The answer.
+    fn told(&self, set: &[usize], pieces: &[usize]) -> Shared {
+        let shares = self.shares(set, pieces);
+        let exchange_s = self.asked.exchange_s(set);
+        let chosen = shares.iter().filter_map(|share| share.chosen.as_ref());
+        let slowest_s = chosen.map(|chosen| chosen.estimate.step_time_s).fold(0.0, f64::max);
+        Shared {
+            shares,
+            piece: self.piece,
+            exchange_s,
+            step_time_s: slowest_s + exchange_s,
+            searched: self.searched,
+        }
+    }
+
     /// Asks the search, where that was not done yet.
     fn find(&mut self, group: usize, pieces: usize) -> Result<(), Diagnostic> {
         if let Value::Found(_) = self.values[group][pieces] {
             return Ok(());
         }
-        let Asked { limits, evaluations_max, .. } = self.asked;
+        let Asked { limits, evaluations_max, for_memory, .. } = self.asked;
+        let objective = if *for_memory { Objective::Memory } else { Objective::Time };
         let samples = self.piece * pieces as u32;
         let estimator = self.asked.estimator(group, samples)?;
         let question = Question {
@@ -143,11 +301,13 @@ impl Groups<'_> {
             devices: self.asked.devices(group),
             global_batch: samples,
             limits: limits.clone(),
-            objective: Objective::Time,
+            objective,
             power: None,
             budget: Budget { evaluations_max: *evaluations_max, stop: &|| false },
         };
-        self.values[group][pieces] = Value::Found(fastest(&question).map(Box::new));
+        let found = extreme(&question, question.devices, limits, objective);
+        let found = found.filter(|chosen| chosen.fits);
+        self.values[group][pieces] = Value::Found(found.map(Box::new));
         self.searched += 1;
         Ok(())
     }
@@ -163,7 +323,8 @@ impl Groups<'_> {
             for (given, before) in best.iter().enumerate() {
                 let Some((slowest, shares)) = before else { continue };
                 for more in 1..=self.pieces - given {
-                    let slowest = slowest.max(self.values[*group][more].seconds());
+                    let slowest =
+                        slowest.max(self.values[*group][more].worth(self.asked.for_memory));
                     let there = &mut next[given + more];
                     if there.as_ref().is_none_or(|(other, _)| slowest < *other) {
                         let shares = shares.iter().copied().chain([more]).collect();
@@ -201,32 +362,23 @@ impl Groups<'_> {
 /// `E3404` for a cluster without groups, or with too many; `E3201` where no share fits.
 pub fn share(asked: &Asked<'_>) -> Result<Shared, Vec<Diagnostic>> {
     let count = asked.cluster.groups.len();
-    if count == 0 || count > GROUPS_MAX {
-        let headline = format!("{count} groups of devices, and 1 to {GROUPS_MAX} share a batch");
-        return Err(vec![wrong(asked, "E3404", headline)]);
-    }
-    let batch = u32::try_from(asked.job.global_batch).unwrap_or(u32::MAX);
-    let pieces = divisors(batch).into_iter().filter(|n| *n <= PIECES_MAX).max().unwrap_or(1);
-    let piece = batch / pieces;
-    let mut groups = Groups { asked, piece, pieces: pieces as usize, values: vec![], searched: 0 };
+    let mut groups = Groups::new(asked)?;
     for group in 0..count {
-        let mut values = vec![Value::Bound(0.0)];
-        for pieces in 1..=pieces {
-            let samples = piece * pieces;
+        for pieces in 1..=groups.pieces {
+            let samples = groups.piece * pieces as u32;
             let estimator = asked.estimator(group, samples).map_err(|wrong| vec![wrong])?;
             let frame = Frame::new(asked.work, asked.devices(group), samples, asked.limits.clone());
-            let bound = Space::new(&estimator, frame).bound(&Path::default(), f64::INFINITY);
-            values.push(Value::Bound(bound.seconds));
+            let bound = || Space::new(&estimator, frame).bound(&Path::default(), f64::INFINITY);
+            let bound = if asked.for_memory { 0.0 } else { bound().seconds };
+            groups.values[group].push(Value::Bound(bound));
         }
-        groups.values.push(values);
     }
     let mut best: Option<(f64, Vec<usize>, Vec<usize>)> = None;
-    for set in 1u32..1 << count {
-        let set: Vec<usize> = (0..count).filter(|group| set >> group & 1 == 1).collect();
-        let exchange_s = asked.exchange_s(&set);
+    for set in sets(count).filter(|set| asked.allows(set)) {
+        let more_s = if asked.for_memory { 0.0 } else { asked.exchange_s(&set) };
         while let Some((slowest, pieces)) = groups.least(&set) {
-            let seconds = slowest + exchange_s;
-            if best.as_ref().map_or(f64::INFINITY, |best| best.0) <= seconds {
+            let worth = slowest + more_s;
+            if best.as_ref().map_or(f64::INFINITY, |best| best.0) <= worth {
                 break;
             }
             let before = groups.searched;
@@ -234,22 +386,64 @@ pub fn share(asked: &Asked<'_>) -> Result<Shared, Vec<Diagnostic>> {
                 groups.find(*group, *pieces).map_err(|wrong| vec![wrong])?;
             }
             if groups.searched == before {
-                best = Some((seconds, set.clone(), pieces));
+                best = Some((worth, set.clone(), pieces));
                 break;
             }
         }
     }
-    let Some((step_time_s, set, pieces)) = best else {
+    let Some((_, set, pieces)) = best else {
         let headline = "no group fits a share of the batch in memory".to_owned();
         return Err(vec![wrong(asked, "E3201", headline)]);
     };
-    Ok(Shared {
-        shares: groups.shares(&set, &pieces),
-        piece,
-        exchange_s: asked.exchange_s(&set),
-        step_time_s,
-        searched: groups.searched,
-    })
+    Ok(groups.told(&set, &pieces))
+}
+
+/// The best shares of a batch over groups whose layouts are known; none for a group that does
+/// nothing. Whether they fit is told of each.
+///
+/// # Errors
+/// `E3404` as [`share`]; `E3401` for layouts that make no sense for their groups or the batch.
+pub fn score(
+    asked: &Asked<'_>,
+    layouts: &[Option<Configuration>],
+) -> Result<Shared, Vec<Diagnostic>> {
+    let mut groups = Groups::new(asked)?;
+    let mut diagnostics = Vec::new();
+    for (group, c) in layouts.iter().enumerate().filter_map(|(at, c)| Some((at, c.as_ref()?))) {
+        diagnostics.extend(c.check(asked.work.depth()).err().into_iter().flatten());
+        let devices = asked.devices(group);
+        if c.ranks() != u64::from(devices) {
+            let name = &asked.cluster.groups[group].name;
+            let headline = format!("{} ranks, and `{name}` has {devices}", c.ranks());
+            let span = Span::of(c.to_string());
+            diagnostics.push(Diagnostic::error("E3401", span, headline));
+        }
+    }
+    if !diagnostics.is_empty() {
+        return Err(diagnostics);
+    }
+    let set: Vec<usize> = (0..layouts.len()).filter(|group| layouts[*group].is_some()).collect();
+    for (group, c) in layouts.iter().enumerate() {
+        for pieces in 1..=groups.pieces {
+            let samples = groups.piece * pieces as u32;
+            let estimator = asked.estimator(group, samples).map_err(|wrong| vec![wrong])?;
+            let chosen = c.as_ref().and_then(|c| {
+                let estimate = estimator.estimate(c).ok()?;
+                let fits = estimate.memory.total_bytes() <= estimator.memory_bytes;
+                Some(Box::new(Chosen { configuration: c.clone(), estimate, fits }))
+            });
+            groups.values[group].push(Value::Found(chosen));
+        }
+    }
+    let least = groups.least(&set).filter(|(slowest, _)| slowest.is_finite());
+    let Some((_, pieces)) = least else {
+        let batch = asked.batch();
+        let headline = format!("no shares of {batch} samples that these layouts divide");
+        let help = "choose a batch that is a multiple of dp × mbs of all groups";
+        let span = Span::of(asked.cluster.name.clone());
+        return Err(vec![Diagnostic::error("E3401", span, headline).help(help)]);
+    };
+    Ok(groups.told(&set, &pieces))
 }
 
 fn wrong(asked: &Asked<'_>, code: &'static str, headline: String) -> Diagnostic {
@@ -258,7 +452,7 @@ fn wrong(asked: &Asked<'_>, code: &'static str, headline: String) -> Diagnostic 
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::estimate::rates::Arithmetic;
     use crate::estimate::style;
@@ -266,7 +460,8 @@ mod tests {
     use crate::space::ask::{EVALUATIONS_MAX, ask};
     use crate::space::models;
 
-    fn cluster(groups: &[(&str, usize)]) -> Cluster {
+    /// Nodes of presets.
+    pub(in crate::space) fn cluster(groups: &[(&str, usize)]) -> Cluster {
         let text: String = groups
             .iter()
             .map(|(preset, nodes)| {
@@ -332,6 +527,8 @@ mod tests {
                 job: Job { global_batch: batch.into(), arithmetic: Arithmetic::Half },
                 limits: Limits::parse(&fix, &[], &[]).unwrap(),
                 evaluations_max: EVALUATIONS_MAX,
+                for_memory: false,
+                set: None,
             };
             let found = share(&asked).unwrap();
             let best = tried(&asked, batch as usize, 1);
@@ -348,6 +545,36 @@ mod tests {
         }
     }
 
+    /// What was found scores as it was found; no other shares of the same layouts are faster.
+    #[test]
+    fn what_is_found_scores_the_same() {
+        let mut shape = models::shape("llama-3-8b").unwrap();
+        shape.seq = 8192;
+        let work = shape.workload().unwrap();
+        let cluster = cluster(&[("h100", 1), ("a100", 1)]);
+        let asked = Asked {
+            work: &work,
+            cluster: &cluster,
+            style: style::OURS,
+            job: Job { global_batch: 48, arithmetic: Arithmetic::Half },
+            limits: Limits::parse(&["pp=1".to_owned()], &[], &[]).unwrap(),
+            evaluations_max: EVALUATIONS_MAX,
+            for_memory: false,
+            set: None,
+        };
+        let found = share(&asked).unwrap();
+        let layout = |share: &Share| Some(share.chosen.as_ref()?.configuration.clone());
+        let layouts: Vec<_> = found.shares.iter().map(layout).collect();
+        assert!(layouts.iter().all(Option::is_some), "{found:?}");
+        let scored = score(&asked, &layouts).unwrap();
+        assert!((scored.step_time_s / found.step_time_s - 1.0).abs() < 1e-9, "{scored:?}");
+        let alone = score(&asked, &[layouts[0].clone(), None]).unwrap();
+        assert!(alone.step_time_s > scored.step_time_s && alone.shares[0].samples == 48);
+        let wrong = Configuration { dp: 3, ..Configuration::default() };
+        let refused = score(&asked, &[Some(wrong.clone()), Some(wrong)]).unwrap_err();
+        assert_eq!(refused.iter().map(|d| d.code).collect::<Vec<_>>(), ["E3401"; 2]);
+    }
+
     #[test]
     fn what_no_group_can_hold_is_refused() {
         let work = models::shape("gpt-1t").unwrap().workload().unwrap();
@@ -359,6 +586,8 @@ mod tests {
             job: Job { global_batch: 2, arithmetic: Arithmetic::Half },
             limits: Limits::parse(&["offload=off".to_owned()], &[], &[]).unwrap(),
             evaluations_max: EVALUATIONS_MAX,
+            for_memory: false,
+            set: None,
         };
         assert_eq!(share(&asked).unwrap_err()[0].code, "E3201");
         let alone = Asked { cluster: &cluster.groups[0], ..asked };

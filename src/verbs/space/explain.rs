@@ -8,13 +8,16 @@ use planner::space::ask::{Answer, Chosen, EVALUATIONS_MAX, Question, ask};
 use planner::space::tree::{Budget, Objective};
 use serde_json::json;
 
-use super::{Subject, answer, document, told};
+use super::{Subject, answer, document, groups, told};
 use crate::cache;
 use crate::failure::{Exit, Failure};
 use crate::verbs::plan::Asked;
 
 /// Answers `explain`.
 pub fn explain(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
+    if !cluster.groups.is_empty() {
+        return groups::explain(asked, cluster);
+    }
     let subject = Subject::new(asked, cluster)?;
     let key = asked.key("explain", &(&subject, asked));
     cache::answer(key, || Ok((Exit::Success, explanation(&subject, asked)?)))

@@ -7,7 +7,7 @@ use planner::estimate::Estimate;
 use planner::space::ask::Chosen;
 use serde_json::{Value, json};
 
-use super::{Subject, answer, told};
+use super::{Subject, answer, groups, told};
 use crate::failure::{Exit, Failure};
 use crate::output::{self, Table};
 use crate::verbs::plan::Asked;
@@ -15,6 +15,9 @@ use crate::verbs::plan::Asked;
 /// Answers `fit`: what usual strategies need, and the fastest of them that fits; any other plan
 /// where none does.
 pub fn fit(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
+    if !cluster.groups.is_empty() {
+        return groups::fit(asked, cluster);
+    }
     let subject = Subject::new(asked, cluster)?;
     let estimator = subject.estimator()?;
     let have = estimator.memory_bytes;

@@ -1,0 +1,478 @@
+//! A pipeline over groups of other devices each: some stages on one group, some on the next, with
+//! as many layers as each has time for.
+//!
+//! All groups have as many copies of the pipeline, and micro-batches as large; what else a group
+//! does is its own: the ranks that share a layer, and so how many stages it has. Only activations
+//! cross from one group to the next. Schedules are 1F1B; neither context parallelism, offload nor
+//! sharding beyond the optimizer's state is tried.
+//!
+//! Candidates are looked at in the order of a bound of their steps, `m · 1 / Σ 1/Tᵢ` with `Tᵢ`
+//! seconds of all layers on one stage's devices: no cut has a faster slowest stage. Where a
+//! candidate has few cuts of its layers, all are tried; where it has many, the one whose slowest
+//! stage is fastest, and those that moving single layers from there leads to.
+
+use std::collections::BTreeMap;
+
+use ir::Diagnostic;
+use serde::Serialize;
+
+use super::cuts::moves;
+use super::groups::{Asked, GROUPS_MAX};
+use super::knobs::{Frame, divisors};
+use super::tree::ROUNDING;
+use crate::configuration::{Configuration, Recompute, Schedule, Zero};
+use crate::estimate::Estimator;
+use crate::estimate::line::{self, LineStep, Section};
+use crate::estimate::price::{Inside, Prices};
+use crate::estimate::step::Breakdown;
+use crate::limits::{Knob, Limits};
+
+#[cfg(test)]
+mod tests;
+
+/// Cuts of the layers that are all tried. Chosen: some milliseconds.
+const CUTS_MAX: u64 = 400;
+/// Groups of a pipeline at most: each order of them is looked at.
+const ORDERED_MAX: usize = 4;
+/// What is computed again.
+const AGAIN: [(usize, Recompute); 3] =
+    [(0, Recompute::None), (1, Recompute::Attention), (3, Recompute::Full)];
+
+/// The stages on one group.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Part {
+    /// The group, by its place in the cluster.
+    pub group: usize,
+    /// Its first rank.
+    pub first_rank: u32,
+    /// Its ranks.
+    pub ranks: u32,
+    /// The first of its layers.
+    pub first_layer: u32,
+    /// How its ranks are used; `pp` and the layers of stages are those of the group.
+    pub configuration: Configuration,
+    /// Seconds of a micro-batch on its slowest stage.
+    pub slowest_s: f64,
+    /// Seconds of a step in which its devices compute, on average.
+    pub busy_s: f64,
+    /// Bytes of its fullest device.
+    pub peak_bytes: f64,
+    /// Bytes that a device of it has for a job.
+    pub have_bytes: f64,
+}
+
+/// A pipeline over groups.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Across {
+    /// Its parts, the first stages first.
+    pub parts: Vec<Part>,
+    /// Seconds of a step.
+    pub step_time_s: f64,
+    /// One in ten steps is shorter than the first, one in ten longer than the second.
+    pub interval_s: [f64; 2],
+    /// Where the time goes.
+    pub breakdown: Breakdown,
+    /// Micro-batches of each copy of the pipeline.
+    pub microbatch_count: u64,
+    /// Pipelines with their cuts that were priced.
+    pub priced: u64,
+    /// Whether every cut of the layers was tried.
+    pub all_cuts: bool,
+}
+
+/// One group of a candidate: its place, and the key of its tables.
+#[derive(Clone, Debug, PartialEq)]
+struct Used {
+    group: usize,
+    inside: Inside,
+    stages: u32,
+    configuration: Configuration,
+}
+
+/// A pipeline whose layers are not cut yet.
+#[derive(Clone, Debug, PartialEq)]
+struct Candidate {
+    used: Vec<Used>,
+    count: u64,
+    bound_s: f64,
+}
+
+/// The search.
+struct Search<'a> {
+    asked: &'a Asked<'a>,
+    frames: Vec<Frame>,
+    estimators: &'a [Estimator<'a>],
+    prices: BTreeMap<(usize, Inside), Prices>,
+    priced: u64,
+}
+
+/// The best cut that was found of a candidate.
+struct Cut {
+    layers: Vec<u32>,
+    step: LineStep,
+    all_cuts: bool,
+}
+
+/// The fastest pipeline over at least two groups whose step is below `below_s`.
+///
+/// # Errors
+/// `E3404` for a group that cannot be priced.
+pub fn across(asked: &Asked<'_>, below_s: f64) -> Result<Option<Across>, Diagnostic> {
+    let count = asked.cluster.groups.len().min(GROUPS_MAX);
+    let estimators = (0..count).map(|group| asked.estimator(group, asked.batch()));
+    let estimators: Vec<Estimator<'_>> = estimators.collect::<Result<_, _>>()?;
+    let frame =
+        |group| Frame::new(asked.work, asked.devices(group), asked.batch(), asked.limits.clone());
+    let frames = (0..count).map(frame).collect();
+    let mut search =
+        Search { asked, frames, estimators: &estimators, prices: BTreeMap::new(), priced: 0 };
+    Ok(search.fastest(below_s))
+}
+
+/// Ways to choose one of each list.
+fn products<T: Clone>(lists: &[Vec<T>]) -> Vec<Vec<T>> {
+    lists.iter().fold(vec![vec![]], |all, list| {
+        all.iter()
+            .flat_map(|before| {
+                list.iter().map(|one| [&before[..], std::slice::from_ref(one)].concat())
+            })
+            .collect()
+    })
+}
+
+/// Orders of at least two of so many groups.
+fn orders(count: usize) -> Vec<Vec<usize>> {
+    let mut all: Vec<Vec<usize>> = vec![vec![]];
+    let mut longer = all.clone();
+    for _ in 0..count.min(ORDERED_MAX) {
+        let grow = |order: &Vec<usize>| -> Vec<Vec<usize>> {
+            let more = (0..count).filter(|group| !order.contains(group));
+            more.map(|group| [&order[..], &[group]].concat()).collect()
+        };
+        longer = longer.iter().flat_map(grow).collect();
+        all.extend(longer.iter().cloned());
+    }
+    all.retain(|order| order.len() > 1);
+    all
+}
+
+fn gcd(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// Cuts of so many layers into stages of at least one, if they are few.
+fn few_cuts(layers: u32, stages: u32) -> Option<Vec<Vec<u32>>> {
+    let mut number = 1u64;
+    for at in 1..u64::from(stages) {
+        number = number * (u64::from(layers) - at) / at;
+        if number > CUTS_MAX {
+            return None;
+        }
+    }
+    let mut all: Vec<Vec<u32>> = vec![vec![]];
+    for stage in 0..stages {
+        let after = stages - stage - 1;
+        let grow = |cut: &Vec<u32>| {
+            let left = layers - cut.iter().sum::<u32>();
+            let sizes = if after == 0 { left..=left } else { 1..=left - after };
+            sizes.map(|size| [&cut[..], &[size]].concat()).collect::<Vec<_>>()
+        };
+        all = all.iter().flat_map(grow).collect();
+    }
+    Some(all)
+}
+
+impl Search<'_> {
+    fn fastest(&mut self, below_s: f64) -> Option<Across> {
+        let mut candidates = Vec::new();
+        for order in orders(self.estimators.len()) {
+            self.candidates(&order, below_s, &mut candidates);
+        }
+        candidates.sort_by(|a, b| a.bound_s.total_cmp(&b.bound_s));
+        let mut best: Option<(Candidate, Cut)> = None;
+        let mut seconds = below_s;
+        for candidate in candidates {
+            if candidate.bound_s >= seconds * (1.0 - ROUNDING) {
+                break;
+            }
+            let Some(cut) = self.cut(&candidate, seconds) else { continue };
+            if cut.step.breakdown.total_s() < seconds * (1.0 - ROUNDING) {
+                seconds = cut.step.breakdown.total_s();
+                best = Some((candidate, cut));
+            }
+        }
+        let (candidate, cut) = best?;
+        Some(self.told(&candidate, cut))
+    }
+
+    /// Pipelines over groups in an order whose bound is below `below_s`.
+    fn candidates(&mut self, order: &[usize], below_s: f64, found: &mut Vec<Candidate>) {
+        let asked = self.asked;
+        let limits = &asked.limits;
+        let plain = [Knob::Cp, Knob::Vpp, Knob::Offload, Knob::Placement, Knob::Shard];
+        let usual = plain.iter().all(|knob| limits.allow(*knob, knob.without()))
+            && limits.allow(Knob::Schedule, Knob::Schedule.without());
+        let mut set = order.to_vec();
+        set.sort_unstable();
+        if !usual || !asked.allows(&set) {
+            return;
+        }
+        let common = order.iter().map(|group| asked.devices(*group)).fold(0, gcd);
+        let copies = divisors(common)
+            .into_iter()
+            .filter(|dp| asked.batch().is_multiple_of(*dp) && limits.allow(Knob::Dp, *dp as usize));
+        for dp in copies {
+            let samples = divisors(asked.batch() / dp).into_iter();
+            for microbatch in samples.filter(|mbs| limits.allow(Knob::Mbs, *mbs as usize)) {
+                let insides: Vec<Vec<Used>> =
+                    order.iter().map(|group| self.insides(*group, dp, microbatch)).collect();
+                for used in products(&insides) {
+                    self.with_states(used, limits, below_s, found);
+                }
+            }
+        }
+    }
+
+    /// How a group can be used: the ranks that share a layer, and its stages.
+    fn insides(&self, group: usize, dp: u32, microbatch: u32) -> Vec<Used> {
+        let (frame, limits) = (&self.frames[group], &self.asked.limits);
+        let node = self.asked.cluster.groups[group].devices_per_node.unwrap_or(1) as u32;
+        let each = self.asked.devices(group) / dp;
+        let allow = |knob, number: u32| limits.allow(knob, number as usize);
+        let mut all = Vec::new();
+        let ranks = divisors(each).into_iter().filter(|tp| *tp <= node);
+        for tp in ranks.filter(|tp| frame.heads.is_multiple_of(*tp) && allow(Knob::Tp, *tp)) {
+            let mut experts = vec![1, gcd(frame.experts, dp * tp)];
+            experts.dedup();
+            let cuts = if tp > 1 && frame.seq > 1 { vec![true, false] } else { vec![false] };
+            for (ep, sp) in products_of(&experts, &cuts) {
+                if !allow(Knob::Ep, ep) || !allow(Knob::Sp, u32::from(sp)) {
+                    continue;
+                }
+                let stages = each / tp;
+                let configuration = Configuration {
+                    tp,
+                    ep,
+                    dp,
+                    microbatch,
+                    sequence_parallel: sp,
+                    schedule: Schedule::OneForwardOneBackward,
+                    ..Configuration::default()
+                };
+                let inside = Inside::of(&configuration);
+                all.push(Used { group, inside, stages, configuration });
+            }
+        }
+        all
+    }
+
+    /// The candidates of groups that are used so: what is sharded, what is computed again.
+    fn with_states(
+        &mut self,
+        used: Vec<Used>,
+        limits: &Limits,
+        below_s: f64,
+        found: &mut Vec<Candidate>,
+    ) {
+        let (dp, microbatch) = (used[0].configuration.dp, used[0].configuration.microbatch);
+        let pp: u32 = used.iter().map(|used| used.stages).sum();
+        if pp > self.asked.work.depth() || !limits.allow(Knob::Pp, pp as usize) {
+            return;
+        }
+        let count = u64::from(self.asked.batch() / dp / microbatch);
+        for (number, recompute) in AGAIN {
+            let keep = usize::from(recompute != Recompute::Full);
+            let as_kept = recompute == Recompute::Attention || limits.allow(Knob::Keep, keep);
+            if !as_kept || !limits.allow(Knob::Recompute, number) {
+                continue;
+            }
+            let mut speed = 0.0;
+            for used in &used {
+                speed += f64::from(used.stages) / self.layers_s(used, recompute);
+            }
+            let bound_s = count as f64 / speed;
+            if bound_s >= below_s {
+                continue;
+            }
+            let zeros =
+                (0..=u8::from(dp > 1)).filter(|zero| limits.allow(Knob::Zero, (*zero).into()));
+            for stage in zeros {
+                let mut used = used.clone();
+                for used in &mut used {
+                    let c = &mut used.configuration;
+                    (c.pp, c.recompute, c.zero) = (pp, recompute, Zero { stage, shard: 0 });
+                }
+                found.push(Candidate { used, count, bound_s });
+            }
+        }
+    }
+
+    fn price(&mut self, used: &Used) -> &Prices {
+        let estimators = self.estimators;
+        let estimator = &estimators[used.group];
+        let key = (used.group, estimator.inside_alike(used.inside));
+        self.prices.entry(key).or_insert_with(|| estimator.prices(key.1))
+    }
+
+    fn prices(&self, used: &Used) -> &Prices {
+        let alike = self.estimators[used.group].inside_alike(used.inside);
+        &self.prices[&(used.group, alike)]
+    }
+
+    /// Seconds of a micro-batch of all layers on the devices of one stage.
+    fn layers_s(&mut self, used: &Used, recompute: Recompute) -> f64 {
+        let layers = self.price(used).layers.iter();
+        let seconds = layers.map(|(count, price)| {
+            let again = match recompute {
+                Recompute::Attention => price.attention_again.total_s(),
+                Recompute::Full => price.forward_again.total_s(),
+                Recompute::None | Recompute::Auto | Recompute::Layers(_) => 0.0,
+            };
+            f64::from(*count) * (price.forward.total_s() + price.backward.total_s() + again)
+        });
+        seconds.sum()
+    }
+
+    fn sections<'b>(&'b self, candidate: &'b Candidate) -> Vec<Section<'b>> {
+        let section = |used: &'b Used| Section {
+            estimator: &self.estimators[used.group],
+            configuration: &used.configuration,
+            prices: self.prices(used),
+        };
+        candidate.used.iter().map(section).collect()
+    }
+
+    /// The step with the layers cut so, if it fits.
+    fn step(&self, candidate: &Candidate, layers: &[u32]) -> Option<LineStep> {
+        let mut rest = layers;
+        let mut sections = Vec::new();
+        for (section, used) in self.sections(candidate).into_iter().zip(&candidate.used) {
+            let (own, after) = rest.split_at(used.stages as usize);
+            sections.push((section, own));
+            rest = after;
+        }
+        let step = line::step(&sections, candidate.count);
+        let have = candidate.used.iter().flat_map(|used| {
+            let bytes = self.estimators[used.group].memory_bytes;
+            std::iter::repeat_n(bytes, used.stages as usize)
+        });
+        let fits = step.stages.iter().zip(have).all(|(s, have)| s.memory.total_bytes() <= have);
+        fits.then_some(step)
+    }
+
+    /// The best cut of a candidate; none where none fits, or none is looked at closely because the
+    /// slowest stage alone takes `below_s`.
+    fn cut(&mut self, candidate: &Candidate, below_s: f64) -> Option<Cut> {
+        let pp: u32 = candidate.used.iter().map(|used| used.stages).sum();
+        let seconds = |step: &LineStep| step.breakdown.total_s();
+        if let Some(cuts) = few_cuts(self.asked.work.depth(), pp) {
+            self.priced += cuts.len() as u64;
+            let steps = cuts.into_iter().filter_map(|layers| {
+                let step = self.step(candidate, &layers)?;
+                Some(Cut { layers, step, all_cuts: true })
+            });
+            return steps.min_by(|a, b| seconds(&a.step).total_cmp(&seconds(&b.step)));
+        }
+        let mut layers = self.balanced(candidate, below_s)?;
+        let mut step = self.step(candidate, &layers)?;
+        self.priced += 1;
+        loop {
+            let mut better: Option<(Vec<u32>, LineStep)> = None;
+            for moved in moves(&layers, false) {
+                self.priced += 1;
+                let Some(other) = self.step(candidate, &moved) else { continue };
+                let now = better.as_ref().map_or(seconds(&step), |(_, step)| seconds(step));
+                if seconds(&other) < now * (1.0 - ROUNDING) {
+                    better = Some((moved, other));
+                }
+            }
+            let Some(found) = better else { break };
+            (layers, step) = found;
+        }
+        Some(Cut { layers, step, all_cuts: false })
+    }
+
+    /// The cut whose slowest stage is the fastest of those that fit, by halves of its time.
+    fn balanced(&self, candidate: &Candidate, below_s: f64) -> Option<Vec<u32>> {
+        let m = candidate.count as f64;
+        let (mut low, mut high) = (candidate.bound_s / m, below_s.min(f64::MAX) / m);
+        let mut best = self.filled(candidate, high)?;
+        // Halved until a thousandth of it is left.
+        while high - low > 1e-3 * high {
+            // From an end that is not known yet one comes down by steps that grow.
+            let middle = if high > 4.0 * low { 2.0 * low } else { 0.5 * (low + high) };
+            match self.filled(candidate, middle) {
+                Some(layers) => (best, high) = (layers, middle),
+                None => low = middle,
+            }
+        }
+        Some(best)
+    }
+
+    /// Stages of which none takes longer than `pace_s` or holds too much, as many layers in each as
+    /// there can be.
+    fn filled(&self, candidate: &Candidate, pace_s: f64) -> Option<Vec<u32>> {
+        let depth = self.asked.work.depth();
+        let pp = candidate.used[0].configuration.pp;
+        let (mut index, mut from) = (0, 0);
+        let mut sizes = Vec::new();
+        for (section, used) in self.sections(candidate).iter().zip(&candidate.used) {
+            let have = self.estimators[used.group].memory_bytes;
+            for _ in 0..used.stages {
+                let most = depth - from - (pp - index - 1);
+                let fits = |size: &u32| {
+                    let cost = section.cost((index, from, from + size), true, candidate.count);
+                    cost.seconds <= pace_s && cost.memory.total_bytes() <= have
+                };
+                let size = (1..=most).take_while(fits).last()?;
+                (index, from) = (index + 1, from + size);
+                sizes.push(size);
+            }
+        }
+        (from == depth).then_some(sizes)
+    }
+
+    fn told(&self, candidate: &Candidate, cut: Cut) -> Across {
+        let Cut { layers, step, all_cuts } = cut;
+        let (mut stage, mut first_layer) = (0, 0);
+        let mut parts = Vec::new();
+        for used in &candidate.used {
+            let own = stage..stage + used.stages as usize;
+            let stage_layers = layers[own.clone()].to_vec();
+            let costs = &step.stages[own];
+            let most =
+                |of: &dyn Fn(&line::StageCost) -> f64| costs.iter().map(of).fold(0.0, f64::max);
+            let busy_s: f64 = costs.iter().map(|cost| cost.busy_s).sum();
+            let held: u32 = stage_layers.iter().sum();
+            parts.push(Part {
+                group: used.group,
+                first_rank: (0..used.group).map(|group| self.asked.devices(group)).sum(),
+                ranks: self.asked.devices(used.group),
+                first_layer,
+                configuration: Configuration {
+                    pp: used.stages,
+                    stage_layers,
+                    ..used.configuration.clone()
+                },
+                slowest_s: most(&|cost| cost.seconds),
+                busy_s: busy_s * candidate.count as f64 / f64::from(used.stages),
+                peak_bytes: most(&|cost| cost.memory.total_bytes()),
+                have_bytes: self.estimators[used.group].memory_bytes,
+            });
+            (stage, first_layer) = (stage + used.stages as usize, first_layer + held);
+        }
+        Across {
+            parts,
+            step_time_s: step.breakdown.total_s(),
+            interval_s: step.interval_s,
+            breakdown: step.breakdown,
+            microbatch_count: candidate.count,
+            priced: self.priced,
+            all_cuts,
+        }
+    }
+}
+
+fn products_of(experts: &[u32], cuts: &[bool]) -> Vec<(u32, bool)> {
+    experts.iter().flat_map(|ep| cuts.iter().map(|sp| (*ep, *sp))).collect()
+}

@@ -1,0 +1,237 @@
+//! Pipelines over groups against steps of one kind of devices, and against trying everything.
+
+use super::*;
+use crate::cluster::Cluster;
+use crate::estimate::rates::Arithmetic;
+use crate::estimate::workload::Workload;
+use crate::estimate::{Job, style};
+use crate::space::ask::EVALUATIONS_MAX;
+use crate::space::groups::tests::cluster;
+use crate::space::groups::{self, Grouped};
+use crate::space::models;
+use crate::space::oracle::{Random, seeds};
+
+fn workload(model: &str, layers: u32, seq: u32) -> Workload {
+    let mut shape = models::shape(model).unwrap();
+    (shape.layers, shape.seq) = (layers, seq);
+    shape.workload().unwrap()
+}
+
+fn asked<'a>(work: &'a Workload, cluster: &'a Cluster, batch: u64, fix: &[&str]) -> Asked<'a> {
+    let fix: Vec<String> = fix.iter().map(|text| (*text).to_owned()).collect();
+    Asked {
+        work,
+        cluster,
+        style: style::OURS,
+        job: Job { global_batch: batch, arithmetic: Arithmetic::Half },
+        limits: Limits::parse(&fix, &[], &[]).unwrap(),
+        evaluations_max: EVALUATIONS_MAX,
+        for_memory: false,
+        set: None,
+    }
+}
+
+/// Random uneven pipelines on devices of one kind: told as one section, or as two where stages are
+/// on different nodes anyway, they cost what the step of devices that are alike costs.
+#[test]
+fn lines_on_one_kind_of_devices_are_its_steps() {
+    let seeds = seeds(0, 60);
+    let is_all = seeds.len() > 1;
+    let mut cut_in_two = 0;
+    for seed in seeds {
+        let mut random = Random(seed);
+        let mut below = |n: usize| random.below(n);
+        let work = workload(["gpt-7.5b", "deepseek-v2"][below(2)], 8 + below(9) as u32, 2048);
+        let cluster = Cluster::load(["h100", "a100"][below(2)]).unwrap();
+        let (tp, dp, pp) = ([1, 2, 8][below(3)], [1, 4][below(2)], 2 + below(5) as u32);
+        let mut layers = vec![1; pp as usize];
+        for _ in pp..work.depth() {
+            layers[below(pp as usize)] += 1;
+        }
+        let c = Configuration {
+            tp,
+            dp,
+            pp,
+            sequence_parallel: tp > 1,
+            zero: Zero { stage: below(2) as u8, shard: 0 },
+            recompute: AGAIN[below(3)].1,
+            stage_layers: layers.clone(),
+            ..Configuration::default()
+        };
+        let count = 1 + below(12) as u64;
+        let job = Job { global_batch: count * u64::from(dp), arithmetic: Arithmetic::Half };
+        let estimator = Estimator::new(&work, &cluster, style::OURS, job).unwrap();
+        let prices = estimator.prices(Inside::of(&c));
+        let section = Section { estimator: &estimator, configuration: &c, prices: &prices };
+        let whole = estimator.step(&c, &prices, count);
+        let at = 1 + below(pp as usize - 1);
+        let mut lines = vec![vec![(section, &layers[..])]];
+        if tp * dp >= 8 {
+            lines.push(vec![(section, &layers[..at]), (section, &layers[at..])]);
+            cut_in_two += 1;
+        }
+        for line in lines {
+            let found = line::step(&line, count);
+            let pairs = found.breakdown.parts().into_iter().zip(whole.breakdown.parts());
+            for ((name, ours), (_, theirs)) in pairs {
+                let off = (ours - theirs).abs();
+                assert!(off <= 1e-9 * theirs, "SEED={seed}: {c}: {name} {ours}, not {theirs}");
+            }
+            let bytes = found.stages.iter().map(|stage| stage.memory.total_bytes());
+            let fullest = bytes.fold(0.0, f64::max);
+            assert_eq!(fullest, whole.memory.total_bytes(), "SEED={seed}: {c}");
+        }
+    }
+    assert!(cut_in_two > 5 || !is_all, "{cut_in_two}");
+}
+
+/// Every pipeline over two groups, in both orders, with every cut: its least step.
+fn tried(asked: &Asked<'_>) -> f64 {
+    let mut best = f64::INFINITY;
+    let depth = asked.work.depth();
+    let allow = |knob, number: u32| asked.limits.allow(knob, number as usize);
+    let all: Vec<Estimator<'_>> =
+        (0..2).map(|group| asked.estimator(group, asked.batch()).unwrap()).collect();
+    let heads = Frame::new(asked.work, 8, asked.batch(), Limits::default()).heads;
+    for (front, back) in [(0, 1), (1, 0)] {
+        for code in 0..1u32 << 11 {
+            let power = |from: u32, bits: u32| 1 << (code >> from & ((1 << bits) - 1));
+            let (dp, mbs, tps) = (power(0, 2), power(2, 2), [power(4, 2), power(6, 2)]);
+            let sps = [code >> 8 & 1, code >> 9 & 1];
+            let zero = code >> 10 & 1;
+            let shape = [front, back].into_iter().zip(tps).zip(sps);
+            let stages = shape.clone().map(|((group, tp), _)| {
+                let ranks = asked.devices(group);
+                if ranks.is_multiple_of(dp * tp) { ranks / (dp * tp) } else { 0 }
+            });
+            let stages: Vec<u32> = stages.collect();
+            let pp = stages[0] + stages[1];
+            let wrong = stages.contains(&0)
+                || pp > depth
+                || !asked.batch().is_multiple_of(dp * mbs)
+                || tps.iter().any(|tp| !heads.is_multiple_of(*tp) || !allow(Knob::Tp, *tp))
+                || tps.iter().zip(sps).any(|(tp, sp)| *tp == 1 && sp == 1)
+                || (dp == 1 && zero == 1)
+                || !allow(Knob::Mbs, mbs)
+                || !allow(Knob::Dp, dp);
+            if wrong {
+                continue;
+            }
+            for (_, recompute) in AGAIN {
+                let configurations: Vec<(usize, Configuration)> = shape
+                    .clone()
+                    .map(|((group, tp), sp)| {
+                        let c = Configuration {
+                            tp,
+                            dp,
+                            pp,
+                            microbatch: mbs,
+                            sequence_parallel: sp == 1,
+                            zero: Zero { stage: zero as u8, shard: 0 },
+                            recompute,
+                            ..Configuration::default()
+                        };
+                        (group, c)
+                    })
+                    .collect();
+                best = best.min(best_cut(asked, &all, &configurations, &stages, dp * mbs));
+            }
+        }
+    }
+    best
+}
+
+/// The least step of all cuts that fit; a cut is a set of the places between layers.
+fn best_cut(
+    asked: &Asked<'_>,
+    all: &[Estimator<'_>],
+    configurations: &[(usize, Configuration)],
+    stages: &[u32],
+    at_once: u32,
+) -> f64 {
+    let (depth, pp) = (asked.work.depth(), stages[0] + stages[1]);
+    let count = u64::from(asked.batch() / at_once);
+    let prices: Vec<Prices> =
+        configurations.iter().map(|(group, c)| all[*group].prices(Inside::of(c))).collect();
+    let mut best = f64::INFINITY;
+    for cut in (0..1u32 << (depth - 1)).filter(|cut| cut.count_ones() + 1 == pp) {
+        let mut layers = vec![1];
+        for layer in 1..depth {
+            match cut >> (layer - 1) & 1 {
+                1 => layers.push(1),
+                _ => *layers.last_mut().unwrap() += 1,
+            }
+        }
+        let (front, back) = layers.split_at(stages[0] as usize);
+        let section = |at: usize| Section {
+            estimator: &all[configurations[at].0],
+            configuration: &configurations[at].1,
+            prices: &prices[at],
+        };
+        let found = line::step(&[(section(0), front), (section(1), back)], count);
+        let fits = found.stages.iter().enumerate().all(|(stage, cost)| {
+            let group = configurations[usize::from(stage >= stages[0] as usize)].0;
+            cost.memory.total_bytes() <= all[group].memory_bytes
+        });
+        if fits {
+            best = best.min(found.breakdown.total_s());
+        }
+    }
+    best
+}
+
+/// On small jobs the pipeline is the best of all, whether all cuts are tried or not; and it is one:
+/// every layer on one stage, every rank used once, all within memory.
+#[test]
+fn stages_over_groups_are_the_best_of_all() {
+    let cases = [
+        ("gpt-7.5b", 6, 8, &[("h100", 1), ("v100", 1)][..], &[][..]),
+        ("llama-3-8b", 7, 4, &[("a100", 1), ("h100", 1)], &[]),
+        ("llama-3-8b", 15, 16, &[("v100", 1), ("h100", 1)], &["tp=2", "mbs=1", "dp=1"]),
+    ];
+    for (model, layers, batch, groups, fix) in cases {
+        let work = workload(model, layers, 2048);
+        let cluster = cluster(groups);
+        let asked = asked(&work, &cluster, batch, fix);
+        let found = across(&asked, f64::INFINITY).unwrap().unwrap();
+        let best = tried(&asked);
+        let about = format!("{model} of {layers}: {found:#?}");
+        assert!((found.step_time_s / best - 1.0).abs() < 1e-9, "{best}: {about}");
+        assert_eq!(found.all_cuts, fix.is_empty(), "{about}");
+        let mut first_layer = 0;
+        let mut ranks = Vec::new();
+        for part in &found.parts {
+            let c = &part.configuration;
+            assert_eq!(part.first_layer, first_layer, "{about}");
+            first_layer += c.stage_layers.iter().sum::<u32>();
+            assert_eq!((c.ranks(), c.stage_layers.len()), (8, c.pp as usize), "{about}");
+            assert!(part.peak_bytes <= part.have_bytes, "{about}");
+            ranks.extend(part.first_rank..part.first_rank + part.ranks);
+        }
+        ranks.sort_unstable();
+        assert_eq!((first_layer, ranks), (layers, (0..16).collect::<Vec<u32>>()), "{about}");
+    }
+}
+
+/// A model that only one group can hold alone: with stages the other one helps. Told a step that is
+/// just faster, the search finds nothing.
+#[test]
+fn stages_use_what_cannot_hold_a_copy() {
+    let work = workload("gpt-18.4b", 40, 2048);
+    let cluster = cluster(&[("h100", 1), ("v100", 2)]);
+    let asked = asked(&work, &cluster, 64, &[]);
+    let shared = groups::share(&asked).unwrap();
+    let way = groups::plan(&asked).unwrap();
+    let Grouped::Stages(across_both) = &way else { panic!("{way:?}") };
+    assert!(way.step_time_s() < shared.step_time_s, "{shared:?} {way:?}");
+    let held = |group| {
+        let part = across_both.parts.iter().find(|part| part.group == group).unwrap();
+        part.configuration.stage_layers.iter().sum::<u32>()
+    };
+    assert!(held(0) > held(1), "{way:?}");
+    assert_eq!(across(&asked, way.step_time_s() * 0.999).unwrap(), None);
+    // A set of one group alone has no pipeline over groups, and shares are its own plan.
+    let alone = groups::plan(&Asked { set: Some(vec![0]), ..asked.clone() }).unwrap();
+    assert!(matches!(&alone, Grouped::Shares(_)) && alone.devices() == 8, "{alone:?}");
+    assert!(alone.step_time_s() >= way.step_time_s());
+}
