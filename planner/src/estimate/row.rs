@@ -248,6 +248,9 @@ impl RowReader<'_> {
     fn shape(&mut self) -> Result<Shape, String> {
         let name = self.row.text("model").to_owned();
         let lower = name.to_lowercase();
+        if lower.contains("lora") {
+            return Err(format!("`model` is `{name}`, whose adapters no workload describes"));
+        }
         let known = published(&name);
         let of = |field: fn(&Shape) -> u32| known.as_ref().map(field);
         let size = self.number("params_b")?.filter(|billions| *billions > 0.0);

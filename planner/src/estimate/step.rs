@@ -374,13 +374,30 @@ impl Terms<'_> {
                 (comm - compute).max(0.0) * layers + comm.min(compute) * interference * layers
             }
         };
-        let forward = visible(gather_s, forward_s) + gather_s;
+        // A pass over the gathered weights, and one over whole gradients.
+        let copies = if self.style.copies_gathered { layers } else { 0.0 };
+        let copy_s = copies * self.rates.rows_s(parameters * 2.0 * self.style.weight_bytes);
+        let moved = self.style.weight_bytes + self.style.exchange_bytes;
+        let copy_out_s = copies * self.rates.rows_s(parameters * moved);
+        let forward = visible(gather_s, forward_s) + gather_s + copy_s;
         let (again_s, late_s) = match self.style.backward_weights {
             Exchange::AtEnd => (0.0, gather_s * layers),
             Exchange::Overlapped => (gather_s, 0.0),
         };
-        let backward = visible(again_s + scatter_s, backward_s) + scatter_s + late_s;
-        Exchanges { weights_s: m * forward, gradients_s: m * backward, ..Exchanges::default() }
+        let backward = visible(again_s, backward_s) + late_s + copy_s;
+        let last = visible(again_s + scatter_s, backward_s) + scatter_s + late_s;
+        let last = last + copy_s + copy_out_s;
+        // Weights that stay whole are gathered once; sums that do are reduced once.
+        let [gathers, reduces] = match self.style.whole {
+            Whole::Ends | Whole::EndsAndSums if c.pp > 1 => [1.0, 1.0],
+            Whole::EndsAndSums => [m, 1.0],
+            Whole::Layers | Whole::Ends => [m, m],
+        };
+        Exchanges {
+            weights_s: gathers * forward,
+            gradients_s: reduces * last + (gathers - reduces) * backward,
+            ..Exchanges::default()
+        }
     }
 
     /// What a stage holds at its peak.

@@ -5,6 +5,7 @@
 //! does for one operation. [`Style::source`] says where that can be read.
 
 mod releases;
+mod sharded;
 
 pub use releases::{DEFAULT, NOTHING, OURS, STYLES, of_framework, on_new_device};
 
@@ -161,6 +162,9 @@ pub struct Style {
     /// Whether collectives of sharded state take lists of tensors, of which each rank's piece is
     /// copied by itself.
     pub copies_pieces: bool,
+    /// Whether weights that were gathered are copied into their tensors before they are used, and
+    /// gradients out of theirs before they are reduced.
+    pub copies_gathered: bool,
     /// Bytes per parameter that adding a micro-batch's gradients reads and writes.
     pub accumulate_bytes: f64,
     /// Whether the products that make gradients of weights add them to the sum themselves.

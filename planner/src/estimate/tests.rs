@@ -402,6 +402,33 @@ fn sums_of_gradients_are_whole_until_they_are_reduced() {
     assert!(memory.gradients_bytes > 4.0 * parameters / 8.0);
 }
 
+/// With stages weights are gathered once a step, and gradients reduced once; so are gradients where
+/// a release accumulates them whole.
+#[test]
+fn whole_weights_are_gathered_once() {
+    let cluster = Cluster::load_on("h200", &machine()).unwrap();
+    let work = gpt3();
+    let exchanged = |framework: &str, pp: u32, micro: u64| {
+        let style = style::of_framework(framework).unwrap();
+        let job = Job { global_batch: 64 * micro, arithmetic: Arithmetic::Half };
+        let estimator = Estimator::new(&work, &cluster, style, job).unwrap();
+        let text = format!("tp=1 pp={pp} dp=64 mbs=1 zero=3 recompute=full");
+        let found = estimator.estimate(&text.parse().unwrap()).unwrap().breakdown;
+        [found.weights_s, found.gradients_s]
+    };
+    for framework in ["torchtitan", "KempnerForge"] {
+        assert_eq!(exchanged(framework, 8, 32), exchanged(framework, 8, 16), "{framework}");
+    }
+    let grown = |framework| {
+        let [few, many] = [4, 8].map(|micro| exchanged(framework, 1, micro));
+        [0, 1].map(|part| many[part] / few[part])
+    };
+    let [weights, gradients] = grown("torchtitan");
+    assert!((weights - 2.0).abs() < 1e-9 && (gradients - 2.0).abs() < 1e-9);
+    let [weights, gradients] = grown("KempnerForge");
+    assert!((weights - 2.0).abs() < 1e-9 && gradients < 1.9, "{weights} {gradients}");
+}
+
 /// What a row leaves open does not keep a run that ran from fitting; what it says does.
 #[test]
 fn recomputation_that_is_open_may_make_room() {
@@ -464,8 +491,13 @@ fn rows_may_say_little() {
         let estimate = question.answer().unwrap();
         assert!(estimate.step_time_s.is_finite() && estimate.step_time_s > 0.0, "{texts}");
     }
-    let refused = Run { columns, texts: ",,32,4096,32,,2048,TPU v4,8,8,,,".split(',').collect() };
-    assert!(row::read(&refused).unwrap_err().contains("no preset describes"));
+    for (texts, reason) in [
+        (",,32,4096,32,,2048,TPU v4,8,8,,,", "no preset describes"),
+        ("Llama 2 7B QLoRA,7,,,,,2048,A100-80GB,8,8,,,", "adapters"),
+    ] {
+        let refused = Run { columns: columns.clone(), texts: texts.split(',').collect() };
+        assert!(row::read(&refused).unwrap_err().contains(reason), "{texts}");
+    }
 }
 
 /// Whatever stands in a column, a row has an answer or a reason.

@@ -1,12 +1,16 @@
 //! The releases whose runs can be predicted.
 
+use super::sharded::{
+    AUTOMODEL, FMS_FSDP, HUGGING_FACE, KEMPNER, LLM_FOUNDRY, NANOGPT, TORCH_FSDP, TORCHTITAN_2025,
+    TORCHTITAN_EAGER, TORCHTUNE, XLA,
+};
 use super::{AroundAttention, AttentionKernel, Exchange, Host, Printed, Selective, Style, Whole};
 
 /// An eager release of PyTorch under Python on a server core: 10 µs for an operation with its
 /// dispatch, autograd node and share of the interpreter, forward, and 9 µs backward. Five
 /// operations for each kernel: the forward pass of Megatron-LM's layer launches 15 kernels and is
 /// some 75 calls, of which most are views, modules, and the states of random generators.
-const EAGER: Host = Host {
+pub(super) const EAGER: Host = Host {
     forward_s: 10e-6,
     backward_s: 9e-6,
     operations: 5.0,
@@ -15,7 +19,7 @@ const EAGER: Host = Host {
 };
 
 /// Kernels that are launched as graphs or by compiled code.
-const NO_HOST: Host = Host {
+pub(super) const NO_HOST: Host = Host {
     forward_s: 0.0,
     backward_s: 0.0,
     operations: 1.0,
@@ -32,7 +36,7 @@ pub const NOTHING: AroundAttention = AroundAttention {
 };
 
 /// One collective for all gradients of a stage.
-const WHOLE: f64 = f64::INFINITY;
+pub(super) const WHOLE: f64 = f64::INFINITY;
 
 /// Our own programs: fused kernels, flash attention, no dispatcher.
 pub const OURS: Style = Style {
@@ -62,6 +66,7 @@ pub const OURS: Style = Style {
     whole: Whole::Layers,
     pieces_per_layer: 1.0,
     copies_pieces: false,
+    copies_gathered: false,
     accumulate_bytes: 8.0,
     fuses_accumulation: false,
     selective: Selective::Attention,
@@ -117,6 +122,7 @@ const MEGATRON_2020: Style = Style {
     whole: Whole::Layers,
     pieces_per_layer: 1.0,
     copies_pieces: false,
+    copies_gathered: false,
     accumulate_bytes: 6.0,
     fuses_accumulation: false,
     selective: Selective::Attention,
@@ -237,153 +243,6 @@ const MEGATRON_BRIDGE_2509: Style = Style {
     ..MEGATRON_BRIDGE
 };
 
-/// llm-foundry with Composer and FSDP, 2023.
-const LLM_FOUNDRY: Style = Style {
-    name: "llm-foundry",
-    attention: AttentionKernel::Flash1,
-    skips_masked: true,
-    // Gradients of queries, keys and values are joined.
-    around_attention: AroundAttention { backward_launches: 1.0, backward_bytes: 4.0, ..NOTHING },
-    vocabulary: None,
-    fused_norm: true,
-    fused_activation: true,
-    fused_residual: false,
-    fused_rope: false,
-    // `MPTConfig`: all probabilities 0, for which PyTorch does nothing.
-    dropout: false,
-    // `fused_crossentropy` of flash-attn: reads half-precision logits and keeps them; their
-    // gradient is written.
-    loss_bytes: [2.0, 4.0],
-    loss_saved_bytes: 2.0,
-    loss_working_bytes: 2.0,
-    loss_cut_bytes: 0.0,
-    whole_logits: false,
-    host: EAGER,
-    gradients: Exchange::Overlapped,
-    weights: Exchange::Overlapped,
-    // Composer's `backward_prefetch` is `BACKWARD_POST`.
-    backward_weights: Exchange::AtEnd,
-    weight_bytes: 2.0,
-    gradient_bytes: 4.0,
-    exchange_bytes: 2.0,
-    bucket_bytes: WHOLE,
-    whole: Whole::Ends,
-    pieces_per_layer: 1.0,
-    copies_pieces: false,
-    accumulate_bytes: 0.0,
-    fuses_accumulation: false,
-    selective: Selective::Attention,
-    product_per_expert: false,
-    // The sharded master weights are the only ones that stay: 2 of their 4 bytes count as weights.
-    state_bytes: 10.0,
-    update_bytes: 40.0,
-    tensor_hidden: 0.0,
-    tensor_backward_hidden: 0.0,
-    tensor_operations: 1.0,
-    keeps_gathered: false,
-    experts_once: false,
-    balances_stages: false,
-    usual_recompute: "none",
-    usual_zero: 3,
-    keeps_sent: false,
-    usual_sequence_parallel: false,
-    fabric: "infiniband",
-    sends_hidden: false,
-    scatter_gather: false,
-    prints_first: false,
-    prints: Printed::Reserved,
-    reserve_bytes: 1.5e9,
-    printed_share: 0.0,
-    doubt: 0.0,
-    source: "github.com/mosaicml/llm-foundry scripts/train/benchmarking",
-};
-
-/// PyTorch's own sharding with compiled blocks: torchtitan, fms-fsdp, torchtune, OLMo.
-const TORCH_FSDP: Style = Style {
-    name: "torch-fsdp",
-    backward_weights: Exchange::Overlapped,
-    attention: AttentionKernel::Flash2,
-    fused_residual: true,
-    fused_rope: true,
-    dropout: false,
-    loss_bytes: [10.0, 8.0],
-    // `cross_entropy` of `pred.float()`: the result of log-softmax is kept; its gradient, and that
-    // of the logits. Cut over `tp`, an exponential too (`_nll_loss_and_log_softmax_backward`).
-    loss_saved_bytes: 4.0,
-    loss_working_bytes: 8.0,
-    loss_cut_bytes: 4.0,
-    // Compiled blocks are a few calls each.
-    host: Host { operations: 2.0, ..EAGER },
-    // torchtitan's `selective_ac_option = "op"`, its usual one.
-    selective: Selective::Operations,
-    usual_recompute: "attention",
-    source: "github.com/pytorch/torchtitan; github.com/foundation-model-stack/fms-fsdp",
-    ..LLM_FOUNDRY
-};
-
-/// torchtitan without `--training.compile`, as its presets are: modules one by one.
-const TORCHTITAN_EAGER: Style = Style {
-    name: "torchtitan-eager",
-    fused_norm: false,
-    fused_activation: false,
-    fused_rope: false,
-    host: EAGER,
-    source: "github.com/pytorch/torchtitan: train_configs, models/llama/model.py",
-    ..TORCH_FSDP
-};
-
-/// torchtitan since 2025: `torchtitan/components/loss.py` compiles the loss too. Its logits stay in
-/// half precision, and so is their gradient; nothing else is written.
-const TORCHTITAN_2025: Style = Style {
-    name: "torchtitan-2025",
-    loss_bytes: [4.0, 4.0],
-    loss_saved_bytes: 2.0,
-    loss_working_bytes: 2.0,
-    source: "github.com/pytorch/torchtitan, 2025 and later",
-    ..TORCH_FSDP
-};
-
-/// KempnerForge: PyTorch's own sharding, weights and optimizer state in half precision.
-const KEMPNER: Style = Style {
-    name: "kempnerforge",
-    // `tensor_parallel.py`: the embedding is not cut, and the head's result is gathered. The loss
-    // is that of half-precision logits, which stay: they and log-softmax, and gradients of both.
-    whole_logits: true,
-    loss_bytes: [4.0, 8.0],
-    loss_saved_bytes: 4.0,
-    loss_working_bytes: 4.0,
-    loss_cut_bytes: 0.0,
-    // `maybe_no_sync`: sums in f32 of whole gradients.
-    whole: Whole::EndsAndSums,
-    // `model.to(dtype=param_dtype)`, and AdamW's moments of the same type.
-    state_bytes: 4.0,
-    update_bytes: 16.0,
-    usual_recompute: "full",
-    prints: Printed::Allocated,
-    source: "github.com/KempnerInstitute/KempnerForge: kempnerforge/distributed, metrics/memory.py",
-    ..TORCH_FSDP
-};
-
-/// NeMo AutoModel: PyTorch's own sharding around Transformer Engine.
-const AUTOMODEL: Style = Style {
-    name: "automodel",
-    attention: AttentionKernel::FlashBest,
-    // DeepEP sends a token once to a node.
-    experts_once: true,
-    usual_recompute: "none",
-    source: "github.com/NVIDIA-NeMo/Automodel, docs/performance-summary.md",
-    ..TORCH_FSDP
-};
-
-/// MaxText and other programs of XLA on GPUs: compiled whole, attention of the vendor's library.
-const XLA: Style = Style {
-    name: "xla",
-    attention: AttentionKernel::FlashBest,
-    host: NO_HOST,
-    source: "github.com/AI-Hypercomputer/maxtext",
-    ..TORCH_FSDP
-};
-
 /// DeepSpeed ZeRO-3 without model parallelism, 2021.
 const DEEPSPEED: Style = Style {
     name: "deepspeed",
@@ -438,6 +297,7 @@ const NANOTRON: Style = Style {
     pieces_per_layer: 1.0,
     // `reduce_scatter_coalesced`, `all_gather_coalesced`.
     copies_pieces: true,
+    copies_gathered: false,
     accumulate_bytes: 10.0,
     fuses_accumulation: false,
     selective: Selective::Attention,
@@ -484,7 +344,7 @@ const VTRAIN: Style = Style {
 pub const DEFAULT: Style = Style { doubt: 0.2, ..MEGATRON_BRIDGE };
 
 /// All styles, ours first.
-pub const STYLES: [Style; 18] = [
+pub const STYLES: [Style; 22] = [
     OURS,
     MEGATRON_2020,
     MEGATRON_2021,
@@ -495,9 +355,13 @@ pub const STYLES: [Style; 18] = [
     MEGATRON_BRIDGE_2509,
     LLM_FOUNDRY,
     TORCH_FSDP,
+    FMS_FSDP,
     TORCHTITAN_EAGER,
     TORCHTITAN_2025,
     KEMPNER,
+    TORCHTUNE,
+    HUGGING_FACE,
+    NANOGPT,
     AUTOMODEL,
     XLA,
     DEEPSPEED,
@@ -509,6 +373,7 @@ pub const STYLES: [Style; 18] = [
 pub fn of_framework(name: &str) -> Option<Style> {
     let lower = name.to_lowercase();
     let has = |part: &str| lower.contains(part);
+    let is_any = |parts: &[&str]| parts.iter().any(|part| has(part));
     let found = if has("vtrain") {
         VTRAIN
     } else if has("nanotron") {
@@ -525,13 +390,21 @@ pub fn of_framework(name: &str) -> Option<Style> {
         if is_old { NEMO } else { MEGATRON_BRIDGE }
     } else if has("kempner") {
         KEMPNER
+    } else if has("torchtune") {
+        TORCHTUNE
+    } else if has("nanogpt") {
+        NANOGPT
+    } else if is_any(&["hugging", "accelerate", "transformers", "axolotl", "llama-factory"]) {
+        HUGGING_FACE
+    } else if has("fms-fsdp") || has("fms_fsdp") {
+        FMS_FSDP
     } else if has("titan") && has("eager") {
         TORCHTITAN_EAGER
-    } else if has("titan") && ["2025", "2026"].iter().any(|year| has(year)) {
+    } else if has("titan") && is_any(&["2025", "2026"]) {
         TORCHTITAN_2025
-    } else if ["titan", "fsdp", "torchtune", "olmo", "litgpt", "lightning"].iter().any(|n| has(n)) {
+    } else if is_any(&["titan", "fsdp", "olmo", "litgpt", "lightning"]) {
         TORCH_FSDP
-    } else if has("maxtext") || has("jax") || has("xla") {
+    } else if is_any(&["maxtext", "jax", "xla", "levanter", "axlearn", "easylm"]) {
         XLA
     } else if has("neox") {
         // Megatron-LM's layers under DeepSpeed; launches do not wait.
