@@ -169,3 +169,101 @@ fn every_mesh_computes_the_models_alike() {
         }
     }
 }
+
+/// A loss of rows of eight numbers.
+const HEAD: &str = "
+  func @head(%x: f32[B, 8], %w: f32[10, 8], %labels: i32[B, 64]) {
+    %first: i32[B, 1] = slice dim=1 start=0 size=1 %labels
+    %label: i32[B] = reshape %first
+    %y: f32[B, 10] = contract bc,kc->bk %x %w
+    %e: f32[B, 10] = exp %y
+    %sum: f32[B] = reduce sum dims=[1] %e
+    %log: f32[B] = log %sum
+    %ids: i32[B, 10] = iota dim=1 start=0
+    %wanted: i32[B, 10] = broadcast new=[1] %label
+    %is: bool[B, 10] = eq %ids %wanted
+    %zero: f32[B, 10] = constant 0.0
+    %picked: f32[B, 10] = select %is %y %zero
+    %own: f32[B] = reduce sum dims=[1] %picked
+    %term: f32[B] = sub %log %own
+    %one: f32[B] = constant 1.0
+    %loss: f32[] = reduce sum dims=[0] %term
+    %count: f32[] = reduce sum dims=[0] %one
+    return %loss %count
+  }
+";
+
+/// Convolutions in two groups.
+const GROUPED: &str = "module grouped
+  func @body(%tokens: i32[B, 64], %w: f32[8, 2, 3, 3], %v: f32[8, 4, 3, 3]) {
+    %f: f32[B, 64] = cast %tokens
+    %hundred: f32[B, 64] = constant 100.0
+    %d: f32[B, 64] = div %f %hundred
+    %x: f32[B, 4, 4, 4] = reshape %d
+    %y: f32[B, 8, 4, 4] = conv stride=[1, 1] before=[1, 1] after=[1, 1] dilation=[1, 1] \
+        spread=[1, 1] %x %w
+    %a: f32[B, 8, 4, 4] = tanh %y
+    %z: f32[B, 8, 2, 2] = conv stride=[2, 2] before=[1, 1] after=[1, 1] dilation=[1, 1] \
+        spread=[1, 1] %a %v
+    %r: f32[B, 8] = reduce sum dims=[2, 3] %z
+    return %r
+  }
+  func @loss(%w: f32[8, 2, 3, 3], %v: f32[8, 4, 3, 3], %u: f32[10, 8], %tokens: i32[B, 64], \
+        %labels: i32[B, 64]) {
+    %x: f32[B, 8] = call @body %tokens %w %v
+    %loss: f32[], %count: f32[] = call @head %x %u %labels
+    return %loss %count
+  }
+";
+
+/// A table that one layer makes of weights alone and two others take.
+const SHARED: &str = "module shared
+  func @table(%a: f32[256, 8], %b: f32[8, 8]) {
+    %t: f32[256, 8] = contract im,mn->in %a %b
+    return %t
+  }
+  func @embed(%tokens: i32[B, 64], %t: f32[256, 8]) {
+    %x: f32[B, 64, 8] = gather dim=0 start=0 %t %tokens
+    %y: f32[B, 64, 8] = tanh %x
+    %z: f32[B, 8] = reduce sum dims=[1] %y
+    return %z
+  }
+  func @mix(%x: f32[B, 8], %t: f32[256, 8]) {
+    %s: f32[8, 8] = slice dim=0 start=0 size=8 %t
+    %y: f32[B, 8] = contract bc,ck->bk %x %s
+    return %y
+  }
+  func @loss(%a: f32[256, 8], %b: f32[8, 8], %u: f32[10, 8], %tokens: i32[B, 64], \
+        %labels: i32[B, 64]) {
+    %t: f32[256, 8] = call @table %a %b
+    %x: f32[B, 8] = call @embed %tokens %t
+    %y: f32[B, 8] = call @mix %x %t
+    %loss: f32[], %count: f32[] = call @head %y %u %labels
+    return %loss %count
+  }
+";
+
+/// Gradients that are no sums over samples, or that no cut can make so, are not cut over `dp`:
+/// that is refused and said. All other meshes yield what one rank does, a stage without weights
+/// included.
+#[test]
+fn what_cannot_be_cut_over_samples_is_refused() {
+    let scratch = Scratch::new("uncut");
+    for (name, text, ranks) in [("grouped", GROUPED, 2), ("shared", SHARED, 4)] {
+        let end = text.find("  func @loss").expect("there is a loss");
+        let text = [&text[..end], &HEAD[1..], &text[end..]].concat();
+        std::fs::write(scratch.0.join(format!("{name}.graph")), text).expect("it is written");
+        let line = format!("verify {name}.graph --ranks {ranks} --seq 64 --json");
+        let output = scratch.run(&line);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains("is no sum over dp"), "{name}: {said}");
+        let verdict: serde_json::Value =
+            serde_json::from_slice(&output.stdout).expect("a document");
+        assert_eq!(verdict["ok"], true, "{name}: {verdict:#}");
+        let meshes = verdict["meshes"].as_array().expect("a list");
+        assert!(meshes.iter().all(|mesh| mesh["dp"] == 1), "{verdict:#}");
+        for axis in ["tp", "pp"] {
+            assert!(meshes.iter().any(|mesh| mesh[axis] == ranks), "{axis}: {verdict:#}");
+        }
+    }
+}

@@ -56,7 +56,8 @@ fn check_calls<'p>(world: &mut World<'_, 'p>, rank: &Rank<'p>) {
     let stage = rank.program.stage;
     let begin = if stage == 0 { 0 } else { setup.plan.stage_ends[stage - 1] };
     let passes = match setup.phase {
-        Phase::Step if has_gradients(rank.program) => 2,
+        // A stage without weights passes cotangents on.
+        Phase::Step if setup.programs.iter().any(has_gradients) => 2,
         Phase::Step | Phase::Evaluate | Phase::Entry(_) => 1,
     };
     let wanted = passes * setup.plan.stage_ends[stage].saturating_sub(begin);
@@ -64,6 +65,18 @@ fn check_calls<'p>(world: &mut World<'_, 'p>, rank: &Rank<'p>) {
         Step::Call { routine, slots, .. } => Some((*routine, slots)),
         Step::Feed { .. } | Step::Send { .. } | Step::Receive { .. } => None,
     };
+    let mut unlabelled: BTreeMap<Option<usize>, Vec<usize>> = BTreeMap::new();
+    for step in &rank.unlabelled {
+        let routine = routine_of(step).map(|(routine, _)| routine);
+        unlabelled.entry(routine).or_default().push(*step);
+    }
+    for steps in unlabelled.values() {
+        let each = (steps.len() / setup.plan.microbatch_count).max(1);
+        for (microbatch, steps) in steps.chunks(each).enumerate() {
+            calls.entry(microbatch).or_default().extend(steps);
+        }
+    }
+    calls.values_mut().for_each(|steps| steps.sort_unstable());
     let first: Vec<usize> = calls.get(&0).into_iter().flatten().copied().collect();
     let routines = |made: &[usize]| -> Vec<_> {
         made.iter().filter_map(routine_of).map(|call| call.0).collect()

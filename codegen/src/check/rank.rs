@@ -41,6 +41,8 @@ pub(super) struct Rank<'a> {
     has_arrived: bool,
     /// The calls that belong to one micro-batch, in order.
     pub(super) made: Vec<Made>,
+    /// Calls of parameters alone, in order: as many for each micro-batch.
+    pub(super) unlabelled: Vec<usize>,
     /// For each weight, the bytes of its gradient that were added to the norm.
     pub(super) normed: Vec<u64>,
 }
@@ -99,6 +101,7 @@ impl<'a> Rank<'a> {
             call_label: Labels::NONE,
             has_arrived: false,
             made: Vec::new(),
+            unlabelled: Vec::new(),
             normed: vec![0; program.weights.len()],
         }
     }
@@ -162,6 +165,17 @@ impl<'a> Rank<'a> {
         self.write(world, &place, 0..length, (dtype, label));
     }
 
+    /// Whether a parameter is among the slots of the call that is being made.
+    fn takes_parameters(&self, world: &World<'_, 'a>) -> bool {
+        let step = world.setup.phase.steps(self.program).get(self.step);
+        let Some(Step::Call { slots, .. }) = step else { return false };
+        let is_parameter = |slot: &BufferId| {
+            let buffer = self.program.buffers.get(slot.0 as usize);
+            buffer.is_some_and(|buffer| matches!(buffer.contents, Contents::Param(_)))
+        };
+        slots.iter().any(is_parameter)
+    }
+
     /// Enters a call, runs one instruction of it, or leaves it.
     fn call(&mut self, world: &mut World<'_, 'a>, routine: usize, frame: Option<BufferId>) -> bool {
         let routine = &self.program.routines[routine];
@@ -179,6 +193,8 @@ impl<'a> Rank<'a> {
                 if let Some(microbatch) = world.labels.microbatch(self.call_label) {
                     self.made.push(Made { microbatch, step: self.step });
                     self.check_terms(world);
+                } else if self.call_label == Labels::NONE && self.takes_parameters(world) {
+                    self.unlabelled.push(self.step);
                 }
                 self.instruction = None;
                 self.step += 1;
