@@ -1,14 +1,14 @@
 //! The catalogue: which kernel computes an op or a composite that is not fused.
 
 use ir::module::Attributes;
-use ir::op::{Combiner, Einsum, Windows};
+use ir::op::{Binary, Combiner, Einsum, Windows};
 use ir::{DType, Function, Op, TensorType};
 use kernels::Kernel;
 use kernels::kernel::{
     Attention, Copy, CopyLoop, Dropout, Fill, Gather, Line, Lines, LoopAB, LoopABC, LoopAC, LoopBC,
     Positions, Product, Rope, Window,
 };
-use kernels::rows::{Access, Instr, Output, ReduceOp, RowInput, Rows};
+use kernels::rows::{Access, BinaryOp, Instr, Output, ReduceOp, RowInput, Rows, UnaryOp};
 
 use crate::refusal::Refusal;
 use crate::tile::digits;
@@ -68,6 +68,9 @@ pub fn kernel_of_op(
         Op::TopK { dim, count } => {
             lines(operands[0], *dim, 1, *count, Line::Order { descending: true })
         }
+        Op::Binary(Binary::Div) if matches!(result.dtype, DType::I32 | DType::U32) => {
+            Ok(Kernel::Rows(quotient(result.dtype, sizes.iter().product())))
+        }
         Op::Cast { dtype } => Ok(Kernel::Rows(cast(operands[0].dtype, *dtype, &sizes)?)),
         Op::Constant { value, dtype, .. } => {
             Ok(Kernel::Fill(Fill { len: sizes.iter().product(), value: *value, dtype: *dtype }))
@@ -117,6 +120,7 @@ fn product(
         k: Vec::new(),
         accumulate: add,
         dtype: result.dtype,
+        borders: Vec::new(),
     };
     for letter in &einsum.result {
         let c = place(&einsum.result, *letter).map_or(0, |at| c_strides[at]);
@@ -225,6 +229,31 @@ fn cast(from: DType, to: DType, sizes: &[usize]) -> Result<Rows, Refusal> {
         instrs: vec![Instr::Load { input: 0 }],
         outputs: vec![output],
     })
+}
+
+/// Quotients of integers, rounded down; zero where the divisor is.
+///
+/// In binary64 the quotient of two numbers of 32 bits that is no integer is further from the next
+/// one than rounding moves it, so that the result is exact.
+fn quotient(dtype: DType, count: usize) -> Rows {
+    let access = Access::full(1, count);
+    let input = RowInput { dtype, access: access.clone() };
+    Rows {
+        rows: 1,
+        cols: count,
+        dtype: DType::F64,
+        inputs: vec![input.clone(), input],
+        instrs: vec![
+            Instr::Load { input: 0 },
+            Instr::Load { input: 1 },
+            Instr::Binary { op: BinaryOp::Div, a: 0, b: 1 },
+            Instr::Unary { op: UnaryOp::Floor, x: 2 },
+            Instr::Const { value: 0.0 },
+            Instr::Binary { op: BinaryOp::Eq, a: 1, b: 4 },
+            Instr::Select { condition: 5, a: 4, b: 3 },
+        ],
+        outputs: vec![Output::Store { value: 6, access, dtype, accumulate: false }],
+    }
 }
 
 /// A counter along one dim, stored.

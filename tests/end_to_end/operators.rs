@@ -7,6 +7,7 @@ use codegen::routines::routine;
 use ir::autodiff::differentiate;
 use ir::build::Builder;
 use ir::eval::eval;
+use ir::op::Binary;
 use ir::{DType, Kind, Module, Op, Tensor};
 use runtime::convert::{Stored, convert};
 use runtime::evaluate::Evaluation;
@@ -126,6 +127,40 @@ fn every_op_has_a_kernel_that_computes_what_the_interpreter_does() {
         let count = ran.get(name).copied().unwrap_or(0);
         let enough = count >= 20 || WITHOUT.contains(&name) || std::env::var("SEED").is_ok();
         assert!(enough, "{name} ran {count} times; refused are {refused:#?}");
+    }
+}
+
+/// Integers of 32 bits are computed exactly, quotients rounded down and by zero included.
+#[test]
+fn integers_are_exact() {
+    let edges = [0, 1, -1, 7, -7, i64::from(i32::MAX), i64::from(i32::MIN) + 1];
+    for seed in seeds(30) {
+        let mut r = Draws::new(seed);
+        let mut draw = |wide: bool| -> Vec<i64> {
+            let number = |at: usize, word: u64| match at % 3 {
+                0 => edges[(word % 7) as usize],
+                1 if wide => i64::from(word as i32).max(edges[6]),
+                _ => (word % 19) as i64 - 9,
+            };
+            (0..40).map(|at| number(at, r.word())).collect()
+        };
+        for how in [Binary::Div, Binary::Max, Binary::Min, Binary::Add, Binary::Sub] {
+            let is_sum = matches!(how, Binary::Add | Binary::Sub);
+            let halved = |numbers: Vec<i64>| numbers.into_iter().map(|n| n / 2).collect();
+            let mut operand = |wide| {
+                let numbers = draw(wide);
+                Tensor::int(DType::I32, &[5, 8], if is_sum { halved(numbers) } else { numbers })
+            };
+            let operands = vec![operand(true), operand(how != Binary::Div)];
+            let case = Case { op: Op::Binary(how), operands };
+            let module = module_of(&case);
+            let what = format!("SEED={seed}, {how:?}");
+            let found = compiled(&module, "f", &case.operands);
+            let found = found.unwrap_or_else(|why| panic!("{what}: {why}"));
+            let wanted = eval(&module, "f", &case.operands).expect("it evaluates");
+            let wanted: Vec<Vec<f64>> = wanted.iter().map(Tensor::to_f64).collect();
+            assert_eq!(found, wanted, "{what}");
+        }
     }
 }
 
