@@ -259,20 +259,41 @@ impl<'a> Lower<'a> {
                 let inputs = tile.inputs.iter().map(source).collect();
                 Pointwise { rows: tile.rows.clone(), inputs }
             });
-            parts.push(ProductPart { a, b, bias, addend, product, then });
-            outputs.push(self.home(*result));
+            let in_place = self.is_in_place(member, *result, then.as_ref());
+            parts.push(ProductPart { a, b, bias, addend, product, then, in_place });
+            let place = member.then.as_ref().filter(|_| in_place);
+            let place = place.map_or(*result, |(node, _)| function.nodes[*node].results[0]);
+            outputs.push(self.home(place));
         }
         for (part, member) in parts.iter_mut().zip(members) {
             if let (Some(then), Some((node, _))) = (&mut part.then, &member.then) {
                 let made = function.nodes[*node].results.iter();
-                for (output, result) in then.rows.outputs.iter_mut().zip(made) {
+                for (at, (output, result)) in then.rows.outputs.iter_mut().zip(made).enumerate() {
                     set_accumulate(output, self.adds[result.index()]);
-                    outputs.push(self.home(*result));
+                    if at > 0 || !part.in_place {
+                        outputs.push(self.home(*result));
+                    }
                 }
             }
         }
         self.launch(Kernel::Products(Products { parts }), inputs, outputs);
         Ok(())
+    }
+
+    /// Whether the result of a product is read by nothing but the program on it, whose first
+    /// output is as large: that takes its place.
+    fn is_in_place(&self, member: &Member, result: ValueId, then: Option<&Pointwise>) -> bool {
+        let (Some((node, _)), Some(then)) = (&member.then, then) else { return false };
+        let function = self.function;
+        let readers = function.nodes.iter().enumerate().filter(|(at, _)| at != node);
+        let is_read = readers.flat_map(|(_, node)| &node.operands).any(|o| *o == result);
+        let first = function.nodes[*node].results[0];
+        let whole = Access::full(then.rows.rows, then.rows.cols);
+        let is_whole = matches!(then.rows.outputs.first(),
+            Some(Output::Store { access, dtype, .. })
+                if *access == whole && *dtype == self.ty(result).dtype);
+        let is_kept = is_read || function.results.contains(&result);
+        is_whole && !is_kept && !self.adds[first.index()]
     }
 
     /// The product that a node is, and its operands; it is added to what the result's slot holds

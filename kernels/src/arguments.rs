@@ -62,8 +62,11 @@ impl Kernel {
             Kernel::Fill(f) => vec![Argument { dtype: f.dtype, len: f.len }],
             Kernel::Products(p) => {
                 let results = p.parts.iter().map(|part| product_output(&part.product));
-                let then = p.parts.iter().flat_map(|part| &part.then);
-                results.chain(then.flat_map(|then| rows_outputs(&then.rows))).collect()
+                let then = p.parts.iter().flat_map(|part| {
+                    let outputs = part.then.iter().flat_map(|then| rows_outputs(&then.rows));
+                    outputs.skip(usize::from(part.in_place))
+                });
+                results.chain(then).collect()
             }
         }
     }
@@ -94,6 +97,7 @@ fn product_inputs(p: &Product) -> Vec<Argument> {
         batch_a.chain(p.m.iter().map(|l| (l.size, l.a))).chain(p.k.iter().map(|l| (l.size, l.a)));
     let b =
         batch_b.chain(p.n.iter().map(|l| (l.size, l.b))).chain(p.k.iter().map(|l| (l.size, l.b)));
+    let b = b.chain(p.borders.iter().map(|border| (border.size, border.step)));
     vec![Argument { dtype: p.dtype, len: extent(a) }, Argument { dtype: p.dtype, len: extent(b) }]
 }
 

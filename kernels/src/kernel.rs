@@ -11,7 +11,8 @@ use std::ops::Range;
 use ir::DType;
 use serde::{Deserialize, Serialize};
 
-use crate::rows::{ReduceOp, Rows};
+use crate::border::Border;
+use crate::rows::{Output, ReduceOp, Rows};
 
 /// One launch. The comment of each variant lists its inputs and outputs in order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -116,6 +117,9 @@ pub struct Product {
     pub accumulate: bool,
     /// F32 or F64, of all three.
     pub dtype: DType,
+    /// Dims of `b` with zeros around them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub borders: Vec<Border>,
 }
 
 impl Product {
@@ -132,6 +136,7 @@ impl Product {
             k: vec![LoopAB { size: k, a: 1, b: n }],
             accumulate: false,
             dtype,
+            borders: Vec::new(),
         }
     }
 
@@ -147,7 +152,8 @@ impl Product {
 }
 
 /// Products in one launch. An operand that several of them read is passed once. Outputs are the
-/// results of all products, then those of all [`Pointwise`] programs.
+/// results of all products, then those of all [`Pointwise`] programs; where a result is in place,
+/// its output is that of the program, which is not listed again.
 ///
 /// The bits of each result are those of its product alone, to which first the bias is added and
 /// then the addend, each with one rounding; those of a program the bits of a launch of its own.
@@ -173,6 +179,9 @@ pub struct ProductPart {
     pub product: Product,
     /// What is computed of the result while a block of it is in a cache.
     pub then: Option<Pointwise>,
+    /// Whether the result lies where that program's first output goes, and is overwritten by it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub in_place: bool,
 }
 
 /// A block program without sums over the points of products, run on each block of the last one.
@@ -199,7 +208,7 @@ pub enum Source {
 impl ProductPart {
     /// A product to which nothing is added.
     pub fn of(a: usize, b: usize, product: Product) -> ProductPart {
-        ProductPart { a, b, bias: None, addend: None, product, then: None }
+        ProductPart { a, b, bias: None, addend: None, product, then: None, in_place: false }
     }
 
     /// The numbers of all its operands.
@@ -210,6 +219,12 @@ impl ProductPart {
             Source::Result(_) => None,
         });
         [Some(self.a), Some(self.b), self.bias, self.addend].into_iter().flatten().chain(read)
+    }
+
+    /// The outputs of its program that lie beside the result.
+    pub fn beside(&self) -> &[Output] {
+        let outputs = self.then.as_ref().map_or(&[][..], |then| &then.rows.outputs);
+        outputs.get(usize::from(self.in_place)..).unwrap_or_default()
     }
 
     /// The first product whose result its program reads.

@@ -20,6 +20,7 @@
 //! Diagnostics: those of [`bounds`], all with exit code 6.
 #![deny(unsafe_code)]
 
+pub mod border;
 pub mod kernel;
 pub mod rows;
 
@@ -32,6 +33,7 @@ pub mod units;
 #[allow(unsafe_code)]
 pub mod cpu;
 
+pub use border::Border;
 pub use kernel::{
     Attention, Copy, CopyLoop, Dropout, Fill, Gather, Kernel, Line, Lines, LoopAB, LoopABC, LoopAC,
     LoopBC, Pointwise, Positions, Product, ProductPart, Products, Rope, Source, Window,

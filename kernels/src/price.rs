@@ -91,7 +91,8 @@ fn product_elements(p: &Product) -> [u64; 3] {
         * distinct(p.k.iter().map(|l| (l.size, l.a)));
     let b = distinct(p.batch.iter().map(|l| (l.size, l.b)))
         * distinct(p.n.iter().map(|l| (l.size, l.b)))
-        * distinct(p.k.iter().map(|l| (l.size, l.b)));
+        * distinct(p.k.iter().map(|l| (l.size, l.b)))
+        * p.borders.iter().map(|border| border.size as u64).product::<u64>();
     let [batch, m, n, _] = p.sizes().map(|s| s as u64);
     [a, b, batch * m * n * if p.accumulate { 2 } else { 1 }]
 }
@@ -124,7 +125,7 @@ fn products_bytes(p: &Products) -> Bytes {
                 *most = elements.max(*most);
             }
         }
-        written += c * p.dtype().size();
+        written += if part.in_place { 0 } else { c * p.dtype().size() };
         written += part.then.iter().map(|then| stored_bytes(&then.rows)).sum::<u64>();
     }
     Bytes(read.iter().sum::<u64>() * p.dtype().size() + written)

@@ -6,6 +6,7 @@
 
 use ir::DType;
 
+use crate::border::Border;
 use crate::kernel::{
     Attention, Copy, Dropout, Fill, Gather, Kernel, Line, Lines, Pointwise, Positions, Product,
     Products, Rope, Source, Window,
@@ -100,9 +101,25 @@ fn product(p: &Product) -> Verdict {
     b.extend(p.n.iter().map(|l| (l.size, l.b)).chain(p.k.iter().map(|l| (l.size, l.b))));
     let mut c = batch(|l| l.c);
     c.extend(p.m.iter().map(|l| (l.size, l.c)).chain(p.n.iter().map(|l| (l.size, l.c))));
+    b.extend(p.borders.iter().map(|border| (border.size, border.step)));
+    p.borders.iter().try_for_each(|at| border(p, at))?;
     nest(&a, 0)?;
     nest(&b, 0)?;
     injective(&c, 0)
+}
+
+/// A border of loops that are there and read nothing else.
+fn border(p: &Product, border: &Border) -> Verdict {
+    let (n, k) = (p.n.get(border.n), p.k.get(border.k));
+    let (Some(n), Some(k)) = (n, k) else { return Err("a border is of no loop".into()) };
+    require(n.b == 0 && k.b == 0, "a loop of a border reads by itself")?;
+    let same = p.borders.iter().filter(|other| other.n == border.n || other.k == border.k);
+    require(same.count() == 1, "a loop has two borders")?;
+    require(border.stride > 0 && border.spread > 0, "a border has no step")?;
+    let before = usize::try_from(border.before.unsigned_abs()).unwrap_or(usize::MAX);
+    small([border.stride, border.dilation, border.spread, border.size, border.step, before])?;
+    nest(&[(n.size, border.stride), (k.size, border.dilation)], before)?;
+    nest(&[(border.size, border.spread)], before)
 }
 
 fn products(p: &Products) -> Verdict {
@@ -118,6 +135,7 @@ fn products(p: &Products) -> Verdict {
     }
     for (at, part) in p.parts.iter().enumerate() {
         part.then.as_ref().map_or(Ok(()), |then| pointwise(p, at, then))?;
+        require(!part.in_place || can_be_in_place(p, at), "a result is lost before it is read")?;
     }
     for team in p.teams().into_iter().filter(|team| team.len() > 1) {
         let last = &p.parts[team.end - 1].product;
@@ -139,6 +157,20 @@ fn is_matrix(p: &Product, [_, m, n, _]: [usize; 4]) -> bool {
         fits
     });
     dense && p.batch.is_empty() && p.sizes()[1..3] == [m, n]
+}
+
+/// Whether the first output of a program can take the place of the result: it is as large, and
+/// nothing but the program reads the result.
+fn can_be_in_place(p: &Products, at: usize) -> bool {
+    let part = &p.parts[at];
+    let Some(then) = &part.then else { return false };
+    let whole = Access::full(then.rows.rows, then.rows.cols);
+    let is_whole = matches!(then.rows.outputs.first(),
+        Some(Output::Store { access, dtype, accumulate: false, .. })
+            if *access == whole && *dtype == p.dtype());
+    let others = p.parts.iter().enumerate().filter(|(other, _)| *other != at);
+    let mut read = others.flat_map(|(_, other)| &other.then).flat_map(|then| &then.inputs);
+    is_whole && !part.product.accumulate && read.all(|source| *source != Source::Result(at))
 }
 
 /// A program on the blocks of a product's result.

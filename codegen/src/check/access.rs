@@ -5,7 +5,7 @@ use std::ops::Range;
 use ir::DType;
 use kernels::arguments::Argument;
 use kernels::rows::{Access, Output, Rows};
-use kernels::{Kernel, Product};
+use kernels::{Kernel, Product, ProductPart};
 
 /// More runs of bytes than this are taken for the range from the first to the last. Chosen: a
 /// concatenation along the last dim of a batch of rows has one per row.
@@ -82,10 +82,13 @@ fn written(kernel: &Kernel, at: usize, argument: &Argument) -> (Vec<Range<usize>
         Kernel::Products(p) => match p.parts.get(at) {
             Some(part) => multiplied(&part.product),
             None => {
-                let then = p.parts.iter().flat_map(|part| &part.then);
-                let mut outputs = then.flat_map(|t| t.rows.outputs.iter().map(|o| (&t.rows, o)));
+                let beside = |part: &'_ ProductPart| -> Vec<_> {
+                    let rows = part.then.as_ref().map(|then| &then.rows);
+                    part.beside().iter().filter_map(|o| Some((rows?.clone(), o.clone()))).collect()
+                };
+                let mut outputs = p.parts.iter().flat_map(beside);
                 let output = outputs.nth(at - p.parts.len());
-                output.map_or((whole.clone(), false), |(rows, o)| stored(rows, o, whole))
+                output.map_or((whole.clone(), false), |(rows, o)| stored(&rows, &o, whole))
             }
         },
         Kernel::Rows(r) => stored(r, &r.outputs[at], whole),

@@ -5,8 +5,8 @@ use std::ops::Range;
 use ir::op::Convolution;
 use ir::program::Ref;
 use ir::{DType, Node, ValueId};
-use kernels::Kernel;
 use kernels::kernel::{Copy, CopyLoop, Line, Lines, LoopAB, LoopABC, LoopAC, LoopBC, Product};
+use kernels::{Border, Kernel};
 
 use super::Lower;
 use crate::catalogue::{look_up, row_major};
@@ -102,10 +102,10 @@ impl Lower<'_> {
     }
 
     /// A matrix product for each group, of the kernels and the image, which it reads at strides
-    /// that overlap; where zeros lie around or between elements, of a copy that has them.
+    /// that overlap, and zeros around and between its elements.
     ///
-    /// Legend: N samples, g groups, C and O channels of one, X, P, K, Y points of the image, of the
-    /// copy, of a kernel and of the result.
+    /// Legend: N samples, g groups, C and O channels of one, X, K, Y points of the image, of a
+    /// kernel and of the result.
     pub(super) fn convolution(
         &mut self,
         node: &Node,
@@ -116,34 +116,32 @@ impl Lower<'_> {
         };
         let (image, kernel) = (self.sizes(x)?, self.sizes(w)?);
         let result = self.sizes(node.result())?;
-        let (mut from, mut padded) = (self.home(x), image.clone());
-        if [&c.before, &c.after].into_iter().flatten().any(|n| *n != 0)
-            || c.spread.iter().any(|s| *s != 1)
-        {
-            let copy;
-            (copy, padded) = pad(c, &image, self.ty(x).dtype)?;
-            let to = self.scratch("padded", copy.zero_first, copy.dtype);
-            self.launch(Kernel::Copy(copy), vec![from], vec![to]);
-            from = to;
-        }
         let points = |of: &[usize]| of[2..].iter().product::<usize>();
-        let (p, k, y) = (points(&padded), points(&kernel), points(&result));
+        let (p, k, y) = (points(&image), points(&kernel), points(&result));
         let groups = image[1].checked_div(kernel[1]).unwrap_or(1);
         let (depth, outputs) = (kernel[1], kernel[0].checked_div(groups).unwrap_or(0));
-        let (of_p, of_k, of_y) = (row_major(&padded), row_major(&kernel), row_major(&result));
-        let spatial = || 2..image.len();
+        let (of_x, of_k, of_y) = (row_major(&image), row_major(&kernel), row_major(&result));
         let mut n = vec![LoopBC { size: image[0], b: image[1] * p, c: result[1] * y }];
-        n.extend(spatial().map(|at| LoopBC {
-            size: result[at],
-            b: c.stride[at - 2] * of_p[at],
-            c: of_y[at],
-        }));
         let mut sums = vec![LoopAB { size: depth, a: k, b: p }];
-        sums.extend(spatial().map(|at| LoopAB {
-            size: kernel[at],
-            a: of_k[at],
-            b: c.dilation[at - 2] * of_p[at],
-        }));
+        let mut borders = Vec::new();
+        for at in 2..image.len() {
+            let border = Border {
+                n: at - 1,
+                k: at - 1,
+                stride: c.stride[at - 2],
+                dilation: c.dilation[at - 2],
+                before: c.before[at - 2],
+                spread: c.spread[at - 2],
+                size: image[at],
+                step: of_x[at],
+            };
+            let moves = [c.before[at - 2], c.after[at - 2]] != [0, 0] || border.spread != 1;
+            let is_window = kernel[at] != 1 || moves;
+            let b = if is_window { 0 } else { border.stride * of_x[at] };
+            n.push(LoopBC { size: result[at], b, c: of_y[at] });
+            sums.push(LoopAB { size: kernel[at], a: of_k[at], b: 0 });
+            borders.extend(is_window.then_some(border));
+        }
         let group = LoopABC { size: groups, a: outputs * depth * k, b: depth * p, c: outputs * y };
         let product = Product {
             batch: if groups > 1 { vec![group] } else { Vec::new() },
@@ -152,44 +150,10 @@ impl Lower<'_> {
             k: sums,
             accumulate: false,
             dtype: self.ty(x).dtype,
+            borders,
         };
-        Ok((product, [self.home(w), from]))
+        Ok((product, [self.home(w), self.home(x)]))
     }
-}
-
-/// The image with zeros around and between its elements, and its dims then.
-fn pad(c: &Convolution, image: &[usize], dtype: DType) -> Result<(Copy, Vec<usize>), String> {
-    let number = |n: usize| i64::try_from(n).map_err(|_| "a size is too large".to_owned());
-    let mut padded = image[..2].to_vec();
-    // For each spatial dim, the first element that is kept, how many are, and where it stands.
-    let mut kept = Vec::new();
-    for (at, size) in image[2..].iter().enumerate() {
-        let (size, spread) = (number(*size)?, number(c.spread[at])?);
-        let whole = (size - 1) * spread + 1 + c.before[at] + c.after[at];
-        let first = round_up((-c.before[at]).max(0), spread);
-        let end = round_up((whole - c.before[at]).max(0), spread).min(size);
-        let count = (end - first).max(0);
-        let place = (first * spread + c.before[at]).max(0);
-        padded.push(usize::try_from(whole).map_err(|_| "pads cut more than there is")?);
-        kept.push((first as usize, count as usize, place as usize));
-    }
-    let (source, target) = (row_major(image), row_major(&padded));
-    let mut copy = Copy {
-        loops: (0..2)
-            .map(|at| CopyLoop { size: image[at], source: source[at], target: target[at] })
-            .collect(),
-        source_offset: 0,
-        target_offset: 0,
-        zero_first: padded.iter().product(),
-        dtype,
-    };
-    for (at, (first, count, place)) in kept.into_iter().enumerate() {
-        let (source, target) = (source[at + 2], target[at + 2]);
-        copy.source_offset += first * source;
-        copy.target_offset += place * target;
-        copy.loops.push(CopyLoop { size: count, source, target: target * c.spread[at] });
-    }
-    Ok((copy, padded))
 }
 
 /// Ascending dims, those that follow each other together.
@@ -202,9 +166,4 @@ fn runs(dims: &[usize]) -> Vec<Range<usize>> {
         }
     }
     runs
-}
-
-/// `n / by` rounded up, of numbers that are not negative.
-fn round_up(n: i64, by: i64) -> i64 {
-    (n + by - 1) / by
 }

@@ -42,7 +42,9 @@ pub(super) struct Multiplier {
 impl Multiplier {
     pub(super) fn new() -> Multiplier {
         let one = || vec![Loop { size: 0, strides: [0; 3] }];
-        Multiplier { nest: Nest { m: one(), n: one(), k: one(), accumulate: false } }
+        Multiplier {
+            nest: Nest { m: one(), n: one(), k: one(), accumulate: false, frames: Vec::new() },
+        }
     }
 
     /// `c (+)= a b` for `a[m, k]`, `b[k, n]`.
@@ -81,7 +83,7 @@ impl Multiplier {
 /// Scratch of the products of tiles.
 pub(super) fn multiplier_bytes<S>(a: &Attention) -> usize {
     let longest = a.dim.max(KEY_TILE);
-    tiles::scratch_bytes::<S>(longest, longest, longest)
+    tiles::scratch_bytes::<S>([longest; 3], 0)
 }
 
 /// The stream of a launch's dropout, and its first index.

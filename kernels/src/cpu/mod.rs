@@ -20,6 +20,7 @@ mod attention;
 mod attention_bwd;
 mod attention_few;
 mod block;
+mod frame;
 mod lines;
 mod moves;
 mod pack;

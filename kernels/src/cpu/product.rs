@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::Cpu;
 use super::block::{Patch, Sink};
+use super::frame::framed;
 use super::scratch::Bump;
 use super::tiles::{Epilogue, Loop, Nest, Part, Then, merge, points, scratch_bytes};
 use super::vector::Scalar;
@@ -30,7 +31,8 @@ pub(super) struct Plan {
 /// Bytes of scratch per thread.
 pub(super) fn scratch<S>(p: &Product) -> usize {
     let [_, m, n, k] = p.sizes();
-    scratch_bytes::<S>(m, n, k).max(scratch_bytes::<S>(n, m, k))
+    let borders = p.borders.len();
+    scratch_bytes::<S>([m, n, k], borders).max(scratch_bytes::<S>([n, m, k], borders))
 }
 
 /// Chooses which side of `c` runs along vectors. Multiplication commutes, so bits do not change.
@@ -43,6 +45,8 @@ pub(super) fn plan(p: &Product) -> Plan {
     let (rows, columns) = (points(&m), points(&n));
     let strided = contiguous(&m) && !contiguous(&n);
     let swapped = rows > columns && columns < 8 || strided && rows >= VECTOR.min(columns);
+    // Columns are packed with their borders, rows are not.
+    let swapped = swapped && p.borders.is_empty();
     let swap = |loops: Vec<Loop>| -> Vec<Loop> {
         let swap_one =
             |l: &Loop| Loop { strides: [l.strides[1], l.strides[0], l.strides[2]], ..*l };
@@ -50,10 +54,11 @@ pub(super) fn plan(p: &Product) -> Plan {
     };
     let accumulate = p.accumulate;
     if swapped {
-        let nest = Nest { m: swap(n), n: swap(m), k: swap(k), accumulate };
+        let frames = Vec::new();
+        let nest = Nest { m: swap(n), n: swap(m), k: swap(k), accumulate, frames };
         Plan { batch: swap(batch), nest, swapped }
     } else {
-        Plan { batch, nest: Nest { m, n, k, accumulate }, swapped }
+        Plan { batch, nest: Nest { m, n, k, accumulate, frames: framed(p) }, swapped }
     }
 }
 
@@ -68,11 +73,14 @@ pub(super) struct Plans {
 
 impl Plans {
     pub(super) fn new(p: &Products) -> Plans {
-        let patch = |then: &Pointwise| (Patch::new(&then.rows), then.inputs.clone());
+        let patch = |part: &ProductPart| {
+            let Pointwise { rows, inputs } = part.then.as_ref()?;
+            Some((Patch::new(rows, part.in_place), inputs.clone()))
+        };
         Plans {
             plans: p.parts.iter().map(|part| plan(&part.product)).collect(),
             teams: p.teams(),
-            patches: p.parts.iter().map(|part| part.then.as_ref().map(patch)).collect(),
+            patches: p.parts.iter().map(patch).collect(),
         }
     }
 }
@@ -179,22 +187,29 @@ struct Arguments<S> {
 }
 
 /// For each product, the arguments of the program on its result.
-fn arguments<S>(plans: &Plans, inputs: &[View], outputs: &[ViewMut]) -> Vec<Arguments<S>> {
+fn arguments<S>(
+    p: &Products,
+    plans: &Plans,
+    inputs: &[View],
+    outputs: &[ViewMut],
+) -> Vec<Arguments<S>> {
     let (results, mut then) = outputs.split_at(plans.plans.len());
-    let mut of_part = |patch: &Option<(Patch, Vec<Source>)>| {
-        let Some((patch, sources)) = patch else {
+    let mut of_part = |(at, patch): (usize, &Option<(Patch, Vec<Source>)>)| {
+        let Some((_, sources)) = patch else {
             return Arguments { inputs: Vec::new(), sinks: Vec::new() };
         };
-        let own;
-        (own, then) = then.split_at(patch.outputs());
+        let (part, own) = (&p.parts[at], results.get(at));
+        let beside;
+        (beside, then) = then.split_at(part.beside().len());
         let start = |source: &Source| match *source {
             Source::Operand(at) => inputs[at].start::<u8>().cast_mut(),
             Source::Result(at) => results[at].start::<u8>(),
         };
         let inputs = sources.iter().map(|source| Shared::new(start(source))).collect();
-        Arguments { inputs, sinks: Patch::sinks(own) }
+        let own = own.filter(|_| part.in_place).into_iter();
+        Arguments { inputs, sinks: Patch::sinks(own.chain(beside)) }
     };
-    plans.patches.iter().map(&mut of_part).collect()
+    plans.patches.iter().enumerate().map(&mut of_part).collect()
 }
 
 /// Runs several products of `S`, whose tasks are those of all, one team after the other.
@@ -208,7 +223,7 @@ pub(super) fn execute_all<S: Scalar>(
     let grid = |team: &Range<usize>| Grid::new(&plans.plans[team.start], cpu.threads());
     let tasks = plans.teams.iter().map(|team| grid(team).tasks()).sum();
     let cost = p.parts.iter().map(|part| cycles(&part.product)).sum();
-    let arguments = arguments::<S>(plans, inputs, outputs);
+    let arguments = arguments::<S>(p, plans, inputs, outputs);
     let run = |at: usize, grid: Grid, task: usize, scratch: &mut Bump| {
         let (part, plan) = (&p.parts[at], &plans.plans[at]);
         let placed = Placed::<S>::new(plan, &inputs[part.a], &inputs[part.b], &outputs[at]);

@@ -9,6 +9,7 @@
 //! computes it. That, and not the choice of tiles, makes its bits independent of all other sizes.
 
 use super::block::{Machine, Patch, Sink};
+use super::frame::{Frame, Framed};
 use super::pack::{pack_columns, pack_rows};
 use super::scratch::{Bump, lines_of};
 use super::vector::{Job, MAX_LANES, Scalar, Vector};
@@ -43,6 +44,8 @@ pub(super) struct Nest {
     pub(super) n: Vec<Loop>,
     pub(super) k: Vec<Loop>,
     pub(super) accumulate: bool,
+    /// The borders of `b`.
+    pub(super) frames: Vec<Framed>,
 }
 
 /// Number of points of a list of loops.
@@ -212,12 +215,13 @@ impl<S: Scalar> Epilogue<S> {
     }
 }
 
-/// Bytes of scratch that a part of at most `m` × `n` × `k` points takes.
-pub(super) fn scratch_bytes<S>(m: usize, n: usize, k: usize) -> usize {
+/// Bytes of scratch that a part of at most `m` × `n` × `k` points and some borders takes.
+pub(super) fn scratch_bytes<S>([m, n, k]: [usize; 3], borders: usize) -> usize {
     // A tile is at most 48 columns wide.
     let (mc, nc, kc) = (m.min(MC), (n + 47).min(NC), k.min(KC));
     let tables = 2 * (lines_of::<usize>(mc) + lines_of::<usize>(nc) + lines_of::<usize>(kc));
-    lines_of::<S>(mc * kc) + lines_of::<S>(nc * kc) + tables
+    let positions = lines_of::<isize>(borders * nc) + lines_of::<isize>(borders * kc);
+    lines_of::<S>(mc * kc) + lines_of::<S>(nc * kc) + tables + positions
 }
 
 impl<S: Scalar> Job<S> for Part<'_, S> {
@@ -240,6 +244,7 @@ pub(super) struct Block<'a, S> {
     pub(super) bk: &'a [usize],
     pub(super) bn: &'a [usize],
     pub(super) cn: &'a [usize],
+    pub(super) frame: Frame<'a>,
 }
 
 /// Tables and panels of one task.
@@ -252,6 +257,9 @@ struct Panels<S> {
     cn: *mut usize,
     ak: *mut usize,
     bk: *mut usize,
+    /// Positions along borders.
+    pn: *mut isize,
+    pk: *mut isize,
 }
 
 /// # Safety
@@ -272,7 +280,10 @@ unsafe fn part<V: Vector>(part: Part<V::Scalar>) {
         cn: part.scratch.take(nc),
         ak: part.scratch.take(kc),
         bk: part.scratch.take(kc),
+        pn: part.scratch.take(part.nest.frames.len() * nc),
+        pk: part.scratch.take(part.nest.frames.len() * kc),
     };
+    let frames = part.nest.frames.as_slice();
     let then = part.then.map(|then| {
         let machine = then.patch.machine::<V>(then.inputs, then.sinks, part.scratch);
         (machine, then.swapped)
@@ -284,6 +295,9 @@ unsafe fn part<V: Vector>(part: Part<V::Scalar>) {
         let (bn, cn) = unsafe { (table(panels.bn, n_len), table(panels.cn, n_len)) };
         fill_offsets(&part.nest.n, 1, n, bn);
         fill_offsets(&part.nest.n, 2, n, cn);
+        // SAFETY: as above.
+        let pn = unsafe { table(panels.pn, frames.len() * n_len) };
+        Frame::fill_n(frames, n, n_len, pn);
         for m in (m0..m1).step_by(MS) {
             let rows = [m, m1.min(m + MS)];
             for block in 0..k.div_ceil(KC).max(1) {
@@ -292,9 +306,13 @@ unsafe fn part<V: Vector>(part: Part<V::Scalar>) {
                 let (ak, bk) = unsafe { (table(panels.ak, k_len), table(panels.bk, k_len)) };
                 fill_offsets(&part.nest.k, 0, block * KC, ak);
                 fill_offsets(&part.nest.k, 1, block * KC, bk);
+                // SAFETY: as above.
+                let pk = unsafe { table(panels.pk, frames.len() * k_len) };
+                Frame::fill_k(frames, block * KC, k_len, pk);
+                let frame = Frame::new(frames, pn, pk);
                 let add = block > 0 || part.nest.accumulate;
                 let is_last = (block + 1) * KC >= k && !finish.is_none();
-                let tables = Tables { ak, bk, bn, cn, n, vectors, add };
+                let tables = Tables { ak, bk, bn, cn, frame, n, vectors, add };
                 let finish = if is_last { Some(&mut finish) } else { None };
                 // SAFETY: operands and panels hold the block, by the contract of the part.
                 unsafe { columns::<V>(&part, &panels, &tables, rows, finish) };
@@ -309,6 +327,7 @@ struct Tables<'a> {
     bk: &'a [usize],
     bn: &'a [usize],
     cn: &'a [usize],
+    frame: Frame<'a>,
     /// The first column.
     n: usize,
     /// Vectors of columns of a register tile.
@@ -330,14 +349,14 @@ unsafe fn columns<V: Vector>(
     [m0, m1]: [usize; 2],
     mut finish: Option<&mut Finish<'_, V>>,
 ) {
-    let &Tables { ak, bk, bn, cn, n, vectors, add } = tables;
+    let &Tables { ak, bk, bn, cn, frame, n, vectors, add } = tables;
     // SAFETY: the panels have room for the tables, and the operands hold their sums.
     unsafe {
-        if m1 - m0 <= THIN && ak.len() >= THIN && step(bn) == Some(1) {
+        if m1 - m0 <= THIN && ak.len() >= THIN && step(bn) == Some(1) && frame.is_none() {
             let (am, cm) = (table(panels.am, m1 - m0), table(panels.cm, m1 - m0));
             fill_offsets(&part.nest.m, 0, m0, am);
             fill_offsets(&part.nest.m, 2, m0, cm);
-            let block = Block { a: part.a, b: part.b, c: part.c, am, cm, ak, bk, bn, cn };
+            let block = Block { a: part.a, b: part.b, c: part.c, am, cm, ak, bk, bn, cn, frame };
             super::thin::multiply::<V>(&block, panels.b, add);
             if let Some(finish) = finish {
                 finish.finish(&block, m0, n);
@@ -352,7 +371,7 @@ unsafe fn columns<V: Vector>(
             let (am, cm) = (table(panels.am, m_len), table(panels.cm, m_len));
             fill_offsets(&part.nest.m, 0, m, am);
             fill_offsets(&part.nest.m, 2, m, cm);
-            let block = Block { a: part.a, b: part.b, c: part.c, am, cm, ak, bk, bn, cn };
+            let block = Block { a: part.a, b: part.b, c: part.c, am, cm, ak, bk, bn, cn, frame };
             match vectors {
                 3 => multiply::<V, 3>(&block, panels, m == m0, add),
                 _ => multiply::<V, 2>(&block, panels, m == m0, add),
@@ -368,7 +387,7 @@ unsafe fn columns<V: Vector>(
 ///
 /// `len` numbers have room at `start` and nobody else refers to them for `'a`.
 #[inline(always)]
-unsafe fn table<'a>(start: *mut usize, len: usize) -> &'a mut [usize] {
+unsafe fn table<'a, T>(start: *mut T, len: usize) -> &'a mut [T] {
     // SAFETY: by the contract of the function; any bits are a number.
     unsafe { std::slice::from_raw_parts_mut(start, len) }
 }
@@ -411,7 +430,11 @@ unsafe fn multiply<V: Vector, const C: usize>(
             let b = panels.b.add(i * width * k);
             if first {
                 let columns = &block.bn[i * width..][..columns.len()];
-                pack_columns::<V>(block.b, columns, block.bk, width, b);
+                if block.frame.is_none() {
+                    pack_columns::<V>(block.b, columns, block.bk, width, b);
+                } else {
+                    block.frame.pack(block.b, i * width, columns, block.bk, width, b);
+                }
             }
             let contiguous = step(columns) == Some(1);
             let mut done = 0;

@@ -3,8 +3,8 @@
 use gantline_kernels::cpu::{Cpu, Isa};
 use gantline_kernels::verify::verify;
 use gantline_kernels::{
-    Access, BinaryOp, Instr, Kernel, LoopAB, LoopABC, LoopAC, LoopBC, Output, Pointwise, Product,
-    ProductPart, Products, RowInput, Rows, Source, UnaryOp,
+    Access, BinaryOp, Border, Instr, Kernel, LoopAB, LoopABC, LoopAC, LoopBC, Output, Pointwise,
+    Product, ProductPart, Products, RowInput, Rows, Source, UnaryOp,
 };
 use ir::DType;
 
@@ -49,6 +49,118 @@ fn random_product(random: &mut Random, dtype: DType) -> Product {
             .collect(),
         accumulate: random.below(2) == 0,
         dtype,
+        borders: Vec::new(),
+    }
+}
+
+/// A convolution of two dims of an image of some channels as a product whose columns have borders,
+/// and what it computes: `image[C, Y, X]` and `kernels[O, C, V, U]`.
+struct Framed {
+    channels: usize,
+    outputs: usize,
+    image: [usize; 2],
+    kernel: [usize; 2],
+    result: [usize; 2],
+    stride: [usize; 2],
+    dilation: [usize; 2],
+    spread: [usize; 2],
+    before: [i64; 2],
+}
+
+impl Framed {
+    fn random(random: &mut Random) -> Framed {
+        let mut pair = |low: usize, most: usize| [0, 1].map(|_| low + random.below(most));
+        let (image, kernel, result) = (pair(1, 24), pair(1, 4), pair(1, 40));
+        let (stride, dilation) = (pair(1, 3), pair(1, 2));
+        let before = pair(0, 6).map(|n| n as i64 - 2);
+        let spread = if random.below(3) == 0 { [2, 1 + random.below(3)] } else { [1, 1] };
+        let (channels, outputs) = (1 + random.below(70), 1 + random.below(30));
+        Framed { channels, outputs, image, kernel, result, stride, dilation, spread, before }
+    }
+
+    fn product(&self, dtype: DType) -> Product {
+        let [points, taps, results] = [self.image, self.kernel, self.result].map(|[a, b]| a * b);
+        let (step, of_y) = ([self.image[1], 1], [self.result[1], 1]);
+        let side = |at: usize| LoopBC { size: self.result[at], b: 0, c: of_y[at] };
+        let tap = |at: usize| LoopAB { size: self.kernel[at], a: [self.kernel[1], 1][at], b: 0 };
+        let border = |at: usize| Border {
+            n: at,
+            k: 1 + at,
+            stride: self.stride[at],
+            dilation: self.dilation[at],
+            before: self.before[at],
+            spread: self.spread[at],
+            size: self.image[at],
+            step: step[at],
+        };
+        Product {
+            batch: Vec::new(),
+            m: vec![LoopAC { size: self.outputs, a: self.channels * taps, c: results }],
+            n: vec![side(0), side(1)],
+            k: vec![LoopAB { size: self.channels, a: taps, b: points }, tap(0), tap(1)],
+            accumulate: false,
+            dtype,
+            borders: vec![border(0), border(1)],
+        }
+    }
+
+    /// What one element of the result reads of the image for one tap, without the channel.
+    fn read(&self, y: [usize; 2], tap: [usize; 2]) -> Option<usize> {
+        let mut element = 0;
+        for at in 0..2 {
+            let position = (y[at] * self.stride[at] + tap[at] * self.dilation[at]) as i64;
+            let position = position - self.before[at];
+            let (size, spread) = (self.image[at] as i64, self.spread[at] as i64);
+            if position < 0 || position % spread != 0 || position / spread >= size {
+                return None;
+            }
+            element = element * self.image[at] + (position / spread) as usize;
+        }
+        Some(element)
+    }
+
+    fn reference(&self, kernels: &[f64], image: &[f64]) -> Vec<f64> {
+        let (points, taps) =
+            (self.image.iter().product::<usize>(), self.kernel[0] * self.kernel[1]);
+        let mut all = Vec::new();
+        for output in 0..self.outputs {
+            for y in 0..self.result[0] * self.result[1] {
+                let y = [y / self.result[1], y % self.result[1]];
+                let mut sum = 0.0;
+                for tap in 0..taps {
+                    let element = self.read(y, [tap / self.kernel[1], tap % self.kernel[1]]);
+                    for channel in 0..self.channels {
+                        let weight = kernels[(output * self.channels + channel) * taps + tap];
+                        sum += element.map_or(0.0, |e| weight * image[channel * points + e]);
+                    }
+                }
+                all.push(sum);
+            }
+        }
+        all
+    }
+}
+
+#[test]
+fn products_read_zeros_beyond_their_borders() {
+    for case in 0..60 {
+        let mut random = Random::new(case);
+        let framed = Framed::random(&mut random);
+        for dtype in [DType::F32, DType::F64] {
+            let p = framed.product(dtype);
+            let kernel = Kernel::Product(p.clone());
+            verify(&kernel).unwrap_or_else(|why| panic!("{p:?}: {why}"));
+            let lens: Vec<usize> =
+                kernel.inputs().iter().chain(&kernel.outputs()).map(|a| a.len).collect();
+            let [a, b, c] = [0, 1, 2].map(|i| Buffer::new(dtype, &random.numbers(lens[i])));
+            let want = framed.reference(&a.numbers(), &b.numbers());
+            for isa in sets() {
+                let inputs = [a.clone(), b.clone()];
+                let got = run_on_threads(isa, &kernel, &inputs, std::slice::from_ref(&c));
+                let tolerance = if dtype == DType::F32 { 1e-4 } else { 1e-13 };
+                assert_close(&got[0].numbers(), &want, tolerance, &format!("{case} {isa:?} {p:?}"));
+            }
+        }
     }
 }
 
@@ -187,6 +299,7 @@ fn random_program(random: &mut Random, results: usize, [m, n]: [usize; 2], dtype
 /// A program on the blocks of one result or of two has the bits that it has in a launch after them.
 #[test]
 fn programs_on_blocks_have_the_bits_of_a_launch_of_their_own() {
+    let mut in_place = 0;
     for case in 0..16 {
         let mut random = Random::new(case);
         let dtype = if case % 2 == 0 { DType::F32 } else { DType::F64 };
@@ -231,8 +344,22 @@ fn programs_on_blocks_have_the_bits_of_a_launch_of_their_own() {
             want.extend(run_on_threads(isa, &Kernel::Rows(rows.clone()), &passed, &old[results..]));
             let same = together.iter().zip(&want).all(|(a, b)| same_bits(a, b));
             assert!(same && together.len() == want.len(), "case {case}, {isa:?}: {kernel:?}");
+            let Kernel::Products(mut products) = kernel.clone() else { continue };
+            products.parts[results - 1].in_place = true;
+            let placed = Kernel::Products(products);
+            if verify(&placed).is_ok() {
+                // The result is not there, the program's first output is.
+                let (mut old, mut want) = (old.clone(), want.clone());
+                old.remove(results - 1);
+                want.remove(results - 1);
+                let found = run_on_threads(isa, &placed, &inputs, &old);
+                let same = found.iter().zip(&want).all(|(a, b)| same_bits(a, b));
+                assert!(same && found.len() == want.len(), "case {case}, {isa:?}: {placed:?}");
+                in_place += 1;
+            }
         }
     }
+    assert!(in_place >= 3, "only {in_place} results in place");
 }
 
 /// A result to which the bias and the addend of a part are added.

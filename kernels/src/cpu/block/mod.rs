@@ -170,24 +170,23 @@ fn combine<S: Scalar>(plan: &Plan, sinks: &[Sink<S>], outputs: &[ViewMut]) {
 pub(super) struct Patch(Plan<'static>);
 
 impl Patch {
-    /// A program whose outputs are stores and that reduces nothing.
-    pub(super) fn new(rows: &Rows) -> Patch {
-        Patch(Plan::of_patches(rows).into_owned())
+    /// A program whose outputs are stores and that reduces nothing. Where it is `in_place`, its
+    /// first output lies where one of its inputs does.
+    pub(super) fn new(rows: &Rows, in_place: bool) -> Patch {
+        let aliased = |at: usize| in_place && at == 0;
+        let aliased: Vec<bool> = (0..rows.outputs.len()).map(aliased).collect();
+        Patch(Plan::of_patches(rows, &aliased).into_owned())
     }
 
     /// Bytes of scratch of a machine.
     pub(super) fn scratch<S>(rows: &Rows) -> usize {
-        thread_bytes::<S>(&Plan::of_patches(rows))
-    }
-
-    /// How many outputs it has.
-    pub(super) fn outputs(&self) -> usize {
-        self.0.rows.outputs.len()
+        // Work in place needs the most registers.
+        thread_bytes::<S>(&Plan::of_patches(rows, &vec![true; rows.outputs.len()]))
     }
 
     /// Where the outputs go.
-    pub(super) fn sinks<S>(outputs: &[ViewMut]) -> Vec<Sink<S>> {
-        outputs.iter().map(|view| Sink::Memory(Shared::new(view.start::<u8>()))).collect()
+    pub(super) fn sinks<'a, S>(outputs: impl Iterator<Item = &'a ViewMut<'a>>) -> Vec<Sink<S>> {
+        outputs.map(|view| Sink::Memory(Shared::new(view.start::<u8>()))).collect()
     }
 
     /// What runs it in one task.

@@ -97,8 +97,8 @@ impl<'a> Plan<'a> {
     }
 
     /// Plans a kernel that reduces nothing for any rectangle of its points: blocks are pieces of
-    /// one row. No output shares memory with another argument.
-    pub(super) fn of_patches(rows: &'a Rows) -> Plan<'a> {
+    /// one row. `aliased` is as for [`Plan::new`].
+    pub(super) fn of_patches(rows: &'a Rows, aliased: &[bool]) -> Plan<'a> {
         check(rows);
         let (kinds, needed) = (kinds(rows), needed(rows));
         let once = once(rows, &kinds, &needed, false);
@@ -115,7 +115,7 @@ impl<'a> Plan<'a> {
             tasks: [1, 1],
             rows: Cow::Borrowed(rows),
         };
-        plan.place(&vec![false; rows.outputs.len()]);
+        plan.place(aliased);
         plan
     }
 

@@ -1,0 +1,200 @@
+//! Packing columns of an operand with borders: positions, and runs of columns side by side.
+
+use super::vector::Scalar;
+use crate::border::Border;
+use crate::kernel::Product;
+
+/// A border, and where its loops stand among those of `n` and `k`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Framed {
+    border: Border,
+    /// Points of the loops inside of that of `n`, and its size.
+    n: [usize; 2],
+    /// The same of `k`.
+    k: [usize; 2],
+}
+
+/// The borders of a product, the one whose columns lie side by side last.
+pub(super) fn framed(p: &Product) -> Vec<Framed> {
+    let place = |sizes: Vec<usize>, at: usize| [sizes[at + 1..].iter().product(), sizes[at]];
+    let frame = |border: &Border| Framed {
+        border: *border,
+        n: place(p.n.iter().map(|l| l.size).collect(), border.n),
+        k: place(p.k.iter().map(|l| l.size).collect(), border.k),
+    };
+    let mut found: Vec<Framed> = p.borders.iter().map(frame).collect();
+    found.sort_by_key(|framed| std::cmp::Reverse(framed.n[0]));
+    found
+}
+
+impl Framed {
+    fn fill([inside, size]: [usize; 2], by: usize, start: usize, positions: &mut [isize]) {
+        for (at, position) in positions.iter_mut().enumerate() {
+            *position = ((start + at) / inside % size * by) as isize;
+        }
+    }
+}
+
+/// Positions along the borders of a block of columns and a block of `k`.
+#[derive(Clone, Copy)]
+pub(super) struct Frame<'a> {
+    borders: &'a [Framed],
+    /// For each border, one for each column.
+    n: &'a [isize],
+    /// For each border, one for each point of `k`.
+    k: &'a [isize],
+}
+
+impl<'a> Frame<'a> {
+    pub(super) fn new(borders: &'a [Framed], n: &'a [isize], k: &'a [isize]) -> Frame<'a> {
+        Frame { borders, n, k }
+    }
+
+    pub(super) fn is_none(&self) -> bool {
+        self.borders.is_empty()
+    }
+
+    /// Fills the positions of columns from `start` on.
+    pub(super) fn fill_n(borders: &[Framed], start: usize, len: usize, table: &mut [isize]) {
+        for (framed, positions) in borders.iter().zip(table.chunks_exact_mut(len.max(1))) {
+            Framed::fill(framed.n, framed.border.stride, start, positions);
+        }
+    }
+
+    /// Fills the positions of points of `k` from `start` on, less what stands before.
+    pub(super) fn fill_k(borders: &[Framed], start: usize, len: usize, table: &mut [isize]) {
+        for (framed, positions) in borders.iter().zip(table.chunks_exact_mut(len.max(1))) {
+            Framed::fill(framed.k, framed.border.dilation, start, positions);
+            positions.iter_mut().for_each(|p| *p -= framed.border.before as isize);
+        }
+    }
+
+    /// How many columns from `first` on, of which `bn` has the other offsets, differ only in the
+    /// last border and there by its stride.
+    fn run(&self, first: usize, bn: &[usize]) -> usize {
+        let columns = self.n.len() / self.borders.len();
+        let last = self.borders.len() - 1;
+        let at = |border: usize, column: usize| self.n[border * columns + column];
+        let stride = self.borders[last].border.stride as isize;
+        let follows = |i: &usize| {
+            let column = first + i;
+            bn[*i] == bn[0]
+                && at(last, column) - at(last, column - 1) == stride
+                && (0..last).all(|border| at(border, column) == at(border, first))
+        };
+        (1..bn.len()).take_while(follows).count() + 1
+    }
+
+    /// Writes `panel[k, i]` for columns `first + i`, whose other offsets are `bn` and `bk`: what is
+    /// read there or zero, and zeros for `i` past `bn.len()`.
+    ///
+    /// # Safety
+    ///
+    /// `b` holds all sums of the tables and of the elements within the borders, the panel
+    /// `bk.len() * width` numbers.
+    #[inline(always)]
+    pub(super) unsafe fn pack<S: Scalar>(
+        &self,
+        b: *const S,
+        first: usize,
+        bn: &[usize],
+        bk: &[usize],
+        width: usize,
+        panel: *mut S,
+    ) {
+        let mut done = 0;
+        while done < bn.len() {
+            let len = self.run(first + done, &bn[done..]);
+            for (k, offset) in bk.iter().enumerate() {
+                // SAFETY: the panel holds `len` columns from `done` on.
+                unsafe {
+                    let target = panel.add(k * width + done);
+                    let source = b.wrapping_add(offset + bn[done]);
+                    self.pack_run(source, first + done, k, len, target);
+                }
+            }
+            done += len;
+        }
+        for k in 0..bk.len() {
+            for i in bn.len()..width {
+                // SAFETY: by the contract of the function.
+                unsafe { *panel.add(k * width + i) = S::ZERO };
+            }
+        }
+    }
+
+    /// Packs columns that are a run, for one point of `k`.
+    ///
+    /// # Safety
+    ///
+    /// As [`Frame::pack`].
+    #[inline(always)]
+    unsafe fn pack_run<S: Scalar>(
+        &self,
+        source: *const S,
+        first: usize,
+        k: usize,
+        len: usize,
+        target: *mut S,
+    ) {
+        let count = self.borders.len();
+        let (columns, points) = (self.n.len() / count, self.k.len() / count);
+        let position =
+            |border: usize| self.n[border * columns + first] + self.k[border * points + k];
+        let mut source = source;
+        for (at, framed) in self.borders[..count - 1].iter().enumerate() {
+            let Some(element) = framed.border.element(position(at)) else {
+                // SAFETY: by the contract of the function.
+                unsafe { zeros(target, 0..len) };
+                return;
+            };
+            source = source.wrapping_add(element * framed.border.step);
+        }
+        let border = &self.borders[count - 1].border;
+        let start = position(count - 1);
+        // SAFETY: what is read lies within the border, what is written among `len` numbers.
+        unsafe {
+            if border.spread == 1 {
+                let there = within(border, start, len);
+                zeros(target, 0..there.start);
+                zeros(target, there.end..len);
+                let step = border.stride * border.step;
+                let from = start + (there.start * border.stride) as isize;
+                let source = source.wrapping_offset(from * border.step as isize);
+                let (target, len) = (target.add(there.start), there.len());
+                if step == 1 {
+                    std::ptr::copy_nonoverlapping(source, target, len);
+                } else {
+                    (0..len).for_each(|i| *target.add(i) = *source.add(i * step));
+                }
+            } else {
+                for i in 0..len {
+                    let element = border.element(start + (i * border.stride) as isize);
+                    let read = |element: usize| *source.add(element * border.step);
+                    *target.add(i) = element.map_or(S::ZERO, read);
+                }
+            }
+        }
+    }
+}
+
+/// The points of a run of `len`, the first at position `start`, that are elements.
+#[inline(always)]
+fn within(border: &Border, start: isize, len: usize) -> std::ops::Range<usize> {
+    let (stride, size) = (border.stride, border.size as isize);
+    let until = |position: isize| {
+        let ahead = usize::try_from(position - start).unwrap_or(0);
+        if stride == 1 { ahead } else { ahead.div_ceil(stride) }
+    };
+    let end = until(size).min(len);
+    until(0).min(end)..end
+}
+
+/// # Safety
+///
+/// `target` has room for the range.
+#[inline(always)]
+unsafe fn zeros<S: Scalar>(target: *mut S, range: std::ops::Range<usize>) {
+    // SAFETY: by the contract of the function.
+    range.for_each(|i| unsafe { *target.add(i) = S::ZERO });
+}
