@@ -192,7 +192,7 @@ fn fold(Windows { size, stride, dilation, .. }: Windows) -> Line {
     Line::Fold { size, stride, dilation }
 }
 
-fn reduction(combiner: Combiner) -> ReduceOp {
+pub(crate) fn reduction(combiner: Combiner) -> ReduceOp {
     match combiner {
         Combiner::Sum => ReduceOp::Sum,
         Combiner::Max => ReduceOp::Max,

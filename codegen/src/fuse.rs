@@ -18,6 +18,7 @@ use ir::{Class, Function, Kind, Module, Node, Op, Value, ValueId};
 use crate::domain::{Domain, is_int_op_exact, widest};
 use crate::epilogue::{absorbed, epilogues};
 use crate::grouping::{Choice, Item, Problem, mask, ones};
+use crate::pool::pools;
 
 /// The most nodes of one group.
 const GROUP_NODES_MAX: usize = 160;
@@ -82,7 +83,8 @@ struct Groups<'f> {
 impl<'f> Groups<'f> {
     fn new(function: &'f Function, module: &Module) -> Groups<'f> {
         let count = function.nodes.len();
-        let absorbed = absorbed(function, &epilogues(function));
+        let mut absorbed = absorbed(function, &epilogues(function));
+        absorbed.extend(pools(function).keys());
         // What fits no domain even alone is left as it is, and refused where it has no kernel.
         let fusible = |at: usize| {
             !absorbed.contains(&at)

@@ -49,6 +49,7 @@ pub mod stored;
 pub mod domain;
 mod chunk;
 mod epilogue;
+mod pool;
 pub mod grouping;
 pub mod fuse;
 pub mod tile;

@@ -4,7 +4,7 @@ mod expand;
 mod group;
 mod pieces;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use ir::op::Collective;
@@ -18,6 +18,7 @@ use kernels::{Kernel, Pointwise, Product, ProductPart, Products, Source};
 use crate::arena::{Lifetime, pack};
 use crate::catalogue;
 use crate::chunk::Chunks;
+use crate::pool::pools;
 use crate::refusal::Refusal;
 use crate::tile::lower_kernel;
 use crate::update::Update;
@@ -64,8 +65,12 @@ pub(crate) fn lower_routine(
     lower.assign_slots(accumulate);
     // All that has no kernel is said at once, with the nodes that each sentence is about.
     let mut wrong: BTreeMap<Refusal, Vec<String>> = BTreeMap::new();
-    for (node, turn) in function.nodes.iter().zip(turns(function, module)) {
+    let pools = pools(function);
+    let windows: BTreeSet<usize> = pools.values().map(|pool| pool.from).collect();
+    for (at, (node, turn)) in function.nodes.iter().zip(turns(function, module)).enumerate() {
         let done = match turn {
+            Turn::Alone if windows.contains(&at) => Ok(()),
+            Turn::Alone if pools.contains_key(&at) => lower.pool(node, pools[&at]),
             Turn::Alone => lower.node(node),
             Turn::Together(members) => lower.products(&members),
             Turn::Done => Ok(()),

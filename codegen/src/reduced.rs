@@ -3,12 +3,16 @@
 use ir::op::Combiner;
 use ir::{Function, Node, Op, TensorType, Value, ValueId};
 
-/// Transposes what is reduced along other dims, so that these come last.
+use crate::pool::pools;
+
+/// Transposes what is reduced along other dims, so that these come last; but no windows of pools.
 ///
 /// Keeps results and their types; sums are added in the same order. O(nodes).
 pub fn put_reduced_dims_last(function: &mut Function) {
-    for mut node in std::mem::take(&mut function.nodes) {
+    let pools = pools(function);
+    for (at, mut node) in std::mem::take(&mut function.nodes).into_iter().enumerate() {
         let order = if let Op::Reduce { combiner, dims } = &node.op
+            && !pools.contains_key(&at)
             && function.ty(node.result()).dtype.is_float()
         {
             order(*combiner, dims, function.ty(node.operands[0]).ndim())

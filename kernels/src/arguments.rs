@@ -211,7 +211,11 @@ fn lines(l: &Lines, extent: usize, dtype: DType) -> Argument {
 fn lines_result(l: &Lines) -> Argument {
     let dtype = match l.how {
         Line::ArgMax | Line::Order { .. } => DType::I32,
-        Line::Cumulative(_) | Line::Prod | Line::Reverse | Line::Fold { .. } => l.dtype,
+        Line::Cumulative(_)
+        | Line::Prod
+        | Line::Reverse
+        | Line::Fold { .. }
+        | Line::Pool { .. } => l.dtype,
     };
     lines(l, l.result, dtype)
 }

@@ -427,6 +427,17 @@ pub enum Line {
         /// From one element of a window to the next.
         dilation: usize,
     },
+    /// One element for each window of `x`: the combination of its elements, in ascending order.
+    Pool {
+        /// How elements are combined.
+        op: ReduceOp,
+        /// As for a fold.
+        size: usize,
+        /// As for a fold.
+        stride: usize,
+        /// As for a fold.
+        dilation: usize,
+    },
 }
 
 impl Line {
@@ -439,6 +450,7 @@ impl Line {
             Line::Order { .. } => "order",
             Line::Reverse => "reverse",
             Line::Fold { .. } => "fold",
+            Line::Pool { .. } => "pool",
         }
     }
 }

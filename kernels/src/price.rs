@@ -263,6 +263,7 @@ fn lines_flops(l: &Lines) -> Flops {
         Line::Order { .. } => Flops(elements * u64::from(l.extent.max(2).ilog2())),
         Line::Reverse => Flops(0),
         Line::Cumulative(_) | Line::Prod | Line::ArgMax | Line::Fold { .. } => Flops(elements),
+        Line::Pool { size, .. } => Flops((l.outer * l.result * size * l.inner) as u64),
     }
 }
 
@@ -270,7 +271,11 @@ fn lines_bytes(l: &Lines) -> Bytes {
     let size = l.dtype.size();
     let written = match l.how {
         Line::ArgMax | Line::Order { .. } => 4,
-        Line::Cumulative(_) | Line::Prod | Line::Reverse | Line::Fold { .. } => size,
+        Line::Cumulative(_)
+        | Line::Prod
+        | Line::Reverse
+        | Line::Fold { .. }
+        | Line::Pool { .. } => size,
     };
     let lines = (l.outer * l.inner) as u64;
     Bytes(lines * (l.extent as u64 * size + l.result as u64 * written))

@@ -375,6 +375,13 @@ fn lines(l: &Lines) -> Verdict {
             let last = reach(count, stride) + reach(size, dilation);
             size > 0 && l.extent.is_multiple_of(size) && (count == 0 || last < l.result as u128)
         }
+        Line::Pool { size, stride, dilation, .. } => {
+            computes(l.dtype)?;
+            small([size, stride, dilation])?;
+            let reach = |count: usize, step: usize| count.saturating_sub(1) as u128 * step as u128;
+            let last = reach(l.result, stride) + reach(size, dilation);
+            size > 0 && (l.result == 0 || last < l.extent as u128)
+        }
     };
     require(fits, "lines do not have the length that they yield")
 }

@@ -7,7 +7,7 @@ use codegen::routines::routine;
 use ir::autodiff::differentiate;
 use ir::build::Builder;
 use ir::eval::eval;
-use ir::op::Binary;
+use ir::op::{Binary, Combiner, Windows};
 use ir::{DType, Kind, Module, Op, Tensor};
 use runtime::convert::{Stored, convert};
 use runtime::evaluate::Evaluation;
@@ -127,6 +127,40 @@ fn every_op_has_a_kernel_that_computes_what_the_interpreter_does() {
         let count = ran.get(name).copied().unwrap_or(0);
         let enough = count >= 20 || WITHOUT.contains(&name) || std::env::var("SEED").is_ok();
         assert!(enough, "{name} ran {count} times; refused are {refused:#?}");
+    }
+}
+
+/// What becomes of windows is one launch, which stores none of them, and what the interpreter
+/// computes, forward and backward.
+#[test]
+fn pools_are_one_launch() {
+    for seed in seeds(30) {
+        let mut r = Draws::new(seed);
+        let ndim = 1 + r.below(3);
+        let dim = r.below(ndim);
+        let mut dims = r.dims(ndim);
+        dims[dim] += 5;
+        let (size, stride, dilation) = (1 + r.below(3), 1 + r.below(3), 1 + r.below(2));
+        for combiner in Combiner::ALL {
+            let mut module = Module::new("m");
+            let mut b = Builder::new(&mut module, "f", Kind::Layer);
+            let x = r.signed(&dims);
+            let value = b.param("x", x.ty());
+            let windows = Op::Window(Windows { dim, size, stride, dilation });
+            let windows = b.push("windows", windows, &[value]);
+            let y = b.reduce("y", combiner, vec![dim + 1], windows);
+            b.finish(&[y]);
+            let what = format!("SEED={seed}, {combiner:?}\n{module}");
+            let mut table = KernelTable::default();
+            let function = module.function("f").expect("it was built");
+            let made = routine(function, &module, &[], &[], &mut table);
+            assert_eq!(made.expect("it has a kernel").instructions.len(), 1, "{what}");
+            let case = Case { op: Op::Reverse { dims: Vec::new() }, operands: vec![x] };
+            let found = compiled(&module, "f", &case.operands);
+            let wanted = eval(&module, "f", &case.operands).expect("it evaluates");
+            assert_equal(&found.unwrap_or_else(|why| panic!("{what}: {why}")), &wanted, &what);
+            backward(module, &case, &mut r, &what);
+        }
     }
 }
 

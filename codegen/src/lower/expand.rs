@@ -2,14 +2,15 @@
 
 use std::ops::Range;
 
-use ir::op::Convolution;
+use ir::op::{Convolution, Windows};
 use ir::program::Ref;
 use ir::{DType, Node, ValueId};
 use kernels::kernel::{Copy, CopyLoop, Line, Lines, LoopAB, LoopABC, LoopAC, LoopBC, Product};
 use kernels::{Border, Kernel};
 
 use super::Lower;
-use crate::catalogue::{look_up, row_major};
+use crate::catalogue::{look_up, reduction, row_major};
+use crate::pool::Pool;
 use crate::refusal::Refusal;
 
 impl Lower<'_> {
@@ -90,6 +91,24 @@ impl Lower<'_> {
             self.launch(Kernel::Lines(lines), vec![from], vec![target]);
             from = target;
         }
+        Ok(())
+    }
+
+    /// One number for each window.
+    pub(super) fn pool(&mut self, node: &Node, pool: Pool) -> Result<(), Refusal> {
+        let Windows { dim, size, stride, dilation } = pool.windows;
+        let x = self.function.nodes[pool.from].operands[0];
+        let sizes = self.sizes(x)?;
+        let lines = Lines {
+            outer: sizes[..dim].iter().product(),
+            extent: sizes[dim],
+            result: self.sizes(node.result())?[dim],
+            inner: sizes[dim + 1..].iter().product(),
+            how: Line::Pool { op: reduction(pool.combiner), size, stride, dilation },
+            dtype: self.ty(x).dtype,
+        };
+        let (from, to) = (self.home(x), self.home(node.result()));
+        self.launch(Kernel::Lines(lines), vec![from], vec![to]);
         Ok(())
     }
 

@@ -147,6 +147,15 @@ fn typed<T: Number>(cpu: &Cpu, l: &Lines, inputs: &[View], outputs: &[ViewMut]) 
                 }
             });
         }
+        Line::Pool { op, size, stride, dilation } => {
+            each(cpu, l, inputs, outputs, |x: &Strided<T>, y| {
+                for at in 0..y.len {
+                    let element = |tap: usize| x.get(at * stride + tap * dilation);
+                    let all = (1..size).map(element);
+                    y.set(at, all.fold(element(0), |sum: T, next| sum.combined(next, op)));
+                }
+            });
+        }
     }
 }
 
