@@ -101,8 +101,11 @@ fn product(p: &Product) -> Verdict {
     b.extend(p.n.iter().map(|l| (l.size, l.b)).chain(p.k.iter().map(|l| (l.size, l.b))));
     let mut c = batch(|l| l.c);
     c.extend(p.m.iter().map(|l| (l.size, l.c)).chain(p.n.iter().map(|l| (l.size, l.c))));
-    b.extend(p.borders.iter().map(|border| (border.size, border.step)));
     p.borders.iter().try_for_each(|at| border(p, at))?;
+    // Loops of borders have no elements of their own: what is read is counted by the borders.
+    let held = b.iter().copied().filter(|(_, stride)| *stride > 0);
+    let held = held.chain(p.borders.iter().map(|border| (border.size, border.step)));
+    nest(&held.collect::<Vec<_>>(), 0)?;
     nest(&a, 0)?;
     nest(&b, 0)?;
     injective(&c, 0)

@@ -141,6 +141,23 @@ impl Framed {
     }
 }
 
+/// A layer of a large network has more points times taps than there can be elements.
+#[test]
+fn large_convolutions_can_be_executed() {
+    let framed = Framed {
+        channels: 64,
+        outputs: 64,
+        image: [224; 2],
+        kernel: [3; 2],
+        result: [224; 2],
+        stride: [1; 2],
+        dilation: [1; 2],
+        spread: [1; 2],
+        before: [1; 2],
+    };
+    assert_eq!(verify(&Kernel::Product(framed.product(DType::F32))), Ok(()));
+}
+
 #[test]
 fn products_read_zeros_beyond_their_borders() {
     for case in 0..60 {
