@@ -24,9 +24,9 @@ type Mask = u128;
 /// The most nodes of a function that are searched and bounded: those of a [`Mask`].
 const ITEMS_MAX: usize = 128;
 
-/// The most tries to assign a node. Chosen: some milliseconds; the layers of all models in the
-/// tests need fewer.
-const TRIES_MAX: usize = 4_000;
+/// The most pairs of groups that are looked at to bound assignments. Chosen: some tens of
+/// milliseconds; nearly all layers of the models in the tests need fewer.
+const PAIRS_MAX: usize = 2_500_000;
 
 /// The most tries to extend a clique. Chosen as above.
 const CLIQUE_TRIES_MAX: usize = 20_000;
@@ -40,7 +40,7 @@ pub struct Choice {
     pub greedy: u64,
     /// No grouping is cheaper than this.
     pub bound: u64,
-    /// How often a node was assigned.
+    /// How many assignments of a node were bounded.
     pub tries: usize,
 }
 
@@ -260,10 +260,11 @@ impl<'f> Problem<'f> {
             root,
             known: HashMap::new(),
             tries: 0,
+            pairs: 0,
         };
         search.assign(0, &mut Vec::new());
-        let Search { best: (price, groups), tries, .. } = search;
-        let bound = if tries < TRIES_MAX { price } else { root };
+        let Search { best: (price, groups), tries, pairs, .. } = search;
+        let bound = if pairs < PAIRS_MAX { price } else { root };
         let greedy = work.price();
         let choice = Choice { work: self.work(&groups), greedy, bound, tries };
         (groups, choice)
@@ -281,6 +282,8 @@ struct Search<'p, 'f> {
     root: u64,
     known: Known,
     tries: usize,
+    /// Pairs of groups that were looked at.
+    pairs: usize,
 }
 
 impl Search<'_, '_> {
@@ -307,6 +310,8 @@ impl Search<'_, '_> {
             }
             groups[place] |= bit(at);
             let len = if group == 0 { groups.len() } else { groups.len() - 1 };
+            self.tries += 1;
+            self.pairs += len * len;
             children.push((problem.least(done, &groups[..len]).price(), place));
             groups[place] = group;
         }
@@ -314,10 +319,9 @@ impl Search<'_, '_> {
         // Stable: of equal ones the new group comes first, then the latest.
         children.sort_by_key(|(bound, _)| *bound);
         for (bound, place) in children {
-            if bound >= self.best.0 || self.best.0 <= self.root || self.tries >= TRIES_MAX {
+            if bound >= self.best.0 || self.best.0 <= self.root || self.pairs >= PAIRS_MAX {
                 return;
             }
-            self.tries += 1;
             if place == groups.len() {
                 groups.push(bit(at));
                 self.assign(at + 1, groups);
