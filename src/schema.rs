@@ -310,6 +310,7 @@ pub const DOCUMENTS: &[Document] = &[
             may("searched", Kind::Count, "of shares: groups with so many samples, searched"),
             may("microbatch_count", Kind::Count, "of stages: micro-batches of a step"),
             may("all_cuts", Kind::Flag, "of stages: whether all cuts of the layers were tried"),
+            is("complete", Kind::Flag, "whether no candidate was left out unseen"),
             is("groups", Kind::List, "groups: device, first_rank, ranks, samples, layers, plan"),
         ],
     },

@@ -19,7 +19,7 @@ pub struct CompareArgs {
     #[command(flatten)]
     pub asked: Asked,
     /// A configuration, as `plan` prints it: "tp=8 pp=8 dp=16 mbs=1 sp zero=1"; may be repeated
-    #[arg(long, value_name = "PLAN", required = true)]
+    #[arg(long, value_name = "PLAN", required = true, allow_hyphen_values = true)]
     pub with: Vec<String>,
 }
 

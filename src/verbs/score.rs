@@ -32,7 +32,7 @@ pub struct Args {
     #[arg(long, value_name = "PRESET|FILE", default_value = "h100")]
     pub cluster: String,
     /// The layout in one text, such as "tp=8 pp=4 dp=2 mbs=1 sp zero=1"; other flags override it
-    #[arg(long, value_name = "TEXT", default_value = "")]
+    #[arg(long, value_name = "TEXT", default_value = "", allow_hyphen_values = true)]
     pub config: String,
     /// The layout in a file: a script with flags of Megatron-LM, JSON of DeepSpeed or Calculon,
     /// TOML of torchtitan, our own TOML, or what `plan --json` prints; other flags override it

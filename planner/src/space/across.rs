@@ -6,10 +6,15 @@
 //! cross from one group to the next. Schedules are 1F1B; neither context parallelism, offload nor
 //! sharding beyond the optimizer's state is tried.
 //!
-//! Candidates are looked at in the order of a bound of their steps, `m · 1 / Σ 1/Tᵢ` with `Tᵢ`
-//! seconds of all layers on one stage's devices: no cut has a faster slowest stage. Where a
-//! candidate has few cuts of its layers, all are tried; where it has many, the one whose slowest
-//! stage is fastest, and those that moving single layers from there leads to.
+//! Candidates are looked at in the order of a bound of their steps. With `Tᵢ` seconds of all layers
+//! on one stage's devices, no cut has a slowest stage faster than `t = 1 / Σ 1/Tᵢ`, and all stages
+//! together take the least `T` at least. The slowest stage s, which works on m micro-batches, waits
+//! for the stages before it and for those after it, so that a step takes at least `Σ_{i<s} + m t`
+//! and `T + Σ_{i>s} + (m − p + s) t`; as no stage is slower, the latter is `2T + (m − p − 1) t` or
+//! more where m > p.
+//!
+//! Where a candidate has few cuts of its layers, all are tried; where it has many, the one whose
+//! slowest stage is fastest, and those that moving single layers from there leads to.
 
 use std::collections::BTreeMap;
 
@@ -32,6 +37,16 @@ mod tests;
 
 /// Cuts of the layers that are all tried. Chosen: some milliseconds.
 const CUTS_MAX: u64 = 400;
+/// How much slower than the best so far a balanced cut may be to have its layers moved. Chosen.
+const NEAR: f64 = 1.2;
+/// Candidates that are kept, those with the least bounds. Chosen: some megabytes.
+const CANDIDATES_MAX: usize = 20_000;
+/// Stages that are priced at most. Chosen: some seconds.
+const WORK_MAX: u64 = 8_000_000;
+/// Stages that are priced at most to move the layers of one candidate. Chosen: some milliseconds.
+const MOVES_MAX: u64 = 50_000;
+/// Stages beyond which layers move between neighbours alone. Chosen: as for [`MOVES_MAX`].
+const ALL_PAIRS_MAX: usize = 16;
 /// Groups of a pipeline at most: each order of them is looked at.
 const ORDERED_MAX: usize = 4;
 /// What is computed again.
@@ -78,6 +93,8 @@ pub struct Across {
     pub priced: u64,
     /// Whether every cut of the layers was tried.
     pub all_cuts: bool,
+    /// Whether no candidate was left out unseen.
+    pub complete: bool,
 }
 
 /// One group of a candidate: its place, and the key of its tables.
@@ -95,6 +112,8 @@ struct Candidate {
     used: Vec<Used>,
     count: u64,
     bound_s: f64,
+    /// Not above the slowest stage of any cut.
+    pace_s: f64,
 }
 
 /// The search.
@@ -102,8 +121,12 @@ struct Search<'a> {
     asked: &'a Asked<'a>,
     frames: Vec<Frame>,
     estimators: &'a [Estimator<'a>],
-    prices: BTreeMap<(usize, Inside), Prices>,
+    /// Tables, with the seconds of all layers by what is computed again.
+    prices: BTreeMap<(usize, Inside), (Prices, [f64; 3])>,
+    /// Cuts that were priced, and their stages.
     priced: u64,
+    work: u64,
+    complete: bool,
 }
 
 /// The best cut that was found of a candidate.
@@ -124,8 +147,15 @@ pub fn across(asked: &Asked<'_>, below_s: f64) -> Result<Option<Across>, Diagnos
     let frame =
         |group| Frame::new(asked.work, asked.devices(group), asked.batch(), asked.limits.clone());
     let frames = (0..count).map(frame).collect();
-    let mut search =
-        Search { asked, frames, estimators: &estimators, prices: BTreeMap::new(), priced: 0 };
+    let mut search = Search {
+        asked,
+        frames,
+        estimators: &estimators,
+        prices: BTreeMap::new(),
+        priced: 0,
+        work: 0,
+        complete: true,
+    };
     Ok(search.fastest(below_s))
 }
 
@@ -188,11 +218,17 @@ impl Search<'_> {
         for order in orders(self.estimators.len()) {
             self.candidates(&order, below_s, &mut candidates);
         }
-        candidates.sort_by(|a, b| a.bound_s.total_cmp(&b.bound_s));
+        self.keep_least(&mut candidates);
         let mut best: Option<(Candidate, Cut)> = None;
         let mut seconds = below_s;
         for candidate in candidates {
             if candidate.bound_s >= seconds * (1.0 - ROUNDING) {
+                // What was left out has no lower bound.
+                self.complete = true;
+                break;
+            }
+            if self.work > WORK_MAX {
+                self.complete = false;
                 break;
             }
             let Some(cut) = self.cut(&candidate, seconds) else { continue };
@@ -203,6 +239,15 @@ impl Search<'_> {
         }
         let (candidate, cut) = best?;
         Some(self.told(&candidate, cut))
+    }
+
+    /// Sorts candidates by their bounds, and leaves out the last of too many.
+    fn keep_least(&mut self, candidates: &mut Vec<Candidate>) {
+        candidates.sort_by(|a, b| a.bound_s.total_cmp(&b.bound_s));
+        if candidates.len() > CANDIDATES_MAX {
+            candidates.truncate(CANDIDATES_MAX);
+            self.complete = false;
+        }
     }
 
     /// Pipelines over groups in an order whose bound is below `below_s`.
@@ -229,6 +274,9 @@ impl Search<'_> {
                 for used in products(&insides) {
                     self.with_states(used, limits, below_s, found);
                 }
+                if found.len() > 2 * CANDIDATES_MAX {
+                    self.keep_least(found);
+                }
             }
         }
     }
@@ -244,8 +292,9 @@ impl Search<'_> {
         for tp in ranks.filter(|tp| frame.heads.is_multiple_of(*tp) && allow(Knob::Tp, *tp)) {
             let mut experts = vec![1, gcd(frame.experts, dp * tp)];
             experts.dedup();
-            let cuts = if tp > 1 && frame.seq > 1 { vec![true, false] } else { vec![false] };
-            for (ep, sp) in products_of(&experts, &cuts) {
+            let cuts = if tp > 1 && frame.seq > 1 { &[true, false][..] } else { &[false] };
+            let pairs = experts.iter().flat_map(|ep| cuts.iter().map(|sp| (*ep, *sp)));
+            for (ep, sp) in pairs {
                 if !allow(Knob::Ep, ep) || !allow(Knob::Sp, u32::from(sp)) {
                     continue;
                 }
@@ -280,17 +329,21 @@ impl Search<'_> {
             return;
         }
         let count = u64::from(self.asked.batch() / dp / microbatch);
-        for (number, recompute) in AGAIN {
+        for (again, (number, recompute)) in AGAIN.into_iter().enumerate() {
             let keep = usize::from(recompute != Recompute::Full);
             let as_kept = recompute == Recompute::Attention || limits.allow(Knob::Keep, keep);
             if !as_kept || !limits.allow(Knob::Recompute, number) {
                 continue;
             }
-            let mut speed = 0.0;
+            let (mut speed, mut least_s) = (0.0, f64::INFINITY);
             for used in &used {
-                speed += f64::from(used.stages) / self.layers_s(used, recompute);
+                let layers_s = self.layers_s(used)[again];
+                speed += f64::from(used.stages) / layers_s;
+                least_s = layers_s.min(least_s);
             }
-            let bound_s = count as f64 / speed;
+            let (m, p) = (count as f64, f64::from(pp));
+            let full_s = 2.0 * least_s + (m - p - 1.0) / speed;
+            let bound_s = (m / speed).max(if m > p { full_s } else { 0.0 });
             if bound_s >= below_s {
                 continue;
             }
@@ -302,35 +355,35 @@ impl Search<'_> {
                     let c = &mut used.configuration;
                     (c.pp, c.recompute, c.zero) = (pp, recompute, Zero { stage, shard: 0 });
                 }
-                found.push(Candidate { used, count, bound_s });
+                found.push(Candidate { used, count, bound_s, pace_s: 1.0 / speed });
             }
         }
     }
 
-    fn price(&mut self, used: &Used) -> &Prices {
+    fn prices(&self, used: &Used) -> &Prices {
+        let alike = self.estimators[used.group].inside_alike(used.inside);
+        &self.prices[&(used.group, alike)].0
+    }
+
+    /// Seconds of a micro-batch of all layers on the devices of one stage, by what is computed
+    /// again.
+    fn layers_s(&mut self, used: &Used) -> [f64; 3] {
         let estimators = self.estimators;
         let estimator = &estimators[used.group];
         let key = (used.group, estimator.inside_alike(used.inside));
-        self.prices.entry(key).or_insert_with(|| estimator.prices(key.1))
-    }
-
-    fn prices(&self, used: &Used) -> &Prices {
-        let alike = self.estimators[used.group].inside_alike(used.inside);
-        &self.prices[&(used.group, alike)]
-    }
-
-    /// Seconds of a micro-batch of all layers on the devices of one stage.
-    fn layers_s(&mut self, used: &Used, recompute: Recompute) -> f64 {
-        let layers = self.price(used).layers.iter();
-        let seconds = layers.map(|(count, price)| {
-            let again = match recompute {
-                Recompute::Attention => price.attention_again.total_s(),
-                Recompute::Full => price.forward_again.total_s(),
-                Recompute::None | Recompute::Auto | Recompute::Layers(_) => 0.0,
-            };
-            f64::from(*count) * (price.forward.total_s() + price.backward.total_s() + again)
-        });
-        seconds.sum()
+        let new = || {
+            let prices = estimator.prices(key.1);
+            let mut seconds = [0.0; 3];
+            for (count, price) in &prices.layers {
+                let both_s = price.forward.total_s() + price.backward.total_s();
+                let again = [0.0, price.attention_again.total_s(), price.forward_again.total_s()];
+                for (seconds, again_s) in seconds.iter_mut().zip(again) {
+                    *seconds += f64::from(*count) * (both_s + again_s);
+                }
+            }
+            (prices, seconds)
+        };
+        self.prices.entry(key).or_insert_with(new).1
     }
 
     fn sections<'b>(&'b self, candidate: &'b Candidate) -> Vec<Section<'b>> {
@@ -367,6 +420,7 @@ impl Search<'_> {
         let seconds = |step: &LineStep| step.breakdown.total_s();
         if let Some(cuts) = few_cuts(self.asked.work.depth(), pp) {
             self.priced += cuts.len() as u64;
+            self.work += cuts.len() as u64 * u64::from(pp);
             let steps = cuts.into_iter().filter_map(|layers| {
                 let step = self.step(candidate, &layers)?;
                 Some(Cut { layers, step, all_cuts: true })
@@ -376,10 +430,12 @@ impl Search<'_> {
         let mut layers = self.balanced(candidate, below_s)?;
         let mut step = self.step(candidate, &layers)?;
         self.priced += 1;
-        loop {
+        let work = self.work;
+        while seconds(&step) < NEAR * below_s && self.work - work < MOVES_MAX {
             let mut better: Option<(Vec<u32>, LineStep)> = None;
-            for moved in moves(&layers, false) {
+            for moved in moves(&layers, layers.len() > ALL_PAIRS_MAX) {
                 self.priced += 1;
+                self.work += u64::from(pp);
                 let Some(other) = self.step(candidate, &moved) else { continue };
                 let now = better.as_ref().map_or(seconds(&step), |(_, step)| seconds(step));
                 if seconds(&other) < now * (1.0 - ROUNDING) {
@@ -393,9 +449,9 @@ impl Search<'_> {
     }
 
     /// The cut whose slowest stage is the fastest of those that fit, by halves of its time.
-    fn balanced(&self, candidate: &Candidate, below_s: f64) -> Option<Vec<u32>> {
+    fn balanced(&mut self, candidate: &Candidate, below_s: f64) -> Option<Vec<u32>> {
         let m = candidate.count as f64;
-        let (mut low, mut high) = (candidate.bound_s / m, below_s.min(f64::MAX) / m);
+        let (mut low, mut high) = (candidate.pace_s, below_s.min(f64::MAX) / m);
         let mut best = self.filled(candidate, high)?;
         // Halved until a thousandth of it is left.
         while high - low > 1e-3 * high {
@@ -411,9 +467,10 @@ impl Search<'_> {
 
     /// Stages of which none takes longer than `pace_s` or holds too much, as many layers in each as
     /// there can be.
-    fn filled(&self, candidate: &Candidate, pace_s: f64) -> Option<Vec<u32>> {
+    fn filled(&mut self, candidate: &Candidate, pace_s: f64) -> Option<Vec<u32>> {
         let depth = self.asked.work.depth();
         let pp = candidate.used[0].configuration.pp;
+        self.work += u64::from(depth);
         let (mut index, mut from) = (0, 0);
         let mut sizes = Vec::new();
         for (section, used) in self.sections(candidate).iter().zip(&candidate.used) {
@@ -469,10 +526,7 @@ impl Search<'_> {
             microbatch_count: candidate.count,
             priced: self.priced,
             all_cuts,
+            complete: self.complete,
         }
     }
-}
-
-fn products_of(experts: &[u32], cuts: &[bool]) -> Vec<(u32, bool)> {
-    experts.iter().flat_map(|ep| cuts.iter().map(|sp| (*ep, *sp))).collect()
 }

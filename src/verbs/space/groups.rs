@@ -231,6 +231,7 @@ pub fn document(mixed: &Mixed, way: &Grouped) -> Value {
         "searched": shared.map(|shared| shared.searched),
         "microbatch_count": across.map(|across| across.microbatch_count),
         "all_cuts": across.map(|across| across.all_cuts),
+        "complete": across.is_none_or(|across| across.complete),
         "groups": rows(mixed, way).iter().map(Row::told).collect::<Vec<_>>(),
     })
 }
@@ -356,6 +357,9 @@ pub fn page(mixed: &Mixed, way: &Grouped) -> String {
                 true => "all cuts of the layers were tried\n",
                 false => "its cut is balanced, and no layer moved makes it faster\n",
             };
+            if !across.complete {
+                text += "the search was cut off\n";
+            }
         }
     }
     text
