@@ -66,7 +66,7 @@ impl Section<'_> {
     fn told(&self, run: &Run, stage: &Stage, count: u64) -> StageCost {
         StageCost {
             seconds: stage.total_s(),
-            busy_s: stage.pass.busy_s() + stage.again_s,
+            busy_s: stage.pass.busy_s() + stage.again_busy_s,
             memory: self.terms().held(self.configuration, self.prices, run, stage, count),
         }
     }

@@ -11,6 +11,8 @@ pub(super) struct Stage {
     pub(super) layers: f64,
     pub(super) pass: Pass,
     pub(super) again_s: f64,
+    /// What of it a device computes; the rest are collectives and waiting for the host.
+    pub(super) again_busy_s: f64,
     pub(super) forward_s: f64,
     pub(super) backward_s: f64,
     pub(super) forward_late_s: f64,
@@ -172,18 +174,21 @@ fn add_bytes(stage: &mut Stage, c: &Configuration, Part { price, count, whole }:
 }
 
 fn add_passes(stage: &mut Stage, c: &Configuration, Part { price, count, whole }: Part<'_>) {
-    let mut again_s = 0.0;
+    let (mut again_s, mut again_busy_s) = (0.0, 0.0);
     if let Some(whole) = whole {
         if c.recompute == Recompute::Attention {
             again_s += price.attention_again.total_s() * count;
+            again_busy_s += price.attention_again.busy_s() * count;
         }
         if whole > 0.0 {
             again_s += price.forward_again.total_s() * whole;
+            again_busy_s += price.forward_again.busy_s() * whole;
             stage.backward_late_s += price.forward_late_s * whole;
         }
     }
     stage.pass += (price.forward + price.backward) * count;
     stage.again_s += again_s;
+    stage.again_busy_s += again_busy_s;
     stage.forward_s += price.forward.total_s() * count;
     stage.backward_s += price.backward.total_s() * count + again_s;
     stage.forward_late_s += price.forward_late_s * count;

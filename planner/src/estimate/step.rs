@@ -158,7 +158,7 @@ impl Terms<'_> {
         self.after_of(c, prices, &stages, count).tell(&mut step.breakdown);
         let mut busy_s = 0.0;
         for (run, stage) in &stages {
-            busy_s += (stage.pass.busy_s() + stage.again_s) * f64::from(run.count);
+            busy_s += (stage.pass.busy_s() + stage.again_busy_s) * f64::from(run.count);
             // Of equal stages the first has the most in flight.
             let memory = self.held(c, prices, run, stage, count);
             if run.index == 0 {
@@ -168,7 +168,12 @@ impl Terms<'_> {
                 step.memory = memory;
             }
         }
-        step.busy_s = count as f64 * busy_s / f64::from(c.pp) + step.breakdown.optimizer_s;
+        // A host that updates leaves the device waiting.
+        let update_s = match c.offload.optimizer {
+            Place::Device => step.breakdown.optimizer_s,
+            Place::Host | Place::Disk => 0.0,
+        };
+        step.busy_s = count as f64 * busy_s / f64::from(c.pp) + update_s;
         step
     }
 
