@@ -17,6 +17,7 @@
 
 pub mod detect;
 mod draft;
+pub(crate) mod names;
 mod print;
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Cluster, Level};
+use super::{Cluster, Level, names};
 use crate::machine::Machine;
 use crate::quantity::Unit;
 
@@ -15,44 +15,9 @@ pub struct Found {
     pub memory_bytes: u64,
 }
 
-/// Words of a driver's name, and the preset that has a device's rates. The first that fits counts.
-const NAMES: [(&[&str], &str); 29] = [
-    (&["GB300"], "gb300-nvl72"),
-    (&["GB200"], "gb200-nvl72"),
-    (&["GH200"], "gh200"),
-    (&["B300"], "b300"),
-    (&["B200"], "b200"),
-    (&["H200"], "h200"),
-    (&["H100", "PCIe"], "h100-pcie"),
-    (&["H100", "96GB"], "h100-96gb"),
-    (&["H100"], "h100"),
-    (&["H800"], "h800"),
-    (&["H20"], "h20"),
-    (&["A100", "PCIe"], "a100-pcie"),
-    (&["A100", "40GB"], "a100-40gb"),
-    (&["A100"], "a100"),
-    (&["A800"], "a800"),
-    (&["V100", "16GB"], "v100-16gb"),
-    (&["V100"], "v100"),
-    (&["RTX", "4090"], "rtx4090"),
-    (&["RTX", "3090"], "rtx3090"),
-    (&["RTX", "A6000"], "a6000"),
-    (&["L40S"], "l40s"),
-    (&["L4"], "l4"),
-    (&["A40"], "a40"),
-    (&["A10"], "a10"),
-    (&["T4"], "t4"),
-    (&["MI355X"], "mi355x"),
-    (&["MI325X"], "mi325x"),
-    (&["MI300X"], "mi300x"),
-    (&["MI250X"], "mi250x"),
-];
-
-/// The preset that has the rates of a device.
+/// The preset that has the rates of a device, by the name that a driver gives it.
 pub fn preset(name: &str) -> Option<&'static str> {
-    let words: Vec<&str> = name.split(|c: char| !c.is_ascii_alphanumeric()).collect();
-    let found = NAMES.iter().find(|(all, _)| all.iter().all(|word| words.contains(word)));
-    found.map(|(_, preset)| *preset)
+    names::preset(name)
 }
 
 /// The text of a cluster file: the devices of a known kind that there are most of, or else the
@@ -110,37 +75,10 @@ fn host_bytes(machine: &Machine) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::{Kind, PRESETS};
+    use crate::cluster::Kind;
 
     fn machine() -> Machine {
         Machine { cores: 4, memory_bytes: 8 << 30, instruction_set: "avx2".into() }
-    }
-
-    /// Names that drivers give, as nvidia-smi lists them.
-    #[test]
-    fn names_of_drivers_are_known() {
-        for (name, expected) in [
-            ("NVIDIA H100 80GB HBM3", "h100"),
-            ("NVIDIA H100 PCIe", "h100-pcie"),
-            ("NVIDIA H200", "h200"),
-            ("NVIDIA A100-SXM4-80GB", "a100"),
-            ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
-            ("NVIDIA A100 80GB PCIe", "a100-pcie"),
-            ("Tesla V100-SXM2-16GB", "v100-16gb"),
-            ("Tesla V100-SXM2-32GB", "v100"),
-            ("NVIDIA GeForce RTX 4090", "rtx4090"),
-            ("NVIDIA RTX A6000", "a6000"),
-            ("NVIDIA L40S", "l40s"),
-            ("NVIDIA L4", "l4"),
-            ("Tesla T4", "t4"),
-            ("NVIDIA B200", "b200"),
-        ] {
-            assert_eq!(preset(name), Some(expected), "{name}");
-        }
-        assert_eq!(preset("NVIDIA T400"), None);
-        for (_, named) in NAMES {
-            assert!(PRESETS.iter().any(|(name, _)| *name == named), "{named}");
-        }
     }
 
     #[test]

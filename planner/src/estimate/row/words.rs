@@ -2,51 +2,9 @@
 
 use ir::import::nearest;
 
+use crate::cluster::names;
 use crate::configuration::Recompute;
 use crate::estimate::rates::Arithmetic;
-
-/// What a device's name contains, letters and digits only, with the preset that describes it; the
-/// first whose parts all match counts. A GH200 with 141 GB has an H200's processor and memory, an
-/// RTX 6000 Ada an L40S's.
-const DEVICES: [(&str, &str); 37] = [
-    ("GB300", "gb300-nvl72"),
-    ("GB200", "gb200-nvl72"),
-    ("B300", "b300"),
-    ("B200", "b200"),
-    ("GH200 141GB", "h200"),
-    ("GH200 144GB", "h200"),
-    ("GH200", "gh200"),
-    ("GRACE HOPPER", "gh200"),
-    ("H200", "h200"),
-    ("H800", "h800"),
-    ("H20", "h20"),
-    ("H100 96GB", "h100-96gb"),
-    ("H100 PCIE", "h100-pcie"),
-    ("H100 NVL", "h100-nvl"),
-    ("H100 94GB", "h100-nvl"),
-    ("H100", "h100"),
-    ("A100 40GB", "a100-40gb"),
-    ("A100 PCIE", "a100-pcie"),
-    ("A100", "a100"),
-    ("A800", "a800"),
-    ("V100 16GB", "v100-16gb"),
-    ("V100", "v100"),
-    ("MI300X", "mi300x"),
-    ("MI325", "mi325x"),
-    ("MI355", "mi355x"),
-    ("MI250", "mi250x"),
-    ("4090", "rtx4090"),
-    ("3090", "rtx3090"),
-    ("6000 ADA", "l40s"),
-    ("A6000", "a6000"),
-    ("L40", "l40s"),
-    ("A40", "a40"),
-    ("A10G", "a10g"),
-    ("A10", "a10"),
-    ("L4", "l4"),
-    ("T4", "t4"),
-    ("MI300", "mi300x"),
-];
 
 /// Letters and digits of a name, in capitals.
 pub(super) fn plain(name: &str) -> String {
@@ -59,35 +17,16 @@ pub(super) fn plain(name: &str) -> String {
 /// # Errors
 /// In words, for a device that no preset describes.
 pub(super) fn preset(gpu: &str) -> Result<&'static str, String> {
-    let name = plain(gpu);
-    let found = DEVICES.iter().find(|(parts, _)| parts.split(' ').all(|part| name.contains(part)));
-    found.map(|(_, preset)| *preset).ok_or_else(|| {
-        let near = nearest(&name, DEVICES.iter().map(|(part, _)| *part));
+    names::preset(gpu).ok_or_else(|| {
+        let near = nearest(&plain(gpu), names::DEVICES.iter().map(|(words, _, _)| *words));
         let near = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
         format!("`gpu` is `{gpu}`, which no preset describes{near}")
     })
 }
 
-/// Presets of devices of 2021 and before.
-const OLD: [&str; 13] = [
-    "v100",
-    "v100-16gb",
-    "a100",
-    "a100-40gb",
-    "a100-pcie",
-    "a800",
-    "a40",
-    "a10",
-    "a10g",
-    "a6000",
-    "rtx3090",
-    "t4",
-    "mi250x",
-];
-
 /// Whether a device is of 2022 or later.
 pub(super) fn is_new(preset: &str) -> bool {
-    !OLD.contains(&preset)
+    names::year(preset).is_none_or(|year| year >= 2022)
 }
 
 /// The memory that a device's name ends with, in gigabytes: 16 of `V100-16GB`.
@@ -160,7 +99,7 @@ mod tests {
         for (name, expected) in [
             ("A100-SXM4-80GB", "a100"),
             ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
-            ("A100-PCIE-40GB", "a100-40gb"),
+            ("A100-PCIE-40GB", "a100-pcie"),
             ("H100 SXM", "h100"),
             ("H100-96GB-HBM2e", "h100-96gb"),
             ("Tesla V100-SXM2-32GB", "v100"),
@@ -189,7 +128,11 @@ mod tests {
         ] {
             assert_eq!(preset(name).unwrap(), expected, "{name}");
         }
-        assert!(OLD.iter().all(|old| DEVICES.iter().any(|(_, preset)| preset == old)));
+        let old = ["v100", "v100-16gb", "a100", "a800", "a40", "a10g", "t4", "mi250x", "rtx3090"];
+        assert!(
+            old.iter().all(|old| !is_new(old))
+                && ["h100", "l4", "rtx4090"].iter().all(|n| is_new(n))
+        );
         assert!(preset("TPUv4").unwrap_err().contains("no preset describes"));
         assert_eq!(gigabytes("V100-16GB"), Some(16.0));
         assert_eq!(gigabytes("A100-SXM4-80GB"), Some(80.0));
