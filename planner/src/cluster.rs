@@ -269,9 +269,10 @@ impl Cluster {
     /// All devices; none where ranks are threads.
     pub fn devices(&self) -> Option<usize> {
         if !self.groups.is_empty() {
-            return self.groups.iter().map(Cluster::devices).sum();
+            let devices = self.groups.iter().filter_map(Cluster::devices);
+            return Some(devices.fold(0, usize::saturating_add));
         }
-        self.devices_per_node.map(|devices| devices * self.nodes)
+        self.devices_per_node.map(|devices| devices.saturating_mul(self.nodes))
     }
 
     /// The links of a group of ranks that lies within `span` consecutive ranks.
@@ -288,9 +289,9 @@ impl Cluster {
 
     /// The innermost level that spans so many consecutive ranks.
     pub fn level(&self, span: usize) -> &Level {
-        let mut reach = 1;
+        let mut reach: usize = 1;
         for level in &self.levels {
-            reach *= level.count.unwrap_or(usize::MAX / reach);
+            reach = reach.saturating_mul(level.count.unwrap_or(usize::MAX));
             if span <= reach {
                 return level;
             }
@@ -445,6 +446,11 @@ fn merge(at: &Source, text: &str, above: &mut Vec<Source>) -> Result<Draft, Vec<
             (base.overlay(group), None)
         })
         .collect();
+    if !base.groups.is_empty() && draft.says_devices() {
+        let headline = "what it extends is made of groups, which alone say what devices are";
+        let help = "write the groups here, each with what it extends";
+        diagnostics.push(Diagnostic::error("E3004", Span::of(at.to_string()), headline).help(help));
+    }
     diagnostics.truncate(DIAGNOSTICS_MAX);
     if diagnostics.is_empty() { Ok(base.overlay(draft)) } else { Err(diagnostics) }
 }

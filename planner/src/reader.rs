@@ -10,6 +10,9 @@ use crate::quantity::Unit;
 /// The most diagnostics that one reading reports.
 pub(crate) const DIAGNOSTICS_MAX: usize = 20;
 
+/// The largest count. Chosen: as for flags, far above any machine.
+pub(crate) const COUNT_MAX: usize = 1 << 30;
+
 /// A file that is being read.
 #[derive(Debug)]
 pub(crate) struct Reader<'a> {
@@ -116,7 +119,24 @@ impl<'a> Reader<'a> {
             self.wrong_type(table, key, value, "a positive whole number");
             return None;
         }
+        if let Some(number) = number.filter(|number| *number > COUNT_MAX) {
+            let headline = format!("`{}` is {number}, more than {COUNT_MAX}", table.name(key));
+            self.report("E3004", value.span(), headline);
+            return None;
+        }
         number
+    }
+
+    /// A number with a unit that is more than nothing, in SI base units.
+    pub(crate) fn positive(&mut self, table: Table<'_>, key: &str, unit: Unit) -> Option<f64> {
+        let number = self.quantity(table, key, unit)?;
+        if number > 0.0 {
+            return Some(number);
+        }
+        let headline = format!("`{}` is 0, and nothing could be done with it", table.name(key));
+        let help = format!("write more, such as \"{}\"", unit.example());
+        self.report("E3005", table.bytes(key), headline).help = Some(help);
+        None
     }
 
     /// A number with a unit, in SI base units.

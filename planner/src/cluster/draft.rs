@@ -9,7 +9,7 @@ use ir::{DType, Diagnostic, Span};
 use super::{Cluster, Device, Host, Kind, Known, Level, Origin, Power};
 use crate::machine::Machine;
 use crate::quantity::Unit;
-use crate::reader::{Reader, Table};
+use crate::reader::{COUNT_MAX, Reader, Table};
 
 /// The values of one file, or of several laid over each other.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -55,6 +55,12 @@ impl Values<'_, '_> {
         let value = self.reader.quantity(table, key, unit)?;
         Some(Known { value, origin: self.origin, source: self.source.clone() })
     }
+
+    /// A rate or a size, which is never nothing.
+    fn positive(&mut self, table: Table<'_>, key: &str, unit: Unit) -> Option<Known> {
+        let value = self.reader.positive(table, key, unit)?;
+        Some(Known { value, origin: self.origin, source: self.source.clone() })
+    }
 }
 
 const ROOT_KEYS: [&str; 8] =
@@ -74,14 +80,11 @@ impl Draft {
             reader.expect_keys(group, &ROOT_KEYS[..ROOT_KEYS.len() - 1]);
             draft.groups.push(Draft::of(&mut reader, source, group));
         }
-        let alone = Draft { name: draft.name.clone(), ..Draft::default() };
-        let groups = std::mem::take(&mut draft.groups);
-        if !groups.is_empty() && (draft != alone || extends.is_some()) {
+        if !draft.groups.is_empty() && (draft.says_devices() || extends.is_some()) {
             let headline = "a cluster of groups says nothing of devices itself".to_owned();
             reader.report("E3004", root.bytes("group"), headline).help =
                 Some("write it in the groups".to_owned());
         }
-        draft.groups = groups;
         (draft, extends, reader.diagnostics)
     }
 
@@ -97,15 +100,20 @@ impl Draft {
         }
         if let Some(host) = values.reader.table(root, "host") {
             values.reader.expect_keys(host, &["memory", "bandwidth"]);
-            draft.host.memory_bytes = values.known(host, "memory", Unit::Bytes);
-            draft.host.bandwidth = values.known(host, "bandwidth", Unit::BytesPerSecond);
+            draft.host.memory_bytes = values.positive(host, "memory", Unit::Bytes);
+            draft.host.bandwidth = values.positive(host, "bandwidth", Unit::BytesPerSecond);
         }
         for table in values.reader.tables(root, "level") {
             values.reader.expect_keys(table, &["name", "count", "bandwidth", "latency"]);
+            if table.bytes("name").is_empty() {
+                let headline = "a `[[level]]` has no `name`".to_owned();
+                values.reader.report("E3003", root.bytes("level"), headline).help =
+                    Some("write one, such as `name = \"infiniband\"`".to_owned());
+            }
             draft.levels.push(DraftLevel {
                 name: values.reader.string(table, "name").unwrap_or_default(),
                 count: values.reader.count(table, "count"),
-                bandwidth: values.known(table, "bandwidth", Unit::BytesPerSecond),
+                bandwidth: values.positive(table, "bandwidth", Unit::BytesPerSecond),
                 latency: values.known(table, "latency", Unit::Seconds),
             });
         }
@@ -131,9 +139,9 @@ impl Draft {
         self.launch_s = values.known(device, "launch", Unit::Seconds);
         if let Some(memory) = values.reader.table(device, "memory") {
             values.reader.expect_keys(memory, &["capacity", "reserved", "bandwidth"]);
-            self.memory_bytes = values.known(memory, "capacity", Unit::Bytes);
+            self.memory_bytes = values.positive(memory, "capacity", Unit::Bytes);
             self.reserved_bytes = values.known(memory, "reserved", Unit::Bytes);
-            self.memory_bandwidth = values.known(memory, "bandwidth", Unit::BytesPerSecond);
+            self.memory_bandwidth = values.positive(memory, "bandwidth", Unit::BytesPerSecond);
         }
         if let Some(power) = values.reader.table(device, "power") {
             values.reader.expect_keys(power, &["busy", "idle"]);
@@ -144,10 +152,16 @@ impl Draft {
             let names: Vec<&str> = DType::ALL.iter().map(|d| d.name()).collect();
             values.reader.expect_keys(peak, &names);
             for dtype in DType::ALL {
-                let rate = values.known(peak, dtype.name(), Unit::FlopsPerSecond);
+                let rate = values.positive(peak, dtype.name(), Unit::FlopsPerSecond);
                 self.peak.extend(rate.map(|rate| (dtype, rate)));
             }
         }
+    }
+
+    /// Whether it says anything of devices, links or nodes, and not of groups of them.
+    pub(super) fn says_devices(&self) -> bool {
+        let name = self.name.clone();
+        *self != Draft { name, groups: self.groups.clone(), ..Draft::default() }
     }
 
     /// These values where the upper file has none.
@@ -209,6 +223,8 @@ impl Draft {
                 Err(more) => wrong.extend(more),
             }
         }
+        let devices = groups.iter().filter_map(Cluster::devices).fold(0, usize::saturating_add);
+        wrong.extend(too_many(source, devices));
         match groups.first() {
             Some(first) if wrong.is_empty() => {
                 let name = self.name.unwrap_or_else(|| source.to_owned());
@@ -236,7 +252,10 @@ impl Draft {
         if self.kind == Some(Kind::Gpu) {
             missing.need(devices_per_node, "deployment.devices_per_node", "8");
         }
-        let (name, nodes) = (self.name.take(), self.nodes);
+        let (name, nodes) = (self.name.take(), self.nodes.unwrap_or(1));
+        let devices = devices_per_node.map(|each| nodes.saturating_mul(each));
+        missing.diagnostics.extend(devices.and_then(|devices| too_many(source, devices)));
+        missing.diagnostics.extend(wrong_counts(source, &levels, devices_per_node));
         let host = std::mem::take(&mut self.host);
         let device = self.complete_device(source, &mut missing);
         match device {
@@ -244,7 +263,7 @@ impl Draft {
                 name: name.unwrap_or_else(|| source.to_owned()),
                 device,
                 levels,
-                nodes: nodes.unwrap_or(1),
+                nodes,
                 devices_per_node,
                 host,
                 calibration: None,
@@ -262,6 +281,17 @@ impl Draft {
         let launch_s = missing.need(self.launch_s, "device.launch", "\"4 us\"");
         let rate = self.peak.values().next();
         missing.need(rate, "device.peak.f32", "\"60 TFLOP/s\"");
+        let nothing = Known { value: 0.0, origin: Origin::Datasheet, source: source.to_owned() };
+        let reserved_bytes = self.reserved_bytes.unwrap_or(nothing);
+        if let Some(all) = memory_bytes.as_ref().filter(|all| all.value <= reserved_bytes.value) {
+            let print = |known: &Known| Unit::Bytes.print(known.value);
+            let (all, reserved) = (print(all), print(&reserved_bytes));
+            let headline = format!("of {all} of a device's memory, {reserved} are reserved");
+            let help = "write a `reserved` that leaves something for a job";
+            missing
+                .diagnostics
+                .push(Diagnostic::error("E3004", Span::of(source), headline).help(help));
+        }
         let cores = match kind {
             Some(Kind::Cpu) => missing.need(self.cores, "device.cores", "16"),
             Some(Kind::Gpu) | None => Some(self.cores.unwrap_or(1)),
@@ -283,13 +313,12 @@ impl Draft {
                     .help("write a `device.power.busy` of at least `device.power.idle`"),
             );
         }
-        let nothing = Known { value: 0.0, origin: Origin::Datasheet, source: source.to_owned() };
         Some(Device {
             kind: kind?,
             name: self.device_name.unwrap_or_else(|| "device".to_owned()),
             peak: self.peak,
             memory_bytes: memory_bytes?,
-            reserved_bytes: self.reserved_bytes.unwrap_or(nothing),
+            reserved_bytes,
             memory_bandwidth: memory_bandwidth?,
             launch_s: launch_s?,
             cores: cores?,
@@ -307,6 +336,35 @@ impl Draft {
             source: "this machine".to_owned(),
         });
     }
+}
+
+/// What is wrong with a cluster of more devices than there can be.
+fn too_many(source: &str, devices: usize) -> Option<Diagnostic> {
+    let headline = format!("the cluster has more than {COUNT_MAX} devices");
+    (devices > COUNT_MAX).then(|| Diagnostic::error("E3004", Span::of(source), headline))
+}
+
+/// What is wrong with the members of levels: nodes are as large as the innermost one or divide it,
+/// and what lies beyond a level begins somewhere.
+fn wrong_counts(source: &str, levels: &[Level], each: Option<usize>) -> Vec<Diagnostic> {
+    let mut wrong = Vec::new();
+    if let (Some(each), Some(Level { name, count: Some(count), .. })) = (each, levels.first())
+        && !count.is_multiple_of(each)
+        && !each.is_multiple_of(*count)
+    {
+        let headline = format!("level `{name}` spans {count} devices, and a node has {each}");
+        let help = "write counts one of which divides the other";
+        wrong.push(Diagnostic::error("E3004", Span::of(source), headline).help(help));
+    }
+    for (place, pair) in levels.windows(2).enumerate() {
+        if pair[0].count.is_none() && (place > 0 || each.is_none()) {
+            let (inner, outer) = (&pair[0].name, &pair[1].name);
+            let headline = format!("level `{inner}` has no end, and `{outer}` lies beyond it");
+            let help = format!("write a `count` for `{inner}`: how many of the level inside");
+            wrong.push(Diagnostic::error("E3004", Span::of(source), headline).help(help));
+        }
+    }
+    wrong
 }
 
 fn complete_levels(drafts: Vec<DraftLevel>, missing: &mut Missing<'_>) -> Vec<Level> {

@@ -8,12 +8,12 @@ use crate::quantity::Unit;
 
 impl fmt::Display for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "name = {:?}", self.name)?;
+        writeln!(f, "name = {}", quoted(&self.name))?;
         if self.groups.is_empty() {
             return tables(f, self, "");
         }
         for group in &self.groups {
-            writeln!(f, "\n[[group]]\nname = {:?}", group.name)?;
+            writeln!(f, "\n[[group]]\nname = {}", quoted(&group.name))?;
             tables(f, group, "group.")?;
         }
         Ok(())
@@ -24,9 +24,9 @@ impl fmt::Display for Cluster {
 fn tables(f: &mut fmt::Formatter<'_>, cluster: &Cluster, at: &str) -> fmt::Result {
     let device = &cluster.device;
     writeln!(f, "\n[{at}device]\nkind = \"{}\"", kind_name(device.kind))?;
-    writeln!(f, "name = {:?}\ncores = {}", device.name, device.cores)?;
+    writeln!(f, "name = {}\ncores = {}", quoted(&device.name), device.cores)?;
     if let Some(isa) = &device.instruction_set {
-        writeln!(f, "isa = {isa:?}")?;
+        writeln!(f, "isa = {}", quoted(isa))?;
     }
     line(f, "launch", &device.launch_s, Unit::Seconds)?;
     writeln!(f, "\n[{at}device.memory]")?;
@@ -52,7 +52,7 @@ fn tables(f: &mut fmt::Formatter<'_>, cluster: &Cluster, at: &str) -> fmt::Resul
         line(f, "bandwidth", bandwidth, Unit::BytesPerSecond)?;
     }
     for level in &cluster.levels {
-        writeln!(f, "\n[[{at}level]]\nname = {:?}", level.name)?;
+        writeln!(f, "\n[[{at}level]]\nname = {}", quoted(&level.name))?;
         if let Some(count) = level.count {
             writeln!(f, "count = {count}")?;
         }
@@ -66,7 +66,22 @@ fn tables(f: &mut fmt::Formatter<'_>, cluster: &Cluster, at: &str) -> fmt::Resul
     Ok(())
 }
 
+/// A text as TOML writes it.
+pub(super) fn quoted(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for letter in text.chars() {
+        match letter {
+            '"' | '\\' => quoted.extend(['\\', letter]),
+            _ if letter.is_control() => quoted += &format!("\\u{:04X}", u32::from(letter)),
+            _ => quoted.push(letter),
+        }
+    }
+    quoted + "\""
+}
+
 fn line(f: &mut fmt::Formatter<'_>, key: &str, known: &Known, unit: Unit) -> fmt::Result {
     let value = format!("{key} = {:?}", unit.print(known.value));
-    writeln!(f, "{value:<34} # {}, {}", known.origin, known.source)
+    // A comment ends with its line.
+    let source = known.source.replace(char::is_control, " ");
+    writeln!(f, "{value:<34} # {}, {source}", known.origin)
 }

@@ -143,3 +143,73 @@ fn a_file_that_extends_itself_is_found() {
     assert_eq!(found[0].headline, "a cluster extends itself");
     std::fs::remove_dir_all(&folder).unwrap();
 }
+
+/// What no cluster can be is refused, with a place and a reason; none of it panics.
+#[test]
+fn clusters_that_cannot_be_are_refused() {
+    let level = |more: &str| format!("[[level]]\nname = \"nvlink\"\n{more}\n");
+    let node = |each: &str, nodes: &str| {
+        format!("[deployment]\ndevices_per_node = {each}\nnodes = {nodes}\n")
+    };
+    for (text, code, said) in [
+        (node("8", "9223372036854775807"), "E3004", "more than 1073741824"),
+        (node("1099511627776", "1"), "E3004", "more than 1073741824"),
+        (node("8", "1000000000"), "E3004", "more than 1073741824 devices"),
+        (level("bandwidth = \"0 GB/s\""), "E3005", "`level.bandwidth` is 0"),
+        ("[host]\nmemory = \"0 GB\"\n".into(), "E3005", "`host.memory` is 0"),
+        ("[host]\nbandwidth = \"0 GB/s\"\n".into(), "E3005", "`host.bandwidth` is 0"),
+        ("[device.peak]\nbf16 = \"0 TFLOP/s\"\n".into(), "E3005", "`peak.bf16` is 0"),
+        ("[device.memory]\nbandwidth = \"0 B/s\"\n".into(), "E3005", "`memory.bandwidth` is 0"),
+        ("[device.memory]\ncapacity = \"0 GiB\"\n".into(), "E3005", "`memory.capacity` is 0"),
+        ("[device.memory]\nreserved = \"100 GiB\"\n".into(), "E3004", "100 GiB are reserved"),
+        (level("count = 3"), "E3004", "`nvlink` spans 3 devices, and a node has 8"),
+        ("[[level]]\nlatency = \"1 us\"\n".into(), "E3003", "has no `name`"),
+        (
+            "[[level]]\nname = \"spine\"\nbandwidth = \"1 GB/s\"\nlatency = \"1 us\"\n".into(),
+            "E3004",
+            "`infiniband` has no end, and `spine` lies beyond it",
+        ),
+    ] {
+        let text = format!("extends = \"preset:h100\"\n{text}");
+        let wrong = Cluster::parse("my.toml", &text, &machine()).unwrap_err();
+        let found = wrong.iter().any(|d| d.code == code && d.headline.contains(said));
+        assert!(found, "{text}: {wrong:?}");
+    }
+    let billion = "extends = \"preset:h100\"\n[group.deployment]\nnodes = 100000000\n";
+    let billion = format!("[[group]]\n{billion}").replace("[group.", "[group.").repeat(2);
+    let wrong = Cluster::parse("my.toml", &billion, &machine()).unwrap_err();
+    assert!(wrong[0].headline.contains("more than 1073741824 devices"), "{wrong:?}");
+}
+
+/// A file of groups says what devices are; what is laid over it cannot.
+#[test]
+fn nothing_is_laid_over_groups() {
+    let folder = std::env::temp_dir().join(format!("gantline-groups-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let group = "[[group]]\nextends = \"preset:h100\"\n";
+    std::fs::write(folder.join("mix.toml"), format!("{group}{group}")).unwrap();
+    let read = |text: &str| {
+        let path = folder.join("over.toml");
+        Cluster::parse(path.to_str().unwrap(), text, &machine())
+    };
+    let named = read("name = \"two\"\nextends = \"file:mix.toml\"\n").unwrap();
+    assert_eq!((named.name.as_str(), named.groups.len()), ("two", 2));
+    let wrong = read("extends = \"file:mix.toml\"\n[deployment]\nnodes = 9\n").unwrap_err();
+    assert_eq!(wrong[0].code, "E3004", "{wrong:?}");
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// Names of any letters read back.
+#[test]
+fn names_read_back() {
+    for name in ["a\u{7f}", "quo\"te\\", "tab\tline\nend", "\u{85}\u{1b}é日"] {
+        let mut cluster = Cluster::load_on("h100", &machine()).unwrap();
+        cluster.name = name.to_owned();
+        cluster.levels[0].name = name.to_owned();
+        cluster.device.name = name.to_owned();
+        cluster.device.launch_s.source = name.to_owned();
+        let back = Cluster::parse("back", &cluster.to_string(), &machine()).unwrap();
+        let names = [&back.name, &back.levels[0].name, &back.device.name];
+        assert!(names.iter().all(|read| *read == name), "{name:?}: {names:?}");
+    }
+}
