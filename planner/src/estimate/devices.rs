@@ -2,12 +2,13 @@
 
 use std::sync::OnceLock;
 
-use ir::{Diagnostic, Span};
+use ir::{DType, Diagnostic, Span};
 use serde::Deserialize;
 
-use super::network::{Fabric, Inner, Network};
+use super::network::{Beyond, Fabric, Inner, Network};
 use super::rates::{Arithmetic, ProductRates, Rates};
-use crate::cluster::{Cluster, Kind};
+use crate::cluster::{Cluster, Device, Kind, Level, PRESETS};
+use crate::machine::Machine;
 
 /// A device and the links between devices of a node, as a file holds them.
 #[derive(Clone, Debug, Deserialize)]
@@ -60,6 +61,8 @@ const FABRICS: &str = include_str!("../device/fabrics.toml");
 struct Known {
     devices: Vec<DeviceFile>,
     fabrics: Vec<Fabric>,
+    /// The presets: what the devices and links were that the files tell of.
+    presets: Vec<Cluster>,
 }
 
 fn read<T: for<'de> Deserialize<'de>>(name: &str, text: &str) -> T {
@@ -83,7 +86,14 @@ fn known() -> &'static Known {
             devices.push(scaled);
         }
         devices.iter_mut().for_each(|file| file.device.add_wide_products());
-        Known { devices, fabrics: read::<FabricFile>("fabrics", FABRICS).fabric }
+        // Of no machine: no preset with devices of its own looks at it.
+        let machine = Machine { cores: 1, memory_bytes: 1, instruction_set: String::new() };
+        let presets = PRESETS.iter().filter_map(|(name, _)| Cluster::load_on(name, &machine).ok());
+        Known {
+            devices,
+            fabrics: read::<FabricFile>("fabrics", FABRICS).fabric,
+            presets: presets.filter(|preset| preset.device.kind == Kind::Gpu).collect(),
+        }
     })
 }
 
@@ -153,8 +163,78 @@ fn file(cluster: &Cluster) -> Result<&'static DeviceFile, Diagnostic> {
 }
 
 /// The rates of a cluster's device.
+///
+/// A device file tells of the device as its preset describes it. Where the cluster says other
+/// peaks, another bandwidth or another launch, the timings follow in proportion.
 pub(super) fn rates(cluster: &Cluster) -> Result<Rates, Diagnostic> {
-    Ok(file(cluster)?.device.clone())
+    let file = file(cluster)?;
+    Ok(as_said(file.device.clone(), &cluster.device, &preset(file).device))
+}
+
+/// The preset of a device file.
+fn preset(file: &DeviceFile) -> &'static Cluster {
+    let found = known().presets.iter().find(|preset| preset.device.name == file.device.name);
+    found.expect("each device file has a preset")
+}
+
+/// Timings of a device `to` that is like `from`, of which they are.
+fn as_said(mut rates: Rates, to: &Device, from: &Device) -> Rates {
+    let half = faster(to, from, &[DType::BF16, DType::F16], DType::F32);
+    let bytes = faster(to, from, &[DType::F8E4M3, DType::F8E5M2], DType::BF16);
+    let single = if to.peak.contains_key(&DType::F32) {
+        faster(to, from, &[DType::F32], DType::BF16)
+    } else {
+        half
+    };
+    let wider = to.memory_bandwidth.value / from.memory_bandwidth.value;
+    let launch = |seconds: f64| {
+        let (to, from) = (to.launch_s.value, from.launch_s.value);
+        // A slower launch lengthens each kernel; a faster one shortens what is start-up.
+        if to >= from { seconds + (to - from) } else { seconds * (to / from) }
+    };
+    for product in &mut rates.product {
+        product.peak_flops *= match product.arithmetic {
+            Arithmetic::F32 => single,
+            Arithmetic::Half | Arithmetic::Tf32 => half,
+            Arithmetic::F8 | Arithmetic::F4 => bytes,
+        };
+        product.bytes_per_s *= wider;
+        product.floor_s = launch(product.floor_s);
+    }
+    rates.attention.forward_flops *= half;
+    rates.attention.backward_flops *= half;
+    rates.attention.floor_s = launch(rates.attention.floor_s);
+    rates.memory_bytes_per_s *= wider;
+    rates.kernel_s = launch(rates.kernel_s);
+    rates
+}
+
+/// How much faster products of some types are: of the first of them that differs, and as those of
+/// the next wider type where a device has none of them.
+fn faster(to: &Device, from: &Device, types: &[DType], wider: DType) -> f64 {
+    let peak = |device: &Device, dtype: &DType| device.peak.get(dtype).map(|known| known.value);
+    let ratios = types.iter().filter_map(|dtype| Some(peak(to, dtype)? / peak(from, dtype)?));
+    let ratios: Vec<f64> = ratios.collect();
+    if let Some(same) = ratios.first() {
+        return *ratios.iter().find(|ratio| **ratio != 1.0).unwrap_or(same);
+    }
+    let best = |device: &Device| {
+        let all = types.iter().chain([&wider]).find_map(|dtype| peak(device, dtype));
+        all.or_else(|| device.peak.values().next().map(|known| known.value)).unwrap_or(1.0)
+    };
+    best(to) / best(from)
+}
+
+/// Seconds by which the first byte takes longer over a level than over the links of that name that
+/// were timed, or else of that place. Those of presets were.
+fn more_s(level: &Level, place: usize, preset: &Cluster) -> f64 {
+    if level.latency.source.starts_with("preset:") {
+        return 0.0;
+    }
+    let all = preset.levels.iter().chain(known().presets.iter().flat_map(|other| &other.levels));
+    let named = all.into_iter().find(|other| other.name == level.name);
+    let timed = named.or(preset.levels.get(place)).or(preset.levels.last());
+    level.latency.value - timed.map_or(0.0, |timed| timed.latency.value)
 }
 
 /// The links of a cluster: how they behave is known of the device and of the network that the
@@ -166,12 +246,33 @@ pub(super) fn network(cluster: &Cluster) -> Result<Network, Diagnostic> {
     let node = inner.count.unwrap_or_else(|| cluster.devices_per_node.unwrap_or(1));
     let fabrics = &known().fabrics;
     let fabric = fabrics.iter().find(|fabric| fabric.name == outer.name);
+    let node = node.max(1) as u64;
+    let preset = preset(found);
+    let (mut near, mut far) = (found.inner.clone(), fabric.unwrap_or(&fabrics[0]).clone());
+    let inner_more_s = more_s(inner, 0, preset);
+    near.start_s = (near.start_s + inner_more_s).max(0.0);
+    let outer_more_s = if cluster.levels.len() > 1 { more_s(outer, 1, preset) } else { 0.0 };
+    for seconds in [&mut far.step_s, &mut far.hop_s, &mut far.start_s] {
+        *seconds = (*seconds + outer_more_s).max(0.0);
+    }
+    let mut reach = node;
+    let beyond = cluster.levels.windows(2).skip(1).map(|pair| {
+        // Without a count all there are lie within the level.
+        reach = reach.saturating_mul(pair[0].count.map_or(u64::MAX, |count| count as u64));
+        Beyond {
+            reach,
+            bytes_per_s: pair[1].bandwidth.value,
+            more_s: (pair[1].latency.value - outer.latency.value).max(0.0),
+        }
+    });
     Ok(Network {
-        node: node.max(1) as u64,
-        inner: found.inner.clone(),
+        node,
+        inner: near,
         inner_bytes_per_s: inner.bandwidth.value,
-        outer: fabric.unwrap_or(&fabrics[0]).clone(),
+        outer: far,
         outer_bytes_per_s: outer.bandwidth.value,
+        inner_more_s,
+        beyond: beyond.collect(),
     })
 }
 
@@ -191,7 +292,10 @@ mod tests {
                 assert_eq!(rates(&cluster).unwrap_err().code, "E3404");
                 continue;
             }
+            // To the bit: a preset is what its file tells of.
+            assert_eq!(rates(&cluster).unwrap(), file(&cluster).unwrap().device, "{name}");
             assert_eq!(rates(&cluster).unwrap().name, cluster.device.name, "{name}");
+            assert!(network(&cluster).unwrap().beyond.is_empty(), "{name}");
             let network = network(&cluster).unwrap();
             let group = |size| Group { size, stride: 1 };
             let mut before = 0.0;
@@ -205,6 +309,95 @@ mod tests {
                 }
             }
         }
+    }
+
+    fn like_h100(more: &str) -> Cluster {
+        let machine = Machine { cores: 4, memory_bytes: 8 << 30, instruction_set: "avx2".into() };
+        let text = format!("name = \"mine\"\nextends = \"preset:h100\"\n{more}");
+        Cluster::parse("mine.toml", &text, &machine).unwrap()
+    }
+
+    /// Whatever a device is called and said to reach, no product is faster than its peak nor than
+    /// its memory, a kernel takes a launch at least, and twice as fast a device takes half as long.
+    #[test]
+    fn devices_are_as_fast_as_their_file_says() {
+        let mut state = 7;
+        for sample in 0..50 {
+            let mut next = |low: f64, high: f64| {
+                state = ir::random::mix(state);
+                low * (high / low).powf(state as f64 / u64::MAX as f64)
+            };
+            let (tera, rate, micro) = (next(20.0, 20e3), next(0.2, 50.0), next(4.0, 2e3));
+            let name = ["H100 SXM", "NewChip"][sample % 2];
+            let device = |factor: f64| {
+                let (tera, rate) = (factor * tera, factor * rate);
+                rates(&like_h100(&format!(
+                    "[device]\nname = {name:?}\nlaunch = \"{micro:.3} us\"\n[device.peak]\n\
+                     bf16 = \"{tera:.6} TFLOP/s\"\nf16 = \"{tera:.6} TFLOP/s\"\n\
+                     [device.memory]\nbandwidth = \"{rate:.9} TB/s\"\n"
+                )))
+                .unwrap()
+            };
+            let sizes = [65536.0, 16384.0, 8192.0, 1.0];
+            let [one, two] = [device(1.0), device(2.0)];
+            let seconds = one.product_s(Arithmetic::Half, sizes);
+            let flops = 2.0 * sizes.iter().product::<f64>();
+            let what = format!("{tera} TFLOP/s, {rate} TB/s, {micro} us of {name}: {seconds}");
+            assert!(seconds > flops / (tera * 1e12), "{what}");
+            assert!(one.rows_s(1e10) > 1e10 / (rate * 1e12), "{what}");
+            assert!(one.rows_s(1.0) >= (micro - 4.0) * 1e-6, "{what}");
+            let [a, b] = [&one, &two].map(|rates| {
+                let launches_s = 2.0 * (micro * 1e-6 + 2e-6);
+                rates.product_s(Arithmetic::Half, sizes) + rates.rows_s(1e11) - launches_s
+            });
+            assert!((a / b - 2.0).abs() < 0.1, "{what}: {a} and {b}");
+        }
+    }
+
+    /// A latency is taken by each collective and message; a level beyond the outer one slows down
+    /// what crosses it, and nothing else.
+    #[test]
+    fn all_levels_of_a_file_are_crossed() {
+        let plain = network(&like_h100("")).unwrap();
+        let late = "[[level]]\nname = \"nvlink\"\nlatency = \"1 s\"\n\
+                    [[level]]\nname = \"infiniband\"\nlatency = \"2 s\"\n";
+        let late = network(&like_h100(late)).unwrap();
+        let far = |rate: &str| {
+            network(&like_h100(&format!(
+                "[[level]]\nname = \"infiniband\"\ncount = 16\n\
+                 [[level]]\nname = \"spine\"\nbandwidth = {rate:?}\nlatency = \"5.5 us\"\n"
+            )))
+            .unwrap()
+        };
+        let (slow, even) = (far("1 MB/s"), far("50 GB/s"));
+        let all = |network: &Network, size: u64, stride: u64| {
+            let group = Group { size, stride };
+            let [a, b] = [network.all_reduce_s(1e8, group), network.gather_s(1e8, group)];
+            [a, b, network.exchange_s(1e8, group, 1.0), network.send_s(1e8, stride)]
+        };
+        for (size, stride) in
+            [(2, 1), (8, 1), (4, 2), (16, 1), (16, 8), (64, 2), (256, 1), (4, 128)]
+        {
+            let now = all(&plain, size, stride);
+            let least = if size * stride > 8 { 2.0 } else { 1.0 };
+            let sends = if stride >= 8 { 2.0 } else { 1.0 };
+            for (late, least) in all(&late, size, stride).iter().zip([least, least, least, sends]) {
+                assert!(*late > 0.99 * least, "{size} members {stride} apart: {late} s");
+            }
+            // The outer level's rate all the way changes nothing.
+            assert_eq!(all(&even, size, stride), now, "{size} members {stride} apart");
+            if size * stride <= 128 {
+                assert_eq!(all(&slow, size, stride), now, "{size} members {stride} apart");
+            } else {
+                // At least an n-th of the bytes leaves a domain of 128 devices.
+                let least = 1e8 / size as f64 / (128.0 * 1e6);
+                let [reduce, gather, exchange, _] = all(&slow, size, stride);
+                let slower = reduce.min(gather).min(exchange);
+                assert!(slower > least, "{size} members {stride} apart: {slower} s");
+                assert!(reduce > 2.0 * now[0] && gather > 2.0 * now[1] && exchange > 2.0 * now[2]);
+            }
+        }
+        assert!(slow.send_s(1e8, 128) > 100.0 && slow.send_s(1e8, 64) < 1.0);
     }
 
     /// The Ultra-Scale Playbook, appendix: bus bandwidth of 256 MB in GB/s on 2 to 64 nodes of

@@ -64,6 +64,17 @@ pub struct Fabric {
     pub interference: f64,
 }
 
+/// Links between domains that are larger than a node: what lies beyond the outer level.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Beyond {
+    /// Devices of one of the domains.
+    pub reach: u64,
+    /// Bytes per second between them, per device and direction.
+    pub bytes_per_s: f64,
+    /// Seconds by which a step through them is longer than one between nodes.
+    pub more_s: f64,
+}
+
 /// The links of a cluster, as ranks see them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Network {
@@ -77,6 +88,10 @@ pub struct Network {
     pub outer: Fabric,
     /// Bytes per second between nodes, per device and direction.
     pub outer_bytes_per_s: f64,
+    /// Seconds by which each step inside a node is longer than it was timed.
+    pub inner_more_s: f64,
+    /// Links between larger domains, from the inside out.
+    pub beyond: Vec<Beyond>,
 }
 
 /// Members of a collective: so many, so many ranks apart.
@@ -100,11 +115,31 @@ const LAST_BYTES: f64 = 536_870_912.0;
 impl Network {
     /// Members that share a node, at least 1.
     fn inside(&self, group: Group) -> u64 {
-        (self.node / group.stride.max(1)).clamp(1, group.size.max(1))
+        inside(group, self.node)
+    }
+
+    /// The domains larger than a node that a group leaves.
+    fn left(&self, group: Group) -> impl Iterator<Item = &Beyond> {
+        self.beyond.iter().filter(move |beyond| inside(group, beyond.reach) < group.size)
+    }
+
+    /// Seconds by which a step of a group's ring or tree is longer than one between nodes.
+    fn far_s(&self, group: Group) -> f64 {
+        self.left(group).map(|beyond| beyond.more_s).fold(0.0, f64::max)
+    }
+
+    /// What of the distance of two ranks a message between them depends on.
+    pub fn distance_alike(&self, stride: u64) -> u64 {
+        let reaches = std::iter::once(self.node).chain(self.beyond.iter().map(|b| b.reach));
+        reaches.filter(|reach| stride < *reach).count() as u64
     }
 
     /// What of a group's stride its collectives depend on, as the least stride of all that have it.
     pub fn stride_alike(&self, group: Group) -> u64 {
+        // Where there are more domains than nodes, each may be left.
+        if !self.beyond.is_empty() {
+            return group.stride;
+        }
         (self.node / self.inside(group)).max(1)
     }
 
@@ -124,10 +159,10 @@ impl Network {
             return 0.0;
         }
         if !self.leaves_node(group) {
-            return self.inner_s(bytes, group.size, |timing| &timing.gather_us);
+            return self.inner_s(bytes, group.size, 1.0, |timing| &timing.gather_us);
         }
         let n = group.size as f64;
-        let steps_s = (n - 1.0) * self.outer.step_s;
+        let steps_s = (n - 1.0) * (self.outer.step_s + self.far_s(group));
         self.outer.start_s + steps_s + self.ring_s(bytes, group, 1.0, self.outer.gather_share)
     }
 
@@ -137,7 +172,7 @@ impl Network {
             return 0.0;
         }
         if !self.leaves_node(group) {
-            return self.inner_s(bytes, group.size, |timing| &timing.all_reduce_us);
+            return self.inner_s(bytes, group.size, 2.0, |timing| &timing.all_reduce_us);
         }
         let w = self.inside(group) as f64;
         let nodes = (group.size as f64 / w).ceil();
@@ -147,7 +182,8 @@ impl Network {
         let tree = 2.0 * nodes.log2().ceil() + 2.0 * (w - 1.0);
         let steps = tree.min(2.0 * (group.size as f64 - 1.0));
         let far_s = self.outer.doubling_s * doublings + self.outer.node_s * (nodes - 2.0).max(0.0);
-        let steps_s = self.outer.start_s + steps * self.outer.hop_s + far_s;
+        let hop_s = self.outer.hop_s + self.far_s(group);
+        let steps_s = self.outer.start_s + steps * hop_s + far_s;
         steps_s + self.ring_s(bytes, group, 2.0, share)
     }
 
@@ -163,13 +199,16 @@ impl Network {
             return 0.0;
         }
         if !self.leaves_node(group) {
-            return self.inner_s(bytes, group.size, |timing| &timing.exchange_us);
+            return self.inner_s(bytes, group.size, 1.0, |timing| &timing.exchange_us);
         }
         let (n, w) = (group.size as f64, self.inside(group) as f64);
         let inner = bytes * (w - 1.0) / n / (self.inner_bytes_per_s * self.inner.share);
-        let rate = self.outer_bytes_per_s * self.outer.gather_share;
-        let outer = bytes * (n - w) / n * once / rate;
-        self.outer.start_s + inner.max(outer)
+        let share = self.outer.gather_share;
+        let across = |w: f64, rate: f64| bytes * (n - w) / n * once / (rate * share);
+        let outer = self.left(group).fold(across(w, self.outer_bytes_per_s), |slowest, beyond| {
+            slowest.max(across(inside(group, beyond.reach) as f64, beyond.bytes_per_s))
+        });
+        self.outer.start_s + self.far_s(group) + inner.max(outer)
     }
 
     /// A message over a distance of `stride` ranks.
@@ -177,7 +216,10 @@ impl Network {
         if stride < self.node {
             self.inner.start_s + bytes / (self.inner_bytes_per_s * self.inner.share)
         } else {
-            self.outer.start_s + bytes / (self.outer_bytes_per_s * self.outer.gather_share)
+            let left = || self.beyond.iter().filter(|beyond| stride >= beyond.reach);
+            let rate = left().fold(self.outer_bytes_per_s, |rate, b| rate.min(b.bytes_per_s));
+            let more_s = left().map(|beyond| beyond.more_s).fold(0.0, f64::max);
+            self.outer.start_s + more_s + bytes / (rate * self.outer.gather_share)
         }
     }
 
@@ -185,13 +227,16 @@ impl Network {
     fn ring_s(&self, bytes: f64, group: Group, passes: f64, share: f64) -> f64 {
         let (n, w) = (group.size as f64, self.inside(group) as f64);
         let carried = passes * bytes * (n - 1.0) / n;
-        let outer = carried / (self.outer_bytes_per_s * w * share);
+        let across = |w: f64, rate: f64| carried / (rate * w * share);
+        let outer = self.left(group).fold(across(w, self.outer_bytes_per_s), |slowest, beyond| {
+            slowest.max(across(inside(group, beyond.reach) as f64, beyond.bytes_per_s))
+        });
         let inner = carried / (self.inner_bytes_per_s * self.inner.share);
         if w > 1.0 { outer.max(inner) } else { outer }
     }
 
-    /// A collective inside a node: between timings of sizes and members.
-    fn inner_s(&self, bytes: f64, members: u64, kind: fn(&Timing) -> &Vec<f64>) -> f64 {
+    /// A collective inside a node, of `rings` trips around it: between timings.
+    fn inner_s(&self, bytes: f64, members: u64, rings: f64, kind: fn(&Timing) -> &Vec<f64>) -> f64 {
         let timings = &self.inner.timing;
         let at = |timing: &Timing| {
             let row = kind(timing);
@@ -215,8 +260,16 @@ impl Network {
                 at(last) * share(members) / share(last.members) + more
             }
         };
-        us * 1e-6
+        // Links of another latency: at least the bytes have to pass.
+        let n = members as f64;
+        let least_s = (us * 1e-6).min(rings * bytes * (n - 1.0) / n / self.inner_bytes_per_s);
+        (us * 1e-6 + rings * (n - 1.0) * self.inner_more_s).max(least_s)
     }
+}
+
+/// Members of a group that share a domain of `reach` devices, at least 1.
+fn inside(group: Group, reach: u64) -> u64 {
+    (reach / group.stride.max(1)).clamp(1, group.size.max(1))
 }
 
 /// Between the points of a row of timings, on logarithmic scales; beyond the last, in proportion.
