@@ -105,11 +105,44 @@ impl<'a> Estimator<'a> {
         Estimator::blind_to("", work, cluster, style, job)
     }
 
+    /// The same of a job that uses some devices of the cluster alone: it waits for the slowest of
+    /// these in each step.
+    ///
+    /// # Errors
+    /// As [`Estimator::new`].
+    pub fn over(
+        devices: u64,
+        work: &'a Workload,
+        cluster: &Cluster,
+        style: Style,
+        job: Job,
+    ) -> Result<Estimator<'a>, Diagnostic> {
+        Estimator::unhurried("", work, cluster, style, job).map(|all| all.waiting(devices))
+    }
+
     /// The same without what was chosen with runs of a table in view ([`chosen`]).
     ///
     /// # Errors
     /// As [`Estimator::new`].
     pub fn blind_to(
+        table: &str,
+        work: &'a Workload,
+        cluster: &Cluster,
+        style: Style,
+        job: Job,
+    ) -> Result<Estimator<'a>, Diagnostic> {
+        let devices = cluster.devices().unwrap_or(1) as u64;
+        Estimator::unhurried(table, work, cluster, style, job).map(|all| all.waiting(devices))
+    }
+
+    /// Takes the slowest of so many devices for all of them.
+    fn waiting(mut self, devices: u64) -> Estimator<'a> {
+        self.rates.wait_for_slowest(devices);
+        self
+    }
+
+    /// Prices of devices none of which is slower than the others.
+    fn unhurried(
         table: &str,
         work: &'a Workload,
         cluster: &Cluster,
@@ -124,7 +157,6 @@ impl<'a> Estimator<'a> {
         }
         let mut rates = devices::rates(cluster)?;
         chosen::set_aside(table, &mut style, &mut rates);
-        rates.wait_for_slowest(cluster.devices().unwrap_or(1));
         let network = devices::network(cluster)?;
         let reserved = cluster.device.reserved_bytes.value;
         let memory_bytes = (cluster.device.memory_bytes.value - reserved).max(0.0);
@@ -160,7 +192,7 @@ impl<'a> Estimator<'a> {
     pub fn placement(&self, c: &Configuration) -> [u64; 4] {
         let inside = self.inside_alike(Inside::of(c));
         let data = step::data_group(c);
-        let near = u64::from(c.stride(RankAxis::Pp) < self.network.node);
+        let near = self.network.distance_alike(c.stride(RankAxis::Pp));
         [inside.tp_stride, inside.cp_stride, self.network.stride_alike(data), near]
     }
 

@@ -215,7 +215,7 @@ impl Rates {
     }
 
     /// Takes the slowest of so many devices for all of them: they wait for each other in each step.
-    pub(super) fn wait_for_slowest(&mut self, devices: usize) {
+    pub(super) fn wait_for_slowest(&mut self, devices: u64) {
         let slower = 1.0 + DEVICE_SPREAD * expected_largest(devices as f64);
         for product in &mut self.product {
             product.sustained_share /= slower;

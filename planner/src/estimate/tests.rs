@@ -529,3 +529,41 @@ fn no_row_is_too_strange() {
     }
     assert!(answered > 1000 && refused > 300, "{answered} answered, {refused} refused");
 }
+
+/// Computing again is busy with what it computes, and not with its collectives: a forward pass of
+/// layers, a third of the products. Where the host updates, the device is not busy with it.
+#[test]
+fn devices_are_busy_with_what_they_compute() {
+    let cluster = Cluster::load_on("h100", &machine()).unwrap();
+    let work = gpt3();
+    let job = Job { global_batch: 64, arithmetic: Arithmetic::Half };
+    let estimator = Estimator::new(&work, &cluster, style::OURS, job).unwrap();
+    let of = |text: &str| estimator.estimate(&text.parse().unwrap()).unwrap();
+    for layout in ["tp=8 pp=1 dp=1 mbs=1", "tp=8 pp=1 dp=1 mbs=1 sp"] {
+        let [none, full] = ["none", "full"].map(|what| of(&format!("{layout} recompute={what}")));
+        let parts = none.breakdown;
+        let more = full.busy_s - none.busy_s;
+        let share = more / (parts.products_s + parts.attention_s + parts.rows_s);
+        assert!((0.25..0.36).contains(&share), "{layout}: {share} of what is computed");
+        let tensor_s = parts.tensor_s / 2.0;
+        assert!(more < full.breakdown.recompute_s - 0.9 * tensor_s, "{layout}: {more} busy");
+        let host = of(&format!("{layout} offload-optimizer=host"));
+        assert!(host.breakdown.optimizer_s > none.breakdown.optimizer_s);
+        assert!(host.busy_s < none.busy_s, "{layout}: {} and {}", host.busy_s, none.busy_s);
+    }
+}
+
+/// A job waits for the slowest of its own devices, however many there are beside.
+#[test]
+fn others_are_not_waited_for() {
+    let work = gpt3();
+    let job = Job { global_batch: 64, arithmetic: Arithmetic::Half };
+    let of = |nodes: usize, devices: u64| {
+        let mut cluster = Cluster::load_on("h100", &machine()).unwrap();
+        cluster.nodes = nodes;
+        let estimator = Estimator::over(devices, &work, &cluster, style::OURS, job).unwrap();
+        estimator.estimate(&"tp=8 pp=1 dp=1 mbs=1".parse().unwrap()).unwrap().step_time_s
+    };
+    assert_eq!(of(1, 8), of(100, 8));
+    assert!(of(1, 1) < of(1, 8) && of(100, 8) < of(100, 800));
+}
