@@ -149,6 +149,11 @@ pub fn read_blind_to(table: &str, row: &dyn Columns) -> Result<Question, String>
     if style.balances_stages && (2..=work.depth()).contains(&configuration.pp) {
         configuration.stage_layers = balanced(&work, configuration.pp);
     }
+    let mut items = work.layers.iter().flat_map(|layer| &layer.items);
+    if configuration.ep > 1 && !items.any(|item| matches!(item, Item::Experts { .. })) {
+        configuration.ep = 1;
+        reader.defaults.push("ep=1".into());
+    }
     let global_batch = reader.global_batch(&configuration)?;
     let job = Job { global_batch, arithmetic };
     Ok(Question { work, cluster, style, job, configuration, defaults: reader.defaults })
@@ -429,10 +434,13 @@ impl RowReader<'_> {
         ranks: u32,
         layers: u32,
     ) -> Result<Configuration, String> {
-        let (tp, pp) = (self.count_or("tp", 1)?.max(1), self.count_or("pp", 1)?.max(1));
-        let cp = self.count_or("cp", 1)?.max(1);
+        let (tp, pp, cp) = (self.axis("tp")?, self.axis("pp")?, self.axis("cp")?);
         let model_ranks = tp.saturating_mul(pp).saturating_mul(cp);
         let dp = self.count_or("dp", (ranks / model_ranks).max(1))?;
+        let used = model_ranks.saturating_mul(dp);
+        if used != ranks {
+            self.defaults.push(format!("n_gpus={used}"));
+        }
         let microbatch = self.microbatch(dp)?;
         let recompute = words::recompute(self.row.text("recompute")).unwrap_or_else(|| {
             self.defaults.push(format!("recompute={}", style.usual_recompute));
@@ -468,6 +476,15 @@ impl RowReader<'_> {
             recompute,
             ..Configuration::default()
         })
+    }
+
+    /// Ranks of an axis; one where the row says none.
+    fn axis(&mut self, column: &str) -> Result<u32, String> {
+        if let Some(ranks) = self.count(column)?.filter(|ranks| *ranks > 0) {
+            return Ok(ranks);
+        }
+        self.defaults.push(format!("{column}=1"));
+        Ok(1)
     }
 
     /// Ranks that share experts: as many of the row's as divide those of a stage.

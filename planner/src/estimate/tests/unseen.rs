@@ -1,12 +1,14 @@
-//! Rows that nothing was chosen beside: published runs of other sources, and random rows.
+//! Rows beside which no time was chosen: published runs of other sources, and random rows.
 
 use ir::DType;
 use ir::random::mix;
 
 use super::*;
 
-/// Published runs that are not among those that anything was chosen beside; `source` says where
-/// each is printed.
+/// Published runs that are not among those beside which times and bytes were chosen; `source` says
+/// where each is printed. Two spreads of intervals were: those of routed experts and of context
+/// parallelism cite tables of Megatron-Bridge and torchtitan that have rows here, so that what lies
+/// in the intervals of these is no test of them.
 const UNSEEN: &str = include_str!("../../../tests/unseen_runs.csv");
 
 /// Devices as tables call them: each preset once.
