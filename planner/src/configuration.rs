@@ -397,6 +397,7 @@ impl FromStr for Configuration {
     fn from_str(text: &str) -> Result<Configuration, Vec<Diagnostic>> {
         let mut configuration = Configuration::default();
         let mut wrong = Vec::new();
+        let mut seen: Vec<&str> = Vec::new();
         for word in text.split_whitespace() {
             let start = word.as_ptr() as usize - text.as_ptr() as usize;
             if let Err(headline) = configuration.read_word(word) {
@@ -412,7 +413,16 @@ impl FromStr for Configuration {
                         diagnostic.help(format!("the words are {}", WORDS.join(", ")))
                     }
                 });
+                continue;
             }
+            let name = word.split('=').next().unwrap_or(word);
+            if seen.contains(&name) {
+                let span =
+                    Span { source: "configuration".into(), bytes: start..start + word.len() };
+                let headline = format!("`{name}` is said twice");
+                wrong.push(Diagnostic::error("E3402", span, headline).help("write it once"));
+            }
+            seen.push(name);
         }
         if wrong.is_empty() { Ok(configuration) } else { Err(wrong) }
     }
@@ -506,7 +516,9 @@ mod tests {
             let configuration: Configuration = text.parse().unwrap();
             assert_eq!(configuration.to_string(), text);
         }
-        for text in ["tq=3", "tp=", "tp=-1", "order=tp.tp.cp.dp", "zero=x", "sp=2", "stages="] {
+        for text in
+            ["tq=3", "tp=", "tp=-1", "order=tp.tp.cp.dp", "zero=x", "sp=2", "stages=", "tp=8 tp=4"]
+        {
             let found = text.parse::<Configuration>().unwrap_err();
             assert_eq!((found.len(), found[0].code), (1, "E3402"), "{text}");
         }

@@ -6,6 +6,8 @@ use std::fmt;
 use ir::import::nearest;
 use ir::{Diagnostic, Span};
 
+use crate::configuration::{Configuration, Offload, Recompute, Schedule, USUAL_ORDER};
+
 /// A decision that can be limited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Knob {
@@ -141,13 +143,16 @@ impl Limits {
         let mut diagnostics = Vec::new();
         for text in fix {
             match pair("--fix", text) {
-                Ok((knob, number)) => limits.fix(knob, number),
+                Ok((knob, number)) => diagnostics.extend(limits.fix_once(knob, number).err()),
                 Err(diagnostic) => diagnostics.push(diagnostic),
             }
         }
         for text in max {
             match pair("--max", text) {
-                Ok((knob, number)) => _ = limits.max.insert(knob, number),
+                Ok((knob, number)) => {
+                    let before = limits.max.insert(knob, number);
+                    diagnostics.extend(contradiction("--max", knob, before, number));
+                }
                 Err(diagnostic) => diagnostics.push(diagnostic),
             }
         }
@@ -163,6 +168,45 @@ impl Limits {
     /// Fixes a decision.
     pub fn fix(&mut self, knob: Knob, number: usize) {
         self.fixed.insert(knob, number);
+    }
+
+    /// Fixes a decision that is not fixed to something else.
+    ///
+    /// # Errors
+    /// `E3202` where it is.
+    pub fn fix_once(&mut self, knob: Knob, number: usize) -> Result<(), Diagnostic> {
+        let before = self.fixed.insert(knob, number);
+        contradiction("--fix", knob, before, number).map_or(Ok(()), Err)
+    }
+
+    /// Whether a whole configuration may be so: as the search takes its decisions, partial shards
+    /// alone are of the knob `shard`, and recomputation is also that of the knob `keep`.
+    pub fn allow_all(&self, c: &Configuration) -> bool {
+        let counts = [
+            (Knob::Pp, c.pp),
+            (Knob::Dp, c.dp),
+            (Knob::Tp, c.tp),
+            (Knob::Mbs, c.microbatch),
+            (Knob::Cp, c.cp),
+            (Knob::Ep, c.ep),
+            (Knob::Vpp, c.vpp),
+            (Knob::Sp, u32::from(c.sequence_parallel)),
+            (Knob::Zero, u32::from(c.zero.stage)),
+            (Knob::Offload, u32::from(c.offload != Offload::default())),
+            (Knob::Placement, u32::from(c.order != USUAL_ORDER)),
+        ];
+        let schedule = Schedule::ALL.into_iter().position(|schedule| schedule == c.schedule);
+        let (again, keeps) = match c.recompute {
+            Recompute::None | Recompute::Auto => (0, self.allow(Knob::Keep, 1)),
+            Recompute::Attention => (1, true),
+            Recompute::Layers(_) => (2, self.fixed(Knob::Keep).is_none()),
+            Recompute::Full => (3, self.allow(Knob::Keep, 0)),
+        };
+        counts.into_iter().all(|(knob, count)| self.allow(knob, count as usize))
+            && schedule.is_some_and(|place| self.allow(Knob::Schedule, place))
+            && (c.zero.shard == 0 || self.allow(Knob::Shard, c.zero.shard as usize))
+            && self.allow(Knob::Recompute, again)
+            && keeps
     }
 
     /// What a decision is fixed to.
@@ -191,6 +235,19 @@ impl fmt::Display for Limits {
         let forbidden = self.forbidden.iter().map(|knob| format!("--forbid {knob}"));
         f.write_str(&fixed.chain(max).chain(forbidden).collect::<Vec<_>>().join(" "))
     }
+}
+
+/// The diagnostic of a limit that is said twice, and not the same.
+fn contradiction(
+    flag: &str,
+    knob: Knob,
+    before: Option<usize>,
+    number: usize,
+) -> Option<Diagnostic> {
+    let before = before.filter(|before| *before != number)?;
+    let (one, other) = (setting(knob, before), setting(knob, number));
+    let headline = format!("`{flag} {one}` and `{flag} {other}` contradict each other");
+    Some(Diagnostic::error("E3202", Span::of(flag), headline).help("write one of them"))
 }
 
 fn setting(knob: Knob, number: usize) -> String {
@@ -251,5 +308,40 @@ mod tests {
         let errors = Limits::parse(&texts(&["kepp=full", "tp=0"]), &[], &[]).unwrap_err();
         assert_eq!(errors[0].help.as_deref(), Some("did you mean `keep`?"));
         assert_eq!(errors[1].headline, "`--fix tp=0` has no number that fits");
+    }
+
+    #[test]
+    fn limits_do_not_contradict_each_other() {
+        let texts = |list: &[&str]| list.iter().map(|t| (*t).to_owned()).collect::<Vec<_>>();
+        let errors =
+            Limits::parse(&texts(&["tp=4", "tp=8"]), &[], &texts(&["pp=2", "pp=3"])).unwrap_err();
+        assert_eq!(errors[0].headline, "`--fix tp=4` and `--fix tp=8` contradict each other");
+        assert_eq!(errors[1].headline, "`--max pp=2` and `--max pp=3` contradict each other");
+        assert!(Limits::parse(&texts(&["tp=4", "tp=4"]), &[], &[]).is_ok());
+    }
+
+    /// A whole configuration is allowed where each of its decisions is.
+    #[test]
+    fn limits_are_those_of_whole_configurations() {
+        let c = "tp=2 pp=2 dp=2 mbs=1 zero=2 recompute=full offload-optimizer=host".parse();
+        let c: Configuration = c.unwrap();
+        for (fix, allowed) in [
+            ("tp=2", true),
+            ("tp=1", false),
+            ("zero=2", true),
+            ("zero=0", false),
+            ("offload=off", false),
+            ("recompute=full", true),
+            ("recompute=none", false),
+            ("keep=none", true),
+            ("keep=full", false),
+            ("sp=off", true),
+            ("schedule=1f1b", true),
+            ("schedule=gpipe", false),
+            ("placement=usual", true),
+        ] {
+            let limits = Limits::parse(&[fix.to_owned()], &[], &[]).unwrap();
+            assert_eq!(limits.allow_all(&c), allowed, "{fix}");
+        }
     }
 }

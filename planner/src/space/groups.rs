@@ -392,7 +392,11 @@ pub fn share(asked: &Asked<'_>) -> Result<Shared, Vec<Diagnostic>> {
         }
     }
     let Some((_, set, pieces)) = best else {
-        let headline = "no group fits a share of the batch in memory".to_owned();
+        let within = match asked.limits.is_empty() {
+            true => String::new(),
+            false => format!(" within `{}`", asked.limits),
+        };
+        let headline = format!("no group fits a share of the batch in memory{within}");
         return Err(vec![wrong(asked, "E3201", headline)]);
     };
     Ok(groups.told(&set, &pieces))

@@ -5,11 +5,13 @@
 //! the schedule, then what is sharded, moved away and computed again.
 
 use ir::random::mix;
+use ir::{Diagnostic, Span};
 
 use super::tree::Path;
 use crate::configuration::{
     Configuration, Offload, Place, RankAxis, Recompute, Schedule, USUAL_ORDER, Zero,
 };
+use crate::estimate::workload::Workload;
 use crate::limits::{Knob, Limits};
 
 /// What bounds the values.
@@ -217,6 +219,37 @@ pub fn options(frame: &Frame, path: &Path, options: &mut Vec<u32>) {
         Step::Offload => offloads(frame, options),
         Step::Recompute => recomputes(frame, &c, options),
     }
+}
+
+/// Everything about a layout that the model cannot be cut into, by the rules of the search.
+///
+/// # Errors
+/// `E3401`, once for each.
+pub fn check_layout(work: &Workload, c: &Configuration) -> Result<(), Vec<Diagnostic>> {
+    c.check(work.depth())?;
+    let frame = Frame::new(work, 1, 1, Limits::default());
+    let mut wrong = Vec::new();
+    if !frame.heads.is_multiple_of(c.tp) {
+        wrong.push(format!("`tp` is {}, which does not divide {}", c.tp, frame.heads));
+    }
+    if !frame.experts.is_multiple_of(c.ep) {
+        wrong.push(format!("`ep` is {}, which does not divide {} experts", c.ep, frame.experts));
+    }
+    if c.cp > 1 && !u64::from(frame.seq).is_multiple_of(2 * u64::from(c.cp)) {
+        let (seq, cp) = (frame.seq, c.cp);
+        wrong.push(format!("`cp` is {cp}, and {seq} tokens are not twice as many equal pieces"));
+    }
+    if c.stage_layers.contains(&0) {
+        wrong.push("a stage has no layer".to_owned());
+    }
+    let deepest = c.stage_layers.iter().copied().max().unwrap_or(frame.layers.div_ceil(c.pp));
+    if let Recompute::Layers(layers) = c.recompute
+        && layers > deepest
+    {
+        wrong.push(format!("{layers} layers of a stage are computed again, and it has {deepest}"));
+    }
+    let refuse = |text| Diagnostic::error("E3401", Span::of(c.to_string()), text);
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.into_iter().map(refuse).collect()) }
 }
 
 /// Whether a value of the last decision says how many layers of a stage are computed again; such
