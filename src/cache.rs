@@ -23,13 +23,18 @@ const ANSWERS_MAX: usize = 512;
 pub struct Key(String);
 
 impl Key {
-    /// The key of a verb's question; `asked` prints all of it: model, cluster and flags.
-    pub fn new(verb: &str, asked: &dyn Debug) -> Key {
-        let program = std::env::current_exe().and_then(fs::metadata);
-        let program = program.map(|file| (file.len(), file.modified().ok())).ok();
+    /// The key of a verb's question; `asked` prints all of it: model, cluster and flags. None where
+    /// the program cannot be told from others.
+    pub fn new(verb: &str, asked: &dyn Debug) -> Option<Key> {
+        Key::of(&std::env::current_exe().ok()?, verb, asked)
+    }
+
+    fn of(program: &Path, verb: &str, asked: &dyn Debug) -> Option<Key> {
+        let program = fs::metadata(program).ok()?;
+        let (length, modified) = (program.len(), program.modified().ok()?);
         let version = env!("CARGO_PKG_VERSION");
-        let all = format!("{MAGIC} {version} {program:?} {verb} {asked:?}");
-        Key(blake3::hash(all.as_bytes()).to_hex().to_string())
+        let all = format!("{MAGIC} {version} {length} {modified:?} {verb} {asked:?}");
+        Some(Key(blake3::hash(all.as_bytes()).to_hex().to_string()))
     }
 }
 
@@ -102,6 +107,8 @@ mod tests {
     #[test]
     fn keys_are_those_of_what_is_asked() {
         let key = Key::new("plan", &("a", 1.0));
+        assert!(key.is_some());
+        assert_eq!(Key::of(Path::new("/nowhere/gantline"), "plan", &"a"), None);
         assert_eq!(key, Key::new("plan", &("a", 1.0)));
         for other in [Key::new("cost", &("a", 1.0)), Key::new("plan", &("a", 1.0 + f64::EPSILON))] {
             assert_ne!(key, other);

@@ -24,6 +24,9 @@ pub const EVALUATIONS_MAX: usize = 1024;
 /// Ranks that are threads of one process at most. Chosen: no machine has more cores by far.
 const LOCAL_RANKS_MAX: usize = 1024;
 
+/// Devices of a cluster at most. Chosen: as for counts in cluster files.
+const DEVICES_MAX: usize = 1 << 30;
+
 /// Where a model runs.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Where {
@@ -59,12 +62,26 @@ impl Where {
             (None, Some(each), Some(ranks)) if is_preset => ranks.div_ceil(each.max(1)),
             (None, _, _) => cluster.nodes,
         };
+        if !cluster.groups.is_empty() && self.nodes.is_some() {
+            let headline = "`--nodes` is of one kind of devices, and the cluster has groups";
+            let help = "write `nodes` in each group of the file";
+            return Err(usage("--nodes", headline.to_owned()).help(help).into());
+        }
         if let Some(path) = &self.calibration {
+            if cluster.device.kind == Kind::Gpu {
+                let headline = "what was measured here are CPUs, and the cluster has GPUs";
+                let help = "write the rates of its devices in a cluster file";
+                return Err(usage("--calibration", headline.to_owned()).help(help).into());
+            }
             let text = failure::read_text(path, "--calibration")?;
             cluster.calibration = Some(Calibration::parse(path, &text)?);
         }
         let ranks = self.ranks(&cluster);
         check_local(&cluster, ranks)?;
+        if let Some(devices) = cluster.devices().filter(|devices| *devices > DEVICES_MAX) {
+            let headline = format!("{devices} devices, more than {DEVICES_MAX}");
+            return Err(usage("--nodes", headline).help("use fewer nodes").into());
+        }
         if let Some(devices) = cluster.devices().filter(|devices| ranks > *devices) {
             let headline = format!("{ranks} ranks on {devices} devices of the cluster");
             let help = format!("use --ranks {devices} or fewer, or --nodes with more nodes");
@@ -145,7 +162,7 @@ impl Limited {
             [(Knob::Tp, self.tp), (Knob::Pp, self.pp), (Knob::Dp, self.dp), (Knob::Mbs, self.mbs)];
         for (knob, number) in short {
             if let Some(number) = number {
-                limits.fix(knob, number);
+                limits.fix_once(knob, number).map_err(|one| vec![one])?;
             }
         }
         Ok(limits)

@@ -3,6 +3,7 @@
 use kernels::{Bytes, Seconds};
 use planner::configuration::Configuration;
 use planner::space::ask::Chosen;
+use planner::space::knobs::check_layout;
 use serde_json::json;
 
 use super::cost::refuse_cpus;
@@ -10,7 +11,7 @@ use super::plan::Asked;
 use super::space::groups::{self, Mixed};
 use super::space::{Aim, Subject, answer, told};
 use crate::cache;
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, usage};
 
 /// Flags of `compare`.
 #[derive(Clone, Debug, clap::Args)]
@@ -80,7 +81,15 @@ fn compared(subject: &Subject, args: &CompareArgs) -> Result<String, Failure> {
     let mut all = Vec::new();
     for text in &args.with {
         let configuration: Configuration = text.parse().map_err(Failure::Input)?;
-        let estimate = estimator.estimate(&configuration)?;
+        check_layout(&subject.work, &configuration)?;
+        let ranks = configuration.ranks();
+        let Some(devices) = u32::try_from(ranks).ok().filter(|ranks| *ranks <= subject.devices)
+        else {
+            let headline = format!("{ranks} ranks on {} devices", subject.devices);
+            return Err(usage("--with", headline).help("write --devices with more").into());
+        };
+        let own = Subject { devices, ..subject.clone() };
+        let estimate = own.estimator()?.estimate(&configuration)?;
         let fits = estimate.memory.total_bytes() <= have;
         all.push(Chosen { configuration, estimate, fits });
     }
@@ -122,7 +131,7 @@ fn page(subject: &Subject, all: &[Chosen], last_is_best: bool, have: f64) -> Str
         std::iter::once(name.to_owned()).chain(cells).collect::<Vec<String>>()
     };
     rows.push(row("step", &|c| Seconds(c.estimate.step_time_s).to_string()));
-    rows.push(row("MFU", &|c| format!("{:.1}%", 100.0 * subject.mfu(c.estimate.step_time_s))));
+    rows.push(row("MFU", &|c| format!("{:.1}%", 100.0 * subject.mfu(&c.estimate))));
     let parts = |c: &Chosen| c.estimate.breakdown.parts();
     for (index, (name, _)) in parts(&all[0]).iter().enumerate() {
         if all.iter().any(|chosen| parts(chosen)[index].1 > 0.0) {

@@ -28,7 +28,7 @@ pub struct Bill {
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub deadline: Option<f64>,
     /// Money for an hour of a device
-    #[arg(long, value_name = "PRICE", value_parser = amount)]
+    #[arg(long, value_name = "PRICE", value_parser = price)]
     pub price: Option<f64>,
     /// Watts of a device with its share of the node [default: what the cluster says]
     #[arg(long, value_name = "WATTS", value_parser = watts)]
@@ -46,6 +46,16 @@ pub struct CostArgs {
     pub bill: Bill,
 }
 
+/// The largest number of tokens, price, and number of watts. Chosen: far above any real one, and
+/// products of them are finite.
+const MANY_MAX: f64 = 1e18;
+
+/// Reads what an hour of a device costs.
+pub fn price(text: &str) -> Result<f64, String> {
+    let price = amount(text)?;
+    if price <= MANY_MAX { Ok(price) } else { Err(format!("at most {MANY_MAX:e} is possible")) }
+}
+
 /// Reads a large number: `300B`, `1.5T`, `2e12`.
 pub fn many(text: &str) -> Result<f64, String> {
     let suffixes = [('K', 1e3), ('M', 1e6), ('B', 1e9), ('G', 1e9), ('T', 1e12)];
@@ -54,7 +64,11 @@ pub fn many(text: &str) -> Result<f64, String> {
     });
     let (digits, factor) = found.unwrap_or((text, 1.0));
     let number = amount(digits)? * factor;
-    if number >= 1.0 { Ok(number) } else { Err("at least 1 is needed".to_owned()) }
+    match number {
+        ..1.0 => Err("at least 1 is needed".to_owned()),
+        1.0..=MANY_MAX => Ok(number),
+        _ => Err(format!("at most {MANY_MAX:e} is possible")),
+    }
 }
 
 /// Reads a time: `90m`, `12h`, `30d`, in seconds.
@@ -63,13 +77,21 @@ pub fn duration(text: &str) -> Result<f64, String> {
     let found = suffixes.iter().find_map(|(s, factor)| Some((text.strip_suffix(s)?, *factor)));
     let (digits, factor) = found.ok_or("write a time with its unit: 90m, 12h or 30d")?;
     let seconds = amount(digits)? * factor;
-    if seconds > 0.0 { Ok(seconds) } else { Err("more than no time is needed".to_owned()) }
+    match seconds {
+        ..=0.0 => Err("more than no time is needed".to_owned()),
+        _ if seconds <= MANY_MAX => Ok(seconds),
+        _ => Err(format!("at most {MANY_MAX:e} seconds are possible")),
+    }
 }
 
 /// Reads what a device draws: more than nothing.
 pub fn watts(text: &str) -> Result<f64, String> {
     let watts = amount(text)?;
-    if watts > 0.0 { Ok(watts) } else { Err("more than 0 W is needed".to_owned()) }
+    match watts {
+        ..=0.0 => Err("more than 0 W is needed".to_owned()),
+        _ if watts <= MANY_MAX => Ok(watts),
+        _ => Err(format!("at most {MANY_MAX:e} W are possible")),
+    }
 }
 
 /// A time for people: days where there are many.
@@ -253,6 +275,9 @@ fn bill([model, cluster, header]: [&String; 3], way: &Way, args: &CostArgs) -> (
 /// Node counts that `size` tries: powers of two and three times them, up to so many devices.
 const DEVICES_MAX: u64 = 1 << 17;
 
+/// Samples of a step where `size` is not told. Chosen: enough to be shared by many devices.
+const SIZE_BATCH: usize = 1024;
+
 /// Answers `size`: the fewest devices, of those that are tried, that meet the deadline.
 pub fn size(args: &CostArgs) -> Result<Exit, Failure> {
     let Some(deadline) = args.bill.deadline else {
@@ -260,13 +285,19 @@ pub fn size(args: &CostArgs) -> Result<Exit, Failure> {
             .help("write `--deadline 30d`")
             .into());
     };
+    if let Some(devices) = args.asked.place.ranks {
+        let headline = format!("{devices} devices are given, and `size` looks for their number");
+        return Err(usage("--devices", headline).help("leave it out, or use `cost`").into());
+    }
     let preset = args.cluster(&args.asked)?;
     if !preset.groups.is_empty() {
         let mixed = Mixed::new(&args.asked, preset, args.bill.watts)?;
         let key = args.asked.key("size-groups", &(&mixed, args));
         return cache::answer(key, || fewest_groups(&mixed, args, deadline));
     }
-    let subject = Subject::new(&args.asked, preset.clone())?;
+    let mut asked = args.asked.clone();
+    asked.gbs.get_or_insert(SIZE_BATCH);
+    let subject = Subject::new(&asked, preset.clone())?;
     let key = args.asked.key("size", &(&subject, args));
     cache::answer(key, || smallest(&preset, args, deadline))
 }
@@ -277,18 +308,21 @@ fn smallest(preset: &Cluster, args: &CostArgs, deadline: f64) -> Result<(Exit, S
     let node = preset.devices_per_node.unwrap_or(1) as u64;
     let mut counts: Vec<u64> = (0..40)
         .flat_map(|power| [1u64 << power, 3 << power])
-        .map(|nodes| nodes * node)
+        .filter(|nodes| asked.place.nodes.is_none_or(|most| *nodes <= most as u64))
+        .filter_map(|nodes| nodes.checked_mul(node))
         .filter(|devices| *devices <= DEVICES_MAX)
         .collect();
     counts.sort_unstable();
-    asked.gbs = Some(asked.gbs.unwrap_or(1024));
+    asked.gbs = Some(asked.gbs.unwrap_or(SIZE_BATCH));
     let mut tried = Vec::new();
     for devices in counts {
+        // What is looked for is not in the cluster's file.
         asked.place.ranks = Some(devices as usize);
+        asked.place.nodes = Some((devices / node) as usize);
         let subject = Subject::new(&asked, args.cluster(&asked)?)?;
         // At the peak of all devices it would still be too long.
         let steps = (args.bill.tokens / subject.tokens()).ceil();
-        if steps * subject.seconds_at_peak() > deadline {
+        if steps * subject.seconds_at_peak(devices as f64) > deadline {
             continue;
         }
         let Ok(found) = answer(&subject, &asked) else { continue };
@@ -297,7 +331,7 @@ fn smallest(preset: &Cluster, args: &CostArgs, deadline: f64) -> Result<(Exit, S
             break;
         }
     }
-    Ok(sized(&tried, args, deadline))
+    Ok(sized(&tried, args, deadline, asked.gbs))
 }
 
 /// Adds a plan to those that were tried; whether it meets the deadline.
@@ -318,11 +352,16 @@ fn fewest_groups(mixed: &Mixed, args: &CostArgs, deadline: f64) -> Result<(Exit,
             break;
         }
     }
-    Ok(sized(&tried, args, deadline))
+    Ok(sized(&tried, args, deadline, Some(mixed.global_batch())))
 }
 
 /// What `size` prints of what it tried, the last of which may meet the deadline.
-fn sized(tried: &[(Way, Run)], args: &CostArgs, deadline: f64) -> (Exit, String) {
+fn sized(
+    tried: &[(Way, Run)],
+    args: &CostArgs,
+    deadline: f64,
+    batch: Option<usize>,
+) -> (Exit, String) {
     let asked = &args.asked;
     let meets = tried.last().is_some_and(|(_, run)| run.seconds <= deadline);
     let text = if asked.json {
@@ -341,6 +380,7 @@ fn sized(tried: &[(Way, Run)], args: &CostArgs, deadline: f64) -> (Exit, String)
             "schema": "gantline.size/1",
             "model": asked.model,
             "tokens": args.bill.tokens,
+            "gbs": batch,
             "deadline_s": deadline,
             "devices": tried.last().filter(|_| meets).map(|(way, _)| way.devices),
             "tried": rows,
@@ -386,6 +426,7 @@ mod tests {
         assert!(many("0").is_err() && many("-3B").is_err() && many("B").is_err());
         assert_eq!(duration("90m"), Ok(5400.0));
         assert_eq!(duration("30d"), Ok(30.0 * 86400.0));
+        assert!(many("1e300T").is_err() && price("1e30").is_err() && watts("1e300").is_err());
         assert!(duration("30").is_err() && duration("0h").is_err());
     }
 }

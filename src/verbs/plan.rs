@@ -35,7 +35,8 @@ pub struct Asked {
     /// Tokens of a sample [default: the longest the model was made for]
     #[arg(long, alias = "seq-length", value_name = "N", value_parser = positive)]
     pub seq: Option<usize>,
-    /// Samples of a step, over all ranks [default: 8, or as many as ranks]
+    /// Samples of a step, over all ranks [default: 8, or as many as ranks; 1024 for
+    /// `size`]
     #[arg(long, alias = "global-batch-size", value_name = "N", value_parser = positive)]
     pub gbs: Option<usize>,
     /// The element type [default: f32 on CPUs, bf16 on GPUs]
@@ -110,7 +111,7 @@ const LISTED: usize = 8;
 impl Asked {
     /// The key of an answer that may be kept; `asked` is all that it depends on.
     pub fn key(&self, verb: &str, asked: &dyn Debug) -> Option<Key> {
-        (!self.no_cache).then(|| Key::new(verb, asked))
+        if self.no_cache { None } else { Key::new(verb, asked) }
     }
 
     /// The cluster, if its ranks are GPUs.

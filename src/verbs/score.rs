@@ -13,6 +13,7 @@ use planner::estimate::{Estimate, Estimator, Job};
 use planner::limits::Limits;
 use planner::space::ask::EVALUATIONS_MAX;
 use planner::space::groups;
+use planner::space::knobs::check_layout;
 use serde_json::{Value, json};
 
 use self::read::{Known, Layout};
@@ -103,6 +104,7 @@ pub struct Args {
 
 /// Answers `score`; no where the layout does not fit.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
+    let style = find_style(&args.style)?;
     let described_as = described(&args.model, count(args.seq))?;
     let (mut work, latent) = (described_as.work, described_as.latent);
     let mut cluster = Cluster::load(&args.cluster)?;
@@ -120,23 +122,26 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         cluster.nodes = cluster.nodes.max(ranks.div_ceil(each.max(1)));
     }
     if args.purpose != Purpose::Training {
-        let subject = Subject {
-            devices: u32::try_from(configuration.ranks()).unwrap_or(u32::MAX),
-            dtype: dtype(&args.dtype),
-            global_batch: 1,
-            work,
-            cluster,
-            latent,
+        if style.name != style::OURS.name {
+            let headline = format!("inference is not priced in the style `{}`", args.style);
+            return Err(usage("--style", headline).help("leave it out").into());
+        }
+        let ranks = configuration.ranks();
+        let Ok(devices) = u32::try_from(ranks) else {
+            return Err(usage("--dp", format!("{ranks} devices are more than there can be")).into());
         };
+        let subject =
+            Subject { devices, dtype: dtype(&args.dtype), global_batch: 1, work, cluster, latent };
         let copies = copies(&configuration)?;
         return serve::score(&subject, copies, count(args.gbs), args.purpose, args.json);
     }
+    check_layout(&work, &configuration)?;
     let Some(batch) = count(args.gbs).or(layout.global_batch) else {
         let headline = "it is not said how many samples a step has";
         return Err(usage("--gbs", headline).help("write --gbs N").into());
     };
     let job = Job { global_batch: batch.into(), arithmetic: arithmetic(&args.dtype) };
-    let estimator = Estimator::new(&work, &cluster, find_style(&args.style)?, job)?;
+    let estimator = Estimator::over(configuration.ranks(), &work, &cluster, style, job)?;
     let estimate = estimator.estimate(&configuration)?;
     let fits = estimate.memory.total_bytes() <= estimator.memory_bytes;
     let tokens = f64::from(batch) * f64::from(work.seq);

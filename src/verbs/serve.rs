@@ -6,6 +6,7 @@ use kernels::{Bytes, Seconds};
 use planner::cluster::Cluster;
 use planner::estimate::Estimator;
 use planner::estimate::serving::{Forward, Held, Replica, Serving};
+use planner::estimate::workload::Item;
 use planner::limits::Knob;
 use planner::space::knobs::divisors;
 use serde_json::{Value, json};
@@ -73,6 +74,16 @@ impl Row {
     }
 }
 
+/// Refuses models that no prompt could be for.
+fn refuse_without_tokens(subject: &Subject) -> Result<(), Failure> {
+    let items = || subject.work.layers.iter().flat_map(|layer| &layer.items);
+    if items().any(|item| matches!(item, Item::Attention { .. })) {
+        return Ok(());
+    }
+    let headline = format!("`{}` has no attention, and so no prompt", subject.work.name);
+    Err(usage("--for", headline).help("ask about training").into())
+}
+
 fn rows(asked: &Asked, subject: &Subject, estimator: &Estimator<'_>) -> Result<Vec<Row>, Failure> {
     let limits = asked.limited.all_limits()?;
     let serving = Serving { estimator, latent: subject.latent };
@@ -130,6 +141,7 @@ pub fn score(
     purpose: Purpose,
     json: bool,
 ) -> Result<Exit, Failure> {
+    refuse_without_tokens(subject)?;
     let estimator = subject.estimator()?;
     let serving = Serving { estimator: &estimator, latent: subject.latent };
     if !serving.allows(copy) {
@@ -182,6 +194,7 @@ fn print(
 pub fn serve(asked: &Asked, cluster: Cluster, purpose: Purpose) -> Result<Exit, Failure> {
     refuse_cpus(cluster.device.kind, &cluster.name)?;
     let subject = Subject::new(asked, cluster)?;
+    refuse_without_tokens(&subject)?;
     let estimator = subject.estimator()?;
     let seq = subject.work.seq;
     let mut rows = rows(asked, &subject, &estimator)?;

@@ -11,7 +11,7 @@ use ir::{DType, Diagnostic};
 use kernels::{Bytes, Seconds};
 use planner::cluster::{Cluster, Power};
 use planner::configuration::{Configuration, Offload, Recompute, Schedule};
-use planner::estimate::described::described;
+use planner::estimate::described::{Described, described};
 use planner::estimate::rates::Arithmetic;
 use planner::estimate::workload::Workload;
 use planner::estimate::{Estimate, Estimator, Job, style};
@@ -61,11 +61,32 @@ fn count(flag: &str, number: usize) -> Result<u32, Diagnostic> {
     u32::try_from(number).map_err(|_| usage(flag, format!("{number} is more than there can be")))
 }
 
+/// The model that is asked about. What would not be priced is refused.
+fn model(asked: &Asked) -> Result<Described, Failure> {
+    if asked.optimizer != "adamw" {
+        let headline =
+            format!("on GPUs, steps are priced with adamw, not with {}", asked.optimizer);
+        return Err(usage("--optimizer", headline).help("leave it out").into());
+    }
+    if asked.dtype == Some(DType::F64) {
+        let headline = "no device file has the times of products in f64".to_owned();
+        return Err(usage("--dtype", headline).help("use f32, bf16 or f16").into());
+    }
+    let seq = asked.seq.map(|seq| count("--seq", seq)).transpose()?;
+    let described = described(&asked.model, seq)?;
+    if let Some(seq) = seq.filter(|seq| *seq != described.work.seq) {
+        let name = &described.work.name;
+        let headline =
+            format!("samples of `{name}` have no {seq} tokens: its graph has their size");
+        return Err(usage("--seq", headline).help("leave it out").into());
+    }
+    Ok(described)
+}
+
 impl Subject {
     /// What is asked about: a shape by its name, or a description that is a transformer.
     pub fn new(asked: &Asked, cluster: Cluster) -> Result<Subject, Failure> {
-        let seq = asked.seq.map(|seq| count("--seq", seq)).transpose()?;
-        let described = described(&asked.model, seq)?;
+        let described = model(asked)?;
         let ranks = asked.place.ranks(&cluster);
         let devices = count("--devices", ranks)?;
         Ok(Subject {
@@ -82,7 +103,8 @@ impl Subject {
     pub fn estimator(&self) -> Result<Estimator<'_>, Failure> {
         let global_batch = u64::from(self.global_batch);
         let job = Job { global_batch, arithmetic: arithmetic(self.dtype) };
-        Ok(Estimator::new(&self.work, &self.cluster, style::OURS, job)?)
+        let devices = u64::from(self.devices);
+        Ok(Estimator::over(devices, &self.work, &self.cluster, style::OURS, job)?)
     }
 
     /// Tokens of a step.
@@ -90,16 +112,16 @@ impl Subject {
         f64::from(self.global_batch) * f64::from(self.work.seq)
     }
 
-    /// The share of all devices' peak that the model's operations take.
-    pub fn mfu(&self, seconds: f64) -> f64 {
-        self.seconds_at_peak() / seconds
+    /// The share of the peak of a step's ranks that the model's operations take.
+    pub fn mfu(&self, estimate: &Estimate) -> f64 {
+        self.seconds_at_peak(ranks(estimate)) / estimate.step_time_s
     }
 
-    /// Seconds of a step at the peak of all devices.
-    pub fn seconds_at_peak(&self) -> f64 {
+    /// Seconds of a step at the peak of so many devices.
+    pub fn seconds_at_peak(&self, devices: f64) -> f64 {
         let peak = self.cluster.flops_per_s(self.dtype, 1).value;
         let flops = self.work.flops_per_token() * self.tokens();
-        flops / (peak * f64::from(self.devices))
+        flops / (peak * devices)
     }
 
     /// What devices draw, which the user alone can say.
@@ -107,10 +129,10 @@ impl Subject {
         self.cluster.device.power.as_ref()
     }
 
-    /// Joules of a step on all devices, where it is known what they draw.
+    /// Joules of a step on all its ranks, where it is known what they draw.
     pub fn joules(&self, estimate: &Estimate) -> Option<f64> {
         let joules = self.power()?.joules(estimate.step_time_s, estimate.busy_s);
-        Some(f64::from(self.devices) * joules)
+        Some(ranks(estimate) * joules)
     }
 
     /// What is asked about, in three lines.
@@ -127,6 +149,11 @@ impl Subject {
         };
         text
     }
+}
+
+/// Devices that a step uses.
+fn ranks(estimate: &Estimate) -> f64 {
+    estimate.configuration.ranks() as f64
 }
 
 /// The fastest configuration that fits.
@@ -282,13 +309,13 @@ pub fn not_executed(c: &Configuration) -> Vec<&'static str> {
 fn row(subject: &Subject, chosen: &Chosen, have: f64) -> [String; 7] {
     let Estimate { step_time_s, memory, .. } = &chosen.estimate;
     let need = memory.total_bytes();
-    let per_device = subject.tokens() / step_time_s / f64::from(subject.devices);
+    let per_device = subject.tokens() / step_time_s / ranks(&chosen.estimate);
     let bubble = chosen.estimate.breakdown.bubble_s / step_time_s;
     [
         chosen.configuration.to_string(),
         Seconds(*step_time_s).to_string(),
         output::count(per_device as u64),
-        format!("{:.1}%", 100.0 * subject.mfu(*step_time_s)),
+        format!("{:.1}%", 100.0 * subject.mfu(&chosen.estimate)),
         Bytes(need as u64).to_string(),
         format!("{:.0}%", 100.0 * need / have),
         format!("{:.1}%", 100.0 * bubble),
@@ -354,8 +381,8 @@ pub fn told(subject: &Subject, chosen: &Chosen) -> Value {
         "step_time_low_s": step_time_low_s,
         "step_time_high_s": step_time_high_s,
         "tokens_per_s": tokens_per_s,
-        "tokens_per_s_per_device": tokens_per_s / f64::from(subject.devices),
-        "mfu": subject.mfu(step_time_s),
+        "tokens_per_s_per_device": tokens_per_s / ranks(&chosen.estimate),
+        "mfu": subject.mfu(&chosen.estimate),
         "peak_mem_bytes": chosen.estimate.memory.total_bytes(),
         "energy_j": subject.joules(&chosen.estimate),
         "fits": chosen.fits,

@@ -1,6 +1,6 @@
 //! `validate`: predictions beside the measured runs of a table.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use ir::{Diagnostic, Span};
@@ -86,6 +86,9 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     Ok(Exit::Success)
 }
 
+/// Names of several rows that are told at most. Chosen: as many as other diagnostics.
+const TWICE_MAX: usize = 20;
+
 fn read(path: &str) -> Result<Runs, Failure> {
     let bytes = std::fs::metadata(path).map(|m| m.len()).unwrap_or(0);
     if bytes > TABLE_BYTES_MAX {
@@ -123,7 +126,17 @@ fn read(path: &str) -> Result<Runs, Failure> {
         return Err(missing.into());
     }
     let rows = reader.records().collect::<Result<Vec<_>, _>>().map_err(broken)?;
-    Ok(Runs { columns, rows })
+    let at = columns.iter().position(|name| name == "row_id");
+    let mut seen = BTreeSet::new();
+    let id = |row: &csv::StringRecord| at.and_then(|at| row.get(at)).unwrap_or("").to_owned();
+    let twice: BTreeSet<String> =
+        rows.iter().map(id).filter(|id| !seen.insert(id.clone())).collect();
+    let twice = twice.into_iter().take(TWICE_MAX).map(|id| {
+        let headline = format!("two rows have the `row_id` `{id}`");
+        Diagnostic::error("E5012", Span::of(path), headline).help("name each row otherwise")
+    });
+    let twice: Vec<Diagnostic> = twice.collect();
+    if twice.is_empty() { Ok(Runs { columns, rows }) } else { Err(twice.into()) }
 }
 
 fn compare(runs: &Runs, texts: &csv::StringRecord, blind: bool) -> Outcome {

@@ -28,6 +28,7 @@ mod operators;
 mod parallel;
 mod readme;
 mod reference;
+mod refusals;
 mod rewriting;
 mod training;
 mod verbs;

@@ -149,7 +149,16 @@ pub fn read(source: &str, text: &str, known: Known) -> Result<Layout, Vec<Diagno
 
 fn read_json(source: &str, json: &Json, known: Known) -> Result<Layout, Vec<Diagnostic>> {
     if json["schema"] == "gantline.plan/1" {
-        let configuration = json["text"].as_str().unwrap_or_default().parse()?;
+        let Some(text) = json["text"].as_str() else {
+            let headline = "the plan has no `text`".to_owned();
+            return Err(vec![bad(source, headline).help("give what `plan --json` prints")]);
+        };
+        let configuration: Configuration = text.parse()?;
+        let said = json.get("plan").map(|plan| serde_json::from_value(plan.clone()));
+        if !said.is_none_or(|said| said.is_ok_and(|said: Configuration| said == configuration)) {
+            let headline = "`plan` and `text` do not say the same".to_owned();
+            return Err(vec![bad(source, headline).help("give what `plan --json` prints")]);
+        }
         let number = |name: &str| json[name].as_u64().and_then(|n| u32::try_from(n).ok());
         return Ok(Layout {
             tool: "gantline",

@@ -21,8 +21,10 @@ pub fn fit(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
     let subject = Subject::new(asked, cluster)?;
     let estimator = subject.estimator()?;
     let have = estimator.memory_bytes;
+    let limits = asked.limited.all_limits()?;
     let rows: Vec<(String, Estimate)> = strategies(&subject)
         .into_iter()
+        .filter(|(_, c)| limits.allow_all(c))
         .filter_map(|(name, c)| Some((name, estimator.estimate(&c).ok()?)))
         .collect();
     let found = enough(&subject, asked, &rows, have);

@@ -5,7 +5,6 @@ use ir::{DType, Diagnostic};
 use kernels::{Bytes, Seconds};
 use planner::cluster::{Cluster, Memory, Power};
 use planner::configuration::Configuration;
-use planner::estimate::described::described;
 use planner::estimate::step::Breakdown;
 use planner::estimate::workload::Workload;
 use planner::estimate::{Job, style};
@@ -14,7 +13,7 @@ use planner::space::ask::EVALUATIONS_MAX;
 use planner::space::groups::{self, Grouped};
 use serde_json::{Value, json};
 
-use super::{Aim, arithmetic, count};
+use super::{Aim, arithmetic, count, model};
 use crate::cache;
 use crate::failure::{Exit, Failure, usage};
 use crate::output::{self, Table};
@@ -50,10 +49,9 @@ impl Mixed {
                 group.device.power = Some(Power::constant(watts, "--watts"));
             }
         }
-        let seq = asked.seq.map(|seq| count("--seq", seq)).transpose()?;
         Ok(Mixed {
-            work: described(&asked.model, seq)?.work,
-            global_batch: count("--gbs", asked.gbs.unwrap_or(devices))?,
+            work: model(asked)?.work,
+            global_batch: count("--gbs", asked.gbs.unwrap_or(devices.max(8)))?,
             dtype: asked.dtype.unwrap_or(DType::BF16),
             cluster,
         })
@@ -86,6 +84,11 @@ impl Mixed {
         let layouts =
             texts.iter().map(read).collect::<Result<Vec<_>, _>>().map_err(Failure::Input)?;
         Ok(Grouped::Shares(groups::score(question, &layouts)?))
+    }
+
+    /// Samples of a step.
+    pub fn global_batch(&self) -> usize {
+        self.global_batch as usize
     }
 
     /// Tokens of a step.

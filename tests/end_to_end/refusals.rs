@@ -1,0 +1,156 @@
+//! Questions about GPUs that have no answer say why, and answers are those of what was asked.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::cli::Scratch;
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().expect("a number")
+}
+
+/// Runs a line with one flag more, whose value has spaces.
+fn with(scratch: &Scratch, line: &str, flag: &str, value: &str) -> (Option<i32>, String, Value) {
+    let output = scratch.command(&[], line).args([flag, value]).output().expect("it starts");
+    let document = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned(), document)
+}
+
+/// Each line ends with its exit code and says what is wrong; none is answered.
+#[test]
+fn what_cannot_be_answered_is_refused() {
+    let scratch = Scratch::new("refusals");
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/models");
+    let resnet = models.join("resnet.graph").display().to_string();
+    let group = "[[group]]\nextends = \"preset:h100\"\n";
+    scratch.write("mix.toml", &format!("{group}{group}"));
+    let h100 = "extends = \"preset:h100\"\n";
+    scratch.write("far.toml", &format!("{h100}[deployment]\nnodes = 9223372036854775807\n"));
+    let cpus = "extends = \"preset:cpu-local\"\n";
+    scratch.write("cpus.toml", &format!("{cpus}[deployment]\nnodes = 9223372036854775807\n"));
+    let wide = format!("{h100}[deployment]\ndevices_per_node = 1099511627776\n");
+    scratch.write("wide.toml", &wide);
+    scratch.write("measured.toml", "");
+    let columns = "row_id,layers,hidden,heads,seq_len,gpu,n_gpus,global_batch\n";
+    let row = "a,32,4096,32,2048,a100,8,8\n";
+    scratch.write("twice.csv", &format!("{columns}{row}{row}"));
+    let p = "llama-3-8b --cluster h100 --gbs 64";
+    for (line, code, said) in [
+        (format!("plan {p} --calibration measured.toml"), 2, "the cluster has GPUs"),
+        (format!("plan {p} --optimizer sgd"), 2, "priced with adamw"),
+        (format!("fit {p} --optimizer none"), 2, "priced with adamw"),
+        (format!("plan {p} --dtype f64"), 2, "products in f64"),
+        (format!("plan {p} --fix tp=4,tp=8"), 2, "contradict"),
+        (format!("plan {p} --tp 8 --fix tp=4"), 2, "contradict"),
+        (format!("plan {resnet} --cluster h100 --seq 7"), 2, "no 7 tokens"),
+        (format!("fit {resnet} --cluster h100 --for inference"), 2, "no attention"),
+        ("plan gpt2 --cluster mix.toml --nodes 4".into(), 2, "the cluster has groups"),
+        ("plan gpt2 --cluster mix.toml --optimizer sgd".into(), 2, "priced with adamw"),
+        ("plan gpt2 --cluster far.toml".into(), 6, "more than 1073741824"),
+        ("plan gpt2 --cluster cpus.toml".into(), 6, "more than 1073741824"),
+        ("plan gpt2 --cluster h100 --nodes 1000000000".into(), 2, "devices, more than"),
+        (
+            "size gpt2 --cluster wide.toml --tokens 1B --deadline 1d".into(),
+            6,
+            "more than 1073741824",
+        ),
+        ("size gpt2 --cluster h100 --devices 8 --tokens 1B --deadline 1d".into(), 2, "looks for"),
+        (format!("cost {p} --tokens 1e300T"), 2, "at most 1e18"),
+        ("score llama-3-8b --tp 8 --for decode --style nope".into(), 2, "no style"),
+        ("score llama-3-8b --tp 8 --for decode --style megatron-lm".into(), 2, "style"),
+        ("score llama-3-8b --dp 1073741824 --pp 32 --for decode".into(), 2, "than there can be"),
+        ("score llama-3-8b --tp 3 --gbs 64".into(), 2, "does not divide 32"),
+        ("score llama-3-8b --tp 64 --gbs 64".into(), 2, "does not divide 32"),
+        ("score llama-3-8b --ep 3 --dp 3 --gbs 63".into(), 2, "does not divide 1 experts"),
+        ("validate twice.csv".into(), 6, "the `row_id` `a`"),
+    ] {
+        let output = scratch.run(&line);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{line}: {errors}");
+        assert!(errors.contains(said), "{line}: {errors}");
+    }
+    let score = "score llama-3-8b --gbs 64";
+    for (layout, said) in [
+        ("pp=2 stages=32.0", "no layer"),
+        ("recompute=layers:999", "999 layers"),
+        ("tp=8 tp=4", "twice"),
+    ] {
+        let (code, errors, _) = with(&scratch, score, "--config", layout);
+        assert_eq!(code, Some(2), "{layout}: {errors}");
+        assert!(errors.contains(said), "{layout}: {errors}");
+    }
+}
+
+/// `fit` keeps to limits as `plan` does; what is compared is as `score` says, on its own ranks.
+#[test]
+fn verbs_agree_about_layouts() {
+    let scratch = Scratch::new("agree");
+    let asked = "llama-3-8b --cluster h100 --gbs 64";
+    let only = "--fix zero=0,tp=1,pp=1,cp=1,offload=off,recompute=none";
+    for verb in ["plan", "fit"] {
+        let output = scratch.run(&format!("{verb} {asked} {only}"));
+        assert_eq!(output.status.code(), Some(3), "{verb}");
+    }
+    let fit = scratch.json(&format!("fit {asked} --fix zero=3 --json"));
+    let rows = fit["rows"].as_array().expect("rows");
+    assert!(
+        !rows.is_empty()
+            && rows
+                .iter()
+                .all(|row| { row["plan"].as_str().is_some_and(|plan| plan.contains("zero=3")) }),
+        "{fit:#}"
+    );
+    let compare = format!("compare {asked} --json");
+    for layout in ["tp=4 mbs=1 sp", "tp=2 dp=4 zero=1", "tp=8 mbs=1 sp recompute=full"] {
+        let (_, _, compared) = with(&scratch, &compare, "--with", layout);
+        let (_, _, scored) = with(&scratch, &format!("score {asked} --json"), "--config", layout);
+        for value in ["mfu", "step_time_s", "tokens_per_s_per_device"] {
+            let (ours, theirs) = (number(&compared["plans"][0][value]), number(&scored[value]));
+            assert!((ours / theirs - 1.0).abs() < 1e-12, "{layout}: {value} {ours} and {theirs}");
+        }
+    }
+    let (code, errors, _) = with(&scratch, &compare, "--with", "dp=8 cp=3");
+    assert_eq!(code, Some(2), "{errors}");
+    let (code, errors, _) = with(&scratch, &compare, "--with", "dp=8 cp=2");
+    assert_eq!(code, Some(2), "{errors}");
+    assert!(errors.contains("16 ranks on 8 devices"), "{errors}");
+}
+
+/// A plan's document says one thing: what of it was changed is no plan.
+#[test]
+fn edited_plans_are_refused() {
+    let scratch = Scratch::new("edited");
+    let plan = scratch.json("plan llama-3-8b --cluster h100 --gbs 64 --json");
+    let mut changed = Vec::new();
+    for tp in [Value::from(0), Value::from("x"), Value::from(8)] {
+        let mut other = plan.clone();
+        other["plan"]["tp"] = tp;
+        changed.push(other);
+    }
+    let mut other = plan.clone();
+    other.as_object_mut().expect("an object").remove("text");
+    changed.push(other);
+    for other in &changed {
+        scratch.write("plan.json", &other.to_string());
+        let output = scratch.run("score llama-3-8b --cluster h100 --from plan.json");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(6), "{errors}");
+    }
+    scratch.write("plan.json", &plan.to_string());
+    let scored = scratch.json("score llama-3-8b --cluster h100 --from plan.json --json");
+    assert_eq!(scored["step_time_s"], plan["step_time_s"]);
+}
+
+/// `size` looks beyond the nodes of a file, and not beyond those that it is given.
+#[test]
+fn sizes_are_looked_for_beyond_a_file() {
+    let scratch = Scratch::new("sizes");
+    scratch.write("one.toml", "extends = \"preset:h100\"\n[deployment]\nnodes = 1\n");
+    let line = "size llama-3-8b --tokens 1B --deadline 1h --json --cluster";
+    let [file, preset] = ["one.toml", "h100"].map(|c| scratch.json(&format!("{line} {c}")));
+    assert_eq!(file["devices"], preset["devices"]);
+    assert!(number(&file["devices"]) > 8.0 && file["gbs"] == 1024, "{file:#}");
+    let few = scratch.run(&format!("{line} h100 --nodes 1"));
+    assert_eq!(few.status.code(), Some(3));
+}
