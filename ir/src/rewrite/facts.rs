@@ -4,6 +4,7 @@ use egg::{Analysis, DidMerge, Id};
 
 use super::term::{Graph, Head, Ops, Term};
 use crate::dim::Bindings;
+use crate::dtype::DType;
 use crate::eval::eval_op;
 use crate::infer::infer;
 use crate::module::Module;
@@ -115,7 +116,7 @@ fn fact(graph: &Graph, term: &Term) -> Fact {
             let constant = if is_tuple { None } else { fold(op, &operands, &types[0]) };
             let (low, high) = match constant {
                 Some(value) if holds(types[0].dtype) => (value, value),
-                _ => range(op, &operands),
+                _ => range(op, &operands, types[0].dtype),
             };
             Fact { is_tuple, constant, low, high, ..unknown(types) }
         }
@@ -157,20 +158,22 @@ fn fold(op: &Op, operands: &[&Fact], result: &TensorType) -> Option<f64> {
     }
 }
 
-/// Bounds of the elements.
+/// Bounds of the elements, of a type; integers wrap where they leave it.
 #[expect(clippy::wildcard_enum_match_arm, reason = "nothing is known of other ops")]
-fn range(op: &Op, operands: &[&Fact]) -> (f64, f64) {
+fn range(op: &Op, operands: &[&Fact], dtype: DType) -> (f64, f64) {
     let all = (f64::NEG_INFINITY, f64::INFINITY);
     let of = |at: usize| (operands[at].low, operands[at].high);
-    let is_float = |at: usize| operands[at].ty().dtype.is_float();
     match op {
+        // The least integer has no positive twin: it is its own absolute value.
+        Op::Unary(Unary::Abs) if !dtype.is_float() => all,
         Op::Unary(Unary::Exp | Unary::Abs | Unary::Sqrt | Unary::Rsqrt) => (0.0, f64::INFINITY),
         Op::Unary(Unary::Tanh | Unary::Erf | Unary::Sin | Unary::Cos) => (-1.0, 1.0),
-        Op::Binary(how) => binary_range(*how, of(0), of(1), is_float(0)),
+        Op::Binary(how) => binary_range(*how, of(0), of(1), dtype),
         Op::Select => (of(1).0.min(of(2).0), of(1).1.max(of(2).1)),
         Op::Iota { dim, start, dims, .. } => {
             let size = dims[*dim].as_constant();
-            (*start as f64, size.map_or(f64::INFINITY, |size| (*start + size - 1) as f64))
+            let end = size.map(|size| *start as f64 + size as f64 - 1.0);
+            unwrapped(dtype, (*start as f64, end.unwrap_or(f64::INFINITY)))
         }
         Op::Random { .. } => (0.0, 1.0),
         Op::Reshape { .. }
@@ -182,20 +185,36 @@ fn range(op: &Op, operands: &[&Fact]) -> (f64, f64) {
     }
 }
 
-/// Integers may wrap, so that bounds of their sums hold only where these are small. Sums of floats
-/// are rounded, so that only their sign is known.
-fn binary_range(how: Binary, a: (f64, f64), b: (f64, f64), is_float: bool) -> (f64, f64) {
+/// Sums of floats are rounded, so that only their sign is known.
+fn binary_range(how: Binary, a: (f64, f64), b: (f64, f64), dtype: DType) -> (f64, f64) {
     let all = (f64::NEG_INFINITY, f64::INFINITY);
-    let small = |low: f64, high: f64| {
-        let is_small = low > -1e9 && high < 1e9;
-        if is_small && !is_float { (low, high) } else { all }
-    };
+    let is_float = dtype.is_float();
     match how {
         Binary::Add if is_float && a.0 >= 0.0 && b.0 >= 0.0 => (0.0, f64::INFINITY),
-        Binary::Add => small(a.0 + b.0, a.1 + b.1),
-        Binary::Sub => small(a.0 - b.1, a.1 - b.0),
+        Binary::Add | Binary::Sub if is_float => all,
+        Binary::Add => unwrapped(dtype, (a.0 + b.0, a.1 + b.1)),
+        Binary::Sub => unwrapped(dtype, (a.0 - b.1, a.1 - b.0)),
         Binary::Max => (a.0.max(b.0), a.1.max(b.1)),
         Binary::Min => (a.0.min(b.0), a.1.min(b.1)),
         Binary::Mul | Binary::Div | Binary::Pow => all,
+    }
+}
+
+/// The bounds of numbers before they are stored in a type: none where an integer of them wraps.
+fn unwrapped(dtype: DType, (low, high): (f64, f64)) -> (f64, f64) {
+    let (least, most) = match dtype {
+        DType::I8 => (f64::from(i8::MIN), f64::from(i8::MAX)),
+        DType::I32 => (f64::from(i32::MIN), f64::from(i32::MAX)),
+        DType::U32 => (0.0, f64::from(u32::MAX)),
+        // Beyond them bounds are no longer whole numbers.
+        DType::I64 => (-9e15, 9e15),
+        DType::Bool => (0.0, 1.0),
+        DType::F64 | DType::F32 | DType::BF16 | DType::F16 | DType::F8E4M3 | DType::F8E5M2 => {
+            (f64::NEG_INFINITY, f64::INFINITY)
+        }
+    };
+    match low >= least && high <= most {
+        true => (low, high),
+        false => (f64::NEG_INFINITY, f64::INFINITY),
     }
 }

@@ -14,6 +14,7 @@ mod ops;
 mod passes;
 mod rewrite;
 mod rewrite_choice;
+mod rewrite_integers;
 mod rewrite_models;
 mod shardings;
 mod text;
