@@ -1,6 +1,6 @@
 //! ONNX files: flat graphs of primitive operators, of any exporter.
 //!
-//! **In:** the bytes of a file, of opset 7 or newer, and sizes for the dims that it leaves open.
+//! **In:** the bytes of a file, of opset 7 to 23, and sizes for the dims that it leaves open.
 //! **Out:** a module with one entry `main` of the weights, then the inputs; and the weights, which
 //! stay in the memory of the file.
 //!
@@ -14,6 +14,7 @@
 //! | `E1112` | a dim of an input whose size is not given | 2 |
 //! | `E1113` | a size that is given for a dim that no input has | 2 |
 
+mod attributes;
 mod elementwise;
 mod graph;
 mod indexing;
@@ -35,7 +36,7 @@ use crate::types::TensorType;
 use crate::{Diagnostic, Dim, Module, Span, Tensor};
 
 use graph::{Refused, Walk};
-use proto::{GraphProto, ModelProto, ValueInfoProto};
+use proto::{GraphProto, ModelProto, NodeProto, ValueInfoProto};
 use stored::Wrong;
 pub use stored::{OpenBeside, Stored};
 
@@ -44,6 +45,9 @@ pub const ENTRY: &str = "main";
 
 /// The oldest set of operators that is read: since then operands repeat as numpy's do.
 const OPSET_MIN: i64 = 7;
+
+/// The newest one: what later ones change is not known here.
+const OPSET_MAX: i64 = 23;
 
 /// Nodes that a diagnostic names for one operator.
 const NAMED_MAX: usize = 3;
@@ -132,10 +136,10 @@ pub fn read_onnx(
     let has_standard = graph.node.iter().any(|node| standard(&node.domain));
     let opset = opset.or((!has_standard).then_some(OPSET_MIN));
     let opset = opset.ok_or_else(|| damaged("no version of the operators".to_owned()))?;
-    if opset < OPSET_MIN {
+    if !(OPSET_MIN..=OPSET_MAX).contains(&opset) {
         let headline = format!("opset {opset} is not supported");
         let wrong = Diagnostic::error("E1111", Span::of(source), headline);
-        return Err(vec![wrong.help(format!("export it with opset {OPSET_MIN} or newer"))]);
+        return Err(vec![wrong.help(format!("export it with opset {OPSET_MIN} to {OPSET_MAX}"))]);
     }
     let types = input_types(source, &graph, &given.dims)?;
     let mut module = Module::new(super::module_name(name));
@@ -159,7 +163,7 @@ pub fn read_onnx(
     for node in &graph.node {
         *operators.entry(node.op_type.clone()).or_insert(0) += 1;
         walk.node(node).map_err(|missing| {
-            damaged(format!("`{}` reads `{missing}`, which nothing before it makes", node.name))
+            damaged(format!("{} reads `{missing}`, which nothing before it makes", called(node)))
         })?;
     }
     if !walk.refused.is_empty() {
@@ -179,6 +183,15 @@ pub fn read_onnx(
     Ok(Onnx { name: name.to_owned(), opset, producer, module, weights, inputs, outputs, operators })
 }
 
+/// How a node is named to people: many exporters leave the name out.
+fn called(node: &NodeProto) -> String {
+    match (node.name.as_str(), node.output.first()) {
+        ("", Some(output)) => format!("the `{}` that makes `{output}`", node.op_type),
+        ("", None) => format!("a `{}`", node.op_type),
+        (name, _) => format!("`{name}`"),
+    }
+}
+
 /// The types of the inputs that are no weights; everything that is open is reported at once.
 fn input_types(
     source: &str,
@@ -189,6 +202,12 @@ fn input_types(
     let inputs = graph.input.iter().filter(|input| !stored.contains(input.name.as_str()));
     let (mut types, mut open, mut named, mut wrong) = (vec![], vec![], BTreeSet::new(), vec![]);
     for input in inputs {
+        if let Some((at, size)) = negative_dim(input) {
+            let headline =
+                format!("damaged ONNX file: dim {at} of the input `{}` is {size}", input.name);
+            wrong.push(Diagnostic::error("E1110", Span::of(source), headline));
+            continue;
+        }
         match input_type(input, sizes, &mut open, &mut named) {
             Ok(ty) => types.push((input.name.clone(), ty)),
             Err(found) => {
@@ -212,6 +231,13 @@ fn input_types(
         });
     }
     if wrong.is_empty() { Ok(types) } else { Err(wrong) }
+}
+
+/// A dim with a size that no tensor has; some exporters write -1 for an open one.
+fn negative_dim(input: &ValueInfoProto) -> Option<(usize, i64)> {
+    let tensor = input.r#type.as_ref()?.tensor_type.as_ref()?;
+    let sizes = tensor.shape.as_ref()?.dim.iter().map(|dim| dim.dim_value.unwrap_or(0));
+    sizes.enumerate().find(|(_, size)| *size < -1)
 }
 
 fn input_type(

@@ -10,6 +10,7 @@ mod generate;
 mod gradients;
 mod identities;
 mod onnx;
+mod onnx_refused;
 mod ops;
 mod passes;
 mod rewrite;

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use super::attributes::wrong_attribute;
 use super::operators::translation;
 use super::proto::NodeProto;
 use super::site::{Operand, Site, sizes};
@@ -153,6 +154,9 @@ impl<'m> Walk<'m> {
         operands: &[Option<(&String, Meaning)>],
         translate: super::operators::Translate,
     ) -> Result<Vec<Meaning>, String> {
+        if let Some(wrong) = wrong_attribute(node) {
+            return Err(wrong);
+        }
         let name = value_name(node.output.first().map_or("", String::as_str));
         let known = |m: &Meaning| match m {
             Meaning::Known(tensor) => Some(Rc::clone(tensor)),

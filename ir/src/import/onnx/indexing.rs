@@ -15,10 +15,22 @@ pub(super) fn not_negative(s: &mut Site, ids: ValueId, size: usize) -> Made {
     s.select(below, from_end, ids)
 }
 
+/// Refuses ids, where they are known when the model is read, that are not among so many.
+fn check_ids(s: &Site, at: usize, size: usize) -> Result<(), String> {
+    let known = s.known(at).ok().flatten();
+    let ids = known.map(|ids| ids.to_f64()).unwrap_or_default();
+    let size = size as f64;
+    match ids.into_iter().find(|id| !(-size..size).contains(id)) {
+        Some(id) => Err(format!("the id {id} of {size}")),
+        None => Ok(()),
+    }
+}
+
 pub(super) fn gather(s: &mut Site) -> Translated {
     let (x, ids) = (s.operand(0)?, s.operand(1)?);
     let dim = dim_at(s.int("axis", 0), s.ndim(x))?;
     let size = s.dims(x)[dim];
+    check_ids(s, 1, size)?;
     let ids = not_negative(s, ids, size)?;
     Ok(vec![s.push(Op::Gather { dim, start: 0 }, &[x, ids])?])
 }
@@ -46,6 +58,7 @@ fn flat(s: &mut Site, x: ValueId) -> Made {
 pub(super) fn gather_elements(s: &mut Site) -> Translated {
     let (x, ids) = (s.operand(0)?, s.operand(1)?);
     let dim = dim_at(s.int("axis", 0), s.ndim(x))?;
+    check_ids(s, 1, s.dims(x)[dim])?;
     Ok(vec![along(s, x, ids, dim)?])
 }
 
@@ -67,6 +80,7 @@ pub(super) fn scatter_elements(s: &mut Site) -> Translated {
     if s.ndim(ids) != dims.len() {
         return Err("ids with other dims".to_owned());
     }
+    check_ids(s, 1, dims[dim])?;
     let places = places_along(s, ids, &dims, dim)?;
     let (x, places, updates) = (flat(s, x)?, flat(s, places)?, flat(s, updates)?);
     let written = write(s, x, places, updates)?;

@@ -74,7 +74,10 @@ pub(super) fn range(s: &mut Site) -> Translated {
         return Err("an operand is missing".to_owned());
     };
     let (low, high, by) = (start.scalar(), end.scalar(), step.scalar());
-    let count = if by == 0.0 { 0.0 } else { ((high - low) / by).ceil().max(0.0) };
+    if by == 0.0 {
+        return Err("a step of zero".to_owned());
+    }
+    let count = ((high - low) / by).ceil().max(0.0);
     if count > RANGE_MAX {
         return Err(format!("{count} elements"));
     }
@@ -92,6 +95,9 @@ pub(super) fn reshape(s: &mut Site) -> Translated {
         n => usize::try_from(*n).map_err(|_| format!("dims {wanted:?}")),
     };
     let mut dims = wanted.iter().enumerate().map(size).collect::<Result<Vec<_>, String>>()?;
+    if wanted.iter().filter(|n| **n == -1).count() > 1 {
+        return Err(format!("dims {wanted:?}, of which more than one is open"));
+    }
     if let Some(open) = wanted.iter().position(|n| *n == -1) {
         let (count, rest): (usize, usize) = (from.iter().product(), dims.iter().product());
         dims[open] = count.checked_div(rest).unwrap_or(0);
@@ -149,6 +155,10 @@ pub(super) fn split(s: &mut Site) -> Translated {
     let x = s.operand(0)?;
     let dim = dim_at(s.int("axis", 0), s.ndim(x))?;
     let (whole, count) = (s.dims(x)[dim], s.node.output.len());
+    let said = s.int("num_outputs", count as i64);
+    if said != count as i64 {
+        return Err(format!("{said} pieces for {count} outputs"));
+    }
     let parts = match s.list("split", 1)? {
         Some(parts) => lengths(&parts)?,
         None => {
@@ -156,6 +166,10 @@ pub(super) fn split(s: &mut Site) -> Translated {
             (0..count).map(|at| size.min(whole.saturating_sub(at * size))).collect()
         }
     };
+    let sum = parts.iter().try_fold(0_usize, |sum, part| sum.checked_add(*part));
+    if sum != Some(whole) {
+        return Err(format!("pieces of {parts:?} of a dim of {whole}"));
+    }
     let mut start = 0;
     let mut pieces = Vec::new();
     for size in parts {

@@ -85,6 +85,9 @@ pub(super) struct AttributeProto {
     pub(super) floats: Vec<f32>,
     #[prost(int64, repeated, tag = "8")]
     pub(super) ints: Vec<i64>,
+    /// Which of the fields is meant; 0 in files of the first versions, which do not say.
+    #[prost(int32, tag = "20")]
+    pub(super) kind: i32,
 }
 
 /// A tensor: its elements in one of the lists, in `raw_data`, or in another file.

@@ -1,0 +1,127 @@
+//! ONNX files that are well formed and mean nothing: each is refused with what is wrong in it.
+
+use bytes::Bytes;
+use gantline_ir::import::onnx::{Given, read_onnx};
+
+const FLOAT: u64 = 1;
+const INT: u64 = 7;
+
+/// A field of a message: a number.
+fn number(tag: u64, value: i64) -> Vec<u8> {
+    [varint(tag << 3), varint(value as u64)].concat()
+}
+
+/// A field of a message: bytes, a text or another message.
+fn bytes(tag: u64, content: &[u8]) -> Vec<u8> {
+    [varint(tag << 3 | 2), varint(content.len() as u64), content.to_vec()].concat()
+}
+
+fn varint(mut value: u64) -> Vec<u8> {
+    let mut all = Vec::new();
+    while value >= 128 {
+        all.push(value as u8 | 128);
+        value >>= 7;
+    }
+    all.push(value as u8);
+    all
+}
+
+/// An attribute: a field with its value, and the number of its kind.
+fn attribute(name: &str, value: Vec<u8>, kind: i64) -> Vec<u8> {
+    bytes(5, &[bytes(1, name.as_bytes()), value, number(20, kind)].concat())
+}
+
+fn int(name: &str, value: i64) -> Vec<u8> {
+    attribute(name, number(3, value), 2)
+}
+
+fn ints(name: &str, values: &[i64]) -> Vec<u8> {
+    attribute(name, values.iter().flat_map(|value| number(8, *value)).collect(), 7)
+}
+
+fn node(operator: &str, inputs: &[&str], outputs: &[&str], attributes: &[Vec<u8>]) -> Vec<u8> {
+    let mut all: Vec<u8> = inputs.iter().flat_map(|name| bytes(1, name.as_bytes())).collect();
+    all.extend(outputs.iter().flat_map(|name| bytes(2, name.as_bytes())));
+    all.extend(bytes(4, operator.as_bytes()));
+    all.extend(attributes.concat());
+    bytes(1, &all)
+}
+
+/// Whole numbers in the file, with their dims.
+fn stored(name: &str, dims: &[i64], values: &[i64]) -> Vec<u8> {
+    let mut all: Vec<u8> = dims.iter().flat_map(|dim| number(1, *dim)).collect();
+    all.extend(number(2, INT as i64));
+    all.extend(values.iter().flat_map(|value| number(7, *value)));
+    all.extend(bytes(8, name.as_bytes()));
+    bytes(5, &all)
+}
+
+fn port(tag: u64, name: &str, element: u64, dims: &[i64]) -> Vec<u8> {
+    let shape: Vec<u8> = dims.iter().flat_map(|dim| bytes(1, &number(1, *dim))).collect();
+    let tensor = [number(1, element as i64), bytes(2, &shape)].concat();
+    bytes(tag, &[bytes(1, name.as_bytes()), bytes(2, &bytes(1, &tensor))].concat())
+}
+
+/// A file of an input `x` of floats, nodes and stored numbers, which yields `y`.
+fn file(opset: i64, dims: &[i64], parts: &[Vec<u8>]) -> Vec<u8> {
+    let graph = [parts.concat(), port(11, "x", FLOAT, dims), port(12, "y", FLOAT, &[])].concat();
+    [number(1, 8), bytes(7, &graph), bytes(8, &number(2, opset))].concat()
+}
+
+/// What is said of a file; nothing where it is read.
+fn said(file: Vec<u8>) -> String {
+    let mut open = |_: &str| Err("nothing is beside it".to_owned());
+    match read_onnx("test.onnx", "test", Bytes::from(file), &Given::default(), &mut open) {
+        Ok(_) => String::new(),
+        Err(found) => found.iter().map(|d| format!("{} {}\n", d.code, d.headline)).collect(),
+    }
+}
+
+#[test]
+fn what_an_operator_cannot_mean_is_refused() {
+    let one = |operator: &str, rest: &[&str], attributes: &[Vec<u8>]| {
+        node(operator, &[&["x"], rest].concat(), &["y"], attributes)
+    };
+    let perm = |perm: &[i64]| one("Transpose", &[], &[ints("perm", perm)]);
+    let axis = |axis: Vec<u8>| one("Softmax", &[], &[axis]);
+    let text = attribute("axis", bytes(4, b"hello"), 3);
+    let split = |count: i64| node("Split", &["x"], &["y", "z"], &[int("num_outputs", count)]);
+    let shaped = |shape: &[i64]| {
+        [one("Reshape", &["s"], &[]), stored("s", &[shape.len() as i64], shape)].concat()
+    };
+    let gather = |id: i64| [one("Gather", &["i"], &[]), stored("i", &[1], &[id])].concat();
+    let counted = |step: i64| {
+        let numbers = [stored("a", &[], &[0]), stored("b", &[], &[4]), stored("c", &[], &[step])];
+        [node("Range", &["a", "b", "c"], &["y"], &[]), numbers.concat()].concat()
+    };
+    // What is right beside what is wrong.
+    for (right, wrong, part) in [
+        (perm(&[1, 0]), perm(&[0, 0]), "Transpose"),
+        (perm(&[0, 1]), perm(&[1, 1]), "Transpose"),
+        (perm(&[0, 1]), perm(&[0]), "Transpose"),
+        (axis(int("axis", 1)), axis(text), "attribute `axis` is a text, not a whole number"),
+        (split(2), split(0), "0 pieces for 2 outputs"),
+        (shaped(&[-1, 2]), shaped(&[-1, -1, 2]), "more than one is open"),
+        (shaped(&[8, 2]), shaped(&[8, 3]), "Reshape"),
+        (gather(3), gather(4), "the id 4 of 4"),
+        (gather(-4), gather(-5), "the id -5 of 4"),
+        (counted(2), counted(0), "a step of zero"),
+    ] {
+        let of = |parts: Vec<u8>| said(file(18, &[4, 4], &[parts]));
+        assert_eq!(of(right), "");
+        let text = of(wrong);
+        assert!(text.starts_with("E1111") && text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
+fn what_a_file_cannot_say_is_refused() {
+    let neg = || node("Neg", &["x"], &["y"], &[]);
+    assert_eq!(said(file(21, &[4], &[neg()])), "");
+    assert_eq!(said(file(99, &[4], &[neg()])), "E1111 opset 99 is not supported\n");
+    assert_eq!(said(file(1, &[4], &[neg()])), "E1111 opset 1 is not supported\n");
+    let text = said(file(18, &[-4], &[neg()]));
+    assert!(text.contains("E1110") && text.contains("dim 0 of the input `x` is -4"), "{text}");
+    let text = said(file(18, &[4], &[node("Add", &["x", "z"], &["y"], &[])]));
+    assert!(text.contains("the `Add` that makes `y` reads `z`"), "{text}");
+}
