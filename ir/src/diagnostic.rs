@@ -124,6 +124,24 @@ pub fn render(diagnostic: &Diagnostic, text: Option<&str>) -> String {
     out
 }
 
+/// The most characters of a headline that quotes a text. Chosen: three lines of a screen.
+const HEADLINE_MAX: usize = 300;
+
+/// A headline without its middle, where it quotes much.
+pub(crate) fn shortened(headline: String) -> String {
+    let count = headline.chars().count();
+    if count <= HEADLINE_MAX {
+        return headline;
+    }
+    let half = HEADLINE_MAX / 2;
+    let first: String = headline.chars().take(half).collect();
+    let last: String = headline.chars().skip(count - half).collect();
+    format!("{first} … {last}")
+}
+
+/// The characters of a line that are drawn at most. Chosen: as many as a screen is wide.
+const LINE_MAX: usize = 200;
+
 /// Draws the marked line and returns its number.
 fn excerpt(out: &mut String, diagnostic: &Diagnostic, text: &str) -> usize {
     let start = floor_char_boundary(text, diagnostic.span.bytes.start);
@@ -132,16 +150,32 @@ fn excerpt(out: &mut String, diagnostic: &Diagnostic, text: &str) -> usize {
     let line_end = text[start..].find('\n').map_or(text.len(), |at| start + at);
     let number = text[..start].matches('\n').count() + 1;
     let column = text[line_start..start].chars().count();
+    let place = column + 1;
     let width = text[start..end.min(line_end)].chars().count().max(1);
+    let (line, column, width) = window(&text[line_start..line_end], column, width);
     let digits = number.to_string();
     let pad = " ".repeat(digits.len());
-    let _ = writeln!(out, "{pad}--> {}:{number}:{}", diagnostic.span.source, column + 1);
+    let _ = writeln!(out, "{pad}--> {}:{number}:{place}", diagnostic.span.source);
     let _ = writeln!(out, "{pad} |");
-    let _ = writeln!(out, "{digits} | {}", &text[line_start..line_end]);
+    let _ = writeln!(out, "{digits} | {line}");
     let label = diagnostic.label.as_deref().unwrap_or("");
     let marks = format!("{}{} {label}", " ".repeat(column), "^".repeat(width));
     let _ = writeln!(out, "{pad} | {}", marks.trim_end());
     number
+}
+
+/// A line, or what stands around the marked text of a long one; with where the mark is in it.
+fn window(line: &str, column: usize, width: usize) -> (String, usize, usize) {
+    let count = line.chars().count();
+    if count <= LINE_MAX {
+        return (line.to_owned(), column, width);
+    }
+    let first = column.saturating_sub(LINE_MAX / 4).min(count - LINE_MAX);
+    let shown: String = line.chars().skip(first).take(LINE_MAX).collect();
+    let (before, after) = (first > 0, first + LINE_MAX < count);
+    let [before, after] = [before, after].map(|cut| if cut { "…" } else { "" });
+    let column = column - first + before.chars().count();
+    (format!("{before}{shown}{after}"), column, width.min(LINE_MAX.saturating_sub(column).max(1)))
 }
 
 fn floor_char_boundary(text: &str, at: usize) -> usize {

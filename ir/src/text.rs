@@ -11,6 +11,7 @@
 
 pub(crate) mod attrs;
 pub(crate) mod lex;
+mod ops;
 pub(crate) mod parse;
 mod plan;
 mod print;

@@ -6,17 +6,20 @@ use std::ops::Range;
 
 use super::attrs::{Attr, Attrs, Item, Names};
 use super::lex::{Lexeme, Token, lex};
+use super::ops::build_op;
+use crate::diagnostic::shortened;
 use crate::dim::Dim;
 use crate::infer::infer;
 use crate::module::{Function, Kind, Module, Node, Value, ValueId};
-use crate::op::{
-    Binary, Collective, Combiner, Comparison, Convolution, Einsum, Op, Unary, Windows,
-};
 use crate::types::TensorType;
 use crate::{DType, Diagnostic, Span};
 
 /// The most diagnostics that one reading reports.
 const DIAGNOSTICS_MAX: usize = 20;
+
+/// The most elements that the fixed dims of a type have: bytes of many such values must not
+/// overflow. Chosen: a thousand times the weights of the largest models.
+const ELEMENTS_MAX: i64 = 1 << 50;
 
 /// Reads the text of a module. `source` names the text in diagnostics.
 ///
@@ -75,7 +78,7 @@ impl<'t> Parser<'t> {
     ) -> Parsed<T> {
         if self.diagnostics.len() < DIAGNOSTICS_MAX {
             let span = Span { source: self.source.to_owned(), bytes };
-            self.diagnostics.push(Diagnostic::error(code, span, headline));
+            self.diagnostics.push(Diagnostic::error(code, span, shortened(headline.into())));
         }
         Err(Stop)
     }
@@ -227,6 +230,7 @@ impl<'t> Parser<'t> {
     }
 
     fn tensor_type(&mut self) -> Parsed<TensorType> {
+        let start = self.here().start;
         let dtype = self.dtype()?;
         self.mark('[')?;
         let mut dims = Vec::new();
@@ -250,6 +254,14 @@ impl<'t> Parser<'t> {
                 dims.push(dim);
             }
         }
+        let sizes = dims.iter().filter_map(Dim::as_constant);
+        let count = sizes.filter(|n| *n > 0).try_fold(1_i64, |n, size| n.checked_mul(size));
+        if count.is_none_or(|count| count > ELEMENTS_MAX) {
+            let ty = TensorType { dtype, dims };
+            let end = self.lexemes[self.at - 1].span.end;
+            let headline = format!("`{ty}` has too many elements");
+            return self.fail("E1001", start..end, headline);
+        }
         Ok(TensorType { dtype, dims })
     }
 
@@ -266,20 +278,36 @@ impl<'t> Parser<'t> {
             self.word("the module's name")
         })();
         module.name = header.unwrap_or_default();
+        self.skip_line();
         loop {
-            self.skip_line();
             self.skip_newlines();
             if self.done() || self.diagnostics.len() >= DIAGNOSTICS_MAX {
                 return module;
             }
             let here = self.here();
-            if let Ok(function) = self.function(&module) {
-                if module.function(&function.name).is_some() {
+            match self.function(&module) {
+                Ok(function) if module.function(&function.name).is_some() => {
                     let headline = format!("a second function `@{}`", function.name);
                     let _: Parsed<()> = self.fail("E1002", here, headline);
-                } else {
-                    module.functions.push(function);
+                    self.skip_line();
                 }
+                Ok(function) => {
+                    module.functions.push(function);
+                    self.skip_line();
+                }
+                Err(Stop) => self.skip_function(),
+            }
+        }
+    }
+
+    /// Goes to the line that begins the next function.
+    fn skip_function(&mut self) {
+        loop {
+            self.skip_line();
+            self.skip_newlines();
+            let begins = |word: &str| *self.peek() == Token::Word(word.to_owned());
+            if self.done() || ["func", "composite", "kernel"].into_iter().any(begins) {
+                return;
             }
         }
     }
@@ -507,162 +535,4 @@ impl<'t> Parser<'t> {
             _ => Ok(Attr::Number(self.number()?)),
         }
     }
-}
-
-/// The op of a line; none when the word or its attributes are unknown.
-fn build_op(
-    head: &str,
-    attrs: &Attrs,
-    operands: &[&TensorType],
-    declared: Option<&TensorType>,
-    pack: usize,
-) -> Option<Op> {
-    if let Some(op) = elementwise(head) {
-        return Some(op);
-    }
-    let dims = || declared.map(|ty| ty.dims.clone());
-    let dtype = || declared.map(|ty| ty.dtype);
-    let first = || operands.first().map(|ty| ty.ndim());
-    let bare = attrs.bare.first();
-    let bare_word = || if let Some(Attr::Word(word)) = bare { Some(word.as_str()) } else { None };
-    let combiner = || Combiner::ALL.into_iter().find(|c| Some(c.name()) == bare_word());
-    Some(match head {
-        "constant" => {
-            let Some(Attr::Number(value)) = bare else { return None };
-            Op::Constant { value: *value, dtype: dtype()?, dims: dims()? }
-        }
-        "iota" => {
-            let dim = attrs.dim("dim", declared?.ndim())?;
-            let start = attrs.integer("start").unwrap_or(0);
-            Op::Iota { dim, start, dtype: dtype()?, dims: dims()? }
-        }
-        "random" => random_op(attrs, declared?)?,
-        "fold_key" => Op::FoldKey { salt: u32::try_from(attrs.integer("salt")?).ok()? },
-        "cast" => Op::Cast { dtype: dtype()? },
-        "contract" => Op::Contract(Einsum::parse(bare_word()?)?),
-        "conv" => Op::Conv(convolution(attrs, first()?)?),
-        "reduce" => Op::Reduce { combiner: combiner()?, dims: attrs.dims("dims", first()?, pack)? },
-        "prod" => Op::Prod { dims: attrs.dims("dims", first()?, pack)? },
-        "argmax" => Op::ArgMax { dim: attrs.dim("dim", first()?)? },
-        "cumulative" => Op::Cumulative { combiner: combiner()?, dim: attrs.dim("dim", first()?)? },
-        "sort" => {
-            let descending = match bare_word()? {
-                "ascending" => false,
-                "descending" => true,
-                _ => return None,
-            };
-            Op::Sort { dim: attrs.dim("dim", first()?)?, descending }
-        }
-        "top_k" => Op::TopK { dim: attrs.dim("dim", first()?)?, count: attrs.size("count")? },
-        "reshape" => Op::Reshape { dims: dims()? },
-        "transpose" => {
-            let perm = attrs.sizes("perm")?;
-            let perm = perm.iter().map(|d| usize::try_from(d.as_constant()?).ok());
-            Op::Transpose { perm: perm.collect::<Option<_>>()? }
-        }
-        "broadcast" => {
-            let new = attrs.dims("new", declared?.ndim(), pack)?;
-            Op::Broadcast { new, dims: dims()? }
-        }
-        "slice" => {
-            let dim = attrs.dim("dim", first()?)?;
-            Op::Slice { dim, start: attrs.size("start")?, size: attrs.size("size")? }
-        }
-        "pad" => {
-            let dim = attrs.dim("dim", first()?)?;
-            Op::Pad { dim, before: attrs.size("before")?, after: attrs.size("after")? }
-        }
-        "reverse" => Op::Reverse { dims: attrs.dims("dims", first()?, pack)? },
-        "window" => Op::Window(windows(attrs, first()?)?),
-        "fold" => {
-            let windows = windows(attrs, declared?.ndim())?;
-            let extent = declared?.dims.get(windows.dim)?.as_constant()?;
-            Op::Fold { windows, extent: usize::try_from(extent).ok()? }
-        }
-        "concat" => Op::Concat { dim: attrs.dim("dim", first()?)? },
-        "gather" => {
-            let start = attrs.integer("start").unwrap_or(0);
-            Op::Gather { dim: attrs.dim("dim", first()?)?, start }
-        }
-        "scatter_add" => {
-            let dim = attrs.dim("dim", declared?.ndim())?;
-            let start = attrs.integer("start").unwrap_or(0);
-            Op::ScatterAdd { dim, start, size: declared?.dims.get(dim)?.clone() }
-        }
-        "scatter" => {
-            let start = attrs.integer("start").unwrap_or(0);
-            Op::Scatter { dim: attrs.dim("dim", first()?)?, start }
-        }
-        "dynamic_update_slice" => Op::DynamicUpdateSlice { dim: attrs.dim("dim", first()?)? },
-        "dynamic_slice" => {
-            let dim = attrs.dim("dim", first()?)?;
-            Op::DynamicSlice { dim, size: declared?.dims.get(dim)?.clone() }
-        }
-        "call" => Op::Call { function: bare_word()?.to_owned() },
-        "all_reduce" => collective(attrs, Collective::AllReduce(combiner()?))?,
-        "all_gather" => {
-            let dim = attrs.dim("dim", first()?)?;
-            collective(attrs, Collective::AllGather { dim, counts: counts(attrs)? })?
-        }
-        "reduce_scatter" => {
-            let (dim, own) = (attrs.dim("dim", first()?)?, attrs.size("own")?);
-            collective(attrs, Collective::ReduceScatter { dim, counts: counts(attrs)?, own })?
-        }
-        _ => return None,
-    })
-}
-
-/// Lists that are not there are of ones, or of zeros for the padding.
-fn convolution(attrs: &Attrs, ndim: usize) -> Option<Convolution> {
-    let spatial = ndim.saturating_sub(2);
-    let list = |key: &str, default: i64| match attrs.named.contains_key(key) {
-        true => attrs.sizes(key)?.iter().map(Dim::as_constant).collect::<Option<Vec<i64>>>(),
-        false => Some(vec![default; spatial]),
-    };
-    let steps = |key: &str| -> Option<Vec<usize>> {
-        list(key, 1)?.into_iter().map(|n| usize::try_from(n).ok()).collect()
-    };
-    Some(Convolution {
-        stride: steps("stride")?,
-        before: list("before", 0)?,
-        after: list("after", 0)?,
-        dilation: steps("dilation")?,
-        spread: steps("spread")?,
-    })
-}
-
-fn windows(attrs: &Attrs, ndim: usize) -> Option<Windows> {
-    let one = |key: &str| if attrs.named.contains_key(key) { attrs.size(key) } else { Some(1) };
-    let (size, stride, dilation) = (attrs.size("size")?, one("stride")?, one("dilation")?);
-    Some(Windows { dim: attrs.dim("dim", ndim)?, size, stride, dilation })
-}
-
-fn elementwise(head: &str) -> Option<Op> {
-    if head == "select" {
-        return Some(Op::Select);
-    }
-    let unary = Unary::ALL.into_iter().find(|u| u.name() == head).map(Op::Unary);
-    let binary = Binary::ALL.into_iter().find(|b| b.name() == head).map(Op::Binary);
-    let compare = Comparison::ALL.into_iter().find(|c| c.name() == head).map(Op::Compare);
-    unary.or(binary).or(compare)
-}
-
-fn random_op(attrs: &Attrs, declared: &TensorType) -> Option<Op> {
-    let start = match attrs.sizes("start") {
-        Some(list) => list.iter().map(Dim::as_constant).collect::<Option<Vec<_>>>()?,
-        None => vec![0; declared.ndim()],
-    };
-    let extent = attrs.sizes("extent").unwrap_or_else(|| declared.dims.clone());
-    let salt = u32::try_from(attrs.integer("salt")?).ok()?;
-    let extent = extent.iter().all(Dim::is_size).then_some(extent)?;
-    let dims = declared.dims.clone();
-    Some(Op::Random { salt, start, extent, dtype: declared.dtype, dims })
-}
-
-fn collective(attrs: &Attrs, kind: Collective) -> Option<Op> {
-    Some(Op::Collective { kind, axis: attrs.word("axis")?.to_owned() })
-}
-
-fn counts(attrs: &Attrs) -> Option<Vec<usize>> {
-    attrs.sizes("counts")?.iter().map(|d| usize::try_from(d.as_constant()?).ok()).collect()
 }

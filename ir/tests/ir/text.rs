@@ -62,6 +62,33 @@ fn mutated_texts_never_panic() {
     assert!(accepted > 0 || std::env::var("SEED").is_ok(), "no mutation was harmless");
 }
 
+/// One mistake is one diagnostic, of a size that people read.
+#[test]
+fn a_mistake_is_told_once_and_briefly() {
+    let rest = "{\n    %y: f32[2] = neg %x\n    return %y\n  }\n";
+    let twice =
+        format!("module m\n  func @f(%x: f32[2], %x: f32[2]) {rest}  func @g(%x: f32[2]) {rest}");
+    let found = parse_module("text", &twice).unwrap_err();
+    let said: Vec<&str> = found.iter().map(|d| d.headline.as_str()).collect();
+    assert_eq!(said, ["`%x` is defined twice"]);
+    let product = vec!["4294967296"; 20_000].join("*");
+    for dims in [product.as_str(), "4294967296, 4294967296, 4294967296", "B/3+B*B*-9"] {
+        let text = format!("module m\n  func @f(%x: f32[{dims}]) {rest}");
+        let found = parse_module("text", &text).unwrap_err();
+        assert_eq!(found.len(), 1, "{found:?}");
+        let drawn = render(&found[0], Some(&text));
+        assert!(drawn.len() < 2_000, "{} bytes: {}", drawn.len(), &drawn[..500]);
+    }
+    // The mark stays under what it marks.
+    let text =
+        format!("module m\n  func @f(%x: f32[2]) {{\n    %{}: f32[2] = ned %x\n", "y".repeat(900));
+    let found = parse_module("text", &text).unwrap_err();
+    let drawn = render(&found[0], Some(&text));
+    let lines: Vec<Vec<char>> = drawn.lines().map(|line| line.chars().collect()).collect();
+    let marked = lines[4].iter().position(|c| *c == '^').unwrap();
+    assert_eq!(lines[3][marked..marked + 3].iter().collect::<String>(), "ned", "{drawn}");
+}
+
 /// Inputs that once crashed, or are likely to.
 #[test]
 fn extreme_numbers_are_refused() {

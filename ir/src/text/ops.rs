@@ -1,0 +1,166 @@
+//! Ops from the words of a line.
+
+use super::attrs::{Attr, Attrs};
+use crate::dim::Dim;
+use crate::op::{
+    Binary, Collective, Combiner, Comparison, Convolution, Einsum, Op, Unary, Windows,
+};
+use crate::types::TensorType;
+
+/// The op of a line; none when the word or its attributes are unknown.
+pub(super) fn build_op(
+    head: &str,
+    attrs: &Attrs,
+    operands: &[&TensorType],
+    declared: Option<&TensorType>,
+    pack: usize,
+) -> Option<Op> {
+    if let Some(op) = elementwise(head) {
+        return Some(op);
+    }
+    let dims = || declared.map(|ty| ty.dims.clone());
+    let dtype = || declared.map(|ty| ty.dtype);
+    let first = || operands.first().map(|ty| ty.ndim());
+    let bare = attrs.bare.first();
+    let bare_word = || if let Some(Attr::Word(word)) = bare { Some(word.as_str()) } else { None };
+    let combiner = || Combiner::ALL.into_iter().find(|c| Some(c.name()) == bare_word());
+    Some(match head {
+        "constant" => {
+            let Some(Attr::Number(value)) = bare else { return None };
+            Op::Constant { value: *value, dtype: dtype()?, dims: dims()? }
+        }
+        "iota" => {
+            let dim = attrs.dim("dim", declared?.ndim())?;
+            let start = attrs.integer("start").unwrap_or(0);
+            Op::Iota { dim, start, dtype: dtype()?, dims: dims()? }
+        }
+        "random" => random_op(attrs, declared?)?,
+        "fold_key" => Op::FoldKey { salt: u32::try_from(attrs.integer("salt")?).ok()? },
+        "cast" => Op::Cast { dtype: dtype()? },
+        "contract" => Op::Contract(Einsum::parse(bare_word()?)?),
+        "conv" => Op::Conv(convolution(attrs, first()?)?),
+        "reduce" => Op::Reduce { combiner: combiner()?, dims: attrs.dims("dims", first()?, pack)? },
+        "prod" => Op::Prod { dims: attrs.dims("dims", first()?, pack)? },
+        "argmax" => Op::ArgMax { dim: attrs.dim("dim", first()?)? },
+        "cumulative" => Op::Cumulative { combiner: combiner()?, dim: attrs.dim("dim", first()?)? },
+        "sort" => {
+            let descending = match bare_word()? {
+                "ascending" => false,
+                "descending" => true,
+                _ => return None,
+            };
+            Op::Sort { dim: attrs.dim("dim", first()?)?, descending }
+        }
+        "top_k" => Op::TopK { dim: attrs.dim("dim", first()?)?, count: attrs.size("count")? },
+        "reshape" => Op::Reshape { dims: dims()? },
+        "transpose" => {
+            let perm = attrs.sizes("perm")?;
+            let perm = perm.iter().map(|d| usize::try_from(d.as_constant()?).ok());
+            Op::Transpose { perm: perm.collect::<Option<_>>()? }
+        }
+        "broadcast" => {
+            let new = attrs.dims("new", declared?.ndim(), pack)?;
+            Op::Broadcast { new, dims: dims()? }
+        }
+        "slice" => {
+            let dim = attrs.dim("dim", first()?)?;
+            Op::Slice { dim, start: attrs.size("start")?, size: attrs.size("size")? }
+        }
+        "pad" => {
+            let dim = attrs.dim("dim", first()?)?;
+            Op::Pad { dim, before: attrs.size("before")?, after: attrs.size("after")? }
+        }
+        "reverse" => Op::Reverse { dims: attrs.dims("dims", first()?, pack)? },
+        "window" => Op::Window(windows(attrs, first()?)?),
+        "fold" => {
+            let windows = windows(attrs, declared?.ndim())?;
+            let extent = declared?.dims.get(windows.dim)?.as_constant()?;
+            Op::Fold { windows, extent: usize::try_from(extent).ok()? }
+        }
+        "concat" => Op::Concat { dim: attrs.dim("dim", first()?)? },
+        "gather" => {
+            let start = attrs.integer("start").unwrap_or(0);
+            Op::Gather { dim: attrs.dim("dim", first()?)?, start }
+        }
+        "scatter_add" => {
+            let dim = attrs.dim("dim", declared?.ndim())?;
+            let start = attrs.integer("start").unwrap_or(0);
+            Op::ScatterAdd { dim, start, size: declared?.dims.get(dim)?.clone() }
+        }
+        "scatter" => {
+            let start = attrs.integer("start").unwrap_or(0);
+            Op::Scatter { dim: attrs.dim("dim", first()?)?, start }
+        }
+        "dynamic_update_slice" => Op::DynamicUpdateSlice { dim: attrs.dim("dim", first()?)? },
+        "dynamic_slice" => {
+            let dim = attrs.dim("dim", first()?)?;
+            Op::DynamicSlice { dim, size: declared?.dims.get(dim)?.clone() }
+        }
+        "call" => Op::Call { function: bare_word()?.to_owned() },
+        "all_reduce" => collective(attrs, Collective::AllReduce(combiner()?))?,
+        "all_gather" => {
+            let dim = attrs.dim("dim", first()?)?;
+            collective(attrs, Collective::AllGather { dim, counts: counts(attrs)? })?
+        }
+        "reduce_scatter" => {
+            let (dim, own) = (attrs.dim("dim", first()?)?, attrs.size("own")?);
+            collective(attrs, Collective::ReduceScatter { dim, counts: counts(attrs)?, own })?
+        }
+        _ => return None,
+    })
+}
+
+/// Lists that are not there are of ones, or of zeros for the padding.
+fn convolution(attrs: &Attrs, ndim: usize) -> Option<Convolution> {
+    let spatial = ndim.saturating_sub(2);
+    let list = |key: &str, default: i64| match attrs.named.contains_key(key) {
+        true => attrs.sizes(key)?.iter().map(Dim::as_constant).collect::<Option<Vec<i64>>>(),
+        false => Some(vec![default; spatial]),
+    };
+    let steps = |key: &str| -> Option<Vec<usize>> {
+        list(key, 1)?.into_iter().map(|n| usize::try_from(n).ok()).collect()
+    };
+    Some(Convolution {
+        stride: steps("stride")?,
+        before: list("before", 0)?,
+        after: list("after", 0)?,
+        dilation: steps("dilation")?,
+        spread: steps("spread")?,
+    })
+}
+
+fn windows(attrs: &Attrs, ndim: usize) -> Option<Windows> {
+    let one = |key: &str| if attrs.named.contains_key(key) { attrs.size(key) } else { Some(1) };
+    let (size, stride, dilation) = (attrs.size("size")?, one("stride")?, one("dilation")?);
+    Some(Windows { dim: attrs.dim("dim", ndim)?, size, stride, dilation })
+}
+
+fn elementwise(head: &str) -> Option<Op> {
+    if head == "select" {
+        return Some(Op::Select);
+    }
+    let unary = Unary::ALL.into_iter().find(|u| u.name() == head).map(Op::Unary);
+    let binary = Binary::ALL.into_iter().find(|b| b.name() == head).map(Op::Binary);
+    let compare = Comparison::ALL.into_iter().find(|c| c.name() == head).map(Op::Compare);
+    unary.or(binary).or(compare)
+}
+
+fn random_op(attrs: &Attrs, declared: &TensorType) -> Option<Op> {
+    let start = match attrs.sizes("start") {
+        Some(list) => list.iter().map(Dim::as_constant).collect::<Option<Vec<_>>>()?,
+        None => vec![0; declared.ndim()],
+    };
+    let extent = attrs.sizes("extent").unwrap_or_else(|| declared.dims.clone());
+    let salt = u32::try_from(attrs.integer("salt")?).ok()?;
+    let extent = extent.iter().all(Dim::is_size).then_some(extent)?;
+    let dims = declared.dims.clone();
+    Some(Op::Random { salt, start, extent, dtype: declared.dtype, dims })
+}
+
+fn collective(attrs: &Attrs, kind: Collective) -> Option<Op> {
+    Some(Op::Collective { kind, axis: attrs.word("axis")?.to_owned() })
+}
+
+fn counts(attrs: &Attrs) -> Option<Vec<usize>> {
+    attrs.sizes("counts")?.iter().map(|d| usize::try_from(d.as_constant()?).ok()).collect()
+}
