@@ -407,6 +407,7 @@ pub const DOCUMENTS: &[Document] = &[
         fields: &[
             MODEL,
             TOKENS,
+            GBS,
             is("deadline_s", Kind::Number, "seconds that there are"),
             may("devices", Kind::Count, "devices that are enough"),
             is("tried", Kind::List, "what was tried: devices, plan, times"),

@@ -545,8 +545,8 @@ fn devices_are_busy_with_what_they_compute() {
         let more = full.busy_s - none.busy_s;
         let share = more / (parts.products_s + parts.attention_s + parts.rows_s);
         assert!((0.25..0.36).contains(&share), "{layout}: {share} of what is computed");
-        let tensor_s = parts.tensor_s / 2.0;
-        assert!(more < full.breakdown.recompute_s - 0.9 * tensor_s, "{layout}: {more} busy");
+        let again_s = full.breakdown.recompute_s;
+        assert!(more < again_s, "{layout}: {more} of {again_s} s busy");
         let host = of(&format!("{layout} offload-optimizer=host"));
         assert!(host.breakdown.optimizer_s > none.breakdown.optimizer_s);
         assert!(host.busy_s < none.busy_s, "{layout}: {} and {}", host.busy_s, none.busy_s);
