@@ -134,7 +134,9 @@ fn products_bytes(p: &Products) -> Bytes {
 fn unary_flops(op: UnaryOp) -> u64 {
     match op {
         UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Floor | UnaryOp::Square | UnaryOp::Not => 1,
+        UnaryOp::Single => 1,
         UnaryOp::Sqrt | UnaryOp::Rsqrt | UnaryOp::Recip => 4,
+        UnaryOp::WrapI32 | UnaryOp::WrapU32 => 4,
         UnaryOp::Exp
         | UnaryOp::Log
         | UnaryOp::Tanh

@@ -231,11 +231,18 @@ pub enum UnaryOp {
     Silu,
     /// 1 where `x` is zero, else 0.
     Not,
+    /// The integer of 32 bits with a sign that is `x` modulo `2^32`; `x` is an integer of at most
+    /// 50 bits, and the compute type F64.
+    WrapI32,
+    /// As [`UnaryOp::WrapI32`], without a sign.
+    WrapU32,
+    /// The nearest number of F32.
+    Single,
 }
 
 impl UnaryOp {
     /// All functions of one value.
-    pub const ALL: [UnaryOp; 18] = [
+    pub const ALL: [UnaryOp; 21] = [
         UnaryOp::Neg,
         UnaryOp::Abs,
         UnaryOp::Exp,
@@ -254,6 +261,9 @@ impl UnaryOp {
         UnaryOp::GeluErf,
         UnaryOp::Silu,
         UnaryOp::Not,
+        UnaryOp::WrapI32,
+        UnaryOp::WrapU32,
+        UnaryOp::Single,
     ];
 }
 
@@ -268,9 +278,9 @@ pub enum BinaryOp {
     Mul,
     /// `a / b`
     Div,
-    /// The larger.
+    /// The larger; NaN where one is.
     Max,
-    /// The smaller.
+    /// The smaller; NaN where one is.
     Min,
     /// `a^b`
     Pow,
@@ -324,9 +334,9 @@ impl BinaryOp {
 pub enum ReduceOp {
     /// Sum; of a row scalar, `cols` times it.
     Sum,
-    /// Largest.
+    /// Largest; NaN where one is.
     Max,
-    /// Smallest.
+    /// Smallest; NaN where one is.
     Min,
 }
 

@@ -76,6 +76,8 @@ pub(super) trait Vector: Copy {
     fn div(self, b: Self) -> Self;
     fn max(self, b: Self) -> Self;
     fn min(self, b: Self) -> Self;
+    /// `x` where that is NaN, else `self`.
+    fn or_nan(self, x: Self) -> Self;
     /// `self * b + c`.
     fn fma(self, b: Self, c: Self) -> Self;
     fn sqrt(self) -> Self;
@@ -134,7 +136,8 @@ pub(super) trait Vector: Copy {
 
     #[inline(always)]
     fn neg(self) -> Self {
-        Self::splat(Self::Scalar::ZERO).sub(self)
+        // Of zero, the zero of the other sign.
+        Self::splat(Self::Scalar::from_f64(-0.0)).sub(self)
     }
 
     /// Applies a scalar function to each lane.
@@ -413,6 +416,10 @@ macro_rules! portable {
             #[inline(always)]
             fn min(self, b: Self) -> Self {
                 self.zip(b, |a, b| if a < b { a } else { b })
+            }
+            #[inline(always)]
+            fn or_nan(self, x: Self) -> Self {
+                self.zip(x, |a, x| if x.is_nan() { x } else { a })
             }
             /// Rounds twice: without the instruction, one rounding costs a call per lane.
             #[inline(always)]

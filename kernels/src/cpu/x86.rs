@@ -118,6 +118,10 @@ macro_rules! avx2 {
             let zero = Self::splat(0.0).0;
             Self(now!($blend(b.0, a.0, $cmp::<_CMP_NEQ_UQ>(condition.0, zero))))
         }
+        #[inline(always)]
+        fn or_nan(self, x: Self) -> Self {
+            Self(now!($blend(self.0, x.0, $cmp::<_CMP_UNORD_Q>(x.0, x.0))))
+        }
 
         #[inline(always)]
         fn prefetch(p: *const $scalar) {
@@ -168,6 +172,10 @@ macro_rules! avx512 {
         fn select(condition: Self, a: Self, b: Self) -> Self {
             let zero = Self::splat(0.0).0;
             Self(now!($blend($cmp::<_CMP_NEQ_UQ>(condition.0, zero), b.0, a.0)))
+        }
+        #[inline(always)]
+        fn or_nan(self, x: Self) -> Self {
+            Self(now!($blend($cmp::<_CMP_UNORD_Q>(x.0, x.0), self.0, x.0)))
         }
         #[inline(always)]
         fn scale(self, n: Self) -> Self {

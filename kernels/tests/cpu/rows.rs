@@ -10,6 +10,8 @@ use ir::random::{Key, uniform};
 use crate::{Buffer, Random, assert_close, run_on_threads, same_bits, sets};
 
 const KEY: [u32; 4] = [3, 1, 4, 15];
+/// `2^32`.
+const TURN: f64 = 4_294_967_296.0;
 
 fn erf(x: f64) -> f64 {
     // Simpson's rule on 400 intervals: the error is below 1e-11 on [-7, 7].
@@ -43,6 +45,9 @@ fn unary(op: UnaryOp, x: f64) -> f64 {
         UnaryOp::GeluErf => 0.5 * x * (1.0 + erf(x / 2_f64.sqrt())),
         UnaryOp::Silu => x * sigmoid(x),
         UnaryOp::Not => f64::from(u8::from(x == 0.0)),
+        UnaryOp::WrapI32 => x - TURN * (x / TURN + 0.5).floor(),
+        UnaryOp::WrapU32 => x - TURN * (x / TURN).floor(),
+        UnaryOp::Single => f64::from(x as f32),
     }
 }
 
@@ -56,6 +61,10 @@ fn slope(op: UnaryOp, x: f64) -> f64 {
     (16.0 * bc - ab) / 15.0
 }
 
+fn larger(a: f64, b: f64) -> f64 {
+    if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) }
+}
+
 fn binary(op: BinaryOp, a: f64, b: f64) -> f64 {
     let truth = |t: bool| f64::from(u8::from(t));
     match op {
@@ -63,8 +72,8 @@ fn binary(op: BinaryOp, a: f64, b: f64) -> f64 {
         BinaryOp::Sub => a - b,
         BinaryOp::Mul => a * b,
         BinaryOp::Div => a / b,
-        BinaryOp::Max => a.max(b),
-        BinaryOp::Min => a.min(b),
+        BinaryOp::Max => larger(a, b),
+        BinaryOp::Min => -larger(-a, -b),
         BinaryOp::Pow => a.powf(b),
         BinaryOp::Lt => truth(a < b),
         BinaryOp::Le => truth(a <= b),
@@ -109,8 +118,8 @@ fn interpret(r: &Rows, inputs: &[Buffer]) -> Vec<Vec<f64>> {
                     let line = values[*x][row * r.cols..(row + 1) * r.cols].iter().copied();
                     match op {
                         ReduceOp::Sum => line.sum(),
-                        ReduceOp::Max => line.fold(f64::NEG_INFINITY, f64::max),
-                        ReduceOp::Min => line.fold(f64::INFINITY, f64::min),
+                        ReduceOp::Max => line.fold(f64::NEG_INFINITY, larger),
+                        ReduceOp::Min => line.fold(f64::INFINITY, |a, b| -larger(-a, -b)),
                     }
                 }
                 Instr::Random(d) => {
@@ -238,7 +247,12 @@ impl Writer<'_> {
     }
 
     fn unary(&mut self) {
-        let op = self.random.pick(&UnaryOp::ALL);
+        let is_smooth = |op: &UnaryOp| {
+            // What is no integer may lie on either side of a step.
+            !matches!(op, UnaryOp::WrapI32 | UnaryOp::WrapU32 | UnaryOp::Single)
+        };
+        let smooth: Vec<UnaryOp> = UnaryOp::ALL.into_iter().filter(is_smooth).collect();
+        let op = self.random.pick(&smooth);
         let x = self.value();
         let b = self.bounds[x];
         match op {
@@ -475,6 +489,46 @@ fn each_function_matches_alone() {
                     // A floor or comparison may see a sum rounded to f32 on the other side.
                     assert_close(&got.numbers(), want, tolerance, &what);
                 }
+            }
+        }
+    }
+}
+
+/// The larger and the smaller of numbers of which one is none is none, wherever that one is.
+#[test]
+fn what_is_no_number_stays_so() {
+    for dtype in [DType::F32, DType::F64] {
+        for (isa, cols) in sets().into_iter().flat_map(|isa| [1, 7, 40, 150].map(|c| (isa, c))) {
+            let input = |access| RowInput { dtype, access };
+            let pair = |op, a, b| Instr::Binary { op, a, b };
+            let mut instrs = vec![Instr::Load { input: 0 }, Instr::Load { input: 1 }];
+            for op in [BinaryOp::Max, BinaryOp::Min] {
+                instrs.extend([pair(op, 0, 1), pair(op, 1, 0), pair(op, 0, 0)]);
+            }
+            for op in [ReduceOp::Max, ReduceOp::Min] {
+                instrs.extend([0, 1].map(|x| Instr::Reduce { op, x }));
+            }
+            let access = Access::full(cols, cols);
+            let store = |value: usize| {
+                let access = access.clone();
+                Output::Store { value, access, dtype, accumulate: false }
+            };
+            let outputs = (2..instrs.len()).map(store).collect();
+            let inputs = vec![input(access.clone()), input(Access::per_row(cols))];
+            let r = Rows { rows: cols, cols, dtype, inputs, instrs, outputs };
+            // In row i, column i; and every third number per row.
+            let of = |i: usize| if i % (cols + 1) == 0 { f64::NAN } else { i as f64 - 3.0 };
+            let lanes: Vec<f64> = (0..cols * cols).map(of).collect();
+            let per_row: Vec<f64> =
+                (0..cols).map(|i| if i % 3 == 0 { f64::NAN } else { 5.0 }).collect();
+            let inputs = [Buffer::new(dtype, &lanes), Buffer::new(dtype, &per_row)];
+            let old = vec![Buffer::new(dtype, &vec![0.0; cols * cols]); r.outputs.len()];
+            let want = expected(&r, &inputs, &old);
+            let got = run_on_threads(isa, &Kernel::Rows(r.clone()), &inputs, &old);
+            for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                let same = |(x, y): (&f64, &f64)| x == y || x.is_nan() && y.is_nan();
+                let all = got.numbers().iter().zip(want).all(same);
+                assert!(all, "{:?} of {cols} columns on {isa:?}", r.instrs[2 + i]);
             }
         }
     }

@@ -50,6 +50,9 @@ functions! { Function1:
     Silu(x) => x.mul(sigmoid(x));
     Not(x) => x.eq(number(0.0));
     Same(x) => x;
+    WrapI32(x) => wrap(x, 0.5);
+    WrapU32(x) => wrap(x, 0.0);
+    Single(x) => x.map(|x| V::Scalar::from_f64(f64::from(x.to_f64() as f32)));
 }
 
 functions! { Function2:
@@ -57,8 +60,8 @@ functions! { Function2:
     Sub(a, b) => a.sub(b);
     Mul(a, b) => a.mul(b);
     Div(a, b) => a.div(b);
-    Max(a, b) => a.max(b);
-    Min(a, b) => a.min(b);
+    Max(a, b) => larger(a, b);
+    Min(a, b) => smaller(a, b);
     Pow(a, b) => pow(a, b);
     Lt(a, b) => a.lt(b);
     Le(a, b) => a.le(b);
@@ -68,6 +71,26 @@ functions! { Function2:
     GeluTanhGrad(x, dy) => gelu_tanh_grad(x, dy);
     GeluErfGrad(x, dy) => gelu_erf_grad(x, dy);
     SiluGrad(x, dy) => silu_grad(x, dy);
+}
+
+/// The larger one; NaN when one is. That of the vector is the second where one of both is NaN.
+#[inline(always)]
+pub(super) fn larger<V: Vector>(a: V, b: V) -> V {
+    a.max(b).or_nan(a)
+}
+
+/// The smaller one; NaN when one is.
+#[inline(always)]
+pub(super) fn smaller<V: Vector>(a: V, b: V) -> V {
+    a.min(b).or_nan(a)
+}
+
+/// `x - 2^32 floor(x / 2^32 + half)`, exact for integers below `2^50`.
+#[inline(always)]
+fn wrap<V: Vector>(x: V, half: f64) -> V {
+    const TURN: f64 = 4_294_967_296.0;
+    let turns = x.mul(number(1.0 / TURN)).add(number(half)).floor();
+    turns.fma(number(-TURN), x)
 }
 
 #[inline(always)]

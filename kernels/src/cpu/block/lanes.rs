@@ -6,7 +6,7 @@
 use std::marker::PhantomData;
 
 use super::super::vector::{Job, MAX_LANES, Scalar, Vector};
-use super::functions::{Function1, Function2};
+use super::functions::{self, Function1, Function2};
 use crate::rows::ReduceOp;
 
 /// What an operand holds.
@@ -255,11 +255,11 @@ impl<S: Scalar> Job<S> for Reduce<S> {
                         *target + vector.fold(|a, b| a + b)
                     }
                     ReduceOp::Max => {
-                        let vector = reduce::<V>(x, self.span.cols, S::LOWEST, V::max);
+                        let vector = reduce::<V>(x, self.span.cols, S::LOWEST, functions::larger);
                         larger(*target, vector.fold(larger))
                     }
                     ReduceOp::Min => {
-                        let vector = reduce::<V>(x, self.span.cols, S::HIGHEST, V::min);
+                        let vector = reduce::<V>(x, self.span.cols, S::HIGHEST, functions::smaller);
                         smaller(*target, vector.fold(smaller))
                     }
                 };
@@ -268,14 +268,21 @@ impl<S: Scalar> Job<S> for Reduce<S> {
     }
 }
 
+/// The larger one; NaN when one is.
 #[inline(always)]
 pub(super) fn larger<S: Scalar>(a: S, b: S) -> S {
-    if a > b { a } else { b }
+    if a > b || is_nan(a) { a } else { b }
+}
+
+/// The smaller one; NaN when one is.
+#[inline(always)]
+pub(super) fn smaller<S: Scalar>(a: S, b: S) -> S {
+    if a < b || is_nan(a) { a } else { b }
 }
 
 #[inline(always)]
-pub(super) fn smaller<S: Scalar>(a: S, b: S) -> S {
-    if a < b { a } else { b }
+fn is_nan<S: Scalar>(x: S) -> bool {
+    x.partial_cmp(&x).is_none()
 }
 
 /// Combines `len` lanes into one vector, through four so that additions overlap.

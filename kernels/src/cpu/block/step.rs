@@ -278,6 +278,9 @@ impl<'a, V: Vector> Machine<'a, V> {
             UnaryOp::GeluErf => map!(GeluErf),
             UnaryOp::Silu => map!(Silu),
             UnaryOp::Not => map!(Not),
+            UnaryOp::WrapI32 => map!(WrapI32),
+            UnaryOp::WrapU32 => map!(WrapU32),
+            UnaryOp::Single => map!(Single),
         }
     }
 
