@@ -220,13 +220,21 @@ fn cast(from: DType, to: DType, sizes: &[usize]) -> Result<Rows, Refusal> {
     let count = sizes.iter().product();
     let access = Access::full(1, count);
     // In binary64 all of these types are exact.
-    let output = Output::Store { value: 0, access: access.clone(), dtype: to, accumulate: false };
+    let mut instrs = vec![Instr::Load { input: 0 }];
+    // Integers wrap, others become the nearest integer towards zero.
+    match (from, to) {
+        (DType::I32, DType::U32) => instrs.push(Instr::Unary { op: UnaryOp::WrapU32, x: 0 }),
+        (DType::U32, DType::I32) => instrs.push(Instr::Unary { op: UnaryOp::WrapI32, x: 0 }),
+        _ => {}
+    }
+    let value = instrs.len() - 1;
+    let output = Output::Store { value, access: access.clone(), dtype: to, accumulate: false };
     Ok(Rows {
         rows: 1,
         cols: count,
         dtype: DType::F64,
         inputs: vec![RowInput { dtype: from, access }],
-        instrs: vec![Instr::Load { input: 0 }],
+        instrs,
         outputs: vec![output],
     })
 }
@@ -238,6 +246,7 @@ fn cast(from: DType, to: DType, sizes: &[usize]) -> Result<Rows, Refusal> {
 fn quotient(dtype: DType, count: usize) -> Rows {
     let access = Access::full(1, count);
     let input = RowInput { dtype, access: access.clone() };
+    let wrap = if dtype == DType::U32 { UnaryOp::WrapU32 } else { UnaryOp::WrapI32 };
     Rows {
         rows: 1,
         cols: count,
@@ -251,8 +260,10 @@ fn quotient(dtype: DType, count: usize) -> Rows {
             Instr::Const { value: 0.0 },
             Instr::Binary { op: BinaryOp::Eq, a: 1, b: 4 },
             Instr::Select { condition: 5, a: 4, b: 3 },
+            // The least number by minus one wraps.
+            Instr::Unary { op: wrap, x: 6 },
         ],
-        outputs: vec![Output::Store { value: 6, access, dtype, accumulate: false }],
+        outputs: vec![Output::Store { value: 7, access, dtype, accumulate: false }],
     }
 }
 
@@ -265,7 +276,8 @@ fn count(dim: usize, start: i64, dtype: DType, sizes: &[usize]) -> Rows {
     Rows {
         rows: count,
         cols: 1,
-        dtype: if dtype == DType::F64 { DType::F64 } else { DType::F32 },
+        // Integers keep all their bits in binary64 only.
+        dtype: if dtype == DType::F32 { DType::F32 } else { DType::F64 },
         inputs: Vec::new(),
         instrs: vec![Instr::Index { row, col_stride: 0, base: start }],
         outputs: vec![Output::Store {

@@ -4,6 +4,7 @@ use ir::op::{Binary, Combiner};
 use ir::{Function, Node, Op, ValueId};
 
 use crate::fuse::is_leaf;
+use crate::precision::compute_dtype;
 
 /// `sizes[..split]` are rows, `sizes[split..]` columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,9 +39,10 @@ impl Domain {
         self.sizes[self.split..].iter().product()
     }
 
-    /// The domain in which all the nodes of a function can be computed in one pass; none when there
-    /// is no such domain. `nodes` are fusible, in order.
+    /// The domain in which all the nodes of a function can be computed in one pass and in one type;
+    /// none when there is no such domain. `nodes` are fusible, in order.
     pub fn of(function: &Function, nodes: &[usize]) -> Option<Domain> {
+        compute_dtype(function, nodes.iter().copied())?;
         let sizes = widest(function, nodes)?;
         let splits = splits(function, nodes, &sizes)?;
         let fits = |split: &usize| {

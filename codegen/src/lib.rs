@@ -22,14 +22,14 @@
 //! * Deliberately absent: prices, a search among plans, any knowledge of `planner` or `runtime`.
 //!
 //! **Reading order.** [`calls`] and [`prepare`] look at the module; [`partition`] makes the
-//! function of one rank and [`specialise`] cuts it in two; after `chunk`, [`reduced`] and
-//! [`stored`], [`domain`], [`grouping`] and [`fuse`] group nodes into kernels, which [`tile`] and
-//! [`catalogue`] describe; [`lower`] makes routines of launches, or a [`refusal`], and [`routines`]
-//! those of a class; [`arena`] gives offsets, [`schedule`] an order of micro-batches; [`crossing`]
-//! says what stages and calls share; [`compile`] assembles, and [`inference`] what only runs
-//! forward; [`mod@launched`] says what that comes to; [`mod@function`] compiles one function
-//! without a plan, of integers that [`narrow`] made short. [`check`] replays the result and calls
-//! nothing of the above; in debug builds it looks at everything that is compiled.
+//! function of one rank and [`specialise`] cuts it in two; after `empty`, `chunk`, [`reduced`] and
+//! [`stored`], [`domain`], `precision`, [`grouping`] and [`fuse`] group nodes into kernels, which
+//! [`tile`] and [`catalogue`] describe; [`lower`] makes routines of launches, or a [`refusal`], and
+//! [`routines`] those of a class; [`arena`] gives offsets, [`schedule`] an order of micro-batches;
+//! [`crossing`] says what stages and calls share; [`compile`] assembles, and [`inference`] what
+//! only runs forward; [`mod@launched`] says what that comes to; [`mod@function`] compiles one
+//! function without a plan, of integers that [`narrow`] made short. [`check`] replays the result
+//! and calls nothing of the above; in debug builds it looks at everything that is compiled.
 //!
 //! # Diagnostics
 //!
@@ -47,6 +47,8 @@ pub mod specialise;
 pub mod reduced;
 pub mod stored;
 pub mod domain;
+mod precision;
+mod empty;
 mod chunk;
 mod epilogue;
 mod pool;

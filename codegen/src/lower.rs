@@ -192,6 +192,9 @@ impl<'a> Lower<'a> {
     }
 
     fn launch(&mut self, kernel: Kernel, inputs: Vec<Ref>, outputs: Vec<Ref>) {
+        if kernel.outputs().iter().all(|output| output.len == 0) {
+            return;
+        }
         let kernel = self.table.add(kernel);
         self.instructions.push(Instruction::Launch { kernel, inputs, outputs });
     }
@@ -408,7 +411,8 @@ impl<'a> Lower<'a> {
         let rows = Rows {
             rows: 1,
             cols: count,
-            dtype: if ty.dtype == ir::DType::F64 { ty.dtype } else { ir::DType::F32 },
+            // Integers keep all their bits in binary64 only.
+            dtype: if ty.dtype == ir::DType::F32 { ty.dtype } else { ir::DType::F64 },
             inputs: vec![RowInput { dtype: ty.dtype, access: access.clone() }],
             instrs: vec![Instr::Load { input: 0 }],
             outputs: vec![Output::Store { value: 0, access, dtype: ty.dtype, accumulate: add }],

@@ -10,6 +10,7 @@ use ir::program::Routine;
 use ir::{Function, Module};
 
 use crate::chunk::{Chunks, Wide, cut_rows};
+use crate::empty::remove_empty_nodes;
 use crate::fuse::fuse;
 use crate::grouping::Choice;
 use crate::lower::{KernelTable, lower_routine};
@@ -275,6 +276,7 @@ impl Fused {
 fn fused(function: &Function, composites: &Module, wide: &Wide) -> Fused {
     let mut module = composites.clone();
     let mut function = function.clone();
+    remove_empty_nodes(&mut function);
     ir::pass::remove_common_nodes(&mut function);
     let chunks = match cut_rows(&function, composites, wide) {
         Some((whole, chunks)) => {

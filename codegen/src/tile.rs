@@ -10,6 +10,12 @@ use kernels::rows::{
 
 use crate::domain::{Domain, Extent, extents, strides};
 use crate::fuse::{is_leaf, superinstruction};
+use crate::precision::{Bounds, compute_dtype, range_of};
+
+/// Products of integers up to this are numbers of binary64, which [`UnaryOp::WrapI32`] wraps.
+const PRODUCT_MAX: f64 = 1_125_899_906_842_624.0;
+/// What an integer of 32 bits is cut by, `2^16`.
+const HALF: f64 = 65_536.0;
 
 /// A block program and, for each of its inputs, the parameter of the kernel function.
 #[derive(Clone, Debug)]
@@ -62,6 +68,7 @@ fn lower_over(
 ) -> Tile {
     let mut lower = Lower {
         function,
+        dtype: compute_dtype(function, nodes(function)).expect("its nodes fit one type"),
         domain,
         extents: extents.into_iter().collect(),
         producers: function.producers(),
@@ -78,7 +85,7 @@ fn lower_over(
     let rows = Rows {
         rows: domain.rows(),
         cols: domain.cols(),
-        dtype: compute_dtype(function),
+        dtype: lower.dtype,
         inputs: lower.inputs,
         instrs: lower.instrs,
         outputs,
@@ -86,18 +93,10 @@ fn lower_over(
     Tile { rows, inputs: lower.passed }
 }
 
-/// The widest floating-point type in the function; where there is none and integers are added or
-/// multiplied, binary64, which holds those of 32 bits exactly; else binary32.
-fn compute_dtype(function: &Function) -> DType {
-    let mut types = function.values.iter().map(|v| v.ty.dtype);
-    let wide = types.clone().any(|dtype| dtype == DType::F64);
-    let counts = |node: &Node| matches!(node.op, Op::Binary(_));
-    let whole = !types.any(DType::is_float) && function.nodes.iter().any(counts);
-    if wide || whole { DType::F64 } else { DType::F32 }
-}
-
 struct Lower<'f> {
     function: &'f Function,
+    /// What is computed in.
+    dtype: DType,
     domain: &'f Domain,
     extents: HashMap<ValueId, Extent>,
     producers: Vec<Option<usize>>,
@@ -126,15 +125,16 @@ impl Lower<'_> {
             node.operands.iter().map(|o| self.operand(*o, operand_extent)).collect();
         let made = match &node.op {
             Op::Unary(op) => self.push(Instr::Unary { op: unary(*op), x: operands[0] }),
-            Op::Binary(op) => {
-                self.push(Instr::Binary { op: binary(*op), a: operands[0], b: operands[1] })
-            }
+            Op::Binary(op) => self.binary(node, *op, operands[0], operands[1]),
             Op::Compare(op) => {
                 self.push(Instr::Binary { op: comparison(*op), a: operands[0], b: operands[1] })
             }
             Op::Select => {
                 let [condition, a, b] = [operands[0], operands[1], operands[2]];
                 self.push(Instr::Select { condition, a, b })
+            }
+            Op::Cast { dtype: DType::F32 } if self.dtype == DType::F64 => {
+                self.push(Instr::Unary { op: UnaryOp::Single, x: operands[0] })
             }
             Op::Cast { .. } => operands[0],
             Op::Reduce { combiner, .. } => match own {
@@ -148,6 +148,43 @@ impl Lower<'_> {
             op => unreachable!("`{}` is not fused", ir::infer::name(op)),
         };
         self.made.insert((result, own == Extent::Full), made);
+    }
+
+    /// A function of two numbers; what leaves the integers of a type wraps.
+    fn binary(&mut self, node: &Node, op: Binary, a: usize, b: usize) -> usize {
+        let dtype = self.function.ty(node.result()).dtype;
+        let plain = Instr::Binary { op: binary(op), a, b };
+        if dtype.is_float() {
+            return self.push(plain);
+        }
+        let Some((low, high)) = Bounds::of(self.function).unwrapped(node) else {
+            return self.push(plain);
+        };
+        let (lowest, highest) = range_of(dtype);
+        if lowest <= low && high <= highest {
+            return self.push(plain);
+        }
+        let wrap = if dtype == DType::U32 { UnaryOp::WrapU32 } else { UnaryOp::WrapI32 };
+        if low.abs().max(high.abs()) <= PRODUCT_MAX {
+            let x = self.push(plain);
+            return self.push(Instr::Unary { op: wrap, x });
+        }
+        // a b = 2^16 (h b) + l b, with a = 2^16 h + l.
+        let half = self.push(Instr::Const { value: HALF });
+        let part = self.push(Instr::Const { value: 1.0 / HALF });
+        let mut two = |op, a, b| self.push(Instr::Binary { op, a, b });
+        let x = two(BinaryOp::Mul, a, part);
+        let high = self.push(Instr::Unary { op: UnaryOp::Floor, x });
+        let mut two = |op, a, b| self.push(Instr::Binary { op, a, b });
+        let above = two(BinaryOp::Mul, high, half);
+        let low = two(BinaryOp::Sub, a, above);
+        let x = two(BinaryOp::Mul, high, b);
+        let upper = self.push(Instr::Unary { op: wrap, x });
+        let mut two = |op, a, b| self.push(Instr::Binary { op, a, b });
+        let upper = two(BinaryOp::Mul, upper, half);
+        let lower = two(BinaryOp::Mul, low, b);
+        let x = two(BinaryOp::Add, upper, lower);
+        self.push(Instr::Unary { op: wrap, x })
     }
 
     fn superinstruction(&mut self, callee: &str, module: &Module, operands: &[usize]) -> usize {
@@ -219,10 +256,14 @@ impl Lower<'_> {
     #[expect(clippy::wildcard_enum_match_arm, reason = "only leaves come here")]
     fn leaf(&mut self, node: &Node, extent: Extent) -> usize {
         match &node.op {
-            Op::Constant { value, .. } => self.push(Instr::Const { value: *value }),
-            Op::Iota { dim, start, .. } => {
+            Op::Constant { value, dtype, .. } => {
+                self.push(Instr::Const { value: held(*value, *dtype) })
+            }
+            Op::Iota { dim, start, dtype, .. } => {
                 let instr = self.index(*dim, *start, extent);
-                self.push(instr)
+                let x = self.push(instr);
+                let rounds = *dtype == DType::F32 && self.dtype == DType::F64;
+                if rounds { self.push(Instr::Unary { op: UnaryOp::Single, x }) } else { x }
             }
             Op::Random { salt, start, extent: global, .. } => {
                 let key = self.input(node.operands[0], Access::scalar());
@@ -292,6 +333,19 @@ impl Lower<'_> {
                 accumulate: false,
             },
         }
+    }
+}
+
+/// A number as a type holds it.
+fn held(value: f64, dtype: DType) -> f64 {
+    match dtype {
+        DType::F32 => f64::from(value as f32),
+        DType::Bool => f64::from(u8::from(value != 0.0)),
+        DType::I8 | DType::I32 | DType::U32 | DType::I64 => {
+            let (lowest, highest) = range_of(dtype);
+            value.trunc().clamp(lowest, highest)
+        }
+        DType::F64 | DType::BF16 | DType::F16 | DType::F8E4M3 | DType::F8E5M2 => value,
     }
 }
 

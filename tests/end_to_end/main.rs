@@ -26,6 +26,7 @@ mod model;
 mod onnx;
 mod operators;
 mod parallel;
+mod precision;
 mod readme;
 mod reference;
 mod refusals;

@@ -41,6 +41,8 @@ fn numbers(dtype: DType, bytes: &[u8]) -> Vec<f64> {
         words.map(|b| u32::from_le_bytes(*b).into()).collect()
     } else if dtype == DType::I32 {
         words.map(|b| i32::from_le_bytes(*b).into()).collect()
+    } else if dtype == DType::F32 {
+        words.map(|b| f32::from_le_bytes(*b).into()).collect()
     } else {
         assert_eq!(dtype, DType::F64, "cases are of these types");
         bytes.as_chunks().0.iter().map(|b| f64::from_le_bytes(*b)).collect()
