@@ -53,7 +53,7 @@ impl Choice {
     /// By how much a cheaper grouping could be below this one, as a share of this one.
     pub fn gap(&self) -> f64 {
         let price = self.price();
-        (price - self.bound.min(price)) as f64 / price as f64
+        (price - self.bound.min(price)) as f64 / price.max(1) as f64
     }
 }
 

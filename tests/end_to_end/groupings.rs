@@ -263,6 +263,18 @@ fn the_choice_is_the_cheapest_of_all_groupings() {
     assert!(replayed || looked >= 200 && better >= 1, "{looked} functions, {better} improved");
 }
 
+/// What has no kernel to group leaves nothing to gain.
+#[test]
+fn a_layer_of_products_alone_has_no_gap() {
+    let mut module = Module::new("m");
+    let mut b = Builder::new(&mut module, "f", Kind::Layer);
+    let [x, w] = ["x", "w"].map(|name| b.param(name, TensorType::of(DType::F32, &[8, 8])));
+    let y = b.contract("y", "ij,jk->ik", x, w);
+    let function = b.into_function(&[y]);
+    let choice = fuse(&function, &mut module).1.expect("there are few nodes");
+    assert_eq!((choice.price(), choice.gap()), (0, 0.0));
+}
+
 /// The half of which the search does not show within its budget that no kernel less would do.
 const OPEN: [&str; 2] = ["t5 decode Full", "backward"];
 
