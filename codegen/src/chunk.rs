@@ -17,14 +17,14 @@ use std::collections::BTreeMap;
 use ir::factors::{Factor, factors, make_local};
 use ir::op::{Collective, Combiner};
 use ir::sharding::Layout;
-use ir::{Class, Dim, Function, Kind, Module, Node, Op, TensorType, ValueId};
+use ir::{Class, Dim, Function, Kind, Module, Node, Op, TensorType, Value, ValueId};
 
 /// The least bytes of a value that is worth its chunks. Chosen: less is no matter beside the rest.
 const WIDE_BYTES: u64 = 8 << 20;
 /// How much wider than its operand a product is, at least. Chosen: the inner layers of blocks are
 /// up to four times as wide, and kept.
 const WIDE_RATIO: usize = 8;
-/// The least rows of a piece. Chosen: each piece packs the weights again, which then takes about a
+/// The fewest rows of a piece. Chosen: each piece packs the weights again, which then takes about a
 /// tenth of its time.
 const ROWS_MIN: usize = 256;
 
@@ -67,13 +67,15 @@ pub(crate) fn cut_rows(
         (is_whole && is_made && !is_kept).then_some(seed)
     };
     let seeds = (0..function.nodes.len()).filter_map(seed);
-    seeds.filter_map(|seed| Region::grow(function, module, seed)?.outline()).next()
+    seeds.filter_map(|seed| Region::grow(function, module, wide, seed)?.outline()).next()
 }
 
 /// The wide values of a function, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Wide {
     values: BTreeMap<String, Cut>,
+    /// The elements of all values, where one is wide.
+    counts: BTreeMap<String, usize>,
     /// Whether all ranks find the same, so that they make each exchange as often.
     is_agreed: bool,
 }
@@ -98,7 +100,10 @@ impl Wide {
         let name = |node: &Node| function.value(node.results[0]).name.clone();
         let nodes = function.nodes.iter();
         let found = nodes.filter_map(|node| Some((name(node), cut(function, node, ranks)?)));
-        Wide { values: found.collect(), is_agreed: true }
+        let values: BTreeMap<String, Cut> = found.collect();
+        let count = |value: &Value| Some((value.name.clone(), value.ty.count()?));
+        let all = function.values.iter().filter(|_| !values.is_empty());
+        Wide { counts: all.filter_map(count).collect(), values, is_agreed: true }
     }
 }
 
@@ -116,9 +121,12 @@ fn cut(function: &Function, node: &Node, [dp, tp]: [usize; 2]) -> Option<Cut> {
     let Op::Contract(einsum) = &node.op else { return None };
     let ty = function.ty(node.result());
     let (sizes, elements) = (ty.sizes()?, ty.count()?);
-    if ty.bytes()? / ((dp * tp) as u64) < WIDE_BYTES {
+    let bytes = ty.bytes()? / ((dp * tp) as u64);
+    if bytes < WIDE_BYTES {
         return None;
     }
+    // As few as make a piece no longer wide.
+    let wanted = bytes.div_ceil(WIDE_BYTES).max(2);
     let sides = [(&einsum.a, &einsum.b), (&einsum.b, &einsum.a)];
     for ((own, other), operand) in sides.into_iter().zip(&node.operands) {
         let is_row = |dim: &usize| {
@@ -132,7 +140,9 @@ fn cut(function: &Function, node: &Node, [dp, tp]: [usize; 2]) -> Option<Cut> {
         let dim = uncut.max_by_key(|dim| sizes[*dim]);
         let narrow = function.ty(*operand).count()?;
         if let Some(dim) = dim.filter(|_| elements >= WIDE_RATIO * narrow) {
-            let count = (2..=count).rev().find(|count| sizes[dim].is_multiple_of(*count));
+            let fits = |count: &usize| sizes[dim].is_multiple_of(*count);
+            let enough = (2..=count).filter(|count| *count as u64 >= wanted).find(fits);
+            let count = enough.or_else(|| (2..=count).rev().find(fits));
             return count.map(|count| Cut { dim, size: sizes[dim], count });
         }
     }
@@ -143,6 +153,7 @@ fn cut(function: &Function, node: &Node, [dp, tp]: [usize; 2]) -> Option<Cut> {
 struct Region<'f> {
     function: &'f Function,
     module: &'f Module,
+    wide: &'f Wide,
     seed: Seed,
     producers: Vec<Option<usize>>,
     /// For each node, how its operands lie if it is one of them.
@@ -157,11 +168,17 @@ struct Region<'f> {
 
 impl<'f> Region<'f> {
     /// All that follows from a product row by row; none where a wide value leaves that.
-    fn grow(function: &'f Function, module: &'f Module, seed: Seed) -> Option<Region<'f>> {
+    fn grow(
+        function: &'f Function,
+        module: &'f Module,
+        wide: &'f Wide,
+        seed: Seed,
+    ) -> Option<Region<'f>> {
         let values = function.values.len();
         let mut region = Region {
             function,
             module,
+            wide,
             seed,
             producers: function.producers(),
             inside: vec![None; function.nodes.len()],
@@ -181,9 +198,27 @@ impl<'f> Region<'f> {
         matches!(self.layouts[value.index()], Some(Layout::Cut { .. })) && self.is_wide(value)
     }
 
+    /// Whether a value is as large as the seed over all ranks: shards of different values may be
+    /// as large as each other on some ranks only.
     fn is_wide(&self, value: ValueId) -> bool {
-        let wide = self.function.nodes[self.seed.node].result();
-        self.function.ty(value).count() == self.function.ty(wide).count()
+        let seed = self.function.nodes[self.seed.node].result();
+        let count = self.count(seed);
+        count.is_some() && self.count(value) == count
+    }
+
+    /// The elements of a value over all ranks. What the cut over ranks adds, an exchange or a
+    /// piece, is of a value that the whole function names.
+    fn count(&self, value: ValueId) -> Option<usize> {
+        let name = self.function.value(value).name.as_str();
+        let known = self.wide.counts.get(name).or_else(|| {
+            let stem = name.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.');
+            self.wide.counts.get(stem.strip_suffix(".again").unwrap_or(stem))
+        });
+        known.copied().or_else(|| {
+            let node = &self.function.nodes[self.producers[value.index()]?];
+            let is_of = matches!(node.op, Op::Collective { .. } | Op::Slice { .. });
+            if is_of { self.count(node.operands[0]) } else { None }
+        })
     }
 
     /// Takes a node in, or leaves it after the region if it depends on that.

@@ -2,7 +2,7 @@
 
 use ir::import::{Description, preset, read_config};
 use ir::plan::Keep;
-use ir::program::{Contents, Program};
+use ir::program::{Contents, Exchange, Instruction, Program};
 use ir::{DType, Mesh, Module, Plan};
 use runtime::execute::{Batch, Scalars};
 
@@ -83,6 +83,46 @@ fn logits_in_pieces_give_the_same_loss_and_gradients() {
             assert!(error <= 1e-10 * scale, "{name}: {error:e} of {scale:e}");
             assert!(x.iter().any(|g| *g != 0.0), "{name} moves");
         }
+    }
+}
+
+/// A head whose shards of the vocabulary are as large as hidden states on all ranks or on some runs
+/// in as many pieces on all: each rank makes the same exchanges.
+#[test]
+fn ranks_agree_on_pieces_whatever_their_shards() {
+    const ROWS: [usize; 2] = [8192, 8];
+    let [seq, samples] = ROWS;
+    for vocab in [256, 257, 259] {
+        let text = format!(
+            r#"{{"model_type": "gpt2", "n_layer": 1, "n_head": 8, "n_embd": 32,
+            "n_positions": {seq}, "vocab_size": {vocab}, "tie_word_embeddings": true,
+            "bos_token_id": null, "eos_token_id": null}}"#
+        );
+        let description = read_config("config.json", &text, "narrow-gpt2").expect("it reads");
+        let (_, module) = prepared(&description, seq, DType::F32, 0.0);
+        let wanted = Wanted {
+            mesh: Mesh { pp: 1, dp: 1, tp: 8 },
+            microbatch_size: samples,
+            microbatch_count: 1,
+            keep: Keep::Full,
+            sequence: false,
+        };
+        let plan = planned(&module, seq, DType::F32, wanted, Keep::None);
+        let compiled = codegen::compile::compile(&module, "loss", &plan).expect("it compiles");
+        let exchanges = |program: &Program| {
+            let all = program.routines.iter().flat_map(|routine| &routine.instructions);
+            let reduced = all.filter_map(|instruction| {
+                let Instruction::Collective { exchange, elements, .. } = instruction else {
+                    return None;
+                };
+                matches!(exchange, Exchange::AllReduce(_)).then_some(*elements)
+            });
+            reduced.collect::<Vec<usize>>()
+        };
+        let all: Vec<Vec<usize>> = compiled.programs.iter().map(exchanges).collect();
+        println!("vocabulary {vocab}: {:?}", all[0]);
+        assert!(all.iter().all(|own| *own == all[0]), "vocabulary {vocab}: {all:?}");
+        assert!(!all[0].is_empty(), "vocabulary {vocab}");
     }
 }
 

@@ -9,8 +9,9 @@ use kernels::kernel::Copy;
 
 use super::Lower;
 use crate::catalogue::{cut, loops_of, row_major};
+use crate::chunk::Wide;
 use crate::refusal::Refusal;
-use crate::routines::routine;
+use crate::routines::routine_in_pieces;
 
 impl Lower<'_> {
     /// The launches of all pieces, one piece after the other. Operands are copied out of what they
@@ -23,8 +24,11 @@ impl Lower<'_> {
         let later: Vec<bool> = chunks.results.iter().map(is_term).collect();
         let mut body = chunks.body.clone();
         body.name.clone_from(function);
-        let [first, later] =
-            [first, later].map(|adds| routine(&body, self.module, &adds, &[], self.table));
+        let [first, later] = [first, later].map(|adds| {
+            // A piece is not cut again.
+            let whole = Wide::default();
+            routine_in_pieces((&body, self.module), &whole, &adds, &[], self.table)
+        });
         let (first, later) = (first?, later?);
         for piece in 0..chunks.count {
             let mut slots = Vec::new();
