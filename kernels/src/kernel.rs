@@ -118,7 +118,7 @@ pub struct Product {
     /// F32 or F64, of all three.
     pub dtype: DType,
     /// Dims of `b` with zeros around them.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     pub borders: Vec<Border>,
 }
 
@@ -180,7 +180,7 @@ pub struct ProductPart {
     /// What is computed of the result while a block of it is in a cache.
     pub then: Option<Pointwise>,
     /// Whether the result lies where that program's first output goes, and is overwritten by it.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default)]
     pub in_place: bool,
 }
 
