@@ -83,7 +83,7 @@ fn searches(criterion: &mut Criterion) {
             case.name,
             best.configuration,
             best.estimate.step_time_s,
-            100.0 * answer.gap,
+            100.0 * answer.gap.unwrap_or(f64::INFINITY),
             answer.space.evaluated,
             answer.space.total as f64,
             answer.space.tables

@@ -208,7 +208,7 @@ pub fn exit_of(code: &str) -> Exit {
         "E2002" | "E3101" | "E3102" | "E3201" | "E3203" | "E3204" | "E3308" | "E5007" => {
             Exit::Infeasible
         }
-        "E3006" | "E3103" | "E3202" => Exit::Usage,
+        "E3006" | "E3103" | "E3202" | "E3205" => Exit::Usage,
         "E3401" | "E3402" | "E3403" | "E3404" => Exit::Usage,
         "E3007" => Exit::World,
         "E4001" | "E4021" | "E4030" | "E4032" | "E4040" => Exit::Usage,

@@ -85,7 +85,7 @@ const ORIGIN: Field = is("origin", Kind::Text, "how times are known: measured, f
 const BREAKDOWN: Field =
     is("breakdown", Kind::Object, "parts of a step in seconds, which sum to it");
 const GAP: Field =
-    is("gap", Kind::Number, "by which share the fastest possible plan may be faster, at most");
+    may("gap", Kind::Number, "by which share the best possible plan may be better, at most");
 const PREDICTED: Field = may("predicted_step_time_s", Kind::Number, "what the plan predicted");
 const RATE: Field = may("tokens_per_s", Kind::Number, "tokens of all ranks per second");
 const NEED: Field = is("need_bytes", Kind::Count, "bytes of the fullest place");

@@ -39,6 +39,7 @@
 //! | `E3202` | a limit that is none | 2 |
 //! | `E3203` | limits that leave no plan | 3 |
 //! | `E3204` | more ranks than a model can use | 3 |
+//! | `E3205` | a search that was cut off before it found anything that fits | 2 |
 //! | `E3301` | a mesh that is not there | 6 |
 //! | `E3302` | stages that do not cover the calls | 6 |
 //! | `E3303` | a batch of nothing | 6 |

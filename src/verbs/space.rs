@@ -158,7 +158,7 @@ fn ranks(estimate: &Estimate) -> f64 {
 
 /// The fastest configuration that fits.
 pub fn answer(subject: &Subject, asked: &Asked) -> Result<Answer, Failure> {
-    answer_for(subject, asked, Aim::Time, None)
+    answer_for(subject, asked, Aim::Time, &|| false)
 }
 
 /// What is to be small.
@@ -180,11 +180,9 @@ fn answer_for(
     subject: &Subject,
     asked: &Asked,
     aim: Aim,
-    budget_s: Option<f64>,
+    stop: &dyn Fn() -> bool,
 ) -> Result<Answer, Failure> {
     let estimator = subject.estimator()?;
-    let start = Instant::now();
-    let stop = || budget_s.is_some_and(|budget_s| start.elapsed().as_secs_f64() > budget_s);
     let objective = match aim {
         Aim::Time | Aim::Cost | Aim::Energy => Objective::Time,
         Aim::Memory => Objective::Memory,
@@ -202,7 +200,7 @@ fn answer_for(
                 Objective::Time | Objective::Memory => EVALUATIONS_MAX,
                 Objective::Pareto => FRONTIER_MAX,
             },
-            stop: &stop,
+            stop,
         },
     };
     Ok(ask(&question)?)
@@ -221,7 +219,9 @@ fn answer_on_fewer(
     aim: Aim,
     budget_s: Option<f64>,
 ) -> Result<Answer, Failure> {
-    let mut found = answer_for(subject, asked, aim, budget_s);
+    let start = Instant::now();
+    let stop = || budget_s.is_some_and(|budget_s| start.elapsed().as_secs_f64() > budget_s);
+    let mut found = answer_for(subject, asked, aim, &stop);
     let price = |subject: &Subject, found: &Result<Answer, Failure>| {
         let estimate = &found.as_ref().ok()?.best[0].estimate;
         match aim {
@@ -239,7 +239,7 @@ fn answer_on_fewer(
         if fewer.devices << halving != all || fewer.devices == 0 {
             break;
         }
-        let other = answer_for(&fewer, asked, aim, budget_s);
+        let other = answer_for(&fewer, asked, aim, &stop);
         let Some(less) = price(&fewer, &other) else { break };
         if price(subject, &found).is_none_or(|now| less < now) {
             (*subject, found) = (fewer, other);
@@ -280,7 +280,7 @@ fn found(subject: &mut Subject, args: &PlanArgs) -> Result<(Exit, String), Failu
     }
     let text = match args.asked.json {
         true => format!("{:#}", document(subject, &answer)),
-        false => page(subject, &answer),
+        false => page(subject, &answer, args.objective),
     };
     Ok((Exit::Success, text))
 }
@@ -322,7 +322,7 @@ fn row(subject: &Subject, chosen: &Chosen, have: f64) -> [String; 7] {
     ]
 }
 
-fn page(subject: &Subject, answer: &Answer) -> String {
+fn page(subject: &Subject, answer: &Answer, aim: Aim) -> String {
     let best = &answer.best[0];
     let unit = if subject.work.seq == 1 { "samples/s" } else { "tokens/s" };
     let columns = ["plan", "step", unit, "MFU", "memory", "of it", "bubble"];
@@ -345,11 +345,21 @@ fn page(subject: &Subject, answer: &Answer) -> String {
     }
     text += &format!("\nfour in five steps take {low} to {high}; {unit} are of one device\n");
     let space = &answer.space;
-    let gap = 100.0 * answer.gap;
+    let gap = answer.gap.map(|gap| {
+        let gap = 100.0 * gap;
+        match aim {
+            Aim::Time | Aim::Cost | Aim::Pareto => {
+                format!("; no plan is more than {gap:.1}% faster")
+            }
+            Aim::Memory => "; no plan needs less memory".to_owned(),
+            Aim::Energy => format!("; no plan of as many devices draws {gap:.1}% less energy"),
+        }
+    });
     text += &format!(
-        "{} configurations, {} priced; no plan is more than {gap:.1}% faster\n",
+        "{} configurations, {} priced{}\n",
         grouped(space.total),
-        output::count(space.evaluated)
+        output::count(space.evaluated),
+        gap.unwrap_or_default()
     );
     if !answer.complete {
         text += "the search was cut off\n";

@@ -226,6 +226,26 @@ fn a_plan_file_is_explained_beside_the_plan_that_is_found() {
     assert!(text.contains("slower than the fastest plan"), "{text}");
 }
 
+/// A search that was cut off does not say that nothing fits, and says nothing of other objectives.
+#[test]
+fn a_search_says_what_it_knows() {
+    let scratch = tiny("known");
+    let asked = "plan llama-3-8b --cluster h100 --devices 8 --gbs 64 --seq 8192";
+    let cut = scratch.run(&format!("{asked} --budget 0.0000001s"));
+    let said = String::from_utf8_lossy(&cut.stderr).into_owned();
+    assert!(said.contains("E3205") && !said.contains("E3201"), "{said}");
+    assert_eq!(cut.status.code(), Some(2), "{said}");
+    let plan = |more: &str| scratch.json(&format!("{asked} {more} --json"));
+    let small = plan("--objective memory");
+    assert!(small["bound_s"].is_null(), "{small:#}");
+    let [fastest, smallest] = ["time", "memory"].map(|what| plan(&format!("--objective {what}")));
+    let frontier = plan("--objective pareto");
+    let frontier = frontier["frontier"].as_array().expect("a list");
+    let (first, last) = (&frontier[0], &frontier[frontier.len() - 1]);
+    assert_eq!(first["step_time_s"], fastest["step_time_s"]);
+    assert_eq!(last["peak_mem_bytes"], smallest["peak_mem_bytes"]);
+}
+
 /// What `explain` says of other memory is what the planner finds for such devices.
 #[test]
 fn memory_is_worth_what_devices_with_it_would_do() {

@@ -70,7 +70,7 @@ pub struct Effort {
 pub struct Answer {
     /// The best; several where the objective is a frontier.
     pub best: Vec<Chosen>,
-    /// The best that was looked at of other meshes, the fastest first.
+    /// The best that was looked at of other meshes, the best first.
     pub others: Vec<Chosen>,
     /// What would be faster and does not fit, the fastest first.
     pub misses: Vec<Chosen>,
@@ -79,11 +79,13 @@ pub struct Answer {
     /// Bytes that a device has for a job.
     pub have_bytes: f64,
     /// No plan of the space is faster than this, with stages cut evenly or by their times, nor is
-    /// the answer, whose layers may be cut otherwise ([`cuts`](super::cuts)).
-    pub bound_s: f64,
+    /// the answer, whose layers may be cut otherwise ([`cuts`](super::cuts)). None where memory is
+    /// to be small: then nothing is known about times.
+    pub bound_s: Option<f64>,
     /// By how much the best may be slower than the fastest possible: `best / bound - 1`; or draw
-    /// more, where that is what is to be small.
-    pub gap: f64,
+    /// more or hold more, where that is what is to be small. None where a search for little memory
+    /// was cut off.
+    pub gap: Option<f64>,
     /// Whether the search ended by itself.
     pub complete: bool,
 }
@@ -136,7 +138,7 @@ fn gcd(a: u32, b: u32) -> u32 {
 ///
 /// # Errors
 /// `E3203` when the limits leave nothing; `E3201` when nothing fits, with the arithmetic of the
-/// smallest configuration and the nearest one that fits.
+/// smallest configuration and the nearest one that fits; `E3205` when the budget ended first.
 pub fn ask(question: &Question<'_>) -> Result<Answer, Vec<Diagnostic>> {
     let Question { estimator, devices, global_batch, limits, .. } = question;
     let frame = Frame::new(estimator.workload(), *devices, *global_batch, limits.clone());
@@ -151,7 +153,8 @@ pub fn ask(question: &Question<'_>) -> Result<Answer, Vec<Diagnostic>> {
     let have = estimator.memory_bytes;
     let walked = walk(&space, question.objective, have, &question.budget);
     if walked.best.first().is_none_or(|best| best.score.bytes > have) {
-        return Err(vec![nothing_fits(question, total)]);
+        let found_none = if walked.complete { nothing_fits(question, total) } else { cut_off() };
+        return Err(vec![found_none]);
     }
     let chosen = |leaf: &Leaf| choose(&space, leaf, have);
     let mut best = walked.best.iter().map(chosen).collect::<Result<Vec<_>, _>>()?;
@@ -159,6 +162,9 @@ pub fn ask(question: &Question<'_>) -> Result<Answer, Vec<Diagnostic>> {
         let all = walked.kinds[kind].iter().take(LISTED).map(chosen);
         all.collect::<Result<Vec<_>, _>>()
     };
+    if question.objective == Objective::Pareto && !walked.complete {
+        add_ends(question, &mut best);
+    }
     let mut others = list(0)?;
     if question.objective == Objective::Time {
         recut(&space, have, best.iter_mut().chain(&mut others))?;
@@ -189,10 +195,10 @@ pub fn ask(question: &Question<'_>) -> Result<Answer, Vec<Diagnostic>> {
             tables: space.table_count(),
         },
         have_bytes: have,
-        bound_s: bound / watts,
+        bound_s: (question.objective != Objective::Memory).then_some(bound / watts),
         gap: match question.objective {
-            Objective::Time | Objective::Pareto => worth / bound - 1.0,
-            Objective::Memory => 0.0,
+            Objective::Time | Objective::Pareto => Some(worth / bound - 1.0),
+            Objective::Memory => walked.complete.then_some(0.0),
         },
         complete: walked.complete,
         best,
@@ -201,6 +207,26 @@ pub fn ask(question: &Question<'_>) -> Result<Answer, Vec<Diagnostic>> {
 
 fn worth_of(space: &Space<'_>, chosen: &Chosen) -> f64 {
     space.worth(chosen.estimate.step_time_s, chosen.estimate.busy_s)
+}
+
+/// Adds the ends of a frontier that was cut off, the fastest and the smallest, and drops what they
+/// are better than.
+fn add_ends(question: &Question<'_>, best: &mut Vec<Chosen>) {
+    for end in [Objective::Time, Objective::Memory] {
+        best.extend(extreme(question, question.devices, &question.limits, end));
+    }
+    let worth = |c: &Chosen| (c.estimate.step_time_s, c.estimate.memory.total_bytes());
+    best.sort_by(|a, b| {
+        let ((a_s, a_bytes), (b_s, b_bytes)) = (worth(a), worth(b));
+        a_s.total_cmp(&b_s).then(a_bytes.total_cmp(&b_bytes))
+    });
+    let mut smallest = f64::INFINITY;
+    best.retain(|chosen| {
+        let (_, bytes) = worth(chosen);
+        let is_smaller = bytes < smallest;
+        smallest = smallest.min(bytes);
+        is_smaller
+    });
 }
 
 /// Cuts the layers otherwise, where that is faster and fits.
@@ -239,6 +265,13 @@ fn nothing_left(question: &Question<'_>) -> Diagnostic {
         true => diagnostic.help("use a batch that is a multiple of the number of devices"),
         false => diagnostic.help(format!("relax one of `{limits}`")),
     }
+}
+
+/// A search that ended before it had seen anything that fits: nothing is known.
+fn cut_off() -> Diagnostic {
+    let headline = "the search was cut off before it found anything that fits";
+    Diagnostic::error("E3205", Span::of(""), headline)
+        .help("give it more time with `--budget`, or leave that out")
 }
 
 /// Says how far the smallest configuration is from fitting, why, and what would fit.
@@ -297,7 +330,8 @@ pub(super) fn extreme(
     let have = estimator.memory_bytes;
     let frame = Frame::new(estimator.workload(), devices, question.global_batch, limits.clone());
     let space = Space::new(estimator, frame.searched_for(objective));
-    let budget = Budget { evaluations_max: question.budget.evaluations_max, stop: &|| false };
+    let Budget { stop, .. } = question.budget;
+    let budget = Budget { evaluations_max: EVALUATIONS_MAX, stop };
     let walked = walk(&space, objective, have, &budget);
     let mut found = choose(&space, walked.best.first()?, have).ok()?;
     if objective == Objective::Time {

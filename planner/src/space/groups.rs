@@ -122,6 +122,7 @@ impl Grouped {
 /// # Errors
 /// As [`share`].
 pub fn plan(asked: &Asked<'_>) -> Result<Grouped, Vec<Diagnostic>> {
+    joined(asked)?;
     let shared = share(asked);
     if asked.for_memory || asked.cluster.groups.len() > GROUPS_MAX {
         return Ok(Grouped::Shares(shared?));
@@ -240,13 +241,15 @@ impl Asked<'_> {
         Estimator::new(self.work, &self.cluster.groups[group], self.style, job)
     }
 
-    /// Seconds in which the groups of a set exchange gradients: each sends all of them once and
-    /// gets their sum, through the ports of all devices of the group that has the least.
+    /// Seconds in which `n` groups sum their gradients in a ring: each sends `2 (n - 1) / n` of
+    /// them (Patarasuk and Yuan 2009), through the ports of all its devices; the slowest decides.
     fn exchange_s(&self, set: &[usize]) -> f64 {
         if set.len() < 2 {
             return 0.0;
         }
-        let bytes = 2.0 * self.work.parameters() as f64 * self.style.exchange_bytes;
+        let n = set.len() as f64;
+        let sent = 2.0 * (n - 1.0) / n;
+        let bytes = sent * self.work.parameters() as f64 * self.style.exchange_bytes;
         let of = |group: &usize| {
             let cluster = &self.cluster.groups[*group];
             let level = cluster.levels.last().expect("a cluster has a level");
@@ -266,6 +269,7 @@ impl<'a> Groups<'a> {
                 format!("{count} groups of devices, and 1 to {GROUPS_MAX} share a batch");
             return Err(vec![wrong(asked, "E3404", headline)]);
         }
+        joined(asked)?;
         let batch = asked.batch();
         let pieces = divisors(batch).into_iter().filter(|n| *n <= PIECES_MAX).max().unwrap_or(1);
         let values = vec![vec![Value::Bound(0.0)]; count];
@@ -450,6 +454,18 @@ pub fn score(
     Ok(groups.told(&set, &pieces))
 }
 
+/// Several groups need links that leave their nodes.
+fn joined(asked: &Asked<'_>) -> Result<(), Vec<Diagnostic>> {
+    let groups = &asked.cluster.groups;
+    let alone = groups.iter().find(|group| groups.len() > 1 && group.levels.len() < 2);
+    alone.map_or(Ok(()), |group| {
+        let headline = format!("nothing joins `{}` to other groups", group.name);
+        let help = "give it a second `[[level]]` with the bandwidth of its network";
+        let span = Span::of(asked.cluster.name.clone());
+        Err(vec![Diagnostic::error("E3404", span, headline).help(help)])
+    })
+}
+
 fn wrong(asked: &Asked<'_>, code: &'static str, headline: String) -> Diagnostic {
     Diagnostic::error(code, Span::of(asked.cluster.name.clone()), headline)
         .help("ask about one of the groups alone: `plan` says what is missing there")
@@ -547,6 +563,32 @@ pub(super) mod tests {
             let shared = of("h100") > of("a100") && of("a100") > 0;
             assert!(groups.len() > 2 || shared, "{about}");
         }
+    }
+
+    /// Two groups sum gradients by sending each once, through the slower network; a group without
+    /// a network is refused.
+    #[test]
+    fn gradients_cross_once() {
+        let work = models::shape("llama-3-8b").unwrap().workload().unwrap();
+        let joined = cluster(&[("h100", 1), ("a100", 1)]);
+        let mut apart = joined.clone();
+        apart.groups[1].levels.truncate(1);
+        let asked = |cluster| Asked {
+            work: &work,
+            cluster,
+            style: style::OURS,
+            job: Job { global_batch: 16, arithmetic: Arithmetic::Half },
+            limits: Limits::default(),
+            evaluations_max: EVALUATIONS_MAX,
+            for_memory: false,
+            set: None,
+        };
+        // 8,030,261,248 gradients of 4 bytes through eight ports of 25 GB/s.
+        let expected_s = 8_030_261_248.0 * 4.0 / (8.0 * 25e9);
+        let found_s = asked(&joined).exchange_s(&[0, 1]);
+        assert!((found_s / expected_s - 1.0).abs() < 1e-3, "{found_s} {expected_s}");
+        let refused = plan(&asked(&apart)).unwrap_err();
+        assert_eq!(refused[0].code, "E3404", "{refused:?}");
     }
 
     /// What was found scores as it was found; no other shares of the same layouts are faster.
