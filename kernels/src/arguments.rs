@@ -44,6 +44,25 @@ impl Kernel {
         }
     }
 
+    /// Whether an output may be an input.
+    pub fn works_in_place(&self) -> bool {
+        match self {
+            Kernel::Rows(_) | Kernel::Rope(_) => true,
+            Kernel::Product(_)
+            | Kernel::Products(_)
+            | Kernel::Attention(_)
+            | Kernel::AttentionBwd(_)
+            | Kernel::Gather(_)
+            | Kernel::ScatterAdd(_)
+            | Kernel::Replace(_)
+            | Kernel::Lines(_)
+            | Kernel::Copy(_)
+            | Kernel::Place(_)
+            | Kernel::Take(_)
+            | Kernel::Fill(_) => false,
+        }
+    }
+
     /// The outputs of the launch, in order.
     pub fn outputs(&self) -> Vec<Argument> {
         match self {

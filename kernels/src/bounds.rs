@@ -14,7 +14,9 @@
 //! | E2106 | arguments that do not fit their kernel |
 //! | E2107 | a buffer of another element type than its use |
 //! | E2108 | a collective whose counts, elements or buffers do not fit its group |
+//! | E2109 | a call that writes where it reads or writes at once |
 
+mod apart;
 mod routine;
 mod steps;
 

@@ -49,7 +49,7 @@ impl ProgramCheck<'_> {
         }
     }
 
-    fn group_size(&self, group: &Group) -> Result<usize, (&'static str, String)> {
+    pub(super) fn group_size(&self, group: &Group) -> Result<usize, (&'static str, String)> {
         match group {
             Group::Axis(axis) => Ok(self.mesh.size(*axis)),
             Group::World => Ok(self.mesh.ranks()),
@@ -68,7 +68,7 @@ impl ProgramCheck<'_> {
     }
 
     /// The elements that a collective sends and receives on this class of ranks.
-    fn exchanged(
+    pub(super) fn exchanged(
         &self,
         exchange: &Exchange,
         group: &Group,

@@ -1,14 +1,20 @@
 //! Steps: what is passed, fed, sent and received is there and fits.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use ir::DType;
 use ir::program::{ALIGNMENT, Buffer, BufferId, Contents, Instruction, Ref, Step};
 
+use super::apart::Apart;
 use super::{Findings, MICROBATCHES_MAX, ProgramCheck, phases};
 
-/// The element types that a routine's slots are used as; more than one where it reads bits.
-type Uses = Vec<Vec<DType>>;
+/// How a routine uses its values.
+struct Uses {
+    /// The element types of each slot; more than one where bits are read.
+    types: Vec<Vec<DType>>,
+    /// What must lie apart.
+    apart: BTreeSet<Apart>,
+}
 
 impl ProgramCheck<'_> {
     pub(super) fn steps(&self, findings: &mut Findings) {
@@ -86,14 +92,15 @@ impl ProgramCheck<'_> {
                     format!("passes `{passed}` of {there} bytes as `{name}` of {bytes} bytes");
                 return Err(("E2105", headline));
             }
-            if let Some(other) = used[at].iter().find(|dtype| **dtype != buffer.dtype) {
+            if let Some(other) = used.types[at].iter().find(|dtype| **dtype != buffer.dtype) {
                 let Buffer { name: passed, dtype, .. } = buffer;
                 let headline = format!("passes `{passed}` of {dtype} as `{name}` of {other}");
                 return Err(("E2107", headline));
             }
         }
+        let meeting = self.meeting(routine, &used.apart, slots, frame);
         match frame.map(|id| self.buffer_at(id)) {
-            None if routine.locals.is_empty() => Ok(()),
+            None if routine.locals.is_empty() => apart(meeting),
             None => Err(("E2105", format!("calls `{}` without a frame", routine.name))),
             Some(None) => Err(("E2104", "the frame is not there".to_owned())),
             Some(Some(frame)) => {
@@ -101,7 +108,7 @@ impl ProgramCheck<'_> {
                     && frame.bytes >= routine.frame_bytes
                     && frame.offset.is_multiple_of(ALIGNMENT);
                 let text = || format!("`{}` does not fit its frame", routine.name);
-                if fits { Ok(()) } else { Err(("E2105", text())) }
+                if fits { apart(meeting) } else { Err(("E2105", text())) }
             }
         }
     }
@@ -109,10 +116,10 @@ impl ProgramCheck<'_> {
     /// The element types that the instructions of a routine use its slots as.
     fn uses(&self, index: usize) -> Uses {
         let routine = &self.program.routines[index];
-        let mut uses: Uses = vec![Vec::new(); routine.slots.len()];
+        let mut types: Vec<Vec<DType>> = vec![Vec::new(); routine.slots.len()];
         let mut note = |value: Ref, dtype: DType| {
             if let Ref::Slot(at) = value
-                && let Some(types) = uses.get_mut(at as usize)
+                && let Some(types) = types.get_mut(at as usize)
                 && !types.contains(&dtype)
             {
                 types.push(dtype);
@@ -133,6 +140,11 @@ impl ProgramCheck<'_> {
                 }
             }
         }
-        uses
+        Uses { types, apart: self.apart(routine) }
     }
+}
+
+/// What is wrong with a call whose values meet.
+fn apart(meeting: Option<String>) -> Result<(), (&'static str, String)> {
+    meeting.map_or(Ok(()), |headline| Err(("E2109", headline)))
 }

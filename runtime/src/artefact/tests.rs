@@ -234,7 +234,34 @@ fn what_is_accepted_can_be_executed() {
     }
 }
 
-/// Runs a step, which may fail: ranks may wait for each other.
+/// Buffers on top of each other: what writes where something else is read at once is refused, and
+/// what is accepted can be executed.
+#[test]
+fn programs_that_write_what_they_read_are_refused() {
+    let good = contents();
+    let (mut refused, mut accepted) = (0, 0);
+    for rank in 0..2 {
+        let count = good.programs[rank].buffers.len();
+        for (moved, onto) in (0..count * count).map(|at| (at / count, at % count)) {
+            for by in [0, 64] {
+                let mut programs = good.programs.clone();
+                let buffers = &mut programs[rank].buffers;
+                buffers[moved].offset = buffers[onto].offset + by;
+                let file = forged(PROGRAMS, postcard::to_stdvec(&programs).unwrap());
+                match decode("test", &file, &Limits::default()) {
+                    Ok(read) => {
+                        accepted += 1;
+                        step(read);
+                    }
+                    Err(found) => refused += usize::from(found[0].code == "E2109"),
+                }
+            }
+        }
+    }
+    assert!(refused > 20 && accepted > 20, "{refused} are refused, {accepted} are not");
+}
+
+/// Runs a step, which may fail: ranks may wait for each other. None may panic.
 fn step(contents: Contents) {
     let deadline = Duration::from_millis(50);
     let options = Options { threads_per_rank: 1, deadline, tracing: Tracing::None };
@@ -243,6 +270,9 @@ fn step(contents: Contents) {
     let tokens = vec![1; samples.map_or(0, |s| s.global() * s.seq).min(1 << 20)];
     let batch = Batch { tokens: &tokens, labels: &tokens, ..Batch::default() };
     if let Ok(mut session) = Session::start(classes, &options) {
-        let _ = session.step(&batch, Scalars::default());
+        if let Err(error) = session.step(&batch, Scalars::default()) {
+            let text = error.to_string();
+            assert!(!text.contains("panicked"), "{text}");
+        }
     }
 }

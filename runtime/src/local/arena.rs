@@ -8,7 +8,6 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::slice;
 
-use kernels::Kernel;
 use kernels::arguments::Argument;
 use kernels::cpu::{Cpu, Prepared, View, ViewMut};
 
@@ -92,7 +91,7 @@ impl Arena {
         inputs: &[Range<usize>],
         outputs: &[Range<usize>],
     ) {
-        let in_place = works_in_place(prepared.kernel());
+        let in_place = prepared.kernel().works_in_place();
         for (index, output) in outputs.iter().enumerate() {
             let is_apart = |input: &Range<usize>| {
                 !overlaps(input, output) || in_place && input.start == output.start
@@ -165,30 +164,11 @@ fn overlaps(a: &Range<usize>, b: &Range<usize>) -> bool {
     a.start.max(b.start) < a.end.min(b.end)
 }
 
-/// Whether an output may be an input.
-fn works_in_place(kernel: &Kernel) -> bool {
-    match kernel {
-        Kernel::Rows(_) | Kernel::Rope(_) => true,
-        Kernel::Product(_)
-        | Kernel::Products(_)
-        | Kernel::Attention(_)
-        | Kernel::AttentionBwd(_)
-        | Kernel::Gather(_)
-        | Kernel::ScatterAdd(_)
-        | Kernel::Replace(_)
-        | Kernel::Lines(_)
-        | Kernel::Copy(_)
-        | Kernel::Place(_)
-        | Kernel::Take(_)
-        | Kernel::Fill(_) => false,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use ir::DType;
-    use kernels::Product;
+    use kernels::{Kernel, Product};
 
     #[test]
     fn memory_is_zeroed_aligned_and_exact() {
