@@ -24,11 +24,15 @@ const REPORT_SCHEMA: &str = "gantline.report/1";
 ///
 /// # Errors
 /// `E5010` for devices that are not cores of one machine, `E3308` for a plan that does not fit in
-/// memory, and those of [`crate::compile`].
+/// memory, and those of [`crate::compile`] and [`codegen::check`].
 pub fn assemble(model: &Model, question: &Question, plan: Plan) -> Result<Contents, Failure> {
     check_executable(question)?;
     let cluster = &question.cluster;
     let classes = crate::compile(&question.module, LOSS, &plan)?;
+    let wrong = codegen::check::check(&classes.programs, &classes.kernels, &plan);
+    if !wrong.is_empty() {
+        return Err(wrong.into());
+    }
     let threads = cluster.threads(plan.mesh.ranks());
     let footprints = Footprint::of_all(&classes.programs, &classes.kernels, threads);
     if let Some(diagnostic) = check_memory(&plan, &footprints, cluster) {

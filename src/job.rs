@@ -1,8 +1,9 @@
 //! What is asked: the flags that several verbs share, and what they mean to the planner.
 
+use ir::dim::{Bindings, Dim};
 use ir::import::{Architecture, Description, Options};
 use ir::plan::Optimizer;
-use ir::{DType, Diagnostic, Module};
+use ir::{DType, Diagnostic, Module, TensorType};
 use planner::calibration::Calibration;
 use planner::cluster::{Cluster, Kind, PRESETS};
 use planner::limits::{Knob, Limits};
@@ -214,19 +215,53 @@ impl Question {
     }
 }
 
-/// The longest sequence that a model was made for; 1 for a graph, which has its own.
+/// The longest sequence that a model was made for; of a graph, that of its tokens, or 1 where they
+/// have any.
 pub fn positions_max(description: &Description) -> usize {
     match &description.architecture {
         Architecture::Gpt2(config) => config.positions,
         Architecture::Llama(config) => config.positions,
-        Architecture::Graph(_) => 1,
+        Architecture::Graph(module) => {
+            let sizes = fed(module).filter_map(|(_, dim)| usize::try_from(dim.as_constant()?).ok());
+            sizes.max().unwrap_or(1).max(1)
+        }
         Architecture::Sized(sizes) => sizes.positions(),
     }
 }
 
+/// The names of what a graph is fed for each sample, and how many numbers that is.
+fn fed(module: &Module) -> impl Iterator<Item = (&str, &Dim)> {
+    let params = module.function(LOSS).into_iter().flat_map(|entry| {
+        entry.params().map(|param| (entry.value(param).name.as_str(), entry.ty(param)))
+    });
+    let is_fed = |(name, ty): &(&str, &TensorType)| {
+        ["tokens", "labels"].contains(name) && ty.ndim() == 2 && !ty.dtype.is_float()
+    };
+    params.filter(is_fed).map(|(name, ty)| (name, &ty.dims[1]))
+}
+
+/// The diagnostic of a sequence of other length than a graph's tokens or labels have.
+pub fn check_seq(description: &Description, seq: usize) -> Result<(), Diagnostic> {
+    let Architecture::Graph(module) = &description.architecture else { return Ok(()) };
+    let bindings = Bindings::from([("S".to_owned(), seq as i64)]);
+    let wrong = fed(module).find(|(_, dim)| dim.bind(&bindings).as_constant() != Some(seq as i64));
+    let Some((name, dim)) = wrong else { return Ok(()) };
+    let graph = &description.name;
+    let headline = format!("a sample has {seq} tokens, and `%{name}` of `{graph}` takes {dim}");
+    let help = match dim.as_constant() {
+        Some(size) => format!("write --seq {size}, or leave it out"),
+        None => "write the size as `S` in the graph".to_owned(),
+    };
+    Err(usage("--seq", headline).help(help))
+}
+
 /// How many different tokens a model knows.
 pub fn vocab(description: &Description) -> Result<usize, Failure> {
-    let options = Options { seq: 1, dtype: DType::F32, dropout: Some(0.0) };
+    let seq = match &description.architecture {
+        Architecture::Graph(_) => positions_max(description),
+        Architecture::Gpt2(_) | Architecture::Llama(_) | Architecture::Sized(_) => 1,
+    };
+    let options = Options { seq, dtype: DType::F32, dropout: Some(0.0) };
     Ok(crate::import(description, &options)?.vocab)
 }
 

@@ -80,6 +80,7 @@ const DEADLINE: Duration = Duration::from_secs(300);
 
 /// Description to model: the functions to compute and the weights that they take.
 pub fn import(description: &Description, options: &Options) -> Result<Model, Failure> {
+    job::check_seq(description, options.seq)?;
     Ok(ir::import::import(description, options)?)
 }
 

@@ -50,9 +50,21 @@ pub fn load(model: &str, dims: &[(String, usize)]) -> Result<Onnx, Failure> {
 
 /// Reads a model, with its repeated layers as functions.
 pub fn outlined(model: &str, dims: &[(String, usize)]) -> Result<Onnx, Failure> {
-    let mut onnx = read(model, Given { dims: dims.iter().cloned().collect(), ..Given::default() })?;
+    let mut onnx = read(model, Given { dims: sizes(dims)?, ..Given::default() })?;
     ir::outline::outline(&mut onnx.module, ENTRY, onnx.weights.len());
     Ok(onnx)
+}
+
+/// The sizes of dims, each given once.
+fn sizes(dims: &[(String, usize)]) -> Result<BTreeMap<String, usize>, Diagnostic> {
+    let mut sizes = BTreeMap::new();
+    for (name, size) in dims {
+        if let Some(first) = sizes.insert(name.clone(), *size).filter(|first| first != size) {
+            let headline = format!("the dim `{name}` is {first} and {size}");
+            return Err(usage("--dim", headline).help("give it once"));
+        }
+    }
+    Ok(sizes)
 }
 
 /// Reads a model as one flat function.
@@ -196,7 +208,7 @@ pub struct Running<'a> {
 /// Evaluates a model on arrays, and writes what it yields.
 pub fn run(model: &str, running: Running<'_>) -> Result<Exit, Failure> {
     let Running { dims, inputs, folder, bench, as_json } = running;
-    let given = Given { dims: dims.iter().cloned().collect(), inputs: lists(inputs) };
+    let given = Given { dims: sizes(dims)?, inputs: lists(inputs) };
     let onnx = read(model, given)?;
     let mut arrays = read_inputs(&onnx, inputs)?;
     let mut args: Vec<Tensor> = onnx.weights.iter().map(|(_, held)| held.tensor()).collect();
@@ -221,7 +233,14 @@ pub fn run(model: &str, running: Running<'_>) -> Result<Exit, Failure> {
             "schema": "gantline.run_onnx/1", "outputs": outputs, "seconds": times,
         }));
     } else {
-        let line = |(port, tensor): (&Port, &Tensor)| format!("{}  {}", port.name, tensor.ty());
+        let line = |(port, tensor): (&Port, &Tensor)| {
+            let (own, stored) = (tensor.dtype, stored(tensor.dtype));
+            let as_other = match folder.is_some() && own != stored {
+                true => format!(", written as {stored}"),
+                false => String::new(),
+            };
+            format!("{}  {}{as_other}", port.name, tensor.ty())
+        };
         let lines: Vec<String> = onnx.outputs.iter().zip(&results).map(line).collect();
         output::answer(&lines.join("\n"));
         if let (Some(low), Some(high)) = (times.first(), times.last()) {
@@ -341,7 +360,10 @@ fn read_inputs(onnx: &Onnx, inputs: &[String]) -> Result<Vec<Tensor>, Failure> {
     for input in inputs {
         match input.split_once('=') {
             Some((name, path)) if onnx.inputs.iter().any(|port| port.name == name) => {
-                given.insert(name, path);
+                if let Some(first) = given.insert(name, path) {
+                    let headline = format!("the input `{name}` is `{first}` and `{path}`");
+                    return Err(usage("--input", headline).help("give it once").into());
+                }
             }
             Some((name, _)) => {
                 let names: Vec<&str> = onnx.inputs.iter().map(|p| p.name.as_str()).collect();
@@ -389,21 +411,26 @@ fn tensor(array: &npy::Array, dtype: DType) -> Tensor {
     Tensor::from_f64(dtype, &array.dims, numbers)
 }
 
-/// Integers and truth values that arrays do not have are written as `i32` and `i64`.
+/// The type in which elements are written: arrays have not all.
+fn stored(dtype: DType) -> DType {
+    match dtype {
+        DType::F64 => DType::F64,
+        DType::I64 | DType::U32 => DType::I64,
+        DType::I8 | DType::I32 | DType::Bool => DType::I32,
+        DType::F32 | DType::BF16 | DType::F16 | DType::F8E4M3 | DType::F8E5M2 => DType::F32,
+    }
+}
+
 fn write(path: &Path, tensor: &Tensor) -> Result<(), Failure> {
     let numbers = tensor.to_f64();
-    let (dtype, bytes): (DType, Vec<u8>) = match tensor.dtype {
-        DType::F64 => (DType::F64, numbers.iter().flat_map(|x| x.to_le_bytes()).collect()),
-        DType::I64 | DType::U32 => {
-            let ir::tensor::Data::Int(numbers) = &tensor.data else { return Ok(()) };
-            (DType::I64, numbers.iter().flat_map(|x| x.to_le_bytes()).collect())
+    let dtype = stored(tensor.dtype);
+    let bytes: Vec<u8> = match (dtype, &tensor.data) {
+        (DType::I64, ir::tensor::Data::Int(numbers)) => {
+            numbers.iter().flat_map(|x| x.to_le_bytes()).collect()
         }
-        DType::I8 | DType::I32 | DType::Bool => {
-            (DType::I32, numbers.iter().flat_map(|x| (*x as i32).to_le_bytes()).collect())
-        }
-        DType::F32 | DType::BF16 | DType::F16 | DType::F8E4M3 | DType::F8E5M2 => {
-            (DType::F32, numbers.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect())
-        }
+        (DType::I32, _) => numbers.iter().flat_map(|x| (*x as i32).to_le_bytes()).collect(),
+        (DType::F32, _) => numbers.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect(),
+        (_, _) => numbers.iter().flat_map(|x| x.to_le_bytes()).collect(),
     };
     Ok(npy::write(path, dtype, &tensor.dims, &bytes)?)
 }

@@ -18,7 +18,8 @@ const MAGIC: &[u8; 6] = b"\x93NUMPY";
 const ALIGNMENT: usize = 64;
 /// What can be done with an array that is not read.
 const CONVERT: &str = "save it as `np.ascontiguousarray(x).astype('float32')`, \
-                       or as int32, int64 or float64";
+                       or as int32, int64 or float64; \
+                       int32 is taken for int8 and bool, int64 for uint32";
 
 /// An array.
 #[derive(Clone, Debug, PartialEq, Eq)]

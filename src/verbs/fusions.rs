@@ -1,6 +1,8 @@
 //! `inspect MODEL --fusions`: what rewriting makes of each function before planning, by which
 //! rules, and what one rank launches for each layer then.
 
+use std::collections::BTreeSet;
+
 use codegen::launched::{Launch, Launched, launched};
 use ir::Module;
 use ir::import::Model;
@@ -23,12 +25,10 @@ pub struct Fusions {
     /// The launches of each layer, which are those for one sample on one rank; none where
     /// the model cannot be planned.
     pub launched: Vec<Launched>,
-}
-
-impl From<Report> for Fusions {
-    fn from(report: Report) -> Fusions {
-        Fusions { passes: vec![report], launched: Vec::new() }
-    }
+    /// Why launches cannot be told.
+    pub refused: Option<String>,
+    /// The names of all values, before and after.
+    values: BTreeSet<String>,
 }
 
 /// The report on a model as it is prepared for planning. A model that cannot be planned is only
@@ -38,18 +38,23 @@ impl From<Report> for Fusions {
 /// `E5001` for a rule that there is not.
 pub fn report(model: &Model, without: &[String]) -> Result<Fusions, Failure> {
     let selection = selection(without)?;
+    let mut values = names(&model.module);
     if model.module.function(LOSS).is_some() {
         match crate::prepare_with(model, selection.clone()) {
             Ok((module, passes)) => {
                 // Without a kernel for something there still is what rewriting does.
-                let launched = launched(&module, LOSS).unwrap_or_default();
-                return Ok(Fusions { passes: passes.into(), launched });
+                let (launched, refused) = match launched(&module, LOSS) {
+                    Ok(launched) => (launched, None),
+                    Err(refusal) => (Vec::new(), Some(refusal.to_string())),
+                };
+                values.append(&mut names(&module));
+                return Ok(Fusions { passes: passes.into(), launched, refused, values });
             }
             Err(Failure::Input(_)) => {}
             Err(world) => return Err(world),
         }
     }
-    Ok(simplified(model.module.clone(), selection).into())
+    Ok(simplified(model.module.clone(), selection))
 }
 
 /// The report on a module that is only evaluated, with the rules that it is evaluated with but
@@ -59,11 +64,20 @@ pub fn report(model: &Model, without: &[String]) -> Result<Fusions, Failure> {
 /// As [`report`].
 pub fn report_of(module: Module, without: &[String]) -> Result<Fusions, Failure> {
     let without = selection(without)?.without;
-    Ok(simplified(module, Selection { without, ..Selection::default() }).into())
+    Ok(simplified(module, Selection { without, ..Selection::default() }))
 }
 
-fn simplified(mut module: Module, selection: Selection) -> Report {
-    simplify(&mut module, &Options { selection, ..Options::default() })
+fn simplified(mut module: Module, selection: Selection) -> Fusions {
+    let mut values = names(&module);
+    let report = simplify(&mut module, &Options { selection, ..Options::default() });
+    values.append(&mut names(&module));
+    Fusions { passes: vec![report], launched: Vec::new(), refused: None, values }
+}
+
+/// The names of the values of all functions.
+fn names(module: &Module) -> BTreeSet<String> {
+    let values = module.functions.iter().flat_map(|function| &function.values);
+    values.map(|value| value.name.clone()).collect()
 }
 
 /// The exact rules but some, which there must be.
@@ -140,7 +154,7 @@ fn changes(function: &FunctionReport) -> String {
 /// How a value came about: the rules that led to it, with what they are for.
 ///
 /// # Errors
-/// `E5001` when no function has such a value that rules have changed.
+/// `E5001` when no function has such a value, or no rule has changed it.
 pub fn explain(fusions: &Fusions, value: &str) -> Result<String, Failure> {
     let reports = &fusions.passes;
     let value = value.trim_start_matches('%');
@@ -161,8 +175,12 @@ pub fn explain(fusions: &Fusions, value: &str) -> Result<String, Failure> {
         }
     }
     if text.is_empty() {
-        let headline = format!("no rule has changed how `%{value}` is computed");
-        return Err(usage("--explain", headline).into());
+        let wrong = match fusions.values.contains(value) {
+            true => usage("--explain", format!("no rule has changed how `%{value}` is computed")),
+            false => usage("--explain", format!("no function has a value `%{value}`"))
+                .help("see the values that `--fusions` names"),
+        };
+        return Err(wrong.into());
     }
     Ok(text)
 }
@@ -268,6 +286,16 @@ mod tests {
         let failure = report(&model(), &["no-such-rule".to_owned()]).unwrap_err();
         assert_eq!(failure.exit(), Exit::Usage);
         let report = report(&model(), &[]).unwrap();
-        assert_eq!(explain(&report, "%no-such-value").unwrap_err().exit(), Exit::Usage);
+        let said = |value: &str| {
+            let Err(Failure::Input(found)) = explain(&report, value) else {
+                panic!("{value} is explained");
+            };
+            found[0].headline.clone()
+        };
+        assert_eq!(said("%no-such-value"), "no function has a value `%no-such-value`");
+        let changed = report.passes.iter().flat_map(|p| &p.functions).flat_map(|f| &f.changes);
+        let changed: BTreeSet<&String> = changed.map(|change| &change.value).collect();
+        let kept = report.values.iter().find(|value| !changed.contains(value)).unwrap();
+        assert!(said(kept).starts_with("no rule has changed"), "{kept}");
     }
 }

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use ir::import::{Model, Options, resolve};
-use ir::{DType, Function, Kind, Module};
+use ir::{DType, Diagnostic, Function, Kind, Module};
 use serde_json::{Value, json};
 
 use crate::cli::positive;
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, usage};
 use crate::flops::forward_flops;
 use crate::job::{self, positions_max};
 use crate::onnx;
@@ -52,6 +52,7 @@ struct Part {
 
 /// Answers.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
+    check_flags(args)?;
     if onnx::is_onnx(&args.model) {
         if args.fusions || args.explain.is_some() {
             let module = onnx::outlined(&args.model, &args.dim)?.module;
@@ -77,8 +78,30 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     Ok(Exit::Success)
 }
 
+/// What only one of the two kinds of models takes.
+fn check_flags(args: &Args) -> Result<(), Vec<Diagnostic>> {
+    let is_onnx = onnx::is_onnx(&args.model);
+    let said = |flag: &'static str, is_wrong: bool, what: &str| {
+        let headline = format!("`{}` is {what}", args.model);
+        is_wrong.then(|| usage(flag, headline).help("leave the flag out"))
+    };
+    let own = "an ONNX file, which has sizes and types of its own";
+    let wrong: Vec<Diagnostic> = [
+        said("--seq", is_onnx && args.seq.is_some(), own),
+        said("--dtype", is_onnx && args.dtype.is_some(), own),
+        said("--dim", !is_onnx && !args.dim.is_empty(), "no ONNX file, and has no dims to give"),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    if wrong.is_empty() { Ok(()) } else { Err(wrong) }
+}
+
 /// Says what rewriting does.
 fn show(args: &Args, fusions: &Fusions) -> Result<Exit, Failure> {
+    if let Some(why) = &fusions.refused {
+        output::note(&format!("note: no launches are listed: {why}"));
+    }
     match &args.explain {
         Some(value) => output::answer(&fusions::explain(fusions, value)?),
         None if args.json => output::answer_json(&fusions::document(fusions)),

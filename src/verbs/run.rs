@@ -157,6 +157,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         return compiled::run(args);
     }
     if onnx::is_onnx(&args.model) {
+        check_onnx_flags(args)?;
         let running = onnx::Running {
             dims: &args.dim,
             inputs: &args.input,
@@ -228,8 +229,35 @@ struct Work<'a> {
     feed: &'a Feed,
 }
 
+/// What an ONNX file does not take: it has weights and an element type of its own, and no loss.
+fn check_onnx_flags(args: &Args) -> Result<(), Vec<Diagnostic>> {
+    let given = [
+        ("--labels", args.labels.is_some()),
+        ("--grad", args.grad),
+        ("--weights", args.weights.is_some()),
+        ("--cluster", args.cluster.is_some()),
+        ("--ranks", args.ranks.is_some()),
+        ("--calibration", args.calibration.is_some()),
+        ("--dtype", args.dtype.is_some()),
+        ("--fix", !args.limited.is_empty()),
+    ];
+    let wrong: Vec<Diagnostic> = given
+        .into_iter()
+        .filter(|(_, is_given)| *is_given)
+        .map(|(flag, _)| {
+            let headline = format!("`{}` is an ONNX file, which runs as it is", args.model);
+            usage(flag, headline).help("leave the flag out")
+        })
+        .collect();
+    if wrong.is_empty() { Ok(()) } else { Err(wrong) }
+}
+
 /// What only one of the two kinds of models takes.
 fn check_flags(args: &Args) -> Result<(), Diagnostic> {
+    if !args.dim.is_empty() {
+        let headline = format!("`{}` is no ONNX file, and has no dims to give", args.model);
+        return Err(usage("--dim", headline).help("leave the flag out"));
+    }
     if args.input.is_empty() {
         let help = "write --input input_ids=FILE, with a file that `numpy.save` wrote";
         return Err(usage("--input", "there are no tokens to run on").help(help));

@@ -17,7 +17,7 @@ use runtime::execute::{Batch, Scalars};
 use serde_json::json;
 
 use crate::cli::positive;
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, usage};
 use crate::job::{self, Question, positions_max};
 use crate::output::{self, Table};
 use crate::verbs::rules;
@@ -73,6 +73,11 @@ pub(super) struct Line {
 
 /// Answers.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
+    if args.ranks == 1 && !args.bisect_rules {
+        let headline = "one rank has no other mesh to be compared with";
+        let help = "write --ranks 2 or more, or --bisect-rules to compare with no rewriting";
+        return Err(usage("--ranks", headline).help(help).into());
+    }
     let description = resolve(&args.model)?.description;
     let dtype = args.dtype.or(job::graph_dtype(&description)).unwrap_or(DType::F64);
     job::check_executable(dtype)?;
@@ -222,7 +227,7 @@ fn finish(
         let why = diagnostics.iter().map(|d| d.headline.as_str()).collect::<Vec<_>>().join(", ");
         output::note(&format!("note: {mesh} does not fit: {why}"));
     }
-    if args.ranks > 1 && !lines.iter().any(|line| line.mesh.ranks() == args.ranks) {
+    if !lines.iter().any(|line| line.mesh.ranks() == args.ranks) {
         let headline = format!("no mesh of {} ranks fits `{}`", args.ranks, args.model);
         let most = lines.iter().map(|line| line.mesh.ranks()).max().unwrap_or(1);
         let help = format!("of its divisors, {most} is the most ranks that fit");

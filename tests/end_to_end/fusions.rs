@@ -12,9 +12,11 @@ use codegen::prepare::{gradient_name, prepare_training};
 use codegen::reduced::put_reduced_dims_last;
 use codegen::specialise::specialise;
 use codegen::stored::store_unfit_leaves;
+use codegen::tile::lower_kernel;
 use ir::plan::Keep;
 use ir::text::parse_module;
 use ir::{DType, Function, Kind, Module, Node, Op, Sharding, ValueId};
+use kernels::{Kernel, price};
 
 use crate::mesh::{gpt2, llama};
 use crate::model::prepared;
@@ -143,6 +145,38 @@ fn pairs(function: &Function, module: &Module) -> (usize, Vec<String>) {
         }
     }
     (count, apart)
+}
+
+/// The bytes that the kernels of a function move, and those that they cannot do without: each value
+/// that a kernel takes or yields, once.
+fn moved(function: &Function, module: &Module) -> [u64; 2] {
+    let (mut all, mut compulsory) = (0, 0);
+    for node in &function.nodes {
+        let callee = node.callee().and_then(|name| module.function(name));
+        let Some(kernel) = callee.filter(|callee| callee.kind == Kind::Kernel) else { continue };
+        let values: BTreeSet<&ValueId> = node.operands.iter().chain(&node.results).collect();
+        compulsory += values.iter().filter_map(|v| function.ty(**v).bytes()).sum::<u64>();
+        all += price::bytes(&Kernel::Rows(lower_kernel(kernel, module).rows)).0;
+    }
+    [all, compulsory]
+}
+
+#[test]
+fn kernels_of_a_layer_move_little_more_than_they_must() {
+    let (mut table, mut is_fine, mut count) = (String::new(), true, 0);
+    for module in models() {
+        let calls = Calls::of(&module, "loss").expect("a list of calls");
+        for layer in calls.functions() {
+            for (fused, kernels, _) in halves(&module, layer, Keep::Full) {
+                let [all, compulsory] = moved(&fused, &kernels);
+                table += &format!("{} {layer}: {all} of {compulsory}\n", module.name);
+                is_fine &= all as f64 <= 1.1 * compulsory as f64;
+                count += usize::from(compulsory > 0);
+            }
+        }
+    }
+    println!("{table}");
+    assert!(is_fine && count >= 30, "{table}");
 }
 
 /// One kernel less is one launch less, and no more bytes: values that both read are read once, what

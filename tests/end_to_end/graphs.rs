@@ -151,6 +151,36 @@ fn nodes_without_kernels_are_said_at_once() {
     }
 }
 
+/// Without kernels there are no launches to list, and it is said why.
+#[test]
+fn launches_that_cannot_be_listed_are_explained() {
+    let scratch = Scratch::new("lacking-fusions");
+    std::fs::write(scratch.0.join("lacking.graph"), LACKING).expect("it is written");
+    let output = scratch.run("inspect lacking.graph --fusions");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.contains("no launches are listed") && text.contains("`%wide`"), "{text}");
+}
+
+/// A graph's tokens say how many a sample has: no flag is needed, and none may say otherwise.
+#[test]
+fn sequences_are_those_of_the_graph() {
+    let scratch = Scratch::new("graph-seq");
+    let model = path("dlrm").display().to_string();
+    let fine = scratch.run(&format!("compile {model} --gbs 2 -o fine.gtl"));
+    assert_eq!(fine.status.code(), Some(0), "{}", String::from_utf8_lossy(&fine.stderr));
+    let verdict = scratch.json(&format!("verify {model} --ranks 2 --json"));
+    assert_eq!(verdict["ok"], true, "{verdict:#}");
+    for line in ["compile @ --gbs 2 --seq 10", "compile @ --gbs 2 --seq 3", "plan @ --seq 10"] {
+        let output = scratch.run(&line.replace('@', &model));
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{line}\n{text}");
+        assert!(text.contains("takes 9") && text.contains("write --seq 9"), "{line}\n{text}");
+    }
+    let output = scratch.run(&format!("verify {model} --ranks 1"));
+    assert_eq!(output.status.code(), Some(2), "one rank is compared with nothing");
+}
+
 /// One step on several ranks, cut every way that fits, yields what one rank yields. The seven calls
 /// of the encoder–decoder are as many stages: what the encoder yields passes through that of the
 /// decoder's embedding and is taken by two others.

@@ -128,6 +128,32 @@ fn refusal(scratch: &Scratch, line: &str, code: i32) -> String {
     text
 }
 
+/// No flag is without effect.
+#[test]
+fn flags_that_mean_nothing_are_refused() {
+    let scratch = Scratch::new("onnx-flags");
+    let at = folder().display().to_string();
+    let line = format!("run {at}/mlp.onnx --dim batch=3 --input x={at}/mlp.x.npy");
+    let more = "--grad --labels no.npy --tp 4 --weights none --dtype f64 --cluster cpu-local \
+                --ranks 2 --calibration none";
+    let text = refusal(&scratch, &format!("{line} {more}"), 2);
+    for flag in more.split(' ').filter(|word| word.starts_with("--")) {
+        let flag = if flag == "--tp" { "--fix" } else { flag };
+        assert!(text.contains(&format!("--> {flag}\n")), "{flag}\n{text}");
+    }
+    let text = refusal(&scratch, &format!("{line} --input x=other.npy"), 2);
+    assert!(text.contains("give it once"), "{text}");
+    let text = refusal(&scratch, &format!("{line} --dim batch=4"), 2);
+    assert!(text.contains("the dim `batch` is 3 and 4"), "{text}");
+    let inspected = format!("inspect {at}/mlp.onnx --dim batch=3 --seq 5 --dtype f64");
+    let text = refusal(&scratch, &inspected, 2);
+    assert!(text.contains("--> --seq") && text.contains("--> --dtype"), "{text}");
+    for line in ["inspect gpt2 --dim Q=7", "run gpt2 --dim Q=7 --input input_ids=no.npy"] {
+        let text = refusal(&scratch, line, 2);
+        assert!(text.contains("--> --dim"), "{line}\n{text}");
+    }
+}
+
 #[test]
 fn what_cannot_be_read_is_said_at_once() {
     let scratch = Scratch::new("onnx-refused");

@@ -345,7 +345,7 @@ fn rules_are_verified_and_passes_are_written() {
         assert_eq!(ir::verify::verify(&module), [], "{name}");
     }
     fs::write(scratch.0.join("file"), "").expect("it is written");
-    let mut command = scratch.command(&[], "verify tiny --ranks 1 --seq 9");
+    let mut command = scratch.command(&[], "verify tiny --ranks 2 --seq 9");
     let output = command.env("DUMP", "file").output().expect("the program starts");
     assert_eq!(output.status.code(), Some(7), "a file is no directory");
 }
