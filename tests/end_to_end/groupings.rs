@@ -74,8 +74,8 @@ fn drawn(r: &mut Draws) -> Function {
             _ => {
                 count += 1;
                 let dims = wide.map(Dim::from).to_vec();
-                b.push(&name, Op::Reverse { dims: vec![0] }, &[x]);
-                b.push(&format!("{name}.view"), Op::Reshape { dims }, &[x])
+                let turned = b.push(&name, Op::Reverse { dims: vec![0] }, &[x]);
+                b.push(&format!("{name}.view"), Op::Reshape { dims }, &[turned])
             }
         };
         match b.ty(value).sizes().expect("sizes are numbers") {
@@ -272,7 +272,7 @@ fn a_layer_of_products_alone_has_no_gap() {
     let y = b.contract("y", "ij,jk->ik", x, w);
     let function = b.into_function(&[y]);
     let choice = fuse(&function, &mut module).1.expect("there are few nodes");
-    assert_eq!((choice.price(), choice.gap()), (0, 0.0));
+    assert_eq!(choice.gap(), 0.0, "{choice:?}");
 }
 
 /// The half of which the search does not show within its budget that no kernel less would do.

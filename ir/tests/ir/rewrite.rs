@@ -112,11 +112,18 @@ fn same_bits(a: &Tensor, b: &Tensor) -> bool {
 /// Random numbers; where every bit counts, among them what is special.
 fn argument(ty: &TensorType, keeps: Keeps, r: &mut Draws) -> Tensor {
     let dims = ty.bind(&[(Dim::BATCH.to_owned(), 3)].into()).sizes().unwrap();
+    // Integers of every type that are next to wrap; to others they are numbers like any.
+    let ends = [127.0, -128.0, 2_147_483_647.0, -2_147_483_648.0, 4_294_967_295.0, 1.0];
     let special = [0.0, -0.0, 1.0, -2.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN];
     let count = dims.iter().product();
     let mut draw = |_| {
-        if keeps == Keeps::Bits && r.below(3) == 0 {
+        let is_integer = !ty.dtype.is_float() && ty.dtype != DType::Bool;
+        if keeps == Keeps::Bits && is_integer && r.below(3) == 0 {
+            ends[r.below(ends.len())]
+        } else if keeps == Keeps::Bits && r.below(3) == 0 {
             special[r.below(special.len())]
+        } else if r.below(12) == 0 {
+            0.0
         } else if ty.dtype == DType::Bool {
             f64::from(r.below(2) as u32)
         } else if ty.dtype.is_float() {
@@ -155,12 +162,14 @@ impl Instance<'_> {
     }
 
     fn ty(&mut self) -> TensorType {
-        let dtypes = [DType::F64, DType::F64, DType::F32, DType::I32];
-        let dtype = dtypes[self.r.below(4)];
+        let dtypes =
+            [DType::F64, DType::F64, DType::F64, DType::F32, DType::I32, DType::I8, DType::U32];
+        let dtype = dtypes[self.r.below(dtypes.len())];
         let ndim = 1 + self.r.below(3);
         let batch = self.r.below(4) == 0;
         let size = |at: usize, r: &mut Draws| match at {
             0 if batch => Dim::symbol(Dim::BATCH),
+            _ if r.below(16) == 0 => Dim::from(0),
             _ => Dim::from(1 + r.below(4)),
         };
         TensorType::new(dtype, (0..ndim).map(|at| size(at, self.r)).collect::<Vec<_>>())
@@ -296,8 +305,8 @@ impl Instance<'_> {
             }
             "slice" if is_plain => Op::Slice { dim, start: 0, size },
             "slice" => {
-                let start = r.below(size);
-                Op::Slice { dim, start, size: 1 + r.below(size - start) }
+                let start = r.below(size.max(1));
+                Op::Slice { dim, start, size: 1 + r.below(size.max(1) - start) }
             }
             "pad" if is_plain => Op::Pad { dim, before: 0, after: 0 },
             "pad" => Op::Pad { dim, before: r.below(3), after: r.below(3) },
