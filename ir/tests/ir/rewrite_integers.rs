@@ -46,8 +46,8 @@ fn drawn(r: &mut Draws, dtype: DType, size: usize) -> Module {
     for _ in 0..1 + r.below(3) {
         let [x, y] = [0, 1].map(|_| values[r.below(values.len())]);
         let value = match r.below(6) {
-            0 => b.unary("v", Unary::Abs, x),
-            1 => b.unary("v", Unary::Neg, x),
+            0 if dtype != DType::U32 => b.unary("v", Unary::Abs, x),
+            1 if dtype != DType::U32 => b.unary("v", Unary::Neg, x),
             2 => b.binary("v", Binary::Add, x, y),
             3 => b.binary("v", Binary::Sub, x, y),
             4 => {

@@ -517,7 +517,7 @@ fn what_is_no_number_stays_so() {
             let inputs = vec![input(access.clone()), input(Access::per_row(cols))];
             let r = Rows { rows: cols, cols, dtype, inputs, instrs, outputs };
             // In row i, column i; and every third number per row.
-            let of = |i: usize| if i % (cols + 1) == 0 { f64::NAN } else { i as f64 - 3.0 };
+            let of = |i: usize| if i.is_multiple_of(cols + 1) { f64::NAN } else { i as f64 - 3.0 };
             let lanes: Vec<f64> = (0..cols * cols).map(of).collect();
             let per_row: Vec<f64> =
                 (0..cols).map(|i| if i % 3 == 0 { f64::NAN } else { 5.0 }).collect();
