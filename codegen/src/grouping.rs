@@ -172,11 +172,12 @@ impl<'f> Problem<'f> {
 
     /// A clique that holds the given one, with more of the items that are allowed.
     fn grow_clique(&self, clique: Mask, allowed: Mask) -> Mask {
+        let apart_from_all = |open: Mask, at: usize| open & self.apart[at];
+        let mut open = ones(clique).fold(allowed & !clique, apart_from_all);
         let mut grown = clique;
-        for at in (0..self.nodes.len()).filter(|at| allowed & bit(*at) != 0) {
-            if grown & bit(at) == 0 && grown & !self.apart[at] == 0 {
-                grown |= bit(at);
-            }
+        while let Some(at) = ones(open).next() {
+            grown |= bit(at);
+            open = apart_from_all(open, at) & !bit(at);
         }
         grown
     }
