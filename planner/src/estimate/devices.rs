@@ -311,6 +311,60 @@ mod tests {
         }
     }
 
+    /// On every preset, with the network it has and with others, faster and slower: ranks that are
+    /// further apart never exchange faster.
+    #[test]
+    fn no_group_is_faster_for_lying_further_apart() {
+        let machine = Machine { cores: 4, memory_bytes: 8 << 30, instruction_set: "avx2".into() };
+        let (mut state, mut rises) = (11, 0);
+        for (name, _) in crate::cluster::PRESETS {
+            let cluster = Cluster::load_on(name, &machine).unwrap();
+            if cluster.device.kind == Kind::Cpu {
+                continue;
+            }
+            for sample in 0..24 {
+                let mut next = |low: f64, high: f64| {
+                    state = ir::random::mix(state);
+                    low * (high / low).powf(state as f64 / u64::MAX as f64)
+                };
+                let mut cluster = cluster.clone();
+                if sample > 0 {
+                    for level in &mut cluster.levels {
+                        level.bandwidth.value *= next(0.1, 10.0);
+                    }
+                }
+                let mut network = network(&cluster).unwrap();
+                let fabrics = &known().fabrics;
+                network.outer = fabrics[sample % fabrics.len()].clone();
+                network.node = if sample < 4 { network.node } else { next(1.0, 20.0) as u64 };
+                let size = 2 + next(1.0, 64.0) as u64;
+                let bytes = next(1.0, 1e10);
+                let all = |stride: u64| {
+                    let group = Group { size, stride };
+                    let exchange = network.exchange_s(bytes, group, 1.0);
+                    let [reduce, gather] =
+                        [network.all_reduce_s(bytes, group), network.gather_s(bytes, group)];
+                    [reduce, gather, exchange, network.send_s(bytes, stride)]
+                };
+                let mut before = all(1);
+                for stride in 2..=2 * network.node {
+                    let now = all(stride);
+                    for (before, now) in before.into_iter().zip(now) {
+                        let about = format!(
+                            "{name}, sample {sample}: {size} members {stride} \
+                                             apart, {bytes} bytes, {} a node",
+                            network.node
+                        );
+                        assert!(now >= before * (1.0 - 1e-12), "{about}: {now} after {before} s");
+                        rises += usize::from(now > before);
+                    }
+                    before = now;
+                }
+            }
+        }
+        assert!(rises > 1000, "{rises}");
+    }
+
     fn like_h100(more: &str) -> Cluster {
         let machine = Machine { cores: 4, memory_bytes: 8 << 30, instruction_set: "avx2".into() };
         let text = format!("name = \"mine\"\nextends = \"preset:h100\"\n{more}");

@@ -5,6 +5,10 @@
 //! once, over as many ports as the node has members; groups that communicate at the same time share
 //! the ports evenly, as the usual placements do.
 //!
+//! No group is faster for lying further apart, as there is no way between nodes that ranks of one
+//! node could not take as well: what goes through a network takes at least as long as the same
+//! inside a node. Searches rely on it, and take strides of 1 for a bound.
+//!
 //! Legend: n members, w of them in one node, V bytes of the whole value.
 
 use serde::Deserialize;
@@ -163,7 +167,9 @@ impl Network {
         }
         let n = group.size as f64;
         let steps_s = (n - 1.0) * (self.outer.step_s + self.far_s(group));
-        self.outer.start_s + steps_s + self.ring_s(bytes, group, 1.0, self.outer.gather_share)
+        let ring_s = self.ring_s(bytes, group, 1.0, self.outer.gather_share);
+        let near_s = self.near_s(bytes, group, 1.0, |timing| &timing.gather_us);
+        (self.outer.start_s + steps_s + ring_s).max(near_s)
     }
 
     /// Every member gets the sum of `V` bytes.
@@ -178,13 +184,19 @@ impl Network {
         let nodes = (group.size as f64 / w).ceil();
         let doublings = (nodes / 2.0).max(1.0).log2();
         let share = self.outer.reduce_share / (1.0 + self.outer.loss_per_doubling * doublings);
-        // Up and down a tree of nodes, with a ring inside each; or twice around a ring.
-        let tree = 2.0 * nodes.log2().ceil() + 2.0 * (w - 1.0);
+        // Up and down a tree of nodes, with a ring inside each; or twice around a ring. Ranks that
+        // are further apart take no shorter way.
+        let tree = |w: u64| {
+            let nodes = (group.size as f64 / w as f64).ceil();
+            2.0 * nodes.log2().ceil() + 2.0 * (w as f64 - 1.0)
+        };
+        let tree = tree(self.inside(group)).max(tree(self.most_inside(group)));
         let steps = tree.min(2.0 * (group.size as f64 - 1.0));
         let far_s = self.outer.doubling_s * doublings + self.outer.node_s * (nodes - 2.0).max(0.0);
         let hop_s = self.outer.hop_s + self.far_s(group);
         let steps_s = self.outer.start_s + steps * hop_s + far_s;
-        steps_s + self.ring_s(bytes, group, 2.0, share)
+        let near_s = self.near_s(bytes, group, 2.0, |timing| &timing.all_reduce_us);
+        (steps_s + self.ring_s(bytes, group, 2.0, share)).max(near_s)
     }
 
     /// Nodes of a group, at least 1.
@@ -202,24 +214,47 @@ impl Network {
             return self.inner_s(bytes, group.size, 1.0, |timing| &timing.exchange_us);
         }
         let (n, w) = (group.size as f64, self.inside(group) as f64);
-        let inner = bytes * (w - 1.0) / n / (self.inner_bytes_per_s * self.inner.share);
+        let most = self.node.min(group.size) as f64;
+        let inner = bytes * (most - 1.0) / n / (self.inner_bytes_per_s * self.inner.share);
         let share = self.outer.gather_share;
         let across = |w: f64, rate: f64| bytes * (n - w) / n * once / (rate * share);
         let outer = self.left(group).fold(across(w, self.outer_bytes_per_s), |slowest, beyond| {
             slowest.max(across(inside(group, beyond.reach) as f64, beyond.bytes_per_s))
         });
-        self.outer.start_s + self.far_s(group) + inner.max(outer)
+        let far_s = self.outer.start_s + self.far_s(group) + inner.max(outer);
+        // Inside a node everything goes to everyone.
+        match group.size <= self.node {
+            true => far_s.max(self.near_s(bytes, group, 1.0, |timing| &timing.exchange_us)),
+            false => far_s,
+        }
     }
 
     /// A message over a distance of `stride` ranks.
     pub fn send_s(&self, bytes: f64, stride: u64) -> f64 {
+        let near_s = self.inner.start_s + bytes / (self.inner_bytes_per_s * self.inner.share);
         if stride < self.node {
-            self.inner.start_s + bytes / (self.inner_bytes_per_s * self.inner.share)
+            near_s
         } else {
             let left = || self.beyond.iter().filter(|beyond| stride >= beyond.reach);
             let rate = left().fold(self.outer_bytes_per_s, |rate, b| rate.min(b.bytes_per_s));
             let more_s = left().map(|beyond| beyond.more_s).fold(0.0, f64::max);
-            self.outer.start_s + more_s + bytes / (rate * self.outer.gather_share)
+            let far_s = self.outer.start_s + more_s + bytes / (rate * self.outer.gather_share);
+            if self.node > 1 { far_s.max(near_s) } else { far_s }
+        }
+    }
+
+    /// The most members that share a node where a group of so many leaves it.
+    fn most_inside(&self, group: Group) -> u64 {
+        let least_stride = if group.size > self.node { 1 } else { self.node / group.size + 1 };
+        inside(Group { stride: least_stride, ..group }, self.node)
+    }
+
+    /// What as many members take inside a node as there are or find room in one: the least of a
+    /// group that leaves its node.
+    fn near_s(&self, bytes: f64, group: Group, rings: f64, kind: fn(&Timing) -> &Vec<f64>) -> f64 {
+        match self.node.min(group.size) {
+            ..=1 => 0.0,
+            members => self.inner_s(bytes, members, rings, kind),
         }
     }
 
@@ -231,8 +266,9 @@ impl Network {
         let outer = self.left(group).fold(across(w, self.outer_bytes_per_s), |slowest, beyond| {
             slowest.max(across(inside(group, beyond.reach) as f64, beyond.bytes_per_s))
         });
+        // Also ranks that are alone in their nodes send through its links.
         let inner = carried / (self.inner_bytes_per_s * self.inner.share);
-        if w > 1.0 { outer.max(inner) } else { outer }
+        if self.node > 1 { outer.max(inner) } else { outer }
     }
 
     /// A collective inside a node, of `rings` trips around it: between timings.
