@@ -17,6 +17,7 @@ mod devices;
 mod host;
 mod interval;
 mod layer;
+pub mod legal;
 pub mod line;
 pub mod network;
 pub mod price;
@@ -254,16 +255,23 @@ impl<'a> Estimator<'a> {
     /// A step with its interval; recomputation that was left open is the least that fits.
     ///
     /// # Errors
-    /// `E3401` for each thing about the configuration that makes no sense for this job.
+    /// `E3401` for each thing about the configuration that makes no sense for this job ([`legal`]).
     pub fn estimate(&self, configuration: &Configuration) -> Result<Estimate, Vec<Diagnostic>> {
+        legal::check(self.work, configuration, self.job.global_batch)?;
+        self.estimate_run(configuration)
+    }
+
+    /// The same for a run that was measured: whatever was said of it, it was possible.
+    ///
+    /// # Errors
+    /// `E3401` for what has no price.
+    pub(super) fn estimate_run(
+        &self,
+        configuration: &Configuration,
+    ) -> Result<Estimate, Vec<Diagnostic>> {
         configuration.check(self.work.depth())?;
         let Some(count) = configuration.microbatch_count(self.job.global_batch) else {
-            let Configuration { dp, microbatch, .. } = configuration;
-            let batch = self.job.global_batch;
-            let headline = format!("{batch} samples over dp={dp} in micro-batches of {microbatch}");
-            let span = Span::of(configuration.to_string());
-            let help = "choose a batch that is a multiple of dp × mbs";
-            return Err(vec![Diagnostic::error("E3401", span, headline).help(help)]);
+            return Err(vec![legal::undivided(configuration, self.job.global_batch)]);
         };
         let prices = self.prices(Inside::of(configuration));
         let choices: &[Recompute] = match configuration.recompute {

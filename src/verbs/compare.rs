@@ -3,7 +3,6 @@
 use kernels::{Bytes, Seconds};
 use planner::configuration::Configuration;
 use planner::space::ask::Chosen;
-use planner::space::knobs::check_layout;
 use serde_json::json;
 
 use super::cost::refuse_cpus;
@@ -81,7 +80,6 @@ fn compared(subject: &Subject, args: &CompareArgs) -> Result<String, Failure> {
     let mut all = Vec::new();
     for text in &args.with {
         let configuration: Configuration = text.parse().map_err(Failure::Input)?;
-        check_layout(&subject.work, &configuration)?;
         let ranks = configuration.ranks();
         let Some(devices) = u32::try_from(ranks).ok().filter(|ranks| *ranks <= subject.devices)
         else {

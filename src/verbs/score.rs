@@ -13,7 +13,6 @@ use planner::estimate::{Estimate, Estimator, Job};
 use planner::limits::Limits;
 use planner::space::ask::EVALUATIONS_MAX;
 use planner::space::groups;
-use planner::space::knobs::check_layout;
 use serde_json::{Value, json};
 
 use self::read::{Known, Layout};
@@ -135,7 +134,6 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         let copies = copies(&configuration)?;
         return serve::score(&subject, copies, count(args.gbs), args.purpose, args.json);
     }
-    check_layout(&work, &configuration)?;
     let Some(batch) = count(args.gbs).or(layout.global_batch) else {
         let headline = "it is not said how many samples a step has";
         return Err(usage("--gbs", headline).help("write --gbs N").into());

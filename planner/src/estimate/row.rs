@@ -110,7 +110,7 @@ impl Question {
         let Question { work, cluster, style, job, .. } = self;
         let estimator = Estimator::blind_to(table, work, cluster, *style, *job);
         let estimator = estimator.map_err(|diagnostic| diagnostic.headline)?;
-        let found = estimator.estimate(&self.configuration);
+        let found = estimator.estimate_run(&self.configuration);
         found.map_err(|all| all.into_iter().map(|d| d.headline).collect::<Vec<_>>().join("; "))
     }
 }

@@ -10,8 +10,8 @@ use super::tree::{Budget, Counter, Leaf, Objective, Path, walk};
 use super::uniform::Space;
 use crate::cluster::Power;
 use crate::configuration::Configuration;
-use crate::estimate::workload::{Item, Workload};
-use crate::estimate::{Estimate, Estimator};
+use crate::estimate::workload::Workload;
+use crate::estimate::{Estimate, Estimator, legal};
 use crate::limits::{Knob, Limits};
 
 /// Leaves that are scored at most, unless the question says otherwise. Chosen: some seconds.
@@ -93,23 +93,13 @@ pub struct Answer {
 impl Frame {
     /// The frame of a workload.
     pub fn new(work: &Workload, devices: u32, global_batch: u32, limits: Limits) -> Frame {
-        let mut heads = 0;
-        let mut experts = 0;
-        for item in work.layers.iter().flat_map(|layer| &layer.items) {
-            if let Item::Attention { heads: count, .. } = item {
-                heads = gcd(heads, *count);
-            }
-            if let Item::Experts { count, .. } = item {
-                experts = gcd(experts, *count);
-            }
-        }
         Frame {
             devices,
             global_batch,
             layers: work.depth(),
-            heads: work.tensor_units.unwrap_or(if heads == 0 { work.width } else { heads }),
+            heads: legal::tensor_units(work),
             seq: work.seq,
-            experts: experts.max(1),
+            experts: legal::expert_units(work),
             // Nothing is gained by a disk where the host's memory is not limited.
             disk: false,
             limits,
@@ -128,10 +118,6 @@ impl Frame {
         }
         self
     }
-}
-
-fn gcd(a: u32, b: u32) -> u32 {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// Answers a question.

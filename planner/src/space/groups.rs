@@ -22,7 +22,7 @@ use crate::cluster::Cluster;
 use crate::configuration::Configuration;
 use crate::estimate::style::Style;
 use crate::estimate::workload::Workload;
-use crate::estimate::{Estimator, Job};
+use crate::estimate::{Estimator, Job, legal};
 use crate::limits::Limits;
 
 /// Pieces of a batch at most. Chosen: shares are then as even as speeds are known.
@@ -418,7 +418,7 @@ pub fn score(
     let mut groups = Groups::new(asked)?;
     let mut diagnostics = Vec::new();
     for (group, c) in layouts.iter().enumerate().filter_map(|(at, c)| Some((at, c.as_ref()?))) {
-        diagnostics.extend(c.check(asked.work.depth()).err().into_iter().flatten());
+        diagnostics.extend(legal::check_model(asked.work, c).err().into_iter().flatten());
         let devices = asked.devices(group);
         if c.ranks() != u64::from(devices) {
             let name = &asked.cluster.groups[group].name;

@@ -5,13 +5,12 @@
 //! the schedule, then what is sharded, moved away and computed again.
 
 use ir::random::mix;
-use ir::{Diagnostic, Span};
 
 use super::tree::Path;
 use crate::configuration::{
     Configuration, Offload, Place, RankAxis, Recompute, Schedule, USUAL_ORDER, Zero,
 };
-use crate::estimate::workload::Workload;
+use crate::estimate::legal;
 use crate::limits::{Knob, Limits};
 
 /// What bounds the values.
@@ -77,8 +76,6 @@ pub const STEPS: [Step; 11] = [
     Step::Recompute,
 ];
 
-/// Tokens of a context-parallel rank at least. Chosen: below, its products are all start-up.
-const TOKENS_MIN: u32 = 64;
 /// Bits of the part of a value that is a count, beside a kind.
 const COUNT_BITS: u32 = 24;
 const COUNT_MASK: u32 = (1 << COUNT_BITS) - 1;
@@ -177,10 +174,9 @@ pub fn options(frame: &Frame, path: &Path, options: &mut Vec<u32>) {
         Step::Cp => {
             let rest = frame.devices / c.pp / c.tp;
             let fits = |cp: &u32| {
-                let pieces = if *cp == 1 { 1 } else { 2 * cp };
                 let dp = rest / cp;
-                frame.seq.is_multiple_of(pieces)
-                    && (*cp == 1 || frame.seq / cp >= TOKENS_MIN)
+                frame.seq.is_multiple_of(legal::context_pieces(*cp))
+                    && (*cp == 1 || frame.seq / cp >= legal::TOKENS_MIN)
                     && frame.global_batch.is_multiple_of(dp)
                     && allow(Knob::Cp, *cp)
                     && allow(Knob::Dp, dp)
@@ -219,37 +215,6 @@ pub fn options(frame: &Frame, path: &Path, options: &mut Vec<u32>) {
         Step::Offload => offloads(frame, options),
         Step::Recompute => recomputes(frame, &c, options),
     }
-}
-
-/// Everything about a layout that the model cannot be cut into, by the rules of the search.
-///
-/// # Errors
-/// `E3401`, once for each.
-pub fn check_layout(work: &Workload, c: &Configuration) -> Result<(), Vec<Diagnostic>> {
-    c.check(work.depth())?;
-    let frame = Frame::new(work, 1, 1, Limits::default());
-    let mut wrong = Vec::new();
-    if !frame.heads.is_multiple_of(c.tp) {
-        wrong.push(format!("`tp` is {}, which does not divide {}", c.tp, frame.heads));
-    }
-    if !frame.experts.is_multiple_of(c.ep) {
-        wrong.push(format!("`ep` is {}, which does not divide {} experts", c.ep, frame.experts));
-    }
-    if c.cp > 1 && !u64::from(frame.seq).is_multiple_of(2 * u64::from(c.cp)) {
-        let (seq, cp) = (frame.seq, c.cp);
-        wrong.push(format!("`cp` is {cp}, and {seq} tokens are not twice as many equal pieces"));
-    }
-    if c.stage_layers.contains(&0) {
-        wrong.push("a stage has no layer".to_owned());
-    }
-    let deepest = c.stage_layers.iter().copied().max().unwrap_or(frame.layers.div_ceil(c.pp));
-    if let Recompute::Layers(layers) = c.recompute
-        && layers > deepest
-    {
-        wrong.push(format!("{layers} layers of a stage are computed again, and it has {deepest}"));
-    }
-    let refuse = |text| Diagnostic::error("E3401", Span::of(c.to_string()), text);
-    if wrong.is_empty() { Ok(()) } else { Err(wrong.into_iter().map(refuse).collect()) }
 }
 
 /// Whether a value of the last decision says how many layers of a stage are computed again; such
@@ -294,12 +259,6 @@ fn schedules(frame: &Frame, c: &Configuration, options: &mut Vec<u32>) {
     let allow = |knob: Knob, number: u32| frame.limits.allow(knob, number as usize);
     let usual = Schedule::default();
     let m = microbatches(frame, c);
-    // Bubbles are filled by the micro-batches that a stage has ahead.
-    let fills = |schedule: Schedule| match schedule {
-        Schedule::GPipe | Schedule::OneForwardOneBackward => true,
-        Schedule::ZeroBubbleH1 => m >= c.pp,
-        Schedule::ZeroBubbleH2 => m > 2 * (c.pp - 1),
-    };
     let index = |schedule: Schedule| {
         Schedule::ALL.iter().position(|other| *other == schedule).unwrap_or(0) as u32
     };
@@ -307,7 +266,7 @@ fn schedules(frame: &Frame, c: &Configuration, options: &mut Vec<u32>) {
     for schedule in plain {
         let alone = c.pp == 1 && schedule != usual;
         if !alone
-            && fills(schedule)
+            && legal::is_filled(schedule, c.pp, m.into())
             && allow(Knob::Schedule, index(schedule))
             && allow(Knob::Vpp, 1)
         {

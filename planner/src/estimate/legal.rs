@@ -1,0 +1,139 @@
+//! Which layouts make sense: one set of rules for what is searched and for what users write.
+
+use ir::{Diagnostic, Span};
+
+use super::workload::{Item, Workload};
+use crate::configuration::{Configuration, Recompute, Schedule};
+
+/// Tokens of a context-parallel rank at least. Chosen: below, its products are all start-up.
+pub const TOKENS_MIN: u32 = 64;
+
+/// What tensor-parallel ranks divide: heads, and widths where there are none.
+pub fn tensor_units(work: &Workload) -> u32 {
+    let heads = items(work).filter_map(|item| {
+        if let Item::Attention { heads, .. } = item { Some(*heads) } else { None }
+    });
+    work.tensor_units.unwrap_or(match heads.fold(0, gcd) {
+        0 => work.width,
+        heads => heads,
+    })
+}
+
+/// What expert-parallel ranks divide; 1 where there are no experts.
+pub fn expert_units(work: &Workload) -> u32 {
+    let counts = items(work).filter_map(|item| {
+        if let Item::Experts { count, .. } = item { Some(*count) } else { None }
+    });
+    counts.fold(0, gcd).max(1)
+}
+
+/// The number of equal pieces that so many context-parallel ranks cut a sample into: two each, so
+/// that all have as much of a causal mask.
+pub fn context_pieces(cp: u32) -> u32 {
+    if cp == 1 { 1 } else { cp.saturating_mul(2) }
+}
+
+/// Whether a pipeline of `pp` stages is filled by `m` micro-batches as its schedule says: zero
+/// bubbles are filled by the micro-batches that a stage has ahead.
+pub fn is_filled(schedule: Schedule, pp: u32, m: u64) -> bool {
+    let pp = u64::from(pp);
+    match schedule {
+        Schedule::GPipe | Schedule::OneForwardOneBackward => true,
+        Schedule::ZeroBubbleH1 => m >= pp,
+        Schedule::ZeroBubbleH2 => m + 2 > 2 * pp,
+    }
+}
+
+/// Everything about a layout that the model cannot be cut into, or that a step of `global_batch`
+/// samples cannot be.
+///
+/// # Errors
+/// `E3401`, once for each.
+pub fn check(work: &Workload, c: &Configuration, global_batch: u64) -> Result<(), Vec<Diagnostic>> {
+    check_model(work, c)?;
+    match c.microbatch_count(global_batch) {
+        Some(m) => refuse(c, schedule_wrongs(work, c, m)),
+        None => Err(vec![undivided(c, global_batch)]),
+    }
+}
+
+/// The same of the model alone, whatever the batch.
+///
+/// # Errors
+/// `E3401`, once for each.
+pub fn check_model(work: &Workload, c: &Configuration) -> Result<(), Vec<Diagnostic>> {
+    c.check(work.depth())?;
+    refuse(c, model_wrongs(work, c))
+}
+
+fn refuse(c: &Configuration, wrong: Vec<String>) -> Result<(), Vec<Diagnostic>> {
+    let said = |text| Diagnostic::error("E3401", Span::of(c.to_string()), text);
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.into_iter().map(said).collect()) }
+}
+
+/// A batch that micro-batches do not divide.
+pub(super) fn undivided(c: &Configuration, global_batch: u64) -> Diagnostic {
+    let Configuration { dp, microbatch, .. } = c;
+    let headline = format!("{global_batch} samples over dp={dp} in micro-batches of {microbatch}");
+    let help = "choose a batch that is a multiple of dp × mbs";
+    Diagnostic::error("E3401", Span::of(c.to_string()), headline).help(help)
+}
+
+/// What of the model the layout does not divide.
+fn model_wrongs(work: &Workload, c: &Configuration) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let heads = tensor_units(work);
+    if !heads.is_multiple_of(c.tp) {
+        wrong.push(format!("`tp` is {}, which does not divide {heads}", c.tp));
+    }
+    let experts = expert_units(work);
+    if !experts.is_multiple_of(c.ep) {
+        wrong.push(format!("`ep` is {}, which does not divide {experts} experts", c.ep));
+    }
+    let (seq, cp) = (work.seq, c.cp);
+    if !seq.is_multiple_of(context_pieces(cp)) {
+        wrong.push(format!("`cp` is {cp}, and {seq} tokens are not twice as many equal pieces"));
+    } else if cp > 1 && seq / cp < TOKENS_MIN {
+        let each = seq / cp;
+        wrong.push(format!("`cp` is {cp}: {each} tokens a rank, and it takes {TOKENS_MIN}"));
+    }
+    if c.stage_layers.contains(&0) {
+        wrong.push("a stage has no layer".to_owned());
+    }
+    let deepest = c.stage_layers.iter().copied().max().unwrap_or(work.depth().div_ceil(c.pp));
+    if let Recompute::Layers(layers) = c.recompute
+        && layers > deepest
+    {
+        wrong.push(format!("{layers} layers of a stage are computed again, and it has {deepest}"));
+    }
+    wrong
+}
+
+/// What of the order of `m` micro-batches cannot be.
+fn schedule_wrongs(work: &Workload, c: &Configuration, m: u64) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let Configuration { pp, vpp, .. } = *c;
+    let name = c.schedule.name();
+    if pp > 1 && !is_filled(c.schedule, pp, m) {
+        wrong.push(format!("{m} micro-batches are too few for {name} over {pp} stages"));
+    }
+    if vpp > 1 {
+        let layers = work.depth();
+        if u64::from(layers) % (u64::from(pp) * u64::from(vpp)) != 0 || !c.stage_layers.is_empty() {
+            wrong.push(format!("{pp} stages of {vpp} equal chunks each of {layers} layers"));
+        }
+        // Interleaving goes round in groups of as many micro-batches as there are stages.
+        if !m.is_multiple_of(u64::from(pp)) {
+            wrong.push(format!("`vpp` is {vpp}, and {pp} stages do not divide {m} micro-batches"));
+        }
+    }
+    wrong
+}
+
+fn items(work: &Workload) -> impl Iterator<Item = &Item> {
+    work.layers.iter().flat_map(|layer| &layer.items)
+}
+
+fn gcd(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
