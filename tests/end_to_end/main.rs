@@ -21,6 +21,7 @@ mod groupings;
 mod inference;
 mod interruption;
 mod launches;
+mod layouts;
 mod mesh;
 mod model;
 mod onnx;

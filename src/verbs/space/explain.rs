@@ -144,7 +144,7 @@ fn recomputed(subject: &Subject, estimator: &Estimator<'_>, c: &Configuration) -
 /// The same plan with one decision changed, as far as it makes sense, fastest first.
 fn neighbours(subject: &Subject, estimator: &Estimator<'_>, answer: &Answer) -> Vec<Neighbour> {
     let best = &answer.best[0].configuration;
-    let changed = changed(best).into_iter();
+    let changed = changed(best, subject.work.depth()).into_iter();
     let mut all: Vec<Neighbour> = changed
         .filter_map(|(change, c)| {
             let chosen = priced(estimator, c)?;
@@ -158,8 +158,9 @@ fn neighbours(subject: &Subject, estimator: &Estimator<'_>, answer: &Answer) -> 
     all
 }
 
-/// Configurations with twice and half the ranks of an axis; data-parallel ranks take what is left.
-fn other_meshes(best: &Configuration) -> Vec<(String, Configuration)> {
+/// Configurations with twice and half the ranks of an axis of a model of so many layers;
+/// data-parallel ranks take what is left. What depends on a number that changes follows it.
+fn other_meshes(best: &Configuration, layers: u32) -> Vec<(String, Configuration)> {
     let mut all = Vec::new();
     for (name, now) in [("tp", best.tp), ("pp", best.pp), ("cp", best.cp)] {
         let shared = u64::from(best.dp) * u64::from(now);
@@ -168,54 +169,75 @@ fn other_meshes(best: &Configuration) -> Vec<(String, Configuration)> {
             if !divides || !shared.is_multiple_of(u64::from(other)) {
                 continue;
             }
-            let mut c = Configuration { stage_layers: Vec::new(), ..best.clone() };
+            let mut c = best.clone();
             match name {
-                "tp" => (c.tp, c.sequence_parallel) = (other, other > 1),
-                "pp" => (c.pp, c.vpp) = (other, if other == 1 { 1 } else { c.vpp }),
+                "tp" => {
+                    c.tp = other;
+                    c.sequence_parallel = other > 1 && (best.sequence_parallel || now == 1);
+                }
+                "pp" => in_stages(&mut c, other, layers),
                 _ => c.cp = other,
             }
             c.dp = (shared / u64::from(other)) as u32;
-            c.zero.shard = 0;
+            let replicas = c.dp.saturating_mul(c.cp);
+            if replicas == 1 {
+                c.zero = Zero::default();
+            } else if c.zero.shard > 0 && !replicas.is_multiple_of(c.zero.shard) {
+                c.zero.shard = 0;
+            }
             all.push((format!("{name}={other}"), c));
         }
     }
     all
 }
 
-/// Configurations one decision away, with what was changed.
-fn changed(best: &Configuration) -> Vec<(String, Configuration)> {
-    let mut changed = other_meshes(best);
-    let mut push = |c: Configuration, what: String| changed.push((what, c));
-    let plain = Configuration { stage_layers: Vec::new(), ..best.clone() };
-    push(
-        Configuration { microbatch: 2 * best.microbatch, ..plain.clone() },
-        format!("mbs={}", 2 * best.microbatch),
-    );
-    if best.microbatch > 1 && best.microbatch.is_multiple_of(2) {
-        push(
-            Configuration { microbatch: best.microbatch / 2, ..plain.clone() },
-            format!("mbs={}", best.microbatch / 2),
-        );
+/// Cuts the layers evenly into so many stages; of each as large a part is computed again.
+fn in_stages(c: &mut Configuration, stages: u32, layers: u32) {
+    let even = layers.div_ceil(c.pp);
+    let deepest = c.stage_layers.iter().copied().max().unwrap_or(even);
+    if let Recompute::Layers(count) = c.recompute {
+        let scaled = u64::from(count) * u64::from(layers.div_ceil(stages));
+        c.recompute = Recompute::Layers(scaled.div_ceil(u64::from(deepest.max(1))) as u32);
     }
-    for stage in (0..=3).filter(|stage| *stage != best.zero.stage) {
-        push(
-            Configuration { zero: Zero { stage, shard: 0 }, ..plain.clone() },
-            format!("zero={stage}"),
-        );
+    c.pp = stages;
+    c.stage_layers.clear();
+    if stages == 1 {
+        (c.vpp, c.schedule) = (1, Schedule::default());
+    }
+}
+
+/// Configurations one decision away, with what was changed.
+fn changed(best: &Configuration, layers: u32) -> Vec<(String, Configuration)> {
+    let mut changed = other_meshes(best, layers);
+    let mut push = |c: Configuration, what: String| changed.push((what, c));
+    let one = |change: &dyn Fn(&mut Configuration)| {
+        let mut c = best.clone();
+        change(&mut c);
+        c
+    };
+    let half =
+        (best.microbatch > 1 && best.microbatch.is_multiple_of(2)).then_some(best.microbatch / 2);
+    for microbatch in half.into_iter().chain(best.microbatch.checked_mul(2)) {
+        push(one(&|c| c.microbatch = microbatch), format!("mbs={microbatch}"));
+    }
+    // One replica has nobody to shard with.
+    let has_replicas = best.dp.saturating_mul(best.cp) > 1;
+    for stage in (0..=3).filter(|stage| *stage != best.zero.stage && (*stage == 0 || has_replicas))
+    {
+        let shard = if stage == 0 { 0 } else { best.zero.shard };
+        push(one(&|c| c.zero = Zero { stage, shard }), format!("zero={stage}"));
     }
     for recompute in [Recompute::None, Recompute::Attention, Recompute::Full] {
         if recompute != best.recompute {
-            push(Configuration { recompute, ..plain.clone() }, format!("recompute={recompute}"));
+            push(one(&|c| c.recompute = recompute), format!("recompute={recompute}"));
         }
     }
-    for schedule in Schedule::ALL.into_iter().filter(|s| *s != best.schedule && best.pp > 1) {
-        push(
-            Configuration { schedule, vpp: 1, ..plain.clone() },
-            format!("schedule={}", schedule.name()),
-        );
-    }
     if best.vpp > 1 {
-        push(Configuration { vpp: 1, ..plain.clone() }, "vpp=1".to_owned());
+        push(one(&|c| c.vpp = 1), "vpp=1".to_owned());
+    }
+    let is_pipeline = best.pp > 1 && best.vpp == 1;
+    for schedule in Schedule::ALL.into_iter().filter(|s| *s != best.schedule && is_pipeline) {
+        push(one(&|c| c.schedule = schedule), format!("schedule={}", schedule.name()));
     }
     let places: [(&str, fn(&mut Offload) -> &mut Place); 3] = [
         ("optimizer", |offload| &mut offload.optimizer),
@@ -223,14 +245,11 @@ fn changed(best: &Configuration) -> Vec<(String, Configuration)> {
         ("activations", |offload| &mut offload.activations),
     ];
     for (what, place) in places {
-        let mut c = plain.clone();
-        let place = place(&mut c.offload);
-        let (other, name) = match place {
+        let (other, name) = match place(&mut best.offload.clone()) {
             Place::Device => (Place::Host, "host"),
             Place::Host | Place::Disk => (Place::Device, "device"),
         };
-        *place = other;
-        push(c, format!("offload-{what}={name}"));
+        push(one(&|c| *place(&mut c.offload) = other), format!("offload-{what}={name}"));
     }
     changed
 }
