@@ -348,8 +348,9 @@ pub fn page(mixed: &Mixed, way: &Grouped) -> String {
         Grouped::Shares(shared) => {
             let exchange = Seconds(shared.exchange_s);
             text += &format!(", of which {exchange} to exchange gradients between groups; ");
-            text += &format!("{rate} tokens/s\nshares are multiples of {}; ", shared.piece);
-            text += "no other is better\n";
+            text += &format!("{rate} tokens/s\nshares are multiples of {}", shared.piece);
+            // Of layouts that were given nothing was searched.
+            text += if shared.searched > 0 { "; no other is better\n" } else { "\n" };
         }
         Grouped::Stages(across) => {
             let copies = across.parts[0].configuration.dp;
