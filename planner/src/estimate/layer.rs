@@ -5,6 +5,8 @@
 //! counted. Legend: T tokens of a micro-batch on one rank, e bytes of an element.
 
 mod any;
+#[cfg(test)]
+mod tests;
 
 use super::Job;
 use super::network::{Group, INNER_INTERFERENCE, Network};
@@ -28,10 +30,14 @@ pub(super) struct Lowering<'a> {
 /// between them evens out what one kernel lacks.
 const QUEUE: f64 = 10.0;
 
-/// How much longer grouped products take than as many alone: forward, and for gradients of weights,
-/// with so many rows for each expert. Source: MooreThreads/SimuMax, 60 grouped products on B200.
-fn grouped_factors(rows: f64) -> [f64; 2] {
-    [1.0 + (300.0 / rows).min(1.0), 1.0 + (800.0 / rows).min(2.8)]
+/// How much longer grouped products take than as many alone: as long as those of the first so many
+/// rows of each expert once more, so many times. Forward, and for gradients of weights. Source:
+/// MooreThreads/SimuMax, 60 grouped products on B200.
+const GROUPED: [(f64, f64); 2] = [(300.0, 1.0), (800.0 / 2.8, 2.8)];
+
+/// Seconds of grouped products with so many rows for each expert; `time` is of as many alone.
+fn grouped_s((first, again): (f64, f64), rows: f64, time: impl Fn(f64) -> f64) -> f64 {
+    time(rows) + again * time(rows.min(first))
 }
 
 /// The two passes of an item, with what each makes the host do.
@@ -238,7 +244,7 @@ impl Lowering<'_> {
         let accumulated = self.style.accumulate_bytes * k * n;
         let [inside, apart] =
             if self.style.fuses_accumulation { [accumulated, 0.0] } else { [0.0, accumulated] };
-        let weight_s = self.rates.adding_product_s(arithmetic, [k, n, tokens, 1.0], inside)
+        let weight_s = self.rates.weight_product_s(arithmetic, [k, n, tokens, 1.0], inside)
             * self.rates.weight_factor;
         let is_whole = cut == Cut::Rows || cut == Cut::Columns && self.style.keeps_gathered;
         let input = if is_whole { tokens * k } else { self.stream_tokens() * k };
@@ -490,12 +496,15 @@ impl Lowering<'_> {
         let per_expert = (routed * ep / f64::from(count)).max(1.0);
         let inner = if gated { 2.0 * f } else { f };
         let arithmetic = self.job.arithmetic;
-        let time = |m: f64, n: f64, k: f64| self.rates.product_s(arithmetic, [m, n, k, local]);
-        let [grouped, grouped_weight] = grouped_factors(per_expert);
-        let forward = grouped * (time(per_expert, inner, h) + time(per_expert, h, f));
-        let weight_s = grouped_weight * (time(h, inner, per_expert) + time(f, h, per_expert));
-        let backward = time(per_expert, h, inner) + time(per_expert, f, h);
-        let backward = grouped * backward + weight_s;
+        let time = |m, n, k| self.rates.product_s(arithmetic, [m, n, k, local]);
+        let gradient =
+            |m, n, rows| self.rates.weight_product_s(arithmetic, [m, n, rows, local], 0.0);
+        let [products, gradients] = GROUPED;
+        let forward = grouped_s(products, per_expert, |m| time(m, inner, h) + time(m, h, f));
+        let weight_s =
+            grouped_s(gradients, per_expert, |m| gradient(h, inner, m) + gradient(f, h, m));
+        let backward = grouped_s(products, per_expert, |m| time(m, h, inner) + time(m, f, h));
+        let backward = backward + weight_s;
         let router = self.rates.product_s(arithmetic, [tokens, f64::from(count), h, 1.0]);
         let act = self.rates.rows_s(routed * (inner + f) * self.e());
         // Sorted by rank, then by expert, and back.

@@ -128,9 +128,18 @@ pub struct Rates {
 /// 128-byte rows are the fastest, those below 16 bytes do without asynchronous copies.
 const ALIGNED: [f64; 7] = [0.3, 0.4, 0.6, 0.85, 0.92, 0.97, 1.0];
 
-fn alignment(dims: [f64; 3]) -> f64 {
-    let power = dims.iter().map(|dim| (*dim as u64).trailing_zeros() as usize).min();
-    ALIGNED[power.unwrap_or(0).min(ALIGNED.len() - 1)]
+/// The largest power of two that divides all sizes, as far as it matters.
+fn alignment(sizes: &[f64]) -> usize {
+    let powers = sizes.iter().map(|size| (*size as u64).trailing_zeros() as usize);
+    powers.min().unwrap_or(0).min(ALIGNED.len() - 1)
+}
+
+/// Which size of a product is that of tokens: zeros may be added to them, so that a kernel for
+/// aligned sizes runs where that is faster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tokens {
+    Rows,
+    Contracted,
 }
 
 /// Relative spread of the speed of devices of one type with work that is limited by power. Source:
@@ -149,20 +158,51 @@ fn expected_largest(n: f64) -> f64 {
 }
 
 impl Rates {
-    /// Seconds of `batch` products `[m, k] · [k, n]` in a long run.
+    /// Seconds of `batch` products `[m, k] · [k, n]` in a long run. More rows never take less.
     pub fn product_s(&self, arithmetic: Arithmetic, sizes: [f64; 4]) -> f64 {
-        self.adding_product_s(arithmetic, sizes, 0.0)
+        let clock = self.product_rates(arithmetic).sustained_share;
+        self.padded_product_s(arithmetic, sizes, Tokens::Rows, [clock, 0.0])
     }
 
-    /// The same, when the result is added to a sum: its reads and writes are `bytes` more.
-    pub fn adding_product_s(&self, arithmetic: Arithmetic, sizes: [f64; 4], bytes: f64) -> f64 {
+    /// The same of gradients of weights, where tokens are summed over: more of them never take
+    /// less. Where the result is added to a sum, its reads and writes are `bytes` more.
+    pub fn weight_product_s(&self, arithmetic: Arithmetic, sizes: [f64; 4], bytes: f64) -> f64 {
         let clock = self.product_rates(arithmetic).sustained_share;
-        self.timed_product_s(arithmetic, sizes, clock, bytes)
+        self.padded_product_s(arithmetic, sizes, Tokens::Contracted, [clock, bytes])
     }
 
     /// Seconds of the same products alone, at the boost clock: what tables of timings show.
     pub fn kernel_product_s(&self, arithmetic: Arithmetic, sizes: [f64; 4]) -> f64 {
-        self.timed_product_s(arithmetic, sizes, 1.0, 0.0)
+        self.padded_product_s(arithmetic, sizes, Tokens::Rows, [1.0, 0.0])
+    }
+
+    /// The fastest of a product and of those with more tokens that are aligned better. Each of them
+    /// takes no less with more tokens, and so does the fastest.
+    fn padded_product_s(
+        &self,
+        arithmetic: Arithmetic,
+        sizes: [f64; 4],
+        tokens: Tokens,
+        run: [f64; 2],
+    ) -> f64 {
+        let [m, n, k, _] = sizes;
+        // Only tensor cores are loaded in pieces.
+        if arithmetic == Arithmetic::F32 {
+            return self.timed_product_s(arithmetic, sizes, 1.0, run);
+        }
+        let (at, others) = match tokens {
+            Tokens::Rows => (0, [n, k]),
+            Tokens::Contracted => (2, [m, n]),
+        };
+        let most = alignment(&others);
+        let least = alignment(&[sizes[at].ceil()]).min(most);
+        let seconds = (least..=most).map(|power| {
+            let piece = f64::from(1_u32 << power);
+            let mut padded = sizes;
+            padded[at] = (sizes[at] / piece).ceil() * piece;
+            self.timed_product_s(arithmetic, padded, ALIGNED[power], run)
+        });
+        seconds.fold(f64::INFINITY, f64::min)
     }
 
     /// Tiles over multiprocessors give waves; the slower of the waves and the memory counts, with
@@ -171,8 +211,8 @@ impl Rates {
         &self,
         arithmetic: Arithmetic,
         [m, n, k, batch]: [f64; 4],
-        clock: f64,
-        more_bytes: f64,
+        aligned: f64,
+        [clock, more_bytes]: [f64; 2],
     ) -> f64 {
         if m * n * k * batch <= 0.0 {
             return 0.0;
@@ -182,8 +222,6 @@ impl Rates {
             + batch * m * n * arithmetic.element_bytes()
             + more_bytes;
         let memory = moved / rates.bytes_per_s;
-        // Only tensor cores are loaded in pieces.
-        let aligned = if arithmetic == Arithmetic::F32 { 1.0 } else { alignment([m, n, k]) };
         let each = rates.peak_flops / self.processors * clock * aligned;
         let waves = rates.tiles.iter().map(|Tile(rows, columns, share)| {
             let tiles = (m / rows).ceil() * (n / columns).ceil() * batch;

@@ -56,7 +56,7 @@ impl Lowering<'_> {
             if self.style.fuses_accumulation { [accumulated, 0.0] } else { [0.0, accumulated] };
         let arithmetic = self.job.arithmetic;
         let second_s =
-            self.rates.adding_product_s(arithmetic, [k, n, rows, batch], inside) * factor;
+            self.rates.weight_product_s(arithmetic, [k, n, rows, batch], inside) * factor;
         let mut lowered = Lowered {
             forward: products(time(rows, n, k)),
             backward: products(time(rows, k, n) + second_s),

@@ -1,0 +1,98 @@
+//! What prices of items keep to on every device.
+
+use ir::random::mix;
+
+use super::*;
+use crate::cluster::{Cluster, Kind, PRESETS};
+use crate::estimate::workload::Workload;
+use crate::estimate::{Estimator, style};
+use crate::machine::Machine;
+
+const ARITHMETICS: [Arithmetic; 5] =
+    [Arithmetic::F32, Arithmetic::Tf32, Arithmetic::Half, Arithmetic::F8, Arithmetic::F4];
+
+/// A product or a routed layer of any size: powers of two, their multiples, and odd ones.
+fn item(below: &mut impl FnMut(u64) -> u32) -> Item {
+    let mut size = || match below(3) {
+        0 => 64 << below(8),
+        1 => 8 * (1 + below(1500)),
+        _ => 1 + below(20_000),
+    };
+    let (k, n) = (size(), size());
+    if below(3) > 0 {
+        let cut = [Cut::Columns, Cut::Rows, Cut::Whole][below(3) as usize];
+        return Item::Product { k, n, cut, bias: below(2) == 0 };
+    }
+    let count = 1 << (1 + below(8));
+    let top_k = 1 + below(u64::from(count.min(8)));
+    Item::Experts { count, top_k, width: k, ffn: n.min(4096), gated: below(2) == 0 }
+}
+
+/// In the same layout more tokens are never faster, whatever their number is divisible by: neither
+/// are the kernels of products and routed layers, nor, on one device, a whole pass.
+#[test]
+fn more_tokens_are_never_faster() {
+    let machine = Machine { cores: 4, memory_bytes: 8 << 30, instruction_set: "avx2".into() };
+    let asked = std::env::var("SEED").ok().and_then(|text| text.parse().ok());
+    let mut grown = 0;
+    for (name, _) in PRESETS {
+        let cluster = Cluster::load_on(name, &machine).unwrap();
+        if cluster.device.kind == Kind::Cpu {
+            continue;
+        }
+        for seed in asked.map_or(0..60, |seed: u64| seed..seed + 1) {
+            let mut state = seed;
+            let mut below = |n: u64| {
+                state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+                (mix(state) % n) as u32
+            };
+            let items = vec![item(&mut below)];
+            let arithmetic = ARITHMETICS[below(5) as usize];
+            let tp = 1 << below(4);
+            let ep = 1 << below(4);
+            let ep = if let Item::Experts { count, .. } = items[0] { count.min(ep) } else { 1 };
+            let mut tokens = 1 + below(40);
+            let mut before = [0.0_f64; 4];
+            for _ in 0..24 {
+                let work = Workload {
+                    name: "w".into(),
+                    seq: tokens,
+                    width: 1,
+                    layers: Vec::new(),
+                    first: items.clone(),
+                    last: Vec::new(),
+                    tied: false,
+                    tensor_units: None,
+                };
+                let job = Job { global_batch: 1, arithmetic };
+                let estimator = Estimator::new(&work, &cluster, style::OURS, job).unwrap();
+                let inside = Inside {
+                    tp,
+                    tp_stride: 1,
+                    cp: 1,
+                    cp_stride: 1,
+                    ep,
+                    microbatch: 1,
+                    sequence_parallel: false,
+                };
+                let price = estimator.prices(inside).first;
+                let alone = |pass: &Pass| if tp * ep == 1 { pass.total_s() } else { 0.0 };
+                let now = [
+                    price.forward.busy_s(),
+                    price.backward.busy_s(),
+                    alone(&price.forward),
+                    alone(&price.backward),
+                ];
+                for (before, now) in before.iter().zip(now) {
+                    let is_slower = now >= before * (1.0 - 1e-12);
+                    let what = format!("{arithmetic:?} {:?} tp={tp} ep={ep}", items[0]);
+                    assert!(is_slower, "SEED={seed} {name}: {tokens} tokens of {what}: {now} s");
+                }
+                grown += usize::from(now[0] > before[0]);
+                before = now;
+                tokens += 1 + below(u64::from(1 + tokens / 4));
+            }
+        }
+    }
+    assert!(asked.is_some() || grown > 10_000, "{grown} were slower");
+}
