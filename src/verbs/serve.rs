@@ -2,6 +2,7 @@
 //! answer prompts.
 
 use clap::ValueEnum;
+use ir::{Diagnostic, Span};
 use kernels::{Bytes, Seconds};
 use planner::cluster::Cluster;
 use planner::estimate::Estimator;
@@ -41,8 +42,10 @@ struct Row {
     copies: u32,
     held: Held,
     longest: u64,
-    /// Sequences of a group, and of all copies.
+    /// Groups of sequences on the fullest copy, at most one on each stage, and sequences of each.
+    groups: u32,
     batch: u32,
+    /// Sequences of all copies.
     sequences: u64,
     prompt: Forward,
     /// One sequence alone.
@@ -64,29 +67,34 @@ impl Row {
     /// Seconds from one token of a sequence to the next, all groups working.
     fn token_s(&self) -> Option<f64> {
         let many = self.many?;
-        Some(many.latency_s.max(many.slowest_s * f64::from(self.copy.pp)))
+        Some(many.latency_s.max(many.slowest_s * f64::from(self.groups)))
     }
 
-    /// New tokens per second and device.
+    /// New tokens per second and device, of those without a sequence too.
     fn rate(&self) -> f64 {
-        let sequences = f64::from(self.batch) * f64::from(self.copy.pp);
-        self.token_s().map_or(0.0, |token_s| sequences / token_s / self.ranks())
+        let devices = self.ranks() * f64::from(self.copies);
+        self.token_s().map_or(0.0, |token_s| self.sequences as f64 / token_s / devices)
     }
 }
 
-/// Refuses models that no prompt could be for.
-fn refuse_without_tokens(subject: &Subject) -> Result<(), Failure> {
-    let items = || subject.work.layers.iter().flat_map(|layer| &layer.items);
-    if items().any(|item| matches!(item, Item::Attention { .. })) {
+/// Refuses models that go on after no prompt.
+fn refuse_without_prompts(subject: &Subject, serving: &Serving<'_>) -> Result<(), Failure> {
+    if serving.decodes() {
         return Ok(());
     }
-    let headline = format!("`{}` has no attention, and so no prompt", subject.work.name);
-    Err(usage("--for", headline).help("ask about training").into())
+    let items = || subject.work.layers.iter().flat_map(|layer| &layer.items);
+    let looks = items().any(|item| matches!(item, Item::Attention { .. }));
+    let lacking = if looks { "no attention to earlier tokens alone" } else { "no attention" };
+    let headline =
+        format!("`{}` has {lacking}, and so no prompt to go on after", subject.work.name);
+    let help = "ask about training";
+    Err(Diagnostic::error("E5010", Span::of("--for"), headline).help(help).into())
 }
 
 fn rows(asked: &Asked, subject: &Subject, estimator: &Estimator<'_>) -> Result<Vec<Row>, Failure> {
     let limits = asked.limited.all_limits()?;
     let serving = Serving { estimator, latent: subject.latent };
+    refuse_without_prompts(subject, &serving)?;
     let allow = |knob: Knob, number: u32| limits.allow(knob, number as usize);
     let seq = subject.work.seq;
     let wanted = asked.gbs.map(|gbs| gbs as u64);
@@ -112,20 +120,22 @@ fn rows(asked: &Asked, subject: &Subject, estimator: &Estimator<'_>) -> Result<V
 /// What copies give that lie so, with `wanted` sequences of `seq` tokens over all of them, or as
 /// many as fit.
 fn row(serving: &Serving<'_>, copy: Replica, copies: u32, seq: u32, wanted: Option<u64>) -> Row {
-    let groups = u64::from(copies) * u64::from(copy.pp);
     let most = serving.largest_batch(copy, seq.into());
-    let batch = match wanted.map(|wanted| wanted.div_ceil(groups)) {
-        Some(wanted) if wanted <= u64::from(most) => wanted as u32,
-        Some(_) => 0,
-        None => most,
-    };
+    let all = u64::from(copies) * u64::from(copy.pp) * u64::from(most);
+    let sequences = wanted.unwrap_or(all);
+    // Copies without a sequence wait, and so do stages.
+    let fullest = sequences.div_ceil(u64::from(copies));
+    let groups = fullest.clamp(1, copy.pp.into()) as u32;
+    let batch = fullest.div_ceil(groups.into());
+    let batch = if batch <= u64::from(most) { batch as u32 } else { 0 };
     Row {
         copy,
         copies,
         held: serving.held(copy),
         longest: serving.longest_context(copy, seq.min(PIECE_MAX)),
+        groups,
         batch,
-        sequences: u64::from(batch) * groups,
+        sequences,
         prompt: serving.forward(copy, 1, seq, 0),
         single: serving.forward(copy, 1, 1, seq.into()),
         many: (batch > 0).then(|| serving.forward(copy, batch, 1, seq.into())),
@@ -141,9 +151,9 @@ pub fn score(
     purpose: Purpose,
     json: bool,
 ) -> Result<Exit, Failure> {
-    refuse_without_tokens(subject)?;
     let estimator = subject.estimator()?;
     let serving = Serving { estimator: &estimator, latent: subject.latent };
+    refuse_without_prompts(subject, &serving)?;
     if !serving.allows(copy) {
         let Replica { tp, pp } = copy;
         let headline = format!("no copy of {} lies over tp={tp} pp={pp}", subject.work.name);
@@ -194,7 +204,6 @@ fn print(
 pub fn serve(asked: &Asked, cluster: Cluster, purpose: Purpose) -> Result<Exit, Failure> {
     refuse_cpus(cluster.device.kind, &cluster.name)?;
     let subject = Subject::new(asked, cluster)?;
-    refuse_without_tokens(&subject)?;
     let estimator = subject.estimator()?;
     let seq = subject.work.seq;
     let mut rows = rows(asked, &subject, &estimator)?;

@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::Estimator;
 use super::layer::Lowering;
 use super::price::{Inside, LayerPrice};
-use super::workload::Item;
+use super::workload::{Item, Layer};
 
 /// Bytes of a cached element. Chosen: two-byte floats, whatever arithmetic products have.
 const CACHE_BYTES: f64 = 2.0;
@@ -70,16 +70,25 @@ impl Serving<'_> {
         is_even && copy.pp >= 1 && copy.pp <= self.estimator.work.depth()
     }
 
-    /// A pass of `batch` sequences over `tokens` new tokens of each, after `cached` ones.
+    /// Whether the model goes on after what it was given: some of its layers see earlier tokens
+    /// alone.
+    pub fn decodes(&self) -> bool {
+        self.estimator.work.layers.iter().any(caches)
+    }
+
+    /// A pass of `batch` sequences over `tokens` new tokens of each, after `cached` ones. An encoder
+    /// runs in the first pass alone.
     pub fn forward(&self, copy: Replica, batch: u32, tokens: u32, cached: u64) -> Forward {
         let work = self.estimator.work;
-        let depth = f64::from(work.depth());
+        let runs = |layer: &&Layer| cached == 0 || caches(layer);
         let all: f64 = work
             .layers
             .iter()
+            .filter(runs)
             .map(|layer| {
                 let items = used(&layer.items, u64::from(batch) * u64::from(tokens));
-                let pass = self.price(copy, &items, batch, tokens).forward.total_s();
+                let ep = expert_ranks(copy, &layer.items);
+                let pass = self.price_over(ep, copy, &items, [batch, tokens]).forward.total_s();
                 f64::from(layer.count) * (pass + self.cached_s(copy, &items, batch, cached))
             })
             .sum();
@@ -91,11 +100,11 @@ impl Serving<'_> {
         let bytes = f64::from(batch) * f64::from(tokens) * f64::from(work.width) * 2.0;
         let sends = f64::from(copy.pp - 1);
         let send_s = self.estimator.network.send_s(bytes, copy.tp.into());
-        let most = f64::from(work.depth().div_ceil(copy.pp));
+        let most = self.most(copy, runs);
         let between_s = if copy.pp > 1 { send_s } else { 0.0 };
         Forward {
             latency_s: first + all + last + sends * send_s,
-            slowest_s: all * most / depth
+            slowest_s: all * most
                 + if copy.pp > 1 { first.max(last) } else { first + last }
                 + between_s,
         }
@@ -105,13 +114,15 @@ impl Serving<'_> {
     pub fn held(&self, copy: Replica) -> Held {
         let work = self.estimator.work;
         let bytes = self.estimator.job.arithmetic.operand_bytes();
-        let most = f64::from(work.depth().div_ceil(copy.pp)) / f64::from(work.depth());
+        let most = self.most(copy, |_| true);
         let (mut parameters, mut cache) = (0.0, 0.0);
         for layer in &work.layers {
             let price = self.price(copy, &layer.items, 1, 1);
             let count = f64::from(layer.count);
             parameters += count * (price.parameters + price.expert_parameters);
-            cache += count * self.cached_elements(copy, &layer.items);
+            if caches(layer) {
+                cache += count * self.cached_elements(copy, &layer.items);
+            }
         }
         let end = |items: &[Item]| self.price(copy, items, 1, 1).parameters;
         let (first, last) = (end(&work.first), end(&work.last));
@@ -122,7 +133,7 @@ impl Serving<'_> {
         };
         Held {
             weights_bytes: (parameters * most + ends) * bytes,
-            cache_bytes_per_token: cache * most * CACHE_BYTES,
+            cache_bytes_per_token: cache * self.most(copy, |layer| caches(layer)) * CACHE_BYTES,
             reserve_bytes: self.estimator.style.reserve_bytes,
         }
     }
@@ -158,6 +169,14 @@ impl Serving<'_> {
         low
     }
 
+    /// The largest share of some layers that lie on one stage.
+    fn most(&self, copy: Replica, are: impl Fn(&&Layer) -> bool) -> f64 {
+        let work = self.estimator.work;
+        let all: u32 = work.layers.iter().filter(are).map(|layer| layer.count).sum();
+        let most = work.depth().div_ceil(copy.pp).min(all);
+        f64::from(most) / f64::from(all.max(1))
+    }
+
     /// Bytes that the largest layer needs while it runs, and the logits of the last tokens.
     fn working(&self, copy: Replica, batch: u32, tokens: u32) -> f64 {
         let work = self.estimator.work;
@@ -174,13 +193,17 @@ impl Serving<'_> {
     }
 
     fn price(&self, copy: Replica, items: &[Item], batch: u32, tokens: u32) -> LayerPrice {
+        self.price_over(expert_ranks(copy, items), copy, items, [batch, tokens])
+    }
+
+    fn price_over(
+        &self,
+        ep: u32,
+        copy: Replica,
+        items: &[Item],
+        [batch, tokens]: [u32; 2],
+    ) -> LayerPrice {
         let Estimator { rates, network, style, job, work, .. } = self.estimator;
-        // What few tokens chose need not divide; then it is as if it were spread by halves.
-        let ep = items.iter().find_map(|item| {
-            let Item::Experts { count, .. } = item else { return None };
-            (1..=copy.tp).rev().find(|ep| count.is_multiple_of(*ep) && copy.tp.is_multiple_of(*ep))
-        });
-        let ep = ep.unwrap_or(1);
         let inside = Inside {
             tp: copy.tp,
             tp_stride: 1,
@@ -212,6 +235,21 @@ impl Serving<'_> {
     }
 }
 
+/// Whether a layer keeps keys and values for tokens to come: those of an encoder are made once, and
+/// kept by the decoder's layers that look at them.
+fn caches(layer: &Layer) -> bool {
+    layer.items.iter().any(|item| matches!(item, Item::Attention { causal: true, .. }))
+}
+
+/// Tensor-parallel ranks over which the experts of a layer lie: as many as divide them.
+fn expert_ranks(copy: Replica, items: &[Item]) -> u32 {
+    let ep = items.iter().find_map(|item| {
+        let Item::Experts { count, .. } = item else { return None };
+        (1..=copy.tp).rev().find(|ep| count.is_multiple_of(*ep) && copy.tp.is_multiple_of(*ep))
+    });
+    ep.unwrap_or(1)
+}
+
 /// Items where of routed experts only those count that some of `tokens` tokens chose: evenly, as
 /// many as `n (1 - (1 - k/n)^t)`.
 fn used(items: &[Item], tokens: u64) -> Vec<Item> {
@@ -230,6 +268,7 @@ fn used(items: &[Item], tokens: u64) -> Vec<Item> {
 mod tests {
     use super::*;
     use crate::cluster::Cluster;
+    use crate::estimate::described::{Described, described};
     use crate::estimate::rates::Arithmetic;
     use crate::estimate::workload::Workload;
     use crate::estimate::{Job, style};
@@ -253,15 +292,59 @@ mod tests {
         let published =
             [("deepseek-v3", 70_272.0), ("llama-3-405b", 516_096.0), ("llama-3-70b", 327_680.0)];
         for (model, bytes) in published {
-            let shape = models::shape(model).unwrap();
-            let work = shape.workload().unwrap();
+            let Described { work, latent } = described(model, None).unwrap();
             let estimator = estimator(&work, &cluster);
-            let latent = shape.low_rank.map(|rank| rank.kv_rank + rank.rope_dim);
             let serving = Serving { estimator: &estimator, latent };
             let held = serving.held(Replica { tp: 1, pp: 1 });
             assert_eq!(held.cache_bytes_per_token, bytes, "{model}");
             let weights = held.weights_bytes / (2.0 * work.parameters() as f64);
             assert!((weights - 1.0).abs() < 1e-3, "{model}: {weights}");
+        }
+    }
+
+    /// Raffel et al. 2020: 24 decoder layers of 128 heads of 128, each with keys and values of the
+    /// target and of the source. The encoder caches nothing, and runs once.
+    #[test]
+    fn encoders_run_once_and_cache_nothing() {
+        let cluster = h100();
+        let work = described("t5-11b", Some(512)).unwrap().work;
+        let estimator = estimator(&work, &cluster);
+        let serving = Serving { estimator: &estimator, latent: None };
+        let copy = Replica { tp: 1, pp: 1 };
+        let elements = 24 * 2 * 2 * 128 * 128;
+        assert_eq!(serving.held(copy).cache_bytes_per_token, 2.0 * f64::from(elements));
+        let mut decoder = work.clone();
+        decoder.layers.retain(|layer| layer.name.starts_with("decoder"));
+        assert_eq!(decoder.layers.len(), 1);
+        let alone = self::estimator(&decoder, &cluster);
+        let alone = Serving { estimator: &alone, latent: None };
+        assert_eq!(serving.forward(copy, 3, 1, 512), alone.forward(copy, 3, 1, 512));
+        assert!(
+            serving.forward(copy, 3, 512, 0).latency_s > alone.forward(copy, 3, 512, 0).latency_s
+        );
+        let bert = described("bert-large", Some(512)).unwrap().work;
+        let estimator = self::estimator(&bert, &cluster);
+        assert!(!Serving { estimator: &estimator, latent: None }.decodes() && serving.decodes());
+    }
+
+    /// A token takes no less for more sequences, and no group makes fewer tokens than a smaller one.
+    #[test]
+    fn more_sequences_are_never_faster() {
+        let cluster = h100();
+        for model in ["llama-3-8b", "llama-3-70b", "mixtral-8x7b", "deepseek-v3", "t5-11b"] {
+            let Described { work, latent } = described(model, Some(512)).unwrap();
+            let estimator = estimator(&work, &cluster);
+            let serving = Serving { estimator: &estimator, latent };
+            for tp in [1, 2, 8] {
+                let copy = Replica { tp, pp: 1 };
+                let pass = |batch| serving.forward(copy, batch, 1, 4096).latency_s;
+                let mut before = 0.0;
+                for batch in (1..40).chain([63, 64, 65, 128, 200, 256]) {
+                    let now = pass(batch);
+                    assert!(now >= before, "{model} tp={tp}: {batch} sequences {now} s");
+                    before = now;
+                }
+            }
         }
     }
 
