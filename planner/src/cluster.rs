@@ -312,6 +312,20 @@ impl Cluster {
         }
     }
 
+    /// The element type that one trains in where nothing else is said: the first of bf16, f16 and
+    /// f32 that all devices have products in.
+    pub fn usual_dtype(&self) -> DType {
+        let usual = [DType::BF16, DType::F16];
+        usual.into_iter().find(|dtype| self.multiplies(*dtype)).unwrap_or(DType::F32)
+    }
+
+    /// Whether all devices have products in a type; in f32 all have.
+    pub fn multiplies(&self, dtype: DType) -> bool {
+        let has =
+            |cluster: &Cluster| dtype == DType::F32 || cluster.device.peak.contains_key(&dtype);
+        if self.groups.is_empty() { has(self) } else { self.groups.iter().all(has) }
+    }
+
     /// Operations per second of one of `ranks` ranks on a node; as f32 where the type has no rate.
     pub fn flops_per_s(&self, dtype: DType, ranks: usize) -> Known {
         let peak = &self.device.peak;

@@ -88,6 +88,7 @@ pub struct Estimator<'a> {
     style: Style,
     job: Job,
     host: HostLimits,
+    peak_flops: f64,
     /// Bytes of a device that a job may use.
     pub memory_bytes: f64,
 }
@@ -169,7 +170,14 @@ impl<'a> Estimator<'a> {
             devices: cluster.devices_per_node.unwrap_or(1) as u64,
         };
         let style = style.in_arithmetic(job.arithmetic);
-        Ok(Estimator { work, rates, network, style, job, host, memory_bytes })
+        let peak_flops = devices::peak_flops(cluster, &rates, job.arithmetic);
+        Ok(Estimator { work, rates, network, style, job, host, peak_flops, memory_bytes })
+    }
+
+    /// Operations per second of a device, of its datasheet, in the arithmetic that times are priced
+    /// with.
+    pub fn peak_flops(&self) -> f64 {
+        self.peak_flops
     }
 
     /// The workload.

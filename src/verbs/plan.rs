@@ -2,9 +2,9 @@
 
 use std::fmt::Debug;
 
-use ir::DType;
 use ir::import::{Model, Options, resolve};
 use ir::plan::Optimizer;
+use ir::{DType, Diagnostic, Span};
 use planner::cluster::{Cluster, Kind};
 use planner::explain::{Explanation, explain};
 use planner::search::{Found, Scored};
@@ -64,7 +64,7 @@ pub struct PlanArgs {
     /// prompts or of what follows
     #[arg(long = "for", value_enum, default_value = "training", value_name = "WHAT")]
     pub purpose: Purpose,
-    /// Print the plan itself
+    /// Print the plan itself; for GPUs its layout, as `score --config` takes it
     #[arg(long)]
     pub plan: bool,
     /// What is to be small, on GPUs
@@ -76,8 +76,7 @@ pub struct PlanArgs {
     /// Stop the search after this time: the answer then depends on the machine
     #[arg(long, value_name = "TIME", value_parser = cost::duration)]
     pub budget: Option<f64>,
-    /// Write the plan to this file; for GPUs as JSON where its name ends in .json, for `export` and
-    /// `score`
+    /// Write the plan to this file; for GPUs as JSON, for `export`, `score` and `explain`
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<String>,
 }
@@ -168,14 +167,17 @@ pub fn plan(args: &PlanArgs) -> Result<Exit, Failure> {
         }
         return serve::serve(&args.asked, args.asked.place.cluster()?, args.purpose);
     }
-    let is_document = |path: &String| path.ends_with(".json");
-    let compiles = args.plan || args.output.as_ref().is_some_and(|path| !is_document(path));
-    if let (false, Some(cluster)) = (compiles, args.asked.gpus()?) {
+    if let Some(cluster) = args.asked.gpus()? {
         return space::plan(args, cluster);
     }
-    if args.objective != Aim::Time || args.watts.is_some() || args.budget.is_some() {
+    let given = [
+        ("--objective", args.objective != Aim::Time),
+        ("--watts", args.watts.is_some()),
+        ("--budget", args.budget.is_some()),
+    ];
+    if let Some((flag, _)) = given.into_iter().find(|(_, is_given)| *is_given) {
         let headline = "plans that are compiled are searched for time, without a clock";
-        return Err(usage("--objective", headline).help("leave it out").into());
+        return Err(usage(flag, headline).help("leave it out").into());
     }
     let (model, question) = args.asked.question()?;
     let found = crate::plan(&question.job())?;
@@ -196,11 +198,12 @@ pub fn plan(args: &PlanArgs) -> Result<Exit, Failure> {
 
 /// Answers `explain`: where a step of the plan goes, and why the others are slower.
 pub fn explain_plan(args: &ExplainArgs) -> Result<Exit, Failure> {
-    let mut asked = args.asked.clone();
-    if args.file.is_none()
-        && let Some(cluster) = asked.gpus()?
-    {
-        return space::explain::explain(&asked, cluster);
+    let asked = &args.asked;
+    if let Some(cluster) = asked.gpus()? {
+        return match &args.file {
+            None => space::explain::explain(asked, cluster),
+            Some(path) => space::explain::explain_file(asked, path),
+        };
     }
     let (model, question, found) = match &args.file {
         None => {
@@ -208,19 +211,7 @@ pub fn explain_plan(args: &ExplainArgs) -> Result<Exit, Failure> {
             let found = crate::plan(&question.job())?;
             (model, question, found)
         }
-        Some(path) => {
-            let text = failure::read_text(path, "--plan")?;
-            let plan = ir::text::parse_plan(path, &text)?;
-            asked.seq = asked.seq.or(Some(plan.seq));
-            asked.gbs = asked.gbs.or(Some(plan.global_batch_size()));
-            asked.dtype = asked.dtype.or(Some(plan.dtype));
-            asked.place.ranks = asked.place.ranks.or(Some(plan.mesh.ranks()));
-            let (model, mut question) = asked.question()?;
-            (question.optimizer, question.clip) = (plan.optimizer, plan.clip);
-            let plan = read_plan(path, &text, &question)?;
-            let found = planner::search::judge(&question.job(), &plan)?;
-            (model, question, found)
-        }
+        Some(path) => judged(asked, path)?,
     };
     let explanation: Explanation = explain(&found);
     if asked.json {
@@ -232,6 +223,27 @@ pub fn explain_plan(args: &ExplainArgs) -> Result<Exit, Failure> {
         output::answer(&format!("{header}\n{explanation}"));
     }
     Ok(Exit::Success)
+}
+
+/// What a compiled plan in a file costs, beside the one that is found.
+fn judged(asked: &Asked, path: &str) -> Result<(Model, Question, Found), Failure> {
+    let mut asked = asked.clone();
+    let text = failure::read_text(path, "--plan")?;
+    if text.trim_start().starts_with('{') {
+        let headline = format!("`{path}` is no plan for the ranks of CPUs");
+        let help = "write the cluster of the plan's GPUs: `--cluster h100`";
+        return Err(Diagnostic::error("E5006", Span::of(path), headline).help(help).into());
+    }
+    let plan = ir::text::parse_plan(path, &text)?;
+    asked.seq = asked.seq.or(Some(plan.seq));
+    asked.gbs = asked.gbs.or(Some(plan.global_batch_size()));
+    asked.dtype = asked.dtype.or(Some(plan.dtype));
+    asked.place.ranks = asked.place.ranks.or(Some(plan.mesh.ranks()));
+    let (model, mut question) = asked.question()?;
+    (question.optimizer, question.clip) = (plan.optimizer, plan.clip);
+    let plan = read_plan(path, &text, &question)?;
+    let found = planner::search::judge(&question.job(), &plan)?;
+    Ok((model, question, found))
 }
 
 /// Answers `fit`: what each strategy needs; yes if one fits.

@@ -2,6 +2,7 @@
 
 pub mod read;
 
+use ir::{DType, Diagnostic};
 use planner::cluster::Cluster;
 use planner::configuration::{Configuration, Place, Recompute, Schedule, Zero};
 use planner::estimate::described::described;
@@ -20,8 +21,8 @@ use crate::cli::positive;
 use crate::failure::{Exit, Failure, read_text, usage};
 use crate::output::{self, Table};
 use crate::verbs::serve::{self, Purpose};
-use crate::verbs::space::Subject;
 use crate::verbs::space::groups::{Mixed, document, fits, page};
+use crate::verbs::space::{Subject, arithmetic, element_type};
 
 /// Flags of `score`.
 #[derive(Clone, Debug, clap::Args)]
@@ -92,10 +93,9 @@ pub struct Args {
     /// How the program executes: ours, or a peer's release
     #[arg(long, value_name = "NAME", default_value = "ours")]
     pub style: String,
-    /// The arithmetic of products
-    #[arg(long, value_name = "TYPE", default_value = "bf16",
-          value_parser = ["f32", "tf32", "bf16", "f16", "f8"])]
-    pub dtype: String,
+    /// The arithmetic of products [default: what the file says, or bf16 where the devices have it]
+    #[arg(long, value_name = "TYPE", value_parser = ["f32", "tf32", "bf16", "f16", "f8"])]
+    pub dtype: Option<String>,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
@@ -120,6 +120,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         let ranks = usize::try_from(configuration.ranks()).unwrap_or(usize::MAX);
         cluster.nodes = cluster.nodes.max(ranks.div_ceil(each.max(1)));
     }
+    let (dtype, arithmetic) = products(args, layout.dtype, &cluster)?;
     if args.purpose != Purpose::Training {
         if style.name != style::OURS.name {
             let headline = format!("inference is not priced in the style `{}`", args.style);
@@ -129,16 +130,18 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         let Ok(devices) = u32::try_from(ranks) else {
             return Err(usage("--dp", format!("{ranks} devices are more than there can be")).into());
         };
-        let subject =
-            Subject { devices, dtype: dtype(&args.dtype), global_batch: 1, work, cluster, latent };
         let copies = copies(&configuration)?;
+        let job = Job { global_batch: 1, arithmetic };
+        let peak_flops = Estimator::new(&work, &cluster, style, job)?.peak_flops();
+        let global_batch = 1;
+        let subject = Subject { work, cluster, devices, global_batch, dtype, peak_flops, latent };
         return serve::score(&subject, copies, count(args.gbs), args.purpose, args.json);
     }
     let Some(batch) = count(args.gbs).or(layout.global_batch) else {
         let headline = "it is not said how many samples a step has";
         return Err(usage("--gbs", headline).help("write --gbs N").into());
     };
-    let job = Job { global_batch: batch.into(), arithmetic: arithmetic(&args.dtype) };
+    let job = Job { global_batch: batch.into(), arithmetic };
     let estimator = Estimator::over(configuration.ranks(), &work, &cluster, style, job)?;
     let estimate = estimator.estimate(&configuration)?;
     let fits = estimate.memory.total_bytes() <= estimator.memory_bytes;
@@ -148,7 +151,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         fits,
         have_bytes: estimator.memory_bytes,
         flops: work.flops_per_token() * tokens,
-        peak: cluster.flops_per_s(dtype(&args.dtype), 1).value,
+        peak: estimator.peak_flops(),
         tokens,
         left_out: layout.left_out,
     };
@@ -172,12 +175,13 @@ fn over_groups(args: &Args, work: Workload, cluster: Cluster) -> Result<Exit, Fa
         let headline = "it is not said how many samples a step has";
         return Err(usage("--gbs", headline).help("write --gbs N").into());
     };
-    let mixed = Mixed::of(work, cluster, batch, dtype(&args.dtype));
+    let (dtype, arithmetic) = products(args, None, &cluster)?;
+    let mixed = Mixed::of(work, cluster, batch, dtype);
     let question = groups::Asked {
         work: &mixed.work,
         cluster: &mixed.cluster,
         style: find_style(&args.style)?,
-        job: Job { global_batch: batch.into(), arithmetic: arithmetic(&args.dtype) },
+        job: Job { global_batch: batch.into(), arithmetic },
         limits: Limits::default(),
         evaluations_max: EVALUATIONS_MAX,
         for_memory: false,
@@ -230,8 +234,8 @@ fn count(size: Option<usize>) -> Option<u32> {
 fn layout(args: &Args, layers: u32) -> Result<Layout, Failure> {
     let Some(path) = &args.from else {
         let configuration = args.config.parse()?;
-        let (global_batch, seq, left_out) = Default::default();
-        return Ok(Layout { tool: "gantline", configuration, global_batch, seq, left_out });
+        let (global_batch, seq, dtype, left_out) = Default::default();
+        return Ok(Layout { tool: "gantline", configuration, global_batch, seq, dtype, left_out });
     };
     let text = read_text(path, "--from")?;
     let known = Known { layers, devices: count(args.devices), dp: count(args.dp) };
@@ -281,21 +285,23 @@ fn find_style(name: &str) -> Result<Style, Failure> {
     })
 }
 
-fn arithmetic(name: &str) -> Arithmetic {
-    match name {
-        "f32" => Arithmetic::F32,
-        "tf32" => Arithmetic::Tf32,
-        "f8" => Arithmetic::F8,
-        _ => Arithmetic::Half,
-    }
-}
-
-fn dtype(name: &str) -> ir::DType {
-    match name {
-        "f32" | "tf32" => ir::DType::F32,
-        "f8" => ir::DType::F8E4M3,
-        "f16" => ir::DType::F16,
-        _ => ir::DType::BF16,
+/// The element type and the arithmetic of products: as the user says, a file, or the devices.
+fn products(
+    args: &Args,
+    said: Option<DType>,
+    cluster: &Cluster,
+) -> Result<(DType, Arithmetic), Diagnostic> {
+    let named = match args.dtype.as_deref() {
+        Some("f32" | "tf32") => Some(DType::F32),
+        Some("f8") => Some(DType::F8E4M3),
+        Some("f16") => Some(DType::F16),
+        Some(_) => Some(DType::BF16),
+        None => said,
+    };
+    let dtype = element_type(named, cluster)?;
+    match args.dtype.as_deref() {
+        Some("tf32") => Ok((dtype, Arithmetic::Tf32)),
+        Some(_) | None => Ok((dtype, arithmetic(dtype))),
     }
 }
 

@@ -38,12 +38,14 @@ pub struct Subject {
     pub global_batch: u32,
     /// The element type.
     pub dtype: DType,
+    /// Operations per second of a device in it.
+    pub peak_flops: f64,
     /// Elements that attention caches of a token and layer, where that is one shared vector.
     pub latent: Option<u32>,
 }
 
 /// The arithmetic of products of an element type.
-fn arithmetic(dtype: DType) -> Arithmetic {
+pub fn arithmetic(dtype: DType) -> Arithmetic {
     match dtype {
         DType::BF16 | DType::F16 => Arithmetic::Half,
         DType::F8E4M3 | DType::F8E5M2 => Arithmetic::F8,
@@ -54,6 +56,18 @@ fn arithmetic(dtype: DType) -> Arithmetic {
         | DType::I64
         | DType::U32
         | DType::Bool => Arithmetic::F32,
+    }
+}
+
+/// The element type that is asked for, or what the devices usually train in.
+pub fn element_type(asked: Option<DType>, cluster: &Cluster) -> Result<DType, Diagnostic> {
+    let usual = cluster.usual_dtype();
+    match asked.filter(|dtype| !cluster.multiplies(*dtype)) {
+        None => Ok(asked.unwrap_or(usual)),
+        Some(dtype) => {
+            let headline = format!("`{}` has no products in {dtype}", cluster.name);
+            Err(usage("--dtype", headline).help(format!("use {usual}, or f32")))
+        }
     }
 }
 
@@ -89,14 +103,12 @@ impl Subject {
         let described = model(asked)?;
         let ranks = asked.place.ranks(&cluster);
         let devices = count("--devices", ranks)?;
-        Ok(Subject {
-            work: described.work,
-            cluster,
-            devices,
-            global_batch: count("--gbs", asked.gbs.unwrap_or(ranks.max(8)))?,
-            dtype: asked.dtype.unwrap_or(DType::BF16),
-            latent: described.latent,
-        })
+        let dtype = element_type(asked.dtype, &cluster)?;
+        let global_batch = count("--gbs", asked.gbs.unwrap_or(ranks.max(8)))?;
+        let job = Job { global_batch: global_batch.into(), arithmetic: arithmetic(dtype) };
+        let peak_flops = Estimator::new(&described.work, &cluster, style::OURS, job)?.peak_flops();
+        let Described { work, latent } = described;
+        Ok(Subject { work, cluster, devices, global_batch, dtype, peak_flops, latent })
     }
 
     /// What prices its steps.
@@ -119,9 +131,8 @@ impl Subject {
 
     /// Seconds of a step at the peak of so many devices.
     pub fn seconds_at_peak(&self, devices: f64) -> f64 {
-        let peak = self.cluster.flops_per_s(self.dtype, 1).value;
         let flops = self.work.flops_per_token() * self.tokens();
-        flops / (peak * devices)
+        flops / (self.peak_flops * devices)
     }
 
     /// What devices draw, which the user alone can say.
@@ -278,9 +289,10 @@ fn found(subject: &mut Subject, args: &PlanArgs) -> Result<(Exit, String), Failu
         std::fs::write(path, text).map_err(runtime::Error::io("write", path.as_ref()))?;
         output::note(&format!("wrote {path}"));
     }
-    let text = match args.asked.json {
-        true => format!("{:#}", document(subject, &answer)),
-        false => page(subject, &answer, args.objective),
+    let text = match (args.asked.json, args.plan) {
+        (true, _) => format!("{:#}", document(subject, &answer)),
+        (false, true) => answer.best[0].configuration.to_string(),
+        (false, false) => page(subject, &answer, args.objective),
     };
     Ok((Exit::Success, text))
 }

@@ -44,7 +44,13 @@ fn what_cannot_be_answered_is_refused() {
         (format!("plan {p} --fix tp=4,tp=8"), 2, "contradict"),
         (format!("plan {p} --tp 8 --fix tp=4"), 2, "contradict"),
         (format!("plan {resnet} --cluster h100 --seq 7"), 2, "no 7 tokens"),
-        (format!("fit {resnet} --cluster h100 --for inference"), 2, "no attention"),
+        (format!("fit {resnet} --cluster h100 --for inference"), 4, "no attention"),
+        ("plan bert-large --cluster h100 --for decode".into(), 4, "no attention to earlier"),
+        ("score bert-large --tp 1 --for prefill".into(), 4, "no attention to earlier"),
+        ("plan gpt2 --cluster t4 --dtype bf16".into(), 2, "no products in bf16"),
+        ("score llama-3-8b --cluster a100 --dtype f8 --gbs 8".into(), 2, "no products in f8"),
+        ("plan tiny --watts 10".into(), 2, "--watts"),
+        ("plan tiny --budget 1s".into(), 2, "--budget"),
         ("plan gpt2 --cluster mix.toml --nodes 4".into(), 2, "the cluster has groups"),
         ("plan gpt2 --cluster mix.toml --optimizer sgd".into(), 2, "priced with adamw"),
         ("plan gpt2 --cluster far.toml".into(), 6, "more than 1073741824"),
@@ -153,4 +159,79 @@ fn sizes_are_looked_for_beyond_a_file() {
     assert!(number(&file["devices"]) > 8.0 && file["gbs"] == 1024, "{file:#}");
     let few = scratch.run(&format!("{line} h100 --nodes 1"));
     assert_eq!(few.status.code(), Some(3));
+}
+
+/// A plan for GPUs is one answer, however it is asked for, and the file of it is explained.
+#[test]
+fn plans_for_gpus_are_one_answer() {
+    let scratch = Scratch::new("one-answer");
+    let asked = "llama-3-8b --cluster h100 --gbs 64";
+    let plan = scratch.json(&format!("plan {asked} --json"));
+    let layout = scratch.answer(&format!("plan {asked} --plan"));
+    assert_eq!(plan["text"], layout.trim());
+    let page = scratch.answer(&format!("plan {asked}"));
+    assert_eq!(scratch.answer(&format!("plan {asked} -o p.txt")), page);
+    let written = std::fs::read_to_string(scratch.0.join("p.txt")).expect("it was written");
+    assert_eq!(serde_json::from_str::<Value>(&written).expect("a document"), plan);
+    let other = scratch.json(&format!("plan {asked} --fix pp=2 --json -o other.json"));
+    for (file, plan) in [("p.txt", &plan), ("other.json", &other)] {
+        let said = scratch.json(&format!("explain llama-3-8b --cluster h100 --plan {file} --json"));
+        assert_eq!(said["text"], plan["text"], "{file}");
+        assert_eq!(said["step_time_s"], plan["step_time_s"], "{file}");
+        assert_eq!(said["fastest"]["text"], layout.trim(), "{file}");
+        let page = scratch.answer(&format!("explain llama-3-8b --cluster h100 --plan {file}"));
+        assert!(page.contains("The fastest that fits"), "{page}");
+    }
+    for (line, code) in [
+        ("explain llama-3-8b --plan p.txt", 2),
+        ("explain llama-3-8b --cluster h100 --devices 16 --plan p.txt", 2),
+        ("explain gpt2 --cluster h100 --plan none.txt", 2),
+    ] {
+        assert_eq!(scratch.run(line).status.code(), Some(code), "{line}");
+    }
+}
+
+/// No plan computes more than its devices can in the type that it is planned in, which is one that
+/// they have.
+#[test]
+fn no_plan_is_above_the_peak() {
+    let scratch = Scratch::new("peaks");
+    for cluster in ["t4", "v100", "mi250x"] {
+        for (model, dtypes) in
+            [("gpt2", ["", " --dtype f32"]), ("llama-3-8b", ["", " --dtype f16"])]
+        {
+            for dtype in dtypes {
+                let asked = format!("{model} --cluster {cluster} --gbs 64 --seq 512{dtype}");
+                let plan = scratch.json(&format!("plan {asked} --devices 32 --json"));
+                let mfu = number(&plan["mfu"]);
+                assert!((0.01..0.8).contains(&mfu), "{asked}: {mfu}");
+                let text = plan["text"].as_str().expect("a layout");
+                let score = format!("score {asked} --json");
+                let (_, _, scored) = with(&scratch, &score, "--config", text);
+                let ratio = number(&scored["mfu"]) / mfu;
+                assert!((ratio - 1.0).abs() < 1e-12, "{asked}: {ratio}");
+                let is_usual = ["bf16", "f16"].iter().any(|usual| plan["dtype"] == *usual);
+                assert!(is_usual || dtype == " --dtype f32", "{asked}: {}", plan["dtype"]);
+            }
+        }
+    }
+}
+
+/// So many sequences are shared by the copies, some of which may have none: no device makes more
+/// tokens than its share.
+#[test]
+fn sequences_are_those_that_are_asked_for() {
+    let scratch = Scratch::new("sequences");
+    let asked = "llama-3-8b --cluster h100 --for decode --seq 4096 --json";
+    for sequences in [1, 4, 9, 64] {
+        let plan = scratch.json(&format!("plan {asked} --gbs {sequences}"));
+        for row in plan["rows"].as_array().expect("rows") {
+            assert_eq!(row["sequences"], sequences, "{row:#}");
+            let rate = f64::from(sequences) / number(&row["token_s"]) / 8.0;
+            let told = number(&row["tokens_per_s_per_device"]);
+            assert!((told / rate - 1.0).abs() < 1e-12, "{sequences} sequences: {row:#}");
+            let alone = number(&row["token_s_alone"]);
+            assert!(alone <= number(&row["token_s"]), "{sequences} sequences: {row:#}");
+        }
+    }
 }

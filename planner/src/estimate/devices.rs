@@ -171,6 +171,20 @@ pub(super) fn rates(cluster: &Cluster) -> Result<Rates, Diagnostic> {
     Ok(as_said(file.device.clone(), &cluster.device, &preset(file).device))
 }
 
+/// Operations per second of a device as its cluster says, in the arithmetic that products of one run
+/// in: the next wider one where the device lacks it.
+pub(super) fn peak_flops(cluster: &Cluster, rates: &Rates, arithmetic: Arithmetic) -> f64 {
+    let used = rates.product_rates(arithmetic);
+    let types: &[DType] = match used.arithmetic {
+        Arithmetic::F32 => &[DType::F32],
+        Arithmetic::Half => &[DType::BF16, DType::F16],
+        Arithmetic::F8 => &[DType::F8E4M3, DType::F8E5M2],
+        Arithmetic::Tf32 | Arithmetic::F4 => &[],
+    };
+    let said = types.iter().find_map(|dtype| cluster.device.peak.get(dtype));
+    said.map_or(used.peak_flops, |known| known.value)
+}
+
 /// The preset of a device file.
 fn preset(file: &DeviceFile) -> &'static Cluster {
     let found = known().presets.iter().find(|preset| preset.device.name == file.device.name);
@@ -363,6 +377,33 @@ mod tests {
             }
         }
         assert!(rises > 1000, "{rises}");
+    }
+
+    /// The peak is the one that the cluster says, in every type that its devices have, and in another
+    /// one that of the next wider type; times are priced with one that is near it, or lower.
+    #[test]
+    fn peaks_are_those_of_the_presets() {
+        for preset in &known().presets {
+            let rates = rates(preset).unwrap();
+            let peak = |arithmetic| peak_flops(preset, &rates, arithmetic);
+            for (dtype, arithmetic) in [
+                (DType::F32, Arithmetic::F32),
+                (DType::F16, Arithmetic::Half),
+                (DType::BF16, Arithmetic::Half),
+                (DType::F8E4M3, Arithmetic::F8),
+            ] {
+                let (name, ours) = (&preset.name, peak(arithmetic));
+                match preset.device.peak.get(&dtype) {
+                    Some(said) => {
+                        assert_eq!(ours, said.value, "{name} in {dtype}");
+                        let ratio = rates.product_rates(arithmetic).peak_flops / ours;
+                        // Some devices keep no such clock: two thirds of it on MI300X.
+                        assert!((0.6..1.05).contains(&ratio), "{name} in {dtype}: {ratio}");
+                    }
+                    None => assert!(ours <= peak(Arithmetic::Half), "{name} in {dtype}"),
+                }
+            }
+        }
     }
 
     fn like_h100(more: &str) -> Cluster {

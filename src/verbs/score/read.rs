@@ -5,7 +5,7 @@
 
 mod script;
 
-use ir::{Diagnostic, Span};
+use ir::{DType, Diagnostic, Span};
 use planner::configuration::{Configuration, Place, Recompute, Schedule, Zero};
 use serde_json::Value as Json;
 
@@ -31,6 +31,8 @@ pub struct Layout {
     pub global_batch: Option<u32>,
     /// Tokens of a sample, if it says so.
     pub seq: Option<u32>,
+    /// The element type, if our own plan says so.
+    pub dtype: Option<DType>,
     /// Names of what it says beside.
     pub left_out: Vec<String>,
 }
@@ -114,7 +116,7 @@ impl Said {
         let rest = self.pairs.into_iter().zip(self.taken).filter(|(_, taken)| !taken);
         let mut left_out: Vec<String> = rest.map(|((name, _), _)| name).collect();
         left_out.dedup();
-        Ok(Layout { tool, configuration, global_batch, seq, left_out })
+        Ok(Layout { tool, configuration, global_batch, seq, dtype: None, left_out })
     }
 }
 
@@ -165,6 +167,7 @@ fn read_json(source: &str, json: &Json, known: Known) -> Result<Layout, Vec<Diag
             configuration,
             global_batch: number("gbs"),
             seq: number("seq"),
+            dtype: json["dtype"].as_str().and_then(|name| name.parse().ok()),
             left_out: Vec::new(),
         });
     }

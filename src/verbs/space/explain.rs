@@ -1,17 +1,20 @@
 //! `explain` where ranks are GPUs: where a step goes, why not a neighbour, what memory is worth.
 
+use ir::{Diagnostic, Span};
 use kernels::{Bytes, Seconds};
 use planner::cluster::Cluster;
 use planner::configuration::{Configuration, Offload, Place, Recompute, Schedule, Zero};
 use planner::estimate::Estimator;
+use planner::estimate::described::described;
 use planner::space::ask::{Answer, Chosen, EVALUATIONS_MAX, Question, ask};
 use planner::space::tree::{Budget, Objective};
 use serde_json::json;
 
 use super::{Subject, answer, document, groups, told};
 use crate::cache;
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, read_text};
 use crate::verbs::plan::Asked;
+use crate::verbs::score::read::{self, Known};
 
 /// Answers `explain`.
 pub fn explain(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
@@ -20,13 +23,58 @@ pub fn explain(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
     }
     let subject = Subject::new(asked, cluster)?;
     let key = asked.key("explain", &(&subject, asked));
-    cache::answer(key, || Ok((Exit::Success, explanation(&subject, asked)?)))
+    cache::answer(key, || Ok((Exit::Success, explanation(&subject, asked, None)?)))
 }
 
-/// What `explain` prints.
-fn explanation(subject: &Subject, asked: &Asked) -> Result<String, Failure> {
-    let answer = answer(subject, asked)?;
+/// Answers `explain` about the plan in a file, beside the fastest one.
+pub fn explain_file(asked: &Asked, path: &str) -> Result<Exit, Failure> {
+    let text = read_text(path, "--plan")?;
+    let mut asked = asked.clone();
+    let layers = described(&asked.model, None)?.work.depth();
+    let devices = asked.place.ranks.and_then(|ranks| u32::try_from(ranks).ok());
+    let layout = read::read(path, &text, Known { layers, devices, dp: None })?;
+    let given = layout.configuration;
+    let size = |number: Option<u32>| number.map(|number| number as usize);
+    asked.gbs = asked.gbs.or(size(layout.global_batch));
+    asked.seq = asked.seq.or(size(layout.seq));
+    asked.dtype = asked.dtype.or(layout.dtype);
+    let ranks = usize::try_from(given.ranks()).unwrap_or(usize::MAX);
+    let devices = *asked.place.ranks.get_or_insert(ranks);
+    if devices != ranks {
+        let headline = format!("the plan is for {ranks} devices, and {devices} are asked for");
+        let help = format!("write `--devices {ranks}`, or plan again");
+        return Err(Diagnostic::error("E5006", Span::of(path), headline).help(help).into());
+    }
+    let cluster = asked.place.cluster()?;
+    if !cluster.groups.is_empty() {
+        let headline = "a plan over groups of devices is explained as it is found, from no file";
+        return Err(Diagnostic::error("E5010", Span::of("--plan"), headline)
+            .help("leave `--plan` out, or ask about one group alone")
+            .into());
+    }
+    let subject = Subject::new(&asked, cluster)?;
+    let key = asked.key("explain-file", &(&subject, &asked, &given));
+    cache::answer(key, || Ok((Exit::Success, explanation(&subject, &asked, Some(given))?)))
+}
+
+/// What `explain` prints of the fastest plan, or of a given one beside it.
+fn explanation(
+    subject: &Subject,
+    asked: &Asked,
+    given: Option<Configuration>,
+) -> Result<String, Failure> {
+    let mut answer = answer(subject, asked)?;
     let estimator = subject.estimator()?;
+    let mut fastest = None;
+    if let Some(configuration) = given {
+        let estimate = estimator.estimate(&configuration)?;
+        let fits = estimate.memory.total_bytes() <= estimator.memory_bytes;
+        let step_s = estimate.step_time_s;
+        answer.gap = answer.bound_s.map(|bound_s| step_s / bound_s - 1.0);
+        let configuration = estimate.configuration.clone();
+        let given = Chosen { configuration, estimate, fits };
+        fastest = Some(std::mem::replace(&mut answer.best[0], given));
+    }
     let neighbours = neighbours(subject, &estimator, &answer);
     let best = &answer.best[0];
     let resized = resized(subject, asked)?;
@@ -44,6 +92,7 @@ fn explanation(subject: &Subject, asked: &Asked) -> Result<String, Failure> {
                 document
             })
             .collect();
+        document["fastest"] = json!(fastest.as_ref().map(|found| told(subject, found)));
         document["seconds_saved_per_gib"] = json!(saved_per_gib(best, answer.have_bytes, &resized));
         document["other_memory"] = resized
             .iter()
@@ -56,7 +105,15 @@ fn explanation(subject: &Subject, asked: &Asked) -> Result<String, Failure> {
     }
     let estimate = &best.estimate;
     let total = estimate.step_time_s;
-    let mut text = format!("{}\nPlan {}\n\n", subject.header(), best.configuration);
+    let mut text = format!("{}\nPlan {}\n", subject.header(), best.configuration);
+    if let Some(found) = &fastest {
+        let more = signed(found.estimate.step_time_s - total);
+        text += &format!("The fastest that fits, {more}: {}\n", found.configuration);
+    }
+    if !best.fits {
+        text += "It does not fit\n";
+    }
+    text.push('\n');
     text += &format!("Where a step goes ({})\n", Seconds(total));
     for (name, seconds) in estimate.breakdown.parts().iter().filter(|(_, s)| *s > 0.0) {
         let share = seconds / total;

@@ -13,7 +13,7 @@ use planner::space::ask::EVALUATIONS_MAX;
 use planner::space::groups::{self, Grouped};
 use serde_json::{Value, json};
 
-use super::{Aim, arithmetic, count, model};
+use super::{Aim, arithmetic, count, element_type, model};
 use crate::cache;
 use crate::failure::{Exit, Failure, usage};
 use crate::output::{self, Table};
@@ -52,7 +52,7 @@ impl Mixed {
         Ok(Mixed {
             work: model(asked)?.work,
             global_batch: count("--gbs", asked.gbs.unwrap_or(devices.max(8)))?,
-            dtype: asked.dtype.unwrap_or(DType::BF16),
+            dtype: element_type(asked.dtype, &cluster)?,
             cluster,
         })
     }
@@ -189,9 +189,10 @@ fn found(args: &PlanArgs, mixed: &Mixed) -> Result<(Exit, String), Failure> {
         std::fs::write(path, text).map_err(runtime::Error::io("write", path.as_ref()))?;
         output::note(&format!("wrote {path}"));
     }
-    let text = match args.asked.json {
-        true => format!("{document:#}"),
-        false => mixed.header() + &page(mixed, &way),
+    let text = match (args.asked.json, args.plan) {
+        (true, _) => format!("{document:#}"),
+        (false, true) => mixed.text(&way),
+        (false, false) => mixed.header() + &page(mixed, &way),
     };
     Ok((Exit::Success, text))
 }
