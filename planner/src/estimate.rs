@@ -308,7 +308,7 @@ impl<'a> Estimator<'a> {
             breakdown: step.breakdown,
             busy_s: step.busy_s,
             memory: step.memory,
-            printed_memory: self.style.printed(printed),
+            printed_memory: self.style.printed(printed, self.memory_bytes),
             microbatch_count: count,
             configuration: decided,
         })

@@ -68,10 +68,10 @@ pub const CHOICES: [Choice; 13] = [
         undo: Undo::Style(|style| style.bucket_bytes = style.bucket_bytes.min(26_214_400.0)),
     },
     Choice {
-        name: "nanotron keeps gathered inputs",
-        instead: "it gathers them again, as its code can since 2024",
+        name: "how far nanotron's hosts run ahead, and hold what collectives have read",
+        instead: "not at all",
         seen: &["nanotron"],
-        undo: Undo::Style(|style| style.keeps_gathered = false),
+        undo: Undo::Style(|style| style.frees_late = false),
     },
     Choice {
         name: "nanotron prints the memory of its first rank",

@@ -52,6 +52,7 @@ struct Lowered {
     saved_attention: f64,
     working: f64,
     freed: f64,
+    late: f64,
     result: f64,
     parameters: [f64; 2],
     tensors: f64,
@@ -118,6 +119,7 @@ impl Lowering<'_> {
             sum.forward_launches += part.forward_launches;
             sum.backward_launches += part.backward_launches;
             sum.saved += part.saved;
+            sum.late += part.late;
             sum.tensors += part.tensors;
             sum.parameters[0] += part.parameters[0];
             sum.parameters[1] += part.parameters[1];
@@ -157,6 +159,7 @@ impl Lowering<'_> {
             input_bytes,
             working_bytes: working,
             freed_bytes: freed,
+            late_bytes: sum.late,
             parameters: sum.parameters[0],
             expert_parameters: sum.parameters[1],
         }
@@ -246,8 +249,7 @@ impl Lowering<'_> {
             if self.style.fuses_accumulation { [accumulated, 0.0] } else { [0.0, accumulated] };
         let weight_s = self.rates.weight_product_s(arithmetic, [k, n, tokens, 1.0], inside)
             * self.rates.weight_factor;
-        let is_whole = cut == Cut::Rows || cut == Cut::Columns && self.style.keeps_gathered;
-        let input = if is_whole { tokens * k } else { self.stream_tokens() * k };
+        let input = if cut == Cut::Rows { tokens * k } else { self.stream_tokens() * k };
         let mut lowered = Lowered {
             forward: products(time(tokens, n, k)),
             backward: products(time(tokens, k, n) + weight_s),
@@ -266,6 +268,10 @@ impl Lowering<'_> {
             },
             ..Lowered::default()
         };
+        let is_scattered = cut == Cut::Rows && self.inside.sequence_parallel;
+        if is_scattered && self.style.frees_late {
+            lowered.late = tokens * n * self.e();
+        }
         if apart > 0.0 {
             lowered.backward += self.rows(apart);
             lowered.backward_launches += 1.0;

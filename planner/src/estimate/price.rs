@@ -143,6 +143,8 @@ pub struct LayerPrice {
     pub working_bytes: f64,
     /// Bytes that were freed before that peak and cannot hold what is larger.
     pub freed_bytes: f64,
+    /// Bytes that were freed while the device had not come to their last use.
+    pub late_bytes: f64,
     /// Tensors of parameters.
     pub tensors: f64,
     /// Parameters held by one rank, without those of experts.

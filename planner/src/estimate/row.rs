@@ -160,7 +160,8 @@ pub fn read_blind_to(table: &str, row: &dyn Columns) -> Result<Question, String>
 }
 
 /// Layers of stages with about as many operations each, the head counted with the last: a stage
-/// ends where the sum of its predecessors and itself passes its share. A stage may have no layer.
+/// ends with the layer that brings the sum so far to its share (`build_model` of nanotron). A stage
+/// may have no layer.
 fn balanced(work: &Workload, stages: u32) -> Vec<u32> {
     let flops = |items: &[Item]| items.iter().map(|item| item.forward_flops(0)).sum::<f64>();
     let each: Vec<f64> = work
@@ -172,7 +173,9 @@ fn balanced(work: &Workload, stages: u32) -> Vec<u32> {
     let mut counts = vec![0; stages as usize];
     let (mut stage, mut before) = (0, 0.0);
     for layer in each {
-        if stage + 1 < stages as usize && before + layer / 2.0 > share * (stage as f64 + 1.0) {
+        // Sums of equal numbers may be a little less than their product.
+        let reached = share * (stage as f64 + 1.0) * (1.0 - 1e-9);
+        if stage + 1 < stages as usize && before >= reached {
             stage += 1;
         }
         counts[stage] += 1;

@@ -23,6 +23,7 @@ pub(super) struct Stage {
     pub(super) working: f64,
     pub(super) end_working: f64,
     pub(super) freed: f64,
+    pub(super) late: f64,
     pub(super) parameters: f64,
     pub(super) end_parameters: f64,
     pub(super) expert_parameters: f64,
@@ -34,11 +35,27 @@ impl Stage {
         self.pass.total_s() + self.again_s
     }
 
+    /// What was freed while the device was behind, with so many micro-batches under way: of one
+    /// pass where nothing makes the host wait; with stages, of all where the device is slower, else
+    /// of those whose messages wait for the next stage, which are all but two.
+    pub(super) fn late_bytes(&self, c: &Configuration, in_flight: f64) -> f64 {
+        let host_is_late = self.pass.dispatch_s > LATE_SHARE * self.pass.total_s();
+        let passes = match (c.pp, host_is_late) {
+            (1, _) => 1.0,
+            (_, false) => in_flight,
+            (_, true) => (in_flight - 2.0).max(0.0),
+        };
+        self.late * passes
+    }
+
     pub(super) fn alike(&self, run: &Run) -> Alike {
         let Stage { forward_s, backward_s, weight_s, .. } = *self;
         Alike { index: run.index, count: run.count, forward_s, backward_s, weight_s }
     }
 }
+
+/// Share of a pass that the device waits for its host, from which on it is not behind. Chosen.
+const LATE_SHARE: f64 = 0.1;
 
 /// Stages that are alike and follow each other; an end of the model is on its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,6 +185,7 @@ fn add_bytes(stage: &mut Stage, c: &Configuration, Part { price, count, whole }:
         stage.end_parameters += price.parameters;
     }
     stage.freed = stage.freed.max(price.freed_bytes);
+    stage.late += price.late_bytes * count;
     stage.parameters += price.parameters * count;
     stage.expert_parameters += price.expert_parameters * count;
     stage.tensors += price.tensors * count;

@@ -448,7 +448,9 @@ impl Terms<'_> {
                 + stage.saved
                 + stage.sent * in_flight,
             working_bytes: stage.working.max(stage.end_working),
-            freed_bytes: stage.working.min(stage.end_working) + stage.freed,
+            freed_bytes: stage.working.min(stage.end_working)
+                + stage.freed
+                + stage.late_bytes(c, in_flight),
             reserve_bytes: self.style.reserve_bytes,
             // What the host cannot take stays.
             host_excess_bytes: (moved - self.host.bytes(c)).max(0.0),

@@ -196,8 +196,9 @@ pub struct Style {
     pub usual_sequence_parallel: bool,
     /// The network of the cluster that the style's runs were made on.
     pub fabric: &'static str,
-    /// Whether inputs that were gathered over `tp` are kept whole for the backward pass.
-    pub keeps_gathered: bool,
+    /// Whether results that a collective over `tp` has read are of use again only when the device
+    /// has come past it, while the host runs ahead (`record_stream` of PyTorch).
+    pub frees_late: bool,
     /// Whether a token goes once to a node where several of its experts are.
     pub experts_once: bool,
     /// Whether stages send while they compute.
@@ -226,17 +227,19 @@ const MOMENTS_BYTES: f64 = 8.0;
 const SINGLE_UPDATE_BYTES: f64 = 28.0;
 
 impl Style {
-    /// What a run prints of what it holds.
-    pub(super) fn printed(&self, held: Memory) -> Memory {
-        let share = 1.0 + self.printed_share;
+    /// What a run prints of what it holds, on a device of so many bytes. What is of use to nobody
+    /// counts as working: as much as there is room for, since an allocator gives it back where a
+    /// device is full.
+    pub(super) fn printed(&self, held: Memory, device_bytes: f64) -> Memory {
         let (freed, reserve) = match self.prints {
             Printed::Device => (0.0, held.reserve_bytes),
             Printed::Reserved => (held.freed_bytes, 0.0),
             Printed::Allocated => (0.0, 0.0),
         };
+        let unused = (held.activations_bytes + held.working_bytes) * self.printed_share + freed;
+        let room = (device_bytes - held.total_bytes()).max(0.0);
         Memory {
-            activations_bytes: held.activations_bytes * share,
-            working_bytes: held.working_bytes * share + freed,
+            working_bytes: held.working_bytes + unused.min(room),
             reserve_bytes: reserve,
             ..held
         }

@@ -1,3 +1,4 @@
+mod printed;
 mod unseen;
 
 use super::row::{self, Columns};
@@ -354,7 +355,7 @@ fn copied_pieces_take_time() {
 /// The memory that runs print, with what their allocators hold and nobody asks for.
 #[test]
 fn printed_memory_is_met() {
-    for (source, limit) in [("bloom", 0.05), ("nanotron", 0.10)] {
+    for (source, limit) in [("bloom", 0.05), ("nanotron", 0.06)] {
         let Errors { rows, median, .. } = summary(source).memory;
         assert!(rows > 5 && median <= limit, "{source}: {rows} rows, median {median}");
     }

@@ -35,6 +35,12 @@ pub const NOTHING: AroundAttention = AroundAttention {
     backward_bytes: 0.0,
 };
 
+/// What an allocator that takes the smallest block that fits leaves unused of what comes and goes,
+/// where blocks cannot grow. Derived: PyTorch's rules (blocks of 2 MiB, cut where more than 1 MiB
+/// is left) replayed over two steps of layers like nanotron's, of 1 and 3 billion parameters, on
+/// one to eight stages, of one to four samples: 3 to 19 %, on average this.
+const BEST_FIT_SHARE: f64 = 0.1;
+
 /// One collective for all gradients of a stage.
 pub(super) const WHOLE: f64 = f64::INFINITY;
 
@@ -76,7 +82,7 @@ pub const OURS: Style = Style {
     tensor_hidden: 0.0,
     tensor_backward_hidden: 0.0,
     tensor_operations: 1.0,
-    keeps_gathered: false,
+    frees_late: false,
     experts_once: true,
     balances_stages: false,
     usual_recompute: "none",
@@ -132,7 +138,7 @@ const MEGATRON_2020: Style = Style {
     tensor_hidden: 0.0,
     tensor_backward_hidden: 0.0,
     tensor_operations: 1.0,
-    keeps_gathered: false,
+    frees_late: false,
     experts_once: false,
     balances_stages: false,
     usual_recompute: "none",
@@ -277,8 +283,9 @@ const NANOTRON: Style = Style {
     fused_rope: true,
     dropout: false,
     loss_bytes: [38.0, 14.0],
+    // `_ShardedCrossEntropy` keeps shifted logits in f32, and its caller the logits.
     loss_saved_bytes: 4.0,
-    loss_working_bytes: 8.0,
+    loss_working_bytes: 4.0,
     loss_cut_bytes: 0.0,
     whole_logits: false,
     // Supposed, not published: while a message between nodes is awaited, its library polls on the
@@ -288,7 +295,8 @@ const NANOTRON: Style = Style {
     weights: Exchange::AtEnd,
     backward_weights: Exchange::AtEnd,
     weight_bytes: 2.0,
-    // Gradients in bf16, and their sums in f32.
+    // Sums in f32; and in bf16 what PyTorch's data parallelism exchanges, or what a sharded
+    // optimizer gathers its weights in.
     gradient_bytes: 6.0,
     exchange_bytes: 4.0,
     // Chosen: the size that the collectives of its cluster were timed with.
@@ -307,7 +315,8 @@ const NANOTRON: Style = Style {
     tensor_hidden: 0.0,
     tensor_backward_hidden: 0.0,
     tensor_operations: 4.0,
-    keeps_gathered: true,
+    // `_RowLinearAsyncCommunication`; what it gathers goes into buffers that stay (`MemoryBuffer`).
+    frees_late: true,
     experts_once: false,
     balances_stages: true,
     usual_recompute: "none",
@@ -318,9 +327,10 @@ const NANOTRON: Style = Style {
     sends_hidden: false,
     scatter_gather: false,
     prints_first: true,
-    prints: Printed::Allocated,
+    // `log_throughput`: the table behind the playbook's figure has what tensors held too.
+    prints: Printed::Reserved,
     reserve_bytes: 0.0,
-    printed_share: 0.0,
+    printed_share: BEST_FIT_SHARE,
     doubt: 0.0,
     source: "github.com/huggingface/nanotron; The Ultra-Scale Playbook",
 };

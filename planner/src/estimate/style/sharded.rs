@@ -47,7 +47,7 @@ pub(super) const LLM_FOUNDRY: Style = Style {
     tensor_hidden: 0.0,
     tensor_backward_hidden: 0.0,
     tensor_operations: 1.0,
-    keeps_gathered: false,
+    frees_late: false,
     experts_once: false,
     balances_stages: false,
     usual_recompute: "none",

@@ -283,6 +283,7 @@ fn unseen_runs_are_predicted() {
         ("fsdp2_a100", 0.20),
         ("kempner_h200", 0.12),
         ("automodel", 0.12),
+        ("nanotron_8b", 0.10),
     ];
     let runs = read_runs(UNSEEN);
     for (source, limit) in limits {
@@ -299,7 +300,7 @@ fn unseen_runs_are_predicted() {
 #[test]
 fn unseen_memory_is_predicted() {
     let runs = read_runs(UNSEEN);
-    for (source, limit) in [("torchtitan", 0.08), ("kempner_h200", 0.06)] {
+    for (source, limit) in [("torchtitan", 0.08), ("kempner_h200", 0.06), ("nanotron_8b", 0.08)] {
         let rows = predicted_of(&runs, source);
         let Errors { rows, median, .. } = summarise(rows.iter()).memory;
         println!("{source}: memory {median:.3} of {rows}");
