@@ -237,7 +237,7 @@ impl Lowering<'_> {
         let tokens = self.tokens();
         let (k_all, n_all) = (f64::from(k), f64::from(n));
         let (k, n) = match cut {
-            Cut::Columns => (k_all, (n_all / self.tp()).ceil()),
+            Cut::Columns => (k_all, self.piece(n_all)),
             Cut::Rows => ((k_all / self.tp()).ceil(), n_all),
             Cut::Whole => (k_all, n_all),
         };
@@ -556,7 +556,7 @@ impl Lowering<'_> {
     fn embedding(&self, vocab: u32, width: u32, positions: u32) -> Lowered {
         let (tokens, width) = (self.tokens(), f64::from(width));
         let whole = self.style.whole_logits;
-        let rows = if whole { f64::from(vocab) } else { (f64::from(vocab) / self.tp()).ceil() };
+        let rows = if whole { f64::from(vocab) } else { self.piece(vocab.into()) };
         let bytes = tokens * width * 2.0 * self.e();
         let group = self.tensor_group();
         let seconds = if whole {
@@ -584,7 +584,7 @@ impl Lowering<'_> {
 
     fn loss(&self, vocab: u32) -> Lowered {
         let (is_cut, whole) = (self.inside.tp > 1, self.style.whole_logits);
-        let columns = if whole { f64::from(vocab) } else { (f64::from(vocab) / self.tp()).ceil() };
+        let columns = if whole { f64::from(vocab) } else { self.piece(vocab.into()) };
         let logits = self.tokens() * columns;
         let [forward, backward] = self.style.loss_bytes;
         let gathered = if whole { logits * self.e() } else { 0.0 };

@@ -568,3 +568,25 @@ fn others_are_not_waited_for() {
     assert_eq!(of(1, 8), of(100, 8));
     assert!(of(1, 1) < of(1, 8) && of(100, 8) < of(100, 800));
 }
+
+/// A vocabulary is cut into equal pieces: one that does not divide is padded first, to a multiple
+/// of 128 for each rank (Shoeybi et al. 2019); one rank has it as it is.
+#[test]
+fn vocabularies_are_padded_where_they_are_cut() {
+    let cluster = Cluster::load_on("a100", &machine()).unwrap();
+    let ends = |vocab: u32, tp: u32| {
+        let work = Shape { vocab, tied: false, ..bloom(32) }.workload().unwrap();
+        let job = Job { global_batch: 8, arithmetic: Arithmetic::Half };
+        let estimator = Estimator::new(&work, &cluster, style::OURS, job).unwrap();
+        let c: Configuration = format!("tp={tp} mbs=1").parse().unwrap();
+        let prices = estimator.prices(price::Inside::of(&c));
+        [prices.first, prices.last]
+    };
+    for (tp, padded) in [(2, 50_432), (4, 50_688), (8, 51_200)] {
+        assert_eq!(ends(50_257, tp), ends(padded, tp), "{tp} ranks");
+        assert_ne!(ends(50_256, 2), ends(50_432, 2));
+    }
+    // Rows of an odd number of columns are slow to load.
+    let [odd, even] = [50_257, 50_304].map(|vocab| ends(vocab, 1)[1].forward.products_s);
+    assert!(odd > 1.5 * even, "{odd} s and {even} s");
+}

@@ -4,7 +4,21 @@ use super::{INNER_INTERFERENCE, Lowered, Lowering};
 use crate::estimate::price::Pass;
 use crate::estimate::workload::{Item, Split};
 
+/// Columns of which a rank's piece has a whole number where they are padded: the default of
+/// Megatron-LM (`make-vocab-size-divisible-by`).
+const PADDED: f64 = 128.0;
+
 impl Lowering<'_> {
+    /// A tensor-parallel rank's columns of so many. All ranks have equally many: a vocabulary that
+    /// does not divide is padded.
+    pub(super) fn piece(&self, columns: f64) -> f64 {
+        let ranks = self.tp();
+        if columns % ranks == 0.0 {
+            return columns / ranks;
+        }
+        (columns / (PADDED * ranks)).ceil() * PADDED
+    }
+
     /// One kernel forward; backward, one for what it reads again and one for what it wrote.
     pub(super) fn any_rows(&self, item: &Item) -> Lowered {
         let Item::Rows { reads, writes, saves, parameters, cut } = *item else {
