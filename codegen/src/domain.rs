@@ -4,7 +4,7 @@ use ir::op::{Binary, Combiner};
 use ir::{Function, Node, Op, ValueId};
 
 use crate::fuse::is_leaf;
-use crate::precision::compute_dtype;
+use crate::precision::{Bounds, Need, together};
 
 /// `sizes[..split]` are rows, `sizes[split..]` columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,15 +42,111 @@ impl Domain {
     /// The domain in which all the nodes of a function can be computed in one pass and in one type;
     /// none when there is no such domain. `nodes` are fusible, in order.
     pub fn of(function: &Function, nodes: &[usize]) -> Option<Domain> {
-        compute_dtype(function, nodes.iter().copied())?;
-        let sizes = widest(function, nodes)?;
-        let splits = splits(function, nodes, &sizes)?;
-        let fits = |split: &usize| {
-            let domain = Domain { sizes: sizes.clone(), split: *split };
-            extents(function, nodes, &domain).is_some()
-        };
+        Sites::new(function).domain(nodes)
+    }
+}
+
+/// The nodes of a function of which many domains are asked for: what these follow from, found once.
+pub(crate) struct Sites<'f> {
+    pub(crate) function: &'f Function,
+    pub(crate) producers: Vec<Option<usize>>,
+    /// For each node, the sizes over which it is computed.
+    sizes: Vec<Option<Vec<usize>>>,
+    /// For each node, what it is computed in.
+    needs: Vec<Need>,
+}
+
+impl<'f> Sites<'f> {
+    pub(crate) fn new(function: &'f Function) -> Sites<'f> {
+        let mut bounds = Bounds::of(function);
+        let nodes = function.nodes.iter();
+        Sites {
+            function,
+            producers: function.producers(),
+            sizes: nodes.clone().map(|node| node_sizes(function, node)).collect(),
+            needs: nodes.map(|node| bounds.need(node)).collect(),
+        }
+    }
+
+    /// As [`Domain::of`].
+    pub(crate) fn domain(&self, nodes: &[usize]) -> Option<Domain> {
+        nodes.iter().try_fold(Need::Any, |found, at| together(found, self.needs[*at]))?;
+        let sizes = self.widest(nodes)?;
+        let mut domain = Domain { sizes: sizes.to_vec(), split: 0 };
         // Fewer, longer rows first: they are what the vector unit likes.
-        splits.into_iter().find(fits).map(|split| Domain { sizes, split })
+        for split in self.splits(nodes, sizes)? {
+            domain.split = split;
+            if self.extents(nodes, &domain).is_some() {
+                return Some(domain);
+            }
+        }
+        None
+    }
+
+    /// The dims of the widest node: those of its operand for a reduction.
+    pub(crate) fn widest(&self, nodes: &[usize]) -> Option<&[usize]> {
+        let mut widest: Option<(usize, &[usize])> = None;
+        for at in nodes {
+            let sizes = self.sizes[*at].as_deref()?;
+            let count = sizes.iter().product();
+            if widest.is_none_or(|(most, w)| (most, w.len()) < (count, sizes.len())) {
+                widest = Some((count, sizes));
+            }
+        }
+        widest.map(|(_, sizes)| sizes)
+    }
+
+    /// The splits that reductions and narrower values leave open.
+    fn splits(&self, nodes: &[usize], sizes: &[usize]) -> Option<std::ops::RangeInclusive<usize>> {
+        let mut forced: Option<usize> = None;
+        for at in nodes {
+            let narrow = self.sizes[*at].as_deref()?;
+            let here = if narrow != sizes {
+                Some(narrow.len())
+            } else if let Op::Reduce { dims, .. } = &self.function.nodes[*at].op {
+                let inner =
+                    if dims.first() == Some(&0) { Some(dims.len()) } else { dims.first().copied() };
+                inner.filter(|_| dims.len() < sizes.len())
+            } else {
+                None
+            };
+            match (forced, here) {
+                (Some(a), Some(b)) if a != b => return None,
+                (None, Some(_)) => forced = here,
+                _ => {}
+            }
+        }
+        match forced {
+            Some(split) if split <= sizes.len() => Some(split..=split),
+            Some(_) => None,
+            None => Some(0..=sizes.len()),
+        }
+    }
+
+    /// As [`extents`].
+    fn extents(&self, nodes: &[usize], domain: &Domain) -> Option<Vec<(ValueId, Extent)>> {
+        let Sites { function, producers, sizes, .. } = self;
+        let mut extents: Vec<(ValueId, Extent)> = Vec::with_capacity(nodes.len());
+        // The same by value.
+        let mut known: Vec<Option<Extent>> = vec![None; function.values.len()];
+        for at in nodes {
+            let node = &function.nodes[*at];
+            let over = extent_of(sizes[*at].as_deref()?, domain)?;
+            let own = node_extent(node, over, domain)?;
+            let here = |value: ValueId| known[value.index()];
+            for operand in &node.operands {
+                let fits = match here(*operand) {
+                    Some(extent) => extent == over,
+                    None => leaf_fits(function, producers, *operand, over, domain, &here),
+                };
+                if !fits {
+                    return None;
+                }
+            }
+            extents.push((node.result(), own));
+            known[node.result().index()] = Some(own);
+        }
+        Some(extents)
     }
 }
 
@@ -61,50 +157,10 @@ pub(crate) fn is_int_op_exact(node: &Node, function: &Function) -> bool {
     !rounds || node.operands.iter().all(float)
 }
 
-/// The dims of the widest node: those of its operand for a reduction.
-pub(crate) fn widest(function: &Function, nodes: &[usize]) -> Option<Vec<usize>> {
-    let mut widest: Option<Vec<usize>> = None;
-    for at in nodes {
-        let sizes = node_sizes(function, &function.nodes[*at])?;
-        let count = |s: &[usize]| (s.iter().product::<usize>(), s.len());
-        if widest.as_ref().is_none_or(|w| count(w) < count(&sizes)) {
-            widest = Some(sizes);
-        }
-    }
-    widest
-}
-
+/// The sizes over which a node is computed: those of its operand for a reduction.
 fn node_sizes(function: &Function, node: &Node) -> Option<Vec<usize>> {
     let reduces = matches!(node.op, Op::Reduce { .. });
-    function.ty(if reduces { node.operands[0] } else { node.result() }).sizes()
-}
-
-/// The splits that reductions and narrower values leave open.
-fn splits(function: &Function, nodes: &[usize], sizes: &[usize]) -> Option<Vec<usize>> {
-    let mut forced: Option<usize> = None;
-    for at in nodes {
-        let node = &function.nodes[*at];
-        let narrow = node_sizes(function, node)?;
-        let here = if narrow != sizes {
-            Some(narrow.len())
-        } else if let Op::Reduce { dims, .. } = &node.op {
-            let inner =
-                if dims.first() == Some(&0) { Some(dims.len()) } else { dims.first().copied() };
-            inner.filter(|_| dims.len() < sizes.len())
-        } else {
-            None
-        };
-        match (forced, here) {
-            (Some(a), Some(b)) if a != b => return None,
-            (None, Some(_)) => forced = here,
-            _ => {}
-        }
-    }
-    match forced {
-        Some(split) if split <= sizes.len() => Some(vec![split]),
-        Some(_) => None,
-        None => Some((0..=sizes.len()).collect()),
-    }
+    function.ty(if reduces { node.operands[0] } else { *node.results.first()? }).sizes()
 }
 
 /// What each node's result is in the domain; none when one does not fit.
@@ -113,29 +169,7 @@ pub fn extents(
     nodes: &[usize],
     domain: &Domain,
 ) -> Option<Vec<(ValueId, Extent)>> {
-    let mut extents: Vec<(ValueId, Extent)> = Vec::new();
-    let producers = function.producers();
-    for at in nodes {
-        let node = &function.nodes[*at];
-        let here = |value: ValueId| extents.iter().find(|(v, _)| *v == value).map(|(_, e)| *e);
-        let own = node_extent(function, node, domain)?;
-        let operand_extent = if matches!(node.op, Op::Reduce { .. }) {
-            extent_of(&node_sizes(function, node)?, domain)?
-        } else {
-            own
-        };
-        for operand in &node.operands {
-            let fits = match here(*operand) {
-                Some(extent) => extent == operand_extent,
-                None => leaf_fits(function, &producers, *operand, operand_extent, domain, &here),
-            };
-            if !fits {
-                return None;
-            }
-        }
-        extents.push((node.result(), own));
-    }
-    Some(extents)
+    Sites::new(function).extents(nodes, domain)
 }
 
 fn extent_of(sizes: &[usize], domain: &Domain) -> Option<Extent> {
@@ -148,16 +182,14 @@ fn extent_of(sizes: &[usize], domain: &Domain) -> Option<Extent> {
     }
 }
 
-fn node_extent(function: &Function, node: &Node, domain: &Domain) -> Option<Extent> {
-    let Op::Reduce { combiner, dims } = &node.op else {
-        return extent_of(&function.ty(node.result()).sizes()?, domain);
-    };
-    let operand = extent_of(&node_sizes(function, node)?, domain)?;
+/// The extent of the result of a node that is computed over another.
+fn node_extent(node: &Node, over: Extent, domain: &Domain) -> Option<Extent> {
+    let Op::Reduce { combiner, dims } = &node.op else { return Some(over) };
     let (split, ndim) = (domain.split, domain.sizes.len());
     let columns = dims.iter().copied().eq(split..ndim);
     let rows = dims.iter().copied().eq(0..split);
     let sum = *combiner == Combiner::Sum;
-    match operand {
+    match over {
         Extent::Full if columns && split < ndim => Some(Extent::Row),
         Extent::Full if dims.len() == ndim && sum => Some(Extent::Total),
         Extent::Full if rows && sum => Some(Extent::Column),

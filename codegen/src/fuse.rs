@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ir::{Class, Function, Kind, Module, Node, Op, Value, ValueId};
 
-use crate::domain::{Domain, is_int_op_exact, widest};
+use crate::domain::{Sites, is_int_op_exact};
 use crate::epilogue::{absorbed, epilogues};
 use crate::grouping::{Choice, Item, Problem, mask, ones};
 use crate::pool::pools;
@@ -29,7 +29,8 @@ const GROUP_NODES_MAX: usize = 160;
 ///
 /// Keeps results and their types. O(edges × groups), then a search with a counted budget.
 pub fn fuse(function: &Function, module: &mut Module) -> (Function, Option<Choice>) {
-    let mut groups = Groups::new(function, module);
+    let sites = Sites::new(function);
+    let mut groups = Groups::new(&sites, module);
     groups.merge_along_edges();
     groups.merge_siblings();
     groups.merge_cousins();
@@ -72,8 +73,14 @@ pub(crate) fn is_leaf(op: &Op) -> bool {
 }
 
 struct Groups<'f> {
+    sites: &'f Sites<'f>,
     function: &'f Function,
-    producers: Vec<Option<usize>>,
+    /// For each node, those that it reads, looking through leaves.
+    sources: Vec<Vec<usize>>,
+    /// For each value, the nodes that read it, looking through leaves, which are none.
+    readers: Vec<Vec<usize>>,
+    /// For each value, whether it is a result, or read by a leaf that is one.
+    is_result: Vec<bool>,
     /// For each node, its group; leaves have none of their own.
     of_node: Vec<usize>,
     /// For each group, its nodes in order. A merged group is empty.
@@ -82,7 +89,8 @@ struct Groups<'f> {
 }
 
 impl<'f> Groups<'f> {
-    fn new(function: &'f Function, module: &Module) -> Groups<'f> {
+    fn new(sites: &'f Sites<'f>, module: &Module) -> Groups<'f> {
+        let function = sites.function;
         let count = function.nodes.len();
         let mut absorbed = absorbed(function, &epilogues(function));
         absorbed.extend(pools(function).keys());
@@ -90,32 +98,28 @@ impl<'f> Groups<'f> {
         let fusible = |at: usize| {
             !absorbed.contains(&at)
                 && is_fusible(&function.nodes[at], function, module)
-                && Domain::of(function, &[at]).is_some()
+                && sites.domain(&[at]).is_some()
         };
+        let mut readers = vec![Vec::new(); function.values.len()];
+        for (at, node) in function.nodes.iter().enumerate().filter(|(_, n)| !is_leaf(&n.op)) {
+            for value in through_leaves(sites, &node.operands) {
+                readers[value.index()].push(at);
+            }
+        }
+        let mut is_result = vec![false; function.values.len()];
+        for value in through_leaves(sites, &function.results) {
+            is_result[value.index()] = true;
+        }
         Groups {
+            sites,
             function,
-            producers: function.producers(),
+            readers,
+            is_result,
+            sources: (0..count).map(|at| sources(sites, at)).collect(),
             of_node: (0..count).collect(),
             members: (0..count).map(|at| vec![at]).collect(),
             fusible: (0..count).map(fusible).collect(),
         }
-    }
-
-    /// The nodes that a node reads, looking through leaves.
-    fn sources(&self, node: usize) -> Vec<usize> {
-        let mut sources = Vec::new();
-        let mut work: Vec<ValueId> = self.function.nodes[node].operands.clone();
-        while let Some(value) = work.pop() {
-            let Some(producer) = self.producers[value.index()] else { continue };
-            if is_leaf(&self.function.nodes[producer].op) {
-                work.extend(&self.function.nodes[producer].operands);
-            } else {
-                sources.push(producer);
-            }
-        }
-        sources.sort_unstable();
-        sources.dedup();
-        sources
     }
 
     fn merge_along_edges(&mut self) {
@@ -123,7 +127,8 @@ impl<'f> Groups<'f> {
             if !self.fusible[node] {
                 continue;
             }
-            for source in self.sources(node).into_iter().rev() {
+            for at in (0..self.sources[node].len()).rev() {
+                let source = self.sources[node][at];
                 if self.fusible[source] {
                     self.try_merge(self.of_node[source], self.of_node[node]);
                 }
@@ -149,8 +154,8 @@ impl<'f> Groups<'f> {
     fn merge_cousins(&mut self) {
         let mut readers: BTreeMap<ValueId, BTreeSet<usize>> = BTreeMap::new();
         for at in (0..self.function.nodes.len()).filter(|at| self.fusible[*at]) {
-            for source in self.sources(at).into_iter().filter(|source| !self.fusible[*source]) {
-                for operand in &self.function.nodes[source].operands {
+            for source in self.sources[at].iter().filter(|source| !self.fusible[**source]) {
+                for operand in &self.function.nodes[*source].operands {
                     readers.entry(*operand).or_default().insert(at);
                 }
             }
@@ -190,7 +195,7 @@ impl<'f> Groups<'f> {
     /// Takes the cheapest grouping that is found.
     fn choose(&mut self) -> Option<Choice> {
         let items = self.items();
-        let problem = Problem::new(self.function, &items)?;
+        let problem = Problem::new(self.sites, &items)?;
         let place = |node: &usize| items.binary_search_by_key(node, |item| item.node).ok();
         let group = |members: &Vec<usize>| {
             let places: Vec<usize> = members.iter().filter_map(place).collect();
@@ -217,14 +222,13 @@ impl<'f> Groups<'f> {
         // For each node that is no kernel's, the items that it waits for.
         let mut waits: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); self.members.len()];
         let mut items = Vec::new();
-        let kept = self.kept();
         for at in 0..self.members.len() {
             let mut direct = BTreeSet::new();
             let mut around = BTreeSet::new();
-            for source in self.sources(at) {
-                match places[source] {
+            for source in &self.sources[at] {
+                match places[*source] {
                     Some(item) => _ = direct.insert(item),
-                    None => around.extend(&waits[source]),
+                    None => around.extend(&waits[*source]),
                 }
             }
             if !self.fusible[at] {
@@ -233,7 +237,7 @@ impl<'f> Groups<'f> {
             }
             places[at] = Some(items.len());
             let node = &self.function.nodes[at];
-            let mut reads: Vec<usize> = through_leaves(self, &node.operands)
+            let mut reads: Vec<usize> = through_leaves(self.sites, &node.operands)
                 .into_iter()
                 .filter(|value| !self.is_made_by_leaf(*value))
                 .map(ValueId::index)
@@ -245,29 +249,26 @@ impl<'f> Groups<'f> {
                 reads,
                 direct: direct.into_iter().collect(),
                 around: around.into_iter().collect(),
-                is_kept: kept.contains(&node.result()),
+                is_kept: self.is_read(node.result(), |reader| !self.fusible[reader]),
             });
         }
         items
     }
 
-    /// The values that something else than kernels reads.
-    fn kept(&self) -> BTreeSet<ValueId> {
-        let nodes = self.function.nodes.iter().enumerate();
-        let others = nodes.filter(|(at, node)| !self.fusible[*at] && !is_leaf(&node.op));
-        let read = others.flat_map(|(_, node)| through_leaves(self, &node.operands));
-        read.chain(through_leaves(self, &self.function.results)).collect()
+    /// Whether a value is a result, or read by a node of some kind.
+    fn is_read(&self, value: ValueId, by: impl Fn(usize) -> bool) -> bool {
+        self.is_result[value.index()] || self.readers[value.index()].iter().any(|at| by(*at))
     }
 
     fn is_made_by_leaf(&self, value: ValueId) -> bool {
-        self.producers[value.index()].is_some_and(|at| is_leaf(&self.function.nodes[at].op))
+        self.sites.producers[value.index()].is_some_and(|at| is_leaf(&self.function.nodes[at].op))
     }
 
     /// Whether the sizes of two groups do not exclude that they share a domain.
     fn may_fit(&self, a: usize, b: usize) -> bool {
-        let [a, b] = [a, b].map(|group| widest(self.function, &self.members[group]));
+        let [a, b] = [a, b].map(|group| self.sites.widest(&self.members[group]));
         let (Some(a), Some(b)) = (a, b) else { return false };
-        a.starts_with(&b) || b.starts_with(&a)
+        a.starts_with(b) || b.starts_with(a)
     }
 
     /// Merges two groups, if they can be one; says whether it did.
@@ -278,7 +279,7 @@ impl<'f> Groups<'f> {
         let mut nodes: Vec<usize> =
             self.members[a].iter().chain(&self.members[b]).copied().collect();
         nodes.sort_unstable();
-        if Domain::of(self.function, &nodes).is_none() || self.meets_outside(a, b) {
+        if self.sites.domain(&nodes).is_none() || self.meets_outside(a, b) {
             return false;
         }
         for node in &self.members[b] {
@@ -310,8 +311,8 @@ impl<'f> Groups<'f> {
 
     /// The groups that a group reads.
     fn inputs(&self, group: usize) -> BTreeSet<usize> {
-        let sources = self.members[group].iter().flat_map(|node| self.sources(*node));
-        sources.map(|node| self.of_node[node]).filter(|g| *g != group).collect()
+        let sources = self.members[group].iter().flat_map(|node| &self.sources[*node]);
+        sources.map(|node| self.of_node[*node]).filter(|g| *g != group).collect()
     }
 
     /// The groups in an order in which each comes after what it reads.
@@ -333,6 +334,24 @@ impl<'f> Groups<'f> {
         }
         order
     }
+}
+
+/// The nodes that a node reads, looking through leaves.
+fn sources(sites: &Sites<'_>, node: usize) -> Vec<usize> {
+    let Sites { function, producers, .. } = sites;
+    let mut sources = Vec::new();
+    let mut work: Vec<ValueId> = function.nodes[node].operands.clone();
+    while let Some(value) = work.pop() {
+        let Some(producer) = producers[value.index()] else { continue };
+        if is_leaf(&function.nodes[producer].op) {
+            work.extend(&function.nodes[producer].operands);
+        } else {
+            sources.push(producer);
+        }
+    }
+    sources.sort_unstable();
+    sources.dedup();
+    sources
 }
 
 /// Builds the fused function.
@@ -386,7 +405,7 @@ fn materialise(
     if let Some(there) = map[value.index()] {
         return there;
     }
-    let producer = groups.producers[value.index()].expect("parameters are mapped");
+    let producer = groups.sites.producers[value.index()].expect("parameters are mapped");
     copy_node(groups, fused, map, producer);
     map[value.index()].expect("its node was copied")
 }
@@ -405,30 +424,22 @@ fn copy_node(groups: &Groups<'_>, fused: &mut Function, map: &mut [Option<ValueI
 
 /// The values of a group that something outside reads.
 fn outputs(groups: &Groups<'_>, group: usize) -> Vec<ValueId> {
-    let function = groups.function;
-    let inside = |at: usize| groups.of_node[at] == group && groups.fusible[at];
-    let mut read: BTreeSet<ValueId> = function.results.iter().copied().collect();
-    for (at, node) in function.nodes.iter().enumerate() {
-        // A leaf inside of which only this group looks does not make its operand leave.
-        if !inside(at) && !is_leaf(&node.op) {
-            read.extend(through_leaves(groups, &node.operands));
-        }
-    }
-    read.extend(through_leaves(groups, &function.results));
-    let members = groups.members[group].iter();
-    members.map(|at| function.nodes[*at].result()).filter(|r| read.contains(r)).collect()
+    let results = groups.members[group].iter().map(|at| groups.function.nodes[*at].result());
+    // A leaf inside of which only this group looks does not make its operand leave.
+    let is_outside = |reader: usize| groups.of_node[reader] != group;
+    results.filter(|value| groups.is_read(*value, is_outside)).collect()
 }
 
 /// The operands, and what leaves among them read.
-fn through_leaves(groups: &Groups<'_>, operands: &[ValueId]) -> Vec<ValueId> {
+fn through_leaves(sites: &Sites<'_>, operands: &[ValueId]) -> Vec<ValueId> {
     let mut found = Vec::new();
     let mut work = operands.to_vec();
     while let Some(value) = work.pop() {
         found.push(value);
-        if let Some(at) = groups.producers[value.index()]
-            && is_leaf(&groups.function.nodes[at].op)
+        if let Some(at) = sites.producers[value.index()]
+            && is_leaf(&sites.function.nodes[at].op)
         {
-            work.extend(&groups.function.nodes[at].operands);
+            work.extend(&sites.function.nodes[at].operands);
         }
     }
     found
@@ -450,7 +461,7 @@ fn outline_group(
         nodes.iter().flat_map(|at| function.nodes[*at].operands.iter().copied()).collect();
     work.reverse();
     while let Some(value) = work.pop() {
-        match groups.producers[value.index()] {
+        match groups.sites.producers[value.index()] {
             Some(at) if inside.contains(&at) => {}
             Some(at) if is_leaf(&function.nodes[at].op) => {
                 if leaves.insert(at) {

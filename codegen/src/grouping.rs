@@ -5,18 +5,19 @@
 //! kernel reads a value once and writes what something outside of it reads. Operations are not in
 //! it, because each node is computed once whatever the grouping.
 //!
-//! Nodes are assigned in order, each to a group that is there or to a new one. What a group has
+//! Nodes are assigned one by one, each to a group that is there or to a new one: first those of
+//! which no two can share a kernel, then those with the fewest of these to join. What a group has
 //! read and written stays so when nodes join it, a part of a group that fits a domain fits one
 //! too, and a cycle among assigned nodes remains; so all three prune. The bound adds what nodes
 //! that cannot share a kernel cost in any case. The search starts from a grouping that is given,
 //! usually finds that the bound proves it, and ends after a counted number of tries.
 
-use std::collections::HashMap;
+mod search;
 
 use ir::Function;
 use ir::rewrite::price::Work;
 
-use crate::domain::{Domain, widest};
+use crate::domain::Sites;
 
 /// A set of items.
 type Mask = u128;
@@ -24,7 +25,7 @@ type Mask = u128;
 /// The most nodes of a function that are searched and bounded: those of a [`Mask`].
 const ITEMS_MAX: usize = 128;
 
-/// The most pairs of groups that are looked at to bound assignments. Chosen: about a millisecond,
+/// The most pairs of groups that are looked at to bound assignments. Chosen: some milliseconds,
 /// because `verify` compiles each layer for hundreds of meshes.
 const PAIRS_MAX: usize = 100_000;
 
@@ -69,12 +70,11 @@ struct Moved {
 
 /// The nodes of a function that kernels compute, as items in their order.
 pub(crate) struct Problem<'f> {
-    function: &'f Function,
+    sites: &'f Sites<'f>,
     nodes: Vec<usize>,
     moved: Vec<Moved>,
-    /// For each item, the items that it waits for, of which one may be in the same group only if
-    /// no third stands between.
-    waits: Vec<Mask>,
+    /// For each item, all that it waits for, directly or not.
+    before: Vec<Mask>,
     /// For each item, all that wait for it, directly or not.
     after: Vec<Mask>,
     /// For each item, those with which it can share no kernel.
@@ -99,15 +99,15 @@ pub(crate) struct Item {
 
 impl<'f> Problem<'f> {
     /// The problem of items in order; none where there are too many.
-    pub(crate) fn new(function: &'f Function, items: &[Item]) -> Option<Problem<'f>> {
+    pub(crate) fn new(sites: &'f Sites<'f>, items: &[Item]) -> Option<Problem<'f>> {
         if items.len() > ITEMS_MAX {
             return None;
         }
         let mut problem = Problem {
-            function,
+            sites,
             nodes: items.iter().map(|item| item.node).collect(),
-            moved: moved(function, items),
-            waits: items.iter().map(|i| mask(i.direct.iter().chain(&i.around))).collect(),
+            moved: moved(sites.function, items),
+            before: Vec::new(),
             after: Vec::new(),
             apart: Vec::new(),
             clique: 0,
@@ -125,9 +125,9 @@ impl<'f> Problem<'f> {
         // All that an item waits for, and what of it through something that is no kernel.
         let (mut before, mut around): (Vec<Mask>, Vec<Mask>) = (vec![0; count], vec![0; count]);
         let mut after: Vec<Mask> = vec![0; count];
-        let sizes: Vec<_> = self.nodes.iter().map(|n| widest(self.function, &[*n])).collect();
+        let sizes: Vec<_> = self.nodes.iter().map(|n| self.sites.widest(&[*n])).collect();
         for (at, item) in items.iter().enumerate() {
-            for source in ones(self.waits[at]) {
+            for source in item.direct.iter().chain(&item.around).copied() {
                 before[at] |= bit(source) | before[source];
             }
             for source in &item.direct {
@@ -139,14 +139,14 @@ impl<'f> Problem<'f> {
             ones(before[at]).for_each(|source| after[source] |= bit(at));
             for other in (0..at).rev() {
                 let between = after[other] & before[at];
-                let starts = match (&sizes[other], &sizes[at]) {
+                let starts = match (sizes[other], sizes[at]) {
                     (Some(a), Some(b)) => a.starts_with(b) || b.starts_with(a),
                     _ => false,
                 };
                 let hull = between | bit(other) | bit(at);
-                let is_apart = around[at] & bit(other) != 0
+                let is_apart = !starts
+                    || around[at] & bit(other) != 0
                     || ones(hull).any(|item| apart[item] & hull != 0)
-                    || !starts
                     || !self.fits(hull);
                 if is_apart {
                     apart[other] |= bit(at);
@@ -154,7 +154,7 @@ impl<'f> Problem<'f> {
                 }
             }
         }
-        (self.after, self.apart) = (after, apart);
+        (self.before, self.after, self.apart) = (before, after, apart);
     }
 
     /// Looks for the largest clique that holds the given one and any of the `open` items.
@@ -184,155 +184,32 @@ impl<'f> Problem<'f> {
 
     /// Kernels and bytes of groups that are all there is.
     pub(crate) fn work(&self, groups: &[Mask]) -> Work {
-        self.least(!0, groups)
-    }
-
-    /// The least kernels and bytes of groupings that continue the one of the items that are `done`.
-    fn least(&self, done: Mask, groups: &[Mask]) -> Work {
-        let closed = self.closed(groups);
-        let left =
-            if self.nodes.is_empty() { 0 } else { (!0 >> (ITEMS_MAX - self.nodes.len())) & !done };
-        let new = closed.iter().fold(left, |new, closed| new & closed);
-        let first = self.grow_clique(new & self.clique, new);
-        let new = first.count_ones().max(self.grow_clique(0, new).count_ones());
-        let launches = groups.len() as u64 + u64::from(new);
         let mut bytes = 0;
         for value in &self.moved {
-            let is_own = |group: &Mask| value.producer.is_some_and(|at| group & bit(at) != 0);
-            let own = groups.iter().position(is_own);
-            let away = match (own, value.producer) {
-                (Some(group), _) => closed[group],
-                (None, Some(at)) => self.apart[at],
-                (None, None) => !0,
-            };
-            let reads = |at: &usize| groups[*at] & value.readers != 0 && Some(*at) != own;
-            let reading = (0..groups.len()).filter(reads);
-            let elsewhere = value.readers & !done & away;
-            let (times, others) = reading
-                .fold((0, elsewhere), |(times, others), group| (times + 1, others & closed[group]));
-            let others = self.grow_clique(0, others);
-            let is_read = times > 0 || elsewhere != 0;
-            let is_stored = value.producer.is_some() && (value.is_kept || is_read);
-            bytes += value.bytes * (times + u64::from(others.count_ones()) + u64::from(is_stored));
+            let own = value.producer.map_or(0, bit);
+            let reads = |group: &&Mask| **group & value.readers != 0 && **group & own == 0;
+            let times = groups.iter().filter(reads).count() as u64;
+            let is_stored = own != 0 && (value.is_kept || times > 0);
+            bytes += value.bytes * (times + u64::from(is_stored));
         }
-        Work { launches, bytes, ..Work::default() }
+        Work { launches: groups.len() as u64, bytes, ..Work::default() }
     }
 
-    /// For each group, the items that cannot join it: those apart from one of its own, and those
-    /// that wait for another group which waits for it.
-    fn closed(&self, groups: &[Mask]) -> Vec<Mask> {
-        let all = |group: Mask, of: &[Mask]| ones(group).fold(0, |all, item| all | of[item]);
-        // What each group waits for, through other groups too.
-        let mut before: Vec<Mask> =
-            groups.iter().map(|group| all(*group, &self.waits) & !group).collect();
-        let mut is_done = false;
-        while !is_done {
-            is_done = true;
-            for at in 0..groups.len() {
-                for other in (0..groups.len()).filter(|other| *other != at) {
-                    let wider = before[at] | groups[other] | before[other];
-                    if groups[other] & before[at] != 0 && wider != before[at] {
-                        before[at] = wider;
-                        is_done = false;
-                    }
-                }
-            }
+    /// How many kernels a set of items needs at least: those of the largest clique that is found
+    /// from each of them.
+    fn apart_among(&self, items: Mask) -> u32 {
+        let grown = |first: usize| self.grow_clique(bit(first), items).count_ones();
+        match items.count_ones() {
+            few @ 0..=1 => few,
+            2 => grown(items.trailing_zeros() as usize),
+            _ => ones(items).map(grown).max().unwrap_or(0),
         }
-        let closed = |(at, group): (usize, &Mask)| {
-            let later = (0..groups.len()).filter(|k| *k != at && before[*k] & group != 0);
-            later.fold(all(*group, &self.apart), |closed, k| closed | all(groups[k], &self.after))
-        };
-        groups.iter().enumerate().map(closed).collect()
     }
 
     /// Whether items fit a domain together.
     fn fits(&self, items: Mask) -> bool {
         let nodes: Vec<usize> = ones(items).map(|item| self.nodes[item]).collect();
-        Domain::of(self.function, &nodes).is_some()
-    }
-
-    /// The cheapest grouping, or the given one if none is found that is cheaper.
-    pub(crate) fn solve(&self, given: Vec<Mask>) -> (Vec<Mask>, Choice) {
-        let root = self.least(0, &[]).price();
-        let work = self.work(&given);
-        let mut search = Search {
-            problem: self,
-            best: (work.price(), given),
-            root,
-            known: HashMap::new(),
-            tries: 0,
-            pairs: 0,
-        };
-        search.assign(0, &mut Vec::new());
-        let Search { best: (price, groups), tries, pairs, .. } = search;
-        let bound = if pairs < PAIRS_MAX { price } else { root };
-        let greedy = work.price();
-        let choice = Choice { work: self.work(&groups), greedy, bound, tries };
-        (groups, choice)
-    }
-}
-
-/// Whether the items of a group fit a domain, for groups that were looked at.
-type Known = HashMap<Mask, bool>;
-
-struct Search<'p, 'f> {
-    problem: &'p Problem<'f>,
-    /// The cheapest grouping so far, and its price.
-    best: (u64, Vec<Mask>),
-    /// The bound of all groupings.
-    root: u64,
-    known: Known,
-    tries: usize,
-    /// Pairs of groups that were looked at.
-    pairs: usize,
-}
-
-impl Search<'_, '_> {
-    /// Tries all groups for an item and those after it, the most promising first.
-    fn assign(&mut self, at: usize, groups: &mut Vec<Mask>) {
-        let problem = self.problem;
-        if at == problem.nodes.len() {
-            let price = problem.work(groups).price();
-            if price < self.best.0 {
-                self.best = (price, groups.clone());
-            }
-            return;
-        }
-        let done = bit(at) | (bit(at) - 1);
-        let mut children = Vec::new();
-        let closed = problem.closed(groups);
-        groups.push(0);
-        for place in (0..groups.len()).rev() {
-            let group = groups[place];
-            let is_closed = closed.get(place).is_some_and(|closed| closed & bit(at) != 0);
-            let joined = group | bit(at);
-            if is_closed || !*self.known.entry(joined).or_insert_with(|| problem.fits(joined)) {
-                continue;
-            }
-            groups[place] |= bit(at);
-            let len = if group == 0 { groups.len() } else { groups.len() - 1 };
-            self.tries += 1;
-            self.pairs += len * len;
-            children.push((problem.least(done, &groups[..len]).price(), place));
-            groups[place] = group;
-        }
-        groups.pop();
-        // Stable: of equal ones the new group comes first, then the latest.
-        children.sort_by_key(|(bound, _)| *bound);
-        for (bound, place) in children {
-            if bound >= self.best.0 || self.best.0 <= self.root || self.pairs >= PAIRS_MAX {
-                return;
-            }
-            if place == groups.len() {
-                groups.push(bit(at));
-                self.assign(at + 1, groups);
-                groups.pop();
-            } else {
-                groups[place] |= bit(at);
-                self.assign(at + 1, groups);
-                groups[place] &= !bit(at);
-            }
-        }
+        self.sites.domain(&nodes).is_some()
     }
 }
 

@@ -14,7 +14,7 @@ const SMALL: f64 = 16_777_216.0;
 
 /// What a node computes in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Need {
+pub(crate) enum Need {
     /// It is the same in both.
     Any,
     Single,
@@ -26,17 +26,18 @@ pub(crate) fn compute_dtype(
     function: &Function,
     nodes: impl IntoIterator<Item = usize>,
 ) -> Option<DType> {
-    let mut bounds = Bounds { function, producers: None };
-    let mut found = Need::Any;
-    for at in nodes {
-        let need = bounds.need(&function.nodes[at]);
-        if found == Need::Any {
-            found = need;
-        } else if need != Need::Any && need != found {
-            return None;
-        }
-    }
+    let mut bounds = Bounds::of(function);
+    let mut needs = nodes.into_iter().map(|at| bounds.need(&function.nodes[at]));
+    let found = needs.try_fold(Need::Any, together)?;
     Some(if found == Need::Double { DType::F64 } else { DType::F32 })
+}
+
+/// What two nodes are computed in together; none where they need several types.
+pub(crate) fn together(a: Need, b: Need) -> Option<Need> {
+    match (a, b) {
+        (Need::Any, other) | (other, Need::Any) => Some(other),
+        (a, b) => (a == b).then_some(a),
+    }
 }
 
 /// The least and the largest integer that leaves hold.
@@ -51,7 +52,8 @@ impl<'f> Bounds<'f> {
         Bounds { function, producers: None }
     }
 
-    fn need(&mut self, node: &Node) -> Need {
+    /// What a node is computed in.
+    pub(crate) fn need(&mut self, node: &Node) -> Need {
         let function = self.function;
         let mut types =
             node.operands.iter().chain(&node.results).map(|value| function.ty(*value).dtype);

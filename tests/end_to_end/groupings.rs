@@ -95,6 +95,59 @@ fn drawn(r: &mut Draws) -> Function {
     b.into_function(&results.into_iter().collect::<Vec<_>>())
 }
 
+/// A function of forks and joins: elementwise nodes with several readers, and reductions of
+/// different dims over what they share, which no kernel computes together.
+fn forked(r: &mut Draws) -> Function {
+    let mut module = Module::new("m");
+    let mut b = Builder::new(&mut module, "f", Kind::Layer);
+    let ty = |dims: &[usize]| TensorType::of(DType::F32, dims);
+    // A launch costs what 256 KiB do: values are worth half a launch, two or four.
+    let wide = [[8, 64, 64], [32, 64, 64], [64, 64, 64]][r.below(3)];
+    let dims = || wide.map(Dim::from).to_vec();
+    let mut values: [Vec<ValueId>; 3] = [
+        ["x", "y"].map(|name| b.param(name, ty(&wide))).into_iter().collect(),
+        vec![b.param("plane", ty(&wide[..2]))],
+        vec![b.param("line", ty(&wide[..1]))],
+    ];
+    let mut results = BTreeSet::new();
+    let count = 5 + r.below(NODES_MAX - 4);
+    for at in 0..count {
+        let name = format!("n{at}");
+        let pick = |r: &mut Draws, from: &[ValueId]| from[r.below(from.len())];
+        let [x, plane, line] = [0, 1, 2].map(|kind: usize| pick(r, &values[kind]));
+        let how = [Combiner::Sum, Combiner::Max][r.below(2)];
+        let spread = |b: &mut Builder<'_>, new: Vec<usize>, of: ValueId| {
+            let spread = Op::Broadcast { new, dims: dims() };
+            b.push(&format!("n{at}.spread"), spread, &[of])
+        };
+        let (kind, made) = match r.below(12) {
+            0 => (Some(0), b.unary(&name, Unary::Tanh, x)),
+            1..4 => (Some(0), b.binary(&name, Binary::Mul, x, pick(r, &values[0]))),
+            4 => (Some(1), b.reduce(&name, how, vec![2], x)),
+            5 => (Some(2), b.reduce(&name, how, vec![1, 2], x)),
+            6 => (None, b.reduce(&name, Combiner::Sum, vec![0], x)),
+            7 => (None, b.reduce(&name, Combiner::Sum, vec![0, 1], x)),
+            8 => {
+                let spread = spread(&mut b, vec![2], plane);
+                (Some(0), b.binary(&name, Binary::Mul, x, spread))
+            }
+            9 => {
+                let spread = spread(&mut b, vec![1, 2], line);
+                (Some(0), b.binary(&name, Binary::Mul, x, spread))
+            }
+            10 => (Some(1), b.unary(&name, Unary::Exp, plane)),
+            _ => (Some(2), b.unary(&name, Unary::Exp, line)),
+        };
+        if let Some(kind) = kind {
+            values[kind].push(made);
+        }
+        if kind.is_none() || at + 1 == count || r.below(3) == 0 {
+            results.insert(made);
+        }
+    }
+    b.into_function(&results.into_iter().collect::<Vec<_>>())
+}
+
 /// The price of a function whose kernels are called: their launches, operands and results.
 fn price_of(function: &Function, module: &Module) -> (Work, u64) {
     let (mut work, mut moved) = (Work::default(), 0);
@@ -232,11 +285,12 @@ fn computed(function: &Function, module: &Module) -> Vec<usize> {
     (0..function.nodes.len()).filter(is_in).collect()
 }
 
-#[test]
-fn the_choice_is_the_cheapest_of_all_groupings() {
-    let (mut looked, mut better, mut merged) = (0, 0, 0);
-    for seed in seeds(300) {
-        let mut function = drawn(&mut Draws::new(seed));
+/// What is found for functions that are drawn: how many were looked at, of how many groupings, and
+/// in how many the greedy choice is dearer.
+fn compare_with_all(draw: fn(&mut Draws) -> Function, functions: u64) -> [usize; 3] {
+    let (mut looked, mut legal, mut better) = (0, 0, 0);
+    for seed in seeds(functions) {
+        let mut function = draw(&mut Draws::new(seed));
         ir::pass::remove_dead_nodes(&mut function);
         let mut module = Module::new("m");
         let (fused, choice) = fuse(&function, &mut module);
@@ -254,13 +308,29 @@ fn the_choice_is_the_cheapest_of_all_groupings() {
         let (found, best) = (choice.price(), all.best);
         assert_eq!(found, best, "SEED={seed}: {choice:?}\n{function}\n{fused}");
         assert_eq!(choice.gap(), 0.0, "SEED={seed}: {choice:?}");
+        assert!(choice.greedy >= best, "SEED={seed}: {choice:?}");
         looked += 1;
         better += usize::from(best < choice.greedy);
-        merged += all.legal;
+        legal += all.legal;
     }
-    println!("{looked} functions, {merged} groupings, greedy is dearer in {better}");
+    [looked, legal, better]
+}
+
+#[test]
+fn the_choice_is_the_cheapest_of_all_groupings() {
+    let [looked, legal, better] = compare_with_all(drawn, 300);
+    println!("{looked} functions, {legal} groupings, greedy is dearer in {better}");
     let replayed = std::env::var("SEED").is_ok();
     assert!(replayed || looked >= 200 && better >= 1, "{looked} functions, {better} improved");
+}
+
+/// Where merging what comes first is dear, the search finds what enumeration does.
+#[test]
+fn the_search_finds_what_greed_does_not() {
+    let [looked, legal, better] = compare_with_all(forked, 600);
+    println!("{looked} functions, {legal} groupings, greedy is dearer in {better}");
+    let replayed = std::env::var("SEED").is_ok();
+    assert!(replayed || looked >= 500 && better >= 20, "{looked} functions, {better} improved");
 }
 
 /// What has no kernel to group leaves nothing to gain.
@@ -274,9 +344,6 @@ fn a_layer_of_products_alone_has_no_gap() {
     let choice = fuse(&function, &mut module).1.expect("there are few nodes");
     assert_eq!(choice.gap(), 0.0, "{choice:?}");
 }
-
-/// The half of which the search does not show within its budget that no kernel less would do.
-const OPEN: [&str; 2] = ["t5 decode Full", "backward"];
 
 /// Layers of models are grouped as well as can be, and the search ends soon.
 #[test]
@@ -302,8 +369,7 @@ fn no_grouping_of_a_layer_is_a_hundredth_cheaper() {
                     table += &format!(
                         "{name} {half}: {price}, greedy {greedy}, gap {gap:.4}, {tries} tries\n"
                     );
-                    let is_open = [name.as_str(), half] == OPEN;
-                    is_fine &= is_open == (gap > 0.01) && gap <= 0.13;
+                    is_fine &= gap <= 0.01;
                 }
             }
         }
