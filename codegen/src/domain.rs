@@ -1,7 +1,7 @@
 //! The domain of a fused kernel: which nodes can share one pass over rows and columns.
 
-use ir::op::{Binary, Combiner};
-use ir::{Function, Node, Op, ValueId};
+use ir::op::{Binary, Combiner, Unary};
+use ir::{DType, Function, Node, Op, ValueId};
 
 use crate::fuse::is_leaf;
 use crate::precision::{Bounds, Need, together};
@@ -151,9 +151,14 @@ impl<'f> Sites<'f> {
 }
 
 /// Whether a node computes exactly in floating point what it does with integers.
+#[expect(clippy::wildcard_enum_match_arm, reason = "no other op rounds")]
 pub(crate) fn is_int_op_exact(node: &Node, function: &Function) -> bool {
     let float = |v: &ValueId| function.ty(*v).dtype.is_float();
-    let rounds = matches!(node.op, Op::Unary(_) | Op::Binary(Binary::Div | Binary::Pow));
+    let rounds = match node.op {
+        Op::Unary(Unary::Neg | Unary::Abs) => function.ty(node.result()).dtype != DType::I32,
+        Op::Unary(_) | Op::Binary(Binary::Div | Binary::Pow) => true,
+        _ => false,
+    };
     !rounds || node.operands.iter().all(float)
 }
 

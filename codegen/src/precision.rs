@@ -4,7 +4,7 @@
 //! f64. Integers of 32 bits are computed in binary64, which holds them; only those that are known
 //! to be small, made of counters and constants, are computed beside f32.
 
-use ir::op::Binary;
+use ir::op::{Binary, Unary};
 use ir::{DType, Function, Node, Op, ValueId};
 
 use crate::fuse::is_leaf;
@@ -103,8 +103,14 @@ impl<'f> Bounds<'f> {
         if all.0 <= low && high <= all.1 { (low, high) } else { all }
     }
 
-    /// The bounds of a sum, a difference or a product of integers before it wraps.
+    /// The bounds of a function of one integer, or of a sum, a difference or a product of two,
+    /// before it wraps.
     pub(crate) fn unwrapped(&mut self, node: &Node) -> Option<(f64, f64)> {
+        if let Op::Unary(how) = node.op {
+            let (low, high) = self.range(node.operands[0]);
+            let least = if how == Unary::Neg { -high } else { low.max(-high).max(0.0) };
+            return Some((least, high.max(-low)));
+        }
         let Op::Binary(how @ (Binary::Add | Binary::Sub | Binary::Mul)) = node.op else {
             return None;
         };

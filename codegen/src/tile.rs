@@ -124,7 +124,7 @@ impl Lower<'_> {
         let operands: Vec<usize> =
             node.operands.iter().map(|o| self.operand(*o, operand_extent)).collect();
         let made = match &node.op {
-            Op::Unary(op) => self.push(Instr::Unary { op: unary(*op), x: operands[0] }),
+            Op::Unary(op) => self.unary(node, *op, operands[0]),
             Op::Binary(op) => self.binary(node, *op, operands[0], operands[1]),
             Op::Compare(op) => {
                 self.push(Instr::Binary { op: comparison(*op), a: operands[0], b: operands[1] })
@@ -133,10 +133,7 @@ impl Lower<'_> {
                 let [condition, a, b] = [operands[0], operands[1], operands[2]];
                 self.push(Instr::Select { condition, a, b })
             }
-            Op::Cast { dtype: DType::F32 } if self.dtype == DType::F64 => {
-                self.push(Instr::Unary { op: UnaryOp::Single, x: operands[0] })
-            }
-            Op::Cast { .. } => operands[0],
+            Op::Cast { dtype } => self.cast(node.operands[0], operands[0], *dtype),
             Op::Reduce { combiner, .. } => match own {
                 Extent::Row => self.push(Instr::Reduce { op: reduce(*combiner), x: operands[0] }),
                 Extent::Full | Extent::Column | Extent::Total => {
@@ -148,6 +145,33 @@ impl Lower<'_> {
             op => unreachable!("`{}` is not fused", ir::infer::name(op)),
         };
         self.made.insert((result, own == Extent::Full), made);
+    }
+
+    /// A value as one of another type. Zero as an integer has no sign.
+    fn cast(&mut self, from: ValueId, mut x: usize, to: DType) -> usize {
+        let producer = self.producers[from.index()].map(|at| &self.function.nodes[at]);
+        let is_made = producer.is_some_and(|node| !is_leaf(&node.op));
+        let dtype = self.function.ty(from).dtype;
+        if is_made && !dtype.is_float() && dtype != DType::Bool && to.is_float() {
+            let zero = self.push(Instr::Const { value: 0.0 });
+            x = self.push(Instr::Binary { op: BinaryOp::Add, a: x, b: zero });
+        }
+        if to == DType::F32 && self.dtype == DType::F64 {
+            x = self.push(Instr::Unary { op: UnaryOp::Single, x });
+        }
+        x
+    }
+
+    /// A function of one number; what leaves the integers of a type wraps.
+    fn unary(&mut self, node: &Node, op: Unary, x: usize) -> usize {
+        let x = self.push(Instr::Unary { op: unary(op), x });
+        let dtype = self.function.ty(node.result()).dtype;
+        let (_, highest) = range_of(dtype);
+        let bounds = Bounds::of(self.function).unwrapped(node);
+        if dtype.is_float() || bounds.is_none_or(|(_, high)| high <= highest) {
+            return x;
+        }
+        self.push(Instr::Unary { op: UnaryOp::WrapI32, x })
     }
 
     /// A function of two numbers; what leaves the integers of a type wraps.

@@ -7,7 +7,7 @@ use codegen::routines::routine;
 use ir::autodiff::differentiate;
 use ir::build::Builder;
 use ir::eval::eval;
-use ir::op::{Binary, Combiner, Windows};
+use ir::op::{Binary, Combiner, Unary, Windows};
 use ir::{DType, Kind, Module, Op, Tensor};
 use runtime::convert::{Stored, convert};
 use runtime::evaluate::Evaluation;
@@ -166,7 +166,8 @@ fn pools_are_one_launch() {
     }
 }
 
-/// Integers of 32 bits are computed exactly, quotients rounded down and by zero included.
+/// Integers of 32 bits are computed exactly, quotients rounded down and by zero included; the least
+/// one is its own negative and size.
 #[test]
 fn integers_are_exact() {
     let edges = [0, 1, -1, 7, -7, i64::from(i32::MAX), i64::from(i32::MIN) + 1];
@@ -196,6 +197,19 @@ fn integers_are_exact() {
             let wanted = eval(&module, "f", &case.operands).expect("it evaluates");
             let wanted: Vec<Vec<f64>> = wanted.iter().map(Tensor::to_f64).collect();
             assert_eq!(found, wanted, "{what}");
+        }
+        for how in [Unary::Neg, Unary::Abs] {
+            let mut numbers = draw(true);
+            // What wraps.
+            numbers[0] = i64::from(i32::MIN);
+            let operands = vec![Tensor::int(DType::I32, &[5, 8], numbers)];
+            let case = Case { op: Op::Unary(how), operands };
+            let module = module_of(&case);
+            let found = compiled(&module, "f", &case.operands);
+            let found = found.unwrap_or_else(|why| panic!("SEED={seed}, {how:?}: {why}"));
+            let wanted = eval(&module, "f", &case.operands).expect("it evaluates");
+            assert_eq!(found, [wanted[0].to_f64()], "SEED={seed}, {how:?}");
+            assert_eq!(found[0][0], f64::from(i32::MIN), "SEED={seed}, {how:?}");
         }
     }
 }

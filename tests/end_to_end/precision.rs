@@ -70,7 +70,7 @@ impl Writer<'_, '_> {
     fn node(&mut self, name: &str) -> Option<ValueId> {
         let wide: Vec<Dim> = self.dims.map(Dim::from).to_vec();
         let is_number = |ty: &TensorType| ty.dtype != DType::Bool;
-        let is_float = |ty: &TensorType| ty.dtype.is_float();
+        let is_signed = |ty: &TensorType| ty.dtype.is_float() || ty.dtype == DType::I32;
         Some(match self.r.below(14) {
             0..4 => {
                 let (a, c) = self.pair(is_number)?;
@@ -106,9 +106,10 @@ impl Writer<'_, '_> {
                 self.b.reduce(name, how, vec![1], x)
             }
             12 => {
-                let x = self.pick(is_float)?;
+                let x = self.pick(is_signed)?;
                 let all = [Unary::Neg, Unary::Abs, Unary::Sqrt, Unary::Floor];
-                self.b.unary(name, all[self.r.below(4)], x)
+                let count = if self.b.ty(x).dtype.is_float() { 4 } else { 2 };
+                self.b.unary(name, all[self.r.below(count)], x)
             }
             _ => {
                 let dtype = TYPES[self.r.below(4)];
@@ -177,5 +178,31 @@ fn functions_of_several_types_keep_every_bit() {
             let count = beside.get(&(a, b)).copied().unwrap_or(0);
             assert!(count >= 20 || std::env::var("SEED").is_ok(), "{a} beside {b}: {count} times");
         }
+    }
+}
+
+/// Zero as an integer has no sign, though what counters are computed in has one.
+#[test]
+fn zeros_of_integers_have_no_sign() {
+    let mut module = Module::new("m");
+    let mut b = Builder::new(&mut module, "f", Kind::Layer);
+    let ty = |dtype| TensorType::of(dtype, &[4]);
+    let count = b.iota("count", 0, DType::I32, vec![Dim::from(4)]);
+    let seven = b.constant("seven", -7.0, ty(DType::I32));
+    let product = b.binary("product", Binary::Mul, count, seven);
+    let minus = b.unary("minus", Unary::Neg, count);
+    let size = b.unary("size", Unary::Abs, count);
+    let one = b.constant("one", 1.0, ty(DType::F32));
+    let mut results = Vec::new();
+    for (name, value) in [("a", product), ("b", minus), ("c", size)] {
+        let float = b.push(&format!("{name}.float"), Op::Cast { dtype: DType::F32 }, &[value]);
+        results.push(b.binary(name, Binary::Div, one, float));
+    }
+    b.finish(&results);
+    let wanted = eval(&module, "f", &[]).expect("it evaluates");
+    let found = compiled(&module, "f", &[]).expect("it compiles");
+    for (found, wanted) in found.iter().zip(&wanted) {
+        assert_eq!(*found, wanted.to_f64());
+        assert_eq!(found[0], f64::INFINITY);
     }
 }
