@@ -131,6 +131,8 @@ impl Tensor {
         let of_pair = |(a, b): (f64, f64)| match (a == b, a.is_nan(), b.is_nan()) {
             (true, _, _) | (_, true, true) => 0.0,
             (_, true, false) | (_, false, true) => f64::INFINITY,
+            // Relative to an infinity everything would be near, or no number.
+            (false, false, false) if a.is_infinite() || b.is_infinite() => f64::INFINITY,
             (false, false, false) => difference(a, b),
         };
         self.to_f64().into_iter().zip(other.to_f64()).map(of_pair).fold(0.0, f64::max)

@@ -15,6 +15,8 @@ pub enum Keeps {
     /// Every bit of every result, zeros' signs included; a NaN stays a NaN.
     Bits,
     /// All but the rounding of intermediate results: other order of sums, other intermediate steps.
+    /// A NaN stays a NaN, an infinity itself, and zero a zero of either sign, as long as nothing
+    /// between overflows.
     Rounding,
     /// Results that are close; off unless asked for.
     Nearly,
