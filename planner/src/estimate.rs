@@ -12,6 +12,7 @@
 
 mod bubble;
 pub mod chosen;
+pub mod cut;
 pub mod described;
 mod devices;
 mod host;

@@ -3,10 +3,9 @@
 //!
 //! [`tree`] walks decisions one after the other, counts what lies below each without going there,
 //! and skips what cannot be better than the best so far. [`knobs`] names the decisions,
-//! [`uniform`] prices them, [`cuts`] moves layers between the stages of what was found, [`stages`]
-//! cuts layers into uneven stages that each keep as much as fits, [`events`] replays a schedule,
-//! and [`ask`] puts them together; [`groups`] shares a batch over devices of several kinds, and
-//! [`across`] stages.
+//! [`uniform`] prices them, [`cuts`] finds the best cut of each into stages, [`events`] replays a
+//! schedule, and [`ask`] puts them together; [`groups`] shares a batch over devices of several
+//! kinds, and [`across`] stages.
 //! [`models`] are shapes that need no file.
 //!
 //! What skipping relies on is the same everywhere: every formula of a step's time and memory grows

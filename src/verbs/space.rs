@@ -16,7 +16,6 @@ use planner::estimate::rates::Arithmetic;
 use planner::estimate::workload::Workload;
 use planner::estimate::{Estimate, Estimator, Job, style};
 use planner::space::ask::{Answer, Chosen, EVALUATIONS_MAX, Question, ask};
-use planner::space::cuts::OFF_MAX;
 use planner::space::tree::{Budget, Objective};
 use serde_json::{Value, json};
 
@@ -441,10 +440,6 @@ fn document(subject: &Subject, answer: &Answer) -> Value {
             "evaluated": answer.space.evaluated,
             "bounded_out": answer.space.bounded_out as f64,
             "too_large": answer.space.too_large as f64,
-            // `gap` is that of these cuts of the layers; against all cuts the answer was off by at
-            // most this on jobs that are small enough to try all.
-            "stages": ["even", "balanced"],
-            "other_stages_off": OFF_MAX,
         },
         "frontier": list(&answer.best),
         "plans": list(&answer.others),

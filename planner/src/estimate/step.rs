@@ -247,7 +247,7 @@ impl Terms<'_> {
     }
 
     /// Seconds that a stage waits for one message.
-    fn send_s(&self, c: &Configuration, prices: &Prices) -> f64 {
+    pub(super) fn send_s(&self, c: &Configuration, prices: &Prices) -> f64 {
         match c.pp {
             ..=1 => 0.0,
             _ => self.send_over_s(c, prices, c.stride(RankAxis::Pp)),
@@ -542,6 +542,11 @@ pub(super) struct After {
 }
 
 impl After {
+    /// Before a stage that waits so many seconds for those before it at the end of a step.
+    pub(super) fn waiting(before_s: f64) -> After {
+        After { before_s, ..After::default() }
+    }
+
     /// Goes on to the next stages, of which the first is told. `send_s` is how long a message
     /// takes, `m` the number of micro-batches.
     pub(super) fn take(

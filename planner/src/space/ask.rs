@@ -53,7 +53,7 @@ pub struct Chosen {
 /// What the search did.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Effort {
-    /// Configurations of the space; one counts once, with both cuts of its layers into stages.
+    /// Configurations of the space; one counts once, with all cuts of its layers into stages.
     pub total: u128,
     /// Configurations that were priced.
     pub evaluated: u64,
@@ -78,9 +78,8 @@ pub struct Answer {
     pub space: Effort,
     /// Bytes that a device has for a job.
     pub have_bytes: f64,
-    /// No plan of the space is faster than this, with stages cut evenly or by their times, nor is
-    /// the answer, whose layers may be cut otherwise ([`cuts`](super::cuts)). None where memory is
-    /// to be small: then nothing is known about times.
+    /// No plan of the space is faster than this, however its layers are cut into stages. None where
+    /// memory is to be small: then nothing is known about times.
     pub bound_s: Option<f64>,
     /// By how much the best may be slower than the fastest possible: `best / bound - 1`; or draw
     /// more or hold more, where that is what is to be small. None where a search for little memory
@@ -153,7 +152,6 @@ pub fn ask(question: &Question<'_>) -> Result<Answer, Vec<Diagnostic>> {
     }
     let mut others = list(0)?;
     if question.objective == Objective::Time {
-        recut(&space, have, best.iter_mut().chain(&mut others))?;
         let first =
             others.iter().min_by(|a, b| worth_of(&space, a).total_cmp(&worth_of(&space, b)));
         if let Some(first) = first.filter(|o| worth_of(&space, o) < worth_of(&space, &best[0])) {
@@ -168,7 +166,7 @@ pub fn ask(question: &Question<'_>) -> Result<Answer, Vec<Diagnostic>> {
     // A device draws no more than when it is busy, so that joules bound seconds.
     let watts = question.power.map_or(1.0, |power| power.busy_w.value);
     let worth = space.worth(seconds, best[0].estimate.busy_s);
-    let bound = walked.bound_s.min(worth);
+    let bound = walked.bound_s.min(worth).min(space.least_untried());
     Ok(Answer {
         others,
         misses,
@@ -213,22 +211,6 @@ fn add_ends(question: &Question<'_>, best: &mut Vec<Chosen>) {
         smallest = smallest.min(bytes);
         is_smaller
     });
-}
-
-/// Cuts the layers otherwise, where that is faster and fits.
-fn recut<'a>(
-    space: &Space<'_>,
-    have: f64,
-    all: impl Iterator<Item = &'a mut Chosen>,
-) -> Result<(), Vec<Diagnostic>> {
-    for chosen in all {
-        let configuration = space.recut(&chosen.configuration, have);
-        if configuration != chosen.configuration {
-            chosen.estimate = space.estimator.estimate(&configuration)?;
-            chosen.configuration = configuration;
-        }
-    }
-    Ok(())
 }
 
 fn choose(space: &Space<'_>, leaf: &Leaf, have: f64) -> Result<Chosen, Vec<Diagnostic>> {
@@ -315,19 +297,11 @@ pub(super) fn extreme(
     let estimator = question.estimator;
     let have = estimator.memory_bytes;
     let frame = Frame::new(estimator.workload(), devices, question.global_batch, limits.clone());
-    let space = Space::new(estimator, frame.searched_for(objective));
+    let mut space = Space::new(estimator, frame.searched_for(objective));
+    space.only_fits = objective == Objective::Time;
     let Budget { stop, .. } = question.budget;
     let budget = Budget { evaluations_max: EVALUATIONS_MAX, stop };
     let walked = walk(&space, objective, have, &budget);
-    let mut found = choose(&space, walked.best.first()?, have).ok()?;
-    if objective == Objective::Time {
-        let kinds = walked.kinds[0].iter().take(LISTED);
-        let mut all: Vec<Chosen> =
-            kinds.filter_map(|leaf| choose(&space, leaf, have).ok()).collect();
-        all.push(found);
-        recut(&space, have, all.iter_mut()).ok()?;
-        found =
-            all.into_iter().min_by(|a, b| worth_of(&space, a).total_cmp(&worth_of(&space, b)))?;
-    }
+    let found = choose(&space, walked.best.first()?, have).ok()?;
     (found.fits || objective == Objective::Memory).then_some(found)
 }

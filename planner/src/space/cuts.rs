@@ -1,66 +1,249 @@
-//! Other cuts of the layers into stages than the two that a leaf of the walk stands for.
+//! All cuts of the layers into stages, where time is to be small.
 //!
-//! There are far too many to walk: what the search finds is improved by moving single layers from
-//! stage to stage. How far the answer can be from the best of all cuts was measured on random jobs
-//! that are small enough to try every cut ([`OFF_MAX`]).
+//! There are far too many to walk. Below a configuration all of them have one bound
+//! ([`cut`](crate::estimate::cut)), and where it is below the best so far, the cuts within it are
+//! tried. Where they are too many, single layers are moved from stage to stage instead, and how far
+//! the answer may be from the best of all cuts is part of its gap.
 
-use super::tree::ROUNDING;
-use super::uniform::Space;
-use crate::configuration::Configuration;
+use super::tree::{Path, ROUNDING, Score};
+use super::uniform::{AGAIN, SCHEDULE, Space, Table, may_be_uneven};
+use crate::configuration::{Configuration, Recompute};
+use crate::estimate::cut::{Cuts, Least, Wanted};
 use crate::estimate::price::Inside;
 use crate::estimate::step::Step;
 
 #[cfg(test)]
 mod tests;
 
-/// How much slower than the best of all cuts the answers are at most, as a share. Measured: of 243
-/// random jobs of 4 to 9 layers (`other_cuts_are_hardly_faster`) all answers but three are the
-/// best, and the worst is 0.5 % off.
-pub const OFF_MAX: f64 = 0.01;
-
 /// Stages beyond which layers move between neighbours alone. Chosen: as for [`WORK_MAX`].
 const ALL_PAIRS_MAX: u32 = 16;
-/// Stages that are priced at most to cut the layers of a configuration. Chosen: some milliseconds.
-const WORK_MAX: u32 = 50_000;
+/// Stages that are priced at most to move the layers of a configuration. Chosen: some milliseconds.
+const WORK_MAX: u32 = 20_000;
+
+/// A cut and its step.
+type Priced = (Configuration, Step);
 
 impl Space<'_> {
-    /// The configuration with its layers moved between stages as long as that makes a step less and
-    /// fits.
-    pub fn recut(&self, c: &Configuration, bytes_max: f64) -> Configuration {
-        let mut best = c.clone();
-        if c.pp == 1 || c.vpp > 1 {
-            return best;
+    /// Whether a configuration stands for all cuts of its layers.
+    pub(super) fn is_free(&self, c: &Configuration) -> bool {
+        self.only_fits && may_be_uneven(c)
+    }
+
+    /// What no cut is below that was not tried, of all configurations that were scored.
+    pub fn least_untried(&self) -> f64 {
+        self.untried.get()
+    }
+
+    /// Whether any cut of a configuration fits.
+    pub(super) fn fits(&self, c: &Configuration, table: &Table) -> bool {
+        let sums = table.sums(self.estimator.sends_far(c));
+        let cuts = self.estimator.cuts(c, &table.prices, sums, self.count(c));
+        cuts.fitting(self.estimator.memory_bytes).is_some()
+    }
+
+    /// Seconds of a step that is worth so much, at most.
+    fn seconds_of(&self, worth: f64, least_busy_s: f64) -> f64 {
+        match self.power {
+            Some(power) => {
+                let busy_j = (power.busy_w.value - power.idle_w.value) * least_busy_s;
+                (worth - busy_j) / power.idle_w.value.max(f64::MIN_POSITIVE)
+            }
+            None => worth,
         }
+    }
+
+    fn worth_of(&self, step: &Step) -> f64 {
+        self.worth(step.breakdown.total_s(), step.busy_s)
+    }
+
+    /// The bound of what lies below a schedule that leaves all cuts open.
+    pub(super) fn bound_of_all_cuts(
+        &self,
+        path: &Path,
+        c: &Configuration,
+        table: &Table,
+        below: f64,
+    ) -> Score {
+        let decided = path.values().len();
+        let sums = table.sums(self.estimator.sends_far(c));
+        let schedule = path.first(SCHEDULE);
+        let kept = *self.least.borrow();
+        let least = match kept.filter(|(other, _)| *other == schedule) {
+            Some((_, least)) => least,
+            None => {
+                // Every path through the passes grows with each of them.
+                let fast = Configuration { recompute: Recompute::None, ..c.clone() };
+                let cuts = self.estimator.cuts(&fast, &table.prices, sums, self.count(c));
+                let (least, _) = cuts.least();
+                *self.least.borrow_mut() = Some((schedule, least));
+                least
+            }
+        };
+        let mut seconds = self.least_worth(least.passes_s, table, c);
+        if decided > SCHEDULE && seconds < below {
+            // What is computed again hides collectives, and leaves the least to be moved.
+            let full = Configuration { recompute: Recompute::Full, ..c.clone() };
+            let cuts = self.estimator.cuts(&full, &table.prices, sums, self.count(c));
+            let below_s = self.seconds_of(below, self.least_busy_s(table, c));
+            let after_s = cuts.least_after_s(below_s, decided > SCHEDULE + 1);
+            seconds = self.least_worth(least.passes_s + after_s, table, c);
+        }
+        if seconds >= below {
+            return Score { seconds, bytes: 0.0 };
+        }
+        Score { seconds, bytes: self.least_bytes(c, decided) }
+    }
+
+    /// The best of the usual cuts and of `more`: the fastest that fits, or the smallest.
+    fn usual(&self, c: &Configuration, more: Vec<u32>, bytes_max: f64, table: &Table) -> Priced {
+        let again = AGAIN.iter().position(|again| *again == c.recompute);
+        let balanced = again.map(|again| table.balanced(c.pp, again).layers.clone());
+        let mut cuts = vec![Vec::new()];
+        for layers in balanced.into_iter().chain([more]) {
+            let is_even = layers == even(self.frame.layers, c.pp);
+            if !is_even && !cuts.contains(&layers) {
+                cuts.push(layers);
+            }
+        }
+        let price = |stage_layers| {
+            let cut = Configuration { stage_layers, ..c.clone() };
+            let step = self.estimator.step(&cut, &table.prices, self.count(c));
+            (cut, step)
+        };
+        let mut best = price(Vec::new());
+        for layers in cuts.into_iter().skip(1) {
+            let other = price(layers);
+            let [now, next] = [&best.1, &other.1].map(|step| step.memory.total_bytes());
+            let is_faster = self.worth_of(&other.1) < self.worth_of(&best.1);
+            if (now > bytes_max && next < now) || (is_faster && next <= bytes_max) {
+                best = other;
+            }
+        }
+        best
+    }
+
+    /// The best cut of a leaf, and what no cut of it is below: its passes, and what follows. What
+    /// is not better than `below` need not be found.
+    fn best_cut(
+        &self,
+        path: &Path,
+        c: &Configuration,
+        bytes_max: f64,
+        below: f64,
+    ) -> (Priced, [f64; 2]) {
         let table = self.table(Inside::of(c));
-        let price = |c: &Configuration| self.estimator.step(c, &table.prices, self.count(c));
-        let worth = |step: &Step| self.worth(step.breakdown.total_s(), step.busy_s);
-        if best.stage_layers.is_empty() {
-            best.stage_layers = even(self.frame.layers, c.pp);
+        let sums = table.sums(self.estimator.sends_far(c));
+        let cuts = self.estimator.cuts(c, &table.prices, sums, self.count(c));
+        let (least, filled) = cuts.least();
+        let mut best = self.usual(c, filled, bytes_max, &table);
+        let mut fits = best.1.memory.total_bytes() <= bytes_max;
+        if !fits && let Some(layers) = cuts.fitting(bytes_max) {
+            best = self.usual(c, layers, bytes_max, &table);
+            fits = best.1.memory.total_bytes() <= bytes_max;
         }
-        let mut least = worth(&price(&best));
+        let own = if fits { self.worth_of(&best.1) } else { f64::INFINITY };
+        let below = below.min(own);
+        let least_busy_s = self.least_busy_s(&table, c);
+        let after_s = cuts.least_after_s(self.seconds_of(below, least_busy_s), true);
+        let bound = self.least_worth(least.passes_s + after_s, &table, c);
+        let parts = [self.least_worth(least.passes_s, &table, c), self.worth(after_s, 0.0)];
+        if bound >= below * (1.0 - ROUNDING) {
+            return (best, parts);
+        }
+        let wanted = Wanted {
+            bytes_max,
+            worth: &|step: &Step| self.worth_of(step),
+            seconds: &|worth: f64| self.seconds_of(worth, least_busy_s),
+            below,
+        };
+        let kept = best.0.stage_layers.clone();
+        self.try_cuts(&cuts, (&least, after_s), &wanted, &mut best);
+        if best.0.stage_layers != kept {
+            self.found.borrow_mut().insert(*path, best.0.stage_layers.clone());
+        }
+        (best, parts)
+    }
+
+    /// Tries all cuts that can be better; where they are too many, moves layers.
+    fn try_cuts(
+        &self,
+        cuts: &Cuts<'_>,
+        (least, after_s): (&Least, f64),
+        wanted: &Wanted<'_>,
+        best: &mut Priced,
+    ) {
+        let found = cuts.best(least, after_s, wanted);
+        if !found.complete {
+            let table = self.table(Inside::of(&best.0));
+            let bound = self.least_worth(least.passes_s + after_s, &table, &best.0);
+            self.untried.set(self.untried.get().min(bound));
+            self.descend(best, wanted.bytes_max, &table);
+        }
+        if let Some((stage_layers, step)) = found.best {
+            let is_large = best.1.memory.total_bytes() > wanted.bytes_max;
+            if is_large || self.worth_of(&step) < self.worth_of(&best.1) {
+                *best = (Configuration { stage_layers, ..best.0.clone() }, step);
+            }
+        }
+        if best.0.stage_layers == even(self.frame.layers, best.0.pp) {
+            best.0.stage_layers.clear();
+        }
+    }
+
+    /// Moves layers between stages as long as that makes a step less and fits.
+    fn descend(&self, best: &mut Priced, bytes_max: f64, table: &Table) {
+        let c = &best.0;
         let near = c.pp > ALL_PAIRS_MAX;
         let moved = if near { 2 } else { c.pp };
         let rounds = WORK_MAX / moved.saturating_mul(c.pp).saturating_mul(c.pp).max(1);
+        if best.0.stage_layers.is_empty() {
+            best.0.stage_layers = even(self.frame.layers, best.0.pp);
+        }
         for _ in 0..rounds {
+            let mut least = self.worth_of(&best.1);
             let mut better = None;
-            for stage_layers in moves(&best.stage_layers, near) {
-                let moved = Configuration { stage_layers, ..best.clone() };
-                let step = price(&moved);
+            for stage_layers in moves(&best.0.stage_layers, near) {
+                let moved = Configuration { stage_layers, ..best.0.clone() };
+                let step = self.estimator.step(&moved, &table.prices, self.count(&moved));
                 let fits = step.memory.total_bytes() <= bytes_max;
-                if fits && worth(&step) < least * (1.0 - ROUNDING) {
-                    least = worth(&step);
-                    better = Some(moved);
+                if fits && self.worth_of(&step) < least * (1.0 - ROUNDING) {
+                    least = self.worth_of(&step);
+                    better = Some((moved, step));
                 }
             }
             match better {
-                Some(moved) => best = moved,
-                None => break,
+                Some(moved) => *best = moved,
+                None => return,
             }
         }
-        if best.stage_layers == even(self.frame.layers, c.pp) {
-            best.stage_layers.clear();
+    }
+
+    /// The best cut of a leaf that was scored, or of any.
+    pub(super) fn found(&self, path: &Path, c: Configuration, bytes_max: f64) -> Priced {
+        let found = self.found.borrow().get(path).cloned();
+        match found {
+            Some(stage_layers) => {
+                let cut = Configuration { stage_layers, ..c };
+                let step = self.step(&cut);
+                (cut, step)
+            }
+            None => self.best_cut(path, &c, bytes_max, f64::INFINITY).0,
         }
-        best
+    }
+
+    /// The score of a leaf, and two parts that no cut of it is below ([`parts`]).
+    ///
+    /// [`parts`]: super::tree::Tree::parts
+    pub(super) fn parts_of_all_cuts(
+        &self,
+        path: &Path,
+        c: &Configuration,
+        bytes_max: f64,
+        below: f64,
+    ) -> (Score, [f64; 2]) {
+        let ((_, step), parts) = self.best_cut(path, c, bytes_max, below);
+        let score = Score { seconds: self.worth_of(&step), bytes: step.memory.total_bytes() };
+        (score, parts)
     }
 }
 

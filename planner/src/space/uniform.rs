@@ -1,7 +1,8 @@
 //! The space of configurations priced by [`Estimator`]: what the walk needs to know of it.
 //!
-//! A leaf stands for two cuts of the layers into stages: as even as can be, and such that the
-//! slowest stage is as fast as can be. It is scored at both, so that its score is exact.
+//! A leaf stands for all cuts of the layers into stages. Where time is to be small it is scored at
+//! the best of them ([`cuts`](super::cuts)); where memory is, at the better of two: as even as can
+//! be, and such that the slowest stage is as fast as can be.
 //!
 //! Bounds call the step formula itself, at the least of what is open: with the same stages, passes
 //! are not slower without recomputation, exchanges not slower beside full recomputation, and memory
@@ -9,7 +10,7 @@
 //! work of a stage in equal parts: `m · Σ t / p`, with every axis placed best. That equal steps
 //! have equal formulas, and that the bounds hold, is tested on random configurations.
 
-use std::cell::RefCell;
+use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 
 use rustc_hash::FxHashMap;
@@ -20,6 +21,7 @@ use super::tree::{Path, Score, Tree};
 use crate::cluster::Power;
 use crate::configuration::{Configuration, Offload, Place, Recompute, Zero};
 use crate::estimate::Estimator;
+use crate::estimate::cut::{Least, Sums};
 use crate::estimate::price::{Inside, LayerPrice, Prices};
 use crate::estimate::step::Step;
 
@@ -28,10 +30,10 @@ const MESH: usize = 3;
 /// Decisions after which the inside of layers is known.
 const INSIDE: usize = 7;
 /// Decisions after which the schedule is known.
-const SCHEDULE: usize = 8;
+pub(super) const SCHEDULE: usize = 8;
 
 /// What is computed again where stages are cut by their times.
-const AGAIN: [Recompute; 3] = [Recompute::None, Recompute::Attention, Recompute::Full];
+pub(super) const AGAIN: [Recompute; 3] = [Recompute::None, Recompute::Attention, Recompute::Full];
 
 /// The tables of one inside, and what bounds read of them.
 #[derive(Debug)]
@@ -49,6 +51,8 @@ pub(super) struct Table {
     least_s: f64,
     /// By stages and what is computed again: the balanced cut.
     cuts: RefCell<FxHashMap<(u32, usize), Rc<Balanced>>>,
+    /// What is read of the prices to cut layers, of stages on one node and on several.
+    sums: [OnceCell<Sums>; 2],
 }
 
 impl Table {
@@ -71,6 +75,7 @@ impl Table {
             part_s: longest.max(last + both(&prices.last)),
             least_s: layers().map(|(_, seconds)| seconds).fold(f64::INFINITY, f64::min),
             cuts: RefCell::default(),
+            sums: Default::default(),
             prices,
         }
     }
@@ -87,8 +92,13 @@ impl Table {
         }
     }
 
+    /// The tables of all cuts, of stages that are on different nodes or not.
+    pub(super) fn sums(&self, is_far: bool) -> &Sums {
+        self.sums[usize::from(is_far)].get_or_init(|| Sums::new(&self.prices, is_far))
+    }
+
     /// The balanced cut into `stages` with so much computed again, an index of [`AGAIN`].
-    fn balanced(&self, stages: u32, again: usize) -> Rc<Balanced> {
+    pub(super) fn balanced(&self, stages: u32, again: usize) -> Rc<Balanced> {
         if let Some(cut) = self.cuts.borrow().get(&(stages, again)) {
             return Rc::clone(cut);
         }
@@ -109,7 +119,8 @@ pub struct Space<'a> {
     pub global_batch: u64,
     /// What a device draws, where energy is to be small and not time: scores are joules then.
     pub power: Option<&'a Power>,
-    /// Whether of what fits it does not matter how large it is.
+    /// Whether of what fits it does not matter how large it is: a leaf is then the best of all
+    /// cuts of its layers that fit.
     pub only_fits: bool,
     tables: RefCell<FxHashMap<Inside, Rc<Table>>>,
     /// The table that was asked for last.
@@ -117,6 +128,12 @@ pub struct Space<'a> {
     meshes: RefCell<FxHashMap<Path, Score>>,
     passes: RefCell<Option<(Path, Rc<Passes>)>>,
     placements: RefCell<Option<(Path, Rc<Placements>)>>,
+    /// What no cut is below, of the schedule that was asked for last.
+    pub(super) least: RefCell<Option<(Path, Least)>>,
+    /// Cuts of leaves that are better than the usual ones.
+    pub(super) found: RefCell<FxHashMap<Path, Vec<u32>>>,
+    /// What no cut is below that was left out.
+    pub(super) untried: Cell<f64>,
 }
 
 /// Orders of axes, with what of each a step depends on.
@@ -141,6 +158,9 @@ impl<'a> Space<'a> {
             meshes,
             passes,
             placements,
+            least: RefCell::default(),
+            found: RefCell::default(),
+            untried: Cell::new(f64::INFINITY),
         }
     }
 
@@ -151,8 +171,13 @@ impl<'a> Space<'a> {
 
     /// What is to be small of so many seconds of micro-batches, at least: no stage computes less
     /// than its layers without recomputation.
-    fn least_worth(&self, seconds: f64, table: &Table, c: &Configuration) -> f64 {
-        self.worth(seconds, self.count(c) as f64 * table.busy_sum_s / f64::from(c.pp))
+    pub(super) fn least_worth(&self, seconds: f64, table: &Table, c: &Configuration) -> f64 {
+        self.worth(seconds, self.least_busy_s(table, c))
+    }
+
+    /// Seconds in which a device computes at least.
+    pub(super) fn least_busy_s(&self, table: &Table, c: &Configuration) -> f64 {
+        self.count(c) as f64 * table.busy_sum_s / f64::from(c.pp)
     }
 
     /// Tables that were made.
@@ -190,6 +215,9 @@ impl<'a> Space<'a> {
     /// The configuration of a leaf, with its stages cut by their times where that is faster.
     pub fn configuration(&self, path: &Path, bytes_max: f64) -> (Configuration, Step) {
         let even = knobs::configuration(&self.frame, path);
+        if self.is_free(&even) {
+            return self.found(path, even, bytes_max);
+        }
         let table = self.table(Inside::of(&even));
         let count = self.count(&even);
         let mut best = (even.clone(), self.estimator.step(&even, &table.prices, count));
@@ -280,6 +308,9 @@ impl<'a> Space<'a> {
         let c = knobs::configuration(&self.frame, path);
         let decided = path.values().len();
         let table = self.table(Inside::of(&c));
+        if self.is_free(&c) {
+            return self.bound_of_all_cuts(path, &c, &table, below);
+        }
         let passes = self.least_passes(path, &table);
         let fastest_s = passes.iter().map(|(_, seconds)| *seconds).fold(f64::INFINITY, f64::min);
         let mut seconds = self.least_worth(fastest_s, &table, &c);
@@ -332,7 +363,7 @@ impl<'a> Space<'a> {
     }
 
     /// Bytes that no leaf below has less of.
-    fn least_bytes(&self, c: &Configuration, decided: usize) -> f64 {
+    pub(super) fn least_bytes(&self, c: &Configuration, decided: usize) -> f64 {
         let table = self.table(Inside::of(c));
         let count = self.count(c);
         let mut small = c.clone();
@@ -358,13 +389,17 @@ impl<'a> Space<'a> {
                     }
                 }
             }
+            small.recompute = Recompute::Full;
+            if self.is_free(&small) && self.fits(&small, &table) {
+                return 0.0;
+            }
         }
         least
     }
 }
 
 /// Whether stages that are cut by their times are a choice: interleaved ones are not.
-fn may_be_uneven(c: &Configuration) -> bool {
+pub(super) fn may_be_uneven(c: &Configuration) -> bool {
     c.pp > 1 && c.vpp == 1
 }
 
@@ -427,7 +462,11 @@ impl Tree for Space<'_> {
 
     /// Passes grow with each layer that is computed again; what is hidden behind them, and what is
     /// moved away, shrinks.
-    fn parts(&self, path: &Path, bytes_max: f64, _: f64) -> (Score, [f64; 2]) {
+    fn parts(&self, path: &Path, bytes_max: f64, below: f64) -> (Score, [f64; 2]) {
+        let c = knobs::configuration(&self.frame, path);
+        if self.is_free(&c) {
+            return self.parts_of_all_cuts(path, &c, bytes_max, below);
+        }
         let (_, step) = self.configuration(path, bytes_max);
         let parts = step.breakdown;
         let after_s = parts.gradients_s + parts.weights_s + parts.optimizer_s + parts.offload_s;
@@ -437,7 +476,7 @@ impl Tree for Space<'_> {
         (score, [self.worth(seconds - after_s, step.busy_s), self.worth(after_s, 0.0)])
     }
 
-    /// Stages that compute some of their layers again are cut evenly.
+    /// Where nothing but time is to be small: what there is, if any cut fits.
     fn bytes(&self, path: &Path) -> f64 {
         let mut c = knobs::configuration(&self.frame, path);
         let (table, count) = (self.table(Inside::of(&c)), self.count(&c));
@@ -447,7 +486,11 @@ impl Tree for Space<'_> {
             c.stage_layers = stages;
             least = least.min(self.estimator.bytes(&c, &table.prices, count));
         }
-        least
+        let have = self.estimator.memory_bytes;
+        match self.is_free(&c) && least > have && self.fits(&c, &table) {
+            true => have,
+            false => least,
+        }
     }
 
     fn score(&self, path: &Path, bytes_max: f64, seconds: f64) -> Score {
@@ -457,9 +500,9 @@ impl Tree for Space<'_> {
 
 /// A cut whose slowest stage is as fast as can be.
 #[derive(Clone, Debug, PartialEq)]
-struct Balanced {
+pub(super) struct Balanced {
     /// Layers of each stage; empty where that is the even cut.
-    layers: Vec<u32>,
+    pub(super) layers: Vec<u32>,
     /// Not above the slowest stage of any cut.
     least_s: f64,
 }
