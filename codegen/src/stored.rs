@@ -7,20 +7,22 @@
 
 use ir::{Function, Module, Node, Op, Value, ValueId};
 
-use crate::domain::Domain;
+use crate::domain::{Domain, Sites};
 use crate::fuse::is_fusible;
 
 /// Puts views between fusible nodes that fit no domain and the leaves that they read, as few as
 /// make them fit.
 ///
-/// Keeps results and their types. O(nodes × operands).
+/// Keeps results and their types. O(nodes × operands) where all fit.
 pub fn store_unfit_leaves(function: &mut Function, module: &Module) {
-    let mut at = 0;
-    while at < function.nodes.len() {
-        if is_fusible(&function.nodes[at], function, module) {
-            at += store_operands(function, at);
-        }
-        at += 1;
+    let sites = Sites::new(function);
+    let is_unfit = |at: &usize| {
+        is_fusible(&function.nodes[*at], function, module) && sites.domain(&[*at]).is_none()
+    };
+    let unfit: Vec<usize> = (0..function.nodes.len()).filter(is_unfit).collect();
+    let mut views = 0;
+    for at in unfit {
+        views += store_operands(function, at + views);
     }
 }
 

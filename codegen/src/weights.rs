@@ -1,5 +1,8 @@
 //! Which part of each weight a class of ranks holds.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
 use ir::op::Combiner;
 use ir::sharding::{Layout, pieces};
 use ir::{Axis, Class, Function, Module, Op, Plan, ValueId};
@@ -21,11 +24,9 @@ pub(crate) fn weight_places(
     tensor: usize,
 ) -> Result<Vec<WeightPlace>, String> {
     let mut places = Vec::new();
-    for (index, weight) in calls.weights.iter().enumerate() {
-        let param = |call: &Call| call.operands.iter().position(|o| *o == Operand::Weight(index));
-        let readers = calls.calls.iter().enumerate();
-        let readers: Vec<(usize, usize)> =
-            readers.filter_map(|(at, call)| Some((at, param(call)?))).collect();
+    // Of the layers that repeat, each parameter is looked at once.
+    let mut known: BTreeMap<(&str, usize), (bool, Lies)> = BTreeMap::new();
+    for ((index, weight), readers) in calls.weights.iter().enumerate().zip(readers(calls)) {
         let mut stages: Vec<usize> = readers.iter().map(|(at, _)| plan.stage_of(*at)).collect();
         stages.dedup();
         if !stages.contains(&stage) {
@@ -35,9 +36,15 @@ pub(crate) fn weight_places(
         let mut is_matrix = false;
         for (at, param) in readers {
             let call = &calls.calls[at];
-            let function = module.function(&call.function);
-            is_matrix = is_matrix || function.is_some_and(|f| is_multiplied(f, param));
-            let here = in_call(module, plan, call, param)?;
+            let (is_multiplied, here) = match known.entry((call.function.as_str(), param)) {
+                Entry::Occupied(there) => *there.get(),
+                Entry::Vacant(open) => {
+                    let function = module.function(&call.function);
+                    let is_multiplied = function.is_some_and(|f| is_multiplied(f, param));
+                    *open.insert((is_multiplied, in_call(module, plan, call, param)?))
+                }
+            };
+            is_matrix = is_matrix || is_multiplied;
             if let Some(there) = lies {
                 agree(weight, there, here)?;
             }
@@ -58,6 +65,20 @@ pub(crate) fn weight_places(
         }
     }
     Ok(places)
+}
+
+/// For each weight, the calls that read it, and the first parameter as which each does.
+fn readers(calls: &Calls) -> Vec<Vec<(usize, usize)>> {
+    let mut readers: Vec<Vec<(usize, usize)>> = vec![Vec::new(); calls.weights.len()];
+    for (at, call) in calls.calls.iter().enumerate() {
+        for (param, operand) in call.operands.iter().enumerate() {
+            let Operand::Weight(weight) = operand else { continue };
+            if readers[*weight].last().is_none_or(|(last, _)| *last != at) {
+                readers[*weight].push((at, param));
+            }
+        }
+    }
+    readers
 }
 
 /// Whether a product or a look-up reads a parameter of a layer, itself or through views.
