@@ -33,6 +33,8 @@
 //! | `E5014` | a compiled file without a step to run | 6 |
 //! | `E5015` | a rule that changes what a model computes | 5 |
 //! | `E5016` | the layout of another tool that cannot be read | 6 |
+//! | `E5017` | a plan over groups that another tool cannot be told | 4 |
+//! | `W5018` | columns of a table that nothing reads | 0 |
 
 use std::fs;
 use std::path::Path;
@@ -216,14 +218,14 @@ pub fn exit_of(code: &str) -> Exit {
         "E4074" => Exit::World,
         "E4052" | "E5008" | "E5015" => Exit::Failed,
         "E5001" | "E5002" | "E5003" | "E5006" | "E5009" | "E5013" => Exit::Usage,
-        "E5010" => Exit::Unsupported,
+        "E5010" | "E5017" => Exit::Unsupported,
         code if code.starts_with("E1") => Exit::of_code(ir::import::exit_code(code)),
         _ => Exit::BadFile,
     }
 }
 
 /// Draws a diagnostic, with the line that it is about where its source is a file.
-fn draw(diagnostic: &Diagnostic) -> String {
+pub fn draw(diagnostic: &Diagnostic) -> String {
     let path = Path::new(&diagnostic.span.source);
     let is_short = fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() <= EXCERPT_BYTES_MAX);
     let text = if is_short { fs::read_to_string(path).ok() } else { None };

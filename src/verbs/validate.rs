@@ -48,6 +48,63 @@ struct Runs {
     rows: Vec<csv::StringRecord>,
 }
 
+/// Other columns of published tables: what was measured beside times and memory, and where from.
+/// Nothing is predicted from them.
+const TOLD: [&str; 14] = [
+    "active_params_b",
+    "derived_fields",
+    "tokens_per_s",
+    "tokens_per_s_per_gpu",
+    "tflops_per_gpu",
+    "tflops_kind",
+    "mfu_pct",
+    "hfu_pct",
+    "mfu_peak_tflops",
+    "mem_note",
+    "status",
+    "notes",
+    "source",
+    "verified",
+];
+
+/// A column that nothing reads, and the known one whose name is like it.
+struct Unread<'t> {
+    name: &'t str,
+    near: Option<&'static str>,
+}
+
+impl Runs {
+    /// The columns that nothing reads, in order.
+    fn unread(&self) -> Vec<Unread<'_>> {
+        let read = || row::COLUMNS.into_iter().chain(row::OPTIONAL);
+        let is_known = |name: &&String| read().chain(TOLD).any(|known| known == name.as_str());
+        let is_there = |known: &str| self.columns.iter().any(|name| name == known);
+        let unread = self.columns.iter().filter(|name| !is_known(name));
+        let told = |name: &'_ String| {
+            // What a table has under its own name is not what another column means.
+            let near = ir::import::nearest(name, read().filter(|known| !is_there(known)));
+            near.and_then(|near| read().find(|known| *known == near))
+        };
+        unread.map(|name| Unread { name, near: told(name) }).collect()
+    }
+
+    /// Names the columns that nothing reads.
+    fn warning(&self, path: &str) -> Option<Diagnostic> {
+        let unread = self.unread();
+        let names: Vec<String> = unread.iter().map(|unread| format!("`{}`", unread.name)).collect();
+        let headline = match names.len() {
+            0 => return None,
+            1 => format!("nothing reads the column {}", names[0]),
+            count => format!("nothing reads {count} columns: {}", names.join(", ")),
+        };
+        let near = unread.iter().filter_map(|unread| Some((unread.name, unread.near?)));
+        let near: Vec<String> =
+            near.map(|(name, near)| format!("is `{name}` meant as `{near}`?")).collect();
+        let warning = Diagnostic::warning("W5018", Span::of(path), headline);
+        Some(if near.is_empty() { warning } else { warning.help(near.join(" ")) })
+    }
+}
+
 /// A row of a table.
 struct Run<'t> {
     columns: &'t [String],
@@ -72,6 +129,9 @@ enum Outcome {
 /// Answers `validate`.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
     let runs = read(&args.table)?;
+    if let Some(warning) = runs.warning(&args.table) {
+        output::note(&crate::failure::draw(&warning));
+    }
     let outcomes: Vec<Outcome> =
         runs.rows.iter().map(|texts| compare(&runs, texts, args.blind)).collect();
     if let Some(path) = &args.rows {
@@ -366,6 +426,11 @@ fn document(runs: &Runs, outcomes: &[Outcome], blind: bool) -> Value {
         "all": summarise(rows.iter()),
         "sources": sources,
         "without": without,
+        "unread_columns": runs
+            .unread()
+            .iter()
+            .map(|unread| json!({ "name": unread.name, "near": unread.near }))
+            .collect::<Vec<_>>(),
         "rows": rows_json,
     })
 }
