@@ -118,7 +118,7 @@ pub struct Limited {
     /// Do without a kind of parallelism, or another decision
     #[arg(long, value_name = "KNOB", value_delimiter = ',')]
     pub forbid: Vec<String>,
-    /// Bound a decision from above
+    /// Bound a decision from above, or on GPUs what a device holds: memory=60GiB
     #[arg(long, value_name = "KNOB=N", value_delimiter = ',')]
     pub max: Vec<String>,
     /// Tensor-parallel ranks: short for --fix tp=N
@@ -146,13 +146,18 @@ impl Limited {
         let limits = self.all_limits()?;
         let compiled = [Knob::Pp, Knob::Dp, Knob::Tp, Knob::Sp, Knob::Mbs, Knob::Keep];
         let lacking = Knob::ALL.into_iter().filter(|knob| !compiled.contains(knob));
-        let wrong: Vec<Diagnostic> = lacking
-            .filter(|knob| !limits.allow(*knob, knob.without()))
+        let lacking = lacking.filter(|knob| !limits.allow(*knob, knob.without()));
+        let mut wrong: Vec<Diagnostic> = lacking
             .map(|knob| {
                 let headline = format!("plans that this version compiles have no `{knob}`");
                 usage("--fix", headline).help("leave it out, or plan for a cluster of GPUs")
             })
             .collect();
+        if limits.memory_bytes().is_some() {
+            let headline = "ranks of CPUs share the memory of their node";
+            let help = "leave `memory` out, or write `memory` in a cluster file";
+            wrong.push(usage("--max", headline.to_owned()).help(help));
+        }
         if wrong.is_empty() { Ok(limits) } else { Err(wrong) }
     }
 

@@ -4,8 +4,9 @@
 //! Checked: the mesh and its ranks, stages, micro-batches; that every value has a sharding whose
 //! pieces exist and are not empty; that every node can be computed in its results' shardings from
 //! its operands'; that weights are stored cut and gradients as their weights; that layers meet in
-//! equal shardings; that memory suffices.
+//! equal shardings; that memory suffices. Plans over groups of devices are checked in [`groups`].
 
+pub mod groups;
 mod shardings;
 
 #[cfg(test)]

@@ -92,6 +92,8 @@ pub struct Estimator<'a> {
     peak_flops: f64,
     /// Bytes of a device that a job may use.
     pub memory_bytes: f64,
+    /// Bytes of a device that any job could use.
+    device_bytes: f64,
 }
 
 impl<'a> Estimator<'a> {
@@ -172,7 +174,29 @@ impl<'a> Estimator<'a> {
         };
         let style = style.in_arithmetic(job.arithmetic);
         let peak_flops = devices::peak_flops(cluster, &rates, job.arithmetic);
-        Ok(Estimator { work, rates, network, style, job, host, peak_flops, memory_bytes })
+        let device_bytes = memory_bytes;
+        Ok(Estimator {
+            work,
+            rates,
+            network,
+            style,
+            job,
+            host,
+            peak_flops,
+            memory_bytes,
+            device_bytes,
+        })
+    }
+
+    /// The same with at most so many bytes of a device, where they are limited.
+    pub fn limited(mut self, memory_bytes: Option<f64>) -> Estimator<'a> {
+        self.memory_bytes = memory_bytes.unwrap_or(f64::INFINITY).min(self.device_bytes);
+        self
+    }
+
+    /// The same of another batch.
+    pub fn of_batch(&self, global_batch: u64) -> Estimator<'a> {
+        Estimator { job: Job { global_batch, ..self.job }, ..self.clone() }
     }
 
     /// Operations per second of a device, of its datasheet, in the arithmetic that times are priced

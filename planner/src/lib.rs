@@ -42,7 +42,7 @@
 //! | `E3205` | a search that was cut off before it found anything that fits | 2 |
 //! | `E3301` | a mesh that is not there | 6 |
 //! | `E3302` | stages that do not cover the calls | 6 |
-//! | `E3303` | a batch of nothing | 6 |
+//! | `E3303` | a batch of nothing, or one that is not computed once | 6 |
 //! | `E3304` | a sharding that a value cannot have | 6 |
 //! | `E3305` | a node that cannot be computed in its shardings | 6 |
 //! | `E3306` | a weight stored whole, or a gradient that does not lie as its weight | 6 |

@@ -1,4 +1,4 @@
-//! What the user fixes and forbids: `--fix tp=8 --forbid pp --max mbs=4`.
+//! What the user fixes and forbids: `--fix tp=8 --forbid pp --max mbs=4 --max memory=60GiB`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -7,6 +7,7 @@ use ir::import::nearest;
 use ir::{Diagnostic, Span};
 
 use crate::configuration::{Configuration, Offload, Recompute, Schedule, USUAL_ORDER};
+use crate::quantity::Unit;
 
 /// A decision that can be limited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -127,10 +128,16 @@ pub struct Limits {
     fixed: BTreeMap<Knob, usize>,
     max: BTreeMap<Knob, usize>,
     forbidden: BTreeSet<Knob>,
+    /// Bytes of a device that a job may use.
+    memory_bytes: Option<u64>,
 }
 
+/// The name of what is no decision and has a limit: bytes of a device.
+const MEMORY: &str = "memory";
+
 impl Limits {
-    /// Reads the flags: `fix` and `max` are `KNOB=NUMBER`, `forbid` is `KNOB`.
+    /// Reads the flags: `fix` and `max` are `KNOB=NUMBER`, `forbid` is `KNOB`; `max` is also
+    /// `memory=BYTES` with a unit.
     ///
     /// # Errors
     /// `E3202` for each that is no limit.
@@ -148,6 +155,10 @@ impl Limits {
             }
         }
         for text in max {
+            if let Some(bytes) = text.strip_prefix(MEMORY).and_then(|rest| rest.strip_prefix('=')) {
+                diagnostics.extend(limits.limit_memory(text, bytes).err());
+                continue;
+            }
             match pair("--max", text) {
                 Ok((knob, number)) => {
                     let before = limits.max.insert(knob, number);
@@ -163,6 +174,32 @@ impl Limits {
             }
         }
         if diagnostics.is_empty() { Ok(limits) } else { Err(diagnostics) }
+    }
+
+    /// Reads how many bytes of a device may be used.
+    fn limit_memory(&mut self, text: &str, bytes: &str) -> Result<(), Diagnostic> {
+        let number = Unit::Bytes.parse(bytes).filter(|bytes| *bytes >= 1.0);
+        let Some(bytes) = number.map(|bytes| bytes as u64) else {
+            let headline = format!("`--max {text}` has no number of bytes with a unit");
+            let help = "write `--max memory=60GiB`, of each device";
+            return Err(Diagnostic::error("E3202", Span::of("--max"), headline).help(help));
+        };
+        let before = self.memory_bytes.replace(bytes).filter(|before| *before != bytes);
+        before.map_or(Ok(()), |before| {
+            let [one, other] = [before, bytes].map(memory_setting);
+            let headline = format!("`{one}` and `{other}` contradict each other");
+            Err(Diagnostic::error("E3202", Span::of("--max"), headline).help("write one of them"))
+        })
+    }
+
+    /// Bytes of a device that a job may use, where that is limited.
+    pub fn memory_bytes(&self) -> Option<f64> {
+        self.memory_bytes.map(|bytes| bytes as f64)
+    }
+
+    /// The limits of decisions alone.
+    pub fn without_memory(&self) -> Limits {
+        Limits { memory_bytes: None, ..self.clone() }
     }
 
     /// Fixes a decision.
@@ -232,9 +269,16 @@ impl fmt::Display for Limits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let fixed = self.fixed.iter().map(|(knob, n)| format!("--fix {}", setting(*knob, *n)));
         let max = self.max.iter().map(|(knob, n)| format!("--max {knob}={n}"));
+        let memory = self.memory_bytes.map(memory_setting);
         let forbidden = self.forbidden.iter().map(|knob| format!("--forbid {knob}"));
-        f.write_str(&fixed.chain(max).chain(forbidden).collect::<Vec<_>>().join(" "))
+        let all = fixed.chain(max).chain(memory).chain(forbidden);
+        f.write_str(&all.collect::<Vec<_>>().join(" "))
     }
+}
+
+/// A limit of memory, as the flag that says it.
+pub(crate) fn memory_setting(bytes: u64) -> String {
+    format!("--max {MEMORY}={}", Unit::Bytes.print(bytes as f64).replace(' ', ""))
 }
 
 /// The diagnostic of a limit that is said twice, and not the same.
@@ -259,7 +303,13 @@ fn setting(knob: Knob, number: usize) -> String {
 
 fn knob(flag: &str, name: &str) -> Result<Knob, Diagnostic> {
     Knob::ALL.into_iter().find(|knob| knob.name() == name).ok_or_else(|| {
-        let names = || Knob::ALL.into_iter().map(Knob::name);
+        if name == MEMORY {
+            let headline = format!("`{flag}` is of decisions, and {MEMORY} is none");
+            let help = "write `--max memory=60GiB`, of each device";
+            return Diagnostic::error("E3202", Span::of(flag), headline).help(help);
+        }
+        let memory = (flag == "--max").then_some(MEMORY);
+        let names = || Knob::ALL.into_iter().map(Knob::name).chain(memory);
         let help = match nearest(name, names()) {
             Some(near) => format!("did you mean `{near}`?"),
             None => format!("these can be limited: {}", names().collect::<Vec<_>>().join(", ")),
@@ -308,6 +358,28 @@ mod tests {
         let errors = Limits::parse(&texts(&["kepp=full", "tp=0"]), &[], &[]).unwrap_err();
         assert_eq!(errors[0].help.as_deref(), Some("did you mean `keep`?"));
         assert_eq!(errors[1].headline, "`--fix tp=0` has no number that fits");
+    }
+
+    #[test]
+    fn memory_has_a_unit() {
+        let limits = |max: &[&str]| {
+            let max = max.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+            Limits::parse(&[], &[], &max)
+        };
+        let limited = limits(&["memory=60GiB", "tp=4"]).unwrap();
+        assert_eq!(limited.to_string(), "--max tp=4 --max memory=60GiB");
+        assert_eq!(limited.memory_bytes(), Some(60.0 * 1_073_741_824.0));
+        assert!(!limited.is_empty() && limited.without_memory().memory_bytes().is_none());
+        assert_eq!(limits(&["memory=80 GB", "memory=8e0"]).unwrap_err().len(), 1);
+        let headline = |max: &[&str]| limits(max).unwrap_err()[0].headline.clone();
+        for text in ["memory=60", "memory=", "memory=-1GiB", "memory=0GiB", "memory=GiB"] {
+            assert!(headline(&[text]).contains("no number of bytes"), "{text}");
+        }
+        assert!(headline(&["memory=1GiB", "memory=2GiB"]).contains("contradict"));
+        let help = limits(&["memroy=1GiB"]).unwrap_err()[0].help.clone();
+        assert_eq!(help.as_deref(), Some("did you mean `memory`?"));
+        let fixed = Limits::parse(&["memory=1GiB".to_owned()], &[], &[]).unwrap_err();
+        assert!(fixed[0].headline.contains("is of decisions"), "{fixed:?}");
     }
 
     #[test]

@@ -13,6 +13,7 @@
 
 pub mod across;
 pub mod ask;
+mod batches;
 pub mod cuts;
 pub mod events;
 pub mod foreign;

@@ -2,6 +2,7 @@
 //! in the terms of another tool.
 
 mod dot;
+mod groups;
 mod hf;
 
 use std::path::{Path, PathBuf};
@@ -31,6 +32,9 @@ pub struct Args {
     /// The directory of hf; the file of the others [default: stdout]
     #[arg(short, long, value_name = "PATH", required_if_eq("to", "hf"))]
     pub output: Option<PathBuf>,
+    /// The group whose share is exported, of a plan over groups [default: all, if they lie alike]
+    #[arg(long, value_name = "NAME")]
+    pub group: Option<String>,
     /// Tokens of a sequence, for dot and graph [default: the longest the model was made for]
     #[arg(long, alias = "seq-length", value_name = "N", value_parser = positive)]
     pub seq: Option<usize>,
@@ -60,6 +64,12 @@ pub enum Format {
 
 /// Answers.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
+    let is_plan =
+        !matches!(args.to, Format::Hf | Format::Dot | Format::Graph) || args.group.is_none();
+    if !is_plan {
+        let headline = "a run or a model has no groups of devices".to_owned();
+        return Err(usage("--group", headline).help("leave it out").into());
+    }
     let text = match args.to {
         Format::Hf => return run_to_hf(args),
         Format::Dot => dot::print(&module(args)?),
@@ -92,7 +102,7 @@ fn run_to_hf(args: &Args) -> Result<Exit, Failure> {
     Ok(Exit::Success)
 }
 
-/// A plan in the terms of a tool. What the tool has no term for goes to stderr.
+/// A plan in the terms of a tool.
 fn plan(args: &Args, tool: Tool) -> Result<String, Failure> {
     let source = &args.source;
     let bad = |headline: String| Diagnostic::error("E5005", Span::of(source), headline);
@@ -101,6 +111,15 @@ fn plan(args: &Args, tool: Tool) -> Result<String, Failure> {
         let help = "write it with `gantline plan MODEL --cluster h100 --devices 64 -o plan.json`";
         bad(format!("not JSON: {error}")).help(help)
     })?;
+    if document["schema"] == groups::SCHEMA {
+        let (whole, purpose) =
+            groups::configuration((source, &document), args.group.as_deref(), tool)?;
+        return Ok(exported(&whole, purpose, tool));
+    }
+    if args.group.is_some() {
+        let headline = format!("`{source}` is a plan of devices that are alike");
+        return Err(usage("--group", headline).help("leave it out").into());
+    }
     let words = document["text"].as_str();
     let number = |name: &str| {
         let number = document[name].as_u64().and_then(|n| u32::try_from(n).ok());
@@ -115,12 +134,17 @@ fn plan(args: &Args, tool: Tool) -> Result<String, Failure> {
         let headline = format!("{} samples are no multiple of dp · mbs", purpose.global_batch);
         return Err(bad(headline).into());
     }
-    let exported = export(&configuration, purpose, tool);
+    Ok(exported(&configuration, purpose, tool))
+}
+
+/// A configuration in the terms of a tool. What the tool has no term for goes to stderr.
+fn exported(configuration: &Configuration, purpose: Use, tool: Tool) -> String {
+    let exported = export(configuration, purpose, tool);
     if !exported.left_out.is_empty() {
         let left = exported.left_out.join(", ");
         output::note(&format!("{} has no term for: {left}", tool.name()));
     }
-    Ok(exported.text)
+    exported.text
 }
 
 /// The module of a model, as it is imported.

@@ -133,8 +133,17 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         let copies = copies(&configuration)?;
         let job = Job { global_batch: 1, arithmetic };
         let peak_flops = Estimator::new(&work, &cluster, style, job)?.peak_flops();
-        let global_batch = 1;
-        let subject = Subject { work, cluster, devices, global_batch, dtype, peak_flops, latent };
+        let (global_batch, memory_bytes) = (1, None);
+        let subject = Subject {
+            work,
+            cluster,
+            devices,
+            global_batch,
+            dtype,
+            peak_flops,
+            latent,
+            memory_bytes,
+        };
         return serve::score(&subject, copies, count(args.gbs), args.purpose, args.json);
     }
     let Some(batch) = count(args.gbs).or(layout.global_batch) else {
@@ -186,6 +195,7 @@ fn over_groups(args: &Args, work: Workload, cluster: Cluster) -> Result<Exit, Fa
         evaluations_max: EVALUATIONS_MAX,
         for_memory: false,
         set: None,
+        stop: &|| false,
     };
     let change = |c| configuration(args, c);
     let way = mixed.score(("--config", &args.config), &change, &question)?;

@@ -41,6 +41,8 @@ pub struct Subject {
     pub peak_flops: f64,
     /// Elements that attention caches of a token and layer, where that is one shared vector.
     pub latent: Option<u32>,
+    /// Bytes of a device that a job may use, where the user limits them.
+    pub memory_bytes: Option<f64>,
 }
 
 /// The arithmetic of products of an element type.
@@ -107,7 +109,17 @@ impl Subject {
         let job = Job { global_batch: global_batch.into(), arithmetic: arithmetic(dtype) };
         let peak_flops = Estimator::new(&described.work, &cluster, style::OURS, job)?.peak_flops();
         let Described { work, latent } = described;
-        Ok(Subject { work, cluster, devices, global_batch, dtype, peak_flops, latent })
+        let memory_bytes = asked.limited.all_limits()?.memory_bytes();
+        Ok(Subject {
+            work,
+            cluster,
+            devices,
+            global_batch,
+            dtype,
+            peak_flops,
+            latent,
+            memory_bytes,
+        })
     }
 
     /// What prices its steps.
@@ -115,7 +127,8 @@ impl Subject {
         let global_batch = u64::from(self.global_batch);
         let job = Job { global_batch, arithmetic: arithmetic(self.dtype) };
         let devices = u64::from(self.devices);
-        Ok(Estimator::over(devices, &self.work, &self.cluster, style::OURS, job)?)
+        let all = Estimator::over(devices, &self.work, &self.cluster, style::OURS, job)?;
+        Ok(all.limited(self.memory_bytes))
     }
 
     /// Tokens of a step.

@@ -8,6 +8,7 @@ use std::process::Command;
 use clap::CommandFactory;
 use gantline::cli::Cli;
 use ir::text::parse_module;
+use planner::configuration::Configuration;
 use runtime::weights::Weights;
 use serde_json::{Value, json};
 
@@ -328,6 +329,128 @@ fn groups_are_billed_and_explained() {
     assert_eq!(number(&slow["devices"]), 8.0, "{slow:#}");
     let refused = scratch.run(&format!("plan {asked} --objective energy"));
     assert_eq!(refused.status.code(), Some(2));
+}
+
+/// Plans over groups are exported where they are one layout; else it is said why, and the share of
+/// one group is.
+#[test]
+fn plans_over_groups_are_exported_as_far_as_they_can_be() {
+    let scratch = Scratch::new("export-groups");
+    scratch.write("mixed.toml", MIXED);
+    let asked = "llama-3-8b --gbs 64 --seq 8192 --cluster mixed.toml --devices 16";
+    let plan = scratch.json(&format!("plan {asked} --fix pp=1 --json -o plan.json"));
+    let groups = plan["groups"].as_array().expect("a list");
+    for tool in ["megatron", "deepspeed", "torchtitan", "calculon"] {
+        let refused = scratch.run(&format!("export plan.json --to {tool}"));
+        let errors = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(4), "{tool}: {errors}");
+        assert!(errors.contains("--group") && errors.contains("`h100` has the most"), "{errors}");
+    }
+    for group in groups {
+        let name = group["group"].as_str().expect("a name");
+        let line = format!("export plan.json --to megatron --group {name} -o one.txt");
+        assert_eq!(scratch.run(&line).status.code(), Some(0), "{group:#}");
+        let line = format!("score llama-3-8b --cluster {name} --from one.txt --seq 8192");
+        let scored = scratch.json(&format!("{line} --devices 8 --json"));
+        let c: Configuration = group["text"].as_str().expect("a text").parse().expect("a layout");
+        let again: Configuration =
+            scored["configuration"].as_str().expect("a text").parse().expect("a layout");
+        // Placement and partial shards have no term there.
+        let told = |c: &Configuration| (c.tp, c.dp, c.cp, c.pp, c.microbatch, c.zero.stage);
+        assert_eq!(told(&again), told(&c), "{name}");
+    }
+    let wrong = scratch.run("export plan.json --to megatron --group h10");
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("did you mean `h100`?"));
+    // Stages that lie alike on both are one pipeline.
+    let line = scratch.json(&format!("plan {asked} --json"));
+    let mut line = line.clone();
+    if line["kind"] == "stages" {
+        let text = |at: usize| line["groups"][at]["text"].as_str().expect("a text").to_owned();
+        let c: [Configuration; 2] = [0, 1].map(|at| text(at).parse().expect("a layout"));
+        let alike = Configuration { pp: c[0].pp, stage_layers: vec![], ..c[0].clone() };
+        let joined = alike == Configuration { pp: c[0].pp, stage_layers: vec![], ..c[1].clone() };
+        scratch.write("line.json", &line.to_string());
+        let code = scratch.run("export line.json --to megatron").status.code();
+        assert_eq!(code, Some(if joined { 0 } else { 4 }), "{line:#}");
+    }
+    line["kind"] = json!("other");
+    scratch.write("broken.json", &line.to_string());
+    assert_eq!(scratch.run("export broken.json --to megatron").status.code(), Some(6));
+}
+
+/// A limit of memory is kept by every verb, and what it refuses says what would fit.
+#[test]
+fn memory_is_limited_by_a_flag() {
+    let scratch = Scratch::new("limited");
+    scratch.write("mixed.toml", MIXED);
+    let number = |value: &Value| value.as_f64().expect("a number");
+    let gib = f64::from(1 << 30);
+    for on in ["h100 --devices 8", "mixed.toml"] {
+        let asked = format!("llama-3-8b --gbs 64 --seq 4096 --cluster {on}");
+        let plan = |flags: &str| scratch.json(&format!("plan {asked}{flags} --json"));
+        let fullest = |plan: &Value| match plan["groups"].as_array() {
+            Some(groups) => {
+                let needs = groups.iter().filter_map(|group| group["peak_mem_bytes"].as_f64());
+                needs.fold(0.0, f64::max)
+            }
+            None => number(&plan["peak_mem_bytes"]),
+        };
+        let (free, tight) = (plan(""), plan(" --max memory=40GiB"));
+        assert!(fullest(&free) > 40.0 * gib && fullest(&tight) <= 40.0 * gib, "{tight:#}");
+        assert!(number(&tight["step_time_s"]) > number(&free["step_time_s"]));
+        let step_s = number(&tight["step_time_s"]);
+        let explained = scratch.json(&format!("explain {asked} --json --max memory=40GiB"));
+        assert_eq!(number(&explained["step_time_s"]), step_s, "{on}");
+        let line = format!("compare {asked} --max memory=40GiB --json");
+        let with = if on == "mixed.toml" { "tp=8; tp=8" } else { "tp=8" };
+        let mut command = scratch.command(&[], &line);
+        let compared = command.args(["--with", with]).output().expect("it starts");
+        let compared: Value = serde_json::from_slice(&compared.stdout).expect("a document");
+        let best = compared["plans"].as_array().and_then(|plans| plans.last()).expect("a plan");
+        assert_eq!(number(&best["step_time_s"]), step_s, "{on}");
+        for verb in ["plan", "fit"] {
+            let line = format!("{verb} {asked} --max memory=3GiB --fix offload=off");
+            let refused = scratch.run(&line);
+            let errors = String::from_utf8_lossy(&refused.stderr);
+            assert_eq!(refused.status.code(), Some(3), "{line}: {errors}");
+            let enough = errors.split("with `--max memory=").nth(1);
+            let enough = enough.and_then(|rest| rest.split('`').next()).expect("a way out");
+            let line = line.replace("3GiB", enough);
+            assert_eq!(scratch.run(&line).status.code(), Some(0), "{line}");
+        }
+    }
+    let asked = "llama-3-8b --cluster h100 --tokens 1B --deadline 30d --json";
+    let devices = |flags: &str| number(&scratch.json(&format!("size {asked}{flags}"))["devices"]);
+    assert!(devices(" --max memory=8GiB --fix offload=off") > devices(""));
+    let refused = scratch.run("plan gpt2 --cluster cpu-local --max memory=1GiB");
+    assert_eq!(refused.status.code(), Some(2));
+}
+
+/// Columns that nothing reads are named, with the one that may be meant.
+#[test]
+fn columns_that_nothing_reads_are_named() {
+    let scratch = Scratch::new("columns");
+    let head = "row_id,layers,hidden,heads,seq_len,gpu,n_gpus,global_batch,tp,dp";
+    let row = "a,32,4096,32,2048,A100-80GB,8,8,8,1";
+    scratch.write("runs.csv", &format!("{head},etp,microbatch,mfu_pct\n{row},1,1,40\n"));
+    let output = scratch.run("validate runs.csv --json");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{errors}");
+    assert!(
+        errors.contains("warning[W5018]") && errors.contains("`etp`, `microbatch`"),
+        "{errors}"
+    );
+    assert!(errors.contains("is `microbatch` meant as `micro_batch`?"), "{errors}");
+    let document: Value = serde_json::from_slice(&output.stdout).expect("a document");
+    let names = |key: &str| {
+        let columns = document["unread_columns"].as_array().expect("a list").iter();
+        columns.map(|column| column[key].clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(names("name"), [json!("etp"), json!("microbatch")]);
+    assert_eq!(names("near"), [json!("ep"), json!("micro_batch")]);
+    scratch.write("known.csv", &format!("{head}\n{row}\n"));
+    assert_eq!(scratch.run("validate known.csv").stderr, b"");
 }
 
 /// Rewriting is exact, and each pass leaves a module that reads back and verifies.

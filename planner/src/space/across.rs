@@ -30,10 +30,10 @@ use crate::estimate::Estimator;
 use crate::estimate::line::{self, LineStep, Section};
 use crate::estimate::price::{Inside, Prices};
 use crate::estimate::step::Breakdown;
-use crate::limits::{Knob, Limits};
+use crate::limits::Knob;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 /// Cuts of the layers that are all tried. Chosen: some milliseconds.
 const CUTS_MAX: u64 = 400;
@@ -104,6 +104,15 @@ struct Used {
     inside: Inside,
     stages: u32,
     configuration: Configuration,
+    /// Seconds of a micro-batch of all layers on one stage's devices, by what is computed again.
+    layers_s: [f64; 3],
+}
+
+impl Used {
+    /// Stages per second of a micro-batch of all layers: the speeds of groups add up.
+    fn speed(&self, again: usize) -> f64 {
+        f64::from(self.stages) / self.layers_s[again]
+    }
 }
 
 /// A pipeline whose layers are not cut yet.
@@ -116,12 +125,20 @@ struct Candidate {
     pace_s: f64,
 }
 
-/// The search.
-struct Search<'a> {
+/// Candidates whose bounds are below a time.
+struct Candidates {
+    found: Vec<Candidate>,
+    below_s: f64,
+}
+
+/// The search, kept for one set of groups after another.
+pub(super) struct Lines<'a> {
     asked: &'a Asked<'a>,
+    /// By group: the first one that is alike.
+    kinds: Vec<usize>,
     frames: Vec<Frame>,
-    estimators: &'a [Estimator<'a>],
-    /// Tables, with the seconds of all layers by what is computed again.
+    estimators: Vec<Estimator<'a>>,
+    /// Tables by kind, with the seconds of all layers by what is computed again.
     prices: BTreeMap<(usize, Inside), (Prices, [f64; 3])>,
     /// Cuts that were priced, and their stages.
     priced: u64,
@@ -141,42 +158,20 @@ struct Cut {
 /// # Errors
 /// `E3404` for a group that cannot be priced.
 pub fn across(asked: &Asked<'_>, below_s: f64) -> Result<Option<Across>, Diagnostic> {
-    let count = asked.cluster.groups.len().min(GROUPS_MAX);
-    let estimators = (0..count).map(|group| asked.estimator(group, asked.batch()));
-    let estimators: Vec<Estimator<'_>> = estimators.collect::<Result<_, _>>()?;
-    let frame =
-        |group| Frame::new(asked.work, asked.devices(group), asked.batch(), asked.limits.clone());
-    let frames = (0..count).map(frame).collect();
-    let mut search = Search {
-        asked,
-        frames,
-        estimators: &estimators,
-        prices: BTreeMap::new(),
-        priced: 0,
-        work: 0,
-        complete: true,
-    };
-    Ok(search.fastest(below_s))
+    Ok(Lines::new(asked)?.fastest(asked.set.as_deref(), below_s))
 }
 
-/// Ways to choose one of each list.
-fn products<T: Clone>(lists: &[Vec<T>]) -> Vec<Vec<T>> {
-    lists.iter().fold(vec![vec![]], |all, list| {
-        all.iter()
-            .flat_map(|before| {
-                list.iter().map(|one| [&before[..], std::slice::from_ref(one)].concat())
-            })
-            .collect()
-    })
-}
-
-/// Orders of at least two of so many groups.
-fn orders(count: usize) -> Vec<Vec<usize>> {
+/// Orders of at least two groups; of those that are alike, the first ones first.
+fn orders(kinds: &[usize]) -> Vec<Vec<usize>> {
+    let count = kinds.len();
     let mut all: Vec<Vec<usize>> = vec![vec![]];
     let mut longer = all.clone();
     for _ in 0..count.min(ORDERED_MAX) {
         let grow = |order: &Vec<usize>| -> Vec<Vec<usize>> {
-            let more = (0..count).filter(|group| !order.contains(group));
+            let is_first = |group: &usize| {
+                (0..*group).all(|other| kinds[other] != kinds[*group] || order.contains(&other))
+            };
+            let more = (0..count).filter(|group| !order.contains(group)).filter(is_first);
             more.map(|group| [&order[..], &[group]].concat()).collect()
         };
         longer = longer.iter().flat_map(grow).collect();
@@ -212,13 +207,44 @@ fn few_cuts(layers: u32, stages: u32) -> Option<Vec<Vec<u32>>> {
     Some(all)
 }
 
-impl Search<'_> {
-    fn fastest(&mut self, below_s: f64) -> Option<Across> {
-        let mut candidates = Vec::new();
-        for order in orders(self.estimators.len()) {
-            self.candidates(&order, below_s, &mut candidates);
+impl<'a> Lines<'a> {
+    /// Nothing is priced yet.
+    ///
+    /// # Errors
+    /// `E3404` for a group that cannot be priced.
+    pub(super) fn new(asked: &'a Asked<'a>) -> Result<Lines<'a>, Diagnostic> {
+        let count = asked.cluster.groups.len().min(GROUPS_MAX);
+        let estimators = (0..count).map(|group| asked.estimator(group));
+        let frame = |group| {
+            Frame::new(asked.work, asked.devices(group), asked.batch(), asked.limits.clone())
+        };
+        Ok(Lines {
+            asked,
+            kinds: asked.kinds()[..count].to_vec(),
+            frames: (0..count).map(frame).collect(),
+            estimators: estimators.collect::<Result<_, _>>()?,
+            prices: BTreeMap::new(),
+            priced: 0,
+            work: 0,
+            complete: true,
+        })
+    }
+
+    /// The fastest pipeline over all groups of a set, or of any with two groups at least, if its
+    /// step is below `below_s`.
+    pub(super) fn fastest(&mut self, set: Option<&[usize]>, below_s: f64) -> Option<Across> {
+        (self.priced, self.work, self.complete) = (0, 0, true);
+        let mut candidates = Candidates { found: Vec::new(), below_s };
+        for order in orders(&self.kinds) {
+            let is_asked = set.is_none_or(|set| {
+                set.len() == order.len() && set.iter().all(|group| order.contains(group))
+            });
+            if is_asked {
+                self.candidates(&order, &mut candidates);
+            }
         }
         self.keep_least(&mut candidates);
+        let candidates = candidates.found;
         let mut best: Option<(Candidate, Cut)> = None;
         let mut seconds = below_s;
         for candidate in candidates {
@@ -227,7 +253,7 @@ impl Search<'_> {
                 self.complete = true;
                 break;
             }
-            if self.work > WORK_MAX {
+            if self.work > WORK_MAX || (self.asked.stop)() {
                 self.complete = false;
                 break;
             }
@@ -242,24 +268,25 @@ impl Search<'_> {
     }
 
     /// Sorts candidates by their bounds, and leaves out the last of too many.
-    fn keep_least(&mut self, candidates: &mut Vec<Candidate>) {
-        candidates.sort_by(|a, b| a.bound_s.total_cmp(&b.bound_s));
-        if candidates.len() > CANDIDATES_MAX {
-            candidates.truncate(CANDIDATES_MAX);
+    fn keep_least(&mut self, candidates: &mut Candidates) {
+        let Candidates { found, below_s } = candidates;
+        found.sort_by(|a, b| a.bound_s.total_cmp(&b.bound_s));
+        if let Some(first_out) = found.get(CANDIDATES_MAX) {
+            // What follows is not kept either.
+            *below_s = first_out.bound_s;
+            found.truncate(CANDIDATES_MAX);
             self.complete = false;
         }
     }
 
-    /// Pipelines over groups in an order whose bound is below `below_s`.
-    fn candidates(&mut self, order: &[usize], below_s: f64, found: &mut Vec<Candidate>) {
+    /// Pipelines over groups in an order.
+    fn candidates(&mut self, order: &[usize], found: &mut Candidates) {
         let asked = self.asked;
         let limits = &asked.limits;
         let plain = [Knob::Cp, Knob::Vpp, Knob::Offload, Knob::Placement, Knob::Shard];
         let usual = plain.iter().all(|knob| limits.allow(*knob, knob.without()))
             && limits.allow(Knob::Schedule, Knob::Schedule.without());
-        let mut set = order.to_vec();
-        set.sort_unstable();
-        if !usual || !asked.allows(&set) {
+        if !usual {
             return;
         }
         let common = order.iter().map(|group| asked.devices(*group)).fold(0, gcd);
@@ -271,19 +298,40 @@ impl Search<'_> {
             for microbatch in samples.filter(|mbs| limits.allow(Knob::Mbs, *mbs as usize)) {
                 let insides: Vec<Vec<Used>> =
                     order.iter().map(|group| self.insides(*group, dp, microbatch)).collect();
-                for used in products(&insides) {
-                    self.with_states(used, limits, below_s, found);
-                }
-                if found.len() > 2 * CANDIDATES_MAX {
+                self.combine(&insides, &mut Vec::new(), found);
+                if found.found.len() > 2 * CANDIDATES_MAX {
                     self.keep_least(found);
                 }
             }
         }
     }
 
+    /// Candidates that use the first groups in one way and the others in any.
+    fn combine(&mut self, insides: &[Vec<Used>], used: &mut Vec<Used>, found: &mut Candidates) {
+        let Some(options) = insides.get(used.len()) else {
+            return self.with_states(used.clone(), found);
+        };
+        let speed = |used: &Used| used.speed(0);
+        let most = |all: &Vec<Used>| all.iter().map(speed).fold(0.0, f64::max);
+        let others: f64 = insides[used.len() + 1..].iter().map(most).sum();
+        let before: f64 = used.iter().map(speed).sum();
+        for option in options {
+            let stages: u32 = used.iter().chain([option]).map(|used| used.stages).sum();
+            let c = &option.configuration;
+            let count = f64::from(self.asked.batch() / c.dp / c.microbatch);
+            // No slowest stage is faster than all devices together.
+            let bound_s = count / (before + speed(option) + others);
+            if stages <= self.asked.work.depth() && bound_s < found.below_s {
+                used.push(option.clone());
+                self.combine(insides, used, found);
+                used.pop();
+            }
+        }
+    }
+
     /// How a group can be used: the ranks that share a layer, and its stages.
-    fn insides(&self, group: usize, dp: u32, microbatch: u32) -> Vec<Used> {
-        let (frame, limits) = (&self.frames[group], &self.asked.limits);
+    fn insides(&mut self, group: usize, dp: u32, microbatch: u32) -> Vec<Used> {
+        let (frame, limits) = (self.frames[group].clone(), &self.asked.limits);
         let node = self.asked.cluster.groups[group].devices_per_node.unwrap_or(1) as u32;
         let each = self.asked.devices(group) / dp;
         let allow = |knob, number: u32| limits.allow(knob, number as usize);
@@ -309,20 +357,16 @@ impl Search<'_> {
                     ..Configuration::default()
                 };
                 let inside = Inside::of(&configuration);
-                all.push(Used { group, inside, stages, configuration });
+                let layers_s = self.layers_s(group, inside);
+                all.push(Used { group, inside, stages, configuration, layers_s });
             }
         }
         all
     }
 
     /// The candidates of groups that are used so: what is sharded, what is computed again.
-    fn with_states(
-        &mut self,
-        used: Vec<Used>,
-        limits: &Limits,
-        below_s: f64,
-        found: &mut Vec<Candidate>,
-    ) {
+    fn with_states(&self, used: Vec<Used>, candidates: &mut Candidates) {
+        let limits = &self.asked.limits;
         let (dp, microbatch) = (used[0].configuration.dp, used[0].configuration.microbatch);
         let pp: u32 = used.iter().map(|used| used.stages).sum();
         if pp > self.asked.work.depth() || !limits.allow(Knob::Pp, pp as usize) {
@@ -337,14 +381,13 @@ impl Search<'_> {
             }
             let (mut speed, mut least_s) = (0.0, f64::INFINITY);
             for used in &used {
-                let layers_s = self.layers_s(used)[again];
-                speed += f64::from(used.stages) / layers_s;
-                least_s = layers_s.min(least_s);
+                speed += used.speed(again);
+                least_s = used.layers_s[again].min(least_s);
             }
             let (m, p) = (count as f64, f64::from(pp));
             let full_s = 2.0 * least_s + (m - p - 1.0) / speed;
             let bound_s = (m / speed).max(if m > p { full_s } else { 0.0 });
-            if bound_s >= below_s {
+            if bound_s >= candidates.below_s {
                 continue;
             }
             let zeros =
@@ -355,22 +398,21 @@ impl Search<'_> {
                     let c = &mut used.configuration;
                     (c.pp, c.recompute, c.zero) = (pp, recompute, Zero { stage, shard: 0 });
                 }
-                found.push(Candidate { used, count, bound_s, pace_s: 1.0 / speed });
+                candidates.found.push(Candidate { used, count, bound_s, pace_s: 1.0 / speed });
             }
         }
     }
 
     fn prices(&self, used: &Used) -> &Prices {
         let alike = self.estimators[used.group].inside_alike(used.inside);
-        &self.prices[&(used.group, alike)].0
+        &self.prices[&(self.kinds[used.group], alike)].0
     }
 
     /// Seconds of a micro-batch of all layers on the devices of one stage, by what is computed
     /// again.
-    fn layers_s(&mut self, used: &Used) -> [f64; 3] {
-        let estimators = self.estimators;
-        let estimator = &estimators[used.group];
-        let key = (used.group, estimator.inside_alike(used.inside));
+    fn layers_s(&mut self, group: usize, inside: Inside) -> [f64; 3] {
+        let estimator = &self.estimators[group];
+        let key = (self.kinds[group], estimator.inside_alike(inside));
         let new = || {
             let prices = estimator.prices(key.1);
             let mut seconds = [0.0; 3];

@@ -5,14 +5,15 @@ use ir::{Diagnostic, Span};
 use kernels::Bytes;
 use serde::Serialize;
 
+use super::batches;
 use super::knobs::Frame;
-use super::tree::{Budget, Counter, Leaf, Objective, Path, walk};
+use super::tree::{Budget, Counter, Leaf, Objective, Path, walk, walk_below};
 use super::uniform::Space;
 use crate::cluster::Power;
 use crate::configuration::Configuration;
 use crate::estimate::workload::Workload;
 use crate::estimate::{Estimate, Estimator, legal};
-use crate::limits::{Knob, Limits};
+use crate::limits::{Knob, Limits, memory_setting};
 
 /// Leaves that are scored at most, unless the question says otherwise. Chosen: some seconds.
 pub const EVALUATIONS_MAX: u64 = 4_000_000;
@@ -107,7 +108,7 @@ impl Frame {
 
     /// The part of the frame that holds an optimum: for the least memory, the smallest micro-batch
     /// and the schedule with the fewest of them in flight, wherever ranks are placed.
-    fn searched_for(mut self, objective: Objective) -> Frame {
+    pub(super) fn searched_for(mut self, objective: Objective) -> Frame {
         if objective == Objective::Memory {
             for knob in [Knob::Mbs, Knob::Schedule, Knob::Vpp, Knob::Placement] {
                 if self.limits.allow(knob, knob.without()) {
@@ -229,14 +230,21 @@ fn nothing_left(question: &Question<'_>) -> Diagnostic {
     let diagnostic = Diagnostic::error("E3203", Span::of("--devices"), headline)
         .note("dp · tp · cp · pp is the number of devices, dp · mbs divides the batch")
         .note("tp divides the heads, ep the experts, and no stage is without a layer");
+    let work = question.estimator.workload();
+    let frame = |samples| Frame::new(work, *devices, samples, limits.clone());
+    let near = batches::nearest(*global_batch, 1, |_, samples| batches::divides(&frame(samples)));
+    let near = batches::told(&near).map(|near| format!("use a batch of {near} samples"));
     match limits.is_empty() {
-        true => diagnostic.help("use a batch that is a multiple of the number of devices"),
-        false => diagnostic.help(format!("relax one of `{limits}`")),
+        true => diagnostic.help(near.unwrap_or("use another number of devices".to_owned())),
+        false => {
+            let near = near.map(|near| format!("{near}, or ")).unwrap_or_default();
+            diagnostic.help(format!("{near}relax one of `{limits}`"))
+        }
     }
 }
 
 /// A search that ended before it had seen anything that fits: nothing is known.
-fn cut_off() -> Diagnostic {
+pub(super) fn cut_off() -> Diagnostic {
     let headline = "the search was cut off before it found anything that fits";
     Diagnostic::error("E3205", Span::of(""), headline)
         .help("give it more time with `--budget`, or leave that out")
@@ -266,42 +274,87 @@ fn nothing_fits(question: &Question<'_>, total: u128) -> Diagnostic {
             ))
             .note(format!("a device of stage {stage} holds {held}"));
     }
-    let help = nearest_answer(question);
-    diagnostic.help(help.unwrap_or_else(|| "use devices with more memory".to_owned()))
+    let near = nearest_answers(question);
+    let last = || "use devices with more memory".to_owned();
+    diagnostic.help(if near.is_empty() { last() } else { near.join("; ") })
 }
 
-/// The first of a few relaxations under which something fits.
-fn nearest_answer(question: &Question<'_>) -> Option<String> {
-    let Question { devices, limits, .. } = question;
-    if !limits.is_empty()
-        && let Some(found) = extreme(question, *devices, &Limits::default(), Objective::Time)
+/// A limit of memory that so many bytes are within, in tenths of a GiB.
+pub(super) fn enough(bytes: f64) -> String {
+    let tenth = f64::from(1u32 << 30) / 10.0;
+    memory_setting(((bytes / tenth).ceil() * tenth).ceil() as u64)
+}
+
+/// Relaxations under which something fits, each with it: more memory, where that is limited;
+/// fewer limits of decisions; all there is; or else more devices.
+fn nearest_answers(question: &Question<'_>) -> Vec<String> {
+    let Question { devices, limits, estimator, .. } = question;
+    let decisions = limits.without_memory();
+    let whole = (*estimator).clone().limited(None);
+    let Budget { evaluations_max, stop } = question.budget;
+    let free = Question {
+        estimator: &whole,
+        limits: limits.clone(),
+        budget: Budget { evaluations_max, stop },
+        ..*question
+    };
+    let mut near = Vec::new();
+    if limits.memory_bytes().is_some()
+        && let Some(smallest) = extreme(&free, *devices, &decisions, Objective::Memory)
+        && smallest.fits
     {
-        return Some(format!("without `{limits}` this fits: {}", found.configuration));
+        let need = enough(smallest.estimate.memory.total_bytes());
+        near.push(format!("with `{need}` this fits: {}", smallest.configuration));
+    }
+    let none = Limits::default();
+    if !decisions.is_empty()
+        && let Some(found) = extreme(question, *devices, &none, Objective::Time)
+    {
+        near.push(format!("without `{decisions}` this fits: {}", found.configuration));
+    }
+    if near.is_empty()
+        && limits.memory_bytes().is_some()
+        && let Some(found) = extreme(&free, *devices, &none, Objective::Time)
+    {
+        near.push(format!("without `{limits}` this fits: {}", found.configuration));
     }
     for doubling in 1..=DOUBLINGS {
-        let more = devices.checked_mul(1 << doubling)?;
-        if let Some(found) = extreme(question, more, &Limits::default(), Objective::Time) {
-            return Some(format!("with {more} devices this fits: {}", found.configuration));
+        let more = devices.checked_mul(1 << doubling).filter(|_| near.is_empty());
+        let found = more.and_then(|more| extreme(question, more, &none, Objective::Time));
+        if let (Some(more), Some(found)) = (more, found) {
+            near.push(format!("with {more} devices this fits: {}", found.configuration));
         }
     }
-    None
+    near
 }
 
 /// The fastest configuration that fits, or the smallest one.
-pub(super) fn extreme(
+fn extreme(
     question: &Question<'_>,
     devices: u32,
     limits: &Limits,
     objective: Objective,
 ) -> Option<Chosen> {
     let estimator = question.estimator;
-    let have = estimator.memory_bytes;
     let frame = Frame::new(estimator.workload(), devices, question.global_batch, limits.clone());
     let mut space = Space::new(estimator, frame.searched_for(objective));
     space.only_fits = objective == Objective::Time;
     let Budget { stop, .. } = question.budget;
     let budget = Budget { evaluations_max: EVALUATIONS_MAX, stop };
-    let walked = walk(&space, objective, have, &budget);
-    let found = choose(&space, walked.best.first()?, have).ok()?;
-    (found.fits || objective == Objective::Memory).then_some(found)
+    extreme_of(&space, objective, &budget, f64::INFINITY).0
+}
+
+/// The fastest configuration of a space that fits, if that takes less than `below_s`, or the
+/// smallest one; and whether the search ended by itself.
+pub(super) fn extreme_of(
+    space: &Space<'_>,
+    objective: Objective,
+    budget: &Budget<'_>,
+    below_s: f64,
+) -> (Option<Chosen>, bool) {
+    let have = space.estimator.memory_bytes;
+    let walked = walk_below(space, objective, have, budget, below_s);
+    let best = walked.best.first().and_then(|leaf| choose(space, leaf, have).ok());
+    let found = best.filter(|found| found.fits || objective == Objective::Memory);
+    (found, walked.complete)
 }

@@ -3,6 +3,8 @@
 //!
 //! What a tool has no term for is returned beside the text, never dropped silently.
 
+pub mod groups;
+
 use crate::configuration::{Configuration, Offload, Place, Recompute, Schedule, USUAL_ORDER};
 
 /// The other tools.

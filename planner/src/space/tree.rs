@@ -197,11 +197,23 @@ pub fn walk<T: Tree>(
     bytes_max: f64,
     budget: &Budget<'_>,
 ) -> Walked {
+    walk_below(tree, objective, bytes_max, budget, f64::INFINITY)
+}
+
+/// Walks a tree for leaves whose time is below `below_s` alone, where time is to be small.
+pub fn walk_below<T: Tree>(
+    tree: &T,
+    objective: Objective,
+    bytes_max: f64,
+    budget: &Budget<'_>,
+    below_s: f64,
+) -> Walked {
     let mut walker = Walker {
         tree,
         objective,
         bytes_max,
         budget,
+        below_s,
         counter: Counter::default(),
         best: Vec::new(),
         kinds: Default::default(),
@@ -224,7 +236,7 @@ pub fn walk<T: Tree>(
         bounded_out: walker.bounded_out,
         too_large: walker.too_large,
         complete: !walker.stopped,
-        bound_s: fastest.min(walker.open_s),
+        bound_s: fastest.min(walker.open_s).min(below_s),
         best: walker.best,
         kinds: walker.kinds.map(|kind| {
             let mut leaves: Vec<Leaf> = kind.into_values().collect();
@@ -239,6 +251,7 @@ struct Walker<'a, T> {
     objective: Objective,
     bytes_max: f64,
     budget: &'a Budget<'a>,
+    below_s: f64,
     counter: Counter,
     best: Vec<Leaf>,
     kinds: [BTreeMap<Path, Leaf>; 2],
@@ -371,7 +384,8 @@ impl<T: Tree> Walker<'_, T> {
     fn below(&self) -> f64 {
         match (self.objective, self.best.first()) {
             (Objective::Time, Some(best)) => best.score.seconds,
-            _ => f64::INFINITY,
+            (Objective::Time, None) => self.below_s,
+            (Objective::Memory | Objective::Pareto, _) => f64::INFINITY,
         }
     }
 
@@ -380,10 +394,10 @@ impl<T: Tree> Walker<'_, T> {
             return Fate::TooLarge;
         }
         let beaten = match self.objective {
-            Objective::Time => self
-                .best
-                .first()
-                .is_some_and(|best| best.score.seconds * (1.0 - ROUNDING) <= bound.seconds),
+            Objective::Time => {
+                let below = self.below();
+                below < f64::INFINITY && below * (1.0 - ROUNDING) <= bound.seconds
+            }
             Objective::Memory => {
                 self.best.first().is_some_and(|best| best.score.bytes <= bound.bytes)
             }

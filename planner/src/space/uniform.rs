@@ -108,6 +108,10 @@ impl Table {
     }
 }
 
+/// Tables that were made: those of jobs that differ in their batch alone are the same.
+#[derive(Clone, Debug, Default)]
+pub struct Tables(Rc<RefCell<FxHashMap<Inside, Rc<Table>>>>);
+
 /// The space of one job.
 #[derive(Debug)]
 pub struct Space<'a> {
@@ -122,7 +126,7 @@ pub struct Space<'a> {
     /// Whether of what fits it does not matter how large it is: a leaf is then the best of all
     /// cuts of its layers that fit.
     pub only_fits: bool,
-    tables: RefCell<FxHashMap<Inside, Rc<Table>>>,
+    tables: Tables,
     /// The table that was asked for last.
     last: RefCell<Option<(Inside, Rc<Table>)>>,
     meshes: RefCell<FxHashMap<Path, Score>>,
@@ -145,8 +149,14 @@ type Passes = Vec<(Vec<u32>, f64)>;
 impl<'a> Space<'a> {
     /// The space of a frame.
     pub fn new(estimator: &'a Estimator<'a>, frame: Frame) -> Space<'a> {
+        Space::with(estimator, frame, &Tables::default())
+    }
+
+    /// The space of a frame, with tables of a space on the same devices.
+    pub fn with(estimator: &'a Estimator<'a>, frame: Frame, tables: &Tables) -> Space<'a> {
         let global_batch = u64::from(frame.global_batch);
-        let (tables, last, meshes, passes, placements) = Default::default();
+        let tables = tables.clone();
+        let (last, meshes, passes, placements) = Default::default();
         Space {
             estimator,
             frame,
@@ -182,7 +192,7 @@ impl<'a> Space<'a> {
 
     /// Tables that were made.
     pub fn table_count(&self) -> usize {
-        self.tables.borrow().len()
+        self.tables.0.borrow().len()
     }
 
     pub(super) fn table(&self, inside: Inside) -> Rc<Table> {
@@ -191,7 +201,7 @@ impl<'a> Space<'a> {
         }
         let alike = self.estimator.inside_alike(inside);
         let new = || Rc::new(Table::new(self.estimator.prices(alike)));
-        let table = Rc::clone(self.tables.borrow_mut().entry(alike).or_insert_with(new));
+        let table = Rc::clone(self.tables.0.borrow_mut().entry(alike).or_insert_with(new));
         *self.last.borrow_mut() = Some((inside, Rc::clone(&table)));
         table
     }

@@ -1,8 +1,11 @@
 //! `plan`, `fit` and `explain` on a cluster of several groups of devices: a batch is shared over
 //! them, or stages lie on one after another.
 
+use std::time::Instant;
+
 use ir::{DType, Diagnostic};
 use kernels::{Bytes, Seconds};
+use planner::check::groups::{Work, check_groups};
 use planner::cluster::{Cluster, Memory, Power};
 use planner::configuration::Configuration;
 use planner::estimate::step::Breakdown;
@@ -31,6 +34,8 @@ pub struct Mixed {
     pub cluster: Cluster,
     global_batch: u32,
     dtype: DType,
+    /// Bytes of a device that a job may use, where the user limits them.
+    memory_bytes: Option<f64>,
 }
 
 impl Mixed {
@@ -53,13 +58,14 @@ impl Mixed {
             work: model(asked)?.work,
             global_batch: count("--gbs", asked.gbs.unwrap_or(devices.max(8)))?,
             dtype: element_type(asked.dtype, &cluster)?,
+            memory_bytes: asked.limited.all_limits()?.memory_bytes(),
             cluster,
         })
     }
 
     /// The same of what was read already.
     pub fn of(work: Workload, cluster: Cluster, global_batch: u32, dtype: DType) -> Mixed {
-        Mixed { work, cluster, global_batch, dtype }
+        Mixed { work, cluster, global_batch, dtype, memory_bytes: None }
     }
 
     /// What layouts of the groups cost, written one after another with `;` between them, `-` for a
@@ -108,15 +114,32 @@ impl Mixed {
             evaluations_max: EVALUATIONS_MAX,
             for_memory: false,
             set: None,
+            stop: &|| false,
         })
     }
 
     /// The best way over the groups.
     pub fn best(&self, asked: &Asked, aim: Aim) -> Result<Grouped, Failure> {
-        let mut question = self.question(asked)?;
+        self.best_until(asked, aim, &|| false)
+    }
+
+    /// The best way that is found before it is time to stop.
+    fn best_until(
+        &self,
+        asked: &Asked,
+        aim: Aim,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Grouped, Failure> {
+        let mut question = groups::Asked { stop, ..self.question(asked)? };
         question.for_memory = aim == Aim::Memory;
         let worth: &dyn Fn(&Grouped) -> f64 = match aim {
-            Aim::Time | Aim::Memory => return Ok(groups::plan(&question)?),
+            Aim::Time | Aim::Memory => {
+                let way = groups::plan(&question)?;
+                if cfg!(debug_assertions) {
+                    self.doubt(&way);
+                }
+                return Ok(way);
+            }
             Aim::Cost => &|way| f64::from(way.devices()) * way.step_time_s(),
             Aim::Energy => &|way| way.joules(&self.cluster).unwrap_or(f64::INFINITY),
             Aim::Pareto => {
@@ -127,6 +150,13 @@ impl Mixed {
         let ways = groups::of_each_set(&question)?.into_iter().map(|(_, way)| way);
         let best = ways.min_by(|a, b| worth(a).total_cmp(&worth(b)));
         Ok(best.expect("a set of groups has a way, or this is refused"))
+    }
+
+    /// Stops where a plan is not legal, by code that did not search for it.
+    fn doubt(&self, way: &Grouped) {
+        let Mixed { work, cluster, global_batch, .. } = self;
+        let wrong = check_groups(&Work { work, cluster, global_batch: *global_batch }, way);
+        assert!(wrong.is_empty(), "a plan that is found is legal: {wrong:?}");
     }
 
     /// The fastest way of each set of groups.
@@ -168,21 +198,21 @@ impl Mixed {
 /// Answers `plan`.
 pub(super) fn plan(args: &PlanArgs, cluster: Cluster) -> Result<Exit, Failure> {
     let asked = &args.asked;
-    if args.budget.is_some() {
-        let headline = "plans over groups are searched without a clock";
-        return Err(usage("--budget", headline).help("leave it out").into());
-    }
     let mixed = Mixed::new(asked, cluster, args.watts)?;
     let draws = mixed.cluster.groups.iter().all(|group| group.device.power.is_some());
     if args.objective == Aim::Energy && !draws {
         return Err(mixed.unknown_power().into());
     }
-    let key = asked.key("plan-groups", &(&mixed, args)).filter(|_| args.output.is_none());
+    // What a clock has cut off is no one's answer, and a file is written each time.
+    let may_be_kept = args.budget.is_none() && args.output.is_none();
+    let key = asked.key("plan-groups", &(&mixed, args)).filter(|_| may_be_kept);
     cache::answer(key, || found(args, &mixed))
 }
 
 fn found(args: &PlanArgs, mixed: &Mixed) -> Result<(Exit, String), Failure> {
-    let way = mixed.best(&args.asked, args.objective)?;
+    let start = Instant::now();
+    let stop = || args.budget.is_some_and(|budget_s| start.elapsed().as_secs_f64() > budget_s);
+    let way = mixed.best_until(&args.asked, args.objective, &stop)?;
     let document = document(mixed, &way);
     if let Some(path) = &args.output {
         let text = format!("{document:#}\n");
@@ -232,10 +262,15 @@ pub fn document(mixed: &Mixed, way: &Grouped) -> Value {
         "energy_j": way.joules(&mixed.cluster),
         "exchange_s": shared.map(|shared| shared.exchange_s),
         "piece": shared.map(|shared| shared.piece),
+        "rest": shared.map(|shared| shared.rest),
+        "nearest_batches": shared.map(|shared| &shared.nearest),
         "searched": shared.map(|shared| shared.searched),
         "microbatch_count": across.map(|across| across.microbatch_count),
         "all_cuts": across.map(|across| across.all_cuts),
-        "complete": across.is_none_or(|across| across.complete),
+        "complete": match way {
+            Grouped::Shares(shared) => shared.complete,
+            Grouped::Stages(across) => across.complete,
+        },
         "groups": rows(mixed, way).iter().map(Row::told).collect::<Vec<_>>(),
     })
 }
@@ -276,8 +311,9 @@ impl Row<'_> {
 
 fn rows<'a>(mixed: &'a Mixed, way: &'a Grouped) -> Vec<Row<'a>> {
     let group = |at: usize| &mixed.cluster.groups[at];
-    let have = |at: usize| match group(at).memory() {
-        Memory::PerRank(bytes) | Memory::PerNode(bytes) => bytes as f64,
+    let have = |at: usize| {
+        let (Memory::PerRank(bytes) | Memory::PerNode(bytes)) = group(at).memory();
+        mixed.memory_bytes.unwrap_or(f64::INFINITY).min(bytes as f64)
     };
     match way {
         Grouped::Shares(shared) => {
@@ -350,8 +386,21 @@ pub fn page(mixed: &Mixed, way: &Grouped) -> String {
             let exchange = Seconds(shared.exchange_s);
             text += &format!(", of which {exchange} to exchange gradients between groups; ");
             text += &format!("{rate} tokens/s\nshares are multiples of {}", shared.piece);
+            if shared.rest > 0 {
+                text += &format!(", one with {} more", shared.rest);
+            }
             // Of layouts that were given nothing was searched.
-            text += if shared.searched > 0 { "; no other is better\n" } else { "\n" };
+            text += match (shared.complete, shared.searched) {
+                (true, 0) => "\n",
+                (true, _) => "; no other is better\n",
+                (false, _) => "\nthe search was cut off\n",
+            };
+            if !shared.nearest.is_empty() {
+                let batches: Vec<String> = shared.nearest.iter().map(u32::to_string).collect();
+                let batches = batches.join(" or ");
+                text += &format!("{} samples cannot be shared by all groups", mixed.global_batch);
+                text += &format!(" within the limits; {batches} can\n");
+            }
         }
         Grouped::Stages(across) => {
             let copies = across.parts[0].configuration.dp;

@@ -5,6 +5,7 @@ use crate::cluster::Cluster;
 use crate::estimate::rates::Arithmetic;
 use crate::estimate::workload::Workload;
 use crate::estimate::{Job, style};
+use crate::limits::Limits;
 use crate::space::ask::EVALUATIONS_MAX;
 use crate::space::groups::tests::cluster;
 use crate::space::groups::{self, Grouped};
@@ -28,6 +29,7 @@ fn asked<'a>(work: &'a Workload, cluster: &'a Cluster, batch: u64, fix: &[&str])
         evaluations_max: EVALUATIONS_MAX,
         for_memory: false,
         set: None,
+        stop: &|| false,
     }
 }
 
@@ -90,8 +92,7 @@ fn tried(asked: &Asked<'_>) -> f64 {
     let mut best = f64::INFINITY;
     let depth = asked.work.depth();
     let allow = |knob, number: u32| asked.limits.allow(knob, number as usize);
-    let all: Vec<Estimator<'_>> =
-        (0..2).map(|group| asked.estimator(group, asked.batch()).unwrap()).collect();
+    let all: Vec<Estimator<'_>> = (0..2).map(|group| asked.estimator(group).unwrap()).collect();
     let heads = Frame::new(asked.work, 8, asked.batch(), Limits::default()).heads;
     for (front, back) in [(0, 1), (1, 0)] {
         for code in 0..1u32 << 11 {
@@ -234,4 +235,12 @@ fn stages_use_what_cannot_hold_a_copy() {
     let alone = groups::plan(&Asked { set: Some(vec![0]), ..asked.clone() }).unwrap();
     assert!(matches!(&alone, Grouped::Shares(_)) && alone.devices() == 8, "{alone:?}");
     assert!(alone.step_time_s() >= way.step_time_s());
+}
+
+/// A job of few layers on two kinds of devices, and its fastest pipeline over both.
+pub(crate) fn small_line() -> (Workload, Cluster, u32, Across) {
+    let work = workload("gpt-7.5b", 6, 2048);
+    let cluster = cluster(&[("h100", 1), ("v100", 1)]);
+    let found = across(&asked(&work, &cluster, 8, &[]), f64::INFINITY).unwrap().unwrap();
+    (work, cluster, 8, found)
 }
