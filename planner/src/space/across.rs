@@ -1,10 +1,11 @@
 //! A pipeline over groups of other devices each: some stages on one group, some on the next, with
 //! as many layers as each has time for.
 //!
-//! All groups have as many copies of the pipeline, and micro-batches as large; what else a group
-//! does is its own: the ranks that share a layer, and so how many stages it has. Only activations
-//! cross from one group to the next. Schedules are 1F1B; neither context parallelism, offload nor
-//! sharding beyond the optimizer's state is tried.
+//! All groups have as many copies of the pipeline, micro-batches as large, and sequences cut over as
+//! many ranks; what else a group does is its own: the ranks that share a layer, and so how many
+//! stages it has. Only activations cross from one group to the next: copies of a stage, which share
+//! the shards of its states, gradients or weights, are on one group. Schedules are 1F1B; no offload
+//! is tried.
 //!
 //! Candidates are looked at in the order of a bound of their steps. With `Tᵢ` seconds of all layers
 //! on one stage's devices, no cut has a slowest stage faster than `t = 1 / Σ 1/Tᵢ`, and all stages
@@ -23,7 +24,7 @@ use serde::Serialize;
 
 use super::cuts::moves;
 use super::groups::{Asked, GROUPS_MAX};
-use super::knobs::{Frame, divisors};
+use super::knobs::{Frame, divisors, may_cut_sequence};
 use super::tree::ROUNDING;
 use crate::configuration::{Configuration, Recompute, Schedule, Zero};
 use crate::estimate::Estimator;
@@ -283,7 +284,7 @@ impl<'a> Lines<'a> {
     fn candidates(&mut self, order: &[usize], found: &mut Candidates) {
         let asked = self.asked;
         let limits = &asked.limits;
-        let plain = [Knob::Cp, Knob::Vpp, Knob::Offload, Knob::Placement, Knob::Shard];
+        let plain = [Knob::Vpp, Knob::Offload, Knob::Placement, Knob::Shard];
         let usual = plain.iter().all(|knob| limits.allow(*knob, knob.without()))
             && limits.allow(Knob::Schedule, Knob::Schedule.without());
         if !usual {
@@ -296,11 +297,15 @@ impl<'a> Lines<'a> {
         for dp in copies {
             let samples = divisors(asked.batch() / dp).into_iter();
             for microbatch in samples.filter(|mbs| limits.allow(Knob::Mbs, *mbs as usize)) {
-                let insides: Vec<Vec<Used>> =
-                    order.iter().map(|group| self.insides(*group, dp, microbatch)).collect();
-                self.combine(&insides, &mut Vec::new(), found);
-                if found.found.len() > 2 * CANDIDATES_MAX {
-                    self.keep_least(found);
+                let frame = self.frames[order[0]].clone();
+                let cuts = divisors(common / dp).into_iter();
+                for cp in cuts.filter(|cp| may_cut_sequence(&frame, *cp)) {
+                    let inside = |group: &usize| self.insides(*group, [dp, cp], microbatch);
+                    let insides: Vec<Vec<Used>> = order.iter().map(inside).collect();
+                    self.combine(&insides, &mut Vec::new(), found);
+                    if found.found.len() > 2 * CANDIDATES_MAX {
+                        self.keep_least(found);
+                    }
                 }
             }
         }
@@ -330,15 +335,15 @@ impl<'a> Lines<'a> {
     }
 
     /// How a group can be used: the ranks that share a layer, and its stages.
-    fn insides(&mut self, group: usize, dp: u32, microbatch: u32) -> Vec<Used> {
+    fn insides(&mut self, group: usize, [dp, cp]: [u32; 2], microbatch: u32) -> Vec<Used> {
         let (frame, limits) = (self.frames[group].clone(), &self.asked.limits);
         let node = self.asked.cluster.groups[group].devices_per_node.unwrap_or(1) as u32;
-        let each = self.asked.devices(group) / dp;
+        let each = self.asked.devices(group) / dp / cp;
         let allow = |knob, number: u32| limits.allow(knob, number as usize);
         let mut all = Vec::new();
         let ranks = divisors(each).into_iter().filter(|tp| *tp <= node);
         for tp in ranks.filter(|tp| frame.heads.is_multiple_of(*tp) && allow(Knob::Tp, *tp)) {
-            let mut experts = vec![1, gcd(frame.experts, dp * tp)];
+            let mut experts = vec![1, gcd(frame.experts, dp * cp * tp)];
             experts.dedup();
             let cuts = if tp > 1 && frame.seq > 1 { &[true, false][..] } else { &[false] };
             let pairs = experts.iter().flat_map(|ep| cuts.iter().map(|sp| (*ep, *sp)));
@@ -349,6 +354,7 @@ impl<'a> Lines<'a> {
                 let stages = each / tp;
                 let configuration = Configuration {
                     tp,
+                    cp,
                     ep,
                     dp,
                     microbatch,
@@ -390,8 +396,8 @@ impl<'a> Lines<'a> {
             if bound_s >= candidates.below_s {
                 continue;
             }
-            let zeros =
-                (0..=u8::from(dp > 1)).filter(|zero| limits.allow(Knob::Zero, (*zero).into()));
+            let shards = if dp * used[0].configuration.cp > 1 { 3 } else { 0 };
+            let zeros = (0..=shards).filter(|zero| limits.allow(Knob::Zero, (*zero).into()));
             for stage in zeros {
                 let mut used = used.clone();
                 for used in &mut used {

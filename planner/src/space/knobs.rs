@@ -175,10 +175,8 @@ pub fn options(frame: &Frame, path: &Path, options: &mut Vec<u32>) {
             let rest = frame.devices / c.pp / c.tp;
             let fits = |cp: &u32| {
                 let dp = rest / cp;
-                frame.seq.is_multiple_of(legal::context_pieces(*cp))
-                    && (*cp == 1 || frame.seq / cp >= legal::TOKENS_MIN)
+                may_cut_sequence(frame, *cp)
                     && frame.global_batch.is_multiple_of(dp)
-                    && allow(Knob::Cp, *cp)
                     && allow(Knob::Dp, dp)
             };
             options.extend(divisors(rest).into_iter().filter(fits));
@@ -215,6 +213,13 @@ pub fn options(frame: &Frame, path: &Path, options: &mut Vec<u32>) {
         Step::Offload => offloads(frame, options),
         Step::Recompute => recomputes(frame, &c, options),
     }
+}
+
+/// Whether so many context-parallel ranks may share a sequence.
+pub(super) fn may_cut_sequence(frame: &Frame, cp: u32) -> bool {
+    frame.seq.is_multiple_of(legal::context_pieces(cp))
+        && (cp == 1 || frame.seq / cp >= legal::TOKENS_MIN)
+        && frame.limits.allow(Knob::Cp, cp as usize)
 }
 
 /// Whether a value of the last decision says how many layers of a stage are computed again; such
