@@ -279,10 +279,10 @@ fn nothing_fits(question: &Question<'_>, total: u128) -> Diagnostic {
     diagnostic.help(if near.is_empty() { last() } else { near.join("; ") })
 }
 
-/// A limit of memory that so many bytes are within, in tenths of a GiB.
+/// A limit of memory that so many bytes are within, in quarters of a GiB.
 pub(super) fn enough(bytes: f64) -> String {
-    let tenth = f64::from(1u32 << 30) / 10.0;
-    memory_setting(((bytes / tenth).ceil() * tenth).ceil() as u64)
+    let quarter = f64::from(1u32 << 28);
+    memory_setting(((bytes / quarter).ceil() * quarter) as u64)
 }
 
 /// Relaxations under which something fits, each with it: more memory, where that is limited;
