@@ -1,8 +1,8 @@
 //! A pipeline over groups of other devices each: some stages on one group, some on the next, with
 //! as many layers as each has time for.
 //!
-//! All groups have as many copies of the pipeline, micro-batches as large, and sequences cut over as
-//! many ranks; what else a group does is its own: the ranks that share a layer, and so how many
+//! All groups have as many copies of the pipeline, micro-batches as large, and sequences cut over
+//! as many ranks; what else a group does is its own: the ranks that share a layer, and so how many
 //! stages it has. Only activations cross from one group to the next: copies of a stage, which share
 //! the shards of its states, gradients or weights, are on one group. Schedules are 1F1B; no offload
 //! is tried.

@@ -18,8 +18,8 @@ use crate::space::knobs::{Frame, divisors};
 use crate::space::tree::{Budget, Objective, Path, Tree};
 use crate::space::uniform::{Space, Tables};
 
-/// Pieces of a batch at most. Chosen: shares are then as even as speeds are known, and twice as many
-/// take twice as long.
+/// Pieces of a batch at most. Chosen: shares are then as even as speeds are known, and twice as
+/// many take twice as long.
 const PIECES_MAX: u32 = 32;
 
 /// A batch in equal pieces, and what is left over, which one group has more.
