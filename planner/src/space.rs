@@ -20,7 +20,6 @@ pub mod foreign;
 pub mod groups;
 pub mod knobs;
 pub mod models;
-pub mod stages;
 pub mod tree;
 pub mod uniform;
 

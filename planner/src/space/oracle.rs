@@ -4,9 +4,11 @@
 //! schedule, ZeRO stage, offload and placement; and below them every uneven cut of up to five
 //! layers of two classes with every choice of what each layer keeps.
 
+mod stages;
+
 use ir::random::mix;
 
-use super::stages::{Class, Extra, Pipeline, Way};
+use self::stages::{Class, Extra, Pipeline, Way};
 use super::tree::{Budget, Counter, Objective, Path, Score, Tree, Walked, walk};
 
 /// Random numbers from a seed.

@@ -10,11 +10,11 @@
 //! Alpa (Zheng et al. 2022) runs the same programme once per possible maximum; Rockmate's blocks
 //! offer such ways of keeping. Here identical layers are counted, not listed.
 
-use super::tree::ROUNDING;
+use crate::space::tree::ROUNDING;
 
 /// One way to run a layer: what it keeps against the time that it takes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Way {
+pub(super) struct Way {
     /// Seconds of one micro-batch, forward and backward and what is computed again.
     pub seconds: f64,
     /// Bytes that are kept for each micro-batch in flight.
@@ -23,7 +23,7 @@ pub struct Way {
 
 /// Layers that are alike.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Class {
+pub(super) struct Class {
     /// What can be chosen for each layer, at least one.
     pub ways: Vec<Way>,
     /// Bytes of weights, gradients and optimizer states, whatever is chosen.
@@ -34,7 +34,7 @@ pub struct Class {
 
 /// What a stage has besides its layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Extra {
+pub(super) struct Extra {
     /// Seconds of one micro-batch.
     pub seconds: f64,
     /// Bytes.
@@ -47,7 +47,7 @@ pub struct Extra {
 
 /// A pipeline whose cuts are sought.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Pipeline {
+pub(super) struct Pipeline {
     /// The classes.
     pub classes: Vec<Class>,
     /// Runs of equal layers in order: (class, count).
@@ -66,7 +66,7 @@ pub struct Pipeline {
 
 /// The stages that were found.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Cut {
+pub(super) struct Cut {
     /// Seconds of a step.
     pub seconds: f64,
     /// Bytes of the fullest stage.
@@ -77,7 +77,7 @@ pub struct Cut {
 
 /// One stage of a cut.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Stage {
+pub(super) struct Stage {
     /// Layers.
     pub layers: usize,
     /// How many layers run in each way, by class.
@@ -92,17 +92,17 @@ pub struct Stage {
 
 impl Pipeline {
     /// All layers.
-    pub fn layers(&self) -> usize {
+    pub(super) fn layers(&self) -> usize {
         self.runs.iter().map(|(_, count)| count).sum()
     }
 
     /// Stages.
-    pub fn stage_count(&self) -> usize {
+    pub(super) fn stage_count(&self) -> usize {
         self.extras.len()
     }
 
     /// The step of stages with these times and tails.
-    pub fn step(&self, stages: impl IntoIterator<Item = (f64, f64)>) -> f64 {
+    pub(super) fn step(&self, stages: impl IntoIterator<Item = (f64, f64)>) -> f64 {
         let mut all = Totals::NONE;
         for (seconds, tail_s) in stages {
             all = all.with(seconds, tail_s);
@@ -112,7 +112,7 @@ impl Pipeline {
 
     /// Not above the step of any cut: all stages equally long, everything kept where that is
     /// fastest.
-    pub fn bound(&self) -> f64 {
+    pub(super) fn bound(&self) -> f64 {
         let fastest =
             |class: &Class| class.ways.iter().map(|w| w.seconds).fold(f64::INFINITY, f64::min);
         let layers = self.runs.iter().map(|(c, n)| fastest(&self.classes[*c]) * *n as f64);
@@ -130,7 +130,7 @@ impl Pipeline {
     /// # Cost
     /// O(stages · layers · width) transitions, where width is the range of layers of a stage that
     /// a step below `below` allows.
-    pub fn cut(&self, below: f64) -> Option<Cut> {
+    pub(super) fn cut(&self, below: f64) -> Option<Cut> {
         let (layers, stages) = (self.layers(), self.stage_count());
         if layers < stages || stages == 0 {
             return None;
@@ -140,14 +140,14 @@ impl Pipeline {
 
     /// The cut into stages as even as they can be, longer ones first, each with the fastest
     /// mixture that fits.
-    pub fn even(&self) -> Option<Cut> {
+    pub(super) fn even(&self) -> Option<Cut> {
         let (layers, stages) = (self.layers(), self.stage_count());
         let size = |s: usize| layers / stages + usize::from(s < layers % stages);
         self.at(&(0..stages).map(size).collect::<Vec<_>>())
     }
 
     /// The cut into stages of so many layers, each with the fastest mixture that fits.
-    pub fn at(&self, sizes: &[usize]) -> Option<Cut> {
+    pub(super) fn at(&self, sizes: &[usize]) -> Option<Cut> {
         let mut mixtures = Mixtures::new(self);
         let mut from = 0;
         let mut stages = Vec::new();
