@@ -511,7 +511,9 @@ impl Lowering<'_> {
             grouped_s(gradients, per_expert, |m| gradient(h, inner, m) + gradient(f, h, m));
         let backward = grouped_s(products, per_expert, |m| time(m, h, inner) + time(m, f, h));
         let backward = backward + weight_s;
-        let router = self.rates.product_s(arithmetic, [tokens, f64::from(count), h, 1.0]);
+        // Its few columns are padded: five experts take no longer than six.
+        let columns = (f64::from(count) / 8.0).ceil() * 8.0;
+        let router = self.rates.product_s(arithmetic, [tokens, columns, h, 1.0]);
         let act = self.rates.rows_s(routed * (inner + f) * self.e());
         // Sorted by rank, then by expert, and back.
         let permute = self.rates.rows_s(routed * h * 2.0 * self.e()) * 4.0;
