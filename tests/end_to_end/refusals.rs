@@ -76,6 +76,12 @@ fn what_cannot_be_answered_is_refused() {
         assert_eq!(output.status.code(), Some(code), "{line}: {errors}");
         assert!(errors.contains(said), "{line}: {errors}");
     }
+}
+
+/// So are layouts that make no sense.
+#[test]
+fn layouts_that_cannot_be_are_refused() {
+    let scratch = Scratch::new("no-layouts");
     let score = "score llama-3-8b --gbs 64";
     for (layout, said) in [
         ("pp=2 stages=32.0", "no layer"),

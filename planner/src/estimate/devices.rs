@@ -171,8 +171,8 @@ pub(super) fn rates(cluster: &Cluster) -> Result<Rates, Diagnostic> {
     Ok(as_said(file.device.clone(), &cluster.device, &preset(file).device))
 }
 
-/// Operations per second of a device as its cluster says, in the arithmetic that products of one run
-/// in: the next wider one where the device lacks it.
+/// Operations per second of a device as its cluster says, in the arithmetic that products of one
+/// run in: the next wider one where the device lacks it.
 pub(super) fn peak_flops(cluster: &Cluster, rates: &Rates, arithmetic: Arithmetic) -> f64 {
     let used = rates.product_rates(arithmetic);
     let types: &[DType] = match used.arithmetic {
@@ -379,8 +379,8 @@ mod tests {
         assert!(rises > 1000, "{rises}");
     }
 
-    /// The peak is the one that the cluster says, in every type that its devices have, and in another
-    /// one that of the next wider type; times are priced with one that is near it, or lower.
+    /// The peak is the one that the cluster says, in every type that its devices have, and in
+    /// another one that of the next wider type; times are priced with one that is near it, or lower.
     #[test]
     fn peaks_are_those_of_the_presets() {
         for preset in &known().presets {

@@ -76,8 +76,8 @@ impl Serving<'_> {
         self.estimator.work.layers.iter().any(caches)
     }
 
-    /// A pass of `batch` sequences over `tokens` new tokens of each, after `cached` ones. An encoder
-    /// runs in the first pass alone.
+    /// A pass of `batch` sequences over `tokens` new tokens of each, after `cached` ones. An
+    /// encoder runs in the first pass alone.
     pub fn forward(&self, copy: Replica, batch: u32, tokens: u32, cached: u64) -> Forward {
         let work = self.estimator.work;
         let runs = |layer: &&Layer| cached == 0 || caches(layer);
@@ -327,7 +327,7 @@ mod tests {
         assert!(!Serving { estimator: &estimator, latent: None }.decodes() && serving.decodes());
     }
 
-    /// A token takes no less for more sequences, and no group makes fewer tokens than a smaller one.
+    /// A token takes no less for more sequences.
     #[test]
     fn more_sequences_are_never_faster() {
         let cluster = h100();

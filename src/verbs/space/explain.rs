@@ -4,8 +4,8 @@ use ir::{Diagnostic, Span};
 use kernels::{Bytes, Seconds};
 use planner::cluster::Cluster;
 use planner::configuration::{Configuration, Offload, Place, Recompute, Schedule, Zero};
-use planner::estimate::Estimator;
 use planner::estimate::described::described;
+use planner::estimate::{Estimate, Estimator};
 use planner::space::ask::{Answer, Chosen, EVALUATIONS_MAX, Question, ask};
 use planner::space::tree::{Budget, Objective};
 use serde_json::json;
@@ -114,23 +114,7 @@ fn explanation(
         text += "It does not fit\n";
     }
     text.push('\n');
-    text += &format!("Where a step goes ({})\n", Seconds(total));
-    for (name, seconds) in estimate.breakdown.parts().iter().filter(|(_, s)| *s > 0.0) {
-        let share = seconds / total;
-        let bar = "█".repeat((share * 28.0).round() as usize);
-        let time = Seconds(*seconds).to_string();
-        text += format!("  {name:<12}{time:>10} {:>6.1}%  {bar}", 100.0 * share).trim_end();
-        text.push('\n');
-    }
-    let need = Bytes(estimate.memory.total_bytes() as u64);
-    let have = Bytes(answer.have_bytes as u64);
-    text += &format!(
-        "Memory {need} of {have}; what a device of stage {} holds:\n",
-        estimate.memory.stage
-    );
-    for (name, bytes) in estimate.memory.parts() {
-        text += &format!("  {name:<12}{:>12}\n", Bytes(bytes as u64).to_string());
-    }
+    text += &parts(estimate, answer.have_bytes);
     text += "\nWhy not…\n";
     let width = neighbours.iter().map(|other| other.change.len()).max().unwrap_or(0);
     for other in &neighbours {
@@ -145,6 +129,29 @@ fn explanation(
     text += &format!("\nWhat 1% less of it saves: {}\n", help.collect::<Vec<_>>().join(", "));
     text += &sizes(best, &resized);
     Ok(text)
+}
+
+/// Where the time and the memory of a step go.
+fn parts(estimate: &Estimate, have: f64) -> String {
+    let total = estimate.step_time_s;
+    let mut text = format!("Where a step goes ({})\n", Seconds(total));
+    for (name, seconds) in estimate.breakdown.parts().iter().filter(|(_, s)| *s > 0.0) {
+        let share = seconds / total;
+        let bar = "█".repeat((share * 28.0).round() as usize);
+        let time = Seconds(*seconds).to_string();
+        text += format!("  {name:<12}{time:>10} {:>6.1}%  {bar}", 100.0 * share).trim_end();
+        text.push('\n');
+    }
+    let need = Bytes(estimate.memory.total_bytes() as u64);
+    let have = Bytes(have as u64);
+    text += &format!(
+        "Memory {need} of {have}; what a device of stage {} holds:\n",
+        estimate.memory.stage
+    );
+    for (name, bytes) in estimate.memory.parts() {
+        text += &format!("  {name:<12}{:>12}\n", Bytes(bytes as u64).to_string());
+    }
+    text
 }
 
 /// The best plan with one decision changed.
