@@ -2,6 +2,7 @@
 
 mod expand;
 mod group;
+mod parts;
 mod pieces;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +16,6 @@ use kernels::kernel::Line;
 use kernels::rows::{Access, Instr, Output, RowInput, Rows};
 use kernels::{Kernel, Pointwise, Product, ProductPart, Products, Source};
 
-use crate::arena::{Lifetime, pack};
 use crate::catalogue;
 use crate::chunk::Chunks;
 use crate::pool::pools;
@@ -109,7 +109,8 @@ struct Lower<'a> {
     adds: Vec<bool>,
     /// Results that are not written by their producer: the slot, the value, whether it is added.
     copies: Vec<(u32, ValueId, bool)>,
-    locals: Vec<(String, u64)>,
+    /// The locals, the offsets of parts from the start of what they are parts of.
+    locals: Vec<LocalBuffer>,
     instructions: Vec<Instruction>,
 }
 
@@ -179,8 +180,8 @@ impl<'a> Lower<'a> {
             Some(home) => home,
             None => {
                 let bytes = self.ty(value).bytes().expect("local sizes are bound");
-                self.locals.push((self.function.value(value).name.clone(), bytes));
-                let home = Home::Local(self.locals.len() as u32 - 1);
+                let name = self.function.value(value).name.clone();
+                let home = Home::Local(self.local(name, bytes));
                 self.home[value.index()] = Some(home);
                 home
             }
@@ -430,9 +431,8 @@ impl<'a> Lower<'a> {
 
     fn into_routine(self) -> Routine {
         let function = self.function;
-        let lifetimes = lifetimes(&self.locals, &self.instructions);
-        let packing = pack(&lifetimes);
-        let locals = self.locals.into_iter().zip(packing.offsets);
+        let mut locals = self.locals;
+        let frame_bytes = parts::place(&mut locals, &self.instructions);
         let slot = |value: ValueId| {
             let bytes = function.ty(value).bytes().expect("local sizes are bound");
             (function.value(value).name.clone(), bytes)
@@ -440,33 +440,11 @@ impl<'a> Lower<'a> {
         Routine {
             name: function.name.clone(),
             slots: function.params().chain(function.results.iter().copied()).map(slot).collect(),
-            locals: locals
-                .map(|((name, bytes), offset)| LocalBuffer { name, bytes, offset })
-                .collect(),
-            frame_bytes: packing.bytes,
+            locals,
+            frame_bytes,
             instructions: self.instructions,
         }
     }
-}
-
-/// When each local is live: from the first instruction that touches it to the last.
-fn lifetimes(locals: &[(String, u64)], instructions: &[Instruction]) -> Vec<Lifetime> {
-    let mut spans: Vec<Option<(usize, usize)>> = vec![None; locals.len()];
-    for (at, instruction) in instructions.iter().enumerate() {
-        for touched in touched(instruction) {
-            if let Ref::Local(local) = touched {
-                let span = spans[local as usize].get_or_insert((at, at));
-                span.1 = at;
-            }
-        }
-    }
-    let span = |span: &Option<(usize, usize)>| span.unwrap_or((0, 0));
-    let lifetime = |((_, bytes), s): (&(String, u64), &Option<(usize, usize)>)| Lifetime {
-        bytes: *bytes,
-        first: span(s).0,
-        last: span(s).1,
-    };
-    locals.iter().zip(&spans).map(lifetime).collect()
 }
 
 /// What an instruction reads and writes.

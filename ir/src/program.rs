@@ -121,6 +121,9 @@ pub struct LocalBuffer {
     pub bytes: u64,
     /// Its place in the frame.
     pub offset: u64,
+    /// The local that this one is a part of: what is written to either is read in both. A whole is
+    /// no part.
+    pub within: Option<u32>,
 }
 
 /// A collective of the ranks along an axis.

@@ -166,6 +166,43 @@ fn pools_are_one_launch() {
     }
 }
 
+/// Operands of a concatenation are computed where they lie in it: only what begins within a line of
+/// the cache, or stands in two places, is copied.
+#[test]
+fn operands_side_by_side_are_computed_there() {
+    let reversed = || Op::Reverse { dims: vec![1] };
+    for seed in seeds(30) {
+        let mut r = Draws::new(seed);
+        let rows: Vec<usize> = (0..3).map(|_| 1 + r.below(6)).collect();
+        let is_twice = r.below(2) == 1;
+        let mut module = Module::new("m");
+        let mut b = Builder::new(&mut module, "f", Kind::Layer);
+        let args: Vec<Tensor> = rows.iter().map(|n| r.signed(&[1, *n, 4])).collect();
+        let mut parts = Vec::new();
+        for (at, arg) in args.iter().enumerate() {
+            let x = b.param(&format!("x{at}"), arg.ty());
+            parts.push(b.push(&format!("part{at}"), reversed(), &[x]));
+        }
+        let inner = b.push("inner", Op::Concat { dim: 1 }, &[parts[0], parts[1]]);
+        let mut operands = vec![inner, parts[2]];
+        operands.extend(is_twice.then_some(parts[0]));
+        let outer = b.push("outer", Op::Concat { dim: 1 }, &operands);
+        let results = [outer, inner, parts[1]].map(|x| b.push("y", reversed(), &[x]));
+        b.finish(&results);
+        let what = format!("SEED={seed}\n{module}");
+        let mut table = KernelTable::default();
+        let function = module.function("f").expect("it was built");
+        let made = routine(function, &module, &[], &[], &mut table).expect("it has kernels");
+        // Two rows of four doubles are a line.
+        let begins = [rows[0], rows[0] + rows[1]].iter().filter(|row| *row % 2 != 0).count();
+        let copied = begins + usize::from(is_twice);
+        assert_eq!(made.instructions.len(), 6 + copied, "{what}");
+        let found = compiled(&module, "f", &args).unwrap_or_else(|why| panic!("{what}: {why}"));
+        let wanted = eval(&module, "f", &args).expect("it evaluates");
+        assert_equal(&found, &wanted, &what);
+    }
+}
+
 /// Integers of 32 bits are computed exactly, quotients rounded down and by zero included; the least
 /// one is its own negative and size.
 #[test]

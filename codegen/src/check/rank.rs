@@ -236,7 +236,8 @@ impl<'a> Rank<'a> {
                 let frame = frame.expect("bounds: a routine with locals is called with a frame");
                 let start = self.program.buffers[frame.0 as usize].offset + local.offset;
                 let range = start..start + local.bytes;
-                let owner = Owner::Local(self.step as u32, at);
+                // What is written to a part is read in the whole.
+                let owner = Owner::Local(self.step as u32, local.within.unwrap_or(at));
                 Place { parts: vec![(range.clone(), owner)], range }
             }
         }

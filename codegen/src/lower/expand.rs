@@ -19,16 +19,21 @@ impl Lower<'_> {
     }
 
     pub(super) fn scratch(&mut self, name: &str, elements: usize, dtype: DType) -> Ref {
-        self.locals.push((name.to_owned(), elements as u64 * dtype.size()));
-        Ref::Local(self.locals.len() as u32 - 1)
+        Ref::Local(self.local(name.to_owned(), elements as u64 * dtype.size()))
     }
 
-    /// Operands side by side.
+    /// Operands side by side: computed there where each is one run of bytes, else copied.
     pub(super) fn concatenate(&mut self, node: &Node, dim: usize) -> Result<(), Refusal> {
-        let whole = row_major(&self.sizes(node.result())?);
+        let sizes = self.sizes(node.result())?;
+        let (whole, is_one_run) = (row_major(&sizes), sizes[..dim].iter().all(|size| *size == 1));
         let (to, mut first) = (self.home(node.result()), 0);
         for operand in &node.operands {
             let sizes = self.sizes(*operand)?;
+            let start = (first * whole[dim]) as u64 * self.ty(*operand).dtype.size();
+            if is_one_run && self.put_within(*operand, to, start) {
+                first += sizes[dim];
+                continue;
+            }
             let source = row_major(&sizes);
             let loops = (0..sizes.len()).map(|at| CopyLoop {
                 size: sizes[at],

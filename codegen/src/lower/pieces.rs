@@ -1,7 +1,7 @@
 //! Chunks: a part of a function, once for each piece of its rows.
 
 use ir::op::Op;
-use ir::program::{Instruction, Ref, Routine};
+use ir::program::{Instruction, LocalBuffer, Ref, Routine};
 use ir::sharding::Layout;
 use ir::{Node, TensorType, ValueId};
 use kernels::Kernel;
@@ -105,7 +105,14 @@ impl Lower<'_> {
     /// The instructions of another routine, its slots as given.
     fn inline(&mut self, routine: &Routine, slots: &[Ref]) {
         let first = self.locals.len() as u32;
-        self.locals.extend(routine.locals.iter().map(|local| (local.name.clone(), local.bytes)));
+        self.locals.extend(routine.locals.iter().map(|local| {
+            let whole = local.within.map(|at| (first + at, &routine.locals[at as usize]));
+            LocalBuffer {
+                offset: whole.map_or(0, |(_, whole)| local.offset - whole.offset),
+                within: whole.map(|(at, _)| at),
+                ..local.clone()
+            }
+        }));
         let own = |there: &Ref| match *there {
             Ref::Slot(at) => slots[at as usize],
             Ref::Local(at) => Ref::Local(first + at),

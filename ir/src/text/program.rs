@@ -81,13 +81,12 @@ fn print_routine(f: &mut fmt::Formatter<'_>, at: usize, routine: &Routine) -> fm
         writeln!(f, "    slot s{at} {} {bytes}", Name(name))?;
     }
     for (at, local) in routine.locals.iter().enumerate() {
-        writeln!(
-            f,
-            "    local l{at} {} {} at {:#x}",
-            Name(&local.name),
-            local.bytes,
-            local.offset
-        )?;
+        let (name, bytes, offset) = (Name(&local.name), local.bytes, local.offset);
+        write!(f, "    local l{at} {name} {bytes} at {offset:#x}")?;
+        match local.within {
+            Some(whole) => writeln!(f, " in l{whole}")?,
+            None => writeln!(f)?,
+        }
     }
     for instruction in &routine.instructions {
         print_instruction(f, instruction)?;

@@ -201,7 +201,12 @@ fn program(r: &mut Draws) -> Program {
         bytes: r.word(),
         offset: r.word(),
     };
-    let local = |r: &mut Draws| LocalBuffer { name: name(r), bytes: r.word(), offset: r.word() };
+    let local = |r: &mut Draws| LocalBuffer {
+        name: name(r),
+        bytes: r.word(),
+        offset: r.word(),
+        within: r.coin().then(|| r.below(9) as u32),
+    };
     let routine = |r: &mut Draws| Routine {
         name: name(r),
         slots: some(r, 4, |r| (name(r), r.word())),

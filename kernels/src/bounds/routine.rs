@@ -1,6 +1,6 @@
 //! Routines: instructions refer to slots and locals that hold what kernels and groups use.
 
-use ir::program::{ALIGNMENT, Exchange, Group, Instruction, Ref, Routine};
+use ir::program::{ALIGNMENT, Exchange, Group, Instruction, LocalBuffer, Ref, Routine};
 use ir::{Axis, DType};
 
 use crate::arguments::Argument;
@@ -19,6 +19,10 @@ impl ProgramCheck<'_> {
                     let (name, frame) = (&local.name, routine.frame_bytes);
                     format!("local `{name}` does not lie in its frame of {frame} bytes")
                 });
+            }
+            for (whole, part) in misplaced_parts(&routine.locals) {
+                let headline = format!("local `{part}` is no part of its own of `{whole}`");
+                findings.add("E2103", &place, headline);
             }
             for (at, instruction) in routine.instructions.iter().enumerate() {
                 let place = format!("{place}, instruction {at}");
@@ -109,6 +113,32 @@ impl ProgramCheck<'_> {
         }
         Ok(if is_gather { [piece, whole] } else { [whole, piece] })
     }
+}
+
+/// Names of wholes and of parts which do not lie in them, or share bytes with a part before.
+fn misplaced_parts(locals: &[LocalBuffer]) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let mut parts: Vec<(u32, &LocalBuffer)> =
+        locals.iter().filter_map(|local| Some((local.within?, local))).collect();
+    parts.sort_by_key(|(whole, part)| (*whole, part.offset));
+    let end = |local: &LocalBuffer| local.offset.saturating_add(local.bytes);
+    let mut before: Option<(u32, u64)> = None;
+    for (at, part) in parts {
+        let whole = locals.get(at as usize).filter(|whole| whole.within.is_none());
+        let lies = |whole: &LocalBuffer| {
+            let start = match before {
+                Some((other, end)) if other == at => end,
+                _ => whole.offset,
+            };
+            start <= part.offset && end(part) <= end(whole)
+        };
+        if !whole.is_some_and(lies) {
+            let name = whole.map_or_else(|| format!("l{at}"), |whole| whole.name.clone());
+            found.push((name, part.name.clone()));
+        }
+        before = Some((at, end(part)));
+    }
+    found
 }
 
 type Fitting = Result<(), (&'static str, String)>;

@@ -178,7 +178,7 @@ pub(crate) fn routine(
     Routine {
         name: name.into(),
         slots: (0..slots).map(|slot| (format!("s{slot}"), 0)).collect(),
-        locals: vec![LocalBuffer { name: "total".into(), bytes: 64, offset: 64 }],
+        locals: vec![LocalBuffer { name: "total".into(), bytes: 64, offset: 64, within: None }],
         frame_bytes: 128,
         instructions: instructions.into_iter().collect(),
     }

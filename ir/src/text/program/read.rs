@@ -184,7 +184,8 @@ impl Reader<'_> {
             }),
             ("slot", Some(routine)) => routine.slots.push((name(), 0)),
             ("local", Some(routine)) => {
-                routine.locals.push(LocalBuffer { name: name(), bytes: 0, offset: 0 });
+                let local = LocalBuffer { name: name(), bytes: 0, offset: 0, within: None };
+                routine.locals.push(local);
             }
             _ => {}
         }
@@ -437,7 +438,9 @@ impl<'t> Line<'t> {
             "local" => {
                 self.count('l', routine.locals.len())?;
                 let (name, bytes) = (self.name()?, self.number()?);
-                routine.locals.push(LocalBuffer { name, bytes, offset: self.offset()? });
+                let offset = self.offset()?;
+                let within = if self.eat("in") { Some(self.index('l')?) } else { None };
+                routine.locals.push(LocalBuffer { name, bytes, offset, within });
             }
             "launch" => {
                 let kernel = self.index('k')?;
