@@ -15,6 +15,7 @@ pub mod chosen;
 pub mod cut;
 pub mod described;
 mod devices;
+mod exchange;
 mod host;
 mod interval;
 mod layer;
@@ -225,7 +226,7 @@ impl<'a> Estimator<'a> {
     /// What of the placement of its axes a configuration's step depends on.
     pub fn placement(&self, c: &Configuration) -> [u64; 4] {
         let inside = self.inside_alike(Inside::of(c));
-        let data = step::data_group(c);
+        let data = exchange::data_group(c);
         let near = self.network.distance_alike(c.stride(RankAxis::Pp));
         [inside.tp_stride, inside.cp_stride, self.network.stride_alike(data), near]
     }

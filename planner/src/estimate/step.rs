@@ -13,12 +13,13 @@
 use serde::Serialize;
 
 use super::bubble::{self, Alike};
-use super::host::{DISK_BYTES_PER_S, HOST_MEMORY_BYTES_PER_S, HostLimits};
+use super::exchange::{Exchanges, Weights, weights};
+use super::host::{DISK_BYTES_PER_S, HostLimits};
 use super::network::{Group, INNER_INTERFERENCE, Network};
 use super::price::Prices;
 use super::rates::Rates;
 use super::stage::{Run, Stage, hold, runs, stage};
-use super::style::{Exchange, Style, Whole};
+use super::style::{Style, Whole};
 use crate::configuration::{Configuration, Place, RankAxis, Schedule};
 
 /// Seconds of a step, by what takes them. They add up to the step.
@@ -266,150 +267,11 @@ impl Terms<'_> {
         if self.style.sends_hidden { seconds * INNER_INTERFERENCE } else { seconds }
     }
 
-    /// What a stage exchanges with its copies, and its update. `before_s` is how long it waits
-    /// for stages before it at the end of a step.
-    fn exchanges(&self, c: &Configuration, stage: &Stage, before_s: f64, m: f64) -> Exchanges {
-        let group = data_group(c);
-        let shard = f64::from(c.shard_ranks());
-        let gradient = stage.parameters * self.style.exchange_bytes;
-        let weight = stage.parameters * self.style.weight_bytes;
-        // Experts have as many copies as ranks divided by those that share them.
-        let expert_group = Group {
-            size: (group.size * u64::from(c.tp) / u64::from(c.ep)).max(1),
-            stride: u64::from(c.ep),
-        };
-        let expert = stage.expert_parameters * self.style.exchange_bytes;
-        let layers = stage.layers.max(1.0);
-        let mut found = Exchanges::default();
-        if c.zero.stage >= 3 {
-            found = self.sharded_weights(c, stage, m);
-        } else {
-            let all_reduce = |bytes, group| self.network.all_reduce_s(bytes, group);
-            let gather = |bytes, group| self.network.gather_s(bytes, group);
-            let (reduce_s, gather_s) = match c.zero.stage {
-                0 => {
-                    let dense_s = self.in_buckets(gradient, group, all_reduce);
-                    (dense_s + self.in_buckets(expert, expert_group, all_reduce), 0.0)
-                }
-                _ => {
-                    let dense_s = self.in_buckets(gradient, group, gather);
-                    let reduce_s = dense_s + self.in_buckets(expert, expert_group, gather);
-                    (reduce_s, self.in_buckets(weight, group, gather))
-                }
-            };
-            let interference = self.network.interference(group);
-            let hide = |seconds: f64, behind_s: f64| {
-                let hidden = seconds.min(behind_s);
-                seconds - hidden + hidden * interference
-            };
-            found.gradients_s = match self.style.gradients {
-                Exchange::AtEnd => reduce_s,
-                Exchange::Overlapped => hide(reduce_s, stage.backward_s * (layers - 1.0) / layers),
-            };
-            if c.zero.stage == 2 {
-                // Only a shard of the sum is kept, so that each micro-batch reduces its gradients.
-                found.gradients_s += (m - 1.0)
-                    * match self.style.gradients {
-                        Exchange::AtEnd => reduce_s,
-                        Exchange::Overlapped => hide(reduce_s, stage.total_s()),
-                    };
-            }
-            found.weights_s = match self.style.weights {
-                Exchange::AtEnd => gather_s,
-                Exchange::Overlapped => hide(gather_s, stage.forward_s * (layers - 1.0) / layers),
-            };
-            if c.zero.stage > 0 && self.style.copies_pieces {
-                found.weights_s += self.pieces_s(stage, group);
-            }
-        }
-        let held = (stage.parameters + stage.expert_parameters) / shard.max(1.0);
-        let bytes = held * self.style.update_bytes;
-        found.optimizer_s = match c.offload.optimizer {
-            Place::Device => self.rates.rows_s(bytes),
-            // The host computes the update from gradients that come, and weights go back; it is
-            // never done before the device would be.
-            Place::Host => {
-                let moved = held * (self.style.exchange_bytes + self.style.weight_bytes);
-                let moved_s = moved / self.host.bytes_per_s(c);
-                (bytes / HOST_MEMORY_BYTES_PER_S).max(moved_s).max(self.rates.rows_s(bytes))
-            }
-            Place::Disk => bytes / DISK_BYTES_PER_S,
-        };
-        found.before_s = before_s;
-        found
-    }
-
-    /// Joins the pieces of all tensors for each rank, and copies what was gathered back, piece by
-    /// piece: as many launches as tensors times ranks, and three passes over the weights.
-    fn pieces_s(&self, stage: &Stage, group: Group) -> f64 {
-        if group.size <= 1 {
-            return 0.0;
-        }
-        let bytes = stage.parameters * self.style.weight_bytes * 2.0 * 3.0;
-        let launches = stage.tensors * group.size as f64;
-        self.rates.rows_s(bytes).max(launches * PIECE_S)
-    }
-
-    /// Collectives of at most a bucket each, one after another.
-    fn in_buckets(&self, bytes: f64, group: Group, one: impl Fn(f64, Group) -> f64) -> f64 {
-        let bucket = self.style.bucket_bytes;
-        if bytes <= bucket { one(bytes, group) } else { one(bucket, group) * bytes / bucket }
-    }
-
-    /// Weights that are gathered for each use and gradients that are reduced after it, layer by
-    /// layer, beside computation.
-    fn sharded_weights(&self, c: &Configuration, stage: &Stage, m: f64) -> Exchanges {
-        let group = data_group(c);
-        let shard = Group { size: u64::from(c.shard_ranks()), stride: group.stride };
-        let copies =
-            Group { size: group.size / shard.size.max(1), stride: group.stride * shard.size };
-        let layers = stage.layers.max(1.0);
-        let parameters = stage.parameters / layers;
-        let pieces = self.style.pieces_per_layer;
-        let in_pieces = |bytes: f64| pieces * self.network.gather_s(bytes / pieces, shard);
-        let gather_s = in_pieces(parameters * self.style.weight_bytes);
-        let reduced = parameters * self.style.exchange_bytes;
-        let scatter_s = in_pieces(reduced)
-            + self.network.all_reduce_s(reduced / shard.size.max(1) as f64, copies);
-        let (forward_s, backward_s) = (stage.forward_s / layers, stage.backward_s / layers);
-        let interference = self.network.interference(group);
-        let visible = |comm: f64, compute: f64| match self.style.weights {
-            Exchange::AtEnd => comm * layers,
-            Exchange::Overlapped => {
-                (comm - compute).max(0.0) * layers + comm.min(compute) * interference * layers
-            }
-        };
-        // A pass over the gathered weights, and one over whole gradients.
-        let copies = if self.style.copies_gathered { layers } else { 0.0 };
-        let copy_s = copies * self.rates.rows_s(parameters * 2.0 * self.style.weight_bytes);
-        let moved = self.style.weight_bytes + self.style.exchange_bytes;
-        let copy_out_s = copies * self.rates.rows_s(parameters * moved);
-        let forward = visible(gather_s, forward_s) + gather_s + copy_s;
-        let (again_s, late_s) = match self.style.backward_weights {
-            Exchange::AtEnd => (0.0, gather_s * layers),
-            Exchange::Overlapped => (gather_s, 0.0),
-        };
-        let backward = visible(again_s, backward_s) + late_s + copy_s;
-        let last = visible(again_s + scatter_s, backward_s) + scatter_s + late_s;
-        let last = last + copy_s + copy_out_s;
-        // Weights that stay whole are gathered once; sums that do are reduced once.
-        let [gathers, reduces] = match self.style.whole {
-            Whole::Ends | Whole::EndsAndSums if c.pp > 1 => [1.0, 1.0],
-            Whole::EndsAndSums => [m, 1.0],
-            Whole::Layers | Whole::Ends => [m, m],
-        };
-        Exchanges {
-            weights_s: gathers * forward,
-            gradients_s: reduces * last + (gathers - reduces) * backward,
-            ..Exchanges::default()
-        }
-    }
-
     /// What a stage holds at its peak.
     fn memory(&self, c: &Configuration, stage: &Stage, index: u32, count: u64) -> Memory {
         let parameters = stage.parameters + stage.expert_parameters;
-        let shard = f64::from(c.shard_ranks());
-        let over = |from: u8| if c.zero.stage >= from { shard } else { 1.0 };
+        let shards: f64 = weights(c, stage).iter().map(Weights::held).sum();
+        let held = |from: u8| if c.zero.stage >= from { shards } else { parameters };
         let (p, i, v) = (f64::from(c.pp), f64::from(index), f64::from(c.vpp));
         let m = count as f64;
         let in_flight = match c.schedule {
@@ -432,8 +294,8 @@ impl Terms<'_> {
             Whole::Ends => c.pp > 1,
             Whole::EndsAndSums => m > 1.0,
         };
-        let weights = parameters * self.style.weight_bytes / over(3);
-        let states = parameters * self.style.state_bytes / over(1);
+        let weights = held(3) * self.style.weight_bytes;
+        let states = held(1) * self.style.state_bytes;
         let kept = stage.saved * (in_flight - 1.0);
         let moved = weights * on_host(c.offload.parameters)
             + states * on_host(c.offload.optimizer)
@@ -441,8 +303,8 @@ impl Terms<'_> {
         Memory {
             stage: index,
             weights_bytes: weights * on_device(c.offload.parameters) + gathered,
-            gradients_bytes: parameters * self.style.gradient_bytes
-                / if sums_whole { 1.0 } else { over(2) },
+            gradients_bytes: if sums_whole { parameters } else { held(2) }
+                * self.style.gradient_bytes,
             optimizer_bytes: states * on_device(c.offload.optimizer),
             activations_bytes: kept * on_device(c.offload.activations)
                 + stage.saved
@@ -459,7 +321,10 @@ impl Terms<'_> {
 
     /// Weights that are whole for a while where they are sharded.
     fn gathered_bytes(&self, c: &Configuration, stage: &Stage) -> f64 {
-        let all = stage.parameters + stage.expert_parameters;
+        // What has one copy is whole where it lies.
+        let [_, experts] = weights(c, stage);
+        let expert_parameters = if experts.shard > 1 { experts.parameters } else { 0.0 };
+        let all = stage.parameters + expert_parameters;
         // The layer in use and the next.
         let two = 2.0 / stage.layers.max(1.0);
         let whole = match self.style.whole {
@@ -480,7 +345,11 @@ impl Terms<'_> {
             bytes += 2.0 * stage.saved;
         }
         if c.offload.parameters != Place::Device {
-            bytes += 2.0 * stage.parameters * self.style.weight_bytes;
+            let held: f64 = match c.zero.stage {
+                3.. => weights(c, stage).iter().map(Weights::held).sum(),
+                _ => stage.parameters + stage.expert_parameters,
+            };
+            bytes += 2.0 * held * self.style.weight_bytes;
         }
         let rate = if [c.offload.activations, c.offload.parameters].contains(&Place::Disk) {
             DISK_BYTES_PER_S
@@ -573,33 +442,73 @@ impl After {
     }
 }
 
-/// Seconds of the host to copy one piece of a tensor: a launch without module or gradient. Chosen:
-/// half of an operation that has them.
-const PIECE_S: f64 = 5e-6;
+#[cfg(test)]
+mod tests {
+    use crate::cluster::Cluster;
+    use crate::estimate::rates::Arithmetic;
+    use crate::estimate::style::STYLES;
+    use crate::estimate::tests::{gpt3, machine};
+    use crate::estimate::{Estimator, Job};
 
-/// What stages exchange with their copies.
-#[derive(Clone, Copy, Debug, Default)]
-struct Exchanges {
-    gradients_s: f64,
-    weights_s: f64,
-    optimizer_s: f64,
-    before_s: f64,
-}
+    use super::*;
 
-impl Exchanges {
-    /// Keeps the stage that is done last. A stage that waits for others exchanges meanwhile.
-    fn cover(&mut self, other: Exchanges) {
-        let hidden = other.before_s.min(other.gradients_s);
-        let other = Exchanges { gradients_s: other.gradients_s - hidden, ..other };
-        let sum = |e: &Exchanges| e.gradients_s + e.weights_s + e.optimizer_s;
-        if sum(&other) > sum(self) {
-            *self = other;
+    /// Where nothing else cuts them, experts are weights like all others: what is exchanged, moved
+    /// and held is the same whichever of both a stage's weights are.
+    #[test]
+    fn experts_are_sharded_and_moved_like_other_weights() {
+        let cluster = Cluster::load_on("h100", &machine()).unwrap();
+        let work = gpt3();
+        let job = Job { global_batch: 64, arithmetic: Arithmetic::Half };
+        let dense = Stage {
+            layers: 4.0,
+            forward_s: 0.01,
+            backward_s: 0.02,
+            parameters: 7e9,
+            tensors: 40.0,
+            ..Stage::default()
+        };
+        let routed = Stage { parameters: 0.0, expert_parameters: 7e9, ..dense };
+        for style in STYLES {
+            let estimator = Estimator::new(&work, &cluster, style, job).unwrap();
+            let terms = estimator.terms();
+            for zero in ["0", "1", "2", "3", "3/8"] {
+                for offload in ["", "offload-parameters=host", "offload-optimizer=host"] {
+                    let text = format!("tp=1 pp=1 dp=32 mbs=1 zero={zero} {offload}");
+                    let c: Configuration = text.parse().unwrap();
+                    let [dense, routed] = [&dense, &routed].map(|stage| {
+                        let exchanges = terms.exchanges(&c, stage, 0.0, 2.0);
+                        let memory = terms.memory(&c, stage, 0, 2);
+                        format!("{exchanges:?} {memory:?} {}", terms.offload_s(&c, stage, 2.0))
+                    });
+                    assert_eq!(dense, routed, "{}: {text}", style.name);
+                }
+            }
         }
     }
-}
 
-/// The ranks that hold the same weights.
-pub(super) fn data_group(c: &Configuration) -> Group {
-    let stride = if c.cp > 1 { c.stride(RankAxis::Cp) } else { c.stride(RankAxis::Dp) };
-    Group { size: u64::from(c.dp) * u64::from(c.cp), stride }
+    /// However weights and states are cut, the ranks of a stage hold each at least once.
+    #[test]
+    fn ranks_hold_all_there_is() {
+        let stage = Stage { parameters: 1e9, expert_parameters: 6e9, ..Stage::default() };
+        let sizes = [1, 2, 4, 8, 16];
+        for (tp, dp, cp) in sizes
+            .iter()
+            .flat_map(|tp| sizes.iter().flat_map(move |dp| [1, 2].map(move |cp| (*tp, *dp, cp))))
+        {
+            let ranks: u32 = tp * dp * cp;
+            for ep in sizes.into_iter().filter(|ep| ranks.is_multiple_of(*ep)) {
+                for zero in ["0", "1", "2", "3", "3/2"] {
+                    let text = format!("tp={tp} pp=1 dp={dp} cp={cp} ep={ep} mbs=1 zero={zero}");
+                    let c: Configuration = text.parse().unwrap();
+                    let [dense, experts] = weights(&c, &stage);
+                    let all = f64::from(ranks) * experts.held();
+                    let one = 6e9 * f64::from(ep);
+                    assert!(all >= one, "{text}: {all} of {one}");
+                    assert!(f64::from(dp * cp) * dense.held() >= 1e9, "{text}");
+                    let is_cut = !["0", "3/2"].contains(&zero);
+                    assert!(!is_cut || all == one, "{text}: {all}, not {one}");
+                }
+            }
+        }
+    }
 }

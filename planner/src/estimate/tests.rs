@@ -8,11 +8,11 @@ use crate::cluster::Origin;
 use crate::machine::Machine;
 use crate::validate::{Compared, Errors, Summary, summarise};
 
-fn machine() -> Machine {
+pub(super) fn machine() -> Machine {
     Machine { cores: 4, memory_bytes: 8 << 30, instruction_set: "avx2".into() }
 }
 
-fn gpt3() -> Workload {
+pub(super) fn gpt3() -> Workload {
     let shape = Shape {
         name: "gpt3-175b".into(),
         layers: 96,

@@ -1,0 +1,224 @@
+//! What a stage exchanges with its copies: gradients, weights that ZeRO cuts, and the update.
+
+use super::host::{DISK_BYTES_PER_S, HOST_MEMORY_BYTES_PER_S};
+use super::network::Group;
+use super::stage::Stage;
+use super::step::Terms;
+use super::style::{Exchange, Whole};
+use crate::configuration::{Configuration, Place, RankAxis, Zero};
+
+impl Terms<'_> {
+    /// What a stage exchanges with its copies, and its update. `before_s` is how long it waits
+    /// for stages before it at the end of a step.
+    pub(super) fn exchanges(
+        &self,
+        c: &Configuration,
+        stage: &Stage,
+        before_s: f64,
+        m: f64,
+    ) -> Exchanges {
+        let group = data_group(c);
+        let layers = stage.layers.max(1.0);
+        let weights = weights(c, stage);
+        let mut found = Exchanges::default();
+        if c.zero.stage >= 3 {
+            found = self.sharded_weights(c, stage, m);
+        } else {
+            let all_reduce = |bytes, group| self.network.all_reduce_s(bytes, group);
+            let gather = |bytes, group| self.network.gather_s(bytes, group);
+            let (gradient, weight) = (self.style.exchange_bytes, self.style.weight_bytes);
+            let exchanged = |w: &Weights| match c.zero.stage {
+                0 => (self.in_buckets(w.parameters * gradient, w.group, all_reduce), 0.0),
+                _ => {
+                    let reduce_s = self.in_buckets(w.parameters * gradient, w.group, gather);
+                    (reduce_s, self.in_buckets(w.parameters * weight, w.group, gather))
+                }
+            };
+            let [dense, expert] = weights.each_ref().map(exchanged);
+            let (reduce_s, gather_s) = (dense.0 + expert.0, dense.1 + expert.1);
+            let interference = self.network.interference(group);
+            let hide = |seconds: f64, behind_s: f64| {
+                let hidden = seconds.min(behind_s);
+                seconds - hidden + hidden * interference
+            };
+            found.gradients_s = match self.style.gradients {
+                Exchange::AtEnd => reduce_s,
+                Exchange::Overlapped => hide(reduce_s, stage.backward_s * (layers - 1.0) / layers),
+            };
+            if c.zero.stage == 2 {
+                // Only a shard of the sum is kept, so that each micro-batch reduces its gradients.
+                found.gradients_s += (m - 1.0)
+                    * match self.style.gradients {
+                        Exchange::AtEnd => reduce_s,
+                        Exchange::Overlapped => hide(reduce_s, stage.total_s()),
+                    };
+            }
+            found.weights_s = match self.style.weights {
+                Exchange::AtEnd => gather_s,
+                Exchange::Overlapped => hide(gather_s, stage.forward_s * (layers - 1.0) / layers),
+            };
+            if c.zero.stage > 0 && self.style.copies_pieces {
+                found.weights_s += self.pieces_s(stage, group);
+            }
+        }
+        let held: f64 = weights.iter().map(Weights::held).sum();
+        let bytes = held * self.style.update_bytes;
+        found.optimizer_s = match c.offload.optimizer {
+            Place::Device => self.rates.rows_s(bytes),
+            // The host computes the update from gradients that come, and weights go back; it is
+            // never done before the device would be.
+            Place::Host => {
+                let moved = held * (self.style.exchange_bytes + self.style.weight_bytes);
+                let moved_s = moved / self.host.bytes_per_s(c);
+                (bytes / HOST_MEMORY_BYTES_PER_S).max(moved_s).max(self.rates.rows_s(bytes))
+            }
+            Place::Disk => bytes / DISK_BYTES_PER_S,
+        };
+        found.before_s = before_s;
+        found
+    }
+
+    /// Joins the pieces of all tensors for each rank, and copies what was gathered back, piece by
+    /// piece: as many launches as tensors times ranks, and three passes over the weights.
+    fn pieces_s(&self, stage: &Stage, group: Group) -> f64 {
+        if group.size <= 1 {
+            return 0.0;
+        }
+        let bytes = stage.parameters * self.style.weight_bytes * 2.0 * 3.0;
+        let launches = stage.tensors * group.size as f64;
+        self.rates.rows_s(bytes).max(launches * PIECE_S)
+    }
+
+    /// Collectives of at most a bucket each, one after another.
+    fn in_buckets(&self, bytes: f64, group: Group, one: impl Fn(f64, Group) -> f64) -> f64 {
+        let bucket = self.style.bucket_bytes;
+        if bytes <= bucket { one(bytes, group) } else { one(bucket, group) * bytes / bucket }
+    }
+
+    /// Weights that are gathered for each use and gradients that are reduced after it, layer by
+    /// layer, beside computation.
+    fn sharded_weights(&self, c: &Configuration, stage: &Stage, m: f64) -> Exchanges {
+        let layers = stage.layers.max(1.0);
+        let weights = weights(c, stage);
+        let parameters = weights.iter().map(|w| w.parameters).sum::<f64>() / layers;
+        let pieces = self.style.pieces_per_layer;
+        let in_pieces = |bytes: f64, w: &Weights| {
+            let bytes = bytes * w.parameters / layers;
+            pieces * self.network.gather_s(bytes / pieces, w.shards())
+        };
+        let gathered = |w| in_pieces(self.style.weight_bytes, w);
+        let scattered = |w: &Weights| {
+            let shard = w.held() / layers * self.style.exchange_bytes;
+            in_pieces(self.style.exchange_bytes, w) + self.network.all_reduce_s(shard, w.copies())
+        };
+        let gather_s: f64 = weights.iter().map(gathered).sum();
+        let scatter_s: f64 = weights.iter().map(scattered).sum();
+        let (forward_s, backward_s) = (stage.forward_s / layers, stage.backward_s / layers);
+        let interference = self.network.interference(data_group(c));
+        let visible = |comm: f64, compute: f64| match self.style.weights {
+            Exchange::AtEnd => comm * layers,
+            Exchange::Overlapped => {
+                (comm - compute).max(0.0) * layers + comm.min(compute) * interference * layers
+            }
+        };
+        // A pass over the gathered weights, and one over whole gradients.
+        let copies = if self.style.copies_gathered { layers } else { 0.0 };
+        let copy_s = copies * self.rates.rows_s(parameters * 2.0 * self.style.weight_bytes);
+        let moved = self.style.weight_bytes + self.style.exchange_bytes;
+        let copy_out_s = copies * self.rates.rows_s(parameters * moved);
+        let forward = visible(gather_s, forward_s) + gather_s + copy_s;
+        let (again_s, late_s) = match self.style.backward_weights {
+            Exchange::AtEnd => (0.0, gather_s * layers),
+            Exchange::Overlapped => (gather_s, 0.0),
+        };
+        let backward = visible(again_s, backward_s) + late_s + copy_s;
+        let last = visible(again_s + scatter_s, backward_s) + scatter_s + late_s;
+        let last = last + copy_s + copy_out_s;
+        // Weights that stay whole are gathered once; sums that do are reduced once.
+        let [gathers, reduces] = match self.style.whole {
+            Whole::Ends | Whole::EndsAndSums if c.pp > 1 => [1.0, 1.0],
+            Whole::EndsAndSums => [m, 1.0],
+            Whole::Layers | Whole::Ends => [m, m],
+        };
+        Exchanges {
+            weights_s: gathers * forward,
+            gradients_s: reduces * last + (gathers - reduces) * backward,
+            ..Exchanges::default()
+        }
+    }
+}
+
+/// Seconds of the host to copy one piece of a tensor: a launch without module or gradient. Chosen:
+/// half of an operation that has them.
+const PIECE_S: f64 = 5e-6;
+
+/// What stages exchange with their copies.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Exchanges {
+    pub(super) gradients_s: f64,
+    pub(super) weights_s: f64,
+    pub(super) optimizer_s: f64,
+    before_s: f64,
+}
+
+impl Exchanges {
+    /// Keeps the stage that is done last. A stage that waits for others exchanges meanwhile.
+    pub(super) fn cover(&mut self, other: Exchanges) {
+        let hidden = other.before_s.min(other.gradients_s);
+        let other = Exchanges { gradients_s: other.gradients_s - hidden, ..other };
+        let sum = |e: &Exchanges| e.gradients_s + e.weights_s + e.optimizer_s;
+        if sum(&other) > sum(self) {
+            *self = other;
+        }
+    }
+}
+
+/// The ranks that hold the same weights.
+pub(super) fn data_group(c: &Configuration) -> Group {
+    let stride = if c.cp > 1 { c.stride(RankAxis::Cp) } else { c.stride(RankAxis::Dp) };
+    Group { size: u64::from(c.dp) * u64::from(c.cp), stride }
+}
+
+/// Weights that have equally many copies.
+pub(super) struct Weights {
+    /// How many one rank computes with.
+    pub(super) parameters: f64,
+    /// The ranks that hold copies.
+    group: Group,
+    /// Over how many of these the parts that ZeRO shards are cut.
+    pub(super) shard: u64,
+}
+
+impl Weights {
+    /// Parameters of a shard.
+    pub(super) fn held(&self) -> f64 {
+        self.parameters / self.shard as f64
+    }
+
+    /// Ranks whose shards make up a copy.
+    fn shards(&self) -> Group {
+        Group { size: self.shard, stride: self.group.stride }
+    }
+
+    /// Ranks that hold the same shard.
+    fn copies(&self) -> Group {
+        let size = self.group.size / self.shard;
+        Group { size, stride: self.group.stride * self.shard }
+    }
+}
+
+/// The weights of all layers' dense parts, and those of experts, which have as many copies as a
+/// stage has ranks, divided by those that share them.
+pub(super) fn weights(c: &Configuration, stage: &Stage) -> [Weights; 2] {
+    let group = data_group(c);
+    let size = (group.size * u64::from(c.tp) / u64::from(c.ep)).max(1);
+    let experts = Group { size, stride: u64::from(c.ep) };
+    [(stage.parameters, group), (stage.expert_parameters, experts)].map(|(parameters, group)| {
+        let shard = match c.zero {
+            Zero { stage: 0, .. } => 1,
+            Zero { shard: 0, .. } => group.size,
+            Zero { shard, .. } => u64::from(shard).min(group.size),
+        };
+        Weights { parameters, group, shard }
+    })
+}
