@@ -6,7 +6,7 @@ use crate::kernel::{
     Attention, Copy, Gather, Kernel, Line, Lines, Positions, Product, Products, Rope, Source,
     Window,
 };
-use crate::rows::{Output, Rows};
+use crate::rows::{Access, Output, Rows};
 
 /// One argument of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,11 +44,27 @@ impl Kernel {
         }
     }
 
-    /// Whether an output may be an input.
-    pub fn works_in_place(&self) -> bool {
+    /// Pairs of an input and an output that may be one buffer: each point is read before it is
+    /// written, and by nothing else.
+    pub fn in_place(&self) -> Vec<(usize, usize)> {
         match self {
-            Kernel::Rows(_) | Kernel::Rope(_) => true,
-            Kernel::Product(_)
+            Kernel::Rows(r) => {
+                let mut pairs = Vec::new();
+                for (i, input) in r.inputs.iter().enumerate() {
+                    for (o, output) in r.outputs.iter().enumerate() {
+                        if let Output::Store { access, dtype, .. } = output
+                            && same_points(access, &input.access, r)
+                            && dtype.size() == input.dtype.size()
+                        {
+                            pairs.push((i, o));
+                        }
+                    }
+                }
+                pairs
+            }
+            Kernel::Rope(r) if r.x == r.y => vec![(0, 0)],
+            Kernel::Rope(_)
+            | Kernel::Product(_)
             | Kernel::Products(_)
             | Kernel::Attention(_)
             | Kernel::AttentionBwd(_)
@@ -59,7 +75,7 @@ impl Kernel {
             | Kernel::Copy(_)
             | Kernel::Place(_)
             | Kernel::Take(_)
-            | Kernel::Fill(_) => false,
+            | Kernel::Fill(_) => Vec::new(),
         }
     }
 
@@ -89,6 +105,26 @@ impl Kernel {
             }
         }
     }
+}
+
+/// Whether two accesses use the same element for each point.
+fn same_points(a: &Access, b: &Access, r: &Rows) -> bool {
+    let moving = |access: &Access| {
+        let mut loops: Vec<(usize, usize, usize)> = access
+            .row
+            .iter()
+            .map(|d| (d.div, rows_of(d.div, d.modulus, r.rows), d.stride))
+            .filter(|(_, size, stride)| *size > 1 && *stride > 0)
+            .collect();
+        loops.sort_unstable();
+        loops
+    };
+    let cols = |access: &Access| if r.cols > 1 { access.col_stride } else { 0 };
+    a.offset == b.offset && moving(a) == moving(b) && cols(a) == cols(b)
+}
+
+fn rows_of(div: usize, modulus: usize, rows: usize) -> usize {
+    rows.div_ceil(div).min(modulus)
 }
 
 /// A position that is known at run time.

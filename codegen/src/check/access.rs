@@ -50,7 +50,7 @@ pub(super) fn effects(kernel: &Kernel) -> Effects {
     Effects {
         reads: inputs.iter().enumerate().map(read).collect(),
         writes: outputs.iter().enumerate().map(write).collect(),
-        in_place: in_place(kernel),
+        in_place: kernel.in_place(),
     }
 }
 
@@ -178,60 +178,6 @@ fn runs(mut loops: Vec<(usize, usize)>, offset: usize) -> Vec<Range<usize>> {
         starts = (0..size).flat_map(|i| starts.iter().map(move |s| s + i * stride)).collect();
     }
     starts.into_iter().map(|start| start..start + run).collect()
-}
-
-/// Pairs of an input and an output that are read and written point by point alike.
-fn in_place(kernel: &Kernel) -> Vec<(usize, usize)> {
-    match kernel {
-        Kernel::Rows(r) => {
-            let mut pairs = Vec::new();
-            for (i, input) in r.inputs.iter().enumerate() {
-                for (o, output) in r.outputs.iter().enumerate() {
-                    if let Output::Store { access, dtype, .. } = output
-                        && same_points(access, &input.access, r)
-                        && dtype.size() == input.dtype.size()
-                    {
-                        pairs.push((i, o));
-                    }
-                }
-            }
-            pairs
-        }
-        Kernel::Rope(r) if r.x == r.y => vec![(0, 0)],
-        Kernel::Rope(_)
-        | Kernel::Product(_)
-        | Kernel::Products(_)
-        | Kernel::Attention(_)
-        | Kernel::AttentionBwd(_)
-        | Kernel::Gather(_)
-        | Kernel::ScatterAdd(_)
-        | Kernel::Replace(_)
-        | Kernel::Lines(_)
-        | Kernel::Copy(_)
-        | Kernel::Place(_)
-        | Kernel::Take(_)
-        | Kernel::Fill(_) => Vec::new(),
-    }
-}
-
-/// Whether two accesses use the same element for each point.
-fn same_points(a: &Access, b: &Access, r: &Rows) -> bool {
-    let moving = |access: &Access| {
-        let mut loops: Vec<(usize, usize, usize)> = access
-            .row
-            .iter()
-            .map(|d| (d.div, rows_of(d.div, d.modulus, r.rows), d.stride))
-            .filter(|(_, size, stride)| *size > 1 && *stride > 0)
-            .collect();
-        loops.sort_unstable();
-        loops
-    };
-    let cols = |access: &Access| if r.cols > 1 { access.col_stride } else { 0 };
-    a.offset == b.offset && moving(a) == moving(b) && cols(a) == cols(b)
-}
-
-fn rows_of(div: usize, modulus: usize, rows: usize) -> usize {
-    rows.div_ceil(div).min(modulus)
 }
 
 #[cfg(test)]

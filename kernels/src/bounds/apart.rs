@@ -15,7 +15,7 @@ use super::ProgramCheck;
 pub(super) struct Apart {
     written: Place,
     other: Place,
-    /// Whether they may also start together, as a kernel that works in place allows.
+    /// Whether they may also start together, as a kernel allows that computes in place.
     in_place: bool,
 }
 
@@ -44,7 +44,7 @@ impl ProgramCheck<'_> {
             match instruction {
                 Instruction::Launch { kernel, inputs, outputs } => {
                     let Some(kernel) = self.kernels.get(*kernel) else { continue };
-                    let in_place = kernel.works_in_place();
+                    let in_place = kernel.in_place();
                     let whole = |value: &Ref| Place::of(*value, u64::MAX);
                     for (at, output) in outputs.iter().enumerate() {
                         let pair = |other: &Ref, in_place: bool| Apart {
@@ -52,7 +52,8 @@ impl ProgramCheck<'_> {
                             other: whole(other),
                             in_place,
                         };
-                        all.extend(inputs.iter().map(|input| pair(input, in_place)));
+                        let input = |(i, input)| pair(input, in_place.contains(&(i, at)));
+                        all.extend(inputs.iter().enumerate().map(input));
                         all.extend(outputs[at + 1..].iter().map(|other| pair(other, false)));
                     }
                 }

@@ -11,6 +11,7 @@ pub struct Prepared {
     pub(super) kernel: Kernel,
     pub(super) inputs: Vec<Argument>,
     pub(super) outputs: Vec<Argument>,
+    in_place: Vec<(usize, usize)>,
     pub(super) work: Work,
 }
 
@@ -44,12 +45,17 @@ impl Prepared {
             | Kernel::Fill(_) => Work::Direct,
         };
         let (inputs, outputs) = (kernel.inputs(), kernel.outputs());
-        Prepared { kernel: kernel.clone(), inputs, outputs, work }
+        Prepared { kernel: kernel.clone(), inputs, outputs, in_place: kernel.in_place(), work }
     }
 
     /// The kernel.
     pub fn kernel(&self) -> &Kernel {
         &self.kernel
+    }
+
+    /// Which input may be which output, as [`Kernel::in_place`].
+    pub fn in_place(&self) -> &[(usize, usize)] {
+        &self.in_place
     }
 
     /// What it reads, as [`Kernel::inputs`].

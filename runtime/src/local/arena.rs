@@ -82,8 +82,8 @@ impl Arena {
     /// Runs a kernel on ranges.
     ///
     /// **Constraints**, asserted: ranges start at elements and are as long as the kernel says;
-    /// outputs are disjoint; an output meets an input only if the kernel works in place, and then
-    /// both start together.
+    /// outputs are disjoint; an output meets an input only if the kernel computes that one in place,
+    /// and then both start together.
     pub fn launch(
         &mut self,
         cpu: &Cpu,
@@ -91,12 +91,14 @@ impl Arena {
         inputs: &[Range<usize>],
         outputs: &[Range<usize>],
     ) {
-        let in_place = prepared.kernel().works_in_place();
+        let in_place = prepared.in_place();
         for (index, output) in outputs.iter().enumerate() {
-            let is_apart = |input: &Range<usize>| {
-                !overlaps(input, output) || in_place && input.start == output.start
+            let is_apart = |(at, input): (usize, &Range<usize>)| {
+                !overlaps(input, output)
+                    || input.start == output.start && in_place.contains(&(at, index))
             };
-            assert!(inputs.iter().all(is_apart), "outputs lie apart from inputs, or in place");
+            let are_apart = inputs.iter().enumerate().all(is_apart);
+            assert!(are_apart, "outputs lie apart from inputs, or in place");
             let others = &outputs[index + 1..];
             assert!(!others.iter().any(|other| overlaps(other, output)), "outputs lie apart");
         }
