@@ -68,8 +68,8 @@ impl<'f> Bounds<'f> {
         }
         let mut is_small = |value: &ValueId| is_small(self.range(*value));
         let is_exact = if matches!(node.op, Op::Compare(_)) {
-            // Rounding keeps the order of any number and one that is exact.
-            node.operands.iter().any(is_small)
+            // Rounding keeps the order of any number and one that no other is rounded to.
+            node.operands.iter().any(|value| is_apart(self.range(*value)))
         } else {
             node.operands.iter().all(&mut is_small)
                 && self.unwrapped(node).is_none_or(|bounds| {
@@ -125,6 +125,11 @@ impl<'f> Bounds<'f> {
         let ends = ends.into_iter();
         Some((ends.clone().fold(f64::INFINITY, f64::min), ends.fold(f64::NEG_INFINITY, f64::max)))
     }
+}
+
+/// Whether no other integers are rounded to these.
+fn is_apart((low, high): (f64, f64)) -> bool {
+    low > -SMALL && high < SMALL
 }
 
 fn is_small((low, high): (f64, f64)) -> bool {

@@ -16,7 +16,7 @@ use crate::operators::compiled;
 const TYPES: [DType; 5] = [DType::F32, DType::F64, DType::I32, DType::U32, DType::Bool];
 
 fn element(dtype: DType, r: &mut Draws) -> f64 {
-    let whole = [0.0, 1.0, 3.0, 100.0, 1_000_003.0, 16_777_217.0, 20_000_001.0, 2_147_483_647.0];
+    let whole = [0.0, 1.0, 3.0, 100.0, 1_000_003.0, 16_777_216.0, 16_777_217.0, 2_147_483_647.0];
     let signed = [-1.0, -7.0, -65_537.0, -16_777_219.0, -2_147_483_648.0];
     let unsigned = [4_294_967_295.0, 4_000_000_001.0, 2_147_483_648.0];
     let float = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.0, 1e8, 3e38, -1e-9];
@@ -162,7 +162,7 @@ fn functions_of_several_types_keep_every_bit() {
         assert_eq!(found.len(), wanted.len(), "{what}");
         for (at, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
             for (x, y) in found.iter().zip(wanted.to_f64()) {
-                let is_same = *x == y || x.is_nan() && y.is_nan();
+                let is_same = x.to_bits() == y.to_bits() || x.is_nan() && y.is_nan();
                 assert!(is_same, "{what}\nresult {at}: {x}, not {y}");
             }
         }
