@@ -1,7 +1,10 @@
-//! ONNX files that are well formed and mean nothing: each is refused with what is wrong in it.
+//! Small ONNX files: what means nothing is refused with what is wrong in it, and what is easily
+//! computed wrong is not.
 
 use bytes::Bytes;
-use gantline_ir::import::onnx::{Given, read_onnx};
+use gantline_ir::Tensor;
+use gantline_ir::eval::eval;
+use gantline_ir::import::onnx::{ENTRY, Given, read_onnx};
 
 const FLOAT: u64 = 1;
 const INT: u64 = 7;
@@ -124,4 +127,45 @@ fn what_a_file_cannot_say_is_refused() {
     assert!(text.contains("E1110") && text.contains("dim 0 of the input `x` is -4"), "{text}");
     let text = said(file(18, &[4], &[node("Add", &["x", "z"], &["y"], &[])]));
     assert!(text.contains("the `Add` that makes `y` reads `z`"), "{text}");
+}
+
+/// The result of nodes of an input `x` of floats.
+fn computed(x: &[f32], parts: &[Vec<u8>]) -> Vec<f64> {
+    let dims = [x.len()];
+    let bytes = Bytes::from(file(18, &[x.len() as i64], parts));
+    let mut open = |_: &str| Err("nothing is beside it".to_owned());
+    let read = read_onnx("test.onnx", "test", bytes, &Given::default(), &mut open);
+    let onnx = read.unwrap_or_else(|found| panic!("{found:?}"));
+    let weights = onnx.weights.iter().map(|(_, held)| held.tensor());
+    let args: Vec<Tensor> = weights.chain([Tensor::f32(&dims, x.to_vec())]).collect();
+    eval(&onnx.module, ENTRY, &args).unwrap()[0].to_f64()
+}
+
+#[test]
+fn edges_of_operators_are_those_of_the_standard() {
+    let cast =
+        |from: &str, to: &str, element: i64| node("Cast", &[from], &[to], &[int("to", element)]);
+    // An integer to the power of a fraction is an integer, and the fraction is not cut before.
+    let parts =
+        [stored("s", &[2], &[4, 9]), cast("s", "b", 6), node("Pow", &["b", "x"], &["y"], &[])];
+    assert_eq!(computed(&[0.5, 0.5], &parts), [2.0, 3.0]);
+    // Rounding of the quotient does not reach the next integer; an infinite divisor leaves all.
+    let divisors = [10.0_f32.recip(), f32::INFINITY, 0.5, 3.0];
+    let parts = [
+        stored("s", &[4], &[10, 0, 2, 0]),
+        cast("s", "f", 1),
+        node("Reciprocal", &["f"], &["b"], &[]),
+        node("Mod", &["x", "b"], &["y"], &[int("fmod", 1)]),
+    ];
+    let divided = [1.0_f32, 5.0, -7.25, f32::INFINITY];
+    let wanted: Vec<f64> = divided.iter().zip(divisors).map(|(a, b)| f64::from(a % b)).collect();
+    let found = computed(&divided, &parts);
+    assert_eq!(found[..3], wanted[..3]);
+    assert!(found[3].is_nan() && wanted[3].is_nan());
+    // The least integer has no negative.
+    let parts = [cast("x", "i", 6), node("ArgMin", &["i"], &["y"], &[int("keepdims", 0)])];
+    assert_eq!(computed(&[0.0, -2_147_483_648.0, -5.0], &parts), [1.0]);
+    let last = [int("keepdims", 0), int("select_last_index", 1)];
+    let parts = [cast("x", "i", 6), node("ArgMin", &["i"], &["y"], &last)];
+    assert_eq!(computed(&[7.0, -5.0, -5.0, 9.0], &parts), [2.0]);
 }

@@ -52,16 +52,32 @@ pub(super) fn modulo(s: &mut Site) -> Translated {
     if s.is_float(a) && s.int("fmod", 0) == 0 {
         return Err("fmod=0 of floating-point numbers".to_owned());
     }
-    let quotient = if s.int("fmod", 0) == 0 {
-        s.binary(Binary::Div, a, b)?
-    } else if s.is_float(a) {
-        let ratio = s.binary(Binary::Div, a, b)?;
-        towards_zero(s, ratio)?
-    } else {
-        divide(s, a, b)?
-    };
+    if s.is_float(a) {
+        return Ok(vec![remainder(s, a, b)?]);
+    }
+    let quotient =
+        if s.int("fmod", 0) == 0 { s.binary(Binary::Div, a, b)? } else { divide(s, a, b)? };
     let product = s.binary(Binary::Mul, quotient, b)?;
     Ok(vec![s.binary(Binary::Sub, a, product)?])
+}
+
+/// Of floating-point numbers, with the sign of the dividend. In binary64 a quotient of numbers of
+/// fewer bits is below an integer if it is so unrounded, up to 2^28.
+fn remainder(s: &mut Site, a: ValueId, b: ValueId) -> Made {
+    let own = s.dtype(a);
+    let (a, b) = (s.cast(a, DType::F64)?, s.cast(b, DType::F64)?);
+    let ratio = s.binary(Binary::Div, a, b)?;
+    let quotient = towards_zero(s, ratio)?;
+    let product = s.binary(Binary::Mul, quotient, b)?;
+    let left = s.binary(Binary::Sub, a, product)?;
+    // An infinite divisor leaves what is smaller.
+    let (sizes, infinity) = ([s.unary(Unary::Abs, a)?, s.unary(Unary::Abs, b)?], f64::INFINITY);
+    let infinity = s.number(infinity, b)?;
+    let is_whole = s.compare(Comparison::Eq, sizes[1], infinity)?;
+    let is_finite = s.compare(Comparison::Lt, sizes[0], infinity)?;
+    let finite = s.select(is_finite, a, left)?;
+    let made = s.select(is_whole, finite, left)?;
+    s.cast(made, own)
 }
 
 fn towards_zero(s: &mut Site, x: ValueId) -> Made {
@@ -73,12 +89,15 @@ fn towards_zero(s: &mut Site, x: ValueId) -> Made {
     s.select(is_negative, negative, down)
 }
 
+/// Of the type of the base; computed in that of the exponent where that alone has fractions.
 pub(super) fn power(s: &mut Site) -> Translated {
     let (x, exponent) = (s.operand(0)?, s.operand(1)?);
-    let dtype = s.dtype(x);
-    let exponent = s.cast(exponent, dtype)?;
-    let aligned = s.aligned(&[x, exponent])?;
-    Ok(vec![s.binary(Binary::Pow, aligned[0], aligned[1])?])
+    let own = s.dtype(x);
+    let wide = if s.is_float(exponent) && !s.is_float(x) { s.dtype(exponent) } else { own };
+    let operands = [s.cast(x, wide)?, s.cast(exponent, wide)?];
+    let aligned = s.aligned(&operands)?;
+    let made = s.binary(Binary::Pow, aligned[0], aligned[1])?;
+    Ok(vec![s.cast(made, own)?])
 }
 
 /// Whether the first operand is larger is whether the second one is smaller.

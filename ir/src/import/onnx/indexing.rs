@@ -171,13 +171,22 @@ pub(super) fn arg(s: &mut Site, smallest: bool) -> Translated {
     let dim = dim_at(s.int("axis", 0), s.ndim(x))?;
     let (mut dims, last) = (s.dims(x), s.int("select_last_index", 0) != 0);
     let size = dims[dim];
-    if smallest {
+    let is_sorted = smallest && !s.is_float(x);
+    if smallest && !is_sorted {
         x = s.unary(crate::op::Unary::Neg, x)?;
     }
     if last {
         x = s.push(Op::Reverse { dims: vec![dim] }, &[x])?;
     }
-    let found = s.push(Op::ArgMax { dim }, &[x])?;
+    let found = if is_sorted {
+        // The least integer has no negative.
+        let all = s.push(Op::Sort { dim, descending: false }, &[x])?;
+        let first = s.push(Op::Slice { dim, start: 0, size: 1 }, &[all])?;
+        let left: Vec<_> = (0..dims.len()).filter(|at| *at != dim).map(|at| dims[at]).collect();
+        s.reshape(first, &left)?
+    } else {
+        s.push(Op::ArgMax { dim }, &[x])?
+    };
     let mut found = s.cast(found, DType::I64)?;
     if last {
         let end = s.number(size as f64 - 1.0, found)?;
