@@ -248,6 +248,15 @@ fn fed(module: &Module) -> impl Iterator<Item = (&str, &Dim)> {
 /// The diagnostic of a sequence of other length than a graph's tokens or labels have.
 pub fn check_seq(description: &Description, seq: usize) -> Result<(), Diagnostic> {
     let Architecture::Graph(module) = &description.architecture else { return Ok(()) };
+    let lengths: Vec<_> = fed(module).filter(|(_, dim)| dim.as_constant().is_some()).collect();
+    if let [(one, first), .., (other, last)] = lengths[..]
+        && first != last
+    {
+        let graph = &description.name;
+        let headline =
+            format!("`%{one}` of `{graph}` takes {first} tokens a sample, `%{other}` {last}");
+        return Err(usage("graph", headline).help("give both one size in the graph"));
+    }
     let bindings = Bindings::from([("S".to_owned(), seq as i64)]);
     let wrong = fed(module).find(|(_, dim)| dim.bind(&bindings).as_constant() != Some(seq as i64));
     let Some((name, dim)) = wrong else { return Ok(()) };
