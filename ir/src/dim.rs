@@ -98,21 +98,6 @@ impl Dim {
         sum.into_dim()
     }
 
-    /// The polynomial with every symbol replaced by a polynomial where `values` names one.
-    #[must_use]
-    pub fn substitute(&self, values: &BTreeMap<String, Dim>) -> Dim {
-        let mut result = Dim::constant(self.constant);
-        for (symbols, coefficient) in self.terms() {
-            let mut product = Dim::constant(coefficient);
-            for symbol in symbols {
-                let factor = values.get(symbol).cloned().unwrap_or_else(|| Dim::symbol(symbol));
-                product = &product * &factor;
-            }
-            result = &result + &product;
-        }
-        result
-    }
-
     /// The quotient, when every coefficient is divisible by the constant `divisor`.
     pub fn divide(&self, divisor: i64) -> Option<Dim> {
         if divisor == 0 || self.coefficients().any(|c| c % divisor != 0) {

@@ -206,11 +206,6 @@ impl Template {
             .collect()
     }
 
-    /// The names of the parameters.
-    pub fn param_names(&self) -> impl Iterator<Item = &str> {
-        self.params.iter().map(|(name, _)| name.as_str())
-    }
-
     /// Types that operands may have, with sizes all different, even and from `smallest` on.
     pub(crate) fn sample_types(&self, smallest: i64) -> Vec<TensorType> {
         let mut symbols: Vec<&str> = vec![".."];

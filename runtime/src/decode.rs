@@ -65,11 +65,6 @@ impl Decoder {
         &self.session
     }
 
-    /// The session, to write its weights.
-    pub fn session_mut(&mut self) -> &mut Session {
-        &mut self.session
-    }
-
     /// Reads tokens with one entry; more places than tokens are padded.
     fn call(&mut self, entry: usize, length: usize, tokens: &[u32]) -> Result<(), Failure> {
         let samples = self.session.classes().samples(Phase::Entry(entry));

@@ -80,11 +80,6 @@ impl Batches {
         windows(self.training, self.seq)
     }
 
-    /// How often the training tokens have been read before a step, counted from 0.
-    pub fn epochs_before(&self, step: u64) -> f64 {
-        step as f64 * self.global_batch as f64 / self.windows() as f64
-    }
-
     /// Samples `samples` of the global batch of a step, counted from 0.
     pub fn training(&self, step: u64, samples: Range<usize>) -> Batch {
         let mut batch = Batch::default();

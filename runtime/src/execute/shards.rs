@@ -172,11 +172,6 @@ impl Session {
         self.read_weight(name, Part::Grad)
     }
 
-    /// As [`Session::read_weight`], of a state of the optimizer.
-    pub fn read_state(&self, name: &str, index: usize) -> Option<Values> {
-        self.read_weight(name, Part::State(index))
-    }
-
     /// The elements of one shard.
     pub fn read_shard(&self, shard: &Shard) -> Vec<u8> {
         let mut bytes = self.read(shard.rank, shard.buffer);
