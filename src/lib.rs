@@ -61,10 +61,10 @@ use std::time::Duration;
 
 use codegen::compile::Compiled;
 use codegen::prepare::{Preparation, Purpose};
-use ir::import::{Description, Model, Options};
+use ir::import::{Description, Model, Options, Resolved};
 use ir::rewrite::report::Report;
 use ir::rewrite::saturate::Selection;
-use ir::{Module, Plan};
+use ir::{Diagnostic, Module, Plan, Span};
 use planner::search::{Found, Job};
 use runtime::execute::{Classes, Session};
 use runtime::trace::Tracing;
@@ -77,6 +77,22 @@ pub const LOSS: &str = "loss";
 /// How long a rank waits for another before the step fails. Chosen: longer than the slowest kernel
 /// on an overloaded machine.
 const DEADLINE: Duration = Duration::from_secs(300);
+
+/// The description that a MODEL argument means.
+///
+/// # Errors
+/// Those of [`ir::import::resolve`]; `E5010` for a model of which only the shape is known.
+pub fn resolve(model: &str) -> Result<Resolved, Vec<Diagnostic>> {
+    ir::import::resolve(model).map_err(|wrong| {
+        let is_there = std::path::Path::new(model).exists();
+        if is_there || planner::space::models::published(model).is_none() {
+            return wrong;
+        }
+        let headline = format!("of `{model}` the shape is known, which is planned for on GPUs");
+        let help = format!("write `gantline plan {model} --cluster h100`, or give its directory");
+        vec![Diagnostic::error("E5010", Span::of(model), headline).help(help)]
+    })
+}
 
 /// Description to model: the functions to compute and the weights that they take.
 pub fn import(description: &Description, options: &Options) -> Result<Model, Failure> {

@@ -7,16 +7,16 @@ use std::io::{self, IsTerminal, Write};
 
 use serde_json::Value;
 
-/// Prints an answer. A reader that has gone away ends the program quietly, as `head` expects.
+/// Prints an answer. A reader that has gone away, as `head` does, changes nothing: the exit code is
+/// that of the answer.
 pub fn answer(text: &str) {
     let mut stdout = io::stdout().lock();
-    let written = writeln!(stdout, "{}", text.trim_end()).and_then(|()| stdout.flush());
-    if written.is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
-        std::process::exit(0);
-    }
+    // There is nobody left to tell.
+    let _ = writeln!(stdout, "{}", text.trim_end()).and_then(|()| stdout.flush());
 }
 
-/// Prints a piece of an answer as soon as it is there.
+/// Prints a piece of an answer as soon as it is there. A reader that has gone away ends the program
+/// quietly.
 pub fn stream(piece: &str) {
     let mut stdout = io::stdout().lock();
     let written = write!(stdout, "{piece}").and_then(|()| stdout.flush());
@@ -82,6 +82,11 @@ impl Table {
         self.rows.push(cells.to_vec());
     }
 
+    /// Adds a row of any number of cells.
+    pub fn cells(&mut self, cells: impl Iterator<Item = String>) {
+        self.rows.push(cells.collect());
+    }
+
     /// The text: a line for each row.
     pub fn text(&self) -> String {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
@@ -116,6 +121,29 @@ pub fn count(number: u64) -> String {
     text
 }
 
+/// A number of any size with three digits that matter at least: `0.0213`, `3.14`, `1,234,567`.
+pub fn number(number: f64) -> String {
+    let digits = match number.abs() {
+        0.0 => return "0".to_owned(),
+        least if least < 1e-9 => return format!("{number:.2e}"),
+        small if small < 100.0 => (2.0 - small.log10().floor()).max(0.0) as usize,
+        _ => return count(number.round() as u64),
+    };
+    let text = format!("{number:.digits$}");
+    match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
+        false => text,
+    }
+}
+
+/// Energy: `12.6 kJ`.
+pub fn joules(joules: f64) -> String {
+    let units = [(1e12, "TJ"), (1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"), (1.0, "J")];
+    let found = units.into_iter().find(|(unit, _)| joules >= *unit);
+    let (unit, name) = found.unwrap_or((1e-3, "mJ"));
+    format!("{} {name}", number(joules / unit))
+}
+
 /// Bytes: `12.6 MiB`.
 pub fn bytes(number: u64) -> String {
     kernels::Bytes(number).to_string()
@@ -146,6 +174,15 @@ mod tests {
     #[test]
     fn thousands_are_separated() {
         assert_eq!([0, 999, 1000, 1_000_000].map(count), ["0", "999", "1,000", "1,000,000"]);
+    }
+
+    #[test]
+    fn numbers_keep_digits_that_matter() {
+        let cases = [0.0, 0.021_34, 0.5, 2.5, 3.0, 99.96, 123.4, 1_234_567.0, 1e-12];
+        let texts = ["0", "0.0213", "0.5", "2.5", "3", "100", "123", "1,234,567", "1.00e-12"];
+        assert_eq!(cases.map(number), texts);
+        let energies = [0.25, 12.0, 4_321.0, 7.5e6, 2e15].map(joules);
+        assert_eq!(energies, ["250 mJ", "12 J", "4.32 kJ", "7.5 MJ", "2,000 TJ"]);
     }
 
     #[test]

@@ -12,7 +12,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use ir::import::{Architecture, Description, Resolved, resolve};
+use ir::import::{Architecture, Description, Resolved};
 use ir::plan::Optimizer;
 use ir::{DType, Diagnostic, Span};
 use runtime::checkpoint::{Checkpoint, Store};
@@ -302,7 +302,7 @@ impl Run {
         let stored = ["config.json", "model.graph"].map(|name| self.model_folder().join(name));
         let stored = stored.iter().find(|path| path.is_file());
         let model = stored.map_or(settings.model.clone(), |path| path.display().to_string());
-        let mut description = resolve(&model)?.description;
+        let mut description = crate::resolve(&model)?.description;
         description.name.clone_from(&settings.name);
         Ok(description)
     }

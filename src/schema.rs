@@ -206,7 +206,11 @@ pub const DOCUMENTS: &[Document] = &[
             MODEL,
             CLUSTER,
             is("fits", Kind::Flag, "whether any strategy fits"),
-            is("rows", Kind::List, "strategies: strategy, footprint, need_bytes, have_bytes"),
+            is(
+                "rows",
+                Kind::List,
+                "strategies: strategy, footprint, need_bytes, have_bytes, is_shared",
+            ),
         ],
     },
     Document {
@@ -424,6 +428,7 @@ pub const DOCUMENTS: &[Document] = &[
             ),
             is("seconds_saved_per_gib", Kind::Number, "what one GiB more on each device saves"),
             is("other_memory", Kind::List, "sizes of memory: memory_bytes, best (a plan or null)"),
+            may("fastest", Kind::Object, "the fastest plan, where one in a file is explained"),
         ],
     },
     Document {

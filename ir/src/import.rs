@@ -51,6 +51,7 @@ use crate::{DType, Diagnostic, Module, Span};
 
 pub use config::{Activation, read_config};
 pub use decoding::{Cache, Decoding, DecodingOptions, LogitsOf, decoding};
+pub use entry::check_positions;
 pub use gpt2::Gpt2Config;
 pub use graph::read_graph;
 pub use llama::LlamaConfig;

@@ -6,6 +6,7 @@ use ir::{Diagnostic, Mesh};
 use kernels::Bytes;
 use serde::{Deserialize, Serialize};
 
+use crate::cluster::Memory;
 use crate::footprint::Footprint;
 use crate::limits::{Knob, Limits};
 use crate::search::{Job, Scorer, Usable};
@@ -21,6 +22,8 @@ pub struct Row {
     pub need_bytes: u64,
     /// The bytes that it has.
     pub have_bytes: u64,
+    /// Whether that place is the memory of a node, which all its ranks share.
+    pub is_shared: bool,
 }
 
 impl Row {
@@ -80,6 +83,7 @@ pub fn fit(job: &Job<'_>) -> Result<Fit, Diagnostic> {
                             .unwrap_or_default(),
                         need_bytes: scored.need.0,
                         have_bytes: scored.have.0,
+                        is_shared: matches!(job.cluster.memory(), Memory::PerNode(_)),
                     }),
                     Err(diagnostic) => _ = failed.get_or_insert(diagnostic),
                 }
@@ -128,7 +132,7 @@ impl fmt::Display for Fit {
         writeln!(
             f,
             "  {:<width$} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}",
-            "strategy", "weights", "grads", "optim", "act", "scratch", "total"
+            "strategy", "weights", "grads", "optim", "act", "scratch", "a rank"
         )?;
         for row in &self.rows {
             let Footprint { params, grads, states, activations, workspace, .. } = row.footprint;
@@ -138,7 +142,8 @@ impl fmt::Display for Fit {
             }
             let share = 100.0 * row.need_bytes as f64 / row.have_bytes.max(1) as f64;
             let mark = if row.fits() { "✓" } else { "✗" };
-            writeln!(f, "{line}  {mark} {share:.0}%")?;
+            let of = if row.is_shared { " of the node" } else { "" };
+            writeln!(f, "{line}  {mark} {share:.0}%{of}")?;
         }
         let have = Bytes(self.rows.first().map_or(0, |r| r.have_bytes));
         match self.rows.iter().filter(|r| r.fits()).count() {

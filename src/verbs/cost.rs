@@ -184,7 +184,8 @@ pub fn refuse_cpus(subject_kind: Kind, name: &str) -> Result<(), Failure> {
         return Ok(());
     }
     let headline = format!("`{name}` has no devices that could be counted");
-    Err(usage("--cluster", headline).help("use a preset such as `h100`, or a file").into())
+    let help = "name GPUs: `--cluster h100`, another preset, or a file";
+    Err(usage("--cluster", headline).help(help).into())
 }
 
 impl CostArgs {
@@ -248,7 +249,7 @@ fn bill([model, cluster, header]: [&String; 3], way: &Way, args: &CostArgs) -> (
         let row = |name: &str, text: &dyn Fn(&Run) -> String| {
             [name.to_owned(), text(&all[0]), text(&all[1]), text(&all[2])]
         };
-        let number = |n: f64| output::count(n.round() as u64);
+        let number = output::number;
         table.row(row("time", &|run| days(run.seconds)));
         table.row(row("device hours", &|run| number(run.device_hours)));
         if args.bill.price.is_some() {
@@ -299,11 +300,17 @@ pub fn size(args: &CostArgs) -> Result<Exit, Failure> {
     asked.gbs.get_or_insert(SIZE_BATCH);
     let subject = Subject::new(&asked, preset.clone())?;
     let key = args.asked.key("size", &(&subject, args));
-    cache::answer(key, || smallest(&preset, args, deadline))
+    let header = subject.open_header();
+    cache::answer(key, || smallest(&preset, args, deadline, &header))
 }
 
 /// What `size` prints.
-fn smallest(preset: &Cluster, args: &CostArgs, deadline: f64) -> Result<(Exit, String), Failure> {
+fn smallest(
+    preset: &Cluster,
+    args: &CostArgs,
+    deadline: f64,
+    header: &str,
+) -> Result<(Exit, String), Failure> {
     let mut asked = args.asked.clone();
     let node = preset.devices_per_node.unwrap_or(1) as u64;
     let mut counts: Vec<u64> = (0..40)
@@ -331,7 +338,7 @@ fn smallest(preset: &Cluster, args: &CostArgs, deadline: f64) -> Result<(Exit, S
             break;
         }
     }
-    Ok(sized(&tried, args, deadline, asked.gbs))
+    Ok(sized(&tried, args, deadline, (asked.gbs, header)))
 }
 
 /// Adds a plan to those that were tried; whether it meets the deadline.
@@ -352,7 +359,7 @@ fn fewest_groups(mixed: &Mixed, args: &CostArgs, deadline: f64) -> Result<(Exit,
             break;
         }
     }
-    Ok(sized(&tried, args, deadline, Some(mixed.global_batch())))
+    Ok(sized(&tried, args, deadline, (Some(mixed.global_batch()), mixed.header().as_str())))
 }
 
 /// What `size` prints of what it tried, the last of which may meet the deadline.
@@ -360,7 +367,7 @@ fn sized(
     tried: &[(Way, Run)],
     args: &CostArgs,
     deadline: f64,
-    batch: Option<usize>,
+    (batch, header): (Option<usize>, &str),
 ) -> (Exit, String) {
     let asked = &args.asked;
     let meets = tried.last().is_some_and(|(_, run)| run.seconds <= deadline);
@@ -387,20 +394,32 @@ fn sized(
         });
         format!("{document:#}")
     } else {
-        size_page(tried, deadline, meets)
+        format!("{header}\n{}", size_page(tried, deadline, meets))
     };
     (if meets { Exit::Success } else { Exit::Infeasible }, text)
 }
 
 fn size_page(tried: &[(Way, Run)], deadline: f64, meets: bool) -> String {
-    let mut table = Table::new(["devices", "time", "device hours", "plan"]);
+    let runs = || tried.iter().map(|(_, run)| run);
+    let (priced, powered) =
+        (runs().any(|run| run.money.is_some()), runs().any(|run| run.kwh.is_some()));
+    let mut table = Table::default();
+    let row = |texts: [String; 6]| {
+        let shown = [true, true, true, priced, powered, true];
+        texts.into_iter().zip(shown).filter(|(_, is_shown)| *is_shown).map(|(text, _)| text)
+    };
+    let names = ["devices", "time", "device hours", "money", "kWh", "plan"];
+    table.cells(row(names.map(str::to_owned)));
+    let known = |number: Option<f64>| number.map_or("-".to_owned(), output::number);
     for (way, run) in tried {
-        table.row([
+        table.cells(row([
             way.devices.to_string(),
             days(run.seconds),
-            output::count(run.device_hours.round() as u64),
+            output::number(run.device_hours),
+            known(run.money),
+            known(run.kwh),
             way.plan.clone(),
-        ]);
+        ]));
     }
     let mut text = table.text();
     text += &match tried.last() {

@@ -8,7 +8,7 @@ mod hf;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
-use ir::import::{Options, resolve};
+use ir::import::Options;
 use ir::{DType, Diagnostic, Span};
 use planner::configuration::Configuration;
 use planner::space::foreign::{Tool, Use, export};
@@ -149,7 +149,7 @@ fn exported(configuration: &Configuration, purpose: Use, tool: Tool) -> String {
 
 /// The module of a model, as it is imported.
 fn module(args: &Args) -> Result<ir::Module, Failure> {
-    let description = resolve(&args.source)?.description;
+    let description = crate::resolve(&args.source)?.description;
     let seq = args.seq.unwrap_or_else(|| positions_max(&description));
     let dtype = args.dtype.unwrap_or(DType::F32);
     Ok(crate::import(&description, &Options { seq, dtype, dropout: None })?.module)

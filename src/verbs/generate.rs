@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use ir::import::{Description, Model, resolve};
+use ir::import::{Description, Model};
 use ir::{DType, Mesh};
 use runtime::checkpoint::Checkpoint;
 use runtime::execute::Session;
@@ -218,7 +218,7 @@ pub(super) fn open(source: &str) -> Result<(Description, PathBuf, Origin), Failu
         let description = run.description(&settings)?;
         return Ok((description, run.model_folder(), Origin::Run(Box::new(checkpoint))));
     }
-    let resolved = resolve(source)?;
+    let resolved = crate::resolve(source)?;
     let Some(directory) = resolved.directory else {
         let headline = format!("the preset `{source}` has no weights");
         let help = "name the directory of a run, or of a model with weights";

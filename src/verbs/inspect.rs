@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ir::import::{Model, Options, resolve};
+use ir::import::{Architecture, Model, Options};
 use ir::{DType, Diagnostic, Function, Kind, Module};
 use serde_json::{Value, json};
 
@@ -60,16 +60,14 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         }
         return onnx::inspect(&args.model, &args.dim, args.json);
     }
-    let description = resolve(&args.model)?.description;
+    let description = crate::resolve(&args.model)?.description;
     let seq = args.seq.unwrap_or_else(|| positions_max(&description));
     let dtype = args.dtype.or(description.stored).unwrap_or(DType::F32);
     let model = crate::import(&description, &Options { seq, dtype, dropout: Some(0.0) })?;
     if args.fusions || args.explain.is_some() {
         return show(args, &fusions::report(&model, &args.no_rule)?);
     }
-    let entry = if model.module.function("logits").is_some() { Some("logits") } else { None };
-    let entry = entry.or(model.entries.first().map(String::as_str));
-    let flops = entry.and_then(|entry| forward_flops(&model.module, entry));
+    let flops = entry(&model).and_then(|entry| forward_flops(&model.module, &entry.name));
     if args.json {
         output::answer_json(&document(&model, seq, dtype, flops));
     } else {
@@ -116,6 +114,9 @@ fn is_of_tokens(model: &Model) -> bool {
 }
 
 fn parts(model: &Model) -> Vec<Part> {
+    if matches!(model.config, Architecture::Graph(_)) {
+        return called_parts(model);
+    }
     let params = |is_in: &dyn Fn(Option<usize>, usize) -> bool| -> u64 {
         let weights = model.weights.iter().enumerate();
         weights.filter(|(at, w)| is_in(w.layer, *at)).map(|(_, w)| w.count()).sum()
@@ -129,6 +130,42 @@ fn parts(model: &Model) -> Vec<Part> {
         part("block", model.layer_count, params(&|l, _| l == Some(0)), flops("block")),
         part("head", 1, params(&|l, at| l.is_none() && at >= first), flops("head_logits")),
     ]
+}
+
+/// The entry that says what a model is.
+fn entry(model: &Model) -> Option<&Function> {
+    let logits = model.module.function("logits");
+    logits.or_else(|| model.module.function(model.entries.first()?))
+}
+
+/// What the functions that a graph's entry calls hold and do, equal ones that follow each other as
+/// one part. A weight is of the first that takes it; what none takes comes last.
+fn called_parts(model: &Model) -> Vec<Part> {
+    let Some(main) = entry(model) else { return Vec::new() };
+    let mut left: BTreeMap<&str, u64> =
+        model.weights.iter().map(|weight| (weight.name.as_str(), weight.count())).collect();
+    let mut parts: Vec<Part> = Vec::new();
+    for node in &main.nodes {
+        let Some(callee) = node.callee().and_then(|name| model.module.function(name)) else {
+            continue;
+        };
+        let given = node.operands.iter().map(|operand| main.value(*operand).name.as_str());
+        let params: u64 = given.filter_map(|name| left.remove(name)).sum();
+        match parts.last_mut() {
+            Some(last) if last.name == callee.name && last.params == params => last.count += 1,
+            _ => parts.push(Part {
+                name: callee.name.clone(),
+                count: 1,
+                params,
+                flops: forward_flops(&model.module, &callee.name),
+            }),
+        }
+    }
+    let params: u64 = left.values().sum();
+    if params > 0 {
+        parts.push(Part { name: format!("@{}", main.name), count: 1, params, flops: None });
+    }
+    parts
 }
 
 /// How often each op occurs in a function, calls of composites under their own names.

@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use ir::import::{Model, Options, resolve};
+use ir::import::{Model, Options};
 use ir::plan::Optimizer;
 use ir::{DType, Diagnostic, Span};
 use planner::cluster::{Cluster, Kind};
@@ -126,7 +126,7 @@ impl Asked {
 
     /// As [`Asked::question`], with another probability of dropout than the model's.
     pub fn question_with(&self, dropout: Option<f64>) -> Result<(Model, Question), Failure> {
-        let description = resolve(&self.model)?.description;
+        let description = crate::resolve(&self.model)?.description;
         let cluster = self.place.cluster()?;
         let seq = self.seq.unwrap_or_else(|| positions_max(&description));
         let usual = match cluster.device.kind {

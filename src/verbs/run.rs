@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use codegen::compile::Compiled;
 use codegen::inference::compile_inference;
 use codegen::prepare::prepare_inference;
-use ir::import::{Model, Options, resolve};
+use ir::import::{Model, Options};
 use ir::{DType, Diagnostic, Plan, Span};
 use runtime::convert::{Stored, convert};
 use runtime::execute::{Batch, Classes, Part, Scalars, Session, StepReport, Values};
@@ -168,7 +168,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         return onnx::run(&args.model, running);
     }
     job::check_executable(args.dtype())?;
-    let resolved = resolve(&args.model)?;
+    let resolved = crate::resolve(&args.model)?;
     job::check_graph(&resolved.description, args.dtype())?;
     check_flags(args)?;
     let feed = read_feed(args)?;

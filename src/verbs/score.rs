@@ -5,7 +5,7 @@ pub mod read;
 use ir::{DType, Diagnostic};
 use planner::cluster::Cluster;
 use planner::configuration::{Configuration, Place, Recompute, Schedule, Zero};
-use planner::estimate::described::described;
+use planner::estimate::described::{Described, described};
 use planner::estimate::rates::Arithmetic;
 use planner::estimate::serving::Replica;
 use planner::estimate::style::{self, STYLES, Style};
@@ -105,14 +105,14 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<Exit, Failure> {
     let style = find_style(&args.style)?;
     let described_as = described(&args.model, count(args.seq))?;
-    let (mut work, latent) = (described_as.work, described_as.latent);
+    let Described { mut work, latent, mut tokens } = described_as;
     let mut cluster = Cluster::load(&args.cluster)?;
     if !cluster.groups.is_empty() {
         return over_groups(args, work, cluster);
     }
     let layout = layout(args, work.depth())?;
     if let (None, Some(seq)) = (args.seq, layout.seq) {
-        work = described(&args.model, Some(seq))?.work;
+        Described { work, tokens, .. } = described(&args.model, Some(seq))?;
     }
     let configuration = configuration(args, layout.configuration);
     // There are as many nodes as the layout takes.
@@ -141,6 +141,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
             global_batch,
             dtype,
             peak_flops,
+            seq: tokens,
             latent,
             memory_bytes,
         };
@@ -154,14 +155,13 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let estimator = Estimator::over(configuration.ranks(), &work, &cluster, style, job)?;
     let estimate = estimator.estimate(&configuration)?;
     let fits = estimate.memory.total_bytes() <= estimator.memory_bytes;
-    let tokens = f64::from(batch) * f64::from(work.seq);
     let answer = Answer {
         estimate,
         fits,
         have_bytes: estimator.memory_bytes,
-        flops: work.flops_per_token() * tokens,
+        flops: work.flops_per_sample() * f64::from(batch),
         peak: estimator.peak_flops(),
-        tokens,
+        tokens: f64::from(batch) * f64::from(tokens),
         left_out: layout.left_out,
     };
     if args.json {
@@ -219,11 +219,11 @@ fn copies(c: &Configuration) -> Result<(Replica, u32), Failure> {
     let has = [
         (c.cp != plain.cp, "context parallelism"),
         (c.ep != plain.ep, "expert-parallel ranks of their own: experts lie over tp"),
-        (c.vpp != plain.vpp || c.schedule != plain.schedule, "a schedule of micro-batches"),
+        (c.vpp != plain.vpp || c.schedule != plain.schedule, "schedule of micro-batches"),
         (c.zero != plain.zero, "gradients to shard"),
-        (c.recompute != plain.recompute, "a backward pass to recompute for"),
+        (c.recompute != plain.recompute, "backward pass to recompute for"),
         (c.offload != plain.offload, "states to offload"),
-        (c.order != plain.order, "a placement of axes"),
+        (c.order != plain.order, "placement of axes"),
         (c.stage_layers != plain.stage_layers, "uneven stages"),
     ];
     let refused = has.into_iter().filter(|(is_there, _)| *is_there).map(|(_, what)| {

@@ -84,7 +84,12 @@ fn refuse_without_prompts(subject: &Subject, serving: &Serving<'_>) -> Result<()
     }
     let items = || subject.work.layers.iter().flat_map(|layer| &layer.items);
     let looks = items().any(|item| matches!(item, Item::Attention { .. }));
-    let lacking = if looks { "no attention to earlier tokens alone" } else { "no attention" };
+    let mixes = items().any(|item| matches!(item, Item::Mixing { .. }));
+    let lacking = match (looks, mixes) {
+        (true, _) => "no attention to earlier tokens alone",
+        (false, true) => "no entry that goes on from a cache",
+        (false, false) => "no attention",
+    };
     let headline =
         format!("`{}` has {lacking}, and so no prompt to go on after", subject.work.name);
     let help = "ask about training";

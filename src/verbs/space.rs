@@ -39,6 +39,8 @@ pub struct Subject {
     pub dtype: DType,
     /// Operations per second of a device in it.
     pub peak_flops: f64,
+    /// Tokens of a sample.
+    pub seq: u32,
     /// Elements that attention caches of a token and layer, where that is one shared vector.
     pub latent: Option<u32>,
     /// Bytes of a device that a job may use, where the user limits them.
@@ -89,7 +91,7 @@ fn model(asked: &Asked) -> Result<Described, Failure> {
     }
     let seq = asked.seq.map(|seq| count("--seq", seq)).transpose()?;
     let described = described(&asked.model, seq)?;
-    if let Some(seq) = seq.filter(|seq| *seq != described.work.seq) {
+    if let Some(seq) = seq.filter(|seq| *seq != described.tokens) {
         let name = &described.work.name;
         let headline =
             format!("samples of `{name}` have no {seq} tokens: its graph has their size");
@@ -108,7 +110,7 @@ impl Subject {
         let global_batch = count("--gbs", asked.gbs.unwrap_or(ranks.max(8)))?;
         let job = Job { global_batch: global_batch.into(), arithmetic: arithmetic(dtype) };
         let peak_flops = Estimator::new(&described.work, &cluster, style::OURS, job)?.peak_flops();
-        let Described { work, latent } = described;
+        let Described { work, latent, tokens: seq } = described;
         let memory_bytes = asked.limited.all_limits()?.memory_bytes();
         Ok(Subject {
             work,
@@ -117,6 +119,7 @@ impl Subject {
             global_batch,
             dtype,
             peak_flops,
+            seq,
             latent,
             memory_bytes,
         })
@@ -133,7 +136,12 @@ impl Subject {
 
     /// Tokens of a step.
     pub fn tokens(&self) -> f64 {
-        f64::from(self.global_batch) * f64::from(self.work.seq)
+        f64::from(self.global_batch) * f64::from(self.seq)
+    }
+
+    /// Operations of a step.
+    pub fn flops(&self) -> f64 {
+        self.work.flops_per_sample() * f64::from(self.global_batch)
     }
 
     /// The share of the peak of a step's ranks that the model's operations take.
@@ -143,8 +151,7 @@ impl Subject {
 
     /// Seconds of a step at the peak of so many devices.
     pub fn seconds_at_peak(&self, devices: f64) -> f64 {
-        let flops = self.work.flops_per_token() * self.tokens();
-        flops / (self.peak_flops * devices)
+        self.flops() / (self.peak_flops * devices)
     }
 
     /// What devices draw, which the user alone can say.
@@ -160,13 +167,22 @@ impl Subject {
 
     /// What is asked about, in three lines.
     pub fn header(&self) -> String {
-        let Subject { work, cluster, devices, global_batch, dtype, .. } = self;
+        let node = self.cluster.devices_per_node.unwrap_or(1);
+        self.header_of(&format!("{} devices, {node} a node", self.devices))
+    }
+
+    /// The same of any number of devices.
+    pub fn open_header(&self) -> String {
+        self.header_of(&format!("{} devices a node", self.cluster.devices_per_node.unwrap_or(1)))
+    }
+
+    fn header_of(&self, devices: &str) -> String {
+        let Subject { work, cluster, global_batch, dtype, .. } = self;
         let mut text = format!("model    {}: {}", work.name, output::count(work.parameters()));
         text += &format!(" parameters in {dtype}\n");
-        let node = cluster.devices_per_node.unwrap_or(1);
-        text += &format!("cluster  {}, {devices} devices, {node} a node\n", cluster.describe());
+        text += &format!("cluster  {}, {devices}\n", cluster.describe());
         let samples = output::count((*global_batch).into());
-        text += &match work.seq {
+        text += &match self.seq {
             1 => format!("step     {samples} samples\n"),
             seq => format!("step     {samples} samples of {seq} tokens\n"),
         };
@@ -348,7 +364,7 @@ fn row(subject: &Subject, chosen: &Chosen, have: f64) -> [String; 7] {
 
 fn page(subject: &Subject, answer: &Answer, aim: Aim) -> String {
     let best = &answer.best[0];
-    let unit = if subject.work.seq == 1 { "samples/s" } else { "tokens/s" };
+    let unit = if subject.seq == 1 { "samples/s" } else { "tokens/s" };
     let columns = ["plan", "step", unit, "MFU", "memory", "of it", "bubble"];
     let mut table = Table::new(columns);
     for chosen in answer.best.iter().chain(&answer.others) {
@@ -365,15 +381,16 @@ fn page(subject: &Subject, answer: &Answer, aim: Aim) -> String {
     let Estimate { step_time_low_s, step_time_high_s, .. } = best.estimate;
     let (low, high) = (Seconds(step_time_low_s), Seconds(step_time_high_s));
     if let Some(joules) = subject.joules(&best.estimate) {
-        text += &format!("\nenergy of a step: {} kJ", output::count((joules / 1e3).round() as u64));
+        text += &format!("\nenergy of a step: {}", output::joules(joules));
     }
     text += &format!("\nfour in five steps take {low} to {high}; {unit} are of one device\n");
     let space = &answer.space;
     let gap = answer.gap.map(|gap| {
         let gap = 100.0 * gap;
         match aim {
-            Aim::Time | Aim::Cost | Aim::Pareto => {
-                format!("; no plan is more than {gap:.1}% faster")
+            Aim::Time | Aim::Pareto => format!("; no plan is more than {gap:.1}% faster"),
+            Aim::Cost => {
+                format!("; no plan of {} devices is more than {gap:.1}% faster", subject.devices)
             }
             Aim::Memory => "; no plan needs less memory".to_owned(),
             Aim::Energy => format!("; no plan of as many devices draws {gap:.1}% less energy"),
@@ -439,9 +456,9 @@ fn document(subject: &Subject, answer: &Answer) -> Value {
         "origin": "fitted",
         "candidates": answer.space.evaluated,
         "gbs": subject.global_batch,
-        "seq": subject.work.seq,
+        "seq": subject.seq,
         "dtype": subject.dtype.name(),
-        "flops_per_step": subject.work.flops_per_token() * subject.tokens(),
+        "flops_per_step": subject.flops(),
         "breakdown": best.estimate.breakdown,
         "memory": best.estimate.memory,
         "have_bytes": answer.have_bytes,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use ir::DType;
-use ir::import::{Options, Resolved, resolve};
+use ir::import::{Options, Resolved};
 use runtime::checkpoint::Checkpoint;
 use runtime::data::{Batches, Corpus};
 use runtime::execute::Session;
@@ -209,7 +209,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         }
         None => {
             let model = args.model.as_deref().expect("clap: a model unless a run is resumed");
-            let resolved = resolve(model)?;
+            let resolved = crate::resolve(model)?;
             let run = args.out.as_deref().map(Run::begin).transpose()?;
             let settings = overlay(defaults(&resolved, args)?, args);
             let from = args.plan.clone().map_or(PlanFrom::Search, PlanFrom::File);

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use ir::import::{Init, Model, Options, resolve};
+use ir::import::{Init, Model, Options};
 use ir::plan::Optimizer;
 use ir::random::mix;
 use ir::{DType, Diagnostic, Mesh, Plan, Span};
@@ -78,7 +78,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         let help = "write --ranks 2 or more, or --bisect-rules to compare with no rewriting";
         return Err(usage("--ranks", headline).help(help).into());
     }
-    let description = resolve(&args.model)?.description;
+    let description = crate::resolve(&args.model)?.description;
     let dtype = args.dtype.or(job::graph_dtype(&description)).unwrap_or(DType::F64);
     job::check_executable(dtype)?;
     job::check_graph(&description, dtype)?;

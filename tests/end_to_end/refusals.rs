@@ -1,6 +1,7 @@
 //! Questions about GPUs that have no answer say why, and answers are those of what was asked.
 
 use std::path::Path;
+use std::process::Stdio;
 
 use serde_json::Value;
 
@@ -46,6 +47,11 @@ fn what_cannot_be_answered_is_refused() {
         (format!("plan {resnet} --cluster h100 --seq 7"), 2, "no 7 tokens"),
         (format!("fit {resnet} --cluster h100 --for inference"), 4, "no attention"),
         ("plan bert-large --cluster h100 --for decode".into(), 4, "no attention to earlier"),
+        ("inspect mixtral-8x7b".into(), 4, "planned for on GPUs"),
+        ("plan mixtral-8x7b --ranks 2".into(), 4, "planned for on GPUs"),
+        ("plan nosuch --cluster h100".into(), 2, "mixtral-8x7b"),
+        ("plan gpt2 --cluster h100 --seq 2048".into(), 2, "longer than the model's 1024"),
+        ("cost gpt2 --tokens 1B".into(), 2, "--cluster h100"),
         ("score bert-large --tp 1 --for prefill".into(), 4, "no attention to earlier"),
         ("plan gpt2 --cluster t4 --dtype bf16".into(), 2, "no products in bf16"),
         ("score llama-3-8b --cluster a100 --dtype f8 --gbs 8".into(), 2, "no products in f8"),
@@ -239,5 +245,88 @@ fn sequences_are_those_that_are_asked_for() {
             let alone = number(&row["token_s_alone"]);
             assert!(alone <= number(&row["token_s"]), "{sequences} sequences: {row:#}");
         }
+    }
+}
+
+/// A model is the same under its name and as the graph that it is exported to.
+#[test]
+fn graphs_are_their_models() {
+    let scratch = Scratch::new("as-graph");
+    for (model, seq) in [("gpt2-mini", 64), ("llama-3-8b", 512)] {
+        scratch.answer(&format!("export {model} --to graph --seq {seq} --dtype bf16 -o x.graph"));
+        let [own, graph] = [format!("{model} --seq {seq}"), "x.graph".to_owned()];
+        let parts = |of: &str| {
+            let told = scratch.json(&format!("inspect {of} --json"));
+            let parts = told["layers"].as_array().expect("layers").iter();
+            let parts = parts.map(|part| {
+                ["count", "params", "flops_forward_per_token"].map(|key| part[key].clone())
+            });
+            parts.collect::<Vec<_>>()
+        };
+        assert_eq!(parts(&own), parts(&graph), "{model}");
+        let plan = |of: &str| {
+            scratch.json(&format!("plan {of} --cluster h100 --gbs 16 --fix pp=1,tp=1 --json"))
+        };
+        let [own, graph] = [plan(&own), plan(&graph)];
+        assert_eq!(graph["seq"], seq, "{graph:#}");
+        for (key, off) in [("flops_per_step", 1e-9), ("tokens_per_s", 0.25), ("mfu", 0.25)] {
+            let ratio = number(&graph[key]) / number(&own[key]);
+            assert!((ratio - 1.0).abs() < off, "{model}: {key} {ratio}");
+        }
+    }
+    let moe = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/models/moe.graph");
+    let told = scratch.json(&format!("inspect {} --json", moe.display()));
+    let held = |part: &Value| number(&part["params"]) * number(&part["count"]);
+    let parts = told["layers"].as_array().expect("layers");
+    assert_eq!(parts.iter().map(held).sum::<f64>(), number(&told["params"]), "{told:#}");
+}
+
+/// What is asked about stands above every answer, and numbers keep the digits that matter.
+#[test]
+fn bills_say_what_they_are_for() {
+    let scratch = Scratch::new("bill-pages");
+    let asked = "llama-3-8b --cluster h100 --tokens 1M --price 2.5 --watts 700";
+    let size = scratch.answer(&format!("size {asked} --deadline 1h"));
+    for part in ["model    llama-3-8b", "h100, 8 devices a node", "1,024 samples", "money", "kWh"] {
+        assert!(size.contains(part), "{part}: {size}");
+    }
+    let told = scratch.json(&format!("cost {asked} --gbs 8 --seq 512 --json"));
+    let page = scratch.answer(&format!("cost {asked} --gbs 8 --seq 512"));
+    let row = page.lines().find(|line| line.trim().starts_with("money")).expect("a row");
+    let shown: f64 = row.split_whitespace().nth(2).and_then(|n| n.parse().ok()).expect("a number");
+    let money = number(&told["expected"]["money"]);
+    assert!(money < 10.0 && (shown / money - 1.0).abs() < 0.01, "{shown} of {money}");
+    let plan = "plan gpt2 --cluster h100 --objective energy --gbs 8 --watts 700";
+    let page = scratch.answer(plan);
+    let joules = number(&scratch.json(&format!("{plan} --json"))["energy_j"]);
+    assert!(joules < 100.0 && page.contains(&format!("energy of a step: {}", joules as u64)));
+}
+
+/// A reader that goes away does not turn a no into a yes.
+#[test]
+fn a_closed_pipe_keeps_the_exit_code() {
+    let scratch = Scratch::new("closed");
+    for (line, code) in
+        [("score llama-3-8b --tp 1 --gbs 8", 3), ("score llama-3-8b --tp 8 --gbs 8 --mbs 1", 0)]
+    {
+        let mut command = scratch.command(&[], line);
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("it starts");
+        drop(child.stdout.take());
+        assert_eq!(child.wait().expect("it ends").code(), Some(code), "{line}");
+    }
+}
+
+/// A plan over groups is none of one kind of devices, and is called so.
+#[test]
+fn plans_over_groups_are_called_so() {
+    let scratch = Scratch::new("of-groups");
+    let group = |name: &str| format!("[[group]]\nextends = \"preset:{name}\"\n");
+    scratch.write("mixed.toml", &(group("h100") + &group("a100")));
+    scratch.answer("plan gpt2 --cluster mixed.toml --gbs 64 --seq 512 --json -o gp.json");
+    for line in ["score gpt2 --from gp.json", "explain gpt2 --cluster h100 --plan gp.json"] {
+        let output = scratch.run(line);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(4), "{line}: {errors}");
+        assert!(errors.contains("over groups"), "{line}: {errors}");
     }
 }

@@ -112,17 +112,24 @@ pub(crate) fn check_options(family: &dyn Family, options: &Options) -> Result<()
     if wrong.is_empty() { Ok(()) } else { Err(wrong) }
 }
 
+/// The diagnostic of a sequence with more tokens than a learned table of positions has rows.
+pub fn check_positions(seq: usize, positions: usize) -> Option<Diagnostic> {
+    let headline = format!("a sequence of {seq} tokens is longer than the model's {positions}");
+    let found = Diagnostic::error("E1108", Span::of("--seq"), headline)
+        .note("every position has a learned vector of its own")
+        .help(format!("write `--seq {positions}` or less"));
+    (seq > positions).then_some(found)
+}
+
 /// The diagnostic of a sequence that the model cannot take.
 pub(crate) fn check_seq(sizes: &Sizes, seq: usize) -> Option<Diagnostic> {
     let wrong = |headline: String| Diagnostic::error("E1108", Span::of("--seq"), headline);
     if seq == 0 {
         return Some(wrong("a sequence of 0 tokens".into()));
     }
-    let positions_max = sizes.positions_max;
-    if sizes.positions_are_learned && seq > positions_max {
-        let why = format!("a sequence of {seq} tokens is longer than the model's {positions_max}");
-        let found = wrong(why).note("every position has a learned vector of its own");
-        return Some(found.help(format!("write `--seq {positions_max}` or less")));
+    let learned = sizes.positions_are_learned.then_some(sizes.positions_max);
+    if let Some(found) = learned.and_then(|positions| check_positions(seq, positions)) {
+        return Some(found);
     }
     let widest = sizes.vocab.max(sizes.model).max(sizes.heads.saturating_mul(seq));
     let fits = seq.checked_mul(widest).is_some_and(|n| n <= super::config::ELEMENTS_MAX);

@@ -3,8 +3,10 @@
 
 use std::path::Path;
 
-use ir::import::{Architecture, Description, Options, RoutedSizes, Sizes, import, resolve};
-use ir::{DType, Diagnostic};
+use ir::import::{
+    Architecture, Description, Options, RoutedSizes, Sizes, check_positions, import, resolve,
+};
+use ir::{DType, Diagnostic, Module, TensorType};
 
 use super::workload::encoders::{bert, t5};
 use super::workload::module::of_module;
@@ -18,6 +20,8 @@ pub struct Described {
     pub work: Workload,
     /// Elements that attention caches of a token and layer, where that is one shared vector.
     pub latent: Option<u32>,
+    /// Tokens of a sample: of a graph, whose work is counted by samples, as many as it is fed.
+    pub tokens: u32,
 }
 
 /// The work of a MODEL argument: a published shape by its name, or what
@@ -34,13 +38,17 @@ pub fn described(model: &str, seq: Option<u32>) -> Result<Described, Vec<Diagnos
         Some(Published::Shape(shape)) => of_shape(shape, seq),
         Some(Published::Sizes(sizes)) => of_sizes(model, &sizes, seq),
         None => {
-            let known = |mut all: Vec<Diagnostic>| {
-                if let (Some(near), [one]) = (models::near(model), &mut all[..])
-                    && one.help.is_none()
-                {
-                    one.help = Some(format!("did you mean `{near}`?"));
-                }
-                all
+            let known = |all: Vec<Diagnostic>| {
+                let told = all.into_iter().map(|one| match models::near(model) {
+                    _ if path.exists() => one,
+                    Some(near) if one.help.is_none() => one.help(format!("did you mean `{near}`?")),
+                    Some(_) => one,
+                    None => {
+                        let names: Vec<&str> = models::first_names().collect();
+                        one.note(format!("or, on GPUs, one of the shapes {}", names.join(", ")))
+                    }
+                });
+                told.collect::<Vec<_>>()
             };
             of_description(&resolve(model).map_err(known)?.description, seq)
         }
@@ -50,7 +58,7 @@ pub fn described(model: &str, seq: Option<u32>) -> Result<Described, Vec<Diagnos
 fn of_shape(mut shape: Shape, seq: Option<u32>) -> Result<Described, Vec<Diagnostic>> {
     shape.seq = seq.unwrap_or(shape.seq);
     let latent = shape.low_rank.map(|rank| rank.kv_rank + rank.rope_dim);
-    Ok(Described { work: shape.workload()?, latent })
+    Ok(Described { work: shape.workload()?, latent, tokens: shape.seq })
 }
 
 /// A size as a shape has it; one that is too large stays too large.
@@ -58,14 +66,35 @@ fn of(size: usize) -> u32 {
     u32::try_from(size).unwrap_or(u32::MAX)
 }
 
+/// Refuses samples with more tokens than a table of positions has rows.
+fn check_seq(seq: Option<u32>, positions: usize) -> Result<(), Vec<Diagnostic>> {
+    let wrong = seq.and_then(|seq| check_positions(seq as usize, positions));
+    wrong.map_or(Ok(()), |wrong| Err(vec![wrong]))
+}
+
 fn of_sizes(name: &str, sizes: &Sizes, seq: Option<u32>) -> Result<Described, Vec<Diagnostic>> {
+    if let Sizes::Bert(sizes) = sizes {
+        check_seq(seq, sizes.positions)?;
+    }
     let seq = seq.unwrap_or(of(sizes.positions()));
     let work = match sizes {
         Sizes::Routed(sizes) => return of_shape(routed_shape(name, sizes, seq), None),
         Sizes::Bert(sizes) => bert(name, sizes, seq)?,
         Sizes::T5(sizes) => t5(name, sizes, seq)?,
     };
-    Ok(Described { work, latent: None })
+    Ok(Described { work, latent: None, tokens: seq })
+}
+
+/// The most tokens or labels of a sample that an entry is fed; 1 where it has none.
+fn fed(module: &Module, entry: &str) -> u32 {
+    let params = module.function(entry).into_iter().flat_map(|entry| {
+        entry.params().map(|param| (entry.value(param).name.as_str(), entry.ty(param)))
+    });
+    let is_fed = |(name, ty): &(&str, &TensorType)| {
+        ["tokens", "labels"].contains(name) && ty.ndim() == 2 && !ty.dtype.is_float()
+    };
+    let sizes = params.filter(is_fed).filter_map(|(_, ty)| ty.dims[1].as_constant());
+    sizes.filter_map(|size| u32::try_from(size).ok()).max().unwrap_or(1)
 }
 
 fn routed_shape(name: &str, sizes: &RoutedSizes, seq: u32) -> Shape {
@@ -87,6 +116,7 @@ fn routed_shape(name: &str, sizes: &RoutedSizes, seq: u32) -> Shape {
         gated: true,
         vocab: of(sizes.vocab),
         seq,
+        positions: 0,
         causal: true,
         biases: false,
         tied: sizes.tied,
@@ -110,6 +140,9 @@ pub fn of_description(
     seq: Option<u32>,
 ) -> Result<Described, Vec<Diagnostic>> {
     let name = description.name.clone();
+    if let Architecture::Gpt2(config) = &description.architecture {
+        check_seq(seq, config.positions)?;
+    }
     let shape = match &description.architecture {
         Architecture::Gpt2(config) => Shape {
             name,
@@ -122,6 +155,7 @@ pub fn of_description(
             gated: false,
             vocab: of(config.vocab),
             seq: of(config.positions),
+            positions: of(config.positions),
             causal: true,
             biases: true,
             tied: config.tied,
@@ -139,6 +173,7 @@ pub fn of_description(
             gated: true,
             vocab: of(config.vocab),
             seq: of(config.positions),
+            positions: 0,
             causal: true,
             biases: config.mlp_bias,
             tied: config.tied,
@@ -154,7 +189,7 @@ pub fn of_description(
             let entry = model.entries.iter().find(is_loss).or(model.entries.first());
             let entry = entry.map_or("loss", String::as_str);
             let work = of_module(&name, &model.module, entry).map_err(|wrong| vec![wrong])?;
-            return Ok(Described { work, latent: None });
+            return Ok(Described { work, latent: None, tokens: fed(&model.module, entry) });
         }
     };
     of_shape(shape, seq)
@@ -162,9 +197,13 @@ pub fn of_description(
 
 #[cfg(test)]
 mod tests {
-    use ir::import::read_config;
+    use ir::import::{read_config, read_graph};
 
     use super::*;
+    use crate::cluster::Cluster;
+    use crate::estimate::rates::Arithmetic;
+    use crate::estimate::{Estimator, Job, style};
+    use crate::machine::Machine;
 
     fn parameters(config: &str) -> u64 {
         let description = read_config("config.json", config, "model").unwrap();
@@ -217,6 +256,64 @@ mod tests {
         let expected = 6.0 * work.parameters() as f64 + 12.0 * layers * 2.5 * rows * seq;
         let ratio = work.flops_per_token() / expected;
         assert!((ratio - 1.0).abs() < 1e-3, "{ratio}");
+    }
+
+    /// A table of positions has its rows whatever is asked, and no sample has more tokens; what is
+    /// rotated has no end.
+    #[test]
+    fn parameters_do_not_depend_on_samples() {
+        for (model, parameters) in [
+            ("gpt2", Some(124_439_808)),
+            ("gpt3-175b", None),
+            ("gpt-18.4b", None),
+            ("bert-large", None),
+            ("t5-11b", None),
+            ("llama-3-8b", Some(8_030_261_248)),
+        ] {
+            let work = |seq| described(model, seq).unwrap().work.parameters();
+            let own = work(None);
+            assert!(parameters.is_none_or(|known| own == known), "{model}: {own}");
+            for seq in [1, 128, 512] {
+                assert_eq!(work(Some(seq)), own, "{model}: {seq} tokens");
+            }
+        }
+        for model in ["gpt2", "bert-large"] {
+            assert_eq!(described(model, Some(2048)).unwrap_err()[0].code, "E1108", "{model}");
+        }
+        assert!(described("llama-3-8b", Some(1 << 17)).is_ok());
+    }
+
+    /// A model that is exported as a graph costs what it costs itself.
+    #[test]
+    fn graphs_cost_what_their_models_cost() {
+        let machine = Machine { cores: 4, memory_bytes: 8 << 30, instruction_set: "avx2".into() };
+        let cluster = Cluster::load_on("h100", &machine).unwrap();
+        for name in ["llama-3-8b", "gpt2-xl"] {
+            let description = resolve(name).unwrap().description;
+            let seq = 1024;
+            let options = Options { seq, dtype: DType::BF16, dropout: Some(0.0) };
+            let text = import(&description, &options).unwrap().module.to_string();
+            let graph = read_graph("x.graph", &text, name).unwrap();
+            let [ours, graphs] =
+                [of_description(&description, Some(1024)), of_description(&graph, None)]
+                    .map(Result::unwrap);
+            assert_eq!((ours.tokens, graphs.tokens), (1024, 1024));
+            assert_eq!(ours.work.parameters(), graphs.work.parameters());
+            let flops = |of: &Described| of.work.flops_per_token() * f64::from(of.work.seq);
+            assert!((flops(&graphs) / flops(&ours) - 1.0).abs() < 1e-9, "{name}");
+            for layout in ["dp=8 mbs=1 zero=3", "tp=8 mbs=1 zero=1"] {
+                let configuration = layout.parse().unwrap();
+                let [a, b] = [&ours, &graphs].map(|of| {
+                    let job = Job { global_batch: 16, arithmetic: Arithmetic::Half };
+                    let estimator = Estimator::new(&of.work, &cluster, style::OURS, job).unwrap();
+                    let found = estimator.estimate(&configuration).unwrap();
+                    [found.step_time_s, found.memory.activations_bytes]
+                });
+                for (a, b) in a.into_iter().zip(b) {
+                    assert!((b / a).ln().abs() < 0.2, "{name} {layout}: {a} and {b}");
+                }
+            }
+        }
     }
 
     #[test]

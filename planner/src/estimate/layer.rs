@@ -69,7 +69,7 @@ struct Again {
 
 impl Again {
     fn add(&mut self, selective: Selective, item: &Item, part: &Lowered) {
-        let is_attention = matches!(item, Item::Attention { .. });
+        let is_attention = matches!(item, Item::Attention { .. } | Item::Mixing { .. });
         match selective {
             Selective::Attention if is_attention => {
                 self.pass += part.forward;
@@ -189,10 +189,6 @@ impl Lowering<'_> {
         Group { size: u64::from(self.inside.tp), stride: self.inside.tp_stride }
     }
 
-    fn context_group(&self) -> Group {
-        Group { size: u64::from(self.inside.cp), stride: self.inside.cp_stride }
-    }
-
     fn rows(&self, bytes: f64) -> Pass {
         Pass { rows_s: self.rates.rows_s(bytes), ..Pass::default() }
     }
@@ -210,6 +206,7 @@ impl Lowering<'_> {
             Item::Loss { vocab } => self.loss(vocab),
             Item::Rows { .. } => self.any_rows(item),
             Item::Contraction { .. } => self.contraction(item),
+            Item::Mixing { .. } => self.mixing(item),
             Item::Exchange { elements } => self.exchange(elements),
         }
     }
@@ -344,7 +341,7 @@ impl Lowering<'_> {
         };
         lowered.saved += kept;
         lowered.result = tokens * heads * v * self.e();
-        let group = self.context_group();
+        let group = Group { size: u64::from(self.inside.cp), stride: self.inside.cp_stride };
         if group.size > 1 {
             // Keys and values of all ranks are gathered; their gradients are reduced.
             let all = f64::from(self.inside.microbatch) * self.seq * kv_heads * (qk + v) * self.e();

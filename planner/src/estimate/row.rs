@@ -288,6 +288,7 @@ impl RowReader<'_> {
             Some(routed) if routed.dense_layers == 0 => 0,
             _ => self.count_or("ffn", inner)?,
         };
+        let seq = self.count_or("seq_len", of(|k| k.seq).unwrap_or(2048))?;
         let mut shape = Shape {
             layers,
             hidden,
@@ -297,7 +298,8 @@ impl RowReader<'_> {
             ffn,
             gated,
             vocab: self.count_or("vocab", of(|k| k.vocab).unwrap_or(51_200))?,
-            seq: self.count_or("seq_len", of(|k| k.seq).unwrap_or(2048))?,
+            seq,
+            positions: if gated { 0 } else { seq },
             causal: !lower.contains("bert"),
             biases: !gated,
             tied: !gated,

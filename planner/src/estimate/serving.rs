@@ -292,7 +292,7 @@ mod tests {
         let published =
             [("deepseek-v3", 70_272.0), ("llama-3-405b", 516_096.0), ("llama-3-70b", 327_680.0)];
         for (model, bytes) in published {
-            let Described { work, latent } = described(model, None).unwrap();
+            let Described { work, latent, .. } = described(model, None).unwrap();
             let estimator = estimator(&work, &cluster);
             let serving = Serving { estimator: &estimator, latent };
             let held = serving.held(Replica { tp: 1, pp: 1 });
@@ -332,7 +332,7 @@ mod tests {
     fn more_sequences_are_never_faster() {
         let cluster = h100();
         for model in ["llama-3-8b", "llama-3-70b", "mixtral-8x7b", "deepseek-v3", "t5-11b"] {
-            let Described { work, latent } = described(model, Some(512)).unwrap();
+            let Described { work, latent, .. } = described(model, Some(512)).unwrap();
             let estimator = estimator(&work, &cluster);
             let serving = Serving { estimator: &estimator, latent };
             for tp in [1, 2, 8] {

@@ -5,6 +5,8 @@
 
 pub mod encoders;
 pub mod module;
+#[cfg(test)]
+mod tests;
 
 use ir::{Diagnostic, Span};
 use serde::{Deserialize, Serialize};
@@ -145,6 +147,21 @@ pub enum Item {
         /// What tensor parallelism cuts.
         split: Split,
     },
+    /// Attention of the tokens of a sample to each other, all in one.
+    Mixing {
+        /// Tokens of a sample.
+        seq: u32,
+        /// Heads of the queries.
+        heads: u32,
+        /// Heads of keys and values.
+        kv_heads: u32,
+        /// Elements of a query, key or value of a head.
+        dim: u32,
+        /// Whether a token sees only earlier ones.
+        causal: bool,
+        /// Whether tensor parallelism cuts the heads.
+        cut: bool,
+    },
     /// Makes a value whole that tensor parallelism has cut, or sums it.
     Exchange {
         /// Elements.
@@ -178,6 +195,7 @@ impl Item {
                 [of(vocab, width) + of(positions, width), 0]
             }
             Item::Attention { .. }
+            | Item::Mixing { .. }
             | Item::Rope { .. }
             | Item::Activation { .. }
             | Item::Residual { .. }
@@ -194,6 +212,10 @@ impl Item {
             Item::Product { k, n, .. } => of(k, n),
             Item::Attention { heads, qk_dim, v_dim, causal, .. } => {
                 of(heads, qk_dim + v_dim) * f64::from(seq) * if causal { 0.5 } else { 1.0 }
+            }
+            Item::Mixing { seq, heads, dim, causal, .. } => {
+                let square = f64::from(seq) * f64::from(seq);
+                of(heads, dim) * 2.0 * square * if causal { 0.5 } else { 1.0 }
             }
             Item::Experts { count, top_k, width, ffn, gated } => {
                 let products = if gated { 3.0 } else { 2.0 };
@@ -283,6 +305,11 @@ impl Workload {
         3.0 * (layers + of(&self.first) + of(&self.last))
     }
 
+    /// Operations of a step for one sample, forward and backward.
+    pub fn flops_per_sample(&self) -> f64 {
+        self.flops_per_token() * f64::from(self.seq)
+    }
+
     /// Parameters of the last product.
     pub(super) fn head_parameters(&self) -> u64 {
         let products = self.last.iter().filter(|item| matches!(item, Item::Product { .. }));
@@ -337,12 +364,14 @@ pub struct Shape {
     pub head_dim: u32,
     /// Elements inside the feed-forward layers.
     pub ffn: u32,
-    /// Whether they are gated; such models rotate queries and keys, others learn positions.
+    /// Whether they are gated; such models rotate queries and keys.
     pub gated: bool,
     /// Tokens that the model knows.
     pub vocab: u32,
     /// Tokens of a sample.
     pub seq: u32,
+    /// Rows of a learned table of positions; 0 for none.
+    pub positions: u32,
     /// Whether a token sees only earlier ones.
     pub causal: bool,
     /// Whether products add vectors.
@@ -372,8 +401,8 @@ impl Shape {
             let (items, count) = (self.layer(self.routed), self.layers - dense);
             layers.push(Layer { name: "routed layer".into(), count, width: self.hidden, items });
         }
-        let positions = if self.gated { 0 } else { self.seq };
-        let embedding = Item::Embedding { vocab: self.vocab, width: self.hidden, positions };
+        let Shape { vocab, hidden: width, positions, .. } = *self;
+        let embedding = Item::Embedding { vocab, width, positions };
         let head = Item::Product { k: self.hidden, n: self.vocab, cut: Cut::Columns, bias: false };
         Ok(Workload {
             name: self.name.clone(),
@@ -500,86 +529,3 @@ impl Shape {
 
 /// The largest size of one dim. Chosen: far above any real one, and products of two fit in 64 bits.
 const SIZE_MAX: u32 = 1 << 24;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn gpt3() -> Shape {
-        Shape {
-            name: "gpt3-175b".into(),
-            layers: 96,
-            hidden: 12288,
-            heads: 96,
-            kv_heads: 96,
-            head_dim: 128,
-            ffn: 4 * 12288,
-            gated: false,
-            vocab: 51200,
-            seq: 2048,
-            causal: false,
-            biases: true,
-            tied: true,
-            routed: None,
-            low_rank: None,
-        }
-    }
-
-    /// Narayanan et al. 2021, equations 2 and 3: `P = 12 l h² (1 + 13/(12h) + (V+s)/(12lh))` and
-    /// `F = 72 B s l h² (1 + s/(6h) + V/(12 l h))`, without recomputation.
-    #[test]
-    fn parameters_and_operations_are_those_of_the_formulas() {
-        let work = gpt3().workload().unwrap();
-        let (l, h, s, v) = (96.0, 12288.0, 2048.0, 51200.0);
-        let expected = 12.0 * l * h * h * (1.0 + 13.0 / (12.0 * h) + (v + s) / (12.0 * l * h));
-        // The final norm is not in the formula.
-        assert!((work.parameters() as f64 - expected - 2.0 * h).abs() < 0.5);
-        let flops = 72.0 * l * h * h * (1.0 + s / (6.0 * h) + v / (12.0 * l * h));
-        assert!((work.flops_per_token() / flops - 1.0).abs() < 1e-12);
-    }
-
-    #[test]
-    fn published_parameter_counts_are_met() {
-        let llama = Shape {
-            name: "llama-3-70b".into(),
-            layers: 80,
-            hidden: 8192,
-            heads: 64,
-            kv_heads: 8,
-            head_dim: 128,
-            ffn: 28672,
-            gated: true,
-            vocab: 128_256,
-            seq: 8192,
-            causal: true,
-            biases: false,
-            tied: false,
-            routed: None,
-            low_rank: None,
-        };
-        assert_eq!(llama.workload().unwrap().parameters(), 70_553_706_496);
-        let routed =
-            Routed { experts: 256, top_k: 8, ffn: 2048, shared_ffn: 2048, dense_layers: 3 };
-        let low_rank =
-            LowRank { q_rank: 1536, kv_rank: 512, plain_dim: 128, rope_dim: 64, v_dim: 128 };
-        let deepseek = Shape {
-            layers: 61,
-            hidden: 7168,
-            heads: 128,
-            kv_heads: 128,
-            ffn: 18432,
-            vocab: 129_280,
-            routed: Some(routed),
-            low_rank: Some(low_rank),
-            ..llama
-        };
-        let billions = deepseek.workload().unwrap().parameters() as f64 / 1e9;
-        assert!((billions - 671.0).abs() < 1.0, "{billions}");
-    }
-
-    #[test]
-    fn impossible_shapes_are_refused() {
-        let shape = Shape { layers: 0, kv_heads: 7, ..gpt3() };
-        assert_eq!(shape.workload().unwrap_err().len(), 2);
-    }
-}

@@ -35,6 +35,11 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     rows().flat_map(|row| [row[0], row[1]]).filter(|name| !name.is_empty())
 }
 
+/// The names of all models, each once.
+pub fn first_names() -> impl Iterator<Item = &'static str> {
+    rows().chain(rows_of(ENCODERS)).map(|row| row[0])
+}
+
 /// What is published under a name.
 pub fn published(name: &str) -> Option<Published> {
     shape(name).map(Published::Shape).or_else(|| sizes(name).map(Published::Sizes))
@@ -91,6 +96,7 @@ pub fn shape(name: &str) -> Option<Shape> {
         gated: is(8),
         vocab: number(9),
         seq: number(10),
+        positions: if is(8) { 0 } else { number(10) },
         causal: true,
         biases: !is(8),
         tied: is(11),

@@ -149,7 +149,18 @@ pub fn read(source: &str, text: &str, known: Known) -> Result<Layout, Vec<Diagno
     Err(vec![bad(source, headline).help(help)])
 }
 
+/// The diagnostic of a plan over groups of devices, where a plan of one kind is wanted.
+fn refuse_groups(source: &str, json: &Json) -> Result<(), Diagnostic> {
+    if json["schema"] != "gantline.plan-groups/1" {
+        return Ok(());
+    }
+    let headline = "the plan is over groups of other devices each, and one layout is wanted";
+    let help = "write the `text` of one of its `groups` as `--config`, for that group alone";
+    Err(Diagnostic::error("E5010", Span::of(source), headline).help(help))
+}
+
 fn read_json(source: &str, json: &Json, known: Known) -> Result<Layout, Vec<Diagnostic>> {
+    refuse_groups(source, json).map_err(|one| vec![one])?;
     if json["schema"] == "gantline.plan/1" {
         let Some(text) = json["text"].as_str() else {
             let headline = "the plan has no `text`".to_owned();

@@ -1,7 +1,7 @@
 //! The items of modules that are no transformers.
 
 use super::{INNER_INTERFERENCE, Lowered, Lowering};
-use crate::estimate::price::Pass;
+use crate::estimate::price::{Inside, Pass};
 use crate::estimate::workload::{Item, Split};
 
 /// Columns of which a rank's piece has a whole number where they are padded: the default of
@@ -105,6 +105,17 @@ impl Lowering<'_> {
             Split::Whole | Split::ColumnsAgain | Split::Inside => {}
         }
         lowered
+    }
+
+    /// As the attention of a sequence as long as a sample.
+    pub(super) fn mixing(&self, item: &Item) -> Lowered {
+        let Item::Mixing { seq, heads, kv_heads, dim, causal, cut } = *item else {
+            return Lowered::default();
+        };
+        let tp = if cut { self.inside.tp } else { 1 };
+        let inside = Inside { tp, ..self.inside };
+        let sample = Lowering { seq: f64::from(seq), inside, ..*self };
+        sample.attention(&Item::Attention { heads, kv_heads, qk_dim: dim, v_dim: dim, causal })
     }
 
     /// Seconds to sum so many elements of each token over the tensor-parallel ranks.

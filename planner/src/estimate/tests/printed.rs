@@ -17,6 +17,7 @@ fn llama_1b() -> Workload {
         gated: true,
         vocab: 131_072,
         seq: 4096,
+        positions: 0,
         causal: true,
         biases: false,
         tied: true,

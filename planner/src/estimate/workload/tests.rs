@@ -1,0 +1,81 @@
+//! What the work of a transformer is, against formulas and published counts.
+
+use super::*;
+
+fn gpt3() -> Shape {
+    Shape {
+        name: "gpt3-175b".into(),
+        layers: 96,
+        hidden: 12288,
+        heads: 96,
+        kv_heads: 96,
+        head_dim: 128,
+        ffn: 4 * 12288,
+        gated: false,
+        vocab: 51200,
+        seq: 2048,
+        positions: 2048,
+        causal: false,
+        biases: true,
+        tied: true,
+        routed: None,
+        low_rank: None,
+    }
+}
+
+/// Narayanan et al. 2021, equations 2 and 3: `P = 12 l h² (1 + 13/(12h) + (V+s)/(12lh))` and
+/// `F = 72 B s l h² (1 + s/(6h) + V/(12 l h))`, without recomputation.
+#[test]
+fn parameters_and_operations_are_those_of_the_formulas() {
+    let work = gpt3().workload().unwrap();
+    let (l, h, s, v) = (96.0, 12288.0, 2048.0, 51200.0);
+    let expected = 12.0 * l * h * h * (1.0 + 13.0 / (12.0 * h) + (v + s) / (12.0 * l * h));
+    // The final norm is not in the formula.
+    assert!((work.parameters() as f64 - expected - 2.0 * h).abs() < 0.5);
+    let flops = 72.0 * l * h * h * (1.0 + s / (6.0 * h) + v / (12.0 * l * h));
+    assert!((work.flops_per_token() / flops - 1.0).abs() < 1e-12);
+}
+
+#[test]
+fn published_parameter_counts_are_met() {
+    let llama = Shape {
+        name: "llama-3-70b".into(),
+        layers: 80,
+        hidden: 8192,
+        heads: 64,
+        kv_heads: 8,
+        head_dim: 128,
+        ffn: 28672,
+        gated: true,
+        vocab: 128_256,
+        seq: 8192,
+        positions: 0,
+        causal: true,
+        biases: false,
+        tied: false,
+        routed: None,
+        low_rank: None,
+    };
+    assert_eq!(llama.workload().unwrap().parameters(), 70_553_706_496);
+    let routed = Routed { experts: 256, top_k: 8, ffn: 2048, shared_ffn: 2048, dense_layers: 3 };
+    let low_rank = LowRank { q_rank: 1536, kv_rank: 512, plain_dim: 128, rope_dim: 64, v_dim: 128 };
+    let deepseek = Shape {
+        layers: 61,
+        hidden: 7168,
+        heads: 128,
+        kv_heads: 128,
+        ffn: 18432,
+        vocab: 129_280,
+        routed: Some(routed),
+        low_rank: Some(low_rank),
+        ..llama
+    };
+    let billions = deepseek.workload().unwrap().parameters() as f64 / 1e9;
+    assert!((billions - 671.0).abs() < 1.0, "{billions}");
+}
+
+#[test]
+fn impossible_shapes_are_refused() {
+    let shape = Shape { layers: 0, kv_heads: 7, ..gpt3() };
+    assert_eq!(shape.workload().unwrap_err().len(), 2);
+}
