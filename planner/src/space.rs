@@ -26,4 +26,6 @@ pub mod uniform;
 #[cfg(test)]
 mod oracle;
 #[cfg(test)]
+mod relations;
+#[cfg(test)]
 mod tests;
