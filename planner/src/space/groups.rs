@@ -248,20 +248,21 @@ impl Asked<'_> {
         Ok(estimator.limited(self.limits.memory_bytes()))
     }
 
-    /// Seconds in which `n` groups sum their gradients in a ring: each sends `2 (n - 1) / n` of
-    /// them (Patarasuk and Yuan 2009), through the ports of all its devices; the slowest decides.
+    /// Seconds in which `n` groups sum their gradients in a ring: each sends an n-th of them
+    /// `2 (n - 1)` times (Patarasuk and Yuan 2009), through the ports of all its devices; the
+    /// slowest decides.
     fn exchange_s(&self, set: &[usize]) -> f64 {
         if set.len() < 2 {
             return 0.0;
         }
         let n = set.len() as f64;
-        let sent = 2.0 * (n - 1.0) / n;
-        let bytes = sent * self.work.parameters() as f64 * self.style.exchange_bytes;
+        let times = 2.0 * (n - 1.0);
+        let bytes = self.work.parameters() as f64 * self.style.exchange_bytes / n;
         let of = |group: &usize| {
             let cluster = &self.cluster.groups[*group];
             let level = cluster.levels.last().expect("a cluster has a level");
             let rate = level.bandwidth.value * f64::from(self.devices(*group));
-            bytes / rate + level.latency.value
+            times * (bytes / rate + level.latency.value)
         };
         set.iter().map(of).fold(0.0, f64::max)
     }

@@ -101,8 +101,8 @@ fn shares_are_the_best_of_all() {
     }
 }
 
-/// Two groups sum gradients by sending each once, through the slower network; a group without
-/// a network is refused.
+/// Groups sum gradients in a ring, through the slowest network: two send each gradient once, three
+/// a third of them four times. A group without a network is refused.
 #[test]
 fn gradients_cross_once() {
     let work = models::shape("llama-3-8b").unwrap().workload().unwrap();
@@ -124,6 +124,9 @@ fn gradients_cross_once() {
     let expected_s = 8_030_261_248.0 * 4.0 / (8.0 * 25e9);
     let found_s = asked(&joined).exchange_s(&[0, 1]);
     assert!((found_s / expected_s - 1.0).abs() < 1e-3, "{found_s} {expected_s}");
+    let ring = cluster(&[("h100", 1), ("a100", 1), ("a100", 1)]);
+    let found_s = asked(&ring).exchange_s(&[0, 1, 2]);
+    assert!((found_s / (expected_s / 3.0 * 4.0) - 1.0).abs() < 1e-3, "{found_s} {expected_s}");
     let refused = plan(&asked(&apart)).unwrap_err();
     assert_eq!(refused[0].code, "E3404", "{refused:?}");
 }
