@@ -178,11 +178,9 @@ fn operands_side_by_side_are_computed_there() {
         let mut module = Module::new("m");
         let mut b = Builder::new(&mut module, "f", Kind::Layer);
         let args: Vec<Tensor> = rows.iter().map(|n| r.signed(&[1, *n, 4])).collect();
-        let mut parts = Vec::new();
-        for (at, arg) in args.iter().enumerate() {
-            let x = b.param(&format!("x{at}"), arg.ty());
-            parts.push(b.push(&format!("part{at}"), reversed(), &[x]));
-        }
+        let param = |(at, arg): (usize, &Tensor)| b.param(&format!("x{at}"), arg.ty());
+        let params: Vec<_> = args.iter().enumerate().map(param).collect();
+        let parts: Vec<_> = params.iter().map(|x| b.push("part", reversed(), &[*x])).collect();
         let inner = b.push("inner", Op::Concat { dim: 1 }, &[parts[0], parts[1]]);
         let mut operands = vec![inner, parts[2]];
         operands.extend(is_twice.then_some(parts[0]));

@@ -88,7 +88,7 @@ fn check(mesh: [usize; 3], threads: usize) {
     assert_eq!(predicted, footprints.iter().map(|f| f.arena).max().unwrap() as f64);
     let arenas: u64 = footprints.iter().map(|f| f.arena).sum();
     let workspaces: u64 = footprints.iter().map(|f| f.workspace + f.mailboxes).sum();
-    let bound = workspaces + ranks as u64 * MIB;
+    let bound = workspaces + (ranks * threads) as u64 * MIB;
     let whole = Region::new(ALLOCATOR);
     let mut session = start(classes, threads).unwrap();
     for at in 0..3 {

@@ -9,8 +9,8 @@
 //!
 //! The sum is the same for all cuts, and the maxima are those of single stages, or of a stage and
 //! what follows it: the cut whose largest stage is the least is found by filling stages one after
-//! the other, which bounds all cuts. To a step that is known, the bound leaves each stage room for so many layers; cuts within
-//! that room are tried, and they are few where the bound is near.
+//! the other, which bounds all cuts. To a step that is known, the bound leaves each stage room for
+//! so many layers; cuts within that room are tried, and they are few where the bound is near.
 //!
 //! Legend: p stages, m micro-batches; F, B and W seconds of a stage's forward pass, of its backward
 //! pass, and of the part of that which only weights need (`bubble`).

@@ -288,7 +288,7 @@ mod tests {
     fn graphs_cost_what_their_models_cost() {
         let machine = Machine { cores: 4, memory_bytes: 8 << 30, instruction_set: "avx2".into() };
         let cluster = Cluster::load_on("h100", &machine).unwrap();
-        for name in ["llama-3-8b", "gpt2-xl"] {
+        for name in ["llama-3-8b", "gpt2-large"] {
             let description = resolve(name).unwrap().description;
             let seq = 1024;
             let options = Options { seq, dtype: DType::BF16, dropout: Some(0.0) };
@@ -301,7 +301,7 @@ mod tests {
             assert_eq!(ours.work.parameters(), graphs.work.parameters());
             let flops = |of: &Described| of.work.flops_per_token() * f64::from(of.work.seq);
             assert!((flops(&graphs) / flops(&ours) - 1.0).abs() < 1e-9, "{name}");
-            for layout in ["dp=8 mbs=1 zero=3", "tp=8 mbs=1 zero=1"] {
+            for layout in ["dp=8 mbs=1 zero=3", "tp=4 dp=2 mbs=1 zero=1"] {
                 let configuration = layout.parse().unwrap();
                 let [a, b] = [&ours, &graphs].map(|of| {
                     let job = Job { global_batch: 16, arithmetic: Arithmetic::Half };

@@ -380,7 +380,7 @@ mod tests {
     }
 
     /// The peak is the one that the cluster says, in every type that its devices have, and in
-    /// another one that of the next wider type; times are priced with one that is near it, or lower.
+    /// another one that of the next wider type; times are priced with one near it, or lower.
     #[test]
     fn peaks_are_those_of_the_presets() {
         for preset in &known().presets {

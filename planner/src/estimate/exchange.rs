@@ -84,7 +84,8 @@ impl Terms<'_> {
         if group.size <= 1 {
             return 0.0;
         }
-        let bytes = stage.parameters * self.style.weight_bytes * 2.0 * 3.0;
+        let parameters = stage.parameters + stage.expert_parameters;
+        let bytes = parameters * self.style.weight_bytes * 2.0 * 3.0;
         let launches = stage.tensors * group.size as f64;
         self.rates.rows_s(bytes).max(launches * PIECE_S)
     }

@@ -341,7 +341,10 @@ mod tests {
                 let mut before = 0.0;
                 for batch in (1..40).chain([63, 64, 65, 128, 200, 256]) {
                     let now = pass(batch);
-                    assert!(now >= before, "{model} tp={tp}: {batch} sequences {now} s");
+                    assert!(
+                        now >= before,
+                        "{model} tp={tp}: {batch} sequences {now} s, {before} s"
+                    );
                     before = now;
                 }
             }

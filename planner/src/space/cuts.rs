@@ -5,6 +5,8 @@
 //! tried. Where they are too many, single layers are moved from stage to stage instead, and how far
 //! the answer may be from the best of all cuts is part of its gap.
 
+use rustc_hash::FxHashMap;
+
 use super::tree::{Path, ROUNDING, Score};
 use super::uniform::{AGAIN, SCHEDULE, Space, Table, may_be_uneven};
 use crate::configuration::{Configuration, Recompute};
@@ -22,6 +24,16 @@ const WORK_MAX: u32 = 20_000;
 
 /// A cut and its step.
 type Priced = (Configuration, Step);
+
+/// What is known of all cuts of one schedule: many leaves below it share it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Known {
+    /// By what is computed again: what no cut's passes are below, and the cut of which they are.
+    least: Vec<(Recompute, (Least, Vec<u32>))>,
+    /// By all that is decided before what is computed again: what no cut whose step is below the
+    /// first seconds takes less than to exchange, update and move.
+    after_s: FxHashMap<Path, [f64; 2]>,
+}
 
 impl Space<'_> {
     /// Whether a configuration stands for all cuts of its layers.
@@ -66,32 +78,50 @@ impl Space<'_> {
     ) -> Score {
         let decided = path.values().len();
         let sums = table.sums(self.estimator.sends_far(c));
-        let schedule = path.first(SCHEDULE);
-        let kept = *self.least.borrow();
-        let least = match kept.filter(|(other, _)| *other == schedule) {
-            Some((_, least)) => least,
-            None => {
-                // Every path through the passes grows with each of them.
-                let fast = Configuration { recompute: Recompute::None, ..c.clone() };
-                let cuts = self.estimator.cuts(&fast, &table.prices, sums, self.count(c));
-                let (least, _) = cuts.least();
-                *self.least.borrow_mut() = Some((schedule, least));
-                least
-            }
-        };
+        // Every path through the passes grows with each of them.
+        let fast = Configuration { recompute: Recompute::None, ..c.clone() };
+        let cuts = self.estimator.cuts(&fast, &table.prices, sums, self.count(c));
+        let (least, _) = self.least(path, &cuts, Recompute::None);
         let mut seconds = self.least_worth(least.passes_s, table, c);
         if decided > SCHEDULE && seconds < below {
             // What is computed again hides collectives, and leaves the least to be moved.
             let full = Configuration { recompute: Recompute::Full, ..c.clone() };
             let cuts = self.estimator.cuts(&full, &table.prices, sums, self.count(c));
             let below_s = self.seconds_of(below, self.least_busy_s(table, c));
-            let after_s = cuts.least_after_s(below_s, decided > SCHEDULE + 1);
+            let moves = decided > SCHEDULE + 1;
+            let after_s = cuts.least_after_s(below_s, moves);
+            if moves {
+                self.known(path, |known| known.after_s.insert(*path, [below_s, after_s]));
+            }
             seconds = self.least_worth(least.passes_s + after_s, table, c);
         }
         if seconds >= below {
             return Score { seconds, bytes: 0.0 };
         }
         Score { seconds, bytes: self.least_bytes(c, decided) }
+    }
+
+    /// What is known of the schedule of a path.
+    fn known<T>(&self, path: &Path, of: impl FnOnce(&mut Known) -> T) -> T {
+        let schedule = path.first(SCHEDULE);
+        let mut kept = self.known.borrow_mut();
+        let known = match kept.take().filter(|(other, _)| *other == schedule) {
+            Some((_, known)) => known,
+            None => Known::default(),
+        };
+        of(&mut kept.insert((schedule, known)).1)
+    }
+
+    /// [`Cuts::least`] of what is computed again, found once for a schedule.
+    fn least(&self, path: &Path, cuts: &Cuts<'_>, again: Recompute) -> (Least, Vec<u32>) {
+        self.known(path, |known| {
+            if let Some((_, found)) = known.least.iter().find(|(other, _)| *other == again) {
+                return found.clone();
+            }
+            let found = cuts.least();
+            known.least.push((again, found.clone()));
+            found
+        })
     }
 
     /// The best of the usual cuts and of `more`: the fastest that fits, or the smallest.
@@ -134,7 +164,7 @@ impl Space<'_> {
         let table = self.table(Inside::of(c));
         let sums = table.sums(self.estimator.sends_far(c));
         let cuts = self.estimator.cuts(c, &table.prices, sums, self.count(c));
-        let (least, filled) = cuts.least();
+        let (least, filled) = self.least(path, &cuts, c.recompute);
         let mut best = self.usual(c, filled, bytes_max, &table);
         let mut fits = best.1.memory.total_bytes() <= bytes_max;
         if !fits && let Some(layers) = cuts.fitting(bytes_max) {
@@ -144,10 +174,20 @@ impl Space<'_> {
         let own = if fits { self.worth_of(&best.1) } else { f64::INFINITY };
         let below = below.min(own);
         let least_busy_s = self.least_busy_s(&table, c);
-        let after_s = cuts.least_after_s(self.seconds_of(below, least_busy_s), true);
-        let bound = self.least_worth(least.passes_s + after_s, &table, c);
+        let bound = |after_s: f64| self.least_worth(least.passes_s + after_s, &table, c);
+        let is_beaten = |after_s: f64| bound(after_s) >= below * (1.0 - ROUNDING);
+        // What is known already, whatever is computed again, is often enough.
+        let before = path.first(path.values().len() - 1);
+        let below_s = self.seconds_of(below, least_busy_s);
+        let known = self.known(path, |known| known.after_s.get(&before).copied());
+        let mut after_s = known.filter(|[known_s, _]| below_s <= *known_s).map(|known| known[1]);
+        if !after_s.is_some_and(is_beaten) {
+            let own_s = cuts.least_after_s(below_s, true);
+            after_s = Some(after_s.map_or(own_s, |known_s| known_s.max(own_s)));
+        }
+        let after_s = after_s.unwrap_or_default();
         let parts = [self.least_worth(least.passes_s, &table, c), self.worth(after_s, 0.0)];
-        if bound >= below * (1.0 - ROUNDING) {
+        if is_beaten(after_s) {
             return (best, parts);
         }
         let wanted = Wanted {

@@ -15,13 +15,14 @@ use std::rc::Rc;
 
 use rustc_hash::FxHashMap;
 
+use super::cuts::Known;
 use super::events::Line;
 use super::knobs::{self, Frame, STEPS};
 use super::tree::{Path, Score, Tree};
 use crate::cluster::Power;
 use crate::configuration::{Configuration, Offload, Place, Recompute, Zero};
 use crate::estimate::Estimator;
-use crate::estimate::cut::{Least, Sums};
+use crate::estimate::cut::Sums;
 use crate::estimate::price::{Inside, LayerPrice, Prices};
 use crate::estimate::step::Step;
 
@@ -133,7 +134,7 @@ pub struct Space<'a> {
     passes: RefCell<Option<(Path, Rc<Passes>)>>,
     placements: RefCell<Option<(Path, Rc<Placements>)>>,
     /// What no cut is below, of the schedule that was asked for last.
-    pub(super) least: RefCell<Option<(Path, Least)>>,
+    pub(super) known: RefCell<Option<(Path, Known)>>,
     /// Cuts of leaves that are better than the usual ones.
     pub(super) found: RefCell<FxHashMap<Path, Vec<u32>>>,
     /// What no cut is below that was left out.
@@ -168,7 +169,7 @@ impl<'a> Space<'a> {
             meshes,
             passes,
             placements,
-            least: RefCell::default(),
+            known: RefCell::default(),
             found: RefCell::default(),
             untried: Cell::new(f64::INFINITY),
         }

@@ -82,8 +82,8 @@ impl Arena {
     /// Runs a kernel on ranges.
     ///
     /// **Constraints**, asserted: ranges start at elements and are as long as the kernel says;
-    /// outputs are disjoint; an output meets an input only if the kernel computes that one in place,
-    /// and then both start together.
+    /// outputs are disjoint; an output meets an input only if the kernel computes that one in
+    /// place, and then both start together.
     pub fn launch(
         &mut self,
         cpu: &Cpu,

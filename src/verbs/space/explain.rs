@@ -8,7 +8,7 @@ use planner::estimate::described::described;
 use planner::estimate::{Estimate, Estimator};
 use planner::space::ask::{Answer, Chosen, EVALUATIONS_MAX, Question, ask};
 use planner::space::tree::{Budget, Objective};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Subject, answer, document, groups, told};
 use crate::cache;
@@ -79,28 +79,7 @@ fn explanation(
     let best = &answer.best[0];
     let resized = resized(subject, asked)?;
     if asked.json {
-        let mut document = document(subject, &answer);
-        document["schema"] = json!("gantline.space-explain/1");
-        document["neighbours"] = neighbours
-            .iter()
-            .map(|neighbour| {
-                let Neighbour { change, chosen, recomputed } = neighbour;
-                let mut document = told(subject, chosen);
-                document["change"] = json!(change);
-                document["reason"] = json!(neighbour.reason(best, answer.have_bytes));
-                document["recomputed"] = json!(recomputed.as_ref().map(|c| told(subject, c)));
-                document
-            })
-            .collect();
-        document["fastest"] = json!(fastest.as_ref().map(|found| told(subject, found)));
-        document["seconds_saved_per_gib"] = json!(saved_per_gib(best, answer.have_bytes, &resized));
-        document["other_memory"] = resized
-            .iter()
-            .map(|other| {
-                let plan = other.best.as_ref().map(|found| told(subject, found));
-                json!({"memory_bytes": other.memory_bytes, "best": plan})
-            })
-            .collect();
+        let document = explained(subject, &answer, fastest.as_ref(), &neighbours, &resized);
         return Ok(format!("{document:#}"));
     }
     let estimate = &best.estimate;
@@ -129,6 +108,40 @@ fn explanation(
     text += &format!("\nWhat 1% less of it saves: {}\n", help.collect::<Vec<_>>().join(", "));
     text += &sizes(best, &resized);
     Ok(text)
+}
+
+/// The same for programs.
+fn explained(
+    subject: &Subject,
+    answer: &Answer,
+    fastest: Option<&Chosen>,
+    neighbours: &[Neighbour],
+    resized: &[Resized],
+) -> Value {
+    let best = &answer.best[0];
+    let mut document = document(subject, answer);
+    document["schema"] = json!("gantline.space-explain/1");
+    document["neighbours"] = neighbours
+        .iter()
+        .map(|neighbour| {
+            let Neighbour { change, chosen, recomputed } = neighbour;
+            let mut document = told(subject, chosen);
+            document["change"] = json!(change);
+            document["reason"] = json!(neighbour.reason(best, answer.have_bytes));
+            document["recomputed"] = json!(recomputed.as_ref().map(|c| told(subject, c)));
+            document
+        })
+        .collect();
+    document["fastest"] = json!(fastest.map(|found| told(subject, found)));
+    document["seconds_saved_per_gib"] = json!(saved_per_gib(best, answer.have_bytes, resized));
+    document["other_memory"] = resized
+        .iter()
+        .map(|other| {
+            let plan = other.best.as_ref().map(|found| told(subject, found));
+            json!({"memory_bytes": other.memory_bytes, "best": plan})
+        })
+        .collect();
+    document
 }
 
 /// Where the time and the memory of a step go.
