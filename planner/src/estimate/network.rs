@@ -308,17 +308,19 @@ fn inside(group: Group, reach: u64) -> u64 {
     (reach / group.stride.max(1)).clamp(1, group.size.max(1))
 }
 
-/// Between the points of a row of timings, on logarithmic scales; beyond the last, in proportion.
+/// Between the points of a row of timings, on logarithmic scales; beyond the last, in proportion. No
+/// message takes longer than a larger one, which it could be padded to: timings are not that exact.
 fn interpolate(row: &[f64], bytes: f64) -> f64 {
     let last = row.len() - 1;
     let size = |i: usize| if i == last { LAST_BYTES } else { FIRST_BYTES * 4f64.powi(i as i32) };
+    let us = |from: usize| row[from..].iter().copied().fold(f64::INFINITY, f64::min);
     if bytes <= FIRST_BYTES {
-        return row[0];
+        return us(0);
     }
     if bytes >= LAST_BYTES {
         return row[last] * bytes / LAST_BYTES;
     }
     let i = (0..last).rev().find(|i| size(*i) <= bytes).unwrap_or(0);
     let part = (bytes / size(i)).ln() / (size(i + 1) / size(i)).ln();
-    row[i].powf(1.0 - part) * row[i + 1].powf(part)
+    us(i).powf(1.0 - part) * us(i + 1).powf(part)
 }
