@@ -167,7 +167,7 @@ fn pools_are_one_launch() {
 }
 
 /// Operands of a concatenation are computed where they lie in it: only what begins within a line of
-/// the cache, or stands in two places, is copied.
+/// the cache, or stands there twice, is copied.
 #[test]
 fn operands_side_by_side_are_computed_there() {
     let reversed = || Op::Reverse { dims: vec![1] };
@@ -193,7 +193,7 @@ fn operands_side_by_side_are_computed_there() {
         let made = routine(function, &module, &[], &[], &mut table).expect("it has kernels");
         // Two rows of four doubles are a line.
         let begins = [rows[0], rows[0] + rows[1]].iter().filter(|row| *row % 2 != 0).count();
-        let copied = begins + usize::from(is_twice);
+        let copied = begins + if is_twice { 2 } else { 0 };
         assert_eq!(made.instructions.len(), 6 + copied, "{what}");
         let found = compiled(&module, "f", &args).unwrap_or_else(|why| panic!("{what}: {why}"));
         let wanted = eval(&module, "f", &args).expect("it evaluates");

@@ -27,10 +27,13 @@ impl Lower<'_> {
         let sizes = self.sizes(node.result())?;
         let (whole, is_one_run) = (row_major(&sizes), sizes[..dim].iter().all(|size| *size == 1));
         let (to, mut first) = (self.home(node.result()), 0);
-        for operand in &node.operands {
+        let lies: Vec<Ref> = node.operands.iter().map(|operand| self.whole(*operand)).collect();
+        for (operand, own) in node.operands.iter().zip(&lies) {
             let sizes = self.sizes(*operand)?;
             let start = (first * whole[dim]) as u64 * self.ty(*operand).dtype.size();
-            if is_one_run && self.put_within(*operand, to, start) {
+            // What stands there twice is copied from elsewhere.
+            let is_once = lies.iter().filter(|other| *other == own).count() == 1;
+            if is_one_run && is_once && self.put_within(*operand, to, start) {
                 first += sizes[dim];
                 continue;
             }

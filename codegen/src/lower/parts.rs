@@ -13,6 +13,14 @@ impl Lower<'_> {
         self.locals.len() as u32 - 1
     }
 
+    /// What a value lies in: a slot, or a local that is no part.
+    pub(super) fn whole(&mut self, value: ValueId) -> Ref {
+        match self.home(value) {
+            Ref::Local(at) => Ref::Local(whole_of(&self.locals, at as usize).0 as u32),
+            slot @ Ref::Slot(_) => slot,
+        }
+    }
+
     /// Puts a value into a new local from a byte on, where it then lies and need not be copied;
     /// `false` where it lies elsewhere for good: in a slot, in another local, or between aligned
     /// bytes. O(1).

@@ -21,8 +21,9 @@ use super::stage::{Run, Stage, hold, stage};
 use super::step::{After, Breakdown, Step, Terms};
 use crate::configuration::{Configuration, Recompute, Schedule};
 
-/// Stages that are looked at to find the best cut of one configuration. Chosen: a millisecond.
-const WORK_MAX: u32 = 4_000;
+/// Stages that are looked at to find the best cut of one configuration. Chosen: a quarter of a
+/// millisecond.
+const WORK_MAX: u32 = 1_000;
 /// The part of a step to which the least of the slowest stages is found. Chosen: bounds are
 /// further off for other reasons.
 const PRECISION: f64 = 1e-5;
@@ -410,7 +411,7 @@ impl Cuts<'_> {
     /// The best of all cuts that are better than what is there. `after_s` is what
     /// [`Cuts::least_after_s`] says.
     ///
-    /// **Cost** some hundred operations for each stage that has room; at most a millisecond.
+    /// **Cost** some hundred operations for each stage that has room; at most a quarter of a millisecond.
     pub fn best(&self, least: &Least, after_s: f64, wanted: &Wanted<'_>) -> Found {
         let mut search = Search {
             cuts: self,

@@ -162,6 +162,7 @@ pub fn ask(question: &Question<'_>) -> Result<Answer, Vec<Diagnostic>> {
     let seconds = best[0].estimate.step_time_s;
     let shown = best[0].configuration.clone();
     others.retain(|other| other.configuration != shown);
+    others.sort_by(|a, b| worth_of(&space, a).total_cmp(&worth_of(&space, b)));
     let mut misses = list(1)?;
     misses.retain(|miss| miss.estimate.step_time_s < seconds);
     // A device draws no more than when it is busy, so that joules bound seconds.

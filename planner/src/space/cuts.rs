@@ -2,8 +2,8 @@
 //!
 //! There are far too many to walk. Below a configuration all of them have one bound
 //! ([`cut`](crate::estimate::cut)), and where it is below the best so far, the cuts within it are
-//! tried. Where they are too many, single layers are moved from stage to stage instead, and how far
-//! the answer may be from the best of all cuts is part of its gap.
+//! tried. Where they are too many, single layers of the answers are moved from stage to stage
+//! instead, and how far the answer may be from the best of all cuts is part of its gap.
 
 use rustc_hash::FxHashMap;
 
@@ -88,11 +88,14 @@ impl Space<'_> {
             let full = Configuration { recompute: Recompute::Full, ..c.clone() };
             let cuts = self.estimator.cuts(&full, &table.prices, sums, self.count(c));
             let below_s = self.seconds_of(below, self.least_busy_s(table, c));
-            let moves = decided > SCHEDULE + 1;
-            let after_s = cuts.least_after_s(below_s, moves);
-            if moves {
-                self.known(path, |known| known.after_s.insert(*path, [below_s, after_s]));
+            // What is known of the decisions before, without moves, may be enough by now.
+            let known = self.known(path, |known| known.after_s.get(&path.before()).copied());
+            let mut after_s =
+                known.filter(|[known_s, _]| below_s <= *known_s).map_or(0.0, |k| k[1]);
+            if self.least_worth(least.passes_s + after_s, table, c) < below {
+                after_s = after_s.max(cuts.least_after_s(below_s, decided > SCHEDULE + 1));
             }
+            self.known(path, |known| known.after_s.insert(*path, [below_s, after_s]));
             seconds = self.least_worth(least.passes_s + after_s, table, c);
         }
         if seconds >= below {
@@ -177,9 +180,8 @@ impl Space<'_> {
         let bound = |after_s: f64| self.least_worth(least.passes_s + after_s, &table, c);
         let is_beaten = |after_s: f64| bound(after_s) >= below * (1.0 - ROUNDING);
         // What is known already, whatever is computed again, is often enough.
-        let before = path.first(path.values().len() - 1);
         let below_s = self.seconds_of(below, least_busy_s);
-        let known = self.known(path, |known| known.after_s.get(&before).copied());
+        let known = self.known(path, |known| known.after_s.get(&path.before()).copied());
         let mut after_s = known.filter(|[known_s, _]| below_s <= *known_s).map(|known| known[1]);
         if !after_s.is_some_and(is_beaten) {
             let own_s = cuts.least_after_s(below_s, true);
@@ -197,27 +199,28 @@ impl Space<'_> {
             below,
         };
         let kept = best.0.stage_layers.clone();
-        self.try_cuts(&cuts, (&least, after_s), &wanted, &mut best);
+        if !self.try_cuts(&cuts, (&least, after_s), &wanted, &mut best) {
+            self.unfinished.borrow_mut().insert(*path);
+        }
         if best.0.stage_layers != kept {
             self.found.borrow_mut().insert(*path, best.0.stage_layers.clone());
         }
         (best, parts)
     }
 
-    /// Tries all cuts that can be better; where they are too many, moves layers.
+    /// Tries the cuts that can be better; whether it were all.
     fn try_cuts(
         &self,
         cuts: &Cuts<'_>,
         (least, after_s): (&Least, f64),
         wanted: &Wanted<'_>,
         best: &mut Priced,
-    ) {
+    ) -> bool {
         let found = cuts.best(least, after_s, wanted);
         if !found.complete {
             let table = self.table(Inside::of(&best.0));
             let bound = self.least_worth(least.passes_s + after_s, &table, &best.0);
             self.untried.set(self.untried.get().min(bound));
-            self.descend(best, wanted.bytes_max, &table);
         }
         if let Some((stage_layers, step)) = found.best {
             let is_large = best.1.memory.total_bytes() > wanted.bytes_max;
@@ -228,6 +231,7 @@ impl Space<'_> {
         if best.0.stage_layers == even(self.frame.layers, best.0.pp) {
             best.0.stage_layers.clear();
         }
+        found.complete
     }
 
     /// Moves layers between stages as long as that makes a step less and fits.
@@ -261,14 +265,22 @@ impl Space<'_> {
     /// The best cut of a leaf that was scored, or of any.
     pub(super) fn found(&self, path: &Path, c: Configuration, bytes_max: f64) -> Priced {
         let found = self.found.borrow().get(path).cloned();
-        match found {
+        let mut best = match found {
             Some(stage_layers) => {
                 let cut = Configuration { stage_layers, ..c };
                 let step = self.step(&cut);
                 (cut, step)
             }
             None => self.best_cut(path, &c, bytes_max, f64::INFINITY).0,
+        };
+        if self.unfinished.borrow().contains(path) {
+            let table = self.table(Inside::of(&best.0));
+            self.descend(&mut best, bytes_max, &table);
         }
+        if best.0.stage_layers == even(self.frame.layers, best.0.pp) {
+            best.0.stage_layers.clear();
+        }
+        best
     }
 
     /// The score of a leaf, and two parts that no cut of it is below ([`parts`]).

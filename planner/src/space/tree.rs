@@ -31,6 +31,11 @@ impl Path {
         self
     }
 
+    /// The path without its last decision.
+    pub fn before(self) -> Path {
+        self.first(usize::from(self.len).saturating_sub(1))
+    }
+
     /// The path of the first decisions alone.
     pub fn first(mut self, count: usize) -> Path {
         for at in count..usize::from(self.len) {

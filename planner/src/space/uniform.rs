@@ -13,7 +13,7 @@
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::cuts::Known;
 use super::events::Line;
@@ -137,6 +137,8 @@ pub struct Space<'a> {
     pub(super) known: RefCell<Option<(Path, Known)>>,
     /// Cuts of leaves that are better than the usual ones.
     pub(super) found: RefCell<FxHashMap<Path, Vec<u32>>>,
+    /// Leaves of which not all cuts were tried.
+    pub(super) unfinished: RefCell<FxHashSet<Path>>,
     /// What no cut is below that was left out.
     pub(super) untried: Cell<f64>,
 }
@@ -171,6 +173,7 @@ impl<'a> Space<'a> {
             placements,
             known: RefCell::default(),
             found: RefCell::default(),
+            unfinished: RefCell::default(),
             untried: Cell::new(f64::INFINITY),
         }
     }
