@@ -4,7 +4,7 @@
 //! Where a batch is shared, every group trains copies of the model in a layout of its own, on as
 //! many samples as it has time for; at the end of a step the groups exchange their gradients. The
 //! batch is cut into equal pieces, and a group takes any number of them, or none; where nothing
-//! divides the batch, one group takes what is left over ([`shares`]).
+//! divides the batch, one group takes what is left over (`shares`).
 
 use ir::{Diagnostic, Span};
 use serde::Serialize;
