@@ -411,7 +411,8 @@ impl Cuts<'_> {
     /// The best of all cuts that are better than what is there. `after_s` is what
     /// [`Cuts::least_after_s`] says.
     ///
-    /// **Cost** some hundred operations for each stage that has room; at most a quarter of a millisecond.
+    /// **Cost** some hundred operations for each stage that has room; at most a quarter of a
+    /// millisecond.
     pub fn best(&self, least: &Least, after_s: f64, wanted: &Wanted<'_>) -> Found {
         let mut search = Search {
             cuts: self,

@@ -308,8 +308,9 @@ fn inside(group: Group, reach: u64) -> u64 {
     (reach / group.stride.max(1)).clamp(1, group.size.max(1))
 }
 
-/// Between the points of a row of timings, on logarithmic scales; beyond the last, in proportion. No
-/// message takes longer than a larger one, which it could be padded to: timings are not that exact.
+/// Between the points of a row of timings, on logarithmic scales; beyond the last, in proportion.
+/// No message takes longer than a larger one, which it could be padded to: timings are not that
+/// exact.
 fn interpolate(row: &[f64], bytes: f64) -> f64 {
     let last = row.len() - 1;
     let size = |i: usize| if i == last { LAST_BYTES } else { FIRST_BYTES * 4f64.powi(i as i32) };
