@@ -5,6 +5,7 @@
 //! counted. Legend: T tokens of a micro-batch on one rank, e bytes of an element.
 
 mod any;
+mod attention;
 #[cfg(test)]
 mod tests;
 
@@ -12,7 +13,7 @@ use super::Job;
 use super::network::{Group, INNER_INTERFERENCE, Network};
 use super::price::{Inside, LayerPrice, Pass};
 use super::rates::{Arithmetic, Rates};
-use super::style::{AttentionKernel, Selective, Style};
+use super::style::{Selective, Style};
 use super::workload::{Cut, Item};
 
 /// What items are lowered with.
@@ -319,111 +320,6 @@ impl Lowering<'_> {
         }
         lowered.forward_launches += self.style.tensor_operations;
         lowered.backward_launches += self.style.tensor_operations;
-    }
-
-    /// Keeps queries, keys and values; and 5 bytes per score where scores are written.
-    fn attention(&self, item: &Item) -> Lowered {
-        let Item::Attention { heads, kv_heads, qk_dim, v_dim, causal } = *item else {
-            return Lowered::default();
-        };
-        let heads = (f64::from(heads) / self.tp()).ceil();
-        let kv_heads = (f64::from(kv_heads) / self.tp()).ceil();
-        let (qk, v) = (f64::from(qk_dim), f64::from(v_dim));
-        let tokens = self.tokens();
-        let kept = tokens * (heads * qk + kv_heads * (qk + v)) * self.e();
-        let mut lowered = match self.style.attention {
-            AttentionKernel::Separate | AttentionKernel::FusedSoftmax => {
-                self.written_attention(heads, qk, v, causal)
-            }
-            AttentionKernel::Flash1 | AttentionKernel::Flash2 | AttentionKernel::FlashBest => {
-                self.flash_attention(heads, [qk, v], kept / self.e(), causal)
-            }
-        };
-        lowered.saved += kept;
-        lowered.result = tokens * heads * v * self.e();
-        let group = Group { size: u64::from(self.inside.cp), stride: self.inside.cp_stride };
-        if group.size > 1 {
-            // Keys and values of all ranks are gathered; their gradients are reduced.
-            let all = f64::from(self.inside.microbatch) * self.seq * kv_heads * (qk + v) * self.e();
-            let context = |seconds| Pass { context_s: seconds, ..Pass::default() };
-            lowered.forward += context(self.network.gather_s(all, group));
-            lowered.backward += context(2.0 * self.network.gather_s(all, group));
-        }
-        lowered
-    }
-
-    fn written_attention(&self, heads: f64, qk: f64, v: f64, causal: bool) -> Lowered {
-        let batch = f64::from(self.inside.microbatch) * heads;
-        let (rows, keys) = (self.seq / f64::from(self.inside.cp), self.seq);
-        let arithmetic = match self.job.arithmetic {
-            // Rows of heads that are not whole pieces of 16 bytes keep tensor cores from loading
-            // them: such batched products run on the other ones (Anthony et al. 2024, attention by
-            // the power of two in the size of a head).
-            _ if [qk, v].iter().any(|dim| dim % 8.0 != 0.0) => Arithmetic::F32,
-            wide @ (Arithmetic::F32 | Arithmetic::Tf32) => wide,
-            Arithmetic::Half | Arithmetic::F8 | Arithmetic::F4 => Arithmetic::Half,
-        };
-        let time = |m, n, k| self.rates.product_s(arithmetic, [m, n, k, batch]);
-        let scores = batch * rows * keys;
-        let (forward_kernels, backward_kernels): (&[f64], &[f64]) = match self.style.attention {
-            // Softmax with scale and mask; and the same backward. The causal one reads half.
-            AttentionKernel::FusedSoftmax if causal => (&[3.0], &[4.0]),
-            AttentionKernel::FusedSoftmax => (&[4.0], &[6.0]),
-            // Mask, softmax; softmax, mask.
-            AttentionKernel::Separate
-            | AttentionKernel::Flash1
-            | AttentionKernel::Flash2
-            | AttentionKernel::FlashBest => (&[5.0, 4.0], &[6.0, 5.0]),
-        };
-        let rows_s = |kernels: &[f64]| -> f64 {
-            kernels.iter().map(|bytes| self.rates.rows_s(bytes * scores)).sum()
-        };
-        let dropout = if self.style.dropout { self.rates.rows_s(5.0 * scores) } else { 0.0 };
-        let attention = |seconds| Pass { attention_s: seconds, ..Pass::default() };
-        let tokens = self.tokens();
-        // The result is made contiguous; backward, so are the gradients of queries and the rest.
-        let copies = self.rates.rows_s(tokens * heads * v * 2.0 * self.e());
-        let forward = time(rows, keys, qk) + time(rows, v, keys);
-        let backward = time(rows, keys, v) + time(keys, v, rows);
-        let backward = backward + time(rows, qk, keys) + time(keys, qk, rows);
-        let saved = scores * if self.style.dropout { 5.0 } else { 2.0 };
-        Lowered {
-            forward: attention(forward + rows_s(forward_kernels) + dropout + copies),
-            backward: attention(backward + rows_s(backward_kernels) + dropout + 4.0 * copies),
-            forward_launches: 4.0 + forward_kernels.len() as f64,
-            backward_launches: 6.0 + backward_kernels.len() as f64,
-            saved,
-            saved_attention: saved,
-            working: scores * 2.0 * self.e(),
-            ..Lowered::default()
-        }
-    }
-
-    /// Keeps the result's logarithms of sums: 4 bytes a row and head. `elements` are those of
-    /// queries, keys and values.
-    fn flash_attention(
-        &self,
-        heads: f64,
-        [qk, v]: [f64; 2],
-        elements: f64,
-        causal: bool,
-    ) -> Lowered {
-        let batch = f64::from(self.inside.microbatch) * heads;
-        let (rows, keys) = (self.seq / f64::from(self.inside.cp), self.seq);
-        let seen = if causal && self.style.skips_masked { 0.5 } else { 1.0 };
-        let flops = 2.0 * batch * rows * keys * (qk + v) * seen;
-        let [forward_s, backward_s] = self.rates.flash_s(self.style.attention, flops, keys, qk);
-        let attention = |seconds| Pass { attention_s: seconds, ..Pass::default() };
-        let around = self.style.around_attention;
-        let copied = |bytes: f64| self.rates.rows_s(bytes * elements);
-        Lowered {
-            forward: attention(forward_s + copied(around.forward_bytes)),
-            backward: attention(backward_s + copied(around.backward_bytes)),
-            forward_launches: 2.0 + around.forward_launches,
-            backward_launches: 3.0 + around.backward_launches,
-            saved: batch * rows * 4.0,
-            ..Lowered::default()
-        }
     }
 
     /// Keeps its result: what it rotates is part of a larger value, which stays.
