@@ -491,7 +491,8 @@ fn place(name: &str) -> Option<Place> {
     }
 }
 
-fn order(text: &str) -> Option<[RankAxis; 4]> {
+/// Reads a placement of the axes, as texts name it: `tp.cp.dp.pp`.
+pub(crate) fn order(text: &str) -> Option<[RankAxis; 4]> {
     let axis = |name: &str| USUAL_ORDER.into_iter().find(|axis| axis.name() == name);
     let axes: Vec<RankAxis> = text.split('.').map(axis).collect::<Option<_>>()?;
     let order: [RankAxis; 4] = axes.try_into().ok()?;

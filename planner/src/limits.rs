@@ -6,7 +6,9 @@ use std::fmt;
 use ir::import::nearest;
 use ir::{Diagnostic, Span};
 
-use crate::configuration::{Configuration, Offload, Recompute, Schedule, USUAL_ORDER};
+use crate::configuration::{
+    Configuration, Offload, RankAxis, Recompute, Schedule, USUAL_ORDER, order,
+};
 use crate::quantity::Unit;
 
 /// A decision that can be limited.
@@ -40,7 +42,7 @@ pub enum Knob {
     Recompute,
     /// Whether anything lies elsewhere than on the device.
     Offload,
-    /// Whether the axes are placed otherwise than usual.
+    /// How the axes are placed: 0 as usual, 1 anyhow, from 2 on in one order.
     Placement,
 }
 
@@ -122,6 +124,32 @@ impl fmt::Display for Knob {
     }
 }
 
+/// The number of [`Knob::Placement`] that allows all orders.
+const ANYHOW: usize = 1;
+/// From here on the numbers of [`Knob::Placement`] are orders of the axes: their places in the
+/// usual order, as digits.
+const ORDERS: usize = 2;
+
+/// The number of an order of the axes: 0 of the usual one.
+fn order_number(order: [RankAxis; 4]) -> usize {
+    if order == USUAL_ORDER {
+        return 0;
+    }
+    let place = |axis: &RankAxis| USUAL_ORDER.iter().position(|usual| usual == axis).unwrap_or(0);
+    ORDERS + order.iter().fold(0, |number, axis| 4 * number + place(axis))
+}
+
+/// The order of a number.
+fn order_of(number: usize) -> [RankAxis; 4] {
+    let digits = number.saturating_sub(ORDERS);
+    [64, 16, 4, 1].map(|unit| USUAL_ORDER[digits / unit % 4])
+}
+
+/// The axes of a configuration that have several ranks, in an order.
+fn moving(order: [RankAxis; 4], c: &Configuration) -> impl Iterator<Item = RankAxis> {
+    order.into_iter().filter(|axis| c.size(*axis) > 1)
+}
+
 /// The limits of a search.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
@@ -173,7 +201,32 @@ impl Limits {
                 Err(diagnostic) => diagnostics.push(diagnostic),
             }
         }
+        diagnostics.extend(limits.contradictions());
         if diagnostics.is_empty() { Ok(limits) } else { Err(diagnostics) }
+    }
+
+    /// Whether the limits leave what they fix.
+    ///
+    /// # Errors
+    /// `E3202` for each decision that is fixed to what is forbidden, or to more than there may be.
+    pub fn check(&self) -> Result<(), Vec<Diagnostic>> {
+        let wrong = self.contradictions();
+        if wrong.is_empty() { Ok(()) } else { Err(wrong) }
+    }
+
+    fn contradictions(&self) -> Vec<Diagnostic> {
+        let fixed = self.fixed.iter().map(|(knob, number)| (*knob, *number));
+        let wrong = |(knob, number): (Knob, usize)| {
+            let other = match self.max.get(&knob).filter(|max| number > **max) {
+                Some(max) => format!("--max {}", setting(knob, *max)),
+                None if !self.bound(knob, number) => format!("--forbid {knob}"),
+                None => return None,
+            };
+            let headline = format!("`--fix {}` and `{other}` contradict", setting(knob, number));
+            let help = "write one of them";
+            Some(Diagnostic::error("E3202", Span::of("--fix"), headline).help(help))
+        };
+        fixed.filter_map(wrong).collect()
     }
 
     /// Reads how many bytes of a device may be used.
@@ -230,7 +283,6 @@ impl Limits {
             (Knob::Sp, u32::from(c.sequence_parallel)),
             (Knob::Zero, u32::from(c.zero.stage)),
             (Knob::Offload, u32::from(c.offload != Offload::default())),
-            (Knob::Placement, u32::from(c.order != USUAL_ORDER)),
         ];
         let schedule = Schedule::ALL.into_iter().position(|schedule| schedule == c.schedule);
         let (again, keeps) = match c.recompute {
@@ -241,9 +293,21 @@ impl Limits {
         };
         counts.into_iter().all(|(knob, count)| self.allow(knob, count as usize))
             && schedule.is_some_and(|place| self.allow(Knob::Schedule, place))
+            && self.allow_order(c)
             && (c.zero.shard == 0 || self.allow(Knob::Shard, c.zero.shard as usize))
             && self.allow(Knob::Recompute, again)
             && keeps
+    }
+
+    /// Whether the axes of a configuration may be placed as they are. Those of one rank are
+    /// anywhere.
+    pub fn allow_order(&self, c: &Configuration) -> bool {
+        let is_order = |order: [RankAxis; 4]| moving(order, c).eq(moving(c.order, c));
+        let (knob, other) = (Knob::Placement, usize::from(!is_order(USUAL_ORDER)));
+        match self.fixed(knob).filter(|fixed| *fixed >= ORDERS) {
+            Some(fixed) => is_order(order_of(fixed)) && self.bound(knob, other),
+            None => self.allow(knob, other),
+        }
     }
 
     /// What a decision is fixed to.
@@ -253,9 +317,15 @@ impl Limits {
 
     /// Whether a decision may be so. What is forbidden is as if it were not there.
     pub fn allow(&self, knob: Knob, number: usize) -> bool {
+        let is_free = |fixed: usize| knob == Knob::Placement && fixed == ANYHOW;
+        self.fixed.get(&knob).is_none_or(|fixed| *fixed == number || is_free(*fixed))
+            && self.bound(knob, number)
+    }
+
+    /// The same, whatever is fixed.
+    fn bound(&self, knob: Knob, number: usize) -> bool {
         let none = knob.without();
-        self.fixed.get(&knob).is_none_or(|fixed| *fixed == number)
-            && self.max.get(&knob).is_none_or(|max| number <= *max)
+        self.max.get(&knob).is_none_or(|max| number <= *max)
             && (number == none || !self.forbidden.contains(&knob))
     }
 
@@ -268,7 +338,7 @@ impl Limits {
 impl fmt::Display for Limits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let fixed = self.fixed.iter().map(|(knob, n)| format!("--fix {}", setting(*knob, *n)));
-        let max = self.max.iter().map(|(knob, n)| format!("--max {knob}={n}"));
+        let max = self.max.iter().map(|(knob, n)| format!("--max {}", setting(*knob, *n)));
         let memory = self.memory_bytes.map(memory_setting);
         let forbidden = self.forbidden.iter().map(|knob| format!("--forbid {knob}"));
         let all = fixed.chain(max).chain(memory).chain(forbidden);
@@ -295,6 +365,9 @@ fn contradiction(
 }
 
 fn setting(knob: Knob, number: usize) -> String {
+    if knob == Knob::Placement && number >= ORDERS {
+        return format!("{knob}={}", order_of(number).map(RankAxis::name).join("."));
+    }
     match (knob, knob.words().get(number)) {
         (Knob::Sp, _) | (_, None) => format!("{knob}={number}"),
         (_, Some(word)) => format!("{knob}={word}"),
@@ -302,7 +375,9 @@ fn setting(knob: Knob, number: usize) -> String {
 }
 
 fn knob(flag: &str, name: &str) -> Result<Knob, Diagnostic> {
-    Knob::ALL.into_iter().find(|knob| knob.name() == name).ok_or_else(|| {
+    // Layouts say `order`.
+    let wanted = if name == "order" { Knob::Placement.name() } else { name };
+    Knob::ALL.into_iter().find(|knob| knob.name() == wanted).ok_or_else(|| {
         if name == MEMORY {
             let headline = format!("`{flag}` is of decisions, and {MEMORY} is none");
             let help = "write `--max memory=60GiB`, of each device";
@@ -326,6 +401,8 @@ fn pair(flag: &str, text: &str) -> Result<(Knob, usize), Diagnostic> {
     let least = knob.without().min(1);
     let number = match words.iter().position(|word| *word == number) {
         Some(place) => Some(place),
+        // An order is fixed, or it is not.
+        None if knob == Knob::Placement && flag == "--fix" => order(number).map(order_number),
         None if words.is_empty() || knob == Knob::Sp => {
             number.parse().ok().filter(|n| *n >= least && (knob != Knob::Sp || *n <= 1))
         }
@@ -335,6 +412,11 @@ fn pair(flag: &str, text: &str) -> Result<(Knob, usize), Diagnostic> {
         let headline = format!("`{flag} {text}` has no number that fits");
         let help = match words {
             [] => format!("write `{flag} {knob}=8`"),
+            words if knob == Knob::Placement && flag == "--fix" => format!(
+                "write `{flag} {knob}=` with one of {}, or the four axes, innermost first: \
+                 tp.cp.dp.pp",
+                words.join(", ")
+            ),
             words => format!("write `{flag} {knob}=` with one of {}", words.join(", ")),
         };
         Diagnostic::error("E3202", Span::of(flag), headline).help(help)
@@ -390,6 +472,48 @@ mod tests {
         assert_eq!(errors[0].headline, "`--fix tp=4` and `--fix tp=8` contradict each other");
         assert_eq!(errors[1].headline, "`--max pp=2` and `--max pp=3` contradict each other");
         assert!(Limits::parse(&texts(&["tp=4", "tp=4"]), &[], &[]).is_ok());
+        for (forbid, max, said) in
+            [("tp", "pp=2", "`--forbid tp`"), ("cp", "tp=2", "`--max tp=2`"), ("cp", "tp=4", "")]
+        {
+            let found = Limits::parse(&texts(&["tp=4", "cp=1"]), &texts(&[forbid]), &texts(&[max]));
+            let said = format!("`--fix tp=4` and {said} contradict");
+            let headlines = found.err().map(|all| all[0].headline.clone());
+            assert_eq!(headlines, (forbid == "tp" || max == "tp=2").then_some(said));
+        }
+    }
+
+    /// An order of the axes is fixed as layouts say it; axes of one rank are anywhere in it.
+    #[test]
+    fn orders_are_fixed_as_they_are_printed() {
+        let limits = |fix: &str| Limits::parse(&[fix.to_owned()], &[], &[]);
+        let c = |text: &str| text.parse::<Configuration>().unwrap();
+        for order in ["tp.dp.pp.cp", "cp.tp.dp.pp", "pp.dp.cp.tp"] {
+            let fixed = limits(&format!("order={order}")).unwrap();
+            assert_eq!(fixed.to_string(), format!("--fix placement={order}"));
+            assert_eq!(limits(&format!("placement={order}")).unwrap(), fixed);
+            assert!(fixed.allow_all(&c(&format!("tp=2 cp=2 pp=2 dp=2 mbs=1 order={order}"))));
+        }
+        let swapped = limits("placement=tp.dp.pp.cp").unwrap();
+        for (text, allowed) in [
+            ("tp=2 pp=2 dp=2 mbs=1", true),
+            ("tp=2 cp=2 dp=2 mbs=1", false),
+            ("tp=2 cp=2 dp=2 mbs=1 order=tp.dp.cp.pp", true),
+            ("tp=2 cp=2 dp=2 mbs=1 order=dp.tp.cp.pp", false),
+        ] {
+            assert_eq!(swapped.allow_all(&c(text)), allowed, "{text}");
+        }
+        assert_eq!(limits("order=tp.cp.dp.pp").unwrap(), limits("placement=usual").unwrap());
+        let any = limits("placement=any").unwrap();
+        assert!(
+            any.allow_all(&c("tp=2 dp=2 mbs=1 order=dp.tp.cp.pp")) && any.allow_all(&c("dp=2"))
+        );
+        for wrong in ["placement=tp.tp.dp.pp", "placement=tp.dp", "order=", "placement=none"] {
+            let help = limits(wrong).unwrap_err()[0].help.clone();
+            assert!(help.is_some_and(|help| help.contains("tp.cp.dp.pp")), "{wrong}");
+        }
+        let forbid = ["placement".to_owned()];
+        let none = Limits::parse(&["order=dp.tp.cp.pp".to_owned()], &forbid, &[]).unwrap_err();
+        assert!(none[0].headline.contains("contradict"), "{none:?}");
     }
 
     /// A whole configuration is allowed where each of its decisions is.

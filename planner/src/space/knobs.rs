@@ -250,9 +250,10 @@ fn placements(frame: &Frame, c: &Configuration) -> Vec<u32> {
     let mut seen: Vec<Vec<RankAxis>> = Vec::new();
     let mut kept = Vec::new();
     for number in 0..ORDERS {
-        let other = usize::from(number != 0);
-        let moving: Vec<RankAxis> = order(number).into_iter().filter(|axis| !alone(axis)).collect();
-        if !seen.contains(&moving) && frame.limits.allow(Knob::Placement, other) {
+        let order = order(number);
+        let moving: Vec<RankAxis> = order.into_iter().filter(|axis| !alone(axis)).collect();
+        let placed = Configuration { order, ..c.clone() };
+        if !seen.contains(&moving) && frame.limits.allow_order(&placed) {
             seen.push(moving);
             kept.push(number);
         }
