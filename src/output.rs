@@ -4,25 +4,42 @@
 //! Memory is in binary units, bandwidth and time in decimal ones.
 
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
 
 use serde_json::Value;
 
+use crate::failure::Failure;
+
 /// Prints an answer. A reader that has gone away, as `head` does, changes nothing: the exit code is
-/// that of the answer.
+/// that of the answer. Where it cannot be written, as on a full disk, the program says so and ends.
 pub fn answer(text: &str) {
     let mut stdout = io::stdout().lock();
-    // There is nobody left to tell.
-    let _ = writeln!(stdout, "{}", text.trim_end()).and_then(|()| stdout.flush());
+    let written = writeln!(stdout, "{}", text.trim_end()).and_then(|()| stdout.flush());
+    if let Some(error) = written.err().filter(|error| !is_gone(error)) {
+        end_unwritten(error);
+    }
 }
 
 /// Prints a piece of an answer as soon as it is there. A reader that has gone away ends the program
 /// quietly.
 pub fn stream(piece: &str) {
     let mut stdout = io::stdout().lock();
-    let written = write!(stdout, "{piece}").and_then(|()| stdout.flush());
-    if written.is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
-        std::process::exit(0);
+    match write!(stdout, "{piece}").and_then(|()| stdout.flush()) {
+        Ok(()) => {}
+        Err(error) if is_gone(&error) => std::process::exit(0),
+        Err(error) => end_unwritten(error),
     }
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::BrokenPipe
+}
+
+/// Ends the program, whose answer nobody has.
+fn end_unwritten(error: io::Error) -> ! {
+    let failure = Failure::World(runtime::Error::io("write", Path::new("the answer"))(error));
+    note(&failure.message());
+    std::process::exit(failure.exit().code().into())
 }
 
 /// Prints a document.
