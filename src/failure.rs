@@ -34,6 +34,7 @@
 //! | `E5015` | a rule that changes what a model computes | 5 |
 //! | `E5016` | the layout of another tool that cannot be read | 6 |
 //! | `E5017` | a plan over groups that another tool cannot be told | 4 |
+//! | `E5019` | a file that is no text | 6 |
 //! | `W5018` | columns of a table that nothing reads | 0 |
 
 use std::fs;
@@ -197,6 +198,11 @@ pub fn read_text(path: &str, flag: &str) -> Result<String, Failure> {
         Ok(text) => Ok(text),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             Err(usage(flag, format!("there is no file `{path}`")).into())
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
+            let headline = format!("`{path}` is not UTF-8 text");
+            let help = "give a text file";
+            Err(Diagnostic::error("E5019", Span::of(flag), headline).help(help).into())
         }
         Err(error) => Err(runtime::Error::io("read", Path::new(path))(error).into()),
     }

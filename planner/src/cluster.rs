@@ -431,6 +431,11 @@ impl Source {
                     let help = help.unwrap_or_else(|| format!("the presets are {}", known()));
                     return vec![Diagnostic::error("E3006", at.clone(), headline).help(help)];
                 }
+                if error.kind() == std::io::ErrorKind::InvalidData {
+                    let headline = format!("`{shown}` is not UTF-8 text");
+                    let help = "give a cluster file, which is TOML".to_owned();
+                    return vec![Diagnostic::error("E3001", at.clone(), headline).help(help)];
+                }
                 let headline = format!("cannot read `{shown}`: {error}");
                 vec![Diagnostic::error("E3007", at.clone(), headline)]
             }),

@@ -35,9 +35,16 @@ impl<'a> Reader<'a> {
         let (table, errors) = DeTable::parse_recoverable(text);
         let mut reader = Reader { source, diagnostics: Vec::new(), beyond: Vec::new() };
         for error in errors {
-            let bytes = error.span().unwrap_or(0..0);
+            let mut bytes = error.span().unwrap_or(0..0);
+            if bytes.is_empty() {
+                // What lacks something is marked where it ends.
+                bytes.start = bytes.start.saturating_sub(1);
+                bytes.end = bytes.start + 1;
+            }
             let message = error.message().lines().next().unwrap_or("not TOML").to_owned();
-            reader.report("E3001", bytes, format!("cannot read the file: {message}"));
+            let headline = format!("cannot read the file: {message}");
+            let help = "write TOML: `key = \"text\"`, `key = 8`, `[table]`".to_owned();
+            reader.report("E3001", bytes, headline).help = Some(help);
         }
         (reader, table)
     }
@@ -70,7 +77,7 @@ impl<'a> Reader<'a> {
         want: &str,
     ) {
         let headline = format!("`{}` is {}, not {want}", table.name(key), kind(value.get_ref()));
-        self.report("E3004", value.span(), headline);
+        self.report("E3004", value.span(), headline).help = Some(format!("write {want}"));
     }
 
     /// Reports keys that are not among the known ones.
@@ -114,8 +121,15 @@ impl<'a> Reader<'a> {
     pub(crate) fn count(&mut self, table: Table<'_>, key: &str) -> Option<usize> {
         let value = table.keys.get(key)?;
         let number = value.get_ref().as_integer();
+        let written = number.map(|n| n.to_string());
         let number = number.and_then(|n| usize::from_str_radix(n.as_str(), n.radix()).ok());
-        if number.is_none_or(|n| n == 0) {
+        if let Some(written) = written.filter(|_| number.is_none_or(|n| n == 0)) {
+            let headline = format!("`{}` is {written}, and counts begin with 1", table.name(key));
+            let help = format!("write a whole number of 1 to {COUNT_MAX}");
+            self.report("E3004", value.span(), headline).help = Some(help);
+            return None;
+        }
+        if number.is_none() {
             self.wrong_type(table, key, value, "a positive whole number");
             return None;
         }
