@@ -16,6 +16,7 @@ use planner::estimate::rates::Arithmetic;
 use planner::estimate::workload::Workload;
 use planner::estimate::{Estimate, Estimator, Job, style};
 use planner::space::ask::{Answer, Chosen, EVALUATIONS_MAX, Question, ask};
+use planner::space::events::replayed_s;
 use planner::space::tree::{Budget, Objective};
 use serde_json::{Value, json};
 
@@ -163,6 +164,11 @@ impl Subject {
     pub fn joules(&self, estimate: &Estimate) -> Option<f64> {
         let joules = self.power()?.joules(estimate.step_time_s, estimate.busy_s);
         Some(ranks(estimate) * joules)
+    }
+
+    /// Seconds of a step whose passes are replayed one by one, where they are not too many.
+    pub fn simulated_s(&self, estimate: &Estimate) -> Option<f64> {
+        replayed_s(&self.estimator().ok()?, estimate)
     }
 
     /// What is asked about, in three lines.
@@ -384,6 +390,10 @@ fn page(subject: &Subject, answer: &Answer, aim: Aim) -> String {
         text += &format!("\nenergy of a step: {}", output::joules(joules));
     }
     text += &format!("\nfour in five steps take {low} to {high}; {unit} are of one device\n");
+    let simulated_s = subject.simulated_s(&best.estimate);
+    if let Some(seconds) = simulated_s.filter(|s| differs(*s, best.estimate.step_time_s)) {
+        text += &format!("replayed pass by pass, the first takes {}\n", Seconds(seconds));
+    }
     let space = &answer.space;
     let gap = answer.gap.map(|gap| {
         let gap = 100.0 * gap;
@@ -410,6 +420,11 @@ fn page(subject: &Subject, answer: &Answer, aim: Aim) -> String {
         not_executed(&best.configuration).join(", ")
     );
     text
+}
+
+/// Whether two times differ in the digits that are shown.
+fn differs(a: f64, b: f64) -> bool {
+    Seconds(a).to_string() != Seconds(b).to_string()
 }
 
 /// A count with separated thousands, of any size.
@@ -459,6 +474,7 @@ fn document(subject: &Subject, answer: &Answer) -> Value {
         "seq": subject.seq,
         "dtype": subject.dtype.name(),
         "flops_per_step": subject.flops(),
+        "simulated_step_time_s": subject.simulated_s(&best.estimate),
         "breakdown": best.estimate.breakdown,
         "memory": best.estimate.memory,
         "have_bytes": answer.have_bytes,

@@ -6,7 +6,26 @@
 //! it needs has arrived.
 
 use crate::configuration::{Configuration, Recompute, Schedule};
-use crate::estimate::price::{LayerPrice, Prices};
+use crate::estimate::price::{Inside, LayerPrice, Prices};
+use crate::estimate::{Estimate, Estimator};
+
+/// Passes that are replayed of one step at most. Chosen: a tenth of a second.
+const PASSES_MAX: u64 = 4_000_000;
+
+/// Seconds of an estimated step whose passes are replayed, with what the estimate has beside them:
+/// messages, exchanges, the update, offload. None where there are too many passes.
+pub fn replayed_s(estimator: &Estimator<'_>, estimate: &Estimate) -> Option<f64> {
+    let (c, parts) = (&estimate.configuration, &estimate.breakdown);
+    let count = estimate.microbatch_count;
+    let passes = count.checked_mul(3 * u64::from(c.pp) * u64::from(c.vpp))?;
+    if passes > PASSES_MAX {
+        return None;
+    }
+    let prices = estimator.prices(Inside::of(c));
+    let after_s = parts.gradients_s + parts.weights_s + parts.optimizer_s;
+    let beside_s = after_s + parts.offload_s + parts.send_s;
+    Some(Line::new(c, &prices, count as usize, 0.0).replay() + beside_s)
+}
 
 /// A pipeline of stages.
 #[derive(Clone, Debug, PartialEq)]
