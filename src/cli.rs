@@ -34,6 +34,9 @@ pub struct Cli {
     pub verb: Verb,
 }
 
+/// What is said where CPUs, which are the default, have no answer.
+const GPUS: &str = "Name the GPUs with --cluster: a preset such as h100, or a file.";
+
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
@@ -49,9 +52,11 @@ pub enum Verb {
     Compile(Box<compile::Args>),
     /// Say what a data set costs: time, money, energy
     Cost(Box<cost::CostArgs>),
-    /// Find how few devices meet a deadline
+    /// Find how few GPUs meet a deadline
+    #[command(after_help = GPUS)]
     Size(Box<cost::CostArgs>),
-    /// Lay configurations side by side, and beside the best one
+    /// Lay configurations of GPUs side by side, and beside the best one
+    #[command(after_help = GPUS)]
     Compare(Box<compare::CompareArgs>),
     /// Train a model on texts, or go on with a run
     Train(Box<train::Args>),

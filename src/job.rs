@@ -145,20 +145,24 @@ impl Limited {
     pub fn limits(&self) -> Result<Limits, Vec<Diagnostic>> {
         let limits = self.all_limits()?;
         let compiled = [Knob::Pp, Knob::Dp, Knob::Tp, Knob::Sp, Knob::Mbs, Knob::Keep];
-        let lacking = Knob::ALL.into_iter().filter(|knob| !compiled.contains(knob));
-        let lacking = lacking.filter(|knob| !limits.allow(*knob, knob.without()));
-        let mut wrong: Vec<Diagnostic> = lacking
-            .map(|knob| {
-                let headline = format!("plans that this version compiles have no `{knob}`");
-                usage("--fix", headline).help("leave it out, or plan for a cluster of GPUs")
-            })
-            .collect();
+        let refuse = |knob: Knob| {
+            let headline = format!("plans that this version compiles have no `{knob}`");
+            usage("--fix", headline).help("leave it out, or plan for a cluster of GPUs")
+        };
+        let mut wrong: Vec<Diagnostic> = self.lacking(&compiled)?.into_iter().map(refuse).collect();
         if limits.memory_bytes().is_some() {
             let headline = "ranks of CPUs share the memory of their node";
             let help = "leave `memory` out, or write `memory` in a cluster file";
             wrong.push(usage("--max", headline.to_owned()).help(help));
         }
         if wrong.is_empty() { Ok(limits) } else { Err(wrong) }
+    }
+
+    /// The decisions that are limited to what is not usual, beside those that there are.
+    pub fn lacking(&self, there: &[Knob]) -> Result<Vec<Knob>, Vec<Diagnostic>> {
+        let limits = self.all_limits()?;
+        let others = Knob::ALL.into_iter().filter(|knob| !there.contains(knob));
+        Ok(others.filter(|knob| !limits.allow(*knob, knob.without())).collect())
     }
 
     /// What the planner is told.
@@ -171,6 +175,7 @@ impl Limited {
                 limits.fix_once(knob, number).map_err(|one| vec![one])?;
             }
         }
+        limits.check()?;
         Ok(limits)
     }
 }

@@ -7,7 +7,8 @@ use serde_json::json;
 
 use super::cost::refuse_cpus;
 use super::plan::Asked;
-use super::space::groups::{self, Mixed};
+use super::space::groups::Mixed;
+use super::space::groups::page as shown;
 use super::space::{Aim, Subject, answer, told};
 use crate::cache;
 use crate::failure::{Exit, Failure, usage};
@@ -26,7 +27,7 @@ pub struct CompareArgs {
 /// Answers `compare`: what each configuration costs, part by part, against the best one.
 pub fn compare(args: &CompareArgs) -> Result<Exit, Failure> {
     let cluster = args.asked.place.cluster()?;
-    refuse_cpus(cluster.device.kind, &cluster.name)?;
+    refuse_cpus(&cluster, "`explain --plan FILE` lays a compiled plan beside the fastest one")?;
     if !cluster.groups.is_empty() {
         let mixed = Mixed::new(&args.asked, cluster, None)?;
         let key = args.asked.key("compare-groups", &(&mixed, args));
@@ -50,8 +51,8 @@ fn over_groups(mixed: &Mixed, args: &CompareArgs) -> Result<String, Failure> {
         let plans: Vec<_> = all
             .iter()
             .map(|way| {
-                let mut told = groups::document(mixed, way);
-                told["fits"] = json!(groups::fits(way));
+                let mut told = shown::document(mixed, way);
+                told["fits"] = json!(shown::fits(way));
                 told
             })
             .collect();
@@ -67,8 +68,8 @@ fn over_groups(mixed: &Mixed, args: &CompareArgs) -> Result<String, Failure> {
     for (index, way) in all.iter().enumerate() {
         let is_best = last_is_best && index + 1 == all.len();
         let name = if is_best { "best".to_owned() } else { format!("({})", index + 1) };
-        let said = if groups::fits(way) { "" } else { ", which does not fit" };
-        text += &format!("\n{name}{said}{}", groups::page(mixed, way));
+        let said = if shown::fits(way) { "" } else { ", which does not fit" };
+        text += &format!("\n{name}{said}{}", shown::page(mixed, way));
     }
     Ok(text)
 }

@@ -2,6 +2,7 @@
 
 use kernels::Seconds;
 use planner::cluster::{Cluster, Kind, Power};
+use planner::explain::{Explanation, explain};
 use planner::space::ask::Answer;
 use planner::space::groups::Grouped;
 use serde_json::{Value, json};
@@ -22,16 +23,16 @@ const JOULES_PER_KWH: f64 = 3.6e6;
 #[derive(Clone, Debug, clap::Args)]
 pub struct Bill {
     /// Tokens that are trained on: 300B, 15T, …
-    #[arg(long, value_name = "N", value_parser = many)]
+    #[arg(long, value_name = "N", value_parser = many, allow_negative_numbers = true)]
     pub tokens: f64,
     /// Time that there is: 12h, 30d
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub deadline: Option<f64>,
     /// Money for an hour of a device
-    #[arg(long, value_name = "PRICE", value_parser = price)]
+    #[arg(long, value_name = "PRICE", value_parser = price, allow_negative_numbers = true)]
     pub price: Option<f64>,
     /// Watts of a device with its share of the node [default: what the cluster says]
-    #[arg(long, value_name = "WATTS", value_parser = watts)]
+    #[arg(long, value_name = "WATTS", value_parser = watts, allow_negative_numbers = true)]
     pub watts: Option<f64>,
 }
 
@@ -178,13 +179,13 @@ fn told(run: &Run) -> Value {
     })
 }
 
-/// Refuses clusters that have no devices of their own.
-pub fn refuse_cpus(subject_kind: Kind, name: &str) -> Result<(), Failure> {
-    if subject_kind == Kind::Gpu {
+/// Refuses clusters of CPUs; `other` is what their ranks are asked about with.
+pub fn refuse_cpus(cluster: &Cluster, other: &str) -> Result<(), Failure> {
+    if cluster.device.kind == Kind::Gpu {
         return Ok(());
     }
-    let headline = format!("`{name}` has no devices that could be counted");
-    let help = "name GPUs: `--cluster h100`, another preset, or a file";
+    let headline = format!("`{}` has CPUs, and this is answered for GPUs", cluster.name);
+    let help = format!("name GPUs: `--cluster h100`, another preset, or a file; {other}");
     Err(usage("--cluster", headline).help(help).into())
 }
 
@@ -192,7 +193,7 @@ impl CostArgs {
     /// The cluster with devices that draw what was asked.
     fn cluster(&self, asked: &Asked) -> Result<Cluster, Failure> {
         let mut cluster = asked.place.cluster()?;
-        refuse_cpus(cluster.device.kind, &cluster.name)?;
+        refuse_cpus(&cluster, "`cost --ranks N` is answered for CPUs too")?;
         if let Some(watts) = self.bill.watts {
             cluster.device.power = Some(Power::constant(watts, "--watts"));
         }
@@ -202,6 +203,9 @@ impl CostArgs {
 
 /// Answers `cost`: time, money and energy of a data set. No where the deadline is missed.
 pub fn cost(args: &CostArgs) -> Result<Exit, Failure> {
+    if args.asked.place.cluster()?.device.kind == Kind::Cpu {
+        return on_cpus(args);
+    }
     let cluster = args.cluster(&args.asked)?;
     if !cluster.groups.is_empty() {
         let mixed = Mixed::new(&args.asked, cluster, args.bill.watts)?;
@@ -219,6 +223,29 @@ pub fn cost(args: &CostArgs) -> Result<Exit, Failure> {
         let names = [&subject.work.name, &subject.cluster.describe(), &subject.header()];
         Ok(bill(names, &way, args))
     })
+}
+
+/// Answers `cost` where ranks are threads or processes of CPUs, which are the devices: of the
+/// fastest plan that is compiled.
+fn on_cpus(args: &CostArgs) -> Result<Exit, Failure> {
+    let (model, question) = args.asked.question()?;
+    let found = crate::plan(&question.job())?;
+    let Explanation { step_time_low_s, step_time_high_s, .. } = explain(&found);
+    let step_s = found.best.time.seconds;
+    let power = args.bill.watts.map(|watts| Power::constant(watts, "--watts"));
+    let power = power.or_else(|| question.cluster.device.power.clone());
+    let joules = power.map(|power| question.ranks as f64 * power.joules(step_s, step_s));
+    let way = Way {
+        devices: u32::try_from(question.ranks).unwrap_or(u32::MAX),
+        tokens: (question.global_batch_size * question.seq) as f64,
+        times: [step_time_low_s, step_s, step_time_high_s],
+        joules,
+        plan: found.best.candidate.to_string(),
+    };
+    let header = super::plan::header(&model, &question);
+    let (exit, text) = bill([&question.model, &question.cluster.describe(), &header], &way, args);
+    output::answer(&text);
+    Ok(exit)
 }
 
 /// What `cost` prints of a model, a cluster and a header.
@@ -291,13 +318,13 @@ pub fn size(args: &CostArgs) -> Result<Exit, Failure> {
         return Err(usage("--devices", headline).help("leave it out, or use `cost`").into());
     }
     let preset = args.cluster(&args.asked)?;
+    let mut asked = args.asked.clone();
+    asked.gbs.get_or_insert(SIZE_BATCH);
     if !preset.groups.is_empty() {
-        let mixed = Mixed::new(&args.asked, preset, args.bill.watts)?;
+        let mixed = Mixed::new(&asked, preset, args.bill.watts)?;
         let key = args.asked.key("size-groups", &(&mixed, args));
         return cache::answer(key, || fewest_groups(&mixed, args, deadline));
     }
-    let mut asked = args.asked.clone();
-    asked.gbs.get_or_insert(SIZE_BATCH);
     let subject = Subject::new(&asked, preset.clone())?;
     let key = args.asked.key("size", &(&subject, args));
     let header = subject.open_header();
@@ -321,7 +348,7 @@ fn smallest(
         .collect();
     counts.sort_unstable();
     asked.gbs = Some(asked.gbs.unwrap_or(SIZE_BATCH));
-    let mut tried = Vec::new();
+    let (mut tried, mut least_s) = (Vec::new(), 0.0);
     for devices in counts {
         // What is looked for is not in the cluster's file.
         asked.place.ranks = Some(devices as usize);
@@ -329,7 +356,8 @@ fn smallest(
         let subject = Subject::new(&asked, args.cluster(&asked)?)?;
         // At the peak of all devices it would still be too long.
         let steps = (args.bill.tokens / subject.tokens()).ceil();
-        if steps * subject.seconds_at_peak(devices as f64) > deadline {
+        least_s = steps * subject.seconds_at_peak(devices as f64);
+        if least_s > deadline {
             continue;
         }
         let Ok(found) = answer(&subject, &asked) else { continue };
@@ -338,7 +366,13 @@ fn smallest(
             break;
         }
     }
-    Ok(sized(&tried, args, deadline, (asked.gbs, header)))
+    let (exit, mut text) = sized(&tried, args, deadline, (asked.gbs, header));
+    if tried.is_empty() && least_s > deadline && !asked.json {
+        let devices = output::count(asked.place.ranks.unwrap_or(0) as u64);
+        let least = days(least_s);
+        text += &format!("  at the peak of {devices}, the most that are tried, it takes {least}\n");
+    }
+    Ok((exit, text))
 }
 
 /// Adds a plan to those that were tried; whether it meets the deadline.
@@ -421,7 +455,7 @@ fn size_page(tried: &[(Way, Run)], deadline: f64, meets: bool) -> String {
             way.plan.clone(),
         ]));
     }
-    let mut text = table.text();
+    let mut text = if tried.is_empty() { String::new() } else { table.text() };
     text += &match tried.last() {
         Some((way, _)) if meets => {
             format!("\n✓ {} devices are enough for {}\n", way.devices, days(deadline))

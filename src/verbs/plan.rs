@@ -71,7 +71,7 @@ pub struct PlanArgs {
     #[arg(long, value_enum, value_name = "WHAT", default_value = "time")]
     pub objective: Aim,
     /// Watts of a device with its share of the node, for energy [default: what the cluster says]
-    #[arg(long, value_name = "WATTS", value_parser = cost::watts)]
+    #[arg(long, value_name = "WATTS", value_parser = cost::watts, allow_negative_numbers = true)]
     pub watts: Option<f64>,
     /// Stop the search after this time: the answer then depends on the machine
     #[arg(long, value_name = "TIME", value_parser = cost::duration)]
@@ -289,7 +289,8 @@ fn mfu(model: &Model, question: &Question, step_s: f64) -> Option<f64> {
     Some(step_flops(model, question)? / step_s / (peak * devices))
 }
 
-fn header(model: &Model, question: &Question) -> String {
+/// What is asked about, in three lines.
+pub(super) fn header(model: &Model, question: &Question) -> String {
     let Question { ranks, global_batch_size, seq, dtype, .. } = question;
     let mut text = format!("model    {}: {}", model.name, output::count(model.param_count()));
     text += &format!(" parameters in {dtype}\n");

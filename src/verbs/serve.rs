@@ -207,7 +207,15 @@ fn print(
 
 /// Answers `plan` and `fit` about inference; no where nothing fits.
 pub fn serve(asked: &Asked, cluster: Cluster, purpose: Purpose) -> Result<Exit, Failure> {
-    refuse_cpus(cluster.device.kind, &cluster.name)?;
+    refuse_cpus(&cluster, "`generate` runs a model here")?;
+    let lacking = asked.limited.lacking(&[Knob::Tp, Knob::Pp, Knob::Dp])?;
+    if !lacking.is_empty() {
+        let refuse = |knob: &Knob| {
+            let headline = format!("copies for inference have no `{knob}`");
+            usage("--fix", headline).help("leave it out: they are laid out by tp, pp and dp")
+        };
+        return Err(lacking.iter().map(refuse).collect::<Vec<_>>().into());
+    }
     let subject = Subject::new(asked, cluster)?;
     let estimator = subject.estimator()?;
     let seq = subject.work.seq;

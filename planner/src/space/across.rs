@@ -33,8 +33,11 @@ use crate::estimate::price::{Inside, Prices};
 use crate::estimate::step::Breakdown;
 use crate::limits::Knob;
 
+mod given;
 #[cfg(test)]
 pub(crate) mod tests;
+
+pub(super) use given::score;
 
 /// Cuts of the layers that are all tried. Chosen: some milliseconds.
 const CUTS_MAX: u64 = 400;
@@ -90,7 +93,7 @@ pub struct Across {
     pub breakdown: Breakdown,
     /// Micro-batches of each copy of the pipeline.
     pub microbatch_count: u64,
-    /// Pipelines with their cuts that were priced.
+    /// Pipelines with their cuts that were priced; none where the cut was given.
     pub priced: u64,
     /// Whether every cut of the layers was tried.
     pub all_cuts: bool,
@@ -443,8 +446,8 @@ impl<'a> Lines<'a> {
         candidate.used.iter().map(section).collect()
     }
 
-    /// The step with the layers cut so, if it fits.
-    fn step(&self, candidate: &Candidate, layers: &[u32]) -> Option<LineStep> {
+    /// The step with the layers cut so, whether it fits or not.
+    fn priced_step(&self, candidate: &Candidate, layers: &[u32]) -> LineStep {
         let mut rest = layers;
         let mut sections = Vec::new();
         for (section, used) in self.sections(candidate).into_iter().zip(&candidate.used) {
@@ -452,7 +455,12 @@ impl<'a> Lines<'a> {
             sections.push((section, own));
             rest = after;
         }
-        let step = line::step(&sections, candidate.count);
+        line::step(&sections, candidate.count)
+    }
+
+    /// The step with the layers cut so, if it fits.
+    fn step(&self, candidate: &Candidate, layers: &[u32]) -> Option<LineStep> {
+        let step = self.priced_step(candidate, layers);
         let have = candidate.used.iter().flat_map(|used| {
             let bytes = self.estimators[used.group].memory_bytes;
             std::iter::repeat_n(bytes, used.stages as usize)

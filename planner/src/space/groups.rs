@@ -10,7 +10,7 @@ use ir::{Diagnostic, Span};
 use serde::Serialize;
 
 use self::shares::Shares;
-use super::across::{Across, Lines};
+use super::across::{self, Across, Lines};
 use super::ask::Chosen;
 use crate::cluster::Cluster;
 use crate::configuration::Configuration;
@@ -289,18 +289,52 @@ pub fn score(
     let mut diagnostics = Vec::new();
     for (group, c) in layouts.iter().enumerate().filter_map(|(at, c)| Some((at, c.as_ref()?))) {
         diagnostics.extend(legal::check_model(asked.work, c).err().into_iter().flatten());
-        let devices = asked.devices(group);
-        if c.ranks() != u64::from(devices) {
-            let name = &asked.cluster.groups[group].name;
-            let headline = format!("{} ranks, and `{name}` has {devices}", c.ranks());
-            let span = Span::of(c.to_string());
-            diagnostics.push(Diagnostic::error("E3401", span, headline));
-        }
+        diagnostics.extend(ranks_wrong(asked, group, c));
     }
     if !diagnostics.is_empty() {
         return Err(diagnostics);
     }
     Shares::of_layouts(asked, layouts)
+}
+
+/// What a pipeline over groups costs whose layouts are known, the first stages first; each names
+/// the layers of its stages. Whether it fits is told of each part.
+///
+/// # Errors
+/// `E3404` as [`share`]; `E3401` for layouts that make no sense for their groups, for the model or
+/// for the batch, or that make no pipeline together.
+pub fn score_line(
+    asked: &Asked<'_>,
+    layouts: &[(usize, Configuration)],
+) -> Result<Across, Vec<Diagnostic>> {
+    there(asked)?;
+    joined(asked)?;
+    across::score(asked, layouts)
+}
+
+/// There are groups, and not too many.
+pub(super) fn there(asked: &Asked<'_>) -> Result<(), Vec<Diagnostic>> {
+    let count = asked.cluster.groups.len();
+    if (1..=GROUPS_MAX).contains(&count) {
+        return Ok(());
+    }
+    let headline = format!("{count} groups of devices, and 1 to {GROUPS_MAX} share a batch");
+    Err(vec![wrong(asked, "E3404", headline)])
+}
+
+/// The ranks of a layout are the devices of its group.
+pub(super) fn ranks_wrong(
+    asked: &Asked<'_>,
+    group: usize,
+    c: &Configuration,
+) -> Option<Diagnostic> {
+    let devices = asked.devices(group);
+    (c.ranks() != u64::from(devices)).then(|| {
+        let name = &asked.cluster.groups[group].name;
+        let headline = format!("{} ranks, and `{name}` has {devices}", c.ranks());
+        Diagnostic::error("E3401", Span::of(c.to_string()), headline)
+            .help(format!("write a layout of tp · cp · pp · dp = {devices}"))
+    })
 }
 
 /// Several groups need links that leave their nodes.

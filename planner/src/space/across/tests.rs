@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::cluster::Cluster;
+use crate::configuration::Place;
 use crate::estimate::rates::Arithmetic;
 use crate::estimate::workload::Workload;
 use crate::estimate::{Job, style};
@@ -203,6 +204,12 @@ fn stages_over_groups_are_the_best_of_all() {
         let about = format!("{model} of {layers}: {found:#?}");
         assert!((found.step_time_s / best - 1.0).abs() < 1e-9, "{best}: {about}");
         assert_eq!((found.all_cuts, found.complete), (layers < 10, true), "{about}");
+        // What is found costs the same where it is given.
+        let layout = |part: &Part| (part.group, part.configuration.clone());
+        let layouts: Vec<_> = found.parts.iter().map(layout).collect();
+        let given = groups::score_line(&asked, &layouts).unwrap();
+        assert_eq!(given.parts, found.parts, "{about}");
+        assert_eq!((given.step_time_s, given.breakdown), (found.step_time_s, found.breakdown));
         let mut first_layer = 0;
         let mut ranks = Vec::new();
         for part in &found.parts {
@@ -216,6 +223,33 @@ fn stages_over_groups_are_the_best_of_all() {
         ranks.sort_unstable();
         assert_eq!((first_layer, ranks), (layers, (0..16).collect::<Vec<u32>>()), "{about}");
     }
+}
+
+/// Layouts that make no pipeline together are refused, each for its reason.
+#[test]
+fn layouts_that_make_no_pipeline_are_refused() {
+    let (work, cluster, batch, found) = small_line();
+    let asked = asked(&work, &cluster, batch.into(), &[]);
+    let layout = |part: &Part| (part.group, part.configuration.clone());
+    let layouts: Vec<_> = found.parts.iter().map(layout).collect();
+    type Change = fn(&mut Configuration);
+    let changes: [(&str, Change); 7] = [
+        ("other copies", |c| c.zero.stage = 3 - c.zero.stage),
+        ("other copies", |c| c.microbatch *= 2),
+        ("stages", |c| c.pp += 1),
+        ("is not", |c| c.vpp = 2),
+        ("is not", |c| c.offload.optimizer = Place::Host),
+        ("does not divide", |c| (c.tp, c.pp) = (64, c.pp)),
+        ("layers", |c| c.stage_layers[0] += 1),
+    ];
+    for (said, change) in changes {
+        let mut changed = layouts.clone();
+        change(&mut changed[1].1);
+        let refused = groups::score_line(&asked, &changed).unwrap_err();
+        assert!(refused.iter().all(|d| d.code == "E3401"), "{refused:?}");
+        assert!(refused.iter().any(|d| d.headline.contains(said)), "{said}: {refused:?}");
+    }
+    assert_eq!(groups::score_line(&asked, &[]).unwrap_err()[0].code, "E3401");
 }
 
 /// A model that only one group can hold alone: with stages the other one helps. Told a step that is

@@ -9,7 +9,7 @@
 
 use ir::{Diagnostic, Span};
 
-use super::{Asked, GROUPS_MAX, Share, Shared, joined, wrong};
+use super::{Asked, Share, Shared, joined, there, wrong};
 use crate::configuration::Configuration;
 use crate::estimate::Estimator;
 use crate::space::ask::{Chosen, cut_off, enough, extreme_of};
@@ -142,13 +142,9 @@ impl<'a> Shares<'a> {
     }
 
     fn unknown(asked: &'a Asked<'a>) -> Result<Shares<'a>, Vec<Diagnostic>> {
-        let count = asked.cluster.groups.len();
-        if count == 0 || count > GROUPS_MAX {
-            let headline =
-                format!("{count} groups of devices, and 1 to {GROUPS_MAX} share a batch");
-            return Err(vec![wrong(asked, "E3404", headline)]);
-        }
+        there(asked)?;
         joined(asked)?;
+        let count = asked.cluster.groups.len();
         let estimators = (0..count).map(|group| asked.estimator(group));
         let estimators = estimators.collect::<Result<_, _>>().map_err(|wrong| vec![wrong])?;
         Ok(Shares {
