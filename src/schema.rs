@@ -429,6 +429,12 @@ pub const DOCUMENTS: &[Document] = &[
             is("seconds_saved_per_gib", Kind::Number, "what one GiB more on each device saves"),
             is("other_memory", Kind::List, "sizes of memory: memory_bytes, best (a plan or null)"),
             may("fastest", Kind::Object, "the fastest plan, where one in a file is explained"),
+            may(
+                "simulated_step_time_s",
+                Kind::Number,
+                "seconds of a step whose passes are replayed one by one",
+            ),
+            may("infeasible", Kind::Text, "why there is no fastest plan, where one is explained"),
         ],
     },
     Document {

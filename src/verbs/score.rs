@@ -21,7 +21,8 @@ use crate::cli::positive;
 use crate::failure::{Exit, Failure, read_text, usage};
 use crate::output::{self, Table};
 use crate::verbs::serve::{self, Purpose};
-use crate::verbs::space::groups::{Mixed, document, fits, page};
+use crate::verbs::space::groups::Mixed;
+use crate::verbs::space::groups::page::{document, fits, page};
 use crate::verbs::space::{Subject, arithmetic, element_type};
 
 /// Flags of `score`.
@@ -32,7 +33,8 @@ pub struct Args {
     /// The cluster: a preset or a file
     #[arg(long, value_name = "PRESET|FILE", default_value = "h100")]
     pub cluster: String,
-    /// The layout in one text, such as "tp=8 pp=4 dp=2 mbs=1 sp zero=1"; other flags override it
+    /// The layout in one text, such as "tp=8 pp=4 dp=2 mbs=1 sp zero=1", or of each group of
+    /// devices, as `plan --plan` prints them; other flags override it
     #[arg(long, value_name = "TEXT", default_value = "", allow_hyphen_values = true)]
     pub config: String,
     /// The layout in a file: a script with flags of Megatron-LM, JSON of DeepSpeed or Calculon,
@@ -244,8 +246,7 @@ fn count(size: Option<usize>) -> Option<u32> {
 fn layout(args: &Args, layers: u32) -> Result<Layout, Failure> {
     let Some(path) = &args.from else {
         let configuration = args.config.parse()?;
-        let (global_batch, seq, dtype, left_out) = Default::default();
-        return Ok(Layout { tool: "gantline", configuration, global_batch, seq, dtype, left_out });
+        return Ok(Layout::of(configuration));
     };
     let text = read_text(path, "--from")?;
     let known = Known { layers, devices: count(args.devices), dp: count(args.dp) };

@@ -113,3 +113,99 @@ fn only_what_was_searched_is_called_the_best() {
     assert!(written.contains("(1)") && !written.contains("no other is better"), "{text}");
     assert!(best.contains("step"), "{text}");
 }
+
+/// What `plan` prints of groups is what `score` and `compare` take, and costs the same there.
+#[test]
+fn printed_plans_over_groups_are_scored() {
+    let scratch = Scratch::new("printed");
+    let groups = "name = \"g\"\n[[group]]\nextends = \"preset:h100\"\n\
+                  [[group]]\nextends = \"preset:a100\"\n";
+    scratch.write("g.toml", groups);
+    let asked = "llama-3-8b --cluster g.toml --gbs 64 --seq 2048";
+    let mut kinds = Vec::new();
+    for limits in ["", " --fix pp=1", " --objective cost"] {
+        let plan = scratch.json(&format!("plan {asked}{limits} --json"));
+        let text = scratch.answer(&format!("plan {asked}{limits} --plan"));
+        for (verb, flag) in [("score", "--config"), ("compare", "--with")] {
+            let mut command = scratch.command(&[], &format!("{verb} {asked} --json"));
+            let output = command.args([flag, text.trim()]).output().expect("it starts");
+            let errors = String::from_utf8_lossy(&output.stderr);
+            let told: Value = serde_json::from_slice(&output.stdout).expect(&errors);
+            let told = if verb == "score" { &told } else { &told["plans"][0] };
+            assert_eq!(told["kind"], plan["kind"], "{text}");
+            let ratio = number(&told["step_time_s"]) / number(&plan["step_time_s"]);
+            assert!((ratio - 1.0).abs() < 1e-12, "{verb} {text}: {ratio}");
+        }
+        kinds.push(plan["kind"].clone());
+    }
+    assert!(kinds.contains(&"shares".into()), "{kinds:?}");
+    for (layouts, said) in [
+        ("h10: tp=8; a100: tp=8", "did you mean `h100`?"),
+        ("h100: tp=8; h100: tp=8", "more layouts of `h100`"),
+        ("h100: tp=8; tp=8", "of no group"),
+        ("h100: pp=8 stages=1.1; a100: pp=8 stages=15.15", "layers for 2 stages"),
+    ] {
+        let mut command = scratch.command(&[], &format!("score {asked}"));
+        let output = command.args(["--config", layouts]).output().expect("it starts");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{layouts}: {errors}");
+        assert!(errors.contains(said), "{layouts}: {errors}");
+    }
+}
+
+/// A plan in a file is explained where it is the fastest, and where nothing fits.
+#[test]
+fn every_plan_is_explained() {
+    let scratch = Scratch::new("every");
+    let asked = "llama-3-8b --cluster h100 --gbs 64 --seq 2048";
+    let plan = scratch.json(&format!("plan {asked} --json -o plan.json"));
+    let page = scratch.answer(&format!("explain {asked} --plan plan.json"));
+    assert!(page.contains("It is the fastest that fits"), "{page}");
+    let line = format!("explain {asked} --plan plan.json --max memory=2GiB --fix offload=off");
+    let page = scratch.answer(&line);
+    for said in ["It does not fit", "No plan is found beside it", "Where a step goes"] {
+        assert!(page.contains(said), "{said}: {page}");
+    }
+    let told = scratch.json(&format!("{line} --json"));
+    assert_eq!((&told["step_time_s"], &told["fits"]), (&plan["step_time_s"], &false.into()));
+    assert!(told["infeasible"].is_string() && told["fastest"].is_null(), "{told:#}");
+    // What the limits leave no plan for is explained too; what cannot be is not.
+    let other = scratch.answer(&format!("explain {asked} --plan plan.json --fix tp=8,dp=2"));
+    assert!(other.contains("No plan is found beside it"), "{other}");
+    let wrong = scratch.run(&format!("explain {asked} --plan plan.json --dtype f64"));
+    assert_eq!(wrong.status.code(), Some(2));
+}
+
+/// Passes that are replayed take as long as the search says, within what its formula leaves out.
+#[test]
+fn plans_are_replayed() {
+    let scratch = Scratch::new("replayed");
+    for asked in [
+        "llama-3-8b --cluster h100 --devices 8 --gbs 64 --seq 2048 --fix pp=1",
+        "gpt3-175b --cluster a100 --devices 64 --gbs 64 --seq 2048 --fix pp=8,mbs=1",
+        "llama-3-8b --cluster a100 --devices 16 --gbs 32 --seq 2048 --fix pp=4,schedule=zb-h1",
+    ] {
+        let plan = scratch.json(&format!("plan {asked} --json"));
+        let ratio = number(&plan["simulated_step_time_s"]) / number(&plan["step_time_s"]);
+        assert!((ratio - 1.0).abs() < 0.02, "{asked}: {ratio}");
+    }
+}
+
+/// The order of axes that is fixed is that of the plan, and no slower than the best of any order.
+#[test]
+fn orders_of_axes_are_fixed() {
+    let scratch = Scratch::new("orders");
+    let asked = "llama-3-8b --cluster a100 --devices 16 --gbs 32 --seq 2048 --fix tp=4,pp=2";
+    let free = scratch.json(&format!("plan {asked} --json"));
+    let order = "pp.dp.cp.tp";
+    let fixed = scratch.json(&format!("plan {asked},order={order} --json"));
+    let text = fixed["text"].as_str().expect("a layout");
+    assert!(text.contains("order="), "{text}");
+    assert!(number(&fixed["step_time_s"]) > number(&free["step_time_s"]), "{text}");
+    let (code, told) = scored(&scratch, "llama-3-8b --cluster a100 --gbs 32 --seq 2048", text);
+    assert_eq!(code, Some(0));
+    let ratio = told.map(|told| number(&told["step_time_s"]) / number(&fixed["step_time_s"]));
+    assert!(ratio.is_some_and(|ratio| (ratio - 1.0).abs() < 1e-9), "{ratio:?}");
+    let refused = scratch.run(&format!("plan {asked},placement=tp.pp --json"));
+    assert_eq!(refused.status.code(), Some(2));
+}

@@ -44,6 +44,9 @@ fn what_cannot_be_answered_is_refused() {
         (format!("plan {p} --dtype f64"), 2, "products in f64"),
         (format!("plan {p} --fix tp=4,tp=8"), 2, "contradict"),
         (format!("plan {p} --tp 8 --fix tp=4"), 2, "contradict"),
+        (format!("plan {p} --tp 8 --max tp=4"), 2, "`--fix tp=8` and `--max tp=4` contradict"),
+        (format!("fit {p} --fix tp=8 --forbid tp"), 2, "`--forbid tp` contradict"),
+        (format!("cost {p} --tokens -3"), 2, "at least 0"),
         (format!("plan {resnet} --cluster h100 --seq 7"), 2, "no 7 tokens"),
         (format!("fit {resnet} --cluster h100 --for inference"), 4, "no attention"),
         ("plan bert-large --cluster h100 --for decode".into(), 4, "no attention to earlier"),
@@ -51,7 +54,10 @@ fn what_cannot_be_answered_is_refused() {
         ("plan mixtral-8x7b --ranks 2".into(), 4, "planned for on GPUs"),
         ("plan nosuch --cluster h100".into(), 2, "mixtral-8x7b"),
         ("plan gpt2 --cluster h100 --seq 2048".into(), 2, "longer than the model's 1024"),
-        ("cost gpt2 --tokens 1B".into(), 2, "--cluster h100"),
+        ("size gpt2 --tokens 1B --deadline 1d".into(), 2, "--cluster h100"),
+        ("compare gpt2 --with tp=2".into(), 2, "explain --plan"),
+        ("plan gpt2-mini --max memory=1GiB".into(), 2, "share the memory"),
+        (format!("plan {p} --for decode --fix zero=3"), 2, "have no `zero`"),
         ("score bert-large --tp 1 --for prefill".into(), 4, "no attention to earlier"),
         ("plan gpt2 --cluster t4 --dtype bf16".into(), 2, "no products in bf16"),
         ("score llama-3-8b --cluster a100 --dtype f8 --gbs 8".into(), 2, "no products in f8"),
@@ -78,6 +84,31 @@ fn what_cannot_be_answered_is_refused() {
         ("validate twice.csv".into(), 6, "the `row_id` `a`"),
     ] {
         let output = scratch.run(&line);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{line}: {errors}");
+        assert!(errors.contains(said), "{line}: {errors}");
+    }
+}
+
+/// Files that cannot be read, and those of something else, are told with their place.
+#[test]
+fn wrong_files_are_refused() {
+    let scratch = Scratch::new("wrong-files");
+    std::fs::write(scratch.0.join("raw"), [0xff, 0xfe, 0x00]).expect("it is written");
+    scratch.write("cut.toml", "extends = \"preset:h100\n");
+    scratch.write("none.toml", "extends = \"preset:h100\"\n[deployment]\nnodes = 0\n");
+    scratch.write("cut.json", "{\"train_batch_size\": 8,");
+    scratch.answer("plan llama-3-8b --cluster h100 --devices 8 --gbs 8 --fix pp=1 -o llama.json");
+    for (line, code, said) in [
+        ("plan llama-3-8b --cluster raw", 6, "not UTF-8"),
+        ("plan llama-3-8b --cluster cut.toml", 6, "cut.toml:1:"),
+        ("plan llama-3-8b --cluster none.toml", 6, "write a whole number of 1"),
+        ("score llama-3-8b --from raw", 6, "not UTF-8"),
+        ("validate raw", 6, "not UTF-8"),
+        ("score llama-3-8b --from cut.json", 6, "mend it"),
+        ("explain gpt2 --cluster h100 --plan llama.json", 2, "is for `llama-3-8b`"),
+    ] {
+        let output = scratch.run(line);
         let errors = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{line}: {errors}");
         assert!(errors.contains(said), "{line}: {errors}");
@@ -192,7 +223,10 @@ fn plans_for_gpus_are_one_answer() {
         assert_eq!(said["step_time_s"], plan["step_time_s"], "{file}");
         assert_eq!(said["fastest"]["text"], layout.trim(), "{file}");
         let page = scratch.answer(&format!("explain llama-3-8b --cluster h100 --plan {file}"));
-        assert!(page.contains("The fastest that fits"), "{page}");
+        let is_it = plan["text"] == layout.trim();
+        let verdict =
+            if is_it { "It is the fastest that fits" } else { "The fastest that fits, -" };
+        assert!(page.contains(verdict), "{page}");
     }
     for (line, code) in [
         ("explain llama-3-8b --plan p.txt", 2),
@@ -313,6 +347,19 @@ fn a_closed_pipe_keeps_the_exit_code() {
         let mut child = command.stdout(Stdio::piped()).spawn().expect("it starts");
         drop(child.stdout.take());
         assert_eq!(child.wait().expect("it ends").code(), Some(code), "{line}");
+    }
+}
+
+/// An answer that cannot be written is none.
+#[test]
+fn a_full_disk_is_told() {
+    let scratch = Scratch::new("full");
+    for line in ["plan llama-3-8b --cluster h100 --gbs 64", "cluster ls --json"] {
+        let Ok(full) = std::fs::OpenOptions::new().write(true).open("/dev/full") else { return };
+        let output = scratch.command(&[], line).stdout(full).output().expect("it starts");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(7), "{line}: {errors}");
+        assert!(errors.contains("No space left") && errors.contains("make room"), "{errors}");
     }
 }
 

@@ -327,8 +327,34 @@ fn groups_are_billed_and_explained() {
     assert!(fullest(&plan(" --objective memory")) < fullest(&fastest));
     let slow = scratch.json(&format!("size {asked} --tokens 1B --deadline 30d --json"));
     assert_eq!(number(&slow["devices"]), 8.0, "{slow:#}");
+    let usual = asked.replace("--gbs 64 ", "");
+    let size = scratch.json(&format!("size {usual} --tokens 1B --deadline 30d --json"));
+    assert_eq!(size["gbs"], 1024, "{size:#}");
     let refused = scratch.run(&format!("plan {asked} --objective energy"));
     assert_eq!(refused.status.code(), Some(2));
+}
+
+/// What a data set costs on CPUs is what the steps of their plan take.
+#[test]
+fn ranks_of_cpus_are_billed() {
+    let scratch = tiny("cpu-bill");
+    let asked = "tiny --ranks 2 --seq 16 --gbs 4";
+    let plan = scratch.json(&format!("plan {asked} --json"));
+    let cost = scratch.json(&format!("cost {asked} --tokens 1M --price 2 --watts 100 --json"));
+    let number = |value: &Value| value.as_f64().expect("a number");
+    let steps = (1e6 / 64.0_f64).ceil();
+    assert_eq!((number(&cost["steps"]), &cost["devices"]), (steps, &json!(2)), "{cost:#}");
+    for (run, time) in
+        [("low", "step_time_low_s"), ("expected", "step_time_s"), ("high", "step_time_high_s")]
+    {
+        let (run, seconds) = (&cost[run], steps * number(&plan[time]));
+        assert!((number(&run["time_s"]) / seconds - 1.0).abs() < 1e-9, "{cost:#}");
+        let hours = 2.0 * seconds / 3600.0;
+        assert!((number(&run["money"]) / (2.0 * hours) - 1.0).abs() < 1e-9, "{cost:#}");
+        assert!((number(&run["energy_kwh"]) / (0.1 * hours) - 1.0).abs() < 1e-9, "{cost:#}");
+    }
+    let late = scratch.run(&format!("cost {asked} --tokens 1T --deadline 1s"));
+    assert_eq!(late.status.code(), Some(3));
 }
 
 /// Plans over groups are exported where they are one layout; else it is said why, and the share of

@@ -90,6 +90,24 @@ pub struct Answer {
     pub complete: bool,
 }
 
+impl Answer {
+    /// What is known of one configuration where nothing was found beside it, of devices with so
+    /// many bytes for a job.
+    pub fn alone(chosen: Chosen, have_bytes: f64) -> Answer {
+        let space = Effort { total: 1, evaluated: 1, bounded_out: 0, too_large: 0, tables: 1 };
+        Answer {
+            best: vec![chosen],
+            others: Vec::new(),
+            misses: Vec::new(),
+            space,
+            have_bytes,
+            bound_s: None,
+            gap: None,
+            complete: true,
+        }
+    }
+}
+
 impl Frame {
     /// The frame of a workload.
     pub fn new(work: &Workload, devices: u32, global_batch: u32, limits: Limits) -> Frame {

@@ -33,8 +33,18 @@ pub struct Layout {
     pub seq: Option<u32>,
     /// The element type, if our own plan says so.
     pub dtype: Option<DType>,
+    /// The model's name and its parameters, if our own plan says so.
+    pub model: Option<(String, u64)>,
     /// Names of what it says beside.
     pub left_out: Vec<String>,
+}
+
+impl Layout {
+    /// A configuration of which nothing else is said.
+    pub fn of(configuration: Configuration) -> Layout {
+        let (global_batch, seq, dtype, model, left_out) = Default::default();
+        Layout { tool: "gantline", configuration, global_batch, seq, dtype, model, left_out }
+    }
 }
 
 /// Names and values of a file in order, of which some are taken.
@@ -74,7 +84,7 @@ impl Said {
         if number.is_none() {
             let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
             let headline = format!("`{name}` is `{text}`, which is no count");
-            self.wrong.push(bad(&self.source, headline));
+            self.wrong.push(bad(&self.source, headline).help("write a whole number"));
         }
         number
     }
@@ -83,7 +93,8 @@ impl Said {
     fn count(&mut self, name: &str) -> u32 {
         match self.number(name) {
             Some(0) => {
-                self.wrong.push(bad(&self.source, format!("`{name}` is 0")));
+                let headline = format!("`{name}` is 0");
+                self.wrong.push(bad(&self.source, headline).help("write 1 or more"));
                 1
             }
             Some(number) => number,
@@ -116,7 +127,8 @@ impl Said {
         let rest = self.pairs.into_iter().zip(self.taken).filter(|(_, taken)| !taken);
         let mut left_out: Vec<String> = rest.map(|((name, _), _)| name).collect();
         left_out.dedup();
-        Ok(Layout { tool, configuration, global_batch, seq, dtype: None, left_out })
+        let (dtype, model) = (None, None);
+        Ok(Layout { tool, configuration, global_batch, seq, dtype, model, left_out })
     }
 }
 
@@ -127,8 +139,8 @@ impl Said {
 /// the number of devices is needed and not known.
 pub fn read(source: &str, text: &str, known: Known) -> Result<Layout, Vec<Diagnostic>> {
     if text.trim_start().starts_with('{') {
-        let json: Json = serde_json::from_str(text)
-            .map_err(|error| vec![bad(source, format!("not JSON: {error}"))])?;
+        let json: Json =
+            serde_json::from_str(text).map_err(|error| vec![not_json(source, &error)])?;
         return read_json(source, &json, known);
     }
     if let Ok(table) = text.parse::<toml::Table>()
@@ -147,6 +159,12 @@ pub fn read(source: &str, text: &str, known: Known) -> Result<Layout, Vec<Diagno
     let help = "give a script of Megatron-LM, JSON of DeepSpeed or Calculon, TOML of torchtitan, \
                 or our own";
     Err(vec![bad(source, headline).help(help)])
+}
+
+fn not_json(source: &str, error: &serde_json::Error) -> Diagnostic {
+    let help =
+        "mend it there, or write it again: `gantline plan MODEL --cluster h100 -o plan.json`";
+    bad(source, format!("not JSON: {error}")).help(help)
 }
 
 /// The diagnostic of a plan over groups of devices, where a plan of one kind is wanted.
@@ -179,6 +197,7 @@ fn read_json(source: &str, json: &Json, known: Known) -> Result<Layout, Vec<Diag
             global_batch: number("gbs"),
             seq: number("seq"),
             dtype: json["dtype"].as_str().and_then(|name| name.parse().ok()),
+            model: json["model"].as_str().map(str::to_owned).zip(json["params"].as_u64()),
             left_out: Vec::new(),
         });
     }

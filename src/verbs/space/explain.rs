@@ -12,14 +12,14 @@ use serde_json::{Value, json};
 
 use super::{Subject, answer, document, groups, told};
 use crate::cache;
-use crate::failure::{Exit, Failure, read_text};
+use crate::failure::{Exit, Failure, exit_of, read_text};
 use crate::verbs::plan::Asked;
 use crate::verbs::score::read::{self, Known};
 
 /// Answers `explain`.
 pub fn explain(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
     if !cluster.groups.is_empty() {
-        return groups::explain(asked, cluster);
+        return groups::explain::explain(asked, cluster);
     }
     let subject = Subject::new(asked, cluster)?;
     let key = asked.key("explain", &(&subject, asked));
@@ -30,9 +30,18 @@ pub fn explain(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
 pub fn explain_file(asked: &Asked, path: &str) -> Result<Exit, Failure> {
     let text = read_text(path, "--plan")?;
     let mut asked = asked.clone();
-    let layers = described(&asked.model, None)?.work.depth();
+    let work = described(&asked.model, None)?.work;
+    let layers = work.depth();
     let devices = asked.place.ranks.and_then(|ranks| u32::try_from(ranks).ok());
     let layout = read::read(path, &text, Known { layers, devices, dp: None })?;
+    if let Some((name, parameters)) = &layout.model
+        && *name != work.name
+        && *parameters != work.parameters()
+    {
+        let headline = format!("the plan is for `{name}`, and `{}` is asked about", work.name);
+        let help = format!("write `gantline explain {name}`, or plan again");
+        return Err(Diagnostic::error("E5006", Span::of(path), headline).help(help).into());
+    }
     let given = layout.configuration;
     let size = |number: Option<u32>| number.map(|number| number as usize);
     asked.gbs = asked.gbs.or(size(layout.global_batch));
@@ -57,41 +66,69 @@ pub fn explain_file(asked: &Asked, path: &str) -> Result<Exit, Failure> {
     cache::answer(key, || Ok((Exit::Success, explanation(&subject, &asked, Some(given))?)))
 }
 
+/// What is explained: a plan in the place of the best one.
+struct Explained {
+    answer: Answer,
+    /// The fastest plan, where another one is explained.
+    fastest: Option<Chosen>,
+    /// Why there is no fastest plan.
+    none: Option<Diagnostic>,
+}
+
+/// The fastest plan, or a given one beside it, though nothing that is asked for fits.
+fn explained(
+    subject: &Subject,
+    asked: &Asked,
+    given: Option<Configuration>,
+) -> Result<Explained, Failure> {
+    let found = answer(subject, asked);
+    let Some(configuration) = given else {
+        return Ok(Explained { answer: found?, fastest: None, none: None });
+    };
+    let estimator = subject.estimator()?;
+    let estimate = estimator.estimate(&configuration)?;
+    let have_bytes = estimator.memory_bytes;
+    let fits = estimate.memory.total_bytes() <= have_bytes;
+    let step_s = estimate.step_time_s;
+    let given = Chosen { configuration: estimate.configuration.clone(), estimate, fits };
+    match found {
+        Ok(mut answer) => {
+            answer.gap = answer.bound_s.map(|bound_s| step_s / bound_s - 1.0);
+            let fastest = Some(std::mem::replace(&mut answer.best[0], given));
+            Ok(Explained { answer, fastest, none: None })
+        }
+        Err(Failure::Input(wrong)) if wrong.iter().all(is_infeasible) => {
+            let answer = Answer::alone(given, have_bytes);
+            Ok(Explained { answer, fastest: None, none: wrong.into_iter().next() })
+        }
+        Err(failure) => Err(failure),
+    }
+}
+
+/// Whether a diagnostic says that there is no plan.
+fn is_infeasible(diagnostic: &Diagnostic) -> bool {
+    exit_of(diagnostic.code) == Exit::Infeasible
+}
+
 /// What `explain` prints of the fastest plan, or of a given one beside it.
 fn explanation(
     subject: &Subject,
     asked: &Asked,
     given: Option<Configuration>,
 ) -> Result<String, Failure> {
-    let mut answer = answer(subject, asked)?;
-    let estimator = subject.estimator()?;
-    let mut fastest = None;
-    if let Some(configuration) = given {
-        let estimate = estimator.estimate(&configuration)?;
-        let fits = estimate.memory.total_bytes() <= estimator.memory_bytes;
-        let step_s = estimate.step_time_s;
-        answer.gap = answer.bound_s.map(|bound_s| step_s / bound_s - 1.0);
-        let configuration = estimate.configuration.clone();
-        let given = Chosen { configuration, estimate, fits };
-        fastest = Some(std::mem::replace(&mut answer.best[0], given));
-    }
-    let neighbours = neighbours(subject, &estimator, &answer);
+    let explained = explained(subject, asked, given)?;
+    let (answer, estimator) = (&explained.answer, subject.estimator()?);
+    let neighbours = neighbours(subject, &estimator, answer);
     let best = &answer.best[0];
     let resized = resized(subject, asked)?;
     if asked.json {
-        let document = explained(subject, &answer, fastest.as_ref(), &neighbours, &resized);
+        let document = told_whole(subject, &explained, &neighbours, &resized);
         return Ok(format!("{document:#}"));
     }
     let estimate = &best.estimate;
     let total = estimate.step_time_s;
     let mut text = format!("{}\nPlan {}\n", subject.header(), best.configuration);
-    if let Some(found) = &fastest {
-        let more = signed(found.estimate.step_time_s - total);
-        text += &format!("The fastest that fits, {more}: {}\n", found.configuration);
-    }
-    if !best.fits {
-        text += "It does not fit\n";
-    }
+    text += &explained.verdict();
     text.push('\n');
     text += &parts(estimate, answer.have_bytes);
     text += "\nWhy not…\n";
@@ -110,14 +147,40 @@ fn explanation(
     Ok(text)
 }
 
+impl Explained {
+    /// How the plan stands to the fastest one, and whether it fits.
+    fn verdict(&self) -> String {
+        let best = &self.answer.best[0];
+        let mut text = String::new();
+        match &self.fastest {
+            Some(found) if found.configuration == best.configuration => {
+                text += "It is the fastest that fits\n";
+            }
+            Some(found) => {
+                let more = signed(found.estimate.step_time_s - best.estimate.step_time_s);
+                text += &format!("The fastest that fits, {more}: {}\n", found.configuration);
+            }
+            None => {}
+        }
+        if !best.fits {
+            text += "It does not fit\n";
+        }
+        if let Some(none) = &self.none {
+            text += &format!("No plan is found beside it: {}\n", none.headline);
+            text += &none.help.iter().map(|help| format!("  {help}\n")).collect::<String>();
+        }
+        text
+    }
+}
+
 /// The same for programs.
-fn explained(
+fn told_whole(
     subject: &Subject,
-    answer: &Answer,
-    fastest: Option<&Chosen>,
+    explained: &Explained,
     neighbours: &[Neighbour],
     resized: &[Resized],
 ) -> Value {
+    let Explained { answer, fastest, none } = explained;
     let best = &answer.best[0];
     let mut document = document(subject, answer);
     document["schema"] = json!("gantline.space-explain/1");
@@ -132,7 +195,8 @@ fn explained(
             document
         })
         .collect();
-    document["fastest"] = json!(fastest.map(|found| told(subject, found)));
+    document["fastest"] = json!(fastest.as_ref().map(|found| told(subject, found)));
+    document["infeasible"] = json!(none.as_ref().map(|none| &none.headline));
     document["seconds_saved_per_gib"] = json!(saved_per_gib(best, answer.have_bytes, resized));
     document["other_memory"] = resized
         .iter()

@@ -55,8 +55,10 @@ pub fn fit(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
         }));
         return Ok(if fits { Exit::Success } else { Exit::Infeasible });
     }
-    let table = strategies_table(&rows, have);
-    let mut text = format!("{}\n{}\n", subject.header(), table.text());
+    let mut text = subject.header();
+    if !rows.is_empty() {
+        text += &format!("\n{}\n", strategies_table(&rows, have).text());
+    }
     let bytes = |bytes: f64| Bytes(bytes as u64).to_string();
     match found {
         Ok(best) => {
