@@ -52,6 +52,8 @@ pub(crate) struct Sites<'f> {
     pub(crate) producers: Vec<Option<usize>>,
     /// For each node, the sizes over which it is computed.
     sizes: Vec<Option<Vec<usize>>>,
+    /// For each node, at how many points that is.
+    counts: Vec<usize>,
     /// For each node, what it is computed in.
     needs: Vec<Need>,
 }
@@ -60,10 +62,12 @@ impl<'f> Sites<'f> {
     pub(crate) fn new(function: &'f Function) -> Sites<'f> {
         let mut bounds = Bounds::of(function);
         let nodes = function.nodes.iter();
+        let sizes: Vec<_> = nodes.clone().map(|node| node_sizes(function, node)).collect();
         Sites {
             function,
             producers: function.producers(),
-            sizes: nodes.clone().map(|node| node_sizes(function, node)).collect(),
+            counts: sizes.iter().map(|sizes| sizes.iter().flatten().product()).collect(),
+            sizes,
             needs: nodes.map(|node| bounds.need(node)).collect(),
         }
     }
@@ -72,23 +76,22 @@ impl<'f> Sites<'f> {
     pub(crate) fn domain(&self, nodes: &[usize]) -> Option<Domain> {
         nodes.iter().try_fold(Need::Any, |found, at| together(found, self.needs[*at]))?;
         let sizes = self.widest(nodes)?;
+        let mut splits = self.splits(nodes, sizes)?;
         let mut domain = Domain { sizes: sizes.to_vec(), split: 0 };
+        let mut known = vec![None; self.function.values.len()];
         // Fewer, longer rows first: they are what the vector unit likes.
-        for split in self.splits(nodes, sizes)? {
+        let fits = splits.any(|split| {
             domain.split = split;
-            if self.extents(nodes, &domain).is_some() {
-                return Some(domain);
-            }
-        }
-        None
+            self.find_extents(nodes, &domain, &mut known).is_some()
+        });
+        fits.then_some(domain)
     }
 
     /// The dims of the widest node: those of its operand for a reduction.
     pub(crate) fn widest(&self, nodes: &[usize]) -> Option<&[usize]> {
         let mut widest: Option<(usize, &[usize])> = None;
         for at in nodes {
-            let sizes = self.sizes[*at].as_deref()?;
-            let count = sizes.iter().product();
+            let (sizes, count) = (self.sizes[*at].as_deref()?, self.counts[*at]);
             if widest.is_none_or(|(most, w)| (most, w.len()) < (count, sizes.len())) {
                 widest = Some((count, sizes));
             }
@@ -125,10 +128,23 @@ impl<'f> Sites<'f> {
 
     /// As [`extents`].
     fn extents(&self, nodes: &[usize], domain: &Domain) -> Option<Vec<(ValueId, Extent)>> {
+        let mut known = vec![None; self.function.values.len()];
+        self.find_extents(nodes, domain, &mut known)?;
+        let result = |at: &usize| self.function.nodes[*at].result();
+        let extent = |value: ValueId| Some((value, known[value.index()]?));
+        nodes.iter().map(|at| extent(result(at))).collect()
+    }
+
+    /// Finds what each node's result is, by value; none when one does not fit. What is `known` of
+    /// these results in another domain is forgotten first.
+    fn find_extents(
+        &self,
+        nodes: &[usize],
+        domain: &Domain,
+        known: &mut [Option<Extent>],
+    ) -> Option<()> {
         let Sites { function, producers, sizes, .. } = self;
-        let mut extents: Vec<(ValueId, Extent)> = Vec::with_capacity(nodes.len());
-        // The same by value.
-        let mut known: Vec<Option<Extent>> = vec![None; function.values.len()];
+        nodes.iter().for_each(|at| known[function.nodes[*at].result().index()] = None);
         for at in nodes {
             let node = &function.nodes[*at];
             let over = extent_of(sizes[*at].as_deref()?, domain)?;
@@ -143,10 +159,9 @@ impl<'f> Sites<'f> {
                     return None;
                 }
             }
-            extents.push((node.result(), own));
             known[node.result().index()] = Some(own);
         }
-        Some(extents)
+        Some(())
     }
 }
 
@@ -237,7 +252,8 @@ fn leaf_fits(
                     if nested {
                         matches!(inner.map(|n| &n.op), Some(Op::Constant { .. }))
                     } else {
-                        strides(function, value, new, extent, domain).is_some()
+                        extent == Extent::Row
+                            || column_stride(function, value, new, domain).is_some()
                     }
                 }
             }
@@ -274,18 +290,30 @@ pub fn strides(
     if extent == Extent::Row {
         return Some((strides, 0));
     }
-    let columns = &strides[domain.split..];
+    let stride = column_stride(function, value, new, domain)?;
+    Some((strides[..domain.split].to_vec(), stride))
+}
+
+/// The stride of a broadcast buffer along the columns; none when they are not evenly spaced.
+fn column_stride(
+    function: &Function,
+    value: ValueId,
+    new: &[usize],
+    domain: &Domain,
+) -> Option<usize> {
+    let dims = &function.ty(value).dims;
+    let (mut step, mut inner) = (1, 1);
     let mut stride: Option<usize> = None;
-    let mut inner = 1;
-    for (dim, column) in columns.iter().enumerate().rev() {
-        let size = domain.sizes[domain.split + dim];
-        if size != 1 {
-            let base = *stride.get_or_insert(*column);
-            if *column != base * inner {
-                return None;
-            }
+    for dim in (domain.split..dims.len()).rev() {
+        let size = usize::try_from(dims[dim].as_constant()?).ok()?;
+        let own = if new.contains(&dim) { 0 } else { step };
+        if own != 0 {
+            step *= size;
+        }
+        if size != 1 && own != *stride.get_or_insert(own) * inner {
+            return None;
         }
         inner *= size;
     }
-    Some((strides[..domain.split].to_vec(), stride.unwrap_or(0)))
+    Some(stride.unwrap_or(0))
 }

@@ -20,6 +20,7 @@ use crate::domain::{Sites, is_int_op_exact};
 use crate::epilogue::{absorbed, epilogues};
 use crate::grouping::{Choice, Item, Problem, mask, ones};
 use crate::pool::pools;
+use crate::waits::Waits;
 
 /// The most nodes of one group.
 const GROUP_NODES_MAX: usize = 160;
@@ -85,6 +86,7 @@ struct Groups<'f> {
     of_node: Vec<usize>,
     /// For each group, its nodes in order. A merged group is empty.
     members: Vec<Vec<usize>>,
+    waits: Waits,
     fusible: Vec<bool>,
 }
 
@@ -110,12 +112,14 @@ impl<'f> Groups<'f> {
         for value in through_leaves(sites, &function.results) {
             is_result[value.index()] = true;
         }
+        let sources: Vec<Vec<usize>> = (0..count).map(|at| sources(sites, at)).collect();
         Groups {
             sites,
             function,
             readers,
             is_result,
-            sources: (0..count).map(|at| sources(sites, at)).collect(),
+            waits: Waits::of(&sources),
+            sources,
             of_node: (0..count).collect(),
             members: (0..count).map(|at| vec![at]).collect(),
             fusible: (0..count).map(fusible).collect(),
@@ -174,21 +178,23 @@ impl<'f> Groups<'f> {
 
     /// Merges what is left, until no two groups can be one: a launch less, and no byte more.
     fn merge_rest(&mut self) {
-        loop {
+        // What could not be one stays so until one of the two grows.
+        let mut is_new = vec![true; self.members.len()];
+        while is_new.contains(&true) {
             let is_live = |group: &usize| {
                 self.members[*group].first().is_some_and(|node| self.fusible[*node])
             };
             let live: Vec<usize> = (0..self.members.len()).filter(is_live).collect();
-            let mut is_done = true;
+            let mut grown = vec![false; self.members.len()];
             for (at, a) in live.iter().enumerate() {
                 for b in &live[at + 1..] {
+                    let is_open = is_new[*a] || is_new[*b] || grown[*a] || grown[*b];
                     let is_there = !self.members[*a].is_empty() && !self.members[*b].is_empty();
-                    is_done &= !(is_there && self.may_fit(*a, *b) && self.try_merge(*a, *b));
+                    grown[*a] |=
+                        is_open && is_there && self.may_fit(*a, *b) && self.try_merge(*a, *b);
                 }
             }
-            if is_done {
-                return;
-            }
+            is_new = grown;
         }
     }
 
@@ -273,13 +279,14 @@ impl<'f> Groups<'f> {
 
     /// Merges two groups, if they can be one; says whether it did.
     fn try_merge(&mut self, a: usize, b: usize) -> bool {
-        if a == b || self.members[a].len() + self.members[b].len() > GROUP_NODES_MAX {
+        let is_too_large = self.members[a].len() + self.members[b].len() > GROUP_NODES_MAX;
+        if a == b || is_too_large || self.waits.has_between(a, b) {
             return false;
         }
         let mut nodes: Vec<usize> =
             self.members[a].iter().chain(&self.members[b]).copied().collect();
         nodes.sort_unstable();
-        if self.sites.domain(&nodes).is_none() || self.meets_outside(a, b) {
+        if self.sites.domain(&nodes).is_none() {
             return false;
         }
         for node in &self.members[b] {
@@ -287,26 +294,8 @@ impl<'f> Groups<'f> {
         }
         self.members[b].clear();
         self.members[a] = nodes;
+        self.waits.merge(a, b);
         true
-    }
-
-    /// Whether a path leads from one group to the other through a third.
-    fn meets_outside(&self, a: usize, b: usize) -> bool {
-        self.reaches(a, b) || self.reaches(b, a)
-    }
-
-    fn reaches(&self, from: usize, to: usize) -> bool {
-        let mut seen = vec![false; self.members.len()];
-        let mut work: Vec<usize> = self.inputs(to).into_iter().filter(|g| *g != from).collect();
-        while let Some(group) = work.pop() {
-            if group == from {
-                return true;
-            }
-            if group != to && !std::mem::replace(&mut seen[group], true) {
-                work.extend(self.inputs(group));
-            }
-        }
-        false
     }
 
     /// The groups that a group reads.

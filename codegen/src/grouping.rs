@@ -113,8 +113,8 @@ impl<'f> Problem<'f> {
             clique: 0,
         };
         problem.find_apart(items);
-        let mut tries = 0;
-        problem.find_clique(0, mask(&(0..items.len()).collect::<Vec<_>>()), &mut tries);
+        let all = mask(&(0..items.len()).collect::<Vec<_>>());
+        problem.find_clique(0, all, &mut 0, &mut 0);
         Some(problem)
     }
 
@@ -158,15 +158,18 @@ impl<'f> Problem<'f> {
     }
 
     /// Looks for the largest clique that holds the given one and any of the `open` items.
-    fn find_clique(&mut self, clique: Mask, mut open: Mask, tries: &mut usize) {
-        if clique.count_ones() > self.clique.count_ones() {
-            self.clique = clique;
+    fn find_clique(&mut self, clique: Mask, mut open: Mask, largest: &mut u32, tries: &mut usize) {
+        let own = clique.count_ones();
+        if own > *largest {
+            (self.clique, *largest) = (clique, own);
         }
-        while clique.count_ones() + open.count_ones() > self.clique.count_ones() {
+        let mut left = open.count_ones();
+        while own + left > *largest {
             *tries += 1;
             let Some(at) = ones(open).next().filter(|_| *tries < CLIQUE_TRIES_MAX) else { return };
             open &= !bit(at);
-            self.find_clique(clique | bit(at), open & self.apart[at], tries);
+            left -= 1;
+            self.find_clique(clique | bit(at), open & self.apart[at], largest, tries);
         }
     }
 

@@ -53,6 +53,7 @@ mod chunk;
 mod epilogue;
 mod pool;
 pub mod grouping;
+mod waits;
 pub mod fuse;
 pub mod tile;
 pub mod arena;

@@ -44,12 +44,16 @@ impl TensorType {
 
     /// The dims as numbers, when no symbol is left.
     pub fn sizes(&self) -> Option<Vec<usize>> {
-        self.dims.iter().map(|d| d.as_constant().and_then(|c| usize::try_from(c).ok())).collect()
+        self.known_sizes().collect()
     }
 
     /// The number of elements, when no symbol is left.
     pub fn count(&self) -> Option<usize> {
-        self.sizes().map(|sizes| sizes.iter().product())
+        self.known_sizes().product()
+    }
+
+    fn known_sizes(&self) -> impl Iterator<Item = Option<usize>> {
+        self.dims.iter().map(|d| d.as_constant().and_then(|c| usize::try_from(c).ok()))
     }
 
     /// The bytes of a contiguous value, when no symbol is left.
