@@ -31,7 +31,7 @@ pub struct Layer {
     /// The parameters that have a gradient, in order.
     pub differentiable: Vec<usize>,
     /// The forward and backward functions, before fusion.
-    pub halves: Halves,
+    pub halves: Rc<Halves>,
     /// The forward routine: parameters, then results and kept values.
     pub forward: Routine,
     /// Which results of the primal are added to their slots.
@@ -67,6 +67,8 @@ pub struct Layers<'m> {
     /// By function, shardings and place, the local function.
     places: BTreeMap<(String, usize, Place), usize>,
     layers: BTreeMap<Variant, Rc<Layer>>,
+    /// By local function, what is kept and pieces: both halves, grouped into kernels.
+    cuts: BTreeMap<(usize, Keep, Wide), Rc<Cut>>,
     /// Routines of what only runs forward, by local function, added results and pieces.
     forward: BTreeMap<(usize, Vec<bool>, Wide), Rc<Routine>>,
 }
@@ -82,6 +84,7 @@ impl<'m> Layers<'m> {
             locals: Vec::new(),
             places: BTreeMap::new(),
             layers: BTreeMap::new(),
+            cuts: BTreeMap::new(),
             forward: BTreeMap::new(),
         }
     }
@@ -118,7 +121,10 @@ impl<'m> Layers<'m> {
         if let Some(there) = self.layers.get(&variant) {
             return Ok(Rc::clone(there));
         }
-        let layer = Rc::new(lower_layer(primal, &self.locals[local], &variant, &mut self.table)?);
+        let key = (local, variant.keep, variant.wide.clone());
+        let make = || Rc::new(Cut::new(primal, &self.locals[local], &variant));
+        let cut = Rc::clone(self.cuts.entry(key).or_insert_with(make));
+        let layer = Rc::new(lower_layer(primal, &cut, &variant, &mut self.table)?);
         self.layers.insert(variant, Rc::clone(&layer));
         Ok(layer)
     }
@@ -183,15 +189,33 @@ impl<'m> Layers<'m> {
     }
 }
 
-/// Cuts a local gradient function in two and lowers both halves.
+/// A local gradient function, cut in two.
+#[derive(Debug)]
+struct Cut {
+    halves: Rc<Halves>,
+    /// The halves in their order, as calls of kernels.
+    fused: [Fused; 2],
+}
+
+impl Cut {
+    fn new(primal: &Function, local: &Local, variant: &Variant) -> Cut {
+        let (param_count, primal_results) = (primal.param_count, primal.results.len());
+        let halves = specialise(&local.function, param_count, primal_results, variant.keep);
+        let fused = [&halves.forward, &halves.backward]
+            .map(|half| fused(half, &local.module, &variant.wide));
+        Cut { halves: Rc::new(halves), fused }
+    }
+}
+
+/// Lowers both halves of a layer.
 fn lower_layer(
     primal: &Function,
-    local: &Local,
+    cut: &Cut,
     variant: &Variant,
     table: &mut KernelTable,
 ) -> Result<Layer, Refusal> {
     let (param_count, primal_results) = (primal.param_count, primal.results.len());
-    let halves = specialise(&local.function, param_count, primal_results, variant.keep);
+    let halves = Rc::clone(&cut.halves);
     let differentiable: Vec<usize> = primal
         .params()
         .filter(|p| primal.ty(*p).dtype.is_float())
@@ -201,8 +225,7 @@ fn lower_layer(
     let mut forward_adds = result_adds.clone();
     forward_adds.resize(halves.forward.results.len(), false);
     let adds: Vec<bool> = differentiable.iter().map(|p| variant.adds[*p]).collect();
-    let [front, back] =
-        [&halves.forward, &halves.backward].map(|half| fused(half, &local.module, &variant.wide));
+    let [front, back] = &cut.fused;
     let choices = [front.choice, back.choice];
     let (forward, backward) =
         (front.lower(&forward_adds, &[], table), back.lower(&adds, &[], table));
@@ -251,6 +274,7 @@ pub(crate) fn routine_in_pieces(
 }
 
 /// A function whose fusible nodes are calls of kernels.
+#[derive(Debug)]
 struct Fused {
     function: Function,
     /// The composites and the kernels.
