@@ -5,7 +5,7 @@ mod group;
 mod parts;
 mod pieces;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 
 use ir::op::Collective;
@@ -29,7 +29,8 @@ use group::{Member, Turn, turns};
 pub struct KernelTable {
     /// The kernels.
     pub kernels: Vec<Kernel>,
-    by_text: BTreeMap<String, usize>,
+    /// By all their bits.
+    by_bytes: HashMap<Vec<u8>, usize>,
     /// Updates by what they depend on.
     pub(crate) updates: BTreeMap<String, Rc<Update>>,
 }
@@ -37,8 +38,8 @@ pub struct KernelTable {
 impl KernelTable {
     /// The index of a kernel, which is added where it is not there yet.
     pub fn add(&mut self, kernel: Kernel) -> usize {
-        let text = format!("{kernel:?}");
-        *self.by_text.entry(text).or_insert_with(|| {
+        let bytes = postcard::to_stdvec(&kernel).expect("a kernel holds numbers and lists");
+        *self.by_bytes.entry(bytes).or_insert_with(|| {
             self.kernels.push(kernel);
             self.kernels.len() - 1
         })
