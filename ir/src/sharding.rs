@@ -164,10 +164,7 @@ pub struct Piece {
 /// The pieces of a dim of `size` elements over `ranks`, in whole units; the first `units mod ranks`
 /// ranks hold one unit more. None when a piece would be empty or a unit cut.
 pub fn pieces(size: usize, unit: usize, ranks: usize) -> Option<Vec<Piece>> {
-    if unit == 0 || ranks == 0 || !size.is_multiple_of(unit) || size / unit < ranks {
-        return None;
-    }
-    let (quotient, remainder) = (size / unit / ranks, size / unit % ranks);
+    let (quotient, remainder) = units_per_rank(size, unit, ranks)?;
     let mut start = 0;
     let piece = |rank: usize| {
         let size = (quotient + usize::from(rank < remainder)) * unit;
@@ -175,6 +172,20 @@ pub fn pieces(size: usize, unit: usize, ranks: usize) -> Option<Vec<Piece>> {
         Piece { start: start - size, size }
     };
     Some((0..ranks).map(piece).collect())
+}
+
+/// The elements of the largest of these pieces.
+pub fn largest_piece(size: usize, unit: usize, ranks: usize) -> Option<usize> {
+    let (quotient, remainder) = units_per_rank(size, unit, ranks)?;
+    Some((quotient + usize::from(remainder > 0)) * unit)
+}
+
+/// The units that every rank holds, and how many are left.
+fn units_per_rank(size: usize, unit: usize, ranks: usize) -> Option<(usize, usize)> {
+    if unit == 0 || ranks == 0 || !size.is_multiple_of(unit) || size / unit < ranks {
+        return None;
+    }
+    Some((size / unit / ranks, size / unit % ranks))
 }
 
 #[cfg(test)]
@@ -191,6 +202,12 @@ mod tests {
         assert_eq!(starts(9, 3, 2), Some(vec![(0, 6), (6, 3)]));
         assert_eq!(starts(9, 3, 4), None);
         assert_eq!(starts(3, 1, 4), None);
+        for size in 0..40 {
+            for (unit, ranks) in [(0, 1), (1, 0), (1, 1), (1, 4), (2, 3), (3, 4), (5, 2)] {
+                let sizes = pieces(size, unit, ranks).map(|p| p.iter().map(|p| p.size).max());
+                assert_eq!(largest_piece(size, unit, ranks), sizes.flatten(), "{size} by {unit}");
+            }
+        }
     }
 
     #[test]

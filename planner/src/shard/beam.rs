@@ -4,12 +4,12 @@
 //! a second reader of a resharded value pays nothing. What was gathered in the forward pass is
 //! gathered again in the backward pass, as nobody keeps gathered values; reduced ones are kept.
 
-use std::collections::HashSet;
-
 use codegen::partition::choose;
 use ir::op::Combiner;
-use ir::sharding::pieces;
+use ir::sharding::largest_piece;
 use ir::{Layout, ValueId};
+use rustc_hash::FxHashSet;
+use smallvec::SmallVec;
 
 use super::problem::{Demand, Problem, Step, Way};
 
@@ -70,7 +70,7 @@ struct State {
     /// For each value its layout, once it is decided.
     layouts: Vec<Code>,
     /// Values that were resharded, and to what.
-    copies: Vec<(ValueId, Layout)>,
+    copies: Vec<(ValueId, Code)>,
     /// The sum of the marks of what is live.
     mark: Mark,
 }
@@ -99,8 +99,8 @@ impl Mark {
 struct Draft<'s> {
     from: &'s State,
     seconds: f64,
-    decided: Vec<(ValueId, Code)>,
-    copied: Vec<(ValueId, Layout)>,
+    decided: SmallVec<[(ValueId, Code); 4]>,
+    copied: SmallVec<[(ValueId, Code); 2]>,
 }
 
 impl Draft<'_> {
@@ -114,7 +114,7 @@ impl Draft<'_> {
     }
 
     fn has_copy(&self, value: ValueId, layout: Layout) -> bool {
-        let copy = (value, layout);
+        let copy = (value, Code::of(layout));
         self.copied.contains(&copy) || self.from.copies.contains(&copy)
     }
 
@@ -133,8 +133,8 @@ impl Draft<'_> {
             }
             mark.add(Mark::of(*value, *code, false));
         }
-        for (value, layout) in self.copied.iter().filter(|(value, _)| is_live(value)) {
-            mark.add(Mark::of(*value, Code::of(*layout), true));
+        for (value, code) in self.copied.iter().filter(|(value, _)| is_live(value)) {
+            mark.add(Mark::of(*value, *code, true));
         }
         mark
     }
@@ -160,8 +160,8 @@ impl State {
                 self.mark.remove(Mark::of(*value, code, false));
             }
         }
-        for (value, layout) in self.copies.iter().filter(|(value, _)| dying.contains(value)) {
-            self.mark.remove(Mark::of(*value, Code::of(*layout), true));
+        for (value, code) in self.copies.iter().filter(|(value, _)| dying.contains(value)) {
+            self.mark.remove(Mark::of(*value, *code, true));
         }
     }
 }
@@ -194,7 +194,7 @@ pub(super) fn search(problem: &Problem<'_>) -> Result<Found, String> {
             next.extend(step.ways.iter().filter_map(|way| advance(problem, state, step, way)));
         }
         next.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
-        let mut seen = HashSet::new();
+        let mut seen = FxHashSet::default();
         let mut kept = Vec::new();
         for draft in next {
             let mark = draft.mark(last_use, at);
@@ -232,10 +232,10 @@ fn unused(problem: &Problem<'_>, at: usize) -> Layout {
 
 fn forget_gathered(state: &mut State) {
     let State { layouts, copies, mark, .. } = state;
-    copies.retain(|(value, layout)| {
+    copies.retain(|(value, code)| {
         let is_reduced = matches!(layouts[value.index()].layout(), Some(Layout::Partial(_)));
         if !is_reduced {
-            mark.remove(Mark::of(*value, Code::of(*layout), true));
+            mark.remove(Mark::of(*value, *code, true));
         }
         is_reduced
     });
@@ -256,7 +256,8 @@ fn advance<'s>(
         return None;
     }
     let seconds = state.seconds + way.seconds;
-    let mut next = Draft { from: state, seconds, decided: Vec::new(), copied: Vec::new() };
+    let (decided, copied) = (SmallVec::new(), SmallVec::new());
+    let mut next = Draft { from: state, seconds, decided, copied };
     for (operand, wanted) in node.operands.iter().zip(&way.wanted) {
         bring(problem, &mut next, *operand, *wanted)?;
     }
@@ -301,7 +302,7 @@ fn bring(
     }
     let layout = state.layout(value)?;
     state.seconds += reshard_seconds(problem, value, layout, wanted)?;
-    state.copied.push((value, wanted));
+    state.copied.push((value, Code::of(wanted)));
     Some(())
 }
 
@@ -353,7 +354,7 @@ fn local_bytes(problem: &Problem<'_>, value: ValueId, layout: Layout) -> f64 {
     let bytes = problem.bytes[value.index()];
     let Layout::Cut { dim, unit } = layout else { return bytes };
     let size = problem.function.ty(value).dims[dim].as_constant().unwrap_or(1).max(1) as usize;
-    let largest = pieces(size, unit, problem.tp).map_or(size, |p| p[0].size);
+    let largest = largest_piece(size, unit, problem.tp).unwrap_or(size);
     bytes * largest as f64 / size as f64
 }
 
