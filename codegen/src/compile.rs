@@ -6,8 +6,11 @@
 //! values are given separate room for the whole step.
 
 mod class;
+mod ends;
 
-use ir::program::{Program, Routine};
+use std::sync::Arc;
+
+use ir::program::Program;
 use ir::{DType, Diagnostic, Module, Plan, Span};
 use kernels::Kernel;
 
@@ -16,6 +19,8 @@ use crate::evaluation;
 use crate::refusal::Refusal;
 use crate::routines::Layers;
 pub(crate) use class::Class;
+use ends::AllEnds;
+pub use ends::Ends;
 
 /// Programs and the kernels that they launch.
 #[derive(Clone, Debug, PartialEq)]
@@ -61,6 +66,7 @@ pub struct Compiler<'m> {
     /// The calls that evaluate, where they are others.
     evaluated: Option<Calls>,
     layers: Layers<'m>,
+    ends: AllEnds,
 }
 
 impl<'m> Compiler<'m> {
@@ -78,7 +84,8 @@ impl<'m> Compiler<'m> {
         let function = module.function(entry);
         function.map_or(Ok(()), |f| calls.check_gradients(f)).map_err(error)?;
         let evaluated = evaluation::calls(module, entry, &calls).map_err(error)?;
-        Ok(Compiler { module, calls, evaluated, layers: Layers::new(module) })
+        let layers = Layers::new(module);
+        Ok(Compiler { module, calls, evaluated, layers, ends: AllEnds::default() })
     }
 
     /// The calls of the entry.
@@ -124,20 +131,16 @@ impl<'m> Compiler<'m> {
     ///
     /// # Errors
     /// As [`Compiler::programs`].
-    pub fn ends(&mut self, plan: &Plan, stage: usize, tensor: usize) -> Result<Ends, Diagnostic> {
-        let Compiler { module, calls, layers, .. } = self;
-        let class = Class::empty((*module, &*calls), plan, [stage, tensor], &mut layers.table);
-        class.and_then(Class::ends).map_err(|why| refused(plan, stage, tensor, &why))
+    pub fn ends(
+        &mut self,
+        plan: &Plan,
+        stage: usize,
+        tensor: usize,
+    ) -> Result<Arc<Ends>, Diagnostic> {
+        let Compiler { module, calls, layers, ends, .. } = self;
+        let made = ends.of(module, calls, plan, [stage, tensor], &mut layers.table);
+        made.map_err(|why| refused(plan, stage, tensor, &why))
     }
-}
-
-/// What a class does before its first micro-batch and after its last one, routine by routine.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Ends {
-    /// Clearing.
-    pub begin: Vec<Routine>,
-    /// Reductions and updates.
-    pub finish: Vec<Routine>,
 }
 
 fn refused(plan: &Plan, stage: usize, tensor: usize, why: &Refusal) -> Diagnostic {

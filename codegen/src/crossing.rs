@@ -4,7 +4,7 @@
 //! comes back the same way. Every call that takes it adds to the cotangent that has arrived, the
 //! last one of a stage to which none arrives overwrites it.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use ir::{TensorType, ValueId};
 
@@ -26,7 +26,7 @@ pub(crate) fn relayed(
     calls: &Calls,
     own: &[Call],
     [arriving, leaving]: &[Vec<ValueId>; 2],
-    layer: &mut impl FnMut(&Call, &[bool]) -> Result<Rc<Layer>, Refusal>,
+    layer: &mut impl FnMut(&Call, &[bool]) -> Result<Arc<Layer>, Refusal>,
 ) -> Result<Vec<(ValueId, TensorType)>, Refusal> {
     let mut relayed = Vec::new();
     for value in arriving.iter().filter(|value| leaving.contains(value)) {

@@ -6,7 +6,7 @@
 //! memory of its own.
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use ir::{Function, Module, Plan, TensorType};
 
@@ -87,7 +87,7 @@ pub(crate) struct Maker<'m, 'l> {
     pub(crate) plan: &'m Plan,
     pub(crate) place: Place,
     /// The layers of training.
-    pub(crate) trained: &'m BTreeMap<String, Rc<Layer>>,
+    pub(crate) trained: &'m BTreeMap<String, Arc<Layer>>,
     pub(crate) store: &'m mut Store,
     pub(crate) layers: &'m mut Layers<'l>,
 }

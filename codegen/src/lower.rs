@@ -6,7 +6,7 @@ mod parts;
 mod pieces;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use ir::op::Collective;
 use ir::program::{Exchange, Group, Instruction, LocalBuffer, Ref, Routine};
@@ -32,7 +32,7 @@ pub struct KernelTable {
     /// By all their bits.
     by_bytes: HashMap<Vec<u8>, usize>,
     /// Updates by what they depend on.
-    pub(crate) updates: BTreeMap<String, Rc<Update>>,
+    pub(crate) updates: BTreeMap<String, Arc<Update>>,
 }
 
 impl KernelTable {

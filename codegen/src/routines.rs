@@ -3,7 +3,7 @@
 //! Classes that run the same local function share its routines, and so do plans.
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use ir::plan::{FunctionPlan, Keep};
 use ir::program::Routine;
@@ -31,7 +31,7 @@ pub struct Layer {
     /// The parameters that have a gradient, in order.
     pub differentiable: Vec<usize>,
     /// The forward and backward functions, before fusion.
-    pub halves: Rc<Halves>,
+    pub halves: Arc<Halves>,
     /// The forward routine: parameters, then results and kept values.
     pub forward: Routine,
     /// Which results of the primal are added to their slots.
@@ -66,11 +66,11 @@ pub struct Layers<'m> {
     locals: Vec<Local>,
     /// By function, shardings and place, the local function.
     places: BTreeMap<(String, usize, Place), usize>,
-    layers: BTreeMap<Variant, Rc<Layer>>,
+    layers: BTreeMap<Variant, Arc<Layer>>,
     /// By local function, what is kept and pieces: both halves, grouped into kernels.
-    cuts: BTreeMap<(usize, Keep, Wide), Rc<Cut>>,
+    cuts: BTreeMap<(usize, Keep, Wide), Arc<Cut>>,
     /// Routines of what only runs forward, by local function, added results and pieces.
-    forward: BTreeMap<(usize, Vec<bool>, Wide), Rc<Routine>>,
+    forward: BTreeMap<(usize, Vec<bool>, Wide), Arc<Routine>>,
 }
 
 impl<'m> Layers<'m> {
@@ -108,7 +108,7 @@ impl<'m> Layers<'m> {
         place: Place,
         adds: &[bool],
         accumulate_results: bool,
-    ) -> Result<Rc<Layer>, Refusal> {
+    ) -> Result<Arc<Layer>, Refusal> {
         let gradient = gradient_name(name);
         let primal = self.module.function(name);
         let primal = primal.ok_or_else(|| format!("there is no layer `@{name}`"))?;
@@ -119,13 +119,13 @@ impl<'m> Layers<'m> {
         let (adds, wide) = (adds.to_vec(), self.wide(&gradient, place));
         let variant = Variant { local, keep: plan.keep, adds, accumulate_results, wide };
         if let Some(there) = self.layers.get(&variant) {
-            return Ok(Rc::clone(there));
+            return Ok(Arc::clone(there));
         }
         let key = (local, variant.keep, variant.wide.clone());
-        let make = || Rc::new(Cut::new(primal, &self.locals[local], &variant));
-        let cut = Rc::clone(self.cuts.entry(key).or_insert_with(make));
-        let layer = Rc::new(lower_layer(primal, &cut, &variant, &mut self.table)?);
-        self.layers.insert(variant, Rc::clone(&layer));
+        let make = || Arc::new(Cut::new(primal, &self.locals[local], &variant));
+        let cut = Arc::clone(self.cuts.entry(key).or_insert_with(make));
+        let layer = Arc::new(lower_layer(primal, &cut, &variant, &mut self.table)?);
+        self.layers.insert(variant, Arc::clone(&layer));
         Ok(layer)
     }
 
@@ -139,17 +139,17 @@ impl<'m> Layers<'m> {
         shardings: &Shardings,
         place: Place,
         adds: &[bool],
-    ) -> Result<(Rc<Routine>, &Function), Refusal> {
+    ) -> Result<(Arc<Routine>, &Function), Refusal> {
         let local = self.local(name, shardings, place)?;
         let wide = self.wide(name, place);
         let Local { function, module, .. } = &self.locals[local];
         let key = (local, adds.to_vec(), wide);
         if let Some(there) = self.forward.get(&key) {
-            return Ok((Rc::clone(there), function));
+            return Ok((Arc::clone(there), function));
         }
         let own = (function, module);
-        let made = Rc::new(routine_in_pieces(own, &key.2, adds, &[], &mut self.table)?);
-        self.forward.insert(key, Rc::clone(&made));
+        let made = Arc::new(routine_in_pieces(own, &key.2, adds, &[], &mut self.table)?);
+        self.forward.insert(key, Arc::clone(&made));
         Ok((made, function))
     }
 
@@ -192,7 +192,7 @@ impl<'m> Layers<'m> {
 /// A local gradient function, cut in two.
 #[derive(Debug)]
 struct Cut {
-    halves: Rc<Halves>,
+    halves: Arc<Halves>,
     /// The halves in their order, as calls of kernels.
     fused: [Fused; 2],
 }
@@ -203,7 +203,7 @@ impl Cut {
         let halves = specialise(&local.function, param_count, primal_results, variant.keep);
         let fused = [&halves.forward, &halves.backward]
             .map(|half| fused(half, &local.module, &variant.wide));
-        Cut { halves: Rc::new(halves), fused }
+        Cut { halves: Arc::new(halves), fused }
     }
 }
 
@@ -215,7 +215,7 @@ fn lower_layer(
     table: &mut KernelTable,
 ) -> Result<Layer, Refusal> {
     let (param_count, primal_results) = (primal.param_count, primal.results.len());
-    let halves = Rc::clone(&cut.halves);
+    let halves = Arc::clone(&cut.halves);
     let differentiable: Vec<usize> = primal
         .params()
         .filter(|p| primal.ty(*p).dtype.is_float())

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use ir::DType;
 pub(crate) use ir::program::BufferId;
 use ir::program::{Buffer, Contents, Entry, Program, Routine, Step, WeightShard, aligned};
+use serde::Serialize;
 
 use crate::arena::{Lifetime, pack};
 
@@ -336,6 +337,25 @@ impl Store {
             entries,
         }
     }
+}
+
+/// All of weights that matters to how they are reduced and updated: the bytes of each region, in
+/// order, and of each weight in several stages its elements and the stages.
+pub(crate) fn extents(
+    weights: &[WeightPlace],
+    dtype: DType,
+) -> (BTreeMap<impl Ord + Serialize, u64>, BTreeMap<impl Ord + Serialize, (usize, &[usize])>) {
+    let elements = |weight: &WeightPlace| weight.ranges.iter().map(|r| r.1).product::<usize>();
+    let (mut regions, mut shared) = (BTreeMap::new(), BTreeMap::new());
+    for weight in weights {
+        let order = region_of(weight).order();
+        let bytes = aligned(elements(weight) as u64 * dtype.size());
+        *regions.entry(order).or_insert(0) += bytes;
+        if weight.stages.len() > 1 {
+            shared.insert((order, weight.weight), (elements(weight), &weight.stages[..]));
+        }
+    }
+    (regions, shared)
 }
 
 fn region_of(place: &WeightPlace) -> Region {

@@ -1,6 +1,6 @@
 //! The end of a step: gradients are reduced, their norm taken, parameters updated.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use ir::module::Attributes;
 use ir::op::Combiner;
@@ -39,7 +39,7 @@ pub(crate) fn begin_evaluation(class: &mut Class<'_>, steps: &mut Vec<Step>) {
 
 /// Sums loss and count over all ranks, each term once.
 pub(crate) fn reduce_loss(class: &mut Class<'_>, steps: &mut Vec<Step>) {
-    if class.tensor > 0 && !class.loss_is_partial() {
+    if class.tensor > 0 && !class.loss_is_partial {
         let loss = class.store.loss_stats();
         fill(class, loss, 2, 0.0, steps);
     }
@@ -212,14 +212,14 @@ pub(crate) struct Update {
 }
 
 /// The update of so many elements, lowered once.
-fn update_of(class: &mut Class<'_>, decay: f64, elements: usize) -> Result<Rc<Update>, String> {
+fn update_of(class: &mut Class<'_>, decay: f64, elements: usize) -> Result<Arc<Update>, String> {
     let (optimizer, dtype) = (class.plan.optimizer, class.dtype);
     let text = format!("{optimizer:?} {decay} {elements} {dtype}");
     if let Some(there) = class.table.updates.get(&text) {
-        return Ok(Rc::clone(there));
+        return Ok(Arc::clone(there));
     }
-    let made = Rc::new(Update::new(optimizer, decay, elements, dtype)?);
-    class.table.updates.insert(text, Rc::clone(&made));
+    let made = Arc::new(Update::new(optimizer, decay, elements, dtype)?);
+    class.table.updates.insert(text, Arc::clone(&made));
     Ok(made)
 }
 

@@ -4,7 +4,7 @@ mod allocate;
 mod steps;
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use ir::program::{Feed, Program, Step};
 use ir::sharding::Layout;
@@ -62,7 +62,7 @@ pub(crate) struct Class<'a> {
     /// The calls of this stage.
     own: &'a [Call],
     /// The layer of each call: calls of one function differ in the gradients that they add.
-    layers: Vec<Rc<Layer>>,
+    layers: Vec<Arc<Layer>>,
     /// What an evaluation calls; the same as training where none.
     evaluation: Option<Evaluation<'a>>,
     /// For each call, its forward and backward routine.
@@ -81,8 +81,8 @@ pub(crate) struct Class<'a> {
     kept: BTreeMap<(usize, usize, usize), BufferId>,
     frames: BTreeMap<usize, BufferId>,
     feeds: BTreeMap<Feed, BufferId>,
-    /// The name of the loss sum in the layer that computes it.
-    loss_name: String,
+    /// Whether tensor-parallel ranks hold terms of the loss rather than copies.
+    pub(crate) loss_is_partial: bool,
 }
 
 impl<'a> Class<'a> {
@@ -92,7 +92,7 @@ impl<'a> Class<'a> {
         stage: usize,
         tensor: usize,
     ) -> Result<Class<'a>, Refusal> {
-        let Compiler { module, calls, evaluated, layers: shared } = compiler;
+        let Compiler { module, calls, evaluated, layers: shared, .. } = compiler;
         let (module, calls, evaluated) = (*module, &*calls, evaluated.as_ref());
         let own = own_calls(calls, plan, stage)?;
         let place = Place {
@@ -110,11 +110,11 @@ impl<'a> Class<'a> {
             shared.layer(&call.function, decisions, place, adds, is_last)
         };
         let layers = own.iter().zip(&adds).map(|(call, adds)| make(call, adds));
-        let layers: Vec<Rc<Layer>> = layers.collect::<Result<_, _>>()?;
+        let layers: Vec<Arc<Layer>> = layers.collect::<Result<_, _>>()?;
         let relayed = relayed(calls, own, &crossing, &mut make)?;
         let named = own.iter().zip(&layers);
-        let named = named.map(|(call, layer)| (call.function.clone(), Rc::clone(layer)));
-        let trained: BTreeMap<String, Rc<Layer>> = named.collect();
+        let named = named.map(|(call, layer)| (call.function.clone(), Arc::clone(layer)));
+        let trained: BTreeMap<String, Arc<Layer>> = named.collect();
         let mut store = store(module, calls, plan, [stage, tensor])?;
         let mut maker =
             Maker { module, plan, place, trained: &trained, store: &mut store, layers: shared };
@@ -126,17 +126,7 @@ impl<'a> Class<'a> {
     }
 
     /// A class that has its weights, and no layers.
-    pub(super) fn empty(
-        (module, calls): (&Module, &'a Calls),
-        plan: &'a Plan,
-        place: [usize; 2],
-        table: &'a mut KernelTable,
-    ) -> Result<Class<'a>, Refusal> {
-        let store = store(module, calls, plan, place)?;
-        Class::with((module, calls), plan, place, store, table)
-    }
-
-    fn with(
+    pub(super) fn with(
         (module, calls): (&Module, &'a Calls),
         plan: &'a Plan,
         [stage, tensor]: [usize; 2],
@@ -165,7 +155,7 @@ impl<'a> Class<'a> {
             kept: BTreeMap::new(),
             frames: BTreeMap::new(),
             feeds: BTreeMap::new(),
-            loss_name: loss_name(module, calls),
+            loss_is_partial: loss_is_partial(module, calls, plan),
         })
     }
 
@@ -243,20 +233,14 @@ impl<'a> Class<'a> {
             Source::Kept(result) => self.own[call].results.get(*result) == Some(&value),
         })
     }
-
-    /// Whether tensor-parallel ranks hold terms of the loss rather than copies.
-    pub(crate) fn loss_is_partial(&self) -> bool {
-        let last = self.calls.calls.last();
-        let sharding = last.and_then(|call| {
-            let plan = self.plan.functions.get(&call.function)?;
-            plan.shardings.get(self.loss_name.as_str())
-        });
-        sharding.is_some_and(|s| matches!(layouts(s)[1], Layout::Partial(_)))
-    }
 }
 
 /// The calls of a stage.
-fn own_calls<'a>(calls: &'a Calls, plan: &Plan, stage: usize) -> Result<&'a [Call], String> {
+pub(super) fn own_calls<'a>(
+    calls: &'a Calls,
+    plan: &Plan,
+    stage: usize,
+) -> Result<&'a [Call], String> {
     let own = calls.calls.get(begin(plan, stage)..plan.stage_ends[stage]);
     own.ok_or_else(|| "the stages do not fit".to_owned())
 }
@@ -282,12 +266,13 @@ fn store(
     Ok(Store::new(weights, Some(plan.optimizer.state_count()), plan.dtype))
 }
 
-/// The name of the loss sum in the layer that computes it.
-fn loss_name(module: &Module, calls: &Calls) -> String {
-    let name = calls.calls.last().and_then(|call| {
+/// Whether tensor-parallel ranks hold terms of the loss rather than copies.
+pub(super) fn loss_is_partial(module: &Module, calls: &Calls, plan: &Plan) -> bool {
+    let sharding = calls.calls.last().and_then(|call| {
         let function = module.function(&call.function)?;
         let at = call.results.iter().position(|r| Some(r) == calls.results.first())?;
-        Some(function.value(function.results[at]).name.clone())
+        let name = &function.value(function.results[at]).name;
+        plan.functions.get(&call.function)?.shardings.get(name)
     });
-    name.unwrap_or_default()
+    sharding.is_some_and(|s| matches!(layouts(s)[1], Layout::Partial(_)))
 }

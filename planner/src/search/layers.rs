@@ -15,7 +15,7 @@ use codegen::schedule::{Turn, one_forward_one_backward};
 use ir::plan::{FunctionPlan, Keep};
 use ir::{Diagnostic, Plan, Program, Sharding, ValueId};
 
-use super::pricer::{Pricer, TimedLayer, TimedLayers, Variant, prices_for, shard_for};
+use super::pricer::{Pricer, TimedLayer, Variant, prices_for, shard_for};
 use super::{Candidate, Job, Scored, assemble};
 use crate::footprint::{Footprint, fullest};
 use crate::price::Prices;
@@ -74,12 +74,14 @@ struct Stage {
 
 /// The layers of a job.
 pub(super) struct LayerTable<'a> {
-    pricer: Pricer<'a>,
+    /// One for each thread that sharded; each compiles the layers of its keys.
+    pricers: Vec<Pricer<'a>>,
     layers: Vec<String>,
     /// For each call, its layer.
     layer_of: Vec<usize>,
-    /// By key with one data-parallel rank: what a rank has does not depend on their number.
-    sharded: BTreeMap<Key, Result<Sharded, Diagnostic>>,
+    /// By key with one data-parallel rank: what a rank has does not depend on their number. With
+    /// the pricer of the key's layers.
+    sharded: BTreeMap<Key, (Result<Sharded, Diagnostic>, usize)>,
     priced: BTreeMap<(Key, Asked), CallPrice>,
     /// A plan for each way to cut and keep; candidates differ from it by their stages.
     plans: BTreeMap<(Key, Vec<Keep>), Plan>,
@@ -107,7 +109,7 @@ impl<'a> LayerTable<'a> {
         let layer_of = calls.calls.iter().map(layer_of).collect();
         let shared = shared(calls);
         Ok(LayerTable {
-            pricer,
+            pricers: vec![pricer],
             layers,
             layer_of,
             sharded: BTreeMap::new(),
@@ -121,11 +123,11 @@ impl<'a> LayerTable<'a> {
     }
 
     pub(super) fn job(&self) -> &'a Job<'a> {
-        self.pricer.job
+        self.pricers[0].job
     }
 
     pub(super) fn calls(&self) -> &Calls {
-        self.pricer.calls()
+        self.pricers[0].calls()
     }
 
     pub(super) fn layer_count(&self) -> usize {
@@ -135,7 +137,7 @@ impl<'a> LayerTable<'a> {
     /// Layers in which the sharding search left out states.
     pub(super) fn capped(&self) -> Vec<String> {
         let all: BTreeSet<&String> =
-            self.sharded.values().flatten().flat_map(|s| &s.capped).collect();
+            self.sharded.values().flat_map(|(s, _)| s).flat_map(|s| &s.capped).collect();
         all.into_iter().cloned().collect()
     }
 
@@ -146,7 +148,7 @@ impl<'a> LayerTable<'a> {
     pub(super) fn add(&mut self, key: Key) -> Result<(), Diagnostic> {
         let key = Key { dp: 1, ..key };
         let job = self.job();
-        let sharded = self.sharded.entry(key).or_insert_with(|| shard_for(job, key));
+        let (sharded, _) = self.sharded.entry(key).or_insert_with(|| (shard_for(job, key), 0));
         sharded.as_ref().map(|_| ()).map_err(Diagnostic::clone)
     }
 
@@ -162,35 +164,31 @@ impl<'a> LayerTable<'a> {
         new.sort_by_key(|(key, _)| std::cmp::Reverse((key.tp.min(2), key.microbatch_size)));
         let threads = thread::available_parallelism().map_or(1, usize::from).min(new.len());
         let next = AtomicUsize::new(0);
-        let (job, layers, next, new) = (self.job(), &self.layers, &next, &new);
-        let work = |pricer: &mut Pricer<'a>| {
+        let job = self.job();
+        while self.pricers.len() < threads {
+            self.pricers.push(Pricer::new(job).expect("the table has one of the same job"));
+        }
+        let (layers, next, new) = (&self.layers, &next, &new);
+        let work = |(at, pricer): (usize, &mut Pricer<'a>)| {
             let mut made = Vec::new();
             while let Some((key, asked)) = new.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let sharded = shard_for(job, *key);
                 if let Ok(sharded) = &sharded {
                     pricer.time_all(*key, sharded, layers, asked);
                 }
-                made.push((*key, sharded));
+                made.push((*key, (sharded, at)));
             }
             made
         };
-        let other = || -> (Vec<_>, TimedLayers) {
-            let mut pricer = Pricer::new(job).expect("the table has one of the same job");
-            (work(&mut pricer), pricer.timed)
-        };
         thread::scope(|scope| {
-            let others: Vec<_> = (1..threads).map(|_| scope.spawn(other)).collect();
-            self.sharded.extend(work(&mut self.pricer));
+            let mut pricers = self.pricers.iter_mut().enumerate();
+            let own = pricers.next().expect("a table has a pricer");
+            let others: Vec<_> = pricers.map(|other| scope.spawn(move || work(other))).collect();
+            self.sharded.extend(work(own));
             for other in others {
-                let (sharded, timed) = other.join().expect("sharding does not panic");
-                self.sharded.extend(sharded);
-                self.pricer.timed.extend(timed);
+                self.sharded.extend(other.join().expect("sharding does not panic"));
             }
         });
-    }
-
-    fn sharded(&self, key: Key) -> &Sharded {
-        sharded(&self.sharded, key)
     }
 
     /// The prices of the calls in order. `adds` says that there are several micro-batches, whose
@@ -224,8 +222,8 @@ impl<'a> LayerTable<'a> {
         if let Some(there) = self.priced.get(&(key, asked)) {
             return Ok(*there);
         }
-        let sharded = sharded(&self.sharded, key);
-        let price = self.pricer.price(key, sharded, &self.layers, asked)?;
+        let (sharded, pricer) = sharded(&self.sharded, key);
+        let price = self.pricers[pricer].price(key, sharded, &self.layers, asked)?;
         self.priced.insert((key, asked), price);
         Ok(price)
     }
@@ -236,7 +234,7 @@ impl<'a> LayerTable<'a> {
     /// What sharding reports.
     pub(super) fn plan(&mut self, candidate: &Candidate) -> Result<Plan, Diagnostic> {
         self.add(candidate.key())?;
-        let sharded = self.sharded(candidate.key());
+        let (sharded, _) = sharded(&self.sharded, candidate.key());
         let functions = self.layers.iter().zip(&candidate.keeps).map(|(name, keep)| {
             let shardings: BTreeMap<String, Sharding> = sharded.functions[name].clone();
             (name.clone(), FunctionPlan { keep: *keep, shardings })
@@ -258,8 +256,8 @@ impl<'a> LayerTable<'a> {
         plan: &Plan,
         candidate: &Candidate,
     ) -> Result<Scored, Diagnostic> {
-        let programs = self.pricer.compiler.programs(plan)?;
-        Ok(self.scored(&programs, candidate))
+        let programs = self.pricers[0].compiler.programs(plan)?;
+        Ok(self.scored(&programs, candidate, 0))
     }
 
     /// The plan of a candidate, which goes back to where it comes from.
@@ -276,27 +274,36 @@ impl<'a> LayerTable<'a> {
     /// What sharding reports.
     pub(super) fn score_candidate(&mut self, candidate: &Candidate) -> Result<Scored, Diagnostic> {
         let plan = self.take_plan(candidate)?;
+        let (_, pricer) = sharded(&self.sharded, candidate.key());
         let mut programs = Vec::new();
         for class in self.classes(candidate) {
             if let Some(there) = self.programs.get(&class) {
                 programs.push(Rc::clone(there));
                 continue;
             }
-            let made = Rc::new(self.pricer.compiler.program(&plan, class.stage, class.tensor)?);
+            let compiler = &mut self.pricers[pricer].compiler;
+            let made = Rc::new(compiler.program(&plan, class.stage, class.tensor)?);
             programs.push(Rc::clone(&made));
             self.programs.insert(class, made);
         }
         self.plans.insert((candidate.key(), candidate.keeps.clone()), plan);
-        Ok(self.scored(&programs, candidate))
+        Ok(self.scored(&programs, candidate, pricer))
     }
 
-    fn scored<P: Borrow<Program>>(&mut self, programs: &[P], candidate: &Candidate) -> Scored {
+    /// The time and the memory of programs that a pricer's compiler made.
+    fn scored<P: Borrow<Program>>(
+        &mut self,
+        programs: &[P],
+        candidate: &Candidate,
+        pricer: usize,
+    ) -> Scored {
         let (mesh, cluster) = (candidate.mesh, self.job().cluster);
         let prices = Prices::new(cluster, mesh);
-        self.pricer.price_launches(&prices);
-        let time = simulate(&prices, mesh, programs, &self.pricer.launches);
+        let pricer = &mut self.pricers[pricer];
+        pricer.price_launches(&prices);
+        let time = simulate(&prices, mesh, programs, &pricer.launches);
         let threads = cluster.threads(cluster.ranks_per_node(mesh.ranks()));
-        let footprints = Footprint::of_all(programs, self.pricer.compiler.kernels(), threads);
+        let footprints = Footprint::of_all(programs, pricer.compiler.kernels(), threads);
         let (need, have) = fullest(&footprints, mesh.dp, cluster);
         Scored { candidate: candidate.clone(), time, footprints, need, have }
     }
@@ -374,7 +381,8 @@ impl<'a> LayerTable<'a> {
         let layer = self.layer_of[call];
         let (key, keep) = (Key { dp: 1, ..class.key }, candidate.keeps[layer]);
         let variant = Variant { key, layer, keep, adds, tensor: class.tensor };
-        self.pricer.time(variant, sharded(&self.sharded, key), &self.layers[layer])
+        let (sharded, pricer) = sharded(&self.sharded, key);
+        self.pricers[pricer].time(variant, sharded, &self.layers[layer])
     }
 
     /// What a class does before its first micro-batch and after its last one.
@@ -388,14 +396,16 @@ impl<'a> LayerTable<'a> {
             return Ok([Rc::clone(begin), Rc::clone(finish)]);
         }
         let plan = self.take_plan(candidate)?;
-        let ends = self.pricer.compiler.ends(&plan, class.stage, class.tensor)?;
+        let (_, pricer) = sharded(&self.sharded, candidate.key());
+        let ends = self.pricers[pricer].compiler.ends(&plan, class.stage, class.tensor)?;
         self.plans.insert((candidate.key(), candidate.keeps.clone()), plan);
         let prices = prices_for(self.job(), class.key);
-        self.pricer.price_launches(&prices);
-        let timed = [ends.begin, ends.finish].map(|routines| {
+        let pricer = &mut self.pricers[pricer];
+        pricer.price_launches(&prices);
+        let timed = [&ends.begin, &ends.finish].map(|routines| {
             let mut timed = Timed::default();
-            for routine in &routines {
-                add_parts(&mut timed.parts, routine, &prices, &self.pricer.launches);
+            for routine in routines {
+                add_parts(&mut timed.parts, routine, &prices, &pricer.launches);
             }
             Rc::new(timed)
         });
@@ -458,9 +468,13 @@ fn shared(calls: &Calls) -> Vec<Vec<usize>> {
     (0..calls.weights.len()).map(readers).filter(|calls| calls.len() > 1).collect()
 }
 
-fn sharded(all: &BTreeMap<Key, Result<Sharded, Diagnostic>>, key: Key) -> &Sharded {
-    let found = &all[&Key { dp: 1, ..key }];
-    found.as_ref().expect("candidates have keys that can be sharded")
+/// The shardings of a key, and the pricer of its layers.
+fn sharded(
+    all: &BTreeMap<Key, (Result<Sharded, Diagnostic>, usize)>,
+    key: Key,
+) -> (&Sharded, usize) {
+    let (found, pricer) = &all[&Key { dp: 1, ..key }];
+    (found.as_ref().expect("candidates have keys that can be sharded"), *pricer)
 }
 
 impl Stage {

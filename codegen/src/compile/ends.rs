@@ -1,0 +1,58 @@
+//! The ends of a step: what a class does before its first micro-batch and after its last one.
+//!
+//! They do not depend on what is in between, and on weights only by their number, so that most of
+//! the classes that a search looks at have the ends of another one.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use ir::program::Routine;
+use ir::{Module, Plan};
+
+use super::class::{Class, loss_is_partial, own_calls};
+use crate::calls::Calls;
+use crate::crossing::must_clear;
+use crate::lower::KernelTable;
+use crate::refusal::Refusal;
+use crate::store::{Store, extents};
+use crate::weights::weight_places;
+
+/// What a class does before its first micro-batch and after its last one, routine by routine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ends {
+    /// Clearing.
+    pub begin: Vec<Routine>,
+    /// Reductions and updates.
+    pub finish: Vec<Routine>,
+}
+
+/// The ends that were compiled, by all that they depend on, as bytes.
+#[derive(Debug, Default)]
+pub(super) struct AllEnds(HashMap<Vec<u8>, Arc<Ends>>);
+
+impl AllEnds {
+    /// The ends of a class.
+    pub(super) fn of(
+        &mut self,
+        module: &Module,
+        calls: &Calls,
+        plan: &Plan,
+        [stage, tensor]: [usize; 2],
+        table: &mut KernelTable,
+    ) -> Result<Arc<Ends>, Refusal> {
+        let weights = weight_places(module, calls, plan, stage, tensor)?;
+        let clears = must_clear(own_calls(calls, plan, stage)?, plan.microbatch_count);
+        let of_loss = [tensor > 0, loss_is_partial(module, calls, plan), clears];
+        let of_plan = (plan.mesh, plan.optimizer, plan.dtype);
+        let key = postcard::to_stdvec(&(of_plan, of_loss, extents(&weights, plan.dtype)));
+        let key = key.expect("these are numbers and lists");
+        if let Some(there) = self.0.get(&key) {
+            return Ok(Arc::clone(there));
+        }
+        let store = Store::new(weights, Some(plan.optimizer.state_count()), plan.dtype);
+        let class = Class::with((module, calls), plan, [stage, tensor], store, table)?;
+        let made = Arc::new(class.ends()?);
+        self.0.insert(key, Arc::clone(&made));
+        Ok(made)
+    }
+}
