@@ -193,98 +193,105 @@ impl Checker<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::estimate::rates::Arithmetic;
-    use crate::estimate::{Job, style};
-    use crate::limits::Limits;
-    use crate::space::ask::EVALUATIONS_MAX;
-    use crate::space::groups::{Asked, plan, share};
+    use crate::space::across::tests::small_line;
+    use crate::space::groups::tests::{asked, cluster};
+    use crate::space::groups::{plan, share};
     use crate::space::models;
 
-    /// What is found is legal; whatever is changed about it is seen.
+    /// The codes and headlines of what is wrong.
+    fn told(job: &Work<'_>, way: &Grouped) -> Vec<(&'static str, String)> {
+        check_groups(job, way).into_iter().map(|found| (found.code, found.headline)).collect()
+    }
+
+    fn says(found: &[(&str, String)], code: &str, said: &str) -> bool {
+        found.iter().any(|(other, headline)| *other == code && headline.contains(said))
+    }
+
+    /// What is found is legal; whatever is changed about it is seen, and called what it is.
     #[test]
     fn plans_over_groups_are_legal_as_they_are_alone() {
         let mut shape = models::shape("llama-3-8b").unwrap();
         (shape.seq, shape.layers) = (2048, 9);
         let work = shape.workload().unwrap();
-        let text = "[[group]]\nextends = \"preset:h100\"\n[[group]]\nextends = \"preset:a100\"\n";
-        let machine = crate::machine::Machine {
-            cores: 4,
-            memory_bytes: 8 << 30,
-            instruction_set: "avx2".into(),
-        };
-        let cluster = Cluster::parse("mixed.toml", text, &machine).unwrap();
-        let asked = Asked {
-            work: &work,
-            cluster: &cluster,
-            style: style::OURS,
-            job: Job { global_batch: 71, arithmetic: Arithmetic::Half },
-            limits: Limits::parse(&["cp=1".to_owned()], &[], &[]).unwrap(),
-            evaluations_max: EVALUATIONS_MAX,
-            for_memory: false,
-            set: None,
-            stop: &|| false,
-        };
+        let cluster = cluster(&[("h100", 1), ("a100", 1)]);
+        let asked = asked(&work, &cluster, 71, &["cp=1"]);
         let job = Work { work: &work, cluster: &cluster, global_batch: 71 };
-        let codes = |way: &Grouped| {
-            let found = check_groups(&job, way);
-            found.iter().map(|diagnostic| diagnostic.code).collect::<Vec<_>>()
-        };
-        assert_eq!(codes(&plan(&asked).unwrap()), [""; 0]);
+        assert_eq!(told(&job, &plan(&asked).unwrap()), []);
         let shared = share(&asked).unwrap();
-        assert_eq!(codes(&Grouped::Shares(shared.clone())), [""; 0]);
+        assert_eq!(told(&job, &Grouped::Shares(shared.clone())), []);
         type Change = fn(&mut Shared);
-        let changes: [(&str, Change); 7] = [
-            ("E3303", |shared| shared.shares[0].samples += 1),
-            ("E3301", |shared| shared.shares[1].first_rank += 1),
-            ("E3301", |shared| shared.shares[1].ranks += 1),
-            ("E3301", |shared| layout(shared).dp *= 2),
-            ("E3304", |shared| layout(shared).tp *= 64),
-            ("E3302", |shared| layout(shared).stage_layers = vec![1]),
-            ("E3303", |shared| shared.shares[0].chosen = None),
+        let changes: [(&str, &str, Change); 11] = [
+            ("E3303", "samples, and computes", |shared| shared.shares[0].samples += 1),
+            ("E3303", "samples are shared", |shared| shared.shares[0].samples += 1),
+            ("E3303", "samples, and computes", |shared| layout(shared).microbatch *= 2),
+            ("E3301", "ranks from", |shared| shared.shares[1].first_rank += 1),
+            ("E3301", "ranks from", |shared| shared.shares[1].ranks += 1),
+            ("E3301", "dp · cp · tp · pp", |shared| layout(shared).dp *= 2),
+            ("E3304", "heads over", |shared| layout(shared).tp *= 64),
+            ("E3304", "tokens into 6 pieces", |shared| layout(shared).cp = 3),
+            ("E3302", "of 9 layers", |shared| layout(shared).stage_layers = vec![1]),
+            ("E3303", "no layout", |shared| shared.shares[0].chosen = None),
+            ("E3301", "there is no group 9", |shared| shared.shares[1].group = 9),
         ];
-        for (number, (code, change)) in changes.into_iter().enumerate() {
+        for (code, said, change) in changes {
             let mut changed = shared.clone();
             change(&mut changed);
-            let found = codes(&Grouped::Shares(changed));
-            assert!(found.contains(&code), "change {number}: {found:?}");
+            let found = told(&job, &Grouped::Shares(changed));
+            assert!(says(&found, code, said), "{said}: {found:?}");
         }
         let small = Cluster { groups: vec![cluster.groups[0].clone(); 2], ..cluster.clone() };
         let mut tight = small.clone();
         tight.groups[0].device.memory_bytes.value = 1e9;
         let job = Work { cluster: &tight, ..job };
-        let found = check_groups(&job, &Grouped::Shares(shared));
-        assert!(found.iter().any(|d| d.code == "E3308"), "{found:?}");
+        let found = told(&job, &Grouped::Shares(shared));
+        assert!(says(&found, "E3308", "needs"), "{found:?}");
     }
 
     fn layout(shared: &mut Shared) -> &mut Configuration {
         &mut shared.shares[0].chosen.as_mut().unwrap().configuration
     }
 
+    /// Experts are cut into whole ones.
+    #[test]
+    fn experts_are_whole() {
+        let mut shape = models::shape("mixtral-8x7b").unwrap();
+        (shape.seq, shape.layers) = (2048, 2);
+        let work = shape.workload().unwrap();
+        let cluster = cluster(&[("h100", 1), ("a100", 1)]);
+        let job = Work { work: &work, cluster: &cluster, global_batch: 16 };
+        let mut shared = share(&asked(&work, &cluster, 16, &["cp=1", "pp=1"])).unwrap();
+        layout(&mut shared).ep = 3;
+        let found = told(&job, &Grouped::Shares(shared));
+        assert!(says(&found, "E3304", "8 experts over 3"), "{found:?}");
+    }
+
     /// Stages that leave out a layer, or compute other samples than their neighbours, are seen.
     #[test]
     fn lines_are_whole() {
-        use crate::space::across::tests::small_line;
         let (work, cluster, batch, across) = small_line();
         let job = Work { work: &work, cluster: &cluster, global_batch: batch };
-        let codes = |across: Across| {
-            let found = check_groups(&job, &Grouped::Stages(across));
-            found.iter().map(|diagnostic| diagnostic.code).collect::<Vec<_>>()
-        };
-        assert_eq!(codes(across.clone()), [""; 0]);
+        assert_eq!(told(&job, &Grouped::Stages(across.clone())), []);
         type Change = fn(&mut Across);
-        let changes: [(&str, Change); 6] = [
-            ("E3302", |across| across.parts[1].first_layer += 1),
-            ("E3302", |across| across.parts[1].configuration.stage_layers[0] += 1),
-            ("E3302", |across| across.parts.reverse()),
-            ("E3303", |across| across.parts[1].configuration.microbatch += 1),
-            ("E3303", |across| across.microbatch_count += 1),
-            ("E3301", |across| across.parts[1].group = across.parts[0].group),
+        let changes: [(&str, &str, Change); 9] = [
+            ("E3302", "begins with layer", |across| across.parts[1].first_layer += 1),
+            ("E3302", "stages have 7 of 6", |across| {
+                across.parts[1].configuration.stage_layers[0] += 1;
+            }),
+            ("E3302", "begins with layer", |across| across.parts.reverse()),
+            ("E3302", "and layers for", |across| {
+                across.parts[1].configuration.stage_layers.push(0);
+            }),
+            ("E3303", "other copies", |across| across.parts[1].configuration.microbatch += 1),
+            ("E3303", "of 8 samples", |across| across.microbatch_count += 1),
+            ("E3301", "there twice", |across| across.parts[1].group = across.parts[0].group),
+            ("E3301", "there is no group 9", |across| across.parts[1].group = 9),
+            ("E3308", "needs", |across| across.parts[1].peak_bytes = 1e15),
         ];
-        for (number, (code, change)) in changes.into_iter().enumerate() {
+        for (code, said, change) in changes {
             let mut changed = across.clone();
             change(&mut changed);
-            let found = codes(changed);
-            assert!(found.contains(&code), "change {number}: {found:?}");
+            let found = told(&job, &Grouped::Stages(changed));
+            assert!(says(&found, code, said), "{said}: {found:?}");
         }
     }
 }

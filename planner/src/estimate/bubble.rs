@@ -127,3 +127,54 @@ impl Turns {
         path(0.0).max(path(few)).max(path(end))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::space::events::Line;
+
+    /// Neighbours that are alike are told as one.
+    fn grouped(times: &[[f64; 2]]) -> Vec<Alike> {
+        let mut all: Vec<Alike> = Vec::new();
+        for (index, [forward_s, backward_s]) in times.iter().copied().enumerate() {
+            match all.last_mut() {
+                Some(last) if [last.forward_s, last.backward_s] == [forward_s, backward_s] => {
+                    last.count += 1;
+                }
+                Some(_) | None => {
+                    let (index, weight_s) = (index as u32, 0.0);
+                    all.push(Alike { index, count: 1, forward_s, backward_s, weight_s });
+                }
+            }
+        }
+        all
+    }
+
+    /// 1F1B with one stage of slow forward passes and one of slow backward passes takes exactly as
+    /// long as its replay, however few micro-batches there are: the longest path turns between the
+    /// two. Without turns it would be a fifth too short.
+    #[test]
+    fn paths_that_turn_are_seen() {
+        let schedule = Schedule::OneForwardOneBackward;
+        for p in 2..7 {
+            let all = (1..3 * p).flat_map(|m| (0..p * p).map(move |at| (m, at / p, at % p)));
+            for ((m, front, back), slow) in all.flat_map(|case| [(case, 2.0), (case, 4.0)]) {
+                let mut times = vec![[1.0, 1.0]; p];
+                times[front][0] = slow;
+                times[back][1] = 6.0 - slow;
+                let line = Line {
+                    forward_s: times.iter().map(|time| time[0]).collect(),
+                    backward_s: times.iter().map(|time| time[1]).collect(),
+                    weight_s: vec![0.0; p],
+                    send_s: 0.0,
+                    microbatches: m,
+                    chunks: 1,
+                    schedule,
+                };
+                let told = passes_s(schedule, &grouped(&times), m as u64);
+                let replayed = line.replay();
+                assert!((told / replayed - 1.0).abs() < 1e-12, "{times:?}, {m}: {told} {replayed}");
+            }
+        }
+    }
+}

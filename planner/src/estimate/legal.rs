@@ -137,3 +137,46 @@ fn items(work: &Workload) -> impl Iterator<Item = &Item> {
 fn gcd(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::space::models;
+
+    /// What is wrong with a layout of a batch, in words.
+    fn told(model: &str, text: &str, batch: u64) -> Vec<String> {
+        let work = models::shape(model).unwrap().workload().unwrap();
+        let found = check(&work, &text.parse().unwrap(), batch);
+        found.err().into_iter().flatten().map(|diagnostic| diagnostic.headline).collect()
+    }
+
+    /// Each rule alone refuses what breaks it, and nothing that just keeps it: 32 heads and layers,
+    /// 8,192 tokens.
+    #[test]
+    fn each_rule_refuses_what_breaks_it_alone() {
+        for (keeps, breaks, batch, said) in [
+            ("tp=4", "tp=3", 8, "does not divide 32"),
+            ("cp=4", "cp=3", 8, "twice as many equal pieces"),
+            ("cp=128", "cp=8192", 8, "twice as many equal pieces"),
+            ("cp=128", "cp=256", 8, "32 tokens a rank"),
+            ("pp=2 stages=31.1", "pp=2 stages=32.0", 8, "no layer"),
+            ("pp=2 recompute=layers:16", "pp=2 recompute=layers:17", 8, "17 layers of a stage"),
+            ("pp=2 stages=20.12 recompute=layers:20", "pp=2 recompute=layers:20", 8, "it has 16"),
+            ("pp=8 schedule=zb-h1", "pp=9 schedule=zb-h1", 8, "8 micro-batches are too few"),
+            ("pp=4 schedule=zb-h2", "pp=4 mbs=7 schedule=zb-h2", 7, "1 micro-batches are too few"),
+            ("pp=4 schedule=zb-h2", "pp=5 schedule=zb-h2", 8, "8 micro-batches are too few"),
+            ("pp=2 vpp=2", "pp=2 vpp=3", 8, "equal chunks"),
+            ("pp=2 vpp=2", "pp=2 vpp=2 stages=16.16", 8, "equal chunks"),
+            ("pp=2 vpp=2", "pp=4 vpp=2", 6, "4 stages do not divide 6 micro-batches"),
+            ("dp=4 mbs=2", "dp=4 mbs=4", 8, "8 samples over dp=4"),
+        ] {
+            assert_eq!(told("llama-3-8b", keeps, batch), [""; 0], "{keeps}");
+            let found = told("llama-3-8b", breaks, batch);
+            let is_alone = found.len() == 1 && found[0].contains(said);
+            assert!(is_alone, "{breaks}: {found:?}");
+        }
+        assert_eq!(told("mixtral-8x7b", "dp=8 ep=4", 8), [""; 0]);
+        let found = told("mixtral-8x7b", "dp=12 ep=6", 12);
+        assert_eq!(found, ["`ep` is 6, which does not divide 8 experts"]);
+    }
+}

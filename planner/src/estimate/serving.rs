@@ -289,8 +289,13 @@ mod tests {
     #[test]
     fn caches_are_as_large_as_published() {
         let cluster = h100();
-        let published =
-            [("deepseek-v3", 70_272.0), ("llama-3-405b", 516_096.0), ("llama-3-70b", 327_680.0)];
+        let published = [
+            ("deepseek-v3", 70_272.0),
+            ("llama-3-405b", 516_096.0),
+            ("llama-3-70b", 327_680.0),
+            // Two values of 768 elements in each of 12 layers; one table for both ends.
+            ("gpt2", 36_864.0),
+        ];
         for (model, bytes) in published {
             let Described { work, latent, .. } = described(model, None).unwrap();
             let estimator = estimator(&work, &cluster);
@@ -384,6 +389,83 @@ mod tests {
                 assert!(routed || is_close, "{model} tp={tp}: {prompt:?}");
             }
         }
+    }
+
+    /// A pass over stages takes that of one device and a message between each two; the slowest
+    /// stage has its part of the layers, the larger of both ends, and a message.
+    #[test]
+    fn stages_share_a_pass() {
+        let cluster = h100();
+        let work = models::shape("llama-3-70b").unwrap().workload().unwrap();
+        let estimator = estimator(&work, &cluster);
+        let serving = Serving { estimator: &estimator, latent: None };
+        let head: Vec<Item> =
+            work.last.iter().copied().filter(|item| !matches!(item, Item::Loss { .. })).collect();
+        for (tp, batch, tokens, cached) in [(8, 2, 2048, 0), (8, 16, 1, 4096), (4, 1, 1, 100)] {
+            let of = |pp| serving.forward(Replica { tp, pp }, batch, tokens, cached);
+            let one = of(1);
+            let copy = Replica { tp, pp: 1 };
+            let first_s = serving.price(copy, &work.first, batch, tokens).forward.total_s();
+            // Logits are made of the last token of each sequence.
+            let last_s = serving.price(copy, &head, batch, 1).forward.total_s();
+            let layers_s = one.latency_s - first_s - last_s;
+            assert!((one.slowest_s / one.latency_s - 1.0).abs() < 1e-12);
+            let bytes = f64::from(batch * tokens * 8192) * 2.0;
+            let send_s = estimator.network.send_s(bytes, tp.into());
+            for pp in [2, 8, 80] {
+                let (found, stages) = (of(pp), f64::from(pp));
+                let latency_s = one.latency_s + (stages - 1.0) * send_s;
+                let slowest_s = layers_s / stages + first_s.max(last_s) + send_s;
+                let about = format!("tp={tp} pp={pp}: {found:?}, {latency_s} s, {slowest_s} s");
+                assert!((found.latency_s / latency_s - 1.0).abs() < 1e-9, "{about}");
+                assert!((found.slowest_s / slowest_s - 1.0).abs() < 1e-9, "{about}");
+            }
+        }
+        let allows = |tp, pp| serving.allows(Replica { tp, pp });
+        assert!(allows(64, 80) && !allows(1, 81) && !allows(3, 1) && !allows(128, 1));
+    }
+
+    /// What devices hold, by hand: Llama-3-8B has two tables of 128,256 · 4,096 and a last norm.
+    #[test]
+    fn devices_hold_their_part() {
+        let cluster = h100();
+        let work = models::shape("llama-3-8b").unwrap().workload().unwrap();
+        let estimator = estimator(&work, &cluster);
+        let serving = Serving { estimator: &estimator, latent: None };
+        let held = |tp, pp| serving.held(Replica { tp, pp });
+        let table = 128_256.0 * 4096.0;
+        let layers = 8_030_261_248.0 - 2.0 * table - 4096.0;
+        for pp in [2, 4, 32] {
+            let bytes = 2.0 * (layers / f64::from(pp) + table + 4096.0);
+            assert_eq!(held(1, pp).weights_bytes, bytes, "{pp} stages");
+            let each = held(1, 1).cache_bytes_per_token / f64::from(pp);
+            assert_eq!(held(1, pp).cache_bytes_per_token, each, "{pp} stages");
+        }
+        // Eight heads of keys and values: more ranks than these have one each.
+        let cache = |tp| held(tp, 1).cache_bytes_per_token;
+        assert_eq!([cache(8), cache(16), cache(32)], [cache(1) / 8.0; 3]);
+        // A sequence more is its cache, its logits in four bytes, and what its layer needs.
+        let copy = Replica { tp: 1, pp: 1 };
+        let more = serving.bytes(copy, 101, 64, 1) - serving.bytes(copy, 100, 64, 1);
+        assert!(more > 64.0 * cache(1) + 4.0 * 128_256.0, "{more}");
+    }
+
+    /// Mixtral's experts lie over all ranks, and one token reads two of eight; many read all.
+    #[test]
+    fn experts_are_shared_and_chosen() {
+        let cluster = h100();
+        let work = models::shape("mixtral-8x7b").unwrap().workload().unwrap();
+        let estimator = estimator(&work, &cluster);
+        let serving = Serving { estimator: &estimator, latent: None };
+        let all = 2.0 * work.parameters() as f64;
+        for tp in [2, 4, 8] {
+            let part = serving.held(Replica { tp, pp: 1 }).weights_bytes * f64::from(tp) / all;
+            assert!((0.99..1.1).contains(&part), "tp={tp}: {part}");
+        }
+        let least_s = all / estimator.rates.memory_bytes_per_s;
+        let pass =
+            |batch| serving.forward(Replica { tp: 1, pp: 1 }, batch, 1, 16).latency_s / least_s;
+        assert!(pass(1) < 0.85 && pass(64) > 1.0, "{} {}", pass(1), pass(64));
     }
 
     #[test]

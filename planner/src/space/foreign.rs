@@ -380,4 +380,76 @@ mod tests {
         assert!(left.contains(&"schedule zb-h1".to_owned()), "{left:?}");
         assert!(left.contains(&"uneven inner stages".to_owned()), "{left:?}");
     }
+
+    fn toml_of(text: &str) -> toml::Table {
+        toml::from_str(text).unwrap()
+    }
+
+    /// Numbers that follow from others are those that the tools compute from them: DeepSpeed
+    /// refuses a batch that is not micro-batch · accumulation · ranks, and torchtitan gives a
+    /// pipeline the whole local batch, and counts the embedding and the loss as layers unless told.
+    #[test]
+    fn numbers_that_follow_agree() {
+        for text in [
+            "tp=2 pp=1 dp=8 mbs=2 sp zero=3",
+            "tp=2 pp=4 dp=8 mbs=2 sp zero=3/4",
+            "tp=4 pp=8 dp=4 mbs=4 sp vpp=3 zero=3/2",
+        ] {
+            let c = configuration(text);
+            let replicas = i64::from(c.dp);
+            let megatron = export(&c, USE, Tool::Megatron).text;
+            assert!(megatron.contains("--seq-length 2048 "), "{megatron}");
+            assert!(megatron.contains("--global-batch-size 64 "), "{megatron}");
+            // Its numbers are on lines of their own.
+            let deepspeed = export(&c, USE, Tool::DeepSpeed).text;
+            let number = |name: &str| -> i64 {
+                let after = deepspeed.split(&format!("\"{name}\": ")).nth(1).unwrap();
+                after.split([',', '\n']).next().unwrap().parse().unwrap()
+            };
+            let at_once = number("train_micro_batch_size_per_gpu") * replicas;
+            assert_eq!(at_once * number("gradient_accumulation_steps"), 64, "{deepspeed}");
+            assert_eq!(number("train_batch_size"), 64, "{deepspeed}");
+            let torchtitan = toml_of(&export(&c, USE, Tool::Torchtitan).text);
+            let number = |table: &str, name: &str| torchtitan[table][name].as_integer().unwrap();
+            let axis = |name: &str| number("parallelism", name);
+            let local = number("training", "local_batch_size");
+            let shards = axis("data_parallel_shard_degree");
+            assert_eq!(shards * axis("data_parallel_replicate_degree"), replicas, "{text}");
+            assert_eq!(number("training", "seq_len"), 2048);
+            if c.pp == 1 {
+                assert_eq!(local, i64::from(c.microbatch), "{text}");
+                continue;
+            }
+            assert_eq!(local * replicas, 64, "{text}");
+            assert_eq!(axis("pipeline_parallel_microbatch_size"), i64::from(c.microbatch));
+            let chunks = i64::from(c.pp * c.vpp);
+            assert_eq!(axis("pipeline_parallel_layers_per_stage") * chunks, 96, "{text}");
+            for end in ["first", "last"] {
+                assert_eq!(axis(&format!("pipeline_parallel_{end}_stage_less_layers")), 0);
+            }
+        }
+    }
+
+    /// Calculon's networks are numbered from the inside: an axis is on the first where all ranks
+    /// that it spans are on a node of eight. What is not computed again is gathered again.
+    #[test]
+    fn calculon_gets_its_networks() {
+        for (text, nets, redo) in [
+            ("tp=8 pp=1 dp=1 mbs=1 sp recompute=attention", [0, 0, 0], true),
+            ("tp=4 pp=1 dp=2 mbs=1 recompute=attention", [0, 0, 0], false),
+            ("tp=8 pp=8 dp=1 mbs=1 sp recompute=full", [0, 1, 0], false),
+            ("tp=4 pp=2 dp=4 mbs=1 sp recompute=attention", [0, 1, 1], true),
+            ("tp=16 pp=1 dp=1 mbs=1 recompute=full", [1, 1, 1], false),
+        ] {
+            let c = configuration(text);
+            let said = export(&c, USE, Tool::Calculon).text;
+            let names = ["tensor_par_net", "pipeline_par_net", "data_par_net"];
+            for (name, net) in names.into_iter().zip(nets) {
+                assert!(said.contains(&format!("\"{name}\": {net},")), "{text}: {said}");
+            }
+            assert!(said.contains(&format!("\"seq_par_ag_redo\": {redo},")), "{text}: {said}");
+            let overlaps = c.dp > 1;
+            assert!(said.contains(&format!("\"data_par_overlap\": {overlaps},")), "{said}");
+        }
+    }
 }

@@ -21,7 +21,7 @@ use crate::limits::Limits;
 
 mod shares;
 #[cfg(test)]
-pub(super) mod tests;
+pub(crate) mod tests;
 
 /// Groups at most: each set of them is looked at.
 pub(super) const GROUPS_MAX: usize = 8;

@@ -78,4 +78,38 @@ fn published_parameter_counts_are_met() {
 fn impossible_shapes_are_refused() {
     let shape = Shape { layers: 0, kv_heads: 7, ..gpt3() };
     assert_eq!(shape.workload().unwrap_err().len(), 2);
+    let routed = Routed { experts: 8, top_k: 2, ffn: 1024, shared_ffn: 0, dense_layers: 0 };
+    let of = |ffn, routed| Shape { ffn, routed, ..gpt3() };
+    // Dense layers have a width inside; where all are routed there is none.
+    assert!(of(0, Some(routed)).workload().is_ok());
+    let refused = [
+        of(0, None),
+        of(0, Some(Routed { dense_layers: 1, ..routed })),
+        of(4, Some(Routed { top_k: 9, ..routed })),
+        of(4, Some(Routed { top_k: 0, ..routed })),
+        of(4, Some(Routed { experts: 0, ..routed })),
+    ];
+    for shape in refused {
+        let wrong = shape.workload().unwrap_err();
+        assert_eq!((wrong.len(), wrong[0].code), (1, "E3403"), "{shape:?}: {wrong:?}");
+    }
+}
+
+/// A token of Mixtral 8x7B meets the router's 8 columns and three products of each of two experts;
+/// DeepSeek-V3 rotates 64 elements of each of 128 queries, and one key that all heads share.
+#[test]
+fn routers_and_shared_keys_count() {
+    let (width, ffn) = (4096, 14336);
+    let experts = Item::Experts { count: 8, top_k: 2, width, ffn, gated: true };
+    let expected = 2.0 * 4096.0 * 8.0 + 2.0 * 3.0 * 2.0 * 4096.0 * 14336.0;
+    assert_eq!(experts.forward_flops(2048), expected);
+    let work = crate::space::models::shape("deepseek-v3").unwrap().workload().unwrap();
+    let rotated = |layer: &Layer| {
+        let widths = layer.items.iter().filter_map(|item| {
+            let Item::Rope { width } = item else { return None };
+            Some(*width)
+        });
+        widths.sum::<u32>()
+    };
+    assert!(work.layers.iter().all(|layer| rotated(layer) == 128 * 64 + 64), "{work:?}");
 }

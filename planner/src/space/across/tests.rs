@@ -7,8 +7,7 @@ use crate::estimate::rates::Arithmetic;
 use crate::estimate::workload::Workload;
 use crate::estimate::{Job, style};
 use crate::limits::Limits;
-use crate::space::ask::EVALUATIONS_MAX;
-use crate::space::groups::tests::cluster;
+use crate::space::groups::tests::{asked, cluster};
 use crate::space::groups::{self, Grouped};
 use crate::space::models;
 use crate::space::oracle::{Random, seeds};
@@ -17,21 +16,6 @@ fn workload(model: &str, layers: u32, seq: u32) -> Workload {
     let mut shape = models::shape(model).unwrap();
     (shape.layers, shape.seq) = (layers, seq);
     shape.workload().unwrap()
-}
-
-fn asked<'a>(work: &'a Workload, cluster: &'a Cluster, batch: u64, fix: &[&str]) -> Asked<'a> {
-    let fix: Vec<String> = fix.iter().map(|text| (*text).to_owned()).collect();
-    Asked {
-        work,
-        cluster,
-        style: style::OURS,
-        job: Job { global_batch: batch, arithmetic: Arithmetic::Half },
-        limits: Limits::parse(&fix, &[], &[]).unwrap(),
-        evaluations_max: EVALUATIONS_MAX,
-        for_memory: false,
-        set: None,
-        stop: &|| false,
-    }
 }
 
 /// Random uneven pipelines on devices of one kind: told as one section, or as two where stages are

@@ -10,7 +10,7 @@ use crate::space::models;
 use crate::space::tree::{Budget, Objective};
 
 /// Nodes of presets.
-pub(in crate::space) fn cluster(groups: &[(&str, usize)]) -> Cluster {
+pub(crate) fn cluster(groups: &[(&str, usize)]) -> Cluster {
     let text: String = groups
         .iter()
         .map(|(preset, nodes)| {
@@ -20,6 +20,27 @@ pub(in crate::space) fn cluster(groups: &[(&str, usize)]) -> Cluster {
         .collect();
     let machine = Machine { cores: 4, memory_bytes: 8 << 30, instruction_set: "avx2".into() };
     Cluster::parse("mixed.toml", &text, &machine).unwrap()
+}
+
+/// A question about a batch, with what is fixed.
+pub(crate) fn asked<'a>(
+    work: &'a Workload,
+    cluster: &'a Cluster,
+    batch: u64,
+    fix: &[&str],
+) -> Asked<'a> {
+    let fix: Vec<String> = fix.iter().map(|text| (*text).to_owned()).collect();
+    Asked {
+        work,
+        cluster,
+        style: style::OURS,
+        job: Job { global_batch: batch, arithmetic: Arithmetic::Half },
+        limits: Limits::parse(&fix, &[], &[]).unwrap(),
+        evaluations_max: EVALUATIONS_MAX,
+        for_memory: false,
+        set: None,
+        stop: &|| false,
+    }
 }
 
 /// All shares of a batch over groups, tried one by one: so many pieces, and what is left over.
@@ -71,18 +92,8 @@ fn shares_are_the_best_of_all() {
         shape.seq = seq;
         let work = shape.workload().unwrap();
         let cluster = cluster(groups);
-        let fix = ["placement=usual", "offload=off", "cp=1"].map(str::to_owned);
-        let asked = Asked {
-            work: &work,
-            cluster: &cluster,
-            style: style::OURS,
-            job: Job { global_batch: batch.into(), arithmetic: Arithmetic::Half },
-            limits: Limits::parse(&fix, &[], &[]).unwrap(),
-            evaluations_max: EVALUATIONS_MAX,
-            for_memory: false,
-            set: None,
-            stop: &|| false,
-        };
+        let fix = ["placement=usual", "offload=off", "cp=1"];
+        let asked = asked(&work, &cluster, batch.into(), &fix);
         let found = share(&asked).unwrap();
         let pieces = [found.piece, (batch - found.rest) / found.piece, found.rest];
         assert!(pieces[1] >= 16 || found.piece == 1, "{pieces:?}");
@@ -109,17 +120,7 @@ fn gradients_cross_once() {
     let joined = cluster(&[("h100", 1), ("a100", 1)]);
     let mut apart = joined.clone();
     apart.groups[1].levels.truncate(1);
-    let asked = |cluster| Asked {
-        work: &work,
-        cluster,
-        style: style::OURS,
-        job: Job { global_batch: 16, arithmetic: Arithmetic::Half },
-        limits: Limits::default(),
-        evaluations_max: EVALUATIONS_MAX,
-        for_memory: false,
-        set: None,
-        stop: &|| false,
-    };
+    let asked = |cluster| asked(&work, cluster, 16, &[]);
     // 8,030,261,248 gradients of 4 bytes through eight ports of 25 GB/s.
     let expected_s = 8_030_261_248.0 * 4.0 / (8.0 * 25e9);
     let found_s = asked(&joined).exchange_s(&[0, 1]);
@@ -138,17 +139,7 @@ fn what_is_found_scores_the_same() {
     shape.seq = 8192;
     let work = shape.workload().unwrap();
     let cluster = cluster(&[("h100", 1), ("a100", 1)]);
-    let asked = Asked {
-        work: &work,
-        cluster: &cluster,
-        style: style::OURS,
-        job: Job { global_batch: 48, arithmetic: Arithmetic::Half },
-        limits: Limits::parse(&["pp=1".to_owned()], &[], &[]).unwrap(),
-        evaluations_max: EVALUATIONS_MAX,
-        for_memory: false,
-        set: None,
-        stop: &|| false,
-    };
+    let asked = asked(&work, &cluster, 48, &["pp=1"]);
     let found = share(&asked).unwrap();
     let layout = |share: &Share| Some(share.chosen.as_ref()?.configuration.clone());
     let layouts: Vec<_> = found.shares.iter().map(layout).collect();
@@ -157,6 +148,12 @@ fn what_is_found_scores_the_same() {
     assert!((scored.step_time_s / found.step_time_s - 1.0).abs() < 1e-9, "{scored:?}");
     let alone = score(&asked, &[layouts[0].clone(), None]).unwrap();
     assert!(alone.step_time_s > scored.step_time_s && alone.shares[0].samples == 48);
+    // Groups that are alike keep the layouts that they are given.
+    let alike = self::cluster(&[("h100", 1), ("h100", 1)]);
+    let other: Configuration = "tp=4 dp=2 mbs=1 sp zero=1 recompute=full".parse().unwrap();
+    let given = [layouts[0].clone(), Some(other)];
+    let told = score(&self::asked(&work, &alike, 48, &[]), &given).unwrap();
+    assert_eq!(told.shares.iter().map(layout).collect::<Vec<_>>(), given);
     let wrong = Configuration { dp: 3, ..Configuration::default() };
     let refused = score(&asked, &[Some(wrong.clone()), Some(wrong)]).unwrap_err();
     assert_eq!(refused.iter().map(|d| d.code).collect::<Vec<_>>(), ["E3401"; 2]);
@@ -166,18 +163,10 @@ fn what_is_found_scores_the_same() {
 fn what_no_group_can_hold_is_refused() {
     let work = models::shape("gpt-1t").unwrap().workload().unwrap();
     let cluster = cluster(&[("h100", 1), ("a100", 1)]);
-    let asked = Asked {
-        work: &work,
-        cluster: &cluster,
-        style: style::OURS,
-        job: Job { global_batch: 2, arithmetic: Arithmetic::Half },
-        limits: Limits::parse(&["offload=off".to_owned()], &[], &[]).unwrap(),
-        evaluations_max: EVALUATIONS_MAX,
-        for_memory: false,
-        set: None,
-        stop: &|| false,
-    };
+    let asked = asked(&work, &cluster, 2, &["offload=off"]);
     assert_eq!(share(&asked).unwrap_err()[0].code, "E3201");
+    let least = Asked { for_memory: true, ..asked.clone() };
+    assert_eq!(plan(&least).unwrap_err()[0].code, "E3201");
     let alone = Asked { cluster: &cluster.groups[0], ..asked };
     assert_eq!(share(&alone).unwrap_err()[0].code, "E3404");
 }
@@ -188,17 +177,7 @@ fn what_no_group_can_hold_is_refused() {
 fn batches_that_groups_cannot_share_are_told() {
     let work = models::shape("llama-3-8b").unwrap().workload().unwrap();
     let cluster = cluster(&[("h100", 1), ("a100", 1)]);
-    let asked = |batch| Asked {
-        work: &work,
-        cluster: &cluster,
-        style: style::OURS,
-        job: Job { global_batch: batch, arithmetic: Arithmetic::Half },
-        limits: Limits::parse(&["dp=4".to_owned()], &[], &[]).unwrap(),
-        evaluations_max: EVALUATIONS_MAX,
-        for_memory: false,
-        set: None,
-        stop: &|| false,
-    };
+    let asked = |batch| asked(&work, &cluster, batch, &["dp=4"]);
     for for_memory in [false, true] {
         let refused = plan(&Asked { for_memory, ..asked(67) }).unwrap_err();
         assert_eq!(refused[0].code, "E3203", "{refused:?}");
@@ -225,17 +204,7 @@ fn what_a_clock_cuts_off_is_told() {
             looks.set(looks.get() + 1);
             looks.get() > looks_max
         };
-        let asked = Asked {
-            work: &work,
-            cluster: &cluster,
-            style: style::OURS,
-            job: Job { global_batch: 48, arithmetic: Arithmetic::Half },
-            limits: Limits::default(),
-            evaluations_max: EVALUATIONS_MAX,
-            for_memory: false,
-            set: None,
-            stop: &stop,
-        };
+        let asked = Asked { stop: &stop, ..asked(&work, &cluster, 48, &[]) };
         match share(&asked) {
             Ok(shared) => {
                 assert!(!shared.complete || looks.get() <= looks_max, "{shared:?}");
