@@ -121,17 +121,31 @@ pub struct Limited {
     /// Bound a decision from above, or on GPUs what a device holds: memory=60GiB
     #[arg(long, value_name = "KNOB=N", value_delimiter = ',')]
     pub max: Vec<String>,
-    /// Tensor-parallel ranks: short for --fix tp=N
+    /// Ranks of the axes
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub axes: Axes,
+}
+
+/// Sizes that are written as flags of their own; where a plan is looked for, they are fixed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
+#[serde(default)]
+pub struct Axes {
+    /// Tensor-parallel ranks: as --fix tp=N
     #[arg(long, alias = "tensor-model-parallel-size", value_name = "N", value_parser = positive)]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub tp: Option<usize>,
-    /// Pipeline stages: short for --fix pp=N
+    /// Pipeline stages: as --fix pp=N
     #[arg(long, alias = "pipeline-model-parallel-size", value_name = "N", value_parser = positive)]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub pp: Option<usize>,
-    /// Data-parallel ranks: short for --fix dp=N
+    /// Data-parallel ranks: as --fix dp=N
     #[arg(long, alias = "data-parallel-size", value_name = "N", value_parser = positive)]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub dp: Option<usize>,
-    /// Samples of a micro-batch on one rank: short for --fix mbs=N
+    /// Samples of a micro-batch on one rank: as --fix mbs=N
     #[arg(long, alias = "micro-batch-size", value_name = "N", value_parser = positive)]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub mbs: Option<usize>,
 }
 
@@ -168,8 +182,8 @@ impl Limited {
     /// What the planner is told.
     pub fn all_limits(&self) -> Result<Limits, Vec<Diagnostic>> {
         let mut limits = Limits::parse(&self.fix, &self.forbid, &self.max)?;
-        let short =
-            [(Knob::Tp, self.tp), (Knob::Pp, self.pp), (Knob::Dp, self.dp), (Knob::Mbs, self.mbs)];
+        let Axes { tp, pp, dp, mbs } = self.axes;
+        let short = [(Knob::Tp, tp), (Knob::Pp, pp), (Knob::Dp, dp), (Knob::Mbs, mbs)];
         for (knob, number) in short {
             if let Some(number) = number {
                 limits.fix_once(knob, number).map_err(|one| vec![one])?;

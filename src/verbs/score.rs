@@ -16,9 +16,10 @@ use planner::space::ask::EVALUATIONS_MAX;
 use planner::space::groups;
 use serde_json::{Value, json};
 
-use self::read::{Known, Layout};
+use self::read::{Known, Layout, OfGroups};
 use crate::cli::positive;
 use crate::failure::{Exit, Failure, read_text, usage};
+use crate::job::Axes;
 use crate::output::{self, Table};
 use crate::verbs::serve::{self, Purpose};
 use crate::verbs::space::groups::Mixed;
@@ -44,15 +45,9 @@ pub struct Args {
     /// Devices, where the file does not say how many there are
     #[arg(long, value_name = "N", value_parser = positive)]
     pub devices: Option<usize>,
-    /// Tensor-parallel ranks
-    #[arg(long, alias = "tensor-model-parallel-size", value_name = "N", value_parser = positive)]
-    pub tp: Option<usize>,
-    /// Pipeline stages
-    #[arg(long, alias = "pipeline-model-parallel-size", value_name = "N", value_parser = positive)]
-    pub pp: Option<usize>,
-    /// Data-parallel ranks
-    #[arg(long, alias = "data-parallel-size", value_name = "N", value_parser = positive)]
-    pub dp: Option<usize>,
+    /// Ranks of the axes
+    #[command(flatten)]
+    pub axes: Axes,
     /// Context-parallel ranks
     #[arg(long, alias = "context-parallel-size", value_name = "N", value_parser = positive)]
     pub cp: Option<usize>,
@@ -62,9 +57,6 @@ pub struct Args {
     /// Chunks of layers of a stage, interleaved
     #[arg(long, value_name = "N", value_parser = positive)]
     pub vpp: Option<usize>,
-    /// Samples of a micro-batch on one rank
-    #[arg(long, alias = "micro-batch-size", value_name = "N", value_parser = positive)]
-    pub mbs: Option<usize>,
     /// What the devices are for: training, or inference with a copy of the model on each tp · pp of
     /// them
     #[arg(long = "for", value_enum, default_value = "training", value_name = "WHAT")]
@@ -176,17 +168,23 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
 
 /// Answers `score` on groups of other devices each: a layout for each, over which the batch is
 /// shared.
-fn over_groups(args: &Args, work: Workload, cluster: Cluster) -> Result<Exit, Failure> {
-    if args.purpose != Purpose::Training || args.from.is_some() {
-        let headline =
-            "on groups of devices, layouts of training are scored, written in `--config`";
-        return Err(usage("--cluster", headline).help("or ask about one group alone").into());
+fn over_groups(args: &Args, mut work: Workload, cluster: Cluster) -> Result<Exit, Failure> {
+    if args.purpose != Purpose::Training {
+        let headline = "on groups of devices, layouts of training are scored";
+        return Err(usage("--for", headline).help("ask about one group alone").into());
     }
-    let Some(batch) = count(args.gbs) else {
+    let said = match &args.from {
+        None => OfGroups { text: args.config.clone(), ..OfGroups::default() },
+        Some(path) => read::of_groups(path, &read_text(path, "--from")?)?,
+    };
+    if let (None, Some(seq)) = (args.seq, said.seq) {
+        work = described(&args.model, Some(seq))?.work;
+    }
+    let Some(batch) = count(args.gbs).or(said.global_batch) else {
         let headline = "it is not said how many samples a step has";
         return Err(usage("--gbs", headline).help("write --gbs N").into());
     };
-    let (dtype, arithmetic) = products(args, None, &cluster)?;
+    let (dtype, arithmetic) = products(args, said.dtype, &cluster)?;
     let mixed = Mixed::of(work, cluster, batch, dtype);
     let question = groups::Asked {
         work: &mixed.work,
@@ -200,7 +198,7 @@ fn over_groups(args: &Args, work: Workload, cluster: Cluster) -> Result<Exit, Fa
         stop: &|| false,
     };
     let change = |c| configuration(args, c);
-    let way = mixed.score(("--config", &args.config), &change, &question)?;
+    let way = mixed.score(("--config", &said.text), &change, &question)?;
     if args.json {
         output::answer_json(&document(&mixed, &way));
     } else {
@@ -249,19 +247,19 @@ fn layout(args: &Args, layers: u32) -> Result<Layout, Failure> {
         return Ok(Layout::of(configuration));
     };
     let text = read_text(path, "--from")?;
-    let known = Known { layers, devices: count(args.devices), dp: count(args.dp) };
+    let known = Known { layers, devices: count(args.devices), dp: count(args.axes.dp) };
     Ok(read::read(path, &text, known)?)
 }
 
 fn configuration(args: &Args, mut c: Configuration) -> Configuration {
     let of = |size: Option<usize>, there: u32| count(size).unwrap_or(there);
-    c.tp = of(args.tp, c.tp);
-    c.pp = of(args.pp, c.pp);
-    c.dp = of(args.dp, c.dp);
+    c.tp = of(args.axes.tp, c.tp);
+    c.pp = of(args.axes.pp, c.pp);
+    c.dp = of(args.axes.dp, c.dp);
     c.cp = of(args.cp, c.cp);
     c.ep = of(args.ep, c.ep);
     c.vpp = of(args.vpp, c.vpp);
-    c.microbatch = of(args.mbs, c.microbatch);
+    c.microbatch = of(args.axes.mbs, c.microbatch);
     c.sequence_parallel |= args.sp;
     if let Some(stage) = args.zero {
         c.zero = Zero { stage, shard: c.zero.shard };

@@ -1,5 +1,6 @@
 //! Layouts that are written and layouts that are searched obey the same rules.
 
+use planner::configuration::{Configuration, Place, Recompute};
 use serde_json::Value;
 
 use crate::cli::Scratch;
@@ -26,15 +27,19 @@ fn neighbours_of_the_best_plan_obey_the_rules() {
         "gpt3-175b --cluster b200 --devices 8 --gbs 32 --seq 512",
         "gpt2-xl --cluster h100 --devices 8 --gbs 8 --seq 1024",
         "llama-3-8b --cluster h100 --devices 32 --gbs 64 --seq 2048",
+        "llama-3-8b --cluster h100 --devices 8 --gbs 64 --seq 8192",
     ];
-    let mut all = 0;
+    let (mut all, mut least) = (0, 0);
     for job in jobs {
         let best = scratch.json(&format!("explain {job} --json"));
         let plan = best["text"].as_str().expect("a plan");
         let step_s = number(&best["step_time_s"]);
         let without_devices: Vec<&str> = job.split(' ').collect();
         let score = [&without_devices[..3], &without_devices[5..]].concat().join(" ");
-        for other in best["neighbours"].as_array().expect("a list") {
+        let neighbours = best["neighbours"].as_array().expect("a list");
+        let fastest_first = neighbours.is_sorted_by_key(|other| number(&other["step_time_s"]));
+        assert!(fastest_first, "{best:#}");
+        for other in neighbours {
             let change = other["change"].as_str().expect("what changes");
             let layout = other["text"].as_str().expect("a plan");
             let (code, document) = scored(&scratch, &score, layout);
@@ -46,6 +51,11 @@ fn neighbours_of_the_best_plan_obey_the_rules() {
             if other["fits"] == true {
                 assert!(seconds >= step_s * (1.0 - 1e-9), "{about}: {seconds} and not {step_s}");
             }
+            let reason = other["reason"].as_str().expect("a reason");
+            if let (true, Some((part, _))) = (other["fits"] == true, reason.split_once(" +")) {
+                assert_eq!(part, grown(&best["breakdown"], &document["breakdown"]), "{about}");
+            }
+            least += is_least(&scratch, &score, &other["recomputed"]["text"]);
             // Stages that are cut unevenly stay so.
             let stages = |text: &str| {
                 text.split(' ').find(|word| word.starts_with("stages=")).map(str::to_owned)
@@ -56,7 +66,29 @@ fn neighbours_of_the_best_plan_obey_the_rules() {
             all += 1;
         }
     }
-    assert!(all > 40, "{all}");
+    assert!(all > 40 && least > 0, "{all}, {least}");
+}
+
+/// The part of a step that takes the most longer than in another.
+fn grown(before: &Value, after: &Value) -> String {
+    let parts = before.as_object().expect("parts").keys();
+    let more = |part: &&String| number(&after[*part]) - number(&before[*part]);
+    let most = parts.max_by(|a, b| more(a).total_cmp(&more(b))).expect("a step has parts");
+    most.trim_end_matches("_s").to_owned()
+}
+
+/// Whether a plan computes some layers again; with one layer less it would not fit.
+fn is_least(scratch: &Scratch, score: &str, text: &Value) -> usize {
+    let Some(c) = text.as_str().and_then(|text| text.parse::<Configuration>().ok()) else {
+        return 0;
+    };
+    let Recompute::Layers(count) = c.recompute else { return 0 };
+    let fewer = if count > 1 { Recompute::Layers(count - 1) } else { Recompute::None };
+    let fewer = Configuration { recompute: fewer, ..c.clone() };
+    for (layout, code) in [(&c, 0), (&fewer, 3)] {
+        assert_eq!(scored(scratch, score, &layout.to_string()).0, Some(code), "{score}: {layout}");
+    }
+    1
 }
 
 /// What a search does not have because it cannot be is refused where it is written, and is no row
@@ -124,7 +156,9 @@ fn printed_plans_over_groups_are_scored() {
     let asked = "llama-3-8b --cluster g.toml --gbs 64 --seq 2048";
     let mut kinds = Vec::new();
     for limits in ["", " --fix pp=1", " --objective cost"] {
-        let plan = scratch.json(&format!("plan {asked}{limits} --json"));
+        let plan = scratch.json(&format!("plan {asked}{limits} --json -o plan.json"));
+        let score = "score llama-3-8b --cluster g.toml --from plan.json --json";
+        assert_eq!(scratch.json(score)["groups"], plan["groups"], "{limits}");
         let text = scratch.answer(&format!("plan {asked}{limits} --plan"));
         for (verb, flag) in [("score", "--config"), ("compare", "--with")] {
             let mut command = scratch.command(&[], &format!("{verb} {asked} --json"));
@@ -139,6 +173,9 @@ fn printed_plans_over_groups_are_scored() {
         kinds.push(plan["kind"].clone());
     }
     assert!(kinds.contains(&"shares".into()), "{kinds:?}");
+    scratch.write("one.json", "{\"train_batch_size\": 8}");
+    let one = scratch.run("score llama-3-8b --cluster g.toml --from one.json --gbs 64");
+    assert_eq!(one.status.code(), Some(6), "{}", String::from_utf8_lossy(&one.stderr));
     for (layouts, said) in [
         ("h10: tp=8; a100: tp=8", "did you mean `h100`?"),
         ("h100: tp=8; h100: tp=8", "more layouts of `h100`"),
@@ -161,6 +198,12 @@ fn every_plan_is_explained() {
     let plan = scratch.json(&format!("plan {asked} --json -o plan.json"));
     let page = scratch.answer(&format!("explain {asked} --plan plan.json"));
     assert!(page.contains("It is the fastest that fits"), "{page}");
+    // Shares of the step are those of the whole.
+    let shares = page.lines().skip_while(|line| !line.starts_with("Where")).skip(1);
+    let shares = shares.take_while(|line| line.starts_with("  "));
+    let shares = shares.filter_map(|line| line.split('%').next()?.split(' ').next_back());
+    let shares: Vec<f64> = shares.map(|share| share.parse().expect("a share")).collect();
+    assert!(shares.len() > 3 && (shares.iter().sum::<f64>() - 100.0).abs() < 0.5, "{page}");
     let line = format!("explain {asked} --plan plan.json --max memory=2GiB --fix offload=off");
     let page = scratch.answer(&line);
     for said in ["It does not fit", "No plan is found beside it", "Where a step goes"] {
@@ -169,6 +212,12 @@ fn every_plan_is_explained() {
     let told = scratch.json(&format!("{line} --json"));
     assert_eq!((&told["step_time_s"], &told["fits"]), (&plan["step_time_s"], &false.into()));
     assert!(told["infeasible"].is_string() && told["fastest"].is_null(), "{told:#}");
+    // With other memory the limits are the same.
+    let limited = scratch.json(&format!("explain {asked} --fix pp=2 --json"));
+    for other in limited["other_memory"].as_array().expect("a list") {
+        let text = other["best"]["text"].as_str().expect("a plan");
+        assert!(text.contains(" pp=2 "), "{text}");
+    }
     // What the limits leave no plan for is explained too; what cannot be is not.
     let other = scratch.answer(&format!("explain {asked} --plan plan.json --fix tp=8,dp=2"));
     assert!(other.contains("No plan is found beside it"), "{other}");
@@ -208,4 +257,43 @@ fn orders_of_axes_are_fixed() {
     assert!(ratio.is_some_and(|ratio| (ratio - 1.0).abs() < 1e-9), "{ratio:?}");
     let refused = scratch.run(&format!("plan {asked},placement=tp.pp --json"));
     assert_eq!(refused.status.code(), Some(2));
+}
+
+/// The rows of `fit` are the strategies that they are called, on all devices; where limits leave
+/// none of them, what fits is the plan that is found.
+#[test]
+fn strategies_are_what_they_are_called() {
+    let scratch = Scratch::new("strategies");
+    let asked = "llama-3-8b --cluster h100 --devices 24 --gbs 48 --seq 2048";
+    let fit = scratch.json(&format!("fit {asked} --json"));
+    let mut seen = 0;
+    for row in fit["rows"].as_array().expect("a list") {
+        let name = row["strategy"].as_str().expect("a name");
+        let plan: Configuration = row["plan"].as_str().expect("a text").parse().expect("a layout");
+        assert_eq!(plan.ranks(), 24, "{name}");
+        for word in name.split(" + ") {
+            let is_so = match word {
+                "ddp" => plan.zero.stage == 0,
+                "zero1" => plan.zero.stage == 1,
+                "zero2" => plan.zero.stage == 2,
+                "zero3" => plan.zero.stage == 3,
+                "tp8" => (plan.tp, plan.sequence_parallel) == (8, true),
+                "pp3" => plan.pp == 3,
+                "recompute" => plan.recompute == Recompute::Full,
+                "optimizer on host" => plan.offload.optimizer == Place::Host,
+                _ => false,
+            };
+            assert!(is_so, "{word} of {name}: {plan}");
+            seen += 1;
+        }
+    }
+    assert_eq!(seen, 17, "{fit:#}");
+    let limits = "--fix tp=4,pp=2";
+    let [fit, plan] = ["fit", "plan"].map(|verb| {
+        scratch.json(&format!(
+            "{verb} llama-3-8b --cluster h100 --devices 16 --gbs 48 {limits} --json"
+        ))
+    });
+    assert_eq!((fit["rows"].as_array().map(Vec::len), &fit["fits"]), (Some(0), &true.into()));
+    assert_eq!(fit["fastest"]["text"], plan["text"]);
 }

@@ -150,6 +150,23 @@ fn verbs_agree_about_layouts() {
                 .all(|row| { row["plan"].as_str().is_some_and(|plan| plan.contains("zero=3")) }),
         "{fit:#}"
     );
+    let fit = scratch.json(&format!("fit {asked} --json"));
+    let rows = fit["rows"].as_array().expect("rows").iter();
+    let fits: Vec<bool> = rows
+        .map(|row| {
+            let fits = number(&row["need_bytes"]) <= number(&fit["have_bytes"]);
+            assert_eq!(row["fits"], fits, "{row:#}");
+            fits
+        })
+        .collect();
+    assert!(fits.contains(&true) && fits.contains(&false), "{fit:#}");
+    let page = scratch.answer(&format!("fit {asked}"));
+    // One more says that there is an answer.
+    let marks = ["✓", "✗"].map(|mark| page.matches(mark).count());
+    let count = |wanted: bool| fits.iter().filter(|fits| **fits == wanted).count();
+    assert_eq!(marks, [count(true) + 1, count(false)], "{page}");
+    let none = scratch.run(&format!("fit {asked} --max memory=2GiB --fix offload=off --json"));
+    assert_eq!(none.status.code(), Some(3));
     let compare = format!("compare {asked} --json");
     for layout in ["tp=4 mbs=1 sp", "tp=2 dp=4 zero=1", "tp=8 mbs=1 sp recompute=full"] {
         let (_, _, compared) = with(&scratch, &compare, "--with", layout);
@@ -222,6 +239,8 @@ fn plans_for_gpus_are_one_answer() {
         assert_eq!(said["text"], plan["text"], "{file}");
         assert_eq!(said["step_time_s"], plan["step_time_s"], "{file}");
         assert_eq!(said["fastest"]["text"], layout.trim(), "{file}");
+        let gap = number(&said["step_time_s"]) / number(&said["bound_s"]) - 1.0;
+        assert!((number(&said["gap"]) - gap).abs() < 1e-9, "{file}: {gap} and {}", said["gap"]);
         let page = scratch.answer(&format!("explain llama-3-8b --cluster h100 --plan {file}"));
         let is_it = plan["text"] == layout.trim();
         let verdict =

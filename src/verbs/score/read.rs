@@ -167,6 +167,44 @@ fn not_json(source: &str, error: &serde_json::Error) -> Diagnostic {
     bad(source, format!("not JSON: {error}")).help(help)
 }
 
+/// What a plan over groups says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OfGroups {
+    /// The layouts, each after the name of its group.
+    pub text: String,
+    /// Samples of a step.
+    pub global_batch: Option<u32>,
+    /// Tokens of a sample.
+    pub seq: Option<u32>,
+    /// The element type.
+    pub dtype: Option<DType>,
+}
+
+/// Reads a plan over groups of devices.
+///
+/// # Errors
+/// `E5016` for a text that is none.
+pub fn of_groups(source: &str, text: &str) -> Result<OfGroups, Diagnostic> {
+    let help = "give what `plan --json` prints of these groups, or write layouts in `--config`";
+    let json: Json = serde_json::from_str(text).unwrap_or_default();
+    if json["schema"] != "gantline.plan-groups/1" {
+        let headline = format!("`{source}` is no plan over groups, and the cluster has some");
+        return Err(bad(source, headline).help(help));
+    }
+    let group = |group: &Json| {
+        let layout = group["text"].as_str()?;
+        Some(format!("{}: {layout}", group["group"].as_str()?))
+    };
+    let texts = json["groups"].as_array().into_iter().flatten().filter_map(group);
+    let number = |name: &str| json[name].as_u64().and_then(|n| u32::try_from(n).ok());
+    Ok(OfGroups {
+        text: texts.collect::<Vec<_>>().join("; "),
+        global_batch: number("gbs"),
+        seq: number("seq"),
+        dtype: json["dtype"].as_str().and_then(|name| name.parse().ok()),
+    })
+}
+
 /// The diagnostic of a plan over groups of devices, where a plan of one kind is wanted.
 fn refuse_groups(source: &str, json: &Json) -> Result<(), Diagnostic> {
     if json["schema"] != "gantline.plan-groups/1" {
@@ -536,6 +574,8 @@ mod tests {
                 let layout = read.unwrap_or_else(|d| panic!("SEED={seed} {c}: {d:?}"));
                 assert_eq!(layout.tool, tool.name());
                 assert_eq!(layout.global_batch, Some(purpose.global_batch), "SEED={seed} {c}");
+                let says_seq = matches!(tool, Tool::Megatron | Tool::Torchtitan);
+                assert_eq!(layout.seq, says_seq.then_some(purpose.seq), "SEED={seed} {c}");
                 let batch = u64::from(purpose.global_batch);
                 let read = &layout.configuration;
                 assert!(read.microbatch_count(batch).is_some(), "SEED={seed}: {c} as {read}");

@@ -462,3 +462,42 @@ fn sizes(best: &Chosen, resized: &[Resized]) -> String {
 fn signed(seconds: f64) -> String {
     format!("{}{}", if seconds < 0.0 { "-" } else { "+" }, Seconds(seconds.abs()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The neighbour of a plan of 32 layers with one change.
+    fn neighbour(best: &str, change: &str) -> Option<String> {
+        let best: Configuration = best.parse().unwrap();
+        let found = changed(&best, 32).into_iter().find(|(what, _)| what == change);
+        found.map(|(_, c)| c.to_string())
+    }
+
+    /// What depends on a number that changes follows it, and the ranks stay as many.
+    #[test]
+    fn neighbours_are_whole_plans() {
+        for (best, change, expected) in [
+            // As large a part of each stage is computed again.
+            ("pp=2 dp=4 recompute=layers:8", "pp=4", "tp=1 pp=4 dp=2 mbs=1 recompute=layers:4"),
+            ("pp=2 dp=4 recompute=layers:8", "pp=1", "tp=1 pp=1 dp=8 mbs=1 recompute=layers:16"),
+            // Uneven stages of another number are even, and one stage has no schedule.
+            ("pp=2 dp=4 stages=20.12", "pp=4", "tp=1 pp=4 dp=2 mbs=1"),
+            ("pp=2 dp=4 stages=20.12", "tp=2", "tp=2 pp=2 dp=2 mbs=1 sp stages=20.12"),
+            ("pp=2 dp=4 vpp=4", "pp=1", "tp=1 pp=1 dp=8 mbs=1"),
+            ("pp=2 dp=4 schedule=zb-h1", "pp=1", "tp=1 pp=1 dp=8 mbs=1"),
+            // One replica shards with nobody; shards that do not divide are over all.
+            ("tp=4 dp=2 sp zero=3", "tp=8", "tp=8 pp=1 dp=1 mbs=1 sp"),
+            ("tp=2 dp=8 sp zero=3/8", "tp=4", "tp=4 pp=1 dp=4 mbs=1 sp zero=3"),
+            ("tp=2 dp=8 sp zero=3/4", "tp=4", "tp=4 pp=1 dp=4 mbs=1 sp zero=3/4"),
+            ("tp=2 dp=4 sp", "tp=1", "tp=1 pp=1 dp=8 mbs=1"),
+            ("dp=8 mbs=4", "mbs=2", "tp=1 pp=1 dp=8 mbs=2"),
+            ("dp=8", "zero=2", "tp=1 pp=1 dp=8 mbs=1 zero=2"),
+        ] {
+            assert_eq!(neighbour(best, change).as_deref(), Some(expected), "{best}: {change}");
+        }
+        for (best, change) in [("tp=8 sp", "zero=1"), ("tp=8", "tp=16"), ("dp=8", "mbs=0")] {
+            assert_eq!(neighbour(best, change), None, "{best}: {change}");
+        }
+    }
+}
