@@ -15,15 +15,18 @@
 //! Legend: p stages, m micro-batches; F, B and W seconds of a stage's forward pass, of its backward
 //! pass, and of the part of that which only weights need (`bubble`).
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use rustc_hash::FxHashMap;
+
 use super::Estimator;
+use super::exchange::Exchanges;
 use super::price::{LayerPrice, Prices};
 use super::stage::{Run, Stage, hold, stage};
-use super::step::{After, Breakdown, Step, Terms};
+use super::step::{After, Alone, Breakdown, Step, Terms};
 use crate::configuration::{Configuration, Recompute, Schedule};
 
-/// Stages that are looked at to find the best cut of one configuration. Chosen: a quarter of a
-/// millisecond.
-const WORK_MAX: u32 = 1_000;
 /// The part of a step to which the least of the slowest stages is found. Chosen: bounds are
 /// further off for other reasons.
 const PRECISION: f64 = 1e-5;
@@ -95,6 +98,26 @@ fn add(a: [f64; 3], b: [f64; 3]) -> [f64; 3] {
     [a[0] + b[0], a[1] + b[1], a[2] + b[2]]
 }
 
+/// The last number up to `high` for which something holds that holds up to some number; `low` where
+/// for none above it. Few are asked where that is near `guess`.
+fn last_where(low: u32, high: u32, guess: u32, holds: impl Fn(u32) -> bool) -> u32 {
+    let (mut low, mut high) = (low, high);
+    let (mut at, mut step) = (guess, 1);
+    while low < high {
+        at = at.clamp(low + 1, high);
+        // No step is longer than half of what is left.
+        if holds(at) {
+            low = at;
+            at = (low + step).min(low + (high - low).div_ceil(2));
+        } else {
+            high = at - 1;
+            at = (high + 1).saturating_sub(step).max(low + (high - low).div_ceil(2));
+        }
+        step *= 2;
+    }
+    low
+}
+
 /// What is known of all cuts of one configuration.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Least {
@@ -105,7 +128,6 @@ pub struct Least {
 }
 
 /// A configuration whose layers are to be cut.
-#[derive(Clone, Copy)]
 pub struct Cuts<'a> {
     terms: Terms<'a>,
     c: &'a Configuration,
@@ -114,7 +136,12 @@ pub struct Cuts<'a> {
     count: u64,
     is_far: bool,
     send_s: f64,
+    stages: Rc<Stages>,
 }
+
+/// Stages that were looked at, of configurations that differ at most in what they offload.
+#[derive(Debug, Default)]
+pub struct Stages(RefCell<FxHashMap<(u32, u32, u32), (Stage, Exchanges)>>);
 
 /// A path through a step: the factors of a stage's F, B and W, and what comes on top.
 #[derive(Clone, Copy)]
@@ -132,13 +159,13 @@ impl Estimator<'_> {
     pub fn cuts<'a>(
         &'a self,
         c: &'a Configuration,
-        prices: &'a Prices,
-        sums: &'a Sums,
+        (prices, sums): (&'a Prices, &'a Sums),
         count: u64,
+        stages: Rc<Stages>,
     ) -> Cuts<'a> {
         let terms = self.terms();
         let (is_far, send_s) = (terms.sends_far(c), terms.send_s(c, prices));
-        Cuts { terms, c, prices, sums, count, is_far, send_s }
+        Cuts { terms, c, prices, sums, count, is_far, send_s, stages }
     }
 
     /// Whether the stages of a configuration are on different nodes.
@@ -148,6 +175,11 @@ impl Estimator<'_> {
 }
 
 impl Cuts<'_> {
+    /// What is cut.
+    pub fn configuration(&self) -> &Configuration {
+        self.c
+    }
+
     fn depth(&self) -> u32 {
         self.sums.depth()
     }
@@ -230,34 +262,33 @@ impl Cuts<'_> {
     }
 
     /// The last layer up to which a stage's path takes no longer than `room_s`; `from` where it
-    /// has no room for one.
-    fn filled(&self, index: u32, path: &Path, from: u32, room_s: f64) -> u32 {
-        let (mut low, mut high) = (from, self.latest(index));
-        while low < high {
-            let middle = low + (high - low).div_ceil(2);
-            if self.path_s(index, path, from, middle) <= room_s {
-                low = middle;
-            } else {
-                high = middle - 1;
-            }
-        }
-        low
+    /// has no room for one. It may have about `guess` layers.
+    fn filled(&self, index: u32, path: &Path, from: u32, room_s: f64, guess: u32) -> u32 {
+        let has_room = |to: u32| self.path_s(index, path, from, to) <= room_s;
+        last_where(from, self.latest(index), from + guess, has_room)
     }
 
     /// The stages whose paths take no longer than `room_s`, each with as many layers as it can
-    /// have.
-    fn fill(&self, paths: &[Path], room_s: f64) -> Option<Vec<u32>> {
-        let mut from = 0;
+    /// have, and the longest path; where they are too few, the least room in which one could have
+    /// more.
+    fn fill(&self, paths: &[Path], room_s: f64) -> Result<(Vec<u32>, f64), f64> {
+        let (mut from, mut guess) = (0, self.depth() / self.c.pp);
+        let (mut longest_s, mut more_s) = (0.0f64, f64::INFINITY);
         let mut layers = Vec::with_capacity(paths.len());
         for (index, path) in (0..).zip(paths) {
-            let to = self.filled(index, path, from, room_s);
-            if to == from {
-                return None;
+            let to = self.filled(index, path, from, room_s, guess);
+            if to < self.latest(index) {
+                more_s = more_s.min(self.path_s(index, path, from, to + 1));
             }
-            layers.push(to - from);
+            if to == from {
+                return Err(more_s);
+            }
+            longest_s = longest_s.max(self.path_s(index, path, from, to));
+            guess = to - from;
+            layers.push(guess);
             from = to;
         }
-        (from == self.depth()).then_some(layers)
+        if from == self.depth() { Ok((layers, longest_s)) } else { Err(more_s) }
     }
 
     fn paths(&self) -> Vec<Path> {
@@ -281,8 +312,8 @@ impl Cuts<'_> {
         while high - low > PRECISION * (shared_s + high) {
             let middle = 0.5 * (low + high);
             match self.fill(&paths, middle) {
-                Some(found) => (layers, high) = (found, middle),
-                None => low = middle,
+                Ok(found) => (layers, high) = found,
+                Err(more_s) => low = more_s.min(high),
             }
         }
         let sends_s = 2.0 * self.send_s * (self.count as f64 + f64::from(self.c.pp - 1));
@@ -305,85 +336,185 @@ impl Cuts<'_> {
 
     /// Stages of which none holds more than `bytes_max`, each with as many layers as it can hold.
     pub fn fitting(&self, bytes_max: f64) -> Option<Vec<u32>> {
-        let mut from = 0;
+        let (mut from, mut guess) = (0, self.depth() / self.c.pp);
         let mut layers = Vec::with_capacity(self.c.pp as usize);
         for index in 0..self.c.pp {
-            let (mut low, mut high) = (from, self.latest(index));
-            while low < high {
-                let middle = low + (high - low).div_ceil(2);
-                let run = Run { index, count: 1, from, to: middle };
-                let mut stage = Stage::default();
-                hold(&mut stage, self.c, self.prices, &run);
-                let held = self.terms.held(self.c, self.prices, &run, &stage, self.count);
-                if held.total_bytes() <= bytes_max {
-                    low = middle;
-                } else {
-                    high = middle - 1;
-                }
-            }
-            if low == from {
+            let fits = |to: u32| self.bytes(index, from, to) <= bytes_max;
+            let to = last_where(from, self.latest(index), from + guess, fits);
+            if to == from {
                 return None;
             }
-            layers.push(low - from);
-            from = low;
+            guess = to - from;
+            layers.push(guess);
+            from = to;
         }
         (from == self.depth()).then_some(layers)
     }
 
-    fn stage(&self, index: u32, from: u32, to: u32) -> (Run, Stage) {
-        let run = Run { index, count: 1, from, to };
-        (run, stage(self.c, self.prices, &run, self.is_far))
+    fn run(index: u32, from: u32, to: u32) -> Run {
+        Run { index, count: 1, from, to }
     }
 
-    /// Not above the seconds in which any cut exchanges, updates and moves, of those whose step is
-    /// below `below_s`: what the first stage alone takes, or the last, or one with as many layers
-    /// as the fullest has. `moves` says whether the update and moves count.
-    pub fn least_after_s(&self, below_s: f64, moves: bool) -> f64 {
-        let (p, depth, m) = (self.c.pp, self.depth(), self.count as f64);
-        // No stage is slower than the step, and waits for no more than all backward passes.
-        let room_s = below_s / m;
+    /// A stage that does alone what this one does: one of the same kind, with the first layers that
+    /// are alike.
+    fn alike(&self, index: u32, from: u32, to: u32) -> (u32, u32, u32) {
+        let index = if index + 1 == self.c.pp { index } else { index.min(1) };
+        let mut start = 0;
+        for (count, _) in &self.prices.layers {
+            if from < start + count {
+                return if to <= start + count { (index, start, start + to - from) } else { break };
+            }
+            start += count;
+        }
+        (index, from, to)
+    }
+
+    /// A stage, and what it does at the end of a step if it waits for no other.
+    fn one(&self, index: u32, from: u32, to: u32) -> (Stage, Alone) {
+        let (index, from, to) = self.alike(index, from, to);
+        let m = self.count as f64;
+        let (stage, exchanges) =
+            *self.stages.0.borrow_mut().entry((index, from, to)).or_insert_with(|| {
+                let stage = stage(self.c, self.prices, &Cuts::run(index, from, to), self.is_far);
+                (stage, self.terms.exchanges(self.c, &stage, m))
+            });
+        (stage, self.terms.alone(self.c, &stage, exchanges, m))
+    }
+
+    /// Bytes that a stage holds.
+    fn bytes(&self, index: u32, from: u32, to: u32) -> f64 {
+        let run = Cuts::run(index, from, to);
+        let mut stage = Stage::default();
+        hold(&mut stage, self.c, self.prices, &run);
+        self.terms.held(self.c, self.prices, &run, &stage, self.count).total_bytes()
+    }
+
+    /// The least first layer of each stage, so that what follows has room; none where the first
+    /// stage cannot begin at the first layer.
+    fn starts(&self, paths: &[Path], room_s: f64) -> Option<Vec<u32>> {
+        let (p, depth) = (self.c.pp, self.depth());
+        let mut starts = vec![depth; p as usize + 1];
+        let mut guess = depth / p;
+        for index in (0..p).rev() {
+            let path = &paths[index as usize];
+            let to = starts[index as usize + 1];
+            let has_room = |layers: u32| self.path_s(index, path, to - layers, to) <= room_s;
+            guess = last_where(0, to - index, guess, has_room);
+            if guess == 0 {
+                return None;
+            }
+            starts[index as usize] = to - guess;
+        }
+        (starts[0] == 0).then_some(starts)
+    }
+
+    /// How many layers stages have in cuts whose passes are not above so many seconds; none where
+    /// there is no such cut.
+    pub fn room(&self, least: &Least, seconds: f64) -> Option<Room> {
+        let room_s = seconds - least.shared_s;
+        let paths = self.paths();
+        let starts = self.starts(&paths, room_s)?;
+        let mut ends = Vec::with_capacity(paths.len());
+        let (mut end, mut guess) = (0, starts[1]);
+        for (index, path) in (0..).zip(&paths) {
+            let from = end;
+            end = self.filled(index, path, from, room_s, guess);
+            guess = end - from;
+            ends.push(end);
+        }
+        let depth = self.depth();
+        let p = paths.len();
+        let between = (1..p - 1).map(|at| ends[at].saturating_sub(starts[at]));
+        Some(Room {
+            first: [starts[1], ends[0]],
+            last: [depth.saturating_sub(ends[p - 2]), depth - starts[p - 1]],
+            most_between: between.max().unwrap_or_default(),
+            stage_s: seconds / self.count as f64,
+        })
+    }
+
+    /// Not above the seconds in which any cut exchanges, updates and moves, of those that have
+    /// `room`: what the first stage takes alone, the last, or the fullest between them, for all
+    /// numbers of layers of the first and the last. `moves` says whether the update and moves
+    /// count.
+    pub fn least_after_s(&self, room: &Room, moves: bool) -> f64 {
+        let (p, depth) = (self.c.pp, self.depth());
+        // No stage waits for more than all backward passes.
         let mut all_s = self.sums.passes[depth as usize][1];
         all_s += self.sums.again_s(self.c.recompute, 0, depth);
         all_s += self.sums.ends[0][1] + self.sums.ends[1][1] + f64::from(p) * self.send_s;
-        let fullest = depth.div_ceil(p);
         let alone_s = |index: u32, from: u32, to: u32| {
-            let (run, stage) = self.stage(index, from, to);
+            let (stage, alone) = self.one(index, from, to);
             let mut after = After::waiting(if index == 0 { 0.0 } else { all_s });
-            after.take(&self.terms, self.c, (&run, &stage), [self.send_s, m]);
+            after.take(&alone, 1, self.send_s);
             let mut parts = Breakdown::default();
             after.tell(&mut parts);
             let moved_s = if moves { parts.optimizer_s + parts.offload_s } else { 0.0 };
-            (stage.total_s() - stage.again_s, parts.gradients_s + parts.weights_s + moved_s)
+            let has_room = stage.total_s() - stage.again_s <= room.stage_s;
+            has_room.then_some(parts.gradients_s + parts.weights_s + moved_s)
         };
-        let least_of = |index: u32, from: u32, window: &dyn Fn(u32) -> (u32, u32)| {
-            let mut found = [f64::INFINITY; 2];
-            for layers in from..=depth - (p - 1) {
-                let (from, to) = window(layers);
-                let (seconds, after_s) = alone_s(index, from, to);
-                if seconds > room_s && layers > 1 {
-                    break;
-                }
-                found[0] = found[0].min(after_s);
-                if layers >= fullest {
-                    found[1] = found[1].min(after_s);
-                }
-            }
-            found
-        };
-        let first = least_of(0, 1, &|layers| (0, layers));
-        let last = least_of(p - 1, 1, &|layers| (depth - layers, depth));
-        let mut full_s = first[1].min(last[1]);
-        if p > 2 {
-            let low = least_of(1, fullest, &|layers| (0, layers));
-            let high = least_of(1, fullest, &|layers| (depth - layers, depth));
-            full_s = full_s.min(low[1]).min(high[1]);
+        let ends = [(0, room.first), (p - 1, room.last)].map(|(index, [low, high])| {
+            let all = (low..=high).map_while(|layers| {
+                let from = if index == 0 { 0 } else { depth - layers };
+                Some((layers, alone_s(index, from, from + layers)?))
+            });
+            all.collect::<Vec<_>>()
+        });
+        let [first, last] = &ends;
+        let most = [first, last].map(|end| end.last().map_or(0, |(layers, _)| *layers));
+        // By layers: the least of a stage between with as many or more. One of those between has as
+        // many as there are for each, or more.
+        let stages = (p - 2).max(1);
+        let fewest = depth.saturating_sub(most[0] + most[1]).div_ceil(stages).max(1);
+        let mut between_s = vec![f64::INFINITY; room.most_between as usize + 1];
+        if p == 2 {
+            between_s[0] = 0.0;
         }
-        // Of many kinds of layers a stage may have any.
-        if self.prices.layers.len() > 2 {
-            full_s = 0.0;
+        for layers in fewest..=room.most_between {
+            let begins = self.unlike(layers, [room.first[0], depth - room.last[0]]);
+            let least = begins.filter_map(|from| alone_s(1, from, from + layers));
+            between_s[layers as usize] = least.fold(f64::INFINITY, f64::min);
         }
-        first[0].max(last[0]).max(full_s)
+        for at in (1..between_s.len()).rev() {
+            between_s[at - 1] = between_s[at - 1].min(between_s[at]);
+        }
+        let pairs = first.iter().flat_map(|first| last.iter().map(move |last| (first, last)));
+        let least = pairs.filter_map(|((first, first_s), (last, last_s))| {
+            let between = depth.checked_sub(first + last)?.div_ceil(stages);
+            Some(first_s.max(*last_s).max(*between_s.get(between as usize)?))
+        });
+        least.fold(f64::INFINITY, f64::min)
     }
+
+    /// The first layers of all stages of so many layers that differ in the kinds of these, from a
+    /// first to a last layer.
+    fn unlike(&self, layers: u32, [low, high]: [u32; 2]) -> impl Iterator<Item = u32> {
+        let runs = self.prices.layers.iter().scan(0, |end, (count, _)| {
+            let from = *end;
+            *end += count;
+            Some((from, *end))
+        });
+        runs.flat_map(move |(from, end)| {
+            let from = from.max(low);
+            // Those that end within a run are like the first of them.
+            let beyond = (end + 1).saturating_sub(layers).max(from + 1);
+            let first = (from < end).then_some(from);
+            first.into_iter().chain(beyond..end).filter(move |from| from + layers <= high)
+        })
+    }
+}
+
+/// How many layers the stages of cuts can have that are fast enough.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Room {
+    /// Of the first stage, at least and at most.
+    first: [u32; 2],
+    /// Of the last stage.
+    last: [u32; 2],
+    /// Of one between them, at most.
+    most_between: u32,
+    /// Seconds of a micro-batch on a stage, at most.
+    stage_s: f64,
 }
 
 /// What a cut has to be better than.
@@ -396,6 +527,8 @@ pub struct Wanted<'a> {
     pub seconds: &'a dyn Fn(f64) -> f64,
     /// What is known to be there already.
     pub below: f64,
+    /// Stages that are looked at, at most.
+    pub work_max: u32,
 }
 
 /// What was found among all cuts.
@@ -411,25 +544,25 @@ impl Cuts<'_> {
     /// The best of all cuts that are better than what is there. `after_s` is what
     /// [`Cuts::least_after_s`] says.
     ///
-    /// **Cost** some hundred operations for each stage that has room; at most a quarter of a
-    /// millisecond.
+    /// **Cost** some hundred operations for each stage that has room.
     pub fn best(&self, least: &Least, after_s: f64, wanted: &Wanted<'_>) -> Found {
+        let paths = self.paths();
+        let room_s = (wanted.seconds)(wanted.below);
+        let Some(starts) = self.starts(&paths, room_s - least.shared_s - after_s) else {
+            return Found { best: None, complete: true };
+        };
         let mut search = Search {
             cuts: self,
-            paths: self.paths(),
+            paths,
             least,
             after_s,
             wanted,
-            room_s: (wanted.seconds)(wanted.below),
+            room_s,
             below: wanted.below,
-            starts: Vec::new(),
+            starts,
             layers: Vec::new(),
             work: 0,
             best: None,
-        };
-        search.starts = match search.starts() {
-            Some(starts) => starts,
-            None => return Found { best: None, complete: true },
         };
         let complete = search.visit(0, 0, Taken::default());
         Found { best: search.best, complete }
@@ -461,37 +594,14 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// The least first layer of each stage; none where the first stage cannot begin at the first
-    /// layer.
-    fn starts(&self) -> Option<Vec<u32>> {
-        let (p, depth) = (self.cuts.c.pp, self.cuts.depth());
-        let path_room_s = self.room_s - self.least.shared_s - self.after_s;
-        let mut starts = vec![depth; p as usize + 1];
-        for index in (0..p).rev() {
-            let path = &self.paths[index as usize];
-            let to = starts[index as usize + 1];
-            let has_room = |from: u32| self.cuts.path_s(index, path, from, to) <= path_room_s;
-            let (mut low, mut high) = (index, to);
-            while low < high {
-                let middle = low.midpoint(high);
-                if has_room(middle) { high = middle } else { low = middle + 1 }
-            }
-            if low == to {
-                return None;
-            }
-            starts[index as usize] = low;
-        }
-        (starts[0] == 0).then_some(starts)
-    }
-
     /// Tries the ends of a stage; false where there is no more to be done.
     fn visit(&mut self, index: u32, from: u32, taken: Taken) -> bool {
-        let Cuts { c, sums, count, send_s, .. } = *self.cuts;
+        let Cuts { c, sums, send_s, .. } = *self.cuts;
         let first = self.starts[index as usize + 1].max(from + 1);
         let path_least_s = self.least.passes_s - self.least.shared_s;
         for to in first..=self.cuts.latest(index) {
             self.work += 1;
-            if self.work > WORK_MAX {
+            if self.work > self.wanted.work_max {
                 return false;
             }
             let path = &self.paths[index as usize];
@@ -505,12 +615,10 @@ impl Search<'_> {
             if passes_s + self.after_s >= self.room_s {
                 break;
             }
-            let (run, stage) = self.cuts.stage(index, from, to);
-            let memory = self.cuts.terms.held(c, self.cuts.prices, &run, &stage, count);
-            if memory.total_bytes() > self.wanted.bytes_max {
+            if self.cuts.bytes(index, from, to) > self.wanted.bytes_max {
                 break;
             }
-            next.after.take(&self.cuts.terms, c, (&run, &stage), [send_s, count as f64]);
+            next.after.take(&self.cuts.one(index, from, to).1, 1, send_s);
             let mut parts = Breakdown::default();
             next.after.tell(&mut parts);
             if passes_s + parts.total_s().max(self.after_s) >= self.room_s {

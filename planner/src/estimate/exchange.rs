@@ -8,15 +8,8 @@ use super::style::{Exchange, Whole};
 use crate::configuration::{Configuration, Place, RankAxis, Zero};
 
 impl Terms<'_> {
-    /// What a stage exchanges with its copies, and its update. `before_s` is how long it waits
-    /// for stages before it at the end of a step.
-    pub(super) fn exchanges(
-        &self,
-        c: &Configuration,
-        stage: &Stage,
-        before_s: f64,
-        m: f64,
-    ) -> Exchanges {
+    /// What a stage exchanges with its copies if it waits for nothing, without its update.
+    pub(super) fn exchanges(&self, c: &Configuration, stage: &Stage, m: f64) -> Exchanges {
         let group = data_group(c);
         let layers = stage.layers.max(1.0);
         let weights = weights(c, stage);
@@ -61,9 +54,14 @@ impl Terms<'_> {
                 found.weights_s += self.pieces_s(stage, group);
             }
         }
-        let held: f64 = weights.iter().map(Weights::held).sum();
+        found
+    }
+
+    /// Seconds in which a stage's shards are updated.
+    pub(super) fn update_s(&self, c: &Configuration, stage: &Stage) -> f64 {
+        let held: f64 = weights(c, stage).iter().map(Weights::held).sum();
         let bytes = held * self.style.update_bytes;
-        found.optimizer_s = match c.offload.optimizer {
+        match c.offload.optimizer {
             Place::Device => self.rates.rows_s(bytes),
             // The host computes the update from gradients that come, and weights go back; it is
             // never done before the device would be.
@@ -73,9 +71,7 @@ impl Terms<'_> {
                 (bytes / HOST_MEMORY_BYTES_PER_S).max(moved_s).max(self.rates.rows_s(bytes))
             }
             Place::Disk => bytes / DISK_BYTES_PER_S,
-        };
-        found.before_s = before_s;
-        found
+        }
     }
 
     /// Joins the pieces of all tensors for each rank, and copies what was gathered back, piece by
@@ -159,13 +155,12 @@ pub(super) struct Exchanges {
     pub(super) gradients_s: f64,
     pub(super) weights_s: f64,
     pub(super) optimizer_s: f64,
-    before_s: f64,
 }
 
 impl Exchanges {
-    /// Keeps the stage that is done last. A stage that waits for others exchanges meanwhile.
-    pub(super) fn cover(&mut self, other: Exchanges) {
-        let hidden = other.before_s.min(other.gradients_s);
+    /// Keeps the stage that is done last. One that waits `before_s` for others exchanges meanwhile.
+    pub(super) fn cover(&mut self, other: Exchanges, before_s: f64) {
+        let hidden = before_s.min(other.gradients_s);
         let other = Exchanges { gradients_s: other.gradients_s - hidden, ..other };
         let sum = |e: &Exchanges| e.gradients_s + e.weights_s + e.optimizer_s;
         if sum(&other) > sum(self) {

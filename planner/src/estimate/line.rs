@@ -103,7 +103,8 @@ pub fn step(sections: &[(Section<'_>, &[u32])], count: u64) -> LineStep {
     let mut breakdown = passes_of(sections[0].0.configuration, send_s, &runs, count);
     let mut after = After::default();
     for (section, (run, stage)) in &stages {
-        after.take(&section.terms(), section.configuration, (run, stage), [send_s, count as f64]);
+        let (terms, c, m) = (section.terms(), section.configuration, count as f64);
+        after.take(&terms.alone(c, stage, terms.exchanges(c, stage, m), m), run.count, send_s);
     }
     after.tell(&mut breakdown);
     let seconds = breakdown.total_s();

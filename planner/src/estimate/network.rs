@@ -13,18 +13,28 @@
 
 use serde::Deserialize;
 
-/// Timings of one number of members, in µs: of 1 KiB and each four times as much up to 256 MiB,
-/// then of 512 MiB.
+/// Timings of one number of members, in µs.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Timing {
     /// Members.
     pub members: u64,
     /// Every member gets all bytes.
-    pub gather_us: Vec<f64>,
+    pub gather_us: Row,
     /// Every member sends a part to each.
-    pub exchange_us: Vec<f64>,
+    pub exchange_us: Row,
     /// Every member gets the sum.
-    pub all_reduce_us: Vec<f64>,
+    pub all_reduce_us: Row,
+}
+
+/// Timings of one collective, in µs: of 1 KiB and each four times as much up to 256 MiB, then of
+/// 512 MiB.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(try_from = "Vec<f64>")]
+pub struct Row {
+    first_us: f64,
+    last_us: f64,
+    /// The logarithm of the least of each timing and those of larger messages.
+    least: Vec<f64>,
 }
 
 /// Links inside a node.
@@ -251,7 +261,7 @@ impl Network {
 
     /// What as many members take inside a node as there are or find room in one: the least of a
     /// group that leaves its node.
-    fn near_s(&self, bytes: f64, group: Group, rings: f64, kind: fn(&Timing) -> &Vec<f64>) -> f64 {
+    fn near_s(&self, bytes: f64, group: Group, rings: f64, kind: fn(&Timing) -> &Row) -> f64 {
         match self.node.min(group.size) {
             ..=1 => 0.0,
             members => self.inner_s(bytes, members, rings, kind),
@@ -272,12 +282,12 @@ impl Network {
     }
 
     /// A collective inside a node, of `rings` trips around it: between timings.
-    fn inner_s(&self, bytes: f64, members: u64, rings: f64, kind: fn(&Timing) -> &Vec<f64>) -> f64 {
+    fn inner_s(&self, bytes: f64, members: u64, rings: f64, kind: fn(&Timing) -> &Row) -> f64 {
         let timings = &self.inner.timing;
         let at = |timing: &Timing| {
             let row = kind(timing);
-            let timed = interpolate(row, bytes);
-            let floor = row[0].min(timed);
+            let timed = row.at_us(bytes);
+            let floor = row.first_us.min(timed);
             // Links of another speed than those that were timed.
             floor + (timed - floor) * self.inner.bytes_per_s / self.inner_bytes_per_s
         };
@@ -308,20 +318,35 @@ fn inside(group: Group, reach: u64) -> u64 {
     (reach / group.stride.max(1)).clamp(1, group.size.max(1))
 }
 
-/// Between the points of a row of timings, on logarithmic scales; beyond the last, in proportion.
-/// No message takes longer than a larger one, which it could be padded to: timings are not that
-/// exact.
-fn interpolate(row: &[f64], bytes: f64) -> f64 {
-    let last = row.len() - 1;
-    let size = |i: usize| if i == last { LAST_BYTES } else { FIRST_BYTES * 4f64.powi(i as i32) };
-    let us = |from: usize| row[from..].iter().copied().fold(f64::INFINITY, f64::min);
-    if bytes <= FIRST_BYTES {
-        return us(0);
+impl TryFrom<Vec<f64>> for Row {
+    type Error = &'static str;
+
+    fn try_from(timed: Vec<f64>) -> Result<Row, Self::Error> {
+        let ([first_us, .., last_us], true) = (&timed[..], timed.iter().all(|us| *us > 0.0)) else {
+            return Err("a row has at least two timings, and each is above 0");
+        };
+        let (first_us, last_us) = (*first_us, *last_us);
+        let mut least: Vec<f64> = timed.iter().map(|us| us.ln()).collect();
+        for at in (0..least.len() - 1).rev() {
+            least[at] = least[at].min(least[at + 1]);
+        }
+        Ok(Row { first_us, last_us, least })
     }
-    if bytes >= LAST_BYTES {
-        return row[last] * bytes / LAST_BYTES;
+}
+
+impl Row {
+    /// Between its points, on logarithmic scales; beyond the last, in proportion. No message takes
+    /// longer than a larger one, which it could be padded to: timings are not that exact.
+    fn at_us(&self, bytes: f64) -> f64 {
+        if bytes >= LAST_BYTES {
+            return self.last_us * bytes / LAST_BYTES;
+        }
+        let points = |bytes: f64| (bytes / FIRST_BYTES).ln() / 4f64.ln();
+        let (last, at) = (self.least.len() - 1, points(bytes.max(FIRST_BYTES)));
+        let from = (at as usize).min(last - 1);
+        // The last two points are closer to each other.
+        let width = if from + 1 == last { points(LAST_BYTES) - from as f64 } else { 1.0 };
+        let part = (at - from as f64) / width;
+        (self.least[from] + part * (self.least[from + 1] - self.least[from])).exp()
     }
-    let i = (0..last).rev().find(|i| size(*i) <= bytes).unwrap_or(0);
-    let part = (bytes / size(i)).ln() / (size(i + 1) / size(i)).ln();
-    us(i).powf(1.0 - part) * us(i + 1).powf(part)
 }

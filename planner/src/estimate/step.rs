@@ -229,9 +229,26 @@ impl Terms<'_> {
         let send_s = self.send_s(c, prices);
         let mut after = After::default();
         for (run, stage) in stages {
-            after.take(self, c, (run, stage), [send_s, count as f64]);
+            let exchanges = self.exchanges(c, stage, count as f64);
+            after.take(&self.alone(c, stage, exchanges, count as f64), run.count, send_s);
         }
         after
+    }
+
+    /// What one stage exchanges, updates and moves, of which the first is known. `m` is the number
+    /// of micro-batches.
+    pub(super) fn alone(
+        &self,
+        c: &Configuration,
+        stage: &Stage,
+        exchanges: Exchanges,
+        m: f64,
+    ) -> Alone {
+        Alone {
+            exchanges: Exchanges { optimizer_s: self.update_s(c, stage), ..exchanges },
+            offload_s: self.offload_s(c, stage, m),
+            backward_s: stage.backward_s,
+        }
     }
 
     /// Bytes that a stage sends for a micro-batch and keeps.
@@ -402,6 +419,15 @@ pub(super) fn passes_of(
     }
 }
 
+/// What one stage exchanges, updates and moves, if it waits for no other.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Alone {
+    exchanges: Exchanges,
+    offload_s: f64,
+    /// Of a micro-batch.
+    backward_s: f64,
+}
+
 /// What stages exchange, update and move, stage by stage.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct After {
@@ -416,21 +442,14 @@ impl After {
         After { before_s, ..After::default() }
     }
 
-    /// Goes on to the next stages, of which the first is told. `send_s` is how long a message
-    /// takes, `m` the number of micro-batches.
-    pub(super) fn take(
-        &mut self,
-        terms: &Terms<'_>,
-        c: &Configuration,
-        (run, stage): (&Run, &Stage),
-        [send_s, m]: [f64; 2],
-    ) {
+    /// Goes on to the next stages, `count` that are alike. `send_s` is how long a message takes.
+    pub(super) fn take(&mut self, stage: &Alone, count: u32, send_s: f64) {
         // Stages move at the same time.
-        self.offload_s = terms.offload_s(c, stage, m).max(self.offload_s);
+        self.offload_s = stage.offload_s.max(self.offload_s);
         // Later stages are done earlier, by the backward passes of those before them. Of equal
         // stages the first has the least time to hide behind.
-        self.exchanges.cover(terms.exchanges(c, stage, self.before_s, m));
-        self.before_s += (stage.backward_s + send_s) * f64::from(run.count);
+        self.exchanges.cover(stage.exchanges, self.before_s);
+        self.before_s += (stage.backward_s + send_s) * f64::from(count);
     }
 
     /// Writes the parts of a step.
@@ -476,9 +495,10 @@ mod tests {
                     let text = format!("tp=1 pp=1 dp=32 mbs=1 zero={zero} {offload}");
                     let c: Configuration = text.parse().unwrap();
                     let [dense, routed] = [&dense, &routed].map(|stage| {
-                        let exchanges = terms.exchanges(&c, stage, 0.0, 2.0);
+                        let exchanges = terms.exchanges(&c, stage, 2.0);
+                        let exchanges = terms.alone(&c, stage, exchanges, 2.0);
                         let memory = terms.memory(&c, stage, 0, 2);
-                        format!("{exchanges:?} {memory:?} {}", terms.offload_s(&c, stage, 2.0))
+                        format!("{exchanges:?} {memory:?}")
                     });
                     assert_eq!(dense, routed, "{}: {text}", style.name);
                 }

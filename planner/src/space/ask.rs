@@ -155,11 +155,15 @@ pub fn ask(question: &Question<'_>) -> Result<Answer, Vec<Diagnostic>> {
     space.power = question.power;
     space.only_fits = question.objective == Objective::Time;
     let have = estimator.memory_bytes;
-    let walked = walk(&space, question.objective, have, &question.budget);
+    let mut walked = walk(&space, question.objective, have, &question.budget);
     if walked.best.first().is_none_or(|best| best.score.bytes > have) {
         let found_none = if walked.complete { nothing_fits(question, total) } else { cut_off() };
         return Err(vec![found_none]);
     }
+    let untried = match question.objective {
+        Objective::Time => space.finish(&mut walked.best[0], have, question.budget.stop),
+        Objective::Memory | Objective::Pareto => f64::INFINITY,
+    };
     let chosen = |leaf: &Leaf| choose(&space, leaf, have);
     let mut best = walked.best.iter().map(chosen).collect::<Result<Vec<_>, _>>()?;
     let list = |kind: usize| {
@@ -186,7 +190,7 @@ pub fn ask(question: &Question<'_>) -> Result<Answer, Vec<Diagnostic>> {
     // A device draws no more than when it is busy, so that joules bound seconds.
     let watts = question.power.map_or(1.0, |power| power.busy_w.value);
     let worth = space.worth(seconds, best[0].estimate.busy_s);
-    let bound = walked.bound_s.min(worth).min(space.least_untried());
+    let bound = walked.bound_s.min(worth).min(untried);
     Ok(Answer {
         others,
         misses,
@@ -372,7 +376,10 @@ pub(super) fn extreme_of(
     below_s: f64,
 ) -> (Option<Chosen>, bool) {
     let have = space.estimator.memory_bytes;
-    let walked = walk_below(space, objective, have, budget, below_s);
+    let mut walked = walk_below(space, objective, have, budget, below_s);
+    if let (Objective::Time, Some(best)) = (objective, walked.best.first_mut()) {
+        space.finish(best, have, budget.stop);
+    }
     let best = walked.best.first().and_then(|leaf| choose(space, leaf, have).ok());
     let found = best.filter(|found| found.fits || objective == Objective::Memory);
     (found, walked.complete)

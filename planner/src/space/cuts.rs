@@ -5,12 +5,15 @@
 //! tried. Where they are too many, single layers of the answers are moved from stage to stage
 //! instead, and how far the answer may be from the best of all cuts is part of its gap.
 
+use std::rc::Rc;
+
 use rustc_hash::FxHashMap;
 
-use super::tree::{Path, ROUNDING, Score};
+use super::knobs;
+use super::tree::{Leaf, Path, ROUNDING, Score};
 use super::uniform::{AGAIN, SCHEDULE, Space, Table, may_be_uneven};
 use crate::configuration::{Configuration, Recompute};
-use crate::estimate::cut::{Cuts, Least, Wanted};
+use crate::estimate::cut::{Cuts, Least, Room, Stages, Wanted};
 use crate::estimate::price::Inside;
 use crate::estimate::step::Step;
 
@@ -21,6 +24,10 @@ mod tests;
 const ALL_PAIRS_MAX: u32 = 16;
 /// Stages that are priced at most to move the layers of a configuration. Chosen: some milliseconds.
 const WORK_MAX: u32 = 20_000;
+/// Stages that are looked at for all cuts of a leaf, at most: while the best is sought, and where
+/// they may be better than what was found. Chosen: some hundredths of a millisecond; some
+/// milliseconds.
+const LOOKS: [u32; 2] = [100, 10_000];
 
 /// A cut and its step.
 type Priced = (Configuration, Step);
@@ -30,6 +37,11 @@ type Priced = (Configuration, Step);
 pub(super) struct Known {
     /// By what is computed again: what no cut's passes are below, and the cut of which they are.
     least: Vec<(Recompute, (Least, Vec<u32>))>,
+    /// What cuts have room whose step is below the seconds, with nothing computed again: all that
+    /// have it with more.
+    room: Option<(f64, Option<Room>)>,
+    /// By what is sharded and computed again: stages that were looked at.
+    stages: FxHashMap<(Option<u32>, Recompute), Rc<Stages>>,
     /// By all that is decided before what is computed again: what no cut whose step is below the
     /// first seconds takes less than to exchange, update and move.
     after_s: FxHashMap<Path, [f64; 2]>,
@@ -41,15 +53,34 @@ impl Space<'_> {
         self.only_fits && may_be_uneven(c)
     }
 
-    /// What no cut is below that was not tried, of all configurations that were scored.
-    pub fn least_untried(&self) -> f64 {
-        self.untried.get()
+    /// Looks longer at the leaves of which not all cuts were tried and may be better than the
+    /// best; what no cut is below that was not tried even so.
+    pub fn finish(&self, best: &mut Leaf, bytes_max: f64, stop: &dyn Fn() -> bool) -> f64 {
+        let mut open: Vec<(f64, Path)> =
+            self.unfinished.borrow().iter().map(|(path, bound)| (*bound, *path)).collect();
+        open.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        let mut least = f64::INFINITY;
+        for (bound, path) in open {
+            let below = best.score.seconds;
+            if bound >= below || stop() {
+                return least.min(bound);
+            }
+            self.unfinished.borrow_mut().remove(&path);
+            let c = knobs::configuration(&self.frame, &path);
+            let (_, step) = self.best_cut(&path, &c, [bytes_max, below], LOOKS[1]).0;
+            let score = Score { seconds: self.worth_of(&step), bytes: step.memory.total_bytes() };
+            if score.bytes <= bytes_max && score.seconds < below {
+                *best = Leaf { path, score };
+            }
+            least = self.unfinished.borrow().get(&path).map_or(least, |bound| least.min(*bound));
+        }
+        least
     }
 
     /// Whether any cut of a configuration fits.
     pub(super) fn fits(&self, c: &Configuration, table: &Table) -> bool {
         let sums = table.sums(self.estimator.sends_far(c));
-        let cuts = self.estimator.cuts(c, &table.prices, sums, self.count(c));
+        let cuts = self.estimator.cuts(c, (&table.prices, sums), self.count(c), Rc::default());
         cuts.fitting(self.estimator.memory_bytes).is_some()
     }
 
@@ -77,23 +108,24 @@ impl Space<'_> {
         below: f64,
     ) -> Score {
         let decided = path.values().len();
-        let sums = table.sums(self.estimator.sends_far(c));
         // Every path through the passes grows with each of them.
         let fast = Configuration { recompute: Recompute::None, ..c.clone() };
-        let cuts = self.estimator.cuts(&fast, &table.prices, sums, self.count(c));
-        let (least, _) = self.least(path, &cuts, Recompute::None);
+        let fast = self.all_cuts(path, &fast, table);
+        let (least, _) = self.least(path, &fast, Recompute::None);
         let mut seconds = self.least_worth(least.passes_s, table, c);
         if decided > SCHEDULE && seconds < below {
             // What is computed again hides collectives, and leaves the least to be moved.
             let full = Configuration { recompute: Recompute::Full, ..c.clone() };
-            let cuts = self.estimator.cuts(&full, &table.prices, sums, self.count(c));
+            let cuts = self.all_cuts(path, &full, table);
             let below_s = self.seconds_of(below, self.least_busy_s(table, c));
             // What is known of the decisions before, without moves, may be enough by now.
             let known = self.known(path, |known| known.after_s.get(&path.before()).copied());
             let mut after_s =
                 known.filter(|[known_s, _]| below_s <= *known_s).map_or(0.0, |k| k[1]);
             if self.least_worth(least.passes_s + after_s, table, c) < below {
-                after_s = after_s.max(cuts.least_after_s(below_s, decided > SCHEDULE + 1));
+                let room = self.room(path, &fast, &least, below_s);
+                let own_s = |room: Room| cuts.least_after_s(&room, decided > SCHEDULE + 1);
+                after_s = after_s.max(room.map_or(f64::INFINITY, own_s));
             }
             self.known(path, |known| known.after_s.insert(*path, [below_s, after_s]));
             seconds = self.least_worth(least.passes_s + after_s, table, c);
@@ -102,6 +134,15 @@ impl Space<'_> {
             return Score { seconds, bytes: 0.0 };
         }
         Score { seconds, bytes: self.least_bytes(c, decided) }
+    }
+
+    /// The cuts of a configuration below a schedule; whatever it computes again.
+    fn all_cuts<'b>(&'b self, path: &Path, c: &'b Configuration, table: &'b Table) -> Cuts<'b> {
+        let sharded = path.values().get(SCHEDULE).copied();
+        let key = (sharded, c.recompute);
+        let stages = self.known(path, |known| Rc::clone(known.stages.entry(key).or_default()));
+        let sums = table.sums(self.estimator.sends_far(c));
+        self.estimator.cuts(c, (&table.prices, sums), self.count(c), stages)
     }
 
     /// What is known of the schedule of a path.
@@ -124,6 +165,15 @@ impl Space<'_> {
             let found = cuts.least();
             known.least.push((again, found.clone()));
             found
+        })
+    }
+
+    /// What stages have room for in cuts whose step is below so many seconds, whatever is computed
+    /// again; none where there is none. `fast` computes nothing again.
+    fn room(&self, path: &Path, fast: &Cuts<'_>, least: &Least, below_s: f64) -> Option<Room> {
+        self.known(path, |known| match known.room {
+            Some((seconds, room)) if seconds == below_s => room,
+            _ => known.room.insert((below_s, fast.room(least, below_s))).1,
         })
     }
 
@@ -161,35 +211,27 @@ impl Space<'_> {
         &self,
         path: &Path,
         c: &Configuration,
-        bytes_max: f64,
-        below: f64,
+        [bytes_max, below]: [f64; 2],
+        work_max: u32,
     ) -> (Priced, [f64; 2]) {
         let table = self.table(Inside::of(c));
-        let sums = table.sums(self.estimator.sends_far(c));
-        let cuts = self.estimator.cuts(c, &table.prices, sums, self.count(c));
+        let cuts = self.all_cuts(path, c, &table);
         let (least, filled) = self.least(path, &cuts, c.recompute);
         let mut best = self.usual(c, filled, bytes_max, &table);
-        let mut fits = best.1.memory.total_bytes() <= bytes_max;
-        if !fits && let Some(layers) = cuts.fitting(bytes_max) {
+        let passes = self.least_worth(least.passes_s, &table, c);
+        if best.1.memory.total_bytes() > bytes_max {
+            let Some(layers) = cuts.fitting(bytes_max) else { return (best, [passes, 0.0]) };
             best = self.usual(c, layers, bytes_max, &table);
-            fits = best.1.memory.total_bytes() <= bytes_max;
         }
-        let own = if fits { self.worth_of(&best.1) } else { f64::INFINITY };
-        let below = below.min(own);
+        let below = below.min(self.worth_of(&best.1));
         let least_busy_s = self.least_busy_s(&table, c);
-        let bound = |after_s: f64| self.least_worth(least.passes_s + after_s, &table, c);
-        let is_beaten = |after_s: f64| bound(after_s) >= below * (1.0 - ROUNDING);
-        // What is known already, whatever is computed again, is often enough.
         let below_s = self.seconds_of(below, least_busy_s);
-        let known = self.known(path, |known| known.after_s.get(&path.before()).copied());
-        let mut after_s = known.filter(|[known_s, _]| below_s <= *known_s).map(|known| known[1]);
-        if !after_s.is_some_and(is_beaten) {
-            let own_s = cuts.least_after_s(below_s, true);
-            after_s = Some(after_s.map_or(own_s, |known_s| known_s.max(own_s)));
-        }
-        let after_s = after_s.unwrap_or_default();
-        let parts = [self.least_worth(least.passes_s, &table, c), self.worth(after_s, 0.0)];
-        if is_beaten(after_s) {
+        let is_beaten = |after_s: f64| {
+            self.least_worth(least.passes_s + after_s, &table, c) >= below * (1.0 - ROUNDING)
+        };
+        let [own_s, after_s] = self.least_after_s(path, &cuts, &least, below_s, &is_beaten);
+        let parts = [passes, self.worth(after_s, 0.0)];
+        if is_beaten(own_s) {
             return (best, parts);
         }
         let wanted = Wanted {
@@ -197,15 +239,48 @@ impl Space<'_> {
             worth: &|step: &Step| self.worth_of(step),
             seconds: &|worth: f64| self.seconds_of(worth, least_busy_s),
             below,
+            work_max,
         };
         let kept = best.0.stage_layers.clone();
-        if !self.try_cuts(&cuts, (&least, after_s), &wanted, &mut best) {
-            self.unfinished.borrow_mut().insert(*path);
+        if !self.try_cuts(&cuts, (&least, own_s), &wanted, &mut best) {
+            let bound = self.least_worth(least.passes_s + own_s, &table, c);
+            self.unfinished.borrow_mut().insert(*path, bound);
         }
         if best.0.stage_layers != kept {
             self.found.borrow_mut().insert(*path, best.0.stage_layers.clone());
         }
         (best, parts)
+    }
+
+    /// What no cut of a leaf whose step is below so many seconds takes less than to exchange,
+    /// update and move, and what none does either that computes less again. What is known, whatever
+    /// is computed again, is often enough.
+    fn least_after_s(
+        &self,
+        path: &Path,
+        cuts: &Cuts<'_>,
+        least: &Least,
+        below_s: f64,
+        is_beaten: &dyn Fn(f64) -> bool,
+    ) -> [f64; 2] {
+        let known = self.known(path, |known| known.after_s.get(&path.before()).copied());
+        let known_s = known.filter(|[known_s, _]| below_s <= *known_s).map_or(0.0, |k| k[1]);
+        if is_beaten(known_s) {
+            return [known_s; 2];
+        }
+        let least_s =
+            |room: Option<Room>| room.map_or(f64::INFINITY, |room| cuts.least_after_s(&room, true));
+        let own_s = known_s.max(least_s(cuts.room(least, below_s)));
+        if is_beaten(own_s) || !matches!(cuts.configuration().recompute, Recompute::Layers(_)) {
+            return [own_s, known_s];
+        }
+        // Neighbours that compute less again have more room.
+        let fast = Configuration { recompute: Recompute::None, ..cuts.configuration().clone() };
+        let table = self.table(Inside::of(&fast));
+        let fast = self.all_cuts(path, &fast, &table);
+        let (least, _) = self.least(path, &fast, Recompute::None);
+        let room = self.room(path, &fast, &least, below_s);
+        [own_s, known_s.max(least_s(room))]
     }
 
     /// Tries the cuts that can be better; whether it were all.
@@ -217,11 +292,6 @@ impl Space<'_> {
         best: &mut Priced,
     ) -> bool {
         let found = cuts.best(least, after_s, wanted);
-        if !found.complete {
-            let table = self.table(Inside::of(&best.0));
-            let bound = self.least_worth(least.passes_s + after_s, &table, &best.0);
-            self.untried.set(self.untried.get().min(bound));
-        }
         if let Some((stage_layers, step)) = found.best {
             let is_large = best.1.memory.total_bytes() > wanted.bytes_max;
             if is_large || self.worth_of(&step) < self.worth_of(&best.1) {
@@ -271,9 +341,9 @@ impl Space<'_> {
                 let step = self.step(&cut);
                 (cut, step)
             }
-            None => self.best_cut(path, &c, bytes_max, f64::INFINITY).0,
+            None => self.best_cut(path, &c, [bytes_max, f64::INFINITY], LOOKS[0]).0,
         };
-        if self.unfinished.borrow().contains(path) {
+        if self.unfinished.borrow().contains_key(path) {
             let table = self.table(Inside::of(&best.0));
             self.descend(&mut best, bytes_max, &table);
         }
@@ -293,7 +363,7 @@ impl Space<'_> {
         bytes_max: f64,
         below: f64,
     ) -> (Score, [f64; 2]) {
-        let ((_, step), parts) = self.best_cut(path, c, bytes_max, below);
+        let ((_, step), parts) = self.best_cut(path, c, [bytes_max, below], LOOKS[0]);
         let score = Score { seconds: self.worth_of(&step), bytes: step.memory.total_bytes() };
         (score, parts)
     }

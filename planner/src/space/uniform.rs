@@ -10,10 +10,10 @@
 //! work of a stage in equal parts: `m · Σ t / p`, with every axis placed best. That equal steps
 //! have equal formulas, and that the bounds hold, is tested on random configurations.
 
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
 use super::cuts::Known;
 use super::events::Line;
@@ -137,10 +137,8 @@ pub struct Space<'a> {
     pub(super) known: RefCell<Option<(Path, Known)>>,
     /// Cuts of leaves that are better than the usual ones.
     pub(super) found: RefCell<FxHashMap<Path, Vec<u32>>>,
-    /// Leaves of which not all cuts were tried.
-    pub(super) unfinished: RefCell<FxHashSet<Path>>,
-    /// What no cut is below that was left out.
-    pub(super) untried: Cell<f64>,
+    /// Leaves of which not all cuts were tried, and what no cut of theirs is below.
+    pub(super) unfinished: RefCell<FxHashMap<Path, f64>>,
 }
 
 /// Orders of axes, with what of each a step depends on.
@@ -174,7 +172,6 @@ impl<'a> Space<'a> {
             known: RefCell::default(),
             found: RefCell::default(),
             unfinished: RefCell::default(),
-            untried: Cell::new(f64::INFINITY),
         }
     }
 
