@@ -24,7 +24,7 @@ fn workload(model: &str, layers: u32, seq: u32) -> Workload {
 fn lines_on_one_kind_of_devices_are_its_steps() {
     let seeds = seeds(0, 60);
     let is_all = seeds.len() > 1;
-    let mut cut_in_two = 0;
+    let (mut cut_in_two, mut intervals, mut within) = (0, 0, 0);
     for seed in seeds {
         let mut random = Random(seed);
         let mut below = |n: usize| random.below(n);
@@ -67,9 +67,27 @@ fn lines_on_one_kind_of_devices_are_its_steps() {
             let bytes = found.stages.iter().map(|stage| stage.memory.total_bytes());
             let fullest = bytes.fold(0.0, f64::max);
             assert_eq!(fullest, whole.memory.total_bytes(), "SEED={seed}: {c}");
+            // Beside the passes of its stages a device computes the update.
+            let busy_s: f64 = found.stages.iter().map(|stage| stage.busy_s).sum();
+            let busy_s = busy_s * count as f64 / f64::from(pp) + whole.breakdown.optimizer_s;
+            assert!((busy_s / whole.busy_s - 1.0).abs() < 1e-9, "SEED={seed}: {c}: {busy_s} s");
+            if let Ok(told) = estimator.estimate(&c) {
+                let bounds_s = [told.step_time_low_s, told.step_time_high_s];
+                let off = |at: usize| (found.interval_s[at] / bounds_s[at] - 1.0).abs();
+                assert!(off(0) < 1e-9 && off(1) < 1e-9, "SEED={seed}: {c}: {found:?}");
+                intervals += 1;
+            }
+        }
+        // Between sections messages leave the node.
+        if tp * dp * pp <= 8 {
+            let apart = line::step(&[(section, &layers[..at]), (section, &layers[at..])], count);
+            let [near_s, far_s] = [whole.breakdown, apart.breakdown].map(|parts| parts.send_s);
+            assert!(far_s > near_s, "SEED={seed}: {c}: {far_s} s, and {near_s} s within a node");
+            within += 1;
         }
     }
-    assert!(cut_in_two > 5 || !is_all, "{cut_in_two}");
+    let enough = cut_in_two > 5 && intervals > 20 && within > 2;
+    assert!(enough || !is_all, "{cut_in_two}, {intervals}, {within}");
 }
 
 /// Every pipeline over two groups, in both orders, with every cut: its least step.
@@ -206,6 +224,90 @@ fn stages_over_groups_are_the_best_of_all() {
         }
         ranks.sort_unstable();
         assert_eq!((first_layer, ranks), (layers, (0..16).collect::<Vec<u32>>()), "{about}");
+    }
+}
+
+/// What a line is told to cost is what its sections cost, part by part.
+fn check_told(asked: &Asked<'_>, found: &Across) {
+    let pp: u32 = found.parts.iter().map(|part| part.configuration.pp).sum();
+    // The cut says which layers stages have; the configuration does not.
+    let whole =
+        |part: &Part| Configuration { pp, stage_layers: Vec::new(), ..part.configuration.clone() };
+    let configurations: Vec<Configuration> = found.parts.iter().map(whole).collect();
+    let estimators = found.parts.iter().map(|part| asked.estimator(part.group).unwrap());
+    let estimators: Vec<Estimator<'_>> = estimators.collect();
+    let inside = configurations.iter().map(Inside::of);
+    let prices: Vec<Prices> = estimators.iter().zip(inside).map(|(e, i)| e.prices(i)).collect();
+    let sections: Vec<(Section<'_>, &[u32])> = (0..found.parts.len())
+        .map(|at| {
+            let (estimator, prices) = (&estimators[at], &prices[at]);
+            let section = Section { estimator, configuration: &configurations[at], prices };
+            (section, &found.parts[at].configuration.stage_layers[..])
+        })
+        .collect();
+    let step = line::step(&sections, found.microbatch_count);
+    assert!((step.breakdown.total_s() / found.step_time_s - 1.0).abs() < 1e-9, "{found:?}");
+    let mut stages = step.stages.iter();
+    for (part, c) in found.parts.iter().zip(&configurations) {
+        let own: Vec<_> = stages.by_ref().take(part.configuration.pp as usize).collect();
+        let peak = own.iter().map(|stage| stage.memory.total_bytes()).fold(0.0, f64::max);
+        assert_eq!(part.peak_bytes, peak, "{found:?}");
+        let busy_s = own.iter().map(|stage| stage.busy_s).sum::<f64>() / own.len() as f64;
+        let busy_s = busy_s * found.microbatch_count as f64;
+        assert!((part.busy_s / busy_s - 1.0).abs() < 1e-9 && busy_s < found.step_time_s);
+        assert!(asked.limits.allow_all(c), "{} and {c}", asked.limits);
+    }
+}
+
+/// Lines keep to what is fixed, and there is none where it is what lines do not have.
+#[test]
+fn lines_keep_to_limits() {
+    let work = workload("gpt-7.5b", 6, 2048);
+    let routed = workload("mixtral-8x7b", 4, 2048);
+    let cluster = cluster(&[("h100", 1), ("a100", 1)]);
+    for fix in [
+        "mbs=2",
+        "pp=4",
+        "dp=2",
+        "tp=4",
+        "recompute=full",
+        "recompute=none",
+        "keep=none",
+        "zero=0",
+        "zero=3",
+    ] {
+        let asked = asked(&work, &cluster, 8, &[fix]);
+        let found = across(&asked, f64::INFINITY).unwrap();
+        check_told(&asked, &found.unwrap_or_else(|| panic!("there is a line of {fix}")));
+    }
+    let experts = asked(&routed, &cluster, 16, &["ep=8", "cp=1"]);
+    check_told(&experts, &across(&experts, f64::INFINITY).unwrap().unwrap());
+    for fix in ["vpp=2", "offload=on", "schedule=gpipe", "shard=2", "order=dp.tp.cp.pp"] {
+        let asked = asked(&work, &cluster, 8, &[fix]);
+        assert_eq!(across(&asked, f64::INFINITY).unwrap(), None, "{fix}");
+    }
+}
+
+/// With a little less memory than the fastest line holds, another one is the best that fits.
+#[test]
+fn lines_keep_to_memory() {
+    let cluster = cluster(&[("h100", 1), ("a100", 1)]);
+    for (layers, batch, fix) in
+        [(6, 8, &["cp=1", "sp=0"][..]), (15, 16, &["tp=2", "mbs=1", "dp=1", "cp=1"])]
+    {
+        let work = workload("gpt-7.5b", layers, 2048);
+        let free = asked(&work, &cluster, batch, fix);
+        let fastest = across(&free, f64::INFINITY).unwrap().unwrap();
+        let fullest = fastest.parts.iter().map(|part| part.peak_bytes).fold(0.0, f64::max);
+        let bytes = 0.9 * fullest;
+        let fix: Vec<String> = fix.iter().map(|text| (*text).to_owned()).collect();
+        let limits = Limits::parse(&fix, &[], &[format!("memory={}B", bytes as u64)]).unwrap();
+        let tight = Asked { limits, ..free.clone() };
+        let found = across(&tight, f64::INFINITY).unwrap().unwrap();
+        assert!(found.parts.iter().all(|part| part.peak_bytes <= bytes), "{found:?}");
+        assert!(found.step_time_s > fastest.step_time_s, "{found:?}");
+        let best = tried(&tight);
+        assert!((found.step_time_s / best - 1.0).abs() < 1e-9, "{best}: {found:?}");
     }
 }
 
