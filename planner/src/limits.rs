@@ -304,10 +304,15 @@ impl Limits {
     pub fn allow_order(&self, c: &Configuration) -> bool {
         let is_order = |order: [RankAxis; 4]| moving(order, c).eq(moving(c.order, c));
         let (knob, other) = (Knob::Placement, usize::from(!is_order(USUAL_ORDER)));
-        match self.fixed(knob).filter(|fixed| *fixed >= ORDERS) {
-            Some(fixed) => is_order(order_of(fixed)) && self.bound(knob, other),
+        match self.fixed_order() {
+            Some(fixed) => is_order(fixed) && self.bound(knob, other),
             None => self.allow(knob, other),
         }
+    }
+
+    /// The order of axes that is fixed, where it is not the usual one.
+    pub fn fixed_order(&self) -> Option<[RankAxis; 4]> {
+        self.fixed(Knob::Placement).filter(|fixed| *fixed >= ORDERS).map(order_of)
     }
 
     /// What a decision is fixed to.

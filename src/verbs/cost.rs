@@ -368,9 +368,9 @@ fn smallest(
     }
     let (exit, mut text) = sized(&tried, args, deadline, (asked.gbs, header));
     if tried.is_empty() && least_s > deadline && !asked.json {
-        let devices = output::count(asked.place.ranks.unwrap_or(0) as u64);
+        let most = output::count(asked.place.ranks.unwrap_or(0) as u64);
         let least = days(least_s);
-        text += &format!("  at the peak of {devices}, the most that are tried, it takes {least}\n");
+        text += &format!("  {most} devices, the most that are tried, take {least} at their peak\n");
     }
     Ok((exit, text))
 }

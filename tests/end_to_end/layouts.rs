@@ -249,7 +249,7 @@ fn orders_of_axes_are_fixed() {
     let order = "pp.dp.cp.tp";
     let fixed = scratch.json(&format!("plan {asked},order={order} --json"));
     let text = fixed["text"].as_str().expect("a layout");
-    assert!(text.contains("order="), "{text}");
+    assert!(text.contains(&format!("order={order}")), "{text}");
     assert!(number(&fixed["step_time_s"]) > number(&free["step_time_s"]), "{text}");
     let (code, told) = scored(&scratch, "llama-3-8b --cluster a100 --gbs 32 --seq 2048", text);
     assert_eq!(code, Some(0));

@@ -249,11 +249,14 @@ fn placements(frame: &Frame, c: &Configuration) -> Vec<u32> {
     let alone = |axis: &RankAxis| c.size(*axis) == 1;
     let mut seen: Vec<Vec<RankAxis>> = Vec::new();
     let mut kept = Vec::new();
+    let fixed = frame.limits.fixed_order();
     for number in 0..ORDERS {
         let order = order(number);
         let moving: Vec<RankAxis> = order.into_iter().filter(|axis| !alone(axis)).collect();
         let placed = Configuration { order, ..c.clone() };
-        if !seen.contains(&moving) && frame.limits.allow_order(&placed) {
+        // What is fixed is told as it was.
+        let is_told = number == 0 || fixed.is_none_or(|fixed| fixed == order);
+        if is_told && !seen.contains(&moving) && frame.limits.allow_order(&placed) {
             seen.push(moving);
             kept.push(number);
         }
