@@ -332,7 +332,7 @@ pub fn apply_once(function: &Function, module: &Module, rule: &Rule) -> Option<F
         let site = Site { graph: &region.graph, found: &found, root };
         let Some(ops) = (rule.when)(&site) else { continue };
         let (class, _) = right.build(&mut region.graph, &found, &ops)?;
-        region.graph.rebuild();
+        term::rebuild(&mut region.graph);
         region.results[0] = class;
         return Some(region.emit(&region.as_it_is()));
     }

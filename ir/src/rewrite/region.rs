@@ -6,7 +6,7 @@ use egg::{Id, Language};
 
 use super::facts::Facts;
 use super::pattern::add;
-use super::term::{Graph, Head, Term};
+use super::term::{Graph, Head, Term, rebuild};
 use crate::module::{Function, Kind, Module, Node, Value, ValueId};
 use crate::op::Op;
 use crate::types::TensorType;
@@ -53,7 +53,7 @@ impl Region {
                 values.push(class);
             }
         }
-        graph.rebuild();
+        rebuild(&mut graph);
         let results = function.results.iter().map(|r| values[r.index()]).collect();
         Region { graph, results, function: function.clone(), values, original }
     }

@@ -9,7 +9,7 @@ use super::idiom;
 use super::pattern::{Found, Pattern, Site, names_of};
 use super::region::Region;
 use super::rules::{Keeps, Rule, rules};
-use super::term::Term;
+use super::term::{Term, rebuild};
 
 /// What a saturation may take. Counts, never times, so that the same input gives the same graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,7 +136,7 @@ pub fn saturate(region: &mut Region, selection: &Selection, limits: &Limits) -> 
             }
             apply(region, sides, class, found, &mut done);
         }
-        region.graph.rebuild();
+        rebuild(&mut region.graph);
         if before == (region.graph.total_size(), done.steps.len()) {
             done.is_complete = true;
             break;
