@@ -97,6 +97,11 @@ pub fn cost(op: &Op, operands: &[&TensorType], results: &[&TensorType], module: 
 
 /// The cost of one run of a function: the sum of its nodes' costs. Nothing for an unknown one.
 pub fn function_cost(module: &Module, function: &str) -> Cost {
+    function_cost_at(module, function, &Bindings::new())
+}
+
+/// As [`function_cost`], with symbols replaced by their values first, so that numbers are added.
+pub fn function_cost_at(module: &Module, function: &str, bindings: &Bindings) -> Cost {
     let Some(function) = module.function(function) else { return Cost::default() };
     let mut sum = Cost::default();
     let mut calls: BTreeMap<&str, usize> = BTreeMap::new();
@@ -105,13 +110,16 @@ pub fn function_cost(module: &Module, function: &str) -> Cost {
             *calls.entry(callee).or_default() += 1;
             continue;
         }
-        let types = |ids: &[crate::ValueId]| -> Vec<&TensorType> {
-            ids.iter().map(|id| function.ty(*id)).collect()
+        let types = |ids: &[crate::ValueId]| -> Vec<TensorType> {
+            ids.iter().map(|id| function.ty(*id).bind(bindings)).collect()
         };
-        sum = sum.plus(&cost(&node.op, &types(&node.operands), &types(&node.results), module));
+        let (operands, results) = (types(&node.operands), types(&node.results));
+        let operands: Vec<&TensorType> = operands.iter().collect();
+        let results: Vec<&TensorType> = results.iter().collect();
+        sum = sum.plus(&cost(&node.op, &operands, &results, module));
     }
     for (callee, count) in calls {
-        sum = sum.plus(&function_cost(module, callee).times(count));
+        sum = sum.plus(&function_cost_at(module, callee, bindings).times(count));
     }
     sum
 }

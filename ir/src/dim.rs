@@ -84,6 +84,9 @@ impl Dim {
     /// The polynomial with every bound symbol replaced by its value.
     #[must_use]
     pub fn bind(&self, bindings: &Bindings) -> Dim {
+        if self.terms.is_none() {
+            return self.clone();
+        }
         let mut sum = Sum::from(self.constant);
         for (symbols, mut coefficient) in self.terms() {
             let mut left = Vec::new();
@@ -187,6 +190,12 @@ impl Mul for &Dim {
     type Output = Dim;
 
     fn mul(self, other: &Dim) -> Dim {
+        match (self.as_constant(), other.as_constant()) {
+            (Some(x), Some(y)) => return Dim::constant(x.saturating_mul(y)),
+            (Some(1), None) => return other.clone(),
+            (None, Some(1)) => return self.clone(),
+            (Some(_), None) | (None, Some(_) | None) => {}
+        }
         let mut sum = Sum::from(self.constant.saturating_mul(other.constant));
         for (symbols, x) in self.terms().filter(|_| other.constant != 0) {
             sum.add(symbols.clone(), x.saturating_mul(other.constant));

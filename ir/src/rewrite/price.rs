@@ -6,7 +6,7 @@
 
 use super::choose::Price;
 use super::term::{Graph, Head, Term};
-use crate::cost::{Cost, cost, function_cost};
+use crate::cost::{Cost, cost, function_cost_at};
 use crate::dim::{Bindings, Dim};
 use crate::infer::infer;
 use crate::module::Module;
@@ -75,16 +75,22 @@ pub fn work(op: &Op, operands: &[&TensorType], results: &[&TensorType], module: 
         .map(|symbol| (symbol.to_owned(), SYMBOL))
         .collect();
     let number = |dim: &Dim| dim.bind(&numbers).as_constant().map_or(0, |n| n.max(0) as u64);
+    let bind = |types: &[&TensorType]| -> Vec<TensorType> {
+        types.iter().map(|ty| ty.bind(&numbers)).collect()
+    };
+    let (operands, results) = (bind(operands), bind(results));
     let cost = if let Op::Call { function } = op {
-        let bytes = |types: &[&TensorType]| {
+        let bytes = |types: &[TensorType]| {
             types.iter().fold(Dim::default(), |sum, ty| {
                 &sum + &(&ty.elements() * &Dim::from(ty.dtype.size() as usize))
             })
         };
-        let inner = function_cost(module, function);
-        Cost { bytes_read: bytes(operands), bytes_written: bytes(results), ..inner }
+        let inner = function_cost_at(module, function, &numbers);
+        Cost { bytes_read: bytes(&operands), bytes_written: bytes(&results), ..inner }
     } else {
-        cost(op, operands, results, module)
+        let operands: Vec<&TensorType> = operands.iter().collect();
+        let results: Vec<&TensorType> = results.iter().collect();
+        cost(op, &operands, &results, module)
     };
     Work {
         launches: 1,
