@@ -3,18 +3,18 @@
 use std::ops::Range;
 
 /// A kind of token.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Token {
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Token<'t> {
     /// A word: a keyword, an op, a symbol.
-    Word(String),
+    Word(&'t str),
     /// A number.
     Number(f64),
     /// `%name`
-    Value(String),
+    Value(&'t str),
     /// `@name`
-    Function(String),
+    Function(&'t str),
     /// The index letters after `contract`.
-    Einsum(String),
+    Einsum(&'t str),
     /// `->`
     Arrow,
     /// `..`
@@ -29,22 +29,22 @@ pub(crate) enum Token {
 
 /// A token and its bytes.
 #[derive(Clone, Debug)]
-pub(crate) struct Lexeme {
+pub(crate) struct Lexeme<'t> {
     /// What it is.
-    pub(crate) token: Token,
+    pub(crate) token: Token<'t>,
     /// Where it stands.
     pub(crate) span: Range<usize>,
 }
 
 /// Cuts a text into tokens. Comments vanish.
-pub(crate) fn lex(text: &str) -> Vec<Lexeme> {
-    let mut lexemes: Vec<Lexeme> = Vec::new();
+pub(crate) fn lex(text: &str) -> Vec<Lexeme<'_>> {
+    let mut lexemes: Vec<Lexeme<'_>> = Vec::new();
     let bytes = text.as_bytes();
     let mut at = 0;
     while at < bytes.len() {
         let start = at;
         let einsum_follows =
-            matches!(lexemes.last(), Some(Lexeme { token: Token::Word(w), .. }) if w == "contract");
+            matches!(lexemes.last(), Some(Lexeme { token: Token::Word("contract"), .. }));
         let token = match bytes[at] {
             b' ' | b'\t' | b'\r' => {
                 at += 1;
@@ -60,7 +60,7 @@ pub(crate) fn lex(text: &str) -> Vec<Lexeme> {
             }
             b'%' | b'@' => {
                 at = word_end(bytes, at + 1);
-                let name = text[start + 1..at].to_owned();
+                let name = &text[start + 1..at];
                 if bytes[start] == b'%' { Token::Value(name) } else { Token::Function(name) }
             }
             b'-' if bytes.get(at + 1) == Some(&b'>') => {
@@ -73,12 +73,12 @@ pub(crate) fn lex(text: &str) -> Vec<Lexeme> {
             }
             b if einsum_follows && (b.is_ascii_alphabetic() || b == b',') => {
                 at += text[at..].find([' ', '\n']).unwrap_or(text.len() - at);
-                Token::Einsum(text[start..at].to_owned())
+                Token::Einsum(&text[start..at])
             }
             b if b.is_ascii_digit() => number(text, &mut at),
             b if b.is_ascii_alphabetic() || b == b'_' => {
                 at = word_end(bytes, at);
-                Token::Word(text[start..at].to_owned())
+                Token::Word(&text[start..at])
             }
             b if b"(){}[],:=*+-/".contains(&b) => {
                 at += 1;
@@ -101,7 +101,7 @@ fn word_end(bytes: &[u8], from: usize) -> usize {
     from + bytes[from..].iter().take_while(|b| word(b)).count()
 }
 
-fn number(text: &str, at: &mut usize) -> Token {
+fn number<'t>(text: &'t str, at: &mut usize) -> Token<'t> {
     let bytes = text.as_bytes();
     let start = *at;
     while let Some(b) = bytes.get(*at) {

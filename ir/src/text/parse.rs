@@ -39,27 +39,25 @@ pub(crate) type Parsed<T> = Result<T, Stop>;
 
 pub(crate) struct Parser<'t> {
     source: &'t str,
-    lexemes: Vec<Lexeme>,
+    lexemes: Vec<Lexeme<'t>>,
     at: usize,
     pub(crate) names: Names,
     pub(crate) diagnostics: Vec<Diagnostic>,
 }
 
 impl<'t> Parser<'t> {
-    pub(crate) fn new(source: &'t str, text: &str, names: Names) -> Parser<'t> {
+    pub(crate) fn new(source: &'t str, text: &'t str, names: Names) -> Parser<'t> {
         Parser { source, lexemes: lex(text), at: 0, names, diagnostics: Vec::new() }
     }
 
     // Tokens.
 
-    pub(crate) fn peek(&self) -> &Token {
-        &self.lexemes[self.at.min(self.lexemes.len() - 1)].token
+    pub(crate) fn peek(&self) -> Token<'t> {
+        self.lexemes[self.at.min(self.lexemes.len() - 1)].token
     }
 
-    fn next(&mut self) -> Token {
-        let token = self.peek().clone();
+    fn next(&mut self) {
         self.at = (self.at + 1).min(self.lexemes.len());
-        token
     }
 
     fn here(&self) -> Range<usize> {
@@ -88,7 +86,7 @@ impl<'t> Parser<'t> {
     }
 
     pub(crate) fn eat(&mut self, mark: char) -> bool {
-        let found = *self.peek() == Token::Mark(mark);
+        let found = self.peek() == Token::Mark(mark);
         if found {
             self.next();
         }
@@ -100,43 +98,43 @@ impl<'t> Parser<'t> {
     }
 
     pub(crate) fn word(&mut self, what: &str) -> Parsed<String> {
-        match self.peek().clone() {
+        match self.peek() {
             Token::Word(word) => {
                 self.next();
-                Ok(word)
+                Ok(word.to_owned())
             }
             _ => self.expected(what),
         }
     }
 
     pub(crate) fn value_name(&mut self) -> Parsed<String> {
-        match self.peek().clone() {
+        match self.peek() {
             Token::Value(name) if !name.is_empty() => {
                 self.next();
-                Ok(name)
+                Ok(name.to_owned())
             }
             _ => self.expected("a value such as `%x`"),
         }
     }
 
     fn function_name(&mut self) -> Parsed<String> {
-        match self.peek().clone() {
+        match self.peek() {
             Token::Function(name) if !name.is_empty() => {
                 self.next();
-                Ok(name)
+                Ok(name.to_owned())
             }
             _ => self.expected("a function such as `@block`"),
         }
     }
 
     pub(crate) fn skip_newlines(&mut self) {
-        while !self.done() && *self.peek() == Token::Newline {
+        while !self.done() && self.peek() == Token::Newline {
             self.next();
         }
     }
 
     fn skip_line(&mut self) {
-        while !self.done() && *self.peek() != Token::Newline {
+        while !self.done() && self.peek() != Token::Newline {
             self.next();
         }
     }
@@ -146,10 +144,10 @@ impl<'t> Parser<'t> {
     /// A number, or a name that stands for one.
     fn number(&mut self) -> Parsed<f64> {
         let negative = self.eat('-');
-        let value = match self.peek().clone() {
+        let value = match self.peek() {
             Token::Number(n) => n,
-            Token::Word(word) if word == "inf" => f64::INFINITY,
-            Token::Word(word) => match self.named_number(&word) {
+            Token::Word("inf") => f64::INFINITY,
+            Token::Word(word) => match self.named_number(word) {
                 Some(n) => n,
                 None => return self.fail("E1002", self.here(), format!("`{word}` is no number")),
             },
@@ -181,8 +179,8 @@ impl<'t> Parser<'t> {
                 }
             }
             sum = &sum + &term;
-            negative = *self.peek() == Token::Mark('-');
-            if !negative && *self.peek() != Token::Mark('+') {
+            negative = self.peek() == Token::Mark('-');
+            if !negative && self.peek() != Token::Mark('+') {
                 return Ok(sum);
             }
             self.next();
@@ -199,19 +197,19 @@ impl<'t> Parser<'t> {
     }
 
     fn dim_factor(&mut self) -> Parsed<Dim> {
-        match self.peek().clone() {
+        match self.peek() {
             Token::Number(n) if n.fract() == 0.0 && n < 9e15 => {
                 self.next();
                 Ok(Dim::constant(n as i64))
             }
             Token::Word(word) => {
-                let attribute = self.names.attributes.get(&word).map(|a| Dim::constant(*a as i64));
-                let dim = match self.names.dims.get(&word).cloned().or(attribute) {
+                let attribute = self.names.attributes.get(word).map(|a| Dim::constant(*a as i64));
+                let dim = match self.names.dims.get(word).cloned().or(attribute) {
                     Some(dim) => dim,
                     None if self.names.template => {
                         return self.fail("E1002", self.here(), format!("`{word}` is no size"));
                     }
-                    None => Dim::symbol(&word),
+                    None => Dim::symbol(word),
                 };
                 self.next();
                 Ok(dim)
@@ -235,10 +233,10 @@ impl<'t> Parser<'t> {
         self.mark('[')?;
         let mut dims = Vec::new();
         while !self.eat(']') {
-            if !dims.is_empty() || *self.peek() == Token::Mark(',') {
+            if !dims.is_empty() || self.peek() == Token::Mark(',') {
                 self.mark(',')?;
             }
-            if *self.peek() == Token::Pack {
+            if self.peek() == Token::Pack {
                 self.next();
                 dims.extend(self.names.pack.clone());
                 // A pack may be empty, and a comma follows it all the same.
@@ -305,7 +303,7 @@ impl<'t> Parser<'t> {
         loop {
             self.skip_line();
             self.skip_newlines();
-            let begins = |word: &str| *self.peek() == Token::Word(word.to_owned());
+            let begins = |word: &str| self.peek() == Token::Word(word);
             if self.done() || ["func", "composite", "kernel"].into_iter().any(begins) {
                 return;
             }
@@ -371,7 +369,7 @@ impl<'t> Parser<'t> {
             if self.done() {
                 return self.expected("`}`");
             }
-            if *self.peek() == Token::Word("return".into()) {
+            if self.peek() == Token::Word("return") {
                 break;
             }
             if self.node(module, function).is_err() {
@@ -382,7 +380,7 @@ impl<'t> Parser<'t> {
             }
         }
         if wrong {
-            while !self.done() && *self.peek() != Token::Mark('}') {
+            while !self.done() && self.peek() != Token::Mark('}') {
                 self.next();
             }
             return Err(Stop);
@@ -440,7 +438,7 @@ impl<'t> Parser<'t> {
         while let Token::Value(_) = self.peek() {
             operands.push(self.operand(function)?);
         }
-        if *self.peek() != Token::Newline && *self.peek() != Token::Mark('}') {
+        if self.peek() != Token::Newline && self.peek() != Token::Mark('}') {
             return self.expected("the end of the line");
         }
         let types: Vec<&TensorType> = operands.iter().map(|o| function.ty(*o)).collect();
@@ -475,20 +473,20 @@ impl<'t> Parser<'t> {
     fn attrs(&mut self, head: &str) -> Parsed<Attrs> {
         let mut attrs = Attrs::default();
         loop {
-            match self.peek().clone() {
+            match self.peek() {
                 Token::Word(word) => {
                     self.next();
                     if self.eat('=') {
                         let value = self.attr_value()?;
-                        attrs.named.insert(word, value);
+                        attrs.named.insert(word.to_owned(), value);
                     } else if let Some(number) =
-                        (head == "constant").then(|| self.named_number(&word)).flatten()
+                        (head == "constant").then(|| self.named_number(word)).flatten()
                     {
                         attrs.bare.push(Attr::Number(number));
                     } else if word == "inf" {
                         attrs.bare.push(Attr::Number(f64::INFINITY));
                     } else {
-                        attrs.bare.push(Attr::Word(word));
+                        attrs.bare.push(Attr::Word(word.to_owned()));
                     }
                 }
                 Token::Number(_) | Token::Mark('-') => {
@@ -497,7 +495,7 @@ impl<'t> Parser<'t> {
                 }
                 Token::Einsum(text) | Token::Function(text) => {
                     self.next();
-                    attrs.bare.push(Attr::Word(text));
+                    attrs.bare.push(Attr::Word(text.to_owned()));
                 }
                 _ => return Ok(attrs),
             }
@@ -511,7 +509,7 @@ impl<'t> Parser<'t> {
                 if !items.is_empty() {
                     self.mark(',')?;
                 }
-                if *self.peek() == Token::Pack {
+                if self.peek() == Token::Pack {
                     self.next();
                     items.push(Item::Pack);
                 } else {
@@ -520,12 +518,12 @@ impl<'t> Parser<'t> {
             }
             return Ok(Attr::List(items));
         }
-        match self.peek().clone() {
-            Token::Word(word) if self.named_number(&word).is_none() => {
+        match self.peek() {
+            Token::Word(word) if self.named_number(word).is_none() => {
                 self.next();
-                Ok(Attr::Word(word))
+                Ok(Attr::Word(word.to_owned()))
             }
-            Token::Word(word) if self.names.dims.contains_key(&word) => {
+            Token::Word(word) if self.names.dims.contains_key(word) => {
                 let here = self.here();
                 match self.dim()?.as_constant() {
                     Some(size) => Ok(Attr::Number(size as f64)),
