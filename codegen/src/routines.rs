@@ -42,16 +42,23 @@ pub struct Layer {
     pub choices: [Option<Choice>; 2],
 }
 
-/// What the routines of a layer depend on, beside its local function.
+/// What a fused layer depends on.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Variant {
-    /// The local function.
+struct Cut {
+    /// The local gradient function.
     local: usize,
     keep: Keep,
-    adds: Vec<bool>,
-    accumulate_results: bool,
     /// What runs in pieces.
     wide: Wide,
+}
+
+/// What the routines of a layer depend on.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Variant {
+    /// The fused layer.
+    fused: usize,
+    adds: Vec<bool>,
+    accumulate_results: bool,
 }
 
 /// The layers of one module, compiled for any number of places and plans, each once.
@@ -66,9 +73,10 @@ pub struct Layers<'m> {
     locals: Vec<Local>,
     /// By function, shardings and place, the local function.
     places: BTreeMap<(String, usize, Place), usize>,
+    /// The fused layers, in the order in which they were made.
+    fused: Vec<Arc<FusedLayer>>,
+    cuts: BTreeMap<Cut, usize>,
     layers: BTreeMap<Variant, Arc<Layer>>,
-    /// By local function, what is kept and pieces: both halves, grouped into kernels.
-    cuts: BTreeMap<(usize, Keep, Wide), Arc<Cut>>,
     /// Routines of what only runs forward, by local function, added results and pieces.
     forward: BTreeMap<(usize, Vec<bool>, Wide), Arc<Routine>>,
 }
@@ -83,8 +91,9 @@ impl<'m> Layers<'m> {
             shardings: BTreeMap::new(),
             locals: Vec::new(),
             places: BTreeMap::new(),
-            layers: BTreeMap::new(),
+            fused: Vec::new(),
             cuts: BTreeMap::new(),
+            layers: BTreeMap::new(),
             forward: BTreeMap::new(),
         }
     }
@@ -109,24 +118,57 @@ impl<'m> Layers<'m> {
         adds: &[bool],
         accumulate_results: bool,
     ) -> Result<Arc<Layer>, Refusal> {
-        let gradient = gradient_name(name);
-        let primal = self.module.function(name);
-        let primal = primal.ok_or_else(|| format!("there is no layer `@{name}`"))?;
+        let fused = self.fused_at(name, plan, place)?;
+        let primal = self.primal(name)?;
+        let variant = Variant { fused, adds: adds.to_vec(), accumulate_results };
+        if let Some(there) = self.layers.get(&variant) {
+            return Ok(Arc::clone(there));
+        }
+        let layer = lower_layer(primal, &self.fused[fused], &variant, &mut self.table)?;
+        let layer = Arc::new(layer);
+        self.layers.insert(variant, Arc::clone(&layer));
+        Ok(layer)
+    }
+
+    /// The layer of one class of ranks before it is lowered: what it adds to does not matter here.
+    ///
+    /// # Errors
+    /// When the plan does not fit the layer.
+    pub fn fused(
+        &mut self,
+        name: &str,
+        plan: &FunctionPlan,
+        place: Place,
+    ) -> Result<Arc<FusedLayer>, Refusal> {
+        let at = self.fused_at(name, plan, place)?;
+        Ok(Arc::clone(&self.fused[at]))
+    }
+
+    /// The number of a fused layer.
+    fn fused_at(
+        &mut self,
+        name: &str,
+        plan: &FunctionPlan,
+        place: Place,
+    ) -> Result<usize, Refusal> {
+        let (gradient, primal) = (gradient_name(name), self.primal(name)?);
         if self.module.function(&gradient).is_none() {
             return Err(format!("`@{name}` has no gradient function").into());
         }
         let local = self.local(&gradient, &plan.shardings, place)?;
-        let (adds, wide) = (adds.to_vec(), self.wide(&gradient, place));
-        let variant = Variant { local, keep: plan.keep, adds, accumulate_results, wide };
-        if let Some(there) = self.layers.get(&variant) {
-            return Ok(Arc::clone(there));
+        let cut = Cut { local, keep: plan.keep, wide: self.wide(&gradient, place) };
+        if let Some(there) = self.cuts.get(&cut) {
+            return Ok(*there);
         }
-        let key = (local, variant.keep, variant.wide.clone());
-        let make = || Arc::new(Cut::new(primal, &self.locals[local], &variant));
-        let cut = Arc::clone(self.cuts.entry(key).or_insert_with(make));
-        let layer = Arc::new(lower_layer(primal, &cut, &variant, &mut self.table)?);
-        self.layers.insert(variant, Arc::clone(&layer));
-        Ok(layer)
+        self.fused.push(Arc::new(FusedLayer::new(primal, &self.locals[local], &cut)));
+        let at = self.fused.len() - 1;
+        self.cuts.insert(cut, at);
+        Ok(at)
+    }
+
+    fn primal(&self, name: &str) -> Result<&'m Function, Refusal> {
+        let primal = self.module.function(name);
+        Ok(primal.ok_or_else(|| format!("there is no layer `@{name}`"))?)
     }
 
     /// The routine of a function that only runs forward, with its local function.
@@ -189,33 +231,34 @@ impl<'m> Layers<'m> {
     }
 }
 
-/// A local gradient function, cut in two.
+/// A layer as one class of ranks runs it, before it is lowered.
 #[derive(Debug)]
-struct Cut {
-    halves: Arc<Halves>,
+pub struct FusedLayer {
+    /// The forward and backward functions, before fusion.
+    pub halves: Arc<Halves>,
     /// The halves in their order, as calls of kernels.
-    fused: [Fused; 2],
+    pub fused: [Fused; 2],
 }
 
-impl Cut {
-    fn new(primal: &Function, local: &Local, variant: &Variant) -> Cut {
+impl FusedLayer {
+    fn new(primal: &Function, local: &Local, cut: &Cut) -> FusedLayer {
         let (param_count, primal_results) = (primal.param_count, primal.results.len());
-        let halves = specialise(&local.function, param_count, primal_results, variant.keep);
-        let fused = [&halves.forward, &halves.backward]
-            .map(|half| fused(half, &local.module, &variant.wide));
-        Cut { halves: Arc::new(halves), fused }
+        let halves = specialise(&local.function, param_count, primal_results, cut.keep);
+        let fused =
+            [&halves.forward, &halves.backward].map(|half| fused(half, &local.module, &cut.wide));
+        FusedLayer { halves: Arc::new(halves), fused }
     }
 }
 
 /// Lowers both halves of a layer.
 fn lower_layer(
     primal: &Function,
-    cut: &Cut,
+    fused: &FusedLayer,
     variant: &Variant,
     table: &mut KernelTable,
 ) -> Result<Layer, Refusal> {
     let (param_count, primal_results) = (primal.param_count, primal.results.len());
-    let halves = Arc::clone(&cut.halves);
+    let halves = Arc::clone(&fused.halves);
     let differentiable: Vec<usize> = primal
         .params()
         .filter(|p| primal.ty(*p).dtype.is_float())
@@ -225,7 +268,7 @@ fn lower_layer(
     let mut forward_adds = result_adds.clone();
     forward_adds.resize(halves.forward.results.len(), false);
     let adds: Vec<bool> = differentiable.iter().map(|p| variant.adds[*p]).collect();
-    let [front, back] = &cut.fused;
+    let [front, back] = &fused.fused;
     let choices = [front.choice, back.choice];
     let (forward, backward) =
         (front.lower(&forward_adds, &[], table), back.lower(&adds, &[], table));
@@ -275,12 +318,14 @@ pub(crate) fn routine_in_pieces(
 
 /// A function whose fusible nodes are calls of kernels.
 #[derive(Debug)]
-struct Fused {
-    function: Function,
-    /// The composites and the kernels.
-    module: Module,
+pub struct Fused {
+    /// The function.
+    pub function: Function,
+    /// The composites and the kernels that it calls.
+    pub module: Module,
+    /// What is known of the choice of kernels; none where there are too many nodes to tell.
+    pub choice: Option<Choice>,
     chunks: Option<Chunks>,
-    choice: Option<Choice>,
 }
 
 impl Fused {
@@ -312,5 +357,5 @@ fn fused(function: &Function, composites: &Module, wide: &Wide) -> Fused {
     put_reduced_dims_last(&mut function);
     store_unfit_leaves(&mut function, &module);
     let (function, choice) = fuse(&function, &mut module);
-    Fused { function, module, chunks, choice }
+    Fused { function, module, choice, chunks }
 }

@@ -5,15 +5,12 @@ use std::path::Path;
 
 use codegen::calls::Calls;
 use codegen::domain::Domain;
-use codegen::fuse::fuse;
 use codegen::grouping::Choice;
-use codegen::partition::{Place, partition};
+use codegen::partition::Place;
 use codegen::prepare::{gradient_name, prepare_training};
-use codegen::reduced::put_reduced_dims_last;
-use codegen::specialise::specialise;
-use codegen::stored::store_unfit_leaves;
+use codegen::routines::{Fused, Layers};
 use codegen::tile::lower_kernel;
-use ir::plan::Keep;
+use ir::plan::{FunctionPlan, Keep};
 use ir::text::parse_module;
 use ir::{DType, Function, Kind, Module, Node, Op, Sharding, ValueId};
 use kernels::{Kernel, price};
@@ -45,18 +42,12 @@ pub(crate) fn halves(
     let gradient = module.function(&gradient_name(layer)).expect("it has a gradient");
     let whole = gradient.values.iter().map(|v| (v.name.clone(), Sharding::new([]))).collect();
     let place = Place { sizes: [1, 1], coordinates: [0, 0], microbatch_size: 2 };
-    let local = partition(module, gradient, &whole, place).expect("it is whole");
-    let primal = module.function(layer).expect("it is called");
-    let halves = specialise(&local.function, primal.param_count, primal.results.len(), keep);
-    let fused = |mut half: Function| {
-        let mut kernels = local.module.clone();
-        ir::pass::remove_common_nodes(&mut half);
-        put_reduced_dims_last(&mut half);
-        store_unfit_leaves(&mut half, &kernels);
-        let (half, choice) = fuse(&half, &mut kernels);
-        (half, kernels, choice)
+    let plan = FunctionPlan { keep, shardings: whole };
+    let layer = Layers::new(module).fused(layer, &plan, place).expect("it is whole");
+    let half = |Fused { function, module, choice, .. }: &Fused| {
+        (function.clone(), module.clone(), *choice)
     };
-    [halves.forward, halves.backward].map(fused).to_vec()
+    layer.fused.iter().map(half).collect()
 }
 
 /// Whether a path leads from a node to another one through a third.
