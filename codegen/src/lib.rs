@@ -19,7 +19,9 @@
 //! * Offsets are fixed: [`Program::arena_bytes`](ir::Program::arena_bytes) is what a rank
 //!   allocates, and what the planner predicts.
 //! * Reductions have a fixed order, and the same input gives the same programs.
-//! * Deliberately absent: prices, a search among plans, any knowledge of `planner` or `runtime`.
+//! * Deliberately absent: prices of a device, a search among plans, any knowledge of `planner` or
+//!   `runtime`. Which nodes share a kernel is searched for ([`grouping`]), by the one price that
+//!   knows no device: launches, each as many bytes as [`ir::rewrite::price`] says, and bytes moved.
 //!
 //! **Reading order.** [`calls`] and [`prepare`] look at the module; [`partition`] makes the
 //! function of one rank and [`specialise`] cuts it in two; after `empty`, `chunk`, [`reduced`] and
