@@ -114,7 +114,7 @@ pub const DOCUMENTS: &[Document] = &[
     },
     Document {
         name: "gantline.compile/1",
-        about: "the file that `compile` wrote",
+        about: "a file that `compile` wrote",
         fields: &[
             is("file", Kind::Text, "its path"),
             is("bytes", Kind::Count, "its size"),

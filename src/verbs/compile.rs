@@ -50,7 +50,8 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     Ok(Exit::Success)
 }
 
-fn document(path: &Path, bytes: &[u8], contents: &Contents) -> serde_json::Value {
+/// The document of a compiled file.
+pub(super) fn document(path: &Path, bytes: &[u8], contents: &Contents) -> serde_json::Value {
     json!({
         "schema": "gantline.compile/1",
         "file": path,

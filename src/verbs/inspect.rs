@@ -1,4 +1,6 @@
-//! `inspect MODEL`: what a model is.
+//! `inspect MODEL`: what a model is; of a compiled file the programs, see `compiled.rs`.
+
+mod compiled;
 
 use std::collections::BTreeMap;
 
@@ -6,6 +8,7 @@ use ir::import::{Architecture, Model, Options};
 use ir::{DType, Diagnostic, Function, Kind, Module};
 use serde_json::{Value, json};
 
+use crate::artefact::is_artefact;
 use crate::cli::positive;
 use crate::failure::{Exit, Failure, usage};
 use crate::flops::forward_flops;
@@ -17,7 +20,8 @@ use crate::verbs::fusions::{self, Fusions};
 /// Flags of `inspect`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// The model: a directory, a config.json, a .graph text, an ONNX file or a preset
+    /// The model: a directory, a config.json, a .graph text, an ONNX file or a preset; of a .gtl
+    /// the plan, the kernels and each rank's program are printed
     pub model: String,
     /// Tokens of a sequence, for what depends on it; the model's longest by default
     #[arg(long, alias = "seq-length", value_name = "N", value_parser = positive)]
@@ -52,6 +56,9 @@ struct Part {
 
 /// Answers.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
+    if is_artefact(&args.model) {
+        return compiled::run(args);
+    }
     check_flags(args)?;
     if onnx::is_onnx(&args.model) {
         if args.fusions || args.explain.is_some() {

@@ -5,6 +5,8 @@ use std::io::{Cursor, Read, Write};
 use std::path::Path;
 
 use ir::DType;
+use ir::text::{parse_plan, parse_program};
+use runtime::artefact::{Limits, read};
 use runtime::npy;
 use runtime::weights::Weights;
 use zip::write::SimpleFileOptions;
@@ -99,6 +101,31 @@ fn an_artefact_is_timed_beside_its_prediction() {
     for word in ["median of 5", "predicted", "tokens/s"] {
         assert!(text.contains(word), "{text}");
     }
+}
+
+/// What is printed of a compiled file is all that its plan and its programs say.
+#[test]
+fn a_compiled_file_is_printed_and_reads_back() {
+    let scratch = tiny("artefact-text");
+    let line = "compile tiny --ranks 4 --tp 2 --pp 2 --mbs 1 --seq 16 --gbs 4 -o t.gtl --json";
+    let compiled = scratch.json(line);
+    let contents = read(&scratch.0.join("t.gtl"), &Limits::default()).expect("it is read");
+    let text = scratch.answer("inspect t.gtl");
+    let mut parts = text.split("\nprogram ");
+    let (plan, kernels) =
+        parts.next().and_then(|first| first.split_once("\n# ")).expect("a plan and kernels");
+    assert_eq!(parse_plan("plan", plan).expect("a plan"), contents.plan);
+    let lines: Vec<String> =
+        contents.kernels.iter().enumerate().map(|(at, kernel)| format!("k{at} {kernel}")).collect();
+    assert_eq!(kernels.lines().skip(1).collect::<Vec<_>>(), lines, "{kernels}");
+    let programs: Vec<_> = parts
+        .map(|rest| parse_program("program", &format!("program {rest}\n")).expect("a program"))
+        .collect();
+    assert_eq!(programs.len(), 4, "two stages of two ranks");
+    assert_eq!(programs, contents.programs);
+    assert_eq!(scratch.json("inspect t.gtl --json")["blake3"], compiled["blake3"]);
+    let refused = scratch.run("inspect t.gtl --fusions");
+    assert_eq!(refused.status.code(), Some(2));
 }
 
 /// A plan of two ranks, in a file, computes what one rank does without a file.

@@ -715,6 +715,7 @@ fn documents_are_as_their_schemas_say() {
         "explain tiny --ranks 2 --tp 2 --json",
         "verify tiny --ranks 2 --seq 9 --json",
         "compile tiny --ranks 2 --tp 2 --seq 16 --gbs 2 -o t.gtl --json",
+        "inspect t.gtl --json",
         "run t.gtl --bench 2 --json",
         "run t.gtl --json",
         train,
