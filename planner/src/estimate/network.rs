@@ -350,3 +350,27 @@ impl Row {
         (self.least[from] + part * (self.least[from + 1] - self.least[from])).exp()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A row says what was timed where it was, and between two points what lies between both.
+    #[test]
+    fn rows_go_through_their_points() {
+        let timed: Vec<f64> = (0..11).map(|at| 10.0 * 1.7f64.powi(at)).collect();
+        let row = Row::try_from(timed.clone()).unwrap();
+        let sizes: Vec<f64> = (0..10).map(|at| FIRST_BYTES * 4f64.powi(at)).collect();
+        let sizes: Vec<f64> = sizes.into_iter().chain([LAST_BYTES]).collect();
+        for (at, size) in sizes.iter().enumerate() {
+            assert!((row.at_us(*size) / timed[at] - 1.0).abs() < 1e-12, "{size} bytes");
+            let Some(next) = sizes.get(at + 1) else { continue };
+            let middle = (timed[at] * timed[at + 1]).sqrt();
+            assert!((row.at_us((size * next).sqrt()) / middle - 1.0).abs() < 1e-12, "{size} bytes");
+        }
+        assert!((row.at_us(3.0 * LAST_BYTES) / (3.0 * timed[10]) - 1.0).abs() < 1e-12);
+        assert_eq!(row.at_us(1.0), row.at_us(FIRST_BYTES));
+        Row::try_from(vec![1.0]).unwrap_err();
+        Row::try_from(vec![1.0, 0.0]).unwrap_err();
+    }
+}

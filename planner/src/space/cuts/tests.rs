@@ -10,7 +10,7 @@ use crate::space::ask::{EVALUATIONS_MAX, Question, ask};
 use crate::space::knobs::{self, Frame, STEPS};
 use crate::space::models;
 use crate::space::oracle::{Random, seeds};
-use crate::space::tree::{Budget, Objective};
+use crate::space::tree::{Budget, Objective, walk};
 
 /// Every cut of so many layers into stages.
 fn all_cuts(layers: u32, stages: u32) -> Vec<Vec<u32>> {
@@ -168,4 +168,44 @@ fn answers_are_the_best_of_many_cuts() {
             (uneven + usize::from(!found.configuration.stage_layers.is_empty()), jobs + 1);
     }
     assert!(jobs == 1 || (jobs > 30 && uneven > 8), "{jobs} jobs, {uneven} uneven");
+}
+
+/// Where there are more cuts than are looked at while the best is sought, they are looked at
+/// afterwards: no cut is below what is then said.
+#[test]
+fn what_is_left_open_is_looked_at_again() {
+    let (mut open, mut closed) = (0, 0);
+    for seed in seeds(0, 24) {
+        let mut random = Random(seed);
+        let mut below = |n: usize| random.below(n);
+        let mut shape = models::shape(["gpt-7.5b", "llama-3-8b", "deepseek-v2"][below(3)]).unwrap();
+        (shape.layers, shape.seq) = (12 + below(4) as u32, 2048);
+        let work = shape.workload().unwrap();
+        let cluster = Cluster::load(["h100", "a100"][below(2)]).unwrap();
+        let stages = ["pp=6", "pp=8"][below(2)];
+        let devices = if stages == "pp=6" { 6 } else { 8 };
+        let fix = [stages, "mbs=1", "sp=0", "vpp=1", "offload=off", "zero=0", "placement=usual"];
+        let limits = Limits::parse(&fix.map(str::to_owned), &[], &[]).unwrap();
+        let batch = devices * [1, 3][below(2)];
+        let job = Job { global_batch: batch.into(), arithmetic: Arithmetic::Half };
+        let mut estimator = Estimator::new(&work, &cluster, style::OURS, job).unwrap();
+        estimator.memory_bytes *= [0.4, 0.6, 1.0, 4.0][below(4)];
+        let have = estimator.memory_bytes;
+        let mut space = Space::new(&estimator, Frame::new(&work, devices, batch, limits));
+        space.only_fits = true;
+        let budget = Budget { evaluations_max: EVALUATIONS_MAX, stop: &|| false };
+        let mut walked = walk(&space, Objective::Time, have, &budget);
+        let (least, ..) = tried(&space, have);
+        let Some(best) = walked.best.first_mut() else {
+            assert!(least.is_infinite(), "SEED={seed}: nothing fits, but {least} s");
+            continue;
+        };
+        open += space.unfinished.borrow().len();
+        let untried = space.finish(best, have, &|| false);
+        closed += usize::from(untried >= best.score.seconds);
+        let said = untried.min(best.score.seconds);
+        assert!(said <= least * (1.0 + 1e-8), "SEED={seed}: {said} s, but {least} s");
+    }
+    println!("{open} leaves were open, {closed} answers are the best");
+    assert!(closed < 2 || (open > 0 && closed > 10), "{open} {closed}");
 }
