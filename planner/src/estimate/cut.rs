@@ -441,7 +441,7 @@ impl Cuts<'_> {
         let (p, depth) = (self.c.pp, self.depth());
         // No stage waits for more than all backward passes.
         let mut all_s = self.sums.passes[depth as usize][1];
-        all_s += self.sums.again_s(self.c.recompute, 0, depth);
+        all_s += self.sums.again_s(Recompute::Full, 0, depth);
         all_s += self.sums.ends[0][1] + self.sums.ends[1][1] + f64::from(p) * self.send_s;
         let alone_s = |index: u32, from: u32, to: u32| {
             let (stage, alone) = self.one(index, from, to);

@@ -120,6 +120,7 @@ impl Frame {
             experts: legal::expert_units(work),
             // Nothing is gained by a disk where the host's memory is not limited.
             disk: false,
+            all_cuts: true,
             limits,
         }
     }
@@ -127,6 +128,7 @@ impl Frame {
     /// The part of the frame that holds an optimum: for the least memory, the smallest micro-batch
     /// and the schedule with the fewest of them in flight, wherever ranks are placed.
     pub(super) fn searched_for(mut self, objective: Objective) -> Frame {
+        self.all_cuts = objective == Objective::Time;
         if objective == Objective::Memory {
             for knob in [Knob::Mbs, Knob::Schedule, Knob::Vpp, Knob::Placement] {
                 if self.limits.allow(knob, knob.without()) {
@@ -161,7 +163,9 @@ pub fn ask(question: &Question<'_>) -> Result<Answer, Vec<Diagnostic>> {
         return Err(vec![found_none]);
     }
     let untried = match question.objective {
-        Objective::Time => space.finish(&mut walked.best[0], have, question.budget.stop),
+        Objective::Time => {
+            space.finish(&mut walked.best, [have, f64::INFINITY], question.budget.stop)
+        }
         Objective::Memory | Objective::Pareto => f64::INFINITY,
     };
     let chosen = |leaf: &Leaf| choose(&space, leaf, have);
@@ -377,10 +381,13 @@ pub(super) fn extreme_of(
 ) -> (Option<Chosen>, bool) {
     let have = space.estimator.memory_bytes;
     let mut walked = walk_below(space, objective, have, budget, below_s);
-    if let (Objective::Time, Some(best)) = (objective, walked.best.first_mut()) {
-        space.finish(best, have, budget.stop);
+    let mut complete = walked.complete;
+    if objective == Objective::Time {
+        let untried = space.finish(&mut walked.best, [have, below_s], budget.stop);
+        let below = walked.best.first().map_or(below_s, |best| best.score.seconds);
+        complete &= untried >= below;
     }
     let best = walked.best.first().and_then(|leaf| choose(space, leaf, have).ok());
     let found = best.filter(|found| found.fits || objective == Objective::Memory);
-    (found, walked.complete)
+    (found, complete)
 }

@@ -54,14 +54,19 @@ impl Space<'_> {
     }
 
     /// Looks longer at the leaves of which not all cuts were tried and may be better than the
-    /// best; what no cut is below that was not tried even so.
-    pub fn finish(&self, best: &mut Leaf, bytes_max: f64, stop: &dyn Fn() -> bool) -> f64 {
+    /// best, or than `below` where there is none; what no cut is below that was not tried even so.
+    pub fn finish(
+        &self,
+        best: &mut Vec<Leaf>,
+        [bytes_max, below]: [f64; 2],
+        stop: &dyn Fn() -> bool,
+    ) -> f64 {
         let mut open: Vec<(f64, Path)> =
             self.unfinished.borrow().iter().map(|(path, bound)| (*bound, *path)).collect();
         open.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
         let mut least = f64::INFINITY;
         for (bound, path) in open {
-            let below = best.score.seconds;
+            let below = best.first().map_or(below, |best| best.score.seconds);
             if bound >= below || stop() {
                 return least.min(bound);
             }
@@ -70,7 +75,7 @@ impl Space<'_> {
             let (_, step) = self.best_cut(&path, &c, [bytes_max, below], LOOKS[1]).0;
             let score = Score { seconds: self.worth_of(&step), bytes: step.memory.total_bytes() };
             if score.bytes <= bytes_max && score.seconds < below {
-                *best = Leaf { path, score };
+                *best = vec![Leaf { path, score }];
             }
             least = self.unfinished.borrow().get(&path).map_or(least, |bound| least.min(*bound));
         }

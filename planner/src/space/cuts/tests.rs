@@ -49,15 +49,25 @@ fn tried(space: &Space<'_>, have: f64) -> (f64, usize, usize) {
     let (mut best, mut count) = (f64::INFINITY, 0);
     for path in paths {
         let mut c = knobs::configuration(&space.frame, &path);
+        let whole = c.recompute;
+        if matches!(whole, Recompute::Layers(_)) {
+            continue;
+        }
         for cut in &cuts[c.pp as usize - 1] {
             if c.vpp > 1 && *cut != even(layers, c.pp) {
                 continue;
             }
             c.stage_layers.clone_from(cut);
-            let step = space.step(&c);
-            count += 1;
-            if step.memory.total_bytes() <= have {
-                best = best.min(step.breakdown.total_s());
+            // Beside all layers of a stage, any number of them: values of their own here.
+            let deepest = if whole == Recompute::Full { *cut.iter().max().unwrap() } else { 1 };
+            let counted = (1..deepest).map(Recompute::Layers);
+            for recompute in std::iter::once(whole).chain(counted) {
+                c.recompute = recompute;
+                let step = space.step(&c);
+                count += 1;
+                if step.memory.total_bytes() <= have {
+                    best = best.min(step.breakdown.total_s());
+                }
             }
         }
     }
@@ -196,12 +206,12 @@ fn what_is_left_open_is_looked_at_again() {
         let budget = Budget { evaluations_max: EVALUATIONS_MAX, stop: &|| false };
         let mut walked = walk(&space, Objective::Time, have, &budget);
         let (least, ..) = tried(&space, have);
-        let Some(best) = walked.best.first_mut() else {
+        open += space.unfinished.borrow().len();
+        let untried = space.finish(&mut walked.best, [have, f64::INFINITY], &|| false);
+        let Some(best) = walked.best.first() else {
             assert!(least.is_infinite(), "SEED={seed}: nothing fits, but {least} s");
             continue;
         };
-        open += space.unfinished.borrow().len();
-        let untried = space.finish(best, have, &|| false);
         closed += usize::from(untried >= best.score.seconds);
         let said = untried.min(best.score.seconds);
         assert!(said <= least * (1.0 + 1e-8), "SEED={seed}: {said} s, but {least} s");

@@ -461,6 +461,56 @@ fn undivided(asked: &Asked<'_>, set: &[usize], layouts: &[Option<Configuration>]
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::space::groups::tests::{asked, cluster};
+    use crate::space::models;
+    use crate::space::oracle::{Random, seeds};
+
+    /// Every share of each group, so that they are the batch: pieces, and who takes the rest.
+    fn all_shares(pieces: Pieces, groups: usize) -> Vec<Vec<usize>> {
+        let states = pieces.shares();
+        let numbers = (0..states.pow(groups as u32))
+            .map(|code| (0..groups).map(|g| code / states.pow(g as u32) % states).collect());
+        let is_batch = |shares: &Vec<usize>| {
+            let rests: usize = shares.iter().map(|share| share % 2).sum();
+            shares.iter().map(|share| share / 2).sum::<usize>() == pieces.count
+                && rests == usize::from(pieces.rest > 0)
+                && shares.iter().all(|share| pieces.is_share(*share))
+        };
+        numbers.filter(is_batch).collect()
+    }
+
+    /// Whatever shares are worth, the least slowest of all is found, and it is the batch.
+    #[test]
+    fn the_least_shares_are_those_of_trying_all() {
+        let work = models::shape("gpt-7.5b").unwrap().workload().unwrap();
+        let mixed = cluster(&[("h100", 1), ("a100", 1), ("v100", 1)]);
+        let mut rests = 0;
+        for seed in seeds(0, 60) {
+            let mut random = Random(seed);
+            let batch = 3 + random.below(3000) as u64;
+            let asked = asked(&work, &mixed, batch, &[]);
+            let mut shares = Shares::unknown(&asked).unwrap();
+            // Few, as all are tried.
+            shares.pieces.count = 1 + random.below(4);
+            let (states, pieces) = (shares.pieces.shares(), shares.pieces);
+            rests += usize::from(pieces.rest > 0);
+            let mut worth = || Value::Bound(random.below(1000) as f64);
+            shares.values = (0..3).map(|_| (0..states).map(|_| worth()).collect()).collect();
+            let set = [0, 1, 2];
+            let of = |way: &[usize]| {
+                let each = way.iter().zip(&shares.values).map(|(s, v)| v[*s].worth(false));
+                each.fold(0.0, f64::max) + asked.exchange_s(&set)
+            };
+            let all = all_shares(pieces, 3);
+            let least = all.iter().map(|way| of(way)).fold(f64::INFINITY, f64::min);
+            let found = shares.least(&set, By::Bound);
+            assert_eq!(found.is_some(), !all.is_empty(), "SEED={seed}");
+            let Some(found) = found else { continue };
+            assert_eq!(found.worth, least, "SEED={seed}: {found:?}");
+            assert!(all.contains(&found.shares), "SEED={seed}: {found:?}");
+        }
+        assert!(seeds(0, 60).len() == 1 || rests > 10, "{rests}");
+    }
 
     /// Pieces and what is left over are the batch; there are neither too many nor, where the batch
     /// is large enough, too few.
