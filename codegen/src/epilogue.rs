@@ -68,7 +68,8 @@ pub(crate) fn epilogues(function: &Function) -> BTreeMap<usize, Epilogue> {
     found
 }
 
-/// The nodes that epilogues compute, and broadcasts that only they read.
+/// The nodes that epilogues compute, and broadcasts that they alone read, as biases: as a factor
+/// of a product, one has to be written.
 pub(crate) fn absorbed(
     function: &Function,
     epilogues: &BTreeMap<usize, Epilogue>,
@@ -76,11 +77,16 @@ pub(crate) fn absorbed(
     let of = |e: &Epilogue| [vec![e.product], e.adds.clone()].concat();
     let mut nodes: BTreeSet<usize> = epilogues.values().flat_map(of).collect();
     let uses = Uses::new(function);
+    let biases: BTreeMap<usize, ValueId> =
+        epilogues.values().filter_map(|e| Some((*e.adds.first()?, e.bias?))).collect();
     for (at, node) in function.nodes.iter().enumerate() {
         if let Op::Broadcast { .. } = node.op {
             let readers = &uses.readers[node.result().index()];
             let is_result = function.results.contains(&node.result());
-            if !readers.is_empty() && !is_result && readers.iter().all(|r| nodes.contains(r)) {
+            if !readers.is_empty()
+                && !is_result
+                && readers.iter().all(|r| biases.get(r) == node.operands.first())
+            {
                 nodes.insert(at);
             }
         }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use ir::op::{Binary, Combiner, Comparison, Unary};
 use ir::{DType, Function, Module, Node, Op, ValueId};
 use kernels::rows::{
-    Access, BinaryOp, Digit, Draw, Instr, Output, ReduceOp, RowInput, Rows, UnaryOp,
+    Access, BinaryOp, Digit, Draw, Instr, Output, ReduceOp, RowInput, Rows, UnaryOp, vectors,
 };
 
 use crate::domain::{Domain, Extent, extents, strides};
@@ -137,7 +137,9 @@ impl Lower<'_> {
             Op::Reduce { combiner, .. } => match own {
                 Extent::Row => self.push(Instr::Reduce { op: reduce(*combiner), x: operands[0] }),
                 Extent::Full | Extent::Column | Extent::Total => {
-                    self.reduced.insert(result, operands[0]);
+                    let is_full = operand_extent == Extent::Full;
+                    let x = if is_full { self.spread(operands[0]) } else { operands[0] };
+                    self.reduced.insert(result, x);
                     return;
                 }
             },
@@ -145,6 +147,16 @@ impl Lower<'_> {
             op => unreachable!("`{}` is not fused", ir::infer::name(op)),
         };
         self.made.insert((result, own == Extent::Full), made);
+    }
+
+    /// A value at every point, also where it is the same in all columns: a sum adds it as often.
+    fn spread(&mut self, x: usize) -> usize {
+        if vectors(&self.inputs, &self.instrs)[x] {
+            return x;
+        }
+        let condition = self.push(Instr::Const { value: 1.0 });
+        let b = self.push(Instr::Index { row: Vec::new(), col_stride: 1, base: 0 });
+        self.push(Instr::Select { condition, a: x, b })
     }
 
     /// A value as one of another type. Zero as an integer has no sign.

@@ -6,7 +6,7 @@ use crate::kernel::{
     Attention, Copy, Gather, Kernel, Line, Lines, Positions, Product, Products, Rope, Source,
     Window,
 };
-use crate::rows::{Access, Output, Rows};
+use crate::rows::{Access, Instr, Output, Rows};
 
 /// One argument of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,11 @@ impl Kernel {
                 let mut pairs = Vec::new();
                 for (i, input) in r.inputs.iter().enumerate() {
                     for (o, output) in r.outputs.iter().enumerate() {
+                        // Keys of draws are read for every point.
+                        let is_key =
+                            |instr: &Instr| matches!(instr, Instr::Random(d) if d.key == i);
                         if let Output::Store { access, dtype, .. } = output
+                            && !r.instrs.iter().any(is_key)
                             && same_points(access, &input.access, r)
                             && dtype.size() == input.dtype.size()
                         {
@@ -107,7 +111,8 @@ impl Kernel {
     }
 }
 
-/// Whether two accesses use the same element for each point.
+/// Whether two accesses use the same element for each point, and no other point does: what is the
+/// same in all columns is read for each of them, which may be after one was written.
 fn same_points(a: &Access, b: &Access, r: &Rows) -> bool {
     let moving = |access: &Access| {
         let mut loops: Vec<(usize, usize, usize)> = access
@@ -119,8 +124,8 @@ fn same_points(a: &Access, b: &Access, r: &Rows) -> bool {
         loops.sort_unstable();
         loops
     };
-    let cols = |access: &Access| if r.cols > 1 { access.col_stride } else { 0 };
-    a.offset == b.offset && moving(a) == moving(b) && cols(a) == cols(b)
+    let columns = r.cols <= 1 || (a.col_stride == b.col_stride && a.col_stride > 0);
+    a.offset == b.offset && moving(a) == moving(b) && columns
 }
 
 fn rows_of(div: usize, modulus: usize, rows: usize) -> usize {

@@ -374,21 +374,26 @@ pub enum Output {
 impl Rows {
     /// For each value, whether it is a vector rather than a row scalar.
     pub fn vectors(&self) -> Vec<bool> {
-        let mut vector = Vec::with_capacity(self.instrs.len());
-        for instr in &self.instrs {
-            let is_vector = match instr {
-                Instr::Load { input } => self.inputs[*input].access.col_stride != 0,
-                Instr::Const { .. } | Instr::Reduce { .. } => false,
-                Instr::Index { col_stride, .. } => *col_stride != 0,
-                Instr::Unary { x, .. } => vector[*x],
-                Instr::Binary { a, b, .. } => vector[*a] || vector[*b],
-                Instr::Select { condition, a, b } => vector[*condition] || vector[*a] || vector[*b],
-                Instr::Random(draw) => !draw.col.is_empty(),
-            };
-            vector.push(is_vector);
-        }
-        vector
+        vectors(&self.inputs, &self.instrs)
     }
+}
+
+/// For each value of a block program, whether it is a vector rather than a row scalar.
+pub fn vectors(inputs: &[RowInput], instrs: &[Instr]) -> Vec<bool> {
+    let mut vector = Vec::with_capacity(instrs.len());
+    for instr in instrs {
+        let is_vector = match instr {
+            Instr::Load { input } => inputs[*input].access.col_stride != 0,
+            Instr::Const { .. } | Instr::Reduce { .. } => false,
+            Instr::Index { col_stride, .. } => *col_stride != 0,
+            Instr::Unary { x, .. } => vector[*x],
+            Instr::Binary { a, b, .. } => vector[*a] || vector[*b],
+            Instr::Select { condition, a, b } => vector[*condition] || vector[*a] || vector[*b],
+            Instr::Random(draw) => !draw.col.is_empty(),
+        };
+        vector.push(is_vector);
+    }
+    vector
 }
 
 impl Instr {

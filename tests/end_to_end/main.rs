@@ -32,5 +32,6 @@ mod readme;
 mod reference;
 mod refusals;
 mod rewriting;
+mod sums;
 mod training;
 mod verbs;

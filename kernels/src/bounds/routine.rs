@@ -115,28 +115,18 @@ impl ProgramCheck<'_> {
     }
 }
 
-/// Names of wholes and of parts which do not lie in them, or share bytes with a part before.
+/// Names of wholes and of parts which do not lie in them. Parts may share bytes: of two values that
+/// are written one after another, the second may be made of the first.
 fn misplaced_parts(locals: &[LocalBuffer]) -> Vec<(String, String)> {
-    let mut found = Vec::new();
-    let mut parts: Vec<(u32, &LocalBuffer)> =
-        locals.iter().filter_map(|local| Some((local.within?, local))).collect();
-    parts.sort_by_key(|(whole, part)| (*whole, part.offset));
     let end = |local: &LocalBuffer| local.offset.saturating_add(local.bytes);
-    let mut before: Option<(u32, u64)> = None;
-    for (at, part) in parts {
+    let mut found = Vec::new();
+    for part in locals {
+        let Some(at) = part.within else { continue };
         let whole = locals.get(at as usize).filter(|whole| whole.within.is_none());
-        let lies = |whole: &LocalBuffer| {
-            let start = match before {
-                Some((other, end)) if other == at => end,
-                _ => whole.offset,
-            };
-            start <= part.offset && end(part) <= end(whole)
-        };
-        if !whole.is_some_and(lies) {
+        if !whole.is_some_and(|whole| whole.offset <= part.offset && end(part) <= end(whole)) {
             let name = whole.map_or_else(|| format!("l{at}"), |whole| whole.name.clone());
             found.push((name, part.name.clone()));
         }
-        before = Some((at, end(part)));
     }
     found
 }
