@@ -162,12 +162,7 @@ pub fn ask(question: &Question<'_>) -> Result<Answer, Vec<Diagnostic>> {
         let found_none = if walked.complete { nothing_fits(question, total) } else { cut_off() };
         return Err(vec![found_none]);
     }
-    let untried = match question.objective {
-        Objective::Time => {
-            space.finish(&mut walked.best, [have, f64::INFINITY], question.budget.stop)
-        }
-        Objective::Memory | Objective::Pareto => f64::INFINITY,
-    };
+    let untried = space.finish(&mut walked.best, [have, f64::INFINITY], question.budget.stop);
     let chosen = |leaf: &Leaf| choose(&space, leaf, have);
     let mut best = walked.best.iter().map(chosen).collect::<Result<Vec<_>, _>>()?;
     let list = |kind: usize| {
