@@ -120,7 +120,6 @@ impl Frame {
             experts: legal::expert_units(work),
             // Nothing is gained by a disk where the host's memory is not limited.
             disk: false,
-            all_cuts: true,
             limits,
         }
     }
@@ -128,7 +127,6 @@ impl Frame {
     /// The part of the frame that holds an optimum: for the least memory, the smallest micro-batch
     /// and the schedule with the fewest of them in flight, wherever ranks are placed.
     pub(super) fn searched_for(mut self, objective: Objective) -> Frame {
-        self.all_cuts = objective == Objective::Time;
         if objective == Objective::Memory {
             for knob in [Knob::Mbs, Knob::Schedule, Knob::Vpp, Knob::Placement] {
                 if self.limits.allow(knob, knob.without()) {

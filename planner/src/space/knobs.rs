@@ -30,8 +30,6 @@ pub struct Frame {
     pub experts: u32,
     /// Whether there is a disk to offload to.
     pub disk: bool,
-    /// Whether layers are cut into stages in all ways, of which some have a deep one.
-    pub all_cuts: bool,
     /// What the user fixes and forbids.
     pub limits: Limits,
 }
@@ -239,11 +237,8 @@ fn recomputes(frame: &Frame, c: &Configuration, options: &mut Vec<u32>) {
             options.push(value);
         }
     }
-    let deepest = if frame.all_cuts && c.pp > 1 && c.vpp == 1 {
-        frame.layers - (c.pp - 1)
-    } else {
-        frame.layers.div_ceil(c.pp)
-    };
+    // More layers than an even stage has are all, also where a cut has deeper stages.
+    let deepest = frame.layers.div_ceil(c.pp);
     if allow(2) && frame.limits.fixed(Knob::Keep).is_none() {
         let first = RECOMPUTES.len() as u32;
         options.extend((1..deepest).map(|count| first + count - 1));
@@ -328,8 +323,8 @@ pub fn shape(frame: &Frame, path: &Path) -> u64 {
             let axes = if path.values().len() == 7 { 0 } else { u(c.tp) << 32 | u(c.cp) };
             vec![u(c.pp), u(c.dp) * u(c.cp), rounds, axes]
         }
-        8 => vec![u(c.pp), u(c.dp) * u(c.cp), u(c.vpp.min(2))],
-        _ => vec![u(c.pp), u(c.vpp.min(2))],
+        8 => vec![u(c.pp), u(c.dp) * u(c.cp)],
+        _ => vec![u(c.pp)],
     };
     parts.into_iter().fold(0, |hash, part| mix(hash.wrapping_add(part).wrapping_add(1)))
 }
