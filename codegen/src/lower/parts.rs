@@ -124,4 +124,80 @@ mod tests {
         let apart = locals[1].offset >= whole + 192 || locals[1].offset + 128 <= whole;
         assert!(apart && locals[1].within.is_none());
     }
+
+    /// Wholes, some cut into parts and these again, in any order.
+    fn drawn(draw: &mut impl FnMut(u64) -> u64) -> Vec<LocalBuffer> {
+        let mut locals: Vec<LocalBuffer> = Vec::new();
+        let local = |within: Option<u32>, offset, bytes| LocalBuffer {
+            name: String::new(),
+            bytes,
+            offset,
+            within,
+        };
+        for _ in 0..2 + draw(3) {
+            locals.push(local(None, 0, ALIGNMENT * (1 + draw(5)) - draw(2)));
+        }
+        let mut at = 0;
+        while at < locals.len() && locals.len() < 12 {
+            let pieces = locals[at].bytes / ALIGNMENT;
+            if pieces > 1 && draw(2) == 0 {
+                let first = ALIGNMENT * (1 + draw(pieces - 1));
+                let rest = locals[at].bytes - first;
+                locals.push(local(Some(at as u32), 0, first));
+                locals.push(local(Some(at as u32), first, rest));
+            }
+            at += 1;
+        }
+        let shift = draw(locals.len() as u64) as usize;
+        let count = locals.len();
+        locals.rotate_right(shift);
+        let moved = |at: u32| ((at as usize + shift) % count) as u32;
+        locals.iter_mut().for_each(|local| local.within = local.within.map(moved));
+        locals
+    }
+
+    /// What is written to a local is there when it or what it lies in is read, as if each whole had
+    /// a memory of its own.
+    #[test]
+    fn locals_hold_what_was_written_to_them() {
+        let (mut shared, mut read) = (0, 0);
+        for seed in 0..300_u64 {
+            let mut state = seed;
+            let mut draw = |below: u64| {
+                state = ir::random::mix(state.wrapping_add(0x9e37_79b9_7f4a_7c15));
+                state % below
+            };
+            let mut locals = drawn(&mut draw);
+            let count = locals.len() as u64;
+            let wholes: Vec<(usize, u64)> =
+                (0..locals.len()).map(|at| whole_of(&locals, at)).collect();
+            let touched: Vec<[usize; 2]> =
+                (0..4 + draw(9)).map(|_| [0; 2].map(|_| draw(count) as usize)).collect();
+            let launch = |[from, to]: &[usize; 2]| Instruction::Launch {
+                kernel: 0,
+                inputs: vec![Ref::Local(*from as u32)],
+                outputs: vec![Ref::Local(*to as u32)],
+            };
+            let bytes = place(&mut locals, &touched.iter().map(launch).collect::<Vec<_>>());
+            let sum: u64 = locals.iter().filter(|l| l.within.is_none()).map(|l| l.bytes).sum();
+            shared += usize::from(bytes < sum);
+            let mut frame = vec![None; bytes as usize];
+            let mut own = vec![vec![None; 5 * ALIGNMENT as usize]; locals.len()];
+            for (step, [from, to]) in touched.into_iter().enumerate() {
+                let range = |local: usize, start: u64| {
+                    start as usize..(start + locals[local].bytes) as usize
+                };
+                let (whole, start) = wholes[from];
+                let held = &frame[range(from, locals[from].offset)];
+                for (held, wanted) in held.iter().zip(&own[whole][range(from, start)]) {
+                    assert!(wanted.is_none() || held == wanted, "seed {seed}: {locals:?}");
+                    read += usize::from(wanted.is_some());
+                }
+                let (whole, start) = wholes[to];
+                frame[range(to, locals[to].offset)].fill(Some(step));
+                own[whole][range(to, start)].fill(Some(step));
+            }
+        }
+        assert!(shared > 50 && read > 10_000, "{shared} frames share bytes, {read} are read");
+    }
 }
