@@ -200,6 +200,45 @@ fn every_mesh_computes_the_models_alike() {
     }
 }
 
+/// A concatenation of another one and of what is made of that: both lie in one whole, and share
+/// bytes.
+const NESTED: &str = "module nested
+  func @mid(%tokens: i32[B, 4], %w: f32[16, 4]) {
+    %v: f32[B, 4] = cast %tokens
+    %w1: f32[16, 4] = cumulative sum dim=0 %w
+    %w2: f32[16, 4] = tanh %w1
+    %w3: f32[32, 4] = concat dim=0 %w1 %w2
+    %w4: f32[32, 4] = cumulative sum dim=0 %w3
+    %w5: f32[64, 4] = concat dim=0 %w3 %w4
+    %w6: f32[64, 4] = cumulative sum dim=0 %w5
+    %out: f32[B, 64] = contract bi,oi->bo %v %w6
+    return %out
+  }
+  func @top(%x: f32[B, 64], %labels: i32[B, 4]) {
+    %y: f32[B, 64] = tanh %x
+    %loss: f32[] = reduce sum dims=[0, 1] %y
+    %one: f32[B] = constant 1.0
+    %count: f32[] = reduce sum dims=[0] %one
+    return %loss %count
+  }
+  func @loss(%w: f32[16, 4], %tokens: i32[B, 4], %labels: i32[B, 4]) {
+    %m: f32[B, 64] = call @mid %tokens %w
+    %loss: f32[], %count: f32[] = call @top %m %labels
+    return %loss %count
+  }
+";
+
+/// What code generation lays out, the checks of compiled files take.
+#[test]
+fn nested_concatenations_are_compiled() {
+    let scratch = Scratch::new("nested");
+    std::fs::write(scratch.0.join("nested.graph"), NESTED).expect("it is written");
+    let verdict = scratch.json("verify nested.graph --ranks 2 --gbs 2 --json");
+    assert_eq!(verdict["ok"], true, "{verdict:#}");
+    let compiled = scratch.run("compile nested.graph --gbs 2 -o nested.gtl");
+    assert_eq!(compiled.status.code(), Some(0), "{}", String::from_utf8_lossy(&compiled.stderr));
+}
+
 /// A loss of rows of eight numbers.
 const HEAD: &str = "
   func @head(%x: f32[B, 8], %w: f32[10, 8], %labels: i32[B, 64]) {

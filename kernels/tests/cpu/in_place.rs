@@ -95,3 +95,24 @@ fn what_may_be_one_buffer_gives_the_same_bits() {
     }
     assert!(allowed > 100 && refused > 100, "{allowed} allowed, {refused} refused");
 }
+
+/// What all columns read is read for each of them, which may be after one was written: it is no
+/// place to write.
+#[test]
+fn what_is_read_again_is_no_place_to_write() {
+    let dtype = DType::F32;
+    for cols in [1, 2, 70_000] {
+        let output = |access| Output::Store { value: 1, access, dtype, accumulate: false };
+        let rows = Rows {
+            rows: 3,
+            cols,
+            dtype,
+            inputs: vec![RowInput { dtype, access: Access::per_row(3) }],
+            instrs: vec![Instr::Load { input: 0 }, Instr::Binary { op: BinaryOp::Mul, a: 0, b: 0 }],
+            outputs: vec![output(Access::per_row(3)), output(Access::full(3, cols))],
+        };
+        let kernel = Kernel::Rows(rows);
+        assert_eq!(verify(&kernel), Ok(()), "{kernel:?}");
+        assert_eq!(kernel.in_place().contains(&(0, 0)), cols == 1, "{kernel:?}");
+    }
+}
