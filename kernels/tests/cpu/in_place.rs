@@ -1,11 +1,12 @@
 //! Inputs and outputs that may be one buffer.
 
-use gantline_kernels::cpu::{Cpu, View, ViewMut};
+use gantline_kernels::cpu::{Cpu, Isa, View, ViewMut};
 use gantline_kernels::verify::verify;
 use gantline_kernels::{Access, BinaryOp, Digit, Instr, Kernel, Output, RowInput, Rows};
 use ir::DType;
 
-use crate::{Buffer, Random, run, same_bits};
+use crate::rows::{buffers, random_rows};
+use crate::{Buffer, Random, run, run_on_threads, same_bits};
 
 /// An access to `[a, b, cols]`, whose dims lie in one of a few orders.
 fn access(random: &mut Random, [a, b, cols]: [usize; 3]) -> Access {
@@ -22,7 +23,7 @@ fn access(random: &mut Random, [a, b, cols]: [usize; 3]) -> Access {
 }
 
 /// Twice its input, and something else that reads nothing of it.
-fn random_rows(random: &mut Random) -> Rows {
+fn random_copies(random: &mut Random) -> Rows {
     let sizes = [0; 3].map(|_| 2 + random.below(5));
     let [a, b, cols] = sizes;
     let dtype = DType::F32;
@@ -52,6 +53,22 @@ fn is_alike(r: &Rows, a: &Access, b: &Access) -> bool {
     points.into_iter().all(|(row, col)| element(a, row, col) == element(b, row, col))
 }
 
+/// Runs a kernel where output `pair.1` is input `pair.0`.
+fn run_in_place(
+    cpu: &Cpu,
+    kernel: &Kernel,
+    inputs: &[Buffer],
+    outputs: &mut [Buffer],
+    pair: (usize, usize),
+) {
+    let mut views: Vec<View> = inputs.iter().map(Buffer::view).collect();
+    let targets: Vec<ViewMut> = outputs.iter_mut().map(Buffer::view_mut).collect();
+    let target = &targets[pair.1];
+    // SAFETY: the buffer outlives the launch and is used by nothing else.
+    views[pair.0] = unsafe { View::from_raw(target.as_ptr(), target.len()) };
+    cpu.execute(kernel, &views, &targets);
+}
+
 /// One buffer for an input and an output is allowed only where both use the same elements, and then
 /// changes nothing.
 #[test]
@@ -60,7 +77,7 @@ fn what_may_be_one_buffer_gives_the_same_bits() {
     let cpu = Cpu::new(1);
     for case in 0..400 {
         let mut random = Random::new(case);
-        let r = random_rows(&mut random);
+        let r = random_copies(&mut random);
         let kernel = Kernel::Rows(r.clone());
         assert_eq!(verify(&kernel), Ok(()), "{kernel:?}");
         // All buffers are as long as the longest, so that any two can be one.
@@ -82,12 +99,7 @@ fn what_may_be_one_buffer_gives_the_same_bits() {
                 let mut old = vec![Buffer::new(*dtype, &vec![0.5; len]); 2];
                 old[o] = inputs[i].clone();
                 let want = run(&cpu, &kernel, &inputs, &old);
-                let mut views: Vec<View> = inputs.iter().map(Buffer::view).collect();
-                let targets: Vec<ViewMut> = old.iter_mut().map(Buffer::view_mut).collect();
-                // SAFETY: the buffer outlives the launch and is used by nothing else.
-                views[i] = unsafe { View::from_raw(targets[o].as_ptr(), targets[o].len()) };
-                cpu.execute(&kernel, &views, &targets);
-                drop(targets);
+                run_in_place(&cpu, &kernel, &inputs, &mut old, (i, o));
                 let same = old.iter().zip(&want).all(|(found, want)| same_bits(found, want));
                 assert!(same, "input {i} as output {o} of {kernel:?}");
             }
@@ -114,5 +126,37 @@ fn what_is_read_again_is_no_place_to_write() {
         let kernel = Kernel::Rows(rows);
         assert_eq!(verify(&kernel), Ok(()), "{kernel:?}");
         assert_eq!(kernel.in_place().contains(&(0, 0)), cols == 1, "{kernel:?}");
+    }
+}
+
+/// A program gives the same bits in place as out of place, on any number of threads.
+#[test]
+fn work_in_place_gives_the_same_bits() {
+    for case in 0..60 {
+        let mut random = Random::new(case);
+        let dtype = random.pick(&[DType::F32, DType::F64]);
+        let shape = random.pick(&[(1, 5000), (40, 33), (5, 768), (2, 9000), (700, 1)]);
+        let mut r = random_rows(&mut random, dtype, shape, false);
+        r.inputs[0] = RowInput { dtype, access: Access::full(shape.0, shape.1) };
+        r.instrs[0] = Instr::Load { input: 0 };
+        let value = r.vectors().iter().rposition(|&v| v).expect("the first value is a vector");
+        let access = Access::full(shape.0, shape.1);
+        r.outputs
+            .insert(0, Output::Store { value, access: access.clone(), dtype, accumulate: false });
+        // The old numbers, elsewhere: they must be read before they are overwritten.
+        r.outputs.push(Output::Store { value: 0, access, dtype, accumulate: false });
+        let (inputs, mut old) = buffers(&mut random, &r);
+        old[0] = inputs[0].clone();
+        let isa = Isa::detect();
+        let kernel = Kernel::Rows(r);
+        let want = run_on_threads(isa, &kernel, &inputs, &old);
+        for threads in [1, 2] {
+            let mut outputs = old.clone();
+            let cpu = Cpu::with_isa(threads, isa);
+            run_in_place(&cpu, &kernel, &inputs, &mut outputs, (0, 0));
+            for (i, (got, want)) in outputs.iter().zip(&want).enumerate() {
+                assert!(same_bits(got, want), "output {i} on {threads} threads of {kernel:#?}");
+            }
+        }
     }
 }
