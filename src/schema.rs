@@ -81,6 +81,7 @@ const STEP: Field = is("step_time_s", Kind::Number, "seconds of a step");
 const STEP_LOW: Field =
     is("step_time_low_s", Kind::Number, "seconds of a step at least, as far as prices are known");
 const STEP_HIGH: Field = is("step_time_high_s", Kind::Number, "seconds of a step at most");
+const REASON: Field = may("reason", Kind::Text, "why nothing fits");
 const ORIGIN: Field = is("origin", Kind::Text, "how times are known: measured, fitted, datasheet");
 const BREAKDOWN: Field =
     is("breakdown", Kind::Object, "parts of a step in seconds, which sum to it");
@@ -313,7 +314,11 @@ pub const DOCUMENTS: &[Document] = &[
             may("piece", Kind::Count, "of shares: samples that they are multiples of"),
             may("searched", Kind::Count, "of shares: groups with so many samples, searched"),
             may("microbatch_count", Kind::Count, "of stages: micro-batches of a step"),
-            may("all_cuts", Kind::Flag, "of stages: whether all cuts of the layers were tried"),
+            may(
+                "cuts",
+                Kind::Text,
+                "of stages: cuts that it is not slower than: given, all, moves, next-moves, balanced",
+            ),
             is("complete", Kind::Flag, "whether no candidate was left out unseen"),
             is("groups", Kind::List, "groups: device, first_rank, ranks, samples, layers, plan"),
         ],
@@ -346,6 +351,7 @@ pub const DOCUMENTS: &[Document] = &[
             CLUSTER,
             DEVICES,
             is("fits", Kind::Flag, "whether anything fits"),
+            REASON,
             may("step_time_s", Kind::Number, "seconds of the fastest way that fits"),
             is("rows", Kind::List, "groups: plan, peak_mem_bytes, have_bytes"),
         ],
@@ -446,6 +452,7 @@ pub const DOCUMENTS: &[Document] = &[
             DEVICES,
             is("have_bytes", Kind::Number, "bytes of a device for a job"),
             is("fits", Kind::Flag, "whether any configuration fits"),
+            REASON,
             is("rows", Kind::List, "strategies: strategy, plan, memory, need_bytes, fits"),
             may(
                 "fastest",

@@ -51,8 +51,9 @@ const WORK_MAX: u64 = 8_000_000;
 const MOVES_MAX: u64 = 50_000;
 /// Stages beyond which layers move between neighbours alone. Chosen: as for [`MOVES_MAX`].
 const ALL_PAIRS_MAX: usize = 16;
-/// Groups of a pipeline at most: each order of them is looked at.
-const ORDERED_MAX: usize = 4;
+/// Orders of groups that are looked at, at most: all of six groups. Chosen: each takes some
+/// milliseconds.
+const ORDERS_MAX: usize = 2_100;
 /// What is computed again.
 const AGAIN: [(usize, Recompute); 3] =
     [(0, Recompute::None), (1, Recompute::Attention), (3, Recompute::Full)];
@@ -95,10 +96,26 @@ pub struct Across {
     pub microbatch_count: u64,
     /// Pipelines with their cuts that were priced; none where the cut was given.
     pub priced: u64,
-    /// Whether every cut of the layers was tried.
-    pub all_cuts: bool,
+    /// The cuts of its layers that it was compared with.
+    pub cuts: Cuts,
     /// Whether no candidate was left out unseen.
     pub complete: bool,
+}
+
+/// Cuts of the layers that one is not slower than.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Cuts {
+    /// None: it is as given.
+    Given,
+    /// All that fit.
+    All,
+    /// Those with a layer moved from any stage to any other.
+    Moves,
+    /// Those with a layer moved to the next stage or the one before.
+    NextMoves,
+    /// None that has its layers moved: its slowest stage is the fastest that there can be.
+    Balanced,
 }
 
 /// One group of a candidate: its place, and the key of its tables.
@@ -154,7 +171,7 @@ pub(super) struct Lines<'a> {
 struct Cut {
     layers: Vec<u32>,
     step: LineStep,
-    all_cuts: bool,
+    cuts: Cuts,
 }
 
 /// The fastest pipeline over at least two groups whose step is below `below_s`.
@@ -165,24 +182,28 @@ pub fn across(asked: &Asked<'_>, below_s: f64) -> Result<Option<Across>, Diagnos
     Ok(Lines::new(asked)?.fastest(asked.set.as_deref(), below_s))
 }
 
-/// Orders of at least two groups; of those that are alike, the first ones first.
-fn orders(kinds: &[usize]) -> Vec<Vec<usize>> {
-    let count = kinds.len();
-    let mut all: Vec<Vec<usize>> = vec![vec![]];
-    let mut longer = all.clone();
-    for _ in 0..count.min(ORDERED_MAX) {
+/// Orders of at least two groups, and whether they are all; of groups that are alike, the first
+/// ones first.
+fn orders(kinds: &[usize]) -> (Vec<Vec<usize>>, bool) {
+    let mut all: Vec<Vec<usize>> = Vec::new();
+    let mut longer: Vec<Vec<usize>> = vec![vec![]];
+    for length in 1..=kinds.len() {
         let grow = |order: &Vec<usize>| -> Vec<Vec<usize>> {
             let is_first = |group: &usize| {
                 (0..*group).all(|other| kinds[other] != kinds[*group] || order.contains(&other))
             };
-            let more = (0..count).filter(|group| !order.contains(group)).filter(is_first);
-            more.map(|group| [&order[..], &[group]].concat()).collect()
+            let left = (0..kinds.len()).filter(|group| !order.contains(group)).filter(is_first);
+            left.map(|group| [&order[..], &[group]].concat()).collect()
         };
         longer = longer.iter().flat_map(grow).collect();
-        all.extend(longer.iter().cloned());
+        if all.len() + longer.len() > ORDERS_MAX {
+            return (all, false);
+        }
+        if length > 1 {
+            all.extend(longer.iter().cloned());
+        }
     }
-    all.retain(|order| order.len() > 1);
-    all
+    (all, true)
 }
 
 fn gcd(a: u32, b: u32) -> u32 {
@@ -239,7 +260,10 @@ impl<'a> Lines<'a> {
     pub(super) fn fastest(&mut self, set: Option<&[usize]>, below_s: f64) -> Option<Across> {
         (self.priced, self.work, self.complete) = (0, 0, true);
         let mut candidates = Candidates { found: Vec::new(), below_s };
-        for order in orders(&self.kinds) {
+        let (orders, are_all) = orders(&self.kinds);
+        let most = orders.iter().map(Vec::len).max().unwrap_or(0);
+        let all_orders = are_all || set.is_some_and(|set| set.len() <= most);
+        for order in orders {
             let is_asked = set.is_none_or(|set| {
                 set.len() == order.len() && set.iter().all(|group| order.contains(group))
             });
@@ -267,6 +291,7 @@ impl<'a> Lines<'a> {
                 best = Some((candidate, cut));
             }
         }
+        self.complete &= all_orders;
         let (candidate, cut) = best?;
         Some(self.told(&candidate, cut))
     }
@@ -479,17 +504,18 @@ impl<'a> Lines<'a> {
             self.work += cuts.len() as u64 * u64::from(pp);
             let steps = cuts.into_iter().filter_map(|layers| {
                 let step = self.step(candidate, &layers)?;
-                Some(Cut { layers, step, all_cuts: true })
+                Some(Cut { layers, step, cuts: Cuts::All })
             });
             return steps.min_by(|a, b| seconds(&a.step).total_cmp(&seconds(&b.step)));
         }
         let mut layers = self.balanced(candidate, below_s)?;
         let mut step = self.step(candidate, &layers)?;
         self.priced += 1;
-        let work = self.work;
+        let (work, are_few) = (self.work, layers.len() <= ALL_PAIRS_MAX);
+        let mut cuts = Cuts::Balanced;
         while seconds(&step) < NEAR * below_s && self.work - work < MOVES_MAX {
             let mut better: Option<(Vec<u32>, LineStep)> = None;
-            for moved in moves(&layers, layers.len() > ALL_PAIRS_MAX) {
+            for moved in moves(&layers, !are_few) {
                 self.priced += 1;
                 self.work += u64::from(pp);
                 let Some(other) = self.step(candidate, &moved) else { continue };
@@ -498,10 +524,13 @@ impl<'a> Lines<'a> {
                     better = Some((moved, other));
                 }
             }
-            let Some(found) = better else { break };
+            let Some(found) = better else {
+                cuts = if are_few { Cuts::Moves } else { Cuts::NextMoves };
+                break;
+            };
             (layers, step) = found;
         }
-        Some(Cut { layers, step, all_cuts: false })
+        Some(Cut { layers, step, cuts })
     }
 
     /// The cut whose slowest stage is the fastest of those that fit, by halves of its time.
@@ -546,7 +575,7 @@ impl<'a> Lines<'a> {
     }
 
     fn told(&self, candidate: &Candidate, cut: Cut) -> Across {
-        let Cut { layers, step, all_cuts } = cut;
+        let Cut { layers, step, cuts } = cut;
         let (mut stage, mut first_layer) = (0, 0);
         let mut parts = Vec::new();
         for used in &candidate.used {
@@ -581,7 +610,7 @@ impl<'a> Lines<'a> {
             breakdown: step.breakdown,
             microbatch_count: candidate.count,
             priced: self.priced,
-            all_cuts,
+            cuts,
             complete: self.complete,
         }
     }

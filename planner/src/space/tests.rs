@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::ask::{EVALUATIONS_MAX, Question, ask};
+use super::events::Line;
 use super::foreign::{NO_SCORES, Tool, Use, export};
 use super::knobs::{self, Frame, STEPS, Step};
 use super::models;
@@ -11,6 +12,7 @@ use super::tree::{Budget, Counter, Objective, Path, Score, Tree};
 use super::uniform::Space;
 use crate::cluster::{Cluster, Power};
 use crate::configuration::{Configuration, RankAxis, USUAL_ORDER};
+use crate::estimate::price::Inside;
 use crate::estimate::rates::Arithmetic;
 use crate::estimate::workload::Workload;
 use crate::estimate::{Estimator, Job, style};
@@ -228,7 +230,8 @@ fn replays_take_as_long_as_the_search_says() {
             let parts = step.breakdown;
             let after_s = parts.gradients_s + parts.weights_s + parts.optimizer_s;
             let ours = parts.total_s() - after_s - parts.offload_s - parts.send_s;
-            let replayed = space.replay(&c);
+            let prices = estimator.prices(Inside::of(&c));
+            let replayed = Line::new(&c, &prices, space.count(&c) as usize, 0.0).replay();
             let off = ours / replayed - 1.0;
             let about = format!("SEED={seed}: {model}, {c}: {ours} s, replayed {replayed} s");
             // The longest path is not among those that are looked at where a pipeline hardly fills.

@@ -16,7 +16,6 @@ use std::rc::Rc;
 use rustc_hash::FxHashMap;
 
 use super::cuts::Known;
-use super::events::Line;
 use super::knobs::{self, Frame, STEPS};
 use super::tree::{Path, Score, Tree};
 use crate::cluster::Power;
@@ -214,13 +213,6 @@ impl<'a> Space<'a> {
     /// The step of a whole configuration.
     pub fn step(&self, c: &Configuration) -> Step {
         self.estimator.step(c, &self.table(Inside::of(c)).prices, self.count(c))
-    }
-
-    /// The seconds of a configuration's passes, replayed event by event: all of its step but what
-    /// is exchanged, updated and moved.
-    pub fn replay(&self, c: &Configuration) -> f64 {
-        let count = self.count(c) as usize;
-        Line::new(c, &self.table(Inside::of(c)).prices, count, 0.0).replay()
     }
 
     /// The configuration of a leaf, with its stages cut by their times where that is faster.

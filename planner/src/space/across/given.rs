@@ -2,7 +2,7 @@
 
 use ir::{Diagnostic, Span};
 
-use super::{Across, Candidate, Cut, Lines, Used};
+use super::{Across, Candidate, Cut, Cuts, Lines, Used};
 use crate::configuration::{Configuration, Recompute};
 use crate::estimate::legal;
 use crate::estimate::price::Inside;
@@ -26,7 +26,7 @@ pub(in crate::space) fn score(
     let used: Vec<Used> = used.collect();
     let candidate = Candidate { used, count, bound_s: 0.0, pace_s: 0.0 };
     let step = lines.priced_step(&candidate, &whole.stage_layers);
-    Ok(lines.told(&candidate, Cut { layers: whole.stage_layers, step, all_cuts: false }))
+    Ok(lines.told(&candidate, Cut { layers: whole.stage_layers, step, cuts: Cuts::Given }))
 }
 
 /// The pipeline as one layout, where the layouts of its parts make one, and its micro-batches.

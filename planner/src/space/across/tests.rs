@@ -1,5 +1,7 @@
 //! Pipelines over groups against steps of one kind of devices, and against trying everything.
 
+use std::collections::BTreeSet;
+
 use super::*;
 use crate::cluster::Cluster;
 use crate::configuration::Place;
@@ -205,7 +207,8 @@ fn stages_over_groups_are_the_best_of_all() {
         let best = tried(&asked);
         let about = format!("{model} of {layers}: {found:#?}");
         assert!((found.step_time_s / best - 1.0).abs() < 1e-9, "{best}: {about}");
-        assert_eq!((found.all_cuts, found.complete), (layers < 10, true), "{about}");
+        let cuts = if layers < 10 { Cuts::All } else { Cuts::Moves };
+        assert_eq!((found.cuts, found.complete), (cuts, true), "{about}");
         // What is found costs the same where it is given.
         let layout = |part: &Part| (part.group, part.configuration.clone());
         let layouts: Vec<_> = found.parts.iter().map(layout).collect();
@@ -367,4 +370,23 @@ pub(crate) fn small_line() -> (Workload, Cluster, u32, Across) {
     let cluster = cluster(&[("h100", 1), ("v100", 1)]);
     let found = across(&asked(&work, &cluster, 8, &[]), f64::INFINITY).unwrap().unwrap();
     (work, cluster, 8, found)
+}
+
+/// Orders of a few groups are all that there are, told apart by their kinds; of many they are told
+/// to be some.
+#[test]
+fn orders_are_all_or_said_to_be_some() {
+    let ways = |kinds: &[usize]| {
+        let (found, are_all) = orders(kinds);
+        let told: BTreeSet<Vec<usize>> =
+            found.iter().map(|order| order.iter().map(|group| kinds[*group]).collect()).collect();
+        assert_eq!(told.len(), found.len(), "an order twice");
+        (found.len(), are_all)
+    };
+    assert_eq!(ways(&[0]), (0, true));
+    assert_eq!(ways(&[0, 0]), (1, true));
+    assert_eq!(ways(&[0, 1, 2]), (6 + 6, true));
+    assert_eq!(ways(&[0, 0, 0, 0, 4, 4, 4, 4]), (4 + 8 + 16 + 30 + 50 + 70 + 70, true));
+    assert_eq!(ways(&[0, 1, 2, 3, 4, 5]), (30 + 120 + 360 + 720 + 720, true));
+    assert_eq!(ways(&[0, 1, 2, 3, 4, 5, 6]), (42 + 210 + 840, false));
 }

@@ -4,7 +4,7 @@ use kernels::{Bytes, Seconds};
 use planner::cluster::{Cluster, Memory};
 use planner::configuration::Configuration;
 use planner::estimate::step::Breakdown;
-use planner::space::across::Part;
+use planner::space::across::{Cuts, Part};
 use planner::space::groups::{Grouped, Share};
 use serde_json::{Value, json};
 
@@ -39,7 +39,7 @@ pub fn document(mixed: &Mixed, way: &Grouped) -> Value {
         "devices": mixed.cluster.devices(),
         "used_devices": way.devices(),
         "gbs": mixed.global_batch,
-        "seq": mixed.work.seq,
+        "seq": mixed.seq,
         "dtype": mixed.dtype.name(),
         "step_time_s": way.step_time_s(),
         "step_time_low_s": low,
@@ -52,7 +52,7 @@ pub fn document(mixed: &Mixed, way: &Grouped) -> Value {
         "nearest_batches": shared.map(|shared| &shared.nearest),
         "searched": shared.map(|shared| shared.searched),
         "microbatch_count": across.map(|across| across.microbatch_count),
-        "all_cuts": across.map(|across| across.all_cuts),
+        "cuts": across.map(|across| across.cuts),
         "complete": match way {
             Grouped::Shares(shared) => shared.complete,
             Grouped::Stages(across) => across.complete,
@@ -193,14 +193,17 @@ pub fn page(mixed: &Mixed, way: &Grouped) -> String {
         }
         Grouped::Stages(across) => {
             let copies = across.parts[0].configuration.dp;
-            text +=
-                &format!("; {rate} tokens/s\n{copies} copies of one pipeline over all groups, ");
+            let names = mixed.names(way).join(", ");
+            text += &format!("; {rate} tokens/s\n{copies} copies of one pipeline over {names}, ");
             text += &format!("{} micro-batches each; ", across.microbatch_count);
-            // Of layouts that were given nothing was searched.
-            text += match (across.all_cuts, across.priced) {
-                (_, 0) => "the cut is as given\n",
-                (true, _) => "all cuts of the layers were tried\n",
-                (false, _) => "its cut is balanced, and no layer moved makes it faster\n",
+            text += match across.cuts {
+                Cuts::Given => "the cut is as given\n",
+                Cuts::All => "all cuts of the layers were tried\n",
+                Cuts::Moves => "its cut is balanced, and no layer moved makes it faster\n",
+                Cuts::NextMoves => {
+                    "its cut is balanced, and no layer moved to the next stage makes it faster\n"
+                }
+                Cuts::Balanced => "its cut is balanced\n",
             };
             if !across.complete {
                 text += "the search was cut off\n";
