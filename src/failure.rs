@@ -135,7 +135,32 @@ impl From<runtime::Failure> for Failure {
     }
 }
 
+/// What was found, or why there is nothing; anything else that went wrong is an error.
+///
+/// # Errors
+/// Failures that say nothing of what there is.
+pub fn or_reason<T>(found: Result<T, Failure>) -> Result<Result<T, String>, Failure> {
+    match found {
+        Ok(found) => Ok(Ok(found)),
+        Err(failure) => Ok(Err(failure.into_no()?.headline)),
+    }
+}
+
 impl Failure {
+    /// The answer no, where the failure is one: the first of its diagnostics.
+    ///
+    /// # Errors
+    /// The failure, where it is no answer.
+    pub fn into_no(self) -> Result<Diagnostic, Failure> {
+        let is_no = |wrong: &Diagnostic| exit_of(wrong.code) == Exit::Infeasible;
+        match self {
+            Failure::Input(mut wrong) if !wrong.is_empty() && wrong.iter().all(is_no) => {
+                Ok(wrong.swap_remove(0))
+            }
+            Failure::Input(_) | Failure::World(_) => Err(self),
+        }
+    }
+
     /// The exit code; that of the first diagnostic where there are several.
     pub fn exit(&self) -> Exit {
         match self {

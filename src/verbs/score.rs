@@ -9,7 +9,6 @@ use planner::estimate::described::{Described, described};
 use planner::estimate::rates::Arithmetic;
 use planner::estimate::serving::Replica;
 use planner::estimate::style::{self, STYLES, Style};
-use planner::estimate::workload::Workload;
 use planner::estimate::{Estimate, Estimator, Job};
 use planner::limits::Limits;
 use planner::space::ask::EVALUATIONS_MAX;
@@ -102,7 +101,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let Described { mut work, latent, mut tokens } = described_as;
     let mut cluster = Cluster::load(&args.cluster)?;
     if !cluster.groups.is_empty() {
-        return over_groups(args, work, cluster);
+        return over_groups(args, Described { work, latent, tokens }, cluster);
     }
     let layout = layout(args, work.depth())?;
     if let (None, Some(seq)) = (args.seq, layout.seq) {
@@ -168,7 +167,11 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
 
 /// Answers `score` on groups of other devices each: a layout for each, over which the batch is
 /// shared.
-fn over_groups(args: &Args, mut work: Workload, cluster: Cluster) -> Result<Exit, Failure> {
+fn over_groups(
+    args: &Args,
+    mut described_as: Described,
+    cluster: Cluster,
+) -> Result<Exit, Failure> {
     if args.purpose != Purpose::Training {
         let headline = "on groups of devices, layouts of training are scored";
         return Err(usage("--for", headline).help("ask about one group alone").into());
@@ -178,14 +181,14 @@ fn over_groups(args: &Args, mut work: Workload, cluster: Cluster) -> Result<Exit
         Some(path) => read::of_groups(path, &read_text(path, "--from")?)?,
     };
     if let (None, Some(seq)) = (args.seq, said.seq) {
-        work = described(&args.model, Some(seq))?.work;
+        described_as = described(&args.model, Some(seq))?;
     }
     let Some(batch) = count(args.gbs).or(said.global_batch) else {
         let headline = "it is not said how many samples a step has";
         return Err(usage("--gbs", headline).help("write --gbs N").into());
     };
     let (dtype, arithmetic) = products(args, said.dtype, &cluster)?;
-    let mixed = Mixed::of(work, cluster, batch, dtype);
+    let mixed = Mixed::of(described_as, cluster, batch, dtype);
     let question = groups::Asked {
         work: &mixed.work,
         cluster: &mixed.cluster,

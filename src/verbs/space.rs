@@ -187,12 +187,16 @@ impl Subject {
         let mut text = format!("model    {}: {}", work.name, output::count(work.parameters()));
         text += &format!(" parameters in {dtype}\n");
         text += &format!("cluster  {}, {devices}\n", cluster.describe());
-        let samples = output::count((*global_batch).into());
-        text += &match self.seq {
-            1 => format!("step     {samples} samples\n"),
-            seq => format!("step     {samples} samples of {seq} tokens\n"),
-        };
-        text
+        text + &samples_of(*global_batch, self.seq)
+    }
+}
+
+/// What a step has, as a line of a header.
+fn samples_of(global_batch: u32, seq: u32) -> String {
+    let samples = output::count(global_batch.into());
+    match seq {
+        1 => format!("step     {samples} samples\n"),
+        seq => format!("step     {samples} samples of {seq} tokens\n"),
     }
 }
 

@@ -165,8 +165,6 @@ fn verbs_agree_about_layouts() {
     let marks = ["✓", "✗"].map(|mark| page.matches(mark).count());
     let count = |wanted: bool| fits.iter().filter(|fits| **fits == wanted).count();
     assert_eq!(marks, [count(true) + 1, count(false)], "{page}");
-    let none = scratch.run(&format!("fit {asked} --max memory=2GiB --fix offload=off --json"));
-    assert_eq!(none.status.code(), Some(3));
     let compare = format!("compare {asked} --json");
     for layout in ["tp=4 mbs=1 sp", "tp=2 dp=4 zero=1", "tp=8 mbs=1 sp recompute=full"] {
         let (_, _, compared) = with(&scratch, &compare, "--with", layout);
@@ -181,6 +179,32 @@ fn verbs_agree_about_layouts() {
     let (code, errors, _) = with(&scratch, &compare, "--with", "dp=8 cp=2");
     assert_eq!(code, Some(2), "{errors}");
     assert!(errors.contains("16 ranks on 8 devices"), "{errors}");
+}
+
+/// `fit` says why the answer is no, to programs too; a wrong question has no answer.
+#[test]
+fn no_has_a_reason() {
+    let scratch = Scratch::new("reasons");
+    let group = "[[group]]\nextends = \"preset:h100\"\n";
+    scratch.write("mix.toml", &format!("{group}{group}"));
+    for (line, why) in [
+        ("fit llama-3-8b --cluster h100 --max memory=2GiB --fix offload=off", "fits in memory"),
+        ("fit llama-3-8b --cluster mix.toml --gbs 7 --fix dp=16", "no shares of 7"),
+        ("fit llama-3-8b --cluster mix.toml --max memory=2GiB", "fits"),
+    ] {
+        let output = scratch.run(&format!("{line} --json"));
+        let told: Value = serde_json::from_slice(&output.stdout).expect("a document");
+        assert_eq!((output.status.code(), &told["fits"]), (Some(3), &Value::Bool(false)), "{line}");
+        let reason = told["reason"].as_str().expect("a reason");
+        assert!(reason.contains(why), "{line}: {reason}");
+        let errors = scratch.run(line).stderr;
+        assert!(String::from_utf8_lossy(&errors).contains(reason), "{line}: {reason}");
+    }
+    for line in ["fit llama-3-8b --cluster h100 --ranks 3", "fit gpt2 --cluster mix.toml --nodes 4"]
+    {
+        let output = scratch.run(&format!("{line} --fix tp=2,tp=4 --json"));
+        assert_eq!((output.status.code(), &output.stdout[..]), (Some(2), &b""[..]), "{line}");
+    }
 }
 
 /// A plan's document says one thing: what of it was changed is no plan.
@@ -305,6 +329,8 @@ fn sequences_are_those_that_are_asked_for() {
 #[test]
 fn graphs_are_their_models() {
     let scratch = Scratch::new("as-graph");
+    let group = "[[group]]\nextends = \"preset:h100\"\n[group.deployment]\nnodes = 1\n";
+    scratch.write("mix.toml", &format!("{group}{group}"));
     for (model, seq) in [("gpt2-mini", 64), ("llama-3-8b", 512)] {
         scratch.answer(&format!("export {model} --to graph --seq {seq} --dtype bf16 -o x.graph"));
         let [own, graph] = [format!("{model} --seq {seq}"), "x.graph".to_owned()];
@@ -317,14 +343,22 @@ fn graphs_are_their_models() {
             parts.collect::<Vec<_>>()
         };
         assert_eq!(parts(&own), parts(&graph), "{model}");
-        let plan = |of: &str| {
-            scratch.json(&format!("plan {of} --cluster h100 --gbs 16 --fix pp=1,tp=1 --json"))
-        };
-        let [own, graph] = [plan(&own), plan(&graph)];
-        assert_eq!(graph["seq"], seq, "{graph:#}");
-        for (key, off) in [("flops_per_step", 1e-9), ("tokens_per_s", 0.25), ("mfu", 0.25)] {
-            let ratio = number(&graph[key]) / number(&own[key]);
-            assert!((ratio - 1.0).abs() < off, "{model}: {key} {ratio}");
+        for cluster in ["h100", "mix.toml"] {
+            let asked = format!("--cluster {cluster} --gbs 16");
+            let plan =
+                |of: &str| scratch.json(&format!("plan {of} {asked} --fix pp=1,tp=1 --json"));
+            let [ours, theirs] = [plan(&own), plan(&graph)];
+            assert_eq!(theirs["seq"], seq, "{theirs:#}");
+            for (key, off) in [("flops_per_step", 1e-9), ("tokens_per_s", 0.25), ("mfu", 0.25)] {
+                // Plans over groups have rates alone.
+                if cluster == "h100" || key == "tokens_per_s" {
+                    let ratio = number(&theirs[key]) / number(&ours[key]);
+                    assert!((ratio - 1.0).abs() < off, "{model}: {key} {ratio}");
+                }
+            }
+            let cost = |of: &str| scratch.json(&format!("cost {of} {asked} --tokens 1B --json"));
+            let [ours, theirs] = [cost(&own), cost(&graph)].map(|told| told["steps"].clone());
+            assert!(ours == theirs && ours.is_number(), "{model} on {cluster}: {ours}, {theirs}");
         }
     }
     let moe = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/models/moe.graph");

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::{Subject, answer, document, groups, told};
 use crate::cache;
-use crate::failure::{Exit, Failure, exit_of, read_text};
+use crate::failure::{Exit, Failure, read_text};
 use crate::verbs::plan::Asked;
 use crate::verbs::score::read::{self, Known};
 
@@ -97,17 +97,11 @@ fn explained(
             let fastest = Some(std::mem::replace(&mut answer.best[0], given));
             Ok(Explained { answer, fastest, none: None })
         }
-        Err(Failure::Input(wrong)) if wrong.iter().all(is_infeasible) => {
+        Err(failure) => {
             let answer = Answer::alone(given, have_bytes);
-            Ok(Explained { answer, fastest: None, none: wrong.into_iter().next() })
+            Ok(Explained { answer, fastest: None, none: Some(failure.into_no()?) })
         }
-        Err(failure) => Err(failure),
     }
-}
-
-/// Whether a diagnostic says that there is no plan.
-fn is_infeasible(diagnostic: &Diagnostic) -> bool {
-    exit_of(diagnostic.code) == Exit::Infeasible
 }
 
 /// What `explain` prints of the fastest plan, or of a given one beside it.

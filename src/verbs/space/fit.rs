@@ -8,7 +8,7 @@ use planner::space::ask::Chosen;
 use serde_json::{Value, json};
 
 use super::{Subject, answer, groups, told};
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, or_reason};
 use crate::output::{self, Table};
 use crate::verbs::plan::Asked;
 
@@ -42,7 +42,8 @@ pub fn fit(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
                 })
             })
             .collect();
-        let fastest = found.ok().map(|best| told(&subject, &best));
+        let found = or_reason(found)?;
+        let fastest = found.as_ref().ok().map(|best| told(&subject, best));
         output::answer_json(&json!({
             "schema": "gantline.space-fit/1",
             "model": subject.work.name,
@@ -50,6 +51,7 @@ pub fn fit(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
             "devices": subject.devices,
             "have_bytes": have,
             "fits": fits,
+            "reason": found.err(),
             "rows": rows,
             "fastest": fastest,
         }));

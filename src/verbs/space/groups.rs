@@ -11,6 +11,7 @@ use ir::{DType, Diagnostic};
 use kernels::Seconds;
 use planner::check::groups::{Work, check_groups};
 use planner::cluster::{Cluster, Power};
+use planner::estimate::described::Described;
 use planner::estimate::workload::Workload;
 use planner::estimate::{Job, style};
 use planner::space::ask::EVALUATIONS_MAX;
@@ -18,9 +19,10 @@ use planner::space::groups::{self, Grouped};
 use serde_json::json;
 
 use self::page::{Row, document, page, rows, table};
-use super::{Aim, arithmetic, count, element_type, model};
+use super::{Aim, arithmetic, count, element_type, model, samples_of};
+
 use crate::cache;
-use crate::failure::{Exit, Failure, usage};
+use crate::failure::{Exit, Failure, or_reason, usage};
 use crate::output;
 use crate::verbs::plan::{Asked, PlanArgs};
 
@@ -32,6 +34,8 @@ pub struct Mixed {
     /// The groups.
     pub cluster: Cluster,
     global_batch: u32,
+    /// Tokens of a sample; those of a graph are in its own samples.
+    seq: u32,
     dtype: DType,
     /// Bytes of a device that a job may use, where the user limits them.
     memory_bytes: Option<f64>,
@@ -53,8 +57,10 @@ impl Mixed {
                 group.device.power = Some(Power::constant(watts, "--watts"));
             }
         }
+        let Described { work, tokens: seq, .. } = model(asked)?;
         Ok(Mixed {
-            work: model(asked)?.work,
+            work,
+            seq,
             global_batch: count("--gbs", asked.gbs.unwrap_or(devices.max(8)))?,
             dtype: element_type(asked.dtype, &cluster)?,
             memory_bytes: asked.limited.all_limits()?.memory_bytes(),
@@ -63,8 +69,9 @@ impl Mixed {
     }
 
     /// The same of what was read already.
-    pub fn of(work: Workload, cluster: Cluster, global_batch: u32, dtype: DType) -> Mixed {
-        Mixed { work, cluster, global_batch, dtype, memory_bytes: None }
+    pub fn of(described: Described, cluster: Cluster, global_batch: u32, dtype: DType) -> Mixed {
+        let Described { work, tokens: seq, .. } = described;
+        Mixed { work, cluster, global_batch, seq, dtype, memory_bytes: None }
     }
 
     /// Samples of a step.
@@ -74,7 +81,7 @@ impl Mixed {
 
     /// Tokens of a step.
     pub fn tokens(&self) -> f64 {
-        f64::from(self.global_batch) * f64::from(self.work.seq)
+        f64::from(self.global_batch) * f64::from(self.seq)
     }
 
     /// The question in the planner's form.
@@ -145,9 +152,7 @@ impl Mixed {
         let parameters = output::count(self.work.parameters());
         let mut text = format!("model    {}: {parameters} parameters", self.work.name);
         text += &format!(" in {}\ncluster  {}\n", self.dtype, self.cluster.describe());
-        let samples = output::count(self.global_batch.into());
-        text += &format!("step     {samples} samples of {} tokens\n", self.work.seq);
-        text
+        text + &samples_of(self.global_batch, self.seq)
     }
 
     fn unknown_power(&self) -> Diagnostic {
@@ -207,6 +212,7 @@ pub(super) fn fit(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
     let mixed = Mixed::new(asked, cluster, None)?;
     let best = mixed.best(asked, Aim::Time);
     if asked.json {
+        let best = or_reason(best)?;
         let way = best.as_ref().ok();
         let rows = way.map(|way| rows(&mixed, way).iter().map(Row::told).collect::<Vec<_>>());
         output::answer_json(&json!({
@@ -215,6 +221,7 @@ pub(super) fn fit(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
             "cluster": mixed.cluster.describe(),
             "devices": mixed.cluster.devices(),
             "fits": way.is_some(),
+            "reason": best.as_ref().err(),
             "step_time_s": way.map(Grouped::step_time_s),
             "rows": rows.unwrap_or_default(),
         }));
