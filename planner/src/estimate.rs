@@ -16,6 +16,7 @@ pub mod cut;
 pub mod described;
 mod devices;
 mod exchange;
+pub mod group;
 mod host;
 mod interval;
 mod layer;
@@ -42,7 +43,7 @@ use crate::configuration::{Configuration, RankAxis, Recompute};
 
 use host::HostLimits;
 use layer::Lowering;
-use network::Network;
+use network::{Group, Network};
 use price::{Inside, Prices};
 use rates::{Arithmetic, Rates};
 use step::{Breakdown, Memory, Step, Terms};
@@ -79,6 +80,18 @@ pub struct Estimate {
     pub microbatch_count: u64,
     /// The configuration, with what was left open decided.
     pub configuration: Configuration,
+}
+
+/// What of the places of ranks a step depends on: equal ones are priced alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// The ranks of tensors, of a sequence and of experts; those with the same weights; those with
+    /// the same experts.
+    groups: [Group; 5],
+    /// How far a stage is from the next.
+    stages: u64,
+    /// Whether stages are on different nodes.
+    is_far: bool,
 }
 
 /// Prices steps of one workload on one cluster.
@@ -211,24 +224,19 @@ impl<'a> Estimator<'a> {
         self.work
     }
 
-    /// The inside whose prices are the same, of all that differ in strides alone.
+    /// The inside whose prices are the same, of all that differ in their placement alone.
     pub fn inside_alike(&self, inside: Inside) -> Inside {
-        let stride = |size: u32, stride: u64| {
-            self.network.stride_alike(network::Group { size: size.into(), stride })
-        };
-        Inside {
-            tp_stride: stride(inside.tp, inside.tp_stride),
-            cp_stride: stride(inside.cp, inside.cp_stride),
-            ..inside
-        }
+        inside.placed(|group| self.network.alike(group))
     }
 
     /// What of the placement of its axes a configuration's step depends on.
-    pub fn placement(&self, c: &Configuration) -> [u64; 4] {
-        let inside = self.inside_alike(Inside::of(c));
-        let data = exchange::data_group(c);
-        let near = self.network.distance_alike(c.stride(RankAxis::Pp));
-        [inside.tp_stride, inside.cp_stride, self.network.stride_alike(data), near]
+    pub fn placement(&self, c: &Configuration) -> Placement {
+        let Inside { tp_group, cp_group, ep_group, .. } = self.inside_alike(Inside::of(c));
+        let copies = [Group::data(c), Group::expert_copies(c)];
+        let [data, experts] = copies.map(|group| self.network.alike(group));
+        let stages = self.network.distance_alike(c.stride(RankAxis::Pp));
+        let is_far = self.terms().sends_far(c);
+        Placement { groups: [tp_group, cp_group, ep_group, data, experts], stages, is_far }
     }
 
     /// The tables of all configurations whose insides are cut alike.

@@ -24,8 +24,8 @@ pub mod tree;
 pub mod uniform;
 
 #[cfg(test)]
-mod oracle;
+pub(crate) mod oracle;
 #[cfg(test)]
 mod relations;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

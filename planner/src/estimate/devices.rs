@@ -293,8 +293,10 @@ pub(super) fn network(cluster: &Cluster) -> Result<Network, Diagnostic> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::configuration::{Configuration, RankAxis};
     use crate::estimate::network::Group;
     use crate::machine::Machine;
+    use crate::space::tests::permutations;
 
     /// Every preset with devices of its own finds its file by name.
     #[test]
@@ -311,7 +313,7 @@ mod tests {
             assert_eq!(rates(&cluster).unwrap().name, cluster.device.name, "{name}");
             assert!(network(&cluster).unwrap().beyond.is_empty(), "{name}");
             let network = network(&cluster).unwrap();
-            let group = |size| Group { size, stride: 1 };
+            let group = Group::near;
             let mut before = 0.0;
             for size in [1, 2, 3, 4, 6, 8, 16, 64, 512] {
                 let now = network.all_reduce_s(1e8, group(size));
@@ -325,8 +327,29 @@ mod tests {
         }
     }
 
-    /// On every preset, with the network it has and with others, faster and slower: ranks that are
-    /// further apart never exchange faster.
+    /// How many collectives of a configuration are slower than those of as many neighbours; fails
+    /// where one is faster.
+    fn far_ones(network: &Network, c: &Configuration, bytes: f64) -> usize {
+        let all = |group: Group| {
+            let exchange = network.exchange_s(bytes, group, 1.0);
+            [network.all_reduce_s(bytes, group), network.gather_s(bytes, group), exchange]
+        };
+        let (data, stage, mut slower) = (Group::data(c), Group::stage(c), 0);
+        let parts = [2, 3, 8].into_iter().filter(|n| data.size().is_multiple_of(*n));
+        let parts = parts.flat_map(|n| [data.first(n), data.every(n), stage.first(n)]);
+        for group in parts.chain([data, stage, Group::along(c, RankAxis::Tp)]) {
+            let near = all(Group::near(group.size()));
+            for (near, far) in near.into_iter().zip(all(group)) {
+                let about = format!("{c}: {group:?}, {bytes} bytes, {} a node", network.node);
+                assert!(far >= near * (1.0 - 1e-12), "{about}: {far} s, neighbours {near} s");
+                slower += usize::from(far > near);
+            }
+        }
+        slower
+    }
+
+    /// On every preset, with the network it has and with others, faster and slower, in all orders
+    /// of the axes: ranks that are further apart never exchange faster than neighbours.
     #[test]
     fn no_group_is_faster_for_lying_further_apart() {
         let machine = Machine { cores: 4, memory_bytes: 8 << 30, instruction_set: "avx2".into() };
@@ -351,28 +374,12 @@ mod tests {
                 let fabrics = &known().fabrics;
                 network.outer = fabrics[sample % fabrics.len()].clone();
                 network.node = if sample < 4 { network.node } else { next(1.0, 20.0) as u64 };
-                let size = 2 + next(1.0, 64.0) as u64;
+                let mut below = |n: f64| next(1.0, n) as u32;
+                let (tp, cp, dp, pp) = (below(9.0), below(5.0), below(33.0), below(5.0));
+                let sizes = Configuration { tp, cp, dp, pp, ..Configuration::default() };
                 let bytes = next(1.0, 1e10);
-                let all = |stride: u64| {
-                    let group = Group { size, stride };
-                    let exchange = network.exchange_s(bytes, group, 1.0);
-                    let [reduce, gather] =
-                        [network.all_reduce_s(bytes, group), network.gather_s(bytes, group)];
-                    [reduce, gather, exchange, network.send_s(bytes, stride)]
-                };
-                let mut before = all(1);
-                for stride in 2..=2 * network.node {
-                    let now = all(stride);
-                    for (before, now) in before.into_iter().zip(now) {
-                        let about = format!(
-                            "{name}, sample {sample}: {size} members {stride} \
-                                             apart, {bytes} bytes, {} a node",
-                            network.node
-                        );
-                        assert!(now >= before * (1.0 - 1e-12), "{about}: {now} after {before} s");
-                        rises += usize::from(now > before);
-                    }
-                    before = now;
+                for order in permutations() {
+                    rises += far_ones(&network, &Configuration { order, ..sizes.clone() }, bytes);
                 }
             }
         }
@@ -468,7 +475,7 @@ mod tests {
         };
         let (slow, even) = (far("1 MB/s"), far("50 GB/s"));
         let all = |network: &Network, size: u64, stride: u64| {
-            let group = Group { size, stride };
+            let group = Group::apart(size, stride, 1024);
             let [a, b] = [network.all_reduce_s(1e8, group), network.gather_s(1e8, group)];
             [a, b, network.exchange_s(1e8, group, 1.0), network.send_s(1e8, stride)]
         };
@@ -508,8 +515,8 @@ mod tests {
         let network = network(&cluster).unwrap();
         let timed = [(2, 362.0, 185.0), (4, 160.0, 119.0), (8, 100.0, 69.0), (16, 85.0, 55.0)];
         for (nodes, all_reduce, gather) in timed.into_iter().chain([(32, 65.0, 28.0)]) {
-            let group = Group { size: 8 * nodes, stride: 1 };
-            let n = group.size as f64;
+            let group = Group::near(8 * nodes);
+            let n = group.size() as f64;
             let carried = 256e6 * (n - 1.0) / n / 1e9;
             let ours = [
                 2.0 * carried / network.all_reduce_s(256e6, group),

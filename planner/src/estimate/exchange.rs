@@ -5,12 +5,12 @@ use super::network::Group;
 use super::stage::Stage;
 use super::step::Terms;
 use super::style::{Exchange, Whole};
-use crate::configuration::{Configuration, Place, RankAxis, Zero};
+use crate::configuration::{Configuration, Place, Zero};
 
 impl Terms<'_> {
     /// What a stage exchanges with its copies if it waits for nothing, without its update.
     pub(super) fn exchanges(&self, c: &Configuration, stage: &Stage, m: f64) -> Exchanges {
-        let group = data_group(c);
+        let group = Group::data(c);
         let layers = stage.layers.max(1.0);
         let weights = weights(c, stage);
         let mut found = Exchanges::default();
@@ -77,12 +77,12 @@ impl Terms<'_> {
     /// Joins the pieces of all tensors for each rank, and copies what was gathered back, piece by
     /// piece: as many launches as tensors times ranks, and three passes over the weights.
     fn pieces_s(&self, stage: &Stage, group: Group) -> f64 {
-        if group.size <= 1 {
+        if group.size() <= 1 {
             return 0.0;
         }
         let parameters = stage.parameters + stage.expert_parameters;
         let bytes = parameters * self.style.weight_bytes * 2.0 * 3.0;
-        let launches = stage.tensors * group.size as f64;
+        let launches = stage.tensors * group.size() as f64;
         self.rates.rows_s(bytes).max(launches * PIECE_S)
     }
 
@@ -111,7 +111,7 @@ impl Terms<'_> {
         let gather_s: f64 = weights.iter().map(gathered).sum();
         let scatter_s: f64 = weights.iter().map(scattered).sum();
         let (forward_s, backward_s) = (stage.forward_s / layers, stage.backward_s / layers);
-        let interference = self.network.interference(data_group(c));
+        let interference = self.network.interference(Group::data(c));
         let visible = |comm: f64, compute: f64| match self.style.weights {
             Exchange::AtEnd => comm * layers,
             Exchange::Overlapped => {
@@ -169,12 +169,6 @@ impl Exchanges {
     }
 }
 
-/// The ranks that hold the same weights.
-pub(super) fn data_group(c: &Configuration) -> Group {
-    let stride = if c.cp > 1 { c.stride(RankAxis::Cp) } else { c.stride(RankAxis::Dp) };
-    Group { size: u64::from(c.dp) * u64::from(c.cp), stride }
-}
-
 /// Weights that have equally many copies.
 pub(super) struct Weights {
     /// How many one rank computes with.
@@ -191,29 +185,34 @@ impl Weights {
         self.parameters / self.shard as f64
     }
 
+    /// Ranks that take part in exchanges: those of a copy times copies.
+    #[cfg(test)]
+    pub(super) fn ranks(&self) -> u64 {
+        self.shards().size() * self.copies().size()
+    }
+
     /// Ranks whose shards make up a copy.
     fn shards(&self) -> Group {
-        Group { size: self.shard, stride: self.group.stride }
+        self.group.first(self.shard)
     }
 
     /// Ranks that hold the same shard.
     fn copies(&self) -> Group {
-        let size = self.group.size / self.shard;
-        Group { size, stride: self.group.stride * self.shard }
+        self.group.every(self.shard)
     }
 }
 
 /// The weights of all layers' dense parts, and those of experts, which have as many copies as a
 /// stage has ranks, divided by those that share them.
 pub(super) fn weights(c: &Configuration, stage: &Stage) -> [Weights; 2] {
-    let group = data_group(c);
-    let size = (group.size * u64::from(c.tp) / u64::from(c.ep)).max(1);
-    let experts = Group { size, stride: u64::from(c.ep) };
-    [(stage.parameters, group), (stage.expert_parameters, experts)].map(|(parameters, group)| {
+    let groups = [Group::data(c), Group::expert_copies(c)];
+    let held = [stage.parameters, stage.expert_parameters];
+    [0, 1].map(|kind| {
+        let (parameters, group) = (held[kind], groups[kind]);
         let shard = match c.zero {
             Zero { stage: 0, .. } => 1,
-            Zero { shard: 0, .. } => group.size,
-            Zero { shard, .. } => u64::from(shard).min(group.size),
+            Zero { shard: 0, .. } => group.size(),
+            Zero { shard, .. } => u64::from(shard).min(group.size()),
         };
         Weights { parameters, group, shard }
     })

@@ -187,7 +187,7 @@ impl Lowering<'_> {
     }
 
     fn tensor_group(&self) -> Group {
-        Group { size: u64::from(self.inside.tp), stride: self.inside.tp_stride }
+        self.inside.tp_group
     }
 
     fn rows(&self, bytes: f64) -> Pass {
@@ -286,7 +286,7 @@ impl Lowering<'_> {
     /// halves of Korthikanti et al. 2022.
     fn reduce(&self, lowered: &mut Lowered, cut: Cut, [k, n]: [f64; 2], weight_s: f64) {
         let (group, tokens) = (self.tensor_group(), self.tokens());
-        if group.size <= 1 {
+        if group.size() <= 1 {
             return;
         }
         let visible = 1.0 - self.style.tensor_hidden;
@@ -418,10 +418,7 @@ impl Lowering<'_> {
         // and the scales of both operands. Nothing is around these launches.
         let alone = if self.style.product_per_expert { local } else { 0.0 };
         let alone = alone / self.style.host.operations.max(1.0);
-        let group = Group {
-            size: u64::from(self.inside.ep),
-            stride: if ep > 1.0 { 1 } else { self.inside.tp_stride },
-        };
+        let group = self.inside.ep_group;
         // A token whose experts share a node goes there once.
         let nodes = self.network.nodes(group);
         let hit = nodes * (1.0 - (1.0 - 1.0 / nodes).powi(top_k as i32));

@@ -3,15 +3,17 @@
 //! Inside a node, timings of the vendor's library count, between their points on a logarithmic
 //! scale. Between nodes, rings pass every member once, so that a node's ports carry a group's bytes
 //! once, over as many ports as the node has members; groups that communicate at the same time share
-//! the ports evenly, as the usual placements do.
+//! the ports evenly, as the usual placements do. A ring is as slow as where it has the fewest.
 //!
 //! No group is faster for lying further apart, as there is no way between nodes that ranks of one
 //! node could not take as well: what goes through a network takes at least as long as the same
-//! inside a node. Searches rely on it, and take strides of 1 for a bound.
+//! inside a node. Searches rely on it, and take the nearest groups for a bound.
 //!
-//! Legend: n members, w of them in one node, V bytes of the whole value.
+//! Legend: n members, w of them at least in one node, V bytes of the whole value.
 
 use serde::Deserialize;
+
+pub use super::group::{Group, Spread};
 
 /// Timings of one number of members, in µs.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -108,15 +110,6 @@ pub struct Network {
     pub beyond: Vec<Beyond>,
 }
 
-/// Members of a collective: so many, so many ranks apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Group {
-    /// Members.
-    pub size: u64,
-    /// Ranks from one to the next.
-    pub stride: u64,
-}
-
 /// Share of a collective inside a node that slows down what hides it: it takes multiprocessors and
 /// memory bandwidth. Source: Isaev et al. 2023 take 15 % of the multiprocessors for NVLink; half of
 /// the hiding work is limited by them.
@@ -127,19 +120,22 @@ const FIRST_BYTES: f64 = 1024.0;
 const LAST_BYTES: f64 = 536_870_912.0;
 
 impl Network {
-    /// Members that share a node, at least 1.
-    fn inside(&self, group: Group) -> u64 {
-        inside(group, self.node)
+    /// How a group lies in nodes.
+    fn spread(&self, group: Group) -> Spread {
+        group.spread(self.node, self.node)
     }
 
-    /// The domains larger than a node that a group leaves.
-    fn left(&self, group: Group) -> impl Iterator<Item = &Beyond> {
-        self.beyond.iter().filter(move |beyond| inside(group, beyond.reach) < group.size)
+    /// The domains larger than a node that a group leaves, each with the members in one of them.
+    fn left(&self, group: Group) -> impl Iterator<Item = (&Beyond, f64)> {
+        self.beyond.iter().filter_map(move |beyond| {
+            let spread = group.spread(beyond.reach, self.node);
+            (spread.domains > 1).then_some((beyond, spread.least as f64))
+        })
     }
 
     /// Seconds by which a step of a group's ring or tree is longer than one between nodes.
     fn far_s(&self, group: Group) -> f64 {
-        self.left(group).map(|beyond| beyond.more_s).fold(0.0, f64::max)
+        self.left(group).map(|(beyond, _)| beyond.more_s).fold(0.0, f64::max)
     }
 
     /// What of the distance of two ranks a message between them depends on.
@@ -148,18 +144,15 @@ impl Network {
         reaches.filter(|reach| stride < *reach).count() as u64
     }
 
-    /// What of a group's stride its collectives depend on, as the least stride of all that have it.
-    pub fn stride_alike(&self, group: Group) -> u64 {
+    /// A group whose collectives take as long, the same for many that do.
+    pub fn alike(&self, group: Group) -> Group {
         // Where there are more domains than nodes, each may be left.
-        if !self.beyond.is_empty() {
-            return group.stride;
-        }
-        (self.node / self.inside(group)).max(1)
+        if self.beyond.is_empty() { group.alike(self.node) } else { group }
     }
 
     /// Whether a group leaves its node.
     pub fn leaves_node(&self, group: Group) -> bool {
-        self.inside(group) < group.size
+        self.spread(group).domains > 1
     }
 
     /// Share of a hidden collective that slows down what hides it.
@@ -169,13 +162,13 @@ impl Network {
 
     /// Every member gets `V` bytes, of which it has an n-th; or an n-th of the sum of `V` bytes.
     pub fn gather_s(&self, bytes: f64, group: Group) -> f64 {
-        if group.size <= 1 || bytes <= 0.0 {
+        if group.size() <= 1 || bytes <= 0.0 {
             return 0.0;
         }
         if !self.leaves_node(group) {
-            return self.inner_s(bytes, group.size, 1.0, |timing| &timing.gather_us);
+            return self.inner_s(bytes, group.size(), 1.0, |timing| &timing.gather_us);
         }
-        let n = group.size as f64;
+        let n = group.size() as f64;
         let steps_s = (n - 1.0) * (self.outer.step_s + self.far_s(group));
         let ring_s = self.ring_s(bytes, group, 1.0, self.outer.gather_share);
         let near_s = self.near_s(bytes, group, 1.0, |timing| &timing.gather_us);
@@ -184,24 +177,23 @@ impl Network {
 
     /// Every member gets the sum of `V` bytes.
     pub fn all_reduce_s(&self, bytes: f64, group: Group) -> f64 {
-        if group.size <= 1 || bytes <= 0.0 {
+        let size = group.size();
+        if size <= 1 || bytes <= 0.0 {
             return 0.0;
         }
-        if !self.leaves_node(group) {
-            return self.inner_s(bytes, group.size, 2.0, |timing| &timing.all_reduce_us);
+        let Spread { least, domains } = self.spread(group);
+        if domains <= 1 {
+            return self.inner_s(bytes, size, 2.0, |timing| &timing.all_reduce_us);
         }
-        let w = self.inside(group) as f64;
-        let nodes = (group.size as f64 / w).ceil();
+        let nodes = domains as f64;
         let doublings = (nodes / 2.0).max(1.0).log2();
         let share = self.outer.reduce_share / (1.0 + self.outer.loss_per_doubling * doublings);
         // Up and down a tree of nodes, with a ring inside each; or twice around a ring. Ranks that
         // are further apart take no shorter way.
-        let tree = |w: u64| {
-            let nodes = (group.size as f64 / w as f64).ceil();
-            2.0 * nodes.log2().ceil() + 2.0 * (w as f64 - 1.0)
-        };
-        let tree = tree(self.inside(group)).max(tree(self.most_inside(group)));
-        let steps = tree.min(2.0 * (group.size as f64 - 1.0));
+        let tree = |w: u64, nodes: u64| 2.0 * (nodes as f64).log2().ceil() + 2.0 * (w as f64 - 1.0);
+        let most = self.most_inside(size);
+        let tree = tree(least, domains).max(tree(most, size.div_ceil(most)));
+        let steps = tree.min(2.0 * (size as f64 - 1.0));
         let far_s = self.outer.doubling_s * doublings + self.outer.node_s * (nodes - 2.0).max(0.0);
         let hop_s = self.outer.hop_s + self.far_s(group);
         let steps_s = self.outer.start_s + steps * hop_s + far_s;
@@ -211,29 +203,32 @@ impl Network {
 
     /// Nodes of a group, at least 1.
     pub fn nodes(&self, group: Group) -> f64 {
-        (group.size as f64 / self.inside(group) as f64).ceil().max(1.0)
+        self.spread(group).domains as f64
     }
 
     /// Every member sends a different n-th of its `V` bytes to each. `once` is the share of the
     /// bytes for other nodes that are left when what is alike goes to a node once.
     pub fn exchange_s(&self, bytes: f64, group: Group, once: f64) -> f64 {
-        if group.size <= 1 || bytes <= 0.0 {
+        let size = group.size();
+        if size <= 1 || bytes <= 0.0 {
             return 0.0;
         }
-        if !self.leaves_node(group) {
-            return self.inner_s(bytes, group.size, 1.0, |timing| &timing.exchange_us);
+        let Spread { least, domains } = self.spread(group);
+        if domains <= 1 {
+            return self.inner_s(bytes, size, 1.0, |timing| &timing.exchange_us);
         }
-        let (n, w) = (group.size as f64, self.inside(group) as f64);
-        let most = self.node.min(group.size) as f64;
+        let (n, w) = (size as f64, least as f64);
+        let most = self.node.min(size) as f64;
         let inner = bytes * (most - 1.0) / n / (self.inner_bytes_per_s * self.inner.share);
         let share = self.outer.gather_share;
         let across = |w: f64, rate: f64| bytes * (n - w) / n * once / (rate * share);
-        let outer = self.left(group).fold(across(w, self.outer_bytes_per_s), |slowest, beyond| {
-            slowest.max(across(inside(group, beyond.reach) as f64, beyond.bytes_per_s))
+        let near = across(w, self.outer_bytes_per_s);
+        let outer = self.left(group).fold(near, |slowest, (beyond, members)| {
+            slowest.max(across(members, beyond.bytes_per_s))
         });
         let far_s = self.outer.start_s + self.far_s(group) + inner.max(outer);
         // Inside a node everything goes to everyone.
-        match group.size <= self.node {
+        match size <= self.node {
             true => far_s.max(self.near_s(bytes, group, 1.0, |timing| &timing.exchange_us)),
             false => far_s,
         }
@@ -254,15 +249,15 @@ impl Network {
     }
 
     /// The most members that share a node where a group of so many leaves it.
-    fn most_inside(&self, group: Group) -> u64 {
-        let least_stride = if group.size > self.node { 1 } else { self.node / group.size + 1 };
-        inside(Group { stride: least_stride, ..group }, self.node)
+    fn most_inside(&self, size: u64) -> u64 {
+        let least_stride = if size > self.node { 1 } else { self.node / size + 1 };
+        (self.node / least_stride).clamp(1, size)
     }
 
     /// What as many members take inside a node as there are or find room in one: the least of a
     /// group that leaves its node.
     fn near_s(&self, bytes: f64, group: Group, rings: f64, kind: fn(&Timing) -> &Row) -> f64 {
-        match self.node.min(group.size) {
+        match self.node.min(group.size()) {
             ..=1 => 0.0,
             members => self.inner_s(bytes, members, rings, kind),
         }
@@ -270,11 +265,12 @@ impl Network {
 
     /// The bytes of `passes` trips around a ring through nodes.
     fn ring_s(&self, bytes: f64, group: Group, passes: f64, share: f64) -> f64 {
-        let (n, w) = (group.size as f64, self.inside(group) as f64);
+        let (n, w) = (group.size() as f64, self.spread(group).least as f64);
         let carried = passes * bytes * (n - 1.0) / n;
         let across = |w: f64, rate: f64| carried / (rate * w * share);
-        let outer = self.left(group).fold(across(w, self.outer_bytes_per_s), |slowest, beyond| {
-            slowest.max(across(inside(group, beyond.reach) as f64, beyond.bytes_per_s))
+        let near = across(w, self.outer_bytes_per_s);
+        let outer = self.left(group).fold(near, |slowest, (beyond, members)| {
+            slowest.max(across(members, beyond.bytes_per_s))
         });
         // Also ranks that are alone in their nodes send through its links.
         let inner = carried / (self.inner_bytes_per_s * self.inner.share);
@@ -311,11 +307,6 @@ impl Network {
         let least_s = (us * 1e-6).min(rings * bytes * (n - 1.0) / n / self.inner_bytes_per_s);
         (us * 1e-6 + rings * (n - 1.0) * self.inner_more_s).max(least_s)
     }
-}
-
-/// Members of a group that share a domain of `reach` devices, at least 1.
-fn inside(group: Group, reach: u64) -> u64 {
-    (reach / group.stride.max(1)).clamp(1, group.size.max(1))
 }
 
 impl TryFrom<Vec<f64>> for Row {

@@ -5,6 +5,7 @@ use std::ops::{Add, AddAssign, Mul};
 
 use serde::Serialize;
 
+use super::network::Group;
 use crate::configuration::{Configuration, RankAxis};
 
 /// Everything that the price of a layer on one rank depends on.
@@ -12,14 +13,16 @@ use crate::configuration::{Configuration, RankAxis};
 pub struct Inside {
     /// Tensor-parallel ranks.
     pub tp: u32,
-    /// Ranks from one to the next along `tp`.
-    pub tp_stride: u64,
+    /// How they lie.
+    pub tp_group: Group,
     /// Context-parallel ranks.
     pub cp: u32,
-    /// Ranks from one to the next along `cp`.
-    pub cp_stride: u64,
+    /// How they lie.
+    pub cp_group: Group,
     /// Expert-parallel ranks.
     pub ep: u32,
+    /// How they lie.
+    pub ep_group: Group,
     /// Samples of a micro-batch.
     pub microbatch: u32,
     /// Whether tensor-parallel ranks cut the sequence between products.
@@ -31,12 +34,28 @@ impl Inside {
     pub fn of(configuration: &Configuration) -> Inside {
         Inside {
             tp: configuration.tp,
-            tp_stride: configuration.stride(RankAxis::Tp),
+            tp_group: Group::along(configuration, RankAxis::Tp),
             cp: configuration.cp,
-            cp_stride: configuration.stride(RankAxis::Cp),
+            cp_group: Group::along(configuration, RankAxis::Cp),
             ep: configuration.ep,
+            ep_group: Group::experts(configuration),
             microbatch: configuration.microbatch,
             sequence_parallel: configuration.sequence_parallel,
+        }
+    }
+
+    /// The same with all ranks as near to each other as can be: no placement costs less.
+    pub fn near(configuration: &Configuration) -> Inside {
+        Inside::of(configuration).placed(|group| Group::near(group.size()))
+    }
+
+    /// The same with other groups of the same sizes.
+    pub(super) fn placed(self, place: impl Fn(Group) -> Group) -> Inside {
+        Inside {
+            tp_group: place(self.tp_group),
+            cp_group: place(self.cp_group),
+            ep_group: place(self.ep_group),
+            ..self
         }
     }
 }

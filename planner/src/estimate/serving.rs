@@ -14,6 +14,7 @@ use super::Estimator;
 use super::layer::Lowering;
 use super::price::{Inside, LayerPrice};
 use super::workload::{Item, Layer};
+use crate::configuration::Configuration;
 
 /// Bytes of a cached element. Chosen: two-byte floats, whatever arithmetic products have.
 const CACHE_BYTES: f64 = 2.0;
@@ -204,15 +205,9 @@ impl Serving<'_> {
         [batch, tokens]: [u32; 2],
     ) -> LayerPrice {
         let Estimator { rates, network, style, job, work, .. } = self.estimator;
-        let inside = Inside {
-            tp: copy.tp,
-            tp_stride: 1,
-            cp: 1,
-            cp_stride: 1,
-            ep,
-            microbatch: batch,
-            sequence_parallel: false,
-        };
+        let (tp, microbatch) = (copy.tp, batch);
+        let inside =
+            Inside::near(&Configuration { tp, ep, microbatch, ..Configuration::default() });
         let seq = f64::from(tokens);
         Lowering { rates, network, style, job, inside, seq }.price(items, work.width)
     }

@@ -260,8 +260,7 @@ impl Terms<'_> {
 
     /// Whether stages are on different nodes.
     pub(super) fn sends_far(&self, c: &Configuration) -> bool {
-        let group = Group { size: c.pp.into(), stride: c.stride(RankAxis::Pp) };
-        self.network.leaves_node(group)
+        self.network.leaves_node(Group::along(c, RankAxis::Pp))
     }
 
     /// Seconds that a stage waits for one message.
@@ -278,7 +277,7 @@ impl Terms<'_> {
             if self.style.scatter_gather || c.sequence_parallel { f64::from(c.tp) } else { 1.0 };
         let mut seconds = self.network.send_s(prices.boundary_bytes / cut, stride);
         if self.style.scatter_gather && !c.sequence_parallel {
-            let group = Group { size: c.tp.into(), stride: c.stride(RankAxis::Tp) };
+            let group = Group::along(c, RankAxis::Tp);
             seconds += self.network.gather_s(prices.boundary_bytes, group);
         }
         if self.style.sends_hidden { seconds * INNER_INTERFERENCE } else { seconds }

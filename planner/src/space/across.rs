@@ -130,6 +130,11 @@ struct Used {
 }
 
 impl Used {
+    /// What the layers of a group see that has so many of the stages: its own ranks alone.
+    fn inside(configuration: &Configuration, stages: u32) -> Inside {
+        Inside::of(&Configuration { pp: stages, ..configuration.clone() })
+    }
+
     /// Stages per second of a micro-batch of all layers: the speeds of groups add up.
     fn speed(&self, again: usize) -> f64 {
         f64::from(self.stages) / self.layers_s[again]
@@ -390,7 +395,7 @@ impl<'a> Lines<'a> {
                     schedule: Schedule::OneForwardOneBackward,
                     ..Configuration::default()
                 };
-                let inside = Inside::of(&configuration);
+                let inside = Used::inside(&configuration, stages);
                 let layers_s = self.layers_s(group, inside);
                 all.push(Used { group, inside, stages, configuration, layers_s });
             }

@@ -30,7 +30,7 @@ impl Random {
 }
 
 /// The one that is asked for, or so many from one on.
-pub(super) fn seeds(from: u64, count: u64) -> Vec<u64> {
+pub(crate) fn seeds(from: u64, count: u64) -> Vec<u64> {
     let asked = std::env::var("SEED").ok().and_then(|text| text.parse().ok());
     asked.map_or_else(|| (from..from + count).collect(), |seed| vec![seed])
 }

@@ -368,7 +368,8 @@ fn placements_that_are_alike_cost_the_same() {
     assert!(alike > 20, "{alike}");
 }
 
-fn permutations() -> Vec<[RankAxis; 4]> {
+/// The orders of the axes.
+pub(crate) fn permutations() -> Vec<[RankAxis; 4]> {
     let mut all = Vec::new();
     for a in USUAL_ORDER {
         for b in USUAL_ORDER {

@@ -20,10 +20,10 @@ use super::knobs::{self, Frame, STEPS};
 use super::tree::{Path, Score, Tree};
 use crate::cluster::Power;
 use crate::configuration::{Configuration, Offload, Place, Recompute, Zero};
-use crate::estimate::Estimator;
 use crate::estimate::cut::Sums;
 use crate::estimate::price::{Inside, LayerPrice, Prices};
 use crate::estimate::step::Step;
+use crate::estimate::{Estimator, Placement};
 
 /// Decisions after which the mesh is known.
 const MESH: usize = 3;
@@ -141,7 +141,7 @@ pub struct Space<'a> {
 }
 
 /// Orders of axes, with what of each a step depends on.
-type Placements = Vec<(u32, [u64; 4])>;
+type Placements = Vec<(u32, Placement)>;
 
 /// Cuts into stages, with seconds of their passes.
 type Passes = Vec<(Vec<u32>, f64)>;
@@ -261,8 +261,7 @@ impl<'a> Space<'a> {
     fn unplaced(&self, path: &Path) -> f64 {
         if path.values().len() + 1 == INSIDE {
             let c = knobs::configuration(&self.frame, path);
-            let inside = Inside { tp_stride: 1, cp_stride: 1, ..Inside::of(&c) };
-            let table = self.table(inside);
+            let table = self.table(Inside::near(&c));
             return self.least_worth(self.count(&c) as f64 * table.pace_s(c.pp), &table, &c);
         }
         let mut options = Vec::new();
@@ -277,7 +276,7 @@ impl<'a> Space<'a> {
         let c = knobs::configuration(&self.frame, path);
         let placement = self.estimator.placement(&c);
         let own = path.values()[INSIDE - 1];
-        let first = |(_, other): &&(u32, [u64; 4])| *other == placement;
+        let first = |(_, other): &&(u32, Placement)| *other == placement;
         let orders = self.placements(&path.first(INSIDE - 1));
         if orders.iter().find(first).is_some_and(|(order, _)| *order != own) {
             return f64::INFINITY;

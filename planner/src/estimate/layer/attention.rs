@@ -1,7 +1,6 @@
 //! Attention, whose scores are written or stay inside one kernel.
 
 use super::{Lowered, Lowering};
-use crate::estimate::network::Group;
 use crate::estimate::price::Pass;
 use crate::estimate::rates::Arithmetic;
 use crate::estimate::style::AttentionKernel;
@@ -28,8 +27,8 @@ impl Lowering<'_> {
         };
         lowered.saved += kept;
         lowered.result = tokens * heads * v * self.e();
-        let group = Group { size: u64::from(self.inside.cp), stride: self.inside.cp_stride };
-        if group.size > 1 {
+        let group = self.inside.cp_group;
+        if group.size() > 1 {
             // Keys and values of all ranks are gathered; their gradients are reduced.
             let all = f64::from(self.inside.microbatch) * self.seq * kv_heads * (qk + v) * self.e();
             let context = |seconds| Pass { context_s: seconds, ..Pass::default() };

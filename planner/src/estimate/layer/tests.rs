@@ -4,6 +4,7 @@ use ir::random::mix;
 
 use super::*;
 use crate::cluster::{Cluster, Kind, PRESETS};
+use crate::configuration::Configuration;
 use crate::estimate::workload::Workload;
 use crate::estimate::{Estimator, style};
 use crate::machine::Machine;
@@ -66,15 +67,8 @@ fn more_tokens_are_never_faster() {
                 };
                 let job = Job { global_batch: 1, arithmetic };
                 let estimator = Estimator::new(&work, &cluster, style::OURS, job).unwrap();
-                let inside = Inside {
-                    tp,
-                    tp_stride: 1,
-                    cp: 1,
-                    cp_stride: 1,
-                    ep,
-                    microbatch: 1,
-                    sequence_parallel: false,
-                };
+                let c = Configuration { tp, ep, ..Configuration::default() };
+                let inside = Inside::near(&c);
                 let price = estimator.prices(inside).first;
                 let alone = |pass: &Pass| if tp * ep == 1 { pass.total_s() } else { 0.0 };
                 let now = [

@@ -5,7 +5,6 @@ use ir::{Diagnostic, Span};
 use super::{Across, Candidate, Cut, Cuts, Lines, Used};
 use crate::configuration::{Configuration, Recompute};
 use crate::estimate::legal;
-use crate::estimate::price::Inside;
 use crate::space::groups::{Asked, ranks_wrong};
 
 /// What a pipeline over groups costs, the first stages first; each layout names the layers of its
@@ -19,7 +18,7 @@ pub(in crate::space) fn score(
     let used = layouts.iter().map(|(group, c)| {
         // The layers of a stage are those of the cut.
         let configuration = Configuration { pp: whole.pp, stage_layers: Vec::new(), ..c.clone() };
-        let inside = Inside::of(&configuration);
+        let inside = Used::inside(&configuration, c.pp);
         let layers_s = lines.layers_s(*group, inside);
         Used { group: *group, inside, stages: c.pp, configuration, layers_s }
     });

@@ -160,8 +160,13 @@ fn best_cut(
 ) -> f64 {
     let (depth, pp) = (asked.work.depth(), stages[0] + stages[1]);
     let count = u64::from(asked.batch() / at_once);
+    let insides = configurations
+        .iter()
+        .zip(stages)
+        .map(|((_, c), pp)| Inside::of(&Configuration { pp: *pp, ..c.clone() }));
+    let pairs = configurations.iter().zip(insides);
     let prices: Vec<Prices> =
-        configurations.iter().map(|(group, c)| all[*group].prices(Inside::of(c))).collect();
+        pairs.map(|((group, _), inside)| all[*group].prices(inside)).collect();
     let mut best = f64::INFINITY;
     for cut in (0..1u32 << (depth - 1)).filter(|cut| cut.count_ones() + 1 == pp) {
         let mut layers = vec![1];
@@ -239,7 +244,7 @@ fn check_told(asked: &Asked<'_>, found: &Across) {
     let configurations: Vec<Configuration> = found.parts.iter().map(whole).collect();
     let estimators = found.parts.iter().map(|part| asked.estimator(part.group).unwrap());
     let estimators: Vec<Estimator<'_>> = estimators.collect();
-    let inside = configurations.iter().map(Inside::of);
+    let inside = found.parts.iter().map(|part| Inside::of(&part.configuration));
     let prices: Vec<Prices> = estimators.iter().zip(inside).map(|(e, i)| e.prices(i)).collect();
     let sections: Vec<(Section<'_>, &[u32])> = (0..found.parts.len())
         .map(|at| {
