@@ -63,12 +63,49 @@ pub fn check(work: &Workload, c: &Configuration, global_batch: u64) -> Result<()
 /// `E3401`, once for each.
 pub fn check_model(work: &Workload, c: &Configuration) -> Result<(), Vec<Diagnostic>> {
     c.check(work.depth())?;
-    refuse(c, model_wrongs(work, c))
+    let mut wrong = said(c, model_wrongs(work, c));
+    if c.zero.stage > 0 && expert_units(work) > 1 && !may_shard(c, c.zero.shard) {
+        wrong.push(unsharded(c));
+    }
+    if wrong.is_empty() { Ok(()) } else { Err(wrong) }
+}
+
+/// Whether shards over so many ranks, or over all where it is 0, also divide the copies of experts:
+/// where not, the sums of some would be left out.
+pub fn may_shard(c: &Configuration, shard: u32) -> bool {
+    let copies = expert_copies(c);
+    c.ep <= 1 || shard == 0 || copies.is_multiple_of(copies.min(shard.into()))
+}
+
+/// Ranks that hold the same experts.
+fn expert_copies(c: &Configuration) -> u64 {
+    let ranks = [c.dp, c.cp, c.tp].into_iter().map(u64::from).product::<u64>();
+    (ranks / u64::from(c.ep.max(1))).max(1)
+}
+
+fn unsharded(c: &Configuration) -> Diagnostic {
+    let (shard, copies) = (c.zero.shard, expert_copies(c));
+    let headline = format!(
+        "experts have {copies} copies (dp · cp · tp / ep), which shards over {shard} ranks do not \
+         divide"
+    );
+    let fits =
+        |ranks: &u32| c.dp.saturating_mul(c.cp).is_multiple_of(*ranks) && may_shard(c, *ranks);
+    let near = (1..shard).rev().find(fits).unwrap_or(1);
+    let help = match near {
+        1 => format!("write `zero={}`, which shards over all ranks", c.zero.stage),
+        near => format!("write `zero={}/{near}`, or another `ep`", c.zero.stage),
+    };
+    Diagnostic::error("E3401", Span::of(c.to_string()), headline).help(help)
 }
 
 fn refuse(c: &Configuration, wrong: Vec<String>) -> Result<(), Vec<Diagnostic>> {
+    if wrong.is_empty() { Ok(()) } else { Err(said(c, wrong)) }
+}
+
+fn said(c: &Configuration, wrong: Vec<String>) -> Vec<Diagnostic> {
     let said = |text| Diagnostic::error("E3401", Span::of(c.to_string()), text);
-    if wrong.is_empty() { Ok(()) } else { Err(wrong.into_iter().map(said).collect()) }
+    wrong.into_iter().map(said).collect()
 }
 
 /// A batch that micro-batches do not divide.
@@ -178,5 +215,14 @@ mod tests {
         assert_eq!(told("mixtral-8x7b", "dp=8 ep=4", 8), [""; 0]);
         let found = told("mixtral-8x7b", "dp=12 ep=6", 12);
         assert_eq!(found, ["`ep` is 6, which does not divide 8 experts"]);
+        // Six copies of experts, and twelve of the rest.
+        for (keeps, breaks) in [("1/3", "1/4"), ("1/6", "3/4"), ("3", "2/4"), ("1/12", "1/4")] {
+            let text = |zero| format!("dp=12 ep=2 zero={zero}");
+            assert_eq!(told("mixtral-8x7b", &text(keeps), 12), [""; 0], "{keeps}");
+            let found = told("mixtral-8x7b", &text(breaks), 12);
+            let is_alone = found.len() == 1 && found[0].contains("6 copies");
+            assert!(is_alone, "{breaks}: {found:?}");
+            assert_eq!(told("mixtral-8x7b", &format!("dp=12 zero={breaks}"), 12), [""; 0]);
+        }
     }
 }

@@ -466,7 +466,7 @@ mod tests {
     use crate::estimate::rates::Arithmetic;
     use crate::estimate::style::STYLES;
     use crate::estimate::tests::{gpt3, machine};
-    use crate::estimate::{Estimator, Job};
+    use crate::estimate::{Estimator, Job, legal};
 
     use super::*;
 
@@ -509,23 +509,31 @@ mod tests {
     #[test]
     fn ranks_hold_all_there_is() {
         let stage = Stage { parameters: 1e9, expert_parameters: 6e9, ..Stage::default() };
-        let sizes = [1, 2, 4, 8, 16];
+        let sizes = [1, 2, 3, 4, 6, 8, 12];
         for (tp, dp, cp) in sizes
             .iter()
-            .flat_map(|tp| sizes.iter().flat_map(move |dp| [1, 2].map(move |cp| (*tp, *dp, cp))))
+            .flat_map(|tp| sizes.iter().flat_map(move |dp| [1, 2, 3].map(move |cp| (*tp, *dp, cp))))
         {
             let ranks: u32 = tp * dp * cp;
             for ep in sizes.into_iter().filter(|ep| ranks.is_multiple_of(*ep)) {
-                for zero in ["0", "1", "2", "3", "3/2"] {
+                for zero in ["0", "1", "2", "3", "3/2", "1/3", "1/4", "2/6"] {
                     let text = format!("tp={tp} pp=1 dp={dp} cp={cp} ep={ep} mbs=1 zero={zero}");
                     let c: Configuration = text.parse().unwrap();
+                    let shard = c.shard_ranks();
+                    if !(dp * cp).is_multiple_of(shard) || !legal::may_shard(&c, c.zero.shard) {
+                        continue;
+                    }
                     let [dense, experts] = weights(&c, &stage);
+                    // What is summed over ranks with the same shard is summed over all copies.
+                    let copies = [dp * cp, ranks / ep].map(u64::from);
+                    assert_eq!([&dense, &experts].map(Weights::ranks), copies, "{text}");
                     let all = f64::from(ranks) * experts.held();
                     let one = 6e9 * f64::from(ep);
-                    assert!(all >= one, "{text}: {all} of {one}");
-                    assert!(f64::from(dp * cp) * dense.held() >= 1e9, "{text}");
-                    let is_cut = !["0", "3/2"].contains(&zero);
-                    assert!(!is_cut || all == one, "{text}: {all}, not {one}");
+                    let least = one * (1.0 - 1e-12);
+                    assert!(all >= least, "{text}: {all} of {one}");
+                    assert!(f64::from(dp * cp) * dense.held() >= 1e9 * (1.0 - 1e-12), "{text}");
+                    let is_cut = zero != "0" && c.zero.shard == 0;
+                    assert!(!is_cut || all <= one * (1.0 + 1e-12), "{text}: {all}, not {one}");
                 }
             }
         }

@@ -207,6 +207,7 @@ pub fn options(frame: &Frame, path: &Path, options: &mut Vec<u32>) {
                 let shards = divisors(replicas).into_iter();
                 let partial = shards.filter(|shard| (2..replicas).contains(shard));
                 let partial = partial.filter(|shard| allow(Knob::Shard, *shard));
+                let partial = partial.filter(|shard| legal::may_shard(&c, *shard));
                 options.extend(partial.map(|shard| stage << COUNT_BITS | shard));
             }
         }
@@ -311,19 +312,21 @@ fn offloads(frame: &Frame, options: &mut Vec<u32>) {
 pub fn shape(frame: &Frame, path: &Path) -> u64 {
     let c = configuration(frame, path);
     let u = |n: u32| u64::from(n);
+    // Shards depend on the copies of experts, where ranks share these.
+    let copies = if c.ep > 1 { u(c.dp) * u(c.cp) * u(c.tp) / u(c.ep) } else { 0 };
     let parts = match path.values().len() {
         0 => vec![],
         1..=3 => vec![u(c.pp), u(c.tp), u(c.cp)],
         // Placements depend on which axes have more than one rank, so on all of them.
-        4 => vec![u(c.pp), u(c.tp), u(c.cp)],
+        4 => vec![u(c.pp), u(c.tp), u(c.cp), copies],
         5..=7 => {
             // Schedules depend on these micro-batches, and on whether stages divide them.
             let m = microbatches(frame, &c);
             let rounds = u(m.min(2 * c.pp)) * 2 + u(u32::from(m.is_multiple_of(c.pp)));
             let axes = if path.values().len() == 7 { 0 } else { u(c.tp) << 32 | u(c.cp) };
-            vec![u(c.pp), u(c.dp) * u(c.cp), rounds, axes]
+            vec![u(c.pp), u(c.dp) * u(c.cp), copies, rounds, axes]
         }
-        8 => vec![u(c.pp), u(c.dp) * u(c.cp)],
+        8 => vec![u(c.pp), u(c.dp) * u(c.cp), copies],
         _ => vec![u(c.pp)],
     };
     parts.into_iter().fold(0, |hash, part| mix(hash.wrapping_add(part).wrapping_add(1)))
