@@ -143,11 +143,15 @@ impl<'a> Lower<'a> {
         for operand in self.function.nodes.iter().flat_map(|n| &n.operands) {
             uses[operand.index()] += 1;
         }
+        // What is several results is computed aside: one of the slots may be a sum.
+        let mut times = vec![0_usize; self.function.values.len()];
+        self.function.results.iter().for_each(|result| times[result.index()] += 1);
         for (at, result) in self.function.results.iter().enumerate() {
             let slot = (self.function.param_count + at) as u32;
             let add = accumulate.get(at).copied().unwrap_or(false);
             let node = producers[result.index()].map(|p| &self.function.nodes[p]);
             let direct = self.home[result.index()].is_none()
+                && times[result.index()] == 1
                 && node.is_some_and(|n| !matches!(n.op, Op::Reshape { .. }))
                 && (!add
                     || uses[result.index()] == 0 && node.is_some_and(|n| self.can_add(n, *result)));

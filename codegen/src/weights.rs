@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
+use ir::factors::is_zero;
 use ir::op::Combiner;
 use ir::sharding::{Layout, pieces};
 use ir::{Axis, Class, Function, Module, Op, Plan, ValueId};
@@ -111,10 +112,13 @@ fn in_call(module: &Module, plan: &Plan, call: &Call, param: usize) -> Result<Li
         found.ok_or_else(|| format!("the plan has no sharding for `@{}.%{value}`", call.function))
     };
     let gradient = match module.function(&gradient_name(&call.function)) {
-        Some(_) => {
-            let [on_dp, on_tp] = of(&format!("d.{name}"))?;
+        Some(gradient) => {
+            let grad = gradient_of(gradient, function, param)
+                .ok_or_else(|| format!("`@{}.%{name}` has no gradient", call.function))?;
+            let [on_dp, on_tp] = of(&gradient.value(grad).name)?;
             // All gradients are summed over data-parallel ranks: a whole one would count again.
-            if plan.mesh.dp > 1 && !matches!(on_dp, Layout::Partial(Combiner::Sum)) {
+            let is_sum = matches!(on_dp, Layout::Partial(Combiner::Sum));
+            if plan.mesh.dp > 1 && !is_sum && !is_zero(gradient, grad) {
                 let function = &call.function;
                 return Err(format!("the gradient `@{function}.%d.{name}` is no sum over dp"));
             }
@@ -123,6 +127,14 @@ fn in_call(module: &Module, plan: &Plan, call: &Call, param: usize) -> Result<Li
         None => Layout::Replicated,
     };
     Ok((of(name)?[1], gradient))
+}
+
+/// The gradient of a layer's parameter, which may be a value with the name of another's, where both
+/// are equal.
+fn gradient_of(gradient: &Function, primal: &Function, param: usize) -> Option<ValueId> {
+    let floats = primal.params().filter(|p| primal.ty(*p).dtype.is_float());
+    let at = floats.take_while(|p| p.index() < param).count();
+    gradient.results.get(primal.results.len() + at).copied()
 }
 
 /// Two uses of one weight find it in one layout; a partial sum in one of them only would make the

@@ -152,6 +152,18 @@ pub fn is_term(op: &Op, operand: usize) -> bool {
     passes_partial(op) && !is_index
 }
 
+/// Whether a value is zero throughout: a constant, seen through views. Zero is a sum of zeros, on
+/// however many ranks.
+pub fn is_zero(function: &Function, value: ValueId) -> bool {
+    let made = function.nodes.iter().find(|node| node.results.contains(&value));
+    made.is_some_and(|node| {
+        if let Op::Constant { value, .. } = node.op {
+            return value == 0.0;
+        }
+        node.op.class() == Class::View && is_zero(function, node.operands[0])
+    })
+}
+
 fn factor(units: &Dim, operands: Vec<Layout>, results: Vec<Layout>) -> Factor {
     Factor { units: units.clone(), operands, results, offsets: Vec::new() }
 }
@@ -369,12 +381,12 @@ fn scatter_factors(dim: usize, ids: &TensorType, result: &TensorType) -> Vec<Fac
         factors.push(factor(size, operands, vec![Layout::Partial(Combiner::Sum)]));
     }
     for (at, size) in result.dims.iter().enumerate() {
-        let in_x = if at < dim { at } else { at + ids.ndim() - 1 };
         if at == dim {
             let operands = vec![Layout::Replicated, Layout::Replicated];
             let rows = factor(size, operands, vec![Layout::cut(at)]);
             factors.push(Factor { offsets: vec![Offset::Start], ..rows });
         } else {
+            let in_x = if at < dim { at } else { at + ids.ndim() - 1 };
             let operands = vec![Layout::Replicated, Layout::cut(in_x)];
             factors.push(factor(size, operands, vec![Layout::cut(at)]));
         }

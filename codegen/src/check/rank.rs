@@ -10,6 +10,7 @@ use ir::program::{
 use ir::sharding::Axis;
 
 use super::access::Use;
+use super::batches::{Unlabelled, turns};
 use super::labels::{Label, Labels};
 use super::memory::{Memory, Note, Owner, Summed};
 use super::places::Places;
@@ -41,8 +42,11 @@ pub(super) struct Rank<'a> {
     has_arrived: bool,
     /// The calls that belong to one micro-batch, in order.
     pub(super) made: Vec<Made>,
-    /// Calls of parameters alone, in order: as many for each micro-batch.
-    pub(super) unlabelled: Vec<usize>,
+    /// Calls that read nothing of any micro-batch, in order: as many for each.
+    pub(super) unlabelled: Vec<Unlabelled>,
+    /// For each step, the micro-batch that a call of it belongs to if its routine is called
+    /// equally often for each; none before data comes.
+    turns: Vec<Option<usize>>,
     /// For each weight, the bytes of its gradient that were added to the norm.
     pub(super) normed: Vec<u64>,
 }
@@ -102,6 +106,7 @@ impl<'a> Rank<'a> {
             has_arrived: false,
             made: Vec::new(),
             unlabelled: Vec::new(),
+            turns: turns(setup.phase.steps(program), setup.plan.microbatch_count),
             normed: vec![0; program.weights.len()],
         }
     }
@@ -193,8 +198,14 @@ impl<'a> Rank<'a> {
                 if let Some(microbatch) = world.labels.microbatch(self.call_label) {
                     self.made.push(Made { microbatch, step: self.step });
                     self.check_terms(world);
-                } else if self.call_label == Labels::NONE && self.takes_parameters(world) {
-                    self.unlabelled.push(self.step);
+                } else if self.call_label == Labels::NONE {
+                    let takes_parameters = self.takes_parameters(world);
+                    let has_turn = self.turns[self.step].is_some();
+                    if has_turn {
+                        self.check_terms(world);
+                    }
+                    let call = Unlabelled { step: self.step, takes_parameters, has_turn };
+                    self.unlabelled.push(call);
                 }
                 self.instruction = None;
                 self.step += 1;
@@ -283,19 +294,37 @@ impl<'a> Rank<'a> {
                 continue;
             }
             let mut label = label;
+            let is_total = self.is_total(place);
+            // What depends on no data is a term all the same: of the micro-batch whose turn it is.
+            if label == Labels::NONE && is_total && (used.adds || self.is_only_term(world, place)) {
+                let turn = self.turns[self.step];
+                label = turn.map_or(label, |microbatch| world.labels.of(microbatch));
+            }
             if used.adds {
                 let old = self.read(world, place, run.clone(), used.dtype);
                 label = world.labels.union(label, old.label);
-                if old.is_total || self.is_total(place) {
+                if old.is_total || is_total {
                     label = world.labels.summed(label);
                 }
             }
             // The first term of one is the whole sum.
-            if world.setup.plan.microbatch_count == 1 && self.is_total(place) {
+            if world.setup.plan.microbatch_count == 1 && is_total {
                 label = world.labels.summed(label);
             }
             self.write(world, place, run.clone(), (used.dtype, label));
         }
+    }
+
+    /// Whether a place is a gradient, of one micro-batch in all: that is not added to.
+    fn is_only_term(&self, world: &World<'_, 'a>, place: &Place) -> bool {
+        let is_gradient = |owner: &Owner| match owner {
+            Owner::Buffer(at) => {
+                matches!(self.program.buffers[*at as usize].contents, Contents::Grad(_))
+            }
+            Owner::Local(..) => false,
+        };
+        let one = world.setup.plan.microbatch_count == 1;
+        one && place.parts.iter().all(|(_, owner)| is_gradient(owner))
     }
 
     /// Whether a place is one for sums over micro-batches.

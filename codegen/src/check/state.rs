@@ -98,7 +98,7 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// A call for a micro-batch writes all of each gradient that it is passed.
+    /// A layer's call writes all of each gradient that it is passed.
     pub(super) fn check_terms(&self, world: &mut World<'_, 'a>) {
         let step = &world.setup.phase.steps(self.program)[self.step];
         let Step::Call { slots, .. } = step else { return };

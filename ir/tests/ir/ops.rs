@@ -285,7 +285,10 @@ fn scatter(dims: &[usize], dim: usize, r: &mut Draws) -> Case {
 }
 
 fn scatter_add(dims: &[usize], dim: usize, r: &mut Draws) -> Case {
-    let (start, size) = (r.below(3) as i64, 1 + r.below(3));
-    let ids = r.ids(&[dims[dim]], start - 1, start + size as i64 + 1);
-    case(Op::ScatterAdd { dim, start, size: Dim::from(size) }, [ids, r.signed(dims)])
+    let (start, size, count) = (r.below(3) as i64, 1 + r.below(3), r.below(3));
+    let of = r.dims(count);
+    let ids = r.ids(&of, start - 1, start + size as i64 + 1);
+    let mut slices = dims.to_vec();
+    slices.splice(dim..=dim, of);
+    case(Op::ScatterAdd { dim, start, size: Dim::from(size) }, [ids, r.signed(&slices)])
 }

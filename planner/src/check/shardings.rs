@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ir::factors::{Factor, canonical, factors, is_term, passes_partial};
+use ir::factors::{Factor, canonical, factors, is_term, is_zero, passes_partial};
 use ir::op::Combiner;
 use ir::plan::FunctionPlan;
 use ir::sharding::pieces;
@@ -222,7 +222,8 @@ impl Layer<'_> {
                 self.report("E3306", headline);
             }
             let dp = self.plan.mesh.dp;
-            if dp > 1 && self.layout(*gradient, Axis::Dp) != TERM {
+            let is_sum = self.layout(*gradient, Axis::Dp) == TERM;
+            if dp > 1 && !is_sum && !is_zero(self.function, *gradient) {
                 let headline =
                     format!("the gradient of `%{name}` is whole on each rank of dp={dp}");
                 self.report("E3306", format!("{headline}: their sum counts it {dp} times"));

@@ -1,5 +1,6 @@
 //! Compiled programs pass the checker, their text reads back, and planted mistakes are found.
 
+mod constants;
 mod mistakes;
 
 use codegen::check::check;
