@@ -154,7 +154,8 @@ pub(crate) fn look_up(
     accumulate: bool,
 ) -> Result<Gather, Refusal> {
     let sizes = table.sizes().ok_or("a table's size is open")?;
-    let base = usize::try_from(start).map_err(|_| format!("a table starts at id {start}"))?;
+    let base = usize::try_from(start)
+        .map_err(|_| lacking(format!("tables that start at id {start} have no kernel yet")))?;
     if ids.dtype != DType::I32 {
         return Err(lacking(format!("ids of {} have no kernel yet: use i32", ids.dtype)));
     }

@@ -149,6 +149,14 @@ fn nodes_without_kernels_are_said_at_once() {
             assert!(text.contains(part), "{line}: {part}\n{text}");
         }
     }
+    let moe = std::fs::read_to_string(path("moe")).expect("the model is there");
+    let late = moe.replace("gather dim=0 start=0 %table", "gather dim=0 start=-1 %table");
+    assert_ne!(moe, late);
+    scratch.write("late.graph", &late);
+    let output = scratch.run("compile late.graph --ranks 2 -o late.gtl");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(4), "{text}");
+    assert!(text.contains("E2003") && text.contains("start at id -1"), "{text}");
 }
 
 /// Without kernels there are no launches to list, and it is said why.
