@@ -149,6 +149,13 @@ fn edges_of_operators_are_those_of_the_standard() {
     let parts =
         [stored("s", &[2], &[4, 9]), cast("s", "b", 6), node("Pow", &["b", "x"], &["y"], &[])];
     assert_eq!(computed(&[0.5, 0.5], &parts), [2.0, 3.0]);
+    // Which no f32 holds; numpy yields it too.
+    let parts = [
+        stored("s", &[1], &[16_777_217]),
+        cast("s", "b", 6),
+        node("Pow", &["b", "x"], &["y"], &[]),
+    ];
+    assert_eq!(computed(&[1.0], &parts), [16_777_217.0]);
     // Rounding of the quotient does not reach the next integer; an infinite divisor leaves all.
     let divisors = [10.0_f32.recip(), f32::INFINITY, 0.5, 3.0];
     let parts = [
@@ -168,4 +175,58 @@ fn edges_of_operators_are_those_of_the_standard() {
     let last = [int("keepdims", 0), int("select_last_index", 1)];
     let parts = [cast("x", "i", 6), node("ArgMin", &["i"], &["y"], &last)];
     assert_eq!(computed(&[7.0, -5.0, -5.0, 9.0], &parts), [2.0]);
+}
+
+/// A number of any magnitude up to 2^±`exponent_max`, of 24 bits.
+fn drawn(state: &mut u64, exponent_max: i32) -> f32 {
+    let mut bits = || {
+        *state += 1;
+        gantline_ir::random::mix(*state)
+    };
+    let size = (bits() % (1 << 24)) as f32 / (1 << 23) as f32;
+    let exponent = (bits() % (2 * exponent_max as u64)) as i32 - exponent_max;
+    let size = size * (exponent as f32).exp2();
+    if bits() % 2 == 0 { size } else { -size }
+}
+
+/// Remainders are those of IEEE 754's `fmod`, as Rust's `%` has them.
+#[test]
+fn remainders_are_exact() {
+    let divided = |from: &[&str; 2], types: &[Vec<u8>]| {
+        let parts = node("Mod", from, &["m"], &[int("fmod", 1)]);
+        [types.concat(), parts, node("Cast", &["m"], &["y"], &[int("to", 11)])].concat()
+    };
+    let count = 2000;
+    let mut state = 1;
+    let x: Vec<f32> = (0..2 * count).map(|_| drawn(&mut state, 60)).collect();
+    let halves = node("Split", &["x"], &["a", "b"], &[int("num_outputs", 2), int("axis", 0)]);
+    let found = computed(&x, &[divided(&["a", "b"], &[halves])]);
+    for (at, found) in found.iter().enumerate() {
+        let (a, b) = (x[at], x[count + at]);
+        assert!(*found == f64::from(a % b), "{a:e} by {b:e} leaves {:e}, not {found:e}", a % b);
+    }
+    // Of f64 with all their bits, as quotients are.
+    let x: Vec<f32> = (0..4 * count).map(|_| drawn(&mut state, 16)).collect();
+    let quarters = ["p", "q", "r", "t"];
+    let mut parts =
+        vec![node("Split", &["x"], &quarters, &[int("num_outputs", 4), int("axis", 0)])];
+    let wide = quarters.map(|name| format!("{name}.wide"));
+    for (from, to) in quarters.iter().zip(&wide) {
+        parts.push(node("Cast", &[from], &[to], &[int("to", 11)]));
+    }
+    parts.push(node("Div", &[&wide[0], &wide[1]], &["a"], &[]));
+    parts.push(node("Div", &[&wide[2], &wide[3]], &["b"], &[]));
+    let found = computed(&x, &[divided(&["a", "b"], &parts)]);
+    let mut exact = 0;
+    for (at, found) in found.iter().enumerate() {
+        let part = |part: usize| f64::from(x[part * count + at]);
+        let (a, b) = (part(0) / part(1), part(2) / part(3));
+        if (a / b).abs() < (1 << 26) as f64 {
+            assert!(*found == a % b, "{a:e} by {b:e} leaves {:e}, not {found:e}", a % b);
+            exact += 1;
+        } else {
+            assert!(found.is_nan(), "{a:e} by {b:e} has a quotient that is not exact");
+        }
+    }
+    assert!(count / 2 < exact && exact < count, "{exact} of {count}");
 }

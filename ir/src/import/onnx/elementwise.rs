@@ -61,39 +61,84 @@ pub(super) fn modulo(s: &mut Site) -> Translated {
     Ok(vec![s.binary(Binary::Sub, a, product)?])
 }
 
-/// Of floating-point numbers, with the sign of the dividend. In binary64 a quotient of numbers of
-/// fewer bits is below an integer if it is so unrounded, up to 2^28.
+/// How many bits a quotient may have so that its products with divisors of 24 bits are binary64.
+const QUOTIENT_BITS: i32 = 28;
+
+/// Of floating-point numbers, with the sign of the dividend: exact, but for quotients of f64 from
+/// 2^26 on and divisors from 2^996 on, whose rest is no number.
 fn remainder(s: &mut Site, a: ValueId, b: ValueId) -> Made {
     let own = s.dtype(a);
-    let (a, b) = (s.cast(a, DType::F64)?, s.cast(b, DType::F64)?);
-    let ratio = s.binary(Binary::Div, a, b)?;
-    let quotient = towards_zero(s, ratio)?;
-    let product = s.binary(Binary::Mul, quotient, b)?;
-    let left = s.binary(Binary::Sub, a, product)?;
+    let (wide, divisor) = (s.cast(a, DType::F64)?, s.cast(b, DType::F64)?);
+    let (size, divisor) = (s.unary(Unary::Abs, wide)?, s.unary(Unary::Abs, divisor)?);
+    let left = if own == DType::F64 {
+        rest_of_double(s, size, divisor)?
+    } else {
+        rest_in_steps(s, size, divisor, if own == DType::F16 { 2 } else { 10 })?
+    };
     // An infinite divisor leaves what is smaller.
-    let (sizes, infinity) = ([s.unary(Unary::Abs, a)?, s.unary(Unary::Abs, b)?], f64::INFINITY);
-    let infinity = s.number(infinity, b)?;
-    let is_whole = s.compare(Comparison::Eq, sizes[1], infinity)?;
-    let is_finite = s.compare(Comparison::Lt, sizes[0], infinity)?;
-    let finite = s.select(is_finite, a, left)?;
-    let made = s.select(is_whole, finite, left)?;
+    let infinity = s.number(f64::INFINITY, divisor)?;
+    let is_whole = s.compare(Comparison::Eq, divisor, infinity)?;
+    let is_finite = s.compare(Comparison::Lt, size, infinity)?;
+    let finite = s.select(is_finite, size, left)?;
+    let left = s.select(is_whole, finite, left)?;
+    let negative = s.unary(Unary::Neg, left)?;
+    let zero = s.number(0.0, wide)?;
+    let is_negative = s.compare(Comparison::Lt, wide, zero)?;
+    let made = s.select(is_negative, negative, left)?;
     s.cast(made, own)
 }
 
-fn towards_zero(s: &mut Site, x: ValueId) -> Made {
-    let size = s.unary(Unary::Abs, x)?;
-    let down = s.unary(Unary::Floor, size)?;
-    let negative = s.unary(Unary::Neg, down)?;
-    let zero = s.number(0.0, x)?;
-    let is_negative = s.compare(Comparison::Lt, x, zero)?;
-    s.select(is_negative, negative, down)
+/// As in long division: what is left of `a` by ever smaller multiples of `b`, each with a quotient
+/// of [`QUOTIENT_BITS`]. Of numbers of 24 bits no step rounds: the product is of 52 bits, what is
+/// left of 24, and the quotient is below an integer if it is so unrounded. Ten steps divide the
+/// largest f32, 2^128, by the least, 2^-149; two do so for f16.
+fn rest_in_steps(s: &mut Site, a: ValueId, b: ValueId, steps: i32) -> Made {
+    let mut left = a;
+    for step in (0..steps).rev() {
+        let multiple = s.with(Binary::Mul, b, f64::from(QUOTIENT_BITS * step).exp2())?;
+        let ratio = s.binary(Binary::Div, left, multiple)?;
+        let quotient = s.unary(Unary::Floor, ratio)?;
+        let product = s.binary(Binary::Mul, quotient, multiple)?;
+        left = s.binary(Binary::Sub, left, product)?;
+    }
+    Ok(left)
 }
 
-/// Of the type of the base; computed in that of the exponent where that alone has fractions.
+/// What is left of `a` by the nearest multiple of `b`, and `b` more where that is too large.
+///
+/// `b` is split into halves of 26 bits (T. J. Dekker, A floating-point technique for extending the
+/// available precision, 1971), so that both products with a quotient below 2^26 are exact; the rest
+/// is at most half of `b`, so that the differences are as well.
+fn rest_of_double(s: &mut Site, a: ValueId, b: ValueId) -> Made {
+    let ratio = s.binary(Binary::Div, a, b)?;
+    let raised = s.with(Binary::Add, ratio, 0.5)?;
+    let quotient = s.unary(Unary::Floor, raised)?;
+    let scaled = s.with(Binary::Mul, b, 134_217_729.0)?;
+    let excess = s.binary(Binary::Sub, scaled, b)?;
+    let high = s.binary(Binary::Sub, scaled, excess)?;
+    let low = s.binary(Binary::Sub, b, high)?;
+    let mut left = a;
+    for half in [high, low] {
+        let product = s.binary(Binary::Mul, quotient, half)?;
+        left = s.binary(Binary::Sub, left, product)?;
+    }
+    let raised = s.binary(Binary::Add, left, b)?;
+    let zero = s.number(0.0, left)?;
+    let is_negative = s.compare(Comparison::Lt, left, zero)?;
+    let left = s.select(is_negative, raised, left)?;
+    let limit = s.number(67_108_864.0, ratio)?;
+    let is_exact = s.compare(Comparison::Lt, ratio, limit)?;
+    let negative = s.unary(Unary::Neg, ratio)?;
+    let no_number = s.unary(Unary::Sqrt, negative)?;
+    s.select(is_exact, left, no_number)
+}
+
+/// Of the type of the base. An integer to the power of a fraction is computed in binary64, which
+/// has all integers up to 2^53.
 pub(super) fn power(s: &mut Site) -> Translated {
     let (x, exponent) = (s.operand(0)?, s.operand(1)?);
     let own = s.dtype(x);
-    let wide = if s.is_float(exponent) && !s.is_float(x) { s.dtype(exponent) } else { own };
+    let wide = if s.is_float(exponent) && !s.is_float(x) { DType::F64 } else { own };
     let operands = [s.cast(x, wide)?, s.cast(exponent, wide)?];
     let aligned = s.aligned(&operands)?;
     let made = s.binary(Binary::Pow, aligned[0], aligned[1])?;
