@@ -494,6 +494,7 @@ pub const DOCUMENTS: &[Document] = &[
             MODEL,
             DTYPE,
             is("ok", Kind::Flag, "whether all do"),
+            may("loss", Kind::Number, "the loss of one rank; null where it is no number"),
             is("meshes", Kind::List, "meshes: pp, dp, tp, sequence, error_max, worst, ok"),
         ],
     },

@@ -11,6 +11,7 @@ pub mod train;
 pub mod generate;
 pub mod run;
 pub mod verify;
+pub mod reference;
 pub mod rules;
 pub mod calibrate;
 pub mod validate;
