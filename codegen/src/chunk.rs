@@ -88,6 +88,13 @@ struct Cut {
     count: usize,
 }
 
+/// What a name was made of to tell it from an equal one: a copy is `again`, or has a number.
+fn stem(name: &str) -> Option<&str> {
+    let (stem, end) = name.rsplit_once('.')?;
+    let is_number = !end.is_empty() && end.bytes().all(|byte| byte.is_ascii_digit());
+    (end == "again" || is_number).then_some(stem)
+}
+
 impl Wide {
     /// The wide values of a function that one rank runs by itself.
     pub(crate) fn of(function: &Function) -> Wide {
@@ -210,10 +217,7 @@ impl<'f> Region<'f> {
     /// piece, is of a value that the whole function names.
     fn count(&self, value: ValueId) -> Option<usize> {
         let name = self.function.value(value).name.as_str();
-        let known = self.wide.counts.get(name).or_else(|| {
-            let stem = name.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.');
-            self.wide.counts.get(stem.strip_suffix(".again").unwrap_or(stem))
-        });
+        let known = self.wide.counts.get(name).or_else(|| self.wide.counts.get(stem(name)?));
         known.copied().or_else(|| {
             let node = &self.function.nodes[self.producers[value.index()]?];
             let is_of = matches!(node.op, Op::Collective { .. } | Op::Slice { .. });

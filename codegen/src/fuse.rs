@@ -208,7 +208,7 @@ impl<'f> Groups<'f> {
             (!places.is_empty()).then(|| mask(&places))
         };
         let greedy: Vec<_> = self.members.iter().filter_map(group).collect();
-        let (groups, choice) = problem.solve(greedy.clone());
+        let (groups, mut choice) = problem.solve(greedy.clone());
         if groups != greedy {
             for item in &items {
                 self.members[item.node].clear();
@@ -218,8 +218,24 @@ impl<'f> Groups<'f> {
                 nodes.iter().for_each(|node| self.of_node[*node] = nodes[0]);
                 self.members[nodes[0]] = nodes.clone();
             }
+            // What was not looked at may be groups that can be one, which no cheapest choice has.
+            if choice.bound < choice.price() {
+                self.wait_anew();
+                self.merge_rest();
+                let merged: Vec<_> = self.members.iter().filter_map(group).collect();
+                choice.work = problem.work(&merged);
+            }
         }
         Some(choice)
+    }
+
+    /// Finds anew which groups wait for which.
+    fn wait_anew(&mut self) {
+        self.waits = Waits::of(&self.sources);
+        for nodes in &self.members {
+            let Some((first, rest)) = nodes.split_first() else { continue };
+            rest.iter().for_each(|node| self.waits.merge(*first, *node));
+        }
     }
 
     /// What is grouped, in order.

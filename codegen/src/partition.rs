@@ -30,7 +30,7 @@ pub struct Place {
 }
 
 /// A function of one rank.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Local {
     /// The local function; its composites are in `module`.
     pub function: Function,

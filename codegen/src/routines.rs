@@ -71,6 +71,8 @@ pub struct Layers<'m> {
     shardings: BTreeMap<Shardings, usize>,
     /// The local functions, no two of them equal.
     locals: Vec<Local>,
+    /// Where each of them is, by its bits.
+    locals_by_bytes: BTreeMap<Vec<u8>, usize>,
     /// By function, shardings and place, the local function.
     places: BTreeMap<(String, usize, Place), usize>,
     /// The fused layers, in the order in which they were made.
@@ -90,6 +92,7 @@ impl<'m> Layers<'m> {
             bound: BTreeMap::new(),
             shardings: BTreeMap::new(),
             locals: Vec::new(),
+            locals_by_bytes: BTreeMap::new(),
             places: BTreeMap::new(),
             fused: Vec::new(),
             cuts: BTreeMap::new(),
@@ -222,7 +225,8 @@ impl<'m> Layers<'m> {
         });
         let global = bound.function(name).ok_or_else(|| format!("there is no layer `@{name}`"))?;
         let local = partition_bound(bound, global, shardings, place, &[])?;
-        let at = self.locals.iter().position(|other| *other == local).unwrap_or_else(|| {
+        let bytes = postcard::to_stdvec(&local).expect("a function holds numbers and lists");
+        let at = *self.locals_by_bytes.entry(bytes).or_insert_with(|| {
             self.locals.push(local);
             self.locals.len() - 1
         });
