@@ -181,33 +181,4 @@ fn runs(mut loops: Vec<(usize, usize)>, offset: usize) -> Vec<Range<usize>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use kernels::kernel::{Copy, CopyLoop};
-
-    #[test]
-    fn runs_are_what_loops_reach() {
-        assert_eq!(runs(vec![(3, 4), (4, 1)], 5), [5..17]);
-        assert_eq!(runs(vec![(4, 1), (3, 4)], 0), [0..12]);
-        assert_eq!(runs(vec![(3, 10), (4, 1)], 2), [2..6, 12..16, 22..26]);
-        assert_eq!(runs(vec![(3, 10), (0, 1)], 2), []);
-        assert_eq!(runs(Vec::new(), 7), [7..8]);
-    }
-
-    #[test]
-    fn a_copy_into_a_part_writes_that_part() {
-        let loops = [(2, 3, 8), (3, 1, 1)];
-        let loops = loops.map(|(size, source, target)| CopyLoop { size, source, target });
-        let copy = Copy {
-            loops: loops.to_vec(),
-            source_offset: 1,
-            target_offset: 2,
-            zero_first: 0,
-            dtype: DType::F32,
-        };
-        let effects = effects(&Kernel::Copy(copy));
-        assert_eq!(effects.reads[0].runs, [4..28]);
-        let runs: Vec<_> = effects.writes[0].runs.iter().filter(|r| !r.is_empty()).collect();
-        assert_eq!(runs, [&(8..20), &(40..52)]);
-    }
-}
+mod tests;
