@@ -28,7 +28,6 @@
 //! | E2118 | members of a group make different calls |
 //! | E2119 | a message of another length or type than is received, or that nobody receives |
 //! | E2120 | ranks wait for each other |
-//! | E2121 | what a launch writes meets what it reads or writes |
 //! | E2122 | the norm leaves out a gradient, counts it twice, or counts something else |
 
 mod access;

@@ -25,8 +25,6 @@ pub(super) struct Use {
 pub(super) struct Effects {
     pub(super) reads: Vec<Use>,
     pub(super) writes: Vec<Use>,
-    /// Inputs whose bytes may be those of an output, with that output.
-    pub(super) in_place: Vec<(usize, usize)>,
 }
 
 /// Reads are from the first element used to the last; writes are exact up to [`RUNS_MAX`].
@@ -50,7 +48,6 @@ pub(super) fn effects(kernel: &Kernel) -> Effects {
     Effects {
         reads: inputs.iter().enumerate().map(read).collect(),
         writes: outputs.iter().enumerate().map(write).collect(),
-        in_place: kernel.in_place(),
     }
 }
 

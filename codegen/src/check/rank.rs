@@ -260,7 +260,6 @@ impl<'a> Rank<'a> {
         let outputs: Vec<Place> = outs.iter().map(|r| self.place(phase, *r)).collect();
         let setup = world.setup;
         let effects = &setup.effects[kernel];
-        self.check_apart(world, &effects.in_place, &inputs, &outputs);
         let mut label = Labels::NONE;
         for (place, used) in inputs.iter().zip(&effects.reads) {
             for run in &used.runs {
@@ -338,62 +337,25 @@ impl<'a> Rank<'a> {
         })
     }
 
-    /// Outputs lie apart from each other, and from inputs that are not read point by point alike.
-    fn check_apart(
-        &self,
-        world: &mut World<'_, 'a>,
-        in_place: &[(usize, usize)],
-        inputs: &[Place],
-        outputs: &[Place],
-    ) {
-        let meets =
-            |a: &Place, b: &Place| a.range.start.max(b.range.start) < a.range.end.min(b.range.end);
-        for (o, output) in outputs.iter().enumerate() {
-            let others = outputs[o + 1..].iter().any(|other| meets(output, other));
-            let read = inputs.iter().enumerate().any(|(i, input)| {
-                let alike = in_place.contains(&(i, o)) && input.range.start == output.range.start;
-                meets(output, input) && !alike
-            });
-            if others || read {
-                let what = if others { "another output" } else { "an input" };
-                let text = format!("output {o} shares bytes with {what}");
-                world.findings.add_at(world.setup, "E2121", self.at(), text);
-            }
-        }
-    }
-
     /// Reads what this rank puts into a collective.
     fn offer(&mut self, world: &mut World<'_, 'a>, collective: &Instruction) -> Labelled {
-        let Instruction::Collective { exchange, group, dtype, elements, input, output } =
-            collective
+        let Instruction::Collective { exchange, group, dtype, elements, input, .. } = collective
         else {
             unreachable!("only collectives are offered");
         };
         let phase = world.setup.phase;
-        let (from, to) = (self.place(phase, *input), self.place(phase, *output));
+        let from = self.place(phase, *input);
         let sent = *elements as u64 * dtype.size();
         let seen = self.read(world, &from, 0..sent, *dtype);
         self.note(world, seen.label);
         let one_member = world.size_of(group) == 1;
         let axis = summed_over(group);
-        match exchange {
-            Exchange::AllReduce(Combiner::Sum) if !one_member => {
-                if seen.summed.has(axis) {
-                    let text = format!("sums over {} what is summed over it", axis.names());
-                    world.findings.add_at(world.setup, "E2116", self.at(), text);
-                }
-                self.check_holders(world, &from, group);
+        if matches!(exchange, Exchange::AllReduce(Combiner::Sum)) && !one_member {
+            if seen.summed.has(axis) {
+                let text = format!("sums over {} what is summed over it", axis.names());
+                world.findings.add_at(world.setup, "E2116", self.at(), text);
             }
-            Exchange::AllReduce(_) => {}
-            Exchange::AllGather { .. } | Exchange::ReduceScatter { .. } => {
-                let received = self.received_bytes(collective);
-                let to = to.range.start..to.range.start + received;
-                let from = from.range.start..from.range.start + sent;
-                if from.start.max(to.start) < from.end.min(to.end) {
-                    let text = "a collective's output shares bytes with its input".to_owned();
-                    world.findings.add_at(world.setup, "E2121", self.at(), text);
-                }
-            }
+            self.check_holders(world, &from, group);
         }
         let notes = self.notes(&from, 0..sent).into_iter();
         let start = from.range.start;

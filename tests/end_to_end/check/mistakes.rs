@@ -3,7 +3,9 @@
 
 use codegen::compile::Compiled;
 use ir::DType;
-use ir::program::{BufferId, Contents, Exchange, Feed, Instruction, Program, Ref, Routine, Step};
+use ir::program::{
+    ALIGNMENT, BufferId, Contents, Exchange, Feed, Instruction, Program, Ref, Routine, Step,
+};
 use kernels::Kernel;
 use kernels::rows::Output;
 
@@ -56,6 +58,13 @@ pub(super) const OF_INFERENCE: [(&str, Plant); 9] = [
     ("a reference points beyond", point_beyond),
     ("a step of an entry is left out", drop_step_of_entry),
     ("an entry gives what it has not computed", give_another),
+];
+
+/// Mistakes that one rule is there for, and its code.
+pub(super) const OF_ONE_RULE: [(&str, &str, Plant); 3] = [
+    ("E2109", "a launch writes where it reads", write_where_it_reads),
+    ("E2109", "a launch writes behind what it reads", write_behind),
+    ("E2110", "a view is of bytes that come and go", view_of_transient),
 ];
 
 fn drop_step_of_entry(c: &mut Compiled, site: usize) -> bool {
@@ -283,20 +292,84 @@ fn overlap_parameter(c: &mut Compiled, site: usize) -> bool {
 }
 
 fn shift_buffer(c: &mut Compiled, site: usize, is_view: bool, bytes: u64) -> bool {
-    let mut places = match is_view {
-        true => buffers_where(c, |contents| *contents == Contents::View),
+    let places = match is_view {
+        true => views(c),
         false => buffers_where(c, |contents| *contents != Contents::View),
     };
-    // A view that nothing uses may lie anywhere.
+    let Some((program, buffer)) = pick(&places, site) else { return false };
+    c.programs[program].buffers[buffer].offset += bytes;
+    true
+}
+
+/// The views that something uses: others may lie anywhere.
+fn views(c: &Compiled) -> Vec<(usize, usize)> {
+    let mut places = buffers_where(c, |contents| *contents == Contents::View);
     places.retain(|(program, buffer)| {
         let passes = |step: &Step| match step {
             Step::Call { slots, .. } => slots.iter().any(|id| id.0 as usize == *buffer),
             Step::Feed { .. } | Step::Send { .. } | Step::Receive { .. } => false,
         };
-        !is_view || c.programs[*program].steps.iter().any(passes)
+        c.programs[*program].steps.iter().any(passes)
     });
-    let Some((program, buffer)) = pick(&places, site) else { return false };
-    c.programs[program].buffers[buffer].offset += bytes;
+    places
+}
+
+/// A view is of bytes that come and go.
+fn view_of_transient(c: &mut Compiled, site: usize) -> bool {
+    let holds = |program: &Program, view: usize| {
+        let bytes = program.buffers[view].bytes;
+        let mut there = program.buffers.iter();
+        let transient =
+            |contents: &Contents| matches!(contents, Contents::Activation | Contents::Frame);
+        there.find(|b| transient(&b.contents) && b.bytes >= bytes).map(|b| b.offset)
+    };
+    let mut places = views(c);
+    places.retain(|(program, view)| holds(&c.programs[*program], *view).is_some());
+    let Some((program, view)) = pick(&places, site) else { return false };
+    let program = &mut c.programs[program];
+    program.buffers[view].offset = holds(program, view).unwrap_or(0);
+    true
+}
+
+/// The launches of routines with an input and an output in locals, which may be one or may not.
+fn locals_of_launches(c: &Compiled, in_place: bool) -> Vec<(usize, usize, [usize; 2])> {
+    let mut places = Vec::new();
+    for (program, routine, at) in instructions_where(c, is_launch) {
+        let there = &c.programs[program].routines[routine];
+        let Instruction::Launch { kernel, inputs, outputs } = &there.instructions[at] else {
+            continue;
+        };
+        let allowed = c.kernels[*kernel].in_place();
+        for (i, input) in inputs.iter().enumerate() {
+            for (o, output) in outputs.iter().enumerate() {
+                let (Ref::Local(a), Ref::Local(b)) = (input, output) else { continue };
+                if a != b && allowed.contains(&(i, o)) == in_place {
+                    places.push((program, routine, [*a as usize, *b as usize]));
+                }
+            }
+        }
+    }
+    places
+}
+
+/// A launch writes where it reads, though not point by point alike.
+fn write_where_it_reads(c: &mut Compiled, site: usize) -> bool {
+    let places = locals_of_launches(c, false);
+    let Some((program, routine, [input, output])) = pick(&places, site) else { return false };
+    let locals = &mut c.programs[program].routines[routine].locals;
+    locals[output].offset = locals[input].offset;
+    true
+}
+
+/// A launch that may work in place writes a little behind what it reads.
+fn write_behind(c: &mut Compiled, site: usize) -> bool {
+    let mut places = locals_of_launches(c, true);
+    places.retain(|(program, routine, [input, _])| {
+        c.programs[*program].routines[*routine].locals[*input].bytes > ALIGNMENT
+    });
+    let Some((program, routine, [input, output])) = pick(&places, site) else { return false };
+    let locals = &mut c.programs[program].routines[routine].locals;
+    locals[output].offset = locals[input].offset + ALIGNMENT;
     true
 }
 
