@@ -67,7 +67,14 @@ impl Reference {
         let types = entry.param_types();
         let args: Option<Vec<Tensor>> = types.iter().enumerate().map(argument).collect();
         let Some(args) = args else { return Ok(None) };
-        let in_type = |dtype| interpret(&module, &entry, &args, dtype);
+        let in_type = |dtype| {
+            let mut module = module.clone();
+            // What a model in f64 casts to f32 is rounded by every engine.
+            if dtype != question.dtype {
+                make_floats(&mut module, dtype);
+            }
+            interpret(module, &entry, &args, dtype)
+        };
         let (Some(step), Some(rounded)) = (in_type(DType::F64), in_type(DType::F32)) else {
             return Ok(None);
         };
@@ -84,11 +91,14 @@ impl Reference {
     }
 }
 
-/// Loss and gradients of an entry, with all floating-point numbers of one type; none where the
-/// interpreter lacks an op.
-fn interpret(module: &Module, entry: &Function, args: &[Tensor], dtype: DType) -> Option<Computed> {
-    let mut module = module.clone();
-    make_floats(&mut module, dtype);
+/// Loss and gradients of an entry with weights of one type; none where the interpreter lacks an op
+/// or an element type.
+fn interpret(
+    mut module: Module,
+    entry: &Function,
+    args: &[Tensor],
+    dtype: DType,
+) -> Option<Computed> {
     let derivative = ir::autodiff::differentiate(&mut module, &entry.name).ok()?;
     let convert = |arg: &Tensor| match arg.dtype.is_float() {
         true => Tensor::from_f64(dtype, &arg.dims, arg.to_f64()),

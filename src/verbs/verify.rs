@@ -1,4 +1,5 @@
-//! `verify MODEL`: every mesh computes what one device does.
+//! `verify MODEL`: every mesh computes what one device does, and one device what the reference
+//! interpreter does.
 //!
 //! Weights and data are drawn from a seed. For each mesh of the ranks, and of their divisors, the
 //! loss and all gradients of one step are compared with those of one rank. The error of a gradient
@@ -30,7 +31,8 @@ use crate::verbs::rules;
 pub struct Args {
     /// The model: a directory, a config.json, a .graph text or a preset
     pub model: String,
-    /// Ranks: meshes of so many, and of their divisors, are compared with one
+    /// Ranks: meshes of so many, and of their divisors, are compared with one; 1 compares one
+    /// rank with the interpreter
     #[arg(long, visible_alias = "devices", value_name = "N", value_parser = positive)]
     pub ranks: usize,
     /// Tokens of a sequence; 33 by default, or fewer where the model has fewer
@@ -76,11 +78,6 @@ pub(super) struct Line {
 
 /// Answers.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
-    if args.ranks == 1 && !args.bisect_rules {
-        let headline = "one rank has no other mesh to be compared with";
-        let help = "write --ranks 2 or more, or --bisect-rules to compare with no rewriting";
-        return Err(usage("--ranks", headline).help(help).into());
-    }
     let description = crate::resolve(&args.model)?.description;
     let dtype = args.dtype.or(job::graph_dtype(&description)).unwrap_or(DType::F64);
     job::check_executable(dtype)?;
@@ -109,6 +106,9 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         return rules::run(args, &model, &mut question);
     }
     let expected = step_of_one(&mut question, &model, args.seed)?;
+    if args.ranks == 1 {
+        return compare_with_interpreter(args, &model, &mut question, &expected);
+    }
     let (mut lines, mut refused) = (Vec::new(), Vec::new());
     for mesh in meshes(args.ranks) {
         for sequence in [false, true] {
@@ -134,6 +134,24 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     lines.iter_mut().for_each(|line| line.is_ok = line.error <= error_max);
     note_loss(expected.loss);
     finish(args, dtype, &expected, lines, refused)
+}
+
+/// Whether one rank computes what the interpreter does.
+fn compare_with_interpreter(
+    args: &Args,
+    model: &Model,
+    question: &mut Question,
+    one: &Computed,
+) -> Result<Exit, Failure> {
+    let Some(reference) = Reference::of(question, model, args.seed)? else {
+        let headline = "the interpreter does no step of this model: it is too large, or draws";
+        let help = "write --ranks 2 or more to compare meshes with one rank";
+        return Err(usage("--ranks", headline).help(help).into());
+    };
+    let mut line = compare(Mesh { pp: 1, dp: 1, tp: 1 }, false, &reference.step, one);
+    line.is_ok = line.error <= reference.error_max(error_max(question.dtype));
+    note_loss(reference.step.loss);
+    finish(args, question.dtype, &reference.step, vec![line], Vec::new())
 }
 
 /// What one rank computes.
@@ -302,13 +320,23 @@ fn finish(
         output::answer(&table(&lines).text());
     }
     if failed == 0 {
-        output::note(&format!("{} plans agree with one rank in {dtype}", lines.len()));
+        output::note(&match args.ranks {
+            1 => format!("one rank agrees with the interpreter in {dtype}"),
+            _ => format!("{} plans agree with one rank in {dtype}", lines.len()),
+        });
         return Ok(Exit::Success);
     }
-    let headline = format!("{failed} of {} plans compute something else", lines.len());
-    Err(Diagnostic::error("E5008", Span::of(&args.model), headline)
-        .note("each step must yield the loss and the gradients of one rank")
-        .into())
+    let (headline, note) = match args.ranks {
+        1 => (
+            "one rank computes something else than the interpreter".to_owned(),
+            "try --bisect-rules: it says whether a rule or a kernel is at fault",
+        ),
+        _ => (
+            format!("{failed} of {} plans compute something else", lines.len()),
+            "each step must yield the loss and the gradients of one rank",
+        ),
+    };
+    Err(Diagnostic::error("E5008", Span::of(&args.model), headline).note(note).into())
 }
 
 fn line_json(line: &Line) -> serde_json::Value {

@@ -133,7 +133,9 @@ fn gradients_without_data_are_sound() {
         assert!(checked >= 9, "{name}: only {checked} plans fit");
         let scratch = Scratch::new(&format!("constants-{name}"));
         scratch.write("model.graph", graph);
-        scratch.answer("verify model.graph --ranks 2 --gbs 4 --dtype f32");
+        for ranks in [1, 2] {
+            scratch.answer(&format!("verify model.graph --ranks {ranks} --gbs 4 --dtype f32"));
+        }
     }
 }
 
@@ -157,7 +159,7 @@ fn lost_terms_without_data_are_found() {
                 let (_, plant) =
                     mistakes::ALL.iter().find(|(name, _)| name == wanted).expect("it is one");
                 let what = format!("{name} {mesh} of {count}: {wanted}");
-                sites[at] += places_found(&sound, &plan, &what, *plant);
+                sites[at] += places_found(&sound, &plan, &what, "E", *plant);
             }
         }
     }
