@@ -400,3 +400,16 @@ impl<'f> Region<'f> {
         Some(body)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A name loses what tells it from an equal one, and nothing that is its own.
+    #[test]
+    fn stems_are_names_without_what_tells_them_apart() {
+        let stems = ["logits.again", "w1.1", "d.logits.12", "logits2", "w1", "x.gather", "x."];
+        let found = stems.map(stem);
+        assert_eq!(found, [Some("logits"), Some("w1"), Some("d.logits"), None, None, None, None]);
+    }
+}
