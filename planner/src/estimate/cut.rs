@@ -339,7 +339,7 @@ impl Cuts<'_> {
         let (mut from, mut guess) = (0, self.depth() / self.c.pp);
         let mut layers = Vec::with_capacity(self.c.pp as usize);
         for index in 0..self.c.pp {
-            let fits = |to: u32| self.bytes(index, from, to) <= bytes_max;
+            let fits = |to: u32| self.holds(index, from, to, bytes_max);
             let to = last_where(from, self.latest(index), from + guess, fits);
             if to == from {
                 return None;
@@ -389,16 +389,24 @@ impl Cuts<'_> {
         self.terms.held(self.c, self.prices, &run, &stage, self.count).total_bytes()
     }
 
-    /// The least first layer of each stage, so that what follows has room; none where the first
-    /// stage cannot begin at the first layer.
-    fn starts(&self, paths: &[Path], room_s: f64) -> Option<Vec<u32>> {
+    /// Whether a stage holds no more than so many bytes.
+    fn holds(&self, index: u32, from: u32, to: u32, bytes_max: f64) -> bool {
+        bytes_max == f64::INFINITY || self.bytes(index, from, to) <= bytes_max
+    }
+
+    /// The least first layer of each stage, so that what follows has room and fits; none where the
+    /// first stage cannot begin at the first layer.
+    fn starts(&self, paths: &[Path], [room_s, bytes_max]: [f64; 2]) -> Option<Vec<u32>> {
         let (p, depth) = (self.c.pp, self.depth());
         let mut starts = vec![depth; p as usize + 1];
         let mut guess = depth / p;
         for index in (0..p).rev() {
             let path = &paths[index as usize];
             let to = starts[index as usize + 1];
-            let has_room = |layers: u32| self.path_s(index, path, to - layers, to) <= room_s;
+            let has_room = |layers: u32| {
+                self.path_s(index, path, to - layers, to) <= room_s
+                    && self.holds(index, to - layers, to, bytes_max)
+            };
             guess = last_where(0, to - index, guess, has_room);
             if guess == 0 {
                 return None;
@@ -408,17 +416,19 @@ impl Cuts<'_> {
         (starts[0] == 0).then_some(starts)
     }
 
-    /// How many layers stages have in cuts whose passes are not above so many seconds; none where
-    /// there is no such cut.
-    pub fn room(&self, least: &Least, seconds: f64) -> Option<Room> {
+    /// How many layers stages have in cuts whose passes are not above so many seconds and whose
+    /// stages hold no more than so many bytes; none where there is no such cut.
+    pub fn room(&self, least: &Least, [seconds, bytes_max]: [f64; 2]) -> Option<Room> {
         let room_s = seconds - least.shared_s;
         let paths = self.paths();
-        let starts = self.starts(&paths, room_s)?;
+        let starts = self.starts(&paths, [room_s, bytes_max])?;
         let mut ends = Vec::with_capacity(paths.len());
         let (mut end, mut guess) = (0, starts[1]);
         for (index, path) in (0..).zip(&paths) {
             let from = end;
             end = self.filled(index, path, from, room_s, guess);
+            let holds = |to: u32| self.holds(index, from, to, bytes_max);
+            end = last_where(from, end, end, holds);
             guess = end - from;
             ends.push(end);
         }
@@ -548,7 +558,8 @@ impl Cuts<'_> {
     pub fn best(&self, least: &Least, after_s: f64, wanted: &Wanted<'_>) -> Found {
         let paths = self.paths();
         let room_s = (wanted.seconds)(wanted.below);
-        let Some(starts) = self.starts(&paths, room_s - least.shared_s - after_s) else {
+        let most = [room_s - least.shared_s - after_s, wanted.bytes_max];
+        let Some(starts) = self.starts(&paths, most) else {
             return Found { best: None, complete: true };
         };
         let mut search = Search {
@@ -615,7 +626,7 @@ impl Search<'_> {
             if passes_s + self.after_s >= self.room_s {
                 break;
             }
-            if self.cuts.bytes(index, from, to) > self.wanted.bytes_max {
+            if !self.cuts.holds(index, from, to, self.wanted.bytes_max) {
                 break;
             }
             next.after.take(&self.cuts.one(index, from, to).1, 1, send_s);

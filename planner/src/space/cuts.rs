@@ -118,7 +118,11 @@ impl Space<'_> {
         let fast = self.all_cuts(path, &fast, table);
         let (least, _) = self.least(path, &fast, Recompute::None);
         let mut seconds = self.least_worth(least.passes_s, table, c);
-        if decided > SCHEDULE && seconds < below {
+        if seconds >= below {
+            return Score { seconds, bytes: 0.0 };
+        }
+        let bytes = self.least_bytes(c, decided);
+        if decided > SCHEDULE && bytes <= self.estimator.memory_bytes {
             // What is computed again hides collectives, and leaves the least to be moved.
             let full = Configuration { recompute: Recompute::Full, ..c.clone() };
             let cuts = self.all_cuts(path, &full, table);
@@ -135,10 +139,7 @@ impl Space<'_> {
             self.known(path, |known| known.after_s.insert(*path, [below_s, after_s]));
             seconds = self.least_worth(least.passes_s + after_s, table, c);
         }
-        if seconds >= below {
-            return Score { seconds, bytes: 0.0 };
-        }
-        Score { seconds, bytes: self.least_bytes(c, decided) }
+        Score { seconds, bytes }
     }
 
     /// The cuts of a configuration below a schedule; whatever it computes again.
@@ -178,7 +179,7 @@ impl Space<'_> {
     fn room(&self, path: &Path, fast: &Cuts<'_>, least: &Least, below_s: f64) -> Option<Room> {
         self.known(path, |known| match known.room {
             Some((seconds, room)) if seconds == below_s => room,
-            _ => known.room.insert((below_s, fast.room(least, below_s))).1,
+            _ => known.room.insert((below_s, fast.room(least, [below_s, f64::INFINITY]))).1,
         })
     }
 
@@ -234,7 +235,8 @@ impl Space<'_> {
         let is_beaten = |after_s: f64| {
             self.least_worth(least.passes_s + after_s, &table, c) >= below * (1.0 - ROUNDING)
         };
-        let [own_s, after_s] = self.least_after_s(path, &cuts, &least, below_s, &is_beaten);
+        let [own_s, after_s] =
+            self.least_after_s(path, &cuts, &least, [below_s, bytes_max], &is_beaten);
         let parts = [passes, self.worth(after_s, 0.0)];
         if is_beaten(own_s) {
             return (best, parts);
@@ -265,7 +267,7 @@ impl Space<'_> {
         path: &Path,
         cuts: &Cuts<'_>,
         least: &Least,
-        below_s: f64,
+        [below_s, bytes_max]: [f64; 2],
         is_beaten: &dyn Fn(f64) -> bool,
     ) -> [f64; 2] {
         let known = self.known(path, |known| known.after_s.get(&path.before()).copied());
@@ -275,7 +277,7 @@ impl Space<'_> {
         }
         let least_s =
             |room: Option<Room>| room.map_or(f64::INFINITY, |room| cuts.least_after_s(&room, true));
-        let own_s = known_s.max(least_s(cuts.room(least, below_s)));
+        let own_s = known_s.max(least_s(cuts.room(least, [below_s, bytes_max])));
         if is_beaten(own_s) || !matches!(cuts.configuration().recompute, Recompute::Layers(_)) {
             return [own_s, known_s];
         }
