@@ -233,7 +233,7 @@ impl<'a> Estimator<'a> {
     pub fn placement(&self, c: &Configuration) -> Placement {
         let Inside { tp_group, cp_group, ep_group, .. } = self.inside_alike(Inside::of(c));
         let copies = [Group::data(c), Group::expert_copies(c)];
-        let [data, experts] = copies.map(|group| self.network.alike(group));
+        let [data, experts] = copies.map(|group| self.network.alike_in_parts(group));
         let stages = self.network.distance_alike(c.stride(RankAxis::Pp));
         let is_far = self.terms().sends_far(c);
         Placement { groups: [tp_group, cp_group, ep_group, data, experts], stages, is_far }

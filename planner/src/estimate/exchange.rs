@@ -10,24 +10,28 @@ use crate::configuration::{Configuration, Place, Zero};
 impl Terms<'_> {
     /// What a stage exchanges with its copies if it waits for nothing, without its update.
     pub(super) fn exchanges(&self, c: &Configuration, stage: &Stage, m: f64) -> Exchanges {
-        let group = Group::data(c);
         let layers = stage.layers.max(1.0);
-        let weights = weights(c, stage);
         let mut found = Exchanges::default();
         if c.zero.stage >= 3 {
             found = self.sharded_weights(c, stage, m);
         } else {
+            let group = self.network.alike(Group::data(c));
+            let experts = || self.network.alike(Group::expert_copies(c));
             let all_reduce = |bytes, group| self.network.all_reduce_s(bytes, group);
             let gather = |bytes, group| self.network.gather_s(bytes, group);
             let (gradient, weight) = (self.style.exchange_bytes, self.style.weight_bytes);
-            let exchanged = |w: &Weights| match c.zero.stage {
-                0 => (self.in_buckets(w.parameters * gradient, w.group, all_reduce), 0.0),
+            let exchanged = |parameters: f64, group: Group| match c.zero.stage {
+                0 => (self.in_buckets(parameters * gradient, group, all_reduce), 0.0),
                 _ => {
-                    let reduce_s = self.in_buckets(w.parameters * gradient, w.group, gather);
-                    (reduce_s, self.in_buckets(w.parameters * weight, w.group, gather))
+                    let reduce_s = self.in_buckets(parameters * gradient, group, gather);
+                    (reduce_s, self.in_buckets(parameters * weight, group, gather))
                 }
             };
-            let [dense, expert] = weights.each_ref().map(exchanged);
+            let dense = exchanged(stage.parameters, group);
+            let expert = match stage.expert_parameters > 0.0 {
+                true => exchanged(stage.expert_parameters, experts()),
+                false => (0.0, 0.0),
+            };
             let (reduce_s, gather_s) = (dense.0 + expert.0, dense.1 + expert.1);
             let interference = self.network.interference(group);
             let hide = |seconds: f64, behind_s: f64| {
@@ -99,17 +103,18 @@ impl Terms<'_> {
         let weights = weights(c, stage);
         let parameters = weights.iter().map(|w| w.parameters).sum::<f64>() / layers;
         let pieces = self.style.pieces_per_layer;
-        let in_pieces = |bytes: f64, w: &Weights| {
-            let bytes = bytes * w.parameters / layers;
-            pieces * self.network.gather_s(bytes / pieces, w.shards())
-        };
-        let gathered = |w| in_pieces(self.style.weight_bytes, w);
-        let scattered = |w: &Weights| {
+        let [mut gather_s, mut scatter_s] = [0.0; 2];
+        for w in weights.iter().filter(|w| w.parameters > 0.0) {
+            let shards = self.network.alike(w.shards(c));
+            let in_pieces = |bytes: f64| {
+                let bytes = bytes * w.parameters / layers;
+                pieces * self.network.gather_s(bytes / pieces, shards)
+            };
             let shard = w.held() / layers * self.style.exchange_bytes;
-            in_pieces(self.style.exchange_bytes, w) + self.network.all_reduce_s(shard, w.copies())
-        };
-        let gather_s: f64 = weights.iter().map(gathered).sum();
-        let scatter_s: f64 = weights.iter().map(scattered).sum();
+            gather_s += in_pieces(self.style.weight_bytes);
+            scatter_s += in_pieces(self.style.exchange_bytes);
+            scatter_s += self.network.all_reduce_s(shard, w.copies(c));
+        }
         let (forward_s, backward_s) = (stage.forward_s / layers, stage.backward_s / layers);
         let interference = self.network.interference(Group::data(c));
         let visible = |comm: f64, compute: f64| match self.style.weights {
@@ -173,9 +178,9 @@ impl Exchanges {
 pub(super) struct Weights {
     /// How many one rank computes with.
     pub(super) parameters: f64,
-    /// The ranks that hold copies.
-    group: Group,
-    /// Over how many of these the parts that ZeRO shards are cut.
+    /// Whether they are those of experts.
+    are_experts: bool,
+    /// Over how many ranks that hold copies the parts that ZeRO shards are cut.
     pub(super) shard: u64,
 }
 
@@ -185,35 +190,35 @@ impl Weights {
         self.parameters / self.shard as f64
     }
 
-    /// Ranks that take part in exchanges: those of a copy times copies.
-    #[cfg(test)]
-    pub(super) fn ranks(&self) -> u64 {
-        self.shards().size() * self.copies().size()
+    /// The ranks that hold copies.
+    fn group(&self, c: &Configuration) -> Group {
+        if self.are_experts { Group::expert_copies(c) } else { Group::data(c) }
     }
 
     /// Ranks whose shards make up a copy.
-    fn shards(&self) -> Group {
-        self.group.first(self.shard)
+    pub(super) fn shards(&self, c: &Configuration) -> Group {
+        self.group(c).first(self.shard)
     }
 
     /// Ranks that hold the same shard.
-    fn copies(&self) -> Group {
-        self.group.every(self.shard)
+    pub(super) fn copies(&self, c: &Configuration) -> Group {
+        self.group(c).every(self.shard)
     }
 }
 
 /// The weights of all layers' dense parts, and those of experts, which have as many copies as a
 /// stage has ranks, divided by those that share them.
 pub(super) fn weights(c: &Configuration, stage: &Stage) -> [Weights; 2] {
-    let groups = [Group::data(c), Group::expert_copies(c)];
-    let held = [stage.parameters, stage.expert_parameters];
-    [0, 1].map(|kind| {
-        let (parameters, group) = (held[kind], groups[kind]);
+    let data = u64::from(c.dp) * u64::from(c.cp);
+    let experts = (data * u64::from(c.tp) / u64::from(c.ep)).max(1);
+    let held = [(stage.parameters, data), (stage.expert_parameters, experts)];
+    [false, true].map(|are_experts| {
+        let (parameters, copies) = held[usize::from(are_experts)];
         let shard = match c.zero {
             Zero { stage: 0, .. } => 1,
-            Zero { shard: 0, .. } => group.size(),
-            Zero { shard, .. } => u64::from(shard).min(group.size()),
+            Zero { shard: 0, .. } => copies,
+            Zero { shard, .. } => u64::from(shard).min(copies),
         };
-        Weights { parameters, group, shard }
+        Weights { parameters, are_experts, shard }
     })
 }

@@ -11,13 +11,23 @@
 
 use crate::configuration::{Configuration, RankAxis};
 
-/// Members of a collective: evenly spaced ones, and such runs again evenly spaced.
+/// Members of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Group {
-    /// Innermost first; a run of one has a stride of 0.
-    runs: [Run; 2],
-    /// Ranks of the job; 0 for a group that lies as near as so many members can.
-    ranks: u64,
+    size: u64,
+    lies: Lies,
+}
+
+/// Where members are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Lies {
+    /// As near to each other as so many can be.
+    Near,
+    /// In nodes like this; nothing is known of its parts.
+    Known(Spread),
+    /// Evenly spaced, and such runs again evenly spaced, innermost first, in a job of so many
+    /// ranks; a run of one has a stride of 0.
+    Runs([Run; 2], u64),
 }
 
 /// Members that are evenly spaced.
@@ -28,7 +38,7 @@ struct Run {
 }
 
 /// How the worst group of a kind lies in domains.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Spread {
     /// Members in a domain that has some, at least.
     pub least: u64,
@@ -45,7 +55,7 @@ const ONE: Run = Run { size: 1, stride: 0 };
 impl Group {
     /// Members as near to each other as so many can be, whatever else there is.
     pub fn near(size: u64) -> Group {
-        Group { runs: [Run { size: size.max(1), stride: 1 }, ONE], ranks: 0 }
+        Group { size: size.max(1), lies: Lies::Near }
     }
 
     /// So many members so many ranks apart, in a job of so many ranks.
@@ -76,7 +86,7 @@ impl Group {
 
     /// The ranks that share the experts of a stage: `ep` neighbours of it.
     pub fn experts(c: &Configuration) -> Group {
-        Group::stage(c).first(c.ep.into())
+        if c.ep == 1 { Group::near(1) } else { Group::stage(c).first(c.ep.into()) }
     }
 
     /// The ranks that hold the same experts.
@@ -86,12 +96,15 @@ impl Group {
 
     /// Members.
     pub fn size(&self) -> u64 {
-        self.runs[0].size * self.runs[1].size
+        self.size
     }
 
     /// Groups of so many neighbours among the members, whose number they divide.
     pub fn first(&self, size: u64) -> Group {
-        let ([inner, outer], size) = (self.runs, size.max(1));
+        let size = size.max(1);
+        let Lies::Runs([inner, outer], ranks) = self.lies else {
+            return self.part(size);
+        };
         let runs = if inner.size.is_multiple_of(size) {
             [Run { size, ..inner }, ONE]
         } else if size.is_multiple_of(inner.size) {
@@ -99,28 +112,37 @@ impl Group {
         } else {
             // Some lie in two runs, others do not: as if all parts were apart.
             let part = gcd(size, inner.size);
-            [Run { size: part, ..inner }, self.scattered(size / part)]
+            [Run { size: part, ..inner }, Run { size: size / part, stride: ranks }]
         };
-        Group::joined(runs, self.ranks)
+        Group::joined(runs, ranks)
     }
 
     /// The members of one such group after the other that stand at the same place in it.
     pub fn every(&self, step: u64) -> Group {
-        let ([inner, outer], step) = (self.runs, step.max(1));
+        let step = step.max(1);
+        let Lies::Runs([inner, outer], ranks) = self.lies else {
+            return self.part(self.size / step);
+        };
         let spaced = |run: Run, by: u64| Run { size: run.size / by, stride: run.stride * by };
         let runs = if inner.size.is_multiple_of(step) {
             [spaced(inner, step), outer]
         } else if step.is_multiple_of(inner.size) {
             [spaced(outer, step / inner.size), ONE]
         } else {
-            [self.scattered(self.size() / step), ONE]
+            // Each as if in a domain of its own, where the job has several.
+            [Run { size: self.size / step, stride: ranks }, ONE]
         };
-        Group::joined(runs, self.ranks)
+        Group::joined(runs, ranks)
     }
 
-    /// Each in a domain of its own, where the job has several.
-    fn scattered(&self, size: u64) -> Run {
-        Run { size, stride: self.ranks.max(1) }
+    /// Some members of a group of which no more is known than how it lies.
+    fn part(&self, size: u64) -> Group {
+        match self.lies {
+            Lies::Known(Spread { domains: 2.., .. }) => {
+                Group { size, lies: Lies::Known(Spread { least: 1, domains: size }) }
+            }
+            Lies::Near | Lies::Known(_) | Lies::Runs(..) => Group::near(size),
+        }
     }
 
     /// The same with as few runs as there can be.
@@ -133,7 +155,7 @@ impl Group {
         } else {
             [inner, outer]
         };
-        Group { runs, ranks }
+        Group { size: runs[0].size * runs[1].size, lies: Lies::Runs(runs, ranks) }
     }
 
     /// How the worst of these groups lies in domains of `reach` devices each, of which `node` form
@@ -142,40 +164,47 @@ impl Group {
     /// Exact where extents divide domains or the other way round, and for neighbours; else no
     /// better than it is.
     pub fn spread(&self, reach: u64, node: u64) -> Spread {
-        let size = self.size();
-        if self.ranks == 0 {
-            return Spread { least: size.min(reach).max(1), domains: size.div_ceil(reach.max(1)) };
-        }
-        let reach = reach * used(self.ranks, node.max(1)) / node.max(1);
+        let (size, reach) = (self.size, reach.max(1));
+        let (runs, ranks) = match self.lies {
+            Lies::Near if size <= reach => return Spread { least: size, domains: 1 },
+            Lies::Near => return Spread { least: reach, domains: size.div_ceil(reach) },
+            Lies::Known(spread) => return spread,
+            Lies::Runs(..) if size == 1 => return Spread { least: 1, domains: 1 },
+            Lies::Runs(runs, ranks) => (runs, ranks),
+        };
+        let used = used(ranks, node.max(1));
+        let reach = if used == node { reach } else { (reach * used / node.max(1)).max(1) };
         let mut spread = Spread { least: 1, domains: 1 };
-        if self.ranks <= reach {
+        if ranks <= reach {
             return Spread { least: size, ..spread };
         }
         let mut is_even = true;
-        for run in self.runs.iter().filter(|run| run.size > 1) {
-            let Spread { least, domains } = run.spread(reach, self.ranks);
+        for run in runs.iter().filter(|run| run.size > 1) {
+            let Spread { least, domains } = run.spread(reach, ranks);
             // What lies across an edge may be alone there.
             spread.least *= if is_even { least } else { 1 };
             spread.domains *= if is_even { domains } else { run.size };
             is_even &= least * domains == run.size;
         }
-        spread.domains = spread.domains.min(self.ranks.div_ceil(reach.max(1)));
+        spread.domains = spread.domains.min(ranks.div_ceil(reach));
         spread
     }
 
-    /// The nearest group that lies in nodes of so many devices in the same way; itself where none
-    /// is known.
+    /// A group that lies in nodes of so many devices in the same way, the same for all that do.
     pub fn alike(&self, node: u64) -> Group {
-        let spread = self.spread(node, node);
-        let near = Group::near(self.size());
-        if near.spread(node, node) == spread {
-            return near;
+        match (self.lies, self.spread(node, node)) {
+            (Lies::Near, _) => *self,
+            (_, spread) => match Group::near(self.size) {
+                near if near.spread(node, node) == spread => near,
+                _ => Group { lies: Lies::Known(spread), ..*self },
+            },
         }
-        let Spread { least, domains } = spread;
-        let inner = Run { size: least, stride: 1 };
-        let outer = Run { size: domains, stride: node };
-        let even = Group::joined([inner, outer], node * domains);
-        if even.size() == self.size() && even.spread(node, node) == spread { even } else { *self }
+    }
+
+    /// The same, where parts of all that are alike are so too.
+    pub fn alike_in_parts(&self, node: u64) -> Group {
+        let Spread { least, domains } = self.spread(node, node);
+        if least * domains == self.size { self.alike(node) } else { *self }
     }
 }
 

@@ -150,6 +150,11 @@ impl Network {
         if self.beyond.is_empty() { group.alike(self.node) } else { group }
     }
 
+    /// The same, where those of parts of the group take as long too.
+    pub fn alike_in_parts(&self, group: Group) -> Group {
+        if self.beyond.is_empty() { group.alike_in_parts(self.node) } else { group }
+    }
+
     /// Whether a group leaves its node.
     pub fn leaves_node(&self, group: Group) -> bool {
         self.spread(group).domains > 1

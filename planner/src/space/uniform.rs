@@ -274,11 +274,10 @@ impl<'a> Space<'a> {
     /// second of two placements that are alike is better than what is below the first.
     fn placed(&self, path: &Path) -> f64 {
         let c = knobs::configuration(&self.frame, path);
-        let placement = self.estimator.placement(&c);
         let own = path.values()[INSIDE - 1];
-        let first = |(_, other): &&(u32, Placement)| *other == placement;
         let orders = self.placements(&path.first(INSIDE - 1));
-        if orders.iter().find(first).is_some_and(|(order, _)| *order != own) {
+        let at = orders.iter().position(|(order, _)| *order == own).unwrap_or_default();
+        if orders[..at].iter().any(|(_, other)| *other == orders[at].1) {
             return f64::INFINITY;
         }
         let table = self.table(Inside::of(&c));

@@ -129,7 +129,10 @@ fn groups_lie_where_their_ranks_are() {
                     worse += usize::from(found != truth);
                     let near = Group::near(group.size()).spread(reach, node);
                     assert!(near.least >= found.least && near.domains <= found.domains, "{about}");
-                    assert_eq!(group.alike(node).spread(node, node), group.spread(node, node));
+                    let own = group.spread(node, node);
+                    for alike in [group.alike(node), group.alike_in_parts(node)] {
+                        assert_eq!((alike.size(), alike.spread(node, node)), (group.size(), own));
+                    }
                 }
             }
         }
