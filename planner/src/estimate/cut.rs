@@ -42,6 +42,8 @@ pub struct Sums {
     attention_s: Vec<f64>,
     /// Whole layers again.
     whole_s: Vec<f64>,
+    /// The same of those that take the least, of so many, where not all layers are alike.
+    least_whole_s: Vec<f64>,
     /// F, B and W of what the first and the last stage have beside layers.
     ends: [[f64; 3]; 2],
 }
@@ -59,6 +61,7 @@ impl Sums {
             passes: vec![[0.0; 3]],
             attention_s: vec![0.0],
             whole_s: vec![0.0],
+            least_whole_s: Vec::new(),
             ends: [passes(&prices.first), passes(&prices.last)],
         };
         for (count, price) in &prices.layers {
@@ -71,6 +74,16 @@ impl Sums {
                 sums.attention_s.push(sums.attention_s[sums.attention_s.len() - 1] + attention_s);
                 sums.whole_s.push(sums.whole_s[sums.whole_s.len() - 1] + whole_s);
             }
+        }
+        if prices.layers.len() > 1 {
+            let mut each: Vec<f64> = sums.whole_s.windows(2).map(|s| s[1] - s[0]).collect();
+            each.sort_by(f64::total_cmp);
+            let first = std::iter::once(0.0);
+            let sum = |sum: &mut f64, seconds: f64| {
+                *sum += seconds;
+                Some(*sum)
+            };
+            sums.least_whole_s = first.chain(each.into_iter().scan(0.0, sum)).collect();
         }
         sums
     }
@@ -90,6 +103,23 @@ impl Sums {
                 let end = from.saturating_add(layers as usize).min(to);
                 self.whole_s[end] - self.whole_s[from]
             }
+        }
+    }
+}
+
+impl Sums {
+    /// Not above [`Sums::again_s`], and no less for what lies around: where some layers of a stage
+    /// are computed again, and cheaper ones come in front of it, these are in place of others.
+    fn least_again_s(&self, recompute: Recompute, from: u32, to: u32) -> f64 {
+        match recompute {
+            Recompute::Layers(layers) if !self.least_whole_s.is_empty() => {
+                self.least_whole_s[layers.min(to - from) as usize]
+            }
+            Recompute::Layers(_)
+            | Recompute::None
+            | Recompute::Auto
+            | Recompute::Attention
+            | Recompute::Full => self.again_s(recompute, from, to),
         }
     }
 }
@@ -193,11 +223,12 @@ impl Cuts<'_> {
         matches!(self.c.schedule, Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleH2)
     }
 
-    /// F, B and W of a stage; B is without W where a schedule splits them.
-    fn passes(&self, index: u32, from: u32, to: u32) -> [f64; 3] {
+    /// F, B and W of a stage that computes so long again; B is without W where a schedule splits
+    /// them.
+    fn passes(&self, index: u32, from: u32, to: u32, again_s: f64) -> [f64; 3] {
         let [first, last] = [&self.sums.passes[from as usize], &self.sums.passes[to as usize]];
         let mut all = [last[0] - first[0], last[1] - first[1], last[2] - first[2]];
-        all[1] += self.sums.again_s(self.c.recompute, from, to);
+        all[1] += again_s;
         if index == 0 {
             all = add(all, self.sums.ends[0]);
         }
@@ -225,16 +256,25 @@ impl Cuts<'_> {
         // Whatever was put off, the first stage does the gradients of its weights last.
         let is_late = self.is_split() && index > 0;
         let left = if is_late { (late + 1.0).min(m) } else { 0.0 };
-        let more_s = if is_late { self.passes(0, 0, 1)[2] } else { 0.0 };
+        let more_s = if is_late { self.passes(0, 0, 1, 0.0)[2] } else { 0.0 };
         let goes_back = m > ahead && self.c.schedule != Schedule::GPipe;
         let back = goes_back.then_some([m - ahead, (m - ahead - late).max(0.0)]);
         Path { factors: [m - ahead, m - 1.0, m - left], more_s, back }
     }
 
-    /// Seconds of the longer of a stage's paths. It grows with the layers of the stage, and with
-    /// those that follow it.
+    /// Seconds of the longer of a stage's paths. It grows with the last layer of the stage.
     fn path_s(&self, index: u32, path: &Path, from: u32, to: u32) -> f64 {
-        let passes = self.passes(index, from, to);
+        let again_s = self.sums.again_s(self.c.recompute, from, to);
+        self.path_of(index, path, to, self.passes(index, from, to, again_s))
+    }
+
+    /// Not above these. It grows with all layers of the stage, and with those that follow it.
+    fn least_path_s(&self, index: u32, path: &Path, from: u32, to: u32) -> f64 {
+        let again_s = self.sums.least_again_s(self.c.recompute, from, to);
+        self.path_of(index, path, to, self.passes(index, from, to, again_s))
+    }
+
+    fn path_of(&self, index: u32, path: &Path, to: u32, passes: [f64; 3]) -> f64 {
         let own = path.factors.iter().zip(passes).map(|(factor, seconds)| factor * seconds);
         let own_s = own.sum::<f64>() + path.more_s;
         let [f, b, w] = passes;
@@ -264,7 +304,7 @@ impl Cuts<'_> {
     /// The last layer up to which a stage's path takes no longer than `room_s`; `from` where it
     /// has no room for one. It may have about `guess` layers.
     fn filled(&self, index: u32, path: &Path, from: u32, room_s: f64, guess: u32) -> u32 {
-        let has_room = |to: u32| self.path_s(index, path, from, to) <= room_s;
+        let has_room = |to: u32| self.least_path_s(index, path, from, to) <= room_s;
         last_where(from, self.latest(index), from + guess, has_room)
     }
 
@@ -278,12 +318,12 @@ impl Cuts<'_> {
         for (index, path) in (0..).zip(paths) {
             let to = self.filled(index, path, from, room_s, guess);
             if to < self.latest(index) {
-                more_s = more_s.min(self.path_s(index, path, from, to + 1));
+                more_s = more_s.min(self.least_path_s(index, path, from, to + 1));
             }
             if to == from {
                 return Err(more_s);
             }
-            longest_s = longest_s.max(self.path_s(index, path, from, to));
+            longest_s = longest_s.max(self.least_path_s(index, path, from, to));
             guess = to - from;
             layers.push(guess);
             from = to;
@@ -304,7 +344,7 @@ impl Cuts<'_> {
         let mut from = 0;
         let mut high = 0.0f64;
         for ((index, path), layers) in (0..).zip(&paths).zip(&layers) {
-            high = high.max(self.path_s(index, path, from, from + layers));
+            high = high.max(self.least_path_s(index, path, from, from + layers));
             from += layers;
         }
         let shared_s = self.shared_s();
@@ -404,7 +444,7 @@ impl Cuts<'_> {
             let path = &paths[index as usize];
             let to = starts[index as usize + 1];
             let has_room = |layers: u32| {
-                self.path_s(index, path, to - layers, to) <= room_s
+                self.least_path_s(index, path, to - layers, to) <= room_s
                     && self.holds(index, to - layers, to, bytes_max)
             };
             guess = last_where(0, to - index, guess, has_room);
@@ -662,3 +702,6 @@ impl Search<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -12,7 +12,7 @@ use self::stages::{Class, Extra, Pipeline, Way};
 use super::tree::{Budget, Counter, Objective, Path, Score, Tree, Walked, walk};
 
 /// Random numbers from a seed.
-pub(super) struct Random(pub(super) u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
@@ -20,11 +20,11 @@ impl Random {
         mix(self.0)
     }
 
-    pub(super) fn below(&mut self, n: usize) -> usize {
+    pub(crate) fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
     }
 
-    fn between(&mut self, low: f64, high: f64) -> f64 {
+    pub(crate) fn between(&mut self, low: f64, high: f64) -> f64 {
         low + (high - low) * (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 }
