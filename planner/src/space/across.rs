@@ -18,10 +18,12 @@
 //! slowest stage is fastest, and those that moving single layers from there leads to.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use ir::Diagnostic;
 use serde::Serialize;
 
+use self::pace::{Seconds, least_s, likeness, pace_s};
 use super::cuts::moves;
 use super::groups::{Asked, GROUPS_MAX};
 use super::knobs::{Frame, divisors, may_cut_sequence};
@@ -29,11 +31,12 @@ use super::tree::ROUNDING;
 use crate::configuration::{Configuration, Recompute, Schedule, Zero};
 use crate::estimate::Estimator;
 use crate::estimate::line::{self, LineStep, Section};
-use crate::estimate::price::{Inside, Prices};
+use crate::estimate::price::{Inside, LayerPrice, Prices};
 use crate::estimate::step::Breakdown;
 use crate::limits::Knob;
 
 mod given;
+mod pace;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -125,8 +128,7 @@ struct Used {
     inside: Inside,
     stages: u32,
     configuration: Configuration,
-    /// Seconds of a micro-batch of all layers on one stage's devices, by what is computed again.
-    layers_s: [f64; 3],
+    seconds: Seconds,
 }
 
 impl Used {
@@ -137,7 +139,7 @@ impl Used {
 
     /// Stages per second of a micro-batch of all layers: the speeds of groups add up.
     fn speed(&self, again: usize) -> f64 {
-        f64::from(self.stages) / self.layers_s[again]
+        f64::from(self.stages) / self.seconds.all[again]
     }
 }
 
@@ -165,7 +167,7 @@ pub(super) struct Lines<'a> {
     frames: Vec<Frame>,
     estimators: Vec<Estimator<'a>>,
     /// Tables by kind, with the seconds of all layers by what is computed again.
-    prices: BTreeMap<(usize, Inside), (Prices, [f64; 3])>,
+    prices: BTreeMap<(usize, Inside), (Prices, Seconds)>,
     /// Cuts that were priced, and their stages.
     priced: u64,
     work: u64,
@@ -335,7 +337,8 @@ impl<'a> Lines<'a> {
                 for cp in cuts.filter(|cp| may_cut_sequence(&frame, *cp)) {
                     let inside = |group: &usize| self.insides(*group, [dp, cp], microbatch);
                     let insides: Vec<Vec<Used>> = order.iter().map(inside).collect();
-                    self.combine(&insides, &mut Vec::new(), found);
+                    let likeness = likeness(insides.iter().flatten());
+                    self.combine(&insides, likeness, &mut Vec::new(), found);
                     if found.found.len() > 2 * CANDIDATES_MAX {
                         self.keep_least(found);
                     }
@@ -345,7 +348,13 @@ impl<'a> Lines<'a> {
     }
 
     /// Candidates that use the first groups in one way and the others in any.
-    fn combine(&mut self, insides: &[Vec<Used>], used: &mut Vec<Used>, found: &mut Candidates) {
+    fn combine(
+        &mut self,
+        insides: &[Vec<Used>],
+        likeness: f64,
+        used: &mut Vec<Used>,
+        found: &mut Candidates,
+    ) {
         let Some(options) = insides.get(used.len()) else {
             return self.with_states(used.clone(), found);
         };
@@ -358,10 +367,10 @@ impl<'a> Lines<'a> {
             let c = &option.configuration;
             let count = f64::from(self.asked.batch() / c.dp / c.microbatch);
             // No slowest stage is faster than all devices together.
-            let bound_s = count / (before + speed(option) + others);
+            let bound_s = count * likeness / (before + speed(option) + others);
             if stages <= self.asked.work.depth() && bound_s < found.below_s {
                 used.push(option.clone());
-                self.combine(insides, used, found);
+                self.combine(insides, likeness, used, found);
                 used.pop();
             }
         }
@@ -396,8 +405,8 @@ impl<'a> Lines<'a> {
                     ..Configuration::default()
                 };
                 let inside = Used::inside(&configuration, stages);
-                let layers_s = self.layers_s(group, inside);
-                all.push(Used { group, inside, stages, configuration, layers_s });
+                let seconds = self.seconds(group, inside);
+                all.push(Used { group, inside, stages, configuration, seconds });
             }
         }
         all
@@ -418,14 +427,10 @@ impl<'a> Lines<'a> {
             if !as_kept || !limits.allow(Knob::Recompute, number) {
                 continue;
             }
-            let (mut speed, mut least_s) = (0.0, f64::INFINITY);
-            for used in &used {
-                speed += used.speed(again);
-                least_s = used.layers_s[again].min(least_s);
-            }
+            let (pace_s, least_s) = (pace_s(&used, again), least_s(&used, again));
             let (m, p) = (count as f64, f64::from(pp));
-            let full_s = 2.0 * least_s + (m - p - 1.0) / speed;
-            let bound_s = (m / speed).max(if m > p { full_s } else { 0.0 });
+            let full_s = 2.0 * least_s + (m - p - 1.0) * pace_s;
+            let bound_s = (m * pace_s).max(if m > p { full_s } else { 0.0 });
             if bound_s >= candidates.below_s {
                 continue;
             }
@@ -437,7 +442,7 @@ impl<'a> Lines<'a> {
                     let c = &mut used.configuration;
                     (c.pp, c.recompute, c.zero) = (pp, recompute, Zero { stage, shard: 0 });
                 }
-                candidates.found.push(Candidate { used, count, bound_s, pace_s: 1.0 / speed });
+                candidates.found.push(Candidate { used, count, bound_s, pace_s });
             }
         }
     }
@@ -447,24 +452,22 @@ impl<'a> Lines<'a> {
         &self.prices[&(self.kinds[used.group], alike)].0
     }
 
-    /// Seconds of a micro-batch of all layers on the devices of one stage, by what is computed
-    /// again.
-    fn layers_s(&mut self, group: usize, inside: Inside) -> [f64; 3] {
+    /// What layers take on the devices of one stage.
+    fn seconds(&mut self, group: usize, inside: Inside) -> Seconds {
         let estimator = &self.estimators[group];
         let key = (self.kinds[group], estimator.inside_alike(inside));
         let new = || {
             let prices = estimator.prices(key.1);
-            let mut seconds = [0.0; 3];
-            for (count, price) in &prices.layers {
+            let of = |(count, price): &(u32, LayerPrice)| {
                 let both_s = price.forward.total_s() + price.backward.total_s();
                 let again = [0.0, price.attention_again.total_s(), price.forward_again.total_s()];
-                for (seconds, again_s) in seconds.iter_mut().zip(again) {
-                    *seconds += f64::from(*count) * (both_s + again_s);
-                }
-            }
-            (prices, seconds)
+                again.map(|again_s| f64::from(*count) * (both_s + again_s))
+            };
+            let classes: Rc<[[f64; 3]]> = prices.layers.iter().map(of).collect();
+            let all = [0, 1, 2].map(|again| classes.iter().map(|class| class[again]).sum());
+            (prices, Seconds { all, classes })
         };
-        self.prices.entry(key).or_insert_with(new).1
+        self.prices.entry(key).or_insert_with(new).1.clone()
     }
 
     fn sections<'b>(&'b self, candidate: &'b Candidate) -> Vec<Section<'b>> {

@@ -19,8 +19,8 @@ pub(in crate::space) fn score(
         // The layers of a stage are those of the cut.
         let configuration = Configuration { pp: whole.pp, stage_layers: Vec::new(), ..c.clone() };
         let inside = Used::inside(&configuration, c.pp);
-        let layers_s = lines.layers_s(*group, inside);
-        Used { group: *group, inside, stages: c.pp, configuration, layers_s }
+        let seconds = lines.seconds(*group, inside);
+        Used { group: *group, inside, stages: c.pp, configuration, seconds }
     });
     let used: Vec<Used> = used.collect();
     let candidate = Candidate { used, count, bound_s: 0.0, pace_s: 0.0 };
