@@ -1,31 +1,29 @@
-//! Legality of a plan over groups of devices, by code that did not search for it: from the job, the
-//! groups and the numbers of the plan alone.
+//! Legality of a plan over groups of devices, by code that did not search for it: from the question
+//! and the numbers of the plan alone. What a device needs is priced again.
 
 use ir::{Diagnostic, Span};
 use kernels::Bytes;
 
 use super::DIAGNOSTICS_MAX;
 use crate::cluster::{Cluster, Memory};
-use crate::configuration::Configuration;
-use crate::estimate::workload::{Item, Workload};
+use crate::configuration::{Configuration, Recompute, Schedule};
+use crate::estimate::line::{self, Section};
+use crate::estimate::price::Inside;
+use crate::estimate::workload::Item;
+use crate::estimate::{Estimator, Job};
 use crate::space::across::Across;
-use crate::space::groups::{Grouped, Shared};
+use crate::space::groups::{Asked, Grouped, Shared};
 
-/// What is to be shared.
-#[derive(Clone, Copy, Debug)]
-pub struct Work<'a> {
-    /// What a step computes.
-    pub work: &'a Workload,
-    /// The groups.
-    pub cluster: &'a Cluster,
-    /// Samples of a step.
-    pub global_batch: u32,
-}
+/// Tokens of a context-parallel rank at least.
+const RANK_TOKENS_MIN: u32 = 64;
+/// The part of a device's bytes by which what a plan says may differ from what is priced again.
+const ROUNDING: f64 = 1e-9;
 
 /// What is illegal about a plan over groups: at most twenty diagnostics, `E3301` for ranks that are
-/// not there, `E3302` for layers that are not computed once, `E3303` for samples that are not,
-/// `E3304` for what cannot be cut so, `E3308` for what does not fit.
-pub fn check_groups(job: &Work<'_>, way: &Grouped) -> Vec<Diagnostic> {
+/// not there, `E3302` for layers that are not computed once, `E3303` for samples that are not or
+/// that do not fill a schedule, `E3304` for what cannot be cut so, `E3203` for what the limits do
+/// not allow, `E3308` for what does not fit, or needs other bytes than the plan says.
+pub fn check_groups(job: &Asked<'_>, way: &Grouped) -> Vec<Diagnostic> {
     let mut checker = Checker { job, found: Vec::new() };
     match way {
         Grouped::Shares(shared) => checker.shares(shared),
@@ -36,7 +34,7 @@ pub fn check_groups(job: &Work<'_>, way: &Grouped) -> Vec<Diagnostic> {
 }
 
 struct Checker<'a> {
-    job: &'a Work<'a>,
+    job: &'a Asked<'a>,
     found: Vec<Diagnostic>,
 }
 
@@ -46,7 +44,13 @@ struct Part<'a> {
     first_rank: u32,
     ranks: u32,
     configuration: &'a Configuration,
+    /// Stages of the whole pipeline.
+    stages: u32,
+    microbatch_count: u64,
+    /// Bytes of the fullest device, as the plan says.
     need_bytes: f64,
+    /// The same, priced again; none where there is no price.
+    priced_bytes: Option<f64>,
 }
 
 impl Checker<'_> {
@@ -80,15 +84,20 @@ impl Checker<'_> {
             self.wrong("E3302", !c.stage_layers.is_empty() && layers != depth, || {
                 format!("`{name}` has {layers} of {depth} layers")
             });
+            let priced = self.estimator(share.group, samples);
+            let priced = priced.and_then(|estimator| estimator.estimate(c).ok());
             self.part(&Part {
                 group: share.group,
                 first_rank: share.first_rank,
                 ranks: share.ranks,
                 configuration: c,
+                stages: c.pp,
+                microbatch_count: count,
                 need_bytes: chosen.estimate.memory.total_bytes(),
+                priced_bytes: priced.map(|estimate| estimate.memory.total_bytes()),
             });
         }
-        let batch = u64::from(self.job.global_batch);
+        let batch = self.job.job.global_batch;
         self.wrong("E3303", taken != batch, || format!("{taken} of {batch} samples are shared"));
         self.once(shared.shares.iter().map(|share| share.group));
     }
@@ -98,6 +107,8 @@ impl Checker<'_> {
     fn stages(&mut self, across: &Across) {
         let mut layer = 0;
         let first = across.parts.first().map(|part| &part.configuration);
+        let pp: u32 = across.parts.iter().map(|part| part.configuration.pp).sum();
+        let mut priced = self.line_bytes(across).into_iter().flatten();
         for part in &across.parts {
             let (c, name) = (&part.configuration, self.name(part.group));
             let own: u32 = c.stage_layers.iter().sum();
@@ -114,7 +125,7 @@ impl Checker<'_> {
                 format!("`{name}` has other copies, micro-batches or rounds than the first group")
             });
             let samples = u64::from(c.dp) * u64::from(c.microbatch) * across.microbatch_count;
-            let batch = u64::from(self.job.global_batch);
+            let batch = self.job.job.global_batch;
             self.wrong("E3303", samples != batch, || {
                 format!("`{name}` computes {samples} of {batch} samples")
             });
@@ -123,7 +134,10 @@ impl Checker<'_> {
                 first_rank: part.first_rank,
                 ranks: part.ranks,
                 configuration: c,
+                stages: pp,
+                microbatch_count: across.microbatch_count,
                 need_bytes: part.peak_bytes,
+                priced_bytes: priced.next(),
             });
         }
         let depth = self.job.work.depth();
@@ -131,9 +145,50 @@ impl Checker<'_> {
         self.once(across.parts.iter().map(|part| part.group));
     }
 
-    /// A group has its own ranks, a layout of all of them, and memory for it.
+    fn estimator(&self, group: usize, samples: u64) -> Option<Estimator<'_>> {
+        let cluster = self.job.cluster.groups.get(group)?;
+        let job = Job { global_batch: samples, ..self.job.job };
+        Estimator::new(self.job.work, cluster, self.job.style, job).ok()
+    }
+
+    /// Bytes of the fullest device of each part, priced again; none where the parts make no line.
+    fn line_bytes(&self, across: &Across) -> Option<Vec<f64>> {
+        let parts = &across.parts;
+        let layers = parts.iter().flat_map(|part| &part.configuration.stage_layers);
+        let whole: u32 = layers.sum();
+        let is_line = |c: &Configuration| c.stage_layers.len() == c.pp as usize;
+        if whole != self.job.work.depth() || !parts.iter().all(|part| is_line(&part.configuration))
+        {
+            return None;
+        }
+        let pp = parts.iter().map(|part| part.configuration.pp).sum();
+        let estimators: Vec<Estimator<'_>> = parts
+            .iter()
+            .map(|part| self.estimator(part.group, self.job.job.global_batch))
+            .collect::<Option<_>>()?;
+        let own = parts.iter().map(|part| &part.configuration);
+        let prices: Vec<_> =
+            estimators.iter().zip(own).map(|(all, c)| all.prices(Inside::of(c))).collect();
+        let whole = |c: &Configuration| Configuration { pp, stage_layers: vec![], ..c.clone() };
+        let of_all: Vec<_> = parts.iter().map(|part| whole(&part.configuration)).collect();
+        let sections: Vec<(Section<'_>, &[u32])> = (0..parts.len())
+            .map(|at| {
+                let (estimator, configuration) = (&estimators[at], &of_all[at]);
+                let section = Section { estimator, configuration, prices: &prices[at] };
+                (section, &parts[at].configuration.stage_layers[..])
+            })
+            .collect();
+        let stages = line::step(&sections, across.microbatch_count).stages;
+        let mut stages = stages.iter().map(|stage| stage.memory.total_bytes());
+        let most = |(_, layers): &(Section<'_>, &[u32])| {
+            stages.by_ref().take(layers.len()).fold(0.0, f64::max)
+        };
+        Some(sections.iter().map(most).collect())
+    }
+
+    /// A group has its own ranks, a layout of all of them that is allowed, and memory for it.
     fn part(&mut self, part: &Part<'_>) {
-        let Part { group, first_rank, ranks, configuration: c, need_bytes } = *part;
+        let Part { group, first_rank, ranks, configuration: c, .. } = *part;
         let groups = &self.job.cluster.groups;
         let devices = |group: &Cluster| group.devices().unwrap_or(0) as u64;
         let before: u64 = groups.iter().take(group).map(devices).sum();
@@ -149,10 +204,73 @@ impl Checker<'_> {
             format!("dp · cp · tp · pp is {product}, and `{name}` has {there} devices")
         });
         self.cut(c, name);
+        self.shards(c, name);
+        self.rounds(part, name);
+        let limits = &self.job.limits;
+        let all = Configuration { pp: part.stages, ..c.clone() };
+        self.wrong("E3203", !limits.allow_all(&all), || {
+            format!("`{name}` is used as {all}, which {limits} does not allow")
+        });
         let (Memory::PerRank(have) | Memory::PerNode(have)) = own.memory();
-        self.wrong("E3308", need_bytes > have as f64, || {
-            let (need, have) = (Bytes(need_bytes as u64), Bytes(have));
+        let have = limits.memory_bytes().unwrap_or(f64::INFINITY).min(have as f64);
+        let told = part.need_bytes;
+        let need = part.priced_bytes.unwrap_or(told);
+        self.wrong("E3308", (need - told).abs() > ROUNDING * need, || {
+            let [told, need] = [told, need].map(|bytes| Bytes(bytes as u64));
+            format!("a device of `{name}` needs {need}, and the plan says {told}")
+        });
+        self.wrong("E3308", need.max(told) > have, || {
+            let [need, have] = [need.max(told), have].map(|bytes| Bytes(bytes as u64));
             format!("a device of `{name}` needs {need}, and has {have}")
+        });
+    }
+
+    /// Shards are whole copies of what they shard.
+    fn shards(&mut self, c: &Configuration, name: &str) {
+        let [dp, cp, tp, ep] = [c.dp, c.cp, c.tp, c.ep].map(u64::from);
+        self.wrong("E3304", c.zero.stage > 3, || format!("`{name}` has zero={}", c.zero.stage));
+        let shard = u64::from(c.zero.shard);
+        if c.zero.stage == 0 || shard == 0 {
+            return;
+        }
+        self.wrong("E3304", dp * cp % shard != 0, || {
+            format!("`{name}` cuts {} copies into shards over {shard} ranks", dp * cp)
+        });
+        let experts = (dp * cp * tp / ep.max(1)).max(1);
+        self.wrong("E3304", ep > 1 && experts % shard.min(experts) != 0, || {
+            format!("`{name}` cuts {experts} copies of experts into shards over {shard} ranks")
+        });
+    }
+
+    /// Micro-batches fill the stages in their order, and what stages compute again is there.
+    fn rounds(&mut self, part: &Part<'_>, name: &str) {
+        let (c, pp, m) = (part.configuration, part.stages, part.microbatch_count);
+        let p = u64::from(pp);
+        let least = match c.schedule {
+            _ if pp == 1 => 1,
+            Schedule::GPipe | Schedule::OneForwardOneBackward => 1,
+            Schedule::ZeroBubbleH1 => p,
+            Schedule::ZeroBubbleH2 => 2 * p - 1,
+        };
+        self.wrong("E3303", m < least, || {
+            format!("`{name}` has {m} micro-batches over {pp} stages, and takes {least}")
+        });
+        let (depth, v) = (self.job.work.depth(), c.vpp);
+        let chunks = u64::from(pp) * u64::from(v);
+        let is_even = u64::from(depth) % chunks.max(1) == 0 && m % p.max(1) == 0;
+        let may_be = pp > 1 && c.stage_layers.is_empty() && is_even;
+        let may_be = may_be && c.schedule == Schedule::OneForwardOneBackward;
+        self.wrong("E3303", v == 0 || v > 1 && !may_be, || {
+            format!("`{name}` interleaves {v} chunks of {pp} stages over {m} micro-batches")
+        });
+        self.wrong("E3302", c.stage_layers.is_empty() && pp > depth, || {
+            format!("`{name}` has {pp} stages of {depth} layers")
+        });
+        let even = depth.div_ceil(pp.max(1));
+        let deepest = c.stage_layers.iter().copied().max().unwrap_or(even);
+        let again = if let Recompute::Layers(layers) = c.recompute { layers } else { 0 };
+        self.wrong("E3302", again > deepest, || {
+            format!("`{name}` computes {again} layers of a stage again, and has {deepest}")
         });
     }
 
@@ -175,6 +293,10 @@ impl Checker<'_> {
         self.wrong("E3304", !work.seq.is_multiple_of(pieces), || {
             format!("`{name}` cuts {} tokens into {pieces} pieces", work.seq)
         });
+        let each = work.seq / c.cp.max(1);
+        self.wrong("E3304", c.cp > 1 && each < RANK_TOKENS_MIN, || {
+            format!("`{name}` has {each} tokens a rank, and takes {RANK_TOKENS_MIN}")
+        });
     }
 
     fn once(&mut self, groups: impl Iterator<Item = usize>) {
@@ -193,13 +315,15 @@ impl Checker<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::configuration::Zero;
+    use crate::limits::Limits;
     use crate::space::across::tests::small_line;
     use crate::space::groups::tests::{asked, cluster};
     use crate::space::groups::{plan, share};
     use crate::space::models;
 
     /// The codes and headlines of what is wrong.
-    fn told(job: &Work<'_>, way: &Grouped) -> Vec<(&'static str, String)> {
+    fn told(job: &Asked<'_>, way: &Grouped) -> Vec<(&'static str, String)> {
         check_groups(job, way).into_iter().map(|found| (found.code, found.headline)).collect()
     }
 
@@ -215,12 +339,12 @@ mod tests {
         let work = shape.workload().unwrap();
         let cluster = cluster(&[("h100", 1), ("a100", 1)]);
         let asked = asked(&work, &cluster, 71, &["cp=1"]);
-        let job = Work { work: &work, cluster: &cluster, global_batch: 71 };
-        assert_eq!(told(&job, &plan(&asked).unwrap()), []);
-        let shared = share(&asked).unwrap();
+        let job = asked;
+        assert_eq!(told(&job, &plan(&job).unwrap()), []);
+        let shared = share(&job).unwrap();
         assert_eq!(told(&job, &Grouped::Shares(shared.clone())), []);
         type Change = fn(&mut Shared);
-        let changes: [(&str, &str, Change); 11] = [
+        let changes: [(&str, &str, Change); 18] = [
             ("E3303", "samples, and computes", |shared| shared.shares[0].samples += 1),
             ("E3303", "samples are shared", |shared| shared.shares[0].samples += 1),
             ("E3303", "samples, and computes", |shared| layout(shared).microbatch *= 2),
@@ -232,6 +356,20 @@ mod tests {
             ("E3302", "of 9 layers", |shared| layout(shared).stage_layers = vec![1]),
             ("E3303", "no layout", |shared| shared.shares[0].chosen = None),
             ("E3301", "there is no group 9", |shared| shared.shares[1].group = 9),
+            ("E3304", "shards over 5 ranks", |shared| {
+                layout(shared).zero = Zero { stage: 1, shard: 5 };
+            }),
+            ("E3304", "zero=4", |shared| layout(shared).zero.stage = 4),
+            ("E3303", "interleaves 2 chunks", |shared| layout(shared).vpp = 2),
+            ("E3302", "computes 10 layers", |shared| {
+                layout(shared).recompute = Recompute::Layers(10);
+            }),
+            ("E3302", "16 stages of 9", |shared| layout(shared).pp = 16),
+            ("E3203", "does not allow", |shared| layout(shared).cp = 2),
+            ("E3308", "the plan says", |shared| {
+                let chosen = shared.shares[0].chosen.as_mut().unwrap();
+                chosen.estimate.memory.weights_bytes -= 1e6;
+            }),
         ];
         for (code, said, change) in changes {
             let mut changed = shared.clone();
@@ -242,9 +380,36 @@ mod tests {
         let small = Cluster { groups: vec![cluster.groups[0].clone(); 2], ..cluster.clone() };
         let mut tight = small.clone();
         tight.groups[0].device.memory_bytes.value = 1e9;
-        let job = Work { cluster: &tight, ..job };
+        let job = Asked { cluster: &tight, ..job };
+        let found = told(&job, &Grouped::Shares(shared.clone()));
+        assert!(says(&found, "E3308", "and has"), "{found:?}");
+        let small = Limits::parse(&[], &[], &["memory=2GiB".to_owned()]).unwrap();
+        let job = Asked { limits: small, cluster: &cluster, ..job };
         let found = told(&job, &Grouped::Shares(shared));
-        assert!(says(&found, "E3308", "needs"), "{found:?}");
+        assert!(says(&found, "E3308", "and has 2.00 GiB"), "{found:?}");
+    }
+
+    /// Orders of micro-batches that are not there, and cuts of few tokens.
+    #[test]
+    fn rounds_are_filled() {
+        let (work, cluster, batch, across) = small_line();
+        let job = asked(&work, &cluster, batch.into(), &[]);
+        type Change = fn(&mut Configuration);
+        let changes: [(&str, &str, Change); 4] = [
+            ("E3303", "and takes 2", |c| c.schedule = Schedule::ZeroBubbleH1),
+            ("E3303", "and takes 3", |c| c.schedule = Schedule::ZeroBubbleH2),
+            ("E3304", "32 tokens a rank", |c| c.cp = 64),
+            ("E3304", "copies of experts", |c| {
+                (c.ep, c.dp, c.tp, c.zero) = (2, 12, 1, Zero { stage: 1, shard: 4 });
+            }),
+        ];
+        for (code, said, change) in changes {
+            let mut changed = across.clone();
+            changed.microbatch_count = 1;
+            change(&mut changed.parts[0].configuration);
+            let found = told(&job, &Grouped::Stages(changed));
+            assert!(says(&found, code, said), "{said}: {found:?}");
+        }
     }
 
     fn layout(shared: &mut Shared) -> &mut Configuration {
@@ -258,8 +423,8 @@ mod tests {
         (shape.seq, shape.layers) = (2048, 2);
         let work = shape.workload().unwrap();
         let cluster = cluster(&[("h100", 1), ("a100", 1)]);
-        let job = Work { work: &work, cluster: &cluster, global_batch: 16 };
-        let mut shared = share(&asked(&work, &cluster, 16, &["cp=1", "pp=1"])).unwrap();
+        let job = asked(&work, &cluster, 16, &["cp=1", "pp=1"]);
+        let mut shared = share(&job).unwrap();
         layout(&mut shared).ep = 3;
         let found = told(&job, &Grouped::Shares(shared));
         assert!(says(&found, "E3304", "8 experts over 3"), "{found:?}");
@@ -269,10 +434,10 @@ mod tests {
     #[test]
     fn lines_are_whole() {
         let (work, cluster, batch, across) = small_line();
-        let job = Work { work: &work, cluster: &cluster, global_batch: batch };
+        let job = asked(&work, &cluster, batch.into(), &[]);
         assert_eq!(told(&job, &Grouped::Stages(across.clone())), []);
         type Change = fn(&mut Across);
-        let changes: [(&str, &str, Change); 9] = [
+        let changes: [(&str, &str, Change); 10] = [
             ("E3302", "begins with layer", |across| across.parts[1].first_layer += 1),
             ("E3302", "stages have 7 of 6", |across| {
                 across.parts[1].configuration.stage_layers[0] += 1;
@@ -285,7 +450,8 @@ mod tests {
             ("E3303", "of 8 samples", |across| across.microbatch_count += 1),
             ("E3301", "there twice", |across| across.parts[1].group = across.parts[0].group),
             ("E3301", "there is no group 9", |across| across.parts[1].group = 9),
-            ("E3308", "needs", |across| across.parts[1].peak_bytes = 1e15),
+            ("E3308", "and has", |across| across.parts[1].peak_bytes = 1e15),
+            ("E3308", "the plan says", |across| across.parts[1].peak_bytes = 1e9),
         ];
         for (code, said, change) in changes {
             let mut changed = across.clone();

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use ir::{DType, Diagnostic};
 use kernels::Seconds;
-use planner::check::groups::{Work, check_groups};
+use planner::check::groups::check_groups;
 use planner::cluster::{Cluster, Power};
 use planner::estimate::described::Described;
 use planner::estimate::workload::Workload;
@@ -118,7 +118,7 @@ impl Mixed {
             Aim::Time | Aim::Memory => {
                 let way = groups::plan(&question)?;
                 if cfg!(debug_assertions) {
-                    self.doubt(&way);
+                    doubt(&question, &way);
                 }
                 return Ok(way);
             }
@@ -132,13 +132,6 @@ impl Mixed {
         let ways = groups::of_each_set(&question)?.into_iter().map(|(_, way)| way);
         let best = ways.min_by(|a, b| worth(a).total_cmp(&worth(b)));
         Ok(best.expect("a set of groups has a way, or this is refused"))
-    }
-
-    /// Stops where a plan is not legal, by code that did not search for it.
-    fn doubt(&self, way: &Grouped) {
-        let Mixed { work, cluster, global_batch, .. } = self;
-        let wrong = check_groups(&Work { work, cluster, global_batch: *global_batch }, way);
-        assert!(wrong.is_empty(), "a plan that is found is legal: {wrong:?}");
     }
 
     /// The fastest way of each set of groups.
@@ -232,4 +225,10 @@ pub(super) fn fit(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
     text += &format!("✓ fits: {} a step\n", Seconds(best.step_time_s()));
     output::answer(&text);
     Ok(Exit::Success)
+}
+
+/// Stops where a plan is not legal, by code that did not search for it.
+fn doubt(question: &groups::Asked<'_>, way: &Grouped) {
+    let wrong = check_groups(question, way);
+    assert!(wrong.is_empty(), "a plan that is found is legal: {wrong:?}");
 }

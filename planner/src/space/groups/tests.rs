@@ -1,7 +1,7 @@
 //! Shares of a batch against trying all of them.
 
 use super::*;
-use crate::check::groups::{Work, check_groups};
+use crate::check::groups::check_groups;
 use crate::estimate::rates::Arithmetic;
 use crate::estimate::style;
 use crate::machine::Machine;
@@ -208,8 +208,7 @@ fn what_a_clock_cuts_off_is_told() {
         match share(&asked) {
             Ok(shared) => {
                 assert!(!shared.complete || looks.get() <= looks_max, "{shared:?}");
-                let job = Work { work: &work, cluster: &cluster, global_batch: 48 };
-                assert_eq!(check_groups(&job, &Grouped::Shares(shared)), []);
+                assert_eq!(check_groups(&asked, &Grouped::Shares(shared)), []);
                 told[0] += 1;
             }
             Err(refused) => {
