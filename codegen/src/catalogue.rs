@@ -2,16 +2,16 @@
 
 use ir::module::Attributes;
 use ir::op::{Binary, Combiner, Einsum, Windows};
-use ir::{DType, Function, Op, TensorType};
+use ir::{DType, Dim, Function, Op, TensorType};
 use kernels::Kernel;
 use kernels::kernel::{
     Attention, Copy, CopyLoop, Dropout, Fill, Gather, Line, Lines, LoopAB, LoopABC, LoopAC, LoopBC,
     Positions, Product, Rope, Window,
 };
-use kernels::rows::{Access, BinaryOp, Instr, Output, ReduceOp, RowInput, Rows, UnaryOp};
+use kernels::rows::{Access, BinaryOp, Draw, Instr, Output, ReduceOp, RowInput, Rows, UnaryOp};
 
 use crate::refusal::Refusal;
-use crate::tile::digits;
+use crate::tile::{digits, global_places};
 
 /// Composites that have a kernel of their own; all others are inlined before planning.
 pub const CATALOGUE: [&str; 12] = [
@@ -76,6 +76,9 @@ pub fn kernel_of_op(
             Ok(Kernel::Fill(Fill { len: sizes.iter().product(), value: *value, dtype: *dtype }))
         }
         Op::Iota { dim, start, dtype, .. } => Ok(Kernel::Rows(count(*dim, *start, *dtype, &sizes))),
+        Op::Random { salt, start, extent, dtype, .. } => {
+            Ok(Kernel::Rows(drawn(*salt, start, extent, *dtype, &sizes)))
+        }
         Op::Broadcast { new, .. } => Ok(Kernel::Copy(repeat(new, &sizes, result.dtype))),
         Op::Slice { dim, start, .. } => {
             Ok(Kernel::Copy(cut(operands[0], *dim, *start, &sizes, result.dtype)?))
@@ -274,13 +277,29 @@ fn count(dim: usize, start: i64, dtype: DType, sizes: &[usize]) -> Rows {
     let mut strides = vec![0; sizes.len()];
     strides[dim] = 1;
     let row = digits(sizes, &strides);
+    stored(Instr::Index { row, col_stride: 0, base: start }, Vec::new(), dtype, count)
+}
+
+/// Draws, stored: for what reads them and is no block program.
+fn drawn(salt: u32, start: &[i64], global: &[Dim], dtype: DType, sizes: &[usize]) -> Rows {
+    let count: usize = sizes.iter().product();
+    let (strides, offset) = global_places(start, global);
+    let sample_stride = strides.first().map_or(0, |stride| *stride as u64);
+    let row = digits(sizes, &strides);
+    let draw = Draw { key: 0, salt, row, col: Vec::new(), offset, sample_stride };
+    let key = RowInput { dtype: DType::U32, access: Access::scalar() };
+    stored(Instr::Random(draw), vec![key], dtype, count)
+}
+
+/// What one instruction makes of the index of an element, for each of so many.
+fn stored(instr: Instr, inputs: Vec<RowInput>, dtype: DType, count: usize) -> Rows {
     Rows {
         rows: count,
         cols: 1,
         // Integers keep all their bits in binary64 only.
         dtype: if dtype == DType::F32 { DType::F32 } else { DType::F64 },
-        inputs: Vec::new(),
-        instrs: vec![Instr::Index { row, col_stride: 0, base: start }],
+        inputs,
+        instrs: vec![instr],
         outputs: vec![Output::Store {
             value: 0,
             access: Access::per_row(count),

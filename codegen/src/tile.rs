@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use ir::op::{Binary, Combiner, Comparison, Unary};
-use ir::{DType, Function, Module, Node, Op, ValueId};
+use ir::{DType, Dim, Function, Module, Node, Op, ValueId};
 use kernels::rows::{
     Access, BinaryOp, Digit, Draw, Instr, Output, ReduceOp, RowInput, Rows, UnaryOp, vectors,
 };
@@ -303,9 +303,7 @@ impl Lower<'_> {
             }
             Op::Random { salt, start, extent: global, .. } => {
                 let key = self.input(node.operands[0], Access::scalar());
-                let global: Vec<u64> =
-                    global.iter().map(|d| d.as_constant().unwrap_or(1) as u64).collect();
-                let draw = self.draw(key, *salt, start, &global, extent);
+                let draw = self.draw(key, *salt, (start, global), extent);
                 self.push(Instr::Random(draw))
             }
             Op::Broadcast { new, .. } => self.broadcast(node, new, extent),
@@ -343,12 +341,8 @@ impl Lower<'_> {
         Instr::Index { row, col_stride: usize::from(!in_rows), base: start }
     }
 
-    fn draw(&self, key: usize, salt: u32, start: &[i64], global: &[u64], extent: Extent) -> Draw {
-        let mut strides = vec![1_usize; start.len()];
-        for dim in (0..start.len().saturating_sub(1)).rev() {
-            strides[dim] = strides[dim + 1] * global[dim + 1] as usize;
-        }
-        let offset = start.iter().zip(&strides).map(|(s, stride)| *s as u64 * *stride as u64).sum();
+    fn draw(&self, key: usize, salt: u32, of: (&[i64], &[Dim]), extent: Extent) -> Draw {
+        let (strides, offset) = global_places(of.0, of.1);
         let split = self.domain.split;
         let col = match extent {
             Extent::Full => digits(&self.domain.sizes[split..], &strides[split..]),
@@ -370,6 +364,16 @@ impl Lower<'_> {
             },
         }
     }
+}
+
+/// Of a draw: the strides of the global tensor, and the place in it of the first local element.
+pub(crate) fn global_places(start: &[i64], global: &[Dim]) -> (Vec<usize>, u64) {
+    let mut strides = vec![1_usize; start.len()];
+    for dim in (0..start.len().saturating_sub(1)).rev() {
+        strides[dim] = strides[dim + 1] * global[dim + 1].as_constant().unwrap_or(1) as usize;
+    }
+    let offset = start.iter().zip(&strides).map(|(s, stride)| *s as u64 * *stride as u64).sum();
+    (strides, offset)
 }
 
 /// A number as a type holds it.

@@ -93,10 +93,9 @@ pub(crate) fn assert_equal(found: &[Vec<f64>], wanted: &[Tensor], what: &str) {
     }
 }
 
-/// What has no kernel of its own: calls and collectives are no kernels, a key is folded when a
-/// program is made, and a draw is computed where it is read.
-const WITHOUT: [&str; 6] =
-    ["call", "all_reduce", "all_gather", "reduce_scatter", "fold_key", "random"];
+/// What has no kernel of its own: calls and collectives are no kernels, and a key is folded when a
+/// program is made.
+const WITHOUT: [&str; 5] = ["call", "all_reduce", "all_gather", "reduce_scatter", "fold_key"];
 
 #[test]
 fn every_op_has_a_kernel_that_computes_what_the_interpreter_does() {
