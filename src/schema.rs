@@ -317,7 +317,7 @@ pub const DOCUMENTS: &[Document] = &[
             may(
                 "cuts",
                 Kind::Text,
-                "of stages: cuts that it is not slower than: given, all, moves, next-moves, balanced",
+                "of stages: cuts it is no slower than: given, all, moves, next-moves, balanced",
             ),
             is("complete", Kind::Flag, "whether no candidate was left out unseen"),
             is("groups", Kind::List, "groups: device, first_rank, ranks, samples, layers, plan"),
