@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use ir::Span;
 use planner::cluster::detect::{self, Found};
 use planner::cluster::{Cluster, PRESETS};
 use planner::machine::Machine;
@@ -57,7 +58,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     match &args.asked {
         Asked::Ls { json } => list(*json)?,
         Asked::Show { cluster, json } => {
-            let found = Cluster::load(cluster)?;
+            let found = named(cluster)?;
             if *json {
                 let mut document = json!(found);
                 document["schema"] = json!("gantline.cluster/1");
@@ -68,11 +69,21 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         }
         Asked::Detect { output, json } => detect(output.as_deref(), *json)?,
         Asked::Validate { cluster } => {
-            let found = Cluster::load(cluster)?;
+            let found = named(cluster)?;
             output::answer(&format!("{cluster} is a cluster: {}", found.describe()));
         }
     }
     Ok(Exit::Success)
+}
+
+/// The cluster that an argument names, which other verbs have a flag for.
+fn named(cluster: &str) -> Result<Cluster, Failure> {
+    Cluster::load(cluster).map_err(|mut wrong| {
+        for wrong in wrong.iter_mut().filter(|wrong| wrong.span == Span::of("--cluster")) {
+            wrong.span = Span::of("CLUSTER");
+        }
+        Failure::Input(wrong)
+    })
 }
 
 /// Asks the driver of NVIDIA GPUs, if there is one, and the system.

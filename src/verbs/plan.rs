@@ -202,6 +202,9 @@ pub fn explain_plan(args: &ExplainArgs) -> Result<Exit, Failure> {
     if let Some(cluster) = asked.gpus()? {
         return match &args.file {
             None => space::explain::explain(asked, cluster),
+            Some(path) if !cluster.groups.is_empty() => {
+                space::groups::explain::explain_file(asked, path, cluster)
+            }
             Some(path) => space::explain::explain_file(asked, path),
         };
     }

@@ -82,6 +82,8 @@ fn what_cannot_be_answered_is_refused() {
         ("score llama-3-8b --tp 64 --gbs 64".into(), 2, "does not divide 32"),
         ("score llama-3-8b --ep 3 --dp 3 --gbs 63".into(), 2, "does not divide 1 experts"),
         ("validate twice.csv".into(), 6, "the `row_id` `a`"),
+        ("cluster show h10".into(), 2, "--> CLUSTER"),
+        ("cluster validate none.toml".into(), 2, "--> CLUSTER"),
     ] {
         let output = scratch.run(&line);
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -429,4 +431,36 @@ fn plans_over_groups_are_called_so() {
         assert_eq!(output.status.code(), Some(4), "{line}: {errors}");
         assert!(errors.contains("over groups"), "{line}: {errors}");
     }
+}
+
+/// A plan over groups that is in a file is explained beside the fastest one.
+#[test]
+fn plans_over_groups_are_explained() {
+    let scratch = Scratch::new("explain-groups");
+    let group = |name: &str| format!("[[group]]\nextends = \"preset:{name}\"\n");
+    scratch.write("mixed.toml", &(group("h100") + &group("a100")));
+    let asked = "gpt2 --cluster mixed.toml";
+    let plan = scratch.json(&format!("plan {asked} --gbs 64 --seq 512 --json -o best.json"));
+    let fix = "--fix zero=3,tp=2";
+    let other =
+        scratch.json(&format!("plan {asked} --gbs 64 --seq 512 {fix} --json -o other.json"));
+    for (file, given) in [("best.json", &plan), ("other.json", &other)] {
+        let told = scratch.json(&format!("explain {asked} --plan {file} --json"));
+        let fastest = &told["fastest"];
+        for (found, expected) in [(&told, given), (fastest, &plan)] {
+            let ratio = number(&found["step_time_s"]) / number(&expected["step_time_s"]);
+            assert!((ratio - 1.0).abs() < 1e-9, "{file}: {ratio}");
+        }
+        assert_eq!((&told["fits"], &told["infeasible"]), (&Value::Bool(true), &Value::Null));
+        let page = scratch.answer(&format!("explain {asked} --plan {file}"));
+        let verdict =
+            if file == "best.json" { "It is the fastest" } else { "The fastest that fits, -" };
+        assert!(page.contains(verdict), "{page}");
+    }
+    let none = scratch.answer(&format!("explain {asked} --plan best.json --max memory=768MiB"));
+    assert!(none.contains("No plan is found beside it") && none.contains("does not fit"), "{none}");
+    let output = scratch.run("explain llama-3-8b --cluster mixed.toml --plan best.json");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{errors}");
+    assert!(errors.contains("is for `gpt2`"), "{errors}");
 }

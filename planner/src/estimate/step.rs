@@ -4,11 +4,11 @@
 //!
 //! ```text
 //! T = passes + exchange + gather + optimizer + offload
-//! passes = m · max tᵢ + (Σ tᵢ − max tᵢ) / v
+//! passes = m · max tᵢ + (Σ tᵢ − max tᵢ) / v    where stages interleave v chunks
+//! passes = the longest path through them       elsewhere (`bubble`)
 //! ```
 //!
-//! Legend: m micro-batches, tᵢ seconds of one micro-batch on stage i, v chunks of a stage. Stages
-//! that do not interleave chunks have paths of their own (`bubble`).
+//! Legend: m micro-batches, tᵢ seconds of one micro-batch on stage i.
 
 use serde::Serialize;
 

@@ -178,6 +178,8 @@ pub struct OfGroups {
     pub seq: Option<u32>,
     /// The element type.
     pub dtype: Option<DType>,
+    /// The name of the model, and how many parameters it has.
+    pub model: Option<(String, u64)>,
 }
 
 /// Reads a plan over groups of devices.
@@ -202,7 +204,13 @@ pub fn of_groups(source: &str, text: &str) -> Result<OfGroups, Diagnostic> {
         global_batch: number("gbs"),
         seq: number("seq"),
         dtype: json["dtype"].as_str().and_then(|name| name.parse().ok()),
+        model: model(&json),
     })
+}
+
+/// The model that a plan is for, and how many parameters that has.
+fn model(json: &Json) -> Option<(String, u64)> {
+    json["model"].as_str().map(str::to_owned).zip(json["params"].as_u64())
 }
 
 /// The diagnostic of a plan over groups of devices, where a plan of one kind is wanted.
@@ -235,7 +243,7 @@ fn read_json(source: &str, json: &Json, known: Known) -> Result<Layout, Vec<Diag
             global_batch: number("gbs"),
             seq: number("seq"),
             dtype: json["dtype"].as_str().and_then(|name| name.parse().ok()),
-            model: json["model"].as_str().map(str::to_owned).zip(json["params"].as_u64()),
+            model: model(json),
             left_out: Vec::new(),
         });
     }

@@ -5,6 +5,7 @@ use kernels::{Bytes, Seconds};
 use planner::cluster::Cluster;
 use planner::configuration::{Configuration, Offload, Place, Recompute, Schedule, Zero};
 use planner::estimate::described::described;
+use planner::estimate::workload::Workload;
 use planner::estimate::{Estimate, Estimator};
 use planner::space::ask::{Answer, Chosen, EVALUATIONS_MAX, Question, ask};
 use planner::space::tree::{Budget, Objective};
@@ -34,14 +35,7 @@ pub fn explain_file(asked: &Asked, path: &str) -> Result<Exit, Failure> {
     let layers = work.depth();
     let devices = asked.place.ranks.and_then(|ranks| u32::try_from(ranks).ok());
     let layout = read::read(path, &text, Known { layers, devices, dp: None })?;
-    if let Some((name, parameters)) = &layout.model
-        && *name != work.name
-        && *parameters != work.parameters()
-    {
-        let headline = format!("the plan is for `{name}`, and `{}` is asked about", work.name);
-        let help = format!("write `gantline explain {name}`, or plan again");
-        return Err(Diagnostic::error("E5006", Span::of(path), headline).help(help).into());
-    }
+    check_model(path, &layout.model, &work)?;
     let given = layout.configuration;
     let size = |number: Option<u32>| number.map(|number| number as usize);
     asked.gbs = asked.gbs.or(size(layout.global_batch));
@@ -55,15 +49,25 @@ pub fn explain_file(asked: &Asked, path: &str) -> Result<Exit, Failure> {
         return Err(Diagnostic::error("E5006", Span::of(path), headline).help(help).into());
     }
     let cluster = asked.place.cluster()?;
-    if !cluster.groups.is_empty() {
-        let headline = "a plan over groups of devices is explained as it is found, from no file";
-        return Err(Diagnostic::error("E5010", Span::of("--plan"), headline)
-            .help("leave `--plan` out, or ask about one group alone")
-            .into());
-    }
     let subject = Subject::new(&asked, cluster)?;
     let key = asked.key("explain-file", &(&subject, &asked, &given));
     cache::answer(key, || Ok((Exit::Success, explanation(&subject, &asked, Some(given))?)))
+}
+
+/// Checks that a plan is for the model that is asked about.
+pub(super) fn check_model(
+    path: &str,
+    planned: &Option<(String, u64)>,
+    work: &Workload,
+) -> Result<(), Diagnostic> {
+    match planned {
+        Some((name, parameters)) if *name != work.name && *parameters != work.parameters() => {
+            let headline = format!("the plan is for `{name}`, and `{}` is asked about", work.name);
+            let help = format!("write `gantline explain {name}`, or plan again");
+            Err(Diagnostic::error("E5006", Span::of(path), headline).help(help))
+        }
+        Some(_) | None => Ok(()),
+    }
 }
 
 /// What is explained: a plan in the place of the best one.
@@ -453,7 +457,7 @@ fn sizes(best: &Chosen, resized: &[Resized]) -> String {
 }
 
 /// A difference of times, with its sign.
-fn signed(seconds: f64) -> String {
+pub(super) fn signed(seconds: f64) -> String {
     format!("{}{}", if seconds < 0.0 { "-" } else { "+" }, Seconds(seconds.abs()))
 }
 

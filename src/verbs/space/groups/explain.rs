@@ -1,5 +1,6 @@
 //! `explain` on groups of devices: where a step goes, and what other ways over them would take.
 
+use ir::Diagnostic;
 use kernels::Seconds;
 use planner::cluster::Cluster;
 use planner::space::across::across;
@@ -7,11 +8,13 @@ use planner::space::groups::{Grouped, share};
 use serde_json::json;
 
 use super::Mixed;
-use super::page::{breakdown, document, kind, page};
+use super::page::{breakdown, document, fits, kind, page};
 use crate::cache;
-use crate::failure::{Exit, Failure};
+use crate::failure::{Exit, Failure, read_text};
 use crate::verbs::plan::Asked;
+use crate::verbs::score::read;
 use crate::verbs::space::Aim;
+use crate::verbs::space::explain::{check_model, signed};
 
 /// How much slower the other kind of plan may be to be told. Chosen.
 const TOLD: f64 = 3.0;
@@ -20,7 +23,58 @@ const TOLD: f64 = 3.0;
 pub fn explain(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
     let mixed = Mixed::new(asked, cluster, None)?;
     let key = asked.key("explain-groups", &(&mixed, asked));
-    cache::answer(key, || Ok((Exit::Success, explanation(&mixed, asked)?)))
+    cache::answer(key, || Ok((Exit::Success, explanation(&mixed, asked, None)?)))
+}
+
+/// Answers `explain` about the plan in a file, beside the fastest one.
+pub fn explain_file(asked: &Asked, path: &str, cluster: Cluster) -> Result<Exit, Failure> {
+    let said = read::of_groups(path, &read_text(path, "--plan")?)?;
+    let mut asked = asked.clone();
+    let size = |number: Option<u32>| number.map(|number| number as usize);
+    asked.gbs = asked.gbs.or(size(said.global_batch));
+    asked.seq = asked.seq.or(size(said.seq));
+    asked.dtype = asked.dtype.or(said.dtype);
+    let mixed = Mixed::new(&asked, cluster, None)?;
+    check_model(path, &said.model, &mixed.work)?;
+    let given = mixed.score((path, &said.text), &|c| c, &mixed.question(&asked)?)?;
+    let key = asked.key("explain-groups-file", &(&mixed, &asked, &said.text));
+    cache::answer(key, || Ok((Exit::Success, explanation(&mixed, &asked, Some(given))?)))
+}
+
+/// What is explained: the fastest way, or a given one beside it.
+struct Explained {
+    way: Grouped,
+    /// The fastest way, or why there is none, where another one is explained.
+    fastest: Option<Result<Grouped, Diagnostic>>,
+}
+
+impl Explained {
+    fn new(mixed: &Mixed, asked: &Asked, given: Option<Grouped>) -> Result<Explained, Failure> {
+        let best = mixed.best(asked, Aim::Time);
+        Ok(match (given, best) {
+            (None, best) => Explained { way: best?, fastest: None },
+            (Some(way), Ok(best)) => Explained { way, fastest: Some(Ok(best)) },
+            (Some(way), Err(none)) => Explained { way, fastest: Some(Err(none.into_no()?)) },
+        })
+    }
+
+    /// How a given way stands to the fastest one, and whether it fits.
+    fn verdict(&self, mixed: &Mixed) -> String {
+        let text = mixed.text(&self.way);
+        let mut said = match &self.fastest {
+            None => return String::new(),
+            Some(Ok(best)) if mixed.text(best) == text => "It is the fastest that fits\n".into(),
+            Some(Ok(best)) => {
+                let more = signed(best.step_time_s() - self.way.step_time_s());
+                format!("The fastest that fits, {more}: {}\n", mixed.text(best))
+            }
+            Some(Err(none)) => format!("No plan is found beside it: {}\n", none.headline),
+        };
+        if !fits(&self.way) {
+            said += "It does not fit\n";
+        }
+        said
+    }
 }
 
 /// Other ways: on fewer groups, and of the other kind.
@@ -41,14 +95,24 @@ fn others(mixed: &Mixed, asked: &Asked, best: &Grouped) -> Result<Vec<Grouped>, 
     Ok(all)
 }
 
-fn explanation(mixed: &Mixed, asked: &Asked) -> Result<String, Failure> {
-    let best = mixed.best(asked, Aim::Time)?;
-    let others = others(mixed, asked, &best)?;
-    let parts = breakdown(&best).unwrap_or_default();
+fn explanation(mixed: &Mixed, asked: &Asked, given: Option<Grouped>) -> Result<String, Failure> {
+    let explained = Explained::new(mixed, asked, given)?;
+    let Explained { way, fastest } = &explained;
+    let others = match fastest {
+        Some(Err(_)) => Vec::new(),
+        Some(Ok(_)) | None => others(mixed, asked, way)?,
+    };
+    let parts = breakdown(way).unwrap_or_default();
     if asked.json {
-        let mut document = document(mixed, &best);
+        let mut document = document(mixed, way);
         document["schema"] = json!("gantline.explain-groups/1");
         document["breakdown"] = json!(parts);
+        if let Some(fastest) = fastest {
+            document["fits"] = json!(fits(way));
+            document["fastest"] =
+                json!(fastest.as_ref().ok().map(|best| self::document(mixed, best)));
+            document["infeasible"] = json!(fastest.as_ref().err().map(|none| &none.headline));
+        }
         let told = |way: &Grouped| {
             json!({
                 "kind": kind(way),
@@ -60,9 +124,9 @@ fn explanation(mixed: &Mixed, asked: &Asked) -> Result<String, Failure> {
         document["others"] = others.iter().map(told).collect();
         return Ok(format!("{document:#}"));
     }
-    let mut text = mixed.header() + &page(mixed, &best);
+    let mut text = mixed.header() + &page(mixed, way) + &explained.verdict(mixed);
     let total = parts.total_s();
-    text += match best {
+    text += match way {
         Grouped::Shares(_) => "\nWhere a step goes, on the slowest group\n",
         Grouped::Stages(_) => "\nWhere a step goes\n",
     };
@@ -71,9 +135,9 @@ fn explanation(mixed: &Mixed, asked: &Asked) -> Result<String, Failure> {
         text += &format!("  {name:<12}{time:>10} {share:>6.1}%\n");
     }
     text += "\nWhy not…\n";
-    for way in &others {
-        let more = Seconds((way.step_time_s() - best.step_time_s()).max(0.0)).to_string();
-        text += &format!("  {} on {}  +{more}\n", kind(way), mixed.names(way).join(", "));
+    for other in &others {
+        let more = signed(other.step_time_s() - way.step_time_s());
+        text += &format!("  {} on {}  {more}\n", kind(other), mixed.names(other).join(", "));
     }
     Ok(text)
 }
