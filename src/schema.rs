@@ -332,7 +332,7 @@ pub const DOCUMENTS: &[Document] = &[
             STEP,
             is("breakdown", Kind::Object, "seconds of the step, or of the slowest group, by part"),
             is("others", Kind::List, "other ways: kind, groups, devices, step_time_s"),
-            may("fits", Kind::Flag, "whether a plan that is given fits"),
+            is("fits", Kind::Flag, "whether it fits"),
             may("fastest", Kind::Object, "the fastest plan, where one in a file is explained"),
             may("infeasible", Kind::Text, "why there is no fastest plan, where one is explained"),
         ],

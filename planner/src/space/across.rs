@@ -508,6 +508,8 @@ impl<'a> Lines<'a> {
         let pp: u32 = candidate.used.iter().map(|used| used.stages).sum();
         let seconds = |step: &LineStep| step.breakdown.total_s();
         if let Some(cuts) = few_cuts(self.asked.work.depth(), pp) {
+            // Most candidates have no cut that fits, where memory is tight.
+            self.filled(candidate, f64::INFINITY)?;
             self.priced += cuts.len() as u64;
             self.work += cuts.len() as u64 * u64::from(pp);
             let steps = cuts.into_iter().filter_map(|layers| {

@@ -107,12 +107,11 @@ fn explanation(mixed: &Mixed, asked: &Asked, given: Option<Grouped>) -> Result<S
         let mut document = document(mixed, way);
         document["schema"] = json!("gantline.explain-groups/1");
         document["breakdown"] = json!(parts);
-        if let Some(fastest) = fastest {
-            document["fits"] = json!(fits(way));
-            document["fastest"] =
-                json!(fastest.as_ref().ok().map(|best| self::document(mixed, best)));
-            document["infeasible"] = json!(fastest.as_ref().err().map(|none| &none.headline));
-        }
+        let best = fastest.as_ref().and_then(|fastest| fastest.as_ref().ok());
+        let none = fastest.as_ref().and_then(|fastest| fastest.as_ref().err());
+        document["fits"] = json!(fits(way));
+        document["fastest"] = json!(best.map(|best| self::document(mixed, best)));
+        document["infeasible"] = json!(none.map(|none| &none.headline));
         let told = |way: &Grouped| {
             json!({
                 "kind": kind(way),
