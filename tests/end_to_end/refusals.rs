@@ -82,8 +82,6 @@ fn what_cannot_be_answered_is_refused() {
         ("score llama-3-8b --tp 64 --gbs 64".into(), 2, "does not divide 32"),
         ("score llama-3-8b --ep 3 --dp 3 --gbs 63".into(), 2, "does not divide 1 experts"),
         ("validate twice.csv".into(), 6, "the `row_id` `a`"),
-        ("cluster show h10".into(), 2, "--> CLUSTER"),
-        ("cluster validate none.toml".into(), 2, "--> CLUSTER"),
     ] {
         let output = scratch.run(&line);
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -109,6 +107,8 @@ fn wrong_files_are_refused() {
         ("validate raw", 6, "not UTF-8"),
         ("score llama-3-8b --from cut.json", 6, "mend it"),
         ("explain gpt2 --cluster h100 --plan llama.json", 2, "is for `llama-3-8b`"),
+        ("cluster show h10", 2, "--> CLUSTER"),
+        ("cluster validate no.toml", 2, "--> CLUSTER"),
     ] {
         let output = scratch.run(line);
         let errors = String::from_utf8_lossy(&output.stderr);
