@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use ir::build::Builder;
-use ir::factors::{Factor, Offset, canonical, factors, is_term, make_local, passes_partial};
+use ir::factors::{Factor, Offset, canonical, factors, make_local, term_ways};
 use ir::op::{Collective, Combiner};
 use ir::sharding::{Layout, Piece, pieces};
 use ir::{Axis, Bindings, Dim, Function, Kind, Module, Node, Op, Sharding, TensorType, ValueId};
@@ -55,8 +55,8 @@ pub enum Choice {
     Replicate,
     /// One factor is cut.
     Cut(usize),
-    /// Every rank computes with its terms.
-    Terms,
+    /// Every rank computes with its terms, in one of the [`term_ways`].
+    Terms(usize),
 }
 
 impl Choice {
@@ -69,10 +69,11 @@ impl Choice {
                 (all(Layout::Replicated, operands), all(Layout::Replicated, results))
             }
             Choice::Cut(at) => (factors[*at].operands.clone(), factors[*at].results.clone()),
-            Choice::Terms => {
+            Choice::Terms(way) => {
                 let partial = Layout::Partial(Combiner::Sum);
-                let operand = |at| if is_term(&node.op, at) { partial } else { Layout::Replicated };
-                ((0..operands).map(operand).collect(), all(partial, results))
+                let operand = |is_term| if is_term { partial } else { Layout::Replicated };
+                let way = term_ways(&node.op, operands).swap_remove(*way);
+                (way.into_iter().map(operand).collect(), all(partial, results))
             }
         }
     }
@@ -88,7 +89,7 @@ pub fn choose(
     results: &[Layout],
 ) -> Option<Choice> {
     let cuts = (0..factors.len()).map(Choice::Cut);
-    let terms = passes_partial(&node.op).then_some(Choice::Terms);
+    let terms = (0..term_ways(&node.op, node.operands.len()).len()).map(Choice::Terms);
     let candidates = std::iter::once(Choice::Replicate).chain(cuts).chain(terms);
     let mut best: Option<(u64, Choice)> = None;
     for choice in candidates {

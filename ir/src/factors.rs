@@ -130,7 +130,7 @@ pub fn canonical(
     factors
 }
 
-/// Whether an op maps partial operands to a partial result, term by term; see [`is_term`].
+/// Whether an op maps partial operands to a partial result, term by term.
 pub fn passes_partial(op: &Op) -> bool {
     match op.class() {
         Class::View => true,
@@ -146,10 +146,31 @@ pub fn passes_partial(op: &Op) -> bool {
 
 /// Whether an operand of an op that passes partial values on is a term; if not, it is an index and
 /// every rank needs it whole.
-pub fn is_term(op: &Op, operand: usize) -> bool {
+fn is_term(op: &Op, operand: usize) -> bool {
     let is_index = (matches!(op, Op::Gather { .. }) && operand == 1)
         || (matches!(op, Op::ScatterAdd { .. }) && operand == 0);
     passes_partial(op) && !is_index
+}
+
+/// The ways in which an op maps terms of a sum to terms of its result: which operands are terms in
+/// each of them. The others are whole on every rank.
+///
+/// A sum passes through whatever is linear: through all operands of an addition at once, through
+/// one operand of a product, the numerator of a quotient, or the two values of a selection.
+pub fn term_ways(op: &Op, operands: usize) -> Vec<Vec<bool>> {
+    if passes_partial(op) {
+        return vec![(0..operands).map(|at| is_term(op, at)).collect()];
+    }
+    let alone = |at: usize| (0..operands).map(|operand| operand == at).collect();
+    if matches!(op.class(), Class::Product) || matches!(op, Op::Binary(Binary::Mul)) {
+        (0..operands).map(alone).collect()
+    } else if matches!(op, Op::Binary(Binary::Div)) {
+        vec![alone(0)]
+    } else if matches!(op, Op::Select) {
+        vec![(0..operands).map(|at| at > 0).collect()]
+    } else {
+        Vec::new()
+    }
 }
 
 /// Whether a value is zero throughout: a constant, seen through views. Zero is a sum of zeros, on

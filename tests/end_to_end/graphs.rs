@@ -342,3 +342,65 @@ fn what_cannot_be_cut_over_samples_is_refused() {
         }
     }
 }
+
+/// Weights that are scaled, normalised and multiplied with one another before they are used as `u`.
+const DERIVED: [(&str, [&str; 2], &str); 3] = [
+    (
+        "scaled",
+        ["%w: f32[16, 4]", "%w"],
+        "%half: f32[16, 4] = constant 0.5
+    %h: f32[16, 4] = mul %half %w
+    %two: f32[16, 4] = constant 2.0
+    %u: f32[16, 4] = div %h %two",
+    ),
+    (
+        "normalised",
+        ["%w: f32[16, 4]", "%w"],
+        "%squares: f32[16, 4] = mul %w %w
+    %sums: f32[16] = reduce sum dims=[1] %squares
+    %norms: f32[16] = sqrt %sums
+    %n: f32[16, 4] = broadcast new=[1] %norms
+    %u: f32[16, 4] = div %w %n",
+    ),
+    (
+        "low_rank",
+        ["%a: f32[16, 2], %b: f32[2, 4]", "%a %b"],
+        "%u: f32[16, 4] = contract or,ri->oi %a %b",
+    ),
+];
+
+/// Gradients of such weights are linear in what the samples of each rank give: they are summed over
+/// `dp` as others are.
+#[test]
+fn weights_derived_from_others_are_trained_on_copies() {
+    let scratch = Scratch::new("derived");
+    for (name, [weights, names], body) in DERIVED {
+        let graph = format!(
+            "module {name}
+  func @mid(%tokens: i32[B, 4], {weights}) {{
+    %x: f32[B, 4] = cast %tokens
+    {body}
+    %y: f32[B, 16] = contract bi,oi->bo %x %u
+    return %y
+  }}
+  func @top(%x: f32[B, 16], %labels: i32[B, 4]) {{
+    %ones: f32[B] = constant 1.0
+    %z: f32[B, 16] = sin %x
+    %sum: f32[] = reduce sum dims=[0, 1] %z
+    %count: f32[] = reduce sum dims=[0] %ones
+    return %sum %count
+  }}
+  func @loss({weights}, %tokens: i32[B, 4], %labels: i32[B, 4]) {{
+    %m: f32[B, 16] = call @mid %tokens {names}
+    %loss: f32[], %loss.count: f32[] = call @top %m %labels
+    return %loss %loss.count
+  }}
+"
+        );
+        scratch.write("derived.graph", &graph);
+        let verdict = scratch.json("verify derived.graph --ranks 2 --gbs 4 --dtype f32 --json");
+        let meshes = verdict["meshes"].as_array().expect("meshes");
+        assert!(meshes.iter().any(|mesh| mesh["dp"] == 2), "{name}: {verdict:#}");
+        assert_eq!(verdict["ok"], true, "{name}: {verdict:#}");
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ir::factors::{Factor, canonical, factors, is_term, is_zero, passes_partial};
+use ir::factors::{Factor, canonical, factors, is_zero, term_ways};
 use ir::op::Combiner;
 use ir::plan::FunctionPlan;
 use ir::sharding::pieces;
@@ -182,11 +182,11 @@ impl Layer<'_> {
         if results().all(|r| r == Layout::Replicated) {
             return true;
         }
-        let is_partial = |(at, layout)| !is_term(&node.op, at) || layout == TERM;
-        if passes_partial(&node.op)
-            && results().all(|r| r == TERM)
-            && operands().enumerate().all(is_partial)
-        {
+        let is_so = |way: &Vec<bool>| {
+            operands().zip(way).all(|(layout, is_term)| (layout == TERM) == *is_term)
+        };
+        let mut ways = term_ways(&node.op, node.operands.len()).into_iter();
+        if results().all(|r| r == TERM) && ways.any(|way| is_so(&way)) {
             return true;
         }
         factors.iter().any(|factor| {

@@ -1,15 +1,15 @@
 //! The `dp` axis: what is counted by samples is cut by samples.
 
-use ir::factors::{factors, is_term, passes_partial};
+use ir::factors::{factors, term_ways};
 use ir::op::Combiner;
-use ir::{Dim, Function, Layout, Module, Node, TensorType, ValueId};
+use ir::{Dim, Function, Layout, Module, Node, TensorType};
 
 const TERM: Layout = Layout::Partial(Combiner::Sum);
 
 /// How each value of a function lies on `dp`. The function's `B` is unbound.
 ///
 /// Parameters are cut along the dim that counts samples. A node is cut along the factor that does;
-/// a sum over samples is partial, and stays so through ops that work term by term.
+/// a sum over samples is partial, and stays so through ops that are linear in it.
 pub(super) fn data_layouts(function: &Function, module: &Module) -> Vec<Layout> {
     let mut layouts = vec![Layout::Replicated; function.values.len()];
     for param in function.params() {
@@ -39,9 +39,10 @@ fn node_layouts(
     if let Some(factor) = factors.into_iter().find(|f| f.units.mentions(Dim::BATCH)) {
         return factor.results;
     }
-    let is_partial = |(at, operand): (usize, &ValueId)| {
-        !is_term(&node.op, at) || layouts[operand.index()] == TERM
+    let is_so = |way: &Vec<bool>| {
+        let operands = node.operands.iter().map(|operand| layouts[operand.index()]);
+        operands.zip(way).all(|(layout, is_term)| (layout == TERM) == *is_term)
     };
-    let terms = passes_partial(&node.op) && node.operands.iter().enumerate().all(is_partial);
+    let terms = term_ways(&node.op, node.operands.len()).iter().any(is_so);
     vec![if terms { TERM } else { Layout::Replicated }; node.results.len()]
 }

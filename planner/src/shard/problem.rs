@@ -173,7 +173,8 @@ impl<'a> Problem<'a> {
         let data_share = if whole > 0.0 { local / whole } else { 1.0 };
         let seconds = data_share * all_work.seconds(rates.flops_per_s, rates.memory_bytes_per_s);
         let cuts = (0..factors.len()).map(Choice::Cut);
-        let terms = passes_partial(&node.op).then_some(Choice::Terms);
+        // Terms of products are summed before, where they are less.
+        let terms = passes_partial(&node.op).then_some(Choice::Terms(0));
         let choices = std::iter::once(Choice::Replicate).chain(cuts).chain(terms);
         let all: Vec<(Choice, Layouts)> = choices
             .map(|choice| {
@@ -184,7 +185,7 @@ impl<'a> Problem<'a> {
         let ambiguous = |yields: &Vec<Layout>| all.iter().filter(|w| w.1.1 == *yields).count() > 1;
         let legal = |choice: &Choice| match choice {
             Choice::Cut(at) => self.is_legal(&factors[*at], node, symbolic),
-            Choice::Replicate | Choice::Terms => true,
+            Choice::Replicate | Choice::Terms(_) => true,
         };
         let ways: Vec<Way> = all
             .iter()
@@ -192,7 +193,7 @@ impl<'a> Problem<'a> {
             .map(|(choice, (wanted, yields))| {
                 let share = match choice {
                     Choice::Cut(at) => largest_share(&factors[*at].units, self.tp),
-                    Choice::Replicate | Choice::Terms => 1.0,
+                    Choice::Replicate | Choice::Terms(_) => 1.0,
                 };
                 Way {
                     choice: choice.clone(),
