@@ -7,6 +7,7 @@ use kernels::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Memory;
+use crate::divisors::divisors;
 use crate::footprint::Footprint;
 use crate::limits::{Knob, Limits};
 use crate::search::{Job, Scorer, Usable};
@@ -99,10 +100,10 @@ pub fn fit(job: &Job<'_>) -> Result<Fit, Diagnostic> {
 }
 
 fn meshes(ranks: usize) -> Vec<Mesh> {
-    let divisors = |n: usize| (1..=n).filter(move |d| n.is_multiple_of(*d));
-    let of_stage =
-        |pp: usize| divisors(ranks / pp).map(move |tp| Mesh { pp, dp: ranks / pp / tp, tp });
-    divisors(ranks).flat_map(of_stage).collect()
+    let of_stage = |pp: usize| {
+        divisors(ranks / pp).into_iter().map(move |tp| Mesh { pp, dp: ranks / pp / tp, tp })
+    };
+    divisors(ranks).into_iter().flat_map(of_stage).collect()
 }
 
 /// The limits of one strategy; none when the user's forbid it.

@@ -14,7 +14,7 @@
 //! Deliberately absent: the planner executes nothing but kernels that it measures, knows no
 //! communicator (the caller measures those), and never matches on op kinds to decide how to cut.
 //!
-//! Reading order: [`quantity`], [`link`], [`machine`], [`calibration`] and [`cluster`] are what
+//! Reading order: [`divisors`] is arithmetic; [`quantity`], [`link`], [`machine`], [`calibration`] and [`cluster`] are what
 //! there is; [`configuration`] and [`estimate`] price uniform plans in closed form; [`mod@shard`]
 //! cuts the inside of layers; [`price`] and [`simulate`] say how long, [`footprint`] how large;
 //! [`limits`] and [`mod@search`] decide, [`space`] where there is too much to compile; [`check`]
@@ -53,6 +53,7 @@
 //! | `E3403` | the shape of a model that cannot be | 2 |
 //! | `E3404` | a cluster that an estimate is not for | 2 |
 
+pub mod divisors;
 pub mod quantity;
 mod reader;
 

@@ -5,11 +5,11 @@ use clap::ValueEnum;
 use ir::{Diagnostic, Span};
 use kernels::{Bytes, Seconds};
 use planner::cluster::Cluster;
+use planner::divisors::divisors;
 use planner::estimate::Estimator;
 use planner::estimate::serving::{Forward, Held, Replica, Serving};
 use planner::estimate::workload::Item;
 use planner::limits::Knob;
-use planner::space::knobs::divisors;
 use serde_json::{Value, json};
 
 use super::cost::refuse_cpus;

@@ -15,6 +15,7 @@ use ir::plan::Optimizer;
 use ir::random::mix;
 use ir::{DType, Diagnostic, Mesh, Plan, Span};
 use planner::cluster::Cluster;
+use planner::divisors::divisors;
 use planner::limits::{Knob, Limits};
 use runtime::execute::{Batch, Part, Scalars, Session};
 use serde_json::json;
@@ -192,11 +193,11 @@ pub(super) fn drawn_weights(
 
 /// All meshes of a number of ranks and of its divisors, but that of one rank.
 fn meshes(ranks: usize) -> Vec<Mesh> {
-    let divisors = |n: usize| (1..=n).filter(move |d| n.is_multiple_of(*d));
     let mut meshes = Vec::new();
-    for size in divisors(ranks).filter(|size| *size > 1) {
+    for size in divisors(ranks).into_iter().filter(|size| *size > 1) {
         for pp in divisors(size) {
-            meshes.extend(divisors(size / pp).map(|tp| Mesh { pp, dp: size / pp / tp, tp }));
+            let tensor = divisors(size / pp).into_iter();
+            meshes.extend(tensor.map(|tp| Mesh { pp, dp: size / pp / tp, tp }));
         }
     }
     meshes

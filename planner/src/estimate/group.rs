@@ -10,6 +10,7 @@
 //! Legend: n members of a run, s ranks from one to the next, R devices of a domain.
 
 use crate::configuration::{Configuration, RankAxis};
+use crate::divisors::gcd;
 
 /// Members of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -249,10 +250,6 @@ fn used(ranks: u64, node: u64) -> u64 {
     }
     let least = (node as f64 * (1.0 - IDLE_MAX)).ceil() as u64;
     (least.max(1)..=node).rev().find(|used| ranks.is_multiple_of(*used)).unwrap_or(node)
-}
-
-fn gcd(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use ir::{Diagnostic, Span};
 
 use super::workload::{Item, Workload};
 use crate::configuration::{Configuration, Recompute, Schedule};
+use crate::divisors::gcd;
 
 /// Tokens of a context-parallel rank at least. Chosen: below, its products are all start-up.
 pub const TOKENS_MIN: u32 = 64;
@@ -169,10 +170,6 @@ fn schedule_wrongs(work: &Workload, c: &Configuration, m: u64) -> Vec<String> {
 
 fn items(work: &Workload) -> impl Iterator<Item = &Item> {
     work.layers.iter().flat_map(|layer| &layer.items)
-}
-
-fn gcd(a: u32, b: u32) -> u32 {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 #[cfg(test)]

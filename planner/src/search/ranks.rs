@@ -4,6 +4,7 @@ use ir::factors::factors;
 use ir::{Class, Diagnostic, Dim, Function, Mesh, Module, Node, Span};
 
 use super::{Job, allows};
+use crate::divisors::divisors;
 use crate::limits::{Knob, Limits};
 use crate::shard::layers;
 
@@ -35,12 +36,14 @@ impl Usable {
     /// The meshes of so many ranks that a job allows. More tensor-parallel ranks than are useful
     /// are allowed to who fixes their number.
     pub fn meshes(&self, job: &Job<'_>, ranks: usize) -> Vec<Mesh> {
-        let divisors = |n: usize| (1..=n).filter(move |d| n.is_multiple_of(*d));
         let is_fixed = job.limits.fixed(Knob::Tp).is_some();
         let mut meshes = Vec::new();
-        for pp in divisors(ranks).filter(|pp| *pp <= self.stages && allows(job, Knob::Pp, *pp)) {
+        for pp in divisors(ranks)
+            .into_iter()
+            .filter(|pp| *pp <= self.stages && allows(job, Knob::Pp, *pp))
+        {
             let useful = |tp: &usize| *tp <= self.tensor || is_fixed;
-            let all = divisors(ranks / pp).filter(useful);
+            let all = divisors(ranks / pp).into_iter().filter(useful);
             for tp in all.filter(|tp| allows(job, Knob::Tp, *tp)) {
                 let dp = ranks / pp / tp;
                 if allows(job, Knob::Dp, dp) && job.global_batch_size.is_multiple_of(dp) {

@@ -26,9 +26,10 @@ use serde::Serialize;
 use self::pace::{Seconds, least_s, likeness, pace_s};
 use super::cuts::moves;
 use super::groups::{Asked, GROUPS_MAX};
-use super::knobs::{Frame, divisors, may_cut_sequence};
+use super::knobs::{Frame, may_cut_sequence};
 use super::tree::ROUNDING;
 use crate::configuration::{Configuration, Recompute, Schedule, Zero};
+use crate::divisors::{divisors, gcd};
 use crate::estimate::Estimator;
 use crate::estimate::line::{self, LineStep, Section};
 use crate::estimate::price::{Inside, LayerPrice, Prices};
@@ -211,10 +212,6 @@ fn orders(kinds: &[usize]) -> (Vec<Vec<usize>>, bool) {
         }
     }
     (all, true)
-}
-
-fn gcd(a: u32, b: u32) -> u32 {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// Cuts of so many layers into stages of at least one, if they are few.

@@ -10,6 +10,7 @@ use super::tree::Path;
 use crate::configuration::{
     Configuration, Offload, Place, RankAxis, Recompute, Schedule, USUAL_ORDER, Zero,
 };
+use crate::divisors::divisors;
 use crate::estimate::legal;
 use crate::limits::{Knob, Limits};
 
@@ -82,15 +83,6 @@ const COUNT_MASK: u32 = (1 << COUNT_BITS) - 1;
 /// Ways of recomputation before those that count layers.
 const RECOMPUTES: [Recompute; 3] = [Recompute::None, Recompute::Attention, Recompute::Full];
 const PLACES: [Place; 3] = [Place::Device, Place::Host, Place::Disk];
-
-/// All divisors, ascending.
-pub fn divisors(n: u32) -> Vec<u32> {
-    let mut low: Vec<u32> =
-        (1..).take_while(|d| *d <= n / *d).filter(|d| n.is_multiple_of(*d)).collect();
-    let high: Vec<u32> = low.iter().rev().map(|d| n / d).filter(|d| *d > n / *d).collect();
-    low.extend(high);
-    low
-}
 
 /// Placements of four axes.
 const ORDERS: u32 = 24;

@@ -17,6 +17,7 @@ use ir::{
 };
 
 use super::{Item, Layer, Split, Workload};
+use crate::divisors::gcd;
 
 /// The work of a module's entry, a chain of calls. `B` is unbound: the samples.
 ///
@@ -133,10 +134,6 @@ fn shared_weights(main: &Function) -> BTreeSet<ValueId> {
         }
     }
     shared
-}
-
-fn gcd(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// The units of all cuts.

@@ -11,10 +11,11 @@ use ir::{Diagnostic, Span};
 
 use super::{Asked, Share, Shared, joined, there, wrong};
 use crate::configuration::Configuration;
+use crate::divisors::divisors;
 use crate::estimate::Estimator;
 use crate::space::ask::{Chosen, cut_off, enough, extreme_of};
 use crate::space::batches;
-use crate::space::knobs::{Frame, divisors};
+use crate::space::knobs::Frame;
 use crate::space::tree::{Budget, Objective, Path, Tree};
 use crate::space::uniform::{Space, Tables};
 
