@@ -23,7 +23,7 @@ use crate::pool::pools;
 use crate::waits::Waits;
 
 /// The most nodes of one group.
-const GROUP_NODES_MAX: usize = 160;
+pub const GROUP_NODES_MAX: usize = 160;
 
 /// Replaces fusible nodes by calls of kernels, which are added to `module`; and what is known of
 /// the choice of these, none where there are too many nodes to tell.
@@ -69,7 +69,7 @@ pub(crate) fn superinstruction<'m>(module: &'m Module, callee: &str) -> Option<&
 }
 
 /// Whether a node is computed again in every group that reads it.
-pub(crate) fn is_leaf(op: &Op) -> bool {
+pub fn is_leaf(op: &Op) -> bool {
     matches!(op, Op::Constant { .. } | Op::Iota { .. } | Op::Random { .. } | Op::Broadcast { .. })
 }
 

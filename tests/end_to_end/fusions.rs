@@ -5,6 +5,7 @@ use std::path::Path;
 
 use codegen::calls::Calls;
 use codegen::domain::Domain;
+use codegen::fuse::{GROUP_NODES_MAX, is_leaf};
 use codegen::grouping::Choice;
 use codegen::partition::Place;
 use codegen::prepare::{gradient_name, prepare_training};
@@ -12,14 +13,11 @@ use codegen::routines::{Fused, Layers};
 use codegen::tile::lower_kernel;
 use ir::plan::{FunctionPlan, Keep};
 use ir::text::parse_module;
-use ir::{DType, Function, Kind, Module, Node, Op, Sharding, ValueId};
+use ir::{DType, Function, Kind, Module, Node, Sharding, ValueId};
 use kernels::{Kernel, price};
 
 use crate::mesh::{gpt2, llama};
 use crate::model::prepared;
-
-/// The most nodes of a kernel, where fusion stops.
-const NODES_MAX: usize = 160;
 
 pub(crate) fn models() -> Vec<Module> {
     let graph = |name: &str| {
@@ -112,13 +110,9 @@ fn joined(function: &Function, module: &Module, calls: [usize; 2]) -> Function {
 
 /// Whether one kernel can compute all that a function does.
 fn is_one_kernel(function: &Function) -> bool {
-    let is_leaf = |op: &Op| {
-        let made = matches!(op, Op::Constant { .. } | Op::Iota { .. } | Op::Random { .. });
-        made || matches!(op, Op::Broadcast { .. })
-    };
     let computed = (0..function.nodes.len()).filter(|at| !is_leaf(&function.nodes[*at].op));
     let computed: Vec<usize> = computed.collect();
-    computed.len() <= NODES_MAX && Domain::of(function, &computed).is_some()
+    computed.len() <= GROUP_NODES_MAX && Domain::of(function, &computed).is_some()
 }
 
 /// The pairs of kernels that a function calls, and those that could be one.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use codegen::domain::Domain;
-use codegen::fuse::fuse;
+use codegen::fuse::{fuse, is_leaf};
 use codegen::grouping::Choice;
 use codegen::tile::lower_kernel;
 use ir::build::Builder;
@@ -17,12 +17,6 @@ use crate::fusions::{halves, models};
 
 /// The most nodes of a function all of whose groupings are enumerated: 4,140.
 const NODES_MAX: usize = 8;
-
-/// What is computed again wherever it is read.
-fn is_leaf(op: &Op) -> bool {
-    let made = matches!(op, Op::Constant { .. } | Op::Iota { .. } | Op::Random { .. });
-    made || matches!(op, Op::Broadcast { .. })
-}
 
 /// A function of up to eight nodes that kernels compute: elementwise ops, reductions of rows and
 /// columns, broadcasts of both, with products and views between, some of whose values are results.
