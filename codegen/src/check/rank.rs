@@ -38,6 +38,8 @@ pub(super) struct Rank<'a> {
     instruction: Option<usize>,
     /// What is read by the call that is being made.
     call_label: Label,
+    /// The bytes to which the current call has added something.
+    added: Vec<Range<u64>>,
     /// Whether it has told the others of its collective.
     has_arrived: bool,
     /// The calls that belong to one micro-batch, in order.
@@ -103,6 +105,7 @@ impl<'a> Rank<'a> {
             step: 0,
             instruction: None,
             call_label: Labels::NONE,
+            added: Vec::new(),
             has_arrived: false,
             made: Vec::new(),
             unlabelled: Vec::new(),
@@ -190,6 +193,7 @@ impl<'a> Rank<'a> {
                 self.memory.clear(range);
             }
             self.call_label = Labels::NONE;
+            self.added.clear();
             self.instruction = Some(0);
             return true;
         };
@@ -263,9 +267,12 @@ impl<'a> Rank<'a> {
         let mut label = Labels::NONE;
         for (place, used) in inputs.iter().zip(&effects.reads) {
             for run in &used.runs {
-                let seen = self.read(world, place, run.clone(), used.dtype);
-                self.check_sums(world, place, run);
-                label = world.labels.union(label, seen.label);
+                let mut seen = self.read(world, place, run.clone(), used.dtype).label;
+                match self.own_term(world, place, run) {
+                    Some(own) => seen = own,
+                    None => self.check_sums(world, place, run),
+                }
+                label = world.labels.union(label, seen);
             }
         }
         self.note(world, label);
@@ -300,6 +307,8 @@ impl<'a> Rank<'a> {
                 label = turn.map_or(label, |microbatch| world.labels.of(microbatch));
             }
             if used.adds {
+                let start = place.range.start;
+                self.added.push(start + run.start..start + run.end);
                 let old = self.read(world, place, run.clone(), used.dtype);
                 label = world.labels.union(label, old.label);
                 if old.is_total || is_total {
@@ -312,6 +321,28 @@ impl<'a> Rank<'a> {
             }
             self.write(world, place, run.clone(), (used.dtype, label));
         }
+    }
+
+    /// The label of a term of a gradient that the current call has written and reads again, as it
+    /// may before anything is added: other gradients are linear in it.
+    fn own_term(
+        &self,
+        world: &mut World<'_, 'a>,
+        place: &Place,
+        run: &Range<u64>,
+    ) -> Option<Label> {
+        if !self.is_only_term(world, place) {
+            return None;
+        }
+        let start = place.range.start;
+        let (first, end) = (start + run.start, start + run.end);
+        let is_added = self.added.iter().any(|added| added.start < end && first < added.end);
+        let is_own = |note: Option<Note>| note.is_some_and(|n| n.step == Some(self.step));
+        let mut notes = self.notes(place, run.clone()).into_iter();
+        if is_added || !notes.all(|(_, _, note)| is_own(note)) {
+            return None;
+        }
+        self.turns[self.step].map(|microbatch| world.labels.of(microbatch))
     }
 
     /// Whether a place is a gradient, of one micro-batch in all: that is not added to.
