@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use ir::build::Builder;
-use ir::factors::{Factor, Offset, canonical, factors, make_local, term_ways};
+use ir::factors::{Factor, Offset, canonical, factors, make_local, term_ways, zeros};
 use ir::op::{Collective, Combiner};
 use ir::sharding::{Layout, Piece, pieces};
 use ir::{Axis, Bindings, Dim, Function, Kind, Module, Node, Op, Sharding, TensorType, ValueId};
@@ -79,13 +79,38 @@ impl Choice {
     }
 }
 
+/// The operands of a node as they lie on one axis.
+#[derive(Clone, Copy, Debug)]
+pub struct Operands<'o> {
+    /// How each lies.
+    pub layouts: &'o [Layout],
+    /// The elements of each.
+    pub sizes: &'o [u64],
+    /// Whether each is zero, where that is known: a zero is a term of what others are terms of.
+    pub zeros: &'o [bool],
+}
+
+impl Operands<'_> {
+    /// What it takes to bring an operand to a layout: more than zero where something is done, and
+    /// its elements more where they are moved. None where it cannot be had.
+    fn moved(&self, at: usize, to: Layout) -> Option<u64> {
+        let is_zero = || self.zeros.get(at) == Some(&true);
+        match (self.layouts[at], to) {
+            (from, to) if from == to => Some(0),
+            (Layout::Replicated, Layout::Partial(_)) if is_zero() => Some(0),
+            (_, Layout::Partial(_)) => None,
+            (Layout::Replicated, Layout::Cut { .. }) => Some(1),
+            _ => Some(2 + self.sizes[at]),
+        }
+    }
+}
+
 /// The choice on one axis that yields `results`, moving the fewest elements of the operands.
 /// None when the node cannot yield them.
 pub fn choose(
     node: &Node,
     factors: &[Factor],
-    operands: &[Layout],
-    sizes: &[u64],
+    operands: &Operands<'_>,
     results: &[Layout],
 ) -> Option<Choice> {
     let cuts = (0..factors.len()).map(Choice::Cut);
@@ -97,13 +122,7 @@ pub fn choose(
         if yields != results {
             continue;
         }
-        let moved =
-            operands.iter().zip(&wanted).zip(sizes).map(|((from, to), size)| match (from, to) {
-                _ if from == to => Some(0),
-                (_, Layout::Partial(_)) => None,
-                (Layout::Replicated, Layout::Cut { .. }) => Some(1),
-                _ => Some(2 + size),
-            });
+        let moved = wanted.iter().enumerate().map(|(at, to)| operands.moved(at, *to));
         let Some(moved) = moved.sum::<Option<u64>>() else { continue };
         if best.as_ref().is_none_or(|(least, _)| moved < *least) {
             best = Some((moved, choice));
@@ -173,6 +192,7 @@ pub(crate) fn partition_bound(
             place,
             builder,
             shards: HashMap::new(),
+            zeros: zeros(global),
             origin: &mut origin,
         };
         for param in global.params() {
@@ -204,6 +224,8 @@ struct Partition<'a> {
     builder: Builder<'a>,
     /// The local value of a global value in some layouts.
     shards: HashMap<(ValueId, Layouts), ValueId>,
+    /// Which global values are zero.
+    zeros: Vec<bool>,
     origin: &'a mut Vec<Option<ValueId>>,
 }
 
@@ -329,6 +351,7 @@ impl Partition<'_> {
                 let whole = self.builder.push(&format!("{name}.gather"), op, &[local]);
                 self.cut(&name, whole, &sizes, to, axis)?
             }
+            (Layout::Replicated, Layout::Partial(_)) if self.zeros[value.index()] => local,
             (Layout::Replicated, Layout::Partial(_)) => {
                 return Err(format!("`%{name}` is whole and cannot become partial"));
             }
@@ -368,10 +391,12 @@ impl Partition<'_> {
             node.results.iter().map(|r| self.produced(*r)).collect::<Result<_, _>>()?;
         let elements = |o: &ValueId| self.global.ty(*o).count().unwrap_or(0) as u64;
         let sizes: Vec<u64> = node.operands.iter().map(elements).collect();
+        let zeros: Vec<bool> = node.operands.iter().map(|o| self.zeros[o.index()]).collect();
         for axis in 0..VALUE_AXES.len() {
             let from: Vec<Layout> = produced.iter().map(|l| l[axis]).collect();
             let yields: Vec<Layout> = results.iter().map(|l| l[axis]).collect();
-            let choice = choose(node, &factors[axis], &from, &sizes, &yields).ok_or_else(|| {
+            let operands = Operands { layouts: &from, sizes: &sizes, zeros: &zeros };
+            let choice = choose(node, &factors[axis], &operands, &yields).ok_or_else(|| {
                 let name = &self.global.value(node.results[0]).name;
                 let axis = VALUE_AXES[axis];
                 format!("no way to compute `%{name}` as {yields:?} on {axis} from {from:?}")

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-use ir::factors::is_zero;
+use ir::factors::zeros;
 use ir::op::Combiner;
 use ir::sharding::{Layout, pieces};
 use ir::{Axis, Class, Function, Module, Op, Plan, ValueId};
@@ -118,7 +118,7 @@ fn in_call(module: &Module, plan: &Plan, call: &Call, param: usize) -> Result<Li
             let [on_dp, on_tp] = of(&gradient.value(grad).name)?;
             // All gradients are summed over data-parallel ranks: a whole one would count again.
             let is_sum = matches!(on_dp, Layout::Partial(Combiner::Sum));
-            if plan.mesh.dp > 1 && !is_sum && !is_zero(gradient, grad) {
+            if plan.mesh.dp > 1 && !is_sum && !zeros(gradient)[grad.index()] {
                 let function = &call.function;
                 return Err(format!("the gradient `@{function}.%d.{name}` is no sum over dp"));
             }

@@ -133,22 +133,24 @@ pub fn canonical(
 /// Whether an op maps partial operands to a partial result, term by term.
 pub fn passes_partial(op: &Op) -> bool {
     match op.class() {
-        Class::View => true,
+        Class::View | Class::Join | Class::Indexed => true,
         Class::Elementwise => {
             matches!(op, Op::Unary(Unary::Neg) | Op::Binary(Binary::Add | Binary::Sub))
         }
         Class::Reduction => matches!(op, Op::Reduce { combiner: Combiner::Sum, .. }),
-        Class::Indexed => matches!(op, Op::Gather { .. } | Op::ScatterAdd { .. }),
         Class::Scan => matches!(op, Op::Cumulative { combiner: Combiner::Sum, .. }),
-        Class::Source | Class::Product | Class::Join | Class::Call | Class::Collective => false,
+        Class::Source | Class::Product | Class::Call | Class::Collective => false,
     }
 }
 
 /// Whether an operand of an op that passes partial values on is a term; if not, it is an index and
 /// every rank needs it whole.
 fn is_term(op: &Op, operand: usize) -> bool {
-    let is_index = (matches!(op, Op::Gather { .. }) && operand == 1)
-        || (matches!(op, Op::ScatterAdd { .. }) && operand == 0);
+    let is_index = match operand {
+        0 => matches!(op, Op::ScatterAdd { .. }),
+        1 => matches!(op, Op::Gather { .. } | Op::Scatter { .. } | Op::DynamicSlice { .. }),
+        _ => matches!(op, Op::DynamicUpdateSlice { .. }) && operand == 2,
+    };
     passes_partial(op) && !is_index
 }
 
@@ -173,16 +175,31 @@ pub fn term_ways(op: &Op, operands: usize) -> Vec<Vec<bool>> {
     }
 }
 
-/// Whether a value is zero throughout: a constant, seen through views. Zero is a sum of zeros, on
-/// however many ranks.
-pub fn is_zero(function: &Function, value: ValueId) -> bool {
-    let made = function.nodes.iter().find(|node| node.results.contains(&value));
-    made.is_some_and(|node| {
-        if let Op::Constant { value, .. } = node.op {
-            return value == 0.0;
-        }
-        node.op.class() == Class::View && is_zero(function, node.operands[0])
-    })
+/// Whether operands that lie so on an axis are what one of the [`term_ways`] takes: terms where it
+/// takes terms, and none elsewhere. Of each it is told whether it is zero, and so a term of any
+/// sum; zeros alone are no terms, as nothing is to be summed.
+pub fn are_terms(way: &[bool], operands: impl Iterator<Item = (Layout, bool)>) -> bool {
+    let mut any = false;
+    let fits = operands.zip(way).all(|((layout, is_zero), takes_term)| {
+        let is_term = layout == Layout::Partial(Combiner::Sum);
+        any |= is_term;
+        is_term == *takes_term || (is_zero && layout == Layout::Replicated)
+    });
+    fits && any
+}
+
+/// For each value of a function whether it is zero throughout: a constant, seen through views. Zero
+/// is a sum of zeros, on however many ranks.
+pub fn zeros(function: &Function) -> Vec<bool> {
+    let mut zeros = vec![false; function.values.len()];
+    for node in &function.nodes {
+        zeros[node.results[0].index()] = if let Op::Constant { value, .. } = node.op {
+            value == 0.0
+        } else {
+            node.op.class() == Class::View && zeros[node.operands[0].index()]
+        };
+    }
+    zeros
 }
 
 fn factor(units: &Dim, operands: Vec<Layout>, results: Vec<Layout>) -> Factor {

@@ -14,11 +14,11 @@
 //! Deliberately absent: the planner executes nothing but kernels that it measures, knows no
 //! communicator (the caller measures those), and never matches on op kinds to decide how to cut.
 //!
-//! Reading order: [`divisors`] is arithmetic; [`quantity`], [`link`], [`machine`], [`calibration`] and [`cluster`] are what
-//! there is; [`configuration`] and [`estimate`] price uniform plans in closed form; [`mod@shard`]
-//! cuts the inside of layers; [`price`] and [`simulate`] say how long, [`footprint`] how large;
-//! [`limits`] and [`mod@search`] decide, [`space`] where there is too much to compile; [`check`]
-//! doubts; [`explain`] and [`fit`] tell.
+//! Reading order: [`divisors`] is arithmetic; [`quantity`], [`link`], [`machine`], [`calibration`]
+//! and [`cluster`] are what there is; [`configuration`] and [`estimate`] price uniform plans in
+//! closed form; [`mod@shard`] cuts the inside of layers; [`price`] and [`simulate`] say how long,
+//! [`footprint`] how large; [`limits`] and [`mod@search`] decide, [`space`] where there is too much
+//! to compile; [`check`] doubts; [`explain`] and [`fit`] tell.
 //!
 //! # Diagnostics
 //!

@@ -14,6 +14,7 @@ mod artefact;
 mod check;
 mod chunks;
 mod cli;
+mod copies;
 mod fusions;
 mod gpt2;
 mod graphs;

@@ -1,9 +1,13 @@
-//! Factors: an op on pieces, put together again, is the op on the whole.
+//! Factors: an op on pieces, put together again, is the op on the whole; and an op on terms, where
+//! it is linear in them, is a sum of terms.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use gantline_ir::build::Builder;
 use gantline_ir::dim::Bindings;
 use gantline_ir::eval::{eval, eval_op};
-use gantline_ir::factors::{Factor, factors, make_local};
+use gantline_ir::factors::{Factor, factors, make_local, term_ways};
+use gantline_ir::op::Combiner;
 use gantline_ir::sharding::{Layout, pieces};
 use gantline_ir::{Dim, Function, Kind, Module, Op, Tensor};
 
@@ -86,7 +90,7 @@ fn in_parts(case: &Case, factor: &Factor, result: &Tensor, ranks: usize) -> Vec<
 /// For each op the factors that were tried; ops without one are those that need the whole.
 #[test]
 fn pieces_of_every_factor_make_the_whole() {
-    let mut tried = std::collections::BTreeMap::new();
+    let mut tried = BTreeMap::new();
     for seed in seeds(60) {
         let mut r = Draws::new(seed);
         for kind in kinds() {
@@ -119,5 +123,84 @@ fn pieces_of_every_factor_make_the_whole() {
         |op: &Op| matches!(op, Op::FoldKey { .. } | Op::Call { .. } | Op::Collective { .. });
     if std::env::var("SEED").is_err() {
         assert!(untried.iter().all(needs_whole), "no factor was tried of {untried:?}");
+    }
+}
+
+/// Random terms of a value, one for each rank.
+fn terms_of(x: &Tensor, ranks: usize, r: &mut Draws) -> Vec<Tensor> {
+    let mut rest = x.to_f64();
+    let mut terms = Vec::new();
+    for _ in 1..ranks {
+        let term = r.signed(&x.dims);
+        rest.iter_mut().zip(term.to_f64()).for_each(|(rest, term)| *rest -= term);
+        terms.push(term);
+    }
+    terms.push(Tensor::f64(&x.dims, rest));
+    terms
+}
+
+/// Whether the results of ranks that hold terms of the marked operands sum to the result.
+fn is_sum(case: &Case, is_term: &[bool], ranks: usize, r: &mut Draws) -> bool {
+    let held: Vec<Vec<Tensor>> = case
+        .operands
+        .iter()
+        .zip(is_term)
+        .map(|(x, is_term)| if *is_term { terms_of(x, ranks, r) } else { vec![x.clone(); ranks] })
+        .collect();
+    let of_rank = |rank: usize| {
+        let operands: Vec<&Tensor> = held.iter().map(|of_ranks| &of_ranks[rank]).collect();
+        eval_one(case.op.clone(), &operands)
+    };
+    let parts: Vec<Tensor> = (0..ranks).map(of_rank).collect();
+    let result = eval_one(case.op.clone(), &case.operands.iter().collect::<Vec<_>>());
+    let sum = whole(&parts, Layout::Partial(Combiner::Sum));
+    sum.max_relative_difference(&result) <= 1e-9
+}
+
+/// What tells ops apart that differ in whether they are linear.
+fn kind_of(op: &Op) -> String {
+    let name = gantline_ir::infer::name(op);
+    if let Op::Reduce { combiner, .. } | Op::Cumulative { combiner, .. } = op {
+        return format!("{name} {}", combiner.name());
+    }
+    name.to_owned()
+}
+
+/// Every set of operands is tried: an op takes terms of the largest sets in which it is linear on
+/// all cases, and of no other. A cast is linear only where it does not round.
+#[test]
+fn ops_take_terms_where_they_are_linear() {
+    // For each kind of op, how many operands it has, and the sets that were linear so far.
+    let mut known: BTreeMap<String, (Op, usize, BTreeSet<Vec<bool>>)> = BTreeMap::new();
+    for seed in seeds(60) {
+        let mut r = Draws::new(seed);
+        for kind in kinds() {
+            if matches!(kind, Op::Call { .. } | Op::Collective { .. } | Op::Cast { .. }) {
+                continue;
+            }
+            for case in cases(&kind, &mut r) {
+                let is_float: Vec<bool> =
+                    case.operands.iter().map(|x| x.dtype.is_float()).collect();
+                let count = is_float.len();
+                let sets = (1..1 << count).map(|bits: usize| -> Vec<bool> {
+                    (0..count).map(|at| bits >> at & 1 == 1).collect()
+                });
+                let fits = |set: &Vec<bool>| set.iter().zip(&is_float).all(|(t, f)| *f || !*t);
+                let yields = eval_one(case.op.clone(), &case.operands.iter().collect::<Vec<_>>());
+                let all: BTreeSet<_> = sets.filter(fits).collect();
+                let all = if yields.dtype.is_float() { all } else { BTreeSet::new() };
+                let entry = known.entry(kind_of(&case.op));
+                let (_, _, linear) = entry.or_insert((case.op.clone(), count, all));
+                let ranks = 2 + r.below(3);
+                linear.retain(|set| is_sum(&case, set, ranks, &mut r));
+            }
+        }
+    }
+    for (kind, (op, operands, linear)) in known {
+        let is_part = |a: &[bool], b: &[bool]| a != b && a.iter().zip(b).all(|(a, b)| *b || !*a);
+        let is_largest = |set: &&Vec<bool>| !linear.iter().any(|other| is_part(set, other));
+        let wanted: BTreeSet<Vec<bool>> = linear.iter().filter(is_largest).cloned().collect();
+        let found: BTreeSet<Vec<bool>> = term_ways(&op, operands).into_iter().collect();
+        assert_eq!(found, wanted, "{kind}");
     }
 }

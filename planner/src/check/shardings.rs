@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ir::factors::{Factor, canonical, factors, is_zero, term_ways};
+use ir::factors::{Factor, are_terms, canonical, factors, term_ways, zeros};
 use ir::op::Combiner;
 use ir::plan::FunctionPlan;
 use ir::sharding::pieces;
@@ -157,12 +157,13 @@ impl Layer<'_> {
     }
 
     fn check_nodes(&mut self, bound: &Module) {
+        let zeros = zeros(self.function);
         for node in &self.function.nodes {
             let all = factors(node, self.function, bound);
             for axis in AXES {
                 let ranks = self.plan.mesh.size(axis);
                 let factors = canonical(all.clone(), node, self.function, ranks);
-                if ranks > 1 && !self.is_computable(node, &factors, axis) {
+                if ranks > 1 && !self.is_computable(node, &factors, &zeros, axis) {
                     let name = &self.function.value(node.results[0]).name;
                     let op = ir::infer::name(&node.op);
                     let headline =
@@ -176,17 +177,15 @@ impl Layer<'_> {
 
     /// Whether whole operands, pieces along one factor, or terms give the results as planned, and
     /// the operands can be brought there.
-    fn is_computable(&self, node: &Node, factors: &[Factor], axis: Axis) -> bool {
+    fn is_computable(&self, node: &Node, factors: &[Factor], zeros: &[bool], axis: Axis) -> bool {
         let results = || node.results.iter().map(|r| self.layout(*r, axis));
-        let operands = || node.operands.iter().map(|o| self.layout(*o, axis));
         if results().all(|r| r == Layout::Replicated) {
             return true;
         }
-        let is_so = |way: &Vec<bool>| {
-            operands().zip(way).all(|(layout, is_term)| (layout == TERM) == *is_term)
-        };
+        let is_zero = |operand: &ValueId| zeros[operand.index()];
+        let operands = || node.operands.iter().map(|o| (self.layout(*o, axis), is_zero(o)));
         let mut ways = term_ways(&node.op, node.operands.len()).into_iter();
-        if results().all(|r| r == TERM) && ways.any(|way| is_so(&way)) {
+        if results().all(|r| r == TERM) && ways.any(|way| are_terms(&way, operands())) {
             return true;
         }
         factors.iter().any(|factor| {
@@ -223,7 +222,7 @@ impl Layer<'_> {
             }
             let dp = self.plan.mesh.dp;
             let is_sum = self.layout(*gradient, Axis::Dp) == TERM;
-            if dp > 1 && !is_sum && !is_zero(self.function, *gradient) {
+            if dp > 1 && !is_sum && !zeros(self.function)[gradient.index()] {
                 let headline =
                     format!("the gradient of `%{name}` is whole on each rank of dp={dp}");
                 self.report("E3306", format!("{headline}: their sum counts it {dp} times"));

@@ -4,7 +4,7 @@
 //! a second reader of a resharded value pays nothing. What was gathered in the forward pass is
 //! gathered again in the backward pass, as nobody keeps gathered values; reduced ones are kept.
 
-use codegen::partition::choose;
+use codegen::partition::{Operands, choose};
 use ir::op::Combiner;
 use ir::sharding::largest_piece;
 use ir::{Layout, ValueId};
@@ -264,7 +264,9 @@ fn advance<'s>(
     if way.ambiguous {
         let from: Option<Vec<Layout>> = node.operands.iter().map(|o| next.layout(*o)).collect();
         let sizes: Vec<u64> = node.operands.iter().map(|o| problem.elements[o.index()]).collect();
-        let chosen = choose(node, &step.factors, &from?, &sizes, &way.yields)?;
+        // Terms are summed before they meet zeros.
+        let operands = Operands { layouts: &from?, sizes: &sizes, zeros: &[] };
+        let chosen = choose(node, &step.factors, &operands, &way.yields)?;
         if chosen != way.choice {
             return None;
         }
