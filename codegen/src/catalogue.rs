@@ -2,7 +2,7 @@
 
 use ir::module::Attributes;
 use ir::op::{Binary, Combiner, Einsum, Windows};
-use ir::{DType, Dim, Function, Op, TensorType};
+use ir::{DType, Function, Op, TensorType};
 use kernels::Kernel;
 use kernels::kernel::{
     Attention, Copy, CopyLoop, Dropout, Fill, Gather, Line, Lines, LoopAB, LoopABC, LoopAC, LoopBC,
@@ -11,7 +11,7 @@ use kernels::kernel::{
 use kernels::rows::{Access, BinaryOp, Draw, Instr, Output, ReduceOp, RowInput, Rows, UnaryOp};
 
 use crate::refusal::Refusal;
-use crate::tile::{digits, global_places};
+use crate::tile::{Places, digits, global_places};
 
 /// Composites that have a kernel of their own; all others are inlined before planning.
 pub const CATALOGUE: [&str; 12] = [
@@ -76,8 +76,9 @@ pub fn kernel_of_op(
             Ok(Kernel::Fill(Fill { len: sizes.iter().product(), value: *value, dtype: *dtype }))
         }
         Op::Iota { dim, start, dtype, .. } => Ok(Kernel::Rows(count(*dim, *start, *dtype, &sizes))),
-        Op::Random { salt, start, extent, dtype, .. } => {
-            Ok(Kernel::Rows(drawn(*salt, start, extent, *dtype, &sizes)))
+        Op::Random { salt, start, extent, per_sample, dtype, .. } => {
+            let places = global_places(start, extent, *per_sample);
+            Ok(Kernel::Rows(drawn(*salt, places, *dtype, &sizes)))
         }
         Op::Broadcast { new, .. } => Ok(Kernel::Copy(repeat(new, &sizes, result.dtype))),
         Op::Slice { dim, start, .. } => {
@@ -281,10 +282,9 @@ fn count(dim: usize, start: i64, dtype: DType, sizes: &[usize]) -> Rows {
 }
 
 /// Draws, stored: for what reads them and is no block program.
-fn drawn(salt: u32, start: &[i64], global: &[Dim], dtype: DType, sizes: &[usize]) -> Rows {
+fn drawn(salt: u32, places: Places, dtype: DType, sizes: &[usize]) -> Rows {
     let count: usize = sizes.iter().product();
-    let (strides, offset) = global_places(start, global);
-    let sample_stride = strides.first().map_or(0, |stride| *stride as u64);
+    let Places { strides, offset, sample_stride } = places;
     let row = digits(sizes, &strides);
     let draw = Draw { key: 0, salt, row, col: Vec::new(), offset, sample_stride };
     let key = RowInput { dtype: DType::U32, access: Access::scalar() };

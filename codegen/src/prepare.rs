@@ -7,7 +7,7 @@
 use ir::rewrite::report::Report;
 use ir::rewrite::saturate::Selection;
 use ir::rewrite::{Options, simplify};
-use ir::{Diagnostic, Module, Span};
+use ir::{Diagnostic, Dim, Kind, Module, Op, Span};
 
 use crate::calls::Calls;
 use crate::catalogue::is_in_catalogue;
@@ -67,7 +67,8 @@ fn prepare_for(purpose: Purpose, module: Module, entry: &str) -> Result<Module, 
 /// Prepares a module; what recognition and simplification did is returned beside it.
 ///
 /// # Errors
-/// `E2001` when the entry is no list of calls, and what differentiation reports.
+/// `E2001` when the entry is no list of calls, `E2003` when a composite draws what no kernel draws,
+/// and what differentiation reports.
 pub fn prepare(
     mut module: Module,
     entry: &str,
@@ -89,6 +90,7 @@ pub fn prepare(
         after("autodiff", &module);
     }
     ir::inline::inline_composites(&mut module, is_in_catalogue);
+    place_draws(&mut module)?;
     after("inline", &module);
     let simplified = simplify(&mut module, &rules(false));
     for function in &mut module.functions {
@@ -97,6 +99,37 @@ pub fn prepare(
     ir::inline::remove_unused_composites(&mut module);
     after("simplify", &module);
     Ok((module, [recognised, simplified]))
+}
+
+/// Says of each draw which of its elements belong to one sample, as long as the dims tell: draws of
+/// what counts no samples are the same on all ranks and for all micro-batches.
+fn place_draws(module: &mut Module) -> Result<(), Diagnostic> {
+    let sample = Dim::symbol(Dim::BATCH);
+    for function in &mut module.functions {
+        let is_composite = matches!(function.kind, Kind::Composite { .. });
+        for node in &mut function.nodes {
+            let Op::Random { dims, per_sample, .. } = &mut node.op else { continue };
+            let Some(first) = dims.first() else { continue };
+            let count = match first.mentions(Dim::BATCH) {
+                true => first.ratio(&sample).and_then(|count| u32::try_from(count).ok()),
+                false => Some(0),
+            };
+            match count {
+                // The kernels of composites count one.
+                Some(count) if count == *per_sample || !is_composite => *per_sample = count,
+                Some(_) | None => return Err(unplaced(&function.name, first)),
+            }
+        }
+    }
+    Ok(())
+}
+
+fn unplaced(function: &str, first: &Dim) -> Diagnostic {
+    let headline =
+        format!("`@{function}` draws numbers along `{first}`, which no kernel tells by samples");
+    Diagnostic::error("E2003", Span::of(format!("@{function}")), headline)
+        .note("what a rank draws begins at its first sample")
+        .help(format!("make `{}` the first dim of what is dropped", Dim::BATCH))
 }
 
 fn layers(module: &Module, entry: &str) -> Result<Vec<String>, Diagnostic> {

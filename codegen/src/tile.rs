@@ -301,10 +301,10 @@ impl Lower<'_> {
                 let rounds = *dtype == DType::F32 && self.dtype == DType::F64;
                 if rounds { self.push(Instr::Unary { op: UnaryOp::Single, x }) } else { x }
             }
-            Op::Random { salt, start, extent: global, .. } => {
+            Op::Random { salt, start, extent: global, per_sample, .. } => {
                 let key = self.input(node.operands[0], Access::scalar());
-                let draw = self.draw(key, *salt, (start, global), extent);
-                self.push(Instr::Random(draw))
+                let places = global_places(start, global, *per_sample);
+                self.push(Instr::Random(self.draw(key, *salt, places, extent)))
             }
             Op::Broadcast { new, .. } => self.broadcast(node, new, extent),
             op => unreachable!("`{}` is no leaf", ir::infer::name(op)),
@@ -341,14 +341,13 @@ impl Lower<'_> {
         Instr::Index { row, col_stride: usize::from(!in_rows), base: start }
     }
 
-    fn draw(&self, key: usize, salt: u32, of: (&[i64], &[Dim]), extent: Extent) -> Draw {
-        let (strides, offset) = global_places(of.0, of.1);
+    fn draw(&self, key: usize, salt: u32, places: Places, extent: Extent) -> Draw {
+        let Places { strides, offset, sample_stride } = places;
         let split = self.domain.split;
         let col = match extent {
             Extent::Full => digits(&self.domain.sizes[split..], &strides[split..]),
             Extent::Row | Extent::Column | Extent::Total => Vec::new(),
         };
-        let sample_stride = strides.first().map_or(0, |s| *s as u64);
         Draw { key, salt, row: self.row_digits(&strides[..split]), col, offset, sample_stride }
     }
 
@@ -366,14 +365,24 @@ impl Lower<'_> {
     }
 }
 
-/// Of a draw: the strides of the global tensor, and the place in it of the first local element.
-pub(crate) fn global_places(start: &[i64], global: &[Dim]) -> (Vec<usize>, u64) {
+/// Where the elements of a draw are in the global tensor.
+pub(crate) struct Places {
+    /// The strides of the global tensor.
+    pub(crate) strides: Vec<usize>,
+    /// The place of the first local element, for the first sample.
+    pub(crate) offset: u64,
+    /// How much further that is for the next sample.
+    pub(crate) sample_stride: u64,
+}
+
+pub(crate) fn global_places(start: &[i64], global: &[Dim], per_sample: u32) -> Places {
     let mut strides = vec![1_usize; start.len()];
     for dim in (0..start.len().saturating_sub(1)).rev() {
         strides[dim] = strides[dim + 1] * global[dim + 1].as_constant().unwrap_or(1) as usize;
     }
     let offset = start.iter().zip(&strides).map(|(s, stride)| *s as u64 * *stride as u64).sum();
-    (strides, offset)
+    let sample_stride = strides.first().map_or(0, |stride| *stride as u64 * u64::from(per_sample));
+    Places { strides, offset, sample_stride }
 }
 
 /// A number as a type holds it.

@@ -130,9 +130,10 @@ pub fn eval_op(op: &Op, operands: &[&Tensor], bindings: &Bindings) -> Result<Ten
     Ok(match op {
         Op::Constant { value, dtype, dims } => Tensor::filled(held(*dtype)?, &sizes(dims), *value),
         Op::Iota { dim, start, dtype, dims } => iota(*dim, *start, held(*dtype)?, &sizes(dims)),
-        Op::Random { salt, start, extent, dtype, dims } => {
-            let dims = sizes(dims);
-            let draws = random(key(x(0)), *salt, start, &sizes(extent), &dims);
+        Op::Random { salt, start, extent, per_sample, dtype, dims } => {
+            let (key, dims) = (key(x(0)), sizes(dims));
+            let first = u64::from(key.sample) * u64::from(*per_sample);
+            let draws = random(key.stream(*salt), first, start, &sizes(extent), &dims);
             Tensor::from_f64(held(*dtype)?, &dims, draws)
         }
         Op::FoldKey { salt } => Tensor::key(key(x(0)).fold(*salt)),
@@ -204,13 +205,12 @@ fn iota(dim: usize, start: i64, dtype: DType, dims: &[usize]) -> Tensor {
 }
 
 /// Each element is the draw at its row-major index in the global tensor, whose first dim starts at
-/// the key's sample.
-fn random(key: Key, salt: u32, start: &[i64], extent: &[usize], dims: &[usize]) -> Vec<f64> {
-    let stream = key.stream(salt);
+/// the index `first`.
+fn random(stream: u64, first: u64, start: &[i64], extent: &[usize], dims: &[usize]) -> Vec<f64> {
     let steps = strides(extent);
     let origin = start.iter().zip(&steps).enumerate().map(|(at, (start, step))| {
-        let sample = if at == 0 { u64::from(key.sample) } else { 0 };
-        (*start as u64 + sample) * *step as u64
+        let first = if at == 0 { first } else { 0 };
+        (*start as u64 + first) * *step as u64
     });
     let origin: u64 = origin.sum();
     let draw = |at: &usize| f64::from(uniform(stream, origin + *at as u64));

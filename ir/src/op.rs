@@ -314,7 +314,8 @@ pub enum Op {
         dims: Vec<Dim>,
     },
     /// `random salt=3 key` — uniform in `[0, 1)`, a function of the key, the salt and the element's
-    /// index in the global tensor (see [`crate::random`]).
+    /// index in the global tensor (see [`crate::random`]). Along the first dim that counts from the
+    /// key's sample: with `per_sample=0` all samples draw the same numbers.
     ///
     /// - (C1) the key is `u32[4]`
     /// - (C2) `start` and `extent` have one entry for every dim
@@ -325,6 +326,8 @@ pub enum Op {
         start: Vec<i64>,
         /// For each dim, the global size; that of the first is not used.
         extent: Vec<Dim>,
+        /// Indices of the first dim that belong to one sample; 0 where it counts no samples.
+        per_sample: u32,
         /// The element type of the result.
         dtype: DType,
         /// The dims of the result.

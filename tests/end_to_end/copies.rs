@@ -1,5 +1,5 @@
-//! Ranks that hold copies of the weights: whatever is computed of these, the sums over samples are
-//! those of the interpreter on the whole batch.
+//! Ranks that hold copies of the weights: whatever is computed of these, and drawn, the sums over
+//! samples are those of the interpreter on the whole batch.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -126,6 +126,101 @@ fn difference(
         worst = worst.max(off / largest);
     }
     Ok(worst)
+}
+
+/// What is drawn for weights, for all elements of samples and for samples.
+const DRAWN: [(&str, &str); 4] = [
+    (
+        "a mask of a weight",
+        "    %u: f64[16, 4] = random salt=1 %key
+    %p: f64[16, 4] = constant 0.5
+    %kept: bool[16, 4] = le %p %u
+    %zero: f64[16, 4] = constant 0.0
+    %v: f64[16, 4] = select %kept %w %zero
+    %y: f64[B, 16] = contract bi,oi->bo %x %v
+",
+    ),
+    (
+        "noise on a weight, stored",
+        "    %u: f64[16, 4] = random salt=1 %key
+    %turned: f64[4, 16] = transpose perm=[1, 0] %u
+    %back: f64[16, 4] = transpose perm=[1, 0] %turned
+    %v: f64[16, 4] = mul %w %back
+    %y: f64[B, 16] = contract bi,oi->bo %x %v
+",
+    ),
+    (
+        "one mask of all samples",
+        "    %u: f64[16] = random salt=1 %key
+    %mask: f64[B, 16] = broadcast new=[0] %u
+    %all: f64[B, 16] = contract bi,oi->bo %x %w
+    %y: f64[B, 16] = mul %all %mask
+",
+    ),
+    (
+        "a number for each result of a sample",
+        "    %u: f64[B, 16] = random salt=1 %key
+    %all: f64[B, 16] = contract bi,oi->bo %x %w
+    %y: f64[B, 16] = mul %all %u
+",
+    ),
+];
+
+/// Draws are those of the whole batch, on any number of ranks and in any number of micro-batches.
+#[test]
+fn draws_are_of_the_global_element() {
+    for (what, body) in DRAWN {
+        let module = model(&[("w", "f64[16, 4]")], body, 16);
+        let data = data(&module, &mut Draws::new(3));
+        for (dp, count) in [(1, 1), (1, 4), (2, 1), (2, 2), (4, 1), (4, 2)] {
+            let error = difference(&module, &data, dp, count);
+            let error = error.unwrap_or_else(|why| panic!("{what}, dp={dp}: {why}"));
+            assert!(error < 1e-9, "{what}, dp={dp}, {count} micro-batches: off by {error:e}");
+        }
+    }
+}
+
+/// Where samples and tokens are one dim, so many numbers are drawn for each sample.
+#[test]
+fn draws_of_tokens_are_told_apart_by_samples() {
+    let body = "    %flat: f64[4*B] = reshape %x
+    %u: f64[4*B] = random salt=1 %key
+    %noisy: f64[4*B] = mul %flat %u
+    %n: f64[B, 4] = reshape %noisy
+    %y: f64[B, 16] = contract bi,oi->bo %n %w
+";
+    let module = model(&[("w", "f64[16, 4]")], body, 16);
+    let data = data(&module, &mut Draws::new(3));
+    for count in [1, 2, 4] {
+        let error = difference(&module, &data, 1, count).expect("it is compiled");
+        assert!(error < 1e-9, "{count} micro-batches: off by {error:e}");
+    }
+}
+
+/// Samples that are not the first dim are told apart by no rank and no micro-batch.
+#[test]
+fn draws_along_another_dim_are_refused() {
+    let body = "    %u: f64[16, B] = random salt=1 %key
+    %mask: f64[B, 16] = transpose perm=[1, 0] %u
+    %all: f64[B, 16] = contract bi,oi->bo %x %w
+    %y: f64[B, 16] = mul %all %mask
+";
+    let module = model(&[("w", "f64[16, 4]")], body, 16);
+    let data = data(&module, &mut Draws::new(3));
+    assert!(difference(&module, &data, 1, 1).is_ok_and(|error| error < 1e-9));
+    for (dp, count) in [(2, 1), (1, 2), (2, 2)] {
+        let refused = difference(&module, &data, dp, count).expect_err("it cannot be drawn");
+        assert!(refused.contains("along the batch"), "{refused}");
+    }
+    let body = "    %u: f64[B+1, 16] = random salt=1 %key
+    %sum: f64[16] = reduce sum dims=[0] %u
+    %mask: f64[B, 16] = broadcast new=[0] %sum
+    %all: f64[B, 16] = contract bi,oi->bo %x %w
+    %y: f64[B, 16] = mul %all %mask
+";
+    let refused = prepare_training(model(&[("w", "f64[16, 4]")], body, 16), "loss");
+    let refused = refused.expect_err("one number too many belongs to no sample");
+    assert!(refused.code == "E2003" && refused.headline.contains("by samples"), "{refused:?}");
 }
 
 /// What is made of sums over samples before they are whole, and what needs them whole.

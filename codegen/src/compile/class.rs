@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ir::program::{Feed, Program, Step};
 use ir::sharding::Layout;
-use ir::{DType, Module, Plan, TensorType, ValueId};
+use ir::{DType, Dim, Function, Module, Node, Op, Plan, TensorType, ValueId};
 
 use super::{Compiler, Ends};
 use crate::calls::{Call, Calls, Operand};
@@ -95,6 +95,9 @@ impl<'a> Class<'a> {
         let Compiler { module, calls, evaluated, layers: shared, .. } = compiler;
         let (module, calls, evaluated) = (*module, &*calls, evaluated.as_ref());
         let own = own_calls(calls, plan, stage)?;
+        if plan.microbatch_count > 1 {
+            module.functions.iter().try_for_each(check_draws)?;
+        }
         let place = Place {
             sizes: [plan.mesh.dp, plan.mesh.tp],
             coordinates: [0, tensor],
@@ -232,6 +235,22 @@ impl<'a> Class<'a> {
             Source::Param(at) => operands.get(*at) == Some(&Operand::Value(value)),
             Source::Kept(result) => self.own[call].results.get(*result) == Some(&value),
         })
+    }
+}
+
+/// Samples of several micro-batches are told apart along the first dim of a draw only.
+fn check_draws(function: &Function) -> Result<(), String> {
+    let counts_samples = |dim: &Dim| dim.mentions(Dim::BATCH);
+    let is_off = |node: &&Node| {
+        let Op::Random { dims, .. } = &node.op else { return false };
+        dims.iter().skip(1).any(counts_samples)
+    };
+    match function.nodes.iter().find(is_off) {
+        Some(node) => Err(format!(
+            "`%{}` draws numbers along the batch, which is not its first dim",
+            function.value(node.result()).name
+        )),
+        None => Ok(()),
     }
 }
 

@@ -153,8 +153,12 @@ fn random_op(attrs: &Attrs, declared: &TensorType) -> Option<Op> {
     let extent = attrs.sizes("extent").unwrap_or_else(|| declared.dims.clone());
     let salt = u32::try_from(attrs.integer("salt")?).ok()?;
     let extent = extent.iter().all(Dim::is_size).then_some(extent)?;
+    let per_sample = match attrs.named.contains_key("per_sample") {
+        true => u32::try_from(attrs.integer("per_sample")?).ok()?,
+        false => 1,
+    };
     let dims = declared.dims.clone();
-    Some(Op::Random { salt, start, extent, dtype: declared.dtype, dims })
+    Some(Op::Random { salt, start, extent, per_sample, dtype: declared.dtype, dims })
 }
 
 fn collective(attrs: &Attrs, kind: Collective) -> Option<Op> {

@@ -71,8 +71,9 @@ fn attributes(op: &Op) -> String {
     match op {
         Op::Constant { value, .. } => format!(" {value:?}"),
         Op::Iota { dim, start, .. } => format!(" dim={dim} start={start}"),
-        Op::Random { salt, start, extent, .. } => {
-            format!(" salt={salt} start={} extent={}", list(start), list(extent))
+        Op::Random { salt, start, extent, per_sample, .. } => {
+            let places = format!(" salt={salt} start={} extent={}", list(start), list(extent));
+            if *per_sample == 1 { places } else { format!("{places} per_sample={per_sample}") }
         }
         Op::FoldKey { salt } => format!(" salt={salt}"),
         Op::Contract(einsum) => format!(" {einsum}"),

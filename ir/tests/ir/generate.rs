@@ -129,7 +129,8 @@ fn node(
             let start = ty.dims.iter().map(|_| r.below(3) as i64).collect();
             let extent = ty.dims.iter().map(|d| d + &Dim::from(2)).collect();
             let salt = r.below(5) as u32;
-            (Op::Random { salt, start, extent, dtype: DType::F64, dims: ty.dims }, vec![key])
+            let (per_sample, dtype) = (r.below(3) as u32, DType::F64);
+            (Op::Random { salt, start, extent, per_sample, dtype, dims: ty.dims }, vec![key])
         }
         Op::FoldKey { .. } => (Op::FoldKey { salt: r.below(9) as u32 }, vec![key]),
         Op::Unary(_) => (Op::Unary(Unary::ALL[r.below(Unary::ALL.len())]), vec![x]),

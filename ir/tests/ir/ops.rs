@@ -37,7 +37,8 @@ fn next(op: &Op) -> Option<Op> {
     Some(match op {
         Op::Constant { .. } => Op::Iota { dim: 1, start: 3, dtype, dims: dims() },
         Op::Iota { .. } => {
-            Op::Random { salt: 3, start: vec![0, 1], extent: dims(), dtype, dims: dims() }
+            let start = vec![0, 1];
+            Op::Random { salt: 3, start, extent: dims(), per_sample: 1, dtype, dims: dims() }
         }
         Op::Random { .. } => Op::FoldKey { salt: 1 },
         Op::FoldKey { .. } => Op::Unary(Unary::Neg),
@@ -83,7 +84,8 @@ pub(crate) fn cases(op: &Op, r: &mut Draws) -> Vec<Case> {
     let dim = r.below(ndim);
     match op {
         Op::Constant { .. } | Op::Iota { .. } => vec![case(op.clone(), [])],
-        Op::Random { .. } | Op::FoldKey { .. } => vec![case(op.clone(), [r.key()])],
+        Op::Random { .. } => [0, 1, 5].map(|rows| draw(op.clone(), rows, r)).into(),
+        Op::FoldKey { .. } => vec![case(op.clone(), [r.key()])],
         Op::Unary(_) => Unary::ALL.map(|how| unary(how, &dims, r)).into(),
         Op::Binary(_) => Binary::ALL.map(|how| binary(how, &dims, r)).into(),
         Op::Compare(_) => Comparison::ALL
@@ -160,6 +162,13 @@ pub(crate) fn cases(op: &Op, r: &mut Draws) -> Vec<Case> {
 
 fn case<const N: usize>(op: Op, operands: [Tensor; N]) -> Case {
     Case { op, operands: operands.into() }
+}
+
+fn draw(mut op: Op, rows: u32, r: &mut Draws) -> Case {
+    if let Op::Random { per_sample, .. } = &mut op {
+        *per_sample = rows;
+    }
+    case(op, [r.key()])
 }
 
 fn sizes(dims: &[usize]) -> Vec<Dim> {

@@ -125,10 +125,11 @@ pub(super) fn numbers(op: &Op) -> Vec<f64> {
         Op::Iota { start, .. } | Op::Gather { start, .. } | Op::ScatterAdd { start, .. } => {
             vec![*start as f64]
         }
-        Op::Random { salt, start, extent, .. } => {
+        Op::Random { salt, start, extent, per_sample, .. } => {
             let start = start.iter().map(|s| *s as f64);
             let extent = extent.iter().map(|e| e.as_constant().map_or(f64::NAN, |e| e as f64));
-            [f64::from(*salt)].into_iter().chain(start).chain(extent).collect()
+            let own = [f64::from(*salt), f64::from(*per_sample)];
+            own.into_iter().chain(start).chain(extent).collect()
         }
         Op::FoldKey { salt } => vec![f64::from(*salt)],
         Op::Slice { start, size, .. } => vec![*start as f64, *size as f64],
