@@ -15,13 +15,13 @@
 //! Legend: p stages, m micro-batches; F, B and W seconds of a stage's forward pass, of its backward
 //! pass, and of the part of that which only weights need (`bubble`).
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
 
 use rustc_hash::FxHashMap;
 
 use super::Estimator;
-use super::exchange::Exchanges;
+use super::exchange::{Copies, Exchanges};
 use super::price::{LayerPrice, Prices};
 use super::stage::{Run, Stage, hold, stage};
 use super::step::{After, Alone, Breakdown, Step, Terms};
@@ -166,6 +166,7 @@ pub struct Cuts<'a> {
     count: u64,
     is_far: bool,
     send_s: f64,
+    copies: OnceCell<Copies>,
     stages: Rc<Stages>,
 }
 
@@ -195,7 +196,8 @@ impl Estimator<'_> {
     ) -> Cuts<'a> {
         let terms = self.terms();
         let (is_far, send_s) = (terms.sends_far(c), terms.send_s(c, prices));
-        Cuts { terms, c, prices, sums, count, is_far, send_s, stages }
+        let copies = OnceCell::new();
+        Cuts { terms, c, prices, sums, count, is_far, send_s, copies, stages }
     }
 
     /// Whether the stages of a configuration are on different nodes.
@@ -416,7 +418,8 @@ impl Cuts<'_> {
         let (stage, exchanges) =
             *self.stages.0.borrow_mut().entry((index, from, to)).or_insert_with(|| {
                 let stage = stage(self.c, self.prices, &Cuts::run(index, from, to), self.is_far);
-                (stage, self.terms.exchanges(self.c, &stage, m))
+                let copies = self.copies.get_or_init(|| self.terms.copies(self.c));
+                (stage, self.terms.exchanges(self.c, copies, &stage, m))
             });
         (stage, self.terms.alone(self.c, &stage, exchanges, m))
     }
@@ -511,15 +514,21 @@ impl Cuts<'_> {
             all.collect::<Vec<_>>()
         });
         let [first, last] = &ends;
+        if p == 2 {
+            // What one stage has is not the other's.
+            let pairs = first.iter().filter_map(|(layers, first_s)| {
+                let at =
+                    last.binary_search_by_key(&(depth - layers), |(layers, _)| *layers).ok()?;
+                Some(first_s.max(last[at].1))
+            });
+            return pairs.fold(f64::INFINITY, f64::min);
+        }
         let most = [first, last].map(|end| end.last().map_or(0, |(layers, _)| *layers));
         // By layers: the least of a stage between with as many or more. One of those between has as
         // many as there are for each, or more.
-        let stages = (p - 2).max(1);
+        let stages = p - 2;
         let fewest = depth.saturating_sub(most[0] + most[1]).div_ceil(stages).max(1);
         let mut between_s = vec![f64::INFINITY; room.most_between as usize + 1];
-        if p == 2 {
-            between_s[0] = 0.0;
-        }
         for layers in fewest..=room.most_between {
             let begins = self.unlike(layers, [room.first[0], depth - room.last[0]]);
             let least = begins.filter_map(|from| alone_s(1, from, from + layers));
@@ -528,12 +537,10 @@ impl Cuts<'_> {
         for at in (1..between_s.len()).rev() {
             between_s[at - 1] = between_s[at - 1].min(between_s[at]);
         }
-        let pairs = first.iter().flat_map(|first| last.iter().map(move |last| (first, last)));
-        let least = pairs.filter_map(|((first, first_s), (last, last_s))| {
-            let between = depth.checked_sub(first + last)?.div_ceil(stages);
-            Some(first_s.max(*last_s).max(*between_s.get(between as usize)?))
-        });
-        least.fold(f64::INFINITY, f64::min)
+        least_of_pairs([first, last], |layers| {
+            let between = depth.saturating_sub(layers).div_ceil(stages);
+            between_s.get(between as usize).copied().unwrap_or(f64::INFINITY)
+        })
     }
 
     /// The first layers of all stages of so many layers that differ in the kinds of these, from a
@@ -552,6 +559,36 @@ impl Cuts<'_> {
             first.into_iter().chain(beyond..end).filter(move |from| from + layers <= high)
         })
     }
+}
+
+/// Not above the longest of a first stage, a last one and what `rest_s` says of the layers of both,
+/// whichever these are. Ends are layers, ascending, with seconds; the more layers they have, the
+/// less is the rest.
+fn least_of_pairs(ends: [&[(u32, f64)]; 2], rest_s: impl Fn(u32) -> f64) -> f64 {
+    // Seconds of as many layers or more.
+    let [first, last] = ends.map(|end| {
+        let mut end = end.to_vec();
+        for at in (1..end.len()).rev() {
+            end[at - 1].1 = end[at - 1].1.min(end[at].1);
+        }
+        end
+    });
+    let (mut first, mut last) = (&first[..], &last[..]);
+    let mut least_s = f64::INFINITY;
+    while let ([before @ .., (a, a_s)], [ahead @ .., (b, b_s)]) = (first, last) {
+        let (ends_s, rest_s) = (a_s.max(*b_s), rest_s(a + b));
+        least_s = least_s.min(ends_s.max(rest_s));
+        if rest_s >= ends_s {
+            break;
+        }
+        // The slower end with fewer layers alone can make it less.
+        if a_s >= b_s {
+            first = before;
+        } else {
+            last = ahead;
+        }
+    }
+    least_s
 }
 
 /// How many layers the stages of cuts can have that are fast enough.

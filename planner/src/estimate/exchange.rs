@@ -8,15 +8,30 @@ use super::style::{Exchange, Whole};
 use crate::configuration::{Configuration, Place, Zero};
 
 impl Terms<'_> {
+    /// The groups in which the copies of any stage exchange.
+    pub(super) fn copies(&self, c: &Configuration) -> Copies {
+        let all = [Group::data(c), Group::expert_copies(c)];
+        let parts = weights(c, &Stage::default()).map(|w| [w.shards(c), w.copies(c)]);
+        Copies {
+            all: all.map(|group| self.network.alike(group)),
+            parts: parts.map(|part| part.map(|group| self.network.alike(group))),
+        }
+    }
+
     /// What a stage exchanges with its copies if it waits for nothing, without its update.
-    pub(super) fn exchanges(&self, c: &Configuration, stage: &Stage, m: f64) -> Exchanges {
+    pub(super) fn exchanges(
+        &self,
+        c: &Configuration,
+        copies: &Copies,
+        stage: &Stage,
+        m: f64,
+    ) -> Exchanges {
         let layers = stage.layers.max(1.0);
         let mut found = Exchanges::default();
         if c.zero.stage >= 3 {
-            found = self.sharded_weights(c, stage, m);
+            found = self.sharded_weights(c, copies, stage, m);
         } else {
-            let group = self.network.alike(Group::data(c));
-            let experts = || self.network.alike(Group::expert_copies(c));
+            let [group, experts] = copies.all;
             let all_reduce = |bytes, group| self.network.all_reduce_s(bytes, group);
             let gather = |bytes, group| self.network.gather_s(bytes, group);
             let (gradient, weight) = (self.style.exchange_bytes, self.style.weight_bytes);
@@ -29,7 +44,7 @@ impl Terms<'_> {
             };
             let dense = exchanged(stage.parameters, group);
             let expert = match stage.expert_parameters > 0.0 {
-                true => exchanged(stage.expert_parameters, experts()),
+                true => exchanged(stage.expert_parameters, experts),
                 false => (0.0, 0.0),
             };
             let (reduce_s, gather_s) = (dense.0 + expert.0, dense.1 + expert.1);
@@ -98,14 +113,20 @@ impl Terms<'_> {
 
     /// Weights that are gathered for each use and gradients that are reduced after it, layer by
     /// layer, beside computation.
-    fn sharded_weights(&self, c: &Configuration, stage: &Stage, m: f64) -> Exchanges {
+    fn sharded_weights(
+        &self,
+        c: &Configuration,
+        copies: &Copies,
+        stage: &Stage,
+        m: f64,
+    ) -> Exchanges {
         let layers = stage.layers.max(1.0);
         let weights = weights(c, stage);
         let parameters = weights.iter().map(|w| w.parameters).sum::<f64>() / layers;
         let pieces = self.style.pieces_per_layer;
         let [mut gather_s, mut scatter_s] = [0.0; 2];
-        for w in weights.iter().filter(|w| w.parameters > 0.0) {
-            let shards = self.network.alike(w.shards(c));
+        let parts = weights.iter().zip(copies.parts);
+        for (w, [shards, same]) in parts.filter(|(w, _)| w.parameters > 0.0) {
             let in_pieces = |bytes: f64| {
                 let bytes = bytes * w.parameters / layers;
                 pieces * self.network.gather_s(bytes / pieces, shards)
@@ -113,10 +134,10 @@ impl Terms<'_> {
             let shard = w.held() / layers * self.style.exchange_bytes;
             gather_s += in_pieces(self.style.weight_bytes);
             scatter_s += in_pieces(self.style.exchange_bytes);
-            scatter_s += self.network.all_reduce_s(shard, w.copies(c));
+            scatter_s += self.network.all_reduce_s(shard, same);
         }
         let (forward_s, backward_s) = (stage.forward_s / layers, stage.backward_s / layers);
-        let interference = self.network.interference(Group::data(c));
+        let interference = self.network.interference(copies.all[0]);
         let visible = |comm: f64, compute: f64| match self.style.weights {
             Exchange::AtEnd => comm * layers,
             Exchange::Overlapped => {
@@ -153,6 +174,15 @@ impl Terms<'_> {
 /// Seconds of the host to copy one piece of a tensor: a launch without module or gradient. Chosen:
 /// half of an operation that has them.
 const PIECE_S: f64 = 5e-6;
+
+/// The groups in which copies exchange: of ranks with the same weights, and with the same experts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Copies {
+    /// All copies.
+    all: [Group; 2],
+    /// Those whose shards make up a copy, and those that hold the same shard.
+    parts: [[Group; 2]; 2],
+}
 
 /// What stages exchange with their copies.
 #[derive(Clone, Copy, Debug, Default)]

@@ -104,7 +104,8 @@ pub fn step(sections: &[(Section<'_>, &[u32])], count: u64) -> LineStep {
     let mut after = After::default();
     for (section, (run, stage)) in &stages {
         let (terms, c, m) = (section.terms(), section.configuration, count as f64);
-        after.take(&terms.alone(c, stage, terms.exchanges(c, stage, m), m), run.count, send_s);
+        let exchanges = terms.exchanges(c, &terms.copies(c), stage, m);
+        after.take(&terms.alone(c, stage, exchanges, m), run.count, send_s);
     }
     after.tell(&mut breakdown);
     let seconds = breakdown.total_s();

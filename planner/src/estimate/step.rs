@@ -227,9 +227,9 @@ impl Terms<'_> {
         count: u64,
     ) -> After {
         let send_s = self.send_s(c, prices);
-        let mut after = After::default();
+        let (mut after, copies) = (After::default(), self.copies(c));
         for (run, stage) in stages {
-            let exchanges = self.exchanges(c, stage, count as f64);
+            let exchanges = self.exchanges(c, &copies, stage, count as f64);
             after.take(&self.alone(c, stage, exchanges, count as f64), run.count, send_s);
         }
         after
@@ -494,7 +494,7 @@ mod tests {
                     let text = format!("tp=1 pp=1 dp=32 mbs=1 zero={zero} {offload}");
                     let c: Configuration = text.parse().unwrap();
                     let [dense, routed] = [&dense, &routed].map(|stage| {
-                        let exchanges = terms.exchanges(&c, stage, 2.0);
+                        let exchanges = terms.exchanges(&c, &terms.copies(&c), stage, 2.0);
                         let exchanges = terms.alone(&c, stage, exchanges, 2.0);
                         let memory = terms.memory(&c, stage, 0, 2);
                         format!("{exchanges:?} {memory:?}")
