@@ -488,6 +488,7 @@ fn document(subject: &Subject, answer: &Answer) -> Value {
         "space": {
             "total": answer.space.total as f64,
             "evaluated": answer.space.evaluated,
+            "priced_ahead": answer.space.priced_ahead,
             "bounded_out": answer.space.bounded_out as f64,
             "too_large": answer.space.too_large as f64,
         },

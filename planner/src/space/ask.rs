@@ -58,6 +58,8 @@ pub struct Effort {
     pub total: u128,
     /// Configurations that were priced.
     pub evaluated: u64,
+    /// Configurations that were priced ahead of all, to know soon what is fast.
+    pub priced_ahead: u64,
     /// Configurations that cannot be better than the best.
     pub bounded_out: u128,
     /// Configurations that cannot fit.
@@ -94,7 +96,14 @@ impl Answer {
     /// What is known of one configuration where nothing was found beside it, of devices with so
     /// many bytes for a job.
     pub fn alone(chosen: Chosen, have_bytes: f64) -> Answer {
-        let space = Effort { total: 1, evaluated: 1, bounded_out: 0, too_large: 0, tables: 1 };
+        let space = Effort {
+            total: 1,
+            evaluated: 1,
+            priced_ahead: 0,
+            bounded_out: 0,
+            too_large: 0,
+            tables: 1,
+        };
         Answer {
             best: vec![chosen],
             others: Vec::new(),
@@ -194,6 +203,7 @@ pub fn ask(question: &Question<'_>) -> Result<Answer, Vec<Diagnostic>> {
         space: Effort {
             total,
             evaluated: walked.evaluated,
+            priced_ahead: walked.scored_ahead,
             // What is not searched for the least memory is never smaller.
             bounded_out: walked.bounded_out + (total - walked.total),
             too_large: walked.too_large,

@@ -70,7 +70,6 @@ impl Space<'_> {
             if bound >= below || stop() {
                 return least.min(bound);
             }
-            self.unfinished.borrow_mut().remove(&path);
             let c = knobs::configuration(&self.frame, &path);
             let (_, step) = self.best_cut(&path, &c, [bytes_max, below], LOOKS[1]).0;
             let score = Score { seconds: self.worth_of(&step), bytes: step.memory.total_bytes() };
@@ -122,7 +121,7 @@ impl Space<'_> {
             return Score { seconds, bytes: 0.0 };
         }
         let bytes = self.least_bytes(c, decided);
-        if decided > SCHEDULE && bytes <= self.estimator.memory_bytes {
+        if decided > SCHEDULE && below < f64::INFINITY && bytes <= self.estimator.memory_bytes {
             // What is computed again hides collectives, and leaves the least to be moved.
             let full = Configuration { recompute: Recompute::Full, ..c.clone() };
             let cuts = self.all_cuts(path, &full, table);
@@ -220,6 +219,8 @@ impl Space<'_> {
         [bytes_max, below]: [f64; 2],
         work_max: u32,
     ) -> (Priced, [f64; 2]) {
+        // It may have been looked at before, when less was known.
+        self.unfinished.borrow_mut().remove(path);
         let table = self.table(Inside::of(c));
         let cuts = self.all_cuts(path, c, &table);
         let (least, filled) = self.least(path, &cuts, c.recompute);
@@ -277,7 +278,8 @@ impl Space<'_> {
         }
         let least_s =
             |room: Option<Room>| room.map_or(f64::INFINITY, |room| cuts.least_after_s(&room, true));
-        let own_s = known_s.max(least_s(cuts.room(least, [below_s, bytes_max])));
+        let passes_s = below_s - known_s;
+        let own_s = known_s.max(least_s(cuts.room(least, [passes_s, bytes_max])));
         if is_beaten(own_s) || !matches!(cuts.configuration().recompute, Recompute::Layers(_)) {
             return [own_s, known_s];
         }

@@ -82,6 +82,8 @@ const COUNT_BITS: u32 = 24;
 const COUNT_MASK: u32 = (1 << COUNT_BITS) - 1;
 /// Ways of recomputation before those that count layers.
 const RECOMPUTES: [Recompute; 3] = [Recompute::None, Recompute::Attention, Recompute::Full];
+/// What is moved away where activations alone lie on the host.
+const HOST_ACTIVATIONS: u32 = 9;
 const PLACES: [Place; 3] = [Place::Device, Place::Host, Place::Disk];
 
 /// Placements of four axes.
@@ -125,7 +127,7 @@ pub fn configuration(frame: &Frame, path: &Path) -> Configuration {
                 c.offload = Offload {
                     optimizer: place(value),
                     parameters: place(value / 3),
-                    activations: place(value / 9),
+                    activations: place(value / HOST_ACTIVATIONS),
                 };
             }
             Step::Recompute => {
@@ -205,6 +207,23 @@ pub fn options(frame: &Frame, path: &Path, options: &mut Vec<u32>) {
         }
         Step::Offload => offloads(frame, options),
         Step::Recompute => recomputes(frame, &c, options),
+    }
+}
+
+/// Keeps those options of the next decision that are looked at ahead: the usual order and whole
+/// shards, nothing moved away and nothing counted; the last time, with moved activations and counts
+/// of layers.
+pub fn keep_ahead(path: &Path, time: u32, options: &mut Vec<u32>) {
+    let is_last = time == 1;
+    match STEPS.get(path.values().len()) {
+        Some(Step::Order) => options.truncate(1),
+        Some(Step::Zero) => options.retain(|value| value & COUNT_MASK == 0),
+        Some(Step::Offload) if is_last => {
+            options.retain(|value| [0, HOST_ACTIVATIONS].contains(value))
+        }
+        Some(Step::Offload) => options.truncate(1),
+        Some(Step::Recompute) if !is_last => options.retain(|value| !counts_layers(*value)),
+        Some(_) | None => {}
     }
 }
 
@@ -293,7 +312,7 @@ fn offloads(frame: &Frame, options: &mut Vec<u32>) {
                 let kinds = [optimizer, parameters, activations];
                 let moved = kinds.iter().any(|place| *place > 0);
                 if frame.limits.allow(Knob::Offload, usize::from(moved)) {
-                    options.push(optimizer + 3 * parameters + 9 * activations);
+                    options.push(optimizer + 3 * parameters + HOST_ACTIVATIONS * activations);
                 }
             }
         }

@@ -227,6 +227,15 @@ impl Tree for Space {
         }
     }
 
+    fn looks_ahead(&self) -> u32 {
+        2
+    }
+
+    fn keep_ahead(&self, path: &Path, time: u32, options: &mut Vec<u32>) {
+        let at = path.values().len() as u32;
+        options.retain(|value| (value + at).is_multiple_of(1 + time));
+    }
+
     fn shape(&self, path: &Path) -> u64 {
         match *path.values() {
             [] => 0,

@@ -80,6 +80,16 @@ pub trait Tree {
     /// The values of the next decision, what is simplest first. None where nothing can follow.
     fn options(&self, path: &Path, options: &mut Vec<u32>);
 
+    /// How often the walk for the fastest leaf looks ahead, among few of the options.
+    fn looks_ahead(&self) -> u32 {
+        0
+    }
+
+    /// Keeps those options of the next decision that are looked at ahead, fewer the first time than
+    /// the last, which is 1. What is found among them is at hand for all that follows, however
+    /// little bounds say of where it is.
+    fn keep_ahead(&self, _path: &Path, _time: u32, _options: &mut Vec<u32>) {}
+
     /// What the options below a path depend on: equal shapes have equally many leaves.
     fn shape(&self, path: &Path) -> u64;
 
@@ -154,6 +164,8 @@ pub struct Walked {
     pub total: u128,
     /// Leaves that were scored.
     pub evaluated: u64,
+    /// Leaves that were scored ahead of that; they are accounted for once more.
+    pub scored_ahead: u64,
     /// Leaves that cannot be better than the best.
     pub bounded_out: u128,
     /// Leaves that cannot fit.
@@ -227,10 +239,15 @@ pub fn walk_below<T: Tree>(
         too_large: 0,
         open_s: f64::INFINITY,
         stopped: false,
+        ahead: 0,
+        scored_ahead: 0,
     };
     let root = Path::default();
     let total = walker.counter.count(tree, &root);
     if total > 0 {
+        if objective == Objective::Time {
+            walker.look_ahead(&root);
+        }
         walker.visit(&root, tree.bound(&root, f64::INFINITY));
     }
     walker.best.sort_by(|a, b| a.score.seconds.total_cmp(&b.score.seconds));
@@ -238,6 +255,7 @@ pub fn walk_below<T: Tree>(
     Walked {
         total,
         evaluated: walker.evaluated,
+        scored_ahead: walker.scored_ahead,
         bounded_out: walker.bounded_out,
         too_large: walker.too_large,
         complete: !walker.stopped,
@@ -266,6 +284,9 @@ struct Walker<'a, T> {
     /// The least bound of what the budget left out.
     open_s: f64,
     stopped: bool,
+    /// The time that it looks ahead; 0 where it looks at everything.
+    ahead: u32,
+    scored_ahead: u64,
 }
 
 /// What is to be done with what lies below a path.
@@ -276,6 +297,17 @@ enum Fate {
 }
 
 impl<T: Tree> Walker<'_, T> {
+    /// Walks along few of the options, the fewest first, and accounts for no leaf.
+    fn look_ahead(&mut self, root: &Path) {
+        for time in (1..=self.tree.looks_ahead()).rev() {
+            self.ahead = time;
+            self.visit(root, self.tree.bound(root, f64::INFINITY));
+        }
+        self.ahead = 0;
+        self.scored_ahead = std::mem::take(&mut self.evaluated);
+        (self.bounded_out, self.too_large) = (0, 0);
+    }
+
     fn visit(&mut self, path: &Path, bound: Score) {
         if self.stopped {
             self.open_s = self.open_s.min(bound.seconds);
@@ -284,6 +316,9 @@ impl<T: Tree> Walker<'_, T> {
         let below = self.below();
         let mut options = Vec::new();
         self.tree.options(path, &mut options);
+        if self.ahead > 0 {
+            self.tree.keep_ahead(path, self.ahead, &mut options);
+        }
         if usize::from(path.len) + 1 == self.tree.depth() {
             self.visit_leaves(path, bound, &options);
             return;
@@ -414,8 +449,9 @@ impl<T: Tree> Walker<'_, T> {
     /// Scores a leaf, unless the budget is used up; `bound` is that of the decisions before its
     /// last.
     fn score(&mut self, path: &Path, bound: Score) -> Option<(Score, [f64; 2])> {
-        let out_of_time = self.evaluated.is_multiple_of(CLOCK_EVERY) && (self.budget.stop)();
-        if self.stopped || self.evaluated >= self.budget.evaluations_max || out_of_time {
+        let scored = self.scored_ahead + self.evaluated;
+        let out_of_time = scored.is_multiple_of(CLOCK_EVERY) && (self.budget.stop)();
+        if self.stopped || scored >= self.budget.evaluations_max || out_of_time {
             self.stopped = true;
             self.open_s = self.open_s.min(bound.seconds);
             return None;

@@ -7,8 +7,12 @@
 //! Bounds call the step formula itself, at the least of what is open: with the same stages, passes
 //! are not slower without recomputation, exchanges not slower beside full recomputation, and memory
 //! is not larger with both offload and full sharding. Above the inside of layers, a bound is the
-//! work of a stage in equal parts: `m · Σ t / p`, with every axis placed best. That equal steps
-//! have equal formulas, and that the bounds hold, is tested on random configurations.
+//! work of a stage in equal parts: `m · Σ t / p`, with every axis placed best, and the way of a
+//! micro-batch through all stages where these are not filled. That equal steps have equal formulas,
+//! and that the bounds hold, is tested on random configurations.
+//!
+//! Bounds say little of which of two subtrees has the faster leaves. So the walk looks ahead, along
+//! the decisions that tell most, and has a fast leaf before it begins.
 
 use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
@@ -49,6 +53,8 @@ pub(super) struct Table {
     part_s: f64,
     /// Seconds of the shortest layer.
     least_s: f64,
+    /// The least part of a layer, or of an end, that its backward pass takes.
+    backward_part: f64,
     /// By stages and what is computed again: the balanced cut.
     cuts: RefCell<FxHashMap<(u32, usize), Rc<Balanced>>>,
     /// What is read of the prices to cut layers, of stages on one node and on several.
@@ -74,6 +80,14 @@ impl Table {
                 .sum(),
             part_s: longest.max(last + both(&prices.last)),
             least_s: layers().map(|(_, seconds)| seconds).fold(f64::INFINITY, f64::min),
+            backward_part: prices
+                .layers
+                .iter()
+                .map(|(_, price)| price)
+                .chain([&prices.first, &prices.last])
+                .filter(|price| both(price) > 0.0)
+                .map(|price| price.backward.total_s() / both(price))
+                .fold(1.0, f64::min),
             cuts: RefCell::default(),
             sums: Default::default(),
             prices,
@@ -90,6 +104,17 @@ impl Table {
                 (self.sum_s / f64::from(stages)).max(self.part_s).max(most)
             }
         }
+    }
+
+    /// Not above the passes of `m` micro-batches of which the slowest stage takes `pace_s` for one.
+    /// Where these are too few to fill the stages, each goes down and comes back before the slowest
+    /// stage ends: without zero-bubble schedules and interleaving, which need as many as stages.
+    fn passes_s(&self, stages: u32, m: u64, pace_s: f64) -> f64 {
+        let all_s = m as f64 * pace_s;
+        if m >= u64::from(stages) {
+            return all_s;
+        }
+        all_s.max(self.sum_s + (m - 1) as f64 * self.backward_part * pace_s)
     }
 
     /// The tables of all cuts, of stages that are on different nodes or not.
@@ -262,7 +287,8 @@ impl<'a> Space<'a> {
         if path.values().len() + 1 == INSIDE {
             let c = knobs::configuration(&self.frame, path);
             let table = self.table(Inside::near(&c));
-            return self.least_worth(self.count(&c) as f64 * table.pace_s(c.pp), &table, &c);
+            let passes_s = table.passes_s(c.pp, self.count(&c), table.pace_s(c.pp));
+            return self.least_worth(passes_s, &table, &c);
         }
         let mut options = Vec::new();
         knobs::options(&self.frame, path, &mut options);
@@ -285,7 +311,7 @@ impl<'a> Space<'a> {
             true => table.balanced(c.pp, 0).least_s,
             false => table.pace_s(c.pp),
         };
-        self.least_worth(self.count(&c) as f64 * pace_s, &table, &c)
+        self.least_worth(table.passes_s(c.pp, self.count(&c), pace_s), &table, &c)
     }
 
     /// The orders that can follow, each with what of it a step depends on; kept for the next one.
@@ -415,6 +441,14 @@ impl Tree for Space<'_> {
 
     fn options(&self, path: &Path, options: &mut Vec<u32>) {
         knobs::options(&self.frame, path, options);
+    }
+
+    fn looks_ahead(&self) -> u32 {
+        2
+    }
+
+    fn keep_ahead(&self, path: &Path, time: u32, options: &mut Vec<u32>) {
+        knobs::keep_ahead(path, time, options);
     }
 
     fn shape(&self, path: &Path) -> u64 {
