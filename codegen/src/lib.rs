@@ -39,7 +39,7 @@
 //! |---|---|--:|
 //! | `E2001` | an entry that is no list of calls | 4 |
 //! | `E2002` | a plan that does not fit the module | 3 |
-//! | `E2003` | nodes without a kernel, all of a function at once | 4 |
+//! | `E2003` | nodes without a kernel, all of a function at once; draws that no kernel places | 4 |
 //!
 //! Those of [`check`] are defects of this crate, and no input's.
 

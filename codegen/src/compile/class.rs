@@ -247,7 +247,7 @@ fn check_draws(function: &Function) -> Result<(), String> {
     };
     match function.nodes.iter().find(is_off) {
         Some(node) => Err(format!(
-            "`%{}` draws numbers along the batch, which is not its first dim",
+            "`%{}` draws along the batch, which is not its first dim: put it first, then transpose",
             function.value(node.result()).name
         )),
         None => Ok(()),
