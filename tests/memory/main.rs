@@ -11,6 +11,7 @@ mod mutations;
 use std::alloc::System;
 use std::sync::{Mutex, PoisonError};
 
+use codegen::prepare::prepare_training;
 use gantline::job::{ADAMW, Question};
 use gantline::{LOSS, compile, import, plan, prepare, start};
 use ir::DType;
@@ -74,6 +75,24 @@ fn memory_is_that_of_arenas_and_workspaces() {
     for (mesh, threads) in one.into_iter().chain([([1, 1, 1], 2), ([1, 1, 2], 2)]) {
         check(mesh, threads);
     }
+}
+
+/// A layer is prepared once, however often it is called: of 48 layers hardly more is made than of
+/// 12. Allocations are counted, which no busy machine makes slower.
+#[test]
+fn more_layers_are_hardly_more_to_prepare() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let options = Options { seq: 256, dtype: DType::F32, dropout: Some(0.0) };
+    let allocations = |name: &str| {
+        let module = import(&preset(name).unwrap(), &options).unwrap().module;
+        let region = Region::new(ALLOCATOR);
+        prepare_training(module, LOSS).unwrap();
+        region.change().allocations
+    };
+    // The library is read once.
+    allocations("gpt2-mini");
+    let [few, many] = ["gpt2", "gpt2-xl"].map(allocations);
+    assert!(many * 10 < few * 11, "{few} allocations for 12 layers, {many} for 48");
 }
 
 fn check(mesh: [usize; 3], threads: usize) {
