@@ -232,6 +232,11 @@ impl Configuration {
         }
     }
 
+    /// Layers of the deepest stage, of so many in all.
+    pub fn deepest(&self, layers: u32) -> u32 {
+        self.stage_layers.iter().copied().max().unwrap_or(layers.div_ceil(self.pp))
+    }
+
     /// Distance between neighbours along an axis, in ranks.
     pub fn stride(&self, axis: RankAxis) -> u64 {
         let inside = self.order.iter().take_while(|inner| **inner != axis);

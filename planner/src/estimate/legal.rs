@@ -138,7 +138,7 @@ fn model_wrongs(work: &Workload, c: &Configuration) -> Vec<String> {
     if c.stage_layers.contains(&0) {
         wrong.push("a stage has no layer".to_owned());
     }
-    let deepest = c.stage_layers.iter().copied().max().unwrap_or(work.depth().div_ceil(c.pp));
+    let deepest = c.deepest(work.depth());
     if let Recompute::Layers(layers) = c.recompute
         && layers > deepest
     {

@@ -270,7 +270,7 @@ fn priced(estimator: &Estimator<'_>, configuration: Configuration) -> Option<Cho
 fn recomputed(subject: &Subject, estimator: &Estimator<'_>, c: &Configuration) -> Option<Chosen> {
     let again = |recompute| priced(estimator, Configuration { recompute, ..c.clone() });
     let fits = |layers| again(Recompute::Layers(layers)).is_some_and(|chosen| chosen.fits);
-    let (mut few, mut enough) = (0, subject.work.depth().div_ceil(c.pp));
+    let (mut few, mut enough) = (0, c.deepest(subject.work.depth()));
     while enough - few > 1 {
         let middle = few.midpoint(enough);
         if fits(middle) { enough = middle } else { few = middle }
@@ -332,11 +332,10 @@ fn other_meshes(best: &Configuration, layers: u32) -> Vec<(String, Configuration
 
 /// Cuts the layers evenly into so many stages; of each as large a part is computed again.
 fn in_stages(c: &mut Configuration, stages: u32, layers: u32) {
-    let even = layers.div_ceil(c.pp);
-    let deepest = c.stage_layers.iter().copied().max().unwrap_or(even);
     if let Recompute::Layers(count) = c.recompute {
+        let deepest = u64::from(c.deepest(layers).max(1));
         let scaled = u64::from(count) * u64::from(layers.div_ceil(stages));
-        c.recompute = Recompute::Layers(scaled.div_ceil(u64::from(deepest.max(1))) as u32);
+        c.recompute = Recompute::Layers(scaled.div_ceil(deepest) as u32);
     }
     c.pp = stages;
     c.stage_layers.clear();
