@@ -58,7 +58,8 @@ pub struct Effort {
     pub total: u128,
     /// Configurations that were priced.
     pub evaluated: u64,
-    /// Configurations that were priced ahead of all, to know soon what is fast.
+    /// Those of them that were priced ahead, to know soon what is fast; they are among the others
+    /// again.
     pub priced_ahead: u64,
     /// Configurations that cannot be better than the best.
     pub bounded_out: u128,
@@ -202,7 +203,7 @@ pub fn ask(question: &Question<'_>) -> Result<Answer, Vec<Diagnostic>> {
         misses,
         space: Effort {
             total,
-            evaluated: walked.evaluated,
+            evaluated: walked.evaluated + walked.scored_ahead,
             priced_ahead: walked.scored_ahead,
             // What is not searched for the least memory is never smaller.
             bounded_out: walked.bounded_out + (total - walked.total),
