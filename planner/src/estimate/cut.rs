@@ -337,6 +337,37 @@ impl Cuts<'_> {
         (0..self.c.pp).map(|index| self.path(index)).collect()
     }
 
+    /// The layers that some stage has more than, at least. A cut is another's where more of its
+    /// layers are to be computed again than its stages have: that of all layers.
+    pub fn deeper_than(&self) -> u32 {
+        let even = self.depth().div_ceil(self.c.pp);
+        match self.c.recompute {
+            Recompute::Layers(again) if again >= even => again,
+            Recompute::Layers(_)
+            | Recompute::None
+            | Recompute::Auto
+            | Recompute::Attention
+            | Recompute::Full => 0,
+        }
+    }
+
+    /// Where a stage has to be deep, the stage of which that is the least, with a cut that has it
+    /// and is even else, and what no such path is below.
+    fn least_deep(&self, paths: &[Path]) -> Option<(Vec<u32>, f64)> {
+        let (p, depth) = (self.c.pp, self.depth());
+        let deep = self.deeper_than().checked_add(1).filter(|deep| (2..=depth).contains(deep))?;
+        let begins: Vec<u32> = self.unlike(deep, [0, depth]).collect();
+        let of_stage = |(index, path): (u32, &Path)| {
+            let seconds = |from: &u32| self.least_path_s(index, path, *from, from + deep);
+            (index, begins.iter().map(seconds).fold(f64::INFINITY, f64::min))
+        };
+        let (at, longest_s) = (0..).zip(paths).map(of_stage).min_by(|a, b| a.1.total_cmp(&b.1))?;
+        let (each, more) = ((depth - deep) / (p - 1), (depth - deep) % (p - 1));
+        let mut cut: Vec<u32> = (0..p - 1).map(|at| each + u32::from(at < more)).collect();
+        cut.insert(at as usize, deep);
+        Some((cut, longest_s))
+    }
+
     /// What no cut's passes are below, with the cut whose longest path is the least.
     pub fn least(&self) -> (Least, Vec<u32>) {
         let paths = self.paths();
@@ -359,6 +390,9 @@ impl Cuts<'_> {
             }
         }
         let sends_s = 2.0 * self.send_s * (self.count as f64 + f64::from(self.c.pp - 1));
+        if let Some((cut, longest_s)) = self.least_deep(&paths) {
+            (layers, low) = (cut, low.max(longest_s));
+        }
         (Least { passes_s: shared_s + low + sends_s, shared_s: shared_s + sends_s }, layers)
     }
 
@@ -729,6 +763,9 @@ impl Search<'_> {
 
     fn price(&mut self) {
         let Cuts { terms, c, prices, count, .. } = self.cuts;
+        if self.layers.iter().max() <= Some(&self.cuts.deeper_than()) {
+            return;
+        }
         let cut = Configuration { stage_layers: self.layers.clone(), ..(*c).clone() };
         let step = terms.step(&cut, prices, *count);
         let worth = (self.wanted.worth)(&step);

@@ -130,6 +130,7 @@ impl Frame {
             experts: legal::expert_units(work),
             // Nothing is gained by a disk where the host's memory is not limited.
             disk: false,
+            all_cuts: false,
             limits,
         }
     }
@@ -137,6 +138,7 @@ impl Frame {
     /// The part of the frame that holds an optimum: for the least memory, the smallest micro-batch
     /// and the schedule with the fewest of them in flight, wherever ranks are placed.
     pub(super) fn searched_for(mut self, objective: Objective) -> Frame {
+        self.all_cuts = objective == Objective::Time;
         if objective == Objective::Memory {
             for knob in [Knob::Mbs, Knob::Schedule, Knob::Vpp, Knob::Placement] {
                 if self.limits.allow(knob, knob.without()) {
@@ -155,7 +157,8 @@ impl Frame {
 /// smallest configuration and the nearest one that fits; `E3205` when the budget ended first.
 pub fn ask(question: &Question<'_>) -> Result<Answer, Vec<Diagnostic>> {
     let Question { estimator, devices, global_batch, limits, .. } = question;
-    let frame = Frame::new(estimator.workload(), *devices, *global_batch, limits.clone());
+    let mut frame = Frame::new(estimator.workload(), *devices, *global_batch, limits.clone());
+    frame.all_cuts = question.objective == Objective::Time;
     let whole = Space::new(estimator, frame.clone());
     let total = Counter::default().count(&whole, &Path::default());
     if total == 0 {

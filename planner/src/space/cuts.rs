@@ -182,11 +182,13 @@ impl Space<'_> {
         })
     }
 
-    /// The best of the usual cuts and of `more`: the fastest that fits, or the smallest.
-    fn usual(&self, c: &Configuration, more: Vec<u32>, bytes_max: f64, table: &Table) -> Priced {
+    /// The best of the usual cuts and of `more`: the fastest that fits, or the smallest. Where a
+    /// stage has to be deep, `more` alone.
+    fn usual(&self, cuts: &Cuts<'_>, more: Vec<u32>, bytes_max: f64, table: &Table) -> Priced {
+        let (c, is_deep) = (cuts.configuration(), cuts.deeper_than() > 0);
         let again = AGAIN.iter().position(|again| *again == c.recompute);
         let balanced = again.map(|again| table.balanced(c.pp, again).layers.clone());
-        let mut cuts = vec![Vec::new()];
+        let mut cuts = if is_deep { Vec::new() } else { vec![Vec::new()] };
         for layers in balanced.into_iter().chain([more]) {
             let is_even = layers == even(self.frame.layers, c.pp);
             if !is_even && !cuts.contains(&layers) {
@@ -198,8 +200,9 @@ impl Space<'_> {
             let step = self.estimator.step(&cut, &table.prices, self.count(c));
             (cut, step)
         };
-        let mut best = price(Vec::new());
-        for layers in cuts.into_iter().skip(1) {
+        let mut cuts = cuts.into_iter();
+        let mut best = price(cuts.next().unwrap_or_default());
+        for layers in cuts {
             let other = price(layers);
             let [now, next] = [&best.1, &other.1].map(|step| step.memory.total_bytes());
             let is_faster = self.worth_of(&other.1) < self.worth_of(&best.1);
@@ -224,13 +227,16 @@ impl Space<'_> {
         let table = self.table(Inside::of(c));
         let cuts = self.all_cuts(path, c, &table);
         let (least, filled) = self.least(path, &cuts, c.recompute);
-        let mut best = self.usual(c, filled, bytes_max, &table);
+        let mut best = self.usual(&cuts, filled, bytes_max, &table);
         let passes = self.least_worth(least.passes_s, &table, c);
         if best.1.memory.total_bytes() > bytes_max {
             let Some(layers) = cuts.fitting(bytes_max) else { return (best, [passes, 0.0]) };
-            best = self.usual(c, layers, bytes_max, &table);
+            if layers.iter().max() > Some(&cuts.deeper_than()) {
+                best = self.usual(&cuts, layers, bytes_max, &table);
+            }
         }
-        let below = below.min(self.worth_of(&best.1));
+        let is_known = best.1.memory.total_bytes() <= bytes_max;
+        let below = if is_known { below.min(self.worth_of(&best.1)) } else { below };
         let least_busy_s = self.least_busy_s(&table, c);
         let below_s = self.seconds_of(below, least_busy_s);
         let is_beaten = |after_s: f64| {

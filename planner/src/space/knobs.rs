@@ -31,6 +31,8 @@ pub struct Frame {
     pub experts: u32,
     /// Whether there is a disk to offload to.
     pub disk: bool,
+    /// Whether a configuration stands for all cuts of its layers, some of which have a deep stage.
+    pub all_cuts: bool,
     /// What the user fixes and forbids.
     pub limits: Limits,
 }
@@ -249,8 +251,12 @@ fn recomputes(frame: &Frame, c: &Configuration, options: &mut Vec<u32>) {
             options.push(value);
         }
     }
-    // More layers than an even stage has are all, also where a cut has deeper stages.
-    let deepest = frame.layers.div_ceil(c.pp);
+    // As many layers as a stage has are all.
+    let deepest = if frame.all_cuts && c.pp > 1 && c.vpp == 1 {
+        frame.layers - (c.pp - 1)
+    } else {
+        frame.layers.div_ceil(c.pp)
+    };
     if allow(2) && frame.limits.fixed(Knob::Keep).is_none() {
         let first = RECOMPUTES.len() as u32;
         options.extend((1..deepest).map(|count| first + count - 1));
@@ -337,8 +343,8 @@ pub fn shape(frame: &Frame, path: &Path) -> u64 {
             let axes = if path.values().len() == 7 { 0 } else { u(c.tp) << 32 | u(c.cp) };
             vec![u(c.pp), u(c.dp) * u(c.cp), copies, rounds, axes]
         }
-        8 => vec![u(c.pp), u(c.dp) * u(c.cp), copies],
-        _ => vec![u(c.pp)],
+        8 => vec![u(c.pp), u(c.dp) * u(c.cp), copies, u(c.vpp.min(2))],
+        _ => vec![u(c.pp), u(c.vpp.min(2))],
     };
     parts.into_iter().fold(0, |hash, part| mix(hash.wrapping_add(part).wrapping_add(1)))
 }

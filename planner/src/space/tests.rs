@@ -101,6 +101,7 @@ fn answers_are_those_of_trying_everything() {
         let cluster = cluster(on);
         let estimator = estimator(&work, &cluster, u64::from(batch));
         let frame = Frame::new(&work, devices, batch, limits.clone());
+        let frame = Frame { all_cuts: true, ..frame };
         let space = Space::new(&estimator, frame.clone());
         let have = estimator.memory_bytes;
         let all = leaves(&frame);
@@ -301,6 +302,7 @@ fn no_bound_is_above_a_leaf() {
         let frame = Frame::new(&work, devices, batch, Limits::default());
         let mut space = Space::new(&estimator, frame);
         space.only_fits = below(2) == 0;
+        space.frame.all_cuts = space.only_fits;
         space.power = Some(&power).filter(|_| below(3) == 0);
         let mut options = Vec::new();
         for _ in 0..40 {

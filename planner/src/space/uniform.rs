@@ -242,6 +242,16 @@ impl<'a> Space<'a> {
 
     /// The configuration of a leaf, with its stages cut by their times where that is faster.
     pub fn configuration(&self, path: &Path, bytes_max: f64) -> (Configuration, Step) {
+        let (mut c, step) = self.cut(path, bytes_max);
+        // As many layers as no stage has are all.
+        let deepest = c.deepest(self.frame.layers);
+        if matches!(c.recompute, Recompute::Layers(layers) if layers >= deepest) {
+            c.recompute = Recompute::Full;
+        }
+        (c, step)
+    }
+
+    fn cut(&self, path: &Path, bytes_max: f64) -> (Configuration, Step) {
         let even = knobs::configuration(&self.frame, path);
         if self.is_free(&even) {
             return self.found(path, even, bytes_max);

@@ -68,7 +68,7 @@ fn no_cut_of_unlike_layers_is_below_the_bound() {
     let (work, cluster) = (gpt3(), crate::cluster::Cluster::load_on("h100", &machine()).unwrap());
     let job = Job { global_batch: 64, arithmetic: Arithmetic::Half };
     let estimator = Estimator::new(&work, &cluster, style::OURS, job).unwrap();
-    let seeds = seeds(0, 120);
+    let seeds = seeds(0, 160);
     let is_all = seeds.len() > 1;
     let (mut shrinking, mut counted) = (0, 0);
     for seed in seeds {
@@ -80,7 +80,12 @@ fn no_cut_of_unlike_layers_is_below_the_bound() {
         let sums = Sums::new(&prices, estimator.sends_far(&c));
         let cuts = estimator.cuts(&c, (&prices, &sums), count, Rc::default());
         let of = |layers: &Vec<u32>| Configuration { stage_layers: layers.clone(), ..c.clone() };
-        let all = all_cuts(depth, c.pp);
+        // Where more layers are computed again than an even stage has, some stage is deeper.
+        let is_own = |cut: &Vec<u32>| cut.iter().any(|layers| *layers > cuts.deeper_than());
+        let all: Vec<_> = all_cuts(depth, c.pp).into_iter().filter(is_own).collect();
+        if all.is_empty() {
+            continue;
+        }
         let about = format!("SEED={seed}: {c} of {count}, {:?}", prices.layers);
         let (least, _) = cuts.least();
         let passes: Vec<f64> =

@@ -58,8 +58,8 @@ fn tried(space: &Space<'_>, have: f64) -> (f64, usize, usize) {
                 continue;
             }
             c.stage_layers.clone_from(cut);
-            // Beside all layers of a stage, fewer than an even one has: values of their own here.
-            let deepest = if whole == Recompute::Full { layers.div_ceil(c.pp) } else { 1 };
+            // Beside all layers of a stage, any number of them: values of their own here.
+            let deepest = if whole == Recompute::Full { *cut.iter().max().unwrap() } else { 1 };
             let counted = (1..deepest).map(Recompute::Layers);
             for recompute in std::iter::once(whole).chain(counted) {
                 c.recompute = recompute;
@@ -203,6 +203,7 @@ fn what_is_left_open_is_looked_at_again() {
         let have = estimator.memory_bytes;
         let mut space = Space::new(&estimator, Frame::new(&work, devices, batch, limits));
         space.only_fits = true;
+        space.frame.all_cuts = true;
         let budget = Budget { evaluations_max: EVALUATIONS_MAX, stop: &|| false };
         let mut walked = walk(&space, Objective::Time, have, &budget);
         let (least, ..) = tried(&space, have);
