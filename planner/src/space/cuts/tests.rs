@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::cluster::Cluster;
+use crate::configuration::Schedule;
 use crate::estimate::rates::Arithmetic;
 use crate::estimate::workload::Shape;
 use crate::estimate::{Estimator, Job, style};
@@ -219,4 +220,38 @@ fn what_is_left_open_is_looked_at_again() {
     }
     println!("{open} leaves were open, {closed} answers are the best");
     assert!(closed < 2 || (open > 0 && closed > 10), "{open} {closed}");
+}
+
+/// Llama 3 8B on two B200 that hold 82,043 MiB each: a stage of 17 layers of which 16 are computed
+/// again is faster than two of 16 that compute all of theirs, and the answer is no slower.
+#[test]
+fn more_layers_than_an_even_stage_has_are_counted() {
+    let mut shape = models::shape("llama-3-8b").unwrap();
+    shape.seq = 8192;
+    let (work, cluster) = (shape.workload().unwrap(), Cluster::load("b200").unwrap());
+    let fix = ["pp=2", "vpp=1", "offload=off"].map(str::to_owned);
+    let job = Job { global_batch: 16, arithmetic: Arithmetic::Half };
+    let mut estimator = Estimator::new(&work, &cluster, style::OURS, job).unwrap();
+    estimator.memory_bytes = 82_043.0 * f64::from(1 << 20);
+    let of = |recompute, stage_layers| {
+        let schedule = Schedule::ZeroBubbleH2;
+        let c = Configuration { pp: 2, schedule, recompute, stage_layers, ..Default::default() };
+        estimator.estimate(&c).unwrap()
+    };
+    let deep = of(Recompute::Layers(16), vec![17, 15]);
+    let even = of(Recompute::Full, Vec::new());
+    assert!(deep.memory.total_bytes() <= estimator.memory_bytes);
+    assert!(deep.step_time_s < even.step_time_s);
+    let question = Question {
+        estimator: &estimator,
+        devices: 2,
+        global_batch: 16,
+        limits: Limits::parse(&fix, &[], &[]).unwrap(),
+        objective: Objective::Time,
+        power: None,
+        budget: Budget { evaluations_max: EVALUATIONS_MAX, stop: &|| false },
+    };
+    let best = &ask(&question).unwrap().best[0];
+    let most_s = deep.step_time_s * (1.0 + 1e-9);
+    assert!(best.estimate.step_time_s <= most_s, "{}", best.configuration);
 }
