@@ -237,6 +237,11 @@ impl Configuration {
         self.stage_layers.iter().copied().max().unwrap_or(layers.div_ceil(self.pp))
     }
 
+    /// Whether as many layers are to be computed again as no stage has: all, of so many.
+    pub fn computes_all_again(&self, layers: u32) -> bool {
+        matches!(self.recompute, Recompute::Layers(again) if again >= self.deepest(layers))
+    }
+
     /// Distance between neighbours along an axis, in ranks.
     pub fn stride(&self, axis: RankAxis) -> u64 {
         let inside = self.order.iter().take_while(|inner| **inner != axis);

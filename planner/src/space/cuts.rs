@@ -333,6 +333,10 @@ impl Space<'_> {
             let mut better = None;
             for stage_layers in moves(&best.0.stage_layers, near) {
                 let moved = Configuration { stage_layers, ..best.0.clone() };
+                // With all layers computed again, which may be forbidden, it is another's.
+                if moved.computes_all_again(self.frame.layers) {
+                    continue;
+                }
                 let step = self.estimator.step(&moved, &table.prices, self.count(&moved));
                 let fits = step.memory.total_bytes() <= bytes_max;
                 if fits && self.worth_of(&step) < least * (1.0 - ROUNDING) {

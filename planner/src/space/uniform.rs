@@ -243,9 +243,7 @@ impl<'a> Space<'a> {
     /// The configuration of a leaf, with its stages cut by their times where that is faster.
     pub fn configuration(&self, path: &Path, bytes_max: f64) -> (Configuration, Step) {
         let (mut c, step) = self.cut(path, bytes_max);
-        // As many layers as no stage has are all.
-        let deepest = c.deepest(self.frame.layers);
-        if matches!(c.recompute, Recompute::Layers(layers) if layers >= deepest) {
+        if c.computes_all_again(self.frame.layers) {
             c.recompute = Recompute::Full;
         }
         (c, step)
