@@ -7,7 +7,7 @@ use ir::import::nearest;
 use ir::{Diagnostic, Span};
 
 use crate::configuration::{
-    Configuration, Offload, RankAxis, Recompute, Schedule, USUAL_ORDER, order,
+    Configuration, Offload, RankAxis, Recompute, Schedule, USUAL_ORDER, Zero, order,
 };
 use crate::quantity::Unit;
 
@@ -36,7 +36,7 @@ pub enum Knob {
     Schedule,
     /// The ZeRO stage.
     Zero,
-    /// Ranks over which one copy is sharded, where they are fewer than all.
+    /// Ranks over which one copy is sharded; 0 for all that hold one.
     Shard,
     /// What is computed again: nothing, attention, some layers, all layers.
     Recompute,
@@ -269,8 +269,8 @@ impl Limits {
         contradiction("--fix", knob, before, number).map_or(Ok(()), Err)
     }
 
-    /// Whether a whole configuration may be so: as the search takes its decisions, partial shards
-    /// alone are of the knob `shard`, and recomputation is also that of the knob `keep`.
+    /// Whether a whole configuration may be so: as the search takes its decisions, recomputation is
+    /// also that of the knob `keep`.
     pub fn allow_all(&self, c: &Configuration) -> bool {
         let counts = [
             (Knob::Pp, c.pp),
@@ -294,9 +294,21 @@ impl Limits {
         counts.into_iter().all(|(knob, count)| self.allow(knob, count as usize))
             && schedule.is_some_and(|place| self.allow(Knob::Schedule, place))
             && self.allow_order(c)
-            && (c.zero.shard == 0 || self.allow(Knob::Shard, c.zero.shard as usize))
+            && match c.zero {
+                Zero { stage: 1.., shard: 0 } => self.allow_whole_shards(c),
+                Zero { shard, .. } => self.allow(Knob::Shard, shard as usize),
+            }
             && self.allow(Knob::Recompute, again)
             && keeps
+    }
+
+    /// Whether what ZeRO shards may be cut over all ranks that hold copies: where it may be cut over
+    /// so many, or partial shards are fixed or forbidden to be none.
+    pub fn allow_whole_shards(&self, c: &Configuration) -> bool {
+        let copies = c.dp as usize * c.cp as usize;
+        self.allow(Knob::Shard, copies)
+            || self.fixed(Knob::Shard) == Some(0)
+            || self.forbidden.contains(&Knob::Shard)
     }
 
     /// Whether the axes of a configuration may be placed as they are. Those of one rank are

@@ -194,12 +194,14 @@ pub fn options(frame: &Frame, path: &Path, options: &mut Vec<u32>) {
         }
         Step::Schedule => schedules(frame, &c, options),
         Step::Zero => {
-            if allow(Knob::Zero, 0) {
+            if allow(Knob::Zero, 0) && allow(Knob::Shard, 0) {
                 options.push(0);
             }
             let stages = (1..=3).filter(|stage| replicas > 1 && allow(Knob::Zero, *stage));
             for stage in stages {
-                options.push(stage << COUNT_BITS);
+                if frame.limits.allow_whole_shards(&c) {
+                    options.push(stage << COUNT_BITS);
+                }
                 let shards = divisors(replicas).into_iter();
                 let partial = shards.filter(|shard| (2..replicas).contains(shard));
                 let partial = partial.filter(|shard| allow(Knob::Shard, *shard));
@@ -239,28 +241,32 @@ pub(super) fn may_cut_sequence(frame: &Frame, cp: u32) -> bool {
 /// Whether a value of the last decision says how many layers of a stage are computed again; such
 /// values ascend.
 pub fn counts_layers(recompute: u32) -> bool {
-    recompute as usize >= RECOMPUTES.len()
+    recompute >= FIRST_COUNT
 }
 
+/// Whether a value of the last decision says that all layers are.
+pub fn is_full(recompute: u32) -> bool {
+    recompute == FULL
+}
+
+/// Nothing, attention, counts of layers below those of an even stage, all of them, and counts that
+/// a deeper stage has more of.
 fn recomputes(frame: &Frame, c: &Configuration, options: &mut Vec<u32>) {
     let allow = |number: usize| frame.limits.allow(Knob::Recompute, number);
-    for (value, number) in [(0, 0), (1, 1), (2, 3)] {
-        let keep = usize::from(value != 2);
-        let as_kept = value == 1 || frame.limits.allow(Knob::Keep, keep);
-        if allow(number) && as_kept {
-            options.push(value);
-        }
-    }
+    let as_kept = |keep: usize| frame.limits.allow(Knob::Keep, keep);
+    let even = frame.layers.div_ceil(c.pp);
     // As many layers as a stage has are all.
-    let deepest = if frame.all_cuts && c.pp > 1 && c.vpp == 1 {
-        frame.layers - (c.pp - 1)
-    } else {
-        frame.layers.div_ceil(c.pp)
+    let deepest =
+        if frame.all_cuts && c.pp > 1 && c.vpp == 1 { frame.layers - (c.pp - 1) } else { even };
+    let counts = |from: u32, to: u32| {
+        let is_free = allow(2) && frame.limits.fixed(Knob::Keep).is_none();
+        (from..to).filter(move |_| is_free).map(|count| FIRST_COUNT + count - 1)
     };
-    if allow(2) && frame.limits.fixed(Knob::Keep).is_none() {
-        let first = RECOMPUTES.len() as u32;
-        options.extend((1..deepest).map(|count| first + count - 1));
-    }
+    options.extend(Some(0).filter(|_| allow(0) && as_kept(1)));
+    options.extend(Some(1).filter(|_| allow(1)));
+    options.extend(counts(1, even));
+    options.extend(Some(FULL).filter(|_| allow(3) && as_kept(0)));
+    options.extend(counts(even.max(1), deepest));
 }
 
 /// Placements that differ: axes of one rank keep their places.

@@ -11,7 +11,7 @@ use super::oracle::{Random, seeds};
 use super::tree::{Budget, Counter, Objective, Path, Score, Tree};
 use super::uniform::Space;
 use crate::cluster::{Cluster, Power};
-use crate::configuration::{Configuration, RankAxis, USUAL_ORDER};
+use crate::configuration::{Configuration, RankAxis, USUAL_ORDER, Zero};
 use crate::estimate::price::Inside;
 use crate::estimate::rates::Arithmetic;
 use crate::estimate::workload::Workload;
@@ -79,6 +79,38 @@ fn all_configurations_differ_make_sense_and_are_counted() {
         let count = Counter::default().count(&space, &Path::default());
         assert_eq!(count, all.len() as u128);
         assert!(all.len() > 1000, "{devices}: {}", all.len());
+    }
+}
+
+/// What is fixed of shards is so in all that is left, which is something.
+#[test]
+fn shards_are_as_they_are_fixed() {
+    let work = workload("mixtral-8x7b", 4096);
+    for (fix, most) in [("shard=4", None), ("shard=0", None), ("zero=0", None), ("zero=3", Some(4))]
+    {
+        let fixed = ["placement=usual", "mbs=1", fix].map(str::to_owned);
+        let max: Vec<String> = most.iter().map(|n| format!("shard={n}")).collect();
+        let limits = Limits::parse(&fixed, &[], &max).unwrap();
+        let frame = Frame::new(&work, 16, 16, limits);
+        let mut stages = BTreeSet::new();
+        for leaf in leaves(&frame) {
+            let c = knobs::configuration(&frame, &leaf);
+            let copies = c.dp * c.cp;
+            let shard = match c.zero {
+                Zero { stage: 0, .. } => 0,
+                Zero { shard: 0, .. } => copies,
+                Zero { shard, .. } => shard,
+            };
+            let is_so = match (fix, most) {
+                ("shard=4", _) => shard == 4,
+                ("shard=0", _) => shard == 0 || shard == copies,
+                ("zero=0", _) => shard == 0,
+                (_, most) => c.zero.stage == 3 && Some(shard) <= most,
+            };
+            assert!(is_so && frame.limits.allow_all(&c), "{fix}, {most:?}: {c}");
+            stages.insert(c.zero.stage);
+        }
+        assert!(!stages.is_empty(), "{fix}");
     }
 }
 
