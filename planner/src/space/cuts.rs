@@ -228,9 +228,9 @@ impl Space<'_> {
         let cuts = self.all_cuts(path, c, &table);
         let (least, filled) = self.least(path, &cuts, c.recompute);
         let mut best = self.usual(&cuts, filled, bytes_max, &table);
-        let passes = self.least_worth(least.passes_s, &table, c);
+        let more = self.least_of_more(path, &cuts, least.passes_s);
         if best.1.memory.total_bytes() > bytes_max {
-            let Some(layers) = cuts.fitting(bytes_max) else { return (best, [passes, 0.0]) };
+            let Some(layers) = cuts.fitting(bytes_max) else { return (best, [more, 0.0]) };
             if layers.iter().max() > Some(&cuts.deeper_than()) {
                 best = self.usual(&cuts, layers, bytes_max, &table);
             }
@@ -244,7 +244,7 @@ impl Space<'_> {
         };
         let [own_s, after_s] =
             self.least_after_s(path, &cuts, &least, [below_s, bytes_max], &is_beaten);
-        let parts = [passes, self.worth(after_s, 0.0)];
+        let parts = [more, self.worth(after_s, 0.0)];
         if is_beaten(own_s) {
             return (best, parts);
         }
@@ -264,6 +264,21 @@ impl Space<'_> {
             self.found.borrow_mut().insert(*path, best.0.stage_layers.clone());
         }
         (best, parts)
+    }
+
+    /// What the passes of no leaf are below that computes more again. Where that is more layers than
+    /// an even stage has, not all layers of the deepest stage are.
+    fn least_of_more(&self, path: &Path, cuts: &Cuts<'_>, passes_s: f64) -> f64 {
+        let c = cuts.configuration();
+        let table = self.table(Inside::of(c));
+        if c.recompute != Recompute::Full {
+            return self.least_worth(passes_s, &table, c);
+        }
+        let most = self.frame.layers.div_ceil(c.pp) - 1;
+        let recompute = if most == 0 { Recompute::None } else { Recompute::Layers(most) };
+        let fewer = Configuration { recompute, ..c.clone() };
+        let (least, _) = self.least(path, &self.all_cuts(path, &fewer, &table), recompute);
+        self.least_worth(least.passes_s, &table, c)
     }
 
     /// What no cut of a leaf whose step is below so many seconds takes less than to exchange,

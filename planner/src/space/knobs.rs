@@ -84,6 +84,9 @@ const COUNT_BITS: u32 = 24;
 const COUNT_MASK: u32 = (1 << COUNT_BITS) - 1;
 /// Ways of recomputation before those that count layers.
 const RECOMPUTES: [Recompute; 3] = [Recompute::None, Recompute::Attention, Recompute::Full];
+/// That of all layers, and that of one.
+const FULL: u32 = 2;
+const FIRST_COUNT: u32 = RECOMPUTES.len() as u32;
 /// What is moved away where activations alone lie on the host.
 const HOST_ACTIVATIONS: u32 = 9;
 const PLACES: [Place; 3] = [Place::Device, Place::Host, Place::Disk];
@@ -135,7 +138,7 @@ pub fn configuration(frame: &Frame, path: &Path) -> Configuration {
             Step::Recompute => {
                 c.recompute = match RECOMPUTES.get(value as usize) {
                     Some(recompute) => *recompute,
-                    None => Recompute::Layers(value - RECOMPUTES.len() as u32 + 1),
+                    None => Recompute::Layers(value - FIRST_COUNT + 1),
                 };
             }
         }

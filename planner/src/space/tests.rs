@@ -282,30 +282,38 @@ fn replays_take_as_long_as_the_search_says() {
     println!("replays are at most {:.2} % longer; {seen:?}", 100.0 * worst);
 }
 
-/// Whether the last leaves shrink as is said of them, and none is faster than the parts of those
-/// around it say; how many there are.
+/// Whether leaves shrink as is said of them, and none is faster than the parts of those around it
+/// say; how many there are.
 fn check_shrinking(space: &Space<'_>, before: &Path, have: f64, about: &str) -> usize {
     let mut options = Vec::new();
     space.options(before, &mut options);
-    let from = space.shrinking_from(&options);
-    let leaves = options[from..].iter().map(|value| before.then(*value));
-    let all: Vec<(Score, [f64; 2], f64)> = leaves
-        .map(|leaf| {
-            let (score, parts) = space.parts(&leaf, have, f64::INFINITY);
-            (score, parts, space.bytes(&leaf))
-        })
-        .collect();
-    for pair in all.windows(2) {
-        let [(before, early, more), (_, late, less)] = [pair[0], pair[1]];
-        assert!(less <= more * (1.0 + 1e-9), "{about}: {pair:?}");
-        assert!((early[0] + early[1]) / before.seconds - 1.0 < 1e-9, "{about}: {pair:?}");
-        // Of all cuts, parts are bounds alone.
-        if !space.only_fits {
-            assert!(early[0] <= late[0] * (1.0 + 1e-9), "{about}: {pair:?}");
-            assert!(late[1] <= early[1] * (1.0 + 1e-9), "{about}: {pair:?}");
+    let leaf = |value: &u32| {
+        let leaf = before.then(*value);
+        let (score, parts) = space.parts(&leaf, have, f64::INFINITY);
+        (score, parts, space.bytes(&leaf))
+    };
+    let is_free = space.is_free(&knobs::configuration(&space.frame, before));
+    let (mut shrinking, mut passes) = (0, 0.0f64);
+    for run in options.chunk_by(|before, after| space.shrinks(*before, *after)) {
+        let all: Vec<(Score, [f64; 2], f64)> = run.iter().map(leaf).collect();
+        let least = all.iter().map(|(score, ..)| score.seconds).fold(f64::INFINITY, f64::min);
+        assert!(passes <= least * (1.0 + 1e-9), "{about}: {passes} {all:?}");
+        if run.len() > 1 {
+            passes = all.iter().fold(passes, |passes, (_, parts, _)| passes.max(parts[0]));
+            shrinking += run.len();
+        }
+        for pair in all.windows(2) {
+            let [(before, early, more), (_, late, less)] = [pair[0], pair[1]];
+            assert!(less <= more * (1.0 + 1e-9), "{about}: {pair:?}");
+            assert!((early[0] + early[1]) / before.seconds - 1.0 < 1e-9, "{about}: {pair:?}");
+            // Of all cuts, parts are bounds alone.
+            if !is_free {
+                assert!(early[0] <= late[0] * (1.0 + 1e-9), "{about}: {pair:?}");
+                assert!(late[1] <= early[1] * (1.0 + 1e-9), "{about}: {pair:?}");
+            }
         }
     }
-    all.len()
+    shrinking
 }
 
 /// Random decisions on random jobs, of dense models and of routed ones whose first layers are
@@ -315,7 +323,7 @@ fn no_bound_is_above_a_leaf() {
     let models = ["gpt-7.5b", "llama-3-8b", "mixtral-8x7b", "deepseek-v3", "deepseek-v2"];
     let seeds = seeds(0, 60);
     let is_all = seeds.len() > 1;
-    let (mut uneven, mut routed, mut shrinking) = (0, 0, 0);
+    let (mut uneven, mut routed, mut shrinking, mut sharded) = (0, 0, 0, 0);
     let power = power();
     for seed in seeds {
         let mut random = Random(seed);
@@ -359,7 +367,18 @@ fn no_bound_is_above_a_leaf() {
             for decided in 0..STEPS.len() {
                 let bound = space.bound(&path.first(decided), f64::INFINITY);
                 if bound.seconds.is_infinite() {
-                    // The second of two placements that are alike.
+                    // The second of two placements that are alike, or shards that are too few.
+                    let zero = Zero { shard: 0, ..c.zero };
+                    let [part, whole] =
+                        [c.zero, zero].map(|zero| Configuration { zero, ..c.clone() });
+                    let [part, whole] = [part, whole].map(|c| space.step(&c));
+                    let seconds = [&part, &whole].map(|step| step.breakdown.total_s());
+                    let bytes = [&part, &whole].map(|step| step.memory.total_bytes());
+                    let about = format!("SEED={seed}: {model}, {c}: {part:?}, {whole:?}");
+                    if (1..3).contains(&c.zero.stage) {
+                        assert!(seconds[1] <= seconds[0] && bytes[1] <= bytes[0], "{about}");
+                        sharded += usize::from(c.zero.shard > 0);
+                    }
                     continue;
                 }
                 let about = format!("SEED={seed}: {model}, {c}: {decided} decided, {bound:?}");
@@ -374,8 +393,9 @@ fn no_bound_is_above_a_leaf() {
             }
         }
     }
-    let enough = uneven > 100 && routed > 40 && shrinking > 2000;
-    assert!(!is_all || enough, "{uneven} uneven, {routed} routed, {shrinking} shrinking");
+    let enough = uneven > 100 && routed > 40 && shrinking > 2000 && sharded > 100;
+    let counts = [uneven, routed, shrinking, sharded];
+    assert!(!is_all || enough, "uneven, routed, shrinking, sharded: {counts:?}");
 }
 
 /// What is skipped because a placement before it is alike costs the same.

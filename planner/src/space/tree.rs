@@ -102,9 +102,10 @@ pub trait Tree {
         0
     }
 
-    /// From which of the options of the last decision on no leaf is larger than the one before it.
-    fn shrinking_from(&self, options: &[u32]) -> usize {
-        options.len()
+    /// Whether, of two options of the last decision that follow each other, the leaf of the second is
+    /// no larger than that of the first.
+    fn shrinks(&self, _before: u32, _after: u32) -> bool {
+        false
     }
 
     /// The bytes of a leaf alone: of its smallest form, where it stands for several.
@@ -112,10 +113,10 @@ pub trait Tree {
         self.score(path, f64::INFINITY, f64::INFINITY).bytes
     }
 
-    /// The score of a leaf with two parts of its time: one that no later option of the last
-    /// decision makes less, and one that no earlier option makes less, of those from
-    /// [`Tree::shrinking_from`] on. No leaf between two is faster than the first part of the first
-    /// and the second part of the second.
+    /// The score of a leaf with two parts of its time, where options shrink ([`Tree::shrinks`]): one
+    /// that no later option of the last decision makes less, and one that no earlier one does, back
+    /// to where shrinking begins. No leaf between two is faster than the first part of the first and
+    /// the second part of the second.
     fn parts(&self, path: &Path, bytes_max: f64, seconds: f64) -> (Score, [f64; 2]) {
         (self.score(path, bytes_max, seconds), [0.0; 2])
     }
@@ -343,23 +344,26 @@ impl<T: Tree> Walker<'_, T> {
         }
     }
 
-    fn visit_leaves(&mut self, path: &Path, bound: Score, options: &[u32]) {
-        let from = match self.objective {
-            Objective::Time => self.tree.shrinking_from(options),
-            Objective::Memory | Objective::Pareto => options.len(),
-        };
-        for leaf in options[..from].iter().map(|value| path.then(*value)) {
+    fn visit_leaves(&mut self, path: &Path, mut bound: Score, options: &[u32]) {
+        let tree = self.tree;
+        let is_time = self.objective == Objective::Time;
+        for run in options.chunk_by(|before, after| is_time && tree.shrinks(*before, *after)) {
             match self.fate(bound) {
-                Fate::Visit if self.is_known_miss(&leaf, bound) => self.too_large += 1,
-                Fate::Visit => drop(self.score(&leaf, bound)),
-                Fate::BoundedOut => self.bounded_out += 1,
-                Fate::TooLarge => self.too_large += 1,
+                Fate::Visit => match run {
+                    [alone] => self.visit_leaf(&path.then(*alone), bound),
+                    run => bound = self.visit_shrinking(path, bound, run),
+                },
+                Fate::BoundedOut => self.bounded_out += run.len() as u128,
+                Fate::TooLarge => self.too_large += run.len() as u128,
             }
         }
-        match self.fate(bound) {
-            Fate::Visit => self.visit_shrinking(path, bound, &options[from..]),
-            Fate::BoundedOut => self.bounded_out += (options.len() - from) as u128,
-            Fate::TooLarge => self.too_large += (options.len() - from) as u128,
+    }
+
+    fn visit_leaf(&mut self, leaf: &Path, bound: Score) {
+        if self.is_known_miss(leaf, bound) {
+            self.too_large += 1;
+        } else {
+            self.score(leaf, bound);
         }
     }
 
@@ -374,24 +378,29 @@ impl<T: Tree> Walker<'_, T> {
 
     /// Looks for the first leaf that fits, by halves and by bytes alone: those before it are too
     /// large. Of those after it, the ones between two that were looked at are skipped where they
-    /// cannot be better.
-    fn visit_shrinking(&mut self, path: &Path, bound: Score, options: &[u32]) {
+    /// cannot be better. What no later leaf is below.
+    fn visit_shrinking(&mut self, path: &Path, bound: Score, options: &[u32]) -> Score {
         let low =
             options.partition_point(|value| self.tree.bytes(&path.then(*value)) > self.bytes_max);
         self.too_large += low as u128;
-        let Some(last) = options.len().checked_sub(1).filter(|last| low <= *last) else { return };
-        let Some((_, first)) = self.score(&path.then(options[low]), bound) else { return };
-        if low == last {
-            return;
+        let last = options.len() - 1;
+        if low > last {
+            return bound;
         }
+        let Some((_, first)) = self.score(&path.then(options[low]), bound) else { return bound };
         // Nothing that follows has less of the first part.
         let bound = Score { seconds: bound.seconds.max(first[0]), ..bound };
+        if low == last {
+            return bound;
+        }
         if let Fate::BoundedOut = self.fate(bound) {
             self.bounded_out += (last - low) as u128;
-            return;
+            return bound;
         }
-        let Some((_, end)) = self.score(&path.then(options[last]), bound) else { return };
-        self.visit_between(path, bound, options, [(low, first), (last, end)]);
+        if let Some((_, end)) = self.score(&path.then(options[last]), bound) {
+            self.visit_between(path, bound, options, [(low, first), (last, end)]);
+        }
+        bound
     }
 
     /// Looks at the leaves between two whose parts are known, the middle one first.

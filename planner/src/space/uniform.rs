@@ -339,9 +339,20 @@ impl<'a> Space<'a> {
         placements
     }
 
+    /// Whether a configuration shards over some ranks what takes no longer and is smaller over all
+    /// of them: gradients and weights that are exchanged among all ranks either way.
+    fn shards_too_little(&self, c: &Configuration) -> bool {
+        (1..3).contains(&c.zero.stage)
+            && c.zero.shard > 0
+            && self.frame.limits.allow_whole_shards(c)
+    }
+
     fn bound_below_inside(&self, path: &Path, below: f64) -> Score {
         let c = knobs::configuration(&self.frame, path);
         let decided = path.values().len();
+        if self.shards_too_little(&c) {
+            return Score { seconds: f64::INFINITY, bytes: 0.0 };
+        }
         let table = self.table(Inside::of(&c));
         if self.is_free(&c) {
             return self.bound_of_all_cuts(path, &c, &table, below);
@@ -497,10 +508,10 @@ impl Tree for Space<'_> {
     }
 
     /// Each layer more that is computed again keeps its input alone. It need not be slower: more of
-    /// the exchanges may be hidden.
-    fn shrinking_from(&self, options: &[u32]) -> usize {
-        let from = options.iter().position(|value| knobs::counts_layers(*value));
-        from.unwrap_or(options.len())
+    /// the exchanges may be hidden. All layers are one more than most, of all cuts.
+    fn shrinks(&self, before: u32, after: u32) -> bool {
+        let is_more = knobs::counts_layers(after) || knobs::is_full(after);
+        self.only_fits && knobs::counts_layers(before) && is_more
     }
 
     /// Passes grow with each layer that is computed again; what is hidden behind them, and what is
