@@ -3,7 +3,7 @@
 //!
 //! [`tree`] walks decisions one after the other, counts what lies below each without going there,
 //! and skips what cannot be better than the best so far. [`knobs`] names the decisions,
-//! [`uniform`] prices them, [`cuts`] finds the best cut of each into stages, [`events`] replays a
+//! [`uniform`] prices them from [`table`]s, [`cuts`] finds the best cut of each into stages, [`events`] replays a
 //! schedule, and [`ask`] puts them together; [`groups`] shares a batch over devices of several
 //! kinds, and [`across`] stages.
 //! [`models`] are shapes that need no file.
@@ -20,6 +20,7 @@ pub mod foreign;
 pub mod groups;
 pub mod knobs;
 pub mod models;
+pub mod table;
 pub mod tree;
 pub mod uniform;
 

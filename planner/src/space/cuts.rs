@@ -10,8 +10,9 @@ use std::rc::Rc;
 use rustc_hash::FxHashMap;
 
 use super::knobs;
+use super::table::{AGAIN, Table};
 use super::tree::{Leaf, Path, ROUNDING, Score};
-use super::uniform::{AGAIN, SCHEDULE, Space, Table, may_be_uneven};
+use super::uniform::{SCHEDULE, Space, may_be_uneven};
 use crate::configuration::{Configuration, Recompute};
 use crate::estimate::cut::{Cuts, Least, Room, Stages, Wanted};
 use crate::estimate::price::Inside;

@@ -16,8 +16,9 @@ use crate::estimate::Estimator;
 use crate::space::ask::{Chosen, cut_off, enough, extreme_of};
 use crate::space::batches;
 use crate::space::knobs::Frame;
+use crate::space::table::Tables;
 use crate::space::tree::{Budget, Objective, Path, Tree};
-use crate::space::uniform::{Space, Tables};
+use crate::space::uniform::Space;
 
 /// Pieces of a batch at most. Chosen: shares are then as even as speeds are known, and twice as
 /// many take twice as long.
