@@ -42,7 +42,7 @@ use crate::cluster::{Cluster, Known};
 use crate::configuration::{Configuration, RankAxis, Recompute};
 
 use host::HostLimits;
-use layer::Lowering;
+use layer::{KnownItems, Lowering};
 use network::{Group, Network};
 use price::{Inside, Prices};
 use rates::{Arithmetic, Rates};
@@ -252,15 +252,17 @@ impl<'a> Estimator<'a> {
             inside,
             seq: f64::from(seq),
         };
+        let mut known = KnownItems::default();
+        let mut price = |items, width| lowering.price_knowing(&mut known, items, width);
         let layers = self.work.layers.iter();
-        let layers = layers.map(|layer| (layer.count, lowering.price(&layer.items, layer.width)));
+        let layers = layers.map(|layer| (layer.count, price(&layer.items, layer.width))).collect();
         let tokens = f64::from(inside.microbatch) * f64::from(seq) / f64::from(inside.cp);
-        let last = lowering.price(&self.work.last, width);
+        let [first, last] = [&self.work.first, &self.work.last].map(|end| price(end, width));
         let head = self.work.head_parameters() as f64;
         let tied = if self.work.tied { head / f64::from(inside.tp) } else { 0.0 };
         Prices {
-            layers: layers.collect(),
-            first: lowering.price(&self.work.first, width),
+            layers,
+            first,
             last,
             boundary_bytes: tokens * f64::from(width) * self.job.arithmetic.element_bytes(),
             tied_parameters: tied,

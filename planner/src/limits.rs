@@ -302,8 +302,8 @@ impl Limits {
             && keeps
     }
 
-    /// Whether what ZeRO shards may be cut over all ranks that hold copies: where it may be cut over
-    /// so many, or partial shards are fixed or forbidden to be none.
+    /// Whether what ZeRO shards may be cut over all ranks that hold copies: where it may be cut
+    /// over so many, or partial shards are fixed or forbidden to be none.
     pub fn allow_whole_shards(&self, c: &Configuration) -> bool {
         let copies = c.dp as usize * c.cp as usize;
         self.allow(Knob::Shard, copies)

@@ -2,11 +2,10 @@
 //! offloads, and every cut of the layers into stages.
 //!
 //! [`tree`] walks decisions one after the other, counts what lies below each without going there,
-//! and skips what cannot be better than the best so far. [`knobs`] names the decisions,
-//! [`uniform`] prices them from [`table`]s, [`cuts`] finds the best cut of each into stages, [`events`] replays a
-//! schedule, and [`ask`] puts them together; [`groups`] shares a batch over devices of several
-//! kinds, and [`across`] stages.
-//! [`models`] are shapes that need no file.
+//! and skips what cannot be better than the best so far, on all threads. [`knobs`] names the
+//! decisions, [`uniform`] prices them from [`table`]s, [`cuts`] finds the best cut of each into
+//! stages, [`events`] replays a schedule, and [`ask`] puts them together; [`groups`] shares a batch
+//! over devices of several kinds, and [`across`] stages. [`models`] are shapes that need no file.
 //!
 //! What skipping relies on is the same everywhere: every formula of a step's time and memory grows
 //! with each of its parts, so that the formula of the least parts is below all.

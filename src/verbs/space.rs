@@ -229,7 +229,7 @@ fn answer_for(
     subject: &Subject,
     asked: &Asked,
     aim: Aim,
-    stop: &dyn Fn() -> bool,
+    stop: &(dyn Fn() -> bool + Sync),
 ) -> Result<Answer, Failure> {
     let estimator = subject.estimator()?;
     let objective = match aim {

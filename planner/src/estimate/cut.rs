@@ -638,6 +638,14 @@ pub struct Room {
     stage_s: f64,
 }
 
+impl Room {
+    /// Stages that [`Cuts::least_after_s`] looks at, about.
+    pub fn stages(&self) -> u32 {
+        let ends = [self.first, self.last].map(|[low, high]| high.saturating_sub(low) + 1);
+        ends[0] + ends[1] + self.most_between
+    }
+}
+
 /// What a cut has to be better than.
 pub struct Wanted<'a> {
     /// Bytes of the fullest stage at most.

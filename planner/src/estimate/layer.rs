@@ -105,14 +105,33 @@ fn dispatch_s(pass: &Pass, host_s: f64, is_blocking: bool) -> f64 {
     (both - device_s).max(0.0)
 }
 
+/// Items that were lowered with the same rest: layers of two kinds have most of theirs in common.
+#[derive(Debug, Default)]
+pub(super) struct KnownItems(Vec<(Item, Lowered)>);
+
 impl Lowering<'_> {
     /// The price of items that run one after another. `width` is that of their input.
     pub(super) fn price(&self, items: &[Item], width: u32) -> LayerPrice {
+        self.price_knowing(&mut KnownItems::default(), items, width)
+    }
+
+    /// The same where some items may be known.
+    pub(super) fn price_knowing(
+        &self,
+        known: &mut KnownItems,
+        items: &[Item],
+        width: u32,
+    ) -> LayerPrice {
         let mut sum = Lowered::default();
         let mut again = Again::default();
         let (mut working, mut freed): (f64, f64) = (0.0, 0.0);
         for item in items {
-            let part = self.item(item);
+            let lowered =
+                known.0.iter().find(|(other, _)| other == item).map(|(_, lowered)| *lowered);
+            let part = lowered.unwrap_or_else(|| self.item(item));
+            if lowered.is_none() {
+                known.0.push((*item, part));
+            }
             again.add(self.style.selective, item, &part);
             sum.forward += part.forward;
             sum.backward += part.backward;

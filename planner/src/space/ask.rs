@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::batches;
 use super::knobs::Frame;
-use super::tree::{Budget, Counter, Leaf, Objective, Path, walk, walk_below};
+use super::tree::{Aim, Budget, Counter, Leaf, Objective, Path, Walked, walk};
 use super::uniform::Space;
 use crate::cluster::Power;
 use crate::configuration::Configuration;
@@ -67,6 +67,21 @@ pub struct Effort {
     pub too_large: u128,
     /// Tables of prices that were made.
     pub tables: usize,
+}
+
+impl Effort {
+    /// Of a walk through a part of a space with so many leaves.
+    fn new(walked: &Walked, total: u128, tables: usize) -> Effort {
+        Effort {
+            total,
+            evaluated: walked.evaluated + walked.scored_ahead,
+            priced_ahead: walked.scored_ahead,
+            // What is not searched for the least memory is never smaller.
+            bounded_out: walked.bounded_out + (total - walked.total),
+            too_large: walked.too_large,
+            tables,
+        }
+    }
 }
 
 /// The answer.
@@ -157,18 +172,23 @@ impl Frame {
 /// smallest configuration and the nearest one that fits; `E3205` when the budget ended first.
 pub fn ask(question: &Question<'_>) -> Result<Answer, Vec<Diagnostic>> {
     let Question { estimator, devices, global_batch, limits, .. } = question;
-    let mut frame = Frame::new(estimator.workload(), *devices, *global_batch, limits.clone());
-    frame.all_cuts = question.objective == Objective::Time;
-    let whole = Space::new(estimator, frame.clone());
-    let total = Counter::default().count(&whole, &Path::default());
-    if total == 0 {
-        return Err(vec![nothing_left(question)]);
-    }
-    let mut space = Space::new(estimator, frame.searched_for(question.objective));
+    let frame = Frame::new(estimator.workload(), *devices, *global_batch, limits.clone());
+    let mut space = Space::new(estimator, frame.clone().searched_for(question.objective));
     space.power = question.power;
     space.only_fits = question.objective == Objective::Time;
     let have = estimator.memory_bytes;
-    let mut walked = walk(&space, question.objective, have, &question.budget);
+    let aim = Aim { listed: LISTED, ..Aim::new(question.objective, have) };
+    let mut walked = walk(&space, &space.another(), aim, &question.budget);
+    let total = match question.objective {
+        Objective::Time | Objective::Pareto => walked.total,
+        // A part of the space was searched.
+        Objective::Memory => {
+            Counter::default().count(&Space::new(estimator, frame), &Path::default())
+        }
+    };
+    if total == 0 {
+        return Err(vec![nothing_left(question)]);
+    }
     if walked.best.first().is_none_or(|best| best.score.bytes > have) {
         let found_none = if walked.complete { nothing_fits(question, total) } else { cut_off() };
         return Err(vec![found_none]);
@@ -204,15 +224,7 @@ pub fn ask(question: &Question<'_>) -> Result<Answer, Vec<Diagnostic>> {
     Ok(Answer {
         others,
         misses,
-        space: Effort {
-            total,
-            evaluated: walked.evaluated + walked.scored_ahead,
-            priced_ahead: walked.scored_ahead,
-            // What is not searched for the least memory is never smaller.
-            bounded_out: walked.bounded_out + (total - walked.total),
-            too_large: walked.too_large,
-            tables: space.table_count(),
-        },
+        space: Effort::new(&walked, total, space.table_count()),
         have_bytes: have,
         bound_s: (question.objective != Objective::Memory).then_some(bound / watts),
         gap: match question.objective {
@@ -387,7 +399,8 @@ pub(super) fn extreme_of(
     below_s: f64,
 ) -> (Option<Chosen>, bool) {
     let have = space.estimator.memory_bytes;
-    let mut walked = walk_below(space, objective, have, budget, below_s);
+    let aim = Aim { below_s, ..Aim::new(objective, have) };
+    let mut walked = walk(space, &space.another(), aim, budget);
     let mut complete = walked.complete;
     if objective == Objective::Time {
         let untried = space.finish(&mut walked.best, [have, below_s], budget.stop);

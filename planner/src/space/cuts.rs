@@ -60,7 +60,7 @@ impl Space<'_> {
         &self,
         best: &mut Vec<Leaf>,
         [bytes_max, below]: [f64; 2],
-        stop: &dyn Fn() -> bool,
+        stop: &(dyn Fn() -> bool + Sync),
     ) -> f64 {
         let mut open: Vec<(f64, Path)> =
             self.unfinished.borrow().iter().map(|(path, bound)| (*bound, *path)).collect();
@@ -244,7 +244,7 @@ impl Space<'_> {
             self.least_worth(least.passes_s + after_s, &table, c) >= below * (1.0 - ROUNDING)
         };
         let [own_s, after_s] =
-            self.least_after_s(path, &cuts, &least, [below_s, bytes_max], &is_beaten);
+            self.least_after_s(path, &cuts, &least, [below_s, bytes_max], &is_beaten, work_max);
         let parts = [more, self.worth(after_s, 0.0)];
         if is_beaten(own_s) {
             return (best, parts);
@@ -267,8 +267,8 @@ impl Space<'_> {
         (best, parts)
     }
 
-    /// What the passes of no leaf are below that computes more again. Where that is more layers than
-    /// an even stage has, not all layers of the deepest stage are.
+    /// What the passes of no leaf are below that computes more again. Where that is more layers
+    /// than an even stage has, not all layers of the deepest stage are.
     fn least_of_more(&self, path: &Path, cuts: &Cuts<'_>, passes_s: f64) -> f64 {
         let c = cuts.configuration();
         let table = self.table(Inside::of(c));
@@ -292,6 +292,7 @@ impl Space<'_> {
         least: &Least,
         [below_s, bytes_max]: [f64; 2],
         is_beaten: &dyn Fn(f64) -> bool,
+        work_max: u32,
     ) -> [f64; 2] {
         let known = self.known(path, |known| known.after_s.get(&path.before()).copied());
         let known_s = known.filter(|[known_s, _]| below_s <= *known_s).map_or(0.0, |k| k[1]);
@@ -301,7 +302,11 @@ impl Space<'_> {
         let least_s =
             |room: Option<Room>| room.map_or(f64::INFINITY, |room| cuts.least_after_s(&room, true));
         let passes_s = below_s - known_s;
-        let own_s = known_s.max(least_s(cuts.room(least, [passes_s, bytes_max])));
+        let room = cuts.room(least, [passes_s, bytes_max]);
+        if room.is_some_and(|room| room.stages() > work_max) {
+            return [known_s; 2];
+        }
+        let own_s = known_s.max(least_s(room));
         if is_beaten(own_s) || !matches!(cuts.configuration().recompute, Recompute::Layers(_)) {
             return [own_s, known_s];
         }

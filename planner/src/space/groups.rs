@@ -46,7 +46,7 @@ pub struct Asked<'a> {
     /// The groups that all take part, ascending; none where any may.
     pub set: Option<Vec<usize>>,
     /// Says when to stop, by a clock: answers then depend on the machine.
-    pub stop: &'a dyn Fn() -> bool,
+    pub stop: &'a (dyn Fn() -> bool + Sync),
 }
 
 /// How a job lies over groups.

@@ -9,7 +9,7 @@ mod stages;
 use ir::random::mix;
 
 use self::stages::{Class, Extra, Pipeline, Way};
-use super::tree::{Budget, Counter, Objective, Path, Score, Tree, Walked, walk};
+use super::tree::{Aim, Budget, Counter, Objective, Path, Score, Tree, Walked, walk};
 
 /// Random numbers from a seed.
 pub(crate) struct Random(pub(crate) u64);
@@ -40,6 +40,7 @@ const MBS: [u32; 3] = [1, 2, 4];
 
 /// A space of random tables. Times and bytes fall where they really do: with more ranks and with
 /// more shards; otherwise they are anything.
+#[derive(Clone)]
 struct Space {
     devices: u32,
     batch: u32,
@@ -207,6 +208,16 @@ impl Space {
 }
 
 impl Tree for Space {
+    type Kept = ();
+
+    fn take_kept(&self, _: &Path) {}
+
+    fn keep(&self, (): ()) {}
+
+    fn kind_depth(&self) -> usize {
+        2
+    }
+
     fn depth(&self) -> usize {
         KNOBS
     }
@@ -265,7 +276,7 @@ impl Tree for Space {
 
 fn walked(space: &Space, evaluations_max: u64) -> Walked {
     let budget = Budget { evaluations_max, stop: &|| false };
-    walk(space, Objective::Time, space.bytes_max, &budget)
+    walk(space, &|| space.clone(), Aim::new(Objective::Time, space.bytes_max), &budget)
 }
 
 #[test]
@@ -290,7 +301,10 @@ fn the_search_finds_what_trying_everything_finds() {
         assert!(bound <= best * (1.0 + 1e-9), "SEED={seed}: bound {bound} above {best}");
         gaps.push(best / bound - 1.0);
         // Cut off early, it says how far it may be off, and never too little.
-        let early = walked(&space, found.evaluated / 2 + 1);
+        let few = (found.scored_ahead + found.evaluated) / 2 + 1;
+        let early = walked(&space, few);
+        let is_used_up = early.scored_ahead + early.evaluated >= few;
+        assert!(early.complete || is_used_up, "SEED={seed}: {early:?} of {few}");
         assert!(early.bound_s <= best * (1.0 + 1e-9), "SEED={seed}: {} {best}", early.bound_s);
     }
     gaps.sort_by(f64::total_cmp);
@@ -321,7 +335,8 @@ fn a_pareto_walk_keeps_what_nothing_covers() {
     for seed in &seeds(2001, 40) {
         let space = Space::random(&mut Random(*seed));
         let budget = Budget { evaluations_max: u64::MAX, stop: &|| false };
-        let found = walk(&space, Objective::Pareto, space.bytes_max, &budget).best;
+        let aim = Aim::new(Objective::Pareto, space.bytes_max);
+        let found = walk(&space, &|| space.clone(), aim, &budget).best;
         let scores = space.leaves().into_iter().map(|leaf| space.score(&leaf, 0.0, f64::INFINITY));
         for score in scores.filter(|score| score.seconds.is_finite()) {
             let close = |a: f64, b: f64| a <= b * (1.0 + 1e-9);

@@ -1,8 +1,7 @@
 //! Tables: what layers cost when their insides are cut in one way, and what bounds and cuts read of
 //! it. They are made once for all configurations that agree with them.
 
-use std::cell::{OnceCell, RefCell};
-use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustc_hash::FxHashMap;
 
@@ -31,9 +30,9 @@ pub(super) struct Table {
     /// The least part of a layer, or of an end, that its backward pass takes.
     backward_part: f64,
     /// By stages and what is computed again: the balanced cut.
-    cuts: RefCell<FxHashMap<(u32, usize), Rc<Balanced>>>,
+    cuts: Mutex<FxHashMap<(u32, usize), Arc<Balanced>>>,
     /// What is read of the prices to cut layers, of stages on one node and on several.
-    sums: [OnceCell<Sums>; 2],
+    sums: [OnceLock<Sums>; 2],
 }
 
 impl Table {
@@ -63,7 +62,7 @@ impl Table {
                 .filter(|price| both(price) > 0.0)
                 .map(|price| price.backward.total_s() / both(price))
                 .fold(1.0, f64::min),
-            cuts: RefCell::default(),
+            cuts: Mutex::default(),
             sums: Default::default(),
             prices,
         }
@@ -98,31 +97,38 @@ impl Table {
     }
 
     /// The balanced cut into `stages` with so much computed again, an index of [`AGAIN`].
-    pub(super) fn balanced(&self, stages: u32, again: usize) -> Rc<Balanced> {
-        if let Some(cut) = self.cuts.borrow().get(&(stages, again)) {
-            return Rc::clone(cut);
-        }
-        let cut = Rc::new(Balanced::new(&self.prices, stages, AGAIN[again]));
-        self.cuts.borrow_mut().insert((stages, again), Rc::clone(&cut));
-        cut
+    pub(super) fn balanced(&self, stages: u32, again: usize) -> Arc<Balanced> {
+        let mut cuts = lock(&self.cuts);
+        let new = || Arc::new(Balanced::new(&self.prices, stages, AGAIN[again]));
+        Arc::clone(cuts.entry((stages, again)).or_insert_with(new))
     }
 }
 
-/// Tables that were made: those of jobs that differ in their batch alone are the same.
+/// What no other thread holds meanwhile. What is guarded here is whole whatever stops a thread.
+fn lock<T>(guarded: &Mutex<T>) -> MutexGuard<'_, T> {
+    guarded.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Tables that were made: those of jobs that differ in their batch alone are the same. Threads
+/// share them.
 #[derive(Clone, Debug, Default)]
-pub struct Tables(Rc<RefCell<FxHashMap<Inside, Rc<Table>>>>);
+pub struct Tables(Arc<Mutex<FxHashMap<Inside, Arc<Table>>>>);
 
 impl Tables {
     /// How many there are.
     pub fn count(&self) -> usize {
-        self.0.borrow().len()
+        lock(&self.0).len()
     }
 
     /// That of an inside, or of one that costs the same.
-    pub(super) fn of(&self, inside: Inside, estimator: &Estimator<'_>) -> Rc<Table> {
+    pub(super) fn of(&self, inside: Inside, estimator: &Estimator<'_>) -> Arc<Table> {
         let alike = estimator.inside_alike(inside);
-        let new = || Rc::new(Table::new(estimator.prices(alike)));
-        Rc::clone(self.0.borrow_mut().entry(alike).or_insert_with(new))
+        if let Some(table) = lock(&self.0).get(&alike) {
+            return Arc::clone(table);
+        }
+        // Two threads may make the same one.
+        let table = Arc::new(Table::new(estimator.prices(alike)));
+        Arc::clone(lock(&self.0).entry(alike).or_insert(table))
     }
 }
 

@@ -1,6 +1,7 @@
 //! The space on real clusters: counts, bounds and answers.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 
 use super::ask::{EVALUATIONS_MAX, Question, ask};
 use super::events::Line;
@@ -137,11 +138,10 @@ fn answers_are_those_of_trying_everything() {
         let space = Space::new(&estimator, frame.clone());
         let have = estimator.memory_bytes;
         let all = leaves(&frame);
-        let scores = all.iter().map(|leaf| space.score(leaf, have, f64::INFINITY));
-        let best = scores
-            .filter(|score| score.bytes <= have)
-            .map(|score| score.seconds)
-            .fold(f64::INFINITY, f64::min);
+        let scores = all.iter().map(|leaf| (leaf, space.score(leaf, have, f64::INFINITY)));
+        let fit: Vec<_> = scores.filter(|(_, score)| score.bytes <= have).collect();
+        let best = fit.iter().map(|(_, score)| score.seconds).fold(f64::INFINITY, f64::min);
+        let meshes: BTreeSet<Path> = fit.iter().map(|(leaf, _)| leaf.first(3)).collect();
         let question = Question {
             estimator: &estimator,
             devices,
@@ -162,6 +162,8 @@ fn answers_are_those_of_trying_everything() {
                 let (bound_s, gap) = (answer.bound_s.unwrap(), answer.gap.unwrap());
                 assert!(bound_s <= best && gap <= 0.15, "{model}: {gap}");
                 assert_eq!(answer.space.total, all.len() as u128);
+                let (listed, most) = (1 + answer.others.len(), meshes.len().min(8));
+                assert!(listed >= most, "{model}: {listed} rows, not {most}");
                 let few = answer.space.evaluated as usize;
                 assert!(few < all.len(), "{model}: {few} of {}", all.len());
             }
@@ -223,6 +225,26 @@ fn the_least_energy_is_that_of_trying_everything() {
     assert!(saving > 0, "the fastest plan never draws more than another one");
 }
 
+/// Random decisions, with so many stages; none where nothing can follow.
+fn drawn(
+    space: &Space<'_>,
+    stages: RangeInclusive<u32>,
+    below: &mut impl FnMut(usize) -> usize,
+) -> Option<Path> {
+    let (mut path, mut options) = (Path::default(), Vec::new());
+    for step in STEPS {
+        space.options(&path, &mut options);
+        if step == Step::Pp {
+            options.retain(|pp| stages.contains(pp));
+        }
+        if options.is_empty() {
+            return None;
+        }
+        path = path.then(options[below(options.len())]);
+    }
+    Some(path)
+}
+
 /// Random configurations of all schedules: what the search takes a step's passes for is what they
 /// take when they are replayed, within 2 % (4 % with fewer micro-batches than stages), and no more
 /// where it is a path through them.
@@ -243,22 +265,8 @@ fn replays_take_as_long_as_the_search_says() {
         let batch = devices * [1, 2, 6][below(3)];
         let estimator = estimator(&work, &cluster(["a100", "h100"][below(2)]), batch.into());
         let space = Space::new(&estimator, Frame::new(&work, devices, batch, Limits::default()));
-        let mut options = Vec::new();
         for _ in 0..40 {
-            let mut path = Path::default();
-            for step in STEPS {
-                space.options(&path, &mut options);
-                if step == Step::Pp {
-                    options.retain(|pp| (2..=16).contains(pp));
-                }
-                if options.is_empty() {
-                    break;
-                }
-                path = path.then(options[below(options.len())]);
-            }
-            if path.values().len() < STEPS.len() {
-                continue;
-            }
+            let Some(path) = drawn(&space, 2..=16, &mut below) else { continue };
             let (c, step) = space.configuration(&path, f64::INFINITY);
             let parts = step.breakdown;
             let after_s = parts.gradients_s + parts.weights_s + parts.optimizer_s;
@@ -316,6 +324,17 @@ fn check_shrinking(space: &Space<'_>, before: &Path, have: f64, about: &str) -> 
     shrinking
 }
 
+/// Whether what a configuration shards is exchanged among all ranks, and takes no longer and is no
+/// larger sharded over all of them.
+fn check_shards(space: &Space<'_>, c: &Configuration, about: &str) {
+    assert!((1..3).contains(&c.zero.stage) && c.zero.shard > 0, "{about}");
+    let whole = Configuration { zero: Zero { shard: 0, ..c.zero }, ..c.clone() };
+    let [part, whole] = [c, &whole].map(|c| space.step(c));
+    let seconds = [&part, &whole].map(|step| step.breakdown.total_s());
+    let bytes = [&part, &whole].map(|step| step.memory.total_bytes());
+    assert!(seconds[1] <= seconds[0] && bytes[1] <= bytes[0], "{about}: {part:?}, {whole:?}");
+}
+
 /// Random decisions on random jobs, of dense models and of routed ones whose first layers are
 /// dense: no bound of any number of first decisions is above what all of them cost.
 #[test]
@@ -344,58 +363,41 @@ fn no_bound_is_above_a_leaf() {
         space.only_fits = below(2) == 0;
         space.frame.all_cuts = space.only_fits;
         space.power = Some(&power).filter(|_| below(3) == 0);
-        let mut options = Vec::new();
         for _ in 0..40 {
-            let mut path = Path::default();
-            for _ in STEPS {
-                space.options(&path, &mut options);
-                if options.is_empty() {
-                    break;
-                }
-                path = path.then(options[below(options.len())]);
-            }
-            if path.values().len() < STEPS.len() {
-                continue;
-            }
+            let Some(path) = drawn(&space, 1..=devices, &mut below) else { continue };
             let (c, _) = space.configuration(&path, have);
             let score = space.score(&path, have, f64::INFINITY);
             let before = path.first(STEPS.len() - 1);
-            shrinking +=
-                check_shrinking(&space, &before, have, &format!("SEED={seed}: {model}, {c}"));
+            let about = format!("SEED={seed}: {model}, {c}");
+            shrinking += check_shrinking(&space, &before, have, &about);
             uneven += usize::from(!c.stage_layers.is_empty());
             routed += usize::from(shape.routed.is_some() && !c.stage_layers.is_empty());
             for decided in 0..STEPS.len() {
                 let bound = space.bound(&path.first(decided), f64::INFINITY);
                 if bound.seconds.is_infinite() {
-                    // The second of two placements that are alike, or shards that are too few.
-                    let zero = Zero { shard: 0, ..c.zero };
-                    let [part, whole] =
-                        [c.zero, zero].map(|zero| Configuration { zero, ..c.clone() });
-                    let [part, whole] = [part, whole].map(|c| space.step(&c));
-                    let seconds = [&part, &whole].map(|step| step.breakdown.total_s());
-                    let bytes = [&part, &whole].map(|step| step.memory.total_bytes());
-                    let about = format!("SEED={seed}: {model}, {c}: {part:?}, {whole:?}");
-                    if (1..3).contains(&c.zero.stage) {
-                        assert!(seconds[1] <= seconds[0] && bytes[1] <= bytes[0], "{about}");
-                        sharded += usize::from(c.zero.shard > 0);
+                    // The second of two placements that are alike, or too few shards of what all
+                    // ranks exchange.
+                    let placed = space.bound(&path.first(7), f64::INFINITY);
+                    if placed.seconds.is_finite() {
+                        check_shards(&space, &c, &about);
+                        sharded += 1;
                     }
                     continue;
                 }
-                let about = format!("SEED={seed}: {model}, {c}: {decided} decided, {bound:?}");
-                assert!(bound.seconds <= score.seconds * (1.0 + 1e-9), "{about} {score:?}");
+                let about = format!("{about}: {decided} decided, {bound:?} {score:?}");
+                assert!(bound.seconds <= score.seconds * (1.0 + 1e-9), "{about}");
                 // Where it does not matter how large it is, what fits is as good as what there is.
                 let most = match space.only_fits {
                     false => score.bytes,
                     true if score.bytes <= have => have,
                     true => f64::INFINITY,
                 };
-                assert!(bound.bytes <= most * (1.0 + 1e-9), "{about} {score:?}");
+                assert!(bound.bytes <= most * (1.0 + 1e-9), "{about}");
             }
         }
     }
     let enough = uneven > 100 && routed > 40 && shrinking > 2000 && sharded > 100;
-    let counts = [uneven, routed, shrinking, sharded];
-    assert!(!is_all || enough, "uneven, routed, shrinking, sharded: {counts:?}");
+    assert!(!is_all || enough, "{uneven} {routed} {shrinking} {sharded}");
 }
 
 /// What is skipped because a placement before it is alike costs the same.

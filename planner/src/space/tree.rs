@@ -9,6 +9,8 @@ use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
 
+mod abreast;
+
 /// Decisions of a tree at most.
 pub const DEPTH_MAX: usize = 16;
 /// The part of a score below which a difference is rounding.
@@ -73,7 +75,16 @@ impl Score {
 }
 
 /// A tree of decisions. All leaves are equally deep.
-pub trait Tree {
+pub trait Tree: Sized {
+    /// What walks leave in a tree, beside what they answer.
+    type Kept: Send;
+
+    /// Takes out what was left of the leaves below a path, for a tree of the same leaves.
+    fn take_kept(&self, path: &Path) -> Self::Kept;
+
+    /// Puts in what was left in another tree.
+    fn keep(&self, kept: Self::Kept);
+
     /// The number of decisions, at most [`DEPTH_MAX`].
     fn depth(&self) -> usize;
 
@@ -97,13 +108,13 @@ pub trait Tree {
     /// `seconds`, the bytes may be anything less.
     fn bound(&self, path: &Path, seconds: f64) -> Score;
 
-    /// Decisions that tell apart what is listed beside the best.
+    /// Decisions that tell apart what is listed beside the best, and what several threads walk.
     fn kind_depth(&self) -> usize {
         0
     }
 
-    /// Whether, of two options of the last decision that follow each other, the leaf of the second is
-    /// no larger than that of the first.
+    /// Whether, of two options of the last decision that follow each other, the leaf of the second
+    /// is no larger than that of the first.
     fn shrinks(&self, _before: u32, _after: u32) -> bool {
         false
     }
@@ -113,10 +124,10 @@ pub trait Tree {
         self.score(path, f64::INFINITY, f64::INFINITY).bytes
     }
 
-    /// The score of a leaf with two parts of its time, where options shrink ([`Tree::shrinks`]): one
-    /// that no later option of the last decision makes less, and one that no earlier one does, back
-    /// to where shrinking begins. No leaf between two is faster than the first part of the first and
-    /// the second part of the second.
+    /// The score of a leaf with two parts of its time, where options shrink ([`Tree::shrinks`]):
+    /// one that no later option of the last decision makes less, and one that no earlier one does,
+    /// back to where shrinking begins. No leaf between two is faster than the first part of the
+    /// first and the second part of the second.
     fn parts(&self, path: &Path, bytes_max: f64, seconds: f64) -> (Score, [f64; 2]) {
         (self.score(path, bytes_max, seconds), [0.0; 2])
     }
@@ -142,7 +153,7 @@ pub struct Budget<'a> {
     /// Leaves that are scored at most.
     pub evaluations_max: u64,
     /// Says when to stop, by a clock: answers then depend on the machine.
-    pub stop: &'a dyn Fn() -> bool,
+    pub stop: &'a (dyn Fn() -> bool + Sync),
 }
 
 /// A leaf and its score.
@@ -205,89 +216,126 @@ impl Counter {
     }
 }
 
-/// Walks a tree. Leaves with more than `bytes_max` do not fit.
+/// What a walk looks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Aim {
+    /// What is to be small.
+    pub objective: Objective,
+    /// Leaves with more do not fit.
+    pub bytes_max: f64,
+    /// Where time is to be small, leaves whose time is not below this need not be found.
+    pub below_s: f64,
+    /// Kinds of leaves to be listed, where time is to be small and there are as many that fit.
+    pub listed: usize,
+}
+
+impl Aim {
+    /// Looks for what is small of all that fits.
+    pub fn new(objective: Objective, bytes_max: f64) -> Aim {
+        Aim { objective, bytes_max, below_s: f64::INFINITY, listed: 0 }
+    }
+}
+
+/// Walks a tree; for the least time on all threads, on trees of the same leaves that `another`
+/// makes.
 ///
 /// # Determinism
 /// The same tree and counted budget have the same answer: of equal leaves, the one first found.
 pub fn walk<T: Tree>(
     tree: &T,
-    objective: Objective,
-    bytes_max: f64,
+    another: &(impl Fn() -> T + Sync),
+    aim: Aim,
     budget: &Budget<'_>,
 ) -> Walked {
-    walk_below(tree, objective, bytes_max, budget, f64::INFINITY)
-}
-
-/// Walks a tree for leaves whose time is below `below_s` alone, where time is to be small.
-pub fn walk_below<T: Tree>(
-    tree: &T,
-    objective: Objective,
-    bytes_max: f64,
-    budget: &Budget<'_>,
-    below_s: f64,
-) -> Walked {
-    let mut walker = Walker {
-        tree,
-        objective,
-        bytes_max,
-        budget,
-        below_s,
-        counter: Counter::default(),
-        best: Vec::new(),
-        kinds: Default::default(),
-        evaluated: 0,
-        bounded_out: 0,
-        too_large: 0,
-        open_s: f64::INFINITY,
-        stopped: false,
-        ahead: 0,
-        scored_ahead: 0,
-    };
+    let mut walker = Walker::new(tree, aim, budget);
     let root = Path::default();
-    let total = walker.counter.count(tree, &root);
-    if total > 0 {
-        if objective == Objective::Time {
-            walker.look_ahead(&root);
+    let total = walker.count(&root);
+    if total > 0 && aim.objective == Objective::Time {
+        let paths = abreast::paths(tree, another);
+        for ahead in (0..=tree.looks_ahead()).rev() {
+            walker.ahead = ahead;
+            abreast::walk(&mut walker, another, &paths);
         }
+        walker.list_more(&paths);
+    } else if total > 0 {
         walker.visit(&root, tree.bound(&root, f64::INFINITY));
     }
-    walker.best.sort_by(|a, b| a.score.seconds.total_cmp(&b.score.seconds));
-    let fastest = walker.best.first().map_or(f64::INFINITY, |leaf| leaf.score.seconds);
-    Walked {
-        total,
-        evaluated: walker.evaluated,
-        scored_ahead: walker.scored_ahead,
-        bounded_out: walker.bounded_out,
-        too_large: walker.too_large,
-        complete: !walker.stopped,
-        bound_s: fastest.min(walker.open_s).min(below_s),
-        best: walker.best,
-        kinds: walker.kinds.map(|kind| {
-            let mut leaves: Vec<Leaf> = kind.into_values().collect();
-            leaves.sort_by(|a, b| a.score.seconds.total_cmp(&b.score.seconds));
-            leaves
-        }),
-    }
+    walker.done(total)
 }
 
-struct Walker<'a, T> {
-    tree: &'a T,
-    objective: Objective,
-    bytes_max: f64,
-    budget: &'a Budget<'a>,
-    below_s: f64,
-    counter: Counter,
+/// What a walk has seen so far.
+#[derive(Clone, Debug)]
+struct Seen {
     best: Vec<Leaf>,
     kinds: [BTreeMap<Path, Leaf>; 2],
     evaluated: u64,
+    scored_ahead: u64,
     bounded_out: u128,
     too_large: u128,
     /// The least bound of what the budget left out.
     open_s: f64,
     stopped: bool,
+}
+
+impl Default for Seen {
+    fn default() -> Seen {
+        Seen {
+            best: Vec::new(),
+            kinds: Default::default(),
+            evaluated: 0,
+            scored_ahead: 0,
+            bounded_out: 0,
+            too_large: 0,
+            open_s: f64::INFINITY,
+            stopped: false,
+        }
+    }
+}
+
+/// A walk that goes on.
+struct Walker<'a, T> {
+    tree: &'a T,
+    aim: Aim,
     /// The time that it looks ahead; 0 where it looks at everything.
     ahead: u32,
-    scored_ahead: u64,
+    budget: &'a Budget<'a>,
+    counter: Counter,
+    seen: Seen,
+}
+
+/// Keeps the fastest leaf of its kind.
+fn keep_faster(kinds: &mut BTreeMap<Path, Leaf>, (kind, leaf): (Path, Leaf)) {
+    let kept = kinds.entry(kind).or_insert(leaf);
+    if leaf.score.seconds < kept.score.seconds {
+        *kept = leaf;
+    }
+}
+
+impl Seen {
+    /// Adds what another walk saw that began with this.
+    fn take(&mut self, other: Seen) {
+        let seconds = |best: &[Leaf]| best.first().map_or(f64::INFINITY, |b| b.score.seconds);
+        if seconds(&other.best) < seconds(&self.best) {
+            self.best = other.best;
+        }
+        for (all, own) in self.kinds.iter_mut().zip(other.kinds) {
+            for leaf in own {
+                keep_faster(all, leaf);
+            }
+        }
+        self.evaluated += other.evaluated;
+        self.scored_ahead += other.scored_ahead;
+        self.bounded_out += other.bounded_out;
+        self.too_large += other.too_large;
+        self.open_s = self.open_s.min(other.open_s);
+        self.stopped |= other.stopped;
+    }
+
+    /// Adds what another walk saw of leaves that are still to be accounted for.
+    fn take_ahead(&mut self, other: Seen) {
+        let Seen { best, kinds, evaluated, .. } = other;
+        self.take(Seen { best, kinds, scored_ahead: evaluated, ..Seen::default() });
+    }
 }
 
 /// What is to be done with what lies below a path.
@@ -297,21 +345,79 @@ enum Fate {
     TooLarge,
 }
 
-impl<T: Tree> Walker<'_, T> {
-    /// Walks along few of the options, the fewest first, and accounts for no leaf.
-    fn look_ahead(&mut self, root: &Path) {
-        for time in (1..=self.tree.looks_ahead()).rev() {
-            self.ahead = time;
-            self.visit(root, self.tree.bound(root, f64::INFINITY));
-        }
-        self.ahead = 0;
-        self.scored_ahead = std::mem::take(&mut self.evaluated);
-        (self.bounded_out, self.too_large) = (0, 0);
+impl<'a, T: Tree> Walker<'a, T> {
+    fn new(tree: &'a T, aim: Aim, budget: &'a Budget<'a>) -> Walker<'a, T> {
+        let (counter, seen) = (Counter::default(), Seen::default());
+        Walker { tree, aim, ahead: 0, budget, counter, seen }
     }
 
+    /// What a walk of its own below a path begins with.
+    fn seen_below(&self, path: &Path) -> Seen {
+        let kind = path.first(self.tree.kind_depth());
+        let known = |all: &BTreeMap<Path, Leaf>| all.get(&kind).map(|leaf| (kind, *leaf));
+        Seen {
+            best: self.seen.best.clone(),
+            kinds: [0, 1].map(|at| known(&self.seen.kinds[at]).into_iter().collect()),
+            ..Seen::default()
+        }
+    }
+
+    /// Leaves that may still be scored.
+    fn left(&self) -> u64 {
+        let scored = self.seen.scored_ahead + self.seen.evaluated;
+        self.budget.evaluations_max.saturating_sub(scored)
+    }
+
+    /// The leaves below a path.
+    fn count(&mut self, path: &Path) -> u128 {
+        self.counter.count(self.tree, path)
+    }
+
+    /// The answer of a walk through a tree with so many leaves.
+    fn done(self, total: u128) -> Walked {
+        let Seen { mut best, kinds, evaluated, scored_ahead, .. } = self.seen;
+        let Seen { bounded_out, too_large, open_s, stopped, .. } = self.seen;
+        best.sort_by(|a, b| a.score.seconds.total_cmp(&b.score.seconds));
+        let fastest = best.first().map_or(f64::INFINITY, |leaf| leaf.score.seconds);
+        Walked {
+            total,
+            evaluated,
+            scored_ahead,
+            bounded_out,
+            too_large,
+            complete: !stopped,
+            bound_s: fastest.min(open_s).min(self.aim.below_s),
+            best,
+            kinds: kinds.map(|kind| {
+                let mut leaves: Vec<Leaf> = kind.into_values().collect();
+                leaves.sort_by(|a, b| a.score.seconds.total_cmp(&b.score.seconds));
+                leaves
+            }),
+        }
+    }
+
+    /// Scores leaves of more kinds, the lowest bounds first, until there are as many as are listed.
+    /// All are accounted for.
+    fn list_more(&mut self, paths: &[(Path, Score)]) {
+        self.ahead = 1;
+        for (path, bound) in paths {
+            let [fit, _] = &self.seen.kinds;
+            if fit.len() >= self.aim.listed || self.seen.stopped {
+                break;
+            }
+            if !fit.contains_key(path) {
+                let known = std::mem::take(&mut self.seen);
+                self.visit(path, *bound);
+                let seen = std::mem::replace(&mut self.seen, known);
+                self.seen.take_ahead(seen);
+            }
+        }
+    }
+
+    /// Looks at what lies below a path.
     fn visit(&mut self, path: &Path, bound: Score) {
-        if self.stopped {
-            self.open_s = self.open_s.min(bound.seconds);
+        if self.seen.stopped {
+            self.seen.open_s = self.seen.open_s.min(bound.seconds);
             return;
         }
         let below = self.below();
@@ -329,39 +435,49 @@ impl<T: Tree> Walker<'_, T> {
             .map(|value| path.then(*value))
             .map(|child| (child, self.tree.bound(&child, below)))
             .collect();
-        match self.objective {
+        match self.aim.objective {
             Objective::Memory => children.sort_by(|a, b| a.1.bytes.total_cmp(&b.1.bytes)),
             Objective::Time | Objective::Pareto => {
                 children.sort_by(|a, b| a.1.seconds.total_cmp(&b.1.seconds));
             }
         }
         for (child, bound) in children {
-            match self.fate(bound) {
-                Fate::Visit => self.visit(&child, bound),
-                Fate::BoundedOut => self.bounded_out += self.counter.count(self.tree, &child),
-                Fate::TooLarge => self.too_large += self.counter.count(self.tree, &child),
+            if self.is_open(&child, bound) {
+                self.visit(&child, bound);
             }
         }
     }
 
+    /// Whether something better may lie below a path. If not, what lies there is accounted
+    /// for.
+    fn is_open(&mut self, path: &Path, bound: Score) -> bool {
+        match self.fate(bound) {
+            Fate::Visit => return true,
+            Fate::BoundedOut | Fate::TooLarge if self.ahead > 0 => {}
+            Fate::BoundedOut => self.seen.bounded_out += self.count(path),
+            Fate::TooLarge => self.seen.too_large += self.count(path),
+        }
+        false
+    }
+
     fn visit_leaves(&mut self, path: &Path, mut bound: Score, options: &[u32]) {
         let tree = self.tree;
-        let is_time = self.objective == Objective::Time;
+        let is_time = self.aim.objective == Objective::Time;
         for run in options.chunk_by(|before, after| is_time && tree.shrinks(*before, *after)) {
             match self.fate(bound) {
                 Fate::Visit => match run {
                     [alone] => self.visit_leaf(&path.then(*alone), bound),
                     run => bound = self.visit_shrinking(path, bound, run),
                 },
-                Fate::BoundedOut => self.bounded_out += run.len() as u128,
-                Fate::TooLarge => self.too_large += run.len() as u128,
+                Fate::BoundedOut => self.seen.bounded_out += run.len() as u128,
+                Fate::TooLarge => self.seen.too_large += run.len() as u128,
             }
         }
     }
 
     fn visit_leaf(&mut self, leaf: &Path, bound: Score) {
         if self.is_known_miss(leaf, bound) {
-            self.too_large += 1;
+            self.seen.too_large += 1;
         } else {
             self.score(leaf, bound);
         }
@@ -370,19 +486,19 @@ impl<T: Tree> Walker<'_, T> {
     /// Whether a leaf is too large, and no faster than another of its kind that is.
     fn is_known_miss(&self, path: &Path, bound: Score) -> bool {
         let kind = path.first(self.tree.kind_depth());
-        let other = self.kinds[1].get(&kind).map(|miss| miss.score.seconds);
-        self.objective == Objective::Time
+        let other = self.seen.kinds[1].get(&kind).map(|miss| miss.score.seconds);
+        self.aim.objective == Objective::Time
             && other.is_some_and(|seconds| seconds <= bound.seconds)
-            && self.tree.bytes(path) > self.bytes_max
+            && self.tree.bytes(path) > self.aim.bytes_max
     }
 
     /// Looks for the first leaf that fits, by halves and by bytes alone: those before it are too
     /// large. Of those after it, the ones between two that were looked at are skipped where they
     /// cannot be better. What no later leaf is below.
     fn visit_shrinking(&mut self, path: &Path, bound: Score, options: &[u32]) -> Score {
-        let low =
-            options.partition_point(|value| self.tree.bytes(&path.then(*value)) > self.bytes_max);
-        self.too_large += low as u128;
+        let low = options
+            .partition_point(|value| self.tree.bytes(&path.then(*value)) > self.aim.bytes_max);
+        self.seen.too_large += low as u128;
         let last = options.len() - 1;
         if low > last {
             return bound;
@@ -394,7 +510,7 @@ impl<T: Tree> Walker<'_, T> {
             return bound;
         }
         if let Fate::BoundedOut = self.fate(bound) {
-            self.bounded_out += (last - low) as u128;
+            self.seen.bounded_out += (last - low) as u128;
             return bound;
         }
         if let Some((_, end)) = self.score(&path.then(options[last]), bound) {
@@ -424,33 +540,33 @@ impl<T: Tree> Walker<'_, T> {
                 self.visit_between(path, bound, options, [low, (at, parts)]);
                 self.visit_between(path, bound, options, [(at, parts), high]);
             }
-            Fate::BoundedOut => self.bounded_out += inside as u128,
-            Fate::TooLarge => self.too_large += inside as u128,
+            Fate::BoundedOut => self.seen.bounded_out += inside as u128,
+            Fate::TooLarge => self.seen.too_large += inside as u128,
         }
     }
 
     /// What is not faster than this need not be known.
     fn below(&self) -> f64 {
-        match (self.objective, self.best.first()) {
+        match (self.aim.objective, self.seen.best.first()) {
             (Objective::Time, Some(best)) => best.score.seconds,
-            (Objective::Time, None) => self.below_s,
+            (Objective::Time, None) => self.aim.below_s,
             (Objective::Memory | Objective::Pareto, _) => f64::INFINITY,
         }
     }
 
     fn fate(&self, bound: Score) -> Fate {
-        if bound.bytes > self.bytes_max && self.objective != Objective::Memory {
+        if bound.bytes > self.aim.bytes_max && self.aim.objective != Objective::Memory {
             return Fate::TooLarge;
         }
-        let beaten = match self.objective {
+        let beaten = match self.aim.objective {
             Objective::Time => {
                 let below = self.below();
                 below < f64::INFINITY && below * (1.0 - ROUNDING) <= bound.seconds
             }
             Objective::Memory => {
-                self.best.first().is_some_and(|best| best.score.bytes <= bound.bytes)
+                self.seen.best.first().is_some_and(|best| best.score.bytes <= bound.bytes)
             }
-            Objective::Pareto => self.best.iter().any(|best| best.score.covers(bound)),
+            Objective::Pareto => self.seen.best.iter().any(|best| best.score.covers(bound)),
         };
         if beaten { Fate::BoundedOut } else { Fate::Visit }
     }
@@ -458,42 +574,39 @@ impl<T: Tree> Walker<'_, T> {
     /// Scores a leaf, unless the budget is used up; `bound` is that of the decisions before its
     /// last.
     fn score(&mut self, path: &Path, bound: Score) -> Option<(Score, [f64; 2])> {
-        let scored = self.scored_ahead + self.evaluated;
+        let scored = self.seen.scored_ahead + self.seen.evaluated;
         let out_of_time = scored.is_multiple_of(CLOCK_EVERY) && (self.budget.stop)();
-        if self.stopped || scored >= self.budget.evaluations_max || out_of_time {
-            self.stopped = true;
-            self.open_s = self.open_s.min(bound.seconds);
+        if self.seen.stopped || scored >= self.budget.evaluations_max || out_of_time {
+            self.seen.stopped = true;
+            self.seen.open_s = self.seen.open_s.min(bound.seconds);
             return None;
         }
-        self.evaluated += 1;
+        self.seen.evaluated += 1;
         let below = self.below();
-        let bytes_max = match self.objective {
+        let bytes_max = match self.aim.objective {
             Objective::Memory => 0.0,
-            Objective::Time | Objective::Pareto => self.bytes_max,
+            Objective::Time | Objective::Pareto => self.aim.bytes_max,
         };
         let (score, parts) = self.tree.parts(path, bytes_max, below);
         let leaf = Leaf { path: *path, score };
-        let fits = score.bytes <= self.bytes_max;
-        let kinds = &mut self.kinds[usize::from(!fits)];
-        let kind = kinds.entry(path.first(self.tree.kind_depth())).or_insert(leaf);
-        if score.seconds < kind.score.seconds {
-            *kind = leaf;
-        }
-        match self.objective {
+        let fits = score.bytes <= self.aim.bytes_max;
+        let kinds = &mut self.seen.kinds[usize::from(!fits)];
+        keep_faster(kinds, (path.first(self.tree.kind_depth()), leaf));
+        match self.aim.objective {
             Objective::Time => {
                 if fits && score.seconds < below {
-                    self.best = vec![leaf];
+                    self.seen.best = vec![leaf];
                 }
             }
             Objective::Memory => {
-                if self.best.first().is_none_or(|best| score.bytes < best.score.bytes) {
-                    self.best = vec![leaf];
+                if self.seen.best.first().is_none_or(|best| score.bytes < best.score.bytes) {
+                    self.seen.best = vec![leaf];
                 }
             }
             Objective::Pareto => {
-                if fits && !self.best.iter().any(|best| best.score.covers(score)) {
-                    self.best.retain(|best| !score.covers(best.score));
-                    self.best.push(leaf);
+                if fits && !self.seen.best.iter().any(|best| best.score.covers(score)) {
+                    self.seen.best.retain(|best| !score.covers(best.score));
+                    self.seen.best.push(leaf);
                 }
             }
         }

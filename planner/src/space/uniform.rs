@@ -16,6 +16,7 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
@@ -52,7 +53,7 @@ pub struct Space<'a> {
     pub only_fits: bool,
     tables: Tables,
     /// The table that was asked for last.
-    last: RefCell<Option<(Inside, Rc<Table>)>>,
+    last: RefCell<Option<(Inside, Arc<Table>)>>,
     meshes: RefCell<FxHashMap<Path, Score>>,
     passes: RefCell<Option<(Path, Rc<Passes>)>>,
     placements: RefCell<Option<(Path, Rc<Placements>)>>,
@@ -98,6 +99,13 @@ impl<'a> Space<'a> {
         }
     }
 
+    /// Makes spaces of the same leaves, with the same tables, for other threads.
+    pub fn another(&self) -> impl Fn() -> Space<'a> + Sync + use<'a> {
+        let (estimator, frame, tables) = (self.estimator, self.frame.clone(), self.tables.clone());
+        let (power, only_fits) = (self.power, self.only_fits);
+        move || Space { power, only_fits, ..Space::with(estimator, frame.clone(), &tables) }
+    }
+
     /// What is to be small of a step: its seconds, or the joules of a device.
     pub fn worth(&self, seconds: f64, busy_s: f64) -> f64 {
         self.power.map_or(seconds, |power| power.joules(seconds, busy_s))
@@ -119,12 +127,12 @@ impl<'a> Space<'a> {
         self.tables.count()
     }
 
-    pub(super) fn table(&self, inside: Inside) -> Rc<Table> {
+    pub(super) fn table(&self, inside: Inside) -> Arc<Table> {
         if let Some((_, table)) = self.last.borrow().as_ref().filter(|(last, _)| *last == inside) {
-            return Rc::clone(table);
+            return Arc::clone(table);
         }
         let table = self.tables.of(inside, self.estimator);
-        *self.last.borrow_mut() = Some((inside, Rc::clone(&table)));
+        *self.last.borrow_mut() = Some((inside, Arc::clone(&table)));
         table
     }
 
@@ -346,7 +354,37 @@ pub(super) fn may_be_uneven(c: &Configuration) -> bool {
     c.pp > 1 && c.vpp == 1
 }
 
+/// Of leaves that stand for all cuts: those that are better than the usual ones, and what no cut
+/// is below where not all were tried.
+#[derive(Debug, Default)]
+pub struct Kept {
+    found: FxHashMap<Path, Vec<u32>>,
+    unfinished: FxHashMap<Path, f64>,
+}
+
+/// Takes out what lies below a path.
+fn take_below<T>(all: &RefCell<FxHashMap<Path, T>>, path: &Path) -> FxHashMap<Path, T> {
+    let decided = path.values().len();
+    let all = &mut *all.borrow_mut();
+    let (below, other) =
+        std::mem::take(all).into_iter().partition(|(p, _)| p.first(decided) == *path);
+    *all = other;
+    below
+}
+
 impl Tree for Space<'_> {
+    type Kept = Kept;
+
+    fn take_kept(&self, path: &Path) -> Kept {
+        let found = take_below(&self.found, path);
+        Kept { found, unfinished: take_below(&self.unfinished, path) }
+    }
+
+    fn keep(&self, kept: Kept) {
+        self.found.borrow_mut().extend(kept.found);
+        self.unfinished.borrow_mut().extend(kept.unfinished);
+    }
+
     fn depth(&self) -> usize {
         STEPS.len()
     }

@@ -110,7 +110,7 @@ impl Mixed {
         &self,
         asked: &Asked,
         aim: Aim,
-        stop: &dyn Fn() -> bool,
+        stop: &(dyn Fn() -> bool + Sync),
     ) -> Result<Grouped, Failure> {
         let mut question = groups::Asked { stop, ..self.question(asked)? };
         question.for_memory = aim == Aim::Memory;

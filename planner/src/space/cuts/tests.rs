@@ -11,7 +11,7 @@ use crate::space::ask::{EVALUATIONS_MAX, Question, ask};
 use crate::space::knobs::{self, Frame, STEPS};
 use crate::space::models;
 use crate::space::oracle::{Random, seeds};
-use crate::space::tree::{Budget, Objective, walk};
+use crate::space::tree::{Aim, Budget, Objective, walk};
 
 /// Every cut of so many layers into stages.
 fn all_cuts(layers: u32, stages: u32) -> Vec<Vec<u32>> {
@@ -206,7 +206,8 @@ fn what_is_left_open_is_looked_at_again() {
         space.only_fits = true;
         space.frame.all_cuts = true;
         let budget = Budget { evaluations_max: EVALUATIONS_MAX, stop: &|| false };
-        let mut walked = walk(&space, Objective::Time, have, &budget);
+        let aim = Aim::new(Objective::Time, have);
+        let mut walked = walk(&space, &space.another(), aim, &budget);
         let (least, ..) = tried(&space, have);
         open += space.unfinished.borrow().len();
         let untried = space.finish(&mut walked.best, [have, f64::INFINITY], &|| false);

@@ -1,5 +1,7 @@
 //! Shares of a batch against trying all of them.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use super::*;
 use crate::check::groups::check_groups;
 use crate::estimate::rates::Arithmetic;
@@ -199,15 +201,15 @@ fn what_a_clock_cuts_off_is_told() {
     let cluster = cluster(&[("h100", 1), ("a100", 1)]);
     let mut told = [0, 0];
     for looks_max in [0, 3, 30, 300] {
-        let looks = std::cell::Cell::new(0);
-        let stop = || {
-            looks.set(looks.get() + 1);
-            looks.get() > looks_max
-        };
+        let looks = AtomicU32::new(0);
+        let stop = || looks.fetch_add(1, Ordering::Relaxed) >= looks_max;
         let asked = Asked { stop: &stop, ..asked(&work, &cluster, 48, &[]) };
         match share(&asked) {
             Ok(shared) => {
-                assert!(!shared.complete || looks.get() <= looks_max, "{shared:?}");
+                assert!(
+                    !shared.complete || looks.load(Ordering::Relaxed) <= looks_max,
+                    "{shared:?}"
+                );
                 assert_eq!(check_groups(&asked, &Grouped::Shares(shared)), []);
                 told[0] += 1;
             }
