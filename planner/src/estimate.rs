@@ -39,7 +39,7 @@ use ir::{Diagnostic, Span};
 use serde::Serialize;
 
 use crate::cluster::{Cluster, Known};
-use crate::configuration::{Configuration, RankAxis, Recompute};
+use crate::configuration::{Configuration, Recompute};
 
 use host::HostLimits;
 use layer::{KnownItems, Lowering};
@@ -234,8 +234,9 @@ impl<'a> Estimator<'a> {
         let Inside { tp_group, cp_group, ep_group, .. } = self.inside_alike(Inside::of(c));
         let copies = [Group::data(c), Group::expert_copies(c)];
         let [data, experts] = copies.map(|group| self.network.alike_in_parts(group));
-        let stages = self.network.distance_alike(c.stride(RankAxis::Pp));
-        let is_far = self.terms().sends_far(c);
+        let terms = self.terms();
+        let stages = self.network.distance_alike(terms.stages_apart(c));
+        let is_far = terms.sends_far(c);
         Placement { groups: [tp_group, cp_group, ep_group, data, experts], stages, is_far }
     }
 

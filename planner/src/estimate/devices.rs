@@ -504,6 +504,26 @@ mod tests {
         assert!(slow.send_s(1e8, 128) > 100.0 && slow.send_s(1e8, 64) < 1.0);
     }
 
+    /// A pipeline waits for those of its messages that leave a node: where any two of its stages
+    /// that follow each other lie on two nodes, and only there.
+    #[test]
+    fn messages_across_an_edge_are_far() {
+        let network = network(&like_h100("")).unwrap();
+        let node = |rank: u64| rank / 8;
+        let (mut far, mut all) = (0, 0);
+        for (size, stride) in (2..12).flat_map(|size| [1, 2, 3, 4, 6, 8, 16].map(|s| (size, s))) {
+            let extent = size * stride;
+            let group = Group::apart(size, stride, 8 * extent);
+            let firsts = (0..8).flat_map(|at| (0..stride).map(move |rank| at * extent + rank));
+            let members = firsts.flat_map(|first| (0..size - 1).map(move |at| first + at * stride));
+            let is_far = members.clone().any(|rank| node(rank) != node(rank + stride));
+            let apart = network.furthest(group, stride);
+            assert_eq!(apart, if is_far { stride.max(8) } else { stride }, "{size}, {stride}");
+            (far, all) = (far + usize::from(is_far && stride < 8), all + 1);
+        }
+        assert!(far > 10 && all - far > 10, "{far} of {all}");
+    }
+
     /// The Ultra-Scale Playbook, appendix: bus bandwidth of 256 MB in GB/s on 2 to 64 nodes of
     /// eight H100 with 400 GB/s, all-reduce and all-gather.
     #[test]

@@ -9,7 +9,7 @@ use super::price::Prices;
 use super::stage::{Run, Stage, stage};
 use super::step::{After, Breakdown, Memory, Terms, passes_of};
 use super::{Estimator, interval};
-use crate::configuration::{Configuration, RankAxis};
+use crate::configuration::Configuration;
 
 /// Stages that follow each other on devices of one kind.
 #[derive(Clone, Copy, Debug)]
@@ -73,9 +73,9 @@ impl Section<'_> {
 
     /// Seconds of a message to the next stage, which is in another section or not.
     fn send_s(&self, leaves: bool) -> f64 {
-        let near = self.configuration.stride(RankAxis::Pp);
-        let stride = if leaves { u64::MAX } else { near };
-        self.terms().send_over_s(self.configuration, self.prices, stride)
+        let near = self.terms().stages_apart(self.configuration);
+        let apart = if leaves { u64::MAX } else { near };
+        self.terms().send_over_s(self.configuration, self.prices, apart)
     }
 }
 

@@ -138,6 +138,13 @@ impl Network {
         self.left(group).map(|(beyond, _)| beyond.more_s).fold(0.0, f64::max)
     }
 
+    /// The distance between those neighbours of a group that are furthest from each other, of which
+    /// most are `stride` ranks apart: some lie across the edge of a domain that the group leaves.
+    pub fn furthest(&self, group: Group, stride: u64) -> u64 {
+        let node = if self.leaves_node(group) { self.node } else { 0 };
+        self.left(group).map(|(beyond, _)| beyond.reach).fold(stride.max(node), u64::max)
+    }
+
     /// What of the distance of two ranks a message between them depends on.
     pub fn distance_alike(&self, stride: u64) -> u64 {
         let reaches = std::iter::once(self.node).chain(self.beyond.iter().map(|b| b.reach));

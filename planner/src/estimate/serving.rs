@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use super::Estimator;
 use super::layer::Lowering;
+use super::network::Group;
 use super::price::{Inside, LayerPrice};
 use super::workload::{Item, Layer};
 use crate::configuration::Configuration;
@@ -99,12 +100,17 @@ impl Serving<'_> {
         // The next token follows from the last one alone.
         let last = self.price(copy, &last, batch, 1).forward.total_s();
         let bytes = f64::from(batch) * f64::from(tokens) * f64::from(work.width) * 2.0;
-        let sends = f64::from(copy.pp - 1);
-        let send_s = self.estimator.network.send_s(bytes, copy.tp.into());
+        let network = &self.estimator.network;
+        let (tp, pp) = (u64::from(copy.tp), u64::from(copy.pp));
+        let stages = Group::apart(pp, tp, tp * pp);
+        let near_s = network.send_s(bytes, tp);
+        let far_s = network.send_s(bytes, network.furthest(stages, tp));
+        let far = network.nodes(stages) - 1.0;
+        let sends_s = far * far_s + (f64::from(copy.pp - 1) - far) * near_s;
         let most = self.most(copy, runs);
-        let between_s = if copy.pp > 1 { send_s } else { 0.0 };
+        let between_s = if copy.pp > 1 { far_s } else { 0.0 };
         Forward {
-            latency_s: first + all + last + sends * send_s,
+            latency_s: first + all + last + sends_s,
             slowest_s: all * most
                 + if copy.pp > 1 { first.max(last) } else { first + last }
                 + between_s,
@@ -406,11 +412,14 @@ mod tests {
             let layers_s = one.latency_s - first_s - last_s;
             assert!((one.slowest_s / one.latency_s - 1.0).abs() < 1e-12);
             let bytes = f64::from(batch * tokens * 8192) * 2.0;
-            let send_s = estimator.network.send_s(bytes, tp.into());
+            let send_s = |apart: u32| estimator.network.send_s(bytes, apart.into());
             for pp in [2, 8, 80] {
                 let (found, stages) = (of(pp), f64::from(pp));
-                let latency_s = one.latency_s + (stages - 1.0) * send_s;
-                let slowest_s = layers_s / stages + first_s.max(last_s) + send_s;
+                // Eight devices share a node.
+                let leaves = |at: u32| (at * tp) / 8 != ((at + 1) * tp) / 8;
+                let sends = (0..pp - 1).map(|at| send_s(if leaves(at) { 8 } else { tp }));
+                let latency_s = one.latency_s + sends.clone().sum::<f64>();
+                let slowest_s = layers_s / stages + first_s.max(last_s) + sends.fold(0.0, f64::max);
                 let about = format!("tp={tp} pp={pp}: {found:?}, {latency_s} s, {slowest_s} s");
                 assert!((found.latency_s / latency_s - 1.0).abs() < 1e-9, "{about}");
                 assert!((found.slowest_s / slowest_s - 1.0).abs() < 1e-9, "{about}");

@@ -263,11 +263,17 @@ impl Terms<'_> {
         self.network.leaves_node(Group::along(c, RankAxis::Pp))
     }
 
+    /// How many ranks apart the stages are that follow each other and are furthest apart: all wait
+    /// for these.
+    pub(super) fn stages_apart(&self, c: &Configuration) -> u64 {
+        self.network.furthest(Group::along(c, RankAxis::Pp), c.stride(RankAxis::Pp))
+    }
+
     /// Seconds that a stage waits for one message.
     pub(super) fn send_s(&self, c: &Configuration, prices: &Prices) -> f64 {
         match c.pp {
             ..=1 => 0.0,
-            _ => self.send_over_s(c, prices, c.stride(RankAxis::Pp)),
+            _ => self.send_over_s(c, prices, self.stages_apart(c)),
         }
     }
 
