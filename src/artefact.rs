@@ -38,7 +38,7 @@ pub fn assemble(model: &Model, question: &Question, plan: Plan) -> Result<Conten
     if let Some(diagnostic) = check_memory(&plan, &footprints, cluster) {
         return Err(diagnostic.into());
     }
-    let (need, _) = fullest(&footprints, plan.mesh.dp, cluster);
+    let (need, _) = fullest(&footprints, plan.mesh.dp, (cluster.memory(), cluster.nodes));
     let machine = Machine {
         device: "cpu".to_owned(),
         instruction_set: cluster.device.instruction_set.clone().unwrap_or_else(portable),

@@ -118,7 +118,7 @@ pub struct Limited {
     /// Do without a kind of parallelism, or another decision
     #[arg(long, value_name = "KNOB", value_delimiter = ',')]
     pub forbid: Vec<String>,
-    /// Bound a decision from above, or on GPUs what a device holds: memory=60GiB
+    /// Bound a decision from above, or what a device or a node of CPUs holds: memory=60GiB
     #[arg(long, value_name = "KNOB=N", value_delimiter = ',')]
     pub max: Vec<String>,
     /// Ranks of the axes
@@ -163,12 +163,7 @@ impl Limited {
             let headline = format!("plans that this version compiles have no `{knob}`");
             usage("--fix", headline).help("leave it out, or plan for a cluster of GPUs")
         };
-        let mut wrong: Vec<Diagnostic> = self.lacking(&compiled)?.into_iter().map(refuse).collect();
-        if limits.memory_bytes().is_some() {
-            let headline = "ranks of CPUs share the memory of their node";
-            let help = "leave `memory` out, or write `memory` in a cluster file";
-            wrong.push(usage("--max", headline.to_owned()).help(help));
-        }
+        let wrong: Vec<Diagnostic> = self.lacking(&compiled)?.into_iter().map(refuse).collect();
         if wrong.is_empty() { Ok(limits) } else { Err(wrong) }
     }
 

@@ -41,7 +41,7 @@ pub fn check_memory(
     footprints: &[Footprint],
     cluster: &Cluster,
 ) -> Option<Diagnostic> {
-    let (need, have) = fullest(footprints, plan.mesh.dp, cluster);
+    let (need, have) = fullest(footprints, plan.mesh.dp, (cluster.memory(), cluster.nodes));
     if need <= have {
         return None;
     }

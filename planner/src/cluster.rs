@@ -234,6 +234,17 @@ pub enum Memory {
     PerNode(u64),
 }
 
+impl Memory {
+    /// The same where a job may use so many bytes of each place.
+    pub fn limited(self, bytes: Option<f64>) -> Memory {
+        let less = |have: u64| bytes.map_or(have, |bytes| have.min(bytes as u64));
+        match self {
+            Memory::PerRank(have) => Memory::PerRank(less(have)),
+            Memory::PerNode(have) => Memory::PerNode(less(have)),
+        }
+    }
+}
+
 impl Cluster {
     /// Reads a preset, by name, or a file.
     ///

@@ -8,7 +8,7 @@ use ir::program::{Contents, Instruction, Step};
 use kernels::{Bytes, Kernel, price};
 use serde::{Deserialize, Serialize};
 
-use crate::cluster::{Cluster, Memory};
+use crate::cluster::Memory;
 
 /// The bytes of one rank. Activations and frames share room over time: their sum may be more than
 /// what the arena needs for them.
@@ -153,16 +153,20 @@ fn waiting_bytes(program: &Program, steps: &[Step], (peer, theirs): (usize, &[St
 }
 
 /// The bytes of the fullest place, and those that it has. `footprints` are those of all classes,
-/// each of `dp` ranks.
-pub fn fullest(footprints: &[Footprint], dp: usize, cluster: &Cluster) -> (Bytes, Bytes) {
-    match cluster.memory() {
+/// each of `dp` ranks, on so many nodes.
+pub fn fullest(
+    footprints: &[Footprint],
+    dp: usize,
+    (memory, nodes): (Memory, usize),
+) -> (Bytes, Bytes) {
+    match memory {
         Memory::PerRank(have) => {
             let most = footprints.iter().map(Footprint::total).max().unwrap_or(0);
             (Bytes(most), Bytes(have))
         }
         Memory::PerNode(have) => {
             let all: u64 = footprints.iter().map(|f| f.total() * dp as u64).sum();
-            (Bytes(all.div_ceil(cluster.nodes as u64)), Bytes(have))
+            (Bytes(all.div_ceil(nodes as u64)), Bytes(have))
         }
     }
 }

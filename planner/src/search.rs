@@ -24,7 +24,7 @@ use ir::{DType, Diagnostic, Mesh, Module, Plan, Span};
 use kernels::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Memory};
 use crate::footprint::Footprint;
 use crate::limits::{Knob, Limits};
 use crate::price::Prices;
@@ -75,6 +75,13 @@ pub struct Job<'a> {
     pub limits: Limits,
     /// Candidates that are compiled at most.
     pub evaluations_max: usize,
+}
+
+impl Job<'_> {
+    /// The bytes that ranks, or nodes that ranks share, have for the job.
+    pub fn memory(&self) -> Memory {
+        self.cluster.memory().limited(self.limits.memory_bytes())
+    }
 }
 
 /// A candidate that was compiled and simulated.

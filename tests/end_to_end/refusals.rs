@@ -56,7 +56,7 @@ fn what_cannot_be_answered_is_refused() {
         ("plan gpt2 --cluster h100 --seq 2048".into(), 2, "longer than the model's 1024"),
         ("size gpt2 --tokens 1B --deadline 1d".into(), 2, "--cluster h100"),
         ("compare gpt2 --with tp=2".into(), 2, "explain --plan"),
-        ("plan gpt2-mini --max memory=1GiB".into(), 2, "share the memory"),
+        ("plan gpt2-mini --ranks 2 --max memory=1MiB".into(), 3, "without `--max memory=1MiB`"),
         (format!("plan {p} --for decode --fix zero=3"), 2, "have no `zero`"),
         ("score bert-large --tp 1 --for prefill".into(), 4, "no attention to earlier"),
         ("plan gpt2 --cluster t4 --dtype bf16".into(), 2, "no products in bf16"),

@@ -449,8 +449,33 @@ fn memory_is_limited_by_a_flag() {
     let asked = "llama-3-8b --cluster h100 --tokens 1B --deadline 30d --json";
     let devices = |flags: &str| number(&scratch.json(&format!("size {asked}{flags}"))["devices"]);
     assert!(devices(" --max memory=8GiB --fix offload=off") > devices(""));
-    let refused = scratch.run("plan gpt2 --cluster cpu-local --max memory=1GiB");
-    assert_eq!(refused.status.code(), Some(2));
+}
+
+/// Of CPUs it is the memory that the ranks of a node share: each limit below what the last answer
+/// needs has a slower plan that keeps it, down to one that none keeps.
+#[test]
+fn memory_of_cpus_is_limited_by_a_flag() {
+    let scratch = Scratch::new("limited-cpus");
+    let (mut before_s, mut limit, mut plans) = (0.0, u64::MAX, 0);
+    loop {
+        let line = format!("plan gpt2-mini --ranks 4 --max memory={limit}B --json");
+        let answer = scratch.run(&line);
+        if answer.status.code() == Some(3) {
+            break;
+        }
+        let answer: Value = serde_json::from_slice(&answer.stdout).expect("a document");
+        let best = &answer["plans"][0];
+        let [need, have] = ["need_bytes", "have_bytes"].map(|key| best[key].as_u64().unwrap());
+        let step_s = best["step_time_s"].as_f64().unwrap();
+        assert!(need <= have && have <= limit && step_s >= before_s, "{line}: {best}");
+        (before_s, limit, plans) = (step_s, need - 1, plans + 1);
+    }
+    assert!(plans > 3, "{plans}");
+    let fits = scratch.json("fit gpt2-mini --ranks 4 --max memory=120MiB --json");
+    let rows = fits["rows"].as_array().expect("rows");
+    let fit = |row: &Value| row["need_bytes"].as_u64().unwrap() <= 120 << 20;
+    assert!(rows.iter().any(fit) && !rows.iter().all(fit), "{fits:#}");
+    assert!(rows.iter().all(|row| row["have_bytes"] == 120 << 20), "{fits:#}");
 }
 
 /// Columns that nothing reads are named, with the one that may be meant.

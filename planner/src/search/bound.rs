@@ -188,7 +188,7 @@ fn seconds(job: &Job<'_>, candidate: &Candidate, stages: &[Stage], rates: &Price
 }
 
 fn bytes(job: &Job<'_>, mesh: Mesh, stages: &[Stage]) -> (u64, u64) {
-    match job.cluster.memory() {
+    match job.memory() {
         Memory::PerRank(have) => (stages.iter().map(|s| s.bytes).max().unwrap_or(0), have),
         Memory::PerNode(have) => {
             let all: u64 = stages.iter().map(|s| s.bytes_of_all).sum();

@@ -298,13 +298,14 @@ impl<'a> LayerTable<'a> {
         pricer: usize,
     ) -> Scored {
         let (mesh, cluster) = (candidate.mesh, self.job().cluster);
+        let memory = self.job().memory();
         let prices = Prices::new(cluster, mesh);
         let pricer = &mut self.pricers[pricer];
         pricer.price_launches(&prices);
         let time = simulate(&prices, mesh, programs, &pricer.launches);
         let threads = cluster.threads(cluster.ranks_per_node(mesh.ranks()));
         let footprints = Footprint::of_all(programs, pricer.compiler.kernels(), threads);
-        let (need, have) = fullest(&footprints, mesh.dp, cluster);
+        let (need, have) = fullest(&footprints, mesh.dp, (memory, cluster.nodes));
         Scored { candidate: candidate.clone(), time, footprints, need, have }
     }
 
