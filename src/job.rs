@@ -320,7 +320,8 @@ pub fn dtype(text: &str) -> Result<DType, String> {
         "f64" | "fp64" | "float64" => Ok(DType::F64),
         "bf16" | "bfloat16" => Ok(DType::BF16),
         "f16" | "fp16" | "float16" => Ok(DType::F16),
-        _ => Err("known are f32, f64, bf16 and f16".to_owned()),
+        "f8" | "fp8" | "float8" => Ok(DType::F8E4M3),
+        _ => Err("known are f32, f64, bf16, f16 and f8".to_owned()),
     }
 }
 

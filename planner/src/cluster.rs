@@ -418,6 +418,17 @@ impl Source {
         Some(Source::File(folder.join(path)))
     }
 
+    /// Whether both are the same, however their paths are written.
+    fn is(&self, other: &Source) -> bool {
+        match (self, other) {
+            (Source::File(a), Source::File(b)) => {
+                let [a, b] = [a, b].map(|path| path.canonicalize().unwrap_or(path.clone()));
+                a == b
+            }
+            _ => self == other,
+        }
+    }
+
     /// The text; `at` is the place that asks for it.
     fn read(&self, at: &Span) -> Result<String, Vec<Diagnostic>> {
         let names = || PRESETS.iter().map(|(name, _)| *name);
@@ -501,7 +512,7 @@ fn below(
                 let diagnostic = Diagnostic::error("E3008", span, headline);
                 diagnostics.push(diagnostic.help("write \"preset:NAME\" or \"file:PATH\""));
             }
-            Some(next) if above.contains(&next) => {
+            Some(next) if above.iter().any(|source| source.is(&next)) => {
                 let way = above.iter().chain([&next]).map(|s| format!("`{s}`"));
                 let way = way.collect::<Vec<_>>().join(" extends ");
                 let headline = "a cluster extends itself".to_owned();

@@ -366,7 +366,7 @@ fn nearest_answers(question: &Question<'_>) -> Vec<String> {
     }
     for doubling in 1..=DOUBLINGS {
         let more = devices.checked_mul(1 << doubling).filter(|_| near.is_empty());
-        let found = more.and_then(|more| extreme(question, more, &none, Objective::Time));
+        let found = more.and_then(|more| extreme(question, more, limits, Objective::Time));
         if let (Some(more), Some(found)) = (more, found) {
             near.push(format!("with {more} devices this fits: {}", found.configuration));
         }

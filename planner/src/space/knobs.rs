@@ -177,6 +177,7 @@ pub fn options(frame: &Frame, path: &Path, options: &mut Vec<u32>) {
                 may_cut_sequence(frame, *cp)
                     && frame.global_batch.is_multiple_of(dp)
                     && allow(Knob::Dp, dp)
+                    && may_be_sharded(frame, rest)
             };
             options.extend(divisors(rest).into_iter().filter(fits));
         }
@@ -218,19 +219,26 @@ pub fn options(frame: &Frame, path: &Path, options: &mut Vec<u32>) {
 }
 
 /// Keeps those options of the next decision that are looked at ahead: the usual order and whole
-/// shards, nothing moved away and nothing counted; the last time, with moved activations and counts
-/// of layers.
+/// shards, nothing moved away and nothing counted; the last time, which is 1, with moved
+/// activations and counts of layers; where it is 0, with all that is moved too.
 pub fn keep_ahead(path: &Path, time: u32, options: &mut Vec<u32>) {
-    let is_last = time == 1;
     match STEPS.get(path.values().len()) {
         Some(Step::Order) => options.truncate(1),
         Some(Step::Zero) => options.retain(|value| value & COUNT_MASK == 0),
-        Some(Step::Offload) if is_last => {
+        Some(Step::Offload) if time == 1 => {
             options.retain(|value| [0, HOST_ACTIVATIONS].contains(value))
         }
-        Some(Step::Offload) => options.truncate(1),
-        Some(Step::Recompute) if !is_last => options.retain(|value| !counts_layers(*value)),
+        Some(Step::Offload) if time > 1 => options.truncate(1),
+        Some(Step::Recompute) if time > 1 => options.retain(|value| !counts_layers(*value)),
         Some(_) | None => {}
+    }
+}
+
+/// Whether so many ranks that hold copies can be sharded over as many as are fixed.
+fn may_be_sharded(frame: &Frame, copies: u32) -> bool {
+    match frame.limits.fixed(Knob::Shard) {
+        None | Some(0) => true,
+        Some(shard) => shard > 1 && (copies as usize).is_multiple_of(shard),
     }
 }
 

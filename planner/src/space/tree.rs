@@ -15,6 +15,9 @@ mod abreast;
 pub const DEPTH_MAX: usize = 16;
 /// The part of a score below which a difference is rounding.
 pub const ROUNDING: f64 = 1e-9;
+/// Scored leaves from which on what is listed is looked for among fewer options. Chosen: some
+/// tenths of a second.
+const LISTED_MAX: u64 = 10_000;
 /// Scored leaves between two looks at the clock. Chosen: a few milliseconds.
 const CLOCK_EVERY: u64 = 256;
 
@@ -97,8 +100,8 @@ pub trait Tree: Sized {
     }
 
     /// Keeps those options of the next decision that are looked at ahead, fewer the first time than
-    /// the last, which is 1. What is found among them is at hand for all that follows, however
-    /// little bounds say of where it is.
+    /// the last, which is 1; most where it is 0, for what is listed. What is found among them is at
+    /// hand for all that follows, however little bounds say of where it is.
     fn keep_ahead(&self, _path: &Path, _time: u32, _options: &mut Vec<u32>) {}
 
     /// What the options below a path depend on: equal shapes have equally many leaves.
@@ -225,7 +228,8 @@ pub struct Aim {
     pub bytes_max: f64,
     /// Where time is to be small, leaves whose time is not below this need not be found.
     pub below_s: f64,
-    /// Kinds of leaves to be listed, where time is to be small and there are as many that fit.
+    /// Kinds whose fastest leaf is listed, where time is to be small: those with the fastest, as
+    /// far as looking ahead finds them.
     pub listed: usize,
 }
 
@@ -252,11 +256,18 @@ pub fn walk<T: Tree>(
     let total = walker.count(&root);
     if total > 0 && aim.objective == Objective::Time {
         let paths = abreast::paths(tree, another);
-        for ahead in (0..=tree.looks_ahead()).rev() {
-            walker.ahead = ahead;
+        for time in (1..=tree.looks_ahead()).rev() {
+            walker.ahead = Some(time);
             abreast::walk(&mut walker, another, &paths);
         }
-        walker.list_more(&paths);
+        walker.ahead = None;
+        abreast::walk(&mut walker, another, &paths);
+        walker.ahead = Some(1);
+        abreast::list(&mut walker, another, &paths);
+        if walker.scored() < LISTED_MAX {
+            walker.ahead = Some(0);
+            abreast::list(&mut walker, another, &paths);
+        }
     } else if total > 0 {
         walker.visit(&root, tree.bound(&root, f64::INFINITY));
     }
@@ -296,8 +307,8 @@ impl Default for Seen {
 struct Walker<'a, T> {
     tree: &'a T,
     aim: Aim,
-    /// The time that it looks ahead; 0 where it looks at everything.
-    ahead: u32,
+    /// The time that it looks ahead; none where it looks at everything.
+    ahead: Option<u32>,
     budget: &'a Budget<'a>,
     counter: Counter,
     seen: Seen,
@@ -348,7 +359,7 @@ enum Fate {
 impl<'a, T: Tree> Walker<'a, T> {
     fn new(tree: &'a T, aim: Aim, budget: &'a Budget<'a>) -> Walker<'a, T> {
         let (counter, seen) = (Counter::default(), Seen::default());
-        Walker { tree, aim, ahead: 0, budget, counter, seen }
+        Walker { tree, aim, ahead: None, budget, counter, seen }
     }
 
     /// What a walk of its own below a path begins with.
@@ -364,8 +375,11 @@ impl<'a, T: Tree> Walker<'a, T> {
 
     /// Leaves that may still be scored.
     fn left(&self) -> u64 {
-        let scored = self.seen.scored_ahead + self.seen.evaluated;
-        self.budget.evaluations_max.saturating_sub(scored)
+        self.budget.evaluations_max.saturating_sub(self.scored())
+    }
+
+    fn scored(&self) -> u64 {
+        self.seen.scored_ahead + self.seen.evaluated
     }
 
     /// The leaves below a path.
@@ -396,24 +410,6 @@ impl<'a, T: Tree> Walker<'a, T> {
         }
     }
 
-    /// Scores leaves of more kinds, the lowest bounds first, until there are as many as are listed.
-    /// All are accounted for.
-    fn list_more(&mut self, paths: &[(Path, Score)]) {
-        self.ahead = 1;
-        for (path, bound) in paths {
-            let [fit, _] = &self.seen.kinds;
-            if fit.len() >= self.aim.listed || self.seen.stopped {
-                break;
-            }
-            if !fit.contains_key(path) {
-                let known = std::mem::take(&mut self.seen);
-                self.visit(path, *bound);
-                let seen = std::mem::replace(&mut self.seen, known);
-                self.seen.take_ahead(seen);
-            }
-        }
-    }
-
     /// Looks at what lies below a path.
     fn visit(&mut self, path: &Path, bound: Score) {
         if self.seen.stopped {
@@ -423,8 +419,8 @@ impl<'a, T: Tree> Walker<'a, T> {
         let below = self.below();
         let mut options = Vec::new();
         self.tree.options(path, &mut options);
-        if self.ahead > 0 {
-            self.tree.keep_ahead(path, self.ahead, &mut options);
+        if let Some(time) = self.ahead {
+            self.tree.keep_ahead(path, time, &mut options);
         }
         if usize::from(path.len) + 1 == self.tree.depth() {
             self.visit_leaves(path, bound, &options);
@@ -453,7 +449,7 @@ impl<'a, T: Tree> Walker<'a, T> {
     fn is_open(&mut self, path: &Path, bound: Score) -> bool {
         match self.fate(bound) {
             Fate::Visit => return true,
-            Fate::BoundedOut | Fate::TooLarge if self.ahead > 0 => {}
+            Fate::BoundedOut | Fate::TooLarge if self.ahead.is_some() => {}
             Fate::BoundedOut => self.seen.bounded_out += self.count(path),
             Fate::TooLarge => self.seen.too_large += self.count(path),
         }
@@ -574,7 +570,7 @@ impl<'a, T: Tree> Walker<'a, T> {
     /// Scores a leaf, unless the budget is used up; `bound` is that of the decisions before its
     /// last.
     fn score(&mut self, path: &Path, bound: Score) -> Option<(Score, [f64; 2])> {
-        let scored = self.seen.scored_ahead + self.seen.evaluated;
+        let scored = self.scored();
         let out_of_time = scored.is_multiple_of(CLOCK_EVERY) && (self.budget.stop)();
         if self.seen.stopped || scored >= self.budget.evaluations_max || out_of_time {
             self.seen.stopped = true;

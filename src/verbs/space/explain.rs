@@ -129,7 +129,7 @@ fn explanation(
     text += &explained.verdict();
     text.push('\n');
     text += &parts(estimate, answer.have_bytes);
-    text += "\nWhy not…\n";
+    text += "\nWhy not, with all else as it is…\n";
     let width = neighbours.iter().map(|other| other.change.len()).max().unwrap_or(0);
     for other in &neighbours {
         let more = signed(other.chosen.estimate.step_time_s - total);

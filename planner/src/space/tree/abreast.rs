@@ -76,12 +76,47 @@ pub(super) fn walk<T: Tree>(
     }
 }
 
+/// Walks ahead below the paths that may be among those with the fastest leaves, each from the best
+/// that is known there.
+pub(super) fn list<T: Tree>(
+    walker: &mut Walker<'_, T>,
+    another: &(impl Fn() -> T + Sync),
+    paths: &[(Path, Score)],
+) {
+    for paths in paths.chunks(ABREAST[1]) {
+        let [fit, _] = &walker.seen.kinds;
+        let mut all: Vec<f64> = fit.values().map(|leaf| leaf.score.seconds).collect();
+        all.sort_by(f64::total_cmp);
+        let last = walker.aim.listed.checked_sub(1);
+        let below_s = last.map_or(0.0, |last| all.get(last).copied().unwrap_or(f64::INFINITY));
+        let open = paths.iter().filter(|(_, bound)| bound.seconds < below_s);
+        let part = |(path, bound): &(Path, Score)| {
+            let known = fit.get(path).filter(|leaf| leaf.score.seconds < below_s);
+            let seen = Seen { best: known.into_iter().copied().collect(), ..Seen::default() };
+            Part { path: *path, bound: *bound, seen, kept: walker.tree.take_kept(path) }
+        };
+        let parts: Vec<Part<T::Kept>> = open.map(part).collect();
+        if parts.is_empty() || walker.seen.stopped {
+            parts.into_iter().for_each(|part| walker.tree.keep(part.kept));
+            return;
+        }
+        let evaluations_max = walker.left().div_ceil(parts.len() as u64);
+        let share = Budget { evaluations_max, stop: walker.budget.stop };
+        let (aim, ahead) = (Aim { below_s, ..walker.aim }, walker.ahead);
+        let walk = |part: Part<T::Kept>| part.walk(another(), (aim, ahead), &share);
+        let parts: Vec<Part<T::Kept>> = parts.into_par_iter().map(walk).collect();
+        for part in parts {
+            part.add_to(walker);
+        }
+    }
+}
+
 impl<K: Send> Part<K> {
     /// Walks below the path, in a tree of its own.
     fn walk<T: Tree<Kept = K>>(
         self,
         tree: T,
-        (aim, ahead): (Aim, u32),
+        (aim, ahead): (Aim, Option<u32>),
         share: &Budget<'_>,
     ) -> Part<K> {
         let Part { path, bound, seen, kept } = self;
@@ -96,7 +131,7 @@ impl<K: Send> Part<K> {
     /// walked again with what is left.
     fn add_to<T: Tree<Kept = K>>(self, walker: &mut Walker<'_, T>) {
         walker.tree.keep(self.kept);
-        let is_ahead = walker.ahead > 0;
+        let is_ahead = walker.ahead.is_some();
         if !is_ahead && !self.seen.stopped {
             walker.seen.take(self.seen);
             return;

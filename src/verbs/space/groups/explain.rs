@@ -133,7 +133,7 @@ fn explanation(mixed: &Mixed, asked: &Asked, given: Option<Grouped>) -> Result<S
         let (time, share) = (Seconds(*seconds).to_string(), 100.0 * seconds / total);
         text += &format!("  {name:<12}{time:>10} {share:>6.1}%\n");
     }
-    text += "\nWhy not…\n";
+    text += "\nWhy not, with all else as it is…\n";
     for other in &others {
         let more = signed(other.step_time_s() - way.step_time_s());
         text += &format!("  {} on {}  {more}\n", kind(other), mixed.names(other).join(", "));
