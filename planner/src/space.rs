@@ -4,7 +4,8 @@
 //! [`tree`] walks decisions one after the other, counts what lies below each without going there,
 //! and skips what cannot be better than the best so far, on all threads. [`knobs`] names the
 //! decisions, [`uniform`] prices them from [`table`]s, [`cuts`] finds the best cut of each into
-//! stages, [`events`] replays a schedule, and [`ask`] puts them together; [`groups`] shares a batch
+//! stages, [`events`] replays a schedule, and [`ask`] puts them together, [`frontier`] for many
+//! limits of memory; [`groups`] shares a batch
 //! over devices of several kinds, and [`across`] stages. [`models`] are shapes that need no file.
 //!
 //! What skipping relies on is the same everywhere: every formula of a step's time and memory grows
@@ -16,6 +17,7 @@ mod batches;
 pub mod cuts;
 pub mod events;
 pub mod foreign;
+pub mod frontier;
 pub mod groups;
 pub mod knobs;
 pub mod models;

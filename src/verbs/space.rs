@@ -17,6 +17,7 @@ use planner::estimate::workload::Workload;
 use planner::estimate::{Estimate, Estimator, Job, style};
 use planner::space::ask::{Answer, Chosen, EVALUATIONS_MAX, Question, ask};
 use planner::space::events::replayed_s;
+use planner::space::frontier::frontier;
 use planner::space::tree::{Budget, Objective};
 use serde_json::{Value, json};
 
@@ -233,9 +234,8 @@ fn answer_for(
 ) -> Result<Answer, Failure> {
     let estimator = subject.estimator()?;
     let objective = match aim {
-        Aim::Time | Aim::Cost | Aim::Energy => Objective::Time,
+        Aim::Time | Aim::Cost | Aim::Energy | Aim::Pareto => Objective::Time,
         Aim::Memory => Objective::Memory,
-        Aim::Pareto => Objective::Pareto,
     };
     let question = Question {
         estimator: &estimator,
@@ -244,19 +244,10 @@ fn answer_for(
         limits: asked.limited.all_limits()?,
         objective,
         power: subject.power().filter(|_| aim == Aim::Energy),
-        budget: Budget {
-            evaluations_max: match objective {
-                Objective::Time | Objective::Memory => EVALUATIONS_MAX,
-                Objective::Pareto => FRONTIER_MAX,
-            },
-            stop,
-        },
+        budget: Budget { evaluations_max: EVALUATIONS_MAX, stop },
     };
-    Ok(ask(&question)?)
+    Ok(if aim == Aim::Pareto { frontier(&question)? } else { ask(&question)? })
 }
-
-/// Configurations that a frontier is made of, at most. Chosen: some seconds.
-const FRONTIER_MAX: u64 = 200_000;
 
 /// Halvings of the devices that are tried for the least device time. Chosen: a 32nd of them.
 const HALVINGS: u32 = 5;

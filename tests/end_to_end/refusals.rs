@@ -57,13 +57,6 @@ fn what_cannot_be_answered_is_refused() {
         ("size gpt2 --tokens 1B --deadline 1d".into(), 2, "--cluster h100"),
         ("compare gpt2 --with tp=2".into(), 2, "explain --plan"),
         ("plan gpt2-mini --ranks 2 --max memory=1MiB".into(), 3, "without `--max memory=1MiB`"),
-        // What fits on more devices is within the limits, without offload.
-        (
-            "plan llama-3-70b --cluster rtx4090 --ranks 8 --gbs 16 --seq 2048 --forbid offload"
-                .into(),
-            3,
-            "with 64 devices this fits: tp=8 pp=8 dp=1 mbs=2 vpp=10 sp recompute=full",
-        ),
         (format!("plan {p} --for decode --fix zero=3"), 2, "have no `zero`"),
         ("score bert-large --tp 1 --for prefill".into(), 4, "no attention to earlier"),
         ("plan gpt2 --cluster t4 --dtype bf16".into(), 2, "no products in bf16"),

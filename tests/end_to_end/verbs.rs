@@ -449,6 +449,12 @@ fn memory_is_limited_by_a_flag() {
     let asked = "llama-3-8b --cluster h100 --tokens 1B --deadline 30d --json";
     let devices = |flags: &str| number(&scratch.json(&format!("size {asked}{flags}"))["devices"]);
     assert!(devices(" --max memory=8GiB --fix offload=off") > devices(""));
+    // What fits on more devices is within the limits.
+    let asked = "plan llama-3-70b --cluster rtx4090 --ranks 8 --gbs 16 --forbid offload";
+    let refused = scratch.run(&format!("{asked} --seq 2048"));
+    let errors = String::from_utf8_lossy(&refused.stderr);
+    let near = errors.split("devices this fits: ").nth(1).expect("a way out");
+    assert!(near.contains("tp=") && !near.contains("offload"), "{near}");
 }
 
 /// Of CPUs it is the memory that the ranks of a node share: each limit below what the last answer

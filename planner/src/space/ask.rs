@@ -180,7 +180,7 @@ pub fn ask(question: &Question<'_>) -> Result<Answer, Vec<Diagnostic>> {
     let aim = Aim { listed: LISTED, ..Aim::new(question.objective, have) };
     let mut walked = walk(&space, &space.another(), aim, &question.budget);
     let total = match question.objective {
-        Objective::Time | Objective::Pareto => walked.total,
+        Objective::Time => walked.total,
         // A part of the space was searched.
         Objective::Memory => {
             Counter::default().count(&Space::new(estimator, frame), &Path::default())
@@ -189,75 +189,49 @@ pub fn ask(question: &Question<'_>) -> Result<Answer, Vec<Diagnostic>> {
     if total == 0 {
         return Err(vec![nothing_left(question)]);
     }
-    if walked.best.first().is_none_or(|best| best.score.bytes > have) {
+    let Some(mut best) = walked.best.filter(|best| best.score.bytes <= have) else {
         let found_none = if walked.complete { nothing_fits(question, total) } else { cut_off() };
         return Err(vec![found_none]);
-    }
+    };
     let untried = space.finish(&mut walked.best, [have, f64::INFINITY], question.budget.stop);
+    best = walked.best.unwrap_or(best);
     let chosen = |leaf: &Leaf| choose(&space, leaf, have);
-    let mut best = walked.best.iter().map(chosen).collect::<Result<Vec<_>, _>>()?;
     let list = |kind: usize| {
         let all = walked.kinds[kind].iter().take(LISTED).map(chosen);
         all.collect::<Result<Vec<_>, _>>()
     };
-    if question.objective == Objective::Pareto && !walked.complete {
-        add_ends(question, &mut best);
-    }
     let mut others = list(0)?;
-    if question.objective == Objective::Time {
-        let first =
-            others.iter().min_by(|a, b| worth_of(&space, a).total_cmp(&worth_of(&space, b)));
-        if let Some(first) = first.filter(|o| worth_of(&space, o) < worth_of(&space, &best[0])) {
-            best[0] = first.clone();
-        }
-    }
-    let seconds = best[0].estimate.step_time_s;
-    let shown = best[0].configuration.clone();
-    others.retain(|other| other.configuration != shown);
     others.sort_by(|a, b| worth_of(&space, a).total_cmp(&worth_of(&space, b)));
+    let mut best = chosen(&best)?;
+    let first = others.first().filter(|_| question.objective == Objective::Time);
+    if let Some(first) = first.filter(|other| worth_of(&space, other) < worth_of(&space, &best)) {
+        best = first.clone();
+    }
+    others.retain(|other| other.configuration != best.configuration);
     let mut misses = list(1)?;
-    misses.retain(|miss| miss.estimate.step_time_s < seconds);
+    misses.retain(|miss| miss.estimate.step_time_s < best.estimate.step_time_s);
     // A device draws no more than when it is busy, so that joules bound seconds.
     let watts = question.power.map_or(1.0, |power| power.busy_w.value);
-    let worth = space.worth(seconds, best[0].estimate.busy_s);
+    let worth = worth_of(&space, &best);
     let bound = walked.bound_s.min(worth).min(untried);
+    let is_time = question.objective == Objective::Time;
     Ok(Answer {
         others,
         misses,
         space: Effort::new(&walked, total, space.table_count()),
         have_bytes: have,
-        bound_s: (question.objective != Objective::Memory).then_some(bound / watts),
+        bound_s: is_time.then_some(bound / watts),
         gap: match question.objective {
-            Objective::Time | Objective::Pareto => Some(worth / bound - 1.0),
+            Objective::Time => Some(worth / bound - 1.0),
             Objective::Memory => walked.complete.then_some(0.0),
         },
         complete: walked.complete,
-        best,
+        best: vec![best],
     })
 }
 
 fn worth_of(space: &Space<'_>, chosen: &Chosen) -> f64 {
     space.worth(chosen.estimate.step_time_s, chosen.estimate.busy_s)
-}
-
-/// Adds the ends of a frontier that was cut off, the fastest and the smallest, and drops what they
-/// are better than.
-fn add_ends(question: &Question<'_>, best: &mut Vec<Chosen>) {
-    for end in [Objective::Time, Objective::Memory] {
-        best.extend(extreme(question, question.devices, &question.limits, end));
-    }
-    let worth = |c: &Chosen| (c.estimate.step_time_s, c.estimate.memory.total_bytes());
-    best.sort_by(|a, b| {
-        let ((a_s, a_bytes), (b_s, b_bytes)) = (worth(a), worth(b));
-        a_s.total_cmp(&b_s).then(a_bytes.total_cmp(&b_bytes))
-    });
-    let mut smallest = f64::INFINITY;
-    best.retain(|chosen| {
-        let (_, bytes) = worth(chosen);
-        let is_smaller = bytes < smallest;
-        smallest = smallest.min(bytes);
-        is_smaller
-    });
 }
 
 fn choose(space: &Space<'_>, leaf: &Leaf, have: f64) -> Result<Chosen, Vec<Diagnostic>> {
@@ -404,10 +378,10 @@ pub(super) fn extreme_of(
     let mut complete = walked.complete;
     if objective == Objective::Time {
         let untried = space.finish(&mut walked.best, [have, below_s], budget.stop);
-        let below = walked.best.first().map_or(below_s, |best| best.score.seconds);
+        let below = walked.best.map_or(below_s, |best| best.score.seconds);
         complete &= untried >= below;
     }
-    let best = walked.best.first().and_then(|leaf| choose(space, leaf, have).ok());
+    let best = walked.best.and_then(|leaf| choose(space, &leaf, have).ok());
     let found = best.filter(|found| found.fits || objective == Objective::Memory);
     (found, complete)
 }

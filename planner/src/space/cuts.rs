@@ -58,7 +58,7 @@ impl Space<'_> {
     /// best, or than `below` where there is none; what no cut is below that was not tried even so.
     pub fn finish(
         &self,
-        best: &mut Vec<Leaf>,
+        best: &mut Option<Leaf>,
         [bytes_max, below]: [f64; 2],
         stop: &(dyn Fn() -> bool + Sync),
     ) -> f64 {
@@ -67,7 +67,7 @@ impl Space<'_> {
         open.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
         let mut least = f64::INFINITY;
         for (bound, path) in open {
-            let below = best.first().map_or(below, |best| best.score.seconds);
+            let below = best.map_or(below, |best| best.score.seconds);
             if bound >= below || stop() {
                 return least.min(bound);
             }
@@ -75,7 +75,7 @@ impl Space<'_> {
             let (_, step) = self.best_cut(&path, &c, [bytes_max, below], LOOKS[1]).0;
             let score = Score { seconds: self.worth_of(&step), bytes: step.memory.total_bytes() };
             if score.bytes <= bytes_max && score.seconds < below {
-                *best = vec![Leaf { path, score }];
+                *best = Some(Leaf { path, score });
             }
             least = self.unfinished.borrow().get(&path).map_or(least, |bound| least.min(*bound));
         }

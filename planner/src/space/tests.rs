@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 use super::ask::{EVALUATIONS_MAX, Question, ask};
 use super::events::Line;
 use super::foreign::{NO_SCORES, Tool, Use, export};
+use super::frontier::frontier;
 use super::knobs::{self, Frame, STEPS, Step};
 use super::models;
 use super::oracle::{Random, seeds};
@@ -529,6 +530,54 @@ fn memory_of_calculons_winners_is_what_it_leaves_out_larger() {
         if let Some(published) = published {
             let off = theirs / published - 1.0;
             assert!(off.abs() < 0.03, "{layout}: {theirs} against {published}");
+        }
+    }
+}
+
+/// Nothing of a space is faster than a point of its frontier and no larger, of which there are
+/// many, from the fastest to the smallest.
+#[test]
+fn nothing_is_better_than_a_frontier() {
+    let limits = |fix: &[&str]| {
+        let fix: Vec<String> = fix.iter().map(|text| (*text).to_owned()).collect();
+        Limits::parse(&fix, &[], &[]).unwrap()
+    };
+    for (model, fix) in [("llama-3-8b", ["mbs=1", "cp=1"]), ("mixtral-8x7b", ["ep=8", "tp=1"])] {
+        let work = workload(model, 4096);
+        let cluster = cluster("h100");
+        let estimator = estimator(&work, &cluster, 16);
+        let limits = limits(&[&fix[..], &["placement=usual", "shard=0"]].concat());
+        let frame = Frame::new(&work, 16, 16, limits.clone());
+        let mut space = Space::new(&estimator, Frame { all_cuts: true, ..frame.clone() });
+        space.only_fits = true;
+        let all = leaves(&space.frame);
+        let found = frontier(&Question {
+            estimator: &estimator,
+            devices: 16,
+            global_batch: 16,
+            limits,
+            objective: Objective::Time,
+            power: None,
+            budget: FREELY,
+        });
+        let points = found.unwrap().best;
+        assert!(points.len() > 5, "{model}: {}", points.len());
+        for pair in points.windows(2) {
+            let [before, after] = [&pair[0].estimate, &pair[1].estimate];
+            assert!(before.step_time_s < after.step_time_s, "{model}");
+            assert!(before.memory.total_bytes() > after.memory.total_bytes(), "{model}");
+        }
+        for point in points {
+            let (seconds, bytes) =
+                (point.estimate.step_time_s, point.estimate.memory.total_bytes() * (1.0 - 1e-9));
+            let estimator = estimator.clone().limited(Some(bytes));
+            let mut space = Space::new(&estimator, space.frame.clone());
+            space.only_fits = true;
+            for leaf in &all {
+                let score = space.score(leaf, bytes, seconds);
+                let is_better = score.bytes <= bytes && score.seconds < seconds * (1.0 - 1e-9);
+                assert!(!is_better, "{model}: {} of {score:?}", point.configuration);
+            }
         }
     }
 }

@@ -70,11 +70,6 @@ impl Score {
     pub const LEAST: Score = Score { seconds: 0.0, bytes: 0.0 };
     /// Of what cannot be.
     pub const NEVER: Score = Score { seconds: f64::INFINITY, bytes: f64::INFINITY };
-
-    /// Less or equal in both, beyond rounding of the time.
-    fn covers(self, bound: Score) -> bool {
-        self.seconds * (1.0 - ROUNDING) <= bound.seconds && self.bytes <= bound.bytes
-    }
 }
 
 /// A tree of decisions. All leaves are equally deep.
@@ -147,8 +142,6 @@ pub enum Objective {
     Time,
     /// The smallest leaf, whether it fits or not.
     Memory,
-    /// All leaves that fit and that no other leaf covers.
-    Pareto,
 }
 
 /// How far a walk may go.
@@ -171,8 +164,8 @@ pub struct Leaf {
 /// What a walk found, and what it did not look at.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Walked {
-    /// The best leaf; all that no other covers, fastest first, for [`Objective::Pareto`].
-    pub best: Vec<Leaf>,
+    /// The best leaf.
+    pub best: Option<Leaf>,
     /// The fastest leaf that was scored of each kind, fastest first; those that fit, and others.
     pub kinds: [Vec<Leaf>; 2],
     /// Leaves of the tree.
@@ -277,7 +270,7 @@ pub fn walk<T: Tree>(
 /// What a walk has seen so far.
 #[derive(Clone, Debug)]
 struct Seen {
-    best: Vec<Leaf>,
+    best: Option<Leaf>,
     kinds: [BTreeMap<Path, Leaf>; 2],
     evaluated: u64,
     scored_ahead: u64,
@@ -291,7 +284,7 @@ struct Seen {
 impl Default for Seen {
     fn default() -> Seen {
         Seen {
-            best: Vec::new(),
+            best: None,
             kinds: Default::default(),
             evaluated: 0,
             scored_ahead: 0,
@@ -325,8 +318,8 @@ fn keep_faster(kinds: &mut BTreeMap<Path, Leaf>, (kind, leaf): (Path, Leaf)) {
 impl Seen {
     /// Adds what another walk saw that began with this.
     fn take(&mut self, other: Seen) {
-        let seconds = |best: &[Leaf]| best.first().map_or(f64::INFINITY, |b| b.score.seconds);
-        if seconds(&other.best) < seconds(&self.best) {
+        let seconds = |best: Option<Leaf>| best.map_or(f64::INFINITY, |best| best.score.seconds);
+        if seconds(other.best) < seconds(self.best) {
             self.best = other.best;
         }
         for (all, own) in self.kinds.iter_mut().zip(other.kinds) {
@@ -367,7 +360,7 @@ impl<'a, T: Tree> Walker<'a, T> {
         let kind = path.first(self.tree.kind_depth());
         let known = |all: &BTreeMap<Path, Leaf>| all.get(&kind).map(|leaf| (kind, *leaf));
         Seen {
-            best: self.seen.best.clone(),
+            best: self.seen.best,
             kinds: [0, 1].map(|at| known(&self.seen.kinds[at]).into_iter().collect()),
             ..Seen::default()
         }
@@ -389,10 +382,9 @@ impl<'a, T: Tree> Walker<'a, T> {
 
     /// The answer of a walk through a tree with so many leaves.
     fn done(self, total: u128) -> Walked {
-        let Seen { mut best, kinds, evaluated, scored_ahead, .. } = self.seen;
+        let Seen { best, kinds, evaluated, scored_ahead, .. } = self.seen;
         let Seen { bounded_out, too_large, open_s, stopped, .. } = self.seen;
-        best.sort_by(|a, b| a.score.seconds.total_cmp(&b.score.seconds));
-        let fastest = best.first().map_or(f64::INFINITY, |leaf| leaf.score.seconds);
+        let fastest = best.map_or(f64::INFINITY, |leaf| leaf.score.seconds);
         Walked {
             total,
             evaluated,
@@ -433,7 +425,7 @@ impl<'a, T: Tree> Walker<'a, T> {
             .collect();
         match self.aim.objective {
             Objective::Memory => children.sort_by(|a, b| a.1.bytes.total_cmp(&b.1.bytes)),
-            Objective::Time | Objective::Pareto => {
+            Objective::Time => {
                 children.sort_by(|a, b| a.1.seconds.total_cmp(&b.1.seconds));
             }
         }
@@ -543,10 +535,10 @@ impl<'a, T: Tree> Walker<'a, T> {
 
     /// What is not faster than this need not be known.
     fn below(&self) -> f64 {
-        match (self.aim.objective, self.seen.best.first()) {
+        match (self.aim.objective, self.seen.best) {
             (Objective::Time, Some(best)) => best.score.seconds,
             (Objective::Time, None) => self.aim.below_s,
-            (Objective::Memory | Objective::Pareto, _) => f64::INFINITY,
+            (Objective::Memory, _) => f64::INFINITY,
         }
     }
 
@@ -559,10 +551,7 @@ impl<'a, T: Tree> Walker<'a, T> {
                 let below = self.below();
                 below < f64::INFINITY && below * (1.0 - ROUNDING) <= bound.seconds
             }
-            Objective::Memory => {
-                self.seen.best.first().is_some_and(|best| best.score.bytes <= bound.bytes)
-            }
-            Objective::Pareto => self.seen.best.iter().any(|best| best.score.covers(bound)),
+            Objective::Memory => self.seen.best.is_some_and(|best| best.score.bytes <= bound.bytes),
         };
         if beaten { Fate::BoundedOut } else { Fate::Visit }
     }
@@ -581,7 +570,7 @@ impl<'a, T: Tree> Walker<'a, T> {
         let below = self.below();
         let bytes_max = match self.aim.objective {
             Objective::Memory => 0.0,
-            Objective::Time | Objective::Pareto => self.aim.bytes_max,
+            Objective::Time => self.aim.bytes_max,
         };
         let (score, parts) = self.tree.parts(path, bytes_max, below);
         let leaf = Leaf { path: *path, score };
@@ -591,18 +580,12 @@ impl<'a, T: Tree> Walker<'a, T> {
         match self.aim.objective {
             Objective::Time => {
                 if fits && score.seconds < below {
-                    self.seen.best = vec![leaf];
+                    self.seen.best = Some(leaf);
                 }
             }
             Objective::Memory => {
-                if self.seen.best.first().is_none_or(|best| score.bytes < best.score.bytes) {
-                    self.seen.best = vec![leaf];
-                }
-            }
-            Objective::Pareto => {
-                if fits && !self.seen.best.iter().any(|best| best.score.covers(score)) {
-                    self.seen.best.retain(|best| !score.covers(best.score));
-                    self.seen.best.push(leaf);
+                if self.seen.best.is_none_or(|best| score.bytes < best.score.bytes) {
+                    self.seen.best = Some(leaf);
                 }
             }
         }

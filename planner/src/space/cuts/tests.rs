@@ -211,7 +211,7 @@ fn what_is_left_open_is_looked_at_again() {
         let (least, ..) = tried(&space, have);
         open += space.unfinished.borrow().len();
         let untried = space.finish(&mut walked.best, [have, f64::INFINITY], &|| false);
-        let Some(best) = walked.best.first() else {
+        let Some(best) = walked.best else {
             assert!(least.is_infinite(), "SEED={seed}: nothing fits, but {least} s");
             continue;
         };

@@ -49,7 +49,7 @@ pub(super) fn walk<T: Tree>(
     paths: &[(Path, Score)],
 ) {
     let [first, most] = ABREAST;
-    let mut abreast = if walker.seen.best.is_empty() { first } else { most };
+    let mut abreast = if walker.seen.best.is_none() { first } else { most };
     let mut paths = paths.iter().copied();
     loop {
         let open = paths.by_ref().filter(|(path, bound)| walker.is_open(path, *bound));
@@ -92,7 +92,7 @@ pub(super) fn list<T: Tree>(
         let open = paths.iter().filter(|(_, bound)| bound.seconds < below_s);
         let part = |(path, bound): &(Path, Score)| {
             let known = fit.get(path).filter(|leaf| leaf.score.seconds < below_s);
-            let seen = Seen { best: known.into_iter().copied().collect(), ..Seen::default() };
+            let seen = Seen { best: known.copied(), ..Seen::default() };
             Part { path: *path, bound: *bound, seen, kept: walker.tree.take_kept(path) }
         };
         let parts: Vec<Part<T::Kept>> = open.map(part).collect();
