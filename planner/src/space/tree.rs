@@ -255,9 +255,10 @@ pub fn walk<T: Tree>(
         }
         walker.ahead = None;
         abreast::walk(&mut walker, another, &paths);
-        walker.ahead = Some(1);
+        let is_quick = walker.scored() < LISTED_MAX;
+        walker.ahead = Some(if is_quick { 1 } else { tree.looks_ahead() });
         abreast::list(&mut walker, another, &paths);
-        if walker.scored() < LISTED_MAX {
+        if is_quick {
             walker.ahead = Some(0);
             abreast::list(&mut walker, another, &paths);
         }
