@@ -254,7 +254,8 @@ impl Lowering<'_> {
         let tokens = self.tokens();
         let (k_all, n_all) = (f64::from(k), f64::from(n));
         let (k, n) = match cut {
-            Cut::Columns => (k_all, self.piece(n_all)),
+            Cut::Columns => (k_all, (n_all / self.tp()).ceil()),
+            Cut::Words => (k_all, self.words(n_all)),
             Cut::Rows => ((k_all / self.tp()).ceil(), n_all),
             Cut::Whole => (k_all, n_all),
         };
@@ -280,8 +281,8 @@ impl Lowering<'_> {
             tensors: if bias { 2.0 } else { 1.0 },
             // The input and its cotangent are whole for a while where ranks keep parts.
             working: match cut {
-                Cut::Columns if self.inside.sequence_parallel => 2.0 * tokens * k * self.e(),
-                Cut::Columns | Cut::Rows | Cut::Whole => 0.0,
+                Cut::Columns | Cut::Words if self.inside.sequence_parallel => 2.0 * tokens * k * self.e(),
+                Cut::Columns | Cut::Words | Cut::Rows | Cut::Whole => 0.0,
             },
             ..Lowered::default()
         };
@@ -322,9 +323,9 @@ impl Lowering<'_> {
         };
         match (cut, self.inside.sequence_parallel) {
             (Cut::Whole, _) => {}
-            (Cut::Columns, false) => lowered.backward += tensor(beside(reduce_s(k), weight_s)),
+            (Cut::Columns | Cut::Words, false) => lowered.backward += tensor(beside(reduce_s(k), weight_s)),
             (Cut::Rows, false) => lowered.forward += tensor(reduce_s(n)),
-            (Cut::Columns, true) => {
+            (Cut::Columns | Cut::Words, true) => {
                 lowered.forward += gather(k);
                 // The input once more for the weight's gradient, and the input's gradient.
                 lowered.backward += tensor(2.0 * beside(gather_s(k), weight_s / 2.0));
@@ -467,7 +468,7 @@ impl Lowering<'_> {
     fn embedding(&self, vocab: u32, width: u32, positions: u32) -> Lowered {
         let (tokens, width) = (self.tokens(), f64::from(width));
         let whole = self.style.whole_logits;
-        let rows = if whole { f64::from(vocab) } else { self.piece(vocab.into()) };
+        let rows = if whole { f64::from(vocab) } else { self.words(vocab.into()) };
         let bytes = tokens * width * 2.0 * self.e();
         let group = self.tensor_group();
         let seconds = if whole {
@@ -495,7 +496,7 @@ impl Lowering<'_> {
 
     fn loss(&self, vocab: u32) -> Lowered {
         let (is_cut, whole) = (self.inside.tp > 1, self.style.whole_logits);
-        let columns = if whole { f64::from(vocab) } else { self.piece(vocab.into()) };
+        let columns = if whole { f64::from(vocab) } else { self.words(vocab.into()) };
         let logits = self.tokens() * columns;
         let [forward, backward] = self.style.loss_bytes;
         let gathered = if whole { logits * self.e() } else { 0.0 };

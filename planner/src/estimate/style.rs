@@ -119,6 +119,9 @@ pub struct Style {
     pub around_attention: AroundAttention,
     /// Words of the vocabulary, where the release's runs fix it.
     pub vocabulary: Option<u32>,
+    /// Whether a vocabulary is padded where its columns are odd to load, and not only where
+    /// the ranks of `tp` do not divide it.
+    pub pads_vocabulary: bool,
     /// Whether a normalisation is one kernel.
     pub fused_norm: bool,
     /// Whether bias and activation are one kernel.

@@ -16,6 +16,8 @@ use serde::{Deserialize, Serialize};
 pub enum Cut {
     /// The weight's columns: the result is cut; the gradient of the input is a partial sum.
     Columns,
+    /// So, where columns are words of a vocabulary, which is padded.
+    Words,
     /// The weight's rows: the input is cut already; the result is a partial sum.
     Rows,
     /// Not cut.
@@ -403,7 +405,7 @@ impl Shape {
         }
         let Shape { vocab, hidden: width, positions, .. } = *self;
         let embedding = Item::Embedding { vocab, width, positions };
-        let head = Item::Product { k: self.hidden, n: self.vocab, cut: Cut::Columns, bias: false };
+        let head = Item::Product { k: self.hidden, n: self.vocab, cut: Cut::Words, bias: false };
         Ok(Workload {
             name: self.name.clone(),
             seq: self.seq,

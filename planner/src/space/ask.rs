@@ -58,8 +58,8 @@ pub struct Effort {
     pub total: u128,
     /// Configurations that were priced.
     pub evaluated: u64,
-    /// Those of them that were priced ahead, to know soon what is fast; they are among the others
-    /// again.
+    /// Those of them that were priced beside the walk: ahead, to know soon what is fast, for the list
+    /// of other meshes, and at further limits of memory. Most are among the others again.
     pub priced_ahead: u64,
     /// Configurations that cannot be better than the best.
     pub bounded_out: u128,

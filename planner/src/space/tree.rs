@@ -66,8 +66,6 @@ pub struct Score {
 }
 
 impl Score {
-    /// Below every score.
-    pub const LEAST: Score = Score { seconds: 0.0, bytes: 0.0 };
     /// Of what cannot be.
     pub const NEVER: Score = Score { seconds: f64::INFINITY, bytes: f64::INFINITY };
 }

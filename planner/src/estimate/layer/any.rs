@@ -4,19 +4,22 @@ use super::{INNER_INTERFERENCE, Lowered, Lowering};
 use crate::estimate::price::{Inside, Pass};
 use crate::estimate::workload::{Item, Split};
 
-/// Columns of which a rank's piece has a whole number where they are padded: the default of
+/// Words of which a rank's piece has a whole number where vocabularies are padded: the default of
 /// Megatron-LM (`make-vocab-size-divisible-by`).
 const PADDED: f64 = 128.0;
+/// Columns of which products load whole pieces: a vocabulary of a multiple is left as it is.
+const LOADED: f64 = 8.0;
 
 impl Lowering<'_> {
-    /// A tensor-parallel rank's columns of so many. All ranks have equally many: a vocabulary that
-    /// does not divide is padded.
-    pub(super) fn piece(&self, columns: f64) -> f64 {
+    /// A tensor-parallel rank's words of a vocabulary of so many. All ranks have equally many: one
+    /// that does not divide is padded.
+    pub(super) fn words(&self, vocab: f64) -> f64 {
         let ranks = self.tp();
-        if columns % ranks == 0.0 {
-            return columns / ranks;
+        let pieces = if self.style.pads_vocabulary { ranks * LOADED } else { ranks };
+        if vocab % pieces == 0.0 {
+            return vocab / ranks;
         }
-        (columns / (PADDED * ranks)).ceil() * PADDED
+        (vocab / (PADDED * ranks)).ceil() * PADDED
     }
 
     /// One kernel forward; backward, one for what it reads again and one for what it wrote.

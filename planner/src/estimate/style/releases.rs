@@ -51,6 +51,7 @@ pub const OURS: Style = Style {
     skips_masked: true,
     around_attention: NOTHING,
     vocabulary: None,
+    pads_vocabulary: true,
     fused_norm: true,
     fused_activation: true,
     fused_residual: true,
@@ -107,6 +108,7 @@ const MEGATRON_2020: Style = Style {
     skips_masked: false,
     around_attention: NOTHING,
     vocabulary: None,
+    pads_vocabulary: true,
     fused_norm: true,
     fused_activation: true,
     fused_residual: true,
@@ -277,6 +279,7 @@ const NANOTRON: Style = Style {
         backward_bytes: 10.7,
     },
     vocabulary: None,
+    pads_vocabulary: false,
     fused_norm: true,
     fused_activation: false,
     fused_residual: false,
@@ -340,6 +343,7 @@ const VTRAIN: Style = Style {
     name: "vtrain",
     // `vTrainConfig`: nothing sets the vocabulary of GPT-2, and nothing pads it.
     vocabulary: Some(50_257),
+    pads_vocabulary: false,
     // `Trainer`: cross entropy of half-precision logits. Read twice and written; the gradient of
     // the chosen ones written, read with the result, and written.
     loss_bytes: [6.0, 10.0],

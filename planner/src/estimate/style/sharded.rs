@@ -11,6 +11,7 @@ pub(super) const LLM_FOUNDRY: Style = Style {
     // Gradients of queries, keys and values are joined.
     around_attention: AroundAttention { backward_launches: 1.0, backward_bytes: 4.0, ..NOTHING },
     vocabulary: None,
+    pads_vocabulary: false,
     fused_norm: true,
     fused_activation: true,
     fused_residual: false,

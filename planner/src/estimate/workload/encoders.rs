@@ -73,7 +73,7 @@ pub fn bert(name: &str, sizes: &BertSizes, seq: u32) -> Result<Workload, Vec<Dia
             Item::Activation { width, gated: false },
             norm,
             few,
-            product([width, vocab], Cut::Columns, false),
+            product([width, vocab], Cut::Words, false),
             Item::Loss { vocab },
         ],
         tied: true,
@@ -159,7 +159,7 @@ pub fn t5(name: &str, sizes: &T5Sizes, seq: u32) -> Result<Workload, Vec<Diagnos
             layer("decoder layer", decoders, 2 * width, decoder),
         ],
         first: vec![Item::Embedding { vocab, width, positions: 0 }, target_rows(width, biases)],
-        last: vec![norm, norm, product([width, vocab], Cut::Columns, false), Item::Loss { vocab }],
+        last: vec![norm, norm, product([width, vocab], Cut::Words, false), Item::Loss { vocab }],
         tied: sizes.tied,
         tensor_units: None,
     })
