@@ -237,6 +237,43 @@ impl Configuration {
         self.stage_layers.iter().copied().max().unwrap_or(layers.div_ceil(self.pp))
     }
 
+    /// Layers of a stage, of so many in all, and how many stages from it on have as many. Where the
+    /// stages are not told they are as even as possible: the first ones have one more, and where
+    /// chunks are interleaved it is those at both ends that have one less, beside the embedding and
+    /// the head.
+    pub fn layers_of(&self, layers: u32, index: u32) -> (u32, u32) {
+        if self.stage_layers.len() == self.pp as usize {
+            let rest = &self.stage_layers[index as usize..];
+            let alike = rest.iter().take_while(|layers| **layers == rest[0]).count();
+            return (rest[0], alike as u32);
+        }
+        let (each, more) = (layers / self.pp, layers % self.pp);
+        let first = if self.vpp > 1 && more > 0 { (self.pp - more) / 2 } else { 0 };
+        if index < first {
+            (each, first - index)
+        } else if index < first + more {
+            (each + 1, first + more - index)
+        } else {
+            (each, self.pp - index)
+        }
+    }
+
+    /// A chunk's share of so many layers of a stage: chunks that have one less than others come
+    /// first in the upper half of the stages, and last in the lower half.
+    pub fn chunk_layers(&self, layers: u32, stage: u32, chunk: u32) -> u32 {
+        let (each, more) = (layers / self.vpp, layers % self.vpp);
+        let is_upper = stage < self.pp.div_ceil(2);
+        let has_more = if is_upper { chunk + more >= self.vpp } else { chunk < more };
+        each + u32::from(has_more)
+    }
+
+    /// Whether a stage of so many layers has enough for its chunks: at least one for each, but for
+    /// the first and the last chunk of all, which have the embedding and the head.
+    pub fn fills_chunks(&self, layers: u32, index: u32) -> bool {
+        let is_end = self.vpp > 1 && (index == 0 || index + 1 == self.pp);
+        layers > 0 && layers + u32::from(is_end) >= self.vpp
+    }
+
     /// Whether as many layers are to be computed again as no stage has: all, of so many.
     pub fn computes_all_again(&self, layers: u32) -> bool {
         matches!(self.recompute, Recompute::Layers(again) if again >= self.deepest(layers))
@@ -295,7 +332,9 @@ impl Configuration {
             }
         }
         let chunks = u64::from(self.pp) * u64::from(self.vpp);
-        if chunks > u64::from(layers) {
+        // The first and the last of interleaved chunks may have none.
+        let spare = if self.vpp > 1 && self.pp > 1 { 2 } else { 0 };
+        if chunks > u64::from(layers) + spare {
             wrong.push(format!("{chunks} pipeline chunks of {layers} layers"));
         }
         if self.vpp > 1 && self.pp == 1 {

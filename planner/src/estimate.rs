@@ -18,6 +18,7 @@ mod devices;
 mod exchange;
 pub mod group;
 mod host;
+mod interleaved;
 mod interval;
 mod layer;
 pub mod legal;

@@ -281,7 +281,9 @@ impl Lowering<'_> {
             tensors: if bias { 2.0 } else { 1.0 },
             // The input and its cotangent are whole for a while where ranks keep parts.
             working: match cut {
-                Cut::Columns | Cut::Words if self.inside.sequence_parallel => 2.0 * tokens * k * self.e(),
+                Cut::Columns | Cut::Words if self.inside.sequence_parallel => {
+                    2.0 * tokens * k * self.e()
+                }
                 Cut::Columns | Cut::Words | Cut::Rows | Cut::Whole => 0.0,
             },
             ..Lowered::default()
@@ -323,7 +325,9 @@ impl Lowering<'_> {
         };
         match (cut, self.inside.sequence_parallel) {
             (Cut::Whole, _) => {}
-            (Cut::Columns | Cut::Words, false) => lowered.backward += tensor(beside(reduce_s(k), weight_s)),
+            (Cut::Columns | Cut::Words, false) => {
+                lowered.backward += tensor(beside(reduce_s(k), weight_s))
+            }
             (Cut::Rows, false) => lowered.forward += tensor(reduce_s(n)),
             (Cut::Columns | Cut::Words, true) => {
                 lowered.forward += gather(k);

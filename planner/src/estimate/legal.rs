@@ -156,9 +156,18 @@ fn schedule_wrongs(work: &Workload, c: &Configuration, m: u64) -> Vec<String> {
         wrong.push(format!("{m} micro-batches are too few for {name} over {pp} stages"));
     }
     if vpp > 1 {
-        let layers = work.depth();
-        if u64::from(layers) % (u64::from(pp) * u64::from(vpp)) != 0 || !c.stage_layers.is_empty() {
-            wrong.push(format!("{pp} stages of {vpp} equal chunks each of {layers} layers"));
+        if let Some((stage, layers)) = unfilled(c, work.depth()) {
+            wrong.push(format!(
+                "stage {stage} has {layers} layers for {vpp} chunks: none but the first and the \
+                 last chunk of all may be empty"
+            ));
+        }
+        if let Recompute::Layers(again) = c.recompute
+            && !again.is_multiple_of(vpp)
+        {
+            wrong.push(format!(
+                "{again} layers of a stage are computed again, not equally many of {vpp} chunks"
+            ));
         }
         // Interleaving goes round in groups of as many micro-batches as there are stages.
         if !m.is_multiple_of(u64::from(pp)) {
@@ -166,6 +175,22 @@ fn schedule_wrongs(work: &Workload, c: &Configuration, m: u64) -> Vec<String> {
         }
     }
     wrong
+}
+
+/// The first stage that has too few layers for its chunks, and how many it has.
+pub fn unfilled(c: &Configuration, depth: u32) -> Option<(u32, u32)> {
+    let mut stage = 0;
+    while stage < c.pp {
+        let (layers, alike) = c.layers_of(depth, stage);
+        // Of stages that are alike an end has the most room.
+        for at in [stage, stage + 1].into_iter().take(alike.min(2) as usize) {
+            if !c.fills_chunks(layers, at) {
+                return Some((at, layers));
+            }
+        }
+        stage += alike;
+    }
+    None
 }
 
 fn items(work: &Workload) -> impl Iterator<Item = &Item> {
@@ -199,8 +224,9 @@ mod tests {
             ("pp=8 schedule=zb-h1", "pp=9 schedule=zb-h1", 8, "8 micro-batches are too few"),
             ("pp=4 schedule=zb-h2", "pp=4 mbs=7 schedule=zb-h2", 7, "1 micro-batches are too few"),
             ("pp=4 schedule=zb-h2", "pp=5 schedule=zb-h2", 8, "8 micro-batches are too few"),
-            ("pp=2 vpp=2", "pp=2 vpp=3", 8, "equal chunks"),
-            ("pp=2 vpp=2", "pp=2 vpp=2 stages=16.16", 8, "equal chunks"),
+            ("pp=2 vpp=17", "pp=2 vpp=17 stages=17.15", 8, "stage 1 has 15 layers for 17 chunks"),
+            ("pp=4 vpp=8 stages=7.9.9.7", "pp=4 vpp=8 stages=8.7.9.8", 8, "stage 1 has 7 layers"),
+            ("pp=2 vpp=2 recompute=layers:4", "pp=2 vpp=2 recompute=layers:3", 8, "of 2 chunks"),
             ("pp=2 vpp=2", "pp=4 vpp=2", 6, "4 stages do not divide 6 micro-batches"),
             ("dp=4 mbs=2", "dp=4 mbs=4", 8, "8 samples over dp=4"),
         ] {

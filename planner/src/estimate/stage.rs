@@ -2,6 +2,7 @@
 //! what it computes of a micro-batch, and what it holds.
 
 use super::bubble::Alike;
+use super::interleaved::{Chunks, Interleaved};
 use super::price::{LayerPrice, Pass, Prices};
 use crate::configuration::{Configuration, Recompute};
 
@@ -15,6 +16,8 @@ pub(super) struct Stage {
     pub(super) again_busy_s: f64,
     pub(super) forward_s: f64,
     pub(super) backward_s: f64,
+    /// What of a forward and of a backward pass the end of the model takes that is here.
+    pub(super) end_s: [f64; 2],
     pub(super) forward_late_s: f64,
     pub(super) backward_late_s: f64,
     pub(super) weight_s: f64,
@@ -52,6 +55,31 @@ impl Stage {
         let Stage { forward_s, backward_s, weight_s, .. } = *self;
         Alike { index: run.index, count: run.count, forward_s, backward_s, weight_s }
     }
+
+    /// The same of stages that interleave chunks: each has its share of the layers, the first of
+    /// all the embedding too, and the last one the head.
+    pub(super) fn chunks(&self, c: &Configuration, run: &Run) -> Interleaved {
+        let layers = run.to - run.from;
+        let share =
+            |chunk| f64::from(c.chunk_layers(layers, run.index, chunk)) / f64::from(layers.max(1));
+        let ends = [0, c.vpp - 1].map(share);
+        let inner = f64::from(c.vpp.saturating_sub(2)).max(1.0);
+        let chunks = |seconds: f64, end_s: f64| {
+            let layers_s = seconds - end_s;
+            let [first_s, last_s] = ends.map(|share| share * layers_s);
+            let inner_s = (layers_s - first_s - last_s) / inner;
+            match run.index {
+                0 => Chunks { first_s: first_s + end_s, inner_s, last_s },
+                _ => Chunks { first_s, inner_s, last_s: last_s + end_s },
+            }
+        };
+        Interleaved {
+            index: run.index,
+            count: run.count,
+            forward: chunks(self.forward_s, self.end_s[0]),
+            backward: chunks(self.backward_s, self.end_s[1]),
+        }
+    }
 }
 
 /// Share of a pass that the device waits for its host, from which on it is not behind. Chosen.
@@ -77,7 +105,7 @@ pub(super) fn runs(c: &Configuration, prices: &Prices) -> impl Iterator<Item = R
         if index >= c.pp {
             return None;
         }
-        let (layers, alike) = layers(c, depth, index);
+        let (layers, alike) = c.layers_of(depth, index);
         let mut count = 1;
         if 0 < index && index + 1 < c.pp && layers > 0 {
             let mut ends = prices.layers.iter().scan(0, |end, (count, _)| {
@@ -92,18 +120,6 @@ pub(super) fn runs(c: &Configuration, prices: &Prices) -> impl Iterator<Item = R
         from += layers * count;
         Some(run)
     })
-}
-
-/// The layers of a stage, and how many stages from it on have as many: as even as possible, the
-/// first ones one more.
-fn layers(c: &Configuration, depth: u32, index: u32) -> (u32, u32) {
-    if c.stage_layers.len() == c.pp as usize {
-        let rest = &c.stage_layers[index as usize..];
-        let alike = rest.iter().take_while(|layers| **layers == rest[0]).count();
-        return (rest[0], alike as u32);
-    }
-    let (each, more) = (depth / c.pp, depth % c.pp);
-    if index < more { (each + 1, more - index) } else { (each, c.pp - index) }
 }
 
 /// A stage: its layers and ends, with what is computed again. `is_far` says that stages are on
@@ -193,6 +209,9 @@ fn add_bytes(stage: &mut Stage, c: &Configuration, Part { price, count, whole }:
 
 fn add_passes(stage: &mut Stage, c: &Configuration, Part { price, count, whole }: Part<'_>) {
     let (mut again_s, mut again_busy_s) = (0.0, 0.0);
+    if whole.is_none() {
+        stage.end_s = [price.forward.total_s(), price.backward.total_s()];
+    }
     if let Some(whole) = whole {
         if c.recompute == Recompute::Attention {
             again_s += price.attention_again.total_s() * count;

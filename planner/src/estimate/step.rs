@@ -12,9 +12,10 @@
 
 use serde::Serialize;
 
-use super::bubble::{self, Alike};
+use super::bubble;
 use super::exchange::{Exchanges, Weights, weights};
 use super::host::{DISK_BYTES_PER_S, HostLimits};
+use super::interleaved;
 use super::network::{Group, INNER_INTERFERENCE, Network};
 use super::price::Prices;
 use super::rates::Rates;
@@ -392,21 +393,25 @@ pub(super) fn passes_of(
     count: u64,
 ) -> Breakdown {
     let m = count as f64;
-    let (mut all_s, mut slowest) = (0.0, Stage::default());
-    for (run, stage) in stages {
-        all_s += stage.total_s() * f64::from(run.count);
+    let mut slowest = Stage::default();
+    for (_, stage) in stages {
         if stage.total_s() > slowest.total_s() {
             slowest = *stage;
         }
     }
     let chunks = f64::from(c.vpp);
-    // Stages that interleave chunks are told by their sums.
-    let bubble_s = if c.pp > 1 && c.vpp == 1 {
-        let alike: Vec<Alike> = stages.iter().map(|(run, stage)| stage.alike(run)).collect();
-        bubble::passes_s(c.schedule, &alike, count) - m * slowest.total_s()
-    } else {
-        (all_s - slowest.total_s()) / chunks
+    let passes_s = match (c.pp, c.vpp) {
+        (1, _) => m * slowest.total_s(),
+        (_, 1) => {
+            let alike: Vec<_> = stages.iter().map(|(run, stage)| stage.alike(run)).collect();
+            bubble::passes_s(c.schedule, &alike, count)
+        }
+        (_, _) => {
+            let alike: Vec<_> = stages.iter().map(|(run, stage)| stage.chunks(c, run)).collect();
+            interleaved::passes_s(&alike, c.vpp, count)
+        }
     };
+    let bubble_s = passes_s - m * slowest.total_s();
     let sends = if c.pp > 1 { 2.0 * send_s * (m * chunks + f64::from(c.pp - 1)) } else { 0.0 };
     let pass = slowest.pass * m;
     Breakdown {

@@ -30,7 +30,8 @@ pub fn replayed_s(estimator: &Estimator<'_>, estimate: &Estimate) -> Option<f64>
 /// A pipeline of stages.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Line {
-    /// Seconds of the forward pass of one micro-batch, by stage: of all its chunks.
+    /// Seconds of the forward pass of one micro-batch, by stage and chunk: all chunks of the first
+    /// stage first.
     pub forward_s: Vec<f64>,
     /// Seconds of the backward pass, weights' part included.
     pub backward_s: Vec<f64>,
@@ -60,48 +61,56 @@ type Work = (Pass, usize, usize);
 impl Line {
     /// The pipeline of a configuration: what each stage computes of one micro-batch.
     pub fn new(c: &Configuration, prices: &Prices, microbatches: usize, send_s: f64) -> Line {
-        let stages = c.pp as usize;
+        let chunks = c.vpp as usize;
+        let all = c.pp as usize * chunks;
         let mut line = Line {
-            forward_s: vec![0.0; stages],
-            backward_s: vec![0.0; stages],
-            weight_s: vec![0.0; stages],
+            forward_s: vec![0.0; all],
+            backward_s: vec![0.0; all],
+            weight_s: vec![0.0; all],
             send_s,
             microbatches,
-            chunks: c.vpp as usize,
+            chunks,
             schedule: c.schedule,
         };
         line.add(0, &prices.first, 0.0);
-        line.add(stages - 1, &prices.last, 0.0);
+        line.add(all - 1, &prices.last, 0.0);
         let classes = prices.layers.iter();
         let mut layers = classes.flat_map(|(count, price)| (0..*count).map(move |_| price));
         let depth: u32 = prices.layers.iter().map(|(count, _)| count).sum();
-        for stage in 0..stages {
-            let even = depth as usize / stages + usize::from(stage < depth as usize % stages);
-            let size = c.stage_layers.get(stage).map_or(even, |size| *size as usize);
-            for at in 0..size {
-                let price = layers.next().expect("stages hold all layers");
-                let again_s = match c.recompute {
-                    Recompute::Attention => price.attention_again.total_s(),
-                    Recompute::Layers(count) if at < count as usize => {
+        for stage in 0..c.pp {
+            let size = c.layers_of(depth, stage).0;
+            let again = match c.recompute {
+                Recompute::Layers(again) => again.min(size),
+                Recompute::Full => size,
+                Recompute::None | Recompute::Auto | Recompute::Attention => 0,
+            };
+            for chunk in 0..c.vpp {
+                let again = c.chunk_layers(again, stage, chunk);
+                for at in 0..c.chunk_layers(size, stage, chunk) {
+                    let price = layers.next().expect("stages hold all layers");
+                    let again_s = if c.recompute == Recompute::Attention {
+                        price.attention_again.total_s()
+                    } else if at < again {
                         price.forward_again.total_s()
-                    }
-                    Recompute::Full => price.forward_again.total_s(),
-                    Recompute::None | Recompute::Auto | Recompute::Layers(_) => 0.0,
-                };
-                line.add(stage, price, again_s);
+                    } else {
+                        0.0
+                    };
+                    line.add((stage * c.vpp + chunk) as usize, price, again_s);
+                }
             }
         }
         line
     }
 
-    fn add(&mut self, stage: usize, price: &LayerPrice, again_s: f64) {
-        self.forward_s[stage] += price.forward.total_s();
-        self.backward_s[stage] += price.backward.total_s() + again_s;
-        self.weight_s[stage] += price.weight_s;
+    /// Adds what takes so long to a chunk, counted over all stages.
+    fn add(&mut self, at: usize, price: &LayerPrice, again_s: f64) {
+        self.forward_s[at] += price.forward.total_s();
+        self.backward_s[at] += price.backward.total_s() + again_s;
+        self.weight_s[at] += price.weight_s;
     }
 
     fn stages(&self) -> usize {
-        self.forward_s.len()
+        self.forward_s.len() / self.chunks
     }
 
     /// The passes of a stage in order.
@@ -133,14 +142,14 @@ impl Line {
         order
     }
 
-    fn seconds(&self, stage: usize, pass: Pass) -> f64 {
-        let all = match pass {
-            Pass::Forward => self.forward_s[stage],
-            Pass::Backward if self.splits() => self.backward_s[stage] - self.weight_s[stage],
-            Pass::Backward => self.backward_s[stage],
-            Pass::Weight => self.weight_s[stage],
-        };
-        all / self.chunks as f64
+    fn seconds(&self, stage: usize, (pass, chunk, _): Work) -> f64 {
+        let at = stage * self.chunks + chunk;
+        match pass {
+            Pass::Forward => self.forward_s[at],
+            Pass::Backward if self.splits() => self.backward_s[at] - self.weight_s[at],
+            Pass::Backward => self.backward_s[at],
+            Pass::Weight => self.weight_s[at],
+        }
     }
 
     fn splits(&self) -> bool {
@@ -175,7 +184,7 @@ impl Line {
             for (stage, order) in orders.iter().enumerate() {
                 while let Some(work) = order.get(next[stage]) {
                     let Some(ready) = self.ready(&done, stage, *work) else { break };
-                    free[stage] = free[stage].max(ready) + self.seconds(stage, work.0);
+                    free[stage] = free[stage].max(ready) + self.seconds(stage, *work);
                     done.end(*work, stage, free[stage]);
                     next[stage] += 1;
                     moved = true;
@@ -248,9 +257,9 @@ mod tests {
 
     fn line(p: usize, m: usize, chunks: usize, schedule: Schedule) -> Line {
         Line {
-            forward_s: vec![1.0; p],
-            backward_s: vec![2.0; p],
-            weight_s: vec![1.0; p],
+            forward_s: vec![1.0 / chunks as f64; p * chunks],
+            backward_s: vec![2.0 / chunks as f64; p * chunks],
+            weight_s: vec![1.0 / chunks as f64; p * chunks],
             send_s: 0.0,
             microbatches: m,
             chunks,

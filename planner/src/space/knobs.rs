@@ -271,7 +271,10 @@ fn recomputes(frame: &Frame, c: &Configuration, options: &mut Vec<u32>) {
         if frame.all_cuts && c.pp > 1 && c.vpp == 1 { frame.layers - (c.pp - 1) } else { even };
     let counts = |from: u32, to: u32| {
         let is_free = allow(2) && frame.limits.fixed(Knob::Keep).is_none();
-        (from..to).filter(move |_| is_free).map(|count| FIRST_COUNT + count - 1)
+        // Chunks of a stage compute equally many again.
+        let vpp = c.vpp;
+        let kept = move |count: &u32| is_free && count.is_multiple_of(vpp);
+        (from..to).filter(kept).map(|count| FIRST_COUNT + count - 1)
     };
     options.extend(Some(0).filter(|_| allow(0) && as_kept(1)));
     options.extend(Some(1).filter(|_| allow(1)));
@@ -319,10 +322,16 @@ fn schedules(frame: &Frame, c: &Configuration, options: &mut Vec<u32>) {
         }
     }
     // Interleaving goes round in groups of as many micro-batches as there are stages.
-    let even = frame.layers.is_multiple_of(c.pp) && m.is_multiple_of(c.pp);
-    if c.pp > 1 && even && allow(Knob::Schedule, index(usual)) {
-        let chunks = divisors(frame.layers / c.pp).into_iter().skip(1);
-        let chunks = chunks.filter(|vpp| allow(Knob::Vpp, *vpp));
+    if c.pp > 1 && m.is_multiple_of(c.pp) && allow(Knob::Schedule, index(usual)) {
+        // Stages have equal chunks, or a layer less: other numbers of chunks have as deep ones.
+        let chunks = divisors(frame.layers.div_ceil(c.pp)).into_iter().skip(1);
+        let is_filled = |vpp: u32| {
+            let interleaved = Configuration { vpp, ..c.clone() };
+            // Two stages whose ends have no layer wait for each other: nothing tells how long.
+            let is_filled = legal::unfilled(&interleaved, frame.layers).is_none();
+            is_filled && (c.pp > 2 || frame.layers >= c.pp * vpp)
+        };
+        let chunks = chunks.filter(|vpp| allow(Knob::Vpp, *vpp) && is_filled(*vpp));
         options.extend(chunks.map(|vpp| index(usual) << COUNT_BITS | vpp));
     }
 }
@@ -360,8 +369,8 @@ pub fn shape(frame: &Frame, path: &Path) -> u64 {
             let axes = if path.values().len() == 7 { 0 } else { u(c.tp) << 32 | u(c.cp) };
             vec![u(c.pp), u(c.dp) * u(c.cp), copies, rounds, axes]
         }
-        8 => vec![u(c.pp), u(c.dp) * u(c.cp), copies, u(c.vpp.min(2))],
-        _ => vec![u(c.pp), u(c.vpp.min(2))],
+        8 => vec![u(c.pp), u(c.dp) * u(c.cp), copies, u(c.vpp)],
+        _ => vec![u(c.pp), u(c.vpp)],
     };
     parts.into_iter().fold(0, |hash, part| mix(hash.wrapping_add(part).wrapping_add(1)))
 }

@@ -262,7 +262,7 @@ fn drawn(
 #[test]
 fn replays_take_as_long_as_the_search_says() {
     let models = ["gpt-7.5b", "llama-3-8b", "mixtral-8x7b", "deepseek-v2"];
-    let seeds = seeds(0, 40);
+    let seeds = seeds(0, 80);
     let is_all = seeds.len() > 1;
     let (mut seen, mut worst) = (BTreeMap::new(), 0.0f64);
     for seed in seeds {
@@ -291,7 +291,9 @@ fn replays_take_as_long_as_the_search_says() {
             let most = if is_full { 0.02 } else { 0.04 };
             assert!(off.abs() < most, "{about}, {:.2} % off", 100.0 * off);
             worst = worst.max(if is_full { off.abs() } else { 0.0 });
-            assert!(c.vpp > 1 || off < 1e-9, "{about}: no path is so long");
+            // Chunks of layers of several kinds are told by their averages.
+            let is_path = c.vpp == 1 || prices.layers.len() == 1;
+            assert!(!is_path || off < 1e-9, "{about}: no path is so long");
             *seen.entry((c.schedule, c.vpp > 1)).or_insert(0) += 1;
         }
     }

@@ -55,7 +55,11 @@ fn tried(space: &Space<'_>, have: f64) -> (f64, usize, usize) {
             continue;
         }
         for cut in &cuts[c.pp as usize - 1] {
-            if c.vpp > 1 && *cut != even(layers, c.pp) {
+            c.stage_layers.clear();
+            let is_even = |c: &Configuration| {
+                (0..c.pp).zip(cut).all(|(stage, size)| c.layers_of(layers, stage).0 == *size)
+            };
+            if c.vpp > 1 && !is_even(&c) {
                 continue;
             }
             c.stage_layers.clone_from(cut);
