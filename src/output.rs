@@ -94,6 +94,11 @@ impl Table {
         Table { rows: vec![columns.map(str::to_owned).to_vec()] }
     }
 
+    /// A table with any number of columns.
+    pub fn of(columns: &[&str]) -> Table {
+        Table { rows: vec![columns.iter().map(|name| (*name).to_owned()).collect()] }
+    }
+
     /// Adds a row; rows may be shorter than others.
     pub fn row<const N: usize>(&mut self, cells: [String; N]) {
         self.rows.push(cells.to_vec());

@@ -433,7 +433,7 @@ pub const DOCUMENTS: &[Document] = &[
             is(
                 "neighbours",
                 Kind::List,
-                "the plan with one decision changed, the reason, and recomputed: one that fits",
+                "the plan with one decision changed, the reason, and best: all others searched",
             ),
             is("seconds_saved_per_gib", Kind::Number, "what one GiB more on each device saves"),
             is("other_memory", Kind::List, "sizes of memory: memory_bytes, best (a plan or null)"),

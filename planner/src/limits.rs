@@ -255,6 +255,14 @@ impl Limits {
         Limits { memory_bytes: None, ..self.clone() }
     }
 
+    /// Reads a decision and its number, as in `--fix KNOB=NUMBER`.
+    ///
+    /// # Errors
+    /// `E3202` for what is none.
+    pub fn decision(text: &str) -> Result<(Knob, usize), Diagnostic> {
+        pair("--fix", text)
+    }
+
     /// Fixes a decision.
     pub fn fix(&mut self, knob: Knob, number: usize) {
         self.fixed.insert(knob, number);

@@ -5,7 +5,7 @@
 //! and skips what cannot be better than the best so far, on all threads. [`knobs`] names the
 //! decisions, [`uniform`] prices them from [`table`]s, [`cuts`] finds the best cut of each into
 //! stages, [`events`] replays a schedule, and [`ask`] puts them together, [`frontier`] for many
-//! limits of memory; [`groups`] shares a batch
+//! limits of memory, [`neighbours`] with one decision changed; [`groups`] shares a batch
 //! over devices of several kinds, and [`across`] stages. [`models`] are shapes that need no file.
 //!
 //! What skipping relies on is the same everywhere: every formula of a step's time and memory grows
@@ -21,6 +21,7 @@ pub mod frontier;
 pub mod groups;
 pub mod knobs;
 pub mod models;
+pub mod neighbours;
 pub mod table;
 pub mod tree;
 pub mod uniform;

@@ -2,6 +2,7 @@
 //! in closed form, without compiling.
 
 pub mod explain;
+mod fewer;
 pub mod fit;
 pub mod groups;
 
@@ -17,7 +18,7 @@ use planner::estimate::workload::Workload;
 use planner::estimate::{Estimate, Estimator, Job, style};
 use planner::space::ask::{Answer, Chosen, EVALUATIONS_MAX, Question, ask};
 use planner::space::events::replayed_s;
-use planner::space::frontier::frontier;
+use planner::space::frontier::{frontier, smallest};
 use planner::space::tree::{Budget, Objective};
 use serde_json::{Value, json};
 
@@ -226,6 +227,25 @@ pub enum Aim {
     Pareto,
 }
 
+/// What the search is asked, of what prices its steps.
+fn question<'a>(
+    subject: &'a Subject,
+    asked: &Asked,
+    estimator: &'a Estimator<'a>,
+    aim: Aim,
+    stop: &'a (dyn Fn() -> bool + Sync),
+) -> Result<Question<'a>, Failure> {
+    Ok(Question {
+        estimator,
+        devices: subject.devices,
+        global_batch: subject.global_batch,
+        limits: asked.limited.all_limits()?,
+        objective: Objective::Time,
+        power: subject.power().filter(|_| aim == Aim::Energy),
+        budget: Budget { evaluations_max: EVALUATIONS_MAX, stop },
+    })
+}
+
 fn answer_for(
     subject: &Subject,
     asked: &Asked,
@@ -233,59 +253,22 @@ fn answer_for(
     stop: &(dyn Fn() -> bool + Sync),
 ) -> Result<Answer, Failure> {
     let estimator = subject.estimator()?;
-    let objective = match aim {
-        Aim::Time | Aim::Cost | Aim::Energy | Aim::Pareto => Objective::Time,
-        Aim::Memory => Objective::Memory,
-    };
-    let question = Question {
-        estimator: &estimator,
-        devices: subject.devices,
-        global_batch: subject.global_batch,
-        limits: asked.limited.all_limits()?,
-        objective,
-        power: subject.power().filter(|_| aim == Aim::Energy),
-        budget: Budget { evaluations_max: EVALUATIONS_MAX, stop },
-    };
-    Ok(if aim == Aim::Pareto { frontier(&question)? } else { ask(&question)? })
+    let question = question(subject, asked, &estimator, aim, stop)?;
+    Ok(match aim {
+        Aim::Time | Aim::Cost | Aim::Energy => ask(&question)?,
+        Aim::Memory => smallest(&question)?,
+        Aim::Pareto => frontier(&question)?,
+    })
 }
 
-/// Halvings of the devices that are tried for the least device time. Chosen: a 32nd of them.
-const HALVINGS: u32 = 5;
-
-/// The best answer on all devices or, where fewer may be better, on a half, a quarter, … of them.
-fn answer_on_fewer(
-    subject: &mut Subject,
-    asked: &Asked,
-    aim: Aim,
-    budget_s: Option<f64>,
-) -> Result<Answer, Failure> {
+/// The best answer, of fewer devices where these are cheaper and that is what is asked for.
+fn best_answer(subject: &mut Subject, args: &PlanArgs) -> Result<Answer, Failure> {
     let start = Instant::now();
-    let stop = || budget_s.is_some_and(|budget_s| start.elapsed().as_secs_f64() > budget_s);
-    let mut found = answer_for(subject, asked, aim, &stop);
-    let price = |subject: &Subject, found: &Result<Answer, Failure>| {
-        let estimate = &found.as_ref().ok()?.best[0].estimate;
-        match aim {
-            Aim::Cost => Some(f64::from(subject.devices) * estimate.step_time_s),
-            Aim::Energy => subject.joules(estimate),
-            Aim::Time | Aim::Memory | Aim::Pareto => None,
-        }
-    };
-    if !matches!(aim, Aim::Cost | Aim::Energy) {
-        return found;
+    let stop = || args.budget.is_some_and(|budget_s| start.elapsed().as_secs_f64() > budget_s);
+    if matches!(args.objective, Aim::Cost | Aim::Energy) {
+        subject.devices = fewer::cheapest(subject, &args.asked, args.objective, &stop)?;
     }
-    let all = subject.devices;
-    for halving in 1..=HALVINGS {
-        let fewer = Subject { devices: all >> halving, ..subject.clone() };
-        if fewer.devices << halving != all || fewer.devices == 0 {
-            break;
-        }
-        let other = answer_for(&fewer, asked, aim, &stop);
-        let Some(less) = price(&fewer, &other) else { break };
-        if price(subject, &found).is_none_or(|now| less < now) {
-            (*subject, found) = (fewer, other);
-        }
-    }
-    found
+    answer_for(subject, &args.asked, args.objective, &stop)
 }
 
 /// Answers `plan`.
@@ -312,7 +295,7 @@ pub fn plan(args: &PlanArgs, mut cluster: Cluster) -> Result<Exit, Failure> {
 
 /// What `plan` prints.
 fn found(subject: &mut Subject, args: &PlanArgs) -> Result<(Exit, String), Failure> {
-    let answer = answer_on_fewer(subject, &args.asked, args.objective, args.budget)?;
+    let answer = best_answer(subject, args)?;
     if let Some(path) = &args.output {
         let text = format!("{:#}\n", document(subject, &answer));
         std::fs::write(path, text).map_err(runtime::Error::io("write", path.as_ref()))?;
@@ -347,12 +330,12 @@ pub fn not_executed(c: &Configuration) -> Vec<&'static str> {
     parts
 }
 
-fn row(subject: &Subject, chosen: &Chosen, have: f64) -> [String; 7] {
+fn row(subject: &Subject, chosen: &Chosen, have: f64) -> impl Iterator<Item = String> {
     let Estimate { step_time_s, memory, .. } = &chosen.estimate;
     let need = memory.total_bytes();
     let per_device = subject.tokens() / step_time_s / ranks(&chosen.estimate);
     let bubble = chosen.estimate.breakdown.bubble_s / step_time_s;
-    [
+    let row = [
         chosen.configuration.to_string(),
         Seconds(*step_time_s).to_string(),
         output::count(per_device as u64),
@@ -360,30 +343,32 @@ fn row(subject: &Subject, chosen: &Chosen, have: f64) -> [String; 7] {
         Bytes(need as u64).to_string(),
         format!("{:.0}%", 100.0 * need / have),
         format!("{:.1}%", 100.0 * bubble),
-    ]
+    ];
+    row.into_iter().chain(subject.joules(&chosen.estimate).map(output::joules))
 }
 
 fn page(subject: &Subject, answer: &Answer, aim: Aim) -> String {
     let best = &answer.best[0];
     let unit = if subject.seq == 1 { "samples/s" } else { "tokens/s" };
-    let columns = ["plan", "step", unit, "MFU", "memory", "of it", "bubble"];
-    let mut table = Table::new(columns);
+    let energy = subject.power().map(|_| "energy");
+    let columns: Vec<&str> = ["plan", "step", unit, "MFU", "memory", "of it", "bubble"]
+        .into_iter()
+        .chain(energy)
+        .collect();
+    let mut table = Table::of(&columns);
     for chosen in answer.best.iter().chain(&answer.others) {
-        table.row(row(subject, chosen, answer.have_bytes));
+        table.cells(row(subject, chosen, answer.have_bytes));
     }
     let mut text = format!("{}\n{}", subject.header(), table.text());
     if !answer.misses.is_empty() {
-        let mut table = Table::new(columns);
+        let mut table = Table::of(&columns);
         for miss in &answer.misses {
-            table.row(row(subject, miss, answer.have_bytes));
+            table.cells(row(subject, miss, answer.have_bytes));
         }
         text += &format!("\nfaster, and too large\n{}", table.text());
     }
     let Estimate { step_time_low_s, step_time_high_s, .. } = best.estimate;
     let (low, high) = (Seconds(step_time_low_s), Seconds(step_time_high_s));
-    if let Some(joules) = subject.joules(&best.estimate) {
-        text += &format!("\nenergy of a step: {}", output::joules(joules));
-    }
     text += &format!("\nfour in five steps take {low} to {high}; {unit} are of one device\n");
     let simulated_s = subject.simulated_s(&best.estimate);
     if let Some(seconds) = simulated_s.filter(|s| differs(*s, best.estimate.step_time_s)) {
@@ -397,7 +382,7 @@ fn page(subject: &Subject, answer: &Answer, aim: Aim) -> String {
             Aim::Cost => {
                 format!("; no plan of {} devices is more than {gap:.1}% faster", subject.devices)
             }
-            Aim::Memory => "; no plan needs less memory".to_owned(),
+            Aim::Memory => "; no plan needs less than 99% of its memory".to_owned(),
             Aim::Energy => format!("; no plan of as many devices draws {gap:.1}% less energy"),
         }
     });

@@ -29,7 +29,7 @@ fn neighbours_of_the_best_plan_obey_the_rules() {
         "llama-3-8b --cluster h100 --devices 32 --gbs 64 --seq 2048",
         "llama-3-8b --cluster h100 --devices 8 --gbs 64 --seq 8192",
     ];
-    let (mut all, mut least) = (0, 0);
+    let (mut all, mut nearer) = (0, 0);
     for job in jobs {
         let best = scratch.json(&format!("explain {job} --json"));
         let plan = best["text"].as_str().expect("a plan");
@@ -55,7 +55,15 @@ fn neighbours_of_the_best_plan_obey_the_rules() {
             if let (true, Some((part, _))) = (other["fits"] == true, reason.split_once(" +")) {
                 assert_eq!(part, grown(&best["breakdown"], &document["breakdown"]), "{about}");
             }
-            least += is_least(&scratch, &score, &other["recomputed"]["text"]);
+            // With all else searched it is the best of all that have the change.
+            let searched = &other["best"];
+            if !searched.is_null() {
+                let least = number(&searched["step_time_s"]);
+                assert!(searched["fits"] == true && least >= step_s * (1.0 - 1e-9), "{about}");
+                let is_no_slower = other["fits"] != true || least <= seconds * (1.0 + 1e-9);
+                assert!(is_no_slower, "{about}: {searched:#}");
+                nearer += usize::from(other["fits"] == true && least < 0.99 * seconds);
+            }
             // Stages that are cut unevenly stay so.
             let stages = |text: &str| {
                 text.split(' ').find(|word| word.starts_with("stages=")).map(str::to_owned)
@@ -66,7 +74,7 @@ fn neighbours_of_the_best_plan_obey_the_rules() {
             all += 1;
         }
     }
-    assert!(all > 40 && least > 0, "{all}, {least}");
+    assert!(all > 40 && nearer > 0, "{all}, {nearer}");
 }
 
 /// The part of a step that takes the most longer than in another.
@@ -75,20 +83,6 @@ fn grown(before: &Value, after: &Value) -> String {
     let more = |part: &&String| number(&after[*part]) - number(&before[*part]);
     let most = parts.max_by(|a, b| more(a).total_cmp(&more(b))).expect("a step has parts");
     most.trim_end_matches("_s").to_owned()
-}
-
-/// Whether a plan computes some layers again; with one layer less it would not fit.
-fn is_least(scratch: &Scratch, score: &str, text: &Value) -> usize {
-    let Some(c) = text.as_str().and_then(|text| text.parse::<Configuration>().ok()) else {
-        return 0;
-    };
-    let Recompute::Layers(count) = c.recompute else { return 0 };
-    let fewer = if count > 1 { Recompute::Layers(count - 1) } else { Recompute::None };
-    let fewer = Configuration { recompute: fewer, ..c.clone() };
-    for (layout, code) in [(&c, 0), (&fewer, 3)] {
-        assert_eq!(scored(scratch, score, &layout.to_string()).0, Some(code), "{score}: {layout}");
-    }
-    1
 }
 
 /// What a search does not have because it cannot be is refused where it is written, and is no row
@@ -103,7 +97,7 @@ fn no_verb_prices_what_cannot_be() {
         ("tp=1 pp=4 dp=2 mbs=1 schedule=zb-h2", "too few"),
         ("tp=3 pp=1 dp=1 mbs=1", "does not divide 32"),
         ("tp=1 cp=16 pp=1 dp=1 mbs=1", "tokens a rank"),
-        ("tp=1 pp=4 dp=1 mbs=1 vpp=3", "chunks"),
+        ("tp=1 pp=4 dp=1 mbs=1 vpp=9", "chunks"),
     ] {
         for verb in ["score", "compare"] {
             let flag = if verb == "score" { "--config" } else { "--with" };

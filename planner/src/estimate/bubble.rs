@@ -3,8 +3,8 @@
 //! A step is a graph of passes, each after those that it needs and after the one before it on its
 //! stage; no step is shorter than a path through the graph. These are the paths that decide, in
 //! closed form, so that a search can afford them. [`events`](crate::space::events) replays the
-//! same orders pass by pass: of 36,000 random pipelines the paths are never longer, and of those that
-//! are full all but ten are less than 2 % shorter (3.3 % at most).
+//! same orders pass by pass: of 36,000 random pipelines the paths are never longer, and of those
+//! that are full all but ten are less than 2 % shorter (3.3 % at most).
 //!
 //! Legend: p stages, m micro-batches; F, B and W seconds of a stage's forward pass, of the
 //! gradients of its inputs and of its weights, where W is a part of B unless a zero-bubble schedule

@@ -3,8 +3,8 @@
 //! A stage holds v chunks of layers, and micro-batches go round: p passes of a chunk, then p of the
 //! next one. It does N = m v passes of each kind, of which the first r = 2 (p − 1 − s) + (v − 1) p
 //! are ahead, then F and B in turn, then the r gradients that are left; chunks of gradients are in
-//! reverse. The first chunk of all holds the embedding, the last one the head, and some have a layer
-//! less: what follows from a chunk depends on which it is.
+//! reverse. The first chunk of all holds the embedding, the last one the head, and some have a
+//! layer less: what follows from a chunk depends on which it is.
 //!
 //! - The first B of all waits until a stage has done v − 1 rounds of p, what comes before it and
 //!   what comes after; or until a stage has done its forward passes ahead.
@@ -81,7 +81,7 @@ impl Rounds {
         (2.0 * (self.p - 1.0 - s) + (self.v - 1.0) * self.p).min(self.passes())
     }
 
-    /// The chunk of a forward pass, counted from 0; of gradients it is that of as many from the end.
+    /// The chunk of a forward pass, counted from 0; of a gradient, counted from the end.
     fn chunk(&self, pass: f64) -> Chunk {
         let round = (pass / self.p).floor() % self.v;
         if round == 0.0 {

@@ -58,8 +58,8 @@ pub struct Effort {
     pub total: u128,
     /// Configurations that were priced.
     pub evaluated: u64,
-    /// Those of them that were priced beside the walk: ahead, to know soon what is fast, for the list
-    /// of other meshes, and at further limits of memory. Most are among the others again.
+    /// Those of them that were priced beside the walk: ahead, to know soon what is fast, for the
+    /// list of other meshes, and at further limits of memory. Most are among the others again.
     pub priced_ahead: u64,
     /// Configurations that cannot be better than the best.
     pub bounded_out: u128,
@@ -346,6 +346,16 @@ fn nearest_answers(question: &Question<'_>) -> Vec<String> {
         }
     }
     near
+}
+
+/// The best configuration that fits, if it is worth less than `below`: seconds, or joules of a
+/// device where the question says what it draws. Nothing else is found out.
+pub fn best_below(question: &Question<'_>, below: f64) -> Option<Chosen> {
+    let Question { estimator, devices, global_batch, limits, power, .. } = question;
+    let frame = Frame::new(estimator.workload(), *devices, *global_batch, limits.clone());
+    let mut space = Space::new(estimator, frame.searched_for(Objective::Time));
+    (space.power, space.only_fits) = (*power, true);
+    extreme_of(&space, Objective::Time, &question.budget, below).0
 }
 
 /// The fastest configuration that fits, or the smallest one.

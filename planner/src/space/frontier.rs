@@ -1,13 +1,64 @@
 //! The frontier of time and memory: for each of some limits of memory the fastest configuration
-//! that keeps it, from the fastest of all down to the smallest.
+//! that keeps it, from the fastest of all down to the smallest; or the lower end of it alone.
 
 use ir::Diagnostic;
 
-use super::ask::{Answer, Question, ask};
+use super::ask::{Answer, Chosen, Question, ask};
 use super::tree::{Budget, Objective, ROUNDING};
 
 /// Limits of memory at most, at equal ratios. Chosen: each is a search.
 const LIMITS: i32 = 24;
+
+/// How much more than the least memory there may be, of which the fastest is taken, and at which
+/// others are listed. Chosen: less than a percent is no reason to take five times as long.
+const NEAR_LEAST: [f64; 6] = [1.01, 1.05, 1.1, 1.25, 1.5, 2.0];
+
+/// Answers a question with the fastest of all that need the least memory, to a percent, and with
+/// what is faster where there is more. Its objective does not matter.
+///
+/// # Errors
+/// As [`ask`].
+pub fn smallest(question: &Question<'_>) -> Result<Answer, Vec<Diagnostic>> {
+    let mut smallest = limited(question, Objective::Memory, None)?;
+    let least = bytes(&smallest);
+    let mut found: Vec<Chosen> = Vec::new();
+    for more in NEAR_LEAST {
+        let Ok(next) = limited(question, Objective::Time, Some(least * more)) else {
+            smallest.complete = false;
+            continue;
+        };
+        smallest.space.evaluated += next.space.evaluated;
+        smallest.space.priced_ahead += next.space.evaluated;
+        smallest.complete &= next.complete;
+        let next = next.best.into_iter().filter(|one| !found.contains(one));
+        found.extend(next.collect::<Vec<_>>());
+    }
+    if !found.is_empty() {
+        smallest.others = found.split_off(1);
+        smallest.best = found;
+    }
+    smallest.misses.clear();
+    Ok(smallest)
+}
+
+/// Answers a question for no more than so many bytes of a device.
+fn limited(
+    question: &Question<'_>,
+    objective: Objective,
+    bytes_max: Option<f64>,
+) -> Result<Answer, Vec<Diagnostic>> {
+    let have = question.estimator.memory_bytes;
+    let most = bytes_max.map_or(have, |bytes| bytes.min(have));
+    let estimator = question.estimator.clone().limited(Some(most));
+    let Budget { evaluations_max, stop } = question.budget;
+    let budget = Budget { evaluations_max, stop };
+    let limits = question.limits.clone();
+    ask(&Question { estimator: &estimator, objective, limits, budget, ..*question })
+}
+
+fn bytes(answer: &Answer) -> f64 {
+    answer.best[0].estimate.memory.total_bytes()
+}
 
 /// Answers a question with what is not worse in both time and memory than anything else, the
 /// fastest first. Its objective does not matter.
@@ -15,19 +66,10 @@ const LIMITS: i32 = 24;
 /// # Errors
 /// As [`ask`], where nothing is found at all.
 pub fn frontier(question: &Question<'_>) -> Result<Answer, Vec<Diagnostic>> {
-    let bytes = |answer: &Answer| answer.best[0].estimate.memory.total_bytes();
-    let limited = |objective: Objective, bytes_max: Option<f64>| {
-        let have = question.estimator.memory_bytes;
-        let most = bytes_max.map_or(have, |bytes| bytes.min(have));
-        let estimator = question.estimator.clone().limited(Some(most));
-        let Budget { evaluations_max, stop } = question.budget;
-        let budget = Budget { evaluations_max, stop };
-        let limits = question.limits.clone();
-        ask(&Question { estimator: &estimator, objective, limits, budget, ..*question })
-    };
-    let mut all = limited(Objective::Time, None)?;
+    let mut all = limited(question, Objective::Time, None)?;
     let mut most = bytes(&all);
-    let Ok(least) = limited(Objective::Memory, None).map(|smallest| bytes(&smallest)) else {
+    let Ok(least) = limited(question, Objective::Memory, None).map(|smallest| bytes(&smallest))
+    else {
         all.complete = false;
         return Ok(all);
     };
@@ -36,7 +78,7 @@ pub fn frontier(question: &Question<'_>) -> Result<Answer, Vec<Diagnostic>> {
     let least = least * (1.0 + ROUNDING);
     while most > least {
         most = (most * ratio).max(least);
-        let Ok(next) = limited(Objective::Time, Some(most)) else {
+        let Ok(next) = limited(question, Objective::Time, Some(most)) else {
             all.complete = false;
             break;
         };

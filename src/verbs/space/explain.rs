@@ -7,11 +7,12 @@ use planner::configuration::{Configuration, Offload, Place, Recompute, Schedule,
 use planner::estimate::described::described;
 use planner::estimate::workload::Workload;
 use planner::estimate::{Estimate, Estimator};
-use planner::space::ask::{Answer, Chosen, EVALUATIONS_MAX, Question, ask};
-use planner::space::tree::{Budget, Objective};
+use planner::limits::Limits;
+use planner::space::ask::{Answer, Chosen, ask};
+use planner::space::neighbours::neighbours as space_neighbours;
 use serde_json::{Value, json};
 
-use super::{Subject, answer, document, groups, told};
+use super::{Aim, Subject, answer, document, groups, question, told};
 use crate::cache;
 use crate::failure::{Exit, Failure, read_text};
 use crate::verbs::plan::Asked;
@@ -116,7 +117,7 @@ fn explanation(
 ) -> Result<String, Failure> {
     let explained = explained(subject, asked, given)?;
     let (answer, estimator) = (&explained.answer, subject.estimator()?);
-    let neighbours = neighbours(subject, &estimator, answer);
+    let neighbours = neighbours(subject, asked, &estimator, answer)?;
     let best = &answer.best[0];
     let resized = resized(subject, asked)?;
     if asked.json {
@@ -129,12 +130,13 @@ fn explanation(
     text += &explained.verdict();
     text.push('\n');
     text += &parts(estimate, answer.have_bytes);
-    text += "\nWhy not, with all else as it is…\n";
+    text += "\nWhy not, with all else as it is, and at its best…\n";
     let width = neighbours.iter().map(|other| other.change.len()).max().unwrap_or(0);
     for other in &neighbours {
-        let more = signed(other.chosen.estimate.step_time_s - total);
+        let more = |chosen: &Chosen| signed(chosen.estimate.step_time_s - total);
+        let [one, all] = [more(&other.chosen), other.best.as_ref().map(more).unwrap_or_default()];
         let why = other.reason(best, answer.have_bytes);
-        text += &format!("  {:<width$}  {more:>11}  {why}\n", other.change);
+        text += &format!("  {:<width$}  {one:>11}  {all:>11}  {why}\n", other.change);
     }
     let mut parts = estimate.breakdown.parts();
     parts.sort_by(|a, b| b.1.total_cmp(&a.1));
@@ -185,11 +187,11 @@ fn told_whole(
     document["neighbours"] = neighbours
         .iter()
         .map(|neighbour| {
-            let Neighbour { change, chosen, recomputed } = neighbour;
+            let Neighbour { change, chosen, best: searched } = neighbour;
             let mut document = told(subject, chosen);
             document["change"] = json!(change);
             document["reason"] = json!(neighbour.reason(best, answer.have_bytes));
-            document["recomputed"] = json!(recomputed.as_ref().map(|c| told(subject, c)));
+            document["best"] = json!(searched.as_ref().map(|found| told(subject, found)));
             document
         })
         .collect();
@@ -232,9 +234,10 @@ fn parts(estimate: &Estimate, have: f64) -> String {
 /// The best plan with one decision changed.
 struct Neighbour {
     change: String,
+    /// All else as it is.
     chosen: Chosen,
-    /// Where it does not fit: the same with the least time lost to computing again.
-    recomputed: Option<Chosen>,
+    /// All else at its best, as far as something fits and was found.
+    best: Option<Chosen>,
 }
 
 impl Neighbour {
@@ -243,11 +246,7 @@ impl Neighbour {
         let estimate = &self.chosen.estimate;
         if !self.chosen.fits {
             let short = Bytes((estimate.memory.total_bytes() - have) as u64);
-            let fitted = self.recomputed.as_ref().map(|fitted| {
-                let more = fitted.estimate.step_time_s - best.estimate.step_time_s;
-                format!("; with recompute={} {}", fitted.configuration.recompute, signed(more))
-            });
-            return format!("does not fit: {short} too much{}", fitted.unwrap_or_default());
+            return format!("does not fit: {short} too much");
         }
         let parts = best.estimate.breakdown.parts().into_iter();
         let grown = parts.zip(estimate.breakdown.parts()).map(|((name, a), (_, b))| (name, b - a));
@@ -265,36 +264,32 @@ fn priced(estimator: &Estimator<'_>, configuration: Configuration) -> Option<Cho
     Some(Chosen { configuration, estimate, fits })
 }
 
-/// The fastest way to make a configuration fit by computing again: the inside of attention, as few
-/// layers of each stage as that takes, or all.
-fn recomputed(subject: &Subject, estimator: &Estimator<'_>, c: &Configuration) -> Option<Chosen> {
-    let again = |recompute| priced(estimator, Configuration { recompute, ..c.clone() });
-    let fits = |layers| again(Recompute::Layers(layers)).is_some_and(|chosen| chosen.fits);
-    let (mut few, mut enough) = (0, c.deepest(subject.work.depth()));
-    while enough - few > 1 {
-        let middle = few.midpoint(enough);
-        if fits(middle) { enough = middle } else { few = middle }
-    }
-    let ways = [Recompute::Attention, Recompute::Layers(enough), Recompute::Full];
-    let ways = ways.into_iter().filter_map(again).filter(|chosen| chosen.fits);
-    ways.min_by(|a, b| a.estimate.step_time_s.total_cmp(&b.estimate.step_time_s))
-}
-
 /// The same plan with one decision changed, as far as it makes sense, fastest first.
-fn neighbours(subject: &Subject, estimator: &Estimator<'_>, answer: &Answer) -> Vec<Neighbour> {
+fn neighbours(
+    subject: &Subject,
+    asked: &Asked,
+    estimator: &Estimator<'_>,
+    answer: &Answer,
+) -> Result<Vec<Neighbour>, Failure> {
     let best = &answer.best[0].configuration;
     let changed = changed(best, subject.work.depth()).into_iter();
     let mut all: Vec<Neighbour> = changed
         .filter_map(|(change, c)| {
-            let chosen = priced(estimator, c)?;
-            let ask = !chosen.fits && chosen.configuration.recompute == best.recompute;
-            let recomputed =
-                ask.then(|| recomputed(subject, estimator, &chosen.configuration)).flatten();
-            Some(Neighbour { change, chosen, recomputed })
+            Some(Neighbour { change, chosen: priced(estimator, c)?, best: None })
         })
         .collect();
     all.sort_by(|a, b| a.chosen.estimate.step_time_s.total_cmp(&b.chosen.estimate.step_time_s));
-    all
+    let searched = all.iter_mut().filter_map(|neighbour| {
+        let decision = Limits::decision(&neighbour.change).ok()?;
+        Some((decision, &mut neighbour.best))
+    });
+    let (decisions, places): (Vec<_>, Vec<_>) = searched.unzip();
+    let question = question(subject, asked, estimator, Aim::Time, &|| false)?;
+    let found = space_neighbours(&question, &decisions);
+    for (place, found) in places.into_iter().zip(found) {
+        *place = found;
+    }
+    Ok(all)
 }
 
 /// Configurations with twice and half the ranks of an axis of a model of so many layers;
@@ -403,21 +398,12 @@ const SIZES: [f64; 3] = [0.75, 1.25, 2.0];
 
 /// The best plan with less and with more memory on each device, by a search each.
 fn resized(subject: &Subject, asked: &Asked) -> Result<Vec<Resized>, Failure> {
-    let limits = asked.limited.all_limits()?;
     let mut estimator = subject.estimator()?;
     let have = estimator.memory_bytes;
     let mut all = Vec::new();
     for size in SIZES {
         estimator.memory_bytes = size * have;
-        let question = Question {
-            estimator: &estimator,
-            devices: subject.devices,
-            global_batch: subject.global_batch,
-            limits: limits.clone(),
-            objective: Objective::Time,
-            power: None,
-            budget: Budget { evaluations_max: EVALUATIONS_MAX, stop: &|| false },
-        };
+        let question = question(subject, asked, &estimator, Aim::Time, &|| false)?;
         let best = ask(&question).ok().and_then(|answer| answer.best.into_iter().next());
         all.push(Resized { memory_bytes: estimator.memory_bytes, best });
     }
