@@ -338,14 +338,36 @@ fn nearest_answers(question: &Question<'_>) -> Vec<String> {
     {
         near.push(format!("without `{limits}` this fits: {}", found.configuration));
     }
-    for doubling in 1..=DOUBLINGS {
-        let more = devices.checked_mul(1 << doubling).filter(|_| near.is_empty());
-        let found = more.and_then(|more| extreme(question, more, limits, Objective::Time));
-        if let (Some(more), Some(found)) = (more, found) {
-            near.push(format!("with {more} devices this fits: {}", found.configuration));
-        }
+    if near.is_empty()
+        && let Some((more, found)) = fewest_more(question)
+    {
+        near.push(format!("with {more} devices this fits: {}", found.configuration));
     }
     near
+}
+
+/// The fewest more devices on which something fits, of doublings and of eighths between two of
+/// them, with the fastest configuration there.
+fn fewest_more(question: &Question<'_>) -> Option<(u32, Chosen)> {
+    let on = |devices: u32| {
+        let found = extreme(question, devices, &question.limits, Objective::Time)?;
+        Some((devices, found))
+    };
+    let mut doublings = (1..=DOUBLINGS).map_while(|n| question.devices.checked_mul(1 << n));
+    let mut fewest = doublings.find_map(on)?;
+    let eighth = fewest.0 / 8;
+    if !fewest.0.is_multiple_of(8) {
+        return Some(fewest);
+    }
+    let mut eighths = 5..8_u32;
+    while !eighths.is_empty() {
+        let middle = eighths.start.midpoint(eighths.end - 1);
+        match on(middle * eighth) {
+            Some(found) => (fewest, eighths.end) = (found, middle),
+            None => eighths.start = middle + 1,
+        }
+    }
+    Some(fewest)
 }
 
 /// The best configuration that fits, if it is worth less than `below`: seconds, or joules of a

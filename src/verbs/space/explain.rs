@@ -279,15 +279,21 @@ fn neighbours(
         })
         .collect();
     all.sort_by(|a, b| a.chosen.estimate.step_time_s.total_cmp(&b.chosen.estimate.step_time_s));
-    let searched = all.iter_mut().filter_map(|neighbour| {
-        let decision = Limits::decision(&neighbour.change).ok()?;
-        Some((decision, &mut neighbour.best))
-    });
-    let (decisions, places): (Vec<_>, Vec<_>) = searched.unzip();
     let question = question(subject, asked, estimator, Aim::Time, &|| false)?;
-    let found = space_neighbours(&question, &decisions);
-    for (place, found) in places.into_iter().zip(found) {
-        *place = found;
+    let searched = all.iter_mut().filter_map(|neighbour| {
+        let (knob, number) = Limits::decision(&neighbour.change).ok()?;
+        // As it is, it is one of them, if the other limits allow it.
+        let mut limits = question.limits.clone();
+        limits.fix(knob, number);
+        let is_one = |known: &&Chosen| known.fits && limits.allow_all(&known.configuration);
+        let known = Some(&neighbour.chosen).filter(is_one);
+        let below_s = known.map_or(f64::INFINITY, |known| known.estimate.step_time_s);
+        neighbour.best = known.cloned();
+        Some(((knob, number, below_s), &mut neighbour.best))
+    });
+    let (changes, places): (Vec<_>, Vec<_>) = searched.unzip();
+    for (place, found) in places.into_iter().zip(space_neighbours(&question, &changes)) {
+        *place = found.or(place.take());
     }
     Ok(all)
 }
