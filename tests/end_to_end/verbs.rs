@@ -455,6 +455,14 @@ fn memory_is_limited_by_a_flag() {
     let errors = String::from_utf8_lossy(&refused.stderr);
     let near = errors.split("devices this fits: ").nth(1).expect("a way out");
     assert!(near.contains("tp=") && !near.contains("offload"), "{near}");
+    // They are the fewest, to an eighth of the power of two that they are below.
+    let count = errors.split(" devices this fits").next().and_then(|text| text.rsplit(' ').next());
+    let count: u32 = count.and_then(|count| count.parse().ok()).expect("a number");
+    for (devices, code) in [(count, 0), (count - count.next_power_of_two() / 8, 3)] {
+        let line = asked.replace("--ranks 8", &format!("--ranks {devices}"));
+        let found = scratch.run(&format!("{line} --seq 2048"));
+        assert_eq!(found.status.code(), Some(code), "{devices} devices");
+    }
 }
 
 /// Of CPUs it is the memory that the ranks of a node share: each limit below what the last answer
