@@ -86,6 +86,9 @@ pub struct BertSizes {
     pub heads: usize,
     /// `intermediate_size`
     pub inner: usize,
+    /// Whether the class tells whether two sentences follow each other, beside words that are
+    /// hidden: `BertForPreTraining`.
+    pub follows: bool,
 }
 
 /// An encoder and a decoder: T5 (Raffel et al. 2019).
@@ -239,7 +242,31 @@ fn bert(fields: &mut Fields<'_>) -> BertSizes {
         layers: layers(fields, &["num_hidden_layers"], 12),
         heads,
         inner: fields.size(&["intermediate_size"], 3072),
+        follows: follows(fields),
     }
+}
+
+/// The classes of BERT that are computed, or are what is computed without a head, and whether they
+/// also tell whether two sentences follow each other.
+const BERT_HEADS: [(&str, bool); 4] = [
+    ("BertForPreTraining", true),
+    ("BertForMaskedLM", false),
+    ("BertLMHeadModel", false),
+    ("BertModel", true),
+];
+
+/// Whether the class is the one that was trained on pairs of sentences; another head, such as a
+/// classifier, is refused.
+fn follows(fields: &mut Fields<'_>) -> bool {
+    let named = fields.words("architectures");
+    let found = named.iter().find_map(|name| BERT_HEADS.iter().find(|(head, _)| head == name));
+    if let (None, Some(first)) = (found, named.first()) {
+        let headline = format!("the class `{first}` is not supported");
+        let wrong = fields.wrong("E1107", "architectures", headline);
+        let names: Vec<String> = BERT_HEADS.iter().map(|(head, _)| format!("`{head}`")).collect();
+        fields.report(wrong.help(format!("supported are {}", names.join(", "))));
+    }
+    found.is_none_or(|(_, follows)| *follows)
 }
 
 fn t5(fields: &mut Fields<'_>) -> T5Sizes {

@@ -111,6 +111,7 @@ fn planted_errors_have_their_codes() {
         (r#"{"model_type": 3}"#, "E1104"),
         (r#"{"model_type": "qwen3"}"#, "E1106"),
         (r#"{"model_type": "gpt2", "architectures": ["GPT2ForTokenClassification"]}"#, "E1107"),
+        (r#"{"model_type": "bert", "architectures": ["BertForTokenClassification"]}"#, "E1107"),
         (r#"{"model_type": "gpt2", "quantization_config": {}}"#, "E1107"),
         (r#"{"model_type": "gpt2", "dtype": "int4"}"#, "E1107"),
         (r#"{"model_type": "gpt2", "add_cross_attention": true}"#, "E1107"),

@@ -211,8 +211,8 @@ mod tests {
     }
 
     /// Counts of transformers' classes `MixtralForCausalLM`, `DeepseekV3ForCausalLM` (without the
-    /// correction of the router, which is no parameter), `BertForPreTraining` and
-    /// `T5ForConditionalGeneration`.
+    /// correction of the router, which is no parameter), `BertForPreTraining`, `BertForMaskedLM`
+    /// (without a pooler and what follows it) and `T5ForConditionalGeneration`.
     #[test]
     fn configs_have_the_parameters_that_are_published() {
         let mixtral = r#"{"model_type": "mixtral", "max_position_embeddings": 32768}"#;
@@ -220,6 +220,8 @@ mod tests {
         let deepseek = r#"{"model_type": "deepseek_v3", "quantization_config": {"fmt": "e4m3"}}"#;
         assert_eq!(parameters(deepseek), 671_026_404_352);
         let bert = r#"{"model_type": "bert", "architectures": ["BertForMaskedLM"]}"#;
+        assert_eq!(parameters(bert), 109_514_298);
+        let bert = r#"{"model_type": "bert", "architectures": ["BertForPreTraining"]}"#;
         assert_eq!(parameters(bert), 110_106_428);
         let large = r#"{"model_type": "bert", "hidden_size": 1024, "num_hidden_layers": 24,
             "num_attention_heads": 16, "intermediate_size": 4096}"#;

@@ -55,7 +55,17 @@ fn sizes(name: &str) -> Option<Sizes> {
     let (vocab, positions) = (number(9), number(10));
     Some(match row[2] {
         "bert" => {
-            Sizes::Bert(BertSizes { vocab, positions, segments: 2, model, layers, heads, inner })
+            let (segments, follows) = (2, true);
+            Sizes::Bert(BertSizes {
+                vocab,
+                positions,
+                segments,
+                model,
+                layers,
+                heads,
+                inner,
+                follows,
+            })
         }
         _ => Sizes::T5(T5Sizes {
             vocab,

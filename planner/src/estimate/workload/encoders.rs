@@ -25,13 +25,13 @@ fn small(size: usize) -> u32 {
     u32::try_from(size).expect("checked to be small")
 }
 
-/// BERT as it was trained: logits of all tokens by a head that shares the embedding's weight, and
-/// whether two sentences follow each other.
+/// BERT as it was trained: logits of all tokens by a head that shares the embedding's weight, and,
+/// where its class has that, whether two sentences follow each other.
 ///
 /// # Errors
 /// `E3403` for each size that is too large.
 pub fn bert(name: &str, sizes: &BertSizes, seq: u32) -> Result<Workload, Vec<Diagnostic>> {
-    let BertSizes { vocab, positions, segments, model, layers, heads, inner } = *sizes;
+    let BertSizes { vocab, positions, segments, model, layers, heads, inner, follows } = *sizes;
     let rows = positions.saturating_add(segments);
     check(
         name,
@@ -59,9 +59,9 @@ pub fn bert(name: &str, sizes: &BertSizes, seq: u32) -> Result<Workload, Vec<Dia
         residual,
         norm,
     ];
-    // The pooled first token, its classifier, and a bias for each token of the vocabulary.
-    let pooled = (u64::from(width) + 3) * u64::from(width) + 2 + u64::from(vocab);
-    let few = Item::parameters_alone(pooled);
+    // The pooled first token with its classifier, and a bias for each token of the vocabulary.
+    let pooled = if follows { (u64::from(width) + 3) * u64::from(width) + 2 } else { 0 };
+    let few = Item::parameters_alone(pooled + u64::from(vocab));
     Ok(Workload {
         name: name.to_owned(),
         seq,
