@@ -471,12 +471,20 @@ fn read(
     machine: &Machine,
     above: &mut Vec<Source>,
 ) -> Result<Cluster, Vec<Diagnostic>> {
-    let draft = merge(at, text, above)?;
-    draft.complete(&at.to_string(), machine)
+    let (draft, mut wrong) = merge(at, text, above);
+    // What is wrong with values that were read is told beside those that could not be.
+    let made = draft.complete(&at.to_string(), machine);
+    wrong.extend(made.as_ref().err().into_iter().flatten().cloned());
+    wrong.truncate(DIAGNOSTICS_MAX);
+    match made {
+        Ok(cluster) if wrong.is_empty() => Ok(cluster),
+        Ok(_) | Err(_) => Err(wrong),
+    }
 }
 
-/// A file laid over what it extends. `above` are the files that led here.
-fn merge(at: &Source, text: &str, above: &mut Vec<Source>) -> Result<Draft, Vec<Diagnostic>> {
+/// A file laid over what it extends, as far as that can be read, and what cannot. `above` are the
+/// files that led here.
+fn merge(at: &Source, text: &str, above: &mut Vec<Source>) -> (Draft, Vec<Diagnostic>) {
     let (mut draft, extends, mut diagnostics) = Draft::read(&at.to_string(), text);
     above.push(at.clone());
     let base = below(extends, at, above, &mut diagnostics);
@@ -492,8 +500,7 @@ fn merge(at: &Source, text: &str, above: &mut Vec<Source>) -> Result<Draft, Vec<
         let help = "write the groups here, each with what it extends";
         diagnostics.push(Diagnostic::error("E3004", Span::of(at.to_string()), headline).help(help));
     }
-    diagnostics.truncate(DIAGNOSTICS_MAX);
-    if diagnostics.is_empty() { Ok(base.overlay(draft)) } else { Err(diagnostics) }
+    (base.overlay(draft), diagnostics)
 }
 
 /// What a file or a group of it extends; nothing where it extends none.
@@ -503,26 +510,26 @@ fn below(
     above: &mut Vec<Source>,
     diagnostics: &mut Vec<Diagnostic>,
 ) -> Draft {
-    let mut base = Draft::default();
-    if let Some((wanted, bytes)) = extends {
-        let span = Span { source: at.to_string(), bytes };
-        match Source::parse(&wanted, at) {
-            None => {
-                let headline = format!("`extends` is `{wanted}`, neither a preset nor a file");
-                let diagnostic = Diagnostic::error("E3008", span, headline);
-                diagnostics.push(diagnostic.help("write \"preset:NAME\" or \"file:PATH\""));
-            }
-            Some(next) if above.iter().any(|source| source.is(&next)) => {
-                let way = above.iter().chain([&next]).map(|s| format!("`{s}`"));
-                let way = way.collect::<Vec<_>>().join(" extends ");
-                let headline = "a cluster extends itself".to_owned();
-                diagnostics.push(Diagnostic::error("E3008", span, headline).note(way));
-            }
-            Some(next) => match next.read(&span).and_then(|text| merge(&next, &text, above)) {
-                Ok(draft) => base = draft,
-                Err(more) => diagnostics.extend(more),
-            },
+    let Some((wanted, bytes)) = extends else { return Draft::default() };
+    let span = Span { source: at.to_string(), bytes };
+    let (draft, wrong) = match Source::parse(&wanted, at) {
+        None => {
+            let headline = format!("`extends` is `{wanted}`, neither a preset nor a file");
+            let help = "write \"preset:NAME\" or \"file:PATH\"";
+            (Draft::unknown(), vec![Diagnostic::error("E3008", span, headline).help(help)])
         }
-    }
-    base
+        Some(next) if above.iter().any(|source| source.is(&next)) => {
+            let way = above.iter().chain([&next]).map(|s| format!("`{s}`"));
+            let way = way.collect::<Vec<_>>().join(" extends ");
+            let headline = "a cluster extends itself".to_owned();
+            let wrong = Diagnostic::error("E3008", span, headline).note(way);
+            (Draft::unknown(), vec![wrong.help("leave `extends` out of one of them")])
+        }
+        Some(next) => match next.read(&span) {
+            Ok(text) => merge(&next, &text, above),
+            Err(wrong) => (Draft::unknown(), wrong),
+        },
+    };
+    diagnostics.extend(wrong);
+    draft
 }

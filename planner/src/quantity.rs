@@ -61,12 +61,18 @@ impl Unit {
             Some(text) if self == Unit::BytesPerSecond => (text.trim(), 0.5),
             _ => (text.trim(), 1.0),
         };
-        let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.' || c == ','))?;
-        let scale = self.scale(text[end..].trim())?;
-        let digits = format!("{}e{}", text[..end].replace(',', ""), scale.ten);
-        let number: f64 = digits.parse().ok()?;
+        let (digits, exponent, unit) = split(text)?;
+        let scale = self.scale(unit)?;
+        let ten = scale.ten.saturating_add(exponent.parse().ok()?);
+        let number: f64 = format!("{}e{ten}", digits.replace(',', "")).parse().ok()?;
         let value = number * 2f64.powi(scale.two) * half;
         (value.is_finite() && value >= 0.0).then_some(value)
+    }
+
+    /// Whether a text ends with a unit of this kind, whatever stands before it.
+    pub(crate) fn ends(self, text: &str) -> bool {
+        let text = text.trim().strip_suffix("bidirectional").unwrap_or(text).trim();
+        split(text).is_some_and(|(_, _, unit)| self.scale(unit).is_some())
     }
 
     fn scale(self, unit: &str) -> Option<Scale> {
@@ -94,7 +100,7 @@ impl Unit {
             Unit::Bytes => BINARY
                 .iter()
                 .map(|(name, two)| (format!("{name}B"), Scale { ten: 0, two: *two }))
-                .chain([("B".to_owned(), Scale::ten(0))])
+                .chain(named("B"))
                 .collect(),
             Unit::BytesPerSecond => named("B/s"),
             Unit::FlopsPerSecond => named("FLOP/s"),
@@ -113,6 +119,20 @@ impl Unit {
             let (name, scale) = &scales[scales.len() - 1];
             format!("{} {name}", scale.number(value))
         })
+    }
+}
+
+/// The digits of a text, its power of ten, and its unit.
+fn split(text: &str) -> Option<(&str, &str, &str)> {
+    let is_digit = |c: char| c.is_ascii_digit();
+    let end = text.find(|c: char| !(is_digit(c) || c == '.' || c == ','))?;
+    let (digits, rest) = text.split_at(end);
+    let after = rest.strip_prefix(['e', 'E']).unwrap_or("");
+    let sign = usize::from(after.starts_with(['+', '-']));
+    let power = after[sign..].find(|c: char| !is_digit(c)).map_or(after.len(), |at| sign + at);
+    match power > sign {
+        true => Some((digits, &after[..power], after[power..].trim())),
+        false => Some((digits, "0", rest.trim())),
     }
 }
 
@@ -146,7 +166,21 @@ mod tests {
         assert_eq!(Unit::Seconds.parse("2.5 us"), Some(2.5e-6));
         assert_eq!(Unit::FlopsPerSecond.parse("989 TFLOP/s"), Some(989e12));
         assert_eq!(Unit::Watts.parse("1.2 kW"), Some(1200.0));
-        for text in ["80", "80 GiB/s", "GB", "", "-1 GB", "1e999 GB", "1 Gb", "µ"] {
+        assert_eq!(Unit::Bytes.parse("1.5e3 MB"), Some(1.5e9));
+        assert_eq!(Unit::Seconds.parse("2E-2 ms"), Some(2e-5));
+        for text in [
+            "80",
+            "80 GiB/s",
+            "GB",
+            "",
+            "-1 GB",
+            "1e999 GB",
+            "1 Gb",
+            "µ",
+            "1e GB",
+            "e3 GB",
+            "1e99999999999 GB",
+        ] {
             assert_eq!(Unit::Bytes.parse(text), None, "{text}");
         }
     }
@@ -164,6 +198,11 @@ mod tests {
             assert_eq!(Unit::Seconds.parse(&Unit::Seconds.print(value)), Some(value));
         }
         assert_eq!(Unit::Seconds.print(2.5e-6), "2.5 us");
+        let sizes = [2e12, 2_199_023_255_552.0, 85_899_345_920.0, 1.5e9, 7.0];
+        assert_eq!(
+            sizes.map(|size| Unit::Bytes.print(size)),
+            ["2 TB", "2 TiB", "80 GiB", "1.5 GB", "7 B"]
+        );
         assert_eq!(Unit::BytesPerSecond.print(450e9), "450 GB/s");
     }
 }

@@ -13,6 +13,10 @@ pub(crate) const DIAGNOSTICS_MAX: usize = 20;
 /// The largest count. Chosen: as for flags, far above any machine.
 pub(crate) const COUNT_MAX: usize = 1 << 30;
 
+/// The largest quantity, in SI base units. Chosen: far above any machine, and bytes are counted in
+/// 64 bits.
+const QUANTITY_MAX: f64 = 1e18;
+
 /// A file that is being read.
 #[derive(Debug)]
 pub(crate) struct Reader<'a> {
@@ -20,6 +24,8 @@ pub(crate) struct Reader<'a> {
     pub(crate) diagnostics: Vec<Diagnostic>,
     /// The last one beyond those that are reported.
     beyond: Vec<Diagnostic>,
+    /// How much was wrong so far.
+    pub(crate) wrong_count: usize,
 }
 
 /// A table of a file: its keys, and what it is called there.
@@ -33,7 +39,8 @@ impl<'a> Reader<'a> {
     /// Reads the text; what is no TOML is reported, and what can be read is returned.
     pub(crate) fn open(source: &'a str, text: &'a str) -> (Reader<'a>, Spanned<DeTable<'a>>) {
         let (table, errors) = DeTable::parse_recoverable(text);
-        let mut reader = Reader { source, diagnostics: Vec::new(), beyond: Vec::new() };
+        let (diagnostics, beyond) = (Vec::new(), Vec::new());
+        let mut reader = Reader { source, diagnostics, beyond, wrong_count: 0 };
         for error in errors {
             let mut bytes = error.span().unwrap_or(0..0);
             if bytes.is_empty() {
@@ -60,6 +67,7 @@ impl<'a> Reader<'a> {
         headline: String,
     ) -> &mut Diagnostic {
         let diagnostic = Diagnostic::error(code, self.span(bytes), headline);
+        self.wrong_count += 1;
         let is_full = self.diagnostics.len() >= DIAGNOSTICS_MAX;
         let list = if is_full { &mut self.beyond } else { &mut self.diagnostics };
         if is_full {
@@ -162,13 +170,20 @@ impl<'a> Reader<'a> {
     fn quantity_of(&mut self, name: &str, value: &Spanned<DeValue<'_>>, unit: Unit) -> Option<f64> {
         let text = value.get_ref().as_str();
         let number = text.and_then(|text| unit.parse(text));
+        let is_large = number.is_some_and(|number| number > QUANTITY_MAX);
+        let number = number.filter(|_| !is_large);
         let digits = || Some(value.get_ref().as_integer()?.to_string());
         let digits = || digits().or_else(|| Some(value.get_ref().as_float()?.to_string()));
         let found = text.map(str::to_owned).or_else(digits);
         let found = found.map_or_else(|| kind(value.get_ref()).to_owned(), |t| format!("`{t}`"));
         if number.is_none() {
             let positive = text.and_then(|text| unit.parse(text.trim().strip_prefix('-')?));
-            let why = positive.map_or("which has no unit that fits", |_| "which is negative");
+            let why = match text {
+                Some(_) if is_large => "which is more than there can be",
+                Some(_) if positive.is_some() => "which is negative",
+                Some(text) if unit.ends(text) => "whose number cannot be read",
+                Some(_) | None => "which has no unit that fits",
+            };
             let headline = format!("`{name}` is {found}, {why}");
             let help = format!("write a text with a unit, such as \"{}\"", unit.example());
             self.report("E3005", value.span(), headline).help = Some(help);

@@ -1,6 +1,6 @@
 //! What one file says of a cluster, before the files are laid over each other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use ir::import::nearest;
@@ -33,7 +33,12 @@ pub(super) struct Draft {
     devices_per_node: Option<usize>,
     /// Groups of other devices each, with what they extend.
     pub(super) groups: Vec<(Draft, Extends)>,
+    /// Tables that say more than could be read; [`EVERYTHING`] where that may be of any.
+    doubted: BTreeSet<&'static str>,
 }
+
+/// What is doubted where a whole file, or what it extends, cannot be read.
+const EVERYTHING: &str = "";
 
 #[derive(Clone, Debug, Default, PartialEq)]
 struct DraftLevel {
@@ -75,10 +80,16 @@ impl Draft {
         let (mut reader, root) = Reader::open(source, text);
         let root = Table::root(&root);
         reader.expect_keys(root, &ROOT_KEYS);
+        let is_whole = reader.wrong_count == 0;
         let (mut draft, extends) = Draft::of(&mut reader, source, root);
+        draft.doubted.extend(Some(EVERYTHING).filter(|_| !is_whole));
         for group in reader.tables(root, "group") {
+            let before = reader.wrong_count;
             reader.expect_keys(group, &ROOT_KEYS[..ROOT_KEYS.len() - 1]);
-            draft.groups.push(Draft::of(&mut reader, source, group));
+            let is_whole = reader.wrong_count == before;
+            let (mut own, extends) = Draft::of(&mut reader, source, group);
+            own.doubted.extend(Some(EVERYTHING).filter(|_| !is_whole));
+            draft.groups.push((own, extends));
         }
         if !draft.groups.is_empty() && (draft.says_devices() || extends.is_some()) {
             let headline = "a cluster of groups says nothing of devices itself".to_owned();
@@ -88,6 +99,21 @@ impl Draft {
         (draft, extends, reader.diagnostics)
     }
 
+    /// What is known of a cluster whose file cannot be read.
+    pub(super) fn unknown() -> Draft {
+        Draft { doubted: BTreeSet::from([EVERYTHING]), ..Draft::default() }
+    }
+
+    /// Doubts a table if anything was wrong since there were so many wrongs.
+    fn doubt_since(&mut self, wrong_count: usize, reader: &Reader<'_>, table: &'static str) {
+        self.doubted.extend(Some(table).filter(|_| reader.wrong_count > wrong_count));
+    }
+
+    /// Whether a table may say more than is known.
+    fn doubts(&self, table: &str) -> bool {
+        self.doubted.contains(EVERYTHING) || self.doubted.contains(table)
+    }
+
     /// The values of a table that is a file or a group of one.
     fn of(reader: &mut Reader<'_>, source: &str, root: Table<'_>) -> (Draft, Extends) {
         let mut draft = Draft { name: reader.string(root, "name"), ..Draft::default() };
@@ -95,14 +121,17 @@ impl Draft {
         let origin = read_name(reader, root, "origin", &Origin::ALL, Origin::name);
         let origin = origin.unwrap_or(Origin::Datasheet);
         let mut values = Values { reader, origin, source: source.to_owned() };
-        if let Some(device) = values.reader.table(root, "device") {
-            draft.read_device(&mut values, device);
+        let before = values.reader.wrong_count;
+        match values.reader.table(root, "device") {
+            Some(device) => draft.read_device(&mut values, device),
+            None => draft.doubt_since(before, values.reader, EVERYTHING),
         }
         if let Some(host) = values.reader.table(root, "host") {
             values.reader.expect_keys(host, &["memory", "bandwidth"]);
             draft.host.memory_bytes = values.positive(host, "memory", Unit::Bytes);
             draft.host.bandwidth = values.positive(host, "bandwidth", Unit::BytesPerSecond);
         }
+        let before = values.reader.wrong_count;
         for table in values.reader.tables(root, "level") {
             values.reader.expect_keys(table, &["name", "count", "bandwidth", "latency"]);
             if table.bytes("name").is_empty() {
@@ -117,6 +146,8 @@ impl Draft {
                 latency: values.known(table, "latency", Unit::Seconds),
             });
         }
+        draft.doubt_since(before, values.reader, "level");
+        let before = values.reader.wrong_count;
         if let Some(table) = values.reader.table(root, "deployment") {
             values.reader.expect_keys(table, &["nodes", "devices_per_node", "reserved"]);
             draft.nodes = values.reader.count(table, "nodes");
@@ -124,10 +155,12 @@ impl Draft {
             let reserved = values.known(table, "reserved", Unit::Bytes);
             draft.reserved_bytes = reserved.or(draft.reserved_bytes);
         }
+        draft.doubt_since(before, values.reader, "deployment");
         (draft, extends)
     }
 
     fn read_device(&mut self, values: &mut Values<'_, '_>, device: Table<'_>) {
+        let before = values.reader.wrong_count;
         let keys = ["kind", "name", "detect", "cores", "isa", "launch", "memory", "peak", "power"];
         values.reader.expect_keys(device, &keys);
         let kinds = [Kind::Cpu, Kind::Gpu];
@@ -137,17 +170,23 @@ impl Draft {
         self.cores = values.reader.count(device, "cores");
         self.instruction_set = values.reader.string(device, "isa");
         self.launch_s = values.known(device, "launch", Unit::Seconds);
+        self.doubt_since(before, values.reader, "device");
+        let before = values.reader.wrong_count;
         if let Some(memory) = values.reader.table(device, "memory") {
             values.reader.expect_keys(memory, &["capacity", "reserved", "bandwidth"]);
             self.memory_bytes = values.positive(memory, "capacity", Unit::Bytes);
             self.reserved_bytes = values.known(memory, "reserved", Unit::Bytes);
             self.memory_bandwidth = values.positive(memory, "bandwidth", Unit::BytesPerSecond);
         }
+        self.doubt_since(before, values.reader, "device.memory");
+        let before = values.reader.wrong_count;
         if let Some(power) = values.reader.table(device, "power") {
             values.reader.expect_keys(power, &["busy", "idle"]);
             self.busy_w = values.known(power, "busy", Unit::Watts);
             self.idle_w = values.known(power, "idle", Unit::Watts);
         }
+        self.doubt_since(before, values.reader, "device.power");
+        let before = values.reader.wrong_count;
         if let Some(peak) = values.reader.table(device, "peak") {
             let names: Vec<&str> = DType::ALL.iter().map(|d| d.name()).collect();
             values.reader.expect_keys(peak, &names);
@@ -156,6 +195,7 @@ impl Draft {
                 self.peak.extend(rate.map(|rate| (dtype, rate)));
             }
         }
+        self.doubt_since(before, values.reader, "device.peak");
     }
 
     /// Whether it says anything of devices, links or nodes, and not of groups of them.
@@ -167,6 +207,7 @@ impl Draft {
     /// These values where the upper file has none.
     pub(super) fn overlay(mut self, upper: Draft) -> Draft {
         self.peak.extend(upper.peak);
+        self.doubted.extend(upper.doubted);
         for level in upper.levels {
             match self.levels.iter_mut().find(|l| l.name == level.name) {
                 Some(there) => {
@@ -199,6 +240,7 @@ impl Draft {
             nodes: upper.nodes.or(self.nodes),
             devices_per_node: upper.devices_per_node.or(self.devices_per_node),
             groups: if upper.groups.is_empty() { self.groups } else { upper.groups },
+            doubted: self.doubted,
         }
     }
 
@@ -234,7 +276,8 @@ impl Draft {
         }
     }
 
-    /// The cluster; what is missing is reported, all at once.
+    /// The cluster; what is missing is reported, all at once, and so is what cannot be. Of tables
+    /// that are doubted nothing is said to be missing: then there is no cluster.
     pub(super) fn complete(
         mut self,
         source: &str,
@@ -246,7 +289,8 @@ impl Draft {
         if self.detect == Some(true) {
             self.take_machine(machine);
         }
-        let mut missing = Missing { source, diagnostics: Vec::new() };
+        let doubted = self.doubted.clone();
+        let mut missing = Missing { source, doubted: &doubted, diagnostics: Vec::new() };
         let levels = complete_levels(std::mem::take(&mut self.levels), &mut missing);
         let devices_per_node = self.devices_per_node;
         if self.kind == Some(Kind::Gpu) {
@@ -255,11 +299,13 @@ impl Draft {
         let (name, nodes) = (self.name.take(), self.nodes.unwrap_or(1));
         let devices = devices_per_node.map(|each| nodes.saturating_mul(each));
         missing.diagnostics.extend(devices.and_then(|devices| too_many(source, devices)));
-        missing.diagnostics.extend(wrong_counts(source, &levels, devices_per_node));
+        if !self.doubts("level") && !self.doubts("deployment") {
+            missing.diagnostics.extend(wrong_counts(source, &levels, devices_per_node));
+        }
         let host = std::mem::take(&mut self.host);
         let device = self.complete_device(source, &mut missing);
         match device {
-            Some(device) if missing.diagnostics.is_empty() => Ok(Cluster {
+            Some(device) if missing.diagnostics.is_empty() && doubted.is_empty() => Ok(Cluster {
                 name: name.unwrap_or_else(|| source.to_owned()),
                 device,
                 levels,
@@ -274,6 +320,8 @@ impl Draft {
     }
 
     fn complete_device(self, source: &str, missing: &mut Missing<'_>) -> Option<Device> {
+        let is_sure = !self.doubts("device.memory") && !self.doubts("deployment");
+        let draws_sure = !self.doubts("device.power");
         let kind = missing.need(self.kind, "device.kind", "\"gpu\"");
         let memory_bytes = missing.need(self.memory_bytes, "device.memory.capacity", "\"80 GiB\"");
         let memory_bandwidth =
@@ -283,7 +331,9 @@ impl Draft {
         missing.need(rate, "device.peak.f32", "\"60 TFLOP/s\"");
         let nothing = Known { value: 0.0, origin: Origin::Datasheet, source: source.to_owned() };
         let reserved_bytes = self.reserved_bytes.unwrap_or(nothing);
-        if let Some(all) = memory_bytes.as_ref().filter(|all| all.value <= reserved_bytes.value) {
+        if let Some(all) =
+            memory_bytes.as_ref().filter(|all| is_sure && all.value <= reserved_bytes.value)
+        {
             let print = |known: &Known| Unit::Bytes.print(known.value);
             let (all, reserved) = (print(all), print(&reserved_bytes));
             let headline = format!("of {all} of a device's memory, {reserved} are reserved");
@@ -303,6 +353,7 @@ impl Draft {
             .busy_w
             .map(|busy_w| Power { idle_w: self.idle_w.unwrap_or_else(|| busy_w.clone()), busy_w });
         if let Some(Power { busy_w, idle_w }) = &power
+            && draws_sure
             && (busy_w.value < idle_w.value || busy_w.value == 0.0)
         {
             let print = |known: &Known| Unit::Watts.print(known.value);
@@ -417,12 +468,17 @@ fn read_name<T: Copy>(
 
 struct Missing<'a> {
     source: &'a str,
+    /// Tables of which nothing is said to be missing.
+    doubted: &'a BTreeSet<&'static str>,
     diagnostics: Vec<Diagnostic>,
 }
 
 impl Missing<'_> {
     fn need<T>(&mut self, value: Option<T>, key: &str, example: &str) -> Option<T> {
-        if value.is_none() {
+        let table = if key.starts_with("level") { "level" } else { key };
+        let table = table.rsplit_once('.').map_or(table, |(table, _)| table);
+        let is_doubted = self.doubted.contains(EVERYTHING) || self.doubted.contains(table);
+        if value.is_none() && !is_doubted {
             let headline = format!("the cluster has no `{key}`");
             self.diagnostics.push(
                 Diagnostic::error("E3003", Span::of(self.source), headline)

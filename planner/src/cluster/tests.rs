@@ -216,3 +216,73 @@ fn names_read_back() {
         assert!(names.iter().all(|read| *read == name), "{name:?}: {names:?}");
     }
 }
+
+/// What could not be read and what cannot be are told at once, and nothing that only follows from
+/// what could not be read.
+#[test]
+fn all_that_is_wrong_is_told_at_once() {
+    let told = |text: &str| {
+        let wrong = Cluster::parse("my.toml", text, &machine()).unwrap_err();
+        wrong.into_iter().map(|d| d.code.to_owned() + " " + &d.headline).collect::<Vec<_>>()
+    };
+    let text = "extends = \"preset:h100\"\n[host]\nmemory = 3\n[device.memory]\n\
+                reserved = \"100 GiB\"\n[device.power]\nbusy = \"1 W\"\nidle = \"2 W\"\n\
+                [[level]]\nname = \"nvlink\"\ncount = 3\n[deployment]\nnodes = 1000000000\n";
+    let found = told(text);
+    for said in [
+        "`host.memory` is `3`",
+        "100 GiB are reserved",
+        "draws 1 W, and an idle one 2 W",
+        "`nvlink` spans 3 devices",
+        "more than 1073741824 devices",
+    ] {
+        assert_eq!(found.iter().filter(|one| one.contains(said)).count(), 1, "{said}: {found:?}");
+    }
+    assert_eq!(found.len(), 5, "{found:?}");
+    // What cannot be read is neither missing nor compared.
+    for (text, said) in [
+        ("extends = \"preset:h100\"\n[[level]]\nname = \"nvlink\"\ncount = \"3\"\n", "level.count"),
+        ("extends = \"preset:h1000\"\n", "no cluster preset"),
+        (
+            "extends = \"preset:h100\"\n[device.memory]\ncapacity = \"1 kB\"\nreserved = 3\n",
+            "reserved",
+        ),
+        ("extends = \"preset:h100\"\n[device.power]\nbusy = \"1 W\"\nidle = 3\n", "power.idle"),
+        (
+            "[device]\nkind = \"gpu\"\nlaunch = \"4 us\"\nextra = 3\n[device.memory]\n\
+          capacity = \"80 GiB\"\nbandwidth = \"3 TB/s\"\n[device.peak]\nf32 = \"60 TFLOP/s\"\n\
+          [deployment]\ndevices_per_node = 8\n[[level]]\nname = \"a\"\nlatency = \"1 us\"\n\
+          bandwidth = 3\n",
+            "device.extra",
+        ),
+    ] {
+        let found = told(text);
+        let extra = usize::from(said == "device.extra");
+        assert_eq!(found.len(), 1 + extra, "{found:?}");
+        assert!(found[0].contains(said), "{found:?}");
+    }
+    // What is missing elsewhere is.
+    let found = told("[device]\nkind = \"gpu\"\nlaunch = 4\n[device.peak]\nf32 = \"6 TFLOP/s\"\n");
+    let missing = found.iter().filter(|one| one.starts_with("E3003")).count();
+    assert_eq!((found.len(), missing), (5, 4), "{found:?}");
+}
+
+/// A number with its unit is told why it cannot be one.
+#[test]
+fn numbers_are_refused_for_what_they_are() {
+    for (number, said) in [
+        ("\"1e30 GiB\"", "more than there can be"),
+        ("\"1.2.3 GiB\"", "whose number cannot be read"),
+        ("\"1e999 GiB\"", "whose number cannot be read"),
+        ("\"-1e3 GiB\"", "which is negative"),
+        ("\"80 Gigs\"", "which has no unit that fits"),
+        ("80", "which has no unit that fits"),
+    ] {
+        let text = format!("extends = \"preset:h100\"\n[device.memory]\ncapacity = {number}\n");
+        let found = errors(&text);
+        assert!(found.contains(said), "{number}: {found}");
+    }
+    let text = "extends = \"preset:h100\"\n[device.memory]\ncapacity = \"9.6e1 GiB\"\n";
+    let cluster = Cluster::parse("my.toml", text, &machine()).unwrap();
+    assert_eq!(cluster.device.memory_bytes.value, 96.0 * 1_073_741_824.0);
+}
