@@ -18,6 +18,8 @@ use ir::import::nearest;
 use ir::{Diagnostic, Span};
 use serde::{Deserialize, Serialize};
 
+use crate::divisors::divisors;
+
 /// The order of micro-batches in a pipeline.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
@@ -304,20 +306,9 @@ impl Configuration {
             .then(|| global_batch / at_once)
     }
 
-    /// Everything about the configuration alone that makes no sense. `layers` is the model's depth.
-    ///
-    /// # Errors
-    /// `E3401`, once for each.
-    pub fn check(&self, layers: u32) -> Result<(), Vec<Diagnostic>> {
-        let span = || Span::of(self.to_string());
-        let axes = [self.tp, self.cp, self.pp, self.dp].map(f64::from);
-        let ranks: f64 = axes.iter().product();
-        if ranks > RANKS_MAX {
-            let headline = format!("{ranks:.0} ranks, more than {RANKS_MAX:.0}");
-            return Err(vec![Diagnostic::error("E3401", span(), headline)]);
-        }
-        let mut wrong = Vec::new();
-        let counts = [
+    /// Counts by their names in texts.
+    fn counts(&self) -> [(&'static str, u32); 7] {
+        [
             ("tp", self.tp),
             ("cp", self.cp),
             ("ep", self.ep),
@@ -325,48 +316,83 @@ impl Configuration {
             ("vpp", self.vpp),
             ("dp", self.dp),
             ("mbs", self.microbatch),
-        ];
-        for (name, count) in counts {
-            if count == 0 {
-                wrong.push(format!("`{name}` is 0"));
-            }
+        ]
+    }
+
+    /// Ranks, as a number that does not overflow.
+    fn rank_count(&self) -> f64 {
+        [self.tp, self.cp, self.pp, self.dp].map(f64::from).iter().product()
+    }
+
+    /// Whether there are ranks, micro-batches and chunks, and not too many to be counted.
+    pub(crate) fn is_countable(&self) -> bool {
+        self.counts().iter().all(|(_, count)| *count > 0) && self.rank_count() <= RANKS_MAX
+    }
+
+    /// Everything about the configuration alone that makes no sense. `layers` is the model's depth.
+    ///
+    /// # Errors
+    /// `E3401`, once for each.
+    pub fn check(&self, layers: u32) -> Result<(), Vec<Diagnostic>> {
+        let mut wrong = Vec::new();
+        let mut say = |headline: String, help: String| {
+            let span = Span::of(self.to_string());
+            wrong.push(Diagnostic::error("E3401", span, headline).help(help));
+        };
+        let ranks = self.rank_count();
+        if ranks > RANKS_MAX {
+            let headline = format!("{ranks:.0} ranks, more than {RANKS_MAX:.0}");
+            say(headline, "write smaller counts of ranks".to_owned());
+            return Err(wrong);
+        }
+        for (name, _) in self.counts().into_iter().filter(|(_, count)| *count == 0) {
+            say(format!("`{name}` is 0"), format!("write `{name}=1`, or more"));
         }
         let chunks = u64::from(self.pp) * u64::from(self.vpp);
         // The first and the last of interleaved chunks may have none.
         let spare = if self.vpp > 1 && self.pp > 1 { 2 } else { 0 };
         if chunks > u64::from(layers) + spare {
-            wrong.push(format!("{chunks} pipeline chunks of {layers} layers"));
+            let headline = format!("{chunks} pipeline chunks of {layers} layers");
+            say(headline, format!("use pp · vpp of {layers} at most"));
         }
         if self.vpp > 1 && self.pp == 1 {
-            wrong.push(format!("`vpp` is {} where there is one stage", self.vpp));
+            let headline = format!("`vpp` is {} where there is one stage", self.vpp);
+            say(headline, "leave `vpp` out, or use pp=2 or more".to_owned());
         }
         if self.vpp > 1 && self.schedule != Schedule::OneForwardOneBackward {
-            wrong.push(format!("`vpp` is {} under {}", self.vpp, self.schedule.name()));
+            let headline = format!("`vpp` is {} under {}", self.vpp, self.schedule.name());
+            say(headline, "leave `vpp` or `schedule` out: chunks are interleaved by 1f1b".into());
         }
         let others = u64::from(self.tp) * u64::from(self.cp) * u64::from(self.dp);
         if self.ep > 0 && !others.is_multiple_of(u64::from(self.ep)) {
-            wrong.push(format!("`ep` is {}, which does not divide {others}", self.ep));
+            let headline =
+                format!("`ep` is {}, which does not divide tp · cp · dp = {others}", self.ep);
+            say(headline, format!("use ep={}", divisor_within(others, self.ep.into())));
         }
         if self.zero.stage > 3 {
-            wrong.push(format!("`zero` is {}", self.zero.stage));
+            say(format!("`zero` is {}", self.zero.stage), "write zero=0 to zero=3".to_owned());
         }
         let all = u64::from(self.dp) * u64::from(self.cp);
         let shard = u64::from(self.zero.shard);
         if shard > 0 && (shard > all || !all.is_multiple_of(shard)) {
-            wrong.push(format!("shards over {shard} of {all} ranks"));
+            let (stage, near) = (self.zero.stage, divisor_within(all, shard));
+            let headline = format!("shards over {shard} of {all} ranks");
+            say(headline, format!("write `zero={stage}/{near}`, or `zero={stage}` for all"));
         }
         let named: u64 = self.stage_layers.iter().map(|n| u64::from(*n)).sum();
-        let has_stages = !self.stage_layers.is_empty();
-        if has_stages && (self.stage_layers.len() != self.pp as usize || named != u64::from(layers))
-        {
-            let stages = self.stage_layers.len();
-            wrong.push(format!("{stages} stages of {named} layers for pp={} of {layers}", self.pp));
+        let stages = self.stage_layers.len();
+        if stages > 0 && (stages != self.pp as usize || named != u64::from(layers)) {
+            let pp = self.pp;
+            let headline = format!("{stages} stages of {named} layers for pp={pp} of {layers}");
+            say(headline, format!("write {pp} numbers that sum to {layers}, or leave them out"));
         }
-        if wrong.is_empty() {
-            return Ok(());
-        }
-        Err(wrong.into_iter().map(|text| Diagnostic::error("E3401", span(), text)).collect())
+        if wrong.is_empty() { Ok(()) } else { Err(wrong) }
     }
+}
+
+/// The largest divisor of a number that is no larger than another; 1 of nothing.
+pub(crate) fn divisor_within(of: u64, most: u64) -> u64 {
+    divisors(of).into_iter().rfind(|divisor| *divisor <= most).unwrap_or(1)
 }
 
 impl fmt::Display for Configuration {
@@ -409,15 +435,14 @@ impl fmt::Display for Configuration {
             write!(f, " order={}", self.order.map(RankAxis::name).join("."))?;
         }
         if !self.stage_layers.is_empty() {
-            let layers = self.stage_layers.iter().map(u32::to_string).collect::<Vec<_>>();
-            write!(f, " stages={}", layers.join("."))?;
+            write!(f, " stages={}", stages_text(&self.stage_layers))?;
         }
         Ok(())
     }
 }
 
 /// The words of the text form.
-const WORDS: [&str; 16] = [
+pub const WORDS: [&str; 16] = [
     "tp",
     "cp",
     "ep",
@@ -449,27 +474,15 @@ impl FromStr for Configuration {
         let mut seen: Vec<&str> = Vec::new();
         for word in text.split_whitespace() {
             let start = word.as_ptr() as usize - text.as_ptr() as usize;
-            if let Err(headline) = configuration.read_word(word) {
-                let span =
-                    Span { source: "configuration".into(), bytes: start..start + word.len() };
-                let name = word.split('=').next().unwrap_or(word);
-                let diagnostic = Diagnostic::error("E3402", span, headline);
-                wrong.push(match nearest(name, WORDS) {
-                    Some(near) if near != name => {
-                        diagnostic.help(format!("did you mean `{near}`?"))
-                    }
-                    Some(_) | None => {
-                        diagnostic.help(format!("the words are {}", WORDS.join(", ")))
-                    }
-                });
+            let span = || Span { source: "configuration".into(), bytes: start..start + word.len() };
+            if let Err((headline, help)) = configuration.read_word(word) {
+                wrong.push(Diagnostic::error("E3402", span(), headline).help(help));
                 continue;
             }
             let name = word.split('=').next().unwrap_or(word);
             if seen.contains(&name) {
-                let span =
-                    Span { source: "configuration".into(), bytes: start..start + word.len() };
                 let headline = format!("`{name}` is said twice");
-                wrong.push(Diagnostic::error("E3402", span, headline).help("write it once"));
+                wrong.push(Diagnostic::error("E3402", span(), headline).help("write it once"));
             }
             seen.push(name);
         }
@@ -478,9 +491,10 @@ impl FromStr for Configuration {
 }
 
 impl Configuration {
-    fn read_word(&mut self, word: &str) -> Result<(), String> {
+    /// Reads a word, or says what is wrong with it, and what to write.
+    fn read_word(&mut self, word: &str) -> Result<(), (String, String)> {
         let (name, value) = word.split_once('=').unwrap_or((word, ""));
-        let bad = || format!("`{word}` says nothing");
+        let bad = || (format!("`{word}` says nothing"), allowed(name, value));
         let number = |text: &str| text.parse::<u32>().map_err(|_| bad());
         match name {
             "tp" => self.tp = number(value)?,
@@ -492,6 +506,7 @@ impl Configuration {
             "mbs" => self.microbatch = number(value)?,
             "sp" if value.is_empty() || value == "1" => self.sequence_parallel = true,
             "sp" if value == "0" => self.sequence_parallel = false,
+            "sp" => return Err(bad()),
             "zero" => {
                 let (stage, shard) = value.split_once('/').unwrap_or((value, "0"));
                 let stage = stage.parse().map_err(|_| bad())?;
@@ -512,13 +527,66 @@ impl Configuration {
             "offload-activations" => self.offload.activations = place(value).ok_or_else(bad)?,
             "order" => self.order = order(value).ok_or_else(bad)?,
             "stages" => {
-                let layers: Result<Vec<u32>, String> = value.split('.').map(number).collect();
-                self.stage_layers = layers?;
+                self.stage_layers = read_stages(value).ok_or_else(bad)?;
             }
-            _ => return Err(format!("there is no word `{name}`")),
+            _ => {
+                let help = match nearest(name, WORDS) {
+                    Some(near) => format!("did you mean `{near}`?"),
+                    None => format!("the words are {}", WORDS.join(", ")),
+                };
+                return Err((format!("there is no word `{name}`"), help));
+            }
         }
         Ok(())
     }
+}
+
+/// What a word may say, or what it nearly says.
+fn allowed(name: &str, value: &str) -> String {
+    let one_of = |names: &[&str]| match nearest(value, names.iter().copied()) {
+        Some(near) => format!("did you mean `{name}={near}`?"),
+        None => format!("write `{name}=` with one of {}", names.join(", ")),
+    };
+    match name {
+        "sp" => "write `sp`, or `sp=0`".to_owned(),
+        "zero" => "write `zero=1`, or over how many ranks too: `zero=3/8`".to_owned(),
+        "schedule" => one_of(&Schedule::ALL.map(Schedule::name)),
+        "recompute" => one_of(&["none", "attention", "full", "auto", "layers:2"]),
+        "order" => "write the four axes, innermost first: `order=tp.cp.dp.pp`".to_owned(),
+        "stages" => {
+            "write the layers of each stage: `stages=8.8.8.7`, or `stages=8x3.7`".to_owned()
+        }
+        _ if name.starts_with("offload-") => one_of(&["device", "host", "disk"]),
+        _ => format!("write a whole number, such as `{name}=8`"),
+    }
+}
+
+/// Equal stages in a row that are written as one. Chosen: fewer are read faster than counted.
+const RUN_MIN: usize = 4;
+
+/// Layers of stages, `7.8x62.6`: runs of equal ones with how many there are.
+fn stages_text(layers: &[u32]) -> String {
+    let runs = layers.chunk_by(|a, b| a == b).flat_map(|run| match run.len() {
+        RUN_MIN.. => vec![format!("{}x{}", run[0], run.len())],
+        _ => run.iter().map(u32::to_string).collect(),
+    });
+    runs.collect::<Vec<_>>().join(".")
+}
+
+/// The most stages that a text may have. Chosen: more than any model has layers.
+const STAGES_MAX: usize = 1 << 16;
+
+fn read_stages(text: &str) -> Option<Vec<u32>> {
+    let mut layers = Vec::new();
+    for run in text.split('.') {
+        let (each, count) = run.split_once('x').unwrap_or((run, "1"));
+        let count: usize = count.parse().ok()?;
+        if layers.len().saturating_add(count) > STAGES_MAX {
+            return None;
+        }
+        layers.extend(std::iter::repeat_n(each.parse::<u32>().ok()?, count));
+    }
+    Some(layers)
 }
 
 fn recompute(name: &str) -> Option<Recompute> {
@@ -561,16 +629,49 @@ mod tests {
             "tp=8 cp=2 ep=4 pp=4 dp=8 mbs=2 vpp=3 sp zero=3/8 recompute=layers:2",
             "tp=2 pp=4 dp=1 mbs=1 schedule=zb-h2 recompute=auto offload-optimizer=host \
              offload-activations=disk order=tp.dp.cp.pp stages=3.4.4.1",
+            "tp=1 pp=9 dp=1 mbs=1 stages=3.4x5.1.1.1",
         ];
         for text in texts {
             let configuration: Configuration = text.parse().unwrap();
             assert_eq!(configuration.to_string(), text);
         }
-        for text in
-            ["tq=3", "tp=", "tp=-1", "order=tp.tp.cp.dp", "zero=x", "sp=2", "stages=", "tp=8 tp=4"]
-        {
+        for text in [
+            "tq=3",
+            "tp=",
+            "tp=-1",
+            "order=tp.tp.cp.dp",
+            "zero=x",
+            "sp=2",
+            "stages=",
+            "tp=8 tp=4",
+            "stages=1x",
+            "stages=1x99999999999",
+            "stages=x3",
+        ] {
             let found = text.parse::<Configuration>().unwrap_err();
             assert_eq!((found.len(), found[0].code), (1, "E3402"), "{text}");
+        }
+    }
+
+    /// What may be written for a word is told, and what is near to what was.
+    #[test]
+    fn words_that_say_nothing_have_a_way_out() {
+        for (text, help) in [
+            ("recompute=ful", "did you mean `recompute=full`?"),
+            ("recompute=sometimes", "one of none, attention, full, auto, layers:2"),
+            ("schedule=1f1", "did you mean `schedule=1f1b`?"),
+            ("offload-optimizer=cpuu", "one of device, host, disk"),
+            ("pp=x", "write a whole number, such as `pp=8`"),
+            ("zero=a", "`zero=3/8`"),
+            ("order=tp", "tp.cp.dp.pp"),
+            ("stages=1.x", "layers of each stage"),
+            ("sp=yes", "`sp=0`"),
+            ("recompte=full", "did you mean `recompute`?"),
+            ("nothing=1", "the words are tp, cp"),
+        ] {
+            let found = text.parse::<Configuration>().unwrap_err();
+            let told = found[0].help.clone().unwrap_or_default();
+            assert!(told.contains(help), "{text}: {told}");
         }
     }
 
