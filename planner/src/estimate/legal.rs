@@ -3,7 +3,7 @@
 use ir::{Diagnostic, Span};
 
 use super::workload::{Item, Workload};
-use crate::configuration::{Configuration, Recompute, Schedule};
+use crate::configuration::{Configuration, Recompute, Schedule, divisor_within};
 use crate::divisors::gcd;
 
 /// Tokens of a context-parallel rank at least. Chosen: below, its products are all start-up.
@@ -45,17 +45,23 @@ pub fn is_filled(schedule: Schedule, pp: u32, m: u64) -> bool {
     }
 }
 
+/// What is wrong with a layout, and the way out.
+type Wrong = (String, String);
+
 /// Everything about a layout that the model cannot be cut into, or that a step of `global_batch`
 /// samples cannot be.
 ///
 /// # Errors
 /// `E3401`, once for each.
 pub fn check(work: &Workload, c: &Configuration, global_batch: u64) -> Result<(), Vec<Diagnostic>> {
-    check_model(work, c)?;
-    match c.microbatch_count(global_batch) {
-        Some(m) => refuse(c, schedule_wrongs(work, c, m)),
-        None => Err(vec![undivided(c, global_batch)]),
+    let mut wrong = check_model(work, c).err().unwrap_or_default();
+    if c.is_countable() {
+        match c.microbatch_count(global_batch) {
+            Some(m) => wrong.extend(said(c, schedule_wrongs(work, c, m))),
+            None => wrong.push(undivided(c, global_batch)),
+        }
     }
+    if wrong.is_empty() { Ok(()) } else { Err(wrong) }
 }
 
 /// The same of the model alone, whatever the batch.
@@ -63,10 +69,12 @@ pub fn check(work: &Workload, c: &Configuration, global_batch: u64) -> Result<()
 /// # Errors
 /// `E3401`, once for each.
 pub fn check_model(work: &Workload, c: &Configuration) -> Result<(), Vec<Diagnostic>> {
-    c.check(work.depth())?;
-    let mut wrong = said(c, model_wrongs(work, c));
-    if c.zero.stage > 0 && expert_units(work) > 1 && !may_shard(c, c.zero.shard) {
-        wrong.push(unsharded(c));
+    let mut wrong = c.check(work.depth()).err().unwrap_or_default();
+    if c.is_countable() {
+        wrong.extend(said(c, model_wrongs(work, c)));
+        if c.zero.stage > 0 && expert_units(work) > 1 && !may_shard(c, c.zero.shard) {
+            wrong.push(unsharded(c));
+        }
     }
     if wrong.is_empty() { Ok(()) } else { Err(wrong) }
 }
@@ -100,12 +108,9 @@ fn unsharded(c: &Configuration) -> Diagnostic {
     Diagnostic::error("E3401", Span::of(c.to_string()), headline).help(help)
 }
 
-fn refuse(c: &Configuration, wrong: Vec<String>) -> Result<(), Vec<Diagnostic>> {
-    if wrong.is_empty() { Ok(()) } else { Err(said(c, wrong)) }
-}
-
-fn said(c: &Configuration, wrong: Vec<String>) -> Vec<Diagnostic> {
-    let said = |text| Diagnostic::error("E3401", Span::of(c.to_string()), text);
+fn said(c: &Configuration, wrong: Vec<Wrong>) -> Vec<Diagnostic> {
+    let said =
+        |(headline, help)| Diagnostic::error("E3401", Span::of(c.to_string()), headline).help(help);
     wrong.into_iter().map(said).collect()
 }
 
@@ -113,65 +118,101 @@ fn said(c: &Configuration, wrong: Vec<String>) -> Vec<Diagnostic> {
 pub(super) fn undivided(c: &Configuration, global_batch: u64) -> Diagnostic {
     let Configuration { dp, microbatch, .. } = c;
     let headline = format!("{global_batch} samples over dp={dp} in micro-batches of {microbatch}");
-    let help = "choose a batch that is a multiple of dp × mbs";
+    let at_once = u64::from(*dp) * u64::from(*microbatch);
+    let less = global_batch.checked_div(at_once).unwrap_or(0) * at_once;
+    let near = [less, less + at_once].into_iter().filter(|samples| *samples > 0);
+    let near = near.map(|samples| samples.to_string()).collect::<Vec<_>>().join(" or ");
+    let help = format!("choose a batch that is a multiple of dp × mbs = {at_once}, such as {near}");
     Diagnostic::error("E3401", Span::of(c.to_string()), headline).help(help)
 }
 
 /// What of the model the layout does not divide.
-fn model_wrongs(work: &Workload, c: &Configuration) -> Vec<String> {
+fn model_wrongs(work: &Workload, c: &Configuration) -> Vec<Wrong> {
     let mut wrong = Vec::new();
     let heads = tensor_units(work);
     if !heads.is_multiple_of(c.tp) {
-        wrong.push(format!("`tp` is {}, which does not divide {heads}", c.tp));
+        let near = divisor_within(heads.into(), c.tp.into());
+        let headline = format!("`tp` is {}, which does not divide {heads}", c.tp);
+        wrong.push((headline, format!("use tp={near}, or another divisor")));
     }
     let experts = expert_units(work);
     if !experts.is_multiple_of(c.ep) {
-        wrong.push(format!("`ep` is {}, which does not divide {experts} experts", c.ep));
+        let near = divisor_within(experts.into(), c.ep.into());
+        let headline = format!("`ep` is {}, which does not divide {experts} experts", c.ep);
+        wrong.push((headline, format!("use ep={near}")));
     }
     let (seq, cp) = (work.seq, c.cp);
+    let near = || {
+        let may = |cp: &u32| seq.is_multiple_of(context_pieces(*cp));
+        let near = (1..cp.min(seq / TOKENS_MIN + 1)).rev().find(may).unwrap_or(1);
+        format!("use cp={near}, or another length of sequences")
+    };
     if !seq.is_multiple_of(context_pieces(cp)) {
-        wrong.push(format!("`cp` is {cp}, and {seq} tokens are not twice as many equal pieces"));
+        let headline = format!("`cp` is {cp}, and {seq} tokens are not twice as many equal pieces");
+        wrong.push((headline, near()));
     } else if cp > 1 && seq / cp < TOKENS_MIN {
         let each = seq / cp;
-        wrong.push(format!("`cp` is {cp}: {each} tokens a rank, and it takes {TOKENS_MIN}"));
+        let headline = format!("`cp` is {cp}: {each} tokens a rank, and it takes {TOKENS_MIN}");
+        wrong.push((headline, near()));
     }
     if c.stage_layers.contains(&0) {
-        wrong.push("a stage has no layer".to_owned());
+        let help = "give each stage a layer, or use fewer stages".to_owned();
+        wrong.push(("a stage has no layer".to_owned(), help));
     }
     let deepest = c.deepest(work.depth());
     if let Recompute::Layers(layers) = c.recompute
         && layers > deepest
     {
-        wrong.push(format!("{layers} layers of a stage are computed again, and it has {deepest}"));
+        let headline =
+            format!("{layers} layers of a stage are computed again, and it has {deepest}");
+        wrong.push((headline, format!("write recompute=full, or recompute=layers:{deepest}")));
     }
     wrong
 }
 
 /// What of the order of `m` micro-batches cannot be.
-fn schedule_wrongs(work: &Workload, c: &Configuration, m: u64) -> Vec<String> {
+fn schedule_wrongs(work: &Workload, c: &Configuration, m: u64) -> Vec<Wrong> {
     let mut wrong = Vec::new();
     let Configuration { pp, vpp, .. } = *c;
     let name = c.schedule.name();
+    let at_once = u64::from(c.dp) * u64::from(c.microbatch);
     if pp > 1 && !is_filled(c.schedule, pp, m) {
-        wrong.push(format!("{m} micro-batches are too few for {name} over {pp} stages"));
+        let enough = match c.schedule {
+            Schedule::ZeroBubbleH2 => 2 * u64::from(pp) - 1,
+            Schedule::GPipe | Schedule::OneForwardOneBackward | Schedule::ZeroBubbleH1 => pp.into(),
+        };
+        let enough = enough.saturating_mul(at_once);
+        let headline = format!("{m} micro-batches are too few for {name} over {pp} stages");
+        wrong.push((headline, format!("use schedule=1f1b, or a batch of {enough} samples")));
     }
     if vpp > 1 {
         if let Some((stage, layers)) = unfilled(c, work.depth()) {
-            wrong.push(format!(
-                "stage {stage} has {layers} layers for {vpp} chunks: none but the first and the \
-                 last chunk of all may be empty"
+            wrong.push((
+                format!(
+                    "stage {stage} has {layers} layers for {vpp} chunks: none but the first and \
+                     the last chunk of all may be empty"
+                ),
+                format!("use a smaller `vpp`, or give the stage {vpp} layers"),
             ));
         }
         if let Recompute::Layers(again) = c.recompute
             && !again.is_multiple_of(vpp)
         {
-            wrong.push(format!(
-                "{again} layers of a stage are computed again, not equally many of {vpp} chunks"
+            let less = (again / vpp * vpp).max(vpp);
+            wrong.push((
+                format!(
+                    "{again} layers of a stage are computed again, not equally many of {vpp} chunks"
+                ),
+                format!("write recompute=layers:{less}, or another multiple of {vpp}"),
             ));
         }
         // Interleaving goes round in groups of as many micro-batches as there are stages.
         if !m.is_multiple_of(u64::from(pp)) {
-            wrong.push(format!("`vpp` is {vpp}, and {pp} stages do not divide {m} micro-batches"));
+            let round = u64::from(pp) * at_once;
+            wrong.push((
+                format!("`vpp` is {vpp}, and {pp} stages do not divide {m} micro-batches"),
+                format!("use a batch that is a multiple of pp × dp × mbs = {round}, or no `vpp`"),
+            ));
         }
     }
     wrong
@@ -246,6 +287,61 @@ mod tests {
             let is_alone = found.len() == 1 && found[0].contains("6 copies");
             assert!(is_alone, "{breaks}: {found:?}");
             assert_eq!(told("mixtral-8x7b", &format!("dp=12 zero={breaks}"), 12), [""; 0]);
+        }
+    }
+
+    /// All that is wrong is said at once, of the layout, the model and the batch, each with a way
+    /// out; what cannot be counted is said alone.
+    #[test]
+    fn all_rules_refuse_at_once() {
+        let work = models::shape("llama-3-8b").unwrap().workload().unwrap();
+        let found = |text: &str, batch| {
+            let found = check(&work, &text.parse().unwrap(), batch).unwrap_err();
+            assert!(found.iter().all(|wrong| wrong.help.is_some()), "{found:?}");
+            found
+        };
+        let text = "tp=3 cp=3 dp=2 pp=2 mbs=3 zero=2/5 recompute=layers:40 stages=1.2";
+        let headlines: Vec<String> = found(text, 8).into_iter().map(|w| w.headline).collect();
+        for said in [
+            "shards over 5",
+            "2 stages of 3 layers",
+            "does not divide 32",
+            "equal pieces",
+            "40 layers of a stage",
+            "8 samples over dp=2",
+        ] {
+            let count = headlines.iter().filter(|headline| headline.contains(said)).count();
+            assert_eq!(count, 1, "{said}: {headlines:?}");
+        }
+        assert_eq!(headlines.len(), 6, "{headlines:?}");
+        let found = found("pp=8 vpp=3 dp=2 tp=3 schedule=zb-h2", 4);
+        assert_eq!(found.len(), 4, "{found:?}");
+        let none = check(&work, &"tp=0 pp=0 dp=3".parse().unwrap(), 8).unwrap_err();
+        assert_eq!(none.len(), 2, "{none:?}");
+        let many = "tp=4000000000 cp=4000000000 dp=4000000000 ep=3".parse().unwrap();
+        assert_eq!(check(&work, &many, 8).unwrap_err().len(), 1);
+    }
+
+    /// What is proposed in the place of a number is refused by that rule no more.
+    #[test]
+    fn ways_out_are_ways_out() {
+        for (text, batch, mended, enough) in [
+            ("tp=12", 8, "tp=8", 8),
+            ("cp=96", 8, "cp=64", 8),
+            ("cp=8192", 8, "cp=128", 8),
+            ("pp=9 schedule=zb-h1", 8, "pp=9 schedule=zb-h1", 9),
+            ("pp=5 dp=2 schedule=zb-h2", 8, "pp=5 dp=2 schedule=zb-h2", 18),
+            ("pp=4 vpp=2 dp=2", 6, "pp=4 vpp=2 dp=2", 8),
+            ("dp=4 mbs=4", 40, "dp=4 mbs=4", 32),
+            ("pp=2 recompute=layers:17", 8, "pp=2 recompute=layers:16", 8),
+        ] {
+            let work = models::shape("llama-3-8b").unwrap().workload().unwrap();
+            let found = check(&work, &text.parse().unwrap(), batch).unwrap_err();
+            let help = found[0].help.clone().unwrap();
+            let last = mended.split(' ').rfind(|word| !text.contains(word));
+            let said = last.map_or(enough.to_string(), str::to_owned);
+            assert!(found.len() == 1 && help.contains(&said), "{text}: {found:?}");
+            assert!(check(&work, &mended.parse().unwrap(), enough).is_ok(), "{mended}");
         }
     }
 }
