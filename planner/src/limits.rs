@@ -1,5 +1,7 @@
 //! What the user fixes and forbids: `--fix tp=8 --forbid pp --max mbs=4 --max memory=60GiB`.
 
+pub(crate) mod cause;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 

@@ -26,13 +26,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::cluster::{Cluster, Memory};
 use crate::footprint::Footprint;
+use crate::divisors::divisors;
 use crate::limits::{Knob, Limits};
+use crate::limits::cause::Cause;
 use crate::price::Prices;
 use crate::simulate::StepTime;
 
 use bound::Bound;
 pub use candidates::Candidate;
-use candidates::candidates;
+use candidates::{candidates, has_candidates};
 use layers::LayerTable;
 pub use ranks::Usable;
 
@@ -391,16 +393,20 @@ fn assemble(
 }
 
 fn no_candidates(job: &Job<'_>) -> Diagnostic {
-    let headline = format!(
-        "no mesh of {} ranks divides a batch of {} samples within the limits",
-        job.ranks, job.global_batch_size
-    );
-    let diagnostic = Diagnostic::error("E3203", Span::of("--ranks"), headline)
-        .note("dp · tp · pp is the number of ranks, and dp · mbs divides the batch");
-    match job.limits.is_empty() {
-        true => diagnostic.help("use a batch that is a multiple of the number of ranks"),
-        false => diagnostic.help(format!("relax one of `{}`", job.limits)),
-    }
+    let Job { ranks, global_batch_size: samples, .. } = job;
+    let leaves_some =
+        |limits: &Limits| has_candidates(&Job { limits: limits.clone(), ..job.clone() });
+    let mut numbers = [divisors(*ranks), divisors(*samples)].concat();
+    numbers.sort_unstable();
+    numbers.dedup();
+    let cause = Cause::of(&job.limits, &numbers, leaves_some);
+    let told = cause.told(&format!("no mesh of {ranks} ranks for {samples} samples"));
+    let diagnostic = told.unwrap_or_else(|| {
+        let headline = format!("no mesh of {ranks} ranks divides a batch of {samples} samples");
+        Diagnostic::error("E3203", Span::of("--ranks"), headline)
+            .help("use a batch that is a multiple of the number of ranks")
+    });
+    diagnostic.note("dp · tp · pp is the number of ranks, and dp · mbs divides the batch")
 }
 
 /// Says how far the closest candidate is from fitting, why, and what would fit.

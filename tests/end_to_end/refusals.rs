@@ -191,7 +191,7 @@ fn no_has_a_reason() {
     scratch.write("mix.toml", &format!("{group}{group}"));
     for (line, why) in [
         ("fit llama-3-8b --cluster h100 --max memory=2GiB --fix offload=off", "fits in memory"),
-        ("fit llama-3-8b --cluster mix.toml --gbs 7 --fix dp=16", "no shares of 7"),
+        ("fit llama-3-8b --cluster mix.toml --gbs 7 --fix dp=16", "`--fix dp=16` leaves"),
         ("fit llama-3-8b --cluster mix.toml --max memory=2GiB", "fits"),
     ] {
         let output = scratch.run(&format!("{line} --json"));

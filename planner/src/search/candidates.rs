@@ -125,6 +125,13 @@ pub(super) fn candidates(
     Ok((all, failed))
 }
 
+/// Whether there is any candidate, before anything is compiled.
+pub(super) fn has_candidates(job: &Job<'_>) -> bool {
+    let meshes = Usable::of(job).map(|usable| usable.meshes(job, job.ranks));
+    let has_keys = |mesh: &Mesh| !keys(job, *mesh).is_empty();
+    meshes.is_ok_and(|meshes| meshes.iter().any(has_keys)) && !keep_sets(job, 1).is_empty()
+}
+
 /// What the candidates of a key ask of layers.
 fn asked(job: &Job<'_>, key: Key, layers: usize) -> Vec<Asked> {
     let adds = has_several_microbatches(job, key);

@@ -11,12 +11,14 @@ use super::tree::{Aim, Budget, Counter, Leaf, Objective, Path, Walked, walk};
 use super::uniform::Space;
 use crate::cluster::Power;
 use crate::configuration::Configuration;
+use crate::divisors::divisors;
 use crate::estimate::workload::Workload;
 use crate::estimate::{Estimate, Estimator, legal};
 use crate::limits::{Knob, Limits, memory_setting};
 
 /// Leaves that are scored at most, unless the question says otherwise. Chosen: some seconds.
 pub const EVALUATIONS_MAX: u64 = 4_000_000;
+use crate::limits::cause::Cause;
 /// Doublings of the devices that are tried where nothing fits.
 const DOUBLINGS: u32 = 10;
 /// Configurations listed beside the best.
@@ -242,25 +244,36 @@ fn choose(space: &Space<'_>, leaf: &Leaf, have: f64) -> Result<Chosen, Vec<Diagn
 }
 
 fn nothing_left(question: &Question<'_>) -> Diagnostic {
-    let Question { devices, global_batch, limits, .. } = question;
-    let headline = format!(
-        "no configuration of {devices} devices divides a batch of {global_batch} samples within \
-         the limits"
-    );
-    let diagnostic = Diagnostic::error("E3203", Span::of("--devices"), headline)
+    let Question { estimator, devices, global_batch, limits, .. } = question;
+    let work = estimator.workload();
+    let frame = |samples, limits| Frame::new(work, *devices, samples, limits);
+    let near = |_, samples| batches::divides(&frame(samples, limits.clone()));
+    let near = batches::told(&batches::nearest(*global_batch, 1, near));
+    let near = near.map(|near| format!("use a batch of {near} samples"));
+    let leaves_some = |limits: &Limits| {
+        let space = Space::new(estimator, frame(*global_batch, limits.clone()));
+        Counter::default().count(&space, &Path::default()) > 0
+    };
+    let counts = [*devices, *global_batch, work.depth()].map(divisors);
+    let mut numbers: Vec<usize> = counts.into_iter().flatten().map(|n| n as usize).collect();
+    numbers.push(0);
+    numbers.sort_unstable();
+    numbers.dedup();
+    let cause = Cause::of(limits, &numbers, leaves_some);
+    let nothing = format!("no configuration of {devices} devices and {global_batch} samples");
+    let told = cause.told(&nothing);
+    let diagnostic = told.unwrap_or_else(|| {
+        let headline = format!(
+            "no configuration of {devices} devices divides a batch of {global_batch} samples"
+        );
+        Diagnostic::error("E3203", Span::of("--devices"), headline)
+            .help("use another number of devices")
+    });
+    let help = near.into_iter().chain(diagnostic.help.clone()).collect::<Vec<_>>().join(", or ");
+    diagnostic
+        .help(help)
         .note("dp · tp · cp · pp is the number of devices, dp · mbs divides the batch")
-        .note("tp divides the heads, ep the experts, and no stage is without a layer");
-    let work = question.estimator.workload();
-    let frame = |samples| Frame::new(work, *devices, samples, limits.clone());
-    let near = batches::nearest(*global_batch, 1, |_, samples| batches::divides(&frame(samples)));
-    let near = batches::told(&near).map(|near| format!("use a batch of {near} samples"));
-    match limits.is_empty() {
-        true => diagnostic.help(near.unwrap_or("use another number of devices".to_owned())),
-        false => {
-            let near = near.map(|near| format!("{near}, or ")).unwrap_or_default();
-            diagnostic.help(format!("{near}relax one of `{limits}`"))
-        }
-    }
+        .note("tp divides the heads, ep the experts, and no stage is without a layer")
 }
 
 /// A search that ended before it had seen anything that fits: nothing is known.

@@ -13,6 +13,8 @@ use super::{Asked, Share, Shared, joined, there, wrong};
 use crate::configuration::Configuration;
 use crate::divisors::divisors;
 use crate::estimate::Estimator;
+use crate::limits::Limits;
+use crate::limits::cause::Cause;
 use crate::space::ask::{Chosen, cut_off, enough, extreme_of};
 use crate::space::batches;
 use crate::space::knobs::Frame;
@@ -383,17 +385,26 @@ impl<'a> Shares<'a> {
     fn nothing_divides(&self) -> Diagnostic {
         let Asked { limits, cluster, .. } = self.asked;
         let batch = self.asked.batch();
-        let headline = format!("no shares of {batch} samples that the groups' devices divide");
-        let span = Span::of(cluster.name.clone());
-        let diagnostic = Diagnostic::error("E3203", span, headline)
-            .note("a group's share is a multiple of dp · mbs, and dp divides its devices");
-        let near = batches::told(&self.nearest());
-        let near = near.map_or("use another batch".to_owned(), |near| format!("{near} samples do"));
-        let relax = match limits.is_empty() {
-            true => String::new(),
-            false => format!(", or relax one of `{limits}`"),
+        let leaves_some = |limits: &Limits| {
+            let asked = Asked { limits: limits.clone(), for_memory: true, ..self.asked.clone() };
+            let sets = asked.sets_like(asked.set.as_deref());
+            let shares = Shares::new(&asked);
+            let has_way =
+                |shares: Shares<'_>| sets.iter().any(|set| shares.least(set, By::Bound).is_some());
+            shares.is_ok_and(has_way)
         };
-        diagnostic.help(format!("{near}{relax}"))
+        let cause = Cause::of(limits, &[], leaves_some);
+        let nothing = format!("no shares of {batch} samples that the groups' devices divide");
+        let diagnostic = cause.told(&nothing).unwrap_or_else(|| {
+            let span = Span::of(cluster.name.clone());
+            Diagnostic::error("E3203", span, nothing).help("use another batch")
+        });
+        let near = batches::told(&self.nearest()).map(|near| format!("use {near} samples"));
+        let help = near.into_iter().chain(diagnostic.help.clone());
+        let help = help.collect::<Vec<_>>().join(", or ");
+        diagnostic
+            .help(help)
+            .note("a group's share is a multiple of dp · mbs, and dp divides its devices")
     }
 
     fn nothing_fits(&self) -> Diagnostic {

@@ -183,7 +183,7 @@ fn batches_that_groups_cannot_share_are_told() {
     for for_memory in [false, true] {
         let refused = plan(&Asked { for_memory, ..asked(67) }).unwrap_err();
         assert_eq!(refused[0].code, "E3203", "{refused:?}");
-        assert!(refused[0].help.as_ref().unwrap().starts_with("64 or 68 "), "{refused:?}");
+        assert!(refused[0].help.as_ref().unwrap().starts_with("use 64 or 68 "), "{refused:?}");
     }
     assert_eq!(share(&asked(4)).unwrap().nearest, [8]);
     assert_eq!(share(&asked(68)).unwrap().nearest, [0; 0]);
