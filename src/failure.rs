@@ -42,6 +42,7 @@ use std::path::Path;
 
 use ir::diagnostic::render;
 use ir::{Diagnostic, Span};
+use serde_json::{Value, json};
 
 use crate::output;
 
@@ -139,11 +140,51 @@ impl From<runtime::Failure> for Failure {
 ///
 /// # Errors
 /// Failures that say nothing of what there is.
-pub fn or_reason<T>(found: Result<T, Failure>) -> Result<Result<T, String>, Failure> {
+pub fn or_reason<T>(found: Result<T, Failure>) -> Result<Result<T, Diagnostic>, Failure> {
     match found {
         Ok(found) => Ok(Ok(found)),
-        Err(failure) => Ok(Err(failure.into_no()?.headline)),
+        Err(failure) => Ok(Err(failure.into_no()?)),
     }
+}
+
+/// What a verb answered; where that is no and JSON is asked for, prints the document that says why.
+///
+/// # Errors
+/// Those of the verb: users are told as always.
+pub fn or_document(is_json: bool, answered: Result<Exit, Failure>) -> Result<Exit, Failure> {
+    if let (true, Err(Failure::Input(wrong))) = (is_json, &answered)
+        && let Some(first) = wrong.first().filter(|_| wrong.iter().all(is_no))
+    {
+        output::answer_json(&infeasible(first));
+    }
+    answered
+}
+
+/// A number behind a diagnostic; null where there is none.
+pub fn fact(wrong: &Diagnostic, name: &str) -> Value {
+    let found = wrong.facts.as_ref().and_then(|facts| facts.get(name));
+    found.cloned().unwrap_or_default()
+}
+
+/// Why the answer is no, and what is near.
+fn infeasible(no: &Diagnostic) -> Value {
+    let near = fact(no, "nearest");
+    json!({
+        "schema": "gantline.infeasible/1",
+        "fits": false,
+        "code": no.code,
+        "reason": no.headline,
+        "notes": no.notes,
+        "help": no.help,
+        "have_bytes": fact(no, "have_bytes"),
+        "smallest": fact(no, "smallest"),
+        "nearest": if near.is_null() { json!([]) } else { near },
+    })
+}
+
+/// Whether a diagnostic is the answer no.
+fn is_no(wrong: &Diagnostic) -> bool {
+    exit_of(wrong.code) == Exit::Infeasible
 }
 
 impl Failure {
@@ -152,7 +193,6 @@ impl Failure {
     /// # Errors
     /// The failure, where it is no answer.
     pub fn into_no(self) -> Result<Diagnostic, Failure> {
-        let is_no = |wrong: &Diagnostic| exit_of(wrong.code) == Exit::Infeasible;
         match self {
             Failure::Input(mut wrong) if !wrong.is_empty() && wrong.iter().all(is_no) => {
                 Ok(wrong.swap_remove(0))

@@ -82,6 +82,16 @@ const STEP_LOW: Field =
     is("step_time_low_s", Kind::Number, "seconds of a step at least, as far as prices are known");
 const STEP_HIGH: Field = is("step_time_high_s", Kind::Number, "seconds of a step at most");
 const REASON: Field = may("reason", Kind::Text, "why nothing fits");
+const SMALLEST: Field = may(
+    "smallest",
+    Kind::Object,
+    "where nothing fits, the plan that needs the least: text, rank, need_bytes, memory",
+);
+const NEAREST: Field = is(
+    "nearest",
+    Kind::List,
+    "where nothing fits, what does: change, devices, and the plan as in smallest",
+);
 const ORIGIN: Field = is("origin", Kind::Text, "how times are known: measured, fitted, datasheet");
 const BREAKDOWN: Field =
     is("breakdown", Kind::Object, "parts of a step in seconds, which sum to it");
@@ -236,6 +246,20 @@ pub const DOCUMENTS: &[Document] = &[
             is("prefill_s", Kind::Number, "seconds to the first new token"),
             is("decode_tokens_per_s", Kind::Number, "tokens per second after it"),
             is("finish_reason", Kind::Text, "length, or stop at a token that ends texts"),
+        ],
+    },
+    Document {
+        name: "gantline.infeasible/1",
+        about: "why the answer is no: what a verb prints in the place of its own document",
+        fields: &[
+            is("fits", Kind::Flag, "false"),
+            is("code", Kind::Text, "the code of the diagnostic"),
+            is("reason", Kind::Text, "its headline"),
+            is("notes", Kind::List, "how that is known"),
+            may("help", Kind::Text, "what to ask instead"),
+            may("have_bytes", Kind::Number, "bytes of a device for a job"),
+            SMALLEST,
+            NEAREST,
         ],
     },
     Document {
@@ -425,6 +449,7 @@ pub const DOCUMENTS: &[Document] = &[
             may("devices", Kind::Count, "devices that are enough"),
             is("tried", Kind::List, "what was tried: devices, plan, times"),
         ],
+            may("reason", Kind::Text, "why no number of devices is enough"),
     },
     Document {
         name: "gantline.space-explain/1",
@@ -463,6 +488,8 @@ pub const DOCUMENTS: &[Document] = &[
                 "the fastest strategy that fits, or else any plan that does",
             ),
         ],
+            SMALLEST,
+            NEAREST,
     },
     Document {
         name: "gantline.train/1",

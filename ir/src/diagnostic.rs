@@ -50,6 +50,8 @@ pub struct Diagnostic {
     pub notes: Vec<String>,
     /// What to write instead.
     pub help: Option<String>,
+    /// The numbers behind it by name, for programs.
+    pub facts: Option<Box<serde_json::Value>>,
 }
 
 impl Diagnostic {
@@ -63,6 +65,7 @@ impl Diagnostic {
             label: None,
             notes: Vec::new(),
             help: None,
+            facts: None,
         }
     }
 
@@ -89,6 +92,13 @@ impl Diagnostic {
     #[must_use]
     pub fn help(mut self, help: impl Into<String>) -> Diagnostic {
         self.help = Some(help.into());
+        self
+    }
+
+    /// Adds the numbers behind it, for programs.
+    #[must_use]
+    pub fn facts(mut self, facts: serde_json::Value) -> Diagnostic {
+        self.facts = Some(Box::new(facts));
         self
     }
 }

@@ -23,12 +23,13 @@ use ir::plan::{FunctionPlan, Keep, Optimizer, Prediction, Schedule};
 use ir::{DType, Diagnostic, Mesh, Module, Plan, Span};
 use kernels::Bytes;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 
 use crate::cluster::{Cluster, Memory};
-use crate::footprint::Footprint;
 use crate::divisors::divisors;
-use crate::limits::{Knob, Limits};
+use crate::footprint::Footprint;
 use crate::limits::cause::Cause;
+use crate::limits::{Knob, Limits};
 use crate::price::Prices;
 use crate::simulate::StepTime;
 
@@ -413,6 +414,7 @@ fn no_candidates(job: &Job<'_>) -> Diagnostic {
 fn nothing_fits(job: &Job<'_>, attempt: &Attempt<'_>) -> Diagnostic {
     let headline = format!("none of {} plans fits in memory", attempt.candidate_count);
     let mut diagnostic = Diagnostic::error("E3201", Span::of(""), headline);
+    let mut facts = json!({"smallest": null, "nearest": []});
     let over = |s: &&Scored| s.need.0.saturating_sub(s.have.0);
     if let Some(closest) = attempt.evaluated.iter().min_by_key(over) {
         let Mesh { dp, tp, .. } = closest.candidate.mesh;
@@ -420,21 +422,37 @@ fn nothing_fits(job: &Job<'_>, attempt: &Attempt<'_>) -> Diagnostic {
         let (class, most) = classes.max_by_key(|(_, f)| f.total()).expect("a plan has a rank");
         let rank = class / tp * dp * tp + class % tp;
         let holders = most.holders();
-        let holders: Vec<String> =
+        let largest: Vec<String> =
             holders.iter().take(3).map(|(name, bytes)| format!("{name} {bytes}")).collect();
         let short = Bytes(over(&closest));
         let Scored { candidate, need, have, .. } = closest;
+        let memory: Map<String, Value> =
+            holders.iter().map(|(name, bytes)| ((*name).to_owned(), json!(bytes.0))).collect();
+        facts["have_bytes"] = json!(have.0);
+        facts["smallest"] = json!({
+            "text": candidate.to_string(),
+            "rank": rank,
+            "need_bytes": need.0,
+            "memory": memory,
+            "step_time_s": closest.time.seconds,
+        });
         diagnostic = diagnostic
             .note(format!("closest is {candidate}: it needs {need} of {have}, {short} too much"))
-            .note(format!("rank {rank} holds {}: {}", Bytes(most.total()), holders.join(", ")));
+            .note(format!("rank {rank} holds {}: {}", Bytes(most.total()), largest.join(", ")));
     }
-    let help = nearest_answer(job);
+    let near = nearest_answer(job);
+    let told = |near: &(String, usize, String)| {
+        let (change, ranks, text) = near;
+        json!({"change": change, "devices": ranks, "text": text})
+    };
+    facts["nearest"] = near.iter().map(told).collect();
     let smaller = || "use a smaller model, sequence or batch, or more memory".to_owned();
-    diagnostic.help(help.unwrap_or_else(smaller))
+    let help = near.map(|(change, _, text)| format!("{change} this fits: {text}"));
+    diagnostic.help(help.unwrap_or_else(smaller)).facts(facts)
 }
 
-/// The first of a few relaxations under which something fits.
-fn nearest_answer(job: &Job<'_>) -> Option<String> {
+/// The first of a few relaxations under which something fits: what it is, the ranks, and the plan.
+fn nearest_answer(job: &Job<'_>) -> Option<(String, usize, String)> {
     let answer = |job: &Job<'_>| {
         let attempt = attempt(job).ok()?;
         attempt.best.map(|best| attempt.evaluated[best].candidate.to_string())
@@ -443,14 +461,14 @@ fn nearest_answer(job: &Job<'_>) -> Option<String> {
     if !job.limits.is_empty() {
         let free = Job { limits: Limits::default(), evaluations_max, ..job.clone() };
         if let Some(candidate) = answer(&free) {
-            return Some(format!("without `{}` this fits: {candidate}", job.limits));
+            return Some((format!("without `{}`", job.limits), job.ranks, candidate));
         }
     }
     let mut ranks = 2 * job.ranks;
     while job.cluster.devices().is_some_and(|devices| ranks <= devices) {
         let more = Job { ranks, limits: Limits::default(), evaluations_max, ..job.clone() };
         if let Some(candidate) = answer(&more) {
-            return Some(format!("with {ranks} ranks this fits: {candidate}"));
+            return Some((format!("with {ranks} ranks"), ranks, candidate));
         }
         ranks *= 2;
     }

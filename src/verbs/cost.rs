@@ -12,7 +12,7 @@ use super::space::groups::Mixed;
 use super::space::{Aim, Subject, answer};
 use crate::cache;
 use crate::cli::amount;
-use crate::failure::{Exit, Failure, usage};
+use crate::failure::{Exit, Failure, or_document, or_reason, usage};
 use crate::output::{self, Table};
 
 const HOUR_S: f64 = 3600.0;
@@ -205,6 +205,10 @@ impl CostArgs {
 pub fn cost(args: &CostArgs) -> Result<Exit, Failure> {
     if args.asked.place.cluster()?.device.kind == Kind::Cpu {
         return on_cpus(args);
+    or_document(args.asked.json, costs(args))
+}
+
+fn costs(args: &CostArgs) -> Result<Exit, Failure> {
     }
     let cluster = args.cluster(&args.asked)?;
     if !cluster.groups.is_empty() {
@@ -310,6 +314,10 @@ const SIZE_BATCH: usize = 1024;
 pub fn size(args: &CostArgs) -> Result<Exit, Failure> {
     let Some(deadline) = args.bill.deadline else {
         return Err(usage("--deadline", "`size` needs a deadline".to_owned())
+    or_document(args.asked.json, enough(args))
+}
+
+fn enough(args: &CostArgs) -> Result<Exit, Failure> {
             .help("write `--deadline 30d`")
             .into());
     };
@@ -348,31 +356,35 @@ fn smallest(
         .collect();
     counts.sort_unstable();
     asked.gbs = Some(asked.gbs.unwrap_or(SIZE_BATCH));
-    let (mut tried, mut least_s) = (Vec::new(), 0.0);
+    let mut tried = Vec::new();
+    // Why the numbers that were looked at last have no plan.
+    let mut reason = None;
     for devices in counts {
         // What is looked for is not in the cluster's file.
         asked.place.ranks = Some(devices as usize);
         asked.place.nodes = Some((devices / node) as usize);
         let subject = Subject::new(&asked, args.cluster(&asked)?)?;
-        // At the peak of all devices it would still be too long.
         let steps = (args.bill.tokens / subject.tokens()).ceil();
-        least_s = steps * subject.seconds_at_peak(devices as f64);
+        let least_s = steps * subject.seconds_at_peak(devices as f64);
+        let number = output::count(devices);
         if least_s > deadline {
             continue;
         }
-        let Ok(found) = answer(&subject, &asked) else { continue };
-        let way = Way::of(&subject, &found);
-        if add_tried(&mut tried, way, &args.bill, deadline) {
-            break;
+            let least = days(least_s);
+            reason = Some(format!(
+                "{number} devices, the most that are tried, take {least} at their peak"
+            ));
+        match or_reason(answer(&subject, &asked))? {
+            Ok(found) => {
+                let way = Way::of(&subject, &found);
+                if add_tried(&mut tried, way, &args.bill, deadline) {
+                    break;
+                }
+            }
+            Err(no) => reason = Some(format!("{number} devices: {}", no.headline)),
         }
     }
-    let (exit, mut text) = sized(&tried, args, deadline, (asked.gbs, header));
-    if tried.is_empty() && least_s > deadline && !asked.json {
-        let most = output::count(asked.place.ranks.unwrap_or(0) as u64);
-        let least = days(least_s);
-        text += &format!("  {most} devices, the most that are tried, take {least} at their peak\n");
-    }
-    Ok((exit, text))
+    Ok(sized(&tried, args, deadline, (asked.gbs, header), reason))
 }
 
 /// Adds a plan to those that were tried; whether it meets the deadline.
@@ -393,7 +405,8 @@ fn fewest_groups(mixed: &Mixed, args: &CostArgs, deadline: f64) -> Result<(Exit,
             break;
         }
     }
-    Ok(sized(&tried, args, deadline, (Some(mixed.global_batch()), mixed.header().as_str())))
+    let batch = Some(mixed.global_batch());
+    Ok(sized(&tried, args, deadline, (batch, mixed.header().as_str()), None))
 }
 
 /// What `size` prints of what it tried, the last of which may meet the deadline.
@@ -404,9 +417,20 @@ fn sized(
     (batch, header): (Option<usize>, &str),
 ) -> (Exit, String) {
     let asked = &args.asked;
+    reason: Option<String>,
     let meets = tried.last().is_some_and(|(_, run)| run.seconds <= deadline);
     let text = if asked.json {
         let rows: Vec<Value> = tried
+    let fastest = tried.iter().min_by(|(_, a), (_, b)| a.seconds.total_cmp(&b.seconds));
+    let reason = match fastest {
+        _ if meets => None,
+        Some((way, run)) => Some(format!(
+            "the fastest that was tried, {} devices, takes {}",
+            output::count(way.devices.into()),
+            days(run.seconds)
+        )),
+        None => reason,
+    };
             .iter()
             .map(|(way, run)| {
                 let mut row = told(run);
@@ -427,8 +451,10 @@ fn sized(
             "tried": rows,
         });
         format!("{document:#}")
+            "reason": reason,
     } else {
-        format!("{header}\n{}", size_page(tried, deadline, meets))
+        let reason = reason.map(|reason| format!("  {reason}\n")).unwrap_or_default();
+        format!("{header}\n{}{reason}", size_page(tried, deadline, meets))
     };
     (if meets { Exit::Success } else { Exit::Infeasible }, text)
 }

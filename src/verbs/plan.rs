@@ -159,6 +159,10 @@ impl Asked {
 
 /// Answers `plan`: the fastest plan that fits, beside the best of other kinds.
 pub fn plan(args: &PlanArgs) -> Result<Exit, Failure> {
+    failure::or_document(args.asked.json, planned(args))
+}
+
+fn planned(args: &PlanArgs) -> Result<Exit, Failure> {
     if args.purpose != Purpose::Training {
         let has_aim = args.objective != Aim::Time || args.watts.is_some();
         if args.plan || args.output.is_some() || has_aim || args.budget.is_some() {
@@ -198,6 +202,10 @@ pub fn plan(args: &PlanArgs) -> Result<Exit, Failure> {
 
 /// Answers `explain`: where a step of the plan goes, and why the others are slower.
 pub fn explain_plan(args: &ExplainArgs) -> Result<Exit, Failure> {
+    failure::or_document(args.asked.json, explained(args))
+}
+
+fn explained(args: &ExplainArgs) -> Result<Exit, Failure> {
     let asked = &args.asked;
     if let Some(cluster) = asked.gpus()? {
         return match &args.file {
@@ -251,6 +259,10 @@ fn judged(asked: &Asked, path: &str) -> Result<(Model, Question, Found), Failure
 
 /// Answers `fit`: what each strategy needs; yes if one fits.
 pub fn fit(args: &FitArgs) -> Result<Exit, Failure> {
+    failure::or_document(args.asked.json, fitted(args))
+}
+
+fn fitted(args: &FitArgs) -> Result<Exit, Failure> {
     let asked = &args.asked;
     if args.purpose != Purpose::Training {
         return serve::serve(asked, asked.place.cluster()?, args.purpose);

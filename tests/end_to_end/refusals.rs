@@ -209,6 +209,98 @@ fn no_has_a_reason() {
     }
 }
 
+/// Every verb that plans tells programs why the answer is no: which bytes of which rank, and what
+/// is near. What is near is an answer.
+#[test]
+fn no_is_a_document() {
+    let scratch = Scratch::new("no-document");
+    let asked = "llama-3-8b --cluster rtx4090 --devices 4 --gbs 16 --seq 2048 --forbid offload";
+    let tight = "gpt2-mini --ranks 2 --max memory=1MiB";
+    for (line, code) in [
+        (format!("plan {asked}"), "E3201"),
+        (format!("explain {asked}"), "E3201"),
+        (format!("cost {asked} --tokens 1B"), "E3201"),
+        (format!("plan {tight}"), "E3201"),
+        (format!("plan {asked} --fix tp=3"), "E3203"),
+        ("plan gpt2-mini --ranks 2 --gbs 4 --fix mbs=3".into(), "E3203"),
+        ("plan gpt2-mini --ranks 97 --gbs 7".into(), "E3204"),
+    ] {
+        let output = scratch.run(&format!("{line} --json"));
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let told: Value = serde_json::from_slice(&output.stdout).expect("a document");
+        assert_eq!(output.status.code(), Some(3), "{line}: {errors}");
+        assert_eq!((&told["fits"], &told["code"]), (&Value::Bool(false), &code.into()), "{line}");
+        let reason = told["reason"].as_str().expect("a reason");
+        assert!(errors.contains(reason) && errors.contains(code), "{line}: {errors}");
+        if code != "E3201" {
+            assert!(
+                told["smallest"].is_null() && told["nearest"] == Value::Array(vec![]),
+                "{line}"
+            );
+            continue;
+        }
+        let smallest = &told["smallest"];
+        let [need, have] = [&smallest["need_bytes"], &told["have_bytes"]].map(number);
+        let memory = smallest["memory"].as_object().expect("parts");
+        let bytes = |name: &String| line.contains("gpt2") || name.ends_with("_bytes");
+        let parts = memory.iter().filter(|(name, _)| bytes(name)).map(|(_, part)| number(part));
+        assert!(need > have && smallest["rank"].is_u64(), "{line}: {told:#}");
+        let sum: f64 = parts.sum();
+        assert!(line.contains("gpt2") || (sum / need - 1.0).abs() < 1e-9, "{line}: {sum}, {need}");
+        let near = told["nearest"].as_array().expect("a list");
+        assert!(near.iter().all(|near| errors.contains(near["text"].as_str().expect("a plan"))));
+        assert!(!near.is_empty(), "{line}: {told:#}");
+    }
+    let told = scratch.run(&format!("plan {asked} --json")).stdout;
+    let told: Value = serde_json::from_slice(&told).expect("a document");
+    let near = &told["nearest"][0];
+    let score = "score llama-3-8b --cluster rtx4090 --gbs 16 --seq 2048";
+    let (code, _, _) = with(&scratch, score, "--config", near["text"].as_str().expect("a plan"));
+    assert_eq!(code, Some(0), "{near:#}");
+    // The fewest devices that are enough have a reason where there are none.
+    for (line, why) in [
+        ("size llama-3-8b --cluster h100 --tokens 1T --deadline 1s", "at their peak"),
+        ("size llama-3-8b --cluster h100 --tokens 1T --deadline 80d --nodes 1", "takes"),
+        ("size llama-3-8b --cluster h100 --tokens 1B --deadline 5d --nodes 1 --fix tp=3", "tp=3"),
+    ] {
+        let output = scratch.run(&format!("{line} --json"));
+        let told: Value = serde_json::from_slice(&output.stdout).expect("a document");
+        let reason = told["reason"].as_str().expect("a reason");
+        assert!(output.status.code() == Some(3) && reason.contains(why), "{line}: {told:#}");
+        let page = scratch.run(line).stdout;
+        assert!(String::from_utf8_lossy(&page).contains(reason), "{line}");
+    }
+}
+
+/// The limits that leave nothing are named, those alone; the values that are proposed in their
+/// place leave something.
+#[test]
+fn limits_that_leave_nothing_are_named() {
+    let scratch = Scratch::new("causes");
+    let asked = "plan llama-3-8b --cluster h100 --devices 8 --gbs 64 --seq 2048";
+    for (asked, limits, named, instead) in [
+        (asked, "--fix tp=3,zero=1", "`--fix tp=3` leaves", &["tp=2", "tp=4"][..]),
+        (asked, "--fix mbs=3 --forbid cp", "`--fix mbs=3` leaves", &["mbs=2", "mbs=4"]),
+        (asked, "--fix pp=5 --max tp=4", "`--fix pp=5` leaves", &["pp=4", "pp=8"]),
+        (
+            asked,
+            "--fix tp=8 --fix pp=2 --max mbs=1",
+            "`--fix pp=2` and `--fix tp=8` together leave",
+            &["pp=1", "tp=4"],
+        ),
+        (asked, "--fix vpp=3", "`--fix vpp=3` leaves", &["vpp=2", "vpp=4"]),
+        ("plan gpt2-mini --ranks 2 --gbs 4", "--fix dp=4", "`--fix dp=4` leaves", &["dp=2"]),
+    ] {
+        let output = scratch.run(&format!("{asked} {limits}"));
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{limits}: {errors}");
+        assert!(errors.contains("E3203") && errors.contains(named), "{limits}: {errors}");
+        for other in instead {
+            assert!(errors.contains(&format!("--fix {other}`")), "{limits}: {errors}");
+        }
+    }
+}
+
 /// A plan's document says one thing: what of it was changed is no plan.
 #[test]
 fn edited_plans_are_refused() {

@@ -782,6 +782,8 @@ fn documents_are_as_their_schemas_say() {
     let runs = Path::new(env!("CARGO_MANIFEST_DIR")).join("planner/tests/measured_runs.csv");
     documents.push(scratch.json(&format!("validate {} --json", runs.display())));
     documents.push(documents[5]["report"].clone());
+    let no = scratch.run("plan tiny --ranks 2 --max memory=1kB --json");
+    documents.push(serde_json::from_slice(&no.stdout).expect("a document"));
     for document in &documents {
         let name = document["schema"].as_str().expect("a document says what it is");
         let schema = scratch.json(&format!("schema {name}"));

@@ -1,24 +1,27 @@
 //! A question about a workload on a cluster, and its answer: the best configuration, what else was
 //! looked at, and how far from the optimum the answer can be.
 
+use std::fmt;
+
 use ir::{Diagnostic, Span};
 use kernels::Bytes;
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::batches;
 use super::knobs::Frame;
 use super::tree::{Aim, Budget, Counter, Leaf, Objective, Path, Walked, walk};
 use super::uniform::Space;
 use crate::cluster::Power;
-use crate::configuration::Configuration;
+use crate::configuration::{Configuration, RankAxis};
 use crate::divisors::divisors;
 use crate::estimate::workload::Workload;
 use crate::estimate::{Estimate, Estimator, legal};
+use crate::limits::cause::Cause;
 use crate::limits::{Knob, Limits, memory_setting};
 
 /// Leaves that are scored at most, unless the question says otherwise. Chosen: some seconds.
 pub const EVALUATIONS_MAX: u64 = 4_000_000;
-use crate::limits::cause::Cause;
 /// Doublings of the devices that are tried where nothing fits.
 const DOUBLINGS: u32 = 10;
 /// Configurations listed beside the best.
@@ -288,8 +291,8 @@ fn nothing_fits(question: &Question<'_>, total: u128) -> Diagnostic {
     let headline = format!("none of {total} configurations fits in memory");
     let mut diagnostic = Diagnostic::error("E3201", Span::of(""), headline);
     let have = question.estimator.memory_bytes;
-    if let Some(smallest) = extreme(question, question.devices, &question.limits, Objective::Memory)
-    {
+    let smallest = extreme(question, question.devices, &question.limits, Objective::Memory);
+    if let Some(smallest) = &smallest {
         let memory = smallest.estimate.memory;
         let mut holders = memory.parts();
         holders.sort_by(|a, b| b.1.total_cmp(&a.1));
@@ -308,8 +311,51 @@ fn nothing_fits(question: &Question<'_>, total: u128) -> Diagnostic {
             .note(format!("a device of stage {stage} holds {held}"));
     }
     let near = nearest_answers(question);
+    let facts = json!({
+        "have_bytes": have,
+        "smallest": smallest.as_ref().map(told),
+        "nearest": near.iter().map(Near::told).collect::<Vec<_>>(),
+    });
+    let near: Vec<String> = near.iter().map(Near::to_string).collect();
     let last = || "use devices with more memory".to_owned();
-    diagnostic.help(if near.is_empty() { last() } else { near.join("; ") })
+    diagnostic.help(if near.is_empty() { last() } else { near.join("; ") }).facts(facts)
+}
+
+/// A configuration for programs: what it needs, and the first of the ranks that need it.
+fn told(chosen: &Chosen) -> Value {
+    let Chosen { configuration: c, estimate, .. } = chosen;
+    let memory = estimate.memory;
+    json!({
+        "text": c.to_string(),
+        "stage": memory.stage,
+        "rank": memory.stage as u64 * c.stride(RankAxis::Pp),
+        "need_bytes": memory.total_bytes(),
+        "memory": memory,
+        "step_time_s": estimate.step_time_s,
+    })
+}
+
+/// What fits once something is relaxed.
+struct Near {
+    /// What is relaxed: `without`, or `with`, and what.
+    change: String,
+    devices: u32,
+    chosen: Chosen,
+}
+
+impl Near {
+    fn told(&self) -> Value {
+        let mut told = told(&self.chosen);
+        told["change"] = json!(self.change);
+        told["devices"] = json!(self.devices);
+        told
+    }
+}
+
+impl fmt::Display for Near {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} this fits: {}", self.change, self.chosen.configuration)
+    }
 }
 
 /// A limit of memory that so many bytes are within, in quarters of a GiB.
@@ -320,7 +366,7 @@ pub(super) fn enough(bytes: f64) -> String {
 
 /// Relaxations under which something fits, each with it: more memory, where that is limited;
 /// fewer limits of decisions; all there is; or else more devices.
-fn nearest_answers(question: &Question<'_>) -> Vec<String> {
+fn nearest_answers(question: &Question<'_>) -> Vec<Near> {
     let Question { devices, limits, estimator, .. } = question;
     let decisions = limits.without_memory();
     let whole = (*estimator).clone().limited(None);
@@ -337,24 +383,26 @@ fn nearest_answers(question: &Question<'_>) -> Vec<String> {
         && smallest.fits
     {
         let need = enough(smallest.estimate.memory.total_bytes());
-        near.push(format!("with `{need}` this fits: {}", smallest.configuration));
+        near.push(Near { change: format!("with `{need}`"), devices: *devices, chosen: smallest });
     }
     let none = Limits::default();
     if !decisions.is_empty()
         && let Some(found) = extreme(question, *devices, &none, Objective::Time)
     {
-        near.push(format!("without `{decisions}` this fits: {}", found.configuration));
+        let change = format!("without `{decisions}`");
+        near.push(Near { change, devices: *devices, chosen: found });
     }
     if near.is_empty()
         && limits.memory_bytes().is_some()
         && let Some(found) = extreme(&free, *devices, &none, Objective::Time)
     {
-        near.push(format!("without `{limits}` this fits: {}", found.configuration));
+        near.push(Near { change: format!("without `{limits}`"), devices: *devices, chosen: found });
     }
     if near.is_empty()
         && let Some((more, found)) = fewest_more(question)
     {
-        near.push(format!("with {more} devices this fits: {}", found.configuration));
+        let change = format!("with {more} devices");
+        near.push(Near { change, devices: more, chosen: found });
     }
     near
 }

@@ -8,7 +8,7 @@ use planner::space::ask::Chosen;
 use serde_json::{Value, json};
 
 use super::{Subject, answer, groups, told};
-use crate::failure::{Exit, Failure, or_reason};
+use crate::failure::{Exit, Failure, fact, or_reason};
 use crate::output::{self, Table};
 use crate::verbs::plan::Asked;
 
@@ -44,6 +44,8 @@ pub fn fit(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
             .collect();
         let found = or_reason(found)?;
         let fastest = found.as_ref().ok().map(|best| told(&subject, best));
+        let no = found.err();
+        let of_no = |name: &str| no.as_ref().map(|no| fact(no, name));
         output::answer_json(&json!({
             "schema": "gantline.space-fit/1",
             "model": subject.work.name,
@@ -51,9 +53,11 @@ pub fn fit(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
             "devices": subject.devices,
             "have_bytes": have,
             "fits": fits,
-            "reason": found.err(),
+            "reason": no.as_ref().map(|no| &no.headline),
             "rows": rows,
             "fastest": fastest,
+            "smallest": of_no("smallest"),
+            "nearest": of_no("nearest").filter(Value::is_array).unwrap_or(json!([])),
         }));
         return Ok(if fits { Exit::Success } else { Exit::Infeasible });
     }

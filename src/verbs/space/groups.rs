@@ -214,7 +214,7 @@ pub(super) fn fit(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
             "cluster": mixed.cluster.describe(),
             "devices": mixed.cluster.devices(),
             "fits": way.is_some(),
-            "reason": best.as_ref().err(),
+            "reason": best.as_ref().err().map(|no| &no.headline),
             "step_time_s": way.map(Grouped::step_time_s),
             "rows": rows.unwrap_or_default(),
         }));
