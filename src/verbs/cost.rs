@@ -72,11 +72,13 @@ pub fn many(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Reads a time: `90m`, `12h`, `30d`, in seconds.
+/// Reads a time: `500ms`, `90m`, `12h`, `30d`, in seconds.
 pub fn duration(text: &str) -> Result<f64, String> {
-    let suffixes = [("s", 1.0), ("m", 60.0), ("h", HOUR_S), ("d", DAY_S)];
+    let suffixes =
+        [("us", 1e-6), ("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", HOUR_S), ("d", DAY_S)];
     let found = suffixes.iter().find_map(|(s, factor)| Some((text.strip_suffix(s)?, *factor)));
-    let (digits, factor) = found.ok_or("write a time with its unit: 90m, 12h or 30d")?;
+    let (digits, factor) =
+        found.ok_or("write a time with its unit: 500ms, 10s, 90m, 12h or 30d")?;
     let seconds = amount(digits)? * factor;
     match seconds {
         ..=0.0 => Err("more than no time is needed".to_owned()),
@@ -203,12 +205,12 @@ impl CostArgs {
 
 /// Answers `cost`: time, money and energy of a data set. No where the deadline is missed.
 pub fn cost(args: &CostArgs) -> Result<Exit, Failure> {
-    if args.asked.place.cluster()?.device.kind == Kind::Cpu {
-        return on_cpus(args);
     or_document(args.asked.json, costs(args))
 }
 
 fn costs(args: &CostArgs) -> Result<Exit, Failure> {
+    if args.asked.place.cluster()?.device.kind == Kind::Cpu {
+        return on_cpus(args);
     }
     let cluster = args.cluster(&args.asked)?;
     if !cluster.groups.is_empty() {
@@ -312,12 +314,12 @@ const SIZE_BATCH: usize = 1024;
 
 /// Answers `size`: the fewest devices, of those that are tried, that meet the deadline.
 pub fn size(args: &CostArgs) -> Result<Exit, Failure> {
-    let Some(deadline) = args.bill.deadline else {
-        return Err(usage("--deadline", "`size` needs a deadline".to_owned())
     or_document(args.asked.json, enough(args))
 }
 
 fn enough(args: &CostArgs) -> Result<Exit, Failure> {
+    let Some(deadline) = args.bill.deadline else {
+        return Err(usage("--deadline", "`size` needs a deadline".to_owned())
             .help("write `--deadline 30d`")
             .into());
     };
@@ -368,12 +370,12 @@ fn smallest(
         let least_s = steps * subject.seconds_at_peak(devices as f64);
         let number = output::count(devices);
         if least_s > deadline {
-            continue;
-        }
             let least = days(least_s);
             reason = Some(format!(
                 "{number} devices, the most that are tried, take {least} at their peak"
             ));
+            continue;
+        }
         match or_reason(answer(&subject, &asked))? {
             Ok(found) => {
                 let way = Way::of(&subject, &found);
@@ -415,12 +417,10 @@ fn sized(
     args: &CostArgs,
     deadline: f64,
     (batch, header): (Option<usize>, &str),
+    reason: Option<String>,
 ) -> (Exit, String) {
     let asked = &args.asked;
-    reason: Option<String>,
     let meets = tried.last().is_some_and(|(_, run)| run.seconds <= deadline);
-    let text = if asked.json {
-        let rows: Vec<Value> = tried
     let fastest = tried.iter().min_by(|(_, a), (_, b)| a.seconds.total_cmp(&b.seconds));
     let reason = match fastest {
         _ if meets => None,
@@ -431,6 +431,8 @@ fn sized(
         )),
         None => reason,
     };
+    let text = if asked.json {
+        let rows: Vec<Value> = tried
             .iter()
             .map(|(way, run)| {
                 let mut row = told(run);
@@ -449,9 +451,9 @@ fn sized(
             "deadline_s": deadline,
             "devices": tried.last().filter(|_| meets).map(|(way, _)| way.devices),
             "tried": rows,
+            "reason": reason,
         });
         format!("{document:#}")
-            "reason": reason,
     } else {
         let reason = reason.map(|reason| format!("  {reason}\n")).unwrap_or_default();
         format!("{header}\n{}{reason}", size_page(tried, deadline, meets))
@@ -505,6 +507,7 @@ mod tests {
         assert!(many("0").is_err() && many("-3B").is_err() && many("B").is_err());
         assert_eq!(duration("90m"), Ok(5400.0));
         assert_eq!(duration("30d"), Ok(30.0 * 86400.0));
+        assert_eq!((duration("500ms"), duration("250us")), (Ok(0.5), Ok(250e-6)));
         assert!(many("1e300T").is_err() && price("1e30").is_err() && watts("1e300").is_err());
         assert!(duration("30").is_err() && duration("0h").is_err());
     }

@@ -369,7 +369,8 @@ fn page(subject: &Subject, answer: &Answer, aim: Aim) -> String {
     }
     let Estimate { step_time_low_s, step_time_high_s, .. } = best.estimate;
     let (low, high) = (Seconds(step_time_low_s), Seconds(step_time_high_s));
-    text += &format!("\nfour in five steps take {low} to {high}; {unit} are of one device\n");
+    text += "\n80% of such predictions hold: ";
+    text += &format!("a step takes {low} to {high}; {unit} are of one device\n");
     let simulated_s = subject.simulated_s(&best.estimate);
     if let Some(seconds) = simulated_s.filter(|s| differs(*s, best.estimate.step_time_s)) {
         text += &format!("replayed pass by pass, the first takes {}\n", Seconds(seconds));

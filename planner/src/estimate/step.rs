@@ -118,7 +118,7 @@ impl Memory {
             ("activations", self.activations_bytes),
             ("working", self.working_bytes),
             ("reserve", self.reserve_bytes),
-            ("host is full", self.host_excess_bytes),
+            ("host overflow", self.host_excess_bytes),
         ]
     }
 

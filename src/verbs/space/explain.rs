@@ -127,7 +127,7 @@ fn explanation(
     let estimate = &best.estimate;
     let total = estimate.step_time_s;
     let mut text = format!("{}\nPlan {}\n", subject.header(), best.configuration);
-    text += &explained.verdict();
+    text += &explained.verdict(&asked.limited.all_limits()?);
     text.push('\n');
     text += &parts(estimate, answer.have_bytes);
     text += "\nWhy not, with all else as it is, and at its best…\n";
@@ -147,18 +147,27 @@ fn explanation(
     Ok(text)
 }
 
+    let saved = saved_per_gib(best, answer.have_bytes, &resized);
+    if saved > 0.0 {
+        text += &format!("A GiB more on each device saves {} a step at best\n", Seconds(saved));
+    }
 impl Explained {
-    /// How the plan stands to the fastest one, and whether it fits.
-    fn verdict(&self) -> String {
+    /// How the plan stands to the fastest one within the limits, and whether it fits.
+    fn verdict(&self, limits: &Limits) -> String {
         let best = &self.answer.best[0];
         let mut text = String::new();
         match &self.fastest {
             Some(found) if found.configuration == best.configuration => {
-                text += "It is the fastest that fits\n";
+                text += &format!("It is the fastest that fits{within}\n");
+        let within = match limits.is_empty() {
+            true => String::new(),
+            false => format!(" within `{limits}`"),
+        };
             }
             Some(found) => {
                 let more = signed(found.estimate.step_time_s - best.estimate.step_time_s);
-                text += &format!("The fastest that fits, {more}: {}\n", found.configuration);
+                let found = &found.configuration;
+                text += &format!("The fastest that fits{within}, {more}: {found}\n");
             }
             None => {}
         }
@@ -226,7 +235,7 @@ fn parts(estimate: &Estimate, have: f64) -> String {
         estimate.memory.stage
     );
     for (name, bytes) in estimate.memory.parts() {
-        text += &format!("  {name:<12}{:>12}\n", Bytes(bytes as u64).to_string());
+        text += &format!("  {name:<13}{:>11}\n", Bytes(bytes as u64).to_string());
     }
     text
 }

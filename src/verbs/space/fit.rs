@@ -87,15 +87,7 @@ pub fn fit(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
 /// A row for each strategy: what its fullest device holds.
 fn strategies_table(rows: &[(String, Estimate)], have: f64) -> Table {
     let mut table = Table::new([
-        "strategy",
-        "weights",
-        "grads",
-        "optim",
-        "act",
-        "working",
-        "reserve",
-        "host full",
-        "total",
+        "strategy", "weights", "grads", "optim", "act", "working", "reserve", "overflow", "total",
         "",
     ]);
     let bytes = |bytes: f64| Bytes(bytes as u64).to_string();

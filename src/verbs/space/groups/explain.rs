@@ -3,6 +3,7 @@
 use ir::Diagnostic;
 use kernels::Seconds;
 use planner::cluster::Cluster;
+use planner::limits::Limits;
 use planner::space::across::across;
 use planner::space::groups::{Grouped, share};
 use serde_json::json;
@@ -58,15 +59,21 @@ impl Explained {
         })
     }
 
-    /// How a given way stands to the fastest one, and whether it fits.
-    fn verdict(&self, mixed: &Mixed) -> String {
+    /// How a given way stands to the fastest one within the limits, and whether it fits.
+    fn verdict(&self, mixed: &Mixed, limits: &Limits) -> String {
         let text = mixed.text(&self.way);
+        let within = match limits.is_empty() {
+            true => String::new(),
+            false => format!(" within `{limits}`"),
+        };
         let mut said = match &self.fastest {
             None => return String::new(),
-            Some(Ok(best)) if mixed.text(best) == text => "It is the fastest that fits\n".into(),
+            Some(Ok(best)) if mixed.text(best) == text => {
+                format!("It is the fastest that fits{within}\n")
+            }
             Some(Ok(best)) => {
                 let more = signed(best.step_time_s() - self.way.step_time_s());
-                format!("The fastest that fits, {more}: {}\n", mixed.text(best))
+                format!("The fastest that fits{within}, {more}: {}\n", mixed.text(best))
             }
             Some(Err(none)) => format!("No plan is found beside it: {}\n", none.headline),
         };
@@ -123,7 +130,8 @@ fn explanation(mixed: &Mixed, asked: &Asked, given: Option<Grouped>) -> Result<S
         document["others"] = others.iter().map(told).collect();
         return Ok(format!("{document:#}"));
     }
-    let mut text = mixed.header() + &page(mixed, way) + &explained.verdict(mixed);
+    let limits = asked.limited.all_limits()?;
+    let mut text = mixed.header() + &page(mixed, way) + &explained.verdict(mixed, &limits);
     let total = parts.total_s();
     text += match way {
         Grouped::Shares(_) => "\nWhere a step goes, on the slowest group\n",
