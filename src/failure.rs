@@ -32,7 +32,7 @@
 //! | `E5013` | weights of another model than was compiled | 2 |
 //! | `E5014` | a compiled file without a step to run | 6 |
 //! | `E5015` | a step that is another one with a rule than without | 5 |
-//! | `E5016` | the layout of another tool that cannot be read | 6 |
+//! | `E5016` | a layout in a file, another tool's or ours, that cannot be read | 6 |
 //! | `E5017` | a plan over groups that another tool cannot be told | 4 |
 //! | `E5019` | a file that is no text | 6 |
 //! | `W5018` | columns of a table that nothing reads | 0 |

@@ -436,6 +436,7 @@ pub const DOCUMENTS: &[Document] = &[
             is("fits", Kind::Flag, "whether it fits"),
             is("memory", Kind::Object, "bytes by what holds them"),
             is("left_out", Kind::List, "names in the file that were not used"),
+            is("notes", Kind::List, "how the file was read, where that is not plain"),
         ],
     },
     Document {
@@ -448,8 +449,8 @@ pub const DOCUMENTS: &[Document] = &[
             is("deadline_s", Kind::Number, "seconds that there are"),
             may("devices", Kind::Count, "devices that are enough"),
             is("tried", Kind::List, "what was tried: devices, plan, times"),
-        ],
             may("reason", Kind::Text, "why no number of devices is enough"),
+        ],
     },
     Document {
         name: "gantline.space-explain/1",
@@ -487,9 +488,9 @@ pub const DOCUMENTS: &[Document] = &[
                 Kind::Object,
                 "the fastest strategy that fits, or else any plan that does",
             ),
-        ],
             SMALLEST,
             NEAREST,
+        ],
     },
     Document {
         name: "gantline.train/1",

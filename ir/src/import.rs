@@ -55,7 +55,7 @@ pub use entry::check_positions;
 pub use gpt2::Gpt2Config;
 pub use graph::read_graph;
 pub use llama::LlamaConfig;
-pub use nearest::nearest;
+pub use nearest::{nearest, nearest_within};
 pub use preset::{PRESETS, preset};
 pub use resolve::{Resolved, resolve};
 pub use sizes::{BertSizes, LowRankSizes, RoutedSizes, Sizes, T5Sizes};

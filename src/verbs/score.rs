@@ -107,7 +107,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     if let (None, Some(seq)) = (args.seq, layout.seq) {
         Described { work, tokens, .. } = described(&args.model, Some(seq))?;
     }
-    let configuration = configuration(args, layout.configuration);
+    let configuration = configuration(args, layout.configuration.clone());
     // There are as many nodes as the layout takes.
     if let Some(each) = cluster.devices_per_node {
         let ranks = usize::try_from(configuration.ranks()).unwrap_or(usize::MAX);
@@ -124,6 +124,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
             return Err(usage("--dp", format!("{ranks} devices are more than there can be")).into());
         };
         let copies = copies(&configuration)?;
+        layout.note_remarks();
         let job = Job { global_batch: 1, arithmetic };
         let peak_flops = Estimator::new(&work, &cluster, style, job)?.peak_flops();
         let (global_batch, memory_bytes) = (1, None);
@@ -155,7 +156,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         flops: work.flops_per_sample() * f64::from(batch),
         peak: estimator.peak_flops(),
         tokens: f64::from(batch) * f64::from(tokens),
-        left_out: layout.left_out,
+        layout,
     };
     if args.json {
         output::answer_json(&answer.document(args));
@@ -250,7 +251,16 @@ fn layout(args: &Args, layers: u32) -> Result<Layout, Failure> {
         return Ok(Layout::of(configuration));
     };
     let text = read_text(path, "--from")?;
-    let known = Known { layers, devices: count(args.devices), dp: count(args.axes.dp) };
+    let known = Known {
+        layers,
+        devices: count(args.devices),
+        dp: count(args.axes.dp),
+        tp: count(args.axes.tp),
+        pp: count(args.axes.pp),
+        cp: count(args.cp),
+        microbatch: count(args.axes.mbs),
+        global_batch: count(args.gbs),
+    };
     Ok(read::read(path, &text, known)?)
 }
 
@@ -324,7 +334,7 @@ struct Answer {
     flops: f64,
     peak: f64,
     tokens: f64,
-    left_out: Vec<String>,
+    layout: Layout,
 }
 
 impl Answer {
@@ -375,8 +385,8 @@ impl Answer {
             }
         }
         text += &format!("\n{}", table.text());
-        if !self.left_out.is_empty() {
-            text += &format!("\nnot used of the file: {}\n", self.left_out.join(", "));
+        if let Some(told) = self.layout.remarks() {
+            text += &format!("\n{told}");
         }
         text
     }
@@ -401,7 +411,8 @@ impl Answer {
             "have_bytes": self.have_bytes,
             "fits": self.fits,
             "memory": found.memory,
-            "left_out": self.left_out,
+            "left_out": self.layout.left_out,
+            "notes": self.layout.notes,
         })
     }
 }

@@ -15,6 +15,7 @@ mod check;
 mod chunks;
 mod cli;
 mod copies;
+mod foreign;
 mod fusions;
 mod gpt2;
 mod graphs;

@@ -105,7 +105,7 @@ fn wrong_files_are_refused() {
         ("plan llama-3-8b --cluster none.toml", 6, "write a whole number of 1"),
         ("score llama-3-8b --from raw", 6, "not UTF-8"),
         ("validate raw", 6, "not UTF-8"),
-        ("score llama-3-8b --from cut.json", 6, "mend it"),
+        ("score llama-3-8b --from cut.json", 6, "cut.json:1:"),
         ("explain gpt2 --cluster h100 --plan llama.json", 2, "is for `llama-3-8b`"),
         ("cluster show h10", 2, "--> CLUSTER"),
         ("cluster validate no.toml", 2, "--> CLUSTER"),

@@ -559,11 +559,11 @@ fn a_plan_is_exported_to_other_tools_and_scored_back() {
         assert_eq!(scored["step_time_s"], plan["step_time_s"], "{tool}");
         // How kernels and collectives execute is the style's, not the layout's.
         let style = [
-            "attention_type",
-            "data_par_overlap",
             "datatype",
             "fused_activation",
+            "attention_type",
             "tensor_par_overlap",
+            "data_par_overlap",
         ];
         let left = if tool == "calculon" { json!(style) } else { json!([]) };
         assert_eq!(scored["left_out"], left, "{tool}");

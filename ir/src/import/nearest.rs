@@ -3,11 +3,19 @@
 /// The candidate with the fewest single-letter edits from the word, of which the first; none when
 /// more than a third of the word's letters would have to change.
 pub fn nearest<'c>(word: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
-    let limit = word.chars().count().div_ceil(3);
+    nearest_within(word.chars().count().div_ceil(3), word, candidates)
+}
+
+/// The candidate nearest to a word, if so many edits are enough for it.
+pub fn nearest_within<'c>(
+    edits_max: usize,
+    word: &str,
+    candidates: impl IntoIterator<Item = &'c str>,
+) -> Option<&'c str> {
     candidates
         .into_iter()
         .map(|candidate| (distance(word, candidate), candidate))
-        .filter(|(edits, _)| *edits <= limit)
+        .filter(|(edits, _)| *edits <= edits_max)
         .min_by_key(|(edits, _)| *edits)
         .map(|(_, candidate)| candidate)
 }

@@ -1,16 +1,27 @@
 //! Layouts that users have in files: flags of Megatron-LM in a script, JSON of DeepSpeed and of
 //! Calculon, TOML of torchtitan, our own TOML and JSON.
 //!
-//! What a file says and a configuration does not is returned, never dropped silently.
+//! What a file says and a configuration does not is returned, never dropped silently; what cannot
+//! be is told with its place, all at once.
 
+mod calculon;
+mod deepspeed;
+mod megatron;
+mod nested;
+mod said;
 mod script;
+mod torchtitan;
 
+use ir::import::nearest;
 use ir::{DType, Diagnostic, Span};
-use planner::configuration::{Configuration, Place, Recompute, Schedule, Zero};
+use planner::configuration::{Configuration, WORDS};
 use serde_json::Value as Json;
 
-/// What a file does not say.
-#[derive(Clone, Copy, Debug)]
+use self::said::{Said, Word, in_order};
+use crate::output;
+
+/// What a file does not say, or flags say in its place.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Known {
     /// Layers of the model.
     pub layers: u32,
@@ -18,6 +29,16 @@ pub struct Known {
     pub devices: Option<u32>,
     /// Data-parallel ranks, if flags say how many: then devices need not be known.
     pub dp: Option<u32>,
+    /// Tensor-parallel ranks, if flags say how many.
+    pub tp: Option<u32>,
+    /// Stages, if flags say how many.
+    pub pp: Option<u32>,
+    /// Context-parallel ranks, if flags say how many.
+    pub cp: Option<u32>,
+    /// Samples of a micro-batch, if flags say how many.
+    pub microbatch: Option<u32>,
+    /// Samples of a step, if flags say how many.
+    pub global_batch: Option<u32>,
 }
 
 /// What a file says.
@@ -37,100 +58,54 @@ pub struct Layout {
     pub model: Option<(String, u64)>,
     /// Names of what it says beside.
     pub left_out: Vec<String>,
+    /// How it was read, where that is not plain.
+    pub notes: Vec<String>,
 }
 
 impl Layout {
     /// A configuration of which nothing else is said.
     pub fn of(configuration: Configuration) -> Layout {
-        let (global_batch, seq, dtype, model, left_out) = Default::default();
-        Layout { tool: "gantline", configuration, global_batch, seq, dtype, model, left_out }
+        let (global_batch, seq, dtype, model, left_out, notes) = Default::default();
+        let tool = "gantline";
+        Layout { tool, configuration, global_batch, seq, dtype, model, left_out, notes }
     }
-}
 
-/// Names and values of a file in order, of which some are taken.
-struct Said {
-    source: String,
-    pairs: Vec<(String, Json)>,
-    taken: Vec<bool>,
-    wrong: Vec<Diagnostic>,
+    /// Names of what it says beside and what a step's time or memory may depend on.
+    pub fn unread(&self) -> Vec<&str> {
+        let idle = match self.tool {
+            "megatron" => megatron::IDLE,
+            "deepspeed" => deepspeed::IDLE,
+            "torchtitan" => torchtitan::IDLE,
+            _ => &[],
+        };
+        let all = self.left_out.iter().map(String::as_str);
+        all.filter(|name| !idle.iter().any(|begin| name.starts_with(begin))).collect()
+    }
+
+    /// What users are told of how the file was read, in lines, if there is anything.
+    pub fn remarks(&self) -> Option<String> {
+        let mut text: String = self.notes.iter().map(|note| format!("{note}\n")).collect();
+        let unread = self.unread();
+        if !unread.is_empty() {
+            text += &format!("not read: {}\n", unread.join(", "));
+        }
+        (!text.is_empty()).then_some(text)
+    }
+
+    /// Tells users that beside the answer.
+    pub fn note_remarks(&self) {
+        if let Some(told) = self.remarks() {
+            output::note(&told);
+        }
+    }
 }
 
 fn bad(source: &str, headline: String) -> Diagnostic {
     Diagnostic::error("E5016", Span::of(source), headline)
 }
 
-impl Said {
-    fn new(source: &str, pairs: Vec<(String, Json)>) -> Said {
-        let taken = vec![false; pairs.len()];
-        Said { source: source.to_owned(), pairs, taken, wrong: Vec::new() }
-    }
-
-    /// The value of a name; the last one where there are several.
-    fn value(&mut self, name: &str) -> Option<Json> {
-        let mut found = None;
-        for ((key, value), taken) in self.pairs.iter().zip(&mut self.taken) {
-            if key == name {
-                *taken = true;
-                found = Some(value.clone());
-            }
-        }
-        found.filter(|value| !value.is_null())
-    }
-
-    fn number(&mut self, name: &str) -> Option<u32> {
-        let value = self.value(name)?;
-        let number = value.as_u64().or_else(|| value.as_str()?.parse().ok());
-        let number = number.and_then(|n| u32::try_from(n).ok());
-        if number.is_none() {
-            let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-            let headline = format!("`{name}` is `{text}`, which is no count");
-            self.wrong.push(bad(&self.source, headline).help("write a whole number"));
-        }
-        number
-    }
-
-    /// A count of at least one; 1 where nothing is said.
-    fn count(&mut self, name: &str) -> u32 {
-        match self.number(name) {
-            Some(0) => {
-                let headline = format!("`{name}` is 0");
-                self.wrong.push(bad(&self.source, headline).help("write 1 or more"));
-                1
-            }
-            Some(number) => number,
-            None => 1,
-        }
-    }
-
-    fn is(&mut self, name: &str) -> bool {
-        match self.value(name) {
-            Some(Json::Bool(is)) => is,
-            Some(Json::String(text)) => text.is_empty() || text == "true",
-            Some(_) | None => false,
-        }
-    }
-
-    fn text(&mut self, name: &str) -> Option<String> {
-        let value = self.value(name)?;
-        Some(value.as_str().map_or_else(|| value.to_string(), str::to_owned))
-    }
-
-    fn layout(
-        self,
-        tool: &'static str,
-        configuration: Configuration,
-        [global_batch, seq]: [Option<u32>; 2],
-    ) -> Result<Layout, Vec<Diagnostic>> {
-        if !self.wrong.is_empty() {
-            return Err(self.wrong);
-        }
-        let rest = self.pairs.into_iter().zip(self.taken).filter(|(_, taken)| !taken);
-        let mut left_out: Vec<String> = rest.map(|((name, _), _)| name).collect();
-        left_out.dedup();
-        let (dtype, model) = (None, None);
-        Ok(Layout { tool, configuration, global_batch, seq, dtype, model, left_out })
-    }
-}
+/// Tables of torchtitan's TOML, by which it is known.
+const TORCHTITAN: [&str; 4] = ["parallelism", "training", "activation_checkpoint", "job"];
 
 /// Reads a layout.
 ///
@@ -140,31 +115,43 @@ impl Said {
 pub fn read(source: &str, text: &str, known: Known) -> Result<Layout, Vec<Diagnostic>> {
     if text.trim_start().starts_with('{') {
         let json: Json =
-            serde_json::from_str(text).map_err(|error| vec![not_json(source, &error)])?;
-        return read_json(source, &json, known);
+            serde_json::from_str(text).map_err(|error| vec![not_json((source, text), &error)])?;
+        return read_json((source, text), &json, known);
     }
-    if let Ok(table) = text.parse::<toml::Table>()
-        && let Ok(json) = serde_json::to_value(&table)
-    {
-        let said = Said::new(source, flat("", &json));
-        return match table.contains_key("parallelism") {
-            true => torchtitan(said, known),
-            false => ours(said),
-        };
+    match nested::toml_words(source, text) {
+        Ok(words) => {
+            let table = |word: &Word| word.name.split('.').next().map(str::to_owned);
+            let tables: Vec<String> = words.iter().filter_map(table).collect();
+            let said = Said::new(source, words);
+            match tables.iter().any(|table| TORCHTITAN.contains(&table.as_str())) {
+                true => torchtitan::layout(said, known),
+                false => ours(said),
+            }
+        }
+        Err(_) if text.contains("--") && !source.ends_with(".toml") => {
+            megatron::layout(Said::new(source, script::flags(text)), known)
+        }
+        Err(wrong) if source.ends_with(".toml") || text.contains('=') => Err(wrong),
+        Err(_) => {
+            let headline = "neither flags, nor JSON, nor TOML".to_owned();
+            let help = "give a script of Megatron-LM, JSON of DeepSpeed or Calculon, TOML of \
+                        torchtitan, or our own";
+            Err(vec![bad(source, headline).help(help)])
+        }
     }
-    if text.contains("--") {
-        return megatron(Said::new(source, script::flags(text)), known);
-    }
-    let headline = "neither flags, nor JSON, nor TOML".to_owned();
-    let help = "give a script of Megatron-LM, JSON of DeepSpeed or Calculon, TOML of torchtitan, \
-                or our own";
-    Err(vec![bad(source, headline).help(help)])
 }
 
-fn not_json(source: &str, error: &serde_json::Error) -> Diagnostic {
+fn not_json((source, text): (&str, &str), error: &serde_json::Error) -> Diagnostic {
     let help =
         "mend it there, or write it again: `gantline plan MODEL --cluster h100 -o plan.json`";
-    bad(source, format!("not JSON: {error}")).help(help)
+    let before = text.split_inclusive('\n').take(error.line().saturating_sub(1));
+    let line: usize = before.map(str::len).sum();
+    let at = line + error.column().saturating_sub(1);
+    let bytes = nested::shown(text, at..at + 1);
+    let told = error.to_string();
+    let message = told.split(" at line ").next().unwrap_or_default();
+    let span = Span { source: source.to_owned(), bytes };
+    Diagnostic::error("E5016", span, format!("not JSON: {message}")).help(help)
 }
 
 /// What a plan over groups says.
@@ -223,305 +210,130 @@ fn refuse_groups(source: &str, json: &Json) -> Result<(), Diagnostic> {
     Err(Diagnostic::error("E5010", Span::of(source), headline).help(help))
 }
 
-fn read_json(source: &str, json: &Json, known: Known) -> Result<Layout, Vec<Diagnostic>> {
+fn read_json(
+    (source, text): (&str, &str),
+    json: &Json,
+    known: Known,
+) -> Result<Layout, Vec<Diagnostic>> {
     refuse_groups(source, json).map_err(|one| vec![one])?;
+    let said = Said::new(source, nested::json_words(text));
     if json["schema"] == "gantline.plan/1" {
-        let Some(text) = json["text"].as_str() else {
-            let headline = "the plan has no `text`".to_owned();
-            return Err(vec![bad(source, headline).help("give what `plan --json` prints")]);
-        };
-        let configuration: Configuration = text.parse()?;
-        let said = json.get("plan").map(|plan| serde_json::from_value(plan.clone()));
-        if !said.is_none_or(|said| said.is_ok_and(|said: Configuration| said == configuration)) {
-            let headline = "`plan` and `text` do not say the same".to_owned();
-            return Err(vec![bad(source, headline).help("give what `plan --json` prints")]);
-        }
-        let number = |name: &str| json[name].as_u64().and_then(|n| u32::try_from(n).ok());
-        return Ok(Layout {
-            tool: "gantline",
-            configuration,
-            global_batch: number("gbs"),
-            seq: number("seq"),
-            dtype: json["dtype"].as_str().and_then(|name| name.parse().ok()),
-            model: model(json),
-            left_out: Vec::new(),
-        });
+        return plan(&said, json);
     }
-    let said = Said::new(source, flat("", json));
     match json.get("tensor_par") {
-        Some(_) => calculon(said),
-        None => deepspeed(said, known),
+        Some(_) => calculon::layout(said),
+        None => deepspeed::layout(said, known),
     }
 }
 
-/// Names of nested values, joined by points.
-fn flat(before: &str, json: &Json) -> Vec<(String, Json)> {
-    let Json::Object(object) = json else {
-        return vec![(before.trim_end_matches('.').to_owned(), json.clone())];
+/// What `plan --json` prints.
+fn plan(said: &Said, json: &Json) -> Result<Layout, Vec<Diagnostic>> {
+    let help = "give what `plan --json` prints";
+    let Some(text) = json["text"].as_str() else {
+        return Err(vec![bad(&said.source, "the plan has no `text`".to_owned()).help(help)]);
     };
-    object.iter().flat_map(|(name, value)| flat(&format!("{before}{name}."), value)).collect()
+    let at = said.place("text");
+    let here = |wrong: Diagnostic| Diagnostic { code: "E5016", span: at.clone(), ..wrong };
+    let read: Result<Configuration, Vec<Diagnostic>> = text.parse();
+    let configuration = read.map_err(|all| all.into_iter().map(here).collect::<Vec<_>>())?;
+    let whole = json.get("plan").map(|plan| serde_json::from_value(plan.clone()));
+    if !whole.is_none_or(|whole| whole.is_ok_and(|c: Configuration| c == configuration)) {
+        let headline = "`plan` and `text` do not say the same";
+        return Err(vec![Diagnostic::error("E5016", at, headline).help(help)]);
+    }
+    let number = |name: &str| json[name].as_u64().and_then(|n| u32::try_from(n).ok());
+    Ok(Layout {
+        global_batch: number("gbs"),
+        seq: number("seq"),
+        dtype: json["dtype"].as_str().and_then(|name| name.parse().ok()),
+        model: model(json),
+        ..Layout::of(configuration)
+    })
 }
 
-/// Data-parallel ranks: devices without those of other axes.
-fn data_parallel(said: &mut Said, known: Known, c: &Configuration) -> u32 {
-    if let Some(dp) = known.dp {
-        return dp;
+/// Data-parallel ranks, if it is known how many there are: devices without those of other axes.
+fn data_parallel(said: &mut Said, known: Known, c: &Configuration) -> Option<u32> {
+    let devices = match (known.dp, known.devices) {
+        (None, Some(devices)) => devices,
+        (dp, _) => return dp,
+    };
+    let axes = [(known.tp, c.tp), (known.pp, c.pp), (known.cp, c.cp)];
+    let others = axes.into_iter().map(|(flag, there)| flag.unwrap_or(there));
+    let others = others.fold(1, u32::saturating_mul);
+    if !devices.is_multiple_of(others) {
+        let headline = format!("{devices} devices are not a multiple of tp · pp · cp = {others}");
+        let help = "write `--devices` with a multiple of it, or `--dp N`";
+        said.wrong.push(bad(&said.source, headline).help(help));
     }
-    let Some(devices) = known.devices else {
+    Some((devices / others).max(1))
+}
+
+/// The same where the file is read by it.
+fn data_parallel_ranks(said: &mut Said, known: Known, c: &Configuration) -> u32 {
+    data_parallel(said, known, c).unwrap_or_else(|| {
         let headline = format!("`{}` does not say how many devices there are", said.source);
         let help = "write --devices N or --dp N";
         said.wrong.push(Diagnostic::error("E5001", Span::of("--devices"), headline).help(help));
-        return 1;
-    };
-    let others = [c.tp, c.pp, c.cp].into_iter().fold(1, u32::saturating_mul);
-    if !devices.is_multiple_of(others) {
-        let headline = format!("{devices} devices are not a multiple of tp · pp · cp = {others}");
-        said.wrong.push(bad(&said.source, headline));
-    }
-    (devices / others).max(1)
-}
-
-fn megatron(mut said: Said, known: Known) -> Result<Layout, Vec<Diagnostic>> {
-    let mut c = Configuration {
-        tp: said.count("--tensor-model-parallel-size"),
-        pp: said.count("--pipeline-model-parallel-size"),
-        cp: said.count("--context-parallel-size"),
-        ep: said.count("--expert-model-parallel-size"),
-        microbatch: said.count("--micro-batch-size"),
-        sequence_parallel: said.is("--sequence-parallel"),
-        ..Configuration::default()
-    };
-    if let Some(layers) = said.number("--num-layers-per-virtual-pipeline-stage") {
-        c.vpp = (known.layers / c.pp / layers.max(1)).max(1);
-    }
-    if let Some(chunks) = said.number("--num-virtual-stages-per-pipeline-rank") {
-        c.vpp = chunks;
-    }
-    let first = said.number("--decoder-first-pipeline-num-layers");
-    let last = said.number("--decoder-last-pipeline-num-layers");
-    if (first.is_some() || last.is_some()) && c.pp > 1 {
-        c.stage_layers = stages(known.layers, c.pp, first, last);
-    }
-    if said.is("--use-distributed-optimizer") {
-        c.zero.stage = 1;
-    }
-    let strategy = said.text("--data-parallel-sharding-strategy");
-    if said.is("--use-megatron-fsdp") {
-        c.zero.stage = match strategy.as_deref() {
-            Some("no_shard") | None => c.zero.stage,
-            Some("optim") => 1,
-            Some("optim_grads") => 2,
-            Some(_) => 3,
-        };
-    }
-    if said.is("--use-torch-fsdp2") {
-        c.zero.stage = 3;
-    }
-    let count = said.number("--recompute-num-layers");
-    let method = said.text("--recompute-method");
-    c.recompute = match said.text("--recompute-granularity").as_deref() {
-        Some("selective") => Recompute::Attention,
-        Some("full") if method.as_deref() == Some("block") => Recompute::Layers(count.unwrap_or(1)),
-        Some("full") => Recompute::Full,
-        _ if said.is("--recompute-activations") => Recompute::Attention,
-        _ => Recompute::None,
-    };
-    if said.is("--optimizer-cpu-offload") {
-        c.offload.optimizer = Place::Host;
-    }
-    // Says how, or follows from the rest.
-    for name in ["--bf16", "--ckpt-format", "--use-precision-aware-optimizer"] {
-        said.value(name);
-    }
-    let nodes = said.number("--nnodes").unwrap_or(1);
-    let each = said.number("--nproc_per_node").or_else(|| said.number("--nproc-per-node"));
-    let devices = known.devices.or_else(|| Some(each?.saturating_mul(nodes)));
-    c.dp = data_parallel(&mut said, Known { devices, ..known }, &c);
-    let batch = said.number("--global-batch-size");
-    let seq = said.number("--seq-length");
-    said.layout("megatron", c, [batch, seq])
-}
-
-/// Layers of stages where the first, the last or both are named: the others share what is left.
-fn stages(layers: u32, pp: u32, first: Option<u32>, last: Option<u32>) -> Vec<u32> {
-    let named = [first, last].into_iter().flatten();
-    let others = pp - named.clone().count() as u32;
-    let rest = layers.saturating_sub(named.fold(0, u32::saturating_add));
-    let mut left = others;
-    let mut given = 0;
-    (0..pp)
-        .map(|stage| match (stage, first, last) {
-            (0, Some(first), _) => first,
-            (stage, _, Some(last)) if stage + 1 == pp => last,
-            _ => {
-                let size = (rest - given).div_ceil(left.max(1));
-                (given, left) = (given + size, left.saturating_sub(1));
-                size
-            }
-        })
-        .collect()
-}
-
-fn deepspeed(mut said: Said, known: Known) -> Result<Layout, Vec<Diagnostic>> {
-    let place = |name: Option<String>| match name.as_deref() {
-        Some("cpu") => Place::Host,
-        Some("nvme") => Place::Disk,
-        _ => Place::Device,
-    };
-    let mut c = Configuration {
-        microbatch: said.count("train_micro_batch_size_per_gpu"),
-        tp: said.count("tensor_parallel.autotp_size"),
-        cp: said.count("sequence_parallel_size"),
-        ..Configuration::default()
-    };
-    let stage = said.number("zero_optimization.stage").unwrap_or(0);
-    c.zero = Zero { stage: stage.min(255) as u8, shard: 0 };
-    c.offload.optimizer = place(said.text("zero_optimization.offload_optimizer.device"));
-    c.offload.parameters = place(said.text("zero_optimization.offload_param.device"));
-    if said.is("activation_checkpointing.cpu_checkpointing") {
-        c.offload.activations = Place::Host;
-    }
-    let batch = said.number("train_batch_size");
-    let steps = said.number("gradient_accumulation_steps");
-    c.dp = match (known.devices, batch, steps) {
-        (None, Some(batch), Some(steps)) => {
-            let at_once = c.microbatch.saturating_mul(steps.max(1));
-            if !batch.is_multiple_of(at_once) {
-                let headline = format!("{batch} samples are not a multiple of {at_once}");
-                said.wrong.push(bad(&said.source, headline));
-            }
-            (batch / at_once).max(1)
-        }
-        _ => data_parallel(&mut said, known, &c),
-    };
-    let at_once = c.microbatch.saturating_mul(c.dp);
-    let batch = batch.or_else(|| Some(steps?.saturating_mul(at_once)));
-    said.layout("deepspeed", c, [batch, None])
-}
-
-fn torchtitan(mut said: Said, known: Known) -> Result<Layout, Vec<Diagnostic>> {
-    let mut c = Configuration {
-        tp: said.count("parallelism.tensor_parallel_degree"),
-        cp: said.count("parallelism.context_parallel_degree"),
-        pp: said.count("parallelism.pipeline_parallel_degree"),
-        ep: said.count("parallelism.expert_parallel_degree"),
-        ..Configuration::default()
-    };
-    c.sequence_parallel = c.tp > 1;
-    let copies = said.count("parallelism.data_parallel_replicate_degree");
-    let name = "parallelism.data_parallel_shard_degree";
-    let is_rest = said.value(name).is_none_or(|value| value.as_i64() == Some(-1));
-    let shard =
-        if is_rest { data_parallel(&mut said, known, &c) / copies } else { said.count(name) };
-    c.dp = copies.saturating_mul(shard.max(1));
-    if shard > 1 || c.cp > 1 {
-        let is_all = copies == 1;
-        let ranks = shard.max(1).saturating_mul(c.cp);
-        c.zero = Zero { stage: 3, shard: if is_all { 0 } else { ranks } };
-    }
-    let local = said.number("training.local_batch_size");
-    let local = local.or_else(|| said.number("training.batch_size")).unwrap_or(1).max(1);
-    let batch = said.number("training.global_batch_size");
-    let batch = batch.or(Some(local.saturating_mul(c.dp)));
-    let seq = said.number("training.seq_len");
-    let chunk = said.number("parallelism.pipeline_parallel_layers_per_stage");
-    // What the embedding and the loss count for, in layers.
-    let mut end = |name: &str| said.number(&format!("parallelism.pipeline_parallel_{name}"));
-    let first = end("first_stage_less_layers").unwrap_or(1);
-    let last = end("last_stage_less_layers").unwrap_or(1);
-    let microbatch = said.number("parallelism.pipeline_parallel_microbatch_size");
-    let schedule = said.text("parallelism.pipeline_parallel_schedule");
-    c.microbatch = local;
-    if c.pp > 1 {
-        c.microbatch = microbatch.unwrap_or(1).max(1);
-        c.schedule = match schedule.as_deref() {
-            Some("GPipe") => Schedule::GPipe,
-            Some("InterleavedZeroBubble" | "ZBVZeroBubble") => Schedule::ZeroBubbleH1,
-            _ => Schedule::OneForwardOneBackward,
-        };
-        if schedule.as_deref() == Some("Interleaved1F1B") {
-            let all = known.layers.saturating_add(first).saturating_add(last);
-            c.vpp = chunk.map_or(2, |chunk| all.div_ceil(chunk.max(1)) / c.pp).max(1);
-        }
-    }
-    c.recompute = match said.text("activation_checkpoint.mode").as_deref() {
-        Some("full") => Recompute::Full,
-        Some("selective") => Recompute::Attention,
-        _ => Recompute::None,
-    };
-    said.layout("torchtitan", c, [batch, seq])
-}
-
-fn calculon(mut said: Said) -> Result<Layout, Vec<Diagnostic>> {
-    let place = |is: bool| if is { Place::Host } else { Place::Device };
-    let mut c = Configuration {
-        tp: said.count("tensor_par"),
-        pp: said.count("pipeline_par"),
-        dp: said.count("data_par"),
-        microbatch: said.count("microbatch_size"),
-        vpp: said.count("pipeline_interleaving"),
-        ..Configuration::default()
-    };
-    c.sequence_parallel = said.text("tensor_par_comm_type").as_deref() == Some("rs_ag") && c.tp > 1;
-    c.zero.stage = u8::from(said.is("optimizer_sharding"));
-    c.recompute = match said.text("activation_recompute").as_deref() {
-        Some("full") => Recompute::Full,
-        Some("attn_only") => Recompute::Attention,
-        _ => Recompute::None,
-    };
-    c.offload.parameters = place(said.is("weight_offload"));
-    c.offload.activations = place(said.is("activations_offload"));
-    c.offload.optimizer = place(said.is("optimizer_offload"));
-    let procs = said.number("num_procs");
-    if procs.is_some_and(|procs| u64::from(procs) != c.ranks()) {
-        let headline = format!("`num_procs` is not tp · pp · dp = {}", c.ranks());
-        said.wrong.push(bad(&said.source, headline));
-    }
-    // Follows from the rest.
-    for name in ["seq_par_ag_redo", "training", "tensor_par_net", "data_par_net"] {
-        said.value(name);
-    }
-    said.value("pipeline_par_net");
-    let batch = said.number("batch_size");
-    said.layout("calculon", c, [batch, None])
+        1
+    })
 }
 
 /// Our own TOML: the words of a configuration's text as keys, with `gbs` and `seq`.
 fn ours(mut said: Said) -> Result<Layout, Vec<Diagnostic>> {
-    let batch = said.number("gbs");
-    let seq = said.number("seq");
-    let words: Vec<String> = said
-        .pairs
-        .iter()
-        .filter(|(name, _)| name != "gbs" && name != "seq")
-        .filter(|(name, value)| name != "sp" || *value != Json::Bool(false))
-        .map(|(name, value)| match (value, value.as_array()) {
+    let batch = said.size("gbs");
+    let seq = said.size("seq");
+    let mut texts: Vec<String> = Vec::new();
+    for word in said.words.iter().filter(|word| word.name != "gbs" && word.name != "seq") {
+        let Word { name, value, places: [key, own] } = word;
+        let at = |bytes| Span { source: said.source.clone(), bytes };
+        if !WORDS.contains(&name.as_str()) {
+            let names = || WORDS.into_iter().chain(["gbs", "seq"]);
+            let help = match nearest(name, names()) {
+                Some(near) => format!("did you mean `{near}`?"),
+                None => format!("the keys are {}", names().collect::<Vec<_>>().join(", ")),
+            };
+            let headline = format!("unknown key `{name}`");
+            said.wrong.push(Diagnostic::error("E5016", at(key.clone()), headline).help(help));
+            continue;
+        }
+        let text = match (value, value.as_array()) {
             (Json::Bool(true), _) => name.clone(),
+            (Json::Bool(false), _) if name == "sp" => continue,
             (_, Some(all)) => {
                 let all: Vec<String> = all.iter().map(Json::to_string).collect();
                 format!("{name}={}", all.join(".").replace('"', ""))
             }
-            _ => format!("{name}={}", value.as_str().map_or(value.to_string(), str::to_owned)),
-        })
-        .collect();
-    match words.join(" ").parse::<Configuration>() {
-        Ok(c) => {
-            said.taken.fill(true);
-            said.layout("gantline", c, [batch, seq])
+            _ => format!("{name}={}", word.text()),
+        };
+        match text.parse::<Configuration>() {
+            Ok(_) => texts.push(text),
+            Err(found) => said.wrong.extend(found.into_iter().map(|wrong| {
+                let headline = format!("`{name}` is {value}, which says nothing");
+                Diagnostic { code: "E5016", span: at(own.clone()), headline, ..wrong }
+            })),
         }
-        Err(found) => Err([said.wrong, found].concat()),
     }
+    if !said.wrong.is_empty() {
+        return Err(in_order(said.wrong));
+    }
+    let configuration = texts.join(" ").parse()?;
+    Ok(Layout { global_batch: batch, seq, ..Layout::of(configuration) })
 }
 
 #[cfg(test)]
 mod tests {
     use ir::random::mix;
-    use planner::configuration::{Offload, RankAxis, USUAL_ORDER};
+    use planner::configuration::{Offload, Place, RankAxis, Recompute, Schedule, USUAL_ORDER};
     use planner::space::foreign::{Tool, Use, export};
 
     use super::*;
 
     const LAYERS: u32 = 96;
+
+    /// Nothing but the layers of a model.
+    fn of(layers: u32) -> Known {
+        Known { layers, ..Known::default() }
+    }
 
     fn random(state: &mut u64) -> Configuration {
         let mut below = |n: u64| {
@@ -577,7 +389,9 @@ mod tests {
                 let c = random(&mut seed.clone());
                 let purpose = Use { global_batch: 64 * c.dp, seq: 2048, layers: LAYERS };
                 let exported = export(&c, purpose, tool);
-                let known = Known { layers: LAYERS, devices: Some(c.ranks() as u32), dp: None };
+                // DeepSpeed is not told its stages.
+                let (devices, pp) = (Some(c.ranks() as u32), Some(c.pp));
+                let known = Known { devices, pp, ..of(LAYERS) };
                 let read = read("file", &exported.text, known);
                 let layout = read.unwrap_or_else(|d| panic!("SEED={seed} {c}: {d:?}"));
                 assert_eq!(layout.tool, tool.name());
@@ -605,12 +419,11 @@ mod tests {
                     --nnodes=8 pretrain_gpt.py \\\n  --tensor-model-parallel-size $TP \\\n  \
                     --pipeline-model-parallel-size \"4\" --sequence-parallel \\\n  \
                     --micro-batch-size 2 --global-batch-size=64 --use-distributed-optimizer\n";
-        let layout = read("run.sh", text, Known { layers: 96, devices: None, dp: None }).unwrap();
+        let layout = read("run.sh", text, of(96)).unwrap();
         assert_eq!(layout.configuration.to_string(), "tp=8 pp=4 dp=2 mbs=2 sp zero=1");
         assert_eq!((layout.global_batch, layout.seq), (Some(64), Some(2048)));
         assert_eq!(layout.left_out, ["--num-layers", "--lr"]);
-        let unknown =
-            read("run.sh", "--micro-batch-size $N", Known { layers: 96, devices: None, dp: None });
+        let unknown = read("run.sh", "--micro-batch-size $N", of(96));
         let codes: Vec<&str> = unknown.unwrap_err().iter().map(|d| d.code).collect();
         assert_eq!(codes, ["E5016", "E5001"]);
     }
@@ -619,19 +432,160 @@ mod tests {
     fn our_own_words_are_keys() {
         let text = "tp = 8\npp = 4\ndp = 2\nmbs = 1\nsp = true\nzero = \"3/2\"\n\
                     stages = [1, 1, 1, 3]\ngbs = 64\n\"offload-optimizer\" = \"host\"\n";
-        let layout = read("x.toml", text, Known { layers: 6, devices: None, dp: None }).unwrap();
+        let layout = read("x.toml", text, of(6)).unwrap();
         let said = "tp=8 pp=4 dp=2 mbs=1 sp zero=3/2 offload-optimizer=host stages=1.1.1.3";
         assert_eq!(layout.configuration.to_string(), said);
         assert_eq!(layout.global_batch, Some(64));
         for bad in ["tq = 3", "{", "{\"train_batch_size\": -3}", "nothing", "--x", ""] {
-            let _ = read("bad", bad, Known { layers: 6, devices: Some(4), dp: None });
+            let _ = read("bad", bad, Known { devices: Some(4), ..of(6) });
         }
-        assert!(read("bad", "tq = 3", Known { layers: 6, devices: Some(4), dp: None }).is_err());
+        assert!(read("bad", "tq = 3", Known { devices: Some(4), ..of(6) }).is_err());
         let bad = "{\"train_batch_size\": -3}";
-        assert!(read("bad", bad, Known { layers: 6, devices: Some(4), dp: None }).is_err());
-        assert!(
-            read("bad", "nothing at all", Known { layers: 6, devices: Some(4), dp: None }).is_err()
-        );
+        assert!(read("bad", bad, Known { devices: Some(4), ..of(6) }).is_err());
+        assert!(read("bad", "nothing at all", Known { devices: Some(4), ..of(6) }).is_err());
         assert_eq!(USUAL_ORDER, Configuration::default().order);
+    }
+
+    /// What is wrong with a file, with the texts that are marked.
+    fn told(text: &str, known: Known) -> Vec<(String, String)> {
+        let found = read("file", text, known).unwrap_err();
+        let all = found.into_iter().map(|wrong| {
+            assert!(wrong.help.is_some(), "{wrong:?}");
+            (text[wrong.span.bytes].to_owned(), wrong.headline + ": " + &wrong.help.unwrap())
+        });
+        all.collect()
+    }
+
+    /// Values that are none are refused where they stand, all at once, with what is near.
+    #[test]
+    fn misspelt_values_are_marked() {
+        let script = "A=x\nrun --recompute-granularity ful \\\n --recompute-method \"blok\"\n\
+                      --data-parallel-sharding-strategy=optims --micro-batch-size 0 \\\n\
+                      --tensor-model-paralel-size 2 --nproc_per_node 8\n";
+        let json = "{\"zero_optimization\": {\"stage\": 4, \"offload_optimizer\":\n\
+                    {\"device\": \"cpuu\"}}, \"train_batch_sise\": 8, \
+                    \"activation_checkpointing\": {\"cpu_checkpointing\": \"ture\"}}";
+        let titan = "[parallelism]\npipeline_parallel_degree = 2\n\
+                     pipeline_parallel_schedule = \"1F2B\"\n[activation_checkpoint]\n\
+                     mode = \"ful\"\n";
+        let calculon = "{\"tensor_par\": 2, \"num_procs\": 8, \"data_par\": 2,\
+                        \"activation_recompute\": \"attn\", \"optimizer_sharding\": 3}";
+        let ours = "tq = 3\npp = \"x\"\ngbss = 8\nrecompute = \"ful\"\nstages = [1, \"a\"]\n";
+        for (text, wrong) in [
+            (
+                script,
+                &[
+                    ("ful", "did you mean `full`?"),
+                    ("\"blok\"", "did you mean `block`?"),
+                    ("--data-parallel-sharding-strategy=optims", "did you mean `optim`?"),
+                    ("0", "1 or more"),
+                    ("--tensor-model-paralel-size", "did you mean `--tensor-model-parallel-size`?"),
+                ][..],
+            ),
+            (
+                json,
+                &[
+                    ("4", "a number of 0 to 3"),
+                    ("\"cpuu\"", "did you mean `cpu`?"),
+                    ("\"train_batch_sise\"", "did you mean `train_batch_size`?"),
+                    ("\"ture\"", "true or false"),
+                ],
+            ),
+            (titan, &[("\"1F2B\"", "did you mean `1F1B`?"), ("\"ful\"", "`full`")]),
+            (calculon, &[("8", "write 4"), ("\"attn\"", "`attn_only`"), ("3", "true or false")]),
+            (
+                ours,
+                &[
+                    ("tq", "did you mean `tp`?"),
+                    ("\"x\"", "a whole number"),
+                    ("gbss", "did you mean `gbs`?"),
+                    ("\"ful\"", "did you mean `recompute=full`?"),
+                    ("[1, \"a\"]", "layers of each stage"),
+                ],
+            ),
+            ("{\"tensor_par\": 2,\n  oops}", &[("o", "mend it")]),
+            ("tp = 8\npp = \n", &[(" ", "write `key")]),
+        ] {
+            let found = told(text, Known { devices: Some(8), ..of(6) });
+            let marked: Vec<&str> = found.iter().map(|(marked, _)| marked.as_str()).collect();
+            assert_eq!(marked, wrong.iter().map(|(marked, _)| *marked).collect::<Vec<_>>());
+            for ((_, told), (_, said)) in found.iter().zip(wrong) {
+                assert!(told.contains(said), "{told}");
+            }
+        }
+    }
+
+    /// Three numbers of DeepSpeed's batch hold each other; what is `auto` is what flags say.
+    #[test]
+    fn batches_of_deepspeed_are_products() {
+        let text = |batch: &str, micro: &str, steps: &str| {
+            format!(
+                "{{\"train_batch_size\": {batch}, \"train_micro_batch_size_per_gpu\": {micro}, \
+                 \"gradient_accumulation_steps\": {steps}, \"zero_optimization\": {{\
+                 \"stage\": 3, \"reduce_bucket_size\": \"auto\"}}}}"
+            )
+        };
+        let auto = "\"auto\"";
+        let ranks = Known { devices: Some(8), ..of(6) };
+        let flags = |gbs, mbs| Known { global_batch: gbs, microbatch: mbs, ..ranks };
+        for (said, known, [dp, micro, batch]) in [
+            (text("64", "2", "4"), ranks, [8, 2, 64]),
+            (text("64", "2", "4"), of(6), [8, 2, 64]),
+            (text("64", "2", "4"), flags(Some(128), None), [8, 2, 128]),
+            (text("64", "null", "4"), ranks, [8, 2, 64]),
+            (text("64", "2", "null"), ranks, [8, 2, 64]),
+            (text("64", "null", "null"), ranks, [8, 8, 64]),
+            (text("null", "2", "4"), ranks, [8, 2, 64]),
+            (text(auto, auto, auto), flags(Some(64), Some(4)), [8, 4, 64]),
+            (text(auto, auto, "2"), flags(Some(64), None), [8, 4, 64]),
+            (text(auto, "1", auto), flags(Some(64), None), [8, 1, 64]),
+            (text("64", "2", "4"), Known { tp: Some(2), ..of(6) }, [8, 2, 64]),
+            (text("64", "4", "4"), Known { tp: Some(2), ..ranks }, [4, 4, 64]),
+        ] {
+            let layout = read("ds.json", &said, known).unwrap_or_else(|all| panic!("{all:?}"));
+            let c = &layout.configuration;
+            assert_eq!([c.dp, c.microbatch, layout.global_batch.unwrap()], [dp, micro, batch]);
+            assert_eq!(layout.left_out, [""; 0], "{said}");
+            let filled = said.matches("size\": \"auto\"").count() - 1
+                + said.matches("per_gpu\": \"auto\"").count();
+            let told = layout.notes.len() + usize::from(said.contains("\"auto\", \"gradient_acc"));
+            assert!(filled == 0 || told >= filled, "{said}: {:?}", layout.notes);
+        }
+        let open = read("ds.json", &text(auto, "1", auto), ranks).unwrap();
+        assert_eq!(open.global_batch, None);
+        for (said, known, wrong) in [
+            (text("65", "2", "4"), ranks, "micro-batch 2 × accumulation 4 × 8 ranks are 64"),
+            (text("65", "2", "4"), of(6), "not a multiple of micro-batch × accumulation = 8"),
+            (text("64", "null", "3"), ranks, "not a multiple of ranks × accumulation = 24"),
+            (text(auto, auto, auto), flags(Some(64), None), "write --mbs N"),
+            (text(auto, auto, "3"), flags(Some(64), None), "ranks × accumulation = 24"),
+        ] {
+            let found = told(&said, known);
+            assert!(found.len() == 1 && found[0].1.contains(wrong), "{found:?}");
+        }
+    }
+
+    /// Flags without a value are there, whatever word comes next; what is unread is named, but for
+    /// what no step depends on.
+    #[test]
+    fn flags_of_megatron_stand_alone() {
+        let text = "A=(\n --sequence-parallel\n)\nB=(--use-distributed-optimizer)\nrun ${A[@]} \
+                    --tensor-model-parallel-size 2 --overlap-grad-reduce pretrain.py --lr 3 \
+                    --num-experts 8 --recompute-granularity full --recompute-num-layers 2";
+        let layout = read("run.sh", text, Known { devices: Some(8), ..of(96) }).unwrap();
+        assert_eq!(
+            layout.configuration.to_string(),
+            "tp=2 pp=1 dp=4 mbs=1 sp zero=1 recompute=full"
+        );
+        assert_eq!(layout.left_out, ["--overlap-grad-reduce", "--lr", "--num-experts"]);
+        assert_eq!(layout.unread(), ["--overlap-grad-reduce", "--num-experts"]);
+        assert_eq!(layout.notes.len(), 1);
+        let uneven = "--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 3";
+        let found = told(uneven, Known { devices: Some(8), ..of(32) });
+        assert!(found[0].1.contains("a stage has 8 layers"), "{found:?}");
+        let near = "[parallelism]\npipeline_parallel_degree = 2\n\
+                    pipeline_parallel_schedule = \"interleavedZeroBubble\"\n";
+        let layout = read("t.toml", near, Known { devices: Some(8), ..of(32) }).unwrap();
+        assert!(layout.notes[0].contains("zb-h1"), "{:?}", layout.notes);
     }
 }

@@ -35,7 +35,10 @@ pub fn explain_file(asked: &Asked, path: &str) -> Result<Exit, Failure> {
     let work = described(&asked.model, None)?.work;
     let layers = work.depth();
     let devices = asked.place.ranks.and_then(|ranks| u32::try_from(ranks).ok());
-    let layout = read::read(path, &text, Known { layers, devices, dp: None })?;
+    let global_batch = asked.gbs.and_then(|gbs| u32::try_from(gbs).ok());
+    let known = Known { layers, devices, global_batch, ..Known::default() };
+    let layout = read::read(path, &text, known)?;
+    layout.note_remarks();
     check_model(path, &layout.model, &work)?;
     let given = layout.configuration;
     let size = |number: Option<u32>| number.map(|number| number as usize);
@@ -144,25 +147,25 @@ fn explanation(
     let help = help.map(|(name, s)| format!("{name} -{:.2}%", s / total));
     text += &format!("\nWhat 1% less of it saves: {}\n", help.collect::<Vec<_>>().join(", "));
     text += &sizes(best, &resized);
-    Ok(text)
-}
-
     let saved = saved_per_gib(best, answer.have_bytes, &resized);
     if saved > 0.0 {
         text += &format!("A GiB more on each device saves {} a step at best\n", Seconds(saved));
     }
+    Ok(text)
+}
+
 impl Explained {
     /// How the plan stands to the fastest one within the limits, and whether it fits.
     fn verdict(&self, limits: &Limits) -> String {
         let best = &self.answer.best[0];
         let mut text = String::new();
-        match &self.fastest {
-            Some(found) if found.configuration == best.configuration => {
-                text += &format!("It is the fastest that fits{within}\n");
         let within = match limits.is_empty() {
             true => String::new(),
             false => format!(" within `{limits}`"),
         };
+        match &self.fastest {
+            Some(found) if found.configuration == best.configuration => {
+                text += &format!("It is the fastest that fits{within}\n");
             }
             Some(found) => {
                 let more = signed(found.estimate.step_time_s - best.estimate.step_time_s);

@@ -2,14 +2,17 @@
 //! script itself sets to a word.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use serde_json::Value as Json;
 
+use super::said::Word;
+
 /// Flags in order, each with the word that follows it, or nothing.
-pub(super) fn flags(text: &str) -> Vec<(String, Json)> {
-    let words = words(text);
+pub(super) fn flags(text: &str) -> Vec<Word> {
+    let mut words = words(text);
     let mut variables = BTreeMap::new();
-    for word in &words {
+    for (word, _) in &words {
         if let Some((name, value)) = word.split_once('=')
             && !name.is_empty()
             && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
@@ -17,34 +20,59 @@ pub(super) fn flags(text: &str) -> Vec<(String, Json)> {
             variables.insert(name.to_owned(), value.to_owned());
         }
     }
-    let words: Vec<String> = words.iter().map(|word| replaced(word, &variables)).collect();
+    for (word, _) in &mut words {
+        *word = replaced(word, &variables);
+    }
     let is_flag = |word: &str| word.len() > 2 && word.starts_with("--");
     let mut flags = Vec::new();
-    for (index, word) in words.iter().enumerate().filter(|(_, word)| is_flag(word)) {
-        let (name, value) = match word.split_once('=') {
-            Some((name, value)) => (name, value),
-            None => {
-                let next = words.get(index + 1).map_or("", String::as_str);
-                (word.as_str(), if is_flag(next) { "" } else { next })
-            }
+    for (index, (word, own)) in words.iter().enumerate().filter(|(_, (word, _))| is_flag(word)) {
+        let (name, value, place) = match word.split_once('=') {
+            Some((name, value)) => (name, value, own),
+            None => match words.get(index + 1).filter(|(next, _)| !is_flag(next)) {
+                Some((next, place)) => (word.as_str(), next.as_str(), place),
+                None => (word.as_str(), "", own),
+            },
         };
-        flags.push((name.to_owned(), Json::from(value)));
+        let places = [own.clone(), place.clone()];
+        flags.push(Word { name: name.to_owned(), value: Json::from(value), places });
     }
     flags
 }
 
-/// Words of a script, without comments and quotes. Parentheses end words.
-fn words(text: &str) -> Vec<String> {
+/// Words of a script with their places, without comments and quotes. Parentheses without quotes end
+/// words, and so does the end of a line that goes on. Quotes are not looked for past a line: an
+/// apostrophe in a text is none.
+fn words(text: &str) -> Vec<(String, Range<usize>)> {
     let mut words = Vec::new();
-    let text = text.replace("\\\n", " ").replace("\\\r\n", " ");
-    for line in text.lines() {
-        let begins = |at: usize| at == 0 || line[..at].ends_with([' ', '\t']);
-        let comment = line.match_indices('#').find(|(at, _)| begins(*at));
-        let line = comment.map_or(line, |(at, _)| &line[..at]);
-        let parts = line.split(|c: char| c.is_whitespace() || "();".contains(c));
-        let parts = parts.map(|part| part.replace(['"', '\''], ""));
-        words.extend(parts.filter(|part| !part.is_empty()));
+    let mut word: Option<(String, Range<usize>)> = None;
+    let mut is_comment = false;
+    let mut quote = None;
+    for (at, c) in text.char_indices() {
+        is_comment &= c != '\n';
+        quote = quote.filter(|_| c != '\n');
+        let rest = &text[at..];
+        let goes_on = rest.starts_with("\\\n") || rest.starts_with("\\\r\n");
+        let ends = quote.is_none() && "();".contains(c);
+        if is_comment || goes_on || c.is_whitespace() || ends {
+            words.extend(word.take());
+            continue;
+        }
+        if c == '#' && word.is_none() {
+            is_comment = true;
+            continue;
+        }
+        let (letters, place) = word.get_or_insert_with(|| (String::new(), at..at));
+        place.end = at + c.len_utf8();
+        match quote {
+            Some(begun) if c == begun => quote = None,
+            None if c == '"' || c == '\'' => quote = Some(c),
+            // Quotes inside of others were written for another shell.
+            _ if c == '"' || c == '\'' => {}
+            _ => letters.push(c),
+        }
     }
+    words.extend(word);
+    words.retain(|(letters, _)| !letters.is_empty());
     words
 }
 

@@ -1,0 +1,120 @@
+//! JSON of DeepSpeed.
+
+use ir::{Diagnostic, Span};
+use planner::configuration::{Configuration, Place};
+
+use super::said::Said;
+use super::{Known, Layout, data_parallel, data_parallel_ranks};
+
+/// What names begin with of which no step's time or memory depends.
+pub(super) const IDLE: &[&str] = &[
+    "comms_logger.",
+    "csv_monitor.",
+    "dump_state",
+    "flops_profiler.",
+    "gradient_clipping",
+    "memory_breakdown",
+    "optimizer.params.",
+    "scheduler.",
+    "steps_per_print",
+    "tensorboard.",
+    "wall_clock_breakdown",
+    "wandb.",
+];
+
+/// Names of the batch: of a step, and of a rank at once; and how often that is.
+const BATCH: &str = "train_batch_size";
+const MICRO: &str = "train_micro_batch_size_per_gpu";
+const STEPS: &str = "gradient_accumulation_steps";
+
+pub(super) fn layout(mut said: Said, known: Known) -> Result<Layout, Vec<Diagnostic>> {
+    // What transformers fills in from its own arguments.
+    let autos = said.take_auto();
+    let mut c = Configuration {
+        tp: said.count("tensor_parallel.autotp_size"),
+        cp: said.count("sequence_parallel_size"),
+        ..Configuration::default()
+    };
+    c.zero.stage = said.number_in("zero_optimization.stage", 0..4).unwrap_or(0) as u8;
+    let places = [("none", Place::Device), ("cpu", Place::Host), ("nvme", Place::Disk)];
+    let mut place = |what: &str| said.choice(&format!("zero_optimization.{what}.device"), &places);
+    c.offload.optimizer = place("offload_optimizer").unwrap_or_default();
+    c.offload.parameters = place("offload_param").unwrap_or_default();
+    if said.is("activation_checkpointing.cpu_checkpointing") {
+        c.offload.activations = Place::Host;
+    }
+    let batch = batch(&mut said, known, &autos, &mut c);
+    said.layout("deepspeed", c, [batch, None])
+}
+
+/// Samples of a step, if that is known. Two of batch, micro-batch and accumulation give the third,
+/// and all three the ranks; what flags say counts in the place of the file.
+fn batch(said: &mut Said, known: Known, autos: &[String], c: &mut Configuration) -> Option<u32> {
+    let in_file = [BATCH, MICRO, STEPS].map(|name| said.size(name));
+    let flags = [(BATCH, "--gbs", known.global_batch), (MICRO, "--mbs", known.microbatch)];
+    for (name, flag, value) in flags {
+        if let (true, Some(value)) = (autos.iter().any(|auto| auto == name), value) {
+            said.notes.push(format!("`{name}` is `auto`: `{flag} {value}` is taken"));
+        }
+    }
+    let batch = known.global_batch.or(in_file[0]);
+    let micro = known.microbatch.or(in_file[1]);
+    let there = match (data_parallel(said, known, c), batch, micro, in_file[2]) {
+        (None, Some(batch), Some(micro), Some(steps)) => {
+            let at_once = micro.saturating_mul(steps);
+            whole(said, known, batch, at_once, "micro-batch × accumulation")
+        }
+        (Some(ranks), ..) => ranks,
+        (None, ..) => data_parallel_ranks(said, known, c),
+    };
+    c.dp = there;
+    if let (None, None, [Some(batch), Some(micro), Some(steps)]) =
+        (known.global_batch, known.microbatch, in_file)
+    {
+        let product = [micro, steps, c.dp].map(u64::from).iter().product::<u64>();
+        // Ranks that were found from the batch are those that it takes, or it was refused.
+        if product != u64::from(batch) && (known.devices.is_some() || known.dp.is_some()) {
+            let headline = format!(
+                "`{BATCH}` is {batch}, and micro-batch {micro} × accumulation {steps} × {} ranks \
+                 are {product}",
+                c.dp
+            );
+            said.refuse(BATCH, headline, format!("write {product}, or leave one of them out"));
+        }
+    }
+    c.microbatch = match (micro, batch, in_file[2]) {
+        (Some(micro), ..) => micro,
+        (None, Some(batch), steps)
+            if steps.is_some() || !autos.iter().any(|auto| auto == MICRO) =>
+        {
+            let at_once = c.dp.saturating_mul(steps.unwrap_or(1));
+            whole(said, known, batch, at_once, "ranks × accumulation")
+        }
+        (None, Some(_), _) => {
+            let headline = format!("`{MICRO}` is `auto`, and no flag says what it is");
+            let help = "write --mbs N: what `per_device_train_batch_size` is";
+            said.wrong.push(Diagnostic::error("E5001", Span::of("--mbs"), headline).help(help));
+            1
+        }
+        (None, None, _) => 1,
+    };
+    // Without a number of steps there is one, unless that is left open.
+    let is_open = [BATCH, STEPS].iter().all(|name| autos.iter().any(|auto| auto == name));
+    let steps = in_file[2].or((!is_open).then_some(1));
+    batch.or_else(|| Some(micro?.saturating_mul(c.dp).saturating_mul(steps?)))
+}
+
+/// How often `at_once` samples make a batch; refused where they make none.
+fn whole(said: &mut Said, known: Known, batch: u32, at_once: u32, what: &str) -> u32 {
+    if !batch.is_multiple_of(at_once) {
+        let headline = format!("{batch} samples are not a multiple of {what} = {at_once}");
+        match known.global_batch {
+            None => said.refuse(BATCH, headline, "write a multiple of it"),
+            Some(_) => {
+                let wrong = Diagnostic::error("E5001", Span::of("--gbs"), headline);
+                said.wrong.push(wrong.help("write a multiple of it"));
+            }
+        }
+    }
+    (batch / at_once).max(1)
+}
