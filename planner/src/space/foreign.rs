@@ -102,27 +102,21 @@ fn megatron(c: &Configuration, purpose: Use) -> Exported {
     number("micro-batch-size", c.microbatch);
     number("global-batch-size", purpose.global_batch);
     number("seq-length", purpose.seq);
-    if c.vpp > 1 && c.stage_layers.is_empty() {
-        number("num-layers-per-virtual-pipeline-stage", purpose.layers / c.pp / c.vpp);
-    } else if c.vpp > 1 {
-        number("num-virtual-stages-per-pipeline-rank", c.vpp);
-    }
-    if let (Some(first), Some(last)) = (c.stage_layers.first(), c.stage_layers.last()) {
-        number("decoder-first-pipeline-num-layers", *first);
-        number("decoder-last-pipeline-num-layers", *last);
-        let inner = c.stage_layers.get(1..c.stage_layers.len() - 1).unwrap_or_default();
-        left.when(inner.iter().any(|n| *n != inner[0]), "uneven inner stages");
-    }
+    megatron_stages(c, purpose.layers, &mut flags);
+    flags.push("--bf16".to_owned());
     let mut flag = |is: bool, text: &str| {
         if is {
             flags.push(text.to_owned());
         }
     };
-    flag(true, "--bf16");
     flag(c.sequence_parallel, "--sequence-parallel");
     // What `validate_args` of Megatron-LM demands beside a flag is written with it.
     let is_moved = c.offload.optimizer != Place::Device;
     flag(c.zero.stage > 0 || is_moved, "--use-distributed-optimizer");
+    let copies = c.dp.saturating_mul(c.cp);
+    let divides = c.zero.stage > 0 && c.zero.shard > 0 && copies.is_multiple_of(c.zero.shard);
+    let instances = copies.checked_div(c.zero.shard).unwrap_or(1);
+    flag(divides, &format!("--num-distributed-optimizer-instances {instances}"));
     let sharding = ["", "", "optim_grads", "optim_grads_params"];
     if c.zero.stage > 1 {
         let strategy = sharding[usize::from(c.zero.stage.min(3))];
@@ -137,8 +131,11 @@ fn megatron(c: &Configuration, purpose: Use) -> Exported {
             None
         }
         Recompute::Full => Some(("uniform", 1)),
-        Recompute::Layers(count) => Some(("block", count)),
+        // It counts those of a chunk.
+        Recompute::Layers(count) => Some(("block", count.div_ceil(c.vpp))),
     };
+    let is_part = matches!(c.recompute, Recompute::Layers(count) if !count.is_multiple_of(c.vpp));
+    left.when(is_part, "recomputation of other numbers of layers of chunks");
     if let Some((method, count)) = layers {
         flag(true, "--recompute-granularity full");
         flag(true, &format!("--recompute-method {method}"));
@@ -150,11 +147,55 @@ fn megatron(c: &Configuration, purpose: Use) -> Exported {
     left.when(c.offload.optimizer == Place::Disk, "optimizer on a disk");
     left.when(c.offload.parameters != Place::Device, "parameters elsewhere");
     left.when(c.offload.activations != Place::Device, "activations elsewhere");
-    left.when(c.zero.shard != 0, "shards over a part of the ranks");
+    left.when(c.zero.shard != 0 && !divides, "shards over a part of the ranks");
     left.when(c.order != USUAL_ORDER, "placement of the axes");
-    left.uneven(c, purpose);
     left.schedule(c, &[Schedule::OneForwardOneBackward]);
     Exported { text: flags.join(" \\\n") + "\n", left_out: left.0 }
+}
+
+/// Chunks, and layers of stages that are not equal.
+fn megatron_stages(c: &Configuration, layers: u32, flags: &mut Vec<String>) {
+    let mut number = |name: &str, number: u32| flags.push(format!("--{name} {number}"));
+    let chunks = chunks(c, layers);
+    let (Some(first), Some(last)) = (chunks.first(), chunks.last()) else { return };
+    let is_alike = |chunks: &[u32]| chunks.iter().all(|chunk| *chunk == chunks[0]);
+    let inner = chunks.get(1..chunks.len() - 1).unwrap_or_default();
+    if is_alike(&chunks) {
+        if c.vpp > 1 {
+            number("num-layers-per-virtual-pipeline-stage", *first);
+        }
+    } else if c.vpp == 1 && is_alike(inner) {
+        number("decoder-first-pipeline-num-layers", *first);
+        number("decoder-last-pipeline-num-layers", *last);
+    } else {
+        let layout = stage_layout(&chunks);
+        flags.push(format!("--pipeline-model-parallel-layout \"{layout}\""));
+    }
+}
+
+/// Layers of all chunks, as a micro-batch meets them: the first of each stage, then the next ones.
+pub fn chunks(c: &Configuration, layers: u32) -> Vec<u32> {
+    let of = |chunk, stage| c.chunk_layers(c.layers_of(layers, stage).0, stage, chunk);
+    (0..c.vpp).flat_map(|chunk| (0..c.pp).map(move |stage| of(chunk, stage))).collect()
+}
+
+/// Chunks as Megatron-LM's layout names them: the embedding, so many transformer layers each, the
+/// loss; equal ones in a row once. `Et*3|(t*4|)*2t*3L` are stages of 3, 4, 4 and 3 layers.
+fn stage_layout(chunks: &[u32]) -> String {
+    let Some((last, others)) = chunks.split_last() else { return String::new() };
+    let letters = |layers: u32| if layers > 0 { format!("t*{layers}") } else { String::new() };
+    let mut text = String::from("E");
+    // The first one has the embedding, and is told alone.
+    if let Some((first, others)) = others.split_first() {
+        text += &format!("{}|", letters(*first));
+        for run in others.chunk_by(|a, b| a == b) {
+            text += &match run.len() {
+                1 => format!("{}|", letters(run[0])),
+                many => format!("({}|)*{many}", letters(run[0])),
+            };
+        }
+    }
+    text + &letters(*last) + "L"
 }
 
 fn deepspeed(c: &Configuration, purpose: Use) -> Exported {
@@ -378,7 +419,30 @@ mod tests {
         }
         let left = export(&c, USE, Tool::Megatron).left_out;
         assert!(left.contains(&"schedule zb-h1".to_owned()), "{left:?}");
-        assert!(left.contains(&"uneven inner stages".to_owned()), "{left:?}");
+    }
+
+    /// Uneven stages and shards over some ranks are told to Megatron-LM as it takes them.
+    #[test]
+    fn megatron_is_told_stages_and_parts_of_shards() {
+        let told = |text: &str, layers: u32| {
+            export(&configuration(text), Use { layers, ..USE }, Tool::Megatron)
+        };
+        for (text, layers, said) in [
+            ("pp=4 stages=23.24.25.24", 96, "layout \"Et*23|t*24|t*25|t*24L\""),
+            ("pp=7 stages=3.4.4.4.5.5.3", 28, "layout \"Et*3|(t*4|)*3(t*5|)*2t*3L\""),
+            ("pp=5 stages=4.4.4.3.5", 20, "layout \"Et*4|(t*4|)*2t*3|t*5L\""),
+            ("pp=4", 30, "layout \"Et*8|t*8|t*7|t*7L\""),
+            ("pp=4 vpp=8 stages=7.9.9.7", 32, "layout \"E|t*1|t*2|(t*1|)*26t*2|t*1|L\""),
+            ("pp=2 vpp=2 recompute=layers:6", 32, "--recompute-num-layers 3"),
+            ("pp=4 stages=3.4.4.5", 16, "--decoder-first-pipeline-num-layers 3"),
+            ("dp=8 zero=1/2", 96, "--num-distributed-optimizer-instances 4"),
+            ("dp=4 cp=2 zero=3/4", 96, "--num-distributed-optimizer-instances 2"),
+        ] {
+            let exported = told(text, layers);
+            assert!(exported.text.contains(said), "{text}: {}", exported.text);
+            assert_eq!(exported.left_out, [""; 0], "{text}");
+        }
+        assert!(!told("pp=4", 32).text.contains("layout"));
     }
 
     fn toml_of(text: &str) -> toml::Table {

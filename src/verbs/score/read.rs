@@ -368,7 +368,8 @@ mod tests {
             }
             if c.vpp == 1 && below(3) == 0 {
                 let mut layers = vec![LAYERS / c.pp; c.pp as usize];
-                layers[0] -= 2;
+                let from = below(u64::from(c.pp) - 1) as usize;
+                layers[from] -= 2;
                 layers[c.pp as usize - 1] += 2;
                 c.stage_layers = layers;
             }
@@ -587,5 +588,49 @@ mod tests {
                     pipeline_parallel_schedule = \"interleavedZeroBubble\"\n";
         let layout = read("t.toml", near, Known { devices: Some(8), ..of(32) }).unwrap();
         assert!(layout.notes[0].contains("zb-h1"), "{:?}", layout.notes);
+    }
+
+    /// Stages that are laid out by hand, and shards over some of the ranks.
+    #[test]
+    fn layouts_of_megatron_are_unrolled() {
+        let script = |pp: u32, layout: &str| {
+            let size = format!("--pipeline-model-parallel-size {pp}");
+            format!("run {size} --pipeline-model-parallel-layout {layout}\n")
+        };
+        let known = |layers| Known { devices: Some(8), ..of(layers) };
+        for (pp, layout, layers, said) in [
+            (4, "'E,t*4|t*5|t*4|t*3,L'", 16, "pp=4 dp=2 mbs=1 stages=4.5.4.3"),
+            (4, "\"Ett|(tt|)*2ttL\"", 8, "pp=4 dp=2 mbs=1"),
+            (4, "\"Ettt|(tt|)*2tL\"", 8, "pp=4 dp=2 mbs=1 stages=3.2.2.1"),
+            (4, "\"Ett|(tt|)*6ttL\"", 16, "pp=4 dp=2 mbs=1 vpp=2"),
+            (2, "\"'Et*3|t*2mL'\"", 5, "pp=2 dp=4 mbs=1"),
+            (4, "\"E|(t|)*6L\"", 6, "pp=4 dp=2 mbs=1 vpp=2"),
+            (4, "\"Et|(t|)*3(t|)*3L\"", 7, "pp=4 dp=2 mbs=1 vpp=2"),
+            (4, "\"E|(t|)*4tt|t|L\"", 7, "pp=4 dp=2 mbs=1 vpp=2 stages=1.3.2.1"),
+        ] {
+            let layout = read("run.sh", &script(pp, layout), known(layers));
+            let layout = layout.unwrap_or_else(|wrong| panic!("{wrong:?}"));
+            assert_eq!(layout.configuration.to_string(), format!("tp=1 {said}"));
+            assert_eq!(layout.left_out, [""; 0]);
+        }
+        for (layout, said) in [
+            ("\"Et|x\"", "no layout of stages"),
+            ("\"E|t*8L\"", "without a transformer layer"),
+            ("\"Et*|tL\"", "no layout of stages"),
+            ("\"E(t|t\"", "no layout of stages"),
+            ("\"Et)*3|tL\"", "no layout of stages"),
+            ("\"Et*9999999999|tL\"", "no layout of stages"),
+            ("\"Et*3|t*4L\"", "7 layers in 2 stages"),
+            ("\"Et*3|t*4|t*1L\"", "8 layers in 3 stages"),
+            ("\"Et*3|t*2|t*2|t*1L\"", "chunks that are not priced"),
+        ] {
+            let found = told(&script(2, layout), known(8));
+            assert!(found.len() == 1 && found[0].1.contains(said), "{layout}: {found:?}");
+            assert_eq!(found[0].0, layout);
+        }
+        let parts = "run --use-distributed-optimizer --num-distributed-optimizer-instances 2\n";
+        let layout = read("run.sh", parts, known(8)).unwrap();
+        assert_eq!(layout.configuration.to_string(), "tp=1 pp=1 dp=8 mbs=1 zero=1/4");
+        assert!(told(&parts.replace('2', "3"), known(8))[0].1.contains("dp · cp is 8"));
     }
 }

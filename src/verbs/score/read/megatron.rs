@@ -2,6 +2,7 @@
 
 use ir::Diagnostic;
 use planner::configuration::{Configuration, Place, Recompute};
+use planner::space::foreign;
 
 use super::said::Said;
 use super::{Known, Layout, data_parallel_ranks};
@@ -76,6 +77,10 @@ pub(super) fn layout(mut said: Said, known: Known) -> Result<Layout, Vec<Diagnos
     let last = said.number("--decoder-last-pipeline-num-layers");
     if (first.is_some() || last.is_some()) && c.pp > 1 {
         c.stage_layers = stages(known.layers, c.pp, first, last);
+        leave_out_usual(&mut c, known.layers);
+    }
+    if let Some(chunks) = chunk_layers(&mut said) {
+        laid_out(&mut said, known.layers, &chunks, &mut c);
     }
     if said.has("--use-distributed-optimizer") {
         c.zero.stage = 1;
@@ -88,7 +93,7 @@ pub(super) fn layout(mut said: Said, known: Known) -> Result<Layout, Vec<Diagnos
     if said.has("--use-torch-fsdp2") {
         c.zero.stage = 3;
     }
-    c.recompute = recompute(&mut said);
+    c.recompute = recompute(&mut said, c.vpp);
     if said.has("--optimizer-cpu-offload") {
         c.offload.optimizer = Place::Host;
     }
@@ -100,6 +105,16 @@ pub(super) fn layout(mut said: Said, known: Known) -> Result<Layout, Vec<Diagnos
     let each = said.size("--nproc_per_node").or_else(|| said.size("--nproc-per-node"));
     let devices = known.devices.or_else(|| Some(each?.saturating_mul(nodes)));
     c.dp = data_parallel_ranks(&mut said, Known { devices, ..known }, &c);
+    let instances = said.count("--num-distributed-optimizer-instances");
+    if c.zero.stage > 0 && instances > 1 {
+        let copies = known.dp.unwrap_or(c.dp).saturating_mul(known.cp.unwrap_or(c.cp));
+        if !copies.is_multiple_of(instances) {
+            let name = "--num-distributed-optimizer-instances";
+            let headline = format!("`{name}` is {instances}, and dp · cp is {copies}");
+            said.refuse(name, headline, "write a number that divides it");
+        }
+        c.zero.shard = (copies / instances).max(1);
+    }
     let batch = said.size("--global-batch-size");
     let seq = said.size("--seq-length");
     said.layout("megatron", c, [batch, seq])
@@ -115,7 +130,107 @@ fn chunks(said: &mut Said, stage: u32, layers: u32) -> u32 {
     (stage / layers).max(1)
 }
 
-fn recompute(said: &mut Said) -> Recompute {
+/// The flag of stages that are laid out by hand.
+const LAYOUT: &str = "--pipeline-model-parallel-layout";
+
+/// Transformer layers of each chunk that a layout names, first to last: letters of layers, parted
+/// by `|`; `t*3` and `(t|)*3` are repeated.
+fn chunk_layers(said: &mut Said) -> Option<Vec<u32>> {
+    let text = said.text(LAYOUT)?;
+    let chunks = unrolled(&text.replace(',', "")).map(|letters| {
+        let chunks: Vec<String> = letters.split('|').map(str::to_owned).collect();
+        chunks
+    });
+    let is_known = |chunk: &String| chunk.chars().all(|letter| "EtmL".contains(letter));
+    match chunks.filter(|chunks| chunks.iter().all(is_known)) {
+        Some(chunks) => {
+            if chunks.iter().any(|chunk| chunk.contains('m')) {
+                said.notes.push(format!("`{LAYOUT}`: layers `m` that predict more are not priced"));
+            }
+            Some(chunks.iter().map(|chunk| chunk.matches('t').count() as u32).collect())
+        }
+        None => {
+            let headline = format!("`{LAYOUT}` is `{text}`, which is no layout of stages");
+            let help = "write transformer layers in each stage: `Et*3|(t*4|)*2t*3L`";
+            said.refuse(LAYOUT, headline, help);
+            None
+        }
+    }
+}
+
+/// Letters that a layout may stand for. Chosen: more than any model has layers.
+const LETTERS_MAX: usize = 1 << 16;
+
+/// A layout without repetitions; none where it cannot be read.
+fn unrolled(text: &str) -> Option<String> {
+    let mut letters = String::new();
+    // Where what may be repeated begins.
+    let mut last = 0;
+    let mut open = None;
+    let mut rest = text.chars().peekable();
+    while let Some(letter) = rest.next() {
+        match letter {
+            '(' if open.is_none() => open = Some(letters.len()),
+            ')' => last = open.take()?,
+            '*' => {
+                let mut count = String::new();
+                while let Some(digit) = rest.next_if(char::is_ascii_digit) {
+                    count.push(digit);
+                }
+                let count: usize = count.parse().ok()?;
+                let part = letters.split_off(last);
+                if part.len().saturating_mul(count) > LETTERS_MAX {
+                    return None;
+                }
+                letters += &part.repeat(count);
+            }
+            '(' => return None,
+            _ => {
+                last = letters.len();
+                letters.push(letter);
+            }
+        }
+        if letters.len() > LETTERS_MAX {
+            return None;
+        }
+    }
+    open.is_none().then_some(letters)
+}
+
+/// Takes over the stages that a layout names; chunks go round all stages.
+fn laid_out(said: &mut Said, layers: u32, chunks: &[u32], c: &mut Configuration) {
+    let (count, pp) = (chunks.len() as u32, c.pp);
+    let sum: u32 = chunks.iter().sum();
+    if !count.is_multiple_of(pp) || sum != layers {
+        let headline = format!("`{LAYOUT}` has {sum} layers in {count} stages");
+        let help = format!("write {layers} layers in {pp} stages, or as often for more chunks");
+        return said.refuse(LAYOUT, headline, help);
+    }
+    c.vpp = count / pp;
+    let stage = |stage: usize| chunks.iter().skip(stage).step_by(pp as usize).sum();
+    c.stage_layers = (0..pp as usize).map(stage).collect();
+    leave_out_usual(c, layers);
+    if c.stage_layers.contains(&0) {
+        let headline = format!("`{LAYOUT}` has a stage without a transformer layer");
+        said.refuse(LAYOUT, headline, "give each stage one");
+    } else if foreign::chunks(c, layers) != chunks {
+        let headline = format!("`{LAYOUT}` cuts stages into chunks that are not priced");
+        let help = "write chunks of a stage that are equal, or have one layer less beside the ends";
+        said.refuse(LAYOUT, headline, help);
+    }
+}
+
+/// Leaves stages out that are as even as can be.
+fn leave_out_usual(c: &mut Configuration, layers: u32) {
+    let told = std::mem::take(&mut c.stage_layers);
+    let is_usual = (0..c.pp).zip(&told).all(|(stage, own)| c.layers_of(layers, stage).0 == *own);
+    if !is_usual {
+        c.stage_layers = told;
+    }
+}
+
+/// What is computed again, in stages of so many chunks.
+fn recompute(said: &mut Said, vpp: u32) -> Recompute {
     let count = said.size("--recompute-num-layers");
     let is_block = said.choice("--recompute-method", &[("uniform", false), ("block", true)]);
     let granularities = [("selective", Granularity::Selective), ("full", Granularity::Full)];
@@ -123,7 +238,10 @@ fn recompute(said: &mut Said) -> Recompute {
     let is_selective = said.has("--recompute-activations");
     match granularity {
         Some(Granularity::Selective) => Recompute::Attention,
-        Some(Granularity::Full) if is_block == Some(true) => Recompute::Layers(count.unwrap_or(1)),
+        Some(Granularity::Full) if is_block == Some(true) => {
+            // It counts those of a chunk.
+            Recompute::Layers(count.unwrap_or(1).saturating_mul(vpp))
+        }
         Some(Granularity::Full) => {
             if let Some(count) = count.filter(|count| *count > 1) {
                 said.notes.push(format!(
