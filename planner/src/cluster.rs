@@ -179,6 +179,27 @@ impl Power {
     }
 }
 
+/// What an hour of a device costs, as the user says: nobody else knows.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Price {
+    /// Money for an hour of a device.
+    pub per_device_hour: Known,
+    /// In which, by its three letters.
+    pub currency: String,
+    /// The day on which it was so: `2026-08-01`.
+    pub as_of: String,
+    /// Who says so: a contract, a list.
+    pub said_by: Option<String>,
+}
+
+impl fmt::Display for Price {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Price { per_device_hour, currency, as_of, said_by } = self;
+        write!(f, "{} {currency} as of {as_of}", per_device_hour.value)?;
+        said_by.as_ref().map_or(Ok(()), |by| write!(f, " ({by})"))
+    }
+}
+
 /// The memory of a node beside its devices, where what is offloaded lies.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Host {
@@ -218,6 +239,8 @@ pub struct Cluster {
     pub devices_per_node: Option<usize>,
     /// The memory of a node beside its devices.
     pub host: Host,
+    /// What an hour of a device costs, where the user says so.
+    pub price: Option<Price>,
     /// What was measured.
     pub calibration: Option<Calibration>,
     /// Clusters of other devices each, which this one is made of, in the order of ranks; none where

@@ -172,10 +172,7 @@ impl<'a> Reader<'a> {
         let number = text.and_then(|text| unit.parse(text));
         let is_large = number.is_some_and(|number| number > QUANTITY_MAX);
         let number = number.filter(|_| !is_large);
-        let digits = || Some(value.get_ref().as_integer()?.to_string());
-        let digits = || digits().or_else(|| Some(value.get_ref().as_float()?.to_string()));
-        let found = text.map(str::to_owned).or_else(digits);
-        let found = found.map_or_else(|| kind(value.get_ref()).to_owned(), |t| format!("`{t}`"));
+        let found = shown(value.get_ref());
         if number.is_none() {
             let positive = text.and_then(|text| unit.parse(text.trim().strip_prefix('-')?));
             let why = match text {
@@ -189,6 +186,53 @@ impl<'a> Reader<'a> {
             self.report("E3005", value.span(), headline).help = Some(help);
         }
         number
+    }
+
+    /// Money: a number above 0 and the three letters of its currency.
+    pub(crate) fn money(&mut self, table: Table<'_>, key: &str) -> Option<(f64, String)> {
+        let name = table.name(key);
+        let Some(value) = table.keys.get(key) else {
+            let headline = format!("there is no `{name}`");
+            let help = format!("write `{key}`, such as \"2.50 USD\"");
+            self.report("E3003", table.span(), headline).help = Some(help);
+            return None;
+        };
+        let text = value.get_ref().as_str();
+        let parts = text.and_then(|text| text.trim().split_once(' '));
+        let number = parts.and_then(|(number, _)| number.parse::<f64>().ok());
+        let number = number.filter(|number| number.is_finite() && *number > 0.0);
+        let currency = parts.map(|(_, currency)| currency.trim());
+        let currency =
+            currency.filter(|c| c.len() == 3 && c.bytes().all(|b| b.is_ascii_uppercase()));
+        if let Some((number, currency)) = number.zip(currency) {
+            return Some((number, currency.to_owned()));
+        }
+        let headline =
+            format!("`{name}` is {}, no price with its currency", shown(value.get_ref()));
+        let help = "write a number above 0 and three letters, such as \"2.50 USD\"".to_owned();
+        self.report("E3005", value.span(), headline).help = Some(help);
+        None
+    }
+
+    /// A day, as a text or as TOML has them: `2026-08-01`.
+    pub(crate) fn day(&mut self, table: Table<'_>, key: &str) -> Option<String> {
+        let name = table.name(key);
+        let help = format!("write the day from which it is, such as `{key} = 2026-08-01`");
+        let Some(value) = table.keys.get(key) else {
+            let headline = format!("there is no `{name}`");
+            self.report("E3003", table.span(), headline).help = Some(help);
+            return None;
+        };
+        let written = value.get_ref().as_datetime().map(ToString::to_string);
+        let text = written.or_else(|| value.get_ref().as_str().map(str::to_owned));
+        let text = text.unwrap_or_default();
+        let day = text.parse::<toml::value::Datetime>().ok().filter(|when| when.time.is_none());
+        if let Some(day) = day.and_then(|when| when.date) {
+            return Some(day.to_string());
+        }
+        let headline = format!("`{name}` is {}, and no day", shown(value.get_ref()));
+        self.report("E3004", value.span(), headline).help = Some(help);
+        None
     }
 
     /// A list of pairs of numbers with units.
@@ -255,9 +299,22 @@ impl<'t> Table<'t> {
         self.keys.get(key).map_or(0..0, Spanned::span)
     }
 
+    /// The bytes of its first value; none of an empty table.
+    fn span(&self) -> std::ops::Range<usize> {
+        self.keys.values().next().map_or(0..0, Spanned::span)
+    }
+
     fn name(&self, key: &str) -> String {
         if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
     }
+}
+
+/// A text or a number as it was written, or what else a value is.
+fn shown(value: &DeValue<'_>) -> String {
+    let digits = || Some(value.as_integer()?.to_string());
+    let digits = || digits().or_else(|| Some(value.as_float()?.to_string()));
+    let found = value.as_str().map(str::to_owned).or_else(digits);
+    found.map_or_else(|| kind(value).to_owned(), |text| format!("`{text}`"))
 }
 
 fn kind(value: &DeValue<'_>) -> &'static str {

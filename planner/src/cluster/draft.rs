@@ -6,7 +6,7 @@ use std::ops::Range;
 use ir::import::nearest;
 use ir::{DType, Diagnostic, Span};
 
-use super::{Cluster, Device, Host, Kind, Known, Level, Origin, Power};
+use super::{Cluster, Device, Host, Kind, Known, Level, Origin, Power, Price};
 use crate::machine::Machine;
 use crate::quantity::Unit;
 use crate::reader::{COUNT_MAX, Reader, Table};
@@ -31,6 +31,7 @@ pub(super) struct Draft {
     levels: Vec<DraftLevel>,
     nodes: Option<usize>,
     devices_per_node: Option<usize>,
+    price: Option<Price>,
     /// Groups of other devices each, with what they extend.
     pub(super) groups: Vec<(Draft, Extends)>,
     /// Tables that say more than could be read; [`EVERYTHING`] where that may be of any.
@@ -149,11 +150,15 @@ impl Draft {
         draft.doubt_since(before, values.reader, "level");
         let before = values.reader.wrong_count;
         if let Some(table) = values.reader.table(root, "deployment") {
-            values.reader.expect_keys(table, &["nodes", "devices_per_node", "reserved"]);
+            let keys = ["nodes", "devices_per_node", "reserved", "price"];
+            values.reader.expect_keys(table, &keys);
             draft.nodes = values.reader.count(table, "nodes");
             draft.devices_per_node = values.reader.count(table, "devices_per_node");
             let reserved = values.known(table, "reserved", Unit::Bytes);
             draft.reserved_bytes = reserved.or(draft.reserved_bytes);
+            if let Some(price) = values.reader.table(table, "price") {
+                draft.price = read_price(&mut values, price);
+            }
         }
         draft.doubt_since(before, values.reader, "deployment");
         (draft, extends)
@@ -239,6 +244,7 @@ impl Draft {
             levels: self.levels,
             nodes: upper.nodes.or(self.nodes),
             devices_per_node: upper.devices_per_node.or(self.devices_per_node),
+            price: upper.price.or(self.price),
             groups: if upper.groups.is_empty() { self.groups } else { upper.groups },
             doubted: self.doubted,
         }
@@ -267,6 +273,7 @@ impl Draft {
         }
         let devices = groups.iter().filter_map(Cluster::devices).fold(0, usize::saturating_add);
         wrong.extend(too_many(source, devices));
+        wrong.extend(two_currencies(source, &groups));
         match groups.first() {
             Some(first) if wrong.is_empty() => {
                 let name = self.name.unwrap_or_else(|| source.to_owned());
@@ -302,7 +309,7 @@ impl Draft {
         if !self.doubts("level") && !self.doubts("deployment") {
             missing.diagnostics.extend(wrong_counts(source, &levels, devices_per_node));
         }
-        let host = std::mem::take(&mut self.host);
+        let (host, price) = (std::mem::take(&mut self.host), self.price.take());
         let device = self.complete_device(source, &mut missing);
         match device {
             Some(device) if missing.diagnostics.is_empty() && doubted.is_empty() => Ok(Cluster {
@@ -312,6 +319,7 @@ impl Draft {
                 nodes,
                 devices_per_node,
                 host,
+                price,
                 calibration: None,
                 groups: Vec::new(),
             }),
@@ -387,6 +395,28 @@ impl Draft {
             source: "this machine".to_owned(),
         });
     }
+}
+
+/// What an hour of a device costs: with its currency and its day.
+fn read_price(values: &mut Values<'_, '_>, table: Table<'_>) -> Option<Price> {
+    let Values { reader, origin, source } = values;
+    reader.expect_keys(table, &["per_device_hour", "as_of", "source"]);
+    let (price, day) = (reader.money(table, "per_device_hour"), reader.day(table, "as_of"));
+    let said_by = reader.string(table, "source");
+    let (value, currency) = price?;
+    let per_device_hour = Known { value, origin: *origin, source: source.clone() };
+    Some(Price { per_device_hour, currency, as_of: day?, said_by })
+}
+
+/// What is wrong with prices that cannot be added.
+fn two_currencies(source: &str, groups: &[Cluster]) -> Option<Diagnostic> {
+    let mut prices = groups.iter().filter_map(|group| Some((&group.name, group.price.as_ref()?)));
+    let (first, price) = prices.next()?;
+    let (other, another) = prices.find(|(_, other)| other.currency != price.currency)?;
+    let (one, two) = (&price.currency, &another.currency);
+    let headline = format!("`{first}` is paid for in {one}, and `{other}` in {two}");
+    let help = "write all prices in one currency";
+    Some(Diagnostic::error("E3004", Span::of(source), headline).help(help))
 }
 
 /// What is wrong with a cluster of more devices than there can be.

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::draft::kind_name;
-use super::{Cluster, Host, Known};
+use super::{Cluster, Host, Known, Price};
 use crate::quantity::Unit;
 
 impl fmt::Display for Cluster {
@@ -63,6 +63,16 @@ fn tables(f: &mut fmt::Formatter<'_>, cluster: &Cluster, at: &str) -> fmt::Resul
     if let Some(devices) = cluster.devices_per_node {
         writeln!(f, "devices_per_node = {devices}")?;
     }
+    if let Some(price) = &cluster.price {
+        let Price { per_device_hour, currency, as_of, said_by } = price;
+        writeln!(f, "\n[{at}deployment.price]")?;
+        let text = format!("{} {currency}", per_device_hour.value);
+        commented(f, "per_device_hour", &text, per_device_hour)?;
+        writeln!(f, "as_of = {}", quoted(as_of))?;
+        if let Some(said_by) = said_by {
+            writeln!(f, "source = {}", quoted(said_by))?;
+        }
+    }
     Ok(())
 }
 
@@ -80,7 +90,12 @@ pub(super) fn quoted(text: &str) -> String {
 }
 
 fn line(f: &mut fmt::Formatter<'_>, key: &str, known: &Known, unit: Unit) -> fmt::Result {
-    let value = format!("{key} = {:?}", unit.print(known.value));
+    commented(f, key, &unit.print(known.value), known)
+}
+
+/// A text with where its number is from.
+fn commented(f: &mut fmt::Formatter<'_>, key: &str, text: &str, known: &Known) -> fmt::Result {
+    let value = format!("{key} = {text:?}");
     // A comment ends with its line.
     let source = known.source.replace(char::is_control, " ");
     writeln!(f, "{value:<34} # {}, {source}", known.origin)
