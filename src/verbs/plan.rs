@@ -18,7 +18,7 @@ use crate::job::{self, Limited, Question, Where, positions_max};
 use crate::output::{self, Table};
 use crate::training::read_plan;
 use crate::verbs::cost;
-use crate::verbs::serve::{self, Purpose};
+use crate::verbs::serve::{self, Served};
 use crate::verbs::space::{self, Aim};
 
 /// What the three verbs are asked.
@@ -60,10 +60,9 @@ pub struct PlanArgs {
     /// The question
     #[command(flatten)]
     pub asked: Asked,
-    /// What devices are for: training, or inference with the most tokens per second first, of
-    /// prompts or of what follows
-    #[arg(long = "for", value_enum, default_value = "training", value_name = "WHAT")]
-    pub purpose: Purpose,
+    /// What devices are for
+    #[command(flatten)]
+    pub served: Served,
     /// Print the plan itself; for GPUs its layout, as `score --config` takes it
     #[arg(long)]
     pub plan: bool,
@@ -87,9 +86,9 @@ pub struct FitArgs {
     /// The question
     #[command(flatten)]
     pub asked: Asked,
-    /// What devices are for: training, or inference
-    #[arg(long = "for", value_enum, default_value = "training", value_name = "WHAT")]
-    pub purpose: Purpose,
+    /// What devices are for
+    #[command(flatten)]
+    pub served: Served,
 }
 
 /// Flags of `explain`.
@@ -102,6 +101,9 @@ pub struct ExplainArgs {
     /// type are those asked for, unless flags say others
     #[arg(long = "plan", value_name = "FILE")]
     pub file: Option<String>,
+    /// What devices are for
+    #[command(flatten)]
+    pub served: Served,
 }
 
 /// Plans that are listed at most.
@@ -163,13 +165,13 @@ pub fn plan(args: &PlanArgs) -> Result<Exit, Failure> {
 }
 
 fn planned(args: &PlanArgs) -> Result<Exit, Failure> {
-    if args.purpose != Purpose::Training {
+    if args.served.is_inference()? {
         let has_aim = args.objective != Aim::Time || args.watts.is_some();
         if args.plan || args.output.is_some() || has_aim || args.budget.is_some() {
             let headline = "plans of inference are a table: nothing is written or cut off";
             return Err(usage("--for", headline).help("leave other flags out").into());
         }
-        return serve::serve(&args.asked, args.asked.place.cluster()?, args.purpose);
+        return serve::serve(&args.asked, args.asked.place.cluster()?, args.served);
     }
     if let Some(cluster) = args.asked.gpus()? {
         return space::plan(args, cluster);
@@ -207,6 +209,14 @@ pub fn explain_plan(args: &ExplainArgs) -> Result<Exit, Failure> {
 
 fn explained(args: &ExplainArgs) -> Result<Exit, Failure> {
     let asked = &args.asked;
+    if args.served.is_inference()? {
+        if args.file.is_some() {
+            let headline = "plans of inference are not written to files".to_owned();
+            let help = "write the layout: `--fix tp=8,pp=1`";
+            return Err(usage("--plan", headline).help(help).into());
+        }
+        return serve::explain::explain(asked, asked.place.cluster()?, args.served);
+    }
     if let Some(cluster) = asked.gpus()? {
         return match &args.file {
             None => space::explain::explain(asked, cluster),
@@ -264,8 +274,8 @@ pub fn fit(args: &FitArgs) -> Result<Exit, Failure> {
 
 fn fitted(args: &FitArgs) -> Result<Exit, Failure> {
     let asked = &args.asked;
-    if args.purpose != Purpose::Training {
-        return serve::serve(asked, asked.place.cluster()?, args.purpose);
+    if args.served.is_inference()? {
+        return serve::serve(asked, asked.place.cluster()?, args.served);
     }
     if let Some(cluster) = asked.gpus()? {
         return space::fit::fit(asked, cluster);

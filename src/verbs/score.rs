@@ -7,7 +7,6 @@ use planner::cluster::Cluster;
 use planner::configuration::{Configuration, Place, Recompute, Schedule, Zero};
 use planner::estimate::described::{Described, described};
 use planner::estimate::rates::Arithmetic;
-use planner::estimate::serving::Replica;
 use planner::estimate::style::{self, STYLES, Style};
 use planner::estimate::{Estimate, Estimator, Job};
 use planner::limits::Limits;
@@ -20,7 +19,7 @@ use crate::cli::positive;
 use crate::failure::{Exit, Failure, read_text, usage};
 use crate::job::Axes;
 use crate::output::{self, Table};
-use crate::verbs::serve::{self, Purpose};
+use crate::verbs::serve::{self, Served};
 use crate::verbs::space::groups::Mixed;
 use crate::verbs::space::groups::page::{document, fits, page};
 use crate::verbs::space::{Subject, arithmetic, element_type};
@@ -56,10 +55,9 @@ pub struct Args {
     /// Chunks of layers of a stage, interleaved
     #[arg(long, value_name = "N", value_parser = positive)]
     pub vpp: Option<usize>,
-    /// What the devices are for: training, or inference with a copy of the model on each tp · pp of
-    /// them
-    #[arg(long = "for", value_enum, default_value = "training", value_name = "WHAT")]
-    pub purpose: Purpose,
+    /// What the devices are for
+    #[command(flatten)]
+    pub served: Served,
     /// Samples of a step, over all ranks; sequences at once in inference [default: what the file
     /// says, or as many sequences as fit]
     #[arg(long, alias = "global-batch-size", value_name = "N", value_parser = positive,
@@ -114,7 +112,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         cluster.nodes = cluster.nodes.max(ranks.div_ceil(each.max(1)));
     }
     let (dtype, arithmetic) = products(args, layout.dtype, &cluster)?;
-    if args.purpose != Purpose::Training {
+    if args.served.is_inference()? {
         if style.name != style::OURS.name {
             let headline = format!("inference is not priced in the style `{}`", args.style);
             return Err(usage("--style", headline).help("leave it out").into());
@@ -123,7 +121,6 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         let Ok(devices) = u32::try_from(ranks) else {
             return Err(usage("--dp", format!("{ranks} devices are more than there can be")).into());
         };
-        let copies = copies(&configuration)?;
         layout.note_remarks();
         let job = Job { global_batch: 1, arithmetic };
         let peak_flops = Estimator::new(&work, &cluster, style, job)?.peak_flops();
@@ -139,7 +136,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
             latent,
             memory_bytes,
         };
-        return serve::score(&subject, copies, count(args.gbs), args.purpose, args.json);
+        return serve::score(&subject, &configuration, count(args.gbs), args.served, args.json);
     }
     let Some(batch) = count(args.gbs).or(layout.global_batch) else {
         let headline = "it is not said how many samples a step has";
@@ -173,7 +170,7 @@ fn over_groups(
     mut described_as: Described,
     cluster: Cluster,
 ) -> Result<Exit, Failure> {
-    if args.purpose != Purpose::Training {
+    if args.served.is_inference()? {
         let headline = "on groups of devices, layouts of training are scored";
         return Err(usage("--for", headline).help("ask about one group alone").into());
     }
@@ -209,35 +206,6 @@ fn over_groups(
         output::answer(&(mixed.header() + &page(&mixed, &way)));
     }
     Ok(if fits(&way) { Exit::Success } else { Exit::Infeasible })
-}
-
-/// How copies lie, and how many there are. All that inference does not have is refused at once.
-fn copies(c: &Configuration) -> Result<(Replica, u32), Failure> {
-    let plain = Configuration { tp: c.tp, pp: c.pp, dp: c.dp, ..Configuration::default() };
-    let plain = Configuration {
-        // A prompt is cut as it comes, and the order of axes is that of the devices.
-        microbatch: c.microbatch,
-        sequence_parallel: c.sequence_parallel,
-        ..plain
-    };
-    let has = [
-        (c.cp != plain.cp, "context parallelism"),
-        (c.ep != plain.ep, "expert-parallel ranks of their own: experts lie over tp"),
-        (c.vpp != plain.vpp || c.schedule != plain.schedule, "schedule of micro-batches"),
-        (c.zero != plain.zero, "gradients to shard"),
-        (c.recompute != plain.recompute, "backward pass to recompute for"),
-        (c.offload != plain.offload, "states to offload"),
-        (c.order != plain.order, "placement of axes"),
-        (c.stage_layers != plain.stage_layers, "uneven stages"),
-    ];
-    let refused = has.into_iter().filter(|(is_there, _)| *is_there).map(|(_, what)| {
-        usage("--config", format!("inference here has no {what}")).help("leave it out")
-    });
-    let refused: Vec<_> = refused.collect();
-    if !refused.is_empty() {
-        return Err(refused.into());
-    }
-    Ok((Replica { tp: c.tp, pp: c.pp }, c.dp))
 }
 
 fn count(size: Option<usize>) -> Option<u32> {

@@ -34,6 +34,7 @@ mod readme;
 mod reference;
 mod refusals;
 mod rewriting;
+mod serving;
 mod sums;
 mod training;
 mod verbs;

@@ -20,6 +20,15 @@ const ROUTED: f64 = 0.2;
 /// again. Source: torchtitan's tables, 8 ranks take up to half as long again as their operations.
 const RING: f64 = 0.3;
 
+/// Relative spread of kernels that move rows.
+pub(super) const ROWS: f64 = 0.15;
+/// Relative spread of what starts kernels.
+pub(super) const START: f64 = 0.25;
+/// Relative spread of collectives of tensor parallelism, and of gradients.
+pub(super) const TENSOR: f64 = 0.4;
+/// Relative spread of any other communication.
+pub(super) const UNKNOWN: f64 = 0.5;
+
 /// By which factors a step may be shorter and longer, so that four in five lie between.
 ///
 /// `doubt` is the relative spread of what is not known about the framework.
@@ -29,25 +38,28 @@ pub(super) fn factors(
     arithmetic: Arithmetic,
     doubt: f64,
 ) -> [f64; 2] {
-    let total = breakdown.total_s();
-    let variance: f64 = breakdown
-        .parts()
-        .iter()
-        .map(|(name, seconds)| {
-            let spread = match *name {
-                "products" => rates.product_rates(arithmetic).spread,
-                "attention" if breakdown.context_s > 0.0 => RING,
-                "attention" => rates.attention.spread,
-                "recompute" | "bubble" => 0.08,
-                "rows" => 0.15,
-                "dispatch" => 0.25,
-                "tensor" | "gradients" => 0.4,
-                _ => 0.5,
-            };
-            (seconds / total * spread).powi(2)
-        })
-        .sum();
-    let routed = if breakdown.expert_s > 0.0 { ROUTED } else { 0.0 };
+    let parts = breakdown.parts().map(|(name, seconds)| {
+        let spread = match name {
+            "products" => rates.product_rates(arithmetic).spread,
+            "attention" if breakdown.context_s > 0.0 => RING,
+            "attention" => rates.attention.spread,
+            "recompute" | "bubble" => 0.08,
+            "rows" => ROWS,
+            "dispatch" => START,
+            "tensor" | "gradients" => TENSOR,
+            _ => UNKNOWN,
+        };
+        (seconds, spread)
+    });
+    around(&parts, breakdown.expert_s > 0.0, doubt)
+}
+
+/// The same of any parts: their seconds, each with its relative spread.
+pub(super) fn around(parts: &[(f64, f64)], is_routed: bool, doubt: f64) -> [f64; 2] {
+    let total: f64 = parts.iter().map(|(seconds, _)| seconds).sum();
+    let variance: f64 =
+        parts.iter().map(|(seconds, spread)| (seconds / total * spread).powi(2)).sum();
+    let routed = if is_routed { ROUTED } else { 0.0 };
     let spread = (variance + COMMON.powi(2) + routed.powi(2) + doubt.powi(2)).sqrt();
     // Runs are rather slower than faster than their parts.
     [(-0.9 * Z * spread).exp(), (1.3 * Z * spread).exp()]

@@ -3,32 +3,86 @@
 //!
 //! A copy of the model lies over `tp · pp` devices; stages work on as many groups of sequences at
 //! once as there are stages. A pass over new tokens costs what the forward pass of training costs,
-//! without a loss; each new token reads all that is cached. Experts lie over the tensor-parallel
-//! ranks, and those that no token chose are not read.
+//! without a loss; each new token reads all that is cached. Experts lie over `ep` ranks of a stage:
+//! over those of one copy, or over those of several, which then share them, exchange the tokens of
+//! each layer and go on in step. As in training, tokens choose all experts equally often; those
+//! that none chose are not read.
 //!
 //! Legend: b sequences of a group, t new tokens of each, c cached tokens of each.
 
+mod parts;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
 use serde::Serialize;
+
+pub use self::parts::Parts;
 
 use super::Estimator;
 use super::layer::Lowering;
 use super::network::Group;
-use super::price::{Inside, LayerPrice};
+use super::price::{Inside, LayerPrice, Pass};
 use super::workload::{Item, Layer};
 use crate::configuration::Configuration;
+use crate::divisors::divisors;
 
 /// Bytes of a cached element. Chosen: two-byte floats, whatever arithmetic products have.
 const CACHE_BYTES: f64 = 2.0;
 /// Tokens beyond which no context is looked for. Chosen: far above any model.
 const CONTEXT_MAX: u64 = 1 << 30;
+/// Sequences of a copy beyond which no more are looked for. Chosen: far above any server.
+const SEQUENCES_MAX: u64 = 1 << 24;
 
 /// How a copy of the model lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct Replica {
     /// Tensor-parallel ranks.
     pub tp: u32,
     /// Pipeline stages.
     pub pp: u32,
+    /// Ranks of a stage over which routed experts lie: more than `tp` where copies share them.
+    pub ep: u32,
+}
+
+impl Replica {
+    /// Ranks of a stage that go on in step: those of a copy, or of all copies that share experts.
+    pub fn together(self) -> u32 {
+        self.tp.max(self.ep)
+    }
+
+    /// Copies that share experts.
+    pub fn sharing(self) -> u32 {
+        (self.ep / self.tp).max(1)
+    }
+}
+
+impl fmt::Display for Replica {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "tp={} pp={}", self.tp, self.pp)?;
+        if self.ep > 1 { write!(f, " ep={}", self.ep) } else { Ok(()) }
+    }
+}
+
+/// Sequences of a copy that are worked on at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Load {
+    /// All of them.
+    pub sequences: u64,
+    /// Groups, of which each stage works on one at a time.
+    pub groups: u32,
+    /// Sequences of the largest group.
+    pub batch: u32,
+}
+
+impl Load {
+    /// So many sequences, in as many groups as there are stages where they are enough for that.
+    pub fn of(sequences: u64, stages: u32) -> Load {
+        let groups = sequences.clamp(1, stages.into()) as u32;
+        let batch = sequences.div_ceil(groups.into()).min(u32::MAX.into()) as u32;
+        Load { sequences, groups, batch }
+    }
 }
 
 /// A forward pass.
@@ -38,6 +92,13 @@ pub struct Forward {
     pub latency_s: f64,
     /// Seconds of the slowest stage: so often a group is done.
     pub slowest_s: f64,
+}
+
+impl Forward {
+    /// Seconds from one token of a sequence to the next, where so many groups take turns.
+    pub fn turn_s(&self, groups: u32) -> f64 {
+        self.latency_s.max(self.slowest_s * f64::from(groups))
+    }
 }
 
 /// What the fullest device of a copy holds.
@@ -61,6 +122,18 @@ pub struct Serving<'a> {
     pub latent: Option<u32>,
 }
 
+/// What a pass does, before it is told how stages share it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Work {
+    layers: Pass,
+    first: Pass,
+    last: Pass,
+    /// Seconds in which all layers read what is cached.
+    cached_s: f64,
+    /// Seconds of all messages between stages, and of the slowest one.
+    sends_s: [f64; 2],
+}
+
 impl Serving<'_> {
     /// Whether a copy can lie so: heads and experts divide, and no stage is without a layer.
     pub fn allows(&self, copy: Replica) -> bool {
@@ -69,7 +142,23 @@ impl Serving<'_> {
             let Item::Attention { heads, .. } = item else { return true };
             heads.is_multiple_of(copy.tp)
         });
-        is_even && copy.pp >= 1 && copy.pp <= self.estimator.work.depth()
+        let shares = copy.ep == self.inner_experts(copy.tp)
+            || (copy.ep.is_multiple_of(copy.tp) && self.experts_divide(copy.ep));
+        is_even && shares && copy.pp >= 1 && copy.pp <= self.estimator.work.depth()
+    }
+
+    /// A copy whose experts lie over its own tensor-parallel ranks, as many as divide them.
+    pub fn alone(&self, tp: u32, pp: u32) -> Replica {
+        Replica { tp, pp, ep: self.inner_experts(tp) }
+    }
+
+    /// The ways in which experts lie over `copies` copies of `tp` ranks a stage: over the ranks of
+    /// one, or of two, or of as many more as divide the copies and the experts.
+    pub fn expert_ways(&self, tp: u32, copies: u32) -> Vec<u32> {
+        let inner = self.inner_experts(tp);
+        let shared = divisors(copies).into_iter().filter_map(|n| tp.checked_mul(n));
+        let shared = shared.filter(|ep| *ep > inner && *ep > tp && self.experts_divide(*ep));
+        std::iter::once(inner).chain(shared).collect()
     }
 
     /// Whether the model goes on after what it was given: some of its layers see earlier tokens
@@ -78,43 +167,49 @@ impl Serving<'_> {
         self.estimator.work.layers.iter().any(caches)
     }
 
-    /// A pass of `batch` sequences over `tokens` new tokens of each, after `cached` ones. An
-    /// encoder runs in the first pass alone.
+    /// A pass of `batch` sequences over `tokens` new tokens of each, after `cached` ones, on this
+    /// copy and on each that shares its experts. An encoder runs in the first pass alone.
     pub fn forward(&self, copy: Replica, batch: u32, tokens: u32, cached: u64) -> Forward {
-        let work = self.estimator.work;
-        let runs = |layer: &&Layer| cached == 0 || caches(layer);
-        let all: f64 = work
-            .layers
-            .iter()
-            .filter(runs)
-            .map(|layer| {
-                let items = used(&layer.items, u64::from(batch) * u64::from(tokens));
-                let ep = expert_ranks(copy, &layer.items);
-                let pass = self.price_over(ep, copy, &items, [batch, tokens]).forward.total_s();
-                f64::from(layer.count) * (pass + self.cached_s(copy, &items, batch, cached))
-            })
-            .sum();
-        let first = self.price(copy, &work.first, batch, tokens).forward.total_s();
-        let last: Vec<Item> =
-            work.last.iter().copied().filter(|item| !matches!(item, Item::Loss { .. })).collect();
-        // The next token follows from the last one alone.
-        let last = self.price(copy, &last, batch, 1).forward.total_s();
-        let bytes = f64::from(batch) * f64::from(tokens) * f64::from(work.width) * 2.0;
-        let network = &self.estimator.network;
-        let (tp, pp) = (u64::from(copy.tp), u64::from(copy.pp));
-        let stages = Group::apart(pp, tp, tp * pp);
-        let near_s = network.send_s(bytes, tp);
-        let far_s = network.send_s(bytes, network.furthest(stages, tp));
-        let far = network.nodes(stages) - 1.0;
-        let sends_s = far * far_s + (f64::from(copy.pp - 1) - far) * near_s;
-        let most = self.most(copy, runs);
-        let between_s = if copy.pp > 1 { far_s } else { 0.0 };
+        let work = self.work(copy, batch, tokens, cached);
+        let layers = work.layers.total_s() + work.cached_s;
+        let (first, last) = (work.first.total_s(), work.last.total_s());
+        let most = self.most(copy, |layer| runs(layer, cached));
+        let [sends_s, between_s] = work.sends_s;
         Forward {
-            latency_s: first + all + last + sends_s,
-            slowest_s: all * most
+            latency_s: first + layers + last + sends_s,
+            slowest_s: layers * most
                 + if copy.pp > 1 { first.max(last) } else { first + last }
                 + between_s,
         }
+    }
+
+    fn work(&self, copy: Replica, batch: u32, tokens: u32, cached: u64) -> Work {
+        let model = self.estimator.work;
+        let mut work = Work::default();
+        // Tokens of all ranks that share experts.
+        let routed = f64::from(batch) * f64::from(tokens) * f64::from(copy.ep) / f64::from(copy.tp);
+        for layer in model.layers.iter().filter(|layer| runs(layer, cached)) {
+            let items = used(&layer.items, routed);
+            let pass = self.price(copy, &items, batch, tokens).forward;
+            let count = f64::from(layer.count);
+            work.layers += pass * count;
+            work.cached_s += count * self.cached_s(copy, &items, batch, cached);
+        }
+        work.first = self.price(copy, &model.first, batch, tokens).forward;
+        let last: Vec<Item> =
+            model.last.iter().copied().filter(|item| !matches!(item, Item::Loss { .. })).collect();
+        // The next token follows from the last one alone.
+        work.last = self.price(copy, &last, batch, 1).forward;
+        let bytes = f64::from(batch) * f64::from(tokens) * f64::from(model.width) * 2.0;
+        let network = &self.estimator.network;
+        let (apart, pp) = (u64::from(copy.together()), u64::from(copy.pp));
+        let stages = Group::apart(pp, apart, apart * pp);
+        let near_s = network.send_s(bytes, apart);
+        let far_s = network.send_s(bytes, network.furthest(stages, apart));
+        let far = network.nodes(stages) - 1.0;
+        let all_s = far * far_s + (f64::from(copy.pp - 1) - far) * near_s;
+        work.sends_s = if copy.pp > 1 { [all_s, far_s] } else { [0.0; 2] };
+        work
     }
 
     /// What the fullest device holds besides working memory.
@@ -140,46 +235,67 @@ impl Serving<'_> {
         };
         Held {
             weights_bytes: (parameters * most + ends) * bytes,
-            cache_bytes_per_token: cache * self.most(copy, |layer| caches(layer)) * CACHE_BYTES,
+            cache_bytes_per_token: cache * self.most(copy, caches) * CACHE_BYTES,
             reserve_bytes: self.estimator.style.reserve_bytes,
         }
     }
 
-    /// Bytes of the fullest device where every stage has a group of `batch` sequences of `context`
-    /// tokens, of which `tokens` new ones of each are worked on.
-    pub fn bytes(&self, copy: Replica, batch: u32, context: u64, tokens: u32) -> f64 {
-        let held = self.held(copy);
-        let sequences = f64::from(batch) * f64::from(copy.pp);
-        let cache = held.cache_bytes_per_token * context as f64 * sequences;
-        held.weights_bytes + cache + held.reserve_bytes + self.working(copy, batch, tokens)
+    /// Bytes of the fullest device of a copy with so many sequences of `context` tokens each, all
+    /// of which go on while a prompt is worked on in pieces of `piece` tokens.
+    pub fn bytes(&self, copy: Replica, sequences: u64, context: u64, piece: u32) -> f64 {
+        let cache = self.held(copy).cache_bytes_per_token;
+        self.fixed_bytes(copy, sequences, piece) + cache * context as f64 * sequences as f64
     }
 
-    /// The longest context of one sequence on each stage, its prompt worked on in pieces of at most
-    /// `tokens`; 0 where weights alone do not fit.
-    pub fn longest_context(&self, copy: Replica, tokens: u32) -> u64 {
-        let held = self.held(copy);
-        let fixed = held.weights_bytes + held.reserve_bytes + self.working(copy, 1, tokens);
-        let each = held.cache_bytes_per_token * f64::from(copy.pp);
-        let left = self.estimator.memory_bytes - fixed;
+    /// The longest context of each of so many sequences of a copy, their prompts worked on in
+    /// pieces of at most `piece` tokens; 0 where weights alone do not fit.
+    pub fn longest_context(&self, copy: Replica, sequences: u64, piece: u32) -> u64 {
+        let left = self.estimator.memory_bytes - self.fixed_bytes(copy, sequences, piece);
+        let each = self.held(copy).cache_bytes_per_token * sequences as f64;
         if left < 0.0 { 0 } else { ((left / each) as u64).min(CONTEXT_MAX) }
     }
 
-    /// The largest group of sequences of `context` tokens on each stage that decodes; 0 where none
-    /// does.
-    pub fn largest_batch(&self, copy: Replica, context: u64) -> u32 {
-        let fits = |batch: u32| self.bytes(copy, batch, context, 1) <= self.estimator.memory_bytes;
-        let (mut low, mut high) = (0, 1u32 << 20);
-        while low < high {
-            let middle = low + (high - low).div_ceil(2);
-            if fits(middle) { low = middle } else { high = middle - 1 }
-        }
-        low
+    /// The most sequences of `context` tokens that a copy holds and goes on with, their prompts
+    /// worked on in pieces of `piece` tokens; 0 where it holds none.
+    pub fn most_sequences(&self, copy: Replica, context: u64, piece: u32) -> u64 {
+        let held = self.held(copy);
+        let left = self.estimator.memory_bytes - held.weights_bytes - held.reserve_bytes;
+        let each = held.cache_bytes_per_token * context as f64;
+        let most = ((left.max(0.0) / each) as u64).min(SEQUENCES_MAX);
+        let prompt = self.working(copy, 1, piece);
+        greatest(most, |count| {
+            let working = self.working(copy, Load::of(count, copy.pp).batch, 1).max(prompt);
+            working + each * count as f64 <= left
+        })
+    }
+
+    /// The most of at most so many sequences of `context` tokens of which each has its next token
+    /// within `limit_s`; 0 where one alone has not.
+    pub fn most_within(&self, copy: Replica, context: u64, sequences: u64, limit_s: f64) -> u64 {
+        greatest(sequences, |count| {
+            let Load { groups, batch, .. } = Load::of(count, copy.pp);
+            self.forward(copy, batch, 1, context).turn_s(groups) <= limit_s
+        })
+    }
+
+    /// What a device holds whatever the context: weights, reserve and working memory.
+    fn fixed_bytes(&self, copy: Replica, sequences: u64, piece: u32) -> f64 {
+        let held = self.held(copy);
+        let Load { batch, .. } = Load::of(sequences, copy.pp);
+        let working = self.working_bytes(copy, batch, piece);
+        held.weights_bytes + held.reserve_bytes + working
+    }
+
+    /// Bytes that a device needs while a group of `batch` sequences goes on, or while a prompt is
+    /// worked on in pieces of `piece` tokens.
+    pub fn working_bytes(&self, copy: Replica, batch: u32, piece: u32) -> f64 {
+        self.working(copy, 1, piece).max(self.working(copy, batch, 1))
     }
 
     /// The largest share of some layers that lie on one stage.
-    fn most(&self, copy: Replica, are: impl Fn(&&Layer) -> bool) -> f64 {
+    fn most(&self, copy: Replica, are: impl Fn(&Layer) -> bool) -> f64 {
         let work = self.estimator.work;
-        let all: u32 = work.layers.iter().filter(are).map(|layer| layer.count).sum();
+        let all: u32 = work.layers.iter().filter(|layer| are(layer)).map(|l| l.count).sum();
         let most = work.depth().div_ceil(copy.pp).min(all);
         f64::from(most) / f64::from(all.max(1))
     }
@@ -200,21 +316,10 @@ impl Serving<'_> {
     }
 
     fn price(&self, copy: Replica, items: &[Item], batch: u32, tokens: u32) -> LayerPrice {
-        self.price_over(expert_ranks(copy, items), copy, items, [batch, tokens])
-    }
-
-    fn price_over(
-        &self,
-        ep: u32,
-        copy: Replica,
-        items: &[Item],
-        [batch, tokens]: [u32; 2],
-    ) -> LayerPrice {
         let Estimator { rates, network, style, job, work, .. } = self.estimator;
-        let (tp, microbatch) = (copy.tp, batch);
-        let inside =
-            Inside::near(&Configuration { tp, ep, microbatch, ..Configuration::default() });
-        let seq = f64::from(tokens);
+        let Replica { tp, ep, .. } = copy;
+        let c = Configuration { tp, ep, dp: copy.sharing(), microbatch: batch, ..plain() };
+        let (inside, seq) = (Inside::near(&c), f64::from(tokens));
         Lowering { rates, network, style, job, inside, seq }.price(items, work.width)
     }
 
@@ -234,6 +339,42 @@ impl Serving<'_> {
         let elements = self.cached_elements(copy, items) * f64::from(batch) * cached as f64;
         self.estimator.rates.rows_s(elements * CACHE_BYTES)
     }
+
+    /// How many routed experts each layer has that has some.
+    fn expert_counts(&self) -> impl Iterator<Item = u32> {
+        let items = self.estimator.work.layers.iter().flat_map(|layer| &layer.items);
+        items.filter_map(
+            |item| {
+                if let Item::Experts { count, .. } = item { Some(*count) } else { None }
+            },
+        )
+    }
+
+    /// Whether there are experts, and the same number of those of each layer on so many ranks.
+    fn experts_divide(&self, ep: u32) -> bool {
+        let mut counts = self.expert_counts().peekable();
+        counts.peek().is_some() && counts.all(|count| count.is_multiple_of(ep))
+    }
+
+    /// Tensor-parallel ranks over which the experts of a copy lie: as many as divide them.
+    fn inner_experts(&self, tp: u32) -> u32 {
+        let ways = divisors(tp).into_iter().rev();
+        ways.into_iter().find(|ep| self.experts_divide(*ep)).unwrap_or(1)
+    }
+}
+
+fn plain() -> Configuration {
+    Configuration::default()
+}
+
+/// The greatest number up to `most` that fits where all smaller ones do; 0 where 1 does not.
+fn greatest(most: u64, fits: impl Fn(u64) -> bool) -> u64 {
+    let (mut low, mut high) = (0, most);
+    while low < high {
+        let middle = low + (high - low).div_ceil(2);
+        if fits(middle) { low = middle } else { high = middle - 1 }
+    }
+    low
 }
 
 /// Whether a layer keeps keys and values for tokens to come: those of an encoder are made once, and
@@ -242,253 +383,21 @@ fn caches(layer: &Layer) -> bool {
     layer.items.iter().any(|item| matches!(item, Item::Attention { causal: true, .. }))
 }
 
-/// Tensor-parallel ranks over which the experts of a layer lie: as many as divide them.
-fn expert_ranks(copy: Replica, items: &[Item]) -> u32 {
-    let ep = items.iter().find_map(|item| {
-        let Item::Experts { count, .. } = item else { return None };
-        (1..=copy.tp).rev().find(|ep| count.is_multiple_of(*ep) && copy.tp.is_multiple_of(*ep))
-    });
-    ep.unwrap_or(1)
+/// Whether a layer runs after so many cached tokens.
+fn runs(layer: &Layer, cached: u64) -> bool {
+    cached == 0 || caches(layer)
 }
 
 /// Items where of routed experts only those count that some of `tokens` tokens chose: evenly, as
 /// many as `n (1 - (1 - k/n)^t)`.
-fn used(items: &[Item], tokens: u64) -> Vec<Item> {
+fn used(items: &[Item], tokens: f64) -> Vec<Item> {
     let mut items = items.to_vec();
     for item in &mut items {
         if let Item::Experts { count, top_k, .. } = item {
             let (n, k) = (f64::from(*count), f64::from(*top_k));
-            let hit = n * (1.0 - (1.0 - (k / n).min(1.0)).powf(tokens as f64));
+            let hit = n * (1.0 - (1.0 - (k / n).min(1.0)).powf(tokens));
             *count = (hit.ceil() as u32).clamp((*top_k).min(*count), *count).max(1);
         }
     }
     items
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cluster::Cluster;
-    use crate::estimate::described::{Described, described};
-    use crate::estimate::rates::Arithmetic;
-    use crate::estimate::workload::Workload;
-    use crate::estimate::{Job, style};
-    use crate::machine::Machine;
-    use crate::space::models;
-
-    fn h100() -> Cluster {
-        let machine = Machine { cores: 4, memory_bytes: 8 << 30, instruction_set: "avx2".into() };
-        Cluster::load_on("h100", &machine).unwrap()
-    }
-
-    fn estimator<'a>(work: &'a Workload, cluster: &Cluster) -> Estimator<'a> {
-        let job = Job { global_batch: 1, arithmetic: Arithmetic::Half };
-        Estimator::new(work, cluster, style::OURS, job).unwrap()
-    }
-
-    /// DeepSeek-AI 2025, "Insights into DeepSeek-V3", table 1.
-    #[test]
-    fn caches_are_as_large_as_published() {
-        let cluster = h100();
-        let published = [
-            ("deepseek-v3", 70_272.0),
-            ("llama-3-405b", 516_096.0),
-            ("llama-3-70b", 327_680.0),
-            // Two values of 768 elements in each of 12 layers; one table for both ends.
-            ("gpt2", 36_864.0),
-        ];
-        for (model, bytes) in published {
-            let Described { work, latent, .. } = described(model, None).unwrap();
-            let estimator = estimator(&work, &cluster);
-            let serving = Serving { estimator: &estimator, latent };
-            let held = serving.held(Replica { tp: 1, pp: 1 });
-            assert_eq!(held.cache_bytes_per_token, bytes, "{model}");
-            let weights = held.weights_bytes / (2.0 * work.parameters() as f64);
-            assert!((weights - 1.0).abs() < 1e-3, "{model}: {weights}");
-        }
-    }
-
-    /// Raffel et al. 2020: 24 decoder layers of 128 heads of 128, each with keys and values of the
-    /// target and of the source. The encoder caches nothing, and runs once.
-    #[test]
-    fn encoders_run_once_and_cache_nothing() {
-        let cluster = h100();
-        let work = described("t5-11b", Some(512)).unwrap().work;
-        let estimator = estimator(&work, &cluster);
-        let serving = Serving { estimator: &estimator, latent: None };
-        let copy = Replica { tp: 1, pp: 1 };
-        let elements = 24 * 2 * 2 * 128 * 128;
-        assert_eq!(serving.held(copy).cache_bytes_per_token, 2.0 * f64::from(elements));
-        let mut decoder = work.clone();
-        decoder.layers.retain(|layer| layer.name.starts_with("decoder"));
-        assert_eq!(decoder.layers.len(), 1);
-        let alone = self::estimator(&decoder, &cluster);
-        let alone = Serving { estimator: &alone, latent: None };
-        assert_eq!(serving.forward(copy, 3, 1, 512), alone.forward(copy, 3, 1, 512));
-        assert!(
-            serving.forward(copy, 3, 512, 0).latency_s > alone.forward(copy, 3, 512, 0).latency_s
-        );
-        let bert = described("bert-large", Some(512)).unwrap().work;
-        let estimator = self::estimator(&bert, &cluster);
-        assert!(!Serving { estimator: &estimator, latent: None }.decodes() && serving.decodes());
-    }
-
-    /// A token takes no less for more sequences.
-    #[test]
-    fn more_sequences_are_never_faster() {
-        let cluster = h100();
-        for model in ["llama-3-8b", "llama-3-70b", "mixtral-8x7b", "deepseek-v3", "t5-11b"] {
-            let Described { work, latent, .. } = described(model, Some(512)).unwrap();
-            let estimator = estimator(&work, &cluster);
-            let serving = Serving { estimator: &estimator, latent };
-            for tp in [1, 2, 8] {
-                let copy = Replica { tp, pp: 1 };
-                let pass = |batch| serving.forward(copy, batch, 1, 4096).latency_s;
-                let mut before = 0.0;
-                for batch in (1..40).chain([63, 64, 65, 128, 200, 256]) {
-                    let now = pass(batch);
-                    assert!(
-                        now >= before,
-                        "{model} tp={tp}: {batch} sequences {now} s, {before} s"
-                    );
-                    before = now;
-                }
-            }
-        }
-    }
-
-    /// No pass is faster than what it reads and computes at the datasheet's rates, and none is many
-    /// times slower where the batch is large.
-    #[test]
-    fn passes_are_between_their_limits() {
-        let cluster = h100();
-        for model in ["llama-3-8b", "llama-3-70b", "gpt-18.4b", "mixtral-8x7b"] {
-            let work = models::shape(model).unwrap().workload().unwrap();
-            let estimator = estimator(&work, &cluster);
-            let serving = Serving { estimator: &estimator, latent: None };
-            let routed = model.starts_with("mixtral");
-            for tp in [1, 2, 4, 8] {
-                let copy = Replica { tp, pp: 1 };
-                let held = serving.held(copy);
-                let bandwidth = estimator.rates.memory_bytes_per_s;
-                for batch in [1, 16, 64] {
-                    let decode = serving.forward(copy, batch, 1, 4096);
-                    let cache = held.cache_bytes_per_token * 4096.0 * f64::from(batch);
-                    // Few tokens choose few experts, and the embedding is looked up.
-                    let weights = if routed { 0.0 } else { 0.9 * held.weights_bytes };
-                    let least_s = (weights + cache) / bandwidth;
-                    assert!(decode.latency_s > least_s, "{model} tp={tp} b={batch}");
-                    // Across devices, small kernels and collectives have start-up.
-                    let is_close = decode.latency_s < 4.0 * least_s;
-                    assert!(routed || tp > 1 || is_close, "{model} b={batch}: {decode:?}");
-                }
-                let prompt = serving.forward(copy, 4, 4096, 0);
-                let flops = work.flops_per_token() / 3.0 * 4.0 * 4096.0;
-                let peak = cluster.flops_per_s(ir::DType::BF16, 1).value * f64::from(tp);
-                assert!(prompt.latency_s > 0.85 * flops / peak, "{model} tp={tp}");
-                let is_close = prompt.latency_s < 6.0 * flops / peak;
-                assert!(routed || is_close, "{model} tp={tp}: {prompt:?}");
-            }
-        }
-    }
-
-    /// A pass over stages takes that of one device and a message between each two; the slowest
-    /// stage has its part of the layers, the larger of both ends, and a message.
-    #[test]
-    fn stages_share_a_pass() {
-        let cluster = h100();
-        let work = models::shape("llama-3-70b").unwrap().workload().unwrap();
-        let estimator = estimator(&work, &cluster);
-        let serving = Serving { estimator: &estimator, latent: None };
-        let head: Vec<Item> =
-            work.last.iter().copied().filter(|item| !matches!(item, Item::Loss { .. })).collect();
-        for (tp, batch, tokens, cached) in [(8, 2, 2048, 0), (8, 16, 1, 4096), (4, 1, 1, 100)] {
-            let of = |pp| serving.forward(Replica { tp, pp }, batch, tokens, cached);
-            let one = of(1);
-            let copy = Replica { tp, pp: 1 };
-            let first_s = serving.price(copy, &work.first, batch, tokens).forward.total_s();
-            // Logits are made of the last token of each sequence.
-            let last_s = serving.price(copy, &head, batch, 1).forward.total_s();
-            let layers_s = one.latency_s - first_s - last_s;
-            assert!((one.slowest_s / one.latency_s - 1.0).abs() < 1e-12);
-            let bytes = f64::from(batch * tokens * 8192) * 2.0;
-            let send_s = |apart: u32| estimator.network.send_s(bytes, apart.into());
-            for pp in [2, 8, 80] {
-                let (found, stages) = (of(pp), f64::from(pp));
-                // Eight devices share a node.
-                let leaves = |at: u32| (at * tp) / 8 != ((at + 1) * tp) / 8;
-                let sends = (0..pp - 1).map(|at| send_s(if leaves(at) { 8 } else { tp }));
-                let latency_s = one.latency_s + sends.clone().sum::<f64>();
-                let slowest_s = layers_s / stages + first_s.max(last_s) + sends.fold(0.0, f64::max);
-                let about = format!("tp={tp} pp={pp}: {found:?}, {latency_s} s, {slowest_s} s");
-                assert!((found.latency_s / latency_s - 1.0).abs() < 1e-9, "{about}");
-                assert!((found.slowest_s / slowest_s - 1.0).abs() < 1e-9, "{about}");
-            }
-        }
-        let allows = |tp, pp| serving.allows(Replica { tp, pp });
-        assert!(allows(64, 80) && !allows(1, 81) && !allows(3, 1) && !allows(128, 1));
-    }
-
-    /// What devices hold, by hand: Llama-3-8B has two tables of 128,256 · 4,096 and a last norm.
-    #[test]
-    fn devices_hold_their_part() {
-        let cluster = h100();
-        let work = models::shape("llama-3-8b").unwrap().workload().unwrap();
-        let estimator = estimator(&work, &cluster);
-        let serving = Serving { estimator: &estimator, latent: None };
-        let held = |tp, pp| serving.held(Replica { tp, pp });
-        let table = 128_256.0 * 4096.0;
-        let layers = 8_030_261_248.0 - 2.0 * table - 4096.0;
-        for pp in [2, 4, 32] {
-            let bytes = 2.0 * (layers / f64::from(pp) + table + 4096.0);
-            assert_eq!(held(1, pp).weights_bytes, bytes, "{pp} stages");
-            let each = held(1, 1).cache_bytes_per_token / f64::from(pp);
-            assert_eq!(held(1, pp).cache_bytes_per_token, each, "{pp} stages");
-        }
-        // Eight heads of keys and values: more ranks than these have one each.
-        let cache = |tp| held(tp, 1).cache_bytes_per_token;
-        assert_eq!([cache(8), cache(16), cache(32)], [cache(1) / 8.0; 3]);
-        // A sequence more is its cache, its logits in four bytes, and what its layer needs.
-        let copy = Replica { tp: 1, pp: 1 };
-        let more = serving.bytes(copy, 101, 64, 1) - serving.bytes(copy, 100, 64, 1);
-        assert!(more > 64.0 * cache(1) + 4.0 * 128_256.0, "{more}");
-    }
-
-    /// Mixtral's experts lie over all ranks, and one token reads two of eight; many read all.
-    #[test]
-    fn experts_are_shared_and_chosen() {
-        let cluster = h100();
-        let work = models::shape("mixtral-8x7b").unwrap().workload().unwrap();
-        let estimator = estimator(&work, &cluster);
-        let serving = Serving { estimator: &estimator, latent: None };
-        let all = 2.0 * work.parameters() as f64;
-        for tp in [2, 4, 8] {
-            let part = serving.held(Replica { tp, pp: 1 }).weights_bytes * f64::from(tp) / all;
-            assert!((0.99..1.1).contains(&part), "tp={tp}: {part}");
-        }
-        let least_s = all / estimator.rates.memory_bytes_per_s;
-        let pass =
-            |batch| serving.forward(Replica { tp: 1, pp: 1 }, batch, 1, 16).latency_s / least_s;
-        assert!(pass(1) < 0.85 && pass(64) > 1.0, "{} {}", pass(1), pass(64));
-    }
-
-    #[test]
-    fn what_is_said_to_fit_fits_and_no_more() {
-        let cluster = h100();
-        let work = models::shape("llama-3-70b").unwrap().workload().unwrap();
-        let estimator = estimator(&work, &cluster);
-        let serving = Serving { estimator: &estimator, latent: None };
-        let have = estimator.memory_bytes;
-        assert_eq!(serving.largest_batch(Replica { tp: 1, pp: 1 }, 1), 0, "141 GB of weights");
-        assert_eq!(serving.longest_context(Replica { tp: 1, pp: 1 }, 1), 0);
-        for (tp, pp) in [(4, 1), (8, 1), (2, 4), (8, 2)] {
-            let copy = Replica { tp, pp };
-            let batch = serving.largest_batch(copy, 8192);
-            assert!(batch > 0 && serving.bytes(copy, batch, 8192, 1) <= have, "{copy:?}");
-            assert!(serving.bytes(copy, batch + 1, 8192, 1) > have, "{copy:?}");
-            let longest = serving.longest_context(copy, 2048);
-            assert!(serving.bytes(copy, 1, longest, 2048) <= have, "{copy:?}");
-            assert!(serving.bytes(copy, 1, longest + 1, 2048) > have, "{copy:?}");
-        }
-    }
 }

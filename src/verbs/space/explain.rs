@@ -412,7 +412,7 @@ struct Resized {
 }
 
 /// Sizes that memory is asked about, as shares of what there is. Chosen: as devices are sold.
-const SIZES: [f64; 3] = [0.75, 1.25, 2.0];
+pub(in crate::verbs) const SIZES: [f64; 3] = [0.75, 1.25, 2.0];
 
 /// The best plan with less and with more memory on each device, by a search each.
 fn resized(subject: &Subject, asked: &Asked) -> Result<Vec<Resized>, Failure> {
