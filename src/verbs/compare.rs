@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::cost::refuse_cpus;
 use super::plan::Asked;
+use super::serve::{self, Served};
 use super::space::groups::Mixed;
 use super::space::groups::page as shown;
 use super::space::{Aim, Subject, answer, told};
@@ -20,12 +21,28 @@ pub struct CompareArgs {
     #[command(flatten)]
     pub asked: Asked,
     /// A configuration, as `plan` prints it: "tp=8 pp=8 dp=16 mbs=1 sp zero=1"; may be repeated
-    #[arg(long, value_name = "PLAN", required = true, allow_hyphen_values = true)]
+    #[arg(long, value_name = "PLAN", required_unless_present = "beside")]
+    #[arg(allow_hyphen_values = true)]
     pub with: Vec<String>,
+    /// Another cluster, whose best layout is laid beside, in inference: a preset or a file; may be
+    /// repeated
+    #[arg(long, value_name = "PRESET|FILE")]
+    pub beside: Vec<String>,
+    /// What devices are for
+    #[command(flatten)]
+    pub served: Served,
 }
 
 /// Answers `compare`: what each configuration costs, part by part, against the best one.
 pub fn compare(args: &CompareArgs) -> Result<Exit, Failure> {
+    if args.served.is_inference()? {
+        return serve::compare::compare(args);
+    }
+    if !args.beside.is_empty() {
+        let headline = "layouts of training are compared on one cluster".to_owned();
+        let help = "leave it out, or write `--for inference`";
+        return Err(usage("--beside", headline).help(help).into());
+    }
     let cluster = args.asked.place.cluster()?;
     refuse_cpus(&cluster, "`explain --plan FILE` lays a compiled plan beside the fastest one")?;
     if !cluster.groups.is_empty() {

@@ -8,6 +8,8 @@ use planner::space::groups::Grouped;
 use serde_json::{Value, json};
 
 use super::plan::Asked;
+use super::serve::cost::Demand;
+use super::serve::{self, Served};
 use super::space::groups::Mixed;
 use super::space::{Aim, Subject, answer};
 use crate::cache;
@@ -15,20 +17,20 @@ use crate::cli::amount;
 use crate::failure::{Exit, Failure, or_document, or_reason, usage};
 use crate::output::{self, Table};
 
-const HOUR_S: f64 = 3600.0;
+pub(super) const HOUR_S: f64 = 3600.0;
 const DAY_S: f64 = 24.0 * HOUR_S;
-const JOULES_PER_KWH: f64 = 3.6e6;
+pub(super) const JOULES_PER_KWH: f64 = 3.6e6;
 
-/// What is trained, and what devices cost.
+/// What is trained or answered, and what devices cost.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Bill {
-    /// Tokens that are trained on: 300B, 15T, …
+    /// Tokens that are trained on, or new ones in inference: 300B, 15T, …
     #[arg(long, value_name = "N", value_parser = many, allow_negative_numbers = true)]
-    pub tokens: f64,
+    pub tokens: Option<f64>,
     /// Time that there is: 12h, 30d
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub deadline: Option<f64>,
-    /// Money for an hour of a device
+    /// Money for an hour of a device [default: what the cluster says]
     #[arg(long, value_name = "PRICE", value_parser = price, allow_negative_numbers = true)]
     pub price: Option<f64>,
     /// Watts of a device with its share of the node [default: what the cluster says]
@@ -45,6 +47,12 @@ pub struct CostArgs {
     /// The bill
     #[command(flatten)]
     pub bill: Bill,
+    /// What devices are for
+    #[command(flatten)]
+    pub served: Served,
+    /// What is asked of inference
+    #[command(flatten)]
+    pub demand: Demand,
 }
 
 /// The largest number of tokens, price, and number of watts. Chosen: far above any real one, and
@@ -98,7 +106,7 @@ pub fn watts(text: &str) -> Result<f64, String> {
 }
 
 /// A time for people: days where there are many.
-fn days(seconds: f64) -> String {
+pub(super) fn days(seconds: f64) -> String {
     match seconds {
         s if s >= 2.0 * DAY_S => format!("{:.1} days", s / DAY_S),
         s if s >= 2.0 * HOUR_S => format!("{:.1} hours", s / HOUR_S),
@@ -116,15 +124,19 @@ struct Run {
 }
 
 impl Bill {
-    fn run(&self, devices: u32, steps: f64, step_s: f64, step_j: Option<f64>) -> Run {
-        let seconds = steps * step_s;
-        let device_hours = seconds / HOUR_S * f64::from(devices);
-        Run {
-            seconds,
-            device_hours,
-            money: self.price.map(|price| price * device_hours),
-            kwh: step_j.map(|joules| steps * joules / JOULES_PER_KWH),
-        }
+    /// Money for an hour of a device, as the user says: here, or in the file of the cluster.
+    pub fn hourly(&self, cluster: &Cluster) -> Option<f64> {
+        let said = cluster.price.as_ref().map(|price| price.per_device_hour.value);
+        self.price.or(said)
+    }
+
+    /// The prices that a bill was made with, where they are those of a file.
+    pub fn said(&self, cluster: &Cluster) -> String {
+        let kinds =
+            if cluster.groups.is_empty() { std::slice::from_ref(cluster) } else { &cluster.groups };
+        let said = kinds.iter().filter_map(|kind| Some((&kind.name, kind.price.as_ref()?)));
+        let said = said.filter(|_| self.price.is_none());
+        said.map(|(name, price)| format!("an hour of a device of {name}: {price}\n")).collect()
     }
 }
 
@@ -136,38 +148,51 @@ struct Way {
     /// Seconds of the shortest, the expected and the longest step.
     times: [f64; 3],
     joules: Option<f64>,
+    /// Money for an hour of all devices.
+    hourly: Option<f64>,
     plan: String,
 }
 
 impl Way {
-    fn of(subject: &Subject, answer: &Answer) -> Way {
+    fn of(subject: &Subject, answer: &Answer, bill: &Bill) -> Way {
         let estimate = &answer.best[0].estimate;
         Way {
             devices: subject.devices,
             tokens: subject.tokens(),
             times: [estimate.step_time_low_s, estimate.step_time_s, estimate.step_time_high_s],
             joules: subject.joules(estimate),
+            hourly: bill.hourly(&subject.cluster).map(|price| price * f64::from(subject.devices)),
             plan: answer.best[0].configuration.to_string(),
         }
     }
 
-    fn over_groups(mixed: &Mixed, way: &Grouped) -> Way {
+    fn over_groups(mixed: &Mixed, way: &Grouped, bill: &Bill) -> Way {
         let [low, high] = way.interval_s();
+        let hourly = way.hourly(&|group| bill.hourly(&mixed.cluster.groups[group]));
         Way {
             devices: way.devices(),
             tokens: mixed.tokens(),
             times: [low, way.step_time_s(), high],
             joules: way.joules(&mixed.cluster),
+            hourly,
             plan: mixed.text(way),
         }
     }
 
     /// The runs of the shortest, the expected and the longest step.
     fn runs(&self, bill: &Bill) -> (f64, [Run; 3]) {
-        let steps = (bill.tokens / self.tokens).ceil();
+        let steps = (bill.tokens.unwrap_or(0.0) / self.tokens).ceil();
         // Where steps are longer, computing and waiting are.
         let joules = |step_s: f64| Some(self.joules? * step_s / self.times[1]);
-        let run = |step_s: f64| bill.run(self.devices, steps, step_s, joules(step_s));
+        let run = |step_s: f64| {
+            let seconds = steps * step_s;
+            Run {
+                seconds,
+                device_hours: seconds / HOUR_S * f64::from(self.devices),
+                money: self.hourly.map(|price| price * seconds / HOUR_S),
+                kwh: joules(step_s).map(|joules| steps * joules / JOULES_PER_KWH),
+            }
+        };
         (steps, self.times.map(run))
     }
 }
@@ -193,7 +218,7 @@ pub fn refuse_cpus(cluster: &Cluster, other: &str) -> Result<(), Failure> {
 
 impl CostArgs {
     /// The cluster with devices that draw what was asked.
-    fn cluster(&self, asked: &Asked) -> Result<Cluster, Failure> {
+    pub(super) fn cluster(&self, asked: &Asked) -> Result<Cluster, Failure> {
         let mut cluster = asked.place.cluster()?;
         refuse_cpus(&cluster, "`cost --ranks N` is answered for CPUs too")?;
         if let Some(watts) = self.bill.watts {
@@ -203,12 +228,31 @@ impl CostArgs {
     }
 }
 
+/// Refuses what only inference is asked, and training on nothing.
+fn refuse_inference(args: &CostArgs) -> Result<(), Failure> {
+    let Demand { prompt_tokens, rate } = args.demand;
+    let given = [("--prompt-tokens", prompt_tokens), ("--rate", rate)];
+    if let Some((flag, _)) = given.into_iter().find(|(_, number)| number.is_some()) {
+        let headline = "training is on `--tokens`, as fast as it can be".to_owned();
+        return Err(usage(flag, headline).help("leave it out, or write `--for inference`").into());
+    }
+    if args.bill.tokens.is_none() {
+        let headline = "it is not said how many tokens are trained on".to_owned();
+        return Err(usage("--tokens", headline).help("write `--tokens 300B`").into());
+    }
+    Ok(())
+}
+
 /// Answers `cost`: time, money and energy of a data set. No where the deadline is missed.
 pub fn cost(args: &CostArgs) -> Result<Exit, Failure> {
     or_document(args.asked.json, costs(args))
 }
 
 fn costs(args: &CostArgs) -> Result<Exit, Failure> {
+    if args.served.is_inference()? {
+        return serve::cost::cost(args);
+    }
+    refuse_inference(args)?;
     if args.asked.place.cluster()?.device.kind == Kind::Cpu {
         return on_cpus(args);
     }
@@ -217,17 +261,18 @@ fn costs(args: &CostArgs) -> Result<Exit, Failure> {
         let mixed = Mixed::new(&args.asked, cluster, args.bill.watts)?;
         let key = args.asked.key("cost-groups", &(&mixed, args));
         return cache::answer(key, || {
-            let way = Way::over_groups(&mixed, &mixed.best(&args.asked, Aim::Time)?);
+            let best = mixed.best(&args.asked, Aim::Time)?;
+            let way = Way::over_groups(&mixed, &best, &args.bill);
             let names = [&mixed.work.name, &mixed.cluster.describe(), &mixed.header()];
-            Ok(bill(names, &way, args))
+            Ok(bill(names, &way, args, &mixed.cluster))
         });
     }
     let subject = Subject::new(&args.asked, cluster)?;
     let key = args.asked.key("cost", &(&subject, args));
     cache::answer(key, || {
-        let way = Way::of(&subject, &answer(&subject, &args.asked)?);
+        let way = Way::of(&subject, &answer(&subject, &args.asked)?, &args.bill);
         let names = [&subject.work.name, &subject.cluster.describe(), &subject.header()];
-        Ok(bill(names, &way, args))
+        Ok(bill(names, &way, args, &subject.cluster))
     })
 }
 
@@ -241,21 +286,29 @@ fn on_cpus(args: &CostArgs) -> Result<Exit, Failure> {
     let power = args.bill.watts.map(|watts| Power::constant(watts, "--watts"));
     let power = power.or_else(|| question.cluster.device.power.clone());
     let joules = power.map(|power| question.ranks as f64 * power.joules(step_s, step_s));
+    let cluster = &question.cluster;
     let way = Way {
         devices: u32::try_from(question.ranks).unwrap_or(u32::MAX),
+        hourly: args.bill.hourly(cluster).map(|price| price * question.ranks as f64),
         tokens: (question.global_batch_size * question.seq) as f64,
         times: [step_time_low_s, step_s, step_time_high_s],
         joules,
         plan: found.best.candidate.to_string(),
     };
     let header = super::plan::header(&model, &question);
-    let (exit, text) = bill([&question.model, &question.cluster.describe(), &header], &way, args);
+    let names = [&question.model, &cluster.describe(), &header];
+    let (exit, text) = bill(names, &way, args, cluster);
     output::answer(&text);
     Ok(exit)
 }
 
 /// What `cost` prints of a model, a cluster and a header.
-fn bill([model, cluster, header]: [&String; 3], way: &Way, args: &CostArgs) -> (Exit, String) {
+fn bill(
+    [model, name, header]: [&String; 3],
+    way: &Way,
+    args: &CostArgs,
+    cluster: &Cluster,
+) -> (Exit, String) {
     let (steps, [low, expected, high]) = way.runs(&args.bill);
     let deadline = args.bill.deadline;
     let meets = deadline.is_none_or(|deadline| expected.seconds <= deadline);
@@ -263,7 +316,7 @@ fn bill([model, cluster, header]: [&String; 3], way: &Way, args: &CostArgs) -> (
         let document = json!({
             "schema": "gantline.cost/1",
             "model": model,
-            "cluster": cluster,
+            "cluster": name,
             "devices": way.devices,
             "tokens": args.bill.tokens,
             "steps": steps,
@@ -285,7 +338,7 @@ fn bill([model, cluster, header]: [&String; 3], way: &Way, args: &CostArgs) -> (
         let number = output::number;
         table.row(row("time", &|run| days(run.seconds)));
         table.row(row("device hours", &|run| number(run.device_hours)));
-        if args.bill.price.is_some() {
+        if expected.money.is_some() {
             table.row(row("money", &|run| number(run.money.unwrap_or(0.0))));
         }
         if expected.kwh.is_some() {
@@ -293,6 +346,10 @@ fn bill([model, cluster, header]: [&String; 3], way: &Way, args: &CostArgs) -> (
         }
         let mut text = format!("{header}plan     {}\n", way.plan);
         text += &format!("run      {} steps\n\n{}", number(steps), table.text());
+        let prices = args.bill.said(cluster);
+        if !prices.is_empty() {
+            text += &format!("\n{prices}");
+        }
         if expected.kwh.is_none() {
             text +=
                 "\nenergy is not known: write `--watts N`, or `[device.power]` in a cluster file\n";
@@ -307,7 +364,7 @@ fn bill([model, cluster, header]: [&String; 3], way: &Way, args: &CostArgs) -> (
 }
 
 /// Node counts that `size` tries: powers of two and three times them, up to so many devices.
-const DEVICES_MAX: u64 = 1 << 17;
+pub(super) const DEVICES_MAX: u64 = 1 << 17;
 
 /// Samples of a step where `size` is not told. Chosen: enough to be shared by many devices.
 const SIZE_BATCH: usize = 1024;
@@ -318,6 +375,10 @@ pub fn size(args: &CostArgs) -> Result<Exit, Failure> {
 }
 
 fn enough(args: &CostArgs) -> Result<Exit, Failure> {
+    if args.served.is_inference()? {
+        return serve::size::size(args);
+    }
+    refuse_inference(args)?;
     let Some(deadline) = args.bill.deadline else {
         return Err(usage("--deadline", "`size` needs a deadline".to_owned())
             .help("write `--deadline 30d`")
@@ -366,7 +427,7 @@ fn smallest(
         asked.place.ranks = Some(devices as usize);
         asked.place.nodes = Some((devices / node) as usize);
         let subject = Subject::new(&asked, args.cluster(&asked)?)?;
-        let steps = (args.bill.tokens / subject.tokens()).ceil();
+        let steps = (args.bill.tokens.unwrap_or(0.0) / subject.tokens()).ceil();
         let least_s = steps * subject.seconds_at_peak(devices as f64);
         let number = output::count(devices);
         if least_s > deadline {
@@ -378,7 +439,7 @@ fn smallest(
         }
         match or_reason(answer(&subject, &asked))? {
             Ok(found) => {
-                let way = Way::of(&subject, &found);
+                let way = Way::of(&subject, &found, &args.bill);
                 if add_tried(&mut tried, way, &args.bill, deadline) {
                     break;
                 }
@@ -399,7 +460,8 @@ fn add_tried(tried: &mut Vec<(Way, Run)>, way: Way, bill: &Bill, deadline: f64) 
 /// The sets of groups, those with the fewest devices first, up to one that meets the deadline.
 fn fewest_groups(mixed: &Mixed, args: &CostArgs, deadline: f64) -> Result<(Exit, String), Failure> {
     let ways = mixed.ways(&args.asked)?;
-    let mut ways: Vec<Way> = ways.iter().map(|way| Way::over_groups(mixed, way)).collect();
+    let mut ways: Vec<Way> =
+        ways.iter().map(|way| Way::over_groups(mixed, way, &args.bill)).collect();
     ways.sort_by(|a, b| a.devices.cmp(&b.devices).then(a.times[1].total_cmp(&b.times[1])));
     let mut tried = Vec::new();
     for way in ways {

@@ -1,8 +1,11 @@
 //! `--for inference|prefill|decode` of `plan`, `fit`, `score`, `explain`, `compare`, `cost` and
 //! `size`: how copies of a model answer prompts.
 
+pub mod compare;
+pub mod cost;
 pub mod explain;
 mod page;
+pub mod size;
 
 use clap::ValueEnum;
 use ir::{Diagnostic, Span};

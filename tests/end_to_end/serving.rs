@@ -130,3 +130,154 @@ fn copies_may_share_experts() {
         assert!(errors.contains(way_out), "{errors}");
     }
 }
+
+/// All verbs speak of the same copies: parts sum to what `plan` says a token takes, and layouts
+/// that are written beside it cost what they do there.
+#[test]
+fn verbs_about_inference_agree() {
+    let scratch = Scratch::new("serving-agree");
+    let asked = "llama-3-70b --cluster h100 --devices 16 --seq 4096 --for inference";
+    let plan = scratch.json(&format!("plan {asked} --json"));
+    let best = &plan["recommended"];
+    let explained = scratch.json(&format!("explain {asked} --json"));
+    let token = &explained["token"];
+    assert_eq!(explained["row"]["layout"], best["layout"]);
+    let parts = token["breakdown"].as_object().expect("parts").values().map(number);
+    assert!((parts.sum::<f64>() / number(&token["time_s"]) - 1.0).abs() < 1e-9);
+    assert!(number(&token["time_s"]) <= number(&best["token_s"]) * 1.00001, "{token:#}");
+    let prompt = &explained["prompt"];
+    assert!((number(&prompt["time_s"]) / number(&best["prompt_s"]) - 1.0).abs() < 1e-4);
+    let bytes = explained["memory"].as_object().expect("bytes").values().map(number);
+    assert!(is_near(bytes.sum(), number(&best["need_bytes"])), "{explained:#}");
+    // A quarter more memory: as many sequences more as a GiB holds, for each GiB.
+    let larger = &explained["other_memory"][1];
+    let copies = number(&best["copies"]);
+    let gib = 0.25 * number(&explained["have_bytes"]) / f64::from(1 << 30);
+    let more = number(&larger["row"]["sequences"]) - number(&best["sequences"]);
+    let expected = copies * gib * number(&explained["sequences_per_gib"]);
+    assert!((more / expected - 1.0).abs() < 0.05, "{more} and {expected}");
+    // No neighbour is better, and each is what the plan says of it.
+    let neighbours = explained["neighbours"].as_array().expect("a list");
+    assert!(!neighbours.is_empty(), "{explained:#}");
+    for other in neighbours {
+        let same = rows(&plan).iter().find(|row| row["layout"] == other["layout"]).expect("a row");
+        assert_eq!(same["token_s"], other["token_s"]);
+        assert!(other["more_tokens_per_s_per_device"].as_f64().is_none_or(|more| more <= 0.0));
+    }
+    let mut command = scratch.command(&[], &format!("compare {asked} --json --beside a100"));
+    let output = command.args(["--with", "tp=4 pp=2"]).output().expect("the program starts");
+    let compared: Value = serde_json::from_slice(&output.stdout).expect("a document");
+    let same = rows(&plan).iter().find(|row| row["tp"] == 4 && row["pp"] == 2).expect("a row");
+    let [written, own, other] = &compared["plans"].as_array().expect("a list")[..] else {
+        panic!("three plans: {compared:#}")
+    };
+    for key in ["token_s", "prompt_s", "sequences", "need_bytes", "copies"] {
+        assert_eq!((&written[key], &own[key]), (&same[key], &best[key]), "{key}");
+    }
+    let alone = scratch.json(&format!("plan {} --json", asked.replace("h100", "a100")));
+    assert_eq!(other["token_s"], alone["recommended"]["token_s"]);
+    let page = scratch.answer(&format!("explain {asked}"));
+    for word in ["weights read", "KV read", "arithmetic", "launches", "tensor", "A GiB more"] {
+        assert!(page.contains(word), "{word}: {page}");
+    }
+}
+
+/// Tokens take what the rates of `plan` say, and cost what the devices do meanwhile.
+#[test]
+fn tokens_of_inference_are_billed() {
+    let scratch = Scratch::new("serving-bill");
+    let asked = "llama-3-70b --cluster h100 --devices 16 --seq 4096 --for inference";
+    let best = scratch.json(&format!("plan {asked} --json"))["recommended"].clone();
+    let all = |key: &str| 16.0 * number(&best[key]);
+    let [decode, prefill] = ["tokens_per_s_per_device", "prompt_tokens_per_s_per_device"].map(all);
+    let bill = format!("cost {asked} --price 2.5 --watts 700 --json");
+    let cost = scratch.json(&format!("{bill} --tokens 1B --prompt-tokens 3B"));
+    let seconds = 1e9 / decode + 3e9 / prefill;
+    assert!(is_near(number(&cost["expected"]["time_s"]), seconds), "{cost:#}");
+    let money = 16.0 * seconds / 3600.0 * 2.5;
+    assert!(is_near(number(&cost["expected"]["money"]), money), "{cost:#}");
+    let per_million = number(&cost["expected"]["money_per_million_tokens"]);
+    assert!(is_near(per_million, money / 1000.0), "{cost:#}");
+    assert!(is_near(number(&cost["expected"]["energy_kwh"]), 0.7 * 16.0 * seconds / 3600.0));
+    let [low, high] = ["low", "high"].map(|run| number(&cost[run]["time_s"]));
+    assert!(low < 0.95 * seconds && high > 1.05 * seconds && high < 2.0 * seconds, "{cost:#}");
+    // A rate: devices are paid while they wait.
+    let rate = (0.5 * decode).round();
+    let hour = scratch.json(&format!("{bill} --rate {rate}"));
+    assert!(is_near(number(&hour["expected"]["utilisation"]), rate / decode), "{hour:#}");
+    assert!(is_near(number(&hour["expected"]["money"]), 16.0 * 2.5), "{hour:#}");
+    let both = scratch.json(&format!("{bill} --rate {rate} --tokens 1B --prompt-tokens 2B"));
+    let busy = rate / decode + 2.0 * rate / prefill;
+    assert!(is_near(number(&both["expected"]["utilisation"]), busy), "{both:#}");
+    let code = |more: String| scratch.run(format!("{bill} {more}").trim_end()).status.code();
+    assert_eq!(code(format!("--rate {}", 2.0 * decode)), Some(3));
+    assert_eq!(code("--tokens 1T --deadline 1h".to_owned()), Some(3));
+    assert_eq!(code("--prompt-tokens 1B --rate 10".to_owned()), Some(2));
+    assert_eq!(code(String::new()), Some(2));
+    // What is asked of inference is not asked of training.
+    let training = bill.replace("--for inference", "--gbs 64");
+    for wrong in ["--rate 10", "--tokens 1B --prompt-tokens 1B", "--token-time 5ms", ""] {
+        let output = scratch.run(format!("{training} {wrong}").trim_end());
+        assert_eq!(output.status.code(), Some(2), "{wrong}");
+    }
+}
+
+/// The fewest devices that are enough: of fewer, no number is, however they are laid out.
+#[test]
+fn no_fewer_devices_are_enough() {
+    let scratch = Scratch::new("serving-size");
+    let model = "llama-3-8b --cluster h100 --seq 4096";
+    for (token_time, rate) in [("9ms", 5_000.0), ("30ms", 21_000.0), ("4ms", 700.0)] {
+        let line = format!("size {model} --for inference --token-time {token_time} --rate {rate}");
+        let size = scratch.json(&format!("{line} --json"));
+        let enough = number(&size["devices"]) as u32;
+        assert!((2..40).contains(&enough), "{line}: {size:#}");
+        let given = |devices: u32| {
+            let line = format!("plan {model} --devices {devices} --for decode --json");
+            let output = scratch.run(&format!("{line} --token-time {token_time}"));
+            let plan: Value = serde_json::from_slice(&output.stdout).expect("a document");
+            let best = plan["recommended"]["tokens_per_s_per_device"].as_f64();
+            best.unwrap_or(0.0) * f64::from(devices)
+        };
+        assert!(given(enough) >= rate, "{line}: {size:#}");
+        for fewer in 1..enough {
+            assert!(given(fewer) < rate, "{line}: {fewer} devices give {}", given(fewer));
+        }
+    }
+    let line = format!("size {model} --for inference");
+    for (more, code) in [
+        ("--token-time 100us", 2),
+        ("--token-time 1ms", 3),
+        ("", 2),
+        ("--rate 10 --devices 8", 2),
+        ("--gbs 1000", 0),
+        ("--tokens 1B --deadline 1d", 0),
+    ] {
+        let output = scratch.run(format!("{line} {more}").trim_end());
+        assert_eq!(output.status.code(), Some(code), "{more}");
+    }
+}
+
+/// Devices of two kinds: the cheaper ones where the user says what both cost, else the fewest.
+#[test]
+fn the_cheapest_kind_of_devices_is_found() {
+    let scratch = Scratch::new("serving-kinds");
+    let group = |preset: &str, price: &str| {
+        format!(
+            "[[group]]\nextends = \"preset:{preset}\"\n[group.deployment]\nnodes = 4\n\
+             [group.deployment.price]\nper_device_hour = \"{price} EUR\"\nas_of = 2026-05-01\n"
+        )
+    };
+    let size = |h100: &str, a100: &str| {
+        let text = format!("name = \"two\"\n{}{}", group("h100", h100), group("a100", a100));
+        scratch.write("two.toml", &text);
+        let asked = "llama-3-70b --cluster two.toml --seq 4096 --rate 4000";
+        scratch.json(&format!("size {asked} --for inference --json"))
+    };
+    let [dear, cheap] = [size("3", "3"), size("30", "3")];
+    assert_eq!((&dear["cluster"], &cheap["cluster"]), (&"h100".into(), &"a100".into()));
+    assert!(number(&cheap["devices"]) > number(&dear["devices"]), "{cheap:#}");
+    let hourly = number(&rows(&cheap)[0]["money_per_hour"]);
+    assert_eq!(hourly, 3.0 * number(&cheap["devices"]));
+    assert!(rows(&cheap).iter().all(|row| number(&row["money_per_hour"]) >= hourly));
+}

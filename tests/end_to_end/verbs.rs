@@ -775,6 +775,10 @@ fn documents_are_as_their_schemas_say() {
         "compare llama-3-8b --cluster mixed.toml --gbs 16 --seq 2048 --with dp=8;dp=8 --json",
         "inspect tiny --fusions --json",
         "fit llama-3-8b --cluster h100 --devices 8 --seq 2048 --for inference --json",
+        "explain llama-3-8b --cluster h100 --devices 8 --seq 2048 --for inference --json",
+        "compare llama-3-8b --cluster h100 --seq 2048 --for inference --with tp=8 --json",
+        "cost llama-3-8b --cluster h100 --seq 2048 --for inference --tokens 1B --json",
+        "size llama-3-8b --cluster h100 --seq 2048 --for inference --token-time 9ms --json",
     ];
     scratch.write("mixed.toml", MIXED);
     let mut seen = BTreeSet::new();

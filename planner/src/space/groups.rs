@@ -105,6 +105,13 @@ impl Grouped {
         self.used().iter().map(|(_, ranks, _)| ranks).sum()
     }
 
+    /// Money for an hour of the devices that take part, where it is known of all of their groups
+    /// what an hour of a device costs.
+    pub fn hourly(&self, price: &dyn Fn(usize) -> Option<f64>) -> Option<f64> {
+        let of = |(group, ranks, _): &(usize, u32, f64)| Some(f64::from(*ranks) * price(*group)?);
+        self.used().iter().map(of).sum()
+    }
+
     /// Joules of a step on the devices that take part, where it is known what all of them draw.
     pub fn joules(&self, cluster: &Cluster) -> Option<f64> {
         let of = |(group, ranks, busy_s): &(usize, u32, f64)| {
