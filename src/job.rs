@@ -1,5 +1,8 @@
 //! What is asked: the flags that several verbs share, and what they mean to the planner.
 
+use std::fmt;
+use std::str::FromStr;
+
 use ir::dim::{Bindings, Dim};
 use ir::import::{Architecture, Description, Options};
 use ir::plan::Optimizer;
@@ -322,6 +325,61 @@ pub fn dtype(text: &str) -> Result<DType, String> {
         "f16" | "fp16" | "float16" => Ok(DType::F16),
         "f8" | "fp8" | "float8" => Ok(DType::F8E4M3),
         _ => Err("known are f32, f64, bf16, f16 and f8".to_owned()),
+    }
+}
+
+/// In what numbers are stored, and products of them computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Precision {
+    /// Both in one type.
+    Of(DType),
+    /// Stored in f32, and rounded to tf32 in tensor cores.
+    Tf32,
+}
+
+impl Precision {
+    /// The element type of what is stored.
+    pub fn stored(self) -> DType {
+        match self {
+            Precision::Of(dtype) => dtype,
+            Precision::Tf32 => DType::F32,
+        }
+    }
+
+    /// The name in flags and documents.
+    pub fn name(self) -> &'static str {
+        match self {
+            Precision::Of(dtype) => dtype.name(),
+            Precision::Tf32 => "tf32",
+        }
+    }
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl From<DType> for Precision {
+    fn from(dtype: DType) -> Precision {
+        Precision::Of(dtype)
+    }
+}
+
+impl FromStr for Precision {
+    type Err = ();
+
+    fn from_str(name: &str) -> Result<Precision, ()> {
+        if name == "tf32" { Ok(Precision::Tf32) } else { name.parse().map(Precision::Of) }
+    }
+}
+
+/// Reads what products are computed in: on GPUs, f32 may be rounded.
+pub fn precision(text: &str) -> Result<Precision, String> {
+    match text {
+        "tf32" => Ok(Precision::Tf32),
+        _ => dtype(text).map(Precision::Of).map_err(|known| known.replace("f32,", "f32, tf32,")),
     }
 }
 

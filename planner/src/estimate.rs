@@ -111,6 +111,19 @@ pub struct Estimator<'a> {
     device_bytes: f64,
 }
 
+/// Whether all devices of a cluster have products of f32 that is rounded to tf32.
+pub fn rounds_to_tf32(cluster: &Cluster) -> bool {
+    let rounds = |cluster: &Cluster| {
+        let rates = devices::rates(cluster);
+        let tf32 = Arithmetic::Tf32;
+        rates.is_ok_and(|rates| rates.product_rates(tf32).arithmetic == tf32)
+    };
+    match &cluster.groups[..] {
+        [] => rounds(cluster),
+        groups => groups.iter().all(rounds),
+    }
+}
+
 impl<'a> Estimator<'a> {
     /// Looks up the devices and links of a cluster.
     ///

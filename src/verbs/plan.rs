@@ -14,7 +14,7 @@ use crate::cache::Key;
 use crate::cli::positive;
 use crate::failure::{self, Exit, Failure, usage};
 use crate::flops::forward_flops;
-use crate::job::{self, Limited, Question, Where, positions_max};
+use crate::job::{self, Limited, Precision, Question, Where, positions_max};
 use crate::output::{self, Table};
 use crate::training::read_plan;
 use crate::verbs::cost;
@@ -40,8 +40,8 @@ pub struct Asked {
     #[arg(long, alias = "global-batch-size", value_name = "N", value_parser = positive)]
     pub gbs: Option<usize>,
     /// The element type [default: f32 on CPUs, bf16 on GPUs]
-    #[arg(long, value_name = "TYPE", value_parser = job::dtype)]
-    pub dtype: Option<DType>,
+    #[arg(long, value_name = "TYPE", value_parser = job::precision)]
+    pub dtype: Option<Precision>,
     /// The update
     #[arg(long, value_name = "NAME", default_value = "adamw")]
     #[arg(value_parser = ["adamw", "sgd", "none"])]
@@ -135,7 +135,12 @@ impl Asked {
             Kind::Cpu => DType::F32,
             Kind::Gpu => DType::BF16,
         };
-        let dtype = self.dtype.or(job::graph_dtype(&description)).unwrap_or(usual);
+        if self.dtype == Some(Precision::Tf32) {
+            let headline = "CPUs have no products in tf32, which rounds f32".to_owned();
+            return Err(usage("--dtype", headline).help("use f32, or name GPUs").into());
+        }
+        let asked = self.dtype.map(Precision::stored);
+        let dtype = asked.or(job::graph_dtype(&description)).unwrap_or(usual);
         job::check_graph(&description, dtype)?;
         let model = crate::import(&description, &Options { seq, dtype, dropout })?;
         let ranks = self.place.ranks(&cluster);
@@ -258,7 +263,7 @@ fn judged(asked: &Asked, path: &str) -> Result<(Model, Question, Found), Failure
     let plan = ir::text::parse_plan(path, &text)?;
     asked.seq = asked.seq.or(Some(plan.seq));
     asked.gbs = asked.gbs.or(Some(plan.global_batch_size()));
-    asked.dtype = asked.dtype.or(Some(plan.dtype));
+    asked.dtype = asked.dtype.or(Some(plan.dtype.into()));
     asked.place.ranks = asked.place.ranks.or(Some(plan.mesh.ranks()));
     let (model, mut question) = asked.question()?;
     (question.optimizer, question.clip) = (plan.optimizer, plan.clip);

@@ -2,7 +2,7 @@
 
 pub mod read;
 
-use ir::{DType, Diagnostic};
+use ir::Diagnostic;
 use planner::cluster::Cluster;
 use planner::configuration::{Configuration, Place, Recompute, Schedule, Zero};
 use planner::estimate::described::{Described, described};
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use self::read::{Known, Layout, OfGroups};
 use crate::cli::positive;
 use crate::failure::{Exit, Failure, read_text, usage};
-use crate::job::Axes;
+use crate::job::{self, Axes, Precision};
 use crate::output::{self, Table};
 use crate::verbs::serve::{self, Served};
 use crate::verbs::space::groups::Mixed;
@@ -85,8 +85,8 @@ pub struct Args {
     #[arg(long, value_name = "NAME", default_value = "ours")]
     pub style: String,
     /// The arithmetic of products [default: what the file says, or bf16 where the devices have it]
-    #[arg(long, value_name = "TYPE", value_parser = ["f32", "tf32", "bf16", "f16", "f8"])]
-    pub dtype: Option<String>,
+    #[arg(long, value_name = "TYPE", value_parser = job::precision)]
+    pub dtype: Option<Precision>,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
@@ -275,24 +275,14 @@ fn find_style(name: &str) -> Result<Style, Failure> {
     })
 }
 
-/// The element type and the arithmetic of products: as the user says, a file, or the devices.
+/// What products are computed in: as the user says, a file, or the devices.
 fn products(
     args: &Args,
-    said: Option<DType>,
+    said: Option<Precision>,
     cluster: &Cluster,
-) -> Result<(DType, Arithmetic), Diagnostic> {
-    let named = match args.dtype.as_deref() {
-        Some("f32" | "tf32") => Some(DType::F32),
-        Some("f8") => Some(DType::F8E4M3),
-        Some("f16") => Some(DType::F16),
-        Some(_) => Some(DType::BF16),
-        None => said,
-    };
-    let dtype = element_type(named, cluster)?;
-    match args.dtype.as_deref() {
-        Some("tf32") => Ok((dtype, Arithmetic::Tf32)),
-        Some(_) | None => Ok((dtype, arithmetic(dtype))),
-    }
+) -> Result<(Precision, Arithmetic), Diagnostic> {
+    let precision = element_type(args.dtype.or(said), cluster)?;
+    Ok((precision, arithmetic(precision)))
 }
 
 struct Answer {

@@ -15,7 +15,7 @@ use planner::configuration::{Configuration, Offload, Recompute, Schedule};
 use planner::estimate::described::{Described, described};
 use planner::estimate::rates::Arithmetic;
 use planner::estimate::workload::Workload;
-use planner::estimate::{Estimate, Estimator, Job, style};
+use planner::estimate::{self, Estimate, Estimator, Job, style};
 use planner::space::ask::{Answer, Chosen, EVALUATIONS_MAX, Question, ask};
 use planner::space::events::replayed_s;
 use planner::space::frontier::{frontier, smallest};
@@ -25,6 +25,7 @@ use serde_json::{Value, json};
 use super::plan::{Asked, PlanArgs};
 use crate::cache;
 use crate::failure::{Exit, Failure, usage};
+use crate::job::Precision;
 use crate::output::{self, Table};
 
 /// A question about GPUs, with everything that it borrows.
@@ -39,7 +40,7 @@ pub struct Subject {
     /// Samples of a step.
     pub global_batch: u32,
     /// The element type.
-    pub dtype: DType,
+    pub dtype: Precision,
     /// Operations per second of a device in it.
     pub peak_flops: f64,
     /// Tokens of a sample.
@@ -50,8 +51,12 @@ pub struct Subject {
     pub memory_bytes: Option<f64>,
 }
 
-/// The arithmetic of products of an element type.
-pub fn arithmetic(dtype: DType) -> Arithmetic {
+/// The arithmetic of products.
+pub fn arithmetic(precision: Precision) -> Arithmetic {
+    let dtype = match precision {
+        Precision::Of(dtype) => dtype,
+        Precision::Tf32 => return Arithmetic::Tf32,
+    };
     match dtype {
         DType::BF16 | DType::F16 => Arithmetic::Half,
         DType::F8E4M3 | DType::F8E5M2 => Arithmetic::F8,
@@ -66,10 +71,18 @@ pub fn arithmetic(dtype: DType) -> Arithmetic {
 }
 
 /// The element type that is asked for, or what the devices usually train in.
-pub fn element_type(asked: Option<DType>, cluster: &Cluster) -> Result<DType, Diagnostic> {
+pub fn element_type(asked: Option<Precision>, cluster: &Cluster) -> Result<Precision, Diagnostic> {
+    if asked == Some(Precision::Of(DType::F64)) {
+        let headline = "no device file has the times of products in f64".to_owned();
+        return Err(usage("--dtype", headline).help("use f32, bf16 or f16"));
+    }
     let usual = cluster.usual_dtype();
-    match asked.filter(|dtype| !cluster.multiplies(*dtype)) {
-        None => Ok(asked.unwrap_or(usual)),
+    let lacks = |precision: &Precision| match precision {
+        Precision::Of(dtype) => !cluster.multiplies(*dtype),
+        Precision::Tf32 => !estimate::rounds_to_tf32(cluster),
+    };
+    match asked.filter(lacks) {
+        None => Ok(asked.unwrap_or(Precision::Of(usual))),
         Some(dtype) => {
             let headline = format!("`{}` has no products in {dtype}", cluster.name);
             Err(usage("--dtype", headline).help(format!("use {usual}, or f32")))
@@ -87,10 +100,6 @@ fn model(asked: &Asked) -> Result<Described, Failure> {
         let headline =
             format!("on GPUs, steps are priced with adamw, not with {}", asked.optimizer);
         return Err(usage("--optimizer", headline).help("leave it out").into());
-    }
-    if asked.dtype == Some(DType::F64) {
-        let headline = "no device file has the times of products in f64".to_owned();
-        return Err(usage("--dtype", headline).help("use f32, bf16 or f16").into());
     }
     let seq = asked.seq.map(|seq| count("--seq", seq)).transpose()?;
     let described = described(&asked.model, seq)?;

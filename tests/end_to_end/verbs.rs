@@ -186,6 +186,42 @@ fn answers_are_kept_by_what_they_depend_on() {
     assert_eq!(scratch.answer(line), plain);
 }
 
+/// Products of f32 that is rounded to tf32 are planned for where devices have them: as `score`
+/// prices the same layout, faster than without, and kept in the file of a plan.
+#[test]
+fn f32_may_be_rounded_in_products() {
+    let scratch = Scratch::new("tf32");
+    let asked = "llama-3-8b --cluster a100 --devices 8 --gbs 16 --seq 2048";
+    let number = |value: &Value| value.as_f64().expect("a number");
+    let plan = |dtype: &str, more: &str| {
+        scratch.json(&format!("plan {asked} --dtype {dtype} --json{more}"))
+    };
+    let [exact, rounded] = [plan("f32", ""), plan("tf32", " -o plan.json")];
+    assert_eq!(rounded["dtype"], "tf32");
+    assert!(number(&rounded["step_time_s"]) < 0.5 * number(&exact["step_time_s"]), "{rounded:#}");
+    let line = asked.replace("--devices 8 ", "");
+    let scored = scratch.json(&format!("score {line} --from plan.json --json --dtype tf32"));
+    assert_eq!(scored["step_time_s"], rounded["step_time_s"]);
+    let scored = scratch.json(&format!("score {line} --from plan.json --json"));
+    assert_eq!(scored["step_time_s"], rounded["step_time_s"]);
+    let text = rounded["text"].as_str().expect("a layout");
+    let mut compare = scratch.command(&[], &format!("compare {asked} --dtype tf32 --json"));
+    let compared = compare.args(["--with", text]).output().expect("the program starts");
+    let compared: Value = serde_json::from_slice(&compared.stdout).expect("a document");
+    assert_eq!(compared["plans"][0]["step_time_s"], rounded["step_time_s"]);
+    let served = scratch.json(&format!("fit {asked} --dtype tf32 --for inference --json"));
+    assert_eq!(served["dtype"], "tf32");
+    for (cluster, code) in [("v100", 2), ("cpu-local", 2)] {
+        let line = asked.replace("a100 --devices 8", cluster);
+        for verb in ["plan", "fit"] {
+            let output = scratch.run(&format!("{verb} {line} --dtype tf32"));
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(code), "{verb} {cluster}: {errors}");
+            assert!(errors.contains("no products in tf32"), "{verb} {cluster}: {errors}");
+        }
+    }
+}
+
 /// A layout for inference is scored as the plan of the same layout says.
 #[test]
 fn layouts_for_inference_are_scored_as_they_are_planned() {

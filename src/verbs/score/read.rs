@@ -13,11 +13,12 @@ mod script;
 mod torchtitan;
 
 use ir::import::nearest;
-use ir::{DType, Diagnostic, Span};
+use ir::{Diagnostic, Span};
 use planner::configuration::{Configuration, WORDS};
 use serde_json::Value as Json;
 
 use self::said::{Said, Word, in_order};
+use crate::job::Precision;
 use crate::output;
 
 /// What a file does not say, or flags say in its place.
@@ -53,7 +54,7 @@ pub struct Layout {
     /// Tokens of a sample, if it says so.
     pub seq: Option<u32>,
     /// The element type, if our own plan says so.
-    pub dtype: Option<DType>,
+    pub dtype: Option<Precision>,
     /// The model's name and its parameters, if our own plan says so.
     pub model: Option<(String, u64)>,
     /// Names of what it says beside.
@@ -164,7 +165,7 @@ pub struct OfGroups {
     /// Tokens of a sample.
     pub seq: Option<u32>,
     /// The element type.
-    pub dtype: Option<DType>,
+    pub dtype: Option<Precision>,
     /// The name of the model, and how many parameters it has.
     pub model: Option<(String, u64)>,
 }

@@ -7,7 +7,7 @@ pub mod page;
 
 use std::time::Instant;
 
-use ir::{DType, Diagnostic};
+use ir::Diagnostic;
 use kernels::Seconds;
 use planner::check::groups::check_groups;
 use planner::cluster::{Cluster, Power};
@@ -23,6 +23,7 @@ use super::{Aim, arithmetic, count, element_type, model, samples_of};
 
 use crate::cache;
 use crate::failure::{Exit, Failure, or_reason, usage};
+use crate::job::Precision;
 use crate::output;
 use crate::verbs::plan::{Asked, PlanArgs};
 
@@ -36,7 +37,7 @@ pub struct Mixed {
     global_batch: u32,
     /// Tokens of a sample; those of a graph are in its own samples.
     seq: u32,
-    dtype: DType,
+    dtype: Precision,
     /// Bytes of a device that a job may use, where the user limits them.
     memory_bytes: Option<f64>,
 }
@@ -69,7 +70,12 @@ impl Mixed {
     }
 
     /// The same of what was read already.
-    pub fn of(described: Described, cluster: Cluster, global_batch: u32, dtype: DType) -> Mixed {
+    pub fn of(
+        described: Described,
+        cluster: Cluster,
+        global_batch: u32,
+        dtype: Precision,
+    ) -> Mixed {
         let Described { work, tokens: seq, .. } = described;
         Mixed { work, cluster, global_batch, seq, dtype, memory_bytes: None }
     }
