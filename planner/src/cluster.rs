@@ -12,8 +12,53 @@
 //! nodes = 2
 //! ```
 //!
-//! A cluster of several kinds of devices is a list of `[[group]]`, each of which says what a file
-//! can say, or extends one.
+//! * `name`; `extends`, what it overrides; `origin`, how its numbers are known.
+//! * `[device]`: `kind`, `name`, `launch`, `detect`, `cores`, `isa`; `[device.memory]`: `capacity`,
+//!   `reserved`, `bandwidth`; `[device.peak]`: operations per second, by element type;
+//!   `[device.power]`: `busy` and `idle`, with the device's share of its node.
+//! * `[host]`: `memory` of a node beside its devices, `bandwidth` between both.
+//! * `[[level]]`: links, from the device outwards: `name`, `count` of members, `bandwidth` of a
+//!   device and direction, `latency`, and where they are not those of switches for all:
+//!   * `shape`: `"full"` where each member has a link to each other one, with an equal part of the
+//!     bandwidth, `"ring"` where it has links to two neighbours, with half of it each, else
+//!     `"switch"`;
+//!   * `oversubscription`: 2 where half of the bandwidth goes through when all send at once;
+//!   * `rails`, of the second level: switches that each join devices of equal place in their nodes.
+//!     What is for another rail hops inside its node, or takes the level beyond.
+//! * `[deployment]`: `nodes`, `devices_per_node`, `reserved` bytes of a device.
+//! * `[deployment.price]`: `per_device_hour` with its currency, `as_of` a day, `source`.
+//! * `[[group]]`: a kind of devices, which says what a file can say, or extends one.
+//! * `[[link]]`: `between` the names of two groups, `bandwidth` of the whole link and direction,
+//!   `latency`.
+//!
+//! ```toml
+//! name = "two-kinds"
+//! [[group]]
+//! name = "new"
+//! extends = "preset:h100"
+//! [group.deployment]
+//! nodes = 4
+//! [group.deployment.price]
+//! per_device_hour = "2.50 USD"
+//! as_of = 2026-08-01
+//! source = "contract"
+//! [[group.level]]
+//! name = "infiniband"
+//! count = 32                     # nodes of a leaf
+//! rails = 8
+//! [[group.level]]
+//! name = "spine"
+//! bandwidth = "50 GB/s"
+//! latency = "9 us"
+//! oversubscription = 2
+//! [[group]]
+//! name = "old"
+//! extends = "preset:a100"
+//! [[link]]
+//! between = ["new", "old"]
+//! bandwidth = "12.5 GB/s"
+//! latency = "30 us"
+//! ```
 
 pub mod detect;
 mod draft;
@@ -211,6 +256,54 @@ pub struct Host {
     pub bandwidth: Option<Known>,
 }
 
+/// How the members of a level are joined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Shape {
+    /// Any to any, each with all of its bandwidth, as through switches.
+    Switch,
+    /// Each has a link to each other one, with an equal part of its bandwidth.
+    Full,
+    /// Each has links to two neighbours, with half of its bandwidth each.
+    Ring,
+}
+
+impl Shape {
+    /// All of them.
+    pub const ALL: [Shape; 3] = [Shape::Switch, Shape::Full, Shape::Ring];
+
+    /// The name in files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Shape::Switch => "switch",
+            Shape::Full => "full",
+            Shape::Ring => "ring",
+        }
+    }
+}
+
+/// A shape, and how it is known.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Joined {
+    /// The shape.
+    pub shape: Shape,
+    /// How it is known.
+    pub origin: Origin,
+    /// The file or preset that says so.
+    pub source: String,
+}
+
+/// A link between two groups of devices.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Between {
+    /// The names of the groups.
+    pub groups: [String; 2],
+    /// Bytes per second of the whole link, each direction.
+    pub bandwidth: Known,
+    /// Seconds to the first byte.
+    pub latency: Known,
+}
+
 /// Links between `count` members, each of them what the level inside spans.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Level {
@@ -222,6 +315,22 @@ pub struct Level {
     pub bandwidth: Known,
     /// Seconds to the first byte.
     pub latency: Known,
+    /// How members are joined; none for switches.
+    pub shape: Option<Joined>,
+    /// How much more bandwidth members have than goes through when all of them send at once; none
+    /// for as much.
+    pub oversubscription: Option<Known>,
+    /// Switches between nodes that join devices of equal place in them, and no others; none where
+    /// the switches are joined.
+    pub rails: Option<Known>,
+}
+
+impl Level {
+    /// Bytes per second, per device and direction, when all send at once.
+    pub fn bytes_per_s(&self) -> f64 {
+        let shared_by = self.oversubscription.as_ref().map_or(1.0, |known| known.value);
+        self.bandwidth.value / shared_by
+    }
 }
 
 /// A cluster.
@@ -246,6 +355,8 @@ pub struct Cluster {
     /// Clusters of other devices each, which this one is made of, in the order of ranks; none where
     /// all devices are alike. The rest is that of the first then.
     pub groups: Vec<Cluster>,
+    /// Links between groups that are narrower than the networks of both.
+    pub links: Vec<Between>,
 }
 
 /// Where the bytes of ranks must fit.
@@ -300,6 +411,17 @@ impl Cluster {
         read(&Source::File(PathBuf::from(source)), text, machine, &mut Vec::new())
     }
 
+    /// The link between two groups, by their places, where the file says what it is.
+    pub fn between(&self, one: usize, other: usize) -> Option<&Between> {
+        let [one, other] = [one, other].map(|group| Some(&self.groups.get(group)?.name));
+        let (one, other) = one.zip(other)?;
+        let is_it = |link: &&Between| {
+            let [a, b] = &link.groups;
+            (a == one && b == other) || (a == other && b == one)
+        };
+        self.links.iter().find(is_it)
+    }
+
     /// All devices; none where ranks are threads.
     pub fn devices(&self) -> Option<usize> {
         if !self.groups.is_empty() {
@@ -313,7 +435,7 @@ impl Cluster {
     pub fn link(&self, span: usize) -> Link {
         let level = self.level(span);
         let link =
-            Link { latency_s: level.latency.value, bandwidth_bytes_per_s: level.bandwidth.value };
+            Link { latency_s: level.latency.value, bandwidth_bytes_per_s: level.bytes_per_s() };
         let measured = self.calibration.as_ref().and_then(|c| c.collective);
         match (self.device.kind, measured) {
             (Kind::Cpu, Some(measured)) => measured,

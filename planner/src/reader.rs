@@ -188,6 +188,41 @@ impl<'a> Reader<'a> {
         number
     }
 
+    /// A number without a unit, from 1 to `most`.
+    pub(crate) fn ratio(&mut self, table: Table<'_>, key: &str, most: f64) -> Option<f64> {
+        let value = table.keys.get(key)?;
+        let digits = value.get_ref().as_integer().map(ToString::to_string);
+        let digits = digits.or_else(|| Some(value.get_ref().as_float()?.to_string()));
+        let number = digits.and_then(|digits| digits.parse::<f64>().ok());
+        if let Some(number) = number.filter(|number| (1.0..=most).contains(number)) {
+            return Some(number);
+        }
+        let name = table.name(key);
+        let headline = format!("`{name}` is {}, no ratio", shown(value.get_ref()));
+        let help = format!("write a number from 1 to {most}, such as `{key} = 2`");
+        self.report("E3004", value.span(), headline).help = Some(help);
+        None
+    }
+
+    /// Two texts.
+    pub(crate) fn pair(&mut self, table: Table<'_>, key: &str) -> Option<[String; 2]> {
+        let Some(value) = table.keys.get(key) else {
+            let headline = format!("there is no `{}`", table.name(key));
+            let help = format!("write `{key} = [\"one\", \"other\"]`");
+            self.report("E3003", table.span(), headline).help = Some(help);
+            return None;
+        };
+        let texts = value.get_ref().as_array().map(|all| {
+            let text = |one: &Spanned<DeValue<'_>>| one.get_ref().as_str().map(str::to_owned);
+            all.iter().map(text).collect::<Option<Vec<String>>>()
+        });
+        let pair = texts.flatten().and_then(|texts| <[String; 2]>::try_from(texts).ok());
+        if pair.is_none() {
+            self.wrong_type(table, key, value, "a list of two texts");
+        }
+        pair
+    }
+
     /// Money: a number above 0 and the three letters of its currency.
     pub(crate) fn money(&mut self, table: Table<'_>, key: &str) -> Option<(f64, String)> {
         let name = table.name(key);
@@ -300,7 +335,7 @@ impl<'t> Table<'t> {
     }
 
     /// The bytes of its first value; none of an empty table.
-    fn span(&self) -> std::ops::Range<usize> {
+    pub(crate) fn span(&self) -> std::ops::Range<usize> {
         self.keys.values().next().map_or(0..0, Spanned::span)
     }
 

@@ -174,7 +174,7 @@ impl Checker<'_> {
         let sections: Vec<(Section<'_>, &[u32])> = (0..parts.len())
             .map(|at| {
                 let (estimator, configuration) = (&estimators[at], &of_all[at]);
-                let section = Section { estimator, configuration, prices: &prices[at] };
+                let section = Section { estimator, configuration, prices: &prices[at], link: None };
                 (section, &parts[at].configuration.stage_layers[..])
             })
             .collect();

@@ -6,7 +6,9 @@ use std::ops::Range;
 use ir::import::nearest;
 use ir::{DType, Diagnostic, Span};
 
-use super::{Cluster, Device, Host, Kind, Known, Level, Origin, Power, Price};
+use super::{
+    Between, Cluster, Device, Host, Joined, Kind, Known, Level, Origin, Power, Price, Shape,
+};
 use crate::machine::Machine;
 use crate::quantity::Unit;
 use crate::reader::{COUNT_MAX, Reader, Table};
@@ -34,8 +36,17 @@ pub(super) struct Draft {
     price: Option<Price>,
     /// Groups of other devices each, with what they extend.
     pub(super) groups: Vec<(Draft, Extends)>,
+    /// Links between groups.
+    links: Vec<DraftLink>,
     /// Tables that say more than could be read; [`EVERYTHING`] where that may be of any.
     doubted: BTreeSet<&'static str>,
+}
+
+/// A link between groups, and where its file says between which.
+#[derive(Clone, Debug, PartialEq)]
+struct DraftLink {
+    between: Between,
+    at: Span,
 }
 
 /// What is doubted where a whole file, or what it extends, cannot be read.
@@ -47,6 +58,9 @@ struct DraftLevel {
     count: Option<usize>,
     bandwidth: Option<Known>,
     latency: Option<Known>,
+    shape: Option<Joined>,
+    oversubscription: Option<Known>,
+    rails: Option<Known>,
 }
 
 /// Reads values that keep where they are from.
@@ -62,6 +76,23 @@ impl Values<'_, '_> {
         Some(Known { value, origin: self.origin, source: self.source.clone() })
     }
 
+    /// A count that says where it is from.
+    fn count(&mut self, table: Table<'_>, key: &str) -> Option<Known> {
+        let value = self.reader.count(table, key)? as f64;
+        Some(Known { value, origin: self.origin, source: self.source.clone() })
+    }
+
+    /// How many times more something is: at least once.
+    fn ratio(&mut self, table: Table<'_>, key: &str) -> Option<Known> {
+        let value = self.reader.ratio(table, key, OVERSUBSCRIPTION_MAX)?;
+        Some(Known { value, origin: self.origin, source: self.source.clone() })
+    }
+
+    fn shape(&mut self, table: Table<'_>) -> Option<Joined> {
+        let shape = read_name(self.reader, table, "shape", &Shape::ALL, Shape::name)?;
+        Some(Joined { shape, origin: self.origin, source: self.source.clone() })
+    }
+
     /// A rate or a size, which is never nothing.
     fn positive(&mut self, table: Table<'_>, key: &str, unit: Unit) -> Option<Known> {
         let value = self.reader.positive(table, key, unit)?;
@@ -69,8 +100,18 @@ impl Values<'_, '_> {
     }
 }
 
-const ROOT_KEYS: [&str; 8] =
-    ["name", "extends", "origin", "device", "host", "level", "deployment", "group"];
+/// What a group may say.
+const GROUP_KEYS: [&str; 7] =
+    ["name", "extends", "origin", "device", "host", "level", "deployment"];
+
+/// What a file may say beside it.
+const ROOT_KEYS: [&str; 2] = ["group", "link"];
+
+const LEVEL_KEYS: [&str; 7] =
+    ["name", "count", "bandwidth", "latency", "shape", "oversubscription", "rails"];
+
+/// By how much more than goes through members may send, at most. Chosen: far above any network.
+const OVERSUBSCRIPTION_MAX: f64 = 1e3;
 
 /// What is extended, and where that stands.
 pub(super) type Extends = Option<(String, Range<usize>)>;
@@ -80,17 +121,20 @@ impl Draft {
     pub(super) fn read(source: &str, text: &str) -> (Draft, Extends, Vec<Diagnostic>) {
         let (mut reader, root) = Reader::open(source, text);
         let root = Table::root(&root);
-        reader.expect_keys(root, &ROOT_KEYS);
+        reader.expect_keys(root, &[&GROUP_KEYS[..], &ROOT_KEYS].concat());
         let is_whole = reader.wrong_count == 0;
         let (mut draft, extends) = Draft::of(&mut reader, source, root);
         draft.doubted.extend(Some(EVERYTHING).filter(|_| !is_whole));
         for group in reader.tables(root, "group") {
             let before = reader.wrong_count;
-            reader.expect_keys(group, &ROOT_KEYS[..ROOT_KEYS.len() - 1]);
+            reader.expect_keys(group, &GROUP_KEYS);
             let is_whole = reader.wrong_count == before;
             let (mut own, extends) = Draft::of(&mut reader, source, group);
             own.doubted.extend(Some(EVERYTHING).filter(|_| !is_whole));
             draft.groups.push((own, extends));
+        }
+        for link in reader.tables(root, "link") {
+            draft.links.extend(read_link(&mut reader, source, link));
         }
         if !draft.groups.is_empty() && (draft.says_devices() || extends.is_some()) {
             let headline = "a cluster of groups says nothing of devices itself".to_owned();
@@ -134,7 +178,7 @@ impl Draft {
         }
         let before = values.reader.wrong_count;
         for table in values.reader.tables(root, "level") {
-            values.reader.expect_keys(table, &["name", "count", "bandwidth", "latency"]);
+            values.reader.expect_keys(table, &LEVEL_KEYS);
             if table.bytes("name").is_empty() {
                 let headline = "a `[[level]]` has no `name`".to_owned();
                 values.reader.report("E3003", root.bytes("level"), headline).help =
@@ -145,6 +189,9 @@ impl Draft {
                 count: values.reader.count(table, "count"),
                 bandwidth: values.positive(table, "bandwidth", Unit::BytesPerSecond),
                 latency: values.known(table, "latency", Unit::Seconds),
+                shape: values.shape(table),
+                oversubscription: values.ratio(table, "oversubscription"),
+                rails: values.count(table, "rails"),
             });
         }
         draft.doubt_since(before, values.reader, "level");
@@ -205,8 +252,8 @@ impl Draft {
 
     /// Whether it says anything of devices, links or nodes, and not of groups of them.
     pub(super) fn says_devices(&self) -> bool {
-        let name = self.name.clone();
-        *self != Draft { name, groups: self.groups.clone(), ..Draft::default() }
+        let Draft { name, groups, links, .. } = self.clone();
+        *self != Draft { name, groups, links, ..Draft::default() }
     }
 
     /// These values where the upper file has none.
@@ -219,6 +266,10 @@ impl Draft {
                     there.count = level.count.or(there.count);
                     there.bandwidth = level.bandwidth.or(there.bandwidth.take());
                     there.latency = level.latency.or(there.latency.take());
+                    there.shape = level.shape.or(there.shape.take());
+                    there.oversubscription =
+                        level.oversubscription.or(there.oversubscription.take());
+                    there.rails = level.rails.or(there.rails.take());
                 }
                 None => self.levels.push(level),
             }
@@ -245,6 +296,7 @@ impl Draft {
             nodes: upper.nodes.or(self.nodes),
             devices_per_node: upper.devices_per_node.or(self.devices_per_node),
             price: upper.price.or(self.price),
+            links: if upper.links.is_empty() { self.links } else { upper.links },
             groups: if upper.groups.is_empty() { self.groups } else { upper.groups },
             doubted: self.doubted,
         }
@@ -274,10 +326,12 @@ impl Draft {
         let devices = groups.iter().filter_map(Cluster::devices).fold(0, usize::saturating_add);
         wrong.extend(too_many(source, devices));
         wrong.extend(two_currencies(source, &groups));
+        wrong.extend(wrong_links(&self.links, &groups));
+        let links: Vec<Between> = self.links.into_iter().map(|link| link.between).collect();
         match groups.first() {
             Some(first) if wrong.is_empty() => {
                 let name = self.name.unwrap_or_else(|| source.to_owned());
-                Ok(Cluster { name, groups: groups.clone(), ..first.clone() })
+                Ok(Cluster { name, groups: groups.clone(), links, ..first.clone() })
             }
             Some(_) | None => Err(wrong),
         }
@@ -298,6 +352,7 @@ impl Draft {
         }
         let doubted = self.doubted.clone();
         let mut missing = Missing { source, doubted: &doubted, diagnostics: Vec::new() };
+        missing.diagnostics.extend(wrong_links(&self.links, &[]));
         let levels = complete_levels(std::mem::take(&mut self.levels), &mut missing);
         let devices_per_node = self.devices_per_node;
         if self.kind == Some(Kind::Gpu) {
@@ -308,6 +363,7 @@ impl Draft {
         missing.diagnostics.extend(devices.and_then(|devices| too_many(source, devices)));
         if !self.doubts("level") && !self.doubts("deployment") {
             missing.diagnostics.extend(wrong_counts(source, &levels, devices_per_node));
+            missing.diagnostics.extend(wrong_ways(source, &levels, self.kind, devices_per_node));
         }
         let (host, price) = (std::mem::take(&mut self.host), self.price.take());
         let device = self.complete_device(source, &mut missing);
@@ -322,6 +378,7 @@ impl Draft {
                 price,
                 calibration: None,
                 groups: Vec::new(),
+                links: Vec::new(),
             }),
             Some(_) | None => Err(missing.diagnostics),
         }
@@ -397,6 +454,92 @@ impl Draft {
     }
 }
 
+/// A link between two groups.
+fn read_link(reader: &mut Reader<'_>, source: &str, table: Table<'_>) -> Option<DraftLink> {
+    reader.expect_keys(table, &["between", "origin", "bandwidth", "latency"]);
+    let origin = read_name(reader, table, "origin", &Origin::ALL, Origin::name);
+    let origin = origin.unwrap_or(Origin::Datasheet);
+    let mut values = Values { reader, origin, source: source.to_owned() };
+    let bandwidth = values.positive(table, "bandwidth", Unit::BytesPerSecond);
+    let latency = values.known(table, "latency", Unit::Seconds);
+    for (key, unit) in [("bandwidth", Unit::BytesPerSecond), ("latency", Unit::Seconds)] {
+        if table.bytes(key).is_empty() {
+            let headline = format!("a `[[link]]` has no `{key}`");
+            let help = format!("write one, such as `{key} = {:?}`", unit.example());
+            reader.report("E3003", table.span(), headline).help = Some(help);
+        }
+    }
+    let groups = reader.pair(table, "between")?;
+    let at = reader.span(table.bytes("between"));
+    Some(DraftLink { between: Between { groups, bandwidth: bandwidth?, latency: latency? }, at })
+}
+
+/// What is wrong with links: between groups that are not there, or one group, or written twice.
+fn wrong_links(links: &[DraftLink], groups: &[Cluster]) -> Vec<Diagnostic> {
+    let mut wrong = Vec::new();
+    let names = || groups.iter().map(|group| group.name.as_str());
+    for (place, DraftLink { between, at }) in links.iter().enumerate() {
+        let report = |headline: String| Diagnostic::error("E3004", at.clone(), headline);
+        let [one, other] = &between.groups;
+        for name in between.groups.iter().filter(|name| !names().any(|known| known == **name)) {
+            let near = nearest(name, names()).map(|near| format!("did you mean `{near}`?"));
+            let all = names().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+            let all = if all.is_empty() { "there are none here".to_owned() } else { all };
+            let help = near.unwrap_or_else(|| format!("write names of groups: {all}"));
+            wrong.push(report(format!("there is no group `{name}`")).help(help));
+        }
+        if one == other {
+            let help = "write the names of two groups";
+            wrong.push(report(format!("a link of `{one}` with itself")).help(help));
+        }
+        if names().filter(|name| *name == one).count() > 1 {
+            let help = "write another `name` in one of them";
+            wrong.push(report(format!("two groups are called `{one}`")).help(help));
+        }
+        let is_same = |link: &DraftLink| {
+            let [a, b] = &link.between.groups;
+            [a, b] == [one, other] || [a, b] == [other, one]
+        };
+        if links[..place].iter().any(is_same) {
+            let help = "write it once, with all of its bandwidth";
+            wrong.push(report(format!("a second link of `{one}` and `{other}`")).help(help));
+        }
+    }
+    wrong
+}
+
+/// What is wrong with shapes and rails: where they are said of levels that cannot have them.
+fn wrong_ways(
+    source: &str,
+    levels: &[Level],
+    kind: Option<Kind>,
+    each: Option<usize>,
+) -> Vec<Diagnostic> {
+    let mut wrong = Vec::new();
+    let mut report = |headline: String, help: String| {
+        wrong.push(Diagnostic::error("E3004", Span::of(source), headline).help(help));
+    };
+    for (place, level) in levels.iter().enumerate() {
+        let name = &level.name;
+        if kind == Some(Kind::Cpu) && (level.shape.is_some() || level.rails.is_some()) {
+            let headline = format!("level `{name}` of CPUs has a shape or rails");
+            report(headline, "leave it out: ranks of CPUs share memory".to_owned());
+        }
+        let Some(rails) = level.rails.as_ref().map(|rails| rails.value as usize) else { continue };
+        if place != 1 {
+            let headline = format!("level `{name}` has rails, and does not join nodes");
+            let help = "write them in the second level: they join devices of equal place in nodes";
+            report(headline, help.to_owned());
+        }
+        let node = levels[0].count.or(each);
+        if let Some(node) = node.filter(|node| !node.is_multiple_of(rails)) {
+            let headline = format!("level `{name}` has {rails} rails, and a node {node} devices");
+            report(headline, format!("write a number that divides {node}"));
+        }
+    }
+    wrong
+}
+
 /// What an hour of a device costs: with its currency and its day.
 fn read_price(values: &mut Values<'_, '_>, table: Table<'_>) -> Option<Price> {
     let Values { reader, origin, source } = values;
@@ -460,6 +603,9 @@ fn complete_levels(drafts: Vec<DraftLevel>, missing: &mut Missing<'_>) -> Vec<Le
             count: level.count,
             bandwidth,
             latency,
+            shape: level.shape,
+            oversubscription: level.oversubscription,
+            rails: level.rails,
         }));
     }
     levels

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::draft::kind_name;
-use super::{Cluster, Host, Known, Price};
+use super::{Between, Cluster, Host, Joined, Known, Price};
 use crate::quantity::Unit;
 
 impl fmt::Display for Cluster {
@@ -15,6 +15,11 @@ impl fmt::Display for Cluster {
         for group in &self.groups {
             writeln!(f, "\n[[group]]\nname = {}", quoted(&group.name))?;
             tables(f, group, "group.")?;
+        }
+        for Between { groups: [one, other], bandwidth, latency } in &self.links {
+            writeln!(f, "\n[[link]]\nbetween = [{}, {}]", quoted(one), quoted(other))?;
+            line(f, "bandwidth", bandwidth, Unit::BytesPerSecond)?;
+            line(f, "latency", latency, Unit::Seconds)?;
         }
         Ok(())
     }
@@ -58,6 +63,16 @@ fn tables(f: &mut fmt::Formatter<'_>, cluster: &Cluster, at: &str) -> fmt::Resul
         }
         line(f, "bandwidth", &level.bandwidth, Unit::BytesPerSecond)?;
         line(f, "latency", &level.latency, Unit::Seconds)?;
+        if let Some(Joined { shape, origin, source }) = &level.shape {
+            let known = Known { value: 0.0, origin: *origin, source: source.clone() };
+            commented(f, "shape", &format!("{:?}", shape.name()), &known)?;
+        }
+        for (key, known) in [("oversubscription", &level.oversubscription), ("rails", &level.rails)]
+        {
+            if let Some(known) = known {
+                commented(f, key, &known.value.to_string(), known)?;
+            }
+        }
     }
     writeln!(f, "\n[{at}deployment]\nnodes = {}", cluster.nodes)?;
     if let Some(devices) = cluster.devices_per_node {
@@ -66,7 +81,7 @@ fn tables(f: &mut fmt::Formatter<'_>, cluster: &Cluster, at: &str) -> fmt::Resul
     if let Some(price) = &cluster.price {
         let Price { per_device_hour, currency, as_of, said_by } = price;
         writeln!(f, "\n[{at}deployment.price]")?;
-        let text = format!("{} {currency}", per_device_hour.value);
+        let text = quoted(&format!("{} {currency}", per_device_hour.value));
         commented(f, "per_device_hour", &text, per_device_hour)?;
         writeln!(f, "as_of = {}", quoted(as_of))?;
         if let Some(said_by) = said_by {
@@ -90,12 +105,12 @@ pub(super) fn quoted(text: &str) -> String {
 }
 
 fn line(f: &mut fmt::Formatter<'_>, key: &str, known: &Known, unit: Unit) -> fmt::Result {
-    commented(f, key, &unit.print(known.value), known)
+    commented(f, key, &format!("{:?}", unit.print(known.value)), known)
 }
 
-/// A text with where its number is from.
-fn commented(f: &mut fmt::Formatter<'_>, key: &str, text: &str, known: &Known) -> fmt::Result {
-    let value = format!("{key} = {text:?}");
+/// A value with where it is from.
+fn commented(f: &mut fmt::Formatter<'_>, key: &str, value: &str, known: &Known) -> fmt::Result {
+    let value = format!("{key} = {value}");
     // A comment ends with its line.
     let source = known.source.replace(char::is_control, " ");
     writeln!(f, "{value:<34} # {}, {source}", known.origin)

@@ -132,6 +132,61 @@ fn groups_of_other_devices_are_read_and_printed() {
     assert!(errors(&text.replace("nodes = 32", "nods = 32")).contains("unknown key"));
 }
 
+/// How levels are joined, what devices cost and what lies between groups: read, laid over what a
+/// file extends, printed with where it is from, and read back.
+#[test]
+fn ways_and_prices_are_read_and_printed() {
+    let base = "extends = \"preset:h100\"\n[[level]]\nname = \"infiniband\"\ncount = 32\n\
+                rails = 4\n[[level]]\nname = \"spine\"\nbandwidth = \"50 GB/s\"\n\
+                latency = \"9 us\"\nshape = \"full\"\noversubscription = 2.5\n\
+                [deployment.price]\nper_device_hour = \"2.5 USD\"\nas_of = 2026-08-01\n\
+                source = \"a contract\"\n";
+    let cluster = Cluster::parse("my.toml", base, &machine()).unwrap();
+    assert_eq!(cluster.levels[2].bytes_per_s(), 20e9);
+    assert_eq!(cluster.levels[1].bytes_per_s(), 50e9);
+    let text = cluster.to_string();
+    for line in [
+        "rails = 4                          # datasheet, my.toml",
+        "shape = \"full\"                     # datasheet, my.toml",
+        "oversubscription = 2.5             # datasheet, my.toml",
+        "per_device_hour = \"2.5 USD\"        # datasheet, my.toml",
+        "as_of = \"2026-08-01\"",
+        "source = \"a contract\"",
+    ] {
+        assert!(text.lines().any(|other| other == line), "{line}: {text}");
+    }
+    let back = Cluster::parse("my.toml", &text, &machine()).unwrap();
+    assert_eq!((&back.levels[2], &back.price), (&cluster.levels[2], &cluster.price));
+    assert_eq!(back.levels[1].rails, cluster.levels[1].rails);
+    assert_eq!(back.price.unwrap().to_string(), "2.5 USD as of 2026-08-01 (a contract)");
+    let group = |name: &str, price: &str| {
+        format!(
+            "[[group]]\nname = {name:?}\nextends = \"preset:h100\"\n[group.deployment.price]\n\
+             per_device_hour = \"{price}\"\nas_of = \"2026-08-01\"\n"
+        )
+    };
+    let link = "[[link]]\nbetween = [\"old\", \"new\"]\nbandwidth = \"12.5 GB/s\"\n\
+                latency = \"30 us\"\n";
+    let text = group("new", "3 EUR") + &group("old", "1 EUR") + link;
+    let cluster = Cluster::parse("my.toml", &text, &machine()).unwrap();
+    for (one, other) in [(0, 1), (1, 0)] {
+        assert_eq!(cluster.between(one, other).unwrap().bandwidth.value, 12.5e9);
+    }
+    assert!(cluster.between(0, 0).is_none() && cluster.between(0, 2).is_none());
+    let back = Cluster::parse("my.toml", &cluster.to_string(), &machine()).unwrap();
+    assert_eq!(back.links, cluster.links);
+    assert_eq!(back.groups[1].price, cluster.groups[1].price);
+    let mut twice = text.clone() + link;
+    twice += &link.replace("old", "new").replace("30 us", "30");
+    assert!(errors(&twice).contains("which has no unit that fits"));
+    let said = errors(&twice.replace("\"30\"", "\"30 us\"").replace("1 EUR", "1 USD"));
+    for wrong in ["in EUR, and `old` in USD", "a second link", "a link of `new` with itself"] {
+        assert!(said.contains(wrong), "{wrong}: {said}");
+    }
+    assert!(errors(&text.replace("[\"old\"", "[\"olds\"")).contains("did you mean `old`?"));
+    assert!(errors(&format!("extends = \"preset:h100\"\n{link}")).contains("no group `old`"));
+}
+
 #[test]
 fn a_file_that_extends_itself_is_found() {
     let folder = std::env::temp_dir().join(format!("gantline-cluster-{}", std::process::id()));
@@ -151,6 +206,9 @@ fn a_file_that_extends_itself_is_found() {
 #[test]
 fn clusters_that_cannot_be_are_refused() {
     let level = |more: &str| format!("[[level]]\nname = \"nvlink\"\n{more}\n");
+    let price = |money: &str, day: &str| {
+        format!("[deployment.price]\nper_device_hour = {money:?}\nas_of = {day:?}\n")
+    };
     let node = |each: &str, nodes: &str| {
         format!("[deployment]\ndevices_per_node = {each}\nnodes = {nodes}\n")
     };
@@ -167,6 +225,28 @@ fn clusters_that_cannot_be_are_refused() {
         ("[device.memory]\nreserved = \"100 GiB\"\n".into(), "E3004", "100 GiB are reserved"),
         (level("count = 3"), "E3004", "`nvlink` spans 3 devices, and a node has 8"),
         ("[[level]]\nlatency = \"1 us\"\n".into(), "E3003", "has no `name`"),
+        (level("oversubscription = 0.5"), "E3004", "`level.oversubscription` is `0.5`, no ratio"),
+        (level("oversubscription = \"2:1\""), "E3004", "is `2:1`, no ratio"),
+        (level("oversubscription = 1e9"), "E3004", "no ratio"),
+        (level("shape = \"fat-tree\""), "E3004", "`shape` is `fat-tree`, which is not known"),
+        (level("rails = 8"), "E3004", "has rails, and does not join nodes"),
+        (level("rails = 0"), "E3004", "`level.rails` is 0"),
+        (
+            level("").replace("nvlink", "infiniband") + "rails = 3\n",
+            "E3004",
+            "has 3 rails, and a node 8 devices",
+        ),
+        ("[deployment]\nprice = 2\n".into(), "E3004", "`deployment.price` is a whole number"),
+        (price("2.50", "2026-01-01"), "E3005", "is `2.50`, no price with its currency"),
+        (price("-2 USD", "2026-01-01"), "E3005", "no price with its currency"),
+        (price("2 dollars", "2026-01-01"), "E3005", "no price with its currency"),
+        (price("2 USD", "yesterday"), "E3004", "`price.as_of` is `yesterday`, and no day"),
+        (price("2 USD", "2026-13-01"), "E3004", "and no day"),
+        (
+            "[deployment.price]\nper_device_hour = \"2 USD\"\n".into(),
+            "E3003",
+            "there is no `price.as_of`",
+        ),
         (
             "[[level]]\nname = \"spine\"\nbandwidth = \"1 GB/s\"\nlatency = \"1 us\"\n".into(),
             "E3004",

@@ -5,9 +5,9 @@ use std::sync::OnceLock;
 use ir::{DType, Diagnostic, Span};
 use serde::Deserialize;
 
-use super::network::{Beyond, Fabric, Inner, Network};
+use super::network::{Beyond, Fabric, Inner, Network, Wires};
 use super::rates::{Arithmetic, ProductRates, Rates};
-use crate::cluster::{Cluster, Device, Kind, Level, PRESETS};
+use crate::cluster::{Cluster, Device, Kind, Level, PRESETS, Shape};
 use crate::machine::Machine;
 
 /// A device and the links between devices of a node, as a file holds them.
@@ -269,22 +269,33 @@ pub(super) fn network(cluster: &Cluster) -> Result<Network, Diagnostic> {
     for seconds in [&mut far.step_s, &mut far.hop_s, &mut far.start_s] {
         *seconds = (*seconds + outer_more_s).max(0.0);
     }
+    let devices = cluster.devices().unwrap_or(1) as u64;
     let mut reach = node;
+    let wires = |level: &Level, inside: u64| {
+        let shape = level.shape.as_ref().map_or(Shape::Switch, |joined| joined.shape);
+        let all = devices.div_ceil(inside.max(1));
+        Wires { shape, members: level.count.map_or(all, |count| count as u64).max(1) }
+    };
+    let of_rail = outer.rails.as_ref().map(|rails| (node / (rails.value as u64).max(1)).max(1));
+    let outer_wires = if cluster.levels.len() > 1 { wires(outer, node) } else { Wires::SWITCH };
     let beyond = cluster.levels.windows(2).skip(1).map(|pair| {
         // Without a count all there are lie within the level.
         reach = reach.saturating_mul(pair[0].count.map_or(u64::MAX, |count| count as u64));
         Beyond {
             reach,
-            bytes_per_s: pair[1].bandwidth.value,
+            bytes_per_s: pair[1].bytes_per_s(),
+            wires: wires(&pair[1], reach),
             more_s: (pair[1].latency.value - outer.latency.value).max(0.0),
         }
     });
     Ok(Network {
         node,
         inner: near,
-        inner_bytes_per_s: inner.bandwidth.value,
+        inner_bytes_per_s: inner.bytes_per_s(),
         outer: far,
-        outer_bytes_per_s: outer.bandwidth.value,
+        outer_bytes_per_s: outer.bytes_per_s(),
+        wires: [Wires { members: node, ..wires(inner, 1) }, outer_wires],
+        of_rail,
         inner_more_s,
         beyond: beyond.collect(),
     })

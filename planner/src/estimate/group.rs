@@ -9,6 +9,8 @@
 //!
 //! Legend: n members of a run, s ranks from one to the next, R devices of a domain.
 
+use std::collections::BTreeMap;
+
 use crate::configuration::{Configuration, RankAxis};
 use crate::divisors::gcd;
 
@@ -46,6 +48,18 @@ pub struct Spread {
     /// Domains that have some, at most.
     pub domains: u64,
 }
+
+/// How often members go to another rail where devices of equal place in their nodes share one.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Crossing {
+    /// Of what a ring carries from node to node, the part that ends on another rail.
+    pub ring: f64,
+    /// Of what each member sends to each in other nodes, that part.
+    pub exchange: f64,
+}
+
+/// Members whose rails are looked at, at most. Chosen: patterns repeat within a few nodes.
+const LOOKED_AT: u64 = 1024;
 
 /// The part of a domain that a job leaves idle at most where that lets all of them have as many
 /// ranks. Chosen: racks of 72 devices are given out as 64.
@@ -134,6 +148,31 @@ impl Group {
             [Run { size: self.size / step, stride: ranks }, ONE]
         };
         Group::joined(runs, ranks)
+    }
+
+    /// How often the members go to another rail, of which each has `of_rail` neighbouring devices
+    /// of a node. Groups as near as can be go to none.
+    pub fn crossing(&self, node: u64, of_rail: u64) -> Crossing {
+        let Lies::Runs([inner, outer], _) = self.lies else { return Crossing::default() };
+        let mut nodes: BTreeMap<u64, BTreeMap<u64, f64>> = BTreeMap::new();
+        let places = (0..outer.size).flat_map(|j| (0..inner.size).map(move |i| (i, j)));
+        for (i, j) in places.take(LOOKED_AT as usize) {
+            let rank = i * inner.stride + j * outer.stride;
+            let rail = rank % node / of_rail.max(1);
+            *nodes.entry(rank / node).or_default().entry(rail).or_default() += 1.0;
+        }
+        let mut all: BTreeMap<u64, f64> = BTreeMap::new();
+        nodes.values().flatten().for_each(|(rail, count)| *all.entry(*rail).or_default() += count);
+        let members: f64 = all.values().sum();
+        let alike: f64 = all.values().map(|count| (count / members).powi(2)).sum();
+        let pairs = nodes.values().zip(nodes.values().skip(1)).map(|(from, to)| {
+            let same = from.iter().map(|(rail, n)| n.min(*to.get(rail).unwrap_or(&0.0)));
+            let sizes = [from, to].map(|rails| rails.values().sum::<f64>());
+            1.0 - same.sum::<f64>() / sizes[0].min(sizes[1])
+        });
+        let pairs: Vec<f64> = pairs.collect();
+        let ring = pairs.iter().sum::<f64>() / pairs.len().max(1) as f64;
+        Crossing { ring, exchange: 1.0 - alike }
     }
 
     /// Some members of a group of which no more is known than how it lies.

@@ -5,6 +5,7 @@
 //! as slow as the slowest one of the pipeline; from one kind of devices to the next it leaves their
 //! nodes.
 
+use super::network::INNER_INTERFERENCE;
 use super::price::Prices;
 use super::stage::{Run, Stage, stage};
 use super::step::{After, Breakdown, Memory, Terms, passes_of};
@@ -20,6 +21,17 @@ pub struct Section<'a> {
     pub configuration: &'a Configuration,
     /// The tables of the configuration's inside.
     pub prices: &'a Prices,
+    /// The link to the next section, where it is narrower than the networks of both.
+    pub link: Option<Trunk>,
+}
+
+/// A link that all ranks of a stage share.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Trunk {
+    /// Bytes per second, each direction.
+    pub bytes_per_s: f64,
+    /// Seconds to the first byte.
+    pub latency_s: f64,
 }
 
 /// What one stage of a line costs.
@@ -71,6 +83,18 @@ impl Section<'_> {
         }
     }
 
+    /// Seconds that a micro-batch waits for the link to the next section: its copies and parts share
+    /// it, and nothing hides more of it than a pass takes, forward.
+    fn link_s(&self, slowest_s: f64) -> f64 {
+        let Some(link) = self.link else { return 0.0 };
+        let c = self.configuration;
+        let copies = f64::from(c.dp) * f64::from(c.cp);
+        let seconds = link.latency_s + copies * self.prices.boundary_bytes / link.bytes_per_s;
+        let forward_s = slowest_s / 3.0;
+        let hidden = if self.terms().style.sends_hidden { seconds.min(forward_s) } else { 0.0 };
+        seconds - hidden + hidden * INNER_INTERFERENCE
+    }
+
     /// Seconds of a message to the next stage, which is in another section or not.
     fn send_s(&self, leaves: bool) -> f64 {
         let near = self.terms().stages_apart(self.configuration);
@@ -100,6 +124,9 @@ pub fn step(sections: &[(Section<'_>, &[u32])], count: u64) -> LineStep {
         }
     }
     let runs: Vec<(Run, Stage)> = stages.iter().map(|(_, stage)| *stage).collect();
+    let slowest_s = runs.iter().map(|(_, stage)| stage.total_s()).fold(0.0, f64::max);
+    let links = sections.iter().map(|(section, _)| section.link_s(slowest_s));
+    send_s = links.fold(send_s, f64::max);
     let mut breakdown = passes_of(sections[0].0.configuration, send_s, &runs, count);
     let mut after = After::default();
     for (section, (run, stage)) in &stages {

@@ -318,8 +318,9 @@ impl Serving<'_> {
     fn price(&self, copy: Replica, items: &[Item], batch: u32, tokens: u32) -> LayerPrice {
         let Estimator { rates, network, style, job, work, .. } = self.estimator;
         let Replica { tp, ep, .. } = copy;
-        let c = Configuration { tp, ep, dp: copy.sharing(), microbatch: batch, ..plain() };
-        let (inside, seq) = (Inside::near(&c), f64::from(tokens));
+        let (dp, pp) = (copy.sharing(), copy.pp);
+        let c = Configuration { tp, ep, dp, pp, microbatch: batch, ..Configuration::default() };
+        let (inside, seq) = (Inside::of(&c), f64::from(tokens));
         Lowering { rates, network, style, job, inside, seq }.price(items, work.width)
     }
 
@@ -361,10 +362,6 @@ impl Serving<'_> {
         let ways = divisors(tp).into_iter().rev();
         ways.into_iter().find(|ep| self.experts_divide(*ep)).unwrap_or(1)
     }
-}
-
-fn plain() -> Configuration {
-    Configuration::default()
 }
 
 /// The greatest number up to `most` that fits where all smaller ones do; 0 where 1 does not.

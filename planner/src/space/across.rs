@@ -468,12 +468,14 @@ impl<'a> Lines<'a> {
     }
 
     fn sections<'b>(&'b self, candidate: &'b Candidate) -> Vec<Section<'b>> {
-        let section = |used: &'b Used| Section {
+        let after = candidate.used.iter().skip(1).map(Some).chain([None]);
+        let section = |(used, next): (&'b Used, Option<&'b Used>)| Section {
             estimator: &self.estimators[used.group],
             configuration: &used.configuration,
             prices: self.prices(used),
+            link: next.and_then(|next| self.asked.trunk(used.group, next.group)),
         };
-        candidate.used.iter().map(section).collect()
+        candidate.used.iter().zip(after).map(section).collect()
     }
 
     /// The step with the layers cut so, whether it fits or not.

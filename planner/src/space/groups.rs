@@ -14,6 +14,7 @@ use super::across::{self, Across, Lines};
 use super::ask::Chosen;
 use crate::cluster::Cluster;
 use crate::configuration::Configuration;
+use crate::estimate::line::Trunk;
 use crate::estimate::style::Style;
 use crate::estimate::workload::Workload;
 use crate::estimate::{Estimator, Job, legal};
@@ -268,10 +269,20 @@ impl Asked<'_> {
         let of = |group: &usize| {
             let cluster = &self.cluster.groups[*group];
             let level = cluster.levels.last().expect("a cluster has a level");
-            let rate = level.bandwidth.value * f64::from(self.devices(*group));
+            let rate = level.bytes_per_s() * f64::from(self.devices(*group));
             times * (bytes / rate + level.latency.value)
         };
-        set.iter().map(of).fold(0.0, f64::max)
+        let own = set.iter().map(of).fold(0.0, f64::max);
+        // The ring goes on in the order of the groups, and from the last to the first.
+        let next = set.iter().cycle().skip(1);
+        let trunks = set.iter().zip(next).filter_map(|(one, other)| self.trunk(*one, *other));
+        trunks.map(|link| times * (bytes / link.bytes_per_s + link.latency_s)).fold(own, f64::max)
+    }
+
+    /// The link between two groups, where it is said what it is.
+    pub(super) fn trunk(&self, one: usize, other: usize) -> Option<Trunk> {
+        let link = self.cluster.between(one, other)?;
+        Some(Trunk { bytes_per_s: link.bandwidth.value, latency_s: link.latency.value })
     }
 }
 

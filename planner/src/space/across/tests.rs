@@ -51,7 +51,8 @@ fn lines_on_one_kind_of_devices_are_its_steps() {
         let job = Job { global_batch: count * u64::from(dp), arithmetic: Arithmetic::Half };
         let estimator = Estimator::new(&work, &cluster, style::OURS, job).unwrap();
         let prices = estimator.prices(Inside::of(&c));
-        let section = Section { estimator: &estimator, configuration: &c, prices: &prices };
+        let section =
+            Section { estimator: &estimator, configuration: &c, prices: &prices, link: None };
         let whole = estimator.step(&c, &prices, count);
         let at = 1 + below(pp as usize - 1);
         let mut lines = vec![vec![(section, &layers[..])]];
@@ -181,6 +182,7 @@ fn best_cut(
             estimator: &all[configurations[at].0],
             configuration: &configurations[at].1,
             prices: &prices[at],
+            link: None,
         };
         let found = line::step(&[(section(0), front), (section(1), back)], count);
         let fits = found.stages.iter().enumerate().all(|(stage, cost)| {
@@ -249,7 +251,8 @@ fn check_told(asked: &Asked<'_>, found: &Across) {
     let sections: Vec<(Section<'_>, &[u32])> = (0..found.parts.len())
         .map(|at| {
             let (estimator, prices) = (&estimators[at], &prices[at]);
-            let section = Section { estimator, configuration: &configurations[at], prices };
+            let section =
+                Section { estimator, configuration: &configurations[at], prices, link: None };
             (section, &found.parts[at].configuration.stage_layers[..])
         })
         .collect();

@@ -134,6 +134,48 @@ fn gradients_cross_once() {
     assert_eq!(refused[0].code, "E3404", "{refused:?}");
 }
 
+/// A link between groups bounds what crosses it, and only where it is narrower than their networks.
+#[test]
+fn links_between_groups_are_crossed() {
+    let mut shape = models::shape("llama-3-8b").unwrap();
+    shape.seq = 2048;
+    let work = shape.workload().unwrap();
+    let plain = cluster(&[("h100", 1), ("a100", 1)]);
+    let linked = |bandwidth: &str, latency: &str| {
+        let link = format!(
+            "[[link]]\nbetween = [\"h100\", \"a100\"]\nbandwidth = {bandwidth:?}\n\
+             latency = {latency:?}\n"
+        );
+        let machine = Machine { cores: 4, memory_bytes: 8 << 30, instruction_set: "avx2".into() };
+        Cluster::parse("mixed.toml", &format!("{plain}{link}"), &machine).unwrap()
+    };
+    let narrow = linked("10 GB/s", "1 ms");
+    let asked = |cluster| asked(&work, cluster, 16, &[]);
+    // Each gradient of 4 bytes crosses once, in two steps.
+    let expected_s = 8_030_261_248.0 * 4.0 / 10e9 + 2e-3;
+    let found_s = asked(&narrow).exchange_s(&[0, 1]);
+    assert!((found_s / expected_s - 1.0).abs() < 1e-9, "{found_s} {expected_s}");
+    assert_eq!(asked(&narrow).exchange_s(&[1]), 0.0);
+    let wide = linked("10 TB/s", "0 us");
+    let steps = [&plain, &wide, &narrow].map(|cluster| plan(&asked(cluster)).unwrap());
+    let [plain_s, wide_s, narrow_s] = steps.each_ref().map(Grouped::step_time_s);
+    assert_eq!(plain_s, wide_s, "{steps:?}");
+    assert!(narrow_s >= plain_s, "{steps:?}");
+    // A pipeline over both waits for its messages: forward and backward of each micro-batch.
+    let layouts: [(usize, Configuration); 2] = [
+        (0, "tp=8 dp=1 pp=1 mbs=1 sp stages=20".parse().unwrap()),
+        (1, "tp=8 dp=1 pp=1 mbs=1 sp stages=12".parse().unwrap()),
+    ];
+    let slow = linked("100 MB/s", "0 us");
+    let line_s = |cluster| score_line(&asked(cluster), &layouts).unwrap().step_time_s;
+    let message_s = 2048.0 * 4096.0 * 2.0 / 100e6;
+    let more_s = line_s(&slow) - line_s(&plain);
+    // Sixteen micro-batches, of which one fills the pipeline; passes hide a part.
+    let most_s = 2.0 * 17.0 * message_s;
+    assert!(more_s > 0.5 * most_s && more_s < 1.01 * most_s, "{more_s} of {most_s}");
+    assert_eq!(line_s(&wide), line_s(&plain));
+}
+
 /// What was found scores as it was found; no other shares of the same layouts are faster.
 #[test]
 fn what_is_found_scores_the_same() {
