@@ -17,7 +17,7 @@ use crate::cli::amount;
 use crate::failure::{Exit, Failure, or_document, or_reason, usage};
 use crate::output::{self, Table};
 
-pub(super) const HOUR_S: f64 = 3600.0;
+pub(in crate::verbs) const HOUR_S: f64 = 3600.0;
 const DAY_S: f64 = 24.0 * HOUR_S;
 pub(super) const JOULES_PER_KWH: f64 = 3.6e6;
 

@@ -228,7 +228,7 @@ pub enum Aim {
     Time,
     /// Bytes of the fullest device
     Memory,
-    /// Device time of a step, on all devices or fewer
+    /// Device time of a step, on all devices or fewer; money where groups have prices
     Cost,
     /// Joules of a step, on all devices or fewer
     Energy,

@@ -370,6 +370,53 @@ fn groups_are_billed_and_explained() {
     assert_eq!(refused.status.code(), Some(2));
 }
 
+/// What is cheap depends on what the user says that groups cost; bills add it up, and say from when
+/// the prices are.
+#[test]
+fn groups_have_prices_of_their_own() {
+    let scratch = Scratch::new("prices");
+    let number = |value: &Value| value.as_f64().expect("a number");
+    let write = |prices: [f64; 2]| {
+        let group = |preset: &str, price: f64| {
+            format!(
+                "[[group]]\nextends = \"preset:{preset}\"\n[group.deployment.price]\n\
+                 per_device_hour = \"{price} EUR\"\nas_of = 2026-05-01\nsource = \"a list\"\n"
+            )
+        };
+        let groups = group("h100", prices[0]) + &group("a100", prices[1]);
+        scratch.write("mixed.toml", &format!("name = \"mixed\"\n{groups}"));
+    };
+    let asked = "llama-3-8b --gbs 64 --seq 4096 --cluster mixed.toml";
+    let used = |plan: &Value| -> Vec<String> {
+        let groups = plan["groups"].as_array().expect("a list").iter();
+        let groups = groups.filter(|group| group["plan"].is_string() || group["text"].is_string());
+        groups.map(|group| group["group"].as_str().expect("a name").to_owned()).collect()
+    };
+    // The same devices are the cheaper ones at one price, and not at another.
+    for (prices, cheap) in [([2.0, 2.0], "h100"), ([20.0, 2.0], "a100")] {
+        write(prices);
+        let plan = scratch.json(&format!("plan {asked} --objective cost --json"));
+        assert_eq!(used(&plan), [cheap], "{prices:?}: {plan:#}");
+        let price = if cheap == "h100" { prices[0] } else { prices[1] };
+        let money = 8.0 * price * number(&plan["step_time_s"]) / 3600.0;
+        assert!((number(&plan["money"]) / money - 1.0).abs() < 1e-9, "{plan:#}");
+        let fastest = scratch.json(&format!("plan {asked} --json"));
+        assert!(number(&fastest["money"]) > money, "{fastest:#}");
+        let bill = format!("cost {asked} --tokens 1B");
+        let cost = scratch.json(&format!("{bill} --json"));
+        let paid = number(&fastest["money"]) * number(&cost["steps"]);
+        assert!((number(&cost["expected"]["money"]) / paid - 1.0).abs() < 1e-9, "{cost:#}");
+        // What a flag says counts before what files say.
+        let flag = scratch.json(&format!("{bill} --price 3 --json"));
+        let hours = number(&flag["expected"]["device_hours"]);
+        assert!((number(&flag["expected"]["money"]) / (3.0 * hours) - 1.0).abs() < 1e-9);
+        let page = scratch.answer(&bill);
+        assert!(page.contains("EUR as of 2026-05-01 (a list)"), "{page}");
+    }
+    let shown = scratch.answer("cluster show mixed.toml");
+    assert!(shown.contains("per_device_hour = \"20 EUR\""), "{shown}");
+}
+
 /// What a data set costs on CPUs is what the steps of their plan take.
 #[test]
 fn ranks_of_cpus_are_billed() {

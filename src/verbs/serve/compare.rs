@@ -121,25 +121,32 @@ fn page(columns: &[Column]) -> String {
     let bytes = |bytes: f64| Bytes(bytes as u64).to_string();
     let time = |time: Option<f64>| time.map_or("-".to_owned(), |s| Seconds(s).to_string());
     let count = |rate: Option<f64>| rate.map_or("-".to_owned(), |n| output::count(n as u64));
-    let mut rows: Vec<Vec<String>> = Vec::new();
-    let mut add = |name: &str, cell: &dyn Fn(&Column) -> String| {
-        rows.push(std::iter::once(name.to_owned()).chain(columns.iter().map(cell)).collect());
+    let line = |name: &str, cell: &dyn Fn(&Column) -> String| -> Vec<String> {
+        std::iter::once(name.to_owned()).chain(columns.iter().map(cell)).collect()
     };
-    add("", &|column| column.name.clone());
-    add("devices", &|column| output::count(column.row.devices() as u64));
-    add("sequences at once", &|column| output::count(column.row.sequences));
-    add("new tokens/s each", &|column| count(column.row.rate()));
-    add("token", &|column| time(column.row.token_s()));
-    breakdown(columns, &mut add, |column| column.row.many.map(|_| column.parts[1]));
-    add("token alone", &|column| time(column.row.single.map(|pass| pass.latency_s)));
-    add("prompt tokens/s each", &|column| count(column.prompt_rate));
-    add("prompt", &|column| time(column.row.prompt.map(|pass| pass.latency_s)));
-    breakdown(columns, &mut add, |column| column.row.prompt.map(|_| column.parts[0]));
-    add("memory", &|column| bytes(column.row.need_bytes));
-    add("  weights", &|column| bytes(column.row.held.weights_bytes));
-    add("  KV of a token", &|column| bytes(column.row.held.cache_bytes_per_token));
-    add("of a device", &|column| bytes(column.have_bytes));
-    add("fits", &|column| if column.fits { "yes" } else { "no" }.to_owned());
+    let token = |column: &Column| column.row.many.map(|_| column.parts[1]);
+    let prompt = |column: &Column| column.row.prompt.map(|_| column.parts[0]);
+    let mut rows = vec![
+        line("", &|column| column.name.clone()),
+        line("devices", &|column| output::count(column.row.devices() as u64)),
+        line("sequences at once", &|column| output::count(column.row.sequences)),
+        line("new tokens/s each", &|column| count(column.row.rate())),
+        line("token", &|column| time(column.row.token_s())),
+    ];
+    rows.extend(breakdown(columns, token));
+    rows.extend([
+        line("token alone", &|column| time(column.row.single.map(|pass| pass.latency_s))),
+        line("prompt tokens/s each", &|column| count(column.prompt_rate)),
+        line("prompt", &|column| time(column.row.prompt.map(|pass| pass.latency_s))),
+    ]);
+    rows.extend(breakdown(columns, prompt));
+    rows.extend([
+        line("memory", &|column| bytes(column.row.need_bytes)),
+        line("  weights", &|column| bytes(column.row.held.weights_bytes)),
+        line("  KV of a token", &|column| bytes(column.row.held.cache_bytes_per_token)),
+        line("of a device", &|column| bytes(column.have_bytes)),
+        line("fits", &|column| if column.fits { "yes" } else { "no" }.to_owned()),
+    ]);
     text.push('\n');
     for cells in rows {
         text += &format!("  {:<21}", cells[0]);
@@ -152,18 +159,14 @@ fn page(columns: &[Column]) -> String {
 }
 
 /// A line for each part of a pass that takes time anywhere.
-fn breakdown(
-    columns: &[Column],
-    add: &mut dyn FnMut(&str, &dyn Fn(&Column) -> String),
-    of: impl Fn(&Column) -> Option<Parts>,
-) {
-    let part = |column: &Column, at: usize| of(column).map_or(0.0, |parts| parts.parts()[at].1);
-    for (at, (name, _)) in Parts::default().parts().iter().enumerate() {
-        if columns.iter().any(|column| part(column, at) > 0.0) {
-            add(&format!("  {name}"), &|column| match of(column) {
-                Some(_) => Seconds(part(column, at)).to_string(),
-                None => "-".to_owned(),
-            });
-        }
-    }
+fn breakdown(columns: &[Column], of: impl Fn(&Column) -> Option<Parts>) -> Vec<Vec<String>> {
+    let part = |column: &Column, at: usize| Some(of(column)?.parts()[at].1);
+    let names = Parts::default().parts().map(|(name, _)| name);
+    let lines = names.into_iter().enumerate().filter_map(|(at, name)| {
+        let cells: Vec<Option<f64>> = columns.iter().map(|column| part(column, at)).collect();
+        let takes = cells.iter().flatten().any(|seconds| *seconds > 0.0);
+        let cells = cells.into_iter().map(|cell| cell.map_or("-".to_owned(), output::seconds));
+        takes.then(|| std::iter::once(format!("  {name}")).chain(cells).collect())
+    });
+    lines.collect()
 }

@@ -128,7 +128,7 @@ impl Mixed {
                 }
                 return Ok(way);
             }
-            Aim::Cost => &|way| f64::from(way.devices()) * way.step_time_s(),
+            Aim::Cost => &|way| self.worth(way) * way.step_time_s(),
             Aim::Energy => &|way| way.joules(&self.cluster).unwrap_or(f64::INFINITY),
             Aim::Pareto => {
                 let headline = "a frontier is found for devices that are alike";
@@ -138,6 +138,24 @@ impl Mixed {
         let ways = groups::of_each_set(&question)?.into_iter().map(|(_, way)| way);
         let best = ways.min_by(|a, b| worth(a).total_cmp(&worth(b)));
         Ok(best.expect("a set of groups has a way, or this is refused"))
+    }
+
+    /// Money for an hour of the devices that take part, where it is known of all groups; else their
+    /// number.
+    fn worth(&self, way: &Grouped) -> f64 {
+        let groups = &self.cluster.groups;
+        let price = |group: usize| Some(groups[group].price.as_ref()?.per_device_hour.value);
+        let are_known = groups.iter().all(|group| group.price.is_some());
+        let hourly = way.hourly(&price).filter(|_| are_known);
+        hourly.unwrap_or_else(|| f64::from(way.devices()))
+    }
+
+    /// Money for an hour of the devices that take part, with its currency.
+    pub fn hourly(&self, way: &Grouped) -> Option<(f64, &str)> {
+        let price = |group: usize| self.cluster.groups[group].price.as_ref();
+        let money = way.hourly(&|group| Some(price(group)?.per_device_hour.value))?;
+        let (group, _, _) = *way.used().first()?;
+        Some((money, &price(group)?.currency))
     }
 
     /// The fastest way of each set of groups.

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::Mixed;
 use crate::output::{self, Table};
+use crate::verbs::cost::HOUR_S;
 
 /// Whether no device holds too much.
 pub fn fits(way: &Grouped) -> bool {
@@ -46,6 +47,7 @@ pub fn document(mixed: &Mixed, way: &Grouped) -> Value {
         "step_time_high_s": high,
         "tokens_per_s": mixed.tokens() / way.step_time_s(),
         "energy_j": way.joules(&mixed.cluster),
+        "money": mixed.hourly(way).map(|(money, _)| money * way.step_time_s() / HOUR_S),
         "exchange_s": shared.map(|shared| shared.exchange_s),
         "piece": shared.map(|shared| shared.piece),
         "rest": shared.map(|shared| shared.rest),
@@ -170,6 +172,10 @@ pub fn page(mixed: &Mixed, way: &Grouped) -> String {
     let seconds = way.step_time_s();
     let rate = output::count((mixed.tokens() / seconds) as u64);
     let mut text = format!("\n{}\nstep {}", table(mixed, way), Seconds(seconds));
+    if let Some((hourly, currency)) = mixed.hourly(way) {
+        let money = output::number(hourly * seconds / HOUR_S);
+        text += &format!(", {money} {currency}");
+    }
     match way {
         Grouped::Shares(shared) => {
             let exchange = Seconds(shared.exchange_s);
