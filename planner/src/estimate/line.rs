@@ -83,8 +83,8 @@ impl Section<'_> {
         }
     }
 
-    /// Seconds that a micro-batch waits for the link to the next section: its copies and parts share
-    /// it, and nothing hides more of it than a pass takes, forward.
+    /// Seconds that a micro-batch waits for the link to the next section, which its copies share;
+    /// nothing hides more of it than a forward pass takes.
     fn link_s(&self, slowest_s: f64) -> f64 {
         let Some(link) = self.link else { return 0.0 };
         let c = self.configuration;
