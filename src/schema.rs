@@ -500,13 +500,14 @@ pub const DOCUMENTS: &[Document] = &[
     },
     Document {
         name: "gantline.size/1",
-        about: "the fewest devices that meet a deadline",
+        about: "the fewest and the cheapest devices that meet a deadline",
         fields: &[
             MODEL,
             TOKENS,
             GBS,
             is("deadline_s", Kind::Number, "seconds that there are"),
-            may("devices", Kind::Count, "devices that are enough"),
+            may("devices", Kind::Count, "the fewest devices that are enough"),
+            may("cheapest_devices", Kind::Count, "the cheapest of those that are"),
             is("tried", Kind::List, "what was tried: devices, plan, times"),
             may("reason", Kind::Text, "why no number of devices is enough"),
         ],

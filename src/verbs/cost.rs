@@ -363,13 +363,20 @@ fn bill(
     (if meets { Exit::Success } else { Exit::Infeasible }, text)
 }
 
-/// Node counts that `size` tries: powers of two and three times them, up to so many devices.
+/// Devices that `size` tries at most.
 pub(super) const DEVICES_MAX: u64 = 1 << 17;
+
+/// The part of the nodes that are enough to which `size` finds the fewest. Chosen: nobody plans
+/// more exactly.
+const NODES_PART: u64 = 32;
+/// How many times the fewest devices `size` looks at for the cheapest. Chosen: beyond, exchanges
+/// cost more than memory saves.
+const CHEAPEST_MAX: u64 = 4;
 
 /// Samples of a step where `size` is not told. Chosen: enough to be shared by many devices.
 const SIZE_BATCH: usize = 1024;
 
-/// Answers `size`: the fewest devices, of those that are tried, that meet the deadline.
+/// Answers `size`: the fewest devices that meet the deadline, and the cheapest ones.
 pub fn size(args: &CostArgs) -> Result<Exit, Failure> {
     or_document(args.asked.json, enough(args))
 }
@@ -402,52 +409,90 @@ fn enough(args: &CostArgs) -> Result<Exit, Failure> {
     cache::answer(key, || smallest(&preset, args, deadline, &header))
 }
 
-/// What `size` prints.
+/// What was found out about a number of devices.
+type Tried = Result<(Way, Run), String>;
+
+/// The fastest plan of so many nodes, or why there is none.
+fn on_nodes(
+    preset: &Cluster,
+    args: &CostArgs,
+    deadline: f64,
+    nodes: u64,
+) -> Result<Tried, Failure> {
+    let devices = nodes * preset.devices_per_node.unwrap_or(1) as u64;
+    let mut asked = args.asked.clone();
+    asked.gbs.get_or_insert(SIZE_BATCH);
+    // What is looked for is not in the cluster's file.
+    asked.place.ranks = Some(devices as usize);
+    asked.place.nodes = Some(nodes as usize);
+    let subject = Subject::new(&asked, args.cluster(&asked)?)?;
+    let steps = (args.bill.tokens.unwrap_or(0.0) / subject.tokens()).ceil();
+    let least_s = steps * subject.seconds_at_peak(devices as f64);
+    let number = output::count(devices);
+    if least_s > deadline {
+        let least = days(least_s);
+        return Ok(Err(format!(
+            "{number} devices, the most that are tried, take {least} at their peak"
+        )));
+    }
+    Ok(match or_reason(answer(&subject, &asked))? {
+        Ok(found) => {
+            let way = Way::of(&subject, &found, &args.bill);
+            let (_, [_, expected, _]) = way.runs(&args.bill);
+            Ok((way, expected))
+        }
+        Err(no) => Err(format!("{number} devices: {}", no.headline)),
+    })
+}
+
+/// What `size` prints: nodes are doubled until they are enough, then the fewest are found between
+/// the last two numbers, and more are looked at that may be cheaper.
 fn smallest(
     preset: &Cluster,
     args: &CostArgs,
     deadline: f64,
     header: &str,
 ) -> Result<(Exit, String), Failure> {
-    let mut asked = args.asked.clone();
     let node = preset.devices_per_node.unwrap_or(1) as u64;
-    let mut counts: Vec<u64> = (0..40)
-        .flat_map(|power| [1u64 << power, 3 << power])
-        .filter(|nodes| asked.place.nodes.is_none_or(|most| *nodes <= most as u64))
-        .filter_map(|nodes| nodes.checked_mul(node))
-        .filter(|devices| *devices <= DEVICES_MAX)
-        .collect();
-    counts.sort_unstable();
-    asked.gbs = Some(asked.gbs.unwrap_or(SIZE_BATCH));
-    let mut tried = Vec::new();
-    // Why the numbers that were looked at last have no plan.
+    let most = args.asked.place.nodes.map_or(u64::MAX, |most| most as u64).min(DEVICES_MAX / node);
+    let mut tried: Vec<(Way, Run)> = Vec::new();
+    // Why the number that was looked at last has no plan.
     let mut reason = None;
-    for devices in counts {
-        // What is looked for is not in the cluster's file.
-        asked.place.ranks = Some(devices as usize);
-        asked.place.nodes = Some((devices / node) as usize);
-        let subject = Subject::new(&asked, args.cluster(&asked)?)?;
-        let steps = (args.bill.tokens.unwrap_or(0.0) / subject.tokens()).ceil();
-        let least_s = steps * subject.seconds_at_peak(devices as f64);
-        let number = output::count(devices);
-        if least_s > deadline {
-            let least = days(least_s);
-            reason = Some(format!(
-                "{number} devices, the most that are tried, take {least} at their peak"
-            ));
-            continue;
-        }
-        match or_reason(answer(&subject, &asked))? {
+    let mut is_enough = |nodes: u64| -> Result<bool, Failure> {
+        match on_nodes(preset, args, deadline, nodes)? {
             Ok(found) => {
-                let way = Way::of(&subject, &found, &args.bill);
-                if add_tried(&mut tried, way, &args.bill, deadline) {
-                    break;
-                }
+                tried.push(found);
+                Ok(tried.last().is_some_and(|(_, run)| run.seconds <= deadline))
             }
-            Err(no) => reason = Some(format!("{number} devices: {}", no.headline)),
+            Err(why) => {
+                reason = Some(why);
+                Ok(false)
+            }
+        }
+    };
+    let (mut few, mut enough) = (0, 1);
+    while !is_enough(enough)? {
+        few = enough;
+        if few >= most {
+            break;
+        }
+        enough = (2 * enough).min(most);
+    }
+    if few < enough {
+        let mut step = (enough / NODES_PART).max(1);
+        while enough - few > step {
+            let middle = few.midpoint(enough).next_multiple_of(step);
+            let middle = if middle < enough { middle } else { enough - step };
+            if is_enough(middle)? { enough = middle } else { few = middle }
+        }
+        step = (enough / 4).max(1);
+        let more = (1..=2 * CHEAPEST_MAX).map(|n| enough + n * step);
+        for nodes in more.filter(|nodes| *nodes <= most.min(CHEAPEST_MAX * enough)) {
+            is_enough(nodes)?;
         }
     }
-    Ok(sized(&tried, args, deadline, (asked.gbs, header), reason))
+    tried.sort_by_key(|(way, _)| way.devices);
+    Ok(sized(&tried, args, deadline, (args.asked.gbs.or(Some(SIZE_BATCH)), header), reason))
 }
 
 /// Adds a plan to those that were tried; whether it meets the deadline.
@@ -473,7 +518,16 @@ fn fewest_groups(mixed: &Mixed, args: &CostArgs, deadline: f64) -> Result<(Exit,
     Ok(sized(&tried, args, deadline, (batch, mixed.header().as_str()), None))
 }
 
-/// What `size` prints of what it tried, the last of which may meet the deadline.
+/// The fewest devices that meet the deadline, and the cheapest ones: of those that were tried.
+fn enough_of(tried: &[(Way, Run)], deadline: f64) -> (Option<&Way>, Option<&Way>) {
+    let enough = || tried.iter().filter(|(_, run)| run.seconds <= deadline);
+    let price = |run: &Run| run.money.unwrap_or(run.device_hours);
+    let cheapest = enough().min_by(|(_, a), (_, b)| price(a).total_cmp(&price(b)));
+    let fewest = enough().min_by_key(|(way, _)| way.devices);
+    (fewest.map(|(way, _)| way), cheapest.map(|(way, _)| way))
+}
+
+/// What `size` prints of what it tried.
 fn sized(
     tried: &[(Way, Run)],
     args: &CostArgs,
@@ -482,7 +536,8 @@ fn sized(
     reason: Option<String>,
 ) -> (Exit, String) {
     let asked = &args.asked;
-    let meets = tried.last().is_some_and(|(_, run)| run.seconds <= deadline);
+    let (fewest, cheapest) = enough_of(tried, deadline);
+    let meets = fewest.is_some();
     let fastest = tried.iter().min_by(|(_, a), (_, b)| a.seconds.total_cmp(&b.seconds));
     let reason = match fastest {
         _ if meets => None,
@@ -511,19 +566,20 @@ fn sized(
             "tokens": args.bill.tokens,
             "gbs": batch,
             "deadline_s": deadline,
-            "devices": tried.last().filter(|_| meets).map(|(way, _)| way.devices),
+            "devices": fewest.map(|way| way.devices),
+            "cheapest_devices": cheapest.map(|way| way.devices),
             "tried": rows,
             "reason": reason,
         });
         format!("{document:#}")
     } else {
         let reason = reason.map(|reason| format!("  {reason}\n")).unwrap_or_default();
-        format!("{header}\n{}{reason}", size_page(tried, deadline, meets))
+        format!("{header}\n{}{reason}", size_page(tried, deadline))
     };
     (if meets { Exit::Success } else { Exit::Infeasible }, text)
 }
 
-fn size_page(tried: &[(Way, Run)], deadline: f64, meets: bool) -> String {
+fn size_page(tried: &[(Way, Run)], deadline: f64) -> String {
     let runs = || tried.iter().map(|(_, run)| run);
     let (priced, powered) =
         (runs().any(|run| run.money.is_some()), runs().any(|run| run.kwh.is_some()));
@@ -546,13 +602,14 @@ fn size_page(tried: &[(Way, Run)], deadline: f64, meets: bool) -> String {
         ]));
     }
     let mut text = if tried.is_empty() { String::new() } else { table.text() };
-    text += &match tried.last() {
-        Some((way, _)) if meets => {
-            format!("\n✓ {} devices are enough for {}\n", way.devices, days(deadline))
+    let time = days(deadline);
+    text += &match enough_of(tried, deadline) {
+        (Some(fewest), Some(cheapest)) if fewest.devices != cheapest.devices => {
+            let (few, cheap) = (fewest.devices, cheapest.devices);
+            format!("\n✓ {few} devices are enough for {time}, and {cheap} are the cheapest\n")
         }
-        Some(_) | None => {
-            format!("\n✗ no number of devices that was tried meets {}\n", days(deadline))
-        }
+        (Some(fewest), _) => format!("\n✓ {} devices are enough for {time}\n", fewest.devices),
+        (None, _) => format!("\n✗ no number of devices that was tried meets {time}\n"),
     };
     text
 }
