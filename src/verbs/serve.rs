@@ -342,6 +342,11 @@ pub fn score(
 /// The cluster and the limits that inference is answered for; anything else is refused.
 fn refuse_others(asked: &Asked, cluster: &Cluster) -> Result<(), Failure> {
     refuse_cpus(cluster, "`generate` runs a model here")?;
+    if !cluster.groups.is_empty() {
+        let headline = "copies for inference lie on devices that are alike, and these are not";
+        let help = "ask about the cluster of one group, or `size`, which looks at each";
+        return Err(usage("--cluster", headline.to_owned()).help(help).into());
+    }
     let lacking = asked.limited.lacking(&[Knob::Tp, Knob::Pp, Knob::Dp, Knob::Ep])?;
     if lacking.is_empty() {
         return Ok(());

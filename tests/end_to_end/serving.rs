@@ -176,6 +176,19 @@ fn verbs_about_inference_agree() {
     }
     let alone = scratch.json(&format!("plan {} --json", asked.replace("h100", "a100")));
     assert_eq!(other["token_s"], alone["recommended"]["token_s"]);
+    // With another tp or pp, experts lie as is best there.
+    let routed = "mixtral-8x7b --cluster h100 --devices 8 --seq 4096 --for inference --json";
+    let [plan, explained] =
+        ["plan", "explain"].map(|verb| scratch.json(&format!("{verb} {routed}")));
+    let best = &explained["row"];
+    let neighbours = explained["neighbours"].as_array().expect("a list");
+    for (knob, other) in [("tp", "pp"), ("pp", "tp")] {
+        let along = |row: &&Value| row[other] == best[other] && row[knob] != best[knob];
+        let near = neighbours.iter().find(along).expect("a neighbour");
+        let same = |row: &&Value| row["tp"] == near["tp"] && row["pp"] == near["pp"];
+        let first = rows(&plan).iter().find(same).expect("a row");
+        assert_eq!(first["layout"], near["layout"], "{knob}");
+    }
     let page = scratch.answer(&format!("explain {asked}"));
     for word in ["weights read", "KV read", "arithmetic", "launches", "tensor", "A GiB more"] {
         assert!(page.contains(word), "{word}: {page}");
@@ -275,6 +288,13 @@ fn the_cheapest_kind_of_devices_is_found() {
         scratch.json(&format!("size {asked} --for inference --json"))
     };
     let [dear, cheap] = [size("3", "3"), size("30", "3")];
+    for verb in ["plan", "explain", "cost --tokens 1B", "compare --with tp=8"] {
+        let line = format!("{verb} llama-3-70b --cluster two.toml --for inference");
+        let refused = scratch.run(&line);
+        let errors = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(2), "{line}: {errors}");
+        assert!(errors.contains("or `size`, which looks at each"), "{line}: {errors}");
+    }
     assert_eq!((&dear["cluster"], &cheap["cluster"]), (&"h100".into(), &"a100".into()));
     assert!(number(&cheap["devices"]) > number(&dear["devices"]), "{cheap:#}");
     let hourly = number(&rows(&cheap)[0]["money_per_hour"]);

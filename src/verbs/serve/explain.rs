@@ -151,7 +151,7 @@ impl<'r> Explained<'r> {
         let tokens = self.tokens_per_gib();
         let seq = f64::from(copies.seq());
         text += &format!(
-            "A GiB more on each device holds {} tokens more of a copy: {} sequences of {}\n",
+            "A GiB more on each device holds {} tokens more of a copy, {} times {}\n",
             output::count(tokens as u64),
             output::number(tokens / seq),
             output::count(copies.seq().into()),
@@ -231,20 +231,20 @@ fn helps(parts: &Parts) -> String {
     format!("\nWhat 1% less of it saves: {}\n", largest.collect::<Vec<_>>().join(", "))
 }
 
-/// The nearest ways below and above that differ in tp, in pp or in how copies share experts alone.
+/// The nearest ways below and above in tp and in pp, each with the best experts for it, and in how
+/// experts lie alone. Rows are the best first.
 fn neighbours<'r>(best: &Row, rows: &'r [Row]) -> Vec<&'r Row> {
-    let decisions = |row: &Row| [row.copy.tp, row.copy.pp, row.copy.sharing()];
-    let own = decisions(best);
+    let knobs: [fn(&Row) -> u32; 3] = [|row| row.copy.tp, |row| row.copy.pp, |row| row.copy.ep];
+    // What stays where another one changes: the first two, and both for experts.
+    let same: [&[usize]; 3] = [&[1], &[0], &[0, 1]];
     let mut found: Vec<&Row> = Vec::new();
-    for knob in 0..own.len() {
-        let is_along = |row: &&Row| {
-            let other = decisions(row);
-            (0..own.len()).all(|at| (other[at] == own[at]) == (at != knob))
-        };
-        let along = || rows.iter().filter(is_along);
-        let value = |row: &&Row| decisions(row)[knob];
-        found.extend(along().filter(|row| value(row) < own[knob]).max_by_key(value));
-        found.extend(along().filter(|row| value(row) > own[knob]).min_by_key(value));
+    for (knob, same) in knobs.into_iter().zip(same) {
+        let alike = |row: &&Row| same.iter().all(|at| knobs[*at](row) == knobs[*at](best));
+        let values = || rows.iter().filter(alike).map(knob);
+        let below = values().filter(|value| *value < knob(best)).max();
+        let above = values().filter(|value| *value > knob(best)).min();
+        let is = |value: u32| rows.iter().filter(alike).find(|row| knob(row) == value);
+        found.extend(below.into_iter().chain(above).filter_map(is));
     }
     found
 }
