@@ -375,6 +375,15 @@ impl FromStr for Precision {
     }
 }
 
+/// Reads how many times the average of tokens the busiest rank of experts has.
+pub fn imbalance(text: &str) -> Result<f64, String> {
+    let times = text.parse().ok().filter(|times| (1.0..=IMBALANCE_MAX).contains(times));
+    times.ok_or_else(|| "write a number that is 1, where all have as many, or more: 1.3".to_owned())
+}
+
+/// The most that a rank has beside the average. Chosen: as many as ranks share experts anywhere.
+const IMBALANCE_MAX: f64 = 1024.0;
+
 /// Reads what products are computed in: on GPUs, f32 may be rounded.
 pub fn precision(text: &str) -> Result<Precision, String> {
     match text {

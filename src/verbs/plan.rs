@@ -42,6 +42,10 @@ pub struct Asked {
     /// The element type [default: f32 on CPUs, bf16 on GPUs]
     #[arg(long, value_name = "TYPE", value_parser = job::precision)]
     pub dtype: Option<Precision>,
+    /// Tokens of the busiest of the ranks that share experts, over those of all on average, on GPUs
+    /// [default: 1]
+    #[arg(long, value_name = "TIMES", value_parser = job::imbalance)]
+    pub imbalance: Option<f64>,
     /// The update
     #[arg(long, value_name = "NAME", default_value = "adamw")]
     #[arg(value_parser = ["adamw", "sgd", "none"])]
@@ -130,6 +134,10 @@ impl Asked {
     pub fn question_with(&self, dropout: Option<f64>) -> Result<(Model, Question), Failure> {
         let description = crate::resolve(&self.model)?.description;
         let cluster = self.place.cluster()?;
+        if self.imbalance.is_some() {
+            let headline = "ranks of CPUs share no experts".to_owned();
+            return Err(usage("--imbalance", headline).help("leave it out, or name GPUs").into());
+        }
         let seq = self.seq.unwrap_or_else(|| positions_max(&description));
         let usual = match cluster.device.kind {
             Kind::Cpu => DType::F32,

@@ -22,7 +22,7 @@ use crate::output::{self, Table};
 use crate::verbs::serve::{self, Served};
 use crate::verbs::space::groups::Mixed;
 use crate::verbs::space::groups::page::{document, fits, page};
-use crate::verbs::space::{Subject, arithmetic, element_type};
+use crate::verbs::space::{Subject, arithmetic, element_type, routed};
 
 /// Flags of `score`.
 #[derive(Clone, Debug, clap::Args)]
@@ -87,15 +87,25 @@ pub struct Args {
     /// The arithmetic of products [default: what the file says, or bf16 where the devices have it]
     #[arg(long, value_name = "TYPE", value_parser = job::precision)]
     pub dtype: Option<Precision>,
+    /// Tokens of the busiest of the ranks that share experts, over those of all on average
+    /// [default: 1]
+    #[arg(long, value_name = "TIMES", value_parser = job::imbalance)]
+    pub imbalance: Option<f64>,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
 }
 
+/// The model that is asked about, of so many tokens.
+fn model(args: &Args, seq: Option<u32>) -> Result<Described, Failure> {
+    let described = described(&args.model, seq)?;
+    Ok(Described { work: routed(described.work, args.imbalance)?, ..described })
+}
+
 /// Answers `score`; no where the layout does not fit.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
     let style = find_style(&args.style)?;
-    let described_as = described(&args.model, count(args.seq))?;
+    let described_as = model(args, count(args.seq))?;
     let Described { mut work, latent, mut tokens } = described_as;
     let mut cluster = Cluster::load(&args.cluster)?;
     if !cluster.groups.is_empty() {
@@ -103,7 +113,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     }
     let layout = layout(args, work.depth())?;
     if let (None, Some(seq)) = (args.seq, layout.seq) {
-        Described { work, tokens, .. } = described(&args.model, Some(seq))?;
+        Described { work, tokens, .. } = model(args, Some(seq))?;
     }
     let configuration = configuration(args, layout.configuration.clone());
     // There are as many nodes as the layout takes.
@@ -179,7 +189,7 @@ fn over_groups(
         Some(path) => read::of_groups(path, &read_text(path, "--from")?)?,
     };
     if let (None, Some(seq)) = (args.seq, said.seq) {
-        described_as = described(&args.model, Some(seq))?;
+        described_as = model(args, Some(seq))?;
     }
     let Some(batch) = count(args.gbs).or(said.global_batch) else {
         let headline = "it is not said how many samples a step has";

@@ -109,7 +109,14 @@ fn model(asked: &Asked) -> Result<Described, Failure> {
             format!("samples of `{name}` have no {seq} tokens: its graph has their size");
         return Err(usage("--seq", headline).help("leave it out").into());
     }
-    Ok(described)
+    Ok(Described { work: routed(described.work, asked.imbalance)?, ..described })
+}
+
+/// A model of which the busiest rank of experts has so many times the average of tokens.
+pub fn routed(work: Workload, imbalance: Option<f64>) -> Result<Workload, Diagnostic> {
+    let Some(times) = imbalance else { return Ok(work) };
+    let headline = format!("`{}` has no experts", work.name);
+    work.routed_unevenly(times).ok_or_else(|| usage("--imbalance", headline).help("leave it out"))
 }
 
 impl Subject {
@@ -198,7 +205,12 @@ impl Subject {
         let mut text = format!("model    {}: {}", work.name, output::count(work.parameters()));
         text += &format!(" parameters in {dtype}\n");
         text += &format!("cluster  {}, {devices}\n", cluster.describe());
-        text + &samples_of(*global_batch, self.seq)
+        text += &samples_of(*global_batch, self.seq);
+        if work.busiest() > 1.0 {
+            text +=
+                &format!("routing  the busiest rank has {} times the average\n", work.busiest());
+        }
+        text
     }
 }
 

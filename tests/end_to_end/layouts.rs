@@ -85,6 +85,34 @@ fn grown(before: &Value, after: &Value) -> String {
     most.trim_end_matches("_s").to_owned()
 }
 
+/// All wait for the rank whose experts have the most tokens: the more it has, the longer a step is,
+/// and in the end experts lie over fewer ranks. Models without experts have none.
+#[test]
+fn busy_ranks_of_experts_cost_time() {
+    let scratch = Scratch::new("imbalance");
+    let job = "mixtral-8x7b --cluster h100 --devices 64 --gbs 128 --seq 4096";
+    let of = |times: &str| scratch.json(&format!("plan {job} --imbalance {times} --json"));
+    let plans = ["1", "1.5", "4"].map(of);
+    let steps = plans.each_ref().map(|plan| number(&plan["step_time_s"]));
+    assert_eq!(steps[0], number(&scratch.json(&format!("plan {job} --json"))["step_time_s"]));
+    assert!(steps[0] < steps[1] && steps[1] <= steps[2], "{steps:?}");
+    let score = job.replace(" --devices 64", "");
+    for (plan, times) in plans.iter().zip(["1", "1.5", "4"]) {
+        let text = plan["text"].as_str().expect("a plan");
+        let (_, scored) = scored(&scratch, &format!("{score} --imbalance {times}"), text);
+        assert_eq!(scored.expect("a document")["step_time_s"], plan["step_time_s"], "{text}");
+    }
+    for (line, said) in [
+        ("plan llama-3-8b --cluster h100 --imbalance 2", "has no experts"),
+        ("plan gpt2-mini --imbalance 2", "name GPUs"),
+        ("plan mixtral-8x7b --cluster h100 --imbalance 0.5", "1.3"),
+    ] {
+        let refused = scratch.run(line);
+        let errors = String::from_utf8_lossy(&refused.stderr);
+        assert!(refused.status.code() == Some(2) && errors.contains(said), "{line}: {errors}");
+    }
+}
+
 /// What a search does not have because it cannot be is refused where it is written, and is no row
 /// of `fit`.
 #[test]

@@ -259,7 +259,8 @@ fn no_fewer_devices_are_enough() {
     }
     let line = format!("size {model} --for inference");
     for (more, code) in [
-        ("--token-time 100us", 2),
+        ("--token-time 100us", 3),
+        ("--token-time 9", 2),
         ("--token-time 1ms", 3),
         ("", 2),
         ("--rate 10 --devices 8", 2),

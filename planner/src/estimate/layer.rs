@@ -406,7 +406,7 @@ impl Lowering<'_> {
     /// Routed experts, evenly loaded: each rank computes for as many tokens as it holds, times
     /// `top_k`.
     fn experts(&self, item: &Item) -> Lowered {
-        let Item::Experts { count, top_k, width, ffn, gated } = *item else {
+        let Item::Experts { count, top_k, width, ffn, gated, busiest } = *item else {
             return Lowered::default();
         };
         let ep = f64::from(self.inside.ep);
@@ -415,7 +415,9 @@ impl Lowering<'_> {
         let (h, f) = (f64::from(width), f64::from(ffn));
         let tokens = self.stream_tokens();
         let tokens = if self.inside.sequence_parallel { tokens } else { self.tokens() / self.tp() };
-        let routed = tokens * f64::from(top_k);
+        // All wait for the busiest rank; where each has all experts, none is busier.
+        let busiest = if self.inside.ep > 1 { busiest } else { 1.0 };
+        let routed = tokens * f64::from(top_k) * busiest;
         let per_expert = (routed * ep / f64::from(count)).max(1.0);
         let inner = if gated { 2.0 * f } else { f };
         let arithmetic = self.job.arithmetic;

@@ -102,6 +102,8 @@ pub enum Item {
         ffn: u32,
         /// Whether experts are gated.
         gated: bool,
+        /// Tokens of the busiest of the ranks that share experts, over those of all on average.
+        busiest: f64,
     },
     /// Looks up rows of a table.
     Embedding {
@@ -219,7 +221,7 @@ impl Item {
                 let square = f64::from(seq) * f64::from(seq);
                 of(heads, dim) * 2.0 * square * if causal { 0.5 } else { 1.0 }
             }
-            Item::Experts { count, top_k, width, ffn, gated } => {
+            Item::Experts { count, top_k, width, ffn, gated, .. } => {
                 let products = if gated { 3.0 } else { 2.0 };
                 of(count, width) + f64::from(top_k) * products * of(width, ffn)
             }
@@ -283,6 +285,27 @@ pub struct Workload {
 }
 
 impl Workload {
+    /// The same model, of whose ranks that share experts the busiest has so many times the average
+    /// of tokens: all others wait for it. None where there are no experts.
+    pub fn routed_unevenly(mut self, times: f64) -> Option<Workload> {
+        let mut routed = 0;
+        for item in self.layers.iter_mut().flat_map(|layer| &mut layer.items) {
+            if let Item::Experts { busiest, .. } = item {
+                *busiest = times;
+                routed += 1;
+            }
+        }
+        (routed > 0).then_some(self)
+    }
+
+    /// Tokens of the busiest of the ranks that share experts, over those of all on average.
+    pub fn busiest(&self) -> f64 {
+        let items = self.layers.iter().flat_map(|layer| &layer.items);
+        let busiest =
+            items.map(|item| if let Item::Experts { busiest, .. } = item { *busiest } else { 1.0 });
+        busiest.fold(1.0, f64::max)
+    }
+
     /// Layers of all classes.
     pub fn depth(&self) -> u32 {
         self.layers.iter().map(|layer| layer.count).sum()
@@ -479,7 +502,8 @@ impl Shape {
             Some(routed) => {
                 let Routed { experts: count, top_k, ffn, shared_ffn, .. } = routed;
                 let (width, gated) = (self.hidden, self.gated);
-                items.push(Item::Experts { count, top_k, width, ffn, gated });
+                let busiest = 1.0;
+                items.push(Item::Experts { count, top_k, width, ffn, gated, busiest });
                 if shared_ffn > 0 {
                     items.extend(self.feed_forward(shared_ffn));
                 }

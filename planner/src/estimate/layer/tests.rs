@@ -5,7 +5,7 @@ use ir::random::mix;
 use super::*;
 use crate::cluster::{Cluster, Kind, PRESETS};
 use crate::configuration::Configuration;
-use crate::estimate::workload::Workload;
+use crate::estimate::workload::{Layer, Workload};
 use crate::estimate::{Estimator, style};
 use crate::machine::Machine;
 
@@ -26,7 +26,7 @@ fn item(below: &mut impl FnMut(u64) -> u32) -> Item {
     }
     let count = 1 << (1 + below(8));
     let top_k = 1 + below(u64::from(count.min(8)));
-    Item::Experts { count, top_k, width: k, ffn: n.min(4096), gated: below(2) == 0 }
+    Item::Experts { count, top_k, width: k, ffn: n.min(4096), gated: below(2) == 0, busiest: 1.0 }
 }
 
 /// In the same layout more tokens are never faster, whatever their number is divisible by: neither
@@ -89,4 +89,42 @@ fn more_tokens_are_never_faster() {
         }
     }
     assert!(asked.is_some() || grown > 10_000, "{grown} were slower");
+}
+
+/// All wait for the busiest rank: twice the average of tokens costs what twice as many experts of a
+/// token cost. Ranks that have all experts are not busier than others.
+#[test]
+fn the_busiest_rank_counts() {
+    let machine = Machine { cores: 4, memory_bytes: 8 << 30, instruction_set: "avx2".into() };
+    let cluster = Cluster::load_on("h100", &machine).unwrap();
+    let job = Job { global_batch: 64, arithmetic: Arithmetic::Half };
+    // Tokens go to each of their experts alone, so that twice as many are twice as far.
+    let style = style::Style { experts_once: false, ..style::OURS };
+    let price = |top_k: u32, busiest: f64, ep: u32| {
+        let experts =
+            Item::Experts { count: 64, top_k, width: 2048, ffn: 1408, gated: true, busiest: 1.0 };
+        let layer = Layer { name: "l".into(), count: 1, width: 2048, items: vec![experts] };
+        let work = Workload {
+            name: "w".into(),
+            seq: 4096,
+            width: 2048,
+            layers: vec![layer],
+            first: Vec::new(),
+            last: Vec::new(),
+            tied: false,
+            tensor_units: None,
+        };
+        let work = work.routed_unevenly(busiest).unwrap();
+        let estimator = Estimator::new(&work, &cluster, style, job).unwrap();
+        let c = Configuration { ep, dp: 64, ..Configuration::default() };
+        estimator.prices(Inside::of(&c)).layers[0].1
+    };
+    for ep in [8, 32] {
+        let [even, busy, twice] = [price(2, 1.0, ep), price(2, 2.0, ep), price(4, 1.0, ep)];
+        assert_eq!(busy.forward, twice.forward, "ep={ep}");
+        assert_eq!(busy.backward, twice.backward, "ep={ep}");
+        assert_eq!(busy.saved_bytes, twice.saved_bytes, "ep={ep}");
+        assert!(busy.forward.total_s() > 1.2 * even.forward.total_s(), "ep={ep}");
+    }
+    assert_eq!(price(2, 1.0, 1), price(2, 2.0, 1));
 }
