@@ -369,9 +369,9 @@ pub(super) const DEVICES_MAX: u64 = 1 << 17;
 /// The part of the nodes that are enough to which `size` finds the fewest. Chosen: nobody plans
 /// more exactly.
 const NODES_PART: u64 = 32;
-/// How many times the fewest devices `size` looks at for the cheapest. Chosen: beyond, exchanges
-/// cost more than memory saves.
-const CHEAPEST_MAX: u64 = 4;
+/// How many times the fewest devices `size` looks at for the cheapest, in steps of a quarter of
+/// them. Chosen: beyond, exchanges cost more than memory saves.
+const CHEAPEST_MAX: u64 = 3;
 
 /// Samples of a step where `size` is not told. Chosen: enough to be shared by many devices.
 const SIZE_BATCH: usize = 1024;
@@ -445,8 +445,9 @@ fn on_nodes(
     })
 }
 
-/// What `size` prints: nodes are doubled until they are enough, then the fewest are found between
-/// the last two numbers, and more are looked at that may be cheaper.
+/// What `size` prints: nodes are doubled until they are enough, then the fewest are sought between
+/// the last two numbers, and more are looked at that may be cheaper. Not all numbers are tried: one
+/// that divides well may be enough though a greater one is not.
 fn smallest(
     preset: &Cluster,
     args: &CostArgs,
@@ -486,8 +487,8 @@ fn smallest(
             if is_enough(middle)? { enough = middle } else { few = middle }
         }
         step = (enough / 4).max(1);
-        let more = (1..=2 * CHEAPEST_MAX).map(|n| enough + n * step);
-        for nodes in more.filter(|nodes| *nodes <= most.min(CHEAPEST_MAX * enough)) {
+        let more = (1..).map(|n| enough + n * step);
+        for nodes in more.take_while(|nodes| *nodes <= most.min(CHEAPEST_MAX * enough)) {
             is_enough(nodes)?;
         }
     }

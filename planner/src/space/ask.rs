@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::batches;
 use super::knobs::Frame;
+use super::table::Tables;
 use super::tree::{Aim, Budget, Counter, Leaf, Objective, Path, Walked, walk};
 use super::uniform::Space;
 use crate::cluster::Power;
@@ -434,9 +435,14 @@ fn fewest_more(question: &Question<'_>) -> Option<(u32, Chosen)> {
 /// The best configuration that fits, if it is worth less than `below`: seconds, or joules of a
 /// device where the question says what it draws. Nothing else is found out.
 pub fn best_below(question: &Question<'_>, below: f64) -> Option<Chosen> {
+    best_with(question, &Tables::default(), below)
+}
+
+/// The same with tables of other questions about the same devices.
+pub(super) fn best_with(question: &Question<'_>, tables: &Tables, below: f64) -> Option<Chosen> {
     let Question { estimator, devices, global_batch, limits, power, .. } = question;
     let frame = Frame::new(estimator.workload(), *devices, *global_batch, limits.clone());
-    let mut space = Space::new(estimator, frame.searched_for(Objective::Time));
+    let mut space = Space::with(estimator, frame.searched_for(Objective::Time), tables);
     (space.power, space.only_fits) = (*power, true);
     extreme_of(&space, Objective::Time, &question.budget, below).0
 }

@@ -5,7 +5,7 @@ use planner::cluster::Cluster;
 use planner::estimate::serving::Parts;
 use serde_json::{Value, json};
 
-use super::page::{answered, header, laid, reason, recommended, told};
+use super::page::{self, answered, header, laid, reason, recommended, told};
 use super::{Copies, Purpose, Row, Served, refuse_others, wanted};
 use crate::cache;
 use crate::failure::{Exit, Failure};
@@ -160,7 +160,6 @@ impl<'r> Explained<'r> {
     }
 
     fn document(&self, copies: &Copies<'_>) -> Value {
-        let Subject { work, cluster, devices, dtype, .. } = copies.subject;
         let [prompt, token] = &self.parts;
         let tokens = self.tokens_per_gib();
         let others = self.neighbours.iter().map(|other| {
@@ -181,23 +180,16 @@ impl<'r> Explained<'r> {
             json!({"time_s": total_s, "low_s": low * total_s, "high_s": high * total_s,
                    "breakdown": parts})
         };
-        json!({
-            "schema": "gantline.explain-inference/1",
-            "model": work.name,
-            "cluster": cluster.describe(),
-            "devices": devices,
-            "seq": copies.seq(),
-            "dtype": dtype.name(),
-            "have_bytes": copies.have_bytes(),
-            "row": told(copies, self.best),
-            "token": latency(token),
-            "prompt": latency(prompt),
-            "memory": memory.collect::<serde_json::Map<String, Value>>(),
-            "neighbours": others.collect::<Vec<Value>>(),
-            "other_memory": resized.collect::<Vec<Value>>(),
-            "tokens_per_gib": tokens,
-            "sequences_per_gib": tokens / f64::from(copies.seq()),
-        })
+        let mut document = page::asked(copies, "gantline.explain-inference/1");
+        document["row"] = told(copies, self.best);
+        document["token"] = latency(token);
+        document["prompt"] = latency(prompt);
+        document["memory"] = memory.collect::<serde_json::Map<String, Value>>().into();
+        document["neighbours"] = others.collect();
+        document["other_memory"] = resized.collect();
+        document["tokens_per_gib"] = json!(tokens);
+        document["sequences_per_gib"] = json!(tokens / f64::from(copies.seq()));
+        document
     }
 }
 

@@ -44,25 +44,31 @@ pub(super) fn reason(copies: &Copies<'_>, rows: &[Row]) -> String {
 }
 
 fn document(copies: &Copies<'_>, rows: &[Row]) -> Value {
-    let Subject { work, cluster, devices, dtype, .. } = copies.subject;
     let told = |row: &Row| told(copies, row);
     let recommended = recommended(copies, rows).map(|row| {
         let mut row = told(row);
         row["reason"] = json!(reason(copies, rows));
         row
     });
+    let mut document = asked(copies, "gantline.inference/1");
+    document["fits"] = json!(recommended.is_some());
+    document["recommended"] = json!(recommended);
+    document["missing_bytes"] = json!(missing_bytes(copies, rows));
+    document["rows"] = rows.iter().map(told).collect();
+    document
+}
+
+/// What is asked about, for programs.
+pub(super) fn asked(copies: &Copies<'_>, schema: &str) -> Value {
+    let Subject { work, cluster, devices, dtype, .. } = copies.subject;
     json!({
-        "schema": "gantline.inference/1",
+        "schema": schema,
         "model": work.name,
         "cluster": cluster.describe(),
         "devices": devices,
         "seq": copies.seq(),
         "dtype": dtype.name(),
         "have_bytes": copies.have_bytes(),
-        "fits": recommended.is_some(),
-        "recommended": recommended,
-        "missing_bytes": missing_bytes(copies, rows),
-        "rows": rows.iter().map(told).collect::<Vec<Value>>(),
     })
 }
 

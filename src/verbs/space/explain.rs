@@ -9,7 +9,7 @@ use planner::estimate::workload::Workload;
 use planner::estimate::{Estimate, Estimator};
 use planner::limits::Limits;
 use planner::space::ask::{Answer, Chosen, ask};
-use planner::space::neighbours::neighbours as space_neighbours;
+use planner::space::neighbours::searched_again;
 use serde_json::{Value, json};
 
 use super::{Aim, Subject, answer, document, groups, question, told};
@@ -304,7 +304,7 @@ fn neighbours(
         Some(((knob, number, below_s), &mut neighbour.best))
     });
     let (changes, places): (Vec<_>, Vec<_>) = searched.unzip();
-    for (place, found) in places.into_iter().zip(space_neighbours(&question, &changes)) {
+    for (place, found) in places.into_iter().zip(searched_again(&question, &changes)) {
         *place = found.or(place.take());
     }
     Ok(all)
