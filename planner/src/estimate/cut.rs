@@ -15,13 +15,13 @@
 //! Legend: p stages, m micro-batches; F, B and W seconds of a stage's forward pass, of its backward
 //! pass, and of the part of that which only weights need (`bubble`).
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 
 use rustc_hash::FxHashMap;
 
 use super::Estimator;
-use super::exchange::{Copies, Exchanges};
+use super::exchange::{Collectives, Copies};
 use super::price::{LayerPrice, Prices};
 use super::stage::{Run, Stage, hold, stage};
 use super::step::{After, Alone, Breakdown, Step, Terms};
@@ -128,6 +128,13 @@ fn add(a: [f64; 3], b: [f64; 3]) -> [f64; 3] {
     [a[0] + b[0], a[1] + b[1], a[2] + b[2]]
 }
 
+/// A stage with as many layers as it has room for.
+struct Filled {
+    to: u32,
+    seconds: f64,
+    more_s: f64,
+}
+
 /// The last number up to `high` for which something holds that holds up to some number; `low` where
 /// for none above it. Few are asked where that is near `guess`.
 fn last_where(low: u32, high: u32, guess: u32, holds: impl Fn(u32) -> bool) -> u32 {
@@ -166,13 +173,16 @@ pub struct Cuts<'a> {
     count: u64,
     is_far: bool,
     send_s: f64,
-    copies: OnceCell<Copies>,
-    stages: Rc<Stages>,
+    exchanged: Rc<Exchanged>,
 }
 
-/// Stages that were looked at, of configurations that differ at most in what they offload.
+/// Collectives of stages that were looked at, of configurations that differ at most in what they
+/// offload and compute again.
 #[derive(Debug, Default)]
-pub struct Stages(RefCell<FxHashMap<(u32, u32, u32), (Stage, Exchanges)>>);
+pub struct Exchanged {
+    copies: OnceCell<Copies>,
+    collectives: RefCell<FxHashMap<(u32, u32, u32), Collectives>>,
+}
 
 /// A path through a step: the factors of a stage's F, B and W, and what comes on top.
 #[derive(Clone, Copy)]
@@ -192,12 +202,11 @@ impl Estimator<'_> {
         c: &'a Configuration,
         (prices, sums): (&'a Prices, &'a Sums),
         count: u64,
-        stages: Rc<Stages>,
+        exchanged: Rc<Exchanged>,
     ) -> Cuts<'a> {
         let terms = self.terms();
         let (is_far, send_s) = (terms.sends_far(c), terms.send_s(c, prices));
-        let copies = OnceCell::new();
-        Cuts { terms, c, prices, sums, count, is_far, send_s, copies, stages }
+        Cuts { terms, c, prices, sums, count, is_far, send_s, exchanged }
     }
 
     /// Whether the stages of a configuration are on different nodes.
@@ -303,11 +312,19 @@ impl Cuts<'_> {
         rest[0] + rest[1] + again_s - if self.is_split() { rest[2] } else { 0.0 }
     }
 
-    /// The last layer up to which a stage's path takes no longer than `room_s`; `from` where it
-    /// has no room for one. It may have about `guess` layers.
-    fn filled(&self, index: u32, path: &Path, from: u32, room_s: f64, guess: u32) -> u32 {
-        let has_room = |to: u32| self.least_path_s(index, path, from, to) <= room_s;
-        last_where(from, self.latest(index), from + guess, has_room)
+    /// The last layer up to which a stage's path takes no longer than `room_s`, and its seconds;
+    /// `from` and 0 where it has no room for one. Then those with a layer more, where they were
+    /// looked at: unless nothing follows that could have it. It may have about `guess` layers.
+    fn filled(&self, index: u32, path: &Path, from: u32, room_s: f64, guess: u32) -> Filled {
+        let (took_s, more_s) = (Cell::new(0.0), Cell::new(f64::INFINITY));
+        let has_room = |to: u32| {
+            let seconds = self.least_path_s(index, path, from, to);
+            let has_room = seconds <= room_s;
+            if has_room { &took_s } else { &more_s }.set(seconds);
+            has_room
+        };
+        let to = last_where(from, self.latest(index), from + guess, has_room);
+        Filled { to, seconds: took_s.get(), more_s: more_s.get() }
     }
 
     /// The stages whose paths take no longer than `room_s`, each with as many layers as it can
@@ -318,17 +335,15 @@ impl Cuts<'_> {
         let (mut longest_s, mut more_s) = (0.0f64, f64::INFINITY);
         let mut layers = Vec::with_capacity(paths.len());
         for (index, path) in (0..).zip(paths) {
-            let to = self.filled(index, path, from, room_s, guess);
-            if to < self.latest(index) {
-                more_s = more_s.min(self.least_path_s(index, path, from, to + 1));
-            }
-            if to == from {
+            let filled = self.filled(index, path, from, room_s, guess);
+            more_s = more_s.min(filled.more_s);
+            if filled.to == from {
                 return Err(more_s);
             }
-            longest_s = longest_s.max(self.least_path_s(index, path, from, to));
-            guess = to - from;
+            longest_s = longest_s.max(filled.seconds);
+            guess = filled.to - from;
             layers.push(guess);
-            from = to;
+            from = filled.to;
         }
         if from == self.depth() { Ok((layers, longest_s)) } else { Err(more_s) }
     }
@@ -381,13 +396,15 @@ impl Cuts<'_> {
             from += layers;
         }
         let shared_s = self.shared_s();
-        let mut low = 0.0;
+        let (mut low, mut is_near) = (0.0, true);
         while high - low > PRECISION * (shared_s + high) {
-            let middle = 0.5 * (low + high);
-            match self.fill(&paths, middle) {
+            // Often there is none better, or one a layer away.
+            let near_s = high - PRECISION * (shared_s + high);
+            match self.fill(&paths, if is_near { near_s } else { 0.5 * (low + high) }) {
                 Ok(found) => (layers, high) = found,
                 Err(more_s) => low = more_s.min(high),
             }
+            is_near = !is_near;
         }
         let sends_s = 2.0 * self.send_s * (self.count as f64 + f64::from(self.c.pp - 1));
         if let Some((cut, longest_s)) = self.least_deep(&paths) {
@@ -449,12 +466,13 @@ impl Cuts<'_> {
     fn one(&self, index: u32, from: u32, to: u32) -> (Stage, Alone) {
         let (index, from, to) = self.alike(index, from, to);
         let m = self.count as f64;
-        let (stage, exchanges) =
-            *self.stages.0.borrow_mut().entry((index, from, to)).or_insert_with(|| {
-                let stage = stage(self.c, self.prices, &Cuts::run(index, from, to), self.is_far);
-                let copies = self.copies.get_or_init(|| self.terms.copies(self.c));
-                (stage, self.terms.exchanges(self.c, copies, &stage, m))
-            });
+        let stage = stage(self.c, self.prices, &Cuts::run(index, from, to), self.is_far);
+        let copies = self.exchanged.copies.get_or_init(|| self.terms.copies(self.c));
+        let mut known = self.exchanged.collectives.borrow_mut();
+        let collectives = known.entry((index, from, to));
+        let collectives =
+            *collectives.or_insert_with(|| self.terms.collectives(self.c, copies, &stage));
+        let exchanges = self.terms.exchanges_of(self.c, copies, (&stage, collectives), m);
         (stage, self.terms.alone(self.c, &stage, exchanges, m))
     }
 
@@ -503,7 +521,7 @@ impl Cuts<'_> {
         let (mut end, mut guess) = (0, starts[1]);
         for (index, path) in (0..).zip(&paths) {
             let from = end;
-            end = self.filled(index, path, from, room_s, guess);
+            end = self.filled(index, path, from, room_s, guess).to;
             let holds = |to: u32| self.holds(index, from, to, bytes_max);
             end = last_where(from, end, end, holds);
             guess = end - from;

@@ -26,54 +26,77 @@ impl Terms<'_> {
         stage: &Stage,
         m: f64,
     ) -> Exchanges {
-        let layers = stage.layers.max(1.0);
-        let mut found = Exchanges::default();
+        let collectives = self.collectives(c, copies, stage);
+        self.exchanges_of(c, copies, (stage, collectives), m)
+    }
+
+    /// The collectives of a stage's copies, whatever hides them and how often they are.
+    pub(super) fn collectives(
+        &self,
+        c: &Configuration,
+        copies: &Copies,
+        stage: &Stage,
+    ) -> Collectives {
         if c.zero.stage >= 3 {
-            found = self.sharded_weights(c, copies, stage, m);
-        } else {
-            let [group, experts] = copies.all;
-            let all_reduce = |bytes, group| self.network.all_reduce_s(bytes, group);
-            let gather = |bytes, group| self.network.gather_s(bytes, group);
-            let (gradient, weight) = (self.style.exchange_bytes, self.style.weight_bytes);
-            let exchanged = |parameters: f64, group: Group| match c.zero.stage {
-                0 => (self.in_buckets(parameters * gradient, group, all_reduce), 0.0),
-                _ => {
-                    let reduce_s = self.in_buckets(parameters * gradient, group, gather);
-                    (reduce_s, self.in_buckets(parameters * weight, group, gather))
-                }
-            };
-            let dense = exchanged(stage.parameters, group);
-            let expert = match stage.expert_parameters > 0.0 {
-                true => exchanged(stage.expert_parameters, experts),
-                false => (0.0, 0.0),
-            };
-            let (reduce_s, gather_s) = (dense.0 + expert.0, dense.1 + expert.1);
-            let interference = self.network.interference(group);
-            let hide = |seconds: f64, behind_s: f64| {
-                let hidden = seconds.min(behind_s);
-                seconds - hidden + hidden * interference
-            };
-            found.gradients_s = match self.style.gradients {
-                Exchange::AtEnd => reduce_s,
-                Exchange::Overlapped => hide(reduce_s, stage.backward_s * (layers - 1.0) / layers),
-            };
-            if c.zero.stage == 2 {
-                // Only a shard of the sum is kept, so that each micro-batch reduces its gradients.
-                found.gradients_s += (m - 1.0)
-                    * match self.style.gradients {
-                        Exchange::AtEnd => reduce_s,
-                        Exchange::Overlapped => hide(reduce_s, stage.total_s()),
-                    };
-            }
-            found.weights_s = match self.style.weights {
-                Exchange::AtEnd => gather_s,
-                Exchange::Overlapped => hide(gather_s, stage.forward_s * (layers - 1.0) / layers),
-            };
-            if c.zero.stage > 0 && self.style.copies_pieces {
-                found.weights_s += self.pieces_s(stage, group);
-            }
+            return self.collectives_of_a_layer(c, copies, stage);
         }
-        found
+        let [group, experts] = copies.all;
+        let all_reduce = |bytes, group| self.network.all_reduce_s(bytes, group);
+        let gather = |bytes, group| self.network.gather_s(bytes, group);
+        let (gradient, weight) = (self.style.exchange_bytes, self.style.weight_bytes);
+        let exchanged = |parameters: f64, group: Group| match c.zero.stage {
+            0 => (self.in_buckets(parameters * gradient, group, all_reduce), 0.0),
+            _ => {
+                let reduce_s = self.in_buckets(parameters * gradient, group, gather);
+                (reduce_s, self.in_buckets(parameters * weight, group, gather))
+            }
+        };
+        let dense = exchanged(stage.parameters, group);
+        let expert = match stage.expert_parameters > 0.0 {
+            true => exchanged(stage.expert_parameters, experts),
+            false => (0.0, 0.0),
+        };
+        Collectives { reduce_s: dense.0 + expert.0, gather_s: dense.1 + expert.1 }
+    }
+
+    /// What a stage exchanges whose collectives are known.
+    pub(super) fn exchanges_of(
+        &self,
+        c: &Configuration,
+        copies: &Copies,
+        (stage, collectives): (&Stage, Collectives),
+        m: f64,
+    ) -> Exchanges {
+        if c.zero.stage >= 3 {
+            return self.exchanges_of_layers(c, copies, (stage, collectives), m);
+        }
+        let Collectives { reduce_s, gather_s } = collectives;
+        let layers = stage.layers.max(1.0);
+        let interference = self.network.interference(copies.all[0]);
+        let hide = |seconds: f64, behind_s: f64| {
+            let hidden = seconds.min(behind_s);
+            seconds - hidden + hidden * interference
+        };
+        let mut gradients_s = match self.style.gradients {
+            Exchange::AtEnd => reduce_s,
+            Exchange::Overlapped => hide(reduce_s, stage.backward_s * (layers - 1.0) / layers),
+        };
+        if c.zero.stage == 2 {
+            // Only a shard of the sum is kept, so that each micro-batch reduces its gradients.
+            gradients_s += (m - 1.0)
+                * match self.style.gradients {
+                    Exchange::AtEnd => reduce_s,
+                    Exchange::Overlapped => hide(reduce_s, stage.total_s()),
+                };
+        }
+        let mut weights_s = match self.style.weights {
+            Exchange::AtEnd => gather_s,
+            Exchange::Overlapped => hide(gather_s, stage.forward_s * (layers - 1.0) / layers),
+        };
+        if c.zero.stage > 0 && self.style.copies_pieces {
+            weights_s += self.pieces_s(stage, copies.all[0]);
+        }
+        Exchanges { gradients_s, weights_s, ..Exchanges::default() }
     }
 
     /// Seconds in which a stage's shards are updated.
@@ -111,20 +134,17 @@ impl Terms<'_> {
         if bytes <= bucket { one(bytes, group) } else { one(bucket, group) * bytes / bucket }
     }
 
-    /// Weights that are gathered for each use and gradients that are reduced after it, layer by
-    /// layer, beside computation.
-    fn sharded_weights(
+    /// The collectives of a layer whose weights are cut, in pieces.
+    fn collectives_of_a_layer(
         &self,
         c: &Configuration,
         copies: &Copies,
         stage: &Stage,
-        m: f64,
-    ) -> Exchanges {
+    ) -> Collectives {
         let layers = stage.layers.max(1.0);
         let weights = weights(c, stage);
-        let parameters = weights.iter().map(|w| w.parameters).sum::<f64>() / layers;
         let pieces = self.style.pieces_per_layer;
-        let [mut gather_s, mut scatter_s] = [0.0; 2];
+        let mut found = Collectives::default();
         let parts = weights.iter().zip(copies.parts);
         for (w, [shards, same]) in parts.filter(|(w, _)| w.parameters > 0.0) {
             let in_pieces = |bytes: f64| {
@@ -132,10 +152,25 @@ impl Terms<'_> {
                 pieces * self.network.gather_s(bytes / pieces, shards)
             };
             let shard = w.held() / layers * self.style.exchange_bytes;
-            gather_s += in_pieces(self.style.weight_bytes);
-            scatter_s += in_pieces(self.style.exchange_bytes);
-            scatter_s += self.network.all_reduce_s(shard, same);
+            found.gather_s += in_pieces(self.style.weight_bytes);
+            found.reduce_s += in_pieces(self.style.exchange_bytes);
+            found.reduce_s += self.network.all_reduce_s(shard, same);
         }
+        found
+    }
+
+    /// Weights that are gathered for each use and gradients that are reduced after it, layer by
+    /// layer, beside computation.
+    fn exchanges_of_layers(
+        &self,
+        c: &Configuration,
+        copies: &Copies,
+        (stage, collectives): (&Stage, Collectives),
+        m: f64,
+    ) -> Exchanges {
+        let Collectives { reduce_s, gather_s } = collectives;
+        let layers = stage.layers.max(1.0);
+        let parameters = (stage.parameters + stage.expert_parameters) / layers;
         let (forward_s, backward_s) = (stage.forward_s / layers, stage.backward_s / layers);
         let interference = self.network.interference(copies.all[0]);
         let visible = |comm: f64, compute: f64| match self.style.weights {
@@ -155,7 +190,7 @@ impl Terms<'_> {
             Exchange::Overlapped => (gather_s, 0.0),
         };
         let backward = visible(again_s, backward_s) + late_s + copy_s;
-        let last = visible(again_s + scatter_s, backward_s) + scatter_s + late_s;
+        let last = visible(again_s + reduce_s, backward_s) + reduce_s + late_s;
         let last = last + copy_s + copy_out_s;
         // Weights that stay whole are gathered once; sums that do are reduced once.
         let [gathers, reduces] = match self.style.whole {
@@ -182,6 +217,16 @@ pub(super) struct Copies {
     all: [Group; 2],
     /// Those whose shards make up a copy, and those that hold the same shard.
     parts: [[Group; 2]; 2],
+}
+
+/// Seconds of the collectives of a stage's copies: of all its weights, or of those of a layer where
+/// weights are cut.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Collectives {
+    /// Sums of gradients.
+    reduce_s: f64,
+    /// Weights.
+    gather_s: f64,
 }
 
 /// What stages exchange with their copies.

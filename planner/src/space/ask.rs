@@ -97,7 +97,7 @@ pub struct Answer {
     pub best: Vec<Chosen>,
     /// The best that was looked at of other meshes, the best first.
     pub others: Vec<Chosen>,
-    /// What would be faster and does not fit, the fastest first.
+    /// Of what was looked at, what would be faster and does not fit, the fastest first.
     pub misses: Vec<Chosen>,
     /// What the search did.
     pub space: Effort,

@@ -12,9 +12,9 @@ use rustc_hash::FxHashMap;
 use super::knobs;
 use super::table::{AGAIN, Table};
 use super::tree::{Leaf, Path, ROUNDING, Score};
-use super::uniform::{SCHEDULE, Space, may_be_uneven};
+use super::uniform::{INSIDE, SCHEDULE, Space, may_be_uneven};
 use crate::configuration::{Configuration, Recompute};
-use crate::estimate::cut::{Cuts, Least, Room, Stages, Wanted};
+use crate::estimate::cut::{Cuts, Exchanged, Least, Room, Wanted};
 use crate::estimate::price::Inside;
 use crate::estimate::step::Step;
 
@@ -30,6 +30,10 @@ const WORK_MAX: u32 = 20_000;
 /// milliseconds.
 const LOOKS: [u32; 2] = [100, 10_000];
 
+/// Stages beyond which it is not asked how much has to be computed again. Chosen: to find out takes
+/// longer than what it saves.
+const FITTED_MAX: u32 = 16;
+
 /// A cut and its step.
 type Priced = (Configuration, Step);
 
@@ -41,8 +45,6 @@ pub(super) struct Known {
     /// What cuts have room whose step is below the seconds, with nothing computed again: all that
     /// have it with more.
     room: Option<(f64, Option<Room>)>,
-    /// By what is sharded and computed again: stages that were looked at.
-    stages: FxHashMap<(Option<u32>, Recompute), Rc<Stages>>,
     /// By all that is decided before what is computed again: what no cut whose step is below the
     /// first seconds takes less than to exchange, update and move.
     after_s: FxHashMap<Path, [f64; 2]>,
@@ -117,12 +119,17 @@ impl Space<'_> {
         let fast = Configuration { recompute: Recompute::None, ..c.clone() };
         let fast = self.all_cuts(path, &fast, table);
         let (least, _) = self.least(path, &fast, Recompute::None);
-        let mut seconds = self.least_worth(least.passes_s, table, c);
+        let seconds = self.least_worth(least.passes_s, table, c);
         if seconds >= below {
             return Score { seconds, bytes: 0.0 };
         }
         let bytes = self.least_bytes(c, decided);
-        if decided > SCHEDULE && below < f64::INFINITY && bytes <= self.estimator.memory_bytes {
+        if bytes > self.estimator.memory_bytes {
+            return Score { seconds, bytes };
+        }
+        let passes_s = self.least_s_that_fits(path, c, table, &least);
+        let mut seconds = self.least_worth(passes_s, table, c);
+        if decided > SCHEDULE && below < f64::INFINITY && seconds < below {
             // What is computed again hides collectives, and leaves the least to be moved.
             let full = Configuration { recompute: Recompute::Full, ..c.clone() };
             let cuts = self.all_cuts(path, &full, table);
@@ -131,24 +138,54 @@ impl Space<'_> {
             let known = self.known(path, |known| known.after_s.get(&path.before()).copied());
             let mut after_s =
                 known.filter(|[known_s, _]| below_s <= *known_s).map_or(0.0, |k| k[1]);
-            if self.least_worth(least.passes_s + after_s, table, c) < below {
+            if self.least_worth(passes_s + after_s, table, c) < below {
                 let room = self.room(path, &fast, &least, below_s);
                 let own_s = |room: Room| cuts.least_after_s(&room, decided > SCHEDULE + 1);
                 after_s = after_s.max(room.map_or(f64::INFINITY, own_s));
             }
             self.known(path, |known| known.after_s.insert(*path, [below_s, after_s]));
-            seconds = self.least_worth(least.passes_s + after_s, table, c);
+            seconds = self.least_worth(passes_s + after_s, table, c);
         }
         Score { seconds, bytes }
+    }
+
+    /// What the passes of no cut that fits are below: it computes as much again as is needed where
+    /// all else is as small as it can be. `least` is of nothing computed again.
+    fn least_s_that_fits(
+        &self,
+        path: &Path,
+        c: &Configuration,
+        table: &Table,
+        least: &Least,
+    ) -> f64 {
+        if c.pp > FITTED_MAX {
+            return least.passes_s;
+        }
+        let again = self.least_again(c, path.values().len(), |small| self.fits(small, table));
+        let passes_s = |again: Recompute| {
+            let c = Configuration { recompute: again, ..c.clone() };
+            self.least(path, &self.all_cuts(path, &c, table), again).0.passes_s
+        };
+        again.into_iter().map(passes_s).fold(f64::INFINITY, f64::min)
     }
 
     /// The cuts of a configuration below a schedule; whatever it computes again.
     fn all_cuts<'b>(&'b self, path: &Path, c: &'b Configuration, table: &'b Table) -> Cuts<'b> {
         let sharded = path.values().get(SCHEDULE).copied();
-        let key = (sharded, c.recompute);
-        let stages = self.known(path, |known| Rc::clone(known.stages.entry(key).or_default()));
+        let exchanged = self.exchanged(path, sharded);
         let sums = table.sums(self.estimator.sends_far(c));
-        self.estimator.cuts(c, (&table.prices, sums), self.count(c), stages)
+        self.estimator.cuts(c, (&table.prices, sums), self.count(c), exchanged)
+    }
+
+    /// Collectives of stages that were looked at, of an inside and of what is sharded.
+    fn exchanged(&self, path: &Path, sharded: Option<u32>) -> Rc<Exchanged> {
+        let inside = path.first(INSIDE);
+        let mut kept = self.exchanged.borrow_mut();
+        let known = match kept.take().filter(|(other, _)| *other == inside) {
+            Some((_, known)) => known,
+            None => FxHashMap::default(),
+        };
+        Rc::clone(kept.insert((inside, known)).1.entry(sharded).or_default())
     }
 
     /// What is known of the schedule of a path.

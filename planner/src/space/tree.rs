@@ -17,7 +17,7 @@ pub const DEPTH_MAX: usize = 16;
 pub const ROUNDING: f64 = 1e-9;
 /// Scored leaves from which on what is listed is looked for among fewer options. Chosen: some
 /// tenths of a second.
-const LISTED_MAX: u64 = 10_000;
+const LISTED_MAX: u64 = 5_000;
 /// Scored leaves between two looks at the clock. Chosen: a few milliseconds.
 const CLOCK_EVERY: u64 = 256;
 
@@ -100,8 +100,9 @@ pub trait Tree: Sized {
     /// What the options below a path depend on: equal shapes have equally many leaves.
     fn shape(&self, path: &Path) -> u64;
 
-    /// Not above the score of any leaf below the path, in each part. Where the time is not below
-    /// `seconds`, the bytes may be anything less.
+    /// Not above the score of any leaf below the path, in each part; where all is as good that
+    /// fits, of any leaf that does. Where the time is not below `seconds`, the bytes may be
+    /// anything less.
     fn bound(&self, path: &Path, seconds: f64) -> Score;
 
     /// Decisions that tell apart what is listed beside the best, and what several threads walk.

@@ -6,10 +6,11 @@
 //!
 //! Bounds call the step formula itself, at the least of what is open: with the same stages, passes
 //! are not slower without recomputation, exchanges not slower beside full recomputation, and memory
-//! is not larger with both offload and full sharding. Above the inside of layers, a bound is the
-//! work of a stage in equal parts: `m · Σ t / p`, with every axis placed best, and the way of a
-//! micro-batch through all stages where these are not filled. That equal steps have equal formulas,
-//! and that the bounds hold, is tested on random configurations.
+//! is not larger with both offload and full sharding; where even that does not fit, as much is
+//! computed again as makes it fit. Above the inside of layers, a bound is the work of a stage in
+//! equal parts: `m · Σ t / p`, with every axis placed best, and the way of a micro-batch through
+//! all stages where these are not filled. That equal steps have equal formulas, and that the bounds
+//! hold, is tested on random configurations.
 //!
 //! Bounds say little of which of two subtrees has the faster leaves. So the walk looks ahead, along
 //! the decisions that tell most, and has a fast leaf before it begins.
@@ -26,6 +27,7 @@ use super::table::{AGAIN, Table, Tables};
 use super::tree::{Path, Score, Tree};
 use crate::cluster::Power;
 use crate::configuration::{Configuration, Offload, Place, Recompute, Zero};
+use crate::estimate::cut::Exchanged;
 use crate::estimate::price::Inside;
 use crate::estimate::step::Step;
 use crate::estimate::{Estimator, Placement};
@@ -33,7 +35,7 @@ use crate::estimate::{Estimator, Placement};
 /// Decisions after which the mesh is known.
 const MESH: usize = 3;
 /// Decisions after which the inside of layers is known.
-const INSIDE: usize = 7;
+pub(super) const INSIDE: usize = 7;
 /// Decisions after which the schedule is known.
 pub(super) const SCHEDULE: usize = 8;
 
@@ -55,10 +57,12 @@ pub struct Space<'a> {
     /// The table that was asked for last.
     last: RefCell<Option<(Inside, Arc<Table>)>>,
     meshes: RefCell<FxHashMap<Path, Score>>,
-    passes: RefCell<Option<(Path, Rc<Passes>)>>,
+    passes: RefCell<Option<(Path, FxHashMap<Recompute, Rc<Passes>>)>>,
     placements: RefCell<Option<(Path, Rc<Placements>)>>,
     /// What no cut is below, of the schedule that was asked for last.
     pub(super) known: RefCell<Option<(Path, Known)>>,
+    /// By what is sharded: collectives of stages, of the inside that was asked for last.
+    pub(super) exchanged: RefCell<Option<(Path, FxHashMap<Option<u32>, Rc<Exchanged>>)>>,
     /// Cuts of leaves that are better than the usual ones.
     pub(super) found: RefCell<FxHashMap<Path, Vec<u32>>>,
     /// Leaves of which not all cuts were tried, and what no cut of theirs is below.
@@ -94,6 +98,7 @@ impl<'a> Space<'a> {
             passes,
             placements,
             known: RefCell::default(),
+            exchanged: RefCell::default(),
             found: RefCell::default(),
             unfinished: RefCell::default(),
         }
@@ -262,9 +267,16 @@ impl<'a> Space<'a> {
         if self.is_free(&c) {
             return self.bound_of_all_cuts(path, &c, &table, below);
         }
-        let passes = self.least_passes(path, &table);
-        let fastest_s = passes.iter().map(|(_, seconds)| *seconds).fold(f64::INFINITY, f64::min);
-        let mut seconds = self.least_worth(fastest_s, &table, &c);
+        let mut passes = self.least_passes(path, &table, Recompute::None);
+        let mut seconds = self.least_worth(fastest_s(&passes), &table, &c);
+        let mut bytes = 0.0;
+        if seconds < below {
+            bytes = self.least_bytes(&c, decided);
+            if self.only_fits && bytes <= self.estimator.memory_bytes {
+                passes = self.least_passes_that_fit(path, &c, &table);
+                seconds = self.least_worth(fastest_s(&passes), &table, &c);
+            }
+        }
         if decided > SCHEDULE && seconds < below {
             seconds = f64::INFINITY;
             // What is computed again hides collectives, and leaves the least to be moved.
@@ -285,50 +297,98 @@ impl<'a> Space<'a> {
                 seconds = seconds.min(self.least_worth(passes_s + after_s, &table, &c));
             }
         }
-        if seconds >= below {
-            return Score { seconds, bytes: 0.0 };
-        }
-        Score { seconds, bytes: self.least_bytes(&c, decided) }
+        Score { seconds, bytes }
     }
 
     /// The stages that leaves below a schedule may have, each with seconds that the passes of no
-    /// step with these stages are below: every path through the passes grows with each of them, so
-    /// that computing nothing again is the least. Kept for the decisions that follow.
-    fn least_passes(&self, path: &Path, table: &Table) -> Rc<Passes> {
+    /// step with these stages are below that computes so much again, or more: every path through
+    /// the passes grows with each of them. Kept for the decisions that follow.
+    fn least_passes(&self, path: &Path, table: &Table, again: Recompute) -> Rc<Passes> {
         let schedule = path.first(SCHEDULE);
         let mut kept = self.passes.borrow_mut();
-        if let Some((_, passes)) = kept.as_ref().filter(|(other, _)| *other == schedule) {
-            return Rc::clone(passes);
+        if kept.as_ref().is_none_or(|(other, _)| *other != schedule) {
+            *kept = None;
         }
-        let c = knobs::configuration(&self.frame, &schedule);
-        let mut fast = Configuration { recompute: Recompute::None, ..c.clone() };
-        let mut passes = Vec::new();
-        for stages in self.cuts(&c, table, &[0, 1, 2]) {
-            fast.stage_layers = stages;
-            let parts = self.estimator.passes(&fast, &table.prices, self.count(&c));
-            passes.push((fast.stage_layers.clone(), parts.total_s()));
+        let (_, all) = kept.get_or_insert_with(|| (schedule, FxHashMap::default()));
+        let passes = all.entry(again).or_insert_with(|| {
+            let c = knobs::configuration(&self.frame, &schedule);
+            let mut fast = Configuration { recompute: again, ..c.clone() };
+            let mut passes = Vec::new();
+            for stages in self.cuts(&c, table, &[0, 1, 2]) {
+                fast.stage_layers = stages;
+                let parts = self.estimator.passes(&fast, &table.prices, self.count(&c));
+                passes.push((fast.stage_layers.clone(), parts.total_s()));
+            }
+            Rc::new(passes)
+        });
+        Rc::clone(passes)
+    }
+
+    /// The same of leaves that fit, where each has the even stages.
+    fn least_passes_that_fit(&self, path: &Path, c: &Configuration, table: &Table) -> Rc<Passes> {
+        let again = self.least_again(c, path.values().len(), |small| {
+            let bytes = self.estimator.bytes(small, &table.prices, self.count(c));
+            bytes <= self.estimator.memory_bytes
+        });
+        let passes = again.into_iter().map(|again| self.least_passes(path, table, again));
+        passes.min_by(|a, b| fastest_s(a).total_cmp(&fastest_s(b))).unwrap_or_default()
+    }
+
+    /// What leaves compute again that fit: one of these, or more than it. `fits` says whether a
+    /// leaf does where all that is open but its stages and what it computes again is as small as
+    /// can be.
+    pub(super) fn least_again(
+        &self,
+        c: &Configuration,
+        decided: usize,
+        fits: impl Fn(&Configuration) -> bool,
+    ) -> Vec<Recompute> {
+        let small: Vec<Configuration> = self.smallest(c, decided).collect();
+        let fits = |recompute: Recompute| {
+            let with = |small: &Configuration| Configuration { recompute, ..small.clone() };
+            small.iter().any(|small| fits(&with(small)))
+        };
+        if fits(Recompute::None) {
+            return vec![Recompute::None];
         }
-        let passes = Rc::new(passes);
-        *kept = Some((schedule, Rc::clone(&passes)));
-        passes
+        // Counts of layers below those of an even stage, ascending.
+        let counts = (self.frame.layers.div_ceil(c.pp) - 1) / c.vpp;
+        let (mut low, mut high) = (0, counts);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            match fits(Recompute::Layers((middle + 1) * c.vpp)) {
+                true => high = middle,
+                false => low = middle + 1,
+            }
+        }
+        let layers = Recompute::Layers((low + 1).min(counts) * c.vpp);
+        // Stages that need not be even may be shorter.
+        let whole = if low == counts && !self.is_free(c) { Recompute::Full } else { layers };
+        let attention = Some(Recompute::Attention).filter(|attention| fits(*attention));
+        std::iter::once(whole).chain(attention).collect()
+    }
+
+    /// Configurations of which one is the smallest of all leaves below, but for what they compute
+    /// again and how their layers are cut.
+    fn smallest(&self, c: &Configuration, decided: usize) -> impl Iterator<Item = Configuration> {
+        let mut small = c.clone();
+        let zeros = match decided {
+            ..=SCHEDULE => vec![Zero { stage: 2, shard: 0 }, Zero { stage: 3, shard: 0 }],
+            _ => vec![c.zero],
+        };
+        if decided <= SCHEDULE + 1 {
+            let place = Place::Host;
+            small.offload = Offload { optimizer: place, parameters: place, activations: place };
+        }
+        zeros.into_iter().map(move |zero| Configuration { zero, ..small.clone() })
     }
 
     /// Bytes that no leaf below has less of.
     pub(super) fn least_bytes(&self, c: &Configuration, decided: usize) -> f64 {
         let table = self.table(Inside::of(c));
         let count = self.count(c);
-        let mut small = c.clone();
-        let zeros = match decided {
-            ..=SCHEDULE => &[Zero { stage: 2, shard: 0 }, Zero { stage: 3, shard: 0 }][..],
-            _ => &[c.zero],
-        };
-        if decided <= SCHEDULE + 1 {
-            let place = Place::Host;
-            small.offload = Offload { optimizer: place, parameters: place, activations: place };
-        }
         let mut least = f64::INFINITY;
-        for zero in zeros {
-            small.zero = *zero;
+        for mut small in self.smallest(c, decided) {
             // What computes the most again is the least of nearly all.
             for (again, recompute) in AGAIN.into_iter().enumerate().rev() {
                 small.recompute = recompute;
@@ -347,6 +407,10 @@ impl<'a> Space<'a> {
         }
         least
     }
+}
+
+fn fastest_s(passes: &Passes) -> f64 {
+    passes.iter().map(|(_, seconds)| *seconds).fold(f64::INFINITY, f64::min)
 }
 
 /// Whether stages that are cut by their times are a choice: interleaved ones are not.
