@@ -273,6 +273,43 @@ fn the_cheapest_plan_is_that_of_any_number_of_devices() {
     }
 }
 
+/// The fewest devices that meet a deadline are a node more than what does not, and the cheapest of
+/// all numbers of nodes are those that `size` says; each row is what `cost` says of its devices.
+#[test]
+fn the_fewest_and_the_cheapest_devices_that_meet_a_deadline_are_found() {
+    let scratch = Scratch::new("size");
+    let asked = "llama-3-8b --cluster a100 --gbs 48 --tokens 5B --price 3";
+    let number = |value: &Value| value.as_f64().expect("a number");
+    let on = |nodes: u32| {
+        let cost = format!("cost {asked} --devices {} --json", 8 * nodes);
+        let cost = scratch.json(&cost);
+        let of = |key: &str| number(&cost["expected"][key]);
+        [of("time_s"), of("money")]
+    };
+    let all: Vec<[f64; 2]> = (1..=15).map(on).collect();
+    let mut others = 0;
+    for hours in [10, 15, 22] {
+        let deadline_s = 3600.0 * f64::from(hours);
+        let size = scratch.json(&format!("size {asked} --deadline {hours}h --json"));
+        let enough = |nodes: usize| all[nodes - 1][0] <= deadline_s;
+        let [fewest, cheapest] =
+            ["devices", "cheapest_devices"].map(|key| number(&size[key]) as usize / 8);
+        assert!(enough(fewest) && (fewest == 1 || !enough(fewest - 1)), "{size:#}");
+        others += usize::from(cheapest != fewest);
+        let most = 3 * fewest;
+        let prices = (1..=most).filter(|nodes| enough(*nodes)).map(|nodes| all[nodes - 1][1]);
+        assert_eq!(all[cheapest - 1][1], prices.fold(f64::INFINITY, f64::min), "{size:#}");
+        let rows = size["tried"].as_array().expect("a list");
+        let told: Vec<usize> = rows.iter().map(|row| number(&row["devices"]) as usize).collect();
+        assert!(told.is_sorted_by(|a, b| a < b), "{told:?}");
+        for row in rows {
+            let [time_s, money] = all[number(&row["devices"]) as usize / 8 - 1];
+            assert_eq!([number(&row["time_s"]), number(&row["money"])], [time_s, money]);
+        }
+    }
+    assert!(others > 0, "the fewest devices are always the cheapest");
+}
+
 /// What `explain` says of other memory is what the planner finds for such devices.
 #[test]
 fn memory_is_worth_what_devices_with_it_would_do() {
