@@ -109,6 +109,8 @@ pub struct Estimator<'a> {
     pub memory_bytes: f64,
     /// Bytes of a device that any job could use.
     device_bytes: f64,
+    /// Devices of which the slowest is waited for.
+    devices: u64,
 }
 
 /// Whether all devices of a cluster have products of f32 that is rounded to tf32.
@@ -170,8 +172,8 @@ impl<'a> Estimator<'a> {
 
     /// Takes the slowest of so many devices for all of them.
     fn waiting(mut self, devices: u64) -> Estimator<'a> {
-        self.rates.wait_for_slowest(devices);
-        self
+        self.rates.wait_for_slowest([self.devices, devices]);
+        Estimator { devices, ..self }
     }
 
     /// Prices of devices none of which is slower than the others.
@@ -213,6 +215,7 @@ impl<'a> Estimator<'a> {
             peak_flops,
             memory_bytes,
             device_bytes,
+            devices: 1,
         })
     }
 
@@ -225,6 +228,11 @@ impl<'a> Estimator<'a> {
     /// The same of another batch.
     pub fn of_batch(&self, global_batch: u64) -> Estimator<'a> {
         Estimator { job: Job { global_batch, ..self.job }, ..self.clone() }
+    }
+
+    /// The same of a job that uses so many devices.
+    pub fn on_devices(&self, devices: u64) -> Estimator<'a> {
+        self.clone().waiting(devices)
     }
 
     /// Operations per second of a device, of its datasheet, in the arithmetic that times are priced

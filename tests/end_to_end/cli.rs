@@ -257,19 +257,22 @@ fn the_cheapest_plan_is_that_of_any_number_of_devices() {
     for (asked, most) in [
         ("gpt2-xl --cluster rtx4090 --gbs 24", 12),
         ("llama-3-8b --cluster a100 --gbs 48 --seq 4096", 24),
+        ("llama-3-8b --cluster rtx4090 --gbs 48 --seq 1024", 16),
     ] {
         let plan = |more: &str| scratch.json(&format!("plan {asked} {more} --json"));
         let price = |plan: &Value| {
-            let step_s = plan["step_time_s"].as_f64().expect("seconds");
-            plan["devices"].as_f64().expect("a number") * step_s
+            let step_s = plan["step_time_s"].as_f64()?;
+            Some(plan["devices"].as_f64().expect("a number") * step_s)
         };
         let cheapest = plan(&format!("--objective cost --devices {most}"));
         let all = (1..=most).map(|devices| {
             let output = scratch.run(&format!("plan {asked} --devices {devices} --json"));
-            serde_json::from_slice(&output.stdout).map_or(f64::INFINITY, |plan| price(&plan))
+            let plan = serde_json::from_slice(&output.stdout).expect("a document");
+            price(&plan).unwrap_or(f64::INFINITY)
         });
         let least = all.fold(f64::INFINITY, f64::min);
-        assert!((price(&cheapest) / least - 1.0).abs() < 1e-9, "{least}: {cheapest:#}");
+        let cheapest = price(&cheapest).expect("a plan");
+        assert!((cheapest / least - 1.0).abs() < 1e-9, "{asked}: {least} and {cheapest}");
     }
 }
 
@@ -278,7 +281,7 @@ fn the_cheapest_plan_is_that_of_any_number_of_devices() {
 #[test]
 fn the_fewest_and_the_cheapest_devices_that_meet_a_deadline_are_found() {
     let scratch = Scratch::new("size");
-    let asked = "llama-3-8b --cluster a100 --gbs 48 --tokens 5B --price 3";
+    let asked = "llama-3-8b --cluster a100 --gbs 840 --seq 2048 --tokens 5B --price 3";
     let number = |value: &Value| value.as_f64().expect("a number");
     let on = |nodes: u32| {
         let cost = format!("cost {asked} --devices {} --json", 8 * nodes);
@@ -286,9 +289,9 @@ fn the_fewest_and_the_cheapest_devices_that_meet_a_deadline_are_found() {
         let of = |key: &str| number(&cost["expected"][key]);
         [of("time_s"), of("money")]
     };
-    let all: Vec<[f64; 2]> = (1..=15).map(on).collect();
+    let all: Vec<[f64; 2]> = (1..=21).map(on).collect();
     let mut others = 0;
-    for hours in [10, 15, 22] {
+    for hours in [6, 10, 15] {
         let deadline_s = 3600.0 * f64::from(hours);
         let size = scratch.json(&format!("size {asked} --deadline {hours}h --json"));
         let enough = |nodes: usize| all[nodes - 1][0] <= deadline_s;

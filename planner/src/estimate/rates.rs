@@ -252,9 +252,11 @@ impl Rates {
         best.or(self.product.first()).expect("a device file has products")
     }
 
-    /// Takes the slowest of so many devices for all of them: they wait for each other in each step.
-    pub(super) fn wait_for_slowest(&mut self, devices: u64) {
-        let slower = 1.0 + DEVICE_SPREAD * expected_largest(devices as f64);
+    /// Takes the slowest of so many devices for all of them, as the slowest of others were before:
+    /// they wait for each other in each step.
+    pub(super) fn wait_for_slowest(&mut self, [before, devices]: [u64; 2]) {
+        let slowest = |n: u64| 1.0 + DEVICE_SPREAD * expected_largest(n as f64);
+        let slower = slowest(devices) / slowest(before);
         for product in &mut self.product {
             product.sustained_share /= slower;
         }

@@ -292,7 +292,7 @@ fn nothing_fits(question: &Question<'_>, total: u128) -> Diagnostic {
     let headline = format!("none of {total} configurations fits in memory");
     let mut diagnostic = Diagnostic::error("E3201", Span::of(""), headline);
     let have = question.estimator.memory_bytes;
-    let smallest = extreme(question, question.devices, &question.limits, Objective::Memory);
+    let smallest = extreme(question, &question.limits, Objective::Memory);
     if let Some(smallest) = &smallest {
         let memory = smallest.estimate.memory;
         let mut holders = memory.parts();
@@ -371,16 +371,10 @@ fn nearest_answers(question: &Question<'_>) -> Vec<Near> {
     let Question { devices, limits, estimator, .. } = question;
     let decisions = limits.without_memory();
     let whole = (*estimator).clone().limited(None);
-    let Budget { evaluations_max, stop } = question.budget;
-    let free = Question {
-        estimator: &whole,
-        limits: limits.clone(),
-        budget: Budget { evaluations_max, stop },
-        ..*question
-    };
+    let free = Question { estimator: &whole, limits: limits.clone(), ..*question };
     let mut near = Vec::new();
     if limits.memory_bytes().is_some()
-        && let Some(smallest) = extreme(&free, *devices, &decisions, Objective::Memory)
+        && let Some(smallest) = extreme(&free, &decisions, Objective::Memory)
         && smallest.fits
     {
         let need = enough(smallest.estimate.memory.total_bytes());
@@ -388,14 +382,14 @@ fn nearest_answers(question: &Question<'_>) -> Vec<Near> {
     }
     let none = Limits::default();
     if !decisions.is_empty()
-        && let Some(found) = extreme(question, *devices, &none, Objective::Time)
+        && let Some(found) = extreme(question, &none, Objective::Time)
     {
         let change = format!("without `{decisions}`");
         near.push(Near { change, devices: *devices, chosen: found });
     }
     if near.is_empty()
         && limits.memory_bytes().is_some()
-        && let Some(found) = extreme(&free, *devices, &none, Objective::Time)
+        && let Some(found) = extreme(&free, &none, Objective::Time)
     {
         near.push(Near { change: format!("without `{limits}`"), devices: *devices, chosen: found });
     }
@@ -412,7 +406,10 @@ fn nearest_answers(question: &Question<'_>) -> Vec<Near> {
 /// them, with the fastest configuration there.
 fn fewest_more(question: &Question<'_>) -> Option<(u32, Chosen)> {
     let on = |devices: u32| {
-        let found = extreme(question, devices, &question.limits, Objective::Time)?;
+        let estimator = &question.estimator.on_devices(devices.into());
+        let limits = question.limits.clone();
+        let asked = Question { estimator, devices, limits, ..*question };
+        let found = extreme(&asked, &asked.limits, Objective::Time)?;
         Some((devices, found))
     };
     let mut doublings = (1..=DOUBLINGS).map_while(|n| question.devices.checked_mul(1 << n));
@@ -448,18 +445,12 @@ pub(super) fn best_with(question: &Question<'_>, tables: &Tables, below: f64) ->
 }
 
 /// The fastest configuration that fits, or the smallest one.
-fn extreme(
-    question: &Question<'_>,
-    devices: u32,
-    limits: &Limits,
-    objective: Objective,
-) -> Option<Chosen> {
-    let estimator = question.estimator;
-    let frame = Frame::new(estimator.workload(), devices, question.global_batch, limits.clone());
+fn extreme(question: &Question<'_>, limits: &Limits, objective: Objective) -> Option<Chosen> {
+    let Question { estimator, devices, global_batch, .. } = *question;
+    let frame = Frame::new(estimator.workload(), devices, global_batch, limits.clone());
     let mut space = Space::new(estimator, frame.searched_for(objective));
     space.only_fits = objective == Objective::Time;
-    let Budget { stop, .. } = question.budget;
-    let budget = Budget { evaluations_max: EVALUATIONS_MAX, stop };
+    let budget = Budget { evaluations_max: EVALUATIONS_MAX, ..question.budget };
     extreme_of(&space, objective, &budget, f64::INFINITY).0
 }
 

@@ -4,7 +4,7 @@
 use ir::Diagnostic;
 
 use super::ask::{Answer, Chosen, Question, ask};
-use super::tree::{Budget, Objective, ROUNDING};
+use super::tree::{Objective, ROUNDING};
 
 /// Limits of memory at most, at equal ratios. Chosen: each is a search.
 const LIMITS: i32 = 24;
@@ -50,10 +50,8 @@ fn limited(
     let have = question.estimator.memory_bytes;
     let most = bytes_max.map_or(have, |bytes| bytes.min(have));
     let estimator = question.estimator.clone().limited(Some(most));
-    let Budget { evaluations_max, stop } = question.budget;
-    let budget = Budget { evaluations_max, stop };
     let limits = question.limits.clone();
-    ask(&Question { estimator: &estimator, objective, limits, budget, ..*question })
+    ask(&Question { estimator: &estimator, objective, limits, ..*question })
 }
 
 fn bytes(answer: &Answer) -> f64 {

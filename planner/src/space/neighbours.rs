@@ -21,7 +21,7 @@ pub fn searched_again(question: &Question<'_>, changes: &[Change]) -> Vec<Option
         let mut limits = question.limits.clone();
         limits.fix(*knob, *number);
         limits.check().ok()?;
-        let budget = Budget { evaluations_max: EVALUATIONS_MAX, stop: question.budget.stop };
+        let budget = Budget { evaluations_max: EVALUATIONS_MAX, ..question.budget };
         best_with(&Question { limits, budget, ..*question }, &tables, *below_s)
     };
     changes.iter().map(changed).collect()

@@ -144,6 +144,7 @@ pub enum Objective {
 }
 
 /// How far a walk may go.
+#[derive(Clone, Copy)]
 pub struct Budget<'a> {
     /// Leaves that are scored at most.
     pub evaluations_max: u64,
