@@ -257,19 +257,6 @@ fn no_is_a_document() {
     let score = "score llama-3-8b --cluster rtx4090 --gbs 16 --seq 2048";
     let (code, _, _) = with(&scratch, score, "--config", near["text"].as_str().expect("a plan"));
     assert_eq!(code, Some(0), "{near:#}");
-    // More devices are the fewest, to an eighth of twice as many.
-    let asked = "plan llama-3-70b --cluster rtx4090 --gbs 840 --seq 2048 --json --devices";
-    let on = |devices: u64| {
-        let output = scratch.run(&format!("{asked} {devices}"));
-        (output.status.code(), serde_json::from_slice::<Value>(&output.stdout).expect("a document"))
-    };
-    let (_, told) = on(8);
-    let near = &told["nearest"][0];
-    let devices = near["devices"].as_u64().expect("a number");
-    let [(fits, plan), (fewer, _)] = [on(devices), on(devices - 2)];
-    assert!((9..16).contains(&devices) && fits == Some(0) && fewer == Some(3), "{near:#}");
-    let [now, then] = [near, &plan].map(|plan| number(&plan["step_time_s"]));
-    assert!((now / then - 1.0).abs() < 1e-9, "{now} s and {then} s");
     // The fewest devices that are enough have a reason where there are none.
     for (line, why) in [
         ("size llama-3-8b --cluster h100 --tokens 1T --deadline 1s", "at their peak"),
@@ -283,6 +270,25 @@ fn no_is_a_document() {
         let page = scratch.run(line).stdout;
         assert!(String::from_utf8_lossy(&page).contains(reason), "{line}");
     }
+}
+
+/// Where more devices are needed, the fewest are told, to an eighth of twice as many, and what they
+/// do is what is planned for them.
+#[test]
+fn the_fewest_more_devices_are_told() {
+    let scratch = Scratch::new("more-devices");
+    let asked = "plan llama-3-70b --cluster rtx4090 --gbs 840 --seq 2048 --json --devices";
+    let on = |devices: u64| {
+        let output = scratch.run(&format!("{asked} {devices}"));
+        (output.status.code(), serde_json::from_slice::<Value>(&output.stdout).expect("a document"))
+    };
+    let (_, told) = on(8);
+    let near = &told["nearest"][0];
+    let devices = near["devices"].as_u64().expect("a number");
+    let [(fits, plan), (fewer, _)] = [on(devices), on(devices - 2)];
+    assert!((9..16).contains(&devices) && fits == Some(0) && fewer == Some(3), "{near:#}");
+    let [now, then] = [near, &plan].map(|plan| number(&plan["step_time_s"]));
+    assert!((now / then - 1.0).abs() < 1e-9, "{now} s and {then} s");
 }
 
 /// The limits that leave nothing are named, those alone; the values that are proposed in their
