@@ -3,10 +3,13 @@
 //! ```text
 //! cargo bench --bench space                     # all, with what each search looked at
 //! cargo bench --bench space -- gpt3             # one
+//! cargo bench --bench space -- evaluation       # evaluations a second
 //! ```
 
-use criterion::{Criterion, criterion_group, criterion_main};
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use planner::cluster::Cluster;
+use planner::configuration::Configuration;
+use planner::estimate::price::Inside;
 use planner::estimate::rates::Arithmetic;
 use planner::estimate::workload::Workload;
 use planner::estimate::{Estimator, Job, style};
@@ -95,5 +98,23 @@ fn searches(criterion: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, searches);
+/// One configuration after the other, with prices that many of them share: on one thread.
+fn evaluations(criterion: &mut Criterion) {
+    let case = &cases()[0];
+    let (work, cluster) = (workload(case), Cluster::load(case.cluster).expect("a preset"));
+    let job = Job { global_batch: case.batch.into(), arithmetic: Arithmetic::Half };
+    let estimator = Estimator::new(&work, &cluster, style::OURS, job).expect("devices");
+    let mut group = criterion.benchmark_group("evaluation");
+    group.throughput(Throughput::Elements(1));
+    for layout in ["tp=8 pp=1 dp=128 mbs=1", "tp=8 pp=8 dp=16 mbs=1", "tp=8 pp=8 dp=16 mbs=1 vpp=6"]
+    {
+        let c: Configuration = layout.parse().expect("a layout");
+        let count = c.microbatch_count(job.global_batch).expect("a whole number");
+        let prices = estimator.prices(Inside::of(&c));
+        group.bench_function(layout, |bencher| bencher.iter(|| estimator.step(&c, &prices, count)));
+    }
+    group.finish();
+}
+
+criterion_group!(benches, searches, evaluations);
 criterion_main!(benches);
