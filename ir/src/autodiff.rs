@@ -285,9 +285,10 @@ fn inline_underivable(module: &Module, function: &mut Function, seeds: &[Seed]) 
     }
 }
 
-fn gradient_of(callee: &Function) -> Option<(&'static Gradient, &Attributes)> {
+fn gradient_of(callee: &Function) -> Option<(Gradient, &Attributes)> {
     let Kind::Composite { name, attributes } = &callee.kind else { return None };
-    Some((templates().get(name)?.gradient.as_ref()?, attributes))
+    let definition = templates().get(name)?.definition(attributes);
+    Some((definition.gradient.clone()?, attributes))
 }
 
 /// Whether a composite's gradient takes the cotangents of all results that carry one.
@@ -305,7 +306,7 @@ fn node_vjp(b: &mut Builder, node: &Node, d: &Cotangents) -> Result<Cotangents, 
     let Some(callee) = node.callee() else { return vjp(b, node, d) };
     let callee = b.module().function(callee).cloned().expect("verified: the callee exists");
     Ok(match gradient_of(&callee) {
-        Some((gradient, attributes)) => composite_vjp(b, node, &callee, gradient, attributes, d),
+        Some((gradient, attributes)) => composite_vjp(b, node, &callee, &gradient, attributes, d),
         None => layer_vjp(b, node, &callee, d),
     })
 }

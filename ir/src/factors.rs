@@ -451,9 +451,10 @@ fn call_factors(callee: &str, module: &Module) -> Vec<Factor> {
     let Some(function) = module.function(callee) else { return Vec::new() };
     let Kind::Composite { name, attributes } = &function.kind else { return Vec::new() };
     let Some(template) = templates().get(name) else { return Vec::new() };
-    let pack = template.pack_len(&function.param_types());
+    let definition = template.definition(attributes);
+    let pack = definition.pack_len(&function.param_types());
     let mut factors = Vec::new();
-    for declared in &template.factors {
+    for declared in &definition.factors {
         let packed = declared.places.iter().any(|p| p.dim.is_none());
         let dims = if packed { 0..pack } else { 0..1 };
         factors.extend(dims.filter_map(|at| composite_factor(declared, at, function, attributes)));

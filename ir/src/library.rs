@@ -5,16 +5,22 @@
 //! gradient composite and its *factors*: the iteration factors along which it can be cut, the units
 //! of the cut, which results are partial sums then, and which attributes count from the shard's
 //! offset. The planner reads factors as data.
+//!
+//! Parts of a text may be guarded by attributes (see `text::guard`): parameters, header lines, the
+//! body. An attribute that guards ask for is *optional*: an instance names it only where it is not
+//! the default, so that what it adds costs nothing where it is not wanted.
+
+mod template;
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-use crate::DType;
-use crate::dim::Dim;
 use crate::module::{Attributes, Function, Kind, Module};
-use crate::text::attrs::Names;
 use crate::text::parse::Parser;
 use crate::types::TensorType;
+
+use template::read_templates;
+pub use template::{Argument, CompositeFactor, Definition, Gradient, Place, Template};
 
 const TEXTS: [(&str, &str); 5] = [
     ("norm.graph", include_str!("library/norm.graph")),
@@ -23,83 +29,6 @@ const TEXTS: [(&str, &str); 5] = [
     ("loss.graph", include_str!("library/loss.graph")),
     ("optimizer.graph", include_str!("library/optimizer.graph")),
 ];
-
-/// A composite for any types.
-#[derive(Clone, Debug)]
-pub struct Template {
-    /// The name.
-    pub name: String,
-    /// The attributes, with their values where they may be left out.
-    pub attributes: Vec<(String, Option<f64>)>,
-    /// The composite that computes gradients.
-    pub gradient: Option<Gradient>,
-    /// The factors along which a call can be cut.
-    pub factors: Vec<CompositeFactor>,
-    params: Vec<(String, Pattern)>,
-    source: &'static str,
-    /// The text from the parameters on.
-    definition: String,
-    body: String,
-}
-
-/// How a composite's gradient is called.
-#[derive(Clone, Debug)]
-pub struct Gradient {
-    /// The composite.
-    pub callee: String,
-    /// Attributes that differ from the primal's: the name, and the factor to the primal's value.
-    pub negated: Vec<String>,
-    /// What is passed.
-    pub arguments: Vec<Argument>,
-    /// The parameters of the primal whose gradients the results are.
-    pub targets: Vec<String>,
-}
-
-/// What is passed to a gradient composite.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Argument {
-    /// A parameter or result of the primal.
-    Value(String),
-    /// The cotangent of a result of the primal.
-    Cotangent(String),
-}
-
-/// A factor along which a composite can be cut.
-#[derive(Clone, Debug)]
-pub struct CompositeFactor {
-    /// The name; a factor of `..` stands for one factor per packed dim.
-    pub name: String,
-    /// The values that it cuts, by name.
-    pub places: Vec<Place>,
-    /// The results that are partial sums when it is cut.
-    pub partial: Vec<String>,
-    /// Attributes that grow by the offset of the shard of a value.
-    pub offsets: Vec<(String, String)>,
-}
-
-/// Where a factor stands in a value.
-#[derive(Clone, Debug)]
-pub struct Place {
-    /// The parameter or result.
-    pub value: String,
-    /// The dim; none for every packed dim.
-    pub dim: Option<usize>,
-    /// The attribute that counts the elements of one unit; none for one.
-    pub unit: Option<String>,
-}
-
-#[derive(Clone, Debug)]
-struct Pattern {
-    dtype: String,
-    dims: Vec<DimPattern>,
-}
-
-#[derive(Clone, Debug)]
-enum DimPattern {
-    Pack,
-    Symbol(String),
-    Constant(i64),
-}
 
 /// All templates, by name.
 ///
@@ -142,20 +71,29 @@ pub(crate) fn read_instance(
     operands: &[TensorType],
     name: &str,
 ) -> Option<Result<Function, String>> {
-    let template = templates().get(composite)?;
+    instance_of(templates().get(composite)?, given, operands, name)
+}
+
+fn instance_of(
+    template: &Template,
+    given: &Attributes,
+    operands: &[TensorType],
+    name: &str,
+) -> Option<Result<Function, String>> {
     let attributes = template.complete(given)?;
-    let names = template.bind(&attributes, operands)?;
-    let kind = Kind::Composite { name: composite.to_owned(), attributes };
+    let definition = template.definition(&attributes);
+    let names = definition.bind(template.all(&attributes), operands)?;
+    let kind = Kind::Composite { name: template.name.clone(), attributes };
     let mut function = Function::new(name, kind);
-    let mut parser = Parser::new(template.source, &template.definition, names);
+    let mut parser = Parser::new(template.source, &definition.text, names);
+    parser.skip_newlines();
     let read = parser.params(&mut function);
     let read = read.map(|()| parser.skip_newlines());
-    let mut parser = Parser::new(template.source, &template.body, parser.names);
     let read = read.and_then(|()| parser.body(&Module::default(), &mut function));
     Some(match read {
         Ok(()) => Ok(function),
         Err(_) => {
-            let drawn = |d| crate::diagnostic::render(d, Some(&template.body));
+            let drawn = |d| crate::diagnostic::render(d, Some(&definition.text));
             Err(parser.diagnostics.iter().map(drawn).collect())
         }
     })
@@ -194,219 +132,10 @@ impl Module {
     }
 }
 
-impl Template {
-    /// The given attributes and the defaults of the rest.
-    pub fn complete(&self, given: &Attributes) -> Option<Attributes> {
-        if given.keys().any(|key| self.attributes.iter().all(|(name, _)| name != key)) {
-            return None;
-        }
-        self.attributes
-            .iter()
-            .map(|(name, default)| Some((name.clone(), given.get(name).copied().or(*default)?)))
-            .collect()
-    }
-
-    /// Types that operands may have, with sizes all different, even and from `smallest` on.
-    pub(crate) fn sample_types(&self, smallest: i64) -> Vec<TensorType> {
-        let mut symbols: Vec<&str> = vec![".."];
-        let mut size_of = |symbol| {
-            let at = symbols.iter().position(|s| *s == symbol).unwrap_or_else(|| {
-                symbols.push(symbol);
-                symbols.len() - 1
-            });
-            Dim::constant(smallest + 2 * at as i64)
-        };
-        self.params
-            .iter()
-            .map(|(_, pattern)| {
-                let dims = pattern.dims.iter().map(|dim| match dim {
-                    DimPattern::Pack => size_of(".."),
-                    DimPattern::Symbol(name) => size_of(name),
-                    DimPattern::Constant(size) => Dim::constant(*size),
-                });
-                TensorType::new(
-                    pattern.dtype.parse().unwrap_or(DType::F64),
-                    dims.collect::<Vec<_>>(),
-                )
-            })
-            .collect()
-    }
-
-    /// How many dims `..` stands for, for operands of the given types.
-    pub fn pack_len(&self, operands: &[TensorType]) -> usize {
-        let packed = self.params.iter().zip(operands).find_map(|((_, pattern), ty)| {
-            let fixed = pattern.dims.iter().filter(|d| !matches!(d, DimPattern::Pack)).count();
-            (fixed < pattern.dims.len()).then(|| ty.ndim().saturating_sub(fixed))
-        });
-        packed.unwrap_or(0)
-    }
-
-    fn bind(&self, attributes: &Attributes, operands: &[TensorType]) -> Option<Names> {
-        let mut names =
-            Names { template: true, attributes: attributes.clone(), ..Names::default() };
-        if operands.len() != self.params.len() {
-            return None;
-        }
-        let mut pack: Option<Vec<Dim>> = None;
-        for ((_, pattern), ty) in self.params.iter().zip(operands) {
-            match pattern.dtype.parse::<DType>() {
-                Ok(dtype) if dtype == ty.dtype => {}
-                Ok(_) => return None,
-                Err(()) => {
-                    let bound = names.dtypes.entry(pattern.dtype.clone()).or_insert(ty.dtype);
-                    if *bound != ty.dtype {
-                        return None;
-                    }
-                }
-            }
-            bind_dims(&pattern.dims, &ty.dims, &mut names.dims, &mut pack)?;
-        }
-        names.pack = pack.unwrap_or_default();
-        Some(names)
-    }
-}
-
-fn bind_dims(
-    pattern: &[DimPattern],
-    dims: &[Dim],
-    bound: &mut BTreeMap<String, Dim>,
-    pack: &mut Option<Vec<Dim>>,
-) -> Option<()> {
-    let packed = matches!(pattern.first(), Some(DimPattern::Pack));
-    let fixed = pattern.len() - usize::from(packed);
-    let lead = dims.len().checked_sub(fixed)?;
-    if packed {
-        let there = pack.get_or_insert_with(|| dims[..lead].to_vec());
-        if there[..] != dims[..lead] {
-            return None;
-        }
-    } else if lead != 0 {
-        return None;
-    }
-    for (pattern, dim) in pattern[usize::from(packed)..].iter().zip(&dims[lead..]) {
-        let fits = match pattern {
-            DimPattern::Symbol(name) => bound.entry(name.clone()).or_insert(dim.clone()) == dim,
-            DimPattern::Constant(size) => dim.as_constant() == Some(*size),
-            DimPattern::Pack => false,
-        };
-        if !fits {
-            return None;
-        }
-    }
-    Some(())
-}
-
-fn read_templates(source: &'static str, text: &str) -> Vec<Template> {
-    let mut templates = Vec::new();
-    let starts: Vec<usize> = text.match_indices("\ntemplate ").map(|(at, _)| at + 1).collect();
-    for (at, start) in starts.iter().enumerate() {
-        let end = starts.get(at + 1).copied().unwrap_or(text.len());
-        let piece = &text[*start..end];
-        let template = read_template(source, piece);
-        templates.push(template.unwrap_or_else(|| panic!("{source}: cannot read\n{piece}")));
-    }
-    templates
-}
-
-fn read_template(source: &'static str, text: &str) -> Option<Template> {
-    let open = text.find("\n{")? + 1;
-    let mut header = text[..open].lines();
-    let first = header.next()?.strip_prefix("template ")?;
-    let (name, rest) = first.split_once('(')?;
-    let (attributes, params) = rest.split_once(") (")?;
-    let params = params.strip_suffix(')')?;
-    let mut template = Template {
-        name: name.to_owned(),
-        attributes: attributes.split(", ").filter(|a| !a.is_empty()).map(read_attribute).collect(),
-        gradient: None,
-        factors: Vec::new(),
-        params: Vec::new(),
-        source,
-        definition: format!("({params})"),
-        body: text[open..].to_owned(),
-    };
-    for param in params.split(", %") {
-        let (name, ty) = param.trim_start_matches('%').split_once(": ")?;
-        template.params.push((name.to_owned(), read_pattern(ty)?));
-    }
-    for line in header {
-        match line.split_once(' ')? {
-            ("gradient", rest) => template.gradient = Some(read_gradient(rest)?),
-            ("factor", rest) => template.factors.push(read_factor(rest)?),
-            _ => return None,
-        }
-    }
-    Some(template)
-}
-
-fn read_attribute(text: &str) -> (String, Option<f64>) {
-    match text.split_once('=') {
-        Some((name, value)) => (name.to_owned(), value.parse().ok()),
-        None => (text.to_owned(), None),
-    }
-}
-
-fn read_pattern(text: &str) -> Option<Pattern> {
-    let (dtype, dims) = text.strip_suffix(']')?.split_once('[')?;
-    let dims = dims.split(", ").filter(|d| !d.is_empty()).map(|dim| match dim {
-        ".." => DimPattern::Pack,
-        _ => dim.parse().map_or_else(|_| DimPattern::Symbol(dim.to_owned()), DimPattern::Constant),
-    });
-    Some(Pattern { dtype: dtype.to_owned(), dims: dims.collect() })
-}
-
-/// Reads `callee key=-key %x d%y -> %x`.
-fn read_gradient(text: &str) -> Option<Gradient> {
-    let (call, targets) = text.split_once(" -> ")?;
-    let mut words = call.split(' ');
-    let callee = words.next()?.to_owned();
-    let (mut negated, mut arguments) = (Vec::new(), Vec::new());
-    for word in words {
-        if let Some(name) = word.strip_prefix("d%") {
-            arguments.push(Argument::Cotangent(name.to_owned()));
-        } else if let Some(name) = word.strip_prefix('%') {
-            arguments.push(Argument::Value(name.to_owned()));
-        } else {
-            let (key, value) = word.split_once("=-")?;
-            negated.push((key == value).then(|| key.to_owned())?);
-        }
-    }
-    let targets = targets.split(' ').map(|t| t.trim_start_matches('%').to_owned()).collect();
-    Some(Gradient { callee, negated, arguments, targets })
-}
-
-/// Reads `name %x:2*unit … partial %dw … offset attribute=%x …`.
-fn read_factor(text: &str) -> Option<CompositeFactor> {
-    let mut words = text.split(' ');
-    let name = words.next()?.to_owned();
-    let mut factor =
-        CompositeFactor { name, places: Vec::new(), partial: Vec::new(), offsets: Vec::new() };
-    let mut section = "places";
-    for word in words {
-        match (section, word) {
-            (_, "partial" | "offset") => section = word,
-            ("places", _) => {
-                let (value, place) = word.strip_prefix('%')?.split_once(':')?;
-                let (dim, unit) = match place.split_once('*') {
-                    Some((dim, unit)) => (dim, Some(unit.to_owned())),
-                    None => (place, None),
-                };
-                let dim = if dim == ".." { None } else { Some(dim.parse().ok()?) };
-                factor.places.push(Place { value: value.to_owned(), dim, unit });
-            }
-            ("partial", _) => factor.partial.push(word.strip_prefix('%')?.to_owned()),
-            _ => {
-                let (attribute, value) = word.split_once("=%")?;
-                factor.offsets.push((attribute.to_owned(), value.to_owned()));
-            }
-        }
-    }
-    Some(factor)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::DType;
 
     #[test]
     fn all_templates_read_and_print_and_read_back() {
@@ -418,10 +147,14 @@ mod tests {
         let (x, w, row) = (ty(&[2, 5, 8]), ty(&[8]), ty(&[2, 5]));
         let (q, kv, lse) = (ty(&[2, 5, 4, 8]), ty(&[2, 5, 2, 8]), ty(&[2, 4, 5]));
         for template in templates().values() {
-            let operands: Vec<TensorType> = template
-                .params
-                .iter()
-                .map(|(name, pattern)| match (name.as_str(), pattern.dims.len()) {
+            let given = template.attributes.iter().filter(|(_, d)| d.is_none());
+            let whole = ["group", "salt", "heads", "query_offset"];
+            let value = |n: &str| if whole.contains(&n) { 2.0 } else { 0.5 };
+            let given: Attributes = given.map(|(n, _)| (n.clone(), value(n))).collect();
+            let definition = template.definition(&given);
+            let operands: Vec<TensorType> = definition
+                .params()
+                .map(|(name, ndim)| match (name, ndim) {
                     ("q" | "out" | "dout", _) | ("x", 4) => q.clone(),
                     ("k" | "v", 4) => kv.clone(),
                     ("key", _) => key.clone(),
@@ -435,10 +168,6 @@ mod tests {
                     _ => x.clone(),
                 })
                 .collect();
-            let given = template.attributes.iter().filter(|(_, d)| d.is_none());
-            let whole = ["group", "salt", "heads", "query_offset"];
-            let value = |n: &str| if whole.contains(&n) { 2.0 } else { 0.5 };
-            let given: Attributes = given.map(|(n, _)| (n.clone(), value(n))).collect();
             let mut module = Module::new("library");
             let name = module.composite(&template.name, &given, &operands);
             assert!(name.is_some(), "`{}` does not take {operands:?}", template.name);
@@ -448,5 +177,101 @@ mod tests {
             });
             assert_eq!(back, module, "{}", template.name);
         }
+    }
+
+    /// A text with guarded parameters, results, gradient and factors, and two names.
+    const GUARDED: &str = "
+template scaled(by, shift=0, per_row=0)
+also scaled_twice(by, shift=0, per_row=0)
+(
+  %x: T[B, N],
+  when shift {
+  %b: T[B if per_row, N],
+  }
+)
+when shift {
+gradient scaled_bwd %x %b d%y -> %x %b
+} else {
+gradient scaled_bwd %x d%y -> %x
+}
+factor rows %x:0 %y:0 %b:B
+factor columns %x:1 %y:1 %b:N
+{
+  %c: T[B, N] = constant by
+  %s = mul %x %c
+  when scaled_twice {
+  %m = mul %s %c
+  } else {
+  %m = neg %s
+  }
+  when shift {
+    when per_row {
+  %y = add %m %b
+    } else {
+  %bb: T[B, N] = broadcast new=[0 if not per_row] %b
+  %y = add %m %bb
+    }
+  return %y %s
+  } else {
+  %y = neg %m
+  return %y
+  }
+}
+";
+
+    #[test]
+    fn attributes_decide_what_a_guarded_template_says() {
+        let templates = read_templates("guarded", GUARDED);
+        let names: Vec<&str> = templates.iter().map(|t| t.name.as_str()).collect();
+        assert_eq!(names, ["scaled", "scaled_twice"]);
+        let ty = |dims: &[usize]| TensorType::of(DType::F64, dims);
+        let (x, b) = (ty(&[2, 3]), ty(&[3]));
+        let instance = |at: usize, given: &[(&str, f64)], operands: &[TensorType]| {
+            let given = given.iter().map(|(name, value)| ((*name).to_owned(), *value));
+            let made = instance_of(&templates[at], &given.collect(), operands, "f")?;
+            Some(made.unwrap().to_string())
+        };
+        let plain = instance(0, &[("by", 2.0)], std::slice::from_ref(&x)).unwrap();
+        assert!(plain.contains("= scaled(by=2.0) (%x: f64[2, 3])"), "{plain}");
+        assert!(plain.contains("neg %s") && plain.contains("neg %m"), "{plain}");
+        let same = instance(0, &[("by", 2.0), ("shift", 0.0)], std::slice::from_ref(&x));
+        assert_eq!(same, Some(plain));
+        let twice = instance(1, &[("by", 2.0)], std::slice::from_ref(&x)).unwrap();
+        assert!(twice.contains("%m: f64[2, 3] = mul %s %c"), "{twice}");
+        let shifted = instance(0, &[("by", 2.0), ("shift", 1.0)], &[x.clone(), b.clone()]);
+        let shifted = shifted.unwrap();
+        assert!(
+            shifted.contains("scaled(by=2.0, shift=1.0) (%x: f64[2, 3], %b: f64[3])"),
+            "{shifted}"
+        );
+        assert!(shifted.contains("return %y %s"), "{shifted}");
+        let given = [("by", 2.0), ("shift", 1.0), ("per_row", 1.0)];
+        assert_eq!(instance(0, &given, &[x.clone(), b]), None, "the operand has rows");
+        let rows = instance(0, &given, &[x.clone(), x.clone()]).unwrap();
+        assert!(rows.contains("per_row=1.0") && rows.contains("add %m %b"), "{rows}");
+        assert_eq!(instance(0, &[("by", 2.0)], &[x.clone(), x]), None, "one operand too many");
+    }
+
+    #[test]
+    fn guards_reach_the_header() {
+        let templates = read_templates("guarded", GUARDED);
+        let definition = |given: &[&str]| {
+            let given = given.iter().map(|name| ((*name).to_owned(), 1.0));
+            templates[0].definition(&given.collect()).into_owned()
+        };
+        let places = |definition: &Definition, factor: usize| {
+            let places = definition.factors[factor].places.iter();
+            places.map(|p| format!("{}:{}", p.value, p.dim.unwrap())).collect::<Vec<_>>().join(" ")
+        };
+        let (plain, shared) = (definition(&[]), definition(&["shift"]));
+        assert_eq!(plain.gradient.as_ref().unwrap().targets, ["x"]);
+        assert_eq!(shared.gradient.as_ref().unwrap().targets, ["x", "b"]);
+        assert_eq!(places(&plain, 0), "x:0 y:0");
+        assert_eq!(places(&shared, 0), "x:0 y:0");
+        assert_eq!(places(&shared, 1), "x:1 y:1 b:0");
+        let rows = definition(&["shift", "per_row"]);
+        assert_eq!([places(&rows, 0), places(&rows, 1)], ["x:0 y:0 b:0", "x:1 y:1 b:1"]);
+        assert!(templates[0].is_optional("shift") && templates[0].is_optional("per_row"));
+        assert!(!templates[0].is_optional("by"));
     }
 }

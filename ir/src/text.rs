@@ -10,6 +10,7 @@
 //! Comments start with `#`.
 
 pub(crate) mod attrs;
+pub(crate) mod guard;
 pub(crate) mod lex;
 mod ops;
 pub(crate) mod parse;

@@ -344,11 +344,13 @@ impl<'t> Parser<'t> {
         Ok(attributes)
     }
 
+    /// Reads `(%x: type, …)`, on one line or several.
     pub(crate) fn params(&mut self, function: &mut Function) -> Parsed<()> {
         self.mark('(')?;
-        while !self.eat(')') {
-            if function.param_count > 0 {
-                self.mark(',')?;
+        loop {
+            self.skip_newlines();
+            if self.eat(')') {
+                return Ok(());
             }
             let here = self.here();
             let name = self.value_name()?;
@@ -356,8 +358,11 @@ impl<'t> Parser<'t> {
             let ty = self.tensor_type()?;
             self.define(function, here, name, ty)?;
             function.param_count += 1;
+            self.skip_newlines();
+            if !self.eat(',') {
+                return self.mark(')');
+            }
         }
-        Ok(())
     }
 
     /// Reads `{ … return … }`. Lines that are wrong are reported and skipped.

@@ -5,6 +5,7 @@ use gantline_ir::build::Builder;
 use gantline_ir::eval::eval;
 use gantline_ir::inline::inline_composites;
 use gantline_ir::library::{Argument, templates};
+use gantline_ir::module::Attributes;
 use gantline_ir::{Function, Kind, Module, Op, Tensor};
 
 use crate::draws::{Draws, seeds};
@@ -47,7 +48,8 @@ fn module_of(name: &str, attributes: &[(&str, f64)], operands: &[Tensor]) -> Mod
     let operand = |(at, t): (usize, &Tensor)| b.param(&format!("x{at}"), t.ty());
     let operands: Vec<_> = operands.iter().enumerate().map(operand).collect();
     let results = b.composite("y", name, attributes, &operands);
-    let gradient = templates()[name].gradient.as_ref().unwrap();
+    let given = attributes.iter().map(|(name, number)| ((*name).to_owned(), *number)).collect();
+    let gradient = templates()[name].definition(&given).gradient.clone().unwrap();
     let callee: &Function = b.module().functions.iter().find(|f| f.name == name).unwrap();
     let taken = |at: usize| {
         let name = callee.value(callee.results[at]).name.clone();
@@ -70,7 +72,8 @@ fn gradient_composites_are_those_of_the_definitions() {
     for seed in seeds(30) {
         let mut r = Draws::new(seed);
         for template in templates().values() {
-            let Some(gradient) = &template.gradient else { continue };
+            let plain = template.definition(&Attributes::new()).gradient.clone();
+            let Some(gradient) = plain else { continue };
             let (attributes, operands) = sample(&template.name, &mut r);
             let mut module = module_of(&template.name, &attributes, &operands);
             let what = format!("SEED={seed} {}", template.name);

@@ -57,8 +57,9 @@ impl Skeleton {
             let names = template.attributes.iter().map(|(name, _)| name.clone());
             let numbers = (0..).map(|at| (attribute + 2 * at) as f64);
             let mut attributes: Attributes = names.zip(numbers).collect();
+            attributes.retain(|name, _| !template.is_optional(name));
             attributes.extend(case.attributes());
-            let mut types = template.sample_types(size);
+            let mut types = template.definition(&attributes).sample_types(size);
             if case.has_heads_alike {
                 let heads = types[0].dims[2].clone();
                 types[1..3].iter_mut().for_each(|ty| ty.dims[2] = heads.clone());

@@ -6,7 +6,7 @@ use crate::build::Builder;
 use crate::eval::eval;
 use crate::import::{DecodingOptions, LogitsOf, Options, decoding, import, preset};
 use crate::inline::inline_composites;
-use crate::library::{Template, templates};
+use crate::library::{Definition, Template, templates};
 use crate::module::{Function, Kind, Module, ValueId};
 use crate::op::{Binary, Combiner, Comparison, Op, Unary};
 use crate::random::{mix, uniform};
@@ -64,10 +64,11 @@ fn every_composite_of_the_library_is_found_in_its_own_definition() {
     for template in templates().values() {
         let numbers = (3..).map(f64::from);
         let given = template.attributes.iter().zip(numbers);
+        let given = given.filter(|((name, _), _)| !template.is_optional(name));
         let given: Vec<(&str, f64)> = given.map(|((name, _), n)| (name.as_str(), n)).collect();
         let mut module = Module::new("m");
         let mut b = Builder::new(&mut module, "f", Kind::Layer);
-        let types = template.sample_types(12);
+        let types = definition_of(template, &given).sample_types(12);
         let operands: Vec<ValueId> =
             types.into_iter().enumerate().map(|(at, ty)| b.param(&format!("p{at}"), ty)).collect();
         let results = b.composite("y", &template.name, &given, &operands);
@@ -122,15 +123,20 @@ fn instance(template: &'static Template, seed: u64) -> Module {
         };
         (name.as_str(), number)
     });
-    let given: Vec<(&str, f64)> = given.collect();
+    let given: Vec<(&str, f64)> = given.filter(|(name, _)| !template.is_optional(name)).collect();
     let mut module = Module::new("m");
     let mut b = Builder::new(&mut module, "f", Kind::Layer);
-    let types = template.sample_types(2 + 2 * (word(0) % 5) as i64);
+    let types = definition_of(template, &given).sample_types(2 + 2 * (word(0) % 5) as i64);
     let operands: Vec<ValueId> =
         types.into_iter().enumerate().map(|(at, ty)| b.param(&format!("p{at}"), ty)).collect();
     let results = b.composite("y", &template.name, &given, &operands);
     b.finish(&results);
     module
+}
+
+fn definition_of(template: &'static Template, given: &[(&str, f64)]) -> Definition {
+    let given = given.iter().map(|(name, number)| ((*name).to_owned(), *number)).collect();
+    template.definition(&given).into_owned()
 }
 
 /// Whether an attribute is a whole number.
@@ -377,11 +383,12 @@ fn twin_is_told_apart(template: &'static Template, seed: u64) -> bool {
     let numbers: [f64; 8] = [0.7, 2.0, 1.0, 0.3, 3.0, 4.0, 0.9, 0.5];
     let given = template.attributes.iter().zip(numbers);
     let given: Vec<(&str, f64)> = given
+        .filter(|((name, _), _)| !template.is_optional(name))
         .map(|((name, _), n)| (name.as_str(), if is_whole(name) { n.ceil() } else { n }))
         .collect();
     let mut module = Module::new("m");
     let mut b = Builder::new(&mut module, "f", Kind::Layer);
-    let types: Vec<TensorType> = template.sample_types(2);
+    let types: Vec<TensorType> = definition_of(template, &given).sample_types(2);
     let operands: Vec<ValueId> =
         types.iter().enumerate().map(|(at, ty)| b.param(&format!("p{at}"), ty.clone())).collect();
     let results = b.composite("y", &template.name, &given, &operands);
