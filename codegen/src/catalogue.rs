@@ -424,6 +424,14 @@ fn attention(
 ) -> Result<Attention, Refusal> {
     let (q, k) = (sizes_of(function, "q")?, sizes_of(function, "k")?);
     let number = |name: &str| attributes.get(name).copied().unwrap_or(0.0);
+    for name in ["window", "softcap"] {
+        let value = number(name);
+        let is_whole = name == "softcap" || value.fract() == 0.0;
+        if !(is_whole && (0.0..=f64::from(1 << 30)).contains(&value)) {
+            return Err(format!("`{name}` of attention is {value}").into());
+        }
+    }
+    let window = number("window") as usize;
     let whole = |name: &str| number(name) as usize;
     let dropped = Dropout {
         p: number("p"),
@@ -444,7 +452,11 @@ fn attention(
         kv_heads: k[2],
         dim: q[3],
         scale: number("scale"),
-        causal: number("query_offset") < k[1] as f64,
+        causal: number("query_offset") < k[1] as f64 || window > 0,
+        window,
+        softcap: number("softcap"),
+        bias: (number("bias") != 0.0).then(|| bias_strides(attributes, &q, k[1])),
+        bias_grad: number("bias_grad") != 0.0,
         query_offset: number("query_offset") as i64,
         position: false,
         head_offset: whole("head_offset"),
@@ -457,6 +469,22 @@ fn attention(
         v: Attention::contiguous(k[1], k[2], k[3]),
         out: Attention::contiguous(q[1], q[2], q[3]),
     })
+}
+
+/// Strides of a contiguous bias over batch, heads and queries; zero over those that share it.
+fn bias_strides(attributes: &Attributes, q: &[usize], keys: usize) -> [usize; 3] {
+    let mut stride = keys;
+    let mut own = |flag: &str, size: usize| {
+        if attributes.get(flag).is_none_or(|set| *set == 0.0) {
+            return 0;
+        }
+        let own = stride;
+        stride *= size;
+        own
+    };
+    let queries = own("bias_queries", q[1]);
+    let heads = own("bias_heads", q[2]);
+    [own("bias_batch", q[0]), heads, queries]
 }
 
 fn rope(attributes: &Attributes, function: &Function) -> Result<Rope, Refusal> {

@@ -9,6 +9,8 @@
 //!
 //! Composites that name a gradient composite use it; others are inlined first.
 
+mod unused;
+
 use std::collections::BTreeSet;
 
 use crate::build::Builder;
@@ -76,6 +78,7 @@ pub fn training_step(module: &mut Module, entry: &str) -> Result<String, Diagnos
     }
     let derivative = derive(module, primal, STEP_PART, &[Seed::One, Seed::Nothing])?;
     module.add(derivative);
+    unused::drop_unused_gradients(module);
     Ok(STEP_PART.to_owned())
 }
 
@@ -124,11 +127,10 @@ fn derive(
         if of_results.iter().all(Option::is_none) {
             continue;
         }
-        let of_operands = node_vjp(&mut b, &node, &of_results)?;
-        for ((operand, d), original) in
-            node.operands.iter().zip(of_operands).zip(&originals.operands)
-        {
-            if let Some(d) = d.filter(|_| active[original.index()]) {
+        let wanted: Vec<bool> = originals.operands.iter().map(|o| active[o.index()]).collect();
+        let of_operands = node_vjp(&mut b, &node, &of_results, &wanted)?;
+        for ((operand, d), is_wanted) in node.operands.iter().zip(of_operands).zip(wanted) {
+            if let Some(d) = d.filter(|_| is_wanted) {
                 accumulate(&mut b, &mut cotangents[operand.index()], *operand, d);
             }
         }
@@ -302,11 +304,18 @@ fn has_gradient(callee: &Function, carries: impl Fn(usize) -> bool) -> bool {
 
 // Gradients of nodes.
 
-fn node_vjp(b: &mut Builder, node: &Node, d: &Cotangents) -> Result<Cotangents, Diagnostic> {
+fn node_vjp(
+    b: &mut Builder,
+    node: &Node,
+    d: &Cotangents,
+    wanted: &[bool],
+) -> Result<Cotangents, Diagnostic> {
     let Some(callee) = node.callee() else { return vjp(b, node, d) };
     let callee = b.module().function(callee).cloned().expect("verified: the callee exists");
     Ok(match gradient_of(&callee) {
-        Some((gradient, attributes)) => composite_vjp(b, node, &callee, &gradient, attributes, d),
+        Some((gradient, attributes)) => {
+            composite_vjp(b, node, &callee, (&gradient, attributes), d, wanted)
+        }
         None => layer_vjp(b, node, &callee, d),
     })
 }
@@ -347,9 +356,9 @@ fn composite_vjp(
     b: &mut Builder,
     node: &Node,
     callee: &Function,
-    gradient: &Gradient,
-    attributes: &Attributes,
+    (gradient, attributes): (&Gradient, &Attributes),
     d: &Cotangents,
+    wanted: &[bool],
 ) -> Cotangents {
     let param = |name: &str| callee.find(name).filter(|id| id.index() < callee.param_count);
     let result = |name: &str| {
@@ -375,11 +384,15 @@ fn composite_vjp(
     for name in &gradient.negated {
         given.entry(name.clone()).and_modify(|value| *value = -*value);
     }
-    let targets: Vec<usize> = gradient
-        .targets
-        .iter()
-        .map(|name| param(name).expect("the library: targets are parameters").index())
-        .collect();
+    let at = |name: &String| param(name).expect("the library: targets are parameters").index();
+    let mut targets: Vec<usize> = gradient.targets.iter().map(at).collect();
+    for (attribute, name) in &gradient.wanted {
+        if wanted[at(name)] {
+            given.insert(attribute.clone(), 1.0);
+        } else {
+            targets.retain(|target| *target != at(name));
+        }
+    }
     let function = b.instance(&gradient.callee, &given, &operands);
     let names = cotangent_names(b, targets.iter().map(|at| node.operands[*at]));
     let results = b.push_named(&names, Op::Call { function }, &operands);

@@ -482,7 +482,8 @@ fn composite_factor(
     let name = |id: &crate::ValueId| function.value(*id).name.as_str();
     let operands: Option<Vec<Layout>> = function.params().map(|p| layout(name(&p))).collect();
     let result = |id: &crate::ValueId| {
-        if declared.partial.iter().any(|p| p == name(id)) {
+        let is_cut = declared.places.iter().any(|p| p.value == name(id));
+        if !is_cut && declared.partial.iter().any(|p| p == name(id)) {
             Some(Layout::Partial(Combiner::Sum))
         } else {
             layout(name(id))

@@ -90,7 +90,11 @@ impl Kernel {
             Kernel::Rows(r) => rows_outputs(r),
             Kernel::Attention(a) if a.position => vec![queries(a, a.out)],
             Kernel::Attention(a) => vec![queries(a, a.out), lse(a)],
-            Kernel::AttentionBwd(a) => vec![queries(a, a.q), keys(a, a.k), keys(a, a.v)],
+            Kernel::AttentionBwd(a) => {
+                let mut gradients = vec![queries(a, a.q), keys(a, a.k), keys(a, a.v)];
+                gradients.extend(bias(a).filter(|_| a.bias_grad));
+                gradients
+            }
             Kernel::Gather(g) => vec![looked_up(g)],
             Kernel::ScatterAdd(g) | Kernel::Replace(g) => vec![table(g)],
             Kernel::Lines(l) => vec![lines_result(l)],
@@ -238,8 +242,15 @@ fn lse(a: &Attention) -> Argument {
     Argument { dtype: a.dtype, len: a.batch * a.heads * a.queries }
 }
 
+fn bias(a: &Attention) -> Option<Argument> {
+    let [b, h, s] = a.bias?;
+    let loops = [(a.batch, b), (a.heads, h), (a.queries, s), (a.keys, 1)];
+    Some(Argument { dtype: a.dtype, len: extent(loops.into_iter()) })
+}
+
 fn attention_inputs(a: &Attention) -> Vec<Argument> {
     let mut arguments = vec![queries(a, a.q), keys(a, a.k), keys(a, a.v)];
+    arguments.extend(bias(a));
     arguments.extend(a.dropout.iter().map(|_| KEY));
     arguments.extend(a.position.then_some(POSITION));
     arguments
@@ -247,7 +258,9 @@ fn attention_inputs(a: &Attention) -> Vec<Argument> {
 
 fn attention_bwd_inputs(a: &Attention) -> Vec<Argument> {
     let out = queries(a, a.out);
-    let mut arguments = vec![queries(a, a.q), keys(a, a.k), keys(a, a.v), out, lse(a), out];
+    let mut arguments = vec![queries(a, a.q), keys(a, a.k), keys(a, a.v)];
+    arguments.extend(bias(a));
+    arguments.extend([out, lse(a), out]);
     arguments.extend(a.dropout.iter().map(|_| KEY));
     arguments
 }

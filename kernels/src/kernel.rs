@@ -21,10 +21,10 @@ pub enum Kernel {
     Product(Product),
     /// As the description lists them: fused elementwise operations and reductions.
     Rows(Rows),
-    /// `q k v [key] -> out lse`: softmax attention; `key` is there iff `dropout` is. With
-    /// `position`: `q k v position -> out`.
+    /// `q k v [bias] [key] -> out lse`: softmax attention; `bias` and `key` are there iff `bias`
+    /// and `dropout` are. With `position`: `q k v [bias] position -> out`.
     Attention(Attention),
-    /// `q k v out lse dout [key] -> dq dk dv`: its gradient.
+    /// `q k v [bias] out lse dout [key] -> dq dk dv [dbias]`: its gradient.
     AttentionBwd(Attention),
     /// `table ids -> rows`: rows of a table, zero where the id is of another shard.
     Gather(Gather),
@@ -269,11 +269,15 @@ impl Products {
 /// Softmax attention that never stores its scores.
 ///
 /// `q [B, S, H, D]`, `k v [B, T, G, D]`, `out` as `q`, `lse [B, H, S]` contiguous. Query head `h`
-/// reads key-value head `(h + head_offset) / group - kv_offset`. With `causal`, key `j` is visible
-/// to query `i` iff `j <= i + query_offset`; a query that sees no key gives zeros and an `lse` of
-/// minus infinity. `lse` is the natural logarithm of the sum of exponentials of scaled scores.
+/// reads key-value head `(h + head_offset) / group - kv_offset`. A score is the scaled product of a
+/// query and a key, then bounded by `softcap`, then with the bias added. With `causal`, key `j` is
+/// visible to query `i` iff `j <= i + query_offset` and, with a `window`,
+/// `i + query_offset - window < j`. A query that sees no key, or for which the bias of all that it
+/// sees is minus infinity, gives zeros and an `lse` of minus infinity, and has no gradients. `lse`
+/// is the natural logarithm of the sum of exponentials of scores.
 ///
-/// The gradients `dq`, `dk`, `dv` lie as `q`, `k`, `v` do, `dout` as `out`.
+/// The gradients `dq`, `dk`, `dv` lie as `q`, `k`, `v` do, `dout` as `out`. `dbias` lies as `bias`:
+/// it is summed over the dims of stride zero.
 ///
 /// With `position`, for inference over a cache: a last input i32 of one element is added to
 /// `query_offset`, there is no `lse` and no dropout, and keys that no query sees are not read.
@@ -298,6 +302,19 @@ pub struct Attention {
     pub scale: f64,
     /// Whether later keys are hidden.
     pub causal: bool,
+    /// How many keys a query sees at most: the last ones up to its position; 0 for any number.
+    #[serde(default)]
+    pub window: usize,
+    /// Bound of the scores, as `softcap · tanh(score / softcap)`; 0 for none.
+    #[serde(default)]
+    pub softcap: f64,
+    /// Strides of the bias over batch, head and query, where there is one; zero over what shares
+    /// it. Keys are contiguous.
+    #[serde(default)]
+    pub bias: Option<[usize; 3]>,
+    /// Of a gradient, whether that of the bias is wanted.
+    #[serde(default)]
+    pub bias_grad: bool,
     /// Position of query 0 among the keys; negative where the keys start later.
     pub query_offset: i64,
     /// Whether a position that is known at run time is added to it.
@@ -326,6 +343,21 @@ impl Attention {
     /// The local key-value head that local query head `head` reads.
     pub fn kv_head(&self, head: usize) -> usize {
         (head + self.head_offset) / self.group - self.kv_offset
+    }
+
+    /// The keys that query `query` sees. The position that a launch passes is not counted.
+    #[inline(always)]
+    pub fn visible(&self, query: usize) -> Range<usize> {
+        if !self.causal {
+            return 0..self.keys;
+        }
+        let end = (query as i64 + self.query_offset + 1).clamp(0, self.keys as i64);
+        let start = if self.window == 0 {
+            0
+        } else {
+            (query as i64 + self.query_offset + 1 - self.window as i64).clamp(0, end)
+        };
+        start as usize..end as usize
     }
 
     /// Strides over batch, sequence and head of a contiguous `[B, length, heads, D]`.
@@ -613,5 +645,14 @@ fn display_window(f: &mut fmt::Formatter<'_>, name: &str, w: &Window) -> fmt::Re
 fn display_attention(f: &mut fmt::Formatter<'_>, name: &str, a: &Attention) -> fmt::Result {
     let causal = if a.causal { " causal" } else { "" };
     let Attention { batch, queries, keys, heads, dim, dtype, .. } = a;
-    write!(f, "{name}{causal} b{batch} s{queries} t{keys} h{heads} d{dim} {dtype}")
+    f.write_str(name)?;
+    f.write_str(causal)?;
+    if a.window > 0 {
+        write!(f, " window {}", a.window)?;
+    }
+    if a.softcap != 0.0 {
+        write!(f, " softcap {}", a.softcap)?;
+    }
+    f.write_str(if a.bias.is_some() { " bias" } else { "" })?;
+    write!(f, " b{batch} s{queries} t{keys} h{heads} d{dim} {dtype}")
 }

@@ -15,8 +15,10 @@ const TRANSCENDENTAL: u64 = 10;
 /// * product: `2 · batch · m · n · k`; what is added to its result is not counted, what is computed
 ///   of it is, as rows
 /// * attention: two products of `2 · D` per visible pair of query and key, five for the gradient;
-///   a causal mask hides about half of the pairs, and hidden pairs are not counted, unless the
-///   position of the queries is known at run time only
+///   a causal mask hides about half of the pairs, a window more, and hidden pairs are not counted,
+///   unless the position of the queries is known at run time only; a bound of the scores is a
+///   transcendental function per pair, and a bias one operation, twice in the gradient; a gradient
+///   of the bias computes the scores and their gradients once more
 /// * rows: per point (per row for row scalars) one for arithmetic, ten for a transcendental
 ///   function, one per point and reduction
 /// * rotary embedding: three per element; scatter: one per element; copies: none
@@ -29,8 +31,10 @@ pub fn flops(kernel: &Kernel) -> Flops {
             Flops(products + pointwise_flops(p).0)
         }
         Kernel::Rows(r) => rows_flops(r),
-        Kernel::Attention(a) => attention_flops(a, 4),
-        Kernel::AttentionBwd(a) => attention_flops(a, 10),
+        Kernel::Attention(a) => attention_flops(a, 4, 1),
+        Kernel::AttentionBwd(a) => {
+            attention_flops(a, if a.bias_grad { 14 } else { 10 }, 2 + u64::from(a.bias_grad))
+        }
         Kernel::ScatterAdd(g) => Flops((g.outer * g.count * g.width) as u64),
         Kernel::Lines(l) => lines_flops(l),
         Kernel::Rope(r) => Flops((3 * r.batch * r.seq * r.heads * r.dim) as u64),
@@ -222,14 +226,35 @@ fn stored_bytes(r: &Rows) -> u64 {
 /// Number of visible pairs of query and key of one head.
 fn visible_pairs(a: &Attention) -> u64 {
     if !a.causal || a.position {
-        return (a.queries * a.keys) as u64;
+        let seen = if a.window == 0 { a.keys } else { a.window.min(a.keys) };
+        return (a.queries * seen) as u64;
     }
-    let visible = |i: usize| (i as i64 + a.query_offset + 1).clamp(0, a.keys as i64) as u64;
-    (0..a.queries).map(visible).sum()
+    (0..a.queries).map(|i| a.visible(i).len() as u64).sum()
 }
 
-fn attention_flops(a: &Attention, per_dim: u64) -> Flops {
-    Flops(per_dim * (a.batch * a.heads * a.dim) as u64 * visible_pairs(a))
+fn attention_flops(a: &Attention, per_dim: u64, scores: u64) -> Flops {
+    let heads = (a.batch * a.heads) as u64;
+    let bound = if a.softcap == 0.0 { 0 } else { TRANSCENDENTAL };
+    let per_score = scores * (bound + u64::from(a.bias.is_some()));
+    Flops((per_dim * a.dim as u64 + per_score) * heads * visible_pairs(a))
+}
+
+/// Elements of the bias.
+fn bias_elements(a: &Attention) -> u64 {
+    let strides = a.bias.map(|[b, h, s]| [(a.batch, b), (a.heads, h), (a.queries, s), (a.keys, 1)]);
+    strides.map_or(0, |loops| distinct(loops.into_iter()))
+}
+
+/// Keys that some query sees, where a window leaves out the others.
+fn keys_read(a: &Attention) -> usize {
+    if a.window == 0 {
+        return a.keys;
+    }
+    let last = a.queries.saturating_sub(1);
+    if a.position {
+        return a.keys.min(a.window + last);
+    }
+    a.visible(last).end - a.visible(0).start.min(a.visible(last).end)
 }
 
 /// Elements of a tensor laid out as `q`, as `k`, and of `lse`.
@@ -240,14 +265,16 @@ fn attention_elements(a: &Attention) -> [u64; 3] {
 }
 
 fn attention_bytes(a: &Attention) -> Bytes {
-    let [query, key, lse] = attention_elements(a);
+    let [query, _, lse] = attention_elements(a);
+    let key = (a.batch * keys_read(a) * a.kv_heads * a.dim) as u64;
     let lse = if a.position { 0 } else { lse };
-    Bytes((2 * query + 2 * key + lse) * a.dtype.size())
+    Bytes((2 * query + 2 * key + lse + bias_elements(a)) * a.dtype.size())
 }
 
 fn attention_bwd_bytes(a: &Attention) -> Bytes {
     let [query, key, lse] = attention_elements(a);
-    Bytes((4 * query + 4 * key + lse) * a.dtype.size())
+    let bias = bias_elements(a) * if a.bias_grad { 2 } else { 1 };
+    Bytes((4 * query + 4 * key + lse + bias) * a.dtype.size())
 }
 
 fn gather_bytes(g: &Gather, moves: u64) -> Bytes {
@@ -318,6 +345,10 @@ mod tests {
             dim: 16,
             scale: 0.25,
             causal,
+            window: 0,
+            softcap: 0.0,
+            bias: None,
+            bias_grad: false,
             query_offset: 0,
             position: false,
             head_offset: 0,
@@ -346,6 +377,28 @@ mod tests {
         assert_eq!(full, Flops(4 * 3 * 2 * 16 * 100 * 100));
         assert_eq!(flops(&Kernel::Attention(attention(true))), Flops(full.0 * 101 / 200));
         assert_eq!(flops(&Kernel::AttentionBwd(attention(false))), Flops(full.0 * 5 / 2));
+    }
+
+    #[test]
+    fn a_window_hides_more_and_a_bias_is_read_once() {
+        let whole = attention(true);
+        let window = Attention { window: 10, ..whole.clone() };
+        // Of 100 queries the first nine see less than ten keys.
+        let pairs = 100 * 10 - 45;
+        assert_eq!(flops(&Kernel::Attention(window.clone())), Flops(4 * 3 * 2 * 16 * pairs));
+        let before = bytes(&Kernel::Attention(whole.clone())).0;
+        assert_eq!(bytes(&Kernel::Attention(window.clone())).0, before);
+        let cached = Attention { position: true, queries: 1, ..window };
+        assert_eq!(flops(&Kernel::Attention(cached.clone())), Flops(4 * 3 * 2 * 16 * 10));
+        let all = Attention { window: 0, ..cached.clone() };
+        let [less, all] = [cached, all].map(|a| bytes(&Kernel::Attention(a)).0);
+        assert_eq!(all - less, 4 * 2 * 3 * 2 * 16 * 90);
+        // One number per head and key.
+        let biased = Attention { bias: Some([0, 100, 0]), ..whole };
+        assert_eq!(bytes(&Kernel::Attention(biased.clone())).0 - before, 4 * 2 * 100);
+        let wanted = Attention { bias_grad: true, ..biased.clone() };
+        let [with, without] = [wanted, biased].map(|a| flops(&Kernel::AttentionBwd(a)).0);
+        assert!(with > without && with < without * 3 / 2, "{with} {without}");
     }
 
     #[test]

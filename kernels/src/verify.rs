@@ -322,6 +322,18 @@ fn attention(a: &Attention, backward: bool) -> Verdict {
     scores([a.batch, a.heads, a.queries, a.keys])?;
     require(a.query_offset.unsigned_abs() <= LIMIT as u64, "queries are too far from keys")?;
     require(a.group > 0, "no query heads share a key-value head")?;
+    small([a.window])?;
+    require(a.window == 0 || a.causal, "a window without an order of keys")?;
+    require(a.softcap.is_finite() && a.softcap >= 0.0, "the bound of scores is no bound")?;
+    if let Some([b, h, s]) = a.bias {
+        let loops = [(a.batch, b), (a.heads, h), (a.queries, s), (a.keys, 1)];
+        nest(&loops, 0)?;
+        if a.bias_grad {
+            let own = loops.into_iter().filter(|(_, stride)| *stride > 0);
+            injective(&own.collect::<Vec<_>>(), 0)?;
+        }
+    }
+    require(!a.bias_grad || (backward && a.bias.is_some()), "a gradient of no bias")?;
     let last = (a.head_offset + a.heads.max(1) - 1) / a.group;
     let served = a.head_offset / a.group >= a.kv_offset && last - a.kv_offset < a.kv_heads;
     require(served || a.heads == 0, "a query head has no key-value head")?;

@@ -11,6 +11,7 @@ mod draws;
 mod ops;
 
 mod artefact;
+mod attention;
 mod check;
 mod chunks;
 mod cli;

@@ -92,7 +92,7 @@ fn written(kernel: &Kernel, at: usize, argument: &Argument) -> (Vec<Range<usize>
         Kernel::Attention(a) if at == 0 => {
             (heads([a.batch, a.queries, a.heads, a.dim], a.out), false)
         }
-        Kernel::AttentionBwd(a) => {
+        Kernel::AttentionBwd(a) if at < 3 => {
             let dims = if at == 0 {
                 [a.batch, a.queries, a.heads, a.dim]
             } else {
@@ -110,7 +110,9 @@ fn written(kernel: &Kernel, at: usize, argument: &Argument) -> (Vec<Range<usize>
         Kernel::ScatterAdd(g) => (whole, g.accumulate),
         // Where the window stands is known at run time: the rest must have been there.
         Kernel::Place(_) | Kernel::Replace(_) => (whole, true),
+        // The gradient of a bias is contiguous.
         Kernel::Attention(_)
+        | Kernel::AttentionBwd(_)
         | Kernel::Gather(_)
         | Kernel::Lines(_)
         | Kernel::Take(_)

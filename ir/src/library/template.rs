@@ -35,6 +35,8 @@ pub struct Definition {
     pub gradient: Option<Gradient>,
     /// The factors along which a call can be cut.
     pub factors: Vec<CompositeFactor>,
+    /// Results that are there where an attribute is 1: the result and the attribute.
+    pub optional_results: Vec<(String, String)>,
     params: Vec<(String, Pattern)>,
     /// Parameters and body, as the parser reads them.
     pub(super) text: String,
@@ -47,6 +49,9 @@ pub struct Gradient {
     pub callee: String,
     /// Attributes that differ from the primal's: the name, and the factor to the primal's value.
     pub negated: Vec<String>,
+    /// Attributes that are 1 where the gradient of a parameter is wanted: the attribute, and the
+    /// parameter. Where it is not, the gradient is no result.
+    pub wanted: Vec<(String, String)>,
     /// What is passed.
     pub arguments: Vec<Argument>,
     /// The parameters of the primal whose gradients the results are.
@@ -69,7 +74,7 @@ pub struct CompositeFactor {
     pub name: String,
     /// The values that it cuts, by name.
     pub places: Vec<Place>,
-    /// The results that are partial sums when it is cut.
+    /// The results that are partial sums when it is cut, where they are not cut themselves.
     pub partial: Vec<String>,
     /// Attributes that grow by the offset of the shard of a value.
     pub offsets: Vec<(String, String)>,
@@ -324,6 +329,7 @@ fn read_definition(selected: &str, text: &str) -> Option<Definition> {
     let mut definition = Definition {
         gradient: None,
         factors: Vec::new(),
+        optional_results: Vec::new(),
         params: Vec::new(),
         text: [&selected[..=close], &blank, &selected[body..]].concat(),
     };
@@ -336,6 +342,10 @@ fn read_definition(selected: &str, text: &str) -> Option<Definition> {
             ("gradient", rest) => definition.gradient = Some(read_gradient(rest)?),
             ("factor", rest) => {
                 definition.factors.push(read_factor(rest, &definition.params, text)?);
+            }
+            ("optional", rest) => {
+                let (result, attribute) = rest.strip_prefix('%')?.split_once(' ')?;
+                definition.optional_results.push((result.to_owned(), attribute.to_owned()));
             }
             _ => return None,
         }
@@ -359,24 +369,34 @@ fn read_pattern(text: &str) -> Option<Pattern> {
     Some(Pattern { dtype: dtype.to_owned(), dims: dims.collect() })
 }
 
-/// Reads `callee key=-key %x d%y -> %x`.
+/// Reads `callee key=-key key?%x [%x, d%y] -> [%x]`, with or without brackets.
 fn read_gradient(text: &str) -> Option<Gradient> {
+    let text = text.replace(['[', ']', ','], " ");
     let (call, targets) = text.split_once(" -> ")?;
-    let mut words = call.split(' ');
-    let callee = words.next()?.to_owned();
-    let (mut negated, mut arguments) = (Vec::new(), Vec::new());
+    let mut words = call.split_whitespace();
+    let mut gradient = Gradient {
+        callee: words.next()?.to_owned(),
+        negated: Vec::new(),
+        wanted: Vec::new(),
+        arguments: Vec::new(),
+        targets: Vec::new(),
+    };
     for word in words {
         if let Some(name) = word.strip_prefix("d%") {
-            arguments.push(Argument::Cotangent(name.to_owned()));
+            gradient.arguments.push(Argument::Cotangent(name.to_owned()));
         } else if let Some(name) = word.strip_prefix('%') {
-            arguments.push(Argument::Value(name.to_owned()));
+            gradient.arguments.push(Argument::Value(name.to_owned()));
+        } else if let Some((key, param)) = word.split_once("?%") {
+            gradient.wanted.push((key.to_owned(), param.to_owned()));
         } else {
             let (key, value) = word.split_once("=-")?;
-            negated.push((key == value).then(|| key.to_owned())?);
+            gradient.negated.push((key == value).then(|| key.to_owned())?);
         }
     }
-    let targets = targets.split(' ').map(|t| t.trim_start_matches('%').to_owned()).collect();
-    Some(Gradient { callee, negated, arguments, targets })
+    let targets = targets.split_whitespace();
+    gradient.targets = targets.map(|t| t.trim_start_matches('%').to_owned()).collect();
+    gradient.wanted.retain(|(_, param)| gradient.targets.contains(param));
+    Some(gradient)
 }
 
 /// Reads `name %x:2*unit … partial %dw … offset attribute=%x …`.

@@ -3,13 +3,16 @@
 use gantline_ir::autodiff::differentiate;
 use gantline_ir::build::Builder;
 use gantline_ir::eval::eval;
+use gantline_ir::factors::{Offset, factors};
 use gantline_ir::inline::inline_composites;
 use gantline_ir::library::{Argument, templates};
 use gantline_ir::module::Attributes;
-use gantline_ir::{Function, Kind, Module, Op, Tensor};
+use gantline_ir::sharding::pieces;
+use gantline_ir::{DType, Function, Kind, Module, Op, Tensor};
 
 use crate::draws::{Draws, seeds};
 use crate::gradients::{assert_close, differences, gradients, random_cotangents};
+use crate::shardings::{piece, whole};
 
 /// Attributes and operands of a composite that has a gradient.
 fn sample(name: &str, r: &mut Draws) -> (Vec<(&'static str, f64)>, Vec<Tensor>) {
@@ -22,6 +25,10 @@ fn sample(name: &str, r: &mut Draws) -> (Vec<(&'static str, f64)>, Vec<Tensor>) 
     let (q, kv) = ([batch, rows, heads * groups, 4], [batch, rows, groups, 4]);
     let offset = if r.coin() { 0.0 } else { 1000.0 };
     let mut attention = vec![("scale", 0.7), ("group", heads as f64), ("query_offset", offset)];
+    let mut of_attention = vec![r.signed(&q), r.signed(&kv), r.signed(&kv)];
+    if name.starts_with("attention") {
+        of_attention.extend(extend_attention(&mut attention, [batch, heads * groups, rows], r));
+    }
     match name {
         "layer_norm" => {
             (vec![("eps", 0.1)], vec![r.signed(&wide), r.signed(&[size]), r.signed(&[size])])
@@ -30,15 +37,47 @@ fn sample(name: &str, r: &mut Draws) -> (Vec<(&'static str, f64)>, Vec<Tensor>) 
         "softmax" | "gelu_tanh" | "gelu_erf" | "silu" | "relu" => (vec![], vec![r.signed(&wide)]),
         "dropout" => (vec![("p", 0.3), ("salt", 5.0)], vec![r.signed(&wide), r.key()]),
         "cross_entropy" => (vec![], vec![r.signed(&wide), r.ids(&dims, -1, size as i64)]),
-        "attention" => (attention, vec![r.signed(&q), r.signed(&kv), r.signed(&kv)]),
+        "attention" => (attention, of_attention),
         "attention_dropout" => {
             let all = (heads * groups) as f64;
             attention.extend([("p", 0.3), ("salt", 7.0), ("heads", all)]);
-            (attention, vec![r.signed(&q), r.signed(&kv), r.signed(&kv), r.key()])
+            of_attention.push(r.key());
+            (attention, of_attention)
         }
         "rope" => (vec![("theta", 100.0)], vec![r.signed(&q), r.ids(&[], 0, 9)]),
         _ => panic!("`{name}` has a gradient and needs a sample here"),
     }
+}
+
+/// A window, a soft cap and a bias, each in half of the samples; some keys are hidden by the bias,
+/// and sometimes all of a row.
+fn extend_attention(
+    attributes: &mut Vec<(&'static str, f64)>,
+    [batch, heads, rows]: [usize; 3],
+    r: &mut Draws,
+) -> Option<Tensor> {
+    if r.coin() && attributes[2] == ("query_offset", 0.0) {
+        attributes.push(("window", (1 + r.below(rows)) as f64));
+    }
+    if r.coin() {
+        attributes.push(("softcap", 1.5));
+    }
+    if r.coin() {
+        return None;
+    }
+    attributes.push(("bias", 1.0));
+    let mut dims = Vec::new();
+    let flags = [("bias_batch", batch), ("bias_heads", heads), ("bias_queries", rows)];
+    for (flag, size) in flags {
+        if r.coin() {
+            attributes.push((flag, 1.0));
+            dims.push(size);
+        }
+    }
+    dims.push(rows);
+    let numbers = r.signed(&dims).to_f64();
+    let hidden = |x: f64| if r.below(4) == 0 { f64::NEG_INFINITY } else { x };
+    Some(Tensor::f64(&dims, numbers.into_iter().map(hidden).collect()))
 }
 
 /// `@f` calls the composite and returns the results whose cotangents its gradient takes.
@@ -109,4 +148,83 @@ fn a_cotangent_of_a_residual_inlines_the_composite() {
     assert_eq!(calls(&module, "f.grad"), [""; 0]);
     assert_close(&found, &differences(&module, "f", &args, &d), 1e-6, "rms_norm with rstd");
     assert_eq!(differentiate(&mut module, "f").unwrap(), "f.grad");
+}
+
+/// `@f` is a composite of these operands, with all its results.
+fn call_of(name: &str, attributes: &[(&str, f64)], operands: &[Tensor]) -> Module {
+    let mut module = Module::new(name);
+    let mut b = Builder::new(&mut module, "f", Kind::Layer);
+    let operand = |(at, t): (usize, &Tensor)| b.param(&format!("x{at}"), t.ty());
+    let operands: Vec<_> = operands.iter().enumerate().map(operand).collect();
+    let results = b.composite("y", name, attributes, &operands);
+    b.finish(&results);
+    module
+}
+
+/// Over samples and heads, with biases that have these dims and that share them: pieces make the
+/// whole, and gradients of what is shared are terms of a sum.
+#[test]
+fn attention_in_pieces_is_attention() {
+    let mut cut = [0; 3];
+    for seed in seeds(60) {
+        let mut r = Draws::new(seed);
+        let (attributes, mut operands) = sample("attention", &mut r);
+        let with_bias = operands.len() > 3;
+        for (at, name) in ["attention", "attention_bwd", "attention_cached"].iter().enumerate() {
+            let mut attributes = attributes.clone();
+            match at {
+                1 => {
+                    let forward = call_of("attention", &attributes, &operands);
+                    let results = eval(&forward, "f", &operands).unwrap();
+                    let dout = r.signed(&results[0].dims);
+                    operands.extend([results[0].clone(), results[1].clone(), dout]);
+                    attributes.extend(with_bias.then_some(("bias_grad", 1.0)));
+                }
+                2 => {
+                    operands.truncate(if with_bias { 4 } else { 3 });
+                    operands.push(Tensor::int(DType::I32, &[], vec![0]));
+                    attributes.retain(|(name, _)| *name != "query_offset");
+                }
+                _ => {}
+            }
+            let module = call_of(name, &attributes, &operands);
+            let function = module.function("f").unwrap();
+            let results = eval(&module, "f", &operands).unwrap();
+            for (number, factor) in
+                factors(&function.nodes[0], function, &module).iter().enumerate()
+            {
+                let units = factor.units.as_constant().unwrap() as usize;
+                let ranks = 2 + r.below(2);
+                let Some(starts) = pieces(units, 1, ranks).filter(|_| units >= ranks) else {
+                    continue;
+                };
+                cut[number] += 1;
+                let of_rank = |rank: usize| {
+                    let local: Vec<Tensor> = operands
+                        .iter()
+                        .zip(&factor.operands)
+                        .map(|(x, layout)| piece(x, *layout, ranks, rank))
+                        .collect();
+                    let mut attributes = attributes.clone();
+                    for offset in &factor.offsets {
+                        let Offset::Attribute { name, unit } = offset else { panic!("{offset:?}") };
+                        let name = if name == "head_offset" { "head_offset" } else { "kv_offset" };
+                        attributes.push((name, (starts[rank].start * unit) as f64));
+                    }
+                    let module = call_of(name, &attributes, &local);
+                    eval(&module, "f", &local).unwrap()
+                };
+                let of_ranks: Vec<Vec<Tensor>> = (0..ranks).map(of_rank).collect();
+                for (at, (result, layout)) in results.iter().zip(&factor.results).enumerate() {
+                    let parts: Vec<Tensor> = of_ranks.iter().map(|of| of[at].clone()).collect();
+                    let off = whole(&parts, *layout).max_relative_difference(result);
+                    let what = format!("SEED={seed} {name} {attributes:?} {factor:?}");
+                    assert!(off <= 1e-12, "{what}: result {at} is off by {off}");
+                }
+            }
+        }
+    }
+    if std::env::var("SEED").is_err() {
+        assert!(cut.iter().all(|count| *count >= 20), "batch, heads, groups: {cut:?}");
+    }
 }

@@ -36,7 +36,7 @@ fn range(x: &Tensor, dim: usize, start: usize, size: usize) -> Tensor {
 }
 
 /// What of a value a rank holds.
-fn piece(x: &Tensor, layout: Layout, ranks: usize, rank: usize) -> Tensor {
+pub(crate) fn piece(x: &Tensor, layout: Layout, ranks: usize, rank: usize) -> Tensor {
     match layout {
         Layout::Cut { dim, unit } => {
             let own = pieces(x.dims[dim], unit, ranks).unwrap()[rank];
@@ -48,7 +48,7 @@ fn piece(x: &Tensor, layout: Layout, ranks: usize, rank: usize) -> Tensor {
 }
 
 /// The whole from what the ranks hold.
-fn whole(parts: &[Tensor], layout: Layout) -> Tensor {
+pub(crate) fn whole(parts: &[Tensor], layout: Layout) -> Tensor {
     match layout {
         Layout::Cut { dim, .. } => eval_one(Op::Concat { dim }, &parts.iter().collect::<Vec<_>>()),
         Layout::Replicated => parts[0].clone(),

@@ -5,6 +5,9 @@
 //! tiles are skipped: for a query whose keys are all hidden in a tile, the tile adds zeros, so that
 //! its bits do not depend on which queries share its tile.
 
+use std::iter::StepBy;
+use std::ops::Range;
+
 use ir::random::{Key, uniform};
 
 use super::Cpu;
@@ -106,14 +109,20 @@ pub(super) struct Mask<'a> {
 }
 
 impl Mask<'_> {
-    /// Number of keys that query `query` sees: a prefix.
+    /// The tile of keys, from `key` on, that query `query` sees.
     #[inline(always)]
-    pub(super) fn visible(&self, query: usize) -> usize {
-        let a = self.attention;
-        if !a.causal {
-            return a.keys;
-        }
-        (query as i64 + a.query_offset + 1).clamp(0, a.keys as i64) as usize
+    pub(super) fn seen(&self, query: usize, [key, keys]: [usize; 2]) -> Range<usize> {
+        let visible = self.attention.visible(query);
+        let within = |at: usize| at.clamp(key, key + keys) - key;
+        within(visible.start)..within(visible.end)
+    }
+
+    /// First keys of the tiles that some of the queries from `first` on see. Tiles lie where they
+    /// would without a window.
+    pub(super) fn key_tiles(&self, first: usize, queries: usize) -> StepBy<Range<usize>> {
+        let start = self.attention.visible(first).start;
+        let end = self.attention.visible(first + queries.max(1) - 1).end;
+        (start / KEY_TILE * KEY_TILE..end).step_by(KEY_TILE)
     }
 
     /// Writes the factors of `keys` scores from `key` on: zero or `1 / (1 - p)`.
@@ -147,6 +156,37 @@ impl<S> Tensor<S> {
         let start = self.start.get().wrapping_add(batch * b + from * s + head * h);
         Matrix { start, row: s, col: 1 }
     }
+}
+
+/// The rows of a bias that the queries of one sample and head read.
+#[derive(Clone, Copy)]
+pub(super) struct BiasRows<S> {
+    start: *const S,
+    /// From query to query.
+    stride: usize,
+}
+
+impl<S> BiasRows<S> {
+    /// The rows of a sample and head, for queries from `first` on.
+    pub(super) fn of(
+        bias: Option<Tensor<S>>,
+        [batch, head, first]: [usize; 3],
+    ) -> Option<BiasRows<S>> {
+        let Tensor { start, strides: [b, h, s] } = bias?;
+        let start = start.get().wrapping_add(batch * b + head * h + first * s);
+        Some(BiasRows { start, stride: s })
+    }
+
+    /// The numbers of query `row` of the tile, from key `key` on.
+    pub(super) fn at(self, row: usize, key: usize) -> *const S {
+        self.start.wrapping_add(row * self.stride + key)
+    }
+}
+
+/// The bias of a launch, which is its fourth input.
+pub(super) fn bias<S>(a: &Attention, inputs: &[View]) -> Option<Tensor<S>> {
+    let strides = a.bias?;
+    Some(input(&inputs[3], strides))
 }
 
 pub(super) fn input<S>(view: &View, strides: [usize; 3]) -> Tensor<S> {
@@ -183,9 +223,11 @@ pub(super) fn execute<S: Scalar>(cpu: &Cpu, a: &Attention, inputs: &[View], outp
     let v = input::<S>(&inputs[2], a.v);
     let out = output::<S>(&outputs[0], a.out);
     let lse = outputs.get(1).map(|lse| Shared::new(lse.start::<S>()));
-    let dropout = a.dropout.as_ref().and_then(|_| stream(a, inputs.get(3)));
+    let bias = bias::<S>(a, inputs);
+    let key_at = 3 + usize::from(bias.is_some());
+    let dropout = a.dropout.as_ref().and_then(|_| stream(a, inputs.get(key_at)));
     let query_tiles = a.queries.div_ceil(QUERY_TILE);
-    let cycles = (a.batch * a.heads * a.queries * a.keys * a.dim) as u64 / 16;
+    let cycles = (a.batch * a.heads * a.queries * seen_at_most(a) * a.dim) as u64 / 16;
     cpu.for_each(a.batch * a.heads * query_tiles, cycles, scratch::<S>(a), |task, scratch| {
         // Late tiles of queries see more keys: they go first.
         let tile = query_tiles - 1 - task % query_tiles;
@@ -200,11 +242,17 @@ pub(super) fn execute<S: Scalar>(cpu: &Cpu, a: &Attention, inputs: &[View], outp
             k: k.matrix(batch, 0, kv_head),
             v: v.matrix(batch, 0, kv_head),
             out: out.matrix(batch, first, head),
+            bias: BiasRows::of(bias, [batch, head, first]),
             lse: lse
                 .map(|lse| lse.get().wrapping_add((batch * a.heads + head) * a.queries + first)),
             scratch,
         });
     });
+}
+
+/// Keys that a query sees at most.
+pub(super) fn seen_at_most(a: &Attention) -> usize {
+    if a.window == 0 { a.keys } else { a.window.min(a.keys) }
 }
 
 /// One tile of queries of one head.
@@ -216,6 +264,7 @@ struct Forward<'a, S> {
     k: Matrix<S>,
     v: Matrix<S>,
     out: Matrix<S>,
+    bias: Option<BiasRows<S>>,
     /// None for inference.
     lse: Option<*mut S>,
     scratch: &'a mut Bump,
@@ -228,6 +277,7 @@ pub(super) struct Running<S> {
     pub(super) largest: *mut S,
     pub(super) sum: *mut S,
     pub(super) factors: *mut S,
+    pub(super) bias: Option<BiasRows<S>>,
 }
 
 impl<S: Scalar> Job<S> for Forward<'_, S> {
@@ -240,14 +290,14 @@ impl<S: Scalar> Job<S> for Forward<'_, S> {
             largest: self.scratch.take(QUERY_TILE),
             sum: self.scratch.zeros(QUERY_TILE),
             factors: self.scratch.take(KEY_TILE),
+            bias: self.bias,
         };
         // SAFETY: there is room for a number per query.
         unsafe { std::slice::from_raw_parts_mut(running.largest, m) }.fill(S::LOWEST);
         let scores = Matrix { start: running.scores, row: KEY_TILE, col: 1 };
         let sums = Matrix { start: running.out, row: a.dim, col: 1 };
         let mut multiplier = Multiplier::new();
-        let visible = self.mask.visible(self.first + m - 1);
-        for key in (0..visible).step_by(KEY_TILE) {
+        for key in self.mask.key_tiles(self.first, m) {
             let n = KEY_TILE.min(a.keys - key);
             let at = |t: Matrix<S>| Matrix { start: t.start.wrapping_add(key * t.row), ..t };
             // SAFETY: tensors hold all rows of the tiles, scratch a tile each.
@@ -272,13 +322,14 @@ impl<S: Scalar> Job<S> for Forward<'_, S> {
             // SAFETY: as above.
             unsafe {
                 let sum = *running.sum.add(row);
-                let factor = if sum > S::ZERO { S::ONE / sum } else { S::ZERO };
+                let is_empty = sum == S::ZERO;
+                let factor = if is_empty { S::ZERO } else { S::ONE / sum };
                 let target = self.out.start.add(row * self.out.row);
                 scale_row::<V>(running.out.add(row * a.dim), target, a.dim, factor);
                 if let Some(lse) = self.lse {
                     let sum = S::from_f64(sum.to_f64().ln());
                     *lse.add(row) =
-                        if factor > S::ZERO { *running.largest.add(row) + sum } else { S::LOWEST };
+                        if is_empty { S::LOWEST } else { *running.largest.add(row) + sum };
                 }
             }
         }
@@ -300,15 +351,23 @@ pub(super) unsafe fn softmax_row<V: Vector>(
 ) {
     let a = mask.attention;
     let query = first + row;
-    let seen = mask.visible(query).saturating_sub(key).min(keys);
+    let Range { start, end } = mask.seen(query, [key, keys]);
+    let seen = end - start;
     // SAFETY: by the contract of the function.
     unsafe {
         let scores = running.scores.add(row * KEY_TILE);
-        std::slice::from_raw_parts_mut(scores.add(seen), keys - seen).fill(V::Scalar::ZERO);
+        std::slice::from_raw_parts_mut(scores, start).fill(V::Scalar::ZERO);
+        std::slice::from_raw_parts_mut(scores.add(end), keys - end).fill(V::Scalar::ZERO);
         if seen == 0 {
             return;
         }
-        let scale = V::splat(V::Scalar::from_f64(a.scale));
+        let scores = scores.add(start);
+        let mut scale = V::splat(V::Scalar::from_f64(a.scale));
+        if a.softcap != 0.0 || running.bias.is_some() {
+            let bias = running.bias.map(|bias| bias.at(row, key + start));
+            bound_scores::<V>(a, [scores, scores], bias, seen);
+            scale = V::splat(V::Scalar::ONE);
+        }
         let lowest = V::Scalar::LOWEST;
         let mut largest = V::splat(lowest);
         for i in (0..seen).step_by(V::LANES) {
@@ -318,6 +377,10 @@ pub(super) unsafe fn softmax_row<V: Vector>(
         let found = largest.fold(|a, b| if a > b { a } else { b });
         let old = *running.largest.add(row);
         let new = if found > old { found } else { old };
+        if new == lowest {
+            std::slice::from_raw_parts_mut(scores, seen).fill(V::Scalar::ZERO);
+            return;
+        }
         let base = V::splat(new);
         let mut sum = V::splat(V::Scalar::ZERO);
         for i in (0..seen).step_by(V::LANES) {
@@ -337,10 +400,45 @@ pub(super) unsafe fn softmax_row<V: Vector>(
         }
         if mask.dropout.is_some() {
             let factors = std::slice::from_raw_parts_mut(running.factors, seen);
-            mask.factors(query, key, factors);
+            mask.factors(query, key + start, factors);
             for (i, factor) in factors.iter().enumerate() {
                 *scores.add(i) = *scores.add(i) * *factor;
             }
+        }
+    }
+}
+
+/// Makes scores of products of queries and keys: scaled, bounded, and with the bias. Where they are
+/// bounded, `slopes` gets the derivatives of the bound, unless it is `scores`.
+///
+/// # Safety
+///
+/// All hold `len` numbers.
+#[inline(always)]
+pub(super) unsafe fn bound_scores<V: Vector>(
+    a: &Attention,
+    [scores, slopes]: [*mut V::Scalar; 2],
+    bias: Option<*const V::Scalar>,
+    len: usize,
+) {
+    let of = |x: f64| V::splat(V::Scalar::from_f64(x));
+    let (scale, cap, one) = (of(a.scale), of(a.softcap), of(1.0));
+    let zero = V::Scalar::ZERO;
+    for i in (0..len).step_by(V::LANES) {
+        // SAFETY: by the contract of the function.
+        unsafe {
+            let mut score = load_up_to::<V>(scores, i, len, zero).mul(scale);
+            if a.softcap != 0.0 {
+                let bounded = V::Scalar::tanh(score.div(cap));
+                score = bounded.mul(cap);
+                if slopes != scores {
+                    store_up_to(one.sub(bounded.mul(bounded)), slopes, i, len);
+                }
+            }
+            if let Some(bias) = bias {
+                score = score.add(load_up_to::<V>(bias, i, len, zero));
+            }
+            store_up_to(score, scores, i, len);
         }
     }
 }

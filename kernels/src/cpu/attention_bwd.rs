@@ -1,16 +1,22 @@
 //! The gradient of attention, which computes the scores again from `q`, `k` and `lse`.
 //!
-//! With `P = exp(scale · q kᵀ - lse)`, dropout factors `Z` and `D = rowsum(dout ∘ out)`:
-//! `dv = (P ∘ Z)ᵀ dout`, `dS = P ∘ (Z ∘ (dout vᵀ) - D) · scale`, `dq = dS k` and
-//! `dk = dSᵀ q`.
+//! With `P = exp(bound(scale · q kᵀ) + bias - lse)`, dropout factors `Z` and
+//! `D = rowsum(dout ∘ out)`: `dv = (P ∘ Z)ᵀ dout`, `dbias = P ∘ (Z ∘ (dout vᵀ) - D)`,
+//! `dS = dbias · bound' · scale`, `dq = dS k` and `dk = dSᵀ q`.
 //!
 //! A task is a key-value head of a sample, with all query heads that read it: it alone writes
 //! these rows of `dk` and `dv`, tile by tile in ascending order of head, query and key.
+//!
+//! A gradient of the bias is summed over samples, heads or queries that share it. It has tasks of
+//! its own, which compute the scores once more: a tile of it each, in ascending order of sample,
+//! head and query.
+
+use std::ops::Range;
 
 use super::Cpu;
 use super::attention::{
-    KEY_TILE, Mask, Matrix, Multiplier, QUERY_TILE, Tensor, input, load_up_to, multiplier_bytes,
-    output, store_up_to, stream,
+    BiasRows, KEY_TILE, Mask, Matrix, Multiplier, QUERY_TILE, Tensor, bias, bound_scores, input,
+    load_up_to, multiplier_bytes, output, seen_at_most, store_up_to, stream,
 };
 use super::scratch::{Bump, lines_of};
 use super::vector::{Job, Scalar, Vector};
@@ -21,7 +27,7 @@ use crate::kernel::{Attention, Dropout};
 pub(super) fn scratch<S>(a: &Attention) -> usize {
     2 * lines_of::<S>(QUERY_TILE * KEY_TILE)
         + lines_of::<S>(a.queries)
-        + lines_of::<S>(KEY_TILE)
+        + 2 * lines_of::<S>(KEY_TILE)
         + multiplier_bytes::<S>(a)
 }
 
@@ -36,23 +42,29 @@ struct Tensors<S> {
     dk: Tensor<S>,
     dv: Tensor<S>,
     lse: Shared<S>,
+    bias: Option<Tensor<S>>,
+    dbias: Option<Tensor<S>>,
 }
 
 /// Runs the gradient of attention.
 pub(super) fn execute<S: Scalar>(cpu: &Cpu, a: &Attention, inputs: &[View], outputs: &[ViewMut]) {
+    // What follows the bias, where there is one.
+    let rest = &inputs[3 + usize::from(a.bias.is_some())..];
     let tensors = Tensors {
         q: input(&inputs[0], a.q),
         k: input(&inputs[1], a.k),
         v: input(&inputs[2], a.v),
-        out: input(&inputs[3], a.out),
-        lse: Shared::new(inputs[4].start::<S>().cast_mut()),
-        dout: input(&inputs[5], a.out),
+        out: input(&rest[0], a.out),
+        lse: Shared::new(rest[1].start::<S>().cast_mut()),
+        dout: input(&rest[2], a.out),
+        bias: bias(a, inputs),
+        dbias: a.bias.and_then(|strides| Some(output(outputs.get(3)?, strides))),
         dq: output(&outputs[0], a.q),
         dk: output(&outputs[1], a.k),
         dv: output(&outputs[2], a.v),
     };
-    let dropout = stream(a, inputs.get(6));
-    let cycles = (a.batch * a.heads * a.queries * a.keys * a.dim) as u64 / 8;
+    let dropout = stream(a, rest.get(3));
+    let cycles = (a.batch * a.heads * a.queries * seen_at_most(a) * a.dim) as u64 / 8;
     cpu.for_each(a.batch * a.kv_heads, cycles, scratch::<S>(a), |task, scratch| {
         cpu.isa.run(Backward {
             attention: a,
@@ -63,6 +75,9 @@ pub(super) fn execute<S: Scalar>(cpu: &Cpu, a: &Attention, inputs: &[View], outp
             scratch,
         });
     });
+    if a.bias_grad {
+        bias_gradient(cpu, a, &tensors, &dropout);
+    }
 }
 
 /// All work of one key-value head of a sample.
@@ -84,38 +99,58 @@ struct Tiles<S> {
     /// `D` of all queries of a head.
     delta: *mut S,
     factors: *mut S,
+    /// Derivatives of the bound of a row of scores.
+    slopes: *mut S,
+}
+
+impl<S: Scalar> Tiles<S> {
+    fn take(a: &Attention, scratch: &mut Bump) -> Tiles<S> {
+        let mut tile = || {
+            let start: *mut S = scratch.take(QUERY_TILE * KEY_TILE);
+            Matrix { start, row: KEY_TILE, col: 1 }
+        };
+        let (p, ds) = (tile(), tile());
+        Tiles {
+            p,
+            ds,
+            delta: scratch.take(a.queries),
+            factors: scratch.take(KEY_TILE),
+            slopes: scratch.take(KEY_TILE),
+        }
+    }
+
+    /// Computes `D` of some queries of a head.
+    #[inline(always)]
+    fn sum_rows<V: Vector<Scalar = S>>(
+        &self,
+        t: &Tensors<S>,
+        [batch, head]: [usize; 2],
+        queries: Range<usize>,
+        dim: usize,
+    ) {
+        for query in queries {
+            let (x, y) = (t.out.matrix(batch, query, head), t.dout.matrix(batch, query, head));
+            // SAFETY: both rows hold the dim, the table a number per query.
+            unsafe { *self.delta.add(query) = dot::<V>(x.start, y.start, dim) };
+        }
+    }
 }
 
 impl<S: Scalar> Job<S> for Backward<'_, S> {
     #[inline(always)]
     fn run<V: Vector<Scalar = S>>(self) {
         let (a, t) = (self.attention, self.tensors);
-        let mut tile = || {
-            let start: *mut S = self.scratch.take(QUERY_TILE * KEY_TILE);
-            Matrix { start, row: KEY_TILE, col: 1 }
-        };
-        let (p, ds) = (tile(), tile());
-        let tiles = Tiles {
-            p,
-            ds,
-            delta: self.scratch.take(a.queries),
-            factors: self.scratch.take(KEY_TILE),
-        };
+        let tiles = Tiles::take(a, self.scratch);
         let mut multiplier = Multiplier::new();
         clear(t.dk.matrix(self.batch, 0, self.kv_head), a.keys, a.dim);
         clear(t.dv.matrix(self.batch, 0, self.kv_head), a.keys, a.dim);
         for head in (0..a.heads).filter(|&h| a.kv_head(h) == self.kv_head) {
             let mask = Mask { attention: a, dropout: self.dropout, batch: self.batch, head };
             clear(t.dq.matrix(self.batch, 0, head), a.queries, a.dim);
-            for query in 0..a.queries {
-                let (x, y) =
-                    (t.out.matrix(self.batch, query, head), t.dout.matrix(self.batch, query, head));
-                // SAFETY: both rows hold the dim, the table a number per query.
-                unsafe { *tiles.delta.add(query) = dot::<V>(x.start, y.start, a.dim) };
-            }
+            tiles.sum_rows::<V>(t, [self.batch, head], 0..a.queries, a.dim);
             for query in (0..a.queries).step_by(QUERY_TILE) {
                 let m = QUERY_TILE.min(a.queries - query);
-                for key in (0..mask.visible(query + m - 1)).step_by(KEY_TILE) {
+                for key in mask.key_tiles(query, m) {
                     let n = KEY_TILE.min(a.keys - key);
                     let heads = [head, self.kv_head];
                     // SAFETY: tensors hold all rows of the tiles, scratch a tile each.
@@ -161,18 +196,51 @@ unsafe fn tile_gradients<V: Vector>(
     unsafe {
         multiplier.multiply::<V>([m, n, d], q, k.transposed(), tiles.p, false, scratch.rest());
         multiplier.multiply::<V>([m, n, d], dout, v.transposed(), tiles.ds, false, scratch.rest());
-        for row in 0..m {
-            let first = (b * mask.attention.heads + head) * mask.attention.queries;
-            let lse = *t.lse.get().add(first + query + row);
-            gradient_row::<V>(mask, tiles, [query, row], [key, n], lse);
-        }
+        gradient_rows::<V>(mask, t, tiles, [query, m], [key, n], Of::Products);
         multiplier.multiply::<V>([n, d, m], tiles.p.transposed(), dout, dv, true, scratch.rest());
         multiplier.multiply::<V>([n, d, m], tiles.ds.transposed(), q, dk, true, scratch.rest());
         multiplier.multiply::<V>([m, d, n], tiles.ds, k, dq, true, scratch.rest());
     }
 }
 
-/// Turns one row of scores and of `dout vᵀ` into dropped weights and gradients of scores.
+/// Of what gradients are taken.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Of {
+    /// The products of queries and keys.
+    Products,
+    /// The scores, to which the bias is added.
+    Scores,
+}
+
+/// [`gradient_row`] for a tile of `m` queries from `query` on.
+///
+/// # Safety
+///
+/// See [`tile_gradients`].
+#[inline(always)]
+unsafe fn gradient_rows<V: Vector>(
+    mask: &Mask,
+    t: &Tensors<V::Scalar>,
+    tiles: &Tiles<V::Scalar>,
+    [query, m]: [usize; 2],
+    [key, n]: [usize; 2],
+    of: Of,
+) {
+    let a = mask.attention;
+    let first = (mask.batch * a.heads + mask.head) * a.queries + query;
+    let bias = BiasRows::of(t.bias, [mask.batch, mask.head, query]);
+    for row in 0..m {
+        // SAFETY: by the contract of the function; there is a number per query.
+        unsafe {
+            let lse = *t.lse.get().add(first + row);
+            let bias = bias.map(|bias| bias.at(row, key));
+            gradient_row::<V>(mask, tiles, [query, row], [key, n], lse, bias, of);
+        }
+    }
+}
+
+/// Turns one row of products and of `dout vᵀ` into dropped weights and gradients. `bias` is that of
+/// the tile's first key.
 ///
 /// # Safety
 ///
@@ -184,19 +252,39 @@ unsafe fn gradient_row<V: Vector>(
     [query, row]: [usize; 2],
     [key, keys]: [usize; 2],
     lse: V::Scalar,
+    bias: Option<*const V::Scalar>,
+    of: Of,
 ) {
+    let a = mask.attention;
     let zero = V::Scalar::ZERO;
-    let seen = mask.visible(query + row).saturating_sub(key).min(keys);
+    let Range { start, mut end } = mask.seen(query + row, [key, keys]);
+    if lse == V::Scalar::LOWEST {
+        end = start;
+    }
+    let seen = end - start;
     // SAFETY: by the contract of the function.
     unsafe {
         let p = tiles.p.start.add(row * KEY_TILE);
         let ds = tiles.ds.start.add(row * KEY_TILE);
-        std::slice::from_raw_parts_mut(p.add(seen), keys - seen).fill(zero);
-        std::slice::from_raw_parts_mut(ds.add(seen), keys - seen).fill(zero);
+        for x in [p, ds] {
+            std::slice::from_raw_parts_mut(x, start).fill(zero);
+            std::slice::from_raw_parts_mut(x.add(end), keys - end).fill(zero);
+        }
+        let (p, ds) = (p.add(start), ds.add(start));
         let factors = std::slice::from_raw_parts_mut(tiles.factors, seen);
-        mask.factors(query + row, key, factors);
+        mask.factors(query + row, key + start, factors);
         let has_dropout = mask.dropout.is_some();
-        let scale = V::splat(V::Scalar::from_f64(mask.attention.scale));
+        let mut scale = V::splat(V::Scalar::from_f64(a.scale));
+        let mut back = scale;
+        if a.softcap != 0.0 || bias.is_some() {
+            let bias = bias.map(|bias| bias.wrapping_add(start));
+            bound_scores::<V>(a, [p, tiles.slopes], bias, seen);
+            scale = V::splat(V::Scalar::ONE);
+        }
+        if of == Of::Scores {
+            back = V::splat(V::Scalar::ONE);
+        }
+        let has_slopes = a.softcap != 0.0 && of == Of::Products;
         let (lse, delta) = (V::splat(lse), V::splat(*tiles.delta.add(query + row)));
         for i in (0..seen).step_by(V::LANES) {
             let score = load_up_to::<V>(p, i, seen, zero).mul(scale);
@@ -209,7 +297,131 @@ unsafe fn gradient_row<V: Vector>(
                 dropped = weight.mul(factor);
             }
             store_up_to(dropped, p, i, seen);
-            store_up_to(weight.mul(dweight.sub(delta)).mul(scale), ds, i, seen);
+            let mut dscore = weight.mul(dweight.sub(delta));
+            if has_slopes {
+                dscore = dscore.mul(load_up_to::<V>(tiles.slopes, i, seen, zero));
+            }
+            store_up_to(dscore.mul(back), ds, i, seen);
+        }
+    }
+}
+
+/// Runs the gradient of the bias.
+fn bias_gradient<S: Scalar>(
+    cpu: &Cpu,
+    a: &Attention,
+    t: &Tensors<S>,
+    dropout: &Option<(Dropout, u64, u64)>,
+) {
+    let Some(dbias) = t.dbias else { return };
+    let own = |dim: usize, size: usize| if dbias.strides[dim] > 0 { size } else { 1 };
+    let (samples, heads) = (own(0, a.batch), own(1, a.heads));
+    let query_tiles = own(2, a.queries.div_ceil(QUERY_TILE));
+    let key_tiles = a.keys.div_ceil(KEY_TILE);
+    let cycles = (a.batch * a.heads * a.queries * seen_at_most(a) * a.dim) as u64 / 16;
+    let tasks = samples * heads * query_tiles * key_tiles;
+    cpu.for_each(tasks, cycles, scratch::<S>(a), |task, scratch| {
+        let (key, task) = (task % key_tiles * KEY_TILE, task / key_tiles);
+        let (tile, task) = (task % query_tiles, task / query_tiles);
+        let (head, sample) = (task % heads, task / heads);
+        let all = |dim: usize, at: usize, size: usize| {
+            if dbias.strides[dim] > 0 { at..at + 1 } else { 0..size }
+        };
+        let first = tile * QUERY_TILE;
+        let end = if dbias.strides[2] > 0 { a.queries.min(first + QUERY_TILE) } else { a.queries };
+        cpu.isa.run(BiasGradient {
+            attention: a,
+            tensors: t,
+            dropout,
+            dbias,
+            samples: all(0, sample, a.batch),
+            heads: all(1, head, a.heads),
+            queries: first..end,
+            key,
+            scratch,
+        });
+    });
+}
+
+/// A tile of the gradient of the bias.
+struct BiasGradient<'a, S> {
+    attention: &'a Attention,
+    tensors: &'a Tensors<S>,
+    dropout: &'a Option<(Dropout, u64, u64)>,
+    dbias: Tensor<S>,
+    /// What is summed over, or the one that is meant.
+    samples: Range<usize>,
+    heads: Range<usize>,
+    queries: Range<usize>,
+    /// The first key.
+    key: usize,
+    scratch: &'a mut Bump,
+}
+
+impl<S: Scalar> Job<S> for BiasGradient<'_, S> {
+    #[inline(always)]
+    fn run<V: Vector<Scalar = S>>(self) {
+        let (a, t, key) = (self.attention, self.tensors, self.key);
+        let n = KEY_TILE.min(a.keys - key);
+        let [_, _, stride] = self.dbias.strides;
+        let tiles = Tiles::take(a, self.scratch);
+        let mut multiplier = Multiplier::new();
+        let place = [self.samples.start, self.heads.start];
+        // A row for each query, or one for all of them.
+        let target = |query: usize| {
+            let [b, h, s] = self.dbias.strides;
+            let [sample, head] = place;
+            let start = self.dbias.start.get();
+            start.wrapping_add(sample * b + head * h + query * s + key)
+        };
+        let rows = if stride > 0 { self.queries.len() } else { 1 };
+        clear(Matrix { start: target(self.queries.start), row: stride, col: 1 }, rows, n);
+        for batch in self.samples {
+            for head in self.heads.clone() {
+                let mask = Mask { attention: a, dropout: self.dropout, batch, head };
+                tiles.sum_rows::<V>(t, [batch, head], self.queries.clone(), a.dim);
+                for query in self.queries.clone().step_by(QUERY_TILE) {
+                    let m = QUERY_TILE.min(self.queries.end - query);
+                    if !mask.key_tiles(query, m).any(|tile| tile == key) {
+                        continue;
+                    }
+                    let kv_head = a.kv_head(head);
+                    let (q, dout) =
+                        (t.q.matrix(batch, query, head), t.dout.matrix(batch, query, head));
+                    let k = t.k.matrix(batch, key, kv_head).transposed();
+                    let v = t.v.matrix(batch, key, kv_head).transposed();
+                    let d = a.dim;
+                    let s = &mut *self.scratch;
+                    // SAFETY: tensors hold all rows of the tiles, scratch a tile each.
+                    unsafe {
+                        multiplier.multiply::<V>([m, n, d], q, k, tiles.p, false, s.rest());
+                        multiplier.multiply::<V>([m, n, d], dout, v, tiles.ds, false, s.rest());
+                        gradient_rows::<V>(&mask, t, &tiles, [query, m], [key, n], Of::Scores);
+                        for row in 0..m {
+                            let ds = tiles.ds.start.add(row * KEY_TILE);
+                            add_row::<V>(ds, target(query + row), n);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `target += source`.
+///
+/// # Safety
+///
+/// Both hold `len` numbers.
+#[inline(always)]
+unsafe fn add_row<V: Vector>(source: *const V::Scalar, target: *mut V::Scalar, len: usize) {
+    let zero = V::Scalar::ZERO;
+    for i in (0..len).step_by(V::LANES) {
+        // SAFETY: by the contract of the function.
+        unsafe {
+            let sum =
+                load_up_to::<V>(target, i, len, zero).add(load_up_to::<V>(source, i, len, zero));
+            store_up_to(sum, target, i, len);
         }
     }
 }

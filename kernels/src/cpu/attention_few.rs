@@ -7,8 +7,8 @@
 
 use super::Cpu;
 use super::attention::{
-    KEY_TILE, Mask, Running, Tensor, at_position, input, load_up_to, output, scale_row,
-    softmax_row, store_up_to,
+    BiasRows, KEY_TILE, Mask, Running, Tensor, at_position, bias, input, load_up_to, output,
+    scale_row, seen_at_most, softmax_row, store_up_to,
 };
 use super::scratch::{Bump, lines_of};
 use super::vector::{Job, Scalar, Vector};
@@ -42,12 +42,25 @@ pub(super) fn execute<S: Scalar>(cpu: &Cpu, a: &Attention, inputs: &[View], outp
     let a = &at_position(a, inputs);
     let (q, k) = (input::<S>(&inputs[0], a.q), input::<S>(&inputs[1], a.k));
     let (v, out) = (input::<S>(&inputs[2], a.v), output::<S>(&outputs[0], a.out));
+    let bias = bias::<S>(a, inputs);
     let mask = Mask { attention: a, dropout: &None, batch: 0, head: 0 };
-    let visible = mask.visible(a.queries.saturating_sub(1));
-    let cycles = (a.batch * a.heads * a.queries * visible * a.dim) as u64 / 4;
+    let visible = a.visible(a.queries.saturating_sub(1)).end;
+    let seen = visible.min(seen_at_most(a));
+    let cycles = (a.batch * a.heads * a.queries * seen * a.dim) as u64 / 4;
     cpu.for_each(a.batch * a.kv_heads, cycles, scratch::<S>(a), |task, scratch| {
         let (batch, kv_head) = (task / a.kv_heads, task % a.kv_heads);
-        cpu.isa.run(Few { mask: mask.clone(), batch, kv_head, visible, q, k, v, out, scratch });
+        cpu.isa.run(Few {
+            mask: mask.clone(),
+            batch,
+            kv_head,
+            visible,
+            q,
+            k,
+            v,
+            out,
+            bias,
+            scratch,
+        });
     });
 }
 
@@ -62,6 +75,7 @@ struct Few<'a, S> {
     k: Tensor<S>,
     v: Tensor<S>,
     out: Tensor<S>,
+    bias: Option<Tensor<S>>,
     scratch: &'a mut Bump,
 }
 
@@ -81,14 +95,19 @@ impl<S: Scalar> Job<S> for Few<'_, S> {
         unsafe { std::slice::from_raw_parts_mut(largest, rows) }.fill(S::LOWEST);
         // A row is a query of a head: the queries of the first head come first.
         let place = |row: usize| (first + row / a.queries, row % a.queries);
+        let bias = |row: usize| {
+            let (head, query) = place(row);
+            BiasRows::of(self.bias, [self.batch, head, query])
+        };
         let running = |row: usize| Running {
             scores: scores.wrapping_add(row * KEY_TILE),
             out: sums.wrapping_add(row * a.dim),
             largest: largest.wrapping_add(row),
             sum: sum.wrapping_add(row),
             factors: scores,
+            bias: bias(row),
         };
-        for key in (0..self.visible).step_by(KEY_TILE) {
+        for key in self.mask.key_tiles(0, a.queries) {
             let keys = KEY_TILE.min(self.visible - key);
             let k = self.k.matrix(self.batch, key, self.kv_head);
             let v = self.v.matrix(self.batch, key, self.kv_head);
@@ -110,7 +129,7 @@ impl<S: Scalar> Job<S> for Few<'_, S> {
             // SAFETY: the output holds a row per query and head.
             unsafe {
                 let total = *sum.add(row);
-                let factor = if total > S::ZERO { S::ONE / total } else { S::ZERO };
+                let factor = if total == S::ZERO { S::ZERO } else { S::ONE / total };
                 scale_row::<V>(sums.add(row * a.dim), target, a.dim, factor);
             }
         }

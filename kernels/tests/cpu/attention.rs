@@ -19,15 +19,24 @@ fn random_attention(random: &mut Random, dtype: DType) -> Attention {
         let wide = heads + random.below(3);
         [length * wide * dim, wide * dim, dim]
     };
+    let batch = 1 + random.below(2);
+    // Shorter than the keys, as long, or longer.
+    let shorter = 1 + random.below(keys);
+    let window = random.pick(&[0, 1, shorter, keys, keys + 7]);
+    let bias = (random.below(2) == 0).then(|| bias_strides(random, [batch, heads, queries, keys]));
     Attention {
-        batch: 1 + random.below(2),
+        batch,
         queries,
         keys,
         heads,
         kv_heads,
         dim,
         scale: 0.3 + random.number() * 0.1,
-        causal: random.below(2) == 0,
+        causal: window > 0 || random.below(2) == 0,
+        window,
+        softcap: random.pick(&[0.0, 0.8]),
+        bias_grad: false,
+        bias,
         query_offset: random.below(keys + 40) as i64 - 20,
         position: false,
         head_offset: kv_offset * group,
@@ -52,8 +61,57 @@ fn random_attention(random: &mut Random, dtype: DType) -> Attention {
     }
 }
 
+/// Strides of a bias that has some of the dims batch, heads and queries, and shares the others.
+fn bias_strides(random: &mut Random, [batch, heads, queries, keys]: [usize; 4]) -> [usize; 3] {
+    let mut stride = keys;
+    let [s, h, b] = [queries, heads, batch].map(|size| {
+        if random.below(2) == 0 {
+            return 0;
+        }
+        let own = stride;
+        stride *= size;
+        own
+    });
+    [b, h, s]
+}
+
+/// A bias of which some numbers are minus infinity, and sometimes those of whole rows.
+fn random_bias(a: &Attention, random: &mut Random) -> Vec<f64> {
+    let Some(strides) = a.bias else { return Vec::new() };
+    let len = Kernel::Attention(a.clone()).inputs()[3].len;
+    let mut bias = random.numbers(len);
+    for number in &mut bias {
+        if random.below(5) == 0 {
+            *number = f64::NEG_INFINITY;
+        }
+    }
+    if strides[2] > 0 {
+        for row in bias.chunks_mut(a.keys).filter(|_| random.below(4) == 0) {
+            row.fill(f64::NEG_INFINITY);
+        }
+    }
+    bias
+}
+
 fn visible(a: &Attention, i: usize, j: usize) -> bool {
-    !a.causal || j as i64 <= i as i64 + a.query_offset
+    let position = i as i64 + a.query_offset;
+    let behind = position - j as i64;
+    !a.causal || behind >= 0 && (a.window == 0 || behind < a.window as i64)
+}
+
+fn bias_at(a: &Attention, b: usize, h: usize, i: usize, j: usize) -> usize {
+    a.bias.map_or(0, |strides| b * strides[0] + h * strides[1] + i * strides[2] + j)
+}
+
+/// A score, and the derivative of the bound of its scaled product.
+fn score(a: &Attention, product: f64, bias: Option<&f64>) -> (f64, f64) {
+    let scaled = a.scale * product;
+    let bounded = (scaled / a.softcap).tanh();
+    let (score, slope) = match a.softcap {
+        0.0 => (scaled, 1.0),
+        cap => (cap * bounded, 1.0 - bounded * bounded),
+    };
+    (score + bias.unwrap_or(&0.0), slope)
 }
 
 fn factor(a: &Attention, b: usize, h: usize, i: usize, j: usize) -> f64 {
@@ -74,22 +132,28 @@ fn dot(x: &[f64], i: usize, y: &[f64], j: usize, dim: usize) -> f64 {
 }
 
 /// Output and log-sum-exp, into buffers whose other elements stay.
-fn forward(a: &Attention, q: &[f64], k: &[f64], v: &[f64], out: &mut [f64]) -> Vec<f64> {
+fn forward(a: &Attention, [q, k, v, bias]: [&[f64]; 4], out: &mut [f64]) -> Vec<f64> {
     let mut lse = Vec::new();
     for b in 0..a.batch {
         for h in 0..a.heads {
             let g = a.kv_head(h);
             for i in 0..a.queries {
                 let seen: Vec<usize> = (0..a.keys).filter(|&j| visible(a, i, j)).collect();
-                let score =
-                    |&j: &usize| a.scale * dot(q, at(a.q, b, i, h), k, at(a.k, b, j, g), a.dim);
+                let score = |&j: &usize| {
+                    let product = dot(q, at(a.q, b, i, h), k, at(a.k, b, j, g), a.dim);
+                    score(a, product, bias.get(bias_at(a, b, h, i, j))).0
+                };
                 let scores: Vec<f64> = seen.iter().map(score).collect();
                 let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let sum: f64 = scores.iter().map(|s| (s - largest).exp()).sum();
-                let row_lse = if seen.is_empty() { f64::NEG_INFINITY } else { largest + sum.ln() };
+                let is_empty = largest == f64::NEG_INFINITY;
+                let row_lse = if is_empty { largest } else { largest + sum.ln() };
                 lse.push(row_lse);
                 for d in 0..a.dim {
                     let term = |(s, &j): (&f64, &usize)| {
+                        if is_empty {
+                            return 0.0;
+                        }
                         (s - row_lse).exp() * factor(a, b, h, i, j) * v[at(a.v, b, j, g) + d]
                     };
                     out[at(a.out, b, i, h) + d] = scores.iter().zip(&seen).map(term).sum();
@@ -100,11 +164,11 @@ fn forward(a: &Attention, q: &[f64], k: &[f64], v: &[f64], out: &mut [f64]) -> V
     lse
 }
 
-/// Gradients `dq dk dv` by the formulas, into zeroed buffers.
-fn backward(a: &Attention, [q, k, v, dout]: [&[f64]; 4], grads: [&mut Vec<f64>; 3]) {
+/// Gradients `dq dk dv dbias` by the formulas, into zeroed buffers.
+fn backward(a: &Attention, [q, k, v, bias, dout]: [&[f64]; 5], grads: [&mut Vec<f64>; 4]) {
     let mut out = vec![0.0; dout.len()];
-    let lse = forward(a, q, k, v, &mut out);
-    let [dq, dk, dv] = grads;
+    let lse = forward(a, [q, k, v, bias], &mut out);
+    let [dq, dk, dv, dbias] = grads;
     for b in 0..a.batch {
         for h in 0..a.heads {
             let g = a.kv_head(h);
@@ -113,10 +177,19 @@ fn backward(a: &Attention, [q, k, v, dout]: [&[f64]; 4], grads: [&mut Vec<f64>; 
                 let delta = dot(&out, oi, dout, oi, a.dim);
                 for j in (0..a.keys).filter(|&j| visible(a, i, j)) {
                     let (kj, vj) = (at(a.k, b, j, g), at(a.v, b, j, g));
-                    let score = a.scale * dot(q, qi, k, kj, a.dim);
-                    let weight = (score - lse[(b * a.heads + h) * a.queries + i]).exp();
+                    let added = bias_at(a, b, h, i, j);
+                    let (score, slope) = score(a, dot(q, qi, k, kj, a.dim), bias.get(added));
+                    let lse = lse[(b * a.heads + h) * a.queries + i];
+                    if lse == f64::NEG_INFINITY {
+                        continue;
+                    }
+                    let weight = (score - lse).exp();
                     let z = factor(a, b, h, i, j);
-                    let ds = weight * (z * dot(dout, oi, v, vj, a.dim) - delta) * a.scale;
+                    let dscore = weight * (z * dot(dout, oi, v, vj, a.dim) - delta);
+                    if a.bias_grad {
+                        dbias[added] += dscore;
+                    }
+                    let ds = dscore * slope * a.scale;
                     for d in 0..a.dim {
                         dq[qi + d] += ds * k[kj + d];
                         dk[kj + d] += ds * q[qi + d];
@@ -134,26 +207,35 @@ fn key_input(a: &Attention) -> Option<Buffer> {
 
 #[test]
 fn attention_and_its_gradient_match_the_materialised_scores() {
-    for case in 0..16 {
+    for case in 0..24 {
         let mut random = Random::new(case);
         for dtype in [DType::F32, DType::F64] {
             let a = random_attention(&mut random, dtype);
             let tolerance = if dtype == DType::F32 { 3e-5 } else { 1e-12 };
             let kernel = Kernel::Attention(a.clone());
             let mut buffer = |len: usize| Buffer::new(dtype, &random.numbers(len));
-            let lens = Kernel::AttentionBwd(a.clone()).inputs();
-            let [q, k, v, out] = [0, 1, 2, 3].map(|i| buffer(lens[i].len));
-            let (dout, lse) = (buffer(lens[3].len), buffer(lens[4].len));
+            let (lens, results) = (kernel.inputs(), kernel.outputs());
+            let [q, k, v] = [0, 1, 2].map(|i| buffer(lens[i].len));
+            let (out, dout) = (buffer(results[0].len), buffer(results[0].len));
+            let lse = buffer(results[1].len);
+            let bias = a.bias.map(|_| Buffer::new(dtype, &random_bias(&a, &mut random)));
             let mut inputs = vec![q.clone(), k.clone(), v.clone()];
+            inputs.extend(bias.clone());
             inputs.extend(key_input(&a));
             let mut want = out.numbers();
-            let want_lse = forward(&a, &q.numbers(), &k.numbers(), &v.numbers(), &mut want);
+            let added = bias.as_ref().map_or(Vec::new(), Buffer::numbers);
+            let operands = [q.numbers(), k.numbers(), v.numbers(), added];
+            let want_lse = forward(&a, operands.each_ref().map(Vec::as_slice), &mut want);
             for isa in sets() {
                 let old = [out.clone(), lse.clone()];
                 let got = run_on_threads(isa, &kernel, &inputs, &old);
                 assert_close(&got[0].numbers(), &want, tolerance, &format!("out {isa:?} {a:?}"));
                 assert_close(&got[1].numbers(), &want_lse, tolerance, &format!("lse {a:?}"));
-                check_gradient(&a, [&q, &k, &v, &dout], &got, isa, tolerance);
+                check_gradient(&a, [&q, &k, &v, &dout], bias.as_ref(), &got, isa, tolerance);
+                if bias.is_some() {
+                    let a = Attention { bias_grad: true, ..a.clone() };
+                    check_gradient(&a, [&q, &k, &v, &dout], bias.as_ref(), &got, isa, tolerance);
+                }
             }
         }
     }
@@ -162,12 +244,14 @@ fn attention_and_its_gradient_match_the_materialised_scores() {
 fn check_gradient(
     a: &Attention,
     [q, k, v, dout]: [&Buffer; 4],
+    bias: Option<&Buffer>,
     forward_outputs: &[Buffer],
     isa: gantline_kernels::cpu::Isa,
     tolerance: f64,
 ) {
     let kernel = Kernel::AttentionBwd(a.clone());
     let mut inputs = vec![q.clone(), k.clone(), v.clone()];
+    inputs.extend(bias.cloned());
     inputs.extend([forward_outputs[0].clone(), forward_outputs[1].clone(), dout.clone()]);
     inputs.extend(key_input(a));
     // Elements between the heads are nobody's and must stay.
@@ -175,9 +259,17 @@ fn check_gradient(
         kernel.outputs().iter().map(|o| Buffer::new(a.dtype, &vec![0.5; o.len])).collect();
     let got = run_on_threads(isa, &kernel, &inputs, &old);
     let mut grads: Vec<Vec<f64>> = kernel.outputs().iter().map(|o| vec![0.0; o.len]).collect();
-    let [dq, dk, dv] = &mut grads[..] else { unreachable!("three gradients") };
-    let numbers = [q, k, v, dout].map(Buffer::numbers);
-    backward(a, [&numbers[0], &numbers[1], &numbers[2], &numbers[3]], [dq, dk, dv]);
+    assert_eq!(grads.len(), if a.bias_grad { 4 } else { 3 });
+    grads.resize(4, Vec::new());
+    let [dq, dk, dv, dbias] = &mut grads[..] else { unreachable!("four gradients") };
+    let added = bias.map_or(Vec::new(), Buffer::numbers);
+    let numbers = [q.numbers(), k.numbers(), v.numbers(), added, dout.numbers()];
+    backward(a, numbers.each_ref().map(Vec::as_slice), [dq, dk, dv, dbias]);
+    if a.bias_grad {
+        // Sums over samples, heads and queries.
+        let what = format!("gradient of the bias on {isa:?} of {a:?}");
+        assert_close(&got[3].numbers(), &grads[3], 20.0 * tolerance, &what);
+    }
     let owned = |strides: [usize; 3], length: usize, heads: usize, len: usize| {
         let mut owned = vec![false; len];
         for b in 0..a.batch {
@@ -203,28 +295,35 @@ fn check_gradient(
 /// The formulas of [`backward`] themselves, against differences of [`forward`].
 #[test]
 fn the_gradient_is_that_of_finite_differences() {
-    for case in 0..3 {
+    for case in 0..8 {
         let mut random = Random::new(100 + case);
         let mut a = random_attention(&mut random, DType::F64);
         (a.queries, a.keys, a.query_offset) = (5, 6, 1);
+        a.window = a.window.min(1 + random.below(7));
+        let sizes = [a.batch, a.heads, a.queries, a.keys];
+        a.bias = a.bias.map(|_| bias_strides(&mut random, sizes));
+        a.bias_grad = a.bias.is_some();
         for t in [&mut a.q, &mut a.k, &mut a.v, &mut a.out] {
             t[0] = 6 * t[1];
         }
         let kernel = Kernel::AttentionBwd(a.clone());
         let lens: Vec<usize> = kernel.inputs().iter().map(|i| i.len).collect();
-        let tensors = [0, 1, 2, 5].map(|i| random.numbers(lens[i]));
-        let loss = |t: &[Vec<f64>; 4]| -> f64 {
-            let mut out = vec![0.0; lens[3]];
-            forward(&a, &t[0], &t[1], &t[2], &mut out);
-            dot(&out, 0, &t[3], 0, lens[3])
+        let of_out = lens[3 + usize::from(a.bias.is_some())];
+        let [q, k, v] = [0, 1, 2].map(|i| random.numbers(lens[i]));
+        // Operands in the order of the gradients, then the cotangent.
+        let tensors = [q, k, v, random_bias(&a, &mut random), random.numbers(of_out)];
+        let lens: Vec<usize> = tensors.iter().map(Vec::len).collect();
+        let loss = |t: &[Vec<f64>; 5]| -> f64 {
+            let mut out = vec![0.0; of_out];
+            forward(&a, [&t[0], &t[1], &t[2], &t[3]], &mut out);
+            dot(&out, 0, &t[4], 0, of_out)
         };
-        let mut out = Buffer::F64(vec![0.0; lens[3]]);
-        let lse = forward(&a, &tensors[0], &tensors[1], &tensors[2], &mut vec![0.0; lens[3]]);
-        if let Buffer::F64(out) = &mut out {
-            forward(&a, &tensors[0], &tensors[1], &tensors[2], out);
-        }
-        let [q, k, v, dout] = tensors.clone().map(Buffer::F64);
-        let mut inputs = vec![q, k, v, out, Buffer::F64(lse), dout];
+        let mut out = vec![0.0; of_out];
+        let lse = forward(&a, [&tensors[0], &tensors[1], &tensors[2], &tensors[3]], &mut out);
+        let [q, k, v, bias, dout] = tensors.clone().map(Buffer::F64);
+        let mut inputs = vec![q, k, v];
+        inputs.extend(a.bias.map(|_| bias));
+        inputs.extend([Buffer::F64(out), Buffer::F64(lse), dout]);
         inputs.extend(key_input(&a));
         let old: Vec<Buffer> =
             kernel.outputs().iter().map(|o| Buffer::F64(vec![0.0; o.len])).collect();
@@ -257,6 +356,10 @@ fn bits_of_a_query_do_not_depend_on_other_queries() {
         dim: 32,
         scale: 0.2,
         causal: true,
+        window: 70,
+        softcap: 0.9,
+        bias: Some([0, 300, 0]),
+        bias_grad: false,
         query_offset: 100,
         head_offset: 0,
         kv_offset: 0,
@@ -271,6 +374,7 @@ fn bits_of_a_query_do_not_depend_on_other_queries() {
     };
     let q = random.numbers(200 * 64);
     let [k, v] = [0, 1].map(|_| Buffer::new(DType::F32, &random.numbers(300 * 64)));
+    let bias = Buffer::new(DType::F32, &random.numbers(2 * 300));
     let attend = |from: usize, to: usize| {
         let n = to - from;
         let part = Attention {
@@ -283,7 +387,8 @@ fn bits_of_a_query_do_not_depend_on_other_queries() {
         let q = Buffer::new(DType::F32, &q[from * 64..to * 64]);
         let old = [Buffer::F32(vec![0.0; n * 64]), Buffer::F32(vec![0.0; n * 2])];
         let isa = gantline_kernels::cpu::Isa::detect();
-        run_on_threads(isa, &Kernel::Attention(part), &[q, k.clone(), v.clone()], &old)[0].numbers()
+        let inputs = [q, k.clone(), v.clone(), bias.clone()];
+        run_on_threads(isa, &Kernel::Attention(part), &inputs, &old)[0].numbers()
     };
     let all = attend(0, 200);
     for (from, to) in [(0, 1), (1, 70), (70, 199), (199, 200)] {
@@ -301,7 +406,10 @@ fn a_position_is_added_at_run_time() {
         let known =
             Attention { causal: true, dropout: None, ..random_attention(&mut random, dtype) };
         let queries = if case % 2 == 0 { 1 + random.below(6) } else { known.queries };
-        let known = Attention { queries, ..known };
+        let mut known = Attention { queries, ..known };
+        let sizes = [known.batch, known.heads, queries, known.keys];
+        known.bias = known.bias.map(|_| bias_strides(&mut random, sizes));
+        let known = known;
         let position = random.below(known.keys);
         let q = random.numbers(known.batch * known.q[0]);
         let [k, v] = [known.k, known.v].map(|strides| random.numbers(known.batch * strides[0]));
@@ -310,9 +418,13 @@ fn a_position_is_added_at_run_time() {
             Attention { query_offset: known.query_offset + position as i64, ..known.clone() };
         let inputs = [&q, &k, &v].map(|x| Buffer::new(dtype, x));
         let [q, k, v] = inputs.each_ref().map(Buffer::numbers);
-        forward(&placed, &q, &k, &v, &mut want);
+        let bias = placed.bias.map(|_| Buffer::new(dtype, &random_bias(&placed, &mut random)));
+        let added = bias.as_ref().map_or(Vec::new(), Buffer::numbers);
+        forward(&placed, [&q, &k, &v, &added], &mut want);
         let kernel = Kernel::Attention(Attention { position: true, ..known });
-        let inputs = [inputs.to_vec(), vec![Buffer::I32(vec![position as i32])]].concat();
+        let mut inputs = inputs.to_vec();
+        inputs.extend(bias);
+        inputs.push(Buffer::I32(vec![position as i32]));
         let old = [Buffer::new(dtype, &vec![0.5; want.len()])];
         let tolerance = if dtype == DType::F32 { 2e-5 } else { 1e-12 };
         for isa in sets() {

@@ -158,6 +158,18 @@ fn attention(r: &mut Draws, position: bool) -> Attention {
         let wide = heads + r.below(2);
         [length * wide * dim, wide * dim, dim]
     };
+    let (q, out) = (lies(queries, heads), lies(queries, heads));
+    let (k, v) = (lies(keys, kv_heads), lies(keys, kv_heads));
+    let softcap = if r.coin() { 5.0 } else { 0.0 };
+    let bias = r.coin().then(|| {
+        let mut stride = keys;
+        let [s, h, b] = [queries, heads, batch].map(|size| {
+            let own = if r.coin() { stride } else { 0 };
+            stride *= if own > 0 { size } else { 1 };
+            own
+        });
+        [b, h, s]
+    });
     Attention {
         batch,
         queries,
@@ -167,6 +179,10 @@ fn attention(r: &mut Draws, position: bool) -> Attention {
         dim,
         scale: 0.4,
         causal: true,
+        window: 0,
+        softcap,
+        bias,
+        bias_grad: false,
         query_offset: if position { more } else { keys } as i64,
         position,
         head_offset: 0,
@@ -174,10 +190,10 @@ fn attention(r: &mut Draws, position: bool) -> Attention {
         group,
         dropout: None,
         dtype: DType::F32,
-        q: lies(queries, heads),
-        k: lies(keys, kv_heads),
-        v: lies(keys, kv_heads),
-        out: lies(queries, heads),
+        q,
+        k,
+        v,
+        out,
     }
 }
 
@@ -213,6 +229,10 @@ fn copy(r: &mut Draws) -> Kernel {
     Kernel::Copy(Copy { loops, source_offset, target_offset, zero_first, dtype: DType::F32 })
 }
 
+fn with_gradient_of_bias(a: Attention) -> Attention {
+    Attention { bias_grad: a.bias.is_some(), ..a }
+}
+
 fn window(r: &mut Draws) -> Window {
     let [outer, len, inner] = [0; 3].map(|_| r.size());
     Window { outer, len, capacity: len + 1 + r.below(3), inner, dtype: DType::F32 }
@@ -230,6 +250,7 @@ fn drawn(r: &mut Draws) -> Vec<Kernel> {
         Kernel::Attention(attention(r, false)),
         Kernel::Attention(attention(r, true)),
         Kernel::AttentionBwd(attention(r, false)),
+        Kernel::AttentionBwd(with_gradient_of_bias(attention(r, false))),
         Kernel::Gather(gather(r)),
         Kernel::ScatterAdd(gather(r)),
         Kernel::Replace(gather(r)),
