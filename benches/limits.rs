@@ -23,7 +23,7 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 
 use gantline::generation::{Generator, Options};
-use ir::import::{Architecture, Description, preset};
+use ir::import::{Description, preset, read_config};
 use ir::plan::Keep;
 use ir::program::Instruction;
 use ir::{DType, Mesh};
@@ -142,11 +142,8 @@ fn kernels_of_a_step(cpu: &Cpu, seq: usize, copying: f64) {
 
 /// gpt2 with another number of layers.
 fn deep(layers: usize) -> Description {
-    let mut description = preset("gpt2").expect("a preset");
-    if let Architecture::Gpt2(config) = &mut description.architecture {
-        config.layers = layers;
-    }
-    description
+    let config = format!(r#"{{"model_type": "gpt2", "n_layer": {layers}}}"#);
+    read_config("config.json", &config, "gpt2").expect("a config")
 }
 
 fn compile() {

@@ -11,7 +11,7 @@ use crate::failure::{self, Exit, Failure};
 use crate::output;
 use crate::verbs::{
     calibrate, cluster, compare, compile, completions, cost, doctor, export, generate, inspect,
-    man, plan, run as run_once, schema, score, train, validate, verify,
+    man, models, plan, run as run_once, schema, score, train, validate, verify,
 };
 
 /// The command line.
@@ -42,6 +42,8 @@ const GPUS: &str = "Name the GPUs with --cluster: a preset such as h100, or a fi
 pub enum Verb {
     /// Say what a model is: functions, parameters, operations
     Inspect(inspect::Args),
+    /// List the families and models that are known by name
+    Models(models::Args),
     /// Find the fastest plan that fits a cluster
     Plan(plan::PlanArgs),
     /// Say whether a model fits a cluster, and what holds the memory
@@ -113,6 +115,7 @@ pub fn main() -> ExitCode {
 fn run(verb: &Verb) -> Result<Exit, Failure> {
     match verb {
         Verb::Inspect(args) => inspect::run(args),
+        Verb::Models(args) => models::run(args),
         Verb::Plan(args) => plan::plan(args),
         Verb::Fit(args) => plan::fit(args),
         Verb::Explain(args) => plan::explain_plan(args),

@@ -241,8 +241,7 @@ impl Question {
 /// have any.
 pub fn positions_max(description: &Description) -> usize {
     match &description.architecture {
-        Architecture::Gpt2(config) => config.positions,
-        Architecture::Llama(config) => config.positions,
+        Architecture::Family(model) => model.size("P"),
         Architecture::Graph(module) => {
             let sizes = fed(module).filter_map(|(_, dim)| usize::try_from(dim.as_constant()?).ok());
             sizes.max().unwrap_or(1).max(1)
@@ -290,7 +289,7 @@ pub fn check_seq(description: &Description, seq: usize) -> Result<(), Diagnostic
 pub fn vocab(description: &Description) -> Result<usize, Failure> {
     let seq = match &description.architecture {
         Architecture::Graph(_) => positions_max(description),
-        Architecture::Gpt2(_) | Architecture::Llama(_) | Architecture::Sized(_) => 1,
+        Architecture::Family(_) | Architecture::Sized(_) => 1,
     };
     let options = Options { seq, dtype: DType::F32, dropout: Some(0.0) };
     Ok(crate::import(description, &options)?.vocab)

@@ -83,7 +83,7 @@ const DEADLINE: Duration = Duration::from_secs(300);
 /// # Errors
 /// Those of [`ir::import::resolve`]; `E5010` for a model of which only the shape is known.
 pub fn resolve(model: &str) -> Result<Resolved, Vec<Diagnostic>> {
-    ir::import::resolve(model).map_err(|wrong| {
+    let resolved = ir::import::resolve(model).map_err(|wrong| {
         let is_there = std::path::Path::new(model).exists();
         if is_there || planner::space::models::published(model).is_none() {
             return wrong;
@@ -91,7 +91,11 @@ pub fn resolve(model: &str) -> Result<Resolved, Vec<Diagnostic>> {
         let headline = format!("of `{model}` the shape is known, which is planned for on GPUs");
         let help = format!("write `gantline plan {model} --cluster h100`, or give its directory");
         vec![Diagnostic::error("E5010", Span::of(model), headline).help(help)]
-    })
+    })?;
+    for warning in &resolved.description.warnings {
+        output::note(&failure::draw(warning));
+    }
+    Ok(resolved)
 }
 
 /// Description to model: the functions to compute and the weights that they take.

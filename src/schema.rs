@@ -126,6 +126,14 @@ pub const DOCUMENTS: &[Document] = &[
         fields: &[is("presets", Kind::List, "presets: preset, device")],
     },
     Document {
+        name: "gantline.models/1",
+        about: "the families and models that are known by name",
+        fields: &[
+            is("families", Kind::List, "families: model_type, title, classes"),
+            is("models", Kind::List, "models: name, model_type, parameters, what it can do"),
+        ],
+    },
+    Document {
         name: "gantline.compile/1",
         about: "a file that `compile` wrote",
         fields: &[

@@ -110,9 +110,11 @@ impl Training {
     pub fn identity(&self) -> String {
         match &self.model.config {
             Architecture::Graph(module) => format!("{module}"),
-            config @ (Architecture::Gpt2(_) | Architecture::Llama(_) | Architecture::Sized(_)) => {
-                format!("{config:?} in {}", self.question.dtype)
+            Architecture::Family(model) => {
+                let config = serde_json::Value::from(model.config());
+                format!("{config} in {}", self.question.dtype)
             }
+            Architecture::Sized(sizes) => format!("{sizes:?} in {}", self.question.dtype),
         }
     }
 

@@ -1,6 +1,7 @@
 //! The verbs of the command line, one file each: its flags, and what it answers.
 
 pub mod inspect;
+pub mod models;
 pub mod fusions;
 pub mod plan;
 pub mod compile;

@@ -14,13 +14,14 @@ use crate::refusal::Refusal;
 use crate::tile::{Places, digits, global_places};
 
 /// Composites that have a kernel of their own; all others are inlined before planning.
-pub const CATALOGUE: [&str; 12] = [
+pub const CATALOGUE: [&str; 13] = [
     "attention",
     "attention_bwd",
     "attention_dropout",
     "attention_dropout_bwd",
     "attention_cached",
     "rope",
+    "rope_scaled",
     "gelu_tanh",
     "gelu_tanh_bwd",
     "gelu_erf",
@@ -407,7 +408,7 @@ pub fn kernel_of_composite(
             causal: true,
             ..attention(attributes, function, false)?
         })),
-        "rope" => Ok(Kernel::Rope(rope(attributes, function)?)),
+        "rope" | "rope_scaled" => Ok(Kernel::Rope(rope(attributes, function)?)),
         _ => Err(lacking(format!("there is no kernel for the composite `{name}` yet"))),
     }
 }
@@ -487,10 +488,18 @@ fn bias_strides(attributes: &Attributes, q: &[usize], keys: usize) -> [usize; 3]
     [own("bias_batch", q[0]), heads, queries]
 }
 
+/// The kernel of `rope` and `rope_scaled`; without a ramp the factor is exactly one.
 fn rope(attributes: &Attributes, function: &Function) -> Result<Rope, Refusal> {
     let x = sizes_of(function, "x")?;
-    let theta = attributes.get("theta").copied().unwrap_or(10_000.0);
-    let frequency = |pair: usize| theta.powf(-2.0 * pair as f64 / x[3] as f64);
+    let number = |key: &str, default| attributes.get(key).copied().unwrap_or(default);
+    let theta = number("theta", 10_000.0);
+    let frequency = |pair: usize| {
+        let frequency = theta.powf(-2.0 * pair as f64 / x[3] as f64);
+        let ramp = number("offset", 0.0)
+            + number("by_pair", 0.0) * pair as f64
+            + number("by_frequency", 0.0) * frequency;
+        frequency * (1.0 + ramp.clamp(0.0, 1.0) * number("stretch", 0.0))
+    };
     Ok(Rope {
         batch: x[0],
         seq: x[1],
@@ -499,6 +508,7 @@ fn rope(attributes: &Attributes, function: &Function) -> Result<Rope, Refusal> {
         frequencies: (0..x[3] / 2).map(frequency).collect(),
         positions: Positions::FromInput(0),
         inverse: attributes.get("sign").is_some_and(|sign| *sign < 0.0),
+        gain: number("gain", 1.0),
         dtype: function.ty(ir::ValueId(0)).dtype,
         x: Attention::contiguous(x[1], x[2], x[3]),
         y: Attention::contiguous(x[1], x[2], x[3]),

@@ -5,6 +5,8 @@ use crate::dim::Dim;
 use crate::infer::{OpError, infer};
 use crate::module::{Attributes, Function, Kind, Module, Node, Value, ValueId};
 use crate::op::{Binary, Combiner, Comparison, Einsum, Op, Unary};
+use crate::text::attrs::Names;
+use crate::text::parse::Parser;
 use crate::types::TensorType;
 
 /// Adds nodes to a function that will join a module.
@@ -189,6 +191,19 @@ impl<'m> Builder<'m> {
         let dims = self.ty(like).dims.clone();
         let new = (0..dims.len() - self.ty(x).ndim()).collect();
         self.push(name, Op::Broadcast { new, dims }, &[x])
+    }
+
+    /// Adds the node of a line of the IR's text; the names of its operands are those of the function.
+    ///
+    /// # Errors
+    /// The drawn diagnostics of what does not read.
+    pub(crate) fn push_text(&mut self, line: &str, names: Names) -> Result<ValueId, String> {
+        let mut parser = Parser::new("line", line, names);
+        if parser.node(self.module, &mut self.function).is_err() {
+            let drawn = |d| crate::diagnostic::render(d, Some(line));
+            return Err(parser.diagnostics.iter().map(drawn).collect());
+        }
+        Ok(ValueId(self.function.values.len() as u32 - 1))
     }
 
     /// A call of a function of the module.

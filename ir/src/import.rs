@@ -15,7 +15,8 @@
 //! | `decode` | weights…, caches…, `tokens`, `position`, see [`decoding`] | `logits`, caches… |
 //!
 //! Labels are shifted by the caller; negative ones count for nothing. Layers are calls of one
-//! function `block`, so that what happens per function does not grow with depth.
+//! function `block`, or of one for each kind of layers (`block`, `block_1`), so that what happens
+//! per function does not grow with depth.
 //!
 //! # Diagnostics
 //!
@@ -29,38 +30,35 @@
 //! | `E1106` | a kind of model that is not supported | 4 |
 //! | `E1107` | a feature of a supported kind that is not supported | 4 |
 //! | `E1108` | an option that does not fit the model | 2 |
+//! | `W1109` | a field of a config that nobody reads | |
 //!
 //! A `.graph` text may also have what the chapter of this crate lists for texts.
 
 mod config;
 mod decoding;
 mod entry;
-mod gpt2;
+mod family;
 mod graph;
-mod layers;
-mod llama;
 mod nearest;
 pub mod onnx;
 mod preset;
 mod resolve;
 mod sizes;
 
-use std::ops::Range;
-
 use crate::{DType, Diagnostic, Module, Span};
 
 pub use config::{Activation, read_config};
 pub use decoding::{Cache, Decoding, DecodingOptions, LogitsOf, decoding};
 pub use entry::check_positions;
-pub use gpt2::Gpt2Config;
+pub use family::{
+    Family, FamilyModel, ParameterCounts, Preset, Ramp, Rotary, Scaling, Scope, Value, families,
+    family,
+};
 pub use graph::read_graph;
-pub use llama::LlamaConfig;
 pub use nearest::{nearest, nearest_within};
-pub use preset::{PRESETS, preset};
+pub use preset::{preset, presets};
 pub use resolve::{Resolved, resolve};
 pub use sizes::{BertSizes, LowRankSizes, RoutedSizes, Sizes, T5Sizes};
-
-use entry::Family;
 
 /// A description of a model, before it is known what it is built for.
 #[derive(Clone, Debug)]
@@ -71,29 +69,19 @@ pub struct Description {
     pub architecture: Architecture,
     /// The element type of the stored weights, where the description says it.
     pub stored: Option<DType>,
+    /// What is not wrong and should be seen, such as fields that nobody reads.
+    pub warnings: Vec<Diagnostic>,
 }
 
 /// The kinds of models.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Architecture {
-    /// GPT-2, and GPT-3 as it was published.
-    Gpt2(Gpt2Config),
-    /// Llama, of all versions.
-    Llama(LlamaConfig),
+    /// A model of one of the [`families`].
+    Family(Box<FamilyModel>),
     /// A module written as text.
     Graph(Box<Module>),
     /// A transformer whose sizes are known, and that is not built.
     Sized(Sizes),
-}
-
-impl Architecture {
-    fn family(&self) -> Option<&dyn Family> {
-        match self {
-            Architecture::Gpt2(config) => Some(config),
-            Architecture::Llama(config) => Some(config),
-            Architecture::Graph(_) | Architecture::Sized(_) => None,
-        }
-    }
 }
 
 /// What [`import`] builds for. There are no defaults: the caller decides.
@@ -177,23 +165,73 @@ pub enum Init {
     Zeros,
 }
 
-/// Where a checkpoint has a weight: a tensor, or some columns of it.
-///
-/// The columns in row-major order are the elements of the weight in row-major order.
+/// Where a checkpoint has a weight: a tensor, or a view of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
     /// The tensor's name; others under which checkpoints have it follow the one that is written.
     pub names: Vec<String>,
     /// The dims of the whole tensor.
     pub dims: Vec<usize>,
-    /// The range of its last dim; none for all of it.
-    pub columns: Option<Range<usize>>,
+    /// The element of the tensor that is the weight's first.
+    start: usize,
+    /// Sizes and strides, outermost first: in row-major order of these axes the elements of the
+    /// tensor are those of the weight.
+    axes: Vec<(usize, usize)>,
 }
 
 impl Source {
+    /// A whole tensor.
+    pub fn whole(names: Vec<String>, dims: Vec<usize>) -> Source {
+        let axes = vec![(dims.iter().product(), 1)];
+        Source { names, dims, start: 0, axes }
+    }
+
+    /// A view of a tensor: its first element, and sizes and strides, outermost first.
+    pub fn view(
+        names: Vec<String>,
+        dims: Vec<usize>,
+        start: usize,
+        axes: impl IntoIterator<Item = (usize, usize)>,
+    ) -> Source {
+        let mut merged: Vec<(usize, usize)> = Vec::new();
+        for (size, stride) in axes.into_iter().filter(|(size, _)| *size != 1) {
+            match merged.last_mut() {
+                Some(outer) if outer.1 == size * stride => *outer = (outer.0 * size, stride),
+                _ => merged.push((size, stride)),
+            }
+        }
+        if merged.is_empty() {
+            merged.push((1, 1));
+        }
+        Source { names, dims, start, axes: merged }
+    }
+
     /// The name under which the tensor is written.
     pub fn name(&self) -> &str {
         &self.names[0]
+    }
+
+    /// Whether the weight's elements are all of the tensor's, in their order.
+    pub fn is_whole(&self) -> bool {
+        self.axes == [(self.dims.iter().product(), 1)]
+    }
+
+    /// Calls `each` with the first element and the length of each run of the tensor that `len`
+    /// elements of the weight from `start` on are, in their order.
+    pub fn each_run(&self, start: usize, len: usize, mut each: impl FnMut(usize, usize)) {
+        let (size, stride) = self.axes.last().copied().unwrap_or((1, 1));
+        let run = if stride == 1 { size } else { 1 };
+        let (mut at, end) = (start, start + len);
+        while at < end {
+            let here = (end - at).min(run - at % run);
+            let (mut rest, mut element) = (at, self.start);
+            for (size, stride) in self.axes.iter().rev() {
+                element += rest % size * stride;
+                rest /= size;
+            }
+            each(element, here);
+            at += here;
+        }
     }
 }
 
@@ -218,9 +256,8 @@ pub fn exit_code(code: &str) -> u8 {
 /// # Errors
 /// `E1108` for options that do not fit the model.
 pub fn import(description: &Description, options: &Options) -> Result<Model, Vec<Diagnostic>> {
-    let family: &dyn Family = match &description.architecture {
-        Architecture::Gpt2(config) => config,
-        Architecture::Llama(config) => config,
+    let family = match &description.architecture {
+        Architecture::Family(family) => family,
         Architecture::Graph(module) => {
             return Ok(graph::import_graph(description, module, options));
         }
@@ -242,20 +279,19 @@ fn not_built(description: &Description) -> Diagnostic {
 
 fn model(
     description: &Description,
-    family: &dyn Family,
+    family: &FamilyModel,
     module: Module,
     entries: Vec<String>,
 ) -> Model {
-    let sizes = family.sizes();
     Model {
         name: description.name.clone(),
         module,
         entries,
         weights: family.weights().all(),
         config: description.architecture.clone(),
-        vocab: sizes.vocab,
-        positions_max: sizes.positions_max,
-        layer_count: sizes.layers,
+        vocab: family.size("V"),
+        positions_max: family.size("P"),
+        layer_count: family.layers.len(),
     }
 }
 

@@ -22,10 +22,11 @@ use crate::types::TensorType;
 use template::read_templates;
 pub use template::{Argument, CompositeFactor, Definition, Gradient, Place, Template};
 
-const TEXTS: [(&str, &str); 5] = [
+const TEXTS: [(&str, &str); 6] = [
     ("norm.graph", include_str!("library/norm.graph")),
     ("activation.graph", include_str!("library/activation.graph")),
     ("attention.graph", include_str!("library/attention.graph")),
+    ("embedding.graph", include_str!("library/embedding.graph")),
     ("loss.graph", include_str!("library/loss.graph")),
     ("optimizer.graph", include_str!("library/optimizer.graph")),
 ];
@@ -164,7 +165,8 @@ mod tests {
                     ("lse" | "mean" | "rstd", _) => row.clone(),
                     ("w" | "b", _) => w.clone(),
                     (_, 0) => scalar.clone(),
-                    _ if template.name == "rope" => q.clone(),
+                    _ if template.name.starts_with("rope") => q.clone(),
+                    ("shut", _) => TensorType::of(DType::Bool, &[2, 5, 8]),
                     _ => x.clone(),
                 })
                 .collect();

@@ -73,10 +73,11 @@ fn load(file: &SafeTensors<'_>, source: &Source, dims: &[usize]) -> Tensor {
     let name = source.names.iter().find(|name| file.tensor(name).is_ok());
     let whole = tensor(file, name.unwrap_or_else(|| panic!("no {}", source.name())));
     assert_eq!(whole.dims, source.dims, "{}", source.name());
-    let width = *source.dims.last().unwrap();
-    let columns = source.columns.clone().unwrap_or(0..width);
-    let rows = whole.to_f64();
-    let elements = rows.chunks(width).flat_map(|row| row[columns.clone()].to_vec()).collect();
+    let all = whole.to_f64();
+    let mut elements = Vec::new();
+    source.each_run(0, dims.iter().product(), |start, len| {
+        elements.extend_from_slice(&all[start..start + len]);
+    });
     Tensor::f64(dims, elements)
 }
 

@@ -490,7 +490,8 @@ impl Line {
 /// Rotary embedding of `x [B, S, H, D]` in the half-rotation style: pairs `(i, i + D/2)`.
 ///
 /// With `a = position * frequencies[i]`: `y[i] = x[i] cos a - x[i + D/2] sin a` and
-/// `y[i + D/2] = x[i + D/2] cos a + x[i] sin a`; `inverse` negates `a`, which is the gradient.
+/// `y[i + D/2] = x[i + D/2] cos a + x[i] sin a`, both times `gain`; `inverse` negates `a`, which is
+/// the gradient.
 /// `y` may be `x` if the strides agree.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rope {
@@ -508,6 +509,8 @@ pub struct Rope {
     pub positions: Positions,
     /// Whether to rotate back.
     pub inverse: bool,
+    /// What cosines and sines are multiplied with.
+    pub gain: f64,
     /// F32 or F64.
     pub dtype: DType,
     /// Strides of `x` over batch, sequence and head; D is contiguous.

@@ -405,6 +405,7 @@ fn rope(r: &Rope) -> Verdict {
     computes(r.dtype)?;
     let pairs = r.dim.is_multiple_of(2) && r.frequencies.len() == r.dim / 2;
     require(pairs, "it has not one frequency for each pair")?;
+    require(r.gain.is_finite(), "its gain is no number")?;
     let offset = match r.positions {
         Positions::From(offset) | Positions::FromInput(offset) => offset,
         Positions::Table => 0,

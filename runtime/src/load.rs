@@ -1,6 +1,6 @@
 //! Weights between the tensors of a checkpoint and the ranks of a session.
 //!
-//! A model says of each of its weights in which tensor it stands, or in which columns of it
+//! A model says of each of its weights in which tensor it stands, or which view of it it is
 //! ([`ir::import::Source`]). Here such tensors are checked, read block by block, and put together
 //! again. A file whose tensors are not exactly those of the model is refused: what is left out or
 //! left over would change what the model computes without anybody noticing.
@@ -76,22 +76,15 @@ pub fn read_weight(
     let tensor = find(weight, files)?;
     let bytes = files.bytes(tensor);
     let size = tensor.stored.size();
-    let columns = columns(&weight.source);
-    // Without columns the weight is the tensor, whatever its dims are called.
     let whole = block == block::whole(&weight.dims);
-    if whole && columns.len() == width(&weight.source) {
+    if whole && weight.source.is_whole() {
         return Ok(convert(tensor.stored, bytes, dtype));
     }
     let mut out = Vec::with_capacity(block::elements(block) * size);
-    each_run(&weight.dims, block, |mut start, mut len| {
-        // A run of the weight is one of the tensor up to the end of a row of columns.
-        while len > 0 {
-            let (row, column) = (start / columns.len(), start % columns.len());
-            let here = len.min(columns.len() - column);
-            let from = (row * width(&weight.source) + columns.start + column) * size;
-            out.extend_from_slice(&bytes[from..from + here * size]);
-            (start, len) = (start + here, len - here);
-        }
+    each_run(&weight.dims, block, |start, len| {
+        weight.source.each_run(start, len, |from, len| {
+            out.extend_from_slice(&bytes[from * size..(from + len) * size]);
+        });
     });
     Ok(convert(tensor.stored, &out, dtype))
 }
@@ -126,13 +119,14 @@ pub fn join_weights<E>(
             tensors.push(Named { name: source.name().to_owned(), values });
             tensors.len() - 1
         });
-        let (columns, row) = (columns(source), width(source) * size);
-        let part = columns.len() * size;
         assert_eq!(tensors[at].values.dtype, dtype, "the parts of a tensor have one type");
-        let target = tensors[at].values.bytes.chunks_exact_mut(row.max(1));
-        for (target, own) in target.zip(bytes.chunks_exact(part.max(1))) {
-            target[columns.start * size..columns.end * size].copy_from_slice(own);
-        }
+        let target = &mut tensors[at].values.bytes;
+        let mut own = bytes.as_slice();
+        source.each_run(0, bytes.len() / size, |to, len| {
+            let (here, rest) = own.split_at(len * size);
+            target[to * size..(to + len) * size].copy_from_slice(here);
+            own = rest;
+        });
     }
     Ok(tensors)
 }
@@ -237,15 +231,6 @@ fn at(files: &Weights) -> Span {
 fn list(dims: &[usize]) -> String {
     let dims: Vec<String> = dims.iter().map(usize::to_string).collect();
     format!("[{}]", dims.join(", "))
-}
-
-/// Elements of a row of the tensor of a weight.
-fn width(source: &Source) -> usize {
-    source.dims.last().copied().unwrap_or(1)
-}
-
-fn columns(source: &Source) -> Range<usize> {
-    source.columns.clone().unwrap_or(0..width(source))
 }
 
 /// Calls `run` with the first element and the length of each run of a block, in order.

@@ -121,7 +121,11 @@ fn is_of_tokens(model: &Model) -> bool {
 }
 
 fn parts(model: &Model) -> Vec<Part> {
-    if matches!(model.config, Architecture::Graph(_)) {
+    let is_uniform = match &model.config {
+        Architecture::Family(family) => family.kinds().iter().all(|kind| *kind == 0),
+        Architecture::Graph(_) | Architecture::Sized(_) => false,
+    };
+    if !is_uniform {
         return called_parts(model);
     }
     let params = |is_in: &dyn Fn(Option<usize>, usize) -> bool| -> u64 {

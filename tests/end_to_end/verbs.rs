@@ -850,6 +850,7 @@ fn documents_are_as_their_schemas_say() {
         "explain llama-3-8b --cluster h100 --devices 8 --gbs 8 --seq 2048 --json",
         "fit llama-3-8b --cluster h100 --devices 8 --gbs 8 --seq 2048 --json",
         "cluster ls --json",
+        "models --json",
         "cluster show h100 --json",
         "cluster detect --json",
         "plan llama-3-8b --cluster mixed.toml --devices 16 --gbs 16 --seq 2048 --json",

@@ -1,12 +1,14 @@
 //! Reading `config.json` of Hugging Face, as versions 4 and 5 of transformers write it.
 //!
 //! Fields that are left out have the defaults of their class, since transformers leaves defaults
-//! out when it saves. Fields that do not change what is computed are not looked at.
+//! out when it saves. Fields that do not change what is computed are known by name; any other that
+//! nobody reads is warned of, so that a misspelt one is seen.
 
 mod fields;
 
 use serde_json::Value;
 
+use super::family::{families, family, read_family};
 use super::sizes::{SIZED_TYPES, Sizes};
 use super::{Architecture, Description, nearest};
 use crate::{DType, Diagnostic, Span};
@@ -21,27 +23,31 @@ pub(crate) const ELEMENTS_MAX: usize = 1 << 48;
 /// The most layers: chosen, about ten times the deepest model that is known.
 const LAYERS_MAX: usize = 1024;
 
-/// The values of `model_type` that are supported.
-const MODEL_TYPES: [&str; 2] = ["gpt2", "llama"];
-
-/// The values of `model_type` that are known, and not supported.
-const UNSUPPORTED: [&str; 16] = [
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "qwen2_moe",
-    "qwen3_moe",
-    "gemma",
-    "gemma2",
-    "gemma3",
-    "phi",
-    "phi3",
-    "gpt_neo",
-    "gpt_neox",
-    "gptj",
-    "opt",
-    "falcon",
-    "vit",
+/// The values of `model_type` that are known and not supported, each with what is nearest to it.
+const UNSUPPORTED: [(&str, &str); 23] = [
+    ("gemma3", "gemma3_text"),
+    ("cohere2", "cohere"),
+    ("ministral3", "ministral"),
+    ("olmo", "llama"),
+    ("olmo3", "olmo2"),
+    ("phi3", "llama"),
+    ("starcoder2", "mistral"),
+    ("stablelm", "llama"),
+    ("internlm2", "llama"),
+    ("exaone", "llama"),
+    ("phi", "gpt2"),
+    ("gpt_neo", "gpt2"),
+    ("gpt_neox", "gpt2"),
+    ("gptj", "gpt2"),
+    ("gpt_bigcode", "gpt2"),
+    ("opt", "gpt2"),
+    ("bloom", "gpt2"),
+    ("mpt", "gpt2"),
+    ("falcon", "gpt2"),
+    ("qwen2_moe", "mixtral"),
+    ("qwen3_moe", "mixtral"),
+    ("roberta", "bert"),
+    ("vit", "bert"),
 ];
 
 /// An elementwise function between two layers.
@@ -84,11 +90,17 @@ impl Activation {
         named.expect("every activation has a name").0
     }
 
+    /// The activation of a name.
+    pub fn named(word: &str) -> Option<Activation> {
+        let known = Activation::NAMES.iter().find(|(name, _)| *name == word);
+        known.map(|(_, activation)| *activation)
+    }
+
     /// Reads the field `key`.
     pub(crate) fn read(fields: &mut Fields<'_>, key: &str, default: Activation) -> Activation {
         let Some(word) = fields.word(key) else { return default };
-        if let Some((_, found)) = Activation::NAMES.iter().find(|(name, _)| *name == word) {
-            return *found;
+        if let Some(found) = Activation::named(&word) {
+            return found;
         }
         let names: Vec<&str> = Activation::NAMES.iter().map(|(name, _)| *name).collect();
         let wrong = fields.wrong("E1107", key, format!("the activation `{word}` is not supported"));
@@ -104,74 +116,68 @@ impl Activation {
 pub fn read_config(source: &str, text: &str, name: &str) -> Result<Description, Vec<Diagnostic>> {
     let mut fields = Fields::parse(source, text)?;
     let model_type = model_type(&mut fields)?;
-    if SIZED_TYPES.contains(&model_type) {
+    let Some(family) = family(model_type) else {
         let architecture = Architecture::Sized(Sizes::read(model_type, &mut fields));
-        fields.finish()?;
-        return Ok(Description { name: name.to_owned(), architecture, stored: None });
-    }
-    refuse_other_heads(&mut fields);
+        let warnings = fields.finish()?;
+        return Ok(Description { name: name.to_owned(), architecture, stored: None, warnings });
+    };
+    refuse_other_heads(&mut fields, &family.classes);
     let stored = stored_dtype(&mut fields);
     if fields.given("quantization_config") {
         let headline = "quantised weights are not supported yet";
         let wrong = fields.wrong("E1107", "quantization_config", headline);
         fields.report(wrong);
     }
-    let architecture = match model_type {
-        "llama" => Architecture::Llama(super::LlamaConfig::read(&mut fields)),
-        _ => Architecture::Gpt2(super::Gpt2Config::read(&mut fields)),
-    };
-    fields.finish()?;
-    Ok(Description { name: name.to_owned(), architecture, stored })
+    let architecture = Architecture::Family(Box::new(read_family(&mut fields, family)));
+    let warnings = fields.finish()?;
+    Ok(Description { name: name.to_owned(), architecture, stored, warnings })
 }
 
 /// The family, by `model_type` or, where there is none, by `architectures`.
 fn model_type(fields: &mut Fields<'_>) -> Result<&'static str, Vec<Diagnostic>> {
-    let types = || MODEL_TYPES.into_iter().chain(SIZED_TYPES);
-    let supported = |word: &str| types().find(|m| *m == word);
+    let built: Vec<&str> = families().iter().map(|family| family.name).collect();
+    let types = || built.iter().copied().chain(SIZED_TYPES);
     let Some(word) = fields.word("model_type") else {
         let heads = fields.words("architectures");
-        let by_head = heads.iter().find_map(|head| HEADS.iter().find(|(h, _)| h == head));
-        return match by_head {
-            Some((_, model_type)) => Ok(model_type),
+        let is_given = |class: &&str| heads.iter().any(|head| head == class);
+        return match families().iter().find(|family| family.classes.iter().any(is_given)) {
+            Some(family) => Ok(family.name),
             None => {
                 let wrong = fields.wrong("E1104", "", "the field `model_type` is missing");
-                Err(vec![wrong.help(format!("supported are {}", list(&MODEL_TYPES)))])
+                Err(vec![wrong.help("write `\"model_type\": \"llama\"`, or another type")])
             }
         };
     };
-    if let Some(model_type) = supported(&word) {
+    if let Some(model_type) = types().find(|m| *m == word) {
         return Ok(model_type);
     }
     let wrong =
         fields.wrong("E1106", "model_type", format!("models of type `{word}` are not supported"));
-    let known = UNSUPPORTED.contains(&word.as_str());
-    let near = if known { None } else { nearest(&word, types()) };
-    let help =
-        format!("supported are {}, and for planning {}", list(&MODEL_TYPES), list(&SIZED_TYPES));
+    let like = UNSUPPORTED.iter().find(|(known, _)| *known == word);
+    let wrong = match like {
+        Some((_, like)) => wrong.note(format!(
+            "the nearest supported type is `{like}`: with its `model_type` and the same sizes, \
+             `plan` and `fit` answer approximately"
+        )),
+        None => wrong,
+    };
+    let near = if like.is_some() { None } else { nearest(&word, types()) };
+    let help = "`gantline models` lists the types that are supported";
     Err(vec![match near {
         Some(near) => wrong.help(format!("did you mean `{near}`? {help}")),
         None => wrong.help(help),
     }])
 }
 
-/// The classes that are computed, or are what is computed without a head, by family.
-const HEADS: [(&str, &str); 4] = [
-    ("GPT2LMHeadModel", "gpt2"),
-    ("GPT2Model", "gpt2"),
-    ("LlamaForCausalLM", "llama"),
-    ("LlamaModel", "llama"),
-];
-
 /// Refuses a class with another head, such as a classifier.
-fn refuse_other_heads(fields: &mut Fields<'_>) {
+fn refuse_other_heads(fields: &mut Fields<'_>, classes: &[&str]) {
     let heads = fields.words("architectures");
-    if heads.is_empty() || heads.iter().any(|head| HEADS.iter().any(|(h, _)| h == head)) {
+    if heads.is_empty() || heads.iter().any(|head| classes.contains(&head.as_str())) {
         return;
     }
     let headline = format!("the class `{}` is not supported", heads[0]);
     let wrong = fields.wrong("E1107", "architectures", headline);
-    let names: Vec<&str> = HEADS.iter().map(|(name, _)| *name).collect();
-    fields.report(wrong.help(format!("supported are {}", list(&names))));
+    fields.report(wrong.help(format!("supported are {}", list(classes))));
 }
 
 /// The element type of the stored weights: `dtype` wins over the older `torch_dtype`.

@@ -1,7 +1,7 @@
 //! Generation: tokens at a position, attention over a cache of static capacity.
 
-use super::entry::{Body, Maker, check_seq};
-use super::layers::Rates;
+use super::entry::{Callees, Maker, check_seq};
+use super::family::{FamilyModel, Mode};
 use super::{Architecture, Description, Model, model, module_name, not_built};
 use crate::build::Builder;
 use crate::dim::Dim;
@@ -64,17 +64,47 @@ pub fn decoding(
     description: &Description,
     options: &DecodingOptions,
 ) -> Result<Decoding, Vec<Diagnostic>> {
-    let Some(family) = description.architecture.family() else {
-        if matches!(description.architecture, Architecture::Sized(_)) {
-            return Err(vec![not_built(description)]);
+    let family = match &description.architecture {
+        Architecture::Family(family) => family,
+        Architecture::Sized(_) => return Err(vec![not_built(description)]),
+        Architecture::Graph(_) => {
+            let headline = "a graph has no cache, so that nothing can be generated from it";
+            return Err(vec![Diagnostic::error("E1107", Span::of(&description.name), headline)]);
         }
-        let headline = "a graph has no cache, so that nothing can be generated from it";
-        return Err(vec![Diagnostic::error("E1107", Span::of(&description.name), headline)]);
     };
-    let sizes = family.sizes();
-    let mut wrong: Vec<Diagnostic> = check_seq(&sizes, options.capacity).into_iter().collect();
-    if options.tokens == 0 || options.tokens > options.capacity {
-        let (tokens, capacity) = (options.tokens, options.capacity);
+    let wrong = check_options(family, options);
+    if !wrong.is_empty() {
+        return Err(wrong);
+    }
+    let mut module = Module::new(module_name(&description.name));
+    let maker = Maker::new(family, options.tokens, options.dtype);
+    let dims = [
+        Dim::symbol(Dim::BATCH),
+        Dim::from(options.capacity),
+        Dim::from(family.size("G")),
+        Dim::from(family.size("D")),
+    ];
+    let cache = TensorType::new(options.dtype, dims);
+    let caches: Vec<Cache> = (0..family.layers.len())
+        .flat_map(|layer| ["k", "v"].map(|which| format!("h.{layer}.{which}")))
+        .map(|name| Cache { name, ty: cache.clone() })
+        .collect();
+    let position = ("position", TensorType::scalar(DType::I32));
+    let placed = family.learned.map(|_| position.clone());
+    maker.add_embed(&mut module, "embed_at", Mode::Eval, placed.as_slice());
+    let cached = |_| vec![("k_cache", cache.clone()), ("v_cache", cache.clone()), position.clone()];
+    let blocks = maker.add_blocks(&mut module, "block_cached", Mode::Eval, &cached);
+    let callees = Callees { embed: "embed_at".into(), blocks, mode: Mode::Eval };
+    add_entry(&mut module, maker, &callees, &caches, options.logits);
+    let model = model(description, family, module, vec!["decode".to_owned()]);
+    Ok(Decoding { model, caches })
+}
+
+/// The diagnostics of options that do not fit the model.
+fn check_options(family: &FamilyModel, options: &DecodingOptions) -> Vec<Diagnostic> {
+    let mut wrong: Vec<Diagnostic> = check_seq(family, options.capacity).into_iter().collect();
+    let (tokens, capacity) = (options.tokens, options.capacity);
+    if tokens == 0 || tokens > capacity {
         let headline = format!("{tokens} tokens at once do not fit a cache of {capacity}");
         wrong.push(Diagnostic::error("E1108", Span::of("--seq"), headline));
     }
@@ -82,33 +112,22 @@ pub fn decoding(
         let headline = format!("`{}` is no floating-point type", options.dtype);
         wrong.push(Diagnostic::error("E1108", Span::of("--dtype"), headline));
     }
-    if !wrong.is_empty() {
-        return Err(wrong);
+    if let Some(end) = family.cached_max().filter(|end| capacity > *end) {
+        let headline = format!("a cache of {capacity} tokens is longer than {end}");
+        wrong.push(
+            Diagnostic::error("E1108", Span::of("--max-tokens"), headline)
+                .note("beyond it the rotary angles of this model depend on the length")
+                .note("cached keys would keep those of the shorter text")
+                .help(format!("generate up to {end} tokens, the prompt's included")),
+        );
     }
-    let mut module = Module::new(module_name(&description.name));
-    let maker = Maker::new(family, options.tokens, options.dtype);
-    let [heads, size] = maker.sizes.key.map(Dim::from);
-    let dims = [Dim::symbol(Dim::BATCH), Dim::from(options.capacity), heads, size];
-    let cache = TensorType::new(options.dtype, dims);
-    let caches: Vec<Cache> = (0..maker.sizes.layers)
-        .flat_map(|layer| ["k", "v"].map(|which| format!("h.{layer}.{which}")))
-        .map(|name| Cache { name, ty: cache.clone() })
-        .collect();
-    let position = ("position", TensorType::scalar(DType::I32));
-    let body = Body { embed: "embed_at", block: "block_cached", rates: Rates::NONE };
-    let placed = maker.sizes.positions_are_learned.then(|| position.clone());
-    maker.add_embed(&mut module, &body, placed.as_slice());
-    let cached = [("k_cache", cache.clone()), ("v_cache", cache), position];
-    maker.add_block(&mut module, &body, &cached);
-    add_entry(&mut module, maker, &body, &caches, options.logits);
-    let model = model(description, family, module, vec!["decode".to_owned()]);
-    Ok(Decoding { model, caches })
+    wrong
 }
 
 fn add_entry(
     module: &mut Module,
     mut maker: Maker<'_>,
-    body: &Body,
+    callees: &Callees,
     caches: &[Cache],
     logits: LogitsOf,
 ) {
@@ -128,14 +147,15 @@ fn add_entry(
     let tokens = b.param("tokens", ids);
     let position = b.param("position", scalar.clone());
     let last = (logits == LogitsOf::Last).then(|| b.param("last", scalar));
-    let placed = maker.sizes.positions_are_learned.then_some(position);
+    let placed = maker.model.learned.map(|_| position);
     let operands = [tokens].into_iter().chain(weights.embed).chain(placed);
-    let mut x = b.call("x", body.embed, &operands.collect::<Vec<_>>())[0];
+    let mut x = b.call("x", &callees.embed, &operands.collect::<Vec<_>>())[0];
     let mut written = Vec::new();
     for (layer, (weights, cache)) in weights.layers.into_iter().zip(caches.chunks(2)).enumerate() {
         let operands = [x].into_iter().chain(weights).chain(cache.iter().copied());
         let operands: Vec<ValueId> = operands.chain([position]).collect();
-        let results = b.call(&format!("h.{layer}.x"), body.block, &operands);
+        let block = &callees.blocks[maker.kinds[layer]];
+        let results = b.call(&format!("h.{layer}.x"), block, &operands);
         x = results[0];
         written.extend_from_slice(&results[1..]);
     }

@@ -1,74 +1,13 @@
 //! The functions of a module and its entries, the same for all families.
 
-use super::layers::{Rates, key_type};
-use super::{Init, Options, Source, Weight};
+use super::family::{FamilyModel, Mode, Part, Weights};
+use super::{Options, Weight};
 use crate::build::Builder;
 use crate::dim::Dim;
 use crate::module::{Kind, Module, ValueId};
 use crate::op::Op;
 use crate::types::TensorType;
 use crate::{DType, Diagnostic, Span};
-
-/// A family of models: what its functions compute, from parameters that are found by name.
-pub(crate) trait Family {
-    /// The sizes that entries and options depend on.
-    fn sizes(&self) -> Sizes;
-    /// The dropout of the config or, where one is given, that at every site the family has.
-    fn rates(&self, given: Option<f64>) -> Rates;
-    /// The weights.
-    fn weights(&self) -> Weights;
-    /// `tokens`, weights [, `position`] [, `key`] to activations.
-    fn embed(&self, b: &mut Builder<'_>, rates: Rates) -> ValueId;
-    /// `x`, weights [, `k_cache`, `v_cache`, `position`] [, `key`] to activations [and caches].
-    fn block(&self, b: &mut Builder<'_>, rates: Rates) -> Vec<ValueId>;
-    /// `x`, weights, `w_lm` to logits.
-    fn head(&self, b: &mut Builder<'_>) -> ValueId;
-}
-
-/// The sizes that entries and options depend on.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Sizes {
-    /// How many different tokens there are.
-    pub(crate) vocab: usize,
-    /// The longest sequence that the model was made for.
-    pub(crate) positions_max: usize,
-    /// Whether positions beyond that have no weights.
-    pub(crate) positions_are_learned: bool,
-    /// Calls of `block`.
-    pub(crate) layers: usize,
-    /// The last dim of activations.
-    pub(crate) model: usize,
-    /// Query heads.
-    pub(crate) heads: usize,
-    /// The dims of a key: heads, and size of a head.
-    pub(crate) key: [usize; 2],
-}
-
-/// The weights of a model, by the function that takes them.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Weights {
-    /// Of `embed`; the first is the table of tokens.
-    pub(crate) embed: Vec<Weight>,
-    /// Of `block`, for each layer.
-    pub(crate) layers: Vec<Vec<Weight>>,
-    /// Of `head`; the last is `lm_head`, unless it is tied to the table of tokens.
-    pub(crate) head: Vec<Weight>,
-    /// Whether it is.
-    pub(crate) tied: bool,
-}
-
-impl Weights {
-    /// All, in the order of the entries' parameters.
-    pub(crate) fn all(self) -> Vec<Weight> {
-        let layers = self.layers.into_iter().flatten();
-        self.embed.into_iter().chain(layers).chain(self.head).collect()
-    }
-}
-
-/// A weight that is a whole tensor.
-pub(crate) fn weight(name: &str, dims: &[usize], init: Init, source: Source) -> Weight {
-    Weight { name: name.to_owned(), dims: dims.to_vec(), init, source, layer: None }
-}
 
 /// The name that a function gives to a weight: `wq` for `h.0.attn.wq`, `ln1_w` for `h.0.ln1.w`.
 fn param_name(weight: &Weight) -> String {
@@ -81,6 +20,11 @@ fn param_name(weight: &Weight) -> String {
     name.trim_start_matches("attn.").trim_start_matches("mlp.").replace('.', "_")
 }
 
+/// The type of a key of random numbers.
+fn key_type() -> TensorType {
+    TensorType::of(DType::U32, &[4])
+}
+
 /// The types of what is no weight.
 pub(crate) struct Types {
     pub(crate) ids: TensorType,
@@ -89,16 +33,16 @@ pub(crate) struct Types {
 }
 
 impl Types {
-    pub(crate) fn new(sizes: &Sizes, seq: usize, dtype: DType) -> Types {
+    pub(crate) fn new(model: usize, seq: usize, dtype: DType) -> Types {
         let dims = [Dim::symbol(Dim::BATCH), Dim::from(seq)];
         let ids = TensorType::new(DType::I32, dims.clone());
-        let x = TensorType::new(dtype, dims.into_iter().chain([Dim::from(sizes.model)]));
+        let x = TensorType::new(dtype, dims.into_iter().chain([Dim::from(model)]));
         Types { ids, x, dtype }
     }
 }
 
 /// The diagnostics of options that do not fit the model.
-pub(crate) fn check_options(family: &dyn Family, options: &Options) -> Result<(), Vec<Diagnostic>> {
+pub(crate) fn check_options(model: &FamilyModel, options: &Options) -> Result<(), Vec<Diagnostic>> {
     let mut wrong = Vec::new();
     if !options.dtype.is_float() {
         let headline = format!("`{}` is no floating-point type", options.dtype);
@@ -108,7 +52,7 @@ pub(crate) fn check_options(family: &dyn Family, options: &Options) -> Result<()
         let headline = format!("a dropout of {p} is not in 0 ≤ p < 1");
         wrong.push(Diagnostic::error("E1108", Span::of("--dropout"), headline));
     }
-    wrong.extend(check_seq(&family.sizes(), options.seq));
+    wrong.extend(check_seq(model, options.seq));
     if wrong.is_empty() { Ok(()) } else { Err(wrong) }
 }
 
@@ -122,42 +66,41 @@ pub fn check_positions(seq: usize, positions: usize) -> Option<Diagnostic> {
 }
 
 /// The diagnostic of a sequence that the model cannot take.
-pub(crate) fn check_seq(sizes: &Sizes, seq: usize) -> Option<Diagnostic> {
+pub(crate) fn check_seq(model: &FamilyModel, seq: usize) -> Option<Diagnostic> {
     let wrong = |headline: String| Diagnostic::error("E1108", Span::of("--seq"), headline);
     if seq == 0 {
         return Some(wrong("a sequence of 0 tokens".into()));
     }
-    let learned = sizes.positions_are_learned.then_some(sizes.positions_max);
-    if let Some(found) = learned.and_then(|positions| check_positions(seq, positions)) {
+    if let Some(found) = model.learned.and_then(|positions| check_positions(seq, positions)) {
         return Some(found);
     }
-    let widest = sizes.vocab.max(sizes.model).max(sizes.heads.saturating_mul(seq));
+    let heads = model.size("H").saturating_mul(seq);
+    let widest = model.size("V").max(model.size("M")).max(heads);
     let fits = seq.checked_mul(widest).is_some_and(|n| n <= super::config::ELEMENTS_MAX);
     let why = || wrong(format!("one sequence of {seq} tokens has too many activations"));
     (!fits).then(why)
 }
 
 /// Adds the functions and entries for training and evaluation; returns the entries' names.
-pub(crate) fn training(module: &mut Module, family: &dyn Family, options: &Options) -> Vec<String> {
-    let maker = Maker::new(family, options.seq, options.dtype);
-    let rates = family.rates(options.dropout);
-    let trained = Body { embed: "embed", block: "block", rates };
-    let mut evaluated = Body { rates: Rates::NONE, ..trained };
-    maker.add_embed(module, &trained, &[]);
-    maker.add_block(module, &trained, &[]);
-    if rates.embed > 0.0 {
-        evaluated.embed = "embed_eval";
-        maker.add_embed(module, &evaluated, &[]);
+pub(crate) fn training(module: &mut Module, model: &FamilyModel, options: &Options) -> Vec<String> {
+    let maker = Maker::new(model, options.seq, options.dtype);
+    let mode = Mode::Train(options.dropout);
+    let mut trained = Callees { embed: "embed".into(), blocks: Vec::new(), mode };
+    maker.add_embed(module, "embed", mode, &[]);
+    trained.blocks = maker.add_blocks(module, "block", mode, &|_| Vec::new());
+    let mut evaluated = Callees { mode: Mode::Eval, ..trained.clone() };
+    if maker.model.drops(Part::Embed, mode) {
+        evaluated.embed = "embed_eval".into();
+        maker.add_embed(module, &evaluated.embed, Mode::Eval, &[]);
     }
-    if rates.in_block() {
-        evaluated.block = "block_eval";
-        maker.add_block(module, &evaluated, &[]);
+    if maker.blocks_drop(mode) {
+        evaluated.blocks = maker.add_blocks(module, "block_eval", Mode::Eval, &|_| Vec::new());
     }
     maker.add_head_logits(module);
     maker.add_head(module);
     maker.add_entry(module, "loss", &trained, Ending::Loss);
     let mut entries = vec!["loss".to_owned()];
-    if rates.any() {
+    if maker.drops(mode) {
         maker.add_entry(module, "loss_eval", &evaluated, Ending::Loss);
         entries.push("loss_eval".to_owned());
     }
@@ -166,12 +109,12 @@ pub(crate) fn training(module: &mut Module, family: &dyn Family, options: &Optio
     entries
 }
 
-/// The functions that an entry calls before the head, and what they drop.
-#[derive(Clone, Copy)]
-pub(super) struct Body {
-    pub(super) embed: &'static str,
-    pub(super) block: &'static str,
-    pub(super) rates: Rates,
+/// The functions that an entry calls before the head: `embed`, and one for each kind of layers.
+#[derive(Clone)]
+pub(super) struct Callees {
+    pub(super) embed: String,
+    pub(super) blocks: Vec<String>,
+    pub(super) mode: Mode,
 }
 
 /// What an entry ends with.
@@ -188,18 +131,34 @@ pub(super) struct Taken {
     pub(super) head: Vec<ValueId>,
 }
 
-/// Adds functions of one family to a module.
+/// Adds functions of one model to a module.
 pub(super) struct Maker<'f> {
-    family: &'f dyn Family,
-    pub(super) sizes: Sizes,
+    pub(super) model: &'f FamilyModel,
     pub(super) types: Types,
     pub(super) weights: Weights,
+    /// The kind of each layer.
+    pub(super) kinds: Vec<usize>,
 }
 
 impl<'f> Maker<'f> {
-    pub(super) fn new(family: &'f dyn Family, seq: usize, dtype: DType) -> Maker<'f> {
-        let sizes = family.sizes();
-        Maker { family, sizes, types: Types::new(&sizes, seq, dtype), weights: family.weights() }
+    pub(super) fn new(model: &'f FamilyModel, seq: usize, dtype: DType) -> Maker<'f> {
+        let types = Types::new(model.size("M"), seq, dtype);
+        Maker { model, types, weights: model.weights(), kinds: model.kinds() }
+    }
+
+    /// The first layer of each kind.
+    pub(super) fn firsts(&self) -> Vec<usize> {
+        let count = self.kinds.iter().max().map_or(0, |last| last + 1);
+        let first = |kind| self.kinds.iter().position(|of| *of == kind);
+        (0..count).filter_map(first).collect()
+    }
+
+    fn blocks_drop(&self, mode: Mode) -> bool {
+        self.firsts().into_iter().any(|layer| self.model.drops(Part::Block(layer), mode))
+    }
+
+    fn drops(&self, mode: Mode) -> bool {
+        self.model.drops(Part::Embed, mode) || self.blocks_drop(mode)
     }
 
     fn weight_type(&self, weight: &Weight) -> TensorType {
@@ -215,26 +174,46 @@ impl<'f> Maker<'f> {
         }
     }
 
-    pub(super) fn add_embed(&self, module: &mut Module, body: &Body, more: &[(&str, TensorType)]) {
-        let mut b = Builder::new(module, body.embed, Kind::Layer);
+    pub(super) fn add_embed(
+        &self,
+        module: &mut Module,
+        name: &str,
+        mode: Mode,
+        more: &[(&str, TensorType)],
+    ) {
+        let mut b = Builder::new(module, name, Kind::Layer);
         b.param("tokens", self.types.ids.clone());
         self.add_params(&mut b, &self.weights.embed, more);
-        if body.rates.embed > 0.0 {
+        if self.model.drops(Part::Embed, mode) {
             b.param("key", key_type());
         }
-        let x = self.family.embed(&mut b, body.rates);
-        b.finish(&[x]);
+        let x = self.model.build(&mut b, Part::Embed, mode, self.types.dtype);
+        b.finish(&x);
     }
 
-    pub(super) fn add_block(&self, module: &mut Module, body: &Body, more: &[(&str, TensorType)]) {
-        let mut b = Builder::new(module, body.block, Kind::Layer);
-        b.param("x", self.types.x.clone());
-        self.add_params(&mut b, &self.weights.layers[0], more);
-        if body.rates.in_block() {
-            b.param("key", key_type());
+    /// Adds one function for each kind of layers, whose further parameters `more` names for its
+    /// first layer; returns their names.
+    pub(super) fn add_blocks(
+        &self,
+        module: &mut Module,
+        name: &str,
+        mode: Mode,
+        more: &dyn Fn(usize) -> Vec<(&'static str, TensorType)>,
+    ) -> Vec<String> {
+        let mut names = Vec::new();
+        for (kind, layer) in self.firsts().into_iter().enumerate() {
+            let name = if kind == 0 { name.to_owned() } else { format!("{name}_{kind}") };
+            let part = Part::Block(layer);
+            let mut b = Builder::new(module, &name, Kind::Layer);
+            b.param("x", self.types.x.clone());
+            self.add_params(&mut b, &self.weights.layers[layer], &more(layer));
+            if self.model.drops(part, mode) {
+                b.param("key", key_type());
+            }
+            let results = self.model.build(&mut b, part, mode, self.types.dtype);
+            names.push(b.finish(&results));
         }
-        let results = self.family.block(&mut b, body.rates);
-        b.finish(&results);
+        names
     }
 
     fn start_head<'m>(&self, module: &'m mut Module, name: &str) -> Builder<'m> {
@@ -247,16 +226,20 @@ impl<'f> Maker<'f> {
         b
     }
 
+    fn logits(&self, b: &mut Builder<'_>) -> ValueId {
+        self.model.build(b, Part::Head, Mode::Eval, self.types.dtype)[0]
+    }
+
     pub(super) fn add_head_logits(&self, module: &mut Module) {
         let mut b = self.start_head(module, "head_logits");
-        let logits = self.family.head(&mut b);
+        let logits = self.logits(&mut b);
         b.finish(&[logits]);
     }
 
     fn add_head(&self, module: &mut Module) {
         let mut b = self.start_head(module, "head");
         let labels = b.param("labels", self.types.ids.clone());
-        let logits = self.family.head(&mut b);
+        let logits = self.logits(&mut b);
         let loss = b.composite("loss", "cross_entropy", &[], &[logits, labels]);
         b.finish(&loss[..2]);
     }
@@ -275,22 +258,24 @@ impl<'f> Maker<'f> {
         Taken { embed, layers, head }
     }
 
-    fn add_entry(&self, module: &mut Module, name: &str, body: &Body, ending: Ending) {
+    fn add_entry(&self, module: &mut Module, name: &str, callees: &Callees, ending: Ending) {
+        let mode = callees.mode;
         let mut b = Builder::new(module, name, Kind::Layer);
         let weights = self.take_weights(&mut b);
         let tokens = b.param("tokens", self.types.ids.clone());
         let labels = (ending == Ending::Loss).then(|| b.param("labels", self.types.ids.clone()));
-        let key = body.rates.any().then(|| b.param("key", key_type()));
-        let embed_key = key.filter(|_| body.rates.embed > 0.0);
+        let key = self.drops(mode).then(|| b.param("key", key_type()));
+        let embed_key = key.filter(|_| self.model.drops(Part::Embed, mode));
         let operands = [tokens].into_iter().chain(weights.embed).chain(embed_key);
-        let mut x = b.call("x", body.embed, &operands.collect::<Vec<_>>())[0];
+        let mut x = b.call("x", &callees.embed, &operands.collect::<Vec<_>>())[0];
         for (layer, weights) in weights.layers.into_iter().enumerate() {
-            let key = key.filter(|_| body.rates.in_block());
+            let key = key.filter(|_| self.model.drops(Part::Block(layer), mode));
             let salt = layer as u32;
             let key =
                 key.map(|key| b.push(&format!("h.{layer}.key"), Op::FoldKey { salt }, &[key]));
             let operands = [x].into_iter().chain(weights).chain(key);
-            x = b.call(&format!("h.{layer}.x"), body.block, &operands.collect::<Vec<_>>())[0];
+            let block = &callees.blocks[self.kinds[layer]];
+            x = b.call(&format!("h.{layer}.x"), block, &operands.collect::<Vec<_>>())[0];
         }
         let operands: Vec<ValueId> = [x].into_iter().chain(weights.head).chain(labels).collect();
         let results = match ending {

@@ -27,7 +27,7 @@ pub fn read_graph(source: &str, text: &str, name: &str) -> Result<Description, V
         return Err(wrong);
     }
     let architecture = Architecture::Graph(Box::new(module));
-    Ok(Description { name: name.to_owned(), architecture, stored: None })
+    Ok(Description { name: name.to_owned(), architecture, stored: None, warnings: Vec::new() })
 }
 
 /// The model of a module, for sequences of the given length.
@@ -85,7 +85,7 @@ fn weights(main: &Function) -> Vec<Weight> {
         let (Some(dims), true) = (value.ty.sizes(), value.ty.dtype.is_float()) else { break };
         let init = if dims.len() < 2 { Init::Zeros } else { Init::Normal { std: INIT_STD } };
         let names = vec![value.name.clone()];
-        let source = Source { names, dims: dims.clone(), columns: None };
+        let source = Source::whole(names, dims.clone());
         weights.push(Weight { name: value.name.clone(), dims, init, source, layer: None });
     }
     weights

@@ -3,8 +3,7 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use super::config::list;
-use super::{Description, PRESETS, nearest, preset, read_config, read_graph};
+use super::{Description, nearest, preset, presets, read_config, read_graph};
 use crate::{Diagnostic, Span};
 
 /// A description and where it comes from.
@@ -50,7 +49,7 @@ pub fn resolve(model: &str) -> Result<Resolved, Vec<Diagnostic>> {
         format!("`{model}` is no preset, file or directory")
     };
     let wrong = unknown(model, headline);
-    Err(vec![match nearest(model, PRESETS) {
+    Err(vec![match nearest(model, presets()) {
         Some(near) if !is_path => wrong.help(format!("did you mean `{near}`?")),
         _ if !is_path && model.split('/').count() == 2 => {
             wrong.help("models of the Hugging Face hub are named by the directory they lie in")
@@ -62,7 +61,7 @@ pub fn resolve(model: &str) -> Result<Resolved, Vec<Diagnostic>> {
 fn unknown(model: &str, headline: String) -> Diagnostic {
     Diagnostic::error("E1101", Span::of(model), headline)
         .note("a model is a directory with a `config.json`, a `config.json`, a `.graph` text")
-        .note(format!("or one of the presets {}", list(&PRESETS)))
+        .note("or one of the presets that `gantline models` lists")
 }
 
 /// The last part of a path, also of one such as `.`.

@@ -15,6 +15,13 @@ fn architecture(text: &str) -> Architecture {
     read(text).unwrap_or_else(|wrong| panic!("{text}: {wrong:?}")).architecture
 }
 
+fn model(text: &str) -> FamilyModel {
+    match architecture(text) {
+        Architecture::Family(model) => *model,
+        Architecture::Graph(_) | Architecture::Sized(_) => panic!("{text} is of no family"),
+    }
+}
+
 /// The codes and the drawn text of what is wrong.
 fn wrong(text: &str) -> (Vec<&'static str>, String) {
     let wrong = read(text).expect_err(text);
@@ -28,12 +35,19 @@ fn file(name: &str) -> String {
 
 #[test]
 fn absent_fields_have_the_defaults_of_their_class() {
-    let gpt2 = Architecture::Gpt2(Gpt2Config::default());
+    let gpt2 = preset("gpt2").unwrap().architecture;
     assert_eq!(architecture(r#"{"model_type": "gpt2"}"#), gpt2);
     assert_eq!(architecture(r#"{"architectures": ["GPT2LMHeadModel"]}"#), gpt2);
-    assert_eq!(preset("gpt2").unwrap().architecture, gpt2);
-    let llama = Architecture::Llama(LlamaConfig::default());
-    assert_eq!(architecture(r#"{"model_type": "llama", "head_dim": null}"#), llama);
+    let written = r#"{"model_type": "gpt2", "vocab_size": 50257, "n_positions": 1024,
+        "n_embd": 768, "n_layer": 12, "n_head": 12, "n_inner": 3072,
+        "activation_function": "gelu_new", "resid_pdrop": 0.1, "embd_pdrop": 0.1,
+        "attn_pdrop": 0.1, "layer_norm_epsilon": 1e-5, "initializer_range": 0.02,
+        "scale_attn_weights": true, "tie_word_embeddings": true}"#;
+    assert_eq!(architecture(written), gpt2);
+    let llama = model(r#"{"model_type": "llama", "head_dim": null}"#);
+    let sizes = ["V", "P", "M", "L", "H", "G", "D", "F"].map(|symbol| llama.size(symbol));
+    assert_eq!(sizes, [32000, 2048, 4096, 32, 32, 32, 128, 11008]);
+    assert!(!llama.flag("tied") && !llama.flag("attention_bias"));
 }
 
 #[test]
@@ -50,15 +64,14 @@ fn both_versions_of_transformers_mean_the_same() {
 fn aliases_are_read_and_newer_spellings_win() {
     let named = r#"{"model_type": "gpt2", "hidden_size": 96, "num_attention_heads": 3,
         "num_hidden_layers": 2, "max_position_embeddings": 64}"#;
-    let Architecture::Gpt2(config) = architecture(named) else { panic!("gpt2") };
-    assert_eq!([config.model, config.heads, config.layers, config.positions], [96, 3, 2, 64]);
-    assert_eq!(config.inner, 384);
+    let config = model(named);
+    assert_eq!(["M", "H", "L", "P", "F"].map(|s| config.size(s)), [96, 3, 2, 64, 384]);
     let both = r#"{"model_type": "gpt2", "dtype": "bfloat16", "torch_dtype": "float32"}"#;
     assert_eq!(read(both).unwrap().stored, Some(DType::BF16));
-    let theta = |fields: &str| match architecture(&format!(r#"{{"model_type": "llama"{fields}}}"#))
-    {
-        Architecture::Llama(config) => config.theta,
-        Architecture::Gpt2(_) | Architecture::Graph(_) | Architecture::Sized(_) => panic!("llama"),
+    let theta = |fields: &str| {
+        let config = model(&format!(r#"{{"model_type": "llama"{fields}}}"#));
+        let Value::Rotary(rotary) = &config.scope["rope"] else { panic!("a rotary embedding") };
+        rotary.theta
     };
     assert_eq!(theta(""), 1e4);
     assert_eq!(theta(r#", "rope_theta": 5e5"#), 5e5);
@@ -71,7 +84,7 @@ fn aliases_are_read_and_newer_spellings_win() {
 fn errors_are_told_all_at_once_with_their_places() {
     let text = "{\n  \"model_type\": \"gpt2\",\n  \"n_embd\": 100,\n  \"n_head\": 12,\n  \
                 \"n_layer\": \"two\",\n  \"activation_function\": \"mish\",\n  \
-                \"scale_attn_by_inverse_layer_idx\": true\n}";
+                \"add_cross_attention\": true\n}";
     let (codes, drawn) = wrong(text);
     assert_eq!(codes, ["E1105", "E1104", "E1107", "E1107"]);
     assert_eq!(
@@ -93,11 +106,11 @@ error[E1107]: the activation `mish` is not supported
 6 |   \"activation_function\": \"mish\",
   |   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
   = help: supported are `gelu_new`, `gelu_pytorch_tanh`, `gelu`, `silu`, `swish` and `relu`
-error[E1107]: `scale_attn_by_inverse_layer_idx` is not supported yet
+error[E1107]: `add_cross_attention` is not supported yet
  --> config.json:7:3
   |
-7 |   \"scale_attn_by_inverse_layer_idx\": true
-  |   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+7 |   \"add_cross_attention\": true
+  |   ^^^^^^^^^^^^^^^^^^^^^^^^^^^
 "
     );
 }
@@ -109,7 +122,15 @@ fn planted_errors_have_their_codes() {
         ("{\"model_type\": }", "E1103"),
         ("{}", "E1104"),
         (r#"{"model_type": 3}"#, "E1104"),
-        (r#"{"model_type": "qwen3"}"#, "E1106"),
+        (r#"{"model_type": "vit"}"#, "E1106"),
+        (r#"{"model_type": "gpt2", "is_causal": false}"#, "E1107"),
+        (r#"{"model_type": "llama", "is_causal": null}"#, "E1107"),
+        (r#"{"model_type": "llama", "pruned_heads": {"0": [1]}}"#, "E1107"),
+        (r#"{"model_type": "llama", "pad_token_id": 32000}"#, "E1105"),
+        (r#"{"model_type": "llama", "pad_token_id": -1}"#, "E1104"),
+        (r#"{"model_type": "llama", "partial_rotary_factor": 0.5}"#, "E1107"),
+        (r#"{"model_type": "llama", "rope_scaling": {"rope_type": "ntk"}}"#, "E1107"),
+        (r#"{"model_type": "llama", "rope_scaling": {"type": "longrope"}}"#, "E1105"),
         (r#"{"model_type": "gpt2", "architectures": ["GPT2ForTokenClassification"]}"#, "E1107"),
         (r#"{"model_type": "bert", "architectures": ["BertForTokenClassification"]}"#, "E1107"),
         (r#"{"model_type": "gpt2", "quantization_config": {}}"#, "E1107"),
@@ -124,7 +145,7 @@ fn planted_errors_have_their_codes() {
         (r#"{"model_type": "gpt2", "layer_norm_epsilon": 0}"#, "E1104"),
         (r#"{"model_type": "llama", "num_key_value_heads": 5}"#, "E1105"),
         (r#"{"model_type": "llama", "head_dim": 7}"#, "E1105"),
-        (r#"{"model_type": "llama", "rope_scaling": {"rope_type": "llama3"}}"#, "E1107"),
+        (r#"{"model_type": "llama", "rope_scaling": {"rope_type": "llama3"}}"#, "E1104"),
         (r#"{"model_type": "llama", "rope_parameters": {"rope_theta": "x"}}"#, "E1104"),
         (r#"{"model_type": "llama", "rope_parameters": []}"#, "E1104"),
     ];
@@ -214,10 +235,10 @@ fn weights_start_and_lie_where_transformers_has_them() {
     assert_eq!((key.dims.as_slice(), key.layer), ([768, 12, 64].as_slice(), Some(3)));
     assert_eq!(key.source.name(), "transformer.h.3.attn.c_attn.weight");
     assert_eq!(key.source.names[1], "h.3.attn.c_attn.weight");
-    assert_eq!(
-        (key.source.dims.as_slice(), key.source.columns.clone()),
-        ([768, 2304].as_slice(), Some(768..1536))
-    );
+    assert_eq!(key.source.dims, [768, 2304]);
+    let mut runs = Vec::new();
+    key.source.each_run(766, 5, |start, len| runs.push((start, len)));
+    assert_eq!(runs, [(768 + 766, 2), (2304 + 768, 3)]);
     assert_eq!(key.init, Init::Normal { std: 0.02 });
     assert_eq!(of("h.0.attn.wo").init, Init::Normal { std: 0.02 / 24f64.sqrt() });
     assert_eq!((of("lnf.w").init, of("lnf.b").init), (Init::Ones, Init::Zeros));
@@ -283,4 +304,41 @@ fn decoding_modules_print_and_read_back() {
             assert!(decoding.caches.iter().zip(&types[1..]).all(|(cache, ty)| cache.ty == *ty));
         }
     }
+}
+
+#[test]
+fn fields_that_nobody_reads_are_named() {
+    let warnings = |text: &str| -> Vec<(String, Option<String>)> {
+        let found = read(text).unwrap().warnings;
+        found.into_iter().map(|warning| (warning.headline, warning.help)).collect()
+    };
+    assert_eq!(warnings(&file("llama-bias-tied/config.json")), []);
+    assert_eq!(warnings(&file("gpt2-untied/config.v4.json")), []);
+    let text = r#"{"model_type": "llama", "hiden_size": 64, "_x": 1,
+        "rope_parameters": {"rope_type": "default", "tetha": 1}}"#;
+    let inside = "the field `tetha` of `rope_parameters` is not known, and changes nothing";
+    let misspelt = "the field `hiden_size` is not known, and changes nothing";
+    let meant = Some("did you mean `hidden_size`?".to_owned());
+    assert_eq!(warnings(text), [(inside.to_owned(), None), (misspelt.to_owned(), meant)]);
+}
+
+/// A view of a tensor: a fused matrix is split, transposed, and the pairs of a head change places.
+#[test]
+fn views_name_the_elements_of_a_tensor() {
+    // [H=2, 3, D=4, M=3] of which the second third is a weight [M, H, 2, D/2] of pairs.
+    let axes = [(3, 1), (2, 36), (2, 3), (2, 6)];
+    let source = Source::view(vec!["qkv".into()], vec![24, 3], 12, axes);
+    let mut found = Vec::new();
+    source.each_run(0, 24, |start, len| found.extend(start..start + len));
+    let mut expected = Vec::new();
+    for m in 0..3 {
+        for h in 0..2 {
+            for half in 0..2 {
+                for pair in 0..2 {
+                    expected.push(((h * 3 + 1) * 4 + 2 * pair + half) * 3 + m);
+                }
+            }
+        }
+    }
+    assert_eq!(found, expected);
 }

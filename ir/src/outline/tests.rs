@@ -137,7 +137,7 @@ fn near_repeats_stay_apart() {
 #[test]
 fn layered_models_stay_as_they_are() {
     let description = preset("gpt2").unwrap();
-    assert!(matches!(description.architecture, Architecture::Gpt2(_)));
+    assert!(matches!(description.architecture, Architecture::Family(_)));
     let options = Options { seq: 8, dtype: DType::F32, dropout: Some(0.0) };
     let mut model = import(&description, &options).unwrap();
     let before = model.module.clone();

@@ -30,7 +30,7 @@ use super::region::{Region, project};
 use super::saturate::{Saturation, Step};
 use super::term::{Graph, Term, lookup, swapped, with_plain_letters};
 use crate::infer::name;
-use crate::library::{read_instance, templates};
+use crate::library::{Template, read_instance, templates};
 use crate::module::{Attributes, Function, ValueId};
 use crate::op::Op;
 use crate::types::TensorType;
@@ -79,16 +79,24 @@ pub(super) struct Found {
     terms: Vec<Term>,
 }
 
+/// Composites whose gradient is not that of what they compute: only who calls them means them.
+const NOT_RECOGNISED: [&str; 2] = ["shut_gradient", "shut_gradient_bwd"];
+
+/// The composites that are recognised.
+fn recognisable() -> impl Iterator<Item = &'static Template> {
+    templates().values().filter(|template| !NOT_RECOGNISED.contains(&template.name.as_str()))
+}
+
 /// The names of the rules: those of the composites.
 pub fn names() -> impl Iterator<Item = &'static str> {
-    templates().keys().map(String::as_str)
+    recognisable().map(|template| template.name.as_str())
 }
 
 /// The skeletons of all templates, those of most nodes first.
 fn skeletons() -> &'static [Skeleton] {
     static SKELETONS: OnceLock<Vec<Skeleton>> = OnceLock::new();
     SKELETONS.get_or_init(|| {
-        let any = templates().values().map(|template| Skeleton::of(template, &Case::ANY));
+        let any = recognisable().map(|template| Skeleton::of(template, &Case::ANY));
         let cases = CASES.iter().map(|case| Skeleton::of(&templates()[case.composite], case));
         let mut skeletons: Vec<Skeleton> = any.chain(cases).collect();
         skeletons.sort_by_key(|skeleton| Reverse(skeleton.function.nodes.len()));

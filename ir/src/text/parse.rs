@@ -424,7 +424,7 @@ impl<'t> Parser<'t> {
     }
 
     /// Reads `%a: type, %b: type = op attributes operands`. In a template types may be left out.
-    fn node(&mut self, module: &Module, function: &mut Function) -> Parsed<()> {
+    pub(crate) fn node(&mut self, module: &Module, function: &mut Function) -> Parsed<()> {
         let mut declared = Vec::new();
         loop {
             let here = self.here();

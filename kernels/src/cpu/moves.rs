@@ -170,8 +170,8 @@ pub(super) fn rope<S: Scalar>(cpu: &Cpu, r: &Rope, inputs: &[View], outputs: &[V
                 let (sine, cosine) = (sign * position * frequency).sin_cos();
                 // SAFETY: the tables have room for half the dim.
                 unsafe {
-                    *cos.add(i) = S::from_f64(cosine);
-                    *sin.add(i) = S::from_f64(sine);
+                    *cos.add(i) = S::from_f64(r.gain * cosine);
+                    *sin.add(i) = S::from_f64(r.gain * sine);
                 }
             }
             for h in 0..r.heads {

@@ -137,6 +137,7 @@ fn rotary_embedding_rotates_and_its_inverse_undoes_it() {
             frequencies: (0..dim / 2).map(frequency).collect(),
             positions,
             inverse: false,
+            gain: 1.0,
             dtype: DType::F64,
             x: layout,
             y: layout,
@@ -148,6 +149,7 @@ fn rotary_embedding_rotates_and_its_inverse_undoes_it() {
             Positions::Table => f64::from(table[b * seq + s]),
         };
         let x = random.numbers(batch * layout[0]);
+        let gain = 1.25;
         let mut want = x.clone();
         for point in 0..batch * seq * heads {
             let (b, s, h) = (point / heads / seq, point / heads % seq, point % heads);
@@ -155,8 +157,8 @@ fn rotary_embedding_rotates_and_its_inverse_undoes_it() {
             for i in 0..dim / 2 {
                 let (sin, cos) = (position(b, s) * frequency(i)).sin_cos();
                 let (u, v) = (x[first + i], x[first + dim / 2 + i]);
-                want[first + i] = u * cos - v * sin;
-                want[first + dim / 2 + i] = v * cos + u * sin;
+                want[first + i] = gain * (u * cos - v * sin);
+                want[first + dim / 2 + i] = gain * (v * cos + u * sin);
             }
         }
         let inputs = |x: Vec<f64>| match positions {
@@ -164,11 +166,11 @@ fn rotary_embedding_rotates_and_its_inverse_undoes_it() {
             _ => vec![Buffer::F64(x), Buffer::I32(table.clone())],
         };
         for isa in sets() {
-            rope.inverse = false;
+            (rope.inverse, rope.gain) = (false, gain);
             let old = [Buffer::F64(x.clone())];
             let got = run_on_threads(isa, &Kernel::Rope(rope.clone()), &inputs(x.clone()), &old);
             assert_close(&got[0].numbers(), &want, 1e-14, "rotated");
-            rope.inverse = true;
+            (rope.inverse, rope.gain) = (true, 1.0 / gain);
             let rotated = inputs(got[0].numbers());
             let back = run_on_threads(isa, &Kernel::Rope(rope.clone()), &rotated, &got);
             assert_close(&back[0].numbers(), &x, 1e-14, "rotated back");

@@ -4,7 +4,8 @@
 use std::path::Path;
 
 use ir::import::{
-    Architecture, Description, Options, RoutedSizes, Sizes, check_positions, import, resolve,
+    Architecture, Description, FamilyModel, Options, RoutedSizes, Sizes, Value, check_positions,
+    import, resolve,
 };
 use ir::{DType, Diagnostic, Module, TensorType};
 
@@ -140,47 +141,9 @@ pub fn of_description(
     seq: Option<u32>,
 ) -> Result<Described, Vec<Diagnostic>> {
     let name = description.name.clone();
-    if let Architecture::Gpt2(config) = &description.architecture {
-        check_seq(seq, config.positions)?;
-    }
-    let shape = match &description.architecture {
-        Architecture::Gpt2(config) => Shape {
-            name,
-            layers: of(config.layers),
-            hidden: of(config.model),
-            heads: of(config.heads),
-            kv_heads: of(config.heads),
-            head_dim: of(config.model / config.heads.max(1)),
-            ffn: of(config.inner),
-            gated: false,
-            vocab: of(config.vocab),
-            seq: of(config.positions),
-            positions: of(config.positions),
-            causal: true,
-            biases: true,
-            tied: config.tied,
-            routed: None,
-            low_rank: None,
-        },
-        Architecture::Llama(config) => Shape {
-            name,
-            layers: of(config.layers),
-            hidden: of(config.model),
-            heads: of(config.heads),
-            kv_heads: of(config.key_heads),
-            head_dim: of(config.head_size),
-            ffn: of(config.inner),
-            gated: true,
-            vocab: of(config.vocab),
-            seq: of(config.positions),
-            positions: 0,
-            causal: true,
-            biases: config.mlp_bias,
-            tied: config.tied,
-            routed: None,
-            low_rank: None,
-        },
-        Architecture::Sized(sizes) => return of_sizes(&name, sizes, seq),
+    match &description.architecture {
+        Architecture::Family(model) => of_family(name, model, seq),
+        Architecture::Sized(sizes) => of_sizes(&name, sizes, seq),
         Architecture::Graph(_) => {
             let seq = seq.map_or(1, |seq| seq as usize);
             let options = Options { seq, dtype: DType::F32, dropout: None };
@@ -189,10 +152,46 @@ pub fn of_description(
             let entry = model.entries.iter().find(is_loss).or(model.entries.first());
             let entry = entry.map_or("loss", String::as_str);
             let work = of_module(&name, &model.module, entry).map_err(|wrong| vec![wrong])?;
-            return Ok(Described { work, latent: None, tokens: fed(&model.module, entry) });
+            Ok(Described { work, latent: None, tokens: fed(&model.module, entry) })
         }
+    }
+}
+
+/// The shape of a model of a family: what the file says of it, and as many parameters as the
+/// module has.
+fn of_family(
+    name: String,
+    model: &FamilyModel,
+    seq: Option<u32>,
+) -> Result<Described, Vec<Diagnostic>> {
+    if let Some(learned) = model.learned {
+        check_seq(seq, learned)?;
+    }
+    let said = model.shape();
+    let size = |key: &str| said.get(key).and_then(Value::size).map_or(0, of);
+    let is = |key: &str| said.get(key) == Some(&Value::Flag(true));
+    let symbol = |symbol: &str| of(model.size(symbol));
+    let shape = Shape {
+        name,
+        layers: of(model.layers.len()),
+        hidden: symbol("M"),
+        heads: symbol("H"),
+        kv_heads: symbol("G"),
+        head_dim: symbol("D"),
+        ffn: size("ffn"),
+        gated: is("gated"),
+        vocab: symbol("V"),
+        seq: seq.unwrap_or(symbol("P")),
+        positions: size("positions"),
+        causal: true,
+        biases: is("biases"),
+        tied: model.flag("tied"),
+        routed: None,
+        low_rank: None,
     };
-    of_shape(shape, seq)
+    let mut described = of_shape(shape, None)?;
+    described.work.set_parameters(&model.counts());
+    Ok(described)
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ pub mod module;
 #[cfg(test)]
 mod tests;
 
+use ir::import::ParameterCounts;
 use ir::{Diagnostic, Span};
 use serde::{Deserialize, Serialize};
 
@@ -240,6 +241,23 @@ impl Item {
     }
 }
 
+/// Adds parameters that belong to no product, or takes them from norms, until there are `wanted`.
+fn set_parameters(items: &mut Vec<Item>, wanted: u64) {
+    let count = |items: &[Item]| items.iter().map(|item| item.parameters()[0]).sum::<u64>();
+    let mut surplus = count(items).saturating_sub(wanted);
+    for item in items.iter_mut() {
+        if let Item::Norm { parameters, .. } = item {
+            let less = surplus.min(u64::from(*parameters));
+            *parameters -= less as u32;
+            surplus -= less;
+        }
+    }
+    let missing = wanted.saturating_sub(count(items));
+    if missing > 0 {
+        items.push(Item::parameters_alone(missing));
+    }
+}
+
 /// Layers that are alike.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Layer {
@@ -321,6 +339,17 @@ impl Workload {
         let shared = if self.tied { self.head_parameters() } else { 0 };
         let layers = layers.fold(0, u64::saturating_add);
         layers.saturating_add(ends.sum::<u64>() - shared)
+    }
+
+    /// Makes the parameters those of a model whose layers are one class: what its first functions,
+    /// its layers and what follows them have beyond products is counted as norms and vectors.
+    pub(super) fn set_parameters(&mut self, counts: &ParameterCounts) {
+        let [head, tied] = [self.head_parameters(), u64::from(self.tied)];
+        set_parameters(&mut self.first, counts.first);
+        set_parameters(&mut self.last, counts.last + head * tied);
+        for layer in &mut self.layers {
+            set_parameters(&mut layer.items, counts.layers / u64::from(layer.count.max(1)));
+        }
     }
 
     /// Operations of a step for one token, forward and backward: three times the forward ones.

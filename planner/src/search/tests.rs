@@ -1,24 +1,16 @@
 use codegen::prepare::prepare_training;
-use ir::import::{Architecture, Description, Gpt2Config, Options, import};
+use ir::import::{Options, import, read_config};
 
 use super::*;
 use crate::machine::Machine;
 
 pub(crate) fn module(layers: usize) -> Module {
-    let config = Gpt2Config {
-        vocab: 259,
-        positions: 64,
-        model: 48,
-        layers,
-        heads: 4,
-        inner: 192,
-        dropout_residual: 0.0,
-        dropout_embed: 0.0,
-        dropout_attention: 0.0,
-        ..Gpt2Config::default()
-    };
-    let architecture = Architecture::Gpt2(config);
-    let description = Description { name: "small".into(), architecture, stored: None };
+    let config = format!(
+        r#"{{"model_type": "gpt2", "vocab_size": 259, "n_positions": 64, "n_embd": 48,
+            "n_layer": {layers}, "n_head": 4, "resid_pdrop": 0, "embd_pdrop": 0,
+            "attn_pdrop": 0}}"#
+    );
+    let description = read_config("config.json", &config, "small").unwrap();
     let options = Options { seq: 33, dtype: DType::F32, dropout: None };
     prepare_training(import(&description, &options).unwrap().module, "loss").unwrap()
 }
@@ -130,7 +122,7 @@ fn ranks_that_a_model_cannot_use_are_refused() {
 #[test]
 fn every_mesh_compiles_into_a_legal_plan() {
     let models = [
-        ("gpt2", crate::shard::tests::gpt2(crate::shard::tests::config(9, 36, 259, 0.1), 33)),
+        ("gpt2", crate::shard::tests::gpt2(&crate::shard::tests::config(9, 36, 259, 0.1), 33)),
         ("llama", crate::shard::tests::llama(9, 3, 259, 33)),
         ("llama", crate::shard::tests::llama(8, 4, 64, 33)),
     ];

@@ -1,5 +1,5 @@
 use codegen::partition::{Place, partition};
-use ir::import::{Architecture, Description, Gpt2Config, LlamaConfig, Options, import};
+use ir::import::{Options, import, read_config};
 use ir::{DType, Mesh, Module};
 
 use super::*;
@@ -10,46 +10,36 @@ const RATES: Rates = Rates {
     link: Link { latency_s: 10e-6, bandwidth_bytes_per_s: 5e9 },
 };
 
-fn prepared(architecture: Architecture, seq: usize) -> Module {
-    let description = Description { name: "test".into(), architecture, stored: None };
+fn prepared(config: &str, seq: usize) -> Module {
+    let description = read_config("config.json", config, "test").unwrap();
     let options = Options { seq, dtype: DType::F32, dropout: None };
     let module = import(&description, &options).unwrap().module;
     codegen::prepare::prepare_training(module, "loss").unwrap()
 }
 
-pub(crate) fn gpt2(config: Gpt2Config, seq: usize) -> Module {
-    prepared(Architecture::Gpt2(config), seq)
+pub(crate) fn gpt2(config: &str, seq: usize) -> Module {
+    prepared(config, seq)
 }
 
 pub(crate) fn llama(heads: usize, key_heads: usize, vocab: usize, seq: usize) -> Module {
-    let config = LlamaConfig {
-        vocab,
-        positions: 64,
-        model: 8 * heads,
-        layers: 2,
-        heads,
-        key_heads,
-        head_size: 8,
-        inner: 20 * heads,
-        tied: heads == 9,
-        ..LlamaConfig::default()
-    };
-    prepared(Architecture::Llama(config), seq)
+    let config = format!(
+        r#"{{"model_type": "llama", "vocab_size": {vocab}, "max_position_embeddings": 64,
+            "hidden_size": {}, "num_hidden_layers": 2, "num_attention_heads": {heads},
+            "num_key_value_heads": {key_heads}, "head_dim": 8, "intermediate_size": {},
+            "tie_word_embeddings": {}}}"#,
+        8 * heads,
+        20 * heads,
+        heads == 9,
+    );
+    prepared(&config, seq)
 }
 
-pub(crate) fn config(heads: usize, model: usize, vocab: usize, dropout: f64) -> Gpt2Config {
-    Gpt2Config {
-        vocab,
-        positions: 64,
-        model,
-        layers: 2,
-        heads,
-        inner: 4 * model,
-        dropout_residual: dropout,
-        dropout_embed: dropout,
-        dropout_attention: dropout,
-        ..Gpt2Config::default()
-    }
+pub(crate) fn config(heads: usize, model: usize, vocab: usize, dropout: f64) -> String {
+    format!(
+        r#"{{"model_type": "gpt2", "vocab_size": {vocab}, "n_positions": 64, "n_embd": {model},
+            "n_layer": 2, "n_head": {heads}, "resid_pdrop": {dropout}, "embd_pdrop": {dropout},
+            "attn_pdrop": {dropout}}}"#
+    )
 }
 
 fn request<'a>(module: &'a Module, dp: usize, tp: usize, sequence: bool) -> Request<'a> {
@@ -103,7 +93,7 @@ fn assert_all_meshes(module: &Module) {
 fn gpt2_partitions_on_all_meshes() {
     for (heads, model, vocab, seq) in [(4, 32, 64, 32), (9, 36, 259, 33)] {
         for dropout in [0.0, 0.1] {
-            assert_all_meshes(&gpt2(config(heads, model, vocab, dropout), seq));
+            assert_all_meshes(&gpt2(&config(heads, model, vocab, dropout), seq));
         }
     }
 }
@@ -137,7 +127,7 @@ fn shared_key_heads_are_cut_with_their_queries_or_held_whole() {
 
 #[test]
 fn a_block_is_cut_as_megatron_does() {
-    let module = gpt2(config(12, 768, 50257, 0.0), 64);
+    let module = gpt2(&config(12, 768, 50257, 0.0), 64);
     let sharded = shard(&request(&module, 2, 4, true)).unwrap();
     let wanted = [
         ("block", "wq", "[*, dim1 @ tp, *]"),

@@ -17,7 +17,13 @@ fn weight(
     part: Option<Range<usize>>,
 ) -> Weight {
     let names = vec![format!("model.{tensor}"), tensor.to_owned()];
-    let source = Source { names, dims: of.to_vec(), columns: part };
+    let (width, rows) = (of[of.len() - 1], of[..of.len() - 1].iter().product());
+    let source = match part {
+        None => Source::whole(names, of.to_vec()),
+        Some(part) => {
+            Source::view(names, of.to_vec(), part.start, [(rows, width), (part.len(), 1)])
+        }
+    };
     Weight { name: name.into(), dims: dims.to_vec(), init: Init::Zeros, source, layer: None }
 }
 

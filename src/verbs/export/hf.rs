@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use ir::import::{Architecture, Gpt2Config, LlamaConfig, Model, Options};
+use ir::import::{Architecture, Model, Options};
 use ir::{Diagnostic, Span};
 use runtime::block;
 use runtime::checkpoint::Checkpoint;
@@ -70,75 +70,33 @@ fn weights(
 
 /// A `config.json` of a model that was a preset; none where transformers has no class for it.
 fn config_of(architecture: &Architecture, settings: &Settings) -> Option<String> {
-    let mut config = match architecture {
-        Architecture::Gpt2(config) => gpt2(config),
-        Architecture::Llama(config) => llama(config),
-        Architecture::Graph(_) | Architecture::Sized(_) => return None,
-    };
-    config["dtype"] = json!(format!("float{}", 8 * settings.dtype.size()));
-    Some(format!("{config:#}\n"))
+    let Architecture::Family(model) = architecture else { return None };
+    let mut config = model.config();
+    let dtype = format!("float{}", 8 * settings.dtype.size());
+    config.extend([("dtype", json!(dtype)), ("bos_token_id", Value::Null)].map(named));
+    config.extend([named(("eos_token_id", Value::Null))]);
+    Some(format!("{:#}\n", Value::Object(config)))
 }
 
-fn gpt2(config: &Gpt2Config) -> Value {
-    json!({
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "vocab_size": config.vocab,
-        "n_positions": config.positions,
-        "n_embd": config.model,
-        "n_layer": config.layers,
-        "n_head": config.heads,
-        "n_inner": config.inner,
-        "activation_function": config.activation.name(),
-        "resid_pdrop": config.dropout_residual,
-        "embd_pdrop": config.dropout_embed,
-        "attn_pdrop": config.dropout_attention,
-        "layer_norm_epsilon": config.eps,
-        "initializer_range": config.init_std,
-        "scale_attn_weights": config.scaled,
-        "tie_word_embeddings": config.tied,
-        "bos_token_id": null,
-        "eos_token_id": null,
-    })
-}
-
-fn llama(config: &LlamaConfig) -> Value {
-    json!({
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": config.vocab,
-        "max_position_embeddings": config.positions,
-        "hidden_size": config.model,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.key_heads,
-        "head_dim": config.head_size,
-        "intermediate_size": config.inner,
-        "hidden_act": config.activation.name(),
-        "attention_dropout": config.dropout_attention,
-        "rms_norm_eps": config.eps,
-        "initializer_range": config.init_std,
-        "rope_theta": config.theta,
-        "attention_bias": config.attention_bias,
-        "mlp_bias": config.mlp_bias,
-        "tie_word_embeddings": config.tied,
-    })
+fn named((name, value): (&str, Value)) -> (String, Value) {
+    (name.to_owned(), value)
 }
 
 #[cfg(test)]
 mod tests {
-    use ir::import::{PRESETS, preset, read_config};
+    use ir::import::{preset, presets, read_config};
 
     use super::*;
 
     #[test]
     fn configs_of_presets_read_back() {
-        for name in PRESETS {
+        for name in presets() {
             let description = preset(name).expect("a preset");
             let settings = Settings::defaults(&description, 0, 8);
             let text = config_of(&description.architecture, &settings).expect("it has a class");
             let read = read_config("config.json", &text, name).expect("it reads");
             assert_eq!(read.architecture, description.architecture, "{name}");
+            assert_eq!(read.warnings, [], "{name}");
             assert_eq!(read.stored, Some(ir::DType::F32));
         }
     }

@@ -216,7 +216,20 @@ fn rope(r: &mut Draws) -> Kernel {
     let positions = [Positions::From(3), Positions::FromInput(1), Positions::Table][r.below(3)];
     let frequencies = (0..half).map(|at| 1.0 / (1 + at) as f64).collect();
     let (inverse, dtype) = (r.coin(), DType::F32);
-    Kernel::Rope(Rope { batch, seq, heads, dim, frequencies, positions, inverse, dtype, x, y })
+    let gain = 1.0;
+    Kernel::Rope(Rope {
+        batch,
+        seq,
+        heads,
+        dim,
+        frequencies,
+        positions,
+        inverse,
+        gain,
+        dtype,
+        x,
+        y,
+    })
 }
 
 fn copy(r: &mut Draws) -> Kernel {

@@ -19,6 +19,7 @@ pub(crate) struct Fields<'t> {
     text: &'t str,
     object: Map<String, Value>,
     diagnostics: Vec<Diagnostic>,
+    warnings: Vec<Diagnostic>,
 }
 
 impl<'t> Fields<'t> {
@@ -26,7 +27,8 @@ impl<'t> Fields<'t> {
     pub(crate) fn parse(source: &'t str, text: &'t str) -> Result<Fields<'t>, Vec<Diagnostic>> {
         match serde_json::from_str(text) {
             Ok(Value::Object(object)) => {
-                Ok(Fields { source, text, object, diagnostics: Vec::new() })
+                let (diagnostics, warnings) = (Vec::new(), Vec::new());
+                Ok(Fields { source, text, object, diagnostics, warnings })
             }
             Ok(other) => {
                 let headline = format!("the config is {}, not an object", describe(&other));
@@ -43,10 +45,43 @@ impl<'t> Fields<'t> {
         }
     }
 
-    /// The diagnostics in the order of the text, if there are any.
-    pub(crate) fn finish(mut self) -> Result<(), Vec<Diagnostic>> {
+    /// The diagnostics in the order of the text, if there are any, or else the warnings.
+    pub(crate) fn finish(mut self) -> Result<Vec<Diagnostic>, Vec<Diagnostic>> {
         self.diagnostics.sort_by_key(|wrong| wrong.span.bytes.start);
-        if self.diagnostics.is_empty() { Ok(()) } else { Err(self.diagnostics) }
+        if self.diagnostics.is_empty() { Ok(self.warnings) } else { Err(self.diagnostics) }
+    }
+
+    /// The names of all fields.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &str> {
+        self.object.keys().map(String::as_str)
+    }
+
+    /// A field as it is written, null too.
+    pub(crate) fn value(&self, key: &str) -> Option<&Value> {
+        self.object.get(key)
+    }
+
+    /// Warns of a field that nobody reads: of the object in the field `inside`, or of the config.
+    pub(crate) fn warn_of_unknown<'n>(
+        &mut self,
+        inside: &str,
+        name: &str,
+        known: impl IntoIterator<Item = &'n str>,
+    ) {
+        let (key, of) = match inside {
+            "" => (name, String::new()),
+            _ => (inside, format!(" of `{inside}`")),
+        };
+        let bytes = place(self.text, key).unwrap_or(0..0);
+        let span = Span { source: self.source.to_owned(), bytes };
+        let headline = format!("the field `{name}`{of} is not known, and changes nothing");
+        let warning = Diagnostic::warning("W1109", span, headline);
+        if self.warnings.len() < DIAGNOSTICS_MAX {
+            self.warnings.push(match crate::import::nearest(name, known) {
+                Some(near) => warning.help(format!("did you mean `{near}`?")),
+                None => warning,
+            });
+        }
     }
 
     /// A diagnostic at a field.
@@ -114,6 +149,27 @@ impl<'t> Fields<'t> {
         }
     }
 
+    /// A whole number from zero on, if it is given.
+    pub(crate) fn optional_count(&mut self, keys: &[&'static str]) -> Option<usize> {
+        let (key, value) = self.get(keys)?;
+        let count = value.as_u64().and_then(|count| usize::try_from(count).ok());
+        let count = count.filter(|count| *count <= SIZE_MAX);
+        count.or_else(|| self.report_type(key, "a whole number from 0 to 2^30"))
+    }
+
+    /// A finite number of at least zero, under the first of several names.
+    pub(crate) fn number_of(&mut self, keys: &[&'static str], default: f64) -> f64 {
+        let key = self.key_of(keys);
+        self.get(keys).map_or(default, |_| self.number(key, default))
+    }
+
+    /// Any finite number.
+    pub(crate) fn real(&mut self, keys: &[&'static str], default: f64) -> f64 {
+        let Some((key, value)) = self.get(keys) else { return default };
+        let number = value.as_f64().filter(|n| n.is_finite());
+        number.or_else(|| self.report_type(key, "a number")).unwrap_or(default)
+    }
+
     /// A finite number of at least zero.
     pub(crate) fn number(&mut self, key: &'static str, default: f64) -> f64 {
         let Some((key, value)) = self.get(&[key]) else { return default };
@@ -172,14 +228,6 @@ impl<'t> Fields<'t> {
         let value = self.object.get(key).filter(|value| !value.is_null())?;
         let object = value.as_object().cloned();
         object.or_else(|| self.report_type(key, "an object"))
-    }
-
-    /// Reports a flag that is set and must not be.
-    pub(crate) fn refuse(&mut self, key: &'static str) {
-        if self.flag(key, false) {
-            let wrong = self.wrong("E1107", key, format!("`{key}` is not supported yet"));
-            self.report(wrong);
-        }
     }
 }
 

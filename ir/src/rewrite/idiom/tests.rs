@@ -2,11 +2,12 @@
 
 #![allow(clippy::wildcard_enum_match_arm, reason = "only some ops are changed")]
 
+use super::recognisable;
 use crate::build::Builder;
 use crate::eval::eval;
 use crate::import::{DecodingOptions, LogitsOf, Options, decoding, import, preset};
 use crate::inline::inline_composites;
-use crate::library::{Definition, Template, templates};
+use crate::library::{Definition, Template};
 use crate::module::{Function, Kind, Module, ValueId};
 use crate::op::{Binary, Combiner, Comparison, Op, Unary};
 use crate::random::{mix, uniform};
@@ -61,7 +62,7 @@ fn composites_of_models_are_found_again_after_inlining() {
 
 #[test]
 fn every_composite_of_the_library_is_found_in_its_own_definition() {
-    for template in templates().values() {
+    for template in recognisable() {
         let numbers = (3..).map(f64::from);
         let given = template.attributes.iter().zip(numbers);
         let given = given.filter(|((name, _), _)| !template.is_optional(name));
@@ -83,7 +84,7 @@ const INSTANCES: u64 = 200;
 /// Sizes and attributes at random: the composite is found, and computes the same.
 #[test]
 fn every_composite_is_found_in_random_instances() {
-    for template in templates().values() {
+    for template in recognisable() {
         for seed in 0..INSTANCES {
             let module = instance(template, seed);
             let mut inlined = module.clone();
@@ -369,7 +370,7 @@ const TWINS: u64 = 40;
 /// One thing of a definition is changed; what is made of that computes what it computes.
 #[test]
 fn near_misses_are_not_taken_for_the_composite() {
-    for template in templates().values() {
+    for template in recognisable() {
         let mut told_apart = 0;
         for seed in 0..TWINS {
             told_apart += usize::from(twin_is_told_apart(template, seed));

@@ -1,0 +1,465 @@
+//! From the lines of `embed`, `block` and `head` to nodes.
+//!
+//! A line is an op of the IR in its own text, a composite of the library with its attributes, or
+//! one of the statements below. Attributes are expressions; the parameters of a function are its
+//! weights, by the last part of their names (`wq` for `attn.wq`, `ln1_w` for `ln1.w`).
+//!
+//! | statement | is |
+//! |---|---|
+//! | `linear EINSUM w=W b=B %x` | a product with a weight, plus the bias along the last dims where there is one |
+//! | `attend scale=… [p=…] [window=…] [softcap=…] %q %k %v` | causal attention, over a cache where there is one; further attributes and operands are those of the composite |
+//! | `rotate rope=… %x %position` | the rotary embedding |
+//! | `dropout p=… %x` | dropout, or nothing where p is 0 |
+//! | `embedding [pad=…] %table %ids` | rows of a table; the row `pad` has no gradient |
+//! | `activate ACT %x` | an activation function |
+//! | `position` | the position of the first token |
+//! | `positions %tokens` | the positions of the tokens |
+//! | `broadcast_like %x %y` | `x` repeated along the leading dims of `y` |
+
+use std::collections::BTreeMap;
+
+use super::expr::{Expr, Scope, Value};
+use super::rotary::{Angles, Ramp, Rotary};
+use super::{FamilyModel, Line};
+use crate::DType;
+use crate::build::Builder;
+use crate::dim::Dim;
+use crate::import::config::Activation;
+use crate::library::templates;
+use crate::module::ValueId;
+use crate::op::{Comparison, Op, Unary};
+use crate::text::attrs::Names;
+use crate::types::TensorType;
+
+/// The functions of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// `tokens`, weights [, `position`] [, `key`] to activations.
+    Embed,
+    /// `x`, weights [, `k_cache`, `v_cache`, `position`] [, `key`] to activations [and caches], of
+    /// the layers that are like this one.
+    Block(usize),
+    /// `x`, weights, `w_lm` to logits.
+    Head,
+}
+
+/// What a function is made for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Mode {
+    /// Training, with the dropout of the config or this one at every site.
+    Train(Option<f64>),
+    /// Evaluation and generation: no dropout.
+    Eval,
+}
+
+/// Lines of one function with the values of its names.
+struct Body<'m> {
+    lines: Vec<&'static Line>,
+    scope: Scope,
+    model: &'m FamilyModel,
+    dtype: DType,
+}
+
+impl FamilyModel {
+    fn body(&self, part: Part, mode: Mode, dtype: DType) -> Body<'_> {
+        let (lines, mut scope) = match part {
+            Part::Embed => (&self.family.embed, self.scope.clone()),
+            Part::Block(layer) => (&self.family.block, self.scope_of(layer)),
+            Part::Head => (&self.family.head, self.scope.clone()),
+        };
+        for symbol in self.family.dropouts() {
+            let value = match mode {
+                Mode::Train(None) => continue,
+                Mode::Train(Some(p)) => p,
+                Mode::Eval => 0.0,
+            };
+            scope.insert(symbol.to_owned(), Value::Number(value));
+        }
+        let lines = active(lines, &scope);
+        Body { lines, scope, model: self, dtype }
+    }
+
+    /// Whether the function drops anything, and takes a key therefore.
+    pub(crate) fn drops(&self, part: Part, mode: Mode) -> bool {
+        let body = self.body(part, mode, DType::F32);
+        body.lines.iter().any(|line| {
+            let Line::Call { op: "dropout" | "attend", named, .. } = line else { return false };
+            named.iter().any(|(key, value)| *key == "p" && body.number(value) > 0.0)
+        })
+    }
+
+    /// Adds the nodes of a function whose parameters are there; returns its results.
+    pub(crate) fn build(
+        &self,
+        b: &mut Builder<'_>,
+        part: Part,
+        mode: Mode,
+        dtype: DType,
+    ) -> Vec<ValueId> {
+        let mut body = self.body(part, mode, dtype);
+        let seq = b.ty(ValueId(0)).dims[1].clone();
+        let tokens = seq.as_constant().map_or(1.0, |seq| seq as f64);
+        body.scope.insert("S".into(), Value::Number(tokens));
+        let mut making = Making { body, values: BTreeMap::new(), salt: 0, caches: Vec::new() };
+        making.run(b)
+    }
+}
+
+/// The lines whose guards hold.
+fn active(lines: &'static [Line], scope: &Scope) -> Vec<&'static Line> {
+    let (mut found, mut guards) = (Vec::new(), Vec::new());
+    for line in lines {
+        match line {
+            Line::When(condition) => {
+                let outer = guards.last().copied().unwrap_or(true);
+                guards.push(outer && known("when", condition.holds(scope)));
+            }
+            Line::Else => {
+                let inner = guards.pop().unwrap_or(false);
+                guards.push(!inner && guards.last().copied().unwrap_or(true));
+            }
+            Line::End => drop(guards.pop()),
+            Line::Return(_) | Line::Call { .. } => {
+                if guards.last().copied().unwrap_or(true) {
+                    found.push(line);
+                }
+            }
+        }
+    }
+    found
+}
+
+fn known<T>(what: &str, value: Result<T, String>) -> T {
+    value.unwrap_or_else(|why| panic!("the family's `{what}`: {why}"))
+}
+
+impl Body<'_> {
+    fn value(&self, text: &str) -> Value {
+        known(text, Expr::parse(text).and_then(|expr| expr.eval(&self.scope)))
+    }
+
+    fn number(&self, text: &str) -> f64 {
+        let value = self.value(text);
+        value.number().unwrap_or_else(|| panic!("the family's `{text}` is {value}, no number"))
+    }
+
+    /// What names stand for in a line of the IR.
+    fn names(&self) -> Names {
+        let mut names = Names { template: true, ..Names::default() };
+        for (name, value) in &self.scope {
+            if let Some(size) = value.size().filter(|_| matches!(value, Value::Number(_))) {
+                names.dims.insert(name.clone(), Dim::from(size));
+            }
+            if let Some(number) = value.number() {
+                names.attributes.insert(name.clone(), number);
+            }
+        }
+        names.dims.insert("B".into(), Dim::symbol(Dim::BATCH));
+        names.dtypes.insert("T".into(), self.dtype);
+        names.dtypes.insert("F".into(), self.wide());
+        names
+    }
+
+    /// The type in which angles are computed.
+    fn wide(&self) -> DType {
+        if self.dtype == DType::F64 { DType::F64 } else { DType::F32 }
+    }
+}
+
+/// A line with what it takes.
+struct Call<'l> {
+    result: &'l str,
+    op: &'l str,
+    bare: &'l [&'static str],
+    named: &'l [(&'static str, &'static str)],
+    operands: Vec<ValueId>,
+}
+
+impl Call<'_> {
+    fn named(&self, key: &str) -> Option<&'static str> {
+        self.named.iter().find(|(name, _)| *name == key).map(|(_, value)| *value)
+    }
+}
+
+struct Making<'m> {
+    body: Body<'m>,
+    /// Values by the names of the lines, where these differ from those in the function.
+    values: BTreeMap<&'static str, ValueId>,
+    /// Sites of dropout so far, which tell their draws apart.
+    salt: u32,
+    caches: Vec<ValueId>,
+}
+
+impl Making<'_> {
+    fn run(&mut self, b: &mut Builder<'_>) -> Vec<ValueId> {
+        for line in self.body.lines.clone() {
+            match line {
+                Line::When(_) | Line::Else | Line::End => {}
+                Line::Return(name) => {
+                    let result = self.operand(b, name);
+                    return [result].into_iter().chain(self.caches.drain(..)).collect();
+                }
+                Line::Call { result, ty, op, bare, named, operands } => {
+                    let operands = operands.iter().map(|name| self.operand(b, name)).collect();
+                    let call = Call { result, op, bare, named, operands };
+                    let value = self.call(b, &call, *ty);
+                    self.values.insert(result, value);
+                }
+            }
+        }
+        panic!("a function of the family `{}` does not return", self.body.model.family.name)
+    }
+
+    fn operand(&self, b: &Builder<'_>, name: &str) -> ValueId {
+        self.values.get(name).copied().unwrap_or_else(|| param(b, name))
+    }
+
+    fn call(&mut self, b: &mut Builder<'_>, call: &Call<'_>, ty: Option<&str>) -> ValueId {
+        match call.op {
+            "linear" => linear(b, call),
+            "attend" => self.attend(b, call),
+            "rotate" => self.rotate(b, call),
+            "dropout" => self.dropout(b, call),
+            "embedding" => self.embedding(b, call),
+            "activate" => {
+                let word = self.body.value(call.bare[0]);
+                let activation = word.word().and_then(Activation::named);
+                let activation = activation.unwrap_or_else(|| panic!("{word} activates nothing"));
+                b.composite(call.result, activation.composite(), &[], &call.operands)[0]
+            }
+            "position" => b
+                .function()
+                .find("position")
+                .unwrap_or_else(|| b.constant("start", 0.0, TensorType::scalar(DType::I32))),
+            "positions" => positions(b, call.operands[0]),
+            "broadcast_like" => b.broadcast_like(call.result, call.operands[0], call.operands[1]),
+            op if templates().contains_key(op) => {
+                let attributes: Vec<(&str, f64)> =
+                    call.named.iter().map(|(key, expr)| (*key, self.body.number(expr))).collect();
+                b.composite(call.result, op, &attributes, &call.operands)[0]
+            }
+            _ => self.primitive(b, call, ty),
+        }
+    }
+
+    /// A line of the IR's own text.
+    fn primitive(&self, b: &mut Builder<'_>, call: &Call<'_>, ty: Option<&str>) -> ValueId {
+        let mut names = self.body.names();
+        let mut text = format!("%{}", call.result);
+        if let Some(ty) = ty {
+            text += &format!(": {ty}");
+        }
+        text += &format!(" = {}", call.op);
+        for bare in call.bare {
+            if call.op == "constant" {
+                names.attributes.insert("value".into(), self.body.number(bare));
+                text += " value";
+            } else {
+                text += &format!(" {bare}");
+            }
+        }
+        for (key, value) in call.named {
+            text += &format!(" {key}={value}");
+        }
+        for operand in &call.operands {
+            text += &format!(" %{}", b.function().value(*operand).name);
+        }
+        let family = self.body.model.family.name;
+        match b.push_text(&text, names) {
+            Ok(value) => value,
+            Err(why) => panic!("the family `{family}`: {text}\n{why}"),
+        }
+    }
+
+    fn next_salt(&mut self) -> f64 {
+        self.salt += 1;
+        f64::from(self.salt - 1)
+    }
+
+    fn dropout(&mut self, b: &mut Builder<'_>, call: &Call<'_>) -> ValueId {
+        let (p, salt) = (call.named("p").map_or(0.0, |p| self.body.number(p)), self.next_salt());
+        if p == 0.0 {
+            return call.operands[0];
+        }
+        let operands = [call.operands[0], param(b, "key")];
+        b.composite(call.result, "dropout", &[("p", p), ("salt", salt)], &operands)[0]
+    }
+
+    /// Causal attention: over the tokens themselves or, where there is a `k_cache`, over the cache
+    /// with the tokens written into it.
+    ///
+    /// Shapes: `q` is `[B, S, H, D]`, `k` and `v` are `[B, S, G, D]`, caches `[B, C, G, D]`.
+    fn attend(&mut self, b: &mut Builder<'_>, call: &Call<'_>) -> ValueId {
+        let (heads, key_heads) = (self.body.model.size("H"), self.body.model.size("G"));
+        let number = |key: &str| call.named(key).map_or(0.0, |expr| self.body.number(expr));
+        let p = number("p");
+        let mut attributes =
+            vec![("scale", number("scale")), ("group", (heads / key_heads) as f64)];
+        // What is 0 is left out: the composite is named without it.
+        let further = call.named.iter().filter(|(key, _)| !["scale", "p"].contains(key));
+        attributes.extend(further.map(|(key, _)| (*key, number(key))).filter(|(_, n)| *n != 0.0));
+        let salt = self.next_salt();
+        let [q, k, v] = call.operands[..3] else { panic!("attention of three values") };
+        let rest = &call.operands[3..];
+        if let Some(k_cache) = b.function().find("k_cache") {
+            let (v_cache, position) = (param(b, "v_cache"), param(b, "position"));
+            let update = Op::DynamicUpdateSlice { dim: 1 };
+            let keys = b.push("keys", update.clone(), &[k_cache, k, position]);
+            let values = b.push("values", update, &[v_cache, v, position]);
+            self.caches = vec![keys, values];
+            let operands: Vec<ValueId> =
+                [q, keys, values].iter().chain(rest).copied().chain([position]).collect();
+            return b.composite(call.result, "attention_cached", &attributes, &operands)[0];
+        }
+        attributes.push(("query_offset", 0.0));
+        if p == 0.0 {
+            return b.composite(call.result, "attention", &attributes, &call.operands)[0];
+        }
+        attributes.extend([("p", p), ("salt", salt), ("heads", heads as f64)]);
+        let operands: Vec<ValueId> =
+            [q, k, v].iter().chain(rest).copied().chain([param(b, "key")]).collect();
+        b.composite(call.result, "attention_dropout", &attributes, &operands)[0]
+    }
+
+    /// Rows of a table. The row of the padding is not trained: its gradient is shut off.
+    fn embedding(&self, b: &mut Builder<'_>, call: &Call<'_>) -> ValueId {
+        let [table, ids] = call.operands[..] else { panic!("an embedding of a table and ids") };
+        let gather = Op::Gather { dim: 0, start: 0 };
+        let pad = call.named("pad").map_or(Value::None, |pad| self.body.value(pad));
+        let Some(pad) = pad.number() else { return b.push(call.result, gather, &[table, ids]) };
+        let rows = b.push("rows", gather, &[table, ids]);
+        let padding = b.constant_like("padding", pad, ids);
+        let padded = b.compare("is_padding", Comparison::Eq, ids, padding);
+        let dims = b.ty(rows).dims.clone();
+        let padded = b.push("is_padding_x", Op::Broadcast { new: vec![2], dims }, &[padded]);
+        b.composite(call.result, "shut_gradient", &[], &[rows, padded])[0]
+    }
+
+    fn rotate(&self, b: &mut Builder<'_>, call: &Call<'_>) -> ValueId {
+        let [x, position] = call.operands[..] else { panic!("a rotation of heads and a position") };
+        let rope = self.body.value(call.named("rope").unwrap_or("rope"));
+        let rotary = rope.rotary().unwrap_or_else(|| panic!("{rope} is no rotary embedding"));
+        let name = call.result;
+        let size = b.ty(x).dims[3].as_constant().unwrap_or(0) as usize;
+        if rotary.dim == size {
+            return self.turn(b, name, rotary, x, position);
+        }
+        let part = |start, size| Op::Slice { dim: 3, start, size };
+        let turned = b.push(&format!("{name}_part"), part(0, rotary.dim), &[x]);
+        let rest = b.push(&format!("{name}_rest"), part(rotary.dim, size - rotary.dim), &[x]);
+        let turned = self.turn(b, &format!("{name}_turned"), rotary, turned, position);
+        b.push(name, Op::Concat { dim: 3 }, &[turned, rest])
+    }
+
+    fn turn(
+        &self,
+        b: &mut Builder<'_>,
+        name: &str,
+        rotary: &Rotary,
+        x: ValueId,
+        position: ValueId,
+    ) -> ValueId {
+        let seq = self.body.value("S").size().unwrap_or(1);
+        match rotary.angles(seq) {
+            Angles::Formula(theta, None) if rotary.gain == 1.0 => {
+                b.composite(name, "rope", &[("theta", theta)], &[x, position])[0]
+            }
+            Angles::Formula(theta, ramp) => {
+                let none = Ramp { offset: 0.0, by_pair: 0.0, by_frequency: 0.0, stretch: 0.0 };
+                let ramp = ramp.unwrap_or(none);
+                let attributes = [
+                    ("theta", theta),
+                    ("offset", ramp.offset),
+                    ("by_pair", ramp.by_pair),
+                    ("by_frequency", ramp.by_frequency),
+                    ("stretch", ramp.stretch),
+                    ("gain", rotary.gain),
+                ];
+                b.composite(name, "rope_scaled", &attributes, &[x, position])[0]
+            }
+            Angles::Table(table) => self.turn_by(b, name, &table, rotary.gain, [x, position]),
+        }
+    }
+
+    /// The rotation by frequencies that follow no formula, written out.
+    fn turn_by(
+        &self,
+        b: &mut Builder<'_>,
+        name: &str,
+        table: &[f64],
+        gain: f64,
+        [x, position]: [ValueId; 2],
+    ) -> ValueId {
+        let (x_ty, wide) = (b.ty(x).clone(), self.body.wide());
+        let grid = vec![x_ty.dims[1].clone(), Dim::from(table.len())];
+        let row = b.iota("row", 0, DType::I32, grid.clone());
+        let from = b.broadcast_like("from", position, row);
+        let at = b.add("at", row, from);
+        let at = b.push("at_wide", Op::Cast { dtype: wide }, &[at]);
+        let pair = b.iota("pair", 1, DType::I32, grid.clone());
+        let ty = TensorType::new(wide, grid);
+        let mut frequency = b.constant("frequency", table[0], ty.clone());
+        for (i, value) in table.iter().enumerate().skip(1) {
+            let i = b.constant_like("i", i as f64, pair);
+            let reached = b.compare("reached", Comparison::Le, i, pair);
+            let value = b.constant("value", *value, ty.clone());
+            frequency = b.push("frequency", Op::Select, &[reached, value, frequency]);
+        }
+        let angle = b.mul("angle", at, frequency);
+        let gain = b.constant("gain", gain, ty);
+        let half = vec![
+            x_ty.dims[0].clone(),
+            x_ty.dims[1].clone(),
+            x_ty.dims[2].clone(),
+            Dim::from(table.len()),
+        ];
+        let [cos, sin] = [("cos", Unary::Cos), ("sin", Unary::Sin)].map(|(name, unary)| {
+            let wave = b.unary(name, unary, angle);
+            let wave = b.mul(&format!("{name}_gain"), wave, gain);
+            let wave = b.push(&format!("{name}_t"), Op::Cast { dtype: x_ty.dtype }, &[wave]);
+            let spread = Op::Broadcast { new: vec![0, 2], dims: half.clone() };
+            b.push(&format!("{name}_x"), spread, &[wave])
+        });
+        let part = |start| Op::Slice { dim: 3, start, size: table.len() };
+        let a = b.push("a", part(0), &[x]);
+        let c = b.push("b", part(table.len()), &[x]);
+        let (ac, bs) = (b.mul("ac", a, cos), b.mul("bs", c, sin));
+        let (bc, as_) = (b.mul("bc", c, cos), b.mul("as", a, sin));
+        let left = b.binary("left", crate::op::Binary::Sub, ac, bs);
+        let right = b.add("right", bc, as_);
+        b.push(name, Op::Concat { dim: 3 }, &[left, right])
+    }
+}
+
+/// The parameter of a name.
+fn param(b: &Builder<'_>, name: &str) -> ValueId {
+    match b.function().find(name) {
+        Some(id) => id,
+        None => panic!("`@{}` has no value `{name}`", b.function().name),
+    }
+}
+
+/// A product with the parameter `w` plus, where there is one, the parameter `b` along the last
+/// dims.
+fn linear(b: &mut Builder<'_>, call: &Call<'_>) -> ValueId {
+    let (name, einsum, x) = (call.result, call.bare[0], call.operands[0]);
+    let weight = param(b, call.named("w").unwrap_or_default());
+    let bias = call.named("b").and_then(|bias| b.function().find(bias));
+    let Some(bias) = bias else { return b.contract(name, einsum, x, weight) };
+    let product = b.contract(&format!("{name}_0"), einsum, x, weight);
+    let wide = b.broadcast_like(&format!("{name}_b"), bias, product);
+    b.add(name, product, wide)
+}
+
+/// The positions `i32[S]` of the tokens: from 0 or, where there is one, from `position` on.
+fn positions(b: &mut Builder<'_>, tokens: ValueId) -> ValueId {
+    let seq = b.ty(tokens).dims[1].clone();
+    let row = b.iota("row", 0, DType::I32, vec![seq]);
+    match b.function().find("position") {
+        Some(position) => {
+            let from = b.broadcast_like("from", position, row);
+            b.add("at", row, from)
+        }
+        None => row,
+    }
+}

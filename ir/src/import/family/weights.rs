@@ -1,0 +1,191 @@
+//! The weights of a model of a family, and where checkpoints have them.
+//!
+//! A weight is a view of a tensor. Both are written as lists of dims, each a product of axes, as in
+//! `attn.wk [H, D, M] … self_attn.qkv.weight [G 3@1 D, M]`:
+//!
+//! | axis of the tensor | is |
+//! |---|---|
+//! | `H` | an axis of the weight, found by its text: its size is that expression |
+//! | `3@1` | of 3 entries the one numbered 1 |
+//! | `H@G:N` | of N entries the H that begin at G, an axis `H` of the weight |
+//!
+//! So a fused matrix is split, axes change places (a transposition), and a split axis changes
+//! places with its other half (the pairs of a rotary embedding).
+
+use super::expr::{Expr, Scope};
+use super::{FamilyModel, Section, WeightInit, WeightRule};
+use crate::import::{Init, Source, Weight};
+
+/// The weights of a model, by the function that takes them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Weights {
+    /// Of `embed`; the first is the table of tokens.
+    pub(crate) embed: Vec<Weight>,
+    /// Of `block`, for each layer.
+    pub(crate) layers: Vec<Vec<Weight>>,
+    /// Of `head`; the last is `lm_head`, unless it is tied to the table of tokens.
+    pub(crate) head: Vec<Weight>,
+    /// Whether it is.
+    pub(crate) tied: bool,
+}
+
+impl Weights {
+    /// All, in the order of the entries' parameters.
+    pub(crate) fn all(self) -> Vec<Weight> {
+        let layers = self.layers.into_iter().flatten();
+        self.embed.into_iter().chain(layers).chain(self.head).collect()
+    }
+}
+
+/// The matrix of the head, which may be the table of tokens.
+const HEAD: &str = "lm_head";
+
+impl FamilyModel {
+    /// The names of `model` with the symbols that are the layer's own.
+    pub(crate) fn scope_of(&self, layer: usize) -> Scope {
+        let own = self.layers.get(layer).into_iter().flatten();
+        let own = own.map(|(name, value)| (name.clone(), value.clone()));
+        self.scope.clone().into_iter().chain(own).collect()
+    }
+
+    /// The weights.
+    pub(crate) fn weights(&self) -> Weights {
+        let tied = self.flag("tied");
+        let mut weights = Weights { tied, ..Weights::default() };
+        for rule in self.rules_of(Section::Embed, &self.scope) {
+            weights.embed.push(weight(rule, &self.scope, None));
+        }
+        for layer in 0..self.layers.len() {
+            let scope = self.scope_of(layer);
+            let rules = self.rules_of(Section::Layer, &scope);
+            weights.layers.push(rules.map(|rule| weight(rule, &scope, Some(layer))).collect());
+        }
+        for rule in self.rules_of(Section::Head, &self.scope) {
+            if tied && rule.name == HEAD {
+                let table = weights.embed.first_mut().map(|table| &mut table.source.names);
+                table.into_iter().for_each(|names| names.extend(rule.tensor.names.clone()));
+            } else {
+                weights.head.push(weight(rule, &self.scope, None));
+            }
+        }
+        weights
+    }
+
+    fn rules_of<'s>(
+        &self,
+        section: Section,
+        scope: &'s Scope,
+    ) -> impl Iterator<Item = &'static WeightRule> + use<'s> {
+        let rules = self.family.weights.iter().filter(move |rule| rule.section == section);
+        rules.filter(|rule| {
+            let holds = rule.condition.as_ref().map(|condition| condition.holds(scope));
+            known(rule.name, holds.unwrap_or(Ok(true)))
+        })
+    }
+}
+
+/// What a family file computes from its own symbols.
+fn known<T>(what: &str, value: Result<T, String>) -> T {
+    value.unwrap_or_else(|why| panic!("the family's weight `{what}`: {why}"))
+}
+
+/// The sizes of all tensors of a model that differ, each with a name, for a check that they can be
+/// counted with at all. Tensors whose sizes follow from a wrong config are left out.
+pub(super) fn largest_tensors(model: &FamilyModel) -> Vec<(String, Vec<usize>)> {
+    let mut found = Vec::new();
+    let kinds = model.kinds();
+    let firsts = (0..kinds.len()).filter(|layer| !kinds[..*layer].contains(&kinds[*layer]));
+    let scopes = firsts.map(|layer| (Section::Layer, model.scope_of(layer)));
+    let ends = [Section::Embed, Section::Head].map(|section| (section, model.scope.clone()));
+    for (section, scope) in ends.into_iter().chain(scopes) {
+        for rule in model.rules_of(section, &scope) {
+            let dims = rule.tensor.dims.as_ref().unwrap_or(&rule.dims);
+            let sizes = dims.iter().flatten().map(|axis| Ok(read_axis(axis, &scope)?.total));
+            let sizes: Result<Vec<usize>, String> = sizes.collect();
+            found.extend(sizes.map(|sizes| (format!("`{}`", rule.tensor.names[0]), sizes)));
+        }
+    }
+    found
+}
+
+/// An axis of a tensor.
+struct Axis<'t> {
+    /// The axis of the weight that it is, if any.
+    name: Option<&'t str>,
+    /// Entries of the weight.
+    size: usize,
+    /// Entries of the tensor, and the first that belongs to the weight.
+    total: usize,
+    start: usize,
+}
+
+fn read_axis<'t>(text: &'t str, scope: &Scope) -> Result<Axis<'t>, String> {
+    let size = |text: &str| -> Result<usize, String> {
+        let value = Expr::parse(text)?.eval(scope)?;
+        value.size().ok_or_else(|| format!("`{text}` is {value}, no size"))
+    };
+    let Some((of, place)) = text.split_once('@') else {
+        let size = size(text)?;
+        return Ok(Axis { name: Some(text), size, total: size, start: 0 });
+    };
+    match place.split_once(':') {
+        None => Ok(Axis { name: None, size: 1, total: size(of)?, start: size(place)? }),
+        Some((start, total)) => {
+            let (size, total, start) = (size(of)?, size(total)?, size(start)?);
+            Ok(Axis { name: Some(of), size, total, start })
+        }
+    }
+}
+
+fn weight(rule: &WeightRule, scope: &Scope, layer: Option<usize>) -> Weight {
+    known(rule.name, try_weight(rule, scope, layer))
+}
+
+fn try_weight(rule: &WeightRule, scope: &Scope, layer: Option<usize>) -> Result<Weight, String> {
+    let init = match &rule.init {
+        WeightInit::Ones => Init::Ones,
+        WeightInit::Zeros => Init::Zeros,
+        WeightInit::Normal(std) => {
+            let std = std.eval(scope)?.number().ok_or("its deviation is no number")?;
+            Init::Normal { std }
+        }
+    };
+    let stored = rule.tensor.dims.as_ref().unwrap_or(&rule.dims);
+    let stored: Vec<Vec<Axis<'_>>> = stored
+        .iter()
+        .map(|dim| dim.iter().map(|axis| read_axis(axis, scope)).collect())
+        .collect::<Result<_, String>>()?;
+    let tensor_dims = stored.iter().map(|dim| dim.iter().map(|axis| axis.total).product());
+    let tensor_dims: Vec<usize> = tensor_dims.collect();
+    let (mut stride, mut start) = (1, 0);
+    let mut found: Vec<(&str, usize, usize)> = Vec::new();
+    for axis in stored.iter().flatten().rev() {
+        start += axis.start * stride;
+        found.extend(axis.name.map(|name| (name, axis.size, stride)));
+        stride *= axis.total;
+    }
+    // In the order of the tensor, so that of axes of one text the outer one is taken first.
+    found.reverse();
+    let (mut dims, mut axes) = (Vec::new(), Vec::new());
+    for dim in &rule.dims {
+        let mut size = 1;
+        for name in dim {
+            let at = found.iter().position(|(found, ..)| found == name);
+            let (_, count, stride) = found.remove(at.ok_or(format!("no axis `{name}`"))?);
+            axes.push((count, stride));
+            size *= count;
+        }
+        dims.push(size);
+    }
+    if let Some((left, ..)) = found.first() {
+        return Err(format!("the axis `{left}` is left over"));
+    }
+    let number = layer.map(|layer| layer.to_string()).unwrap_or_default();
+    let names = rule.tensor.names.iter().map(|name| name.replace("{layer}", &number)).collect();
+    let name = match layer {
+        Some(layer) => format!("h.{layer}.{}", rule.name),
+        None => rule.name.to_owned(),
+    };
+    let source = Source::view(names, tensor_dims, start, axes);
+    Ok(Weight { name, dims, init, source, layer })
+}
