@@ -219,7 +219,7 @@ const ENDS: &str = "module ends
 ";
 
 fn batched(dims: &[i64]) -> TensorType {
-    let dims = dims.iter().map(|d| Dim::from(*d));
+    let dims = dims.iter().map(|d| Dim::constant(*d));
     TensorType::new(DType::F32, std::iter::once(Dim::symbol("B")).chain(dims).collect::<Vec<_>>())
 }
 
