@@ -5,7 +5,6 @@
 //! tiles are skipped: for a query whose keys are all hidden in a tile, the tile adds zeros, so that
 //! its bits do not depend on which queries share its tile.
 
-use std::iter::StepBy;
 use std::ops::Range;
 
 use ir::random::{Key, uniform};
@@ -117,12 +116,20 @@ impl Mask<'_> {
         within(visible.start)..within(visible.end)
     }
 
-    /// First keys of the tiles that some of the queries from `first` on see. Tiles lie where they
-    /// would without a window.
-    pub(super) fn key_tiles(&self, first: usize, queries: usize) -> StepBy<Range<usize>> {
+    /// The first key and the number of keys, of each tile, that some of the queries from `first` on
+    /// see. Tiles lie where they would without a window, and what all of the queries do not see of
+    /// one would only add zeros, so that the bits of a query do not depend on the others.
+    pub(super) fn key_tiles(
+        &self,
+        first: usize,
+        queries: usize,
+    ) -> impl Iterator<Item = [usize; 2]> + use<> {
         let start = self.attention.visible(first).start;
         let end = self.attention.visible(first + queries.max(1) - 1).end;
-        (start / KEY_TILE * KEY_TILE..end).step_by(KEY_TILE)
+        (start / KEY_TILE * KEY_TILE..end).step_by(KEY_TILE).map(move |tile| {
+            let key = tile.max(start);
+            [key, end.min(tile + KEY_TILE) - key]
+        })
     }
 
     /// Writes the factors of `keys` scores from `key` on: zero or `1 / (1 - p)`.
@@ -297,8 +304,7 @@ impl<S: Scalar> Job<S> for Forward<'_, S> {
         let scores = Matrix { start: running.scores, row: KEY_TILE, col: 1 };
         let sums = Matrix { start: running.out, row: a.dim, col: 1 };
         let mut multiplier = Multiplier::new();
-        for key in self.mask.key_tiles(self.first, m) {
-            let n = KEY_TILE.min(a.keys - key);
+        for [key, n] in self.mask.key_tiles(self.first, m) {
             let at = |t: Matrix<S>| Matrix { start: t.start.wrapping_add(key * t.row), ..t };
             // SAFETY: tensors hold all rows of the tiles, scratch a tile each.
             unsafe {

@@ -150,8 +150,7 @@ impl<S: Scalar> Job<S> for Backward<'_, S> {
             tiles.sum_rows::<V>(t, [self.batch, head], 0..a.queries, a.dim);
             for query in (0..a.queries).step_by(QUERY_TILE) {
                 let m = QUERY_TILE.min(a.queries - query);
-                for key in mask.key_tiles(query, m) {
-                    let n = KEY_TILE.min(a.keys - key);
+                for [key, n] in mask.key_tiles(query, m) {
                     let heads = [head, self.kv_head];
                     // SAFETY: tensors hold all rows of the tiles, scratch a tile each.
                     unsafe {
@@ -361,30 +360,29 @@ struct BiasGradient<'a, S> {
 impl<S: Scalar> Job<S> for BiasGradient<'_, S> {
     #[inline(always)]
     fn run<V: Vector<Scalar = S>>(self) {
-        let (a, t, key) = (self.attention, self.tensors, self.key);
-        let n = KEY_TILE.min(a.keys - key);
+        let (a, t, tile) = (self.attention, self.tensors, self.key);
         let [_, _, stride] = self.dbias.strides;
         let tiles = Tiles::take(a, self.scratch);
         let mut multiplier = Multiplier::new();
         let place = [self.samples.start, self.heads.start];
         // A row for each query, or one for all of them.
-        let target = |query: usize| {
+        let target = |query: usize, key: usize| {
             let [b, h, s] = self.dbias.strides;
             let [sample, head] = place;
             let start = self.dbias.start.get();
             start.wrapping_add(sample * b + head * h + query * s + key)
         };
         let rows = if stride > 0 { self.queries.len() } else { 1 };
-        clear(Matrix { start: target(self.queries.start), row: stride, col: 1 }, rows, n);
+        let first = Matrix { start: target(self.queries.start, tile), row: stride, col: 1 };
+        clear(first, rows, KEY_TILE.min(a.keys - tile));
         for batch in self.samples {
             for head in self.heads.clone() {
                 let mask = Mask { attention: a, dropout: self.dropout, batch, head };
                 tiles.sum_rows::<V>(t, [batch, head], self.queries.clone(), a.dim);
                 for query in self.queries.clone().step_by(QUERY_TILE) {
                     let m = QUERY_TILE.min(self.queries.end - query);
-                    if !mask.key_tiles(query, m).any(|tile| tile == key) {
-                        continue;
-                    }
+                    let is_own = |[key, _]: &[usize; 2]| key / KEY_TILE * KEY_TILE == tile;
+                    let Some([key, n]) = mask.key_tiles(query, m).find(is_own) else { continue };
                     let kv_head = a.kv_head(head);
                     let (q, dout) =
                         (t.q.matrix(batch, query, head), t.dout.matrix(batch, query, head));
@@ -399,7 +397,7 @@ impl<S: Scalar> Job<S> for BiasGradient<'_, S> {
                         gradient_rows::<V>(&mask, t, &tiles, [query, m], [key, n], Of::Scores);
                         for row in 0..m {
                             let ds = tiles.ds.start.add(row * KEY_TILE);
-                            add_row::<V>(ds, target(query + row), n);
+                            add_row::<V>(ds, target(query + row, key), n);
                         }
                     }
                 }

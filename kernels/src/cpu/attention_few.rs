@@ -49,18 +49,7 @@ pub(super) fn execute<S: Scalar>(cpu: &Cpu, a: &Attention, inputs: &[View], outp
     let cycles = (a.batch * a.heads * a.queries * seen * a.dim) as u64 / 4;
     cpu.for_each(a.batch * a.kv_heads, cycles, scratch::<S>(a), |task, scratch| {
         let (batch, kv_head) = (task / a.kv_heads, task % a.kv_heads);
-        cpu.isa.run(Few {
-            mask: mask.clone(),
-            batch,
-            kv_head,
-            visible,
-            q,
-            k,
-            v,
-            out,
-            bias,
-            scratch,
-        });
+        cpu.isa.run(Few { mask: mask.clone(), batch, kv_head, q, k, v, out, bias, scratch });
     });
 }
 
@@ -69,8 +58,6 @@ struct Few<'a, S> {
     mask: Mask<'a>,
     batch: usize,
     kv_head: usize,
-    /// Keys that the last query sees.
-    visible: usize,
     q: Tensor<S>,
     k: Tensor<S>,
     v: Tensor<S>,
@@ -107,8 +94,7 @@ impl<S: Scalar> Job<S> for Few<'_, S> {
             factors: scores,
             bias: bias(row),
         };
-        for key in self.mask.key_tiles(0, a.queries) {
-            let keys = KEY_TILE.min(self.visible - key);
+        for [key, keys] in self.mask.key_tiles(0, a.queries) {
             let k = self.k.matrix(self.batch, key, self.kv_head);
             let v = self.v.matrix(self.batch, key, self.kv_head);
             for row in 0..rows {
