@@ -13,7 +13,7 @@ use codegen::function::{Compiled, compile_function};
 use codegen::narrow::clamped;
 use ir::cost::function_cost;
 use ir::eval::eval;
-use ir::import::onnx::{ENTRY, Given, Onnx, Port, read_onnx};
+use ir::import::onnx::{ENTRY, Element, Given, Onnx, Port, read_onnx};
 use ir::{DType, Diagnostic, Span, Tensor};
 use runtime::convert::{Stored, convert};
 use runtime::evaluate::Evaluation;
@@ -36,10 +36,6 @@ pub fn dim(text: &str) -> Result<(String, usize), String> {
     let size = size.parse().map_err(|_| "not of the form NAME=N".to_owned())?;
     Ok((name.to_owned(), size))
 }
-
-/// Elements of an input at most that may be known when the model is read. Chosen: more than any
-/// list of sizes or dims has.
-const GIVEN_MAX: usize = 4096;
 
 /// Reads a model, with sizes for its open dims; idioms in it become composites.
 pub fn load(model: &str, dims: &[(String, usize)]) -> Result<Onnx, Failure> {
@@ -141,8 +137,8 @@ fn page(onnx: &Onnx) -> String {
     text += &format!("  parameters  {}", output::count(count));
     text += &format!(" ({} in {} tensors)\n", output::bytes(bytes), onnx.weights.len());
     for (kind, ports) in [("input", &onnx.inputs), ("output", &onnx.outputs)] {
-        for Port { name, ty, .. } in ports {
-            text += &format!("  {kind:<11} {name}: {ty}\n");
+        for port in ports {
+            text += &format!("  {kind:<11} {}: {}\n", port.name, port.type_text());
         }
     }
     text += &format!("  products    {} forward\n", output::flops(flops(onnx)));
@@ -156,7 +152,7 @@ fn page(onnx: &Onnx) -> String {
 fn document(onnx: &Onnx) -> Value {
     let (count, bytes) = weights(onnx);
     let ports = |ports: &[Port]| -> Vec<Value> {
-        let port = |p: &Port| json!({"name": p.name, "type": p.ty.to_string()});
+        let port = |p: &Port| json!({"name": p.name, "type": p.type_text()});
         ports.iter().map(port).collect()
     };
     let layers = onnx.module.functions.iter().filter(|f| f.kind == ir::Kind::Layer);
@@ -208,16 +204,17 @@ pub struct Running<'a> {
 /// Evaluates a model on arrays, and writes what it yields.
 pub fn run(model: &str, running: Running<'_>) -> Result<Exit, Failure> {
     let Running { dims, inputs, folder, bench, as_json } = running;
-    let given = Given { dims: sizes(dims)?, inputs: lists(inputs) };
+    let given = Given { dims: sizes(dims)?, inputs: arrays(inputs) };
     let onnx = read(model, given)?;
+    notes(&onnx).iter().for_each(|note| output::note(note));
     let mut arrays = read_inputs(&onnx, inputs)?;
     let mut args: Vec<Tensor> = onnx.weights.iter().map(|(_, held)| held.tensor()).collect();
     args.append(&mut arrays);
     let (results, times) = evaluate(&onnx, &args, bench.unwrap_or(0))?;
     if let Some(folder) = folder {
         std::fs::create_dir_all(folder).map_err(runtime::Error::io("create", folder))?;
-        for (file, tensor) in files(&onnx.outputs).iter().zip(&results) {
-            write(&folder.join(file), tensor)?;
+        for ((file, tensor), port) in files(&onnx.outputs).iter().zip(&results).zip(&onnx.outputs) {
+            write(&folder.join(file), port.element, tensor)?;
         }
         output::note(&format!("wrote {}", folder.display()));
     }
@@ -225,7 +222,7 @@ pub fn run(model: &str, running: Running<'_>) -> Result<Exit, Failure> {
         let files = files(&onnx.outputs);
         let outputs =
             onnx.outputs.iter().zip(&results).zip(&files).map(|((port, tensor), file)| {
-                let dtype = tensor.dtype.name();
+                let dtype = port.element.name();
                 json!({"name": port.name, "dims": tensor.dims, "dtype": dtype, "file": file})
             });
         let outputs: Vec<Value> = outputs.collect();
@@ -234,12 +231,11 @@ pub fn run(model: &str, running: Running<'_>) -> Result<Exit, Failure> {
         }));
     } else {
         let line = |(port, tensor): (&Port, &Tensor)| {
-            let (own, stored) = (tensor.dtype, stored(tensor.dtype));
-            let as_other = match folder.is_some() && own != stored {
-                true => format!(", written as {stored}"),
+            let as_other = match folder.is_some() && descr(port.element).is_none() {
+                true => format!(", written as {}", tensor.dtype),
                 false => String::new(),
             };
-            format!("{}  {}{as_other}", port.name, tensor.ty())
+            format!("{}  {}{as_other}", port.name, port.type_text())
         };
         let lines: Vec<String> = onnx.outputs.iter().zip(&results).map(line).collect();
         output::answer(&lines.join("\n"));
@@ -342,15 +338,33 @@ fn from_elements(ty: &ir::TensorType, wanted: DType, bytes: &[u8]) -> Tensor {
     }
 }
 
-/// Inputs that are numbers or short lists of them; what cannot be read is said later.
-fn lists(inputs: &[String]) -> BTreeMap<String, Tensor> {
-    let list = |input: &String| {
+/// What is said of how a model is computed: types that it has and kernels do not, and operators
+/// that need the numbers of the inputs.
+fn notes(onnx: &Onnx) -> Vec<String> {
+    let mut wide: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for element in &onnx.carried {
+        wide.entry(element.carrier().name()).or_default().push(element.name());
+    }
+    let computed = |(carrier, names): (&str, Vec<&str>)| {
+        format!("note: computed in {carrier}, and rounded or wrapped: {}", names.join(", "))
+    };
+    let mut notes: Vec<String> = wide.into_iter().map(computed).collect();
+    if !onnx.forced.is_empty() {
+        let names: Vec<&str> = onnx.forced.iter().map(String::as_str).collect();
+        let names = names.join(", ");
+        notes.push(format!("note: for these inputs only, since it needs their numbers: {names}"));
+    }
+    notes
+}
+
+/// The inputs that can be read; what cannot be read is said later.
+fn arrays(inputs: &[String]) -> BTreeMap<String, Tensor> {
+    let array = |input: &String| {
         let (name, path) = input.split_once('=')?;
         let array = npy::read(Path::new(path)).ok()?;
-        let is_list = array.dims.len() < 2 && array.dims.iter().product::<usize>() <= GIVEN_MAX;
-        is_list.then(|| (name.to_owned(), tensor(&array, array.dtype)))
+        Some((name.to_owned(), tensor(&array, array.dtype)))
     };
-    inputs.iter().filter_map(list).collect()
+    inputs.iter().filter_map(array).collect()
 }
 
 /// The array of every input, in their order; what is wrong with any of them at once.
@@ -378,7 +392,8 @@ fn read_inputs(onnx: &Onnx, inputs: &[String]) -> Result<Vec<Tensor>, Failure> {
     for port in &onnx.inputs {
         let Some(path) = given.get(port.name.as_str()) else {
             let headline = format!("the input `{}` is not given", port.name);
-            let help = format!("write --input {}=FILE, {} as a .npy file", port.name, port.ty);
+            let ty = port.type_text();
+            let help = format!("write --input {}=FILE, {ty} as a .npy file", port.name);
             wrong.push(usage("--input", headline).help(help));
             continue;
         };
@@ -390,7 +405,15 @@ fn read_inputs(onnx: &Onnx, inputs: &[String]) -> Result<Vec<Tensor>, Failure> {
             wrong.push(Diagnostic::error("E5009", Span::of(*path), headline));
             continue;
         }
-        tensors.push(tensor(&array, port.ty.dtype));
+        let found = tensor(&array, port.ty.dtype);
+        match port.element.nearest_of(&found) {
+            Ok(nearest) => tensors.push(nearest),
+            Err(number) => {
+                let own = port.element.name();
+                let headline = format!("the input `{}` is {own}, and has {number}", port.name);
+                wrong.push(Diagnostic::error("E5009", Span::of(*path), headline));
+            }
+        }
     }
     if wrong.is_empty() { Ok(tensors) } else { Err(wrong.into()) }
 }
@@ -411,26 +434,57 @@ fn tensor(array: &npy::Array, dtype: DType) -> Tensor {
     Tensor::from_f64(dtype, &array.dims, numbers)
 }
 
-/// The type in which elements are written: arrays have not all.
-fn stored(dtype: DType) -> DType {
-    match dtype {
-        DType::F64 => DType::F64,
-        DType::I64 | DType::U32 => DType::I64,
-        DType::I8 | DType::I32 | DType::Bool => DType::I32,
-        DType::F32 | DType::BF16 | DType::F16 | DType::F8E4M3 | DType::F8E5M2 => DType::F32,
+/// How `.npy` files name a type; none where they have none, and the type is written as the one that
+/// it is computed in.
+fn descr(element: Element) -> Option<&'static str> {
+    match element {
+        Element::F32 => Some("<f4"),
+        Element::F64 => Some("<f8"),
+        Element::F16 => Some("<f2"),
+        Element::U8 => Some("|u1"),
+        Element::I8 => Some("|i1"),
+        Element::U16 => Some("<u2"),
+        Element::I16 => Some("<i2"),
+        Element::I32 => Some("<i4"),
+        Element::U32 => Some("<u4"),
+        Element::I64 => Some("<i8"),
+        Element::U64 => Some("<u8"),
+        Element::Bool => Some("|b1"),
+        Element::BF16
+        | Element::F8E4M3
+        | Element::F8E4M3Z
+        | Element::F8E5M2
+        | Element::F8E5M2Z
+        | Element::U4
+        | Element::I4
+        | Element::F4E2M1
+        | Element::F8E8M0
+        | Element::U2
+        | Element::I2 => None,
     }
 }
 
-fn write(path: &Path, tensor: &Tensor) -> Result<(), Failure> {
-    let numbers = tensor.to_f64();
-    let dtype = stored(tensor.dtype);
-    let bytes: Vec<u8> = match (dtype, &tensor.data) {
-        (DType::I64, ir::tensor::Data::Int(numbers)) => {
-            numbers.iter().flat_map(|x| x.to_le_bytes()).collect()
+fn write(path: &Path, element: Element, tensor: &Tensor) -> Result<(), Failure> {
+    let wide = if tensor.dtype == DType::F32 { "<f4" } else { "<i4" };
+    let name = descr(element).unwrap_or(wide);
+    let bytes: Vec<u8> = match &tensor.data {
+        ir::tensor::Data::Int(numbers) => {
+            let width = name[2..].parse().unwrap_or(4);
+            numbers.iter().flat_map(|x| x.to_le_bytes().into_iter().take(width)).collect()
         }
-        (DType::I32, _) => numbers.iter().flat_map(|x| (*x as i32).to_le_bytes()).collect(),
-        (DType::F32, _) => numbers.iter().flat_map(|x| (*x as f32).to_le_bytes()).collect(),
-        (_, _) => numbers.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        ir::tensor::Data::Bool(truths) => truths.iter().map(|x| u8::from(*x)).collect(),
+        ir::tensor::Data::F64(numbers) => numbers.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        ir::tensor::Data::F32(numbers) => {
+            let wide: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+            match element {
+                Element::F16 => {
+                    let wide: Vec<u8> =
+                        numbers.iter().flat_map(|x| f64::from(*x).to_le_bytes()).collect();
+                    convert(Stored::DType(DType::F64), &wide, DType::F16)
+                }
+                _ => wide,
+            }
+        }
     };
-    Ok(npy::write(path, dtype, &tensor.dims, &bytes)?)
+    Ok(npy::write_as(path, name, &tensor.dims, &bytes)?)
 }

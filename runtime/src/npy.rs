@@ -18,8 +18,19 @@ const MAGIC: &[u8; 6] = b"\x93NUMPY";
 const ALIGNMENT: usize = 64;
 /// What can be done with an array that is not read.
 const CONVERT: &str = "save it as `np.ascontiguousarray(x).astype('float32')`, \
-                       or as int32, int64 or float64; \
-                       int32 is taken for int8 and bool, int64 for uint32";
+                       or as float16, float64, bool or integers";
+/// Types whose elements become those of a wider one when they are read: what the file calls them,
+/// their bytes, and the wider type.
+const NARROW: [(&str, usize, DType); 8] = [
+    ("|b1", 1, DType::I32),
+    ("|u1", 1, DType::I32),
+    ("|i1", 1, DType::I32),
+    ("<u2", 2, DType::I32),
+    ("<i2", 2, DType::I32),
+    ("<u4", 4, DType::I64),
+    ("<u8", 8, DType::I64),
+    ("<f2", 2, DType::F32),
+];
 
 /// An array.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,8 +45,10 @@ pub struct Array {
 
 /// Reads an array.
 ///
-/// **Errors.** E4001; E4010 if the file is damaged; E4011 if its elements are not f32, f64, i32 or
-/// i64, or not in row-major order.
+/// Elements of narrower types become f32, i32 or i64.
+///
+/// **Errors.** E4001; E4010 if the file is damaged; E4011 if its elements are no numbers, are
+/// unsigned of 64 bits and above 2⁶³, or not in row-major order.
 pub fn read(path: &Path) -> Result<Array, Failure> {
     let map = Map::open(path)?;
     Ok(parse(&map, &Span::of(path.display().to_string()))?)
@@ -45,13 +58,21 @@ pub fn read(path: &Path) -> Result<Array, Failure> {
 ///
 /// **Errors.** E4011 if the dtype is not f32, f64, i32 or i64.
 pub fn write(path: &Path, dtype: DType, dims: &[usize], bytes: &[u8]) -> Result<(), Failure> {
-    let elements: usize = dims.iter().product();
-    assert_eq!(elements * dtype.size() as usize, bytes.len(), "the bytes are the elements");
     let descr = describe(dtype).ok_or_else(|| {
         let headline = format!("elements of type {dtype} are not written to `.npy`");
         Diagnostic::error("E4011", Span::of(path.display().to_string()), headline)
             .help("write the value as f32")
     })?;
+    write_as(path, descr, dims, bytes)
+}
+
+/// Writes an array of elements that the format calls `descr`, such as `<f2`.
+///
+/// **Errors.** Those of writing a file.
+pub fn write_as(path: &Path, descr: &str, dims: &[usize], bytes: &[u8]) -> Result<(), Failure> {
+    let elements: usize = dims.iter().product();
+    let size = descr.get(2..).and_then(|size| size.parse::<usize>().ok()).unwrap_or(0);
+    assert_eq!(elements * size, bytes.len(), "the bytes are the elements");
     let dims: String = dims.iter().map(|dim| format!("{dim}, ")).collect();
     let dims =
         if dims.matches(',').count() > 1 { dims.trim_end_matches(", ") } else { dims.trim_end() };
@@ -104,19 +125,52 @@ fn parse(file: &[u8], span: &Span) -> Result<Array, Diagnostic> {
     let header = Header::parse(header).ok_or_else(|| wrong("its header can't be read"))?;
     let known = [DType::F32, DType::F64, DType::I32, DType::I64];
     let refused = |what: String| Diagnostic::error("E4011", span.clone(), what).help(CONVERT);
-    let dtype = known
-        .into_iter()
-        .find(|&dtype| describe(dtype) == Some(header.descr))
+    let narrow = NARROW.into_iter().find(|(descr, ..)| *descr == header.descr);
+    let dtype = known.into_iter().find(|&dtype| describe(dtype) == Some(header.descr));
+    let dtype = dtype
+        .or(narrow.map(|(_, _, dtype)| dtype))
         .ok_or_else(|| refused(format!("elements of type `{}` are not read", header.descr)))?;
     if header.fortran_order {
         return Err(refused("the array is in column-major (Fortran) order".to_owned()));
     }
-    let size = header.shape.iter().try_fold(dtype.size() as usize, |n, &dim| n.checked_mul(dim));
+    let width = narrow.map_or(dtype.size() as usize, |(_, width, _)| width);
+    let size = header.shape.iter().try_fold(width, |n, &dim| n.checked_mul(dim));
     if size != Some(data.len()) {
         let what = format!("{} bytes are not {:?} elements of {dtype}", data.len(), header.shape);
         return Err(wrong(&what));
     }
-    Ok(Array { dtype, dims: header.shape, bytes: data.to_vec() })
+    let bytes = match narrow {
+        Some((descr, ..)) => {
+            widened(descr, data).ok_or_else(|| refused("an element above 2⁶³".to_owned()))?
+        }
+        None => data.to_vec(),
+    };
+    Ok(Array { dtype, dims: header.shape, bytes })
+}
+
+/// Elements of a narrow type as those of the wider one; none for a number that it does not have.
+fn widened(descr: &str, data: &[u8]) -> Option<Vec<u8>> {
+    fn all<const N: usize, T, const M: usize>(
+        data: &[u8],
+        of: impl Fn([u8; N]) -> T,
+        bytes: impl Fn(T) -> [u8; M],
+    ) -> Vec<u8> {
+        data.as_chunks::<N>().0.iter().flat_map(|chunk| bytes(of(*chunk))).collect()
+    }
+    Some(match descr {
+        "|b1" => all(data, |b: [u8; 1]| i32::from(b[0] != 0), i32::to_le_bytes),
+        "|u1" => all(data, |b| u8::from_le_bytes(b).into(), i32::to_le_bytes),
+        "|i1" => all(data, |b| i8::from_le_bytes(b).into(), i32::to_le_bytes),
+        "<u2" => all(data, |b| u16::from_le_bytes(b).into(), i32::to_le_bytes),
+        "<i2" => all(data, |b| i16::from_le_bytes(b).into(), i32::to_le_bytes),
+        "<u4" => all(data, |b| u32::from_le_bytes(b).into(), i64::to_le_bytes),
+        "<f2" => all(data, |b| half::f16::from_le_bytes(b).to_f32(), f32::to_le_bytes),
+        _ => {
+            let is_high = |chunk: &[u8; 8]| u64::from_le_bytes(*chunk) > i64::MAX as u64;
+            let (chunks, _) = data.as_chunks::<8>();
+            return (!chunks.iter().any(is_high)).then(|| data.to_vec());
+        }
+    })
 }
 
 /// The dictionary before the elements.
@@ -211,6 +265,49 @@ mod tests {
             }
         }
         assert!(matches!(write(&path, DType::BF16, &[0], &[]), Err(Failure::Input(_))));
+    }
+
+    #[test]
+    fn narrow_elements_become_wider_ones() {
+        let scratch = Scratch::new("npy-narrow");
+        let path = scratch.join("x.npy");
+        let wide = |descr: &str, dims: &[usize], bytes: &[u8]| {
+            write_as(&path, descr, dims, bytes).unwrap();
+            let array = read(&path).ok().expect("it is read");
+            let numbers: Vec<f64> = match array.dtype {
+                DType::I32 => array
+                    .bytes
+                    .as_chunks()
+                    .0
+                    .iter()
+                    .map(|b| i32::from_le_bytes(*b).into())
+                    .collect(),
+                DType::F32 => array
+                    .bytes
+                    .as_chunks()
+                    .0
+                    .iter()
+                    .map(|b| f32::from_le_bytes(*b).into())
+                    .collect(),
+                _ => array
+                    .bytes
+                    .as_chunks()
+                    .0
+                    .iter()
+                    .map(|b| i64::from_le_bytes(*b) as f64)
+                    .collect(),
+            };
+            numbers
+        };
+        assert_eq!(wide("|b1", &[2], &[1, 0]), [1.0, 0.0]);
+        assert_eq!(wide("|i1", &[2], &[0xff, 5]), [-1.0, 5.0]);
+        assert_eq!(wide("|u1", &[1], &[0xff]), [255.0]);
+        assert_eq!(wide("<i2", &[1], &[0xfe, 0xff]), [-2.0]);
+        assert_eq!(wide("<u2", &[1], &[0xfe, 0xff]), [65534.0]);
+        assert_eq!(wide("<f2", &[1], &[0x00, 0xc0]), [-2.0]);
+        assert_eq!(wide("<u4", &[1], &[0xff; 4]), [4_294_967_295.0]);
+        write_as(&path, "<u8", &[1], &[0xff; 8]).unwrap();
+        assert!(matches!(read(&path), Err(Failure::Input(_))));
     }
 
     #[test]

@@ -1,11 +1,14 @@
 //! ONNX files: flat graphs of primitive operators, of any exporter.
 //!
-//! **In:** the bytes of a file, of opset 7 to 23, and sizes for the dims that it leaves open.
+//! **In:** the bytes of a file, of opset 7 to 28, and sizes for the dims that it leaves open.
 //! **Out:** a module with one entry `main` of the weights, then the inputs; and the weights, which
 //! stay in the memory of the file.
 //!
-//! All sizes are bound when a model is read, so what only depends on sizes is computed then. There
-//! are no control flow, sequences, strings, quantised types or training operators.
+//! All sizes are bound when a model is read, so what only depends on sizes is computed then; what
+//! depends on the numbers of inputs, such as how many of them are not zero, where the inputs are
+//! given. Control flow is laid out, sequences and functions of the model are. Types that the module
+//! does not compute in are held in wider ones, and rounded or wrapped by each operator (see
+//! [`Element`]). There are no strings, random numbers or decision trees.
 //!
 //! | code | what is wrong | exit code |
 //! |---|---|--:|
@@ -14,17 +17,35 @@
 //! | `E1112` | a dim of an input whose size is not given | 2 |
 //! | `E1113` | a size that is given for a dim that no input has | 2 |
 
+mod attention;
 mod attributes;
+mod bits;
+mod casts;
+mod control;
+mod einsum;
+mod element;
 mod elementwise;
 mod graph;
 mod indexing;
+mod inverse;
 mod losses;
 mod moving;
 mod operators;
+mod pools;
 mod proto;
+mod quantise;
+mod recurrent;
+mod resize;
+mod sampling;
+mod scatters;
+mod selected;
+mod sequence;
+mod shapes;
+mod signal;
 mod site;
 mod stored;
 mod sums;
+mod training;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -35,6 +56,7 @@ use prost::Message;
 use crate::types::TensorType;
 use crate::{Diagnostic, Dim, Module, Span, Tensor};
 
+pub use element::Element;
 use graph::{Refused, Walk};
 use proto::{GraphProto, ModelProto, NodeProto, ValueInfoProto};
 use stored::Wrong;
@@ -47,7 +69,7 @@ pub const ENTRY: &str = "main";
 const OPSET_MIN: i64 = 7;
 
 /// The newest one: what later ones change is not known here.
-const OPSET_MAX: i64 = 23;
+const OPSET_MAX: i64 = 28;
 
 /// Nodes that a diagnostic names for one operator.
 const NAMED_MAX: usize = 3;
@@ -71,6 +93,10 @@ pub struct Onnx {
     pub outputs: Vec<Port>,
     /// How often each operator occurs in the file.
     pub operators: BTreeMap<String, usize>,
+    /// Types of elements that are computed in wider ones.
+    pub carried: BTreeSet<Element>,
+    /// Operators whose results were computed for the inputs that were given.
+    pub forced: BTreeSet<String>,
 }
 
 /// Where the elements of a parameter are.
@@ -99,8 +125,17 @@ pub struct Port {
     pub name: String,
     /// The name of the value.
     pub value: String,
-    /// The type.
+    /// The type of its elements in the file.
+    pub element: Element,
+    /// The type in the module.
     pub ty: TensorType,
+}
+
+impl Port {
+    /// The type in the file, such as `f16[2, 3]`.
+    pub fn type_text(&self) -> String {
+        self.ty.to_string().replacen(self.ty.dtype.name(), self.element.name(), 1)
+    }
 }
 
 /// What is known of a model's inputs before it is read.
@@ -109,7 +144,7 @@ pub struct Given {
     /// Sizes of open dims, by their name or as `INPUT.INDEX`.
     pub dims: BTreeMap<String, usize>,
     /// Elements of inputs. Where an operator has to know an operand when the model is read, such
-    /// as the dims of a sum, these are taken, and the module computes for them only.
+    /// as the dims of a sum, it is computed from these, and the module computes for them only.
     pub inputs: BTreeMap<String, Tensor>,
 }
 
@@ -137,18 +172,18 @@ pub fn read_onnx(
     let opset = opset.or((!has_standard).then_some(OPSET_MIN));
     let opset = opset.ok_or_else(|| damaged("no version of the operators".to_owned()))?;
     if !(OPSET_MIN..=OPSET_MAX).contains(&opset) {
-        let headline = format!("opset {opset} is not supported");
-        let wrong = Diagnostic::error("E1111", Span::of(source), headline);
-        return Err(vec![wrong.help(format!("export it with opset {OPSET_MIN} to {OPSET_MAX}"))]);
+        return Err(vec![unknown_opset(source, &graph, opset)]);
     }
     let types = input_types(source, &graph, &given.dims)?;
     let mut module = Module::new(super::module_name(name));
-    let mut walk = Walk::new(&mut module, opset);
-    let inputs = types.into_iter().map(|(name, ty)| {
-        let port = walk.input(&name, ty);
-        given.inputs.get(&name).into_iter().for_each(|tensor| walk.given(&port, tensor));
-        port
+    let functions = model.functions.into_iter().map(|function| {
+        let domain = if function.domain == "ai.onnx" { "" } else { &function.domain };
+        ((domain.to_owned(), function.name.clone()), Rc::new(function))
     });
+    let mut walk = Walk::new(&mut module, opset, functions.collect());
+    let inputs = types
+        .into_iter()
+        .map(|(name, ty, element)| walk.input(&name, ty, element, given.inputs.get(&name)));
     let inputs = inputs.collect();
     let mut operators = BTreeMap::new();
     for tensor in &graph.initializer {
@@ -166,21 +201,32 @@ pub fn read_onnx(
             damaged(format!("{} reads `{missing}`, which nothing before it makes", called(node)))
         })?;
     }
+    let names: Vec<String> = graph.output.iter().map(|output| output.name.clone()).collect();
+    walk.check_outputs(&names);
     if !walk.refused.is_empty() {
         return Err(unsupported(source, &walk.refused));
     }
-    let names: Vec<String> = graph.output.iter().map(|output| output.name.clone()).collect();
-    let finished =
-        walk.finish(&names).map_err(|missing| damaged(format!("nothing makes `{missing}`")))?;
-    let results = names.into_iter().zip(&finished.function.results);
-    let outputs = results.map(|(name, id)| {
+    let (carried, forced) = (walk.carried.clone(), walk.forced.clone());
+    let finished = walk.finish(&names).map_err(damaged)?;
+    let results = names.into_iter().zip(&finished.function.results).zip(&finished.elements);
+    let outputs = results.map(|((name, id), element)| {
         let value = finished.function.value(*id);
-        Port { name, value: value.name.clone(), ty: value.ty.clone() }
+        Port { name, value: value.name.clone(), element: *element, ty: value.ty.clone() }
     });
     let outputs = outputs.collect();
     let (weights, producer) = (finished.weights, model.producer_name);
     module.add(finished.function);
-    Ok(Onnx { name: name.to_owned(), opset, producer, module, weights, inputs, outputs, operators })
+    let name = name.to_owned();
+    Ok(Onnx { name, opset, producer, module, weights, inputs, outputs, operators, carried, forced })
+}
+
+fn unknown_opset(source: &str, graph: &GraphProto, opset: i64) -> Diagnostic {
+    let names: BTreeSet<&str> = graph.node.iter().map(|n| n.op_type.as_str()).collect();
+    let names = names.into_iter().collect::<Vec<_>>().join(", ");
+    let headline = format!("opset {opset} is not supported");
+    let wrong = Diagnostic::error("E1111", Span::of(source), headline);
+    let wrong = wrong.note(format!("its operators may mean something else there: {names}"));
+    wrong.help(format!("export it with opset {OPSET_MIN} to {OPSET_MAX}"))
 }
 
 /// How a node is named to people: many exporters leave the name out.
@@ -197,7 +243,7 @@ fn input_types(
     source: &str,
     graph: &GraphProto,
     sizes: &BTreeMap<String, usize>,
-) -> Result<Vec<(String, TensorType)>, Vec<Diagnostic>> {
+) -> Result<Vec<(String, TensorType, Element)>, Vec<Diagnostic>> {
     let stored: BTreeSet<&str> = graph.initializer.iter().map(|t| t.name.as_str()).collect();
     let inputs = graph.input.iter().filter(|input| !stored.contains(input.name.as_str()));
     let (mut types, mut open, mut named, mut wrong) = (vec![], vec![], BTreeSet::new(), vec![]);
@@ -209,7 +255,7 @@ fn input_types(
             continue;
         }
         match input_type(input, sizes, &mut open, &mut named) {
-            Ok(ty) => types.push((input.name.clone(), ty)),
+            Ok((ty, element)) => types.push((input.name.clone(), ty, element)),
             Err(found) => {
                 let headline = format!("input `{}`: {found} are not supported", input.name);
                 wrong.push(Diagnostic::error("E1111", Span::of(source), headline));
@@ -245,10 +291,10 @@ fn input_type(
     sizes: &BTreeMap<String, usize>,
     open: &mut Vec<String>,
     named: &mut BTreeSet<String>,
-) -> Result<TensorType, String> {
+) -> Result<(TensorType, Element), String> {
     let tensor = input.r#type.as_ref().and_then(|ty| ty.tensor_type.as_ref());
     let tensor = tensor.ok_or("values that are no tensors")?;
-    let dtype = stored::dtype(tensor.elem_type)?;
+    let element = Element::of(tensor.elem_type)?;
     let mut dims = Vec::new();
     for (at, dim) in tensor.shape.iter().flat_map(|shape| &shape.dim).enumerate() {
         if let Some(size) = dim.dim_value.and_then(|size| usize::try_from(size).ok()) {
@@ -264,7 +310,7 @@ fn input_type(
             None => open.push(name),
         }
     }
-    Ok(TensorType { dtype, dims })
+    Ok((TensorType { dtype: element.carrier(), dims }, element))
 }
 
 /// One diagnostic for each operator, with the nodes that use it.

@@ -1,7 +1,6 @@
 //! Operators of one element at a time.
 
 use super::site::{Made, Site, Translated};
-use super::stored::dtype;
 use crate::DType;
 use crate::module::ValueId;
 use crate::op::{Binary, Comparison, Unary};
@@ -180,18 +179,6 @@ pub(super) fn choose(s: &mut Site) -> Translated {
     Ok(vec![s.select(condition, a, b)?])
 }
 
-pub(super) fn cast(s: &mut Site) -> Translated {
-    let x = s.operand(0)?;
-    let to = i32::try_from(s.int("to", 0)).unwrap_or(0);
-    Ok(vec![s.cast(x, dtype(to)?)?])
-}
-
-pub(super) fn cast_like(s: &mut Site) -> Translated {
-    let (x, like) = (s.operand(0)?, s.operand(1)?);
-    let to = s.dtype(like);
-    Ok(vec![s.cast(x, to)?])
-}
-
 pub(super) fn is_nan(s: &mut Site) -> Translated {
     let x = s.operand(0)?;
     let same = s.compare(Comparison::Eq, x, x)?;
@@ -342,7 +329,7 @@ fn hard_sigmoid(s: &mut Site, x: ValueId, alpha: f64, beta: f64) -> Made {
 }
 
 /// `max(x, 0) + log(1 + e^-|x|)`
-fn softplus(s: &mut Site, x: ValueId) -> Made {
+pub(super) fn softplus(s: &mut Site, x: ValueId) -> Made {
     let above = s.with(Binary::Max, x, 0.0)?;
     let size = s.unary(Unary::Abs, x)?;
     let minus = s.unary(Unary::Neg, size)?;
@@ -392,7 +379,9 @@ pub(super) fn identity(s: &mut Site) -> Translated {
 /// Nothing is dropped where nothing is trained.
 pub(super) fn dropout(s: &mut Site) -> Translated {
     let x = s.operand(0)?;
-    if s.known(2)?.is_some_and(|training| training.scalar() != 0.0) {
+    let is_one = |list: &crate::Tensor, number: f64| list.to_f64().first() == Some(&number);
+    let keeps = s.known(1)?.is_some_and(|ratio| is_one(&ratio, 0.0));
+    if s.known(2)?.is_some_and(|training| !is_one(&training, 0.0)) && !keeps {
         return Err("training_mode is true".to_owned());
     }
     let dims = s.dims(x);

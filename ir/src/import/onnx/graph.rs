@@ -3,13 +3,16 @@
 //! What does not depend on an input is computed by the interpreter when the model is read, by the
 //! same translation: so shapes are numbers where an operator needs them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use super::attributes::wrong_attribute;
-use super::operators::translation;
+use super::control::{Functions, is_control};
+use super::element::{Element, concluded};
+use super::operators::{Translate, translation};
 use super::proto::NodeProto;
-use super::site::{Operand, Site, sizes};
+use super::sequence::is_of_sequences;
+use super::site::{Forcing, Operand, Site, sizes};
 use super::stored::Stored;
 use super::{ENTRY, Held, Port};
 use crate::build::Builder;
@@ -29,15 +32,46 @@ const READ_MAX: usize = 4096;
 
 /// What a name of the graph stands for.
 #[derive(Clone)]
-enum Meaning {
+pub(super) enum Meaning {
     /// A value of the function.
     Made(ValueId),
     /// Numbers that do not depend on an input.
     Known(Rc<Tensor>),
     /// A weight.
     Stored(Rc<Stored>),
+    /// A sequence of as many values as are known when the model is read.
+    Sequence(Rc<Vec<Read>>),
+    /// An optional value that is not there.
+    Nothing,
     /// The result of a node that is not supported.
     Refused,
+}
+
+/// What a node reads or makes.
+#[derive(Clone)]
+pub(super) struct Read {
+    pub(super) name: String,
+    pub(super) meaning: Meaning,
+    /// The type of its elements, where they are computed in a wider one.
+    pub(super) element: Option<Element>,
+}
+
+/// Why a node makes nothing.
+pub(super) enum Wrong {
+    /// A name that nothing before it makes, or another damage.
+    Damaged(String),
+    /// The operator is not supported.
+    Unknown,
+    /// This use of it is not supported.
+    Use(String),
+    /// Something that it reads or holds is refused already.
+    Passed,
+}
+
+impl From<String> for Wrong {
+    fn from(why: String) -> Wrong {
+        Wrong::Use(why)
+    }
 }
 
 /// A use of an operator that is not supported.
@@ -53,44 +87,97 @@ pub(super) struct Finished {
     pub(super) function: Function,
     /// The first parameters, by their names, in order.
     pub(super) weights: Vec<(String, Held)>,
+    /// The types of the results.
+    pub(super) elements: Vec<Element>,
 }
 
 /// A graph in the middle of its translation.
 pub(super) struct Walk<'m> {
-    b: Builder<'m>,
-    opset: i64,
-    meanings: BTreeMap<String, Meaning>,
-    /// Weights and constants that become parameters, by the names of their values.
-    held: BTreeMap<String, Held>,
+    pub(super) b: Builder<'m>,
+    pub(super) opset: i64,
+    pub(super) meanings: BTreeMap<String, Meaning>,
+    /// The types of what is computed in a wider one, by the names in the graph.
+    pub(super) elements: BTreeMap<String, Element>,
+    /// Functions of the model.
+    pub(super) functions: Functions,
+    /// Types that are computed in wider ones.
+    pub(super) carried: BTreeSet<Element>,
+    /// Operators that read elements that depend on inputs, which were computed for them.
+    pub(super) forced: BTreeSet<String>,
+    /// Weights and constants that become parameters.
+    held: BTreeMap<ValueId, Held>,
     /// Elements of inputs, by the names of the inputs.
     given: BTreeMap<String, Rc<Tensor>>,
+    /// Elements of all inputs, where they are there.
+    inputs: Vec<Option<Rc<Tensor>>>,
+    /// The parameters of stored tensors, by where these are: one for each, in whichever graph it is
+    /// read.
+    placed: BTreeMap<usize, ValueId>,
     pub(super) refused: Vec<Refused>,
+    /// Functions of the model that are being laid out.
+    pub(super) depth: usize,
 }
 
 impl<'m> Walk<'m> {
-    pub(super) fn new(module: &'m mut Module, opset: i64) -> Walk<'m> {
-        let b = Builder::new(module, ENTRY, Kind::Layer);
-        let (meanings, held, given) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Walk { b, opset, meanings, held, given, refused: Vec::new() }
-    }
-
-    /// Notes the elements of an input; of other dims than the input's they are none.
-    pub(super) fn given(&mut self, port: &Port, tensor: &Tensor) {
-        if port.ty.sizes().as_deref() == Some(&tensor.dims) {
-            let cast = Tensor::from_f64(port.ty.dtype, &tensor.dims, tensor.to_f64());
-            self.given.insert(port.name.clone(), Rc::new(cast));
+    pub(super) fn new(module: &'m mut Module, opset: i64, functions: Functions) -> Walk<'m> {
+        Walk {
+            b: Builder::new(module, ENTRY, Kind::Layer),
+            opset,
+            meanings: BTreeMap::new(),
+            elements: BTreeMap::new(),
+            functions,
+            carried: BTreeSet::new(),
+            forced: BTreeSet::new(),
+            held: BTreeMap::new(),
+            given: BTreeMap::new(),
+            inputs: Vec::new(),
+            placed: BTreeMap::new(),
+            refused: Vec::new(),
+            depth: 0,
         }
     }
 
-    /// Adds an input. All come before the first node.
-    pub(super) fn input(&mut self, name: &str, ty: TensorType) -> Port {
+    /// Adds an input. All come before the first node. Its elements are noted where they are given
+    /// and of its dims.
+    pub(super) fn input(
+        &mut self,
+        name: &str,
+        ty: TensorType,
+        element: Element,
+        given: Option<&Tensor>,
+    ) -> Port {
         let id = self.b.param(&value_name(name), ty.clone());
         self.meanings.insert(name.to_owned(), Meaning::Made(id));
-        Port { name: name.to_owned(), value: self.b.function().value(id).name.clone(), ty }
+        self.note(name, Some(element).filter(|element| element.is_carried()));
+        let given = given.filter(|tensor| ty.sizes().as_deref() == Some(&tensor.dims));
+        let cast = |t: &Tensor| Rc::new(Tensor::from_f64(ty.dtype, &t.dims, t.to_f64()));
+        let given = given.map(cast).map(|t| element.nearest_of(&t).map_or(t, Rc::new));
+        if let Some(list) = given.as_ref().filter(|t| t.dims.len() < 2 && t.count() <= READ_MAX) {
+            self.given.insert(name.to_owned(), Rc::clone(list));
+        }
+        self.inputs.push(given);
+        Port { name: name.to_owned(), value: self.b.function().value(id).name.clone(), element, ty }
+    }
+
+    /// Notes the type of what a name stands for.
+    pub(super) fn note(&mut self, name: &str, element: Option<Element>) {
+        match element {
+            Some(element) => {
+                self.carried.insert(element);
+                self.elements.insert(name.to_owned(), element)
+            }
+            None => self.elements.remove(name),
+        };
+    }
+
+    /// The type of what a name stands for.
+    pub(super) fn element_of(&self, name: &str, dtype: DType) -> Element {
+        self.elements.get(name).copied().unwrap_or(Element::natural(dtype))
     }
 
     /// Adds a stored tensor: a weight, or numbers to compute with where it is small or of integers.
     pub(super) fn stored(&mut self, name: &str, stored: Stored) {
+        self.note(name, Some(stored.element).filter(|element| element.is_carried()));
         let is_weight = stored.dtype.is_float() && stored.dims.iter().product::<usize>() > 1;
         let meaning = match is_weight {
             true => Meaning::Stored(Rc::new(stored)),
@@ -111,148 +198,224 @@ impl<'m> Walk<'m> {
     /// # Errors
     /// The name of an operand that no node before it makes.
     pub(super) fn node(&mut self, node: &NodeProto) -> Result<(), String> {
-        let mut operands = Vec::new();
+        let mut reads = Vec::new();
         for name in &node.input {
-            match self.meanings.get(name) {
-                _ if name.is_empty() => operands.push(None),
-                Some(meaning) => operands.push(Some((name, meaning.clone()))),
+            let element = self.elements.get(name).copied();
+            match self.meanings.get(name).cloned() {
+                _ if name.is_empty() => reads.push(None),
+                Some(meaning) => reads.push(Some(Read { name: name.clone(), meaning, element })),
                 None => return Err(name.clone()),
             }
         }
-        let standard = node.domain.is_empty() || node.domain == "ai.onnx";
-        let translate = translation(&node.op_type).filter(|_| standard);
-        let is_refused = |m: &Meaning| matches!(m, Meaning::Refused);
-        let made = match translate {
-            None => Err(None),
-            Some(_) if operands.iter().flatten().any(|(_, m)| is_refused(m)) => Ok(None),
-            Some(translate) => self.translate(node, &operands, translate).map(Some).map_err(Some),
-        };
-        let results = match made {
-            Ok(Some(results)) => results,
-            Ok(None) => Vec::new(),
-            Err(why) => {
+        let made = match self.made(node, &reads) {
+            Ok(made) => made,
+            Err(Wrong::Damaged(found)) => return Err(found),
+            Err(Wrong::Passed) => Vec::new(),
+            Err(wrong) => {
                 let first = node.output.first().cloned().unwrap_or_default();
                 let name = if node.name.is_empty() { first } else { node.name.clone() };
-                let operator = match standard {
+                let operator = match is_standard(&node.domain) {
                     true => node.op_type.clone(),
                     false => format!("{}.{}", node.domain, node.op_type),
                 };
+                let why = if let Wrong::Use(why) = wrong { Some(why) } else { None };
                 self.refused.push(Refused { operator, node: name, why });
                 Vec::new()
             }
         };
-        let rest = std::iter::repeat(Meaning::Refused);
-        for (name, meaning) in node.output.iter().zip(results.into_iter().chain(rest)) {
+        let rest = std::iter::repeat((Meaning::Refused, None));
+        let made = made.into_iter().map(|read| (read.meaning, read.element)).chain(rest);
+        for (name, (meaning, element)) in node.output.iter().zip(made) {
             self.meanings.insert(name.clone(), meaning);
+            self.note(name, element);
         }
         Ok(())
     }
 
-    fn translate(
+    /// What a node makes.
+    fn made(&mut self, node: &NodeProto, reads: &[Option<Read>]) -> Result<Vec<Read>, Wrong> {
+        let own = self.functions.get(&(node.domain.clone(), node.op_type.clone())).cloned();
+        if let Some(function) = own {
+            return self.inlined(node, &function, reads);
+        }
+        let standard = is_standard(&node.domain);
+        if standard && is_control(&node.op_type) {
+            return self.controlled(node, reads);
+        }
+        let is_refused = |read: &Read| matches!(read.meaning, Meaning::Refused);
+        let any_refused = reads.iter().flatten().any(is_refused);
+        let is_sequence = |read: &Read| matches!(read.meaning, Meaning::Sequence(_));
+        let of_sequences = is_of_sequences(&node.op_type)
+            || (node.op_type == "Identity" && reads.iter().flatten().any(is_sequence));
+        if standard && of_sequences {
+            return if any_refused { Err(Wrong::Passed) } else { self.sequenced(node, reads) };
+        }
+        let translate = translation(&node.domain, &node.op_type).ok_or(Wrong::Unknown)?;
+        if any_refused {
+            return Err(Wrong::Passed);
+        }
+        Ok(self.translate(node, reads, translate)?)
+    }
+
+    pub(super) fn translate(
         &mut self,
         node: &NodeProto,
-        operands: &[Option<(&String, Meaning)>],
-        translate: super::operators::Translate,
-    ) -> Result<Vec<Meaning>, String> {
+        reads: &[Option<Read>],
+        translate: Translate,
+    ) -> Result<Vec<Read>, String> {
         if let Some(wrong) = wrong_attribute(node) {
             return Err(wrong);
         }
         let name = value_name(node.output.first().map_or("", String::as_str));
-        let known = |m: &Meaning| match m {
-            Meaning::Known(tensor) => Some(Rc::clone(tensor)),
-            Meaning::Made(_) | Meaning::Stored(_) | Meaning::Refused => None,
-        };
-        let all: Option<Vec<Option<Rc<Tensor>>>> = operands
+        let elements: Vec<Option<Element>> =
+            reads.iter().map(|read| read.as_ref().and_then(|read| read.element)).collect();
+        let all: Option<Vec<Option<Rc<Tensor>>>> = reads
             .iter()
-            .map(|o| match o {
-                Some((_, meaning)) => known(meaning).map(Some),
+            .map(|read| match read {
+                Some(Read { meaning: Meaning::Known(tensor), .. }) => Some(Some(Rc::clone(tensor))),
+                Some(_) => None,
                 None => Some(None),
             })
             .collect();
         if let Some(known) = all {
-            return computed(node, self.opset, name, &known, translate);
+            return computed(node, self.opset, name, &known, elements, translate);
         }
-        let mut given = Vec::new();
-        for operand in operands {
-            given.push(operand.as_ref().map(|(name, meaning)| self.operand(name, meaning)));
+        let mut operands = Vec::new();
+        for read in reads {
+            operands.push(match read {
+                Some(read) => Some(self.operand(&read.name, &read.meaning)?),
+                None => None,
+            });
         }
         let before = self.b.function().values.len();
         let (b, opset) = (&mut self.b, self.opset);
-        let mut site =
-            Site { b, node, opset, operands: given, name: name.clone(), held: Vec::new() };
+        let forcing = Forcing { held: &self.held, inputs: &self.inputs };
+        let mut site = Site::new(b, node, opset, operands, elements, name.clone());
+        site.forcing = Some(forcing);
         let results = translate(&mut site)?;
-        let held = site.held;
-        if let Some(first) = results.first().filter(|first| first.index() >= before) {
-            self.b.claim_name(&name, *first);
+        let first = results.first().copied();
+        let results = concluded(&mut site, results)?;
+        let (held, has_forced) = (site.held, site.has_forced.get());
+        self.held.extend(site.arrays.into_iter().map(|(id, array)| (id, Held::Tensor(array))));
+        if let Some(first) = first.filter(|first| first.index() >= before) {
+            let named = results.first().map_or(first, |(id, _)| *id);
+            self.b.claim_name(&name, named);
+        }
+        if has_forced {
+            self.forced.insert(node.op_type.clone());
         }
         let wanted = node.output.iter().rposition(|name| !name.is_empty()).map_or(0, |at| at + 1);
         if results.len() < wanted {
             return Err(format!("output {}", results.len()));
         }
-        let meaning = |id: ValueId| match held.iter().find(|(held, _)| *held == id) {
-            Some((_, tensor)) => Meaning::Known(Rc::clone(tensor)),
-            None => Meaning::Made(id),
+        let read = |(id, element): (ValueId, Option<Element>)| {
+            let meaning = match held.iter().find(|(held, _)| *held == id) {
+                Some((_, tensor)) => Meaning::Known(Rc::clone(tensor)),
+                None => Meaning::Made(id),
+            };
+            Read { name: name.clone(), meaning, element }
         };
-        Ok(results.into_iter().map(meaning).collect())
+        Ok(results.into_iter().map(read).collect())
     }
 
-    fn operand(&mut self, name: &str, meaning: &Meaning) -> Operand {
-        let id = self.value(name, meaning);
+    /// The elements of a tensor, where they do not depend on an input, or are computed for those
+    /// that are given.
+    pub(super) fn known(&mut self, read: &Read) -> Option<Rc<Tensor>> {
+        match &read.meaning {
+            Meaning::Known(tensor) => Some(Rc::clone(tensor)),
+            Meaning::Stored(stored) => Some(Rc::new(stored.tensor())),
+            Meaning::Made(id) => self.given.get(&read.name).map(Rc::clone).or_else(|| {
+                let forcing = Forcing { held: &self.held, inputs: &self.inputs };
+                forcing.elements(&self.b, *id)
+            }),
+            Meaning::Sequence(_) | Meaning::Nothing | Meaning::Refused => None,
+        }
+    }
+
+    fn operand(&mut self, name: &str, meaning: &Meaning) -> Result<Operand, String> {
+        let id = self.value(name, meaning)?;
         let known = match meaning {
             Meaning::Known(tensor) => Some(Rc::clone(tensor)),
             Meaning::Stored(stored) if stored.dims.iter().product::<usize>() <= READ_MAX => {
                 Some(Rc::new(stored.tensor()))
             }
             Meaning::Made(_) => self.given.get(name).map(Rc::clone),
-            Meaning::Stored(_) | Meaning::Refused => None,
+            Meaning::Stored(_) | Meaning::Sequence(_) | Meaning::Nothing | Meaning::Refused => None,
         };
-        Operand { id, known }
+        Ok(Operand { id, known })
     }
 
     /// The value of a name; what is no value yet becomes one, a parameter where it is no formula.
-    fn value(&mut self, name: &str, meaning: &Meaning) -> ValueId {
-        let id = match meaning {
-            Meaning::Made(id) => return *id,
+    pub(super) fn value(&mut self, name: &str, meaning: &Meaning) -> Result<ValueId, String> {
+        match meaning {
+            Meaning::Made(id) => Ok(*id),
             Meaning::Refused => panic!("nodes that read a refused value are not translated"),
-            Meaning::Known(tensor) => match formula(tensor) {
-                Some(op) => return self.b.push(&value_name(name), op, &[]),
-                None => self.held(name, tensor.ty(), Held::Tensor(Rc::clone(tensor))),
-            },
+            Meaning::Sequence(_) => Err(format!("`{name}` is a sequence")),
+            Meaning::Nothing => Err(format!("`{name}` is an optional value that is not there")),
+            Meaning::Known(tensor) => Ok(match formula(tensor) {
+                Some(op) => self.b.push(&value_name(name), op, &[]),
+                None => {
+                    let place = Rc::as_ptr(tensor) as usize;
+                    let held = Held::Tensor(Rc::clone(tensor));
+                    self.held(name, tensor.ty(), place, held)
+                }
+            }),
             Meaning::Stored(stored) => {
                 let ty = TensorType::of(stored.dtype, &stored.dims);
-                self.held(name, ty, Held::Stored(Rc::clone(stored)))
+                let place = Rc::as_ptr(stored) as usize;
+                Ok(self.held(name, ty, place, Held::Stored(Rc::clone(stored))))
             }
-        };
-        // Only the value is kept: numbers that shapes need are known by the meaning.
-        if let Meaning::Stored(_) = meaning {
-            self.meanings.insert(name.to_owned(), Meaning::Made(id));
         }
+    }
+
+    /// A value that becomes a parameter when the walk ends: one for each place, which what is held
+    /// keeps.
+    fn held(&mut self, name: &str, ty: TensorType, place: usize, held: Held) -> ValueId {
+        if let Some(id) = self.placed.get(&place) {
+            return *id;
+        }
+        let id = self.b.constant(&value_name(name), 0.0, ty);
+        self.held.insert(id, held);
+        self.placed.insert(place, id);
         id
     }
 
-    /// A value that becomes a parameter when the walk ends.
-    fn held(&mut self, name: &str, ty: TensorType, held: Held) -> ValueId {
-        let id = self.b.constant(&value_name(name), 0.0, ty);
-        let name = self.b.function().value(id).name.clone();
-        self.held.insert(name, held);
-        id
+    /// Refuses outputs that are no tensors.
+    pub(super) fn check_outputs(&mut self, outputs: &[String]) {
+        for name in outputs {
+            let what = match self.meanings.get(name) {
+                Some(Meaning::Sequence(_)) => "a sequence",
+                Some(Meaning::Nothing) => "an optional value that is not there",
+                Some(
+                    Meaning::Made(_) | Meaning::Known(_) | Meaning::Stored(_) | Meaning::Refused,
+                )
+                | None => continue,
+            };
+            let (operator, why) = ("an output".to_owned(), Some(what.to_owned()));
+            self.refused.push(Refused { operator, node: name.clone(), why });
+        }
     }
 
     /// Ends the function: weights first, then the inputs.
     ///
     /// # Errors
-    /// The name of an output that no node makes.
+    /// What is wrong with an output.
     pub(super) fn finish(mut self, outputs: &[String]) -> Result<Finished, String> {
-        let mut results = Vec::new();
+        let (mut results, mut elements) = (Vec::new(), Vec::new());
         for name in outputs {
-            let meaning = self.meanings.get(name).cloned().ok_or_else(|| name.clone())?;
-            results.push(self.value(name, &meaning));
+            let meaning = self.meanings.get(name).cloned();
+            let meaning = meaning.ok_or_else(|| format!("nothing makes `{name}`"))?;
+            let id = self.value(name, &meaning)?;
+            elements.push(self.element_of(name, self.b.ty(id).dtype));
+            results.push(id);
         }
         let mut function = self.b.into_function(&results);
-        remove_dead_nodes(&mut function);
+        let live = live_values(&function);
+        self.held.retain(|id, _| live[id.index()]);
         let weights = constants_to_params(&mut function, self.held);
+        remove_dead_nodes(&mut function);
         remove_common_nodes(&mut function);
-        Ok(Finished { function, weights })
+        Ok(Finished { function, weights, elements })
     }
 }
 
@@ -262,8 +425,9 @@ fn computed(
     opset: i64,
     name: String,
     operands: &[Option<Rc<Tensor>>],
-    translate: super::operators::Translate,
-) -> Result<Vec<Meaning>, String> {
+    elements: Vec<Option<Element>>,
+    translate: Translate,
+) -> Result<Vec<Read>, String> {
     let mut module = Module::new("known");
     let mut b = Builder::new(&mut module, ENTRY, Kind::Layer);
     let mut given = Vec::new();
@@ -274,23 +438,56 @@ fn computed(
         });
         given.push(operand);
     }
-    let mut site = Site { b: &mut b, node, opset, operands: given, name, held: Vec::new() };
+    let mut site = Site::new(&mut b, node, opset, given, elements, name.clone());
     let results = translate(&mut site)?;
-    let held = site.held;
-    let function = b.into_function(&results);
+    let results = concluded(&mut site, results)?;
+    let (held, arrays) = (site.held, site.arrays);
+    let ids: Vec<ValueId> = results.iter().map(|(id, _)| *id).collect();
+    let mut function = b.into_function(&ids);
+    let arrays = arrays.into_iter().map(|(id, array)| (id, Held::Tensor(array))).collect();
+    let arrays = constants_to_params(&mut function, arrays);
     let large =
         |value: &Value| value.ty.elements().as_constant().is_none_or(|count| count > KNOWN_MAX);
     if function.values.iter().any(large) {
         return Err(format!("more than {KNOWN_MAX} elements that no input changes"));
     }
     module.add(function);
-    let args: Vec<Tensor> = operands.iter().flatten().map(|t| t.as_ref().clone()).collect();
+    let mut args: Vec<Tensor> = arrays.iter().map(|(_, held)| held.tensor()).collect();
+    args.extend(operands.iter().flatten().map(|t| t.as_ref().clone()));
     let computed = eval(&module, ENTRY, &args).map_err(|diagnostic| diagnostic.headline)?;
-    let meaning = |(id, tensor): (&ValueId, Tensor)| {
+    let read = |((id, element), tensor): (&(ValueId, Option<Element>), Tensor)| {
         let held = held.iter().find(|(held, _)| held == id);
-        Meaning::Known(held.map_or_else(|| Rc::new(tensor), |(_, tensor)| Rc::clone(tensor)))
+        let tensor = held.map_or_else(|| Rc::new(tensor), |(_, tensor)| Rc::clone(tensor));
+        Read { name: name.clone(), meaning: Meaning::Known(tensor), element: *element }
     };
-    Ok(results.iter().zip(computed).map(meaning).collect())
+    Ok(results.iter().zip(computed).map(read).collect())
+}
+
+/// Whether operators of a domain are the standard's.
+pub(super) fn is_standard(domain: &str) -> bool {
+    domain.is_empty() || domain == "ai.onnx"
+}
+
+impl Forcing<'_> {
+    /// The elements of a value of a function in the middle of its making, by the interpreter; none
+    /// where an input is not given.
+    pub(super) fn elements(&self, b: &Builder, id: ValueId) -> Option<Rc<Tensor>> {
+        let mut function = b.function().clone();
+        function.results = vec![id];
+        let live = live_values(&function);
+        let held = self.held.iter().filter(|(id, _)| live[id.index()]);
+        let held = held.map(|(id, held)| (*id, held.clone())).collect();
+        let weights = constants_to_params(&mut function, held);
+        remove_dead_nodes(&mut function);
+        let mut args: Vec<Tensor> = weights.iter().map(|(_, held)| held.tensor()).collect();
+        for input in self.inputs {
+            args.push(input.as_ref()?.as_ref().clone());
+        }
+        let mut module = b.module().clone();
+        module.add(function);
+        let mut found = eval(&module, ENTRY, &args).ok()?;
+        found.pop().map(Rc::new)
+    }
 }
 
 /// One op that yields a tensor: all elements equal, or counting up along one dim.
@@ -305,35 +502,46 @@ fn formula(tensor: &Tensor) -> Option<Op> {
     is_count.then_some(Op::Iota { dim: 0, start: first as i64, dtype, dims })
 }
 
-/// Makes the named values, which nodes without operands define, the first parameters.
+/// Makes the values, which nodes without operands define, the first parameters.
 fn constants_to_params(
     function: &mut Function,
-    mut held: BTreeMap<String, Held>,
+    held: BTreeMap<ValueId, Held>,
 ) -> Vec<(String, Held)> {
-    let names: Vec<String> = function.values.iter().map(|v| v.name.clone()).collect();
-    let is_held = |id: &ValueId| held.contains_key(&names[id.index()]);
-    let ids = || (0..names.len()).map(|at| ValueId(at as u32));
+    let is_held = |id: &ValueId| held.contains_key(id);
+    let ids = || (0..function.values.len()).map(|at| ValueId(at as u32));
     let order: Vec<ValueId> =
-        ids().filter(|id| is_held(id)).chain(ids().filter(|id| !is_held(id))).collect();
-    let count = ids().filter(is_held).count();
+        ids().filter(is_held).chain(ids().filter(|id| !is_held(id))).collect();
     let mut place = vec![ValueId(0); order.len()];
     for (at, id) in order.iter().enumerate() {
         place[id.index()] = ValueId(at as u32);
     }
     function.nodes.retain(|node| !node.results.iter().any(is_held));
     function.values = order.iter().map(|id| function.values[id.index()].clone()).collect();
-    function.param_count += count;
+    function.param_count += held.len();
     for node in &mut function.nodes {
         let ids = node.operands.iter_mut().chain(&mut node.results);
         ids.for_each(|id| *id = place[id.index()]);
     }
     function.results.iter_mut().for_each(|id| *id = place[id.index()]);
-    let weights = function.values[..count].iter();
-    weights.filter_map(|value| held.remove_entry(&value.name)).collect()
+    // Both are in ascending order of the ids that were.
+    let names = function.values.iter().map(|value| value.name.clone());
+    names.zip(held.into_values()).collect()
+}
+
+/// For each value, whether a result depends on it.
+fn live_values(function: &Function) -> Vec<bool> {
+    let mut live = vec![false; function.values.len()];
+    function.results.iter().for_each(|id| live[id.index()] = true);
+    for node in function.nodes.iter().rev() {
+        if node.results.iter().any(|id| live[id.index()]) {
+            node.operands.iter().for_each(|id| live[id.index()] = true);
+        }
+    }
+    live
 }
 
 /// A name with everything replaced that a value's name cannot have.
-fn value_name(name: &str) -> String {
+pub(super) fn value_name(name: &str) -> String {
     let letter = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '_' };
     let name: String = name.chars().map(letter).collect();
     let name = name.trim_matches('_');

@@ -17,7 +17,7 @@ pub(super) fn not_negative(s: &mut Site, ids: ValueId, size: usize) -> Made {
 
 /// Refuses ids, where they are known when the model is read, that are not among so many.
 fn check_ids(s: &Site, at: usize, size: usize) -> Result<(), String> {
-    let known = s.known(at).ok().flatten();
+    let known = s.hint(at);
     let ids = known.map(|ids| ids.to_f64()).unwrap_or_default();
     let size = size as f64;
     match ids.into_iter().find(|id| !(-size..size).contains(id)) {
@@ -36,7 +36,7 @@ pub(super) fn gather(s: &mut Site) -> Translated {
 }
 
 /// Places in a flat tensor of `dims`, for ids along `dim` that stand at the places' own other dims.
-fn places_along(s: &mut Site, ids: ValueId, dims: &[usize], dim: usize) -> Made {
+pub(super) fn places_along(s: &mut Site, ids: ValueId, dims: &[usize], dim: usize) -> Made {
     let ids = s.cast(ids, DType::I64)?;
     let ids = not_negative(s, ids, dims[dim])?;
     let (own, steps) = (s.dims(ids), strides(dims));
@@ -101,10 +101,11 @@ fn write(s: &mut Site, x: ValueId, places: ValueId, updates: ValueId) -> Made {
 }
 
 /// Rows of `x` that the last dim of the ids names: their numbers, and the dims that are rows.
-fn rows(s: &mut Site, x: ValueId, ids: ValueId) -> Result<(ValueId, Vec<usize>), String> {
-    if s.int("batch_dims", 0) != 0 {
-        return Err("batch_dims".to_owned());
-    }
+pub(super) fn rows(
+    s: &mut Site,
+    x: ValueId,
+    ids: ValueId,
+) -> Result<(ValueId, Vec<usize>), String> {
     let (dims, of_ids) = (s.dims(x), s.dims(ids));
     let (depth, outer) = of_ids.split_last().ok_or("ids without dims")?;
     if *depth == 0 || *depth > dims.len() {
@@ -127,7 +128,7 @@ fn rows(s: &mut Site, x: ValueId, ids: ValueId) -> Result<(ValueId, Vec<usize>),
     Ok((places.ok_or("no ids")?, dims[..*depth].to_vec()))
 }
 
-fn by_rows(s: &mut Site, x: ValueId, rows: &[usize]) -> Made {
+pub(super) fn by_rows(s: &mut Site, x: ValueId, rows: &[usize]) -> Made {
     let dims = s.dims(x);
     let whole = [&[rows.iter().product()], &dims[rows.len()..]].concat();
     s.reshape(x, &whole)

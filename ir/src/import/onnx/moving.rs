@@ -369,7 +369,12 @@ pub(super) fn depth_and_space(s: &mut Site) -> Translated {
     let area = block * block;
     let (split, perm, dims) = if s.node.op_type == "SpaceToDepth" {
         let (h, w) = (h.checked_div(block).unwrap_or(0), w.checked_div(block).unwrap_or(0));
-        ([n, c, h, block, w, block], [0, 3, 5, 1, 2, 4], [n, c * area, h, w])
+        // Columns, rows, depth; or the depth first.
+        let perm = match s.text("mode", "DCR").as_str() {
+            "DCR" => [0, 3, 5, 1, 2, 4],
+            _ => [0, 1, 3, 5, 2, 4],
+        };
+        ([n, c, h, block, w, block], perm, [n, c * area, h, w])
     } else {
         let inner = c.checked_div(area).unwrap_or(0);
         let dims = [n, inner, h * block, w * block];

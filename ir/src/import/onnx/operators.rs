@@ -1,15 +1,26 @@
 //! The table of operators: the translation of each one that is supported.
 
+use super::graph::is_standard;
 use super::site::{Site, Translated};
-use super::{elementwise as each, indexing, losses, moving, sums};
+use super::{
+    attention, bits, casts, einsum, elementwise as each, indexing, inverse, losses, moving, pools,
+    quantise, recurrent, resize, sampling, scatters, selected, shapes, signal, sums, training,
+};
 use crate::op::{Binary, Comparison, Unary};
 
 /// How an operator is translated.
 pub(super) type Translate = fn(&mut Site) -> Translated;
 
-/// The translation of an operator of the standard set; none when it is not supported.
-pub(super) fn translation(operator: &str) -> Option<Translate> {
-    elementwise(operator).or_else(|| moved(operator)).or_else(|| summed(operator))
+/// The translation of an operator of a domain; none when it is not supported.
+pub(super) fn translation(domain: &str, operator: &str) -> Option<Translate> {
+    if domain == "ai.onnx.preview.training" {
+        return trained(operator);
+    }
+    if !is_standard(domain) {
+        return None;
+    }
+    let simple = elementwise(operator).or_else(|| moved(operator)).or_else(|| summed(operator));
+    simple.or_else(|| composed(operator)).or_else(|| whole(operator))
 }
 
 fn elementwise(operator: &str) -> Option<Translate> {
@@ -43,8 +54,8 @@ fn elementwise(operator: &str) -> Option<Translate> {
         "Or" => |s| each::logic(s, "Or"),
         "Xor" => |s| each::logic(s, "Xor"),
         "Where" => each::choose,
-        "Cast" => each::cast,
-        "CastLike" => each::cast_like,
+        "Cast" => casts::cast,
+        "CastLike" => casts::cast_like,
         "IsNaN" => each::is_nan,
         "IsInf" => each::is_infinite,
         "Shrink" => each::shrink,
@@ -81,7 +92,7 @@ fn moved(operator: &str) -> Option<Translate> {
         "Slice" => moving::slice,
         "Expand" => moving::expand,
         "Tile" => moving::tile,
-        "Pad" => moving::pad,
+        "Pad" => shapes::pad,
         "Trilu" => moving::trilu,
         "EyeLike" => moving::eye_like,
         "OneHot" => moving::one_hot,
@@ -89,9 +100,9 @@ fn moved(operator: &str) -> Option<Translate> {
         "CumSum" => moving::cumulative_sum,
         "Gather" => indexing::gather,
         "GatherElements" => indexing::gather_elements,
-        "GatherND" => indexing::gather_nd,
-        "ScatterElements" | "Scatter" => indexing::scatter_elements,
-        "ScatterND" => indexing::scatter_nd,
+        "GatherND" => scatters::gather_of_batches,
+        "ScatterElements" | "Scatter" => scatters::elements,
+        "ScatterND" => scatters::rows,
         "TopK" => indexing::top_k,
         "ArgMax" => |s| indexing::arg(s, false),
         "ArgMin" => |s| indexing::arg(s, true),
@@ -103,10 +114,10 @@ fn summed(operator: &str) -> Option<Translate> {
     Some(match operator {
         "MatMul" => sums::matmul,
         "Gemm" => sums::gemm,
-        "Einsum" => sums::einsum,
+        "Einsum" => einsum::einsum,
         "Conv" => sums::conv,
         "ConvTranspose" => sums::conv_transpose,
-        "MaxPool" | "AveragePool" => sums::pool,
+        "AveragePool" => sums::pool,
         "GlobalAveragePool" | "GlobalMaxPool" => sums::global_pool,
         "ReduceSum" | "ReduceMean" | "ReduceMax" | "ReduceMin" | "ReduceProd" | "ReduceL1"
         | "ReduceL2" | "ReduceSumSquare" | "ReduceLogSum" | "ReduceLogSumExp" => sums::reduction,
@@ -120,6 +131,72 @@ fn summed(operator: &str) -> Option<Translate> {
         "NegativeLogLikelihoodLoss" => losses::negative_log_likelihood,
         "SoftmaxCrossEntropyLoss" => losses::softmax_cross_entropy,
         "Hardmax" => losses::hardmax,
+        _ => return None,
+    })
+}
+
+/// Of many ops.
+fn composed(operator: &str) -> Option<Translate> {
+    Some(match operator {
+        "Attention" => attention::attention,
+        "RotaryEmbedding" => attention::rotary,
+        "Swish" | "SwiGLU" => attention::swish,
+        "Resize" => resize::resize,
+        "Upsample" => resize::upsample,
+        "RNN" | "GRU" | "LSTM" => recurrent::recurrent,
+        "LinearAttention" => shapes::linear_attention,
+        "CausalConvWithState" => shapes::causal_conv,
+        "MaxPool" => pools::max_pool,
+        "MaxUnpool" => pools::max_unpool,
+        "LpPool" => pools::lp_pool,
+        "GlobalLpPool" => pools::global_lp_pool,
+        "Col2Im" => pools::columns_to_image,
+        "AffineGrid" => sampling::affine_grid,
+        "GridSample" => sampling::grid_sample,
+        "TensorScatter" => scatters::cached,
+        "ReverseSequence" => scatters::reverse_sequences,
+        "CenterCropPad" => shapes::centre,
+        "CumProd" => shapes::cumulative_product,
+        "Det" => shapes::determinant,
+        "LRN" => shapes::local_response,
+        "MeanVarianceNormalization" => shapes::standardised,
+        "Acos" | "Asin" | "Atan" | "Acosh" | "Asinh" | "Atanh" => inverse::inverse,
+        "HannWindow" | "HammingWindow" | "BlackmanWindow" => signal::window,
+        "MelWeightMatrix" => signal::mel_weights,
+        "DFT" => signal::fourier,
+        "STFT" => signal::short_time_fourier,
+        "NonZero" => selected::non_zero,
+        "Compress" => selected::compress,
+        "Unique" => selected::unique,
+        "NonMaxSuppression" => selected::non_max_suppression,
+        _ => return None,
+    })
+}
+
+/// Of training.
+fn trained(operator: &str) -> Option<Translate> {
+    Some(match operator {
+        "Momentum" => training::momentum,
+        "Adagrad" => training::adagrad,
+        "Adam" => training::adam,
+        _ => return None,
+    })
+}
+
+/// Of integers.
+fn whole(operator: &str) -> Option<Translate> {
+    Some(match operator {
+        "BitShift" => bits::shift,
+        "BitwiseNot" => bits::not,
+        "BitwiseAnd" | "BitwiseOr" | "BitwiseXor" => bits::bitwise,
+        "BitCast" => bits::cast_bits,
+        "QuantizeLinear" => quantise::quantise,
+        "DequantizeLinear" => quantise::dequantise,
+        "DynamicQuantizeLinear" => quantise::quantise_dynamically,
+        "MatMulInteger" => quantise::matmul_integer,
+        "ConvInteger" => quantise::conv_integer,
+        "QLinearMatMul" => quantise::qlinear_matmul,
+        "QLinearConv" => quantise::qlinear_conv,
         _ => return None,
     })
 }

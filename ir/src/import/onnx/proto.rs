@@ -29,11 +29,24 @@ pub(super) struct OperatorSetIdProto {
     pub(super) version: i64,
 }
 
-/// A function that a model defines; only its name is read.
+/// A function that a model defines.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct FunctionProto {
     #[prost(string, tag = "1")]
     pub(super) name: String,
+    #[prost(string, repeated, tag = "4")]
+    pub(super) input: Vec<String>,
+    #[prost(string, repeated, tag = "5")]
+    pub(super) output: Vec<String>,
+    #[prost(message, repeated, tag = "7")]
+    pub(super) node: Vec<NodeProto>,
+    #[prost(message, repeated, tag = "9")]
+    pub(super) opset_import: Vec<OperatorSetIdProto>,
+    #[prost(string, tag = "10")]
+    pub(super) domain: String,
+    /// Attributes with the values that they have where a node leaves them out.
+    #[prost(message, repeated, tag = "11")]
+    pub(super) attribute_proto: Vec<AttributeProto>,
 }
 
 /// Nodes, weights, inputs and outputs.
@@ -81,10 +94,17 @@ pub(super) struct AttributeProto {
     pub(super) s: Bytes,
     #[prost(message, optional, tag = "5")]
     pub(super) t: Option<TensorProto>,
+    #[prost(message, optional, boxed, tag = "6")]
+    pub(super) g: Option<Box<GraphProto>>,
     #[prost(float, repeated, tag = "7")]
     pub(super) floats: Vec<f32>,
     #[prost(int64, repeated, tag = "8")]
     pub(super) ints: Vec<i64>,
+    #[prost(bytes = "bytes", repeated, tag = "9")]
+    pub(super) strings: Vec<Bytes>,
+    /// The attribute of a function's caller whose value it has.
+    #[prost(string, tag = "21")]
+    pub(super) ref_attr_name: String,
     /// Which of the fields is meant; 0 in files of the first versions, which do not say.
     #[prost(int32, tag = "20")]
     pub(super) kind: i32,

@@ -1,12 +1,16 @@
 //! What the translation of one operator sees: its operands, attributes, and means to add ops.
 
+use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use super::Held;
+use super::element::Element;
 use super::proto::{AttributeProto, NodeProto};
 use crate::build::Builder;
 use crate::dim::Dim;
 use crate::module::ValueId;
-use crate::op::{Binary, Combiner, Comparison, Op, Unary};
+use crate::op::{Binary, Combiner, Comparison, Einsum, Op, Unary};
 use crate::types::TensorType;
 use crate::{DType, Tensor};
 
@@ -34,10 +38,54 @@ pub(super) struct Site<'s, 'm> {
     pub(super) opset: i64,
     /// The operands; none where an optional one is left out.
     pub(super) operands: Vec<Option<Operand>>,
+    /// The types of operands that are computed in wider ones.
+    pub(super) elements: Vec<Option<Element>>,
     /// How new values are named.
     pub(super) name: String,
     /// Results that are numbers and no formula.
     pub(super) held: Vec<(ValueId, Rc<Tensor>)>,
+    /// Values that are arrays of numbers.
+    pub(super) arrays: Vec<(ValueId, Rc<Tensor>)>,
+    /// The types of results that do not have that of an operand, by their index.
+    pub(super) stated: Vec<(usize, Element)>,
+    /// What elements that depend on inputs are computed from.
+    pub(super) forcing: Option<Forcing<'s>>,
+    /// Whether any were.
+    pub(super) has_forced: Cell<bool>,
+}
+
+/// Elements of all parameters of a function.
+#[derive(Clone, Copy)]
+pub(super) struct Forcing<'s> {
+    /// Weights and constants.
+    pub(super) held: &'s BTreeMap<ValueId, Held>,
+    /// Of the inputs, in order.
+    pub(super) inputs: &'s [Option<Rc<Tensor>>],
+}
+
+impl<'s, 'm> Site<'s, 'm> {
+    pub(super) fn new(
+        b: &'s mut Builder<'m>,
+        node: &'s NodeProto,
+        opset: i64,
+        operands: Vec<Option<Operand>>,
+        elements: Vec<Option<Element>>,
+        name: String,
+    ) -> Site<'s, 'm> {
+        Site {
+            b,
+            node,
+            opset,
+            operands,
+            elements,
+            name,
+            held: Vec::new(),
+            arrays: Vec::new(),
+            stated: Vec::new(),
+            forcing: None,
+            has_forced: Cell::new(false),
+        }
+    }
 }
 
 impl Site<'_, '_> {
@@ -56,11 +104,33 @@ impl Site<'_, '_> {
         self.operands.iter().flatten().map(|operand| operand.id).collect()
     }
 
-    /// The elements of an operand that has to be known when the model is read.
+    /// The elements of an operand that has to be known when the model is read: where it depends on
+    /// inputs, computed for those that are given.
     pub(super) fn known(&self, at: usize) -> Result<Option<Rc<Tensor>>, String> {
         let Some(Some(operand)) = self.operands.get(at) else { return Ok(None) };
-        let known = operand.known.clone();
-        known.map(Some).ok_or_else(|| format!("operand {at} depends on an input"))
+        if let Some(known) = operand.known.clone() {
+            return Ok(Some(known));
+        }
+        let forced = self.forcing.and_then(|forcing| forcing.elements(self.b, operand.id));
+        self.has_forced.set(self.has_forced.get() || forced.is_some());
+        forced.map(Some).ok_or_else(|| format!("operand {at} depends on an input"))
+    }
+
+    /// The elements of an operand, where they are at hand.
+    pub(super) fn hint(&self, at: usize) -> Option<Rc<Tensor>> {
+        self.operands.get(at)?.as_ref()?.known.clone()
+    }
+
+    /// The type of an operand's elements.
+    pub(super) fn element(&self, at: usize) -> Option<Element> {
+        let operand = self.operands.get(at)?.as_ref()?;
+        let narrow = self.elements.get(at).copied().flatten();
+        Some(narrow.unwrap_or(Element::natural(self.dtype(operand.id))))
+    }
+
+    /// States the type of a result that is not that of the first operand of its kind.
+    pub(super) fn state(&mut self, result: usize, element: Element) {
+        self.stated.push((result, element));
     }
 
     /// The whole numbers of such an operand; none where it is left out.
@@ -98,6 +168,11 @@ impl Site<'_, '_> {
 
     pub(super) fn tensor(&self, name: &str) -> Option<&super::proto::TensorProto> {
         self.attribute(name)?.t.as_ref()
+    }
+
+    pub(super) fn texts(&self, name: &str) -> Option<Vec<String>> {
+        let text = |s: &bytes::Bytes| String::from_utf8_lossy(s).into_owned();
+        self.attribute(name).map(|a| a.strings.iter().map(text).collect())
     }
 
     pub(super) fn floats(&self, name: &str) -> Option<Vec<f32>> {
@@ -147,6 +222,64 @@ impl Site<'_, '_> {
         let id = self.constant(0.0, tensor.dtype, &tensor.dims.clone())?;
         self.held.push((id, Rc::new(tensor)));
         Ok(id)
+    }
+
+    /// An array of numbers to compute with.
+    pub(super) fn array(&mut self, tensor: Tensor) -> Made {
+        let id = self.constant(0.0, tensor.dtype, &tensor.dims.clone())?;
+        self.arrays.push((id, Rc::new(tensor)));
+        Ok(id)
+    }
+
+    /// The elements along a dim at places that are known.
+    pub(super) fn picked(&mut self, x: ValueId, dim: usize, places: &[usize]) -> Made {
+        let ids = places.iter().map(|at| *at as i64).collect();
+        let ids = self.array(Tensor::int(DType::I32, &[places.len()], ids))?;
+        self.push(Op::Gather { dim, start: 0 }, &[x, ids])
+    }
+
+    pub(super) fn add(&mut self, a: ValueId, b: ValueId) -> Made {
+        self.binary(Binary::Add, a, b)
+    }
+
+    pub(super) fn sub(&mut self, a: ValueId, b: ValueId) -> Made {
+        self.binary(Binary::Sub, a, b)
+    }
+
+    pub(super) fn mul(&mut self, a: ValueId, b: ValueId) -> Made {
+        self.binary(Binary::Mul, a, b)
+    }
+
+    pub(super) fn div(&mut self, a: ValueId, b: ValueId) -> Made {
+        self.binary(Binary::Div, a, b)
+    }
+
+    pub(super) fn contract(&mut self, einsum: &str, a: ValueId, b: ValueId) -> Made {
+        let einsum = Einsum::parse(einsum).ok_or_else(|| format!("`{einsum}`"))?;
+        self.push(Op::Contract(einsum), &[a, b])
+    }
+
+    /// A range of a dim.
+    pub(super) fn cut(&mut self, x: ValueId, dim: usize, start: usize, size: usize) -> Made {
+        if start == 0 && self.dims(x)[dim] == size {
+            return Ok(x);
+        }
+        self.push(Op::Slice { dim, start, size }, &[x])
+    }
+
+    pub(super) fn concat(&mut self, dim: usize, parts: &[ValueId]) -> Made {
+        if let [one] = parts { Ok(*one) } else { self.push(Op::Concat { dim }, parts) }
+    }
+
+    /// The numbers along a dim of given dims.
+    pub(super) fn index(&mut self, dim: usize, dtype: DType, dims: &[usize]) -> Made {
+        self.push(Op::Iota { dim, start: 0, dtype, dims: sizes(dims) }, &[])
+    }
+
+    /// An attribute that counts something.
+    pub(super) fn count(&self, name: &str, default: usize) -> Result<usize, String> {
+        let found = self.int(name, default as i64);
+        usize::try_from(found).map_err(|_| format!("{name} is {found}"))
     }
 
     pub(super) fn constant(&mut self, value: f64, dtype: DType, dims: &[usize]) -> Made {

@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 
+use super::element::Element;
 use super::proto::TensorProto;
-use crate::tensor::holds;
 use crate::{DType, Tensor};
 
 /// Opens a file beside the model by the name that the model has for it.
@@ -12,7 +12,9 @@ pub type OpenBeside<'o> = &'o mut dyn FnMut(&str) -> Result<Bytes, String>;
 /// A tensor of a file.
 #[derive(Clone, Debug)]
 pub struct Stored {
-    /// The element type.
+    /// The type of the elements in the file.
+    pub element: Element,
+    /// The type in which they are computed.
     pub dtype: DType,
     /// The dims.
     pub dims: Vec<usize>,
@@ -28,64 +30,31 @@ impl Stored {
             chunks.iter().map(|chunk| of(*chunk)).collect()
         }
         let (bytes, dims) = (&self.bytes[..], self.dims.as_slice());
+        if self.element.bits() < 32 && self.element != Element::Bool {
+            let numbers = self.element.numbers(bytes, dims.iter().product());
+            return Tensor::from_f64(self.dtype, dims, numbers);
+        }
         let int = |elements: Vec<i64>| Tensor::int(self.dtype, dims, elements);
         match self.dtype {
             DType::F64 => Tensor::f64(dims, all(bytes, f64::from_le_bytes)),
             DType::F32 => Tensor::f32(dims, all(bytes, f32::from_le_bytes)),
-            DType::I8 => int(all(bytes, |b| i64::from(i8::from_le_bytes(b)))),
             DType::I32 => int(all(bytes, |b| i64::from(i32::from_le_bytes(b)))),
             DType::I64 => int(all(bytes, i64::from_le_bytes)),
             DType::U32 => int(all(bytes, |b| i64::from(u32::from_le_bytes(b)))),
             DType::Bool => Tensor::bool(dims, bytes.iter().map(|b| *b != 0).collect()),
-            DType::BF16 | DType::F16 | DType::F8E4M3 | DType::F8E5M2 => {
-                panic!("refused when read: {}", self.dtype)
+            DType::I8 | DType::BF16 | DType::F16 | DType::F8E4M3 | DType::F8E5M2 => {
+                panic!("nothing is computed in {}", self.dtype)
             }
         }
     }
 }
 
-/// The element type of ONNX's number for it.
+/// The type in which elements of ONNX's number for a type are computed.
 ///
 /// # Errors
 /// The name of a type that is not supported.
 pub(super) fn dtype(number: i32) -> Result<DType, String> {
-    let names = [
-        "undefined",
-        "float",
-        "uint8",
-        "int8",
-        "uint16",
-        "int16",
-        "int32",
-        "int64",
-        "string",
-        "bool",
-        "float16",
-        "double",
-        "uint32",
-        "uint64",
-        "complex64",
-        "complex128",
-        "bfloat16",
-        "float8e4m3fn",
-        "float8e4m3fnuz",
-        "float8e5m2",
-        "float8e5m2fnuz",
-        "uint4",
-        "int4",
-        "float4e2m1",
-    ];
-    let name = usize::try_from(number).ok().and_then(|n| names.get(n)).unwrap_or(&"unknown");
-    Ok(match *name {
-        "float" => DType::F32,
-        "double" => DType::F64,
-        "int8" => DType::I8,
-        "int32" => DType::I32,
-        "int64" => DType::I64,
-        "uint32" => DType::U32,
-        "bool" => DType::Bool,
-        _ => return Err(format!("elements of type {name}")),
-    })
+    Element::of(number).map(Element::carrier)
 }
 
 /// What is wrong with a stored tensor.
@@ -106,14 +75,11 @@ impl Wrong {
 
 /// Reads where a tensor's elements are; those of a list are written as bytes.
 pub(super) fn stored(proto: &TensorProto, open: OpenBeside) -> Result<Stored, Wrong> {
-    let dtype = dtype(proto.data_type).map_err(Wrong::Unsupported)?;
-    if !holds(dtype) {
-        return Err(Wrong::Unsupported(format!("elements of type {dtype}")));
-    }
+    let element = Element::of(proto.data_type).map_err(Wrong::Unsupported)?;
     let dims: Option<Vec<usize>> = proto.dims.iter().map(|d| usize::try_from(*d).ok()).collect();
     let count = |dims: &Vec<usize>| {
         let bytes = dims.iter().try_fold(1_usize, |n, d| n.checked_mul(*d))?;
-        bytes.checked_mul(dtype.size() as usize)
+        bytes.checked_mul(element.bits()).map(|bits| bits.div_ceil(8))
     };
     let sized = dims.and_then(|dims| count(&dims).map(|bytes| (dims, bytes)));
     let Some((dims, size)) = sized else {
@@ -122,7 +88,7 @@ pub(super) fn stored(proto: &TensorProto, open: OpenBeside) -> Result<Stored, Wr
     let bytes = if proto.data_location == 1 {
         external(proto, size, open).map_err(Wrong::Damaged)?
     } else if proto.raw_data.is_empty() {
-        listed(proto, dtype)
+        listed(proto, element)
     } else {
         proto.raw_data.clone()
     };
@@ -130,18 +96,23 @@ pub(super) fn stored(proto: &TensorProto, open: OpenBeside) -> Result<Stored, Wr
         let found = format!("{} bytes of elements, not {size}", bytes.len());
         return Err(Wrong::Damaged(found));
     }
-    Ok(Stored { dtype, dims, bytes })
+    Ok(Stored { element, dtype: element.carrier(), dims, bytes })
 }
 
-fn listed(proto: &TensorProto, dtype: DType) -> Bytes {
-    let bytes: Vec<u8> = match dtype {
-        DType::F32 => proto.float_data.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        DType::F64 => proto.double_data.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        DType::I64 => proto.int64_data.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        DType::I32 => proto.int32_data.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        DType::U32 => proto.uint64_data.iter().flat_map(|x| (*x as u32).to_le_bytes()).collect(),
-        DType::I8 | DType::Bool => proto.int32_data.iter().map(|x| *x as u8).collect(),
-        DType::BF16 | DType::F16 | DType::F8E4M3 | DType::F8E5M2 => Vec::new(),
+#[expect(clippy::wildcard_enum_match_arm, reason = "other types are of fewer bits")]
+fn listed(proto: &TensorProto, element: Element) -> Bytes {
+    let bytes: Vec<u8> = match element {
+        Element::F32 => proto.float_data.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        Element::F64 => proto.double_data.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        Element::I64 => proto.int64_data.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        Element::U64 => proto.uint64_data.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        Element::I32 => proto.int32_data.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        Element::U32 => proto.uint64_data.iter().flat_map(|x| (*x as u32).to_le_bytes()).collect(),
+        // Bits of one element, or as many elements of fewer bits as a byte holds.
+        _ if element.bits() == 16 => {
+            proto.int32_data.iter().flat_map(|x| (*x as u16).to_le_bytes()).collect()
+        }
+        _ => proto.int32_data.iter().map(|x| *x as u8).collect(),
     };
     Bytes::from(bytes)
 }

@@ -77,25 +77,16 @@ pub(super) fn gemm(s: &mut Site) -> Translated {
     Ok(vec![s.binary(Binary::Add, y, c)?])
 }
 
-/// An equation of one or two operands whose letters stand once in each.
-pub(super) fn einsum(s: &mut Site) -> Translated {
-    let text: String = s.text("equation", "").chars().filter(|c| !c.is_whitespace()).collect();
-    let operands = s.all();
-    let [a, b] = operands[..] else { return Err(format!("`{text}`")) };
-    let einsum = Einsum::parse(&text).ok_or_else(|| format!("`{text}`"))?;
-    Ok(vec![contract(s, einsum, a, b)?])
-}
-
 /// The numbers of a convolution or pool, one for each spatial dim.
-struct Geometry {
-    kernel: Vec<usize>,
-    stride: Vec<usize>,
-    dilation: Vec<usize>,
-    before: Vec<i64>,
-    after: Vec<i64>,
+pub(super) struct Geometry {
+    pub(super) kernel: Vec<usize>,
+    pub(super) stride: Vec<usize>,
+    pub(super) dilation: Vec<usize>,
+    pub(super) before: Vec<i64>,
+    pub(super) after: Vec<i64>,
 }
 
-fn geometry(s: &Site, image: &[usize], kernel: Vec<usize>) -> Result<Geometry, String> {
+pub(super) fn geometry(s: &Site, image: &[usize], kernel: Vec<usize>) -> Result<Geometry, String> {
     let spatial = image.len();
     let steps = |name: &str| -> Result<Vec<usize>, String> {
         let found = s.ints(name).unwrap_or_else(|| vec![1; spatial]);
@@ -156,14 +147,12 @@ pub(super) fn conv(s: &mut Site) -> Translated {
 pub(super) fn conv_transpose(s: &mut Site) -> Translated {
     let (x, w) = (s.operand(0)?, s.operand(1)?);
     let (image, kernel) = (s.dims(x), s.dims(w));
-    if image.len() < 3 || kernel.len() != image.len() || s.has("output_shape") {
-        return Err("an output shape".to_owned());
+    if image.len() < 3 || kernel.len() != image.len() {
+        return Err(format!("dims {image:?} and {kernel:?}"));
     }
-    if s.text("auto_pad", "NOTSET").starts_with("SAME") {
-        return Err("auto_pad".to_owned());
-    }
-    let g = geometry(s, &image[2..], kernel[2..].to_vec())?;
+    let mut g = geometry(s, &image[2..], kernel[2..].to_vec())?;
     let spatial = g.kernel.len();
+    pads_of_output(s, &image[2..], &mut g)?;
     let groups = usize::try_from(s.int("group", 1)).unwrap_or(0);
     let inner = kernel[0].checked_div(groups).ok_or("no groups")?;
     let more = s.ints("output_padding").unwrap_or_else(|| vec![0; spatial]);
@@ -186,8 +175,36 @@ pub(super) fn conv_transpose(s: &mut Site) -> Translated {
     Ok(vec![add_bias(s, y, 2)?])
 }
 
+/// Pads of a transposed convolution whose output shape is given, or as many times the image as the
+/// stride.
+fn pads_of_output(s: &Site, image: &[usize], g: &mut Geometry) -> Result<(), String> {
+    let auto_pad = s.text("auto_pad", "NOTSET");
+    let stated = s.ints("output_shape");
+    let is_same = auto_pad.starts_with("SAME");
+    if stated.is_none() && !is_same {
+        return Ok(());
+    }
+    let more = s.ints("output_padding").unwrap_or_else(|| vec![0; image.len()]);
+    for (at, size) in image.iter().enumerate() {
+        let (stride, size) = (g.stride[at] as i64, *size as i64);
+        let wanted = match &stated {
+            // Some exporters write batch and channels too.
+            Some(stated) => stated.len().checked_sub(image.len()).map(|lead| stated[lead + at]),
+            None => stride.checked_mul(size),
+        };
+        let wanted = wanted.ok_or_else(|| format!("an output shape {stated:?}"))?;
+        let span = (g.kernel[at] - 1) as i64 * g.dilation[at] as i64 + 1;
+        let more = more.get(at).copied().unwrap_or(0);
+        let all = stride * (size - 1) + more + span - wanted;
+        let half = all.div_euclid(2);
+        (g.before[at], g.after[at]) =
+            if auto_pad == "SAME_UPPER" { (half, all - half) } else { (all - half, half) };
+    }
+    Ok(())
+}
+
 /// Windows of all spatial dims, padded with a value: `[N, C, count, size, count, size, …]`.
-fn windows(s: &mut Site, x: ValueId, g: &Geometry, outside: f64) -> Made {
+pub(super) fn windows(s: &mut Site, x: ValueId, g: &Geometry, outside: f64) -> Made {
     let mut x = x;
     for at in (0..g.kernel.len()).rev() {
         let dim = 2 + at;
@@ -200,7 +217,7 @@ fn windows(s: &mut Site, x: ValueId, g: &Geometry, outside: f64) -> Made {
 }
 
 /// With `ceil_mode`, a last window that begins inside counts; more zeros after make it whole.
-fn round_up(s: &Site, g: &mut Geometry, image: &[usize]) {
+pub(super) fn round_up(s: &Site, g: &mut Geometry, image: &[usize]) {
     if s.int("ceil_mode", 0) == 0 {
         return;
     }
@@ -221,8 +238,8 @@ pub(super) fn pool(s: &mut Site) -> Translated {
     let dims = s.dims(x);
     let kernel = s.ints("kernel_shape").ok_or("no kernel shape")?;
     let kernel: Option<Vec<usize>> = kernel.iter().map(|n| usize::try_from(*n).ok()).collect();
-    if dims.len() < 3 || s.node.output.len() > 1 {
-        return Err("indices of the largest".to_owned());
+    if dims.len() < 3 {
+        return Err(format!("an operand of dims {dims:?}"));
     }
     let mut g = geometry(s, &dims[2..], kernel.ok_or("a negative kernel")?)?;
     let given = g.after.clone();
@@ -262,7 +279,7 @@ pub(super) fn global_pool(s: &mut Site) -> Translated {
 }
 
 /// The mean along dims, which vanish.
-fn average(s: &mut Site, x: ValueId, over: &[usize]) -> Made {
+pub(super) fn average(s: &mut Site, x: ValueId, over: &[usize]) -> Made {
     let dims = s.dims(x);
     let count: usize = over.iter().map(|at| dims[*at]).product();
     let sum = s.reduce(Combiner::Sum, over.to_vec(), x)?;
