@@ -193,7 +193,7 @@ impl<'m> Builder<'m> {
         self.push(name, Op::Broadcast { new, dims }, &[x])
     }
 
-    /// Adds the node of a line of the IR's text; the names of its operands are those of the function.
+    /// Adds the node of a line of the IR's text, whose operands are named as in the function.
     ///
     /// # Errors
     /// The drawn diagnostics of what does not read.

@@ -94,7 +94,10 @@ fn page(named: &[Named]) -> String {
 }
 
 fn document(named: &[Named]) -> Value {
-    let family = |family: &Family| json!({ "model_type": family.name, "title": family.title, "classes": family.classes });
+    let family = |family: &Family| {
+        let Family { name, title, classes, .. } = family;
+        json!({ "model_type": name, "title": title, "classes": classes })
+    };
     let model = |model: &Named| {
         json!({
             "name": model.name,

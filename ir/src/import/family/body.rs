@@ -6,8 +6,8 @@
 //!
 //! | statement | is |
 //! |---|---|
-//! | `linear EINSUM w=W b=B %x` | a product with a weight, plus the bias along the last dims where there is one |
-//! | `attend scale=… [p=…] [window=…] [softcap=…] %q %k %v` | causal attention, over a cache where there is one; further attributes and operands are those of the composite |
+//! | `linear EINSUM w=W b=B %x` | a product with a weight, plus the bias where there is one |
+//! | `attend scale=… [p=…] [window=…] … %q %k %v` | causal attention, also over a cache |
 //! | `rotate rope=… %x %position` | the rotary embedding |
 //! | `dropout p=… %x` | dropout, or nothing where p is 0 |
 //! | `embedding [pad=…] %table %ids` | rows of a table; the row `pad` has no gradient |
@@ -15,6 +15,8 @@
 //! | `position` | the position of the first token |
 //! | `positions %tokens` | the positions of the tokens |
 //! | `broadcast_like %x %y` | `x` repeated along the leading dims of `y` |
+//!
+//! `attend` takes the further attributes and operands of the composite `attention`.
 
 use std::collections::BTreeMap;
 

@@ -290,7 +290,7 @@ impl Parser {
         found
     }
 
-    fn expect(&mut self, mark: &'static str) -> Result<(), String> {
+    fn need(&mut self, mark: &'static str) -> Result<(), String> {
         self.eat_mark(&[mark]).map(|_| ()).ok_or_else(|| format!("`{mark}` is missing"))
     }
 
@@ -366,7 +366,7 @@ impl Parser {
     fn atom(&mut self) -> Result<Expr, String> {
         if self.eat_mark(&["("]).is_some() {
             let inner = self.expr()?;
-            self.expect(")")?;
+            self.need(")")?;
             return Ok(inner);
         }
         let token = self.tokens.get(self.at).cloned().ok_or("an operand is missing")?;
@@ -384,7 +384,7 @@ impl Parser {
         }
         if self.eat_mark(&["["]).is_some() {
             let at = self.expr()?;
-            self.expect("]")?;
+            self.need("]")?;
             return Ok(Expr::Entry(name, Box::new(at)));
         }
         if self.eat_mark(&["("]).is_none() {
@@ -394,7 +394,7 @@ impl Parser {
         while self.eat_mark(&[","]).is_some() {
             arguments.push(self.expr()?);
         }
-        self.expect(")")?;
+        self.need(")")?;
         Ok(Expr::Call(name, arguments))
     }
 }

@@ -8,14 +8,15 @@
 //! |---|---|---|
 //! | `linear` | f_i / s | 1 |
 //! | `dynamic` | with θ · (s·n/P − s + 1)^(R/(R−2)), n = max(S, P) for S tokens | 1 |
-//! | `yarn` (Peng et al. 2023) | f_i / s above a pair, f_i below another, a ramp between | 0.1 ln s + 1 |
+//! | `yarn` (Peng 2023) | f_i below a pair, f_i / s above another, a ramp between | 0.1 ln s + 1 |
 //! | `llama3` | f_i / s for long waves, f_i for short ones, a ramp between | 1 |
-//! | `longrope` (Ding et al. 2024) | f_i / factor_i, from one list up to P₀ tokens, from another beyond | √(1 + ln s / ln P₀) |
+//! | `longrope` (Ding 2024) | f_i / factor_i, others beyond P₀ tokens | √(1 + ln s / ln P₀) |
 //!
 //! All but the last are one formula, `f_i · (1 + r_i · stretch)` with
 //! `r_i = clamp(offset + by_pair · i + by_frequency · f_i, 0, 1)`.
-//! `dynamic` and `longrope` depend on the length of the sequence. In training that is S; cached keys
-//! were rotated when the sequence was shorter, so that generation ends where the angles would change.
+//! `dynamic` and `longrope` depend on the length of the sequence. In training that is S. Cached
+//! keys were rotated when the sequence was shorter, so that generation ends where the angles would
+//! change.
 
 use std::f64::consts::TAU;
 use std::fmt;

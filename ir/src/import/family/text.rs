@@ -8,7 +8,8 @@ use super::{
     Check, Family, Field, FieldKind, Line, Preset, Rule, Section, Tensor, WeightInit, WeightRule,
 };
 
-/// Reads a family file. What it does not have is that of the family that it is like, one of `known`.
+/// Reads a family file. Sections that it does not have are those of the family that it is like,
+/// one of `known`.
 ///
 /// # Errors
 /// The line and what is wrong with it.
