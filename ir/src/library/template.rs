@@ -1,4 +1,17 @@
 //! What a template's text says: parameters, gradient, factors, and the body of its instances.
+//!
+//! A text begins with `template NAME(attributes)` and may have more names by lines
+//! `also NAME(attributes)`, which are flags for its guards. Parameters follow, on one line or
+//! several, then header lines, then the body. Header lines:
+//!
+//! - `gradient NAME [%x, d%y] -> [%x]`: the gradient composite, what it takes, and of what its
+//!   results are the gradients. With `sign=-sign` an attribute of it has the other sign; with
+//!   `bias_grad?%bias` an attribute is 1 where the gradient of a parameter is wanted, and where it
+//!   is not, that gradient is no result.
+//! - `optional %dbias bias_grad`: a last result that is there where an attribute is 1.
+//! - `factor heads %q:2 %bias:H partial %dk offset head_offset=%q`: the dims that a factor cuts, by
+//!   number or by size (none where the parameter lacks it; `%dx` has the sizes of `%x`), results
+//!   that are partial sums then unless they are cut, and attributes that count from the shard.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
