@@ -24,9 +24,10 @@ def main():
     transformers.logging.set_verbosity_error()
     wanted = safetensors.torch.load_file(reference)
     # Weights of a run are as wide as the run was; from here on everything is float64.
+    attention = families.implementation(transformers.AutoConfig.from_pretrained(directory))
     with families.Widen():
         model = transformers.AutoModelForCausalLM.from_pretrained(
-            directory, dtype=torch.float64, attn_implementation="eager"
+            directory, dtype=torch.float64, attn_implementation=attention
         ).eval()
     with make.NoFloat32(), families.Widen(), torch.no_grad():
         logits = model(wanted["input_ids"], use_cache=False).logits

@@ -24,26 +24,15 @@ pub(crate) const ELEMENTS_MAX: usize = 1 << 48;
 const LAYERS_MAX: usize = 1024;
 
 /// The values of `model_type` that are known and not supported, each with what is nearest to it.
-const UNSUPPORTED: [(&str, &str); 23] = [
+const UNSUPPORTED: [(&str, &str); 12] = [
     ("gemma3", "gemma3_text"),
     ("cohere2", "cohere"),
     ("ministral3", "ministral"),
     ("olmo", "llama"),
     ("olmo3", "olmo2"),
-    ("phi3", "llama"),
-    ("starcoder2", "mistral"),
-    ("stablelm", "llama"),
     ("internlm2", "llama"),
     ("exaone", "llama"),
-    ("phi", "gpt2"),
     ("gpt_neo", "gpt2"),
-    ("gpt_neox", "gpt2"),
-    ("gptj", "gpt2"),
-    ("gpt_bigcode", "gpt2"),
-    ("opt", "gpt2"),
-    ("bloom", "gpt2"),
-    ("mpt", "gpt2"),
-    ("falcon", "gpt2"),
     ("qwen2_moe", "mixtral"),
     ("qwen3_moe", "mixtral"),
     ("roberta", "bert"),

@@ -28,7 +28,7 @@ pub(crate) use config::read_family;
 pub(crate) use expr::Expr;
 pub(crate) use weights::Weights;
 
-const TEXTS: [(&str, &str); 13] = [
+const TEXTS: [(&str, &str); 24] = [
     ("gpt2.family", include_str!("../families/gpt2.family")),
     ("llama.family", include_str!("../families/llama.family")),
     ("qwen2.family", include_str!("../families/qwen2.family")),
@@ -42,6 +42,17 @@ const TEXTS: [(&str, &str); 13] = [
     ("gemma2.family", include_str!("../families/gemma2.family")),
     ("gemma3_text.family", include_str!("../families/gemma3_text.family")),
     ("cohere.family", include_str!("../families/cohere.family")),
+    ("bloom.family", include_str!("../families/bloom.family")),
+    ("falcon.family", include_str!("../families/falcon.family")),
+    ("gpt_bigcode.family", include_str!("../families/gpt_bigcode.family")),
+    ("gpt_neox.family", include_str!("../families/gpt_neox.family")),
+    ("gptj.family", include_str!("../families/gptj.family")),
+    ("mpt.family", include_str!("../families/mpt.family")),
+    ("opt.family", include_str!("../families/opt.family")),
+    ("phi.family", include_str!("../families/phi.family")),
+    ("phi3.family", include_str!("../families/phi3.family")),
+    ("stablelm.family", include_str!("../families/stablelm.family")),
+    ("starcoder2.family", include_str!("../families/starcoder2.family")),
 ];
 
 /// A family of models, as its file describes it.
@@ -167,6 +178,8 @@ struct WeightRule {
     init: WeightInit,
     tensor: Tensor,
     condition: Option<Expr>,
+    /// How many weights the rule stands for, told apart by `{i}` in their names.
+    count: Option<Expr>,
 }
 
 #[derive(Clone, Debug)]

@@ -120,6 +120,22 @@ impl<'t> Fields<'t> {
         keys.iter().find(|key| self.given(key)).unwrap_or(&keys[0])
     }
 
+    /// The first of several fields that is there and not null.
+    pub(crate) fn key_of_any<const N: usize>(
+        &self,
+        keys: [&'static str; N],
+    ) -> Option<&'static str> {
+        keys.into_iter().find(|key| self.given(key))
+    }
+
+    /// Puts the fields of the object in the field `key` beside it, as `key.name`.
+    pub(crate) fn open(&mut self, key: &'static str) {
+        let inside = self.object(key).unwrap_or_default();
+        self.object.remove(key);
+        self.object
+            .extend(inside.into_iter().map(|(name, value)| (format!("{key}.{name}"), value)));
+    }
+
     /// A field; none when it is absent or null. Several names have to agree.
     fn get(&mut self, keys: &[&'static str]) -> Option<(&'static str, Value)> {
         let key = self.key_of(keys);

@@ -10,13 +10,17 @@
 //! | `attend scale=… [p=…] [window=…] … %q %k %v` | causal attention, also over a cache |
 //! | `rotate rope=… %x %position` | the rotary embedding |
 //! | `dropout p=… %x` | dropout, or nothing where p is 0 |
+//! | `stack N w` | the weights `w0`, `w1`, … below each other |
+//! | `same %x` | `x` under another name |
+//! | `constant_like VALUE %x` | a number in the dims of `x` |
 //! | `embedding [pad=…] %table %ids` | rows of a table; the row `pad` has no gradient |
 //! | `activate ACT %x` | an activation function |
 //! | `position` | the position of the first token |
 //! | `positions %tokens` | the positions of the tokens |
 //! | `broadcast_like %x %y` | `x` repeated along the leading dims of `y` |
 //!
-//! `attend` takes the further attributes and operands of the composite `attention`.
+//! `attend` takes the further attributes of the composite `attention`, and `alibi=GAIN alibi_max=8`
+//! for a bias that grows with the distance.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +33,7 @@ use crate::dim::Dim;
 use crate::import::config::Activation;
 use crate::library::templates;
 use crate::module::ValueId;
-use crate::op::{Comparison, Op, Unary};
+use crate::op::{Binary, Comparison, Op, Unary};
 use crate::text::attrs::Names;
 use crate::types::TensorType;
 
@@ -234,6 +238,11 @@ impl Making<'_> {
                 .find("position")
                 .unwrap_or_else(|| b.constant("start", 0.0, TensorType::scalar(DType::I32))),
             "positions" => positions(b, call.operands[0]),
+            "same" => call.operands[0],
+            "stack" => self.stack(b, call),
+            "constant_like" => {
+                b.constant_like(call.result, self.body.number(call.bare[0]), call.operands[0])
+            }
             "broadcast_like" => b.broadcast_like(call.result, call.operands[0], call.operands[1]),
             op if templates().contains_key(op) => {
                 let attributes: Vec<(&str, f64)> =
@@ -298,29 +307,91 @@ impl Making<'_> {
         let mut attributes =
             vec![("scale", number("scale")), ("group", (heads / key_heads) as f64)];
         // What is 0 is left out: the composite is named without it.
-        let further = call.named.iter().filter(|(key, _)| !["scale", "p"].contains(key));
+        let further = call
+            .named
+            .iter()
+            .filter(|(key, _)| !["scale", "p", "alibi", "alibi_max"].contains(key));
         attributes.extend(further.map(|(key, _)| (*key, number(key))).filter(|(_, n)| *n != 0.0));
         let salt = self.next_salt();
-        let [q, k, v] = call.operands[..3] else { panic!("attention of three values") };
-        let rest = &call.operands[3..];
+        let [q, k, v] = call.operands[..] else { panic!("attention of three values") };
+        let alibi = call.named("alibi").map(|gain| {
+            (self.body.number(gain), self.body.number(call.named("alibi_max").unwrap_or("8")))
+        });
+        if alibi.is_some() {
+            attributes.extend([("bias", 1.0), ("bias_heads", 1.0)]);
+        }
         if let Some(k_cache) = b.function().find("k_cache") {
             let (v_cache, position) = (param(b, "v_cache"), param(b, "position"));
             let update = Op::DynamicUpdateSlice { dim: 1 };
             let keys = b.push("keys", update.clone(), &[k_cache, k, position]);
             let values = b.push("values", update, &[v_cache, v, position]);
             self.caches = vec![keys, values];
-            let operands: Vec<ValueId> =
-                [q, keys, values].iter().chain(rest).copied().chain([position]).collect();
+            let bias = alibi.map(|(gain, max)| self.alibi(b, keys, max, gain));
+            let operands = [q, keys, values].into_iter().chain(bias).chain([position]);
+            let operands: Vec<ValueId> = operands.collect();
             return b.composite(call.result, "attention_cached", &attributes, &operands)[0];
         }
         attributes.push(("query_offset", 0.0));
+        let bias = alibi.map(|(gain, max)| self.alibi(b, k, max, gain));
         if p == 0.0 {
-            return b.composite(call.result, "attention", &attributes, &call.operands)[0];
+            let operands: Vec<ValueId> = [q, k, v].into_iter().chain(bias).collect();
+            return b.composite(call.result, "attention", &attributes, &operands)[0];
         }
         attributes.extend([("p", p), ("salt", salt), ("heads", heads as f64)]);
         let operands: Vec<ValueId> =
-            [q, k, v].iter().chain(rest).copied().chain([param(b, "key")]).collect();
+            [q, k, v].into_iter().chain(bias).chain([param(b, "key")]).collect();
         b.composite(call.result, "attention_dropout", &attributes, &operands)[0]
+    }
+
+    /// Weights of one type below each other.
+    fn stack(&self, b: &mut Builder<'_>, call: &Call<'_>) -> ValueId {
+        let (count, name) = (self.body.number(call.bare[0]) as usize, call.bare[1]);
+        let mut rows = Vec::new();
+        for i in 0..count {
+            let row = param(b, &format!("{name}{i}"));
+            let dims = [Dim::from(1)].into_iter().chain(b.ty(row).dims.clone()).collect();
+            rows.push(b.push(
+                &format!("{name}{i}_row"),
+                Op::Broadcast { new: vec![0], dims },
+                &[row],
+            ));
+        }
+        b.push(call.result, Op::Concat { dim: 0 }, &rows)
+    }
+
+    /// The bias of ALiBi (Press et al. 2022), `gain · slope_h · j` for head `h` and key `j`. Only
+    /// differences between keys count, so that the query's position is left out.
+    ///
+    /// Slopes are `2^(-max · r / n)`, where n is the number of heads H rounded up to a power of
+    /// two, and r counts from 1; where n is not H, even numbers come first, then odd ones.
+    ///
+    /// Shapes: `[H, N]` for the keys `[B, N, G, D]`.
+    fn alibi(&self, b: &mut Builder<'_>, keys: ValueId, max: f64, gain: f64) -> ValueId {
+        let heads = self.body.model.size("H");
+        let (wide, n) = (self.body.wide(), heads.next_power_of_two());
+        let grid = vec![Dim::from(heads), b.ty(keys).dims[1].clone()];
+        let head = b.iota("head", 0, DType::I32, grid.clone());
+        let number = |b: &mut Builder<'_>, value: f64| b.constant_like("count", value, head);
+        let rank = if n == heads {
+            let one = number(b, 1.0);
+            b.add("rank", head, one)
+        } else {
+            let (half, twice) = (number(b, (n / 2) as f64), b.add("twice", head, head));
+            let (two, back) = (number(b, 2.0), number(b, 1.0 - n as f64));
+            let (even, odd) = (b.add("even", twice, two), b.add("odd", twice, back));
+            let is_even = b.compare("is_even", Comparison::Lt, head, half);
+            b.push("rank", Op::Select, &[is_even, even, odd])
+        };
+        let rank = b.push("rank_wide", Op::Cast { dtype: wide }, &[rank]);
+        let step = b.constant_like("step", -max / n as f64, rank);
+        let (exponent, base) = (b.mul("exponent", rank, step), b.constant_like("base", 2.0, rank));
+        let slope = b.binary("slope", Binary::Pow, base, exponent);
+        let gain = b.constant_like("gain", gain, slope);
+        let slope = b.mul("slope_gain", slope, gain);
+        let key = b.iota("key", 1, DType::I32, grid);
+        let key = b.push("key_wide", Op::Cast { dtype: wide }, &[key]);
+        let bias = b.mul("alibi", slope, key);
+        b.push("alibi_t", Op::Cast { dtype: self.body.dtype }, &[bias])
     }
 
     /// Rows of a table. The row of the padding is not trained: its gradient is shut off.
@@ -427,7 +498,7 @@ impl Making<'_> {
         let c = b.push("b", part(table.len()), &[x]);
         let (ac, bs) = (b.mul("ac", a, cos), b.mul("bs", c, sin));
         let (bc, as_) = (b.mul("bc", c, cos), b.mul("as", a, sin));
-        let left = b.binary("left", crate::op::Binary::Sub, ac, bs);
+        let left = b.binary("left", Binary::Sub, ac, bs);
         let right = b.add("right", bc, as_);
         b.push(name, Op::Concat { dim: 3 }, &[left, right])
     }

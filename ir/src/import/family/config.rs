@@ -91,6 +91,9 @@ const REQUIRED: [(&str, bool); 3] =
 
 /// Reads the config of a family; what is wrong is reported there.
 pub(crate) fn read_family(fields: &mut Fields<'_>, family: &'static Family) -> FamilyModel {
+    for key in family.objects() {
+        fields.open(key);
+    }
     let known = GENERIC.to_vec();
     let mut reading = Reading { family, fields, scope: Scope::new(), known, learned: None };
     for (key, value) in REQUIRED {
@@ -360,6 +363,8 @@ impl Reading<'_, '_> {
             positions: self.size_of("P"),
             layers: None,
             theta_field: "rope_theta",
+            partial_field: "partial_rotary_factor",
+            is_longrope: false,
             scaled: true,
         };
         for (name, expr) in arguments {
@@ -370,12 +375,16 @@ impl Reading<'_, '_> {
                 ("partial", _) => wanted.partial = value.number(),
                 ("scaled", Value::Flag(scaled)) => wanted.scaled = *scaled,
                 ("layers", _) => wanted.layers = expr.as_word(),
+                ("longrope", Value::Flag(is)) => wanted.is_longrope = *is,
+                ("partial_field", _) => {
+                    wanted.partial_field = expr.as_word().unwrap_or(wanted.partial_field);
+                }
                 ("theta_field", _) => wanted.theta_field = expr.as_word().unwrap_or("rope_theta"),
                 _ => {}
             }
         }
         self.known.extend(rotary::FIELDS);
-        self.known.push(wanted.theta_field);
+        self.known.extend([wanted.theta_field, wanted.partial_field]);
         rotary::read(self.fields, &wanted)
     }
 
@@ -388,6 +397,25 @@ impl Reading<'_, '_> {
                 self.fields.warn_of_unknown("", &name, known);
             }
         }
+    }
+}
+
+impl Family {
+    /// The objects inside a config that have fields of the family, as in `attn_config.clip_qkv`.
+    fn objects(&self) -> Vec<&'static str> {
+        let mut objects: Vec<&'static str> = Vec::new();
+        for rule in &self.rules {
+            let keys = match rule {
+                Rule::Field(field) => field.keys.as_slice(),
+                Rule::Require(key, _) => std::slice::from_ref(key),
+                Rule::Ignore(keys) => keys,
+                Rule::Let(..) | Rule::Multiple(_) | Rule::Check(_) | Rule::Learned(_) => &[],
+            };
+            objects.extend(keys.iter().filter_map(|key| Some(key.split_once('.')?.0)));
+        }
+        objects.sort_unstable();
+        objects.dedup();
+        objects
     }
 }
 
@@ -410,7 +438,14 @@ pub(super) fn write(model: &FamilyModel) -> Map<String, Json> {
             }
             continue;
         }
-        config.insert(field.keys[0].to_owned(), written(value, &field.kind));
+        let value = written(value, &field.kind);
+        match field.keys[0].split_once('.') {
+            None => drop(config.insert(field.keys[0].to_owned(), value)),
+            Some((object, key)) => {
+                let object = config.entry(object).or_insert_with(|| json!({}));
+                object[key] = value;
+            }
+        }
     }
     if !nested.is_empty() {
         config.insert("rope_parameters".into(), nested.into());
@@ -427,6 +462,8 @@ fn written(value: &Value, kind: &FieldKind) -> Json {
         {
             value.size().map_or(Json::Null, |size| Json::Number(Number::from(size)))
         }
+        // transformers checks some of them for whole numbers.
+        Value::Number(number) if matches!(kind, FieldKind::Dropout) && *number == 0.0 => json!(0),
         Value::Number(number) if matches!(kind, FieldKind::List) && number.fract() == 0.0 => {
             json!(*number as i64)
         }

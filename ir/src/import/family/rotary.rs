@@ -140,6 +140,10 @@ pub(crate) struct Wanted {
     pub(crate) layers: Option<&'static str>,
     /// The field of θ beside the parameters; older configs have it.
     pub(crate) theta_field: &'static str,
+    /// The field of the rotated share beside the parameters; older configs have it.
+    pub(crate) partial_field: &'static str,
+    /// Whether the types `su` and `yarn` are older names of `longrope`.
+    pub(crate) is_longrope: bool,
     /// Whether `rope_scaling` of older configs is about this one.
     pub(crate) scaled: bool,
 }
@@ -183,7 +187,7 @@ pub(crate) fn read(fields: &mut Fields<'_>, wanted: &Wanted) -> Rotary {
     let theta = inside.fields.positive(wanted.theta_field, wanted.theta);
     let theta = inside.positive("rope_theta").unwrap_or(theta);
     let dim = inside.rotated(wanted);
-    let kind = inside.kind();
+    let kind = inside.kind(wanted.is_longrope);
     inside.parameters.insert("rope_type".into(), json!(kind));
     inside.parameters.insert("rope_theta".into(), json!(theta));
     let mut rotary =
@@ -245,9 +249,12 @@ impl<'f, 't> Inside<'f, 't> {
         self.fields.report(wrong);
     }
 
-    fn kind(&mut self) -> &'static str {
+    fn kind(&mut self, is_longrope: bool) -> &'static str {
         let word = |name: &str| self.object.get(name).and_then(Value::as_str);
         let kind = word("rope_type").or(word("type")).unwrap_or("default").to_owned();
+        if is_longrope && ["su", "yarn"].contains(&kind.as_str()) {
+            return "longrope";
+        }
         TYPES.into_iter().find(|known| *known == kind).unwrap_or_else(|| {
             let headline = format!("rotary embeddings of type `{kind}` are not supported");
             let wrong = self.fields.wrong("E1107", self.key, headline);
@@ -314,7 +321,8 @@ impl<'f, 't> Inside<'f, 't> {
     /// R.
     fn rotated(&mut self, wanted: &Wanted) -> usize {
         let partial = "partial_rotary_factor";
-        let beside = self.fields.given(partial).then(|| self.fields.positive(partial, 1.0));
+        let beside = self.fields.key_of_any([wanted.partial_field, partial]);
+        let beside = beside.map(|field| self.fields.positive(field, 1.0));
         let given = self.positive(partial).or(beside);
         let share = given.or(wanted.partial).unwrap_or(1.0);
         if wanted.partial.is_none() && share != 1.0 {

@@ -189,12 +189,16 @@ fn read_field(symbol: &'static str, rest: &'static str) -> Result<Field, String>
     Ok(Field { symbol, kind, optional, keys, default })
 }
 
-/// `NAME [DIMS] INIT TENSOR [TENSOR'S DIMS] if CONDITION`.
+/// `NAME [DIMS] INIT TENSOR [TENSOR'S DIMS] if CONDITION for i in COUNT`.
 fn read_weight(
     section: Section,
     prefixes: &[&'static str],
     line: &'static str,
 ) -> Result<WeightRule, String> {
+    let (line, count) = match line.split_once(" for i in ") {
+        Some((line, count)) => (line, Some(Expr::parse(count)?)),
+        None => (line, None),
+    };
     let (line, condition) = match line.split_once(" if ") {
         Some((line, condition)) => (line, Some(Expr::parse(condition)?)),
         None => (line, None),
@@ -214,12 +218,12 @@ fn read_weight(
         }
     };
     let names = match path.strip_prefix('/') {
-        Some(whole) => vec![whole.to_owned()],
+        Some(whole) => whole.split("|/").map(str::to_owned).collect(),
         None => prefixes.iter().map(|prefix| format!("{prefix}{path}")).collect(),
     };
     let dims = read_dims(dims)?;
     let tensor = Tensor { names, dims: stored.map(read_dims).transpose()? };
-    Ok(WeightRule { section, name, dims, init, tensor, condition })
+    Ok(WeightRule { section, name, dims, init, tensor, condition, count })
 }
 
 /// `[H D, M]`: dims, each a product of axes.

@@ -53,19 +53,19 @@ impl FamilyModel {
         let tied = self.flag("tied");
         let mut weights = Weights { tied, ..Weights::default() };
         for rule in self.rules_of(Section::Embed, &self.scope) {
-            weights.embed.push(weight(rule, &self.scope, None));
+            weights.embed.extend(weights_of(rule, &self.scope, None));
         }
         for layer in 0..self.layers.len() {
             let scope = self.scope_of(layer);
             let rules = self.rules_of(Section::Layer, &scope);
-            weights.layers.push(rules.map(|rule| weight(rule, &scope, Some(layer))).collect());
+            weights.layers.push(rules.flat_map(|r| weights_of(r, &scope, Some(layer))).collect());
         }
         for rule in self.rules_of(Section::Head, &self.scope) {
             if tied && rule.name == HEAD {
                 let table = weights.embed.first_mut().map(|table| &mut table.source.names);
                 table.into_iter().for_each(|names| names.extend(rule.tensor.names.clone()));
             } else {
-                weights.head.push(weight(rule, &self.scope, None));
+                weights.head.extend(weights_of(rule, &self.scope, None));
             }
         }
         weights
@@ -137,8 +137,18 @@ fn read_axis<'t>(text: &'t str, scope: &Scope) -> Result<Axis<'t>, String> {
     }
 }
 
-fn weight(rule: &WeightRule, scope: &Scope, layer: Option<usize>) -> Weight {
-    known(rule.name, try_weight(rule, scope, layer))
+/// The weights that a rule stands for: one, or several that are numbered.
+fn weights_of(rule: &WeightRule, scope: &Scope, layer: Option<usize>) -> Vec<Weight> {
+    let weight = known(rule.name, try_weight(rule, scope, layer));
+    let Some(count) = &rule.count else { return vec![weight] };
+    let count = known(rule.name, count.eval(scope)).size().unwrap_or(0);
+    let numbered = |i: usize| {
+        let mut weight = weight.clone();
+        let names = std::iter::once(&mut weight.name).chain(&mut weight.source.names);
+        names.for_each(|name| *name = name.replace("{i}", &i.to_string()));
+        weight
+    };
+    (0..count).map(numbered).collect()
 }
 
 fn try_weight(rule: &WeightRule, scope: &Scope, layer: Option<usize>) -> Result<Weight, String> {
