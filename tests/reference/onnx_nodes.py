@@ -66,7 +66,7 @@ def run(binary, case):
             array = numbers(inputs[at]) if at < len(inputs) else None
             array = np.zeros(0) if array is None else array
             # Numpy's own types are read as they are.
-            array = storable(array) if array.dtype.kind == "V" else array
+            array = array if array.dtype.isbuiltin == 1 else storable(array)
             np.save(out / f"in{at}.npy", np.ascontiguousarray(array).reshape(array.shape))
             command += ["--input", f"{name}={out / f'in{at}.npy'}"]
         done = subprocess.run(command, capture_output=True, text=True)
