@@ -14,9 +14,9 @@
 //! | `logits` | weights…, `tokens` | `logits` |
 //! | `decode` | weights…, caches…, `tokens`, `position`, see [`decoding`] | `logits`, caches… |
 //!
-//! Labels are shifted by the caller; negative ones count for nothing. Layers are calls of one
-//! function `block`, or of one for each kind of layers (`block`, `block_1`), so that what happens
-//! per function does not grow with depth.
+//! Labels are shifted by the caller; those of [`IGNORED`](crate::ids::IGNORED) count for nothing.
+//! Layers are calls of one function `block`, or of one for each kind of layers (`block`,
+//! `block_1`), so that what happens per function does not grow with depth.
 //!
 //! # Diagnostics
 //!
@@ -254,12 +254,13 @@ pub fn exit_code(code: &str) -> u8 {
 /// Builds the entries `loss` and `logits` of a model; a graph has the entries that it has.
 ///
 /// # Errors
-/// `E1108` for options that do not fit the model.
+/// `E1108` for options that do not fit the model; those of [`crate::verify`] for a graph that does
+/// not hold for sequences of the length.
 pub fn import(description: &Description, options: &Options) -> Result<Model, Vec<Diagnostic>> {
     let family = match &description.architecture {
         Architecture::Family(family) => family,
         Architecture::Graph(module) => {
-            return Ok(graph::import_graph(description, module, options));
+            return graph::import_graph(description, module, options);
         }
         Architecture::Sized(_) => return Err(vec![not_built(description)]),
     };

@@ -22,7 +22,8 @@
 //!   plans.
 //!
 //! **Reading order.** Nouns: [`dtype`], [`dim`], [`types`], [`op`], [`class`], [`module`],
-//! [`sharding`], [`plan`], [`program`], with [`text`] and [`verify`]. Tables: [`infer`], [`eval`]
+//! [`sharding`], [`plan`], [`program`], with [`text`], [`verify`] and [`ids`]. Tables: [`infer`],
+//! [`eval`]
 //! over [`tensor`] and [`random`], [`vjp`], [`cost`], [`factors`]. Steps: [`import`], [`build`],
 //! [`autodiff`], [`rewrite`], [`inline`], [`outline`], [`pass`].
 //!
@@ -45,6 +46,10 @@
 //! | `E1011` | something that the interpreter does not compute | 6 |
 //! | `E1012` | an op without gradient | 6 |
 //! | `E1013` | a function to differentiate that is not there or gives no loss | 6 |
+//! | `E1014` | an attribute that a composite of the library does not have, or needs | 6 |
+//! | `E1015` | an attribute of a composite that is out of its bounds | 6 |
+//! | `E1016` | a composite with another body than the library's | 6 |
+//! | `W1017` | a composite of a text with another body than the library's | 0 |
 //! | `E1021` | a line of a plan that is not understood | 6 |
 //! | `E1022` | a decision of a plan that is missing or taken twice | 6 |
 //! | `E1031` | a line of a program that is not understood | 6 |
@@ -69,6 +74,8 @@ pub mod text;
 pub mod types;
 pub mod tensor;
 pub mod eval;
+mod numbers;
+pub mod ids;
 pub mod verify;
 pub mod cost;
 pub mod pass;

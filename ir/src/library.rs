@@ -1,15 +1,22 @@
 //! The library of composites: named idioms, kept as texts in the IR's own form.
 //!
 //! A template is written for any element type `T`, any sizes and, with `..`, any number of leading
-//! dims; an instance is a function of the module. Besides its definition a template may name its
-//! gradient composite and its *factors*: the iteration factors along which it can be cut, the units
-//! of the cut, which results are partial sums then, and which attributes count from the shard's
-//! offset. The planner reads factors as data.
+//! dims; an instance is a function of the module. Besides its definition a template states the
+//! [`bounds`] of its attributes, and may name its gradient composite and its *factors*: the
+//! iteration factors along which it can be cut, the units of the cut, which results are partial
+//! sums then, and which attributes count from the shard's offset. The planner reads factors as
+//! data.
+//!
+//! Kernels, gradients and factors go by a composite's name, so a module from outside may use a name
+//! of the library only for what the library defines: attributes out of bounds are refused, and a
+//! composite with another body gets a name of its own.
 //!
 //! Parts of a text may be guarded by attributes (see `text::guard`): parameters, header lines, the
 //! body. An attribute that guards ask for is *optional*: an instance names it only where it is not
 //! the default, so that what it adds costs nothing where it is not wanted.
 
+pub mod bounds;
+pub(crate) mod check;
 mod template;
 
 use std::collections::BTreeMap;
@@ -149,8 +156,12 @@ mod tests {
         let (q, kv, lse) = (ty(&[2, 5, 4, 8]), ty(&[2, 5, 2, 8]), ty(&[2, 4, 5]));
         for template in templates().values() {
             let given = template.attributes.iter().filter(|(_, d)| d.is_none());
-            let whole = ["group", "salt", "heads", "query_offset"];
-            let value = |n: &str| if whole.contains(&n) { 2.0 } else { 0.5 };
+            let whole = ["group", "salt", "query_offset"];
+            let value = |n: &str| match n {
+                "heads" => 4.0,
+                _ if whole.contains(&n) => 2.0,
+                _ => 0.5,
+            };
             let given: Attributes = given.map(|(n, _)| (n.clone(), value(n))).collect();
             let definition = template.definition(&given);
             let operands: Vec<TensorType> = definition

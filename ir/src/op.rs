@@ -294,6 +294,8 @@ pub enum Collective {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Op {
     /// `constant 0.5` — every element is the number. The type is part of the op.
+    ///
+    /// - (C1) of an integer type, the number is one of its integers; of `bool`, 0 or 1
     Constant {
         /// The number; it is exact in the element type or rounded to it.
         value: f64,
@@ -303,6 +305,9 @@ pub enum Op {
         dims: Vec<Dim>,
     },
     /// `iota dim=1 start=0` — each element is its index along `dim`, plus `start`.
+    ///
+    /// - (C1) the dim exists
+    /// - (C2) every number is one of the element type
     Iota {
         /// The dim that is counted.
         dim: usize,
@@ -319,6 +324,7 @@ pub enum Op {
     ///
     /// - (C1) the key is `u32[4]`
     /// - (C2) `start` and `extent` have one entry for every dim
+    /// - (C3) the elements are among those of `extent`, but along the first dim
     Random {
         /// Tells this site from others of the same call.
         salt: u32,

@@ -58,7 +58,7 @@ pub enum Contents {
 pub enum Feed {
     /// `i32[samples, seq]` token ids of a micro-batch.
     Tokens,
-    /// `i32[samples, seq]` labels of a micro-batch; negative ones count for nothing.
+    /// `i32[samples, seq]` labels of a micro-batch; those of -100 count for nothing.
     Labels,
     /// `u32[4]`: seed, step, path, first sample on this rank of the micro-batch.
     Key {

@@ -15,7 +15,7 @@ pub(crate) mod lex;
 mod ops;
 pub(crate) mod parse;
 mod plan;
-mod print;
+pub(crate) mod print;
 mod program;
 
 pub use parse::parse_module;

@@ -7,7 +7,9 @@ use std::collections::BTreeSet;
 
 use crate::dim::Dim;
 use crate::infer::infer;
+use crate::library::check::check;
 use crate::module::{Function, Module, Node, ValueId};
+use crate::numbers;
 use crate::types::TensorType;
 use crate::{Diagnostic, Span};
 
@@ -19,7 +21,8 @@ const DIAGNOSTICS_MAX: usize = 20;
 /// `E1004` a value or function that is read before it is defined, or not at all; `E1005` a node
 /// whose results have other types than its op yields; `E1006` a name that stands twice; `E1007` a
 /// call of a function that is not above the caller, so that there is no recursion; `E1008` a
-/// parameter, node or value that is out of order; `E1009` a size that no parameter gives.
+/// parameter, node or value that is out of order; `E1009` a size that no parameter gives; `E1014`
+/// to `E1016` a composite that is not what the library has under its name.
 pub fn verify(module: &Module) -> Vec<Diagnostic> {
     let mut found = Vec::new();
     let mut above = Module::new(module.name.clone());
@@ -31,6 +34,9 @@ pub fn verify(module: &Module) -> Vec<Diagnostic> {
         if verifier.values() {
             verifier.nodes(module, &above);
             verifier.sizes();
+            if verifier.found.is_empty() {
+                verifier.found = check(function);
+            }
         }
         found.append(&mut verifier.found);
         above.functions.push(function.clone());
@@ -109,7 +115,8 @@ impl Verifier<'_> {
     fn types(&mut self, node: &Node, above: &Module) {
         let function = self.function;
         let operands: Vec<&TensorType> = node.operands.iter().map(|o| function.ty(*o)).collect();
-        match infer(&node.op, &operands, above) {
+        let inferred = infer(&node.op, &operands, above);
+        match inferred.and_then(|types| numbers::check(&node.op).map(|()| types)) {
             Err(error) => self.report("E1005", error.to_string()),
             Ok(types) if types.len() != node.results.len() => {
                 let headline =

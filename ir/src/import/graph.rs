@@ -8,37 +8,65 @@ use std::collections::BTreeSet;
 
 use super::{Architecture, Description, Init, Model, Options, Source, Weight};
 use crate::dim::{Bindings, Dim};
+use crate::library::check::settle;
 use crate::module::{Function, Kind, Module};
 use crate::op::Op;
+use crate::text::lex::{Lexeme, Token, lex};
 use crate::verify::verify;
-use crate::{Diagnostic, text};
+use crate::{Diagnostic, Span, text};
 
 /// The standard deviation with which weights of a graph start: that of GPT-2.
 const INIT_STD: f64 = 0.02;
 
 /// Reads the text of a module as a model.
 ///
+/// A composite that names one of the library and has another body is compiled as its body says,
+/// and a warning `W1017` of the description says so.
+///
 /// # Errors
 /// Those of [`text::parse_module`] and [`verify`].
 pub fn read_graph(source: &str, text: &str, name: &str) -> Result<Description, Vec<Diagnostic>> {
-    let module = text::parse_module(source, text)?;
+    let mut module = text::parse_module(source, text)?;
+    let warnings = settle(&mut module, |function| place(source, text, function));
     let wrong = verify(&module);
     if !wrong.is_empty() {
         return Err(wrong);
     }
     let architecture = Architecture::Graph(Box::new(module));
-    Ok(Description { name: name.to_owned(), architecture, stored: None, warnings: Vec::new() })
+    Ok(Description { name: name.to_owned(), architecture, stored: None, warnings })
+}
+
+/// Where a composite's name stands in a text.
+fn place(source: &str, text: &str, function: &str) -> Span {
+    let lexemes = lex(text);
+    let is_here = |pair: &&[Lexeme<'_>]| {
+        pair[0].token == Token::Word("composite") && pair[1].token == Token::Function(function)
+    };
+    let found = lexemes.windows(2).find(is_here);
+    let bytes = found.map_or(0..0, |pair| pair[0].span.start..pair[1].span.end);
+    Span { source: source.to_owned(), bytes }
 }
 
 /// The model of a module, for sequences of the given length.
-pub(super) fn import_graph(description: &Description, module: &Module, options: &Options) -> Model {
+///
+/// # Errors
+/// Those of [`verify`] that depend on the length.
+pub(super) fn import_graph(
+    description: &Description,
+    module: &Module,
+    options: &Options,
+) -> Result<Model, Vec<Diagnostic>> {
     let mut module = module.clone();
     module.bind(&Bindings::from([("S".to_owned(), options.seq as i64)]));
+    let wrong = verify(&module);
+    if !wrong.is_empty() {
+        return Err(wrong);
+    }
     let entries = entries(&module);
     let loss = entries.iter().find(|entry| *entry == "loss").or(entries.first());
     let main = loss.and_then(|entry| module.function(entry));
     let logits = module.function("logits").and_then(|f| f.result_types().first().cloned());
-    Model {
+    Ok(Model {
         name: description.name.clone(),
         weights: main.map(weights).unwrap_or_default(),
         config: description.architecture.clone(),
@@ -47,7 +75,7 @@ pub(super) fn import_graph(description: &Description, module: &Module, options: 
         layer_count: main.map_or(0, |main| layer_count(&module, main)),
         entries,
         module,
-    }
+    })
 }
 
 fn size(dim: &Dim) -> Option<usize> {

@@ -16,6 +16,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::bounds::Bound;
 use crate::DType;
 use crate::dim::Dim;
 use crate::module::Attributes;
@@ -50,6 +51,8 @@ pub struct Definition {
     pub factors: Vec<CompositeFactor>,
     /// Results that are there where an attribute is 1: the result and the attribute.
     pub optional_results: Vec<(String, String)>,
+    /// What the attributes keep to.
+    pub bounds: Vec<Bound>,
     params: Vec<(String, Pattern)>,
     /// Parameters and body, as the parser reads them.
     pub(super) text: String,
@@ -343,6 +346,7 @@ fn read_definition(selected: &str, text: &str) -> Option<Definition> {
         gradient: None,
         factors: Vec::new(),
         optional_results: Vec::new(),
+        bounds: Vec::new(),
         params: Vec::new(),
         text: [&selected[..=close], &blank, &selected[body..]].concat(),
     };
@@ -360,7 +364,7 @@ fn read_definition(selected: &str, text: &str) -> Option<Definition> {
                 let (result, attribute) = rest.strip_prefix('%')?.split_once(' ')?;
                 definition.optional_results.push((result.to_owned(), attribute.to_owned()));
             }
-            _ => return None,
+            (keyword, rest) => definition.bounds.extend(Bound::read(keyword, rest)?),
         }
     }
     Some(definition)

@@ -30,6 +30,7 @@ use super::region::{Region, project};
 use super::saturate::{Saturation, Step};
 use super::term::{Graph, Term, lookup, swapped, with_plain_letters};
 use crate::infer::name;
+use crate::library::check::faults;
 use crate::library::{Template, read_instance, templates};
 use crate::module::{Attributes, Function, ValueId};
 use crate::op::Op;
@@ -256,6 +257,9 @@ impl<'s> Search<'s> {
             return None;
         }
         let types: Vec<TensorType> = operands.iter().map(|id| data(id).ty().clone()).collect();
+        if !faults(skeleton.composite, &attributes, &types).is_empty() {
+            return None;
+        }
         let instance = read_instance(skeleton.composite, &attributes, &types, "instance")?.ok()?;
         let instance = skeleton.case.form(instance);
         let results = look_up(self.graph, &instance, &operands);

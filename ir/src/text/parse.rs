@@ -10,7 +10,9 @@ use super::ops::build_op;
 use crate::diagnostic::shortened;
 use crate::dim::Dim;
 use crate::infer::infer;
+use crate::library::check::faults;
 use crate::module::{Function, Kind, Module, Node, Value, ValueId};
+use crate::numbers;
 use crate::types::TensorType;
 use crate::{DType, Diagnostic, Span};
 
@@ -20,6 +22,13 @@ const DIAGNOSTICS_MAX: usize = 20;
 /// The most elements that the fixed dims of a type have: bytes of many such values must not
 /// overflow. Chosen: a thousand times the weights of the largest models.
 const ELEMENTS_MAX: i64 = 1 << 50;
+
+/// Whether a tensor of these dims has no more than [`ELEMENTS_MAX`] elements for sizes of one.
+fn is_storable(dims: &[Dim]) -> bool {
+    let sizes = dims.iter().filter_map(Dim::as_constant);
+    let count = sizes.filter(|n| *n > 0).try_fold(1_i64, |n, size| n.checked_mul(size));
+    count.is_some_and(|count| count <= ELEMENTS_MAX)
+}
 
 /// Reads the text of a module. `source` names the text in diagnostics.
 ///
@@ -74,11 +83,15 @@ impl<'t> Parser<'t> {
         bytes: Range<usize>,
         headline: impl Into<String>,
     ) -> Parsed<T> {
-        if self.diagnostics.len() < DIAGNOSTICS_MAX {
-            let span = Span { source: self.source.to_owned(), bytes };
-            self.diagnostics.push(Diagnostic::error(code, span, shortened(headline.into())));
-        }
+        let span = Span { source: self.source.to_owned(), bytes };
+        self.report(Diagnostic::error(code, span, shortened(headline.into())));
         Err(Stop)
+    }
+
+    fn report(&mut self, diagnostic: Diagnostic) {
+        if self.diagnostics.len() < DIAGNOSTICS_MAX {
+            self.diagnostics.push(diagnostic);
+        }
     }
 
     pub(crate) fn expected<T>(&mut self, what: &str) -> Parsed<T> {
@@ -252,9 +265,7 @@ impl<'t> Parser<'t> {
                 dims.push(dim);
             }
         }
-        let sizes = dims.iter().filter_map(Dim::as_constant);
-        let count = sizes.filter(|n| *n > 0).try_fold(1_i64, |n, size| n.checked_mul(size));
-        if count.is_none_or(|count| count > ELEMENTS_MAX) {
+        if !is_storable(&dims) {
             let ty = TensorType { dtype, dims };
             let end = self.lexemes[self.at - 1].span.end;
             let headline = format!("`{ty}` has too many elements");
@@ -314,32 +325,63 @@ impl<'t> Parser<'t> {
         let here = self.here();
         let keyword = self.word("`func`, `composite` or `kernel`")?;
         let name = self.function_name()?;
+        let mut places = BTreeMap::new();
         let kind = match keyword.as_str() {
             "func" => Kind::Layer,
             "kernel" => Kind::Kernel,
             "composite" => {
                 self.mark('=')?;
+                places.insert(None, self.here());
                 let name = self.word("the composite's name")?;
-                Kind::Composite { name, attributes: self.attribute_list()? }
+                Kind::Composite { name, attributes: self.attribute_list(&mut places)? }
             }
             _ => return self.fail("E1001", here, "expected `func`, `composite` or `kernel`"),
         };
         let mut function = Function::new(name, kind);
         self.params(&mut function)?;
+        self.check_attributes(&function, &places)?;
         self.body(module, &mut function)?;
         Ok(function)
     }
 
-    fn attribute_list(&mut self) -> Parsed<BTreeMap<String, f64>> {
+    /// Reports what the library does not take of the attributes of its composite, at the place of
+    /// each or that of the composite's name.
+    fn check_attributes(
+        &mut self,
+        function: &Function,
+        places: &BTreeMap<Option<String>, Range<usize>>,
+    ) -> Parsed<()> {
+        let Kind::Composite { name, attributes } = &function.kind else { return Ok(()) };
+        let faults = faults(name, attributes, &function.param_types());
+        let is_fine = faults.is_empty();
+        for fault in faults {
+            let bytes = places.get(&fault.attribute).or(places.get(&None)).cloned();
+            let bytes = bytes.unwrap_or_default();
+            self.report(fault.at(Span { source: self.source.to_owned(), bytes }));
+        }
+        if is_fine { Ok(()) } else { Err(Stop) }
+    }
+
+    /// Reads `(key=number, …)`, and notes the place of each.
+    fn attribute_list(
+        &mut self,
+        places: &mut BTreeMap<Option<String>, Range<usize>>,
+    ) -> Parsed<BTreeMap<String, f64>> {
         let mut attributes = BTreeMap::new();
         self.mark('(')?;
         while !self.eat(')') {
             if !attributes.is_empty() {
                 self.mark(',')?;
             }
+            let here = self.here();
             let key = self.word("an attribute")?;
             self.mark('=')?;
-            attributes.insert(key, self.number()?);
+            let number = self.number()?;
+            let place = here.start..self.lexemes[self.at - 1].span.end;
+            if attributes.insert(key.clone(), number).is_some() {
+                return self.fail("E1002", place, format!("`{key}` is given twice"));
+            }
+            places.insert(Some(key), place);
         }
         Ok(attributes)
     }
@@ -459,6 +501,13 @@ impl<'t> Parser<'t> {
             Ok(inferred) => inferred,
             Err(error) => return self.fail("E1003", op_at, error.to_string()),
         };
+        // Those of the library follow from attributes, which keep to bounds of their own.
+        if let (false, Err(error)) = (self.names.template, numbers::check(&op)) {
+            return self.fail("E1003", op_at, error.to_string());
+        }
+        if let Some(large) = inferred.iter().find(|ty| !is_storable(&ty.dims)) {
+            return self.fail("E1001", op_at, format!("`{large}` has too many elements"));
+        }
         if inferred.len() != declared.len() {
             let found = format!("`{head}` has {} results, not {}", inferred.len(), declared.len());
             return self.fail("E1003", op_at, found);

@@ -4,7 +4,7 @@ use gantline_ir::eval::eval;
 use gantline_ir::text::parse_module;
 use gantline_ir::{DType, Tensor};
 
-const PARAMS: &str = "%x: f64[2, 3], %i: i32[3], %m: bool[2, 3], %s: f64[]";
+const PARAMS: &str = "%x: f64[2, 3], %i: i32[3], %m: bool[2, 3], %s: f64[], %k: u32[4]";
 
 fn read(line: &str) -> Result<gantline_ir::Module, String> {
     let text = format!("module m\n  func @f({PARAMS}) {{\n    {line}\n    return %y\n  }}\n");
@@ -14,6 +14,16 @@ fn read(line: &str) -> Result<gantline_ir::Module, String> {
 #[test]
 fn each_constraint_refuses_by_its_number() {
     for (line, refusal) in [
+        ("%y: i32[2] = constant 4294967296", "constant (C1): 4294967296 is no i32"),
+        ("%y: i32[2] = constant 0.5", "constant (C1)"),
+        ("%y: u32[2] = constant -1", "constant (C1)"),
+        ("%y: i64[2] = constant 1e19", "constant (C1)"),
+        ("%y: bool[2] = constant 2", "constant (C1)"),
+        ("%y: i32[2] = iota dim=1", "iota (C1)"),
+        ("%y: i32[2] = iota dim=0 start=2147483647", "iota (C2)"),
+        ("%y: u32[2] = iota dim=0 start=-1", "iota (C2)"),
+        ("%y: f64[2, 3] = random salt=1 start=[0, -1] %k", "random (C3)"),
+        ("%y: f64[2, 3] = random salt=1 start=[0, 1] extent=[2, 3] %k", "random (C3)"),
         ("%y: f64[2] = prod dims=[2] %x", "prod (C1)"),
         ("%y: bool[2] = prod dims=[1] %m", "prod (C2)"),
         ("%y: i32[2] = argmax dim=2 %x", "argmax (C1)"),
@@ -43,6 +53,20 @@ fn each_constraint_refuses_by_its_number() {
     ] {
         let found = read(line).unwrap_err();
         assert!(found.starts_with(refusal), "{line}: {found}");
+    }
+}
+
+/// The ends of what a type has are no errors.
+#[test]
+fn numbers_at_the_ends_of_their_types_are_taken() {
+    for line in [
+        "%y: i32[2] = constant 2147483647",
+        "%y: i32[2] = constant -2147483648",
+        "%y: u32[2] = constant 4294967295",
+        "%y: i32[2] = iota dim=0 start=2147483646",
+        "%y: f64[2, 3] = random salt=1 start=[5, 1] extent=[2, 4] %k",
+    ] {
+        read(line).unwrap_or_else(|found| panic!("{line}: {found}"));
     }
 }
 
@@ -110,6 +134,7 @@ fn small_values_are_those_of_the_definition() {
             Tensor::int(DType::I32, &[3], vec![2, 0, 1]),
             Tensor::bool(&[2, 3], vec![true, false, true, false, true, false]),
             Tensor::f64(&[], vec![0.5]),
+            Tensor::int(DType::U32, &[4], vec![0; 4]),
         ];
         let found = eval(&module, "f", &args).unwrap().remove(0);
         assert_eq!(found.to_f64(), *wanted, "{line}");

@@ -391,7 +391,11 @@ pub(super) fn layer_norm(s: &mut Site) -> Translated {
     let first = dim_at(s.int("axis", -1), dims.len())?;
     let over: Vec<usize> = (first..dims.len()).collect();
     let epsilon = s.float("epsilon", 1e-5);
-    let plain = over.len() == 1 && s.node.output.len() == 1 && !dims.contains(&0);
+    let plain = over.len() == 1
+        && s.node.output.len() == 1
+        && !dims.contains(&0)
+        && epsilon.is_finite()
+        && 0.0 <= epsilon;
     let bias = s.optional(2);
     let fits = |of: ValueId, s: &Site| s.dims(of) == dims[first..];
     if let Some(bias) = bias.filter(|b| plain && fits(*b, s) && fits(scale, s)) {

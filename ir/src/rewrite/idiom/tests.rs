@@ -7,7 +7,9 @@ use crate::build::Builder;
 use crate::eval::eval;
 use crate::import::{DecodingOptions, LogitsOf, Options, decoding, import, preset};
 use crate::inline::inline_composites;
-use crate::library::{Definition, Template};
+use crate::library::Template;
+use crate::library::bounds::Bound;
+use crate::library::check::faults;
 use crate::module::{Function, Kind, Module, ValueId};
 use crate::op::{Binary, Combiner, Comparison, Op, Unary};
 use crate::random::{mix, uniform};
@@ -63,13 +65,9 @@ fn composites_of_models_are_found_again_after_inlining() {
 #[test]
 fn every_composite_of_the_library_is_found_in_its_own_definition() {
     for template in recognisable() {
-        let numbers = (3..).map(f64::from);
-        let given = template.attributes.iter().zip(numbers);
-        let given = given.filter(|((name, _), _)| !template.is_optional(name));
-        let given: Vec<(&str, f64)> = given.map(|((name, _), n)| (name.as_str(), n)).collect();
+        let (given, types) = within_bounds(template, 12, 3);
         let mut module = Module::new("m");
         let mut b = Builder::new(&mut module, "f", Kind::Layer);
-        let types = definition_of(template, &given).sample_types(12);
         let operands: Vec<ValueId> =
             types.into_iter().enumerate().map(|(at, ty)| b.param(&format!("p{at}"), ty)).collect();
         let results = b.composite("y", &template.name, &given, &operands);
@@ -115,19 +113,10 @@ fn every_composite_is_found_in_random_instances() {
 
 /// A function that calls a composite, of sizes and with attributes that a seed decides.
 fn instance(template: &'static Template, seed: u64) -> Module {
-    let word = |at: u64| mix(mix(seed) ^ at);
-    let given = template.attributes.iter().zip(1..).map(|((name, _), at)| {
-        let number = if is_whole(name) {
-            (1 + word(at) % 7) as f64
-        } else {
-            0.1 + f64::from(uniform(seed, at))
-        };
-        (name.as_str(), number)
-    });
-    let given: Vec<(&str, f64)> = given.filter(|(name, _)| !template.is_optional(name)).collect();
+    let smallest = 2 + 2 * (mix(mix(seed)) % 5) as i64;
+    let (given, types) = within_bounds(template, smallest, seed);
     let mut module = Module::new("m");
     let mut b = Builder::new(&mut module, "f", Kind::Layer);
-    let types = definition_of(template, &given).sample_types(2 + 2 * (word(0) % 5) as i64);
     let operands: Vec<ValueId> =
         types.into_iter().enumerate().map(|(at, ty)| b.param(&format!("p{at}"), ty)).collect();
     let results = b.composite("y", &template.name, &given, &operands);
@@ -135,14 +124,43 @@ fn instance(template: &'static Template, seed: u64) -> Module {
     module
 }
 
-fn definition_of(template: &'static Template, given: &[(&str, f64)]) -> Definition {
-    let given = given.iter().map(|(name, number)| ((*name).to_owned(), *number)).collect();
-    template.definition(&given).into_owned()
-}
-
-/// Whether an attribute is a whole number.
-fn is_whole(attribute: &str) -> bool {
-    ["group", "salt", "heads", "query_offset", "head_offset", "kv_offset"].contains(&attribute)
+/// Attributes of a template that a seed decides, the first that keep to its bounds, and types that
+/// operands may have then. Optional attributes are left out.
+fn within_bounds(
+    template: &'static Template,
+    smallest: i64,
+    seed: u64,
+) -> (Vec<(&'static str, f64)>, Vec<TensorType>) {
+    let definition = template.definition(&[].into());
+    let types = definition.sample_types(smallest);
+    let draw = |name: &String, word: u64| {
+        let either = definition.bounds.iter().find_map(|bound| match bound {
+            Bound::Either { attribute, values } if attribute == name => Some(values),
+            _ => None,
+        });
+        match either {
+            Some(values) => values[(word % values.len() as u64) as usize],
+            None if name == "heads" => (30 + word % 7) as f64,
+            None if definition.bounds.contains(&Bound::Whole(name.clone())) => {
+                (1 + word % 7) as f64
+            }
+            None => 0.1 + f64::from(uniform(seed, word)),
+        }
+    };
+    let attempt = |again: u64| {
+        let names = template.attributes.iter().map(|(name, _)| name);
+        let drawn = names.filter(|name| !template.is_optional(name)).zip(1..);
+        let word = |at: u64| mix(mix(seed << 16 | again) ^ at);
+        drawn.map(|(name, at)| (name.as_str(), draw(name, word(at)))).collect::<Vec<_>>()
+    };
+    let is_within = |given: &Vec<(&str, f64)>| {
+        let given = given.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+        faults(&template.name, &given, &types).is_empty()
+    };
+    let found = (0..10_000).map(attempt).find(is_within);
+    let found =
+        found.unwrap_or_else(|| panic!("nothing is within the bounds of `{}`", template.name));
+    (found, types)
 }
 
 #[test]
@@ -365,7 +383,7 @@ fn attention_is_found_in_other_layouts() {
 }
 
 /// How many near misses are made of each template.
-const TWINS: u64 = 40;
+const TWINS: u64 = 60;
 
 /// One thing of a definition is changed; what is made of that computes what it computes.
 #[test]
@@ -381,15 +399,9 @@ fn near_misses_are_not_taken_for_the_composite() {
 
 /// Whether a change makes a difference; it makes the same one after rewriting then.
 fn twin_is_told_apart(template: &'static Template, seed: u64) -> bool {
-    let numbers: [f64; 8] = [0.7, 2.0, 1.0, 0.3, 3.0, 4.0, 0.9, 0.5];
-    let given = template.attributes.iter().zip(numbers);
-    let given: Vec<(&str, f64)> = given
-        .filter(|((name, _), _)| !template.is_optional(name))
-        .map(|((name, _), n)| (name.as_str(), if is_whole(name) { n.ceil() } else { n }))
-        .collect();
+    let (given, types) = within_bounds(template, 2, seed);
     let mut module = Module::new("m");
     let mut b = Builder::new(&mut module, "f", Kind::Layer);
-    let types: Vec<TensorType> = definition_of(template, &given).sample_types(2);
     let operands: Vec<ValueId> =
         types.iter().enumerate().map(|(at, ty)| b.param(&format!("p{at}"), ty.clone())).collect();
     let results = b.composite("y", &template.name, &given, &operands);
@@ -452,6 +464,7 @@ fn mutate(function: &mut Function, seed: u64) -> bool {
 
 fn mutate_op(op: &mut Op, pick: usize) -> bool {
     match op {
+        Op::Constant { value, dtype, .. } if !dtype.is_float() => *value += 1.0,
         Op::Constant { value, .. } => {
             *value = if value.is_finite() { *value * 1.5 + 1.0 } else { -1.0 }
         }
