@@ -34,27 +34,41 @@ pub struct Compiled {
 /// Compiles a prepared training module under a plan.
 ///
 /// # Errors
-/// `E2001` when the entry is no list of calls, else as [`Compiler::programs`].
+/// `E2001` when the entry is no list of calls, `E2003` for a kernel that cannot be run, else as
+/// [`Compiler::programs`].
 pub fn compile(module: &Module, entry: &str, plan: &Plan) -> Result<Compiled, Diagnostic> {
     let mut compiler = Compiler::new(module, entry)?;
     let programs = compiler.programs(plan)?;
-    Ok(Compiled { programs, kernels: compiler.layers.table.kernels }.checked(plan))
+    Compiled { programs, kernels: compiler.layers.table.kernels }.checked(plan)
 }
 
 impl Compiled {
-    /// The same; in debug builds only if [`check`](crate::check) finds nothing wrong. Element types
-    /// that are only planned for have no kernels to check.
+    /// The same, if every kernel stays within its buffers; in debug builds only if
+    /// [`check`](crate::check) finds nothing wrong. Element types that are only planned for have no
+    /// kernels to check.
+    ///
+    /// # Errors
+    /// `E2003` for a kernel that would not: no number of a module may get that far.
     ///
     /// # Panics
-    /// When it does: what made the programs has a defect.
-    pub(crate) fn checked(self, plan: &Plan) -> Compiled {
-        if cfg!(debug_assertions) && matches!(plan.dtype, DType::F32 | DType::F64) {
+    /// When the check does: what made the programs has a defect.
+    pub(crate) fn checked(self, plan: &Plan) -> Result<Compiled, Diagnostic> {
+        if !matches!(plan.dtype, DType::F32 | DType::F64) {
+            return Ok(self);
+        }
+        for kernel in &self.kernels {
+            kernels::verify::verify(kernel).map_err(|why| {
+                let headline = format!("no such kernel can be run: {kernel}: {why}");
+                Diagnostic::error("E2003", Span::of(plan.model.clone()), headline)
+            })?;
+        }
+        if cfg!(debug_assertions) {
             let found = crate::check::check(&self.programs, &self.kernels, plan);
             let first = found.first();
             let first = first.map(|d| format!("{} {}: {}", d.code, d.span.source, d.headline));
             assert!(first.is_none(), "programs are sound: {}", first.unwrap_or_default());
         }
-        self
+        Ok(self)
     }
 }
 

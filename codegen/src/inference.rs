@@ -68,7 +68,7 @@ pub fn compile_entries(entries: &[Forward<'_>], plan: &Plan) -> Result<Compiled,
             })?);
         }
     }
-    Ok(Compiled { programs, kernels: table.kernels }.checked(plan))
+    Compiled { programs, kernels: table.kernels }.checked(plan)
 }
 
 fn program(
