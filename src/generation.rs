@@ -16,6 +16,7 @@ use codegen::calls::Calls;
 use codegen::compile::Compiled;
 use codegen::inference::{Forward, compile_entries};
 use codegen::prepare::prepare_inference;
+use ir::ids::Ids;
 use ir::import::{DecodingOptions, Description, LogitsOf, Model, decoding};
 use ir::plan::{FunctionPlan, Keep, Optimizer, Schedule};
 use ir::sharding::pieces;
@@ -98,7 +99,8 @@ impl Generator {
             })
             .collect();
         let Compiled { programs, kernels } = compile_entries(&entries, &plan)?;
-        let classes = Classes { programs, kernels, mesh: plan.mesh };
+        let ids = Ids::of(&modules[0].1, DECODE);
+        let classes = Classes { programs, kernels, mesh: plan.mesh, ids };
         let how = execute::Options {
             threads_per_rank: options.threads_per_rank,
             deadline: crate::DEADLINE,
@@ -122,8 +124,10 @@ impl Generator {
         each: &mut dyn FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Vec<u32>, Failure> {
         let vocab = self.model.vocab;
-        if let Some(token) = prompt.iter().find(|token| **token as usize >= vocab) {
-            let headline = format!("token {token} of the prompt; the model has {vocab} tokens");
+        let unknown = prompt.iter().enumerate().find(|(_, token)| **token as usize >= vocab);
+        if let Some((at, token)) = unknown {
+            let headline =
+                format!("token {at} of the prompt is {token}; the model has {vocab} tokens");
             let wrong = Diagnostic::error("E4023", Span::of("--prompt"), headline);
             return Err(wrong.help("use the model's own tokeniser").into());
         }

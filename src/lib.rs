@@ -61,6 +61,7 @@ use std::time::Duration;
 
 use codegen::compile::Compiled;
 use codegen::prepare::{Preparation, Purpose};
+use ir::ids::Ids;
 use ir::import::{Description, Model, Options, Resolved};
 use ir::rewrite::report::Report;
 use ir::rewrite::saturate::Selection;
@@ -78,7 +79,7 @@ pub const LOSS: &str = "loss";
 /// on an overloaded machine.
 const DEADLINE: Duration = Duration::from_secs(300);
 
-/// The description that a MODEL argument means.
+/// The description that a MODEL argument means. Its warnings are said on stderr.
 ///
 /// # Errors
 /// Those of [`ir::import::resolve`]; `E5010` for a model of which only the shape is known.
@@ -128,7 +129,7 @@ pub fn plan(job: &Job<'_>) -> Result<Found, Failure> {
 /// Module and plan to programs: one for each class of ranks.
 pub fn compile(module: &Module, entry: &str, plan: &Plan) -> Result<Classes, Failure> {
     let Compiled { programs, kernels } = codegen::compile::compile(module, entry, plan)?;
-    Ok(Classes { programs, kernels, mesh: plan.mesh })
+    Ok(Classes { programs, kernels, mesh: plan.mesh, ids: Ids::of(module, entry) })
 }
 
 /// Programs to session: ranks that wait for work, as threads of this process.

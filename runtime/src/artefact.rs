@@ -27,6 +27,7 @@ use std::fs::{self, File};
 use std::io::{self, Cursor, Write};
 use std::path::Path;
 
+use ir::ids::Ids;
 use ir::{Diagnostic, Module, Plan, Program, Span};
 use kernels::Kernel;
 use serde::{Deserialize, Serialize};
@@ -75,9 +76,10 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// What a session is started from.
-    pub fn into_classes(self) -> Classes {
-        Classes { programs: self.programs, kernels: self.kernels, mesh: self.plan.mesh }
+    /// What a session of an entry of the module is started from.
+    pub fn into_classes(self, entry: &str) -> Classes {
+        let Contents { module, plan, programs, kernels, .. } = self;
+        Classes { programs, kernels, mesh: plan.mesh, ids: Ids::of(&module, entry) }
     }
 
     /// The bytes of the arenas of all ranks.

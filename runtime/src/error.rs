@@ -1,7 +1,7 @@
 //! How the runtime fails: by wrong input, or by the outside world.
 
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fmt, io};
 
 use ir::Diagnostic;
 use thiserror::Error;
@@ -73,6 +73,18 @@ pub enum Failure {
     Input(Vec<Diagnostic>),
     /// The input may be right, and could not be read.
     World(Error),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Input(wrong) => {
+                let headlines: Vec<&str> = wrong.iter().map(|d| d.headline.as_str()).collect();
+                f.write_str(&headlines.join("; "))
+            }
+            Failure::World(error) => error.fmt(f),
+        }
+    }
 }
 
 impl From<Diagnostic> for Failure {

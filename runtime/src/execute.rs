@@ -24,15 +24,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use ir::DType;
+use ir::ids::{self, IGNORED, Ids};
 use ir::plan::Mesh;
 use ir::program::{Buffer, BufferId, Contents, Feed, Program, Step};
 use ir::sharding::Axis;
+use ir::{DType, Diagnostic};
 use kernels::Kernel;
 
 use crate::communicator::CommError;
 use crate::convert::{Stored, convert};
-use crate::error::Error;
+use crate::error::{Error, Failure};
 use crate::local::Local;
 use crate::local::arena::Arena;
 use crate::trace::{Span, Trace, Tracing};
@@ -50,6 +51,8 @@ pub struct Classes {
     pub kernels: Vec<Kernel>,
     /// The grid of ranks.
     pub mesh: Mesh,
+    /// What they look up by tokens and labels.
+    pub ids: Ids,
 }
 
 impl Classes {
@@ -317,17 +320,23 @@ impl Session {
     ///
     /// **Shapes.** The batch holds the samples of all micro-batches and ranks: micro-batch `m` of
     /// data coordinate `r` is [`Samples::size`] samples from [`Samples::first`]`(m, r)` on.
-    pub fn step(&mut self, batch: &Batch<'_>, scalars: Scalars) -> Result<StepReport, Error> {
+    /// **Errors.** E4035 for tokens or labels that the programs do not know, before any rank runs;
+    /// a rank fails.
+    pub fn step(&mut self, batch: &Batch<'_>, scalars: Scalars) -> Result<StepReport, Failure> {
         self.run(Phase::Step, batch, scalars)
     }
 
     /// Computes the loss of a batch on all ranks and changes no parameter.
-    pub fn evaluate(&mut self, batch: &Batch<'_>) -> Result<StepReport, Error> {
+    ///
+    /// **Errors.** As [`Session::step`].
+    pub fn evaluate(&mut self, batch: &Batch<'_>) -> Result<StepReport, Failure> {
         self.run(Phase::Evaluate, batch, Scalars::default())
     }
 
     /// Calls an entry of a program for inference on all ranks; [`Session::output`] has its results.
-    pub fn infer(&mut self, entry: usize, batch: &Batch<'_>) -> Result<StepReport, Error> {
+    ///
+    /// **Errors.** As [`Session::step`].
+    pub fn infer(&mut self, entry: usize, batch: &Batch<'_>) -> Result<StepReport, Failure> {
         self.run(Phase::Entry(entry), batch, Scalars::default())
     }
 
@@ -361,8 +370,9 @@ impl Session {
         phase: Phase,
         batch: &Batch<'_>,
         scalars: Scalars,
-    ) -> Result<StepReport, Error> {
+    ) -> Result<StepReport, Failure> {
         let start = Instant::now();
+        self.check_ids(phase, batch)?;
         let ranks = self.control.run(phase, batch, scalars)?;
         let seconds = start.elapsed().as_secs_f64();
         let [loss_sum, count, square] = self.stats();
@@ -371,6 +381,20 @@ impl Session {
             Phase::Evaluate | Phase::Entry(_) => 0.0,
         };
         Ok(StepReport { loss_sum, count, grad_norm, seconds, ranks })
+    }
+
+    /// Refuses ids that no table has a row for: kernels would take zeros for it.
+    fn check_ids(&self, phase: Phase, batch: &Batch<'_>) -> Result<(), Diagnostic> {
+        let columns = self.control.samples(phase).map_or(1, |samples| samples.seq);
+        let ids = &self.classes.ids;
+        let unknown = ids
+            .unknown(ids::Feed::Tokens, batch.tokens, columns)
+            .or_else(|| ids.unknown(ids::Feed::Labels, batch.labels, columns));
+        unknown.map_or(Ok(()), |unknown| {
+            let wrong = Diagnostic::error("E4035", ir::Span::default(), unknown.to_string());
+            let note = format!("samples and places count from 0; a label of {} is none", IGNORED);
+            Err(wrong.note(note).help("use the model's own tokeniser"))
+        })
     }
 
     /// Loss sum, count and squared gradient norm, which are equal on all ranks; zeros if none.

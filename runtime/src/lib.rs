@@ -20,6 +20,7 @@
 //! | E4006 | a tensor is missing | check that the weights belong to the model |
 //! | E4007 | a tensor has other dims than needed | check that the weights belong to the model |
 //! | E4008 | tensors that the model does not have | check that the weights belong to the model |
+//! | E4009 | tensors that differ, and would be one | correct the `config.json`, or remove one |
 //! | E4010 | not a `.npy` file, or a damaged one | write it again with `np.save` |
 //! | E4011 | an array of a type or order that is not read or written | convert it |
 //! | E4020 | not a tokeniser | give a Hugging Face `tokenizer.json` |
@@ -31,6 +32,7 @@
 //! | E4032 | too few tokens for one step | smaller `--seq` or `--gbs`, or more data |
 //! | E4033 | a file of tokens is damaged or unknown | give text, llm.c or Megatron files |
 //! | E4034 | a file has a token that the model does not have | use tokens made for this model |
+//! | E4035 | a batch has an id that the model does not have | use the model's own tokeniser |
 //! | E4040 | no checkpoint in this directory, or of this step | correct the directory or step |
 //! | E4041 | a checkpoint is damaged | resume from the older one that is named |
 //! | E4042 | a checkpoint of another format | use the version of the program that wrote it |

@@ -18,6 +18,9 @@ use crate::error::{Error, Failure};
 use crate::execute::{Part, Session, Values};
 use crate::weights::{self, NewTensor, Tensor, Weights};
 
+/// The tensor of a head that some configs tie to the table of tokens.
+const HEAD: &str = "lm_head.weight";
+
 /// Diagnostics of one kind that are reported at most.
 const REPORTS_MAX: usize = 20;
 
@@ -45,7 +48,7 @@ pub fn load_weights(
 /// What is wrong with files as the weights of a model; nothing where they fit.
 ///
 /// **Errors.** E4006 for a tensor that is missing, E4007 for one of other dims, E4008 for tensors
-/// that the model does not have; of each at most 20.
+/// that the model does not have, E4009 for two that would be one; of each at most 20.
 pub fn check_weights(model: &[Weight], files: &Weights) -> Vec<Diagnostic> {
     let mut wrong = Vec::new();
     let mut known: BTreeSet<&str> = BTreeSet::new();
@@ -53,7 +56,7 @@ pub fn check_weights(model: &[Weight], files: &Weights) -> Vec<Diagnostic> {
     for weight in model {
         known.extend(weight.source.names.iter().map(String::as_str));
         if seen.insert(weight.source.name()) && wrong.len() < REPORTS_MAX {
-            wrong.extend(find(weight, files).err());
+            wrong.extend(find(weight, files).and_then(|tensor| agree(weight, tensor, files)).err());
         }
     }
     let is_extra = |name: &&str| !known.contains(name) && !is_buffer(name);
@@ -187,6 +190,33 @@ fn find<'f>(weight: &Weight, files: &'f Weights) -> Result<&'f Tensor, Diagnosti
         .help("check that the weights and the `config.json` belong together"))
 }
 
+/// Checks that all tensors that the files have for a weight are equal: one of them is read.
+fn agree(weight: &Weight, tensor: &Tensor, files: &Weights) -> Result<(), Diagnostic> {
+    let names = || weight.source.names.iter().filter_map(|name| Some((name, files.get(name)?)));
+    let is_same = |other: &Tensor| {
+        other.dims == tensor.dims
+            && other.stored == tensor.stored
+            && files.bytes(other) == files.bytes(tensor)
+    };
+    let (Some((first, _)), Some((other, there))) =
+        (names().next(), names().find(|(_, there)| !is_same(there)))
+    else {
+        return Ok(());
+    };
+    let headline = format!("tensors `{first}` and `{other}` differ, and the model has one of them");
+    let wrong = Diagnostic::error("E4009", at(files), headline)
+        .note(format!("both are the weight `{}` of the model", weight.name));
+    let wrong = match there.dims == tensor.dims {
+        true => wrong,
+        false => {
+            wrong.note(format!("one is {}, the other {}", list(&tensor.dims), list(&there.dims)))
+        }
+    };
+    let untied = "write `\"tie_word_embeddings\": false` in the `config.json`, or ";
+    let untied = if other == HEAD { untied } else { "" };
+    Err(wrong.help(format!("{untied}remove the one that is not the model's")))
+}
+
 fn missing(source: &Source, files: &Weights) -> Diagnostic {
     let headline = format!("no tensor `{}` in the weights", source.name());
     let mut diagnostic = Diagnostic::error("E4006", at(files), headline)
@@ -219,7 +249,14 @@ fn too_many(model: &[Weight], files: &Weights, extra: &[&str]) -> Diagnostic {
         ),
         [] => unreachable!("it is called for tensors that are too many"),
     };
-    Diagnostic::error("E4008", at(files), headline)
+    let mut wrong = Diagnostic::error("E4008", at(files), headline);
+    if extra.len() > 1 {
+        let names = extra.iter().take(REPORTS_MAX).map(|name| format!("`{name}`"));
+        let names: Vec<String> = names.collect();
+        let rest = if extra.len() > REPORTS_MAX { ", …" } else { "" };
+        wrong = wrong.note(format!("they are {}{rest}", names.join(", ")));
+    }
+    wrong
         .note(format!("the model has {wanted} parameters; these are {more} more"))
         .help("check that the weights and the `config.json` belong together")
 }

@@ -226,7 +226,11 @@ fn check_finite(report: &StepReport, step: u64) -> Result<(), Diagnostic> {
 }
 
 /// The mean loss of a token over the validation batches; none if there are none.
-fn validate(session: &mut Session, run: &Run<'_>, samples: Samples) -> Result<Option<f64>, Error> {
+fn validate(
+    session: &mut Session,
+    run: &Run<'_>,
+    samples: Samples,
+) -> Result<Option<f64>, Failure> {
     let Some(evaluated) = session.classes().samples(Phase::Evaluate) else { return Ok(None) };
     assert_eq!(evaluated.global(), samples.global(), "both phases have one global batch");
     let (mut sum, mut count) = (0.0, 0.0);

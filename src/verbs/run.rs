@@ -3,7 +3,8 @@
 //! Logits come from a program that only runs forward, loss and gradients from that of training.
 //!
 //! The loss is that of transformers: labels are shifted by one, those of -100 count for nothing,
-//! and what is left is averaged. Gradients are of that mean, under the names that the model's
+//! and what is left is averaged. Any other id that the model does not have is refused. Gradients are
+//! of that mean, under the names that the model's
 //! checkpoint has for its weights.
 //!
 //! A compiled file runs as it was compiled: see `compiled.rs`.
@@ -15,6 +16,7 @@ use std::path::{Path, PathBuf};
 use codegen::compile::Compiled;
 use codegen::inference::compile_inference;
 use codegen::prepare::prepare_inference;
+use ir::ids::{self, IGNORED, Ids, Unknown};
 use ir::import::{Model, Options};
 use ir::{DType, Diagnostic, Plan, Span};
 use runtime::convert::{Stored, convert};
@@ -87,8 +89,13 @@ pub struct Args {
     pub json: bool,
 }
 
-/// The label that counts for nothing, as transformers has it.
-const IGNORED: i32 = -100;
+/// A batch as it stands in files, labels shifted.
+struct Arrays {
+    samples: usize,
+    seq: usize,
+    tokens: Vec<i64>,
+    labels: Option<Vec<i64>>,
+}
 
 /// A batch, labels shifted.
 struct Feed {
@@ -171,10 +178,10 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let resolved = crate::resolve(&args.model)?;
     job::check_graph(&resolved.description, args.dtype())?;
     check_flags(args)?;
-    let feed = read_feed(args)?;
-    let options = Options { seq: feed.seq, dtype: args.dtype(), dropout: Some(0.0) };
+    let arrays = read_arrays(args)?;
+    let options = Options { seq: arrays.seq, dtype: args.dtype(), dropout: Some(0.0) };
     let model = crate::import(&resolved.description, &options)?;
-    check_tokens(&feed, model.vocab, args)?;
+    let feed = arrays.feed(&Ids::of(&model.module, crate::LOSS), args)?;
     let Some(directory) = &resolved.directory else {
         let headline = format!("the preset `{}` has no weights", args.model);
         return Err(usage("MODEL", headline).help("name a directory with weights").into());
@@ -302,7 +309,8 @@ impl Work<'_> {
         let samples = feed.samples / plan.mesh.dp;
         let forward = plan_forward(&module, LOGITS, plan.mesh, samples, feed.seq, args.dtype())?;
         let Compiled { programs, kernels } = compile_inference(&module, LOGITS, &forward)?;
-        let classes = Classes { programs, kernels, mesh: plan.mesh };
+        let ids = Ids::of(&module, LOGITS);
+        let classes = Classes { programs, kernels, mesh: plan.mesh, ids };
         let mut session = crate::start(classes, question.cluster.threads(question.ranks))?;
         load_weights(&mut session, &model.weights, weights)?;
         let batch = Batch { tokens: &feed.tokens, ..Batch::default() };
@@ -330,7 +338,7 @@ fn bytes_of(values: &[f64], dtype: DType) -> Vec<u8> {
     convert(Stored::DType(DType::F64), &bytes, dtype)
 }
 
-fn read_feed(args: &Args) -> Result<Feed, Failure> {
+fn read_arrays(args: &Args) -> Result<Arrays, Failure> {
     let path = token_path(args)?;
     let (tokens, dims) = read_ints(Path::new(path))?;
     let [samples, seq] = dims[..] else {
@@ -338,7 +346,43 @@ fn read_feed(args: &Args) -> Result<Feed, Failure> {
         return Err(wrong_array(path, headline).help("save it as [samples, tokens]").into());
     };
     let labels = args.labels.as_deref().map(|labels| shifted_labels(labels, &dims)).transpose()?;
-    Ok(Feed { samples, seq, tokens, labels })
+    Ok(Arrays { samples, seq, tokens, labels })
+}
+
+impl Arrays {
+    /// The batch, if the model knows all of its tokens and labels and any label counts.
+    fn feed(self, ids: &Ids, args: &Args) -> Result<Feed, Diagnostic> {
+        let Arrays { samples, seq, tokens, labels } = self;
+        let help = "use the model's own tokeniser";
+        if let Some(unknown) = ids.unknown(ids::Feed::Tokens, &tokens, seq) {
+            return Err(wrong_array(token_path(args)?, unknown.to_string()).help(help));
+        }
+        let tokens = narrow(&tokens, token_path(args)?)?;
+        let (Some(labels), Some(path)) = (labels, &args.labels) else {
+            return Ok(Feed { samples, seq, tokens, labels: None });
+        };
+        let path = path.display().to_string();
+        if let Some(unknown) = ids.unknown(ids::Feed::Labels, &labels, seq) {
+            // In the file, a label stands one place further.
+            let unknown = Unknown { column: unknown.column + 1, ..unknown };
+            let help = format!("{help}, and {IGNORED} for what counts for nothing");
+            return Err(wrong_array(&path, unknown.to_string()).help(help));
+        }
+        if labels.iter().all(|label| *label == i64::from(IGNORED)) {
+            let note = "the first label of a sequence belongs to no token before it";
+            return Err(wrong_array(&path, "no label counts".to_owned()).note(note));
+        }
+        Ok(Feed { samples, seq, tokens, labels: Some(narrow(&labels, &path)?) })
+    }
+}
+
+/// The same numbers of 32 bits: those that no table bounds may be any.
+fn narrow(ids: &[i64], path: &str) -> Result<Vec<i32>, Diagnostic> {
+    let narrow = |id: &i64| {
+        i32::try_from(*id)
+            .map_err(|_| wrong_array(path, format!("{id} is no id: they have 32 bits")))
+    };
+    ids.iter().map(narrow).collect()
 }
 
 /// The one input of a language model.
@@ -359,7 +403,7 @@ fn token_path(args: &Args) -> Result<&str, Diagnostic> {
 }
 
 /// The label of each token is that of the one after it; the last has none.
-fn shifted_labels(path: &Path, dims: &[usize]) -> Result<Vec<i32>, Failure> {
+fn shifted_labels(path: &Path, dims: &[usize]) -> Result<Vec<i64>, Failure> {
     let (raw, label_dims) = read_ints(path)?;
     if label_dims != dims {
         let headline = format!("the labels are {label_dims:?}, and the tokens {dims:?}");
@@ -368,7 +412,7 @@ fn shifted_labels(path: &Path, dims: &[usize]) -> Result<Vec<i32>, Failure> {
             .into());
     }
     let label = |at: usize| match (at + 1).is_multiple_of(dims[1]) {
-        true => IGNORED,
+        true => i64::from(IGNORED),
         false => raw[at + 1],
     };
     Ok((0..raw.len()).map(label).collect())
@@ -378,7 +422,7 @@ fn wrong_array(path: &str, headline: String) -> Diagnostic {
     Diagnostic::error("E5009", Span::of(path), headline)
 }
 
-fn read_ints(path: &Path) -> Result<(Vec<i32>, Vec<usize>), Failure> {
+fn read_ints(path: &Path) -> Result<(Vec<i64>, Vec<usize>), Failure> {
     let array = npy::read(path)?;
     if array.dtype.is_float() {
         let headline = format!("the elements are {}, and token ids are whole numbers", array.dtype);
@@ -389,29 +433,8 @@ fn read_ints(path: &Path) -> Result<(Vec<i32>, Vec<usize>), Failure> {
         let headline = "the array has no elements".to_owned();
         return Err(wrong_array(&path.display().to_string(), headline).into());
     }
-    let bytes = convert(Stored::DType(array.dtype), &array.bytes, DType::I32);
-    Ok((bytes.as_chunks().0.iter().map(|&b| i32::from_le_bytes(b)).collect(), array.dims))
-}
-
-/// Checks that the model has all tokens and labels.
-fn check_tokens(feed: &Feed, vocab: usize, args: &Args) -> Result<(), Diagnostic> {
-    let vocab = i32::try_from(vocab).unwrap_or(i32::MAX);
-    let beyond = feed.tokens.iter().find(|token| !(0..vocab).contains(token));
-    if let Some(token) = beyond {
-        let headline = format!("token {token} is not one of the model's {vocab}");
-        return Err(wrong_array(token_path(args)?, headline).help("use the model's own tokeniser"));
-    }
-    let (Some(labels), Some(path)) = (&feed.labels, &args.labels) else { return Ok(()) };
-    let wrong = |headline| wrong_array(&path.display().to_string(), headline);
-    if let Some(label) = labels.iter().find(|label| **label >= vocab) {
-        let headline = format!("label {label} is not one of the model's {vocab} tokens");
-        return Err(wrong(headline).help("use the model's own tokeniser"));
-    }
-    if labels.iter().all(|label| *label < 0) {
-        let note = "the first label of a sequence belongs to no token before it";
-        return Err(wrong("no label counts".to_owned()).note(note));
-    }
-    Ok(())
+    let bytes = convert(Stored::DType(array.dtype), &array.bytes, DType::I64);
+    Ok((bytes.as_chunks().0.iter().map(|&b| i64::from_le_bytes(b)).collect(), array.dims))
 }
 
 fn write(folder: &Path, answer: &Answer) -> Result<(), Failure> {

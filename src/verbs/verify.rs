@@ -9,7 +9,9 @@
 //! a gradient cancel, the interpreter tells how much of a difference rounding explains.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
+use ir::ids::{Feed, IGNORED, Ids};
 use ir::import::{Init, Model, Options, Weight};
 use ir::plan::Optimizer;
 use ir::random::mix;
@@ -235,12 +237,20 @@ fn session(question: &Question, model: &Model, plan: &Plan, seed: u32) -> Result
 
 /// The tokens and labels of a step.
 pub(super) fn batch(question: &Question, model: &Model, seed: u32) -> (Vec<i32>, Vec<i32>) {
-    let vocab = model.vocab.max(1) as u64;
-    let draw = |at: usize| (mix(u64::from(seed) << 32 | at as u64) % vocab) as i32;
+    let ids = Ids::of(&model.module, crate::LOSS);
+    let draw = |feed: Feed, at: usize, number: usize| {
+        let known = ids.range(feed, at % question.seq);
+        let Range { start, end } = known.unwrap_or(0..model.vocab.max(1) as i64);
+        let word = mix(u64::from(seed) << 32 | number as u64);
+        (start + (word % (end - start) as u64) as i64) as i32
+    };
     let count = question.global_batch_size * question.seq;
-    let tokens: Vec<i32> = (0..count).map(draw).collect();
+    let tokens: Vec<i32> = (0..count).map(|at| draw(Feed::Tokens, at, at)).collect();
     let is_ignored = |at: usize| at % 11 == 3;
-    let label = |at: usize| if is_ignored(at) { -100 } else { draw(count + at) };
+    let label = |at: usize| match is_ignored(at) {
+        true => IGNORED,
+        false => draw(Feed::Labels, at, count + at),
+    };
     (tokens, (0..count).map(label).collect())
 }
 

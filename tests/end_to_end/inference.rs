@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use codegen::compile::Compiled;
 use codegen::inference::compile_inference;
 use codegen::prepare::prepare_inference;
 use gantline::generation::{Generator, Options, plan_forward};
+use ir::ids::Ids;
 use ir::import::{Description, Model, import, read_config};
 use ir::{DType, Mesh};
 use runtime::execute::{Batch, Classes, Session};
@@ -67,7 +69,8 @@ fn logits_session(case: &str, seq: usize, samples: usize, mesh: Mesh, dtype: DTy
         .unwrap_or_else(|why| panic!("{case} {mesh}: {why:?}"));
     let compiled = compile_inference(&module, "logits", &plan);
     let compiled = compiled.unwrap_or_else(|d| panic!("{}", ir::diagnostic::render(&d, None)));
-    let classes = Classes { programs: compiled.programs, kernels: compiled.kernels, mesh };
+    let Compiled { programs, kernels } = compiled;
+    let classes = Classes { programs, kernels, mesh, ids: Ids::of(&module, "logits") };
     let options = runtime::execute::Options {
         threads_per_rank: 1,
         deadline: Duration::from_secs(60),

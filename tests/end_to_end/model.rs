@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use codegen::calls::Calls;
+use codegen::compile::Compiled;
+use ir::ids::Ids;
 use ir::import::{self, Description, Model};
 use ir::plan::{FunctionPlan, Keep, Optimizer, Schedule};
 use ir::{DType, Mesh, Module, Plan};
@@ -94,8 +96,9 @@ pub(crate) fn session(module: &Module, plan: &Plan) -> Session {
 pub(crate) fn session_with(module: &Module, plan: &Plan, threads_per_rank: usize) -> Session {
     let compiled = codegen::compile::compile(module, "loss", plan);
     let compiled = compiled.unwrap_or_else(|d| panic!("{}", ir::diagnostic::render(&d, None)));
-    let classes =
-        Classes { programs: compiled.programs, kernels: compiled.kernels, mesh: plan.mesh };
+    let Compiled { programs, kernels } = compiled;
+    let ids = Ids::of(module, "loss");
+    let classes = Classes { programs, kernels, mesh: plan.mesh, ids };
     let options =
         Options { threads_per_rank, deadline: Duration::from_secs(60), tracing: Tracing::None };
     Session::start(Arc::new(classes), &options).expect("the ranks start")

@@ -83,7 +83,7 @@ fn contents_read_back_and_equal_contents_give_equal_bytes() {
     assert_eq!(decode("again", &bytes, &Limits::default()).unwrap(), contents());
     assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 1, "no draft is left");
     let mut session =
-        Session::start(Arc::new(contents().into_classes()), &tiny::options()).unwrap();
+        Session::start(Arc::new(contents().into_classes("loss")), &tiny::options()).unwrap();
     let tokens = vec![1; 4 * SEQ];
     let batch = Batch { tokens: &tokens, ..Batch::default() };
     assert!(session.step(&batch, Scalars::default()).unwrap().loss_sum > 0.0);
@@ -265,14 +265,14 @@ fn programs_that_write_what_they_read_are_refused() {
 fn step(contents: Contents) {
     let deadline = Duration::from_millis(50);
     let options = Options { threads_per_rank: 1, deadline, tracing: Tracing::None };
-    let classes = Arc::new(contents.into_classes());
+    let classes = Arc::new(contents.into_classes("loss"));
     let samples = classes.samples(crate::execute::Phase::Step);
     let tokens = vec![1; samples.map_or(0, |s| s.global() * s.seq).min(1 << 20)];
     let batch = Batch { tokens: &tokens, labels: &tokens, ..Batch::default() };
-    let ran = Session::start(classes, &options)
-        .and_then(|mut session| session.step(&batch, Scalars::default()).map(drop));
-    if let Err(error) = ran {
-        let text = error.to_string();
+    let started = Session::start(classes, &options).map_err(Failure::World);
+    let ran = started.and_then(|mut session| session.step(&batch, Scalars::default()).map(drop));
+    if let Err(failure) = ran {
+        let text = failure.to_string();
         assert!(!text.contains("panicked"), "{text}");
     }
 }

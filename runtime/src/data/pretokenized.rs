@@ -42,18 +42,22 @@ pub(super) fn read(
     }
     let index = path.with_extension("idx");
     let span = Span::of(path.display().to_string());
-    let tokens = if index.exists() {
+    let (start, width) = if index.exists() {
         let index_map = Map::open(&index)?;
         let index_span = Span::of(index.display().to_string());
         let width = megatron_width(&index_map, bytes.len() as u64)
             .map_err(|headline| damaged(index_span, headline))?;
-        widen(bytes, width)
+        (0, width)
     } else {
-        llm_c(bytes).map_err(|headline| damaged(span.clone(), headline))?
+        (HEADER, llm_c_width(bytes).map_err(|headline| damaged(span.clone(), headline))?)
     };
-    if let Some(&beyond) = tokens.iter().find(|&&token| token as usize >= vocabulary) {
+    let data = &bytes[start..];
+    let tokens = widen(data, width);
+    if let Some(at) = tokens.iter().position(|&token| token as usize >= vocabulary) {
+        let beyond = number(&data[at * width..(at + 1) * width]);
         let headline = format!("the file has token {beyond}; the model has {vocabulary}");
         return Err(Diagnostic::error("E4034", span, headline)
+            .note(format!("it is the token {at}, at byte {}", start + at * width))
             .help("use tokens that were made for this model")
             .into());
     }
@@ -69,12 +73,17 @@ fn damaged(span: Span, headline: String) -> Diagnostic {
 
 /// Little-endian tokens of 1, 2, 4 or 8 bytes; those beyond 32 bits become the greatest.
 fn widen(bytes: &[u8], width: usize) -> Vec<u32> {
-    let number = |chunk: &[u8]| chunk.iter().rev().fold(0, |n: u64, &b| n << 8 | u64::from(b));
     let token = |chunk: &[u8]| u32::try_from(number(chunk)).unwrap_or(u32::MAX);
     bytes.chunks_exact(width).map(token).collect()
 }
 
-fn llm_c(bytes: &[u8]) -> Result<Vec<u32>, String> {
+/// Little-endian bytes as a number.
+fn number(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |n, &b| n << 8 | u64::from(b))
+}
+
+/// Checks the header of an llm.c file against its size, and returns the bytes of a token.
+fn llm_c_width(bytes: &[u8]) -> Result<usize, String> {
     let word = |i: usize| {
         let word = bytes.get(4 * i..)?.first_chunk::<4>()?;
         Some(u32::from_le_bytes(*word))
@@ -85,14 +94,14 @@ fn llm_c(bytes: &[u8]) -> Result<Vec<u32>, String> {
         _ => return Err("not a known file of tokens".to_owned()),
     };
     let count = word(2).unwrap_or(0) as usize;
-    let data = bytes.get(HEADER..).unwrap_or(&[]);
+    let data = bytes.get(HEADER..).ok_or("the file ends before its tokens")?;
     if count.checked_mul(width) != Some(data.len()) {
         return Err(format!(
             "the header says {count} tokens of {width} bytes, and {} bytes follow it",
             data.len()
         ));
     }
-    Ok(widen(data, width))
+    Ok(width)
 }
 
 /// Checks an index against the size of its data, and returns the bytes of a token.
@@ -149,12 +158,24 @@ mod tests {
 
     #[test]
     fn tokens_of_both_formats_are_read() {
+        let read = |bytes: &[u8]| super::read(Path::new("a.bin"), bytes, 1 << 20);
         let short = llm_c_file(MAGIC_16, 1, &[1, 0, 0, 2], 2);
-        assert_eq!(llm_c(&short).unwrap(), [1, 512]);
+        assert_eq!(read(&short).unwrap().unwrap(), [1, 512]);
         let long = llm_c_file(MAGIC_32, 7, &[1, 0, 2, 0], 4);
-        assert_eq!(llm_c(&long).unwrap(), [131_073]);
-        assert!(llm_c(&short[..short.len() - 1]).is_err());
-        assert!(llm_c(b"some text").is_err());
+        assert_eq!(read(&long).unwrap().unwrap(), [131_073]);
+        assert!(read(&short[..short.len() - 1]).is_err());
+        assert!(read(b"some text").is_err());
+    }
+
+    #[test]
+    fn a_token_that_the_model_lacks_is_told_with_its_place() {
+        let file = llm_c_file(MAGIC_16, 1, &[1, 0, 44, 1, 2, 0], 2);
+        assert_eq!(super::read(Path::new("a.bin"), &file, 301).unwrap().unwrap(), [1, 300, 2]);
+        let Err(Failure::Input(wrong)) = super::read(Path::new("a.bin"), &file, 300) else {
+            panic!("300 is no token of 300");
+        };
+        assert_eq!(wrong[0].headline, "the file has token 300; the model has 300");
+        assert_eq!(wrong[0].notes, ["it is the token 1, at byte 1026"]);
     }
 
     fn index() -> Vec<u8> {
@@ -182,7 +203,7 @@ mod tests {
     fn mutants_never_panic() {
         let file = llm_c_file(MAGIC_16, 1, &[7; 20], 2);
         for (_, mutant) in mutations(&file, 300) {
-            let _ = llm_c(&mutant);
+            let _ = llm_c_width(&mutant);
         }
         for (_, mutant) in mutations(&index(), 300) {
             let _ = megatron_width(&mutant, 24);

@@ -61,6 +61,11 @@ impl Control {
         }
     }
 
+    /// How a phase cuts the global batch.
+    pub(super) fn samples(&self, phase: Phase) -> Option<Samples> {
+        self.samples[phase.index()]
+    }
+
     /// Orders a phase and waits for all ranks.
     pub(super) fn run(
         &self,

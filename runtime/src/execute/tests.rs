@@ -1,5 +1,6 @@
 //! Sessions of hand-written programs, on one rank and on several.
 
+use ir::ids::Known;
 use ir::program::{Exchange, Group, Instruction, Ref};
 use kernels::cpu::Prepared;
 use kernels::{Copy, CopyLoop, Product};
@@ -135,7 +136,8 @@ fn pipeline(stages: usize, count: usize) -> Classes {
         };
         programs.push(finish(stage, 0, vec![weight], layout, routines, [steps, Vec::new()]));
     }
-    Classes { programs, kernels: vec![doubled(4)], mesh: Mesh { pp: stages, dp: 2, tp: 1 } }
+    let mesh = Mesh { pp: stages, dp: 2, tp: 1 };
+    Classes { programs, kernels: vec![doubled(4)], mesh, ids: Ids::default() }
 }
 
 #[test]
@@ -177,7 +179,7 @@ fn exchange(instructions: &[Instruction]) -> Session {
         programs.push(finish(stage, tensor, Vec::new(), layout, routines, [steps, Vec::new()]));
     }
     let mesh = Mesh { pp: 2, dp: 1, tp: 2 };
-    let classes = Classes { programs, kernels: Vec::new(), mesh };
+    let classes = Classes { programs, kernels: Vec::new(), mesh, ids: Ids::default() };
     let mut session = Session::start(Arc::new(classes), &options()).unwrap();
     for rank in 0..4 {
         let value = [0.0_f32, 1.0, 10.0, 11.0][rank];
@@ -234,6 +236,25 @@ fn a_rank_that_panics_is_named_and_nothing_hangs() {
         assert!(error.starts_with(expected) || error.starts_with(&same_class), "{error}");
         assert!(error.contains("panicked: a launch passes every output"), "{error}");
     }
+}
+
+#[test]
+fn ids_without_a_row_are_refused_before_anything_runs() {
+    let mut classes = tiny::classes(mesh(2, 1), 1, 2);
+    classes.ids.tokens = vec![Known { columns: 0..usize::MAX, ids: 0..13 }];
+    let mut session = Session::start(Arc::new(classes), &options()).unwrap();
+    let mut tokens = vec![12; 4 * SEQ];
+    let mut ran = |tokens: &[i32]| {
+        let batch = Batch { tokens, ..Batch::default() };
+        session.step(&batch, Scalars::default()).map(|report| report.loss_sum)
+    };
+    let loss = ran(&tokens).unwrap();
+    tokens[SEQ + 3] = 13;
+    let Err(Failure::Input(wrong)) = ran(&tokens) else { panic!("13 is no row of 13") };
+    assert_eq!(wrong[0].headline, "token 13 at [1, 3] is not one of 0..12");
+    // Nothing was wrong with the ranks.
+    tokens[SEQ + 3] = 12;
+    assert_eq!(ran(&tokens).unwrap(), loss);
 }
 
 #[test]

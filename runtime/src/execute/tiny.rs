@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ir::DType;
+use ir::ids::Ids;
 use ir::op::Combiner;
 use ir::plan::Mesh;
 use ir::program::{
@@ -40,7 +41,8 @@ pub(crate) fn mesh(dp: usize, tp: usize) -> Mesh {
 ///
 /// The loss of a token `x` at `j` is `(w[j] - x)² / 2`. Dim 0 of `w` is cut over `tp`.
 pub(crate) fn classes(mesh: Mesh, size: usize, count: usize) -> Classes {
-    let mut classes = Classes { programs: Vec::new(), kernels: Vec::new(), mesh };
+    let (programs, kernels, ids) = (Vec::new(), Vec::new(), Ids::default());
+    let mut classes = Classes { programs, kernels, mesh, ids };
     for tensor in 0..mesh.tp {
         let program = program(mesh, tensor, size, count, &mut classes.kernels);
         classes.programs.push(program);

@@ -111,4 +111,41 @@ fn files_that_do_not_fit_are_refused() {
         ["E4008 tensor `more` belongs to no weight of the model \
           (the model has 36 parameters; these are 5 more)"]
     );
+    assert_eq!(
+        check(&[("qkv", &[3, 8]), ("out", &[2, 6]), ("more", &[5]), ("rest.a", &[1])]),
+        ["E4008 2 tensors belong to no weight of the model, the first is `more` \
+          (they are `more`, `rest.a`; the model has 36 parameters; these are 6 more)"]
+    );
+}
+
+/// A tied weight that a checkpoint has twice: equal copies are one, others are told.
+#[test]
+fn tensors_that_would_be_one_have_to_be_equal() {
+    let check = |bytes: Vec<u8>, dims: &[usize]| -> Vec<String> {
+        let scratch = Scratch::new("load");
+        let tensor = |name: &str, dims: &[usize], bytes: Vec<u8>| {
+            let values = Values { dtype: DType::F32, dims: dims.to_vec(), bytes };
+            Named { name: name.to_owned(), values }
+        };
+        let tensors = [
+            tensor("model.out", &[2, 6], numbers(12)),
+            tensor("out", dims, bytes),
+            tensor("qkv", &[3, 8], numbers(24)),
+        ];
+        let path = scratch.join("m.safetensors");
+        write_named(&path, &tensors).unwrap();
+        let wrong = check_weights(&model(), &Weights::open(&path).unwrap());
+        wrong
+            .iter()
+            .map(|d| format!("{} {} ({})", d.code, d.headline, d.notes.join("; ")))
+            .collect()
+    };
+    assert_eq!(check(numbers(12), &[2, 6]), [""; 0]);
+    let mut other = numbers(12);
+    other[20] ^= 1;
+    let headline = "E4009 tensors `model.out` and `out` differ, and the model has one of them \
+                    (both are the weight `out` of the model";
+    assert_eq!(check(other, &[2, 6]), [format!("{headline})")]);
+    let dims = "; one is [2, 6], the other [12])";
+    assert_eq!(check(numbers(12), &[12]), [format!("{headline}{dims}")]);
 }

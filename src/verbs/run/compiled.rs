@@ -4,15 +4,17 @@
 //! weight changes. Without weights and tokens they are drawn from a seed: times are those of real
 //! ones, and the loss is that of a model that knows nothing.
 
+use std::ops::Range;
 use std::path::Path;
 
+use ir::ids::{self, Ids};
 use ir::import::{Model, Options};
 use ir::random::mix;
 use ir::{Diagnostic, Module, Plan, Span};
 use runtime::artefact::Requirements;
 use runtime::execute::{Batch, Phase, Samples, Scalars, Session};
 
-use super::{Answer, Args, Feed, check_tokens, mean_grads, read_feed, tell, token_path, write};
+use super::{Answer, Args, Feed, mean_grads, read_arrays, tell, token_path, write};
 use crate::artefact::{open, vocab};
 use crate::failure::{Exit, Failure, usage};
 use crate::output;
@@ -38,7 +40,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     let contents = open(Path::new(&args.model))?;
     let (module, plan) = (contents.module.clone(), contents.plan.clone());
     let requirements = contents.requirements.clone();
-    let classes = contents.into_classes();
+    let classes = contents.into_classes(crate::LOSS);
     let Some(samples) = classes.samples(Phase::Step) else {
         let headline = "its programs have no step that reads tokens";
         return Err(Diagnostic::error("E5014", Span::of(&args.model), headline)
@@ -169,16 +171,21 @@ impl Compiled<'_> {
     /// Tokens and labels of one step: the user's, or drawn.
     fn feed(&self) -> Result<Feed, Failure> {
         let (samples, seq) = (self.samples.global(), self.samples.seq);
-        let vocab = vocab(&self.module);
         if self.args.input.is_empty() {
-            let draw = |at: usize| (mix(u64::from(SEED) << 32 | at as u64) % vocab as u64) as i32;
+            let (vocab, ids) = (vocab(&self.module), Ids::of(&self.module, crate::LOSS));
+            let draw = |feed: ids::Feed, at: usize, number: usize| {
+                let Range { start, end } = ids.range(feed, at % seq).unwrap_or(0..vocab as i64);
+                let word = mix(u64::from(SEED) << 32 | number as u64);
+                (start + (word % (end - start) as u64) as i64) as i32
+            };
             let count = samples * seq;
-            let tokens: Vec<i32> = (0..count).map(draw).collect();
-            let labels = Some((count..2 * count).map(draw).collect());
+            let tokens: Vec<i32> = (0..count).map(|at| draw(ids::Feed::Tokens, at, at)).collect();
+            let labels =
+                Some((0..count).map(|at| draw(ids::Feed::Labels, at, count + at)).collect());
             return Ok(Feed { samples, seq, tokens, labels });
         }
-        let feed = read_feed(self.args)?;
-        let given = (feed.samples, feed.seq);
+        let arrays = read_arrays(self.args)?;
+        let given = (arrays.samples, arrays.seq);
         if given != (samples, seq) {
             let headline = format!(
                 "the tokens are [{}, {}], and the file is compiled for [{samples}, {seq}]",
@@ -190,7 +197,6 @@ impl Compiled<'_> {
                 .help(help)
                 .into());
         }
-        check_tokens(&feed, vocab, self.args)?;
-        Ok(feed)
+        Ok(arrays.feed(&Ids::of(&self.module, crate::LOSS), self.args)?)
     }
 }
