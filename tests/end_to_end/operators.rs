@@ -19,7 +19,7 @@ use crate::ops::{Case, cases, kinds};
 /// the kernels in f64.
 const TOLERANCE: f64 = 1e-9;
 
-fn bytes(tensor: &Tensor) -> Vec<u8> {
+pub(crate) fn bytes(tensor: &Tensor) -> Vec<u8> {
     let numbers: Vec<u8> = tensor.to_f64().iter().flat_map(|x| x.to_le_bytes()).collect();
     if tensor.dtype == DType::Bool {
         return tensor.to_f64().iter().map(|x| u8::from(*x != 0.0)).collect();
@@ -33,7 +33,7 @@ fn bytes(tensor: &Tensor) -> Vec<u8> {
     convert(Stored::DType(DType::F64), &numbers, tensor.dtype)
 }
 
-fn numbers(dtype: DType, bytes: &[u8]) -> Vec<f64> {
+pub(crate) fn numbers(dtype: DType, bytes: &[u8]) -> Vec<f64> {
     let words = bytes.as_chunks().0.iter();
     if dtype == DType::Bool {
         bytes.iter().map(|b| f64::from(*b)).collect()
