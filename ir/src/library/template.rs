@@ -12,6 +12,8 @@
 //! - `factor heads %q:2 %bias:H partial %dk offset head_offset=%q`: the dims that a factor cuts, by
 //!   number or by size (none where the parameter lacks it; `%dx` has the sizes of `%x`), results
 //!   that are partial sums then unless they are cut, and attributes that count from the shard.
+//! - `whole group`, `either sign -1 1`, `bound 0 <= p < 1`: what attributes keep to, see
+//!   [`bounds`](super::bounds).
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
