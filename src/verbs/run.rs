@@ -3,9 +3,8 @@
 //! Logits come from a program that only runs forward, loss and gradients from that of training.
 //!
 //! The loss is that of transformers: labels are shifted by one, those of -100 count for nothing,
-//! and what is left is averaged. Any other id that the model does not have is refused. Gradients are
-//! of that mean, under the names that the model's
-//! checkpoint has for its weights.
+//! and what is left is averaged. Any other id that the model does not have is refused. Gradients
+//! are of that mean, under the names that the model's checkpoint has for its weights.
 //!
 //! A compiled file runs as it was compiled: see `compiled.rs`.
 
