@@ -231,6 +231,9 @@ impl Failure {
 
 /// What to do about a failure of the outside world, where that is known.
 fn way_out(error: &runtime::Error) -> Option<String> {
+    if let runtime::Error::Locked { .. } = error {
+        return Some("wait for it to end or stop it, or choose another directory".to_owned());
+    }
     if !error.is_disk_full() {
         return None;
     }
@@ -241,6 +244,7 @@ fn way_out(error: &runtime::Error) -> Option<String> {
         }
         runtime::Error::Checkpoint { .. }
         | runtime::Error::Io { .. }
+        | runtime::Error::Locked { .. }
         | runtime::Error::Communication(_) => {
             "make room, then give the same command again".to_owned()
         }

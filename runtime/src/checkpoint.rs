@@ -17,7 +17,6 @@
 //! under another plan or another number of ranks: a rank reads any block, and [`Checkpoint`]
 //! puts it together.
 
-mod disk;
 mod manifest;
 mod read;
 #[cfg(test)]
@@ -34,9 +33,9 @@ use serde_json::Value;
 pub use manifest::{FileEntry, SliceEntry};
 pub use read::Checkpoint;
 
+use crate::disk::{Disk, Files, UNFINISHED, replace_on};
 use crate::error::{Error, Failure};
 use crate::weights::{NewTensor, write_to};
-use disk::{Disk, Files};
 use manifest::{MANIFEST, Manifest};
 
 /// The file that names the newest checkpoint.
@@ -94,12 +93,13 @@ impl Store {
 
     /// Joins a checkpoint that another rank has begun, to write files of it.
     pub fn join(&self, step: u64) -> Draft<'_> {
-        Draft { store: self, step, folder: self.root.join(format!("step-{step}.tmp")) }
+        let folder = self.root.join(format!("step-{step}.{UNFINISHED}"));
+        Draft { store: self, step, folder }
     }
 
     fn make_folder(&self, folder: &Path) -> Result<(), Error> {
         self.disk.create_dir(&self.root).map_err(Error::io("create", &self.root))?;
-        for stale in self.names()?.filter(|name| name.ends_with(".tmp")) {
+        for stale in self.names()?.filter(|name| is_unfinished(name)) {
             self.remove(&self.root.join(stale))?;
         }
         self.disk.create_dir(folder).map_err(Error::io("create", folder))
@@ -261,6 +261,12 @@ impl Name {
     }
 }
 
+/// Whether a name is that of a file or directory which a save began and did not finish.
+fn is_unfinished(name: &str) -> bool {
+    let name = name.strip_suffix(UNFINISHED).and_then(|name| name.strip_suffix('.'));
+    name.is_some_and(|name| name == LATEST || Name::parse(name).is_some_and(|name| name.current))
+}
+
 /// A checkpoint that is being written.
 pub struct Draft<'a> {
     store: &'a Store,
@@ -319,13 +325,8 @@ impl Draft<'_> {
             store.rename(&complete, &old)?;
         }
         store.rename(&self.folder, &complete)?;
-        let latest = store.root.join(format!("{LATEST}.tmp"));
         let content = format!("{}\n", name.folder());
-        store
-            .disk
-            .write(&latest, &mut |writer| writer.write_all(content.as_bytes()))
-            .map_err(Error::io("write", &latest))?;
-        store.rename(&latest, &store.root.join(LATEST))?;
+        replace_on(&*store.disk, &store.root.join(LATEST), content.as_bytes())?;
         store.prune(self.step)?;
         Ok(complete)
     }

@@ -33,6 +33,14 @@ pub enum Error {
         /// Why.
         cause: Box<Error>,
     },
+    /// Another process writes to the directory of a run.
+    #[error("`{}` is being written to{}", folder.display(), by(holder))]
+    Locked {
+        /// The directory.
+        folder: PathBuf,
+        /// Who writes: process, host, since when; empty where that is not known.
+        holder: String,
+    },
     /// A call between ranks failed.
     #[error(transparent)]
     Communication(#[from] CommError),
@@ -43,6 +51,10 @@ fn kept(previous: Option<u64>) -> String {
         Some(step) => format!("the checkpoint of step {step} is intact"),
         None => "there is no earlier checkpoint".to_owned(),
     }
+}
+
+fn by(holder: &str) -> String {
+    if holder.is_empty() { String::new() } else { format!(" by {holder}") }
 }
 
 impl Error {
@@ -61,7 +73,7 @@ impl Error {
                     | io::ErrorKind::FileTooLarge
             ),
             Error::Checkpoint { cause, .. } => cause.is_disk_full(),
-            Error::Communication(_) => false,
+            Error::Locked { .. } | Error::Communication(_) => false,
         }
     }
 }

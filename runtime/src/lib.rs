@@ -62,6 +62,7 @@ pub mod convert;
 pub mod cuda;
 pub mod data;
 pub mod decode;
+pub mod disk;
 pub mod error;
 pub mod evaluate;
 pub mod execute;
@@ -70,6 +71,7 @@ pub mod init;
 pub mod load;
 #[allow(unsafe_code)]
 pub mod local;
+pub mod lock;
 #[allow(unsafe_code)]
 pub mod map;
 pub mod metrics;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use serde_json::json;
 
 use super::*;
-use crate::checkpoint::disk::Content;
+use crate::disk::Content;
 use crate::scratch::{Numbers, Scratch, mutations};
 
 /// How the disk fails.
