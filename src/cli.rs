@@ -10,8 +10,8 @@ use clap::{Parser, Subcommand};
 use crate::failure::{self, Exit, Failure};
 use crate::output;
 use crate::verbs::{
-    calibrate, cluster, compare, compile, completions, cost, doctor, export, generate, inspect,
-    man, models, plan, run as run_once, schema, score, train, validate, verify,
+    calibrate, checkpoint, cluster, compare, compile, completions, cost, doctor, export, generate,
+    inspect, man, models, plan, run as run_once, schema, score, train, validate, verify,
 };
 
 /// The command line.
@@ -62,6 +62,8 @@ pub enum Verb {
     Compare(Box<compare::CompareArgs>),
     /// Train a model on texts, or go on with a run
     Train(Box<train::Args>),
+    /// List the checkpoints of a run, and say which are intact
+    Checkpoint(checkpoint::Args),
     /// Continue a text with a model that was trained
     Generate(Box<generate::Args>),
     /// Run one batch through a model or a compiled file: loss, gradients, time
@@ -124,6 +126,7 @@ fn run(verb: &Verb) -> Result<Exit, Failure> {
         Verb::Size(args) => cost::size(args),
         Verb::Compare(args) => compare::compare(args),
         Verb::Train(args) => train::run(args),
+        Verb::Checkpoint(args) => checkpoint::run(args),
         Verb::Generate(args) => generate::run(args),
         Verb::Run(args) => run_once::run(args),
         Verb::Verify(args) => verify::run(args),

@@ -3,26 +3,31 @@
 //! ```text
 //! OUT/run.toml       every setting with its value, which a resumption starts from
 //! OUT/run.plan       the plan
+//! OUT/run.lock       who writes to the directory now: see `runtime::lock`
 //! OUT/model/         config.json or model.graph, and tokenizer.json, where the model has them
 //! OUT/checkpoints/   and the metrics: see `runtime::train`
 //! ```
 //!
-//! Settings are in TOML since its floating-point numbers read back to the bit.
+//! Settings are in TOML since its floating-point numbers read back to the bit. Every checkpoint has
+//! them too: where the file is lost, they are those of the newest one.
 
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
+use ir::diagnostic::Severity;
 use ir::import::{Architecture, Description, Resolved};
 use ir::plan::Optimizer;
 use ir::{DType, Diagnostic, Span};
-use runtime::checkpoint::{Checkpoint, Store};
+use runtime::checkpoint::{Checkpoint, Damage, Store};
+use runtime::lock::RunLock;
 use runtime::rate::{Decay, Schedule};
 use runtime::tokens::Tokenizer;
-use runtime::train::CHECKPOINTS;
+use runtime::train::{CHECKPOINTS, RunState};
 use serde::{Deserialize, Serialize};
 
-use crate::failure::{Failure, usage};
+use crate::failure::{Failure, draw, usage};
 use crate::job::{self, Limited};
+use crate::output;
 
 /// The settings of a run, in its directory.
 pub const SETTINGS: &str = "run.toml";
@@ -167,6 +172,11 @@ impl Settings {
         if wrong.is_empty() { Ok(schedule) } else { Err(wrong) }
     }
 
+    /// As text, which reads back to the bit.
+    pub fn to_text(&self) -> String {
+        toml::to_string(self).expect("settings are a table of plain values")
+    }
+
     /// Whether both ask the planner the same.
     pub fn asks_as(&self, other: &Settings) -> bool {
         let place = |s: &Settings| (s.cluster.clone(), s.calibration.clone(), s.ranks);
@@ -204,20 +214,22 @@ pub struct Run {
 impl Run {
     /// Whether a path is the directory of a run.
     pub fn is_at(path: &Path) -> bool {
-        path.join(SETTINGS).is_file()
+        path.join(SETTINGS).is_file() || path.join(CHECKPOINTS).is_dir()
     }
 
-    /// The directory of a new run.
+    /// The directory of a new run, and, where something is to be written, the right to do so.
     ///
     /// # Errors
-    /// `E5002` when there is a run with checkpoints already, `E5001` when there is a file.
-    pub fn begin(folder: &Path) -> Result<Run, Failure> {
+    /// `E5002` when there is a run with checkpoints already, `E5001` when there is a file; a run
+    /// that is being written to.
+    pub fn begin(folder: &Path, is_written: bool) -> Result<(Run, Option<RunLock>), Failure> {
         let run = Run { folder: folder.to_owned() };
         let shown = folder.display();
         if folder.exists() && !folder.is_dir() {
             let wrong = usage("--out", format!("`{shown}` is there, and no directory"));
             return Err(wrong.help("choose another --out").into());
         }
+        let lock = is_written.then(|| RunLock::take(folder)).transpose()?;
         if !run.store(None).steps()?.is_empty() {
             let headline = format!("`{shown}` already holds a run with checkpoints");
             return Err(Diagnostic::error("E5002", Span::of("--out"), headline)
@@ -226,39 +238,58 @@ impl Run {
                 ))
                 .into());
         }
-        Ok(run)
+        Ok((run, lock))
     }
 
-    /// The directory of a run that was begun, and its settings.
+    /// The directory of a run that was begun, and its settings. Where these are missing or empty,
+    /// they are those of the newest checkpoint that is intact, and the user is told.
     ///
     /// # Errors
     /// `E5003` when it is none, `E5004` when its settings cannot be read.
     pub fn open(folder: &Path) -> Result<(Run, Settings), Failure> {
+        let run = Run { folder: folder.to_owned() };
         let path = folder.join(SETTINGS);
-        if !path.is_file() {
-            let headline = format!("`{}` is no directory of a run", folder.display());
-            return Err(Diagnostic::error(
-                "E5003",
-                Span::of(folder.display().to_string()),
-                headline,
-            )
-            .note(format!("a run has a `{SETTINGS}`, which `gantline train` writes into --out"))
-            .into());
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(runtime::Error::io("read", &path)(error).into()),
+        };
+        let settings = if text.trim().is_empty() {
+            run.settings_of_checkpoint()?
+        } else {
+            let help = "restore the file as `gantline train` wrote it, or remove it: without it \
+                        the settings are those of the newest checkpoint";
+            read_settings(&path, &text).map_err(|wrong| wrong.help(help))?
+        };
+        Ok((run, settings))
+    }
+
+    /// The settings in the newest checkpoint that is intact.
+    fn settings_of_checkpoint(&self) -> Result<Settings, Failure> {
+        let shown = self.folder.display();
+        let none = || {
+            let headline = format!("`{shown}` is no directory of a run");
+            Diagnostic::error("E5003", Span::of(shown.to_string()), headline)
+                .note(format!("a run has a `{SETTINGS}`, which `gantline train` writes into --out"))
+        };
+        if self.store(None).steps()?.is_empty() {
+            return Err(none().into());
         }
-        let text = fs::read_to_string(&path).map_err(runtime::Error::io("read", &path))?;
-        let settings: Settings = toml::from_str(&text).map_err(|error| {
-            let source = path.display().to_string();
-            let span = Span { source, bytes: error.span().unwrap_or(0..0) };
-            Diagnostic::error("E5004", span, error.message().to_owned())
-                .help("restore the file as `gantline train` wrote it")
+        let (checkpoint, _) = self.store(None).newest_intact()?;
+        let text = RunState::read(&checkpoint)?.settings.ok_or_else(|| {
+            none().note("its checkpoints are of a version that kept no settings in them")
         })?;
-        Ok((Run { folder: folder.to_owned() }, settings))
+        let step = checkpoint.step();
+        output::note(&format!(
+            "warning: `{shown}/{SETTINGS}` is missing or empty: the settings are those of the \
+             checkpoint of step {step}"
+        ));
+        Ok(read_settings(checkpoint.folder(), &text)?)
     }
 
     /// Writes the settings, which a resumption starts from.
     pub fn write_settings(&self, settings: &Settings) -> Result<(), Failure> {
-        let text = toml::to_string(settings).expect("settings are a table of plain values");
-        self.write_file(SETTINGS, text.as_bytes())
+        self.write_file(SETTINGS, settings.to_text().as_bytes())
     }
 
     /// Writes the model's description and tokeniser, so that the run can be moved.
@@ -291,10 +322,9 @@ impl Run {
         Ok(())
     }
 
-    /// Writes a file of the directory.
+    /// Writes a file of the directory, so that a crash leaves the old one or the new one.
     pub fn write_file(&self, name: &str, bytes: &[u8]) -> Result<(), Failure> {
-        let path = self.folder.join(name);
-        Ok(fs::write(&path, bytes).map_err(runtime::Error::io("write", &path))?)
+        Ok(runtime::disk::replace(&self.folder.join(name), bytes)?)
     }
 
     /// The description of the model that was trained, under the name it had.
@@ -317,13 +347,50 @@ impl Run {
         Store::new(&self.folder.join(CHECKPOINTS), keep)
     }
 
+    /// The checkpoint to go on from: of the step that is asked for, else the newest one that is
+    /// intact. The user is told of newer ones that are damaged, and how many steps that loses.
+    ///
+    /// # Errors
+    /// `E4040` when there is none, `E4041` when none is intact, or that of the step is not.
+    pub fn resumable(&self, step: Option<u64>) -> Result<Checkpoint, Failure> {
+        let store = self.store(None);
+        if let Some(step) = step {
+            let checkpoint = store.open(step)?;
+            checkpoint.verify().map_err(|failure| store.with_way_out(failure, step))?;
+            return Ok(checkpoint);
+        }
+        let (checkpoint, damages) =
+            store.newest_intact().map_err(|failure| self.with_way_out(failure))?;
+        for Damage { diagnostics, .. } in &damages {
+            for mut wrong in diagnostics.iter().cloned() {
+                wrong.severity = Severity::Warning;
+                output::note(draw(&wrong).trim_end());
+            }
+        }
+        if let Some(newest) = damages.first() {
+            let step = checkpoint.step();
+            output::note(&format!(
+                "warning: the run goes on from step {step}; the {} steps to {} are lost and done \
+                 again",
+                newest.step.saturating_sub(step),
+                newest.step,
+            ));
+        }
+        Ok(checkpoint)
+    }
+
     /// The newest checkpoint.
     ///
     /// # Errors
     /// `E4040` when there is none yet; those of damaged ones.
     pub fn latest(&self) -> Result<Checkpoint, Failure> {
+        self.store(None).latest().map_err(|failure| self.with_way_out(failure))
+    }
+
+    /// Says how to begin again where there is no checkpoint.
+    fn with_way_out(&self, failure: runtime::Failure) -> Failure {
         let shown = self.folder.display();
-        let with_way_out = |failure| match Failure::from(failure) {
+        match Failure::from(failure) {
             Failure::Input(mut diagnostics) => {
                 for diagnostic in diagnostics.iter_mut().filter(|d| d.code == "E4040") {
                     let help = format!("begin again with `--out {shown}`");
@@ -332,7 +399,15 @@ impl Run {
                 Failure::Input(diagnostics)
             }
             failure @ Failure::World(_) => failure,
-        };
-        self.store(None).latest().map_err(with_way_out)
+        }
     }
+}
+
+/// Reads settings as they are in a file.
+fn read_settings(path: &Path, text: &str) -> Result<Settings, Diagnostic> {
+    toml::from_str(text).map_err(|error| {
+        let source = path.display().to_string();
+        let span = Span { source, bytes: error.span().unwrap_or(0..0) };
+        Diagnostic::error("E5004", span, error.message().to_owned())
+    })
 }

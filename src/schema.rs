@@ -105,6 +105,18 @@ const HAVE: Field = is("have_bytes", Kind::Count, "bytes that it has");
 /// All documents.
 pub const DOCUMENTS: &[Document] = &[
     Document {
+        name: "gantline.checkpoints/1",
+        about: "the checkpoints of a run",
+        fields: &[
+            is("run", Kind::Text, "the directory of the run"),
+            is(
+                "checkpoints",
+                Kind::List,
+                "step, latest, bytes, saved_s, intact where it was verified, damage: texts",
+            ),
+        ],
+    },
+    Document {
         name: "gantline.cluster/1",
         about: "a cluster, each value with where it comes from",
         fields: &[

@@ -9,6 +9,7 @@ pub mod space;
 pub mod cost;
 pub mod compare;
 pub mod train;
+pub mod checkpoint;
 pub mod generate;
 pub mod run;
 pub mod verify;

@@ -68,6 +68,15 @@ impl Slice<'_> {
     }
 }
 
+/// What is wrong with the checkpoint of a step.
+#[derive(Debug)]
+pub struct Damage {
+    /// The step.
+    pub step: u64,
+    /// What is damaged: at least one `E4041`.
+    pub diagnostics: Vec<Diagnostic>,
+}
+
 /// The checkpoints of one run.
 pub struct Store {
     root: PathBuf,
@@ -107,12 +116,55 @@ impl Store {
 
     /// The newest complete checkpoint, its manifest checked.
     ///
+    /// It may be replaced and removed by its run in the middle of this: then the next one is read.
+    ///
     /// **Errors.** E4040 if there is none; those of [`Store::open`].
     pub fn latest(&self) -> Result<Checkpoint, Failure> {
-        match self.latest_name()? {
-            Some(name) => self.open_name(&name),
-            None => Err(self.none("no checkpoint in this directory").into()),
+        let mut name = self.latest_name()?;
+        loop {
+            let Some(found) = name else {
+                return Err(self.none("no checkpoint in this directory").into());
+            };
+            let opened = self.open_name(&found);
+            let newer = if opened.is_err() { self.latest_name()? } else { name };
+            if newer == name {
+                return opened;
+            }
+            name = newer;
         }
+    }
+
+    /// The newest checkpoint of which every byte is what was written, and what is damaged of those
+    /// that come after it, the newest first. Steps after the latest are of another history.
+    ///
+    /// **Cost.** Reads checkpoints until one is intact.
+    /// **Errors.** E4040 if there is none; E4041 of the newest if none is intact; E4042.
+    pub fn newest_intact(&self) -> Result<(Checkpoint, Vec<Damage>), Failure> {
+        let latest = self.latest_name()?;
+        let latest = latest.ok_or_else(|| self.none("no checkpoint in this directory"))?;
+        let older = self.complete()?.into_iter().rev().filter(|name| *name < latest);
+        let mut damages = Vec::new();
+        for name in [latest].into_iter().chain(older) {
+            match self.open_intact(name) {
+                Ok(checkpoint) => return Ok((checkpoint, damages)),
+                Err(Failure::Input(found)) if found.iter().all(|d| d.code == "E4041") => {
+                    damages.push(Damage { step: name.step, diagnostics: found });
+                }
+                Err(other) => return Err(other),
+            }
+        }
+        let mut newest = damages.swap_remove(0).diagnostics;
+        for diagnostic in &mut newest {
+            diagnostic.help = Some("there is no older checkpoint that is intact".to_owned());
+        }
+        Err(newest.into())
+    }
+
+    /// A checkpoint, all its bytes checked.
+    fn open_intact(&self, name: Name) -> Result<Checkpoint, Failure> {
+        let checkpoint = Checkpoint::open(&self.root.join(name.folder()))?;
+        checkpoint.verify()?;
+        Ok(checkpoint)
     }
 
     /// The checkpoint of a step, its manifest checked.
@@ -139,6 +191,16 @@ impl Store {
         Ok(steps)
     }
 
+    /// The step of the newest checkpoint, intact or not.
+    pub fn latest_step(&self) -> Result<Option<u64>, Error> {
+        Ok(self.latest_name()?.map(|name| name.step))
+    }
+
+    /// The directory of the checkpoint of a step.
+    pub fn folder_of(&self, step: u64) -> PathBuf {
+        self.root.join(Name { step, current: true }.folder())
+    }
+
     fn none(&self, headline: &str) -> Diagnostic {
         Diagnostic::error("E4040", Span::of(self.root.display().to_string()), headline)
     }
@@ -153,10 +215,8 @@ impl Store {
     /// **Cost.** Reads checkpoints until one is valid.
     pub fn older_valid(&self, step: u64) -> Option<u64> {
         let older = self.complete().ok()?.into_iter().rev().filter(|name| name.step < step);
-        let valid = |name: &Name| {
-            Checkpoint::open(&self.root.join(name.folder())).is_ok_and(|c| c.verify().is_ok())
-        };
-        older.into_iter().find(valid).map(|name| name.step)
+        let mut older = older.into_iter();
+        older.find(|name| self.open_intact(*name).is_ok()).map(|name| name.step)
     }
 
     /// Completes a failure to read the checkpoint of a step with what can be resumed instead.
@@ -173,21 +233,36 @@ impl Store {
     }
 
     /// What `LATEST` names; if it names nothing that exists, the newest complete checkpoint.
+    ///
+    /// A run may write its next checkpoint and remove this one in the middle of this: as long as
+    /// the file comes to name another, it is read again.
     fn latest_name(&self) -> Result<Option<Name>, Error> {
+        let mut named = self.named_latest()?;
+        loop {
+            // The one it names is away for a moment while another of the same step replaces it.
+            let candidates = named.iter().flat_map(|&name| [name, Name { current: false, ..name }]);
+            let exists = |name: &Name| self.root.join(name.folder()).is_dir();
+            if let Some(name) = candidates.into_iter().find(exists) {
+                return Ok(Some(name));
+            }
+            let newest = self.complete()?.pop();
+            let named_now = self.named_latest()?;
+            if named_now == named {
+                return Ok(newest);
+            }
+            named = named_now;
+        }
+    }
+
+    /// What `LATEST` names, whether or not that exists.
+    fn named_latest(&self) -> Result<Option<Name>, Error> {
         let path = self.root.join(LATEST);
-        let named = match std::fs::read_to_string(&path) {
-            Ok(text) => Name::parse(text.trim()),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        match std::fs::read_to_string(&path) {
+            Ok(text) => Ok(Name::parse(text.trim())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             // A damaged name is as good as none.
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => None,
-            Err(error) => return Err(Error::io("read", &path)(error)),
-        };
-        // The one it names is away for a moment while another of the same step replaces it.
-        let candidates = named.iter().flat_map(|&name| [name, Name { current: false, ..name }]);
-        let exists = |name: &Name| self.root.join(name.folder()).is_dir();
-        match candidates.into_iter().find(exists) {
-            Some(name) => Ok(Some(name)),
-            None => Ok(self.complete()?.pop()),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => Ok(None),
+            Err(error) => Err(Error::io("read", &path)(error)),
         }
     }
 
@@ -225,14 +300,22 @@ impl Store {
     fn prune(&self, step: u64) -> Result<(), Error> {
         let complete = self.complete()?;
         for replaced in complete.iter().filter(|name| !name.current) {
-            self.remove(&self.root.join(replaced.folder()))?;
+            self.retire(replaced)?;
         }
         let Some(keep) = self.keep else { return Ok(()) };
         let older = complete.iter().rev().filter(|name| name.current && name.step <= step);
         for name in older.skip(keep.max(1)) {
-            self.remove(&self.root.join(name.folder()))?;
+            self.retire(name)?;
         }
         Ok(())
+    }
+
+    /// Removes a checkpoint. It loses its name first: what a crash leaves of it is none.
+    fn retire(&self, name: &Name) -> Result<(), Error> {
+        let unfinished = self.root.join(format!("step-{}.{UNFINISHED}", name.step));
+        self.remove(&unfinished)?;
+        self.rename(&self.root.join(name.folder()), &unfinished)?;
+        self.remove(&unfinished)
     }
 }
 

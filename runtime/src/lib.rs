@@ -34,7 +34,7 @@
 //! | E4034 | a file has a token that the model does not have | use tokens made for this model |
 //! | E4035 | a batch has an id that the model does not have | use the model's own tokeniser |
 //! | E4040 | no checkpoint in this directory, or of this step | correct the directory or step |
-//! | E4041 | a checkpoint is damaged | resume from the older one that is named |
+//! | E4041 | a checkpoint is damaged | resume: the run goes on from the newest intact one |
 //! | E4042 | a checkpoint of another format | use the version of the program that wrote it |
 //! | E4043 | a checkpoint of another model or optimizer | resume with those it was begun with |
 //! | E4050 | a learning-rate schedule that makes no sense | correct the flag that is named |

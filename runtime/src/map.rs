@@ -3,16 +3,18 @@
 use std::fs::File;
 use std::ops::Deref;
 use std::path::Path;
+use std::sync::Arc;
 
 use ir::{Diagnostic, Span};
 use memmap2::Mmap;
 
 use crate::error::{Error, Failure};
 
-/// The content of a file, read when it is looked at.
+/// The content of a file, read when it is looked at; it stays when the file's name is removed.
+#[derive(Clone)]
 pub struct Map {
     /// None for an empty file, which can't be mapped.
-    map: Option<Mmap>,
+    map: Option<Arc<Mmap>>,
 }
 
 impl Map {
@@ -37,7 +39,7 @@ impl Map {
         // SAFETY: the mapping is private and read-only. Should another process shorten the file
         // meanwhile, the system ends this one with SIGBUS: nothing is read that isn't there.
         let map = unsafe { Mmap::map(&file) }.map_err(Error::io("map", path))?;
-        Ok(Map { map: Some(map) })
+        Ok(Map { map: Some(Arc::new(map)) })
     }
 }
 
@@ -51,6 +53,6 @@ impl Deref for Map {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        self.map.as_deref().unwrap_or(&[])
+        self.map.as_deref().map_or(&[], |map| map)
     }
 }

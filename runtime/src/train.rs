@@ -63,6 +63,8 @@ pub struct Config {
     pub out: PathBuf,
     /// What the plan says that a step takes.
     pub predicted_step_s: Option<f64>,
+    /// The settings of the run as text: kept in each checkpoint, and not looked at here.
+    pub settings: String,
 }
 
 /// What is known after a step.

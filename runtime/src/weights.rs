@@ -68,6 +68,16 @@ impl Weights {
         Err(diagnostic.into())
     }
 
+    /// The tensors of a safetensors file that is mapped already.
+    ///
+    /// **Errors.** E4002 to E4004.
+    pub(crate) fn of_map(map: Map, path: &Path) -> Result<Weights, Vec<Diagnostic>> {
+        let tensors = header::parse(&map, path)?;
+        let tensors =
+            tensors.into_iter().map(|entry| (entry.name.clone(), entry.place(0))).collect();
+        Ok(Weights { source: path.to_owned(), files: vec![map], tensors })
+    }
+
     /// The file, index or directory that was opened.
     pub fn source(&self) -> &Path {
         &self.source
@@ -179,10 +189,7 @@ fn at(path: &Path) -> Span {
 }
 
 fn open_file(path: &Path) -> Result<Weights, Failure> {
-    let map = Map::open(path)?;
-    let tensors = header::parse(&map, path)?;
-    let tensors = tensors.into_iter().map(|entry| (entry.name.clone(), entry.place(0))).collect();
-    Ok(Weights { source: path.to_owned(), files: vec![map], tensors })
+    Ok(Weights::of_map(Map::open(path)?, path)?)
 }
 
 /// Opens the shards that an index names, and takes from each the tensors it is said to have.

@@ -8,6 +8,7 @@ use runtime::checkpoint::Checkpoint;
 use runtime::data::{Batches, Corpus};
 use runtime::execute::Session;
 use runtime::load::check_weights;
+use runtime::lock::RunLock;
 use runtime::signal::StopSignal;
 use runtime::tokens::Tokenizer;
 use runtime::train::{self, Config, Identity, Outcome, RunState};
@@ -38,6 +39,9 @@ pub struct Args {
     /// Go on with the run in this directory, with its settings unless others are given
     #[arg(long, value_name = "DIR", alias = "load")]
     pub resume: Option<PathBuf>,
+    /// The step of the checkpoint to go on from [default: the newest that is intact]
+    #[arg(long, value_name = "N", requires = "resume")]
+    pub step: Option<u64>,
     /// Texts or files of tokens: files, directories, patterns such as 'src/**/*.rs'
     #[arg(
         long,
@@ -195,8 +199,10 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<Exit, Failure> {
     match &args.resume {
         Some(folder) => {
+            let is_written = Run::is_at(folder) && !args.dry_run;
+            let _lock = is_written.then(|| RunLock::take(folder)).transpose()?;
             let (run, stored) = Run::open(folder)?;
-            let checkpoint = run.latest()?;
+            let checkpoint = run.resumable(args.step)?;
             let description = run.description(&stored)?;
             let settings = overlay(stored.clone(), args);
             let resolved = Resolved { description, directory: Some(run.model_folder()) };
@@ -210,7 +216,9 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         None => {
             let model = args.model.as_deref().expect("clap: a model unless a run is resumed");
             let resolved = crate::resolve(model)?;
-            let run = args.out.as_deref().map(Run::begin).transpose()?;
+            let out = args.out.as_deref();
+            let begun = out.map(|out| Run::begin(out, !args.dry_run)).transpose()?;
+            let (run, _lock) = begun.unzip();
             let settings = overlay(defaults(&resolved, args)?, args);
             let from = args.plan.clone().map_or(PlanFrom::Search, PlanFrom::File);
             execute(args, &settings, &resolved, &from, run.as_ref(), None)
@@ -350,9 +358,10 @@ fn execute(
     if resumed.is_none() {
         first_weights(&mut session, &training, settings, weights.as_ref())?;
         run.write_model(settings, resolved, &data.tokenizer)?;
-        run.write_settings(settings)?;
-        run.write_file(PLAN, training.plan.to_string().as_bytes())?;
     }
+    // What a run is made with is on the disk before the first step that is done with it.
+    run.write_file(PLAN, training.plan.to_string().as_bytes())?;
+    run.write_settings(settings)?;
     let config = config(settings, schedule, &training, run);
     let mut watcher = Watcher::new(settings.steps, resumed.map_or(0, Checkpoint::step));
     let outcome = train::train(
@@ -368,9 +377,6 @@ fn execute(
     );
     watcher.finish();
     let outcome = outcome?;
-    // Only now is it sure that a run that was resumed goes on with these.
-    run.write_settings(settings)?;
-    run.write_file(PLAN, training.plan.to_string().as_bytes())?;
     finish(args, run, &watcher, &outcome, stop.name())
 }
 
@@ -393,6 +399,7 @@ fn config(
         keep: (settings.keep > 0).then_some(settings.keep),
         out: run.folder.clone(),
         predicted_step_s: training.predicted_step_s(),
+        settings: settings.to_text(),
     }
 }
 

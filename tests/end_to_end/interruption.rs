@@ -21,13 +21,21 @@ fn scratch(name: &str) -> Scratch {
     scratch
 }
 
-/// The files of a checkpoint: weights, states of the optimizer, and the manifest.
+/// The files of a checkpoint: weights, states of the optimizer, and the manifest without the
+/// settings, such as threads, which may differ, and its hash.
 fn checkpoint(scratch: &Scratch, run: &str, step: u64) -> BTreeMap<String, Vec<u8>> {
     let folder = scratch.0.join(run).join(format!("checkpoints/step-{step}"));
     let entries = fs::read_dir(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
     let read = |entry: fs::DirEntry| {
         let name = entry.file_name().into_string().expect("names are UTF-8");
-        (name, fs::read(entry.path()).expect("a file is read"))
+        let bytes = fs::read(entry.path()).expect("a file is read");
+        if name != "manifest.json" {
+            return (name, bytes);
+        }
+        let mut manifest: Value = serde_json::from_slice(&bytes).expect("a manifest is JSON");
+        manifest["blake3"].take();
+        manifest["state"]["settings"].take();
+        (name, manifest.to_string().into_bytes())
     };
     entries.map(|entry| read(entry.expect("an entry is read"))).collect()
 }

@@ -45,6 +45,8 @@ pub struct SliceEntry {
     pub ranges: Vec<[usize; 2]>,
     /// The name in the file.
     pub key: String,
+    /// The hash of its bytes, in hexadecimal, to name the tensor where a file is damaged.
+    pub blake3: String,
 }
 
 impl SliceEntry {
@@ -55,6 +57,7 @@ impl SliceEntry {
             dims: slice.dims.to_vec(),
             ranges: slice.block.iter().map(|range| [range.start, range.end]).collect(),
             key,
+            blake3: blake3::hash(slice.bytes).to_hex().to_string(),
         }
     }
 }
@@ -73,6 +76,9 @@ pub(super) struct Place {
     pub(super) file: String,
     pub(super) key: String,
     ranges: Vec<[usize; 2]>,
+    /// The hash of the slice; checkpoints of earlier versions have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) blake3: Option<String>,
 }
 
 impl Place {
@@ -106,7 +112,7 @@ impl Manifest {
         let mut checks = BTreeMap::new();
         for file in files {
             for slice in file.slices {
-                let SliceEntry { name, dtype, dims, ranges, key } = slice;
+                let SliceEntry { name, dtype, dims, ranges, key, blake3 } = slice;
                 let tensor = tensors.entry(name).or_insert_with(|| TensorEntry {
                     dims: dims.clone(),
                     dtype,
@@ -118,12 +124,19 @@ impl Manifest {
                     "slices are of one tensor"
                 );
                 if tensor.slices.iter().all(|place| place.ranges != ranges) {
-                    tensor.slices.push(Place { file: file.name.clone(), key, ranges });
+                    let file = file.name.clone();
+                    tensor.slices.push(Place { file, key, ranges, blake3: Some(blake3) });
                 }
             }
             checks.insert(file.name, FileCheck { bytes: file.bytes, blake3: file.blake3 });
         }
         Manifest { format: FORMAT, step, files: checks, tensors, state }
+    }
+
+    /// The names of the tensors of which a file has slices.
+    pub(super) fn tensors_of(&self, file: &str) -> impl Iterator<Item = &str> {
+        let holds = move |tensor: &TensorEntry| tensor.slices.iter().any(|p| p.file == file);
+        self.tensors.iter().filter(move |(_, t)| holds(t)).map(|(name, _)| name.as_str())
     }
 
     /// The text, with its own hash as the last member.

@@ -14,17 +14,21 @@ use crate::error::Failure;
 use crate::map::Map;
 use crate::weights::Weights;
 
-use super::manifest::{FileCheck, MANIFEST, Manifest};
+use super::manifest::{FileCheck, MANIFEST, Manifest, Place};
 
 /// A complete checkpoint.
 ///
 /// Opening checks the manifest and the sizes of the files; the hash of a file is checked when
-/// something is first read from it.
+/// something is first read from it. The files stay open, so that a checkpoint can be read to its
+/// end while its run removes it.
 pub struct Checkpoint {
     folder: PathBuf,
     manifest: Manifest,
-    files: BTreeMap<String, OnceLock<Weights>>,
+    files: BTreeMap<String, (Map, OnceLock<Weights>)>,
 }
+
+/// Damaged tensors that are named for one file.
+const NAMED_MAX: usize = 3;
 
 impl Checkpoint {
     /// Opens the checkpoint in a directory.
@@ -36,25 +40,25 @@ impl Checkpoint {
             return Err(damaged(&path, "the checkpoint has no manifest").into());
         }
         let manifest = Manifest::parse(&Map::open(&path)?, &span(&path))?;
-        let mut diagnostics = Vec::new();
+        let (mut diagnostics, mut files) = (Vec::new(), BTreeMap::new());
         for (name, check) in &manifest.files {
             let path = folder.join(name);
-            match path.metadata() {
-                Ok(metadata) if metadata.len() == check.bytes => {}
-                Ok(metadata) => {
-                    let headline =
-                        format!("has {} bytes instead of {}", metadata.len(), check.bytes);
-                    diagnostics.push(damaged(&path, &headline));
+            match Map::open(&path) {
+                Ok(map) if map.len() as u64 == check.bytes => {
+                    files.insert(name.clone(), (map, OnceLock::new()));
                 }
-                Err(error) => {
-                    diagnostics.push(damaged(&path, &format!("can't be read: {error}")));
+                Ok(map) => diagnostics.push(of_other_size(&path, map, check)),
+                Err(Failure::Input(found)) => {
+                    let why = found.first().map_or("can't be read", |first| &first.headline);
+                    let tensors: Vec<&str> = manifest.tensors_of(name).collect();
+                    diagnostics.push(damaged(&path, why).note(named(&tensors)));
                 }
+                Err(world) => return Err(world),
             }
         }
         if !diagnostics.is_empty() {
             return Err(diagnostics.into());
         }
-        let files = manifest.files.keys().map(|name| (name.clone(), OnceLock::new())).collect();
         Ok(Checkpoint { folder: folder.to_owned(), manifest, files })
     }
 
@@ -66,6 +70,11 @@ impl Checkpoint {
     /// The directory.
     pub fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// Bytes of its files of tensors.
+    pub fn bytes(&self) -> u64 {
+        self.manifest.files.values().map(|file| file.bytes).sum()
     }
 
     /// The state of the run.
@@ -164,21 +173,61 @@ impl Checkpoint {
 
     /// A file, its hash checked.
     fn file(&self, name: &str) -> Result<&Weights, Failure> {
-        let (cell, check) = (&self.files[name], &self.manifest.files[name]);
+        let ((map, cell), check) = (&self.files[name], &self.manifest.files[name]);
         if let Some(weights) = cell.get() {
             return Ok(weights);
         }
-        let weights = open_file(&self.folder.join(name), check)?;
-        Ok(cell.get_or_init(|| weights))
+        let path = self.folder.join(name);
+        let is_intact = blake3::hash(map).to_hex().as_str() == check.blake3;
+        let weights = Weights::of_map(map.clone(), &path);
+        match weights {
+            Ok(weights) if is_intact => Ok(cell.get_or_init(|| weights)),
+            Err(wrong) if is_intact => Err(wrong.into()),
+            found => Err(self.name_damage(name, found.ok().as_ref()).into()),
+        }
+    }
+
+    /// What is damaged of a file whose hash is another: the tensors whose own hashes are others.
+    fn name_damage(&self, file: &str, weights: Option<&Weights>) -> Diagnostic {
+        let wrong = damaged(&self.folder.join(file), "the file is damaged: its hash is another");
+        let Some(weights) = weights else {
+            let tensors: Vec<&str> = self.manifest.tensors_of(file).collect();
+            return wrong.note(format!("its header is damaged; {}", named(&tensors)));
+        };
+        let is_damaged = |place: &Place| {
+            let hash = weights.get(&place.key).map(|tensor| blake3::hash(weights.bytes(tensor)));
+            match (&place.blake3, hash) {
+                (Some(wanted), Some(found)) => found.to_hex().as_str() != wanted,
+                (Some(_), None) => true,
+                (None, _) => false,
+            }
+        };
+        let tensors = self.manifest.tensors.iter().filter(|(_, tensor)| {
+            tensor.slices.iter().any(|place| place.file == file && is_damaged(place))
+        });
+        let tensors: Vec<&str> = tensors.map(|(name, _)| name.as_str()).collect();
+        wrong.note(named(&tensors))
     }
 }
 
-fn open_file(path: &Path, check: &FileCheck) -> Result<Weights, Failure> {
-    let map = Map::open(path)?;
-    if blake3::hash(&map).to_hex().as_str() != check.blake3 {
-        return Err(damaged(path, "the file is damaged: its hash is another").into());
+/// What is wrong with a file that was cut short, or has grown.
+fn of_other_size(path: &Path, map: Map, check: &FileCheck) -> Diagnostic {
+    let headline = format!("has {} bytes instead of {}", map.len(), check.bytes);
+    let wrong = damaged(path, &headline);
+    let tensors = Weights::of_map(map, path).err().unwrap_or_default();
+    tensors.into_iter().take(NAMED_MAX).fold(wrong, |wrong, of| wrong.note(of.headline))
+}
+
+/// The first of some tensors, as a note.
+fn named(tensors: &[&str]) -> String {
+    let shown: Vec<String> =
+        tensors.iter().take(NAMED_MAX).map(|name| format!("`{name}`")).collect();
+    match (tensors.len(), tensors.len() - shown.len()) {
+        (0, _) => "no tensor of it is damaged, or none that can be named".to_owned(),
+        (1, _) => format!("tensor {} is damaged", shown[0]),
+        (_, 0) => format!("tensors {} are damaged", shown.join(", ")),
+        (_, more) => format!("tensors {} and {more} more are damaged", shown.join(", ")),
     }
-    Weights::open(path)
 }
 
 fn span(path: &Path) -> Span {

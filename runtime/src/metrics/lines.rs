@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
+use crate::disk::replace;
 use crate::error::Error;
 
 /// A file of one JSON object per line, each with a `step`.
@@ -32,9 +33,7 @@ impl Lines {
             .filter(|line| parse(line).is_some_and(|(at, _)| at <= step))
             .collect();
         if kept.len() != text.len() {
-            let fresh = path.with_extension("jsonl.tmp");
-            fs::write(&fresh, kept).map_err(Error::io("write", &fresh))?;
-            fs::rename(&fresh, path).map_err(Error::io("rename", &fresh))?;
+            replace(path, kept.as_bytes())?;
         }
         let file = OpenOptions::new().append(true).open(path).map_err(Error::io("open", path))?;
         Ok(Lines { path: path.to_owned(), file })

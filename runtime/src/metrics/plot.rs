@@ -1,9 +1,9 @@
 //! A picture of the loss, as SVG text.
 
 use std::fmt::Write as _;
-use std::fs;
 use std::path::Path;
 
+use crate::disk::replace;
 use crate::error::Error;
 
 /// A step and a value.
@@ -35,7 +35,7 @@ pub struct Plot {
 impl Plot {
     /// Writes the picture to a file.
     pub fn write(&self, path: &Path) -> Result<(), Error> {
-        fs::write(path, self.to_svg()).map_err(Error::io("write", path))
+        replace(path, self.to_svg().as_bytes())
     }
 
     /// The picture. Values that aren't finite are left out.

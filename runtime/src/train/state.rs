@@ -44,6 +44,9 @@ pub struct RunState {
     pub steps: u64,
     /// The norm to which gradients are scaled down.
     pub clip: Option<String>,
+    /// The settings of the run, as text; checkpoints of earlier versions have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settings: Option<String>,
     schedule: ScheduleText,
 }
 
@@ -72,6 +75,7 @@ impl RunState {
             seq: samples.seq,
             steps: config.steps,
             clip: config.clip.map(|clip| clip.to_string()),
+            settings: Some(config.settings.clone()),
             schedule: ScheduleText {
                 peak: peak.to_string(),
                 warmup_steps,

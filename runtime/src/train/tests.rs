@@ -40,6 +40,7 @@ fn config(scratch: &Scratch, steps: u64) -> Config {
         keep: Some(2),
         out: scratch.join("run"),
         predicted_step_s: Some(0.5),
+        settings: "lr = 0.01".to_owned(),
     }
 }
 
