@@ -6,7 +6,7 @@
 
 use std::fs::{File, TryLockError};
 use std::io::{Read, Seek, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::error::Error;
@@ -22,6 +22,23 @@ const HOLDER_BYTES_MAX: u64 = 256;
 pub struct RunLock {
     /// Closing it unlocks.
     _file: File,
+    /// The directory, where it was made for the lock.
+    made: Option<PathBuf>,
+}
+
+impl Drop for RunLock {
+    /// Removes a directory that was made for the lock and got nothing else. Whoever opens the file
+    /// meanwhile finds it locked.
+    fn drop(&mut self) {
+        let Some(folder) = &self.made else { return };
+        let names = std::fs::read_dir(folder).map(|entries| entries.flatten());
+        let is_empty = names.is_ok_and(|mut names| names.all(|entry| entry.file_name() == LOCK));
+        if is_empty {
+            // What cannot be removed is an empty directory.
+            let _ = std::fs::remove_file(folder.join(LOCK));
+            let _ = std::fs::remove_dir(folder);
+        }
+    }
 }
 
 impl RunLock {
@@ -30,6 +47,7 @@ impl RunLock {
     /// # Errors
     /// [`Error::Locked`] when another process, or this one, holds it; [`Error::Io`].
     pub fn take(folder: &Path) -> Result<RunLock, Error> {
+        let made = (!folder.exists()).then(|| folder.to_owned());
         std::fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
         let path = folder.join(LOCK);
         let file = File::options().read(true).write(true).create(true).truncate(false).open(&path);
@@ -51,7 +69,7 @@ impl RunLock {
             .and_then(|()| file.rewind())
             .and_then(|()| file.write_all(said.as_bytes()));
         written.map_err(Error::io("write", &path))?;
-        Ok(RunLock { _file: file })
+        Ok(RunLock { _file: file, made })
     }
 }
 
@@ -96,8 +114,21 @@ mod tests {
             panic!("two writers of one run");
         };
         assert!(holder.starts_with(&format!("process {} on ", std::process::id())), "{holder}");
+        std::fs::write(folder.join("run.toml"), "").unwrap();
         drop(first);
-        RunLock::take(&folder).unwrap();
+        drop(RunLock::take(&folder).unwrap());
+        assert!(folder.join("run.toml").exists());
+    }
+
+    #[test]
+    fn a_directory_that_got_nothing_else_goes_with_its_lock() {
+        let scratch = Scratch::new("lock-alone");
+        let folder = scratch.join("run");
+        drop(RunLock::take(&folder).unwrap());
+        assert!(!folder.exists());
+        std::fs::create_dir(&folder).unwrap();
+        drop(RunLock::take(&folder).unwrap());
+        assert!(folder.exists(), "it was there before");
     }
 
     #[test]
