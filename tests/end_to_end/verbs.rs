@@ -841,6 +841,7 @@ fn documents_are_as_their_schemas_say() {
         "run t.gtl --bench 2 --json",
         "run t.gtl --json",
         train,
+        "checkpoint ls run --json",
         "generate run --prompt line --max-tokens 2 --json",
         "doctor --json",
         "compare llama-3-8b --cluster h100 --devices 8 --gbs 8 --seq 2048 --with tp=8 --json",
