@@ -474,17 +474,11 @@ fn write(path: &Path, element: Element, tensor: &Tensor) -> Result<(), Failure> 
         }
         ir::tensor::Data::Bool(truths) => truths.iter().map(|x| u8::from(*x)).collect(),
         ir::tensor::Data::F64(numbers) => numbers.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        ir::tensor::Data::F32(numbers) => {
-            let wide: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
-            match element {
-                Element::F16 => {
-                    let wide: Vec<u8> =
-                        numbers.iter().flat_map(|x| f64::from(*x).to_le_bytes()).collect();
-                    convert(Stored::DType(DType::F64), &wide, DType::F16)
-                }
-                _ => wide,
-            }
+        ir::tensor::Data::F32(numbers) if element == Element::F16 => {
+            let wide: Vec<u8> = numbers.iter().flat_map(|x| f64::from(*x).to_le_bytes()).collect();
+            convert(Stored::DType(DType::F64), &wide, DType::F16)
         }
+        ir::tensor::Data::F32(numbers) => numbers.iter().flat_map(|x| x.to_le_bytes()).collect(),
     };
     Ok(npy::write_as(path, name, &tensor.dims, &bytes)?)
 }

@@ -273,29 +273,15 @@ mod tests {
         let path = scratch.join("x.npy");
         let wide = |descr: &str, dims: &[usize], bytes: &[u8]| {
             write_as(&path, descr, dims, bytes).unwrap();
-            let array = read(&path).ok().expect("it is read");
-            let numbers: Vec<f64> = match array.dtype {
-                DType::I32 => array
-                    .bytes
-                    .as_chunks()
-                    .0
-                    .iter()
-                    .map(|b| i32::from_le_bytes(*b).into())
-                    .collect(),
-                DType::F32 => array
-                    .bytes
-                    .as_chunks()
-                    .0
-                    .iter()
-                    .map(|b| f32::from_le_bytes(*b).into())
-                    .collect(),
-                _ => array
-                    .bytes
-                    .as_chunks()
-                    .0
-                    .iter()
-                    .map(|b| i64::from_le_bytes(*b) as f64)
-                    .collect(),
+            let array = read(&path).expect("it is read");
+            let words = array.bytes.as_chunks().0.iter();
+            let numbers: Vec<f64> = if array.dtype == DType::I32 {
+                words.map(|b| i32::from_le_bytes(*b).into()).collect()
+            } else if array.dtype == DType::F32 {
+                words.map(|b| f32::from_le_bytes(*b).into()).collect()
+            } else {
+                let words = array.bytes.as_chunks().0.iter();
+                words.map(|b| i64::from_le_bytes(*b) as f64).collect()
             };
             numbers
         };

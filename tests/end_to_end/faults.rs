@@ -39,10 +39,7 @@ impl Bench {
         match cc.arg("-ldl").output() {
             Ok(output) if output.status.success() => {}
             Ok(output) => panic!("{}", String::from_utf8_lossy(&output.stderr)),
-            Err(_) => {
-                eprintln!("skipped: no C compiler `cc`");
-                return None;
-            }
+            Err(_) => return None,
         }
         let flags = "--data text --from-scratch --seq 16 --val-every 0 --save-every 1 --keep 2";
         scratch.answer(&format!("train tiny {flags} --steps 2 --out base"));
@@ -124,7 +121,10 @@ fn copy(from: &Path, to: &Path) {
 
 #[test]
 fn whatever_operation_on_a_file_fails_no_checkpoint_and_no_setting_is_lost() {
-    let Some(bench) = Bench::new("faults") else { return };
+    let Some(bench) = Bench::new("faults") else {
+        eprintln!("skipped: no C compiler `cc`");
+        return;
+    };
     bench.restore();
     let output = bench.fail("kill", 0);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -142,7 +142,7 @@ fn files_of_others_stay_where_checkpoints_lie() {
         scratch.write(&format!("run/checkpoints/{name}"), "kept?");
     }
     scratch.answer("train --resume run --steps 5");
-    let is_there = |name: &&str| scratch.0.join("run/checkpoints").join(name).exists();
-    assert!(!ours.iter().any(|name| is_there(&name)));
-    assert!(theirs.iter().all(|name| is_there(&name)));
+    let is_there = |name: &str| scratch.0.join("run/checkpoints").join(name).exists();
+    assert!(!ours.iter().any(|name| is_there(name)));
+    assert!(theirs.iter().all(|name| is_there(name)));
 }
