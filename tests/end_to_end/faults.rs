@@ -1,5 +1,6 @@
-//! Runs on a disk that fails: whatever operation fails, and however, a run goes on from a checkpoint
-//! that is whole, with the settings that it had or those that it was given, to the same bits.
+//! Runs on a disk that fails: whatever operation fails, and however, a run goes on from a
+//! checkpoint that is whole, with the settings that it had or those that it was given, to the same
+//! bits.
 
 use std::collections::BTreeMap;
 use std::fs;

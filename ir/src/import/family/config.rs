@@ -283,10 +283,15 @@ impl Reading<'_, '_> {
                 Value::Number(self.fields.probability(key, 0.0))
             }
             FieldKind::Flag => Value::Flag(self.fields.flag(key, false)),
-            FieldKind::Activation => {
-                let read = Activation::read(self.fields, key, Activation::Relu);
-                Value::Word(read.name().to_owned())
-            }
+            FieldKind::Activation => match self.fields.word(key) {
+                // As it is written, so that an export says what the config said.
+                Some(word) if Activation::named(&word).is_some() => Value::Word(word),
+                Some(_) => {
+                    let read = Activation::read(self.fields, key, Activation::Relu);
+                    Value::Word(read.name().to_owned())
+                }
+                None => Value::Word(Activation::Relu.name().to_owned()),
+            },
             FieldKind::Word(words) => self.word(key, words),
             FieldKind::List => self.list(key),
             FieldKind::Rotary(_) => Value::None,
