@@ -412,7 +412,8 @@ pub struct Gather {
     pub count: usize,
     /// `ScatterAdd` only: keep what the table holds instead of zeroing it first.
     pub accumulate: bool,
-    /// Of table and rows: F32 or F64; I32 and U32 too where rows are only moved.
+    /// Of table and rows: F32, F64, I32, U32 or I64; integers wrap where rows are added. Bool too
+    /// where rows are only moved.
     pub dtype: DType,
 }
 
@@ -430,7 +431,7 @@ pub struct Lines {
     pub inner: usize,
     /// What is done.
     pub how: Line,
-    /// F32, F64, I32 or U32, of `x`; Bool where elements are only compared or moved.
+    /// F32, F64, I32, U32 or I64, of `x`; Bool where elements are only compared or moved.
     pub dtype: DType,
 }
 
@@ -581,7 +582,7 @@ pub struct Fill {
     pub len: usize,
     /// The value, converted to the type.
     pub value: f64,
-    /// F32, F64, I32, U32 or Bool.
+    /// F32, F64, I32, U32, I64 or Bool.
     pub dtype: DType,
 }
 

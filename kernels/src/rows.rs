@@ -5,6 +5,11 @@
 //! point) or a **row scalar** (one number per row, constants included); operations mix them freely
 //! and a row scalar stands for all points of its row. Numbers are of the compute type, truth is
 //! 1 and falsehood 0, and anything but 0 counts as true.
+//!
+//! Programs of I64 are exact: sums, differences, products and powers are modulo `2^64`, quotients
+//! are rounded down and zero where the divisor is, a negative power is the quotient of one and the
+//! positive one, rounded towards zero. They draw nothing and have no function that is not one of
+//! integers ([`UnaryOp::is_whole`], [`BinaryOp::is_whole`]).
 
 use ir::DType;
 use serde::{Deserialize, Serialize};
@@ -22,7 +27,7 @@ pub struct Rows {
     pub rows: usize,
     /// C.
     pub cols: usize,
-    /// Compute type: F32 or F64.
+    /// Compute type: F32, F64 or I64.
     pub dtype: DType,
     /// The launch's inputs.
     pub inputs: Vec<RowInput>,
@@ -35,8 +40,9 @@ pub struct Rows {
 /// An input buffer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RowInput {
-    /// F32, F64, I32, U32 or Bool; converted to the compute type. Key inputs of [`Instr::Random`]
-    /// are U32 and are never loaded.
+    /// F32, F64, I32, U32 or Bool, and I64 where the program computes in it; converted to the
+    /// compute type, to I64 towards zero. Key inputs of [`Instr::Random`] are U32 and are never
+    /// loaded.
     pub dtype: DType,
     /// Which element each point reads.
     pub access: Access,
@@ -124,7 +130,7 @@ pub enum Instr {
     },
     /// A constant.
     Const {
-        /// Its value.
+        /// Its value; of a program of I64, an integer.
         value: f64,
     },
     /// `base + sum of row digits + col * col_stride` as a number, such as a column index.
@@ -231,8 +237,8 @@ pub enum UnaryOp {
     Silu,
     /// 1 where `x` is zero, else 0.
     Not,
-    /// The integer of 32 bits with a sign that is `x` modulo `2^32`; `x` is an integer of at most
-    /// 50 bits, and the compute type F64.
+    /// The integer of 32 bits with a sign that is `x` modulo `2^32`. The compute type is I64, or
+    /// F64 and `x` an integer of at most 50 bits.
     WrapI32,
     /// As [`UnaryOp::WrapI32`], without a sign.
     WrapU32,
@@ -265,6 +271,33 @@ impl UnaryOp {
         UnaryOp::WrapU32,
         UnaryOp::Single,
     ];
+
+    /// Whether it yields integers of integers.
+    pub fn is_whole(self) -> bool {
+        match self {
+            UnaryOp::Neg
+            | UnaryOp::Abs
+            | UnaryOp::Floor
+            | UnaryOp::Square
+            | UnaryOp::Not
+            | UnaryOp::WrapI32
+            | UnaryOp::WrapU32 => true,
+            UnaryOp::Exp
+            | UnaryOp::Log
+            | UnaryOp::Sqrt
+            | UnaryOp::Rsqrt
+            | UnaryOp::Recip
+            | UnaryOp::Tanh
+            | UnaryOp::Erf
+            | UnaryOp::Sin
+            | UnaryOp::Cos
+            | UnaryOp::Sigmoid
+            | UnaryOp::GeluTanh
+            | UnaryOp::GeluErf
+            | UnaryOp::Silu
+            | UnaryOp::Single => false,
+        }
+    }
 }
 
 /// Functions of two values.
@@ -327,6 +360,27 @@ impl BinaryOp {
         BinaryOp::GeluErfGrad,
         BinaryOp::SiluGrad,
     ];
+
+    /// Whether it yields integers of integers.
+    pub fn is_whole(self) -> bool {
+        match self {
+            BinaryOp::Add
+            | BinaryOp::Sub
+            | BinaryOp::Mul
+            | BinaryOp::Div
+            | BinaryOp::Max
+            | BinaryOp::Min
+            | BinaryOp::Pow
+            | BinaryOp::Lt
+            | BinaryOp::Le
+            | BinaryOp::Eq
+            | BinaryOp::Ge
+            | BinaryOp::Gt
+            | BinaryOp::And
+            | BinaryOp::Or => true,
+            BinaryOp::GeluTanhGrad | BinaryOp::GeluErfGrad | BinaryOp::SiluGrad => false,
+        }
+    }
 }
 
 /// Combiners of row reductions.
@@ -349,7 +403,8 @@ pub enum Output {
         value: usize,
         /// Where each point goes: injective.
         access: Access,
-        /// F32, F64, I32, U32 or Bool; converted from the compute type, truncating.
+        /// F32, F64, I32, U32 or Bool; converted from the compute type, truncating. Programs of
+        /// I64 store that too, and wrap to integers of 32 bits.
         dtype: DType,
         /// Whether it is added to what the buffer holds; F32 and F64 only.
         accumulate: bool,
@@ -362,7 +417,7 @@ pub enum Output {
         accumulate: bool,
     },
     /// Sum over all points of a vector, or over all rows of a row scalar: one element of the
-    /// compute type, summed in F64.
+    /// compute type, summed in F64, or in I64 by programs of that.
     TotalSum {
         /// The value.
         value: usize,

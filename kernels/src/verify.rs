@@ -33,7 +33,7 @@ pub fn verify(kernel: &Kernel) -> Verdict {
         Kernel::Rows(r) => rows(r),
         Kernel::Attention(a) => attention(a, false),
         Kernel::AttentionBwd(a) => attention(a, true),
-        Kernel::ScatterAdd(g) => computes(g.dtype).and_then(|()| look_up(g)),
+        Kernel::ScatterAdd(g) => counts(g.dtype).and_then(|()| look_up(g)),
         Kernel::Gather(g) | Kernel::Replace(g) => look_up(g),
         Kernel::Lines(l) => lines(l),
         Kernel::Rope(r) => rope(r),
@@ -52,9 +52,20 @@ fn computes(dtype: DType) -> Verdict {
     require(matches!(dtype, DType::F32 | DType::F64), "it computes in neither f32 nor f64")
 }
 
+/// A type of numbers that kernels add.
+fn counts(dtype: DType) -> Verdict {
+    let known = matches!(dtype, DType::F32 | DType::F64 | DType::I32 | DType::U32 | DType::I64);
+    require(known, "its elements are no numbers that are added")
+}
+
 fn converts(dtype: DType) -> Verdict {
     let known = matches!(dtype, DType::F32 | DType::F64 | DType::I32 | DType::U32 | DType::Bool);
     require(known, "an argument is of a type that is not converted")
+}
+
+/// A type that lines and fills are of.
+fn holds(dtype: DType) -> Verdict {
+    if dtype == DType::I64 { Ok(()) } else { converts(dtype) }
 }
 
 fn small(numbers: impl IntoIterator<Item = usize>) -> Verdict {
@@ -243,7 +254,11 @@ fn store(to: &Access, rows: usize, cols: usize) -> Verdict {
 }
 
 fn rows(r: &Rows) -> Verdict {
-    computes(r.dtype)?;
+    let is_whole = r.dtype == DType::I64;
+    let converts = if is_whole { holds } else { converts };
+    if !is_whole {
+        computes(r.dtype)?;
+    }
     nest(&[(r.rows, 0), (r.cols, 0)], 0)?;
     let short = r.instrs.len() <= INSTRS_MAX
         && r.inputs.len() <= LOOPS_MAX
@@ -265,7 +280,7 @@ fn rows(r: &Rows) -> Verdict {
         match output {
             Output::Store { access, dtype, accumulate, .. } => {
                 converts(*dtype)?;
-                let adds = matches!(dtype, DType::F32 | DType::F64);
+                let adds = !is_whole && matches!(dtype, DType::F32 | DType::F64);
                 require(adds || !accumulate, "it adds to integers")?;
                 let lies = !is_vector || access.col_stride != 0 || r.cols <= 1;
                 require(lies, "a vector is stored without columns")?;
@@ -279,6 +294,7 @@ fn rows(r: &Rows) -> Verdict {
 }
 
 fn instruction(r: &Rows, instr: &Instr) -> Verdict {
+    let is_whole = r.dtype == DType::I64;
     match instr {
         Instr::Load { input } => {
             let is_key = |i: &Instr| matches!(i, Instr::Random(draw) if draw.key == *input);
@@ -288,16 +304,27 @@ fn instruction(r: &Rows, instr: &Instr) -> Verdict {
         Instr::Index { row, col_stride, base } => {
             digits(row)?;
             let near = base.unsigned_abs() <= LIMIT as u64;
-            require(near, "an index starts too far from zero")?;
+            require(near || is_whole, "an index starts too far from zero")?;
             nest(&[(r.cols, *col_stride)], 0)
         }
+        Instr::Random(_) if is_whole => Err("integers are no draws".into()),
         Instr::Random(draw) => random(r, draw),
-        Instr::Const { .. }
-        | Instr::Unary { .. }
-        | Instr::Binary { .. }
-        | Instr::Select { .. }
-        | Instr::Reduce { .. } => Ok(()),
+        Instr::Const { value } => {
+            require(!is_whole || is_i64(*value), "a constant of a program of i64 is none")
+        }
+        Instr::Unary { op, .. } => {
+            require(!is_whole || op.is_whole(), "a function of integers yields none")
+        }
+        Instr::Binary { op, .. } => {
+            require(!is_whole || op.is_whole(), "a function of integers yields none")
+        }
+        Instr::Select { .. } | Instr::Reduce { .. } => Ok(()),
     }
+}
+
+/// Whether a number is an integer of 64 bits; `2^63`, to which the largest is rounded, is that.
+fn is_i64(value: f64) -> bool {
+    value.fract() == 0.0 && value.abs() <= 63.0_f64.exp2()
 }
 
 fn random(r: &Rows, draw: &Draw) -> Verdict {
@@ -364,15 +391,14 @@ fn scores(sizes: [usize; 4]) -> Verdict {
 }
 
 fn look_up(g: &Gather) -> Verdict {
-    let moves = matches!(g.dtype, DType::F32 | DType::F64 | DType::I32 | DType::U32);
-    require(moves, "rows are of a type that is not moved")?;
+    holds(g.dtype).map_err(|_| "rows are of a type that is not moved")?;
     nest(&[(g.outer, 0), (g.rows, 0), (g.width, 1)], 0)?;
     nest(&[(g.outer, 0), (g.count, 0), (g.width, 1)], 0)?;
     small([g.base])
 }
 
 fn lines(l: &Lines) -> Verdict {
-    converts(l.dtype)?;
+    holds(l.dtype)?;
     nest(&[(l.outer, 0), (l.extent, 0), (l.inner, 1)], 0)?;
     nest(&[(l.outer, 0), (l.result, 0), (l.inner, 1)], 0)?;
     let counts = l.dtype != DType::Bool;
@@ -383,7 +409,7 @@ fn lines(l: &Lines) -> Verdict {
         Line::Order { .. } => l.result <= l.extent && l.extent <= i32::MAX as usize,
         Line::Reverse => l.result == l.extent,
         Line::Fold { size, stride, dilation } => {
-            computes(l.dtype)?;
+            self::counts(l.dtype)?;
             small([size, stride, dilation])?;
             let reach = |count: usize, step: usize| count.saturating_sub(1) as u128 * step as u128;
             let count = l.extent.checked_div(size).unwrap_or(0);
@@ -391,7 +417,7 @@ fn lines(l: &Lines) -> Verdict {
             size > 0 && l.extent.is_multiple_of(size) && (count == 0 || last < l.result as u128)
         }
         Line::Pool { size, stride, dilation, .. } => {
-            computes(l.dtype)?;
+            self::counts(l.dtype)?;
             small([size, stride, dilation])?;
             let reach = |count: usize, step: usize| count.saturating_sub(1) as u128 * step as u128;
             let last = reach(l.result, stride) + reach(size, dilation);
@@ -431,7 +457,7 @@ fn window(w: &Window) -> Verdict {
 }
 
 fn fill(f: &Fill) -> Verdict {
-    converts(f.dtype)?;
+    holds(f.dtype)?;
     small([f.len])
 }
 

@@ -71,7 +71,7 @@ macro_rules! integers {
 }
 
 floats!(f32, f64);
-integers!(i32, u32, u8);
+integers!(i32, u32, i64, u8);
 
 /// Runs the operation on every line.
 pub(super) fn execute(cpu: &Cpu, l: &Lines, inputs: &[View], outputs: &[ViewMut]) {
@@ -79,14 +79,9 @@ pub(super) fn execute(cpu: &Cpu, l: &Lines, inputs: &[View], outputs: &[ViewMut]
         DType::F64 => typed::<f64>(cpu, l, inputs, outputs),
         DType::I32 => typed::<i32>(cpu, l, inputs, outputs),
         DType::U32 => typed::<u32>(cpu, l, inputs, outputs),
+        DType::I64 => typed::<i64>(cpu, l, inputs, outputs),
         DType::Bool => typed::<u8>(cpu, l, inputs, outputs),
-        DType::F32
-        | DType::BF16
-        | DType::F16
-        | DType::F8E4M3
-        | DType::F8E5M2
-        | DType::I8
-        | DType::I64 => {
+        DType::F32 | DType::BF16 | DType::F16 | DType::F8E4M3 | DType::F8E5M2 | DType::I8 => {
             assert!(l.dtype == DType::F32, "verified: lines are of a type that is converted");
             typed::<f32>(cpu, l, inputs, outputs);
         }

@@ -117,6 +117,16 @@ impl Cpu {
     pub fn launch(&self, prepared: &mut Prepared, inputs: &[View], outputs: &[ViewMut]) {
         check(&prepared.inputs, inputs.iter().map(View::len), "input");
         check(&prepared.outputs, outputs.iter().map(ViewMut::len), "output");
+        if let Kernel::Rows(r) = &prepared.kernel
+            && r.dtype == DType::I64
+        {
+            return block::whole::execute(self, r, inputs, outputs);
+        }
+        if let Kernel::ScatterAdd(g) = &prepared.kernel
+            && !g.dtype.is_float()
+        {
+            return moves::scatter_add_whole(self, g, inputs, outputs);
+        }
         let dtype = compute_type(&prepared.kernel);
         assert!(matches!(dtype, DType::F32 | DType::F64), "kernels compute in f32 or f64");
         if dtype == DType::F64 {
@@ -161,9 +171,9 @@ impl Cpu {
             }
             Kernel::Attention(a) => attention::execute::<S>(self, a, inputs, outputs),
             Kernel::AttentionBwd(a) => attention_bwd::execute::<S>(self, a, inputs, outputs),
-            Kernel::Gather(g) => moves::gather::<S>(self, g, inputs, outputs),
+            Kernel::Gather(g) => moves::gather(self, g, inputs, outputs),
             Kernel::ScatterAdd(g) => moves::scatter_add::<S>(self, g, inputs, outputs),
-            Kernel::Replace(g) => moves::replace::<S>(self, g, inputs, outputs),
+            Kernel::Replace(g) => moves::replace(self, g, inputs, outputs),
             Kernel::Lines(l) => lines::execute(self, l, inputs, outputs),
             Kernel::Rope(r) => moves::rope::<S>(self, r, inputs, outputs),
             Kernel::Copy(c) => moves::copy(self, c, inputs, outputs),
@@ -199,12 +209,12 @@ impl Cpu {
 }
 
 /// A panic in another launch leaves scratch that holds anything, which is what scratch holds.
-fn lock(buffer: &Mutex<Buffer>) -> MutexGuard<'_, Buffer> {
+fn lock<T>(buffer: &Mutex<T>) -> MutexGuard<'_, T> {
     buffer.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The type a kernel's arithmetic is done in; F32 for copies, which have none, and for lines, which
-/// go by the type of their elements.
+/// The type a kernel's arithmetic is done in; F32 for what moves elements, which has none, and for
+/// lines, which go by the type of their elements.
 fn compute_type(kernel: &Kernel) -> DType {
     match kernel {
         Kernel::Product(p) => p.dtype,
@@ -212,11 +222,10 @@ fn compute_type(kernel: &Kernel) -> DType {
         Kernel::Rows(r) => r.dtype,
         Kernel::Attention(a) | Kernel::AttentionBwd(a) => a.dtype,
         Kernel::ScatterAdd(g) => g.dtype,
-        // Rows are moved: what their elements are does not matter, but how long they are.
-        Kernel::Gather(g) | Kernel::Replace(g) if g.dtype.size() == 8 => DType::F64,
-        Kernel::Gather(_) | Kernel::Replace(_) => DType::F32,
         Kernel::Rope(r) => r.dtype,
-        Kernel::Lines(_)
+        Kernel::Gather(_)
+        | Kernel::Replace(_)
+        | Kernel::Lines(_)
         | Kernel::Copy(_)
         | Kernel::Place(_)
         | Kernel::Take(_)
@@ -245,6 +254,7 @@ pub(crate) fn workspace(kernel: &Kernel, threads: usize) -> Bytes {
 /// Bytes of scratch per thread and per launch.
 fn scratch_of<S: vector::Scalar>(kernel: &Kernel) -> [usize; 2] {
     match kernel {
+        Kernel::Rows(r) if r.dtype == DType::I64 => [block::whole::scratch(r), 0],
         Kernel::Product(p) => [product::scratch::<S>(p), 0],
         Kernel::Products(p) => [product::scratch_of_all::<S>(p), 0],
         Kernel::Rows(r) => block::scratch::<S>(r),

@@ -26,11 +26,24 @@ fn local_row(g: &Gather, id: i32) -> Option<usize> {
     (row < g.rows).then_some(row)
 }
 
-/// Looks rows up.
-pub(super) fn gather<S: Scalar>(cpu: &Cpu, g: &Gather, inputs: &[View], outputs: &[ViewMut]) {
-    let table = Shared::new(inputs[0].start::<S>().cast_mut());
+/// Looks rows up: what their elements are does not matter, but how long they are.
+pub(super) fn gather(cpu: &Cpu, g: &Gather, inputs: &[View], outputs: &[ViewMut]) {
+    match g.dtype.size() {
+        1 => gather_sized::<u8>(cpu, g, inputs, outputs),
+        4 => gather_sized::<u32>(cpu, g, inputs, outputs),
+        _ => gather_sized::<u64>(cpu, g, inputs, outputs),
+    }
+}
+
+fn gather_sized<T: Default + std::marker::Copy>(
+    cpu: &Cpu,
+    g: &Gather,
+    inputs: &[View],
+    outputs: &[ViewMut],
+) {
+    let table = Shared::new(inputs[0].start::<T>().cast_mut());
     let ids = Shared::new(inputs[1].start::<i32>().cast_mut());
-    let target = Shared::new(outputs[0].start::<S>());
+    let target = Shared::new(outputs[0].start::<T>());
     let rows = g.outer * g.count;
     let tasks = tasks(rows, rows * g.width);
     cpu.for_each(tasks, (rows * g.width) as u64, 0, |task, _| {
@@ -44,7 +57,48 @@ pub(super) fn gather<S: Scalar>(cpu: &Cpu, g: &Gather, inputs: &[View], outputs:
                     Some(found) => {
                         row.copy_from(table.get().add((first + found) * g.width), g.width);
                     }
-                    None => std::slice::from_raw_parts_mut(row, g.width).fill(S::ZERO),
+                    None => std::slice::from_raw_parts_mut(row, g.width).fill(T::default()),
+                }
+            }
+        }
+    });
+}
+
+/// Adds rows of integers to a table, in the order of [`scatter_add`].
+pub(super) fn scatter_add_whole(cpu: &Cpu, g: &Gather, inputs: &[View], outputs: &[ViewMut]) {
+    match g.dtype.size() {
+        // Sums without a sign have the same bits.
+        4 => scatter_add_of::<u32>(cpu, g, inputs, outputs, u32::wrapping_add),
+        _ => scatter_add_of::<u64>(cpu, g, inputs, outputs, u64::wrapping_add),
+    }
+}
+
+fn scatter_add_of<T: Default + std::marker::Copy>(
+    cpu: &Cpu,
+    g: &Gather,
+    inputs: &[View],
+    outputs: &[ViewMut],
+    add: impl Fn(T, T) -> T + Sync,
+) {
+    let ids = Shared::new(inputs[0].start::<i32>().cast_mut());
+    let source = Shared::new(inputs[1].start::<T>().cast_mut());
+    let table = Shared::new(outputs[0].start::<T>());
+    for_each_row(cpu, g, |outer, own, hits| {
+        // SAFETY: there are `count` ids, `outer` times as many rows, and a table of `rows` for
+        // each; a task clears and writes its own rows of the table, which is no row that it reads.
+        unsafe {
+            let table = table.get().add(outer * g.rows * g.width);
+            if !g.accumulate {
+                let own = table.add(own.start * g.width)..table.add(own.end * g.width);
+                let len = own.end.offset_from_unsigned(own.start);
+                std::slice::from_raw_parts_mut(own.start, len).fill(T::default());
+            }
+            for i in 0..g.count {
+                let Some(row) = hits(*ids.get().add(i)) else { continue };
+                let target = std::slice::from_raw_parts_mut(table.add(row * g.width), g.width);
+                let source = source.get().add((outer * g.count + i) * g.width);
+                for (sum, x) in target.iter_mut().zip(std::slice::from_raw_parts(source, g.width)) {
+                    *sum = add(*sum, *x);
                 }
             }
         }
@@ -79,10 +133,23 @@ pub(super) fn scatter_add<S: Scalar>(cpu: &Cpu, g: &Gather, inputs: &[View], out
 }
 
 /// Writes rows over those of a table, in the order of the ids, as [`scatter_add`] adds them.
-pub(super) fn replace<S: Scalar>(cpu: &Cpu, g: &Gather, inputs: &[View], outputs: &[ViewMut]) {
+pub(super) fn replace(cpu: &Cpu, g: &Gather, inputs: &[View], outputs: &[ViewMut]) {
+    match g.dtype.size() {
+        1 => replace_sized::<u8>(cpu, g, inputs, outputs),
+        4 => replace_sized::<u32>(cpu, g, inputs, outputs),
+        _ => replace_sized::<u64>(cpu, g, inputs, outputs),
+    }
+}
+
+fn replace_sized<T: std::marker::Copy>(
+    cpu: &Cpu,
+    g: &Gather,
+    inputs: &[View],
+    outputs: &[ViewMut],
+) {
     let ids = Shared::new(inputs[0].start::<i32>().cast_mut());
-    let source = Shared::new(inputs[1].start::<S>().cast_mut());
-    let table = Shared::new(outputs[0].start::<S>());
+    let source = Shared::new(inputs[1].start::<T>().cast_mut());
+    let table = Shared::new(outputs[0].start::<T>());
     for_each_row(cpu, g, |outer, _, hits| {
         for i in 0..g.count {
             // SAFETY: there are `count` ids, `outer` times as many rows, and a table of `rows` for
@@ -341,8 +408,9 @@ pub(super) fn fill(f: &Fill, outputs: &[ViewMut]) {
             DType::F64 => fill_with(view, f.len, f.value),
             DType::I32 => fill_with(view, f.len, f.value as i32),
             DType::U32 => fill_with(view, f.len, f.value as u32),
+            DType::I64 => fill_with(view, f.len, f.value as i64),
             DType::Bool => fill_with(view, f.len, u8::from(f.value != 0.0)),
-            DType::BF16 | DType::F16 | DType::F8E4M3 | DType::F8E5M2 | DType::I8 | DType::I64 => {
+            DType::BF16 | DType::F16 | DType::F8E4M3 | DType::F8E5M2 | DType::I8 => {
                 unreachable!("fills are not of {}", f.dtype)
             }
         }

@@ -10,6 +10,7 @@ mod in_place;
 mod moves;
 mod product;
 mod rows;
+mod whole;
 
 use gantline_kernels::Kernel;
 use gantline_kernels::cpu::{Cpu, Isa, View, ViewMut};
@@ -69,6 +70,7 @@ pub(crate) enum Buffer {
     F64(Vec<f64>),
     I32(Vec<i32>),
     U32(Vec<u32>),
+    I64(Vec<i64>),
     Bool(Vec<u8>),
 }
 
@@ -89,6 +91,7 @@ impl Buffer {
             Buffer::F64(x) => x.clone(),
             Buffer::I32(x) => x.iter().map(|&x| f64::from(x)).collect(),
             Buffer::U32(x) => x.iter().map(|&x| f64::from(x)).collect(),
+            Buffer::I64(x) => x.iter().map(|&x| x as f64).collect(),
             Buffer::Bool(x) => x.iter().map(|&x| f64::from(x)).collect(),
         }
     }
@@ -99,6 +102,7 @@ impl Buffer {
             Buffer::F64(x) => View::of(x),
             Buffer::I32(x) => View::of(x),
             Buffer::U32(x) => View::of(x),
+            Buffer::I64(x) => View::of(x),
             Buffer::Bool(x) => View::of(x),
         }
     }
@@ -109,6 +113,7 @@ impl Buffer {
             Buffer::F64(x) => ViewMut::of(x),
             Buffer::I32(x) => ViewMut::of(x),
             Buffer::U32(x) => ViewMut::of(x),
+            Buffer::I64(x) => ViewMut::of(x),
             Buffer::Bool(x) => ViewMut::of(x),
         }
     }

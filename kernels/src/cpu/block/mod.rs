@@ -3,13 +3,14 @@
 //! Interpretation costs one dispatch per instruction and block, so that the arithmetic runs at the
 //! speed of compiled loops while registers stay in the first-level cache. Reading order: [`plan`]
 //! decides, [`step`] executes one instruction, [`lanes`], [`functions`] and [`convert`] are its
-//! loops.
+//! loops. [`whole`] runs the programs of integers of 64 bits.
 
 mod convert;
 mod functions;
 mod lanes;
 mod plan;
 mod step;
+pub(super) mod whole;
 
 use super::Cpu;
 use super::scratch::{Bump, lines_of};
