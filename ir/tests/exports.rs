@@ -18,6 +18,7 @@ use safetensors::tensor::{Dtype, TensorView};
 #[allow(dead_code, reason = "the families have weights and names of their own")]
 mod drawn;
 #[path = "exports/drawn.rs"]
+#[allow(dead_code, reason = "other tests write the files of weights")]
 mod exports;
 
 /// The largest error, relative to the largest element of an output: sums in another order.

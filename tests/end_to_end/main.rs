@@ -10,6 +10,12 @@ mod draws;
 #[allow(dead_code, clippy::unwrap_used)]
 mod ops;
 
+#[path = "../../ir/tests/families/drawn.rs"]
+#[allow(dead_code)]
+mod drawn;
+#[path = "../../ir/tests/exports/drawn.rs"]
+mod exported;
+
 mod artefact;
 mod attention;
 mod check;
@@ -17,6 +23,7 @@ mod chunks;
 mod cli;
 mod composites;
 mod copies;
+mod exports;
 mod faults;
 mod foreign;
 mod fusions;

@@ -121,7 +121,8 @@ def transformers_models(attention):
         "t5encoder": of(
             t.T5EncoderModel,
             lambda: t.T5Config(
-                d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, feed_forward_proj="gated-gelu",
+                d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4,
+                feed_forward_proj="gated-gelu",
                 relative_attention_num_buckets=8, relative_attention_max_distance=16, **tiny,
             ),
             text(),
@@ -347,7 +348,8 @@ def case_list():
     add("gpt2", sdpa, "dynamo", 18, True)
     for name, legacy, dynamo in [
         ("unetnearest", 11, 18), ("unetbilinear", 13, 20), ("lstm", 12, 18), ("gru", 14, 20),
-        ("transformer", 17, 21), ("decoderfilled", 11, 19), ("decoderwhere", 13, 22), ("sdpaplain", 14, 23), ("sdpacausal", 15, 18),
+        ("transformer", 17, 21), ("decoderfilled", 11, 19), ("decoderwhere", 13, 22),
+        ("sdpaplain", 14, 23), ("sdpacausal", 15, 18),
         ("sdpamasked", 16, 20), ("sdpabiased", 14, 21),
     ]:
         add(name, own, "legacy", legacy)

@@ -68,7 +68,8 @@ def export(case, model, inputs, folder):
     options = dict(opset_version=case.opset, dynamo=case.dynamo, input_names=list(inputs))
     args = tuple(torch.from_numpy(array) for array in inputs.values())
     if case.open and case.dynamo:
-        dims = {name: torch.export.Dim(name) for axes in case.open.values() for name in axes.values()}
+        names = {name for axes in case.open.values() for name in axes.values()}
+        dims = {name: torch.export.Dim(name) for name in names}
         shapes = [{axis: dims[n] for axis, n in case.open[i].items()} for i in inputs]
         options["dynamic_shapes"] = (tuple(shapes),)
     elif case.open:

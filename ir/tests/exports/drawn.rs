@@ -40,6 +40,20 @@ pub(crate) fn weight(recipe: &str) -> Vec<f32> {
     drawn.into_iter().map(|x| (number(middle) + number(width) * x) as f32).collect()
 }
 
+/// The recipes of a model, which stand in it as names of files.
+pub(crate) fn recipes(model: &[u8]) -> Vec<String> {
+    let is_of_name = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._".contains(byte);
+    let key = b"location";
+    let places = model.windows(key.len()).enumerate().filter(|(_, window)| window == key);
+    // After the key: the number of the field of the value, its length in one byte, the value.
+    let texts = places.map(|(at, _)| {
+        let after = &model[at + key.len()..];
+        &after[2..2 + usize::from(after[1])]
+    });
+    let texts = texts.filter(|text| text.iter().all(is_of_name));
+    texts.map(|text| String::from_utf8(text.to_vec()).expect("ASCII")).collect()
+}
+
 /// Sizes of the dims that some cases leave open.
 pub(crate) fn open_dims(case: &str) -> &'static [(&'static str, usize)] {
     if case.contains("-open-") { &[("batch", 2), ("length", 8)] } else { &[] }
