@@ -124,6 +124,10 @@ pub struct Limited {
     /// Bound a decision from above, or what a device or a node of CPUs holds: memory=60GiB
     #[arg(long, value_name = "KNOB=N", value_delimiter = ',')]
     pub max: Vec<String>,
+    /// What a device or a node of CPUs may hold at most, such as 60GiB: as --max memory=SIZE
+    #[arg(long, value_name = "SIZE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<String>,
     /// Ranks of the axes
     #[command(flatten)]
     #[serde(flatten)]
@@ -179,7 +183,9 @@ impl Limited {
 
     /// What the planner is told.
     pub fn all_limits(&self) -> Result<Limits, Vec<Diagnostic>> {
-        let mut limits = Limits::parse(&self.fix, &self.forbid, &self.max)?;
+        let memory = self.memory.iter().map(|size| format!("memory={size}"));
+        let max: Vec<String> = self.max.iter().cloned().chain(memory).collect();
+        let mut limits = Limits::parse(&self.fix, &self.forbid, &max)?;
         let Axes { tp, pp, dp, mbs } = self.axes;
         let short = [(Knob::Tp, tp), (Knob::Pp, pp), (Knob::Dp, dp), (Knob::Mbs, mbs)];
         for (knob, number) in short {

@@ -35,6 +35,7 @@ pub use vector::Isa;
 pub use view::{Element, View, ViewMut};
 
 use std::fmt;
+use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ir::DType;
@@ -76,6 +77,15 @@ impl Cpu {
         Cpu::with_isa(threads, Isa::detect())
     }
 
+    /// As [`Cpu::new`].
+    ///
+    /// # Errors
+    ///
+    /// The system refuses to start threads.
+    pub fn start(threads: usize) -> io::Result<Cpu> {
+        Cpu::start_with(threads, Isa::detect())
+    }
+
     /// A CPU that uses one instruction set: to compare sets with each other.
     ///
     /// # Panics
@@ -83,11 +93,15 @@ impl Cpu {
     /// If the machine lacks the set, or the system refuses to start threads.
     pub fn with_isa(threads: usize, isa: Isa) -> Cpu {
         assert!(isa.is_available(), "an executor is made for an available instruction set");
+        Cpu::start_with(threads, isa).expect("the system starts threads")
+    }
+
+    fn start_with(threads: usize, isa: Isa) -> io::Result<Cpu> {
         let threads = threads.max(1);
         let build = || rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-        let pool = (threads > 1).then(|| build().expect("the system starts threads"));
+        let pool = (threads > 1).then(build).transpose().map_err(io::Error::other)?;
         let scratch = (0..threads).map(|_| Mutex::default()).collect();
-        Cpu { isa, pool, scratch, shared: Mutex::default() }
+        Ok(Cpu { isa, pool, scratch, shared: Mutex::default() })
     }
 
     /// Number of threads.

@@ -5,6 +5,9 @@
 //! their order. So the answer is the same on any number of threads. As each begins with what was
 //! found ahead, hardly more leaves are scored than by one walk.
 
+use std::error::Error as _;
+use std::sync::LazyLock;
+
 use rayon::prelude::*;
 
 use super::{Aim, Budget, Path, Score, Seen, Tree, Walker};
@@ -68,7 +71,7 @@ pub(super) fn walk<T: Tree>(
         let share = Budget { evaluations_max, stop: walker.budget.stop };
         let (aim, ahead) = (walker.aim, walker.ahead);
         let walk = |part: Part<T::Kept>| part.walk(another(), (aim, ahead), &share);
-        let parts: Vec<Part<T::Kept>> = parts.into_par_iter().map(walk).collect();
+        let parts: Vec<Part<T::Kept>> = on_all_threads(parts, walk);
         for part in parts {
             part.add_to(walker);
         }
@@ -104,10 +107,23 @@ pub(super) fn list<T: Tree>(
         let share = Budget { evaluations_max, stop: walker.budget.stop };
         let (aim, ahead) = (Aim { below_s, ..walker.aim }, walker.ahead);
         let walk = |part: Part<T::Kept>| part.walk(another(), (aim, ahead), &share);
-        let parts: Vec<Part<T::Kept>> = parts.into_par_iter().map(walk).collect();
+        let parts: Vec<Part<T::Kept>> = on_all_threads(parts, walk);
         for part in parts {
             part.add_to(walker);
         }
+    }
+}
+
+/// Maps parts on all threads; one after the other where the system starts none.
+fn on_all_threads<A: Send, B: Send>(parts: Vec<A>, work: impl Fn(A) -> B + Sync + Send) -> Vec<B> {
+    static HAS_THREADS: LazyLock<bool> = LazyLock::new(|| {
+        // An error with a cause is one of the system; without, there is a pool already.
+        let built = rayon::ThreadPoolBuilder::new().build_global();
+        built.is_ok() || built.is_err_and(|error| error.source().is_none())
+    });
+    match *HAS_THREADS {
+        true => parts.into_par_iter().map(work).collect(),
+        false => parts.into_iter().map(work).collect(),
     }
 }
 
