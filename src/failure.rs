@@ -11,7 +11,7 @@
 //! | 6 | a bad file |
 //! | 7 | the outside world failed: a rank, a disk |
 //! | 75 | interrupted after a complete checkpoint |
-//! | 130 | interrupted without one |
+//! | 130 | interrupted without one: before the first step, or by a second signal |
 //!
 //! # Diagnostics of the command line
 //!
@@ -35,6 +35,7 @@
 //! | `E5016` | a layout in a file, another tool's or ours, that cannot be read | 6 |
 //! | `E5017` | a plan over groups that another tool cannot be told | 4 |
 //! | `E5019` | a file that is no text | 6 |
+//! | `E5020` | less memory is left than a run needs | 7 |
 //! | `W5018` | columns of a table that nothing reads | 0 |
 
 use std::fs;
@@ -234,6 +235,9 @@ fn way_out(error: &runtime::Error) -> Option<String> {
     if let runtime::Error::Locked { .. } = error {
         return Some("wait for it to end or stop it, or choose another directory".to_owned());
     }
+    if let Some(limit) = error.limit().filter(|_| !error.is_disk_full()) {
+        return Some(format!("raise the limit on {limit}, or use fewer ranks or threads"));
+    }
     if !error.is_disk_full() {
         return None;
     }
@@ -242,12 +246,15 @@ fn way_out(error: &runtime::Error) -> Option<String> {
             let run = root.parent().unwrap_or(root).display();
             format!("make room, then go on with `gantline train --resume {run}`")
         }
+        runtime::Error::Room { .. } => {
+            "make room, choose another directory, or keep fewer checkpoints with --keep".to_owned()
+        }
         runtime::Error::Checkpoint { .. }
         | runtime::Error::Io { .. }
+        | runtime::Error::Threads { .. }
         | runtime::Error::Locked { .. }
-        | runtime::Error::Communication(_) => {
-            "make room, then give the same command again".to_owned()
-        }
+        | runtime::Error::Communication(_)
+        | runtime::Error::Abandoned => "make room, then give the same command again".to_owned(),
     })
 }
 
@@ -290,8 +297,8 @@ pub fn exit_of(code: &str) -> Exit {
         "E3007" => Exit::World,
         "E4001" | "E4021" | "E4030" | "E4032" | "E4040" => Exit::Usage,
         "E4050" | "E4051" | "E4060" => Exit::Usage,
-        "E4074" => Exit::World,
-        "E4052" | "E5008" | "E5015" => Exit::Failed,
+        "E4074" | "E5020" => Exit::World,
+        "E4052" | "E4053" | "E4054" | "E5008" | "E5015" => Exit::Failed,
         "E5001" | "E5002" | "E5003" | "E5006" | "E5009" | "E5013" => Exit::Usage,
         "E5010" | "E5017" => Exit::Unsupported,
         code if code.starts_with("E1") => Exit::of_code(ir::import::exit_code(code)),

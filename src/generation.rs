@@ -103,7 +103,7 @@ impl Generator {
         let classes = Classes { programs, kernels, mesh: plan.mesh, ids };
         let how = execute::Options {
             threads_per_rank: options.threads_per_rank,
-            deadline: crate::DEADLINE,
+            deadline: crate::deadline(None),
             tracing: Tracing::None,
         };
         let mut session = Session::start(Arc::new(classes), &how)?;

@@ -66,6 +66,8 @@ use ir::import::{Description, Model, Options, Resolved};
 use ir::rewrite::report::Report;
 use ir::rewrite::saturate::Selection;
 use ir::{Diagnostic, Module, Plan, Span};
+use kernels::Bytes;
+use planner::footprint::Footprint;
 use planner::search::{Found, Job};
 use runtime::execute::{Classes, Session};
 use runtime::trace::Tracing;
@@ -75,9 +77,20 @@ use failure::Failure;
 /// The entry that is trained.
 pub const LOSS: &str = "loss";
 
-/// How long a rank waits for another before the step fails. Chosen: longer than the slowest kernel
-/// on an overloaded machine.
+/// How long a rank waits for another before a step without a prediction fails. Chosen: longer than
+/// the slowest kernel on an overloaded machine.
 const DEADLINE: Duration = Duration::from_secs(300);
+/// The same for a step that is predicted to take no time.
+const DEADLINE_MIN: Duration = Duration::from_secs(5);
+/// A rank that is waited for longer than so many predicted steps is not slow, it hangs.
+const DEADLINE_STEPS: f64 = 5.0;
+
+/// How long no rank may finish an instruction before a step that is predicted to take so many
+/// seconds fails.
+fn deadline(step_s: Option<f64>) -> Duration {
+    let of_steps = |step_s: f64| Duration::try_from_secs_f64(DEADLINE_STEPS * step_s).ok();
+    step_s.and_then(of_steps).map_or(DEADLINE, |steps| steps.max(DEADLINE_MIN))
+}
 
 /// The description that a MODEL argument means. Its warnings are said on stderr.
 ///
@@ -132,9 +145,45 @@ pub fn compile(module: &Module, entry: &str, plan: &Plan) -> Result<Classes, Fai
     Ok(Classes { programs, kernels, mesh: plan.mesh, ids: Ids::of(module, entry) })
 }
 
+/// Compares what the ranks of this process will hold with what it can get now: `E5020`. The page
+/// cache gives way, and counts as free.
+fn check_memory(classes: &Classes, threads_per_rank: usize) -> Result<(), Diagnostic> {
+    let footprints = Footprint::of_all(&classes.programs, &classes.kernels, threads_per_rank);
+    let ranks = classes.mesh.ranks();
+    let of = |part: fn(&Footprint) -> u64| -> u64 {
+        (0..ranks).map(|rank| part(&footprints[classes.class_of(rank)])).sum()
+    };
+    let need = of(Footprint::total);
+    let Some(limit) = planner::machine::tightest().filter(|limit| limit.left() < need) else {
+        return Ok(());
+    };
+    let (need, left) = (Bytes(need), Bytes(limit.left()));
+    let headline = format!("the run needs {need} of memory, and {left} are left");
+    let [arenas, workspaces, mailboxes] =
+        [of(|f| f.arena), of(|f| f.workspace), of(|f| f.mailboxes)].map(Bytes);
+    let parts = format!(
+        "{ranks} ranks hold {arenas} in arenas, {workspaces} in workspaces, {mailboxes} in mailboxes"
+    );
+    Err(Diagnostic::error("E5020", Span::default(), headline)
+        .note(parts)
+        .note(limit.describe())
+        .help(format!("end other programs, or plan for less with `--memory {left}`")))
+}
+
 /// Programs to session: ranks that wait for work, as threads of this process.
 pub fn start(classes: Classes, threads_per_rank: usize) -> Result<Session, Failure> {
-    let options =
-        runtime::execute::Options { threads_per_rank, deadline: DEADLINE, tracing: Tracing::None };
+    start_predicted(classes, threads_per_rank, None)
+}
+
+/// As [`start`], where a step is predicted to take so many seconds: a rank that is waited for much
+/// longer hangs.
+pub fn start_predicted(
+    classes: Classes,
+    threads_per_rank: usize,
+    step_s: Option<f64>,
+) -> Result<Session, Failure> {
+    check_memory(&classes, threads_per_rank)?;
+    let (deadline, tracing) = (deadline(step_s), Tracing::None);
+    let options = runtime::execute::Options { threads_per_rank, deadline, tracing };
     Ok(Session::start(Arc::new(classes), &options)?)
 }

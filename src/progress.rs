@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use runtime::train::{Progress, Summary};
+use runtime::train::{Progress, SlowRank, Summary};
 
 use crate::output;
 
@@ -61,9 +61,28 @@ impl Watcher {
                 progress.loss
             ));
         }
+        if let Some(above) = progress.spike {
+            self.warn(&format!(
+                "the loss of step {} leaps to {:.4}, {above:.1} standard deviations above the last",
+                progress.step, progress.loss
+            ));
+        }
+        if let Some(SlowRank { rank, times }) = progress.slow {
+            self.warn(&format!(
+                "rank {rank} computes {times:.1} times as long as half of the ranks, for ten steps"
+            ));
+        }
         let is_due = progress.step.is_multiple_of(self.every) || is_first;
         if progress.validation.is_some() || (self.bar.is_none() && is_due) {
             self.line(progress);
+        }
+    }
+
+    fn warn(&self, text: &str) {
+        let text = format!("warning: {text}");
+        match &self.bar {
+            Some(bar) => bar.println(text),
+            None => output::note(&text),
         }
     }
 
@@ -138,6 +157,8 @@ impl Watcher {
             let error = 100.0 * (predicted / median - 1.0);
             text += &format!(", {} predicted ({error:+.0} %)", output::seconds(predicted));
         }
+        text +=
+            &format!("\ngoodput     {:.1} % of the time went into steps", 100.0 * summary.goodput);
         if let Some(checkpoint) = &summary.checkpoint {
             text += &format!("\ncheckpoint  {}", checkpoint.display());
         }

@@ -98,8 +98,16 @@ pub struct Settings {
     pub save_every: u64,
     /// Checkpoints that are kept; 0 for all.
     pub keep: usize,
+    /// What is done about a loss that leaps: `warn`, `stop`.
+    #[serde(default = "warn")]
+    pub on_spike: String,
     /// What the planner keeps to.
     pub limits: Limited,
+}
+
+/// What runs do about a leap that nobody has said anything about.
+fn warn() -> String {
+    "warn".to_owned()
 }
 
 impl Settings {
@@ -143,6 +151,7 @@ impl Settings {
             val_batches: 8,
             save_every: 100,
             keep: 3,
+            on_spike: warn(),
             limits: Limited::default(),
         }
     }

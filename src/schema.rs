@@ -598,6 +598,7 @@ pub const DOCUMENTS: &[Document] = &[
             may("step_time_s", Kind::Number, "the median step"),
             PREDICTED,
             RATE,
+            is("goodput", Kind::Number, "share of the time that went into steps"),
             may("checkpoint", Kind::Text, "the directory of the last one"),
         ],
     },

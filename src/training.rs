@@ -123,7 +123,7 @@ impl Training {
         let classes = crate::compile(&self.question.module, LOSS, &self.plan)?;
         let ranks = self.plan.mesh.ranks();
         let threads = settings.threads.unwrap_or_else(|| self.question.cluster.threads(ranks));
-        crate::start(classes, threads)
+        crate::start_predicted(classes, threads, self.predicted_step_s())
     }
 
     /// Gives every weight the first value that the model says.

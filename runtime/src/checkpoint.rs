@@ -28,18 +28,21 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use ir::{DType, Diagnostic, Span};
+use kernels::Bytes;
 use serde_json::Value;
 
 pub use manifest::{FileEntry, SliceEntry};
 pub use read::Checkpoint;
 
-use crate::disk::{Disk, Files, UNFINISHED, replace_on};
+use crate::disk::{Disk, Files, UNFINISHED, replace_on, room};
 use crate::error::{Error, Failure};
 use crate::weights::{NewTensor, write_to};
 use manifest::{MANIFEST, Manifest};
 
 /// The file that names the newest checkpoint.
 const LATEST: &str = "LATEST";
+/// What a checkpoint takes beside its tensors, about: headers and the manifest.
+const MANIFEST_BYTES: u64 = 64 << 10;
 
 /// A slice of a tensor, to be written.
 #[derive(Clone, Copy, Debug)]
@@ -90,6 +93,30 @@ impl Store {
     /// `keep` is how many are kept, the newest ones; all if none.
     pub fn new(root: &Path, keep: Option<usize>) -> Store {
         Store { root: root.to_owned(), keep, disk: Box::new(Files) }
+    }
+
+    /// Whether the disk has room for what a run will write: `coming` checkpoints of so many bytes
+    /// each, of which the oldest go when there are more than are kept.
+    ///
+    /// **Errors.** [`Error::Room`].
+    pub fn check_room(&self, bytes: u64, coming: u64) -> Result<(), Error> {
+        let there = self.steps().map_or(0, |steps| steps.len() as u64);
+        // The newest is complete before the oldest goes.
+        let most = self.keep.map_or(u64::MAX, |keep| keep as u64 + 1);
+        let more = there.saturating_add(coming).min(most.max(there + 1)) - there;
+        let need = (bytes + MANIFEST_BYTES).saturating_mul(more);
+        let Some(have) = room(&self.root).filter(|have| *have < need) else { return Ok(()) };
+        let what = match more {
+            1 => "a checkpoint".to_owned(),
+            more => format!("{more} checkpoints"),
+        };
+        Err(Error::Room { path: self.root.clone(), what, need: Bytes(need), have: Bytes(have) })
+    }
+
+    /// The error of a checkpoint that could not be written.
+    pub(crate) fn failed(&self, step: u64, cause: Error) -> Error {
+        let previous = self.latest_name().ok().flatten().map(|name| name.step);
+        Error::Checkpoint { step, root: self.root.clone(), previous, cause: Box::new(cause) }
     }
 
     /// Begins a checkpoint, by one rank; what an earlier crash left behind is removed.
@@ -434,9 +461,7 @@ impl Draft<'_> {
     fn failed(&self, cause: Error) -> Error {
         // What can't be removed now is removed when the next checkpoint begins.
         let _ = self.store.remove(&self.folder);
-        let previous = self.store.latest_name().ok().flatten().map(|name| name.step);
-        let root = self.store.root.clone();
-        Error::Checkpoint { step: self.step, root, previous, cause: Box::new(cause) }
+        self.store.failed(self.step, cause)
     }
 }
 

@@ -248,7 +248,11 @@ pub trait Communicator: Send {
     /// Tells all other ranks that this one has failed: their calls return [`CommError::Peer`].
     fn abort(&self, reason: &str);
 
-    /// How long a call waits for another rank before it fails.
+    /// Notes that this rank has finished an instruction: whoever waits begins its deadline anew.
+    fn advance(&self);
+
+    /// How long a call waits for another rank before it fails, from the last instruction on that
+    /// any rank has finished.
     fn set_deadline(&mut self, deadline: Duration);
 
     /// Bytes sent so far.

@@ -41,6 +41,14 @@ pub(crate) fn replace_on(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> Result<(
     disk.sync_dir(folder).map_err(Error::io("sync", folder))
 }
 
+/// Bytes that a directory's disk has left for this user, whether or not the directory is there yet;
+/// none where the system does not say.
+pub(crate) fn room(path: &Path) -> Option<u64> {
+    let at = path.ancestors().map(|at| if at.as_os_str().is_empty() { Path::new(".") } else { at });
+    let stat = at.filter_map(|at| rustix::fs::statvfs(at).ok()).next()?;
+    Some(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
 /// A file system.
 pub(crate) trait Disk: Send + Sync {
     /// Makes a directory and those above it.

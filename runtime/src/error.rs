@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
 use ir::Diagnostic;
+use kernels::Bytes;
 use thiserror::Error;
 
 use crate::communicator::CommError;
@@ -33,6 +34,26 @@ pub enum Error {
         /// Why.
         cause: Box<Error>,
     },
+    /// The system refuses to start a thread.
+    #[error("the system starts no thread for {whom}: {source}")]
+    Threads {
+        /// Whom it is for: a rank, the data.
+        whom: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A disk has too little room for what will be written.
+    #[error("the disk of `{}` has {have} left, and {need} are needed for {what}", path.display())]
+    Room {
+        /// Where it would be written.
+        path: PathBuf,
+        /// What, in words.
+        what: String,
+        /// Bytes that it needs.
+        need: Bytes,
+        /// Bytes that are left.
+        have: Bytes,
+    },
     /// Another process writes to the directory of a run.
     #[error("`{}` is being written to{}", folder.display(), by(holder))]
     Locked {
@@ -44,6 +65,9 @@ pub enum Error {
     /// A call between ranks failed.
     #[error(transparent)]
     Communication(#[from] CommError),
+    /// A step was given up on request, before any rank began its update.
+    #[error("the step was abandoned")]
+    Abandoned,
 }
 
 fn kept(previous: Option<u64>) -> String {
@@ -63,6 +87,41 @@ impl Error {
         move |source| Error::Io { call, path: path.to_owned(), source }
     }
 
+    /// The limit of the system or the process that is reached, where the error tells.
+    pub fn limit(&self) -> Option<&'static str> {
+        match self {
+            Error::Threads { .. } => Some(
+                "threads and processes (`ulimit -u`, and `pids.max` of the control group) or \
+                 address space (`ulimit -v`)",
+            ),
+            Error::Io { source, .. } => match source.raw_os_error() {
+                Some(libc::EMFILE) => Some("files that are open at once (`ulimit -n`)"),
+                Some(libc::ENFILE) => Some("files that are open on this machine"),
+                Some(libc::ENOMEM) => Some("address space (`ulimit -v`)"),
+                Some(libc::EFBIG) => Some("the size of a file (`ulimit -f`)"),
+                _ => None,
+            },
+            Error::Checkpoint { cause, .. } => cause.limit(),
+            Error::Room { .. }
+            | Error::Locked { .. }
+            | Error::Communication(_)
+            | Error::Abandoned => None,
+        }
+    }
+
+    /// Whether a file may grow no more, by a limit of the process or the file system.
+    pub fn is_file_too_large(&self) -> bool {
+        match self {
+            Error::Io { source, .. } => source.kind() == io::ErrorKind::FileTooLarge,
+            Error::Checkpoint { cause, .. } => cause.is_file_too_large(),
+            Error::Threads { .. }
+            | Error::Room { .. }
+            | Error::Locked { .. }
+            | Error::Communication(_)
+            | Error::Abandoned => false,
+        }
+    }
+
     /// Whether the disk, or the user's share of it, is full, or a file may grow no more.
     pub fn is_disk_full(&self) -> bool {
         match self {
@@ -73,7 +132,11 @@ impl Error {
                     | io::ErrorKind::FileTooLarge
             ),
             Error::Checkpoint { cause, .. } => cause.is_disk_full(),
-            Error::Locked { .. } | Error::Communication(_) => false,
+            Error::Room { .. } => true,
+            Error::Threads { .. }
+            | Error::Locked { .. }
+            | Error::Communication(_)
+            | Error::Abandoned => false,
         }
     }
 }

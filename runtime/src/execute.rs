@@ -5,13 +5,16 @@
 //!
 //! **Failures.** A rank that panics or whose communication fails ends the step on all ranks. The
 //! error names the rank that failed first, its step and its instruction, as they stand in the text
-//! of its program. After it the session is of no further use.
+//! of its program. After it the session is of no further use. A step that is abandoned leaves
+//! weights and states as they were before it, or finishes its update.
 //!
 //! **Cost.** Arenas, groups and trace buffers are made at the start; a step reserves no memory
 //! beyond what kernels use as scratch in their first launch.
 
 mod control;
+mod course;
 mod describe;
+mod finite;
 mod rank;
 mod shards;
 #[cfg(test)]
@@ -39,6 +42,9 @@ use crate::local::arena::Arena;
 use crate::trace::{Span, Trace, Tracing};
 
 use control::Control;
+use course::Course;
+use finite::Found;
+pub use finite::NotFinite;
 use rank::Runner;
 pub use shards::{Part, Shard, Values};
 
@@ -159,7 +165,8 @@ fn buffer_of(program: &Program, id: BufferId) -> &Buffer {
 pub struct Options {
     /// Threads of one rank.
     pub threads_per_rank: usize,
-    /// How long a rank waits for another before it fails.
+    /// How long a rank waits for another before it fails, from the last instruction on that any
+    /// rank has finished.
     pub deadline: Duration,
     /// What is timed.
     pub tracing: Tracing,
@@ -256,6 +263,20 @@ impl Lent<'_> {
 struct Seat {
     arena: Arena,
     spans: Vec<Span>,
+    /// What is not finite in the step that was run last, where it was looked for.
+    found: Option<Found>,
+}
+
+/// Ends the step of a session from another thread, at the next launches of its ranks.
+#[derive(Clone)]
+pub struct Abandon(Arc<Course>);
+
+impl Abandon {
+    /// Ends the step, and lets no other begin. A step in which a rank has begun to update its
+    /// weights is finished first: either all ranks update or none does.
+    pub fn now(&self) {
+        self.0.abandon();
+    }
 }
 
 /// The ranks of one process, ready to run steps.
@@ -286,15 +307,17 @@ impl Session {
             let control = Arc::clone(&session.control);
             let seat = Arc::clone(&session.seats[rank]);
             let samples = Arc::clone(&samples);
-            let make = || Runner::new(classes, Box::new(local), options, samples, epoch);
+            let course = Arc::clone(&control.course);
+            let make = || Runner::new(classes, Box::new(local), options, samples, course, epoch);
+            let refused = |source| Error::Threads { whom: format!("rank {rank}"), source };
             let mut runner = catch_unwind(AssertUnwindSafe(make))
-                .map_err(|panic| rank_error(rank, rank::panic_text(&*panic).to_owned()))?;
+                .map_err(|panic| rank_error(rank, rank::panic_text(&*panic).to_owned()))?
+                .map_err(refused)?;
             let body = move || {
                 control.serve(rank, |phase, inputs| runner.run(phase, inputs, &mut lock(&seat)));
             };
             let thread = std::thread::Builder::new().name(format!("rank {rank}")).spawn(body);
-            let thread = thread
-                .map_err(|error| rank_error(rank, format!("can't start its thread: {error}")))?;
+            let thread = thread.map_err(refused)?;
             session.threads.push(thread);
         }
         Ok(session)
@@ -308,7 +331,7 @@ impl Session {
         })?;
         let spans = |phase| tracing.span_count(program, steps(program, phase));
         let spans = self.classes.phases().map(spans).max().unwrap_or(0);
-        Ok(Seat { arena, spans: Vec::with_capacity(spans) })
+        Ok(Seat { arena, spans: Vec::with_capacity(spans), found: None })
     }
 
     /// The programs.
@@ -316,7 +339,53 @@ impl Session {
         &self.classes
     }
 
-    /// Runs one training step on all ranks.
+    /// Lets another thread end a step of this session, after which its memory can still be read.
+    pub fn abandon(&self) -> Abandon {
+        Abandon(Arc::clone(&self.control.course))
+    }
+
+    /// Runs a step again whose loss or gradient is not finite, and finds the first value in it that
+    /// is not: NaN or infinite, negative infinities only where there is nothing else. None if the
+    /// step has no such value.
+    ///
+    /// **Errors.** As [`Session::step`].
+    pub fn examine(
+        &mut self,
+        batch: &Batch<'_>,
+        scalars: Scalars,
+    ) -> Result<Option<NotFinite>, Failure> {
+        if let Some(weight) = self.weight_not_finite() {
+            return Ok(Some(weight));
+        }
+        self.control.run(Phase::Step, batch, scalars, true)?;
+        let found =
+            self.seats.iter().enumerate().filter_map(|(r, seat)| Some((r, lock(seat).found?)));
+        let first = found.min_by_key(|(_, found)| (found.is_mask_like, found.when));
+        Ok(first.map(|(rank, found)| {
+            let program = self.classes.program_of(rank);
+            finite::told(program, &self.classes.kernels, &program.steps, rank, found)
+        }))
+    }
+
+    /// The first weight or state of the optimizer that has a value that is not finite.
+    pub fn weight_not_finite(&self) -> Option<NotFinite> {
+        let kept = self.shards().into_iter().filter(|shard| shard.part != Part::Grad);
+        kept.into_iter().find_map(|shard| {
+            let values = self.lend(shard.rank, |lent| {
+                finite::values(shard.dtype, &lent.bytes(shard.buffer)[..shard.bytes()])
+            });
+            let tensor = match shard.part {
+                Part::State(index) => format!("{}/state{index}", shard.name),
+                Part::Weight | Part::Grad => shard.name,
+            };
+            let is_finite = values == finite::Values::Finite;
+            let layer = tensor.rsplit_once('.').map(|(layer, _)| layer.to_owned());
+            (!is_finite).then_some(NotFinite { rank: shard.rank, tensor, layer, place: None })
+        })
+    }
+
+    /// Runs one training step on all ranks. Where its loss or gradient is not finite, it ends
+    /// before the update: weights and states keep their bits.
     ///
     /// **Shapes.** The batch holds the samples of all micro-batches and ranks: micro-batch `m` of
     /// data coordinate `r` is [`Samples::size`] samples from [`Samples::first`]`(m, r)` on.
@@ -373,7 +442,7 @@ impl Session {
     ) -> Result<StepReport, Failure> {
         let start = Instant::now();
         self.check_ids(phase, batch)?;
-        let ranks = self.control.run(phase, batch, scalars)?;
+        let ranks = self.control.run(phase, batch, scalars, false)?;
         let seconds = start.elapsed().as_secs_f64();
         let [loss_sum, count, square] = self.stats();
         let grad_norm = match phase {

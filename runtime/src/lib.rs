@@ -40,6 +40,8 @@
 //! | E4050 | a learning-rate schedule that makes no sense | correct the flag that is named |
 //! | E4051 | a checkpoint of another run | resume with what the run was begun with |
 //! | E4052 | the loss or its gradient is not finite any more | a smaller learning rate |
+//! | E4053 | the loss leaps, and the run is to stop then | a smaller learning rate |
+//! | E4054 | weights or optimizer are not finite any more | a smaller learning rate |
 //! | E4060 | the prompt has no tokens, or more than the model reads | change the prompt |
 //! | E4061 | a model gives no finite logits | check its weights |
 //! | E4070 | not an artefact | give a file that `gantline compile` wrote |
@@ -76,6 +78,7 @@ pub mod lock;
 pub mod map;
 pub mod metrics;
 pub mod npy;
+mod patience;
 pub mod rate;
 pub mod signal;
 pub mod tokens;

@@ -242,6 +242,10 @@ impl Communicator for Local {
         self.world.fail(self.rank, reason);
     }
 
+    fn advance(&self) {
+        self.world.advance();
+    }
+
     fn set_deadline(&mut self, deadline: Duration) {
         self.deadline = deadline;
     }

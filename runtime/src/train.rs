@@ -11,23 +11,28 @@
 //! under the same plan repeats, bit for bit, what it would have done without the interruption;
 //! under another plan, sums are added in another order.
 
+mod slow;
+mod spike;
 mod state;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use ir::plan::Optimizer;
 use ir::{Diagnostic, Span};
 use serde_json::Value;
 
-pub use state::{Identity, RunState, restore, save};
+pub use slow::{Paces, SlowRank};
+pub use spike::{Losses, OnSpike};
+pub use state::{Identity, RunState, checkpoint_bytes, restore, save};
 
 use crate::checkpoint::{Checkpoint, Store};
 use crate::data::{Batches, Prefetch};
 use crate::error::{Error, Failure};
-use crate::execute::{Batch, Phase, Samples, Scalars, Session, StepReport};
+use crate::execute::{Batch, Phase, RankTime, Samples, Scalars, Session, StepReport};
 use crate::metrics::{Events, Lines, Plot, series};
 use crate::rate::Schedule;
 
@@ -65,6 +70,8 @@ pub struct Config {
     pub predicted_step_s: Option<f64>,
     /// The settings of the run as text: kept in each checkpoint, and not looked at here.
     pub settings: String,
+    /// What is done about a loss that leaps.
+    pub on_spike: OnSpike,
 }
 
 /// What is known after a step.
@@ -88,9 +95,15 @@ pub struct Progress {
     pub predicted_step_s: Option<f64>,
     /// The mean loss of a token over the validation batches, if this step was followed by one.
     pub validation: Option<f64>,
+    /// How many standard deviations the loss lies above the last ones, if it leaps.
+    pub spike: Option<f64>,
+    /// A rank that has held up the others for some steps.
+    pub slow: Option<SlowRank>,
+    /// How each rank spent the step.
+    pub ranks: Vec<RankTime>,
 }
 
-/// How a run ended; both have written a checkpoint.
+/// How a run ended; both have written a checkpoint, if there is a step to keep.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     /// All steps are done.
@@ -108,10 +121,14 @@ pub struct Summary {
     pub steps: u64,
     /// The last checkpoint; none if none was written now.
     pub checkpoint: Option<PathBuf>,
+    /// The share of the time of the process that went into steps that are kept.
+    pub goodput: f64,
 }
 
 /// What a run needs besides a session.
 pub struct Run<'a> {
+    /// When the process began.
+    pub since: Instant,
     /// How to train.
     pub config: &'a Config,
     /// The data.
@@ -126,8 +143,13 @@ pub struct Run<'a> {
 
 /// Trains from the weights that are in the session, or goes on from a checkpoint.
 ///
+/// A run that is asked to stop ends after its step; one whose step is abandoned, with the step
+/// before. Either has a checkpoint then.
+///
 /// **Errors.** E4051 if the checkpoint is of another run; E4052 if the loss is not finite any more,
-/// after which the last checkpoint is untouched; those of checkpoints; a rank, the disk.
+/// after which the last checkpoint is untouched; E4053 if it leaps and
+/// [`Config::on_spike`] says to stop; E4054 if weights are not finite any more; those of
+/// checkpoints; a rank, the disk.
 pub fn train(
     session: &mut Session,
     run: &mut Run<'_>,
@@ -142,30 +164,97 @@ pub fn train(
     }
     let done = resumed.map(Checkpoint::step);
     let mut journal = Journal::open(&run.config.out, done)?;
-    let store = Store::new(&run.config.out.join(CHECKPOINTS), run.config.keep);
-    let mut summary = Summary { last: None, steps: done.unwrap_or(0), checkpoint: None };
-    let mut data = Prefetch::start(run.batches, summary.steps..run.config.steps)?;
-    let mut is_stopped = false;
-    while summary.steps < run.config.steps && !is_stopped {
-        let step = summary.steps + 1;
-        let progress = advance(session, run, &mut data, samples, step)?;
-        journal.append(&progress)?;
-        (run.progress)(&progress);
-        is_stopped = (run.stop)();
-        if is_due(run.config.checkpoint_every, step, run.config.steps) || is_stopped {
-            summary.checkpoint = Some(save(session, &store, step, &state)?);
+    let mut keeper = Keeper {
+        store: Store::new(&run.config.out.join(CHECKPOINTS), run.config.keep),
+        state,
+        step: done.unwrap_or(0),
+        last: None,
+        seconds: None,
+    };
+    let steps = done.unwrap_or(0)..run.config.steps;
+    let coming = checkpoints(run.config, steps.clone());
+    keeper.store.check_room(checkpoint_bytes(session), coming)?;
+    let mut data = Prefetch::start(run.batches, steps.clone())?;
+    let (mut losses, mut paces) = (Losses::default(), Paces::default());
+    let mut recovery_s = done.map(|_| run.since.elapsed().as_secs_f64());
+    let (mut done, mut last, mut kept_s) = (steps.start, None, 0.0);
+    let mut is_stopped = (run.stop)();
+    while done < run.config.steps && !is_stopped {
+        let step = done + 1;
+        let mut progress = match advance(session, run, &mut data, samples, step) {
+            Err(Failure::World(Error::Abandoned)) => {
+                is_stopped = true;
+                break;
+            }
+            advanced => advanced?,
+        };
+        progress.spike = losses.add(progress.loss);
+        check_spike(run.config, &progress)?;
+        (done, kept_s) = (step, kept_s + progress.step_s);
+        let costs = Costs { recovery_s: recovery_s.take(), checkpoint_s: keeper.seconds.take() };
+        match journal.append(&progress, costs) {
+            // What asks to stop here is SIGXFSZ: a file may grow no more.
+            Err(error) if error.is_file_too_large() => is_stopped = true,
+            appended => appended?,
         }
-        summary.steps = step;
-        summary.last = Some(progress);
+        progress.slow = paces.add(&progress.ranks);
+        (run.progress)(&progress);
+        last = Some(progress);
+        is_stopped |= (run.stop)();
+        if is_due(run.config.checkpoint_every, step, run.config.steps) {
+            keeper.keep(session, step)?;
+        }
     }
-    plot(&run.config.out)?;
-    let is_finished = summary.steps >= run.config.steps;
+    if is_stopped {
+        keeper.keep(session, done)?;
+    }
+    let is_finished = done >= run.config.steps;
+    match plot(&run.config.out) {
+        // A run that is asked to stop has what it needs to go on.
+        Err(_) if !is_finished => {}
+        drawn => drawn?,
+    }
+    let goodput = kept_s / run.since.elapsed().as_secs_f64();
+    let summary = Summary { last, steps: done, checkpoint: keeper.last, goodput };
     Ok(if is_finished { Outcome::Finished(summary) } else { Outcome::Interrupted(summary) })
+}
+
+/// Writes the checkpoints of a run.
+struct Keeper {
+    store: Store,
+    state: RunState,
+    /// The step whose checkpoint is the newest; 0 for none.
+    step: u64,
+    /// The newest that was written now.
+    last: Option<PathBuf>,
+    /// How long it took, until that is in the journal.
+    seconds: Option<f64>,
+}
+
+impl Keeper {
+    /// Writes the checkpoint of a step, unless it is there; there is none of step 0.
+    fn keep(&mut self, session: &Session, step: u64) -> Result<(), Failure> {
+        if step == self.step {
+            return Ok(());
+        }
+        let start = Instant::now();
+        self.last = Some(save(session, &self.store, step, &self.state)?);
+        self.seconds = Some(start.elapsed().as_secs_f64());
+        self.step = step;
+        Ok(())
+    }
 }
 
 /// Whether something that is done after so many steps each, and at the end, is done now.
 fn is_due(every: Option<u64>, step: u64, last: u64) -> bool {
     step == last || every.is_some_and(|every| step.is_multiple_of(every.max(1)))
+}
+
+/// Checkpoints that are written in some steps.
+fn checkpoints(config: &Config, steps: Range<u64>) -> u64 {
+    let regular = |every: u64| steps.end / every.max(1) - steps.start / every.max(1);
+    let last = config.checkpoint_every.is_none_or(|every| !steps.end.is_multiple_of(every.max(1)));
+    config.checkpoint_every.map_or(0, regular) + u64::from(last && !steps.is_empty())
 }
 
 /// One step, counted from 1, and the validation after it.
@@ -181,10 +270,18 @@ fn advance(
     let batch = data.next_batch();
     let batch = Batch { tokens: &batch.inputs, labels: &batch.labels, ..Batch::default() };
     let report = session.step(&batch, scalars)?;
-    check_finite(&report, step)?;
+    if let Some(wrong) = not_finite(&report, step) {
+        return Err(match session.examine(&batch, scalars)? {
+            Some(found) => wrong.note(found.to_string()).into(),
+            None => wrong.into(),
+        });
+    }
     let is_validated =
         config.validate_every.is_some() && is_due(config.validate_every, step, config.steps);
-    let validation = if is_validated { validate(session, run, samples)? } else { None };
+    let validation = match is_validated.then(|| validate(session, run, samples)) {
+        None | Some(Err(Failure::World(Error::Abandoned))) => None,
+        Some(validated) => validated?,
+    };
     Ok(Progress {
         step,
         steps: config.steps,
@@ -195,6 +292,9 @@ fn advance(
         step_s: report.seconds,
         predicted_step_s: config.predicted_step_s,
         validation,
+        spike: None,
+        slow: None,
+        ranks: report.ranks,
     })
 }
 
@@ -216,15 +316,30 @@ pub fn scalars(config: &Config, step: u64) -> Scalars {
     }
 }
 
-fn check_finite(report: &StepReport, step: u64) -> Result<(), Diagnostic> {
+/// What is wrong with a step whose loss or gradient is not finite.
+fn not_finite(report: &StepReport, step: u64) -> Option<Diagnostic> {
     let (loss, norm) = (report.loss(), report.grad_norm);
     if loss.is_finite() && norm.is_finite() {
-        return Ok(());
+        return None;
     }
     let headline = format!("step {step} has a loss of {loss} and a gradient of norm {norm}");
-    Err(Diagnostic::error("E4052", Span::default(), headline)
+    let wrong = Diagnostic::error("E4052", Span::default(), headline)
         .note("the last checkpoint is from before this step")
-        .help("use a smaller learning rate, more steps of warm-up, or clip gradients"))
+        .help("use a smaller learning rate, more steps of warm-up, or clip gradients");
+    Some(wrong)
+}
+
+fn check_spike(config: &Config, progress: &Progress) -> Result<(), Diagnostic> {
+    let Some(above) = progress.spike.filter(|_| config.on_spike == OnSpike::Stop) else {
+        return Ok(());
+    };
+    let Progress { step, loss, .. } = progress;
+    let headline = format!(
+        "the loss of step {step} is {loss:.4}, {above:.1} standard deviations above the last ones"
+    );
+    Err(Diagnostic::error("E4053", Span::default(), headline)
+        .note("the last checkpoint is from before this step")
+        .help("go on with a smaller learning rate, or with `--on-spike warn`"))
 }
 
 /// The mean loss of a token over the validation batches; none if there are none.
@@ -246,6 +361,14 @@ fn validate(
     Ok((count > 0.0).then_some(sum / count))
 }
 
+/// What was waited for before a step.
+struct Costs {
+    /// From the start of the process to the first step of a resumption.
+    recovery_s: Option<f64>,
+    /// The checkpoint that was written before.
+    checkpoint_s: Option<f64>,
+}
+
 /// The metrics of a run, in both their forms.
 struct Journal {
     lines: Lines,
@@ -263,7 +386,7 @@ impl Journal {
         Ok(Journal { lines, events: Events::create(out, now_s(), done)? })
     }
 
-    fn append(&mut self, progress: &Progress) -> Result<(), Error> {
+    fn append(&mut self, progress: &Progress, costs: Costs) -> Result<(), Error> {
         let Progress { step, loss, grad_norm, rate, tokens_per_s, step_s, .. } = *progress;
         let mut values = vec![
             ("loss", loss),
@@ -274,6 +397,9 @@ impl Journal {
         ];
         values.extend(progress.predicted_step_s.map(|s| ("predicted_step_time_s", s)));
         values.extend(progress.validation.map(|loss| ("validation_loss", loss)));
+        values.extend(progress.spike.map(|above| ("spike", above)));
+        values.extend(costs.recovery_s.map(|s| ("recovery_s", s)));
+        values.extend(costs.checkpoint_s.map(|s| ("checkpoint_s", s)));
         let tag = |name| match name {
             "loss" => "loss/train",
             "validation_loss" => "loss/validation",

@@ -1,6 +1,7 @@
 //! `train MODEL --data …` and `train --resume DIR`: from data to checkpoints.
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use ir::DType;
 use ir::import::{Options, Resolved};
@@ -11,7 +12,7 @@ use runtime::load::check_weights;
 use runtime::lock::RunLock;
 use runtime::signal::StopSignal;
 use runtime::tokens::Tokenizer;
-use runtime::train::{self, Config, Identity, Outcome, RunState};
+use runtime::train::{self, Config, Identity, OnSpike, Outcome, RunState};
 use runtime::weights::Weights;
 use serde_json::json;
 
@@ -22,6 +23,7 @@ use crate::output;
 use crate::progress::Watcher;
 use crate::run::{PLAN, Run, Settings};
 use crate::training::{PlanFrom, Training};
+use crate::verbs::cost::duration;
 
 /// Headings of the help.
 const WHERE: &str = "Where it runs";
@@ -178,6 +180,18 @@ pub struct Args {
     /// Checkpoints that are kept, 0 for all [default: 3]
     #[arg(long, value_name = "N", help_heading = REPORTS)]
     pub keep: Option<usize>,
+    /// Report a loss that leaps, or end the run there [default: warn]
+    #[arg(long, value_name = "POLICY", value_parser = ["warn", "stop"], help_heading = REPORTS)]
+    pub on_spike: Option<String>,
+    /// How long a step may go on after a signal; then the step before is kept
+    #[arg(
+        long,
+        value_name = "TIME",
+        value_parser = duration,
+        default_value = "30s",
+        help_heading = REPORTS
+    )]
+    pub grace: f64,
     /// The model's tokenizer.json [default: beside the model, else bytes]
     #[arg(long, alias = "tokenizer-model", value_name = "FILE")]
     pub tokenizer: Option<String>,
@@ -272,6 +286,7 @@ fn overlay(mut settings: Settings, args: &Args) -> Settings {
     set(&mut settings.val_batches, &args.val_batches);
     set(&mut settings.save_every, &args.save_every);
     set(&mut settings.keep, &args.keep);
+    set(&mut settings.on_spike, &args.on_spike);
     settings.calibration = args.calibration.clone().or(settings.calibration);
     settings.dropout = args.dropout.or(settings.dropout);
     settings.tokenizer = args.tokenizer.clone().or(settings.tokenizer);
@@ -338,6 +353,7 @@ fn execute(
     run: Option<&Run>,
     resumed: Option<&Checkpoint>,
 ) -> Result<Exit, Failure> {
+    let since = Instant::now();
     let schedule = settings.schedule()?;
     // What fails soonest comes first: planning takes the longest.
     let data = Data::read(settings, resolved, job::vocab(&resolved.description)?)?;
@@ -353,8 +369,11 @@ fn execute(
         output::answer(&training.plan.to_string());
         return Ok(Exit::Success);
     };
-    let stop = StopSignal::watch()?;
+    let grace = Duration::try_from_secs_f64(args.grace).unwrap_or(Duration::MAX);
+    let stop = StopSignal::watch(grace)?;
     let mut session = training.start(settings)?;
+    let abandon = session.abandon();
+    stop.after_grace(move || abandon.now());
     if resumed.is_none() {
         first_weights(&mut session, &training, settings, weights.as_ref())?;
         run.write_model(settings, resolved, &data.tokenizer)?;
@@ -367,6 +386,7 @@ fn execute(
     let outcome = train::train(
         &mut session,
         &mut train::Run {
+            since,
             config: &config,
             batches: &data.batches,
             identity: &data.identity(&training),
@@ -377,7 +397,7 @@ fn execute(
     );
     watcher.finish();
     let outcome = outcome?;
-    finish(args, run, &watcher, &outcome, stop.name())
+    finish(args, run, &watcher, &outcome, &stop)
 }
 
 fn config(
@@ -400,6 +420,7 @@ fn config(
         out: run.folder.clone(),
         predicted_step_s: training.predicted_step_s(),
         settings: settings.to_text(),
+        on_spike: if settings.on_spike == "stop" { OnSpike::Stop } else { OnSpike::Warn },
     }
 }
 
@@ -446,10 +467,11 @@ fn finish(
     run: &Run,
     watcher: &Watcher,
     outcome: &Outcome,
-    signal: Option<&str>,
+    stop: &StopSignal,
 ) -> Result<Exit, Failure> {
     let (summary, exit) = match outcome {
         Outcome::Finished(summary) => (summary, Exit::Success),
+        Outcome::Interrupted(summary) if summary.steps == 0 => (summary, Exit::Killed),
         Outcome::Interrupted(summary) => (summary, Exit::Interrupted),
     };
     let out = run.folder.display();
@@ -465,17 +487,23 @@ fn finish(
             "step_time_s": watcher.median_step_s(),
             "predicted_step_time_s": summary.last.as_ref().and_then(|l| l.predicted_step_s),
             "tokens_per_s": summary.last.as_ref().map(|last| last.tokens_per_s),
+            "goodput": summary.goodput,
             "checkpoint": checkpoint,
         }));
-    } else {
+    } else if exit == Exit::Success || summary.last.is_some() {
         output::answer(&watcher.summary(summary));
     }
-    if exit == Exit::Interrupted {
-        let signal = signal.unwrap_or("a signal");
+    if exit == Exit::Success {
+        output::note(&format!("next     gantline generate {out} --prompt …"));
+        return Ok(exit);
+    }
+    let signal = stop.awaited_name().unwrap_or("a signal");
+    if exit == Exit::Killed {
+        output::note(&format!("note: stopped by {signal} before the first step"));
+        output::note("  = help: nothing was learned; give the same command again");
+    } else {
         output::note(&format!("note: stopped by {signal} after step {}", summary.steps));
         output::note(&format!("  = help: go on with `gantline train --resume {out}`"));
-    } else {
-        output::note(&format!("next     gantline generate {out} --prompt …"));
     }
     Ok(exit)
 }

@@ -45,7 +45,8 @@ fn metrics(scratch: &Scratch, run: &str) -> Vec<Map<String, Value>> {
     let text = fs::read_to_string(scratch.0.join(run).join("metrics.jsonl"));
     let read = |line: &str| {
         let mut step: Map<String, Value> = serde_json::from_str(line).expect("a line is JSON");
-        for time in ["step_time_s", "predicted_step_time_s", "tokens_per_s"] {
+        let times = ["step_time_s", "predicted_step_time_s", "tokens_per_s"];
+        for time in times.into_iter().chain(["recovery_s", "checkpoint_s"]) {
             step.remove(time);
         }
         step
@@ -97,7 +98,9 @@ fn two_hundred_steps_resumed_to_three_hundred_are_three_hundred() {
 
 /// Starts a run that has no end, and reads what it reports of each step.
 fn start(scratch: &Scratch, line: &str) -> (Child, impl Iterator<Item = String> + use<>) {
-    let mut command = scratch.command(&[], line);
+    // Whoever starts the tests may ignore some, as shells do for what runs in the background.
+    let wrapper = ["env", "--default-signal=INT,HUP,XFSZ,XCPU"];
+    let mut command = scratch.command(&wrapper, line);
     let mut child =
         command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the program starts");
     let stderr = child.stderr.take().expect("it is piped");
@@ -131,25 +134,119 @@ fn runs_that_are_killed_go_on_from_their_last_checkpoint() {
     assert_equal(&scratch, ["straight", "killed"], steps);
 }
 
+fn signal(child: &Child, name: &str) {
+    let kill = Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status();
+    assert!(kill.expect("`kill` starts").success());
+}
+
 #[test]
 fn a_run_that_is_asked_to_stop_writes_a_checkpoint_and_says_so() {
     let scratch = scratch("asked");
     let flags = format!("{} --ranks 2", FLAGS.replace("--save-every 1", "--save-every 0"));
-    let (mut child, mut lines) =
-        start(&scratch, &format!("train tiny {flags} --steps 100000 --out asked"));
-    lines.by_ref().filter(|line| step_of(line).is_some()).take(3).for_each(drop);
-    let kill = Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
-    assert!(kill.expect("`kill` starts").success());
-    let rest: Vec<String> = lines.collect();
-    assert_eq!(child.wait().expect("it ends").code(), Some(75), "{rest:?}");
-    let stopped = latest(&scratch, "asked");
-    let said = |text: &str| rest.iter().any(|line| line == text);
-    assert!(said(&format!("note: stopped by SIGTERM after step {stopped}")), "{rest:?}");
-    assert!(said("  = help: go on with `gantline train --resume asked`"), "{rest:?}");
-    let steps = stopped + 2;
+    let mut line = format!("train tiny {flags} --steps 100000 --out asked");
+    for name in ["TERM", "INT", "HUP", "USR1", "XCPU"] {
+        let (mut child, mut lines) = start(&scratch, &line);
+        lines.by_ref().filter(|line| step_of(line).is_some()).take(3).for_each(drop);
+        // As GNU `timeout` does: to the child, and to its group.
+        signal(&child, name);
+        signal(&child, name);
+        let rest: Vec<String> = lines.collect();
+        assert_eq!(child.wait().expect("it ends").code(), Some(75), "{name} {rest:?}");
+        let stopped = latest(&scratch, "asked");
+        let said = |text: &str| rest.iter().any(|line| line == text);
+        assert!(said(&format!("note: stopped by SIG{name} after step {stopped}")), "{rest:?}");
+        assert!(said("  = help: go on with `gantline train --resume asked`"), "{rest:?}");
+        "train --resume asked".clone_into(&mut line);
+    }
+    let steps = latest(&scratch, "asked") + 2;
     scratch.answer(&format!("train --resume asked --steps {steps}"));
     scratch.answer(&format!("train tiny {flags} --steps {steps} --out straight"));
     assert_equal(&scratch, ["straight", "asked"], steps);
+}
+
+/// Starts a run whose steps take seconds, and waits for a line that it says.
+fn start_slow(
+    scratch: &Scratch,
+    flags: &str,
+    awaited: fn(&str) -> bool,
+) -> (Child, impl Iterator<Item = String> + use<>) {
+    let wide = TINY.replace("\"n_embd\": 16", "\"n_embd\": 256");
+    assert_ne!(wide, TINY, "the model is made larger");
+    scratch.write("wide/config.json", &wide);
+    scratch.write("text/b.txt", &text().repeat(20));
+    let line = "train wide --data text --from-scratch --seq 16 --val-every 0 --save-every 0 \
+                --ranks 2 --steps 100000 --out slow";
+    let (child, mut lines) = start(scratch, &format!("{line} {flags}"));
+    assert!(lines.any(|line| awaited(&line)), "the line is said");
+    (child, lines)
+}
+
+#[test]
+fn a_step_that_is_longer_than_the_grace_is_abandoned_and_the_one_before_kept() {
+    let scratch = scratch("grace");
+    let is_step = |line: &str| step_of(line).is_some();
+    let (mut child, lines) = start_slow(&scratch, "--gbs 256 --grace 1ms", is_step);
+    signal(&child, "TERM");
+    let rest: Vec<String> = lines.collect();
+    assert_eq!(child.wait().expect("it ends").code(), Some(75), "{rest:?}");
+    assert_eq!(latest(&scratch, "slow"), 1, "{rest:?}");
+    let verified = scratch.run("checkpoint verify slow");
+    assert!(verified.status.success(), "{}", String::from_utf8_lossy(&verified.stdout));
+}
+
+#[test]
+fn a_second_signal_ends_a_run_at_once() {
+    let scratch = scratch("twice");
+    let is_begun = |line: &str| line.starts_with("weights ");
+    let (mut child, lines) = start_slow(&scratch, "--gbs 4096 --grace 10m", is_begun);
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    signal(&child, "TERM");
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    signal(&child, "TERM");
+    let rest: Vec<String> = lines.collect();
+    assert_eq!(child.wait().expect("it ends").code(), Some(130), "{rest:?}");
+    assert!(!rest.iter().any(|line| line.contains("stopped by")), "{rest:?}");
+}
+
+#[test]
+fn time_in_which_a_run_is_stopped_is_no_waiting() {
+    let scratch = scratch("stopped");
+    let plan = scratch.answer("plan tiny --ranks 2 --seq 16 --fix pp=2 --plan");
+    scratch.write("given.plan", &plan);
+    let flags = format!("{FLAGS} --ranks 2 --plan given.plan --steps 100000");
+    let (mut child, mut lines) = start(&scratch, &format!("train tiny {flags} --out stopped"));
+    lines.by_ref().filter(|line| step_of(line).is_some()).take(2).for_each(drop);
+    signal(&child, "STOP");
+    // Longer than the deadline of such short steps.
+    std::thread::sleep(std::time::Duration::from_secs(7));
+    signal(&child, "CONT");
+    lines.by_ref().filter(|line| step_of(line).is_some()).take(2).for_each(drop);
+    signal(&child, "TERM");
+    let rest: Vec<String> = lines.collect();
+    assert_eq!(child.wait().expect("it ends").code(), Some(75), "{rest:?}");
+}
+
+#[test]
+fn a_run_whose_metrics_may_grow_no_more_keeps_its_last_step() {
+    let scratch = scratch("grown");
+    let small = TINY.replace("\"n_embd\": 16", "\"n_embd\": 4");
+    assert_ne!(small, TINY, "the model is made smaller");
+    scratch.write("small/config.json", &small);
+    let flags = FLAGS.replace("-every 1", "-every 0");
+    let line = format!("train small {flags} --steps 100000 --out grown");
+    // 128 or 256 KiB, as the blocks of the shell are; a checkpoint fits.
+    let wrapper = ["env", "--default-signal=XFSZ", "sh", "-c", "ulimit -f 256; exec \"$0\" \"$@\""];
+    let mut command = scratch.command(&wrapper, &line);
+    let output = command.output().expect("the program starts");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(75), "{errors}");
+    let stopped = latest(&scratch, "grown");
+    assert!(errors.contains(&format!("stopped by SIGXFSZ after step {stopped}")), "{errors}");
+    scratch.answer(&format!("train --resume grown --steps {}", stopped + 2));
+    // The line of the last step is what may have been cut.
+    let lines = metrics(&scratch, "grown");
+    assert_eq!(lines.last().and_then(|line| line["step"].as_u64()), Some(stopped + 2));
+    assert!(lines.len() as u64 > stopped, "{} lines of {stopped} steps", lines.len());
 }
 
 /// A shell that lets files grow to 16 or 32 KiB, as its blocks are, and then starts the program.
@@ -180,19 +277,6 @@ fn assert_goes_on(scratch: &Scratch) {
     assert!(!scratch.0.join("run/checkpoints/step-3.tmp").exists());
 }
 
-#[test]
-fn a_crash_in_the_middle_of_a_checkpoint_loses_only_that() {
-    let scratch = two_steps("torn");
-    // SIGXFSZ ends the process inside the call that writes beyond the limit.
-    let output = resume_limited(&scratch, "");
-    assert_eq!(output.status.signal(), Some(25), "{}", String::from_utf8_lossy(&output.stderr));
-    let torn = fs::metadata(scratch.0.join("run/checkpoints/step-3.tmp/rank-0.safetensors"));
-    let whole = checkpoint(&scratch, "run", 2)["rank-0.safetensors"].len() as u64;
-    let torn = torn.expect("the crash left a piece of a file").len();
-    assert!(torn > 0 && torn < whole, "{torn} of {whole} bytes");
-    assert_goes_on(&scratch);
-}
-
 /// What must be told of a checkpoint of step 3 that could not be written.
 fn assert_told(output: &std::process::Output, cause: &str) {
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -206,11 +290,14 @@ fn assert_told(output: &std::process::Output, cause: &str) {
 
 #[test]
 fn a_file_beyond_a_limit_is_told_and_the_previous_checkpoint_is_intact() {
-    let scratch = two_steps("limit");
-    let output = resume_limited(&scratch, "trap '' XFSZ;");
-    assert_told(&output, "File too large");
-    assert!(!scratch.0.join("run/checkpoints/step-3.tmp").exists());
-    assert_goes_on(&scratch);
+    // With SIGXFSZ, and where it is ignored.
+    for (name, then) in [("limit", ""), ("ignored", "trap '' XFSZ;")] {
+        let scratch = two_steps(name);
+        let output = resume_limited(&scratch, then);
+        assert_told(&output, "File too large");
+        assert!(!scratch.0.join("run/checkpoints/step-3.tmp").exists());
+        assert_goes_on(&scratch);
+    }
 }
 
 #[test]
@@ -230,7 +317,12 @@ fn a_full_disk_is_told_and_the_previous_checkpoint_is_intact() {
     let mut command =
         scratch.command(&["unshare", "-rm", "sh", "-c", script], "train --resume run --steps 4");
     let output = command.output().expect("the program starts");
-    assert_told(&output, "No space left on device");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(7), "{errors}");
+    let said = |text: &str| assert!(errors.contains(text), "`{text}` is not in\n{errors}");
+    said("error: the disk of `run/checkpoints` has ");
+    said(" are needed for 2 checkpoints");
+    said("keep fewer checkpoints with --keep");
     fs::remove_dir_all(scratch.0.join("run")).expect("the run is removed");
     fs::rename(scratch.0.join("aside"), scratch.0.join("run")).expect("it is replaced");
     assert_goes_on(&scratch);

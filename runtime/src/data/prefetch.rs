@@ -5,7 +5,6 @@
 //! that is filled; no step allocates.
 
 use std::ops::Range;
-use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
@@ -46,7 +45,8 @@ impl Prefetch {
             }
         };
         let thread = std::thread::Builder::new().name("data".to_owned()).spawn(read);
-        let thread = thread.map_err(Error::io("start a thread for", Path::new("data")))?;
+        let thread =
+            thread.map_err(|source| Error::Threads { whom: "the data".to_owned(), source })?;
         let channels = Some((ready, empty));
         Ok(Prefetch { channels, thread: Some(thread), current: None, next })
     }

@@ -1,17 +1,21 @@
 //! How the host and the threads of ranks hand a step to each other.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::communicator::CommError;
 use crate::error::Error;
+use crate::patience::Patience;
 
+use super::course::Course;
 use super::rank::Fault;
 use super::{Batch, Phase, RankTime, Samples, Scalars, lock, rank_error};
 
 /// How much longer than the ranks' own deadline the host waits for the others once a rank failed.
 /// Chosen: a rank that is in a kernel notices a failure at its next call to another rank.
 const GRACE: Duration = Duration::from_secs(2);
+/// How long the host waits at a time while no rank has failed.
+const LONG: Duration = Duration::from_secs(3600);
 
 /// What the ranks of one step read.
 pub(super) struct Inputs {
@@ -20,6 +24,8 @@ pub(super) struct Inputs {
     pub(super) position: i32,
     pub(super) last: i32,
     pub(super) scalars: Scalars,
+    /// Whether ranks look for the first value that is not finite.
+    pub(super) examines: bool,
 }
 
 /// The order to the ranks, and their answers.
@@ -40,6 +46,8 @@ pub(super) struct Control {
     answered: Condvar,
     inputs: RwLock<Inputs>,
     deadline: Duration,
+    /// Whether the step that is being run goes on.
+    pub(super) course: Arc<Course>,
     /// By phase.
     samples: Arc<[Option<Samples>]>,
 }
@@ -50,13 +58,14 @@ impl Control {
         let state = State { order: 0, phase: Some(Phase::Step), answers, failure: None };
         let scalars = Scalars::default();
         let (tokens, labels) = (Vec::new(), Vec::new());
-        let inputs = Inputs { tokens, labels, position: 0, last: 0, scalars };
+        let inputs = Inputs { tokens, labels, position: 0, last: 0, scalars, examines: false };
         Control {
             state: Mutex::new(state),
             ordered: Condvar::new(),
             answered: Condvar::new(),
             inputs: RwLock::new(inputs),
             deadline,
+            course: Arc::default(),
             samples,
         }
     }
@@ -67,33 +76,47 @@ impl Control {
     }
 
     /// Orders a phase and waits for all ranks.
+    ///
+    /// **Errors.** A rank failed, now or before; [`Error::Abandoned`].
     pub(super) fn run(
         &self,
         phase: Phase,
         batch: &Batch<'_>,
         scalars: Scalars,
+        examines: bool,
     ) -> Result<Vec<RankTime>, Error> {
         if let Some((rank, reason)) = &lock(&self.state).failure {
             return Err(rank_error(*rank, reason.clone()));
         }
-        self.feed(phase, batch, scalars);
+        if !self.course.begin() {
+            return Err(Error::Abandoned);
+        }
+        self.feed(phase, batch, scalars, examines);
         let mut state = lock(&self.state);
         state.order += 1;
         state.phase = Some(phase);
         state.answers.fill_with(|| None);
         self.ordered.notify_all();
-        let patience = self.deadline.saturating_add(GRACE);
-        let mut failed_at = None;
+        let mut patience: Option<Patience> = None;
         while state.answers.iter().any(Option::is_none) {
-            if failed_at.is_none() && state.answers.iter().flatten().any(Result::is_err) {
-                failed_at = Some(Instant::now());
+            let has_failed = state.answers.iter().flatten().any(Result::is_err);
+            if has_failed && patience.is_none() {
+                patience = Some(Patience::new(self.deadline.saturating_add(GRACE)));
             }
-            let limit = failed_at.map(|at: Instant| patience.saturating_sub(at.elapsed()));
-            if limit.is_some_and(|limit| limit.is_zero()) {
+            // Ranks of an abandoned step end at their next launch: what they hold is kept.
+            let is_over = patience.as_ref().is_some_and(Patience::is_over);
+            if is_over && !self.course.is_abandoned() {
                 break;
             }
-            let waited = self.answered.wait_timeout(state, limit.unwrap_or(Duration::MAX));
+            let slice = patience.as_ref().filter(|_| !is_over).map_or(LONG, Patience::slice);
+            let waited = self.answered.wait_timeout(state, slice);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            if let Some(patience) = &mut patience {
+                patience.count(0);
+            }
+        }
+        if self.course.is_abandoned() {
+            return Err(Error::Abandoned);
         }
         if let Some((rank, reason)) = first_fault(&state.answers) {
             state.failure = Some((rank, reason.clone()));
@@ -104,7 +127,7 @@ impl Control {
     }
 
     /// Copies what the ranks will read into memory that is used again.
-    fn feed(&self, phase: Phase, batch: &Batch<'_>, scalars: Scalars) {
+    fn feed(&self, phase: Phase, batch: &Batch<'_>, scalars: Scalars, examines: bool) {
         if let Some(samples) = self.samples[phase.index()] {
             let wanted = samples.global() * samples.seq;
             let fits = |given: &[i32]| given.is_empty() || given.len() == wanted;
@@ -123,6 +146,7 @@ impl Control {
         inputs.position = batch.position;
         inputs.last = batch.last;
         inputs.scalars = scalars;
+        inputs.examines = examines;
     }
 
     /// The life of a rank's thread: carries out orders until the last.

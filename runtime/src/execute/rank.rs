@@ -1,6 +1,7 @@
 //! One rank: runs the steps of its program, one instruction after the other.
 
 use std::any::Any;
+use std::io;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -20,6 +21,8 @@ use crate::local::arena::Arena;
 use crate::trace::{Span, Tracing};
 
 use super::control::Inputs;
+use super::course::{Course, first_update};
+use super::finite::{self, Found};
 use super::{Classes, Options, Phase, RankTime, Samples, Seat, buffer_of, describe, range, steps};
 
 /// Why a rank failed.
@@ -28,6 +31,18 @@ pub(super) struct Fault {
     pub(super) reason: String,
     /// The failed call; none for a panic.
     pub(super) error: Option<CommError>,
+}
+
+/// Why a rank does not finish a step.
+enum Stop {
+    Call(CommError),
+    Abandoned,
+}
+
+impl From<CommError> for Stop {
+    fn from(error: CommError) -> Stop {
+        Stop::Call(error)
+    }
 }
 
 /// A collective with what the communicator wants to know about it.
@@ -51,6 +66,12 @@ pub(super) struct Runner {
     wires: Vec<Vec<Option<Wire>>>,
     /// By phase.
     samples: Arc<[Option<Samples>]>,
+    /// Whether the step goes on.
+    course: Arc<Course>,
+    /// By phase: the step that begins to update.
+    updates: Vec<Option<usize>>,
+    /// The first value that is not finite; looked for where the step says so.
+    found: Option<Found>,
     tracing: Tracing,
     epoch: Instant,
     /// The step and the instruction that are being run.
@@ -76,21 +97,26 @@ impl Runner {
         communicator: Box<dyn Communicator>,
         options: &Options,
         samples: Arc<[Option<Samples>]>,
+        course: Arc<Course>,
         epoch: Instant,
-    ) -> Runner {
+    ) -> io::Result<Runner> {
         let rank = communicator.rank();
         let class = classes.class_of(rank);
+        let program = &classes.programs[class];
         let wire = |instruction: &Instruction| wire(classes.mesh, rank, instruction);
         let wires = |routine: &Routine| routine.instructions.iter().map(wire).collect();
-        Runner {
+        Ok(Runner {
             class,
             rank,
             data: classes.mesh.coordinate(rank, Axis::Dp),
-            cpu: Cpu::new(options.threads_per_rank),
+            cpu: Cpu::start(options.threads_per_rank)?,
             communicator,
             kernels: prepared(&classes, class),
-            wires: classes.programs[class].routines.iter().map(wires).collect(),
+            wires: program.routines.iter().map(wires).collect(),
             samples,
+            course,
+            updates: classes.phases().map(|p| first_update(program, steps(program, p))).collect(),
+            found: None,
             tracing: options.tracing,
             epoch,
             at: (0, None),
@@ -98,7 +124,7 @@ impl Runner {
             inputs: Vec::new(),
             outputs: Vec::new(),
             classes,
-        }
+        })
     }
 
     /// Runs a phase. A failure, panics included, ends the step on all ranks.
@@ -112,14 +138,17 @@ impl Runner {
         self.waited = Duration::ZERO;
         self.at = (0, None);
         seat.spans.clear();
+        self.found = None;
         let result = catch_unwind(AssertUnwindSafe(|| self.run_steps(phase, inputs, seat)));
+        seat.found = self.found;
         let (cause, error) = match result {
             Ok(Ok(())) => {
                 let busy = start.elapsed().saturating_sub(self.waited);
                 let (busy_s, wait_s) = (busy.as_secs_f64(), self.waited.as_secs_f64());
                 return Ok(RankTime { busy_s, wait_s });
             }
-            Ok(Err(error)) => (error.to_string(), Some(error)),
+            Ok(Err(Stop::Call(error))) => (error.to_string(), Some(error)),
+            Ok(Err(Stop::Abandoned)) => ("the step was abandoned".to_owned(), None),
             Err(panic) => (format!("panicked: {}", panic_text(&*panic)), None),
         };
         let program = &self.classes.programs[self.class];
@@ -131,16 +160,20 @@ impl Runner {
         Err(Fault { reason, error })
     }
 
-    fn run_steps(
-        &mut self,
-        phase: Phase,
-        inputs: &Inputs,
-        seat: &mut Seat,
-    ) -> Result<(), CommError> {
+    fn run_steps(&mut self, phase: Phase, inputs: &Inputs, seat: &mut Seat) -> Result<(), Stop> {
         let classes = Arc::clone(&self.classes);
         let program = &classes.programs[self.class];
         for (index, step) in steps(program, phase).iter().enumerate() {
             self.at = (index, None);
+            if self.updates[phase.index()] == Some(index) {
+                if !finite::allows_update(program, &seat.arena) {
+                    // All ranks see the same statistics, and stop here.
+                    return Ok(());
+                }
+                if !self.course.begin_update() {
+                    return Err(Stop::Abandoned);
+                }
+            }
             let start = Instant::now();
             match step {
                 Step::Feed { feed, microbatch, buffer } => {
@@ -154,7 +187,7 @@ impl Runner {
                         slots,
                         frame: *frame,
                     };
-                    self.call(*routine, call, seat)?;
+                    self.call(*routine, call, inputs.examines, seat)?;
                 }
                 Step::Send { to, buffer } => {
                     let bytes = seat.arena.bytes(range(buffer_of(program, *buffer)));
@@ -228,9 +261,18 @@ impl Runner {
         }
     }
 
-    fn call(&mut self, index: usize, call: Call<'_>, seat: &mut Seat) -> Result<(), CommError> {
+    fn call(
+        &mut self,
+        index: usize,
+        call: Call<'_>,
+        examines: bool,
+        seat: &mut Seat,
+    ) -> Result<(), Stop> {
         let step = self.at.0;
         for (position, instruction) in call.routine.instructions.iter().enumerate() {
+            if self.course.is_abandoned() {
+                return Err(Stop::Abandoned);
+            }
             self.at = (step, Some(position));
             let start = Instant::now();
             match instruction {
@@ -239,9 +281,12 @@ impl Runner {
                     self.inputs.extend(inputs.iter().map(|&r| call.range(r)));
                     self.outputs.clear();
                     self.outputs.extend(outputs.iter().map(|&r| call.range(r)));
-                    let kernel = self.kernels[*kernel].as_mut();
-                    let kernel = kernel.expect("what a class launches is prepared");
-                    seat.arena.launch(&self.cpu, kernel, &self.inputs, &self.outputs);
+                    let prepared = self.kernels[*kernel].as_mut();
+                    let prepared = prepared.expect("what a class launches is prepared");
+                    seat.arena.launch(&self.cpu, prepared, &self.inputs, &self.outputs);
+                    if examines && self.found.is_none_or(|found| found.is_mask_like) {
+                        self.examine(*kernel, (step, position), &seat.arena);
+                    }
                 }
                 Instruction::Collective { exchange, dtype, elements, input, output, .. } => {
                     let wire = self.wires[index][position].as_ref();
@@ -252,12 +297,27 @@ impl Runner {
                     self.waited += start.elapsed();
                 }
             }
+            self.communicator.advance();
             if self.tracing == Tracing::Instructions {
                 seat.spans.push(self.span(start));
             }
         }
         self.at = (step, None);
         Ok(())
+    }
+
+    /// Looks for values that are not finite in what the last launch wrote.
+    fn examine(&mut self, kernel: usize, (step, position): (usize, usize), arena: &Arena) {
+        let Some(kernel) = &self.kernels[kernel] else { return };
+        for (output, argument) in kernel.outputs().iter().enumerate() {
+            let range = self.outputs[output].clone();
+            let found = finite::look(arena, argument.dtype, range, (step, position, output));
+            let is_worse = |found: &Found| self.found.is_none() || !found.is_mask_like;
+            if let Some(found) = found.filter(is_worse) {
+                self.found = Some(found);
+                return;
+            }
+        }
     }
 
     fn exchange(

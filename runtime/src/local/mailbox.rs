@@ -2,9 +2,10 @@
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::communicator::CommError;
+use crate::patience::Patience;
 
 use super::world::{World, lock};
 
@@ -66,7 +67,7 @@ impl Mailbox {
 
     fn wait(&self, receiver: Receiver<'_>, bytes: usize) -> Result<Vec<u8>, CommError> {
         let Receiver { world, rank, from, deadline } = receiver;
-        let start = Instant::now();
+        let mut patience = Patience::new(deadline);
         let call = || receive_call(from, bytes);
         let mut messages = lock(&self.messages);
         loop {
@@ -77,13 +78,13 @@ impl Mailbox {
             if world.has_left(from) {
                 return Err(CommError::Left { rank, call: call(), left: from });
             }
-            let waited = start.elapsed();
-            if waited >= deadline {
-                let missing = vec![world.describe(from)];
+            if patience.is_over() {
+                let (missing, waited) = (vec![world.describe(from)], patience.waited());
                 return Err(CommError::Deadline { rank, call: call(), missing, waited });
             }
-            let woken = self.arrived.wait_timeout(messages, deadline - waited);
+            let woken = self.arrived.wait_timeout(messages, patience.slice());
             messages = woken.unwrap_or_else(PoisonError::into_inner).0;
+            patience.count(world.progress());
         }
     }
 }

@@ -8,12 +8,13 @@
 use std::cell::Cell;
 use std::fmt;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ir::DType;
 use ir::random::mix;
 
 use crate::communicator::{Combiner, CommError, Group};
+use crate::patience::Patience;
 
 use super::world::{World, lock};
 
@@ -217,21 +218,20 @@ impl Place {
         call: Call,
     ) -> Result<(), CommError> {
         let slot = self.slot(rank);
-        let start = Instant::now();
+        let mut patience = Patience::new(deadline);
         let mut state = self.lock();
         world.check()?;
         state.calls[slot] = Some(call);
         let phase = self.arrive(&mut state, slot);
         while state.phase == phase {
-            let waited = start.elapsed();
-            if let Err(error) = self.still_hopeful(world, rank, &state, call, waited, deadline) {
+            if let Err(error) = self.still_hopeful(world, rank, &state, call, &patience) {
                 state.arrived[slot] = false;
                 state.calls[slot] = None;
                 return Err(error);
             }
-            let timeout = deadline - waited;
-            let woken = self.changed.wait_timeout(state, timeout);
+            let woken = self.changed.wait_timeout(state, patience.slice());
             state = woken.unwrap_or_else(PoisonError::into_inner).0;
+            patience.count(world.progress());
         }
         Ok(())
     }
@@ -243,8 +243,7 @@ impl Place {
         rank: usize,
         state: &State,
         call: Call,
-        waited: Duration,
-        deadline: Duration,
+        patience: &Patience,
     ) -> Result<(), CommError> {
         world.check()?;
         let missing = || {
@@ -254,10 +253,11 @@ impl Place {
         if let Some(left) = missing().find(|&member| world.has_left(member)) {
             return Err(CommError::Left { rank, call: call.signature.to_string(), left });
         }
-        if waited < deadline {
+        if !patience.is_over() {
             return Ok(());
         }
         let missing = missing().map(|member| world.describe(member)).collect();
+        let waited = patience.waited();
         Err(CommError::Deadline { rank, call: call.signature.to_string(), missing, waited })
     }
 }

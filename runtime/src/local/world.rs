@@ -1,6 +1,6 @@
 //! What the ranks of one process share: meeting places, mailboxes, and who failed or left.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::communicator::{CommError, Group};
@@ -17,6 +17,8 @@ pub(super) struct World {
     mailboxes: Vec<Mailbox>,
     failure: Mutex<Option<(usize, String)>>,
     ranks: Vec<Rank>,
+    /// Instructions that ranks have finished, all together.
+    progress: AtomicU64,
 }
 
 #[derive(Default)]
@@ -32,6 +34,7 @@ impl World {
             mailboxes: (0..size * size).map(|_| Mailbox::default()).collect(),
             failure: Mutex::default(),
             ranks: (0..size).map(|_| Rank::default()).collect(),
+            progress: AtomicU64::new(0),
         }
     }
 
@@ -57,6 +60,16 @@ impl World {
         let place = Arc::new(Place::new(group));
         places.push(Arc::clone(&place));
         place
+    }
+
+    /// Notes that a rank has finished an instruction.
+    pub(super) fn advance(&self) {
+        self.progress.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many instructions ranks have finished.
+    pub(super) fn progress(&self) -> u64 {
+        self.progress.load(Ordering::Relaxed)
     }
 
     /// Notes what a rank is about to do.

@@ -7,7 +7,7 @@ use ir::{DType, Diagnostic, Span};
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::{Checkpoint, Slice, Store};
-use crate::error::{Error, Failure};
+use crate::error::Failure;
 use crate::execute::{Part, Samples, Session, Shard};
 use crate::rate::{Decay, Schedule};
 
@@ -160,15 +160,33 @@ fn key(name: &str, part: Part) -> Option<String> {
     }
 }
 
+/// The bytes of the tensors of a checkpoint.
+pub fn checkpoint_bytes(session: &Session) -> u64 {
+    let shards = session.shards();
+    let kept = shards.iter().filter(|shard| shard.is_first && shard.part != Part::Grad);
+    kept.map(|shard| shard.bytes() as u64).sum()
+}
+
 /// Writes a checkpoint: each slice of weights and states once, by the first rank that holds it.
 ///
 /// Returns its directory.
+///
+/// **Errors.** E4054 if a weight or state is not finite: such a checkpoint is of no use. The disk.
 pub fn save(
     session: &Session,
     store: &Store,
     step: u64,
     state: &RunState,
-) -> Result<PathBuf, Error> {
+) -> Result<PathBuf, Failure> {
+    if let Some(found) = session.weight_not_finite() {
+        let headline = format!("weights or optimizer are not finite after step {step}");
+        return Err(Diagnostic::error("E4054", Span::default(), headline)
+            .note(found.to_string())
+            .note("the last checkpoint is from before this step")
+            .help("use a smaller learning rate, more steps of warm-up, or clip gradients")
+            .into());
+    }
+    store.check_room(checkpoint_bytes(session), 1).map_err(|cause| store.failed(step, cause))?;
     let draft = store.begin(step)?;
     let shards: Vec<(Shard, String)> = session
         .shards()
@@ -195,7 +213,7 @@ pub fn save(
         files.push(entry);
     }
     let state = serde_json::to_value(state).expect("its map keys are strings");
-    draft.commit(files, state)
+    Ok(draft.commit(files, state)?)
 }
 
 /// Reads weights and states of the optimizer into a session, however both are cut.

@@ -41,6 +41,7 @@ fn config(scratch: &Scratch, steps: u64) -> Config {
         out: scratch.join("run"),
         predicted_step_s: Some(0.5),
         settings: "lr = 0.01".to_owned(),
+        on_spike: OnSpike::Warn,
     }
 }
 
@@ -56,6 +57,7 @@ fn run(
     let batches = corpus().batches(u64::from(config.seed), tiny::SEQ, SAMPLES).unwrap();
     let seen = Cell::new(0);
     let mut run = Run {
+        since: Instant::now(),
         config,
         batches: &batches,
         identity: &identity(),
@@ -104,7 +106,7 @@ fn a_resumed_run_repeats_bit_for_bit_what_it_would_have_done() {
     let svg = fs::read_to_string(straight.join("run").join(PLOT)).unwrap();
     assert!(svg.starts_with("<svg"));
     let nothing_left = run((2, 2), &config(&broken, 7), u64::MAX, true).1.unwrap();
-    let expected = Summary { last: None, steps: 7, checkpoint: None };
+    let expected = Summary { last: None, steps: 7, checkpoint: None, goodput: 0.0 };
     assert_eq!(nothing_left, Outcome::Finished(expected));
 }
 
@@ -156,10 +158,99 @@ fn a_loss_that_is_not_finite_ends_the_run_before_a_checkpoint() {
     let scratch = Scratch::new("infinite");
     let config = Config { schedule: Schedule::constant(1e30, 0), ..config(&scratch, 9) };
     let (_, outcome) = run((1, 2), &config, u64::MAX, false);
-    let found = codes(outcome.unwrap_err());
-    assert_eq!(found[0].0, "E4052");
-    assert!(found[0].1.starts_with("step 2 has a loss of "), "{}", found[0].1);
+    let Err(Failure::Input(found)) = outcome else { panic!("the loss is not finite") };
+    assert_eq!(found[0].code, "E4052");
+    let headline = &found[0].headline;
+    assert!(headline.starts_with("step 2 has a loss of "), "{headline}");
+    let place = found[0].notes.last().unwrap();
+    assert!(place.starts_with("the first value that is not finite is in `"), "{place}");
+    assert!(place.contains("on rank ") && place.contains("(launch rows "), "{place}");
     assert!(Store::new(&config.out.join(CHECKPOINTS), None).steps().unwrap().is_empty());
+}
+
+#[test]
+fn weights_that_are_not_finite_are_not_saved() {
+    let scratch = Scratch::new("overflow");
+    let config = config(&scratch, 2);
+    let mut session = tiny::session(tiny::mesh(1, 2), 1, SAMPLES);
+    session.init_weights(1, &|_, _| crate::init::Init::Normal { std: 1.0 });
+    let state =
+        RunState::new(&config, &identity(), session.classes().samples(Phase::Step).unwrap());
+    let store = Store::new(&config.out.join(CHECKPOINTS), None);
+    save(&session, &store, 1, &state).unwrap();
+    // The last element, which is on the last rank.
+    let mut put = |block: &[std::ops::Range<usize>], _| {
+        let value = |i| if i == tiny::SEQ - 1 { f32::INFINITY } else { 1.0 };
+        Ok::<_, ()>(block[0].clone().flat_map(|i| value(i).to_le_bytes()).collect())
+    };
+    assert_eq!(session.write_weight("w", Part::State(0), &mut put), Ok(true));
+    let Err(Failure::Input(found)) = save(&session, &store, 2, &state) else {
+        panic!("it is saved")
+    };
+    assert_eq!(found[0].code, "E4054");
+    let place = "the first value that is not finite is in `w/state0` on rank 1, before the step";
+    assert_eq!(found[0].notes[0], place);
+    assert_eq!(store.steps().unwrap(), [1]);
+}
+
+#[test]
+fn a_spike_ends_the_run_where_it_is_asked_to() {
+    let scratch = Scratch::new("spike");
+    let progress = Progress {
+        step: 20,
+        steps: 30,
+        loss: 9.0,
+        grad_norm: 1.0,
+        rate: 0.1,
+        tokens_per_s: 1.0,
+        step_s: 1.0,
+        predicted_step_s: None,
+        validation: None,
+        spike: Some(8.25),
+        slow: None,
+        ranks: Vec::new(),
+    };
+    let config = config(&scratch, 30);
+    assert!(check_spike(&config, &progress).is_ok());
+    let stopping = Config { on_spike: OnSpike::Stop, ..config };
+    let wrong = check_spike(&stopping, &progress).unwrap_err();
+    assert_eq!(wrong.code, "E4053");
+    assert!(wrong.headline.contains("step 20 is 9.0000, 8.2 standard"), "{}", wrong.headline);
+    assert!(check_spike(&stopping, &Progress { spike: None, ..progress }).is_ok());
+}
+
+#[test]
+fn a_run_whose_step_is_abandoned_keeps_the_step_before() {
+    let (scratch, other) = (Scratch::new("abandoned"), Scratch::new("finished"));
+    let config = Config { checkpoint_every: None, ..config(&scratch, 1_000_000) };
+    let mut session = tiny::session(tiny::mesh(2, 2), 1, SAMPLES / 2);
+    session.init_weights(config.seed, &|_, _| crate::init::Init::Normal { std: 1.0 });
+    let batches = corpus().batches(u64::from(config.seed), tiny::SEQ, SAMPLES).unwrap();
+    let abandon = session.abandon();
+    let seen = Cell::new(0);
+    let outcome = std::thread::scope(|scope| {
+        let mut run = Run {
+            since: Instant::now(),
+            config: &config,
+            batches: &batches,
+            identity: &identity(),
+            stop: &|| false,
+            progress: &mut |progress| {
+                if progress.step == 3 {
+                    let abandon = abandon.clone();
+                    scope.spawn(move || abandon.now());
+                }
+                seen.set(progress.step);
+            },
+        };
+        train(&mut session, &mut run, None)
+    });
+    let Ok(Outcome::Interrupted(summary)) = outcome else { panic!("{outcome:?}") };
+    let steps = summary.steps;
+    assert!(steps >= 3 && steps == seen.get(), "{steps}");
+    assert!(summary.checkpoint.unwrap().ends_with(format!("step-{steps}")));
+    let straight = Config { out: other.join("run"), steps, ..config };
+    assert_eq!(tensors(&session), tensors(&run((2, 2), &straight, u64::MAX, false).0));
 }
 
 #[test]
