@@ -222,6 +222,10 @@ fn cast(dtype: DType, x: &Tensor) -> Tensor {
         (Data::Int(numbers), DType::I8 | DType::I32 | DType::I64 | DType::U32) => {
             Tensor::int(dtype, &x.dims, numbers.clone())
         }
+        // Rounded once.
+        (Data::Int(numbers), DType::F32) => {
+            Tensor::f32(&x.dims, numbers.iter().map(|n| *n as f32).collect())
+        }
         (Data::F64(_) | Data::F32(_) | Data::Int(_) | Data::Bool(_), _) => {
             Tensor::from_f64(dtype, &x.dims, x.to_f64())
         }

@@ -99,7 +99,7 @@ pub(super) fn larger(a: f64, b: f64) -> f64 {
     if a > b || a.is_nan() { a } else { b }
 }
 
-/// Division by zero yields zero; a negative power is the rounded-down quotient.
+/// Division by zero yields zero; a negative power is rounded towards zero.
 fn integer_of(how: Binary, a: i64, b: i64) -> i64 {
     match how {
         Binary::Add => a.wrapping_add(b),
@@ -108,10 +108,22 @@ fn integer_of(how: Binary, a: i64, b: i64) -> i64 {
         Binary::Div => floor_div(a, b),
         Binary::Max => a.max(b),
         Binary::Min => a.min(b),
-        Binary::Pow => match u32::try_from(b) {
-            Ok(b) => a.wrapping_pow(b),
-            Err(_) => floor_div(1, a.wrapping_pow(u32::try_from(b.unsigned_abs()).unwrap_or(0))),
+        Binary::Pow if b < 0 => match a {
+            1 => 1,
+            -1 if b % 2 == 0 => 1,
+            -1 => -1,
+            _ => 0,
         },
+        Binary::Pow => {
+            let square = |x: i64| x.wrapping_mul(x);
+            let bits = (0..63).rev().map(|bit| b >> bit & 1 == 1);
+            bits.fold(
+                1,
+                |power, is_odd| {
+                    if is_odd { square(power).wrapping_mul(a) } else { square(power) }
+                },
+            )
+        }
     }
 }
 
@@ -177,5 +189,13 @@ mod tests {
     fn integers_divide_downwards() {
         assert_eq!([floor_div(7, 2), floor_div(-7, 2), floor_div(7, -2)], [3, -4, -4]);
         assert_eq!([floor_div(-6, 2), floor_div(1, 0)], [-3, 0]);
+    }
+
+    #[test]
+    fn powers_of_integers_wrap_and_negative_ones_are_cut() {
+        let power = |a, b| integer_of(Binary::Pow, a, b);
+        assert_eq!([power(3, 4), power(-2, 63), power(2, 64), power(7, 0)], [81, i64::MIN, 0, 1]);
+        assert_eq!([power(3, 1 << 62), power(-1, (1 << 40) + 1)], [1, -1]);
+        assert_eq!([power(-2, -3), power(-1, -3), power(1, -9), power(0, -1)], [0, -1, 1, 0]);
     }
 }

@@ -83,8 +83,20 @@ where
 pub(super) fn reduce(combiner: Combiner, dims: &[usize], x: &Tensor) -> Tensor {
     let lanes = Lanes::new(dims, x);
     match &x.data {
-        Data::Int(x_int) => lanes.of_int(x, |lane| combine_int(combiner, lane.map(|at| x_int[at]))),
-        Data::F64(_) | Data::F32(_) | Data::Bool(_) => {
+        Data::Int(x_int) => lanes.of_int(x, |lane| {
+            let found = combine_int(combiner, lane.map(|at| x_int[at]));
+            // Of nothing, the end of the type.
+            if combiner == Combiner::Sum { found } else { held(x.dtype, found) }
+        }),
+        // Any of truths is a sum and the largest of them, all the least.
+        Data::Bool(truths) => {
+            let of = |lane: &usize| {
+                let mut lane = lanes.lane(*lane).map(|at| truths[at]);
+                if combiner == Combiner::Min { lane.all(|x| x) } else { lane.any(|x| x) }
+            };
+            Tensor::bool(&lanes.sizes, lanes.starts.iter().map(of).collect())
+        }
+        Data::F64(_) | Data::F32(_) => {
             let numbers = x.to_f64();
             lanes.of_f64(x.dtype, |lane| combine(combiner, lane.map(|at| numbers[at])))
         }
@@ -198,6 +210,23 @@ fn combine(combiner: Combiner, items: impl Iterator<Item = f64>) -> f64 {
         Combiner::Sum => items.sum(),
         Combiner::Max => items.fold(f64::NEG_INFINITY, larger),
         Combiner::Min => items.fold(f64::INFINITY, |a, b| -larger(-a, -b)),
+    }
+}
+
+/// The nearest number of an integer type.
+fn held(dtype: DType, number: i64) -> i64 {
+    match dtype {
+        DType::I8 => number.clamp(i8::MIN.into(), i8::MAX.into()),
+        DType::I32 => number.clamp(i32::MIN.into(), i32::MAX.into()),
+        DType::U32 => number.clamp(0, u32::MAX.into()),
+        DType::I64
+        | DType::Bool
+        | DType::F64
+        | DType::F32
+        | DType::BF16
+        | DType::F16
+        | DType::F8E4M3
+        | DType::F8E5M2 => number,
     }
 }
 

@@ -79,19 +79,19 @@ pub(super) fn concat(dim: usize, operands: &[&Tensor]) -> Tensor {
 
 pub(super) fn gather(dim: usize, start: i64, table: &Tensor, ids: &Tensor) -> Tensor {
     let dims = [&table.dims[..dim], &ids.dims, &table.dims[dim + 1..]].concat();
-    let ids: Vec<i64> = integers(ids).iter().map(|id| id - start).collect();
+    let ids: Vec<i64> = integers(ids).iter().map(|id| id.saturating_sub(start)).collect();
     rows(dim, &dims, &ids, table)
 }
 
 pub(super) fn scatter_add(dim: usize, start: i64, size: usize, ids: &Tensor, x: &Tensor) -> Tensor {
     let after = &x.dims[dim + ids.dims.len()..];
     let dims = [&x.dims[..dim], &[size], after].concat();
-    let ids: Vec<i64> = integers(ids).iter().map(|id| id - start).collect();
+    let ids: Vec<i64> = integers(ids).iter().map(|id| id.saturating_sub(start)).collect();
     summed(&dims, &row_places(&dims, dim, &ids), x)
 }
 
 pub(super) fn scatter(dim: usize, start: i64, x: &Tensor, ids: &Tensor, new: &Tensor) -> Tensor {
-    let ids: Vec<i64> = integers(ids).iter().map(|id| id - start).collect();
+    let ids: Vec<i64> = integers(ids).iter().map(|id| id.saturating_sub(start)).collect();
     let places = row_places(&x.dims, dim, &ids);
     let inside: Vec<usize> = (0..places.len()).filter(|at| places[*at] != NOWHERE).collect();
     let targets: Vec<usize> = inside.iter().map(|at| places[*at]).collect();
@@ -111,7 +111,14 @@ fn summed(dims: &[usize], places: &[usize], x: &Tensor) -> Tensor {
             }
             Tensor::f32(dims, out)
         }
-        Data::F64(_) | Data::Int(_) | Data::Bool(_) => {
+        Data::Int(x_int) => {
+            let mut out = vec![0_i64; count];
+            for (at, value) in places.iter().zip(x_int).filter(|(at, _)| **at != NOWHERE) {
+                out[*at] = out[*at].wrapping_add(*value);
+            }
+            Tensor::int(x.dtype, dims, out)
+        }
+        Data::F64(_) | Data::Bool(_) => {
             let mut out = vec![0.0; count];
             for (at, value) in places.iter().zip(x.to_f64()).filter(|(at, _)| **at != NOWHERE) {
                 out[*at] += value;

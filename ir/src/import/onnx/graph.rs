@@ -20,6 +20,7 @@ use crate::eval::eval;
 use crate::module::{Function, Kind, Module, Value, ValueId};
 use crate::op::Op;
 use crate::pass::{remove_common_nodes, remove_dead_nodes};
+use crate::tensor::Data;
 use crate::types::TensorType;
 use crate::{DType, Tensor};
 
@@ -492,14 +493,21 @@ impl Forcing<'_> {
 
 /// One op that yields a tensor: all elements equal, or counting up along one dim.
 fn formula(tensor: &Tensor) -> Option<Op> {
+    // Ops hold numbers of binary64, which some of 64 bits are not.
+    let is_exact = |x: &i64| *x != i64::MAX && (*x as f64) as i64 == *x;
+    if matches!(&tensor.data, Data::Int(numbers) if !numbers.iter().all(is_exact)) {
+        return None;
+    }
     let (numbers, dtype, dims) = (tensor.to_f64(), tensor.dtype, sizes(&tensor.dims));
     let first = *numbers.first().unwrap_or(&0.0);
     if numbers.iter().all(|n| n.to_bits() == first.to_bits()) {
         return Some(Op::Constant { value: first, dtype, dims });
     }
-    let counts = numbers.iter().enumerate().all(|(at, n)| *n == first + at as f64);
+    let Data::Int(numbers) = &tensor.data else { return None };
+    let start = *numbers.first()?;
+    let counts = numbers.iter().zip(start..).all(|(n, at)| *n == at);
     let is_count = tensor.dims.len() == 1 && counts && matches!(dtype, DType::I32 | DType::I64);
-    is_count.then_some(Op::Iota { dim: 0, start: first as i64, dtype, dims })
+    is_count.then_some(Op::Iota { dim: 0, start, dtype, dims })
 }
 
 /// Makes the values, which nodes without operands define, the first parameters.
@@ -546,4 +554,25 @@ pub(super) fn value_name(name: &str) -> String {
     let name: String = name.chars().map(letter).collect();
     let name = name.trim_matches('_');
     if name.is_empty() { "v".to_owned() } else { name.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers that ops cannot hold stay tensors.
+    #[test]
+    fn formulas_keep_integers_of_64_bits() {
+        let of =
+            |numbers: &[i64]| formula(&Tensor::int(DType::I64, &[numbers.len()], numbers.to_vec()));
+        let power = 1 << 53;
+        let steps = [2 * power, 2 * power, 2 * power, 2 * power + 4];
+        for numbers in [&[power + 1, power + 1][..], &[power, power + 1], &[i64::MAX; 3], &steps] {
+            assert_eq!(of(numbers), None, "{numbers:?}");
+        }
+        assert!(
+            matches!(of(&[power; 2]), Some(Op::Constant { value, .. }) if value == power as f64)
+        );
+        assert!(matches!(of(&[-2, -1, 0]), Some(Op::Iota { start: -2, .. })));
+    }
 }

@@ -312,6 +312,7 @@ pub(super) fn trilu(s: &mut Site) -> Translated {
         return Err("fewer than two dims".to_owned());
     }
     let k = s.integers(1)?.and_then(|k| k.first().copied()).unwrap_or(0);
+    let k = diagonal(k, &dims[ndim - 2..]);
     let index =
         |dim: usize, start: i64| Op::Iota { dim, start, dtype: DType::I64, dims: sizes(&dims) };
     let column = s.push(index(ndim - 1, 0), &[])?;
@@ -322,6 +323,13 @@ pub(super) fn trilu(s: &mut Site) -> Translated {
     };
     let zero = s.number(0.0, x)?;
     Ok(vec![s.select(inside, x, zero)?])
+}
+
+/// The nearest diagonal to `k` that is one of a matrix or beside its corners: beyond those all
+/// elements lie on one side of it.
+fn diagonal(k: i64, sizes: &[usize]) -> i64 {
+    let [rows, columns] = [0, 1].map(|at| sizes[at] as i64);
+    k.clamp(-rows, columns)
 }
 
 pub(super) fn eye_like(s: &mut Site) -> Translated {
@@ -335,7 +343,7 @@ pub(super) fn eye_like(s: &mut Site) -> Translated {
     let index =
         |dim: usize, start: i64| Op::Iota { dim, start, dtype: DType::I64, dims: sizes(&dims) };
     let column = s.push(index(1, 0), &[])?;
-    let row = s.push(index(0, s.int("k", 0)), &[])?;
+    let row = s.push(index(0, diagonal(s.int("k", 0), &dims)), &[])?;
     let on = s.compare(Comparison::Eq, column, row)?;
     Ok(vec![s.cast(on, to)?])
 }
@@ -411,4 +419,17 @@ pub(super) fn cumulative_sum(s: &mut Site) -> Translated {
 /// Elements as a number of a type: sums of terms for flat indices.
 pub(super) fn scaled(s: &mut Site, x: ValueId, by: usize) -> Made {
     s.with(Binary::Mul, x, by as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What no number of 64 bits can be added to is beside the matrix all the same.
+    #[test]
+    fn diagonals_beyond_a_matrix_are_beside_it() {
+        let of = |k| diagonal(k, &[3, 5]);
+        assert_eq!([of(i64::MAX), of(5), of(2), of(0)], [5, 5, 2, 0]);
+        assert_eq!([of(i64::MIN), of(-3), of(-1)], [-3, -3, -1]);
+    }
 }
