@@ -9,8 +9,8 @@ use std::path::{Component, Path, PathBuf};
 use std::time::Instant;
 
 use bytes::Bytes;
-use codegen::function::{Compiled, compile_function};
-use codegen::narrow::clamped;
+use codegen::function::{Compiled, compile_within};
+use codegen::ranges::Range;
 use ir::cost::function_cost;
 use ir::eval::eval;
 use ir::import::onnx::{ENTRY, Element, Given, Onnx, Port, read_onnx};
@@ -256,14 +256,10 @@ fn evaluate(
 ) -> Result<(Vec<Tensor>, Vec<f64>), Failure> {
     let mut module = onnx.module.clone();
     ir::rewrite::simplify(&mut module, &ir::rewrite::Options::default());
-    let fits = |x: &Tensor| match &x.data {
-        ir::tensor::Data::Int(x) => x.iter().all(|x| i64::from(clamped(*x)) == *x),
-        ir::tensor::Data::F64(_) | ir::tensor::Data::F32(_) | ir::tensor::Data::Bool(_) => true,
-    };
-    let compiled = match args.iter().all(fits) {
-        true => compile_function(&module, ENTRY).map_err(|diagnostic| diagnostic.headline),
-        false => Err("an integer has more than 32 bits".to_owned()),
-    };
+    // The numbers of the weights are known, those of the inputs may be any.
+    let weights = &args[..onnx.weights.len()];
+    let given = |param: ir::ValueId| weights.get(param.index()).and_then(range);
+    let compiled = compile_within(&module, ENTRY, given).map_err(|diagnostic| diagnostic.headline);
     let start = |compiled: Compiled| {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let Compiled { routine, kernels, params, results } = compiled;
@@ -296,6 +292,14 @@ fn evaluate(
     Ok((results, times))
 }
 
+/// Between which integers the elements lie.
+fn range(x: &Tensor) -> Option<Range> {
+    match &x.data {
+        ir::tensor::Data::Int(x) => Some(Range::new(*x.iter().min()?, *x.iter().max()?)),
+        ir::tensor::Data::F64(_) | ir::tensor::Data::F32(_) | ir::tensor::Data::Bool(_) => None,
+    }
+}
+
 fn timed(run: impl FnOnce()) -> f64 {
     let start = Instant::now();
     run();
@@ -308,7 +312,9 @@ fn elements(x: &Tensor, dtype: DType) -> Vec<u8> {
         (ir::tensor::Data::Int(x), DType::U32) => {
             x.iter().flat_map(|x| (*x as u32).to_le_bytes()).collect()
         }
-        (ir::tensor::Data::Int(x), _) => x.iter().flat_map(|x| clamped(*x).to_le_bytes()).collect(),
+        (ir::tensor::Data::Int(x), DType::I64) => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        // Proved to fit where they had 64 bits.
+        (ir::tensor::Data::Int(x), _) => x.iter().flat_map(|x| (*x as i32).to_le_bytes()).collect(),
         (ir::tensor::Data::Bool(x), _) => x.iter().map(|x| u8::from(*x)).collect(),
         (ir::tensor::Data::F32(x), _) => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
         (ir::tensor::Data::F64(x), _) => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
@@ -328,13 +334,10 @@ fn from_elements(ty: &ir::TensorType, wanted: DType, bytes: &[u8]) -> Tensor {
             let numbers = bytes.as_chunks().0.iter().map(|b| f64::from_le_bytes(*b));
             Tensor::f64(&dims, numbers.collect())
         }
-        DType::F32
-        | DType::BF16
-        | DType::F16
-        | DType::F8E4M3
-        | DType::F8E5M2
-        | DType::I8
-        | DType::I64 => Tensor::f32(&dims, words.iter().map(|b| f32::from_le_bytes(*b)).collect()),
+        DType::I64 => int(bytes.as_chunks().0.iter().map(|b| i64::from_le_bytes(*b)).collect()),
+        DType::F32 | DType::BF16 | DType::F16 | DType::F8E4M3 | DType::F8E5M2 | DType::I8 => {
+            Tensor::f32(&dims, words.iter().map(|b| f32::from_le_bytes(*b)).collect())
+        }
     }
 }
 

@@ -72,6 +72,9 @@ pub fn kernel_of_op(
         Op::Binary(Binary::Div) if matches!(result.dtype, DType::I32 | DType::U32) => {
             Ok(Kernel::Rows(quotient(result.dtype, sizes.iter().product())))
         }
+        Op::Binary(Binary::Pow) if matches!(result.dtype, DType::I32 | DType::U32) => {
+            Ok(Kernel::Rows(power(result.dtype, sizes.iter().product())))
+        }
         Op::Cast { dtype } => Ok(Kernel::Rows(cast(operands[0].dtype, *dtype, &sizes)?)),
         Op::Constant { value, dtype, .. } => {
             Ok(Kernel::Fill(Fill { len: sizes.iter().product(), value: *value, dtype: *dtype }))
@@ -218,14 +221,19 @@ fn unfold(w: Windows, operand: &TensorType, result: &TensorType) -> Result<Copy,
 
 /// Elements of another type.
 fn cast(from: DType, to: DType, sizes: &[usize]) -> Result<Rows, Refusal> {
-    let known =
-        |dtype| matches!(dtype, DType::F32 | DType::F64 | DType::I32 | DType::U32 | DType::Bool);
+    let known = |dtype| {
+        matches!(
+            dtype,
+            DType::F32 | DType::F64 | DType::I32 | DType::U32 | DType::I64 | DType::Bool
+        )
+    };
     if !known(from) || !known(to) {
         return Err(lacking(format!("there is no kernel that casts {from} to {to} yet")));
     }
     let count = sizes.iter().product();
     let access = Access::full(1, count);
-    // In binary64 all of these types are exact.
+    // In binary64 all of these types are exact but i64.
+    let is_whole = from == DType::I64 || to == DType::I64;
     let mut instrs = vec![Instr::Load { input: 0 }];
     // Integers wrap, others become the nearest integer towards zero.
     match (from, to) {
@@ -238,7 +246,7 @@ fn cast(from: DType, to: DType, sizes: &[usize]) -> Result<Rows, Refusal> {
     Ok(Rows {
         rows: 1,
         cols: count,
-        dtype: DType::F64,
+        dtype: if is_whole { DType::I64 } else { DType::F64 },
         inputs: vec![RowInput { dtype: from, access }],
         instrs,
         outputs: vec![output],
@@ -273,6 +281,30 @@ fn quotient(dtype: DType, count: usize) -> Rows {
     }
 }
 
+/// Powers of integers of 32 bits, which wrap.
+fn power(dtype: DType, count: usize) -> Rows {
+    let access = Access::full(1, count);
+    let input = RowInput { dtype, access: access.clone() };
+    Rows {
+        rows: 1,
+        cols: count,
+        dtype: DType::I64,
+        inputs: vec![input.clone(), input],
+        instrs: vec![
+            Instr::Load { input: 0 },
+            Instr::Load { input: 1 },
+            Instr::Binary { op: BinaryOp::Pow, a: 0, b: 1 },
+        ],
+        outputs: vec![Output::Store { value: 2, access, dtype, accumulate: false }],
+    }
+}
+
+/// What a kernel computes in that only stores elements of a type: other integers than those of 64
+/// bits keep all their bits in binary64.
+pub(crate) fn stored_in(dtype: DType) -> DType {
+    if matches!(dtype, DType::F32 | DType::I64) { dtype } else { DType::F64 }
+}
+
 /// A counter along one dim, stored.
 fn count(dim: usize, start: i64, dtype: DType, sizes: &[usize]) -> Rows {
     let count: usize = sizes.iter().product();
@@ -297,8 +329,7 @@ fn stored(instr: Instr, inputs: Vec<RowInput>, dtype: DType, count: usize) -> Ro
     Rows {
         rows: count,
         cols: 1,
-        // Integers keep all their bits in binary64 only.
-        dtype: if dtype == DType::F32 { DType::F32 } else { DType::F64 },
+        dtype: stored_in(dtype),
         inputs,
         instrs: vec![instr],
         outputs: vec![Output::Store {

@@ -148,7 +148,7 @@ impl<'f> Sites<'f> {
         for at in nodes {
             let node = &function.nodes[*at];
             let over = extent_of(sizes[*at].as_deref()?, domain)?;
-            let own = node_extent(node, over, domain)?;
+            let own = node_extent(node, over, domain, sums_rows(function, node))?;
             let here = |value: ValueId| known[value.index()];
             for operand in &node.operands {
                 let fits = match here(*operand) {
@@ -165,12 +165,15 @@ impl<'f> Sites<'f> {
     }
 }
 
-/// Whether a node computes exactly in floating point what it does with integers.
+/// Whether a node computes exactly, in what it is computed in, what it does with integers.
 #[expect(clippy::wildcard_enum_match_arm, reason = "no other op rounds")]
 pub(crate) fn is_int_op_exact(node: &Node, function: &Function) -> bool {
     let float = |v: &ValueId| function.ty(*v).dtype.is_float();
+    let dtype = function.ty(node.result()).dtype;
     let rounds = match node.op {
-        Op::Unary(Unary::Neg | Unary::Abs) => function.ty(node.result()).dtype != DType::I32,
+        // Integers of 64 bits are computed in those.
+        _ if dtype == DType::I64 => false,
+        Op::Unary(Unary::Neg | Unary::Abs) => dtype != DType::I32,
         Op::Unary(_) | Op::Binary(Binary::Div | Binary::Pow) => true,
         _ => false,
     };
@@ -202,13 +205,19 @@ fn extent_of(sizes: &[usize], domain: &Domain) -> Option<Extent> {
     }
 }
 
+/// Whether a sum over rows, which is of the type that a kernel computes in, is one of the node's.
+pub(crate) fn sums_rows(function: &Function, node: &Node) -> bool {
+    let dtype = function.ty(node.result()).dtype;
+    let is_sum = matches!(node.op, Op::Reduce { combiner: Combiner::Sum, .. });
+    is_sum && (dtype.is_float() || dtype == DType::I64)
+}
+
 /// The extent of the result of a node that is computed over another.
-fn node_extent(node: &Node, over: Extent, domain: &Domain) -> Option<Extent> {
-    let Op::Reduce { combiner, dims } = &node.op else { return Some(over) };
+fn node_extent(node: &Node, over: Extent, domain: &Domain, sum: bool) -> Option<Extent> {
+    let Op::Reduce { dims, .. } = &node.op else { return Some(over) };
     let (split, ndim) = (domain.split, domain.sizes.len());
     let columns = dims.iter().copied().eq(split..ndim);
     let rows = dims.iter().copied().eq(0..split);
-    let sum = *combiner == Combiner::Sum;
     match over {
         Extent::Full if columns && split < ndim => Some(Extent::Row),
         Extent::Full if dims.len() == ndim && sum => Some(Extent::Total),

@@ -3,6 +3,8 @@
 use ir::op::Combiner;
 use ir::{Function, Node, Op, TensorType, ValueId};
 
+use crate::precision::range_of;
+
 /// Makes every value without elements a constant, and every reduction or product of such what it
 /// is of no terms. Says whether it changed anything.
 ///
@@ -41,7 +43,7 @@ pub(crate) fn is_empty(ty: &TensorType) -> bool {
 /// The number that a node without terms yields.
 #[expect(clippy::wildcard_enum_match_arm, reason = "other ops of no elements yield none")]
 fn of_nothing(node: &Node, function: &Function) -> Option<f64> {
-    let is_float = function.ty(node.result()).dtype.is_float();
+    let (lowest, highest) = range_of(function.ty(node.result()).dtype);
     if !node.operands.iter().any(|operand| is_empty(function.ty(*operand))) {
         return None;
     }
@@ -49,8 +51,8 @@ fn of_nothing(node: &Node, function: &Function) -> Option<f64> {
         Op::Contract(_) | Op::Conv(_) | Op::ScatterAdd { .. } => Some(0.0),
         Op::Prod { .. } => Some(1.0),
         Op::Reduce { combiner: Combiner::Sum, .. } => Some(0.0),
-        Op::Reduce { combiner: Combiner::Max, .. } if is_float => Some(f64::NEG_INFINITY),
-        Op::Reduce { combiner: Combiner::Min, .. } if is_float => Some(f64::INFINITY),
+        Op::Reduce { combiner: Combiner::Max, .. } => Some(lowest),
+        Op::Reduce { combiner: Combiner::Min, .. } => Some(highest),
         _ => None,
     }
 }

@@ -1,12 +1,13 @@
 //! Function → routine, on one device and without a plan: for what is evaluated, not trained.
 
 use ir::program::Routine;
-use ir::{DType, Diagnostic, Module, Span, TensorType};
+use ir::{DType, Diagnostic, Module, Span, TensorType, ValueId};
 use kernels::Kernel;
 
 use crate::catalogue::is_in_catalogue;
 use crate::lower::KernelTable;
 use crate::narrow::narrow_integers;
+use crate::ranges::Range;
 use crate::routines::routine;
 
 /// A function as one device runs it.
@@ -16,7 +17,7 @@ pub struct Compiled {
     pub routine: Routine,
     /// What is launched.
     pub kernels: Vec<Kernel>,
-    /// The types of the parameters: integers have 32 bits.
+    /// The types of the parameters: integers that fit have 32 bits.
     pub params: Vec<TensorType>,
     /// The types of the results.
     pub results: Vec<TensorType>,
@@ -27,17 +28,36 @@ pub struct Compiled {
 /// # Errors
 /// `E2003` with all nodes that have no kernel.
 pub fn compile_function(module: &Module, name: &str) -> Result<Compiled, Diagnostic> {
+    compile_within(module, name, |_| None)
+}
+
+/// As [`compile_function`], of parameters of which more may be known than their type: between
+/// which integers their elements lie.
+///
+/// # Errors
+/// As [`compile_function`].
+pub fn compile_within(
+    module: &Module,
+    name: &str,
+    given: impl Fn(ValueId) -> Option<Range>,
+) -> Result<Compiled, Diagnostic> {
     let mut module = module.clone();
-    narrow_integers(&mut module);
     ir::inline::inline_composites(&mut module, is_in_catalogue);
+    if let Some(function) = module.functions.iter_mut().find(|f| f.name == name) {
+        narrow_integers(function, given);
+    }
     module.functions.iter_mut().for_each(|f| {
         ir::pass::remove_dead_nodes(f);
     });
     let function = module.function(name);
     let refused = |why: String| Diagnostic::error("E2003", Span::of(format!("@{name}")), why);
     let function = function.ok_or_else(|| refused(format!("there is no function `@{name}`")))?;
-    let held =
-        |dtype| matches!(dtype, DType::F32 | DType::F64 | DType::I32 | DType::U32 | DType::Bool);
+    let held = |dtype| {
+        matches!(
+            dtype,
+            DType::F32 | DType::F64 | DType::I32 | DType::U32 | DType::I64 | DType::Bool
+        )
+    };
     if let Some(value) = function.values.iter().find(|value| !held(value.ty.dtype)) {
         return Err(refused(format!("there is no kernel for the type of `%{}`", value.name)));
     }

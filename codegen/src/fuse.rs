@@ -14,7 +14,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ir::{Class, Function, Kind, Module, Node, Op, Value, ValueId};
+use ir::{Class, DType, Function, Kind, Module, Node, Op, Value, ValueId};
 
 use crate::domain::{Sites, is_int_op_exact};
 use crate::epilogue::{absorbed, epilogues};
@@ -45,11 +45,14 @@ pub(crate) fn is_fusible(node: &Node, function: &Function, module: &Module) -> b
     match node.op.class() {
         Class::Elementwise => {
             let Op::Cast { dtype } = &node.op else { return is_int_op_exact(node, function) };
-            dtype.is_float()
+            let from = function.ty(node.operands[0]).dtype;
+            // Between integers of 64 bits and numbers of binary fractions there is a kernel alone.
+            match from == DType::I64 || *dtype == DType::I64 {
+                true => !from.is_float() && !dtype.is_float(),
+                false => dtype.is_float(),
+            }
         }
-        Class::Reduction => {
-            matches!(node.op, Op::Reduce { .. }) && function.ty(node.result()).dtype.is_float()
-        }
+        Class::Reduction => matches!(node.op, Op::Reduce { .. }),
         Class::Call => node.callee().is_some_and(|f| superinstruction(module, f).is_some()),
         Class::Source
         | Class::Product

@@ -30,8 +30,9 @@
 //! [`routines`] those of a class; [`arena`] gives offsets, [`schedule`] an order of micro-batches;
 //! [`crossing`] says what stages and calls share; [`compile`] assembles, and [`inference`] what
 //! only runs forward; [`mod@launched`] says what that comes to; [`mod@function`] compiles one
-//! function without a plan, of integers that [`narrow`] made short. [`check`] replays the result
-//! and calls nothing of the above; in debug builds it looks at everything that is compiled.
+//! function without a plan, of integers that [`narrow`] made short where [`ranges`] prove them to
+//! be. [`check`] replays the result and calls nothing of the above; in debug builds it looks at
+//! everything that is compiled.
 //!
 //! # Diagnostics
 //!
@@ -63,6 +64,7 @@ pub mod refusal;
 pub mod catalogue;
 pub mod lower;
 pub mod prepare;
+pub mod ranges;
 pub mod narrow;
 pub mod function;
 pub mod routines;

@@ -417,8 +417,7 @@ impl<'a> Lower<'a> {
         let rows = Rows {
             rows: 1,
             cols: count,
-            // Integers keep all their bits in binary64 only.
-            dtype: if ty.dtype == ir::DType::F32 { ty.dtype } else { ir::DType::F64 },
+            dtype: catalogue::stored_in(ty.dtype),
             inputs: vec![RowInput { dtype: ty.dtype, access: access.clone() }],
             instrs: vec![Instr::Load { input: 0 }],
             outputs: vec![Output::Store { value: 0, access, dtype: ty.dtype, accumulate: add }],

@@ -31,7 +31,10 @@ pub(crate) fn pools(function: &Function) -> BTreeMap<usize, Pool> {
         let value = node.operands[0];
         let from = producers[value.index()]?;
         let Op::Window(windows) = function.nodes[from].op else { return None };
-        let counts = matches!(function.ty(value).dtype, DType::F32 | DType::F64);
+        let counts = matches!(
+            function.ty(value).dtype,
+            DType::F32 | DType::F64 | DType::I32 | DType::U32 | DType::I64
+        );
         let is_it = counts && readers[value.index()] == 1 && dims[..] == [windows.dim + 1];
         is_it.then_some((at, Pool { from, windows, combiner: *combiner }))
     };

@@ -1,8 +1,10 @@
-//! What a kernel computes in: binary32, or binary64 where that alone keeps every bit.
+//! What a kernel computes in: binary32, binary64 where that alone keeps every bit, or integers of
+//! 64 bits.
 //!
 //! Values of f32 are computed in binary32, each with its own rounding, and never beside others of
-//! f64. Integers of 32 bits are computed in binary64, which holds them; only those that are known
-//! to be small, made of counters and constants, are computed beside f32.
+//! f64. Integers of 32 bits are computed in binary64, which holds them, or beside those of 64 bits;
+//! only those that are known to be small, made of counters and constants, are computed beside f32.
+//! Sums and extremes of integers are computed in integers of 64 bits.
 
 use ir::op::{Binary, Unary};
 use ir::{DType, Function, Node, Op, ValueId};
@@ -15,10 +17,14 @@ const SMALL: f64 = 16_777_216.0;
 /// What a node computes in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// It is the same in both.
+    /// It is the same in all.
     Any,
     Single,
+    /// Integers of 32 bits: it is the same in the next two.
+    Wide,
     Double,
+    /// Integers of 64 bits.
+    Whole,
 }
 
 /// The type in which nodes can be computed together; none where they need several. O(nodes).
@@ -28,14 +34,19 @@ pub(crate) fn compute_dtype(
 ) -> Option<DType> {
     let mut bounds = Bounds::of(function);
     let mut needs = nodes.into_iter().map(|at| bounds.need(&function.nodes[at]));
-    let found = needs.try_fold(Need::Any, together)?;
-    Some(if found == Need::Double { DType::F64 } else { DType::F32 })
+    Some(match needs.try_fold(Need::Any, together)? {
+        Need::Any | Need::Single => DType::F32,
+        Need::Wide | Need::Double => DType::F64,
+        Need::Whole => DType::I64,
+    })
 }
 
 /// What two nodes are computed in together; none where they need several types.
 pub(crate) fn together(a: Need, b: Need) -> Option<Need> {
     match (a, b) {
         (Need::Any, other) | (other, Need::Any) => Some(other),
+        (Need::Wide, other @ (Need::Double | Need::Whole))
+        | (other @ (Need::Double | Need::Whole), Need::Wide) => Some(other),
         (a, b) => (a == b).then_some(a),
     }
 }
@@ -63,6 +74,11 @@ impl<'f> Bounds<'f> {
         if types.clone().any(DType::is_float) {
             return Need::Single;
         }
+        let result = function.ty(node.results[0]).dtype;
+        let sums = matches!(node.op, Op::Reduce { .. }) && result != DType::Bool;
+        if sums || types.clone().any(|dtype| dtype == DType::I64) {
+            return Need::Whole;
+        }
         if types.all(|dtype| dtype == DType::Bool) {
             return Need::Any;
         }
@@ -77,7 +93,7 @@ impl<'f> Bounds<'f> {
                     self::is_small(bounds) && lowest <= bounds.0 && bounds.1 <= highest
                 })
         };
-        if is_exact { Need::Any } else { Need::Double }
+        if is_exact { Need::Any } else { Need::Wide }
     }
 
     /// The bounds of a leaf, or of all numbers of a value's type.

@@ -1,8 +1,8 @@
 //! Reductions as fused kernels have them: of the last dims, or sums of the first ones.
 
-use ir::op::Combiner;
 use ir::{Function, Node, Op, TensorType, Value, ValueId};
 
+use crate::domain::sums_rows;
 use crate::pool::pools;
 
 /// Transposes what is reduced along other dims, so that these come last; but no windows of pools.
@@ -11,11 +11,10 @@ use crate::pool::pools;
 pub fn put_reduced_dims_last(function: &mut Function) {
     let pools = pools(function);
     for (at, mut node) in std::mem::take(&mut function.nodes).into_iter().enumerate() {
-        let order = if let Op::Reduce { combiner, dims } = &node.op
+        let order = if let Op::Reduce { dims, .. } = &node.op
             && !pools.contains_key(&at)
-            && function.ty(node.result()).dtype.is_float()
         {
-            order(*combiner, dims, function.ty(node.operands[0]).ndim())
+            order(sums_rows(function, &node), dims, function.ty(node.operands[0]).ndim())
         } else {
             None
         };
@@ -27,10 +26,10 @@ pub fn put_reduced_dims_last(function: &mut Function) {
 }
 
 /// The dims that stay, then those that vanish; none where they already lie well.
-fn order(combiner: Combiner, dims: &[usize], ndim: usize) -> Option<Vec<usize>> {
+fn order(sums_rows: bool, dims: &[usize], ndim: usize) -> Option<Vec<usize>> {
     let kept = ndim - dims.len();
     let last = dims.iter().copied().eq(kept..ndim);
-    let first = combiner == Combiner::Sum && dims.iter().copied().eq(0..dims.len());
+    let first = sums_rows && dims.iter().copied().eq(0..dims.len());
     if last || first {
         return None;
     }

@@ -135,7 +135,7 @@ impl Lower<'_> {
             }
             Op::Cast { dtype } => self.cast(node.operands[0], operands[0], *dtype),
             Op::Reduce { combiner, .. } => match own {
-                Extent::Row => self.push(Instr::Reduce { op: reduce(*combiner), x: operands[0] }),
+                Extent::Row => self.reduce(result, *combiner, operands[0]),
                 Extent::Full | Extent::Column | Extent::Total => {
                     let is_full = operand_extent == Extent::Full;
                     let x = if is_full { self.spread(operands[0]) } else { operands[0] };
@@ -147,6 +147,39 @@ impl Lower<'_> {
             op => unreachable!("`{}` is not fused", ir::infer::name(op)),
         };
         self.made.insert((result, own == Extent::Full), made);
+    }
+
+    /// A reduction of each row. Truths are summed by asking for any; sums of integers of 32 bits
+    /// wrap.
+    fn reduce(&mut self, result: ValueId, combiner: Combiner, x: usize) -> usize {
+        let dtype = self.function.ty(result).dtype;
+        let op = match combiner {
+            Combiner::Sum if dtype == DType::Bool => ReduceOp::Max,
+            Combiner::Sum | Combiner::Max | Combiner::Min => reduce(combiner),
+        };
+        let x = self.push(Instr::Reduce { op, x });
+        if op == ReduceOp::Sum { self.wrap(x, dtype) } else { x }
+    }
+
+    /// A number as one of an integer type.
+    fn wrap(&mut self, x: usize, dtype: DType) -> usize {
+        let truth = |lower: &mut Self, x| lower.push(Instr::Unary { op: UnaryOp::Not, x });
+        match dtype {
+            DType::I32 => self.push(Instr::Unary { op: UnaryOp::WrapI32, x }),
+            DType::U32 => self.push(Instr::Unary { op: UnaryOp::WrapU32, x }),
+            DType::Bool => {
+                let no = truth(self, x);
+                truth(self, no)
+            }
+            DType::I8
+            | DType::I64
+            | DType::F64
+            | DType::F32
+            | DType::BF16
+            | DType::F16
+            | DType::F8E4M3
+            | DType::F8E5M2 => x,
+        }
     }
 
     /// A value at every point, also where it is the same in all columns: a sum adds it as often.
@@ -161,6 +194,9 @@ impl Lower<'_> {
 
     /// A value as one of another type. Zero as an integer has no sign.
     fn cast(&mut self, from: ValueId, mut x: usize, to: DType) -> usize {
+        if self.dtype == DType::I64 {
+            return self.wrap(x, to);
+        }
         let producer = self.producers[from.index()].map(|at| &self.function.nodes[at]);
         let is_made = producer.is_some_and(|node| !is_leaf(&node.op));
         let dtype = self.function.ty(from).dtype;
@@ -183,14 +219,14 @@ impl Lower<'_> {
         if dtype.is_float() || bounds.is_none_or(|(_, high)| high <= highest) {
             return x;
         }
-        self.push(Instr::Unary { op: UnaryOp::WrapI32, x })
+        self.wrap(x, dtype)
     }
 
     /// A function of two numbers; what leaves the integers of a type wraps.
     fn binary(&mut self, node: &Node, op: Binary, a: usize, b: usize) -> usize {
         let dtype = self.function.ty(node.result()).dtype;
         let plain = Instr::Binary { op: binary(op), a, b };
-        if dtype.is_float() {
+        if dtype.is_float() || dtype == DType::I64 {
             return self.push(plain);
         }
         let Some((low, high)) = Bounds::of(self.function).unwrapped(node) else {
@@ -201,7 +237,7 @@ impl Lower<'_> {
             return self.push(plain);
         }
         let wrap = if dtype == DType::U32 { UnaryOp::WrapU32 } else { UnaryOp::WrapI32 };
-        if low.abs().max(high.abs()) <= PRODUCT_MAX {
+        if self.dtype == DType::I64 || low.abs().max(high.abs()) <= PRODUCT_MAX {
             let x = self.push(plain);
             return self.push(Instr::Unary { op: wrap, x });
         }

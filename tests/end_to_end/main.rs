@@ -32,6 +32,7 @@ mod graphs;
 mod groupings;
 mod ids;
 mod inference;
+mod integers;
 mod interruption;
 mod launches;
 mod layouts;
