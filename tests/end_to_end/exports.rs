@@ -16,31 +16,6 @@ use crate::exported;
 /// The largest error, relative to the largest element of an output: sums in another order.
 const ERROR_MAX: f32 = 2e-5;
 
-/// Cases that are run by the interpreter for want of a kernel, all for gathers of truth values: masks
-/// of padding. One that is not any more fails.
-const INTERPRETED: &[&str] = &[
-    "bert-dynamo-20",
-    "bert-legacy-11",
-    "bert-open-legacy-17",
-    "bert-sdpa-dynamo-18",
-    "bert-sdpa-dynamo-23",
-    "bert-sdpa-legacy-14",
-    "bloom-dynamo-18",
-    "bloom-legacy-12",
-    "distilbert-legacy-12",
-    "distilbert-sdpa-dynamo-19",
-    "distilbert-sdpa-legacy-16",
-    "gpt2masked-legacy-11",
-    "gpt2masked-sdpa-dynamo-18",
-    "llama-dynamo-21",
-    "llama-legacy-14",
-    "llama-sdpa-dynamo-22",
-    "llama-sdpa-dynamo-23",
-    "llama-sdpa-legacy-18",
-    "t5encoder-dynamo-19",
-    "t5encoder-legacy-13",
-];
-
 /// Writes a model with its weights and inputs, and returns the words that run it.
 fn prepare(case: &str, scratch: &Scratch, sample: &SafeTensors) -> String {
     let model = exported::file(case, "onnx");
@@ -102,8 +77,6 @@ fn compiled_exports_compute_what_onnx_runtime_computes() {
             }
         }
     });
-    let mut found = interpreted.into_inner().expect("no thread dies");
-    found.sort();
-    let names: Vec<&str> = found.iter().filter_map(|note| note.split(':').next()).collect();
-    assert_eq!(names, INTERPRETED, "{}", found.join("\n"));
+    let found = interpreted.into_inner().expect("no thread dies");
+    assert!(found.is_empty(), "each has kernels: {found:#?}");
 }

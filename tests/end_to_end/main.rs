@@ -38,6 +38,7 @@ mod launches;
 mod layouts;
 mod mesh;
 mod model;
+mod nodes;
 mod onnx;
 mod operators;
 mod parallel;
