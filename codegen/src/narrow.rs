@@ -124,7 +124,6 @@ impl Narrow<'_> {
         let producer = self.function.nodes.iter().rev().find(|n| n.results.contains(&value));
         let producer = producer.map(|node| (node.op.clone(), node.operands.clone()));
         let dtype = DType::I64;
-        #[expect(clippy::wildcard_enum_match_arm, reason = "what others made is cast")]
         let wide = match producer {
             Some((Op::Constant { value: number, dims, .. }, _)) => {
                 self.made(value, dtype, Op::Constant { value: number, dtype, dims }, Vec::new())
