@@ -106,7 +106,7 @@ impl Runner {
         let mut session = Session::start(Arc::new(classes), &options).expect("the ranks start");
         session.init_weights(1, &|_, dims: &[usize]| match dims.len() {
             1 => Init::Ones,
-            _ => Init::Normal { std: 0.02 },
+            _ => Init::Normal { std: 0.02, zero_row: None },
         });
         let count = plan.global_batch_size() * plan.seq;
         let ids: Vec<i32> = (0..count).map(|i| (mix(i as u64) % 256) as i32).collect();

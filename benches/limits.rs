@@ -170,7 +170,7 @@ fn decode(name: &str, threads_per_rank: usize, copying: f64) {
     let mut fill = |session: &mut runtime::execute::Session, _: &ir::import::Model| {
         session.init_weights(1, &|_, dims: &[usize]| match dims.len() {
             1 => Init::Ones,
-            _ => Init::Normal { std: 0.02 },
+            _ => Init::Normal { std: 0.02, zero_row: None },
         });
         Ok(())
     };

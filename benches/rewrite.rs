@@ -114,7 +114,7 @@ impl Run {
         let mut session = session_with(&module, &plan, 2);
         session.init_weights(1, &|_, dims: &[usize]| match dims.len() {
             1 => Init::Ones,
-            _ => Init::Normal { std: 0.02 },
+            _ => Init::Normal { std: 0.02, zero_row: None },
         });
         let program = session.classes().program_of(0);
         let launches = program.steps.iter().map(|step| match step {

@@ -76,7 +76,7 @@ fn steps(criterion: &mut Criterion) {
             let mut session = session_with(&module, &plan, case.threads);
             session.init_weights(1, &|_, dims: &[usize]| match dims.len() {
                 1 => Init::Ones,
-                _ => Init::Normal { std: 0.02 },
+                _ => Init::Normal { std: 0.02, zero_row: None },
             });
             let vocab = if case.model == "gpt2-mini" { 256 } else { 50257 };
             let tokens: Vec<i32> =

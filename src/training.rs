@@ -131,7 +131,7 @@ impl Training {
         let inits: BTreeMap<&str, Init> =
             self.model.weights.iter().map(|w| (w.name.as_str(), w.init)).collect();
         session.init_weights(seed, &|name, _| match inits.get(name) {
-            Some(Init::Normal { std }) => runtime::init::Init::Normal { std: *std },
+            Some(&Init::Normal { std, zero_row }) => runtime::init::Init::Normal { std, zero_row },
             Some(Init::Ones) => runtime::init::Init::Ones,
             Some(Init::Zeros) | None => runtime::init::Init::Zeros,
         });

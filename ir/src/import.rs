@@ -51,8 +51,8 @@ pub use config::{Activation, read_config};
 pub use decoding::{Cache, Decoding, DecodingOptions, LogitsOf, decoding};
 pub use entry::check_positions;
 pub use family::{
-    Family, FamilyModel, ParameterCounts, Preset, Ramp, Rotary, Scaling, Scope, Value, families,
-    family,
+    AttentionTraits, Family, FamilyModel, ParameterCounts, Preset, Ramp, Rotary, Scaling, Scope,
+    Value, families, family,
 };
 pub use graph::read_graph;
 pub use nearest::{nearest, nearest_within};
@@ -158,6 +158,8 @@ pub enum Init {
     Normal {
         /// The standard deviation.
         std: f64,
+        /// The index in the first dim of a row of zeros: an embedding's token of padding.
+        zero_row: Option<usize>,
     },
     /// All ones.
     Ones,

@@ -28,6 +28,8 @@ pub enum Init {
     Normal {
         /// The standard deviation.
         std: f64,
+        /// The index in the first dim of a row of zeros.
+        zero_row: Option<usize>,
     },
 }
 
@@ -49,7 +51,12 @@ pub fn values(
     let number = |local: usize| match init {
         Init::Zeros => 0.0,
         Init::Ones => 1.0,
-        Init::Normal { std } => std * normal(stream, global_index(local, dims, block)),
+        Init::Normal { std, zero_row } => {
+            let index = global_index(local, dims, block);
+            let row = dims.iter().skip(1).product::<usize>().max(1) as u64;
+            let is_zero = zero_row.is_some_and(|zero| index / row == zero as u64);
+            if is_zero { 0.0 } else { std * normal(stream, index) }
+        }
     };
     let size = dtype.size() as usize;
     let mut out = vec![0; block::elements(block) * size];
@@ -124,6 +131,23 @@ mod tests {
     use super::*;
     use crate::execute::tiny;
 
+    /// A row of zeros stays where it is however a weight is cut, and changes no other row.
+    #[test]
+    fn a_row_of_padding_is_zero() {
+        let dims = [5, 3];
+        let of = |zero_row, block: &[Range<usize>]| {
+            let init = Init::Normal { std: 1.0, zero_row };
+            floats(&values(init, 7, "wte", &dims, block, DType::F64))
+        };
+        let whole = of(Some(2), &[0..5, 0..3]);
+        let mut expected = of(None, &[0..5, 0..3]);
+        assert!(expected[6..9].iter().all(|number| *number != 0.0));
+        expected[6..9].fill(0.0);
+        assert_eq!(whole, expected);
+        assert_eq!(of(Some(2), &[1..4, 1..3])[2..4], [0.0, 0.0]);
+        assert_eq!(of(Some(2), &[1..4, 1..3])[..2], whole[4..6]);
+    }
+
     fn floats(bytes: &[u8]) -> Vec<f64> {
         bytes.as_chunks().0.iter().map(|&b| f64::from_le_bytes(b)).collect()
     }
@@ -131,7 +155,7 @@ mod tests {
     #[test]
     fn any_cut_has_the_same_values() {
         let dims = [6, 5, 4];
-        let init = Init::Normal { std: 0.5 };
+        let init = Init::Normal { std: 0.5, zero_row: None };
         let whole = values(init, 3, "w", &dims, &block::whole(&dims), DType::F64);
         for cut in [[0..6, 0..5, 1..3], [2..5, 0..5, 0..4], [1..2, 3..5, 2..4], [0..0, 0..5, 0..4]]
         {
@@ -148,7 +172,14 @@ mod tests {
     fn normals_are_normal_and_independent() {
         let n = 200_000;
         let draw = |seed, name| {
-            let bytes = values(Init::Normal { std: 2.0 }, seed, name, &[n], &[0..n], DType::F64);
+            let bytes = values(
+                Init::Normal { std: 2.0, zero_row: None },
+                seed,
+                name,
+                &[n],
+                &[0..n],
+                DType::F64,
+            );
             floats(&bytes)
         };
         let a = draw(1, "h.0.attn.weight");
@@ -175,7 +206,7 @@ mod tests {
             let mut session = tiny::session(tiny::mesh(dp, tp), 1, 1);
             session.init_weights(7, &|name, dims| {
                 assert_eq!((name, dims), ("w", &[tiny::SEQ][..]));
-                Init::Normal { std: 0.02 }
+                Init::Normal { std: 0.02, zero_row: None }
             });
             let tensors = [Part::Weight, Part::State(0)];
             tensors.map(|part| session.read_weight("w", part).unwrap().to_f64())

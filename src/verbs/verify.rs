@@ -226,11 +226,12 @@ fn session(question: &Question, model: &Model, plan: &Plan, seed: u32) -> Result
     let mut session = crate::start(crate::compile(&question.module, crate::LOSS, plan)?, 1)?;
     let inits: BTreeMap<&str, Init> =
         model.weights.iter().map(|w| (w.name.as_str(), w.init)).collect();
+    let normal = |std| runtime::init::Init::Normal { std, zero_row: None };
     session.init_weights(seed, &|name, _| match inits.get(name) {
         Some(Init::Ones) => runtime::init::Init::Ones,
-        Some(Init::Normal { std }) => runtime::init::Init::Normal { std: *std },
-        // A bias of zero would hide a bias that is left out.
-        Some(Init::Zeros) | None => runtime::init::Init::Normal { std: 0.02 },
+        Some(Init::Normal { std, .. }) => normal(*std),
+        // A bias or a row of zeros would hide what is left out.
+        Some(Init::Zeros) | None => normal(0.02),
     });
     Ok(session)
 }

@@ -20,6 +20,7 @@ use serde_json::{Map, Value as Json};
 use super::Weight;
 use crate::DType;
 
+pub use body::AttentionTraits;
 pub use expr::{Scope, Value};
 pub use rotary::{Ramp, Rotary, Scaling};
 
@@ -72,9 +73,9 @@ pub struct Family {
     layer_rules: Vec<Rule>,
     shape: Vec<(&'static str, Expr)>,
     weights: Vec<WeightRule>,
-    embed: Vec<Line>,
-    block: Vec<Line>,
-    head: Vec<Line>,
+    embed: Code,
+    block: Code,
+    head: Code,
     /// While the file is read: the section whose weights follow, and the prefixes of its tensors.
     section: Section,
     prefixes: Vec<&'static str>,
@@ -186,7 +187,8 @@ struct WeightRule {
 enum WeightInit {
     Ones,
     Zeros,
-    Normal(Expr),
+    /// The standard deviation, and the row that is zero, if any.
+    Normal(Box<Expr>, Option<Box<Expr>>),
 }
 
 #[derive(Clone, Debug)]
@@ -197,12 +199,17 @@ struct Tensor {
     dims: Option<Vec<Vec<&'static str>>>,
 }
 
-/// A line of a function.
+/// What a function computes: a text with guards, and what its other lines say.
+#[derive(Clone, Debug, Default)]
+struct Code {
+    text: String,
+    /// By the number of the line in the text.
+    lines: Vec<(usize, Line)>,
+}
+
+/// A line of a function that is no guard.
 #[derive(Clone, Debug)]
 enum Line {
-    When(Expr),
-    Else,
-    End,
     Return(&'static str),
     Call {
         result: &'static str,

@@ -111,7 +111,10 @@ fn weights(main: &Function) -> Vec<Weight> {
     for param in main.params().take(tokens.unwrap_or(usize::MAX)) {
         let value = main.value(param);
         let (Some(dims), true) = (value.ty.sizes(), value.ty.dtype.is_float()) else { break };
-        let init = if dims.len() < 2 { Init::Zeros } else { Init::Normal { std: INIT_STD } };
+        let init = match dims.len() {
+            0 | 1 => Init::Zeros,
+            _ => Init::Normal { std: INIT_STD, zero_row: None },
+        };
         let names = vec![value.name.clone()];
         let source = Source::whole(names, dims.clone());
         weights.push(Weight { name: value.name.clone(), dims, init, source, layer: None });

@@ -239,8 +239,8 @@ fn weights_start_and_lie_where_transformers_has_them() {
     let mut runs = Vec::new();
     key.source.each_run(766, 5, |start, len| runs.push((start, len)));
     assert_eq!(runs, [(768 + 766, 2), (2304 + 768, 3)]);
-    assert_eq!(key.init, Init::Normal { std: 0.02 });
-    assert_eq!(of("h.0.attn.wo").init, Init::Normal { std: 0.02 / 24f64.sqrt() });
+    assert_eq!(key.init, Init::Normal { std: 0.02, zero_row: None });
+    assert_eq!(of("h.0.attn.wo").init, Init::Normal { std: 0.02 / 24f64.sqrt(), zero_row: None });
     assert_eq!((of("lnf.w").init, of("lnf.b").init), (Init::Ones, Init::Zeros));
     assert!(key.is_matrix() && !of("h.3.attn.bk").is_matrix());
     assert!(model.weights.iter().all(|w| w.name != "lm_head"), "tied");

@@ -33,10 +33,8 @@ pub(crate) enum Setting {
     /// True where it is not zero.
     Number(f64),
     /// A boolean.
-    #[allow(dead_code, reason = "for model families")]
     Flag(bool),
     /// One of several words, for comparisons.
-    #[allow(dead_code, reason = "for model families")]
     Word {
         /// The word that holds.
         word: String,

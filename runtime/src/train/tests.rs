@@ -53,7 +53,8 @@ fn run(
     resume: bool,
 ) -> (Session, Result<Outcome, Failure>) {
     let mut session = tiny::session(tiny::mesh(dp, tp), 1, SAMPLES / dp);
-    session.init_weights(config.seed, &|_, _| crate::init::Init::Normal { std: 1.0 });
+    session
+        .init_weights(config.seed, &|_, _| crate::init::Init::Normal { std: 1.0, zero_row: None });
     let batches = corpus().batches(u64::from(config.seed), tiny::SEQ, SAMPLES).unwrap();
     let seen = Cell::new(0);
     let mut run = Run {

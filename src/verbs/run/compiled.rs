@@ -55,7 +55,8 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     let mut session = crate::start(classes, compiled.threads())?;
     match &weights {
         Some((model, origin)) => origin.fill(&mut session, model)?,
-        None => session.init_weights(SEED, &|_, _| runtime::init::Init::Normal { std: STD }),
+        None => session
+            .init_weights(SEED, &|_, _| runtime::init::Init::Normal { std: STD, zero_row: None }),
     }
     let mut answer = Answer::of(compiled.plan.dtype, &feed);
     answer.predicted_s = compiled.plan.predictions.get("step_time_s").map(|p| p.value);

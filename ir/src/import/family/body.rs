@@ -26,7 +26,7 @@ use std::collections::BTreeMap;
 
 use super::expr::{Expr, Scope, Value};
 use super::rotary::{Angles, Ramp, Rotary};
-use super::{FamilyModel, Line};
+use super::{Code, Family, FamilyModel, FieldKind, Line};
 use crate::DType;
 use crate::build::Builder;
 use crate::dim::Dim;
@@ -35,6 +35,7 @@ use crate::library::templates;
 use crate::module::ValueId;
 use crate::op::{Binary, Comparison, Op, Unary};
 use crate::text::attrs::Names;
+use crate::text::guard::{Setting, Settings, select};
 use crate::types::TensorType;
 
 /// The functions of a model.
@@ -58,6 +59,49 @@ pub(crate) enum Mode {
     Eval,
 }
 
+/// What a layer computes beside products, norms and attention to all earlier tokens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionTraits {
+    /// The most tokens that a query attends to, where these are fewer than all.
+    pub window: Option<usize>,
+    /// The soft cap of scores, where there is one.
+    pub soft_cap: Option<f64>,
+    /// Whether scores have a bias that grows with the distance (ALiBi).
+    pub is_biased: bool,
+    /// Whether queries and keys are rotated.
+    pub is_rotated: bool,
+}
+
+impl FamilyModel {
+    /// What a layer computes beside products, norms and attention to all earlier tokens.
+    pub fn attention_traits(&self, layer: usize) -> AttentionTraits {
+        let body = self.body(Part::Block(layer), Mode::Eval, DType::F32);
+        let mut traits =
+            AttentionTraits { window: None, soft_cap: None, is_biased: false, is_rotated: false };
+        for line in &body.lines {
+            let Line::Call { op, named, .. } = *line else { continue };
+            traits.is_rotated |= *op == "rotate";
+            if *op != "attend" {
+                continue;
+            }
+            let number = |key: &str| {
+                let found = named.iter().find(|(name, _)| *name == key);
+                found.map(|(_, expr)| body.number(expr)).filter(|number| *number != 0.0)
+            };
+            traits.window = number("window").map(|window| window as usize);
+            traits.soft_cap = number("softcap");
+            traits.is_biased |= number("alibi").is_some();
+        }
+        traits
+    }
+
+    /// Whether logits are bent by a soft cap.
+    pub fn caps_logits(&self) -> bool {
+        let body = self.body(Part::Head, Mode::Eval, DType::F32);
+        body.lines.iter().any(|line| matches!(line, Line::Call { op: "tanh", .. }))
+    }
+}
+
 /// Lines of one function with the values of its names.
 struct Body<'m> {
     lines: Vec<&'static Line>,
@@ -68,7 +112,7 @@ struct Body<'m> {
 
 impl FamilyModel {
     fn body(&self, part: Part, mode: Mode, dtype: DType) -> Body<'_> {
-        let (lines, mut scope) = match part {
+        let (code, mut scope) = match part {
             Part::Embed => (&self.family.embed, self.scope.clone()),
             Part::Block(layer) => (&self.family.block, self.scope_of(layer)),
             Part::Head => (&self.family.head, self.scope.clone()),
@@ -81,7 +125,7 @@ impl FamilyModel {
             };
             scope.insert(symbol.to_owned(), Value::Number(value));
         }
-        let lines = active(lines, &scope);
+        let lines = active(self.family, code, &scope);
         Body { lines, scope, model: self, dtype }
     }
 
@@ -112,27 +156,36 @@ impl FamilyModel {
 }
 
 /// The lines whose guards hold.
-fn active(lines: &'static [Line], scope: &Scope) -> Vec<&'static Line> {
-    let (mut found, mut guards) = (Vec::new(), Vec::new());
-    for line in lines {
-        match line {
-            Line::When(condition) => {
-                let outer = guards.last().copied().unwrap_or(true);
-                guards.push(outer && known("when", condition.holds(scope)));
-            }
-            Line::Else => {
-                let inner = guards.pop().unwrap_or(false);
-                guards.push(!inner && guards.last().copied().unwrap_or(true));
-            }
-            Line::End => drop(guards.pop()),
-            Line::Return(_) | Line::Call { .. } => {
-                if guards.last().copied().unwrap_or(true) {
-                    found.push(line);
-                }
-            }
-        }
-    }
-    found
+fn active(family: &'static Family, code: &'static Code, scope: &Scope) -> Vec<&'static Line> {
+    let Family { name, .. } = family;
+    let selected = select(name, &code.text, &settings(family, scope));
+    let selected = selected.unwrap_or_else(|wrong| {
+        let why: Vec<&str> = wrong.iter().map(|one| one.headline.as_str()).collect();
+        panic!("the family `{name}`: {}", why.join("; "))
+    });
+    let left: Vec<bool> = selected.lines().map(|line| !line.trim().is_empty()).collect();
+    code.lines.iter().filter(|(number, _)| left[*number]).map(|(_, line)| line).collect()
+}
+
+/// What guards compare: numbers, flags, and the words of a field. `none`, lists and rotary
+/// embeddings are asked about in `config`, whose answer is a flag.
+fn settings(family: &Family, scope: &Scope) -> Settings {
+    let words = |name: &str| {
+        family.fields().find(|field| field.symbol == name).and_then(|field| {
+            let FieldKind::Word(words) = &field.kind else { return None };
+            Some(words.iter().map(|word| (*word).to_owned()).collect())
+        })
+    };
+    let setting = |(name, value): (&String, &Value)| {
+        let setting = match value {
+            Value::Number(number) => Setting::Number(*number),
+            Value::Flag(flag) => Setting::Flag(*flag),
+            Value::Word(word) => Setting::Word { word: word.clone(), words: words(name)? },
+            Value::None | Value::List(_) | Value::Rotary(_) => return None,
+        };
+        Some((name.clone(), setting))
+    };
+    scope.iter().filter_map(setting).collect()
 }
 
 fn known<T>(what: &str, value: Result<T, String>) -> T {
@@ -200,7 +253,6 @@ impl Making<'_> {
     fn run(&mut self, b: &mut Builder<'_>) -> Vec<ValueId> {
         for line in self.body.lines.clone() {
             match line {
-                Line::When(_) | Line::Else | Line::End => {}
                 Line::Return(name) => {
                     let result = self.operand(b, name);
                     return [result].into_iter().chain(self.caches.drain(..)).collect();

@@ -5,7 +5,8 @@
 
 use super::expr::Expr;
 use super::{
-    Check, Family, Field, FieldKind, Line, Preset, Rule, Section, Tensor, WeightInit, WeightRule,
+    Check, Code, Family, Field, FieldKind, Line, Preset, Rule, Section, Tensor, WeightInit,
+    WeightRule,
 };
 
 /// Reads a family file. Sections that it does not have are those of the family that it is like,
@@ -49,9 +50,15 @@ fn complete(family: &mut Family, other: &Family) {
     take(&mut family.rules, &other.rules);
     take(&mut family.layer_rules, &other.layer_rules);
     take(&mut family.shape, &other.shape);
-    take(&mut family.embed, &other.embed);
-    take(&mut family.block, &other.block);
-    take(&mut family.head, &other.head);
+    for (own, other) in [
+        (&mut family.embed, &other.embed),
+        (&mut family.block, &other.block),
+        (&mut family.head, &other.head),
+    ] {
+        if own.text.is_empty() {
+            *own = other.clone();
+        }
+    }
     for section in [Section::Embed, Section::Layer, Section::Head] {
         if family.weights.iter().all(|rule| rule.section != section) {
             let rules = other.weights.iter().filter(|rule| rule.section == section);
@@ -106,9 +113,9 @@ fn read_line(family: &mut Family, section: &str, line: &'static str) -> Result<(
             let rule = read_weight(family.section, &family.prefixes, line)?;
             family.weights.push(rule);
         }
-        "embed" => family.embed.push(read_statement(line)?),
-        "block" => family.block.push(read_statement(line)?),
-        "head" => family.head.push(read_statement(line)?),
+        "embed" => add_line(&mut family.embed, line)?,
+        "block" => add_line(&mut family.block, line)?,
+        "head" => add_line(&mut family.head, line)?,
         "preset" => {
             let preset = family.presets.last_mut().ok_or("no preset begins")?;
             preset.config = line;
@@ -213,8 +220,13 @@ fn read_weight(
         "ones" => WeightInit::Ones,
         "zeros" => WeightInit::Zeros,
         _ => {
-            let std = init.strip_prefix("normal(").and_then(|std| std.strip_suffix(')'));
-            WeightInit::Normal(Expr::parse(std.ok_or(format!("`{init}` starts no weight"))?)?)
+            let normal = init.strip_prefix("normal(").and_then(|init| init.strip_suffix(')'));
+            let normal = normal.ok_or(format!("`{init}` starts no weight"))?;
+            let (std, zero_row) = match normal.split_once(", ") {
+                Some((std, zero_row)) => (std, Some(Box::new(Expr::parse(zero_row)?))),
+                None => (normal, None),
+            };
+            WeightInit::Normal(Box::new(Expr::parse(std)?), zero_row)
         }
     };
     let names = match path.strip_prefix('/') {
@@ -233,18 +245,17 @@ fn read_dims(text: &'static str) -> Result<Vec<Vec<&'static str>>, String> {
     Ok(inside.split(',').map(split).collect())
 }
 
-/// A line of a function: `%a = op words key=value %operands`, `return %a`, `when CONDITION {`,
-/// `} else {` or `}`.
+/// A line of a function: a guard ([`crate::text::guard`]) or what [`read_statement`] reads.
+fn add_line(code: &mut Code, line: &'static str) -> Result<(), String> {
+    if !line.starts_with("when ") && !line.starts_with('}') {
+        code.lines.push((code.text.lines().count(), read_statement(line)?));
+    }
+    code.text += &format!("{line}\n");
+    Ok(())
+}
+
+/// A line of a function that is no guard: `%a = op words key=value %operands` or `return %a`.
 fn read_statement(line: &'static str) -> Result<Line, String> {
-    if let Some(condition) = line.strip_prefix("when ") {
-        let condition = condition.strip_suffix('{').ok_or("`{` is missing")?;
-        return Ok(Line::When(Expr::parse(condition)?));
-    }
-    match line {
-        "} else {" => return Ok(Line::Else),
-        "}" => return Ok(Line::End),
-        _ => {}
-    }
     if let Some(result) = line.strip_prefix("return ") {
         return Ok(Line::Return(result.trim().trim_start_matches('%')));
     }

@@ -155,9 +155,10 @@ fn try_weight(rule: &WeightRule, scope: &Scope, layer: Option<usize>) -> Result<
     let init = match &rule.init {
         WeightInit::Ones => Init::Ones,
         WeightInit::Zeros => Init::Zeros,
-        WeightInit::Normal(std) => {
+        WeightInit::Normal(std, zero_row) => {
             let std = std.eval(scope)?.number().ok_or("its deviation is no number")?;
-            Init::Normal { std }
+            let zero_row = zero_row.as_ref().map(|row| row.eval(scope)).transpose()?;
+            Init::Normal { std, zero_row: zero_row.and_then(|row| row.size()) }
         }
     };
     let stored = rule.tensor.dims.as_ref().unwrap_or(&rule.dims);
