@@ -75,6 +75,13 @@ const RANKS: Field = is("ranks", Kind::Count, "ranks");
 const GBS: Field = is("gbs", Kind::Count, "samples of a step over all ranks");
 const SEQ: Field = is("seq", Kind::Count, "tokens of a sample");
 const DTYPE: Field = is("dtype", Kind::Text, "the element type");
+const ASSUMPTIONS: Field =
+    may("assumptions", Kind::List, "on GPUs: what is computed and not priced, in words");
+const PADDING: Field = may(
+    "vocabulary_padding",
+    Kind::Object,
+    "on GPUs: words, padded_words, and the parameters and bytes that are added",
+);
 const DEVICES: Field = is("devices", Kind::Count, "devices");
 const TOKENS: Field = is("tokens", Kind::Number, "tokens that are trained on");
 const STEP: Field = is("step_time_s", Kind::Number, "seconds of a step");
@@ -343,6 +350,7 @@ pub const DOCUMENTS: &[Document] = &[
             DEVICES,
             SEQ,
             DTYPE,
+            ASSUMPTIONS,
             is("have_bytes", Kind::Number, "bytes of a device for a job"),
             is("fits", Kind::Flag, "whether any copy answers one prompt of so many tokens"),
             may("recommended", Kind::Object, "the row to take, with its reason"),
@@ -383,6 +391,8 @@ pub const DOCUMENTS: &[Document] = &[
             SEQ,
             DTYPE,
             may("flops_per_step", Kind::Number, "operations of a step, forward and backward"),
+            ASSUMPTIONS,
+            PADDING,
             STEP,
             STEP_LOW,
             STEP_HIGH,
@@ -503,6 +513,8 @@ pub const DOCUMENTS: &[Document] = &[
             is("configuration", Kind::Text, "the layout, with what was open decided"),
             is("style", Kind::Text, "how the program executes"),
             RANKS,
+            ASSUMPTIONS,
+            PADDING,
             STEP,
             STEP_LOW,
             STEP_HIGH,

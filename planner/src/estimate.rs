@@ -24,6 +24,7 @@ mod layer;
 pub mod legal;
 pub mod line;
 pub mod network;
+pub mod padding;
 pub mod price;
 pub mod rates;
 pub mod row;

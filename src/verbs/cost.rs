@@ -425,7 +425,7 @@ fn on_nodes(
     // What is looked for is not in the cluster's file.
     asked.place.ranks = Some(devices as usize);
     asked.place.nodes = Some(nodes as usize);
-    let subject = Subject::new(&asked, args.cluster(&asked)?)?;
+    let subject = Subject::quiet(&asked, args.cluster(&asked)?)?;
     let steps = (args.bill.tokens.unwrap_or(0.0) / subject.tokens()).ceil();
     let least_s = steps * subject.seconds_at_peak(devices as f64);
     let number = output::count(devices);

@@ -415,6 +415,8 @@ fn document(model: &Model, question: &Question, found: &Found) -> Value {
         "gbs": question.global_batch_size,
         "seq": question.seq,
         "dtype": question.dtype.name(),
+        "assumptions": [],
+        "vocabulary_padding": null,
         "flops_per_step": step_flops(model, question),
         "step_time_s": found.best.time.seconds,
         "step_time_low_s": explanation.step_time_low_s,

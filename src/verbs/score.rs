@@ -6,8 +6,10 @@ use ir::Diagnostic;
 use planner::cluster::Cluster;
 use planner::configuration::{Configuration, Place, Recompute, Schedule, Zero};
 use planner::estimate::described::{Described, described};
+use planner::estimate::padding::Padding;
 use planner::estimate::rates::Arithmetic;
 use planner::estimate::style::{self, STYLES, Style};
+use planner::estimate::workload::Workload;
 use planner::estimate::{Estimate, Estimator, Job};
 use planner::limits::Limits;
 use planner::space::ask::EVALUATIONS_MAX;
@@ -22,7 +24,9 @@ use crate::output::{self, Table};
 use crate::verbs::serve::{self, Served};
 use crate::verbs::space::groups::Mixed;
 use crate::verbs::space::groups::page::{document, fits, page};
-use crate::verbs::space::{Subject, arithmetic, element_type, routed};
+use crate::verbs::space::{
+    Subject, arithmetic, assumption_lines, element_type, note_warnings, padding_line, routed,
+};
 
 /// Flags of `score`.
 #[derive(Clone, Debug, clap::Args)]
@@ -106,10 +110,11 @@ fn model(args: &Args, seq: Option<u32>) -> Result<Described, Failure> {
 pub fn run(args: &Args) -> Result<Exit, Failure> {
     let style = find_style(&args.style)?;
     let described_as = model(args, count(args.seq))?;
-    let Described { mut work, latent, mut tokens } = described_as;
+    note_warnings(&described_as);
+    let Described { mut work, latent, mut tokens, warnings } = described_as;
     let mut cluster = Cluster::load(&args.cluster)?;
     if !cluster.groups.is_empty() {
-        return over_groups(args, Described { work, latent, tokens }, cluster);
+        return over_groups(args, Described { work, latent, tokens, warnings }, cluster);
     }
     let layout = layout(args, work.depth())?;
     if let (None, Some(seq)) = (args.seq, layout.seq) {
@@ -157,6 +162,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let estimate = estimator.estimate(&configuration)?;
     let fits = estimate.memory.total_bytes() <= estimator.memory_bytes;
     let answer = Answer {
+        padding: estimator.padding(&configuration)?,
         estimate,
         fits,
         have_bytes: estimator.memory_bytes,
@@ -164,6 +170,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         peak: estimator.peak_flops(),
         tokens: f64::from(batch) * f64::from(tokens),
         layout,
+        work: work.clone(),
     };
     if args.json {
         output::answer_json(&answer.document(args));
@@ -297,6 +304,8 @@ fn products(
 
 struct Answer {
     estimate: Estimate,
+    padding: Option<Padding>,
+    work: Workload,
     fits: bool,
     have_bytes: f64,
     flops: f64,
@@ -333,11 +342,14 @@ impl Answer {
         );
         let verdict = if self.fits { "fits" } else { "does not fit" };
         text += &format!(
-            "memory  {} of {} on stage {}: {verdict}\n\n",
+            "memory  {} of {} on stage {}: {verdict}\n",
             output::bytes(found.memory.total_bytes() as u64),
             output::bytes(self.have_bytes as u64),
             found.memory.stage
         );
+        text += &padding_line(self.padding, found.configuration.tp);
+        text += &assumption_lines(&self.work);
+        text.push('\n');
         let mut table = Table::new(["where the step goes", "time", "share"]);
         for (name, seconds) in found.breakdown.parts() {
             if seconds > 0.0 {
@@ -379,6 +391,8 @@ impl Answer {
             "have_bytes": self.have_bytes,
             "fits": self.fits,
             "memory": found.memory,
+            "assumptions": self.work.assumptions,
+            "vocabulary_padding": self.padding,
             "left_out": self.layout.left_out,
             "notes": self.layout.notes,
         })

@@ -13,6 +13,7 @@ use kernels::{Bytes, Seconds};
 use planner::cluster::{Cluster, Power};
 use planner::configuration::{Configuration, Offload, Recompute, Schedule};
 use planner::estimate::described::{Described, described};
+use planner::estimate::padding::Padding;
 use planner::estimate::rates::Arithmetic;
 use planner::estimate::workload::Workload;
 use planner::estimate::{self, Estimate, Estimator, Job, style};
@@ -24,7 +25,7 @@ use serde_json::{Value, json};
 
 use super::plan::{Asked, PlanArgs};
 use crate::cache;
-use crate::failure::{Exit, Failure, usage};
+use crate::failure::{self, Exit, Failure, usage};
 use crate::job::Precision;
 use crate::output::{self, Table};
 
@@ -112,6 +113,40 @@ fn model(asked: &Asked) -> Result<Described, Failure> {
     Ok(Described { work: routed(described.work, asked.imbalance)?, ..described })
 }
 
+/// The model that is asked about; what there is to know about it is said.
+pub fn noted_model(asked: &Asked) -> Result<Described, Failure> {
+    let described = model(asked)?;
+    note_warnings(&described);
+    Ok(described)
+}
+
+/// Says what there is to know about the description, such as fields that nobody reads.
+pub fn note_warnings(described: &Described) {
+    for warning in &described.warnings {
+        output::note(&failure::draw(warning));
+    }
+}
+
+/// What the execution profile adds to the vocabulary over so many tensor-parallel ranks, in a
+/// line; nothing where nothing is added.
+pub fn padding_line(padding: Option<Padding>, tp: u32) -> String {
+    let Some(Padding { words, padded_words, parameters, bytes }) = padding else {
+        return String::new();
+    };
+    let [words, padded, more] = [words, padded_words, parameters].map(output::count);
+    let bytes = Bytes(bytes.max(0.0) as u64);
+    format!(
+        "vocabulary of {words} padded to {padded} for tp={tp}: {more} parameters, {bytes} on the \
+         fullest device\n"
+    )
+}
+
+/// What is computed and not priced, a line each.
+pub fn assumption_lines(work: &Workload) -> String {
+    let line = |assumption: &String| format!("assumes  {assumption}\n");
+    work.assumptions.iter().map(line).collect()
+}
+
 /// A model of which the busiest rank of experts has so many times the average of tokens.
 pub fn routed(work: Workload, imbalance: Option<f64>) -> Result<Workload, Diagnostic> {
     let Some(times) = imbalance else { return Ok(work) };
@@ -120,16 +155,25 @@ pub fn routed(work: Workload, imbalance: Option<f64>) -> Result<Workload, Diagno
 }
 
 impl Subject {
-    /// What is asked about: a shape by its name, or a description that is a transformer.
+    /// What is asked about: a shape by its name, or a description that is a transformer. Warnings
+    /// about it are said.
     pub fn new(asked: &Asked, cluster: Cluster) -> Result<Subject, Failure> {
-        let described = model(asked)?;
+        Subject::of(asked, cluster, noted_model(asked)?)
+    }
+
+    /// The same on another cluster, whose warnings were said.
+    pub fn quiet(asked: &Asked, cluster: Cluster) -> Result<Subject, Failure> {
+        Subject::of(asked, cluster, model(asked)?)
+    }
+
+    fn of(asked: &Asked, cluster: Cluster, described: Described) -> Result<Subject, Failure> {
         let ranks = asked.place.ranks(&cluster);
         let devices = count("--devices", ranks)?;
         let dtype = element_type(asked.dtype, &cluster)?;
         let global_batch = count("--gbs", asked.gbs.unwrap_or(ranks.max(8)))?;
         let job = Job { global_batch: global_batch.into(), arithmetic: arithmetic(dtype) };
         let peak_flops = Estimator::new(&described.work, &cluster, style::OURS, job)?.peak_flops();
-        let Described { work, latent, tokens: seq } = described;
+        let Described { work, latent, tokens: seq, warnings: _ } = described;
         let memory_bytes = asked.limited.all_limits()?.memory_bytes();
         Ok(Subject {
             work,
@@ -189,6 +233,11 @@ impl Subject {
         replayed_s(&self.estimator().ok()?, estimate)
     }
 
+    /// What the execution profile adds to the vocabulary in a plan.
+    pub fn padding(&self, configuration: &Configuration) -> Option<Padding> {
+        self.estimator().ok()?.padding(configuration).ok()?
+    }
+
     /// What is asked about, in three lines.
     pub fn header(&self) -> String {
         let node = self.cluster.devices_per_node.unwrap_or(1);
@@ -210,7 +259,7 @@ impl Subject {
             text +=
                 &format!("routing  the busiest rank has {} times the average\n", work.busiest());
         }
-        text
+        text + &assumption_lines(work)
     }
 }
 
@@ -396,6 +445,7 @@ fn page(subject: &Subject, answer: &Answer, aim: Aim) -> String {
     if let Some(seconds) = simulated_s.filter(|s| differs(*s, best.estimate.step_time_s)) {
         text += &format!("replayed pass by pass, the first takes {}\n", Seconds(seconds));
     }
+    text += &padding_line(subject.padding(&best.configuration), best.configuration.tp);
     let space = &answer.space;
     let gap = answer.gap.map(|gap| {
         let gap = 100.0 * gap;
@@ -475,6 +525,8 @@ fn document(subject: &Subject, answer: &Answer) -> Value {
         "gbs": subject.global_batch,
         "seq": subject.seq,
         "dtype": subject.dtype.name(),
+        "assumptions": subject.work.assumptions,
+        "vocabulary_padding": subject.padding(&best.configuration),
         "flops_per_step": subject.flops(),
         "simulated_step_time_s": subject.simulated_s(&best.estimate),
         "breakdown": best.estimate.breakdown,

@@ -5,10 +5,11 @@ use std::path::Path;
 
 use ir::import::{
     Architecture, Description, FamilyModel, Options, RoutedSizes, Sizes, Value, check_positions,
-    import, resolve,
+    import, preset, resolve,
 };
 use ir::{DType, Diagnostic, Module, TensorType};
 
+use super::workload::assumptions;
 use super::workload::encoders::{bert, t5};
 use super::workload::module::of_module;
 use super::workload::{LowRank, Routed, Shape, Workload};
@@ -23,20 +24,27 @@ pub struct Described {
     pub latent: Option<u32>,
     /// Tokens of a sample: of a graph, whose work is counted by samples, as many as it is fed.
     pub tokens: u32,
+    /// What to know about the description, such as fields of its config that nobody reads.
+    pub warnings: Vec<Diagnostic>,
 }
 
-/// The work of a MODEL argument: a published shape by its name, or what
-/// [`resolve`] finds. `seq` are the tokens of a sample; without it, as many as the shape was
-/// published with or the model was made for.
+/// The work of a MODEL argument: what [`resolve`] finds, or else a published shape by its name.
+/// `seq` are the tokens of a sample; without it, as many as the model was made for or the shape was
+/// published with.
 ///
 /// # Errors
 /// Those of [`resolve`], and `E3403` for sizes that cannot be.
 pub fn described(model: &str, seq: Option<u32>) -> Result<Described, Vec<Diagnostic>> {
-    // What lies there goes first, as everywhere.
+    // What lies there goes first, then what can be built, as everywhere.
     let path = Path::new(model);
     let is_there = path.is_file() || path.join("config.json").is_file();
-    match models::published(model).filter(|_| !is_there) {
-        Some(Published::Shape(shape)) => of_shape(shape, seq),
+    let is_known = is_there || preset(model).is_some();
+    match models::published(model).filter(|_| !is_known) {
+        Some(Published::Shape(shape, unpriced)) => {
+            let mut described = of_shape(shape, seq)?;
+            described.work.assumptions.extend(unpriced.map(str::to_owned));
+            Ok(described)
+        }
         Some(Published::Sizes(sizes)) => of_sizes(model, &sizes, seq),
         None => {
             let known = |all: Vec<Diagnostic>| {
@@ -59,7 +67,7 @@ pub fn described(model: &str, seq: Option<u32>) -> Result<Described, Vec<Diagnos
 fn of_shape(mut shape: Shape, seq: Option<u32>) -> Result<Described, Vec<Diagnostic>> {
     shape.seq = seq.unwrap_or(shape.seq);
     let latent = shape.low_rank.map(|rank| rank.kv_rank + rank.rope_dim);
-    Ok(Described { work: shape.workload()?, latent, tokens: shape.seq })
+    Ok(Described { work: shape.workload()?, latent, tokens: shape.seq, warnings: Vec::new() })
 }
 
 /// A size as a shape has it; one that is too large stays too large.
@@ -83,7 +91,7 @@ fn of_sizes(name: &str, sizes: &Sizes, seq: Option<u32>) -> Result<Described, Ve
         Sizes::Bert(sizes) => bert(name, sizes, seq)?,
         Sizes::T5(sizes) => t5(name, sizes, seq)?,
     };
-    Ok(Described { work, latent: None, tokens: seq })
+    Ok(Described { work, latent: None, tokens: seq, warnings: Vec::new() })
 }
 
 /// The most tokens or labels of a sample that an entry is fed; 1 where it has none.
@@ -141,9 +149,10 @@ pub fn of_description(
     seq: Option<u32>,
 ) -> Result<Described, Vec<Diagnostic>> {
     let name = description.name.clone();
+    let warnings = description.warnings.clone();
     match &description.architecture {
-        Architecture::Family(model) => of_family(name, model, seq),
-        Architecture::Sized(sizes) => of_sizes(&name, sizes, seq),
+        Architecture::Family(model) => Ok(Described { warnings, ..of_family(name, model, seq)? }),
+        Architecture::Sized(sizes) => Ok(Described { warnings, ..of_sizes(&name, sizes, seq)? }),
         Architecture::Graph(_) => {
             let seq = seq.map_or(1, |seq| seq as usize);
             let options = Options { seq, dtype: DType::F32, dropout: None };
@@ -152,13 +161,12 @@ pub fn of_description(
             let entry = model.entries.iter().find(is_loss).or(model.entries.first());
             let entry = entry.map_or("loss", String::as_str);
             let work = of_module(&name, &model.module, entry).map_err(|wrong| vec![wrong])?;
-            Ok(Described { work, latent: None, tokens: fed(&model.module, entry) })
+            Ok(Described { work, latent: None, tokens: fed(&model.module, entry), warnings })
         }
     }
 }
 
-/// The shape of a model of a family: what the file says of it, and as many parameters as the
-/// module has.
+/// The work of a model of a family: that of its shape, with as many parameters as the module has.
 fn of_family(
     name: String,
     model: &FamilyModel,
@@ -167,11 +175,22 @@ fn of_family(
     if let Some(learned) = model.learned {
         check_seq(seq, learned)?;
     }
+    let shape = family_shape(name, model);
+    // Shapes that are gated rotate.
+    let rotates = shape.gated;
+    let mut described = of_shape(shape, seq)?;
+    described.work.set_parameters(&model.counts());
+    described.work.assumptions = assumptions::of_family(model, described.tokens, rotates);
+    Ok(described)
+}
+
+/// The shape that the file of a family says of a model, with the longest sequence it was made for.
+pub(crate) fn family_shape(name: String, model: &FamilyModel) -> Shape {
     let said = model.shape();
     let size = |key: &str| said.get(key).and_then(Value::size).map_or(0, of);
     let is = |key: &str| said.get(key) == Some(&Value::Flag(true));
     let symbol = |symbol: &str| of(model.size(symbol));
-    let shape = Shape {
+    Shape {
         name,
         layers: of(model.layers.len()),
         hidden: symbol("M"),
@@ -181,17 +200,14 @@ fn of_family(
         ffn: size("ffn"),
         gated: is("gated"),
         vocab: symbol("V"),
-        seq: seq.unwrap_or(symbol("P")),
+        seq: symbol("P"),
         positions: size("positions"),
         causal: true,
         biases: is("biases"),
         tied: model.flag("tied"),
         routed: None,
         low_rank: None,
-    };
-    let mut described = of_shape(shape, None)?;
-    described.work.set_parameters(&model.counts());
-    Ok(described)
+    }
 }
 
 #[cfg(test)]
@@ -246,6 +262,44 @@ mod tests {
             let preset = described(&description.name, Some(4096)).unwrap();
             assert_eq!(of_description(&description, Some(4096)).unwrap(), preset);
         }
+    }
+
+    /// One name is one model, with the parameters that are published: what is planned for is what
+    /// is built, whatever the tokens of a sample.
+    #[test]
+    fn presets_are_planned_with_the_published_parameters() {
+        for preset in ir::import::families().iter().flat_map(|family| &family.presets) {
+            for seq in [None, Some(1)] {
+                let work = described(preset.name, seq).unwrap().work;
+                assert_eq!(work.parameters(), preset.count, "{}", preset.name);
+            }
+        }
+    }
+
+    /// What attention of a family computes and nobody prices is named, where it makes a difference.
+    #[test]
+    fn what_is_not_priced_is_named() {
+        let of = |model, seq| described(model, seq).unwrap().work.assumptions;
+        let window = "windows of 4096 tokens in 32 of 32 layers are priced as attention to all \
+                      earlier tokens";
+        assert_eq!(of("mistral-7b", Some(8192)), [window]);
+        assert_eq!(of("mistral-7b", Some(4096)), [""; 0]);
+        let gemma = of("gemma-2-2b", None);
+        assert_eq!(gemma.len(), 3, "{gemma:?}");
+        assert!(gemma[0].starts_with("windows of 4096 tokens in 13 of 26 layers"), "{gemma:?}");
+        assert!(gemma[1].starts_with("soft caps of attention"), "{gemma:?}");
+        assert_eq!(of("bloom-7b1", None), ["biases of attention scores are not priced"]);
+        assert_eq!(of("gpt-j-6b", None), ["rotary embeddings are not priced"]);
+        assert_eq!(of("gpt-oss-20b", None).len(), 1);
+        for model in ["gpt2", "llama-3-8b", "gpt3-175b", "gpt-175b"] {
+            assert_eq!(of(model, None), [""; 0], "{model}");
+        }
+        // A graph of the same model leaves out the same of attention.
+        let description = resolve("mistral-7b").unwrap().description;
+        let options = Options { seq: 8192, dtype: DType::BF16, dropout: Some(0.0) };
+        let text = import(&description, &options).unwrap().module.to_string();
+        let graph = read_graph("x.graph", &text, "mistral-7b").unwrap();
+        assert_eq!(of_description(&graph, None).unwrap().work.assumptions, [window]);
     }
 
     /// A step of an encoder–decoder: 6 operations for each parameter of a product, and 12 for each

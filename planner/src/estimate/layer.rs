@@ -9,6 +9,8 @@ mod attention;
 #[cfg(test)]
 mod tests;
 
+pub(super) use any::words_of_rank;
+
 use super::Job;
 use super::network::{Group, INNER_INTERFERENCE, Network};
 use super::price::{Inside, LayerPrice, Pass};

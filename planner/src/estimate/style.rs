@@ -50,6 +50,18 @@ pub enum Selective {
     Operations,
 }
 
+/// To how many words a vocabulary is padded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum VocabularyPadding {
+    /// None: the words that the model has.
+    Never,
+    /// Where the ranks of `tp` do not divide it.
+    ToDivide,
+    /// Where they do not, or a rank's columns are odd to load.
+    ToLoad,
+}
+
 /// What the peak of memory that a run prints counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -119,9 +131,8 @@ pub struct Style {
     pub around_attention: AroundAttention,
     /// Words of the vocabulary, where the release's runs fix it.
     pub vocabulary: Option<u32>,
-    /// Whether a vocabulary is padded where its columns are odd to load, and not only where
-    /// the ranks of `tp` do not divide it.
-    pub pads_vocabulary: bool,
+    /// When a vocabulary is padded.
+    pub vocabulary_padding: VocabularyPadding,
     /// Whether a normalisation is one kernel.
     pub fused_norm: bool,
     /// Whether bias and activation are one kernel.

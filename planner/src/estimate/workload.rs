@@ -3,6 +3,7 @@
 //!
 //! A transformer is described by its [`Shape`]; any other model by the items themselves.
 
+pub(super) mod assumptions;
 pub mod encoders;
 pub mod module;
 #[cfg(test)]
@@ -300,6 +301,8 @@ pub struct Workload {
     pub tied: bool,
     /// What tensor-parallel ranks have to divide, where that is not the heads of attention.
     pub tensor_units: Option<u32>,
+    /// What the model computes and this work leaves out, in words.
+    pub assumptions: Vec<String>,
 }
 
 impl Workload {
@@ -467,6 +470,7 @@ impl Shape {
             last: vec![self.norm(), head, Item::Loss { vocab: self.vocab }],
             tied: self.tied,
             tensor_units: None,
+            assumptions: Vec::new(),
         })
     }
 

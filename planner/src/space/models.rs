@@ -1,7 +1,8 @@
 //! Published shapes of transformers, by name: what can be planned for without a file.
 
-use ir::import::{BertSizes, Sizes, T5Sizes, nearest};
+use ir::import::{Architecture, BertSizes, Sizes, T5Sizes, nearest, preset, presets};
 
+use crate::estimate::described::family_shape;
 use crate::estimate::workload::{LowRank, Routed, Shape};
 
 const TABLE: &str = include_str!("../preset/models.csv");
@@ -14,8 +15,8 @@ pub(crate) const LOW_RANK: LowRank =
 /// What is published under a name.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Published {
-    /// The shape of a decoder.
-    Shape(Shape),
+    /// The shape of a decoder, and what it leaves out.
+    Shape(Shape, Option<&'static str>),
     /// The sizes of a model with an encoder.
     Sizes(Sizes),
 }
@@ -30,9 +31,10 @@ fn rows() -> impl Iterator<Item = Vec<&'static str>> {
     rows_of(TABLE)
 }
 
-/// The names of all shapes of decoders, other names included.
+/// The names of all shapes of decoders, presets and other names included.
 pub fn names() -> impl Iterator<Item = &'static str> {
-    rows().flat_map(|row| [row[0], row[1]]).filter(|name| !name.is_empty())
+    let names = rows().flat_map(|row| [row[0], row[1]]).filter(|name| !name.is_empty());
+    presets().chain(names)
 }
 
 /// The names of all models, each once.
@@ -40,9 +42,17 @@ pub fn first_names() -> impl Iterator<Item = &'static str> {
     rows().chain(rows_of(ENCODERS)).map(|row| row[0])
 }
 
-/// What is published under a name.
+/// What is published under a name, of models that are not built.
 pub fn published(name: &str) -> Option<Published> {
-    shape(name).map(Published::Shape).or_else(|| sizes(name).map(Published::Sizes))
+    let decoder = row(name).map(|row| {
+        let unpriced = row.get(20).copied().filter(|text| !text.is_empty());
+        Published::Shape(shape_of(&row, name), unpriced)
+    });
+    decoder.or_else(|| sizes(name).map(Published::Sizes))
+}
+
+fn row(name: &str) -> Option<Vec<&'static str>> {
+    rows().find(|row| row[0] == name || (!name.is_empty() && row[1] == name))
 }
 
 /// The sizes of a model with an encoder.
@@ -83,9 +93,18 @@ fn sizes(name: &str) -> Option<Sizes> {
     })
 }
 
-/// The shape of a name, with the sequence that it was published with.
+/// The shape of a decoder: of a preset, with the longest sequence that it was made for, or of a
+/// published shape, with the sequence that it was published with.
 pub fn shape(name: &str) -> Option<Shape> {
-    let row = rows().find(|row| row[0] == name || (!name.is_empty() && row[1] == name))?;
+    match preset(name).map(|preset| preset.architecture) {
+        Some(Architecture::Family(model)) => Some(family_shape(name.to_owned(), &model)),
+        Some(Architecture::Graph(_) | Architecture::Sized(_)) | None => {
+            row(name).map(|row| shape_of(&row, name))
+        }
+    }
+}
+
+fn shape_of(row: &[&str], name: &str) -> Shape {
     let number = |column: usize| row[column].parse::<u32>().expect("the table holds whole numbers");
     let is = |column: usize| number(column) == 1;
     let routed = Routed {
@@ -95,7 +114,7 @@ pub fn shape(name: &str) -> Option<Shape> {
         shared_ffn: number(15),
         dense_layers: number(16),
     };
-    Some(Shape {
+    Shape {
         name: name.to_owned(),
         layers: number(2),
         hidden: number(3),
@@ -112,7 +131,7 @@ pub fn shape(name: &str) -> Option<Shape> {
         tied: is(11),
         routed: (routed.experts > 0).then_some(routed),
         low_rank: is(17).then_some(LOW_RANK),
-    })
+    }
 }
 
 /// The name that was perhaps meant.
@@ -140,6 +159,16 @@ mod tests {
         }
     }
 
+    /// One name, one model.
+    #[test]
+    fn no_shape_has_the_name_of_a_preset() {
+        let mut known = std::collections::BTreeSet::new();
+        let encoders = rows_of(ENCODERS).flat_map(|row| [row[0], row[1]]);
+        for name in names().chain(encoders.filter(|name| !name.is_empty())) {
+            assert!(known.insert(name), "`{name}` is there twice");
+        }
+    }
+
     #[test]
     fn encoders_have_the_parameters_that_are_published() {
         for row in rows_of(ENCODERS) {
@@ -154,7 +183,7 @@ mod tests {
     fn shapes_have_the_parameters_that_are_published() {
         let mut off = Vec::new();
         for row in rows() {
-            assert_eq!(row.len(), 20, "{row:?}");
+            assert_eq!(row.len(), 21, "{row:?}");
             let published: f64 = row[18].parse().unwrap();
             let work = shape(row[0]).unwrap().workload().unwrap();
             let ratio = work.parameters() as f64 / 1e9 / published;

@@ -473,7 +473,7 @@ fn winners_of_calculon_are_not_faster() {
     ];
     let fix = ["cp=1", "placement=usual", "offload=off", "schedule=1f1b", "shard=0"];
     let limits = Limits::parse(&fix.map(str::to_owned), &[], &["zero=1".to_owned()]).unwrap();
-    let work = workload("gpt3-175b", 2048);
+    let work = workload("gpt-175b", 2048);
     let cluster = cluster("a100");
     let mut compared = 0;
     for ((devices, global_batch, winner), kept) in cases.into_iter().zip(kept) {
@@ -515,7 +515,7 @@ fn winners_of_calculon_are_not_faster() {
 #[test]
 fn memory_of_calculons_winners_is_what_it_leaves_out_larger() {
     const DEVICE_BYTES: f64 = 80.0 * 1024.0 * 1024.0 * 1024.0;
-    let work = workload("gpt3-175b", 2048);
+    let work = workload("gpt-175b", 2048);
     let cluster = cluster("a100");
     for (layout, batch, published) in [
         ("tp=8 pp=4 dp=2 mbs=4 vpp=12 sp zero=1 recompute=attention", 64, Some(85.4e9)),

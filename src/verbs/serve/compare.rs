@@ -11,10 +11,11 @@ use crate::cache;
 use crate::failure::{Exit, Failure, usage};
 use crate::output;
 use crate::verbs::compare::CompareArgs;
-use crate::verbs::space::Subject;
+use crate::verbs::space::{Subject, noted_model};
 
 /// Answers `compare` about inference: what each layout gives and where its time goes.
 pub fn compare(args: &CompareArgs) -> Result<Exit, Failure> {
+    noted_model(&args.asked)?;
     let subject = on(args, &args.asked.place.cluster)?;
     let besides = args.beside.iter().map(|cluster| on(args, cluster));
     let besides = besides.collect::<Result<Vec<Subject>, Failure>>()?;
@@ -28,7 +29,7 @@ fn on(args: &CompareArgs, cluster: &str) -> Result<Subject, Failure> {
     cluster.clone_into(&mut asked.place.cluster);
     let cluster = asked.place.cluster()?;
     refuse_others(&asked, &cluster)?;
-    Subject::new(&asked, cluster)
+    Subject::quiet(&asked, cluster)
 }
 
 /// A layout on a cluster, with what is said of it.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::{Copies, Purpose, Row};
 use crate::failure::Exit;
 use crate::output::{self, Table};
-use crate::verbs::space::Subject;
+use crate::verbs::space::{Subject, assumption_lines};
 
 /// Rows that a page lists at most; documents have all.
 const LISTED: usize = 24;
@@ -69,6 +69,7 @@ pub(super) fn asked(copies: &Copies<'_>, schema: &str) -> Value {
         "seq": copies.seq(),
         "dtype": dtype.name(),
         "have_bytes": copies.have_bytes(),
+        "assumptions": work.assumptions,
     })
 }
 
@@ -119,7 +120,8 @@ pub(super) fn header(copies: &Copies<'_>) -> String {
         copies.wanted.token_s.map(|limit_s| format!(", a token within {}", Seconds(limit_s)));
     let soon = soon.unwrap_or_default();
     let seq = output::count(copies.seq().into());
-    text + &format!("context  {seq} tokens, {batch}{soon}; {have} of a device for a job\n")
+    text += &format!("context  {seq} tokens, {batch}{soon}; {have} of a device for a job\n");
+    text + &assumption_lines(work)
 }
 
 fn page(copies: &Copies<'_>, rows: &[Row]) -> String {

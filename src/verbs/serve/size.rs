@@ -19,7 +19,7 @@ use crate::failure::{Exit, Failure, usage};
 use crate::output::{self, Table};
 use crate::verbs::cost::{CostArgs, DEVICES_MAX, HOUR_S};
 use crate::verbs::plan::Asked;
-use crate::verbs::space::Subject;
+use crate::verbs::space::{Subject, noted_model};
 
 /// Ranks that share products at most. Chosen: beyond two nodes of eight, collectives take longer
 /// than what they save.
@@ -66,7 +66,8 @@ pub fn size(args: &CostArgs) -> Result<Exit, Failure> {
             kind.name
         ));
     }
-    let key = args.asked.key("size-inference", &(&cluster, args));
+    let work = noted_model(&args.asked)?.work;
+    let key = args.asked.key("size-inference", &(&work, &cluster, args));
     cache::answer(key, || sized(&kinds, args, load))
 }
 
@@ -121,7 +122,7 @@ fn enough(kind: &Cluster, args: &CostArgs, load: Load) -> Result<Vec<Enough>, Fa
     let place = crate::job::Where { ranks: Some(1), ..args.asked.place.clone() };
     let asked = Asked { place, ..args.asked.clone() };
     let limits = asked.limited.all_limits()?;
-    let subject = Subject::new(&asked, kind.clone())?;
+    let subject = Subject::quiet(&asked, kind.clone())?;
     let each = kind.devices_per_node.unwrap_or(1) as u32;
     // As many nodes as the user says, or as the file of several kinds has.
     let bounded = asked.place.nodes.is_some() || !args.asked.place.cluster()?.groups.is_empty();

@@ -12,7 +12,7 @@ use planner::space::ask::{Answer, Chosen, ask};
 use planner::space::neighbours::searched_again;
 use serde_json::{Value, json};
 
-use super::{Aim, Subject, answer, document, groups, question, told};
+use super::{Aim, Subject, answer, document, groups, padding_line, question, told};
 use crate::cache;
 use crate::failure::{Exit, Failure, read_text};
 use crate::verbs::plan::Asked;
@@ -133,6 +133,7 @@ fn explanation(
     text += &explained.verdict(&asked.limited.all_limits()?);
     text.push('\n');
     text += &parts(estimate, answer.have_bytes);
+    text += &padding_line(subject.padding(&best.configuration), best.configuration.tp);
     text += "\nWhy not, with all else as it is, and at its best…\n";
     let width = neighbours.iter().map(|other| other.change.len()).max().unwrap_or(0);
     for other in &neighbours {

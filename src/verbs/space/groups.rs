@@ -19,7 +19,7 @@ use planner::space::groups::{self, Grouped};
 use serde_json::json;
 
 use self::page::{Row, document, page, rows, table};
-use super::{Aim, arithmetic, count, element_type, model, samples_of};
+use super::{Aim, arithmetic, assumption_lines, count, element_type, noted_model, samples_of};
 
 use crate::cache;
 use crate::failure::{Exit, Failure, or_reason, usage};
@@ -58,7 +58,7 @@ impl Mixed {
                 group.device.power = Some(Power::constant(watts, "--watts"));
             }
         }
-        let Described { work, tokens: seq, .. } = model(asked)?;
+        let Described { work, tokens: seq, .. } = noted_model(asked)?;
         Ok(Mixed {
             work,
             seq,
@@ -169,7 +169,7 @@ impl Mixed {
         let parameters = output::count(self.work.parameters());
         let mut text = format!("model    {}: {parameters} parameters", self.work.name);
         text += &format!(" in {}\ncluster  {}\n", self.dtype, self.cluster.describe());
-        text + &samples_of(self.global_batch, self.seq)
+        text + &samples_of(self.global_batch, self.seq) + &assumption_lines(&self.work)
     }
 
     fn unknown_power(&self) -> Diagnostic {

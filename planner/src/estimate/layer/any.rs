@@ -2,6 +2,7 @@
 
 use super::{INNER_INTERFERENCE, Lowered, Lowering};
 use crate::estimate::price::{Inside, Pass};
+use crate::estimate::style::VocabularyPadding;
 use crate::estimate::workload::{Item, Split};
 
 /// Words of which a rank's piece has a whole number where vocabularies are padded: the default of
@@ -10,16 +11,28 @@ const PADDED: f64 = 128.0;
 /// Columns of which products load whole pieces: a vocabulary of a multiple is left as it is.
 const LOADED: f64 = 8.0;
 
+/// Words of a rank of so many that share a vocabulary.
+pub(in crate::estimate) fn words_of_rank(
+    padding: VocabularyPadding,
+    vocab: f64,
+    ranks: f64,
+) -> f64 {
+    let pieces = match padding {
+        VocabularyPadding::Never => return vocab / ranks,
+        VocabularyPadding::ToDivide => ranks,
+        VocabularyPadding::ToLoad => ranks * LOADED,
+    };
+    if vocab % pieces == 0.0 {
+        return vocab / ranks;
+    }
+    (vocab / (PADDED * ranks)).ceil() * PADDED
+}
+
 impl Lowering<'_> {
     /// A tensor-parallel rank's words of a vocabulary of so many. All ranks have equally many: one
     /// that does not divide is padded.
     pub(super) fn words(&self, vocab: f64) -> f64 {
-        let ranks = self.tp();
-        let pieces = if self.style.pads_vocabulary { ranks * LOADED } else { ranks };
-        if vocab % pieces == 0.0 {
-            return vocab / ranks;
-        }
-        (vocab / (PADDED * ranks)).ceil() * PADDED
+        words_of_rank(self.style.vocabulary_padding, vocab, self.tp())
     }
 
     /// One kernel forward; backward, one for what it reads again and one for what it wrote.

@@ -64,6 +64,7 @@ fn more_tokens_are_never_faster() {
                     last: Vec::new(),
                     tied: false,
                     tensor_units: None,
+                    assumptions: Vec::new(),
                 };
                 let job = Job { global_batch: 1, arithmetic };
                 let estimator = Estimator::new(&work, &cluster, style::OURS, job).unwrap();
@@ -113,6 +114,7 @@ fn the_busiest_rank_counts() {
             last: Vec::new(),
             tied: false,
             tensor_units: None,
+            assumptions: Vec::new(),
         };
         let work = work.routed_unevenly(busiest).unwrap();
         let estimator = Estimator::new(&work, &cluster, style, job).unwrap();

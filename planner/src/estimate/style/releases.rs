@@ -4,7 +4,10 @@ use super::sharded::{
     AUTOMODEL, FMS_FSDP, HUGGING_FACE, KEMPNER, LLM_FOUNDRY, NANOGPT, TORCH_FSDP, TORCHTITAN_2025,
     TORCHTITAN_EAGER, TORCHTUNE, XLA,
 };
-use super::{AroundAttention, AttentionKernel, Exchange, Host, Printed, Selective, Style, Whole};
+use super::{
+    AroundAttention, AttentionKernel, Exchange, Host, Printed, Selective, Style, VocabularyPadding,
+    Whole,
+};
 
 /// An eager release of PyTorch under Python on a server core: 10 µs for an operation with its
 /// dispatch, autograd node and share of the interpreter, forward, and 9 µs backward. Five
@@ -51,7 +54,7 @@ pub const OURS: Style = Style {
     skips_masked: true,
     around_attention: NOTHING,
     vocabulary: None,
-    pads_vocabulary: true,
+    vocabulary_padding: VocabularyPadding::ToLoad,
     fused_norm: true,
     fused_activation: true,
     fused_residual: true,
@@ -108,7 +111,7 @@ const MEGATRON_2020: Style = Style {
     skips_masked: false,
     around_attention: NOTHING,
     vocabulary: None,
-    pads_vocabulary: true,
+    vocabulary_padding: VocabularyPadding::ToLoad,
     fused_norm: true,
     fused_activation: true,
     fused_residual: true,
@@ -279,7 +282,7 @@ const NANOTRON: Style = Style {
         backward_bytes: 10.7,
     },
     vocabulary: None,
-    pads_vocabulary: false,
+    vocabulary_padding: VocabularyPadding::ToDivide,
     fused_norm: true,
     fused_activation: false,
     fused_residual: false,
@@ -343,7 +346,7 @@ const VTRAIN: Style = Style {
     name: "vtrain",
     // `vTrainConfig`: nothing sets the vocabulary of GPT-2, and nothing pads it.
     vocabulary: Some(50_257),
-    pads_vocabulary: false,
+    vocabulary_padding: VocabularyPadding::ToDivide,
     // `Trainer`: cross entropy of half-precision logits. Read twice and written; the gradient of
     // the chosen ones written, read with the result, and written.
     loss_bytes: [6.0, 10.0],

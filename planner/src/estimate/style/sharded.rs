@@ -1,7 +1,10 @@
 //! Releases that shard weights with PyTorch's own means, and those built on them.
 
 use super::releases::{EAGER, NO_HOST, NOTHING, WHOLE};
-use super::{AroundAttention, AttentionKernel, Exchange, Host, Printed, Selective, Style, Whole};
+use super::{
+    AroundAttention, AttentionKernel, Exchange, Host, Printed, Selective, Style, VocabularyPadding,
+    Whole,
+};
 
 /// llm-foundry with Composer and FSDP, 2023.
 pub(super) const LLM_FOUNDRY: Style = Style {
@@ -11,7 +14,7 @@ pub(super) const LLM_FOUNDRY: Style = Style {
     // Gradients of queries, keys and values are joined.
     around_attention: AroundAttention { backward_launches: 1.0, backward_bytes: 4.0, ..NOTHING },
     vocabulary: None,
-    pads_vocabulary: false,
+    vocabulary_padding: VocabularyPadding::ToDivide,
     fused_norm: true,
     fused_activation: true,
     fused_residual: false,

@@ -78,6 +78,7 @@ pub fn bert(name: &str, sizes: &BertSizes, seq: u32) -> Result<Workload, Vec<Dia
         ],
         tied: true,
         tensor_units: None,
+        assumptions: Vec::new(),
     })
 }
 
@@ -162,5 +163,6 @@ pub fn t5(name: &str, sizes: &T5Sizes, seq: u32) -> Result<Workload, Vec<Diagnos
         last: vec![norm, norm, product([width, vocab], Cut::Words, false), Item::Loss { vocab }],
         tied: sizes.tied,
         tensor_units: None,
+        assumptions: Vec::new(),
     })
 }

@@ -16,7 +16,7 @@ use ir::{
     Bindings, Class, Diagnostic, Dim, Function, Kind, Layout, Module, Node, Op, Span, ValueId,
 };
 
-use super::{Item, Layer, Split, Workload};
+use super::{Item, Layer, Split, Workload, assumptions};
 use crate::divisors::gcd;
 
 /// The work of a module's entry, a chain of calls. `B` is unbound: the samples.
@@ -33,6 +33,9 @@ pub fn of_module(name: &str, module: &Module, entry: &str) -> Result<Workload, D
         let headline = format!("the module `{name}` has no function `{entry}`");
         return Err(Diagnostic::error("E3103", Span::of(name.to_owned()), headline));
     };
+    let seq = module.functions.iter().filter_map(attended).map(|(queries, _)| queries).max();
+    let seq = u32::try_from(seq.unwrap_or(0)).unwrap_or(u32::MAX);
+    let assumptions = assumptions::of_module(&module, main, seq);
     let shared = shared_weights(main);
     let mut units = Units::default();
     let mut calls: Vec<Layer> = Vec::new();
@@ -65,7 +68,8 @@ pub fn of_module(name: &str, module: &Module, entry: &str) -> Result<Workload, D
         calls.push(Layer { name: entry.to_owned(), count: 1, width: 0, items });
     }
     let in_common = shared.iter().map(|weight| elements(main, *weight)).sum();
-    let workload = ends(name, calls, rest, in_common, units);
+    let mut workload = ends(name, calls, rest, in_common, units);
+    workload.assumptions = assumptions;
     let all = || workload.layers.iter().flat_map(|layer| &layer.items).chain(&workload.last);
     if all().all(|item| item.parameters()[0] == 0) {
         let headline = format!("`{name}` has no weight whose size is known");
@@ -76,7 +80,7 @@ pub fn of_module(name: &str, module: &Module, entry: &str) -> Result<Workload, D
 }
 
 /// What the names of composites begin with that are attention.
-const ATTENTION: &str = "attention";
+pub(super) const ATTENTION: &str = "attention";
 
 /// Tokens of the queries and of the keys of a function that is attention.
 fn attended(function: &Function) -> Option<(u64, u64)> {
@@ -115,6 +119,7 @@ fn ends(
         last,
         tied: false,
         tensor_units: Some(units.divided()),
+        assumptions: Vec::new(),
     }
 }
 
