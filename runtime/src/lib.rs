@@ -27,6 +27,7 @@
 //! | E4021 | no tokeniser, and fewer than 256 tokens | name the model's tokeniser |
 //! | E4022 | no text, or not UTF-8 where the tokeniser takes text | convert or leave out the file |
 //! | E4023 | a token that the model does not have | use the model's own tokeniser |
+//! | W4024 | a tokeniser that is perhaps another model's | check that it belongs to the model |
 //! | E4030 | no files under this name or pattern | correct the argument |
 //! | E4031 | the data has no tokens | give files with text |
 //! | E4032 | too few tokens for one step | smaller `--seq` or `--gbs`, or more data |

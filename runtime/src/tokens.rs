@@ -9,6 +9,10 @@ use crate::map::Map;
 
 /// The name of a tokeniser's file beside a model.
 pub const FILE: &str = "tokenizer.json";
+/// How many times the tokens of its tokeniser a model has at most, and how many more: vocabularies
+/// are padded to a multiple, and some have room to grow. Chosen: published models have 1.02 times.
+const PADDED_MAX: f64 = 1.05;
+const PADDED_TO: f64 = 256.0;
 /// Tokens of the tokeniser that takes bytes.
 const BYTES: usize = 256;
 
@@ -77,6 +81,29 @@ impl Tokenizer {
         let hash = blake3::hash(&map);
         let kind = Kind::File { path: path.to_owned(), hash, tokenizer: Box::new(tokenizer) };
         Ok(Tokenizer { kind, vocabulary })
+    }
+
+    /// What speaks for another model's tokeniser: more tokens than the model has, or far fewer. A
+    /// few more are those of other inputs, as Gemma 3's is of images, and a model's vocabulary is
+    /// often padded.
+    pub fn doubt(&self) -> Option<Diagnostic> {
+        let Kind::File { path, tokenizer, .. } = &self.kind else { return None };
+        let (own, model) = (tokenizer.get_vocab_size(true), self.vocabulary);
+        let is_padded = own <= model && model as f64 <= PADDED_MAX * own as f64 + PADDED_TO;
+        let headline = format!("the tokeniser has {own} tokens, and the model {model}");
+        let warning = Diagnostic::warning("W4024", at(path), headline);
+        (!is_padded).then(|| warning.help("check that the tokeniser belongs to the model"))
+    }
+
+    /// The same where the model was trained with a tokeniser of this identity.
+    pub fn doubt_of_other(&self, trained_with: &str) -> Option<Diagnostic> {
+        if self.identity() == trained_with {
+            return None;
+        }
+        let headline =
+            format!("the model was trained with another tokeniser than `{}`", self.name());
+        let warning = Diagnostic::warning("W4024", Span::of("--tokenizer"), headline);
+        Some(warning.help("leave `--tokenizer` out: the run has its own"))
     }
 
     /// Whether a token is a byte, which the user should be told.
@@ -271,6 +298,15 @@ mod tests {
         assert_eq!(tokenizer.encode("ab aé".as_bytes(), "text").unwrap(), [4, 5, 0, 2, 3]);
         assert_eq!(tokenizer.encode(b"ab\xff", "text").unwrap_err().code, "E4022");
         assert_eq!(choose(None, 5).unwrap().encode(b"ab ab", "text").unwrap_err().code, "E4023");
+        // Of a few tokens more or many, that are padding or another model's.
+        let doubt = |vocabulary| choose(None, vocabulary).unwrap().doubt().map(|one| one.code);
+        for (vocabulary, expected) in
+            [(5, Some("W4024")), (7, None), (256, None), (300, Some("W4024"))]
+        {
+            assert_eq!(doubt(vocabulary), expected, "{vocabulary}");
+        }
+        assert!(tokenizer.doubt_of_other(&tokenizer.identity()).is_none());
+        assert!(tokenizer.doubt_of_other("bytes").is_some());
         assert_eq!(code(choose(Some("none.json"), 7)), "E4001");
         std::fs::write(scratch.join("bad.json"), "{}").unwrap();
         assert_eq!(code(choose(Some("bad.json"), 7)), "E4020");

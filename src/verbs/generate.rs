@@ -12,12 +12,12 @@ use runtime::execute::Session;
 use runtime::generate::{Ending, Sampling};
 use runtime::load::load_weights;
 use runtime::tokens::Tokenizer;
-use runtime::train::restore;
+use runtime::train::{RunState, restore};
 use runtime::weights::Weights;
 use serde_json::json;
 
 use crate::cli::{amount, positive};
-use crate::failure::{Exit, Failure, usage};
+use crate::failure::{self, Exit, Failure, usage};
 use crate::generation::{Generator, Options};
 use crate::job::{self, positions_max};
 use crate::output;
@@ -105,6 +105,13 @@ pub(super) enum Origin {
 }
 
 impl Origin {
+    /// What tells the tokeniser of a run apart from others.
+    fn tokenizer(&self) -> Option<String> {
+        let Origin::Run(checkpoint) = self else { return None };
+        let state = RunState::read(checkpoint).ok()?;
+        Some(state.identity.tokenizer)
+    }
+
     pub(super) fn fill(&self, session: &mut Session, model: &Model) -> Result<(), Failure> {
         match self {
             Origin::Run(checkpoint) => Ok(restore(session, checkpoint)?),
@@ -123,6 +130,12 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let (description, folder, origin) = open(&args.source)?;
     let vocab = job::vocab(&description)?;
     let tokenizer = Tokenizer::choose(args.tokenizer.as_deref(), Some(&folder), vocab)?;
+    let trained_with = origin.tokenizer();
+    let doubts = match &trained_with {
+        Some(trained_with) => tokenizer.doubt_of_other(trained_with),
+        None => tokenizer.doubt(),
+    };
+    doubts.iter().for_each(|doubt| output::note(&failure::draw(doubt)));
     let prompt_text = prompt(args)?;
     let prompt = tokenizer.encode(prompt_text.as_bytes(), "--prompt")?;
     let capacity = (prompt.len() + args.max_tokens).min(positions_max(&description)).max(1);

@@ -17,7 +17,7 @@ use runtime::weights::Weights;
 use serde_json::json;
 
 use crate::cli::{amount, positive};
-use crate::failure::{Exit, Failure};
+use crate::failure::{self, Exit, Failure};
 use crate::job::{self, Limited, positions_max};
 use crate::output;
 use crate::progress::Watcher;
@@ -315,6 +315,7 @@ impl Data {
     fn read(settings: &Settings, resolved: &Resolved, vocab: usize) -> Result<Data, Failure> {
         let file = settings.tokenizer.as_ref().map(PathBuf::from);
         let tokenizer = Tokenizer::choose(file.as_deref(), resolved.directory.as_deref(), vocab)?;
+        tokenizer.doubt().iter().for_each(|doubt| output::note(&failure::draw(doubt)));
         let corpus = Corpus::load(&settings.data, &tokenizer)?;
         let batches = corpus.batches(u64::from(settings.seed), settings.seq, settings.gbs)?;
         Ok(Data { tokenizer, corpus, batches })

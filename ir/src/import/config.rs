@@ -24,7 +24,7 @@ pub(crate) const ELEMENTS_MAX: usize = 1 << 48;
 const LAYERS_MAX: usize = 1024;
 
 /// The values of `model_type` that are known and not supported, each with what is nearest to it.
-const UNSUPPORTED: [(&str, &str); 12] = [
+const UNSUPPORTED: [(&str, &str); 15] = [
     ("gemma3", "gemma3_text"),
     ("cohere2", "cohere"),
     ("ministral3", "ministral"),
@@ -33,6 +33,9 @@ const UNSUPPORTED: [(&str, &str); 12] = [
     ("internlm2", "llama"),
     ("exaone", "llama"),
     ("gpt_neo", "gpt2"),
+    ("deepseek_v2", "deepseek_v3"),
+    ("glm4", "gemma2"),
+    ("nemotron", "starcoder2"),
     ("qwen2_moe", "mixtral"),
     ("qwen3_moe", "mixtral"),
     ("roberta", "bert"),
@@ -142,20 +145,52 @@ fn model_type(fields: &mut Fields<'_>) -> Result<&'static str, Vec<Diagnostic>> 
     }
     let wrong =
         fields.wrong("E1106", "model_type", format!("models of type `{word}` are not supported"));
-    let like = UNSUPPORTED.iter().find(|(known, _)| *known == word);
-    let wrong = match like {
-        Some((_, like)) => wrong.note(format!(
-            "the nearest supported type is `{like}`: with its `model_type` and the same sizes, \
-             `plan` and `fit` answer approximately"
-        )),
-        None => wrong,
-    };
-    let near = if like.is_some() { None } else { nearest(&word, types()) };
+    let listed = UNSUPPORTED.iter().find(|(known, _)| *known == word).map(|(_, like)| *like);
     let help = "`gantline models` lists the types that are supported";
-    Err(vec![match near {
-        Some(near) => wrong.help(format!("did you mean `{near}`? {help}")),
-        None => wrong.help(help),
+    if let (None, Some(near)) = (listed, nearest(&word, types())) {
+        return Err(vec![wrong.help(format!("did you mean `{near}`? {help}"))]);
+    }
+    let wrong = match fields.given("text_config") {
+        true => wrong.note("its `text_config` says what the decoder of text is"),
+        false => wrong,
+    };
+    Err(vec![match listed.or_else(|| resembled(fields)) {
+        Some(like) => wrong.note(format!("the nearest supported type is `{like}`")).help(format!(
+            "for an approximate answer of `plan` and `fit`, write `\"model_type\": \"{like}\"` \
+             with the same sizes in a copy; {help}"
+        )),
+        None => wrong
+            .note("none that is supported has such fields")
+            .help(format!("to plan it all the same, write it as a `.graph` text; {help}")),
     }])
+}
+
+/// The supported type that an unknown config resembles by the names of its fields; none for a
+/// model without attention.
+fn resembled(fields: &Fields<'_>) -> Option<&'static str> {
+    let has = |keys: &[&str]| keys.iter().any(|key| fields.given(key));
+    let says = |key: &str, word: &str| {
+        fields.value(key).and_then(Value::as_str).is_some_and(|value| value.contains(word))
+    };
+    if !has(&["num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"]) {
+        return None;
+    }
+    let encodes = fields.value("is_encoder_decoder") == Some(&Value::Bool(true));
+    Some(if encodes || has(&["d_kv", "decoder_attention_heads"]) {
+        "t5"
+    } else if has(&["kv_lora_rank"]) {
+        "deepseek_v3"
+    } else if has(&["num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"]) {
+        "mixtral"
+    } else if has(&["type_vocab_size", "image_size"]) {
+        "bert"
+    } else if has(&["num_key_value_heads", "rms_norm_eps"]) || says("hidden_act", "silu") {
+        "llama"
+    } else if has(&["rotary_pct", "rotary_emb_base", "rope_theta", "partial_rotary_factor"]) {
+        "gpt_neox"
+    } else {
+        "gpt2"
+    })
 }
 
 /// Refuses a class with another head, such as a classifier.
