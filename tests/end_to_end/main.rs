@@ -24,6 +24,7 @@ mod cli;
 mod composites;
 mod copies;
 mod exports;
+mod families;
 mod faults;
 mod foreign;
 mod fusions;
