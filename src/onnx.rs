@@ -39,7 +39,9 @@ pub fn dim(text: &str) -> Result<(String, usize), String> {
 
 /// Reads a model, with sizes for its open dims; idioms in it become composites.
 pub fn load(model: &str, dims: &[(String, usize)]) -> Result<Onnx, Failure> {
-    let mut onnx = outlined(model, dims)?;
+    let mut onnx = read(model, Given { dims: sizes(dims)?, ..Given::default() })?;
+    onnx.recognise();
+    ir::outline::outline(&mut onnx.module, ENTRY, onnx.weights.len());
     ir::rewrite::simplify(&mut onnx.module, &ir::rewrite::Options::default());
     Ok(onnx)
 }
@@ -254,7 +256,9 @@ fn evaluate(
     args: &[Tensor],
     repeats: usize,
 ) -> Result<(Vec<Tensor>, Vec<f64>), Failure> {
-    let mut module = onnx.module.clone();
+    let mut recognised = onnx.clone();
+    recognised.recognise();
+    let mut module = recognised.module;
     ir::rewrite::simplify(&mut module, &ir::rewrite::Options::default());
     // The numbers of the weights are known, those of the inputs may be any.
     let weights = &args[..onnx.weights.len()];

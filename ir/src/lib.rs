@@ -25,7 +25,7 @@
 //! [`sharding`], [`plan`], [`program`], with [`text`], [`verify`] and [`ids`]. Tables: [`infer`],
 //! [`eval`]
 //! over [`tensor`] and [`random`], [`vjp`], [`cost`], [`factors`]. Steps: [`import`], [`build`],
-//! [`autodiff`], [`rewrite`], [`inline`], [`outline`], [`pass`].
+//! [`autodiff`], [`recognise`](mod@recognise), [`rewrite`], [`inline`], [`outline`], [`pass`].
 //!
 //! # Diagnostics
 //!
@@ -83,6 +83,7 @@ pub mod inline;
 pub mod outline;
 pub mod vjp;
 pub mod autodiff;
+pub mod recognise;
 pub mod rewrite;
 
 pub use class::Class;

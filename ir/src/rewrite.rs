@@ -33,13 +33,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use egg::Id;
 
 use crate::module::{Function, Kind, Module};
+use crate::recognise::{Found, recognise};
 use crate::types::TensorType;
 use choose::{Choice, DECISIONS_MAX, choose};
 use pattern::{Pattern, Site};
 use price::{Work, term_work, work};
 use region::Region;
 use report::{Change, FunctionReport, Report};
-use rules::Rule;
+use rules::{Keeps, Rule};
 use saturate::{Limits, Saturation, Selection, saturate};
 use term::Term;
 
@@ -64,6 +65,9 @@ pub fn simplify(module: &mut Module, options: &Options) -> Report {
         if matches!(function.kind, Kind::Composite { .. }) {
             continue;
         }
+        let (before, _) = function_work(function, module);
+        let found = recognised(module, &name, &options.selection);
+        let Some(function) = module.function(&name) else { continue };
         if is_list_of_calls(function, module) {
             report.functions.push(unchanged(function, module));
             continue;
@@ -78,6 +82,9 @@ pub fn simplify(module: &mut Module, options: &Options) -> Report {
                 of_piece.name = format!("{name} ({} of {count})", at + 1);
             }
             simpler.push(emitted);
+            if at == 0 && !found.is_empty() {
+                note(&found, before, &mut of_piece);
+            }
             report.functions.push(of_piece);
         }
         let simpler = match count {
@@ -89,6 +96,26 @@ pub fn simplify(module: &mut Module, options: &Options) -> Report {
         }
     }
     report
+}
+
+/// What is recognised in a function, where rounding may change.
+fn recognised(module: &mut Module, function: &str, selection: &Selection) -> Vec<Found> {
+    if !selection.composites || selection.keeps < Keeps::Rounding {
+        return Vec::new();
+    }
+    let takes = |name: &str| selection.takes(name, Keeps::Rounding);
+    recognise(module, function, &takes, &|_| None)
+}
+
+/// Adds what was recognised beforehand to the report of a function, which did `before` then.
+fn note(found: &[Found], before: Work, report: &mut FunctionReport) {
+    report.before = before;
+    for Found { composite, value } in found {
+        *report.saturation.uses.entry(composite).or_default() += 1;
+        if !report.changes.iter().any(|change| change.value == *value) {
+            report.changes.push(Change { value: value.clone(), rules: vec![composite] });
+        }
+    }
 }
 
 /// Whether all that a function does is to call layers, each call another one: nothing that any rule

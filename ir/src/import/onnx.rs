@@ -53,6 +53,7 @@ use std::rc::Rc;
 use bytes::Bytes;
 use prost::Message;
 
+use crate::recognise::{Found, recognise};
 use crate::types::TensorType;
 use crate::{Diagnostic, Dim, Module, Span, Tensor};
 
@@ -97,6 +98,15 @@ pub struct Onnx {
     pub carried: BTreeSet<Element>,
     /// Operators whose results were computed for the inputs that were given.
     pub forced: BTreeSet<String>,
+}
+
+impl Onnx {
+    /// Recognises composites in the entry, the elements of weights among what is known of it.
+    pub fn recognise(&mut self) -> Vec<Found> {
+        let weights = &self.weights;
+        let known = |at: usize| weights.get(at).map(|(_, held)| held.tensor());
+        recognise(&mut self.module, ENTRY, &|_| true, &known)
+    }
 }
 
 /// Where the elements of a parameter are.

@@ -36,7 +36,8 @@ pub struct Selection {
     pub keeps: Keeps,
     /// Rules that are left out by name.
     pub without: Vec<String>,
-    /// Whether composites of the library are recognised.
+    /// Whether composites of the library are recognised: where their definition stands, and by
+    /// meaning too where rounding may change.
     pub composites: bool,
     /// Rules beside those that are built in, tried after them.
     pub more: &'static [Rule],
