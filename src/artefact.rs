@@ -95,6 +95,10 @@ pub fn is_artefact(path: &str) -> bool {
     if path.extension().is_some_and(|extension| extension == EXTENSION) {
         return true;
     }
+    // Whoever opens a pipe waits for the other end.
+    if !path.is_file() {
+        return false;
+    }
     let mut start = [0; 2];
     let file = std::fs::File::open(path);
     let read = file.and_then(|mut file| std::io::Read::read_exact(&mut file, &mut start));

@@ -270,7 +270,7 @@ pub fn usage(flag: &str, headline: impl Into<String>) -> Diagnostic {
 
 /// Reads a text that a flag names.
 pub fn read_text(path: &str, flag: &str) -> Result<String, Failure> {
-    match fs::read_to_string(path) {
+    match ir::file::read_text(Path::new(path)) {
         Ok(text) => Ok(text),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             Err(usage(flag, format!("there is no file `{path}`")).into())

@@ -73,8 +73,7 @@ fn read(model: &str, given: Given) -> Result<Onnx, Failure> {
         return Err(Diagnostic::error("E1101", Span::of(model), headline).into());
     }
     let name = path.file_stem().map_or_else(String::new, |s| s.to_string_lossy().into_owned());
-    let mut beside =
-        Beside { directory: path.parent().map(Path::to_owned), files: BTreeMap::new() };
+    let mut beside = Beside { model: path.to_owned(), files: BTreeMap::new() };
     let bytes = mapped(path)?;
     let mut open = |location: &str| beside.open(location);
     Ok(read_onnx(model, &name, bytes, &given, &mut open)?)
@@ -86,7 +85,7 @@ fn mapped(path: &Path) -> Result<Bytes, Failure> {
 
 /// Files that hold weights of a model, each mapped once.
 struct Beside {
-    directory: Option<PathBuf>,
+    model: PathBuf,
     files: BTreeMap<String, Bytes>,
 }
 
@@ -99,10 +98,29 @@ impl Beside {
         if !inside {
             return Err(format!("`{location}` is not beside the model"));
         }
-        let path = self.directory.clone().unwrap_or_default().join(location);
+        let path = self.model.parent().unwrap_or(Path::new("")).join(location);
+        if !self.holds(&path) {
+            return Err(format!("`{location}` is a link that leads away from the model"));
+        }
         let bytes = mapped(&path).map_err(|_| format!("cannot read `{}`", path.display()))?;
         self.files.insert(location.to_owned(), bytes.clone());
         Ok(bytes)
+    }
+
+    /// Whether a file lies below the directory of the model, or below the one that the model itself
+    /// is linked from, as in a cache of downloads. What is not there is nowhere else either.
+    fn holds(&self, path: &Path) -> bool {
+        let Ok(file) = path.canonicalize() else { return true };
+        let beside = self.model.parent().map(|folder| match folder.as_os_str().is_empty() {
+            true => Path::new("."),
+            false => folder,
+        });
+        let linked = self.model.canonicalize().ok();
+        let homes = [
+            beside.and_then(|folder| folder.canonicalize().ok()),
+            linked.and_then(|model| model.parent().map(Path::to_owned)),
+        ];
+        homes.iter().flatten().any(|home| file.starts_with(home))
     }
 }
 

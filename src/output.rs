@@ -3,6 +3,7 @@
 //! In a pipe there is no colour and no progress bar. Tables are aligned columns of plain text.
 //! Memory is in binary units, bandwidth and time in decimal ones.
 
+use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 
@@ -10,9 +11,24 @@ use serde_json::Value;
 
 use crate::failure::Failure;
 
+/// A text that changes nothing of a terminal but what stands there: control characters, and marks
+/// that turn the direction of writing, become pictures of themselves, one for each.
+fn visible(text: &str) -> String {
+    let shown = |letter: char| match letter {
+        '\n' | '\t' => letter,
+        '\0'..='\x1f' => char::from_u32(0x2400 + u32::from(letter)).unwrap_or('\u{fffd}'),
+        '\x7f' => '\u{2421}',
+        '\u{80}'..='\u{9f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => '\u{fffd}',
+        _ => letter,
+    };
+    text.chars().map(shown).collect()
+}
+
 /// Prints an answer. A reader that has gone away, as `head` does, changes nothing: the exit code is
 /// that of the answer. Where it cannot be written, as on a full disk, the program says so and ends.
 pub fn answer(text: &str) {
+    let is_terminal = io::stdout().is_terminal();
+    let text = if is_terminal { Cow::Owned(visible(text)) } else { Cow::Borrowed(text) };
     let mut stdout = io::stdout().lock();
     let written = writeln!(stdout, "{}", text.trim_end()).and_then(|()| stdout.flush());
     if let Some(error) = written.err().filter(|error| !is_gone(error)) {
@@ -49,7 +65,8 @@ pub fn answer_json(document: &Value) {
 
 /// Prints what is no answer: progress, remarks, errors. Coloured on a terminal.
 pub fn note(text: &str) {
-    let text = if is_coloured() { colour(text) } else { text.to_owned() };
+    let text = visible(text);
+    let text = if is_coloured() { colour(&text) } else { text };
     // There is nobody to tell that stderr cannot be written.
     let _ = writeln!(io::stderr().lock(), "{}", text.trim_end());
 }
@@ -184,6 +201,12 @@ pub fn seconds(number: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_would_change_a_terminal_is_shown() {
+        assert_eq!(visible("a\x1b[31m\tb\x07\n"), "a\u{241b}[31m\tb\u{2407}\n");
+        assert_eq!(visible("\u{9b}2J\u{202e}é"), "\u{fffd}2J\u{fffd}é");
+    }
 
     #[test]
     fn tables_align_their_columns() {

@@ -258,7 +258,7 @@ impl Run {
     pub fn open(folder: &Path) -> Result<(Run, Settings), Failure> {
         let run = Run { folder: folder.to_owned() };
         let path = folder.join(SETTINGS);
-        let text = match fs::read_to_string(&path) {
+        let text = match ir::file::read_text(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             Err(error) => return Err(runtime::Error::io("read", &path)(error).into()),
@@ -318,14 +318,14 @@ impl Run {
             (_, Some(directory)) => {
                 let config = directory.join("config.json");
                 let from = if model.is_file() { model } else { &config };
-                let text = fs::read(from).map_err(runtime::Error::io("read", from))?;
+                let text = ir::file::read(from).map_err(runtime::Error::io("read", from))?;
                 self.write_file("model/config.json", &text)?;
             }
             (_, None) => {}
         }
         if !tokenizer.is_bytes() {
             let from = PathBuf::from(tokenizer.name());
-            let text = fs::read(&from).map_err(runtime::Error::io("read", &from))?;
+            let text = ir::file::read(&from).map_err(runtime::Error::io("read", &from))?;
             self.write_file("model/tokenizer.json", &text)?;
         }
         Ok(())

@@ -59,6 +59,7 @@ pub mod build;
 pub mod diagnostic;
 pub mod dim;
 pub mod dtype;
+pub mod file;
 pub mod import;
 pub mod infer;
 pub mod library;

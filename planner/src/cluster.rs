@@ -589,7 +589,7 @@ impl Source {
                     vec![Diagnostic::error("E3006", at.clone(), headline).help(help)]
                 })
             }
-            Source::File(path) => std::fs::read_to_string(path).map_err(|error| {
+            Source::File(path) => ir::file::read_text(path).map_err(|error| {
                 let shown = path.display().to_string();
                 if error.kind() == std::io::ErrorKind::NotFound {
                     let headline = format!("`{shown}` is neither a cluster preset nor a file");
@@ -648,6 +648,9 @@ fn merge(at: &Source, text: &str, above: &mut Vec<Source>) -> (Draft, Vec<Diagno
     (base.overlay(draft), diagnostics)
 }
 
+/// Files that extend each other, at most. Chosen: far more than anybody keeps apart.
+const EXTENDS_MAX: usize = 16;
+
 /// What a file or a group of it extends; nothing where it extends none.
 fn below(
     extends: Extends,
@@ -669,6 +672,11 @@ fn below(
             let headline = "a cluster extends itself".to_owned();
             let wrong = Diagnostic::error("E3008", span, headline).note(way);
             (Draft::unknown(), vec![wrong.help("leave `extends` out of one of them")])
+        }
+        Some(_) if above.len() >= EXTENDS_MAX => {
+            let headline = format!("more than {EXTENDS_MAX} files extend each other");
+            let help = "write what they say in fewer files";
+            (Draft::unknown(), vec![Diagnostic::error("E3008", span, headline).help(help)])
         }
         Some(next) => match next.read(&span) {
             Ok(text) => merge(&next, &text, above),

@@ -56,6 +56,20 @@ impl<'a> Reader<'a> {
         (reader, table)
     }
 
+    /// Whether the text is no TOML and has none of some keys: it is another file, of which nothing
+    /// is shown. What was found is then one diagnostic without a place.
+    pub(crate) fn is_foreign(&mut self, table: Table<'_>, keys: &[&str]) -> bool {
+        let has_key = table.keys.keys().any(|key| keys.contains(&key.get_ref().as_ref()));
+        if self.diagnostics.is_empty() || has_key {
+            return false;
+        }
+        self.diagnostics.clear();
+        self.beyond.clear();
+        self.report("E3001", 0..0, "this is no TOML".to_owned()).help =
+            Some("give a file that `gantline cluster show` could have printed".to_owned());
+        true
+    }
+
     pub(crate) fn span(&self, bytes: std::ops::Range<usize>) -> Span {
         Span { source: self.source.to_owned(), bytes }
     }

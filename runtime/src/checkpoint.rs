@@ -284,7 +284,7 @@ impl Store {
     /// What `LATEST` names, whether or not that exists.
     fn named_latest(&self) -> Result<Option<Name>, Error> {
         let path = self.root.join(LATEST);
-        match std::fs::read_to_string(&path) {
+        match ir::file::read_text(&path) {
             Ok(text) => Ok(Name::parse(text.trim())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             // A damaged name is as good as none.

@@ -21,18 +21,21 @@ impl Map {
     /// Maps a file that the user named.
     pub fn open(path: &Path) -> Result<Map, Failure> {
         let source = path.display().to_string();
-        let file = match File::open(path) {
-            Ok(file) => file,
+        let refused =
+            |headline: &str| Diagnostic::error("E4001", Span::of(source.clone()), headline).into();
+        // Before it is opened: whoever opens a pipe waits for the other end.
+        let metadata = match std::fs::metadata(path) {
+            Ok(metadata) => metadata,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                return Err(Diagnostic::error("E4001", Span::of(source), "no such file").into());
+                return Err(refused("no such file"));
             }
             Err(error) => return Err(Error::io("open", path)(error).into()),
         };
-        let metadata = file.metadata().map_err(Error::io("read the size of", path))?;
         if !metadata.is_file() {
-            let headline = "not a regular file";
-            return Err(Diagnostic::error("E4001", Span::of(source), headline).into());
+            return Err(refused("not a regular file"));
         }
+        let file = File::open(path).map_err(Error::io("open", path))?;
+        let metadata = file.metadata().map_err(Error::io("read the size of", path))?;
         if metadata.len() == 0 {
             return Ok(Map { map: None });
         }

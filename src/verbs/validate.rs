@@ -43,7 +43,7 @@ const ADDED: [&str; 4] = [
 const TABLE_BYTES_MAX: u64 = 256 << 20;
 
 /// A table of texts.
-struct Runs {
+pub struct Runs {
     columns: Vec<String>,
     rows: Vec<csv::StringRecord>,
 }
@@ -149,7 +149,11 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
 /// Names of several rows that are told at most. Chosen: as many as other diagnostics.
 const TWICE_MAX: usize = 20;
 
-fn read(path: &str) -> Result<Runs, Failure> {
+/// Reads a table of measured runs.
+///
+/// # Errors
+/// `E5011` for a column that is needed, `E5012` for what is no table; those of the file.
+pub fn read(path: &str) -> Result<Runs, Failure> {
     let bytes = std::fs::metadata(path).map(|m| m.len()).unwrap_or(0);
     if bytes > TABLE_BYTES_MAX {
         let headline = format!(

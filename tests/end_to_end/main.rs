@@ -17,6 +17,7 @@ mod drawn;
 mod exported;
 
 mod artefact;
+mod attacks;
 mod attention;
 mod check;
 mod chunks;

@@ -3,25 +3,32 @@
 //!
 //! `SEED=n` tries that seed alone.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 
+use bytes::Bytes;
 use gantline::job::{ADAMW, Question};
 use gantline::run::{Run, SETTINGS, Settings};
+use gantline::verbs::score::read::{Known, read as read_layout};
+use gantline::verbs::validate::read as read_table;
 use gantline::{artefact, import, plan, prepare};
 use ir::diagnostic::render;
+use ir::import::onnx::{Given, read_onnx};
 use ir::import::{Options, preset, read_config};
 use ir::random::mix;
 use ir::text::{parse_module, parse_plan, parse_program};
-use ir::{DType, Diagnostic};
+use ir::{DType, Diagnostic, Span};
 use planner::calibration::Calibration;
 use planner::cluster::{Cluster, PRESETS};
+use planner::estimate::row::COLUMNS;
 use planner::limits::Limits;
 use planner::machine::Machine;
 use runtime::artefact::{Contents, Limits as FileLimits, decode, encode};
 use runtime::checkpoint::{Slice, Store};
+use runtime::metrics::{Lines, series};
 use runtime::npy;
 use runtime::tokens::Tokenizer;
 use runtime::weights::Weights;
@@ -191,6 +198,10 @@ fn formats(scratch: &Path) -> Vec<Format> {
         diagnostics(Tokenizer::choose(Some(path), None, 7))
     }));
     formats.push(settings(scratch));
+    formats.push(onnx());
+    formats.push(metrics(scratch));
+    formats.extend(layouts());
+    formats.push(table(scratch));
     formats.extend(manifests(scratch));
     formats
 }
@@ -230,6 +241,66 @@ fn settings(scratch: &Path) -> Format {
         Err(gantline::failure::Failure::Input(found)) => Err(found),
         // Not UTF-8: the system's word for it.
         Err(gantline::failure::Failure::World(_)) => Ok(()),
+    })
+}
+
+/// A graph whose weights are in the file.
+fn onnx() -> Format {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference/onnx");
+    let valid = fs::read(folder.join("mlp.onnx")).unwrap();
+    let read = |bytes: &[u8]| {
+        let dims = BTreeMap::from([("batch".to_owned(), 2)]);
+        let given = Given { dims, ..Given::default() };
+        let mut open = |_: &str| Err("there is no other file".to_owned());
+        read_onnx("x.onnx", "x", Bytes::copy_from_slice(bytes), &given, &mut open).map(drop)
+    };
+    Format { name: "onnx", valid, read: Box::new(read) }
+}
+
+/// The journal of a run: lines that are no lines are left out, so that nothing is refused but what
+/// cannot be read at all.
+fn metrics(scratch: &Path) -> Format {
+    let path = scratch.join("metrics.jsonl");
+    let mut lines = Lines::create(&path).unwrap();
+    for step in 1..20 {
+        lines.append(step, &[("loss", 2.5.into()), ("lr", 1e-3.into())]).unwrap();
+    }
+    let valid = fs::read(&path).unwrap();
+    of_file("metrics", valid, path, |path| {
+        let series = series(path, "loss").unwrap();
+        Lines::resume(path, 10).unwrap();
+        let is_whole = series.len() == 19;
+        let wrong = || vec![Diagnostic::error("E0000", Span::default(), "lines are missing")];
+        is_whole.then_some(()).ok_or_else(wrong)
+    })
+}
+
+/// Layouts of other tools, as `score --from` reads them.
+fn layouts() -> [Format; 4] {
+    let of = |name: &'static str, source: &'static str, text: &str| {
+        of_text(name, text.to_owned(), move |text| {
+            let known = Known { layers: 32, devices: Some(16), ..Known::default() };
+            read_layout(source, text, known)
+        })
+    };
+    let calculon = include_str!("../calculon/winner-64.json");
+    [
+        of("script of Megatron-LM", "run.sh", MEGATRON),
+        of("JSON of DeepSpeed", "ds.json", DEEPSPEED),
+        of("JSON of Calculon", "x.json", calculon),
+        of("TOML of torchtitan", "titan.toml", TORCHTITAN),
+    ]
+}
+
+/// A table of measured runs.
+fn table(scratch: &Path) -> Format {
+    let path = scratch.join("runs.csv");
+    let row = |id: &str| format!("{id}{}\n", ",8".repeat(COLUMNS.len()));
+    let valid = format!("row_id,{}\n{}{}", COLUMNS.join(","), row("a"), row("\"b, c\""));
+    of_file("table", valid.into_bytes(), path, |path| match read_table(&path.to_string_lossy()) {
+        Ok(_) => Ok(()),
+        Err(gantline::failure::Failure::Input(found)) => Err(found),
+        Err(gantline::failure::Failure::World(error)) => panic!("the world failed: {error}"),
     })
 }
 
@@ -294,6 +365,18 @@ const CALIBRATION: &str = "machine = \"a machine\"\nthreads = 2\nlaunch = \"1 us
     rows = [[\"1 MiB\", \"10 GB/s\"]]\ncopy = [[\"1 KiB\", \"20 GB/s\"]]\n\
     [product]\nf32 = [[\"1 MFLOP\", \"50 GFLOP/s\"]]\n\
     [collective]\nlatency = \"5 us\"\nbandwidth = \"4 GB/s\"\n";
+
+const MEGATRON: &str = "#!/bin/bash\nPARALLEL=(\n  --tensor-model-parallel-size 8\n\
+    --sequence-parallel\n)\ntorchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py \
+    ${PARALLEL[@]} --micro-batch-size 1 --global-batch-size 64 --seq-length 2048 \
+    --recompute-granularity selective --use-distributed-optimizer\n";
+
+const DEEPSPEED: &str = "{\n  \"train_batch_size\": 64,\n  \
+    \"train_micro_batch_size_per_gpu\": 2,\n  \"gradient_accumulation_steps\": 2,\n  \
+    \"zero_optimization\": {\"stage\": 3, \"offload_optimizer\": {\"device\": \"cpu\"}}\n}\n";
+
+const TORCHTITAN: &str = "[training]\nlocal_batch_size = 8\nseq_len = 2048\n[parallelism]\n\
+    pipeline_parallel_degree = 2\npipeline_parallel_schedule = \"1F1B\"\n";
 
 /// A byte-level BPE with seven tokens.
 const TOKENIZER: &str = r#"{"version":"1.0","truncation":null,"padding":null,

@@ -79,7 +79,7 @@ fn read(path: &Path, name: &str) -> Result<Resolved, Vec<Diagnostic>> {
         let wrong = Diagnostic::error("E1106", Span::of(&source), headline);
         return Err(vec![wrong.note("files are told apart by `.json` and `.graph`")]);
     }
-    let text = std::fs::read_to_string(path).map_err(|error| {
+    let text = crate::file::read_text(path).map_err(|error| {
         let (code, headline) = if error.kind() == ErrorKind::InvalidData {
             ("E1103", format!("`{source}` is not UTF-8 text"))
         } else {

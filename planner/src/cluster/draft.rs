@@ -121,7 +121,11 @@ impl Draft {
     pub(super) fn read(source: &str, text: &str) -> (Draft, Extends, Vec<Diagnostic>) {
         let (mut reader, root) = Reader::open(source, text);
         let root = Table::root(&root);
-        reader.expect_keys(root, &[&GROUP_KEYS[..], &ROOT_KEYS].concat());
+        let keys = [&GROUP_KEYS[..], &ROOT_KEYS].concat();
+        if reader.is_foreign(root, &keys) {
+            return (Draft::unknown(), None, reader.diagnostics);
+        }
+        reader.expect_keys(root, &keys);
         let is_whole = reader.wrong_count == 0;
         let (mut draft, extends) = Draft::of(&mut reader, source, root);
         draft.doubted.extend(Some(EVERYTHING).filter(|_| !is_whole));

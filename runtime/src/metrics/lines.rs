@@ -1,6 +1,6 @@
 //! `metrics.jsonl`: one JSON object per step.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
@@ -59,7 +59,7 @@ pub fn series(path: &Path, key: &str) -> Result<Vec<(u64, f64)>, Error> {
 }
 
 fn read(path: &Path) -> Result<Option<String>, Error> {
-    match fs::read(path) {
+    match ir::file::read(path) {
         Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(Error::io("read", path)(error)),
@@ -74,6 +74,8 @@ fn parse(line: &str) -> Option<(u64, Map<String, Value>)> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::scratch::Scratch;
 

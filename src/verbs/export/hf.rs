@@ -27,7 +27,7 @@ pub(super) fn export(source: &Path, folder: &Path) -> Result<Vec<String>, Failur
     let (run, settings) = Run::open(source)?;
     let checkpoint = run.latest()?;
     let description = run.description(&settings)?;
-    let stored = fs::read_to_string(run.model_folder().join(CONFIG)).ok();
+    let stored = ir::file::read_text(&run.model_folder().join(CONFIG)).ok();
     let config = stored.or_else(|| config_of(&description.architecture, &settings));
     let Some(config) = config else {
         let headline = "transformers has no class for a model that is written as a graph";
@@ -43,7 +43,7 @@ pub(super) fn export(source: &Path, folder: &Path) -> Result<Vec<String>, Failur
     let model = crate::import(&description, &Options { seq, dtype, dropout: None })?;
     write_named(&target, &weights(&model, &checkpoint, &settings)?)?;
     let mut written = vec![target.display().to_string()];
-    let tokenizer = fs::read(run.model_folder().join(TOKENIZER)).ok();
+    let tokenizer = ir::file::read(&run.model_folder().join(TOKENIZER)).ok();
     let files = [(CONFIG, Some(config.into_bytes())), (TOKENIZER, tokenizer)];
     for (name, bytes) in files {
         let path = folder.join(name);

@@ -20,7 +20,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     let path = Path::new(&args.model);
     let contents = read(path, &Limits::default())?;
     if args.json {
-        let bytes = std::fs::read(path).map_err(runtime::Error::io("read", path))?;
+        let bytes = ir::file::read(path).map_err(runtime::Error::io("read", path))?;
         output::answer_json(&compile::document(path, &bytes, &contents));
     } else {
         output::answer(&page(&contents));
