@@ -16,7 +16,7 @@ extern crate ir as gantline_ir;
 #[allow(dead_code, clippy::unwrap_used)]
 mod draws;
 #[path = "../tests/end_to_end/integers.rs"]
-#[allow(dead_code, reason = "the tests use more of it")]
+#[allow(dead_code, unused_imports, reason = "the tests use more of it")]
 mod integers;
 
 use std::collections::BTreeMap;

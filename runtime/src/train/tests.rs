@@ -174,7 +174,7 @@ fn weights_that_are_not_finite_are_not_saved() {
     let scratch = Scratch::new("overflow");
     let config = config(&scratch, 2);
     let mut session = tiny::session(tiny::mesh(1, 2), 1, SAMPLES);
-    session.init_weights(1, &|_, _| crate::init::Init::Normal { std: 1.0 });
+    session.init_weights(1, &|_, _| crate::init::Init::Normal { std: 1.0, zero_row: None });
     let state =
         RunState::new(&config, &identity(), session.classes().samples(Phase::Step).unwrap());
     let store = Store::new(&config.out.join(CHECKPOINTS), None);
@@ -225,7 +225,8 @@ fn a_run_whose_step_is_abandoned_keeps_the_step_before() {
     let (scratch, other) = (Scratch::new("abandoned"), Scratch::new("finished"));
     let config = Config { checkpoint_every: None, ..config(&scratch, 1_000_000) };
     let mut session = tiny::session(tiny::mesh(2, 2), 1, SAMPLES / 2);
-    session.init_weights(config.seed, &|_, _| crate::init::Init::Normal { std: 1.0 });
+    session
+        .init_weights(config.seed, &|_, _| crate::init::Init::Normal { std: 1.0, zero_row: None });
     let batches = corpus().batches(u64::from(config.seed), tiny::SEQ, SAMPLES).unwrap();
     let abandon = session.abandon();
     let seen = Cell::new(0);
