@@ -364,9 +364,15 @@ impl Site<'_, '_> {
         self.push(Op::Broadcast { new, dims: sizes(dims) }, &[x])
     }
 
-    /// The number that a value holds everywhere, where a constant made it. Not for values of more
-    /// elements, since weights are constants too until the walk ends.
+    /// The number that a value holds everywhere, where a constant made it: what is held elsewhere
+    /// is a constant too until the walk ends.
     fn constant_of(&self, x: ValueId) -> Option<(f64, DType)> {
+        let own = self.arrays.iter().chain(&self.held);
+        let is_held = own.map(|(id, _)| *id).any(|id| id == x)
+            || self.forcing.is_some_and(|forcing| forcing.held.contains_key(&x));
+        if is_held {
+            return None;
+        }
         let made_by = self.b.function().nodes.iter().rev().find(|n| n.results.contains(&x))?;
         if let Op::Constant { value, dtype, .. } = made_by.op { Some((value, dtype)) } else { None }
     }
