@@ -17,6 +17,7 @@ use crate::exported;
 const ERROR_MAX: f32 = 2e-5;
 
 /// Writes a model with its weights and inputs, and returns the words that run it.
+#[expect(clippy::wildcard_enum_match_arm, reason = "the script writes three types")]
 fn prepare(case: &str, scratch: &Scratch, sample: &SafeTensors) -> String {
     let model = exported::file(case, "onnx");
     for recipe in exported::recipes(&model) {

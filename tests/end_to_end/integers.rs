@@ -5,6 +5,9 @@
 //! and to floating-point numbers, compiled as it is or rewritten, with nothing known of its
 //! parameters or their ranges.
 
+#![allow(clippy::wildcard_enum_match_arm, reason = "few element types are told apart")]
+#![allow(clippy::print_stdout, reason = "what is refused is told with its seed")]
+
 use codegen::function::compile_within;
 use codegen::ranges::Range;
 use ir::build::Builder;

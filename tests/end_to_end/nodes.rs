@@ -20,6 +20,7 @@ use crate::integers::compiled;
 /// f32, and sums in another order.
 const TOLERANCE: f64 = 2e-5;
 
+#[expect(clippy::wildcard_enum_match_arm, reason = "the script writes three types")]
 fn tensor(view: &TensorView) -> Tensor {
     fn all<const N: usize, T>(bytes: &[u8], of: impl Fn([u8; N]) -> T) -> Vec<T> {
         bytes.as_chunks::<N>().0.iter().map(|chunk| of(*chunk)).collect()

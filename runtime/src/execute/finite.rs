@@ -144,9 +144,10 @@ fn name_of(program: &Program, routine: &Routine, slots: &[BufferId], value: Ref)
 
 /// What the names of the weights of a call have in common, up to a dot.
 fn layer_of(program: &Program, slots: &[BufferId]) -> Option<String> {
-    let weight = |id: &BufferId| match buffer_of(program, *id).contents {
-        Contents::Param(weight) | Contents::Grad(weight) => Some(&program.weights[weight].name),
-        _ => None,
+    let weight = |id: &BufferId| {
+        let contents = &buffer_of(program, *id).contents;
+        let (Contents::Param(weight) | Contents::Grad(weight)) = contents else { return None };
+        Some(&program.weights[*weight].name)
     };
     let mut names = slots.iter().filter_map(weight);
     let first: Vec<&str> = names.next()?.split('.').collect();
