@@ -26,6 +26,9 @@ use crate::{Diagnostic, Span};
 /// The name of the training entry that [`training_step`] adds.
 pub const STEP_PART: &str = "step_part";
 
+/// What the name of a function's derivative ends with.
+pub const GRAD: &str = ".grad";
+
 /// What the cotangent of a result is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seed {
@@ -83,7 +86,7 @@ pub fn training_step(module: &mut Module, entry: &str) -> Result<String, Diagnos
 }
 
 fn companion(function: &str) -> String {
-    format!("{function}.grad")
+    format!("{function}{GRAD}")
 }
 
 fn find(module: &Module, function: &str) -> Result<Function, Diagnostic> {

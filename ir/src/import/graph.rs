@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 
 use super::{Architecture, Description, Init, Model, Options, Source, Weight};
+use crate::autodiff::{GRAD, STEP_PART};
 use crate::dim::{Bindings, Dim};
 use crate::library::check::settle;
 use crate::module::{Function, Kind, Module};
@@ -24,11 +25,13 @@ const INIT_STD: f64 = 0.02;
 /// and a warning `W1017` of the description says so.
 ///
 /// # Errors
-/// Those of [`text::parse_module`] and [`verify`].
+/// Those of [`text::parse_module`] and [`verify`]; `E1002` for a name that training gives to
+/// another function.
 pub fn read_graph(source: &str, text: &str, name: &str) -> Result<Description, Vec<Diagnostic>> {
     let mut module = text::parse_module(source, text)?;
     let warnings = settle(&mut module, |function| place(source, text, function));
-    let wrong = verify(&module);
+    let mut wrong = verify(&module);
+    wrong.extend(taken_names(&module, |function| place(source, text, function)));
     if !wrong.is_empty() {
         return Err(wrong);
     }
@@ -36,11 +39,29 @@ pub fn read_graph(source: &str, text: &str, name: &str) -> Result<Description, V
     Ok(Description { name: name.to_owned(), architecture, stored: None, warnings })
 }
 
-/// Where a composite's name stands in a text.
+/// Functions under names that training gives to others, which would be taken for those.
+fn taken_names(module: &Module, place: impl Fn(&str) -> Span) -> Vec<Diagnostic> {
+    let taken = |function: &Function| {
+        let name = &function.name;
+        let of = name.strip_suffix(GRAD).and_then(|of| module.function(of));
+        let what = match of {
+            Some(of) => format!("the gradient of `@{}`", of.name),
+            None if name == STEP_PART => "a step of training".to_owned(),
+            None => return None,
+        };
+        let headline = format!("`@{name}` is the name of {what}");
+        let wrong = Diagnostic::error("E1002", place(name), headline);
+        Some(wrong.help("give the function another name"))
+    };
+    module.functions.iter().filter_map(taken).collect()
+}
+
+/// Where a function's name stands in a text.
 fn place(source: &str, text: &str, function: &str) -> Span {
     let lexemes = lex(text);
     let is_here = |pair: &&[Lexeme<'_>]| {
-        pair[0].token == Token::Word("composite") && pair[1].token == Token::Function(function)
+        matches!(pair[0].token, Token::Word("composite" | "func"))
+            && pair[1].token == Token::Function(function)
     };
     let found = lexemes.windows(2).find(is_here);
     let bytes = found.map_or(0..0, |pair| pair[0].span.start..pair[1].span.end);

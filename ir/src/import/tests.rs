@@ -342,3 +342,22 @@ fn views_name_the_elements_of_a_tensor() {
     }
     assert_eq!(found, expected);
 }
+
+/// A function under the name of a gradient would be taken for it.
+#[test]
+fn names_of_gradients_are_refused() {
+    let text = |inner: &str| {
+        let square = "%y: f32[2] = mul %x %x\n    return %y";
+        let call = format!("%a: f32[2] = call @{inner} %w\n    return %a");
+        let function = |name: &str, param: &str, body: &str| {
+            format!("  func @{name}(%{param}: f32[2]) {{\n    {body}\n  }}\n")
+        };
+        let functions = [function(inner, "x", square), function("loss", "w", &call)];
+        format!("module m\n{}", functions.concat())
+    };
+    assert!(super::read_graph("m", &text("square"), "m").is_ok());
+    for name in ["loss.grad", "step_part"] {
+        let wrong = super::read_graph("m", &text(name), "m").expect_err("the name is taken");
+        assert_eq!(wrong[0].code, "E1002", "{wrong:?}");
+    }
+}
