@@ -12,8 +12,8 @@ use bytes::Bytes;
 use codegen::function::{Compiled, compile_within};
 use codegen::ranges::Range;
 use ir::cost::function_cost;
-use ir::eval::eval;
-use ir::import::onnx::{ENTRY, Element, Given, Onnx, Port, read_onnx};
+use ir::eval::{eval, memory_bytes};
+use ir::import::onnx::{Array, Check, ENTRY, Element, Given, Numbers, Onnx, Port, read_onnx};
 use ir::{DType, Diagnostic, Span, Tensor};
 use runtime::convert::{Stored, convert};
 use runtime::evaluate::Evaluation;
@@ -49,6 +49,12 @@ pub fn load(model: &str, dims: &[(String, usize)]) -> Result<Onnx, Failure> {
 /// Reads a model, with its repeated layers as functions.
 pub fn outlined(model: &str, dims: &[(String, usize)]) -> Result<Onnx, Failure> {
     let mut onnx = read(model, Given { dims: sizes(dims)?, ..Given::default() })?;
+    // What is checked when it runs is none of its layers.
+    if let Some(entry) = onnx.module.functions.iter_mut().find(|f| f.name == ENTRY) {
+        entry.results.truncate(onnx.outputs.len());
+        ir::pass::remove_dead_nodes(entry);
+    }
+    onnx.checks.clear();
     ir::outline::outline(&mut onnx.module, ENTRY, onnx.weights.len());
     Ok(onnx)
 }
@@ -230,7 +236,9 @@ pub fn run(model: &str, running: Running<'_>) -> Result<Exit, Failure> {
     let mut arrays = read_inputs(&onnx, inputs)?;
     let mut args: Vec<Tensor> = onnx.weights.iter().map(|(_, held)| held.tensor()).collect();
     args.append(&mut arrays);
-    let (results, times) = evaluate(&onnx, &args, bench.unwrap_or(0))?;
+    let (mut results, times) = evaluate(&onnx, &args, bench.unwrap_or(0))?;
+    let numbers = results.split_off(onnx.outputs.len());
+    check(model, &onnx.checks, &numbers)?;
     if let Some(folder) = folder {
         std::fs::create_dir_all(folder).map_err(runtime::Error::io("create", folder))?;
         for ((file, tensor), port) in files(&onnx.outputs).iter().zip(&results).zip(&onnx.outputs) {
@@ -268,6 +276,28 @@ pub fn run(model: &str, running: Running<'_>) -> Result<Exit, Failure> {
     Ok(Exit::Success)
 }
 
+/// Refuses inputs whose numbers the model has no meaning for.
+fn check(model: &str, checks: &[Check], numbers: &[Tensor]) -> Result<(), Failure> {
+    let wrong = checks.iter().zip(numbers).filter_map(|(check, number)| {
+        let headline = check.wrong(number.scalar())?;
+        Some(Diagnostic::error("E5009", Span::of(model), headline))
+    });
+    let wrong: Vec<Diagnostic> = wrong.collect();
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.into()) }
+}
+
+/// Refuses what takes more memory than is left: `E5020`.
+fn check_memory(name: &str, need: u64) -> Result<(), Diagnostic> {
+    let Some(limit) = planner::machine::tightest().filter(|limit| limit.left() < need) else {
+        return Ok(());
+    };
+    let (need, left) = (output::bytes(need), output::bytes(limit.left()));
+    let headline = format!("the values of the model need {need} of memory, and {left} are left");
+    Err(Diagnostic::error("E5020", Span::of(name), headline)
+        .note(limit.describe())
+        .help("end other programs, or run it on smaller inputs"))
+}
+
 /// The results, and the sorted times of `repeats` more runs.
 fn evaluate(
     onnx: &Onnx,
@@ -282,6 +312,11 @@ fn evaluate(
     let weights = &args[..onnx.weights.len()];
     let given = |param: ir::ValueId| weights.get(param.index()).and_then(range);
     let compiled = compile_within(&module, ENTRY, given).map_err(|diagnostic| diagnostic.headline);
+    if let Ok(compiled) = &compiled {
+        let slots = compiled.routine.slots.iter().map(|(_, bytes)| *bytes);
+        let needed = slots.fold(compiled.routine.frame_bytes, u64::saturating_add);
+        check_memory(&onnx.name, needed)?;
+    }
     let start = |compiled: Compiled| {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let Compiled { routine, kernels, params, results } = compiled;
@@ -297,13 +332,16 @@ fn evaluate(
             }
             evaluation.run();
             times.extend((0..repeats).map(|_| timed(|| evaluation.run())));
+            let wanted = onnx.module.function(ENTRY).map(ir::Function::result_types);
+            let wanted = wanted.unwrap_or_default();
             let of = |(at, ty): (usize, &ir::TensorType)| {
-                from_elements(ty, onnx.outputs[at].ty.dtype, evaluation.read(params.len() + at))
+                from_elements(ty, wanted[at].dtype, evaluation.read(params.len() + at))
             };
             types.iter().enumerate().map(of).collect()
         }
         Err(why) => {
             output::note(&format!("note: run by the interpreter: {why}"));
+            check_memory(&onnx.name, memory_bytes(&onnx.module, ENTRY))?;
             let results = eval(&onnx.module, ENTRY, args)?;
             let again = || drop(eval(&onnx.module, ENTRY, args));
             times.extend((0..repeats).map(|_| timed(again)));
@@ -383,11 +421,11 @@ fn notes(onnx: &Onnx) -> Vec<String> {
 }
 
 /// The inputs that can be read; what cannot be read is said later.
-fn arrays(inputs: &[String]) -> BTreeMap<String, Tensor> {
+fn arrays(inputs: &[String]) -> BTreeMap<String, Array> {
     let array = |input: &String| {
         let (name, path) = input.split_once('=')?;
-        let array = npy::read(Path::new(path)).ok()?;
-        Some((name.to_owned(), tensor(&array, array.dtype)))
+        let (array, is_unsigned) = npy::read_bits(Path::new(path)).ok()?;
+        Some((name.to_owned(), numbers(&array, is_unsigned)))
     };
     inputs.iter().filter_map(array).collect()
 }
@@ -422,7 +460,7 @@ fn read_inputs(onnx: &Onnx, inputs: &[String]) -> Result<Vec<Tensor>, Failure> {
             wrong.push(usage("--input", headline).help(help));
             continue;
         };
-        let array = npy::read(Path::new(path))?;
+        let (array, is_unsigned) = npy::read_bits(Path::new(path))?;
         let sizes = port.ty.sizes().unwrap_or_default();
         if array.dims != sizes {
             let headline =
@@ -430,9 +468,8 @@ fn read_inputs(onnx: &Onnx, inputs: &[String]) -> Result<Vec<Tensor>, Failure> {
             wrong.push(Diagnostic::error("E5009", Span::of(*path), headline));
             continue;
         }
-        let found = tensor(&array, port.ty.dtype);
-        match port.element.nearest_of(&found) {
-            Ok(nearest) => tensors.push(nearest),
+        match port.element.tensor_of(&numbers(&array, is_unsigned)) {
+            Ok(tensor) => tensors.push(tensor),
             Err(number) => {
                 let own = port.element.name();
                 let headline = format!("the input `{}` is {own}, and has {number}", port.name);
@@ -443,20 +480,30 @@ fn read_inputs(onnx: &Onnx, inputs: &[String]) -> Result<Vec<Tensor>, Failure> {
     if wrong.is_empty() { Ok(tensors) } else { Err(wrong.into()) }
 }
 
-/// The elements of an array, cast to the type of the input.
-fn tensor(array: &npy::Array, dtype: DType) -> Tensor {
-    let words = array.bytes.as_chunks::<8>().0;
-    if array.dtype == DType::I64 {
-        let numbers: Vec<i64> = words.iter().map(|b| i64::from_le_bytes(*b)).collect();
-        if matches!(dtype, DType::I8 | DType::I32 | DType::I64 | DType::U32) {
-            return Tensor::int(dtype, &array.dims, numbers);
+/// The numbers of an array.
+fn numbers(array: &npy::Array, is_unsigned: bool) -> Array {
+    let (wide, words) = (array.bytes.as_chunks::<8>().0, array.bytes.as_chunks::<4>().0);
+    let numbers = match array.dtype {
+        DType::I64 if is_unsigned => {
+            Numbers::Whole(wide.iter().map(|b| u64::from_le_bytes(*b).into()).collect())
         }
-        let numbers = numbers.into_iter().map(|n| n as f64).collect();
-        return Tensor::from_f64(dtype, &array.dims, numbers);
-    }
-    let bytes = convert(Stored::DType(array.dtype), &array.bytes, DType::F64);
-    let numbers = bytes.as_chunks::<8>().0.iter().map(|b| f64::from_le_bytes(*b)).collect();
-    Tensor::from_f64(dtype, &array.dims, numbers)
+        DType::I64 => Numbers::Whole(wide.iter().map(|b| i64::from_le_bytes(*b).into()).collect()),
+        DType::I32 => Numbers::Whole(words.iter().map(|b| i32::from_le_bytes(*b).into()).collect()),
+        DType::F64
+        | DType::F32
+        | DType::BF16
+        | DType::F16
+        | DType::F8E4M3
+        | DType::F8E5M2
+        | DType::I8
+        | DType::U32
+        | DType::Bool => {
+            let bytes = convert(Stored::DType(array.dtype), &array.bytes, DType::F64);
+            let numbers = bytes.as_chunks().0.iter().map(|b| f64::from_le_bytes(*b));
+            Numbers::Real(numbers.collect())
+        }
+    };
+    Array { dims: array.dims.clone(), numbers }
 }
 
 /// How `.npy` files name a type; none where they have none, and the type is written as the one that

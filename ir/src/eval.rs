@@ -115,6 +115,30 @@ fn last_uses(function: &Function) -> Vec<usize> {
     last
 }
 
+/// Bytes that the interpreter takes at most for a function whose sizes are bound, roughly: of each
+/// element that is there at one time, 8 for it and 8 for the place that it is moved from.
+pub fn memory_bytes(module: &Module, function: &str) -> u64 {
+    let Some(function) = module.function(function) else { return 0 };
+    let last_use = last_uses(function);
+    let bytes = |id: &ValueId| {
+        let count = function.ty(*id).elements().as_constant();
+        16_u64.saturating_mul(count.and_then(|count| u64::try_from(count).ok()).unwrap_or(0))
+    };
+    let mut live: u64 = function.params().map(|id| bytes(&id)).fold(0, u64::saturating_add);
+    let mut most = live;
+    for (at, node) in function.nodes.iter().enumerate() {
+        let inner = node.callee().map_or(0, |callee| memory_bytes(module, callee));
+        live = node.results.iter().map(bytes).fold(live, u64::saturating_add);
+        most = most.max(live.saturating_add(inner));
+        let mut ended: Vec<ValueId> = node.operands.clone();
+        ended.retain(|id| last_use[id.index()] == at);
+        ended.sort_unstable();
+        ended.dedup();
+        live = ended.iter().map(bytes).fold(live, u64::saturating_sub);
+    }
+    most
+}
+
 fn unsupported(function: &Function, op: &Op, found: String) -> Diagnostic {
     let headline = format!("the interpreter cannot evaluate `{}`: {found}", name(op));
     Diagnostic::error("E1011", Span::of(format!("@{}", function.name)), headline)

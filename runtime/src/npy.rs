@@ -50,6 +50,21 @@ pub struct Array {
 /// **Errors.** E4001; E4010 if the file is damaged; E4011 if its elements are no numbers, are
 /// unsigned of 64 bits and above 2⁶³, or not in row-major order.
 pub fn read(path: &Path) -> Result<Array, Failure> {
+    let (array, is_unsigned) = read_bits(path)?;
+    let is_high = |chunk: &[u8; 8]| i64::from_le_bytes(*chunk) < 0;
+    if is_unsigned && array.bytes.as_chunks().0.iter().any(is_high) {
+        let span = Span::of(path.display().to_string());
+        let wrong = Diagnostic::error("E4011", span, "an element above 2⁶³").help(CONVERT);
+        return Err(wrong.into());
+    }
+    Ok(array)
+}
+
+/// Reads an array, and whether its elements are integers of 64 bits without a sign, whose bits are
+/// those of the `i64` that they are then.
+///
+/// **Errors.** E4001, E4010 and E4011 as of [`read`].
+pub fn read_bits(path: &Path) -> Result<(Array, bool), Failure> {
     let map = Map::open(path)?;
     Ok(parse(&map, &Span::of(path.display().to_string()))?)
 }
@@ -106,8 +121,8 @@ fn describe(dtype: DType) -> Option<&'static str> {
     }
 }
 
-/// Reads an array from the bytes of a file.
-fn parse(file: &[u8], span: &Span) -> Result<Array, Diagnostic> {
+/// Reads an array from the bytes of a file, and whether it is one of `u64`.
+fn parse(file: &[u8], span: &Span) -> Result<(Array, bool), Diagnostic> {
     let wrong = |what: &str| {
         Diagnostic::error("E4010", span.clone(), format!("not a `.npy` file: {what}"))
             .help("write the file again with `np.save`")
@@ -140,16 +155,14 @@ fn parse(file: &[u8], span: &Span) -> Result<Array, Diagnostic> {
         return Err(wrong(&what));
     }
     let bytes = match narrow {
-        Some((descr, ..)) => {
-            widened(descr, data).ok_or_else(|| refused("an element above 2⁶³".to_owned()))?
-        }
+        Some((descr, ..)) => widened(descr, data),
         None => data.to_vec(),
     };
-    Ok(Array { dtype, dims: header.shape, bytes })
+    Ok((Array { dtype, dims: header.shape, bytes }, header.descr == "<u8"))
 }
 
-/// Elements of a narrow type as those of the wider one; none for a number that it does not have.
-fn widened(descr: &str, data: &[u8]) -> Option<Vec<u8>> {
+/// Elements of a narrow type as those of the wider one; the bits of those of 64.
+fn widened(descr: &str, data: &[u8]) -> Vec<u8> {
     fn all<const N: usize, T, const M: usize>(
         data: &[u8],
         of: impl Fn([u8; N]) -> T,
@@ -157,7 +170,7 @@ fn widened(descr: &str, data: &[u8]) -> Option<Vec<u8>> {
     ) -> Vec<u8> {
         data.as_chunks::<N>().0.iter().flat_map(|chunk| bytes(of(*chunk))).collect()
     }
-    Some(match descr {
+    match descr {
         "|b1" => all(data, |b: [u8; 1]| i32::from(b[0] != 0), i32::to_le_bytes),
         "|u1" => all(data, |b| u8::from_le_bytes(b).into(), i32::to_le_bytes),
         "|i1" => all(data, |b| i8::from_le_bytes(b).into(), i32::to_le_bytes),
@@ -165,12 +178,8 @@ fn widened(descr: &str, data: &[u8]) -> Option<Vec<u8>> {
         "<i2" => all(data, |b| i16::from_le_bytes(b).into(), i32::to_le_bytes),
         "<u4" => all(data, |b| u32::from_le_bytes(b).into(), i64::to_le_bytes),
         "<f2" => all(data, |b| half::f16::from_le_bytes(b).to_f32(), f32::to_le_bytes),
-        _ => {
-            let is_high = |chunk: &[u8; 8]| u64::from_le_bytes(*chunk) > i64::MAX as u64;
-            let (chunks, _) = data.as_chunks::<8>();
-            return (!chunks.iter().any(is_high)).then(|| data.to_vec());
-        }
-    })
+        _ => data.to_vec(),
+    }
 }
 
 /// The dictionary before the elements.
@@ -294,6 +303,8 @@ mod tests {
         assert_eq!(wide("<u4", &[1], &[0xff; 4]), [4_294_967_295.0]);
         write_as(&path, "<u8", &[1], &[0xff; 8]).unwrap();
         assert!(matches!(read(&path), Err(Failure::Input(_))));
+        let (array, is_unsigned) = read_bits(&path).expect("its bits are read");
+        assert_eq!((array.bytes, is_unsigned), (vec![0xff; 8], true));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use bytes::Bytes;
 use ir::eval::eval;
-use ir::import::onnx::{ENTRY, Given, read_onnx};
+use ir::import::onnx::{Array, ENTRY, Given, read_onnx};
 use ir::rewrite::{Options, simplify};
 use ir::{DType, Tensor};
 use safetensors::SafeTensors;
@@ -47,7 +47,8 @@ fn every_operator_runs_as_kernels() {
             .iter()
             .filter_map(|(key, view)| Some((key.strip_prefix(&start)?.to_owned(), tensor(view))))
             .collect();
-        let given = Given { inputs: ins.clone(), ..Given::default() };
+        let arrays = ins.iter().map(|(name, tensor)| (name.clone(), Array::from(tensor)));
+        let given = Given { inputs: arrays.collect(), ..Given::default() };
         let mut open = |_: &str| Err("nothing is beside it".to_owned());
         let model = Bytes::copy_from_slice(model.data());
         let onnx = read_onnx(name, name, model, &given, &mut open).expect("it is imported");

@@ -14,17 +14,19 @@
 //! |---|---|--:|
 //! | `E1110` | an ONNX file that is damaged, or one beside it that is missing | 6 |
 //! | `E1111` | operators, or uses of them, that are not supported | 4 |
-//! | `E1112` | a dim of an input whose size is not given | 2 |
+//! | `E1112` | a dim of an input whose size is not given, or their number | 2 |
 //! | `E1113` | a size that is given for a dim that no input has | 2 |
 
 mod attention;
 mod attributes;
 mod bits;
 mod casts;
+mod checks;
 mod control;
 mod einsum;
 mod element;
 mod elementwise;
+mod given;
 mod graph;
 mod indexing;
 mod inverse;
@@ -46,6 +48,7 @@ mod site;
 mod stored;
 mod sums;
 mod training;
+mod unsigned;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -57,9 +60,12 @@ use crate::recognise::{Found, recognise};
 use crate::types::TensorType;
 use crate::{Diagnostic, Dim, Module, Span, Tensor};
 
+pub use checks::{Check, Limit};
 pub use element::Element;
-use graph::{Refused, Walk};
+pub use given::{Array, Numbers};
+use graph::{Finished, Refused, Walk};
 use proto::{GraphProto, ModelProto, NodeProto, ValueInfoProto};
+use site::check_size;
 use stored::Wrong;
 pub use stored::{OpenBeside, Stored};
 
@@ -90,8 +96,10 @@ pub struct Onnx {
     pub weights: Vec<(String, Held)>,
     /// The further parameters.
     pub inputs: Vec<Port>,
-    /// The results.
+    /// The first results.
     pub outputs: Vec<Port>,
+    /// What the further results have to be below, each a number: else the inputs are wrong.
+    pub checks: Vec<Check>,
     /// How often each operator occurs in the file.
     pub operators: BTreeMap<String, usize>,
     /// Types of elements that are computed in wider ones.
@@ -155,7 +163,7 @@ pub struct Given {
     pub dims: BTreeMap<String, usize>,
     /// Elements of inputs. Where an operator has to know an operand when the model is read, such
     /// as the dims of a sum, it is computed from these, and the module computes for them only.
-    pub inputs: BTreeMap<String, Tensor>,
+    pub inputs: BTreeMap<String, Array>,
 }
 
 /// Reads a model. `open` opens a file beside this one.
@@ -173,18 +181,15 @@ pub fn read_onnx(
         vec![Diagnostic::error("E1110", Span::of(source), format!("damaged ONNX file: {found}"))]
     };
     let model = ModelProto::decode(bytes).map_err(|error| damaged(error.to_string()))?;
-    let standard = |domain: &str| domain.is_empty() || domain == "ai.onnx";
-    let sets = model.opset_import.iter().filter(|set| standard(&set.domain));
-    let opset = sets.map(|set| set.version).max();
+    let sets = model.opset_import.iter().filter(|set| graph::is_standard(&set.domain));
+    let stated = sets.map(|set| set.version).max();
     let graph = model.graph.ok_or_else(|| damaged("no graph".to_owned()))?;
-    // Without standard operators, all that there are are refused below.
-    let has_standard = graph.node.iter().any(|node| standard(&node.domain));
-    let opset = opset.or((!has_standard).then_some(OPSET_MIN));
+    let opset = opset(stated, &graph);
     let opset = opset.ok_or_else(|| damaged("no version of the operators".to_owned()))?;
     if !(OPSET_MIN..=OPSET_MAX).contains(&opset) {
         return Err(vec![unknown_opset(source, &graph, opset)]);
     }
-    let types = input_types(source, &graph, &given.dims)?;
+    let types = input_types(source, &graph, given)?;
     let mut module = Module::new(super::module_name(name));
     let functions = model.functions.into_iter().map(|function| {
         let domain = if function.domain == "ai.onnx" { "" } else { &function.domain };
@@ -196,15 +201,7 @@ pub fn read_onnx(
         .map(|(name, ty, element)| walk.input(&name, ty, element, given.inputs.get(&name)));
     let inputs = inputs.collect();
     let mut operators = BTreeMap::new();
-    for tensor in &graph.initializer {
-        match stored::stored(tensor, open) {
-            Ok(stored) => walk.stored(&tensor.name, stored),
-            Err(Wrong::Damaged(found)) => {
-                return Err(damaged(format!("tensor `{}`: {found}", tensor.name)));
-            }
-            Err(Wrong::Unsupported(found)) => walk.refuse_tensor(&tensor.name, found),
-        }
-    }
+    read_stored(&mut walk, &graph, open).map_err(damaged)?;
     for node in &graph.node {
         *operators.entry(node.op_type.clone()).or_insert(0) += 1;
         walk.node(node).map_err(|missing| {
@@ -224,10 +221,45 @@ pub fn read_onnx(
         Port { name, value: value.name.clone(), element: *element, ty: value.ty.clone() }
     });
     let outputs = outputs.collect();
-    let (weights, producer) = (finished.weights, model.producer_name);
-    module.add(finished.function);
+    let Finished { function, weights, checks, .. } = finished;
+    let producer = model.producer_name;
+    module.add(function);
     let name = name.to_owned();
-    Ok(Onnx { name, opset, producer, module, weights, inputs, outputs, operators, carried, forced })
+    let onnx = Onnx {
+        name,
+        opset,
+        producer,
+        module,
+        weights,
+        inputs,
+        outputs,
+        checks,
+        operators,
+        carried,
+        forced,
+    };
+    Ok(onnx)
+}
+
+/// The version of the operators of a graph. Without standard ones, all that there are are refused.
+fn opset(stated: Option<i64>, graph: &GraphProto) -> Option<i64> {
+    let has_standard = graph.node.iter().any(|node| graph::is_standard(&node.domain));
+    stated.or((!has_standard).then_some(OPSET_MIN))
+}
+
+/// Reads the stored tensors of a graph.
+///
+/// # Errors
+/// What is damaged.
+fn read_stored(walk: &mut Walk, graph: &GraphProto, open: OpenBeside) -> Result<(), String> {
+    for tensor in &graph.initializer {
+        match stored::stored(tensor, open) {
+            Ok(stored) => walk.stored(&tensor.name, stored),
+            Err(Wrong::Damaged(found)) => return Err(format!("tensor `{}`: {found}", tensor.name)),
+            Err(Wrong::Unsupported(found)) => walk.refuse_tensor(&tensor.name, found),
+        }
+    }
+    Ok(())
 }
 
 fn unknown_opset(source: &str, graph: &GraphProto, opset: i64) -> Diagnostic {
@@ -252,11 +284,13 @@ fn called(node: &NodeProto) -> String {
 fn input_types(
     source: &str,
     graph: &GraphProto,
-    sizes: &BTreeMap<String, usize>,
+    given: &Given,
 ) -> Result<Vec<(String, TensorType, Element)>, Vec<Diagnostic>> {
+    let sizes = &given.dims;
     let stored: BTreeSet<&str> = graph.initializer.iter().map(|t| t.name.as_str()).collect();
     let inputs = graph.input.iter().filter(|input| !stored.contains(input.name.as_str()));
     let (mut types, mut open, mut named, mut wrong) = (vec![], vec![], BTreeSet::new(), vec![]);
+    let mut unranked = Vec::new();
     for input in inputs {
         if let Some((at, size)) = negative_dim(input) {
             let headline =
@@ -264,7 +298,12 @@ fn input_types(
             wrong.push(Diagnostic::error("E1110", Span::of(source), headline));
             continue;
         }
-        match input_type(input, sizes, &mut open, &mut named) {
+        let array = given.inputs.get(&input.name);
+        if is_unranked(input) && array.is_none() {
+            unranked.push(format!("`{}`", input.name));
+            continue;
+        }
+        match input_type(input, array, sizes, &mut open, &mut named) {
             Ok((ty, element)) => types.push((input.name.clone(), ty, element)),
             Err(found) => {
                 let headline = format!("input `{}`: {found} are not supported", input.name);
@@ -276,6 +315,13 @@ fn input_types(
         let help = open.iter().map(|name| format!("--dim {name}=N")).collect::<Vec<_>>().join(" ");
         let headline = format!("the size of {} is not given", open.join(", "));
         wrong.push(Diagnostic::error("E1112", Span::of(source), headline).help(help));
+    }
+    if !unranked.is_empty() {
+        let names = unranked.join(", ");
+        let headline = format!("the number of dims of {names} is not given");
+        let note = "the file says nothing of them, and an array that is run has them";
+        let help = "export the model with the dims of its inputs";
+        wrong.push(Diagnostic::error("E1112", Span::of(source), headline).note(note).help(help));
     }
     for name in sizes.keys().filter(|name| !named.contains(*name)) {
         let headline = format!("no input has a dim `{name}`");
@@ -296,8 +342,15 @@ fn negative_dim(input: &ValueInfoProto) -> Option<(usize, i64)> {
     sizes.enumerate().find(|(_, size)| *size < -1)
 }
 
+/// Whether a file does not say how many dims an input has.
+fn is_unranked(input: &ValueInfoProto) -> bool {
+    let tensor = input.r#type.as_ref().and_then(|ty| ty.tensor_type.as_ref());
+    tensor.is_some_and(|tensor| tensor.shape.is_none())
+}
+
 fn input_type(
     input: &ValueInfoProto,
+    array: Option<&Array>,
     sizes: &BTreeMap<String, usize>,
     open: &mut Vec<String>,
     named: &mut BTreeSet<String>,
@@ -306,6 +359,9 @@ fn input_type(
     let tensor = tensor.ok_or("values that are no tensors")?;
     let element = Element::of(tensor.elem_type)?;
     let mut dims = Vec::new();
+    if let Some(array) = array.filter(|_| tensor.shape.is_none()) {
+        dims.extend(array.dims.iter().map(|size| Dim::from(*size)));
+    }
     for (at, dim) in tensor.shape.iter().flat_map(|shape| &shape.dim).enumerate() {
         if let Some(size) = dim.dim_value.and_then(|size| usize::try_from(size).ok()) {
             dims.push(Dim::from(size));
@@ -320,7 +376,10 @@ fn input_type(
             None => open.push(name),
         }
     }
-    Ok((TensorType { dtype: element.carrier(), dims }, element))
+    let ty = TensorType { dtype: element.carrier(), dims };
+    let sizes = ty.sizes().unwrap_or_default();
+    check_size(&sizes).map_err(|_| format!("{ty} and other values of more than 2^33 elements"))?;
+    Ok((ty, element))
 }
 
 /// One diagnostic for each operator, with the nodes that use it.

@@ -10,6 +10,8 @@ mod generate;
 mod gradients;
 mod identities;
 mod onnx;
+mod onnx_edges;
+mod onnx_file;
 mod onnx_refused;
 mod ops;
 mod passes;

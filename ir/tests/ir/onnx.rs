@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use gantline_ir::eval::eval;
-use gantline_ir::import::onnx::{ENTRY, Given, read_onnx};
+use gantline_ir::import::onnx::{Array, ENTRY, Given, read_onnx};
 use gantline_ir::verify::verify;
 use gantline_ir::{DType, Tensor};
 use safetensors::SafeTensors;
@@ -107,7 +107,8 @@ fn compared(file_name: &str) -> (usize, usize) {
             ports.collect()
         };
         let (ins, outs) = (of("/in/"), of("/out/"));
-        let given = Given { inputs: ins.clone(), ..Given::default() };
+        let arrays = ins.iter().map(|(name, tensor)| (name.clone(), Array::from(tensor)));
+        let given = Given { inputs: arrays.collect(), ..Given::default() };
         let model = Bytes::copy_from_slice(model.data());
         assert_eq!(compare(name, &model, &given, &ins, &outs), Ok(()));
         cases.0 += 1;

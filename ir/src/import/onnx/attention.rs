@@ -3,6 +3,7 @@
 //! Legend: B batch, H heads, G heads of keys and values, Q queries, K keys, D numbers of a head.
 
 use super::element::narrowed;
+use super::indexing::{check_ids, not_negative};
 use super::moving::padded;
 use super::site::{Made, Site, Translated};
 use super::sums::softmax_of;
@@ -210,7 +211,12 @@ pub(super) fn rotary(s: &mut Site) -> Translated {
     let half = turned / 2;
     let angle = |s: &mut Site, table: ValueId| -> Made {
         let rows = match s.optional(3) {
-            Some(ids) => s.push(Op::Gather { dim: 0, start: 0 }, &[table, ids])?,
+            Some(ids) => {
+                let rows = s.dims(table).first().copied().unwrap_or(0);
+                check_ids(s, 3, ids, rows)?;
+                let ids = not_negative(s, ids, rows)?;
+                s.push(Op::Gather { dim: 0, start: 0 }, &[table, ids])?
+            }
             None => table,
         };
         let of = s.dims(rows);

@@ -3,6 +3,7 @@
 
 use super::element::Element;
 use super::site::{Made, Site, Translated};
+use super::unsigned::halved;
 use crate::module::ValueId;
 use crate::op::{Binary, Comparison, Unary};
 use crate::{DType, Tensor};
@@ -65,9 +66,7 @@ fn shift_right(s: &mut Site, x: ValueId, by: ValueId, bits: u32, is_signed: bool
         let minus = s.number(-1.0, x)?;
         beyond = s.select(is_negative, minus, nothing)?;
     } else if bits == 64 {
-        // Half of what a negative number stands for.
-        let high = s.with(Binary::Sub, half, 63.0_f64.exp2())?;
-        half = s.select(is_negative, high, half)?;
+        half = halved(s, x)?;
     }
     let moved = s.div(half, power)?;
     let moved = s.select(is_none, x, moved)?;

@@ -2,6 +2,7 @@
 
 use super::element::{Element, narrowed, saturated};
 use super::site::{Made, Site, Translated};
+use super::unsigned::to_float;
 use crate::DType;
 use crate::module::ValueId;
 use crate::op::{Binary, Comparison};
@@ -46,9 +47,8 @@ pub(super) fn converted(
     if to == Element::F8E8M0 {
         return Err("elements of type f8e8m0".to_owned());
     }
-    if from == Element::U64 && to != Element::U64 {
-        return from_u64(s, x, to);
-    }
+    let (is_u64, is_real) = (from == Element::U64, to.carrier().is_float());
+    let x = if is_u64 && is_real { to_float(s, x, to.carrier())? } else { x };
     if to == Element::U64 && s.is_float(x) {
         return to_u64(s, x);
     }
@@ -64,21 +64,6 @@ pub(super) fn converted(
         Element::F8E4M3 | Element::F8E4M3Z | Element::F8E5M2 | Element::F8E5M2Z | Element::F4E2M1
     );
     if is_eight && saturates { saturated(s, wide, to) } else { narrowed(s, wide, to) }
-}
-
-/// Of 64 bits without a sign, held in such with one: negative ones stand for 2^64 more.
-fn from_u64(s: &mut Site, x: ValueId, to: Element) -> Made {
-    if to.format().is_none() && !to.carrier().is_float() {
-        let cast = s.cast(x, to.carrier())?;
-        return narrowed(s, cast, to);
-    }
-    let wide = s.cast(x, DType::F64)?;
-    let more = s.with(Binary::Add, wide, 64.0_f64.exp2())?;
-    let zero = s.number(0.0, x)?;
-    let is_high = s.compare(Comparison::Lt, x, zero)?;
-    let number = s.select(is_high, more, wide)?;
-    let cast = s.cast(number, to.carrier())?;
-    narrowed(s, cast, to)
 }
 
 fn to_u64(s: &mut Site, x: ValueId) -> Made {

@@ -5,6 +5,7 @@
 //! chooses.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::rc::Rc;
 
 use super::element::Element;
@@ -12,8 +13,10 @@ use super::graph::{Meaning, Read, Walk, Wrong};
 use super::operators::translation;
 use super::proto::{AttributeProto, FunctionProto, GraphProto, NodeProto};
 use super::stored;
-use crate::Tensor;
 use crate::module::ValueId;
+use crate::op::Op;
+use crate::types::TensorType;
+use crate::{DType, Tensor};
 
 /// Functions of a model, by their domains and names.
 pub(super) type Functions = BTreeMap<(String, String), Rc<FunctionProto>>;
@@ -163,7 +166,13 @@ impl Walk<'_> {
         if let Some(truth) = self.truth(&condition)? {
             return self.body(if truth { then } else { other }, Vec::new());
         }
-        let (a, b) = (self.body(then, Vec::new())?, self.body(other, Vec::new())?);
+        let before = self.checks.len();
+        let a = self.body(then, Vec::new())?;
+        let between = self.checks.len();
+        let b = self.body(other, Vec::new())?;
+        let after = self.checks.len();
+        self.check_where(&condition, before..between, true)?;
+        self.check_where(&condition, between..after, false)?;
         if a.len() != b.len() {
             return Err(Wrong::Use("branches with unlike results".to_owned()));
         }
@@ -178,6 +187,33 @@ impl Walk<'_> {
             chosen.push(self.applied("Where", &[], &[condition.clone(), a, b])?);
         }
         Ok(chosen)
+    }
+
+    /// Checks of a branch that is not taken say nothing: their numbers are minus one there.
+    fn check_where(
+        &mut self,
+        condition: &Read,
+        checks: Range<usize>,
+        is_then: bool,
+    ) -> Result<(), Wrong> {
+        if checks.is_empty() {
+            return Ok(());
+        }
+        let condition = self.tensor(condition)?;
+        if self.b.ty(condition).elements().as_constant() != Some(1) {
+            return Err(Wrong::Use("a condition of more than one element".to_owned()));
+        }
+        let condition = match self.b.ty(condition).ndim() {
+            0 => condition,
+            _ => self.b.push("taken", Op::Reshape { dims: Vec::new() }, &[condition]),
+        };
+        let none = self.b.constant("none", -1.0, TensorType::of(DType::F64, &[]));
+        for at in checks {
+            let number = self.checks[at].0;
+            let (then, other) = if is_then { (number, none) } else { (none, number) };
+            self.checks[at].0 = self.b.push("check", Op::Select, &[condition, then, other]);
+        }
+        Ok(())
     }
 
     fn tensor(&mut self, read: &Read) -> Result<ValueId, Wrong> {

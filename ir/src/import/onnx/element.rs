@@ -4,9 +4,9 @@
 //! rounded to their type, or wrapped: once, as an implementation with wide registers does it.
 
 use super::site::{Made, Site};
+use crate::DType;
 use crate::module::ValueId;
 use crate::op::{Binary, Comparison, Unary};
-use crate::{DType, Tensor};
 
 /// A type of elements that ONNX has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -68,7 +68,7 @@ pub(super) struct Format {
     least: i32,
     /// The largest number.
     pub(super) most: f64,
-    has_infinity: bool,
+    pub(super) has_infinity: bool,
     has_nan: bool,
     has_negative_zero: bool,
 }
@@ -236,18 +236,37 @@ impl Element {
         }
     }
 
-    /// The elements as the type has them: the nearest of a floating-point type.
-    ///
-    /// # Errors
-    /// An integer that the type does not have.
-    pub fn nearest_of(self, tensor: &Tensor) -> Result<Tensor, f64> {
-        if let Some((low, high)) = self.range() {
-            let outside = tensor.to_f64().into_iter().find(|x| !(low..=high).contains(x));
-            return outside.map_or_else(|| Ok(tensor.clone()), Err);
+    /// The least and the largest number of an integer type or of truth values, as they are held:
+    /// of `u64` the largest is held as minus one.
+    #[expect(clippy::wildcard_enum_match_arm, reason = "of other types the range tells")]
+    pub(super) fn bounds(self) -> Option<(i64, i64)> {
+        match self {
+            Element::I64 => Some((i64::MIN, i64::MAX)),
+            Element::U64 => Some((0, -1)),
+            Element::Bool => Some((0, 1)),
+            _ => self.range().map(|(low, high)| (low as i64, high as i64)),
         }
-        let Some(format) = self.format() else { return Ok(tensor.clone()) };
-        let numbers = tensor.to_f64().into_iter().map(|x| format.nearest(x)).collect();
-        Ok(Tensor::from_f64(tensor.dtype, &tensor.dims, numbers))
+    }
+
+    /// The nearest number that a floating-point type has; none of a number beyond its largest, and
+    /// of infinities and what is no number where it has none.
+    pub(super) fn nearest(self, x: f64) -> Option<f64> {
+        if self == Element::F8E8M0 {
+            let is_power = x.is_normal() && x > 0.0 && x.log2().fract() == 0.0;
+            return (x.is_nan() || is_power && x.log2().abs() <= 127.0).then_some(x);
+        }
+        let Some(format) = self.format() else {
+            let near = if self == Element::F64 { x } else { f64::from(x as f32) };
+            return (near.is_finite() || !x.is_finite()).then_some(near);
+        };
+        let near = format.nearest(x);
+        let is_there = match (x.is_nan(), x.is_infinite()) {
+            (true, _) => format.has_nan,
+            (_, true) => format.has_infinity,
+            // Where nothing is beyond the largest number, it is the nearest to all of them.
+            (false, false) => near.is_finite() && (format.has_nan || x.abs() <= format.most),
+        };
+        is_there.then_some(near)
     }
 
     /// The number that bits of a narrow floating-point type mean.
@@ -472,6 +491,7 @@ fn rounded(s: &mut Site, x: ValueId, format: Format, top: f64) -> Made {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Tensor;
 
     #[test]
     fn bits_mean_the_numbers_of_their_type() {
@@ -554,7 +574,8 @@ mod tests {
             b.finish(&[y]);
             let found =
                 crate::eval::eval(&module, "f", std::slice::from_ref(&x)).expect("it evaluates");
-            let scalar = element.nearest_of(&x).expect("it is no integer").to_f64();
+            let format = element.format().expect("a floating-point type");
+            let scalar: Vec<f64> = numbers.iter().map(|x| format.nearest(*x)).collect();
             for ((x, found), scalar) in numbers.iter().zip(found[0].to_f64()).zip(scalar) {
                 let wanted = looked_up(element, &all, *x);
                 let same = |y: f64| y == wanted || (y.is_nan() && wanted.is_nan());

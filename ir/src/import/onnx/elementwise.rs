@@ -1,30 +1,45 @@
 //! Operators of one element at a time.
 
+use super::checks::Limit;
 use super::site::{Made, Site, Translated};
+use super::unsigned::{self, is_u64, ordered, to_float};
 use crate::DType;
 use crate::module::ValueId;
 use crate::op::{Binary, Comparison, Unary};
 
 pub(super) fn unary(s: &mut Site, how: Unary) -> Translated {
     let x = s.operand(0)?;
+    if how == Unary::Abs && (s.dtype(x) == DType::U32 || is_u64(s, 0)) {
+        return Ok(vec![x]);
+    }
     Ok(vec![s.unary(how, x)?])
 }
 
 /// Of operands that are repeated to common dims.
 pub(super) fn binary(s: &mut Site, how: Binary) -> Translated {
+    let is_u64 = is_u64(s, 0);
+    // The order of numbers without a sign.
+    let turns = is_u64 && matches!(how, Binary::Max | Binary::Min);
     let operands = s.all();
-    let aligned = s.aligned(&operands)?;
+    let operands: Result<Vec<ValueId>, String> =
+        operands.into_iter().map(|x| ordered(s, x, turns)).collect();
+    let aligned = s.aligned(&operands?)?;
     let (first, rest) = aligned.split_first().ok_or("no operands")?;
     let mut result = *first;
     for x in rest {
-        result =
-            if how == Binary::Div { divide(s, result, *x)? } else { s.binary(how, result, *x)? };
+        result = match how {
+            Binary::Div if is_u64 => unsigned::quotient(s, result, *x)?,
+            Binary::Div => divide(s, result, *x)?,
+            Binary::Add | Binary::Sub | Binary::Mul | Binary::Max | Binary::Min | Binary::Pow => {
+                s.binary(how, result, *x)?
+            }
+        };
     }
-    Ok(vec![result])
+    Ok(vec![ordered(s, result, turns)?])
 }
 
 /// A quotient of integers is rounded towards zero.
-fn divide(s: &mut Site, a: ValueId, b: ValueId) -> Made {
+pub(super) fn divide(s: &mut Site, a: ValueId, b: ValueId) -> Made {
     let quotient = s.binary(Binary::Div, a, b)?;
     if s.is_float(a) {
         return Ok(quotient);
@@ -54,8 +69,11 @@ pub(super) fn modulo(s: &mut Site) -> Translated {
     if s.is_float(a) {
         return Ok(vec![remainder(s, a, b)?]);
     }
-    let quotient =
-        if s.int("fmod", 0) == 0 { s.binary(Binary::Div, a, b)? } else { divide(s, a, b)? };
+    let quotient = match s.int("fmod", 0) {
+        _ if is_u64(s, 0) => unsigned::quotient(s, a, b)?,
+        0 => s.binary(Binary::Div, a, b)?,
+        _ => divide(s, a, b)?,
+    };
     let product = s.binary(Binary::Mul, quotient, b)?;
     Ok(vec![s.binary(Binary::Sub, a, product)?])
 }
@@ -63,8 +81,8 @@ pub(super) fn modulo(s: &mut Site) -> Translated {
 /// How many bits a quotient may have so that its products with divisors of 24 bits are binary64.
 const QUOTIENT_BITS: i32 = 28;
 
-/// Of floating-point numbers, with the sign of the dividend: exact, but for quotients of f64 from
-/// 2^26 on and divisors from 2^996 on, whose rest is no number.
+/// Of floating-point numbers, with the sign of the dividend: exact. Quotients of f64 from
+/// 2^[`LIMIT`] on are refused when the model runs.
 fn remainder(s: &mut Site, a: ValueId, b: ValueId) -> Made {
     let own = s.dtype(a);
     let (wide, divisor) = (s.cast(a, DType::F64)?, s.cast(b, DType::F64)?);
@@ -103,12 +121,50 @@ fn rest_in_steps(s: &mut Site, a: ValueId, b: ValueId, steps: i32) -> Made {
     Ok(left)
 }
 
-/// What is left of `a` by the nearest multiple of `b`, and `b` more where that is too large.
+/// Bits of a quotient of one step of f64, and steps: quotients up to 2^200 are divided.
+const STEP_BITS: i32 = 25;
+const STEPS: i32 = 8;
+const LIMIT: i32 = STEP_BITS * STEPS;
+
+/// What is left of `a` by multiples of `b`, of non-negative f64: in each step by the nearest
+/// multiple of `b` times a power of two, and that more where too much was taken.
+fn rest_of_double(s: &mut Site, a: ValueId, b: ValueId) -> Made {
+    demand_quotient(s, a, b)?;
+    // So that halves of what is divided by are finite; it is of no fewer bits unless the quotient
+    // is beyond the limit.
+    let (scale, bound) = (60.0_f64.exp2(), s.number(900.0_f64.exp2(), a)?);
+    let is_huge = s.compare(Comparison::Lt, bound, a)?;
+    let scaled = |s: &mut Site, x: ValueId, by: f64| -> Made {
+        let other = s.with(Binary::Mul, x, by)?;
+        s.select(is_huge, other, x)
+    };
+    let (mut left, b) = (scaled(s, a, 1.0 / scale)?, scaled(s, b, 1.0 / scale)?);
+    for step in (0..STEPS).rev() {
+        let multiple = s.with(Binary::Mul, b, f64::from(STEP_BITS * step).exp2())?;
+        left = rest_of_step(s, left, multiple)?;
+    }
+    scaled(s, left, scale)
+}
+
+/// Demands that the quotient is one that [`rest_of_double`] divides; what is no number by itself
+/// remains none.
+fn demand_quotient(s: &mut Site, a: ValueId, b: ValueId) -> Result<(), String> {
+    let ratio = s.binary(Binary::Div, a, b)?;
+    let (zero, infinity) = (s.number(0.0, a)?, s.number(f64::INFINITY, a)?);
+    let is_finite = s.compare(Comparison::Lt, a, infinity)?;
+    let of_finite = s.select(is_finite, ratio, zero)?;
+    let is_divided = s.compare(Comparison::Lt, zero, b)?;
+    let size = s.select(is_divided, of_finite, zero)?;
+    s.demand(size, Limit::QuotientBits(LIMIT))
+}
+
+/// What is left of `a` by the nearest multiple of `b`, and `b` more where that is too large; `a`
+/// where it is below half of `b`.
 ///
 /// `b` is split into halves of 26 bits (T. J. Dekker, A floating-point technique for extending the
 /// available precision, 1971), so that both products with a quotient below 2^26 are exact; the rest
 /// is at most half of `b`, so that the differences are as well.
-fn rest_of_double(s: &mut Site, a: ValueId, b: ValueId) -> Made {
+fn rest_of_step(s: &mut Site, a: ValueId, b: ValueId) -> Made {
     let ratio = s.binary(Binary::Div, a, b)?;
     let raised = s.with(Binary::Add, ratio, 0.5)?;
     let quotient = s.unary(Unary::Floor, raised)?;
@@ -125,11 +181,9 @@ fn rest_of_double(s: &mut Site, a: ValueId, b: ValueId) -> Made {
     let zero = s.number(0.0, left)?;
     let is_negative = s.compare(Comparison::Lt, left, zero)?;
     let left = s.select(is_negative, raised, left)?;
-    let limit = s.number(67_108_864.0, ratio)?;
-    let is_exact = s.compare(Comparison::Lt, ratio, limit)?;
-    let negative = s.unary(Unary::Neg, ratio)?;
-    let no_number = s.unary(Unary::Sqrt, negative)?;
-    s.select(is_exact, left, no_number)
+    let half = s.number(0.5, ratio)?;
+    let is_small = s.compare(Comparison::Lt, ratio, half)?;
+    s.select(is_small, a, left)
 }
 
 /// Of the type of the base. An integer to the power of a fraction is computed in binary64, which
@@ -137,6 +191,14 @@ fn rest_of_double(s: &mut Site, a: ValueId, b: ValueId) -> Made {
 pub(super) fn power(s: &mut Site) -> Translated {
     let (x, exponent) = (s.operand(0)?, s.operand(1)?);
     let own = s.dtype(x);
+    let exponent = match is_u64(s, 1) {
+        true if s.is_float(x) => to_float(s, exponent, own)?,
+        true => return Err("exponents of type u64 of integers".to_owned()),
+        false => exponent,
+    };
+    if is_u64(s, 0) {
+        return Err("elements of type u64".to_owned());
+    }
     let wide = if s.is_float(exponent) && !s.is_float(x) { DType::F64 } else { own };
     let operands = [s.cast(x, wide)?, s.cast(exponent, wide)?];
     let aligned = s.aligned(&operands)?;
@@ -149,6 +211,8 @@ pub(super) fn compare(s: &mut Site, how: Comparison, swapped: bool) -> Translate
     let aligned = s.aligned(&s.all())?;
     let [a, b] = aligned[..] else { return Err("not two operands".to_owned()) };
     let (a, b) = if swapped { (b, a) } else { (a, b) };
+    let turns = how != Comparison::Eq && is_u64(s, 0);
+    let (a, b) = (ordered(s, a, turns)?, ordered(s, b, turns)?);
     Ok(vec![s.compare(how, a, b)?])
 }
 
@@ -212,11 +276,15 @@ pub(super) fn shrink(s: &mut Site) -> Translated {
 }
 
 pub(super) fn clip(s: &mut Site) -> Translated {
-    let mut x = s.operand(0)?;
+    let (own, turns) = (s.operand(0)?, is_u64(s, 0));
+    let mut x = ordered(s, own, turns)?;
     let dims = s.dims(x);
     for (at, name, how) in [(1, "min", Binary::Max), (2, "max", Binary::Min)] {
         let bound = match s.optional(at) {
-            Some(bound) => Some(s.broadcast(bound, &dims)?),
+            Some(bound) => {
+                let bound = ordered(s, bound, turns)?;
+                Some(s.broadcast(bound, &dims)?)
+            }
             None if s.has(name) => Some(s.number(s.float(name, 0.0), x)?),
             None => None,
         };
@@ -224,7 +292,7 @@ pub(super) fn clip(s: &mut Site) -> Translated {
             x = s.binary(how, x, bound)?;
         }
     }
-    Ok(vec![x])
+    Ok(vec![ordered(s, x, turns)?])
 }
 
 pub(super) fn reciprocal(s: &mut Site) -> Translated {
@@ -236,10 +304,16 @@ pub(super) fn reciprocal(s: &mut Site) -> Translated {
 pub(super) fn sign(s: &mut Site) -> Translated {
     let x = s.operand(0)?;
     let [zero, one, minus] = [s.number(0.0, x)?, s.number(1.0, x)?, s.number(-1.0, x)?];
+    if is_u64(s, 0) {
+        let is_zero = s.compare(Comparison::Eq, x, zero)?;
+        return Ok(vec![s.select(is_zero, zero, one)?]);
+    }
     let above = s.compare(Comparison::Lt, zero, x)?;
     let below = s.compare(Comparison::Lt, x, zero)?;
     let low = s.select(below, minus, zero)?;
-    Ok(vec![s.select(above, one, low)?])
+    let sign = s.select(above, one, low)?;
+    let is_number = s.compare(Comparison::Eq, x, x)?;
+    Ok(vec![s.select(is_number, sign, x)?])
 }
 
 pub(super) fn ceil(s: &mut Site) -> Translated {
@@ -314,8 +388,8 @@ pub(super) fn activation(s: &mut Site) -> Translated {
             let below = s.compare(Comparison::Lt, x, zero)?;
             s.select(below, low, x)?
         }
-        "Gelu" if s.text("approximate", "none") == "tanh" => s.composite("gelu_tanh", &[], &[x]),
-        "Gelu" => s.composite("gelu_erf", &[], &[x]),
+        "Gelu" if s.text("approximate", "none") == "tanh" => s.composite("gelu_tanh", &[], &[x])?,
+        "Gelu" => s.composite("gelu_erf", &[], &[x])?,
         _ => exponential(s, x)?,
     };
     Ok(vec![made])
@@ -356,20 +430,49 @@ fn exponential(s: &mut Site, x: ValueId) -> Made {
     s.with(Binary::Mul, sum, scale)
 }
 
-/// Functions made of exponentials and of the sine and cosine.
+/// The tangent, and the hyperbolic sine and cosine.
 pub(super) fn trigonometric(s: &mut Site) -> Translated {
     let x = s.operand(0)?;
-    let (first, second, how, scale) = match s.node.op_type.as_str() {
-        "Tan" => (s.unary(Unary::Sin, x)?, s.unary(Unary::Cos, x)?, Binary::Div, 1.0),
-        name => {
-            let e = s.unary(Unary::Exp, x)?;
-            let minus = s.unary(Unary::Neg, x)?;
-            let inverse = s.unary(Unary::Exp, minus)?;
-            (e, inverse, if name == "Sinh" { Binary::Sub } else { Binary::Add }, 0.5)
+    Ok(vec![match s.node.op_type.as_str() {
+        "Tan" => {
+            let (sine, cosine) = (s.unary(Unary::Sin, x)?, s.unary(Unary::Cos, x)?);
+            s.binary(Binary::Div, sine, cosine)?
         }
-    };
-    let made = s.binary(how, first, second)?;
-    Ok(vec![if scale == 1.0 { made } else { s.with(Binary::Mul, made, scale)? }])
+        "Sinh" => {
+            let series = odd_series(s, x)?;
+            let far = half_sum(s, x, Binary::Sub)?;
+            let size = s.unary(Unary::Abs, x)?;
+            let one = s.number(1.0, x)?;
+            let is_near = s.compare(Comparison::Lt, size, one)?;
+            s.select(is_near, series, far)?
+        }
+        _ => half_sum(s, x, Binary::Add)?,
+    }])
+}
+
+/// `(e^x ± e^-x) / 2` as `(h/2) h ± (1/2h) / h` with `h = e^(x/2)`: neither factor is infinite
+/// before the result is.
+fn half_sum(s: &mut Site, x: ValueId, how: Binary) -> Made {
+    let half = s.with(Binary::Mul, x, 0.5)?;
+    let minus = s.unary(Unary::Neg, half)?;
+    let (up, down) = (s.unary(Unary::Exp, half)?, s.unary(Unary::Exp, minus)?);
+    let (up_half, down_half) = (s.with(Binary::Mul, up, 0.5)?, s.with(Binary::Mul, down, 0.5)?);
+    let (first, second) = (s.mul(up_half, up)?, s.mul(down_half, down)?);
+    s.binary(how, first, second)
+}
+
+/// `x + x³/3! + … + x¹⁷/17!`, which is the hyperbolic sine up to one: the next term is below
+/// 1e-17 of it there. The difference of exponentials loses the digits of small numbers.
+fn odd_series(s: &mut Site, x: ValueId) -> Made {
+    let square = s.mul(x, x)?;
+    let mut sum = s.number(1.0, x)?;
+    for n in (1..=8).rev() {
+        let below = f64::from(2 * n * (2 * n + 1));
+        let scaled = s.with(Binary::Mul, square, 1.0 / below)?;
+        let term = s.mul(scaled, sum)?;
+        sum = s.with(Binary::Add, term, 1.0)?;
+    }
+    s.mul(sum, x)
 }
 
 pub(super) fn identity(s: &mut Site) -> Translated {

@@ -7,14 +7,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use super::attributes::wrong_attribute;
+use super::checks::{Check, Limit};
 use super::control::{Functions, is_control};
 use super::element::{Element, concluded};
-use super::operators::{Translate, translation};
+use super::operators::{Translate, takes_integers, translation};
 use super::proto::NodeProto;
 use super::sequence::is_of_sequences;
 use super::site::{Forcing, Operand, Site, sizes};
 use super::stored::Stored;
-use super::{ENTRY, Held, Port};
+use super::unsigned::takes_u64;
+use super::{Array, ENTRY, Held, Port, called};
 use crate::build::Builder;
 use crate::eval::eval;
 use crate::module::{Function, Kind, Module, Value, ValueId};
@@ -90,6 +92,8 @@ pub(super) struct Finished {
     pub(super) weights: Vec<(String, Held)>,
     /// The types of the results.
     pub(super) elements: Vec<Element>,
+    /// What the numbers after the results have to be below.
+    pub(super) checks: Vec<Check>,
 }
 
 /// A graph in the middle of its translation.
@@ -107,14 +111,17 @@ pub(super) struct Walk<'m> {
     pub(super) forced: BTreeSet<String>,
     /// Weights and constants that become parameters.
     held: BTreeMap<ValueId, Held>,
-    /// Elements of inputs, by the names of the inputs.
-    given: BTreeMap<String, Rc<Tensor>>,
+    /// Elements of inputs that are lists. By their values: a body or a function may have another
+    /// value of an input's name.
+    given: BTreeMap<ValueId, Rc<Tensor>>,
     /// Elements of all inputs, where they are there.
     inputs: Vec<Option<Rc<Tensor>>>,
     /// The parameters of stored tensors, by where these are: one for each, in whichever graph it is
     /// read.
     placed: BTreeMap<usize, ValueId>,
     pub(super) refused: Vec<Refused>,
+    /// Numbers that have to be below limits when the model runs.
+    pub(super) checks: Vec<(ValueId, Check)>,
     /// Functions of the model that are being laid out.
     pub(super) depth: usize,
 }
@@ -134,6 +141,7 @@ impl<'m> Walk<'m> {
             inputs: Vec::new(),
             placed: BTreeMap::new(),
             refused: Vec::new(),
+            checks: Vec::new(),
             depth: 0,
         }
     }
@@ -145,16 +153,15 @@ impl<'m> Walk<'m> {
         name: &str,
         ty: TensorType,
         element: Element,
-        given: Option<&Tensor>,
+        given: Option<&Array>,
     ) -> Port {
         let id = self.b.param(&value_name(name), ty.clone());
         self.meanings.insert(name.to_owned(), Meaning::Made(id));
         self.note(name, Some(element).filter(|element| element.is_carried()));
-        let given = given.filter(|tensor| ty.sizes().as_deref() == Some(&tensor.dims));
-        let cast = |t: &Tensor| Rc::new(Tensor::from_f64(ty.dtype, &t.dims, t.to_f64()));
-        let given = given.map(cast).map(|t| element.nearest_of(&t).map_or(t, Rc::new));
+        let given = given.filter(|array| ty.sizes().as_deref() == Some(&array.dims));
+        let given = given.and_then(|array| element.tensor_of(array).ok()).map(Rc::new);
         if let Some(list) = given.as_ref().filter(|t| t.dims.len() < 2 && t.count() <= READ_MAX) {
-            self.given.insert(name.to_owned(), Rc::clone(list));
+            self.given.insert(id, Rc::clone(list));
         }
         self.inputs.push(given);
         Port { name: name.to_owned(), value: self.b.function().value(id).name.clone(), element, ty }
@@ -270,6 +277,9 @@ impl<'m> Walk<'m> {
         let name = value_name(node.output.first().map_or("", String::as_str));
         let elements: Vec<Option<Element>> =
             reads.iter().map(|read| read.as_ref().and_then(|read| read.element)).collect();
+        if elements.contains(&Some(Element::U64)) && !takes_u64(&node.op_type) {
+            return Err("elements of type u64".to_owned());
+        }
         let all: Option<Vec<Option<Rc<Tensor>>>> = reads
             .iter()
             .map(|read| match read {
@@ -292,11 +302,14 @@ impl<'m> Walk<'m> {
         let (b, opset) = (&mut self.b, self.opset);
         let forcing = Forcing { held: &self.held, inputs: &self.inputs };
         let mut site = Site::new(b, node, opset, operands, elements, name.clone());
+        takes_integers(&site)?;
         site.forcing = Some(forcing);
         let results = translate(&mut site)?;
         let first = results.first().copied();
         let results = concluded(&mut site, results)?;
-        let (held, has_forced) = (site.held, site.has_forced.get());
+        let (held, has_forced, demands) = (site.held, site.has_forced.get(), site.demands);
+        let check = |of: Limit| Check { node: called(node), of };
+        self.checks.extend(demands.into_iter().map(|(value, of)| (value, check(of))));
         self.held.extend(site.arrays.into_iter().map(|(id, array)| (id, Held::Tensor(array))));
         if let Some(first) = first.filter(|first| first.index() >= before) {
             let named = results.first().map_or(first, |(id, _)| *id);
@@ -325,7 +338,7 @@ impl<'m> Walk<'m> {
         match &read.meaning {
             Meaning::Known(tensor) => Some(Rc::clone(tensor)),
             Meaning::Stored(stored) => Some(Rc::new(stored.tensor())),
-            Meaning::Made(id) => self.given.get(&read.name).map(Rc::clone).or_else(|| {
+            Meaning::Made(id) => self.given.get(id).map(Rc::clone).or_else(|| {
                 let forcing = Forcing { held: &self.held, inputs: &self.inputs };
                 forcing.elements(&self.b, *id)
             }),
@@ -340,7 +353,7 @@ impl<'m> Walk<'m> {
             Meaning::Stored(stored) if stored.dims.iter().product::<usize>() <= READ_MAX => {
                 Some(Rc::new(stored.tensor()))
             }
-            Meaning::Made(_) => self.given.get(name).map(Rc::clone),
+            Meaning::Made(id) => self.given.get(id).map(Rc::clone),
             Meaning::Stored(_) | Meaning::Sequence(_) | Meaning::Nothing | Meaning::Refused => None,
         };
         Ok(Operand { id, known })
@@ -410,13 +423,15 @@ impl<'m> Walk<'m> {
             elements.push(self.element_of(name, self.b.ty(id).dtype));
             results.push(id);
         }
+        let (demanded, checks): (Vec<ValueId>, _) = self.checks.into_iter().unzip();
+        results.extend(demanded);
         let mut function = self.b.into_function(&results);
         let live = live_values(&function);
         self.held.retain(|id, _| live[id.index()]);
         let weights = constants_to_params(&mut function, self.held);
         remove_dead_nodes(&mut function);
         remove_common_nodes(&mut function);
-        Ok(Finished { function, weights, elements })
+        Ok(Finished { function, weights, elements, checks })
     }
 }
 
@@ -440,10 +455,12 @@ fn computed(
         given.push(operand);
     }
     let mut site = Site::new(&mut b, node, opset, given, elements, name.clone());
+    takes_integers(&site)?;
     let results = translate(&mut site)?;
     let results = concluded(&mut site, results)?;
-    let (held, arrays) = (site.held, site.arrays);
-    let ids: Vec<ValueId> = results.iter().map(|(id, _)| *id).collect();
+    let (held, arrays, demands) = (site.held, site.arrays, site.demands);
+    let ids = results.iter().map(|(id, _)| *id);
+    let ids: Vec<ValueId> = ids.chain(demands.iter().map(|(id, _)| *id)).collect();
     let mut function = b.into_function(&ids);
     let arrays = arrays.into_iter().map(|(id, array)| (id, Held::Tensor(array))).collect();
     let arrays = constants_to_params(&mut function, arrays);
@@ -456,6 +473,10 @@ fn computed(
     let mut args: Vec<Tensor> = arrays.iter().map(|(_, held)| held.tensor()).collect();
     args.extend(operands.iter().flatten().map(|t| t.as_ref().clone()));
     let computed = eval(&module, ENTRY, &args).map_err(|diagnostic| diagnostic.headline)?;
+    for ((_, of), number) in demands.iter().zip(&computed[results.len()..]) {
+        let check = Check { node: called(node), of: *of };
+        check.wrong(number.scalar()).map_or(Ok(()), Err)?;
+    }
     let read = |((id, element), tensor): (&(ValueId, Option<Element>), Tensor)| {
         let held = held.iter().find(|(held, _)| held == id);
         let tensor = held.map_or_else(|| Rc::new(tensor), |(_, tensor)| Rc::clone(tensor));

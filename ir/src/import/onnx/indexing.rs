@@ -1,7 +1,9 @@
 //! Operators that read or write where an operand says.
 
+use super::element::Element;
 use super::moving::scaled;
 use super::site::{Made, Site, Translated, dim_at, sizes};
+use super::unsigned::{is_u64, ordered};
 use crate::DType;
 use crate::module::ValueId;
 use crate::op::{Binary, Comparison, Op};
@@ -15,12 +17,11 @@ pub(super) fn not_negative(s: &mut Site, ids: ValueId, size: usize) -> Made {
     s.select(below, from_end, ids)
 }
 
-/// Refuses ids, where they are known when the model is read, that are not among so many.
-fn check_ids(s: &Site, at: usize, size: usize) -> Result<(), String> {
-    let known = s.hint(at);
-    let ids = known.map(|ids| ids.to_f64()).unwrap_or_default();
+/// Refuses ids that are not among so many: where they are known when the model is read, then.
+pub(super) fn check_ids(s: &mut Site, at: usize, ids: ValueId, size: usize) -> Result<(), String> {
+    let Some(known) = s.hint(at) else { return s.demand_rows(ids, size) };
     let size = size as f64;
-    match ids.into_iter().find(|id| !(-size..size).contains(id)) {
+    match known.to_f64().into_iter().find(|id| !(-size..size).contains(id)) {
         Some(id) => Err(format!("the id {id} of {size}")),
         None => Ok(()),
     }
@@ -30,7 +31,7 @@ pub(super) fn gather(s: &mut Site) -> Translated {
     let (x, ids) = (s.operand(0)?, s.operand(1)?);
     let dim = dim_at(s.int("axis", 0), s.ndim(x))?;
     let size = s.dims(x)[dim];
-    check_ids(s, 1, size)?;
+    check_ids(s, 1, ids, size)?;
     let ids = not_negative(s, ids, size)?;
     Ok(vec![s.push(Op::Gather { dim, start: 0 }, &[x, ids])?])
 }
@@ -58,7 +59,7 @@ fn flat(s: &mut Site, x: ValueId) -> Made {
 pub(super) fn gather_elements(s: &mut Site) -> Translated {
     let (x, ids) = (s.operand(0)?, s.operand(1)?);
     let dim = dim_at(s.int("axis", 0), s.ndim(x))?;
-    check_ids(s, 1, s.dims(x)[dim])?;
+    check_ids(s, 1, ids, s.dims(x)[dim])?;
     Ok(vec![along(s, x, ids, dim)?])
 }
 
@@ -80,7 +81,7 @@ pub(super) fn scatter_elements(s: &mut Site) -> Translated {
     if s.ndim(ids) != dims.len() {
         return Err("ids with other dims".to_owned());
     }
-    check_ids(s, 1, dims[dim])?;
+    check_ids(s, 1, ids, dims[dim])?;
     let places = places_along(s, ids, &dims, dim)?;
     let (x, places, updates) = (flat(s, x)?, flat(s, places)?, flat(s, updates)?);
     let written = write(s, x, places, updates)?;
@@ -118,6 +119,7 @@ pub(super) fn rows(
     for (at, step) in steps.iter().enumerate() {
         let one = s.push(Op::Slice { dim: last, start: at, size: 1 }, &[ids])?;
         let one = s.reshape(one, outer)?;
+        s.demand_rows(one, dims[at])?;
         let one = not_negative(s, one, dims[at])?;
         let term = scaled(s, one, *step)?;
         places = Some(match places {
@@ -155,23 +157,31 @@ pub(super) fn top_k(s: &mut Site) -> Translated {
     let x = s.operand(0)?;
     let dim = dim_at(s.int("axis", -1), s.ndim(x))?;
     let count = s.integers(1)?.and_then(|k| k.first().copied()).unwrap_or(s.int("k", 0));
-    let count = usize::try_from(count).map_err(|_| format!("k is {count}"))?;
+    let whole = s.dims(x)[dim];
+    let count = usize::try_from(count).ok().filter(|count| *count <= whole);
+    let count = count.ok_or_else(|| format!("k is not one of 0 to {whole}"))?;
+    let key = ordered(s, x, is_u64(s, 0))?;
     let ids = if s.int("largest", 1) == 0 {
-        let all = s.push(Op::Sort { dim, descending: false }, &[x])?;
+        let all = s.push(Op::Sort { dim, descending: false }, &[key])?;
         s.push(Op::Slice { dim, start: 0, size: count }, &[all])?
     } else {
-        s.push(Op::TopK { dim, count }, &[x])?
+        s.push(Op::TopK { dim, count }, &[key])?
     };
     let ids = s.cast(ids, DType::I64)?;
+    s.state(1, Element::I64);
     Ok(vec![along(s, x, ids, dim)?, ids])
 }
 
 /// The index of the largest or smallest element.
 pub(super) fn arg(s: &mut Site, smallest: bool) -> Translated {
-    let mut x = s.operand(0)?;
+    let own = s.operand(0)?;
+    let mut x = ordered(s, own, is_u64(s, 0))?;
     let dim = dim_at(s.int("axis", 0), s.ndim(x))?;
     let (mut dims, last) = (s.dims(x), s.int("select_last_index", 0) != 0);
     let size = dims[dim];
+    if size == 0 {
+        return Err(format!("the place of the largest along dim {dim} of {dims:?}"));
+    }
     let is_sorted = smallest && !s.is_float(x);
     if smallest && !is_sorted {
         x = s.unary(crate::op::Unary::Neg, x)?;
@@ -197,5 +207,6 @@ pub(super) fn arg(s: &mut Site, smallest: bool) -> Translated {
         dims[dim] = 1;
         found = s.reshape(found, &dims)?;
     }
+    s.state(0, Element::I64);
     Ok(vec![found])
 }

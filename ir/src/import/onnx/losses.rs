@@ -30,6 +30,23 @@ fn likelihood(s: &mut Site, x: ValueId) -> Made {
         return Err(format!("scores {dims:?} and targets {of_target:?}"));
     }
     let target = s.cast(target, DType::I64)?;
+    let is_ignored = match s.has("ignore_index") {
+        true => {
+            let ignored = s.integer(s.int("ignore_index", 0), DType::I64, &of_target)?;
+            Some(s.compare(Comparison::Eq, target, ignored)?)
+        }
+        false => None,
+    };
+    let none = s.number(0.0, target)?;
+    let target = match is_ignored {
+        Some(is_ignored) => s.select(is_ignored, none, target)?,
+        None => target,
+    };
+    // Targets are not counted from the end: a negative one is beyond all classes.
+    let is_negative = s.compare(Comparison::Lt, target, none)?;
+    let beyond = s.number(dims[1] as f64, target)?;
+    let class = s.select(is_negative, beyond, target)?;
+    s.demand_rows(class, dims[1])?;
     let mut one_class = of_target.clone();
     one_class.insert(1, 1);
     let ids = s.reshape(target, &one_class)?;
@@ -39,11 +56,11 @@ fn likelihood(s: &mut Site, x: ValueId) -> Made {
         Some(weight) => s.push(Op::Gather { dim: 0, start: 0 }, &[weight, target])?,
         None => s.number(1.0, picked)?,
     };
-    if s.has("ignore_index") {
-        let ignored = s.number(s.int("ignore_index", 0) as f64, target)?;
-        let is_ignored = s.compare(Comparison::Eq, target, ignored)?;
+    let mut picked = picked;
+    if let Some(is_ignored) = is_ignored {
         let zero = s.number(0.0, picked)?;
         weights = s.select(is_ignored, zero, weights)?;
+        picked = s.select(is_ignored, zero, picked)?;
     }
     let weighted = s.binary(Binary::Mul, picked, weights)?;
     let losses = s.unary(Unary::Neg, weighted)?;

@@ -1,9 +1,13 @@
 //! Operators that move elements or make them from sizes.
 
-use super::site::{Made, Site, Translated, dim_at, sizes};
-use super::stored::{dtype, stored};
+use super::casts::named;
+use super::element::Element;
+use super::site::{ELEMENTS_MAX, Made, Site, Translated, check_size, dim_at, is_f64, sizes};
+use super::stored::stored;
+use super::unsigned::is_u64;
 use crate::module::ValueId;
 use crate::op::{Binary, Comparison, Op};
+use crate::tensor::Data;
 use crate::{DType, Tensor};
 
 /// Elements of a range at most. Chosen: half a GiB of `f64`.
@@ -16,6 +20,7 @@ fn list(s: &mut Site, numbers: &[i64]) -> Made {
 }
 
 pub(super) fn shape(s: &mut Site) -> Translated {
+    s.state(0, Element::I64);
     let dims = s.dims(s.operand(0)?);
     let ndim = dims.len() as i64;
     let bound = |at: i64| (if at < 0 { at + ndim } else { at }).clamp(0, ndim) as usize;
@@ -25,6 +30,7 @@ pub(super) fn shape(s: &mut Site) -> Translated {
 }
 
 pub(super) fn size(s: &mut Site) -> Translated {
+    s.state(0, Element::I64);
     let count: usize = s.dims(s.operand(0)?).iter().product();
     Ok(vec![s.constant(count as f64, DType::I64, &[])?])
 }
@@ -33,6 +39,7 @@ pub(super) fn constant(s: &mut Site) -> Translated {
     if let Some(proto) = s.tensor("value") {
         let beside = &mut |_: &str| Err("in another file".to_owned());
         let found = stored(proto, beside).map_err(|wrong| wrong.text())?;
+        s.state(0, found.element);
         return Ok(vec![s.hold(found.tensor())?]);
     }
     if let Some(numbers) = s.ints("value_ints") {
@@ -42,7 +49,7 @@ pub(super) fn constant(s: &mut Site) -> Translated {
         return Ok(vec![s.hold(Tensor::f32(&[numbers.len()], numbers))?]);
     }
     if s.has("value_int") {
-        return Ok(vec![s.constant(s.int("value_int", 0) as f64, DType::I64, &[])?]);
+        return Ok(vec![s.integer(s.int("value_int", 0), DType::I64, &[])?]);
     }
     if s.has("value_float") {
         return Ok(vec![s.constant(s.float("value_float", 0.0), DType::F32, &[])?]);
@@ -57,15 +64,23 @@ fn lengths(numbers: &[i64]) -> Result<Vec<usize>, String> {
 
 pub(super) fn constant_of_shape(s: &mut Site) -> Translated {
     let dims = lengths(&s.integers(0)?.unwrap_or_default())?;
+    check_size(&dims)?;
     let Some(proto) = s.tensor("value") else {
         return Ok(vec![s.constant(0.0, DType::F32, &dims)?]);
     };
     let beside = &mut |_: &str| Err("in another file".to_owned());
-    let value = stored(proto, beside).map_err(|wrong| wrong.text())?.tensor();
+    let stored = stored(proto, beside).map_err(|wrong| wrong.text())?;
+    let value = stored.tensor();
     if value.count() != 1 {
         return Err(format!("a value of {} elements", value.count()));
     }
-    Ok(vec![s.constant(value.scalar(), value.dtype, &dims)?])
+    s.state(0, stored.element);
+    Ok(vec![match &value.data {
+        Data::Int(numbers) => s.integer(numbers[0], value.dtype, &dims)?,
+        Data::F64(_) | Data::F32(_) | Data::Bool(_) => {
+            s.constant(value.scalar(), value.dtype, &dims)?
+        }
+    }])
 }
 
 pub(super) fn range(s: &mut Site) -> Translated {
@@ -73,6 +88,14 @@ pub(super) fn range(s: &mut Site) -> Translated {
     let (Some(start), Some(end), Some(step)) = (start?, end?, step?) else {
         return Err("an operand is missing".to_owned());
     };
+    if let [Data::Int(low), Data::Int(high), Data::Int(by)] = [&start.data, &end.data, &step.data]
+        && let (&[low], &[high], &[by]) = (&low[..], &high[..], &by[..])
+    {
+        return Ok(vec![whole_range(s, start.dtype, [low, high, by])?]);
+    }
+    if [&start, &end, &step].iter().any(|t| t.count() != 1) {
+        return Err("operands of more than one element".to_owned());
+    }
     let (low, high, by) = (start.scalar(), end.scalar(), step.scalar());
     if by == 0.0 {
         return Err("a step of zero".to_owned());
@@ -83,6 +106,20 @@ pub(super) fn range(s: &mut Site) -> Translated {
     }
     let numbers = (0..count as usize).map(|at| low + at as f64 * by).collect();
     Ok(vec![s.hold(Tensor::from_f64(start.dtype, &[count as usize], numbers))?])
+}
+
+/// Of integers, exactly.
+fn whole_range(s: &mut Site, dtype: DType, [low, high, by]: [i64; 3]) -> Made {
+    let (low, high, by) = (i128::from(low), i128::from(high), i128::from(by));
+    if by == 0 {
+        return Err("a step of zero".to_owned());
+    }
+    let count = (high - low + by - by.signum()).div_euclid(by).max(0);
+    if count as f64 > RANGE_MAX {
+        return Err(format!("{count} elements"));
+    }
+    let numbers = (0..count).map(|at| (low + at * by) as i64).collect();
+    s.hold(Tensor::int(dtype, &[count as usize], numbers))
 }
 
 pub(super) fn reshape(s: &mut Site) -> Translated {
@@ -196,6 +233,9 @@ pub(super) fn slice(s: &mut Site) -> Translated {
 /// Every `step`-th element of a range: whole windows of `step` elements, of which the first stays.
 fn range_of(s: &mut Site, x: ValueId, dim: usize, start: i64, end: i64, step: i64) -> Made {
     let size = s.dims(x)[dim] as i64;
+    if size == 0 {
+        return Ok(x);
+    }
     let bound = |at: i64, low: i64, high: i64| {
         (if at < 0 { at.saturating_add(size) } else { at }).clamp(low, high)
     };
@@ -203,7 +243,7 @@ fn range_of(s: &mut Site, x: ValueId, dim: usize, start: i64, end: i64, step: i6
         return Err("a step of zero".to_owned());
     }
     if step < 0 {
-        let (first, last) = (bound(start, -1, size - 1), bound(end, -1, size - 1));
+        let (first, last) = (bound(start, 0, size - 1), bound(end, -1, size - 1));
         let x = s.push(Op::Reverse { dims: vec![dim] }, &[x])?;
         let (start, end) = (size - 1 - first, size - 1 - last);
         return forward_range(s, x, dim, start, end, step.saturating_neg());
@@ -246,9 +286,11 @@ pub(super) fn tile(s: &mut Site) -> Translated {
         return Err(format!("{} repeats of {} dims", repeats.len(), dims.len()));
     }
     let pairs = || repeats.iter().zip(&dims);
+    check_size(&repeats)?;
     let apart: Vec<usize> = pairs().flat_map(|(r, d)| [*r, *d]).collect();
     let new = (0..dims.len()).map(|at| 2 * at).collect();
     let repeated = s.push(Op::Broadcast { new, dims: sizes(&apart) }, &[x])?;
+    // Checked: so many elements were just made.
     let joined: Vec<usize> = pairs().map(|(r, d)| r * d).collect();
     Ok(vec![s.reshape(repeated, &joined)?])
 }
@@ -270,7 +312,13 @@ pub(super) fn pad(s: &mut Site) -> Translated {
         return Err(format!("{} pads of {} dims", pads.len(), axes.len()));
     }
     let value = match s.known(2)? {
-        Some(value) => value.scalar(),
+        Some(value) if value.count() != 1 => return Err("more than one value".to_owned()),
+        Some(value) => match &value.data {
+            Data::Int(numbers) if !is_f64(numbers[0]) => {
+                return Err(format!("a value of {}", numbers[0]));
+            }
+            Data::Int(_) | Data::F64(_) | Data::F32(_) | Data::Bool(_) => value.scalar(),
+        },
         None => s.float("value", 0.0),
     };
     for (at, dim) in axes.iter().enumerate() {
@@ -281,6 +329,9 @@ pub(super) fn pad(s: &mut Site) -> Translated {
 
 /// A dim with so many elements of a value before and after.
 pub(super) fn padded(s: &mut Site, x: ValueId, dim: usize, pads: [i64; 2], value: f64) -> Made {
+    if pads.iter().any(|pad| pad.unsigned_abs() > ELEMENTS_MAX as u64) {
+        return Err(format!("pads of {} and {}, of more than 2^33", pads[0], pads[1]));
+    }
     let cut = pads.map(|pad| pad.min(0).unsigned_abs() as usize);
     let more = pads.map(|pad| pad.max(0) as usize);
     let left = s.dims(x)[dim].checked_sub(cut[0] + cut[1]).ok_or("pads cut more than there is")?;
@@ -335,8 +386,9 @@ fn diagonal(k: i64, sizes: &[usize]) -> i64 {
 pub(super) fn eye_like(s: &mut Site) -> Translated {
     let x = s.operand(0)?;
     let dims = s.dims(x);
-    let to = i32::try_from(s.int("dtype", 0)).unwrap_or(0);
-    let to = if s.has("dtype") { dtype(to)? } else { s.dtype(x) };
+    let own = s.element(0).ok_or("operand 0 is missing")?;
+    let to = named(s, "dtype", own)?;
+    s.state(0, to);
     if dims.len() != 2 {
         return Err(format!("{} dims", dims.len()));
     }
@@ -345,7 +397,7 @@ pub(super) fn eye_like(s: &mut Site) -> Translated {
     let column = s.push(index(1, 0), &[])?;
     let row = s.push(index(0, diagonal(s.int("k", 0), &dims)), &[])?;
     let on = s.compare(Comparison::Eq, column, row)?;
-    Ok(vec![s.cast(on, to)?])
+    Ok(vec![s.cast(on, to.carrier())?])
 }
 
 pub(super) fn one_hot(s: &mut Site) -> Translated {
@@ -354,7 +406,11 @@ pub(super) fn one_hot(s: &mut Site) -> Translated {
     let depth = usize::try_from(depth).map_err(|_| format!("depth {depth}"))?;
     let dim = dim_at(s.int("axis", -1), s.ndim(ids) + 1)?;
     let ids = s.cast(ids, DType::I64)?;
-    let ids = super::indexing::not_negative(s, ids, depth)?;
+    // Numbers without a sign are beyond all classes where they are held as negative ones.
+    let ids = match is_u64(s, 0) {
+        true => ids,
+        false => super::indexing::not_negative(s, ids, depth)?,
+    };
     let mut dims = s.dims(ids);
     dims.insert(dim, depth);
     let ids = s.push(Op::Broadcast { new: vec![dim], dims: sizes(&dims) }, &[ids])?;

@@ -23,6 +23,63 @@ pub(super) fn translation(domain: &str, operator: &str) -> Option<Translate> {
     simple.or_else(|| composed(operator)).or_else(|| whole(operator))
 }
 
+/// Refuses integers where an operator is of floating-point numbers only: the same ops on integers
+/// would round every step.
+pub(super) fn takes_integers(s: &Site) -> Result<(), String> {
+    let operator = s.node.op_type.as_str();
+    let is_of_floats = matches!(
+        operator,
+        "AveragePool"
+            | "BatchNormalization"
+            | "Ceil"
+            | "Celu"
+            | "Conv"
+            | "ConvTranspose"
+            | "Cosh"
+            | "Det"
+            | "Elu"
+            | "Floor"
+            | "Gelu"
+            | "GlobalAveragePool"
+            | "GlobalLpPool"
+            | "GlobalMaxPool"
+            | "GridSample"
+            | "GroupNormalization"
+            | "HardSigmoid"
+            | "HardSwish"
+            | "Hardmax"
+            | "InstanceNormalization"
+            | "IsInf"
+            | "LRN"
+            | "LayerNormalization"
+            | "LeakyRelu"
+            | "LogSoftmax"
+            | "LpNormalization"
+            | "LpPool"
+            | "Mean"
+            | "MeanVarianceNormalization"
+            | "Mish"
+            | "RMSNormalization"
+            | "Reciprocal"
+            | "Round"
+            | "Selu"
+            | "Sigmoid"
+            | "Sinh"
+            | "Softmax"
+            | "Softplus"
+            | "Softsign"
+            | "Swish"
+            | "Tan"
+            | "ThresholdedRelu"
+    );
+    match s.element(0) {
+        Some(element) if is_of_floats && !element.carrier().is_float() => {
+            Err(format!("elements of type {}", element.name()))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
 fn elementwise(operator: &str) -> Option<Translate> {
     Some(match operator {
         "Neg" => |s| each::unary(s, Unary::Neg),

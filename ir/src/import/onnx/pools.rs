@@ -3,7 +3,7 @@
 
 use super::indexing::along;
 use super::moving::padded;
-use super::site::{Made, Site, Translated};
+use super::site::{Made, Site, Translated, check_size};
 use super::sums::{Geometry, geometry, pool, round_up, windows};
 use crate::DType;
 use crate::module::ValueId;
@@ -126,19 +126,23 @@ pub(super) fn max_unpool(s: &mut Site) -> Translated {
     }
     let mut whole = dims[..2].to_vec();
     for at in 0..spatial {
-        let size = (dims[at + 2] as i64 - 1) * strides[at] + kernel[at];
-        let size = size - pads[at] - pads[at + spatial];
-        whole.push(usize::try_from(size).map_err(|_| format!("a dim of {size}"))?);
+        let size = (dims[at + 2] as i64 - 1).checked_mul(strides[at]);
+        let terms = [Some(kernel[at]), pads[at].checked_neg(), pads[at + spatial].checked_neg()];
+        let size = terms.into_iter().fold(size, |sum, term| sum?.checked_add(term?));
+        let size = size.and_then(|size| usize::try_from(size).ok());
+        whole.push(size.ok_or_else(|| format!("strides {strides:?} and pads {pads:?}"))?);
     }
+    check_size(&whole)?;
     let count: usize = whole.iter().product();
     let zeros = s.constant(0.0, s.dtype(x), &[count])?;
     let len = dims.iter().product();
     let (x, places) = (s.reshape(x, &[len])?, s.reshape(places, &[len])?);
+    s.demand_rows(places, count)?;
     let y = s.push(Op::Scatter { dim: 0, start: 0 }, &[zeros, places, x])?;
     let mut y = s.reshape(y, &whole)?;
     if let Some(wanted) = s.integers(2)? {
         for (dim, size) in wanted.iter().enumerate() {
-            let more = size - s.dims(y).get(dim).copied().unwrap_or(0) as i64;
+            let more = size.saturating_sub(s.dims(y).get(dim).copied().unwrap_or(0) as i64);
             y = padded(s, y, dim, [0, more], 0.0)?;
         }
     }
@@ -153,6 +157,7 @@ pub(super) fn columns_to_image(s: &mut Site) -> Translated {
     let size = |n: &i64| usize::try_from(*n).map_err(|_| format!("a size of {n}"));
     let image = image.iter().map(size).collect::<Result<Vec<_>, _>>()?;
     let block = block.iter().map(size).collect::<Result<Vec<_>, _>>()?;
+    check_size(&image)?;
     let g = geometry(s, &image, block)?;
     let spatial = image.len();
     let [batch, channels, _] = s.dims(x)[..] else { return Err("not three dims".to_owned()) };

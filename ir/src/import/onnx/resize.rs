@@ -8,6 +8,10 @@ use crate::{DType, Tensor};
 /// Neighbours that are picked one after the other at most; more are a product with a matrix.
 const PICKED_MAX: usize = 4;
 
+/// Elements along a dim of a result at most: each has a list of neighbours. Chosen: a hundred times
+/// the longest side of an image.
+const SIZE_MAX: f64 = 16_777_216.0;
+
 /// How one dim is resized.
 struct Along {
     dim: usize,
@@ -36,7 +40,7 @@ pub(super) fn upsample(s: &mut Site) -> Translated {
     }
     let along = dims.iter().zip(&scales).enumerate().map(|(dim, (size, scale))| Along {
         dim,
-        size: (*size as f64 * scale).floor() as usize,
+        size: (*size as f64 * scale).floor().min(SIZE_MAX + 1.0) as usize,
         scale: *scale,
         window: (0.0, 1.0),
     });
@@ -100,7 +104,7 @@ fn stretched(s: &Site, x: ValueId) -> Result<Vec<Along>, String> {
             (None, Some(sizes), Some(ratios)) => (sizes[at], ratios[at]),
             _ => return Err("not either scales or sizes".to_owned()),
         };
-        if !(0.0..1e12).contains(&size) || !scale.is_finite() || scale <= 0.0 {
+        if !(0.0..=SIZE_MAX).contains(&size) || !scale.is_finite() || scale <= 0.0 {
             return Err(format!("a dim of {whole} times {scale}"));
         }
         along.push(Along { dim: *dim, size: size as usize, scale, window: window(at)? });

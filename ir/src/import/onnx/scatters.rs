@@ -1,8 +1,11 @@
 //! Scatters that combine with what is there, and operators that read or write at places which
 //! other operands shift.
 
-use super::indexing::{along, gather_nd, not_negative, places_along, scatter_elements, scatter_nd};
+use super::indexing::{
+    along, check_ids, gather_nd, not_negative, places_along, scatter_elements, scatter_nd,
+};
 use super::site::{Made, Operand, Site, Translated, dim_at};
+use super::unsigned::{is_u64, ordered};
 use crate::DType;
 use crate::module::ValueId;
 use crate::op::{Binary, Combiner, Comparison, Op};
@@ -38,10 +41,12 @@ pub(super) fn combined(
     let is_own = s.compare(Comparison::Eq, row, places)?;
     let (neutral, binary) = match how {
         "mul" => (s.number(1.0, updates)?, Binary::Mul),
-        "max" => (s.number(0.0, updates)?, Binary::Max),
-        "min" => (s.number(0.0, updates)?, Binary::Min),
+        "max" => (updates, Binary::Max),
+        "min" => (updates, Binary::Min),
         other => return Err(format!("reduction `{other}`")),
     };
+    let turns = how != "mul" && is_u64(s, 0);
+    let (x, updates) = (ordered(s, x, turns)?, ordered(s, updates, turns)?);
     let flat = s.reshape(x, &[rows, 1, width])?;
     let own = s.broadcast(flat, &whole)?;
     let table = s.reshape(x, &[rows, width])?;
@@ -54,6 +59,7 @@ pub(super) fn combined(
         _ => s.reduce(Combiner::Min, vec![1], terms)?,
     };
     let made = s.binary(binary, table, made)?;
+    let made = ordered(s, made, turns)?;
     s.reshape(made, &dims)
 }
 
@@ -96,6 +102,7 @@ pub(super) fn elements(s: &mut Site) -> Translated {
     if s.ndim(ids) != dims.len() {
         return Err("ids with other dims".to_owned());
     }
+    check_ids(s, 1, ids, dims[dim])?;
     let places = places_along(s, ids, &dims, dim)?;
     let count = dims.iter().product();
     let flat = s.reshape(x, &[count])?;
@@ -138,6 +145,7 @@ pub(super) fn cached(s: &mut Site) -> Translated {
         let whole = s.with(Binary::Mul, whole, size)?;
         places = s.sub(places, whole)?;
     }
+    s.demand_rows(places, dims[dim])?;
     let places = places_along(s, places, &dims, dim)?;
     let (count, written) = (dims.iter().product(), own.iter().product());
     let flat = s.reshape(cache, &[count])?;

@@ -3,6 +3,7 @@
 
 use std::cmp::Ordering;
 
+use super::element::Element;
 use super::site::{Site, Translated, dim_at};
 use crate::module::ValueId;
 use crate::tensor::{Data, strides};
@@ -14,6 +15,7 @@ fn indices(s: &mut Site, dims: &[usize], numbers: Vec<i64>) -> Result<ValueId, S
 
 /// The places of what is not zero, one row for each dim.
 pub(super) fn non_zero(s: &mut Site) -> Translated {
+    s.state(0, Element::I64);
     let x = s.known(0)?.ok_or("operand 0 is missing")?;
     let steps = strides(&x.dims);
     let numbers = x.to_f64();
@@ -103,6 +105,7 @@ pub(super) fn unique(s: &mut Site) -> Translated {
         numbers[rest + groups[row][0] * steps[dim]]
     };
     let picked = (0..dims.iter().product()).map(place).collect();
+    (1..4).for_each(|result| s.state(result, Element::I64));
     let y = s.hold(Tensor::from_f64(x.dtype, &dims, picked))?;
     let count = [groups.len()];
     let first = indices(s, &count, first)?;

@@ -6,6 +6,10 @@ use super::sums::average;
 use crate::module::ValueId;
 use crate::op::{Binary, Combiner, Op, Unary, Windows};
 
+/// Elements along a dim that is padded by others than a number at most: each place is a number.
+/// Chosen: half a GiB of them.
+const PLACES_MAX: i64 = 1 << 26;
+
 /// Pads with a number, the elements at the edge, or those that a reflection or a repetition has
 /// there.
 pub(super) fn pad(s: &mut Site) -> Translated {
@@ -27,8 +31,8 @@ pub(super) fn pad(s: &mut Site) -> Translated {
         let (before, after) = (pads[at], pads[at + axes.len()]);
         let size = s.dims(x)[*dim] as i64;
         let count = size.checked_add(before).and_then(|n| n.checked_add(after));
-        let Some(count) = count.filter(|count| (0..1 << 32).contains(count)) else {
-            return Err(format!("pads {before} and {after} of {size}"));
+        let Some(count) = count.filter(|count| (0..=PLACES_MAX).contains(count)) else {
+            return Err(format!("pads {before} and {after} of {size}, to more than 2^26"));
         };
         if (before, after) == (0, 0) {
             continue;

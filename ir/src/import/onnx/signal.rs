@@ -37,6 +37,9 @@ pub(super) fn window(s: &mut Site) -> Translated {
     Ok(vec![narrowed(s, x, to)?])
 }
 
+/// Weights that are computed when a model is read at most. Chosen: half a GiB of `f64`.
+const WEIGHTS_MAX: usize = 1 << 26;
+
 /// Triangles of equal width in mel.
 pub(super) fn mel_weights(s: &mut Site) -> Translated {
     let number = |at: usize| -> Result<f64, String> {
@@ -50,6 +53,9 @@ pub(super) fn mel_weights(s: &mut Site) -> Translated {
         return Err(format!("{bins} bins of {length} points"));
     }
     let (bins, rows) = (bins as usize, length as usize / 2 + 1);
+    if bins * rows > WEIGHTS_MAX {
+        return Err(format!("{bins} bins of {length} points, of more than 2^26 weights"));
+    }
     let mel = |hertz: f64| 2595.0 * (hertz / 700.0).ln_1p() / LN_10;
     let step = (mel(high) - mel(low)) / (bins + 2) as f64;
     let edge = |at: usize| {

@@ -5,17 +5,29 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use super::Held;
+use super::checks::Limit;
 use super::element::Element;
 use super::proto::{AttributeProto, NodeProto};
 use crate::build::Builder;
 use crate::dim::Dim;
 use crate::module::ValueId;
 use crate::op::{Binary, Combiner, Comparison, Einsum, Op, Unary};
+use crate::tensor::Data;
 use crate::types::TensorType;
 use crate::{DType, Tensor};
 
-/// Elements of a value at most: what sizes are computed with must not overflow.
-const ELEMENTS_MAX: i64 = 1 << 40;
+/// Elements of a value at most, dims of size zero counted as ones. Chosen: more than any weight or
+/// activation of a published model has, and few enough that no product of sizes overflows.
+pub(super) const ELEMENTS_MAX: usize = 1 << 33;
+
+/// Refuses dims of more than [`ELEMENTS_MAX`] elements.
+pub(super) fn check_size(dims: &[usize]) -> Result<(), String> {
+    let count = dims.iter().try_fold(1_usize, |count, dim| count.checked_mul((*dim).max(1)));
+    match count {
+        Some(0..=ELEMENTS_MAX) => Ok(()),
+        Some(_) | None => Err(format!("a value of dims {dims:?}, of more than 2^33 elements")),
+    }
+}
 
 /// The results of an operator; or why this use of it is not supported.
 pub(super) type Translated = Result<Vec<ValueId>, String>;
@@ -52,6 +64,8 @@ pub(super) struct Site<'s, 'm> {
     pub(super) forcing: Option<Forcing<'s>>,
     /// Whether any were.
     pub(super) has_forced: Cell<bool>,
+    /// Numbers that have to be below limits when the model runs.
+    pub(super) demands: Vec<(ValueId, Limit)>,
 }
 
 /// Elements of all parameters of a function.
@@ -84,6 +98,7 @@ impl<'s, 'm> Site<'s, 'm> {
             stated: Vec::new(),
             forcing: None,
             has_forced: Cell::new(false),
+            demands: Vec::new(),
         }
     }
 }
@@ -135,7 +150,12 @@ impl Site<'_, '_> {
 
     /// The whole numbers of such an operand; none where it is left out.
     pub(super) fn integers(&self, at: usize) -> Result<Option<Vec<i64>>, String> {
-        let whole = |t: Rc<Tensor>| t.to_f64().into_iter().map(|x| x as i64).collect();
+        let whole = |t: Rc<Tensor>| match &t.data {
+            Data::Int(numbers) => numbers.clone(),
+            Data::F64(_) | Data::F32(_) | Data::Bool(_) => {
+                t.to_f64().into_iter().map(|x| x as i64).collect()
+            }
+        };
         Ok(self.known(at)?.map(whole))
     }
 
@@ -211,10 +231,9 @@ impl Site<'_, '_> {
     pub(super) fn push(&mut self, op: Op, operands: &[ValueId]) -> Made {
         let name = self.name.clone();
         let made = self.b.try_push(&name, op, operands).map_err(|error| error.to_string())?;
-        match self.b.ty(made).elements().as_constant() {
-            Some(0..=ELEMENTS_MAX) => Ok(made),
-            Some(_) | None => Err(format!("a value of type {}", self.b.ty(made))),
-        }
+        let dims = self.b.ty(made).sizes();
+        check_size(&dims.ok_or_else(|| format!("a value of type {}", self.b.ty(made)))?)?;
+        Ok(made)
     }
 
     /// A result that is known when the model is read.
@@ -269,6 +288,15 @@ impl Site<'_, '_> {
 
     pub(super) fn concat(&mut self, dim: usize, parts: &[ValueId]) -> Made {
         if let [one] = parts { Ok(*one) } else { self.push(Op::Concat { dim }, parts) }
+    }
+
+    /// A whole number of an integer type, exactly: a constant is an `f64`.
+    pub(super) fn integer(&mut self, value: i64, dtype: DType, dims: &[usize]) -> Made {
+        if is_f64(value) {
+            return self.constant(value as f64, dtype, dims);
+        }
+        let one = self.array(Tensor::int(dtype, &[], vec![value]))?;
+        self.broadcast(one, dims)
     }
 
     /// The numbers along a dim of given dims.
@@ -395,15 +423,27 @@ impl Site<'_, '_> {
         self.push(Op::Broadcast { new: new.to_vec(), dims }, &[x])
     }
 
+    /// A composite of floating-point numbers of one type.
     pub(super) fn composite(
         &mut self,
         name: &str,
         numbers: &[(&str, f64)],
         of: &[ValueId],
-    ) -> ValueId {
+    ) -> Made {
+        let dtype = of.first().map(|x| self.dtype(*x));
+        if let Some(wrong) =
+            of.iter().find(|x| !self.is_float(**x) || Some(self.dtype(**x)) != dtype)
+        {
+            return Err(format!("an operand of type {}", self.ty(*wrong)));
+        }
         let own = self.name.clone();
-        self.b.composite(&own, name, numbers, of)[0]
+        Ok(self.b.composite(&own, name, numbers, of)[0])
     }
+}
+
+/// Whether an `f64` is exactly this number.
+pub(super) fn is_f64(value: i64) -> bool {
+    (value as f64) as i128 == i128::from(value)
 }
 
 /// The dims that two dims repeat to.

@@ -4,6 +4,7 @@ use bytes::Bytes;
 
 use super::element::Element;
 use super::proto::TensorProto;
+use super::site::check_size;
 use crate::{DType, Tensor};
 
 /// Opens a file beside the model by the name that the model has for it.
@@ -49,14 +50,6 @@ impl Stored {
     }
 }
 
-/// The type in which elements of ONNX's number for a type are computed.
-///
-/// # Errors
-/// The name of a type that is not supported.
-pub(super) fn dtype(number: i32) -> Result<DType, String> {
-    Element::of(number).map(Element::carrier)
-}
-
 /// What is wrong with a stored tensor.
 pub(super) enum Wrong {
     /// The file is damaged, or one beside it.
@@ -85,6 +78,7 @@ pub(super) fn stored(proto: &TensorProto, open: OpenBeside) -> Result<Stored, Wr
     let Some((dims, size)) = sized else {
         return Err(Wrong::Damaged(format!("dims {:?}", proto.dims)));
     };
+    check_size(&dims).map_err(Wrong::Unsupported)?;
     let bytes = if proto.data_location == 1 {
         external(proto, size, open).map_err(Wrong::Damaged)?
     } else if proto.raw_data.is_empty() {

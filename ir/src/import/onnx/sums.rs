@@ -1,7 +1,10 @@
 //! Operators that add up: products, convolutions, pools, reductions, normalisations.
 
+use super::elementwise::divide;
 use super::moving::padded;
-use super::site::{Made, Site, Translated, dim_at, joint};
+use super::site::{ELEMENTS_MAX, Made, Site, Translated, dim_at, joint};
+use super::unsigned::{is_u64, ordered, quotient};
+use crate::DType;
 use crate::module::ValueId;
 use crate::op::{Binary, Combiner, Comparison, Convolution, Einsum, Op, Unary, Windows};
 
@@ -77,6 +80,10 @@ pub(super) fn gemm(s: &mut Site) -> Translated {
     Ok(vec![s.binary(Binary::Add, y, c)?])
 }
 
+/// Strides, dilations, pads and sizes of kernels at most. Chosen: longer than any signal that a
+/// window moves along, and so small that no product of two overflows.
+const GEOMETRY_MAX: usize = 1 << 24;
+
 /// The numbers of a convolution or pool, one for each spatial dim.
 pub(super) struct Geometry {
     pub(super) kernel: Vec<usize>,
@@ -98,6 +105,11 @@ pub(super) fn geometry(s: &Site, image: &[usize], kernel: Vec<usize>) -> Result<
     if kernel.len() != spatial || kernel.contains(&0) {
         return Err(format!("a kernel {kernel:?}"));
     }
+    for (name, numbers) in [("strides", &stride), ("dilations", &dilation), ("a kernel", &kernel)] {
+        if numbers.iter().any(|number| *number > GEOMETRY_MAX) {
+            return Err(format!("{name} {numbers:?}, of more than 2^24"));
+        }
+    }
     let mut pads = s.ints("pads").unwrap_or_else(|| vec![0; 2 * spatial]);
     if pads.len() != 2 * spatial {
         return Err(format!("pads {pads:?}"));
@@ -116,6 +128,9 @@ pub(super) fn geometry(s: &Site, image: &[usize], kernel: Vec<usize>) -> Result<
             (pads[at], pads[at + spatial]) =
                 if same == "SAME_UPPER" { (less, more) } else { (more, less) };
         }
+    }
+    if pads.iter().any(|pad| pad.unsigned_abs() > GEOMETRY_MAX as u64) {
+        return Err(format!("pads {pads:?}, of more than 2^24"));
     }
     let after = pads.split_off(spatial);
     Ok(Geometry { kernel, stride, dilation, before: pads, after })
@@ -137,6 +152,10 @@ pub(super) fn conv(s: &mut Site) -> Translated {
     }
     let Geometry { stride, dilation, before, after, .. } =
         geometry(s, &image[2..], kernel[2..].to_vec())?;
+    let groups = s.count("group", 1)?;
+    if kernel[1].checked_mul(groups) != Some(image[1]) {
+        return Err(format!("{groups} groups of dims {image:?} and {kernel:?}"));
+    }
     let spread = vec![1; stride.len()];
     let op = Op::Conv(Convolution { stride, before, after, dilation, spread });
     let y = s.push(op, &[x, w])?;
@@ -156,6 +175,10 @@ pub(super) fn conv_transpose(s: &mut Site) -> Translated {
     let groups = usize::try_from(s.int("group", 1)).unwrap_or(0);
     let inner = kernel[0].checked_div(groups).ok_or("no groups")?;
     let more = s.ints("output_padding").unwrap_or_else(|| vec![0; spatial]);
+    let is_pad = |more: &i64| (0..=GEOMETRY_MAX as i64).contains(more);
+    if more.len() != spatial || !more.iter().all(is_pad) {
+        return Err(format!("output_padding {more:?} of {spatial} dims"));
+    }
     let span = |at: usize| ((g.kernel[at] - 1) * g.dilation[at]) as i64;
     // [gC, O, K] -> [gO, C, K], backwards.
     let apart = s.reshape(w, &[&[groups, inner], &kernel[1..]].concat())?;
@@ -192,6 +215,7 @@ fn pads_of_output(s: &Site, image: &[usize], g: &mut Geometry) -> Result<(), Str
             Some(stated) => stated.len().checked_sub(image.len()).map(|lead| stated[lead + at]),
             None => stride.checked_mul(size),
         };
+        let wanted = wanted.filter(|size| (0..=ELEMENTS_MAX as i64).contains(size));
         let wanted = wanted.ok_or_else(|| format!("an output shape {stated:?}"))?;
         let span = (g.kernel[at] - 1) as i64 * g.dilation[at] as i64 + 1;
         let more = more.get(at).copied().unwrap_or(0);
@@ -283,13 +307,14 @@ pub(super) fn average(s: &mut Site, x: ValueId, over: &[usize]) -> Made {
     let dims = s.dims(x);
     let count: usize = over.iter().map(|at| dims[*at]).product();
     let sum = s.reduce(Combiner::Sum, over.to_vec(), x)?;
-    s.with(Binary::Div, sum, count as f64)
+    let count = s.number(count as f64, sum)?;
+    if is_u64(s, 0) { quotient(s, sum, count) } else { divide(s, sum, count) }
 }
 
 /// The reductions `Reduce…`.
 pub(super) fn reduction(s: &mut Site) -> Translated {
     let mut x = s.operand(0)?;
-    let mut dims = s.dims(x);
+    let dims = s.dims(x);
     let axes = s.list("axes", 1)?.unwrap_or_default();
     if axes.is_empty() && s.int("noop_with_empty_axes", 0) != 0 {
         return Ok(vec![x]);
@@ -301,12 +326,23 @@ pub(super) fn reduction(s: &mut Site) -> Translated {
     over.sort_unstable();
     over.dedup();
     let name = s.node.op_type.clone();
+    let mut kept = dims.clone();
+    over.iter().for_each(|at| kept[*at] = 1);
+    if s.int("keepdims", 1) == 0 {
+        kept = (0..dims.len()).filter(|at| !over.contains(at)).map(|at| dims[at]).collect();
+    }
+    let is_empty = over.iter().any(|at| dims[*at] == 0);
+    if is_empty && matches!(name.as_str(), "ReduceMax" | "ReduceMin") {
+        return Ok(vec![extreme(s, name == "ReduceMax", &kept)?]);
+    }
     let mut peak = None;
     match name.as_str() {
+        "ReduceL1" if s.dtype(x) == DType::U32 || is_u64(s, 0) => {}
         "ReduceL1" => x = s.unary(Unary::Abs, x)?,
         "ReduceL2" | "ReduceSumSquare" => x = s.binary(Binary::Mul, x, x)?,
         "ReduceLogSumExp" => {
             let most = s.reduce(Combiner::Max, over.clone(), x)?;
+            let most = finite_or_zero(s, most)?;
             let repeated = s.repeat(most, &over, x)?;
             let shifted = s.binary(Binary::Sub, x, repeated)?;
             x = s.unary(Unary::Exp, shifted)?;
@@ -315,8 +351,13 @@ pub(super) fn reduction(s: &mut Site) -> Translated {
         _ => {}
     }
     let mut y = match name.as_str() {
-        "ReduceMax" => s.reduce(Combiner::Max, over.clone(), x)?,
-        "ReduceMin" => s.reduce(Combiner::Min, over.clone(), x)?,
+        "ReduceMax" | "ReduceMin" => {
+            let how = if name == "ReduceMax" { Combiner::Max } else { Combiner::Min };
+            let turns = is_u64(s, 0);
+            let key = ordered(s, x, turns)?;
+            let most = s.reduce(how, over.clone(), key)?;
+            ordered(s, most, turns)?
+        }
         "ReduceProd" => s.push(Op::Prod { dims: over.clone() }, &[x])?,
         "ReduceMean" => average(s, x, &over)?,
         _ => s.reduce(Combiner::Sum, over.clone(), x)?,
@@ -329,11 +370,31 @@ pub(super) fn reduction(s: &mut Site) -> Translated {
     if let Some(peak) = peak {
         y = s.binary(Binary::Add, y, peak)?;
     }
-    if s.int("keepdims", 1) != 0 {
-        over.iter().for_each(|at| dims[*at] = 1);
-        y = s.reshape(y, &dims)?;
+    Ok(vec![s.reshape(y, &kept)?])
+}
+
+/// What is no infinity, and zero for one: a peak that is taken away leaves the others as they are.
+fn finite_or_zero(s: &mut Site, x: ValueId) -> Made {
+    let size = s.unary(Unary::Abs, x)?;
+    let infinity = s.number(f64::INFINITY, x)?;
+    let is_infinite = s.compare(Comparison::Eq, size, infinity)?;
+    let zero = s.number(0.0, x)?;
+    s.select(is_infinite, zero, x)
+}
+
+/// The largest of no numbers is the least of their type, and the other way round.
+fn extreme(s: &mut Site, is_largest: bool, dims: &[usize]) -> Made {
+    let dtype = s.dtype(s.operand(0)?);
+    let element = s.element(0).ok_or("operand 0 is missing")?;
+    if element.carrier().is_float() {
+        if element.format().is_some_and(|format| !format.has_infinity) {
+            return Err(format!("no elements of type {}", element.name()));
+        }
+        let most = if is_largest { f64::NEG_INFINITY } else { f64::INFINITY };
+        return s.constant(most, dtype, dims);
     }
-    Ok(vec![y])
+    let (low, high) = element.bounds().ok_or("elements without an order")?;
+    s.integer(if is_largest { low } else { high }, dtype, dims)
 }
 
 /// Along one dim; before version 13 along all dims from it on.
@@ -350,7 +411,7 @@ pub(super) fn softmax(s: &mut Site) -> Translated {
         let y = softmax_of(s, flat, 1, is_softmax)?;
         s.reshape(y, &dims)?
     } else if is_softmax && dim == last && s.is_float(x) && !dims.contains(&0) {
-        s.composite("softmax", &[], &[x])
+        s.composite("softmax", &[], &[x])?
     } else {
         softmax_of(s, x, dim, is_softmax)?
     };
@@ -399,7 +460,7 @@ pub(super) fn layer_norm(s: &mut Site) -> Translated {
     let bias = s.optional(2);
     let fits = |of: ValueId, s: &Site| s.dims(of) == dims[first..];
     if let Some(bias) = bias.filter(|b| plain && fits(*b, s) && fits(scale, s)) {
-        return Ok(vec![s.composite("layer_norm", &[("eps", epsilon)], &[x, scale, bias])]);
+        return Ok(vec![s.composite("layer_norm", &[("eps", epsilon)], &[x, scale, bias])?]);
     }
     let [normal, mean, inverse] = normal(s, x, &over, epsilon)?;
     let scale = s.broadcast(scale, &dims)?;
