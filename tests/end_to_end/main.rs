@@ -6,6 +6,9 @@ extern crate ir as gantline_ir;
 #[path = "../../ir/tests/ir/draws.rs"]
 #[allow(dead_code, clippy::unwrap_used)]
 mod draws;
+#[path = "../../ir/tests/ir/onnx_file.rs"]
+#[allow(dead_code)]
+mod onnx_file;
 #[path = "../../ir/tests/ir/ops.rs"]
 #[allow(dead_code, clippy::unwrap_used)]
 mod ops;
@@ -39,6 +42,7 @@ mod launches;
 mod layouts;
 mod mesh;
 mod model;
+mod names;
 mod nodes;
 mod onnx;
 mod operators;

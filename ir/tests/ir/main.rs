@@ -11,6 +11,7 @@ mod gradients;
 mod identities;
 mod onnx;
 mod onnx_edges;
+#[allow(dead_code, reason = "other tests use the rest")]
 mod onnx_file;
 mod onnx_refused;
 mod ops;
