@@ -162,6 +162,33 @@ fn both_spellings_of_a_config_are_one_model() {
     assert!(count > 0, "no config of transformers 4");
 }
 
+/// Lists that transformers writes out follow from other fields where they are left out.
+#[test]
+fn lists_of_layers_follow_from_other_fields() {
+    let options = Options { seq: SEQ, dtype: DType::F64, dropout: None };
+    for name in [
+        "smollm3-interval",
+        "smollm3-windows",
+        "qwen2-windows",
+        "qwen3-windows",
+        "gemma2-capped",
+        "gemma3_text-pattern",
+        "ministral-windows",
+    ] {
+        let text = std::fs::read_to_string(root().join(name).join("config.json")).unwrap();
+        let mut fields: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_str(&text).unwrap();
+        assert!(fields.remove("layer_types").is_some(), "{name}");
+        fields.remove("no_rope_layers");
+        let short = serde_json::Value::Object(fields).to_string();
+        let modules = [text, short].map(|text| {
+            let description = read_config("config.json", &text, name).unwrap();
+            import(&description, &options).unwrap().module.to_string()
+        });
+        assert_eq!(modules[0], modules[1], "{name}");
+    }
+}
+
 /// What transformers reads otherwise, or not at all, is read like that or refused.
 #[test]
 fn older_and_ignored_fields_are_read_or_refused() {
