@@ -9,7 +9,7 @@ use crate::eval::eval_op;
 use crate::infer::infer;
 use crate::module::Module;
 use crate::op::{Binary, Combiner, Op, Unary};
-use crate::tensor::{Tensor, holds};
+use crate::tensor::{Data, Tensor, holds};
 use crate::types::TensorType;
 
 /// The ops and types that the terms of a graph refer to.
@@ -142,8 +142,14 @@ fn fold(op: &Op, operands: &[&Fact], result: &TensorType) -> Option<f64> {
             let scalar = |o: &&Fact| Some(Tensor::filled(o.ty().dtype, &[], o.constant?));
             let scalars: Vec<Tensor> = operands.iter().map(scalar).collect::<Option<_>>()?;
             let scalars: Vec<&Tensor> = scalars.iter().collect();
-            let value = eval_op(op, &scalars, &Bindings::new()).ok()?.scalar();
-            (!value.is_nan()).then_some(value)
+            let made = eval_op(op, &scalars, &Bindings::new()).ok()?;
+            let value = made.scalar();
+            // A constant is a number of binary64, which some integers of 64 bits are not.
+            let is_exact = match &made.data {
+                Data::Int(numbers) => i128::from(numbers[0]) == value as i128,
+                Data::F64(_) | Data::F32(_) | Data::Bool(_) => !value.is_nan(),
+            };
+            is_exact.then_some(value)
         }
         Op::Reshape { .. }
         | Op::Transpose { .. }
