@@ -1,6 +1,6 @@
 //! Packing columns of an operand with borders: positions, and runs of columns side by side.
 
-use super::vector::Scalar;
+use super::vector::{Scalar, Vector};
 use crate::border::Border;
 use crate::kernel::Product;
 
@@ -43,11 +43,14 @@ pub(super) struct Frame<'a> {
     n: &'a [isize],
     /// For each border, one for each point of `k`.
     k: &'a [isize],
+    columns: usize,
+    points: usize,
 }
 
 impl<'a> Frame<'a> {
     pub(super) fn new(borders: &'a [Framed], n: &'a [isize], k: &'a [isize]) -> Frame<'a> {
-        Frame { borders, n, k }
+        let of_each = |positions: &[isize]| positions.len() / borders.len().max(1);
+        Frame { borders, n, k, columns: of_each(n), points: of_each(k) }
     }
 
     pub(super) fn is_none(&self) -> bool {
@@ -72,9 +75,8 @@ impl<'a> Frame<'a> {
     /// How many columns from `first` on, of which `bn` has the other offsets, differ only in the
     /// last border and there by its stride: no loop with a border is inside of that.
     fn run(&self, first: usize, bn: &[usize]) -> usize {
-        let columns = self.n.len() / self.borders.len();
         let last = self.borders.len() - 1;
-        let at = |column: usize| self.n[last * columns + column];
+        let at = |column: usize| self.n[last * self.columns + column];
         let stride = self.borders[last].border.stride as isize;
         let follows = |i: &usize| {
             let column = first + i;
@@ -91,14 +93,14 @@ impl<'a> Frame<'a> {
     /// `b` holds all sums of the tables and of the elements within the borders, the panel
     /// `bk.len() * width` numbers.
     #[inline(always)]
-    pub(super) unsafe fn pack<S: Scalar>(
+    pub(super) unsafe fn pack<V: Vector>(
         &self,
-        b: *const S,
+        b: *const V::Scalar,
         first: usize,
         bn: &[usize],
         bk: &[usize],
         width: usize,
-        panel: *mut S,
+        panel: *mut V::Scalar,
     ) {
         let mut done = 0;
         while done < bn.len() {
@@ -108,15 +110,15 @@ impl<'a> Frame<'a> {
                 unsafe {
                     let target = panel.add(k * width + done);
                     let source = b.wrapping_add(offset + bn[done]);
-                    self.pack_run(source, first + done, k, len, target);
+                    self.pack_run::<V>(source, first + done, k, len, target);
                 }
             }
             done += len;
         }
-        for k in 0..bk.len() {
-            for i in bn.len()..width {
+        if bn.len() < width {
+            for k in 0..bk.len() {
                 // SAFETY: by the contract of the function.
-                unsafe { *panel.add(k * width + i) = S::ZERO };
+                unsafe { zeros(panel.add(k * width), bn.len()..width) };
             }
         }
     }
@@ -127,18 +129,18 @@ impl<'a> Frame<'a> {
     ///
     /// As [`Frame::pack`].
     #[inline(always)]
-    unsafe fn pack_run<S: Scalar>(
+    unsafe fn pack_run<V: Vector>(
         &self,
-        source: *const S,
+        source: *const V::Scalar,
         first: usize,
         k: usize,
         len: usize,
-        target: *mut S,
+        target: *mut V::Scalar,
     ) {
         let count = self.borders.len();
-        let (columns, points) = (self.n.len() / count, self.k.len() / count);
-        let position =
-            |border: usize| self.n[border * columns + first] + self.k[border * points + k];
+        let position = |border: usize| {
+            self.n[border * self.columns + first] + self.k[border * self.points + k]
+        };
         let mut source = source;
         for (at, framed) in self.borders[..count - 1].iter().enumerate() {
             let Some(element) = framed.border.element(position(at)) else {
@@ -154,22 +156,19 @@ impl<'a> Frame<'a> {
         unsafe {
             if border.spread == 1 {
                 let there = within(border, start, len);
-                zeros(target, 0..there.start);
-                zeros(target, there.end..len);
-                let step = border.stride * border.step;
                 let from = start + (there.start * border.stride) as isize;
                 let source = source.wrapping_offset(from * border.step as isize);
-                let (target, len) = (target.add(there.start), there.len());
-                if step == 1 {
-                    std::ptr::copy_nonoverlapping(source, target, len);
-                } else {
-                    (0..len).for_each(|i| *target.add(i) = *source.add(i * step));
+                match border.stride * border.step {
+                    1 => copy_within::<V>(source, there, len, target),
+                    // Known to the compiler, which then reads whole vectors.
+                    2 => spread_within(source, 2, there, len, target),
+                    step => spread_within(source, step, there, len, target),
                 }
             } else {
                 for i in 0..len {
                     let element = border.element(start + (i * border.stride) as isize);
                     let read = |element: usize| *source.add(element * border.step);
-                    *target.add(i) = element.map_or(S::ZERO, read);
+                    *target.add(i) = element.map_or(V::Scalar::ZERO, read);
                 }
             }
         }
@@ -186,6 +185,61 @@ fn within(border: &Border, start: isize, len: usize) -> std::ops::Range<usize> {
     };
     let end = until(size).min(len);
     until(0).min(end)..end
+}
+
+/// Copies numbers to the points `there` among `len`; the others become zero.
+///
+/// # Safety
+///
+/// As many are readable at `source`, and `target` has room for `len`.
+#[inline(always)]
+unsafe fn copy_within<V: Vector>(
+    source: *const V::Scalar,
+    there: std::ops::Range<usize>,
+    len: usize,
+    target: *mut V::Scalar,
+) {
+    // SAFETY: by the contract of the function; whole vectors while there are as many numbers.
+    unsafe {
+        zeros(target, 0..there.start);
+        let (mut source, mut target) = (source, target.add(there.start));
+        let (mut left, mut room) = (there.len(), len - there.start);
+        while left >= V::LANES {
+            V::load(source).store(target);
+            (source, target) = (source.add(V::LANES), target.add(V::LANES));
+            (left, room) = (left - V::LANES, room - V::LANES);
+        }
+        // The rest with the zeros behind it, mostly at once.
+        let rest = V::load_first(source, left, V::Scalar::ZERO);
+        if room < V::LANES {
+            rest.store_first(target, room);
+        } else {
+            rest.store(target);
+            zeros(target, V::LANES..room);
+        }
+    }
+}
+
+/// As [`copy_within`], from every `step`-th number.
+///
+/// # Safety
+///
+/// As there.
+#[inline(always)]
+unsafe fn spread_within<S: Scalar>(
+    source: *const S,
+    step: usize,
+    there: std::ops::Range<usize>,
+    len: usize,
+    target: *mut S,
+) {
+    // SAFETY: by the contract of the function.
+    unsafe {
+        zeros(target, 0..there.start);
+        zeros(target, there.end..len);
+        let target = target.add(there.start);
+        (0..there.len()).for_each(|i| *target.add(i) = *source.add(i * step));
+    }
 }
 
 /// # Safety

@@ -143,15 +143,50 @@ fn typed<T: Number>(cpu: &Cpu, l: &Lines, inputs: &[View], outputs: &[ViewMut]) 
             });
         }
         Line::Pool { op, size, stride, dilation } => {
-            each(cpu, l, inputs, outputs, |x: &Strided<T>, y| {
-                for at in 0..y.len {
-                    let element = |tap: usize| x.get(at * stride + tap * dilation);
-                    let all = (1..size).map(element);
-                    y.set(at, all.fold(element(0), |sum: T, next| sum.combined(next, op)));
-                }
-            });
+            pool::<T>(cpu, l, inputs, outputs, op, [size, stride, dilation]);
         }
     }
+}
+
+/// One number for each window: all lines that lie side by side at once.
+fn pool<T: Number>(
+    cpu: &Cpu,
+    l: &Lines,
+    inputs: &[View],
+    outputs: &[ViewMut],
+    op: ReduceOp,
+    [size, stride, dilation]: [usize; 3],
+) {
+    let x = Shared::new(inputs[0].start::<T>().cast_mut());
+    let y = Shared::new(outputs[0].start::<T>());
+    let (from, to) = (l.extent * l.inner, l.result * l.inner);
+    let tasks = tasks(l.outer, l.outer * from.max(to));
+    cpu.for_each(tasks, (l.outer * to * size) as u64, 0, |task, _| {
+        for outer in piece(l.outer, tasks, task) {
+            // SAFETY: the arguments were checked to hold all lines; those of the output belong to
+            // one task, and the input is only read.
+            let (x, y) = unsafe {
+                let x = std::slice::from_raw_parts(x.get().add(outer * from), from);
+                (x, std::slice::from_raw_parts_mut(y.get().add(outer * to), to))
+            };
+            if l.inner == 1 {
+                for (at, y) in y.iter_mut().enumerate() {
+                    let window = &x[at * stride..];
+                    let all = (1..size).map(|tap| window[tap * dilation]);
+                    *y = all.fold(window[0], |sum, next| sum.combined(next, op));
+                }
+                continue;
+            }
+            for (at, y) in y.chunks_exact_mut(l.inner.max(1)).enumerate() {
+                let row = |tap: usize| (at * stride + tap * dilation) * l.inner;
+                y.copy_from_slice(&x[row(0)..][..l.inner]);
+                for tap in 1..size {
+                    let taken = y.iter_mut().zip(&x[row(tap)..][..l.inner]);
+                    taken.for_each(|(sum, next)| *sum = sum.combined(*next, op));
+                }
+            }
+        }
+    });
 }
 
 /// Runs with every line of the input and of the output.

@@ -433,7 +433,7 @@ unsafe fn multiply<V: Vector, const C: usize>(
                 if block.frame.is_none() {
                     pack_columns::<V>(block.b, columns, block.bk, width, b);
                 } else {
-                    block.frame.pack(block.b, i * width, columns, block.bk, width, b);
+                    block.frame.pack::<V>(block.b, i * width, columns, block.bk, width, b);
                 }
             }
             let contiguous = step(columns) == Some(1);

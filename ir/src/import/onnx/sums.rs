@@ -231,13 +231,17 @@ fn pads_of_output(s: &Site, image: &[usize], g: &mut Geometry) -> Result<(), Str
 pub(super) fn windows(s: &mut Site, x: ValueId, g: &Geometry, outside: f64) -> Made {
     let mut x = x;
     for at in (0..g.kernel.len()).rev() {
-        let dim = 2 + at;
-        x = padded(s, x, dim, [g.before[at], g.after[at]], outside)?;
-        let of =
-            Windows { dim, size: g.kernel[at], stride: g.stride[at], dilation: g.dilation[at] };
-        x = s.push(Op::Window(of), &[x])?;
+        x = windows_along(s, x, g, at, outside)?;
     }
     Ok(x)
+}
+
+/// Windows of one spatial dim, padded with a value: `[…, count, size, …]`.
+fn windows_along(s: &mut Site, x: ValueId, g: &Geometry, at: usize, outside: f64) -> Made {
+    let dim = 2 + at;
+    let x = padded(s, x, dim, [g.before[at], g.after[at]], outside)?;
+    let of = Windows { dim, size: g.kernel[at], stride: g.stride[at], dilation: g.dilation[at] };
+    s.push(Op::Window(of), &[x])
 }
 
 /// With `ceil_mode`, a last window that begins inside counts; more zeros after make it whole.
@@ -270,11 +274,9 @@ pub(super) fn pool(s: &mut Site) -> Translated {
     round_up(s, &mut g, &dims[2..]);
     let over: Vec<usize> = (0..g.kernel.len()).map(|at| 3 + 2 * at).collect();
     if s.node.op_type == "MaxPool" {
-        let of = windows(s, x, &g, f64::NEG_INFINITY)?;
-        return Ok(vec![s.reduce(Combiner::Max, over, of)?]);
+        return Ok(vec![pooled(s, x, &g, Combiner::Max, f64::NEG_INFINITY)?]);
     }
-    let of = windows(s, x, &g, 0.0)?;
-    let sum = s.reduce(Combiner::Sum, over.clone(), of)?;
+    let sum = pooled(s, x, &g, Combiner::Sum, 0.0)?;
     // Elements outside do not count, unless padding is asked to.
     let mut ones = s.number(1.0, x)?;
     let mut rest = Geometry { before: g.before.clone(), after: g.after.clone(), ..g };
@@ -288,6 +290,21 @@ pub(super) fn pool(s: &mut Site) -> Translated {
     let ones = windows(s, ones, &rest, 0.0)?;
     let count = s.reduce(Combiner::Sum, over, ones)?;
     Ok(vec![s.binary(Binary::Div, sum, count)?])
+}
+
+/// One number for each window of all spatial dims: of floats one dim after the other, so that each
+/// is one launch, and no windows are stored.
+fn pooled(s: &mut Site, x: ValueId, g: &Geometry, combiner: Combiner, outside: f64) -> Made {
+    if !s.dtype(x).is_float() {
+        let of = windows(s, x, g, outside)?;
+        return s.reduce(combiner, (0..g.kernel.len()).map(|at| 3 + 2 * at).collect(), of);
+    }
+    let mut x = x;
+    for at in (0..g.kernel.len()).rev() {
+        let of = windows_along(s, x, g, at, outside)?;
+        x = s.reduce(combiner, vec![3 + at], of)?;
+    }
+    Ok(x)
 }
 
 pub(super) fn global_pool(s: &mut Site) -> Translated {
