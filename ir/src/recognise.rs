@@ -156,7 +156,11 @@ fn rebuilt(old: &Function, module: &mut Module, drafts: &BTreeMap<usize, Finishe
                 let names: Vec<String> =
                     node.results.iter().map(|result| old.value(*result).name.clone()).collect();
                 let made = b.push_named(&names, node.op.clone(), &operands);
-                for (result, made) in node.results.iter().zip(made) {
+                for ((result, made), name) in node.results.iter().zip(made).zip(&names) {
+                    // What a draft is made of may have taken the name.
+                    if b.function().value(made).name != *name {
+                        b.claim_name(name, made);
+                    }
                     places[result.index()] = Some(made);
                 }
             }

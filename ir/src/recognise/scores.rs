@@ -175,7 +175,8 @@ fn finite(graph: &Graph, of: &Element, depth: usize) -> bool {
     }
 }
 
-/// What makes the softmax of a row that sees no key zero.
+/// What makes the softmax of a row that sees no key zero. Scores that are no numbers for another
+/// reason stay so in attention.
 pub(super) enum Guard {
     /// Nothing does.
     None,
