@@ -15,9 +15,10 @@ extern crate ir as gantline_ir;
 #[allow(dead_code, clippy::unwrap_used)]
 mod draws;
 #[path = "../tests/end_to_end/integers.rs"]
-#[allow(dead_code)]
+#[allow(dead_code, unused_imports, reason = "the tests use more of it")]
 mod integers;
 #[path = "../tests/end_to_end/names.rs"]
+#[allow(dead_code, reason = "the tests use more of it")]
 mod names;
 #[path = "../ir/tests/ir/onnx_file.rs"]
 #[allow(dead_code)]
