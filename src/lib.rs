@@ -162,7 +162,8 @@ fn check_memory(classes: &Classes, threads_per_rank: usize) -> Result<(), Diagno
     let [arenas, workspaces, mailboxes] =
         [of(|f| f.arena), of(|f| f.workspace), of(|f| f.mailboxes)].map(Bytes);
     let parts = format!(
-        "{ranks} ranks hold {arenas} in arenas, {workspaces} in workspaces, {mailboxes} in mailboxes"
+        "{ranks} ranks hold {arenas} in arenas, {workspaces} in workspaces, \
+         {mailboxes} in mailboxes"
     );
     Err(Diagnostic::error("E5020", Span::default(), headline)
         .note(parts)

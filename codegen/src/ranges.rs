@@ -113,12 +113,7 @@ fn range_of_node(function: &Function, node: &Node, found: &[Option<Range>]) -> O
                 Combiner::Max | Combiner::Min => x(0).filter(|_| count > 0),
             }
         }
-        Op::Prod { dims } => {
-            let count = extents(ty(0), dims);
-            let largest = x(0)?.low.abs().max(x(0)?.high.abs()).max(1);
-            let most = u32::try_from(count).ok().and_then(|count| largest.checked_pow(count))?;
-            Some(Range { low: if x(0)?.low < 0 { -most } else { 0 }, high: most })
-        }
+        Op::Prod { dims } => product(x(0)?, extents(ty(0), dims)),
         Op::Cumulative { combiner: Combiner::Sum, dim } => {
             Some(x(0)?.sum(extent(ty(0), *dim).max(1), false))
         }
@@ -157,6 +152,13 @@ fn range_of_node(function: &Function, node: &Node, found: &[Option<Range>]) -> O
         | Op::Call { .. }
         | Op::Collective { .. } => None,
     }
+}
+
+/// The range of a product of so many numbers; none where it may be any.
+fn product(x: Range, count: i128) -> Option<Range> {
+    let largest = x.low.abs().max(x.high.abs()).max(1);
+    let most = u32::try_from(count).ok().and_then(|count| largest.checked_pow(count))?;
+    Some(Range { low: if x.low < 0 { -most } else { 0 }, high: most })
 }
 
 /// The size of a dim; the largest there can be where it is open.

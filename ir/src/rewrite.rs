@@ -51,6 +51,9 @@ pub struct Options {
     pub selection: Selection,
     /// What a saturation may take.
     pub limits: Limits,
+    /// Whether composites are found by rules alone, op for op as their definitions, and not by what
+    /// is computed before.
+    pub rules_alone: bool,
 }
 
 /// Replaces every function that is no composite by an equal, cheaper one, where there is one.
@@ -66,7 +69,10 @@ pub fn simplify(module: &mut Module, options: &Options) -> Report {
             continue;
         }
         let (before, _) = function_work(function, module);
-        let found = recognised(module, &name, &options.selection);
+        let found = match options.rules_alone {
+            true => Vec::new(),
+            false => recognised(module, &name, &options.selection),
+        };
         let Some(function) = module.function(&name) else { continue };
         if is_list_of_calls(function, module) {
             report.functions.push(unchanged(function, module));

@@ -184,7 +184,11 @@ mod tests {
         assert_eq!(found.len(), 2, "{found:?}");
         assert_eq!((found[0].bytes, found[0].left()), (8 << 30, 6 << 30));
         assert_eq!((found[1].bytes, found[1].left()), (4 << 30, 2 << 30));
-        assert!(found[1].describe().contains("`/jobs` may use 4 GiB"), "{}", found[1].describe());
+        assert!(
+            found[1].describe().contains("`/jobs` may use 4.00 GiB"),
+            "{}",
+            found[1].describe()
+        );
     }
 
     #[test]

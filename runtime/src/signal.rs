@@ -2,7 +2,7 @@
 //!
 //! | signal | when it comes again |
 //! |---|---|
-//! | SIGTERM, SIGINT, SIGHUP, SIGUSR1 | within a second: the same request; later: the process ends at once, with [`AT_ONCE`] |
+//! | SIGTERM, SIGINT, SIGHUP, SIGUSR1 | within a second the same; later an end [`AT_ONCE`] |
 //! | SIGXCPU, SIGXFSZ | the same request: the system repeats them |
 //!
 //! Signals that are ignored when the process starts, as SIGHUP under `nohup`, stay ignored.

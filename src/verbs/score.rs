@@ -121,11 +121,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         Described { work, tokens, .. } = model(args, Some(seq))?;
     }
     let configuration = configuration(args, layout.configuration.clone());
-    // There are as many nodes as the layout takes.
-    if let Some(each) = cluster.devices_per_node {
-        let ranks = usize::try_from(configuration.ranks()).unwrap_or(usize::MAX);
-        cluster.nodes = cluster.nodes.max(ranks.div_ceil(each.max(1)));
-    }
+    take_nodes(&mut cluster, &configuration);
     let (dtype, arithmetic) = products(args, layout.dtype, &cluster)?;
     if args.served.is_inference()? {
         if style.name != style::OURS.name {
@@ -178,6 +174,14 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         output::answer(&answer.page(args));
     }
     Ok(if fits { Exit::Success } else { Exit::Infeasible })
+}
+
+/// Gives a cluster as many nodes as a layout takes.
+fn take_nodes(cluster: &mut Cluster, configuration: &Configuration) {
+    if let Some(each) = cluster.devices_per_node {
+        let ranks = usize::try_from(configuration.ranks()).unwrap_or(usize::MAX);
+        cluster.nodes = cluster.nodes.max(ranks.div_ceil(each.max(1)));
+    }
 }
 
 /// Answers `score` on groups of other devices each: a layout for each, over which the batch is

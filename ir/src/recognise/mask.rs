@@ -27,8 +27,8 @@ pub(super) struct Pairs {
 }
 
 impl Pairs {
-    /// The pairs of two indices, for all others too; none where a size is open or there are too
-    /// many.
+    /// The pairs of two indices, for all others of known sizes too; none where the size of one of
+    /// the two is open or there are too many.
     pub(super) fn of(others: &[Digit], queries: &Index, keys: &Index) -> Option<Pairs> {
         let of = |Digit { variable, size, .. }: &Digit| {
             Some((Some(*variable), usize::try_from(size.as_constant()?).ok()?))
@@ -38,7 +38,8 @@ impl Pairs {
             [digit] => of(digit),
             _ => None,
         };
-        let others = others.iter().map(of);
+        // What an open size counts has no place here: masks that depend on it are not computed.
+        let others = others.iter().filter_map(of).map(Some);
         let axes: Vec<_> = others.chain([axis(queries), axis(keys)]).collect::<Option<_>>()?;
         let mut sizes = axes.iter().map(|(_, size)| *size);
         let count = sizes.try_fold(1_usize, usize::checked_mul)?;

@@ -54,7 +54,7 @@ fn is_alike(r: &Rows, a: &Access, b: &Access) -> bool {
 }
 
 /// Runs a kernel where output `pair.1` is input `pair.0`.
-fn run_in_place(
+pub(crate) fn run_in_place(
     cpu: &Cpu,
     kernel: &Kernel,
     inputs: &[Buffer],

@@ -328,7 +328,9 @@ fn random_programs_of_integers_are_exact() {
 /// An output may take the place of an input that is read at the same points.
 #[test]
 fn programs_of_integers_may_run_in_place() {
-    use gantline_kernels::cpu::{Cpu, View, ViewMut};
+    use gantline_kernels::cpu::Cpu;
+
+    use crate::in_place::run_in_place;
     for (rows, cols) in [(1, 50_000), (3, 2000), (900, 40)] {
         let mut random = Random::new(7);
         let access = Access::full(rows, cols);
@@ -349,12 +351,9 @@ fn programs_of_integers_may_run_in_place() {
         assert_eq!(kernel.in_place(), [(0, 0)]);
         let x = buffer(&mut random, dtype, rows * cols);
         let want = expected(&r, std::slice::from_ref(&x), std::slice::from_ref(&x));
-        let Buffer::I64(mut memory) = x else { panic!("it is of i64") };
-        let target = ViewMut::of(&mut memory);
-        // SAFETY: the buffer outlives the launch and is used by nothing else.
-        let source = unsafe { View::from_raw(target.as_ptr(), target.len()) };
-        Cpu::new(2).execute(&kernel, &[source], std::slice::from_ref(&target));
-        assert!(Buffer::I64(memory) == want[0], "{rows}x{cols}");
+        let (inputs, mut outputs) = ([x.clone()], [x]);
+        run_in_place(&Cpu::new(2), &kernel, &inputs, &mut outputs, (0, 0));
+        assert!(outputs[0] == want[0], "{rows}x{cols}");
     }
 }
 

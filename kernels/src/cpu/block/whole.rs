@@ -129,8 +129,8 @@ impl<'a> Machine<'a> {
     ) -> Machine<'a> {
         let len = (plan.rows.instrs.len() + SPREADS) * LANES;
         let start = bump.take::<i64>(len);
-        // SAFETY: `take` gave room for as many numbers, which nothing else uses during the task; what
-        // an earlier one left there are numbers, too.
+        // SAFETY: `take` gave room for as many numbers, which nothing else uses during the task;
+        // what an earlier one left there are numbers, too.
         let all = unsafe { std::slice::from_raw_parts_mut(start, len) };
         let (spreads, registers) = all.split_at_mut(SPREADS * LANES);
         Machine {
