@@ -154,7 +154,7 @@ fn range_of_node(function: &Function, node: &Node, found: &[Option<Range>]) -> O
     }
 }
 
-/// The range of a product of so many numbers; none where it may be any.
+/// The range of a product of `count` factors in `x`; none where it may be any.
 fn product(x: Range, count: i128) -> Option<Range> {
     let largest = x.low.abs().max(x.high.abs()).max(1);
     let most = u32::try_from(count).ok().and_then(|count| largest.checked_pow(count))?;

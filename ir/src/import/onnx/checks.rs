@@ -21,7 +21,7 @@ pub struct Check {
 /// What a number beside the results has to be below.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Limit {
-    /// So many rows that ids name. The number is an id, or of a negative one `-1 - id`.
+    /// The number of rows that ids index. What is checked is an id, or of a negative one `-1 - id`.
     Rows(usize),
     /// The largest exponent of two of a quotient whose rest is exact.
     QuotientBits(i32),

@@ -17,7 +17,7 @@ pub(super) fn not_negative(s: &mut Site, ids: ValueId, size: usize) -> Made {
     s.select(below, from_end, ids)
 }
 
-/// Refuses ids that are not among so many: where they are known when the model is read, then.
+/// Refuses ids out of range: where they are known when the model is read, then.
 pub(super) fn check_ids(s: &mut Site, at: usize, ids: ValueId, size: usize) -> Result<(), String> {
     let Some(known) = s.hint(at) else { return s.demand_rows(ids, size) };
     let size = size as f64;

@@ -290,7 +290,7 @@ pub(super) fn tile(s: &mut Site) -> Translated {
     let apart: Vec<usize> = pairs().flat_map(|(r, d)| [*r, *d]).collect();
     let new = (0..dims.len()).map(|at| 2 * at).collect();
     let repeated = s.push(Op::Broadcast { new, dims: sizes(&apart) }, &[x])?;
-    // Checked: so many elements were just made.
+    // Checked: the elements were made to fill these dims.
     let joined: Vec<usize> = pairs().map(|(r, d)| r * d).collect();
     Ok(vec![s.reshape(repeated, &joined)?])
 }

@@ -11,7 +11,7 @@ const PADDED: f64 = 128.0;
 /// Columns of which products load whole pieces: a vocabulary of a multiple is left as it is.
 const LOADED: f64 = 8.0;
 
-/// Words of a rank of so many that share a vocabulary.
+/// Rows of the vocabulary that each tensor-parallel rank holds, padding included.
 pub(in crate::estimate) fn words_of_rank(
     padding: VocabularyPadding,
     vocab: f64,
