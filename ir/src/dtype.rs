@@ -69,6 +69,20 @@ impl DType {
         }
     }
 
+    /// Whether elements are floating-point numbers of fewer than 32 bits: their [`formats`] say
+    /// what numbers there are.
+    ///
+    /// [`formats`]: crate::formats
+    pub fn is_narrow(self) -> bool {
+        self.is_float() && self.size() < 4
+    }
+
+    /// The type in which numbers of this one are computed before they are rounded to it, and in
+    /// which they are added.
+    pub fn accumulation(self) -> DType {
+        if self.is_narrow() { DType::F32 } else { self }
+    }
+
     /// The name in texts.
     pub fn name(self) -> &'static str {
         match self {

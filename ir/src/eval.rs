@@ -1,8 +1,8 @@
 //! The table `eval`: the value of each op, and the reference interpreter made of it.
 //!
 //! Plain loops over dense tensors: what every other engine is compared with. A call of a composite
-//! evaluates its definition. Deliberately absent: collectives, which need peers, and the narrow
-//! floating-point types.
+//! evaluates its definition. Each result is rounded to its type; of a narrow one it is computed in
+//! f32 before. Deliberately absent: collectives, which need peers.
 
 mod conv;
 mod elementwise;
@@ -17,7 +17,7 @@ use crate::infer::name;
 use crate::module::{Function, Module};
 use crate::op::Op;
 use crate::random::{Key, uniform};
-use crate::tensor::{Data, Tensor, holds, places, strides};
+use crate::tensor::{Data, Tensor, places, strides};
 use crate::{DType, Diagnostic, Span, ValueId};
 
 /// Evaluates a function of a module that verifies.
@@ -152,20 +152,20 @@ pub fn eval_op(op: &Op, operands: &[&Tensor], bindings: &Bindings) -> Result<Ten
     let sizes = |dims: &[Dim]| dims.iter().map(|d| size(d, bindings)).collect::<Vec<_>>();
     let x = |at: usize| operands[at];
     Ok(match op {
-        Op::Constant { value, dtype, dims } => Tensor::filled(held(*dtype)?, &sizes(dims), *value),
-        Op::Iota { dim, start, dtype, dims } => iota(*dim, *start, held(*dtype)?, &sizes(dims)),
+        Op::Constant { value, dtype, dims } => Tensor::filled(*dtype, &sizes(dims), *value),
+        Op::Iota { dim, start, dtype, dims } => iota(*dim, *start, *dtype, &sizes(dims)),
         Op::Random { salt, start, extent, per_sample, dtype, dims } => {
             let (key, dims) = (key(x(0)), sizes(dims));
             let first = u64::from(key.sample) * u64::from(*per_sample);
             let draws = random(key.stream(*salt), first, start, &sizes(extent), &dims);
-            Tensor::from_f64(held(*dtype)?, &dims, draws)
+            Tensor::from_f64(*dtype, &dims, draws)
         }
         Op::FoldKey { salt } => Tensor::key(key(x(0)).fold(*salt)),
         Op::Unary(how) => elementwise::unary(*how, x(0)),
         Op::Binary(how) => elementwise::binary(*how, x(0), x(1)),
         Op::Compare(how) => elementwise::compare(*how, x(0), x(1)),
         Op::Select => elementwise::select(x(0), x(1), x(2)),
-        Op::Cast { dtype } => cast(held(*dtype)?, x(0)),
+        Op::Cast { dtype } => cast(*dtype, x(0)),
         Op::Contract(einsum) => sum::contract(einsum, x(0), x(1)),
         Op::Conv(c) => conv::conv(c, x(0), x(1)),
         Op::Reduce { combiner, dims } => sum::reduce(*combiner, dims, x(0)),
@@ -205,10 +205,6 @@ pub fn eval_op(op: &Op, operands: &[&Tensor], bindings: &Bindings) -> Result<Ten
 /// What types cannot say while sizes are symbols.
 fn fits(size: usize, whole: usize) -> Result<usize, String> {
     if size <= whole { Ok(size) } else { Err(format!("{size} elements of {whole}")) }
-}
-
-fn held(dtype: DType) -> Result<DType, String> {
-    if holds(dtype) { Ok(dtype) } else { Err(format!("elements of {dtype} are not supported")) }
 }
 
 fn size(dim: &Dim, bindings: &Bindings) -> usize {

@@ -21,7 +21,7 @@
 //! * Deliberately absent: prices of devices, which are in `kernels`, and every choice between
 //!   plans.
 //!
-//! **Reading order.** Nouns: [`dtype`], [`dim`], [`types`], [`op`], [`class`], [`module`],
+//! **Reading order.** Nouns: [`dtype`] with [`formats`], [`dim`], [`types`], [`op`], [`class`], [`module`],
 //! [`sharding`], [`plan`], [`program`], with [`text`], [`verify`] and [`ids`]. Tables: [`infer`],
 //! [`eval`]
 //! over [`tensor`] and [`random`], [`vjp`], [`cost`], [`factors`]. Steps: [`import`], [`build`],
@@ -59,6 +59,7 @@ pub mod build;
 pub mod diagnostic;
 pub mod dim;
 pub mod dtype;
+pub mod formats;
 pub mod file;
 pub mod import;
 pub mod infer;

@@ -1,14 +1,14 @@
 //! Tensors: the values of the reference interpreter.
 
 use crate::types::TensorType;
-use crate::{DType, Dim};
+use crate::{DType, Dim, formats};
 
 /// The elements of a tensor in row-major order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Data {
     /// Elements of `f64`.
     F64(Vec<f64>),
-    /// Elements of `f32`.
+    /// Elements of `f32`, or of a narrow floating-point type, each a number of that.
     F32(Vec<f32>),
     /// Elements of any integer type, each in the range of the tensor's type.
     Int(Vec<i64>),
@@ -25,20 +25,6 @@ pub struct Tensor {
     pub dims: Vec<usize>,
     /// The elements.
     pub data: Data,
-}
-
-/// Whether tensors of the type can be held: the narrow floating-point types cannot.
-pub fn holds(dtype: DType) -> bool {
-    match dtype {
-        DType::F64
-        | DType::F32
-        | DType::I8
-        | DType::I32
-        | DType::I64
-        | DType::U32
-        | DType::Bool => true,
-        DType::BF16 | DType::F16 | DType::F8E4M3 | DType::F8E5M2 => false,
-    }
 }
 
 impl Tensor {
@@ -81,8 +67,11 @@ impl Tensor {
         Tensor::from_f64(dtype, dims, vec![value; dims.iter().product()])
     }
 
-    pub(crate) fn new(dtype: DType, dims: &[usize], data: Data) -> Tensor {
-        assert!(holds(dtype), "no tensors of {dtype}");
+    /// A tensor of elements that are of its type, or of f32 and rounded to a narrow one.
+    pub(crate) fn new(dtype: DType, dims: &[usize], mut data: Data) -> Tensor {
+        if let (true, Data::F32(x)) = (dtype.is_narrow(), &mut data) {
+            x.iter_mut().for_each(|e| *e = formats::round(dtype, *e));
+        }
         let count: usize = dims.iter().product();
         assert!(data.len() == count, "{} elements for dims {dims:?}", data.len());
         Tensor { dtype, dims: dims.to_vec(), data }
@@ -166,7 +155,7 @@ impl Data {
             DType::I64 => Data::Int(x.into_iter().map(|e| e as i64).collect()),
             DType::U32 => Data::Int(x.into_iter().map(|e| i64::from(e as u32)).collect()),
             DType::BF16 | DType::F16 | DType::F8E4M3 | DType::F8E5M2 => {
-                panic!("tensors of {dtype} are not held")
+                Data::F32(x.into_iter().map(|e| formats::nearest(dtype, e) as f32).collect())
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Elements as files store them, and their conversion.
 
 use half::{bf16, f16};
-use ir::DType;
+use ir::{DType, formats};
 
 /// The type of elements in a safetensors file: more types than a module has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,8 +110,12 @@ fn decode<T>(
         Stored::DType(DType::F32) => each(bytes, out, |b| float(f32::from_le_bytes(b).into())),
         Stored::DType(DType::BF16) => each(bytes, out, |b| float(bf16::from_le_bytes(b).into())),
         Stored::DType(DType::F16) => each(bytes, out, |b| float(f16::from_le_bytes(b).into())),
-        Stored::DType(DType::F8E4M3) => each(bytes, out, |[b]| float(e4m3_to_f64(b))),
-        Stored::DType(DType::F8E5M2) => each(bytes, out, |[b]| float(e5m2_to_f64(b))),
+        Stored::DType(DType::F8E4M3) => {
+            each(bytes, out, |[b]| float(formats::decode(DType::F8E4M3, b.into())))
+        }
+        Stored::DType(DType::F8E5M2) => {
+            each(bytes, out, |[b]| float(formats::decode(DType::F8E5M2, b.into())))
+        }
         Stored::DType(DType::I8) => each(bytes, out, |b| signed(i8::from_le_bytes(b).into())),
         Stored::I16 => each(bytes, out, |b| signed(i16::from_le_bytes(b).into())),
         Stored::DType(DType::I32) => each(bytes, out, |b| signed(i32::from_le_bytes(b).into())),
@@ -137,10 +141,8 @@ fn encode_floats(to: DType, numbers: &[f64], out: &mut Vec<u8>) {
     match to {
         DType::F64 => put(numbers, out, f64::to_le_bytes),
         DType::F32 => put(numbers, out, |x| (x as f32).to_le_bytes()),
-        DType::BF16 => put(numbers, out, |x| bf16::from_f64(x).to_le_bytes()),
-        DType::F16 => put(numbers, out, |x| f16::from_f64(x).to_le_bytes()),
-        DType::F8E4M3 => put(numbers, out, |x| [f64_to_f8(x, 0x7e, 0x7f, e4m3_to_f64)]),
-        DType::F8E5M2 => put(numbers, out, |x| [f64_to_f8(x, 0x7b, 0x7c, e5m2_to_f64)]),
+        DType::BF16 | DType::F16 => put(numbers, out, |x| formats::encode(to, x).to_le_bytes()),
+        DType::F8E4M3 | DType::F8E5M2 => put(numbers, out, |x| [formats::encode(to, x) as u8]),
         DType::I8 => put(numbers, out, |x| (x as i8).to_le_bytes()),
         DType::I32 => put(numbers, out, |x| (x as i32).to_le_bytes()),
         DType::I64 => put(numbers, out, |x| (x as i64).to_le_bytes()),
@@ -164,46 +166,6 @@ fn encode_integers(to: DType, numbers: &[i64], out: &mut Vec<u8>) {
 
 fn put<const N: usize, T: Copy>(numbers: &[T], out: &mut Vec<u8>, write: impl Fn(T) -> [u8; N]) {
     out.extend(numbers.iter().flat_map(|&x| write(x)));
-}
-
-/// 1 sign, 4 exponent (bias 7), 3 mantissa bits; the last code of each sign is not a number.
-fn e4m3_to_f64(byte: u8) -> f64 {
-    let (exponent, mantissa) = (i32::from(byte >> 3 & 15), f64::from(byte & 7));
-    let magnitude = match (exponent, byte & 7) {
-        (15, 7) => f64::NAN,
-        (0, _) => mantissa * 2_f64.powi(-9),
-        _ => (1.0 + mantissa / 8.0) * 2_f64.powi(exponent - 7),
-    };
-    if byte & 0x80 == 0 { magnitude } else { -magnitude }
-}
-
-/// The upper byte of an f16.
-fn e5m2_to_f64(byte: u8) -> f64 {
-    f16::from_bits(u16::from(byte) << 8).to_f64()
-}
-
-/// Rounds to the nearest of the codes `0..=last`, whose values ascend; beyond that is `overflow`.
-fn f64_to_f8(x: f64, last: u8, overflow: u8, value: fn(u8) -> f64) -> u8 {
-    let sign = u8::from(x.is_sign_negative()) << 7;
-    let magnitude = x.abs();
-    if magnitude.is_nan() {
-        return sign | 0x7f;
-    }
-    // The largest code at or below, by bisection; codes 0..=last, `low` always qualifies.
-    let (mut low, mut high) = (0, last + 1);
-    while high - low > 1 {
-        let middle = low + (high - low) / 2;
-        if value(middle) <= magnitude { low = middle } else { high = middle }
-    }
-    let below = value(low);
-    let above = if low < last { value(low + 1) } else { 2.0 * below - value(low - 1) };
-    let up = match (magnitude - below).partial_cmp(&(above - magnitude)) {
-        Some(std::cmp::Ordering::Greater) => true,
-        Some(std::cmp::Ordering::Equal) => low % 2 == 1,
-        Some(std::cmp::Ordering::Less) | None => false,
-    };
-    let code = low + u8::from(up);
-    sign | if code > last { overflow } else { code }
 }
 
 #[cfg(test)]

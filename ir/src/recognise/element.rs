@@ -16,7 +16,7 @@ use crate::eval::eval_op;
 use crate::infer::name;
 use crate::module::{Function, Module, Node, ValueId};
 use crate::op::{Binary, Op, Unary};
-use crate::tensor::{Tensor, holds};
+use crate::tensor::Tensor;
 
 /// Pairs of elements that one comparison looks at: chosen, several times what any idiom takes.
 const PAIRS_MAX: usize = 200;
@@ -285,18 +285,14 @@ impl<'f> Graph<'f> {
     fn constant_within(&self, of: &Element, depth: usize) -> Option<f64> {
         let of = self.peel(of);
         let node = self.node(of.value)?;
-        let dtype = self.function.ty(of.value).dtype;
         match &node.op {
-            Op::Constant { value, dtype, .. } if holds(*dtype) => {
-                Some(Tensor::filled(*dtype, &[], *value).scalar())
-            }
-            Op::Constant { value, .. } => Some(*value),
-            Op::Unary(_) | Op::Binary(_) | Op::Cast { .. } if depth > 0 && holds(dtype) => {
+            Op::Constant { value, dtype, .. } => Some(Tensor::filled(*dtype, &[], *value).scalar()),
+            Op::Unary(_) | Op::Binary(_) | Op::Cast { .. } if depth > 0 => {
                 let mut scalars = Vec::new();
                 for operand in self.operands(&of) {
                     let dtype = self.function.ty(operand.value).dtype;
                     let value = self.constant_within(&operand, depth - 1)?;
-                    scalars.push(holds(dtype).then(|| Tensor::filled(dtype, &[], value))?);
+                    scalars.push(Tensor::filled(dtype, &[], value));
                 }
                 let scalars: Vec<&Tensor> = scalars.iter().collect();
                 Some(eval_op(&node.op, &scalars, &Bindings::new()).ok()?.scalar())
@@ -374,7 +370,7 @@ impl<'f> Graph<'f> {
 
     fn evaluated_now(&self, value: ValueId) -> Option<Rc<Tensor>> {
         let ty = self.function.ty(value);
-        if !holds(ty.dtype) || ty.count().is_none_or(|count| count > KNOWN_MAX) {
+        if ty.count().is_none_or(|count| count > KNOWN_MAX) {
             return None;
         }
         let Some(node) = self.node(value) else {

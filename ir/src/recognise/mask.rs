@@ -5,7 +5,7 @@ use super::element::{Digit, Element, Graph, Index};
 use crate::dim::Bindings;
 use crate::eval::eval_op;
 use crate::op::Op;
-use crate::tensor::{Tensor, holds};
+use crate::tensor::Tensor;
 
 /// The number by which every key is seen.
 pub(super) const UNMASKED: f64 = (1_u64 << 30) as f64;
@@ -91,7 +91,7 @@ impl Pairs {
     fn within(&self, graph: &Graph, of: &Element, depth: usize) -> Option<Tensor> {
         let of = graph.peel(of);
         let ty = graph.function.ty(of.value);
-        if !holds(ty.dtype) || depth == 0 {
+        if depth == 0 {
             return None;
         }
         if let Some(value) = graph.constant(&of) {

@@ -9,7 +9,7 @@ use crate::eval::eval_op;
 use crate::infer::infer;
 use crate::module::Module;
 use crate::op::{Binary, Combiner, Op, Unary};
-use crate::tensor::{Data, Tensor, holds};
+use crate::tensor::{Data, Tensor};
 use crate::types::TensorType;
 
 /// The ops and types that the terms of a graph refer to.
@@ -113,9 +113,9 @@ fn fact(graph: &Graph, term: &Term) -> Fact {
                 Err(error) => panic!("a term is checked before it is added: {error}"),
             };
             let is_tuple = matches!(op, Op::Call { .. });
-            let constant = if is_tuple { None } else { fold(op, &operands, &types[0]) };
+            let constant = if is_tuple { None } else { fold(op, &operands) };
             let (low, high) = match constant {
-                Some(value) if holds(types[0].dtype) => (value, value),
+                Some(value) => (value, value),
                 _ => range(op, &operands, types[0].dtype),
             };
             Fact { is_tuple, constant, low, high, ..unknown(types) }
@@ -127,18 +127,14 @@ fn fact(graph: &Graph, term: &Term) -> Fact {
 ///
 /// Sums are left out: their rounding depends on the number of terms.
 #[expect(clippy::wildcard_enum_match_arm, reason = "nothing is known of other ops")]
-fn fold(op: &Op, operands: &[&Fact], result: &TensorType) -> Option<f64> {
+fn fold(op: &Op, operands: &[&Fact]) -> Option<f64> {
     let constant = |at: usize| operands[at].constant;
     match op {
-        Op::Constant { value, dtype, .. } if holds(*dtype) => {
+        Op::Constant { value, dtype, .. } => {
             let value = Tensor::filled(*dtype, &[], *value).scalar();
             (!value.is_nan()).then_some(value)
         }
-        Op::Constant { value, .. } => (!value.is_nan()).then_some(*value),
         Op::Unary(_) | Op::Binary(_) | Op::Compare(_) | Op::Select | Op::Cast { .. } => {
-            if !holds(result.dtype) || !operands.iter().all(|o| holds(o.ty().dtype)) {
-                return None;
-            }
             let scalar = |o: &&Fact| Some(Tensor::filled(o.ty().dtype, &[], o.constant?));
             let scalars: Vec<Tensor> = operands.iter().map(scalar).collect::<Option<_>>()?;
             let scalars: Vec<&Tensor> = scalars.iter().collect();
