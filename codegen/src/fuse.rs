@@ -8,8 +8,10 @@
 //! What a product adds to its result itself, an epilogue, is in no group.
 //! Groups merge along edges, then beside each other where they read the same value, or results of
 //! products and calls that do, then wherever two can be one, as long as the graph of groups stays
-//! free of cycles. From this greedy choice [`crate::grouping`] searches for a cheaper one; of both
-//! no two groups are left that could be one.
+//! free of cycles. Collectives stay in their order: each waits for the one before it, so that ranks
+//! whose shards differ in size, and therefore in what fits a kernel, still make the same exchanges
+//! one after the other. From this greedy choice [`crate::grouping`] searches for a cheaper one; of
+//! both no two groups are left that could be one.
 //! Fusing is outlining: each group becomes a function marked `kernel`.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -79,7 +81,8 @@ pub fn is_leaf(op: &Op) -> bool {
 struct Groups<'f> {
     sites: &'f Sites<'f>,
     function: &'f Function,
-    /// For each node, those that it reads, looking through leaves.
+    /// For each node, those that it reads, looking through leaves; for an exchange also the one
+    /// before it.
     sources: Vec<Vec<usize>>,
     /// For each value, the nodes that read it, looking through leaves, which are none.
     readers: Vec<Vec<usize>>,
@@ -115,7 +118,8 @@ impl<'f> Groups<'f> {
         for value in through_leaves(sites, &function.results) {
             is_result[value.index()] = true;
         }
-        let sources: Vec<Vec<usize>> = (0..count).map(|at| sources(sites, at)).collect();
+        let mut sources: Vec<Vec<usize>> = (0..count).map(|at| sources(sites, at)).collect();
+        chain_exchanges(function, module, &mut sources);
         Groups {
             sites,
             function,
@@ -360,6 +364,22 @@ fn sources(sites: &Sites<'_>, node: usize) -> Vec<usize> {
     sources.sort_unstable();
     sources.dedup();
     sources
+}
+
+/// Lets each exchange wait for the one before it.
+fn chain_exchanges(function: &Function, module: &Module, sources: &mut [Vec<usize>]) {
+    // A call of what the module does not hold runs in pieces, each of which may exchange something.
+    let exchanges = |node: &Node| match node.callee() {
+        Some(callee) => module.function(callee).is_none(),
+        None => node.op.class() == Class::Collective,
+    };
+    let all: Vec<usize> =
+        (0..function.nodes.len()).filter(|at| exchanges(&function.nodes[*at])).collect();
+    for pair in all.windows(2) {
+        if let Err(place) = sources[pair[1]].binary_search(&pair[0]) {
+            sources[pair[1]].insert(place, pair[0]);
+        }
+    }
 }
 
 /// Builds the fused function.

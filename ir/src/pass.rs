@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::class::Class;
 use crate::infer::name;
 use crate::module::{Function, ValueId};
 use crate::op::Op;
@@ -31,17 +32,21 @@ pub fn remove_dead_nodes(function: &mut Function) -> bool {
 }
 
 /// Merges nodes that compute the same from the same operands; the first one's name stays.
-/// Every op is pure, so that equal ops of equal operands have equal results. `O(n log n)`.
+/// Every op is pure, so that equal ops of equal operands have equal results. Collectives are merged
+/// only where they read the very same value: of two equal ones, other ranks may hold unequal
+/// pieces, and all ranks have to make as many exchanges. `O(n log n)`.
 pub fn remove_common_nodes(function: &mut Function) -> bool {
     let mut seen: BTreeMap<(&'static str, Vec<ValueId>), Vec<usize>> = BTreeMap::new();
     let mut same: Vec<ValueId> = (0..function.values.len()).map(|v| ValueId(v as u32)).collect();
     let mut nodes = Vec::with_capacity(function.nodes.len());
     let count = function.nodes.len();
     for mut node in std::mem::take(&mut function.nodes) {
+        let own = node.operands.clone();
         for operand in &mut node.operands {
             *operand = same[operand.index()];
         }
-        let candidates = seen.entry((name(&node.op), node.operands.clone())).or_default();
+        let read = if node.op.class() == Class::Collective { own } else { node.operands.clone() };
+        let candidates = seen.entry((name(&node.op), read)).or_default();
         let twin = candidates.iter().find(|at| {
             let twin: &crate::Node = &nodes[**at];
             is_same_op(&twin.op, &node.op)
@@ -97,4 +102,36 @@ pub fn renumber_values(function: &mut Function) {
         node.operands.iter_mut().chain(&mut node.results).for_each(|id| *id = of(id));
     }
     function.results.iter_mut().for_each(|id| *id = of(id));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+    use crate::build::Builder;
+    use crate::module::{Kind, Module};
+    use crate::op::{Collective, Combiner};
+    use crate::types::TensorType;
+
+    /// Of values that are equal here, other ranks may hold unequal pieces.
+    #[test]
+    fn collectives_are_merged_where_they_read_one_value() {
+        let mut module = Module::default();
+        let mut b = Builder::new(&mut module, "f", Kind::Layer);
+        let x = b.param("x", TensorType::of(DType::F32, &[8]));
+        let piece = Op::Slice { dim: 0, start: 0, size: 4 };
+        let [y, z] = ["y", "z"].map(|name| b.push(name, piece.clone(), &[x]));
+        let mut sum = |name, of| {
+            let kind = Collective::AllReduce(Combiner::Sum);
+            b.push(name, Op::Collective { kind, axis: "tp".into() }, &[of])
+        };
+        let results = [sum("a", y), sum("b", z), sum("c", z)];
+        let mut function = b.into_function(&results);
+        assert!(remove_common_nodes(&mut function));
+        let ops: Vec<&str> = function.nodes.iter().map(|node| name(&node.op)).collect();
+        assert_eq!(ops[0], "slice");
+        assert_eq!(ops.len(), 3, "{ops:?}");
+        let [a, b, c] = function.results[..] else { panic!("three results") };
+        assert!(a != b && b == c);
+    }
 }

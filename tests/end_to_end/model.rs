@@ -10,6 +10,7 @@ use ir::ids::Ids;
 use ir::import::{self, Description, Model};
 use ir::plan::{FunctionPlan, Keep, Optimizer, Schedule};
 use ir::{DType, Mesh, Module, Plan};
+use planner::link::Link;
 use planner::shard::{Rates, Request, shard};
 use runtime::execute::{Classes, Options, Part, Session};
 use runtime::trace::Tracing;
@@ -45,8 +46,19 @@ pub(crate) fn plan(
     dtype: DType,
     wanted: Wanted,
 ) -> Result<Plan, String> {
+    let link = Link { latency_s: 1e-6, bandwidth_bytes_per_s: 1e9 };
+    plan_over(module, seq, dtype, wanted, link)
+}
+
+/// The same where ranks along `tp` exchange over given links.
+pub(crate) fn plan_over(
+    module: &Module,
+    seq: usize,
+    dtype: DType,
+    wanted: Wanted,
+    link: Link,
+) -> Result<Plan, String> {
     let calls = Calls::of(module, "loss")?;
-    let link = planner::link::Link { latency_s: 1e-6, bandwidth_bytes_per_s: 1e9 };
     let request = Request {
         module,
         entry: "loss",

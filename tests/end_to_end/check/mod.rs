@@ -2,6 +2,7 @@
 
 mod constants;
 mod mistakes;
+mod order;
 
 use codegen::check::check;
 use codegen::compile::{Compiled, compile};
