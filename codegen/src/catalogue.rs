@@ -6,7 +6,7 @@ use ir::{DType, Function, Op, TensorType};
 use kernels::Kernel;
 use kernels::kernel::{
     Attention, Copy, CopyLoop, Dropout, Fill, Gather, Line, Lines, LoopAB, LoopABC, LoopAC, LoopBC,
-    Positions, Product, Rope, Window,
+    Positions, Product, Rope, StoredTypes, Window,
 };
 use kernels::rows::{Access, BinaryOp, Draw, Instr, Output, ReduceOp, RowInput, Rows, UnaryOp};
 
@@ -127,7 +127,8 @@ fn product(
         n: Vec::new(),
         k: Vec::new(),
         accumulate: add,
-        dtype: result.dtype,
+        dtype: result.dtype.accumulation(),
+        stored: StoredTypes { a: operands[0].dtype, b: operands[1].dtype, c: result.dtype },
         borders: Vec::new(),
     };
     for letter in &einsum.result {

@@ -3,8 +3,8 @@
 use ir::DType;
 
 use crate::kernel::{
-    Attention, Copy, Gather, Kernel, Line, Lines, Positions, Product, Products, Rope, Source,
-    Window,
+    Attention, Copy, Gather, Kernel, Line, Lines, Positions, Product, ProductPart, Products, Rope,
+    Source, Window,
 };
 use crate::rows::{Access, Instr, Output, Rows};
 
@@ -162,38 +162,48 @@ fn product_inputs(p: &Product) -> Vec<Argument> {
     let b =
         batch_b.chain(p.n.iter().map(|l| (l.size, l.b))).chain(p.k.iter().map(|l| (l.size, l.b)));
     let b = b.chain(p.borders.iter().map(|border| (border.size, border.step)));
-    vec![Argument { dtype: p.dtype, len: extent(a) }, Argument { dtype: p.dtype, len: extent(b) }]
+    vec![
+        Argument { dtype: p.stored.a, len: extent(a) },
+        Argument { dtype: p.stored.b, len: extent(b) },
+    ]
 }
 
-/// Each operand is as long as the product that reaches furthest in it wants.
-fn products_inputs(p: &Products) -> Vec<Argument> {
-    let mut inputs = vec![Argument { dtype: p.dtype(), len: 0 }; p.operand_count()];
-    for part in &p.parts {
-        let product = &part.product;
-        let factors = [part.a, part.b].into_iter().zip(product_inputs(product));
-        let factors = factors.map(|(at, wanted)| (at, wanted.len));
-        let bias = part.bias.map(|at| (at, product.sizes()[2]));
-        let addend = part.addend.map(|at| (at, product_output(product).len));
-        let then = part.then.iter().flat_map(|then| {
-            let read = then.inputs.iter().zip(rows_inputs(&then.rows));
-            read.filter_map(|(source, wanted)| match source {
-                Source::Operand(at) => Some((*at, wanted.len)),
-                Source::Result(_) => None,
-            })
-        });
-        for (at, len) in factors.chain(bias).chain(addend).chain(then) {
-            if let Some(input) = inputs.get_mut(at) {
-                input.len = input.len.max(len);
-            }
+/// Each operand is as long as the product that reaches furthest in it wants, and of the type that
+/// the first one has it.
+pub(crate) fn products_inputs(p: &Products) -> Vec<Argument> {
+    let mut inputs: Vec<Option<Argument>> = vec![None; p.operand_count()];
+    for (at, wanted) in p.parts.iter().flat_map(part_inputs) {
+        if let Some(input) = inputs.get_mut(at) {
+            input.get_or_insert(wanted).len = input.map_or(0, |input| input.len).max(wanted.len);
         }
     }
-    inputs
+    let none = Argument { dtype: p.dtype(), len: 0 };
+    inputs.into_iter().map(|input| input.unwrap_or(none)).collect()
+}
+
+/// The operands that a product of several reads, by their numbers, one as often as it is read.
+pub(crate) fn part_inputs(part: &ProductPart) -> Vec<(usize, Argument)> {
+    let product = &part.product;
+    let result = product_output(product);
+    let bias = Argument { len: product.sizes()[2], ..result };
+    let mut operands: Vec<(usize, Argument)> =
+        [part.a, part.b].into_iter().zip(product_inputs(product)).collect();
+    operands.extend(part.bias.map(|at| (at, bias)));
+    operands.extend(part.addend.map(|at| (at, result)));
+    operands.extend(part.then.iter().flat_map(|then| {
+        let read = then.inputs.iter().zip(rows_inputs(&then.rows));
+        read.filter_map(|(source, wanted)| match source {
+            Source::Operand(at) => Some((*at, wanted)),
+            Source::Result(_) => None,
+        })
+    }));
+    operands
 }
 
 fn product_output(p: &Product) -> Argument {
     let batch = p.batch.iter().map(|l| (l.size, l.c));
     let c = batch.chain(p.m.iter().map(|l| (l.size, l.c))).chain(p.n.iter().map(|l| (l.size, l.c)));
-    Argument { dtype: p.dtype, len: extent(c) }
+    Argument { dtype: p.stored.c, len: extent(c) }
 }
 
 fn rows_inputs(r: &Rows) -> Vec<Argument> {
@@ -239,7 +249,7 @@ fn keys(a: &Attention, strides: [usize; 3]) -> Argument {
 }
 
 fn lse(a: &Attention) -> Argument {
-    Argument { dtype: a.dtype, len: a.batch * a.heads * a.queries }
+    Argument { dtype: a.dtype.accumulation(), len: a.batch * a.heads * a.queries }
 }
 
 fn bias(a: &Attention) -> Option<Argument> {

@@ -94,6 +94,24 @@ pub struct LoopAB {
     pub b: usize,
 }
 
+/// The types that the operands and the result of a product are stored as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredTypes {
+    /// Of the first operand.
+    pub a: DType,
+    /// Of the second operand.
+    pub b: DType,
+    /// Of the result, and of what is added to it after it was rounded.
+    pub c: DType,
+}
+
+impl StoredTypes {
+    /// One type of all three.
+    pub fn all(dtype: DType) -> StoredTypes {
+        StoredTypes { a: dtype, b: dtype, c: dtype }
+    }
+}
+
 /// A batched matrix product: an einsum in canonical form.
 ///
 /// `c[batch, m, n] = sum over k of a[batch, m, k] * b[batch, k, n]`, where each of the four groups
@@ -103,6 +121,10 @@ pub struct LoopAB {
 /// **Determinism**: `k` is cut into blocks of [`Product::K_BLOCK`] points in its flat order; within
 /// a block an element is one chain of fused multiply-adds, blocks are added in ascending order, to
 /// the old value when `accumulate`. No other size enters the bits of an element.
+///
+/// **Narrow types**: a product that is summed in F32 reads operands of BF16, F16, F8E4M3 and F8E5M2
+/// as the numbers of F32 that they are, and rounds its result to BF16 or F16 once, when the sum
+/// over all of `k` is complete. The result of one that accumulates is not narrow.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Product {
     /// Loops over factors of all three.
@@ -115,8 +137,10 @@ pub struct Product {
     pub k: Vec<LoopAB>,
     /// Whether the result is added to what `c` holds.
     pub accumulate: bool,
-    /// F32 or F64, of all three.
+    /// F32 or F64: the type of sums.
     pub dtype: DType,
+    /// The types of elements in memory: `dtype`, or narrow ones.
+    pub stored: StoredTypes,
     /// Dims of `b` with zeros around them.
     #[serde(default)]
     pub borders: Vec<Border>,
@@ -127,7 +151,8 @@ impl Product {
     /// f32 fit a first-level cache of 48 KiB with what streams past them.
     pub const K_BLOCK: usize = 256;
 
-    /// The product of row-major matrices `a[m, k] b[k, n] -> c[m, n]`.
+    /// The product of row-major matrices `a[m, k] b[k, n] -> c[m, n]` of one type, of which narrow
+    /// ones are summed in F32.
     pub fn matrix(m: usize, n: usize, k: usize, dtype: DType) -> Product {
         Product {
             batch: Vec::new(),
@@ -135,7 +160,8 @@ impl Product {
             n: vec![LoopBC { size: n, b: 1, c: 1 }],
             k: vec![LoopAB { size: k, a: 1, b: n }],
             accumulate: false,
-            dtype,
+            dtype: dtype.accumulation(),
+            stored: StoredTypes::all(dtype),
             borders: Vec::new(),
         }
     }
@@ -156,10 +182,11 @@ impl Product {
 /// its output is that of the program, which is not listed again.
 ///
 /// The bits of each result are those of its product alone, to which first the bias is added and
-/// then the addend, each with one rounding; those of a program the bits of a launch of its own.
+/// then the addend, each with one rounding to the type of the result, of which both are; those of a
+/// program the bits of a launch of its own, that reads rounded results.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Products {
-    /// The products, one result each, in order; there is at least one. They are of one type.
+    /// The products, one result each, in order; there is at least one. Sums are of one type.
     pub parts: Vec<ProductPart>,
 }
 
@@ -260,7 +287,7 @@ impl Products {
         teams
     }
 
-    /// The type of all operands and results.
+    /// The type of all sums.
     pub fn dtype(&self) -> DType {
         self.parts.first().map_or(DType::F32, |part| part.product.dtype)
     }
@@ -284,6 +311,10 @@ impl Products {
 ///
 /// **Determinism**: the bits of a query's output depend on no other query, so that cutting
 /// queries, heads or batch changes nothing.
+///
+/// **Narrow types**: tensors of BF16 or F16 are read as the numbers of F32 that they are, all is
+/// computed and summed in F32, of which `lse` is, and each element of a result is rounded once: it
+/// is that of the launch in F32, rounded.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Attention {
     /// B.
@@ -327,7 +358,7 @@ pub struct Attention {
     pub group: usize,
     /// Dropout of the normalised scores.
     pub dropout: Option<Dropout>,
-    /// F32 or F64, of all but the key.
+    /// F32, F64, BF16 or F16, of all but the key and `lse`.
     pub dtype: DType,
     /// Strides of `q` and `dq` over batch, sequence and head; D is contiguous.
     pub q: [usize; 3],
@@ -412,8 +443,8 @@ pub struct Gather {
     pub count: usize,
     /// `ScatterAdd` only: keep what the table holds instead of zeroing it first.
     pub accumulate: bool,
-    /// Of table and rows: F32, F64, I32, U32 or I64; integers wrap where rows are added. Bool too
-    /// where rows are only moved.
+    /// Of table and rows: F32, F64, I32, U32 or I64; integers wrap where rows are added. Bool and
+    /// narrow types too where rows are only moved.
     pub dtype: DType,
 }
 
@@ -431,7 +462,8 @@ pub struct Lines {
     pub inner: usize,
     /// What is done.
     pub how: Line,
-    /// F32, F64, I32, U32 or I64, of `x`; Bool where elements are only compared or moved.
+    /// F32, F64, I32, U32 or I64, of `x`; Bool where elements are only compared or moved, narrow
+    /// types where they are only moved.
     pub dtype: DType,
 }
 
@@ -512,7 +544,7 @@ pub struct Rope {
     pub inverse: bool,
     /// What cosines and sines are multiplied with.
     pub gain: f64,
-    /// F32 or F64.
+    /// F32, F64, BF16 or F16; the last two are computed in F32 and rounded once.
     pub dtype: DType,
     /// Strides of `x` over batch, sequence and head; D is contiguous.
     pub x: [usize; 3],
@@ -582,7 +614,7 @@ pub struct Fill {
     pub len: usize,
     /// The value, converted to the type.
     pub value: f64,
-    /// F32, F64, I32, U32, I64 or Bool.
+    /// F32, F64, I32, U32, I64, Bool or narrow.
     pub dtype: DType,
 }
 
@@ -639,7 +671,10 @@ fn display_product(f: &mut fmt::Formatter<'_>, p: &Product) -> fmt::Result {
     if batch != 1 {
         write!(f, "{batch} of ")?;
     }
-    write!(f, "{m}x{n}x{k} {}{}", p.dtype, if p.accumulate { " accumulating" } else { "" })
+    write!(f, "{m}x{n}x{k} ")?;
+    let StoredTypes { a, b, c } = p.stored;
+    if [a, b] == [c, c] { write!(f, "{c}") } else { write!(f, "{a}*{b}->{c}") }?;
+    f.write_str(if p.accumulate { " accumulating" } else { "" })
 }
 
 fn display_window(f: &mut fmt::Formatter<'_>, name: &str, w: &Window) -> fmt::Result {

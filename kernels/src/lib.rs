@@ -36,7 +36,8 @@ pub mod cpu;
 pub use border::Border;
 pub use kernel::{
     Attention, Copy, CopyLoop, Dropout, Fill, Gather, Kernel, Line, Lines, LoopAB, LoopABC, LoopAC,
-    LoopBC, Pointwise, Positions, Product, ProductPart, Products, Rope, Source, Window,
+    LoopBC, Pointwise, Positions, Product, ProductPart, Products, Rope, Source, StoredTypes,
+    Window,
 };
 pub use rows::{Access, BinaryOp, Digit, Draw, Instr, Output, ReduceOp, RowInput, Rows, UnaryOp};
 pub use units::{Bytes, Flops, Seconds};

@@ -102,7 +102,8 @@ fn product_elements(p: &Product) -> [u64; 3] {
 }
 
 fn product_bytes(p: &Product) -> Bytes {
-    Bytes(product_elements(p).iter().sum::<u64>() * p.dtype.size())
+    let [a, b, c] = product_elements(p);
+    Bytes(a * p.stored.a.size() + b * p.stored.b.size() + c * p.stored.c.size())
 }
 
 /// An operand of several products is read once: as much of it as the one that reads most does.
@@ -111,34 +112,41 @@ fn products_bytes(p: &Products) -> Bytes {
     let mut read = vec![0; p.operand_count()];
     let mut written = 0;
     for part in &p.parts {
+        let stored = part.product.stored;
         let [a, b, c] = product_elements(&part.product);
         let [batch, m, n, _] = part.product.sizes().map(|s| s as u64);
-        let bias = part.bias.map(|at| (at, n));
-        let addend = part.addend.map(|at| (at, batch * m * n));
+        let bias = part.bias.map(|at| (at, n * stored.c.size()));
+        let addend = part.addend.map(|at| (at, batch * m * n * stored.c.size()));
         let then = part.then.iter().flat_map(|then| {
             let Rows { rows, cols, .. } = then.rows;
             let read = then.inputs.iter().zip(&then.rows.inputs);
             read.filter_map(move |(source, input)| match source {
-                Source::Operand(at) => Some((*at, access_elements(&input.access, rows, cols))),
+                Source::Operand(at) => {
+                    Some((*at, access_elements(&input.access, rows, cols) * input.dtype.size()))
+                }
                 Source::Result(_) => None,
             })
         });
-        let factors = [(part.a, a), (part.b, b)].into_iter();
-        for (at, elements) in factors.chain(bias).chain(addend).chain(then) {
+        let factors = [(part.a, a * stored.a.size()), (part.b, b * stored.b.size())].into_iter();
+        for (at, bytes) in factors.chain(bias).chain(addend).chain(then) {
             if let Some(most) = read.get_mut(at) {
-                *most = elements.max(*most);
+                *most = bytes.max(*most);
             }
         }
-        written += if part.in_place { 0 } else { c * p.dtype().size() };
+        written += if part.in_place { 0 } else { c * stored.c.size() };
         written += part.then.iter().map(|then| stored_bytes(&then.rows)).sum::<u64>();
     }
-    Bytes(read.iter().sum::<u64>() * p.dtype().size() + written)
+    Bytes(read.iter().sum::<u64>() + written)
 }
 
 fn unary_flops(op: UnaryOp) -> u64 {
     match op {
         UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Floor | UnaryOp::Square | UnaryOp::Not => 1,
-        UnaryOp::Single => 1,
+        UnaryOp::Single
+        | UnaryOp::RoundBF16
+        | UnaryOp::RoundF16
+        | UnaryOp::RoundF8E4M3
+        | UnaryOp::RoundF8E5M2 => 1,
         UnaryOp::Sqrt | UnaryOp::Rsqrt | UnaryOp::Recip => 4,
         UnaryOp::WrapI32 | UnaryOp::WrapU32 => 4,
         UnaryOp::Exp
@@ -267,14 +275,15 @@ fn attention_elements(a: &Attention) -> [u64; 3] {
 fn attention_bytes(a: &Attention) -> Bytes {
     let [query, _, lse] = attention_elements(a);
     let key = (a.batch * keys_read(a) * a.kv_heads * a.dim) as u64;
-    let lse = if a.position { 0 } else { lse };
-    Bytes((2 * query + 2 * key + lse + bias_elements(a)) * a.dtype.size())
+    let lse = if a.position { 0 } else { lse * a.dtype.accumulation().size() };
+    Bytes((2 * query + 2 * key + bias_elements(a)) * a.dtype.size() + lse)
 }
 
 fn attention_bwd_bytes(a: &Attention) -> Bytes {
     let [query, key, lse] = attention_elements(a);
     let bias = bias_elements(a) * if a.bias_grad { 2 } else { 1 };
-    Bytes((4 * query + 4 * key + lse + bias) * a.dtype.size())
+    let lse = lse * a.dtype.accumulation().size();
+    Bytes((4 * query + 4 * key + bias) * a.dtype.size() + lse)
 }
 
 fn gather_bytes(g: &Gather, moves: u64) -> Bytes {

@@ -6,6 +6,9 @@
 //! and a row scalar stands for all points of its row. Numbers are of the compute type, truth is
 //! 1 and falsehood 0, and anything but 0 counts as true.
 //!
+//! Narrow types ([`DType::is_narrow`]) are read exactly and rounded to where they are stored.
+//! [`UnaryOp::rounding`] rounds values on the way, so that fusing nodes changes no bit.
+//!
 //! Programs of I64 are exact: sums, differences, products and powers are modulo `2^64`, quotients
 //! are rounded down and zero where the divisor is, a negative power is the quotient of one and the
 //! positive one, rounded towards zero. They draw nothing and have no function that is not one of
@@ -40,8 +43,8 @@ pub struct Rows {
 /// An input buffer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RowInput {
-    /// F32, F64, I32, U32 or Bool, and I64 where the program computes in it; converted to the
-    /// compute type, to I64 towards zero. Key inputs of [`Instr::Random`] are U32 and are never
+    /// F32, F64, I32, U32, Bool or narrow, and I64 where the program computes in it; converted to
+    /// the compute type, to I64 towards zero. Key inputs of [`Instr::Random`] are U32 and are never
     /// loaded.
     pub dtype: DType,
     /// Which element each point reads.
@@ -244,11 +247,19 @@ pub enum UnaryOp {
     WrapU32,
     /// The nearest number of F32.
     Single,
+    /// The nearest number of BF16, as [`ir::formats`] has it; the others alike.
+    RoundBF16,
+    /// Of F16.
+    RoundF16,
+    /// Of F8E4M3.
+    RoundF8E4M3,
+    /// Of F8E5M2.
+    RoundF8E5M2,
 }
 
 impl UnaryOp {
     /// All functions of one value.
-    pub const ALL: [UnaryOp; 21] = [
+    pub const ALL: [UnaryOp; 25] = [
         UnaryOp::Neg,
         UnaryOp::Abs,
         UnaryOp::Exp,
@@ -270,7 +281,23 @@ impl UnaryOp {
         UnaryOp::WrapI32,
         UnaryOp::WrapU32,
         UnaryOp::Single,
+        UnaryOp::RoundBF16,
+        UnaryOp::RoundF16,
+        UnaryOp::RoundF8E4M3,
+        UnaryOp::RoundF8E5M2,
     ];
+
+    /// What rounds to a type of floating-point numbers, unless that holds all numbers of programs.
+    pub fn rounding(dtype: DType) -> Option<UnaryOp> {
+        match dtype {
+            DType::F32 => Some(UnaryOp::Single),
+            DType::BF16 => Some(UnaryOp::RoundBF16),
+            DType::F16 => Some(UnaryOp::RoundF16),
+            DType::F8E4M3 => Some(UnaryOp::RoundF8E4M3),
+            DType::F8E5M2 => Some(UnaryOp::RoundF8E5M2),
+            DType::F64 | DType::I8 | DType::I32 | DType::I64 | DType::U32 | DType::Bool => None,
+        }
+    }
 
     /// Whether it yields integers of integers.
     pub fn is_whole(self) -> bool {
@@ -295,7 +322,11 @@ impl UnaryOp {
             | UnaryOp::GeluTanh
             | UnaryOp::GeluErf
             | UnaryOp::Silu
-            | UnaryOp::Single => false,
+            | UnaryOp::Single
+            | UnaryOp::RoundBF16
+            | UnaryOp::RoundF16
+            | UnaryOp::RoundF8E4M3
+            | UnaryOp::RoundF8E5M2 => false,
         }
     }
 }
@@ -403,8 +434,9 @@ pub enum Output {
         value: usize,
         /// Where each point goes: injective.
         access: Access,
-        /// F32, F64, I32, U32 or Bool; converted from the compute type, truncating. Programs of
-        /// I64 store that too, and wrap to integers of 32 bits.
+        /// F32, F64, I32, U32, Bool or narrow; converted from the compute type, to integers
+        /// truncating, to narrow types with one rounding. Programs of I64 store that too, and wrap
+        /// to integers of 32 bits.
         dtype: DType,
         /// Whether it is added to what the buffer holds; F32 and F64 only.
         accumulate: bool,

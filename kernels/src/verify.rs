@@ -6,10 +6,11 @@
 
 use ir::DType;
 
+use crate::arguments::{Argument, part_inputs, products_inputs};
 use crate::border::Border;
 use crate::kernel::{
     Attention, Copy, Dropout, Fill, Gather, Kernel, Line, Lines, Pointwise, Positions, Product,
-    Products, Rope, Source, Window,
+    Products, Rope, Source, StoredTypes, Window,
 };
 use crate::rows::{Access, Digit, Draw, Instr, Output, RowInput, Rows};
 
@@ -52,6 +53,11 @@ fn computes(dtype: DType) -> Verdict {
     require(matches!(dtype, DType::F32 | DType::F64), "it computes in neither f32 nor f64")
 }
 
+/// A type of numbers that a kernel reads, computes with and writes, in F32 where it is narrow.
+fn rounds(dtype: DType) -> Verdict {
+    if matches!(dtype, DType::BF16 | DType::F16) { Ok(()) } else { computes(dtype) }
+}
+
 /// A type of numbers that kernels add.
 fn counts(dtype: DType) -> Verdict {
     let known = matches!(dtype, DType::F32 | DType::F64 | DType::I32 | DType::U32 | DType::I64);
@@ -60,6 +66,7 @@ fn counts(dtype: DType) -> Verdict {
 
 fn converts(dtype: DType) -> Verdict {
     let known = matches!(dtype, DType::F32 | DType::F64 | DType::I32 | DType::U32 | DType::Bool);
+    let known = known || dtype.is_narrow();
     require(known, "an argument is of a type that is not converted")
 }
 
@@ -99,8 +106,19 @@ fn injective(loops: &[(usize, usize)], offset: usize) -> Verdict {
     Ok(())
 }
 
-fn product(p: &Product) -> Verdict {
+/// The types of a product in memory: that of its sums, or narrow ones where that is F32.
+fn stored(p: &Product) -> Verdict {
     computes(p.dtype)?;
+    let StoredTypes { a, b, c } = p.stored;
+    let read = |dtype: DType| dtype == p.dtype || p.dtype == DType::F32 && dtype.is_narrow();
+    require(read(a) && read(b), "an operand is of a type that its sums are not")?;
+    let rounded = p.dtype == DType::F32 && matches!(c, DType::BF16 | DType::F16);
+    require(c == p.dtype || rounded, "a result is of a type that its sums are not rounded to")?;
+    require(c == p.dtype || !p.accumulate, "it adds to sums that were rounded")
+}
+
+fn product(p: &Product) -> Verdict {
+    stored(p)?;
     let lens = [p.batch.len(), p.m.len(), p.n.len(), p.k.len()];
     require(lens.into_iter().all(|n| n <= LOOPS_MAX), "it has too many loops")?;
     let batch = |stride: fn(&crate::LoopABC) -> usize| {
@@ -151,6 +169,10 @@ fn products(p: &Products) -> Verdict {
         part.then.as_ref().map_or(Ok(()), |then| pointwise(p, at, then))?;
         require(!part.in_place || can_be_in_place(p, at), "a result is lost before it is read")?;
     }
+    let inputs = products_inputs(p);
+    let typed = |(at, wanted): (usize, Argument)| inputs[at].dtype == wanted.dtype;
+    let mut read = p.parts.iter().flat_map(part_inputs);
+    require(read.all(typed), "its products read an operand as several types")?;
     for team in p.teams().into_iter().filter(|team| team.len() > 1) {
         let last = &p.parts[team.end - 1].product;
         let alike = p.parts[team].iter().all(|part| is_matrix(&part.product, last.sizes()));
@@ -181,7 +203,7 @@ fn can_be_in_place(p: &Products, at: usize) -> bool {
     let whole = Access::full(then.rows.rows, then.rows.cols);
     let is_whole = matches!(then.rows.outputs.first(),
         Some(Output::Store { access, dtype, accumulate: false, .. })
-            if *access == whole && *dtype == p.dtype());
+            if *access == whole && *dtype == part.product.stored.c);
     let others = p.parts.iter().enumerate().filter(|(other, _)| *other != at);
     let mut read = others.flat_map(|(_, other)| &other.then).flat_map(|then| &then.inputs);
     is_whole && !part.product.accumulate && read.all(|source| *source != Source::Result(at))
@@ -196,11 +218,15 @@ fn pointwise(p: &Products, at: usize, then: &Pointwise) -> Verdict {
     let stores = r.outputs.iter().all(|output| matches!(output, Output::Store { .. }));
     let moves = |instr: &Instr| matches!(instr, Instr::Reduce { .. } | Instr::Random(_));
     require(stores && !r.instrs.iter().any(moves), "a program after a product sums or draws")?;
-    let typed = r.dtype == p.dtype() && r.inputs.iter().all(|input| input.dtype == p.dtype());
+    let read = |dtype: DType| dtype == r.dtype || dtype.is_narrow();
+    let typed = r.dtype == p.dtype() && r.inputs.iter().all(|input| read(input.dtype));
     require(typed && r.inputs.len() == then.inputs.len(), "a program reads other types")?;
     let there = |(input, source): (&RowInput, &Source)| match source {
         Source::Operand(_) => true,
-        Source::Result(result) => *result <= at && input.access == Access::full(r.rows, r.cols),
+        Source::Result(result) => {
+            let whole = input.access == Access::full(r.rows, r.cols);
+            *result <= at && whole && input.dtype == p.parts[*result].product.stored.c
+        }
     };
     require(
         r.inputs.iter().zip(&then.inputs).all(there),
@@ -343,7 +369,7 @@ fn heads(dims: [usize; 4], strides: [usize; 3]) -> [(usize, usize); 4] {
 }
 
 fn attention(a: &Attention, backward: bool) -> Verdict {
-    computes(a.dtype)?;
+    rounds(a.dtype)?;
     small([a.batch, a.queries, a.keys, a.heads, a.kv_heads, a.dim, a.head_offset, a.kv_offset])?;
     small([a.group])?;
     scores([a.batch, a.heads, a.queries, a.keys])?;
@@ -401,6 +427,8 @@ fn lines(l: &Lines) -> Verdict {
     holds(l.dtype)?;
     nest(&[(l.outer, 0), (l.extent, 0), (l.inner, 1)], 0)?;
     nest(&[(l.outer, 0), (l.result, 0), (l.inner, 1)], 0)?;
+    let moves = matches!(l.how, Line::Reverse);
+    require(moves || !l.dtype.is_narrow(), "lines of a narrow type are only moved")?;
     let counts = l.dtype != DType::Bool;
     let fits = match l.how {
         Line::Cumulative(_) => counts && l.result == l.extent,
@@ -428,7 +456,7 @@ fn lines(l: &Lines) -> Verdict {
 }
 
 fn rope(r: &Rope) -> Verdict {
-    computes(r.dtype)?;
+    rounds(r.dtype)?;
     let pairs = r.dim.is_multiple_of(2) && r.frequencies.len() == r.dim / 2;
     require(pairs, "it has not one frequency for each pair")?;
     require(r.gain.is_finite(), "its gain is no number")?;
@@ -535,7 +563,7 @@ mod tests {
             row(vec![digit(1, 0, 4)], 1),
             row(vec![digit(1, 6, 1 << 50)], 1),
             Kernel::Fill(Fill { len: usize::MAX, value: 0.0, dtype: DType::F32 }),
-            Kernel::Fill(Fill { len: 1, value: 0.0, dtype: DType::BF16 }),
+            Kernel::Fill(Fill { len: 1, value: 0.0, dtype: DType::I8 }),
         ] {
             assert!(verify(&kernel).is_err(), "{kernel:?}");
         }

@@ -5,7 +5,9 @@ use std::ops::Range;
 use ir::op::{Convolution, Windows};
 use ir::program::Ref;
 use ir::{DType, Node, ValueId};
-use kernels::kernel::{Copy, CopyLoop, Line, Lines, LoopAB, LoopABC, LoopAC, LoopBC, Product};
+use kernels::kernel::{
+    Copy, CopyLoop, Line, Lines, LoopAB, LoopABC, LoopAC, LoopBC, Product, StoredTypes,
+};
 use kernels::{Border, Kernel};
 
 use super::Lower;
@@ -176,7 +178,8 @@ impl Lower<'_> {
             n,
             k: sums,
             accumulate: false,
-            dtype: self.ty(x).dtype,
+            dtype: self.ty(x).dtype.accumulation(),
+            stored: StoredTypes::all(self.ty(x).dtype),
             borders,
         };
         Ok((product, [self.home(w), self.home(x)]))

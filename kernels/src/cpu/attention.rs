@@ -5,11 +5,13 @@
 //! tiles are skipped: for a query whose keys are all hidden in a tile, the tile adds zeros, so that
 //! its bits do not depend on which queries share its tile.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use ir::random::{Key, uniform};
 
 use super::Cpu;
+use super::formats::{Format, Operand, Round, Widen};
 use super::scratch::{Bump, lines_of};
 use super::tiles::{self, Loop, Nest, Part};
 use super::vector::{Job, Scalar, Vector};
@@ -70,12 +72,13 @@ impl Multiplier {
         self.nest.accumulate = accumulate;
         V::call(Part {
             epilogue: tiles::Epilogue::none(),
+            rounded: None,
             then: None,
             nest: &self.nest,
             rows: [0, m],
             columns: [0, n],
-            a: a.start,
-            b: b.start,
+            a: Operand::own(a.start),
+            b: Operand::own(b.start),
             c: c.start,
             scratch: &mut scratch,
         });
@@ -149,59 +152,154 @@ impl Mask<'_> {
     }
 }
 
-/// The tensors of a launch.
-#[derive(Clone, Copy)]
+/// A tensor of a launch that computes in `S`.
 pub(super) struct Tensor<S> {
-    pub(super) start: Shared<S>,
+    start: Shared<u8>,
+    pub(super) format: Format,
     pub(super) strides: [usize; 3],
+    of: PhantomData<S>,
 }
 
-impl<S> Tensor<S> {
-    /// The matrix of the sequence from `from` on, of one sample and head.
-    pub(super) fn matrix(self, batch: usize, from: usize, head: usize) -> Matrix<S> {
-        let [b, s, h] = self.strides;
-        let start = self.start.get().wrapping_add(batch * b + from * s + head * h);
-        Matrix { start, row: s, col: 1 }
+impl<S> Clone for Tensor<S> {
+    fn clone(&self) -> Tensor<S> {
+        *self
     }
+}
+
+impl<S> Copy for Tensor<S> {}
+
+impl<S: Scalar> Tensor<S> {
+    /// The elements from an offset on.
+    pub(super) fn at(self, offset: usize) -> Operand {
+        Operand::new(self.start.get(), self.format).moved::<S>(offset)
+    }
+
+    /// One row of the sequence of one sample and head.
+    pub(super) fn row(self, batch: usize, row: usize, head: usize) -> Operand {
+        let [b, s, h] = self.strides;
+        self.at(batch * b + row * s + head * h)
+    }
+
+    /// The matrix of the sequence from `from` on, of one sample and head: of a narrow tensor, room
+    /// in which its `cols` columns are contiguous.
+    pub(super) fn matrix(
+        self,
+        [batch, from, head]: [usize; 3],
+        cols: usize,
+        room: *mut S,
+    ) -> Matrix<S> {
+        if self.format != Format::Own {
+            return Matrix { start: room, row: cols, col: 1 };
+        }
+        let start = self.row(batch, from, head).start::<S>().cast_mut();
+        Matrix { start, row: self.strides[1], col: 1 }
+    }
+
+    /// The numbers of some rows as [`Tensor::matrix`] has them, widened into the room if they must.
+    ///
+    /// # Safety
+    ///
+    /// The tensor holds the rows, and `room`, if it is narrow, as many numbers.
+    #[inline(always)]
+    pub(super) unsafe fn read<V: Vector<Scalar = S>>(
+        self,
+        [batch, from, head]: [usize; 3],
+        [rows, cols]: [usize; 2],
+        room: *mut S,
+    ) -> Matrix<S> {
+        if self.format != Format::Own {
+            for row in 0..rows {
+                let target = room.wrapping_add(row * cols);
+                V::call(Widen { source: self.row(batch, from + row, head), target, len: cols });
+            }
+        }
+        self.matrix([batch, from, head], cols, room)
+    }
+
+    /// Rounds the numbers of some rows from [`Tensor::matrix`] to the tensor, if they are not
+    /// there.
+    ///
+    /// # Safety
+    ///
+    /// As [`Tensor::read`].
+    #[inline(always)]
+    pub(super) unsafe fn write<V: Vector<Scalar = S>>(
+        self,
+        [batch, from, head]: [usize; 3],
+        [rows, cols]: [usize; 2],
+        room: *const S,
+    ) {
+        if self.format != Format::Own {
+            for row in 0..rows {
+                let source = room.wrapping_add(row * cols);
+                V::call(Round { source, target: self.row(batch, from + row, head), len: cols });
+            }
+        }
+    }
+}
+
+/// Numbers that a task holds of narrow tensors beside what it does otherwise: as many as are said,
+/// none where tensors are those of `S`.
+pub(super) fn room_of(a: &Attention, len: usize) -> usize {
+    if a.dtype.is_narrow() { len } else { 0 }
 }
 
 /// The rows of a bias that the queries of one sample and head read.
 #[derive(Clone, Copy)]
 pub(super) struct BiasRows<S> {
-    start: *const S,
+    start: Operand,
     /// From query to query.
     stride: usize,
+    /// Room for a tile of keys of a narrow bias.
+    room: *mut S,
 }
 
-impl<S> BiasRows<S> {
+impl<S: Scalar> BiasRows<S> {
     /// The rows of a sample and head, for queries from `first` on.
     pub(super) fn of(
         bias: Option<Tensor<S>>,
         [batch, head, first]: [usize; 3],
+        room: *mut S,
     ) -> Option<BiasRows<S>> {
-        let Tensor { start, strides: [b, h, s] } = bias?;
-        let start = start.get().wrapping_add(batch * b + head * h + first * s);
-        Some(BiasRows { start, stride: s })
+        let bias = bias?;
+        let [b, h, s] = bias.strides;
+        Some(BiasRows { start: bias.at(batch * b + head * h + first * s), stride: s, room })
     }
 
-    /// The numbers of query `row` of the tile, from key `key` on.
-    pub(super) fn at(self, row: usize, key: usize) -> *const S {
-        self.start.wrapping_add(row * self.stride + key)
+    /// The numbers of query `row` of the tile, for `keys` keys from `key` on: until the next call.
+    ///
+    /// # Safety
+    ///
+    /// The bias holds them.
+    #[inline(always)]
+    pub(super) unsafe fn at<V: Vector<Scalar = S>>(
+        self,
+        row: usize,
+        [key, keys]: [usize; 2],
+    ) -> *const S {
+        let source = self.start.moved::<S>(row * self.stride + key);
+        if source.format == Format::Own {
+            return source.start();
+        }
+        V::call(Widen { source, target: self.room, len: keys });
+        self.room
     }
 }
 
 /// The bias of a launch, which is its fourth input.
 pub(super) fn bias<S>(a: &Attention, inputs: &[View]) -> Option<Tensor<S>> {
     let strides = a.bias?;
-    Some(input(&inputs[3], strides))
+    Some(input(a, &inputs[3], strides))
 }
 
-pub(super) fn input<S>(view: &View, strides: [usize; 3]) -> Tensor<S> {
-    Tensor { start: Shared::new(view.start::<S>().cast_mut()), strides }
+pub(super) fn input<S>(a: &Attention, view: &View, strides: [usize; 3]) -> Tensor<S> {
+    let start = Shared::new(view.start::<u8>().cast_mut());
+    Tensor { start, format: Format::of(a.dtype), strides, of: PhantomData }
 }
 
-pub(super) fn output<S>(view: &ViewMut, strides: [usize; 3]) -> Tensor<S> {
-    Tensor { start: Shared::new(view.start::<S>()), strides }
+pub(super) fn output<S>(a: &Attention, view: &ViewMut, strides: [usize; 3]) -> Tensor<S> {
+    let start = Shared::new(view.start::<u8>());
+    Tensor { start, format: Format::of(a.dtype), strides, of: PhantomData }
 }
 
 /// Bytes of scratch per thread of the forward pass.
@@ -210,6 +308,9 @@ pub(super) fn scratch<S>(a: &Attention) -> usize {
         + lines_of::<S>(QUERY_TILE * a.dim)
         + 2 * lines_of::<S>(QUERY_TILE)
         + lines_of::<S>(KEY_TILE)
+        + lines_of::<S>(room_of(a, QUERY_TILE * a.dim))
+        + lines_of::<S>(room_of(a, KEY_TILE * a.dim))
+        + lines_of::<S>(room_of(a, KEY_TILE))
         + multiplier_bytes::<S>(a)
 }
 
@@ -226,9 +327,9 @@ pub(super) fn at_position(a: &Attention, inputs: &[View]) -> Attention {
 /// Runs attention.
 pub(super) fn execute<S: Scalar>(cpu: &Cpu, a: &Attention, inputs: &[View], outputs: &[ViewMut]) {
     let a = &at_position(a, inputs);
-    let (q, k) = (input::<S>(&inputs[0], a.q), input::<S>(&inputs[1], a.k));
-    let v = input::<S>(&inputs[2], a.v);
-    let out = output::<S>(&outputs[0], a.out);
+    let (q, k) = (input::<S>(a, &inputs[0], a.q), input::<S>(a, &inputs[1], a.k));
+    let v = input::<S>(a, &inputs[2], a.v);
+    let out = output::<S>(a, &outputs[0], a.out);
     let lse = outputs.get(1).map(|lse| Shared::new(lse.start::<S>()));
     let bias = bias::<S>(a, inputs);
     let key_at = 3 + usize::from(bias.is_some());
@@ -240,16 +341,15 @@ pub(super) fn execute<S: Scalar>(cpu: &Cpu, a: &Attention, inputs: &[View], outp
         let tile = query_tiles - 1 - task % query_tiles;
         let (batch, head) = (task / query_tiles / a.heads, task / query_tiles % a.heads);
         let first = tile * QUERY_TILE;
-        let kv_head = a.kv_head(head);
         cpu.isa.run(Forward {
             mask: Mask { attention: a, dropout: &dropout, batch, head },
             first,
             queries: QUERY_TILE.min(a.queries - first),
-            q: q.matrix(batch, first, head),
-            k: k.matrix(batch, 0, kv_head),
-            v: v.matrix(batch, 0, kv_head),
-            out: out.matrix(batch, first, head),
-            bias: BiasRows::of(bias, [batch, head, first]),
+            q,
+            k,
+            v,
+            out,
+            bias,
             lse: lse
                 .map(|lse| lse.get().wrapping_add((batch * a.heads + head) * a.queries + first)),
             scratch,
@@ -267,11 +367,11 @@ struct Forward<'a, S> {
     mask: Mask<'a>,
     first: usize,
     queries: usize,
-    q: Matrix<S>,
-    k: Matrix<S>,
-    v: Matrix<S>,
-    out: Matrix<S>,
-    bias: Option<BiasRows<S>>,
+    q: Tensor<S>,
+    k: Tensor<S>,
+    v: Tensor<S>,
+    out: Tensor<S>,
+    bias: Option<Tensor<S>>,
     /// None for inference.
     lse: Option<*mut S>,
     scratch: &'a mut Bump,
@@ -291,46 +391,49 @@ impl<S: Scalar> Job<S> for Forward<'_, S> {
     #[inline(always)]
     fn run<V: Vector<Scalar = S>>(self) {
         let (a, m) = (self.mask.attention, self.queries);
-        let running = Running {
+        let (batch, head) = (self.mask.batch, self.mask.head);
+        let kv_head = a.kv_head(head);
+        let mut running = Running {
             scores: self.scratch.take(QUERY_TILE * KEY_TILE),
             out: self.scratch.zeros(QUERY_TILE * a.dim),
             largest: self.scratch.take(QUERY_TILE),
             sum: self.scratch.zeros(QUERY_TILE),
             factors: self.scratch.take(KEY_TILE),
-            bias: self.bias,
+            bias: None,
         };
-        // SAFETY: there is room for a number per query.
-        unsafe { std::slice::from_raw_parts_mut(running.largest, m) }.fill(S::LOWEST);
+        let of_queries = self.scratch.take(room_of(a, QUERY_TILE * a.dim));
+        let of_keys = self.scratch.take(room_of(a, KEY_TILE * a.dim));
+        let of_bias = self.scratch.take(room_of(a, KEY_TILE));
+        running.bias = BiasRows::of(self.bias, [batch, head, self.first], of_bias);
+        // SAFETY: there is room for a number per query, and for the queries, which are there.
+        let q = unsafe {
+            std::slice::from_raw_parts_mut(running.largest, m).fill(S::LOWEST);
+            self.q.read::<V>([batch, self.first, head], [m, a.dim], of_queries)
+        };
         let scores = Matrix { start: running.scores, row: KEY_TILE, col: 1 };
         let sums = Matrix { start: running.out, row: a.dim, col: 1 };
         let mut multiplier = Multiplier::new();
         for [key, n] in self.mask.key_tiles(self.first, m) {
-            let at = |t: Matrix<S>| Matrix { start: t.start.wrapping_add(key * t.row), ..t };
+            let (place, sizes) = ([batch, key, kv_head], [n, a.dim]);
             // SAFETY: tensors hold all rows of the tiles, scratch a tile each.
             unsafe {
-                let k = at(self.k).transposed();
-                multiplier.multiply::<V>(
-                    [m, n, a.dim],
-                    self.q,
-                    k,
-                    scores,
-                    false,
-                    self.scratch.rest(),
-                );
+                let k = self.k.read::<V>(place, sizes, of_keys).transposed();
+                multiplier.multiply::<V>([m, n, a.dim], q, k, scores, false, self.scratch.rest());
                 for row in 0..m {
                     softmax_row::<V>(&self.mask, &running, [self.first, row], [key, n]);
                 }
-                let v = at(self.v);
+                let v = self.v.read::<V>(place, sizes, of_keys);
                 multiplier.multiply::<V>([m, a.dim, n], scores, v, sums, true, self.scratch.rest());
             }
         }
+        let out = self.out.matrix([batch, self.first, head], a.dim, running.out);
         for row in 0..m {
             // SAFETY: as above.
             unsafe {
                 let sum = *running.sum.add(row);
                 let is_empty = sum == S::ZERO;
                 let factor = if is_empty { S::ZERO } else { S::ONE / sum };
-                let target = self.out.start.add(row * self.out.row);
+                let target = out.start.add(row * out.row);
                 scale_row::<V>(running.out.add(row * a.dim), target, a.dim, factor);
                 if let Some(lse) = self.lse {
                     let sum = S::from_f64(sum.to_f64().ln());
@@ -339,6 +442,8 @@ impl<S: Scalar> Job<S> for Forward<'_, S> {
                 }
             }
         }
+        // SAFETY: as above.
+        unsafe { self.out.write::<V>([batch, self.first, head], [m, a.dim], running.out) };
     }
 }
 
@@ -370,7 +475,7 @@ pub(super) unsafe fn softmax_row<V: Vector>(
         let scores = scores.add(start);
         let mut scale = V::splat(V::Scalar::from_f64(a.scale));
         if a.softcap != 0.0 || running.bias.is_some() {
-            let bias = running.bias.map(|bias| bias.at(row, key + start));
+            let bias = running.bias.map(|bias| bias.at::<V>(row, [key + start, seen]));
             bound_scores::<V>(a, [scores, scores], bias, seen);
             scale = V::splat(V::Scalar::ONE);
         }

@@ -16,19 +16,58 @@ use std::ops::Range;
 use super::Cpu;
 use super::attention::{
     BiasRows, KEY_TILE, Mask, Matrix, Multiplier, QUERY_TILE, Tensor, bias, bound_scores, input,
-    load_up_to, multiplier_bytes, output, seen_at_most, store_up_to, stream,
+    load_up_to, multiplier_bytes, output, room_of, seen_at_most, store_up_to, stream,
 };
+use super::formats::{Format, Round};
 use super::scratch::{Bump, lines_of};
 use super::vector::{Job, Scalar, Vector};
 use super::view::{Shared, View, ViewMut};
 use crate::kernel::{Attention, Dropout};
 
 /// Bytes of scratch per thread.
-pub(super) fn scratch<S>(a: &Attention) -> usize {
+pub(super) fn scratch<S: Scalar>(a: &Attention) -> usize {
     2 * lines_of::<S>(QUERY_TILE * KEY_TILE)
         + lines_of::<S>(a.queries)
         + 2 * lines_of::<S>(KEY_TILE)
+        + Rooms::<S>::bytes(a)
         + multiplier_bytes::<S>(a)
+}
+
+/// Numbers of narrow tensors; empty where tensors are of the type that is computed with.
+#[derive(Clone, Copy)]
+struct Rooms<S> {
+    /// Of a tile of queries.
+    q: *mut S,
+    dout: *mut S,
+    dq: *mut S,
+    /// Of a tile of keys.
+    k: *mut S,
+    v: *mut S,
+    bias: *mut S,
+    /// Of all keys.
+    dk: *mut S,
+    dv: *mut S,
+    /// Of a tile of queries and keys.
+    dbias: *mut S,
+}
+
+impl<S: Scalar> Rooms<S> {
+    fn lens(a: &Attention) -> [usize; 9] {
+        let (queries, keys, all) = (QUERY_TILE * a.dim, KEY_TILE * a.dim, a.keys * a.dim);
+        let dbias = if a.bias_grad { QUERY_TILE * KEY_TILE } else { 0 };
+        [queries, queries, queries, keys, keys, KEY_TILE, all, all, dbias]
+            .map(|len| room_of(a, len))
+    }
+
+    fn bytes(a: &Attention) -> usize {
+        Rooms::<S>::lens(a).map(lines_of::<S>).iter().sum()
+    }
+
+    fn take(a: &Attention, scratch: &mut Bump) -> Rooms<S> {
+        let [q, dout, dq, k, v, bias, dk, dv, dbias] =
+            Rooms::<S>::lens(a).map(|len| scratch.take(len));
+        Rooms { q, dout, dq, k, v, bias, dk, dv, dbias }
+    }
 }
 
 /// The tensors of a launch.
@@ -51,17 +90,17 @@ pub(super) fn execute<S: Scalar>(cpu: &Cpu, a: &Attention, inputs: &[View], outp
     // What follows the bias, where there is one.
     let rest = &inputs[3 + usize::from(a.bias.is_some())..];
     let tensors = Tensors {
-        q: input(&inputs[0], a.q),
-        k: input(&inputs[1], a.k),
-        v: input(&inputs[2], a.v),
-        out: input(&rest[0], a.out),
+        q: input(a, &inputs[0], a.q),
+        k: input(a, &inputs[1], a.k),
+        v: input(a, &inputs[2], a.v),
+        out: input(a, &rest[0], a.out),
         lse: Shared::new(rest[1].start::<S>().cast_mut()),
-        dout: input(&rest[2], a.out),
+        dout: input(a, &rest[2], a.out),
         bias: bias(a, inputs),
-        dbias: a.bias.and_then(|strides| Some(output(outputs.get(3)?, strides))),
-        dq: output(&outputs[0], a.q),
-        dk: output(&outputs[1], a.k),
-        dv: output(&outputs[2], a.v),
+        dbias: a.bias.and_then(|strides| Some(output(a, outputs.get(3)?, strides))),
+        dq: output(a, &outputs[0], a.q),
+        dk: output(a, &outputs[1], a.k),
+        dv: output(a, &outputs[2], a.v),
     };
     let dropout = stream(a, rest.get(3));
     let cycles = (a.batch * a.heads * a.queries * seen_at_most(a) * a.dim) as u64 / 8;
@@ -101,6 +140,7 @@ struct Tiles<S> {
     factors: *mut S,
     /// Derivatives of the bound of a row of scores.
     slopes: *mut S,
+    rooms: Rooms<S>,
 }
 
 impl<S: Scalar> Tiles<S> {
@@ -116,6 +156,7 @@ impl<S: Scalar> Tiles<S> {
             delta: scratch.take(a.queries),
             factors: scratch.take(KEY_TILE),
             slopes: scratch.take(KEY_TILE),
+            rooms: Rooms::take(a, scratch),
         }
     }
 
@@ -129,9 +170,14 @@ impl<S: Scalar> Tiles<S> {
         dim: usize,
     ) {
         for query in queries {
-            let (x, y) = (t.out.matrix(batch, query, head), t.dout.matrix(batch, query, head));
-            // SAFETY: both rows hold the dim, the table a number per query.
-            unsafe { *self.delta.add(query) = dot::<V>(x.start, y.start, dim) };
+            let (at, row) = ([batch, query, head], [1, dim]);
+            // SAFETY: both rows hold the dim, as does a room of queries, the table a number per
+            // query.
+            unsafe {
+                let x = t.out.read::<V>(at, row, self.rooms.q);
+                let y = t.dout.read::<V>(at, row, self.rooms.dout);
+                *self.delta.add(query) = dot::<V>(x.start, y.start, dim);
+            }
         }
     }
 }
@@ -141,34 +187,75 @@ impl<S: Scalar> Job<S> for Backward<'_, S> {
     fn run<V: Vector<Scalar = S>>(self) {
         let (a, t) = (self.attention, self.tensors);
         let tiles = Tiles::take(a, self.scratch);
+        let rooms = tiles.rooms;
         let mut multiplier = Multiplier::new();
-        clear(t.dk.matrix(self.batch, 0, self.kv_head), a.keys, a.dim);
-        clear(t.dv.matrix(self.batch, 0, self.kv_head), a.keys, a.dim);
+        let keys = [self.batch, 0, self.kv_head];
+        let dk = t.dk.matrix(keys, a.dim, rooms.dk);
+        let dv = t.dv.matrix(keys, a.dim, rooms.dv);
+        clear(dk, a.keys, a.dim);
+        clear(dv, a.keys, a.dim);
         for head in (0..a.heads).filter(|&h| a.kv_head(h) == self.kv_head) {
             let mask = Mask { attention: a, dropout: self.dropout, batch: self.batch, head };
-            clear(t.dq.matrix(self.batch, 0, head), a.queries, a.dim);
             tiles.sum_rows::<V>(t, [self.batch, head], 0..a.queries, a.dim);
             for query in (0..a.queries).step_by(QUERY_TILE) {
                 let m = QUERY_TILE.min(a.queries - query);
-                for [key, n] in mask.key_tiles(query, m) {
-                    let heads = [head, self.kv_head];
-                    // SAFETY: tensors hold all rows of the tiles, scratch a tile each.
-                    unsafe {
+                let (place, sizes) = ([self.batch, query, head], [m, a.dim]);
+                let dq = t.dq.matrix(place, a.dim, rooms.dq);
+                clear(dq, m, a.dim);
+                // SAFETY: tensors hold all rows of the tiles, scratch a tile each.
+                unsafe {
+                    let q = t.q.read::<V>(place, sizes, rooms.q);
+                    let dout = t.dout.read::<V>(place, sizes, rooms.dout);
+                    for [key, n] in mask.key_tiles(query, m) {
+                        let (place, sizes) = ([self.batch, key, self.kv_head], [n, a.dim]);
+                        let from = |all: Matrix<S>| Matrix {
+                            start: all.start.wrapping_add(key * all.row),
+                            ..all
+                        };
+                        let sides = Sides {
+                            q,
+                            dout,
+                            dq,
+                            k: t.k.read::<V>(place, sizes, rooms.k),
+                            v: t.v.read::<V>(place, sizes, rooms.v),
+                            dk: from(dk),
+                            dv: from(dv),
+                        };
+                        let (queries, keys) = ([query, m], [key, n]);
+                        let s = &mut *self.scratch;
                         tile_gradients::<V>(
                             &mask,
                             t,
                             &tiles,
                             &mut multiplier,
-                            heads,
-                            [query, m],
-                            [key, n],
-                            self.scratch,
+                            sides,
+                            queries,
+                            keys,
+                            s,
                         );
                     }
+                    t.dq.write::<V>(place, sizes, rooms.dq);
                 }
             }
         }
+        // SAFETY: the tensors hold all keys.
+        unsafe {
+            t.dk.write::<V>(keys, [a.keys, a.dim], rooms.dk);
+            t.dv.write::<V>(keys, [a.keys, a.dim], rooms.dv);
+        }
     }
+}
+
+/// The matrices of a tile of queries and keys.
+#[derive(Clone, Copy)]
+struct Sides<S> {
+    q: Matrix<S>,
+    dout: Matrix<S>,
+    dq: Matrix<S>,
+    k: Matrix<S>,
+    v: Matrix<S>,
+    dk: Matrix<S>,
+    dv: Matrix<S>,
 }
 
 /// # Safety
@@ -181,16 +268,13 @@ unsafe fn tile_gradients<V: Vector>(
     t: &Tensors<V::Scalar>,
     tiles: &Tiles<V::Scalar>,
     multiplier: &mut Multiplier,
-    [head, kv_head]: [usize; 2],
+    sides: Sides<V::Scalar>,
     [query, m]: [usize; 2],
     [key, n]: [usize; 2],
     scratch: &mut Bump,
 ) {
-    let (d, b) = (mask.attention.dim, mask.batch);
-    let (q, dout) = (t.q.matrix(b, query, head), t.dout.matrix(b, query, head));
-    let (k, v) = (t.k.matrix(b, key, kv_head), t.v.matrix(b, key, kv_head));
-    let (dk, dv) = (t.dk.matrix(b, key, kv_head), t.dv.matrix(b, key, kv_head));
-    let dq = t.dq.matrix(b, query, head);
+    let d = mask.attention.dim;
+    let Sides { q, dout, dq, k, v, dk, dv } = sides;
     // SAFETY: by the contract of the function.
     unsafe {
         multiplier.multiply::<V>([m, n, d], q, k.transposed(), tiles.p, false, scratch.rest());
@@ -227,12 +311,12 @@ unsafe fn gradient_rows<V: Vector>(
 ) {
     let a = mask.attention;
     let first = (mask.batch * a.heads + mask.head) * a.queries + query;
-    let bias = BiasRows::of(t.bias, [mask.batch, mask.head, query]);
+    let bias = BiasRows::of(t.bias, [mask.batch, mask.head, query], tiles.rooms.bias);
     for row in 0..m {
         // SAFETY: by the contract of the function; there is a number per query.
         unsafe {
             let lse = *t.lse.get().add(first + row);
-            let bias = bias.map(|bias| bias.at(row, key));
+            let bias = bias.map(|bias| bias.at::<V>(row, [key, n]));
             gradient_row::<V>(mask, tiles, [query, row], [key, n], lse, bias, of);
         }
     }
@@ -364,17 +448,26 @@ impl<S: Scalar> Job<S> for BiasGradient<'_, S> {
         let [_, _, stride] = self.dbias.strides;
         let tiles = Tiles::take(a, self.scratch);
         let mut multiplier = Multiplier::new();
-        let place = [self.samples.start, self.heads.start];
+        let rooms = tiles.rooms;
         // A row for each query, or one for all of them.
-        let target = |query: usize, key: usize| {
-            let [b, h, s] = self.dbias.strides;
-            let [sample, head] = place;
-            let start = self.dbias.start.get();
-            start.wrapping_add(sample * b + head * h + query * s + key)
+        let [b, h, s] = self.dbias.strides;
+        let offset = self.samples.start * b + self.heads.start * h + self.queries.start * s + tile;
+        let (rows, cols) =
+            (if stride > 0 { self.queries.len() } else { 1 }, KEY_TILE.min(a.keys - tile));
+        let in_memory = |row: usize| self.dbias.at(offset + row * stride);
+        let first = match self.dbias.format {
+            Format::Own => {
+                Matrix { start: in_memory(0).start::<S>().cast_mut(), row: stride, col: 1 }
+            }
+            Format::BF16 | Format::F16 | Format::F8E4M3 | Format::F8E5M2 => {
+                Matrix { start: rooms.dbias, row: if stride > 0 { KEY_TILE } else { 0 }, col: 1 }
+            }
         };
-        let rows = if stride > 0 { self.queries.len() } else { 1 };
-        let first = Matrix { start: target(self.queries.start, tile), row: stride, col: 1 };
-        clear(first, rows, KEY_TILE.min(a.keys - tile));
+        let start = self.queries.start;
+        let target = |query: usize, key: usize| {
+            first.start.wrapping_add((query - start) * first.row + key - tile)
+        };
+        clear(first, rows, cols);
         for batch in self.samples {
             for head in self.heads.clone() {
                 let mask = Mask { attention: a, dropout: self.dropout, batch, head };
@@ -384,14 +477,15 @@ impl<S: Scalar> Job<S> for BiasGradient<'_, S> {
                     let is_own = |[key, _]: &[usize; 2]| key / KEY_TILE * KEY_TILE == tile;
                     let Some([key, n]) = mask.key_tiles(query, m).find(is_own) else { continue };
                     let kv_head = a.kv_head(head);
-                    let (q, dout) =
-                        (t.q.matrix(batch, query, head), t.dout.matrix(batch, query, head));
-                    let k = t.k.matrix(batch, key, kv_head).transposed();
-                    let v = t.v.matrix(batch, key, kv_head).transposed();
                     let d = a.dim;
+                    let (of_queries, of_keys) = ([batch, query, head], [batch, key, kv_head]);
                     let s = &mut *self.scratch;
                     // SAFETY: tensors hold all rows of the tiles, scratch a tile each.
                     unsafe {
+                        let q = t.q.read::<V>(of_queries, [m, d], rooms.q);
+                        let dout = t.dout.read::<V>(of_queries, [m, d], rooms.dout);
+                        let k = t.k.read::<V>(of_keys, [n, d], rooms.k).transposed();
+                        let v = t.v.read::<V>(of_keys, [n, d], rooms.v).transposed();
                         multiplier.multiply::<V>([m, n, d], q, k, tiles.p, false, s.rest());
                         multiplier.multiply::<V>([m, n, d], dout, v, tiles.ds, false, s.rest());
                         gradient_rows::<V>(&mask, t, &tiles, [query, m], [key, n], Of::Scores);
@@ -401,6 +495,12 @@ impl<S: Scalar> Job<S> for BiasGradient<'_, S> {
                         }
                     }
                 }
+            }
+        }
+        if self.dbias.format != Format::Own {
+            for row in 0..rows {
+                let source = first.start.wrapping_add(row * first.row);
+                V::call(Round { source, target: in_memory(row), len: cols });
             }
         }
     }

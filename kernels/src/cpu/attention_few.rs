@@ -8,7 +8,7 @@
 use super::Cpu;
 use super::attention::{
     BiasRows, KEY_TILE, Mask, Running, Tensor, at_position, bias, input, load_up_to, output,
-    scale_row, seen_at_most, softmax_row, store_up_to,
+    room_of, scale_row, seen_at_most, softmax_row, store_up_to,
 };
 use super::scratch::{Bump, lines_of};
 use super::vector::{Job, Scalar, Vector};
@@ -35,13 +35,16 @@ pub(super) fn scratch<S>(a: &Attention) -> usize {
     lines_of::<S>(rows_max(a) * KEY_TILE)
         + lines_of::<S>(rows_max(a) * a.dim)
         + 2 * lines_of::<S>(rows_max(a))
+        + lines_of::<S>(room_of(a, rows_max(a) * a.dim))
+        + 2 * lines_of::<S>(room_of(a, KEY_TILE * a.dim))
+        + lines_of::<S>(room_of(a, KEY_TILE))
 }
 
 /// Runs attention.
 pub(super) fn execute<S: Scalar>(cpu: &Cpu, a: &Attention, inputs: &[View], outputs: &[ViewMut]) {
     let a = &at_position(a, inputs);
-    let (q, k) = (input::<S>(&inputs[0], a.q), input::<S>(&inputs[1], a.k));
-    let (v, out) = (input::<S>(&inputs[2], a.v), output::<S>(&outputs[0], a.out));
+    let (q, k) = (input::<S>(a, &inputs[0], a.q), input::<S>(a, &inputs[1], a.k));
+    let (v, out) = (input::<S>(a, &inputs[2], a.v), output::<S>(a, &outputs[0], a.out));
     let bias = bias::<S>(a, inputs);
     let mask = Mask { attention: a, dropout: &None, batch: 0, head: 0 };
     let visible = a.visible(a.queries.saturating_sub(1)).end;
@@ -78,13 +81,17 @@ impl<S: Scalar> Job<S> for Few<'_, S> {
         let sums = self.scratch.zeros::<S>(rows_max(a) * a.dim);
         let largest = self.scratch.take::<S>(rows_max(a));
         let sum = self.scratch.zeros::<S>(rows_max(a));
+        let of_queries = self.scratch.take::<S>(room_of(a, rows_max(a) * a.dim));
+        let [of_keys, of_values] =
+            [0; 2].map(|_| self.scratch.take::<S>(room_of(a, KEY_TILE * a.dim)));
+        let of_bias = self.scratch.take::<S>(room_of(a, KEY_TILE));
         // SAFETY: there is room for a number per row.
         unsafe { std::slice::from_raw_parts_mut(largest, rows) }.fill(S::LOWEST);
         // A row is a query of a head: the queries of the first head come first.
         let place = |row: usize| (first + row / a.queries, row % a.queries);
         let bias = |row: usize| {
             let (head, query) = place(row);
-            BiasRows::of(self.bias, [self.batch, head, query])
+            BiasRows::of(self.bias, [self.batch, head, query], of_bias)
         };
         let running = |row: usize| Running {
             scores: scores.wrapping_add(row * KEY_TILE),
@@ -94,13 +101,22 @@ impl<S: Scalar> Job<S> for Few<'_, S> {
             factors: scores,
             bias: bias(row),
         };
+        let query_of = |row: usize| {
+            let (head, query) = place(row);
+            let room = of_queries.wrapping_add(row * a.dim);
+            // SAFETY: the tensor holds a row per query and head, and so does the room.
+            unsafe { self.q.read::<V>([self.batch, query, head], [1, a.dim], room).start }
+        };
         for [key, keys] in self.mask.key_tiles(0, a.queries) {
-            let k = self.k.matrix(self.batch, key, self.kv_head);
-            let v = self.v.matrix(self.batch, key, self.kv_head);
+            let (at, sizes) = ([self.batch, key, self.kv_head], [keys, a.dim]);
+            // SAFETY: the tensors hold the keys of the tile, and so does the room.
+            let (k, v) = unsafe {
+                let k = self.k.read::<V>(at, sizes, of_keys);
+                (k, self.v.read::<V>(at, sizes, of_values))
+            };
             for row in 0..rows {
-                let (head, query) = place(row);
-                let q = self.q.matrix(self.batch, query, head).start;
-                let own = running(row);
+                let (_, query) = place(row);
+                let (q, own) = (query_of(row), running(row));
                 // SAFETY: the tensors hold the keys of the tile, scratch a tile of scores per row.
                 unsafe {
                     dots::<V>(q, [k.start, own.scores], k.row, [keys, a.dim]);
@@ -111,12 +127,14 @@ impl<S: Scalar> Job<S> for Few<'_, S> {
         }
         for row in 0..rows {
             let (head, query) = place(row);
-            let target = self.out.matrix(self.batch, query, head).start;
+            let (at, own) = ([self.batch, query, head], sums.wrapping_add(row * a.dim));
+            let target = self.out.matrix(at, a.dim, own).start;
             // SAFETY: the output holds a row per query and head.
             unsafe {
                 let total = *sum.add(row);
                 let factor = if total == S::ZERO { S::ZERO } else { S::ONE / total };
-                scale_row::<V>(sums.add(row * a.dim), target, a.dim, factor);
+                scale_row::<V>(own, target, a.dim, factor);
+                self.out.write::<V>(at, [1, a.dim], own);
             }
         }
     }

@@ -1,6 +1,8 @@
 //! Packing columns of an operand with borders: positions, and runs of columns side by side.
 
-use super::vector::{Scalar, Vector};
+use super::formats::{BF16, F8E4M3, F8E5M2, F16, Format, Operand};
+use super::pack::Element;
+use super::vector::{Job, Scalar, Vector};
 use crate::border::Border;
 use crate::kernel::Product;
 
@@ -95,7 +97,46 @@ impl<'a> Frame<'a> {
     #[inline(always)]
     pub(super) unsafe fn pack<V: Vector>(
         &self,
-        b: *const V::Scalar,
+        b: Operand,
+        first: usize,
+        bn: &[usize],
+        bk: &[usize],
+        width: usize,
+        panel: *mut V::Scalar,
+    ) {
+        macro_rules! narrow {
+            ($element:ty) => {{
+                let b = b.start();
+                V::call(Columns::<$element, V::Scalar> {
+                    frame: self,
+                    b,
+                    first,
+                    bn,
+                    bk,
+                    width,
+                    panel,
+                })
+            }};
+        }
+        match b.format {
+            // SAFETY: by the contract of the function.
+            Format::Own => unsafe {
+                self.pack_elements::<V, V::Scalar>(b.start(), first, bn, bk, width, panel);
+            },
+            Format::BF16 => narrow!(BF16),
+            Format::F16 => narrow!(F16),
+            Format::F8E4M3 => narrow!(F8E4M3),
+            Format::F8E5M2 => narrow!(F8E5M2),
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As [`Frame::pack`].
+    #[inline(always)]
+    unsafe fn pack_elements<V: Vector, T: Element<V::Scalar>>(
+        &self,
+        b: *const T,
         first: usize,
         bn: &[usize],
         bk: &[usize],
@@ -110,7 +151,7 @@ impl<'a> Frame<'a> {
                 unsafe {
                     let target = panel.add(k * width + done);
                     let source = b.wrapping_add(offset + bn[done]);
-                    self.pack_run::<V>(source, first + done, k, len, target);
+                    self.pack_run::<V, T>(source, first + done, k, len, target);
                 }
             }
             done += len;
@@ -129,9 +170,9 @@ impl<'a> Frame<'a> {
     ///
     /// As [`Frame::pack`].
     #[inline(always)]
-    unsafe fn pack_run<V: Vector>(
+    unsafe fn pack_run<V: Vector, T: Element<V::Scalar>>(
         &self,
-        source: *const V::Scalar,
+        source: *const T,
         first: usize,
         k: usize,
         len: usize,
@@ -159,7 +200,7 @@ impl<'a> Frame<'a> {
                 let from = start + (there.start * border.stride) as isize;
                 let source = source.wrapping_offset(from * border.step as isize);
                 match border.stride * border.step {
-                    1 => copy_within::<V>(source, there, len, target),
+                    1 => copy_within::<V, T>(source, there, len, target),
                     // Known to the compiler, which then reads whole vectors.
                     2 => spread_within(source, 2, there, len, target),
                     step => spread_within(source, step, there, len, target),
@@ -167,11 +208,31 @@ impl<'a> Frame<'a> {
             } else {
                 for i in 0..len {
                     let element = border.element(start + (i * border.stride) as isize);
-                    let read = |element: usize| *source.add(element * border.step);
+                    let read = |element: usize| (*source.add(element * border.step)).number();
                     *target.add(i) = element.map_or(V::Scalar::ZERO, read);
                 }
             }
         }
+    }
+}
+
+/// [`Frame::pack`] of narrow elements.
+struct Columns<'a, T, S> {
+    frame: &'a Frame<'a>,
+    b: *const T,
+    first: usize,
+    bn: &'a [usize],
+    bk: &'a [usize],
+    width: usize,
+    panel: *mut S,
+}
+
+impl<T: Element<S>, S: Scalar> Job<S> for Columns<'_, T, S> {
+    #[inline(always)]
+    fn run<V: Vector<Scalar = S>>(self) {
+        let Columns { frame, b, first, bn, bk, width, panel } = self;
+        // SAFETY: by the contract of `Frame::pack`.
+        unsafe { frame.pack_elements::<V, T>(b, first, bn, bk, width, panel) };
     }
 }
 
@@ -193,8 +254,8 @@ fn within(border: &Border, start: isize, len: usize) -> std::ops::Range<usize> {
 ///
 /// As many are readable at `source`, and `target` has room for `len`.
 #[inline(always)]
-unsafe fn copy_within<V: Vector>(
-    source: *const V::Scalar,
+unsafe fn copy_within<V: Vector, T: Element<V::Scalar>>(
+    source: *const T,
     there: std::ops::Range<usize>,
     len: usize,
     target: *mut V::Scalar,
@@ -205,12 +266,12 @@ unsafe fn copy_within<V: Vector>(
         let (mut source, mut target) = (source, target.add(there.start));
         let (mut left, mut room) = (there.len(), len - there.start);
         while left >= V::LANES {
-            V::load(source).store(target);
+            T::load::<V>(source).store(target);
             (source, target) = (source.add(V::LANES), target.add(V::LANES));
             (left, room) = (left - V::LANES, room - V::LANES);
         }
         // The rest with the zeros behind it, mostly at once.
-        let rest = V::load_first(source, left, V::Scalar::ZERO);
+        let rest = T::load_first::<V>(source, left);
         if room < V::LANES {
             rest.store_first(target, room);
         } else {
@@ -226,8 +287,8 @@ unsafe fn copy_within<V: Vector>(
 ///
 /// As there.
 #[inline(always)]
-unsafe fn spread_within<S: Scalar>(
-    source: *const S,
+unsafe fn spread_within<S: Scalar, T: Element<S>>(
+    source: *const T,
     step: usize,
     there: std::ops::Range<usize>,
     len: usize,
@@ -238,7 +299,7 @@ unsafe fn spread_within<S: Scalar>(
         zeros(target, 0..there.start);
         zeros(target, there.end..len);
         let target = target.add(there.start);
-        (0..there.len()).for_each(|i| *target.add(i) = *source.add(i * step));
+        (0..there.len()).for_each(|i| *target.add(i) = (*source.add(i * step)).number());
     }
 }
 

@@ -81,11 +81,19 @@ pub(super) fn execute(cpu: &Cpu, l: &Lines, inputs: &[View], outputs: &[ViewMut]
         DType::U32 => typed::<u32>(cpu, l, inputs, outputs),
         DType::I64 => typed::<i64>(cpu, l, inputs, outputs),
         DType::Bool => typed::<u8>(cpu, l, inputs, outputs),
-        DType::F32 | DType::BF16 | DType::F16 | DType::F8E4M3 | DType::F8E5M2 | DType::I8 => {
-            assert!(l.dtype == DType::F32, "verified: lines are of a type that is converted");
-            typed::<f32>(cpu, l, inputs, outputs);
-        }
+        DType::F32 => typed::<f32>(cpu, l, inputs, outputs),
+        DType::BF16 | DType::F16 => reverse::<u16>(cpu, l, inputs, outputs),
+        DType::F8E4M3 | DType::F8E5M2 => reverse::<u8>(cpu, l, inputs, outputs),
+        DType::I8 => unreachable!("verified: lines are of a type that is converted"),
     }
+}
+
+/// Reverses lines of elements that are not computed with.
+fn reverse<T: Copy>(cpu: &Cpu, l: &Lines, inputs: &[View], outputs: &[ViewMut]) {
+    assert!(matches!(l.how, Line::Reverse), "verified: narrow elements are only moved");
+    each(cpu, l, inputs, outputs, |x: &Strided<T>, y| {
+        x.all().enumerate().for_each(|(at, value)| y.set(x.len - 1 - at, value));
+    });
 }
 
 /// Every `step`-th element from a start on.
@@ -190,7 +198,7 @@ fn pool<T: Number>(
 }
 
 /// Runs with every line of the input and of the output.
-fn each<T: Number, U: Copy>(
+fn each<T: Copy, U: Copy>(
     cpu: &Cpu,
     l: &Lines,
     inputs: &[View],

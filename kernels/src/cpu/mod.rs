@@ -4,12 +4,13 @@
 //! code compiled for the instruction set found at run time. How many threads there are decides who
 //! runs a task, never what it computes.
 //!
-//! Reading order: `view` the arguments; `vector`, `x86` and `math` the instruction sets; `pack`,
-//! `tiles`, `thin` and `product` matrix products; `block` fused expressions; `attention`,
-//! `attention_bwd`, `attention_few`, `lines`, `moves` and `windows` the rest.
+//! Reading order: `view` the arguments; `vector`, `x86`, `formats` and `math` the instruction sets;
+//! `pack`, `tiles`, `thin`, `rounded` and `product` matrix products; `block` fused expressions;
+//! `attention`, `attention_bwd`, `attention_few`, `lines`, `moves` and `windows` the rest.
 
 mod view;
 
+mod formats;
 mod math;
 mod scratch;
 mod vector;
@@ -26,6 +27,7 @@ mod moves;
 mod pack;
 mod prepared;
 mod product;
+mod rounded;
 mod thin;
 mod tiles;
 mod windows;
@@ -234,9 +236,9 @@ fn compute_type(kernel: &Kernel) -> DType {
         Kernel::Product(p) => p.dtype,
         Kernel::Products(p) => p.dtype(),
         Kernel::Rows(r) => r.dtype,
-        Kernel::Attention(a) | Kernel::AttentionBwd(a) => a.dtype,
+        Kernel::Attention(a) | Kernel::AttentionBwd(a) => a.dtype.accumulation(),
         Kernel::ScatterAdd(g) => g.dtype,
-        Kernel::Rope(r) => r.dtype,
+        Kernel::Rope(r) => r.dtype.accumulation(),
         Kernel::Gather(_)
         | Kernel::Replace(_)
         | Kernel::Lines(_)

@@ -3,6 +3,7 @@
 use ir::DType;
 
 use super::Cpu;
+use super::formats::{BF16, F8E4M3, F8E5M2, F16, Format, Narrow, Operand, Round, Widen};
 use super::scratch::lines_of;
 use super::vector::{Job, Scalar, Vector};
 use super::view::{Shared, View, ViewMut};
@@ -30,6 +31,7 @@ fn local_row(g: &Gather, id: i32) -> Option<usize> {
 pub(super) fn gather(cpu: &Cpu, g: &Gather, inputs: &[View], outputs: &[ViewMut]) {
     match g.dtype.size() {
         1 => gather_sized::<u8>(cpu, g, inputs, outputs),
+        2 => gather_sized::<u16>(cpu, g, inputs, outputs),
         4 => gather_sized::<u32>(cpu, g, inputs, outputs),
         _ => gather_sized::<u64>(cpu, g, inputs, outputs),
     }
@@ -136,6 +138,7 @@ pub(super) fn scatter_add<S: Scalar>(cpu: &Cpu, g: &Gather, inputs: &[View], out
 pub(super) fn replace(cpu: &Cpu, g: &Gather, inputs: &[View], outputs: &[ViewMut]) {
     match g.dtype.size() {
         1 => replace_sized::<u8>(cpu, g, inputs, outputs),
+        2 => replace_sized::<u16>(cpu, g, inputs, outputs),
         4 => replace_sized::<u32>(cpu, g, inputs, outputs),
         _ => replace_sized::<u64>(cpu, g, inputs, outputs),
     }
@@ -205,21 +208,25 @@ impl<S: Scalar> Job<S> for AddRow<S> {
     }
 }
 
-/// Bytes of scratch of a rotary embedding, per thread: sines and cosines of one position.
+/// Bytes of scratch of a rotary embedding, per thread: sines and cosines of one position, and the
+/// numbers of a head that is narrow.
 pub(super) fn rope_scratch<S>(r: &Rope) -> usize {
-    2 * lines_of::<S>(r.dim / 2)
+    let head = if r.dtype.is_narrow() { r.dim } else { 0 };
+    2 * lines_of::<S>(r.dim / 2) + lines_of::<S>(head)
 }
 
 /// Rotates pairs.
 pub(super) fn rope<S: Scalar>(cpu: &Cpu, r: &Rope, inputs: &[View], outputs: &[ViewMut]) {
-    let x = Shared::new(inputs[0].start::<S>().cast_mut());
-    let y = Shared::new(outputs[0].start::<S>());
+    let format = Format::of(r.dtype);
+    let x = Shared::new(inputs[0].start::<u8>().cast_mut());
+    let y = Shared::new(outputs[0].start::<u8>());
     let table = Shared::new(inputs.last().map_or(std::ptr::null(), View::start::<i32>).cast_mut());
     let half = r.dim / 2;
     let elements = r.batch * r.seq * r.heads * r.dim;
     let tasks = tasks(r.batch * r.seq, elements);
     cpu.for_each(tasks, elements as u64, rope_scratch::<S>(r), |task, scratch| {
         let (cos, sin) = (scratch.take::<S>(half), scratch.take::<S>(half));
+        let head = scratch.take::<S>(if format == Format::Own { 0 } else { r.dim });
         for token in piece(r.batch * r.seq, tasks, task) {
             let (b, s) = (token / r.seq, token % r.seq);
             // SAFETY: the input of positions was checked to hold one, or one per token.
@@ -242,12 +249,38 @@ pub(super) fn rope<S: Scalar>(cpu: &Cpu, r: &Rope, inputs: &[View], outputs: &[V
                 }
             }
             for h in 0..r.heads {
-                let x = x.get().wrapping_add(b * r.x[0] + s * r.x[1] + h * r.x[2]);
-                let y = y.get().wrapping_add(b * r.y[0] + s * r.y[1] + h * r.y[2]);
-                cpu.isa.run(Rotate { x, y, cos, sin, half });
+                let place = |of: [usize; 3]| b * of[0] + s * of[1] + h * of[2];
+                let x = Operand::new(x.get(), format).moved::<S>(place(r.x));
+                let y = Operand::new(y.get(), format).moved::<S>(place(r.y));
+                if format == Format::Own {
+                    let (x, y) = (x.start(), y.start::<S>().cast_mut());
+                    cpu.isa.run(Rotate { x, y, cos, sin, half });
+                } else {
+                    cpu.isa.run(RotateNarrow { x, y, head, cos, sin, half });
+                }
             }
         }
     });
+}
+
+/// As [`Rotate`], of narrow elements: in room for the numbers of a head.
+struct RotateNarrow<S> {
+    x: Operand,
+    y: Operand,
+    head: *mut S,
+    cos: *const S,
+    sin: *const S,
+    half: usize,
+}
+
+impl<S: Scalar> Job<S> for RotateNarrow<S> {
+    #[inline(always)]
+    fn run<V: Vector<Scalar = S>>(self) {
+        let RotateNarrow { x, y, head, cos, sin, half } = self;
+        Widen { source: x, target: head, len: 2 * half }.run::<V>();
+        Rotate { x: head, y: head, cos, sin, half }.run::<V>();
+        Round { source: head, target: y, len: 2 * half }.run::<V>();
+    }
 }
 
 /// Rotates the pairs of one head.
@@ -410,9 +443,11 @@ pub(super) fn fill(f: &Fill, outputs: &[ViewMut]) {
             DType::U32 => fill_with(view, f.len, f.value as u32),
             DType::I64 => fill_with(view, f.len, f.value as i64),
             DType::Bool => fill_with(view, f.len, u8::from(f.value != 0.0)),
-            DType::BF16 | DType::F16 | DType::F8E4M3 | DType::F8E5M2 | DType::I8 => {
-                unreachable!("fills are not of {}", f.dtype)
-            }
+            DType::BF16 => fill_with(view, f.len, BF16::nearest(f.value.sticky())),
+            DType::F16 => fill_with(view, f.len, F16::nearest(f.value.sticky())),
+            DType::F8E4M3 => fill_with(view, f.len, F8E4M3::nearest(f.value.sticky())),
+            DType::F8E5M2 => fill_with(view, f.len, F8E5M2::nearest(f.value.sticky())),
+            DType::I8 => unreachable!("fills are not of {}", f.dtype),
         }
     }
 }

@@ -4,9 +4,11 @@ use std::ops::Range;
 
 use super::Cpu;
 use super::block::{Patch, Sink};
+use super::formats::{Format, Operand};
 use super::frame::framed;
+use super::rounded::Rounded;
 use super::scratch::Bump;
-use super::tiles::{Epilogue, Loop, Nest, Part, Then, merge, points, scratch_bytes};
+use super::tiles::{Epilogue, Loop, Nest, Part, Then, apart_bytes, merge, points, scratch_bytes};
 use super::vector::Scalar;
 use super::view::{Shared, View, ViewMut};
 use crate::kernel::{Pointwise, Product, ProductPart, Products, Source};
@@ -26,13 +28,21 @@ pub(super) struct Plan {
     nest: Nest,
     /// Whether `a` and `b` changed places.
     swapped: bool,
+    /// How `a`, `b` and `c` of the description are stored.
+    formats: [Format; 3],
 }
 
 /// Bytes of scratch per thread.
 pub(super) fn scratch<S>(p: &Product) -> usize {
     let [_, m, n, k] = p.sizes();
     let borders = p.borders.len();
-    scratch_bytes::<S>([m, n, k], borders).max(scratch_bytes::<S>([n, m, k], borders))
+    let apart = match Format::of(p.stored.c) {
+        Format::Own => 0,
+        Format::BF16 | Format::F16 | Format::F8E4M3 | Format::F8E5M2 => {
+            apart_bytes::<S>(m, n).max(apart_bytes::<S>(n, m))
+        }
+    };
+    scratch_bytes::<S>([m, n, k], borders).max(scratch_bytes::<S>([n, m, k], borders)) + apart
 }
 
 /// Chooses which side of `c` runs along vectors. Multiplication commutes, so bits do not change.
@@ -53,12 +63,20 @@ pub(super) fn plan(p: &Product) -> Plan {
         loops.iter().map(swap_one).collect()
     };
     let accumulate = p.accumulate;
+    let formats = [p.stored.a, p.stored.b, p.stored.c].map(Format::of);
     if swapped {
         let frames = Vec::new();
         let nest = Nest { m: swap(n), n: swap(m), k: swap(k), accumulate, frames };
-        Plan { batch: swap(batch), nest, swapped }
+        Plan { batch: swap(batch), nest, swapped, formats }
     } else {
-        Plan { batch, nest: Nest { m, n, k, accumulate, frames: framed(p) }, swapped }
+        Plan { batch, nest: Nest { m, n, k, accumulate, frames: framed(p) }, swapped, formats }
+    }
+}
+
+impl Plan {
+    /// What is added to columns of the description as what is added to rows and to columns here.
+    fn sides<T>(&self, of_columns: Option<T>) -> [Option<T>; 2] {
+        if self.swapped { [of_columns, None] } else { [None, of_columns] }
     }
 }
 
@@ -120,24 +138,36 @@ impl Grid {
 /// A product and where its operands and its result are.
 struct Placed<'a, S> {
     plan: &'a Plan,
-    a: *const S,
-    b: *const S,
+    a: Operand,
+    b: Operand,
     c: *mut S,
     epilogue: Epilogue<S>,
+    rounded: Option<Rounded>,
     then: Option<Then<'a, S>>,
 }
 
 impl<'a, S: Scalar> Placed<'a, S> {
     fn new(plan: &'a Plan, a: &View, b: &View, c: &ViewMut) -> Placed<'a, S> {
+        let [of_a, of_b, of_c] = plan.formats;
+        let (a, b) = (Operand::new(a.start(), of_a), Operand::new(b.start(), of_b));
         let (a, b) = if plan.swapped { (b, a) } else { (a, b) };
-        let (a, b, c) = (a.start::<S>(), b.start::<S>(), c.start::<S>());
-        Placed { plan, a, b, c, epilogue: Epilogue::none(), then: None }
+        let rounded = (of_c != Format::Own).then(|| {
+            let c = Operand::new(c.start::<u8>(), of_c);
+            Rounded { c, by_row: None, by_column: None, addend: None }
+        });
+        Placed { plan, a, b, c: c.start::<S>(), epilogue: Epilogue::none(), rounded, then: None }
     }
 
     /// The same, and what is added to the result.
     fn adding(self, bias: Option<&View>, addend: Option<&View>) -> Placed<'a, S> {
+        if let Some(Rounded { c, .. }) = self.rounded {
+            let [bias, addend] =
+                [bias, addend].map(|view| Some(Operand::new(view?.start(), c.format)));
+            let [by_row, by_column] = self.plan.sides(bias);
+            return Placed { rounded: Some(Rounded { c, by_row, by_column, addend }), ..self };
+        }
         let [bias, addend] = [bias, addend].map(|view| view.map(View::start::<S>));
-        let (by_row, by_column) = if self.plan.swapped { (bias, None) } else { (None, bias) };
+        let [by_row, by_column] = self.plan.sides(bias);
         Placed { epilogue: Epilogue { by_row, by_column, addend }, ..self }
     }
 
@@ -150,10 +180,11 @@ impl<'a, S: Scalar> Placed<'a, S> {
             nest: &self.plan.nest,
             rows: piece(m, row_parts, row_part, ROWS),
             columns: piece(n, column_parts, column_part, COLUMNS),
-            a: self.a.wrapping_add(offset(0)),
-            b: self.b.wrapping_add(offset(1)),
+            a: self.a.moved::<S>(offset(0)),
+            b: self.b.moved::<S>(offset(1)),
             c: self.c.wrapping_add(offset(2)),
             epilogue: self.epilogue.moved(offset(2)),
+            rounded: self.rounded.map(|rounded| rounded.moved::<S>(offset(2))),
             then: self.then,
             scratch,
         });

@@ -9,8 +9,10 @@
 //! computes it. That, and not the choice of tiles, makes its bits independent of all other sizes.
 
 use super::block::{Machine, Patch, Sink};
+use super::formats::Operand;
 use super::frame::{Frame, Framed};
 use super::pack::{pack_columns, pack_rows};
+use super::rounded::Rounded;
 use super::scratch::{Bump, lines_of};
 use super::vector::{Job, MAX_LANES, Scalar, Vector};
 use super::view::Shared;
@@ -26,6 +28,9 @@ const NC: usize = 960;
 /// Rows whose results stay in a third-level cache while blocks of `k` are added to them: 8 MiB in
 /// f32. After these the columns are packed again, at a cost of less than a hundredth.
 const MS: usize = 2048;
+
+/// The same where sums are kept apart from the result, which is narrow: 2 MiB.
+const MS_APART: usize = 512;
 
 /// Most rows for which reading `b` in place beats packing it.
 pub(super) const THIN: usize = 4;
@@ -68,7 +73,7 @@ pub(super) fn merge(loops: impl Iterator<Item = Loop>) -> Vec<Loop> {
 }
 
 /// The offsets in operand `operand` of the points from `start` on.
-fn fill_offsets(loops: &[Loop], operand: usize, start: usize, offsets: &mut [usize]) {
+pub(super) fn fill_offsets(loops: &[Loop], operand: usize, start: usize, offsets: &mut [usize]) {
     let Some((inner, outer)) = loops.split_last() else {
         offsets.fill(0);
         return;
@@ -102,10 +107,12 @@ pub(super) struct Part<'a, S> {
     pub(super) nest: &'a Nest,
     pub(super) rows: [usize; 2],
     pub(super) columns: [usize; 2],
-    pub(super) a: *const S,
-    pub(super) b: *const S,
+    pub(super) a: Operand,
+    pub(super) b: Operand,
+    /// The result, unless that is `rounded`.
     pub(super) c: *mut S,
     pub(super) epilogue: Epilogue<S>,
+    pub(super) rounded: Option<Rounded>,
     pub(super) then: Option<Then<'a, S>>,
     pub(super) scratch: &'a mut Bump,
 }
@@ -122,13 +129,16 @@ pub(super) struct Then<'a, S> {
 
 /// What is done with a block of a result when that is complete.
 struct Finish<'a, V: Vector> {
+    nest: &'a Nest,
     epilogue: Epilogue<V::Scalar>,
+    /// Where sums are rounded to, with room for the offsets of a block of it.
+    rounded: Option<(Rounded, [*mut usize; 2])>,
     then: Option<(Machine<'a, V>, bool)>,
 }
 
 impl<V: Vector> Finish<'_, V> {
     fn is_none(&self) -> bool {
-        self.epilogue.is_none() && self.then.is_none()
+        self.epilogue.is_none() && self.rounded.is_none() && self.then.is_none()
     }
 
     /// Finishes a block whose first row and column are `m` and `n`.
@@ -138,8 +148,19 @@ impl<V: Vector> Finish<'_, V> {
     /// As [`Epilogue::add_to`]; the arguments of the program hold the block, too.
     #[inline(always)]
     unsafe fn finish(&mut self, block: &Block<V::Scalar>, m: usize, n: usize) {
-        // SAFETY: by the contract of the function.
-        unsafe { self.epilogue.add_to(block, m, n) };
+        // SAFETY: by the contract of the function; tables have room for a block.
+        unsafe {
+            match &self.rounded {
+                None => self.epilogue.add_to(block, m, n),
+                Some((rounded, [rows, columns])) => {
+                    let (rows, columns) =
+                        (table(*rows, block.cm.len()), table(*columns, block.cn.len()));
+                    fill_offsets(&self.nest.m, 2, m, rows);
+                    fill_offsets(&self.nest.n, 2, n, columns);
+                    rounded.store::<V>(block, [m, n], [rows, columns]);
+                }
+            }
+        }
         if let Some((machine, swapped)) = &mut self.then {
             let (rows, columns) = ([m, m + block.cm.len()], [n, n + block.cn.len()]);
             let (rows, columns) = if *swapped { (columns, rows) } else { (rows, columns) };
@@ -215,6 +236,14 @@ impl<S: Scalar> Epilogue<S> {
     }
 }
 
+/// Bytes of scratch that a part takes beyond [`scratch_bytes`] where its result is rounded.
+pub(super) fn apart_bytes<S>(m: usize, n: usize) -> usize {
+    let columns = (n + 47).min(NC);
+    lines_of::<S>(m.min(MS_APART) * columns)
+        + lines_of::<usize>(m.min(MC))
+        + lines_of::<usize>(columns)
+}
+
 /// Bytes of scratch that a part of at most `m` × `n` × `k` points and some borders takes.
 pub(super) fn scratch_bytes<S>([m, n, k]: [usize; 3], borders: usize) -> usize {
     // A tile is at most 48 columns wide.
@@ -235,8 +264,8 @@ impl<S: Scalar> Job<S> for Part<'_, S> {
 
 /// A block of a product and its tables of offsets.
 pub(super) struct Block<'a, S> {
-    pub(super) a: *const S,
-    pub(super) b: *const S,
+    pub(super) a: Operand,
+    pub(super) b: Operand,
     pub(super) c: *mut S,
     pub(super) am: &'a [usize],
     pub(super) cm: &'a [usize],
@@ -260,6 +289,8 @@ struct Panels<S> {
     /// Positions along borders.
     pn: *mut isize,
     pk: *mut isize,
+    /// Sums of a result that is rounded.
+    apart: Option<*mut S>,
 }
 
 /// # Safety
@@ -282,24 +313,31 @@ unsafe fn part<V: Vector>(part: Part<V::Scalar>) {
         bk: part.scratch.take(kc),
         pn: part.scratch.take(part.nest.frames.len() * nc),
         pk: part.scratch.take(part.nest.frames.len() * kc),
+        apart: part.rounded.map(|_| part.scratch.take((m1 - m0).min(MS_APART) * nc)),
     };
+    let rounded = part.rounded.map(|to| (to, [part.scratch.take(mc), part.scratch.take(nc)]));
+    let strip = if rounded.is_some() { MS_APART } else { MS };
     let frames = part.nest.frames.as_slice();
     let then = part.then.map(|then| {
         let machine = then.patch.machine::<V>(then.inputs, then.sinks, part.scratch);
         (machine, then.swapped)
     });
-    let mut finish = Finish { epilogue: part.epilogue, then };
+    let mut finish = Finish { nest: part.nest, epilogue: part.epilogue, rounded, then };
     for n in (n0..n1).step_by(NC) {
         let n_len = NC.min(n1 - n);
         // SAFETY: the tables have room for a block each, and hold nothing yet.
         let (bn, cn) = unsafe { (table(panels.bn, n_len), table(panels.cn, n_len)) };
         fill_offsets(&part.nest.n, 1, n, bn);
-        fill_offsets(&part.nest.n, 2, n, cn);
+        if panels.apart.is_none() {
+            fill_offsets(&part.nest.n, 2, n, cn);
+        } else {
+            cn.iter_mut().enumerate().for_each(|(i, offset)| *offset = i);
+        }
         // SAFETY: as above.
         let pn = unsafe { table(panels.pn, frames.len() * n_len) };
         Frame::fill_n(frames, n, n_len, pn);
-        for m in (m0..m1).step_by(MS) {
-            let rows = [m, m1.min(m + MS)];
+        for m in (m0..m1).step_by(strip) {
+            let rows = [m, m1.min(m + strip)];
             for block in 0..k.div_ceil(KC).max(1) {
                 let k_len = KC.min(k - block * KC);
                 // SAFETY: as above.
@@ -350,13 +388,22 @@ unsafe fn columns<V: Vector>(
     mut finish: Option<&mut Finish<'_, V>>,
 ) {
     let &Tables { ak, bk, bn, cn, frame, n, vectors, add } = tables;
+    let c = panels.apart.unwrap_or(part.c);
+    let fill_rows = |first: usize, offsets: &mut [usize]| match panels.apart {
+        None => fill_offsets(&part.nest.m, 2, first, offsets),
+        Some(_) => {
+            let row = |i: usize| (first - m0 + i) * cn.len();
+            offsets.iter_mut().enumerate().for_each(|(i, offset)| *offset = row(i));
+        }
+    };
+    let is_thin = m1 - m0 <= THIN && ak.len() >= THIN && step(bn) == Some(1) && frame.is_none();
     // SAFETY: the panels have room for the tables, and the operands hold their sums.
     unsafe {
-        if m1 - m0 <= THIN && ak.len() >= THIN && step(bn) == Some(1) && frame.is_none() {
+        if is_thin && super::thin::reads([part.a.format, part.b.format]) {
             let (am, cm) = (table(panels.am, m1 - m0), table(panels.cm, m1 - m0));
             fill_offsets(&part.nest.m, 0, m0, am);
-            fill_offsets(&part.nest.m, 2, m0, cm);
-            let block = Block { a: part.a, b: part.b, c: part.c, am, cm, ak, bk, bn, cn, frame };
+            fill_rows(m0, cm);
+            let block = Block { a: part.a, b: part.b, c, am, cm, ak, bk, bn, cn, frame };
             super::thin::multiply::<V>(&block, panels.b, add);
             if let Some(finish) = finish {
                 finish.finish(&block, m0, n);
@@ -370,8 +417,8 @@ unsafe fn columns<V: Vector>(
             let m_len = most.min(m1 - m);
             let (am, cm) = (table(panels.am, m_len), table(panels.cm, m_len));
             fill_offsets(&part.nest.m, 0, m, am);
-            fill_offsets(&part.nest.m, 2, m, cm);
-            let block = Block { a: part.a, b: part.b, c: part.c, am, cm, ak, bk, bn, cn, frame };
+            fill_rows(m, cm);
+            let block = Block { a: part.a, b: part.b, c, am, cm, ak, bk, bn, cn, frame };
             match vectors {
                 3 => multiply::<V, 3>(&block, panels, m == m0, add),
                 _ => multiply::<V, 2>(&block, panels, m == m0, add),
@@ -403,7 +450,7 @@ fn vectors<V: Vector>(n: usize) -> usize {
 
 /// Height of the next register tile of so many vectors when `rows` are left.
 #[inline(always)]
-fn height<V: Vector>(vectors: usize, rows: usize) -> usize {
+pub(super) fn height<V: Vector>(vectors: usize, rows: usize) -> usize {
     match rows {
         12.. if V::ROWS == 12 && vectors == 2 => 12,
         8.. if V::ROWS == 12 => 8,
@@ -425,7 +472,7 @@ unsafe fn multiply<V: Vector, const C: usize>(
     let (k, width) = (block.ak.len(), C * V::LANES);
     // SAFETY: operands and panels hold the block, by the contract of the part.
     unsafe {
-        pack_rows::<V>(block.a, block.am, block.ak, |rows| height::<V>(C, rows), panels.a);
+        pack_rows::<V>(block.a, block.am, block.ak, C, panels.a);
         for (i, columns) in block.cn.chunks(width).enumerate() {
             let b = panels.b.add(i * width * k);
             if first {

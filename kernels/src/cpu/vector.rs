@@ -7,6 +7,7 @@
 
 use std::ops::{Add, Div, Mul, Sub};
 
+use super::formats::{BF16, F16, load_lanes, round_lanes, store_lanes};
 use super::math;
 
 /// Code generic over the vector type.
@@ -36,6 +37,9 @@ pub(super) trait Scalar:
     fn from_f64(x: f64) -> Self;
     fn from_f32(x: f32) -> Self;
     fn to_f64(self) -> f64;
+    /// The number of f32 that rounds to any narrower type as this one does: of f64 that towards
+    /// zero with an odd last bit, unless it is exact (rounding to odd).
+    fn sticky(self) -> f32;
 
     /// Runs a job with the vector type of an instruction set.
     fn dispatch<J: Job<Self>>(isa: Isa, job: J);
@@ -104,6 +108,45 @@ pub(super) trait Vector: Copy {
     fn scale(self, n: Self) -> Self;
     /// `(m, e)` with `self = m * 2^e` and `1 <= m < 2`, for positive finite numbers.
     fn split(self) -> (Self, Self);
+
+    /// # Safety
+    /// `LANES` elements are readable at `p`.
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const BF16) -> Self {
+        // SAFETY: by the contract of the function.
+        unsafe { load_lanes(p) }
+    }
+    /// # Safety
+    /// `LANES` elements are writable at `p`.
+    #[inline(always)]
+    unsafe fn store_bf16(self, p: *mut BF16) {
+        // SAFETY: by the contract of the function.
+        unsafe { store_lanes(self, p) }
+    }
+    /// The nearest numbers of BF16.
+    #[inline(always)]
+    fn round_bf16(self) -> Self {
+        round_lanes::<BF16, _>(self)
+    }
+    /// # Safety
+    /// `LANES` elements are readable at `p`.
+    #[inline(always)]
+    unsafe fn load_f16(p: *const F16) -> Self {
+        // SAFETY: by the contract of the function.
+        unsafe { load_lanes(p) }
+    }
+    /// # Safety
+    /// `LANES` elements are writable at `p`.
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut F16) {
+        // SAFETY: by the contract of the function.
+        unsafe { store_lanes(self, p) }
+    }
+    /// The nearest numbers of F16.
+    #[inline(always)]
+    fn round_f16(self) -> Self {
+        round_lanes::<F16, _>(self)
+    }
 
     /// Transposes `TILE` rows of `TILE` numbers.
     ///
@@ -209,7 +252,7 @@ pub(super) const MAX_LANES: usize = 16;
 pub enum Isa {
     /// x86-64 with AVX-512 F, DQ, BW and VL.
     Avx512,
-    /// x86-64 with AVX2 and FMA.
+    /// x86-64 with AVX2, FMA and F16C.
     Avx2,
     /// Whatever the compiler targets.
     Portable,
@@ -226,7 +269,12 @@ impl Isa {
         #[cfg(target_arch = "x86_64")]
         match self {
             Isa::Portable => true,
-            Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+            // Every machine that has the first two has the third.
+            Isa::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+            }
             Isa::Avx512 => {
                 Isa::Avx2.is_available()
                     && is_x86_feature_detected!("avx512f")
@@ -285,6 +333,11 @@ macro_rules! scalar_constants {
 impl Scalar for f32 {
     scalar_constants!(f32);
 
+    #[inline(always)]
+    fn sticky(self) -> f32 {
+        self
+    }
+
     fn dispatch<J: Job<f32>>(isa: Isa, job: J) {
         match isa {
             #[cfg(target_arch = "x86_64")]
@@ -323,6 +376,16 @@ impl Scalar for f32 {
 
 impl Scalar for f64 {
     scalar_constants!(f64);
+
+    #[inline(always)]
+    fn sticky(self) -> f32 {
+        let near = self as f32;
+        if f64::from(near) == self || self.is_nan() {
+            return near;
+        }
+        let beyond = u32::from(f64::from(near).abs() > self.abs());
+        f32::from_bits((near.to_bits() - beyond) | 1)
+    }
 
     fn dispatch<J: Job<f64>>(isa: Isa, job: J) {
         match isa {

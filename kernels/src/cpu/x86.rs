@@ -2,6 +2,7 @@
 
 use std::arch::x86_64::*;
 
+use super::formats::{BF16, F16, QUIET};
 use super::vector::{Job, Vector};
 
 /// An intrinsic on values whose existence proves that the machine has the instruction.
@@ -198,22 +199,22 @@ macro_rules! avx512 {
     };
 }
 
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 fn enter_f32x8<J: Job<f32>>(job: J) {
     job.run::<F32x8>();
 }
 
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 fn enter_f64x4<J: Job<f64>>(job: J) {
     job.run::<F64x4>();
 }
 
-#[target_feature(enable = "avx2,fma,avx512f,avx512dq,avx512bw,avx512vl")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512dq,avx512bw,avx512vl")]
 fn enter_f32x16<J: Job<f32>>(job: J) {
     job.run::<F32x16>();
 }
 
-#[target_feature(enable = "avx2,fma,avx512f,avx512dq,avx512bw,avx512vl")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512dq,avx512bw,avx512vl")]
 fn enter_f64x8<J: Job<f64>>(job: J) {
     job.run::<F64x8>();
 }
@@ -272,8 +273,60 @@ impl Vector for F32x8 {
     }
 
     #[inline(always)]
+    unsafe fn load_bf16(p: *const BF16) -> Self {
+        let halves = now!(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())));
+        let x = now!(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(halves)));
+        let quiet = now!(_mm256_castsi256_ps(_mm256_set1_epi32(QUIET as i32)));
+        Self(now!(_mm256_or_ps(x, _mm256_and_ps(quiet, _mm256_cmp_ps::<_CMP_UNORD_Q>(x, x)))))
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(self, p: *mut BF16) {
+        let upper = now!(_mm256_srli_epi32::<16>(self.upper()));
+        let [low, high] =
+            now!([_mm256_castsi256_si128(upper), _mm256_extracti128_si256::<1>(upper)]);
+        now!(_mm_storeu_si128(p.cast(), _mm_packus_epi32(low, high)))
+    }
+
+    #[inline(always)]
+    fn round_bf16(self) -> Self {
+        let mask = now!(_mm256_set1_epi32(-0x1_0000));
+        Self(now!(_mm256_castsi256_ps(_mm256_and_si256(self.upper(), mask))))
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(p: *const F16) -> Self {
+        Self(now!(_mm256_cvtph_ps(_mm_loadu_si128(p.cast()))))
+    }
+
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut F16) {
+        now!(_mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0)))
+    }
+
+    #[inline(always)]
+    fn round_f16(self) -> Self {
+        Self(now!(_mm256_cvtph_ps(_mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0))))
+    }
+
+    #[inline(always)]
     unsafe fn transpose(source: *const f32, rows: usize, target: *mut f32, columns: usize) {
         now!(transpose_8x8(source, rows, target, columns))
+    }
+}
+
+impl F32x8 {
+    /// Bits whose upper halves are the nearest numbers of BF16.
+    #[inline(always)]
+    fn upper(self) -> __m256i {
+        let bits = now!(_mm256_castps_si256(self.0));
+        let odd = now!(_mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1)));
+        let half = now!(_mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+        let near = now!(_mm256_castsi256_ps(_mm256_add_epi32(bits, half)));
+        let quiet = now!(_mm256_castsi256_ps(_mm256_set1_epi32(QUIET as i32)));
+        let nan = now!(_mm256_or_ps(self.0, quiet));
+        let is_nan = now!(_mm256_cmp_ps::<_CMP_UNORD_Q>(self.0, self.0));
+        now!(_mm256_castps_si256(_mm256_blendv_ps(near, nan, is_nan)))
     }
 }
 
@@ -367,6 +420,44 @@ impl Vector for F32x16 {
     }
 
     #[inline(always)]
+    unsafe fn load_bf16(p: *const BF16) -> Self {
+        let halves = now!(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast())));
+        let bits = now!(_mm512_slli_epi32::<16>(halves));
+        let x = now!(_mm512_castsi512_ps(bits));
+        let is_nan = now!(_mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x));
+        let quiet = now!(_mm512_set1_epi32(QUIET as i32));
+        Self(now!(_mm512_castsi512_ps(_mm512_mask_or_epi32(bits, is_nan, bits, quiet))))
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(self, p: *mut BF16) {
+        let upper = now!(_mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(self.upper())));
+        now!(_mm256_storeu_si256(p.cast(), upper))
+    }
+
+    #[inline(always)]
+    fn round_bf16(self) -> Self {
+        let mask = now!(_mm512_set1_epi32(-0x1_0000));
+        Self(now!(_mm512_castsi512_ps(_mm512_and_si512(self.upper(), mask))))
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(p: *const F16) -> Self {
+        Self(now!(_mm512_cvtph_ps(_mm256_loadu_si256(p.cast()))))
+    }
+
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut F16) {
+        let halves = now!(_mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0));
+        now!(_mm256_storeu_si256(p.cast(), halves))
+    }
+
+    #[inline(always)]
+    fn round_f16(self) -> Self {
+        Self(now!(_mm512_cvtph_ps(_mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0))))
+    }
+
+    #[inline(always)]
     unsafe fn load_first(p: *const f32, n: usize, rest: f32) -> Self {
         let mask = ((1_u32 << n) - 1) as __mmask16;
         Self(now!(_mm512_mask_loadu_ps(_mm512_set1_ps(rest), mask, p)))
@@ -376,6 +467,19 @@ impl Vector for F32x16 {
     unsafe fn store_first(self, p: *mut f32, n: usize) {
         let mask = ((1_u32 << n) - 1) as __mmask16;
         now!(_mm512_mask_storeu_ps(p, mask, self.0))
+    }
+}
+
+impl F32x16 {
+    /// Bits whose upper halves are the nearest numbers of BF16.
+    #[inline(always)]
+    fn upper(self) -> __m512i {
+        let bits = now!(_mm512_castps_si512(self.0));
+        let odd = now!(_mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1)));
+        let half = now!(_mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+        let near = now!(_mm512_add_epi32(bits, half));
+        let is_nan = now!(_mm512_cmp_ps_mask::<_CMP_UNORD_Q>(self.0, self.0));
+        now!(_mm512_mask_or_epi32(near, is_nan, bits, _mm512_set1_epi32(QUIET as i32)))
     }
 }
 

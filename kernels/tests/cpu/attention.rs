@@ -8,7 +8,7 @@ use crate::{Buffer, Random, assert_close, run_on_threads, sets};
 
 const KEY: [u32; 4] = [7, 3, 11, 5];
 
-fn random_attention(random: &mut Random, dtype: DType) -> Attention {
+pub(crate) fn random_attention(random: &mut Random, dtype: DType) -> Attention {
     let group = 1 + random.below(3);
     let (kv_heads, kv_offset) = (1 + random.below(2), random.below(3));
     let heads = group * kv_heads;
@@ -76,7 +76,7 @@ fn bias_strides(random: &mut Random, [batch, heads, queries, keys]: [usize; 4]) 
 }
 
 /// A bias of which some numbers are minus infinity, and sometimes those of whole rows.
-fn random_bias(a: &Attention, random: &mut Random) -> Vec<f64> {
+pub(crate) fn random_bias(a: &Attention, random: &mut Random) -> Vec<f64> {
     let Some(strides) = a.bias else { return Vec::new() };
     let len = Kernel::Attention(a.clone()).inputs()[3].len;
     let mut bias = random.numbers(len);
@@ -201,7 +201,7 @@ fn backward(a: &Attention, [q, k, v, bias, dout]: [&[f64]; 5], grads: [&mut Vec<
     }
 }
 
-fn key_input(a: &Attention) -> Option<Buffer> {
+pub(crate) fn key_input(a: &Attention) -> Option<Buffer> {
     a.dropout.as_ref().map(|_| Buffer::U32(KEY.to_vec()))
 }
 

@@ -6,14 +6,17 @@
 #![allow(clippy::print_stdout, clippy::wildcard_enum_match_arm, clippy::needless_range_loop)]
 
 mod attention;
+mod formats;
 mod in_place;
 mod moves;
+mod narrow;
 mod product;
 mod rows;
 mod whole;
 
 use gantline_kernels::Kernel;
 use gantline_kernels::cpu::{Cpu, Isa, View, ViewMut};
+use ir::formats as reference;
 
 /// Random numbers for tests.
 pub(crate) struct Random(u64);
@@ -72,6 +75,10 @@ pub(crate) enum Buffer {
     U32(Vec<u32>),
     I64(Vec<i64>),
     Bool(Vec<u8>),
+    /// Codes of a format of two bytes.
+    Wide(ir::DType, Vec<u16>),
+    /// Codes of a format of one byte.
+    Byte(ir::DType, Vec<u8>),
 }
 
 impl Buffer {
@@ -81,6 +88,12 @@ impl Buffer {
             ir::DType::F64 => Buffer::F64(x.to_vec()),
             ir::DType::I32 => Buffer::I32(x.iter().map(|&x| (x * 100.0) as i32).collect()),
             ir::DType::U32 => Buffer::U32(x.iter().map(|&x| (x.abs() * 100.0) as u32).collect()),
+            ir::DType::BF16 | ir::DType::F16 => {
+                Buffer::Wide(dtype, x.iter().map(|&x| reference::encode(dtype, x)).collect())
+            }
+            ir::DType::F8E4M3 | ir::DType::F8E5M2 => {
+                Buffer::Byte(dtype, x.iter().map(|&x| reference::encode(dtype, x) as u8).collect())
+            }
             _ => Buffer::Bool(x.iter().map(|&x| u8::from(x > 0.0)).collect()),
         }
     }
@@ -93,6 +106,10 @@ impl Buffer {
             Buffer::U32(x) => x.iter().map(|&x| f64::from(x)).collect(),
             Buffer::I64(x) => x.iter().map(|&x| x as f64).collect(),
             Buffer::Bool(x) => x.iter().map(|&x| f64::from(x)).collect(),
+            Buffer::Wide(dtype, x) => x.iter().map(|&x| reference::decode(*dtype, x)).collect(),
+            Buffer::Byte(dtype, x) => {
+                x.iter().map(|&x| reference::decode(*dtype, u16::from(x))).collect()
+            }
         }
     }
 
@@ -104,6 +121,8 @@ impl Buffer {
             Buffer::U32(x) => View::of(x),
             Buffer::I64(x) => View::of(x),
             Buffer::Bool(x) => View::of(x),
+            Buffer::Wide(_, x) => View::of(x),
+            Buffer::Byte(_, x) => View::of(x),
         }
     }
 
@@ -115,6 +134,8 @@ impl Buffer {
             Buffer::U32(x) => ViewMut::of(x),
             Buffer::I64(x) => ViewMut::of(x),
             Buffer::Bool(x) => ViewMut::of(x),
+            Buffer::Wide(_, x) => ViewMut::of(x),
+            Buffer::Byte(_, x) => ViewMut::of(x),
         }
     }
 }

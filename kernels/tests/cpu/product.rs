@@ -4,7 +4,7 @@ use gantline_kernels::cpu::{Cpu, Isa};
 use gantline_kernels::verify::verify;
 use gantline_kernels::{
     Access, BinaryOp, Border, Instr, Kernel, LoopAB, LoopABC, LoopAC, LoopBC, Output, Pointwise,
-    Product, ProductPart, Products, RowInput, Rows, Source, UnaryOp,
+    Product, ProductPart, Products, RowInput, Rows, Source, StoredTypes, UnaryOp,
 };
 use ir::DType;
 
@@ -25,7 +25,7 @@ fn strides(random: &mut Random, sizes: &[usize]) -> Vec<usize> {
     strides
 }
 
-fn random_product(random: &mut Random, dtype: DType) -> Product {
+pub(crate) fn random_product(random: &mut Random, dtype: DType) -> Product {
     let groups: Vec<Vec<usize>> = [3, 40, 40, 40]
         .map(|most| (0..random.below(3)).map(|_| 1 + random.below(most)).collect())
         .to_vec();
@@ -49,13 +49,14 @@ fn random_product(random: &mut Random, dtype: DType) -> Product {
             .collect(),
         accumulate: random.below(2) == 0,
         dtype,
+        stored: StoredTypes::all(dtype),
         borders: Vec::new(),
     }
 }
 
 /// A convolution of two dims of an image of some channels as a product whose columns have borders,
 /// and what it computes: `image[C, Y, X]` and `kernels[O, C, V, U]`.
-struct Framed {
+pub(crate) struct Framed {
     channels: usize,
     outputs: usize,
     image: [usize; 2],
@@ -68,7 +69,7 @@ struct Framed {
 }
 
 impl Framed {
-    fn random(random: &mut Random) -> Framed {
+    pub(crate) fn random(random: &mut Random) -> Framed {
         let mut pair = |low: usize, most: usize| [0, 1].map(|_| low + random.below(most));
         let (image, kernel, result) = (pair(1, 24), pair(1, 4), pair(1, 40));
         let (stride, dilation) = (pair(1, 3), pair(1, 2));
@@ -78,7 +79,7 @@ impl Framed {
         Framed { channels, outputs, image, kernel, result, stride, dilation, spread, before }
     }
 
-    fn product(&self, dtype: DType) -> Product {
+    pub(crate) fn product(&self, dtype: DType) -> Product {
         let [points, taps, results] = [self.image, self.kernel, self.result].map(|[a, b]| a * b);
         let (step, of_y) = ([self.image[1], 1], [self.result[1], 1]);
         let side = |at: usize| LoopBC { size: self.result[at], b: 0, c: of_y[at] };
@@ -100,6 +101,7 @@ impl Framed {
             k: vec![LoopAB { size: self.channels, a: taps, b: points }, tap(0), tap(1)],
             accumulate: false,
             dtype,
+            stored: StoredTypes::all(dtype),
             borders: vec![border(0), border(1)],
         }
     }

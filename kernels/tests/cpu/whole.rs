@@ -72,6 +72,9 @@ fn integers(buffer: &Buffer) -> Vec<i64> {
         Buffer::F32(x) => x.iter().map(|x| *x as i64).collect(),
         Buffer::F64(x) => x.iter().map(|x| *x as i64).collect(),
         Buffer::Bool(x) => x.iter().map(|x| i64::from(*x)).collect(),
+        Buffer::Wide(..) | Buffer::Byte(..) => {
+            buffer.numbers().into_iter().map(|x| x as i64).collect()
+        }
     }
 }
 
@@ -182,6 +185,7 @@ fn written(old: &Buffer, places: &[(usize, i64)]) -> Buffer {
             Buffer::F32(y) => y[*at] = *x as f32,
             Buffer::F64(y) => y[*at] = *x as f64,
             Buffer::Bool(y) => y[*at] = u8::from(*x != 0),
+            Buffer::Wide(..) | Buffer::Byte(..) => panic!("integers are stored wide"),
         }
     }
     new

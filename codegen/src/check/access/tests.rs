@@ -5,7 +5,7 @@
 use kernels::cpu::{Cpu, View, ViewMut};
 use kernels::kernel::{
     Attention, Copy, CopyLoop, Fill, Gather, Line, Lines, LoopAB, LoopABC, LoopAC, LoopBC,
-    Pointwise, Positions, Products, Rope, Source, Window,
+    Pointwise, Positions, Products, Rope, Source, StoredTypes, Window,
 };
 use kernels::rows::{BinaryOp, Digit, Instr, RowInput};
 use kernels::verify::verify;
@@ -69,6 +69,7 @@ fn product(r: &mut Draws) -> Product {
         k: vec![LoopAB { size: k, a: a[2], b: b[1] }],
         accumulate: r.coin(),
         dtype: DType::F32,
+        stored: StoredTypes::all(DType::F32),
         borders: Vec::new(),
     }
 }

@@ -1,9 +1,26 @@
 //! Elements of other types, to and from the compute type.
 
+use super::super::formats::{self, BF16, F8E4M3, F8E5M2, F16};
 use super::super::vector::{Job, Scalar, Vector};
 
 /// A type that buffers hold.
 pub(super) trait Stored: Copy {
+    /// Copies numbers by vectors; says whether it does.
+    ///
+    /// # Safety
+    /// Both hold `len` of them and do not overlap.
+    #[inline(always)]
+    unsafe fn widen_all<V: Vector>(_: *const Self, _: *mut V::Scalar, _len: usize) -> bool {
+        false
+    }
+    /// As [`Stored::widen_all`].
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    unsafe fn narrow_all<V: Vector>(_: *const V::Scalar, _: *mut Self, _len: usize) -> bool {
+        false
+    }
     fn widen<S: Scalar>(self) -> S;
     fn narrow<S: Scalar>(x: S) -> Self;
     /// `self + x` in this type.
@@ -66,6 +83,47 @@ impl Stored for Truth {
     }
 }
 
+macro_rules! narrow {
+    ($($number:ty),*) => {$(
+        impl Stored for $number {
+            #[inline(always)]
+            unsafe fn widen_all<V: Vector>(
+                source: *const Self,
+                target: *mut V::Scalar,
+                len: usize,
+            ) -> bool {
+                // SAFETY: by the contract of the function.
+                unsafe { formats::widen_all::<$number, V>(source, target, len) };
+                true
+            }
+            #[inline(always)]
+            unsafe fn narrow_all<V: Vector>(
+                source: *const V::Scalar,
+                target: *mut Self,
+                len: usize,
+            ) -> bool {
+                // SAFETY: by the contract of the function.
+                unsafe { formats::narrow_all::<$number, V>(source, target, len) };
+                true
+            }
+            #[inline(always)]
+            fn widen<S: Scalar>(self) -> S {
+                S::from_f32(formats::Narrow::widen(self))
+            }
+            #[inline(always)]
+            fn narrow<S: Scalar>(x: S) -> $number {
+                <$number as formats::Narrow>::nearest(x.sticky())
+            }
+            #[inline(always)]
+            fn plus<S: Scalar>(self, x: S) -> $number {
+                <$number as formats::Narrow>::nearest((Stored::widen::<S>(self) + x).sticky())
+            }
+        }
+    )*};
+}
+
+narrow!(BF16, F16, F8E4M3, F8E5M2);
+
 /// `target[i] = source[i * stride]`.
 pub(super) struct Widen<T, S> {
     pub(super) target: *mut S,
@@ -81,6 +139,9 @@ impl<T: Stored, S: Scalar> Job<S> for Widen<T, S> {
         // elements of its access.
         unsafe {
             if self.stride == 1 {
+                if T::widen_all::<V>(self.source, self.target, self.len) {
+                    return;
+                }
                 let source = std::slice::from_raw_parts(self.source, self.len);
                 let target = std::slice::from_raw_parts_mut(self.target, self.len);
                 for (t, s) in target.iter_mut().zip(source) {
@@ -111,6 +172,9 @@ impl<T: Stored, S: Scalar> Job<S> for Narrow<T, S> {
         // SAFETY: the argument holds all elements of its access, the register `len` numbers.
         unsafe {
             if self.stride == 1 && !self.repeat && !self.accumulate {
+                if T::narrow_all::<V>(self.source, self.target, self.len) {
+                    return;
+                }
                 for i in 0..self.len {
                     *self.target.add(i) = T::narrow(*self.source.add(i));
                 }

@@ -1,5 +1,6 @@
 //! The functions of block programs, for any vector.
 
+use super::super::formats::{self, Narrow};
 use super::super::vector::{Scalar, Vector};
 
 /// A function of one value.
@@ -52,6 +53,10 @@ functions! { Function1:
     Same(x) => x;
     WrapI32(x) => wrap(x, 0.5);
     WrapU32(x) => wrap(x, 0.0);
+    RoundBF16(x) => formats::BF16::round(x);
+    RoundF16(x) => formats::F16::round(x);
+    RoundF8E4M3(x) => formats::F8E4M3::round(x);
+    RoundF8E5M2(x) => formats::F8E5M2::round(x);
     Single(x) => x.map(|x| V::Scalar::from_f64(f64::from(x.to_f64() as f32)));
 }
 

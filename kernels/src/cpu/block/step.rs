@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use ir::DType;
 use ir::random::Key;
 
+use super::super::formats::{BF16, F8E4M3, F8E5M2, F16};
 use super::super::scratch::Bump;
 use super::super::vector::{Scalar, Vector};
 use super::super::view::Shared;
@@ -281,6 +282,10 @@ impl<'a, V: Vector> Machine<'a, V> {
             UnaryOp::WrapI32 => map!(WrapI32),
             UnaryOp::WrapU32 => map!(WrapU32),
             UnaryOp::Single => map!(Single),
+            UnaryOp::RoundBF16 => map!(RoundBF16),
+            UnaryOp::RoundF16 => map!(RoundF16),
+            UnaryOp::RoundF8E4M3 => map!(RoundF8E4M3),
+            UnaryOp::RoundF8E5M2 => map!(RoundF8E5M2),
         }
     }
 
@@ -332,9 +337,11 @@ impl<'a, V: Vector> Machine<'a, V> {
             DType::I32 => self.widen::<i32>(value, input),
             DType::U32 => self.widen::<u32>(value, input),
             DType::Bool => self.widen::<Truth>(value, input),
-            DType::BF16 | DType::F16 | DType::F8E4M3 | DType::F8E5M2 | DType::I8 | DType::I64 => {
-                unreachable!("block programs do not load {dtype}")
-            }
+            DType::BF16 => self.widen::<BF16>(value, input),
+            DType::F16 => self.widen::<F16>(value, input),
+            DType::F8E4M3 => self.widen::<F8E4M3>(value, input),
+            DType::F8E5M2 => self.widen::<F8E5M2>(value, input),
+            DType::I8 | DType::I64 => unreachable!("block programs do not load {dtype}"),
         }
     }
 
@@ -398,14 +405,11 @@ impl<'a, V: Vector> Machine<'a, V> {
                 DType::I32 => self.narrow::<i32>(index, *value, access, *accumulate),
                 DType::U32 => self.narrow::<u32>(index, *value, access, *accumulate),
                 DType::Bool => self.narrow::<Truth>(index, *value, access, *accumulate),
-                DType::BF16
-                | DType::F16
-                | DType::F8E4M3
-                | DType::F8E5M2
-                | DType::I8
-                | DType::I64 => {
-                    unreachable!("block programs do not store {dtype}")
-                }
+                DType::BF16 => self.narrow::<BF16>(index, *value, access, *accumulate),
+                DType::F16 => self.narrow::<F16>(index, *value, access, *accumulate),
+                DType::F8E4M3 => self.narrow::<F8E4M3>(index, *value, access, *accumulate),
+                DType::F8E5M2 => self.narrow::<F8E5M2>(index, *value, access, *accumulate),
+                DType::I8 | DType::I64 => unreachable!("block programs do not store {dtype}"),
             }
         }
     }

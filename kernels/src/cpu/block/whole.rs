@@ -10,8 +10,10 @@ use std::sync::Mutex;
 use ir::DType;
 
 use super::super::Cpu;
+use super::super::formats::{BF16, F8E4M3, F8E5M2, F16, Narrow};
 use super::super::moves::piece;
 use super::super::scratch::{Bump, lines_of};
+use super::super::vector::Scalar;
 use super::super::view::{Shared, View, ViewMut};
 use crate::rows::{Access, BinaryOp, Digit, Instr, Output, ReduceOp, Rows, UnaryOp};
 
@@ -300,9 +302,11 @@ impl<'a> Machine<'a> {
             DType::U32 => self.convert::<u32>(value, source, &of.access, i64::from),
             DType::I64 => self.convert::<i64>(value, source, &of.access, |x| x),
             DType::Bool => self.convert::<u8>(value, source, &of.access, |x| i64::from(x != 0)),
-            DType::BF16 | DType::F16 | DType::F8E4M3 | DType::F8E5M2 | DType::I8 => {
-                unreachable!("block programs do not load {}", of.dtype)
-            }
+            DType::BF16 => self.convert::<BF16>(value, source, &of.access, from_narrow),
+            DType::F16 => self.convert::<F16>(value, source, &of.access, from_narrow),
+            DType::F8E4M3 => self.convert::<F8E4M3>(value, source, &of.access, from_narrow),
+            DType::F8E5M2 => self.convert::<F8E5M2>(value, source, &of.access, from_narrow),
+            DType::I8 => unreachable!("block programs do not load {}", of.dtype),
         }
     }
 
@@ -351,9 +355,11 @@ impl<'a> Machine<'a> {
                 DType::U32 => self.store::<u32>(index, *value, access, |x| x as u32),
                 DType::I64 => self.store::<i64>(index, *value, access, |x| x),
                 DType::Bool => self.store::<u8>(index, *value, access, |x| u8::from(x != 0)),
-                DType::BF16 | DType::F16 | DType::F8E4M3 | DType::F8E5M2 | DType::I8 => {
-                    unreachable!("block programs do not store {dtype}")
-                }
+                DType::BF16 => self.store::<BF16>(index, *value, access, to_narrow),
+                DType::F16 => self.store::<F16>(index, *value, access, to_narrow),
+                DType::F8E4M3 => self.store::<F8E4M3>(index, *value, access, to_narrow),
+                DType::F8E5M2 => self.store::<F8E5M2>(index, *value, access, to_narrow),
+                DType::I8 => unreachable!("block programs do not store {dtype}"),
             }
         }
     }
@@ -407,6 +413,21 @@ impl<'a> Machine<'a> {
     }
 }
 
+/// Towards zero.
+fn from_narrow<T: Narrow>(x: T) -> i64 {
+    x.widen() as i64
+}
+
+/// With one rounding: integers of more than 53 bits keep whether they were exact.
+fn to_narrow<T: Narrow>(x: i64) -> T {
+    let magnitude = x.unsigned_abs();
+    let lost = 11_u32.saturating_sub(magnitude.leading_zeros());
+    let kept = magnitude >> lost;
+    let odd = u64::from(kept << lost != magnitude);
+    let magnitude = (kept | odd) as f64 * f64::from(1_u32 << lost);
+    T::nearest(if x < 0 { -magnitude } else { magnitude }.sticky())
+}
+
 /// Where rows begin: with a division for each digit only where they are not evenly spaced.
 enum Places<'a> {
     Even { offset: usize, stride: usize },
@@ -457,7 +478,11 @@ fn unary(op: UnaryOp, target: &mut [i64], x: &[i64]) {
         | UnaryOp::GeluTanh
         | UnaryOp::GeluErf
         | UnaryOp::Silu
-        | UnaryOp::Single => unreachable!("verified: `{op:?}` yields no integers"),
+        | UnaryOp::Single
+        | UnaryOp::RoundBF16
+        | UnaryOp::RoundF16
+        | UnaryOp::RoundF8E4M3
+        | UnaryOp::RoundF8E5M2 => unreachable!("verified: `{op:?}` yields no integers"),
     }
 }
 
