@@ -90,8 +90,7 @@ fn check_executable(question: &Question) -> Result<(), Diagnostic> {
 }
 
 /// Whether an argument names an artefact: by its name, or by how the file begins.
-pub fn is_artefact(path: &str) -> bool {
-    let path = Path::new(path);
+pub fn is_artefact(path: &Path) -> bool {
     if path.extension().is_some_and(|extension| extension == EXTENSION) {
         return true;
     }

@@ -269,18 +269,20 @@ pub fn usage(flag: &str, headline: impl Into<String>) -> Diagnostic {
 }
 
 /// Reads a text that a flag names.
-pub fn read_text(path: &str, flag: &str) -> Result<String, Failure> {
-    match ir::file::read_text(Path::new(path)) {
+pub fn read_text(path: impl AsRef<Path>, flag: &str) -> Result<String, Failure> {
+    let path = path.as_ref();
+    let shown = path.display();
+    match ir::file::read_text(path) {
         Ok(text) => Ok(text),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            Err(usage(flag, format!("there is no file `{path}`")).into())
+            Err(usage(flag, format!("there is no file `{shown}`")).into())
         }
         Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
-            let headline = format!("`{path}` is not UTF-8 text");
+            let headline = format!("`{shown}` is not UTF-8 text");
             let help = "give a text file";
             Err(Diagnostic::error("E5019", Span::of(flag), headline).help(help).into())
         }
-        Err(error) => Err(runtime::Error::io("read", Path::new(path))(error).into()),
+        Err(error) => Err(runtime::Error::io("read", path)(error).into()),
     }
 }
 

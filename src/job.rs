@@ -13,6 +13,7 @@ use planner::limits::{Knob, Limits};
 use planner::search::Job;
 use serde::{Deserialize, Serialize};
 
+use crate::argument::PathArg;
 use crate::cli::positive;
 use crate::failure::{Failure, usage};
 use crate::{LOSS, failure};
@@ -36,7 +37,7 @@ const DEVICES_MAX: usize = 1 << 30;
 pub struct Where {
     /// The cluster: a preset (`gantline cluster ls`) or a file
     #[arg(long, value_name = "PRESET|FILE", default_value = "cpu-local")]
-    pub cluster: String,
+    pub cluster: PathArg,
     /// Ranks: one executor with one device each [default: all devices of the cluster; 1 where ranks
     /// are threads]
     #[arg(
@@ -52,14 +53,14 @@ pub struct Where {
     pub nodes: Option<usize>,
     /// Rates that `gantline calibrate` measured, in place of the cluster's own
     #[arg(long, value_name = "FILE")]
-    pub calibration: Option<String>,
+    pub calibration: Option<PathArg>,
 }
 
 impl Where {
     /// Reads the cluster and what was measured on it.
     pub fn cluster(&self) -> Result<Cluster, Failure> {
         let mut cluster = Cluster::load(&self.cluster)?;
-        let is_preset = PRESETS.iter().any(|(name, _)| *name == self.cluster);
+        let is_preset = PRESETS.iter().any(|(name, _)| self.cluster.is(name));
         cluster.nodes = match (self.nodes, cluster.devices_per_node, self.ranks) {
             (Some(nodes), _, _) => nodes,
             // A preset says what a node is; there are as many as it takes.
@@ -78,7 +79,7 @@ impl Where {
                 return Err(usage("--calibration", headline.to_owned()).help(help).into());
             }
             let text = failure::read_text(path, "--calibration")?;
-            cluster.calibration = Some(Calibration::parse(path, &text)?);
+            cluster.calibration = Some(Calibration::parse(&path.to_string(), &text)?);
         }
         let ranks = self.ranks(&cluster);
         check_local(&cluster, ranks)?;

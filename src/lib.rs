@@ -41,6 +41,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cli;
+pub mod argument;
 pub mod job;
 pub mod flops;
 pub mod run;
@@ -56,6 +57,7 @@ pub mod progress;
 pub mod output;
 pub mod failure;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -96,12 +98,12 @@ fn deadline(step_s: Option<f64>) -> Duration {
 ///
 /// # Errors
 /// Those of [`ir::import::resolve`]; `E5010` for a model of which only the shape is known.
-pub fn resolve(model: &str) -> Result<Resolved, Vec<Diagnostic>> {
-    let resolved = ir::import::resolve(model).map_err(|wrong| {
-        let is_there = std::path::Path::new(model).exists();
-        if is_there || planner::space::models::published(model).is_none() {
-            return wrong;
-        }
+pub fn resolve(model: impl AsRef<Path>) -> Result<Resolved, Vec<Diagnostic>> {
+    let path = model.as_ref();
+    let resolved = ir::import::resolve(path).map_err(|wrong| {
+        let name = path.to_str().filter(|_| !path.exists());
+        let known = name.filter(|name| planner::space::models::published(name).is_some());
+        let Some(model) = known else { return wrong };
         let headline = format!("of `{model}` the shape is known, which is planned for on GPUs");
         let help = format!("write `gantline plan {model} --cluster h100`, or give its directory");
         vec![Diagnostic::error("E5010", Span::of(model), headline).help(help)]

@@ -21,13 +21,14 @@ use runtime::map::Map;
 use runtime::npy;
 use serde_json::{Value, json};
 
+use crate::argument::PathArg;
 use crate::failure::{Exit, Failure, usage};
 use crate::output;
 use crate::verbs::inspect::{op_table, ops};
 
 /// Whether a MODEL argument names an ONNX file.
-pub fn is_onnx(model: &str) -> bool {
-    Path::new(model).extension().is_some_and(|e| e.eq_ignore_ascii_case("onnx"))
+pub fn is_onnx(model: &Path) -> bool {
+    model.extension().is_some_and(|e| e.eq_ignore_ascii_case("onnx"))
 }
 
 /// Reads `NAME=N`.
@@ -38,7 +39,7 @@ pub fn dim(text: &str) -> Result<(String, usize), String> {
 }
 
 /// Reads a model, with sizes for its open dims; idioms in it become composites.
-pub fn load(model: &str, dims: &[(String, usize)]) -> Result<Onnx, Failure> {
+pub fn load(model: &Path, dims: &[(String, usize)]) -> Result<Onnx, Failure> {
     let mut onnx = read(model, Given { dims: sizes(dims)?, ..Given::default() })?;
     onnx.recognise();
     ir::outline::outline(&mut onnx.module, ENTRY, onnx.weights.len());
@@ -47,7 +48,7 @@ pub fn load(model: &str, dims: &[(String, usize)]) -> Result<Onnx, Failure> {
 }
 
 /// Reads a model, with its repeated layers as functions.
-pub fn outlined(model: &str, dims: &[(String, usize)]) -> Result<Onnx, Failure> {
+pub fn outlined(model: &Path, dims: &[(String, usize)]) -> Result<Onnx, Failure> {
     let mut onnx = read(model, Given { dims: sizes(dims)?, ..Given::default() })?;
     // What is checked when it runs is none of its layers.
     if let Some(entry) = onnx.module.functions.iter_mut().find(|f| f.name == ENTRY) {
@@ -72,8 +73,8 @@ fn sizes(dims: &[(String, usize)]) -> Result<BTreeMap<String, usize>, Diagnostic
 }
 
 /// Reads a model as one flat function.
-fn read(model: &str, given: Given) -> Result<Onnx, Failure> {
-    let path = Path::new(model);
+fn read(path: &Path, given: Given) -> Result<Onnx, Failure> {
+    let model = path.display().to_string();
     if !path.is_file() {
         let headline = format!("there is no file `{model}`");
         return Err(Diagnostic::error("E1101", Span::of(model), headline).into());
@@ -82,7 +83,7 @@ fn read(model: &str, given: Given) -> Result<Onnx, Failure> {
     let mut beside = Beside { model: path.to_owned(), files: BTreeMap::new() };
     let bytes = mapped(path)?;
     let mut open = |location: &str| beside.open(location);
-    Ok(read_onnx(model, &name, bytes, &given, &mut open)?)
+    Ok(read_onnx(&model, &name, bytes, &given, &mut open)?)
 }
 
 fn mapped(path: &Path) -> Result<Bytes, Failure> {
@@ -131,7 +132,7 @@ impl Beside {
 }
 
 /// Says what a model is.
-pub fn inspect(model: &str, dims: &[(String, usize)], as_json: bool) -> Result<Exit, Failure> {
+pub fn inspect(model: &Path, dims: &[(String, usize)], as_json: bool) -> Result<Exit, Failure> {
     let onnx = load(model, dims)?;
     if as_json {
         output::answer_json(&document(&onnx));
@@ -218,7 +219,7 @@ pub struct Running<'a> {
     /// Sizes of open dims.
     pub dims: &'a [(String, usize)],
     /// Inputs, each as NAME=FILE.
-    pub inputs: &'a [String],
+    pub inputs: &'a [PathArg],
     /// Where the outputs are written.
     pub folder: Option<&'a Path>,
     /// How often it is run again to say how long that takes.
@@ -228,7 +229,7 @@ pub struct Running<'a> {
 }
 
 /// Evaluates a model on arrays, and writes what it yields.
-pub fn run(model: &str, running: Running<'_>) -> Result<Exit, Failure> {
+pub fn run(model: &Path, running: Running<'_>) -> Result<Exit, Failure> {
     let Running { dims, inputs, folder, bench, as_json } = running;
     let given = Given { dims: sizes(dims)?, inputs: arrays(inputs) };
     let onnx = read(model, given)?;
@@ -238,7 +239,7 @@ pub fn run(model: &str, running: Running<'_>) -> Result<Exit, Failure> {
     args.append(&mut arrays);
     let (mut results, times) = evaluate(&onnx, &args, bench.unwrap_or(0))?;
     let numbers = results.split_off(onnx.outputs.len());
-    check(model, &onnx.checks, &numbers)?;
+    check(&model.display().to_string(), &onnx.checks, &numbers)?;
     if let Some(folder) = folder {
         std::fs::create_dir_all(folder).map_err(runtime::Error::io("create", folder))?;
         for ((file, tensor), port) in files(&onnx.outputs).iter().zip(&results).zip(&onnx.outputs) {
@@ -421,26 +422,27 @@ fn notes(onnx: &Onnx) -> Vec<String> {
 }
 
 /// The inputs that can be read; what cannot be read is said later.
-fn arrays(inputs: &[String]) -> BTreeMap<String, Array> {
-    let array = |input: &String| {
-        let (name, path) = input.split_once('=')?;
-        let (array, is_unsigned) = npy::read_bits(Path::new(path)).ok()?;
-        Some((name.to_owned(), numbers(&array, is_unsigned)))
+fn arrays(inputs: &[PathArg]) -> BTreeMap<String, Array> {
+    let array = |input: &PathArg| {
+        let (name, file) = input.pair()?;
+        let (array, is_unsigned) = npy::read_bits(file.path()).ok()?;
+        Some((name, numbers(&array, is_unsigned)))
     };
     inputs.iter().filter_map(array).collect()
 }
 
 /// The array of every input, in their order; what is wrong with any of them at once.
-fn read_inputs(onnx: &Onnx, inputs: &[String]) -> Result<Vec<Tensor>, Failure> {
-    let mut given = BTreeMap::new();
+fn read_inputs(onnx: &Onnx, inputs: &[PathArg]) -> Result<Vec<Tensor>, Failure> {
+    let mut given: BTreeMap<String, PathArg> = BTreeMap::new();
     let mut wrong = Vec::new();
     for input in inputs {
-        match input.split_once('=') {
-            Some((name, path)) if onnx.inputs.iter().any(|port| port.name == name) => {
-                if let Some(first) = given.insert(name, path) {
-                    let headline = format!("the input `{name}` is `{first}` and `{path}`");
+        match input.pair() {
+            Some((name, file)) if onnx.inputs.iter().any(|port| port.name == name) => {
+                if let Some(first) = given.get(&name) {
+                    let headline = format!("the input `{name}` is `{first}` and `{file}`");
                     return Err(usage("--input", headline).help("give it once").into());
                 }
+                given.insert(name, file);
             }
             Some((name, _)) => {
                 let names: Vec<&str> = onnx.inputs.iter().map(|p| p.name.as_str()).collect();
@@ -453,19 +455,19 @@ fn read_inputs(onnx: &Onnx, inputs: &[String]) -> Result<Vec<Tensor>, Failure> {
     }
     let mut tensors = Vec::new();
     for port in &onnx.inputs {
-        let Some(path) = given.get(port.name.as_str()) else {
+        let Some(file) = given.get(&port.name) else {
             let headline = format!("the input `{}` is not given", port.name);
             let ty = port.type_text();
             let help = format!("write --input {}=FILE, {ty} as a .npy file", port.name);
             wrong.push(usage("--input", headline).help(help));
             continue;
         };
-        let (array, is_unsigned) = npy::read_bits(Path::new(path))?;
+        let (array, is_unsigned) = npy::read_bits(file.path())?;
         let sizes = port.ty.sizes().unwrap_or_default();
         if array.dims != sizes {
             let headline =
                 format!("the input `{}` is {}, the array is {:?}", port.name, port.ty, array.dims);
-            wrong.push(Diagnostic::error("E5009", Span::of(*path), headline));
+            wrong.push(Diagnostic::error("E5009", Span::of(file), headline));
             continue;
         }
         match port.element.tensor_of(&numbers(&array, is_unsigned)) {
@@ -473,7 +475,7 @@ fn read_inputs(onnx: &Onnx, inputs: &[String]) -> Result<Vec<Tensor>, Failure> {
             Err(number) => {
                 let own = port.element.name();
                 let headline = format!("the input `{}` is {own}, and has {number}", port.name);
-                wrong.push(Diagnostic::error("E5009", Span::of(*path), headline));
+                wrong.push(Diagnostic::error("E5009", Span::of(file), headline));
             }
         }
     }

@@ -25,6 +25,7 @@ use runtime::tokens::Tokenizer;
 use runtime::train::{CHECKPOINTS, RunState};
 use serde::{Deserialize, Serialize};
 
+use crate::argument::PathArg;
 use crate::failure::{Failure, draw, usage};
 use crate::job::{self, Limited};
 use crate::output;
@@ -47,17 +48,17 @@ pub struct Settings {
     /// The model's name.
     pub name: String,
     /// The MODEL argument.
-    pub model: String,
+    pub model: PathArg,
     /// Files and patterns of the data.
-    pub data: Vec<String>,
+    pub data: Vec<PathArg>,
     /// The tokeniser, where one was named.
-    pub tokenizer: Option<String>,
+    pub tokenizer: Option<PathArg>,
     /// Whether the first weights are drawn although the model has some.
     pub from_scratch: bool,
     /// The cluster.
-    pub cluster: String,
+    pub cluster: PathArg,
     /// What was measured on it.
-    pub calibration: Option<String>,
+    pub calibration: Option<PathArg>,
     /// Ranks.
     pub ranks: usize,
     /// Threads of a rank; a share of the cores where none.
@@ -119,11 +120,11 @@ impl Settings {
         Settings {
             schema: SCHEMA.to_owned(),
             name: resolved.name.clone(),
-            model: String::new(),
+            model: PathArg::default(),
             data: Vec::new(),
             tokenizer: None,
             from_scratch: false,
-            cluster: "cpu-local".to_owned(),
+            cluster: PathArg::from("cpu-local"),
             calibration: None,
             ranks: 1,
             threads: None,
@@ -310,7 +311,7 @@ impl Run {
     ) -> Result<(), Failure> {
         let folder = self.model_folder();
         fs::create_dir_all(&folder).map_err(runtime::Error::io("create", &folder))?;
-        let model = Path::new(&settings.model);
+        let model = settings.model.path();
         match (&resolved.description.architecture, &resolved.directory) {
             (Architecture::Graph(module), _) => {
                 self.write_file("model/model.graph", module.to_string().as_bytes())?;
@@ -323,9 +324,8 @@ impl Run {
             }
             (_, None) => {}
         }
-        if !tokenizer.is_bytes() {
-            let from = PathBuf::from(tokenizer.name());
-            let text = ir::file::read(&from).map_err(runtime::Error::io("read", &from))?;
+        if let Some(from) = tokenizer.file() {
+            let text = ir::file::read(from).map_err(runtime::Error::io("read", from))?;
             self.write_file("model/tokenizer.json", &text)?;
         }
         Ok(())
@@ -340,8 +340,8 @@ impl Run {
     pub fn description(&self, settings: &Settings) -> Result<Description, Failure> {
         let stored = ["config.json", "model.graph"].map(|name| self.model_folder().join(name));
         let stored = stored.iter().find(|path| path.is_file());
-        let model = stored.map_or(settings.model.clone(), |path| path.display().to_string());
-        let mut description = crate::resolve(&model)?.description;
+        let model = stored.map_or(settings.model.path(), PathBuf::as_path);
+        let mut description = crate::resolve(model)?.description;
         description.name.clone_from(&settings.name);
         Ok(description)
     }

@@ -8,6 +8,7 @@ use planner::cluster::Kind;
 use planner::footprint::Footprint;
 use runtime::execute::{Samples, Session};
 
+use crate::argument::PathArg;
 use crate::failure::{self, Failure};
 use crate::job::{self, Question, Where};
 use crate::run::Settings;
@@ -32,7 +33,7 @@ pub enum PlanFrom {
     /// It is searched for.
     Search,
     /// From a file that the user names.
-    File(String),
+    File(PathArg),
     /// From a checkpoint: its place and the plan's text. Another is searched for where this one
     /// cannot be used any more, as on another machine.
     Checkpoint(String, String),
@@ -143,7 +144,7 @@ fn find_plan(from: &PlanFrom, question: &Question) -> Result<(Plan, String), Fai
     match from {
         PlanFrom::File(path) => {
             let text = failure::read_text(path, "--plan")?;
-            let plan = read_plan(path, &text, question)?;
+            let plan = read_plan(&path.to_string(), &text, question)?;
             check_fits(question, &plan)?;
             return Ok((plan, format!("from `{path}`")));
         }

@@ -384,7 +384,7 @@ impl Cluster {
     ///
     /// # Errors
     /// All that is wrong: see the table of the crate.
-    pub fn load(name_or_path: &str) -> Result<Cluster, Vec<Diagnostic>> {
+    pub fn load(name_or_path: impl AsRef<Path>) -> Result<Cluster, Vec<Diagnostic>> {
         Cluster::load_on(name_or_path, &Machine::detect())
     }
 
@@ -392,12 +392,14 @@ impl Cluster {
     ///
     /// # Errors
     /// As [`Cluster::load`].
-    pub fn load_on(name_or_path: &str, machine: &Machine) -> Result<Cluster, Vec<Diagnostic>> {
-        let is_preset = PRESETS.iter().any(|(name, _)| *name == name_or_path);
-        let at = if is_preset {
-            Source::Preset(name_or_path.to_owned())
-        } else {
-            Source::File(PathBuf::from(name_or_path))
+    pub fn load_on(
+        name_or_path: impl AsRef<Path>,
+        machine: &Machine,
+    ) -> Result<Cluster, Vec<Diagnostic>> {
+        let path = name_or_path.as_ref();
+        let at = match PRESETS.iter().find(|(name, _)| Path::new(name) == path) {
+            Some((name, _)) => Source::Preset((*name).to_owned()),
+            None => Source::File(path.to_owned()),
         };
         let text = at.read(&Span::of("--cluster"))?;
         read(&at, &text, machine, &mut Vec::new())

@@ -41,7 +41,7 @@ impl Corpus {
     ///
     /// **Errors.** E4030 for an argument without files, E4031 if there are no tokens at all,
     /// E4033 and E4034 for files of tokens; those of [`Tokenizer::encode`].
-    pub fn load(arguments: &[String], tokenizer: &Tokenizer) -> Result<Corpus, Failure> {
+    pub fn load<P: AsRef<Path>>(arguments: &[P], tokenizer: &Tokenizer) -> Result<Corpus, Failure> {
         let paths = expand(arguments)?;
         let mut tokens = Vec::new();
         for path in &paths {
@@ -53,7 +53,9 @@ impl Corpus {
         }
         if tokens.is_empty() {
             let headline = format!("{} files, and no tokens in them", paths.len());
-            return Err(Diagnostic::error("E4031", Span::of(arguments.join(" ")), headline).into());
+            let shown = arguments.iter().map(|path| path.as_ref().display().to_string());
+            let at = Span::of(shown.collect::<Vec<_>>().join(" "));
+            return Err(Diagnostic::error("E4031", at, headline).into());
         }
         Ok(Corpus::new(tokens, &tokenizer.identity(), paths.len()))
     }
@@ -111,10 +113,11 @@ impl Corpus {
 /// The files that arguments name: each once, ordered by the bytes of their paths.
 ///
 /// **Errors.** E4030, one for each argument without files.
-pub fn expand(arguments: &[String]) -> Result<Vec<PathBuf>, Failure> {
+pub fn expand<P: AsRef<Path>>(arguments: &[P]) -> Result<Vec<PathBuf>, Failure> {
     let mut paths = Vec::new();
     let mut diagnostics = Vec::new();
     for argument in arguments {
+        let argument = argument.as_ref();
         match matches(argument) {
             Ok(found) if found.is_empty() => diagnostics.push(no_files(argument)),
             Ok(found) => paths.extend(found),
@@ -137,24 +140,26 @@ pub fn expand(arguments: &[String]) -> Result<Vec<PathBuf>, Failure> {
     Ok(files)
 }
 
-fn no_files(argument: &str) -> Diagnostic {
-    let is_dir = Path::new(argument).is_dir();
+fn no_files(argument: &Path) -> Diagnostic {
+    let is_dir = argument.is_dir();
+    let argument = argument.display().to_string();
     let headline = if is_dir { "no files in this directory" } else { "no files match" };
     let help = "name a text file, a directory, or a pattern in quotes: 'docs/**/*.md'";
-    let diagnostic = Diagnostic::error("E4030", Span::of(argument), headline).help(help);
+    let diagnostic = Diagnostic::error("E4030", Span::of(argument.as_str()), headline).help(help);
     if argument.contains(['*', '?', '[']) {
         return diagnostic.note("`*` stays within one directory, `**` goes through all below");
     }
     diagnostic
 }
 
-/// The files that one argument names, in no order.
-fn matches(argument: &str) -> Result<Vec<PathBuf>, Failure> {
+/// The files that one argument names, in no order. A pattern is text.
+fn matches(argument: &Path) -> Result<Vec<PathBuf>, Failure> {
     let mut files = Vec::new();
-    if Path::new(argument).exists() {
-        collect(Path::new(argument), &mut files)?;
+    if argument.exists() {
+        collect(argument, &mut files)?;
         return Ok(files);
     }
+    let Some(argument) = argument.to_str() else { return Ok(files) };
     let found = glob::glob(argument).map_err(|error| {
         let headline = format!("not a pattern of file names: {error}");
         Diagnostic::error("E4030", Span::of(argument), headline)

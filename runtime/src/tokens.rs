@@ -108,7 +108,15 @@ impl Tokenizer {
 
     /// Whether a token is a byte, which the user should be told.
     pub fn is_bytes(&self) -> bool {
-        matches!(self.kind, Kind::Bytes)
+        self.file().is_none()
+    }
+
+    /// The file that says what the tokens are; none where they are bytes.
+    pub fn file(&self) -> Option<&Path> {
+        match &self.kind {
+            Kind::Bytes => None,
+            Kind::File { path, .. } => Some(path),
+        }
     }
 
     /// What tells tokenisers apart: `bytes`, or the hash of the file.
@@ -121,10 +129,7 @@ impl Tokenizer {
 
     /// The file, or `bytes`.
     pub fn name(&self) -> String {
-        match &self.kind {
-            Kind::Bytes => "bytes".to_owned(),
-            Kind::File { path, .. } => path.display().to_string(),
-        }
+        self.file().map_or("bytes".to_owned(), |path| path.display().to_string())
     }
 
     /// The number of the model's tokens.

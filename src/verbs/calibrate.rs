@@ -1,6 +1,5 @@
 //! `calibrate -o FILE`: the rates of this machine, for predictions.
 
-use std::path::Path;
 use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,6 +12,7 @@ use planner::machine::Machine;
 use runtime::local::Local;
 use runtime::{Combiner, CommError, Communicator, Group};
 
+use crate::argument::PathArg;
 use crate::cli::amount;
 use crate::failure::{Exit, Failure};
 use crate::output;
@@ -22,7 +22,7 @@ use crate::output;
 pub struct Args {
     /// The file to write; without it, the measurements are printed
     #[arg(short, long, value_name = "FILE")]
-    pub output: Option<String>,
+    pub output: Option<PathArg>,
     /// Seconds that measuring takes, about
     #[arg(long, value_name = "SECONDS", default_value = "7", value_parser = amount)]
     pub budget: f64,
@@ -44,7 +44,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     match &args.output {
         None => output::answer(&text),
         Some(path) => {
-            let path = Path::new(path);
+            let path = path.path();
             std::fs::write(path, &text).map_err(runtime::Error::io("write", path))?;
             let shown = path.display();
             output::note(&format!("wrote {shown}: use it with --calibration {shown}"));

@@ -9,6 +9,7 @@ use planner::cluster::{Cluster, PRESETS};
 use planner::machine::Machine;
 use serde_json::{Value, json};
 
+use crate::argument::PathArg;
 use crate::failure::{Exit, Failure};
 use crate::output::{self, Table};
 
@@ -24,7 +25,7 @@ pub enum Asked {
     /// Print a cluster with the origin of each number, as a file that reads back
     Show {
         /// A preset or a file
-        cluster: String,
+        cluster: PathArg,
         /// Print one JSON document
         #[arg(long)]
         json: bool,
@@ -41,7 +42,7 @@ pub enum Asked {
     /// Say everything that is wrong with a file
     Validate {
         /// A preset or a file
-        cluster: String,
+        cluster: PathArg,
     },
 }
 
@@ -77,7 +78,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
 }
 
 /// The cluster that an argument names, which other verbs have a flag for.
-fn named(cluster: &str) -> Result<Cluster, Failure> {
+fn named(cluster: &PathArg) -> Result<Cluster, Failure> {
     Cluster::load(cluster).map_err(|mut wrong| {
         for wrong in wrong.iter_mut().filter(|wrong| wrong.span == Span::of("--cluster")) {
             wrong.span = Span::of("CLUSTER");

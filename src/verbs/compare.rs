@@ -11,6 +11,7 @@ use super::serve::{self, Served};
 use super::space::groups::Mixed;
 use super::space::groups::page as shown;
 use super::space::{Aim, Subject, answer, told};
+use crate::argument::PathArg;
 use crate::cache;
 use crate::failure::{Exit, Failure, usage};
 
@@ -27,7 +28,7 @@ pub struct CompareArgs {
     /// Another cluster, whose best layout is laid beside, in inference: a preset or a file; may be
     /// repeated
     #[arg(long, value_name = "PRESET|FILE")]
-    pub beside: Vec<String>,
+    pub beside: Vec<PathArg>,
     /// What devices are for
     #[command(flatten)]
     pub served: Served,

@@ -7,6 +7,7 @@ use kernels::Bytes;
 use runtime::artefact::{Contents, encode, write_bytes};
 use serde_json::json;
 
+use crate::argument::PathArg;
 use crate::artefact::{EXTENSION, assemble};
 use crate::cli::amount;
 use crate::failure::{Exit, Failure, read_text};
@@ -22,7 +23,7 @@ pub struct Args {
     pub asked: Asked,
     /// Compile this plan, and search for none
     #[arg(long, value_name = "FILE")]
-    pub plan: Option<String>,
+    pub plan: Option<PathArg>,
     /// Probability of every dropout [default: as the model's config says]
     #[arg(long, value_name = "P", value_parser = amount)]
     pub dropout: Option<f64>,
@@ -35,7 +36,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<Exit, Failure> {
     let (model, question) = args.asked.question_with(args.dropout)?;
     let plan = match &args.plan {
-        Some(path) => read_plan(path, &read_text(path, "--plan")?, &question)?,
+        Some(path) => read_plan(&path.to_string(), &read_text(path, "--plan")?, &question)?,
         None => crate::plan(&question.job())?.plan,
     };
     let contents = assemble(&model, &question, plan)?;
@@ -54,7 +55,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
 pub(super) fn document(path: &Path, bytes: &[u8], contents: &Contents) -> serde_json::Value {
     json!({
         "schema": "gantline.compile/1",
-        "file": path,
+        "file": path.display().to_string(),
         "bytes": bytes.len(),
         "blake3": blake3::hash(bytes).to_hex().as_str(),
         "programs": contents.programs.len(),

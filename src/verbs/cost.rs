@@ -567,7 +567,7 @@ fn sized(
             .collect();
         let document = json!({
             "schema": "gantline.size/1",
-            "model": asked.model,
+            "model": asked.model.to_string(),
             "tokens": args.bill.tokens,
             "gbs": batch,
             "deadline_s": deadline,

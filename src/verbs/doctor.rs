@@ -134,7 +134,7 @@ fn document(machine: &Machine, found: &[Option<PathBuf>]) -> Value {
             json!({
                 "name": library.name,
                 "gives": library.gives,
-                "file": found,
+                "file": found.as_ref().map(|path| path.display().to_string()),
                 "looked_for": library.files,
                 "way_out": found.is_none().then_some(library.way_out),
             })

@@ -5,7 +5,7 @@ mod dot;
 mod groups;
 mod hf;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::ValueEnum;
 use ir::import::Options;
@@ -14,6 +14,7 @@ use planner::configuration::Configuration;
 use planner::space::foreign::{Tool, Use, export};
 use serde_json::Value;
 
+use crate::argument::PathArg;
 use crate::cli::positive;
 use crate::failure::{Exit, Failure, read_text, usage};
 use crate::job::{self, positions_max};
@@ -24,7 +25,7 @@ use crate::output;
 pub struct Args {
     /// A run (for hf), a model (for dot and graph), or what `plan --json` prints about GPUs
     #[arg(value_name = "RUN|MODEL|PLAN")]
-    pub source: String,
+    pub source: PathArg,
     /// What to write: a directory for transformers, a picture for Graphviz, a .graph text, or a
     /// plan in another tool's terms
     #[arg(long, value_enum)]
@@ -97,16 +98,16 @@ fn run_to_hf(args: &Args) -> Result<Exit, Failure> {
     let Some(folder) = &args.output else {
         return Err(usage("--output", "there is no directory").help("write -o DIR").into());
     };
-    let written = hf::export(Path::new(&args.source), folder)?;
+    let written = hf::export(args.source.path(), folder)?;
     output::answer(&written.join("\n"));
     Ok(Exit::Success)
 }
 
 /// A plan in the terms of a tool.
 fn plan(args: &Args, tool: Tool) -> Result<String, Failure> {
-    let source = &args.source;
+    let source = &args.source.to_string();
     let bad = |headline: String| Diagnostic::error("E5005", Span::of(source), headline);
-    let text = read_text(source, "PLAN")?;
+    let text = read_text(&args.source, "PLAN")?;
     let document: Value = serde_json::from_str(&text).map_err(|error| {
         let help = "write it with `gantline plan MODEL --cluster h100 --devices 64 -o plan.json`";
         bad(format!("not JSON: {error}")).help(help)

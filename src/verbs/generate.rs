@@ -16,6 +16,7 @@ use runtime::train::{RunState, restore};
 use runtime::weights::Weights;
 use serde_json::json;
 
+use crate::argument::PathArg;
 use crate::cli::{amount, positive};
 use crate::failure::{self, Exit, Failure, usage};
 use crate::generation::{Generator, Options};
@@ -32,7 +33,7 @@ const WHERE: &str = "Where it runs";
 pub struct Args {
     /// The directory of a run, or of a model with weights
     #[arg(value_name = "RUN|DIR")]
-    pub source: String,
+    pub source: PathArg,
     /// The text to continue; read from stdin where it is left out
     #[arg(long, value_name = "TEXT")]
     pub prompt: Option<String>,
@@ -223,8 +224,8 @@ fn sampling(args: &Args) -> Result<Sampling, Failure> {
 }
 
 /// The description, the directory of the tokeniser, the weights.
-pub(super) fn open(source: &str) -> Result<(Description, PathBuf, Origin), Failure> {
-    let path = Path::new(source);
+pub(super) fn open(source: &PathArg) -> Result<(Description, PathBuf, Origin), Failure> {
+    let path = source.path();
     if Run::is_at(path) {
         let (run, settings) = Run::open(path)?;
         let checkpoint = run.latest()?;

@@ -8,6 +8,7 @@ use ir::import::{Architecture, Model, Options};
 use ir::{DType, Diagnostic, Function, Kind, Module};
 use serde_json::{Value, json};
 
+use crate::argument::PathArg;
 use crate::artefact::is_artefact;
 use crate::cli::positive;
 use crate::failure::{Exit, Failure, usage};
@@ -22,7 +23,7 @@ use crate::verbs::fusions::{self, Fusions};
 pub struct Args {
     /// The model: a directory, a config.json, a .graph text, an ONNX file or a preset; of a .gtl
     /// the plan, the kernels and each rank's program are printed
-    pub model: String,
+    pub model: PathArg,
     /// Tokens of a sequence, for what depends on it; the model's longest by default
     #[arg(long, alias = "seq-length", value_name = "N", value_parser = positive)]
     pub seq: Option<usize>,
@@ -56,16 +57,16 @@ struct Part {
 
 /// Answers.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
-    if is_artefact(&args.model) {
+    if is_artefact(args.model.path()) {
         return compiled::run(args);
     }
     check_flags(args)?;
-    if onnx::is_onnx(&args.model) {
+    if onnx::is_onnx(args.model.path()) {
         if args.fusions || args.explain.is_some() {
-            let module = onnx::outlined(&args.model, &args.dim)?.module;
+            let module = onnx::outlined(args.model.path(), &args.dim)?.module;
             return show(args, &fusions::report_of(module, &args.no_rule)?);
         }
-        return onnx::inspect(&args.model, &args.dim, args.json);
+        return onnx::inspect(args.model.path(), &args.dim, args.json);
     }
     let description = crate::resolve(&args.model)?.description;
     let seq = args.seq.unwrap_or_else(|| positions_max(&description));
@@ -85,7 +86,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
 
 /// What only one of the two kinds of models takes.
 fn check_flags(args: &Args) -> Result<(), Vec<Diagnostic>> {
-    let is_onnx = onnx::is_onnx(&args.model);
+    let is_onnx = onnx::is_onnx(args.model.path());
     let said = |flag: &'static str, is_wrong: bool, what: &str| {
         let headline = format!("`{}` is {what}", args.model);
         is_wrong.then(|| usage(flag, headline).help("leave the flag out"))

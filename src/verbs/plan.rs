@@ -10,6 +10,7 @@ use planner::explain::{Explanation, explain};
 use planner::search::{Found, Scored};
 use serde_json::{Value, json};
 
+use crate::argument::PathArg;
 use crate::cache::Key;
 use crate::cli::positive;
 use crate::failure::{self, Exit, Failure, usage};
@@ -25,7 +26,7 @@ use crate::verbs::space::{self, Aim};
 #[derive(Clone, Debug, clap::Args)]
 pub struct Asked {
     /// The model: a directory, a config.json, a .graph text or a preset
-    pub model: String,
+    pub model: PathArg,
     /// Where it is trained
     #[command(flatten)]
     pub place: Where,
@@ -81,7 +82,7 @@ pub struct PlanArgs {
     pub budget: Option<f64>,
     /// Write the plan to this file; for GPUs as JSON, for `export`, `score` and `explain`
     #[arg(short, long, value_name = "FILE")]
-    pub output: Option<String>,
+    pub output: Option<PathArg>,
 }
 
 /// Flags of `fit`.
@@ -104,7 +105,7 @@ pub struct ExplainArgs {
     /// Explain the plan in this file, beside the one that is found; its ranks, sequence, batch and
     /// type are those asked for, unless flags say others
     #[arg(long = "plan", value_name = "FILE")]
-    pub file: Option<String>,
+    pub file: Option<PathArg>,
     /// What devices are for
     #[command(flatten)]
     pub served: Served,
@@ -201,7 +202,7 @@ fn planned(args: &PlanArgs) -> Result<Exit, Failure> {
     let (model, question) = args.asked.question()?;
     let found = crate::plan(&question.job())?;
     if let Some(path) = &args.output {
-        let path = std::path::Path::new(path);
+        let path = path.path();
         std::fs::write(path, found.plan.to_string()).map_err(runtime::Error::io("write", path))?;
         output::note(&format!("wrote {}", path.display()));
     }
@@ -260,7 +261,7 @@ fn explained(args: &ExplainArgs) -> Result<Exit, Failure> {
 }
 
 /// What a compiled plan in a file costs, beside the one that is found.
-fn judged(asked: &Asked, path: &str) -> Result<(Model, Question, Found), Failure> {
+fn judged(asked: &Asked, path: &PathArg) -> Result<(Model, Question, Found), Failure> {
     let mut asked = asked.clone();
     let text = failure::read_text(path, "--plan")?;
     if text.trim_start().starts_with('{') {
@@ -268,14 +269,15 @@ fn judged(asked: &Asked, path: &str) -> Result<(Model, Question, Found), Failure
         let help = "write the cluster of the plan's GPUs: `--cluster h100`";
         return Err(Diagnostic::error("E5006", Span::of(path), headline).help(help).into());
     }
-    let plan = ir::text::parse_plan(path, &text)?;
+    let shown = &path.to_string();
+    let plan = ir::text::parse_plan(shown, &text)?;
     asked.seq = asked.seq.or(Some(plan.seq));
     asked.gbs = asked.gbs.or(Some(plan.global_batch_size()));
     asked.dtype = asked.dtype.or(Some(plan.dtype.into()));
     asked.place.ranks = asked.place.ranks.or(Some(plan.mesh.ranks()));
     let (model, mut question) = asked.question()?;
     (question.optimizer, question.clip) = (plan.optimizer, plan.clip);
-    let plan = read_plan(path, &text, &question)?;
+    let plan = read_plan(shown, &text, &question)?;
     let found = planner::search::judge(&question.job(), &plan)?;
     Ok((model, question, found))
 }

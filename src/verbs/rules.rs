@@ -93,7 +93,8 @@ pub(super) fn run(args: &Args, model: &Model, question: &mut Question) -> Result
         find(model, question, args.seed, &Selection::exact())?;
     if args.json {
         output::answer_json(&json!({
-            "schema": "gantline.verify_rules/1", "model": args.model, "ok": culprit.is_none(),
+            "schema": "gantline.verify_rules/1", "model": args.model.to_string(),
+            "ok": culprit.is_none(),
             "rules": fired, "error_max": error, "culprit": culprit.as_ref().map(|(rule, _)| rule),
             "at_fault": culprit.as_ref().and_then(|(_, fault)| fault.name()),
         }));
@@ -106,7 +107,7 @@ pub(super) fn run(args: &Args, model: &Model, question: &mut Question) -> Result
         output::note(&format!("with {count} rules the step is that without, to {error:.1e}"));
         return Ok(Exit::Success);
     };
-    Err(fault.diagnostic(&args.model, culprit, error).into())
+    Err(fault.diagnostic(&args.model.to_string(), culprit, error).into())
 }
 
 fn find(

@@ -25,6 +25,7 @@ use runtime::npy;
 use runtime::weights::Weights;
 use serde_json::json;
 
+use crate::argument::PathArg;
 use crate::artefact::is_artefact;
 use crate::cli::positive;
 use crate::failure::{Exit, Failure, usage};
@@ -40,10 +41,10 @@ const LOGITS: &str = "logits";
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// The model: a directory with weights, an ONNX file, or a .gtl that `compile` wrote
-    pub model: String,
+    pub model: PathArg,
     /// An input as a .npy file; input_ids are whole numbers, [samples, tokens]; a .gtl draws some
     #[arg(long, value_name = "NAME=FILE")]
-    pub input: Vec<String>,
+    pub input: Vec<PathArg>,
     /// Give a dim that an ONNX file leaves open its size
     #[arg(long, value_name = "NAME=N", value_parser = onnx::dim)]
     pub dim: Vec<(String, usize)>,
@@ -55,13 +56,13 @@ pub struct Args {
     pub grad: bool,
     /// The weights of a .gtl: a directory of its model, or a run [default: drawn]
     #[arg(long, value_name = "RUN|DIR")]
-    pub weights: Option<String>,
+    pub weights: Option<PathArg>,
     /// The directory for logits.npy, loss.npy and grads.safetensors
     #[arg(short, long, value_name = "DIR")]
     pub output: Option<PathBuf>,
     /// The cluster: cpu-local, or a file that describes this machine
     #[arg(long, value_name = "PRESET|FILE")]
-    pub cluster: Option<String>,
+    pub cluster: Option<PathArg>,
     /// Ranks: threads of this process with memory of their own [default: 1]
     #[arg(
         long,
@@ -73,7 +74,7 @@ pub struct Args {
     pub ranks: Option<usize>,
     /// Rates that `gantline calibrate` measured
     #[arg(long, value_name = "FILE")]
-    pub calibration: Option<String>,
+    pub calibration: Option<PathArg>,
     /// What the planner keeps to
     #[command(flatten)]
     pub limited: Limited,
@@ -149,7 +150,7 @@ impl Args {
 
     fn place(&self) -> Where {
         Where {
-            cluster: self.cluster.clone().unwrap_or_else(|| "cpu-local".to_owned()),
+            cluster: self.cluster.clone().unwrap_or_else(|| PathArg::from("cpu-local")),
             ranks: self.ranks,
             nodes: None,
             calibration: self.calibration.clone(),
@@ -159,10 +160,10 @@ impl Args {
 
 /// Answers.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
-    if is_artefact(&args.model) {
+    if is_artefact(args.model.path()) {
         return compiled::run(args);
     }
-    if onnx::is_onnx(&args.model) {
+    if onnx::is_onnx(args.model.path()) {
         check_onnx_flags(args)?;
         let running = onnx::Running {
             dims: &args.dim,
@@ -171,7 +172,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
             bench: args.bench,
             as_json: args.json,
         };
-        return onnx::run(&args.model, running);
+        return onnx::run(args.model.path(), running);
     }
     job::check_executable(args.dtype())?;
     let resolved = crate::resolve(&args.model)?;
@@ -339,10 +340,10 @@ fn bytes_of(values: &[f64], dtype: DType) -> Vec<u8> {
 
 fn read_arrays(args: &Args) -> Result<Arrays, Failure> {
     let path = token_path(args)?;
-    let (tokens, dims) = read_ints(Path::new(path))?;
+    let (tokens, dims) = read_ints(path.path())?;
     let [samples, seq] = dims[..] else {
         let headline = format!("`{path}` has {} dims, and tokens have two", dims.len());
-        return Err(wrong_array(path, headline).help("save it as [samples, tokens]").into());
+        return Err(wrong_array(&path, headline).help("save it as [samples, tokens]").into());
     };
     let labels = args.labels.as_deref().map(|labels| shifted_labels(labels, &dims)).transpose()?;
     Ok(Arrays { samples, seq, tokens, labels })
@@ -354,9 +355,9 @@ impl Arrays {
         let Arrays { samples, seq, tokens, labels } = self;
         let help = "use the model's own tokeniser";
         if let Some(unknown) = ids.unknown(ids::Feed::Tokens, &tokens, seq) {
-            return Err(wrong_array(token_path(args)?, unknown.to_string()).help(help));
+            return Err(wrong_array(&token_path(args)?, unknown.to_string()).help(help));
         }
-        let tokens = narrow(&tokens, token_path(args)?)?;
+        let tokens = narrow(&tokens, &token_path(args)?.to_string())?;
         let (Some(labels), Some(path)) = (labels, &args.labels) else {
             return Ok(Feed { samples, seq, tokens, labels: None });
         };
@@ -385,19 +386,19 @@ fn narrow(ids: &[i64], path: &str) -> Result<Vec<i32>, Diagnostic> {
 }
 
 /// The one input of a language model.
-fn token_path(args: &Args) -> Result<&str, Diagnostic> {
+fn token_path(args: &Args) -> Result<PathArg, Diagnostic> {
     let help = "write --input input_ids=FILE";
     let [input] = &args.input[..] else {
         let headline = format!("{} inputs, and the model takes `input_ids` only", args.input.len());
         return Err(usage("--input", headline).help(help));
     };
-    match input.split_once('=') {
-        Some(("input_ids", path)) => Ok(path),
+    match input.pair() {
+        Some((name, file)) if name == "input_ids" => Ok(file),
         Some((name, _)) => {
             let headline = format!("the model takes `input_ids`, and no `{name}`");
             Err(usage("--input", headline).help(help))
         }
-        None => Ok(input),
+        None => Ok(input.clone()),
     }
 }
 
@@ -406,7 +407,7 @@ fn shifted_labels(path: &Path, dims: &[usize]) -> Result<Vec<i64>, Failure> {
     let (raw, label_dims) = read_ints(path)?;
     if label_dims != dims {
         let headline = format!("the labels are {label_dims:?}, and the tokens {dims:?}");
-        return Err(wrong_array(&path.display().to_string(), headline)
+        return Err(wrong_array(path.display().to_string(), headline)
             .help("labels have the shape of the tokens; they are shifted here")
             .into());
     }
@@ -417,7 +418,7 @@ fn shifted_labels(path: &Path, dims: &[usize]) -> Result<Vec<i64>, Failure> {
     Ok((0..raw.len()).map(label).collect())
 }
 
-fn wrong_array(path: &str, headline: String) -> Diagnostic {
+fn wrong_array(path: impl Into<String>, headline: String) -> Diagnostic {
     Diagnostic::error("E5009", Span::of(path), headline)
 }
 
@@ -426,11 +427,11 @@ fn read_ints(path: &Path) -> Result<(Vec<i64>, Vec<usize>), Failure> {
     if array.dtype.is_float() {
         let headline = format!("the elements are {}, and token ids are whole numbers", array.dtype);
         let help = "save it as `x.astype('int64')`";
-        return Err(wrong_array(&path.display().to_string(), headline).help(help).into());
+        return Err(wrong_array(path.display().to_string(), headline).help(help).into());
     }
     if array.bytes.is_empty() {
         let headline = "the array has no elements".to_owned();
-        return Err(wrong_array(&path.display().to_string(), headline).into());
+        return Err(wrong_array(path.display().to_string(), headline).into());
     }
     let bytes = convert(Stored::DType(array.dtype), &array.bytes, DType::I64);
     Ok((bytes.as_chunks().0.iter().map(|&b| i64::from_le_bytes(b)).collect(), array.dims))

@@ -17,6 +17,7 @@ use planner::space::groups;
 use serde_json::{Value, json};
 
 use self::read::{Known, Layout, OfGroups};
+use crate::argument::PathArg;
 use crate::cli::positive;
 use crate::failure::{Exit, Failure, read_text, usage};
 use crate::job::{self, Axes, Precision};
@@ -32,10 +33,10 @@ use crate::verbs::space::{
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// The model: a directory, a config.json or a preset
-    pub model: String,
+    pub model: PathArg,
     /// The cluster: a preset or a file
     #[arg(long, value_name = "PRESET|FILE", default_value = "h100")]
-    pub cluster: String,
+    pub cluster: PathArg,
     /// The layout in one text, such as "tp=8 pp=4 dp=2 mbs=1 sp zero=1", or of each group of
     /// devices, as `plan --plan` prints them; other flags override it
     #[arg(long, value_name = "TEXT", default_value = "", allow_hyphen_values = true)]
@@ -43,7 +44,7 @@ pub struct Args {
     /// The layout in a file: a script with flags of Megatron-LM, JSON of DeepSpeed or Calculon,
     /// TOML of torchtitan, our own TOML, or what `plan --json` prints; other flags override it
     #[arg(long, value_name = "FILE", conflicts_with = "config")]
-    pub from: Option<String>,
+    pub from: Option<PathArg>,
     /// Devices, where the file does not say how many there are
     #[arg(long, value_name = "N", value_parser = positive)]
     pub devices: Option<usize>,
@@ -197,7 +198,7 @@ fn over_groups(
     }
     let said = match &args.from {
         None => OfGroups { text: args.config.clone(), ..OfGroups::default() },
-        Some(path) => read::of_groups(path, &read_text(path, "--from")?)?,
+        Some(path) => read::of_groups(&path.to_string(), &read_text(path, "--from")?)?,
     };
     if let (None, Some(seq)) = (args.seq, said.seq) {
         described_as = model(args, Some(seq))?;
@@ -250,7 +251,7 @@ fn layout(args: &Args, layers: u32) -> Result<Layout, Failure> {
         microbatch: count(args.axes.mbs),
         global_batch: count(args.gbs),
     };
-    Ok(read::read(path, &text, known)?)
+    Ok(read::read(&path.to_string(), &text, known)?)
 }
 
 fn configuration(args: &Args, mut c: Configuration) -> Configuration {
@@ -379,8 +380,8 @@ impl Answer {
         let found = &self.estimate;
         json!({
             "schema": "gantline.score/1",
-            "model": args.model,
-            "cluster": args.cluster,
+            "model": args.model.to_string(),
+            "cluster": args.cluster.to_string(),
             "configuration": found.configuration.to_string(),
             "style": args.style,
             "ranks": found.configuration.ranks(),

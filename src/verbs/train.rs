@@ -16,6 +16,7 @@ use runtime::train::{self, Config, Identity, OnSpike, Outcome, RunState};
 use runtime::weights::Weights;
 use serde_json::json;
 
+use crate::argument::PathArg;
 use crate::cli::{amount, positive};
 use crate::failure::{self, Exit, Failure};
 use crate::job::{self, Limited, positions_max};
@@ -37,7 +38,7 @@ const REPORTS: &str = "Validations and checkpoints";
 pub struct Args {
     /// The model: a directory, a config.json, a .graph text or a preset
     #[arg(required_unless_present = "resume", conflicts_with = "resume")]
-    pub model: Option<String>,
+    pub model: Option<PathArg>,
     /// Go on with the run in this directory, with its settings unless others are given
     #[arg(long, value_name = "DIR", alias = "load")]
     pub resume: Option<PathBuf>,
@@ -52,7 +53,7 @@ pub struct Args {
         num_args = 1..,
         required_unless_present = "resume"
     )]
-    pub data: Vec<String>,
+    pub data: Vec<PathArg>,
     /// The directory that the run is written to
     #[arg(
         long,
@@ -73,7 +74,7 @@ pub struct Args {
     pub steps: Option<usize>,
     /// The cluster: cpu-local, or a file that describes this machine
     #[arg(long, value_name = "PRESET|FILE", help_heading = WHERE)]
-    pub cluster: Option<String>,
+    pub cluster: Option<PathArg>,
     /// Ranks: threads of this process with memory of their own [default: 1]
     #[arg(
         long,
@@ -86,13 +87,13 @@ pub struct Args {
     pub ranks: Option<usize>,
     /// Rates that `gantline calibrate` measured
     #[arg(long, value_name = "FILE", help_heading = WHERE)]
-    pub calibration: Option<String>,
+    pub calibration: Option<PathArg>,
     /// What the planner keeps to
     #[command(flatten)]
     pub limited: Limited,
     /// Train as this plan says, and search for none
     #[arg(long, value_name = "FILE", help_heading = WHERE)]
-    pub plan: Option<String>,
+    pub plan: Option<PathArg>,
     /// Tokens of a sample [default: the longest the model was made for]
     #[arg(
         long,
@@ -194,7 +195,7 @@ pub struct Args {
     pub grace: f64,
     /// The model's tokenizer.json [default: beside the model, else bytes]
     #[arg(long, alias = "tokenizer-model", value_name = "FILE")]
-    pub tokenizer: Option<String>,
+    pub tokenizer: Option<PathArg>,
     /// Draw the first weights although the model has some
     #[arg(long)]
     pub from_scratch: bool,
@@ -228,7 +229,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
             execute(args, &settings, &resolved, &from, Some(&run), Some(&checkpoint))
         }
         None => {
-            let model = args.model.as_deref().expect("clap: a model unless a run is resumed");
+            let model = args.model.as_ref().expect("clap: a model unless a run is resumed");
             let resolved = crate::resolve(model)?;
             let out = args.out.as_deref();
             let begun = out.map(|out| Run::begin(out, !args.dry_run)).transpose()?;
@@ -313,8 +314,8 @@ struct Data {
 
 impl Data {
     fn read(settings: &Settings, resolved: &Resolved, vocab: usize) -> Result<Data, Failure> {
-        let file = settings.tokenizer.as_ref().map(PathBuf::from);
-        let tokenizer = Tokenizer::choose(file.as_deref(), resolved.directory.as_deref(), vocab)?;
+        let file = settings.tokenizer.as_ref().map(PathArg::path);
+        let tokenizer = Tokenizer::choose(file, resolved.directory.as_deref(), vocab)?;
         tokenizer.doubt().iter().for_each(|doubt| output::note(&failure::draw(doubt)));
         let corpus = Corpus::load(&settings.data, &tokenizer)?;
         let batches = corpus.batches(u64::from(settings.seed), settings.seq, settings.gbs)?;

@@ -1,7 +1,6 @@
 //! `validate`: predictions beside the measured runs of a table.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 
 use ir::{Diagnostic, Span};
 use planner::estimate::chosen::{self, Choice};
@@ -9,6 +8,7 @@ use planner::estimate::row::{self, Columns};
 use planner::validate::{Compared, Summary, by_source, summarise};
 use serde_json::{Value, json};
 
+use crate::argument::PathArg;
 use crate::failure::{Exit, Failure, usage};
 use crate::output::{self, Table};
 
@@ -16,10 +16,10 @@ use crate::output::{self, Table};
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// The table: CSV, one measured run a row
-    pub table: String,
+    pub table: PathArg,
     /// Write the rows with their predictions to this file
     #[arg(long, value_name = "FILE")]
-    pub rows: Option<String>,
+    pub rows: Option<PathArg>,
     /// Print every row
     #[arg(long)]
     pub all: bool,
@@ -89,7 +89,7 @@ impl Runs {
     }
 
     /// Names the columns that nothing reads.
-    fn warning(&self, path: &str) -> Option<Diagnostic> {
+    fn warning(&self, path: &PathArg) -> Option<Diagnostic> {
         let unread = self.unread();
         let names: Vec<String> = unread.iter().map(|unread| format!("`{}`", unread.name)).collect();
         let headline = match names.len() {
@@ -153,11 +153,11 @@ const TWICE_MAX: usize = 20;
 ///
 /// # Errors
 /// `E5011` for a column that is needed, `E5012` for what is no table; those of the file.
-pub fn read(path: &str) -> Result<Runs, Failure> {
+pub fn read(path: &PathArg) -> Result<Runs, Failure> {
     let bytes = std::fs::metadata(path).map(|m| m.len()).unwrap_or(0);
     if bytes > TABLE_BYTES_MAX {
         let headline = format!(
-            "`{path}` has {} , more than {}",
+            "`{path}` has {}, more than {}",
             output::bytes(bytes),
             output::bytes(TABLE_BYTES_MAX)
         );
@@ -167,7 +167,7 @@ pub fn read(path: &str) -> Result<Runs, Failure> {
     let mut reader = csv::ReaderBuilder::new().flexible(false).from_reader(text.as_bytes());
     let broken = |error: csv::Error| {
         let at = error.position().map(|at| at.byte() as usize).unwrap_or(0);
-        let span = Span { source: path.to_owned(), bytes: at..at };
+        let span = Span { source: path.to_string(), bytes: at..at };
         Diagnostic::error("E5012", span, format!("the table cannot be read: {error}"))
             .help("write comma-separated values with as many in each row as in the first")
     };
@@ -242,12 +242,11 @@ fn compare(runs: &Runs, texts: &csv::StringRecord, blind: bool) -> Outcome {
 /// Bytes of a GiB.
 const GIB: f64 = 1_073_741_824.0;
 
-fn write(path: &str, runs: &Runs, outcomes: &[Outcome]) -> Result<(), Failure> {
+fn write(path: &PathArg, runs: &Runs, outcomes: &[Outcome]) -> Result<(), Failure> {
     let mut writer = csv::Writer::from_writer(Vec::new());
     let header = runs.columns.iter().map(String::as_str).chain(ADDED);
-    let fail = |error: csv::Error| {
-        Failure::from(runtime::Error::io("write", Path::new(path))(error.into()))
-    };
+    let fail =
+        |error: csv::Error| Failure::from(runtime::Error::io("write", path.path())(error.into()));
     writer.write_record(header).map_err(fail)?;
     for (texts, outcome) in runs.rows.iter().zip(outcomes) {
         let added = match outcome {
@@ -261,7 +260,7 @@ fn write(path: &str, runs: &Runs, outcomes: &[Outcome]) -> Result<(), Failure> {
     }
     let bytes = writer.into_inner().map_err(|error| fail(error.into_error().into()))?;
     std::fs::write(path, bytes)
-        .map_err(|error| Failure::from(runtime::Error::io("write", Path::new(path))(error)))
+        .map_err(|error| Failure::from(runtime::Error::io("write", path.path())(error)))
 }
 
 fn compared(outcomes: &[Outcome]) -> Vec<Compared> {

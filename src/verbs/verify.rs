@@ -22,6 +22,7 @@ use planner::limits::{Knob, Limits};
 use runtime::execute::{Batch, Part, Scalars, Session};
 use serde_json::json;
 
+use crate::argument::PathArg;
 use crate::cli::positive;
 use crate::failure::{Exit, Failure, usage};
 use crate::job::{self, Question, positions_max};
@@ -33,7 +34,7 @@ use crate::verbs::rules;
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// The model: a directory, a config.json, a .graph text or a preset
-    pub model: String,
+    pub model: PathArg,
     /// Ranks: meshes of so many, and of their divisors, are compared with one; 1 compares one
     /// rank with the interpreter
     #[arg(long, visible_alias = "devices", value_name = "N", value_parser = positive)]
@@ -325,7 +326,7 @@ fn finish(
     if args.json {
         let meshes: Vec<_> = lines.iter().map(line_json).collect();
         output::answer_json(&json!({
-            "schema": "gantline.verify/1", "model": args.model, "dtype": dtype.name(),
+            "schema": "gantline.verify/1", "model": args.model.to_string(), "dtype": dtype.name(),
             "ok": failed == 0, "loss": one.loss, "meshes": meshes,
         }));
     } else {

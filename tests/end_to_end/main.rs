@@ -47,6 +47,7 @@ mod nodes;
 mod onnx;
 mod operators;
 mod parallel;
+mod paths;
 mod precision;
 mod readme;
 mod reference;

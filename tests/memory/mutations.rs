@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 
 use bytes::Bytes;
+use gantline::argument::PathArg;
 use gantline::job::{ADAMW, Question};
 use gantline::run::{Run, SETTINGS, Settings};
 use gantline::verbs::score::read::{Known, read as read_layout};
@@ -297,10 +298,12 @@ fn table(scratch: &Path) -> Format {
     let path = scratch.join("runs.csv");
     let row = |id: &str| format!("{id}{}\n", ",8".repeat(COLUMNS.len()));
     let valid = format!("row_id,{}\n{}{}", COLUMNS.join(","), row("a"), row("\"b, c\""));
-    of_file("table", valid.into_bytes(), path, |path| match read_table(&path.to_string_lossy()) {
-        Ok(_) => Ok(()),
-        Err(gantline::failure::Failure::Input(found)) => Err(found),
-        Err(gantline::failure::Failure::World(error)) => panic!("the world failed: {error}"),
+    of_file("table", valid.into_bytes(), path, |path| {
+        match read_table(&PathArg::from(path.as_os_str().to_owned())) {
+            Ok(_) => Ok(()),
+            Err(gantline::failure::Failure::Input(found)) => Err(found),
+            Err(gantline::failure::Failure::World(error)) => panic!("the world failed: {error}"),
+        }
     })
 }
 

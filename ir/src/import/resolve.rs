@@ -21,14 +21,17 @@ pub struct Resolved {
 /// # Errors
 /// `E1101` when there is no such thing, `E1102` when it cannot be read, and those of
 /// [`read_config`] and [`crate::text::parse_module`].
-pub fn resolve(model: &str) -> Result<Resolved, Vec<Diagnostic>> {
-    let path = Path::new(model);
+pub fn resolve(model: impl AsRef<Path>) -> Result<Resolved, Vec<Diagnostic>> {
+    let path = model.as_ref();
+    // A preset's name is text.
+    let known = || path.to_str().and_then(preset);
+    let model = &*path.to_string_lossy();
     if path.is_dir() {
         let config = path.join("config.json");
         if config.is_file() {
             return read(&config, &directory_name(path));
         }
-        if preset(model).is_none() {
+        if known().is_none() {
             let headline = format!("there is no `config.json` in the directory `{model}`");
             return Err(vec![unknown(model, headline)]);
         }
@@ -39,7 +42,7 @@ pub fn resolve(model: &str) -> Result<Resolved, Vec<Diagnostic>> {
         let name = if stem == "config" && !parent.is_empty() { parent } else { stem };
         return read(path, &name);
     }
-    if let Some(description) = preset(model) {
+    if let Some(description) = known() {
         return Ok(Resolved { description, directory: None });
     }
     let is_path = model.ends_with(".json") || model.ends_with(".graph");

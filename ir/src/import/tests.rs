@@ -277,7 +277,7 @@ fn models_are_found_by_path_and_by_name() {
     let found = resolve(&reference).unwrap();
     assert_eq!(found.description.name, "gpt2-tiny");
     assert!(found.directory.unwrap().join("model.safetensors").exists());
-    assert_eq!(resolve(&format!("{reference}/config.json")).unwrap().description.name, "gpt2-tiny");
+    assert_eq!(resolve(format!("{reference}/config.json")).unwrap().description.name, "gpt2-tiny");
     assert_eq!(resolve("gpt2-xl").unwrap().description.name, "gpt2-xl");
     let wrong = |model: &str| {
         let wrong = resolve(model).unwrap_err();

@@ -196,7 +196,7 @@ fn a_file_that_extends_itself_is_found() {
     let there = folder.file_name().unwrap().to_str().unwrap();
     for back in ["a.toml", "./a.toml", &format!("../{there}/a.toml")] {
         std::fs::write(&b, format!("extends = \"file:{back}\"\n")).unwrap();
-        let found = Cluster::load_on(&a.display().to_string(), &machine()).unwrap_err();
+        let found = Cluster::load_on(&a, &machine()).unwrap_err();
         assert_eq!(found[0].headline, "a cluster extends itself", "{back}");
     }
     std::fs::remove_dir_all(&folder).unwrap();

@@ -34,9 +34,10 @@ pub struct Described {
 ///
 /// # Errors
 /// Those of [`resolve`], and `E3403` for sizes that cannot be.
-pub fn described(model: &str, seq: Option<u32>) -> Result<Described, Vec<Diagnostic>> {
+pub fn described(model: impl AsRef<Path>, seq: Option<u32>) -> Result<Described, Vec<Diagnostic>> {
     // What lies there goes first, then what can be built, as everywhere.
-    let path = Path::new(model);
+    let path = model.as_ref();
+    let model = &*path.to_string_lossy();
     let is_there = path.is_file() || path.join("config.json").is_file();
     let is_known = is_there || preset(model).is_some();
     match models::published(model).filter(|_| !is_known) {
@@ -59,7 +60,7 @@ pub fn described(model: &str, seq: Option<u32>) -> Result<Described, Vec<Diagnos
                 });
                 told.collect::<Vec<_>>()
             };
-            of_description(&resolve(model).map_err(known)?.description, seq)
+            of_description(&resolve(path).map_err(known)?.description, seq)
         }
     }
 }

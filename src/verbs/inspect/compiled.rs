@@ -4,7 +4,6 @@
 //! its offset, every launch and exchange in order; [`ir::text::parse_program`] reads it.
 
 use std::fmt::Write;
-use std::path::Path;
 
 use ir::Diagnostic;
 use runtime::artefact::{Contents, Limits, read};
@@ -17,7 +16,7 @@ use crate::verbs::compile;
 /// Answers.
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     check_flags(args)?;
-    let path = Path::new(&args.model);
+    let path = args.model.path();
     let contents = read(path, &Limits::default())?;
     if args.json {
         let bytes = ir::file::read(path).map_err(runtime::Error::io("read", path))?;

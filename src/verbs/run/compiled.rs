@@ -5,7 +5,6 @@
 //! ones, and the loss is that of a model that knows nothing.
 
 use std::ops::Range;
-use std::path::Path;
 
 use ir::ids::{self, Ids};
 use ir::import::{Model, Options};
@@ -15,6 +14,7 @@ use runtime::artefact::Requirements;
 use runtime::execute::{Batch, Phase, Samples, Scalars, Session};
 
 use super::{Answer, Args, Feed, mean_grads, read_arrays, tell, token_path, write};
+use crate::argument::PathArg;
 use crate::artefact::{open, vocab};
 use crate::failure::{Exit, Failure, usage};
 use crate::output;
@@ -37,7 +37,7 @@ struct Compiled<'a> {
 
 /// Answers.
 pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
-    let contents = open(Path::new(&args.model))?;
+    let contents = open(args.model.path())?;
     let (module, plan) = (contents.module.clone(), contents.plan.clone());
     let requirements = contents.requirements.clone();
     let classes = contents.into_classes(crate::LOSS);
@@ -50,7 +50,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     let compiled = Compiled { args, module, plan, requirements, samples };
     compiled.check_flags()?;
     let feed = compiled.feed()?;
-    let weights = args.weights.as_deref().map(|source| compiled.weights(source)).transpose()?;
+    let weights = args.weights.as_ref().map(|source| compiled.weights(source)).transpose()?;
     output::note(&compiled.describe());
     let mut session = crate::start(classes, compiled.threads())?;
     match &weights {
@@ -100,7 +100,7 @@ impl Compiled<'_> {
     }
 
     /// Opens weights, and checks that the file was compiled from their model.
-    fn weights(&self, source: &str) -> Result<(Model, Origin), Failure> {
+    fn weights(&self, source: &PathArg) -> Result<(Model, Origin), Failure> {
         let (description, _, origin) = generate::open(source)?;
         let Plan { seq, dtype, .. } = self.plan;
         let model = crate::import(&description, &Options { seq, dtype, dropout: None })?;
@@ -123,7 +123,7 @@ impl Compiled<'_> {
         let Plan { model, mesh, dtype, cluster, .. } = &self.plan;
         let (gbs, seq) = (self.samples.global(), self.samples.seq);
         let weights = match &self.args.weights {
-            Some(source) => source.clone(),
+            Some(source) => source.to_string(),
             None => format!("drawn with seed {SEED}: the loss is that of no model"),
         };
         format!(
@@ -194,7 +194,7 @@ impl Compiled<'_> {
             );
             let help =
                 format!("give as many, or compile again with --gbs {} --seq {}", given.0, given.1);
-            return Err(Diagnostic::error("E5009", Span::of(token_path(self.args)?), headline)
+            return Err(Diagnostic::error("E5009", Span::of(&token_path(self.args)?), headline)
                 .help(help)
                 .into());
         }

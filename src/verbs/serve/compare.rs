@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::page::{header, laid, recommended, told};
 use super::{Copies, Row, refuse_others, wanted};
+use crate::argument::PathArg;
 use crate::cache;
 use crate::failure::{Exit, Failure, usage};
 use crate::output;
@@ -24,9 +25,9 @@ pub fn compare(args: &CompareArgs) -> Result<Exit, Failure> {
 }
 
 /// The same question on a cluster.
-fn on(args: &CompareArgs, cluster: &str) -> Result<Subject, Failure> {
+fn on(args: &CompareArgs, cluster: &PathArg) -> Result<Subject, Failure> {
     let mut asked = args.asked.clone();
-    cluster.clone_into(&mut asked.place.cluster);
+    asked.place.cluster.clone_from(cluster);
     let cluster = asked.place.cluster()?;
     refuse_others(&asked, &cluster)?;
     Subject::quiet(&asked, cluster)

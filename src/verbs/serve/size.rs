@@ -246,7 +246,7 @@ fn document(all: &[Enough], args: &CostArgs, load: Load) -> Value {
     });
     json!({
         "schema": "gantline.size-inference/1",
-        "model": args.asked.model,
+        "model": args.asked.model.to_string(),
         "token_time_s": args.served.token_time,
         "rate": Some(load.rates[1]).filter(|rate| *rate > 0.0),
         "prompt_rate": Some(load.rates[0]).filter(|rate| *rate > 0.0),

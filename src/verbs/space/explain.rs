@@ -13,6 +13,7 @@ use planner::space::neighbours::searched_again;
 use serde_json::{Value, json};
 
 use super::{Aim, Subject, answer, document, groups, padding_line, question, told};
+use crate::argument::PathArg;
 use crate::cache;
 use crate::failure::{Exit, Failure, read_text};
 use crate::verbs::plan::Asked;
@@ -29,8 +30,9 @@ pub fn explain(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
 }
 
 /// Answers `explain` about the plan in a file, beside the fastest one.
-pub fn explain_file(asked: &Asked, path: &str) -> Result<Exit, Failure> {
+pub fn explain_file(asked: &Asked, path: &PathArg) -> Result<Exit, Failure> {
     let text = read_text(path, "--plan")?;
+    let path = &path.to_string();
     let mut asked = asked.clone();
     let work = described(&asked.model, None)?.work;
     let layers = work.depth();

@@ -10,6 +10,7 @@ use serde_json::json;
 
 use super::Mixed;
 use super::page::{breakdown, document, fits, kind, page};
+use crate::argument::PathArg;
 use crate::cache;
 use crate::failure::{Exit, Failure, read_text};
 use crate::verbs::plan::Asked;
@@ -28,8 +29,10 @@ pub fn explain(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
 }
 
 /// Answers `explain` about the plan in a file, beside the fastest one.
-pub fn explain_file(asked: &Asked, path: &str, cluster: Cluster) -> Result<Exit, Failure> {
-    let said = read::of_groups(path, &read_text(path, "--plan")?)?;
+pub fn explain_file(asked: &Asked, path: &PathArg, cluster: Cluster) -> Result<Exit, Failure> {
+    let text = read_text(path, "--plan")?;
+    let path = &path.to_string();
+    let said = read::of_groups(path, &text)?;
     let mut asked = asked.clone();
     let size = |number: Option<u32>| number.map(|number| number as usize);
     asked.gbs = asked.gbs.or(size(said.global_batch));
