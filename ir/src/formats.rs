@@ -1,8 +1,8 @@
 //! The numbers of narrow floating-point types: rounding to them, and their bits.
 //!
-//! Every conversion rounds once, to nearest, ties to even. What is beyond the largest number becomes
-//! infinite, or no number in [`DType::F8E4M3`], which has no infinities (the formats of OCP's 8-bit
-//! specification, 2023, without saturation). Subnormal numbers are kept.
+//! Every conversion rounds once, to nearest, ties to even. What is beyond the largest number
+//! becomes infinite, or no number in [`DType::F8E4M3`], which has no infinities (the formats of
+//! OCP's 8-bit specification, 2023, without saturation). Subnormal numbers are kept.
 
 use std::cmp::Ordering;
 

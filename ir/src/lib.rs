@@ -21,11 +21,11 @@
 //! * Deliberately absent: prices of devices, which are in `kernels`, and every choice between
 //!   plans.
 //!
-//! **Reading order.** Nouns: [`dtype`] with [`formats`], [`dim`], [`types`], [`op`], [`class`], [`module`],
-//! [`sharding`], [`plan`], [`program`], with [`text`], [`verify`] and [`ids`]. Tables: [`infer`],
-//! [`eval`]
-//! over [`tensor`] and [`random`], [`vjp`], [`cost`], [`factors`]. Steps: [`import`], [`build`],
-//! [`autodiff`], [`recognise`](mod@recognise), [`rewrite`], [`inline`], [`outline`], [`pass`].
+//! **Reading order.** Nouns: [`dtype`] with [`formats`], [`dim`], [`types`], [`op`], [`class`],
+//! [`module`], [`sharding`], [`plan`], [`program`], with [`text`], [`verify`] and [`ids`]. Tables:
+//! [`infer`], [`eval`] over [`tensor`] and [`random`], [`vjp`], [`cost`], [`factors`]. Steps:
+//! [`import`], [`build`], [`autodiff`], [`recognise`](mod@recognise), [`rewrite`], [`inline`],
+//! [`outline`], [`pass`].
 //!
 //! # Diagnostics
 //!
