@@ -122,6 +122,19 @@ impl StoredTypes {
 /// a block an element is one chain of fused multiply-adds, blocks are added in ascending order, to
 /// the old value when `accumulate`. No other size enters the bits of an element.
 ///
+/// **Pairs**: the sum of a product of two operands of BF16 without borders is that of instructions
+/// for pairs, where the machine has them ([`crate::cpu::Isa`]). Its bits then depend on the kernel,
+/// `k` and the set of instructions, and as above neither on `m`, `n` and batch, however these are
+/// cut, nor on the number of threads. An element starts as zero, or as the old value when
+/// `accumulate`; `k`, in its flat order, is filled up with zeros to steps of 32 points. With
+/// AVX512-BF16 an element is one chain of fused multiply-adds over all points, of each pair the
+/// second one first. With AMX the even and the odd points of a step are a chain each, from zero;
+/// their sum is added to the element. In both, a subnormal number counts as zero, whether it is
+/// read, old, or a partial sum, and rounding is to nearest whatever the mode.
+///
+/// **Accuracy**: of an element that does not accumulate, `(k + 4) ε Σ|a b|` from the exact sum for
+/// `ε = 2^-23` of F32, before the result is rounded, if no number is subnormal; of F64 likewise.
+///
 /// **Narrow types**: a product that is summed in F32 reads operands of BF16, F16, F8E4M3 and F8E5M2
 /// as the numbers of F32 that they are, and rounds its result to BF16 or F16 once, when the sum
 /// over all of `k` is complete. The result of one that accumulates is not narrow.

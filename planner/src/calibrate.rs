@@ -21,7 +21,7 @@ use crate::link::Link;
 use crate::machine::Machine;
 
 /// Element types of the products.
-const DTYPES: [DType; 2] = [DType::F32, DType::F64];
+const DTYPES: [DType; 3] = [DType::F32, DType::F64, DType::BF16];
 /// Sides of the square products. Chosen: from one tile to what no cache holds.
 const SIDES: [usize; 6] = [32, 64, 128, 256, 512, 1024];
 /// Elements of the elementwise kernels and copies. Chosen: from the first cache to the memory.

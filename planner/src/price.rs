@@ -5,7 +5,7 @@
 
 use ir::program::{Exchange, Group};
 use ir::{Axis, DType, Mesh};
-use kernels::{Attention, Kernel, price};
+use kernels::{Attention, Kernel, Product, price};
 
 use crate::calibration::{Calibration, Curve};
 use crate::cluster::{Cluster, Kind, Origin};
@@ -92,7 +92,11 @@ impl<'a> Prices<'a> {
     }
 
     /// The rate of a rank on some work: its threads share it evenly.
-    fn measured(&self, work: f64, curve: impl Fn(&Calibration) -> Option<&Curve>) -> Option<f64> {
+    fn measured(
+        &self,
+        work: f64,
+        curve: impl Fn(&'a Calibration) -> Option<&'a Curve>,
+    ) -> Option<f64> {
         let threads = self.threads();
         let curve = curve(self.cluster.calibration.as_ref()?)?;
         curve.at(work / threads).map(|(rate, _)| rate * threads)
@@ -100,7 +104,10 @@ impl<'a> Prices<'a> {
 
     /// Operations per second of products of so many operations.
     pub fn product_rate(&self, dtype: DType, flops: f64) -> f64 {
-        self.measured(flops, |c| c.product.get(&dtype)).unwrap_or_else(|| {
+        // A file from before products of BF16 were measured has none.
+        let wide = dtype.accumulation();
+        let curve = |c: &'a Calibration| c.product.get(&dtype).or_else(|| c.product.get(&wide));
+        self.measured(flops, curve).unwrap_or_else(|| {
             PRODUCT_EFFICIENCY * self.cluster.flops_per_s(dtype, self.ranks).value
         })
     }
@@ -109,7 +116,8 @@ impl<'a> Prices<'a> {
     fn attention_rate(&self, a: &Attention, flops: f64, is_gradient: bool) -> f64 {
         let heads = (a.batch * a.heads) as f64;
         // Heads are the tasks that threads share.
-        let calibration = self.cluster.calibration.as_ref().filter(|_| a.dtype == DType::F32);
+        let calibration =
+            self.cluster.calibration.as_ref().filter(|_| a.dtype.accumulation() == DType::F32);
         let curve = calibration.map(|c| if is_gradient { &c.attention_bwd } else { &c.attention });
         let measured = curve.and_then(|curve| curve.at(flops / heads));
         let measured = measured.map(|(rate, _)| rate * self.threads());
@@ -156,12 +164,13 @@ impl<'a> Prices<'a> {
                 | Kernel::Fill(_)
         );
         let (rate, is_product) = match kernel {
-            Kernel::Product(p) => (self.product_rate(p.dtype, flops), true),
+            Kernel::Product(p) => (self.product_rate(multiplied(p), flops), true),
             // One after the other: each is as fast as it would be alone.
             Kernel::Products(p) => {
                 let then = price::pointwise_flops(p).0 as f64;
                 let products = flops - then;
-                let rate = self.product_rate(p.dtype(), products / p.parts.len().max(1) as f64);
+                let dtype = p.parts.first().map_or(DType::F32, |part| multiplied(&part.product));
+                let rate = self.product_rate(dtype, products / p.parts.len().max(1) as f64);
                 // Programs on their results take their time beside that of the products.
                 let slower = then / self.elementwise_rate(p.dtype());
                 (if then > 0.0 { flops / (products / rate + slower) } else { rate }, true)
@@ -234,4 +243,9 @@ impl<'a> Prices<'a> {
         };
         link.send(bytes as f64).0
     }
+}
+
+/// The type whose products are as fast as this one: of two operands of BF16 that, else of its sums.
+fn multiplied(p: &Product) -> DType {
+    if [p.stored.a, p.stored.b] == [DType::BF16; 2] { DType::BF16 } else { p.dtype }
 }

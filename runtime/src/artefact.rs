@@ -56,7 +56,7 @@ const REPORT: &str = "report.json";
 const MEMBERS: [&str; 6] = [KERNELS, MANIFEST, MODULE, PLAN, PROGRAMS, REPORT];
 
 /// Instruction sets of CPUs, each able to run what is made for those before it.
-const INSTRUCTION_SETS: [&str; 3] = ["portable", "avx2", "avx512"];
+const INSTRUCTION_SETS: [&str; 5] = ["portable", "avx2", "avx512", "avx512bf16", "amx"];
 
 /// What is in an artefact.
 #[derive(Clone, Debug, PartialEq)]
@@ -104,7 +104,8 @@ pub struct Requirements {
 pub struct Machine {
     /// The kind of devices: `cpu`, `cuda`.
     pub device: String,
-    /// The instruction set: `portable`, `avx2`, `avx512`; of a GPU, its architecture.
+    /// The instruction set: `portable`, `avx2`, `avx512`, `avx512bf16`, `amx`; of a GPU, its
+    /// architecture.
     pub instruction_set: String,
     /// Cores that run at once.
     pub cores: usize,

@@ -5,8 +5,9 @@
 //! runs a task, never what it computes.
 //!
 //! Reading order: `view` the arguments; `vector`, `x86`, `formats` and `math` the instruction sets;
-//! `pack`, `tiles`, `thin`, `rounded` and `product` matrix products; `block` fused expressions;
-//! `attention`, `attention_bwd`, `attention_few`, `lines`, `moves` and `windows` the rest.
+//! `pack`, `tiles`, `thin`, `rounded`, `pairs` and `product` matrix products; `block` fused
+//! expressions; `attention`, `attention_bwd`, `attention_few`, `lines`, `moves` and `windows` the
+//! rest.
 
 mod view;
 
@@ -25,6 +26,7 @@ mod frame;
 mod lines;
 mod moves;
 mod pack;
+mod pairs;
 mod prepared;
 mod product;
 mod rounded;

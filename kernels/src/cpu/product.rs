@@ -6,16 +6,19 @@ use super::Cpu;
 use super::block::{Patch, Sink};
 use super::formats::{Format, Operand};
 use super::frame::framed;
+use super::pairs::{self, PairedPart};
 use super::rounded::Rounded;
 use super::scratch::Bump;
 use super::tiles::{Epilogue, Loop, Nest, Part, Then, apart_bytes, merge, points, scratch_bytes};
-use super::vector::Scalar;
+use super::vector::{Pairs, Scalar};
 use super::view::{Shared, View, ViewMut};
 use crate::kernel::{Pointwise, Product, ProductPart, Products, Source};
 
 /// Rows of a part are a multiple of these: whole register tiles of 8 or 12 rows.
 const ROWS: usize = 24;
-/// Columns likewise: whole tiles of 32 or 48 columns of f32.
+/// The same where tiles are of 32 rows.
+const ROWS_OF_PAIRS: usize = 32;
+/// Columns likewise: whole tiles of 32 or 48 columns of f32, or of 32 of pairs.
 const COLUMNS: usize = 96;
 
 /// Numbers of f32 in the widest vector: rows that are worth storing by vectors.
@@ -30,6 +33,8 @@ pub(super) struct Plan {
     swapped: bool,
     /// How `a`, `b` and `c` of the description are stored.
     formats: [Format; 3],
+    /// Whether it is of pairs, where the machine has an instruction for them.
+    pairs: bool,
 }
 
 /// Bytes of scratch per thread.
@@ -42,7 +47,12 @@ pub(super) fn scratch<S>(p: &Product) -> usize {
             apart_bytes::<S>(m, n).max(apart_bytes::<S>(n, m))
         }
     };
-    scratch_bytes::<S>([m, n, k], borders).max(scratch_bytes::<S>([n, m, k], borders)) + apart
+    let bytes =
+        scratch_bytes::<S>([m, n, k], borders).max(scratch_bytes::<S>([n, m, k], borders)) + apart;
+    if !pairs::fits(p) {
+        return bytes;
+    }
+    bytes.max(pairs::scratch_bytes([m, n, k])).max(pairs::scratch_bytes([n, m, k]))
 }
 
 /// Chooses which side of `c` runs along vectors. Multiplication commutes, so bits do not change.
@@ -64,12 +74,14 @@ pub(super) fn plan(p: &Product) -> Plan {
     };
     let accumulate = p.accumulate;
     let formats = [p.stored.a, p.stored.b, p.stored.c].map(Format::of);
+    let pairs = pairs::fits(p);
     if swapped {
         let frames = Vec::new();
         let nest = Nest { m: swap(n), n: swap(m), k: swap(k), accumulate, frames };
-        Plan { batch: swap(batch), nest, swapped, formats }
+        Plan { batch: swap(batch), nest, swapped, formats, pairs }
     } else {
-        Plan { batch, nest: Nest { m, n, k, accumulate, frames: framed(p) }, swapped, formats }
+        let nest = Nest { m, n, k, accumulate, frames: framed(p) };
+        Plan { batch, nest, swapped, formats, pairs }
     }
 }
 
@@ -120,6 +132,8 @@ struct Grid {
     batch: usize,
     row_parts: usize,
     column_parts: usize,
+    /// What rows of a part are a multiple of.
+    row_tile: usize,
 }
 
 impl Grid {
@@ -127,7 +141,8 @@ impl Grid {
         let (m, n) = (points(&plan.nest.m), points(&plan.nest.n));
         let batch = points(&plan.batch);
         let (row_parts, column_parts) = cut(m, n, threads.div_ceil(batch.max(1)));
-        Grid { m, n, batch, row_parts, column_parts }
+        let row_tile = if plan.pairs { ROWS_OF_PAIRS } else { ROWS };
+        Grid { m, n, batch, row_parts, column_parts, row_tile }
     }
 
     fn tasks(&self) -> usize {
@@ -172,13 +187,13 @@ impl<'a, S: Scalar> Placed<'a, S> {
     }
 
     fn run(&self, cpu: &Cpu, grid: Grid, task: usize, scratch: &mut Bump) {
-        let Grid { m, n, row_parts, column_parts, .. } = grid;
+        let Grid { m, n, row_parts, column_parts, row_tile, .. } = grid;
         let (entry, part) = (task / (row_parts * column_parts), task % (row_parts * column_parts));
         let (row_part, column_part) = (part / column_parts, part % column_parts);
         let offset = |operand: usize| offset(&self.plan.batch, operand, entry);
-        cpu.isa.run(Part {
+        let part = Part {
             nest: &self.plan.nest,
-            rows: piece(m, row_parts, row_part, ROWS),
+            rows: piece(m, row_parts, row_part, row_tile),
             columns: piece(n, column_parts, column_part, COLUMNS),
             a: self.a.moved::<S>(offset(0)),
             b: self.b.moved::<S>(offset(1)),
@@ -187,13 +202,22 @@ impl<'a, S: Scalar> Placed<'a, S> {
             rounded: self.rounded.map(|rounded| rounded.moved::<S>(offset(2))),
             then: self.then,
             scratch,
-        });
+        };
+        match cpu.isa.pairs().filter(|_| self.plan.pairs) {
+            Some(by) => cpu.isa.run_pairs(PairedPart { part, by }),
+            None => cpu.isa.run(part),
+        }
     }
 }
 
 /// Cycles of a product.
-fn cycles(p: &Product) -> u64 {
-    crate::price::product_flops(p).0 / 32
+fn cycles(cpu: &Cpu, p: &Product) -> u64 {
+    let per_cycle = match cpu.isa.pairs().filter(|_| pairs::fits(p)) {
+        Some(Pairs::Tiles) => 512,
+        Some(Pairs::Dot) => 64,
+        None => 32,
+    };
+    crate::price::product_flops(p).0 / per_cycle
 }
 
 /// Runs a product of `S`.
@@ -205,7 +229,7 @@ pub(super) fn execute<S: Scalar>(
     outputs: &[ViewMut],
 ) {
     let grid = Grid::new(plan, cpu.threads());
-    cpu.for_each(grid.tasks(), cycles(p), scratch::<S>(p), |task, scratch: &mut Bump| {
+    cpu.for_each(grid.tasks(), cycles(cpu, p), scratch::<S>(p), |task, scratch: &mut Bump| {
         let placed = Placed::<S>::new(plan, &inputs[0], &inputs[1], &outputs[0]);
         placed.run(cpu, grid, task, scratch);
     });
@@ -253,7 +277,7 @@ pub(super) fn execute_all<S: Scalar>(
 ) {
     let grid = |team: &Range<usize>| Grid::new(&plans.plans[team.start], cpu.threads());
     let tasks = plans.teams.iter().map(|team| grid(team).tasks()).sum();
-    let cost = p.parts.iter().map(|part| cycles(&part.product)).sum();
+    let cost = p.parts.iter().map(|part| cycles(cpu, &part.product)).sum();
     let arguments = arguments::<S>(p, plans, inputs, outputs);
     let run = |at: usize, grid: Grid, task: usize, scratch: &mut Bump| {
         let (part, plan) = (&p.parts[at], &plans.plans[at]);

@@ -128,7 +128,7 @@ pub(super) struct Then<'a, S> {
 }
 
 /// What is done with a block of a result when that is complete.
-struct Finish<'a, V: Vector> {
+pub(super) struct Finish<'a, V: Vector> {
     nest: &'a Nest,
     epilogue: Epilogue<V::Scalar>,
     /// Where sums are rounded to, with room for the offsets of a block of it.
@@ -136,7 +136,17 @@ struct Finish<'a, V: Vector> {
     then: Option<(Machine<'a, V>, bool)>,
 }
 
-impl<V: Vector> Finish<'_, V> {
+impl<'a, V: Vector> Finish<'a, V> {
+    /// What is done with the blocks of a part; there are tables of offsets iff it is rounded.
+    #[inline(always)]
+    pub(super) fn new(part: &mut Part<'a, V::Scalar>, tables: Option<[*mut usize; 2]>) -> Self {
+        let then = part.then.map(|then| {
+            let machine = then.patch.machine::<V>(then.inputs, then.sinks, part.scratch);
+            (machine, then.swapped)
+        });
+        Finish { nest: part.nest, epilogue: part.epilogue, rounded: part.rounded.zip(tables), then }
+    }
+
     fn is_none(&self) -> bool {
         self.epilogue.is_none() && self.rounded.is_none() && self.then.is_none()
     }
@@ -147,7 +157,7 @@ impl<V: Vector> Finish<'_, V> {
     ///
     /// As [`Epilogue::add_to`]; the arguments of the program hold the block, too.
     #[inline(always)]
-    unsafe fn finish(&mut self, block: &Block<V::Scalar>, m: usize, n: usize) {
+    pub(super) unsafe fn finish(&mut self, block: &Block<V::Scalar>, m: usize, n: usize) {
         // SAFETY: by the contract of the function; tables have room for a block.
         unsafe {
             match &self.rounded {
@@ -297,7 +307,7 @@ struct Panels<S> {
 ///
 /// See [`Part`].
 #[inline(always)]
-unsafe fn part<V: Vector>(part: Part<V::Scalar>) {
+unsafe fn part<V: Vector>(mut part: Part<V::Scalar>) {
     let ([m0, m1], [n0, n1], k) = (part.rows, part.columns, points(&part.nest.k));
     let vectors = vectors::<V>(n1 - n0);
     let width = vectors * V::LANES;
@@ -315,14 +325,10 @@ unsafe fn part<V: Vector>(part: Part<V::Scalar>) {
         pk: part.scratch.take(part.nest.frames.len() * kc),
         apart: part.rounded.map(|_| part.scratch.take((m1 - m0).min(MS_APART) * nc)),
     };
-    let rounded = part.rounded.map(|to| (to, [part.scratch.take(mc), part.scratch.take(nc)]));
-    let strip = if rounded.is_some() { MS_APART } else { MS };
+    let tables = part.rounded.map(|_| [part.scratch.take(mc), part.scratch.take(nc)]);
+    let strip = if tables.is_some() { MS_APART } else { MS };
     let frames = part.nest.frames.as_slice();
-    let then = part.then.map(|then| {
-        let machine = then.patch.machine::<V>(then.inputs, then.sinks, part.scratch);
-        (machine, then.swapped)
-    });
-    let mut finish = Finish { nest: part.nest, epilogue: part.epilogue, rounded, then };
+    let mut finish = Finish::<V>::new(&mut part, tables);
     for n in (n0..n1).step_by(NC) {
         let n_len = NC.min(n1 - n);
         // SAFETY: the tables have room for a block each, and hold nothing yet.
@@ -434,7 +440,7 @@ unsafe fn columns<V: Vector>(
 ///
 /// `len` numbers have room at `start` and nobody else refers to them for `'a`.
 #[inline(always)]
-unsafe fn table<'a, T>(start: *mut T, len: usize) -> &'a mut [T] {
+pub(super) unsafe fn table<'a, T>(start: *mut T, len: usize) -> &'a mut [T] {
     // SAFETY: by the contract of the function; any bits are a number.
     unsafe { std::slice::from_raw_parts_mut(start, len) }
 }

@@ -43,6 +43,8 @@ pub(super) trait Scalar:
 
     /// Runs a job with the vector type of an instruction set.
     fn dispatch<J: Job<Self>>(isa: Isa, job: J);
+    /// Runs a job with the vectors of sets that multiply pairs, whose sums are of F32.
+    fn dispatch_pairs<J: Job<Self>>(job: J);
 
     fn exp<V: Vector<Scalar = Self>>(x: V) -> V;
     fn log<V: Vector<Scalar = Self>>(x: V) -> V;
@@ -250,6 +252,10 @@ pub(super) const MAX_LANES: usize = 16;
 /// An instruction set that loops are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
+    /// As [`Isa::Avx512Bf16`], with AMX and its tiles of BF16.
+    Amx,
+    /// As [`Isa::Avx512`], with AVX512-BF16.
+    Avx512Bf16,
     /// x86-64 with AVX-512 F, DQ, BW and VL.
     Avx512,
     /// x86-64 with AVX2, FMA and F16C.
@@ -259,9 +265,12 @@ pub enum Isa {
 }
 
 impl Isa {
+    /// All sets, the widest first.
+    pub const ALL: [Isa; 5] = [Isa::Amx, Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Portable];
+
     /// The widest set that this machine has.
     pub fn detect() -> Isa {
-        [Isa::Avx512, Isa::Avx2].into_iter().find(|i| i.is_available()).unwrap_or(Isa::Portable)
+        Isa::ALL.into_iter().find(|i| i.is_available()).unwrap_or(Isa::Portable)
     }
 
     /// Whether this machine has the set.
@@ -282,9 +291,26 @@ impl Isa {
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512vl")
             }
+            Isa::Avx512Bf16 => Isa::Avx512.is_available() && is_x86_feature_detected!("avx512bf16"),
+            Isa::Amx => Isa::Avx512Bf16.is_available() && super::pairs::amx::is_available(),
         }
         #[cfg(not(target_arch = "x86_64"))]
         matches!(self, Isa::Portable)
+    }
+
+    /// The instruction that multiplies pairs of numbers of BF16.
+    pub(super) fn pairs(self) -> Option<Pairs> {
+        match self {
+            Isa::Amx => Some(Pairs::Tiles),
+            Isa::Avx512Bf16 => Some(Pairs::Dot),
+            Isa::Avx512 | Isa::Avx2 | Isa::Portable => None,
+        }
+    }
+
+    /// Runs a job with the vectors of a set that has [`Isa::pairs`].
+    pub(super) fn run_pairs<S: Scalar, J: Job<S>>(self, job: J) {
+        debug_assert!(self.is_available() && self.pairs().is_some(), "the set has pairs");
+        S::dispatch_pairs(job);
     }
 
     /// Runs a job with this set's vectors.
@@ -292,6 +318,15 @@ impl Isa {
         debug_assert!(self.is_available(), "an executor is made for an available set");
         S::dispatch(self, job);
     }
+}
+
+/// An instruction that multiplies pairs of numbers of BF16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pairs {
+    /// Of AVX512-BF16.
+    Dot,
+    /// Of AMX.
+    Tiles,
 }
 
 macro_rules! scalar_constants {
@@ -338,10 +373,17 @@ impl Scalar for f32 {
         self
     }
 
+    fn dispatch_pairs<J: Job<f32>>(job: J) {
+        #[cfg(target_arch = "x86_64")]
+        super::x86::F32x16::call(job);
+        #[cfg(not(target_arch = "x86_64"))]
+        Array::<f32>::call(job);
+    }
+
     fn dispatch<J: Job<f32>>(isa: Isa, job: J) {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => super::x86::F32x16::call(job),
+            Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512 => super::x86::F32x16::call(job),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => super::x86::F32x8::call(job),
             _ => Array::<f32>::call(job),
@@ -387,10 +429,15 @@ impl Scalar for f64 {
         f32::from_bits((near.to_bits() - beyond) | 1)
     }
 
+    fn dispatch_pairs<J: Job<f64>>(job: J) {
+        let _ = job;
+        unreachable!("sums of pairs are of F32");
+    }
+
     fn dispatch<J: Job<f64>>(isa: Isa, job: J) {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => super::x86::F64x8::call(job),
+            Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512 => super::x86::F64x8::call(job),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => super::x86::F64x4::call(job),
             _ => Array::<f64>::call(job),

@@ -10,6 +10,7 @@ mod formats;
 mod in_place;
 mod moves;
 mod narrow;
+mod pairs;
 mod product;
 mod rows;
 mod whole;
@@ -55,7 +56,7 @@ impl Random {
 
 /// All instruction sets of this machine.
 pub(crate) fn sets() -> Vec<Isa> {
-    [Isa::Avx512, Isa::Avx2, Isa::Portable].into_iter().filter(|i| i.is_available()).collect()
+    Isa::ALL.into_iter().filter(|i| i.is_available()).collect()
 }
 
 pub(crate) fn narrow(x: &[f64]) -> Vec<f32> {

@@ -190,6 +190,36 @@ fn offsets(loops: impl Iterator<Item = (usize, usize)>) -> Vec<usize> {
     })
 }
 
+/// The offset of each element of the result, and those of all factors of its terms, in order.
+pub(crate) fn terms(p: &Product) -> Vec<(usize, Vec<[usize; 2]>)> {
+    let batch = offsets(p.batch.iter().map(|l| (l.size, l.a)))
+        .into_iter()
+        .zip(offsets(p.batch.iter().map(|l| (l.size, l.b))))
+        .zip(offsets(p.batch.iter().map(|l| (l.size, l.c))));
+    let m: Vec<_> = offsets(p.m.iter().map(|l| (l.size, l.a)))
+        .into_iter()
+        .zip(offsets(p.m.iter().map(|l| (l.size, l.c))))
+        .collect();
+    let n: Vec<_> = offsets(p.n.iter().map(|l| (l.size, l.b)))
+        .into_iter()
+        .zip(offsets(p.n.iter().map(|l| (l.size, l.c))))
+        .collect();
+    let k: Vec<_> = offsets(p.k.iter().map(|l| (l.size, l.a)))
+        .into_iter()
+        .zip(offsets(p.k.iter().map(|l| (l.size, l.b))))
+        .collect();
+    let mut all = Vec::new();
+    for ((a, b), c) in batch {
+        for (ma, mc) in &m {
+            for (nb, nc) in &n {
+                let terms = k.iter().map(|(ka, kb)| [a + ma + ka, b + nb + kb]).collect();
+                all.push((c + mc + nc, terms));
+            }
+        }
+    }
+    all
+}
+
 fn reference(p: &Product, a: &[f64], b: &[f64], c: &mut [f64]) {
     let batch = [
         offsets(p.batch.iter().map(|l| (l.size, l.a))),
