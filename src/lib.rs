@@ -122,7 +122,7 @@ pub fn import(description: &Description, options: &Options) -> Result<Model, Fai
 
 /// Model to module: gradients added, composites without a kernel inlined.
 pub fn prepare(model: &Model) -> Result<Module, Failure> {
-    Ok(prepare_with(model, Selection::exact())?.0)
+    Ok(prepare_with(model, Selection::for_models())?.0)
 }
 
 /// As [`prepare`], by other rules; with what they did. `DUMP=dir` has the module written there

@@ -59,7 +59,7 @@ pub fn prepare_inference(module: Module, entry: &str) -> Result<Module, Diagnost
 }
 
 fn prepare_for(purpose: Purpose, module: Module, entry: &str) -> Result<Module, Diagnostic> {
-    let selection = Selection::exact();
+    let selection = Selection::for_models();
     let preparation = Preparation { purpose, selection, after: &mut |_, _| {} };
     Ok(prepare(module, entry, preparation)?.0)
 }

@@ -72,6 +72,12 @@ pub fn recognise(
     found
 }
 
+/// Whether [`recognise`] finds any in a function, without constants beside those of its nodes.
+pub fn is_recognised(module: &Module, function: &str, takes: &dyn Fn(&str) -> bool) -> bool {
+    let function = module.function(function);
+    function.is_some_and(|function| !drafts(function, module, takes, &|_| None).is_empty())
+}
+
 /// What replaces values, by the nodes that make them.
 fn drafts(
     function: &Function,

@@ -33,7 +33,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use egg::Id;
 
 use crate::module::{Function, Kind, Module};
-use crate::recognise::{Found, recognise};
+use crate::recognise::{Found, is_recognised, recognise};
 use crate::types::TensorType;
 use choose::{Choice, DECISIONS_MAX, choose};
 use pattern::{Pattern, Site};
@@ -51,9 +51,6 @@ pub struct Options {
     pub selection: Selection,
     /// What a saturation may take.
     pub limits: Limits,
-    /// Whether composites are found by rules alone, op for op as their definitions, and not by what
-    /// is computed before.
-    pub rules_alone: bool,
 }
 
 /// Replaces every function that is no composite by an equal, cheaper one, where there is one.
@@ -69,34 +66,18 @@ pub fn simplify(module: &mut Module, options: &Options) -> Report {
             continue;
         }
         let (before, _) = function_work(function, module);
-        let found = match options.rules_alone {
-            true => Vec::new(),
-            false => recognised(module, &name, &options.selection),
-        };
+        let found = recognised(module, &name, options);
         let Some(function) = module.function(&name) else { continue };
         if is_list_of_calls(function, module) {
             report.functions.push(unchanged(function, module));
             continue;
         }
-        let function = function.clone();
-        let pieces = piece::cut(&function, piece::NODES_MAX);
-        let count = pieces.len();
-        let mut simpler = Vec::new();
-        for (at, piece) in pieces.iter().enumerate() {
-            let (emitted, mut of_piece) = simplify_one(piece, module, &name, options);
-            if count > 1 {
-                of_piece.name = format!("{name} ({} of {count})", at + 1);
-            }
-            simpler.push(emitted);
-            if at == 0 && !found.is_empty() {
-                note(&found, before, &mut of_piece);
-            }
-            report.functions.push(of_piece);
+        let rules = |region: &mut Region| saturate(region, &options.selection, &options.limits);
+        let (simpler, mut reports) = in_pieces(&function.clone(), module, &rules);
+        if !found.is_empty() {
+            note(&found, before, &mut reports[0]);
         }
-        let simpler = match count {
-            1 => simpler.remove(0),
-            _ => piece::join(&function, &pieces, &simpler),
-        };
+        report.functions.append(&mut reports);
         if let Some(place) = module.functions.iter_mut().find(|f| f.name == name) {
             *place = simpler;
         }
@@ -104,13 +85,31 @@ pub fn simplify(module: &mut Module, options: &Options) -> Report {
     report
 }
 
-/// What is recognised in a function, where rounding may change.
-fn recognised(module: &mut Module, function: &str, selection: &Selection) -> Vec<Found> {
-    if !selection.composites || selection.keeps < Keeps::Rounding {
+/// What is recognised in a function by what it computes. Where a definition stands, op for op, it
+/// is found first: another composite may compute the same as it by more ops.
+fn recognised(module: &mut Module, function: &str, options: &Options) -> Vec<Found> {
+    let selection = &options.selection;
+    if !selection.composites || !selection.by_meaning {
         return Vec::new();
     }
-    let takes = |name: &str| selection.takes(name, Keeps::Rounding);
-    recognise(module, function, &takes, &|_| None)
+    let takes = |name: &str| selection.takes(name, Keeps::Bits);
+    if !is_recognised(module, function, &takes) {
+        return Vec::new();
+    }
+    let mut found = Vec::new();
+    if let Some(place) = module.functions.iter().position(|f| f.name == function) {
+        let definitions = |region: &mut Region| saturate::find_definitions(region, &takes);
+        let (defined, reports) = in_pieces(&module.functions[place].clone(), module, &definitions);
+        let changes = reports.into_iter().flat_map(|report| report.changes);
+        found.extend(changes.flat_map(|Change { value, rules }| {
+            rules.into_iter().map(move |composite| Found { composite, value: value.clone() })
+        }));
+        if let Some(place) = module.functions.iter_mut().find(|f| f.name == function) {
+            *place = defined;
+        }
+    }
+    found.extend(recognise(module, function, &takes, &|_| None));
+    found
 }
 
 /// Adds what was recognised beforehand to the report of a function, which did `before` then.
@@ -150,16 +149,40 @@ fn unchanged(function: &Function, module: &Module) -> FunctionReport {
     }
 }
 
+/// Simplifies a function, piece by piece where it is large, by what `saturates` adds to a graph.
+fn in_pieces(
+    function: &Function,
+    module: &mut Module,
+    saturates: &dyn Fn(&mut Region) -> Saturation,
+) -> (Function, Vec<FunctionReport>) {
+    let pieces = piece::cut(function, piece::NODES_MAX);
+    let count = pieces.len();
+    let (mut simpler, mut reports) = (Vec::new(), Vec::new());
+    for (at, piece) in pieces.iter().enumerate() {
+        let (emitted, mut of_piece) = simplify_one(piece, module, &function.name, saturates);
+        if count > 1 {
+            of_piece.name = format!("{} ({} of {count})", function.name, at + 1);
+        }
+        simpler.push(emitted);
+        reports.push(of_piece);
+    }
+    let simpler = match count {
+        1 => simpler.remove(0),
+        _ => piece::join(function, &pieces, &simpler),
+    };
+    (simpler, reports)
+}
+
 /// Simplifies a function, or a piece of the function `caller`; composites that it calls then are
 /// placed above that.
 fn simplify_one(
     function: &Function,
     module: &mut Module,
     caller: &str,
-    options: &Options,
+    saturates: &dyn Fn(&mut Region) -> Saturation,
 ) -> (Function, FunctionReport) {
     let mut region = Region::of(function, module);
-    let saturation = saturate(&mut region, &options.selection, &options.limits);
+    let saturation = saturates(&mut region);
     let choice = match saturation.steps.is_empty() {
         true => Some(region.only_choice()),
         false => region.choose(),

@@ -80,7 +80,7 @@ fn names(module: &Module) -> BTreeSet<String> {
     values.map(|value| value.name.clone()).collect()
 }
 
-/// The exact rules but some, which there must be.
+/// The rules that models are prepared with but some, which there must be.
 fn selection(without: &[String]) -> Result<Selection, Failure> {
     for name in without {
         if !rules().any(|rule| rule.name == name) && !idiom::names().any(|known| known == name) {
@@ -89,7 +89,7 @@ fn selection(without: &[String]) -> Result<Selection, Failure> {
             return Err(usage("--no-rule", headline).help(help).into());
         }
     }
-    Ok(Selection { without: without.to_vec(), ..Selection::exact() })
+    Ok(Selection { without: without.to_vec(), ..Selection::for_models() })
 }
 
 /// The report for people: a line for each function, then the values that are computed otherwise,

@@ -90,7 +90,7 @@ impl Fault {
 /// Answers.
 pub(super) fn run(args: &Args, model: &Model, question: &mut Question) -> Result<Exit, Failure> {
     let Answer { fired, error, culprit, loss } =
-        find(model, question, args.seed, &Selection::exact())?;
+        find(model, question, args.seed, &Selection::for_models())?;
     if args.json {
         output::answer_json(&json!({
             "schema": "gantline.verify_rules/1", "model": args.model.to_string(),
@@ -208,7 +208,7 @@ mod tests {
 
     fn answer(more: &'static [Rule]) -> Answer {
         let (model, mut question) = model();
-        find(&model, &mut question, 1, &Selection { more, ..Selection::exact() }).unwrap()
+        find(&model, &mut question, 1, &Selection { more, ..Selection::for_models() }).unwrap()
     }
 
     #[test]

@@ -206,7 +206,7 @@ pub(crate) fn edited(seed: u64) -> Outcome {
 /// node has no kernel.
 fn run(module: &Module, name: &str, args: &[Tensor], what: &str) -> Option<Vec<Vec<f64>>> {
     let mut module = module.clone();
-    simplify(&mut module, &Rules { selection: Selection::exact(), ..Rules::default() });
+    simplify(&mut module, &Rules { selection: Selection::for_models(), ..Rules::default() });
     let compiled = match compile_function(&module, name) {
         Ok(compiled) => compiled,
         Err(why) => {

@@ -50,6 +50,7 @@ mod parallel;
 mod paths;
 mod precision;
 mod readme;
+mod recognition;
 mod reference;
 mod refusals;
 mod rewriting;

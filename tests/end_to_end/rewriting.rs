@@ -60,7 +60,7 @@ fn twenty_steps_have_the_same_losses_with_and_without_rules() {
         let model = import::import(&description, &options).expect("the model is imported");
         let plain = losses(&model, &model.module, no_rules());
         assert!(plain[STEPS as usize - 1] < 0.9 * plain[0], "it does not learn: {plain:?}");
-        let exact = losses(&model, &model.module, Selection::exact());
+        let exact = losses(&model, &model.module, Selection::for_models());
         assert_eq!(plain, exact, "{}", description.name);
         // Primitives, as an exporter writes them, against the kernels that rules find in them.
         // Attention stays: its definition divides integers, for which there is no kernel.

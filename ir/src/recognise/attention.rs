@@ -291,9 +291,15 @@ impl Roles {
     }
 
     /// The output, with NaN in the rows that see no key, as a softmax of nothing but minus
-    /// infinities has: the composite has zeros there, and minus infinity among its second result.
+    /// infinities has: the composite has zeros there, and minus infinity among its second result,
+    /// through which no gradient flows.
     fn undefined(&self, draft: &mut Draft<'_>, out: Source, lse: Source) -> Option<Source> {
-        let nothing = draft.op(Op::Binary(Binary::Sub), &[lse, lse])?;
+        let ty = draft.ty(lse).clone();
+        let least = draft.number(f64::NEG_INFINITY, ty.clone())?;
+        let is_empty = draft.op(Op::Compare(Comparison::Eq), &[lse, least])?;
+        let zero = draft.number(0.0, ty)?;
+        let row = draft.op(Op::Select, &[is_empty, least, zero])?;
+        let nothing = draft.op(Op::Binary(Binary::Sub), &[row, row])?;
         let rows = self.rows(draft, nothing, out)?;
         draft.op(Op::Binary(Binary::Add), &[out, rows])
     }

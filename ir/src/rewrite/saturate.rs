@@ -36,22 +36,35 @@ pub struct Selection {
     pub keeps: Keeps,
     /// Rules that are left out by name.
     pub without: Vec<String>,
-    /// Whether composites of the library are recognised: where their definition stands, and by
-    /// meaning too where rounding may change.
+    /// Whether composites of the library are recognised where their definition stands.
     pub composites: bool,
+    /// Whether they are recognised by what is computed too, which changes rounding.
+    pub by_meaning: bool,
     /// Rules beside those that are built in, tried after them.
     pub more: &'static [Rule],
 }
 
 impl Default for Selection {
     fn default() -> Selection {
-        Selection { keeps: Keeps::Rounding, without: Vec::new(), composites: true, more: &[] }
+        Selection {
+            keeps: Keeps::Rounding,
+            without: Vec::new(),
+            composites: true,
+            by_meaning: true,
+            more: &[],
+        }
     }
 }
 
 impl Selection {
-    /// Rules that keep every bit, and composites.
+    /// Rules that keep every bit, and composites where their definition stands.
     pub fn exact() -> Selection {
+        Selection { by_meaning: false, ..Selection::for_models() }
+    }
+
+    /// What models are prepared with: rules that keep every bit, and composites, by definition and
+    /// by what is computed.
+    pub fn for_models() -> Selection {
         Selection { keeps: Keeps::Bits, ..Selection::default() }
     }
 
@@ -149,6 +162,16 @@ pub fn saturate(region: &mut Region, selection: &Selection, limits: &Limits) -> 
     if !done.is_complete && done.limits_hit.is_empty() {
         done.hit(format!("{} rounds", limits.rounds));
     }
+    done
+}
+
+/// Adds the calls of the composites whose definitions stand in a graph, op for op.
+pub(super) fn find_definitions(region: &mut Region, takes: &dyn Fn(&str) -> bool) -> Saturation {
+    let mut done = Saturation { rounds: 1, ..Saturation::default() };
+    for found in idiom::find(region, takes, &mut done) {
+        idiom::apply(region, found, &mut done);
+    }
+    rebuild(&mut region.graph);
     done
 }
 
