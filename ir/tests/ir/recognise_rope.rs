@@ -156,3 +156,134 @@ fn near_rotary_embeddings_are_not_found() {
         assert_eq!(called(&after), [""; 0], "{note}\n{module}");
     }
 }
+
+/// What tables of cosines and sines are made with.
+#[derive(Clone, Copy, Debug)]
+struct Made {
+    start: usize,
+    scale: f64,
+    gain: f64,
+}
+
+/// Cosines and sines of rows and pairs.
+fn tables(e: &mut Exporter<'_, '_>, rows: usize, half: usize, made: Made) -> [ValueId; 2] {
+    let dims = vec![Dim::from(rows), Dim::from(half)];
+    let start = made.start as i64;
+    let i = e.b.push("row", Op::Iota { dim: 0, start, dtype: DType::I64, dims: dims.clone() }, &[]);
+    let j = e.b.iota("pair", 1, DType::I64, dims);
+    let [i, j] = [i, j].map(|x| e.b.push("float", Op::Cast { dtype: e.dtype }, &[x]));
+    let power = e.with(Binary::Mul, j, -1.0 / half as f64);
+    let base = e.number(1e4, power);
+    let frequency = e.b.binary("frequency", Binary::Pow, base, power);
+    let frequency = e.with(Binary::Mul, frequency, made.scale);
+    let angle = e.b.binary("angle", Binary::Mul, i, frequency);
+    [Unary::Cos, Unary::Sin].map(|how| {
+        let table = e.b.unary("table", how, angle);
+        if made.gain == 1.0 { table } else { e.with(Binary::Mul, table, made.gain) }
+    })
+}
+
+/// Each number of the last dim twice, side by side.
+fn twice(e: &mut Exporter<'_, '_>, x: ValueId) -> ValueId {
+    let [rows, half] = e.dims(x)[..] else { panic!("two dims") };
+    let apart = e.view(x, &[rows, half, 1]);
+    let all = e.repeat(apart, &[rows, half, 2]);
+    e.view(all, &[rows, 2 * half])
+}
+
+/// Every other number of the last dim.
+fn every_other(e: &mut Exporter<'_, '_>, x: ValueId, start: usize) -> ValueId {
+    let mut dims = e.dims(x);
+    let last = dims.len() - 1;
+    let half = dims[last] / 2;
+    dims.splice(last.., [half, 2]);
+    let apart = e.view(x, &dims);
+    let one = e.b.push("one", Op::Slice { dim: last + 1, start, size: 1 }, &[apart]);
+    dims.pop();
+    e.view(one, &dims)
+}
+
+/// Two values side by side along a dim of two, as one dim of both.
+fn stacked(e: &mut Exporter<'_, '_>, a: ValueId, b: ValueId) -> ValueId {
+    let mut dims = e.dims(a);
+    let last = dims.len() - 1;
+    let half = dims[last];
+    dims.push(1);
+    let [a, b] = [a, b].map(|x| e.view(x, &dims));
+    let both = e.b.push("both", Op::Concat { dim: last + 1 }, &[a, b]);
+    dims.pop();
+    dims[last] = 2 * half;
+    e.view(both, &dims)
+}
+
+/// As GPT-J writes it, where pairs are neighbours; which twin, 0 for none.
+fn neighbours(
+    e: &mut Exporter<'_, '_>,
+    x: ValueId,
+    [cos, sin]: [ValueId; 2],
+    which: usize,
+) -> ValueId {
+    let dims = e.dims(x);
+    let (low, high) = (every_other(e, x, 0), every_other(e, x, 1));
+    if e.r.coin() && which == 0 {
+        let half = e.dims(low);
+        let [cos, sin] = [cos, sin].map(|table| e.repeat(table, &half));
+        let (ac, bs) = (e.two(Binary::Mul, low, cos), e.two(Binary::Mul, high, sin));
+        let (bc, as_) = (e.two(Binary::Mul, high, cos), e.two(Binary::Mul, low, sin));
+        let left = e.b.binary("left", Binary::Sub, ac, bs);
+        let right = e.two(Binary::Add, bc, as_);
+        return stacked(e, left, right);
+    }
+    let [cos, sin] = [cos, sin].map(|table| match which {
+        // Tables of halves, numbers of neighbours.
+        1 => e.b.push("halves", Op::Concat { dim: 1 }, &[table, table]),
+        _ => twice(e, table),
+    });
+    let [cos, sin] = [cos, sin].map(|table| e.repeat(table, &dims));
+    let negative = e.b.unary("neg", Unary::Neg, if which == 2 { low } else { high });
+    let other = stacked(e, negative, if which == 2 { high } else { low });
+    let (left, right) = (e.two(Binary::Mul, x, cos), e.two(Binary::Mul, other, sin));
+    e.two(Binary::Add, left, right)
+}
+
+#[test]
+fn rotary_embeddings_of_neighbours_and_of_other_tables_are_found() {
+    for seed in seeds(150) {
+        let r = &mut Draws::new(seed);
+        let dtype = dtype(r);
+        let [batch, heads, rows, size] = sizes(r);
+        let made = Made {
+            start: [0, 0, 3, 17][r.below(4)],
+            scale: [1.0, 1.0, 0.5, 0.125][r.below(4)],
+            gain: [1.0, 1.0, 1.138_629_436, 0.75][r.below(4)],
+        };
+        let (are_neighbours, which) = (r.coin(), r.below(5));
+        let which = if are_neighbours && which < 3 { which } else { 0 };
+        let module = built(r, dtype, |e| {
+            let x = e.param("x", &[batch, heads, rows, size]);
+            let [cos, sin] = tables(e, rows, size / 2, made);
+            if are_neighbours {
+                return neighbours(e, x, [cos, sin], which);
+            }
+            let dims = e.dims(x);
+            let (low, high) = (half(e, x, 0, size / 2), half(e, x, size / 2, size / 2));
+            let [cos, sin] = [cos, sin].map(|table| {
+                let all = e.b.push("twice", Op::Concat { dim: 1 }, &[table, table]);
+                e.repeat(all, &dims)
+            });
+            let negative = e.b.unary("neg", Unary::Neg, high);
+            let other = e.b.push("turned", Op::Concat { dim: 3 }, &[negative, low]);
+            let (left, right) = (e.two(Binary::Mul, x, cos), e.two(Binary::Mul, other, sin));
+            e.two(Binary::Add, left, right)
+        });
+        let note = format!("SEED={seed} {made:?} {rows} rows of {size}, {are_neighbours} {which}");
+        let after = recognised(&module, r, &note);
+        let is_plain = made.scale == 1.0 && made.gain == 1.0;
+        match which {
+            0 if is_plain => assert_eq!(called(&after), ["rope"], "{note}\n{module}"),
+            0 => assert_eq!(called(&after), ["rope_scaled"], "{note}\n{module}"),
+            _ => assert_eq!(called(&after), [""; 0], "{note}\n{module}"),
+        }
+        assert_same_gradients(&module, &after, r, &note);
+    }
+}

@@ -251,9 +251,38 @@ fn range_of(s: &mut Site, x: ValueId, dim: usize, start: i64, end: i64, step: i6
     forward_range(s, x, dim, bound(start, 0, size), bound(end, 0, size), step)
 }
 
+/// So many elements from `start` on, one of each group of `every`, of which there are whole ones.
+fn one_of_each(
+    s: &mut Site,
+    x: ValueId,
+    dim: usize,
+    start: usize,
+    count: usize,
+    every: usize,
+) -> Made {
+    let mut dims = s.dims(x);
+    let groups = dims[dim] / every;
+    dims[dim] = every;
+    dims.insert(dim, groups);
+    let apart = s.reshape(x, &dims)?;
+    let one = s.push(Op::Slice { dim: dim + 1, start: start % every, size: 1 }, &[apart])?;
+    dims.remove(dim + 1);
+    let one = s.reshape(one, &dims)?;
+    if count == groups {
+        return Ok(one);
+    }
+    s.push(Op::Slice { dim, start: start / every, size: count }, &[one])
+}
+
 fn forward_range(s: &mut Site, x: ValueId, dim: usize, start: i64, end: i64, step: i64) -> Made {
     let (start, size) = (start as usize, (end - start).max(0) as usize);
     let whole = s.dims(x)[dim];
+    if let Some(every) = usize::try_from(step).ok().filter(|every| *every > 1)
+        && whole.is_multiple_of(every)
+        && size > 0
+    {
+        return one_of_each(s, x, dim, start, size.div_ceil(every), every);
+    }
     let x = if size == whole { x } else { s.push(Op::Slice { dim, start, size }, &[x])? };
     let step = usize::try_from(step).unwrap_or(usize::MAX).min(size.max(1));
     if step == 1 {
