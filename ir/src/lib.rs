@@ -22,10 +22,10 @@
 //!   plans.
 //!
 //! **Reading order.** Nouns: [`dtype`] with [`formats`], [`dim`], [`types`], [`op`], [`class`],
-//! [`module`], [`sharding`], [`plan`], [`program`], with [`text`], [`verify`] and [`ids`]. Tables:
-//! [`infer`], [`eval`] over [`tensor`] and [`random`], [`vjp`], [`cost`], [`factors`]. Steps:
-//! [`import`], [`build`], [`autodiff`], [`recognise`](mod@recognise), [`rewrite`], [`inline`],
-//! [`outline`], [`pass`].
+//! [`module`], [`sharding`], [`precision`], [`plan`], [`program`], with [`text`], [`verify`] and
+//! [`ids`]. Tables: [`infer`], [`eval`] over [`tensor`] and [`random`], [`vjp`], [`cost`],
+//! [`factors`]. Steps: [`import`], [`build`], [`autodiff`], [`recognise`](mod@recognise),
+//! [`rewrite`], [`inline`], [`outline`], [`pass`].
 //!
 //! # Diagnostics
 //!
@@ -66,6 +66,7 @@ pub mod infer;
 pub mod library;
 pub mod sharding;
 pub mod factors;
+pub mod precision;
 pub mod plan;
 pub mod program;
 pub mod module;

@@ -6,6 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::DType;
+use crate::precision::Precision;
 use crate::sharding::{Axis, Sharding};
 
 /// The logical grid of ranks: the size of each axis.
@@ -174,8 +175,8 @@ pub struct Plan {
     pub microbatch_count: usize,
     /// Tokens of a sample.
     pub seq: usize,
-    /// The element type of parameters and activations.
-    pub dtype: DType,
+    /// The element types, by role.
+    pub precision: Precision,
     /// The order of micro-batches.
     pub schedule: Schedule,
     /// For each stage, one past its last call in the order of the entry's calls.
@@ -194,6 +195,11 @@ impl Plan {
     /// Samples of one step over all ranks.
     pub fn global_batch_size(&self) -> usize {
         self.microbatch_size * self.microbatch_count * self.mesh.dp
+    }
+
+    /// The element type of activations.
+    pub fn dtype(&self) -> DType {
+        self.precision.compute
     }
 
     /// The stage of a call.

@@ -27,6 +27,8 @@ pub struct BufferId(pub u32);
 pub enum Contents {
     /// A parameter: an index into [`Program::weights`].
     Param(usize),
+    /// What a parameter is rounded from after each update, where it is narrow.
+    Master(usize),
     /// The gradient of a parameter, summed over micro-batches.
     Grad(usize),
     /// The `index`-th optimizer state of a parameter.

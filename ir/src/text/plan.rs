@@ -4,13 +4,15 @@
 //! plan gpt2 on [pp=1, dp=2, tp=4] of cpu-local
 //!   micro-batch size=4 count=8
 //!   schedule 1f1b stages 14
-//!   data seq=128 dtype=f32
+//!   data seq=128 dtype=bf16
+//!   precision parameters=bf16 compute=bf16 accumulate=f32 master=f32 gradients=f32 …
 //!   optimizer adamw beta1=0.9 beta2=0.95 eps=1e-8 decay=0.1 decay_biases=0.0
 //!   clip 1.0
 //!   predict step_time_s 0.25 fitted
 //!   layer block keep full
 //!     %w_fc: [*, dim1 @ tp]
 //! ```
+//! The line `precision` has all [`ROLES`] in order, and is left out where `dtype` is that of all.
 //! Dims after the last one that is cut are left out of a sharding. Comments start with `#`. The
 //! names of model and cluster stand in quotes where they would be read otherwise.
 //!
@@ -23,6 +25,7 @@ use std::str::FromStr;
 
 use super::program::unescape;
 use crate::plan::{FunctionPlan, Keep, Mesh, Optimizer, Plan, Prediction, Schedule};
+use crate::precision::{Precision, ROLES};
 use crate::sharding::{Axis, Sharding};
 use crate::{DType, Diagnostic, Span};
 
@@ -37,7 +40,10 @@ impl fmt::Display for Plan {
         writeln!(f, "  micro-batch size={size} count={count}")?;
         let ends: String = self.stage_ends.iter().map(|end| format!(" {end}")).collect();
         writeln!(f, "  schedule {} stages{ends}", self.schedule.name())?;
-        writeln!(f, "  data seq={} dtype={}", self.seq, self.dtype)?;
+        writeln!(f, "  data seq={} dtype={}", self.seq, self.dtype())?;
+        if !self.precision.is_uniform() {
+            writeln!(f, "  precision {}", self.precision)?;
+        }
         writeln!(f, "  optimizer {}", optimizer_text(self.optimizer))?;
         if let Some(clip) = self.clip {
             writeln!(f, "  clip {clip:?}")?;
@@ -139,6 +145,7 @@ struct Draft {
     microbatch: Option<(usize, usize)>,
     schedule: Option<(Schedule, Vec<usize>)>,
     data: Option<(usize, DType)>,
+    precision: Option<Precision>,
     optimizer: Option<Optimizer>,
     clip: Option<f64>,
     functions: BTreeMap<String, FunctionPlan>,
@@ -169,6 +176,10 @@ impl Reader<'_> {
             "micro-batch" => "micro-batch size=4 count=8",
             "schedule" => "schedule 1f1b stages 7 14",
             "data" => "data seq=128 dtype=f32",
+            "precision" => {
+                "precision parameters=bf16 compute=bf16 accumulate=f32 master=f32 gradients=f32 \
+                 reduce=f32 states=f32 saved=bf16 logits=bf16"
+            }
             "optimizer" => {
                 "optimizer adamw beta1=0.9 beta2=0.95 eps=1e-8 decay=0.1 decay_biases=0.0"
             }
@@ -179,7 +190,7 @@ impl Reader<'_> {
             _ => {
                 let headline = format!("a plan has no `{word}`");
                 let help = "the lines of a plan start with plan, micro-batch, schedule, data, \
-                            optimizer, clip, predict, layer or %";
+                            precision, optimizer, clip, predict, layer or %";
                 return self.report("E1021", bytes, headline, help);
             }
         };
@@ -217,6 +228,11 @@ impl Reader<'_> {
         else {
             return Err(self.diagnostics);
         };
+        let precision = draft.precision.unwrap_or(Precision::uniform(data.1));
+        if precision.compute != data.1 {
+            let headline = format!("dtype={} and compute={}", data.1, precision.compute);
+            self.report("E1022", 0..0, headline, "activations have one type: write it twice");
+        }
         if !self.diagnostics.is_empty() {
             return Err(self.diagnostics);
         }
@@ -227,7 +243,7 @@ impl Reader<'_> {
             microbatch_size: microbatch.0,
             microbatch_count: microbatch.1,
             seq: data.0,
-            dtype: data.1,
+            precision,
             schedule: schedule.0,
             stage_ends: schedule.1,
             optimizer,
@@ -266,6 +282,7 @@ impl Draft {
                 let dtype = dtype.trim().strip_prefix("dtype=")?.parse().ok()?;
                 set(&mut self.data, (seq, dtype))
             }
+            "precision" => set(&mut self.precision, read_precision(rest)?),
             "optimizer" => set(&mut self.optimizer, read_optimizer(rest)?),
             "clip" => set(&mut self.clip, read_finite(rest)?),
             "predict" => {
@@ -321,6 +338,16 @@ fn read_mesh(text: &str) -> Option<Mesh> {
     let [pp, dp, tp]: [usize; 3] = read_numbers(&axes, ["pp", "dp", "tp"])?;
     let ranks = pp.checked_mul(dp).and_then(|n: usize| n.checked_mul(tp))?;
     (ranks > 0).then_some(Mesh { pp, dp, tp })
+}
+
+fn read_precision(text: &str) -> Option<Precision> {
+    let mut precision = Precision::uniform(DType::F32);
+    let mut words = text.split_whitespace();
+    for role in ROLES {
+        let dtype = words.next()?.strip_prefix(role)?.strip_prefix('=')?;
+        precision.set(role, dtype).ok()?;
+    }
+    words.next().is_none().then_some(precision)
 }
 
 fn read_optimizer(text: &str) -> Option<Optimizer> {

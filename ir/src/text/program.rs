@@ -212,6 +212,7 @@ impl fmt::Display for ContentsText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Contents::Param(weight) => write!(f, "param {weight}"),
+            Contents::Master(weight) => write!(f, "master {weight}"),
             Contents::Grad(weight) => write!(f, "grad {weight}"),
             Contents::State { weight, index } => write!(f, "state {weight} {index}"),
             Contents::Feed(feed) => write!(f, "feed {}", FeedText(*feed)),

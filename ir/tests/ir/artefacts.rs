@@ -3,6 +3,7 @@
 use gantline_ir::DType;
 use gantline_ir::op::Combiner;
 use gantline_ir::plan::{FunctionPlan, Keep, Mesh, Optimizer, Plan, Prediction, Schedule};
+use gantline_ir::precision::{Precision, ROLES};
 use gantline_ir::program::{
     Buffer, BufferId, Contents, Entry, Exchange, Feed, Group, Instruction, LocalBuffer, Program,
     Ref, Routine, Step, WeightShard,
@@ -71,6 +72,20 @@ fn dtype(r: &mut Draws) -> DType {
     DType::ALL[r.below(DType::ALL.len())]
 }
 
+/// Of one type, or each role of another floating-point one.
+fn precision(r: &mut Draws) -> Precision {
+    let mut precision = Precision::uniform(dtype(r));
+    if r.coin() {
+        let floats: Vec<DType> = DType::ALL.into_iter().filter(|d| d.is_float()).collect();
+        for role in ROLES {
+            let to = floats[r.below(floats.len())].name();
+            let to = if role == "master" && r.coin() { "none" } else { to };
+            precision.set(role, to).expect("it is a role and a type");
+        }
+    }
+    precision
+}
+
 fn sharding(r: &mut Draws) -> Sharding {
     let layout = |r: &mut Draws| match r.below(3) {
         0 => Layout::Replicated,
@@ -106,7 +121,7 @@ fn plan(r: &mut Draws) -> Plan {
         microbatch_size: 1 + r.below(100),
         microbatch_count: 1 + r.below(100),
         seq: r.below(100_000),
-        dtype: dtype(r),
+        precision: precision(r),
         schedule: Schedule::OneFOneB,
         stage_ends: (0..1 + r.below(5)).map(|_| r.below(100)).collect(),
         optimizer,
@@ -137,7 +152,8 @@ fn feed(r: &mut Draws) -> Feed {
 }
 
 fn contents(r: &mut Draws) -> Contents {
-    match r.below(10) {
+    match r.below(11) {
+        10 => Contents::Master(r.below(9)),
         0 => Contents::Param(r.below(9)),
         1 => Contents::Grad(r.below(9)),
         2 => Contents::State { weight: r.below(9), index: r.below(3) },
@@ -196,7 +212,7 @@ fn program(r: &mut Draws) -> Program {
     let buffer = |r: &mut Draws| Buffer {
         name: name(r),
         contents: contents(r),
-        dtype: dtype(r),
+        precision: precision(r),
         sizes: some(r, 4, |r| r.below(999)),
         bytes: r.word(),
         offset: r.word(),

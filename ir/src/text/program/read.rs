@@ -389,6 +389,7 @@ impl<'t> Line<'t> {
         let kind = self.read(Some)?;
         Ok(match kind {
             "param" => Contents::Param(self.number()?),
+            "master" => Contents::Master(self.number()?),
             "grad" => Contents::Grad(self.number()?),
             "state" => Contents::State { weight: self.number()?, index: self.number()? },
             "feed" => Contents::Feed(self.feed()?),

@@ -1,0 +1,198 @@
+//! Precision by role: the element type of each thing that a training step holds.
+//!
+//! ```text
+//! precision parameters=bf16 compute=bf16 accumulate=f32 master=f32 gradients=f32 reduce=f32 states=f32 saved=bf16 logits=bf16
+//! ```
+//! A uniform precision has one type in all roles but sums, and no master weights. A mixed one is what
+//! Micikevicius et al. 2018 describe: narrow weights and activations, sums and everything that
+//! lasts from step to step in f32.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::DType;
+
+/// The element type of each role.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Precision {
+    /// Weights as layers read them.
+    pub parameters: DType,
+    /// Activations and their cotangents: operands and results of products.
+    pub compute: DType,
+    /// Sums of products, statistics, losses and norms.
+    pub accumulate: DType,
+    /// Copies of the weights that are updated, and from which the weights are rounded; none where
+    /// the weights themselves are updated.
+    pub master: Option<DType>,
+    /// Gradients of weights, added up over micro-batches.
+    pub gradients: DType,
+    /// The same as ranks exchange them.
+    pub reduce: DType,
+    /// States of the optimizer.
+    pub states: DType,
+    /// What the forward pass keeps for the backward pass.
+    pub saved: DType,
+    /// The scores over the vocabulary, of which the loss is made.
+    pub logits: DType,
+}
+
+/// The roles, by their names in texts.
+pub const ROLES: [&str; 9] = [
+    "parameters",
+    "compute",
+    "accumulate",
+    "master",
+    "gradients",
+    "reduce",
+    "states",
+    "saved",
+    "logits",
+];
+
+impl Precision {
+    /// One type in all roles, but for sums: of narrow numbers, these and gradients are f32. There
+    /// are no master weights.
+    pub fn uniform(dtype: DType) -> Precision {
+        let wide = dtype.accumulation();
+        Precision {
+            parameters: dtype,
+            compute: dtype,
+            accumulate: wide,
+            master: None,
+            gradients: wide,
+            reduce: wide,
+            states: dtype,
+            saved: dtype,
+            logits: dtype,
+        }
+    }
+
+    /// What training in a type means where nothing else is said: narrow types have master weights
+    /// and states of f32.
+    pub fn training(dtype: DType) -> Precision {
+        let wide = dtype.accumulation();
+        let master = dtype.is_narrow().then_some(wide);
+        Precision { master, states: wide, ..Precision::uniform(dtype) }
+    }
+
+    /// Whether it is that of one type, without masters.
+    pub fn is_uniform(&self) -> bool {
+        *self == Precision::uniform(self.compute)
+    }
+
+    /// The type of what is updated: the master weights, where there are some.
+    pub fn updated(&self) -> DType {
+        self.master.unwrap_or(self.parameters)
+    }
+
+    /// The type of a role; none for masters that are not there, or a role that is not known.
+    pub fn role(&self, name: &str) -> Option<DType> {
+        Some(match name {
+            "parameters" => self.parameters,
+            "compute" => self.compute,
+            "accumulate" => self.accumulate,
+            "master" => self.master?,
+            "gradients" => self.gradients,
+            "reduce" => self.reduce,
+            "states" => self.states,
+            "saved" => self.saved,
+            "logits" => self.logits,
+            _ => return None,
+        })
+    }
+
+    /// Sets a role by its name: a type, or `none` for masters.
+    ///
+    /// # Errors
+    /// A sentence that says what is known.
+    pub fn set(&mut self, name: &str, to: &str) -> Result<(), String> {
+        let dtype: Option<DType> = to.parse().ok().filter(|dtype: &DType| dtype.is_float());
+        if name == "master" && to == "none" {
+            self.master = None;
+            return Ok(());
+        }
+        let known = || format!("`{to}` is no floating-point type: write one such as bf16 or f32");
+        let role = match name {
+            "parameters" => &mut self.parameters,
+            "compute" => &mut self.compute,
+            "accumulate" => &mut self.accumulate,
+            "master" => {
+                self.master = Some(dtype.ok_or_else(known)?);
+                return Ok(());
+            }
+            "gradients" => &mut self.gradients,
+            "reduce" => &mut self.reduce,
+            "states" => &mut self.states,
+            "saved" => &mut self.saved,
+            "logits" => &mut self.logits,
+            _ => return Err(format!("there is no role `{name}`: {}", ROLES.join(", "))),
+        };
+        *role = dtype.ok_or_else(known)?;
+        Ok(())
+    }
+
+    /// What programs of this version cannot hold, one sentence each.
+    pub fn lacking(&self) -> Vec<String> {
+        let mut lacking = Vec::new();
+        let mut require = |holds: bool, why: String| {
+            if !holds {
+                lacking.push(why);
+            }
+        };
+        let Precision { parameters, compute, accumulate, gradients, reduce, .. } = *self;
+        let executable = [DType::F64, DType::F32, DType::BF16, DType::F16];
+        for role in ROLES {
+            if let Some(dtype) = self.role(role) {
+                let is_there = executable.contains(&dtype);
+                require(is_there, format!("{role}={dtype}: no kernel computes with it"));
+            }
+        }
+        let wide = compute.accumulation();
+        require(
+            accumulate == wide,
+            format!("accumulate={accumulate}: sums of {compute} are {wide}"),
+        );
+        require(
+            [compute, wide].contains(&parameters),
+            format!("parameters={parameters}: with compute={compute} they are {compute} or {wide}"),
+        );
+        let own = |role: &str, dtype: DType| {
+            let holds = [compute, wide].contains(&dtype);
+            (holds, format!("{role}={dtype}: with compute={compute} it is {compute} or {wide}"))
+        };
+        for (role, dtype) in [("states", self.states), ("logits", self.logits)] {
+            let (holds, why) = own(role, dtype);
+            require(holds, why);
+        }
+        require(
+            gradients == wide,
+            format!("gradients={gradients}: with compute={compute} they are added up in {wide}"),
+        );
+        require(
+            reduce == gradients,
+            format!("reduce={reduce}: gradients are exchanged as they are added up, {gradients}"),
+        );
+        require(
+            self.saved == compute,
+            format!("saved={}: activations are kept as they are computed, {compute}", self.saved),
+        );
+        if let Some(master) = self.master {
+            require(
+                parameters.is_narrow() && master == wide,
+                format!("master={master}: masters are {wide} copies of narrower parameters"),
+            );
+        }
+        lacking
+    }
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, role) in ROLES.iter().enumerate() {
+            let dtype = self.role(role).map_or("none", DType::name);
+            write!(f, "{}{role}={dtype}", if at == 0 { "" } else { " " })?;
+        }
+        Ok(())
+    }
+}
