@@ -239,7 +239,8 @@ fn contract_type(e: &Einsum, a: &TensorType, b: &TensorType) -> Inferred {
     }
     require("contract", 3, factors_are_simple(e), || format!("`{e}`"))?;
     let dims = e.result.iter().filter_map(|c| size(*c).0.or(size(*c).1).cloned());
-    Ok(TensorType::new(a.dtype, dims))
+    let dtype = if e.is_wide { a.dtype.accumulation() } else { a.dtype };
+    Ok(TensorType::new(dtype, dims))
 }
 
 fn factors_are_simple(e: &Einsum) -> bool {

@@ -167,6 +167,10 @@ pub struct Einsum {
     pub b: Vec<char>,
     /// The letters of the result's dims.
     pub result: Vec<char>,
+    /// Whether sums of narrow numbers stay in the type that they are added in, and are not rounded
+    /// to that of the operands.
+    #[serde(default)]
+    pub is_wide: bool,
 }
 
 impl Einsum {
@@ -178,7 +182,8 @@ impl Einsum {
             let ok = s.chars().all(|c| c.is_ascii_alphabetic());
             ok.then(|| s.chars().collect::<Vec<_>>())
         };
-        Some(Einsum { a: letters(a)?, b: letters(b)?, result: letters(result)? })
+        let (a, b, result) = (letters(a)?, letters(b)?, letters(result)?);
+        Some(Einsum { a, b, result, is_wide: false })
     }
 
     /// Every letter once, in the order of the operands.
@@ -376,7 +381,8 @@ pub enum Op {
     /// - (C3) every result factor stands in `a` or `b`; no factor stands twice in one operand;
     ///   a factor that is summed stands in both
     ///
-    /// Accumulates in f32 (f64 for f64). Cost: 2 flops per point of the factor space.
+    /// Accumulates in f32 (f64 for f64), which is the type of the result where it is wide: where
+    /// the text declares it so. Cost: 2 flops per point of the factor space.
     Contract(Einsum),
     /// `conv stride=[2, 2] before=[1, 1] after=[1, 1] dilation=[1, 1] spread=[1, 1] x w` — for each
     /// sample and kernel, the sum of the products of the kernel with each window of `x`:

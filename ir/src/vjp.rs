@@ -231,13 +231,19 @@ fn cast(b: &mut Builder, s: &Site) -> Option<ValueId> {
     both.then(|| b.push(&s.names[0], Op::Cast { dtype: from }, &[s.d]))
 }
 
-/// Two contractions of the same factors: `bsm,mf->bsf` gives `bsf,mf->bsm` and `bsm,bsf->mf`.
+/// Two contractions of the same factors: `bsm,mf->bsf` gives `bsf,mf->bsm` and `bsm,bsf->mf`. The
+/// cotangent of a wide result is rounded to the type of the operands first, as they were.
 fn contract(b: &mut Builder, s: &Site, einsum: &Einsum) -> Cotangents {
-    let Einsum { a, b: other, result } = einsum.clone();
-    let of_a = Einsum { a: result.clone(), b: other.clone(), result: a.clone() };
-    let of_b = Einsum { a, b: result, result: other };
-    let da = b.push(&s.names[0], Op::Contract(of_a), &[s.d, s.operand(1)]);
-    let db = b.push(&s.names[1], Op::Contract(of_b), &[s.operand(0), s.d]);
+    let Einsum { a, b: other, result, .. } = einsum.clone();
+    let of_a = Einsum { a: result.clone(), b: other.clone(), result: a.clone(), is_wide: false };
+    let of_b = Einsum { a, b: result, result: other, is_wide: false };
+    let dtype = b.ty(s.operand(0)).dtype;
+    let d = match b.ty(s.d).dtype == dtype {
+        true => s.d,
+        false => b.push(&format!("{}.d", s.names[0]), Op::Cast { dtype }, &[s.d]),
+    };
+    let da = b.push(&s.names[0], Op::Contract(of_a), &[d, s.operand(1)]);
+    let db = b.push(&s.names[1], Op::Contract(of_b), &[s.operand(0), d]);
     vec![Some(da), Some(db)]
 }
 

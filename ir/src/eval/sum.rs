@@ -11,7 +11,7 @@ use crate::tensor::{Data, Tensor, places, strides, wrap};
 /// result, in `b` and the result, in both operands only; so any contraction is a batch of matrix
 /// products `[batch, m, k] x [batch, k, n]` between permuted operands.
 pub(super) fn contract(einsum: &Einsum, a: &Tensor, b: &Tensor) -> Tensor {
-    let Einsum { a: in_a, b: in_b, result } = einsum;
+    let Einsum { a: in_a, b: in_b, result, is_wide } = einsum;
     let group = |of: &[char], here: &dyn Fn(&char) -> bool| -> Vec<char> {
         of.iter().filter(|c| here(c)).copied().collect()
     };
@@ -36,9 +36,10 @@ pub(super) fn contract(einsum: &Einsum, a: &Tensor, b: &Tensor) -> Tensor {
     };
     let letters: Vec<char> = [batch, m, n].concat();
     let dims: Vec<usize> = letters.iter().map(size).collect();
-    let product = Tensor::new(a.dtype, &dims, data);
+    let dtype = if *is_wide { a.dtype.accumulation() } else { a.dtype };
+    let product = Tensor::new(dtype, &dims, data);
     let dims: Vec<usize> = result.iter().map(size).collect();
-    Tensor::new(a.dtype, &dims, permuted(&letters, &[result], &product))
+    Tensor::new(dtype, &dims, permuted(&letters, &[result], &product))
 }
 
 /// The elements of a tensor whose dims carry `letters`, with the dims in the order of `groups`.

@@ -123,15 +123,16 @@ pub(super) fn with_plain_letters(op: &Op) -> Op {
         char::from_u32('a' as u32 + at as u32).unwrap_or(*letter)
     };
     let all = |letters: &[char]| letters.iter().map(plain).collect();
-    Op::Contract(Einsum { a: all(&einsum.a), b: all(&einsum.b), result: all(&einsum.result) })
+    let (a, b, result) = (all(&einsum.a), all(&einsum.b), all(&einsum.result));
+    Op::Contract(Einsum { a, b, result, is_wide: einsum.is_wide })
 }
 
 /// The op that yields the same bits from swapped operands, if there is one.
 ///
 /// `max` and `min` are none: of zeros of different sign they yield the second.
 pub(super) fn swapped(op: &Op) -> Option<Op> {
-    if let Op::Contract(Einsum { a, b, result }) = op {
-        let turned = Einsum { a: b.clone(), b: a.clone(), result: result.clone() };
+    if let Op::Contract(einsum) = op {
+        let turned = Einsum { a: einsum.b.clone(), b: einsum.a.clone(), ..einsum.clone() };
         return Some(Op::Contract(turned));
     }
     let is_commutative =

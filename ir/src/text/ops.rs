@@ -37,7 +37,12 @@ pub(super) fn build_op(
         "random" => random_op(attrs, declared?)?,
         "fold_key" => Op::FoldKey { salt: u32::try_from(attrs.integer("salt")?).ok()? },
         "cast" => Op::Cast { dtype: dtype()? },
-        "contract" => Op::Contract(Einsum::parse(bare_word()?)?),
+        "contract" => {
+            let is_wide = operands.first().zip(declared).is_some_and(|(a, declared)| {
+                a.dtype.is_narrow() && declared.dtype == a.dtype.accumulation()
+            });
+            Op::Contract(Einsum { is_wide, ..Einsum::parse(bare_word()?)? })
+        }
         "conv" => Op::Conv(convolution(attrs, first()?)?),
         "reduce" => Op::Reduce { combiner: combiner()?, dims: attrs.dims("dims", first()?, pack)? },
         "prod" => Op::Prod { dims: attrs.dims("dims", first()?, pack)? },

@@ -168,7 +168,8 @@ fn joined(s: &mut Site, a: Term, b: Term, result: &[char], rest: &[Term]) -> Res
         }
     }
     let named = |letters: &[char]| letters.iter().map(|c| names[c]).collect::<Vec<char>>();
-    let einsum = Einsum { a: named(&a.letters), b: named(&b.letters), result: named(&letters) };
+    let (a_named, b_named) = (named(&a.letters), named(&b.letters));
+    let einsum = Einsum { a: a_named, b: b_named, result: named(&letters), is_wide: false };
     let id = s.push(Op::Contract(einsum), &[a.id, b.id])?;
     Ok(Term { id, letters })
 }

@@ -167,7 +167,7 @@ fn along(s: &mut Site, x: ValueId, matrix: ValueId, dim: usize) -> Made {
     let letters: Vec<char> = ('a'..='y').take(s.ndim(x)).collect();
     let mut result = letters.clone();
     result[dim] = 'z';
-    let einsum = Einsum { a: letters.clone(), b: vec!['z', letters[dim]], result };
+    let einsum = Einsum { a: letters.clone(), b: vec!['z', letters[dim]], result, is_wide: false };
     s.push(Op::Contract(einsum), &[x, matrix])
 }
 

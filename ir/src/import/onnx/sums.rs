@@ -46,6 +46,7 @@ pub(super) fn matmul(s: &mut Site) -> Translated {
         a: of(!lead_a.is_empty(), ['x', 'y']),
         b: of(!lead_b.is_empty(), ['y', 'z']),
         result: of(true, ['x', 'z']),
+        is_wide: false,
     };
     let product = contract(s, einsum, a, b)?;
     let dims = s.dims(product);
@@ -66,6 +67,7 @@ pub(super) fn gemm(s: &mut Site) -> Translated {
         a: order(s.int("transA", 0), ['x', 'y']),
         b: order(s.int("transB", 0), ['y', 'z']),
         result: vec!['x', 'z'],
+        is_wide: false,
     };
     let mut y = contract(s, einsum, a, b)?;
     let (alpha, beta) = (s.float("alpha", 1.0), s.float("beta", 1.0));
