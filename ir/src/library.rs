@@ -1,6 +1,7 @@
 //! The library of composites: named idioms, kept as texts in the IR's own form.
 //!
-//! A template is written for any element type `T`, any sizes and, with `..`, any number of leading
+//! A template is written for any element type `T`, with `W` for the type in which numbers of that
+//! are added (f32 for narrow ones, else `T` itself: casts between equal types vanish), any sizes and, with `..`, any number of leading
 //! dims; an instance is a function of the module. Besides its definition a template states the
 //! [`bounds`] of its attributes, and may name its gradient composite and its *factors*: the
 //! iteration factors along which it can be cut, the units of the cut, which results are partial
@@ -23,6 +24,7 @@ use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use crate::module::{Attributes, Function, Kind, Module};
+use crate::pass::remove_casts_to_same;
 use crate::text::parse::Parser;
 use crate::types::TensorType;
 
@@ -99,7 +101,10 @@ fn instance_of(
     let read = read.map(|()| parser.skip_newlines());
     let read = read.and_then(|()| parser.body(&Module::default(), &mut function));
     Some(match read {
-        Ok(()) => Ok(function),
+        Ok(()) => {
+            remove_casts_to_same(&mut function);
+            Ok(function)
+        }
         Err(_) => {
             let drawn = |d| crate::diagnostic::render(d, Some(&definition.text));
             Err(parser.diagnostics.iter().map(drawn).collect())

@@ -31,6 +31,32 @@ pub fn remove_dead_nodes(function: &mut Function) -> bool {
     true
 }
 
+/// Removes casts to the type that a value has. What made the value takes the cast's name, so that
+/// results keep theirs; parameters keep their own. `O(nodes + operands)`.
+pub fn remove_casts_to_same(function: &mut Function) -> bool {
+    let mut same: Vec<ValueId> = (0..function.values.len()).map(|v| ValueId(v as u32)).collect();
+    let count = function.nodes.len();
+    for mut node in std::mem::take(&mut function.nodes) {
+        node.operands.iter_mut().for_each(|operand| *operand = same[operand.index()]);
+        match node.op {
+            Op::Cast { dtype } if function.ty(node.operands[0]).dtype == dtype => {
+                let (from, to) = (node.operands[0], node.result());
+                same[to.index()] = from;
+                if from.index() >= function.param_count {
+                    function.values[from.index()].name = function.value(to).name.clone();
+                }
+            }
+            _ => function.nodes.push(node),
+        }
+    }
+    function.results.iter_mut().for_each(|result| *result = same[result.index()]);
+    let changed = function.nodes.len() < count;
+    if changed {
+        renumber_values(function);
+    }
+    changed
+}
+
 /// Merges nodes that compute the same from the same operands; the first one's name stays.
 /// Every op is pure, so that equal ops of equal operands have equal results. Collectives are merged
 /// only where they read the very same value: of two equal ones, other ranks may hold unequal

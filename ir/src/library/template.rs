@@ -26,6 +26,11 @@ use crate::text::attrs::Names;
 use crate::text::guard::{Setting, Settings, has_guards, select};
 use crate::types::TensorType;
 
+/// The name of the element type in texts.
+const ELEMENT: &str = "T";
+/// The name of the type in which numbers of [`ELEMENT`] are added.
+const SUM: &str = "W";
+
 /// A composite for any types.
 #[derive(Clone, Debug)]
 pub struct Template {
@@ -211,6 +216,11 @@ impl Definition {
             .collect()
     }
 
+    /// For each parameter, whether it is of the type in which elements are added.
+    pub fn sums(&self) -> Vec<bool> {
+        self.params.iter().map(|(_, pattern)| pattern.dtype == SUM).collect()
+    }
+
     /// How many dims `..` stands for, for operands of the given types.
     pub fn pack_len(&self, operands: &[TensorType]) -> usize {
         let packed = self.params.iter().zip(operands).find_map(|((_, pattern), ty)| {
@@ -235,6 +245,9 @@ impl Definition {
                     let bound = names.dtypes.entry(pattern.dtype.clone()).or_insert(ty.dtype);
                     if *bound != ty.dtype {
                         return None;
+                    }
+                    if pattern.dtype == ELEMENT {
+                        names.dtypes.insert(SUM.to_owned(), ty.dtype.accumulation());
                     }
                 }
             }
