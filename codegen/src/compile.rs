@@ -11,7 +11,7 @@ mod ends;
 use std::sync::Arc;
 
 use ir::program::Program;
-use ir::{DType, Diagnostic, Module, Plan, Span};
+use ir::{Diagnostic, Module, Plan, Span};
 use kernels::Kernel;
 
 use crate::calls::Calls;
@@ -53,7 +53,7 @@ impl Compiled {
     /// # Panics
     /// When the check does: what made the programs has a defect.
     pub(crate) fn checked(self, plan: &Plan) -> Result<Compiled, Diagnostic> {
-        if !matches!(plan.dtype, DType::F32 | DType::F64) {
+        if !plan.precision.lacking().is_empty() {
             return Ok(self);
         }
         for kernel in &self.kernels {

@@ -63,6 +63,7 @@ pub mod arena;
 pub mod refusal;
 pub mod catalogue;
 pub mod lower;
+pub mod retype;
 pub mod prepare;
 pub mod ranges;
 pub mod narrow;

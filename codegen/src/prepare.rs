@@ -1,16 +1,18 @@
 //! Preparation: what a module goes through before it is planned.
 //!
-//! A straight list of passes: composites are recognised, gradients added, composites without a
-//! kernel inlined, and what is left is simplified, by rules that keep every bit unless more is
+//! A straight list of passes: composites are recognised, gradients added, element types given by
+//! role, composites without a kernel inlined, and what is left is simplified, by rules that keep every bit unless more is
 //! asked for.
 
+use ir::precision::Precision;
 use ir::rewrite::report::Report;
 use ir::rewrite::saturate::Selection;
 use ir::rewrite::{Options, simplify};
-use ir::{Diagnostic, Dim, Kind, Module, Op, Span};
+use ir::{DType, Diagnostic, Dim, Kind, Module, Op, Span};
 
 use crate::calls::Calls;
 use crate::catalogue::is_in_catalogue;
+use crate::retype::retype;
 
 /// The name of the gradient function of a layer.
 pub fn gradient_name(function: &str) -> String {
@@ -37,6 +39,8 @@ pub struct Preparation<'p> {
     pub purpose: Purpose,
     /// The rules that may be applied.
     pub selection: Selection,
+    /// The element types, of which the module has those of sums.
+    pub precision: Precision,
     /// Is shown the module after each pass, with the pass's name.
     pub after: &'p mut dyn FnMut(&'static str, &Module),
 }
@@ -47,7 +51,7 @@ pub struct Preparation<'p> {
 /// # Errors
 /// `E2001` when the entry is no list of calls, and what differentiation reports.
 pub fn prepare_training(module: Module, entry: &str) -> Result<Module, Diagnostic> {
-    prepare_for(Purpose::Training, module, entry)
+    prepare_for(Purpose::Training, module, entry, Precision::uniform(DType::F32))
 }
 
 /// As [`prepare_training`], for an entry that only runs forward.
@@ -55,12 +59,30 @@ pub fn prepare_training(module: Module, entry: &str) -> Result<Module, Diagnosti
 /// # Errors
 /// `E2001` when the entry is no list of calls.
 pub fn prepare_inference(module: Module, entry: &str) -> Result<Module, Diagnostic> {
-    prepare_for(Purpose::Inference, module, entry)
+    prepare_inference_as(module, entry, &Precision::uniform(DType::F32))
 }
 
-fn prepare_for(purpose: Purpose, module: Module, entry: &str) -> Result<Module, Diagnostic> {
+/// As [`prepare_inference`], with the element types of a precision: the module has that of its
+/// sums.
+///
+/// # Errors
+/// As [`prepare_inference`].
+pub fn prepare_inference_as(
+    module: Module,
+    entry: &str,
+    precision: &Precision,
+) -> Result<Module, Diagnostic> {
+    prepare_for(Purpose::Inference, module, entry, *precision)
+}
+
+fn prepare_for(
+    purpose: Purpose,
+    module: Module,
+    entry: &str,
+    precision: Precision,
+) -> Result<Module, Diagnostic> {
     let selection = Selection::for_models();
-    let preparation = Preparation { purpose, selection, after: &mut |_, _| {} };
+    let preparation = Preparation { purpose, selection, precision, after: &mut |_, _| {} };
     Ok(prepare(module, entry, preparation)?.0)
 }
 
@@ -74,7 +96,7 @@ pub fn prepare(
     entry: &str,
     preparation: Preparation<'_>,
 ) -> Result<(Module, [Report; 2]), Diagnostic> {
-    let Preparation { purpose, selection, after } = preparation;
+    let Preparation { purpose, selection, precision, after } = preparation;
     let rules = |composites| Options {
         selection: Selection { composites, ..selection.clone() },
         ..Options::default()
@@ -88,6 +110,10 @@ pub fn prepare(
             ir::autodiff::differentiate(&mut module, &function)?;
         }
         after("autodiff", &module);
+    }
+    if precision.compute.is_narrow() {
+        module = retype(&module, &precision)?;
+        after("retype", &module);
     }
     ir::inline::inline_composites(&mut module, is_in_catalogue);
     place_draws(&mut module)?;

@@ -3,8 +3,11 @@
 use std::collections::BTreeMap;
 
 use ir::DType;
+use ir::precision::Precision;
 pub(crate) use ir::program::BufferId;
-use ir::program::{Buffer, Contents, Entry, Program, Routine, Step, WeightShard, aligned};
+use ir::program::{
+    ALIGNMENT, Buffer, Contents, Entry, Program, Routine, Step, WeightShard, aligned,
+};
 use serde::Serialize;
 
 use crate::arena::{Lifetime, pack};
@@ -61,12 +64,14 @@ impl Region {
     }
 }
 
-/// Where a region lies: offsets of parameters, gradients and optimizer states of its weights.
+/// Where a region lies: offsets of parameters, masters, gradients and optimizer states of its
+/// weights.
 #[derive(Clone, Debug)]
 pub(crate) struct RegionPlace {
     pub(crate) region: Region,
     pub(crate) elements: usize,
     pub(crate) params: u64,
+    pub(crate) masters: Option<u64>,
     pub(crate) grads: u64,
     pub(crate) states: Vec<u64>,
 }
@@ -74,7 +79,7 @@ pub(crate) struct RegionPlace {
 pub(crate) struct Store {
     pub(crate) weights: Vec<WeightPlace>,
     regions: Vec<RegionPlace>,
-    pub(crate) dtype: DType,
+    pub(crate) precision: Precision,
     buffers: Vec<Buffer>,
     /// For each transient buffer, when it is live.
     spans: BTreeMap<u32, (usize, usize)>,
@@ -89,13 +94,17 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Places parameters region by region; and, where there are `states` for training, gradients
-    /// and so many optimizer states.
-    pub(crate) fn new(weights: Vec<WeightPlace>, states: Option<usize>, dtype: DType) -> Store {
+    /// Places parameters region by region; and, where there are `states` for training, masters,
+    /// gradients and so many optimizer states.
+    pub(crate) fn new(
+        weights: Vec<WeightPlace>,
+        states: Option<usize>,
+        precision: Precision,
+    ) -> Store {
         let mut store = Store {
             weights,
             regions: Vec::new(),
-            dtype,
+            precision,
             buffers: Vec::new(),
             spans: BTreeMap::new(),
             routines: Vec::new(),
@@ -107,37 +116,47 @@ impl Store {
             constants: [None; 2],
         };
         store.weights.sort_by_key(|w| (region_of(w).order(), w.weight));
-        let params = store.block("params", Contents::Param);
+        let Precision { parameters, gradients, states: of_states, master, .. } = precision;
+        let params = store.block("params", parameters, Contents::Param);
         let Some(states) = states else { return store };
+        let masters = master.map(|dtype| store.block("master", dtype, Contents::Master));
         let from = store.end;
-        let grads = store.block("grads", Contents::Grad);
-        let elements = ((store.end - from) / dtype.size()) as usize;
-        let all = store.view("grads", dtype, elements, from);
+        let grads = store.block("grads", gradients, Contents::Grad);
+        let elements = ((store.end - from) / gradients.size()) as usize;
+        let all = store.view("grads", gradients, elements, from);
         store.all_grads = Some((all, elements));
         let states: Vec<_> = (0..states)
-            .map(|index| store.block("state", |weight| Contents::State { weight, index }))
+            .map(|index| {
+                store.block("state", of_states, |weight| Contents::State { weight, index })
+            })
             .collect();
         for (at, (region, elements, params)) in params.into_iter().enumerate() {
             let states = states.iter().map(|block| block[at].2).collect();
-            let grads = grads[at].2;
-            store.regions.push(RegionPlace { region, elements, params, grads, states });
+            let (grads, masters) = (grads[at].2, masters.as_ref().map(|block| block[at].2));
+            let place = RegionPlace { region, elements, params, masters, grads, states };
+            store.regions.push(place);
         }
         store
     }
 
-    /// One buffer per weight; the elements of each region, and where it begins.
+    /// One buffer per weight; the elements of each region, and where it begins. The elements of a
+    /// weight have the same place in the blocks of all roles.
     fn block(
         &mut self,
         kind: &str,
+        dtype: DType,
         contents: impl Fn(usize) -> Contents,
     ) -> Vec<(Region, usize, u64)> {
+        let quantum = quantum(&self.precision);
         let mut regions: Vec<(Region, u64, u64)> = Vec::new();
         let weights = std::mem::take(&mut self.weights);
         for (index, place) in weights.iter().enumerate() {
             let start = self.end;
-            let sizes = place.ranges.iter().map(|r| r.1).collect();
+            let sizes: Vec<usize> = place.ranges.iter().map(|r| r.1).collect();
+            let padded = sizes.iter().product::<usize>().next_multiple_of(quantum);
             let name = format!("{kind}.{}", place.name);
-            let buffer = self.persistent(&name, contents(index), self.dtype, sizes);
+            let buffer = self.persistent(&name, contents(index), dtype, sizes);
+            self.end = start + padded as u64 * dtype.size();
             let made = &self.buffers[buffer.0 as usize].contents;
             if matches!(made, Contents::Param(_)) {
                 self.params.insert(place.weight, buffer);
@@ -151,7 +170,7 @@ impl Store {
         }
         self.weights = weights;
         let place = |(region, start, end): (Region, u64, u64)| {
-            (region, ((end - start) / self.dtype.size()) as usize, start)
+            (region, ((end - start) / dtype.size()) as usize, start)
         };
         regions.into_iter().map(place).collect()
     }
@@ -172,13 +191,19 @@ impl Store {
     }
 
     /// A view over a run of regions.
-    pub(crate) fn run(&mut self, name: &str, offset: u64, elements: usize) -> BufferId {
+    pub(crate) fn run(
+        &mut self,
+        name: &str,
+        dtype: DType,
+        offset: u64,
+        elements: usize,
+    ) -> BufferId {
         let is_it = |b: &Buffer| {
             b.contents == Contents::View && b.offset == offset && b.sizes == [elements]
         };
         match self.buffers.iter().position(is_it) {
             Some(there) => BufferId(there as u32),
-            None => self.view(name, self.dtype, elements, offset),
+            None => self.view(name, dtype, elements, offset),
         }
     }
 
@@ -232,18 +257,18 @@ impl Store {
 
     /// Loss sum, count and squared gradient norm; and the constants 0 and 1.
     pub(crate) fn stats(&mut self) {
-        let start = self.end;
-        let whole = self.persistent("stats", Contents::Stats, self.dtype, vec![3]);
-        let size = self.dtype.size();
+        let (start, dtype) = (self.end, self.precision.accumulate);
+        let whole = self.persistent("stats", Contents::Stats, dtype, vec![3]);
+        let size = dtype.size();
         self.stats = vec![whole];
         for (at, name) in ["loss_sum", "count", "grad_squares"].into_iter().enumerate() {
-            let part = self.view(name, self.dtype, 1, start + at as u64 * size);
+            let part = self.view(name, dtype, 1, start + at as u64 * size);
             self.stats.push(part);
         }
-        let loss = self.view("loss", self.dtype, 2, start);
+        let loss = self.view("loss", dtype, 2, start);
         self.stats.push(loss);
         for (at, name) in ["zero", "one"].into_iter().enumerate() {
-            let constant = self.persistent(name, Contents::Activation, self.dtype, Vec::new());
+            let constant = self.persistent(name, Contents::Activation, dtype, Vec::new());
             self.constants[at] = Some(constant);
         }
     }
@@ -339,18 +364,29 @@ impl Store {
     }
 }
 
-/// All of weights that matters to how they are reduced and updated: the bytes of each region, in
-/// order, and of each weight in several stages its elements and the stages.
-pub(crate) fn extents(
-    weights: &[WeightPlace],
-    dtype: DType,
-) -> (BTreeMap<impl Ord + Serialize, u64>, BTreeMap<impl Ord + Serialize, (usize, &[usize])>) {
+/// The number of elements to a multiple of which weights are padded: so many take whole multiples
+/// of the alignment in each role.
+fn quantum(precision: &Precision) -> usize {
+    let Precision { parameters, gradients, states, master, .. } = *precision;
+    let sizes = [parameters, gradients, states].into_iter().chain(master).map(DType::size);
+    (ALIGNMENT / sizes.min().unwrap_or(1)) as usize
+}
+
+/// All of weights that matters to how they are reduced and updated: the padded elements of each
+/// region, in order, and of each weight in several stages its elements and the stages.
+pub(crate) fn extents<'w>(
+    weights: &'w [WeightPlace],
+    precision: &Precision,
+) -> (
+    BTreeMap<impl Ord + Serialize + use<>, u64>,
+    BTreeMap<impl Ord + Serialize + use<>, (usize, &'w [usize])>,
+) {
     let elements = |weight: &WeightPlace| weight.ranges.iter().map(|r| r.1).product::<usize>();
     let (mut regions, mut shared) = (BTreeMap::new(), BTreeMap::new());
     for weight in weights {
         let order = region_of(weight).order();
-        let bytes = aligned(elements(weight) as u64 * dtype.size());
-        *regions.entry(order).or_insert(0) += bytes;
+        let padded = elements(weight).next_multiple_of(quantum(precision));
+        *regions.entry(order).or_insert(0) += padded as u64;
         if weight.stages.len() > 1 {
             shared.insert((order, weight.weight), (elements(weight), &weight.stages[..]));
         }

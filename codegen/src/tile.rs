@@ -146,7 +146,23 @@ impl Lower<'_> {
             Op::Call { function } => self.superinstruction(function, module, &operands),
             op => unreachable!("`{}` is not fused", ir::infer::name(op)),
         };
+        let made = self.rounded(node, made);
         self.made.insert((result, own == Extent::Full), made);
+    }
+
+    /// What a node made as a number of its result's type, where that is narrow.
+    #[expect(clippy::wildcard_enum_match_arm, reason = "all others round")]
+    fn rounded(&mut self, node: &Node, x: usize) -> usize {
+        let dtype = self.function.ty(node.result()).dtype;
+        let is_exact = match &node.op {
+            Op::Select | Op::Unary(Unary::Neg | Unary::Abs) => true,
+            Op::Binary(Binary::Max | Binary::Min) => true,
+            _ => false,
+        };
+        match UnaryOp::rounding(dtype).filter(|_| dtype.is_narrow() && !is_exact) {
+            Some(op) => self.push(Instr::Unary { op, x }),
+            None => x,
+        }
     }
 
     /// A reduction of each row. Truths are summed by asking for any; sums of integers of 32 bits
@@ -334,8 +350,11 @@ impl Lower<'_> {
             Op::Iota { dim, start, dtype, .. } => {
                 let instr = self.index(*dim, *start, extent);
                 let x = self.push(instr);
-                let rounds = *dtype == DType::F32 && self.dtype == DType::F64;
-                if rounds { self.push(Instr::Unary { op: UnaryOp::Single, x }) } else { x }
+                let rounds = dtype.is_narrow() || *dtype == DType::F32 && self.dtype == DType::F64;
+                match UnaryOp::rounding(*dtype).filter(|_| rounds) {
+                    Some(op) => self.push(Instr::Unary { op, x }),
+                    None => x,
+                }
             }
             Op::Random { salt, start, extent: global, per_sample, .. } => {
                 let key = self.input(node.operands[0], Access::scalar());
@@ -430,7 +449,10 @@ fn held(value: f64, dtype: DType) -> f64 {
             let (lowest, highest) = range_of(dtype);
             value.trunc().clamp(lowest, highest)
         }
-        DType::F64 | DType::BF16 | DType::F16 | DType::F8E4M3 | DType::F8E5M2 => value,
+        DType::F64 => value,
+        DType::BF16 | DType::F16 | DType::F8E4M3 | DType::F8E5M2 => {
+            ir::formats::nearest(dtype, value)
+        }
     }
 }
 

@@ -1,10 +1,12 @@
 //! The end of a step: gradients are reduced, their norm taken, parameters updated.
 
+use std::iter::repeat;
 use std::sync::Arc;
 
 use ir::module::Attributes;
 use ir::op::Combiner;
 use ir::plan::Optimizer;
+use ir::precision::Precision;
 use ir::program::{Exchange, Group, Instruction, Ref, Routine, Step};
 use ir::{Axis, DType, Function, Kind, Module, TensorType};
 use kernels::Kernel;
@@ -13,7 +15,7 @@ use kernels::rows::{Access, BinaryOp, Instr, Output, RowInput, Rows, UnaryOp};
 
 use crate::compile::Class;
 use crate::store::{BufferId, Region, RegionPlace};
-use crate::tile::lower_kernel;
+use crate::tile::{Tile, lower_kernel};
 
 /// Added to the norm before the clipping factor is taken, as PyTorch's `clip_grad_norm_` does.
 const CLIP_EPS: f64 = 1e-6;
@@ -22,7 +24,7 @@ const CLIP_EPS: f64 = 1e-6;
 pub(crate) fn begin(class: &mut Class<'_>, clears: bool, steps: &mut Vec<Step>) {
     if clears {
         let (grads, elements) = class.store.all_grads();
-        fill(class, grads, elements, 0.0, steps);
+        fill(class, grads, (class.plan.precision.gradients, elements), 0.0, steps);
     }
     begin_evaluation(class, steps);
 }
@@ -30,10 +32,10 @@ pub(crate) fn begin(class: &mut Class<'_>, clears: bool, steps: &mut Vec<Step>) 
 /// Clears the statistics.
 pub(crate) fn begin_evaluation(class: &mut Class<'_>, steps: &mut Vec<Step>) {
     let stats = class.store.all_stats();
-    fill(class, stats, 3, 0.0, steps);
+    fill(class, stats, (class.sums(), 3), 0.0, steps);
     for (value, constant) in [0.0, 1.0].into_iter().enumerate() {
         let buffer = class.store.constant(value);
-        fill(class, buffer, 1, constant, steps);
+        fill(class, buffer, (class.sums(), 1), constant, steps);
     }
 }
 
@@ -41,11 +43,11 @@ pub(crate) fn begin_evaluation(class: &mut Class<'_>, steps: &mut Vec<Step>) {
 pub(crate) fn reduce_loss(class: &mut Class<'_>, steps: &mut Vec<Step>) {
     if class.tensor > 0 && !class.loss_is_partial {
         let loss = class.store.loss_stats();
-        fill(class, loss, 2, 0.0, steps);
+        fill(class, loss, (class.sums(), 2), 0.0, steps);
     }
     if class.plan.mesh.ranks() > 1 {
         let loss = class.store.loss_stats();
-        all_reduce(class, loss, 2, Group::World, steps);
+        all_reduce(class, loss, (class.sums(), 2), Group::World, steps);
     }
 }
 
@@ -88,20 +90,21 @@ fn decay(optimizer: Optimizer, is_matrix: bool) -> f64 {
 }
 
 fn reduce_gradients(class: &mut Class<'_>, steps: &mut Vec<Step>) {
+    let dtype = class.plan.precision.reduce;
     let (grads, elements) = class.store.all_grads();
     if class.plan.mesh.dp > 1 && elements > 0 {
-        all_reduce(class, grads, elements, Group::Axis(Axis::Dp), steps);
+        all_reduce(class, grads, (dtype, elements), Group::Axis(Axis::Dp), steps);
     }
     for region in class.store.runs(|region| region.is_partial.then_some(())) {
-        let grads = class.store.run("grads", region.grads, region.elements);
-        all_reduce(class, grads, region.elements, Group::Axis(Axis::Tp), steps);
+        let grads = class.store.run("grads", dtype, region.grads, region.elements);
+        all_reduce(class, grads, (dtype, region.elements), Group::Axis(Axis::Tp), steps);
     }
     // Copies of one weight in several stages have the sum of their gradients.
     for place in class.store.weights.clone() {
         if place.stages.len() > 1 {
             let elements = place.ranges.iter().map(|r| r.1).product();
             let grad = class.store.grad(place.weight);
-            all_reduce(class, grad, elements, Group::Stages(place.stages), steps);
+            all_reduce(class, grad, (dtype, elements), Group::Stages(place.stages), steps);
         }
     }
 }
@@ -110,22 +113,23 @@ fn reduce_gradients(class: &mut Class<'_>, steps: &mut Vec<Step>) {
 fn sum_squares(class: &mut Class<'_>, steps: &mut Vec<Step>) {
     let squares = class.store.stat(2);
     let is_first = class.tensor == 0;
+    let dtype = class.plan.precision.gradients;
     let counts = |region: Region| !region.foreign && (is_first || region.is_cut);
     for region in class.store.runs(|region| counts(region).then_some(())) {
         let rows = Rows {
             rows: 1,
             cols: region.elements,
-            dtype: class.dtype,
-            inputs: vec![RowInput { dtype: class.dtype, access: Access::full(1, region.elements) }],
+            dtype: class.sums(),
+            inputs: vec![RowInput { dtype, access: Access::full(1, region.elements) }],
             instrs: vec![Instr::Load { input: 0 }, Instr::Unary { op: UnaryOp::Square, x: 0 }],
             outputs: vec![Output::TotalSum { value: 1, accumulate: true }],
         };
-        let grads = class.store.run("grads", region.grads, region.elements);
+        let grads = class.store.run("grads", dtype, region.grads, region.elements);
         launch(class, "squares", Kernel::Rows(rows), &[grads], &[squares], steps);
     }
     for axis in [Axis::Tp, Axis::Pp] {
         if class.plan.mesh.size(axis) > 1 {
-            all_reduce(class, squares, 1, Group::Axis(axis), steps);
+            all_reduce(class, squares, (class.sums(), 1), Group::Axis(axis), steps);
         }
     }
 }
@@ -133,7 +137,7 @@ fn sum_squares(class: &mut Class<'_>, steps: &mut Vec<Step>) {
 /// What gradients are multiplied by: `min(1, clip / (norm + eps)) / count`, with the norm of the
 /// mean gradient.
 fn scale(class: &mut Class<'_>, scalars: BufferId, steps: &mut Vec<Step>) -> BufferId {
-    let dtype = class.dtype;
+    let dtype = class.sums();
     let scale =
         class.store.persistent("scale", ir::program::Contents::Activation, dtype, Vec::new());
     let at = |offset: usize| RowInput { dtype, access: Access { offset, ..Access::scalar() } };
@@ -179,14 +183,20 @@ fn update_region(
 ) -> Result<(), String> {
     let decay = decay(class.plan.optimizer, region.region.is_matrix);
     let update = update_of(class, decay, region.elements)?;
-    let mut run = |name, offset| class.store.run(name, offset, region.elements);
-    let (params, grads) = (run("params", region.params), run("grads", region.grads));
-    let states: Vec<BufferId> = region.states.iter().map(|state| run("state", *state)).collect();
+    let Precision { parameters, gradients, states: of_states, .. } = class.plan.precision;
+    let mut run = |name, dtype, offset| class.store.run(name, dtype, offset, region.elements);
+    let params = run("params", parameters, region.params);
+    let grads = run("grads", gradients, region.grads);
+    let masters = class.plan.precision.master.zip(region.masters);
+    let masters = masters.map(|(dtype, offset)| run("master", dtype, offset));
+    let states: Vec<BufferId> =
+        region.states.iter().map(|state| run("state", of_states, *state)).collect();
+    let updated = masters.unwrap_or(params);
     let mut rows = update.rows.clone();
     let mut inputs = Vec::new();
     for (input, param) in rows.inputs.iter_mut().zip(&update.inputs) {
         let (buffer, offset) = match param.as_str() {
-            "p" => (params, 0),
+            "p" => (updated, 0),
             "g" => (grads, 0),
             "m" => (states[0], 0),
             "v" => (states[1], 0),
@@ -199,7 +209,8 @@ fn update_region(
         input.access.offset = offset;
         inputs.push(buffer);
     }
-    let outputs: Vec<BufferId> = std::iter::once(params).chain(states).collect();
+    let rounded = masters.map(|_| params);
+    let outputs: Vec<BufferId> = std::iter::once(updated).chain(states).chain(rounded).collect();
     launch(class, "update", Kernel::Rows(rows), &inputs, &outputs, steps);
     Ok(())
 }
@@ -213,27 +224,48 @@ pub(crate) struct Update {
 
 /// The update of so many elements, lowered once.
 fn update_of(class: &mut Class<'_>, decay: f64, elements: usize) -> Result<Arc<Update>, String> {
-    let (optimizer, dtype) = (class.plan.optimizer, class.dtype);
-    let text = format!("{optimizer:?} {decay} {elements} {dtype}");
+    let (optimizer, precision) = (class.plan.optimizer, class.plan.precision);
+    let text = format!("{optimizer:?} {decay} {elements} {precision}");
     if let Some(there) = class.table.updates.get(&text) {
         return Ok(Arc::clone(there));
     }
-    let made = Arc::new(Update::new(optimizer, decay, elements, dtype)?);
+    let made = Arc::new(Update::new(optimizer, decay, elements, &precision)?);
     class.table.updates.insert(text, Arc::clone(&made));
     Ok(made)
 }
 
 impl Update {
+    /// Computed in the type of sums, from and to what each role is stored as.
     fn new(
         optimizer: Optimizer,
         decay: f64,
         elements: usize,
-        dtype: DType,
+        precision: &Precision,
     ) -> Result<Update, String> {
-        let function = optimizer_function(optimizer, decay, elements, dtype)?;
-        let tile = lower_kernel(&function, &Module::default());
+        let function = optimizer_function(optimizer, decay, elements, precision.accumulate)?;
+        let Tile { mut rows, inputs } = lower_kernel(&function, &Module::default());
         let name = |param: &ir::ValueId| function.value(*param).name.clone();
-        Ok(Update { inputs: tile.inputs.iter().map(name).collect(), rows: tile.rows })
+        let inputs: Vec<String> = inputs.iter().map(name).collect();
+        for (input, name) in rows.inputs.iter_mut().zip(&inputs) {
+            match name.as_str() {
+                "p" => input.dtype = precision.updated(),
+                "g" => input.dtype = precision.gradients,
+                "m" | "v" => input.dtype = precision.states,
+                _ => {}
+            }
+        }
+        let dtypes = std::iter::once(precision.updated()).chain(repeat(precision.states));
+        for (output, stored) in rows.outputs.iter_mut().zip(dtypes) {
+            if let Output::Store { dtype, .. } = output {
+                *dtype = stored;
+            }
+        }
+        let first = rows.outputs.first().filter(|_| precision.master.is_some()).cloned();
+        if let Some(Output::Store { value, access, accumulate, .. }) = first {
+            let dtype = precision.parameters;
+            rows.outputs.push(Output::Store { value, access, dtype, accumulate });
+        }
+        Ok(Update { inputs, rows })
     }
 }
 
@@ -294,27 +326,33 @@ fn launch(
     steps.push(Step::Call { routine, slots, frame: None });
 }
 
-fn fill(class: &mut Class<'_>, buffer: BufferId, len: usize, value: f64, steps: &mut Vec<Step>) {
-    let kernel = Kernel::Fill(Fill { len, value, dtype: class.dtype });
+fn fill(
+    class: &mut Class<'_>,
+    buffer: BufferId,
+    (dtype, len): (DType, usize),
+    value: f64,
+    steps: &mut Vec<Step>,
+) {
+    let kernel = Kernel::Fill(Fill { len, value, dtype });
     launch(class, "fill", kernel, &[], &[buffer], steps);
 }
 
 fn all_reduce(
     class: &mut Class<'_>,
     buffer: BufferId,
-    elements: usize,
+    (dtype, elements): (DType, usize),
     group: Group,
     steps: &mut Vec<Step>,
 ) {
     let routine = Routine {
         name: "reduce".to_owned(),
-        slots: vec![("x".to_owned(), elements as u64 * class.dtype.size())],
+        slots: vec![("x".to_owned(), elements as u64 * dtype.size())],
         locals: Vec::new(),
         frame_bytes: 0,
         instructions: vec![Instruction::Collective {
             exchange: Exchange::AllReduce(Combiner::Sum),
             group,
-            dtype: class.dtype,
+            dtype,
             elements,
             input: Ref::Slot(0),
             output: Ref::Slot(0),
@@ -348,7 +386,8 @@ mod tests {
 
     /// Runs the update of an optimizer.
     fn apply(optimizer: Optimizer, vectors: &mut Vectors) {
-        let update = Update::new(optimizer, 0.1, vectors[0].len(), DType::F32);
+        let precision = Precision::uniform(DType::F32);
+        let update = Update::new(optimizer, 0.1, vectors[0].len(), &precision);
         let update = update.expect("it updates");
         let (before, fixed) = (vectors.clone(), [[0.5_f32], [1e-2], [0.19], [0.0199]]);
         let input = |name: &String| match name.as_str() {

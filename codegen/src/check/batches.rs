@@ -156,7 +156,7 @@ fn rest_of(setup: &Setup<'_>, program: &Program, index: usize) -> Option<Rest> {
     let updates = sums && setup.plan.optimizer != Optimizer::None;
     let rest = |is_changed, is_sum| Some(Rest { bytes: buffer.bytes, is_changed, is_sum });
     match buffer.contents {
-        Contents::Param(_) | Contents::State { .. } => rest(updates, false),
+        Contents::Param(_) | Contents::Master(_) | Contents::State { .. } => rest(updates, false),
         Contents::Grad(_) if sums => rest(true, true),
         // The norm is that of gradients.
         Contents::Stats if phase == Phase::Evaluate => {

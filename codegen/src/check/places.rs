@@ -3,15 +3,21 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use ir::program::{BufferId, Contents, Program, aligned};
+use ir::program::{ALIGNMENT, Buffer, BufferId, Contents, Program, aligned};
 use kernels::bounds::class_name;
 
 use super::Findings;
+
+/// Weights are padded to as many elements as take whole lines in the narrowest of their types, so
+/// that in the widest there are more lines between one and the next.
+const PADDING_MAX: u64 = ALIGNMENT * 8;
 
 /// The buffers behind the bytes of each buffer.
 pub(super) struct Places {
     /// By buffer: ranges of the arena, and the buffer that is no view which has them.
     owners: Vec<Vec<(Range<u64>, u32)>>,
+    /// By buffer: where it ends, with the padding after it.
+    pub(super) ends: Vec<u64>,
     /// By weight: the stages that hold it.
     pub(super) holders: Vec<BTreeSet<usize>>,
 }
@@ -31,6 +37,16 @@ impl Places {
             }
         }
         bases.sort_by_key(|(range, _)| range.start);
+        let of = |buffer: &Buffer| buffer.offset + aligned(buffer.bytes);
+        let mut ends: Vec<u64> = program.buffers.iter().map(of).collect();
+        for at in 1..bases.len() {
+            let next = bases[at].0.start;
+            let (base, buffer) = &mut bases[at - 1];
+            if (base.end..base.end + PADDING_MAX).contains(&next) {
+                base.end = next;
+                ends[*buffer as usize] = next;
+            }
+        }
         let mut owners = Vec::new();
         for (at, buffer) in program.buffers.iter().enumerate() {
             let range = buffer.offset..buffer.offset + buffer.bytes;
@@ -50,7 +66,7 @@ impl Places {
             let holds = |p: &&Program| p.weights.iter().any(|w| w.name == weight.name);
             all.iter().filter(holds).map(|p| p.stage).collect()
         });
-        Places { owners, holders: holders.collect() }
+        Places { owners, ends, holders: holders.collect() }
     }
 
     /// The bytes of a buffer, with the buffers that own them.

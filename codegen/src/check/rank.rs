@@ -4,9 +4,7 @@ use std::ops::Range;
 
 use ir::DType;
 use ir::op::Combiner;
-use ir::program::{
-    BufferId, Contents, Exchange, Feed, Group, Instruction, Program, Ref, Step, aligned,
-};
+use ir::program::{BufferId, Contents, Exchange, Feed, Group, Instruction, Program, Ref, Step};
 use ir::sharding::Axis;
 
 use super::access::Use;
@@ -82,9 +80,12 @@ impl<'a> Rank<'a> {
                 summed: Summed::default(),
                 step: None,
             };
-            let end = buffer.offset + aligned(buffer.bytes);
+            let end = setup.places[class].ends[at];
             match buffer.contents {
-                Contents::Param(_) | Contents::State { .. } | Contents::Cache(_) => {
+                Contents::Param(_)
+                | Contents::Master(_)
+                | Contents::State { .. }
+                | Contents::Cache(_) => {
                     memory.write(buffer.offset..end, note);
                 }
                 // An arena begins as zeros, and nothing writes between one buffer and the next.

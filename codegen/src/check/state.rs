@@ -52,14 +52,18 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// The weights behind the bytes of a place, from its start on; none if there are none.
+    /// The weights behind the elements of a place, from its start on; none if there are none.
     pub(super) fn weights(&self, place: &Place) -> Vec<(Range<u64>, usize)> {
         let of = |(range, owner): &(Range<u64>, Owner)| {
             let Owner::Buffer(at) = owner else { return None };
-            let bytes = range.start - place.range.start..range.end - place.range.start;
-            match self.program.buffers[*at as usize].contents {
-                Contents::Param(weight) | Contents::Grad(weight) => Some((bytes, weight)),
-                Contents::State { weight, .. } => Some((bytes, weight)),
+            let buffer = &self.program.buffers[*at as usize];
+            let element = |byte: u64| (byte - place.range.start) / buffer.dtype.size();
+            let elements = element(range.start)..element(range.end);
+            match buffer.contents {
+                Contents::Param(weight)
+                | Contents::Master(weight)
+                | Contents::Grad(weight)
+                | Contents::State { weight, .. } => Some((elements, weight)),
                 Contents::Feed(_)
                 | Contents::Stats
                 | Contents::Cache(_)
@@ -83,7 +87,7 @@ impl<'a> Rank<'a> {
             place.parts.iter().any(|(_, owner)| match owner {
                 Owner::Buffer(at) => {
                     let contents = &self.program.buffers[*at as usize].contents;
-                    matches!(contents, Contents::Param(_) | Contents::State { .. })
+                    is_kept_contents(contents)
                 }
                 Owner::Local(..) => false,
             })
@@ -162,6 +166,7 @@ impl<'a> Rank<'a> {
                 sums(mesh.tp > 1, Summed::TP).with(sums(mesh.pp > 1, Summed::STAGES))
             }
             Contents::Param(_)
+            | Contents::Master(_)
             | Contents::State { .. }
             | Contents::Feed(_)
             | Contents::Cache(_)
@@ -182,7 +187,7 @@ impl<'a> Rank<'a> {
     ) {
         let Owner::Buffer(at) = owner else { return };
         let buffer = &self.program.buffers[at as usize];
-        let is_kept = matches!(buffer.contents, Contents::Param(_) | Contents::State { .. });
+        let is_kept = is_kept_contents(&buffer.contents);
         let name = &buffer.name;
         let text = match world.setup.phase {
             Phase::Evaluate | Phase::Entry(_)
@@ -204,4 +209,9 @@ impl<'a> Rank<'a> {
         };
         world.findings.add_at(world.setup, "E2115", self.at(), text);
     }
+}
+
+/// Whether a buffer holds what outlasts a step: weights and states of the optimizer.
+pub(super) fn is_kept_contents(contents: &Contents) -> bool {
+    matches!(contents, Contents::Param(_) | Contents::Master(_) | Contents::State { .. })
 }

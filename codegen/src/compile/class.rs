@@ -58,7 +58,6 @@ pub(crate) struct Class<'a> {
     pub(crate) tensor: usize,
     pub(crate) store: Store,
     pub(crate) table: &'a mut KernelTable,
-    pub(crate) dtype: DType,
     /// The calls of this stage.
     own: &'a [Call],
     /// The layer of each call: calls of one function differ in the gradients that they add.
@@ -144,7 +143,6 @@ impl<'a> Class<'a> {
             tensor,
             store,
             table,
-            dtype: plan.dtype,
             own,
             layers: Vec::new(),
             evaluation: None,
@@ -160,6 +158,11 @@ impl<'a> Class<'a> {
             feeds: BTreeMap::new(),
             loss_is_partial: loss_is_partial(module, calls, plan),
         })
+    }
+
+    /// The type of losses, norms and scalars.
+    pub(crate) fn sums(&self) -> DType {
+        self.plan.precision.accumulate
     }
 
     pub(super) fn ends(mut self) -> Result<Ends, Refusal> {
@@ -282,7 +285,7 @@ fn store(
     [stage, tensor]: [usize; 2],
 ) -> Result<Store, String> {
     let weights = weight_places(module, calls, plan, stage, tensor)?;
-    Ok(Store::new(weights, Some(plan.optimizer.state_count()), plan.dtype))
+    Ok(Store::new(weights, Some(plan.optimizer.state_count()), plan.precision))
 }
 
 /// Whether tensor-parallel ranks hold terms of the loss rather than copies.

@@ -43,13 +43,13 @@ impl AllEnds {
         let weights = weight_places(module, calls, plan, stage, tensor)?;
         let clears = must_clear(own_calls(calls, plan, stage)?, plan.microbatch_count);
         let of_loss = [tensor > 0, loss_is_partial(module, calls, plan), clears];
-        let of_plan = (plan.mesh, plan.optimizer, plan.dtype);
-        let key = postcard::to_stdvec(&(of_plan, of_loss, extents(&weights, plan.dtype)));
+        let of_plan = (plan.mesh, plan.optimizer, plan.precision);
+        let key = postcard::to_stdvec(&(of_plan, of_loss, extents(&weights, &plan.precision)));
         let key = key.expect("these are numbers and lists");
         if let Some(there) = self.0.get(&key) {
             return Ok(Arc::clone(there));
         }
-        let store = Store::new(weights, Some(plan.optimizer.state_count()), plan.dtype);
+        let store = Store::new(weights, Some(plan.optimizer.state_count()), plan.precision);
         let class = Class::with((module, calls), plan, [stage, tensor], store, table)?;
         let made = Arc::new(class.ends()?);
         self.0.insert(key, Arc::clone(&made));

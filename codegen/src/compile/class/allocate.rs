@@ -50,7 +50,7 @@ impl Class<'_> {
             Feed::Tokens => ("tokens".to_owned(), DType::I32, vec![plan.microbatch_size, plan.seq]),
             Feed::Labels => ("labels".to_owned(), DType::I32, vec![plan.microbatch_size, plan.seq]),
             Feed::Key { path } => (format!("key.{path}"), DType::U32, vec![4]),
-            Feed::Scalars => ("scalars".to_owned(), self.dtype, vec![4]),
+            Feed::Scalars => ("scalars".to_owned(), self.sums(), vec![4]),
             Feed::Position => ("position".to_owned(), DType::I32, Vec::new()),
             Feed::Last => ("last".to_owned(), DType::I32, Vec::new()),
         };
