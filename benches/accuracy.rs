@@ -86,7 +86,7 @@ fn question(case: &Case, cluster: &Cluster) -> Question {
         ranks: case.ranks,
         global_batch_size: case.samples,
         seq: case.seq,
-        dtype: DType::F32,
+        precision: ir::precision::Precision::uniform(DType::F32),
         optimizer: ADAMW,
         clip: Some(1.0),
         limits,

@@ -100,7 +100,9 @@ impl Run {
         let seq = 256;
         let selection = Selection { without, ..Selection::exact() };
         let after = &mut |_: &'static str, _: &Module| {};
-        let preparation = Preparation { purpose: Purpose::Training, selection, after };
+        let precision = ir::precision::Precision::uniform(ir::DType::F32);
+        let purpose = Purpose::Training;
+        let preparation = Preparation { purpose, selection, precision, after };
         let prepared = prepare(gpt2(model, seq), "loss", preparation);
         let (module, _) = prepared.expect("it is prepared");
         let wanted = Wanted {

@@ -55,7 +55,7 @@ pub fn assemble(model: &Model, question: &Question, plan: Plan) -> Result<Conten
         "mesh": plan.mesh,
         "gbs": plan.global_batch_size(),
         "seq": plan.seq,
-        "dtype": plan.dtype.name(),
+        "dtype": plan.dtype().name(),
         "peak_mem_bytes": footprints.iter().map(Footprint::total).max(),
         "need_bytes": need,
         "arena_bytes": arenas,
@@ -86,7 +86,9 @@ fn check_executable(question: &Question) -> Result<(), Diagnostic> {
         let nodes = cluster.nodes;
         return Err(unsupported(format!("an artefact runs on one machine, and not on {nodes}")));
     }
-    crate::job::check_executable(question.dtype)
+    let lacking = question.precision.lacking().into_iter().next();
+    let lacking = lacking.map(|why| Diagnostic::error("E5010", Span::of("--dtype"), why));
+    lacking.map_or(Ok(()), |one| Err(one.help("use bf16, f16, f32 or f64")))
 }
 
 /// Whether an argument names an artefact: by its name, or by how the file begins.

@@ -15,10 +15,11 @@ use std::sync::Arc;
 use codegen::calls::Calls;
 use codegen::compile::Compiled;
 use codegen::inference::{Forward, compile_entries};
-use codegen::prepare::prepare_inference;
+use codegen::prepare::prepare_inference_as;
 use ir::ids::Ids;
 use ir::import::{DecodingOptions, Description, LogitsOf, Model, decoding};
 use ir::plan::{FunctionPlan, Keep, Optimizer, Schedule};
+use ir::precision::Precision;
 use ir::sharding::pieces;
 use ir::{DType, Diagnostic, Mesh, Module, Plan, Span};
 use planner::link::Link;
@@ -76,20 +77,22 @@ impl Generator {
         options: &Options,
         fill: &mut dyn FnMut(&mut Session, &Model) -> Result<(), Failure>,
     ) -> Result<Generator, Failure> {
+        let precision = Precision::uniform(options.dtype);
         let mut lengths = vec![1];
         let powers = std::iter::successors(Some(BUCKET_MIN), |length| Some(2 * length));
         lengths.extend(powers.take_while(|length| *length <= options.capacity));
         let mut modules = Vec::new();
         let mut model = None;
         for tokens in lengths {
-            let Options { capacity, dtype, .. } = *options;
+            let Options { capacity, .. } = *options;
+            let dtype = precision.accumulate;
             let wanted = DecodingOptions { tokens, capacity, dtype, logits: LogitsOf::Last };
             let found = decoding(description, &wanted)?.model;
-            modules.push((tokens, prepare_inference(found.module.clone(), DECODE)?));
+            modules.push((tokens, prepare_inference_as(found.module.clone(), DECODE, &precision)?));
             model.get_or_insert(found);
         }
         let model = model.expect("there is an entry for one token");
-        let plan = plan_forward(&modules[0].1, DECODE, options.mesh, 1, 1, options.dtype)?;
+        let plan = plan_forward(&modules[0].1, DECODE, options.mesh, 1, 1, precision)?;
         let entries: Vec<Forward<'_>> = modules
             .iter()
             .map(|(tokens, module)| Forward {
@@ -162,7 +165,7 @@ pub fn plan_forward(
     mesh: Mesh,
     samples: usize,
     seq: usize,
-    dtype: DType,
+    precision: Precision,
 ) -> Result<Plan, Failure> {
     let calls = Calls::of(module, entry);
     let calls = calls
@@ -189,7 +192,7 @@ pub fn plan_forward(
         microbatch_size: samples,
         microbatch_count: 1,
         seq,
-        dtype,
+        precision,
         schedule: Schedule::OneFOneB,
         stage_ends: stages.iter().map(|piece| piece.start + piece.size).collect(),
         optimizer: Optimizer::Sgd { decay: 0.0, decay_biases: 0.0 },

@@ -214,8 +214,8 @@ pub struct Question {
     pub global_batch_size: usize,
     /// Tokens of a sample.
     pub seq: usize,
-    /// The element type.
-    pub dtype: DType,
+    /// The element types, which the module has.
+    pub precision: ir::precision::Precision,
     /// The update.
     pub optimizer: Optimizer,
     /// The norm to which gradients are clipped.
@@ -235,7 +235,7 @@ impl Question {
             ranks: self.ranks,
             global_batch_size: self.global_batch_size,
             seq: self.seq,
-            dtype: self.dtype,
+            precision: self.precision,
             optimizer: self.optimizer,
             clip: self.clip,
             limits: self.limits.clone(),
@@ -400,9 +400,41 @@ pub fn precision(text: &str) -> Result<Precision, String> {
 
 /// The diagnostic of an element type that the CPU kernels do not compute with.
 pub fn check_executable(dtype: DType) -> Result<(), Diagnostic> {
-    if matches!(dtype, DType::F32 | DType::F64) {
+    if matches!(dtype, DType::F32 | DType::F64 | DType::BF16 | DType::F16) {
         return Ok(());
     }
     let headline = format!("`{dtype}` can be planned for, and not be computed with on a CPU");
-    Err(Diagnostic::error("E5010", ir::Span::of("--dtype"), headline).help("use f32 or f64"))
+    let help = "use bf16, f16, f32 or f64";
+    Err(Diagnostic::error("E5010", ir::Span::of("--dtype"), headline).help(help))
+}
+
+/// The element types of a training in a type, with the roles that `--precision` sets.
+///
+/// # Errors
+/// A word that sets no role; a type that no kernel computes with; all roles that do not go
+/// together.
+pub fn training_precision(
+    dtype: DType,
+    roles: &[String],
+) -> Result<ir::precision::Precision, Vec<Diagnostic>> {
+    check_executable(dtype).map_err(|one| vec![one])?;
+    let mut precision = ir::precision::Precision::training(dtype);
+    let mut wrong = Vec::new();
+    for role in roles {
+        let set = match role.split_once('=') {
+            Some((name, to)) => precision.set(name.trim(), to.trim()),
+            None => Err(format!("`{role}` sets no role: write one such as states=bf16")),
+        };
+        if let Err(why) = set {
+            wrong.push(usage("--precision", why).help("write it as --precision master=none"));
+        }
+    }
+    if wrong.is_empty() {
+        let lacking = precision.lacking().into_iter();
+        wrong.extend(lacking.map(|why| {
+            Diagnostic::error("E5010", ir::Span::of("--precision"), why)
+                .help("leave the role out, or choose one of these types")
+        }));
+    }
+    if wrong.is_empty() { Ok(precision) } else { Err(wrong) }
 }

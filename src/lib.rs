@@ -13,7 +13,7 @@
 //! ```
 //! use gantline::job::{ADAMW, Question};
 //! use gantline::{LOSS, compile, import, plan, prepare, start};
-//! use ir::{DType, import::{Options, preset}};
+//! use ir::{DType, import::{Options, preset}, precision::Precision};
 //! use planner::{cluster::Cluster, limits::Limits};
 //!
 //! # fn main() -> Result<(), gantline::failure::Failure> {
@@ -26,7 +26,7 @@
 //!     ranks: 2,
 //!     global_batch_size: 2,
 //!     seq: 32,
-//!     dtype: DType::F32,
+//!     precision: Precision::uniform(DType::F32),
 //!     optimizer: ADAMW,
 //!     clip: None,
 //!     limits: Limits::default(),
@@ -65,9 +65,10 @@ use codegen::compile::Compiled;
 use codegen::prepare::{Preparation, Purpose};
 use ir::ids::Ids;
 use ir::import::{Description, Model, Options, Resolved};
+use ir::precision::Precision;
 use ir::rewrite::report::Report;
 use ir::rewrite::saturate::Selection;
-use ir::{Diagnostic, Module, Plan, Span};
+use ir::{DType, Diagnostic, Module, Plan, Span};
 use kernels::Bytes;
 use planner::footprint::Footprint;
 use planner::search::{Found, Job};
@@ -122,15 +123,25 @@ pub fn import(description: &Description, options: &Options) -> Result<Model, Fai
 
 /// Model to module: gradients added, composites without a kernel inlined.
 pub fn prepare(model: &Model) -> Result<Module, Failure> {
-    Ok(prepare_with(model, Selection::for_models())?.0)
+    prepare_as(model, &Precision::uniform(DType::F32))
 }
 
-/// As [`prepare`], by other rules; with what they did. `DUMP=dir` has the module written there
+/// As [`prepare`], with the element types of a precision: the model has that of its sums.
+pub fn prepare_as(model: &Model, precision: &Precision) -> Result<Module, Failure> {
+    Ok(prepare_with(model, Selection::for_models(), precision)?.0)
+}
+
+/// As [`prepare_as`], by other rules; with what they did. `DUMP=dir` has the module written there
 /// after each pass.
-pub fn prepare_with(model: &Model, selection: Selection) -> Result<(Module, [Report; 2]), Failure> {
+pub fn prepare_with(
+    model: &Model,
+    selection: Selection,
+    precision: &Precision,
+) -> Result<(Module, [Report; 2]), Failure> {
     let mut dump = dump::Dump::from_environment();
     let after = &mut |pass: &'static str, module: &Module| dump.write(pass, module);
-    let preparation = Preparation { purpose: Purpose::Training, selection, after };
+    let (purpose, precision) = (Purpose::Training, *precision);
+    let preparation = Preparation { purpose, selection, precision, after };
     let prepared = codegen::prepare::prepare(model.module.clone(), LOSS, preparation)?;
     dump.finish()?;
     Ok(prepared)

@@ -17,6 +17,7 @@ use std::{fs, io};
 use ir::diagnostic::Severity;
 use ir::import::{Architecture, Description, Resolved};
 use ir::plan::Optimizer;
+use ir::precision::Precision;
 use ir::{DType, Diagnostic, Span};
 use runtime::checkpoint::{Checkpoint, Damage, Store};
 use runtime::lock::RunLock;
@@ -69,6 +70,9 @@ pub struct Settings {
     pub gbs: usize,
     /// The element type.
     pub dtype: DType,
+    /// Roles that have other types than training in that one usually has.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub precision: Vec<String>,
     /// The probability of dropout; that of the model where none.
     pub dropout: Option<f64>,
     /// Steps of the whole run.
@@ -131,6 +135,7 @@ impl Settings {
             seq,
             gbs: 8,
             dtype: job::graph_dtype(resolved).unwrap_or(DType::F32),
+            precision: Vec::new(),
             dropout: None,
             steps: 0,
             lr: if params <= 10_000_000 {
@@ -190,11 +195,17 @@ impl Settings {
     /// Whether both ask the planner the same.
     pub fn asks_as(&self, other: &Settings) -> bool {
         let place = |s: &Settings| (s.cluster.clone(), s.calibration.clone(), s.ranks);
-        let work = |s: &Settings| (s.model.clone(), s.seq, s.gbs, s.dtype, s.dropout);
+        let work =
+            |s: &Settings| (s.model.clone(), s.seq, s.gbs, s.dtype, s.precision.clone(), s.dropout);
         place(self) == place(other)
             && work(self) == work(other)
             && (self.optimizer(), self.clip()) == (other.optimizer(), other.clip())
             && self.limits == other.limits
+    }
+
+    /// The element types.
+    pub fn precision(&self) -> Result<Precision, Vec<Diagnostic>> {
+        job::training_precision(self.dtype, &self.precision)
     }
 
     /// The update.

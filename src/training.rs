@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use ir::import::{Architecture, Description, Init, Model, Options};
+use ir::precision::Precision;
 use ir::{Diagnostic, Plan, Span};
 use planner::cluster::Kind;
 use planner::footprint::Footprint;
@@ -46,9 +47,9 @@ impl Training {
         description: &Description,
         from: &PlanFrom,
     ) -> Result<Training, Failure> {
-        job::check_executable(settings.dtype)?;
-        job::check_graph(description, settings.dtype)?;
-        let (seq, dtype, dropout) = (settings.seq, settings.dtype, settings.dropout);
+        let precision = settings.precision()?;
+        job::check_graph(description, precision.accumulate)?;
+        let (seq, dtype, dropout) = (settings.seq, precision.accumulate, settings.dropout);
         let model = crate::import(description, &Options { seq, dtype, dropout })?;
         let place = Where {
             cluster: settings.cluster.clone(),
@@ -66,12 +67,12 @@ impl Training {
         }
         let question = Question {
             cluster,
-            module: crate::prepare(&model)?,
+            module: crate::prepare_as(&model, &precision)?,
             model: model.name.clone(),
             ranks: settings.ranks,
             global_batch_size: settings.gbs,
             seq,
-            dtype,
+            precision,
             optimizer: settings.optimizer(),
             clip: settings.clip(),
             limits: settings.limits.limits()?,
@@ -113,9 +114,11 @@ impl Training {
             Architecture::Graph(module) => format!("{module}"),
             Architecture::Family(model) => {
                 let config = serde_json::Value::from(model.config());
-                format!("{config} in {}", self.question.dtype)
+                format!("{config} in {}", types(&self.question.precision))
             }
-            Architecture::Sized(sizes) => format!("{sizes:?} in {}", self.question.dtype),
+            Architecture::Sized(sizes) => {
+                format!("{sizes:?} in {}", types(&self.question.precision))
+            }
         }
     }
 
@@ -173,6 +176,14 @@ fn check_fits(question: &Question, plan: &Plan) -> Result<(), Failure> {
     }
 }
 
+/// The element types of a run, for people and to tell runs apart.
+fn types(precision: &Precision) -> String {
+    match precision.is_uniform() {
+        true => precision.compute.to_string(),
+        false => precision.to_string(),
+    }
+}
+
 /// Reads a plan, and checks that it is one for what is asked.
 ///
 /// # Errors
@@ -193,7 +204,12 @@ pub fn read_plan(path: &str, text: &str, question: &Question) -> Result<Plan, Ve
     compare("sequences of", "--seq", show(question.seq), show(plan.seq));
     let planned = plan.global_batch_size();
     compare("batches of", "--gbs", show(question.global_batch_size), show(planned));
-    compare("elements of", "--dtype", question.dtype.to_string(), plan.dtype.to_string());
+    let show = |precision: &Precision| precision.compute.to_string();
+    compare("elements of", "--dtype", show(&question.precision), show(&plan.precision));
+    if question.precision.compute == plan.dtype() {
+        let show = |precision: &Precision| precision.to_string();
+        compare("types", "--precision", show(&question.precision), show(&plan.precision));
+    }
     let shown = |clip: Option<f64>| clip.unwrap_or(0.0).to_string();
     compare("gradients clipped to", "--clip", shown(question.clip), shown(plan.clip));
     if plan.optimizer != question.optimizer {

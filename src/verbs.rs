@@ -13,6 +13,7 @@ pub mod checkpoint;
 pub mod generate;
 pub mod run;
 pub mod verify;
+mod narrow;
 pub mod reference;
 pub mod rules;
 pub mod calibrate;

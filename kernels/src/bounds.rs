@@ -166,7 +166,10 @@ impl ProgramCheck<'_> {
             return Err(format!("at {offset} is not aligned to {step} bytes"));
         }
         match contents {
-            Contents::Param(weight) | Contents::Grad(weight) | Contents::State { weight, .. } => {
+            Contents::Param(weight)
+            | Contents::Master(weight)
+            | Contents::Grad(weight)
+            | Contents::State { weight, .. } => {
                 let shard = self.program.weights.get(*weight);
                 let shard = shard.ok_or_else(|| format!("is of weight {weight}, which is none"))?;
                 let same = shard.ranges.iter().map(|r| r.1).eq(sizes.iter().copied());
@@ -198,6 +201,7 @@ impl ProgramCheck<'_> {
                 // Entries read tokens in several numbers.
                 Contents::Feed(feed) => seen.push(format!("{feed:?} {:?}", buffer.sizes)),
                 contents @ (Contents::Param(_)
+                | Contents::Master(_)
                 | Contents::Grad(_)
                 | Contents::State { .. }
                 | Contents::Stats

@@ -16,6 +16,9 @@ use crate::cluster::Memory;
 pub struct Footprint {
     /// Parameters.
     pub params: u64,
+    /// What narrow parameters are rounded from.
+    #[serde(default)]
+    pub masters: u64,
     /// Gradients.
     pub grads: u64,
     /// Optimizer state.
@@ -62,6 +65,7 @@ impl Footprint {
         for buffer in &program.buffers {
             match buffer.contents {
                 Contents::Param(_) => footprint.params += buffer.bytes,
+                Contents::Master(_) => footprint.masters += buffer.bytes,
                 Contents::Grad(_) => footprint.grads += buffer.bytes,
                 Contents::State { .. } => footprint.states += buffer.bytes,
                 Contents::Cache(_) => footprint.caches += buffer.bytes,
@@ -73,7 +77,8 @@ impl Footprint {
                 | Contents::View => {}
             }
         }
-        let persistent = footprint.params + footprint.grads + footprint.states + footprint.caches;
+        let Footprint { params, masters, grads, states, caches, .. } = footprint;
+        let persistent = params + masters + grads + states + caches;
         footprint.activations = footprint.arena.saturating_sub(persistent);
         footprint
     }
@@ -87,6 +92,7 @@ impl Footprint {
     pub fn holders(&self) -> Vec<(&'static str, Bytes)> {
         let mut holders = vec![
             ("parameters", Bytes(self.params)),
+            ("master weights", Bytes(self.masters)),
             ("gradients", Bytes(self.grads)),
             ("optimizer state", Bytes(self.states)),
             ("caches", Bytes(self.caches)),
@@ -94,7 +100,9 @@ impl Footprint {
             ("workspaces", Bytes(self.workspace)),
             ("mailboxes", Bytes(self.mailboxes)),
         ];
-        holders.retain(|(name, bytes)| !["caches", "mailboxes"].contains(name) || bytes.0 > 0);
+        holders.retain(|(name, bytes)| {
+            !["master weights", "caches", "mailboxes"].contains(name) || bytes.0 > 0
+        });
         holders.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
         holders
     }

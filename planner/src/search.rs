@@ -20,7 +20,8 @@ pub(crate) mod tests;
 use std::collections::BTreeSet;
 
 use ir::plan::{FunctionPlan, Keep, Optimizer, Prediction, Schedule};
-use ir::{DType, Diagnostic, Mesh, Module, Plan, Span};
+use ir::precision::Precision;
+use ir::{Diagnostic, Mesh, Module, Plan, Span};
 use kernels::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -68,8 +69,8 @@ pub struct Job<'a> {
     pub global_batch_size: usize,
     /// Tokens of a sample.
     pub seq: usize,
-    /// The element type.
-    pub dtype: DType,
+    /// The element types, which the module has.
+    pub precision: Precision,
     /// The update.
     pub optimizer: Optimizer,
     /// The norm to which gradients are clipped.
@@ -383,7 +384,7 @@ fn assemble(
         microbatch_size: candidate.microbatch_size,
         microbatch_count: job.global_batch_size / mesh.dp / candidate.microbatch_size,
         seq: job.seq,
-        dtype: job.dtype,
+        precision: job.precision,
         schedule: Schedule::OneFOneB,
         stage_ends: candidate.stage_ends.clone(),
         optimizer: job.optimizer,

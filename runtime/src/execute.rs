@@ -376,7 +376,7 @@ impl Session {
             });
             let tensor = match shard.part {
                 Part::State(index) => format!("{}/state{index}", shard.name),
-                Part::Weight | Part::Grad => shard.name,
+                Part::Weight | Part::Rounded | Part::Grad => shard.name,
             };
             let is_finite = values == finite::Values::Finite;
             let layer = tensor.rsplit_once('.').map(|(layer, _)| layer.to_owned());

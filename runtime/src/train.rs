@@ -27,7 +27,7 @@ use serde_json::Value;
 
 pub use slow::{Paces, SlowRank};
 pub use spike::{Losses, OnSpike};
-pub use state::{Identity, RunState, checkpoint_bytes, restore, save};
+pub use state::{Identity, RunState, checkpoint_bytes, restore, restore_weights, save};
 
 use crate::checkpoint::{Checkpoint, Store};
 use crate::data::{Batches, Prefetch};

@@ -75,7 +75,7 @@ fn page(path: &Path, bytes: &[u8], contents: &Contents, model: &Model) -> String
          needs   {} ranks, {} cores with {}, {} of memory\n\
          wrote   {}: {} with {} and {}\n",
         model.name,
-        plan.dtype,
+        plan.dtype(),
         plan.seq,
         plan.mesh,
         plan.cluster,

@@ -4,13 +4,14 @@
 use std::collections::BTreeSet;
 
 use codegen::launched::{Launch, Launched, launched};
-use ir::Module;
 use ir::import::Model;
+use ir::precision::Precision;
 use ir::rewrite::price::Work;
 use ir::rewrite::report::{FunctionReport, Report};
 use ir::rewrite::rules::rules;
 use ir::rewrite::saturate::Selection;
 use ir::rewrite::{Options, idiom, simplify};
+use ir::{DType, Module};
 use serde_json::{Value, json};
 
 use crate::LOSS;
@@ -40,7 +41,7 @@ pub fn report(model: &Model, without: &[String]) -> Result<Fusions, Failure> {
     let selection = selection(without)?;
     let mut values = names(&model.module);
     if model.module.function(LOSS).is_some() {
-        match crate::prepare_with(model, selection.clone()) {
+        match crate::prepare_with(model, selection.clone(), &Precision::uniform(DType::F32)) {
             Ok((module, passes)) => {
                 // Without a kernel for something there still is what rewriting does.
                 let (launched, refused) = match launched(&module, LOSS) {

@@ -12,7 +12,7 @@ use runtime::execute::Session;
 use runtime::generate::{Ending, Sampling};
 use runtime::load::load_weights;
 use runtime::tokens::Tokenizer;
-use runtime::train::{RunState, restore};
+use runtime::train::{RunState, restore_weights};
 use runtime::weights::Weights;
 use serde_json::json;
 
@@ -115,7 +115,7 @@ impl Origin {
 
     pub(super) fn fill(&self, session: &mut Session, model: &Model) -> Result<(), Failure> {
         match self {
-            Origin::Run(checkpoint) => Ok(restore(session, checkpoint)?),
+            Origin::Run(checkpoint) => Ok(restore_weights(session, checkpoint)?),
             Origin::Directory(weights) => {
                 load_weights(session, &model.weights, weights)?;
                 Ok(())

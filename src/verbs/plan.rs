@@ -43,6 +43,10 @@ pub struct Asked {
     /// The element type [default: f32 on CPUs, bf16 on GPUs]
     #[arg(long, value_name = "TYPE", value_parser = job::precision)]
     pub dtype: Option<Precision>,
+    /// Types of single roles, on CPUs: parameters, compute, master (or none), gradients, states,
+    /// logits
+    #[arg(long, value_name = "ROLE=TYPE", value_delimiter = ',')]
+    pub precision: Vec<String>,
     /// Tokens of the busiest of the ranks that share experts, over those of all on average, on GPUs
     /// [default: 1]
     #[arg(long, value_name = "TIMES", value_parser = job::imbalance)]
@@ -123,7 +127,12 @@ impl Asked {
     /// The cluster, if its ranks are GPUs.
     fn gpus(&self) -> Result<Option<Cluster>, Failure> {
         let cluster = self.place.cluster()?;
-        Ok((cluster.device.kind == Kind::Gpu).then_some(cluster))
+        let is_gpu = cluster.device.kind == Kind::Gpu;
+        if is_gpu && !self.precision.is_empty() {
+            let headline = "roles are chosen for programs, which run on CPUs".to_owned();
+            return Err(usage("--precision", headline).help("leave it out").into());
+        }
+        Ok(is_gpu.then_some(cluster))
     }
 
     /// The model, and the question in the planner's form.
@@ -150,17 +159,19 @@ impl Asked {
         }
         let asked = self.dtype.map(Precision::stored);
         let dtype = asked.or(job::graph_dtype(&description)).unwrap_or(usual);
-        job::check_graph(&description, dtype)?;
-        let model = crate::import(&description, &Options { seq, dtype, dropout })?;
+        let precision = job::training_precision(dtype, &self.precision)?;
+        job::check_graph(&description, precision.accumulate)?;
+        let options = Options { seq, dtype: precision.accumulate, dropout };
+        let model = crate::import(&description, &options)?;
         let ranks = self.place.ranks(&cluster);
         let question = Question {
             cluster,
-            module: crate::prepare(&model)?,
+            module: crate::prepare_as(&model, &precision)?,
             model: model.name.clone(),
             ranks,
             global_batch_size: self.gbs.unwrap_or(ranks.max(8)),
             seq,
-            dtype,
+            precision,
             optimizer: match self.optimizer.as_str() {
                 "none" => Optimizer::None,
                 "sgd" => Optimizer::Sgd { decay: 0.0, decay_biases: 0.0 },
@@ -273,7 +284,14 @@ fn judged(asked: &Asked, path: &PathArg) -> Result<(Model, Question, Found), Fai
     let plan = ir::text::parse_plan(shown, &text)?;
     asked.seq = asked.seq.or(Some(plan.seq));
     asked.gbs = asked.gbs.or(Some(plan.global_batch_size()));
-    asked.dtype = asked.dtype.or(Some(plan.dtype.into()));
+    if asked.dtype.is_none() && asked.precision.is_empty() {
+        asked.dtype = Some(plan.dtype().into());
+        let roles = ir::precision::ROLES.iter();
+        let written = |role: &&str| {
+            format!("{role}={}", plan.precision.role(role).map_or("none", DType::name))
+        };
+        asked.precision = roles.map(|role| written(&role)).collect();
+    }
     asked.place.ranks = asked.place.ranks.or(Some(plan.mesh.ranks()));
     let (model, mut question) = asked.question()?;
     (question.optimizer, question.clip) = (plan.optimizer, plan.clip);
@@ -317,7 +335,8 @@ fn step_flops(model: &Model, question: &Question) -> Option<f64> {
 
 /// The share of the devices' peak that the model's operations take.
 fn mfu(model: &Model, question: &Question, step_s: f64) -> Option<f64> {
-    let Question { cluster, ranks, dtype, .. } = question;
+    let Question { cluster, ranks, precision, .. } = question;
+    let dtype = &precision.compute;
     let on_node = cluster.ranks_per_node(*ranks);
     let rated = cluster.flops_per_s(*dtype, on_node).value;
     // What is measured says more of a CPU than what is said of CPUs in general.
@@ -331,7 +350,8 @@ fn mfu(model: &Model, question: &Question, step_s: f64) -> Option<f64> {
 
 /// What is asked about, in three lines.
 pub(super) fn header(model: &Model, question: &Question) -> String {
-    let Question { ranks, global_batch_size, seq, dtype, .. } = question;
+    let Question { ranks, global_batch_size, seq, precision, .. } = question;
+    let dtype = precision.compute;
     let mut text = format!("model    {}: {}", model.name, output::count(model.param_count()));
     text += &format!(" parameters in {dtype}\n");
     text += &format!("cluster  {}, {ranks} ranks\n", question.cluster.describe());
@@ -416,7 +436,7 @@ fn document(model: &Model, question: &Question, found: &Found) -> Value {
         "ranks": question.ranks,
         "gbs": question.global_batch_size,
         "seq": question.seq,
-        "dtype": question.dtype.name(),
+        "dtype": question.precision.compute.name(),
         "assumptions": [],
         "vocabulary_padding": null,
         "flops_per_step": step_flops(model, question),

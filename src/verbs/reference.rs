@@ -35,6 +35,8 @@ pub(super) struct Reference {
     /// How far rounding to the model's element type takes a step from it: what rounding to f32
     /// does, and for f64 as much less as its numbers are finer.
     pub(super) rounding: f64,
+    /// What the entry takes.
+    args: Vec<Tensor>,
 }
 
 impl Reference {
@@ -74,10 +76,11 @@ impl Reference {
         let in_type = |args: &[Tensor], dtype| {
             let mut module = module.clone();
             // What a model in f64 casts to f32 is rounded by every engine.
-            if dtype != question.dtype {
+            if dtype != question.precision.accumulate {
                 make_floats(&mut module, dtype);
             }
-            interpret(module, &entry, args, dtype)
+            let args: Vec<Tensor> = args.iter().map(|arg| cast(arg, dtype)).collect();
+            interpret(module, &entry, args)
         };
         let Some(step) = in_type(&args, DType::F64) else { return Ok(None) };
         let mut rounding = 0.0_f64;
@@ -88,8 +91,21 @@ impl Reference {
             let (Some(exact), Some(rounded)) = (exact, rounded) else { return Ok(None) };
             rounding = rounding.max(difference(&exact, &rounded));
         }
-        let finer = if question.dtype == DType::F64 { 2.0_f64.powi(24 - 53) } else { 1.0 };
-        Ok(Some(Reference { step, rounding: finer * rounding }))
+        let is_double = question.precision.accumulate == DType::F64;
+        let finer = if is_double { 2.0_f64.powi(24 - 53) } else { 1.0 };
+        Ok(Some(Reference { step, rounding: finer * rounding, args }))
+    }
+
+    /// The step of the module that is compiled, each value rounded to its type; none where the
+    /// interpreter lacks something.
+    pub(super) fn typed(&self, question: &Question) -> Option<Computed> {
+        let mut module = question.module.clone();
+        let samples = question.global_batch_size as i64;
+        module.bind(&Bindings::from([("B".to_owned(), samples)]));
+        let entry = module.function(crate::LOSS)?.clone();
+        let types = entry.param_types();
+        let args = self.args.iter().zip(&types).map(|(arg, ty)| cast(arg, ty.dtype)).collect();
+        interpret(module, &entry, args)
     }
 
     /// The error that rounding explains: a gradient whose terms cancel has few right digits in any
@@ -110,22 +126,21 @@ fn nudged(arg: &Tensor, sample: u32) -> Tensor {
     Tensor::from_f64(arg.dtype, &arg.dims, numbers.collect())
 }
 
-/// Loss and gradients of an entry with weights of one type; none where the interpreter lacks an op
-/// or an element type.
-fn interpret(
-    mut module: Module,
-    entry: &Function,
-    args: &[Tensor],
-    dtype: DType,
-) -> Option<Computed> {
-    let derivative = ir::autodiff::differentiate(&mut module, &entry.name).ok()?;
-    let convert = |arg: &Tensor| match arg.dtype.is_float() {
+/// A tensor of floating-point numbers in a type; any other as it is.
+fn cast(arg: &Tensor, dtype: DType) -> Tensor {
+    match arg.dtype.is_float() {
         true => Tensor::from_f64(dtype, &arg.dims, arg.to_f64()),
         false => arg.clone(),
-    };
-    let mut args: Vec<Tensor> = args.iter().map(convert).collect();
-    let cotangents = [1.0, 0.0].map(|number| Tensor::from_f64(dtype, &[], vec![number]));
-    args.extend(cotangents.into_iter().take(entry.results.len()));
+    }
+}
+
+/// Loss and gradients of an entry; none where the interpreter lacks an op or an element type.
+fn interpret(mut module: Module, entry: &Function, mut args: Vec<Tensor>) -> Option<Computed> {
+    let derivative = ir::autodiff::differentiate(&mut module, &entry.name).ok()?;
+    let dtype = |at: usize| Some(module.function(&derivative)?.param_types().get(at)?.dtype);
+    for number in [1.0, 0.0].into_iter().take(entry.results.len()) {
+        args.push(Tensor::from_f64(dtype(args.len())?, &[], vec![number]));
+    }
     let results = eval(&module, &derivative, &args).ok()?;
     let (values, grads) = results.split_at_checked(entry.results.len())?;
     let [sum, count] = values else { return None };

@@ -122,7 +122,7 @@ fn find(
         let left_out = all.iter().filter(|name| !applied.contains(name));
         let without = left_out.map(|name| (*name).to_owned()).collect();
         let selection = Selection { without, ..selection.clone() };
-        let (module, reports) = crate::prepare_with(model, selection)?;
+        let (module, reports) = crate::prepare_with(model, selection, &question.precision)?;
         question.module = module.clone();
         let fired: BTreeSet<&'static str> = reports.iter().flat_map(|r| r.rules()).collect();
         Ok::<_, Failure>((fired, step_of_one(question, model, seed)?, module))
@@ -131,7 +131,7 @@ fn find(
     let (fired, found, after) = step(&all, question)?;
     let fired: Vec<&'static str> = fired.into_iter().collect();
     let error = difference(&expected, &found);
-    let mut bound = error_max(question.dtype);
+    let mut bound = error_max(question.precision.compute);
     let loss = expected.loss;
     if error <= bound {
         return Ok(Answer { fired, error, culprit: None, loss });
@@ -198,7 +198,7 @@ mod tests {
             ranks: 1,
             global_batch_size: 1,
             seq: 8,
-            dtype: DType::F64,
+            precision: ir::precision::Precision::uniform(DType::F64),
             optimizer: Optimizer::Sgd { decay: 0.0, decay_biases: 0.0 },
             clip: None,
             limits: Limits::default(),

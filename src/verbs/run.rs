@@ -14,9 +14,10 @@ use std::path::{Path, PathBuf};
 
 use codegen::compile::Compiled;
 use codegen::inference::compile_inference;
-use codegen::prepare::prepare_inference;
+use codegen::prepare::prepare_inference_as;
 use ir::ids::{self, IGNORED, Ids, Unknown};
 use ir::import::{Model, Options};
+use ir::precision::Precision;
 use ir::{DType, Diagnostic, Plan, Span};
 use runtime::convert::{Stored, convert};
 use runtime::execute::{Batch, Classes, Part, Scalars, Session, StepReport, Values};
@@ -174,12 +175,13 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         };
         return onnx::run(args.model.path(), running);
     }
-    job::check_executable(args.dtype())?;
+    let precision = job::training_precision(args.dtype(), &[])?;
     let resolved = crate::resolve(&args.model)?;
-    job::check_graph(&resolved.description, args.dtype())?;
+    job::check_graph(&resolved.description, precision.accumulate)?;
     check_flags(args)?;
     let arrays = read_arrays(args)?;
-    let options = Options { seq: arrays.seq, dtype: args.dtype(), dropout: Some(0.0) };
+    let (seq, dtype) = (arrays.seq, precision.accumulate);
+    let options = Options { seq, dtype, dropout: Some(0.0) };
     let model = crate::import(&resolved.description, &options)?;
     let feed = arrays.feed(&Ids::of(&model.module, crate::LOSS), args)?;
     let Some(directory) = &resolved.directory else {
@@ -190,13 +192,13 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let place = args.place();
     let cluster = place.cluster()?;
     let question = Question {
-        module: crate::prepare(&model)?,
+        module: crate::prepare_as(&model, &precision)?,
         model: model.name.clone(),
         ranks: place.ranks(&cluster),
         cluster,
         global_batch_size: feed.samples,
         seq: feed.seq,
-        dtype: args.dtype(),
+        precision,
         optimizer: ir::plan::Optimizer::Sgd { decay: 0.0, decay_biases: 0.0 },
         clip: None,
         limits: args.limited.limits()?,
@@ -305,9 +307,10 @@ impl Work<'_> {
     /// Logits, on the same mesh.
     fn compute_logits(&self, answer: &mut Answer) -> Result<(), Failure> {
         let Work { args, question, plan, model, weights, feed } = *self;
-        let module = prepare_inference(model.module.clone(), LOGITS)?;
+        let precision = Precision::uniform(args.dtype());
+        let module = prepare_inference_as(model.module.clone(), LOGITS, &precision)?;
         let samples = feed.samples / plan.mesh.dp;
-        let forward = plan_forward(&module, LOGITS, plan.mesh, samples, feed.seq, args.dtype())?;
+        let forward = plan_forward(&module, LOGITS, plan.mesh, samples, feed.seq, precision)?;
         let Compiled { programs, kernels } = compile_inference(&module, LOGITS, &forward)?;
         let ids = Ids::of(&module, LOGITS);
         let classes = Classes { programs, kernels, mesh: plan.mesh, ids };

@@ -112,9 +112,12 @@ pub struct Args {
         help_heading = STEP
     )]
     pub gbs: Option<usize>,
-    /// The element type: f32 or f64 [default: f32]
+    /// The element type: f32, f64, or bf16 and f16 with weights and sums of f32 [default: f32]
     #[arg(long, value_name = "TYPE", value_parser = job::dtype, help_heading = STEP)]
     pub dtype: Option<DType>,
+    /// Types of single roles: parameters, compute, master (or none), gradients, states, logits
+    #[arg(long, value_name = "ROLE=TYPE", value_delimiter = ',', help_heading = STEP)]
+    pub precision: Vec<String>,
     /// Probability of every dropout [default: as the model's config says]
     #[arg(long, value_name = "P", value_parser = amount, help_heading = STEP)]
     pub dropout: Option<f64>,
@@ -275,6 +278,9 @@ fn overlay(mut settings: Settings, args: &Args) -> Settings {
     set(&mut settings.seq, &args.seq);
     set(&mut settings.gbs, &args.gbs);
     set(&mut settings.dtype, &args.dtype);
+    if !args.precision.is_empty() || args.dtype.is_some() {
+        settings.precision.clone_from(&args.precision);
+    }
     set(&mut settings.steps, &args.steps.map(|steps| steps as u64));
     set(&mut settings.lr, &args.lr);
     set(&mut settings.warmup, &args.warmup);

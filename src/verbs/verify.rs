@@ -28,7 +28,7 @@ use crate::failure::{Exit, Failure, usage};
 use crate::job::{self, Question, positions_max};
 use crate::output::{self, Table};
 use crate::verbs::reference::Reference;
-use crate::verbs::rules;
+use crate::verbs::{narrow, rules};
 
 /// Flags of `verify`.
 #[derive(Clone, Debug, clap::Args)]
@@ -45,9 +45,13 @@ pub struct Args {
     /// Samples of the step; as many as ranks by default
     #[arg(long, alias = "global-batch-size", value_name = "N", value_parser = positive)]
     pub gbs: Option<usize>,
-    /// The element type: f64 or f32 [default: f64, or that of a graph]
+    /// The element type: f64, f32, or bf16 and f16, which are compared with f64 [default: f64, or
+    /// that of a graph]
     #[arg(long, value_name = "TYPE", value_parser = job::dtype)]
     pub dtype: Option<DType>,
+    /// Types of single roles: parameters, compute, master (or none), gradients, states, logits
+    #[arg(long, value_name = "ROLE=TYPE", value_delimiter = ',')]
+    pub precision: Vec<String>,
     /// Probability of dropout, the same elements on every mesh
     #[arg(long, value_name = "P", default_value = "0", value_parser = crate::cli::amount)]
     pub dropout: f64,
@@ -76,29 +80,36 @@ pub(super) struct Line {
     mesh: Mesh,
     sequence: bool,
     pub(super) error: f64,
+    /// How far all tensors are from what is expected: the root of the mean of the squares of each
+    /// tensor's difference, in parts of that tensor.
+    pub(super) distance: f64,
     worst: String,
     pub(super) is_ok: bool,
 }
+
+/// A mesh that does not fit, and why.
+type Refused = (Mesh, Vec<Diagnostic>);
 
 /// Answers.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
     let description = crate::resolve(&args.model)?.description;
     let dtype = args.dtype.or(job::graph_dtype(&description)).unwrap_or(DType::F64);
-    job::check_executable(dtype)?;
-    job::check_graph(&description, dtype)?;
+    let precision = job::training_precision(dtype, &args.precision)?;
+    job::check_graph(&description, precision.accumulate)?;
     let seq = args.seq.unwrap_or_else(|| positions_max(&description).min(SEQ));
-    let options = Options { seq, dtype, dropout: Some(args.dropout) };
+    let (dtype, dropout) = (precision.accumulate, Some(args.dropout));
+    let options = Options { seq, dtype, dropout };
     let model = crate::import(&description, &options)?;
     let cluster = Cluster::load("cpu-local")?;
     job::check_local(&cluster, args.ranks)?;
     let mut question = Question {
         cluster,
-        module: crate::prepare(&model)?,
+        module: crate::prepare_as(&model, &precision)?,
         model: model.name.clone(),
         ranks: 1,
         global_batch_size: args.gbs.unwrap_or(args.ranks),
         seq,
-        dtype,
+        precision,
         optimizer: Optimizer::Sgd { decay: 0.0, decay_biases: 0.0 },
         clip: None,
         limits: Limits::default(),
@@ -110,25 +121,13 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         return rules::run(args, &model, &mut question);
     }
     let expected = step_of_one(&mut question, &model, args.seed)?;
+    if precision.compute.is_narrow() {
+        return narrow::run(args, &model, &mut question, &expected);
+    }
     if args.ranks == 1 {
         return compare_with_interpreter(args, &model, &mut question, &expected);
     }
-    let (mut lines, mut refused) = (Vec::new(), Vec::new());
-    for mesh in meshes(args.ranks) {
-        for sequence in [false, true] {
-            if sequence && mesh.tp == 1 {
-                continue;
-            }
-            match plan_of(&mut question, mesh, sequence) {
-                Ok(plan) => {
-                    let found = step(&question, &model, &plan, args.seed)?;
-                    lines.push(compare(mesh, sequence, &expected, &found));
-                }
-                Err(Failure::Input(diagnostics)) => refused.push((mesh, diagnostics)),
-                Err(failure) => return Err(failure),
-            }
-        }
-    }
+    let (mut lines, refused) = lines_of(args, &model, &mut question, &expected)?;
     let mut error_max = error_max(dtype);
     if lines.iter().any(|line| line.error > error_max && line.error.is_finite())
         && let Some(reference) = Reference::of(&mut question, &model, args.seed)?
@@ -138,6 +137,32 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     lines.iter_mut().for_each(|line| line.is_ok = line.error <= error_max);
     note_loss(expected.loss);
     finish(args, dtype, &expected, lines, refused)
+}
+
+/// How far the step of each mesh is from the one that is expected, and the meshes that do not fit.
+pub(super) fn lines_of(
+    args: &Args,
+    model: &Model,
+    question: &mut Question,
+    expected: &Computed,
+) -> Result<(Vec<Line>, Vec<Refused>), Failure> {
+    let (mut lines, mut refused) = (Vec::new(), Vec::new());
+    for mesh in meshes(args.ranks) {
+        for sequence in [false, true] {
+            if sequence && mesh.tp == 1 {
+                continue;
+            }
+            match plan_of(question, mesh, sequence) {
+                Ok(plan) => {
+                    let found = step(question, model, &plan, args.seed)?;
+                    lines.push(compare(mesh, sequence, expected, &found));
+                }
+                Err(Failure::Input(diagnostics)) => refused.push((mesh, diagnostics)),
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
+    Ok((lines, refused))
 }
 
 /// Whether one rank computes what the interpreter does.
@@ -153,9 +178,9 @@ fn compare_with_interpreter(
         return Err(usage("--ranks", headline).help(help).into());
     };
     let mut line = compare(Mesh { pp: 1, dp: 1, tp: 1 }, false, &reference.step, one);
-    line.is_ok = line.error <= reference.error_max(error_max(question.dtype));
+    line.is_ok = line.error <= reference.error_max(error_max(question.precision.compute));
     note_loss(reference.step.loss);
-    finish(args, question.dtype, &reference.step, vec![line], Vec::new())
+    finish(args, question.precision.compute, &reference.step, vec![line], Vec::new())
 }
 
 /// What one rank computes.
@@ -284,13 +309,32 @@ pub(super) fn note_loss(loss: f64) {
     }
 }
 
-fn compare(mesh: Mesh, sequence: bool, one: &Computed, found: &Computed) -> Line {
+/// The root of the mean of squared relative differences of the loss and of all gradients; of a
+/// gradient that is tiny beside the others, in parts of a thousandth of the largest.
+fn distance_of(one: &Computed, found: &Computed) -> f64 {
+    let norm = |values: &[f64]| values.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let floor = 1e-3 * one.grads.values().map(|grad| norm(grad)).fold(0.0, f64::max);
+    let loss = distance(one.loss, found.loss) / one.loss.abs().max(f64::MIN_POSITIVE);
+    let mut squares = loss * loss;
+    for (name, expected) in &one.grads {
+        let Some(grad) = found.grads.get(name) else { return f64::INFINITY };
+        let difference: Vec<f64> =
+            expected.iter().zip(grad).map(|(a, b)| distance(*a, *b)).collect();
+        let part = norm(&difference) / norm(expected).max(floor).max(f64::MIN_POSITIVE);
+        squares += part * part;
+    }
+    (squares / (1 + one.grads.len()) as f64).sqrt()
+}
+
+pub(super) fn compare(mesh: Mesh, sequence: bool, one: &Computed, found: &Computed) -> Line {
     // What is infinite would make all other differences small.
     let largest = |values: &[f64]| {
         values.iter().filter(|x| x.is_finite()).fold(0.0_f64, |m, x| m.max(x.abs()))
     };
     let floor = 1e-3 * one.grads.values().map(|grad| largest(grad)).fold(0.0, f64::max);
-    let mut line = Line { mesh, sequence, error: 0.0, worst: "loss".to_owned(), is_ok: true };
+    let worst = "loss".to_owned();
+    let distance_all = distance_of(one, found);
+    let mut line = Line { mesh, sequence, error: 0.0, distance: distance_all, worst, is_ok: true };
     line.error = distance(one.loss, found.loss) / largest(&[one.loss]).max(f64::MIN_POSITIVE);
     for (name, expected) in &one.grads {
         let Some(grad) = found.grads.get(name) else {
@@ -305,12 +349,12 @@ fn compare(mesh: Mesh, sequence: bool, one: &Computed, found: &Computed) -> Line
     line
 }
 
-fn finish(
+pub(super) fn finish(
     args: &Args,
     dtype: DType,
     one: &Computed,
     lines: Vec<Line>,
-    refused: Vec<(Mesh, Vec<Diagnostic>)>,
+    refused: Vec<Refused>,
 ) -> Result<Exit, Failure> {
     for (mesh, diagnostics) in &refused {
         let why = diagnostics.iter().map(|d| d.headline.as_str()).collect::<Vec<_>>().join(", ");
@@ -334,6 +378,12 @@ fn finish(
     }
     if failed == 0 {
         output::note(&match args.ranks {
+            _ if dtype.is_narrow() => {
+                format!(
+                    "{} in {dtype}: as near to f64 as rounding to it allows",
+                    plans(lines.len())
+                )
+            }
             1 => format!("one rank agrees with the interpreter in {dtype}"),
             _ => format!("{} plans agree with one rank in {dtype}", lines.len()),
         });
@@ -352,11 +402,15 @@ fn finish(
     Err(Diagnostic::error("E5008", Span::of(&args.model), headline).note(note).into())
 }
 
+fn plans(count: usize) -> String {
+    format!("{count} plan{}", if count == 1 { "" } else { "s" })
+}
+
 fn line_json(line: &Line) -> serde_json::Value {
     let Mesh { pp, dp, tp } = line.mesh;
     json!({
         "pp": pp, "dp": dp, "tp": tp, "sequence": line.sequence,
-        "error_max": line.error, "worst": line.worst, "ok": line.is_ok,
+        "error_max": line.error, "distance": line.distance, "worst": line.worst, "ok": line.is_ok,
     })
 }
 

@@ -393,7 +393,7 @@ pub(crate) fn bounded(cluster: &Cluster, seed: u64) -> Outcome {
         ranks: 1,
         global_batch_size: 2,
         seq: 3,
-        dtype: DType::F64,
+        precision: ir::precision::Precision::uniform(DType::F64),
         optimizer: Optimizer::Sgd { decay: 0.0, decay_biases: 0.0 },
         clip: None,
         limits,

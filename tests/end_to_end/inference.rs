@@ -65,8 +65,15 @@ fn logits_session(case: &str, seq: usize, samples: usize, mesh: Mesh, dtype: DTy
     let options = ir::import::Options { seq, dtype, dropout: Some(0.0) };
     let model = import(&description(case), &options).expect("the model is imported");
     let module = prepare_inference(model.module.clone(), "logits").expect("it is prepared");
-    let plan = plan_forward(&module, "logits", mesh, samples, seq, dtype)
-        .unwrap_or_else(|why| panic!("{case} {mesh}: {why:?}"));
+    let plan = plan_forward(
+        &module,
+        "logits",
+        mesh,
+        samples,
+        seq,
+        ir::precision::Precision::uniform(dtype),
+    )
+    .unwrap_or_else(|why| panic!("{case} {mesh}: {why:?}"));
     let compiled = compile_inference(&module, "logits", &plan);
     let compiled = compiled.unwrap_or_else(|d| panic!("{}", ir::diagnostic::render(&d, None)));
     let Compiled { programs, kernels } = compiled;

@@ -83,7 +83,7 @@ pub(crate) fn plan_over(
         microbatch_size: wanted.microbatch_size,
         microbatch_count: wanted.microbatch_count,
         seq,
-        dtype,
+        precision: ir::precision::Precision::uniform(dtype),
         schedule: Schedule::OneFOneB,
         stage_ends: stages.iter().map(|p| p.start + p.size).collect(),
         optimizer: Optimizer::AdamW {

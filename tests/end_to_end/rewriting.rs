@@ -3,6 +3,7 @@
 use codegen::prepare::{Preparation, Purpose, prepare};
 use ir::import::{self, Model};
 use ir::plan::Keep;
+use ir::precision::Precision;
 use ir::rewrite::idiom;
 use ir::rewrite::rules::rules;
 use ir::rewrite::saturate::Selection;
@@ -18,8 +19,9 @@ const STEPS: u32 = 20;
 
 /// The losses of a training run.
 fn losses(model: &Model, module: &Module, selection: Selection) -> Vec<f64> {
-    let preparation =
-        Preparation { purpose: Purpose::Training, selection, after: &mut |_, _: &Module| {} };
+    let (purpose, precision) = (Purpose::Training, Precision::uniform(DType::F32));
+    let after = &mut |_, _: &Module| {};
+    let preparation = Preparation { purpose, selection, precision, after };
     let (module, _) = prepare(module.clone(), "loss", preparation).expect("it is prepared");
     let wanted = Wanted {
         mesh: Mesh { pp: 1, dp: 1, tp: 1 },

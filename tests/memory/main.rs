@@ -53,7 +53,7 @@ fn question([pp, dp, tp]: [usize; 3]) -> Question {
         ranks: pp * dp * tp,
         global_batch_size: SAMPLES,
         seq: SEQ,
-        dtype: DType::F32,
+        precision: ir::precision::Precision::uniform(DType::F32),
         optimizer: ADAMW,
         clip: Some(1.0),
         limits,

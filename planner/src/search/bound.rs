@@ -9,6 +9,7 @@
 
 use codegen::calls::{Calls, Operand};
 use ir::plan::Optimizer;
+use ir::precision::Precision;
 use ir::program::Group;
 use ir::{Axis, DType, Mesh};
 
@@ -100,8 +101,8 @@ fn stages(
 ) -> Vec<Stage> {
     let Mesh { pp, dp, tp } = candidate.mesh;
     let count = candidate.microbatch_count(job);
-    let size = job.dtype.size();
-    let copies = 2 + job.optimizer.state_count() as u64;
+    let reduced = job.precision.reduce.size() as f64;
+    let size = bytes_of_weight(job);
     let (link, members) = rates.group(&Group::Axis(Axis::Dp));
     // For each weight, one more than the last stage that has it.
     let mut holder = vec![0; weights.local.len()];
@@ -129,10 +130,10 @@ fn stages(
         }
         stage.update_s = update_seconds(job, updated as f64, rates);
         if dp > 1 {
-            stage.reduction_s = link.all_reduce(held as f64 * size as f64, members).0;
+            stage.reduction_s = link.all_reduce(held as f64 * reduced, members).0;
         }
-        stage.bytes = copies * size * held as u64 + in_flight * kept;
-        stage.bytes_of_all = copies * size * (held * tp) as u64 + in_flight * kept_of_all;
+        stage.bytes = size * held as u64 + in_flight * kept;
+        stage.bytes_of_all = size * (held * tp) as u64 + in_flight * kept_of_all;
         stages.push(stage);
         begin = *end;
     }
@@ -141,20 +142,30 @@ fn stages(
 
 /// The sum of squares and the update of so many elements that lie side by side.
 fn update_seconds(job: &Job<'_>, elements: f64, rates: &Prices<'_>) -> f64 {
-    let size = if job.dtype == DType::F64 { 8.0 } else { 4.0 };
-    // Parameters and states are read and written, gradients read; and read once for their norm.
+    let Precision { parameters, gradients, states, master, .. } = job.precision;
+    let rounded = master.map_or(0, |_| parameters.size());
+    // What is updated and states are read and written, gradients read, what is rounded written.
     let update = match job.optimizer {
-        Optimizer::None => 0.0,
+        Optimizer::None => 0,
         Optimizer::Sgd { .. } | Optimizer::AdamW { .. } => {
-            2.0 * (1.0 + job.optimizer.state_count() as f64) + 1.0
+            let states = job.optimizer.state_count() as u64 * states.size();
+            2 * (job.precision.updated().size() + states) + gradients.size() + rounded
         }
     };
-    let moves = [update, 1.0];
-    let seconds = |moves: &f64| {
-        let bytes = moves * elements * size;
+    // Gradients are read once more for their norm.
+    let moved = [update, gradients.size()];
+    let seconds = |moved: &u64| {
+        let bytes = *moved as f64 * elements;
         if bytes > 0.0 { bytes / rates.memory_rate_max(bytes) } else { 0.0 }
     };
-    moves.iter().map(seconds).sum()
+    moved.iter().map(seconds).sum()
+}
+
+/// What is held for each element of a weight: itself, its master, its gradient, its states.
+fn bytes_of_weight(job: &Job<'_>) -> u64 {
+    let Precision { parameters, gradients, states, master, .. } = job.precision;
+    let states = job.optimizer.state_count() as u64 * states.size();
+    parameters.size() + master.map_or(0, DType::size) + gradients.size() + states
 }
 
 fn seconds(job: &Job<'_>, candidate: &Candidate, stages: &[Stage], rates: &Prices<'_>) -> f64 {

@@ -173,7 +173,7 @@ pub(super) fn shard_for(job: &Job<'_>, key: Key) -> Result<Sharded, Diagnostic> 
         microbatch_size: key.microbatch_size,
         sequence: key.sequence,
         rates: Rates {
-            flops_per_s: prices.product_rate(job.dtype, 1e9),
+            flops_per_s: prices.product_rate(job.precision.compute.accumulation(), 1e9),
             memory_bytes_per_s: prices.memory_rate(1e6, false),
             link: job.cluster.link(key.tp),
         },

@@ -1,4 +1,5 @@
 use codegen::prepare::prepare_training;
+use ir::DType;
 use ir::import::{Options, import, read_config};
 
 use super::*;
@@ -29,7 +30,7 @@ pub(crate) fn job<'a>(module: &'a Module, cluster: &'a Cluster, ranks: usize) ->
         ranks,
         global_batch_size: 4,
         seq: 33,
-        dtype: DType::F32,
+        precision: ir::precision::Precision::uniform(DType::F32),
         optimizer: Optimizer::AdamW {
             beta1: 0.9,
             beta2: 0.95,

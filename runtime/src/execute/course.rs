@@ -53,8 +53,9 @@ impl Course {
 /// The first of some steps that writes a parameter or a state of the optimizer, in place or through
 /// a view; none in an evaluation.
 pub(super) fn first_update(program: &Program, steps: &[Step]) -> Option<usize> {
-    let is_kept =
-        |contents: &Contents| matches!(contents, Contents::Param(_) | Contents::State { .. });
+    let is_kept = |contents: &Contents| {
+        matches!(contents, Contents::Param(_) | Contents::Master(_) | Contents::State { .. })
+    };
     let kept = program.buffers.iter().filter(|buffer| is_kept(&buffer.contents)).map(range);
     let mut kept: Vec<Range<usize>> = kept.collect();
     kept.sort_unstable_by_key(|kept| kept.start);

@@ -15,8 +15,10 @@ use super::Session;
 /// Which of the tensors that belong to a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
-    /// The weight itself.
+    /// The weight itself: what is updated.
     Weight,
+    /// The weight as layers read it, where that is rounded from what is updated.
+    Rounded,
     /// Its gradient, as the last step left it.
     Grad,
     /// The state of the optimizer with this index.
@@ -116,7 +118,8 @@ impl Session {
         weights
     }
 
-    /// Overwrites a tensor on all ranks that hold some of it, tied copies included.
+    /// Overwrites a tensor on all ranks that hold some of it, tied copies included, and what is
+    /// rounded from it.
     ///
     /// `values` gives the elements of a block, row-major, as little-endian numbers of a type; it
     /// is asked once for each distinct block. Returns whether any rank holds the tensor.
@@ -131,10 +134,18 @@ impl Session {
             shard.block.iter().map(|range| (range.start, range.end)).collect()
         };
         shards.sort_by_key(starts);
+        let rounded = match part {
+            Part::Weight => self.shards_of(name, Part::Rounded),
+            Part::Rounded | Part::Grad | Part::State(_) => Vec::new(),
+        };
         for same in shards.chunk_by(|a, b| a.block == b.block && a.dtype == b.dtype) {
             let bytes = values(&same[0].block, same[0].dtype)?;
             assert_eq!(bytes.len(), same[0].bytes(), "the values are those of the block");
             for shard in same {
+                self.write(shard.rank, shard.buffer, &bytes);
+            }
+            for shard in rounded.iter().filter(|shard| shard.block == same[0].block) {
+                let bytes = convert(Stored::DType(same[0].dtype), &bytes, shard.dtype);
                 self.write(shard.rank, shard.buffer, &bytes);
             }
         }
@@ -186,7 +197,10 @@ impl Session {
 
 /// What a buffer holds of which weight; none for other buffers.
 fn part_of<'a>(program: &'a Program, buffer: &Buffer) -> Option<(&'a WeightShard, Part)> {
+    let is_master = |b: &Buffer| matches!(b.contents, Contents::Master(_));
     let (weight, part) = match buffer.contents {
+        Contents::Master(weight) => (weight, Part::Weight),
+        Contents::Param(weight) if program.buffers.iter().any(is_master) => (weight, Part::Rounded),
         Contents::Param(weight) => (weight, Part::Weight),
         Contents::Grad(weight) => (weight, Part::Grad),
         Contents::State { weight, index } => (weight, Part::State(index)),

@@ -1,5 +1,6 @@
 //! The state of a run: what is in its checkpoints besides the values of tensors, and those.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -7,6 +8,7 @@ use ir::{DType, Diagnostic, Span};
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::{Checkpoint, Slice, Store};
+use crate::convert::{Stored, convert};
 use crate::error::Failure;
 use crate::execute::{Part, Samples, Session, Shard};
 use crate::rate::{Decay, Schedule};
@@ -151,19 +153,20 @@ fn at(checkpoint: &Checkpoint) -> Span {
     Span::of(checkpoint.folder().display().to_string())
 }
 
-/// The name of a tensor in a checkpoint; gradients are not kept.
+/// The name of a tensor in a checkpoint; gradients are not kept, nor what is rounded from weights.
 fn key(name: &str, part: Part) -> Option<String> {
     match part {
         Part::Weight => Some(name.to_owned()),
         Part::State(index) => Some(format!("{name}/state{index}")),
-        Part::Grad => None,
+        Part::Grad | Part::Rounded => None,
     }
 }
 
 /// The bytes of the tensors of a checkpoint.
 pub fn checkpoint_bytes(session: &Session) -> u64 {
     let shards = session.shards();
-    let kept = shards.iter().filter(|shard| shard.is_first && shard.part != Part::Grad);
+    let kept =
+        shards.iter().filter(|shard| shard.is_first && key(&shard.name, shard.part).is_some());
     kept.map(|shard| shard.bytes() as u64).sum()
 }
 
@@ -228,6 +231,25 @@ pub fn restore(session: &mut Session, checkpoint: &Checkpoint) -> Result<(), Fai
         let Some(key) = key(&name, part) else { continue };
         let mut read = |block: &[Range<usize>], dtype: DType| checkpoint.read(&key, block, dtype);
         session.write_weight(&name, part, &mut read)?;
+    }
+    Ok(())
+}
+
+/// Reads the weights of a checkpoint into a session that only runs forward, rounded to the types
+/// that it has.
+///
+/// **Errors.** As [`restore`], but for floating-point numbers of another type.
+pub fn restore_weights(session: &mut Session, checkpoint: &Checkpoint) -> Result<(), Failure> {
+    let stored: BTreeMap<String, DType> =
+        checkpoint.tensors().map(|(name, _, dtype)| (name.to_owned(), dtype)).collect();
+    for (name, _) in session.weights() {
+        let stored = stored.get(&name).copied().filter(|dtype| dtype.is_float());
+        let mut read = |block: &[Range<usize>], dtype: DType| {
+            let from = stored.filter(|_| dtype.is_float()).unwrap_or(dtype);
+            let bytes = checkpoint.read(&name, block, from)?;
+            Ok::<_, Failure>(convert(Stored::DType(from), &bytes, dtype))
+        };
+        session.write_weight(&name, Part::Weight, &mut read)?;
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use ir::import::{Architecture, Model, Options};
-use ir::{Diagnostic, Span};
+use ir::{DType, Diagnostic, Span};
 use runtime::block;
 use runtime::checkpoint::Checkpoint;
 use runtime::execute::Values;
@@ -27,8 +27,9 @@ pub(super) fn export(source: &Path, folder: &Path) -> Result<Vec<String>, Failur
     let (run, settings) = Run::open(source)?;
     let checkpoint = run.latest()?;
     let description = run.description(&settings)?;
+    let precision = settings.precision()?;
     let stored = ir::file::read_text(&run.model_folder().join(CONFIG)).ok();
-    let config = stored.or_else(|| config_of(&description.architecture, &settings));
+    let config = stored.or_else(|| config_of(&description.architecture, precision.updated()));
     let Some(config) = config else {
         let headline = "transformers has no class for a model that is written as a graph";
         let source = Span::of(source.display().to_string());
@@ -39,9 +40,10 @@ pub(super) fn export(source: &Path, folder: &Path) -> Result<Vec<String>, Failur
         let headline = format!("`{}` is there already", target.display());
         return Err(usage("--output", headline).help("name another directory").into());
     }
-    let Settings { seq, dtype, .. } = settings;
-    let model = crate::import(&description, &Options { seq, dtype, dropout: None })?;
-    write_named(&target, &weights(&model, &checkpoint, &settings)?)?;
+    let Settings { seq, .. } = &settings;
+    let options = Options { seq: *seq, dtype: precision.accumulate, dropout: None };
+    let model = crate::import(&description, &options)?;
+    write_named(&target, &weights(&model, &checkpoint, precision.updated())?)?;
     let mut written = vec![target.display().to_string()];
     let tokenizer = ir::file::read(&run.model_folder().join(TOKENIZER)).ok();
     let files = [(CONFIG, Some(config.into_bytes())), (TOKENIZER, tokenizer)];
@@ -58,9 +60,8 @@ pub(super) fn export(source: &Path, folder: &Path) -> Result<Vec<String>, Failur
 fn weights(
     model: &Model,
     checkpoint: &Checkpoint,
-    settings: &Settings,
+    dtype: DType,
 ) -> Result<Vec<runtime::load::Named>, Failure> {
-    let dtype = settings.dtype;
     let tensors = join_weights(&model.weights, &mut |weight| {
         let bytes = checkpoint.read(&weight.name, &block::whole(&weight.dims), dtype)?;
         Ok::<_, runtime::Failure>(Values { dtype, dims: weight.dims.clone(), bytes })
@@ -69,10 +70,13 @@ fn weights(
 }
 
 /// A `config.json` of a model that was a preset; none where transformers has no class for it.
-fn config_of(architecture: &Architecture, settings: &Settings) -> Option<String> {
+fn config_of(architecture: &Architecture, dtype: DType) -> Option<String> {
     let Architecture::Family(model) = architecture else { return None };
     let mut config = model.config();
-    let dtype = format!("float{}", 8 * settings.dtype.size());
+    let dtype = match dtype {
+        DType::BF16 => "bfloat16".to_owned(),
+        _ => format!("float{}", 8 * dtype.size()),
+    };
     config.extend([("dtype", json!(dtype)), ("bos_token_id", Value::Null)].map(named));
     config.extend([named(("eos_token_id", Value::Null))]);
     Some(format!("{:#}\n", Value::Object(config)))
@@ -92,8 +96,7 @@ mod tests {
     fn configs_of_presets_read_back() {
         for name in presets() {
             let description = preset(name).expect("a preset");
-            let settings = Settings::defaults(&description, 0, 8);
-            let text = config_of(&description.architecture, &settings).expect("it has a class");
+            let text = config_of(&description.architecture, DType::F32).expect("it has a class");
             let read = read_config("config.json", &text, name).expect("it reads");
             assert_eq!(read.architecture, description.architecture, "{name}");
             assert_eq!(read.warnings, [], "{name}");

@@ -58,7 +58,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
         None => session
             .init_weights(SEED, &|_, _| runtime::init::Init::Normal { std: STD, zero_row: None }),
     }
-    let mut answer = Answer::of(compiled.plan.dtype, &feed);
+    let mut answer = Answer::of(compiled.plan.dtype(), &feed);
     answer.predicted_s = compiled.plan.predictions.get("step_time_s").map(|p| p.value);
     let model = weights.as_ref().map(|(model, _)| model);
     compute(args, &mut session, &feed, model, &mut answer)?;
@@ -102,7 +102,8 @@ impl Compiled<'_> {
     /// Opens weights, and checks that the file was compiled from their model.
     fn weights(&self, source: &PathArg) -> Result<(Model, Origin), Failure> {
         let (description, _, origin) = generate::open(source)?;
-        let Plan { seq, dtype, .. } = self.plan;
+        let Plan { seq, precision, .. } = self.plan;
+        let dtype = precision.accumulate;
         let model = crate::import(&description, &Options { seq, dtype, dropout: None })?;
         let weights = |module: &Module| {
             let function = module.function(crate::LOSS)?;
@@ -120,7 +121,8 @@ impl Compiled<'_> {
     }
 
     fn describe(&self) -> String {
-        let Plan { model, mesh, dtype, cluster, .. } = &self.plan;
+        let Plan { model, mesh, cluster, .. } = &self.plan;
+        let dtype = self.plan.dtype();
         let (gbs, seq) = (self.samples.global(), self.samples.seq);
         let weights = match &self.args.weights {
             Some(source) => source.to_string(),

@@ -56,7 +56,7 @@ fn fastest(job: &Job<'_>) -> (f64, usize) {
         let mesh = Mesh { pp, dp, tp };
         let prices = Prices::new(job.cluster, mesh);
         let rates = crate::shard::Rates {
-            flops_per_s: prices.product_rate(job.dtype, 1e9),
+            flops_per_s: prices.product_rate(job.precision.compute.accumulation(), 1e9),
             memory_bytes_per_s: prices.memory_rate(1e6, false),
             link: job.cluster.link(tp),
         };

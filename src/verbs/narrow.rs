@@ -1,0 +1,49 @@
+//! `verify` in a narrow type: how far each mesh is from the truth, beside one rank.
+//!
+//! The truth is the step in f64, by the interpreter. What narrow numbers are rounded to depends on
+//! where sums are cut, so that meshes differ by as much as one rank differs from the truth, and not
+//! by rounding alone. A mesh may be twice as far from it as one rank is, and one rank twice as far
+//! as the interpreter is that rounds each value to its type.
+
+use ir::import::Model;
+
+use crate::failure::{Exit, Failure, usage};
+use crate::job::Question;
+use crate::verbs::reference::Reference;
+use crate::verbs::verify::{Args, Computed, compare, finish, lines_of, note_loss};
+
+/// How much farther from the truth a step may be than what it is measured by.
+const FARTHER_MAX: f64 = 2.0;
+
+/// Answers.
+pub(super) fn run(
+    args: &Args,
+    model: &Model,
+    question: &mut Question,
+    one: &Computed,
+) -> Result<Exit, Failure> {
+    let dtype = question.precision.compute;
+    let Some(reference) = Reference::of(question, model, args.seed)? else {
+        let headline = format!(
+            "{dtype} is compared with f64 by the interpreter, which does no \
+                                step of this model: it is too large, or draws"
+        );
+        return Err(usage("--dtype", headline).help("verify a smaller model, or in f32").into());
+    };
+    let mesh = ir::Mesh { pp: 1, dp: 1, tp: 1 };
+    let mut own = compare(mesh, false, &reference.step, one);
+    let Some(typed) = reference.typed(question) else {
+        let headline = format!("the interpreter does no step of this model in {dtype}");
+        return Err(usage("--dtype", headline).help("verify in f32").into());
+    };
+    let rounded = compare(mesh, false, &reference.step, &typed);
+    note_loss(one.loss);
+    if args.ranks == 1 {
+        own.is_ok = own.distance <= FARTHER_MAX * rounded.distance;
+        return finish(args, dtype, &reference.step, vec![own], Vec::new());
+    }
+    let (mut lines, refused) = lines_of(args, model, question, &reference.step)?;
+    let farthest = FARTHER_MAX * own.distance.max(rounded.distance);
+    lines.iter_mut().for_each(|line| line.is_ok = line.distance <= farthest);
+    finish(args, dtype, &reference.step, lines, refused)
+}
