@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use runtime::train::{Progress, SlowRank, Summary};
+use runtime::train::{Progress, Skipped, SlowRank, Summary};
 
 use crate::output;
 
@@ -60,6 +60,15 @@ impl Watcher {
                 "loss {:.3}, {tokens} tokens/s, {step} a step{predicted}",
                 progress.loss
             ));
+        }
+        if let Some(why) = progress.skipped {
+            self.warn(&match (why, progress.loss_scale) {
+                (Skipped::NotFinite, Some(scale)) => format!(
+                    "step {} overflows with a loss scale of {scale}: skipped, the next has half",
+                    progress.step
+                ),
+                _ => format!("step {} is skipped: {}", progress.step, why.reason()),
+            });
         }
         if let Some(above) = progress.spike {
             self.warn(&format!(

@@ -103,9 +103,15 @@ pub struct Settings {
     pub save_every: u64,
     /// Checkpoints that are kept; 0 for all.
     pub keep: usize,
-    /// What is done about a loss that leaps: `warn`, `stop`.
+    /// What is done about a loss that leaps: `warn`, `skip`, `stop`.
     #[serde(default = "warn")]
     pub on_spike: String,
+    /// The norm of the gradient above which that is done, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spike_norm: Option<f64>,
+    /// The loss scale to begin with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
     /// What the planner keeps to.
     pub limits: Limited,
 }
@@ -158,6 +164,8 @@ impl Settings {
             save_every: 100,
             keep: 3,
             on_spike: warn(),
+            spike_norm: None,
+            loss_scale: None,
             limits: Limited::default(),
         }
     }

@@ -51,7 +51,19 @@ pub struct Preparation<'p> {
 /// # Errors
 /// `E2001` when the entry is no list of calls, and what differentiation reports.
 pub fn prepare_training(module: Module, entry: &str) -> Result<Module, Diagnostic> {
-    prepare_for(Purpose::Training, module, entry, Precision::uniform(DType::F32))
+    prepare_training_as(module, entry, &Precision::uniform(DType::F32))
+}
+
+/// As [`prepare_training`], with the element types of a precision: the module has that of its sums.
+///
+/// # Errors
+/// As [`prepare_training`].
+pub fn prepare_training_as(
+    module: Module,
+    entry: &str,
+    precision: &Precision,
+) -> Result<Module, Diagnostic> {
+    prepare_for(Purpose::Training, module, entry, *precision)
 }
 
 /// As [`prepare_training`], for an entry that only runs forward.

@@ -255,7 +255,7 @@ impl Store {
         self.transient(name, Contents::Frame, DType::I8, sizes, (position, position))
     }
 
-    /// Loss sum, count and squared gradient norm; and the constants 0 and 1.
+    /// Loss sum, count and squared gradient norm; and the cotangents of results: 0, and the loss scale.
     pub(crate) fn stats(&mut self) {
         let (start, dtype) = (self.end, self.precision.accumulate);
         let whole = self.persistent("stats", Contents::Stats, dtype, vec![3]);
@@ -267,7 +267,7 @@ impl Store {
         }
         let loss = self.view("loss", dtype, 2, start);
         self.stats.push(loss);
-        for (at, name) in ["zero", "one"].into_iter().enumerate() {
+        for (at, name) in ["zero", "loss_scale"].into_iter().enumerate() {
             let constant = self.persistent(name, Contents::Activation, dtype, Vec::new());
             self.constants[at] = Some(constant);
         }
@@ -288,7 +288,7 @@ impl Store {
         self.stats[4]
     }
 
-    /// The constant 0 or 1.
+    /// The cotangent of a result: 0 the number 0, 1 the loss scale.
     pub(crate) fn constant(&self, value: usize) -> BufferId {
         self.constants[value].expect("statistics are allocated first")
     }

@@ -10,7 +10,7 @@ use ir::precision::Precision;
 use ir::program::{Exchange, Group, Instruction, Ref, Routine, Step};
 use ir::{Axis, DType, Function, Kind, Module, TensorType};
 use kernels::Kernel;
-use kernels::kernel::Fill;
+use kernels::kernel::{Copy, Fill};
 use kernels::rows::{Access, BinaryOp, Instr, Output, RowInput, Rows, UnaryOp};
 
 use crate::compile::Class;
@@ -20,23 +20,37 @@ use crate::tile::{Tile, lower_kernel};
 /// Added to the norm before the clipping factor is taken, as PyTorch's `clip_grad_norm_` does.
 const CLIP_EPS: f64 = 1e-6;
 
-/// Clears what micro-batches add to, and gradients where `clears` says that they are added to.
-pub(crate) fn begin(class: &mut Class<'_>, clears: bool, steps: &mut Vec<Step>) {
+/// The scalars of a step: see [`Feed::Scalars`](ir::program::Feed::Scalars).
+pub(crate) const SCALARS: usize = 5;
+/// The places of the clipping norm and the loss scale among them.
+const CLIP: usize = 3;
+const LOSS_SCALE: usize = 4;
+
+/// Clears what micro-batches add to, and gradients where `clears` says that they are added to. The
+/// cotangent of the loss is the loss scale.
+pub(crate) fn begin(class: &mut Class<'_>, clears: bool, scalars: BufferId, steps: &mut Vec<Step>) {
     if clears {
         let (grads, elements) = class.store.all_grads();
         fill(class, grads, (class.plan.precision.gradients, elements), 0.0, steps);
     }
     begin_evaluation(class, steps);
+    let zero = class.store.constant(0);
+    fill(class, zero, (class.sums(), 1), 0.0, steps);
+    let copy = Copy {
+        loops: Vec::new(),
+        source_offset: LOSS_SCALE,
+        target_offset: 0,
+        zero_first: 0,
+        dtype: class.sums(),
+    };
+    let one = class.store.constant(1);
+    launch(class, "seed", Kernel::Copy(copy), &[scalars], &[one], steps);
 }
 
 /// Clears the statistics.
 pub(crate) fn begin_evaluation(class: &mut Class<'_>, steps: &mut Vec<Step>) {
     let stats = class.store.all_stats();
     fill(class, stats, (class.sums(), 3), 0.0, steps);
-    for (value, constant) in [0.0, 1.0].into_iter().enumerate() {
-        let buffer = class.store.constant(value);
-        fill(class, buffer, (class.sums(), 1), constant, steps);
-    }
 }
 
 /// Sums loss and count over all ranks, each term once.
@@ -134,8 +148,8 @@ fn sum_squares(class: &mut Class<'_>, steps: &mut Vec<Step>) {
     }
 }
 
-/// What gradients are multiplied by: `min(1, clip / (norm + eps)) / count`, with the norm of the
-/// mean gradient.
+/// What gradients are multiplied by: `min(1, clip / (norm + eps)) / count / s`, with the norm of the
+/// mean gradient and the loss scale `s` that is in them.
 fn scale(class: &mut Class<'_>, scalars: BufferId, steps: &mut Vec<Step>) -> BufferId {
     let dtype = class.sums();
     let scale =
@@ -146,31 +160,34 @@ fn scale(class: &mut Class<'_>, scalars: BufferId, steps: &mut Vec<Step>) -> Buf
         rows: 1,
         cols: 1,
         dtype,
-        inputs: vec![at(1), at(2), at(3)],
+        inputs: vec![at(1), at(2), at(CLIP), at(LOSS_SCALE)],
         instrs: vec![
             Instr::Load { input: 0 },
             Instr::Load { input: 1 },
             Instr::Load { input: 2 },
+            Instr::Load { input: 3 },
             Instr::Const { value: 1.0 },
             // A batch without labels moves nothing.
-            binary(BinaryOp::Max, 0, 3),
+            binary(BinaryOp::Max, 0, 4),
             Instr::Unary { op: UnaryOp::Sqrt, x: 1 },
-            binary(BinaryOp::Div, 5, 4),
+            binary(BinaryOp::Div, 6, 5),
+            binary(BinaryOp::Div, 7, 3),
             Instr::Const { value: CLIP_EPS },
-            binary(BinaryOp::Add, 6, 7),
-            binary(BinaryOp::Div, 2, 8),
-            binary(BinaryOp::Min, 9, 3),
-            binary(BinaryOp::Div, 10, 4),
+            binary(BinaryOp::Add, 8, 9),
+            binary(BinaryOp::Div, 2, 10),
+            binary(BinaryOp::Min, 11, 4),
+            binary(BinaryOp::Div, 12, 5),
+            binary(BinaryOp::Div, 13, 3),
         ],
         outputs: vec![Output::Store {
-            value: 11,
+            value: 14,
             access: Access::scalar(),
             dtype,
             accumulate: false,
         }],
     };
     let stats = class.store.all_stats();
-    launch(class, "scale", Kernel::Rows(rows), &[stats, stats, scalars], &[scale], steps);
+    launch(class, "scale", Kernel::Rows(rows), &[stats, stats, scalars, scalars], &[scale], steps);
     scale
 }
 

@@ -235,7 +235,7 @@ fn fed(feed: Feed, dtype: DType, sizes: &[usize]) -> Result<(), String> {
             dtype == DType::I32 && sizes.len() == 2 && (1..=TOKENS_MAX).contains(&points)
         }
         Feed::Key { .. } => dtype == DType::U32 && sizes == [4],
-        Feed::Scalars => matches!(dtype, DType::F32 | DType::F64) && sizes == [4],
+        Feed::Scalars => matches!(dtype, DType::F32 | DType::F64) && sizes == [5],
         Feed::Position | Feed::Last => dtype == DType::I32 && sizes.iter().product::<usize>() == 1,
     };
     if fits { Ok(()) } else { Err("is of no type that the host feeds".to_owned()) }

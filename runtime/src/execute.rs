@@ -200,13 +200,43 @@ pub struct Scalars {
     pub correction2: f64,
     /// The norm to which gradients are scaled down; infinite for none.
     pub clip: f64,
+    /// What the gradient of the loss is multiplied by while it flows back, and divided by before
+    /// the update.
+    pub loss_scale: f64,
+    /// The largest mean loss with which weights are updated.
+    pub loss_max: f64,
+    /// The largest norm of the mean gradient with which they are.
+    pub norm_max: f64,
 }
 
 impl Default for Scalars {
     /// What an evaluation or an inference needs: no update.
     fn default() -> Scalars {
-        let clip = f64::INFINITY;
-        Scalars { seed: 0, step: 1, rate: 0.0, correction1: 1.0, correction2: 1.0, clip }
+        Scalars {
+            seed: 0,
+            step: 1,
+            rate: 0.0,
+            correction1: 1.0,
+            correction2: 1.0,
+            clip: f64::INFINITY,
+            loss_scale: 1.0,
+            loss_max: f64::INFINITY,
+            norm_max: f64::INFINITY,
+        }
+    }
+}
+
+impl Scalars {
+    /// The norm of the mean gradient, from the count and the sum of squares of a step.
+    fn norm(&self, [_, count, squares]: [f64; 3]) -> f64 {
+        squares.sqrt() / count / self.loss_scale
+    }
+
+    /// Whether weights are updated in a step with these sums of losses, counts and squares, which
+    /// are equal on all ranks.
+    fn allow_update(&self, stats: [f64; 3]) -> bool {
+        let is_above = stats[0] / stats[1] > self.loss_max || self.norm(stats) > self.norm_max;
+        stats.iter().all(|number| number.is_finite()) && !is_above
     }
 }
 
@@ -219,6 +249,8 @@ pub struct StepReport {
     pub count: f64,
     /// The norm of the mean gradient before it was clipped; 0 in an evaluation.
     pub grad_norm: f64,
+    /// Whether the step ended before its update: weights and states keep their bits.
+    pub is_skipped: bool,
     /// From the start of the first rank to the end of the last.
     pub seconds: f64,
     /// How each rank spent it.
@@ -444,12 +476,13 @@ impl Session {
         self.check_ids(phase, batch)?;
         let ranks = self.control.run(phase, batch, scalars, false)?;
         let seconds = start.elapsed().as_secs_f64();
-        let [loss_sum, count, square] = self.stats();
-        let grad_norm = match phase {
-            Phase::Step => square.sqrt() / count,
-            Phase::Evaluate | Phase::Entry(_) => 0.0,
+        let stats = self.stats();
+        let [loss_sum, count, _] = stats;
+        let (grad_norm, is_skipped) = match phase {
+            Phase::Step => (scalars.norm(stats), !scalars.allow_update(stats)),
+            Phase::Evaluate | Phase::Entry(_) => (0.0, false),
         };
-        Ok(StepReport { loss_sum, count, grad_norm, seconds, ranks })
+        Ok(StepReport { loss_sum, count, grad_norm, is_skipped, seconds, ranks })
     }
 
     /// Refuses ids that no table has a row for: kernels would take zeros for it.
@@ -471,12 +504,8 @@ impl Session {
         let program = self.classes.program_of(0);
         let index = program.buffers.iter().position(|b| b.contents == Contents::Stats);
         let Some(index) = index else { return [0.0; 3] };
-        let seat = lock(&self.seats[0]);
-        let bytes = seat.arena.bytes(range(&program.buffers[index]));
-        let dtype = Stored::DType(program.buffers[index].dtype);
-        let wide = convert(dtype, bytes, DType::F64);
-        let number = |i: usize| wide.as_chunks().0.get(i).map_or(0.0, |&b| f64::from_le_bytes(b));
-        [number(0), number(1), number(2)]
+        let buffer = &program.buffers[index];
+        finite::stats(buffer.dtype, lock(&self.seats[0]).arena.bytes(range(buffer)))
     }
 
     /// Overwrites a buffer of one rank from its start.

@@ -43,6 +43,7 @@
 //! | E4052 | the loss or its gradient is not finite any more | a smaller learning rate |
 //! | E4053 | the loss leaps, and the run is to stop then | a smaller learning rate |
 //! | E4054 | weights or optimizer are not finite any more | a smaller learning rate |
+//! | E4055 | more steps in a row are not finite than are skipped | a smaller learning rate |
 //! | E4060 | the prompt has no tokens, or more than the model reads | change the prompt |
 //! | E4061 | a model gives no finite logits | check its weights |
 //! | E4070 | not an artefact | give a file that `gantline compile` wrote |

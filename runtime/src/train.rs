@@ -13,6 +13,8 @@
 
 mod slow;
 mod spike;
+mod guard;
+mod scaling;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -25,6 +27,8 @@ use ir::plan::Optimizer;
 use ir::{Diagnostic, Span};
 use serde_json::Value;
 
+pub use guard::Skipped;
+pub use scaling::LossScale;
 pub use slow::{Paces, SlowRank};
 pub use spike::{Losses, OnSpike};
 pub use state::{Identity, RunState, checkpoint_bytes, restore, restore_weights, save};
@@ -35,6 +39,7 @@ use crate::error::{Error, Failure};
 use crate::execute::{Batch, Phase, RankTime, Samples, Scalars, Session, StepReport};
 use crate::metrics::{Events, Lines, Plot, series};
 use crate::rate::Schedule;
+use guard::{Guard, Verdict};
 
 /// The file of metrics in the directory of a run.
 pub const METRICS: &str = "metrics.jsonl";
@@ -72,6 +77,10 @@ pub struct Config {
     pub settings: String,
     /// What is done about a loss that leaps.
     pub on_spike: OnSpike,
+    /// The norm of the gradient above which that is done, too.
+    pub spike_norm: Option<f64>,
+    /// The loss scale to begin with, where losses are scaled.
+    pub loss_scale: Option<LossScale>,
 }
 
 /// What is known after a step.
@@ -97,6 +106,10 @@ pub struct Progress {
     pub validation: Option<f64>,
     /// How many standard deviations the loss lies above the last ones, if it leaps.
     pub spike: Option<f64>,
+    /// What the loss was multiplied by, where it was.
+    pub loss_scale: Option<f64>,
+    /// Why the step was not done, if it was not.
+    pub skipped: Option<Skipped>,
     /// A rank that has held up the others for some steps.
     pub slow: Option<SlowRank>,
     /// How each rank spent the step.
@@ -158,9 +171,11 @@ pub fn train(
     let samples = session.classes().samples(Phase::Step);
     let samples = samples.expect("a training program is fed with tokens");
     let state = RunState::new(run.config, run.identity, samples);
+    let mut guard = Guard::new(run.config);
     if let Some(checkpoint) = resumed {
         state.check(checkpoint)?;
         restore(session, checkpoint)?;
+        guard.resume(&RunState::read(checkpoint)?);
     }
     let done = resumed.map(Checkpoint::step);
     let mut journal = Journal::open(&run.config.out, done)?;
@@ -175,21 +190,21 @@ pub fn train(
     let coming = checkpoints(run.config, steps.clone());
     keeper.store.check_room(checkpoint_bytes(session), coming)?;
     let mut data = Prefetch::start(run.batches, steps.clone())?;
-    let (mut losses, mut paces) = (Losses::default(), Paces::default());
+    let mut paces = Paces::default();
     let mut recovery_s = done.map(|_| run.since.elapsed().as_secs_f64());
     let (mut done, mut last, mut kept_s) = (steps.start, None, 0.0);
     let mut is_stopped = (run.stop)();
     while done < run.config.steps && !is_stopped {
         let step = done + 1;
-        let mut progress = match advance(session, run, &mut data, samples, step) {
+        let mut progress = match advance(session, run, &mut data, samples, (step, &mut guard)) {
             Err(Failure::World(Error::Abandoned)) => {
                 is_stopped = true;
                 break;
             }
             advanced => advanced?,
         };
-        progress.spike = losses.add(progress.loss);
         check_spike(run.config, &progress)?;
+        keeper.state.keep(guard.loss_scale, guard.skipped);
         (done, kept_s) = (step, kept_s + progress.step_s);
         let costs = Costs { recovery_s: recovery_s.take(), checkpoint_s: keeper.seconds.take() };
         match journal.append(&progress, costs) {
@@ -263,19 +278,25 @@ fn advance(
     run: &Run<'_>,
     data: &mut Prefetch,
     samples: Samples,
-    step: u64,
+    (step, guard): (u64, &mut Guard),
 ) -> Result<Progress, Failure> {
     let config = run.config;
-    let scalars = scalars(config, step);
+    let scalars = guard.scalars(config, step);
     let batch = data.next_batch();
     let batch = Batch { tokens: &batch.inputs, labels: &batch.labels, ..Batch::default() };
     let report = session.step(&batch, scalars)?;
-    if let Some(wrong) = not_finite(&report, step) {
-        return Err(match session.examine(&batch, scalars)? {
-            Some(found) => wrong.note(found.to_string()).into(),
-            None => wrong.into(),
-        });
-    }
+    let spike = guard.losses.above(report.loss());
+    let skipped = match guard.judge(config, &report) {
+        Verdict::Done => None,
+        Verdict::Skipped(why) => Some(why),
+        Verdict::Failed(times) => {
+            let wrong = not_finite(&report, step, times);
+            return Err(match session.examine(&batch, scalars)? {
+                Some(found) => wrong.note(found.to_string()).into(),
+                None => wrong.into(),
+            });
+        }
+    };
     let is_validated =
         config.validate_every.is_some() && is_due(config.validate_every, step, config.steps);
     let validation = match is_validated.then(|| validate(session, run, samples)) {
@@ -292,51 +313,43 @@ fn advance(
         step_s: report.seconds,
         predicted_step_s: config.predicted_step_s,
         validation,
-        spike: None,
+        spike,
+        loss_scale: config.loss_scale.map(|_| scalars.loss_scale),
+        skipped,
         slow: None,
         ranks: report.ranks,
     })
 }
 
-/// The scalars of a step, counted from 1.
-pub fn scalars(config: &Config, step: u64) -> Scalars {
-    let power = i32::try_from(step).unwrap_or(i32::MAX);
-    let correction = |beta: f64| 1.0 - beta.powi(power);
-    let (correction1, correction2) = match config.optimizer {
-        Optimizer::None | Optimizer::Sgd { .. } => (1.0, 1.0),
-        Optimizer::AdamW { beta1, beta2, .. } => (correction(beta1), correction(beta2)),
-    };
-    Scalars {
-        seed: config.seed,
-        step: step as u32,
-        rate: config.schedule.rate(step - 1),
-        correction1,
-        correction2,
-        clip: config.clip.unwrap_or(f64::INFINITY),
-    }
-}
-
-/// What is wrong with a step whose loss or gradient is not finite.
-fn not_finite(report: &StepReport, step: u64) -> Option<Diagnostic> {
+/// What is wrong with a step whose loss or gradient is not finite, after so many that were skipped.
+fn not_finite(report: &StepReport, step: u64, skipped: u64) -> Diagnostic {
     let (loss, norm) = (report.loss(), report.grad_norm);
-    if loss.is_finite() && norm.is_finite() {
-        return None;
-    }
     let headline = format!("step {step} has a loss of {loss} and a gradient of norm {norm}");
-    let wrong = Diagnostic::error("E4052", Span::default(), headline)
-        .note("the last checkpoint is from before this step")
-        .help("use a smaller learning rate, more steps of warm-up, or clip gradients");
-    Some(wrong)
+    let (code, help) = match skipped {
+        0 => ("E4052", "use a smaller learning rate, more steps of warm-up, or clip gradients"),
+        _ => ("E4055", "go on from the last checkpoint with a smaller learning rate or other data"),
+    };
+    let mut wrong = Diagnostic::error(code, Span::default(), headline);
+    if skipped > 0 {
+        wrong = wrong.note(format!("{skipped} steps in a row were skipped for that before"));
+    }
+    wrong.note("the last checkpoint is from before this step").help(help)
 }
 
 fn check_spike(config: &Config, progress: &Progress) -> Result<(), Diagnostic> {
-    let Some(above) = progress.spike.filter(|_| config.on_spike == OnSpike::Stop) else {
-        return Ok(());
+    let Progress { step, loss, grad_norm, .. } = progress;
+    let norm = config.spike_norm.filter(|norm| grad_norm > norm);
+    let headline = match (progress.spike, norm) {
+        _ if config.on_spike != OnSpike::Stop => return Ok(()),
+        (Some(above), _) => format!(
+            "the loss of step {step} is {loss:.4}, {above:.1} standard deviations above the last \
+             ones"
+        ),
+        (None, Some(norm)) => {
+            format!("the gradient of step {step} has a norm of {grad_norm:.4}, more than {norm}")
+        }
+        (None, None) => return Ok(()),
     };
-    let Progress { step, loss, .. } = progress;
-    let headline = format!(
-        "the loss of step {step} is {loss:.4}, {above:.1} standard deviations above the last ones"
-    );
     Err(Diagnostic::error("E4053", Span::default(), headline)
         .note("the last checkpoint is from before this step")
         .help("go on with a smaller learning rate, or with `--on-spike warn`"))
@@ -398,6 +411,7 @@ impl Journal {
         values.extend(progress.predicted_step_s.map(|s| ("predicted_step_time_s", s)));
         values.extend(progress.validation.map(|loss| ("validation_loss", loss)));
         values.extend(progress.spike.map(|above| ("spike", above)));
+        values.extend(progress.loss_scale.map(|scale| ("loss_scale", scale)));
         values.extend(costs.recovery_s.map(|s| ("recovery_s", s)));
         values.extend(costs.checkpoint_s.map(|s| ("checkpoint_s", s)));
         let tag = |name| match name {
@@ -407,8 +421,9 @@ impl Journal {
         };
         let events: Vec<(&str, f32)> =
             values.iter().map(|&(name, value)| (tag(name), value as f32)).collect();
-        let values: Vec<(&str, Value)> =
+        let mut values: Vec<(&str, Value)> =
             values.into_iter().map(|(name, value)| (name, value.into())).collect();
+        values.extend(progress.skipped.map(|why| ("skipped", why.name().into())));
         self.lines.append(step, &values)?;
         self.events.append(step, now_s(), &events)
     }

@@ -12,7 +12,7 @@ use runtime::load::check_weights;
 use runtime::lock::RunLock;
 use runtime::signal::StopSignal;
 use runtime::tokens::Tokenizer;
-use runtime::train::{self, Config, Identity, OnSpike, Outcome, RunState};
+use runtime::train::{self, Config, Identity, LossScale, OnSpike, Outcome, RunState};
 use runtime::weights::Weights;
 use serde_json::json;
 
@@ -184,9 +184,27 @@ pub struct Args {
     /// Checkpoints that are kept, 0 for all [default: 3]
     #[arg(long, value_name = "N", help_heading = REPORTS)]
     pub keep: Option<usize>,
-    /// Report a loss that leaps, or end the run there [default: warn]
-    #[arg(long, value_name = "POLICY", value_parser = ["warn", "stop"], help_heading = REPORTS)]
+    /// Report a loss that leaps, leave its step out, or end the run there [default: warn]
+    #[arg(
+        long,
+        value_name = "POLICY",
+        value_parser = ["warn", "skip", "stop"],
+        help_heading = REPORTS
+    )]
     pub on_spike: Option<String>,
+    /// The norm of the gradient, before clipping, from which on a step is a spike too
+    #[arg(long, value_name = "NORM", value_parser = amount, help_heading = REPORTS)]
+    pub spike_norm: Option<f64>,
+    /// Scale the loss, from this power of two on: halved where gradients overflow [default: 65536
+    /// in f16, none elsewhere]
+    #[arg(
+        long,
+        alias = "initial-loss-scale",
+        value_name = "SCALE",
+        value_parser = power_of_two,
+        help_heading = LEARNING
+    )]
+    pub loss_scale: Option<f64>,
     /// How long a step may go on after a signal; then the step before is kept
     #[arg(
         long,
@@ -212,6 +230,16 @@ pub struct Args {
     #[arg(long)]
     pub json: bool,
 }
+
+/// Reads a loss scale. Other numbers than powers of two would round gradients.
+fn power_of_two(text: &str) -> Result<f64, String> {
+    let scale = text.parse().ok().filter(|scale: &f64| (1.0..=LOSS_SCALE_MAX).contains(scale));
+    let scale = scale.filter(|scale| scale.log2().fract() == 0.0);
+    scale.ok_or_else(|| "write a power of two from 1 to 4294967296".to_owned())
+}
+
+/// The largest loss scale to begin with: Megatron-LM's.
+const LOSS_SCALE_MAX: f64 = 4_294_967_296.0;
 
 /// Trains.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
@@ -294,6 +322,8 @@ fn overlay(mut settings: Settings, args: &Args) -> Settings {
     set(&mut settings.save_every, &args.save_every);
     set(&mut settings.keep, &args.keep);
     set(&mut settings.on_spike, &args.on_spike);
+    settings.spike_norm = args.spike_norm.or(settings.spike_norm);
+    settings.loss_scale = args.loss_scale.or(settings.loss_scale);
     settings.calibration = args.calibration.clone().or(settings.calibration);
     settings.dropout = args.dropout.or(settings.dropout);
     settings.tokenizer = args.tokenizer.clone().or(settings.tokenizer);
@@ -428,7 +458,17 @@ fn config(
         out: run.folder.clone(),
         predicted_step_s: training.predicted_step_s(),
         settings: settings.to_text(),
-        on_spike: if settings.on_spike == "stop" { OnSpike::Stop } else { OnSpike::Warn },
+        on_spike: match settings.on_spike.as_str() {
+            "stop" => OnSpike::Stop,
+            "skip" => OnSpike::Skip,
+            _ => OnSpike::Warn,
+        },
+        spike_norm: settings.spike_norm,
+        loss_scale: match settings.loss_scale {
+            Some(scale) => Some(LossScale::first(scale)),
+            // Only f16 has too few powers of two for gradients.
+            None => (settings.dtype == DType::F16).then(LossScale::default),
+        },
     }
 }
 
@@ -447,7 +487,8 @@ fn given_weights(settings: &Settings, resolved: &Resolved) -> Result<Option<Weig
         failure @ Failure::World(_) => failure,
     };
     let weights = Weights::open(directory).map_err(with_way_out)?;
-    let Settings { seq, dtype, dropout, .. } = *settings;
+    let Settings { seq, dropout, .. } = *settings;
+    let dtype = settings.precision()?.accumulate;
     let model = crate::import(&resolved.description, &Options { seq, dtype, dropout })?;
     let wrong = check_weights(&model.weights, &weights);
     if wrong.is_empty() { Ok(Some(weights)) } else { Err(wrong.into()) }

@@ -43,6 +43,7 @@ mod layouts;
 mod mesh;
 mod model;
 mod names;
+mod narrow;
 mod nodes;
 mod onnx;
 mod operators;

@@ -94,6 +94,7 @@ fn scalars() -> Scalars {
         correction1: 0.1,
         correction2: 0.001,
         clip: f64::INFINITY,
+        ..Scalars::default()
     }
 }
 

@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use codegen::calls::Calls;
 use codegen::compile::Compiled;
+use codegen::prepare::prepare_training_as;
 use ir::ids::Ids;
 use ir::import::{self, Description, Model};
 use ir::plan::{FunctionPlan, Keep, Optimizer, Schedule};
+use ir::precision::Precision;
 use ir::{DType, Mesh, Module, Plan};
 use planner::link::Link;
 use planner::shard::{Rates, Request, shard};
@@ -37,6 +39,18 @@ pub(crate) fn prepared(
     let module = codegen::prepare::prepare_training(model.module.clone(), "loss");
     let module = module.expect("the module is prepared");
     (model, module)
+}
+
+/// The same, with the element types of a precision.
+pub(crate) fn prepared_as(
+    description: &Description,
+    seq: usize,
+    precision: &Precision,
+) -> (Model, Module) {
+    let options = import::Options { seq, dtype: precision.accumulate, dropout: Some(0.0) };
+    let model = import::import(description, &options).expect("the model is imported");
+    let module = prepare_training_as(model.module.clone(), "loss", precision);
+    (model, module.expect("the module is prepared"))
 }
 
 /// A plan as asked for; an error where the mesh does not fit the model.
@@ -83,7 +97,7 @@ pub(crate) fn plan_over(
         microbatch_size: wanted.microbatch_size,
         microbatch_count: wanted.microbatch_count,
         seq,
-        precision: ir::precision::Precision::uniform(dtype),
+        precision: Precision::uniform(dtype),
         schedule: Schedule::OneFOneB,
         stage_ends: stages.iter().map(|p| p.start + p.size).collect(),
         optimizer: Optimizer::AdamW {

@@ -74,6 +74,7 @@ impl Case {
             correction1: 1.0 - 0.9_f64.powi(step as i32),
             correction2: 1.0 - 0.999_f64.powi(step as i32),
             clip,
+            ..Scalars::default()
         };
         let batch = Batch { tokens: &self.tokens, labels: &self.labels, ..Batch::default() };
         session.step(&batch, scalars).expect("the step runs")

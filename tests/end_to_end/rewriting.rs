@@ -44,6 +44,7 @@ fn losses(model: &Model, module: &Module, selection: Selection) -> Vec<f64> {
             correction1: correction(0.9),
             correction2: correction(0.999),
             clip: f64::INFINITY,
+            ..Scalars::default()
         };
         session.step(&batch, scalars).expect("the step runs").loss_sum
     };

@@ -30,7 +30,15 @@ fn wanted() -> Vec<Wanted> {
 }
 
 fn scalars(seed: u32, rate: f64) -> Scalars {
-    Scalars { seed, step: 1, rate, correction1: 0.1, correction2: 0.001, clip: f64::INFINITY }
+    Scalars {
+        seed,
+        step: 1,
+        rate,
+        correction1: 0.1,
+        correction2: 0.001,
+        clip: f64::INFINITY,
+        ..Scalars::default()
+    }
 }
 
 #[test]

@@ -13,10 +13,11 @@ use std::sync::{Mutex, PoisonError};
 
 use codegen::prepare::prepare_training;
 use gantline::job::{ADAMW, Question};
-use gantline::{LOSS, compile, import, plan, prepare, start};
+use gantline::{LOSS, compile, import, plan, prepare, prepare_as, start};
 use ir::DType;
 use ir::import::{Description, Options, preset, read_config};
 use ir::plan::{FunctionPlan, Keep, Optimizer};
+use ir::precision::Precision;
 use ir::random::mix;
 use ir::{Mesh, Plan};
 use planner::cluster::Cluster;
@@ -36,7 +37,7 @@ const SAMPLES: usize = 4;
 /// What may lie outside, of each rank.
 const MIB: u64 = 1 << 20;
 /// Plans that are drawn.
-const RANDOM_PLANS: usize = 60;
+const RANDOM_PLANS: usize = 100;
 
 fn question([pp, dp, tp]: [usize; 3]) -> Question {
     let description = preset("gpt2-mini").unwrap();
@@ -53,7 +54,7 @@ fn question([pp, dp, tp]: [usize; 3]) -> Question {
         ranks: pp * dp * tp,
         global_batch_size: SAMPLES,
         seq: SEQ,
-        precision: ir::precision::Precision::uniform(DType::F32),
+        precision: Precision::uniform(DType::F32),
         optimizer: ADAMW,
         clip: Some(1.0),
         limits,
@@ -186,6 +187,23 @@ fn random_plan(draws: &mut Draws, module: &ir::Module, seq: usize) -> Option<Pla
     Some(plan)
 }
 
+/// A precision that programs can have: of one type, or with roles of two.
+fn random_precision(draws: &mut Draws) -> Precision {
+    let dtype = [DType::F32, DType::F64, DType::BF16, DType::F16][draws.below(4)];
+    let mut precision = Precision::training(dtype);
+    if dtype.is_narrow() {
+        let two = [dtype, precision.accumulate];
+        precision.parameters = two[draws.below(2)];
+        precision.states = two[draws.below(2)];
+        precision.logits = two[draws.below(2)];
+        if precision.parameters != dtype || draws.below(2) == 0 {
+            precision.master = None;
+        }
+    }
+    assert_eq!(precision.lacking(), [""; 0]);
+    precision
+}
+
 /// Random plans of random models: each rank allocates what is predicted, to the byte.
 #[test]
 fn ranks_of_random_plans_allocate_what_is_predicted() {
@@ -195,10 +213,12 @@ fn ranks_of_random_plans_allocate_what_is_predicted() {
     let mut plans = 0;
     while plans < RANDOM_PLANS {
         let seq = 8 + draws.below(25);
-        let options = Options { seq, dtype: DType::F32, dropout: Some(0.1) };
+        let precision = random_precision(&mut draws);
+        let options = Options { seq, dtype: precision.accumulate, dropout: Some(0.1) };
         let model = import(&random_model(&mut draws), &options).unwrap();
-        let module = prepare(&model).unwrap();
+        let module = prepare_as(&model, &precision).unwrap();
         let Some(plan) = random_plan(&mut draws, &module, seq) else { continue };
+        let plan = Plan { precision, ..plan };
         let what = format!("SEED={seed}, plan {plans}:\n{plan}");
         let classes = compile(&module, LOSS, &plan).unwrap_or_else(|e| panic!("{e:?}, {what}"));
         let predicted = Footprint::of_all(&classes.programs, &classes.kernels, 1);

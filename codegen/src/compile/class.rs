@@ -170,7 +170,7 @@ impl<'a> Class<'a> {
         let scalars = self.feed_buffer(Feed::Scalars);
         let (mut begin, mut finish) = (Vec::new(), Vec::new());
         let clears = must_clear(self.own, self.plan.microbatch_count);
-        update::begin(&mut self, clears, &mut begin);
+        update::begin(&mut self, clears, scalars, &mut begin);
         update::finish(&mut self, scalars, &mut finish)?;
         let routine = |step: &Step| match step {
             Step::Call { routine, .. } => Some(self.store.routine_at(*routine).clone()),
@@ -193,7 +193,7 @@ impl<'a> Class<'a> {
         let scalars = self.feed_buffer(Feed::Scalars);
         steps.push(Step::Feed { feed: Feed::Scalars, microbatch: 0, buffer: scalars });
         let clears = must_clear(self.own, self.plan.microbatch_count);
-        update::begin(&mut self, clears, &mut steps);
+        update::begin(&mut self, clears, scalars, &mut steps);
         self.schedule(&mut steps)?;
         update::finish(&mut self, scalars, &mut steps)?;
         let mut evaluate = Vec::new();

@@ -399,6 +399,26 @@ mod tests {
         assert_eq!(parse_plan("test", &plan.to_string()), Ok(plan));
     }
 
+    /// A line says all roles where they are not of one type, and texts without it mean one type.
+    #[test]
+    fn roles_read_back_and_must_agree_with_the_type() {
+        let roles = "  precision parameters=bf16 compute=bf16 accumulate=f32 master=f32 \
+                     gradients=f32 reduce=f32 states=f32 saved=bf16 logits=bf16\n";
+        let typed = TEXT.replace("dtype=f32\n", &format!("dtype=bf16\n{roles}"));
+        let plan = parse_plan("test", &typed).unwrap();
+        assert_eq!(plan.to_string(), typed);
+        assert_eq!(plan.precision, Precision::training(DType::BF16));
+        let uniform = parse_plan("test", TEXT).unwrap().precision;
+        assert_eq!(uniform, Precision::uniform(DType::F32));
+        let headline = |text: &str| parse_plan("test", text).unwrap_err()[0].headline.clone();
+        let other = typed.replace("dtype=bf16", "dtype=f16");
+        assert_eq!(headline(&other), "dtype=f16 and compute=bf16");
+        let unknown = typed.replace("states=f32", "states=i32");
+        assert!(headline(&unknown).starts_with("cannot read `precision"), "{}", headline(&unknown));
+        let masterless = typed.replace("master=f32", "master=none");
+        assert_eq!(parse_plan("test", &masterless).unwrap().precision.master, None);
+    }
+
     #[test]
     fn what_is_wrong_is_said_in_place() {
         let wrong = TEXT

@@ -11,7 +11,7 @@ use kernels::Kernel;
 use crate::convert::{Stored, convert};
 use crate::local::arena::Arena;
 
-use super::{buffer_of, describe, range};
+use super::{Scalars, buffer_of, describe, range};
 
 /// Where the first value that is not finite arose in a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,14 +90,20 @@ pub(super) fn values(dtype: DType, bytes: &[u8]) -> Values {
     values(DType::F64, &wide)
 }
 
+/// Loss sum, count and sum of squares.
+pub(super) fn stats(dtype: DType, bytes: &[u8]) -> [f64; 3] {
+    let wide = convert(Stored::DType(dtype), bytes, DType::F64);
+    [0, 1, 2].map(|at| wide.as_chunks().0.get(at).map_or(0.0, |&b| f64::from_le_bytes(b)))
+}
+
 /// Whether the statistics of a step, which are equal on all ranks, allow an update; true where
 /// there are none.
-pub(super) fn allows_update(program: &Program, arena: &Arena) -> bool {
-    let stats = program.buffers.iter().find(|buffer| buffer.contents == Contents::Stats);
-    stats.is_none_or(|stats| {
-        let len = stats.sizes.iter().product::<usize>() * stats.dtype.size() as usize;
-        let start = range(stats).start;
-        values(stats.dtype, arena.bytes(start..start + len)) == Values::Finite
+pub(super) fn allows_update(program: &Program, arena: &Arena, scalars: &Scalars) -> bool {
+    let buffer = program.buffers.iter().find(|buffer| buffer.contents == Contents::Stats);
+    buffer.is_none_or(|buffer| {
+        let len = buffer.sizes.iter().product::<usize>() * buffer.dtype.size() as usize;
+        let start = range(buffer).start;
+        scalars.allow_update(stats(buffer.dtype, arena.bytes(start..start + len)))
     })
 }
 

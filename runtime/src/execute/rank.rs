@@ -166,7 +166,7 @@ impl Runner {
         for (index, step) in steps(program, phase).iter().enumerate() {
             self.at = (index, None);
             if self.updates[phase.index()] == Some(index) {
-                if !finite::allows_update(program, &seat.arena) {
+                if !finite::allows_update(program, &seat.arena, &inputs.scalars) {
                     // All ranks see the same statistics, and stop here.
                     return Ok(());
                 }
@@ -248,7 +248,7 @@ impl Runner {
                 put(&words, u32::to_le_bytes, target);
             }
             Feed::Scalars => {
-                let Scalars4(values) = scalars.into();
+                let values = in_order(scalars);
                 if buffer.dtype == DType::F64 {
                     put(&values, f64::to_le_bytes, target);
                 } else {
@@ -377,13 +377,9 @@ impl Call<'_> {
 }
 
 /// The scalars in the order of the feed.
-struct Scalars4([f64; 4]);
-
-impl From<super::Scalars> for Scalars4 {
-    fn from(scalars: super::Scalars) -> Scalars4 {
-        let super::Scalars { rate, correction1, correction2, clip, .. } = scalars;
-        Scalars4([rate, correction1, correction2, clip])
-    }
+fn in_order(scalars: super::Scalars) -> [f64; 5] {
+    let super::Scalars { rate, correction1, correction2, clip, loss_scale, .. } = scalars;
+    [rate, correction1, correction2, clip, loss_scale]
 }
 
 /// Writes numbers as little-endian bytes.

@@ -70,7 +70,7 @@ fn feeds_hold_the_samples_of_their_micro_batch_and_rank() {
         assert_eq!(rows, expected, "rank {rank}");
         let key = [9, 5, 3, first as u32].map(u32::to_le_bytes).concat();
         assert_eq!(session.read(rank, buffer(Feed::Key { path: 3 })), key);
-        let scalars = [0.5_f32, 1.0, 1.0, 2.0].map(f32::to_le_bytes).concat();
+        let scalars = [0.5_f32, 1.0, 1.0, 2.0, 1.0].map(f32::to_le_bytes).concat();
         assert_eq!(session.read(rank, buffer(Feed::Scalars)), scalars);
     }
 }

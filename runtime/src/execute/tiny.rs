@@ -81,7 +81,7 @@ fn program(
     let state = Contents::State { weight: 0, index: 0 };
     let momentum = layout.add(state, DType::F32, &[cols]);
     let tokens = layout.add(Contents::Feed(Feed::Tokens), DType::I32, &[size, SEQ]);
-    let scalars = layout.add(Contents::Feed(Feed::Scalars), DType::F32, &[4]);
+    let scalars = layout.add(Contents::Feed(Feed::Scalars), DType::F32, &[5]);
     let key = layout.add(Contents::Feed(Feed::Key { path: 3 }), DType::U32, &[4]);
     let stats = layout.add(Contents::Stats, DType::F32, &[3]);
     let frame = layout.add(Contents::Frame, DType::U32, &[64]);

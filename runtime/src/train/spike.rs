@@ -18,6 +18,8 @@ const SHARE: f64 = 0.01;
 pub enum OnSpike {
     /// It is reported.
     Warn,
+    /// The step is not done: weights and states stay, the next batch comes.
+    Skip,
     /// The run ends, and its last checkpoint is from before.
     Stop,
 }
@@ -32,15 +34,33 @@ impl Losses {
     /// Adds the loss of a step. If it is a spike: how many standard deviations it lies above the
     /// mean of those before.
     pub fn add(&mut self, loss: f64) -> Option<f64> {
-        let count = self.last.len();
-        let mean = self.last.iter().sum::<f64>() / count as f64;
-        let variance = self.last.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / count as f64;
-        let above = (loss - mean) / variance.sqrt().max(SHARE * mean.abs());
-        if count == WINDOW {
+        let above = self.above(loss);
+        if self.last.len() == WINDOW {
             self.last.pop_front();
         }
         self.last.push_back(loss);
-        (count >= LEAST && above > DEVIATIONS).then_some(above)
+        above
+    }
+
+    /// How many standard deviations a loss lies above the mean of the last ones, if it is a spike.
+    pub fn above(&self, loss: f64) -> Option<f64> {
+        let [mean, deviation] = self.spread();
+        let above = (loss - mean) / deviation;
+        (self.last.len() >= LEAST && above > DEVIATIONS).then_some(above)
+    }
+
+    /// The loss above which one is a spike; infinite where there are too few to tell.
+    pub fn limit(&self) -> f64 {
+        let [mean, deviation] = self.spread();
+        if self.last.len() < LEAST { f64::INFINITY } else { mean + DEVIATIONS * deviation }
+    }
+
+    /// The mean, and the standard deviation that is believed.
+    fn spread(&self) -> [f64; 2] {
+        let count = self.last.len() as f64;
+        let mean = self.last.iter().sum::<f64>() / count;
+        let variance = self.last.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / count;
+        [mean, variance.sqrt().max(SHARE * mean.abs())]
     }
 }
 

@@ -14,6 +14,7 @@ use crate::execute::{Part, Samples, Session, Shard};
 use crate::rate::{Decay, Schedule};
 
 use super::Config;
+use super::scaling::LossScale;
 
 /// What is trained with what.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,6 +51,12 @@ pub struct RunState {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settings: Option<String>,
     schedule: ScheduleText,
+    /// The loss scale of the next step: a power of two, as text, and the steps since it changed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    loss_scale: Option<(String, u32)>,
+    /// Steps that were skipped.
+    #[serde(default)]
+    pub skipped: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,7 +92,22 @@ impl RunState {
                 decay_steps,
                 ratio_min: ratio_min.to_string(),
             },
+            loss_scale: None,
+            skipped: 0,
         }
+    }
+
+    /// The loss scale of the next step, where there is one.
+    pub fn loss_scale(&self) -> Option<LossScale> {
+        let (scale, steps) = self.loss_scale.as_ref()?;
+        let scale = scale.parse().ok().filter(|scale: &f64| scale.is_finite() && *scale > 0.0)?;
+        Some(LossScale { scale, steps: *steps })
+    }
+
+    /// Keeps what the next step needs to know.
+    pub fn keep(&mut self, loss_scale: Option<LossScale>, skipped: u64) {
+        self.loss_scale = loss_scale.map(|LossScale { scale, steps }| (scale.to_string(), steps));
+        self.skipped = skipped;
     }
 
     /// The state in a checkpoint.

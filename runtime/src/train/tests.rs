@@ -42,6 +42,8 @@ fn config(scratch: &Scratch, steps: u64) -> Config {
         predicted_step_s: Some(0.5),
         settings: "lr = 0.01".to_owned(),
         on_spike: OnSpike::Warn,
+        spike_norm: None,
+        loss_scale: None,
     }
 }
 
@@ -259,11 +261,78 @@ fn a_run_whose_step_is_abandoned_keeps_the_step_before() {
 fn scalars_follow_schedule_and_optimizer() {
     let scratch = Scratch::new("scalars");
     let mut config = config(&scratch, 3);
-    let first = scalars(&config, 1);
+    let first = Guard::new(&config).scalars(&config, 1);
     assert_eq!((first.rate, first.correction1, first.correction2), (0.005, 0.5, 0.25));
     assert_eq!((first.seed, first.step, first.clip), (3, 1, 1.0));
     config.optimizer = Optimizer::Sgd { decay: 0.0, decay_biases: 0.0 };
     config.clip = None;
-    let later = scalars(&config, 3);
+    let later = Guard::new(&config).scalars(&config, 3);
     assert_eq!((later.rate, later.correction1, later.clip), (0.01, 1.0, f64::INFINITY));
+}
+
+/// Steps that must not be done leave weights and states as they are, on all ranks, and the run goes
+/// on as if the batch had not been there: here every second step has a norm above the bound.
+#[test]
+fn steps_above_the_bound_of_the_norm_are_skipped() {
+    let scratch = Scratch::new("norm");
+    let free = config(&scratch, 6);
+    let norms = std::cell::RefCell::new(Vec::new());
+    let watch = |config: &Config, seen: &mut dyn FnMut(&Progress, &Session)| {
+        let mut session = tiny::session(tiny::mesh(2, 2), 1, SAMPLES / 2);
+        let init = crate::init::Init::Normal { std: 1.0, zero_row: None };
+        session.init_weights(config.seed, &|_, _| init);
+        let batches = corpus().batches(u64::from(config.seed), tiny::SEQ, SAMPLES).unwrap();
+        let steps = 0..config.steps;
+        let mut data = Prefetch::start(&batches, steps.clone()).unwrap();
+        let samples = session.classes().samples(Phase::Step).unwrap();
+        let mut guard = Guard::new(config);
+        let identity = identity();
+        let run = Run {
+            since: Instant::now(),
+            config,
+            batches: &batches,
+            identity: &identity,
+            stop: &|| false,
+            progress: &mut |_| (),
+        };
+        for step in steps {
+            let before = tensors(&session);
+            let at = (step + 1, &mut guard);
+            let progress = advance(&mut session, &run, &mut data, samples, at).unwrap();
+            let is_same = before == tensors(&session);
+            assert_eq!(is_same, progress.skipped.is_some(), "step {}", step + 1);
+            seen(&progress, &session);
+        }
+        guard.skipped
+    };
+    watch(&free, &mut |progress, _| norms.borrow_mut().push(progress.grad_norm));
+    let mut sorted = norms.borrow().clone();
+    sorted.sort_by(f64::total_cmp);
+    let bound = Some(sorted[2]);
+    let bounded = Config { on_spike: OnSpike::Skip, spike_norm: bound, ..free };
+    let mut skipped = Vec::new();
+    let count = watch(&bounded, &mut |progress, _| skipped.extend(progress.skipped));
+    assert!(count > 0 && count as usize == skipped.len(), "{skipped:?}");
+    assert!(skipped.iter().all(|why| *why == Skipped::Norm), "{skipped:?}");
+}
+
+/// Numbers that are not finite once are skipped where that is asked for; where they stay, the run
+/// ends as the outside world's fault.
+#[test]
+fn what_stays_not_finite_ends_the_run_after_some_skips() {
+    let scratch = Scratch::new("stays");
+    let config = Config {
+        schedule: Schedule::constant(1e30, 0),
+        on_spike: OnSpike::Skip,
+        ..config(&scratch, 99)
+    };
+    let (_, outcome) = run((1, 2), &config, u64::MAX, false);
+    let Err(Failure::Input(found)) = outcome else { panic!("{outcome:?}") };
+    assert_eq!(found[0].code, "E4055");
+    assert!(found[0].headline.starts_with("step 26 has a loss of "), "{}", found[0].headline);
+    assert!(
+        found[0].notes[0].starts_with("24 steps in a row were skipped"),
+        "{:?}",
+        found[0].notes
+    );
 }

@@ -9,6 +9,7 @@ use std::process::Command;
 use gantline::generation::{Generator, Options};
 use ir::import::{Description, Model, read_config};
 use ir::plan::{Keep, Optimizer};
+use ir::precision::Precision;
 use ir::{DType, Mesh, Module};
 use runtime::execute::{Batch, Part, Scalars, Session, Values};
 use runtime::generate::{Ending, Sampling};
@@ -16,12 +17,15 @@ use runtime::load::{Named, collect_weights, export_weights, load_weights, write_
 use runtime::weights::Weights;
 
 use crate::drawn::{draw, root, uniform, writes_no_text};
-use crate::model::{Wanted, plan, prepared, session};
+use crate::model::{Wanted, plan, prepared, prepared_as, session};
 
 const ONE: Mesh = Mesh { pp: 1, dp: 1, tp: 1 };
 const RATE: f64 = 1e-3;
 /// Sums that stand for a weight.
 const PROJECTIONS: usize = 4;
+
+/// How much farther from the truth than PyTorch a narrow type may be.
+const FARTHER_MAX: f64 = 1.5;
 
 /// The element types that are computed in, and how far each may be from float64 of transformers.
 const TYPES: [(DType, f64); 2] = [(DType::F64, 1e-10), (DType::F32, 1e-5)];
@@ -83,6 +87,16 @@ impl Case {
     }
 
     fn start(&self, model: &Model, module: &Module, dtype: DType, folder: &Path) -> Session {
+        self.start_as(model, module, Precision::uniform(dtype), folder)
+    }
+
+    fn start_as(
+        &self,
+        model: &Model,
+        module: &Module,
+        precision: Precision,
+        folder: &Path,
+    ) -> Session {
         let wanted = Wanted {
             mesh: ONE,
             microbatch_size: 1,
@@ -90,7 +104,8 @@ impl Case {
             keep: Keep::Full,
             sequence: false,
         };
-        let mut plan = plan(module, self.seq, dtype, wanted).expect("a plan");
+        let mut plan = plan(module, self.seq, precision.compute, wanted).expect("a plan");
+        plan.precision = precision;
         plan.optimizer =
             Optimizer::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-4, decay: 0.1, decay_biases: 0.1 };
         let mut session = session(module, &plan);
@@ -107,6 +122,7 @@ impl Case {
             correction1: 1.0 - 0.9_f64.powi(step as i32),
             correction2: 1.0 - 0.999_f64.powi(step as i32),
             clip: f64::INFINITY,
+            ..Scalars::default()
         };
         let batch = Batch { tokens: &self.tokens, labels: &self.labels, ..Batch::default() };
         session.step(&batch, scalars).expect("the step runs").loss()
@@ -205,6 +221,32 @@ impl Case {
             let text = text.unwrap_or_else(|why| panic!("{}: {}", self.name, why.message()));
             assert_eq!([prompt.clone(), text].concat(), expected, "{} {mesh}", self.name);
         }
+    }
+
+    /// Loss and gradients in a narrow type are hardly farther from the truth than PyTorch's: see
+    /// `tests/reference/narrow.py`.
+    pub(crate) fn check_narrow(&self, precision: Precision, loss_scale: f64, theirs: f64) {
+        let (model, module) = prepared_as(&self.description(), self.seq, &precision);
+        let mut session = self.start_as(&model, &module, precision, &self.folder);
+        let scalars = Scalars { loss_scale, ..Scalars::default() };
+        let batch = Batch { tokens: &self.tokens, labels: &self.labels, ..Batch::default() };
+        let report = session.step(&batch, scalars).expect("the step runs");
+        let norm = |values: &[f64]| values.iter().map(|x| x * x).sum::<f64>().sqrt();
+        let grads = collect_weights(&session, &model.weights, Part::Grad);
+        let truth = |name: &str| self.numbers(&format!("grad.{name}"));
+        let floor = grads.iter().map(|grad| norm(&truth(&grad.name))).fold(0.0, f64::max) * 1e-3;
+        let expected = self.numbers("loss")[0];
+        let mut squares = ((report.loss() - expected) / expected).powi(2);
+        for Named { name, values } in &grads {
+            let expected = truth(name);
+            let ours = values.to_f64().into_iter().map(|grad| grad / report.count / loss_scale);
+            let apart: Vec<f64> = ours.zip(&expected).map(|(a, b)| a - b).collect();
+            squares += (norm(&apart) / norm(&expected).max(floor)).powi(2);
+        }
+        let ours = (squares / (1 + grads.len()) as f64).sqrt();
+        let name = &self.name;
+        println!("{name} {precision}: {ours:.2e}, PyTorch {theirs:.2e}");
+        assert!(ours <= FARTHER_MAX * theirs, "{name} {precision}: {ours:e}, PyTorch {theirs:e}");
     }
 
     /// Runs the program in the directory of the case.

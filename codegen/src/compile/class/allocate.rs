@@ -6,6 +6,7 @@ use ir::{DType, ValueId};
 use super::Class;
 use crate::calls::Operand;
 use crate::store::BufferId;
+use crate::update::SCALARS;
 
 impl Class<'_> {
     pub(super) fn allocate(&mut self) {
@@ -50,7 +51,7 @@ impl Class<'_> {
             Feed::Tokens => ("tokens".to_owned(), DType::I32, vec![plan.microbatch_size, plan.seq]),
             Feed::Labels => ("labels".to_owned(), DType::I32, vec![plan.microbatch_size, plan.seq]),
             Feed::Key { path } => (format!("key.{path}"), DType::U32, vec![4]),
-            Feed::Scalars => ("scalars".to_owned(), self.sums(), vec![4]),
+            Feed::Scalars => ("scalars".to_owned(), self.sums(), vec![SCALARS]),
             Feed::Position => ("position".to_owned(), DType::I32, Vec::new()),
             Feed::Last => ("last".to_owned(), DType::I32, Vec::new()),
         };

@@ -127,7 +127,7 @@ impl Class<'_> {
         Ok(())
     }
 
-    /// The cotangent of the `at`-th floating-point result: one for the loss sum.
+    /// The cotangent of the `at`-th floating-point result: the loss scale for the loss sum.
     fn cotangent_of_result(&self, call: usize, at: usize) -> BufferId {
         let value = self.own[call].results[at];
         match self.calls.results.iter().position(|r| *r == value) {

@@ -1,0 +1,167 @@
+//! Training in bf16 and f16: beside PyTorch, on every mesh, what it holds, and what it skips.
+
+use std::fs;
+use std::path::Path;
+use std::process::Output;
+
+use ir::DType;
+use ir::precision::Precision;
+use serde_json::Value;
+
+use crate::families::case::Case;
+use crate::scratch::{Scratch, text};
+
+/// The way in which PyTorch computes what a precision says.
+fn precisions() -> [(&'static str, Precision, f64); 4] {
+    let pure = |dtype| Precision { states: dtype, ..Precision::uniform(dtype) };
+    [
+        ("bf16 masters", Precision::training(DType::BF16), 1.0),
+        ("bf16 pure", pure(DType::BF16), 1.0),
+        ("f16 masters", Precision::training(DType::F16), 1024.0),
+        ("f16 pure", pure(DType::F16), 1024.0),
+    ]
+}
+
+/// `tests/reference/narrow.py` says how the distances of PyTorch are measured.
+#[test]
+fn gradients_are_as_near_to_the_truth_as_those_of_pytorch() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference/narrow.json");
+    let text = fs::read_to_string(root).expect("the distances are there");
+    let distances: Value = serde_json::from_str(&text).expect("they are a document");
+    let cases = distances.as_object().expect("by the names of cases");
+    assert!(cases.len() >= 15, "{} cases", cases.len());
+    for (name, ways) in cases {
+        let case = Case::open(name, "narrow");
+        for (way, precision, loss_scale) in precisions() {
+            let theirs = ways[way].as_f64().expect("a distance");
+            case.check_narrow(precision, loss_scale, theirs);
+        }
+    }
+}
+
+fn said(output: &Output) -> String {
+    [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes)).concat()
+}
+
+/// A small model and a text.
+fn scene(name: &str) -> Scratch {
+    let scratch = Scratch::new(name);
+    let config = r#"{"model_type": "llama", "vocab_size": 259, "max_position_embeddings": 32,
+        "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "tie_word_embeddings": true}"#;
+    scratch.write("model/config.json", config);
+    scratch.write("data.txt", &text());
+    scratch
+}
+
+/// Meshes differ by where sums are rounded, and not by more than one rank is from the truth.
+#[test]
+fn narrow_meshes_are_as_near_to_the_truth_as_one_rank() {
+    let scratch = scene("narrow-meshes");
+    for line in [
+        "verify model --ranks 1 --dtype bf16 --seq 17",
+        "verify model --ranks 4 --dtype bf16 --seq 17",
+        "verify model --ranks 4 --dtype f16 --seq 17 --precision master=none,states=f16",
+        "verify model --ranks 2 --dtype bf16 --seq 17 --precision parameters=f32,logits=f32,master=none",
+    ] {
+        let output = scratch.run(line);
+        assert!(output.status.success(), "{line}\n{}", said(&output));
+    }
+}
+
+/// All roles that do not go together are said at once.
+#[test]
+fn roles_that_nothing_computes_are_refused_together() {
+    let scratch = scene("narrow-roles");
+    let line = "verify model --ranks 1 --dtype bf16 --precision \
+                states=f8e4m3,reduce=bf16,master=bf16,logits=f64";
+    let output = scratch.run(line);
+    assert_eq!(output.status.code(), Some(4), "{}", said(&output));
+    for role in ["states=f8e4m3", "reduce=bf16", "master=bf16", "logits=f64"] {
+        assert!(said(&output).contains(role), "{role}: {}", said(&output));
+    }
+    let output = scratch.run("verify model --ranks 1 --precision grads=f32,master");
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(said(&output).contains("there is no role `grads`"), "{}", said(&output));
+    assert!(said(&output).contains("`master` sets no role"), "{}", said(&output));
+}
+
+fn metrics(run: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(run.join("metrics.jsonl")).expect("a journal");
+    text.lines().map(|line| serde_json::from_str(line).expect("a line")).collect()
+}
+
+fn checkpoint(run: &Path, step: u64) -> Vec<Vec<u8>> {
+    let folder = run.join(format!("checkpoints/step-{step}"));
+    let files =
+        fs::read_dir(folder).expect("a checkpoint").map(|file| file.expect("a file").path());
+    let mut files: Vec<_> =
+        files.filter(|path| path.extension().is_some_and(|e| e == "safetensors")).collect();
+    files.sort();
+    files.iter().map(|path| fs::read(path).expect("it reads")).collect()
+}
+
+/// A first scale that overflows is halved until it does not: those steps change no weight, and the
+/// run that is interrupted among them goes on to the bits of one that is not.
+#[test]
+fn overflows_are_skipped_by_all_ranks_and_resumed_bit_for_bit() {
+    let scratch = scene("narrow-scale");
+    let line = |steps: usize, out: &str| {
+        format!(
+            "train model --data data.txt --from-scratch --dtype f16 --ranks 2 --fix dp=2 --seq 16 \
+             --gbs 4 --steps {steps} --save-every 1 --keep 0 --val-every 0 --loss-scale 1073741824 \
+             --out {out}"
+        )
+    };
+    let run = |line: &str| _ = scratch.answer(line);
+    run(&line(24, "whole"));
+    let lines = metrics(&scratch.0.join("whole"));
+    let skipped: Vec<u64> = lines
+        .iter()
+        .filter(|line| line["skipped"] == "not finite")
+        .map(|line| line["step"].as_u64().expect("a step"))
+        .collect();
+    assert!(skipped.len() >= 3 && skipped.len() < 20, "{skipped:?}");
+    let scale = |at: usize| lines[at]["loss_scale"].as_f64().expect("a scale");
+    assert_eq!(scale(0), 1_073_741_824.0);
+    for step in skipped.iter().filter(|step| **step > 1) {
+        let [before, after] = [step - 1, *step].map(|s| checkpoint(&scratch.0.join("whole"), s));
+        assert!(before == after, "step {step} changed weights or states");
+        assert_eq!(scale(*step as usize), scale(*step as usize - 1) / 2.0, "after step {step}");
+    }
+    assert!(!skipped.contains(&24), "the last step is done");
+    let [before, after] = [23, 24].map(|s| checkpoint(&scratch.0.join("whole"), s));
+    assert!(before != after, "a step changes weights");
+    let cut = skipped[1];
+    run(&line(cut as usize, "parts"));
+    run("train --resume parts --steps 24");
+    assert!(checkpoint(&scratch.0.join("parts"), 24) == checkpoint(&scratch.0.join("whole"), 24));
+}
+
+/// What is held for each parameter: itself, its master, its gradient and two moments.
+#[test]
+fn bf16_with_masters_holds_eighteen_bytes_a_parameter() {
+    let scratch = scene("narrow-memory");
+    let line = "compile model --cluster cpu-local --ranks 1 --dtype bf16 --seq 16 --gbs 1 -o x.gtl";
+    let output = scratch.run(line);
+    assert!(output.status.success(), "{}", said(&output));
+    let output = scratch.run("inspect x.gtl");
+    let text = said(&output);
+    let mut held: std::collections::BTreeMap<&str, [u64; 2]> = Default::default();
+    for line in text.lines().filter(|line| line.trim_start().starts_with("buffer b")) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let bytes =
+            words.iter().position(|w| *w == "bytes").and_then(|at| words[at + 1].parse().ok());
+        for kind in ["param", "master", "grad", "state"] {
+            if words.contains(&kind) {
+                let [count, sum] = held.entry(kind).or_default();
+                (*count, *sum) = (*count + 1, *sum + bytes.unwrap_or(0));
+            }
+        }
+    }
+    let [weights, parameters] = held["param"];
+    assert!(weights > 10 && parameters > 50_000, "{held:?}\n{text}");
+    assert_eq!(held["master"], [weights, 2 * parameters]);
+    assert_eq!(held["grad"], [weights, 2 * parameters]);
+    assert_eq!(held["state"], [2 * weights, 4 * parameters]);
+}
