@@ -35,7 +35,6 @@ use ir::{DType, Diagnostic};
 use kernels::Kernel;
 
 use crate::communicator::CommError;
-use crate::convert::{Stored, convert};
 use crate::error::{Error, Failure};
 use crate::local::Local;
 use crate::local::arena::Arena;

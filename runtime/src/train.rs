@@ -36,7 +36,7 @@ pub use state::{Identity, RunState, checkpoint_bytes, restore, restore_weights, 
 use crate::checkpoint::{Checkpoint, Store};
 use crate::data::{Batches, Prefetch};
 use crate::error::{Error, Failure};
-use crate::execute::{Batch, Phase, RankTime, Samples, Scalars, Session, StepReport};
+use crate::execute::{Batch, Phase, RankTime, Samples, Session, StepReport};
 use crate::metrics::{Events, Lines, Plot, series};
 use crate::rate::Schedule;
 use guard::{Guard, Verdict};

@@ -6,10 +6,44 @@ use std::process::Output;
 
 use ir::DType;
 use ir::precision::Precision;
+use runtime::execute::{Batch, Part, Scalars};
+use runtime::load::{Named, collect_weights};
 use serde_json::Value;
 
 use crate::families::case::Case;
+use crate::model::prepared_as;
 use crate::scratch::{Scratch, text};
+
+/// How much farther from the truth than PyTorch a narrow type may be.
+const FARTHER_MAX: f64 = 1.5;
+
+impl Case {
+    /// Loss and gradients in a narrow type are hardly farther from the truth than PyTorch's: see
+    /// `tests/reference/narrow.py`.
+    fn check_narrow(&self, precision: Precision, loss_scale: f64, theirs: f64) {
+        let (model, module) = prepared_as(&self.description(), self.seq, &precision);
+        let mut session = self.start_as(&model, &module, precision, &self.folder);
+        let scalars = Scalars { loss_scale, ..Scalars::default() };
+        let batch = Batch { tokens: &self.tokens, labels: &self.labels, ..Batch::default() };
+        let report = session.step(&batch, scalars).expect("the step runs");
+        let norm = |values: &[f64]| values.iter().map(|x| x * x).sum::<f64>().sqrt();
+        let grads = collect_weights(&session, &model.weights, Part::Grad);
+        let truth = |name: &str| self.numbers(&format!("grad.{name}"));
+        let floor = grads.iter().map(|grad| norm(&truth(&grad.name))).fold(0.0, f64::max) * 1e-3;
+        let expected = self.numbers("loss")[0];
+        let mut squares = ((report.loss() - expected) / expected).powi(2);
+        for Named { name, values } in &grads {
+            let expected = truth(name);
+            let ours = values.to_f64().into_iter().map(|grad| grad / report.count / loss_scale);
+            let apart: Vec<f64> = ours.zip(&expected).map(|(a, b)| a - b).collect();
+            squares += (norm(&apart) / norm(&expected).max(floor)).powi(2);
+        }
+        let ours = (squares / (1 + grads.len()) as f64).sqrt();
+        let name = &self.name;
+        println!("{name} {precision}: {ours:.2e}, PyTorch {theirs:.2e}");
+        assert!(ours <= FARTHER_MAX * theirs, "{name} {precision}: {ours:e}, PyTorch {theirs:e}");
+    }
+}
 
 /// The way in which PyTorch computes what a precision says.
 fn precisions() -> [(&'static str, Precision, f64); 4] {

@@ -212,7 +212,7 @@ fn program(r: &mut Draws) -> Program {
     let buffer = |r: &mut Draws| Buffer {
         name: name(r),
         contents: contents(r),
-        precision: precision(r),
+        dtype: dtype(r),
         sizes: some(r, 4, |r| r.below(999)),
         bytes: r.word(),
         offset: r.word(),

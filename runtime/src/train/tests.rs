@@ -210,6 +210,8 @@ fn a_spike_ends_the_run_where_it_is_asked_to() {
         predicted_step_s: None,
         validation: None,
         spike: Some(8.25),
+        loss_scale: None,
+        skipped: None,
         slow: None,
         ranks: Vec::new(),
     };

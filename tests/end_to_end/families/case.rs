@@ -17,28 +17,25 @@ use runtime::load::{Named, collect_weights, export_weights, load_weights, write_
 use runtime::weights::Weights;
 
 use crate::drawn::{draw, root, uniform, writes_no_text};
-use crate::model::{Wanted, plan, prepared, prepared_as, session};
+use crate::model::{Wanted, plan, prepared, session};
 
 const ONE: Mesh = Mesh { pp: 1, dp: 1, tp: 1 };
 const RATE: f64 = 1e-3;
 /// Sums that stand for a weight.
 const PROJECTIONS: usize = 4;
 
-/// How much farther from the truth than PyTorch a narrow type may be.
-const FARTHER_MAX: f64 = 1.5;
-
 /// The element types that are computed in, and how far each may be from float64 of transformers.
 const TYPES: [(DType, f64); 2] = [(DType::F64, 1e-10), (DType::F32, 1e-5)];
 
 /// A case with a directory of its own, which transformers' `from_pretrained` would read.
 pub(crate) struct Case {
-    name: String,
+    pub(crate) name: String,
     /// With `config.json`, `model.safetensors` and `ids.npy`; removed when the case ends.
-    folder: PathBuf,
+    pub(crate) folder: PathBuf,
     expected: Weights,
-    seq: usize,
-    tokens: Vec<i32>,
-    labels: Vec<i32>,
+    pub(crate) seq: usize,
+    pub(crate) tokens: Vec<i32>,
+    pub(crate) labels: Vec<i32>,
 }
 
 impl Drop for Case {
@@ -77,11 +74,11 @@ impl Case {
         Case { name: name.to_owned(), folder, expected, seq, tokens, labels }
     }
 
-    fn numbers(&self, tensor: &str) -> Vec<f64> {
+    pub(crate) fn numbers(&self, tensor: &str) -> Vec<f64> {
         self.expected.read_f64(tensor, None).expect("the tensor reads")
     }
 
-    fn description(&self) -> Description {
+    pub(crate) fn description(&self) -> Description {
         let text = std::fs::read_to_string(self.folder.join("config.json")).expect("a config");
         read_config("config.json", &text, &self.name).expect("the config reads")
     }
@@ -90,7 +87,7 @@ impl Case {
         self.start_as(model, module, Precision::uniform(dtype), folder)
     }
 
-    fn start_as(
+    pub(crate) fn start_as(
         &self,
         model: &Model,
         module: &Module,
@@ -221,32 +218,6 @@ impl Case {
             let text = text.unwrap_or_else(|why| panic!("{}: {}", self.name, why.message()));
             assert_eq!([prompt.clone(), text].concat(), expected, "{} {mesh}", self.name);
         }
-    }
-
-    /// Loss and gradients in a narrow type are hardly farther from the truth than PyTorch's: see
-    /// `tests/reference/narrow.py`.
-    pub(crate) fn check_narrow(&self, precision: Precision, loss_scale: f64, theirs: f64) {
-        let (model, module) = prepared_as(&self.description(), self.seq, &precision);
-        let mut session = self.start_as(&model, &module, precision, &self.folder);
-        let scalars = Scalars { loss_scale, ..Scalars::default() };
-        let batch = Batch { tokens: &self.tokens, labels: &self.labels, ..Batch::default() };
-        let report = session.step(&batch, scalars).expect("the step runs");
-        let norm = |values: &[f64]| values.iter().map(|x| x * x).sum::<f64>().sqrt();
-        let grads = collect_weights(&session, &model.weights, Part::Grad);
-        let truth = |name: &str| self.numbers(&format!("grad.{name}"));
-        let floor = grads.iter().map(|grad| norm(&truth(&grad.name))).fold(0.0, f64::max) * 1e-3;
-        let expected = self.numbers("loss")[0];
-        let mut squares = ((report.loss() - expected) / expected).powi(2);
-        for Named { name, values } in &grads {
-            let expected = truth(name);
-            let ours = values.to_f64().into_iter().map(|grad| grad / report.count / loss_scale);
-            let apart: Vec<f64> = ours.zip(&expected).map(|(a, b)| a - b).collect();
-            squares += (norm(&apart) / norm(&expected).max(floor)).powi(2);
-        }
-        let ours = (squares / (1 + grads.len()) as f64).sqrt();
-        let name = &self.name;
-        println!("{name} {precision}: {ours:.2e}, PyTorch {theirs:.2e}");
-        assert!(ours <= FARTHER_MAX * theirs, "{name} {precision}: {ours:e}, PyTorch {theirs:e}");
     }
 
     /// Runs the program in the directory of the case.
