@@ -8,10 +8,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ir::{Function, Module, Plan, TensorType};
+use ir::{Function, Module, Node, Op, Plan, TensorType};
 
 use crate::calls::{Call, Calls};
-use crate::partition::Place;
+use crate::partition::{Place, Shardings};
 use crate::prepare::evaluation_name;
 use crate::refusal::Refusal;
 use crate::routines::{Layer, Layers};
@@ -104,6 +104,7 @@ impl Maker<'_, '_> {
                 shardings.insert(function.value(*result).name.clone(), sharding.clone());
             }
         }
+        follow_casts(function, &mut shardings);
         let adds = &layer.result_adds;
         let (routine, local) = self.layers.forward(name, &shardings, self.place, adds)?;
         let types = |f: &Function| -> Vec<TensorType> {
@@ -115,6 +116,24 @@ impl Maker<'_, '_> {
         let params = params(function, training)?;
         let frame_bytes = routine.frame_bytes;
         Ok(Forward { params, routine: self.store.routine(&routine), frame_bytes })
+    }
+}
+
+/// What is cast in one of both layers only lies as what it is cast from, or to.
+fn follow_casts(function: &Function, shardings: &mut Shardings) {
+    let casts = || function.nodes.iter().filter(|node| matches!(node.op, Op::Cast { .. }));
+    let names = |node: &Node| {
+        [node.operands[0], node.result()].map(|value| function.value(value).name.clone())
+    };
+    for [from, to] in casts().map(names) {
+        if let (Some(there), false) = (shardings.get(&from).cloned(), shardings.contains_key(&to)) {
+            shardings.insert(to, there);
+        }
+    }
+    for [from, to] in casts().rev().map(names) {
+        if let (Some(there), false) = (shardings.get(&to).cloned(), shardings.contains_key(&from)) {
+            shardings.insert(from, there);
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Preparation: what a module goes through before it is planned.
 //!
 //! A straight list of passes: composites are recognised, gradients added, element types given by
-//! role, composites without a kernel inlined, and what is left is simplified, by rules that keep every bit unless more is
-//! asked for.
+//! role, composites without a kernel inlined, and what is left is simplified, by rules that keep
+//! every bit unless more is asked for.
 
 use ir::precision::Precision;
 use ir::rewrite::report::Report;

@@ -271,8 +271,13 @@ impl<'a> Retyper<'a> {
             self.node(node);
         }
         let typed = self.function.results.iter().zip(results);
-        let results: Vec<ValueId> =
-            typed.map(|(result, dtype)| self.as_type(*result, *dtype)).collect();
+        let mut results = Vec::new();
+        for (result, dtype) in typed {
+            let made = self.as_type(*result, *dtype);
+            // Plans know results by their names.
+            self.builder.claim_name(self.name(*result), made);
+            results.push(made);
+        }
         let mut function = self.builder.into_function(&results);
         ir::pass::remove_dead_nodes(&mut function);
         function

@@ -255,7 +255,8 @@ impl Store {
         self.transient(name, Contents::Frame, DType::I8, sizes, (position, position))
     }
 
-    /// Loss sum, count and squared gradient norm; and the cotangents of results: 0, and the loss scale.
+    /// Loss sum, count and squared gradient norm; and the cotangents of results: 0, and the loss
+    /// scale.
     pub(crate) fn stats(&mut self) {
         let (start, dtype) = (self.end, self.precision.accumulate);
         let whole = self.persistent("stats", Contents::Stats, dtype, vec![3]);

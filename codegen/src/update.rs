@@ -34,6 +34,9 @@ pub(crate) fn begin(class: &mut Class<'_>, clears: bool, scalars: BufferId, step
         fill(class, grads, (class.plan.precision.gradients, elements), 0.0, steps);
     }
     begin_evaluation(class, steps);
+    if !class.has_loss() {
+        return;
+    }
     let zero = class.store.constant(0);
     fill(class, zero, (class.sums(), 1), 0.0, steps);
     let copy = Copy {
@@ -148,8 +151,8 @@ fn sum_squares(class: &mut Class<'_>, steps: &mut Vec<Step>) {
     }
 }
 
-/// What gradients are multiplied by: `min(1, clip / (norm + eps)) / count / s`, with the norm of the
-/// mean gradient and the loss scale `s` that is in them.
+/// What gradients are multiplied by: `min(1, clip / (norm + eps)) / count / s`, with the norm of
+/// the mean gradient and the loss scale `s` that is in them.
 fn scale(class: &mut Class<'_>, scalars: BufferId, steps: &mut Vec<Step>) -> BufferId {
     let dtype = class.sums();
     let scale =

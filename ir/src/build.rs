@@ -95,7 +95,7 @@ impl<'m> Builder<'m> {
 
     /// Gives `to` the name `wanted` and what bears it now the name of `to`.
     /// Parameters keep their names: nothing happens when one bears it.
-    pub(crate) fn claim_name(&mut self, wanted: &str, to: ValueId) {
+    pub fn claim_name(&mut self, wanted: &str, to: ValueId) {
         let Some(bearer) = self.function.find(wanted) else { return };
         if bearer.index() >= self.function.param_count {
             let freed = std::mem::take(&mut self.function.values[to.index()].name);

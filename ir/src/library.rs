@@ -1,10 +1,10 @@
 //! The library of composites: named idioms, kept as texts in the IR's own form.
 //!
 //! A template is written for any element type `T`, with `W` for the type in which numbers of that
-//! are added (f32 for narrow ones, else `T` itself: casts between equal types vanish), any sizes and, with `..`, any number of leading
-//! dims; an instance is a function of the module. Besides its definition a template states the
-//! [`bounds`] of its attributes, and may name its gradient composite and its *factors*: the
-//! iteration factors along which it can be cut, the units of the cut, which results are partial
+//! are added (f32 for narrow ones, else `T` itself: casts between equal types vanish), any sizes
+//! and, with `..`, any number of leading dims; an instance is a function of the module. Besides its
+//! definition a template states the [`bounds`] of its attributes, and may name its gradient
+//! composite and its *factors*: the iteration factors along which it can be cut, the units of the cut, which results are partial
 //! sums then, and which attributes count from the shard's offset. The planner reads factors as
 //! data.
 //!

@@ -1,11 +1,12 @@
 //! Precision by role: the element type of each thing that a training step holds.
 //!
 //! ```text
-//! precision parameters=bf16 compute=bf16 accumulate=f32 master=f32 gradients=f32 reduce=f32 states=f32 saved=bf16 logits=bf16
+//! precision parameters=bf16 compute=bf16 accumulate=f32 master=f32 gradients=f32 reduce=f32
+//!     states=f32 saved=bf16 logits=bf16
 //! ```
-//! A uniform precision has one type in all roles but sums, and no master weights. A mixed one is what
-//! Micikevicius et al. 2018 describe: narrow weights and activations, sums and everything that
-//! lasts from step to step in f32.
+//! which is one line. A uniform precision has one type in all roles but sums, and no master
+//! weights. A mixed one is what Micikevicius et al. 2018 describe: narrow weights and activations,
+//! sums and everything that lasts from step to step in f32.
 
 use std::fmt;
 

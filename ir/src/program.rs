@@ -67,8 +67,8 @@ pub enum Feed {
         /// The path of the call, folded from zero.
         path: u32,
     },
-    /// `[5]`: learning rate, 1 - beta1^step, 1 - beta2^step, clipping norm (infinite for none), loss
-    /// scale.
+    /// `[5]`: learning rate, 1 - beta1^step, 1 - beta2^step, clipping norm (infinite for none),
+    /// loss scale.
     Scalars,
     /// `i32[]`: the position of the first token, in decoding.
     Position,

@@ -45,14 +45,15 @@ impl Case {
     }
 }
 
-/// The way in which PyTorch computes what a precision says.
-fn precisions() -> [(&'static str, Precision, f64); 4] {
+/// Narrow weights, with masters and without, whose forward and backward passes are the same.
+fn precisions() -> [(Precision, f64); 4] {
     let pure = |dtype| Precision { states: dtype, ..Precision::uniform(dtype) };
+    let [bf16, f16] = [DType::BF16, DType::F16];
     [
-        ("bf16 masters", Precision::training(DType::BF16), 1.0),
-        ("bf16 pure", pure(DType::BF16), 1.0),
-        ("f16 masters", Precision::training(DType::F16), 1024.0),
-        ("f16 pure", pure(DType::F16), 1024.0),
+        (Precision::training(bf16), 1.0),
+        (pure(bf16), 1.0),
+        (Precision::training(f16), 1024.0),
+        (pure(f16), 1024.0),
     ]
 }
 
@@ -66,8 +67,11 @@ fn gradients_are_as_near_to_the_truth_as_those_of_pytorch() {
     assert!(cases.len() >= 15, "{} cases", cases.len());
     for (name, ways) in cases {
         let case = Case::open(name, "narrow");
-        for (way, precision, loss_scale) in precisions() {
-            let theirs = ways[way].as_f64().expect("a distance");
+        for (precision, loss_scale) in precisions() {
+            // Where sums cancel, as in saturated attention, either way is near by chance.
+            let of = |way: &str| ways[way].as_f64().expect("a distance");
+            let dtype = precision.compute.name();
+            let theirs = of(dtype).max(of(&format!("{dtype} autocast")));
             case.check_narrow(precision, loss_scale, theirs);
         }
     }
@@ -96,7 +100,8 @@ fn narrow_meshes_are_as_near_to_the_truth_as_one_rank() {
         "verify model --ranks 1 --dtype bf16 --seq 17",
         "verify model --ranks 4 --dtype bf16 --seq 17",
         "verify model --ranks 4 --dtype f16 --seq 17 --precision master=none,states=f16",
-        "verify model --ranks 2 --dtype bf16 --seq 17 --precision parameters=f32,logits=f32,master=none",
+        "verify model --ranks 2 --dtype bf16 --seq 17 --precision parameters=f32,master=none",
+        "verify model --ranks 2 --dtype f16 --seq 17 --precision logits=f32",
     ] {
         let output = scratch.run(line);
         assert!(output.status.success(), "{line}\n{}", said(&output));
@@ -187,7 +192,9 @@ fn bf16_with_masters_holds_eighteen_bytes_a_parameter() {
         let bytes =
             words.iter().position(|w| *w == "bytes").and_then(|at| words[at + 1].parse().ok());
         for kind in ["param", "master", "grad", "state"] {
-            if words.contains(&kind) {
+            // A view has no number of a weight.
+            let is_of_weight = |pair: &[&str]| pair[0] == kind && pair[1].parse::<u64>().is_ok();
+            if words.windows(2).any(is_of_weight) {
                 let [count, sum] = held.entry(kind).or_default();
                 (*count, *sum) = (*count + 1, *sum + bytes.unwrap_or(0));
             }
@@ -198,4 +205,39 @@ fn bf16_with_masters_holds_eighteen_bytes_a_parameter() {
     assert_eq!(held["master"], [weights, 2 * parameters]);
     assert_eq!(held["grad"], [weights, 2 * parameters]);
     assert_eq!(held["state"], [2 * weights, 4 * parameters]);
+}
+
+/// A step whose gradient is above the bound is left out by all ranks, or ends the run.
+#[test]
+fn steps_above_the_bound_of_the_norm_are_left_out() {
+    let scratch = scene("narrow-norm");
+    let line = |more: &str, out: &str| {
+        format!(
+            "train model --data data.txt --from-scratch --ranks 2 --fix dp=2 --seq 16 --gbs 4 \
+             --steps 8 --save-every 1 --keep 0 --val-every 0 --lr 0.01 --warmup 0 --out {out}{more}"
+        )
+    };
+    scratch.answer(&line("", "free"));
+    let norm = |line: &Value| line["grad_norm"].as_f64().expect("a norm");
+    let norms: Vec<f64> = metrics(&scratch.0.join("free")).iter().map(norm).collect();
+    // From the second step on, so that there is a checkpoint before.
+    let largest = norms[1..].iter().copied().fold(0.0, f64::max);
+    let first = 1 + norms[1..].iter().position(|n| *n == largest).expect("there is one");
+    let before = norms[..first].iter().copied().fold(0.0, f64::max);
+    let bound = if before < largest { f64::midpoint(before, largest) } else { norms[0] / 2.0 };
+    scratch.answer(&line(&format!(" --on-spike skip --spike-norm {bound}"), "skipping"));
+    let run = scratch.0.join("skipping");
+    let mut skipped = 0;
+    for line in metrics(&run).iter().skip(1) {
+        let step = line["step"].as_u64().expect("a step");
+        let is_skipped = line["skipped"] == "norm";
+        assert_eq!(is_skipped, norm(line) > bound, "step {step} of norm {}", norm(line));
+        let is_same = checkpoint(&run, step - 1) == checkpoint(&run, step);
+        assert_eq!(is_same, is_skipped, "step {step}");
+        skipped += u64::from(is_skipped);
+    }
+    assert!(skipped > 0, "{norms:?} and a bound of {bound}");
+    let output = scratch.run(&line(&format!(" --on-spike stop --spike-norm {bound}"), "stopping"));
+    assert_eq!(output.status.code(), Some(5), "{}", said(&output));
+    assert!(said(&output).contains("has a norm of"), "{}", said(&output));
 }

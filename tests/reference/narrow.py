@@ -2,12 +2,12 @@
 
     python tests/reference/narrow.py [PREFIX...] > tests/reference/narrow.json
 
-For each case the loss and all gradients of one step are computed from its weights and batch, rounded
-in two ways: *pure*, weights and activations in the narrow type, and *masters*, weights of f32 under
-`torch.autocast`. The distance to `expected.safetensors`, which is f64, is the root of the mean of
-the squared relative differences of the loss and of each gradient, in parts of its norm; of one that
-is tiny beside the others, in parts of a thousandth of the largest norm. The loss of f16 is multiplied
-by 1024 while gradients flow back.
+For each case the loss and all gradients of one step are computed from its weights and batch, in two
+ways: weights and activations in the narrow type, and weights of f32 under `torch.autocast`, which
+keeps the stream of residuals in f32, too. The distance to `expected.safetensors`, which is f64, is
+the root of the mean of the squared relative differences of the loss and of each gradient, in parts
+of its norm; of one that is tiny beside the others, in parts of a thousandth of the largest norm.
+The loss of f16 is multiplied by 1024 while gradients flow back.
 """
 
 import json
@@ -54,10 +54,10 @@ def distances(case, model_type, fields):
         single, names = families.build_model(case, config)
         single = single.float()
         with torch.autocast("cpu", dtype=dtype):
-            found[f"{kind} masters"] = distance(expected, names, *step(single, batch, SCALE[kind]))
+            found[f"{kind} autocast"] = distance(expected, names, *step(single, batch, SCALE[kind]))
         narrow, _ = families.build_model(case, config)
         narrow = narrow.to(dtype)
-        found[f"{kind} pure"] = distance(expected, names, *step(narrow, batch, SCALE[kind]))
+        found[kind] = distance(expected, names, *step(narrow, batch, SCALE[kind]))
     return found
 
 

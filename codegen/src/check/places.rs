@@ -7,6 +7,7 @@ use ir::program::{ALIGNMENT, Buffer, BufferId, Contents, Program, aligned};
 use kernels::bounds::class_name;
 
 use super::Findings;
+use super::state::is_kept_contents;
 
 /// Weights are padded to as many elements as take whole lines in the narrowest of their types, so
 /// that in the widest there are more lines between one and the next.
@@ -42,7 +43,9 @@ impl Places {
         for at in 1..bases.len() {
             let next = bases[at].0.start;
             let (base, buffer) = &mut bases[at - 1];
-            if (base.end..base.end + PADDING_MAX).contains(&next) {
+            let contents = &program.buffers[*buffer as usize].contents;
+            let is_of_weight = is_kept_contents(contents) || matches!(contents, Contents::Grad(_));
+            if is_of_weight && (base.end..base.end + PADDING_MAX).contains(&next) {
                 base.end = next;
                 ends[*buffer as usize] = next;
             }

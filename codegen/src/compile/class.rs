@@ -160,6 +160,11 @@ impl<'a> Class<'a> {
         })
     }
 
+    /// Whether a call of this stage has a result of the entry.
+    pub(crate) fn has_loss(&self) -> bool {
+        self.own.iter().flat_map(|call| &call.results).any(|result| self.is_entry_result(*result))
+    }
+
     /// The type of losses, norms and scalars.
     pub(crate) fn sums(&self) -> DType {
         self.plan.precision.accumulate

@@ -42,7 +42,8 @@ impl AllEnds {
     ) -> Result<Arc<Ends>, Refusal> {
         let weights = weight_places(module, calls, plan, stage, tensor)?;
         let clears = must_clear(own_calls(calls, plan, stage)?, plan.microbatch_count);
-        let of_loss = [tensor > 0, loss_is_partial(module, calls, plan), clears];
+        let has_loss = stage + 1 == plan.mesh.pp;
+        let of_loss = [tensor > 0, loss_is_partial(module, calls, plan), clears, has_loss];
         let of_plan = (plan.mesh, plan.optimizer, plan.precision);
         let key = postcard::to_stdvec(&(of_plan, of_loss, extents(&weights, &plan.precision)));
         let key = key.expect("these are numbers and lists");

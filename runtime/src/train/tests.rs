@@ -272,52 +272,6 @@ fn scalars_follow_schedule_and_optimizer() {
     assert_eq!((later.rate, later.correction1, later.clip), (0.01, 1.0, f64::INFINITY));
 }
 
-/// Steps that must not be done leave weights and states as they are, on all ranks, and the run goes
-/// on as if the batch had not been there: here every second step has a norm above the bound.
-#[test]
-fn steps_above_the_bound_of_the_norm_are_skipped() {
-    let scratch = Scratch::new("norm");
-    let free = config(&scratch, 6);
-    let norms = std::cell::RefCell::new(Vec::new());
-    let watch = |config: &Config, seen: &mut dyn FnMut(&Progress, &Session)| {
-        let mut session = tiny::session(tiny::mesh(2, 2), 1, SAMPLES / 2);
-        let init = crate::init::Init::Normal { std: 1.0, zero_row: None };
-        session.init_weights(config.seed, &|_, _| init);
-        let batches = corpus().batches(u64::from(config.seed), tiny::SEQ, SAMPLES).unwrap();
-        let steps = 0..config.steps;
-        let mut data = Prefetch::start(&batches, steps.clone()).unwrap();
-        let samples = session.classes().samples(Phase::Step).unwrap();
-        let mut guard = Guard::new(config);
-        let identity = identity();
-        let run = Run {
-            since: Instant::now(),
-            config,
-            batches: &batches,
-            identity: &identity,
-            stop: &|| false,
-            progress: &mut |_| (),
-        };
-        for step in steps {
-            let before = tensors(&session);
-            let at = (step + 1, &mut guard);
-            let progress = advance(&mut session, &run, &mut data, samples, at).unwrap();
-            let is_same = before == tensors(&session);
-            assert_eq!(is_same, progress.skipped.is_some(), "step {}", step + 1);
-            seen(&progress, &session);
-        }
-        guard.skipped
-    };
-    watch(&free, &mut |progress, _| norms.borrow_mut().push(progress.grad_norm));
-    let mut sorted = norms.borrow().clone();
-    sorted.sort_by(f64::total_cmp);
-    let bound = Some(sorted[2]);
-    let bounded = Config { on_spike: OnSpike::Skip, spike_norm: bound, ..free };
-    let mut skipped = Vec::new();
-    let count = watch(&bounded, &mut |progress, _| skipped.extend(progress.skipped));
-    assert!(count > 0 && count as usize == skipped.len(), "{skipped:?}");
-    assert!(skipped.iter().all(|why| *why == Skipped::Norm), "{skipped:?}");
-}
-
 /// Numbers that are not finite once are skipped where that is asked for; where they stay, the run
 /// ends as the outside world's fault.
 #[test]

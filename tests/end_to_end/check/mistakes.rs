@@ -117,7 +117,7 @@ fn calls(program: &Program, step: &Step, name: &str) -> bool {
 fn is_layer_call(program: &Program, step: &Step) -> bool {
     let Step::Call { routine, .. } = step else { return false };
     let name = program.routines[*routine].name.as_str();
-    !["fill", "reduce", "squares", "scale", "update"].contains(&name)
+    !["fill", "seed", "reduce", "squares", "scale", "update"].contains(&name)
 }
 
 fn is_send(_: &Program, step: &Step) -> bool {
