@@ -39,7 +39,12 @@ fn prepared(model: &Model, selection: Selection) -> [Module; 2] {
             differentiated = module.clone();
         }
     };
-    let preparation = Preparation { purpose: Purpose::Training, selection, after };
+    let preparation = Preparation {
+        purpose: Purpose::Training,
+        selection,
+        precision: ir::precision::Precision::uniform(DType::F32),
+        after,
+    };
     let prepared = prepare(model.module.clone(), "loss", preparation);
     let (prepared, _) = prepared.expect("the module is prepared");
     [differentiated, prepared]
@@ -77,6 +82,7 @@ fn step(module: &Module, dtype: DType, model: &Model, weights: &Weights) -> Vec<
         correction1: 0.1,
         correction2: 0.001,
         clip: f64::INFINITY,
+        ..Scalars::default()
     };
     let loss = session.step(&batch, scalars).expect("the step runs").loss_sum;
     let grad = |weight: &import::Weight| {
