@@ -328,6 +328,12 @@ impl Products {
 /// **Narrow types**: tensors of BF16 or F16 are read as the numbers of F32 that they are, all is
 /// computed and summed in F32, of which `lse` is, and each element of a result is rounded once: it
 /// is that of the launch in F32, rounded.
+///
+/// **Pairs**: of tensors of BF16, without window and position, products are sums of pairs as those
+/// of [`Product`], where the machine has instructions for them. Weights, after dropout, and the
+/// gradients of scores are then rounded to BF16 before they are multiplied; the sum of weights and
+/// the gradient of the bias are not of rounded ones, and the gradient of the bias is that of F32.
+/// The determinism above holds, for bits that depend on the set of instructions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Attention {
     /// B.

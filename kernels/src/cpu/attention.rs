@@ -8,13 +8,15 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use ir::DType;
 use ir::random::{Key, uniform};
 
 use super::Cpu;
 use super::formats::{Format, Operand, Round, Widen};
+use super::pairs::{self, PairedPart};
 use super::scratch::{Bump, lines_of};
 use super::tiles::{self, Loop, Nest, Part};
-use super::vector::{Job, Scalar, Vector};
+use super::vector::{Isa, Job, Pairs, Scalar, Vector};
 use super::view::{Shared, View, ViewMut};
 use crate::kernel::{Attention, Dropout};
 
@@ -43,6 +45,12 @@ pub(super) struct Multiplier {
     nest: Nest,
 }
 
+/// What multiplies pairs: it depends on the kernel and the set alone. A window is not among them,
+/// as its tiles start at keys that depend on the queries of a tile.
+pub(super) fn pairs_of(isa: Isa, a: &Attention) -> Option<Pairs> {
+    isa.pairs().filter(|_| a.dtype == DType::BF16 && a.window == 0 && !a.position)
+}
+
 impl Multiplier {
     pub(super) fn new() -> Multiplier {
         let one = || vec![Loop { size: 0, strides: [0; 3] }];
@@ -66,29 +74,81 @@ impl Multiplier {
         accumulate: bool,
         mut scratch: Bump,
     ) {
+        let operands = [a.start, b.start].map(|start| Operand::own(start.cast_const()));
+        V::call(self.part([m, n, k], (a, b), operands, c, accumulate, &mut scratch));
+    }
+
+    /// [`Multiplier::multiply`] of numbers of BF16 by an instruction for pairs.
+    ///
+    /// # Safety
+    ///
+    /// As there, for what [`pairs::scratch_bytes`] says; the machine has the instruction.
+    #[inline(always)]
+    pub(super) unsafe fn multiply_pairs<S: Scalar>(
+        &mut self,
+        by: Pairs,
+        [m, n, k]: [usize; 3],
+        [a, b]: [Matrix<u16>; 2],
+        c: Matrix<S>,
+        accumulate: bool,
+        mut scratch: Bump,
+    ) {
+        let of = |matrix: Matrix<u16>| Operand::new(matrix.start.cast(), Format::BF16);
+        let part = self.part([m, n, k], (a, b), [of(a), of(b)], c, accumulate, &mut scratch);
+        S::dispatch_pairs(PairedPart { part, by });
+    }
+
+    fn part<'a, S: Scalar, T>(
+        &'a mut self,
+        [m, n, k]: [usize; 3],
+        (a, b): (Matrix<T>, Matrix<T>),
+        operands: [Operand; 2],
+        c: Matrix<S>,
+        accumulate: bool,
+        scratch: &'a mut Bump,
+    ) -> Part<'a, S> {
         self.nest.m[0] = Loop { size: m, strides: [a.row, 0, c.row] };
         self.nest.n[0] = Loop { size: n, strides: [0, b.col, c.col] };
         self.nest.k[0] = Loop { size: k, strides: [a.col, b.row, 0] };
         self.nest.accumulate = accumulate;
-        V::call(Part {
+        Part {
             epilogue: tiles::Epilogue::none(),
             rounded: None,
             then: None,
             nest: &self.nest,
             rows: [0, m],
             columns: [0, n],
-            a: Operand::own(a.start),
-            b: Operand::own(b.start),
+            a: operands[0],
+            b: operands[1],
             c: c.start,
-            scratch: &mut scratch,
-        });
+            scratch,
+        }
+    }
+}
+
+/// Rounds rows of a tile of numbers to BF16.
+///
+/// # Safety
+///
+/// Both matrices hold `rows` rows of `len` numbers, whose columns are contiguous.
+#[inline(always)]
+pub(super) unsafe fn round_rows<V: Vector>(
+    source: Matrix<V::Scalar>,
+    target: Matrix<u16>,
+    [rows, len]: [usize; 2],
+) {
+    for row in 0..rows {
+        let source = source.start.wrapping_add(row * source.row).cast_const();
+        let start = target.start.wrapping_add(row * target.row);
+        let target = Operand::new(start.cast(), Format::BF16);
+        V::call(Round { source, target, len });
     }
 }
 
 /// Scratch of the products of tiles.
 pub(super) fn multiplier_bytes<S>(a: &Attention) -> usize {
     let longest = a.dim.max(KEY_TILE);
-    tiles::scratch_bytes::<S>([longest; 3], 0)
+    tiles::scratch_bytes::<S>([longest; 3], 0).max(pairs::scratch_bytes([longest; 3]))
 }
 
 /// The stream of a launch's dropout, and its first index.
@@ -195,6 +255,13 @@ impl<S: Scalar> Tensor<S> {
         Matrix { start, row: self.strides[1], col: 1 }
     }
 
+    /// The matrix of the sequence from `from` on, of one sample and head, of a tensor of BF16.
+    pub(super) fn halves(self, [batch, from, head]: [usize; 3]) -> Matrix<u16> {
+        debug_assert!(self.format == Format::BF16, "pairs are of BF16");
+        let start = self.row(batch, from, head).start::<u16>().cast_mut();
+        Matrix { start, row: self.strides[1], col: 1 }
+    }
+
     /// The numbers of some rows as [`Tensor::matrix`] has them, widened into the room if they must.
     ///
     /// # Safety
@@ -214,6 +281,26 @@ impl<S: Scalar> Tensor<S> {
             }
         }
         self.matrix([batch, from, head], cols, room)
+    }
+
+    /// [`Tensor::read`] if they are wanted; else the room holds anything.
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    #[inline(always)]
+    pub(super) unsafe fn read_if<V: Vector<Scalar = S>>(
+        self,
+        wanted: bool,
+        place: [usize; 3],
+        [rows, cols]: [usize; 2],
+        room: *mut S,
+    ) -> Matrix<S> {
+        if wanted {
+            // SAFETY: by the contract of the function.
+            return unsafe { self.read::<V>(place, [rows, cols], room) };
+        }
+        self.matrix(place, cols, room)
     }
 
     /// Rounds the numbers of some rows from [`Tensor::matrix`] to the tensor, if they are not
@@ -311,6 +398,7 @@ pub(super) fn scratch<S>(a: &Attention) -> usize {
         + lines_of::<S>(room_of(a, QUERY_TILE * a.dim))
         + lines_of::<S>(room_of(a, KEY_TILE * a.dim))
         + lines_of::<S>(room_of(a, KEY_TILE))
+        + lines_of::<u16>(room_of(a, QUERY_TILE * KEY_TILE))
         + multiplier_bytes::<S>(a)
 }
 
@@ -334,6 +422,7 @@ pub(super) fn execute<S: Scalar>(cpu: &Cpu, a: &Attention, inputs: &[View], outp
     let bias = bias::<S>(a, inputs);
     let key_at = 3 + usize::from(bias.is_some());
     let dropout = a.dropout.as_ref().and_then(|_| stream(a, inputs.get(key_at)));
+    let by = pairs_of(cpu.isa, a);
     let query_tiles = a.queries.div_ceil(QUERY_TILE);
     let cycles = (a.batch * a.heads * a.queries * seen_at_most(a) * a.dim) as u64 / 16;
     cpu.for_each(a.batch * a.heads * query_tiles, cycles, scratch::<S>(a), |task, scratch| {
@@ -350,6 +439,7 @@ pub(super) fn execute<S: Scalar>(cpu: &Cpu, a: &Attention, inputs: &[View], outp
             v,
             out,
             bias,
+            by,
             lse: lse
                 .map(|lse| lse.get().wrapping_add((batch * a.heads + head) * a.queries + first)),
             scratch,
@@ -372,6 +462,8 @@ struct Forward<'a, S> {
     v: Tensor<S>,
     out: Tensor<S>,
     bias: Option<Tensor<S>>,
+    /// What multiplies pairs, if they are.
+    by: Option<Pairs>,
     /// None for inference.
     lse: Option<*mut S>,
     scratch: &'a mut Bump,
@@ -404,11 +496,14 @@ impl<S: Scalar> Job<S> for Forward<'_, S> {
         let of_queries = self.scratch.take(room_of(a, QUERY_TILE * a.dim));
         let of_keys = self.scratch.take(room_of(a, KEY_TILE * a.dim));
         let of_bias = self.scratch.take(room_of(a, KEY_TILE));
+        let weights = self.scratch.take(room_of(a, QUERY_TILE * KEY_TILE));
+        let weights = Matrix { start: weights, row: KEY_TILE, col: 1 };
         running.bias = BiasRows::of(self.bias, [batch, head, self.first], of_bias);
         // SAFETY: there is room for a number per query, and for the queries, which are there.
         let q = unsafe {
             std::slice::from_raw_parts_mut(running.largest, m).fill(S::LOWEST);
-            self.q.read::<V>([batch, self.first, head], [m, a.dim], of_queries)
+            let place = [batch, self.first, head];
+            self.q.read_if::<V>(self.by.is_none(), place, [m, a.dim], of_queries)
         };
         let scores = Matrix { start: running.scores, row: KEY_TILE, col: 1 };
         let sums = Matrix { start: running.out, row: a.dim, col: 1 };
@@ -417,33 +512,60 @@ impl<S: Scalar> Job<S> for Forward<'_, S> {
             let (place, sizes) = ([batch, key, kv_head], [n, a.dim]);
             // SAFETY: tensors hold all rows of the tiles, scratch a tile each.
             unsafe {
-                let k = self.k.read::<V>(place, sizes, of_keys).transposed();
-                multiplier.multiply::<V>([m, n, a.dim], q, k, scores, false, self.scratch.rest());
+                let rest = self.scratch.rest();
+                if let Some(by) = self.by {
+                    let q = self.q.halves([batch, self.first, head]);
+                    let k = self.k.halves(place).transposed();
+                    multiplier.multiply_pairs(by, [m, n, a.dim], [q, k], scores, false, rest);
+                } else {
+                    let k = self.k.read::<V>(place, sizes, of_keys).transposed();
+                    multiplier.multiply::<V>([m, n, a.dim], q, k, scores, false, rest);
+                }
                 for row in 0..m {
                     softmax_row::<V>(&self.mask, &running, [self.first, row], [key, n]);
+                }
+                if let Some(by) = self.by {
+                    round_rows::<V>(scores, weights, [m, n]);
+                    let (rest, v) = (self.scratch.rest(), self.v.halves(place));
+                    multiplier.multiply_pairs(by, [m, a.dim, n], [weights, v], sums, true, rest);
+                    continue;
                 }
                 let v = self.v.read::<V>(place, sizes, of_keys);
                 multiplier.multiply::<V>([m, a.dim, n], scores, v, sums, true, self.scratch.rest());
             }
         }
-        let out = self.out.matrix([batch, self.first, head], a.dim, running.out);
-        for row in 0..m {
-            // SAFETY: as above.
-            unsafe {
+        // SAFETY: as above.
+        unsafe { self.finish::<V>(&running) };
+    }
+}
+
+impl<S: Scalar> Forward<'_, S> {
+    /// Divides the sums of the tile by those of the weights, and writes them.
+    ///
+    /// # Safety
+    ///
+    /// The tensors hold all rows of the tile, and the running softmax its sums.
+    #[inline(always)]
+    unsafe fn finish<V: Vector<Scalar = S>>(&self, running: &Running<S>) {
+        let (dim, m) = (self.mask.attention.dim, self.queries);
+        let place = [self.mask.batch, self.first, self.mask.head];
+        let out = self.out.matrix(place, dim, running.out);
+        // SAFETY: by the contract of the function.
+        unsafe {
+            for row in 0..m {
                 let sum = *running.sum.add(row);
                 let is_empty = sum == S::ZERO;
                 let factor = if is_empty { S::ZERO } else { S::ONE / sum };
                 let target = out.start.add(row * out.row);
-                scale_row::<V>(running.out.add(row * a.dim), target, a.dim, factor);
+                scale_row::<V>(running.out.add(row * dim), target, dim, factor);
                 if let Some(lse) = self.lse {
                     let sum = S::from_f64(sum.to_f64().ln());
                     *lse.add(row) =
                         if is_empty { S::LOWEST } else { *running.largest.add(row) + sum };
                 }
             }
+            self.out.write::<V>(place, [m, dim], running.out);
         }
-        // SAFETY: as above.
-        unsafe { self.out.write::<V>([batch, self.first, head], [m, a.dim], running.out) };
     }
 }
 

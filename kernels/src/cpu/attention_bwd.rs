@@ -16,11 +16,12 @@ use std::ops::Range;
 use super::Cpu;
 use super::attention::{
     BiasRows, KEY_TILE, Mask, Matrix, Multiplier, QUERY_TILE, Tensor, bias, bound_scores, input,
-    load_up_to, multiplier_bytes, output, room_of, seen_at_most, store_up_to, stream,
+    load_up_to, multiplier_bytes, output, pairs_of, room_of, round_rows, seen_at_most, store_up_to,
+    stream,
 };
 use super::formats::{Format, Round};
 use super::scratch::{Bump, lines_of};
-use super::vector::{Job, Scalar, Vector};
+use super::vector::{Job, Pairs, Scalar, Vector};
 use super::view::{Shared, View, ViewMut};
 use crate::kernel::{Attention, Dropout};
 
@@ -49,6 +50,8 @@ struct Rooms<S> {
     dv: *mut S,
     /// Of a tile of queries and keys.
     dbias: *mut S,
+    /// Weights, and gradients of scores, as numbers of BF16.
+    halves: [Matrix<u16>; 2],
 }
 
 impl<S: Scalar> Rooms<S> {
@@ -60,13 +63,19 @@ impl<S: Scalar> Rooms<S> {
     }
 
     fn bytes(a: &Attention) -> usize {
-        Rooms::<S>::lens(a).map(lines_of::<S>).iter().sum()
+        let halves = 2 * lines_of::<u16>(room_of(a, QUERY_TILE * KEY_TILE));
+        Rooms::<S>::lens(a).map(lines_of::<S>).iter().sum::<usize>() + halves
     }
 
     fn take(a: &Attention, scratch: &mut Bump) -> Rooms<S> {
         let [q, dout, dq, k, v, bias, dk, dv, dbias] =
             Rooms::<S>::lens(a).map(|len| scratch.take(len));
-        Rooms { q, dout, dq, k, v, bias, dk, dv, dbias }
+        let halves = [(); 2].map(|()| Matrix {
+            start: scratch.take(room_of(a, QUERY_TILE * KEY_TILE)),
+            row: KEY_TILE,
+            col: 1,
+        });
+        Rooms { q, dout, dq, k, v, bias, dk, dv, dbias, halves }
     }
 }
 
@@ -104,11 +113,13 @@ pub(super) fn execute<S: Scalar>(cpu: &Cpu, a: &Attention, inputs: &[View], outp
     };
     let dropout = stream(a, rest.get(3));
     let cycles = (a.batch * a.heads * a.queries * seen_at_most(a) * a.dim) as u64 / 8;
+    let by = pairs_of(cpu.isa, a);
     cpu.for_each(a.batch * a.kv_heads, cycles, scratch::<S>(a), |task, scratch| {
         cpu.isa.run(Backward {
             attention: a,
             tensors: &tensors,
             dropout: &dropout,
+            by,
             batch: task / a.kv_heads,
             kv_head: task % a.kv_heads,
             scratch,
@@ -124,6 +135,8 @@ struct Backward<'a, S> {
     attention: &'a Attention,
     tensors: &'a Tensors<S>,
     dropout: &'a Option<(Dropout, u64, u64)>,
+    /// What multiplies pairs, if they are.
+    by: Option<Pairs>,
     batch: usize,
     kv_head: usize,
     scratch: &'a mut Bump,
@@ -204,8 +217,10 @@ impl<S: Scalar> Job<S> for Backward<'_, S> {
                 clear(dq, m, a.dim);
                 // SAFETY: tensors hold all rows of the tiles, scratch a tile each.
                 unsafe {
-                    let q = t.q.read::<V>(place, sizes, rooms.q);
-                    let dout = t.dout.read::<V>(place, sizes, rooms.dout);
+                    let wide = self.by.is_none();
+                    let of_queries = [t.q, t.dout].map(|tensor| (tensor, place));
+                    let q = t.q.read_if::<V>(wide, place, sizes, rooms.q);
+                    let dout = t.dout.read_if::<V>(wide, place, sizes, rooms.dout);
                     for [key, n] in mask.key_tiles(query, m) {
                         let (place, sizes) = ([self.batch, key, self.kv_head], [n, a.dim]);
                         let from = |all: Matrix<S>| Matrix {
@@ -216,10 +231,14 @@ impl<S: Scalar> Job<S> for Backward<'_, S> {
                             q,
                             dout,
                             dq,
-                            k: t.k.read::<V>(place, sizes, rooms.k),
-                            v: t.v.read::<V>(place, sizes, rooms.v),
+                            k: t.k.read_if::<V>(wide, place, sizes, rooms.k),
+                            v: t.v.read_if::<V>(wide, place, sizes, rooms.v),
                             dk: from(dk),
                             dv: from(dv),
+                            pairs: self.by.map(|by| {
+                                let [q, dout] = of_queries;
+                                (by, [q, dout, (t.k, place), (t.v, place)].map(halves))
+                            }),
                         };
                         let (queries, keys) = ([query, m], [key, n]);
                         let s = &mut *self.scratch;
@@ -256,6 +275,12 @@ struct Sides<S> {
     v: Matrix<S>,
     dk: Matrix<S>,
     dv: Matrix<S>,
+    /// If pairs are multiplied, by what, and `q`, `dout`, `k` and `v`, which are not above.
+    pairs: Option<(Pairs, [Matrix<u16>; 4])>,
+}
+
+fn halves<S: Scalar>((tensor, place): (Tensor<S>, [usize; 3])) -> Matrix<u16> {
+    tensor.halves(place)
 }
 
 /// # Safety
@@ -274,9 +299,24 @@ unsafe fn tile_gradients<V: Vector>(
     scratch: &mut Bump,
 ) {
     let d = mask.attention.dim;
-    let Sides { q, dout, dq, k, v, dk, dv } = sides;
+    let Sides { q, dout, dq, k, v, dk, dv, pairs } = sides;
     // SAFETY: by the contract of the function.
     unsafe {
+        if let Some((by, [q, dout, k, v])) = pairs {
+            let mut multiply = |sizes, operands, c, add| {
+                multiplier.multiply_pairs(by, sizes, operands, c, add, scratch.rest());
+            };
+            multiply([m, n, d], [q, k.transposed()], tiles.p, false);
+            multiply([m, n, d], [dout, v.transposed()], tiles.ds, false);
+            gradient_rows::<V>(mask, t, tiles, [query, m], [key, n], Of::Products);
+            let [p, ds] = tiles.rooms.halves;
+            round_rows::<V>(tiles.p, p, [m, n]);
+            round_rows::<V>(tiles.ds, ds, [m, n]);
+            multiply([n, d, m], [p.transposed(), dout], dv, true);
+            multiply([n, d, m], [ds.transposed(), q], dk, true);
+            multiply([m, d, n], [ds, k], dq, true);
+            return;
+        }
         multiplier.multiply::<V>([m, n, d], q, k.transposed(), tiles.p, false, scratch.rest());
         multiplier.multiply::<V>([m, n, d], dout, v.transposed(), tiles.ds, false, scratch.rest());
         gradient_rows::<V>(mask, t, tiles, [query, m], [key, n], Of::Products);

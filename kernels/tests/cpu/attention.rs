@@ -1,5 +1,6 @@
 //! Attention and its gradient against the materialised scores.
 
+use gantline_kernels::cpu::Isa;
 use gantline_kernels::{Attention, Dropout, Kernel};
 use ir::DType;
 use ir::random::{Key, uniform};
@@ -209,15 +210,20 @@ pub(crate) fn key_input(a: &Attention) -> Option<Buffer> {
 fn attention_and_its_gradient_match_the_materialised_scores() {
     for case in 0..24 {
         let mut random = Random::new(case);
-        for dtype in [DType::F32, DType::F64] {
+        for dtype in [DType::F32, DType::F64, DType::BF16] {
             let a = random_attention(&mut random, dtype);
-            let tolerance = if dtype == DType::F32 { 3e-5 } else { 1e-12 };
+            let tolerance = match dtype {
+                DType::F32 => 3e-5,
+                DType::F64 => 1e-12,
+                // A weight and a result are rounded to 8 bits.
+                _ => 1e-2,
+            };
             let kernel = Kernel::Attention(a.clone());
             let mut buffer = |len: usize| Buffer::new(dtype, &random.numbers(len));
             let (lens, results) = (kernel.inputs(), kernel.outputs());
             let [q, k, v] = [0, 1, 2].map(|i| buffer(lens[i].len));
             let (out, dout) = (buffer(results[0].len), buffer(results[0].len));
-            let lse = buffer(results[1].len);
+            let lse = Buffer::new(results[1].dtype, &random.numbers(results[1].len));
             let bias = a.bias.map(|_| Buffer::new(dtype, &random_bias(&a, &mut random)));
             let mut inputs = vec![q.clone(), k.clone(), v.clone()];
             inputs.extend(bias.clone());
@@ -246,7 +252,7 @@ fn check_gradient(
     [q, k, v, dout]: [&Buffer; 4],
     bias: Option<&Buffer>,
     forward_outputs: &[Buffer],
-    isa: gantline_kernels::cpu::Isa,
+    isa: Isa,
     tolerance: f64,
 ) {
     let kernel = Kernel::AttentionBwd(a.clone());
@@ -327,7 +333,7 @@ fn the_gradient_is_that_of_finite_differences() {
         inputs.extend(key_input(&a));
         let old: Vec<Buffer> =
             kernel.outputs().iter().map(|o| Buffer::F64(vec![0.0; o.len])).collect();
-        let got = run_on_threads(gantline_kernels::cpu::Isa::detect(), &kernel, &inputs, &old);
+        let got = run_on_threads(Isa::detect(), &kernel, &inputs, &old);
         for (operand, grad) in got.iter().enumerate() {
             for _ in 0..40 {
                 let i = random.below(lens[operand]);
@@ -345,6 +351,12 @@ fn the_gradient_is_that_of_finite_differences() {
 /// A tile of queries alone has the bits that it has among all queries.
 #[test]
 fn bits_of_a_query_do_not_depend_on_other_queries() {
+    for (dtype, window) in [(DType::F32, 70), (DType::BF16, 70), (DType::BF16, 0)] {
+        sets().into_iter().for_each(|isa| cut_queries(isa, dtype, window));
+    }
+}
+
+fn cut_queries(isa: Isa, dtype: DType, window: usize) {
     let mut random = Random::new(5);
     let layout = |length: usize| Attention::contiguous(length, 2, 32);
     let whole = Attention {
@@ -356,7 +368,7 @@ fn bits_of_a_query_do_not_depend_on_other_queries() {
         dim: 32,
         scale: 0.2,
         causal: true,
-        window: 70,
+        window,
         softcap: 0.9,
         bias: Some([0, 300, 0]),
         bias_grad: false,
@@ -366,15 +378,15 @@ fn bits_of_a_query_do_not_depend_on_other_queries() {
         position: false,
         group: 1,
         dropout: None,
-        dtype: DType::F32,
+        dtype,
         q: layout(200),
         k: layout(300),
         v: layout(300),
         out: layout(200),
     };
     let q = random.numbers(200 * 64);
-    let [k, v] = [0, 1].map(|_| Buffer::new(DType::F32, &random.numbers(300 * 64)));
-    let bias = Buffer::new(DType::F32, &random.numbers(2 * 300));
+    let [k, v] = [0, 1].map(|_| Buffer::new(dtype, &random.numbers(300 * 64)));
+    let bias = Buffer::new(dtype, &random.numbers(2 * 300));
     let attend = |from: usize, to: usize| {
         let n = to - from;
         let part = Attention {
@@ -384,9 +396,8 @@ fn bits_of_a_query_do_not_depend_on_other_queries() {
             out: layout(n),
             ..whole.clone()
         };
-        let q = Buffer::new(DType::F32, &q[from * 64..to * 64]);
-        let old = [Buffer::F32(vec![0.0; n * 64]), Buffer::F32(vec![0.0; n * 2])];
-        let isa = gantline_kernels::cpu::Isa::detect();
+        let q = Buffer::new(dtype, &q[from * 64..to * 64]);
+        let old = [Buffer::new(dtype, &vec![0.0; n * 64]), Buffer::F32(vec![0.0; n * 2])];
         let inputs = [q, k.clone(), v.clone(), bias.clone()];
         run_on_threads(isa, &Kernel::Attention(part), &inputs, &old)[0].numbers()
     };

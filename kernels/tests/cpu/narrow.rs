@@ -121,7 +121,10 @@ fn attention_is_that_of_f32_rounded() {
         inputs.extend(key_input(&a));
         inputs.extend(a.position.then(|| Buffer::I32(vec![random.below(a.keys) as i32])));
         let old = random_buffers(&mut random, &narrow.outputs());
-        for isa in sets() {
+        // Those of pairs are others, and compared with the materialised scores.
+        let is_paired = dtype == DType::BF16 && a.window == 0 && !a.position;
+        let is_other = |isa: &Isa| !(is_paired && matches!(isa, Isa::Amx | Isa::Avx512Bf16));
+        for isa in sets().into_iter().filter(is_other) {
             compare(isa, [&narrow, &single], &inputs, &old);
             if a.position {
                 continue;

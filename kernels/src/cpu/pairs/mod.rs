@@ -207,7 +207,10 @@ unsafe fn part<V: Vector>(mut part: Part<V::Scalar>, by: Pairs) {
         if room.apart.is_none() {
             fill_offsets(&part.nest.n, 2, n, cn);
         } else {
-            cn.iter_mut().enumerate().for_each(|(i, offset)| *offset = i);
+            // A panel of columns after the other, so that a register tile lies in one page.
+            let panel = (m1 - m0).min(sizes.strip()).next_multiple_of(SIDE) * SIDE;
+            let offset = |i: usize| i / SIDE * panel + i % SIDE;
+            cn.iter_mut().enumerate().for_each(|(i, at)| *at = offset(i));
         }
         for m in (m0..m1).step_by(sizes.strip()) {
             let rows = [m, m1.min(m + sizes.strip())];
@@ -249,7 +252,7 @@ unsafe fn strip<V: Vector>(
     let Columns { bn, cn, first, pack } = columns;
     let kc = Sizes::new(points(&part.nest.k)).kc;
     let wide = bn.len().next_multiple_of(SIDE);
-    let (c, row) = (room.apart.unwrap_or(part.c), room.apart.map(|_| wide));
+    let (c, row) = (room.apart.unwrap_or(part.c), room.apart.map(|_| SIDE));
     // Blocks of about the same size, of whole tiles.
     let count = (m1 - m0).div_ceil(MC).max(1);
     let most = (m1 - m0).div_ceil(count).next_multiple_of(SIDE).min(MC);
