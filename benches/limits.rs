@@ -2,11 +2,13 @@
 //!
 //! ```text
 //! cargo bench --bench limits               # all
-//! cargo bench --bench limits -- kernels    # or compile, or decode
+//! cargo bench --bench limits -- kernels    # or products, compile, or decode
 //! ```
 //! * `kernels`: every product and fused kernel that a training step of gpt2 launches, alone.
 //!   Products as a share of the fastest of them, fused kernels as a share of what copying reaches
 //!   on the same memory. Shares above one are of what fits into a cache.
+//! * `products`: square products of bf16 in the forms of a layer, on one thread; beside those of
+//!   `python benches/torch_products.py`.
 //! * `compile`: seconds from a description to programs, for gpt2 with 12 and with 48 layers.
 //! * `decode`: tokens a second, beside what reading every weight once would allow.
 //!
@@ -28,7 +30,7 @@ use ir::plan::Keep;
 use ir::program::Instruction;
 use ir::{DType, Mesh};
 use kernels::cpu::{Cpu, View, ViewMut};
-use kernels::{Copy, CopyLoop, Kernel, price};
+use kernels::{Copy, CopyLoop, Kernel, Product, price};
 use model::{Wanted, plan, prepared};
 use runtime::generate::{Ending, Sampling};
 use runtime::init::Init;
@@ -59,6 +61,9 @@ fn main() {
         for seq in [256, 1024] {
             kernels_of_a_step(&cpu, seq, copying);
         }
+    }
+    if is_wanted("products") {
+        square_products();
     }
     if is_wanted("compile") {
         compile();
@@ -137,6 +142,26 @@ fn kernels_of_a_step(cpu: &Cpu, seq: usize, copying: f64) {
         let rate = price::bytes(kernel).0 as f64 / s;
         let name = kernel.to_string();
         println!("  {name:<44} {:9.3} ms {:7.1} GB/s {:9.2}", s * 1e3, rate / 1e9, rate / copying);
+    }
+}
+
+/// A layer's result, and the gradients of its input and of its weight.
+fn square_products() {
+    let cpu = Cpu::new(1);
+    println!("products of bf16 on {:?}, one thread", cpu.isa());
+    for side in [768, 1024, 2048, 3072] {
+        for form in ["forward", "dgrad", "wgrad"] {
+            let mut p = Product::matrix(side, side, side, DType::BF16);
+            if form == "dgrad" {
+                (p.n[0].b, p.k[0].b) = (side, 1);
+            } else if form == "wgrad" {
+                (p.m[0].a, p.k[0].a) = (1, side);
+            }
+            let kernel = Kernel::Product(p);
+            let best = (0..LAUNCHES).map(|_| seconds(&cpu, &kernel)).fold(f64::INFINITY, f64::min);
+            let rate = price::flops(&kernel).0 as f64 / best;
+            println!("  {side:>4} {form:<8} {:9.3} ms {:7.1} Gflop/s", best * 1e3, rate / 1e9);
+        }
     }
 }
 
