@@ -66,8 +66,20 @@ def gpt2():
     return First(transformers.GPT2LMHeadModel(config), list(inputs)), inputs
 
 
+def convolutional(model):
+    return model(), {"image": torch.randn(1, 3, 224, 224)}
+
+
 def resnet18():
-    return torchvision.models.resnet18(), {"image": torch.randn(1, 3, 224, 224)}
+    return convolutional(torchvision.models.resnet18)
+
+
+def mobilenet():
+    return convolutional(torchvision.models.mobilenet_v2)
+
+
+def convnext():
+    return convolutional(torchvision.models.convnext_tiny)
 
 
 def vit():
@@ -78,9 +90,12 @@ def vit():
     return First(transformers.ViTModel(config), list(inputs)), inputs
 
 
+BUILD = dict(
+    bert=bert, resnet18=resnet18, vit=vit, gpt2=gpt2, mobilenet=mobilenet, convnext=convnext
+)
 CASES = {
     f"{name}-{exporter}": (build, exporter == "dynamo")
-    for name, build in dict(bert=bert, resnet18=resnet18, vit=vit, gpt2=gpt2).items()
+    for name, build in BUILD.items()
     for exporter in ("legacy", "dynamo")
 }
 

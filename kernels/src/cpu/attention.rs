@@ -55,7 +55,14 @@ impl Multiplier {
     pub(super) fn new() -> Multiplier {
         let one = || vec![Loop { size: 0, strides: [0; 3] }];
         Multiplier {
-            nest: Nest { m: one(), n: one(), k: one(), accumulate: false, frames: Vec::new() },
+            nest: Nest {
+                m: one(),
+                n: one(),
+                k: one(),
+                accumulate: false,
+                frames: Vec::new(),
+                planes: None,
+            },
         }
     }
 

@@ -238,7 +238,7 @@ impl<T: Element<S>, S: Scalar> Job<S> for Columns<'_, T, S> {
 
 /// The points of a run of `len`, the first at position `start`, that are elements.
 #[inline(always)]
-fn within(border: &Border, start: isize, len: usize) -> std::ops::Range<usize> {
+pub(super) fn within(border: &Border, start: isize, len: usize) -> std::ops::Range<usize> {
     let (stride, size) = (border.stride, border.size as isize);
     let until = |position: isize| {
         let ahead = usize::try_from(position - start).unwrap_or(0);
@@ -254,7 +254,7 @@ fn within(border: &Border, start: isize, len: usize) -> std::ops::Range<usize> {
 ///
 /// As many are readable at `source`, and `target` has room for `len`.
 #[inline(always)]
-unsafe fn copy_within<V: Vector, T: Element<V::Scalar>>(
+pub(super) unsafe fn copy_within<V: Vector, T: Element<V::Scalar>>(
     source: *const T,
     there: std::ops::Range<usize>,
     len: usize,
@@ -287,7 +287,7 @@ unsafe fn copy_within<V: Vector, T: Element<V::Scalar>>(
 ///
 /// As there.
 #[inline(always)]
-unsafe fn spread_within<S: Scalar, T: Element<S>>(
+pub(super) unsafe fn spread_within<S: Scalar, T: Element<S>>(
     source: *const T,
     step: usize,
     there: std::ops::Range<usize>,
@@ -307,7 +307,7 @@ unsafe fn spread_within<S: Scalar, T: Element<S>>(
 ///
 /// `target` has room for the range.
 #[inline(always)]
-unsafe fn zeros<S: Scalar>(target: *mut S, range: std::ops::Range<usize>) {
+pub(super) unsafe fn zeros<S: Scalar>(target: *mut S, range: std::ops::Range<usize>) {
     // SAFETY: by the contract of the function.
     range.for_each(|i| unsafe { *target.add(i) = S::ZERO });
 }

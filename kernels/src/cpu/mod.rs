@@ -5,9 +5,9 @@
 //! runs a task, never what it computes.
 //!
 //! Reading order: `view` the arguments; `vector`, `x86`, `formats` and `math` the instruction sets;
-//! `pack`, `tiles`, `thin`, `rounded`, `pairs` and `product` matrix products; `block` fused
-//! expressions; `attention`, `attention_bwd`, `attention_few`, `lines`, `moves` and `windows` the
-//! rest.
+//! `pack`, `plane`, `tiles`, `thin`, `rounded`, `pairs` and `product` matrix products; `block`
+//! fused expressions; `attention`, `attention_bwd`, `attention_few`, `lines`, `moves` and `windows`
+//! the rest.
 
 mod view;
 
@@ -27,6 +27,7 @@ mod lines;
 mod moves;
 mod pack;
 mod pairs;
+mod plane;
 mod prepared;
 mod product;
 mod rounded;
@@ -54,6 +55,10 @@ use scratch::{Buffer, Bump};
 /// Cost, in cycles of one thread, below which a launch stays on its caller's thread. Chosen: waking
 /// a pool takes some ten microseconds.
 const INLINE_CYCLES: u64 = 40_000;
+
+/// Runs of tasks per thread, at least, where there are more tasks. Chosen: what is left when the
+/// others are done is a hundredth of a launch.
+const RUNS: usize = 64;
 
 /// The threads and the scratch memory of one rank.
 pub struct Cpu {
@@ -214,9 +219,11 @@ impl Cpu {
             let mut buffer = lock(&self.scratch[thread]);
             task(index, &mut buffer.bump(scratch_bytes));
         };
+        // Many small tasks go in runs, a few for each thread.
+        let run_length = (tasks / (RUNS * self.threads())).max(1);
         match &self.pool {
             Some(pool) if tasks > 1 && cycles > INLINE_CYCLES => pool.install(|| {
-                (0..tasks).into_par_iter().with_max_len(1).for_each(|index| {
+                (0..tasks).into_par_iter().with_max_len(run_length).for_each(|index| {
                     let thread = rayon::current_thread_index();
                     run(index, thread.expect("tasks run on threads of the pool"));
                 });

@@ -251,6 +251,8 @@ unsafe fn pack<V: Vector, T: Element<V::Scalar>>(
         } else if let (Some(stride), Some(1)) = (wide_step, step(deep)) {
             let start = source.add(wide[0] + deep[0]);
             pack_transposed::<V, T>(start, stride, [wide.len(), deep.len()], width, panel);
+        } else if let Some(runs) = Runs::of(wide, V::LANES) {
+            runs.pack::<V, T>(source, deep, width, panel);
         } else {
             for (k, &offset) in deep.iter().enumerate() {
                 for (i, &start) in wide.iter().enumerate() {
@@ -293,6 +295,63 @@ unsafe fn pack_transposed<V: Vector, T: Element<V::Scalar>>(
                 }
                 let source = start.add(i * stride + k);
                 T::transpose::<V>(source, stride, panel.add(k * width + i), width);
+            }
+        }
+    }
+}
+
+/// Offsets in a few runs of neighbours.
+struct Runs {
+    /// The place among all, the offset there, and how many.
+    pieces: [(usize, usize, usize); Runs::MOST],
+    count: usize,
+}
+
+impl Runs {
+    /// Most vectors that are copied for a panel, which is at most three wide.
+    const MOST: usize = 12;
+
+    /// The runs, each of at most as many as a vector holds; none where too many.
+    #[inline(always)]
+    fn of(offsets: &[usize], lanes: usize) -> Option<Runs> {
+        let mut runs = Runs { pieces: [(0, 0, 0); Runs::MOST], count: 0 };
+        let mut done = 0;
+        while done < offsets.len() {
+            let first = offsets[done];
+            let rest = offsets[done..].iter().take(lanes).enumerate();
+            let len = rest.take_while(|(i, offset)| **offset == first + i).count();
+            *runs.pieces.get_mut(runs.count)? = (done, first, len);
+            runs.count += 1;
+            done += len;
+        }
+        // Short ones are as soon copied one by one.
+        (runs.count * 3 <= offsets.len()).then_some(runs)
+    }
+
+    /// As [`pack`].
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    #[inline(always)]
+    unsafe fn pack<V: Vector, T: Element<V::Scalar>>(
+        &self,
+        source: *const T,
+        deep: &[usize],
+        width: usize,
+        panel: *mut V::Scalar,
+    ) {
+        for (k, &offset) in deep.iter().enumerate() {
+            for &(at, start, len) in &self.pieces[..self.count] {
+                // SAFETY: by the contract of the function.
+                unsafe {
+                    let (source, target) = (source.add(offset + start), panel.add(k * width + at));
+                    if len == V::LANES {
+                        T::load::<V>(source).store(target);
+                    } else {
+                        T::load_first::<V>(source, len).store_first(target, len);
+                    }
+                }
             }
         }
     }

@@ -18,7 +18,7 @@ pub struct Prepared {
 /// What is decided once.
 #[derive(Debug)]
 pub(super) enum Work {
-    Product(product::Plan),
+    Product(Box<product::Plan>),
     Rows(block::Plans),
     Products(product::Plans),
     /// Kernels that decide nothing worth keeping.
@@ -29,7 +29,7 @@ impl Prepared {
     /// Decides what can be decided without arguments.
     pub fn new(kernel: &Kernel) -> Prepared {
         let work = match kernel {
-            Kernel::Product(p) => Work::Product(product::plan(p)),
+            Kernel::Product(p) => Work::Product(Box::new(product::plan(p))),
             Kernel::Products(p) => Work::Products(product::Plans::new(p)),
             Kernel::Rows(_) => Work::Rows(block::Plans::default()),
             Kernel::Attention(_)

@@ -7,9 +7,12 @@ use super::block::{Patch, Sink};
 use super::formats::{Format, Operand};
 use super::frame::framed;
 use super::pairs::{self, PairedPart};
+use super::plane::Planes;
 use super::rounded::Rounded;
 use super::scratch::Bump;
-use super::tiles::{Epilogue, Loop, Nest, Part, Then, apart_bytes, merge, points, scratch_bytes};
+use super::tiles::{
+    Epilogue, Loop, Nest, Part, Then, apart_bytes, block_of, merge, points, scratch_bytes,
+};
 use super::vector::{Pairs, Scalar};
 use super::view::{Shared, View, ViewMut};
 use crate::kernel::{Pointwise, Product, ProductPart, Products, Source};
@@ -47,8 +50,9 @@ pub(super) fn scratch<S>(p: &Product) -> usize {
             apart_bytes::<S>(m, n).max(apart_bytes::<S>(n, m))
         }
     };
-    let bytes =
-        scratch_bytes::<S>([m, n, k], borders).max(scratch_bytes::<S>([n, m, k], borders)) + apart;
+    let planes = Planes::new(p, block_of([n, k])).map_or(0, |p| p.bytes::<S>());
+    let panels = scratch_bytes::<S>([m, n, k], borders).max(scratch_bytes::<S>([n, m, k], borders));
+    let bytes = panels + apart + planes;
     if !pairs::fits(p) {
         return bytes;
     }
@@ -76,11 +80,13 @@ pub(super) fn plan(p: &Product) -> Plan {
     let formats = [p.stored.a, p.stored.b, p.stored.c].map(Format::of);
     let pairs = pairs::fits(p);
     if swapped {
-        let frames = Vec::new();
-        let nest = Nest { m: swap(n), n: swap(m), k: swap(k), accumulate, frames };
+        let (frames, planes) = (Vec::new(), None);
+        let nest = Nest { m: swap(n), n: swap(m), k: swap(k), accumulate, frames, planes };
         Plan { batch: swap(batch), nest, swapped, formats, pairs }
     } else {
-        let nest = Nest { m, n, k, accumulate, frames: framed(p) };
+        let planes = Planes::new(p, block_of([points(&n), points(&k)]));
+        let frames = if planes.is_some() { Vec::new() } else { framed(p) };
+        let nest = Nest { m, n, k, accumulate, frames, planes };
         Plan { batch, nest, swapped, formats, pairs }
     }
 }

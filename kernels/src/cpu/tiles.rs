@@ -9,9 +9,10 @@
 //! computes it. That, and not the choice of tiles, makes its bits independent of all other sizes.
 
 use super::block::{Machine, Patch, Sink};
-use super::formats::Operand;
+use super::formats::{Format, Operand};
 use super::frame::{Frame, Framed};
 use super::pack::{pack_columns, pack_rows};
+use super::plane::Planes;
 use super::rounded::Rounded;
 use super::scratch::{Bump, lines_of};
 use super::vector::{Job, MAX_LANES, Scalar, Vector};
@@ -49,8 +50,14 @@ pub(super) struct Nest {
     pub(super) n: Vec<Loop>,
     pub(super) k: Vec<Loop>,
     pub(super) accumulate: bool,
-    /// The borders of `b`.
+    /// The borders of `b`, unless it is read from planes.
     pub(super) frames: Vec<Framed>,
+    pub(super) planes: Option<Planes>,
+}
+
+/// Most columns and points of `k` of a block of so many.
+pub(super) fn block_of([n, k]: [usize; 2]) -> [usize; 2] {
+    [n.min(NC), k.min(KC)]
 }
 
 /// Number of points of a list of loops.
@@ -301,6 +308,8 @@ struct Panels<S> {
     pk: *mut isize,
     /// Sums of a result that is rounded.
     apart: Option<*mut S>,
+    /// The planes of a block.
+    planes: Option<*mut S>,
 }
 
 /// # Safety
@@ -324,6 +333,7 @@ unsafe fn part<V: Vector>(mut part: Part<V::Scalar>) {
         pn: part.scratch.take(part.nest.frames.len() * nc),
         pk: part.scratch.take(part.nest.frames.len() * kc),
         apart: part.rounded.map(|_| part.scratch.take((m1 - m0).min(MS_APART) * nc)),
+        planes: part.nest.planes.as_ref().map(|p| p.take(part.scratch)),
     };
     let tables = part.rounded.map(|_| [part.scratch.take(mc), part.scratch.take(nc)]);
     let strip = if tables.is_some() { MS_APART } else { MS };
@@ -333,7 +343,10 @@ unsafe fn part<V: Vector>(mut part: Part<V::Scalar>) {
         let n_len = NC.min(n1 - n);
         // SAFETY: the tables have room for a block each, and hold nothing yet.
         let (bn, cn) = unsafe { (table(panels.bn, n_len), table(panels.cn, n_len)) };
-        fill_offsets(&part.nest.n, 1, n, bn);
+        match &part.nest.planes {
+            Some(planes) => planes.fill_n(n, bn),
+            None => fill_offsets(&part.nest.n, 1, n, bn),
+        }
         if panels.apart.is_none() {
             fill_offsets(&part.nest.n, 2, n, cn);
         } else {
@@ -349,14 +362,15 @@ unsafe fn part<V: Vector>(mut part: Part<V::Scalar>) {
                 // SAFETY: as above.
                 let (ak, bk) = unsafe { (table(panels.ak, k_len), table(panels.bk, k_len)) };
                 fill_offsets(&part.nest.k, 0, block * KC, ak);
-                fill_offsets(&part.nest.k, 1, block * KC, bk);
+                // SAFETY: the operand and the room for planes hold the block.
+                let b = unsafe { operand::<V>(&part, &panels, [n, n_len], block * KC, bk) };
                 // SAFETY: as above.
                 let pk = unsafe { table(panels.pk, frames.len() * k_len) };
                 Frame::fill_k(frames, block * KC, k_len, pk);
                 let frame = Frame::new(frames, pn, pk);
                 let add = block > 0 || part.nest.accumulate;
                 let is_last = (block + 1) * KC >= k && !finish.is_none();
-                let tables = Tables { ak, bk, bn, cn, frame, n, vectors, add };
+                let tables = Tables { b, ak, bk, bn, cn, frame, n, vectors, add };
                 let finish = if is_last { Some(&mut finish) } else { None };
                 // SAFETY: operands and panels hold the block, by the contract of the part.
                 unsafe { columns::<V>(&part, &panels, &tables, rows, finish) };
@@ -365,8 +379,33 @@ unsafe fn part<V: Vector>(mut part: Part<V::Scalar>) {
     }
 }
 
+/// Fills the offsets in `b` of a block of `k`; what they are offsets in, for columns from `n` on:
+/// the operand or its planes, which are filled.
+///
+/// # Safety
+///
+/// The operand holds the block, and there is room for its planes.
+#[inline(always)]
+unsafe fn operand<V: Vector>(
+    part: &Part<V::Scalar>,
+    panels: &Panels<V::Scalar>,
+    columns: [usize; 2],
+    k: usize,
+    bk: &mut [usize],
+) -> Operand {
+    let (Some(planes), Some(room)) = (&part.nest.planes, panels.planes) else {
+        fill_offsets(&part.nest.k, 1, k, bk);
+        return part.b;
+    };
+    planes.fill_k(columns, k, bk);
+    // SAFETY: by the contract of the function.
+    unsafe { planes.fill::<V>(part.b.start(), columns, [k, bk.len()], room) };
+    Operand::own(room.cast_const())
+}
+
 /// The offsets of a block of columns and of a block of `k`, and how they are multiplied.
 struct Tables<'a> {
+    b: Operand,
     ak: &'a [usize],
     bk: &'a [usize],
     bn: &'a [usize],
@@ -393,7 +432,7 @@ unsafe fn columns<V: Vector>(
     [m0, m1]: [usize; 2],
     mut finish: Option<&mut Finish<'_, V>>,
 ) {
-    let &Tables { ak, bk, bn, cn, frame, n, vectors, add } = tables;
+    let &Tables { b, ak, bk, bn, cn, frame, n, vectors, add } = tables;
     let c = panels.apart.unwrap_or(part.c);
     let fill_rows = |first: usize, offsets: &mut [usize]| match panels.apart {
         None => fill_offsets(&part.nest.m, 2, first, offsets),
@@ -402,15 +441,18 @@ unsafe fn columns<V: Vector>(
             offsets.iter_mut().enumerate().for_each(|(i, offset)| *offset = row(i));
         }
     };
-    let is_thin = m1 - m0 <= THIN && ak.len() >= THIN && step(bn) == Some(1) && frame.is_none();
+    let is_thin = m1 - m0 <= THIN && reads_in_place(part, tables);
     // SAFETY: the panels have room for the tables, and the operands hold their sums.
     unsafe {
-        if is_thin && super::thin::reads([part.a.format, part.b.format]) {
+        if is_thin {
             let (am, cm) = (table(panels.am, m1 - m0), table(panels.cm, m1 - m0));
             fill_offsets(&part.nest.m, 0, m0, am);
             fill_rows(m0, cm);
-            let block = Block { a: part.a, b: part.b, c, am, cm, ak, bk, bn, cn, frame };
-            super::thin::multiply::<V>(&block, panels.b, add);
+            let block = Block { a: part.a, b, c, am, cm, ak, bk, bn, cn, frame };
+            match &part.nest.planes {
+                Some(planes) => planes.multiply::<V>(&block, n, add),
+                None => super::thin::multiply::<V>(&block, panels.b, add),
+            }
             if let Some(finish) = finish {
                 finish.finish(&block, m0, n);
             }
@@ -424,7 +466,7 @@ unsafe fn columns<V: Vector>(
             let (am, cm) = (table(panels.am, m_len), table(panels.cm, m_len));
             fill_offsets(&part.nest.m, 0, m, am);
             fill_rows(m, cm);
-            let block = Block { a: part.a, b: part.b, c, am, cm, ak, bk, bn, cn, frame };
+            let block = Block { a: part.a, b, c, am, cm, ak, bk, bn, cn, frame };
             match vectors {
                 3 => multiply::<V, 3>(&block, panels, m == m0, add),
                 _ => multiply::<V, 2>(&block, panels, m == m0, add),
@@ -434,6 +476,16 @@ unsafe fn columns<V: Vector>(
             }
         }
     }
+}
+
+/// Whether there is a loop for few rows that packs no columns.
+fn reads_in_place<S>(part: &Part<S>, tables: &Tables<'_>) -> bool {
+    let &Tables { b, ak, bn, frame, .. } = tables;
+    if part.nest.planes.is_some() {
+        return part.a.format == Format::Own;
+    }
+    let is_row = ak.len() >= THIN && step(bn) == Some(1) && frame.is_none();
+    is_row && super::thin::reads([part.a.format, b.format])
 }
 
 /// # Safety

@@ -6,6 +6,7 @@
 #![allow(clippy::print_stdout, clippy::wildcard_enum_match_arm, clippy::needless_range_loop)]
 
 mod attention;
+mod convolution;
 mod formats;
 mod in_place;
 mod moves;
