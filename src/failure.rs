@@ -74,7 +74,7 @@ pub enum Exit {
 
 impl Exit {
     /// The exit code.
-    pub fn code(self) -> u8 {
+    pub const fn code(self) -> u8 {
         match self {
             Exit::Success => 0,
             Exit::Bug => 1,

@@ -4,6 +4,7 @@
 
 use std::f64::consts::TAU;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use ir::DType;
 use ir::random::{Key, mix, uniform};
@@ -62,19 +63,25 @@ pub fn values(
     let mut out = vec![0; block::elements(block) * size];
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let share = block::elements(block).div_ceil(threads).next_multiple_of(CHUNK).max(CHUNK);
-    std::thread::scope(|scope| {
-        for (thread, part) in out.chunks_mut(share * size).enumerate() {
-            let number = &number;
-            scope.spawn(move || {
-                for (index, chunk) in part.chunks_mut(CHUNK * size).enumerate() {
-                    let first = thread * share + index * CHUNK;
-                    let numbers = (first..first + chunk.len() / size).map(number);
-                    let bytes: Vec<u8> = numbers.flat_map(f64::to_le_bytes).collect();
-                    chunk.copy_from_slice(&convert(Stored::DType(DType::F64), &bytes, dtype));
-                }
-            });
+    let parts = Mutex::new(out.chunks_mut(share * size).enumerate());
+    let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let fill = || {
+        while let Some((at, part)) = next() {
+            for (index, chunk) in part.chunks_mut(CHUNK * size).enumerate() {
+                let first = at * share + index * CHUNK;
+                let numbers = (first..first + chunk.len() / size).map(number);
+                let bytes: Vec<u8> = numbers.flat_map(f64::to_le_bytes).collect();
+                chunk.copy_from_slice(&convert(Stored::DType(DType::F64), &bytes, dtype));
+            }
         }
+    };
+    std::thread::scope(|scope| {
+        // Where the system starts no more threads, those that there are do the work.
+        let spawn = |_: &usize| std::thread::Builder::new().spawn_scoped(scope, fill).is_ok();
+        (1..threads).take_while(spawn).for_each(drop);
+        fill();
     });
+    drop(parts);
     out
 }
 

@@ -14,6 +14,7 @@
 
 pub mod arena;
 mod mailbox;
+pub mod memory;
 mod reduce;
 mod rendezvous;
 #[cfg(test)]

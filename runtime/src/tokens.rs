@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use ir::{Diagnostic, Span};
 
-use crate::error::Failure;
+use crate::error::{Error, Failure};
 use crate::map::Map;
 
 /// The name of a tokeniser's file beside a model.
@@ -68,7 +68,7 @@ impl Tokenizer {
 
     fn open(path: &Path, vocabulary: usize) -> Result<Tokenizer, Failure> {
         let map = Map::open(path)?;
-        let mut tokenizer = read(&map).map_err(|error| {
+        let mut tokenizer = read(&map)?.map_err(|error| {
             let headline = format!("not a tokeniser: {error}");
             Diagnostic::error("E4020", at(path), headline)
                 .help(format!("give the `{FILE}` of a Hugging Face model"))
@@ -255,13 +255,16 @@ impl Decoder<'_> {
 pub const READER: &str = "tokeniser";
 
 /// Reads a tokeniser, on a thread of its own: the library panics on parts that it does not expect.
-fn read(bytes: &[u8]) -> Result<tokenizers::Tokenizer, String> {
+///
+/// # Errors
+/// The system starts no thread.
+fn read(bytes: &[u8]) -> Result<Result<tokenizers::Tokenizer, String>, Error> {
     std::thread::scope(|scope| {
         let body = || tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| error.to_string());
         let reader = std::thread::Builder::new().name(READER.to_owned());
-        let reader = reader.spawn_scoped(scope, body).map_err(|error| error.to_string())?;
-        let read = reader.join();
-        read.unwrap_or_else(|_| Err("one of its parts is damaged".to_owned()))
+        let refused = |source| Error::Threads { whom: format!("the {READER}"), source };
+        let read = reader.spawn_scoped(scope, body).map_err(refused)?.join();
+        Ok(read.unwrap_or_else(|_| Err("one of its parts is damaged".to_owned())))
     })
 }
 

@@ -1,6 +1,6 @@
 //! `calibrate -o FILE`: the rates of this machine, for predictions.
 
-use std::sync::Barrier;
+use std::sync::{Barrier, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -58,6 +58,7 @@ pub fn measured(budget: f64) -> Result<Calibration, Failure> {
     let machine = Machine::detect();
     let share = Duration::from_secs_f64(budget * LINK_SHARE / 4.0);
     let members = machine.cores.max(2);
+    check_threads(members)?;
     let collective = |bytes| seconds_of_all_reduce(members, bytes, share);
     // `Link::all_reduce` is `α log2 n + 2 V β (n-1)/n`.
     let n = members as f64;
@@ -72,6 +73,20 @@ pub fn measured(budget: f64) -> Result<Calibration, Failure> {
     };
     let rest = Duration::from_secs_f64(budget * (1.0 - LINK_SHARE));
     Ok(calibrate(&machine, links, rest))
+}
+
+/// Whether the system starts so many threads at once: those that measure wait for each other.
+fn check_threads(count: usize) -> Result<(), runtime::Error> {
+    let end = OnceLock::new();
+    thread::scope(|scope| {
+        let wait = || *end.wait();
+        let all = (0..count).try_for_each(|_| {
+            let spawned = thread::Builder::new().spawn_scoped(scope, wait);
+            spawned.map(drop)
+        });
+        let _ = end.set(());
+        all.map_err(|source| runtime::Error::Threads { whom: "measuring".to_owned(), source })
+    })
 }
 
 /// Latency and bandwidth from the times of both sizes: `hops α + volume V β`.

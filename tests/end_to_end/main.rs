@@ -40,6 +40,7 @@ mod integers;
 mod interruption;
 mod launches;
 mod layouts;
+mod limits;
 mod mesh;
 mod model;
 mod names;

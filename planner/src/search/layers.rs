@@ -183,7 +183,9 @@ impl<'a> LayerTable<'a> {
         thread::scope(|scope| {
             let mut pricers = self.pricers.iter_mut().enumerate();
             let own = pricers.next().expect("a table has a pricer");
-            let others: Vec<_> = pricers.map(|other| scope.spawn(move || work(other))).collect();
+            // Where the system starts no more threads, those that there are do the work.
+            let spawn = |other| thread::Builder::new().spawn_scoped(scope, move || work(other));
+            let others: Vec<_> = pricers.map_while(|other| spawn(other).ok()).collect();
             self.sharded.extend(work(own));
             for other in others {
                 self.sharded.extend(other.join().expect("sharding does not panic"));

@@ -11,6 +11,8 @@ use std::slice;
 use kernels::arguments::Argument;
 use kernels::cpu::{Cpu, Prepared, View, ViewMut};
 
+use super::memory::or_none;
+
 /// The alignment of an arena, in bytes: a page, so that ranks share none.
 const PAGE: usize = 4096;
 /// A huge page of x86-64 and of most other systems, in bytes. An arena that has room for several
@@ -37,7 +39,7 @@ impl Arena {
             return Some(Arena { start: NonNull::dangling(), layout });
         }
         // SAFETY: the layout has bytes.
-        let start = NonNull::new(unsafe { alloc(layout) })?;
+        let start = or_none(|| NonNull::new(unsafe { alloc(layout) }))?;
         // Before the pages are touched, for their first use decides their size.
         ask_for_huge_pages(start, layout);
         // SAFETY: the memory has these bytes and belongs to nobody else.

@@ -40,7 +40,12 @@ pub(super) fn paths<T: Tree>(tree: &T, another: &(impl Fn() -> T + Sync)) -> Vec
     // What differs in the first decision alone has most in common: one thread makes it once.
     paths.sort_by(|a, b| a.values().iter().skip(1).cmp(b.values().iter().skip(1)));
     let bound = |tree: &mut T, path: Path| (path, tree.bound(&path, f64::INFINITY));
-    let mut paths: Vec<_> = paths.into_par_iter().map_init(another, bound).collect();
+    let mut paths: Vec<_> = if has_threads() {
+        paths.into_par_iter().map_init(another, bound).collect()
+    } else {
+        let mut own = another();
+        paths.into_iter().map(|path| bound(&mut own, path)).collect()
+    };
     paths.sort_by(|a, b| a.1.seconds.total_cmp(&b.1.seconds).then(a.0.cmp(&b.0)));
     paths
 }
@@ -116,15 +121,20 @@ pub(super) fn list<T: Tree>(
 
 /// Maps parts on all threads; one after the other where the system starts none.
 fn on_all_threads<A: Send, B: Send>(parts: Vec<A>, work: impl Fn(A) -> B + Sync + Send) -> Vec<B> {
+    match has_threads() {
+        true => parts.into_par_iter().map(work).collect(),
+        false => parts.into_iter().map(work).collect(),
+    }
+}
+
+/// Whether the system has started the threads of the pool.
+fn has_threads() -> bool {
     static HAS_THREADS: LazyLock<bool> = LazyLock::new(|| {
         // An error with a cause is one of the system; without, there is a pool already.
         let built = rayon::ThreadPoolBuilder::new().build_global();
         built.is_ok() || built.is_err_and(|error| error.source().is_none())
     });
-    match *HAS_THREADS {
-        true => parts.into_par_iter().map(work).collect(),
-        false => parts.into_iter().map(work).collect(),
-    }
+    *HAS_THREADS
 }
 
 impl<K: Send> Part<K> {
