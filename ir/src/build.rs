@@ -1,5 +1,7 @@
 //! Building functions by code: names made unique, types inferred.
 
+use std::collections::HashMap;
+
 use crate::DType;
 use crate::dim::Dim;
 use crate::infer::{OpError, infer};
@@ -17,17 +19,32 @@ use crate::types::TensorType;
 pub struct Builder<'m> {
     module: &'m mut Module,
     function: Function,
+    /// The values by name.
+    names: HashMap<String, ValueId>,
+    /// The last number that was put after a name: names are never free again.
+    counts: HashMap<String, usize>,
 }
 
 impl<'m> Builder<'m> {
     /// Starts a function of a module.
     pub fn new(module: &'m mut Module, name: impl Into<String>, kind: Kind) -> Builder<'m> {
-        Builder { module, function: Function::new(name, kind) }
+        Builder::resume(module, Function::new(name, kind))
     }
 
     /// Goes on with a function whose results are not named yet.
     pub fn resume(module: &'m mut Module, function: Function) -> Builder<'m> {
-        Builder { module, function }
+        let mut builder =
+            Builder { module, function, names: HashMap::new(), counts: HashMap::new() };
+        builder.note_names();
+        builder
+    }
+
+    /// Notes the names of values that are new.
+    fn note_names(&mut self) {
+        for at in self.names.len()..self.function.values.len() {
+            let name = self.function.values[at].name.clone();
+            self.names.entry(name).or_insert(ValueId(at as u32));
+        }
     }
 
     /// The function as far as it is built.
@@ -47,21 +64,23 @@ impl<'m> Builder<'m> {
 
     fn define(&mut self, name: &str, ty: TensorType) -> ValueId {
         let name = self.unique(name);
+        let id = ValueId(self.function.values.len() as u32);
+        self.names.insert(name.clone(), id);
         self.function.values.push(Value { name, ty });
-        ValueId(self.function.values.len() as u32 - 1)
+        id
     }
 
-    fn unique(&self, name: &str) -> String {
-        if self.function.find(name).is_none() {
+    fn unique(&mut self, name: &str) -> String {
+        if !self.names.contains_key(name) {
             return name.to_owned();
         }
-        let mut count = 1;
+        let count = self.counts.entry(name.to_owned()).or_default();
         loop {
+            *count += 1;
             let candidate = format!("{name}.{count}");
-            if self.function.find(&candidate).is_none() {
+            if !self.names.contains_key(&candidate) {
                 return candidate;
             }
-            count += 1;
         }
     }
 
@@ -96,9 +115,11 @@ impl<'m> Builder<'m> {
     /// Gives `to` the name `wanted` and what bears it now the name of `to`.
     /// Parameters keep their names: nothing happens when one bears it.
     pub fn claim_name(&mut self, wanted: &str, to: ValueId) {
-        let Some(bearer) = self.function.find(wanted) else { return };
+        let Some(&bearer) = self.names.get(wanted) else { return };
         if bearer.index() >= self.function.param_count {
             let freed = std::mem::take(&mut self.function.values[to.index()].name);
+            self.names.insert(freed.clone(), bearer);
+            self.names.insert(wanted.to_owned(), to);
             self.function.values[bearer.index()].name = freed;
             self.function.values[to.index()].name = wanted.to_owned();
         }
@@ -199,7 +220,9 @@ impl<'m> Builder<'m> {
     /// The drawn diagnostics of what does not read.
     pub(crate) fn push_text(&mut self, line: &str, names: Names) -> Result<ValueId, String> {
         let mut parser = Parser::new("line", line, names);
-        if parser.node(self.module, &mut self.function).is_err() {
+        let read = parser.node(self.module, &mut self.function);
+        self.note_names();
+        if read.is_err() {
             let drawn = |d| crate::diagnostic::render(d, Some(line));
             return Err(parser.diagnostics.iter().map(drawn).collect());
         }

@@ -28,7 +28,7 @@ mod attention;
 use std::collections::BTreeMap;
 
 use crate::build::Builder;
-use crate::module::{Function, Module, Node, ValueId};
+use crate::module::{Function, Module, ValueId};
 use crate::tensor::Tensor;
 
 use draft::Finished;
@@ -88,14 +88,16 @@ fn drafts(
     let graph = Graph::new(function, module, known);
     let mut live = vec![false; function.values.len()];
     function.results.iter().for_each(|result| live[result.index()] = true);
+    let readers = readers(function);
     let mut drafts = BTreeMap::new();
     for (at, node) in function.nodes.iter().enumerate().rev() {
         if !node.results.iter().any(|result| live[result.index()]) {
             continue;
         }
         let draft = one(&graph, node.result()).filter(|draft| takes(draft.composite));
-        let is_worth_it =
-            |draft: &Finished| draft.spares.is_none_or(|v| !is_needed(function, &live, v, at));
+        let is_worth_it = |draft: &Finished| {
+            draft.spares.is_none_or(|v| !is_needed(function, (&live, &readers), v, at))
+        };
         match draft.filter(is_worth_it) {
             Some(draft) => {
                 draft.reads().for_each(|value| live[value.index()] = true);
@@ -108,13 +110,24 @@ fn drafts(
 }
 
 /// Whether something that is live needs a value, other than the node at `root`.
-fn is_needed(function: &Function, live: &[bool], value: ValueId, root: usize) -> bool {
-    let reads = |(at, node): &(usize, &Node)| {
-        *at != root
-            && node.operands.contains(&value)
-            && node.results.iter().any(|result| live[result.index()])
-    };
-    live[value.index()] || function.nodes.iter().enumerate().any(|node| reads(&node))
+fn is_needed(
+    function: &Function,
+    (live, readers): (&[bool], &[Vec<usize>]),
+    value: ValueId,
+    root: usize,
+) -> bool {
+    let is_live =
+        |at: &usize| function.nodes[*at].results.iter().any(|result| live[result.index()]);
+    live[value.index()] || readers[value.index()].iter().any(|at| *at != root && is_live(at))
+}
+
+/// The nodes that read each value.
+fn readers(function: &Function) -> Vec<Vec<usize>> {
+    let mut readers = vec![Vec::new(); function.values.len()];
+    for (at, node) in function.nodes.iter().enumerate() {
+        node.operands.iter().for_each(|operand| readers[operand.index()].push(at));
+    }
+    readers
 }
 
 /// The composite that ends in a value.

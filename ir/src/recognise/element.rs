@@ -118,8 +118,33 @@ pub(super) struct Graph<'f> {
     pub(super) module: &'f Module,
     known: &'f dyn Fn(usize) -> Option<Tensor>,
     producers: Vec<Option<usize>>,
+    /// Of each value, whether a product sums over what is computed from it.
+    multiplied: Vec<bool>,
     variables: RefCell<usize>,
     evaluated: RefCell<BTreeMap<ValueId, Option<Rc<Tensor>>>>,
+}
+
+/// Of each value, whether a product sums over what is computed from it, element by element.
+#[expect(clippy::wildcard_enum_match_arm, reason = "other ops end the way")]
+fn multiplied(function: &Function) -> Vec<bool> {
+    let mut multiplied = vec![false; function.values.len()];
+    // Readers come after what they read.
+    for node in function.nodes.iter().rev() {
+        let leads_on = match node.op {
+            Op::Contract(_) => true,
+            Op::Unary(_) | Op::Binary(_) | Op::Select | Op::Compare(_) | Op::Cast { .. } => {
+                multiplied[node.result().index()]
+            }
+            Op::Reshape { .. } | Op::Transpose { .. } | Op::Broadcast { .. } => {
+                multiplied[node.result().index()]
+            }
+            _ => false,
+        };
+        if leads_on {
+            node.operands.iter().for_each(|operand| multiplied[operand.index()] = true);
+        }
+    }
+    multiplied
 }
 
 impl<'f> Graph<'f> {
@@ -134,6 +159,7 @@ impl<'f> Graph<'f> {
             module,
             known,
             producers: function.producers(),
+            multiplied: multiplied(function),
             variables: RefCell::new(0),
             evaluated: RefCell::new(BTreeMap::new()),
         }
@@ -155,26 +181,8 @@ impl<'f> Graph<'f> {
     }
 
     /// Whether a product sums over what is computed from a value, element by element.
-    #[expect(clippy::wildcard_enum_match_arm, reason = "other ops end the way")]
     pub(super) fn is_multiplied(&self, value: ValueId) -> bool {
-        let mut reached = vec![false; self.function.values.len()];
-        reached[value.index()] = true;
-        for node in &self.function.nodes {
-            if !node.operands.iter().any(|operand| reached[operand.index()]) {
-                continue;
-            }
-            match node.op {
-                Op::Contract(_) => return true,
-                Op::Unary(_) | Op::Binary(_) | Op::Select | Op::Compare(_) | Op::Cast { .. } => {
-                    reached[node.result().index()] = true;
-                }
-                Op::Reshape { .. } | Op::Transpose { .. } | Op::Broadcast { .. } => {
-                    reached[node.result().index()] = true;
-                }
-                _ => {}
-            }
-        }
-        false
+        self.multiplied[value.index()]
     }
 
     /// The index along a dim of the given size by a variable of its own.

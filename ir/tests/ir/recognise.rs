@@ -301,6 +301,66 @@ fn norms_are_found_in_every_form() {
     }
 }
 
+/// Outputs are known by their names: what a composite is made of takes none of a later value.
+#[test]
+fn values_after_a_composite_keep_their_names() {
+    let mut meetings = 0;
+    for seed in seeds(100) {
+        let r = &mut Draws::new(seed);
+        let dtype = dtype(r);
+        let dims = [2, 3, 4];
+        let adds_one = r.coin();
+        let mut module = Module::new("export");
+        let b = Builder::new(&mut module, "main", Kind::Layer);
+        let mut e = Exporter { b, r, dtype };
+        let (x, w) = (e.param("x", &dims), e.param("w", &dims[2..]));
+        let over = vec![2];
+        let form =
+            Norm { over, is_centred: false, is_epsilon_outside: false, epsilon: 1e-5, less: 0.0 };
+        let y = e.norm(x, &form);
+        let w = if adds_one { e.with(Binary::Add, w, 1.0) } else { w };
+        let w = e.repeat(w, &dims);
+        let y = e.two(Binary::Mul, y, w);
+        let name = e.b.function().value(y).name.clone();
+        let later = e.b.unary(&format!("{name}.1"), Unary::Neg, y);
+        e.b.finish(&[y, later]);
+        let names = |module: &Module| -> Vec<String> {
+            let main = module.function("main").unwrap();
+            main.results.iter().map(|result| main.value(*result).name.clone()).collect()
+        };
+        let note = format!("SEED={seed}");
+        let after = recognised(&module, r, &note);
+        assert_eq!(names(&after), names(&module), "{note}\n{module}\n{after}");
+        let main = after.function("main").unwrap();
+        meetings += usize::from(main.find(&format!("{name}.1.1")).is_some());
+    }
+    assert!(meetings > 0 || seeds(100).len() == 1, "no part of a composite wants such a name");
+}
+
+/// Eight times as many nodes take about eight times as long to build and to search.
+#[test]
+fn building_and_recognising_are_linear() {
+    let seconds = |nodes: usize| {
+        let once = || {
+            let start = std::time::Instant::now();
+            let mut module = Module::new("long");
+            let mut b = Builder::new(&mut module, "main", Kind::Layer);
+            let x = b.param("x", TensorType::of(DType::F32, &[4]));
+            let y = (0..nodes).fold(x, |y, at| match at % 2 {
+                0 => b.unary("v", Unary::Neg, y),
+                _ => b.binary(&format!("n{at}"), Binary::Div, y, x),
+            });
+            b.finish(&[y]);
+            recognise(&mut module, "main", &|_| true, &|_| None);
+            start.elapsed().as_secs_f64()
+        };
+        (0..3).map(|_| once()).fold(f64::INFINITY, f64::min)
+    };
+    let [few, many] = [4_000, 32_000].map(seconds);
+    // Quadratic: 64 times.
+    assert!(many < 30.0 * few, "{few} s for 4,000 nodes, {many} s for 32,000");
+}
+
 /// What is nearly a norm is left as it is.
 #[test]
 fn near_norms_are_not_found() {
