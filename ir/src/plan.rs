@@ -9,6 +9,14 @@ use crate::DType;
 use crate::precision::Precision;
 use crate::sharding::{Axis, Sharding};
 
+/// The most ranks, micro-batches, and tokens of a micro-batch on one rank: their product, the
+/// tokens of a step, fits a number. Chosen: beyond clusters that were ever built.
+pub const RANKS_MAX: usize = 1 << 16;
+/// As [`RANKS_MAX`].
+pub const MICROBATCHES_MAX: usize = 1 << 16;
+/// As [`RANKS_MAX`].
+pub const TOKENS_MAX: usize = 1 << 30;
+
 /// The logical grid of ranks: the size of each axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Mesh {

@@ -20,7 +20,7 @@ mod apart;
 mod routine;
 mod steps;
 
-use ir::plan::Mesh;
+use ir::plan::{MICROBATCHES_MAX, Mesh, RANKS_MAX, TOKENS_MAX};
 use ir::program::{ALIGNMENT, Buffer, Contents, Feed, Program, Step};
 use ir::{DType, Diagnostic, Span};
 
@@ -31,12 +31,6 @@ use crate::verify::verify;
 const DIAGNOSTICS_MAX: usize = 20;
 /// The largest arena: 2^46 bytes, so that sums of offsets do not overflow. Chosen.
 const BYTES_MAX: u64 = 1 << 46;
-
-/// The most ranks, micro-batches, and tokens of a micro-batch on one rank: their product, the
-/// tokens of a step, fits a number. Chosen: beyond clusters that were ever built.
-const RANKS_MAX: usize = 1 << 16;
-const MICROBATCHES_MAX: usize = 1 << 16;
-const TOKENS_MAX: usize = 1 << 30;
 
 /// What is found, at most twenty.
 #[derive(Debug, Default)]

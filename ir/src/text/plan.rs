@@ -16,7 +16,8 @@
 //! Dims after the last one that is cut are left out of a sharding. Comments start with `#`. The
 //! names of model and cluster stand in quotes where they would be read otherwise.
 //!
-//! `E1021` is a line that is not understood, `E1022` a decision that is missing or taken twice.
+//! `E1021` is a line that is not understood, or a number beyond what a plan may have, `E1022` a
+//! decision that is missing or taken twice.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,7 +25,10 @@ use std::ops::Range;
 use std::str::FromStr;
 
 use super::program::unescape;
-use crate::plan::{FunctionPlan, Keep, Mesh, Optimizer, Plan, Prediction, Schedule};
+use crate::plan::{
+    FunctionPlan, Keep, MICROBATCHES_MAX, Mesh, Optimizer, Plan, Prediction, RANKS_MAX, Schedule,
+    TOKENS_MAX,
+};
 use crate::precision::{Precision, ROLES};
 use crate::sharding::{Axis, Sharding};
 use crate::{DType, Diagnostic, Span};
@@ -233,6 +237,17 @@ impl Reader<'_> {
             let headline = format!("dtype={} and compute={}", data.1, precision.compute);
             self.report("E1022", 0..0, headline, "activations have one type: write it twice");
         }
+        let tokens = microbatch.0.checked_mul(data.0);
+        for (what, number, most) in [
+            ("ranks", Some(head.1.ranks()), RANKS_MAX),
+            ("micro-batches", Some(microbatch.1), MICROBATCHES_MAX),
+            ("tokens in a micro-batch", tokens, TOKENS_MAX),
+        ] {
+            if number.is_none_or(|number| number > most) {
+                let headline = format!("the plan has more than {most} {what}");
+                self.report("E1021", 0..0, headline, "plan for less");
+            }
+        }
         if !self.diagnostics.is_empty() {
             return Err(self.diagnostics);
         }
@@ -434,6 +449,24 @@ mod tests {
         assert_eq!(headlines[1], "a plan has no `cilp`");
         assert_eq!(headlines[2], "`predict` is decided twice");
         assert_eq!(parse_plan("empty", "").unwrap_err().len(), 5);
+    }
+
+    /// Products of what is read fit a number.
+    #[test]
+    fn numbers_have_bounds() {
+        let huge = usize::MAX.to_string();
+        for (from, to) in [
+            ("dp=1, tp=4", "dp=32768, tp=4"),
+            ("dp=1, tp=4", "dp=2305843009213693952, tp=4"),
+            ("count=8", "count=65537"),
+            ("size=4", &format!("size={huge}")),
+            ("seq=128", "seq=268435457"),
+            ("seq=128", &format!("seq={huge}")),
+        ] {
+            let found = parse_plan("test", &TEXT.replace(from, to)).unwrap_err();
+            assert_eq!(found.len(), 1, "{to}: {found:?}");
+            assert_eq!(found[0].code, "E1021", "{to}");
+        }
     }
 
     #[test]
