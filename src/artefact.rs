@@ -109,11 +109,23 @@ pub fn is_artefact(path: &Path) -> bool {
 /// Reads an artefact that is to run on this machine.
 ///
 /// # Errors
-/// Those of [`read_for`].
+/// Those of [`read_for`] and [`check`].
 pub fn open(path: &Path) -> Result<Contents, Failure> {
     let Detected { cores, memory_bytes, instruction_set } = Detected::detect();
     let here = Machine { device: "cpu".to_owned(), instruction_set, cores, memory_bytes };
-    Ok(read_for(path, &Limits::default(), &here)?)
+    let contents = read_for(path, &Limits::default(), &here)?;
+    check(&contents)?;
+    Ok(contents)
+}
+
+/// Replays the programs of a file that anybody may have made: ranks that would wait for each other,
+/// and reads of what nobody wrote, are found before anything runs.
+///
+/// # Errors
+/// Those of [`codegen::check`].
+pub fn check(contents: &Contents) -> Result<(), Vec<Diagnostic>> {
+    let wrong = codegen::check::check(&contents.programs, &contents.kernels, &contents.plan);
+    if wrong.is_empty() { Ok(()) } else { Err(wrong) }
 }
 
 /// What runs on every CPU: a cluster need not say more.

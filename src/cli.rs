@@ -114,7 +114,11 @@ pub fn main() -> ExitCode {
     ExitCode::from(exit.code())
 }
 
-fn run(verb: &Verb) -> Result<Exit, Failure> {
+/// Does what a verb says.
+///
+/// # Errors
+/// Those of the verb.
+pub fn run(verb: &Verb) -> Result<Exit, Failure> {
     match verb {
         Verb::Inspect(args) => inspect::run(args),
         Verb::Models(args) => models::run(args),

@@ -240,6 +240,10 @@ pub struct Run {
     pub folder: PathBuf,
 }
 
+/// What to do where a run's settings are damaged.
+const SETTINGS_HELP: &str = "restore the file as `gantline train` wrote it, or remove it: without \
+    it the settings are those of the newest checkpoint";
+
 impl Run {
     /// Whether a path is the directory of a run.
     pub fn is_at(path: &Path) -> bool {
@@ -281,14 +285,18 @@ impl Run {
         let text = match ir::file::read_text(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                let headline = "the settings are no UTF-8 text";
+                let wrong =
+                    Diagnostic::error("E5004", Span::of(path.display().to_string()), headline);
+                return Err(wrong.help(SETTINGS_HELP).into());
+            }
             Err(error) => return Err(runtime::Error::io("read", &path)(error).into()),
         };
         let settings = if text.trim().is_empty() {
             run.settings_of_checkpoint()?
         } else {
-            let help = "restore the file as `gantline train` wrote it, or remove it: without it \
-                        the settings are those of the newest checkpoint";
-            read_settings(&path, &text).map_err(|wrong| wrong.help(help))?
+            read_settings(&path, &text).map_err(|wrong| wrong.help(SETTINGS_HELP))?
         };
         Ok((run, settings))
     }

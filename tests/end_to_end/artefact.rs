@@ -5,8 +5,9 @@ use std::io::{Cursor, Read, Write};
 use std::path::Path;
 
 use ir::DType;
+use ir::program::Step;
 use ir::text::{parse_plan, parse_program};
-use runtime::artefact::{Limits, read};
+use runtime::artefact::{Limits, encode, read};
 use runtime::npy;
 use runtime::weights::Weights;
 use zip::write::SimpleFileOptions;
@@ -171,6 +172,34 @@ fn an_artefact_computes_what_its_model_does() {
     let output = scratch.run(&format!("run x.gtl --weights {}", other.display()));
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("E5013"));
+}
+
+/// Programs whose hashes are right and whose references fit, and that would wait for ever, read what
+/// nobody wrote, or leave a gradient out: refused before anything runs.
+#[test]
+fn programs_that_were_made_to_hang_are_refused() {
+    let scratch = tiny("artefact-made");
+    scratch.answer("compile tiny --ranks 2 --pp 2 --mbs 1 --seq 16 --gbs 2 -o whole.gtl");
+    let whole = read(&scratch.0.join("whole.gtl"), &Limits::default()).expect("it is read");
+    type Change = fn(&mut Vec<Step>);
+    let changes: [(&str, Change); 4] = [
+        ("nothing is sent", |steps| steps.retain(|step| !matches!(step, Step::Send { .. }))),
+        ("nothing is received", |steps| steps.retain(|s| !matches!(s, Step::Receive { .. }))),
+        ("all is turned round", |steps| steps.reverse()),
+        ("half is left out", |steps| steps.truncate(steps.len() / 2)),
+    ];
+    for (what, change) in changes {
+        for rank in 0..2 {
+            let mut made = whole.clone();
+            change(&mut made.programs[rank].steps);
+            let bytes = encode(&made).expect("it is encoded");
+            fs::write(scratch.0.join("made.gtl"), bytes).expect("it is written");
+            let output = scratch.run("run made.gtl --bench 1");
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(6), "{what} on {rank}: {errors}");
+            assert!(errors.contains("error[E21"), "{what} on {rank}: {errors}");
+        }
+    }
 }
 
 #[test]

@@ -101,6 +101,9 @@ impl Layout {
     }
 }
 
+/// The most diagnostics of one file.
+const DIAGNOSTICS_MAX: usize = 20;
+
 fn bad(source: &str, headline: String) -> Diagnostic {
     Diagnostic::error("E5016", Span::of(source), headline)
 }
@@ -114,6 +117,13 @@ const TORCHTITAN: [&str; 4] = ["parallelism", "training", "activation_checkpoint
 /// `E5016` for a text that is none of them, or that says something that cannot be; `E5001` where
 /// the number of devices is needed and not known.
 pub fn read(source: &str, text: &str, known: Known) -> Result<Layout, Vec<Diagnostic>> {
+    read_any(source, text, known).map_err(|mut wrong| {
+        wrong.truncate(DIAGNOSTICS_MAX);
+        wrong
+    })
+}
+
+fn read_any(source: &str, text: &str, known: Known) -> Result<Layout, Vec<Diagnostic>> {
     if text.trim_start().starts_with('{') {
         let json: Json =
             serde_json::from_str(text).map_err(|error| vec![not_json((source, text), &error)])?;

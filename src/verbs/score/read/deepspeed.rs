@@ -71,9 +71,9 @@ fn batch(said: &mut Said, known: Known, autos: &[String], c: &mut Configuration)
     if let (None, None, [Some(batch), Some(micro), Some(steps)]) =
         (known.global_batch, known.microbatch, in_file)
     {
-        let product = [micro, steps, c.dp].map(u64::from).iter().product::<u64>();
+        let product = [micro, steps, c.dp].map(u128::from).iter().product::<u128>();
         // Ranks that were found from the batch are those that it takes, or it was refused.
-        if product != u64::from(batch) && (known.devices.is_some() || known.dp.is_some()) {
+        if product != u128::from(batch) && (known.devices.is_some() || known.dp.is_some()) {
             let headline = format!(
                 "`{BATCH}` is {batch}, and micro-batch {micro} × accumulation {steps} × {} ranks \
                  are {product}",
