@@ -6,6 +6,8 @@
 #[path = "../end_to_end/model.rs"]
 #[expect(dead_code, reason = "other tests use more of it")]
 mod model;
+mod formats;
+mod mutant;
 mod mutations;
 
 use std::alloc::System;

@@ -1,5 +1,8 @@
 //! What an execution profile adds to a vocabulary so that tensor-parallel ranks share it evenly.
 //! Counts of parameters are the model's own; this is the difference to what devices hold.
+//!
+//! Over groups of devices it is counted in the memory and the time of each group and not itemised:
+//! groups differ in `tp`, and stages in which tables they hold, so that no one number is added.
 
 use ir::Diagnostic;
 use serde::Serialize;
