@@ -5,8 +5,8 @@
 //! ```
 //! Each format is tried in a process of its own with 2 GiB of address space. It prints, for each,
 //! how the copies were answered, and the seeds of those that are wrong: a panic, an abort, a fault,
-//! more memory than that, or no answer after 20 s. They are kept in `target/tmp/cli-mutants/wrong`,
-//! and the bench ends with an error where there are any.
+//! more memory than that, or no answer after 20 s. They are kept in the bench's directory below
+//! `target`, and the bench ends with an error where there are any.
 
 #![allow(clippy::print_stdout, reason = "the answer of a bench is what it prints")]
 
@@ -224,7 +224,7 @@ fn of_lines(name: String, file: &Path, lines: Vec<(u64, String)>) -> Subject {
     let answer = move |bytes: &[u8], seed: u64| {
         fs::write(&file, bytes).expect("it is written");
         let due = lines.iter().filter(|(every, _)| seed.is_multiple_of(*every));
-        due.map(|(_, line)| command(line)).last().unwrap_or_default()
+        due.fold(String::new(), |_, (_, line)| command(line))
     };
     Subject { name, valid, answer: Box::new(answer) }
 }

@@ -81,7 +81,6 @@ pub fn values(
         (1..threads).take_while(spawn).for_each(drop);
         fill();
     });
-    drop(parts);
     out
 }
 

@@ -174,8 +174,8 @@ fn an_artefact_computes_what_its_model_does() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("E5013"));
 }
 
-/// Programs whose hashes are right and whose references fit, and that would wait for ever, read what
-/// nobody wrote, or leave a gradient out: refused before anything runs.
+/// Programs whose hashes are right and whose references fit, and that would wait for ever, read
+/// what nobody wrote, or leave a gradient out: refused before anything runs.
 #[test]
 fn programs_that_were_made_to_hang_are_refused() {
     let scratch = tiny("artefact-made");

@@ -350,8 +350,8 @@ pub(crate) const DEEPSPEED: &str = "{\n  \"train_batch_size\": 64,\n  \
     \"train_micro_batch_size_per_gpu\": 2,\n  \"gradient_accumulation_steps\": 2,\n  \
     \"zero_optimization\": {\"stage\": 3, \"offload_optimizer\": {\"device\": \"cpu\"}}\n}\n";
 
-pub(crate) const TORCHTITAN: &str = "[training]\nlocal_batch_size = 8\nseq_len = 2048\n[parallelism]\n\
-    pipeline_parallel_degree = 2\npipeline_parallel_schedule = \"1F1B\"\n";
+pub(crate) const TORCHTITAN: &str = "[training]\nlocal_batch_size = 8\nseq_len = 2048\n\
+    [parallelism]\npipeline_parallel_degree = 2\npipeline_parallel_schedule = \"1F1B\"\n";
 
 /// A byte-level BPE with seven tokens.
 pub(crate) const TOKENIZER: &str = r#"{"version":"1.0","truncation":null,"padding":null,

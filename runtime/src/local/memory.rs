@@ -2,7 +2,7 @@
 //!
 //! The standard library aborts where an allocation fails, with a signal that says nothing of what
 //! to do. A program whose allocator is [`Memory`] ends by itself instead. What can go on without
-//! the memory asks [`or_none`].
+//! the memory says so when it asks.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
