@@ -327,7 +327,7 @@ pub(crate) fn contents() -> Contents {
         ranks: 4,
         global_batch_size: 2,
         seq: 8,
-        dtype: DType::F32,
+        precision: ir::precision::Precision::uniform(DType::F32),
         optimizer: ADAMW,
         clip: Some(1.0),
         limits,
