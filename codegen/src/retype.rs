@@ -392,6 +392,7 @@ impl<'a> Retyper<'a> {
         }
     }
 
+    #[expect(clippy::wildcard_enum_match_arm, reason = "others keep their types")]
     fn source(&mut self, node: &Node) {
         match node.op {
             Op::Constant { value, dtype, .. } if dtype.is_float() => {
@@ -414,6 +415,7 @@ impl<'a> Retyper<'a> {
         if operands.iter().all(is_narrow) { self.narrow } else { self.sum }
     }
 
+    #[expect(clippy::wildcard_enum_match_arm, reason = "others are computed alike")]
     fn elementwise(&mut self, node: &Node) {
         let result = node.result();
         match node.op {
@@ -448,6 +450,7 @@ impl<'a> Retyper<'a> {
         }
     }
 
+    #[expect(clippy::wildcard_enum_match_arm, reason = "only contractions have wide results")]
     fn product(&mut self, node: &Node) {
         let operands = self.all_as(&node.operands, self.narrow);
         let op = match &node.op {
@@ -468,6 +471,7 @@ impl<'a> Retyper<'a> {
         self.push(node, node.op.clone(), &operands);
     }
 
+    #[expect(clippy::wildcard_enum_match_arm, reason = "others only move elements")]
     fn indexed(&mut self, node: &Node) {
         match node.op {
             Op::ScatterAdd { .. } => {

@@ -151,14 +151,12 @@ impl Lower<'_> {
     }
 
     /// What a node made as a number of its result's type, where that is narrow.
-    #[expect(clippy::wildcard_enum_match_arm, reason = "all others round")]
     fn rounded(&mut self, node: &Node, x: usize) -> usize {
         let dtype = self.function.ty(node.result()).dtype;
-        let is_exact = match &node.op {
-            Op::Select | Op::Unary(Unary::Neg | Unary::Abs) => true,
-            Op::Binary(Binary::Max | Binary::Min) => true,
-            _ => false,
-        };
+        let is_exact = matches!(
+            node.op,
+            Op::Select | Op::Unary(Unary::Neg | Unary::Abs) | Op::Binary(Binary::Max | Binary::Min)
+        );
         match UnaryOp::rounding(dtype).filter(|_| dtype.is_narrow() && !is_exact) {
             Some(op) => self.push(Instr::Unary { op, x }),
             None => x,

@@ -38,15 +38,15 @@ pub fn remove_casts_to_same(function: &mut Function) -> bool {
     let count = function.nodes.len();
     for mut node in std::mem::take(&mut function.nodes) {
         node.operands.iter_mut().for_each(|operand| *operand = same[operand.index()]);
-        match node.op {
-            Op::Cast { dtype } if function.ty(node.operands[0]).dtype == dtype => {
-                let (from, to) = (node.operands[0], node.result());
-                same[to.index()] = from;
-                if from.index() >= function.param_count {
-                    function.values[from.index()].name = function.value(to).name.clone();
-                }
+        let is_cast = matches!(node.op, Op::Cast { .. });
+        if is_cast && function.ty(node.operands[0]).dtype == function.ty(node.result()).dtype {
+            let (from, to) = (node.operands[0], node.result());
+            same[to.index()] = from;
+            if from.index() >= function.param_count {
+                function.values[from.index()].name = function.value(to).name.clone();
             }
-            _ => function.nodes.push(node),
+        } else {
+            function.nodes.push(node);
         }
     }
     function.results.iter_mut().for_each(|result| *result = same[result.index()]);

@@ -73,10 +73,8 @@ fn weights(
 fn config_of(architecture: &Architecture, dtype: DType) -> Option<String> {
     let Architecture::Family(model) = architecture else { return None };
     let mut config = model.config();
-    let dtype = match dtype {
-        DType::BF16 => "bfloat16".to_owned(),
-        _ => format!("float{}", 8 * dtype.size()),
-    };
+    let kind = if dtype == DType::BF16 { "bfloat" } else { "float" };
+    let dtype = format!("{kind}{}", 8 * dtype.size());
     config.extend([("dtype", json!(dtype)), ("bos_token_id", Value::Null)].map(named));
     config.extend([named(("eos_token_id", Value::Null))]);
     Some(format!("{:#}\n", Value::Object(config)))
