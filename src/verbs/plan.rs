@@ -290,7 +290,7 @@ fn judged(asked: &Asked, path: &PathArg) -> Result<(Model, Question, Found), Fai
         let written = |role: &&str| {
             format!("{role}={}", plan.precision.role(role).map_or("none", DType::name))
         };
-        asked.precision = roles.map(|role| written(role)).collect();
+        asked.precision = roles.map(written).collect();
     }
     asked.place.ranks = asked.place.ranks.or(Some(plan.mesh.ranks()));
     let (model, mut question) = asked.question()?;
