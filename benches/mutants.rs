@@ -306,10 +306,10 @@ manifest | run/checkpoints/step-1/manifest.json | 4 | generate run --prompt a --
 table | runs.csv | 1 | validate runs.csv --json
 Megatron-LM | run.sh | 1 | score llama-3-8b --cluster h100 --devices 16 --from run.sh
 DeepSpeed | ds.json | 1 | score llama-3-8b --cluster h100 --devices 16 --from ds.json
-Calculon | calculon.json | 1 | score llama-3-8b --cluster h100 --devices 16 --from calculon.json
+Calculon | calculon.json | 1 | score gpt3-175b --cluster a100 --devices 64 --from calculon.json
 torchtitan | titan.toml | 1 | score llama-3-8b --cluster h100 --devices 16 --from titan.toml
 our plan | ours.json | 1 | score llama-3-8b --cluster h100 --devices 16 --from ours.json
-our layout | ours.toml | 1 | score llama-3-8b --cluster h100 --devices 16 --from ours.toml";
+our layout | ours.toml | 1 | score llama-3-8b --cluster h100 --devices 16 --gbs 64 --from ours.toml";
 
 /// Everything that is tried; files are below a directory.
 fn subjects(folder: &Path) -> Vec<Subject> {
