@@ -309,7 +309,8 @@ DeepSpeed | ds.json | 1 | score llama-3-8b --cluster h100 --devices 16 --from ds
 Calculon | calculon.json | 1 | score gpt3-175b --cluster a100 --devices 64 --from calculon.json
 torchtitan | titan.toml | 1 | score llama-3-8b --cluster h100 --devices 16 --from titan.toml
 our plan | ours.json | 1 | score llama-3-8b --cluster h100 --devices 16 --from ours.json
-our layout | ours.toml | 1 | score llama-3-8b --cluster h100 --devices 16 --gbs 64 --from ours.toml";
+our layout | ours.toml | 1 | \
+score llama-3-8b --cluster h100 --devices 16 --gbs 64 --from ours.toml";
 
 /// Everything that is tried; files are below a directory.
 fn subjects(folder: &Path) -> Vec<Subject> {

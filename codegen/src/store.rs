@@ -255,8 +255,7 @@ impl Store {
         self.transient(name, Contents::Frame, DType::I8, sizes, (position, position))
     }
 
-    /// Loss sum, count and squared gradient norm; and the cotangents of results: 0, and the loss
-    /// scale.
+    /// Loss sum, count and squared gradient norm.
     pub(crate) fn stats(&mut self) {
         let (start, dtype) = (self.end, self.precision.accumulate);
         let whole = self.persistent("stats", Contents::Stats, dtype, vec![3]);
@@ -268,6 +267,11 @@ impl Store {
         }
         let loss = self.view("loss", dtype, 2, start);
         self.stats.push(loss);
+    }
+
+    /// The cotangents of the entry's results: 0, and the loss scale.
+    pub(crate) fn cotangents_of_results(&mut self) {
+        let dtype = self.precision.accumulate;
         for (at, name) in ["zero", "loss_scale"].into_iter().enumerate() {
             let constant = self.persistent(name, Contents::Activation, dtype, Vec::new());
             self.constants[at] = Some(constant);
@@ -291,7 +295,7 @@ impl Store {
 
     /// The cotangent of a result: 0 the number 0, 1 the loss scale.
     pub(crate) fn constant(&self, value: usize) -> BufferId {
-        self.constants[value].expect("statistics are allocated first")
+        self.constants[value].expect("they are allocated where the loss is")
     }
 
     /// The parameter of an entry's weight.

@@ -171,7 +171,7 @@ impl<'a> Class<'a> {
     }
 
     pub(super) fn ends(mut self) -> Result<Ends, Refusal> {
-        self.store.stats();
+        self.allocate_stats();
         let scalars = self.feed_buffer(Feed::Scalars);
         let (mut begin, mut finish) = (Vec::new(), Vec::new());
         let clears = must_clear(self.own, self.plan.microbatch_count);

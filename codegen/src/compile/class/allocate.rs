@@ -10,7 +10,7 @@ use crate::update::SCALARS;
 
 impl Class<'_> {
     pub(super) fn allocate(&mut self) {
-        self.store.stats();
+        self.allocate_stats();
         for call in 0..self.own.len() {
             for (position, operand) in self.own[call].operands.iter().enumerate() {
                 match operand {
@@ -31,6 +31,14 @@ impl Class<'_> {
         for (value, ty) in self.relayed.clone() {
             let sizes = ty.sizes().expect("local sizes are bound");
             self.allocate_value(value, 0, "relayed", (ty.dtype, sizes));
+        }
+    }
+
+    /// Statistics, and what the backward pass of the loss begins with.
+    pub(super) fn allocate_stats(&mut self) {
+        self.store.stats();
+        if self.has_loss() {
+            self.store.cotangents_of_results();
         }
     }
 
