@@ -196,7 +196,7 @@ pub struct Args {
     #[arg(long, value_name = "NORM", value_parser = amount, help_heading = REPORTS)]
     pub spike_norm: Option<f64>,
     /// Scale the loss, from this power of two on: halved where gradients overflow [default: 65536
-    /// in f16, none elsewhere]
+    /// over the tokens of a step in f16, none elsewhere]
     #[arg(
         long,
         alias = "initial-loss-scale",
@@ -467,7 +467,8 @@ fn config(
         loss_scale: match settings.loss_scale {
             Some(scale) => Some(LossScale::first(scale)),
             // Only f16 has too few powers of two for gradients.
-            None => (settings.dtype == DType::F16).then(LossScale::default),
+            None => (settings.dtype == DType::F16)
+                .then(|| LossScale::of_tokens(settings.gbs * settings.seq)),
         },
     }
 }

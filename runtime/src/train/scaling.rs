@@ -36,6 +36,12 @@ impl LossScale {
         LossScale { scale, steps: 0 }
     }
 
+    /// The scale of the first step where losses are summed over so many tokens: that of a mean loss
+    /// in parts of the number, to a power of two.
+    pub fn of_tokens(tokens: usize) -> LossScale {
+        LossScale::first((FIRST / tokens.max(1).next_power_of_two() as f64).max(1.0))
+    }
+
     /// The scale after a step.
     pub fn after(self, overflowed: Overflow) -> LossScale {
         match overflowed {
