@@ -39,7 +39,7 @@ pub struct Preparation<'p> {
     pub purpose: Purpose,
     /// The rules that may be applied.
     pub selection: Selection,
-    /// The element types, of which the module has those of sums.
+    /// The element types by role. The module arrives in the type of sums.
     pub precision: Precision,
     /// Is shown the module after each pass, with the pass's name.
     pub after: &'p mut dyn FnMut(&'static str, &Module),

@@ -369,8 +369,8 @@ impl Store {
     }
 }
 
-/// The number of elements to a multiple of which weights are padded: so many take whole multiples
-/// of the alignment in each role.
+/// Weights are padded to a multiple of this number of elements, so that each role ends on the
+/// alignment.
 fn quantum(precision: &Precision) -> usize {
     let Precision { parameters, gradients, states, master, .. } = *precision;
     let sizes = [parameters, gradients, states].into_iter().chain(master).map(DType::size);

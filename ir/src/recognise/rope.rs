@@ -259,7 +259,7 @@ fn slack(dtype: DType) -> Option<f64> {
     }
 }
 
-/// A number of so many digits.
+/// A number with a limited count of digits.
 fn rounded(x: f64, count: i32) -> f64 {
     let unit = 10_f64.powi(x.abs().log10().floor() as i32 + 1 - count);
     (x / unit).round() * unit

@@ -251,7 +251,7 @@ fn range_of(s: &mut Site, x: ValueId, dim: usize, start: i64, end: i64, step: i6
     forward_range(s, x, dim, bound(start, 0, size), bound(end, 0, size), step)
 }
 
-/// So many elements from `start` on, one of each group of `every`, of which there are whole ones.
+/// A strided slice from `start` on: one element of each group of `every`. The groups are whole.
 fn one_of_each(
     s: &mut Site,
     x: ValueId,
