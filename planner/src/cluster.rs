@@ -61,6 +61,7 @@
 //! ```
 
 pub mod detect;
+mod doubts;
 mod draft;
 pub(crate) mod names;
 mod print;
@@ -130,19 +131,28 @@ pub enum Origin {
     Measured,
     /// Between or beyond measured points, or fitted to runs elsewhere.
     Fitted,
-    /// As the vendor or the user says.
+    /// As the user says.
+    Given,
+    /// As the vendor says.
     Datasheet,
 }
 
 impl Origin {
     /// All of them.
-    pub const ALL: [Origin; 3] = [Origin::Measured, Origin::Fitted, Origin::Datasheet];
+    pub const ALL: [Origin; 4] =
+        [Origin::Measured, Origin::Fitted, Origin::Given, Origin::Datasheet];
+
+    /// How the numbers of a file are known that does not say it.
+    fn of_source(source: &str) -> Origin {
+        if source.starts_with("preset:") { Origin::Datasheet } else { Origin::Given }
+    }
 
     /// The name in texts.
     pub fn name(self) -> &'static str {
         match self {
             Origin::Measured => "measured",
             Origin::Fitted => "fitted",
+            Origin::Given => "given",
             Origin::Datasheet => "datasheet",
         }
     }
@@ -213,7 +223,7 @@ pub struct Power {
 impl Power {
     /// As many watts, whatever a device does.
     pub fn constant(watts: f64, source: &str) -> Power {
-        let known = Known { value: watts, origin: Origin::Datasheet, source: source.to_owned() };
+        let known = Known { value: watts, origin: Origin::Given, source: source.to_owned() };
         Power { busy_w: known.clone(), idle_w: known }
     }
 

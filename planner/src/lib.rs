@@ -32,6 +32,7 @@
 //! | `E3006` | a cluster that is neither a preset nor a file | 2 |
 //! | `E3007` | a file that cannot be read | 7 |
 //! | `E3008` | an `extends` that leads nowhere or back | 6 |
+//! | `W3009` | a number that no such device or link has | |
 //! | `E3101` | a layer that cannot be cut over `tp` as asked | 3 |
 //! | `E3102` | a sequence with fewer tokens than tensor-parallel ranks | 3 |
 //! | `E3103` | an entry that is not there | 2 |

@@ -5,7 +5,7 @@
 pub enum Unit {
     /// `B`, `kB`, `KiB`, …
     Bytes,
-    /// `GB/s`, `GiB/s`, `Gb/s`, …: per device, one direction.
+    /// `GB/s`, `GiB/s`, `Gb/s` or `Gbps`, …: per device, one direction.
     BytesPerSecond,
     /// `GFLOP/s`, `TFLOP/s`, …; a fused multiply-add counts two.
     FlopsPerSecond,
@@ -79,7 +79,7 @@ impl Unit {
         match self {
             Unit::Bytes => bytes(unit),
             Unit::BytesPerSecond => {
-                let unit = unit.strip_suffix("/s")?;
+                let unit = unit.strip_suffix("/s").or_else(|| unit.strip_suffix("ps"))?;
                 bytes(unit)
                     .or_else(|| prefix(unit.strip_suffix('b')?).map(|s| Scale { two: -3, ..s }))
             }

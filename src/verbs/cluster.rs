@@ -10,7 +10,7 @@ use planner::machine::Machine;
 use serde_json::{Value, json};
 
 use crate::argument::PathArg;
-use crate::failure::{Exit, Failure};
+use crate::failure::{self, Exit, Failure};
 use crate::output::{self, Table};
 
 /// What is asked about clusters.
@@ -71,6 +71,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         Asked::Detect { output, json } => detect(output.as_deref(), *json)?,
         Asked::Validate { cluster } => {
             let found = named(cluster)?;
+            found.doubts().iter().for_each(|doubt| output::note(&failure::draw(doubt)));
             output::answer(&format!("{cluster} is a cluster: {}", found.describe()));
         }
     }

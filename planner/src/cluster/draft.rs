@@ -168,7 +168,7 @@ impl Draft {
         let mut draft = Draft { name: reader.string(root, "name"), ..Draft::default() };
         let extends = reader.string(root, "extends").map(|text| (text, root.bytes("extends")));
         let origin = read_name(reader, root, "origin", &Origin::ALL, Origin::name);
-        let origin = origin.unwrap_or(Origin::Datasheet);
+        let origin = origin.unwrap_or(Origin::of_source(source));
         let mut values = Values { reader, origin, source: source.to_owned() };
         let before = values.reader.wrong_count;
         match values.reader.table(root, "device") {
@@ -462,7 +462,7 @@ impl Draft {
 fn read_link(reader: &mut Reader<'_>, source: &str, table: Table<'_>) -> Option<DraftLink> {
     reader.expect_keys(table, &["between", "origin", "bandwidth", "latency"]);
     let origin = read_name(reader, table, "origin", &Origin::ALL, Origin::name);
-    let origin = origin.unwrap_or(Origin::Datasheet);
+    let origin = origin.unwrap_or(Origin::of_source(source));
     let mut values = Values { reader, origin, source: source.to_owned() };
     let bandwidth = values.positive(table, "bandwidth", Unit::BytesPerSecond);
     let latency = values.known(table, "latency", Unit::Seconds);

@@ -132,6 +132,25 @@ fn groups_of_other_devices_are_read_and_printed() {
     assert!(errors(&text.replace("nodes = 32", "nods = 32")).contains("unknown key"));
 }
 
+/// Numbers that no device has are doubted, each once; those of presets are not.
+#[test]
+fn numbers_that_no_device_has_are_doubted() {
+    let text = "extends = \"preset:h100\"\n[device.memory]\ncapacity = \"80 TB\"\n\
+                [[level]]\nname = \"nvlink\"\nbandwidth = \"1 B/s\"\n\
+                [[level]]\nname = \"infiniband\"\nbandwidth = \"400 Gbps\"\n";
+    let cluster = Cluster::parse("my.toml", text, &machine()).unwrap();
+    assert_eq!(cluster.levels[1].bandwidth.value, 50e9);
+    let doubts = cluster.doubts();
+    let told: Vec<&str> = doubts.iter().map(|doubt| doubt.headline.as_str()).collect();
+    let expected =
+        ["80 TB is hardly the memory of a device", "1 B/s is hardly the bandwidth of `nvlink`"];
+    assert_eq!(told, expected);
+    for (name, text) in PRESETS {
+        let preset = Cluster::parse(&format!("preset:{name}"), text, &machine()).unwrap();
+        assert_eq!(preset.doubts(), [], "{name}");
+    }
+}
+
 /// How levels are joined, what devices cost and what lies between groups: read, laid over what a
 /// file extends, printed with where it is from, and read back.
 #[test]
@@ -146,10 +165,10 @@ fn ways_and_prices_are_read_and_printed() {
     assert_eq!(cluster.levels[1].bytes_per_s(), 50e9);
     let text = cluster.to_string();
     for line in [
-        "rails = 4                          # datasheet, my.toml",
-        "shape = \"full\"                     # datasheet, my.toml",
-        "oversubscription = 2.5             # datasheet, my.toml",
-        "per_device_hour = \"2.5 USD\"        # datasheet, my.toml",
+        "rails = 4                          # given, my.toml",
+        "shape = \"full\"                     # given, my.toml",
+        "oversubscription = 2.5             # given, my.toml",
+        "per_device_hour = \"2.5 USD\"        # given, my.toml",
         "as_of = \"2026-08-01\"",
         "source = \"a contract\"",
     ] {
