@@ -14,6 +14,7 @@ const LINES: u64 = 20;
 pub struct Watcher {
     bar: Option<ProgressBar>,
     every: u64,
+    steps: u64,
     done: u64,
     has_header: bool,
     start: Instant,
@@ -36,6 +37,7 @@ impl Watcher {
         Watcher {
             bar,
             every: (steps.saturating_sub(done) / LINES).max(1),
+            steps,
             done,
             has_header: false,
             start: Instant::now(),
@@ -98,13 +100,15 @@ impl Watcher {
     fn line(&mut self, progress: &Progress) {
         let validation = progress.validation.map(|loss| format!("{loss:.4}")).unwrap_or_default();
         let mut text = String::new();
+        let step_s = self.median_step_s().unwrap_or(progress.step_s);
+        let left = output::seconds(step_s * self.steps.saturating_sub(progress.step) as f64);
         if !self.has_header {
             self.has_header = true;
             text += "    step      loss      val      norm        lr  tokens/s    step time";
-            text += "  (predicted)\n";
+            text += "  (predicted), left\n";
         }
         text += &format!(
-            "{:>8} {:>9.4} {validation:>8} {:>9.3} {:>9.2e} {:>9} {:>12} {}",
+            "{:>8} {:>9.4} {validation:>8} {:>9.3} {:>9.2e} {:>9} {:>12} {}, {left}",
             progress.step,
             progress.loss,
             progress.grad_norm,

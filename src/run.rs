@@ -227,6 +227,11 @@ impl Settings {
         }
     }
 
+    /// Steps from one checkpoint to the next, where any is written before the end.
+    pub fn checkpoint_every(&self) -> Option<u64> {
+        (self.save_every > 0).then_some(self.save_every)
+    }
+
     /// The norm to which gradients are scaled down.
     pub fn clip(&self) -> Option<f64> {
         (self.clip > 0.0).then_some(self.clip)
@@ -248,6 +253,18 @@ impl Run {
     /// Whether a path is the directory of a run.
     pub fn is_at(path: &Path) -> bool {
         path.join(SETTINGS).is_file() || path.join(CHECKPOINTS).is_dir()
+    }
+
+    /// The description of a model: that of a run where one is there.
+    ///
+    /// # Errors
+    /// Those of opening a run, and of [`crate::resolve`].
+    pub fn model(source: &PathArg) -> Result<Description, Failure> {
+        if Run::is_at(source.path()) {
+            let (run, settings) = Run::open(source.path())?;
+            return run.description(&settings);
+        }
+        Ok(crate::resolve(source)?.description)
     }
 
     /// The directory of a new run, and, where something is to be written, the right to do so.

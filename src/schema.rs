@@ -324,7 +324,11 @@ pub const DOCUMENTS: &[Document] = &[
             is("prompt_tokens", Kind::Count, "tokens of the prompt"),
             is("prefill_s", Kind::Number, "seconds to the first new token"),
             is("decode_tokens_per_s", Kind::Number, "tokens per second after it"),
-            is("finish_reason", Kind::Text, "length, or stop at a token that ends texts"),
+            is(
+                "finish_reason",
+                Kind::Text,
+                "length at the limit or the end of the context, stop at a token that ends texts",
+            ),
         ],
     },
     Document {

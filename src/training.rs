@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use ir::import::{Architecture, Description, Init, Model, Options};
+use ir::plan::Optimizer;
 use ir::precision::Precision;
 use ir::{Diagnostic, Plan, Span};
 use planner::cluster::Kind;
@@ -108,6 +109,63 @@ impl Training {
         )
     }
 
+    /// What the steps that are left will take: memory, time and room on the disk, for people.
+    ///
+    /// # Errors
+    /// Those of compiling.
+    pub fn forecast(&self, settings: &Settings, done: u64) -> Result<String, Failure> {
+        let classes = crate::compile(&self.question.module, LOSS, &self.plan)?;
+        let ranks = self.plan.mesh.ranks();
+        let threads = self.threads(settings);
+        let footprints = Footprint::of_all(&classes.programs, &classes.kernels, threads);
+        let held = |rank: usize| &footprints[classes.class_of(rank)];
+        let fullest = (0..ranks).rev().max_by_key(|rank| held(*rank).total()).unwrap_or(0);
+        let all = (0..ranks).map(|rank| held(rank).total()).sum();
+        let steps = settings.steps.saturating_sub(done);
+        let mut text = format!(
+            "memory   {} on {ranks} ranks, of which rank {fullest} holds {}: {}\n",
+            output::bytes(all),
+            output::bytes(held(fullest).total()),
+            held(fullest),
+        );
+        text += &match self.predicted_step_s() {
+            Some(step_s) => format!(
+                "time     {} for {} steps, without validation and checkpoints\n",
+                output::seconds(step_s * steps as f64),
+                output::count(steps),
+            ),
+            None => "time     not predicted: the plan has no step time\n".to_owned(),
+        };
+        let checkpoint = self.checkpoint_bytes();
+        // The newest is complete before the oldest goes.
+        let saved = runtime::train::checkpoints(settings.checkpoint_every(), done..settings.steps);
+        let most = if settings.keep > 0 { saved.min(settings.keep as u64 + 1) } else { saved };
+        text += &format!(
+            "disk     {} for {most} checkpoints of {}\n",
+            output::bytes(most * checkpoint),
+            output::bytes(checkpoint)
+        );
+        let plan = "`gantline plan -o FILE` writes the plan, and `train --plan FILE` takes it";
+        Ok(text + &format!("nothing was trained or written; {plan}"))
+    }
+
+    /// Bytes of the tensors of a checkpoint: what is updated, and its states.
+    fn checkpoint_bytes(&self) -> u64 {
+        let Precision { parameters, master, states, .. } = self.question.precision;
+        let moments = match self.question.optimizer {
+            Optimizer::None | Optimizer::Sgd { .. } => 0,
+            Optimizer::AdamW { .. } => 2,
+        };
+        let each = master.unwrap_or(parameters).size() + moments * states.size();
+        self.model.param_count() * each
+    }
+
+    /// Threads of a rank.
+    fn threads(&self, settings: &Settings) -> usize {
+        let own = || self.question.cluster.threads(self.plan.mesh.ranks());
+        settings.threads.unwrap_or_else(own)
+    }
+
     /// What a checkpoint must have been made with to go on with this.
     pub fn identity(&self) -> String {
         match &self.model.config {
@@ -125,9 +183,7 @@ impl Training {
     /// Compiles, and starts the ranks.
     pub fn start(&self, settings: &Settings) -> Result<Session, Failure> {
         let classes = crate::compile(&self.question.module, LOSS, &self.plan)?;
-        let ranks = self.plan.mesh.ranks();
-        let threads = settings.threads.unwrap_or_else(|| self.question.cluster.threads(ranks));
-        crate::start_predicted(classes, threads, self.predicted_step_s())
+        crate::start_predicted(classes, self.threads(settings), self.predicted_step_s())
     }
 
     /// Gives every weight the first value that the model says.

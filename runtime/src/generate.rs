@@ -111,9 +111,14 @@ pub fn generate(
     each: &mut dyn FnMut(u32) -> ControlFlow<()>,
 ) -> Result<Vec<u32>, Failure> {
     let capacity = model.capacity();
-    if prompt.is_empty() || prompt.len() > capacity {
+    if prompt.is_empty() {
+        let headline = "the prompt has no tokens, and the model continues what it has read";
+        let wrong = Diagnostic::error("E4060", Span::of("--prompt"), headline);
+        return Err(wrong.help("write at least one").into());
+    }
+    if prompt.len() > capacity {
         let headline =
-            format!("the prompt has {} tokens; the model reads 1 to {capacity}", prompt.len());
+            format!("the prompt has {} tokens; the model reads at most {capacity}", prompt.len());
         return Err(Diagnostic::error("E4060", Span::of("--prompt"), headline).into());
     }
     let mut new = Vec::new();

@@ -187,7 +187,7 @@ pub fn train(
         seconds: None,
     };
     let steps = done.unwrap_or(0)..run.config.steps;
-    let coming = checkpoints(run.config, steps.clone());
+    let coming = checkpoints(run.config.checkpoint_every, steps.clone());
     keeper.store.check_room(checkpoint_bytes(session), coming)?;
     let mut data = Prefetch::start(run.batches, steps.clone())?;
     let mut paces = Paces::default();
@@ -265,11 +265,11 @@ fn is_due(every: Option<u64>, step: u64, last: u64) -> bool {
     step == last || every.is_some_and(|every| step.is_multiple_of(every.max(1)))
 }
 
-/// Checkpoints that are written in some steps.
-fn checkpoints(config: &Config, steps: Range<u64>) -> u64 {
-    let regular = |every: u64| steps.end / every.max(1) - steps.start / every.max(1);
-    let last = config.checkpoint_every.is_none_or(|every| !steps.end.is_multiple_of(every.max(1)));
-    config.checkpoint_every.map_or(0, regular) + u64::from(last && !steps.is_empty())
+/// Checkpoints that are written in some steps: after so many each, and at the end.
+pub fn checkpoints(every: Option<u64>, steps: Range<u64>) -> u64 {
+    let regular = |every: u64| steps.end / every.max(1) - steps.start.min(steps.end) / every.max(1);
+    let last = every.is_none_or(|every| !steps.end.is_multiple_of(every.max(1)));
+    every.map_or(0, regular) + u64::from(last && !steps.is_empty())
 }
 
 /// One step, counted from 1, and the validation after it.

@@ -15,15 +15,16 @@ use planner::space::foreign::{Tool, Use, export};
 use serde_json::Value;
 
 use crate::argument::PathArg;
-use crate::cli::positive;
+use crate::cli::length;
 use crate::failure::{Exit, Failure, read_text, usage};
 use crate::job::{self, positions_max};
 use crate::output;
+use crate::run::Run;
 
 /// Flags of `export`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// A run (for hf), a model (for dot and graph), or what `plan --json` prints about GPUs
+    /// A run (for hf), a model or run (for dot and graph), or what `plan --json` prints about GPUs
     #[arg(value_name = "RUN|MODEL|PLAN")]
     pub source: PathArg,
     /// What to write: a directory for transformers, a picture for Graphviz, a .graph text, or a
@@ -37,7 +38,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME")]
     pub group: Option<String>,
     /// Tokens of a sequence, for dot and graph [default: the longest the model was made for]
-    #[arg(long, alias = "seq-length", value_name = "N", value_parser = positive)]
+    #[arg(long, alias = "seq-length", value_name = "N", value_parser = length)]
     pub seq: Option<usize>,
     /// The element type, for dot and graph [default: f32]
     #[arg(long, value_name = "TYPE", value_parser = job::dtype)]
@@ -150,7 +151,7 @@ fn exported(configuration: &Configuration, purpose: Use, tool: Tool) -> String {
 
 /// The module of a model, as it is imported.
 fn module(args: &Args) -> Result<ir::Module, Failure> {
-    let description = crate::resolve(&args.source)?.description;
+    let description = Run::model(&args.source)?;
     let seq = args.seq.unwrap_or_else(|| positions_max(&description));
     let dtype = args.dtype.unwrap_or(DType::F32);
     Ok(crate::import(&description, &Options { seq, dtype, dropout: None })?.module)

@@ -172,7 +172,15 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     text += &rest;
     let total = start.elapsed().as_secs_f64();
     let first = first.unwrap_or(total);
-    let told = Told { text, tokens, prompt: prompt.len(), first_s: first, rest_s: total - first };
+    let length = prompt.len() + tokens.len();
+    let told = Told {
+        text,
+        prompt: prompt.len(),
+        first_s: first,
+        rest_s: total - first,
+        is_cut: tokens.len() == args.max_tokens || length > capacity,
+        tokens,
+    };
     if !args.json {
         output::stream(&format!("{rest}\n"));
     }
@@ -187,6 +195,8 @@ struct Told {
     prompt: usize,
     first_s: f64,
     rest_s: f64,
+    /// Whether it ends because there are as many tokens as wanted, or as the model reads.
+    is_cut: bool,
 }
 
 impl Told {
@@ -194,7 +204,6 @@ impl Told {
         let after_first = self.tokens.len().saturating_sub(1) as f64;
         let rate = if self.rest_s > 0.0 { after_first / self.rest_s } else { 0.0 };
         if args.json {
-            let is_full = self.tokens.len() == args.max_tokens;
             return output::answer_json(&json!({
                 "schema": "gantline.generate/1",
                 "text": self.text,
@@ -202,7 +211,7 @@ impl Told {
                 "prompt_tokens": self.prompt,
                 "prefill_s": self.first_s,
                 "decode_tokens_per_s": rate,
-                "finish_reason": if is_full { "length" } else { "stop" },
+                "finish_reason": if self.is_cut { "length" } else { "stop" },
             }));
         }
         output::note(&format!(
@@ -225,21 +234,30 @@ fn sampling(args: &Args) -> Result<Sampling, Failure> {
 
 /// The description, the directory of the tokeniser, the weights.
 pub(super) fn open(source: &PathArg) -> Result<(Description, PathBuf, Origin), Failure> {
+    let (description, trained) = described(source)?;
+    let Some((folder, origin)) = trained else {
+        let headline = format!("the preset `{source}` has no weights");
+        let help = "name the directory of a run, or of a model with weights";
+        return Err(usage("RUN|DIR", headline).help(help).into());
+    };
+    Ok((description, folder, origin))
+}
+
+/// The description; of what has weights, the directory of the tokeniser, and the weights.
+pub(super) fn described(
+    source: &PathArg,
+) -> Result<(Description, Option<(PathBuf, Origin)>), Failure> {
     let path = source.path();
     if Run::is_at(path) {
         let (run, settings) = Run::open(path)?;
         let checkpoint = run.latest()?;
         let description = run.description(&settings)?;
-        return Ok((description, run.model_folder(), Origin::Run(Box::new(checkpoint))));
+        return Ok((description, Some((run.model_folder(), Origin::Run(Box::new(checkpoint))))));
     }
     let resolved = crate::resolve(source)?;
-    let Some(directory) = resolved.directory else {
-        let headline = format!("the preset `{source}` has no weights");
-        let help = "name the directory of a run, or of a model with weights";
-        return Err(usage("RUN|DIR", headline).help(help).into());
-    };
+    let Some(directory) = resolved.directory else { return Ok((resolved.description, None)) };
     let weights = Weights::open(&directory)?;
-    Ok((resolved.description, directory, Origin::Directory(weights)))
+    Ok((resolved.description, Some((directory, Origin::Directory(weights)))))
 }
 
 /// The prompt of the flag, or of stdin without its last line break.

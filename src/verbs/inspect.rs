@@ -10,22 +10,23 @@ use serde_json::{Value, json};
 
 use crate::argument::PathArg;
 use crate::artefact::is_artefact;
-use crate::cli::positive;
+use crate::cli::length;
 use crate::failure::{Exit, Failure, usage};
 use crate::flops::forward_flops;
 use crate::job::{self, positions_max};
 use crate::onnx;
 use crate::output::{self, Table};
+use crate::run::Run;
 use crate::verbs::fusions::{self, Fusions};
 
 /// Flags of `inspect`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// The model: a directory, a config.json, a .graph text, an ONNX file or a preset; of a .gtl
-    /// the plan, the kernels and each rank's program are printed
+    /// The model: a directory, that of a run too, a config.json, a .graph text, an ONNX file or a
+    /// preset; of a .gtl the plan, the kernels and each rank's program are printed
     pub model: PathArg,
     /// Tokens of a sequence, for what depends on it; the model's longest by default
-    #[arg(long, alias = "seq-length", value_name = "N", value_parser = positive)]
+    #[arg(long, alias = "seq-length", value_name = "N", value_parser = length)]
     pub seq: Option<usize>,
     /// The element type of weights; that of the checkpoint by default
     #[arg(long, value_name = "TYPE", value_parser = job::dtype)]
@@ -68,7 +69,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         }
         return onnx::inspect(args.model.path(), &args.dim, args.json);
     }
-    let description = crate::resolve(&args.model)?.description;
+    let description = Run::model(&args.model)?;
     let seq = args.seq.unwrap_or_else(|| positions_max(&description));
     let dtype = args.dtype.or(description.stored).unwrap_or(DType::F32);
     let model = crate::import(&description, &Options { seq, dtype, dropout: Some(0.0) })?;

@@ -21,9 +21,8 @@ use ir::precision::Precision;
 use ir::{DType, Diagnostic, Plan, Span};
 use runtime::convert::{Stored, convert};
 use runtime::execute::{Batch, Classes, Part, Scalars, Session, StepReport, Values};
-use runtime::load::{Named, collect_weights, load_weights, write_named};
+use runtime::load::{Named, collect_weights, write_named};
 use runtime::npy;
-use runtime::weights::Weights;
 use serde_json::json;
 
 use crate::argument::PathArg;
@@ -34,6 +33,7 @@ use crate::generation::plan_forward;
 use crate::job::{self, Limited, Question, Where};
 use crate::onnx;
 use crate::output;
+use crate::verbs::generate::{Origin, described};
 
 /// The entry that computes logits.
 const LOGITS: &str = "logits";
@@ -41,7 +41,8 @@ const LOGITS: &str = "logits";
 /// Flags of `run`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// The model: a directory with weights, an ONNX file, or a .gtl that `compile` wrote
+    /// The model: a directory with weights, that of a run, an ONNX file, or a .gtl that `compile`
+    /// wrote
     pub model: PathArg,
     /// An input as a .npy file; input_ids are whole numbers, [samples, tokens]; a .gtl draws some
     #[arg(long, value_name = "NAME=FILE")]
@@ -176,19 +177,19 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         return onnx::run(args.model.path(), running);
     }
     let precision = job::training_precision(args.dtype(), &[])?;
-    let resolved = crate::resolve(&args.model)?;
-    job::check_graph(&resolved.description, precision.accumulate)?;
     check_flags(args)?;
     let arrays = read_arrays(args)?;
+    let (description, trained) = described(&args.model)?;
+    job::check_graph(&description, precision.accumulate)?;
     let (seq, dtype) = (arrays.seq, precision.accumulate);
     let options = Options { seq, dtype, dropout: Some(0.0) };
-    let model = crate::import(&resolved.description, &options)?;
+    let model = crate::import(&description, &options)?;
     let feed = arrays.feed(&Ids::of(&model.module, crate::LOSS), args)?;
-    let Some(directory) = &resolved.directory else {
+    let Some((_, weights)) = trained else {
         let headline = format!("the preset `{}` has no weights", args.model);
-        return Err(usage("MODEL", headline).help("name a directory with weights").into());
+        let help = "name a directory with weights, or that of a run";
+        return Err(usage("MODEL", headline).help(help).into());
     };
-    let weights = Weights::open(directory)?;
     let place = args.place();
     let cluster = place.cluster()?;
     let question = Question {
@@ -234,7 +235,7 @@ struct Work<'a> {
     question: &'a Question,
     plan: &'a Plan,
     model: &'a Model,
-    weights: &'a Weights,
+    weights: &'a Origin,
     feed: &'a Feed,
 }
 
@@ -284,7 +285,7 @@ impl Work<'_> {
         let Work { args, question, plan, model, weights, feed } = *self;
         let classes = crate::compile(&question.module, crate::LOSS, plan)?;
         let mut session = crate::start(classes, question.cluster.threads(question.ranks))?;
-        load_weights(&mut session, &model.weights, weights)?;
+        weights.fill(&mut session, model)?;
         let labels = feed.labels.as_deref().unwrap_or_default();
         let batch = Batch { tokens: &feed.tokens, labels, ..Batch::default() };
         let mut step = || -> Result<StepReport, Failure> {
@@ -315,7 +316,7 @@ impl Work<'_> {
         let ids = Ids::of(&module, LOGITS);
         let classes = Classes { programs, kernels, mesh: plan.mesh, ids };
         let mut session = crate::start(classes, question.cluster.threads(question.ranks))?;
-        load_weights(&mut session, &model.weights, weights)?;
+        weights.fill(&mut session, model)?;
         let batch = Batch { tokens: &feed.tokens, ..Batch::default() };
         session.infer(0, &batch)?;
         for _ in 0..args.bench.unwrap_or(0) {

@@ -404,7 +404,7 @@ fn execute(
     output::note(&data.describe());
     output::note(&training.describe(settings));
     let Some(run) = run.filter(|_| !args.dry_run) else {
-        output::answer(&training.plan.to_string());
+        output::answer(&training.forecast(settings, resumed.map_or(0, Checkpoint::step))?);
         return Ok(Exit::Success);
     };
     let grace = Duration::try_from_secs_f64(args.grace).unwrap_or(Duration::MAX);
@@ -453,7 +453,7 @@ fn config(
         optimizer: training.plan.optimizer,
         validate_every: unless_zero(settings.val_every),
         validation_batches: settings.val_batches,
-        checkpoint_every: unless_zero(settings.save_every),
+        checkpoint_every: settings.checkpoint_every(),
         keep: (settings.keep > 0).then_some(settings.keep),
         out: run.folder.clone(),
         predicted_step_s: training.predicted_step_s(),
