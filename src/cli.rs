@@ -156,6 +156,15 @@ pub fn positive(text: &str) -> Result<usize, String> {
     }
 }
 
+/// Reads a flag that is a number of tokens of a sample: `4096`, or `4k` for the same.
+pub fn length(text: &str) -> Result<usize, String> {
+    let Some(thousands) = text.strip_suffix(['k', 'K']) else { return positive(text) };
+    match positive(thousands)? {
+        number if number <= COUNT_MAX / 1024 => Ok(1024 * number),
+        _ => Err(format!("at most {}k is possible", COUNT_MAX / 1024)),
+    }
+}
+
 /// The largest count that a flag takes. Chosen: far above any real one, and products of two fit.
 const COUNT_MAX: usize = 1 << 30;
 

@@ -57,8 +57,14 @@ impl fmt::Display for Seconds {
             write!(f, "{:.1} µs", seconds * 1e6)
         } else if seconds.abs() < 1.0 {
             write!(f, "{:.2} ms", seconds * 1e3)
-        } else {
+        } else if seconds.abs() < 600.0 {
             write!(f, "{seconds:.2} s")
+        } else if seconds.abs() < 2.0 * 3600.0 {
+            write!(f, "{:.1} min", seconds / 60.0)
+        } else if seconds.abs() < 2.0 * 86400.0 {
+            write!(f, "{:.1} h", seconds / 3600.0)
+        } else {
+            write!(f, "{:.1} days", seconds / 86400.0)
         }
     }
 }
@@ -108,5 +114,7 @@ mod tests {
         assert_eq!(Seconds(0.00025).to_string(), "250.0 µs");
         assert_eq!(Seconds(0.0125).to_string(), "12.50 ms");
         assert_eq!(Seconds(2.0).to_string(), "2.00 s");
+        assert_eq!(Seconds(25148.81).to_string(), "7.0 h");
+        assert_eq!([900.0, 3e5].map(|s| Seconds(s).to_string()), ["15.0 min", "3.5 days"]);
     }
 }

@@ -422,21 +422,24 @@ fn knob(flag: &str, name: &str) -> Result<Knob, Diagnostic> {
 }
 
 fn pair(flag: &str, text: &str) -> Result<(Knob, usize), Diagnostic> {
-    let (name, number) = text.split_once('=').unwrap_or((text, ""));
+    let (name, said) = text.split_once('=').unwrap_or((text, ""));
     let knob = knob(flag, name)?;
     let words = knob.words();
     let least = knob.without().min(1);
-    let number = match words.iter().position(|word| *word == number) {
+    let number = match words.iter().position(|word| *word == said) {
         Some(place) => Some(place),
         // An order is fixed, or it is not.
-        None if knob == Knob::Placement && flag == "--fix" => order(number).map(order_number),
+        None if knob == Knob::Placement && flag == "--fix" => order(said).map(order_number),
         None if words.is_empty() || knob == Knob::Sp => {
-            number.parse().ok().filter(|n| *n >= least && (knob != Knob::Sp || *n <= 1))
+            said.parse().ok().filter(|n| *n >= least && (knob != Knob::Sp || *n <= 1))
         }
         None => None,
     };
     number.map(|number| (knob, number)).ok_or_else(|| {
-        let headline = format!("`{flag} {text}` has no number that fits");
+        let headline = match words {
+            [] => format!("`{flag} {text}` has no number that fits"),
+            _ => format!("`{flag} {text}`: there is no `{said}` of {knob}"),
+        };
         let help = match words {
             [] => format!("write `{flag} {knob}=8`"),
             words if knob == Knob::Placement && flag == "--fix" => format!(

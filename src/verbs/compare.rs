@@ -147,6 +147,9 @@ fn page(subject: &Subject, all: &[Chosen], last_is_best: bool, have: f64) -> Str
         let cells = all.iter().map(cell);
         std::iter::once(name.to_owned()).chain(cells).collect::<Vec<String>>()
     };
+    if all.iter().any(|c| c.configuration.ranks() != u64::from(subject.devices)) {
+        rows.push(row("devices", &|c| c.configuration.ranks().to_string()));
+    }
     rows.push(row("step", &|c| Seconds(c.estimate.step_time_s).to_string()));
     rows.push(row("MFU", &|c| format!("{:.1}%", 100.0 * subject.mfu(&c.estimate))));
     let parts = |c: &Chosen| c.estimate.breakdown.parts();

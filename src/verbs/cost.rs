@@ -1,6 +1,5 @@
 //! `cost` and `size`: how long a data set takes and for how much, how few devices are enough.
 
-use kernels::Seconds;
 use planner::cluster::{Cluster, Kind, Power};
 use planner::explain::{Explanation, explain};
 use planner::space::ask::Answer;
@@ -80,14 +79,24 @@ pub fn many(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Reads a time: `500ms`, `90m`, `12h`, `30d`, in seconds.
+/// The units of times, in seconds.
+const TIMES: [(&[&str], f64); 7] = [
+    (&["us"], 1e-6),
+    (&["ms"], 1e-3),
+    (&["s", "sec", "second", "seconds"], 1.0),
+    (&["m", "min", "minute", "minutes"], 60.0),
+    (&["h", "hour", "hours"], HOUR_S),
+    (&["d", "day", "days"], DAY_S),
+    (&["w", "week", "weeks"], 7.0 * DAY_S),
+];
+
+/// Reads a time: `500ms`, `90m`, `12h`, `30d` or `30 days`, in seconds.
 pub fn duration(text: &str) -> Result<f64, String> {
-    let suffixes =
-        [("us", 1e-6), ("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", HOUR_S), ("d", DAY_S)];
-    let found = suffixes.iter().find_map(|(s, factor)| Some((text.strip_suffix(s)?, *factor)));
-    let (digits, factor) =
-        found.ok_or("write a time with its unit: 500ms, 10s, 90m, 12h or 30d")?;
-    let seconds = amount(digits)? * factor;
+    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let unit = text[digits.len()..].to_ascii_lowercase();
+    let found = TIMES.iter().find(|(units, _)| units.contains(&unit.as_str()));
+    let (_, factor) = found.ok_or("write a time with its unit: 500ms, 10s, 90m, 12h or 30d")?;
+    let seconds = amount(digits.trim_end())? * factor;
     match seconds {
         ..=0.0 => Err("more than no time is needed".to_owned()),
         _ if seconds <= MANY_MAX => Ok(seconds),
@@ -102,15 +111,6 @@ pub fn watts(text: &str) -> Result<f64, String> {
         ..=0.0 => Err("more than 0 W is needed".to_owned()),
         _ if watts <= MANY_MAX => Ok(watts),
         _ => Err(format!("at most {MANY_MAX:e} W are possible")),
-    }
-}
-
-/// A time for people: days where there are many.
-pub(super) fn days(seconds: f64) -> String {
-    match seconds {
-        s if s >= 2.0 * DAY_S => format!("{:.1} days", s / DAY_S),
-        s if s >= 2.0 * HOUR_S => format!("{:.1} hours", s / HOUR_S),
-        s => Seconds(s).to_string(),
     }
 }
 
@@ -336,7 +336,7 @@ fn bill(
             [name.to_owned(), text(&all[0]), text(&all[1]), text(&all[2])]
         };
         let number = output::number;
-        table.row(row("time", &|run| days(run.seconds)));
+        table.row(row("time", &|run| output::seconds(run.seconds)));
         table.row(row("device hours", &|run| number(run.device_hours)));
         if expected.money.is_some() {
             table.row(row("money", &|run| number(run.money.unwrap_or(0.0))));
@@ -356,7 +356,7 @@ fn bill(
         }
         if let Some(deadline) = deadline {
             let mark = if meets { "✓ within" } else { "✗ more than" };
-            text += &format!("\n{mark} {}\n", days(deadline));
+            text += &format!("\n{mark} {}\n", output::seconds(deadline));
         }
         text
     };
@@ -430,7 +430,7 @@ fn on_nodes(
     let least_s = steps * subject.seconds_at_peak(devices as f64);
     let number = output::count(devices);
     if least_s > deadline {
-        let least = days(least_s);
+        let least = output::seconds(least_s);
         return Ok(Err(format!(
             "{number} devices, the most that are tried, take {least} at their peak"
         )));
@@ -549,7 +549,7 @@ fn sized(
         Some((way, run)) => Some(format!(
             "the fastest that was tried, {} devices, takes {}",
             output::count(way.devices.into()),
-            days(run.seconds)
+            output::seconds(run.seconds)
         )),
         None => reason,
     };
@@ -599,7 +599,7 @@ fn size_page(tried: &[(Way, Run)], deadline: f64) -> String {
     for (way, run) in tried {
         table.cells(row([
             way.devices.to_string(),
-            days(run.seconds),
+            output::seconds(run.seconds),
             output::number(run.device_hours),
             known(run.money),
             known(run.kwh),
@@ -607,7 +607,10 @@ fn size_page(tried: &[(Way, Run)], deadline: f64) -> String {
         ]));
     }
     let mut text = if tried.is_empty() { String::new() } else { table.text() };
-    let time = days(deadline);
+    let time = output::seconds(deadline);
+    let price = |run: &Run| run.money.unwrap_or(run.device_hours);
+    let late = tried.iter().filter(|(_, run)| run.seconds > deadline);
+    let late = late.min_by(|(_, a), (_, b)| price(a).total_cmp(&price(b)));
     text += &match enough_of(tried, deadline) {
         (Some(fewest), Some(cheapest)) if fewest.devices != cheapest.devices => {
             let (few, cheap) = (fewest.devices, cheapest.devices);
@@ -616,6 +619,16 @@ fn size_page(tried: &[(Way, Run)], deadline: f64) -> String {
         (Some(fewest), _) => format!("\n✓ {} devices are enough for {time}\n", fewest.devices),
         (None, _) => format!("\n✗ no number of devices that was tried meets {time}\n"),
     };
+    let enough = runs().filter(|run| run.seconds <= deadline).map(price).min_by(f64::total_cmp);
+    if let (Some((way, run)), Some(enough)) = (late, enough)
+        && price(run) < enough
+    {
+        text += &format!(
+            "  {} would cost less, and take {}\n",
+            way.devices,
+            output::seconds(run.seconds)
+        );
+    }
     text
 }
 
@@ -631,6 +644,7 @@ mod tests {
         assert!(many("0").is_err() && many("-3B").is_err() && many("B").is_err());
         assert_eq!(duration("90m"), Ok(5400.0));
         assert_eq!(duration("30d"), Ok(30.0 * 86400.0));
+        assert_eq!((duration("30 days"), duration("2weeks")), (duration("30d"), duration("14d")));
         assert_eq!((duration("500ms"), duration("250us")), (Ok(0.5), Ok(250e-6)));
         assert!(many("1e300T").is_err() && price("1e30").is_err() && watts("1e300").is_err());
         assert!(duration("30").is_err() && duration("0h").is_err());

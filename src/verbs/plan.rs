@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::argument::PathArg;
 use crate::cache::Key;
-use crate::cli::positive;
+use crate::cli::{length, positive};
 use crate::failure::{self, Exit, Failure, usage};
 use crate::flops::forward_flops;
 use crate::job::{self, Limited, Precision, Question, Where, positions_max};
@@ -34,7 +34,7 @@ pub struct Asked {
     #[command(flatten)]
     pub limited: Limited,
     /// Tokens of a sample [default: the longest the model was made for]
-    #[arg(long, alias = "seq-length", value_name = "N", value_parser = positive)]
+    #[arg(long, alias = "seq-length", value_name = "N", value_parser = length)]
     pub seq: Option<usize>,
     /// Samples of a step, over all ranks [default: 8, or as many as ranks; 1024 for
     /// `size`]

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use self::read::{Known, Layout, OfGroups};
 use crate::argument::PathArg;
-use crate::cli::positive;
+use crate::cli::{length, positive};
 use crate::failure::{Exit, Failure, read_text, usage};
 use crate::job::{self, Axes, Precision};
 use crate::output::{self, Table};
@@ -69,7 +69,7 @@ pub struct Args {
           required_unless_present_any = ["from", "purpose"])]
     pub gbs: Option<usize>,
     /// Tokens of a sample [default: what the file says, or the longest the model was made for]
-    #[arg(long, alias = "seq-length", value_name = "N", value_parser = positive)]
+    #[arg(long, alias = "seq-length", value_name = "N", value_parser = length)]
     pub seq: Option<usize>,
     /// What data-parallel ranks shard: 0 nothing, 1 optimizer, 2 gradients too, 3 weights too
     #[arg(long, value_name = "0..3", value_parser = clap::value_parser!(u8).range(0..=3))]
@@ -122,6 +122,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         Described { work, tokens, .. } = model(args, Some(seq))?;
     }
     let configuration = configuration(args, layout.configuration.clone());
+    check_devices(args, &configuration)?;
     take_nodes(&mut cluster, &configuration);
     let (dtype, arithmetic) = products(args, layout.dtype, &cluster)?;
     if args.served.is_inference()? {
@@ -175,6 +176,24 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         output::answer(&answer.page(args));
     }
     Ok(if fits { Exit::Success } else { Exit::Infeasible })
+}
+
+/// Refuses a layout of other devices than are given. In a file that says no size of its
+/// data-parallel axis, they decide that.
+fn check_devices(args: &Args, configuration: &Configuration) -> Result<(), Failure> {
+    let ranks = configuration.ranks();
+    match args.devices {
+        Some(devices) if devices as u64 != ranks => {
+            let headline = format!("the layout `{configuration}` has {ranks} ranks, not {devices}");
+            let each = ranks / u64::from(configuration.dp.max(1));
+            let help = match devices as u64 / each.max(1) {
+                dp if dp * each == devices as u64 => format!("write dp={dp}, or leave it out"),
+                _ => "leave it out".to_owned(),
+            };
+            Err(usage("--devices", headline).help(help).into())
+        }
+        Some(_) | None => Ok(()),
+    }
 }
 
 /// Gives a cluster as many nodes as a layout takes.

@@ -23,7 +23,7 @@ use runtime::execute::{Batch, Part, Scalars, Session};
 use serde_json::json;
 
 use crate::argument::PathArg;
-use crate::cli::positive;
+use crate::cli::{length, positive};
 use crate::failure::{Exit, Failure, usage};
 use crate::job::{self, Question, positions_max};
 use crate::output::{self, Table};
@@ -40,7 +40,7 @@ pub struct Args {
     #[arg(long, visible_alias = "devices", value_name = "N", value_parser = positive)]
     pub ranks: usize,
     /// Tokens of a sequence; 33 by default, or fewer where the model has fewer
-    #[arg(long, alias = "seq-length", value_name = "N", value_parser = positive)]
+    #[arg(long, alias = "seq-length", value_name = "N", value_parser = length)]
     pub seq: Option<usize>,
     /// Samples of the step; as many as ranks by default
     #[arg(long, alias = "global-batch-size", value_name = "N", value_parser = positive)]

@@ -182,6 +182,13 @@ fn of_family(
     let mut described = of_shape(shape, seq)?;
     described.work.set_parameters(&model.counts());
     described.work.assumptions = assumptions::of_family(model, described.tokens, rotates);
+    let made_for = model.size("P");
+    if described.tokens as usize > made_for {
+        let tokens = described.tokens;
+        let longer =
+            format!("samples of {tokens} tokens are longer than the {made_for} it is made for");
+        described.work.assumptions.push(longer);
+    }
     Ok(described)
 }
 
@@ -285,6 +292,8 @@ mod tests {
                       earlier tokens";
         assert_eq!(of("mistral-7b", Some(8192)), [window]);
         assert_eq!(of("mistral-7b", Some(4096)), [""; 0]);
+        let longer = "samples of 16384 tokens are longer than the 8192 it is made for";
+        assert_eq!(of("llama-3-8b", Some(16384)), [longer]);
         let gemma = of("gemma-2-2b", None);
         assert_eq!(gemma.len(), 3, "{gemma:?}");
         assert!(gemma[0].starts_with("windows of 4096 tokens in 13 of 26 layers"), "{gemma:?}");

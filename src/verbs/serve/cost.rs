@@ -8,7 +8,7 @@ use super::{Copies, Row, refuse_others, wanted};
 use crate::cache;
 use crate::failure::{Exit, Failure, usage};
 use crate::output::{self, Table};
-use crate::verbs::cost::{Bill, CostArgs, HOUR_S, JOULES_PER_KWH, days, many};
+use crate::verbs::cost::{Bill, CostArgs, HOUR_S, JOULES_PER_KWH, many};
 use crate::verbs::space::Subject;
 
 /// What is asked of inference.
@@ -201,7 +201,7 @@ fn page(
     if per_hour {
         table.row(row("devices busy", &|cost| format!("{:.1}%", 100.0 * cost.utilisation)));
     } else {
-        table.row(row("time", &|cost| days(cost.seconds)));
+        table.row(row("time", &|cost| output::seconds(cost.seconds)));
     }
     table.row(row("device hours", &|cost| number(cost.device_hours)));
     if costs[1].money.is_some() {
@@ -229,7 +229,7 @@ fn page(
         }
         (false, Some(deadline)) => {
             let mark = if meets { "✓ within" } else { "✗ more than" };
-            text += &format!("\n{mark} {}\n", days(deadline));
+            text += &format!("\n{mark} {}\n", output::seconds(deadline));
         }
         (false, None) => {}
     }
