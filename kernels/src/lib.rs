@@ -32,6 +32,7 @@ pub mod units;
 
 #[allow(unsafe_code)]
 pub mod cpu;
+pub mod cuda;
 
 pub use border::Border;
 pub use kernel::{

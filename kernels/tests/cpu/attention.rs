@@ -207,7 +207,7 @@ pub(crate) fn key_input(a: &Attention) -> Option<Buffer> {
 }
 
 #[test]
-fn attention_and_its_gradient_match_the_materialised_scores() {
+pub(crate) fn attention_and_its_gradient_match_the_materialised_scores() {
     for case in 0..24 {
         let mut random = Random::new(case);
         for dtype in [DType::F32, DType::F64, DType::BF16] {

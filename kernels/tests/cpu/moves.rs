@@ -57,7 +57,7 @@ fn a_gather_masks_ids_of_other_shards_and_scatter_undoes_it() {
 }
 
 #[test]
-fn copies_follow_their_strides() {
+pub(crate) fn copies_follow_their_strides() {
     for case in 0..60 {
         let mut random = Random::new(case);
         let dtype = random.pick(&[DType::F32, DType::F64, DType::I32, DType::Bool]);
@@ -120,7 +120,7 @@ fn fills_convert_their_value() {
 }
 
 #[test]
-fn rotary_embedding_rotates_and_its_inverse_undoes_it() {
+pub(crate) fn rotary_embedding_rotates_and_its_inverse_undoes_it() {
     for case in 0..12 {
         let mut random = Random::new(case);
         let (batch, seq, heads) = (1 + random.below(2), 1 + random.below(9), 1 + random.below(3));

@@ -161,7 +161,7 @@ fn large_convolutions_can_be_executed() {
 }
 
 #[test]
-fn products_read_zeros_beyond_their_borders() {
+pub(crate) fn products_read_zeros_beyond_their_borders() {
     for case in 0..60 {
         let mut random = Random::new(case);
         let framed = Framed::random(&mut random);
@@ -246,7 +246,7 @@ fn reference(p: &Product, a: &[f64], b: &[f64], c: &mut [f64]) {
 }
 
 #[test]
-fn products_of_random_einsums_match() {
+pub(crate) fn products_of_random_einsums_match() {
     for case in 0..60 {
         let mut random = Random::new(case);
         for dtype in [DType::F32, DType::F64] {
@@ -269,7 +269,7 @@ fn products_of_random_einsums_match() {
 
 /// Whatever operands they share, and to whichever something is added.
 #[test]
-fn products_in_one_launch_have_the_bits_of_each_alone() {
+pub(crate) fn products_in_one_launch_have_the_bits_of_each_alone() {
     for case in 0..16 {
         let mut random = Random::new(case);
         let dtype = if case % 2 == 0 { DType::F32 } else { DType::F64 };
@@ -347,7 +347,7 @@ fn random_program(random: &mut Random, results: usize, [m, n]: [usize; 2], dtype
 
 /// A program on the blocks of one result or of two has the bits that it has in a launch after them.
 #[test]
-fn programs_on_blocks_have_the_bits_of_a_launch_of_their_own() {
+pub(crate) fn programs_on_blocks_have_the_bits_of_a_launch_of_their_own() {
     let mut in_place = 0;
     for case in 0..16 {
         let mut random = Random::new(case);

@@ -442,7 +442,7 @@ fn check(random: &mut Random, r: &Rows, isa: Isa) {
 }
 
 #[test]
-fn random_programs_match_their_interpretation() {
+pub(crate) fn random_programs_match_their_interpretation() {
     let shapes = [
         (1, 1),
         (5, 1),
@@ -471,7 +471,7 @@ fn random_programs_match_their_interpretation() {
 
 /// Each function alone, in both types, beside lanes and row scalars.
 #[test]
-fn each_function_matches_alone() {
+pub(crate) fn each_function_matches_alone() {
     let mut random = Random::new(1);
     for dtype in [DType::F32, DType::F64] {
         for isa in sets() {

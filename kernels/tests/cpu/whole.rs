@@ -300,7 +300,7 @@ fn random_rows(random: &mut Random, (rows, cols): (usize, usize)) -> Rows {
 }
 
 #[test]
-fn random_programs_of_integers_are_exact() {
+pub(crate) fn random_programs_of_integers_are_exact() {
     let shapes = [
         (1, 1),
         (5, 1),
@@ -394,7 +394,7 @@ fn programs_of_integers_have_no_fractions() {
 }
 
 #[test]
-fn lines_of_integers_are_exact() {
+pub(crate) fn lines_of_integers_are_exact() {
     for case in 0..120 {
         let mut random = Random::new(case);
         let (outer, extent, inner) =

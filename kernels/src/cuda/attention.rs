@@ -1,0 +1,540 @@
+//! Attention: a warp a query, and for gradients of keys a warp a key.
+//!
+//! Legend: B batch, S queries, T keys, H query heads, G key-value heads, D head dim.
+//!
+//! Versions:
+//! 1. scores of 32 keys at a time, one a lane; the gradient computes them three times (dQ; dK and
+//!    dV; the bias).
+
+use std::fmt;
+
+use ir::DType;
+
+use super::function::{Buffer, Function, Functions, Parameter, Scalar};
+use super::text::{Text, element, line, number};
+use super::tile::Tile;
+use crate::kernel::Attention;
+
+/// Threads of a block.
+const THREADS: u32 = 128;
+/// Warps of a block.
+const WARPS: u32 = THREADS / 32;
+
+/// A part of the work of attention.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionTile {
+    /// What is computed.
+    pub attention: Attention,
+    /// Which part.
+    pub part: Part,
+}
+
+/// A part of the work of attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The result and `lse`.
+    Forward,
+    /// The gradient of queries, and for each the product of the result with its gradient.
+    Queries,
+    /// The gradients of keys and values.
+    Keys,
+    /// The gradient of the bias.
+    Bias,
+}
+
+/// What differs by rank.
+fn scalars(a: &Attention) -> Vec<Scalar> {
+    let scalar = |name: &str, value: i64| Scalar { name: name.to_owned(), value };
+    let mut all = vec![
+        scalar("query_offset", a.query_offset),
+        scalar("head_offset", a.head_offset as i64),
+        scalar("kv_offset", a.kv_offset as i64),
+    ];
+    if let Some(d) = &a.dropout {
+        all.push(scalar("sample_offset", d.sample_offset.cast_signed()));
+        all.push(scalar("head_base", d.head_base.cast_signed()));
+        all.push(scalar("query_base", d.query_base.cast_signed()));
+        all.push(scalar("key_base", d.key_base.cast_signed()));
+    }
+    all
+}
+
+fn function(
+    what: String,
+    parameters: Vec<Parameter>,
+    items: usize,
+    tile: AttentionTile,
+) -> Function {
+    let each = if tile.part == Part::Bias { THREADS } else { WARPS };
+    Function {
+        what,
+        parameters,
+        scalars: scalars(&tile.attention),
+        grid: items.div_ceil(each as usize) as u64,
+        threads: THREADS,
+        tile: Tile::Attention(tile),
+    }
+}
+
+/// The function of the forward pass.
+pub(super) fn forward(
+    what: &str,
+    a: &Attention,
+    inputs: &[Parameter],
+    outputs: &[Parameter],
+    all: &mut Functions,
+) {
+    let parameters = inputs.iter().chain(outputs).copied().collect();
+    let tile = AttentionTile { attention: a.clone(), part: Part::Forward };
+    let queries = a.batch * a.heads * a.queries;
+    all.functions.push(function(what.to_owned(), parameters, queries, tile));
+}
+
+/// The functions of the gradient.
+pub(super) fn backward(
+    what: &str,
+    a: &Attention,
+    inputs: &[Parameter],
+    outputs: &[Parameter],
+    all: &mut Functions,
+) {
+    let dtype = a.dtype.accumulation();
+    let room = all.workspaces.len();
+    all.workspaces.push((a.batch * a.heads * a.queries) as u64 * dtype.size());
+    let room = Parameter { buffer: Buffer::Workspace(room), dtype };
+    let parameters: Vec<Parameter> = inputs.iter().chain(outputs).copied().chain([room]).collect();
+    let mut parts = vec![
+        ("queries", Part::Queries, a.batch * a.heads * a.queries),
+        ("keys", Part::Keys, a.batch * a.kv_heads * a.keys),
+    ];
+    if a.bias.is_some() && a.bias_grad {
+        parts.push(("bias", Part::Bias, bias_elements(a)));
+    }
+    for (name, part, items) in parts {
+        let tile = AttentionTile { attention: a.clone(), part };
+        all.functions.push(function(format!("{what}: {name}"), parameters.clone(), items, tile));
+    }
+}
+
+/// For each of batch, heads and queries, the elements of the bias along it.
+fn bias_sizes(a: &Attention) -> [usize; 3] {
+    let strides = a.bias.unwrap_or_default();
+    let sizes = [a.batch, a.heads, a.queries];
+    std::array::from_fn(|at| if strides[at] > 0 { sizes[at] } else { 1 })
+}
+
+fn bias_elements(a: &Attention) -> usize {
+    bias_sizes(a).iter().product::<usize>() * a.keys
+}
+
+/// Names of the buffers.
+struct Names {
+    q: String,
+    k: String,
+    v: String,
+    bias: Option<String>,
+    key: Option<String>,
+    position: Option<String>,
+    out: String,
+    lse: Option<String>,
+    dout: String,
+    grads: Vec<String>,
+    room: String,
+}
+
+impl Names {
+    fn of(a: &Attention, part: Part, parameters: &[Parameter]) -> Names {
+        let mut names = parameters.iter().map(Parameter::name);
+        let mut next = || names.next().unwrap_or_default();
+        let (q, k, v) = (next(), next(), next());
+        let bias = a.bias.map(|_| next());
+        if part == Part::Forward {
+            let key = a.dropout.as_ref().map(|_| next());
+            let position = a.position.then(&mut next);
+            let (out, lse) = (next(), (!a.position).then(&mut next));
+            let (dout, grads, room) = (String::new(), Vec::new(), String::new());
+            return Names { q, k, v, bias, key, position, out, lse, dout, grads, room };
+        }
+        let (out, lse, dout) = (next(), Some(next()), next());
+        let key = a.dropout.as_ref().map(|_| next());
+        let grads = (0..3 + usize::from(a.bias.is_some() && a.bias_grad)).map(|_| next()).collect();
+        Names { q, k, v, bias, key, position: None, out, lse, dout, grads, room: next() }
+    }
+}
+
+impl AttentionTile {
+    pub(super) fn print(&self, parameters: &[Parameter], text: &mut Text) {
+        let names = Names::of(&self.attention, self.part, parameters);
+        if let (Some(key), Some(d)) = (&names.key, &self.attention.dropout) {
+            line!(text, "const u64 stream = stream_of({key}, {}u);", d.salt);
+            line!(text, "const u64 sample = (u64){key}[3] + (u64)sample_offset;");
+        }
+        match &names.position {
+            Some(position) => line!(text, "const i64 offset = query_offset + {position}[0];"),
+            None => line!(text, "const i64 offset = query_offset;"),
+        }
+        match self.part {
+            Part::Forward => self.print_forward(&names, text),
+            Part::Queries => self.print_queries(&names, text),
+            Part::Keys => self.print_keys(&names, text),
+            Part::Bias => self.print_bias(&names, text),
+        }
+    }
+
+    fn dtype(&self) -> DType {
+        self.attention.dtype.accumulation()
+    }
+
+    fn compute(&self) -> &'static str {
+        element(self.dtype())
+    }
+
+    /// Numbers of a head that a lane holds.
+    fn held(&self) -> usize {
+        self.attention.dim.div_ceil(32).max(1)
+    }
+
+    fn row(name: &str, strides: [usize; 3], batch: &str, at: &str, head: &str) -> String {
+        let [b, s, h] = strides;
+        format!("{name} + (u64){batch} * {b} + (u64){at} * {s} + (u64){head} * {h}")
+    }
+
+    /// Finds the warp's query, and what it sees.
+    fn print_query(&self, text: &mut Text) {
+        let Attention { batch, heads, queries, .. } = self.attention;
+        line!(text, "const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;");
+        line!(text, "const u64 item = (u64)blockIdx.x * {WARPS} + warp;");
+        line!(text, "if (item >= {}) return;", batch * heads * queries);
+        line!(text, "const u64 b = item / {}, h = item / {queries} % {heads};", heads * queries);
+        line!(text, "const u64 s = item % {queries};");
+        self.print_head("h", text);
+        self.print_visible(text);
+    }
+
+    fn print_head(&self, head: &str, text: &mut Text) {
+        let group = self.attention.group;
+        line!(text, "const u64 g = ({head} + (u64)head_offset) / {group} - (u64)kv_offset;");
+    }
+
+    /// Prints the keys that query `s` sees.
+    fn print_visible(&self, text: &mut Text) {
+        let Attention { causal, window, keys, .. } = self.attention;
+        if !causal {
+            line!(text, "const i64 begin = 0, end = {keys};");
+            return;
+        }
+        line!(text, "i64 end = (i64)s + offset + 1;");
+        line!(text, "end = end < 0 ? 0 : end > {keys} ? {keys} : end;");
+        if window == 0 {
+            line!(text, "const i64 begin = 0;");
+        } else {
+            line!(text, "i64 begin = (i64)s + offset + 1 - {window};");
+            line!(text, "begin = begin < 0 ? 0 : begin > end ? end : begin;");
+        }
+    }
+
+    /// Prints the dot product of two rows of `D` numbers.
+    fn print_dot(&self, name: &str, [x, y]: [&str; 2], text: &mut Text) {
+        let (compute, dim) = (self.compute(), self.attention.dim);
+        line!(text, "{compute} {name} = 0;");
+        line!(text, "for (u32 d = 0; d < {dim}; d += 1) {{");
+        line!(
+            text,
+            "{name} = fma_of(Load<{compute}>::of({x}[d]), Load<{compute}>::of({y}[d]), {name});"
+        );
+        text.end();
+    }
+
+    /// Prints `score` of query `s` and key `j`, and before it `capped`, without the bias.
+    fn print_score(&self, names: &Names, text: &mut Text) {
+        let Attention { scale, softcap, bias, .. } = self.attention;
+        self.print_dot("product", ["q", "(k_row)"], text);
+        let dtype = self.dtype();
+        line!(text, "{} capped = product * {};", self.compute(), number(dtype, scale));
+        if softcap != 0.0 {
+            let cap = number(dtype, softcap);
+            line!(text, "capped = {cap} * tanh_of(capped / {cap});");
+        }
+        match (bias, &names.bias) {
+            (Some([b, h, s]), Some(name)) => {
+                let place = format!("(u64)b * {b} + (u64)h * {h} + (u64)s * {s} + (u64)j");
+                line!(text, "score = capped + Load<{}>::of({name}[{place}]);", self.compute());
+            }
+            _ => line!(text, "score = capped;"),
+        }
+    }
+
+    /// Prints `kept`: what dropout makes of the weight of query `s` and key `j`.
+    fn print_kept(&self, text: &mut Text) {
+        let dtype = self.dtype();
+        let Some(d) = &self.attention.dropout else {
+            line!(text, "const {} kept = {};", self.compute(), number(dtype, 1.0));
+            return;
+        };
+        line!(
+            text,
+            "const u64 drawn = (((sample + b) * {}ULL + (u64)head_base + h) * {}ULL + \
+             (u64)query_base + s) * {}ULL + (u64)key_base + (u64)j;",
+            d.heads_total,
+            d.queries_total,
+            d.keys_total
+        );
+        let (p, scale) = (number(DType::F32, d.p), number(dtype, 1.0 / (1.0 - d.p)));
+        let zero = number(dtype, 0.0);
+        line!(
+            text,
+            "const {} kept = uniform(stream, drawn) >= {p} ? {scale} : {zero};",
+            self.compute()
+        );
+    }
+
+    fn print_forward(&self, names: &Names, text: &mut Text) {
+        let (a, dtype, compute) = (&self.attention, self.dtype(), self.compute());
+        let (memory, held) = (element(a.dtype), self.held());
+        let lowest = number(dtype, f64::NEG_INFINITY);
+        line!(text, "SHARED({compute}, weights, {THREADS});");
+        self.print_query(text);
+        line!(text, "const {memory}* q = {};", Self::row(&names.q, a.q, "b", "s", "h"));
+        line!(text, "const {memory}* k = {};", Self::row(&names.k, a.k, "b", "0", "g"));
+        line!(text, "const {memory}* v = {};", Self::row(&names.v, a.v, "b", "0", "g"));
+        line!(text, "{compute} most = {lowest}, sum = 0, sums[{held}] = {{}};");
+        line!(text, "for (i64 first = begin; first < end; first += 32) {{");
+        line!(text, "const i64 j = first + lane;");
+        line!(text, "{compute} score = {lowest};");
+        line!(text, "if (j < end) {{");
+        line!(text, "const {memory}* k_row = k + j * {};", a.k[1]);
+        self.print_score(names, text);
+        text.end();
+        line!(text, "{compute} top = larger(most, score);");
+        line!(
+            text,
+            "for (int bits = 16; bits > 0; bits /= 2) top = larger(top, swapped(top, bits));"
+        );
+        line!(text, "const {compute} factor = top == {lowest} ? 1 : exp_of(most - top);");
+        line!(text, "{compute} weight = score == {lowest} ? 0 : exp_of(score - top);");
+        line!(text, "most = top;");
+        line!(text, "sum = sum * factor + weight;");
+        if a.dropout.is_some() {
+            self.print_kept(text);
+            line!(text, "weight = weight * kept;");
+        }
+        line!(text, "weights[threadIdx.x] = weight;");
+        line!(text, "meet_warp();");
+        line!(text, "for (u32 i = 0; i < {held}; i += 1) sums[i] = sums[i] * factor;");
+        line!(text, "for (u32 t = 0; t < 32 && first + t < end; t += 1) {{");
+        self.print_add(
+            "sums",
+            "weights[warp * 32 + t]",
+            &format!("v + (first + t) * {}", a.v[1]),
+            text,
+        );
+        text.end();
+        line!(text, "meet_warp();");
+        text.end();
+        line!(text, "for (int bits = 16; bits > 0; bits /= 2) sum = sum + swapped(sum, bits);");
+        line!(text, "{memory}* out = {};", Self::row(&names.out, a.out, "b", "s", "h"));
+        self.print_row("out", "sum > 0 ? sums[i] / sum : 0", text);
+        if let Some(lse) = &names.lse {
+            line!(text, "if (lane == 0) {lse}[item] = sum > 0 ? most + log_of(sum) : {lowest};");
+        }
+    }
+
+    /// Adds a row of `D` numbers times a factor to what lanes hold.
+    fn print_add(&self, sums: &str, factor: &str, row: &str, text: &mut Text) {
+        let (compute, memory) = (self.compute(), element(self.attention.dtype));
+        line!(text, "const {compute} {sums}_factor = {factor};");
+        line!(text, "const {memory}* {sums}_row = {row};");
+        line!(text, "for (u32 i = 0; i < {}; i += 1) {{", self.held());
+        line!(text, "const u32 d = i * 32 + lane;");
+        line!(
+            text,
+            "if (d < {}) {sums}[i] = fma_of({sums}_factor, Load<{compute}>::of({sums}_row[d]), \
+             {sums}[i]);",
+            self.attention.dim
+        );
+        text.end();
+    }
+
+    /// Writes what lanes hold as a row of `D` numbers.
+    fn print_row(&self, target: &str, value: &str, text: &mut Text) {
+        line!(text, "for (u32 i = 0; i < {}; i += 1) {{", self.held());
+        line!(text, "const u32 d = i * 32 + lane;");
+        let memory = element(self.attention.dtype);
+        line!(
+            text,
+            "if (d < {}) {target}[d] = Store<{memory}>::of(({})({value}));",
+            self.attention.dim,
+            self.compute()
+        );
+        text.end();
+    }
+
+    /// Prints `weight` of a pair that is seen, after dropout, and `slope`, the gradient of its
+    /// score before it was capped and scaled; `raised` is that of the biased score.
+    fn print_slopes(&self, names: &Names, text: &mut Text) {
+        let (a, dtype, compute) = (&self.attention, self.dtype(), self.compute());
+        line!(text, "{compute} score = 0;");
+        self.print_score(names, text);
+        self.print_dot("dot", ["dout_row", "(v_row)"], text);
+        self.print_kept(text);
+        line!(text, "const {compute} share = exp_of(score - lse_of);");
+        line!(text, "weight = share * kept;");
+        line!(text, "raised = share * (dot * kept - delta);");
+        let cap = if a.softcap == 0.0 {
+            String::new()
+        } else {
+            let cap = number(dtype, a.softcap);
+            format!(" * (1 - (capped / {cap}) * (capped / {cap}))")
+        };
+        line!(text, "slope = raised{cap} * {};", number(dtype, a.scale));
+    }
+
+    fn print_queries(&self, names: &Names, text: &mut Text) {
+        let (a, dtype, compute) = (&self.attention, self.dtype(), self.compute());
+        let (memory, held) = (element(a.dtype), self.held());
+        let lse = names.lse.as_deref().unwrap_or_default();
+        line!(text, "SHARED({compute}, slopes, {THREADS});");
+        self.print_query(text);
+        line!(text, "const {memory}* q = {};", Self::row(&names.q, a.q, "b", "s", "h"));
+        line!(text, "const {memory}* k = {};", Self::row(&names.k, a.k, "b", "0", "g"));
+        line!(text, "const {memory}* v = {};", Self::row(&names.v, a.v, "b", "0", "g"));
+        line!(text, "const {memory}* out = {};", Self::row(&names.out, a.out, "b", "s", "h"));
+        line!(text, "const {memory}* dout_row = {};", Self::row(&names.dout, a.out, "b", "s", "h"));
+        line!(text, "{compute} delta = 0;");
+        line!(text, "for (u32 d = lane; d < {}; d += 32) {{", a.dim);
+        line!(
+            text,
+            "delta = fma_of(Load<{compute}>::of(dout_row[d]), Load<{compute}>::of(out[d]), delta);"
+        );
+        text.end();
+        line!(
+            text,
+            "for (int bits = 16; bits > 0; bits /= 2) delta = delta + swapped(delta, bits);"
+        );
+        line!(text, "if (lane == 0) {}[item] = delta;", names.room);
+        line!(text, "const {compute} lse_of = {lse}[item];");
+        line!(text, "const bool is_empty = lse_of == {};", number(dtype, f64::NEG_INFINITY));
+        line!(text, "{compute} sums[{held}] = {{}};");
+        line!(text, "for (i64 first = begin; first < end && !is_empty; first += 32) {{");
+        line!(text, "const i64 j = first + lane;");
+        line!(text, "{compute} weight = 0, slope = 0, raised = 0;");
+        line!(text, "if (j < end) {{");
+        line!(text, "const {memory}* k_row = k + j * {};", a.k[1]);
+        line!(text, "const {memory}* v_row = v + j * {};", a.v[1]);
+        self.print_slopes(names, text);
+        text.end();
+        line!(text, "slopes[threadIdx.x] = slope;");
+        line!(text, "meet_warp();");
+        line!(text, "for (u32 t = 0; t < 32 && first + t < end; t += 1) {{");
+        self.print_add(
+            "sums",
+            "slopes[warp * 32 + t]",
+            &format!("k + (first + t) * {}", a.k[1]),
+            text,
+        );
+        text.end();
+        line!(text, "meet_warp();");
+        text.end();
+        line!(text, "{memory}* dq = {};", Self::row(&names.grads[0], a.q, "b", "s", "h"));
+        self.print_row("dq", "sums[i]", text);
+    }
+
+    fn print_keys(&self, names: &Names, text: &mut Text) {
+        let (a, compute) = (&self.attention, self.compute());
+        let Attention { batch, heads, queries, keys, kv_heads, .. } = *a;
+        let (memory, held) = (element(a.dtype), self.held());
+        line!(text, "SHARED({compute}, slopes, {THREADS});");
+        line!(text, "SHARED({compute}, weights, {THREADS});");
+        line!(text, "const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;");
+        line!(text, "const u64 item = (u64)blockIdx.x * {WARPS} + warp;");
+        line!(text, "if (item >= {}) return;", batch * kv_heads * keys);
+        line!(text, "const u64 b = item / {}, own = item / {keys} % {kv_heads};", kv_heads * keys);
+        line!(text, "const i64 j = (i64)(item % {keys});");
+        line!(text, "const {memory}* k_row = {};", Self::row(&names.k, a.k, "b", "j", "own"));
+        line!(text, "const {memory}* v_row = {};", Self::row(&names.v, a.v, "b", "j", "own"));
+        line!(text, "{compute} dk_sums[{held}] = {{}}, dv_sums[{held}] = {{}};");
+        line!(text, "for (u64 h = 0; h < {heads}; h += 1) {{");
+        self.print_head("h", text);
+        line!(text, "if (g != own) continue;");
+        line!(text, "for (u64 first = 0; first < {queries}; first += 32) {{");
+        line!(text, "const u64 s = first + lane;");
+        line!(text, "{compute} weight = 0, slope = 0, raised = 0;");
+        line!(text, "if (s < {queries}) {{");
+        self.print_pair(names, text);
+        text.end();
+        line!(text, "slopes[threadIdx.x] = slope;");
+        line!(text, "weights[threadIdx.x] = weight;");
+        line!(text, "meet_warp();");
+        line!(text, "for (u32 t = 0; t < 32 && first + t < {queries}; t += 1) {{");
+        let row = |name: &str, strides| Self::row(name, strides, "b", "(first + t)", "h");
+        self.print_add("dk_sums", "slopes[warp * 32 + t]", &row(&names.q, a.q), text);
+        self.print_add("dv_sums", "weights[warp * 32 + t]", &row(&names.dout, a.out), text);
+        text.end();
+        line!(text, "meet_warp();");
+        text.end();
+        text.end();
+        line!(text, "{memory}* dk = {};", Self::row(&names.grads[1], a.k, "b", "j", "own"));
+        line!(text, "{memory}* dv = {};", Self::row(&names.grads[2], a.v, "b", "j", "own"));
+        self.print_row("dk", "dk_sums[i]", text);
+        self.print_row("dv", "dv_sums[i]", text);
+    }
+
+    /// Prints the slopes of query `s` and key `j`, if it sees that.
+    fn print_pair(&self, names: &Names, text: &mut Text) {
+        let (a, dtype, compute) = (&self.attention, self.dtype(), self.compute());
+        let memory = element(a.dtype);
+        let lse = names.lse.as_deref().unwrap_or_default();
+        self.print_visible(text);
+        let row = format!("(b * {} + h) * {} + s", a.heads, a.queries);
+        line!(text, "const {compute} lse_of = {lse}[{row}];");
+        let lowest = number(dtype, f64::NEG_INFINITY);
+        line!(text, "if (begin <= j && j < end && lse_of != {lowest}) {{");
+        line!(text, "const {compute} delta = {}[{row}];", names.room);
+        line!(text, "const {memory}* q = {};", Self::row(&names.q, a.q, "b", "s", "h"));
+        line!(text, "const {memory}* dout_row = {};", Self::row(&names.dout, a.out, "b", "s", "h"));
+        self.print_slopes(names, text);
+        text.end();
+    }
+
+    fn print_bias(&self, names: &Names, text: &mut Text) {
+        let (a, compute) = (&self.attention, self.compute());
+        let ([batch, heads, queries], keys) = (bias_sizes(a), a.keys);
+        let memory = element(a.dtype);
+        line!(text, "const u64 item = (u64)blockIdx.x * {THREADS} + threadIdx.x;");
+        line!(text, "if (item >= {}) return;", bias_elements(a));
+        line!(text, "const i64 j = (i64)(item % {keys});");
+        line!(text, "const u64 at_s = item / {keys} % {queries};");
+        line!(text, "const u64 at_h = item / {} % {heads};", keys * queries);
+        line!(text, "const u64 at_b = item / {};", keys * queries * heads);
+        line!(text, "{compute} sum = 0;");
+        let all = [("b", batch, a.batch), ("h", heads, a.heads), ("s", queries, a.queries)];
+        for (name, own, size) in all {
+            // Along what the bias is the same for, all are summed.
+            let (first, end) = match own {
+                1 => ("0".to_owned(), size.to_string()),
+                _ => (format!("at_{name}"), format!("at_{name} + 1")),
+            };
+            line!(text, "for (u64 {name} = {first}; {name} < {end}; {name} += 1) {{");
+        }
+        self.print_head("h", text);
+        line!(text, "const {memory}* k_row = {};", Self::row(&names.k, a.k, "b", "j", "g"));
+        line!(text, "const {memory}* v_row = {};", Self::row(&names.v, a.v, "b", "j", "g"));
+        line!(text, "{compute} weight = 0, slope = 0, raised = 0;");
+        self.print_pair(names, text);
+        line!(text, "sum = sum + raised;");
+        (0..3).for_each(|_| text.end());
+        let [b, h, s] = a.bias.unwrap_or_default();
+        let place = format!("at_b * {b} + at_h * {h} + at_s * {s} + (u64)j");
+        line!(text, "{}[{place}] = Store<{memory}>::of(sum);", names.grads[3]);
+    }
+}
+
+impl fmt::Display for AttentionTile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.part {
+            Part::Forward | Part::Queries => "a warp a query, a lane a key",
+            Part::Keys => "a warp a key, a lane a query",
+            Part::Bias => "a thread an element of the bias",
+        })
+    }
+}

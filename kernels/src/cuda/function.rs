@@ -1,0 +1,93 @@
+//! Device functions: what one is launched with, and what it computes.
+
+use std::fmt;
+
+use ir::DType;
+
+use super::tile::Tile;
+
+/// The device functions of a kernel.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Functions {
+    /// They run one after the other, each once all before it are done.
+    pub functions: Vec<Function>,
+    /// Bytes of each room that they pass values in, beside what the kernel is launched with.
+    pub workspaces: Vec<u64>,
+}
+
+/// A launch scalar: what the text names, and its value in one kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scalar {
+    /// The name.
+    pub name: String,
+    /// Its value.
+    pub value: i64,
+}
+
+/// One device function.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Function {
+    /// For people: the kernel, and which part of its work this is.
+    pub what: String,
+    /// What it is passed, in order, before the scalars.
+    pub parameters: Vec<Parameter>,
+    /// What differs by rank or by call, in the order in which it is passed.
+    pub scalars: Vec<Scalar>,
+    /// Blocks.
+    pub grid: u64,
+    /// Threads of a block.
+    pub threads: u32,
+    /// What it computes, with every decision taken.
+    pub tile: Tile,
+}
+
+/// A buffer that a function is passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    /// Which one.
+    pub buffer: Buffer,
+    /// The type of its elements.
+    pub dtype: DType,
+}
+
+/// Where a parameter lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Buffer {
+    /// An input of the kernel.
+    Input(usize),
+    /// An output of the kernel.
+    Output(usize),
+    /// One of [`Functions::workspaces`].
+    Workspace(usize),
+}
+
+impl Function {
+    /// Whether threads of a block wait for each other.
+    pub fn meets(&self) -> bool {
+        self.tile.meets()
+    }
+}
+
+impl Parameter {
+    /// The name in the text.
+    pub fn name(&self) -> String {
+        self.buffer.to_string()
+    }
+}
+
+impl fmt::Display for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Buffer::Input(at) => write!(f, "in{at}"),
+            Buffer::Output(at) => write!(f, "out{at}"),
+            Buffer::Workspace(at) => write!(f, "room{at}"),
+        }
+    }
+}
+
+impl fmt::Display for Function {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Function { what, grid, threads, tile, .. } = self;
+        write!(f, "{what}: {grid} blocks of {threads} threads, {tile}")
+    }
+}

@@ -1,0 +1,97 @@
+//! Kernels as CUDA C++.
+//!
+//! In: a [`Kernel`]. Out: the device functions that compute it ([`functions`]), each a [`Tile`]
+//! program in which every size is decided, and their text.
+//!
+//! Invariants:
+//! * Text depends on the kernel alone: equal kernels have equal text, byte for byte.
+//! * Printers decide nothing, and print no instruction of a machine: text calls named parts. There
+//!   are two sets of them, [`DEVICE`] for CUDA and [`HOST`] for a CPU on which a block's threads are
+//!   fibers, so that the text that runs on a GPU is executed in tests without one.
+//! * What differs by rank or by call is a launch scalar, [`Function::scalars`].
+//! * No sum depends on timing: there are no atomic operations on floating-point numbers.
+//! * Where the CPU computes maps by polynomials of its own, and in products of F32 and F64, results
+//!   have the bits of the CPU's (with [`crate::cpu::Isa::Avx2`], whose reciprocals are exact).
+//!
+//! Reading order: `function` is the noun, `tile` prints it; `program` the expressions of block
+//! programs, `index` offsets, `text` lines; a file for each family.
+
+mod attention;
+mod function;
+mod index;
+mod lines;
+mod moves;
+mod product;
+mod program;
+mod rows;
+mod text;
+mod tile;
+
+pub use attention::{AttentionTile, Part};
+pub use function::{Buffer, Function, Functions, Parameter, Scalar};
+pub use lines::LineTile;
+pub use moves::Move;
+pub use product::ProductTile;
+pub use rows::{Points, Sum, Sweeps};
+pub use tile::Tile;
+
+use crate::arguments::Argument;
+use crate::kernel::Kernel;
+use moves::Move as Moved;
+
+/// The parts of text that are the same everywhere.
+const PARTS: &str = include_str!("prelude/parts.h");
+const DEVICE_PARTS: &str = include_str!("prelude/device.cuh");
+const HOST_PARTS: &str = include_str!("prelude/host.h");
+
+/// What stands before the text of functions for a GPU.
+pub fn device_prelude() -> String {
+    format!("{DEVICE_PARTS}\n{PARTS}")
+}
+
+/// What stands before the text of functions for a CPU.
+pub fn host_prelude() -> String {
+    format!("{HOST_PARTS}\n{PARTS}")
+}
+
+/// The device functions of a kernel, in the order in which they run.
+pub fn functions(kernel: &Kernel) -> Functions {
+    let parameter = |buffer: fn(usize) -> Buffer, (at, of): (usize, &Argument)| Parameter {
+        buffer: buffer(at),
+        dtype: of.dtype,
+    };
+    let inputs: Vec<Parameter> =
+        kernel.inputs().iter().enumerate().map(|of| parameter(Buffer::Input, of)).collect();
+    let outputs: Vec<Parameter> =
+        kernel.outputs().iter().enumerate().map(|of| parameter(Buffer::Output, of)).collect();
+    let all_parameters = || inputs.iter().chain(&outputs).copied().collect::<Vec<Parameter>>();
+    let what = &kernel.to_string();
+    let mut all = Functions::default();
+    match kernel {
+        Kernel::Product(p) => {
+            let operands = [inputs[0], inputs[1], outputs[0]];
+            all.functions.push(product::function(what, p, operands, [None, None]));
+        }
+        Kernel::Products(p) => product::functions(what, p, &inputs, &outputs, &mut all),
+        Kernel::Rows(r) => rows::functions(what, r, &inputs, &outputs, &mut all),
+        Kernel::Attention(a) => attention::forward(what, a, &inputs, &outputs, &mut all),
+        Kernel::AttentionBwd(a) => attention::backward(what, a, &inputs, &outputs, &mut all),
+        Kernel::Gather(g) => all.functions.push(moves::gather(what, g, all_parameters())),
+        Kernel::ScatterAdd(g) | Kernel::Replace(g) => {
+            let adds = matches!(kernel, Kernel::ScatterAdd(_));
+            moves::scatter(what, g, [inputs[0], inputs[1], outputs[0]], adds, &mut all);
+        }
+        Kernel::Lines(l) => all.functions.push(lines::function(what, l, all_parameters())),
+        Kernel::Rope(r) => all.functions.push(moves::rope(what, r, all_parameters())),
+        Kernel::Copy(c) => moves::copy(what, c, [inputs[0], outputs[0]], &mut all),
+        Kernel::Place(w) => {
+            all.functions.push(moves::window(what, Moved::Place(w.clone()), all_parameters()));
+        }
+        Kernel::Take(w) => {
+            all.functions.push(moves::window(what, Moved::Take(w.clone()), all_parameters()));
+        }
+        Kernel::Fill(f) => all.functions.push(moves::fill(what, f, outputs[0])),
+    }
+    all.functions.retain(|function| function.grid > 0);
+    all
+}

@@ -1,0 +1,348 @@
+//! Kernels that move data: a thread an element.
+
+use std::fmt;
+
+use ir::DType;
+
+use super::function::{Buffer, Function, Functions, Parameter, Scalar};
+use super::index::nest;
+use super::text::{Text, element, line, moved};
+use super::tile::Tile;
+use crate::kernel::{Copy, Fill, Gather, Positions, Rope, Window};
+
+/// Threads of a block.
+const THREADS: u32 = 256;
+
+/// What a thread does with its element.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Move {
+    /// Writes the bits of one value to so many elements.
+    Fill {
+        /// Elements.
+        len: usize,
+        /// Their type; only its size matters.
+        dtype: DType,
+        /// The bits.
+        bits: u64,
+    },
+    /// Copies a point of the loops.
+    Copy(Copy),
+    /// Writes an element of a window.
+    Place(Window),
+    /// Reads an element of a window.
+    Take(Window),
+    /// Reads an element of a row that an id means.
+    Gather(Gather),
+    /// Finds, for each id, whether it is the first of its kind, and the next.
+    Links(Gather),
+    /// Adds the rows of equal ids, in ascending order, to a column of a row of the table.
+    Scatter(Gather),
+    /// Writes the last of the rows of equal ids over a column of a row of the table.
+    Replace(Gather),
+    /// Rotates a pair of all heads of a token.
+    Rope(Rope),
+}
+
+fn function(what: &str, parameters: Vec<Parameter>, tile: Move) -> Function {
+    let grid = tile.elements().div_ceil(THREADS as usize) as u64;
+    Function {
+        what: what.to_owned(),
+        parameters,
+        scalars: tile.scalars(),
+        grid,
+        threads: THREADS,
+        tile: Tile::Move(tile),
+    }
+}
+
+/// The function that fills a buffer.
+pub(super) fn fill(what: &str, f: &Fill, output: Parameter) -> Function {
+    function(
+        what,
+        vec![output],
+        Move::Fill { len: f.len, dtype: f.dtype, bits: bits(f.dtype, f.value) },
+    )
+}
+
+/// The bits of a number in a type.
+fn bits(dtype: DType, x: f64) -> u64 {
+    match dtype {
+        DType::F64 => x.to_bits(),
+        DType::F32 => u64::from((x as f32).to_bits()),
+        DType::I64 => (x as i64).cast_unsigned(),
+        DType::I32 => u64::from((x as i32).cast_unsigned()),
+        DType::U32 => u64::from(x as u32),
+        DType::I8 => u64::from((x as i8).cast_unsigned()),
+        DType::Bool => u64::from(x != 0.0),
+        DType::BF16 | DType::F16 | DType::F8E4M3 | DType::F8E5M2 => {
+            u64::from(ir::formats::encode(dtype, x))
+        }
+    }
+}
+
+/// The functions of a copy.
+pub(super) fn copy(what: &str, c: &Copy, [source, target]: [Parameter; 2], all: &mut Functions) {
+    if c.zero_first > 0 {
+        let zeros = Move::Fill { len: c.zero_first, dtype: c.dtype, bits: 0 };
+        all.functions.push(function(&format!("{what}: zeros"), vec![target], zeros));
+    }
+    all.functions.push(function(what, vec![source, target], Move::Copy(c.clone())));
+}
+
+/// The function of a window; `tile` is [`Move::Place`] or [`Move::Take`].
+pub(super) fn window(what: &str, tile: Move, parameters: Vec<Parameter>) -> Function {
+    function(what, parameters, tile)
+}
+
+/// The function of a look-up.
+pub(super) fn gather(what: &str, g: &Gather, parameters: Vec<Parameter>) -> Function {
+    function(what, parameters, Move::Gather(g.clone()))
+}
+
+/// The function of a rotary embedding.
+pub(super) fn rope(what: &str, r: &Rope, parameters: Vec<Parameter>) -> Function {
+    function(what, parameters, Move::Rope(r.clone()))
+}
+
+/// The functions that add rows to a table, or write them over its.
+pub(super) fn scatter(
+    what: &str,
+    g: &Gather,
+    [ids, rows, table]: [Parameter; 3],
+    adds: bool,
+    all: &mut Functions,
+) {
+    if adds && !g.accumulate {
+        let zeros = Move::Fill { len: g.outer * g.rows * g.width, dtype: g.dtype, bits: 0 };
+        all.functions.push(function(&format!("{what}: zeros"), vec![table], zeros));
+    }
+    let room = all.workspaces.len();
+    all.workspaces.push(2 * g.count as u64 * DType::I32.size());
+    let links = Parameter { buffer: Buffer::Workspace(room), dtype: DType::I32 };
+    all.functions.push(function(
+        &format!("{what}: links"),
+        vec![ids, links],
+        Move::Links(g.clone()),
+    ));
+    let tile = if adds { Move::Scatter(g.clone()) } else { Move::Replace(g.clone()) };
+    all.functions.push(function(what, vec![ids, links, rows, table], tile));
+}
+
+impl Move {
+    /// What differs by rank.
+    fn scalars(&self) -> Vec<Scalar> {
+        let scalar = |name: &str, value| vec![Scalar { name: name.to_owned(), value }];
+        match self {
+            Move::Gather(g) | Move::Links(g) | Move::Scatter(g) | Move::Replace(g) => {
+                scalar("base", g.base as i64)
+            }
+            Move::Rope(r) => match r.positions {
+                Positions::From(offset) | Positions::FromInput(offset) => {
+                    scalar("offset", offset.cast_signed())
+                }
+                Positions::Table => Vec::new(),
+            },
+            Move::Fill { .. } | Move::Copy(_) | Move::Place(_) | Move::Take(_) => Vec::new(),
+        }
+    }
+
+    /// Threads that have something to do.
+    fn elements(&self) -> usize {
+        match self {
+            Move::Fill { len, .. } => *len,
+            Move::Copy(c) => c.loops.iter().map(|l| l.size).product(),
+            Move::Place(w) | Move::Take(w) => w.outer * w.len * w.inner,
+            Move::Gather(g) | Move::Scatter(g) | Move::Replace(g) => g.outer * g.count * g.width,
+            Move::Links(g) => g.count,
+            Move::Rope(r) => r.batch * r.seq * (r.dim / 2),
+        }
+    }
+
+    /// The type as which an argument is passed: what is only moved has a size alone.
+    pub(super) fn pointer(&self, parameter: &Parameter) -> &'static str {
+        match self {
+            Move::Fill { .. } | Move::Copy(_) => moved(parameter.dtype),
+            Move::Place(w) | Move::Take(w)
+                if parameter.dtype == w.dtype && parameter.buffer != Buffer::Input(1) =>
+            {
+                moved(parameter.dtype)
+            }
+            Move::Gather(g) | Move::Replace(g) if is_row(g, parameter) => moved(parameter.dtype),
+            Move::Place(_)
+            | Move::Take(_)
+            | Move::Gather(_)
+            | Move::Replace(_)
+            | Move::Links(_)
+            | Move::Scatter(_)
+            | Move::Rope(_) => element(parameter.dtype),
+        }
+    }
+
+    pub(super) fn print(&self, parameters: &[Parameter], text: &mut Text) {
+        let names: Vec<String> = parameters.iter().map(Parameter::name).collect();
+        line!(text, "const u64 at = (u64)blockIdx.x * {THREADS} + threadIdx.x;");
+        line!(text, "if (at >= {}) return;", self.elements());
+        match self {
+            Move::Fill { bits, .. } => line!(text, "{}[at] = {bits}ULL;", names[0]),
+            Move::Copy(c) => print_copy(c, [&names[0], &names[1]], text),
+            Move::Place(w) => {
+                print_window(w, &names[1], text);
+                line!(text, "{}[place] = {}[at];", names[2], names[0]);
+            }
+            Move::Take(w) => {
+                print_window(w, &names[1], text);
+                line!(text, "{}[at] = {}[place];", names[2], names[0]);
+            }
+            Move::Gather(g) => print_gather(g, &names, text),
+            Move::Links(g) => print_links(g, &names, text),
+            Move::Scatter(g) => print_scatter(g, &names, text),
+            Move::Replace(g) => print_replace(g, &names, text),
+            Move::Rope(r) => print_rope(r, &names, text),
+        }
+    }
+}
+
+/// Whether a parameter of a look-up holds rows, not ids.
+fn is_row(g: &Gather, parameter: &Parameter) -> bool {
+    parameter.dtype == g.dtype
+        && !matches!(parameter.buffer, Buffer::Workspace(_))
+        && (g.dtype != DType::I32 || !matches!(parameter.buffer, Buffer::Input(_)))
+}
+
+fn print_copy(c: &Copy, [source, target]: [&String; 2], text: &mut Text) {
+    let of = |stride: fn(&crate::kernel::CopyLoop) -> usize| {
+        let loops: Vec<[usize; 2]> = c.loops.iter().map(|l| [l.size, stride(l)]).collect();
+        nest(&loops, "at")
+    };
+    let (from, to) = (of(|l| l.source), of(|l| l.target));
+    let (source_offset, target_offset) = (c.source_offset, c.target_offset);
+    line!(text, "{target}[{target_offset} + {to}] = {source}[{source_offset} + {from}];");
+}
+
+/// Prints `place`: where an element of the window lies in the whole.
+fn print_window(w: &Window, position: &str, text: &mut Text) {
+    let Window { len, capacity, inner, .. } = w;
+    let most = capacity - len;
+    line!(text, "i64 first = {position}[0];");
+    line!(text, "first = first < 0 ? 0 : first > {most} ? {most} : first;");
+    let (window, whole) = (len * inner, capacity * inner);
+    line!(
+        text,
+        "const u64 place = at / {window} * {whole} + (u64)first * {inner} + at % {window};"
+    );
+}
+
+/// Prints `row`: the local row that an id means, and whether `is_own`.
+fn print_row(g: &Gather, id: &str, text: &mut Text) {
+    line!(text, "const i64 row = (i64){id} - base;");
+    line!(text, "const bool is_own = {id} >= 0 && row >= 0 && row < {};", g.rows);
+}
+
+fn print_gather(g: &Gather, names: &[String], text: &mut Text) {
+    let Gather { count, width, rows, .. } = g;
+    line!(text, "const u64 i = at / {width}, col = at % {width};");
+    line!(text, "const i32 id = {}[i % {count}];", names[1]);
+    print_row(g, "id", text);
+    line!(
+        text,
+        "{}[at] = is_own ? {}[(i / {count} * {rows} + (u64)row) * {width} + col] : 0;",
+        names[2],
+        names[0]
+    );
+}
+
+fn print_links(g: &Gather, names: &[String], text: &mut Text) {
+    let (ids, links, count) = (&names[0], &names[1], g.count);
+    line!(text, "const i32 id = {ids}[at];");
+    print_row(g, "id", text);
+    line!(text, "bool is_first = is_own;");
+    line!(text, "for (u64 other = 0; other < at && is_first; other += 1) {{");
+    line!(text, "is_first = {ids}[other] != id;");
+    text.end();
+    line!(text, "u64 next = at + 1;");
+    line!(text, "while (next < {count} && {ids}[next] != id) next += 1;");
+    line!(text, "{links}[at] = is_first ? 1 : 0;");
+    line!(text, "{links}[{count} + at] = (i32)next;");
+}
+
+/// Prints where the thread's element is, and ends those that are not the first of their id.
+fn print_first(g: &Gather, names: &[String], text: &mut Text) {
+    let Gather { count, width, rows, .. } = g;
+    line!(text, "const u64 i = at / {width} % {count}, col = at % {width};");
+    line!(text, "const u64 outer = at / {};", count * width);
+    line!(text, "if ({}[i] == 0) return;", names[1]);
+    line!(text, "const i64 row = (i64){}[i] - base;", names[0]);
+    line!(text, "const u64 place = (outer * {rows} + (u64)row) * {width} + col;");
+}
+
+fn print_scatter(g: &Gather, names: &[String], text: &mut Text) {
+    let Gather { count, width, dtype, .. } = g;
+    let (links, rows, table) = (&names[1], &names[2], &names[3]);
+    print_first(g, names, text);
+    line!(text, "{} sum = {table}[place];", element(*dtype));
+    line!(text, "for (u64 from = i; from < {count}; from = {links}[{count} + from]) {{");
+    let x = format!("{rows}[(outer * {count} + from) * {width} + col]");
+    let sum = match dtype {
+        DType::I64 => format!("add(sum, {x})"),
+        DType::I32 => format!("(i32)((u32)sum + (u32){x})"),
+        _ => format!("sum + {x}"),
+    };
+    line!(text, "sum = {sum};");
+    text.end();
+    line!(text, "{table}[place] = sum;");
+}
+
+fn print_replace(g: &Gather, names: &[String], text: &mut Text) {
+    let Gather { count, width, .. } = g;
+    let (links, rows, table) = (&names[1], &names[2], &names[3]);
+    print_first(g, names, text);
+    line!(text, "u64 last = i;");
+    line!(text, "while ({links}[{count} + last] < {count}) last = {links}[{count} + last];");
+    line!(text, "{table}[place] = {rows}[(outer * {count} + last) * {width} + col];");
+}
+
+fn print_rope(r: &Rope, names: &[String], text: &mut Text) {
+    let (half, seq) = (r.dim / 2, r.seq);
+    let (x, y, dtype) = (&names[0], &names[names.len() - 1], r.dtype.accumulation());
+    let (compute, memory) = (element(dtype), element(r.dtype));
+    let frequencies: Vec<String> =
+        r.frequencies.iter().map(|f| super::text::number(DType::F64, *f)).collect();
+    line!(text, "TABLE double frequencies[{}] = {{{}}};", half.max(1), frequencies.join(", "));
+    line!(text, "const u64 i = at % {half}, token = at / {half};");
+    line!(text, "const u64 b = token / {seq}, s = token % {seq};");
+    let position = match r.positions {
+        Positions::From(_) => "(double)(offset + (i64)s)".to_owned(),
+        Positions::FromInput(_) => format!("(double)(offset + (i64)s) + (double){}[0]", names[1]),
+        Positions::Table => format!("(double){}[token]", names[1]),
+    };
+    let sign = if r.inverse { "-1.0" } else { "1.0" };
+    line!(text, "const double angle = {sign} * ({position}) * frequencies[i];");
+    let gain = super::text::number(DType::F64, r.gain);
+    line!(text, "const {compute} c = ({compute})({gain} * cos(angle));");
+    line!(text, "const {compute} n = ({compute})({gain} * sin(angle));");
+    line!(text, "for (u64 h = 0; h < {}; h += 1) {{", r.heads);
+    for (name, [b, s, h]) in [("from", r.x), ("to", r.y)] {
+        line!(text, "const u64 {name} = b * {b} + s * {s} + h * {h} + i;");
+    }
+    line!(text, "const {compute} p = Load<{compute}>::of({x}[from]);");
+    line!(text, "const {compute} q = Load<{compute}>::of({x}[from + {half}]);");
+    line!(text, "{y}[to] = Store<{memory}>::of(p * c - q * n);");
+    line!(text, "{y}[to + {half}] = Store<{memory}>::of(q * c + p * n);");
+    text.end();
+}
+
+impl fmt::Display for Move {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Move::Rope(_) => "a thread a pair of all heads",
+            Move::Links(_) => "a thread an id",
+            Move::Fill { .. }
+            | Move::Copy(_)
+            | Move::Place(_)
+            | Move::Take(_)
+            | Move::Gather(_)
+            | Move::Scatter(_)
+            | Move::Replace(_) => "a thread an element",
+        })
+    }
+}

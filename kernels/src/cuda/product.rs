@@ -1,0 +1,286 @@
+//! Matrix products: tiles in shared memory, sums in the order of the CPU's contract.
+//!
+//! Versions:
+//! 1. 64 × 64 results of a block, 4 × 4 of a thread, 16 points of `k` at a time, scalar loads.
+
+use std::fmt;
+
+use super::function::{Function, Functions, Parameter};
+use super::index::{nest, point_of};
+use super::text::{Text, element, line};
+use super::tile::Tile;
+use crate::kernel::{Product, Products, Source};
+
+/// Threads of a block.
+const THREADS: u32 = 256;
+/// Rows and columns of a tile.
+const SIDE: usize = 64;
+/// Points of `k` that lie in shared memory at a time.
+const DEPTH: usize = 16;
+/// Rows and columns of a thread.
+const OWN: usize = 4;
+
+/// A product in tiles, each of one block.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProductTile {
+    /// What is computed.
+    pub product: Product,
+    /// The parameter that is added to each row of the result.
+    pub bias: Option<usize>,
+    /// The parameter that is added last.
+    pub addend: Option<usize>,
+}
+
+impl ProductTile {
+    /// Tiles of batch, rows and columns.
+    fn tiles(&self) -> [usize; 3] {
+        let [batch, m, n, _] = self.product.sizes();
+        [batch, m.div_ceil(SIDE), n.div_ceil(SIDE)]
+    }
+}
+
+/// The function of a product of two buffers; with others that are added to it.
+pub(super) fn function(
+    what: &str,
+    product: &Product,
+    [a, b, c]: [Parameter; 3],
+    [bias, addend]: [Option<Parameter>; 2],
+) -> Function {
+    let mut parameters = vec![a, b, c];
+    let mut add = |parameter: Option<Parameter>| {
+        parameter.map(|parameter| {
+            parameters.push(parameter);
+            parameters.len() - 1
+        })
+    };
+    let (bias, addend) = (add(bias), add(addend));
+    let tile = ProductTile { product: product.clone(), bias, addend };
+    Function {
+        what: what.to_owned(),
+        parameters,
+        scalars: Vec::new(),
+        grid: tile.tiles().iter().map(|tiles| *tiles as u64).product(),
+        threads: THREADS,
+        tile: Tile::Product(tile),
+    }
+}
+
+/// Several products, and the programs on their results.
+pub(super) fn functions(
+    what: &str,
+    products: &Products,
+    inputs: &[Parameter],
+    outputs: &[Parameter],
+    all: &mut Functions,
+) {
+    let mut beside = products.parts.len();
+    for (at, part) in products.parts.iter().enumerate() {
+        let operand = |number: usize| inputs[number];
+        let operands = [operand(part.a), operand(part.b), outputs[at]];
+        let added = [part.bias, part.addend].map(|number| number.map(operand));
+        all.functions.push(function(&format!("{what}: part {at}"), &part.product, operands, added));
+        let Some(then) = &part.then else { continue };
+        let read: Vec<Parameter> = then
+            .inputs
+            .iter()
+            .map(|source| match source {
+                Source::Operand(number) => inputs[*number],
+                Source::Result(number) => outputs[*number],
+            })
+            .collect();
+        let mut written: Vec<Parameter> =
+            outputs[at..].iter().take(usize::from(part.in_place)).copied().collect();
+        let more = part.beside().len();
+        written.extend(&outputs[beside..beside + more]);
+        beside += more;
+        super::rows::functions(&format!("{what}: then {at}"), &then.rows, &read, &written, all);
+    }
+}
+
+/// Variables of a thread: which loops lie where.
+struct Loops {
+    batch: [Vec<[usize; 2]>; 3],
+    m: [Vec<[usize; 2]>; 2],
+    n: [Vec<[usize; 2]>; 2],
+    k: [Vec<[usize; 2]>; 2],
+}
+
+impl Loops {
+    fn of(p: &Product) -> Loops {
+        Loops {
+            batch: [
+                p.batch.iter().map(|l| [l.size, l.a]).collect(),
+                p.batch.iter().map(|l| [l.size, l.b]).collect(),
+                p.batch.iter().map(|l| [l.size, l.c]).collect(),
+            ],
+            m: [
+                p.m.iter().map(|l| [l.size, l.a]).collect(),
+                p.m.iter().map(|l| [l.size, l.c]).collect(),
+            ],
+            n: [
+                p.n.iter().map(|l| [l.size, l.b]).collect(),
+                p.n.iter().map(|l| [l.size, l.c]).collect(),
+            ],
+            k: [
+                p.k.iter().map(|l| [l.size, l.a]).collect(),
+                p.k.iter().map(|l| [l.size, l.b]).collect(),
+            ],
+        }
+    }
+}
+
+impl ProductTile {
+    pub(super) fn print(&self, parameters: &[Parameter], text: &mut Text) {
+        let p = &self.product;
+        let loops = Loops::of(p);
+        let ([_, m, n, k], [_, rows, columns]) = (p.sizes(), self.tiles());
+        let compute = element(p.dtype);
+        let [a, b, c] = [0, 1, 2].map(|at: usize| parameters[at].name());
+        line!(text, "SHARED({compute}, a_tile, {});", DEPTH * (SIDE + 1));
+        line!(text, "SHARED({compute}, b_tile, {});", DEPTH * (SIDE + 1));
+        line!(text, "const u64 first_m = (u64)blockIdx.x / {columns} % {rows} * {SIDE};");
+        line!(text, "const u64 first_n = (u64)blockIdx.x % {columns} * {SIDE};");
+        line!(text, "const u64 batch = (u64)blockIdx.x / {};", columns * rows);
+        for (name, of) in ["a", "b", "c"].iter().zip(&loops.batch) {
+            line!(text, "const u64 batch_{name} = {};", nest(of, "batch"));
+        }
+        let count = SIDE / OWN;
+        line!(text, "const u32 own_m = threadIdx.x / {count} * {OWN};");
+        line!(text, "const u32 own_n = threadIdx.x % {count} * {OWN};");
+        line!(text, "{compute} total[{OWN}][{OWN}];");
+        self.start(&loops, &c, [m, n], text);
+        line!(text, "for (u64 first = 0; first < {k}; first += {}) {{", Product::K_BLOCK);
+        line!(text, "const u64 end = first + {0} < {k} ? first + {0} : {k};", Product::K_BLOCK);
+        line!(text, "{compute} chain[{OWN}][{OWN}] = {{}};");
+        line!(text, "for (u64 at = first; at < end; at += {DEPTH}) {{");
+        self.fill(&loops, [&a, &b], [m, n], text);
+        line!(text, "meet_block();");
+        line!(text, "const u32 deep = end - at < {DEPTH} ? (u32)(end - at) : {DEPTH};");
+        line!(text, "for (u32 d = 0; d < deep; d += 1) {{");
+        line!(text, "for (u32 i = 0; i < {OWN}; i += 1) {{");
+        line!(text, "for (u32 j = 0; j < {OWN}; j += 1) {{");
+        let row = SIDE + 1;
+        line!(
+            text,
+            "chain[i][j] = fma_of(a_tile[d * {row} + own_m + i], b_tile[d * {row} + own_n + j], \
+             chain[i][j]);"
+        );
+        (0..3).for_each(|_| text.end());
+        line!(text, "meet_block();");
+        text.end();
+        line!(text, "for (u32 i = 0; i < {OWN}; i += 1) {{");
+        line!(text, "for (u32 j = 0; j < {OWN}; j += 1) total[i][j] = total[i][j] + chain[i][j];");
+        text.end();
+        text.end();
+        self.write(&loops, &c, (parameters, [m, n]), text);
+    }
+
+    /// Opens the loops over the thread's points, with their indices.
+    fn points(loops: &Loops, [m, n]: [usize; 2], text: &mut Text) {
+        line!(text, "for (u32 i = 0; i < {OWN}; i += 1) {{");
+        line!(text, "for (u32 j = 0; j < {OWN}; j += 1) {{");
+        line!(text, "const u64 m = first_m + own_m + i, n = first_n + own_n + j;");
+        line!(text, "if (m >= {m} || n >= {n}) continue;");
+        let place =
+            format!("batch_c + ({}) + ({})", nest(&loops.m[1], "m"), nest(&loops.n[1], "n"));
+        line!(text, "const u64 place = {place};");
+    }
+
+    fn start(&self, loops: &Loops, c: &str, sizes: [usize; 2], text: &mut Text) {
+        line!(text, "for (u32 i = 0; i < {OWN}; i += 1) {{");
+        line!(text, "for (u32 j = 0; j < {OWN}; j += 1) total[i][j] = 0;");
+        text.end();
+        if self.product.accumulate {
+            Self::points(loops, sizes, text);
+            line!(text, "total[i][j] = {c}[place];");
+            text.end();
+            text.end();
+        }
+    }
+
+    /// Prints the loads of a tile of both operands.
+    fn fill(
+        &self,
+        loops: &Loops,
+        [a, b]: [&str; 2],
+        [m_size, n_size]: [usize; 2],
+        text: &mut Text,
+    ) {
+        let compute = element(self.product.dtype);
+        let row = SIDE + 1;
+        line!(text, "for (u32 i = threadIdx.x; i < {}; i += {THREADS}) {{", SIDE * DEPTH);
+        line!(text, "const u64 m = first_m + i / {DEPTH}, k = at + i % {DEPTH};");
+        let place =
+            format!("batch_a + ({}) + ({})", nest(&loops.m[0], "m"), nest(&loops.k[0], "k"));
+        line!(text, "{compute} x = 0;");
+        line!(text, "if (m < {m_size} && k < end) x = Load<{compute}>::of({a}[{place}]);");
+        line!(text, "a_tile[i % {DEPTH} * {row} + i / {DEPTH}] = x;");
+        text.end();
+        line!(text, "for (u32 i = threadIdx.x; i < {}; i += {THREADS}) {{", SIDE * DEPTH);
+        line!(text, "const u64 n = first_n + i % {SIDE}, k = at + i / {SIDE};");
+        line!(text, "{compute} x = 0;");
+        line!(text, "if (n < {n_size} && k < end) {{");
+        let place =
+            format!("batch_b + ({}) + ({})", nest(&loops.n[0], "n"), nest(&loops.k[1], "k"));
+        line!(text, "u64 place = {place};");
+        line!(text, "bool is_there = true;");
+        self.borders(text);
+        line!(text, "if (is_there) x = Load<{compute}>::of({b}[place]);");
+        text.end();
+        line!(text, "b_tile[i / {SIDE} * {row} + i % {SIDE}] = x;");
+        text.end();
+    }
+
+    /// Prints where the element lies along dims with zeros around them.
+    fn borders(&self, text: &mut Text) {
+        let p = &self.product;
+        let n_sizes: Vec<usize> = p.n.iter().map(|l| l.size).collect();
+        let k_sizes: Vec<usize> = p.k.iter().map(|l| l.size).collect();
+        for (at, border) in p.borders.iter().enumerate() {
+            let n = point_of(&n_sizes, border.n, "n");
+            let k = point_of(&k_sizes, border.k, "k");
+            let (stride, dilation, before) = (border.stride, border.dilation, border.before);
+            line!(
+                text,
+                "const i64 p{at} = (i64)({n}) * {stride} + (i64)({k}) * {dilation} - ({before}LL);"
+            );
+            let (spread, size, step) = (border.spread, border.size, border.step);
+            line!(
+                text,
+                "is_there = is_there && p{at} >= 0 && p{at} % {spread} == 0 && p{at} / {spread} < \
+                 {size};"
+            );
+            line!(text, "place += is_there ? (u64)(p{at} / {spread}) * {step} : 0;");
+        }
+    }
+
+    fn write(
+        &self,
+        loops: &Loops,
+        c: &str,
+        (parameters, sizes): (&[Parameter], [usize; 2]),
+        text: &mut Text,
+    ) {
+        let p = &self.product;
+        let (kept, compute) = (element(p.stored.c), element(p.dtype));
+        Self::points(loops, sizes, text);
+        line!(text, "{kept} x = Store<{kept}>::of(total[i][j]);");
+        let added = [self.bias.map(|at| (at, "n")), self.addend.map(|at| (at, "place"))];
+        for (at, place) in added.into_iter().flatten() {
+            let other = parameters[at].name();
+            line!(
+                text,
+                "x = Store<{kept}>::of(Load<{compute}>::of(x) + Load<{compute}>::of({other}[{place}]));"
+            );
+        }
+        line!(text, "{c}[place] = x;");
+        text.end();
+        text.end();
+    }
+}
+
+impl fmt::Display for ProductTile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "tiles of {SIDE}x{SIDE}, {DEPTH} points of k at a time, {OWN}x{OWN} of a thread")
+    }
+}

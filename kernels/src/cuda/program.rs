@@ -1,0 +1,235 @@
+//! Values of block programs as C++ expressions.
+
+use std::collections::BTreeSet;
+
+use ir::DType;
+
+use super::index::{access, digits};
+use super::text::{Text, element, line, number};
+use crate::rows::{BinaryOp, Instr, Output, ReduceOp, Rows, UnaryOp};
+
+/// A block program that is printed: `row` and `col` are variables where its values are.
+pub(super) struct Program<'r> {
+    pub(super) rows: &'r Rows,
+    /// For each value, whether it differs by column.
+    pub(super) vectors: Vec<bool>,
+    /// For each value, how many reductions lie one behind the other before it.
+    levels: Vec<usize>,
+    /// Names of the buffers of inputs.
+    pub(super) inputs: Vec<String>,
+}
+
+impl<'r> Program<'r> {
+    pub(super) fn new(rows: &'r Rows, inputs: Vec<String>) -> Program<'r> {
+        let mut levels: Vec<usize> = Vec::with_capacity(rows.instrs.len());
+        for instr in &rows.instrs {
+            let before = instr.operands().map(|operand| levels[operand]).max().unwrap_or(0);
+            levels.push(before + usize::from(matches!(instr, Instr::Reduce { .. })));
+        }
+        Program { rows, vectors: rows.vectors(), levels, inputs }
+    }
+
+    /// The type that is computed in.
+    pub(super) fn compute(&self) -> &'static str {
+        element(self.rows.dtype)
+    }
+
+    /// The most reductions one behind the other.
+    pub(super) fn depth(&self) -> usize {
+        self.levels.iter().max().copied().unwrap_or(0)
+    }
+
+    /// The reductions that can be made once those of lower levels are known.
+    pub(super) fn reductions(&self, level: usize) -> Vec<(usize, ReduceOp, usize)> {
+        let found = self.rows.instrs.iter().enumerate().filter_map(|(at, instr)| match instr {
+            Instr::Reduce { op, x } if self.levels[at] == level => Some((at, *op, *x)),
+            _ => None,
+        });
+        found.collect()
+    }
+
+    /// Row scalars of a level that are not reductions.
+    pub(super) fn row_scalars(&self, level: usize) -> BTreeSet<usize> {
+        let is_meant = |at: &usize| {
+            let is_reduction = matches!(self.rows.instrs[*at], Instr::Reduce { .. });
+            !self.vectors[*at] && !is_reduction && self.levels[*at] == level
+        };
+        (0..self.rows.instrs.len()).filter(is_meant).collect()
+    }
+
+    /// The vectors that some values are made of, these too.
+    pub(super) fn vectors_of(&self, values: impl IntoIterator<Item = usize>) -> BTreeSet<usize> {
+        let mut needed = BTreeSet::new();
+        let mut open: Vec<usize> = values.into_iter().collect();
+        while let Some(value) = open.pop() {
+            if self.vectors[value] && needed.insert(value) {
+                open.extend(self.rows.instrs[value].operands());
+            }
+        }
+        needed
+    }
+
+    /// Prints the streams of all draws, which differ by neither row nor column.
+    pub(super) fn streams(&self, text: &mut Text) {
+        for (at, instr) in self.rows.instrs.iter().enumerate() {
+            if let Instr::Random(draw) = instr {
+                let key = &self.inputs[draw.key];
+                line!(text, "const u64 stream{at} = stream_of({key}, {}u);", draw.salt);
+                line!(
+                    text,
+                    "const u64 drawn{at} = (u64)draw{at} + (u64){key}[3] * {}ULL;",
+                    draw.sample_stride
+                );
+            }
+        }
+    }
+
+    /// Prints values, each as a constant of its own.
+    pub(super) fn values(&self, text: &mut Text, values: &BTreeSet<usize>) {
+        for at in values {
+            line!(text, "const {} v{at} = {};", self.compute(), self.value(*at));
+        }
+    }
+
+    /// The expression of a value that is no reduction.
+    fn value(&self, at: usize) -> String {
+        let Rows { rows, cols, dtype, .. } = *self.rows;
+        let compute = self.compute();
+        match &self.rows.instrs[at] {
+            Instr::Load { input } => {
+                let place = access(&self.rows.inputs[*input].access, rows);
+                format!("Load<{compute}>::of({}[{place}])", self.inputs[*input])
+            }
+            Instr::Const { value } => number(dtype, *value),
+            Instr::Index { row, col_stride, .. } => {
+                let row = digits(row, "row", rows);
+                let col = if *col_stride > 0 {
+                    format!(" + (i64)col * {col_stride}")
+                } else {
+                    String::new()
+                };
+                format!("({compute})(index{at} + (i64)({row}){col})")
+            }
+            Instr::Unary { op, x } => unary(*op, dtype, &format!("v{x}")),
+            Instr::Binary { op, a, b } => binary(*op, dtype, &format!("v{a}"), &format!("v{b}")),
+            Instr::Select { condition, a, b } => format!("v{condition} != 0 ? v{a} : v{b}"),
+            Instr::Reduce { .. } => unreachable!("reductions are printed as loops"),
+            Instr::Random(draw) => {
+                let (row, col) = (digits(&draw.row, "row", rows), digits(&draw.col, "col", cols));
+                format!("({compute})uniform(stream{at}, drawn{at} + (u64)({row}) + (u64)({col}))")
+            }
+        }
+    }
+
+    /// Prints a store of a value at `row` and `col`.
+    pub(super) fn store(&self, text: &mut Text, output: &Output, target: &str) {
+        let Output::Store { value, access: place, dtype, accumulate } = output else { return };
+        let (place, kept) = (access(place, self.rows.rows), element(*dtype));
+        if *accumulate {
+            let compute = self.compute();
+            let sum = match dtype {
+                DType::I64 => format!("add({target}[{place}], v{value})"),
+                // Of a narrower number than is computed in, the type of the buffer adds.
+                _ => format!("{target}[{place}] + Store<{kept}>::of(({compute})v{value})"),
+            };
+            line!(text, "{target}[{place}] = {sum};");
+        } else {
+            line!(text, "{target}[{place}] = Store<{kept}>::of(v{value});");
+        }
+    }
+}
+
+/// The combination of two numbers.
+pub(super) fn combined(op: ReduceOp, dtype: DType, a: &str, b: &str) -> String {
+    match op {
+        ReduceOp::Sum => binary(BinaryOp::Add, dtype, a, b),
+        ReduceOp::Max => binary(BinaryOp::Max, dtype, a, b),
+        ReduceOp::Min => binary(BinaryOp::Min, dtype, a, b),
+    }
+}
+
+/// What combines with any number to that.
+pub(super) fn identity(op: ReduceOp, dtype: DType) -> String {
+    let whole = dtype == DType::I64;
+    match op {
+        ReduceOp::Sum => number(dtype, 0.0),
+        ReduceOp::Max if whole => number(dtype, i64::MIN as f64),
+        ReduceOp::Min if whole => number(dtype, i64::MAX as f64),
+        ReduceOp::Max => number(dtype, f64::NEG_INFINITY),
+        ReduceOp::Min => number(dtype, f64::INFINITY),
+    }
+}
+
+fn unary(op: UnaryOp, dtype: DType, x: &str) -> String {
+    let compute = element(dtype);
+    if dtype == DType::I64 {
+        return match op {
+            UnaryOp::Neg => format!("neg({x})"),
+            UnaryOp::Abs => format!("{x} < 0 ? neg({x}) : {x}"),
+            UnaryOp::Square => format!("mul({x}, {x})"),
+            UnaryOp::Not => format!("(i64)({x} == 0)"),
+            UnaryOp::WrapI32 => format!("(i64)(i32)(u32)(u64){x}"),
+            UnaryOp::WrapU32 => format!("(i64)(u32)(u64){x}"),
+            // The others are not functions of integers, and programs with them are refused.
+            _ => x.to_owned(),
+        };
+    }
+    let one = number(dtype, 1.0);
+    match op {
+        UnaryOp::Neg => format!("-{x}"),
+        UnaryOp::Abs => format!("abs_of({x})"),
+        UnaryOp::Exp => format!("exp_of({x})"),
+        UnaryOp::Log => format!("log_of({x})"),
+        UnaryOp::Sqrt => format!("sqrt_of({x})"),
+        UnaryOp::Rsqrt => format!("{one} / sqrt_of({x})"),
+        UnaryOp::Recip => format!("{one} / {x}"),
+        UnaryOp::Tanh => format!("tanh_of({x})"),
+        UnaryOp::Erf => format!("erf_of({x})"),
+        UnaryOp::Sin => format!("sin_of({x})"),
+        UnaryOp::Cos => format!("cos_of({x})"),
+        UnaryOp::Floor => format!("floor_of({x})"),
+        UnaryOp::Sigmoid => format!("sigmoid_of({x})"),
+        UnaryOp::Square => format!("{x} * {x}"),
+        UnaryOp::GeluTanh => format!("gelu_tanh({x})"),
+        UnaryOp::GeluErf => format!("{x} * normal_below({x})"),
+        UnaryOp::Silu => format!("{x} * sigmoid_of({x})"),
+        UnaryOp::Not => format!("({compute})({x} == 0)"),
+        UnaryOp::WrapI32 => format!("wrapped({x}, ({compute})0.5)"),
+        UnaryOp::WrapU32 => format!("wrapped({x}, ({compute})0.0)"),
+        UnaryOp::Single => format!("rounded<float>({x})"),
+        UnaryOp::RoundBF16 => format!("rounded<bf16>({x})"),
+        UnaryOp::RoundF16 => format!("rounded<f16>({x})"),
+        UnaryOp::RoundF8E4M3 => format!("rounded<f8e4m3>({x})"),
+        UnaryOp::RoundF8E5M2 => format!("rounded<f8e5m2>({x})"),
+    }
+}
+
+fn binary(op: BinaryOp, dtype: DType, a: &str, b: &str) -> String {
+    let compute = element(dtype);
+    let is_whole = dtype == DType::I64;
+    let truth = |text: String| format!("({compute})({text})");
+    match op {
+        BinaryOp::Add if is_whole => format!("add({a}, {b})"),
+        BinaryOp::Sub if is_whole => format!("sub({a}, {b})"),
+        BinaryOp::Mul if is_whole => format!("mul({a}, {b})"),
+        BinaryOp::Div if is_whole => format!("floor_div({a}, {b})"),
+        BinaryOp::Pow if is_whole => format!("power({a}, {b})"),
+        BinaryOp::Add => format!("{a} + {b}"),
+        BinaryOp::Sub => format!("{a} - {b}"),
+        BinaryOp::Mul => format!("{a} * {b}"),
+        BinaryOp::Div => format!("{a} / {b}"),
+        BinaryOp::Pow => format!("pow_of({a}, {b})"),
+        BinaryOp::Max => format!("larger({a}, {b})"),
+        BinaryOp::Min => format!("smaller({a}, {b})"),
+        BinaryOp::Lt => truth(format!("{a} < {b}")),
+        BinaryOp::Le => truth(format!("{a} <= {b}")),
+        BinaryOp::Eq => truth(format!("{a} == {b}")),
+        BinaryOp::Ge => truth(format!("{a} >= {b}")),
+        BinaryOp::Gt => truth(format!("{a} > {b}")),
+        BinaryOp::And => truth(format!("{a} != 0 && {b} != 0")),
+        BinaryOp::Or => truth(format!("{a} != 0 || {b} != 0")),
+        BinaryOp::GeluTanhGrad => format!("gelu_tanh_grad({a}, {b})"),
+        BinaryOp::GeluErfGrad => format!("gelu_erf_grad({a}, {b})"),
+        BinaryOp::SiluGrad => format!("silu_grad({a}, {b})"),
+    }
+}

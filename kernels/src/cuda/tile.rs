@@ -1,0 +1,145 @@
+//! The tile program of a device function: what each thread does, with every size decided.
+
+use std::fmt;
+
+use super::attention::{AttentionTile, Part};
+use super::function::{Function, Parameter};
+use super::lines::LineTile;
+use super::moves::Move;
+use super::product::ProductTile;
+use super::rows::{Points, Sum, Sweeps};
+use super::text::{Text, element, line};
+
+/// A tile program.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Tile {
+    /// A block program without sums.
+    Points(Points),
+    /// A block program with sums.
+    Sweeps(Sweeps),
+    /// Partial sums, added.
+    Sum(Sum),
+    /// A matrix product.
+    Product(ProductTile),
+    /// A part of attention or its gradient.
+    Attention(AttentionTile),
+    /// An operation along a dim.
+    Lines(LineTile),
+    /// Elements that are moved.
+    Move(Move),
+}
+
+impl Tile {
+    /// Whether threads of a block wait for each other.
+    pub fn meets(&self) -> bool {
+        match self {
+            Tile::Sweeps(_) | Tile::Product(_) => true,
+            Tile::Attention(tile) => tile.part != Part::Bias,
+            Tile::Points(_) | Tile::Sum(_) | Tile::Lines(_) | Tile::Move(_) => false,
+        }
+    }
+
+    fn print(&self, parameters: &[Parameter], text: &mut Text) {
+        match self {
+            Tile::Points(tile) => tile.print(parameters, text),
+            Tile::Sweeps(tile) => tile.print(parameters, text),
+            Tile::Sum(tile) => tile.print(parameters, text),
+            Tile::Product(tile) => tile.print(parameters, text),
+            Tile::Attention(tile) => tile.print(parameters, text),
+            Tile::Lines(tile) => tile.print(parameters, text),
+            Tile::Move(tile) => tile.print(parameters, text),
+        }
+    }
+
+    /// The type that a parameter points to.
+    fn pointer(&self, parameter: &Parameter) -> &'static str {
+        match self {
+            Tile::Move(tile) => tile.pointer(parameter),
+            Tile::Points(_)
+            | Tile::Sweeps(_)
+            | Tile::Sum(_)
+            | Tile::Product(_)
+            | Tile::Attention(_)
+            | Tile::Lines(_) => element(parameter.dtype),
+        }
+    }
+}
+
+impl Function {
+    /// What the text passes: types and names.
+    fn declared(&self) -> Vec<(String, String)> {
+        let buffer = |parameter: &Parameter| {
+            let constant = matches!(parameter.buffer, super::Buffer::Input(_));
+            let kind = if constant { "const " } else { "" };
+            (format!("{kind}{}*", self.tile.pointer(parameter)), parameter.name())
+        };
+        let mut all: Vec<(String, String)> = Vec::new();
+        for parameter in &self.parameters {
+            let declared = buffer(parameter);
+            // An operand that is read twice is passed once.
+            if !all.contains(&declared) {
+                all.push(declared);
+            }
+        }
+        all.extend(self.scalars.iter().map(|scalar| ("i64".to_owned(), scalar.name.clone())));
+        all
+    }
+
+    /// The parameters as the text passes them: each buffer once.
+    pub fn passed(&self) -> Vec<super::Buffer> {
+        let mut all = Vec::new();
+        for parameter in &self.parameters {
+            if !all.contains(&parameter.buffer) {
+                all.push(parameter.buffer);
+            }
+        }
+        all
+    }
+
+    /// The text of the function under a name.
+    pub fn text(&self, name: &str) -> String {
+        let mut text = Text::default();
+        let parameters: Vec<String> =
+            self.declared().iter().map(|(kind, name)| format!("{kind} {name}")).collect();
+        line!(text, "// {self}");
+        line!(text, "KERNEL({}) {name}({}) {{", self.threads, parameters.join(", "));
+        self.tile.print(&self.parameters, &mut text);
+        text.end();
+        text.into_text()
+    }
+
+    /// The text that launches the function where threads are those of a CPU: `NAME_launch` is
+    /// passed buffers in the order of [`Function::passed`], scalars, and a seed for the order of
+    /// threads.
+    pub fn launcher(&self, name: &str) -> String {
+        let mut text = Text::default();
+        let count = self.declared().len() - self.scalars.len();
+        let argument = |(at, (kind, _)): (usize, &(String, String))| match at {
+            at if at < count => format!("({kind})buffers[{at}]"),
+            at => format!("scalars[{}]", at - count),
+        };
+        let arguments: Vec<String> = self.declared().iter().enumerate().map(argument).collect();
+        let signature = "void* const* buffers, const i64* scalars, u64 seed";
+        line!(text, "extern \"C\" void {name}_launch({signature}) {{");
+        line!(text, "(void)buffers, (void)scalars;");
+        let call = format!("[&] {{ {name}({}); }}", arguments.join(", "));
+        let (grid, threads, meets) = (self.grid, self.threads, self.meets());
+        line!(text, "shim::launch({grid}, {threads}, {meets}, seed, {call});");
+        text.end();
+        text.into_text()
+    }
+}
+
+impl fmt::Display for Tile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Tile::Points(tile) => tile.fmt(f),
+            Tile::Sweeps(tile) => tile.fmt(f),
+            Tile::Sum(tile) => tile.fmt(f),
+            Tile::Product(tile) => tile.fmt(f),
+            Tile::Attention(tile) => tile.fmt(f),
+            Tile::Lines(tile) => tile.fmt(f),
+            Tile::Move(tile) => tile.fmt(f),
+        }
+    }
+}

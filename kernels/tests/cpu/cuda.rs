@@ -1,0 +1,227 @@
+//! The text of kernels as CUDA C++, executed by a CPU whose fibers are a block's threads.
+//!
+//! The cases are those of the other tests here: their kernels and inputs are recorded, compiled
+//! into one library, and their results compared with those of the CPU, to the bit where nothing is
+//! summed in another order.
+
+use std::collections::BTreeMap;
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use gantline_kernels::Kernel;
+use gantline_kernels::cpu::Isa;
+use gantline_kernels::cuda::{self, Buffer as Place, Functions, Tile};
+use gantline_kernels::{BinaryOp, Instr, Rows, UnaryOp};
+use ir::DType;
+
+use crate::{Buffer, Case, recorded, same_bits};
+
+/// Cases that are taken of each test.
+const CASES: usize = 24;
+
+/// A library of launches: `NAME_launch(buffers, scalars, seed)`.
+struct Library(*mut c_void);
+
+type Launch = unsafe extern "C" fn(*const *mut c_void, *const i64, u64);
+
+unsafe extern "C" {
+    fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void;
+    fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
+}
+
+impl Library {
+    /// Compiles and opens text; none where there is no compiler.
+    fn of(name: &str, text: &str) -> Option<Library> {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let (source, object) =
+            (folder.join(format!("{name}.cpp")), folder.join(format!("lib{name}.so")));
+        std::fs::write(&source, text).expect("the folder for tests can be written");
+        let compiler = compiler()?;
+        let mut command = Command::new(compiler);
+        command.args(["-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-ffp-contract=off"]);
+        if cfg!(target_arch = "x86_64") {
+            command.arg("-mfma");
+        }
+        let output = command.arg("-o").arg(&object).arg(&source).output();
+        let output = output.expect("the compiler starts");
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{}: {told}", source.display());
+        let path = CString::new(object.to_str().expect("the path is text")).expect("no zeros");
+        // SAFETY: the path is a text that ends with a zero; the library runs nothing when it is
+        // opened.
+        let library = unsafe { dlopen(path.as_ptr(), 2) };
+        assert!(!library.is_null(), "the library that was compiled is opened");
+        Some(Library(library))
+    }
+
+    fn launch(&self, name: &str) -> Launch {
+        let symbol = CString::new(format!("{name}_launch")).expect("no zeros");
+        // SAFETY: the library is open.
+        let found = unsafe { dlsym(self.0, symbol.as_ptr()) };
+        assert!(!found.is_null(), "{name} is in the library");
+        // SAFETY: the text declares each launcher with this signature.
+        unsafe { std::mem::transmute::<*mut c_void, Launch>(found) }
+    }
+}
+
+/// The C++ compiler of this machine.
+fn compiler() -> Option<PathBuf> {
+    let paths = std::env::var_os("PATH")?;
+    let all = std::env::split_paths(&paths);
+    all.flat_map(|folder| ["c++", "g++", "clang++"].map(|name| folder.join(name)))
+        .find(|path| path.is_file())
+}
+
+/// Whether results have the bits of the CPU's.
+fn is_exact(kernel: &Kernel, functions: &Functions) -> bool {
+    let calls_erf = |r: &Rows| {
+        r.dtype == DType::F64
+            && r.instrs.iter().any(|instr| {
+                matches!(
+                    instr,
+                    Instr::Unary { op: UnaryOp::Erf | UnaryOp::GeluErf, .. }
+                        | Instr::Binary { op: BinaryOp::GeluErfGrad, .. }
+                )
+            })
+    };
+    let sums = functions.functions.iter().any(|function| match &function.tile {
+        Tile::Sweeps(tile) => tile.rows.dtype != DType::I64,
+        Tile::Attention(_) => true,
+        Tile::Points(tile) => calls_erf(&tile.rows),
+        Tile::Sum(_) | Tile::Product(_) | Tile::Lines(_) | Tile::Move(_) => false,
+    });
+    !sums && !matches!(kernel, Kernel::Attention(_) | Kernel::AttentionBwd(_))
+}
+
+/// How far apart results of a type may be, for sums of numbers of about one.
+fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => 1e-11,
+        DType::F16 => 2e-3,
+        DType::BF16 => 1.6e-2,
+        DType::F8E4M3 => 0.13,
+        DType::F8E5M2 => 0.26,
+        _ => 4e-5,
+    }
+}
+
+fn address(buffer: &mut Buffer) -> *mut c_void {
+    match buffer {
+        Buffer::F32(x) => x.as_mut_ptr().cast(),
+        Buffer::F64(x) => x.as_mut_ptr().cast(),
+        Buffer::I32(x) => x.as_mut_ptr().cast(),
+        Buffer::U32(x) => x.as_mut_ptr().cast(),
+        Buffer::I64(x) => x.as_mut_ptr().cast(),
+        Buffer::Bool(x) | Buffer::Byte(_, x) => x.as_mut_ptr().cast(),
+        Buffer::Wide(_, x) => x.as_mut_ptr().cast(),
+    }
+}
+
+/// Launches the functions of a case, one after the other.
+fn execute(
+    library: &Library,
+    at: usize,
+    functions: &Functions,
+    case: &Case,
+    seed: u64,
+) -> Vec<Buffer> {
+    let (mut inputs, mut outputs) = (case.inputs.clone(), case.old.clone());
+    // What no function writes is no number.
+    let mut rooms: Vec<Vec<u64>> = functions
+        .workspaces
+        .iter()
+        .map(|bytes| vec![u64::MAX; bytes.div_ceil(8) as usize])
+        .collect();
+    for (number, function) in functions.functions.iter().enumerate() {
+        let buffers: Vec<*mut c_void> = function
+            .passed()
+            .into_iter()
+            .map(|place| match place {
+                Place::Input(at) => address(&mut inputs[at]),
+                Place::Output(at) => address(&mut outputs[at]),
+                Place::Workspace(at) => rooms[at].as_mut_ptr().cast(),
+            })
+            .collect();
+        let scalars: Vec<i64> = function.scalars.iter().map(|scalar| scalar.value).collect();
+        let launch = library.launch(&format!("k{at}_{number}"));
+        // SAFETY: the kernel was verified by the CPU, which ran it on the same buffers.
+        unsafe { launch(buffers.as_ptr(), scalars.as_ptr(), seed) };
+    }
+    outputs
+}
+
+fn compare(kernel: &Kernel, functions: &Functions, want: &[Buffer], got: &[Buffer]) {
+    for (at, (want, got)) in want.iter().zip(got).enumerate() {
+        if is_exact(kernel, functions) {
+            let (want_numbers, got_numbers) = (want.numbers(), got.numbers());
+            let differs =
+                |(a, b): &(&f64, &f64)| a.to_bits() != b.to_bits() && !(a.is_nan() && b.is_nan());
+            let found = want_numbers.iter().zip(&got_numbers).position(|pair| differs(&pair));
+            assert!(
+                found.is_none() || same_bits(want, got),
+                "output {at} of {kernel:?} differs at {found:?}: {:?}",
+                found.map(|at| (want_numbers[at], got_numbers[at]))
+            );
+            continue;
+        }
+        let limit = tolerance(kernel.outputs()[at].dtype);
+        for (i, (want, got)) in want.numbers().iter().zip(got.numbers()).enumerate() {
+            let close = (want - got).abs() <= limit * (1.0 + want.abs())
+                || *want == got
+                || want.is_nan() && got.is_nan();
+            assert!(close, "output {at} of {kernel:?}: element {i} is {got}, not {want}");
+        }
+    }
+}
+
+#[test]
+fn text_has_the_results_of_the_cpu() {
+    if !Isa::Avx2.is_available() {
+        println!("skipped: the CPU that results are compared with has no AVX2");
+        return;
+    }
+    if compiler().is_none() {
+        println!("skipped: no C++ compiler");
+        return;
+    }
+    let tests: [(&str, fn()); 11] = [
+        ("rows", crate::rows::random_programs_match_their_interpretation),
+        ("functions", crate::rows::each_function_matches_alone),
+        ("integers", crate::whole::random_programs_of_integers_are_exact),
+        ("lines", crate::whole::lines_of_integers_are_exact),
+        ("products", crate::product::products_of_random_einsums_match),
+        ("several", crate::product::products_in_one_launch_have_the_bits_of_each_alone),
+        ("programs", crate::product::programs_on_blocks_have_the_bits_of_a_launch_of_their_own),
+        ("borders", crate::product::products_read_zeros_beyond_their_borders),
+        ("attention", crate::attention::attention_and_its_gradient_match_the_materialised_scores),
+        ("copies", crate::moves::copies_follow_their_strides),
+        ("ropes", crate::moves::rotary_embedding_rotates_and_its_inverse_undoes_it),
+    ];
+    let mut cases: Vec<(&str, Case)> = Vec::new();
+    for (name, test) in tests {
+        let found = recorded(test);
+        assert!(found.len() > 2, "the test of {name} runs kernels");
+        let step = found.len().div_ceil(CASES);
+        cases.extend(found.into_iter().step_by(step).map(|case| (name, case)));
+    }
+    let all: Vec<Functions> = cases.iter().map(|(_, case)| cuda::functions(&case.kernel)).collect();
+    let mut text = cuda::host_prelude();
+    for (at, functions) in all.iter().enumerate() {
+        for (number, function) in functions.functions.iter().enumerate() {
+            let name = format!("k{at}_{number}");
+            text += &function.text(&name);
+            text += &function.launcher(&name);
+        }
+    }
+    let library = Library::of("kernels", &text).expect("there is a compiler");
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for (at, ((name, case), functions)) in cases.iter().zip(&all).enumerate() {
+        for seed in [0, 77] {
+            let got = execute(&library, at, functions, case, seed);
+            compare(&case.kernel, functions, &case.found, &got);
+        }
+        *counts.entry(name).or_default() += 1;
+    }
+    println!("{counts:?}");
+}
