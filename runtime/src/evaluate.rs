@@ -93,7 +93,7 @@ impl Evaluation {
             };
             let inputs: Vec<Range<usize>> = inputs.iter().map(range).collect();
             let outputs: Vec<Range<usize>> = outputs.iter().map(range).collect();
-            self.arena.launch(&self.cpu, &mut self.kernels[*kernel], &inputs, &outputs);
+            self.arena.launch(&mut self.cpu, &mut self.kernels[*kernel], &inputs, &outputs);
         }
     }
 }

@@ -22,6 +22,7 @@ mod tests;
 #[cfg(test)]
 pub(crate) mod tiny;
 
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -33,8 +34,10 @@ use ir::program::{Buffer, BufferId, Contents, Feed, Program, Step};
 use ir::sharding::Axis;
 use ir::{DType, Diagnostic};
 use kernels::Kernel;
+use kernels::cpu::Cpu;
 
-use crate::communicator::CommError;
+use crate::communicator::{CommError, Communicator};
+use crate::device::Device;
 use crate::error::{Error, Failure};
 use crate::local::Local;
 use crate::local::arena::Arena;
@@ -323,6 +326,18 @@ impl Session {
     ///
     /// **Errors.** Memory or threads are lacking; the error names the rank.
     pub fn start(classes: Arc<Classes>, options: &Options) -> Result<Session, Error> {
+        let cpu = |_| Ok(Box::new(Cpu::start(options.threads_per_rank)?) as Box<dyn Device>);
+        Session::start_on(classes, options, &cpu)
+    }
+
+    /// As [`Session::start`], on other devices: `device` makes that of a rank.
+    ///
+    /// **Errors.** As there, and those of `device`, which is out of threads.
+    pub fn start_on(
+        classes: Arc<Classes>,
+        options: &Options,
+        device: &dyn Fn(usize) -> io::Result<Box<dyn Device>>,
+    ) -> Result<Session, Error> {
         let size = classes.mesh.ranks();
         let samples: Arc<[_]> = classes.phases().map(|phase| classes.samples(phase)).collect();
         let control = Arc::new(Control::new(size, options.deadline, Arc::clone(&samples)));
@@ -339,7 +354,10 @@ impl Session {
             let seat = Arc::clone(&session.seats[rank]);
             let samples = Arc::clone(&samples);
             let course = Arc::clone(&control.course);
-            let make = || Runner::new(classes, Box::new(local), options, samples, course, epoch);
+            let make = || {
+                let parts = (Box::new(local) as Box<dyn Communicator>, device(rank)?);
+                Ok(Runner::new(classes, parts, options, samples, course, epoch))
+            };
             let refused = |source| Error::Threads { whom: format!("rank {rank}"), source };
             let mut runner = catch_unwind(AssertUnwindSafe(make))
                 .map_err(|panic| rank_error(rank, rank::panic_text(&*panic).to_owned()))?

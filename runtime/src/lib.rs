@@ -66,6 +66,7 @@ pub mod convert;
 pub mod cuda;
 pub mod data;
 pub mod decode;
+pub mod device;
 pub mod disk;
 pub mod error;
 pub mod evaluate;

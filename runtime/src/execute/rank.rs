@@ -1,7 +1,6 @@
 //! One rank: runs the steps of its program, one instruction after the other.
 
 use std::any::Any;
-use std::io;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -14,9 +13,10 @@ use ir::program::{
     Buffer, BufferId, Exchange, Feed, Group, Instruction, Program, Ref, Routine, Step,
 };
 use ir::sharding::Axis;
-use kernels::cpu::{Cpu, Prepared};
+use kernels::cpu::Prepared;
 
 use crate::communicator::{self, Blocks, CommError, Communicator};
+use crate::device::Device;
 use crate::local::arena::Arena;
 use crate::trace::{Span, Tracing};
 
@@ -58,7 +58,7 @@ pub(super) struct Runner {
     class: usize,
     rank: usize,
     data: usize,
-    cpu: Cpu,
+    device: Box<dyn Device>,
     communicator: Box<dyn Communicator>,
     /// By kernel; none for those that other classes launch.
     kernels: Vec<Option<Prepared>>,
@@ -94,22 +94,22 @@ struct Call<'a> {
 impl Runner {
     pub(super) fn new(
         classes: Arc<Classes>,
-        communicator: Box<dyn Communicator>,
+        (communicator, device): (Box<dyn Communicator>, Box<dyn Device>),
         options: &Options,
         samples: Arc<[Option<Samples>]>,
         course: Arc<Course>,
         epoch: Instant,
-    ) -> io::Result<Runner> {
+    ) -> Runner {
         let rank = communicator.rank();
         let class = classes.class_of(rank);
         let program = &classes.programs[class];
         let wire = |instruction: &Instruction| wire(classes.mesh, rank, instruction);
         let wires = |routine: &Routine| routine.instructions.iter().map(wire).collect();
-        Ok(Runner {
+        Runner {
             class,
             rank,
             data: classes.mesh.coordinate(rank, Axis::Dp),
-            cpu: Cpu::start(options.threads_per_rank)?,
+            device,
             communicator,
             kernels: prepared(&classes, class),
             wires: program.routines.iter().map(wires).collect(),
@@ -124,7 +124,7 @@ impl Runner {
             inputs: Vec::new(),
             outputs: Vec::new(),
             classes,
-        })
+        }
     }
 
     /// Runs a phase. A failure, panics included, ends the step on all ranks.
@@ -283,7 +283,7 @@ impl Runner {
                     self.outputs.extend(outputs.iter().map(|&r| call.range(r)));
                     let prepared = self.kernels[*kernel].as_mut();
                     let prepared = prepared.expect("what a class launches is prepared");
-                    seat.arena.launch(&self.cpu, prepared, &self.inputs, &self.outputs);
+                    seat.arena.launch(&mut *self.device, prepared, &self.inputs, &self.outputs);
                     if examines && self.found.is_none_or(|found| found.is_mask_like) {
                         self.examine(*kernel, (step, position), &seat.arena);
                     }

@@ -305,8 +305,8 @@ fn a_copy_between_buffers_of_other_sizes_uses_their_starts() {
     let copy = Copy { loops, source_offset: 0, target_offset: 0, zero_first: 0, dtype: DType::F32 };
     let mut arena = Arena::new(256).unwrap();
     arena.bytes_mut(0..8).copy_from_slice(&[1_f32, 2.0].map(f32::to_le_bytes).concat());
-    let cpu = kernels::cpu::Cpu::new(1);
+    let mut cpu = kernels::cpu::Cpu::new(1);
     let mut copy = Prepared::new(&Kernel::Copy(copy));
-    arena.launch(&cpu, &mut copy, &[0..64], &[64..128]);
+    arena.launch(&mut cpu, &mut copy, &[0..64], &[64..128]);
     assert_eq!(arena.bytes(64..76), [1_f32, 0.0, 2.0].map(f32::to_le_bytes).concat());
 }

@@ -9,9 +9,10 @@ use std::ptr::NonNull;
 use std::slice;
 
 use kernels::arguments::Argument;
-use kernels::cpu::{Cpu, Prepared, View, ViewMut};
+use kernels::cpu::{Prepared, View, ViewMut};
 
 use super::memory::or_none;
+use crate::device::Device;
 
 /// The alignment of an arena, in bytes: a page, so that ranks share none.
 const PAGE: usize = 4096;
@@ -88,7 +89,7 @@ impl Arena {
     /// place, and then both start together.
     pub fn launch(
         &mut self,
-        cpu: &Cpu,
+        device: &mut dyn Device,
         prepared: &mut Prepared,
         inputs: &[Range<usize>],
         outputs: &[Range<usize>],
@@ -118,7 +119,7 @@ impl Arena {
         };
         let inputs: Vec<View<'_>> = inputs.iter().enumerate().map(read).collect();
         let outputs: Vec<ViewMut<'_>> = outputs.iter().enumerate().map(write).collect();
-        cpu.launch(prepared, &inputs, &outputs);
+        device.launch(prepared, &inputs, &outputs);
     }
 
     /// The address of a range that lies in the arena.
@@ -203,7 +204,7 @@ mod tests {
             let kernel = Kernel::Product(Product::matrix(2, 2, 2, DType::F32));
             let range = |start: usize| start..start + 16;
             arena.launch(
-                &Cpu::new(1),
+                &mut kernels::cpu::Cpu::new(1),
                 &mut Prepared::new(&kernel),
                 &inputs.map(range),
                 &[range(output)],
