@@ -1,5 +1,7 @@
 //! The NVIDIA GPUs of this machine, as the driver lists them. Its library is opened at run time.
 
+pub mod nvrtc;
+
 use std::fmt;
 
 use cudarc::driver::result::{self, DriverError, device};
