@@ -2,6 +2,7 @@
 
 // Cases of the interpreter's tests, which name the crate in full.
 extern crate ir as gantline_ir;
+extern crate kernels as gantline_kernels;
 
 #[path = "../../ir/tests/ir/draws.rs"]
 #[allow(dead_code, clippy::unwrap_used)]
@@ -16,6 +17,9 @@ mod ops;
 #[path = "../../ir/tests/families/drawn.rs"]
 #[allow(dead_code)]
 mod drawn;
+#[path = "../../kernels/tests/cpu/shim.rs"]
+mod shim;
+
 #[path = "../../ir/tests/exports/drawn.rs"]
 mod exported;
 
@@ -27,6 +31,7 @@ mod chunks;
 mod cli;
 mod composites;
 mod copies;
+mod cuda;
 mod exports;
 mod families;
 mod faults;

@@ -5,9 +5,7 @@
 //! summed in another order.
 
 use std::collections::BTreeMap;
-use std::ffi::{CString, c_char, c_int, c_void};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::ffi::c_void;
 
 use gantline_kernels::Kernel;
 use gantline_kernels::cpu::Isa;
@@ -15,63 +13,11 @@ use gantline_kernels::cuda::{self, Buffer as Place, Functions, Tile};
 use gantline_kernels::{BinaryOp, Instr, Rows, UnaryOp};
 use ir::DType;
 
+use crate::shim::{Library, compiler};
 use crate::{Buffer, Case, recorded, same_bits};
 
 /// Cases that are taken of each test.
 const CASES: usize = 24;
-
-/// A library of launches: `NAME_launch(buffers, scalars, seed)`.
-struct Library(*mut c_void);
-
-type Launch = unsafe extern "C" fn(*const *mut c_void, *const i64, u64);
-
-unsafe extern "C" {
-    fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void;
-    fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
-}
-
-impl Library {
-    /// Compiles and opens text; none where there is no compiler.
-    fn of(name: &str, text: &str) -> Option<Library> {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let (source, object) =
-            (folder.join(format!("{name}.cpp")), folder.join(format!("lib{name}.so")));
-        std::fs::write(&source, text).expect("the folder for tests can be written");
-        let compiler = compiler()?;
-        let mut command = Command::new(compiler);
-        command.args(["-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-ffp-contract=off"]);
-        if cfg!(target_arch = "x86_64") {
-            command.arg("-mfma");
-        }
-        let output = command.arg("-o").arg(&object).arg(&source).output();
-        let output = output.expect("the compiler starts");
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{}: {told}", source.display());
-        let path = CString::new(object.to_str().expect("the path is text")).expect("no zeros");
-        // SAFETY: the path is a text that ends with a zero; the library runs nothing when it is
-        // opened.
-        let library = unsafe { dlopen(path.as_ptr(), 2) };
-        assert!(!library.is_null(), "the library that was compiled is opened");
-        Some(Library(library))
-    }
-
-    fn launch(&self, name: &str) -> Launch {
-        let symbol = CString::new(format!("{name}_launch")).expect("no zeros");
-        // SAFETY: the library is open.
-        let found = unsafe { dlsym(self.0, symbol.as_ptr()) };
-        assert!(!found.is_null(), "{name} is in the library");
-        // SAFETY: the text declares each launcher with this signature.
-        unsafe { std::mem::transmute::<*mut c_void, Launch>(found) }
-    }
-}
-
-/// The C++ compiler of this machine.
-fn compiler() -> Option<PathBuf> {
-    let paths = std::env::var_os("PATH")?;
-    let all = std::env::split_paths(&paths);
-    all.flat_map(|folder| ["c++", "g++", "clang++"].map(|name| folder.join(name)))
-        .find(|path| path.is_file())
-}
 
 /// Whether results have the bits of the CPU's.
 fn is_exact(kernel: &Kernel, functions: &Functions) -> bool {
@@ -119,13 +65,8 @@ fn address(buffer: &mut Buffer) -> *mut c_void {
 }
 
 /// Launches the functions of a case, one after the other.
-fn execute(
-    library: &Library,
-    at: usize,
-    functions: &Functions,
-    case: &Case,
-    seed: u64,
-) -> Vec<Buffer> {
+fn execute(library: &Library, at: usize, case: &Case, seed: u64) -> Vec<Buffer> {
+    let functions = &library.functions()[at];
     let (mut inputs, mut outputs) = (case.inputs.clone(), case.old.clone());
     // What no function writes is no number.
     let mut rooms: Vec<Vec<u64>> = functions
@@ -143,10 +84,8 @@ fn execute(
                 Place::Workspace(at) => rooms[at].as_mut_ptr().cast(),
             })
             .collect();
-        let scalars: Vec<i64> = function.scalars.iter().map(|scalar| scalar.value).collect();
-        let launch = library.launch(&format!("k{at}_{number}"));
-        // SAFETY: the kernel was verified by the CPU, which ran it on the same buffers.
-        unsafe { launch(buffers.as_ptr(), scalars.as_ptr(), seed) };
+        // SAFETY: the kernel was verified by the CPU, which ran it on buffers as long as these.
+        unsafe { library.launch(at, number, &buffers, seed) };
     }
     outputs
 }
@@ -206,19 +145,11 @@ fn text_has_the_results_of_the_cpu() {
         cases.extend(found.into_iter().step_by(step).map(|case| (name, case)));
     }
     let all: Vec<Functions> = cases.iter().map(|(_, case)| cuda::functions(&case.kernel)).collect();
-    let mut text = cuda::host_prelude();
-    for (at, functions) in all.iter().enumerate() {
-        for (number, function) in functions.functions.iter().enumerate() {
-            let name = format!("k{at}_{number}");
-            text += &function.text(&name);
-            text += &function.launcher(&name);
-        }
-    }
-    let library = Library::of("kernels", &text).expect("there is a compiler");
+    let library = Library::new("kernels", all).expect("there is a compiler");
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    for (at, ((name, case), functions)) in cases.iter().zip(&all).enumerate() {
+    for (at, ((name, case), functions)) in cases.iter().zip(library.functions()).enumerate() {
         for seed in [0, 77] {
-            let got = execute(&library, at, functions, case, seed);
+            let got = execute(&library, at, case, seed);
             compare(&case.kernel, functions, &case.found, &got);
         }
         *counts.entry(name).or_default() += 1;

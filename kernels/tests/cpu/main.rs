@@ -15,6 +15,7 @@ mod narrow;
 mod pairs;
 mod product;
 mod rows;
+mod shim;
 mod whole;
 
 use std::cell::RefCell;

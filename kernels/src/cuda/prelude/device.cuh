@@ -1,7 +1,7 @@
 // Parts as CUDA has them.
 
 #define PART __device__ __forceinline__
-#define KERNEL(THREADS) extern "C" __global__ void __launch_bounds__(THREADS)
+#define KERNEL(THREADS) extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #define SHARED(T, NAME, COUNT) __shared__ T NAME[COUNT]
 #define TABLE static __device__ const
 

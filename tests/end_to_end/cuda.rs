@@ -1,0 +1,310 @@
+//! Kernels as CUDA C++: every launch of every program has text, and whole training steps of which
+//! each launch is executed by the shim equal those of the CPU.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::time::Duration;
+
+use codegen::compile::{Compiled, compile};
+use codegen::inference::compile_inference;
+use codegen::prepare::prepare_inference_as;
+use gantline::generation::{DECODE, plan_forward};
+use ir::ids::Ids;
+use ir::import::{DecodingOptions, Description, LogitsOf, decoding, preset, read_config};
+use ir::plan::Keep;
+use ir::precision::Precision;
+use ir::{DType, Mesh};
+use kernels::Kernel;
+use kernels::cpu::{Prepared, View, ViewMut};
+use kernels::cuda::{Buffer, Functions, Tile, device_prelude, functions};
+use runtime::cuda::nvrtc::Nvrtc;
+use runtime::device::Device;
+use runtime::execute::{Batch, Classes, Options, Part, Scalars, Session};
+use runtime::init::Init;
+use runtime::load::collect_weights;
+use runtime::trace::Tracing;
+
+use crate::model::{Wanted, plan, prepared, prepared_as};
+use crate::shim::{Library, compiler};
+
+/// A device whose launches are those of a library.
+struct Shim {
+    library: Arc<Library>,
+    kernels: Arc<Vec<Kernel>>,
+    /// What functions of a kernel pass on, by its number; longer than any needs.
+    rooms: Vec<Vec<u64>>,
+}
+
+impl Device for Shim {
+    fn launch(&mut self, prepared: &mut Prepared, inputs: &[View<'_>], outputs: &[ViewMut<'_>]) {
+        let is_it = |kernel: &Kernel| kernel == prepared.kernel();
+        let at = self.kernels.iter().position(is_it).expect("every kernel is in the library");
+        let functions = &self.library.functions()[at];
+        for (room, bytes) in functions.workspaces.iter().enumerate() {
+            let words = bytes.div_ceil(8) as usize;
+            self.rooms.resize_with(self.rooms.len().max(room + 1), Vec::new);
+            self.rooms[room].clear();
+            // What no function writes is no number.
+            self.rooms[room].resize(words, u64::MAX);
+        }
+        for (number, function) in functions.functions.iter().enumerate() {
+            let address = |buffer: Buffer| -> *mut c_void {
+                match buffer {
+                    Buffer::Input(at) => inputs[at].as_ptr().cast_mut().cast(),
+                    Buffer::Output(at) => outputs[at].as_ptr().cast(),
+                    Buffer::Workspace(at) => self.rooms[at].as_ptr().cast_mut().cast(),
+                }
+            };
+            let buffers: Vec<*mut c_void> = function.passed().into_iter().map(address).collect();
+            // SAFETY: views are as long as the kernel says, which the arena has asserted, and
+            // functions write outputs and workspaces alone.
+            unsafe { self.library.launch(at, number, &buffers, 0) };
+        }
+    }
+}
+
+fn llama() -> Description {
+    let config = r#"{"model_type": "llama", "vocab_size": 259, "max_position_embeddings": 64,
+        "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 4,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "tie_word_embeddings": false}"#;
+    read_config("config.json", config, "llama").expect("the config is read")
+}
+
+fn wanted(pp: usize, tp: usize) -> Wanted {
+    Wanted {
+        mesh: Mesh { pp, dp: 1, tp },
+        microbatch_size: 2,
+        microbatch_count: pp,
+        keep: Keep::Full,
+        sequence: tp > 1,
+    }
+}
+
+/// Loss, gradients and updated weights of a step, by the name of the weight.
+type Stepped = (f64, BTreeMap<String, [Vec<f64>; 2]>);
+
+fn stepped(
+    session: &mut Session,
+    model: &ir::import::Model,
+    samples: usize,
+    seq: usize,
+) -> Stepped {
+    session.init_weights(3, &|name, _| match name {
+        name if name.contains("norm") || name.contains("ln") => Init::Ones,
+        _ => Init::Normal { std: 0.05, zero_row: None },
+    });
+    let tokens: Vec<i32> = (0..samples * seq).map(|at| (at * at % 251) as i32).collect();
+    let labels: Vec<i32> = tokens.iter().map(|token| (token * 7 + 3) % 251).collect();
+    let batch = Batch { tokens: &tokens, labels: &labels, ..Batch::default() };
+    let scalars = Scalars {
+        rate: 1e-3,
+        correction1: 0.1,
+        correction2: 0.001,
+        clip: 1.0,
+        ..Scalars::default()
+    };
+    let report = session.step(&batch, scalars).expect("the step runs");
+    let of = |part| collect_weights(session, &model.weights, part);
+    let both = of(Part::Grad).into_iter().zip(of(Part::Weight));
+    let values =
+        both.map(|(grad, weight)| (grad.name, [grad.values.to_f64(), weight.values.to_f64()]));
+    (report.loss(), values.collect())
+}
+
+fn largest(values: &[f64]) -> f64 {
+    values.iter().fold(0.0, |most: f64, x| most.max(x.abs()))
+}
+
+/// Runs a step twice, and compares.
+fn check(name: &str, description: &Description, mesh: (usize, usize), seq: usize) {
+    let wanted = wanted(mesh.0, mesh.1);
+    let (model, module) = prepared(description, seq, DType::F32, 0.0);
+    let plan = plan(&module, seq, DType::F32, wanted).expect("the mesh fits the model");
+    let Compiled { programs, kernels } = compile(&module, "loss", &plan).expect("it is compiled");
+    let library = Library::new(name, kernels.iter().map(functions).collect());
+    let library = Arc::new(library.expect("there is a compiler"));
+    let shared = Arc::new(kernels.clone());
+    let classes =
+        Arc::new(Classes { programs, kernels, mesh: plan.mesh, ids: Ids::of(&module, "loss") });
+    let options =
+        Options { threads_per_rank: 1, deadline: Duration::from_secs(100), tracing: Tracing::None };
+    let device = |_| {
+        let (library, kernels) = (Arc::clone(&library), Arc::clone(&shared));
+        Ok(Box::new(Shim { library, kernels, rooms: Vec::new() }) as Box<dyn Device>)
+    };
+    let mut session = Session::start(Arc::clone(&classes), &options).expect("the ranks start");
+    let samples = plan.global_batch_size();
+    let (loss, expected) = stepped(&mut session, &model, samples, seq);
+    let mut session = Session::start_on(classes, &options, &device).expect("the ranks start");
+    let (found, values) = stepped(&mut session, &model, samples, seq);
+    assert!((found - loss).abs() <= 1e-5 * loss, "{name}: {found}, not {loss}");
+    assert_eq!(expected.len(), values.len());
+    for (weight, both) in &expected {
+        for (what, at) in [("gradient", 0), ("weight", 1)] {
+            let apart = both[at].iter().zip(&values[weight][at]).map(|(a, b)| a - b);
+            let (apart, most) = (largest(&apart.collect::<Vec<_>>()), largest(&both[at]));
+            // An update is divided by the root of its square, and has the sign alone where it is
+            // small.
+            let limit = if at == 0 { 1e-5 * most } else { 2e-3 };
+            assert!(most > 0.0 && apart <= limit, "{name}: {what} of `{weight}` is {apart} off");
+        }
+    }
+}
+
+#[test]
+fn whole_steps_equal_those_of_the_cpu() {
+    if compiler().is_none() {
+        println!("skipped: no C++ compiler");
+        return;
+    }
+    let mini = preset("gpt2-mini").expect("a preset");
+    check("gpt2-1", &mini, (1, 1), 32);
+    check("llama-1", &llama(), (1, 1), 32);
+    check("llama-2-2", &llama(), (2, 2), 32);
+}
+
+fn qwen2() -> Description {
+    let config = r#"{"model_type": "qwen2", "vocab_size": 259, "max_position_embeddings": 64,
+        "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 4,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "tie_word_embeddings": true}"#;
+    read_config("config.json", config, "qwen2").expect("the config is read")
+}
+
+fn gemma2() -> Description {
+    let config = r#"{"model_type": "gemma2", "vocab_size": 259, "max_position_embeddings": 64,
+        "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 4, "head_dim": 16,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 16,
+        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}"#;
+    read_config("config.json", config, "gemma2").expect("the config is read")
+}
+
+/// The kernels of training steps of a model on some ranks.
+fn trained(description: &Description, mesh: (usize, usize), precision: Precision) -> Vec<Kernel> {
+    let (_, module) = prepared_as(description, 32, &precision);
+    let wanted = wanted(mesh.0, mesh.1);
+    let planned = plan(&module, 32, precision.compute, wanted).expect("the mesh fits the model");
+    let planned = ir::Plan { precision, ..planned };
+    compile(&module, "loss", &planned).expect("it is compiled").kernels
+}
+
+/// The kernels of decoding, of one token or more at once.
+fn decoded(description: &Description, mesh: Mesh, tokens: usize) -> Vec<Kernel> {
+    let (precision, logits) = (Precision::uniform(DType::F32), LogitsOf::Last);
+    let wanted = DecodingOptions { tokens, capacity: 64, dtype: DType::F32, logits };
+    let model = decoding(description, &wanted).expect("it decodes").model;
+    let module = prepare_inference_as(model.module, DECODE, &precision).expect("it is prepared");
+    let plan = plan_forward(&module, DECODE, mesh, 1, 1, precision).expect("the mesh fits");
+    compile_inference(&module, DECODE, &plan).expect("it is compiled").kernels
+}
+
+/// The kernels of all programs that have to have text, each once.
+fn all_kernels() -> Vec<Kernel> {
+    let mini = preset("gpt2-mini").expect("a preset");
+    let mut all: Vec<Kernel> = Vec::new();
+    let mut add = |kernels: Vec<Kernel>| {
+        for kernel in kernels {
+            if !all.contains(&kernel) {
+                all.push(kernel);
+            }
+        }
+    };
+    let f32 = Precision::uniform(DType::F32);
+    for description in [&mini, &llama(), &qwen2(), &gemma2()] {
+        for mesh in [(1, 1), (1, 2), (2, 2)] {
+            add(trained(description, mesh, f32));
+        }
+        for tp in [1, 2] {
+            for tokens in [1, 8] {
+                add(decoded(description, Mesh { pp: 1, dp: 1, tp }, tokens));
+            }
+        }
+    }
+    for dtype in [DType::BF16, DType::F16] {
+        add(trained(&mini, (1, 1), Precision::training(dtype)));
+        add(trained(&llama(), (1, 2), Precision::training(dtype)));
+    }
+    all
+}
+
+/// Whether a function may use a stack: sines and cosines of f64 take one.
+fn may_stack(text: &str) -> bool {
+    ["sin_of(", "cos_of(", "cos(angle)"].iter().any(|call| text.contains(call))
+}
+
+/// Compiles texts of functions for an architecture, and says what is wrong with them.
+fn compiled_for(nvrtc: &Nvrtc, texts: &[String], architecture: &str) -> Vec<String> {
+    let text = device_prelude() + &texts.concat();
+    let found = match nvrtc.compile(&text, architecture) {
+        Ok(found) => found,
+        Err(log) => return vec![format!("{architecture}: {log}")],
+    };
+    let again = |at: usize| nvrtc.compile(&text, architecture).is_ok_and(|c| at == c.bytes.len());
+    assert!(again(found.bytes.len()), "the same text has the same code");
+    let mut wrong: Vec<String> =
+        found.warnings.iter().map(|line| format!("{architecture}: {line}")).collect();
+    assert_eq!(found.used.len(), texts.len(), "every function is compiled");
+    for used in &found.used {
+        let is_it = |text: &&String| text.contains(&format!(" {}(", used.name));
+        let text = texts.iter().find(is_it).expect("what was compiled has text");
+        let stacks = used.stack_bytes > 0 && !may_stack(text);
+        if stacks || used.spill_bytes > 0 || used.shared_bytes > 48 << 10 || used.registers > 255 {
+            let what = text.lines().next().unwrap_or_default();
+            wrong.push(format!("{architecture}: {used:?}: {what}"));
+        }
+    }
+    wrong
+}
+
+/// All programs have text, which is the same when it is made again, and compiles without spills.
+#[test]
+fn every_launch_compiles_for_gpus() {
+    let kernels = all_kernels();
+    let all: Vec<Functions> = kernels.iter().map(functions).collect();
+    let texts = |all: &[Functions]| -> Vec<String> {
+        let functions = all.iter().flat_map(|of| &of.functions);
+        functions.enumerate().map(|(at, function)| function.text(&format!("f{at}"))).collect()
+    };
+    let first = texts(&all);
+    assert!(all.iter().all(|of| !of.functions.is_empty()), "every kernel has a function");
+    assert_eq!(first, texts(&all_kernels().iter().map(functions).collect::<Vec<_>>()));
+    let nvrtc = match Nvrtc::open() {
+        Ok(nvrtc) => nvrtc,
+        Err(absent) => {
+            let is_wanted = std::env::var_os("GANTLINE_REQUIRE_NVRTC").is_some();
+            assert!(!is_wanted, "{absent}");
+            println!("skipped: {absent}");
+            return;
+        }
+    };
+    // A sample of each kind; `cargo bench --bench cuda` compiles all.
+    let mut kinds: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for (at, function) in all.iter().flat_map(|of| &of.functions).enumerate() {
+        let types: Vec<DType> = function.parameters.iter().map(|p| p.dtype).collect();
+        let kind = format!("{} {types:?}", kind(&function.tile));
+        kinds.entry(kind).or_default().push(at);
+    }
+    let sample: Vec<String> = kinds.values().map(|of| first[of[of.len() / 2]].clone()).collect();
+    println!("{} kernels, {} functions, {} compiled", kernels.len(), first.len(), sample.len());
+    let compiled = &|architecture| -> Vec<String> {
+        sample.chunks(32).flat_map(|texts| compiled_for(&nvrtc, texts, architecture)).collect()
+    };
+    let wrong: Vec<String> = std::thread::scope(|scope| {
+        let start = |architecture| scope.spawn(move || compiled(architecture));
+        let threads = ["sm_80", "sm_90a"].map(start);
+        threads.into_iter().flat_map(|thread| thread.join().expect("it compiles")).collect()
+    });
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+fn kind(tile: &Tile) -> String {
+    match tile {
+        Tile::Points(_) => "points".to_owned(),
+        Tile::Sweeps(tile) => format!("sweeps of {}", tile.team),
+        Tile::Sum(_) => "sum".to_owned(),
+        Tile::Product(tile) => format!("product {}", tile.product.accumulate),
+        Tile::Attention(tile) => format!("attention {:?}", tile.part),
+        Tile::Lines(tile) => format!("lines {}", tile.lines.how.name()),
+        Tile::Move(tile) => format!("move {tile}"),
+    }
+}
