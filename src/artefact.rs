@@ -4,6 +4,8 @@ use std::path::Path;
 
 use ir::import::Model;
 use ir::{Diagnostic, Module, Plan, Span};
+use kernels::Kernel;
+use kernels::cuda::{Arch, functions};
 use planner::check::check_memory;
 use planner::cluster::Kind;
 use planner::footprint::{Footprint, fullest};
@@ -25,7 +27,12 @@ const REPORT_SCHEMA: &str = "gantline.report/1";
 /// # Errors
 /// `E5010` for devices that are not cores of one machine, `E3308` for a plan that does not fit in
 /// memory, and those of [`crate::compile`] and [`codegen::check`].
-pub fn assemble(model: &Model, question: &Question, plan: Plan) -> Result<Contents, Failure> {
+pub fn assemble(
+    model: &Model,
+    question: &Question,
+    plan: Plan,
+    archs: &[Arch],
+) -> Result<Contents, Failure> {
     check_executable(question)?;
     let cluster = &question.cluster;
     let classes = crate::compile(&question.module, LOSS, &plan)?;
@@ -39,11 +46,21 @@ pub fn assemble(model: &Model, question: &Question, plan: Plan) -> Result<Conten
         return Err(diagnostic.into());
     }
     let (need, _) = fullest(&footprints, plan.mesh.dp, (cluster.memory(), cluster.nodes));
-    let machine = Machine {
-        device: "cpu".to_owned(),
-        instruction_set: cluster.device.instruction_set.clone().unwrap_or_else(portable),
-        cores: cluster.device.cores,
-        memory_bytes: need.0,
+    let machine = match archs {
+        [] => Machine {
+            device: "cpu".to_owned(),
+            instruction_set: cluster.device.instruction_set.clone().unwrap_or_else(portable),
+            cores: cluster.device.cores,
+            memory_bytes: need.0,
+        },
+        archs => Machine {
+            device: "cuda".to_owned(),
+            instruction_set: archs.iter().map(|arch| arch.name()).collect::<Vec<_>>().join(","),
+            cores: 1,
+            memory_bytes: classes.programs.iter().map(|p| p.arena_bytes).sum::<u64>()
+                * plan.mesh.dp as u64
+                + plan.mesh.ranks() as u64 * workspace(&classes.kernels),
+        },
     };
     let arenas: Vec<u64> = footprints.iter().map(|f| f.arena).collect();
     let report = json!({
@@ -67,8 +84,15 @@ pub fn assemble(model: &Model, question: &Question, plan: Plan) -> Result<Conten
         plan,
         programs: classes.programs,
         kernels: classes.kernels,
+        archs: archs.to_vec(),
         report,
     })
+}
+
+/// Bytes that kernels pass on between their device functions, at most.
+fn workspace(kernels: &[Kernel]) -> u64 {
+    let of = |kernel| functions(kernel).workspaces.iter().sum();
+    kernels.iter().map(of).max().unwrap_or(0)
 }
 
 /// Programs are made for the cores of one machine; other devices are only planned for.

@@ -2,6 +2,7 @@
 //!
 //! | member | content |
 //! |---|---|
+//! | `kernels.ARCH.cu` | of programs for GPUs: the text of their kernels for an architecture |
 //! | `kernels.postcard` | the kernels that programs launch |
 //! | `manifest.json` | format, version, what it needs, and a hash of each other member |
 //! | `module.graph` | the module, as text |
@@ -30,6 +31,7 @@ use std::path::Path;
 use ir::ids::Ids;
 use ir::{Diagnostic, Module, Plan, Program, Span};
 use kernels::Kernel;
+use kernels::cuda::{Arch, unit};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use zip::write::SimpleFileOptions;
@@ -41,7 +43,7 @@ use crate::error::Error;
 use crate::execute::Classes;
 
 /// The version of the format, raised by a change that other versions can't read.
-const FORMAT: u64 = 4;
+const FORMAT: u64 = 5;
 /// The version of the program. Programs and kernels are stored without names of their fields, so
 /// that another version would read them as something else.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -52,8 +54,13 @@ const MODULE: &str = "module.graph";
 const PLAN: &str = "plan.plan";
 const PROGRAMS: &str = "programs.postcard";
 const REPORT: &str = "report.json";
-/// All members, in their order.
+/// The members of every artefact, in their order.
 const MEMBERS: [&str; 6] = [KERNELS, MANIFEST, MODULE, PLAN, PROGRAMS, REPORT];
+
+/// The member with the text of kernels for an architecture.
+fn source_member(arch: Arch) -> String {
+    format!("kernels.{arch}.cu")
+}
 
 /// Instruction sets of CPUs, each able to run what is made for those before it.
 const INSTRUCTION_SETS: [&str; 5] = ["portable", "avx2", "avx512", "avx512bf16", "amx"];
@@ -69,6 +76,8 @@ pub struct Contents {
     pub programs: Vec<Program>,
     /// The kernels that they launch.
     pub kernels: Vec<Kernel>,
+    /// The architectures of GPUs that kernels have text for; none where CPUs run them.
+    pub archs: Vec<Arch>,
     /// What it needs to run.
     pub requirements: Requirements,
     /// What was predicted.
@@ -132,7 +141,10 @@ impl Requirements {
         let wanted = &self.machine;
         let mut unmet = Vec::new();
         let mut lacks = |text: String| {
-            let way_out = "compile it again for this machine, with `--cluster cpu-local`";
+            let way_out = match &*wanted.device {
+                "cpu" => "compile it again for this machine, with `--cluster cpu-local`",
+                _ => "compile it again for this machine, without `--arch`",
+            };
             unmet.push(Diagnostic::error("E4074", Span::of(source), text).help(way_out));
         };
         if wanted.device != present.device {
@@ -220,23 +232,26 @@ pub fn write_bytes(path: &Path, bytes: &[u8]) -> Result<(), Error> {
 pub fn encode(contents: &Contents) -> io::Result<Vec<u8>> {
     let binary = |encoded: postcard::Result<Vec<u8>>| encoded.map_err(io::Error::other);
     let mut parts = BTreeMap::from([
-        (KERNELS, binary(postcard::to_stdvec(&contents.kernels))?),
-        (MODULE, contents.module.to_string().into_bytes()),
-        (PLAN, contents.plan.to_string().into_bytes()),
-        (PROGRAMS, binary(postcard::to_stdvec(&contents.programs))?),
-        (REPORT, serde_json::to_vec_pretty(&contents.report)?),
+        (KERNELS.to_owned(), binary(postcard::to_stdvec(&contents.kernels))?),
+        (MODULE.to_owned(), contents.module.to_string().into_bytes()),
+        (PLAN.to_owned(), contents.plan.to_string().into_bytes()),
+        (PROGRAMS.to_owned(), binary(postcard::to_stdvec(&contents.programs))?),
+        (REPORT.to_owned(), serde_json::to_vec_pretty(&contents.report)?),
     ]);
-    parts.insert(MANIFEST, manifest_of(&parts, &contents.requirements)?);
+    for arch in &contents.archs {
+        parts.insert(source_member(*arch), unit(&contents.kernels, *arch).into_bytes());
+    }
+    parts.insert(MANIFEST.to_owned(), manifest_of(&parts, &contents.requirements)?);
     pack(&parts)
 }
 
 fn manifest_of(
-    parts: &BTreeMap<&str, Vec<u8>>,
+    parts: &BTreeMap<String, Vec<u8>>,
     requirements: &Requirements,
 ) -> io::Result<Vec<u8>> {
-    let member = |(name, bytes): (&&str, &Vec<u8>)| {
+    let member = |(name, bytes): (&String, &Vec<u8>)| {
         let blake3 = blake3::hash(bytes).to_hex().to_string();
-        ((*name).to_owned(), Member { bytes: bytes.len() as u64, blake3 })
+        (name.clone(), Member { bytes: bytes.len() as u64, blake3 })
     };
     let manifest = Manifest {
         format: FORMAT,
@@ -248,14 +263,14 @@ fn manifest_of(
 }
 
 /// A zip of members in the order of their names.
-fn pack(parts: &BTreeMap<&str, Vec<u8>>) -> io::Result<Vec<u8>> {
+fn pack(parts: &BTreeMap<String, Vec<u8>>) -> io::Result<Vec<u8>> {
     let options = SimpleFileOptions::default()
         .compression_method(CompressionMethod::Stored)
         .last_modified_time(DateTime::default())
         .unix_permissions(0o644);
     let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
     for (name, bytes) in parts {
-        zip.start_file(*name, options)?;
+        zip.start_file(name.as_str(), options)?;
         zip.write_all(bytes)?;
     }
     Ok(zip.finish()?.into_inner())

@@ -1,16 +1,19 @@
 //! `compile MODEL -o X.gtl`: everything that ranks need to run, in one file.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use ir::import::Model;
+use ir::Diagnostic;
+use ir::import::{Model, nearest};
 use kernels::Bytes;
+use kernels::cuda::{Arch, Unknown};
 use runtime::artefact::{Contents, encode, write_bytes};
 use serde_json::json;
 
 use crate::argument::PathArg;
 use crate::artefact::{EXTENSION, assemble};
 use crate::cli::amount;
-use crate::failure::{Exit, Failure, read_text};
+use crate::failure::{Exit, Failure, read_text, usage};
 use crate::output;
 use crate::training::read_plan;
 use crate::verbs::plan::Asked;
@@ -27,6 +30,10 @@ pub struct Args {
     /// Probability of every dropout [default: as the model's config says]
     #[arg(long, value_name = "P", value_parser = amount)]
     pub dropout: Option<f64>,
+    /// Architectures of GPUs that the file has the kernels' text for, as CUDA C++: sm_80, sm_89,
+    /// sm_90a, sm_100; such a file is inspected, and runs nowhere yet
+    #[arg(long, value_name = "ARCH", value_delimiter = ',')]
+    pub arch: Vec<String>,
     /// The file to write [default: the model's name with .gtl]
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -34,12 +41,13 @@ pub struct Args {
 
 /// Answers.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
+    let archs = archs(&args.arch)?;
     let (model, question) = args.asked.question_with(args.dropout)?;
     let plan = match &args.plan {
         Some(path) => read_plan(&path.to_string(), &read_text(path, "--plan")?, &question)?,
         None => crate::plan(&question.job())?.plan,
     };
-    let contents = assemble(&model, &question, plan)?;
+    let contents = assemble(&model, &question, plan, &archs)?;
     let path = args.output.clone().unwrap_or_else(|| format!("{}.{EXTENSION}", model.name).into());
     let bytes = encode(&contents).map_err(runtime::Error::io("encode", &path))?;
     write_bytes(&path, &bytes)?;
@@ -51,6 +59,32 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     Ok(Exit::Success)
 }
 
+/// The architectures that are named, in their order.
+fn archs(names: &[String]) -> Result<Vec<Arch>, Vec<Diagnostic>> {
+    let (mut found, mut wrong) = (BTreeSet::new(), Vec::new());
+    for name in names {
+        match name.parse::<Arch>() {
+            Ok(arch) if found.insert(arch) => {}
+            Ok(arch) => {
+                let twice = usage("--arch", format!("`{arch}` is named twice"));
+                wrong.push(twice.help("name it once"));
+            }
+            Err(Unknown) => {
+                let known = Arch::ALL.map(Arch::name);
+                // `sm_90` means the one that has more to its name.
+                let longer = known.into_iter().find(|known| known.starts_with(name.as_str()));
+                let help = match longer.or_else(|| nearest(name, known)) {
+                    Some(near) => format!("did you mean `{near}`?"),
+                    None => format!("these are known: {}", known.join(", ")),
+                };
+                let headline = format!("there is no architecture `{name}`");
+                wrong.push(usage("--arch", headline).help(help));
+            }
+        }
+    }
+    if wrong.is_empty() { Ok(found.into_iter().collect()) } else { Err(wrong) }
+}
+
 /// The document of a compiled file.
 pub(super) fn document(path: &Path, bytes: &[u8], contents: &Contents) -> serde_json::Value {
     json!({
@@ -60,6 +94,7 @@ pub(super) fn document(path: &Path, bytes: &[u8], contents: &Contents) -> serde_
         "blake3": blake3::hash(bytes).to_hex().as_str(),
         "programs": contents.programs.len(),
         "kernels": contents.kernels.len(),
+        "archs": contents.archs.iter().map(|arch| arch.name()).collect::<Vec<_>>(),
         "report": contents.report,
     })
 }
@@ -68,11 +103,15 @@ fn page(path: &Path, bytes: &[u8], contents: &Contents, model: &Model) -> String
     let Contents { plan, requirements, .. } = contents;
     let (count, gbs) = (output::count(model.param_count()), plan.global_batch_size());
     let machine = &requirements.machine;
+    let cores = match &*machine.device {
+        "cpu" => format!("{} cores", machine.cores),
+        device => device.to_owned(),
+    };
     let predicted = plan.predictions.get("step_time_s").map(|p| output::seconds(p.value));
     format!(
         "model   {}: {count} parameters in {}, steps of {gbs} samples of {} tokens\n\
          plan    {} on {}, predicted {} a step\n\
-         needs   {} ranks, {} cores with {}, {} of memory\n\
+         needs   {} ranks, {cores} with {}, {} of memory\n\
          wrote   {}: {} with {} and {}\n",
         model.name,
         plan.dtype(),
@@ -81,7 +120,6 @@ fn page(path: &Path, bytes: &[u8], contents: &Contents, model: &Model) -> String
         plan.cluster,
         predicted.as_deref().unwrap_or("nothing for"),
         requirements.ranks,
-        machine.cores,
         machine.instruction_set,
         Bytes(machine.memory_bytes),
         path.display(),

@@ -1,6 +1,7 @@
 //! `inspect MODEL`: what a model is; of a compiled file the programs, see `compiled.rs`.
 
 mod compiled;
+mod kernels;
 
 use std::collections::BTreeMap;
 
@@ -34,6 +35,9 @@ pub struct Args {
     /// Give a dim that an ONNX file leaves open its size
     #[arg(long, value_name = "NAME=N", value_parser = onnx::dim)]
     pub dim: Vec<(String, usize)>,
+    /// Of a .gtl that was compiled for GPUs: each device function, and what it takes at least
+    #[arg(long)]
+    pub kernels: bool,
     /// Say what rewriting makes of each function, by which rules, and what is launched then
     #[arg(long)]
     pub fusions: bool,
@@ -94,6 +98,7 @@ fn check_flags(args: &Args) -> Result<(), Vec<Diagnostic>> {
     };
     let own = "an ONNX file, which has sizes and types of its own";
     let wrong: Vec<Diagnostic> = [
+        said("--kernels", args.kernels, "no compiled file, and has no kernels yet"),
         said("--seq", is_onnx && args.seq.is_some(), own),
         said("--dtype", is_onnx && args.dtype.is_some(), own),
         said("--dim", !is_onnx && !args.dim.is_empty(), "no ONNX file, and has no dims to give"),

@@ -400,7 +400,7 @@ pub(crate) fn bounded(cluster: &Cluster, seed: u64) -> Outcome {
     };
     let plan = gantline::plan(&question.job()).unwrap_or_else(|why| panic!("{why:?}\n{what}")).plan;
     let classes = compile(&question.module, LOSS, &plan);
-    let stored = assemble(&model, &question, plan);
+    let stored = assemble(&model, &question, plan, &[]);
     let (classes, stored) = match (classes, stored) {
         (Ok(classes), Ok(stored)) => (classes, stored),
         (Err(_), Err(_)) => return Outcome::Refused,

@@ -26,6 +26,7 @@ use runtime::load::collect_weights;
 use runtime::trace::Tracing;
 
 use crate::model::{Wanted, plan, prepared, prepared_as};
+use crate::scratch::Scratch;
 use crate::shim::{Library, compiler};
 
 /// A device whose launches are those of a library.
@@ -114,6 +115,41 @@ fn stepped(
 
 fn largest(values: &[f64]) -> f64 {
     values.iter().fold(0.0, |most: f64, x| most.max(x.abs()))
+}
+
+/// Compiled for GPUs, a file has text, the same each time, that is listed and runs nowhere yet.
+#[test]
+fn a_file_for_gpus_is_written_listed_and_not_run() {
+    let scratch = Scratch::new("gpus");
+    let config = r#"{"model_type": "llama", "vocab_size": 64, "max_position_embeddings": 16,
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2}"#;
+    scratch.write("tiny/config.json", config);
+    for name in ["a.gtl", "b.gtl"] {
+        scratch.answer(&format!("compile tiny --ranks 2 --gbs 2 --arch sm_90a,sm_80 -o {name}"));
+    }
+    let read = |name: &str| std::fs::read(scratch.0.join(name)).expect("the file is there");
+    assert_eq!(read("a.gtl"), read("b.gtl"));
+    let told = scratch.json("inspect a.gtl --kernels --json");
+    assert_eq!(told["archs"], serde_json::json!(["sm_80", "sm_90a"]));
+    let kernels = told["kernels"].as_array().expect("a list");
+    let launched = |kernel: &&serde_json::Value| kernel["launches"].as_u64() > Some(0);
+    assert!(kernels.iter().filter(launched).count() > 10, "{told:#}");
+    let least = |kernel: &serde_json::Value, device: &str| kernel["least_s"][device].as_f64();
+    assert!(kernels.iter().all(|kernel| least(kernel, "h100") <= least(kernel, "a100")));
+    assert!(scratch.answer("inspect a.gtl --kernels").contains("a warp a query, a lane a key"));
+    scratch.answer("compile tiny --ranks 2 --gbs 2 -o cpu.gtl");
+    for (line, code, says) in [
+        ("run a.gtl", 7, "without `--arch`"),
+        ("inspect cpu.gtl --kernels", 4, "compile it with `--arch sm_80,sm_90a`"),
+        ("compile tiny --arch sm_90,sm_80,sm_80", 2, "did you mean `sm_90a`?"),
+        ("compile tiny --arch sm_90,sm_80,sm_80", 2, "`sm_80` is named twice"),
+    ] {
+        let output = scratch.run(line);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{line}: {errors}");
+        assert!(errors.contains(says), "{line}: {errors}");
+    }
 }
 
 /// Runs a step twice, and compares.

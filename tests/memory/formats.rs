@@ -333,7 +333,7 @@ pub(crate) fn contents() -> Contents {
         limits,
     };
     let plan = plan(&question.job()).unwrap().plan;
-    artefact::assemble(&model, &question, plan).unwrap()
+    artefact::assemble(&model, &question, plan, &[]).unwrap()
 }
 
 pub(crate) const CALIBRATION: &str = "machine = \"a machine\"\nthreads = 2\nlaunch = \"1 us\"\n\

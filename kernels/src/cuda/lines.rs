@@ -116,10 +116,12 @@ impl LineTile {
 
     /// Whether one element is above another; a NaN is above all numbers.
     fn is_above(&self, a: &str, b: &str) -> String {
-        match self.lines.dtype {
-            DType::F32 | DType::F64 => format!("({a} > {b} || (is_nan({a}) && !is_nan({b})))"),
-            DType::Bool => format!("{a}.bits > {b}.bits"),
-            _ => format!("{a} > {b}"),
+        if self.lines.dtype.is_float() {
+            format!("({a} > {b} || (is_nan({a}) && !is_nan({b})))")
+        } else if self.lines.dtype == DType::Bool {
+            format!("{a}.bits > {b}.bits")
+        } else {
+            format!("{a} > {b}")
         }
     }
 
@@ -130,7 +132,13 @@ impl LineTile {
             DType::F32 | DType::F64 => ("double", format!("sum * x[at * {inner}]")),
             DType::I64 => ("i64", format!("mul(sum, x[at * {inner}])")),
             DType::Bool => ("u32", format!("sum * x[at * {inner}].bits")),
-            _ => ("u32", format!("sum * (u32)x[at * {inner}]")),
+            DType::I32
+            | DType::U32
+            | DType::I8
+            | DType::BF16
+            | DType::F16
+            | DType::F8E4M3
+            | DType::F8E5M2 => ("u32", format!("sum * (u32)x[at * {inner}]")),
         };
         line!(text, "{sum} sum = 1;");
         line!(text, "for (u64 at = 0; at < {extent}; at += 1) sum = {next};");

@@ -6,8 +6,9 @@
 //! Invariants:
 //! * Text depends on the kernel alone: equal kernels have equal text, byte for byte.
 //! * Printers decide nothing, and print no instruction of a machine: text calls named parts. There
-//!   are two sets of them, [`DEVICE`] for CUDA and [`HOST`] for a CPU on which a block's threads are
-//!   fibers, so that the text that runs on a GPU is executed in tests without one.
+//!   are two sets of them, [`device_prelude`] for CUDA and [`host_prelude`] for a CPU on which a
+//!   block's threads are fibers, so that the text that runs on a GPU is executed in tests without
+//!   one.
 //! * What differs by rank or by call is a launch scalar, [`Function::scalars`].
 //! * No sum depends on timing: there are no atomic operations on floating-point numbers.
 //! * Where the CPU computes maps by polynomials of its own, and in products of F32 and F64, results
@@ -16,6 +17,7 @@
 //! Reading order: `function` is the noun, `tile` prints it; `program` the expressions of block
 //! programs, `index` offsets, `text` lines; a file for each family.
 
+mod arch;
 mod attention;
 mod function;
 mod index;
@@ -27,6 +29,7 @@ mod rows;
 mod text;
 mod tile;
 
+pub use arch::{Arch, Unknown};
 pub use attention::{AttentionTile, Part};
 pub use function::{Buffer, Function, Functions, Parameter, Scalar};
 pub use lines::LineTile;
@@ -52,6 +55,25 @@ pub fn device_prelude() -> String {
 /// What stands before the text of functions for a CPU.
 pub fn host_prelude() -> String {
     format!("{HOST_PARTS}\n{PARTS}")
+}
+
+/// The name of a function of a kernel in [`unit()`]: by both of their numbers.
+pub fn name(kernel: usize, function: usize) -> String {
+    format!("k{kernel}_{function}")
+}
+
+/// The text of everything that some kernels launch, for one architecture: what NVRTC compiles.
+///
+/// **Determinism**: equal kernels give equal text.
+pub fn unit(kernels: &[Kernel], arch: Arch) -> String {
+    let mut text = format!("// {arch}\n{}", device_prelude());
+    for (at, kernel) in kernels.iter().enumerate() {
+        for (number, function) in functions(kernel).functions.iter().enumerate() {
+            text.push('\n');
+            text += &function.text(&name(at, number));
+        }
+    }
+    text
 }
 
 /// The device functions of a kernel, in the order in which they run.

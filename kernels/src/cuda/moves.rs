@@ -282,10 +282,12 @@ fn print_scatter(g: &Gather, names: &[String], text: &mut Text) {
     line!(text, "{} sum = {table}[place];", element(*dtype));
     line!(text, "for (u64 from = i; from < {count}; from = {links}[{count} + from]) {{");
     let x = format!("{rows}[(outer * {count} + from) * {width} + col]");
-    let sum = match dtype {
-        DType::I64 => format!("add(sum, {x})"),
-        DType::I32 => format!("(i32)((u32)sum + (u32){x})"),
-        _ => format!("sum + {x}"),
+    let sum = if *dtype == DType::I64 {
+        format!("add(sum, {x})")
+    } else if *dtype == DType::I32 {
+        format!("(i32)((u32)sum + (u32){x})")
+    } else {
+        format!("sum + {x}")
     };
     line!(text, "sum = {sum};");
     text.end();

@@ -270,7 +270,8 @@ impl ProductTile {
             let other = parameters[at].name();
             line!(
                 text,
-                "x = Store<{kept}>::of(Load<{compute}>::of(x) + Load<{compute}>::of({other}[{place}]));"
+                "x = Store<{kept}>::of(Load<{compute}>::of(x) + \
+                 Load<{compute}>::of({other}[{place}]));"
             );
         }
         line!(text, "{c}[place] = x;");

@@ -41,9 +41,9 @@ impl<'r> Program<'r> {
 
     /// The reductions that can be made once those of lower levels are known.
     pub(super) fn reductions(&self, level: usize) -> Vec<(usize, ReduceOp, usize)> {
-        let found = self.rows.instrs.iter().enumerate().filter_map(|(at, instr)| match instr {
-            Instr::Reduce { op, x } if self.levels[at] == level => Some((at, *op, *x)),
-            _ => None,
+        let found = self.rows.instrs.iter().enumerate().filter_map(|(at, instr)| {
+            let Instr::Reduce { op, x } = instr else { return None };
+            (self.levels[at] == level).then_some((at, *op, *x))
         });
         found.collect()
     }
@@ -127,10 +127,11 @@ impl<'r> Program<'r> {
         let (place, kept) = (access(place, self.rows.rows), element(*dtype));
         if *accumulate {
             let compute = self.compute();
-            let sum = match dtype {
-                DType::I64 => format!("add({target}[{place}], v{value})"),
+            let sum = if *dtype == DType::I64 {
+                format!("add({target}[{place}], v{value})")
+            } else {
                 // Of a narrower number than is computed in, the type of the buffer adds.
-                _ => format!("{target}[{place}] + Store<{kept}>::of(({compute})v{value})"),
+                format!("{target}[{place}] + Store<{kept}>::of(({compute})v{value})")
             };
             line!(text, "{target}[{place}] = {sum};");
         } else {
@@ -170,8 +171,25 @@ fn unary(op: UnaryOp, dtype: DType, x: &str) -> String {
             UnaryOp::Not => format!("(i64)({x} == 0)"),
             UnaryOp::WrapI32 => format!("(i64)(i32)(u32)(u64){x}"),
             UnaryOp::WrapU32 => format!("(i64)(u32)(u64){x}"),
-            // The others are not functions of integers, and programs with them are refused.
-            _ => x.to_owned(),
+            UnaryOp::Floor => x.to_owned(),
+            UnaryOp::Exp
+            | UnaryOp::Log
+            | UnaryOp::Sqrt
+            | UnaryOp::Rsqrt
+            | UnaryOp::Recip
+            | UnaryOp::Tanh
+            | UnaryOp::Erf
+            | UnaryOp::Sin
+            | UnaryOp::Cos
+            | UnaryOp::Sigmoid
+            | UnaryOp::GeluTanh
+            | UnaryOp::GeluErf
+            | UnaryOp::Silu
+            | UnaryOp::Single
+            | UnaryOp::RoundBF16
+            | UnaryOp::RoundF16
+            | UnaryOp::RoundF8E4M3
+            | UnaryOp::RoundF8E5M2 => unreachable!("verified: `{op:?}` yields no integers"),
         };
     }
     let one = number(dtype, 1.0);

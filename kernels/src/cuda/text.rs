@@ -12,8 +12,8 @@ pub(super) struct Text {
 }
 
 impl Text {
-    /// Adds a line. One that begins with a closing brace ends a block, one that ends with an opening
-    /// one begins a block.
+    /// Adds a line. One that begins with a closing brace ends a block, one that ends with an
+    /// opening one begins a block.
     pub(super) fn line(&mut self, line: impl fmt::Display) {
         let line = line.to_string();
         if line.starts_with('}') {
@@ -75,17 +75,17 @@ pub(super) fn moved(dtype: DType) -> &'static str {
 
 /// A number of a compute type, to the last bit.
 pub(super) fn number(dtype: DType, x: f64) -> String {
-    match dtype {
-        DType::I64 => match x as i64 {
+    if dtype == DType::I64 {
+        return match x as i64 {
             i64::MIN => "(i64)0x8000000000000000ULL".to_owned(),
             whole => format!("{whole}LL"),
-        },
-        DType::F64 => float(x, "", || format!("double_of_bits(0x{:016x}ULL)", x.to_bits())),
-        _ => {
-            let single = x as f32;
-            float(f64::from(single), "f", || format!("float_of_bits(0x{:08x}u)", single.to_bits()))
-        }
+        };
     }
+    if dtype == DType::F64 {
+        return float(x, "", || format!("double_of_bits(0x{:016x}ULL)", x.to_bits()));
+    }
+    let single = x as f32;
+    float(f64::from(single), "f", || format!("float_of_bits(0x{:08x}u)", single.to_bits()))
 }
 
 fn float(x: f64, suffix: &str, bits: impl Fn() -> String) -> String {

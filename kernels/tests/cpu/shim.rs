@@ -1,5 +1,5 @@
-//! The text of kernels as CUDA C++, compiled for this machine: blocks run one after the other, their
-//! threads are fibers.
+//! The text of kernels as CUDA C++, compiled for this machine: blocks run one after the other,
+//! their threads are fibers.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};

@@ -7,18 +7,22 @@ use std::path::Path;
 use ir::text::{parse_module, parse_plan};
 use ir::{Diagnostic, Span};
 use kernels::bounds::verify_programs;
+use kernels::cuda::{Arch, unit};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use zip::{CompressionMethod, ZipArchive};
 
 use super::{
     Contents, FORMAT, KERNELS, Limits, MANIFEST, MEMBERS, MODULE, Machine, Manifest, PLAN,
-    PROGRAMS, REPORT, VERSION,
+    PROGRAMS, REPORT, VERSION, source_member,
 };
 use crate::error::Failure;
 use crate::map::Map;
 
 type Wrong = Vec<Diagnostic>;
+
+/// Members, by their names.
+type Parts = BTreeMap<String, Vec<u8>>;
 
 /// Reads an artefact, on any machine.
 ///
@@ -64,10 +68,12 @@ pub fn decode(source: &str, bytes: &[u8], limits: &Limits) -> Result<Contents, W
         plan: parse_plan(&place(PLAN), text(PLAN)?)?,
         programs: file.binary(PROGRAMS, &parts)?,
         kernels: file.binary(KERNELS, &parts)?,
+        archs: file.archs(&parts),
         requirements: manifest.requirements,
         report: file.json(REPORT, &parts[REPORT])?,
     };
     file.agree(&contents)?;
+    file.compare_sources(&contents, &parts)?;
     Ok(contents)
 }
 
@@ -90,25 +96,27 @@ impl Artefact<'_> {
         self.wrong("E4072", headline).help(help)
     }
 
-    /// The members: exactly those of an artefact, each stored as it is.
-    fn unpack(&self, bytes: &[u8]) -> Result<BTreeMap<&'static str, Vec<u8>>, Wrong> {
+    /// The members: those of every artefact and text of kernels, each stored as it is.
+    fn unpack(&self, bytes: &[u8]) -> Result<Parts, Wrong> {
         if !bytes.starts_with(b"PK") {
             return Err(vec![self.no_artefact("the file is no artefact: it is no zip")]);
         }
         let zip = ZipArchive::new(Cursor::new(bytes));
         let mut zip = zip.map_err(|error| vec![self.damaged(&format!("the zip: {error}"))])?;
-        if zip.len() != MEMBERS.len() {
-            let text = format!("the zip has {} members; an artefact has 6", zip.len());
+        let mut parts = BTreeMap::new();
+        if zip.len() > MEMBERS.len() + Arch::ALL.len() {
+            let text = format!("the zip has {} members; an artefact has fewer", zip.len());
             return Err(vec![self.no_artefact(&text)]);
         }
-        let mut parts = BTreeMap::new();
         for index in 0..zip.len() {
             let member = zip.by_index(index);
             let mut member = member.map_err(|error| {
                 vec![self.damaged(&format!("member {index} of the zip: {error}"))]
             })?;
             let named = String::from_utf8_lossy(member.name_raw()).into_owned();
-            let name = MEMBERS.into_iter().find(|name| *name == named);
+            let sources = Arch::ALL.map(source_member);
+            let known = MEMBERS.into_iter().chain(sources.iter().map(String::as_str));
+            let name = known.into_iter().find(|name| *name == named).map(str::to_owned);
             let Some(name) = name.filter(|name| !parts.contains_key(name)) else {
                 let text = format!("the zip has `{named}`, or has it twice");
                 return Err(vec![self.no_artefact(&text)]);
@@ -129,7 +137,33 @@ impl Artefact<'_> {
                 }
             };
         }
-        Ok(parts)
+        match MEMBERS.into_iter().find(|name| !parts.contains_key(*name)) {
+            Some(name) => Err(vec![self.no_artefact(&format!("the zip has no `{name}`"))]),
+            None => Ok(parts),
+        }
+    }
+
+    /// The architectures for which there is text.
+    fn archs(&self, parts: &Parts) -> Vec<Arch> {
+        let has_text = |arch: &Arch| parts.contains_key(&source_member(*arch));
+        Arch::ALL.into_iter().filter(has_text).collect()
+    }
+
+    /// Whether text is that of the kernels: what a GPU runs is what programs say.
+    fn compare_sources(&self, contents: &Contents, parts: &Parts) -> Result<(), Wrong> {
+        let differs = |arch: &&Arch| {
+            parts[&source_member(**arch)] != unit(&contents.kernels, **arch).into_bytes()
+        };
+        let wrong: Vec<Diagnostic> = contents
+            .archs
+            .iter()
+            .filter(differs)
+            .map(|arch| {
+                let text = format!("the text for {arch} is not that of its kernels");
+                self.wrong("E4073", &text).help("compile it again")
+            })
+            .collect();
+        if wrong.is_empty() { Ok(()) } else { Err(wrong) }
     }
 
     fn json<T: DeserializeOwned>(&self, name: &str, bytes: &[u8]) -> Result<T, Wrong> {
@@ -157,14 +191,10 @@ impl Artefact<'_> {
     }
 
     /// Compares members with what the manifest says of them.
-    fn compare(
-        &self,
-        manifest: &Manifest,
-        parts: &BTreeMap<&'static str, Vec<u8>>,
-    ) -> Result<(), Wrong> {
+    fn compare(&self, manifest: &Manifest, parts: &Parts) -> Result<(), Wrong> {
         let mut wrong = Vec::new();
-        for (name, bytes) in parts.iter().filter(|(name, _)| **name != MANIFEST) {
-            match manifest.members.get(*name) {
+        for (name, bytes) in parts.iter().filter(|(name, _)| *name != MANIFEST) {
+            match manifest.members.get(name) {
                 None => wrong.push(self.damaged(&format!("the manifest does not know `{name}`"))),
                 Some(member) if member.bytes != bytes.len() as u64 => {
                     let text = format!("`{name}` has {} bytes, not {}", bytes.len(), member.bytes);
@@ -181,11 +211,7 @@ impl Artefact<'_> {
 
     /// Decodes a binary member. Lists grow as their elements are read, so that a length that
     /// stands in the member reserves nothing.
-    fn binary<T: DeserializeOwned>(
-        &self,
-        name: &str,
-        parts: &BTreeMap<&'static str, Vec<u8>>,
-    ) -> Result<T, Wrong> {
+    fn binary<T: DeserializeOwned>(&self, name: &str, parts: &Parts) -> Result<T, Wrong> {
         let damaged = |why: String| vec![self.damaged(&format!("`{name}` can't be read: {why}"))];
         match postcard::take_from_bytes(&parts[name]) {
             Ok((value, [])) => Ok(value),

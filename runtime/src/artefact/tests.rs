@@ -41,27 +41,29 @@ fn contents() -> Contents {
         plan: ir::text::parse_plan("plan", PLAN_TEXT).unwrap(),
         programs: classes.programs,
         kernels: classes.kernels,
+        archs: Vec::new(),
         requirements: Requirements { ranks: 2, machine },
         report: serde_json::json!({"schema": "report/1", "step_time_s": 0.25}),
     }
 }
 
-fn parts(contents: &Contents) -> BTreeMap<&'static str, Vec<u8>> {
-    BTreeMap::from([
+fn parts(contents: &Contents) -> BTreeMap<String, Vec<u8>> {
+    let parts = [
         (KERNELS, postcard::to_stdvec(&contents.kernels).unwrap()),
         (MODULE, contents.module.to_string().into_bytes()),
         (PLAN, contents.plan.to_string().into_bytes()),
         (PROGRAMS, postcard::to_stdvec(&contents.programs).unwrap()),
         (REPORT, serde_json::to_vec_pretty(&contents.report).unwrap()),
-    ])
+    ];
+    parts.into_iter().map(|(name, bytes)| (name.to_owned(), bytes)).collect()
 }
 
 /// An artefact with one member replaced and all hashes right.
-fn forged(name: &'static str, bytes: Vec<u8>) -> Vec<u8> {
+fn forged(name: &str, bytes: Vec<u8>) -> Vec<u8> {
     let contents = contents();
     let mut parts = parts(&contents);
-    parts.insert(name, bytes);
-    parts.insert(MANIFEST, manifest_of(&parts, &contents.requirements).unwrap());
+    parts.insert(name.to_owned(), bytes);
+    parts.insert(MANIFEST.to_owned(), manifest_of(&parts, &contents.requirements).unwrap());
     pack(&parts).unwrap()
 }
 
@@ -127,7 +129,7 @@ fn every_refusal_has_its_code() {
     let good = encode(&contents()).unwrap();
     assert_eq!(codes(b"not a zip"), ["E4070"]);
     assert_eq!(codes(b"PK not a zip either"), ["E4072"]);
-    let few = pack(&BTreeMap::from([(MANIFEST, b"{}".to_vec())])).unwrap();
+    let few = pack(&BTreeMap::from([(MANIFEST.to_owned(), b"{}".to_vec())])).unwrap();
     assert_eq!(codes(&few), ["E4070"]);
     let found = decode("test", &good, &Limits { file_bytes: 100 }).unwrap_err();
     assert_eq!(found[0].code, "E4075");
@@ -147,7 +149,7 @@ fn every_refusal_has_its_code() {
         let text = manifest_of(&parts, &contents().requirements).unwrap();
         let mut manifest: Manifest = serde_json::from_slice(&text).unwrap();
         change(&mut manifest);
-        parts.insert(MANIFEST, serde_json::to_vec(&manifest).unwrap());
+        parts.insert(MANIFEST.to_owned(), serde_json::to_vec(&manifest).unwrap());
         pack(&parts).unwrap()
     };
     assert_eq!(codes(&with_manifest(&|m| m.format += 1)), ["E4071"]);
@@ -166,6 +168,23 @@ fn every_refusal_has_its_code() {
     let mut beyond = contents().programs;
     beyond[1].buffers[0].offset = u64::MAX - 63;
     assert_eq!(codes(&forged(PROGRAMS, postcard::to_stdvec(&beyond).unwrap())), ["E2103"]);
+}
+
+/// Text for GPUs is read back with the kernels that it is of, and refused beside others; CPUs are
+/// told what the file is for.
+#[test]
+fn text_for_gpus_is_that_of_the_kernels() {
+    let mut both = contents();
+    both.archs = vec![Arch::Sm80, Arch::Sm90a];
+    both.requirements.machine.device = "cuda".to_owned();
+    let bytes = encode(&both).unwrap();
+    assert_eq!(bytes, encode(&both).unwrap());
+    assert_eq!(decode("both.gtl", &bytes, &Limits::default()).unwrap(), both);
+    let unmet = both.requirements.unmet("both.gtl", &contents().requirements.machine);
+    assert_eq!(unmet[0].help.as_deref().unwrap().split_once(", ").unwrap().1, "without `--arch`");
+    let text = unit(&both.kernels, Arch::Sm80);
+    assert_eq!(codes(&forged("kernels.sm_80.cu", text.replace("+", "-").into_bytes())), ["E4073"]);
+    assert_eq!(codes(&forged("kernels.sm_70.cu", text.into_bytes())), ["E4070"]);
 }
 
 /// Sizes that no file has reserve no memory.

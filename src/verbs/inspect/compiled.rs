@@ -8,7 +8,7 @@ use std::fmt::Write;
 use ir::Diagnostic;
 use runtime::artefact::{Contents, Limits, read};
 
-use super::Args;
+use super::{Args, kernels};
 use crate::failure::{Exit, Failure, usage};
 use crate::output;
 use crate::verbs::compile;
@@ -18,7 +18,14 @@ pub(super) fn run(args: &Args) -> Result<Exit, Failure> {
     check_flags(args)?;
     let path = args.model.path();
     let contents = read(path, &Limits::default())?;
-    if args.json {
+    if args.kernels {
+        let source = args.model.to_string();
+        if args.json {
+            output::answer_json(&kernels::document(&source, &contents)?);
+        } else {
+            output::answer(&kernels::page(&source, &contents)?);
+        }
+    } else if args.json {
         let bytes = ir::file::read(path).map_err(runtime::Error::io("read", path))?;
         output::answer_json(&compile::document(path, &bytes, &contents));
     } else {

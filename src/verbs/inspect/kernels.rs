@@ -1,0 +1,184 @@
+//! `inspect X.gtl --kernels`: the device functions of a file that was compiled for GPUs.
+//!
+//! For each: how often a step launches it on the first rank that does, its blocks and threads, the
+//! bytes and operations of its kernel, and the least time that these take on two GPUs.
+
+use ir::program::{Instruction, Step};
+use ir::{DType, Diagnostic, Program, Span};
+use kernels::cuda::{Functions, functions, name};
+use kernels::{Kernel, Product, price};
+use planner::cluster::Cluster;
+use runtime::artefact::Contents;
+use serde_json::{Value, json};
+
+use crate::failure::Failure;
+use crate::output::{self, Table};
+
+/// Clusters whose devices the least times are of.
+const DEVICES: [&str; 2] = ["a100", "h100"];
+
+/// What is said of one device function.
+struct Line {
+    name: String,
+    launches: usize,
+    grid: u64,
+    threads: u32,
+    /// Bytes that the functions of its kernel pass on.
+    workspace_bytes: u64,
+    what: String,
+    tile: String,
+}
+
+/// What is said of a kernel, whose first function is at a place among all.
+struct Told {
+    at: usize,
+    kernel: Kernel,
+    launches: usize,
+    lines: Vec<Line>,
+}
+
+/// The page of the functions of a file.
+///
+/// # Errors
+/// `E5010` where the file has none, those of presets.
+pub(super) fn page(source: &str, contents: &Contents) -> Result<String, Failure> {
+    check(source, contents)?;
+    let devices = devices()?;
+    let archs: Vec<&str> = contents.archs.iter().map(|arch| arch.name()).collect();
+    let mut text = format!("text for {}\n\n", archs.join(", "));
+    let mut table =
+        Table::new(["function", "launches", "blocks", "threads", "bytes", "flop", "a100", "h100"]);
+    for told in kernels(contents) {
+        for (number, line) in told.lines.iter().enumerate() {
+            let of_kernel = |shown: String| if number == 0 { shown } else { String::new() };
+            let [a100, h100] = [0, 1].map(|at: usize| least_s(&told.kernel, &devices[at]));
+            table.row([
+                line.name.clone(),
+                line.launches.to_string(),
+                output::count(line.grid),
+                line.threads.to_string(),
+                of_kernel(price::bytes(&told.kernel).to_string()),
+                of_kernel(price::flops(&told.kernel).to_string()),
+                of_kernel(output::seconds(a100)),
+                of_kernel(output::seconds(h100)),
+            ]);
+        }
+    }
+    text += &table.text();
+    text += "\nbytes, operations and least times are those of all functions of a kernel\n\n";
+    for line in kernels(contents).iter().flat_map(|told| &told.lines) {
+        text += &format!("{} {}; {}\n", line.name, line.what, line.tile);
+    }
+    Ok(text)
+}
+
+/// The document of the functions of a file.
+///
+/// # Errors
+/// As [`page`].
+pub(super) fn document(source: &str, contents: &Contents) -> Result<Value, Failure> {
+    check(source, contents)?;
+    let devices = devices()?;
+    let kernel = |told: &Told| {
+        let line = |line: &Line| {
+            json!({
+                "name": line.name,
+                "what": line.what,
+                "tile": line.tile,
+                "blocks": line.grid,
+                "threads": line.threads,
+            })
+        };
+        let least = DEVICES
+            .iter()
+            .zip(&devices)
+            .map(|(name, device)| ((*name).to_owned(), json!(least_s(&told.kernel, device))));
+        json!({
+            "kernel": told.at,
+            "text": told.kernel.to_string(),
+            "launches": told.launches,
+            "bytes": price::bytes(&told.kernel).0,
+            "flops": price::flops(&told.kernel).0,
+            "workspace_bytes": told.lines.first().map_or(0, |line| line.workspace_bytes),
+            "least_s": least.collect::<serde_json::Map<String, Value>>(),
+            "functions": told.lines.iter().map(line).collect::<Vec<Value>>(),
+        })
+    };
+    Ok(json!({
+        "schema": "gantline.kernels/1",
+        "archs": contents.archs.iter().map(|arch| arch.name()).collect::<Vec<_>>(),
+        "kernels": kernels(contents).iter().map(kernel).collect::<Vec<Value>>(),
+    }))
+}
+
+fn check(source: &str, contents: &Contents) -> Result<(), Diagnostic> {
+    if !contents.archs.is_empty() {
+        return Ok(());
+    }
+    let headline = format!("`{source}` is compiled for CPUs, and has no text of kernels");
+    let help = "compile it with `--arch sm_80,sm_90a`, or leave --kernels out";
+    Err(Diagnostic::error("E5010", Span::of("--kernels"), headline).help(help))
+}
+
+fn devices() -> Result<Vec<Cluster>, Vec<Diagnostic>> {
+    DEVICES.iter().map(Cluster::load).collect()
+}
+
+/// All kernels with their functions, and how often a step launches them.
+fn kernels(contents: &Contents) -> Vec<Told> {
+    let counts: Vec<Vec<usize>> =
+        contents.programs.iter().map(|program| launches(program, contents.kernels.len())).collect();
+    let told = |(at, kernel): (usize, &Kernel)| {
+        let launches = counts.iter().map(|count| count[at]).find(|count| *count > 0).unwrap_or(0);
+        let Functions { functions, workspaces } = functions(kernel);
+        let lines = functions.iter().enumerate().map(|(number, function)| Line {
+            name: name(at, number),
+            launches,
+            grid: function.grid,
+            threads: function.threads,
+            workspace_bytes: workspaces.iter().sum(),
+            what: function.what.clone(),
+            tile: function.tile.to_string(),
+        });
+        Told { at, kernel: kernel.clone(), launches, lines: lines.collect() }
+    };
+    contents.kernels.iter().enumerate().map(told).collect()
+}
+
+/// How often a step of a program launches each kernel.
+fn launches(program: &Program, kernels: usize) -> Vec<usize> {
+    let mut counts = vec![0; kernels];
+    for step in &program.steps {
+        let Step::Call { routine, .. } = step else { continue };
+        for instruction in &program.routines[*routine].instructions {
+            if let Instruction::Launch { kernel, .. } = instruction {
+                counts[*kernel] += 1;
+            }
+        }
+    }
+    counts
+}
+
+/// The least time of a kernel: its bytes at the device's bandwidth, or its operations at its peak.
+fn least_s(kernel: &Kernel, cluster: &Cluster) -> f64 {
+    let halves = |p: &Product| [p.stored.a, p.stored.b].iter().all(|dtype| dtype.size() == 2);
+    let is_narrow = match kernel {
+        Kernel::Product(p) => halves(p),
+        Kernel::Products(p) => p.parts.iter().all(|part| halves(&part.product)),
+        Kernel::Attention(a) | Kernel::AttentionBwd(a) => a.dtype.size() == 2,
+        Kernel::Rows(_)
+        | Kernel::Gather(_)
+        | Kernel::ScatterAdd(_)
+        | Kernel::Replace(_)
+        | Kernel::Lines(_)
+        | Kernel::Rope(_)
+        | Kernel::Copy(_)
+        | Kernel::Place(_)
+        | Kernel::Take(_)
+        | Kernel::Fill(_) => false,
+    };
+    let dtype = if is_narrow { DType::BF16 } else { DType::F32 };
+    let bytes_s = price::bytes(kernel).0 as f64 / cluster.memory_bandwidth(1).value;
+    let flops_s = price::flops(kernel).0 as f64 / cluster.flops_per_s(dtype, 1).value;
+    bytes_s.max(flops_s)
+}
