@@ -17,7 +17,7 @@ use ir::precision::Precision;
 use ir::{DType, Mesh};
 use kernels::Kernel;
 use kernels::cpu::{Prepared, View, ViewMut};
-use kernels::cuda::{Buffer, Functions, Tile, device_prelude, functions};
+use kernels::cuda::{Arch, Buffer, Functions, Tile, device_prelude, functions, functions_for};
 use runtime::cuda::nvrtc::Nvrtc;
 use runtime::device::Device;
 use runtime::execute::{Batch, Classes, Options, Part, Scalars, Session};
@@ -25,7 +25,7 @@ use runtime::init::Init;
 use runtime::load::collect_weights;
 use runtime::trace::Tracing;
 
-use crate::model::{Wanted, plan, prepared, prepared_as};
+use crate::model::{Wanted, plan, prepared_as};
 use crate::scratch::Scratch;
 use crate::shim::{Library, compiler};
 
@@ -152,28 +152,62 @@ fn a_file_for_gpus_is_written_listed_and_not_run() {
     }
 }
 
+/// A model compiled for training.
+struct Trained {
+    model: ir::import::Model,
+    classes: Arc<Classes>,
+    samples: usize,
+    seq: usize,
+}
+
+impl Trained {
+    fn new(
+        description: &Description,
+        mesh: (usize, usize),
+        seq: usize,
+        precision: Precision,
+    ) -> Trained {
+        let wanted = wanted(mesh.0, mesh.1);
+        let (model, module) = prepared_as(description, seq, &precision);
+        let planned = plan(&module, seq, precision.compute, wanted).expect("the mesh fits");
+        let plan = ir::Plan { precision, ..planned };
+        let Compiled { programs, kernels } = compile(&module, "loss", &plan).expect("it compiles");
+        let ids = Ids::of(&module, "loss");
+        let samples = plan.global_batch_size();
+        let classes = Arc::new(Classes { programs, kernels, mesh: plan.mesh, ids });
+        Trained { model, classes, samples, seq }
+    }
+
+    /// A step on devices that the function makes; on the CPU where there is none.
+    fn step(&self, device: Option<&dyn Fn() -> Box<dyn Device>>) -> Stepped {
+        let deadline = Duration::from_secs(100);
+        let options = Options { threads_per_rank: 1, deadline, tracing: Tracing::None };
+        let classes = Arc::clone(&self.classes);
+        let session = match device {
+            None => Session::start(classes, &options),
+            Some(make) => Session::start_on(classes, &options, &|_| Ok(make())),
+        };
+        stepped(&mut session.expect("the ranks start"), &self.model, self.samples, self.seq)
+    }
+
+    /// A step of which each launch is executed by the shim.
+    fn step_by_text(&self, name: &str, functions: fn(&Kernel) -> Functions) -> Stepped {
+        let kernels = Arc::new(self.classes.kernels.clone());
+        let library = Library::new(name, kernels.iter().map(functions).collect());
+        let library = Arc::new(library.expect("there is a compiler"));
+        let device = || {
+            let (library, kernels) = (Arc::clone(&library), Arc::clone(&kernels));
+            Box::new(Shim { library, kernels, rooms: Vec::new() }) as Box<dyn Device>
+        };
+        self.step(Some(&device))
+    }
+}
+
 /// Runs a step twice, and compares.
 fn check(name: &str, description: &Description, mesh: (usize, usize), seq: usize) {
-    let wanted = wanted(mesh.0, mesh.1);
-    let (model, module) = prepared(description, seq, DType::F32, 0.0);
-    let plan = plan(&module, seq, DType::F32, wanted).expect("the mesh fits the model");
-    let Compiled { programs, kernels } = compile(&module, "loss", &plan).expect("it is compiled");
-    let library = Library::new(name, kernels.iter().map(functions).collect());
-    let library = Arc::new(library.expect("there is a compiler"));
-    let shared = Arc::new(kernels.clone());
-    let classes =
-        Arc::new(Classes { programs, kernels, mesh: plan.mesh, ids: Ids::of(&module, "loss") });
-    let options =
-        Options { threads_per_rank: 1, deadline: Duration::from_secs(100), tracing: Tracing::None };
-    let device = |_| {
-        let (library, kernels) = (Arc::clone(&library), Arc::clone(&shared));
-        Ok(Box::new(Shim { library, kernels, rooms: Vec::new() }) as Box<dyn Device>)
-    };
-    let mut session = Session::start(Arc::clone(&classes), &options).expect("the ranks start");
-    let samples = plan.global_batch_size();
-    let (loss, expected) = stepped(&mut session, &model, samples, seq);
-    let mut session = Session::start_on(classes, &options, &device).expect("the ranks start");
-    let (found, values) = stepped(&mut session, &model, samples, seq);
+    let trained = Trained::new(description, mesh, seq, Precision::uniform(DType::F32));
+    let (loss, expected) = trained.step(None);
+    let (found, values) = trained.step_by_text(name, functions);
     assert!((found - loss).abs() <= 1e-5 * loss, "{name}: {found}, not {loss}");
     assert_eq!(expected.len(), values.len());
     for (weight, both) in &expected {
@@ -186,6 +220,43 @@ fn check(name: &str, description: &Description, mesh: (usize, usize), seq: usize
             assert!(most > 0.0 && apart <= limit, "{name}: {what} of `{weight}` is {apart} off");
         }
     }
+}
+
+/// Runs a step in narrow types by text for an architecture: its gradients are not further from
+/// those of F32 than twice the CPU's, and a little of them.
+fn check_narrow(name: &str, description: &Description, mesh: (usize, usize), dtype: DType) {
+    let seq = 32;
+    let narrow = Trained::new(description, mesh, seq, Precision::training(dtype));
+    let functions = |kernel: &Kernel| functions_for(kernel, Arch::Sm80);
+    let by_matrices = |kernel: &Kernel| {
+        let of_matrices = |f: &kernels::cuda::Function| matches!(f.tile, Tile::Tensor(_));
+        functions(kernel).functions.iter().any(of_matrices)
+    };
+    let count = narrow.classes.kernels.iter().filter(|kernel| by_matrices(kernel)).count();
+    assert!(count > 4, "{name}: {count} kernels multiply matrices of warps");
+    let exact = Trained::new(description, mesh, seq, Precision::uniform(DType::F32)).step(None);
+    let [cpu, text] = [narrow.step(None), narrow.step_by_text(name, functions)];
+    let norm = |values: &[f64]| values.iter().map(|x| x * x).sum::<f64>().sqrt();
+    for (weight, [want, _]) in &exact.1 {
+        let distance = |found: &Stepped| {
+            let apart = found.1[weight][0].iter().zip(want).map(|(a, b)| a - b);
+            norm(&apart.collect::<Vec<f64>>())
+        };
+        let (found, limit) = (distance(&text), 2.0 * distance(&cpu) + norm(want) / 512.0);
+        assert!(found <= limit, "{name}: gradient of `{weight}` is {found} off, {limit} at most");
+    }
+}
+
+#[test]
+fn whole_steps_in_narrow_types_are_as_near_as_those_of_the_cpu() {
+    if compiler().is_none() {
+        println!("skipped: no C++ compiler");
+        return;
+    }
+    let mini = preset("gpt2-mini").expect("a preset");
+    check_narrow("gpt2-bf16", &mini, (1, 1), DType::BF16);
+    check_narrow("llama-f16", &llama(), (1, 1), DType::F16);
+    check_narrow("llama-bf16-2-2", &llama(), (2, 2), DType::BF16);
 }
 
 #[test]
@@ -296,14 +367,15 @@ fn compiled_for(nvrtc: &Nvrtc, texts: &[String], architecture: &str) -> Vec<Stri
 #[test]
 fn every_launch_compiles_for_gpus() {
     let kernels = all_kernels();
-    let all: Vec<Functions> = kernels.iter().map(functions).collect();
+    let of = |kernel: &Kernel| functions_for(kernel, Arch::Sm80);
+    let all: Vec<Functions> = kernels.iter().map(of).collect();
     let texts = |all: &[Functions]| -> Vec<String> {
         let functions = all.iter().flat_map(|of| &of.functions);
         functions.enumerate().map(|(at, function)| function.text(&format!("f{at}"))).collect()
     };
     let first = texts(&all);
     assert!(all.iter().all(|of| !of.functions.is_empty()), "every kernel has a function");
-    assert_eq!(first, texts(&all_kernels().iter().map(functions).collect::<Vec<_>>()));
+    assert_eq!(first, texts(&all_kernels().iter().map(of).collect::<Vec<_>>()));
     let nvrtc = match Nvrtc::open() {
         Ok(nvrtc) => nvrtc,
         Err(absent) => {
@@ -339,6 +411,7 @@ fn kind(tile: &Tile) -> String {
         Tile::Sweeps(tile) => format!("sweeps of {}", tile.team),
         Tile::Sum(_) => "sum".to_owned(),
         Tile::Product(tile) => format!("product {}", tile.product.accumulate),
+        Tile::Tensor(tile) => format!("matrices {} {:?}", tile.product.accumulate, tile.reads),
         Tile::Attention(tile) => format!("attention {:?}", tile.part),
         Tile::Lines(tile) => format!("lines {}", tile.lines.how.name()),
         Tile::Move(tile) => format!("move {tile}"),

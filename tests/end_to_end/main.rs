@@ -18,6 +18,7 @@ mod ops;
 #[allow(dead_code)]
 mod drawn;
 #[path = "../../kernels/tests/cpu/shim.rs"]
+#[allow(dead_code)]
 mod shim;
 
 #[path = "../../ir/tests/exports/drawn.rs"]

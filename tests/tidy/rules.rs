@@ -19,6 +19,7 @@ const UNSAFE: &[&str] = &[
     "kernels/src/cpu",
     "kernels/tests/cpu/cuda",
     "kernels/tests/cpu/shim",
+    "kernels/tests/cuda",
     "runtime/src/cuda",
     "runtime/src/local",
     "runtime/src/map",

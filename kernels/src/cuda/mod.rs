@@ -26,6 +26,7 @@ mod moves;
 mod product;
 mod program;
 mod rows;
+mod tensor;
 mod text;
 mod tile;
 
@@ -36,6 +37,7 @@ pub use lines::LineTile;
 pub use moves::Move;
 pub use product::ProductTile;
 pub use rows::{Points, Sum, Sweeps};
+pub use tensor::{Read, TensorTile};
 pub use tile::Tile;
 
 use crate::arguments::Argument;
@@ -68,7 +70,7 @@ pub fn name(kernel: usize, function: usize) -> String {
 pub fn unit(kernels: &[Kernel], arch: Arch) -> String {
     let mut text = format!("// {arch}\n{}", device_prelude());
     for (at, kernel) in kernels.iter().enumerate() {
-        for (number, function) in functions(kernel).functions.iter().enumerate() {
+        for (number, function) in functions_for(kernel, arch).functions.iter().enumerate() {
             text.push('\n');
             text += &function.text(&name(at, number));
         }
@@ -76,8 +78,19 @@ pub fn unit(kernels: &[Kernel], arch: Arch) -> String {
     text
 }
 
-/// The device functions of a kernel, in the order in which they run.
+/// The device functions of a kernel that any GPU runs, in the order in which they run.
 pub fn functions(kernel: &Kernel) -> Functions {
+    functions_of(kernel, None)
+}
+
+/// The device functions of a kernel for an architecture, in the order in which they run.
+///
+/// Buffers then start at multiples of 16 bytes.
+pub fn functions_for(kernel: &Kernel, arch: Arch) -> Functions {
+    functions_of(kernel, Some(arch))
+}
+
+fn functions_of(kernel: &Kernel, arch: Option<Arch>) -> Functions {
     let parameter = |buffer: fn(usize) -> Buffer, (at, of): (usize, &Argument)| Parameter {
         buffer: buffer(at),
         dtype: of.dtype,
@@ -92,9 +105,9 @@ pub fn functions(kernel: &Kernel) -> Functions {
     match kernel {
         Kernel::Product(p) => {
             let operands = [inputs[0], inputs[1], outputs[0]];
-            all.functions.push(product::function(what, p, operands, [None, None]));
+            all.functions.push(product::function(what, p, operands, [None, None], arch));
         }
-        Kernel::Products(p) => product::functions(what, p, &inputs, &outputs, &mut all),
+        Kernel::Products(p) => product::functions(what, p, &inputs, &outputs, (&mut all, arch)),
         Kernel::Rows(r) => rows::functions(what, r, &inputs, &outputs, &mut all),
         Kernel::Attention(a) => attention::forward(what, a, &inputs, &outputs, &mut all),
         Kernel::AttentionBwd(a) => attention::backward(what, a, &inputs, &outputs, &mut all),

@@ -320,8 +320,15 @@ fn print_rope(r: &Rope, names: &[String], text: &mut Text) {
     let sign = if r.inverse { "-1.0" } else { "1.0" };
     line!(text, "const double angle = {sign} * ({position}) * frequencies[i];");
     let gain = super::text::number(DType::F64, r.gain);
-    line!(text, "const {compute} c = ({compute})({gain} * cos(angle));");
-    line!(text, "const {compute} n = ({compute})({gain} * sin(angle));");
+    line!(text, "double sine, cosine;");
+    // Rounded to a number of F32 both are that of the library, which takes stack on a GPU.
+    if dtype == DType::F32 && r.frequencies.iter().all(|f| f.abs() <= 1.0) {
+        line!(text, "sine_and_cosine(angle, sine, cosine);");
+    } else {
+        line!(text, "sine = sin(angle), cosine = cos(angle);");
+    }
+    line!(text, "const {compute} c = ({compute})({gain} * cosine);");
+    line!(text, "const {compute} n = ({compute})({gain} * sine);");
     line!(text, "for (u64 h = 0; h < {}; h += 1) {{", r.heads);
     for (name, [b, s, h]) in [("from", r.x), ("to", r.y)] {
         line!(text, "const u64 {name} = b * {b} + s * {s} + h * {h} + i;");

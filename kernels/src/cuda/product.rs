@@ -9,6 +9,7 @@ use super::function::{Function, Functions, Parameter};
 use super::index::{nest, point_of};
 use super::text::{Text, element, line};
 use super::tile::Tile;
+use super::{Arch, tensor};
 use crate::kernel::{Product, Products, Source};
 
 /// Threads of a block.
@@ -45,6 +46,7 @@ pub(super) fn function(
     product: &Product,
     [a, b, c]: [Parameter; 3],
     [bias, addend]: [Option<Parameter>; 2],
+    arch: Option<Arch>,
 ) -> Function {
     let mut parameters = vec![a, b, c];
     let mut add = |parameter: Option<Parameter>| {
@@ -54,6 +56,9 @@ pub(super) fn function(
         })
     };
     let (bias, addend) = (add(bias), add(addend));
+    if arch.is_some() && tensor::fits(product) {
+        return tensor::function(what, product, parameters, [bias, addend]);
+    }
     let tile = ProductTile { product: product.clone(), bias, addend };
     Function {
         what: what.to_owned(),
@@ -71,14 +76,15 @@ pub(super) fn functions(
     products: &Products,
     inputs: &[Parameter],
     outputs: &[Parameter],
-    all: &mut Functions,
+    (all, arch): (&mut Functions, Option<Arch>),
 ) {
     let mut beside = products.parts.len();
     for (at, part) in products.parts.iter().enumerate() {
         let operand = |number: usize| inputs[number];
         let operands = [operand(part.a), operand(part.b), outputs[at]];
         let added = [part.bias, part.addend].map(|number| number.map(operand));
-        all.functions.push(function(&format!("{what}: part {at}"), &part.product, operands, added));
+        let what_part = &format!("{what}: part {at}");
+        all.functions.push(function(what_part, &part.product, operands, added, arch));
         let Some(then) = &part.then else { continue };
         let read: Vec<Parameter> = then
             .inputs
@@ -97,16 +103,16 @@ pub(super) fn functions(
     }
 }
 
-/// Variables of a thread: which loops lie where.
-struct Loops {
-    batch: [Vec<[usize; 2]>; 3],
-    m: [Vec<[usize; 2]>; 2],
-    n: [Vec<[usize; 2]>; 2],
-    k: [Vec<[usize; 2]>; 2],
+/// The loops of a product, as sizes and strides in each of its buffers.
+pub(super) struct Loops {
+    pub(super) batch: [Vec<[usize; 2]>; 3],
+    pub(super) m: [Vec<[usize; 2]>; 2],
+    pub(super) n: [Vec<[usize; 2]>; 2],
+    pub(super) k: [Vec<[usize; 2]>; 2],
 }
 
 impl Loops {
-    fn of(p: &Product) -> Loops {
+    pub(super) fn of(p: &Product) -> Loops {
         Loops {
             batch: [
                 p.batch.iter().map(|l| [l.size, l.a]).collect(),

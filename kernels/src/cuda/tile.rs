@@ -8,6 +8,7 @@ use super::lines::LineTile;
 use super::moves::Move;
 use super::product::ProductTile;
 use super::rows::{Points, Sum, Sweeps};
+use super::tensor::TensorTile;
 use super::text::{Text, element, line};
 
 /// A tile program.
@@ -21,6 +22,8 @@ pub enum Tile {
     Sum(Sum),
     /// A matrix product.
     Product(ProductTile),
+    /// One by instructions of matrices.
+    Tensor(TensorTile),
     /// A part of attention or its gradient.
     Attention(AttentionTile),
     /// An operation along a dim.
@@ -33,7 +36,7 @@ impl Tile {
     /// Whether threads of a block wait for each other.
     pub fn meets(&self) -> bool {
         match self {
-            Tile::Sweeps(_) | Tile::Product(_) => true,
+            Tile::Sweeps(_) | Tile::Product(_) | Tile::Tensor(_) => true,
             Tile::Attention(tile) => tile.part != Part::Bias,
             Tile::Points(_) | Tile::Sum(_) | Tile::Lines(_) | Tile::Move(_) => false,
         }
@@ -45,6 +48,7 @@ impl Tile {
             Tile::Sweeps(tile) => tile.print(parameters, text),
             Tile::Sum(tile) => tile.print(parameters, text),
             Tile::Product(tile) => tile.print(parameters, text),
+            Tile::Tensor(tile) => tile.print(parameters, text),
             Tile::Attention(tile) => tile.print(parameters, text),
             Tile::Lines(tile) => tile.print(parameters, text),
             Tile::Move(tile) => tile.print(parameters, text),
@@ -59,6 +63,7 @@ impl Tile {
             | Tile::Sweeps(_)
             | Tile::Sum(_)
             | Tile::Product(_)
+            | Tile::Tensor(_)
             | Tile::Attention(_)
             | Tile::Lines(_) => element(parameter.dtype),
         }
@@ -137,6 +142,7 @@ impl fmt::Display for Tile {
             Tile::Sweeps(tile) => tile.fmt(f),
             Tile::Sum(tile) => tile.fmt(f),
             Tile::Product(tile) => tile.fmt(f),
+            Tile::Tensor(tile) => tile.fmt(f),
             Tile::Attention(tile) => tile.fmt(f),
             Tile::Lines(tile) => tile.fmt(f),
             Tile::Move(tile) => tile.fmt(f),

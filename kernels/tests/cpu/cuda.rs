@@ -33,7 +33,7 @@ fn is_exact(kernel: &Kernel, functions: &Functions) -> bool {
     };
     let sums = functions.functions.iter().any(|function| match &function.tile {
         Tile::Sweeps(tile) => tile.rows.dtype != DType::I64,
-        Tile::Attention(_) => true,
+        Tile::Attention(_) | Tile::Tensor(_) => true,
         Tile::Points(tile) => calls_erf(&tile.rows),
         Tile::Sum(_) | Tile::Product(_) | Tile::Lines(_) | Tile::Move(_) => false,
     });

@@ -15,6 +15,7 @@ mod narrow;
 mod pairs;
 mod product;
 mod rows;
+#[allow(dead_code)]
 mod shim;
 mod whole;
 

@@ -5,7 +5,7 @@
 
 use ir::program::{Instruction, Step};
 use ir::{DType, Diagnostic, Program, Span};
-use kernels::cuda::{Functions, functions, name};
+use kernels::cuda::{Functions, functions, functions_for, name};
 use kernels::{Kernel, Product, price};
 use planner::cluster::Cluster;
 use runtime::artefact::Contents;
@@ -130,7 +130,11 @@ fn kernels(contents: &Contents) -> Vec<Told> {
         contents.programs.iter().map(|program| launches(program, contents.kernels.len())).collect();
     let told = |(at, kernel): (usize, &Kernel)| {
         let launches = counts.iter().map(|count| count[at]).find(|count| *count > 0).unwrap_or(0);
-        let Functions { functions, workspaces } = functions(kernel);
+        // Of all architectures that text is made for functions are the same.
+        let Functions { functions, workspaces } = match contents.archs.first() {
+            Some(arch) => functions_for(kernel, *arch),
+            None => functions(kernel),
+        };
         let lines = functions.iter().enumerate().map(|(number, function)| Line {
             name: name(at, number),
             launches,

@@ -16,15 +16,29 @@
 #define PART inline
 #define KERNEL(THREADS) static void
 #define TABLE static const
+#define UNROLL
 #define __restrict__ __restrict
 // Room of the block; the first thread to come finds it filled with no numbers.
-#define SHARED(T, NAME, COUNT)                           \
-  static thread_local T NAME[COUNT];                     \
-  static thread_local u_int64_t NAME##_of = 0;           \
-  if (NAME##_of != shim::serial) {                       \
-    memset((void*)NAME, 0xff, sizeof NAME);              \
-    NAME##_of = shim::serial;                            \
+#ifndef SHIM_CHECKED
+#define SHARED(T, NAME, COUNT)                    \
+  alignas(128) static thread_local T NAME[COUNT]; \
+  static thread_local u_int64_t NAME##_of = 0;    \
+  if (NAME##_of != shim::serial) {                \
+    memset((void*)NAME, 0xff, sizeof NAME);       \
+    NAME##_of = shim::serial;                     \
   }
+#else
+// With room before and after it that nobody may touch.
+#define SHARED(T, NAME, COUNT)                                      \
+  alignas(128) static thread_local T NAME##_room[(COUNT) + 256];    \
+  T* NAME = NAME##_room + 128;                                      \
+  static thread_local u_int64_t NAME##_of = 0;                      \
+  if (NAME##_of != shim::serial) {                                  \
+    memset((void*)NAME##_room, 0xff, sizeof NAME##_room);           \
+    NAME##_of = shim::serial;                                       \
+    shim::know(#NAME, NAME##_room, 128 * sizeof(T), sizeof(T) * (COUNT)); \
+  }
+#endif
 
 inline float float_of_bits(unsigned int bits) { float x; memcpy(&x, &bits, 4); return x; }
 inline unsigned int bits_of(float x) { unsigned int bits; memcpy(&bits, &x, 4); return bits; }
@@ -34,12 +48,24 @@ struct Index { unsigned int x, y, z; };
 
 namespace shim {
 
+// A copy that is done when it is waited for, and not before.
+struct Copy {
+  void* to;
+  const void* from;
+  size_t bytes;
+  u_int64_t group;
+};
+
 // A thread of a block.
 struct Fiber {
   void* stack_pointer;
   Index index;
   const char* waits;
   bool is_done;
+  std::vector<Copy> copies;
+  u_int64_t group;
+  // Meetings that it has come from: of the block, and of the warp.
+  unsigned int blocks, warps;
 };
 
 // Who waits at one place, and for how many.
@@ -68,6 +94,18 @@ inline thread_local u_int64_t serial = 0;
 inline thread_local Index thread_index, block_index, block_size;
 
 const size_t STACK = 64 << 10;
+
+#ifdef SHIM_CHECKED
+void know(const char* name, const void* start, size_t before, size_t bytes);
+void forget();
+#else
+inline void forget() {}
+#endif
+// What a thread does to shared memory beside its loads and stores.
+void touch(unsigned int thread, const void* place, size_t bytes, bool writes);
+#ifndef SHIM_CHECKED
+inline void touch(unsigned int, const void*, size_t, bool) {}
+#endif
 
 extern "C" void shim_switch(void** from, void* to);
 #if defined(__x86_64__)
@@ -162,6 +200,7 @@ inline void run_block(unsigned int threads, u_int64_t seed) {
 
 // Runs a function on a grid; `meets` says whether its threads wait for each other.
 template <class F> void launch(u_int64_t blocks, unsigned int threads, bool meets, u_int64_t seed, F f) {
+  forget();
   block_size = Index{threads, 1, 1};
   if (meets) block.body = f;
   for (u_int64_t at = 0; at < blocks; at++) {
@@ -184,18 +223,315 @@ template <class F> void launch(u_int64_t blocks, unsigned int threads, bool meet
 #define blockIdx shim::block_index
 #define blockDim shim::block_size
 
-inline void meet_block() { shim::meet(shim::block.all, shim::block.fibers.size(), "meet_block"); }
-inline void meet_warp() {
-  size_t warp = shim::lane() / 32, all = shim::block.fibers.size();
-  size_t members = all - 32 * warp < 32 ? all - 32 * warp : 32;
-  shim::meet(shim::block.warps[warp], members, "meet_warp");
+inline void meet_block() {
+  shim::meet(shim::block.all, shim::block.fibers.size(), "meet_block");
+  shim::block.current->blocks += 1;
 }
+namespace shim {
+inline void meet_lanes(const char* place) {
+  size_t warp = lane() / 32, all = block.fibers.size();
+  size_t members = all - 32 * warp < 32 ? all - 32 * warp : 32;
+  meet(block.warps[warp], members, place);
+}
+}  // namespace shim
+inline void meet_warp() {
+  shim::meet_lanes("meet_warp");
+  shim::block.current->warps += 1;
+}
+// Lanes that show each other numbers do not see what the others wrote to memory.
 template <class T> T of_lane(T x, int lane) {
   unsigned int me = shim::lane();
   shim::block.shown[me] = &x;
-  meet_warp();
+  shim::meet_lanes("of_lane");
   T found = *(const T*)shim::block.shown[me / 32 * 32 + (unsigned int)lane];
-  meet_warp();
+  shim::meet_lanes("of_lane");
   return found;
 }
 template <class T> T swapped(T x, int bits) { return of_lane(x, (int)(shim::lane() % 32) ^ bits); }
+
+template <class T, int N> struct Wide;
+namespace shim {
+template <class W> void need_aligned(const void* place) {
+  if ((uintptr_t)place % sizeof(W) == 0) return;
+  fprintf(stderr, "thread %u of block %u accesses %zu bytes that are not aligned\n", thread_index.x,
+          block_index.x, sizeof(W));
+  abort();
+}
+}  // namespace shim
+template <class T, int N> Wide<T, N> load_wide(const T* from) {
+  Wide<T, N> x;
+  shim::need_aligned<Wide<T, N>>(from);
+  memcpy((void*)&x, from, sizeof x);
+  return x;
+}
+template <class T, int N> void store_wide(T* to, const Wide<T, N>& x) {
+  shim::need_aligned<Wide<T, N>>(to);
+  memcpy((void*)to, &x, sizeof x);
+}
+
+// ---- copies that run beside the program
+
+template <int BYTES> void copy_early(void* to, const void* from, bool is_there) {
+  shim::Fiber& me = *shim::block.current;
+  if ((uintptr_t)to % BYTES || (uintptr_t)from % BYTES) {
+    fprintf(stderr, "thread %u copies %d bytes to or from where they are not aligned\n",
+            me.index.x, BYTES);
+    abort();
+  }
+  // It may be written from now on until it is waited for.
+  shim::touch(me.index.x, to, BYTES, true);
+  me.copies.push_back(shim::Copy{to, is_there ? from : nullptr, BYTES, me.group});
+}
+inline void copies_commit() { shim::block.current->group += 1; }
+template <int LAST> void copies_wait() {
+  shim::Fiber& me = *shim::block.current;
+  std::vector<shim::Copy> later;
+  for (const shim::Copy& copy : me.copies) {
+    if (copy.group + LAST >= me.group) {
+      later.push_back(copy);
+      continue;
+    }
+    shim::touch(me.index.x, copy.to, copy.bytes, true);
+    if (copy.from) {
+      memcpy(copy.to, copy.from, copy.bytes);
+    } else {
+      memset(copy.to, 0, copy.bytes);
+    }
+  }
+  me.copies.swap(later);
+}
+
+// ---- products of matrices
+
+namespace shim {
+
+// What lanes show each other, of one kind; the last to come works for all.
+template <class P, class F> void warp_do(P mine, F f) {
+  unsigned int me = lane();
+  block.shown[me] = &mine;
+  size_t warp = me / 32;
+  // Who ends the meeting goes on first, before any other has seen it.
+  bool is_last = block.warps[warp].waiting.size() + 1 == 32;
+  if (is_last) {
+    P* all[32];
+    for (size_t i = 0; i < 32; i++) all[i] = (P*)block.shown[warp * 32 + i];
+    f(all);
+  }
+  meet(block.warps[warp], 32, "an instruction of the warp");
+}
+
+struct Matrices { unsigned int* x; const unsigned char* row; };
+
+inline void load(unsigned int* x, const void* row, bool turns) {
+  if ((uintptr_t)row % 16) {
+    fprintf(stderr, "thread %u names a row that is not aligned\n", block.current->index.x);
+    abort();
+  }
+  touch(block.current->index.x, row, 16, false);
+  warp_do(Matrices{x, (const unsigned char*)row}, [turns](Matrices** all) {
+    for (int matrix = 0; matrix < 4; matrix++) {
+      for (int lane = 0; lane < 32; lane++) {
+        u_int16_t two[2];
+        for (int h = 0; h < 2; h++) {
+          int row = turns ? lane % 4 * 2 + h : lane / 4, col = turns ? lane / 4 : lane % 4 * 2 + h;
+          memcpy(&two[h], all[matrix * 8 + row]->row + 2 * col, 2);
+        }
+        memcpy(&all[lane]->x[matrix], two, 4);
+      }
+    }
+  });
+}
+
+}  // namespace shim
+
+inline void load_matrices(unsigned int (&x)[4], const void* row) { shim::load(x, row, false); }
+inline void load_turned(unsigned int (&x)[4], const void* row) { shim::load(x, row, true); }
+
+struct bf16;
+struct f16;
+inline float widened(bf16 x);
+inline float widened(f16 x);
+
+// The elements of registers of two each.
+template <class T> float half_of(unsigned int two, int h) {
+  unsigned short bits = (unsigned short)(two >> 16 * h);
+  T x;
+  memcpy((void*)&x, &bits, 2);
+  return widened(x);
+}
+template <class T, int M, int N>
+void warp_multiply(float (&c)[M][N][4], const unsigned int (&a)[M][4],
+                   const unsigned int (&b)[N / 2][4]) {
+  struct Mine { float (*c)[N][4]; const unsigned int (*a)[4]; const unsigned int (*b)[4]; };
+  shim::warp_do(Mine{c, a, b}, [](Mine** all) {
+    static thread_local float x[M * 16][16], y[16][N * 8], z[M * 16][N * 8];
+    for (int lane = 0; lane < 32; lane++) {
+      const Mine& of = *all[lane];
+      int row = lane / 4, col = lane % 4 * 2;
+      for (int i = 0; i < M; i++) {
+        for (int r = 0; r < 4; r++) {
+          for (int h = 0; h < 2; h++) {
+            x[i * 16 + row + r % 2 * 8][col + r / 2 * 8 + h] = half_of<T>(of.a[i][r], h);
+          }
+        }
+      }
+      for (int j = 0; j < N; j++) {
+        for (int r = 0; r < 2; r++) {
+          for (int h = 0; h < 2; h++) {
+            y[col + r * 8 + h][j * 8 + row] = half_of<T>(of.b[j / 2][j % 2 * 2 + r], h);
+          }
+        }
+      }
+      for (int i = 0; i < M; i++) {
+        for (int j = 0; j < N; j++) {
+          for (int q = 0; q < 4; q++) z[i * 16 + row + q / 2 * 8][j * 8 + col + q % 2] = of.c[i][j][q];
+        }
+      }
+    }
+    for (int i = 0; i < M * 16; i++) {
+      for (int k = 0; k < 16; k++) {
+        for (int j = 0; j < N * 8; j++) z[i][j] += x[i][k] * y[k][j];
+      }
+    }
+    for (int lane = 0; lane < 32; lane++) {
+      int row = lane / 4, col = lane % 4 * 2;
+      for (int i = 0; i < M; i++) {
+        for (int j = 0; j < N; j++) {
+          for (int q = 0; q < 4; q++) {
+            all[lane]->c[i][j][q] = z[i * 16 + row + q / 2 * 8][j * 8 + col + q % 2];
+          }
+        }
+      }
+    }
+  });
+}
+
+// ---- checks of shared memory, by the compiler's hooks of loads and stores
+
+#ifdef SHIM_CHECKED
+#define UNCHECKED __attribute__((no_sanitize("thread")))
+
+namespace shim {
+
+struct Access { unsigned int thread, blocks, warps; };
+
+// What was done to a byte in the block of that number: who wrote it last, and who read it of late.
+struct Cell {
+  u_int64_t of;
+  Access write, reads[2];
+};
+
+// Shared memory of one name: its bytes, between others that nobody may touch.
+struct Room {
+  const char* name;
+  const unsigned char* start;
+  size_t before, bytes;
+  Cell* cells;
+};
+
+const size_t ROOMS = 64;
+inline thread_local Room rooms[ROOMS];
+inline thread_local size_t room_count = 0;
+inline thread_local char report[256];
+
+inline UNCHECKED void know(const char* name, const void* start, size_t before, size_t bytes) {
+  for (size_t at = 0; at < room_count; at++) {
+    if (rooms[at].start == start) return;
+  }
+  if (room_count == ROOMS) abort();
+  Cell* cells = (Cell*)calloc(bytes, sizeof(Cell));
+  rooms[room_count++] = Room{name, (const unsigned char*)start, before, bytes, cells};
+}
+
+inline UNCHECKED void forget() {
+  while (room_count) free(rooms[--room_count].cells);
+}
+
+inline UNCHECKED bool is_before(const Access& access, const Access& now) {
+  if (access.thread == ~0u || access.thread == now.thread || access.blocks < now.blocks) return true;
+  return access.thread / 32 == now.thread / 32 && access.warps < now.warps;
+}
+
+inline UNCHECKED void tell(const Room& room, size_t at, unsigned int thread, const char* what,
+                           unsigned int other) {
+  if (report[0]) return;
+  int end = snprintf(report, sizeof report, "thread %u of block %u %s byte %zu of %s", thread,
+                     block_index.x, what, at, room.name);
+  if (other != ~0u) snprintf(report + end, sizeof report - end, " by thread %u", other);
+}
+
+inline UNCHECKED void touch_byte(const Room& room, size_t at, const Access& now, bool writes) {
+  Cell& cell = room.cells[at];
+  if (cell.of != serial) {
+    Access nobody = {~0u, 0, 0};
+    cell.of = serial;
+    cell.write = cell.reads[0] = cell.reads[1] = nobody;
+  }
+  if (!is_before(cell.write, now)) tell(room, at, now.thread, "races with a write of", cell.write.thread);
+  if (!writes) {
+    if (cell.write.thread == ~0u) tell(room, at, now.thread, "reads what nobody wrote,", ~0u);
+    if (cell.reads[0].thread != now.thread) cell.reads[1] = cell.reads[0];
+    cell.reads[0] = now;
+    return;
+  }
+  for (int i = 0; i < 2; i++) {
+    if (!is_before(cell.reads[i], now)) {
+      tell(room, at, now.thread, "races with a read of", cell.reads[i].thread);
+    }
+  }
+  cell.write = now;
+}
+
+inline UNCHECKED void touch(unsigned int thread, const void* place, size_t bytes, bool writes) {
+  const unsigned char* p = (const unsigned char*)place;
+  for (size_t at = 0; at < room_count; at++) {
+    const Room& room = rooms[at];
+    if (p < room.start || p >= room.start + 2 * room.before + room.bytes) continue;
+    const Fiber* me = block.current;
+    Access now = {thread, me->blocks, me->warps};
+    for (size_t i = 0; i < bytes; i++) {
+      size_t offset = (size_t)(p + i - room.start) - room.before;
+      if (offset >= room.bytes) {
+        tell(room, offset, thread, "is beyond, at", ~0u);
+        return;
+      }
+      touch_byte(room, offset, now, writes);
+    }
+    return;
+  }
+}
+
+inline UNCHECKED void hook(const void* place, size_t bytes, bool writes) {
+  if (room_count) touch(thread_index.x, place, bytes, writes);
+}
+
+}  // namespace shim
+
+// What was found first since the last time, or nothing.
+extern "C" UNCHECKED const char* shim_report() {
+  static thread_local char told[sizeof shim::report];
+  memcpy(told, shim::report, sizeof told);
+  shim::report[0] = 0;
+  return told;
+}
+
+#define HOOKS(N)                                                                           \
+  UNCHECKED void __tsan_read##N(void* place) { shim::hook(place, N, false); }              \
+  UNCHECKED void __tsan_write##N(void* place) { shim::hook(place, N, true); }              \
+  UNCHECKED void __tsan_unaligned_read##N(void* place) { shim::hook(place, N, false); }    \
+  UNCHECKED void __tsan_unaligned_write##N(void* place) { shim::hook(place, N, true); }
+extern "C" {
+HOOKS(1)
+HOOKS(2)
+HOOKS(4)
+HOOKS(8)
+HOOKS(16)
+UNCHECKED void __tsan_init() {}
+UNCHECKED void __tsan_func_entry(void*) {}
+UNCHECKED void __tsan_func_exit() {}
+UNCHECKED void __tsan_vptr_update(void**, void*) {}
+UNCHECKED void __tsan_vptr_read(void**) {}
+UNCHECKED void __tsan_read_range(void* place, size_t bytes) { shim::hook(place, bytes, false); }
+UNCHECKED void __tsan_write_range(void* place, size_t bytes) { shim::hook(place, bytes, true); }
+}
+#endif

@@ -37,6 +37,14 @@ PART float widened(f8e4m3 x) {
 }
 PART float widened(f8e5m2 x) { f16 wide; wide.bits = (u16)(x.bits << 8); return widened(wide); }
 
+template <class T, int N> struct Wide { T x[N]; };
+
+// Copies an element, or zero.
+template <class T> PART void copy_one(T* to, const T* from, bool is_there) {
+  T zero = {};
+  *to = is_there ? *from : zero;
+}
+
 // ---- narrow types, from f32: to nearest, ties to even
 
 PART u16 bf16_bits(float x) {
@@ -272,6 +280,41 @@ PART float sin_of(float x) { return sinf(x); }
 PART double sin_of(double x) { return sin(x); }
 PART float cos_of(float x) { return cosf(x); }
 PART double cos_of(double x) { return cos(x); }
+// Sine and cosine of an angle below 2^31 in magnitude, within an ulp: of CUDA's own, that of large
+// angles takes stack. The angle less quarter turns is exact to 2^-100, by a sum of three parts.
+PART void sine_and_cosine(double x, double& sine, double& cosine) {
+  double n = rint(x * 0.63661977236758134308);
+  double r = fma(n, -1.57079632679489661923, x);
+  double low = n * -6.12323399573676603587e-17;
+  double error = fma(n, -6.12323399573676603587e-17, -low);
+  double sum = r + low;
+  double lost = (r - sum) + low;
+  double tail = lost + fma(n, 1.4973849048591833e-33, error);
+  r = sum + tail;
+  tail = (sum - r) + tail;
+  double z = r * r;
+  double s = 1.58969099521155010221e-10;
+  s = fma(s, z, -2.50507602534068634195e-08);
+  s = fma(s, z, 2.75573137070700676789e-06);
+  s = fma(s, z, -1.98412698298579493134e-04);
+  s = fma(s, z, 8.33333333332248946124e-03);
+  double v = z * r;
+  s = r - ((z * (0.5 * tail - v * s) - tail) - v * -1.66666666666666324348e-01);
+  double c = -1.13596475577881948265e-11;
+  c = fma(c, z, 2.08757232129817482790e-09);
+  c = fma(c, z, -2.75573143513906633035e-07);
+  c = fma(c, z, 2.48015872894767294178e-05);
+  c = fma(c, z, -1.38888888888741095749e-03);
+  c = fma(c, z, 4.16666666666666019037e-02);
+  double half = 0.5 * z, w = 1.0 - half;
+  c = w + (((1.0 - w) - half) + (z * (z * c) - r * tail));
+  i64 turns = (i64)n;
+  sine = turns & 1 ? c : s;
+  cosine = turns & 1 ? s : c;
+  if (turns & 2) sine = -sine;
+  if ((turns + 1) & 2) cosine = -cosine;
+  if (x == 0) sine = x;
+}
 PART float floor_of(float x) { return floorf(x); }
 PART double floor_of(double x) { return floor(x); }
 PART float abs_of(float x) { return fabsf(x); }

@@ -1,0 +1,478 @@
+//! Text for GPUs that multiply matrices of a warp, executed by a CPU: products of BF16 and F16
+//! against exact sums, on random shapes and layouts.
+//!
+//! Each case is of its number's seed; `SEED=n` runs those of another.
+
+// Tests say what was skipped, and name only the types that they treat apart.
+#![allow(clippy::print_stdout, clippy::wildcard_enum_match_arm)]
+
+#[path = "../cpu/shim.rs"]
+mod shim;
+
+use std::ffi::c_void;
+
+use gantline_kernels::cuda::{Arch, Buffer, Functions, Tile, functions, functions_for};
+use gantline_kernels::rows::ReduceOp;
+use gantline_kernels::verify::verify;
+use gantline_kernels::{Access, Attention, BinaryOp, Instr, Output, RowInput, Rows, UnaryOp};
+use gantline_kernels::{Kernel, LoopABC, Product, ProductPart, Products, StoredTypes};
+use ir::DType;
+use ir::formats::{decode, encode};
+
+use shim::{Library, compiler};
+
+/// Random numbers.
+struct Random(u64);
+
+impl Random {
+    fn new(case: u64) -> Random {
+        let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0_u64);
+        Random(ir::random::mix(seed ^ (case + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        (ir::random::mix(self.0) % n as u64) as usize
+    }
+
+    fn pick<T: Copy>(&mut self, all: &[T]) -> T {
+        all[self.below(all.len())]
+    }
+
+    fn number(&mut self) -> f64 {
+        self.below(1 << 20) as f64 / f64::from(1 << 19) - 1.0
+    }
+}
+
+/// A buffer of numbers that start where 16 bytes are aligned, and what they are.
+#[derive(Clone)]
+struct Numbers {
+    dtype: DType,
+    words: Vec<u128>,
+    len: usize,
+}
+
+impl Numbers {
+    fn new(dtype: DType, numbers: &[f64]) -> Numbers {
+        let mut bytes: Vec<u8> = Vec::new();
+        for x in numbers {
+            match dtype {
+                DType::F32 => bytes.extend((*x as f32).to_le_bytes()),
+                _ => bytes.extend(encode(dtype, *x).to_le_bytes()),
+            }
+        }
+        bytes.resize(bytes.len().next_multiple_of(16), 0xff);
+        let word = |word: &[u8]| u128::from_le_bytes(word.try_into().expect("16 bytes"));
+        let words = bytes.chunks(16).map(word).collect();
+        Numbers { dtype, words, len: numbers.len() }
+    }
+
+    fn random(random: &mut Random, dtype: DType, len: usize) -> Numbers {
+        Numbers::new(dtype, &(0..len).map(|_| random.number()).collect::<Vec<f64>>())
+    }
+
+    fn get(&self) -> Vec<f64> {
+        let bytes: Vec<u8> = self.words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let number = |bytes: &[u8]| match *bytes {
+            [a, b, c, d] => f64::from(f32::from_le_bytes([a, b, c, d])),
+            [a, b] => decode(self.dtype, u16::from_le_bytes([a, b])),
+            _ => f64::NAN,
+        };
+        bytes.chunks(self.dtype.size() as usize).take(self.len).map(number).collect()
+    }
+
+    fn address(&mut self) -> *mut c_void {
+        self.words.as_mut_ptr().cast()
+    }
+}
+
+/// A launch: its kernel, what it reads, and what its outputs hold before.
+struct Case {
+    kernel: Kernel,
+    inputs: Vec<Numbers>,
+    old: Vec<Numbers>,
+}
+
+impl Case {
+    fn new(random: &mut Random, kernel: Kernel) -> Case {
+        verify(&kernel).unwrap_or_else(|why| panic!("{kernel:?}: {why}"));
+        let mut numbers = |arguments: Vec<gantline_kernels::arguments::Argument>| {
+            arguments.iter().map(|of| Numbers::random(random, of.dtype, of.len)).collect()
+        };
+        let (inputs, old) = (numbers(kernel.inputs()), numbers(kernel.outputs()));
+        Case { kernel, inputs, old }
+    }
+
+    fn execute(&self, library: &Library, at: usize, seed: u64) -> Vec<Numbers> {
+        let (mut inputs, mut outputs) = (self.inputs.clone(), self.old.clone());
+        // What no function writes is no number.
+        let room = |bytes: &u64| vec![u64::MAX; bytes.div_ceil(8) as usize];
+        let mut rooms: Vec<Vec<u64>> =
+            library.functions()[at].workspaces.iter().map(room).collect();
+        for (number, function) in library.functions()[at].functions.iter().enumerate() {
+            let address = |place: Buffer| match place {
+                Buffer::Input(at) => inputs[at].address(),
+                Buffer::Output(at) => outputs[at].address(),
+                Buffer::Workspace(at) => rooms[at].as_mut_ptr().cast(),
+            };
+            let buffers: Vec<*mut c_void> = function.passed().into_iter().map(address).collect();
+            // SAFETY: buffers are as long as the kernel, which was verified, says.
+            unsafe { library.launch(at, number, &buffers, seed) };
+        }
+        outputs
+    }
+}
+
+/// A product of matrices that lie in one of two ways each, some rows longer than need be.
+fn matrix(random: &mut Random, dtype: DType, [m, n, k]: [usize; 3]) -> Product {
+    let mut p = Product::matrix(m, n, k, DType::F32);
+    let more = random.pick(&[0, 0, 1, 2, 4, 8]);
+    p.stored = StoredTypes { a: dtype, b: dtype, c: random.pick(&[DType::F32, dtype]) };
+    p.accumulate = p.stored.c == DType::F32 && random.below(2) == 0;
+    let [of_a, of_b] = [0; 2].map(|_| random.below(2) == 0);
+    (p.m[0].a, p.k[0].a) = if of_a { (k + more, 1) } else { (1, m + more) };
+    (p.n[0].b, p.k[0].b) = if of_b { (k + more, 1) } else { (1, n + more) };
+    if random.below(4) == 0 {
+        (p.m[0].c, p.n[0].c) = (1, m);
+    }
+    if random.below(4) == 0 {
+        let size = random.pick(&[2, 3]);
+        let [a, b] = [(k.max(m) + more) * (k.max(m) + more), random.pick(&[0, 1, 8]) * 1024];
+        p.batch.push(LoopABC { size, a, b, c: m * n });
+    }
+    p
+}
+
+/// The offsets of a point in `a`, `b` and `c`, and in `n`, for every element of the result.
+fn elements(p: &Product) -> Vec<([usize; 3], usize)> {
+    let mut all = vec![([0; 3], 0)];
+    let mut extend = |size: usize, strides: [usize; 3], own: usize| {
+        all = all
+            .iter()
+            .flat_map(|(at, n)| {
+                (0..size).map(move |i| {
+                    let at = [0, 1, 2].map(|o: usize| at[o] + i * strides[o]);
+                    (at, if own > 0 { n * own + i } else { *n })
+                })
+            })
+            .collect();
+    };
+    p.batch.iter().for_each(|l| extend(l.size, [l.a, l.b, l.c], 0));
+    p.m.iter().for_each(|l| extend(l.size, [l.a, 0, l.c], 0));
+    p.n.iter().for_each(|l| extend(l.size, [0, l.b, l.c], l.size));
+    all
+}
+
+/// Points of `k`: offsets in `a` and `b`.
+fn contracted(p: &Product) -> Vec<[usize; 2]> {
+    let mut all = vec![[0; 2]];
+    for l in &p.k {
+        all = all
+            .iter()
+            .flat_map(|at| (0..l.size).map(move |i| [at[0] + i * l.a, at[1] + i * l.b]))
+            .collect();
+    }
+    all
+}
+
+/// One step from a number to the next of its type.
+fn ulp(dtype: DType, x: f64) -> f64 {
+    let bits = match dtype {
+        DType::BF16 => 8,
+        DType::F16 => 11,
+        _ => 24,
+    };
+    let least: f64 = if dtype == DType::F16 { 6e-5 } else { 1e-37 };
+    x.abs().max(least) * 2_f64.powi(1 - bits)
+}
+
+/// Whether an output is as near to the exact sum as the table of bounds says, else where it is not.
+fn is_near(p: &Product, case: &Case, found: &Numbers, added: [Option<usize>; 2]) -> Option<String> {
+    let [a, b] = [0, 1].map(|at: usize| case.inputs[at].get());
+    let (old, found) = (case.old[0].get(), found.get());
+    let [bias, addend] = added.map(|at| at.map(|at| case.inputs[at].get()));
+    let terms = contracted(p);
+    for ([in_a, in_b, in_c], n) in elements(p) {
+        let start = if p.accumulate { old[in_c] } else { 0.0 };
+        let (mut sum, mut most) = (start, start.abs());
+        for [of_a, of_b] in &terms {
+            let x = a[in_a + of_a] * b[in_b + of_b];
+            sum += x;
+            most += x.abs();
+        }
+        let mut limit = (terms.len() + 4) as f64 * 2_f64.powi(-23) * most;
+        limit += ulp(p.stored.c, sum.abs() + limit);
+        for more in [bias.as_ref().map(|x| x[n]), addend.as_ref().map(|x| x[in_c])] {
+            let Some(more) = more else { continue };
+            sum += more;
+            limit += ulp(p.stored.c, sum.abs() + limit);
+        }
+        let apart = (found[in_c] - sum).abs();
+        if apart.is_nan() || apart > limit {
+            return Some(format!("{p:?}: element {in_c} is {}, not {sum}", found[in_c]));
+        }
+    }
+    None
+}
+
+fn is_tensor(functions: &Functions) -> bool {
+    functions.functions.iter().all(|function| matches!(function.tile, Tile::Tensor(_)))
+}
+
+/// Products on random shapes, of which every fourth is one of several with a bias and an addend.
+fn cases(count: u64) -> Vec<(Case, Product, [Option<usize>; 2])> {
+    let edges = [1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 64, 70, 127, 128, 129, 136];
+    let case = |number: u64| {
+        let mut random = Random::new(number);
+        let dtype = random.pick(&[DType::BF16, DType::F16]);
+        let sizes = [0; 3].map(|_| random.pick(&edges));
+        let mut p = matrix(&mut random, dtype, sizes);
+        if !number.is_multiple_of(4) {
+            return (Case::new(&mut random, Kernel::Product(p.clone())), p, [None; 2]);
+        }
+        p.accumulate = false;
+        p.batch.clear();
+        let part =
+            ProductPart { bias: Some(2), addend: Some(3), ..ProductPart::of(0, 1, p.clone()) };
+        let kernel = Kernel::Products(Products { parts: vec![part] });
+        (Case::new(&mut random, kernel), p, [Some(2), Some(3)])
+    };
+    (0..count).map(case).collect()
+}
+
+#[test]
+fn products_are_as_near_to_exact_sums_as_the_bound() {
+    if compiler().is_none() {
+        println!("skipped: no C++ compiler");
+        return;
+    }
+    let cases = cases(32);
+    let text = |(case, ..): &(Case, Product, _)| functions_for(&case.kernel, Arch::Sm80);
+    let all: Vec<Functions> = cases.iter().map(text).collect();
+    assert!(all.iter().all(is_tensor), "narrow products are those of matrices");
+    let mut widths: Vec<[usize; 2]> = Vec::new();
+    for tile in all.iter().flat_map(|of| &of.functions).map(|function| &function.tile) {
+        if let Tile::Tensor(tile) = tile {
+            widths.push(tile.reads.map(|read| read.width));
+        }
+    }
+    for width in [1, 2, 4, 8] {
+        let found = widths.iter().flatten().any(|found| *found == width);
+        assert!(found, "reads of {width} are among the cases");
+    }
+    let library = Library::new("tensor", all).expect("there is a compiler");
+    for (at, (case, p, added)) in cases.iter().enumerate() {
+        let found = case.execute(&library, at, 0);
+        assert_eq!(is_near(p, case, &found[0], *added), None, "case {at}");
+        let again = case.execute(&library, at, 5 + at as u64);
+        assert!(again[0].words == found[0].words, "case {at}: the order of threads changes bits");
+    }
+}
+
+/// Rows and columns of a product, cut out of it, have the same bits.
+#[test]
+fn bits_do_not_depend_on_how_a_product_is_cut() {
+    if compiler().is_none() {
+        println!("skipped: no C++ compiler");
+        return;
+    }
+    let mut random = Random::new(77);
+    let [m, n, k] = [150, 140, 90];
+    let mut whole = Product::matrix(m, n, k, DType::BF16);
+    whole.stored.c = DType::F32;
+    let [rows, columns] = [33, 65];
+    let mut part = whole.clone();
+    (part.m[0].size, part.n[0].size) = (rows, columns);
+    let kernels = [whole, part].map(Kernel::Product);
+    let all = kernels.iter().map(|kernel| functions_for(kernel, Arch::Sm80)).collect();
+    let library = Library::new("tensor_cut", all).expect("there is a compiler");
+    let [whole, part] = kernels.map(|kernel| Case::new(&mut random, kernel));
+    let part = Case { inputs: whole.inputs.clone(), ..part };
+    let [whole, part] = [whole.execute(&library, 0, 0), part.execute(&library, 1, 0)];
+    let (whole, part) = (whole[0].get(), part[0].get());
+    for row in 0..rows {
+        for column in 0..columns {
+            let [a, b] = [whole[row * n + column], part[row * n + column]];
+            assert!(a.to_bits() == b.to_bits(), "{row}, {column}: {b}, not {a}");
+        }
+    }
+}
+
+#[test]
+fn equal_kernels_have_equal_text() {
+    for (case, ..) in cases(12) {
+        let text = || functions_for(&case.kernel, Arch::Sm90a).functions[0].text("f");
+        assert_eq!(text(), text());
+        // Without an architecture no function is one of matrices.
+        assert!(!is_tensor(&functions(&case.kernel)));
+    }
+}
+
+/// Every time.
+const EACH: usize = usize::MAX;
+
+/// What can be wrong in the text of a product: what is found, which time, and what stands there.
+const MISTAKES: [(&str, usize, &str); 15] = [
+    ("meet_block();", 0, ""),
+    ("copies_wait<1>();", 0, ""),
+    ("copies_wait<1>();", 0, "copies_wait<2>();"),
+    ("copies_commit();", 0, ""),
+    ("step % 3", 0, "step % 2"),
+    ("(step - 2) % 3", 0, "(step - 1) % 3"),
+    ("is_there);", EACH, "true);"),
+    ("from / 2 % 4", 0, "from % 4"),
+    ("from_k % 8) * 8", 0, "from_k / 2 % 4) * 8"),
+    ("load_matrices(", 0, "load_turned("),
+    ("load_turned(", 0, "load_matrices("),
+    ("lane / 8 % 2 * 8", 0, "lane / 16 * 8"),
+    ("lane / 8 % 2 * 8", 1, "lane / 16 * 8"),
+    ("warp_multiply<bf16>(sums, a, b);", 0, "if (k == 0) warp_multiply<bf16>(sums, a, b);"),
+    ("q / 2 * 8", 0, "q % 2 * 8"),
+];
+
+/// The text with one mistake.
+fn mistaken(text: &str, (right, time, wrong): (&str, usize, &str)) -> String {
+    if time == EACH {
+        return text.replace(right, wrong);
+    }
+    let found = text.match_indices(right).nth(time);
+    let (at, _) = found.unwrap_or_else(|| panic!("`{right}`: {text}"));
+    format!("{}{wrong}{}", &text[..at], &text[at + right.len()..])
+}
+
+#[test]
+fn mistakes_in_the_text_of_a_product_are_found() {
+    if compiler().is_none() {
+        println!("skipped: no C++ compiler");
+        return;
+    }
+    let mut p = Product::matrix(136, 136, 100, DType::BF16);
+    // Rows go on behind the last point of `k`.
+    p.m[0].a = 104;
+    p.stored.c = DType::F32;
+    let kernel = Kernel::Product(p.clone());
+    let functions = functions_for(&kernel, Arch::Sm80);
+    let change = |at: usize, text: String| match at {
+        0 => text,
+        _ => mistaken(&text, MISTAKES[at - 1]),
+    };
+    let all = vec![functions; MISTAKES.len() + 1];
+    let library = Library::changed("tensor_mistakes", all, &change).expect("there is a compiler");
+    let case = Case::new(&mut Random::new(5), kernel);
+    let is_found = |at: usize, seed: u64| {
+        is_near(&p, &case, &case.execute(&library, at, seed)[0], [None; 2]).is_some()
+    };
+    assert!((0..8).all(|seed| !is_found(0, seed)), "without a mistake nothing is found");
+    for (at, mistake) in MISTAKES.iter().enumerate() {
+        assert!((0..8).any(|seed| is_found(at + 1, seed)), "{mistake:?} is not found");
+    }
+}
+
+/// Softmax of rows that are longer than what a warp takes.
+fn softmax() -> Rows {
+    let [rows, cols] = [3, 1100];
+    let input = RowInput { dtype: DType::F32, access: Access::full(rows, cols) };
+    let output =
+        |value, access| Output::Store { value, access, dtype: DType::F32, accumulate: false };
+    let reduce = |op, x| Instr::Reduce { op, x };
+    Rows {
+        rows,
+        cols,
+        dtype: DType::F32,
+        inputs: vec![input],
+        instrs: vec![
+            Instr::Load { input: 0 },
+            reduce(ReduceOp::Max, 0),
+            Instr::Binary { op: BinaryOp::Sub, a: 0, b: 1 },
+            Instr::Unary { op: UnaryOp::Exp, x: 2 },
+            reduce(ReduceOp::Sum, 3),
+            Instr::Binary { op: BinaryOp::Div, a: 3, b: 4 },
+        ],
+        outputs: vec![output(5, Access::full(rows, cols))],
+    }
+}
+
+fn attention() -> Attention {
+    let [batch, queries, keys, heads, kv_heads, dim] = [1, 37, 70, 2, 1, 40];
+    let of_queries = [queries * heads * dim, heads * dim, dim];
+    let of_keys = [keys * kv_heads * dim, kv_heads * dim, dim];
+    Attention {
+        batch,
+        queries,
+        keys,
+        heads,
+        kv_heads,
+        dim,
+        scale: 0.2,
+        causal: false,
+        window: 0,
+        softcap: 0.0,
+        bias: None,
+        bias_grad: false,
+        query_offset: 0,
+        head_offset: 0,
+        kv_offset: 0,
+        group: 2,
+        q: of_queries,
+        k: of_keys,
+        v: of_keys,
+        out: of_queries,
+        dropout: None,
+        position: false,
+        dtype: DType::F32,
+    }
+}
+
+/// Every function whose threads meet, with each of its meetings left out once. Of a row the last two
+/// are for the next one, of which these have none.
+#[test]
+fn meetings_that_are_left_out_are_found() {
+    if compiler().is_none() {
+        println!("skipped: no C++ compiler");
+        return;
+    }
+    let kernels = [
+        (Kernel::Product(Product::matrix(70, 65, 40, DType::F32)), "meet_block();", 0),
+        (Kernel::Product(Product::matrix(130, 40, 140, DType::BF16)), "meet_block();", 0),
+        (Kernel::Rows(softmax()), "meet_block();", 2),
+        (Kernel::Attention(attention()), "meet_warp();", 0),
+        (Kernel::AttentionBwd(attention()), "meet_warp();", 0),
+    ];
+    let mut changed: Vec<(usize, usize, usize)> = Vec::new();
+    for (at, (kernel, meeting, needless)) in kernels.iter().enumerate() {
+        for (number, function) in functions_for(kernel, Arch::Sm80).functions.iter().enumerate() {
+            let count = function.text("f").matches(meeting).count() - needless;
+            assert!(count > 0, "threads of {function} meet");
+            changed.extend((0..count).map(|time| (at, number, time)));
+        }
+    }
+    let count = kernels.len();
+    let of = |at: usize| match at.checked_sub(count) {
+        None => at,
+        Some(number) => changed[number].0,
+    };
+    let change = |at: usize, text: String| match at.checked_sub(count).map(|at| changed[at]) {
+        Some((kernel, number, time)) if text.contains(&format!("_{number}(")) => {
+            mistaken(&text, (kernels[kernel].1, time, ""))
+        }
+        _ => text,
+    };
+    let all: Vec<usize> = (0..count + changed.len()).map(of).collect();
+    let text = |at: &usize| functions_for(&kernels[*at].0, Arch::Sm80);
+    let texts = all.iter().map(text).collect();
+    let library = Library::checked("meetings", texts, &change).expect("there is a compiler");
+    let mut random = Random::new(9);
+    let cases: Vec<Case> =
+        kernels.iter().map(|(kernel, ..)| Case::new(&mut random, kernel.clone())).collect();
+    for (at, kernel) in all.iter().enumerate() {
+        let mut found = (0..8).filter_map(|seed| {
+            cases[*kernel].execute(&library, at, seed);
+            library.report()
+        });
+        match at.checked_sub(count) {
+            None => assert_eq!(found.next(), None, "{:?}", kernels[*kernel].0),
+            Some(number) => assert!(found.next().is_some(), "{:?} is not found", changed[number]),
+        }
+    }
+    println!("{} meetings", changed.len());
+}
