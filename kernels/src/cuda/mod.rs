@@ -29,6 +29,7 @@ mod rows;
 mod tensor;
 mod text;
 mod tile;
+mod wide;
 
 pub use arch::{Arch, Unknown};
 pub use attention::{AttentionTile, Part};
@@ -39,6 +40,7 @@ pub use product::ProductTile;
 pub use rows::{Points, Sum, Sweeps};
 pub use tensor::{Read, TensorTile};
 pub use tile::Tile;
+pub use wide::Wide;
 
 use crate::arguments::Argument;
 use crate::kernel::Kernel;

@@ -6,6 +6,7 @@ use ir::DType;
 
 use super::index::{access, digits};
 use super::text::{Text, element, line, number};
+use super::wide::Wide;
 use crate::rows::{BinaryOp, Instr, Output, ReduceOp, Rows, UnaryOp};
 
 /// A block program that is printed: `row` and `col` are variables where its values are.
@@ -17,16 +18,18 @@ pub(super) struct Program<'r> {
     levels: Vec<usize>,
     /// Names of the buffers of inputs.
     pub(super) inputs: Vec<String>,
+    /// Columns that a thread takes at once, of which `e` is the number of one.
+    pub(super) wide: Option<Wide>,
 }
 
 impl<'r> Program<'r> {
-    pub(super) fn new(rows: &'r Rows, inputs: Vec<String>) -> Program<'r> {
+    pub(super) fn new(rows: &'r Rows, inputs: Vec<String>, wide: Option<&Wide>) -> Program<'r> {
         let mut levels: Vec<usize> = Vec::with_capacity(rows.instrs.len());
         for instr in &rows.instrs {
             let before = instr.operands().map(|operand| levels[operand]).max().unwrap_or(0);
             levels.push(before + usize::from(matches!(instr, Instr::Reduce { .. })));
         }
-        Program { rows, vectors: rows.vectors(), levels, inputs }
+        Program { rows, vectors: rows.vectors(), levels, inputs, wide: wide.cloned() }
     }
 
     /// The type that is computed in.
@@ -96,6 +99,9 @@ impl<'r> Program<'r> {
         let Rows { rows, cols, dtype, .. } = *self.rows;
         let compute = self.compute();
         match &self.rows.instrs[at] {
+            Instr::Load { input } if self.wide.as_ref().is_some_and(|wide| wide.inputs[*input]) => {
+                format!("Load<{compute}>::of(w{input}.x[e])")
+            }
             Instr::Load { input } => {
                 let place = access(&self.rows.inputs[*input].access, rows);
                 format!("Load<{compute}>::of({}[{place}])", self.inputs[*input])
@@ -122,20 +128,27 @@ impl<'r> Program<'r> {
     }
 
     /// Prints a store of a value at `row` and `col`.
-    pub(super) fn store(&self, text: &mut Text, output: &Output, target: &str) {
-        let Output::Store { value, access: place, dtype, accumulate } = output else { return };
-        let (place, kept) = (access(place, self.rows.rows), element(*dtype));
+    pub(super) fn store(&self, text: &mut Text, at: usize, target: &str) {
+        let Output::Store { value, access: place, dtype, accumulate } = &self.rows.outputs[at]
+        else {
+            return;
+        };
+        let kept = element(*dtype);
+        let target = match &self.wide {
+            Some(wide) if wide.outputs[at] => format!("s{at}.x[e]"),
+            _ => format!("{target}[{}]", access(place, self.rows.rows)),
+        };
         if *accumulate {
             let compute = self.compute();
             let sum = if *dtype == DType::I64 {
-                format!("add({target}[{place}], v{value})")
+                format!("add({target}, v{value})")
             } else {
                 // Of a narrower number than is computed in, the type of the buffer adds.
-                format!("{target}[{place}] + Store<{kept}>::of(({compute})v{value})")
+                format!("{target} + Store<{kept}>::of(({compute})v{value})")
             };
-            line!(text, "{target}[{place}] = {sum};");
+            line!(text, "{target} = {sum};");
         } else {
-            line!(text, "{target}[{place}] = Store<{kept}>::of(v{value});");
+            line!(text, "{target} = Store<{kept}>::of(v{value});");
         }
     }
 }

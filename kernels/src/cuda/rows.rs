@@ -3,7 +3,9 @@
 //! Versions:
 //! 1. a warp or a block a row, values computed anew in the sweep of each reduction; sums over rows
 //!    in two passes, of chunks of rows whose cut depends on the shape alone.
+//! 2. loads and stores of up to 16 bytes where columns are aligned.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use ir::DType;
@@ -12,6 +14,7 @@ use super::function::{Buffer, Function, Functions, Parameter, Scalar};
 use super::program::{Program, combined, identity};
 use super::text::{Text, element, line, number};
 use super::tile::Tile;
+use super::wide::Wide;
 use crate::rows::{Instr, Output, ReduceOp, Rows};
 
 /// Threads of a block.
@@ -28,6 +31,8 @@ pub struct Points {
     pub rows: Rows,
     /// Whether points are rows.
     pub by_row: bool,
+    /// Points that a thread takes at once, side by side.
+    pub wide: Option<Wide>,
 }
 
 /// A team of threads takes a chunk of rows, one after the other.
@@ -43,6 +48,8 @@ pub struct Sweeps {
     pub chunks: usize,
     /// For each output that is a sum, the workspace of its partial sums.
     pub partials: Vec<Option<usize>>,
+    /// Columns that a thread takes at once.
+    pub wide: Option<Wide>,
 }
 
 /// Adds partial sums in ascending order.
@@ -99,13 +106,15 @@ pub(super) fn functions(
     if !reduces && (by_row || rows.outputs.iter().all(is_point)) {
         let points =
             if by_row { rows.rows.min(rows.rows * rows.cols) } else { rows.rows * rows.cols };
+        let wide = if by_row { None } else { Wide::of(rows) };
+        let threads = points / wide.as_ref().map_or(1, |wide| wide.width);
         all.functions.push(Function {
             what: what.to_owned(),
             parameters,
             scalars: scalars(rows),
-            grid: points.div_ceil(THREADS as usize) as u64,
+            grid: threads.div_ceil(THREADS as usize) as u64,
             threads: THREADS,
-            tile: Tile::Points(Points { rows: rows.clone(), by_row }),
+            tile: Tile::Points(Points { rows: rows.clone(), by_row, wide }),
         });
         return;
     }
@@ -154,15 +163,25 @@ fn sweeps(
         scalars: scalars(rows),
         grid: chunks.div_ceil((THREADS / team) as usize) as u64,
         threads: THREADS,
-        tile: Tile::Sweeps(Sweeps { rows: rows.clone(), team, chunk, chunks, partials }),
+        tile: Tile::Sweeps(Sweeps {
+            rows: rows.clone(),
+            team,
+            chunk,
+            chunks,
+            partials,
+            wide: Wide::of(rows),
+        }),
     });
     all.functions.append(&mut second);
 }
 
 impl Points {
     pub(super) fn print(&self, parameters: &[Parameter], text: &mut Text) {
-        let Points { rows, by_row } = self;
-        let program = Program::new(rows, names(rows, parameters));
+        let Points { rows, by_row, wide } = self;
+        let program = Program::new(rows, names(rows, parameters), wide.as_ref());
+        if let Some(wide) = wide {
+            return self.print_wide(&program, wide.width, parameters, text);
+        }
         let (index, points) =
             if *by_row { ("row", rows.rows) } else { ("point", rows.rows * rows.cols) };
         line!(text, "const u64 {index} = (u64)blockIdx.x * {THREADS} + threadIdx.x;");
@@ -172,9 +191,33 @@ impl Points {
         }
         program.streams(text);
         program.values(text, &(0..rows.instrs.len()).collect());
-        for (at, output) in rows.outputs.iter().enumerate() {
-            program.store(text, output, &parameters[rows.inputs.len() + at].name());
+        for at in 0..rows.outputs.len() {
+            program.store(text, at, &parameters[rows.inputs.len() + at].name());
         }
+    }
+
+    fn print_wide(
+        &self,
+        program: &Program<'_>,
+        width: usize,
+        parameters: &[Parameter],
+        text: &mut Text,
+    ) {
+        let Rows { rows, cols, inputs, outputs, .. } = &self.rows;
+        line!(text, "const u64 point = ((u64)blockIdx.x * {THREADS} + threadIdx.x) * {width};");
+        line!(text, "if (point >= {}) return;", rows * cols);
+        line!(text, "const u64 row = point / {cols}, first = point % {cols};");
+        program.streams(text);
+        let values = (0..self.rows.instrs.len()).collect();
+        let target = |at: usize| (at, parameters[inputs.len() + at].name());
+        let targets: Vec<(usize, String)> = (0..outputs.len()).map(target).collect();
+        program.load_wide(&values, text);
+        program.open_stores(&targets, text);
+        program.open_columns(text);
+        program.values(text, &values);
+        targets.iter().for_each(|(at, target)| program.store(text, *at, target));
+        text.end();
+        program.close_stores(&targets, text);
     }
 }
 
@@ -185,7 +228,7 @@ fn names(rows: &Rows, parameters: &[Parameter]) -> Vec<String> {
 impl Sweeps {
     pub(super) fn print(&self, parameters: &[Parameter], text: &mut Text) {
         let Sweeps { rows, team, chunk, chunks, .. } = self;
-        let program = Program::new(rows, names(rows, parameters));
+        let program = Program::new(rows, names(rows, parameters), self.wide.as_ref());
         let teams = THREADS / team;
         if *team < THREADS {
             line!(text, "const u32 lane = threadIdx.x % {team};");
@@ -200,7 +243,7 @@ impl Sweeps {
             }
         }
         program.streams(text);
-        self.start_sums(text);
+        self.start_sums(&program, text);
         line!(text, "for (u64 row = chunk * {chunk}; row < (chunk + 1) * {chunk}; row += 1) {{");
         if rows.rows % chunk != 0 || rows.rows == 0 {
             line!(text, "if (row >= {}) break;", rows.rows);
@@ -218,14 +261,15 @@ impl Sweeps {
         self.partials[output].map(Buffer::Workspace)
     }
 
-    fn start_sums(&self, text: &mut Text) {
-        let Sweeps { rows, team, .. } = self;
+    fn start_sums(&self, program: &Program<'_>, text: &mut Text) {
+        let rows = &self.rows;
         for (at, output) in rows.outputs.iter().enumerate() {
             let Some(room) = self.room(at) else { continue };
             if let Output::ColSum { .. } = output {
-                line!(text, "for (u64 col = lane; col < {}; col += {team}) {{", rows.cols);
+                // By the threads that add to them.
+                self.open_columns(program, (&BTreeSet::new(), &[]), text);
                 line!(text, "{room}[chunk * {} + col] = 0;", rows.cols);
-                text.end();
+                self.close_columns(program, &[], text);
             } else {
                 let total = if rows.dtype == DType::I64 { "i64" } else { "double" };
                 line!(text, "{total} total{at} = 0;");
@@ -252,8 +296,9 @@ impl Sweeps {
         for (at, op, _) in &vectors {
             line!(text, "{compute} v{at} = {};", identity(*op, rows.dtype));
         }
-        line!(text, "for (u64 col = lane; col < {}; col += {}) {{", rows.cols, self.team);
-        program.values(text, &program.vectors_of(vectors.iter().map(|(_, _, x)| *x)));
+        let values = program.vectors_of(vectors.iter().map(|(_, _, x)| *x));
+        self.open_columns(program, (&values, &[]), text);
+        program.values(text, &values);
         for (at, op, x) in &vectors {
             // The sum of one number is that, its sign too if it is zero.
             let next = match (op, rows.cols) {
@@ -262,13 +307,41 @@ impl Sweeps {
             };
             line!(text, "v{at} = {next};");
         }
-        text.end();
+        self.close_columns(program, &[], text);
         for (at, op, _) in &vectors {
             if rows.cols == 1 {
                 line!(text, "v{at} = of_lane(v{at}, 0);");
             } else {
                 self.meet(&format!("v{at}"), "meeting", (*op, rows.dtype), text);
             }
+        }
+    }
+
+    /// Opens the loop over the columns of a lane, and loads what some values are made of.
+    fn open_columns(
+        &self,
+        program: &Program<'_>,
+        (values, targets): (&BTreeSet<usize>, &[(usize, String)]),
+        text: &mut Text,
+    ) {
+        let (cols, team) = (self.rows.cols, self.team as usize);
+        let Some(Wide { width, .. }) = self.wide else {
+            line!(text, "for (u64 col = lane; col < {cols}; col += {team}) {{");
+            return;
+        };
+        let step = team * width;
+        line!(text, "for (u64 first = lane * {width}; first < {cols}; first += {step}) {{");
+        program.load_wide(values, text);
+        program.open_stores(targets, text);
+        program.open_columns(text);
+    }
+
+    /// Closes it, and stores.
+    fn close_columns(&self, program: &Program<'_>, targets: &[(usize, String)], text: &mut Text) {
+        text.end();
+        if self.wide.is_some() {
+            program.close_stores(targets, text);
+            text.end();
         }
     }
 
@@ -301,15 +374,16 @@ impl Sweeps {
         };
         let wanted: Vec<usize> = rows.outputs.iter().filter(is_vector).map(Output::value).collect();
         if !wanted.is_empty() {
-            line!(text, "for (u64 col = lane; col < {}; col += {}) {{", rows.cols, self.team);
-            program.values(text, &program.vectors_of(wanted));
+            let values = program.vectors_of(wanted);
+            let stored = rows.outputs.iter().enumerate().filter(|(_, output)| is_vector(output));
+            let targets: Vec<(usize, String)> = stored.map(|(at, _)| (at, target(at))).collect();
+            self.open_columns(program, (&values, &targets), text);
+            program.values(text, &values);
             for (at, output) in rows.outputs.iter().enumerate() {
                 self.add(program, (at, output), text);
             }
-            for (at, output) in rows.outputs.iter().enumerate().filter(|(_, o)| is_vector(o)) {
-                program.store(text, output, &target(at));
-            }
-            text.end();
+            targets.iter().for_each(|(at, target)| program.store(text, *at, target));
+            self.close_columns(program, &targets, text);
         }
         // Row scalars may lie where the team has read the row's.
         line!(text, "{}", if self.team == 32 { "meet_warp();" } else { "meet_block();" });
@@ -317,7 +391,7 @@ impl Sweeps {
             line!(text, "if (lane == 0) {{");
             match output {
                 Output::TotalSum { value, .. } => self.add_total(program, at, *value, text),
-                Output::Store { .. } => program.store(text, output, &target(at)),
+                Output::Store { .. } => program.store(text, at, &target(at)),
                 Output::ColSum { .. } => unreachable!("column sums are of all columns"),
             }
             text.end();
@@ -378,17 +452,23 @@ impl Sum {
     }
 }
 
+fn show_width(f: &mut fmt::Formatter<'_>, wide: Option<&Wide>) -> fmt::Result {
+    wide.map_or(Ok(()), |wide| write!(f, ", {} columns at once", wide.width))
+}
+
 impl fmt::Display for Points {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = if self.by_row { "row" } else { "point" };
-        write!(f, "a thread a {what} of {}x{}", self.rows.rows, self.rows.cols)
+        write!(f, "a thread a {what} of {}x{}", self.rows.rows, self.rows.cols)?;
+        show_width(f, self.wide.as_ref())
     }
 }
 
 impl fmt::Display for Sweeps {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Sweeps { rows, team, chunk, .. } = self;
-        write!(f, "{team} threads for {chunk} rows of {}x{}", rows.rows, rows.cols)
+        write!(f, "{team} threads for {chunk} rows of {}x{}", rows.rows, rows.cols)?;
+        show_width(f, self.wide.as_ref())
     }
 }
 

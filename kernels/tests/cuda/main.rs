@@ -423,8 +423,8 @@ fn attention() -> Attention {
     }
 }
 
-/// Every function whose threads meet, with each of its meetings left out once. Of a row the last two
-/// are for the next one, of which these have none.
+/// Every function whose threads meet, with each of its meetings left out once. Of a row the last
+/// two are for the next one, of which these have none.
 #[test]
 fn meetings_that_are_left_out_are_found() {
     if compiler().is_none() {
