@@ -135,6 +135,11 @@ fn a_file_for_gpus_is_written_listed_and_not_run() {
     let kernels = told["kernels"].as_array().expect("a list");
     let launched = |kernel: &&serde_json::Value| kernel["launches"].as_u64() > Some(0);
     assert!(kernels.iter().filter(launched).count() > 10, "{told:#}");
+    for kernel in kernels {
+        let by = kernel["routines"].as_object().expect("routines").values();
+        let count: u64 = by.map(|count| count.as_u64().expect("a number")).sum();
+        assert_eq!(Some(count), kernel["launches"].as_u64(), "{kernel:#}");
+    }
     let least = |kernel: &serde_json::Value, device: &str| kernel["least_s"][device].as_f64();
     assert!(kernels.iter().all(|kernel| least(kernel, "h100") <= least(kernel, "a100")));
     assert!(scratch.answer("inspect a.gtl --kernels").contains("a warp a query, a lane a key"));
@@ -306,7 +311,7 @@ fn decoded(description: &Description, mesh: Mesh, tokens: usize) -> Vec<Kernel> 
 }
 
 /// The kernels of all programs that have to have text, each once.
-fn all_kernels() -> Vec<Kernel> {
+pub(crate) fn all_kernels() -> Vec<Kernel> {
     let mini = preset("gpt2-mini").expect("a preset");
     let mut all: Vec<Kernel> = Vec::new();
     let mut add = |kernels: Vec<Kernel>| {
@@ -335,7 +340,7 @@ fn all_kernels() -> Vec<Kernel> {
 }
 
 /// Whether a function may use a stack: sines and cosines of f64 take one.
-fn may_stack(text: &str) -> bool {
+pub(crate) fn may_stack(text: &str) -> bool {
     ["sin_of(", "cos_of(", "cos(angle)"].iter().any(|call| text.contains(call))
 }
 

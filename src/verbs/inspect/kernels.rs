@@ -3,6 +3,8 @@
 //! For each: how often a step launches it on the first rank that does, its blocks and threads, the
 //! bytes and operations of its kernel, and the least time that these take on two GPUs.
 
+use std::collections::BTreeMap;
+
 use ir::program::{Instruction, Step};
 use ir::{DType, Diagnostic, Program, Span};
 use kernels::cuda::{Functions, functions, functions_for, name};
@@ -34,7 +36,20 @@ struct Told {
     at: usize,
     kernel: Kernel,
     launches: usize,
+    /// The routines that launch it, and how often a step of the same rank does so.
+    routines: BTreeMap<String, usize>,
     lines: Vec<Line>,
+}
+
+impl Told {
+    /// `block fwd × 4, embed fwd`.
+    fn launchers(&self) -> String {
+        let launcher = |(name, count): (&String, &usize)| match count {
+            1 => name.clone(),
+            _ => format!("{name} × {count}"),
+        };
+        self.routines.iter().map(launcher).collect::<Vec<_>>().join(", ")
+    }
 }
 
 /// The page of the functions of a file.
@@ -66,8 +81,13 @@ pub(super) fn page(source: &str, contents: &Contents) -> Result<String, Failure>
     }
     text += &table.text();
     text += "\nbytes, operations and least times are those of all functions of a kernel\n\n";
-    for line in kernels(contents).iter().flat_map(|told| &told.lines) {
-        text += &format!("{} {}; {}\n", line.name, line.what, line.tile);
+    for told in kernels(contents) {
+        for line in &told.lines {
+            text += &format!("{} {}; {}\n", line.name, line.what, line.tile);
+        }
+        if !told.routines.is_empty() {
+            text += &format!("  launched by {}\n", told.launchers());
+        }
     }
     Ok(text)
 }
@@ -97,6 +117,7 @@ pub(super) fn document(source: &str, contents: &Contents) -> Result<Value, Failu
             "kernel": told.at,
             "text": told.kernel.to_string(),
             "launches": told.launches,
+            "routines": told.routines,
             "bytes": price::bytes(&told.kernel).0,
             "flops": price::flops(&told.kernel).0,
             "workspace_bytes": told.lines.first().map_or(0, |line| line.workspace_bytes),
@@ -144,7 +165,9 @@ fn kernels(contents: &Contents) -> Vec<Told> {
             what: function.what.clone(),
             tile: function.tile.to_string(),
         });
-        Told { at, kernel: kernel.clone(), launches, lines: lines.collect() }
+        let mut of = contents.programs.iter().map(|program| routines(program, at));
+        let routines = of.find(|found| !found.is_empty()).unwrap_or_default();
+        Told { at, kernel: kernel.clone(), launches, routines, lines: lines.collect() }
     };
     contents.kernels.iter().enumerate().map(told).collect()
 }
@@ -161,6 +184,24 @@ fn launches(program: &Program, kernels: usize) -> Vec<usize> {
         }
     }
     counts
+}
+
+/// The routines of a program that launch a kernel, and how often a step does.
+fn routines(program: &Program, kernel: usize) -> BTreeMap<String, usize> {
+    let is_it = |instruction: &&Instruction| {
+        let Instruction::Launch { kernel: launched, .. } = instruction else { return false };
+        *launched == kernel
+    };
+    let mut found = BTreeMap::new();
+    for step in &program.steps {
+        let Step::Call { routine, .. } = step else { continue };
+        let routine = &program.routines[*routine];
+        let count = routine.instructions.iter().filter(is_it).count();
+        if count > 0 {
+            *found.entry(routine.name.clone()).or_default() += count;
+        }
+    }
+    found
 }
 
 /// The least time of a kernel: its bytes at the device's bandwidth, or its operations at its peak.
