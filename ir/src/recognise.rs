@@ -22,6 +22,7 @@ mod activation;
 mod rope;
 mod softmax;
 mod mask;
+mod dropout;
 mod scores;
 mod attention;
 

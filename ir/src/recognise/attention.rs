@@ -3,11 +3,13 @@
 //!
 //! Found from the last product backwards. Which dims are samples, heads, queries and keys follows
 //! from the indices: keys that a group of heads shares lack a digit of the heads' index. Masks are
-//! proved where they depend on no input, and else become the bias of the composite.
+//! proved where they depend on no input, and else become the bias of the composite. Dropout of the
+//! softmax is a part of it where the composite makes the same draws.
 //!
 //! Legend: B samples, H heads, S queries, N keys, D numbers of a head.
 
 use super::draft::{Draft, Finished, Source};
+use super::dropout::Dropout;
 use super::element::{Digit, Element, Graph, Index};
 use super::mask::{Pairs, Sight};
 use super::scores::{ABSORBING, Guard, Mask, Scores, scores};
@@ -57,15 +59,23 @@ fn of_parts<'g>(
     if !graph.function.ty(root.value).dtype.is_float() || keys.is_empty() {
         return None;
     }
-    let (guard, weights) = Guard::of(graph, weights);
-    let x = softmax_of(graph, &weights, keys)?;
+    let (dropout, kept) = match Dropout::of(graph, weights) {
+        Some((dropout, kept)) => (Some(dropout), kept),
+        None => (None, weights.clone()),
+    };
+    let (guard, inner) = Guard::of(graph, &kept);
+    let x = softmax_of(graph, &inner, keys)?;
     let found = scores(graph, &x, &guard, keys)?;
     let roles = Roles::of(root, &found, values, keys)?;
     let mut draft = Draft::new(graph);
-    let y = roles.draft(graph, &mut draft, &found, values)?;
+    let y = roles.draft(graph, &mut draft, &found, values, dropout.as_ref())?;
     let back = views(&sizes(&roles.output()), &roles.output(), &root.index)?;
     let y = draft.views(y, back)?;
-    Some(draft.finish("attention", y, root.value)?.in_place_of(weights.value))
+    let (name, spared) = match dropout {
+        Some(_) => ("attention_dropout", weights.value),
+        None => ("attention", inner.value),
+    };
+    Some(draft.finish(name, y, root.value)?.in_place_of(spared))
 }
 
 /// The indices of the dims of attention.
@@ -182,6 +192,7 @@ impl Roles {
         draft: &mut Draft<'g>,
         found: &Scores,
         values: &Element,
+        dropout: Option<&Dropout>,
     ) -> Option<Source> {
         let [q, k] = &found.operands;
         let of = |heads: Index, rows: &Index, numbers: &Index| {
@@ -209,16 +220,44 @@ impl Roles {
             attributes.push(("bias", 1.0));
             attributes.extend(names.into_iter().zip(flags.map(|has| f64::from(u8::from(has)))));
         }
+        let are_finite = biases.iter().all(|mask| mask.is_finite(graph))
+            && biases.iter().filter(|mask| !mask.hides_nothing(graph)).count() < 2;
+        let is_plain = filled.is_none()
+            && (biases.is_empty() || are_finite || found.least.is_some() || found.is_guarded);
+        if let Some(dropout) = dropout {
+            // Of a row that sees no key dropout leaves a part, which is no correction of the whole.
+            return match is_plain {
+                true => self.dropped(graph, draft, dropout, (attributes, operands)),
+                false => None,
+            };
+        }
         let made = draft.composite("attention", &attributes, &operands)?;
         if filled.is_some() {
             return self.averaged(draft, made[0], made[1], v);
         }
-        let are_finite = biases.iter().all(|mask| mask.is_finite(graph))
-            && biases.iter().filter(|mask| !mask.hides_nothing(graph)).count() < 2;
-        if biases.is_empty() || are_finite || found.least.is_some() || found.is_guarded {
+        if is_plain {
             return Some(made[0]);
         }
         self.undefined(draft, made[0], made[1])
+    }
+
+    /// The same with dropout, if the composite draws for each score what is drawn for it here.
+    fn dropped(
+        &self,
+        graph: &Graph,
+        draft: &mut Draft<'_>,
+        dropout: &Dropout,
+        (mut attributes, mut operands): (Vec<(&str, f64)>, Vec<Source>),
+    ) -> Option<Source> {
+        let scores = [self.batch.clone(), self.heads(), self.queries.clone(), self.keys.clone()];
+        if !dropout.is_of(graph, &scores) {
+            return None;
+        }
+        let heads = sizes(&scores[1..2])[0].as_constant()?;
+        let Dropout { p, salt, key, .. } = *dropout;
+        attributes.extend([("p", p), ("salt", f64::from(salt)), ("heads", heads as f64)]);
+        operands.push(Source::Old(key));
+        Some(draft.composite("attention_dropout", &attributes, &operands)?[0])
     }
 
     /// All that is added to the scores, and whether it depends on samples, heads and queries.

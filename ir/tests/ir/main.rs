@@ -18,6 +18,7 @@ mod ops;
 mod passes;
 mod recognise;
 mod recognise_attention;
+mod recognise_dropout;
 mod recognise_rope;
 mod rewrite;
 mod rewrite_choice;
