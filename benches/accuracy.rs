@@ -23,6 +23,7 @@ use ir::program::{Instruction, Step};
 use ir::random::mix;
 use ir::{DType, Plan};
 use kernels::Kernel;
+use planner::calibrate::Sizes;
 use planner::cluster::Cluster;
 use planner::limits::{Knob, Limits};
 use planner::price::Prices;
@@ -139,7 +140,7 @@ fn median(mut times: Vec<f64>) -> f64 {
 }
 
 fn calibrated(cluster: &Cluster) -> Cluster {
-    let calibration = measured(CALIBRATION_S).expect("the machine is measured");
+    let calibration = measured(&Sizes::ALL, CALIBRATION_S).expect("the machine is measured");
     Cluster { calibration: Some(calibration), ..cluster.clone() }
 }
 

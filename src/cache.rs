@@ -38,13 +38,13 @@ impl Key {
     }
 }
 
-/// Where answers lie.
-fn folder() -> Option<PathBuf> {
+/// Where what is kept of a kind lies.
+pub fn folder(kind: &str) -> Option<PathBuf> {
     let variable = |name| std::env::var_os(name).map(PathBuf::from);
     // Relative paths are to be ignored: XDG Base Directory Specification.
     let caches = variable("XDG_CACHE_HOME").filter(|path| path.is_absolute());
     let home = || Some(variable("HOME").filter(|path| path.is_absolute())?.join(".cache"));
-    Some(caches.or_else(home)?.join("gantline").join("answers"))
+    Some(caches.or_else(home)?.join("gantline").join(kind))
 }
 
 /// Prints the answer that was found before, or finds, keeps and prints it. Without a key there is
@@ -56,7 +56,7 @@ pub fn answer(
     key: Option<Key>,
     find: impl FnOnce() -> Result<(Exit, String), Failure>,
 ) -> Result<Exit, Failure> {
-    let path = key.and_then(|key| Some(folder()?.join(key.0)));
+    let path = key.and_then(|key| Some(folder("answers")?.join(key.0)));
     if let Some((exit, text)) = path.as_deref().and_then(read) {
         output::answer(&text);
         return Ok(exit);

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::argument::PathArg;
 use crate::cli::positive;
 use crate::failure::{Failure, usage};
-use crate::{LOSS, failure};
+use crate::{LOSS, failure, probe};
 
 /// AdamW with the betas that language models are trained with (Brown et al. 2020).
 pub const ADAMW: Optimizer =
@@ -51,8 +51,9 @@ pub struct Where {
     /// Nodes of the cluster [default: as many as the ranks take, or as the file says]
     #[arg(long, value_name = "N", value_parser = positive)]
     pub nodes: Option<usize>,
-    /// Rates that `gantline calibrate` measured, in place of the cluster's own
-    #[arg(long, value_name = "FILE")]
+    /// Rates that `gantline calibrate` measured, in place of the cluster's own, or `none` for the
+    /// datasheet's [default: of cpu-local, rates that are measured for a second and kept]
+    #[arg(long, value_name = "FILE|none")]
     pub calibration: Option<PathArg>,
 }
 
@@ -72,13 +73,13 @@ impl Where {
             let help = "write `nodes` in each group of the file";
             return Err(usage("--nodes", headline.to_owned()).help(help).into());
         }
-        if let Some(path) = &self.calibration {
+        if let Some(path) = self.said_calibration().filter(|path| !path.is(probe::NONE)) {
             if cluster.device.kind == Kind::Gpu {
                 let headline = "what was measured here are CPUs, and the cluster has GPUs";
                 let help = "write the rates of its devices in a cluster file";
                 return Err(usage("--calibration", headline.to_owned()).help(help).into());
             }
-            let text = failure::read_text(path, "--calibration")?;
+            let text = failure::read_text(&path, "--calibration")?;
             cluster.calibration = Some(Calibration::parse(&path.to_string(), &text)?);
         }
         let ranks = self.ranks(&cluster);
@@ -91,6 +92,22 @@ impl Where {
             let headline = format!("{ranks} ranks on {devices} devices of the cluster");
             let help = format!("use --ranks {devices} or fewer, or --nodes with more nodes");
             return Err(usage("--ranks", headline).help(help).into());
+        }
+        Ok(cluster)
+    }
+
+    /// What the user says of rates: by the flag, or for all commands by the variable.
+    fn said_calibration(&self) -> Option<PathArg> {
+        let variable = || std::env::var_os(probe::VARIABLE).filter(|said| !said.is_empty());
+        self.calibration.clone().or_else(|| variable().map(PathArg::from))
+    }
+
+    /// As [`Where::cluster`]; where it is this machine and nobody says how fast that is, with rates
+    /// that are measured once and kept.
+    pub fn measured_cluster(&self) -> Result<Cluster, Failure> {
+        let mut cluster = self.cluster()?;
+        if self.cluster.is("cpu-local") && self.said_calibration().is_none() {
+            cluster.calibration = Some(probe::rates()?);
         }
         Ok(cluster)
     }

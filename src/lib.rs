@@ -52,6 +52,7 @@ pub mod onnx;
 pub mod dump;
 pub mod schema;
 pub mod cache;
+pub mod probe;
 pub mod verbs;
 pub mod progress;
 pub mod output;

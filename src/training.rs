@@ -58,7 +58,7 @@ impl Training {
             nodes: None,
             calibration: settings.calibration.clone(),
         };
-        let cluster = place.cluster()?;
+        let cluster = place.measured_cluster()?;
         if cluster.device.kind != Kind::Cpu {
             let headline =
                 format!("`{}` has other devices than this machine's cores", cluster.name);

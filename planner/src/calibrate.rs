@@ -22,16 +22,8 @@ use crate::machine::Machine;
 
 /// Element types of the products.
 const DTYPES: [DType; 3] = [DType::F32, DType::F64, DType::BF16];
-/// Sides of the square products. Chosen: from one tile to what no cache holds.
-const SIDES: [usize; 6] = [32, 64, 128, 256, 512, 1024];
-/// Elements of the elementwise kernels and copies. Chosen: from the first cache to the memory.
-const ELEMENTS: [usize; 6] = [1 << 10, 1 << 13, 1 << 16, 1 << 19, 1 << 21, 1 << 23];
-/// Lengths of the sequences of attention. Chosen: those of small models to those of long texts.
-const LENGTHS: [usize; 4] = [64, 256, 1024, 2048];
 /// Heads of attention, and the dims of one. Chosen: a small model's.
 const HEADS: [usize; 2] = [2, 64];
-/// Times that each kernel takes its turn. Chosen: the median of five leaves out two bad seconds.
-const ROUNDS: u32 = 5;
 /// Bytes that the launches of a kernel read and write before the first buffer is used again.
 /// Chosen: more than caches hold, as a step comes back to its weights much later.
 const COLD_BYTES: usize = 32 << 20;
@@ -40,6 +32,48 @@ const COLD_BYTES: usize = 32 << 20;
 const LAUNCHES_MAX: usize = 4096;
 /// Columns of the elementwise kernels.
 const COLUMNS: usize = 1024;
+
+/// What is measured, and how carefully.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// Sides of the square products.
+    sides: &'static [usize],
+    /// Elements of the elementwise kernels and copies.
+    elements: &'static [usize],
+    /// Lengths of the sequences of attention.
+    lengths: &'static [usize],
+    /// Times that each kernel takes its turn.
+    rounds: u32,
+    /// Digits of a rate that are kept.
+    digits: usize,
+}
+
+impl Sizes {
+    /// For a file that is made once. Chosen: products from one tile to what no cache holds,
+    /// elements from the first cache to the memory, the sequences of small models and of long
+    /// texts; the median of five leaves out two bad seconds, and more than four digits are noise.
+    pub const ALL: Sizes = Sizes {
+        sides: &[32, 64, 128, 256, 512, 1024],
+        elements: &[1 << 10, 1 << 13, 1 << 16, 1 << 19, 1 << 21, 1 << 23],
+        lengths: &[64, 256, 1024, 2048],
+        rounds: 5,
+        digits: 4,
+    };
+    /// For a first answer within a second or so. Chosen: what the others lie between, and two
+    /// digits, so that noise seldom makes another plan.
+    pub const FEW: Sizes = Sizes {
+        sides: &[64, 256, 512],
+        elements: &[1 << 13, 1 << 19, 1 << 22],
+        lengths: &[256, 1024],
+        rounds: 3,
+        digits: 2,
+    };
+
+    /// The digits of a rate that matter.
+    pub fn rounded(&self, number: f64) -> f64 {
+        format!("{number:.0$e}", self.digits - 1).parse().unwrap_or(number)
+    }
+}
 
 /// Links that the caller measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -53,10 +87,15 @@ pub struct Links {
 /// Measures the kernels of one-thread ranks on all cores of this machine, in about `budget`.
 ///
 /// **Cost**: half a second at least; the largest kernels may take a little longer than their share.
-pub fn calibrate(machine: &Machine, links: Links, budget: Duration) -> Calibration {
+pub fn calibrate(
+    machine: &Machine,
+    links: Links,
+    (sizes, budget): (&Sizes, Duration),
+) -> Calibration {
     let cores = machine.cores;
-    let kernels = kernels();
-    let mut measured = seconds(&kernels, cores, budget).into_iter().zip(&kernels);
+    let rounded = |number| sizes.rounded(number);
+    let kernels = kernels(sizes);
+    let mut measured = seconds(&kernels, cores, (sizes.rounds, budget)).into_iter().zip(&kernels);
     let launch_s = rounded(measured.next().expect("the launch is the first").0);
     let mut rate = |amount: fn(&Kernel) -> f64| {
         let (seconds, kernel) = measured.next().expect("a time for each kernel");
@@ -75,17 +114,17 @@ pub fn calibrate(machine: &Machine, links: Links, budget: Duration) -> Calibrati
         ..Calibration::default()
     };
     for dtype in DTYPES {
-        let curve = SIDES.map(|_| rate(flops).into()).to_vec();
+        let curve = sizes.sides.iter().map(|_| rate(flops).into()).collect();
         calibration.product.insert(dtype, Curve(curve));
     }
-    for _ in LENGTHS {
+    for _ in sizes.lengths {
         for curve in [&mut calibration.attention, &mut calibration.attention_bwd] {
             let (flops, rate) = rate(flops);
             curve.0.push([flops / HEADS[0] as f64, rate]);
         }
     }
     calibration.elementwise_flops_per_s = Some(rate(flops).1);
-    for _ in ELEMENTS {
+    for _ in sizes.elements {
         calibration.rows.0.push(rate(bytes).into());
         calibration.copy.0.push(rate(bytes).into());
     }
@@ -93,26 +132,22 @@ pub fn calibrate(machine: &Machine, links: Links, budget: Duration) -> Calibrati
 }
 
 /// What is measured, in the order in which [`calibrate`] reads it.
-fn kernels() -> Vec<Kernel> {
+fn kernels(sizes: &Sizes) -> Vec<Kernel> {
     let mut kernels = vec![elementwise(1, 1)];
     for dtype in DTYPES {
-        kernels.extend(SIDES.map(|side| Kernel::Product(Product::matrix(side, side, side, dtype))));
+        let square = |side: &usize| Kernel::Product(Product::matrix(*side, *side, *side, dtype));
+        kernels.extend(sizes.sides.iter().map(square));
     }
-    for length in LENGTHS {
+    for &length in sizes.lengths {
         kernels.push(Kernel::Attention(attention(length)));
         kernels.push(Kernel::AttentionBwd(attention(length)));
     }
     kernels.push(computing(64, COLUMNS));
-    for elements in ELEMENTS {
+    for &elements in sizes.elements {
         kernels.push(elementwise(elements / COLUMNS.min(elements), COLUMNS.min(elements)));
         kernels.push(copy(elements));
     }
     kernels
-}
-
-/// Four digits: more is noise.
-fn rounded(number: f64) -> f64 {
-    format!("{number:.3e}").parse().unwrap_or(number)
 }
 
 /// `y = (x + w) * x`, the shape of most fused kernels.
@@ -197,11 +232,11 @@ fn copy(elements: usize) -> Kernel {
 }
 
 /// The seconds of one launch of each kernel while all cores run the same.
-fn seconds(kernels: &[Kernel], cores: usize, budget: Duration) -> Vec<f64> {
+fn seconds(kernels: &[Kernel], cores: usize, (rounds, budget): (u32, Duration)) -> Vec<f64> {
     let start = Barrier::new(cores);
-    let share = budget / (ROUNDS * kernels.len() as u32);
+    let share = budget / (rounds * kernels.len() as u32);
     let of_threads: Vec<Vec<Vec<f64>>> = thread::scope(|scope| {
-        let measure = || scope.spawn(|| thread_seconds(kernels, &start, share));
+        let measure = || scope.spawn(|| thread_seconds(kernels, &start, (rounds, share)));
         let threads: Vec<_> = (0..cores).map(|_| measure()).collect();
         let join = |t: thread::ScopedJoinHandle<'_, _>| t.join().expect("a kernel does not panic");
         threads.into_iter().map(join).collect()
@@ -216,7 +251,11 @@ fn median(mut times: Vec<f64>) -> f64 {
 }
 
 /// One thread's seconds of each kernel in each round.
-fn thread_seconds(kernels: &[Kernel], start: &Barrier, share: Duration) -> Vec<Vec<f64>> {
+fn thread_seconds(
+    kernels: &[Kernel],
+    start: &Barrier,
+    (rounds, share): (u32, Duration),
+) -> Vec<Vec<f64>> {
     let cpu = Cpu::new(1);
     let most = |of: fn(&Kernel) -> Vec<Argument>| {
         let words = |kernel| of(kernel).iter().map(words).sum();
@@ -225,7 +264,7 @@ fn thread_seconds(kernels: &[Kernel], start: &Barrier, share: Duration) -> Vec<V
     let read = vec![0.5f64; most(Kernel::inputs)];
     let mut written = vec![0.5f64; most(Kernel::outputs)];
     let mut times = vec![Vec::new(); kernels.len()];
-    for _ in 0..ROUNDS {
+    for _ in 0..rounds {
         for (kernel, times) in kernels.iter().zip(&mut times) {
             let launches = launches(kernel, &read, &mut written);
             start.wait();
@@ -303,7 +342,8 @@ mod tests {
     #[test]
     fn a_short_calibration_reads_back() {
         let machine = Machine { cores: 1, memory_bytes: 1 << 30, instruction_set: "any".into() };
-        let measured = calibrate(&machine, Links::default(), Duration::from_millis(50));
+        let sizes = Sizes::FEW;
+        let measured = calibrate(&machine, Links::default(), (&sizes, Duration::from_millis(50)));
         let text = measured.to_string();
         let read = Calibration::parse("measured", &text);
         assert_eq!(read.as_ref(), Ok(&measured), "{text}");
@@ -311,10 +351,13 @@ mod tests {
         assert!(measured.rows.0.iter().all(|[_, rate]| *rate > 1e6), "{text}");
         // Each curve is that of its own kernels.
         let at = |curve: &Curve| curve.0.iter().map(|[at, _]| *at).collect::<Vec<f64>>();
-        let flops = SIDES.map(|side| 2.0 * (side as f64).powi(3));
+        let of = |sizes: &[usize], each: fn(f64) -> f64| -> Vec<f64> {
+            sizes.iter().map(|size| each(*size as f64)).collect()
+        };
+        let flops = of(sizes.sides, |side| 2.0 * side.powi(3));
         assert!(measured.product.values().all(|curve| at(curve) == flops), "{text}");
-        assert_eq!(at(&measured.rows), ELEMENTS.map(|elements| 12.0 * elements as f64));
-        assert_eq!(at(&measured.copy), ELEMENTS.map(|elements| 8.0 * elements as f64));
+        assert_eq!(at(&measured.rows), of(sizes.elements, |elements| 12.0 * elements));
+        assert_eq!(at(&measured.copy), of(sizes.elements, |elements| 8.0 * elements));
         let pairs = at(&measured.attention).into_iter().zip(at(&measured.attention_bwd));
         // Two products of queries and keys forward, five backward.
         assert!(pairs.into_iter().all(|(forward, backward)| backward == 2.5 * forward), "{text}");

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ir::DType;
-use planner::calibrate::{Links, calibrate};
+use planner::calibrate::{Links, Sizes, calibrate};
 use planner::calibration::Calibration;
 use planner::link::Link;
 use planner::machine::Machine;
@@ -40,7 +40,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let cores = Machine::detect().cores;
     let budget = args.budget.min(600.0);
     output::note(&format!("measuring {cores} cores for about {budget:.0} s"));
-    let text = measured(budget)?.to_string();
+    let text = measured(&Sizes::ALL, budget)?.to_string();
     match &args.output {
         None => output::answer(&text),
         Some(path) => {
@@ -54,7 +54,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
 }
 
 /// The rates of this machine, measured in about so many seconds.
-pub fn measured(budget: f64) -> Result<Calibration, Failure> {
+pub fn measured(sizes: &Sizes, budget: f64) -> Result<Calibration, Failure> {
     let machine = Machine::detect();
     let share = Duration::from_secs_f64(budget * LINK_SHARE / 4.0);
     let members = machine.cores.max(2);
@@ -64,15 +64,19 @@ pub fn measured(budget: f64) -> Result<Calibration, Failure> {
     let n = members as f64;
     let (hops, volume) = (n.log2().ceil(), 2.0 * (n - 1.0) / n);
     let links = Links {
-        collective: Some(link([collective(SIZES[0])?, collective(SIZES[1])?], hops, volume)),
+        collective: Some(link(
+            sizes,
+            [collective(SIZES[0])?, collective(SIZES[1])?],
+            [hops, volume],
+        )),
         send: Some(link(
+            sizes,
             [seconds_of_send(SIZES[0], share)?, seconds_of_send(SIZES[1], share)?],
-            1.0,
-            1.0,
+            [1.0, 1.0],
         )),
     };
     let rest = Duration::from_secs_f64(budget * (1.0 - LINK_SHARE));
-    Ok(calibrate(&machine, links, rest))
+    Ok(calibrate(&machine, links, (sizes, rest)))
 }
 
 /// Whether the system starts so many threads at once: those that measure wait for each other.
@@ -90,13 +94,11 @@ fn check_threads(count: usize) -> Result<(), runtime::Error> {
 }
 
 /// Latency and bandwidth from the times of both sizes: `hops α + volume V β`.
-fn link(seconds: [f64; 2], hops: f64, volume: f64) -> Link {
+fn link(sizes: &Sizes, seconds: [f64; 2], [hops, volume]: [f64; 2]) -> Link {
     let bytes = (SIZES[1] - SIZES[0]) as f64 * volume;
     let bandwidth = bytes / (seconds[1] - seconds[0]).max(1e-9);
     let latency = (seconds[0] - SIZES[0] as f64 * volume / bandwidth).max(1e-8) / hops;
-    // Three digits: more is noise.
-    let rounded = |x: f64| format!("{x:.2e}").parse().unwrap_or(x);
-    Link { latency_s: rounded(latency), bandwidth_bytes_per_s: rounded(bandwidth) }
+    Link { latency_s: sizes.rounded(latency), bandwidth_bytes_per_s: sizes.rounded(bandwidth) }
 }
 
 fn seconds_of_all_reduce(members: usize, bytes: usize, share: Duration) -> Result<f64, Failure> {

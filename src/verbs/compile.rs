@@ -42,7 +42,7 @@ pub struct Args {
 /// Answers.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
     let archs = archs(&args.arch)?;
-    let (model, question) = args.asked.question_with(args.dropout)?;
+    let (model, question) = args.asked.question_on(args.asked.place.cluster()?, args.dropout)?;
     let plan = match &args.plan {
         Some(path) => read_plan(&path.to_string(), &read_text(path, "--plan")?, &question)?,
         None => crate::plan(&question.job())?.plan,

@@ -137,13 +137,17 @@ impl Asked {
 
     /// The model, and the question in the planner's form.
     pub fn question(&self) -> Result<(Model, Question), Failure> {
-        self.question_with(None)
+        self.question_on(self.place.measured_cluster()?, None)
     }
 
-    /// As [`Asked::question`], with another probability of dropout than the model's.
-    pub fn question_with(&self, dropout: Option<f64>) -> Result<(Model, Question), Failure> {
+    /// As [`Asked::question`], on a cluster whose rates are known, with another probability of
+    /// dropout than the model's.
+    pub fn question_on(
+        &self,
+        cluster: Cluster,
+        dropout: Option<f64>,
+    ) -> Result<(Model, Question), Failure> {
         let description = crate::resolve(&self.model)?.description;
-        let cluster = self.place.cluster()?;
         if self.imbalance.is_some() {
             let headline = "ranks of CPUs share no experts".to_owned();
             return Err(usage("--imbalance", headline).help("leave it out, or name GPUs").into());

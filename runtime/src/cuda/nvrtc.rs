@@ -212,7 +212,8 @@ impl Nvrtc {
 
 fn load(path: &Path) -> Result<Library, String> {
     // SAFETY: the library's constructors run as in any program that compiles CUDA C++.
-    unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }.map_err(|error| error.to_string())
+    let opened = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
+    opened.map_err(|error| format!("`{}` cannot be opened: {error}", path.display()))
 }
 
 /// Where the library may be.
