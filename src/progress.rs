@@ -101,7 +101,10 @@ impl Watcher {
         let validation = progress.validation.map(|loss| format!("{loss:.4}")).unwrap_or_default();
         let mut text = String::new();
         let step_s = self.median_step_s().unwrap_or(progress.step_s);
-        let left = output::seconds(step_s * self.steps.saturating_sub(progress.step) as f64);
+        let left = match self.steps.saturating_sub(progress.step) {
+            0 => "done".to_owned(),
+            steps => output::seconds(step_s * steps as f64),
+        };
         if !self.has_header {
             self.has_header = true;
             text += "    step      loss      val      norm        lr  tokens/s    step time";

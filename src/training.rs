@@ -141,8 +141,9 @@ impl Training {
         let saved = runtime::train::checkpoints(settings.checkpoint_every(), done..settings.steps);
         let most = if settings.keep > 0 { saved.min(settings.keep as u64 + 1) } else { saved };
         text += &format!(
-            "disk     {} for {most} checkpoints of {}\n",
+            "disk     {} for {most} checkpoint{} of {}\n",
             output::bytes(most * checkpoint),
+            if most == 1 { "" } else { "s" },
             output::bytes(checkpoint)
         );
         let plan = "`gantline plan -o FILE` writes the plan, and `train --plan FILE` takes it";
