@@ -1,5 +1,6 @@
 //! What is asked: the flags that several verbs share, and what they mean to the planner.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
@@ -436,14 +437,20 @@ pub fn training_precision(
 ) -> Result<ir::precision::Precision, Vec<Diagnostic>> {
     check_executable(dtype).map_err(|one| vec![one])?;
     let mut precision = ir::precision::Precision::training(dtype);
-    let mut wrong = Vec::new();
+    let (mut wrong, mut said) = (Vec::new(), BTreeSet::new());
     for role in roles {
         let set = match role.split_once('=') {
+            Some((name, _)) if !said.insert(name.trim()) => {
+                Err(format!("the role `{}` is set twice", name.trim()))
+            }
             Some((name, to)) => precision.set(name.trim(), to.trim()),
             None => Err(format!("`{role}` sets no role: write one such as states=bf16")),
         };
         if let Err(why) = set {
-            wrong.push(usage("--precision", why).help("write it as --precision master=none"));
+            wrong.push(
+                usage("--precision", why)
+                    .help("set each role once, such as --precision master=none,states=bf16"),
+            );
         }
     }
     if wrong.is_empty() {
