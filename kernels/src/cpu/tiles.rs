@@ -33,6 +33,9 @@ const MS: usize = 2048;
 /// The same where sums are kept apart from the result, which is narrow: 2 MiB.
 const MS_APART: usize = 512;
 
+/// Most panels of columns for which reading rows in place beats packing them.
+const IN_PLACE: usize = 8;
+
 /// Most rows for which reading `b` in place beats packing it.
 pub(super) const THIN: usize = 4;
 
@@ -497,13 +500,17 @@ pub(super) unsafe fn table<'a, T>(start: *mut T, len: usize) -> &'a mut [T] {
     unsafe { std::slice::from_raw_parts_mut(start, len) }
 }
 
-/// Vectors of columns of the register tiles for `n` columns: three where they fill tiles about as
-/// well as two, because a tile of 8 rows and three vectors loads less for each multiplication than
-/// one of 12 rows and two.
+/// Vectors of columns of the register tiles for `n` columns: three where these take about as few
+/// cycles as two, because a tile of 8 rows and three vectors loads less for each multiplication
+/// than one of 12 rows and two.
 #[inline(always)]
 fn vectors<V: Vector>(n: usize) -> usize {
-    let padded = |vectors: usize| n.next_multiple_of(vectors * V::LANES);
-    if V::ROWS == 12 && padded(3) * 15 <= padded(2) * 16 { 3 } else { 2 }
+    // Of 8 rows and one point of `k`, in quarters of cycles; a single vector waits for its loads.
+    let cost = |vectors: usize| {
+        let of_rest = [0, 20, 34][n.div_ceil(V::LANES) % vectors];
+        n.div_ceil(V::LANES) / vectors * vectors * 16 + of_rest
+    };
+    if V::ROWS == 12 && cost(3) * 15 <= cost(2) * 16 { 3 } else { 2 }
 }
 
 /// Height of the next register tile of so many vectors when `rows` are left.
@@ -519,7 +526,8 @@ pub(super) fn height<V: Vector>(vectors: usize, rows: usize) -> usize {
     }
 }
 
-/// Multiplies a block: packs its rows, and its columns the `first` time, panel by panel.
+/// Multiplies a block: packs its columns the `first` time, panel by panel, and its rows where many
+/// panels of columns read them or they cannot be read in place.
 #[inline(always)]
 unsafe fn multiply<V: Vector, const C: usize>(
     block: &Block<V::Scalar>,
@@ -528,44 +536,126 @@ unsafe fn multiply<V: Vector, const C: usize>(
     add: bool,
 ) {
     let (k, width) = (block.ak.len(), C * V::LANES);
+    let count = block.cn.len().div_ceil(width);
+    let in_place =
+        count <= IN_PLACE && block.a.format == Format::Own && k > 0 && step(block.ak) == Some(1);
     // SAFETY: operands and panels hold the block, by the contract of the part.
     unsafe {
-        pack_rows::<V>(block.a, block.am, block.ak, C, panels.a);
+        if !in_place {
+            pack_rows::<V>(block.a, block.am, block.ak, C, panels.a);
+        }
         for (i, columns) in block.cn.chunks(width).enumerate() {
             let b = panels.b.add(i * width * k);
+            let vectors = columns.len().div_ceil(V::LANES);
             if first {
-                let columns = &block.bn[i * width..][..columns.len()];
+                let width = vectors * V::LANES;
+                let of_b = &block.bn[i * C * V::LANES..][..columns.len()];
                 if block.frame.is_none() {
-                    pack_columns::<V>(block.b, columns, block.bk, width, b);
+                    pack_columns::<V>(block.b, of_b, block.bk, width, b);
                 } else {
-                    block.frame.pack::<V>(block.b, i * width, columns, block.bk, width, b);
+                    block.frame.pack::<V>(block.b, i * C * V::LANES, of_b, block.bk, width, b);
                 }
             }
-            let contiguous = step(columns) == Some(1);
-            let mut done = 0;
-            while done < block.cm.len() {
-                let rows = height::<V>(C, block.cm.len() - done);
-                let a = panels.a.add(done * k);
-                let target = Target {
-                    c: block.c,
-                    rows: &block.cm[done..done + rows],
-                    columns,
-                    contiguous,
-                    add,
-                };
-                match rows {
-                    12 => V::call(Tile::<_, 12, C> { k, a, b, target }),
-                    8 => V::call(Tile::<_, 8, C> { k, a, b, target }),
-                    6 => V::call(Tile::<_, 6, C> { k, a, b, target }),
-                    4 => V::call(Tile::<_, 4, C> { k, a, b, target }),
-                    2 => V::call(Tile::<_, 2, C> { k, a, b, target }),
-                    _ => V::call(Tile::<_, 1, C> { k, a, b, target }),
-                }
-                done += rows;
+            let rows = if in_place {
+                let first = block.a.start::<V::Scalar>().wrapping_add(block.ak[0]);
+                Left::InPlace { first, offsets: block.am }
+            } else {
+                Left::Packed(panels.a)
+            };
+            let panel = Panel { k, b, height: C, columns };
+            match vectors {
+                3 => panel.multiply::<V, 3>(block, rows, add),
+                2 => panel.multiply::<V, 2>(block, rows, add),
+                _ => panel.multiply::<V, 1>(block, rows, add),
             }
         }
     }
 }
+
+/// The rows of a block.
+#[derive(Clone, Copy)]
+enum Left<'a, S> {
+    /// As panels.
+    Packed(*const S),
+    /// Where they are, contiguous along `k`: the first one, and the offset of each.
+    InPlace { first: *const S, offsets: &'a [usize] },
+}
+
+/// A panel of columns.
+struct Panel<'a, S> {
+    k: usize,
+    b: *const S,
+    /// Vectors of the widest panel, which decide the heights of tiles.
+    height: usize,
+    columns: &'a [usize],
+}
+
+impl<S: Scalar> Panel<'_, S> {
+    /// Multiplies all rows of a block with a panel of `C` vectors.
+    ///
+    /// # Safety
+    ///
+    /// As [`multiply`].
+    #[inline(always)]
+    unsafe fn multiply<V: Vector<Scalar = S>, const C: usize>(
+        &self,
+        block: &Block<S>,
+        left: Left<'_, S>,
+        add: bool,
+    ) {
+        let &Panel { k, b, columns, .. } = self;
+        let contiguous = step(columns) == Some(1);
+        let mut done = 0;
+        while done < block.cm.len() {
+            let rows = height::<V>(self.height, block.cm.len() - done);
+            let target =
+                Target { c: block.c, rows: &block.cm[done..done + rows], columns, contiguous, add };
+            macro_rules! tile {
+                ($rows:expr) => {{
+                    // SAFETY: by the contract of the function.
+                    let (a, next, stride) = unsafe { left.tile::<$rows>(done, k) };
+                    V::call(Tile::<_, $rows, C> { k, a, next, stride, b, target })
+                }};
+            }
+            match rows {
+                12 => tile!(12),
+                8 => tile!(8),
+                6 => tile!(6),
+                4 => tile!(4),
+                2 => tile!(2),
+                _ => tile!(1),
+            }
+            done += rows;
+        }
+    }
+}
+
+impl<S: Scalar> Left<'_, S> {
+    /// Where the rows of a tile start from row `done` on, those of the next one where they are not
+    /// packed, and the stride along `k`.
+    ///
+    /// # Safety
+    ///
+    /// There are `R` rows.
+    #[inline(always)]
+    unsafe fn tile<const R: usize>(&self, done: usize, k: usize) -> Start<S, R> {
+        match *self {
+            Left::Packed(panel) => {
+                let start = panel.wrapping_add(done * k);
+                (std::array::from_fn(|i| start.wrapping_add(i)), None, R)
+            }
+            Left::InPlace { first, offsets } => {
+                let row = |i: usize| first.wrapping_add(offsets[done + i]);
+                let is_last = done + 2 * R > offsets.len();
+                let next = (!is_last).then(|| std::array::from_fn(|i| row(R + i)));
+                (std::array::from_fn(row), next, 1)
+            }
+        }
+    }
+}
+
+/// See [`Left::tile`].
+type Start<S, const R: usize> = ([*const S; R], Option<[*const S; R]>, usize);
 
 /// Where a register tile goes.
 struct Target<'a, S> {
@@ -582,7 +672,11 @@ type Lanes<S> = [S; 3 * MAX_LANES];
 /// A register tile as a job.
 struct Tile<'a, S, const R: usize, const C: usize> {
     k: usize,
-    a: *const S,
+    /// Each row, and the stride along `k`.
+    a: [*const S; R],
+    stride: usize,
+    /// Rows that are read after these, from a slower cache.
+    next: Option<[*const S; R]>,
     b: *const S,
     target: Target<'a, S>,
 }
@@ -591,7 +685,7 @@ impl<S: Scalar, const R: usize, const C: usize> Job<S> for Tile<'_, S, R, C> {
     #[inline(always)]
     fn run<V: Vector<Scalar = S>>(self) {
         // SAFETY: whoever makes a tile gives panels of `k` steps and a target that holds it.
-        unsafe { tile::<V, R, C>(self.k, self.a, self.b, self.target) }
+        unsafe { tile::<V, R, C>(self) }
     }
 }
 
@@ -601,12 +695,8 @@ impl<S: Scalar, const R: usize, const C: usize> Job<S> for Tile<'_, S, R, C> {
 /// their address: hence loops with constant bounds, and a function of its own.
 #[allow(clippy::needless_range_loop, reason = "constant bounds keep sums in registers")]
 #[inline(always)]
-unsafe fn tile<V: Vector, const R: usize, const C: usize>(
-    k: usize,
-    a: *const V::Scalar,
-    b: *const V::Scalar,
-    target: Target<V::Scalar>,
-) {
+unsafe fn tile<V: Vector, const R: usize, const C: usize>(tile: Tile<V::Scalar, R, C>) {
+    let Tile { k, a, stride, next, b, target } = tile;
     let width = C * V::LANES;
     // SAFETY: the panels hold `k` steps, `c` all sums of the tables of rows and columns.
     unsafe {
@@ -619,8 +709,18 @@ unsafe fn tile<V: Vector, const R: usize, const C: usize>(
             }
         }
         let mut sums = [[V::splat(V::Scalar::ZERO); C]; R];
-        for k in 0..k {
-            sums = multiply_add::<V, R, C>(a.add(k * R), b.add(k * width), sums);
+        let mut from = 0;
+        while from < k {
+            let to = if next.is_some() { k.min(from + MAX_LANES) } else { k };
+            if let Some(next) = next {
+                for i in 0..R {
+                    V::prefetch(next[i].wrapping_add(from));
+                }
+            }
+            for k in from..to {
+                sums = multiply_add::<V, R, C>(&a, k * stride, b.add(k * width), sums);
+            }
+            from = to;
         }
         if target.contiguous && target.columns.len() == width {
             assert!(target.rows.len() == R);
@@ -648,7 +748,8 @@ unsafe fn tile<V: Vector, const R: usize, const C: usize>(
 #[allow(clippy::needless_range_loop, reason = "constant bounds keep sums in registers")]
 #[inline(always)]
 unsafe fn multiply_add<V: Vector, const R: usize, const C: usize>(
-    a: *const V::Scalar,
+    a: &[*const V::Scalar; R],
+    offset: usize,
     b: *const V::Scalar,
     mut sums: [[V; C]; R],
 ) -> [[V; C]; R] {
@@ -659,7 +760,7 @@ unsafe fn multiply_add<V: Vector, const R: usize, const C: usize>(
             row[j] = V::load(b.add(j * V::LANES));
         }
         for i in 0..R {
-            let x = V::splat(*a.add(i));
+            let x = V::splat(*a[i].add(offset));
             for j in 0..C {
                 sums[i][j] = x.fma(row[j], sums[i][j]);
             }
