@@ -404,6 +404,7 @@ impl<'a> Lower<'a> {
             exchange,
             group: Group::Axis(axis),
             dtype: ty.dtype,
+            exchanged: ty.dtype,
             elements: sizes.iter().product(),
             input,
             output,

@@ -56,6 +56,19 @@ pub(crate) fn begin_evaluation(class: &mut Class<'_>, steps: &mut Vec<Step>) {
     fill(class, stats, (class.sums(), 3), 0.0, steps);
 }
 
+/// A type in memory, and the one in which ranks exchange it.
+#[derive(Clone, Copy)]
+struct Types {
+    dtype: DType,
+    exchanged: DType,
+}
+
+impl From<DType> for Types {
+    fn from(dtype: DType) -> Types {
+        Types { dtype, exchanged: dtype }
+    }
+}
+
 /// Sums loss and count over all ranks, each term once.
 pub(crate) fn reduce_loss(class: &mut Class<'_>, steps: &mut Vec<Step>) {
     if class.tensor > 0 && !class.loss_is_partial {
@@ -64,7 +77,7 @@ pub(crate) fn reduce_loss(class: &mut Class<'_>, steps: &mut Vec<Step>) {
     }
     if class.plan.mesh.ranks() > 1 {
         let loss = class.store.loss_stats();
-        all_reduce(class, loss, (class.sums(), 2), Group::World, steps);
+        all_reduce(class, loss, (class.sums().into(), 2), Group::World, steps);
     }
 }
 
@@ -107,21 +120,22 @@ fn decay(optimizer: Optimizer, is_matrix: bool) -> f64 {
 }
 
 fn reduce_gradients(class: &mut Class<'_>, steps: &mut Vec<Step>) {
-    let dtype = class.plan.precision.reduce;
+    let Precision { gradients: dtype, reduce: exchanged, .. } = class.plan.precision;
+    let types = Types { dtype, exchanged };
     let (grads, elements) = class.store.all_grads();
     if class.plan.mesh.dp > 1 && elements > 0 {
-        all_reduce(class, grads, (dtype, elements), Group::Axis(Axis::Dp), steps);
+        all_reduce(class, grads, (types, elements), Group::Axis(Axis::Dp), steps);
     }
     for region in class.store.runs(|region| region.is_partial.then_some(())) {
         let grads = class.store.run("grads", dtype, region.grads, region.elements);
-        all_reduce(class, grads, (dtype, region.elements), Group::Axis(Axis::Tp), steps);
+        all_reduce(class, grads, (types, region.elements), Group::Axis(Axis::Tp), steps);
     }
     // Copies of one weight in several stages have the sum of their gradients.
     for place in class.store.weights.clone() {
         if place.stages.len() > 1 {
             let elements = place.ranges.iter().map(|r| r.1).product();
             let grad = class.store.grad(place.weight);
-            all_reduce(class, grad, (dtype, elements), Group::Stages(place.stages), steps);
+            all_reduce(class, grad, (types, elements), Group::Stages(place.stages), steps);
         }
     }
 }
@@ -146,7 +160,7 @@ fn sum_squares(class: &mut Class<'_>, steps: &mut Vec<Step>) {
     }
     for axis in [Axis::Tp, Axis::Pp] {
         if class.plan.mesh.size(axis) > 1 {
-            all_reduce(class, squares, (class.sums(), 1), Group::Axis(axis), steps);
+            all_reduce(class, squares, (class.sums().into(), 1), Group::Axis(axis), steps);
         }
     }
 }
@@ -360,7 +374,7 @@ fn fill(
 fn all_reduce(
     class: &mut Class<'_>,
     buffer: BufferId,
-    (dtype, elements): (DType, usize),
+    (Types { dtype, exchanged }, elements): (Types, usize),
     group: Group,
     steps: &mut Vec<Step>,
 ) {
@@ -373,6 +387,7 @@ fn all_reduce(
             exchange: Exchange::AllReduce(Combiner::Sum),
             group,
             dtype,
+            exchanged,
             elements,
             input: Ref::Slot(0),
             output: Ref::Slot(0),

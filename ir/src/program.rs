@@ -185,6 +185,9 @@ pub enum Instruction {
         group: Group,
         /// The element type.
         dtype: DType,
+        /// The type to which terms and results of a sum are rounded, as if elements were exchanged
+        /// as it: that of the elements, or of an all-reduce of f32 a narrow one.
+        exchanged: DType,
         /// Elements that this rank puts in.
         elements: usize,
         /// What it reads; the same as the output for an all-reduce.

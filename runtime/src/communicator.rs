@@ -85,6 +85,21 @@ impl Blocks {
     }
 }
 
+/// The types of the elements of an all-reduce.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Types {
+    /// In memory.
+    pub dtype: DType,
+    /// Between ranks: the same, or of f32 a narrow one.
+    pub exchanged: DType,
+}
+
+impl From<DType> for Types {
+    fn from(dtype: DType) -> Types {
+        Types { dtype, exchanged: dtype }
+    }
+}
+
 /// How a reduction combines two elements.
 ///
 /// bf16 and f16 accumulate in f32; f32, f64 and integers in their own type, integers wrapping
@@ -202,10 +217,12 @@ pub trait Communicator: Send {
     fn size(&self) -> usize;
 
     /// Combines the members' buffers element by element; every member gets the result.
+    ///
+    /// Where elements are exchanged as a narrower type, terms and results are rounded to it.
     fn all_reduce(
         &self,
         group: &Group,
-        dtype: DType,
+        types: Types,
         combiner: Combiner,
         buffer: &mut [u8],
     ) -> Result<(), CommError>;

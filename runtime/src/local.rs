@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use ir::DType;
 
-use crate::communicator::{Blocks, Combiner, CommError, Communicator, Counters, Group};
+use crate::communicator::{Blocks, Combiner, CommError, Communicator, Counters, Group, Types};
 
 use mailbox::Receiver;
 use rendezvous::{Call, Caller, Kind, Meeting, Signature};
@@ -94,20 +94,18 @@ impl Communicator for Local {
     fn all_reduce(
         &self,
         group: &Group,
-        dtype: DType,
+        types: Types,
         combiner: Combiner,
         buffer: &mut [u8],
     ) -> Result<(), CommError> {
-        let size = dtype.size() as usize;
+        let size = types.dtype.size() as usize;
         assert_eq!(buffer.len() % size, 0, "a buffer holds whole elements");
         let elements = buffer.len() / size;
-        let signature = Signature::of(Kind::AllReduce, group, dtype).combining(combiner).cut(
-            1,
-            elements,
-            1,
-            &[],
-        );
-        self.check_reducible(dtype, signature)?;
+        let signature = Signature::of(Kind::AllReduce, group, types.dtype)
+            .exchanging(types.exchanged)
+            .combining(combiner)
+            .cut(1, elements, 1, &[]);
+        self.check_reducible(types, signature)?;
         let base = buffer.as_mut_ptr();
         self.meet(group, Call::new(signature, base), |meeting| {
             let n = group.size();
@@ -119,7 +117,7 @@ impl Communicator for Local {
             unsafe {
                 let at = mine.start * size;
                 let source = |member| meeting.buffer(member).add(at);
-                reduce::combine(dtype, combiner, n, &source, base.add(at), mine.len());
+                reduce::combine(types, combiner, n, &source, base.add(at), mine.len());
             }
             meeting.wait_for_all();
             for other in (0..n).filter(|&other| other != meeting.position()) {
@@ -132,7 +130,8 @@ impl Communicator for Local {
             }
         })?;
         let n = group.size() as u64;
-        self.count(|c| c.all_reduce_bytes += 2 * (n - 1) * buffer.len() as u64 / n);
+        let bytes = elements as u64 * types.exchanged.size();
+        self.count(|c| c.all_reduce_bytes += 2 * (n - 1) * bytes / n);
         Ok(())
     }
 
@@ -192,7 +191,7 @@ impl Communicator for Local {
             blocks.inner,
             &blocks.counts,
         );
-        self.check_reducible(dtype, signature)?;
+        self.check_reducible(dtype.into(), signature)?;
         let base = receive.as_mut_ptr();
         self.meet(group, Call::new(signature, send.as_ptr()), |meeting| {
             let me = meeting.position();
@@ -206,7 +205,7 @@ impl Communicator for Local {
                 unsafe {
                     let source = |member| meeting.buffer(member).add(at);
                     let target = base.add(o * run * size);
-                    reduce::combine(dtype, combiner, group.size(), &source, target, run);
+                    reduce::combine(dtype.into(), combiner, group.size(), &source, target, run);
                 }
             }
         })?;
@@ -257,8 +256,8 @@ impl Communicator for Local {
 }
 
 impl Local {
-    fn check_reducible(&self, dtype: DType, signature: Signature) -> Result<(), CommError> {
-        if reduce::supports(dtype) {
+    fn check_reducible(&self, types: Types, signature: Signature) -> Result<(), CommError> {
+        if reduce::supports(types) {
             return Ok(());
         }
         let error = CommError::Unsupported { rank: self.rank, call: signature.to_string() };

@@ -103,7 +103,7 @@ fn link(sizes: &Sizes, seconds: [f64; 2], [hops, volume]: [f64; 2]) -> Link {
 
 fn seconds_of_all_reduce(members: usize, bytes: usize, share: Duration) -> Result<f64, Failure> {
     let work = |local: &Local, group: &Group, data: &mut [u8]| {
-        local.all_reduce(group, DType::F32, Combiner::Sum, data)
+        local.all_reduce(group, DType::F32.into(), Combiner::Sum, data)
     };
     measure(members, bytes, share, &work)
 }

@@ -10,7 +10,9 @@ use ir::import::Model;
 use crate::failure::{Exit, Failure, usage};
 use crate::job::Question;
 use crate::verbs::reference::Reference;
-use crate::verbs::verify::{Args, Computed, compare, finish, lines_of, note_loss};
+use crate::verbs::verify::{
+    Args, Computed, compare, finish, lines_of, note_loss, rounding_of_sums,
+};
 
 /// How much farther from the truth a step may be than what it is measured by.
 const FARTHER_MAX: f64 = 2.0;
@@ -43,7 +45,8 @@ pub(super) fn run(
         return finish(args, dtype, &reference.step, vec![own], Vec::new());
     }
     let (mut lines, refused) = lines_of(args, model, question, &reference.step)?;
-    let farthest = FARTHER_MAX * own.distance.max(rounded.distance);
+    let rounding = rounding_of_sums(&question.precision, args.ranks);
+    let farthest = FARTHER_MAX * own.distance.max(rounded.distance) + rounding;
     lines.iter_mut().for_each(|line| line.is_ok = line.distance <= farthest);
     finish(args, dtype, &reference.step, lines, refused)
 }

@@ -5,13 +5,15 @@ use std::fs;
 use std::path::Path;
 use std::process::Output;
 
-use ir::DType;
+use ir::formats::nearest;
+use ir::ids::IGNORED;
 use ir::precision::Precision;
+use ir::{DType, Mesh};
 use runtime::execute::{Batch, Part, Scalars};
 use runtime::load::{Named, collect_weights};
 use serde_json::Value;
 
-use crate::families::case::Case;
+use crate::families::case::{Case, ONE};
 use crate::model::prepared_as;
 use crate::scratch::{Scratch, text};
 
@@ -28,7 +30,7 @@ impl Case {
     /// `tests/reference/narrow.py`.
     fn distance(&self, precision: Precision, loss_scale: f64) -> f64 {
         let (model, module) = prepared_as(&self.description(), self.seq, &precision);
-        let mut session = self.start_as(&model, &module, precision, &self.folder);
+        let mut session = self.start_as(&model, &module, (precision, ONE), &self.folder);
         let scalars = Scalars { loss_scale, ..Scalars::default() };
         let batch = Batch { tokens: &self.tokens, labels: &self.labels, ..Batch::default() };
         let report = session.step(&batch, scalars).expect("the step runs");
@@ -120,9 +122,50 @@ fn narrow_meshes_are_as_near_to_the_truth_as_one_rank() {
         "verify model --ranks 4 --dtype f16 --seq 17 --precision master=none,states=f16",
         "verify model --ranks 2 --dtype bf16 --seq 17 --precision parameters=f32,master=none",
         "verify model --ranks 2 --dtype f16 --seq 17 --precision logits=f32",
+        "verify model --ranks 4 --dtype bf16 --seq 17 --precision reduce=bf16",
+        "verify model --ranks 4 --seq 17 --precision reduce=f16",
     ] {
         let output = scratch.run(line);
         assert!(output.status.success(), "{line}\n{}", said(&output));
+    }
+}
+
+/// Each rank's term of a gradient is rounded, and so is their sum, which is taken in f32.
+#[test]
+fn gradients_are_exchanged_as_the_plan_says() {
+    let case = Case::open("llama-heads", "narrow-exchange");
+    assert_eq!(case.tokens.len(), 2 * case.seq, "a sample for each rank");
+    let step = |reduce: DType, dp: usize, labels: &[i32]| -> Vec<Named> {
+        let precision = Precision { reduce, ..Precision::uniform(DType::F32) };
+        let (model, module) = prepared_as(&case.description(), case.seq, &precision);
+        let mesh = Mesh { dp, ..ONE };
+        let mut session = case.start_as(&model, &module, (precision, mesh), &case.folder);
+        let batch = Batch { tokens: &case.tokens, labels, ..Batch::default() };
+        session.step(&batch, Scalars::default()).expect("the step runs");
+        collect_weights(&session, &model.weights, Part::Grad)
+    };
+    let terms = [0, 1].map(|sample| {
+        let mut labels = vec![IGNORED; case.labels.len()];
+        let own = sample * case.seq..(sample + 1) * case.seq;
+        labels[own.clone()].copy_from_slice(&case.labels[own]);
+        step(DType::F32, 1, &labels)
+    });
+    for reduce in [DType::F32, DType::BF16, DType::F16] {
+        let mut moved = 0;
+        for (at, sum) in step(reduce, 2, &case.labels).iter().enumerate() {
+            let [a, b] = terms.each_ref().map(|terms| terms[at].values.to_f64());
+            for ((a, b), sum) in a.into_iter().zip(b).zip(sum.values.to_f64()) {
+                let [p, q] = [a, b].map(|term| nearest(reduce, term) as f32);
+                assert_eq!(
+                    sum,
+                    nearest(reduce, f64::from(p + q)),
+                    "{}: {a} + {b}",
+                    terms[0][at].name
+                );
+                moved += usize::from(sum != f64::from(a as f32 + b as f32));
+            }
+        }
+        assert_eq!(moved > 100, reduce.is_narrow(), "{reduce}: {moved} elements are rounded");
     }
 }
 
@@ -131,12 +174,13 @@ fn narrow_meshes_are_as_near_to_the_truth_as_one_rank() {
 fn roles_that_nothing_computes_are_refused_together() {
     let scratch = scene("narrow-roles");
     let line = "verify model --ranks 1 --dtype bf16 --precision \
-                states=f8e4m3,reduce=bf16,master=bf16,logits=f64";
+                states=f8e4m3,gradients=bf16,master=bf16,logits=f64";
     let output = scratch.run(line);
     assert_eq!(output.status.code(), Some(4), "{}", said(&output));
-    for role in ["states=f8e4m3", "reduce=bf16", "master=bf16", "logits=f64"] {
+    for role in ["states=f8e4m3", "gradients=bf16", "master=bf16", "logits=f64"] {
         assert!(said(&output).contains(role), "{role}: {}", said(&output));
     }
+    assert!(!said(&output).contains("reduce="), "what follows is not said: {}", said(&output));
     let output = scratch.run("verify model --ranks 1 --precision grads=f32,master");
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
     assert!(said(&output).contains("there is no role `grads`"), "{}", said(&output));

@@ -348,14 +348,17 @@ impl<'a> Rank<'a> {
 
     /// Whether a place is a gradient, of one micro-batch in all: that is not added to.
     fn is_only_term(&self, world: &World<'_, 'a>, place: &Place) -> bool {
-        let is_gradient = |owner: &Owner| match owner {
+        let one = world.setup.plan.microbatch_count == 1;
+        one && place.parts.iter().all(|(_, owner)| self.is_gradient(owner))
+    }
+
+    fn is_gradient(&self, owner: &Owner) -> bool {
+        match owner {
             Owner::Buffer(at) => {
                 matches!(self.program.buffers[*at as usize].contents, Contents::Grad(_))
             }
             Owner::Local(..) => false,
-        };
-        let one = world.setup.plan.microbatch_count == 1;
-        one && place.parts.iter().all(|(_, owner)| is_gradient(owner))
+        }
     }
 
     /// Whether a place is one for sums over micro-batches.
@@ -371,7 +374,8 @@ impl<'a> Rank<'a> {
 
     /// Reads what this rank puts into a collective.
     fn offer(&mut self, world: &mut World<'_, 'a>, collective: &Instruction) -> Labelled {
-        let Instruction::Collective { exchange, group, dtype, elements, input, .. } = collective
+        let Instruction::Collective { exchange, group, dtype, exchanged, elements, input, .. } =
+            collective
         else {
             unreachable!("only collectives are offered");
         };
@@ -388,6 +392,12 @@ impl<'a> Rank<'a> {
                 world.findings.add_at(world.setup, "E2116", self.at(), text);
             }
             self.check_holders(world, &from, group);
+        }
+        let is_gradient = from.parts.iter().any(|(_, owner)| self.is_gradient(owner));
+        let wanted = if is_gradient { world.setup.plan.precision.reduce } else { *dtype };
+        if *exchanged != wanted {
+            let text = format!("exchanges {dtype} as {exchanged}, where the plan says {wanted}");
+            world.findings.add_at(world.setup, "E2116", self.at(), text);
         }
         let notes = self.notes(&from, 0..sent).into_iter();
         let start = from.range.start;

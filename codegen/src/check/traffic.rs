@@ -238,23 +238,24 @@ impl<'p> World<'_, 'p> {
 /// Whether two members make the same call; each puts in elements of its own number.
 fn agree(a: &Instruction, b: &Instruction) -> bool {
     let (
-        Instruction::Collective { exchange: x, dtype: p, elements: m, .. },
-        Instruction::Collective { exchange: y, dtype: q, elements: n, .. },
+        Instruction::Collective { exchange: x, dtype: p, exchanged: s, elements: m, .. },
+        Instruction::Collective { exchange: y, dtype: q, exchanged: t, elements: n, .. },
     ) = (a, b)
     else {
         return false;
     };
     let same_length = !matches!(x, Exchange::AllReduce(_)) || m == n;
-    x == y && p == q && same_length
+    x == y && p == q && s == t && same_length
 }
 
 fn describe(collective: &Instruction) -> String {
-    let Instruction::Collective { exchange, dtype, elements, .. } = collective else {
+    let Instruction::Collective { exchange, dtype, exchanged, elements, .. } = collective else {
         return String::new();
     };
     let kind = match exchange {
         Exchange::AllReduce(combiner) => {
-            return format!("an all-reduce {} of {elements} {dtype}", combiner.name());
+            let form = if exchanged == dtype { String::new() } else { format!(" as {exchanged}") };
+            return format!("an all-reduce {} of {elements} {dtype}{form}", combiner.name());
         }
         Exchange::AllGather { counts, .. } => ("all-gather", counts),
         Exchange::ReduceScatter { counts, .. } => ("reduce-scatter", counts),

@@ -103,7 +103,7 @@ fn print_instruction(f: &mut fmt::Formatter<'_>, instruction: &Instruction) -> f
             outputs.iter().try_for_each(|output| write!(f, " {}", RefText(*output)))?;
             writeln!(f)
         }
-        Instruction::Collective { exchange, group, dtype, elements, input, output } => {
+        Instruction::Collective { exchange, group, dtype, exchanged, elements, input, output } => {
             let (kind, cut) = match exchange {
                 Exchange::AllReduce(combiner) => {
                     (format!("all-reduce {}", combiner.name()), String::new())
@@ -115,7 +115,11 @@ fn print_instruction(f: &mut fmt::Formatter<'_>, instruction: &Instruction) -> f
                     ("reduce-scatter".to_owned(), cut_text(*outer, *inner, counts))
                 }
             };
-            write!(f, "    {kind} {} {dtype} {elements} {}", GroupText(group), RefText(*input))?;
+            write!(f, "    {kind} {} {dtype}", GroupText(group))?;
+            if exchanged != dtype {
+                write!(f, " as {exchanged}")?;
+            }
+            write!(f, " {elements} {}", RefText(*input))?;
             // An all-reduce is in place.
             if !matches!(exchange, Exchange::AllReduce(_)) || input != output {
                 write!(f, " -> {}", RefText(*output))?;

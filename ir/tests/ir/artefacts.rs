@@ -186,8 +186,8 @@ fn instruction(r: &mut Draws) -> Instruction {
     };
     let input = reference(r);
     let output = if r.coin() { input } else { reference(r) };
-    let (dtype, elements) = (dtype(r), r.below(1 << 20));
-    Instruction::Collective { exchange, group, dtype, elements, input, output }
+    let (dtype, exchanged, elements) = (dtype(r), dtype(r), r.below(1 << 20));
+    Instruction::Collective { exchange, group, dtype, exchanged, elements, input, output }
 }
 
 fn step(r: &mut Draws) -> Step {

@@ -57,7 +57,9 @@ impl ProgramCheck<'_> {
                         all.extend(outputs[at + 1..].iter().map(|other| pair(other, false)));
                     }
                 }
-                Instruction::Collective { exchange, group, dtype, elements, input, output } => {
+                Instruction::Collective {
+                    exchange, group, dtype, elements, input, output, ..
+                } => {
                     if matches!(exchange, Exchange::AllReduce(_)) {
                         continue;
                     }

@@ -1,5 +1,6 @@
 //! Routines: instructions refer to slots and locals that hold what kernels and groups use.
 
+use ir::op::Combiner;
 use ir::program::{ALIGNMENT, Exchange, Group, Instruction, LocalBuffer, Ref, Routine};
 use ir::{Axis, DType};
 
@@ -41,11 +42,25 @@ impl ProgramCheck<'_> {
                 arguments(routine, &kernel.inputs(), inputs, "input")?;
                 arguments(routine, &kernel.outputs(), outputs, "output")
             }
-            Instruction::Collective { exchange, group, dtype, elements, input, output } => {
+            Instruction::Collective {
+                exchange,
+                group,
+                dtype,
+                exchanged,
+                elements,
+                input,
+                output,
+            } => {
                 let size = self.group_size(group)?;
                 let [sent, received] = self.exchanged(exchange, group, size, *elements)?;
                 if matches!(exchange, Exchange::AllReduce(_)) && input != output {
                     return Err(("E2108", "an all-reduce is not in place".to_owned()));
+                }
+                let is_sum = matches!(exchange, Exchange::AllReduce(Combiner::Sum));
+                let rounds = is_sum && *dtype == DType::F32 && exchanged.is_narrow();
+                if exchanged != dtype && !rounds {
+                    let headline = format!("{dtype} is not exchanged as {exchanged} here");
+                    return Err(("E2108", headline));
                 }
                 holds(routine, *input, sent, *dtype)?;
                 holds(routine, *output, received, *dtype)

@@ -15,7 +15,7 @@ use ir::program::{
 use ir::sharding::Axis;
 use kernels::cpu::Prepared;
 
-use crate::communicator::{self, Blocks, CommError, Communicator};
+use crate::communicator::{self, Blocks, CommError, Communicator, Types};
 use crate::device::Device;
 use crate::local::arena::Arena;
 use crate::trace::{Span, Tracing};
@@ -288,11 +288,20 @@ impl Runner {
                         self.examine(*kernel, (step, position), &seat.arena);
                     }
                 }
-                Instruction::Collective { exchange, dtype, elements, input, output, .. } => {
+                Instruction::Collective {
+                    exchange,
+                    dtype,
+                    exchanged,
+                    elements,
+                    input,
+                    output,
+                    ..
+                } => {
                     let wire = self.wires[index][position].as_ref();
                     let wire = wire.expect("every collective is wired");
                     let ranges = [call.range(*input), call.range(*output)];
-                    let exchange = (exchange, *dtype, *elements);
+                    let types = Types { dtype: *dtype, exchanged: *exchanged };
+                    let exchange = (exchange, types, *elements);
                     self.exchange(wire, exchange, ranges, &mut seat.arena)?;
                     self.waited += start.elapsed();
                 }
@@ -323,10 +332,11 @@ impl Runner {
     fn exchange(
         &self,
         wire: &Wire,
-        (exchange, dtype, elements): (&Exchange, DType, usize),
+        (exchange, types, elements): (&Exchange, Types, usize),
         [input, output]: [Range<usize>; 2],
         arena: &mut Arena,
     ) -> Result<(), CommError> {
+        let dtype = types.dtype;
         let cut = |range: Range<usize>, elements: usize| {
             let end = range.start + elements * dtype.size() as usize;
             assert!(end <= range.end, "a collective's buffers hold its elements");
@@ -338,7 +348,7 @@ impl Runner {
             Exchange::AllReduce(combiner) => {
                 assert_eq!(input.start, output.start, "an all-reduce works in place");
                 let buffer = arena.bytes_mut(cut(output, elements));
-                communicator.all_reduce(group, dtype, combine(*combiner), buffer)
+                communicator.all_reduce(group, types, combine(*combiner), buffer)
             }
             Exchange::AllGather { .. } => {
                 let blocks = blocks();

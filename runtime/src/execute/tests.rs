@@ -195,6 +195,7 @@ fn groups_are_the_ranks_along_axes_and_stages() {
         exchange,
         group,
         dtype: DType::F32,
+        exchanged: DType::F32,
         elements,
         input: Ref::Slot(input),
         output: Ref::Slot(output),

@@ -190,6 +190,7 @@ pub(crate) fn routine(
 pub(crate) fn all_reduce(group: Group, elements: usize, value: Ref) -> Instruction {
     Instruction::Collective {
         exchange: Exchange::AllReduce(Combiner::Sum),
+        exchanged: DType::F32,
         group,
         dtype: DType::F32,
         elements,

@@ -1,16 +1,21 @@
 //! Combining the same elements of several buffers, in order.
 
+use std::marker::PhantomData;
+
 use half::{bf16, f16};
 use ir::DType;
 
-use crate::communicator::Combiner;
+use crate::communicator::{Combiner, Types};
 
 /// Elements that are accumulated on the stack at a time; chosen to stay within the L1 cache.
 const CHUNK: usize = 1024;
 
 /// Whether elements of this type can be combined.
-pub(super) fn supports(dtype: DType) -> bool {
-    !matches!(dtype, DType::F8E4M3 | DType::F8E5M2)
+pub(super) fn supports(Types { dtype, exchanged }: Types) -> bool {
+    match (dtype, exchanged) {
+        (DType::F32, DType::BF16 | DType::F16) => true,
+        _ => dtype == exchanged && !matches!(dtype, DType::F8E4M3 | DType::F8E5M2),
+    }
 }
 
 /// Combines `len` elements of `n` sources, first to last, into `target`.
@@ -21,7 +26,7 @@ pub(super) fn supports(dtype: DType) -> bool {
 /// nobody else writes there meanwhile. `target` may be one of the sources; it doesn't overlap one
 /// otherwise. Alignment does not matter.
 pub(super) unsafe fn combine(
-    dtype: DType,
+    Types { dtype, exchanged }: Types,
     combiner: Combiner,
     n: usize,
     source: &dyn Fn(usize) -> *const u8,
@@ -32,6 +37,8 @@ pub(super) unsafe fn combine(
     // SAFETY: the caller's promise, with the element type that belongs to `dtype`.
     unsafe {
         match dtype {
+            DType::F32 if exchanged == DType::BF16 => job.run::<Rounded<bf16>>(),
+            DType::F32 if exchanged == DType::F16 => job.run::<Rounded<f16>>(),
             DType::F64 => job.run::<f64>(),
             DType::F32 => job.run::<f32>(),
             DType::BF16 => job.run::<bf16>(),
@@ -134,6 +141,35 @@ float!(f64, f64, |x| x, |x| x);
 float!(f32, f32, |x| x, |x| x);
 float!(bf16, f32, bf16::to_f32, bf16::from_f32);
 float!(f16, f32, f16::to_f32, f16::from_f32);
+
+/// A number of f32 that is exchanged as a narrower one.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Rounded<T>(f32, PhantomData<T>);
+
+impl<T: Element<Wide = f32>> Element for Rounded<T> {
+    type Wide = f32;
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        T::narrow(self.0).widen()
+    }
+    #[inline(always)]
+    fn narrow(wide: f32) -> Rounded<T> {
+        Rounded(T::narrow(wide).widen(), PhantomData)
+    }
+    #[inline(always)]
+    fn add(a: f32, b: f32) -> f32 {
+        T::add(a, b)
+    }
+    #[inline(always)]
+    fn max(a: f32, b: f32) -> f32 {
+        T::max(a, b)
+    }
+    #[inline(always)]
+    fn min(a: f32, b: f32) -> f32 {
+        T::min(a, b)
+    }
+}
 
 macro_rules! integer {
     ($type:ty) => {

@@ -44,6 +44,7 @@ impl Kind {
 pub(super) struct Signature {
     kind: Kind,
     dtype: DType,
+    exchanged: DType,
     combiner: Option<Combiner>,
     /// The id of the group; of a message, the other rank.
     group: u32,
@@ -58,14 +59,37 @@ impl Signature {
     /// A call of a group.
     pub(super) fn of(kind: Kind, group: &Group, dtype: DType) -> Signature {
         let order = hash(group.members());
-        Signature { kind, dtype, combiner: None, group: group.id(), order, dims: [0; 3], counts: 0 }
+        Signature {
+            kind,
+            dtype,
+            exchanged: dtype,
+            combiner: None,
+            group: group.id(),
+            order,
+            dims: [0; 3],
+            counts: 0,
+        }
     }
 
     /// A message.
     pub(super) fn message(kind: Kind, other: usize, bytes: usize) -> Signature {
         let dims = [1, bytes, 1];
         let group = u32::try_from(other).expect("a world has fewer than 2^32 ranks");
-        Signature { kind, dtype: DType::I8, combiner: None, group, order: 0, dims, counts: 0 }
+        let dtype = DType::I8;
+        Signature {
+            kind,
+            dtype,
+            exchanged: dtype,
+            combiner: None,
+            group,
+            order: 0,
+            dims,
+            counts: 0,
+        }
+    }
+
+    pub(super) fn exchanging(self, exchanged: DType) -> Signature {
+        Signature { exchanged, ..self }
     }
 
     pub(super) fn combining(self, combiner: Combiner) -> Signature {
@@ -99,7 +123,11 @@ impl fmt::Display for Signature {
         if let Some(combiner) = self.combiner {
             write!(f, " {}", combiner.name())?;
         }
-        write!(f, " {}[{outer}, {middle}, {inner}] of group {}", self.dtype, self.group)
+        write!(f, " {}[{outer}, {middle}, {inner}]", self.dtype)?;
+        if self.exchanged != self.dtype {
+            write!(f, " as {}", self.exchanged)?;
+        }
+        write!(f, " of group {}", self.group)
     }
 }
 

@@ -99,7 +99,7 @@ fn collectives_equal_the_naive_ones_bit_for_bit() {
             let me = group.position(end.rank()).unwrap();
             for _ in 0..3 {
                 let mut buffer = wholes[me].clone();
-                end.all_reduce(&group, dtype, combiner, &mut buffer).unwrap();
+                end.all_reduce(&group, dtype.into(), combiner, &mut buffer).unwrap();
                 assert_eq!(buffer, reduced, "all_reduce, case {case}");
 
                 let mut piece = vec![0; blocks.piece(me) * size];
@@ -123,7 +123,7 @@ fn narrow_floats_accumulate_in_f32() {
     let values = [256.0_f32, 1.0, 1.0, 2.0];
     let sums = ranks(4, LONG, |end| {
         let mut bytes = half::bf16::from_f32(values[end.rank()]).to_le_bytes();
-        end.all_reduce(&group, DType::BF16, Combiner::Sum, &mut bytes).unwrap();
+        end.all_reduce(&group, DType::BF16.into(), Combiner::Sum, &mut bytes).unwrap();
         half::bf16::from_le_bytes(bytes).to_f32()
     });
     assert_eq!(sums, [260.0; 4]);
@@ -136,7 +136,7 @@ fn a_maximum_with_nan_is_nan() {
         let results = ranks(2, LONG, |end| {
             let value = if end.rank() == nan_at { f32::NAN } else { 3.0 };
             let mut bytes = value.to_le_bytes();
-            end.all_reduce(&group, DType::F32, Combiner::Max, &mut bytes).unwrap();
+            end.all_reduce(&group, DType::F32.into(), Combiner::Max, &mut bytes).unwrap();
             f32::from_le_bytes(bytes)
         });
         assert!(results.iter().all(|r| r.is_nan()));
@@ -151,8 +151,8 @@ fn disjoint_groups_share_an_id_and_overlapping_groups_interleave() {
         let column = Group::new(1, vec![r % 4, r % 4 + 4]);
         let mut value = (r as i32).to_le_bytes();
         for _ in 0..50 {
-            end.all_reduce(&row, DType::I32, Combiner::Max, &mut value).unwrap();
-            end.all_reduce(&column, DType::I32, Combiner::Sum, &mut value).unwrap();
+            end.all_reduce(&row, DType::I32.into(), Combiner::Max, &mut value).unwrap();
+            end.all_reduce(&column, DType::I32.into(), Combiner::Sum, &mut value).unwrap();
             value = (i32::from_le_bytes(value) % 97 + r as i32).to_le_bytes();
         }
         i32::from_le_bytes(value) - r as i32
@@ -165,7 +165,7 @@ fn bytes_are_counted_by_the_usual_formulas() {
     let group = Group::new(0, (0..4).collect());
     let counters = ranks(4, LONG, |end| {
         let mut buffer = [0; 4 * 100];
-        end.all_reduce(&group, DType::F32, Combiner::Sum, &mut buffer).unwrap();
+        end.all_reduce(&group, DType::F32.into(), Combiner::Sum, &mut buffer).unwrap();
         let blocks = Blocks::flat(vec![25; 4]);
         let mut piece = [0; 4 * 25];
         end.reduce_scatter(&group, DType::F32, Combiner::Sum, &blocks, &buffer, &mut piece)
@@ -228,7 +228,7 @@ fn different_calls_are_an_error_that_names_both() {
         bytes: usize,
     ) -> Result<(), CommError> {
         let group = Group::new(3, members);
-        end.all_reduce(&group, dtype, Combiner::Sum, &mut vec![0; bytes])
+        end.all_reduce(&group, dtype.into(), Combiner::Sum, &mut vec![0; bytes])
     }
     let cases: [Case; 5] = [
         ("all_reduce sum f32[1, 8, 1] of group 3", |end, odd| {
@@ -345,7 +345,7 @@ fn a_rank_that_has_ended_is_not_waited_for() {
 fn a_reduction_of_8_bit_floats_is_refused() {
     let group = Group::new(0, vec![0]);
     let errors = ranks(1, LONG, |end| {
-        end.all_reduce(&group, DType::F8E4M3, Combiner::Sum, &mut [0; 4]).unwrap_err()
+        end.all_reduce(&group, DType::F8E4M3.into(), Combiner::Sum, &mut [0; 4]).unwrap_err()
     });
     assert!(matches!(errors[0], CommError::Unsupported { rank: 0, .. }));
 }

@@ -14,7 +14,7 @@ pub(super) const SITES_MAX: usize = 12;
 
 pub(super) type Plant = fn(&mut Compiled, usize) -> bool;
 
-pub(super) const ALL: [(&str, Plant); 28] = [
+pub(super) const ALL: [(&str, Plant); 29] = [
     ("two dependent calls change places", swap_calls),
     ("a call is left out", |c, site| drop_step(c, site, is_layer_call)),
     ("a call is made twice", double_call),
@@ -44,6 +44,7 @@ pub(super) const ALL: [(&str, Plant); 28] = [
     ("a kernel overwrites a sum", drop_accumulate),
     ("a piece has another size", change_counts),
     ("a collective has another element type", change_dtype),
+    ("a sum is rounded on its way", round_exchange),
     ("a reference points beyond", point_beyond),
 ];
 
@@ -528,6 +529,22 @@ fn change_counts(c: &mut Compiled, site: usize) -> bool {
     {
         counts[0] -= 1;
         counts[1] += 1;
+    }
+    true
+}
+
+fn round_exchange(c: &mut Compiled, site: usize) -> bool {
+    let sums = |i: &Instruction| {
+        matches!(
+            i,
+            Instruction::Collective { exchange: Exchange::AllReduce(_), dtype: DType::F32, .. }
+        )
+    };
+    let places = instructions_where(c, sums);
+    let Some((program, routine, at)) = pick(&places, site) else { return false };
+    let instruction = &mut c.programs[program].routines[routine].instructions[at];
+    if let Instruction::Collective { exchanged, .. } = instruction {
+        *exchanged = DType::BF16;
     }
     true
 }

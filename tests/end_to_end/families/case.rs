@@ -19,7 +19,7 @@ use runtime::weights::Weights;
 use crate::drawn::{draw, root, uniform, writes_no_text};
 use crate::model::{Wanted, plan, prepared, session};
 
-const ONE: Mesh = Mesh { pp: 1, dp: 1, tp: 1 };
+pub(crate) const ONE: Mesh = Mesh { pp: 1, dp: 1, tp: 1 };
 const RATE: f64 = 1e-3;
 /// Sums that stand for a weight.
 const PROJECTIONS: usize = 4;
@@ -84,20 +84,20 @@ impl Case {
     }
 
     fn start(&self, model: &Model, module: &Module, dtype: DType, folder: &Path) -> Session {
-        self.start_as(model, module, Precision::uniform(dtype), folder)
+        self.start_as(model, module, (Precision::uniform(dtype), ONE), folder)
     }
 
     pub(crate) fn start_as(
         &self,
         model: &Model,
         module: &Module,
-        precision: Precision,
+        (precision, mesh): (Precision, Mesh),
         folder: &Path,
     ) -> Session {
         let wanted = Wanted {
-            mesh: ONE,
+            mesh,
             microbatch_size: 1,
-            microbatch_count: 2,
+            microbatch_count: 2 / mesh.dp,
             keep: Keep::Full,
             sequence: false,
         };

@@ -475,11 +475,21 @@ impl<'t> Line<'t> {
             _ => None,
         };
         let group = self.group()?;
-        let (dtype, elements, input) = (self.dtype()?, self.number()?, self.value()?);
+        let dtype = self.dtype()?;
+        let exchanged = if self.eat("as") { self.dtype()? } else { dtype };
+        let (elements, input) = (self.number()?, self.value()?);
         if let Some(combiner) = combiner {
             let output = if self.eat("->") { self.value()? } else { input };
             let exchange = Exchange::AllReduce(combiner);
-            return Ok(Instruction::Collective { exchange, group, dtype, elements, input, output });
+            return Ok(Instruction::Collective {
+                exchange,
+                group,
+                dtype,
+                exchanged,
+                elements,
+                input,
+                output,
+            });
         }
         self.word("->")?;
         let output = self.value()?;
@@ -493,7 +503,7 @@ impl<'t> Line<'t> {
             "all-gather" => Exchange::AllGather { outer, inner, counts },
             _ => Exchange::ReduceScatter { outer, inner, counts },
         };
-        Ok(Instruction::Collective { exchange, group, dtype, elements, input, output })
+        Ok(Instruction::Collective { exchange, group, dtype, exchanged, elements, input, output })
     }
 
     fn group(&mut self) -> Read<Group> {
