@@ -30,7 +30,7 @@ use ir::plan::Keep;
 use ir::program::Instruction;
 use ir::{DType, Mesh};
 use kernels::cpu::{Cpu, View, ViewMut};
-use kernels::{Copy, CopyLoop, Kernel, Product, price};
+use kernels::{Copy, CopyLoop, Kernel, Offset, Product, price};
 use model::{Wanted, plan, prepared};
 use runtime::generate::{Ending, Sampling};
 use runtime::init::Init;
@@ -77,7 +77,7 @@ fn main() {
 fn copy(elements: usize) -> Kernel {
     Kernel::Copy(Copy {
         loops: vec![CopyLoop { size: elements, source: 1, target: 1 }],
-        source_offset: 0,
+        source_offset: Offset::ZERO,
         target_offset: 0,
         zero_first: 0,
         dtype: DType::F32,

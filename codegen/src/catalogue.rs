@@ -3,14 +3,15 @@
 use ir::module::Attributes;
 use ir::op::{Binary, Combiner, Einsum, Windows};
 use ir::{DType, Function, Op, TensorType};
-use kernels::Kernel;
 use kernels::kernel::{
     Attention, Copy, CopyLoop, Dropout, Fill, Gather, Line, Lines, LoopAB, LoopABC, LoopAC, LoopBC,
     Positions, Product, Rope, StoredTypes, Window,
 };
 use kernels::rows::{Access, BinaryOp, Draw, Instr, Output, ReduceOp, RowInput, Rows, UnaryOp};
+use kernels::{Kernel, Offset};
 
 use crate::refusal::Refusal;
+use crate::scalars::Scalars;
 use crate::tile::{Places, digits, global_places};
 
 /// Composites that have a kernel of their own; all others are inlined before planning.
@@ -35,7 +36,8 @@ pub fn is_in_catalogue(composite: &str) -> bool {
     CATALOGUE.contains(&composite)
 }
 
-/// The kernel of an op with local sizes; `add` asks it to add to what the output holds.
+/// The kernel of an op with local sizes; `add` asks it to add to what the output holds. Where the
+/// pieces of this rank begin is added to `scalars`.
 ///
 /// # Errors
 /// A sentence that names the op, when there is no kernel for it.
@@ -45,15 +47,16 @@ pub fn kernel_of_op(
     operands: &[&TensorType],
     result: &TensorType,
     add: bool,
+    scalars: &mut Scalars,
 ) -> Result<Kernel, Refusal> {
     let sizes = result.sizes().ok_or("a local size is open")?;
     match op {
         Op::Contract(einsum) => Ok(Kernel::Product(product(einsum, operands, &sizes, result, add))),
         Op::Gather { dim, start } => {
-            Ok(Kernel::Gather(look_up(operands[0], operands[1], *dim, *start, false)?))
+            Ok(Kernel::Gather(look_up(operands[0], operands[1], (*dim, *start), false, scalars)?))
         }
         Op::ScatterAdd { dim, start, .. } => {
-            Ok(Kernel::ScatterAdd(look_up(result, operands[0], *dim, *start, add)?))
+            Ok(Kernel::ScatterAdd(look_up(result, operands[0], (*dim, *start), add, scalars)?))
         }
         Op::Window(windows) => Ok(Kernel::Copy(unfold(*windows, operands[0], result)?)),
         Op::Fold { windows, .. } => {
@@ -79,14 +82,17 @@ pub fn kernel_of_op(
         Op::Constant { value, dtype, .. } => {
             Ok(Kernel::Fill(Fill { len: sizes.iter().product(), value: *value, dtype: *dtype }))
         }
-        Op::Iota { dim, start, dtype, .. } => Ok(Kernel::Rows(count(*dim, *start, *dtype, &sizes))),
+        Op::Iota { dim, start, dtype, .. } => {
+            let base = scalars.offset(*start, Scalars::ANY);
+            Ok(Kernel::Rows(count(*dim, base, *dtype, &sizes)))
+        }
         Op::Random { salt, start, extent, per_sample, dtype, .. } => {
             let places = global_places(start, extent, *per_sample);
-            Ok(Kernel::Rows(drawn(*salt, places, *dtype, &sizes)))
+            Ok(Kernel::Rows(drawn(*salt, places, *dtype, &sizes, scalars)))
         }
         Op::Broadcast { new, .. } => Ok(Kernel::Copy(repeat(new, &sizes, result.dtype))),
         Op::Slice { dim, start, .. } => {
-            Ok(Kernel::Copy(cut(operands[0], *dim, *start, &sizes, result.dtype)?))
+            Ok(Kernel::Copy(cut(operands[0], (*dim, *start), &sizes, result.dtype, scalars)?))
         }
         Op::Transpose { perm } => Ok(Kernel::Copy(permute(operands[0], perm, result.dtype)?)),
         Op::Pad { dim, before, .. } => Ok(Kernel::Copy(pad(operands[0], *dim, *before, &sizes)?)),
@@ -151,27 +157,28 @@ fn product(
     product
 }
 
-/// Look-ups along a dim of a table.
+/// Look-ups along a dim of a table whose first row is of the id `start`.
 ///
 /// # Errors
 /// A sentence, when there is no kernel for the types.
 pub(crate) fn look_up(
     table: &TensorType,
     ids: &TensorType,
-    dim: usize,
-    start: i64,
+    (dim, start): (usize, i64),
     accumulate: bool,
+    scalars: &mut Scalars,
 ) -> Result<Gather, Refusal> {
     let sizes = table.sizes().ok_or("a table's size is open")?;
-    let base = usize::try_from(start)
-        .map_err(|_| lacking(format!("tables that start at id {start} have no kernel yet")))?;
+    if start < 0 {
+        return Err(lacking(format!("tables that start at id {start} have no kernel yet")));
+    }
     if ids.dtype != DType::I32 {
         return Err(lacking(format!("ids of {} have no kernel yet: use i32", ids.dtype)));
     }
     Ok(Gather {
         outer: sizes[..dim].iter().product(),
         rows: sizes[dim],
-        base,
+        base: scalars.offset(start, Scalars::ANY),
         width: sizes[dim + 1..].iter().product(),
         count: ids.count().ok_or("the number of ids is open")?,
         accumulate,
@@ -217,7 +224,7 @@ fn unfold(w: Windows, operand: &TensorType, result: &TensorType) -> Result<Copy,
     let mut source = row_major(&from);
     let step = source[w.dim];
     source.splice(w.dim..=w.dim, [step * w.stride, step * w.dilation]);
-    Ok(copy(loops_of(&to, &source, &row_major(&to)), 0, result.dtype))
+    Ok(copy(loops_of(&to, &source, &row_major(&to)), result.dtype))
 }
 
 /// Elements of another type.
@@ -307,19 +314,20 @@ pub(crate) fn stored_in(dtype: DType) -> DType {
 }
 
 /// A counter along one dim, stored.
-fn count(dim: usize, start: i64, dtype: DType, sizes: &[usize]) -> Rows {
+fn count(dim: usize, base: Offset, dtype: DType, sizes: &[usize]) -> Rows {
     let count: usize = sizes.iter().product();
     let mut strides = vec![0; sizes.len()];
     strides[dim] = 1;
     let row = digits(sizes, &strides);
-    stored(Instr::Index { row, col_stride: 0, base: start }, Vec::new(), dtype, count)
+    stored(Instr::Index { row, col_stride: 0, base }, Vec::new(), dtype, count)
 }
 
 /// Draws, stored: for what reads them and is no block program.
-fn drawn(salt: u32, places: Places, dtype: DType, sizes: &[usize]) -> Rows {
+fn drawn(salt: u32, places: Places, dtype: DType, sizes: &[usize], scalars: &mut Scalars) -> Rows {
     let count: usize = sizes.iter().product();
     let Places { strides, offset, sample_stride } = places;
     let row = digits(sizes, &strides);
+    let offset = scalars.offset(offset.cast_signed(), Scalars::ANY);
     let draw = Draw { key: 0, salt, row, col: Vec::new(), offset, sample_stride };
     let key = RowInput { dtype: DType::U32, access: Access::scalar() };
     stored(Instr::Random(draw), vec![key], dtype, count)
@@ -342,8 +350,8 @@ fn stored(instr: Instr, inputs: Vec<RowInput>, dtype: DType, count: usize) -> Ro
     }
 }
 
-fn copy(loops: Vec<CopyLoop>, source_offset: usize, dtype: DType) -> Copy {
-    Copy { loops, source_offset, target_offset: 0, zero_first: 0, dtype }
+fn copy(loops: Vec<CopyLoop>, dtype: DType) -> Copy {
+    Copy { loops, source_offset: Offset::ZERO, target_offset: 0, zero_first: 0, dtype }
 }
 
 /// The window `part` of `whole` along a dim.
@@ -383,7 +391,7 @@ fn repeat(new: &[usize], sizes: &[usize], dtype: DType) -> Copy {
         loops.push(CopyLoop { size: sizes[dim], source, target: target[dim] });
     }
     loops.reverse();
-    copy(loops, 0, dtype)
+    copy(loops, dtype)
 }
 
 pub(crate) fn loops_of(sizes: &[usize], source: &[usize], target: &[usize]) -> Vec<CopyLoop> {
@@ -392,15 +400,22 @@ pub(crate) fn loops_of(sizes: &[usize], source: &[usize], target: &[usize]) -> V
     loops.map(|(size, (s, t))| CopyLoop { size: *size, source: *s, target: *t }).collect()
 }
 
+/// The piece of an operand that begins at `start` along a dim.
 pub(crate) fn cut(
     operand: &TensorType,
-    dim: usize,
-    start: usize,
+    (dim, start): (usize, usize),
     sizes: &[usize],
     dtype: DType,
+    scalars: &mut Scalars,
 ) -> Result<Copy, Refusal> {
-    let source = row_major(&operand.sizes().ok_or("a local size is open")?);
-    Ok(copy(loops_of(sizes, &source, &row_major(sizes)), start * source[dim], dtype))
+    let whole = operand.sizes().ok_or("a local size is open")?;
+    let source = row_major(&whole);
+    let last = whole[dim].saturating_sub(sizes[dim]);
+    let offsets = 0..=(last * source[dim]) as i64;
+    Ok(Copy {
+        source_offset: scalars.offset((start * source[dim]) as i64, offsets),
+        ..copy(loops_of(sizes, &source, &row_major(sizes)), dtype)
+    })
 }
 
 fn permute(operand: &TensorType, perm: &[usize], dtype: DType) -> Result<Copy, Refusal> {
@@ -408,7 +423,7 @@ fn permute(operand: &TensorType, perm: &[usize], dtype: DType) -> Result<Copy, R
     let strides = row_major(&from);
     let sizes: Vec<usize> = perm.iter().map(|p| from[*p]).collect();
     let source: Vec<usize> = perm.iter().map(|p| strides[*p]).collect();
-    Ok(copy(loops_of(&sizes, &source, &row_major(&sizes)), 0, dtype))
+    Ok(copy(loops_of(&sizes, &source, &row_major(&sizes)), dtype))
 }
 
 fn pad(operand: &TensorType, dim: usize, before: usize, sizes: &[usize]) -> Result<Copy, Refusal> {
@@ -417,7 +432,7 @@ fn pad(operand: &TensorType, dim: usize, before: usize, sizes: &[usize]) -> Resu
     Ok(Copy {
         target_offset: before * target[dim],
         zero_first: sizes.iter().product(),
-        ..copy(loops_of(&from, &row_major(&from), &target), 0, operand.dtype)
+        ..copy(loops_of(&from, &row_major(&from), &target), operand.dtype)
     })
 }
 
@@ -429,17 +444,17 @@ pub fn kernel_of_composite(
     name: &str,
     attributes: &Attributes,
     function: &Function,
+    scalars: &mut Scalars,
 ) -> Result<Kernel, Refusal> {
+    let mut attention = |dropout| attention(attributes, function, dropout, scalars);
     match name {
-        "attention" => Ok(Kernel::Attention(attention(attributes, function, false)?)),
-        "attention_bwd" => Ok(Kernel::AttentionBwd(attention(attributes, function, false)?)),
-        "attention_dropout" => Ok(Kernel::Attention(attention(attributes, function, true)?)),
-        "attention_dropout_bwd" => Ok(Kernel::AttentionBwd(attention(attributes, function, true)?)),
-        "attention_cached" => Ok(Kernel::Attention(Attention {
-            position: true,
-            causal: true,
-            ..attention(attributes, function, false)?
-        })),
+        "attention" => Ok(Kernel::Attention(attention(false)?)),
+        "attention_bwd" => Ok(Kernel::AttentionBwd(attention(false)?)),
+        "attention_dropout" => Ok(Kernel::Attention(attention(true)?)),
+        "attention_dropout_bwd" => Ok(Kernel::AttentionBwd(attention(true)?)),
+        "attention_cached" => {
+            Ok(Kernel::Attention(Attention { position: true, causal: true, ..attention(false)? }))
+        }
         "rope" | "rope_scaled" => Ok(Kernel::Rope(rope(attributes, function)?)),
         _ => Err(lacking(format!("there is no kernel for the composite `{name}` yet"))),
     }
@@ -454,6 +469,7 @@ fn attention(
     attributes: &Attributes,
     function: &Function,
     dropout: bool,
+    scalars: &mut Scalars,
 ) -> Result<Attention, Refusal> {
     let (q, k) = (sizes_of(function, "q")?, sizes_of(function, "k")?);
     let number = |name: &str| attributes.get(name).copied().unwrap_or(0.0);
@@ -465,18 +481,23 @@ fn attention(
         }
     }
     let window = number("window") as usize;
-    let whole = |name: &str| number(name) as usize;
-    let dropped = Dropout {
+    let whole = |name: &str| number(name) as i64;
+    let group = whole("group").max(1);
+    let (heads, kv_heads) = (q[2] as i64, k[2] as i64);
+    // Key-value head 0 of this rank serves query heads from `group * kv_offset` on.
+    let first = whole("head_offset") - group * whole("kv_offset");
+    let head_offset = scalars.offset(first, 0..=group * kv_heads - heads);
+    let dropped = dropout.then(|| Dropout {
         p: number("p"),
         salt: number("salt") as u32,
         sample_offset: 0,
         heads_total: number("heads") as u64,
-        head_base: number("head_offset") as u64,
+        head_base: scalars.offset(whole("head_offset"), 0..=whole("heads") - heads),
         queries_total: q[1] as u64,
         query_base: 0,
         keys_total: k[1] as u64,
         key_base: 0,
-    };
+    });
     Ok(Attention {
         batch: q[0],
         queries: q[1],
@@ -492,10 +513,9 @@ fn attention(
         bias_grad: number("bias_grad") != 0.0,
         query_offset: number("query_offset") as i64,
         position: false,
-        head_offset: whole("head_offset"),
-        kv_offset: whole("kv_offset"),
-        group: whole("group").max(1),
-        dropout: dropout.then_some(dropped),
+        head_offset,
+        group: group as usize,
+        dropout: dropped,
         dtype: function.ty(ir::ValueId(0)).dtype,
         q: Attention::contiguous(q[1], q[2], q[3]),
         k: Attention::contiguous(k[1], k[2], k[3]),

@@ -46,7 +46,7 @@ use ir::{Diagnostic, Plan, Span};
 use kernels::Kernel;
 use kernels::bounds::{class_name, verify_programs};
 
-use access::Effects;
+use access::AllEffects;
 use places::Places;
 
 /// The most diagnostics of one check.
@@ -71,7 +71,7 @@ pub fn check(programs: &[Program], kernels: &[Kernel], plan: &Plan) -> Vec<Diagn
     if !findings.found.is_empty() {
         return findings.found;
     }
-    let effects: Vec<Effects> = kernels.iter().map(access::effects).collect();
+    let effects = AllEffects::of(programs, kernels);
     let entries = programs.first().map_or(0, |program| program.entries.len());
     for phase in [Phase::Step, Phase::Evaluate].into_iter().chain((0..entries).map(Phase::Entry)) {
         let setup = Setup { programs, places: &places, effects: &effects, plan, phase };
@@ -114,7 +114,7 @@ impl Phase {
 struct Setup<'a> {
     programs: &'a [Program],
     places: &'a [Places],
-    effects: &'a [Effects],
+    effects: &'a AllEffects<'a>,
     plan: &'a Plan,
     phase: Phase,
 }

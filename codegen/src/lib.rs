@@ -26,13 +26,13 @@
 //! **Reading order.** [`calls`] and [`prepare`] look at the module; [`partition`] makes the
 //! function of one rank and [`specialise`] cuts it in two; after `empty`, `chunk`, [`reduced`] and
 //! [`stored`], [`domain`], `precision`, [`grouping`] and [`fuse`] group nodes into kernels, which
-//! [`tile`] and [`catalogue`] describe; [`lower`] makes routines of launches, or a [`refusal`], and
-//! [`routines`] those of a class; [`arena`] gives offsets, [`schedule`] an order of micro-batches;
-//! [`crossing`] says what stages and calls share; [`compile`] assembles, and [`inference`] what
-//! only runs forward; [`mod@launched`] says what that comes to; [`mod@function`] compiles one
-//! function without a plan, of integers that [`narrow`] made short where [`ranges`] prove them to
-//! be. [`check`] replays the result and calls nothing of the above; in debug builds it looks at
-//! everything that is compiled.
+//! [`tile`] and [`catalogue`] describe, with the [`scalars`] of their launches; [`lower`] makes
+//! routines of launches, or a [`refusal`], and [`routines`] those of a class; [`arena`] gives
+//! offsets, [`schedule`] an order of micro-batches; [`crossing`] says what stages and calls share;
+//! [`compile`] assembles, and [`inference`] what only runs forward; [`mod@launched`] says what that
+//! comes to; [`mod@function`] compiles one function without a plan, of integers that [`narrow`]
+//! made short where [`ranges`] prove them to be. [`check`] replays the result and calls nothing of
+//! the above; in debug builds it looks at everything that is compiled.
 //!
 //! # Diagnostics
 //!
@@ -58,6 +58,7 @@ mod pool;
 pub mod grouping;
 mod waits;
 pub mod fuse;
+pub mod scalars;
 pub mod tile;
 pub mod arena;
 pub mod refusal;

@@ -20,6 +20,7 @@ use crate::catalogue;
 use crate::chunk::Chunks;
 use crate::pool::pools;
 use crate::refusal::Refusal;
+use crate::scalars::Scalars;
 use crate::tile::lower_kernel;
 use crate::update::Update;
 use group::{Member, Turn, turns};
@@ -198,11 +199,22 @@ impl<'a> Lower<'a> {
     }
 
     fn launch(&mut self, kernel: Kernel, inputs: Vec<Ref>, outputs: Vec<Ref>) {
+        self.launch_with(kernel, Scalars::default(), inputs, outputs);
+    }
+
+    fn launch_with(
+        &mut self,
+        kernel: Kernel,
+        scalars: Scalars,
+        inputs: Vec<Ref>,
+        outputs: Vec<Ref>,
+    ) {
         if kernel.outputs().iter().all(|output| output.len == 0) {
             return;
         }
         let kernel = self.table.add(kernel);
-        self.instructions.push(Instruction::Launch { kernel, inputs, outputs });
+        let scalars = scalars.into_values();
+        self.instructions.push(Instruction::Launch { kernel, scalars, inputs, outputs });
     }
 
     fn node(&mut self, node: &Node) -> Result<(), Refusal> {
@@ -233,17 +245,19 @@ impl<'a> Lower<'a> {
                     node.operands.iter().map(|o| self.ty(*o)).collect();
                 let result = self.ty(node.result());
                 let add = self.adds[node.result().index()];
-                let kernel = catalogue::kernel_of_op(&node.op, &operands, result, add)?;
-                self.launch_node(node, kernel);
+                let mut scalars = Scalars::default();
+                let kernel =
+                    catalogue::kernel_of_op(&node.op, &operands, result, add, &mut scalars)?;
+                self.launch_node(node, kernel, scalars);
                 Ok(())
             }
         }
     }
 
-    fn launch_node(&mut self, node: &Node, kernel: Kernel) {
+    fn launch_node(&mut self, node: &Node, kernel: Kernel, scalars: Scalars) {
         let inputs = node.operands.iter().map(|o| self.home(*o)).collect();
         let outputs = node.results.iter().map(|r| self.home(*r)).collect();
-        self.launch(kernel, inputs, outputs);
+        self.launch_with(kernel, scalars, inputs, outputs);
     }
 
     /// Several products in one launch, with what is added to them and computed of them.
@@ -252,6 +266,7 @@ impl<'a> Lower<'a> {
         let result = |member: &Member| function.nodes[member.sum.last()].result();
         let results: Vec<ValueId> = members.iter().map(result).collect();
         let (mut inputs, mut outputs, mut parts) = (Vec::new(), Vec::new(), Vec::new());
+        let mut scalars = Scalars::default();
         for (member, result) in members.iter().zip(&results) {
             let (product, operands) = self.product(&function.nodes[member.sum.product], *result)?;
             let mut number = |at: Ref| {
@@ -271,7 +286,10 @@ impl<'a> Lower<'a> {
                     at.map_or_else(|| Source::Operand(operand(value)), Source::Result)
                 };
                 let inputs = tile.inputs.iter().map(source).collect();
-                Pointwise { rows: tile.rows.clone(), inputs }
+                let mut rows = tile.rows.clone();
+                rows.shift_scalars(scalars.count());
+                scalars.append(&tile.scalars);
+                Pointwise { rows, inputs }
             });
             let in_place = self.is_in_place(member, *result, then.as_ref());
             parts.push(ProductPart { a, b, bias, addend, product, then, in_place });
@@ -290,7 +308,7 @@ impl<'a> Lower<'a> {
                 }
             }
         }
-        self.launch(Kernel::Products(Products { parts }), inputs, outputs);
+        self.launch_with(Kernel::Products(Products { parts }), scalars, inputs, outputs);
         Ok(())
     }
 
@@ -318,7 +336,9 @@ impl<'a> Lower<'a> {
         }
         let types: Vec<&TensorType> = node.operands.iter().map(|o| self.ty(*o)).collect();
         let add = self.adds[result.index()];
-        let kernel = catalogue::kernel_of_op(&node.op, &types, self.ty(result), add)?;
+        let mut scalars = Scalars::default();
+        let ty = self.ty(result);
+        let kernel = catalogue::kernel_of_op(&node.op, &types, ty, add, &mut scalars)?;
         let Kernel::Product(product) = kernel else {
             return Err("a contraction is no product".into());
         };
@@ -364,12 +384,14 @@ impl<'a> Lower<'a> {
                     tile.inputs.iter().map(|p| node.operands[p.index()]).collect();
                 let inputs = passed.into_iter().map(|o| self.home(o)).collect();
                 let outputs = node.results.iter().map(|r| self.home(*r)).collect();
-                self.launch(Kernel::Rows(tile.rows), inputs, outputs);
+                self.launch_with(Kernel::Rows(tile.rows), tile.scalars, inputs, outputs);
                 Ok(())
             }
             Kind::Composite { name, attributes } => {
-                let kernel = catalogue::kernel_of_composite(name, attributes, function)?;
-                self.launch_node(node, kernel);
+                let mut scalars = Scalars::default();
+                let kernel =
+                    catalogue::kernel_of_composite(name, attributes, function, &mut scalars)?;
+                self.launch_node(node, kernel, scalars);
                 Ok(())
             }
             Kind::Layer => Err(format!("`@{callee}` is a layer inside of a layer").into()),

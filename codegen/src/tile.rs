@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use ir::op::{Binary, Combiner, Comparison, Unary};
 use ir::{DType, Dim, Function, Module, Node, Op, ValueId};
+use kernels::Offset;
 use kernels::rows::{
     Access, BinaryOp, Digit, Draw, Instr, Output, ReduceOp, RowInput, Rows, UnaryOp, vectors,
 };
@@ -11,6 +12,7 @@ use kernels::rows::{
 use crate::domain::{Domain, Extent, extents, strides};
 use crate::fuse::{is_leaf, superinstruction};
 use crate::precision::{Bounds, compute_dtype, range_of};
+use crate::scalars::Scalars;
 
 /// Products of integers up to this are numbers of binary64, which [`UnaryOp::WrapI32`] wraps.
 const PRODUCT_MAX: f64 = 1_125_899_906_842_624.0;
@@ -24,6 +26,8 @@ pub struct Tile {
     pub rows: Rows,
     /// For each input, the parameter that is passed.
     pub inputs: Vec<ValueId>,
+    /// What a launch of it passes.
+    pub scalars: Scalars,
 }
 
 /// The block program of a function marked `kernel`.
@@ -77,6 +81,7 @@ fn lower_over(
         passed: Vec::new(),
         made: HashMap::new(),
         reduced: HashMap::new(),
+        scalars: Scalars::default(),
     };
     for at in nodes(function) {
         lower.node(&function.nodes[at], module);
@@ -90,7 +95,7 @@ fn lower_over(
         instrs: lower.instrs,
         outputs,
     };
-    Tile { rows, inputs: lower.passed }
+    Tile { rows, inputs: lower.passed, scalars: lower.scalars }
 }
 
 struct Lower<'f> {
@@ -107,6 +112,7 @@ struct Lower<'f> {
     made: HashMap<(ValueId, bool), usize>,
     /// The value that a column or total sum adds up.
     reduced: HashMap<ValueId, usize>,
+    scalars: Scalars,
 }
 
 impl Lower<'_> {
@@ -202,7 +208,7 @@ impl Lower<'_> {
             return x;
         }
         let condition = self.push(Instr::Const { value: 1.0 });
-        let b = self.push(Instr::Index { row: Vec::new(), col_stride: 1, base: 0 });
+        let b = self.push(Instr::Index { row: Vec::new(), col_stride: 1, base: Offset::ZERO });
         self.push(Instr::Select { condition, a: x, b })
     }
 
@@ -357,7 +363,8 @@ impl Lower<'_> {
             Op::Random { salt, start, extent: global, per_sample, .. } => {
                 let key = self.input(node.operands[0], Access::scalar());
                 let places = global_places(start, global, *per_sample);
-                self.push(Instr::Random(self.draw(key, *salt, places, extent)))
+                let draw = self.draw(key, *salt, places, extent);
+                self.push(Instr::Random(draw))
             }
             Op::Broadcast { new, .. } => self.broadcast(node, new, extent),
             op => unreachable!("`{}` is no leaf", ir::infer::name(op)),
@@ -383,7 +390,7 @@ impl Lower<'_> {
         digits(&self.domain.sizes[..self.domain.split], strides)
     }
 
-    fn index(&self, dim: usize, start: i64, extent: Extent) -> Instr {
+    fn index(&mut self, dim: usize, start: i64, extent: Extent) -> Instr {
         let in_rows = dim < self.domain.split;
         debug_assert!(in_rows || extent == Extent::Full, "a row has no column index");
         let mut strides = vec![0; self.domain.split];
@@ -391,16 +398,18 @@ impl Lower<'_> {
             strides[dim] = 1;
         }
         let row = self.row_digits(&strides);
-        Instr::Index { row, col_stride: usize::from(!in_rows), base: start }
+        let base = self.scalars.offset(start, Scalars::ANY);
+        Instr::Index { row, col_stride: usize::from(!in_rows), base }
     }
 
-    fn draw(&self, key: usize, salt: u32, places: Places, extent: Extent) -> Draw {
+    fn draw(&mut self, key: usize, salt: u32, places: Places, extent: Extent) -> Draw {
         let Places { strides, offset, sample_stride } = places;
         let split = self.domain.split;
         let col = match extent {
             Extent::Full => digits(&self.domain.sizes[split..], &strides[split..]),
             Extent::Row | Extent::Column | Extent::Total => Vec::new(),
         };
+        let offset = self.scalars.offset(offset.cast_signed(), Scalars::ANY);
         Draw { key, salt, row: self.row_digits(&strides[..split]), col, offset, sample_stride }
     }
 

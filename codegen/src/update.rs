@@ -9,9 +9,9 @@ use ir::plan::Optimizer;
 use ir::precision::Precision;
 use ir::program::{Exchange, Group, Instruction, Ref, Routine, Step};
 use ir::{Axis, DType, Function, Kind, Module, TensorType};
-use kernels::Kernel;
 use kernels::kernel::{Copy, Fill};
 use kernels::rows::{Access, BinaryOp, Instr, Output, RowInput, Rows, UnaryOp};
+use kernels::{Kernel, Offset};
 
 use crate::compile::Class;
 use crate::store::{BufferId, Region, RegionPlace};
@@ -41,7 +41,7 @@ pub(crate) fn begin(class: &mut Class<'_>, clears: bool, scalars: BufferId, step
     fill(class, zero, (class.sums(), 1), 0.0, steps);
     let copy = Copy {
         loops: Vec::new(),
-        source_offset: LOSS_SCALE,
+        source_offset: Offset::Fixed(LOSS_SCALE as i64),
         target_offset: 0,
         zero_first: 0,
         dtype: class.sums(),
@@ -277,7 +277,7 @@ impl Update {
         precision: &Precision,
     ) -> Result<Update, String> {
         let function = optimizer_function(optimizer, decay, elements, precision.accumulate)?;
-        let Tile { mut rows, inputs } = lower_kernel(&function, &Module::default());
+        let Tile { mut rows, inputs, .. } = lower_kernel(&function, &Module::default());
         let name = |param: &ir::ValueId| function.value(*param).name.clone();
         let inputs: Vec<String> = inputs.iter().map(name).collect();
         for (input, name) in rows.inputs.iter_mut().zip(&inputs) {
@@ -351,6 +351,7 @@ fn launch(
         frame_bytes: 0,
         instructions: vec![Instruction::Launch {
             kernel,
+            scalars: Vec::new(),
             inputs: (0..inputs.len()).map(slot).collect(),
             outputs: (inputs.len()..inputs.len() + outputs.len()).map(slot).collect(),
         }],

@@ -172,6 +172,8 @@ pub enum Instruction {
     Launch {
         /// Index into the kernel table.
         kernel: usize,
+        /// What differs by rank and not from step to step, in the order of the kernel's slots.
+        scalars: Vec<i64>,
         /// What it reads.
         inputs: Vec<Ref>,
         /// What it writes.

@@ -322,7 +322,9 @@ fn window(w: &Window, len: usize) -> Argument {
 
 fn copy_source(c: &Copy) -> Argument {
     let used = extent(c.loops.iter().map(|l| (l.size, l.source)));
-    Argument { dtype: c.dtype, len: if used == 0 { 0 } else { c.source_offset + used } }
+    // Long enough for every launch.
+    let start = c.source_offset.most() as usize;
+    Argument { dtype: c.dtype, len: if used == 0 { 0 } else { start + used } }
 }
 
 fn copy_target(c: &Copy) -> Argument {

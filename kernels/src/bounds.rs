@@ -11,7 +11,7 @@
 //! | E2103 | a buffer or a local whose bytes, place or contents are impossible |
 //! | E2104 | a reference to a buffer, routine, slot, local, kernel or stage that is not there |
 //! | E2105 | slots or a frame that do not fit the routine that is called with them |
-//! | E2106 | arguments that do not fit their kernel |
+//! | E2106 | arguments or scalars that do not fit their kernel |
 //! | E2107 | a buffer of another element type than its use |
 //! | E2108 | a collective whose counts, elements or buffers do not fit its group |
 //! | E2109 | a call that writes where it reads or writes at once |
@@ -19,6 +19,8 @@
 mod apart;
 mod routine;
 mod steps;
+
+use std::ops::RangeInclusive;
 
 use ir::plan::{MICROBATCHES_MAX, Mesh, RANKS_MAX, TOKENS_MAX};
 use ir::program::{ALIGNMENT, Buffer, Contents, Feed, Program, Step};
@@ -74,16 +76,22 @@ pub fn verify_programs(programs: &[Program], kernels: &[Kernel], mesh: Mesh) -> 
         findings.add("E2101", "programs", "the programs have different entries");
         return findings.found;
     }
+    let mut scalars = Vec::new();
     for (index, kernel) in kernels.iter().enumerate() {
-        if let Err(why) = verify(kernel) {
-            findings.add("E2102", "kernels", format!("kernel {index} can't be executed: {why}"));
+        match verify(kernel).and_then(|()| kernel.scalars()) {
+            Ok(ranges) => scalars.push(ranges),
+            Err(why) => {
+                let headline = format!("kernel {index} can't be executed: {why}");
+                findings.add("E2102", "kernels", headline);
+            }
         }
     }
     if !findings.found.is_empty() {
         return findings.found;
     }
     for program in programs {
-        let check = ProgramCheck { program, kernels, mesh, place: class_name(program) };
+        let place = class_name(program);
+        let check = ProgramCheck { program, kernels, scalars: &scalars, mesh, place };
         check.buffers(&mut findings);
         if findings.found.is_empty() {
             check.routines(&mut findings);
@@ -115,6 +123,8 @@ fn is_grid(programs: &[Program], mesh: Mesh) -> bool {
 struct ProgramCheck<'a> {
     program: &'a Program,
     kernels: &'a [Kernel],
+    /// For each kernel, what it admits as scalars.
+    scalars: &'a [Vec<RangeInclusive<i64>>],
     mesh: Mesh,
     place: String,
 }

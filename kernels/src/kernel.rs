@@ -12,6 +12,7 @@ use ir::DType;
 use serde::{Deserialize, Serialize};
 
 use crate::border::Border;
+use crate::offset::Offset;
 use crate::rows::{Output, ReduceOp, Rows};
 
 /// One launch. The comment of each variant lists its inputs and outputs in order.
@@ -309,7 +310,7 @@ impl Products {
 /// Softmax attention that never stores its scores.
 ///
 /// `q [B, S, H, D]`, `k v [B, T, G, D]`, `out` as `q`, `lse [B, H, S]` contiguous. Query head `h`
-/// reads key-value head `(h + head_offset) / group - kv_offset`. A score is the scaled product of a
+/// reads key-value head `(h + head_offset) / group`. A score is the scaled product of a
 /// query and a key, then bounded by `softcap`, then with the bias added. With `causal`, key `j` is
 /// visible to query `i` iff `j <= i + query_offset` and, with a `window`,
 /// `i + query_offset - window < j`. A query that sees no key, or for which the bias of all that it
@@ -369,10 +370,8 @@ pub struct Attention {
     pub query_offset: i64,
     /// Whether a position that is known at run time is added to it.
     pub position: bool,
-    /// Global index of local query head 0.
-    pub head_offset: usize,
-    /// Global index of local key-value head 0.
-    pub kv_offset: usize,
+    /// Query heads of local key-value head 0 that come before local query head 0.
+    pub head_offset: Offset,
     /// Query heads per key-value head.
     pub group: usize,
     /// Dropout of the normalised scores.
@@ -392,7 +391,7 @@ pub struct Attention {
 impl Attention {
     /// The local key-value head that local query head `head` reads.
     pub fn kv_head(&self, head: usize) -> usize {
-        (head + self.head_offset) / self.group - self.kv_offset
+        (head + self.head_offset.bound() as usize) / self.group
     }
 
     /// The keys that query `query` sees. The position that a launch passes is not counted.
@@ -432,7 +431,7 @@ pub struct Dropout {
     /// Global number of query heads.
     pub heads_total: u64,
     /// Global index of local query head 0.
-    pub head_base: u64,
+    pub head_base: Offset,
     /// Global number of queries.
     pub queries_total: u64,
     /// Global index of local query 0.
@@ -455,7 +454,7 @@ pub struct Gather {
     /// Rows of the local table.
     pub rows: usize,
     /// Global id of local row 0.
-    pub base: usize,
+    pub base: Offset,
     /// Elements of a row.
     pub width: usize,
     /// Number of ids.
@@ -599,7 +598,7 @@ pub struct Copy {
     /// Loops, outermost first.
     pub loops: Vec<CopyLoop>,
     /// First element read.
-    pub source_offset: usize,
+    pub source_offset: Offset,
     /// First element written.
     pub target_offset: usize,
     /// Elements of the target to zero first, from its start; zero leaves the rest untouched.

@@ -7,20 +7,23 @@
 //!
 //! Invariants:
 //! * A kernel is plain data: it can be compared, stored and sent, and names no address.
+//! * Ranks with equal local sizes have equal kernels: where the piece of a rank begins is a scalar
+//!   of the launch ([`offset`]). What changes from step to step is an operand in memory.
 //! * The bits of a result depend on the kernel, its inputs and the instruction set, never on the
 //!   number of threads. A product's bits do not depend on how its rows are cut either.
 //! * Deliberately absent: a kernel knows no graph, no sharding and no stream, and nothing here
 //!   chooses between kernels.
 //!
-//! Reading order: [`kernel`] and [`rows`] are the nouns, [`arguments`] says which buffers a kernel
-//! wants, [`verify`] whether it can be executed, [`bounds`] whether programs stay within what they
-//! have, [`price`] what it costs in the units of [`units`], [`cpu`] executes. Unsafe code lives in
-//! [`cpu`] alone.
+//! Reading order: [`kernel`], [`rows`] and [`offset`] are the nouns, [`arguments`] says which
+//! buffers a kernel wants, [`verify`] whether it can be executed, [`bounds`] whether programs stay
+//! within what they have, [`price`] what it costs in the units of [`units`], [`cpu`] executes.
+//! Unsafe code lives in [`cpu`] alone.
 //!
 //! Diagnostics: those of [`bounds`], all with exit code 6.
 #![deny(unsafe_code)]
 
 pub mod border;
+pub mod offset;
 pub mod kernel;
 pub mod rows;
 
@@ -40,5 +43,6 @@ pub use kernel::{
     LoopBC, Pointwise, Positions, Product, ProductPart, Products, Rope, Source, StoredTypes,
     Window,
 };
+pub use offset::Offset;
 pub use rows::{Access, BinaryOp, Digit, Draw, Instr, Output, ReduceOp, RowInput, Rows, UnaryOp};
 pub use units::{Bytes, Flops, Seconds};

@@ -17,6 +17,8 @@
 use ir::DType;
 use serde::{Deserialize, Serialize};
 
+use crate::offset::Offset;
+
 /// A fused kernel: its inputs and outputs are the launch's, in order.
 ///
 /// An output may be the same buffer as an input with the same access: points are read before they
@@ -143,7 +145,7 @@ pub enum Instr {
         /// Factor of the column index; zero makes a row scalar.
         col_stride: usize,
         /// Added to it.
-        base: i64,
+        base: Offset,
     },
     /// A function of one value.
     Unary {
@@ -196,7 +198,7 @@ pub struct Draw {
     /// Digits of the column index; none makes a row scalar.
     pub col: Vec<Digit>,
     /// Index of the first point.
-    pub offset: u64,
+    pub offset: Offset,
     /// Elements of the global tensor per sample.
     pub sample_stride: u64,
 }

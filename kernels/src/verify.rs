@@ -12,11 +12,12 @@ use crate::kernel::{
     Attention, Copy, Dropout, Fill, Gather, Kernel, Line, Lines, Pointwise, Positions, Product,
     Products, Rope, Source, StoredTypes, Window,
 };
+use crate::offset::Offset;
 use crate::rows::{Access, Digit, Draw, Instr, Output, RowInput, Rows};
 
 /// No size, stride, offset, extent or number of points is larger: a tebi of elements. Chosen: far
 /// beyond a device's memory, and products of two of them fit 128 bits.
-const LIMIT: usize = 1 << 40;
+pub const LIMIT: usize = 1 << 40;
 /// The most loops, digits, inputs or outputs of a kernel. Chosen: tensors have a few dims.
 const LOOPS_MAX: usize = 64;
 /// The most instructions of a block program. Chosen: fusion stops at tens.
@@ -29,6 +30,7 @@ type Verdict = Result<(), String>;
 /// # Errors
 /// A sentence that says which part of the kernel is impossible.
 pub fn verify(kernel: &Kernel) -> Verdict {
+    kernel.scalars()?;
     match kernel {
         Kernel::Product(p) => product(p),
         Kernel::Rows(r) => rows(r),
@@ -329,7 +331,7 @@ fn instruction(r: &Rows, instr: &Instr) -> Verdict {
         }
         Instr::Index { row, col_stride, base } => {
             digits(row)?;
-            let near = base.unsigned_abs() <= LIMIT as u64;
+            let near = [base.least(), base.most()].iter().all(|b| b.unsigned_abs() <= LIMIT as u64);
             require(near || is_whole, "an index starts too far from zero")?;
             nest(&[(r.cols, *col_stride)], 0)
         }
@@ -358,9 +360,16 @@ fn random(r: &Rows, draw: &Draw) -> Verdict {
     digits(&draw.col)?;
     let is_key = r.inputs.get(draw.key).is_some_and(|i| i.dtype == DType::U32);
     require(is_key, "a draw has no key of u32")?;
+    begins(draw.offset, LIMIT)?;
     // Sample numbers have 32 bits.
-    let near = draw.offset <= LIMIT as u64 && draw.sample_stride <= u64::from(u32::MAX) / 2;
+    let near = draw.sample_stride <= u64::from(u32::MAX) / 2;
     require(near, "a draw's positions are too large")
+}
+
+/// An offset, whatever a launch passes, is that of an element up to one.
+fn begins(offset: Offset, last: usize) -> Verdict {
+    let within = offset.least() >= 0 && offset.most().unsigned_abs() <= last as u64;
+    require(within, "an offset is not within what it is of")
 }
 
 fn heads(dims: [usize; 4], strides: [usize; 3]) -> [(usize, usize); 4] {
@@ -370,7 +379,7 @@ fn heads(dims: [usize; 4], strides: [usize; 3]) -> [(usize, usize); 4] {
 
 fn attention(a: &Attention, backward: bool) -> Verdict {
     rounds(a.dtype)?;
-    small([a.batch, a.queries, a.keys, a.heads, a.kv_heads, a.dim, a.head_offset, a.kv_offset])?;
+    small([a.batch, a.queries, a.keys, a.heads, a.kv_heads, a.dim])?;
     small([a.group])?;
     scores([a.batch, a.heads, a.queries, a.keys])?;
     require(a.query_offset.unsigned_abs() <= LIMIT as u64, "queries are too far from keys")?;
@@ -387,8 +396,9 @@ fn attention(a: &Attention, backward: bool) -> Verdict {
         }
     }
     require(!a.bias_grad || (backward && a.bias.is_some()), "a gradient of no bias")?;
-    let last = (a.head_offset + a.heads.max(1) - 1) / a.group;
-    let served = a.head_offset / a.group >= a.kv_offset && last - a.kv_offset < a.kv_heads;
+    begins(a.head_offset, LIMIT)?;
+    let last = a.head_offset.most() as usize + a.heads.max(1) - 1;
+    let served = last / a.group < a.kv_heads;
     require(served || a.heads == 0, "a query head has no key-value head")?;
     let of_queries = |strides| heads([a.batch, a.queries, a.heads, a.dim], strides);
     let of_keys = |strides| heads([a.batch, a.keys, a.kv_heads, a.dim], strides);
@@ -404,7 +414,8 @@ fn attention(a: &Attention, backward: bool) -> Verdict {
 
 fn dropout(d: &Dropout) -> Verdict {
     require((0.0..1.0).contains(&d.p), "a probability is not in [0, 1)")?;
-    let bases = [d.sample_offset, d.head_base, d.query_base, d.key_base];
+    begins(d.head_base, LIMIT)?;
+    let bases = [d.sample_offset, d.query_base, d.key_base];
     require(bases.iter().all(|b| *b <= LIMIT as u64), "a position is too large")?;
     let totals = [d.heads_total, d.queries_total, d.keys_total];
     scores([1, totals[0] as usize, totals[1] as usize, totals[2] as usize])
@@ -420,7 +431,7 @@ fn look_up(g: &Gather) -> Verdict {
     holds(g.dtype).map_err(|_| "rows are of a type that is not moved")?;
     nest(&[(g.outer, 0), (g.rows, 0), (g.width, 1)], 0)?;
     nest(&[(g.outer, 0), (g.count, 0), (g.width, 1)], 0)?;
-    small([g.base])
+    begins(g.base, LIMIT)
 }
 
 fn lines(l: &Lines) -> Verdict {
@@ -475,7 +486,8 @@ fn copy(c: &Copy) -> Verdict {
         c.loops.iter().map(|l| (l.size, of(l))).collect::<Vec<_>>()
     };
     small([c.zero_first])?;
-    nest(&strides(|l| l.source), c.source_offset)?;
+    begins(c.source_offset, LIMIT)?;
+    nest(&strides(|l| l.source), c.source_offset.most() as usize)?;
     injective(&strides(|l| l.target), c.target_offset)
 }
 
@@ -510,7 +522,7 @@ mod tests {
         let transposed = CopyLoop { size: 3, source: 5, target: 1 };
         let copy = Copy {
             loops: vec![CopyLoop { size: 5, source: 1, target: 3 }, transposed],
-            source_offset: 0,
+            source_offset: Offset::ZERO,
             target_offset: 7,
             zero_first: 0,
             dtype: DType::BF16,
@@ -542,6 +554,21 @@ mod tests {
             Kernel::Products(Products { parts: parts.iter().map(part).collect() })
         };
         assert_eq!(verify(&products(&[(0, 1, DType::F32), (0, 2, DType::F32)])), Ok(()));
+        let looked_up = |slot, least, most| {
+            let base = Offset::Scalar { slot, least, most };
+            let (outer, rows, width, count) = (1, 9, 2, 3);
+            let dtype = DType::F32;
+            Kernel::Gather(Gather { outer, rows, base, width, count, accumulate: false, dtype })
+        };
+        assert_eq!(looked_up(0, 0, 9).scalars(), Ok(vec![0..=9]));
+        assert_eq!(verify(&looked_up(0, 0, 9)), Ok(()));
+        let copied = |most| {
+            let loops = vec![CopyLoop { size: 5, source: 2, target: 1 }];
+            let source_offset = Offset::Scalar { slot: 0, least: 0, most };
+            let (target_offset, zero_first, dtype) = (0, 0, DType::F32);
+            Kernel::Copy(Copy { loops, source_offset, target_offset, zero_first, dtype })
+        };
+        assert_eq!(copied(30).inputs()[0].len, 39);
         let digit = |div, modulus, stride| Digit { div, modulus, stride };
         let row = |row: Vec<Digit>, col_stride| store_of(Access { row, col_stride, offset: 0 });
         for kernel in [
@@ -562,6 +589,12 @@ mod tests {
             row(vec![digit(0, 6, 4)], 1),
             row(vec![digit(1, 0, 4)], 1),
             row(vec![digit(1, 6, 1 << 50)], 1),
+            looked_up(0, -1, 9),
+            looked_up(0, 0, i64::MAX),
+            looked_up(0, 5, 4),
+            looked_up(1, 0, 9),
+            looked_up(usize::MAX, 0, 9),
+            copied(LIMIT as i64),
             Kernel::Fill(Fill { len: usize::MAX, value: 0.0, dtype: DType::F32 }),
             Kernel::Fill(Fill { len: 1, value: 0.0, dtype: DType::I8 }),
         ] {

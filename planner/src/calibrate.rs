@@ -14,7 +14,7 @@ use ir::DType;
 use kernels::arguments::Argument;
 use kernels::cpu::{Cpu, View, ViewMut};
 use kernels::rows::{Access, BinaryOp, Instr, Output, RowInput, Rows, UnaryOp};
-use kernels::{Attention, Copy, CopyLoop, Kernel, Product, price};
+use kernels::{Attention, Copy, CopyLoop, Kernel, Offset, Product, price};
 
 use crate::calibration::{Calibration, Curve};
 use crate::link::Link;
@@ -209,8 +209,7 @@ fn attention(length: usize) -> Attention {
         bias_grad: false,
         query_offset: 0,
         position: false,
-        head_offset: 0,
-        kv_offset: 0,
+        head_offset: Offset::ZERO,
         group: 1,
         dropout: None,
         dtype: DType::F32,
@@ -224,7 +223,7 @@ fn attention(length: usize) -> Attention {
 fn copy(elements: usize) -> Kernel {
     Kernel::Copy(Copy {
         loops: vec![CopyLoop { size: elements, source: 1, target: 1 }],
-        source_offset: 0,
+        source_offset: Offset::ZERO,
         target_offset: 0,
         zero_first: 0,
         dtype: DType::F32,

@@ -4,14 +4,15 @@ use std::ops::Range;
 
 use ir::program::{ALIGNMENT, Instruction, Ref, Routine};
 use kernels::Kernel;
-use kernels::cpu::{Cpu, Prepared};
+use kernels::cpu::Cpu;
 
+use crate::device::Launches;
 use crate::local::arena::Arena;
 
 /// A routine with memory of its own.
 pub struct Evaluation {
     routine: Routine,
-    kernels: Vec<Prepared>,
+    prepared: Launches,
     cpu: Cpu,
     arena: Arena,
     slots: Vec<Range<usize>>,
@@ -39,7 +40,7 @@ impl Evaluation {
         }
         let bytes = end.checked_add(usize::try_from(routine.frame_bytes).ok()?)?;
         Some(Evaluation {
-            kernels: kernels.iter().map(Prepared::new).collect(),
+            prepared: Launches::new(kernels, std::slice::from_ref(&routine)),
             cpu: Cpu::new(threads),
             arena: Arena::new(bytes)?,
             slots,
@@ -79,8 +80,8 @@ impl Evaluation {
     /// # Panics
     /// If the routine has a collective: it is none of one rank.
     pub fn run(&mut self) {
-        for instruction in &self.routine.instructions {
-            let Instruction::Launch { kernel, inputs, outputs } = instruction else {
+        for (at, instruction) in self.routine.instructions.iter().enumerate() {
+            let Instruction::Launch { inputs, outputs, .. } = instruction else {
                 panic!("a routine of one rank has no collectives");
             };
             let range = |at: &Ref| match at {
@@ -93,7 +94,8 @@ impl Evaluation {
             };
             let inputs: Vec<Range<usize>> = inputs.iter().map(range).collect();
             let outputs: Vec<Range<usize>> = outputs.iter().map(range).collect();
-            self.arena.launch(&mut self.cpu, &mut self.kernels[*kernel], &inputs, &outputs);
+            let prepared = self.prepared.at_mut(0, at);
+            self.arena.launch(&mut self.cpu, prepared, &inputs, &outputs);
         }
     }
 }

@@ -60,7 +60,7 @@ impl Device for Shim {
             let buffers: Vec<*mut c_void> = function.passed().into_iter().map(address).collect();
             // SAFETY: views are as long as the kernel says, which the arena has asserted, and
             // functions write outputs and workspaces alone.
-            unsafe { self.library.launch(at, number, &buffers, 0) };
+            unsafe { self.library.launch(at, number, &buffers, prepared.scalars(), 0) };
         }
     }
 }

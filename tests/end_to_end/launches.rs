@@ -60,7 +60,7 @@ fn counted(routine: &Routine) -> Counted {
         Ref::Local(local) => routine.locals[*local as usize].bytes,
     };
     for instruction in &routine.instructions {
-        if let Instruction::Launch { kernel, inputs, outputs } = instruction {
+        if let Instruction::Launch { kernel, inputs, outputs, .. } = instruction {
             counted.launches += 1;
             counted.bytes += inputs.iter().chain(outputs).map(bytes).sum::<u64>();
             *counted.kernels.entry(*kernel).or_default() += 1;

@@ -1,6 +1,6 @@
 //! Plans really divide the work: weights, products, bytes moved and memory, counted in programs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use codegen::compile::{Compiled, compile};
 use ir::import::preset;
@@ -40,6 +40,41 @@ fn launches<'a>(program: &'a Program, kernels: &'a [Kernel]) -> impl Iterator<It
         Instruction::Launch { kernel, .. } => Some(&kernels[*kernel]),
         Instruction::Collective { .. } => None,
     })
+}
+
+/// Ranks of one stage launch the same kernels, with scalars of their own, as long as their local
+/// sizes are equal. At the end of a step they are not: one rank alone counts the loss, and the
+/// gradients of whole weights.
+#[test]
+fn ranks_with_equal_sizes_launch_equal_kernels() {
+    for (name, dropout, tp) in
+        [("gpt2-mini", 0.0, 2), ("gpt2-mini", 0.1, 2), ("llama-3-8b", 0.0, 8)]
+    {
+        let description = preset(name).expect("a preset");
+        let (_, module) = prepared(&description, 64, DType::F32, dropout);
+        let plan = plan(&module, 64, DType::F32, wanted(1, 1, tp)).expect("the mesh fits");
+        let Compiled { programs, kernels } = compile(&module, "loss", &plan).expect("it compiles");
+        let launched = |program: &Program| -> BTreeMap<usize, BTreeSet<Vec<i64>>> {
+            let mut launched: BTreeMap<usize, BTreeSet<Vec<i64>>> = BTreeMap::new();
+            let is_counting = |name: &str| ["fill", "squares"].contains(&name);
+            let routines = program.routines.iter().filter(|r| !is_counting(&r.name));
+            for instruction in routines.flat_map(|routine| &routine.instructions) {
+                if let Instruction::Launch { kernel, scalars, .. } = instruction {
+                    launched.entry(*kernel).or_default().insert(scalars.clone());
+                }
+            }
+            launched
+        };
+        let first = launched(&programs[0]);
+        assert!(first.len() > 20, "{name}: {} kernels", first.len());
+        for program in &programs[1..] {
+            let own = launched(program);
+            let other = own.keys().filter(|kernel| !first.contains_key(kernel));
+            let other: Vec<String> = other.map(|kernel| kernels[*kernel].to_string()).collect();
+            assert!(own.keys().eq(first.keys()), "{name}: {other:?}");
+            assert_ne!(own, first, "{name}: where pieces begin differs");
+        }
+    }
 }
 
 fn product_flops(program: &Program, kernels: &[Kernel]) -> u64 {

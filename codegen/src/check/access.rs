@@ -1,8 +1,10 @@
 //! Which bytes of its arguments a kernel reads and writes.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
-use ir::DType;
+use ir::program::Instruction;
+use ir::{DType, Program};
 use kernels::arguments::Argument;
 use kernels::rows::{Access, Output, Rows};
 use kernels::{Kernel, Product, ProductPart};
@@ -27,7 +29,34 @@ pub(super) struct Effects {
     pub(super) writes: Vec<Use>,
 }
 
-/// Reads are from the first element used to the last; writes are exact up to [`RUNS_MAX`].
+/// What all launches of programs read and write.
+pub(super) struct AllEffects<'a> {
+    /// By kernel and scalars.
+    effects: BTreeMap<(usize, &'a [i64]), Effects>,
+}
+
+impl<'a> AllEffects<'a> {
+    pub(super) fn of(programs: &'a [Program], kernels: &[Kernel]) -> AllEffects<'a> {
+        let mut effects = BTreeMap::new();
+        let routines = programs.iter().flat_map(|program| &program.routines);
+        for instruction in routines.flat_map(|routine| &routine.instructions) {
+            if let Instruction::Launch { kernel, scalars, .. } = instruction {
+                let of = || self::effects(&kernels[*kernel].bind(scalars));
+                effects.entry((*kernel, &scalars[..])).or_insert_with(of);
+            }
+        }
+        AllEffects { effects }
+    }
+
+    /// Those of one launch.
+    pub(super) fn launch(&self, kernel: usize, scalars: &'a [i64]) -> &Effects {
+        let found = self.effects.get(&(kernel, scalars));
+        found.expect("these are effects of all launches of the programs")
+    }
+}
+
+/// The effects of a kernel that is bound to the scalars of a launch: reads are from the first
+/// element used to the last; writes are exact up to [`RUNS_MAX`].
 pub(super) fn effects(kernel: &Kernel) -> Effects {
     let starts = first_elements(kernel);
     let start = |at: usize| starts.get(at).copied().unwrap_or(0);
@@ -55,7 +84,7 @@ pub(super) fn effects(kernel: &Kernel) -> Effects {
 fn first_elements(kernel: &Kernel) -> Vec<usize> {
     match kernel {
         Kernel::Rows(r) => r.inputs.iter().map(|i| i.access.offset).collect(),
-        Kernel::Copy(c) => vec![c.source_offset],
+        Kernel::Copy(c) => vec![c.source_offset.bound() as usize],
         Kernel::Product(_)
         | Kernel::Products(_)
         | Kernel::Attention(_)

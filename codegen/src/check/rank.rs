@@ -7,7 +7,7 @@ use ir::op::Combiner;
 use ir::program::{BufferId, Contents, Exchange, Feed, Group, Instruction, Program, Ref, Step};
 use ir::sharding::Axis;
 
-use super::access::Use;
+use super::access::{Effects, Use};
 use super::batches::{Unlabelled, turns};
 use super::labels::{Label, Labels};
 use super::memory::{Memory, Note, Owner, Summed};
@@ -215,8 +215,9 @@ impl<'a> Rank<'a> {
                 self.instruction = None;
                 self.step += 1;
             }
-            Some(Instruction::Launch { kernel, inputs, outputs }) => {
-                self.launch(world, *kernel, inputs, outputs);
+            Some(Instruction::Launch { kernel, scalars, inputs, outputs }) => {
+                let effects = world.setup.effects.launch(*kernel, scalars);
+                self.launch(world, effects, inputs, outputs);
                 self.instruction = Some(at + 1);
             }
             Some(collective @ Instruction::Collective { .. }) => {
@@ -259,12 +260,10 @@ impl<'a> Rank<'a> {
         }
     }
 
-    fn launch(&mut self, world: &mut World<'_, 'a>, kernel: usize, ins: &[Ref], outs: &[Ref]) {
+    fn launch(&mut self, world: &mut World<'_, 'a>, effects: &Effects, ins: &[Ref], outs: &[Ref]) {
         let phase = world.setup.phase;
         let inputs: Vec<Place> = ins.iter().map(|r| self.place(phase, *r)).collect();
         let outputs: Vec<Place> = outs.iter().map(|r| self.place(phase, *r)).collect();
-        let setup = world.setup;
-        let effects = &setup.effects[kernel];
         let mut label = Labels::NONE;
         for (place, used) in inputs.iter().zip(&effects.reads) {
             for run in &used.runs {

@@ -8,12 +8,13 @@ use ir::{DType, Node, ValueId};
 use kernels::kernel::{
     Copy, CopyLoop, Line, Lines, LoopAB, LoopABC, LoopAC, LoopBC, Product, StoredTypes,
 };
-use kernels::{Border, Kernel};
+use kernels::{Border, Kernel, Offset};
 
 use super::Lower;
 use crate::catalogue::{look_up, reduction, row_major};
 use crate::pool::Pool;
 use crate::refusal::Refusal;
+use crate::scalars::Scalars;
 
 impl Lower<'_> {
     fn sizes(&self, value: ValueId) -> Result<Vec<usize>, Refusal> {
@@ -47,7 +48,7 @@ impl Lower<'_> {
             });
             let copy = Copy {
                 loops: loops.collect(),
-                source_offset: 0,
+                source_offset: Offset::ZERO,
                 target_offset: first * whole[dim],
                 zero_first: 0,
                 dtype: self.ty(*operand).dtype,
@@ -66,11 +67,12 @@ impl Lower<'_> {
         let [x, ids, updates] = node.operands[..] else {
             return Err("a scatter has three operands".into());
         };
-        let table = look_up(self.ty(x), self.ty(ids), dim, start, true)?;
+        let mut scalars = Scalars::default();
+        let table = look_up(self.ty(x), self.ty(ids), (dim, start), true, &mut scalars)?;
         let (from, to) = (self.home(x), self.home(node.result()));
         self.copy(x, to, from, false);
         let inputs = vec![self.home(ids), self.home(updates)];
-        self.launch(Kernel::Replace(table), inputs, vec![to]);
+        self.launch_with(Kernel::Replace(table), scalars, inputs, vec![to]);
         Ok(())
     }
 

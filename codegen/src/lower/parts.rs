@@ -111,6 +111,7 @@ mod tests {
         ];
         let launch = |inputs: &[u32], output: u32| Instruction::Launch {
             kernel: 0,
+            scalars: Vec::new(),
             inputs: inputs.iter().map(|at| Ref::Local(*at)).collect(),
             outputs: vec![Ref::Local(output)],
         };
@@ -175,6 +176,7 @@ mod tests {
                 (0..4 + draw(9)).map(|_| [0; 2].map(|_| draw(count) as usize)).collect();
             let launch = |[from, to]: &[usize; 2]| Instruction::Launch {
                 kernel: 0,
+                scalars: Vec::new(),
                 inputs: vec![Ref::Local(*from as u32)],
                 outputs: vec![Ref::Local(*to as u32)],
             };

@@ -4,14 +4,15 @@ use ir::op::Op;
 use ir::program::{Instruction, LocalBuffer, Ref, Routine};
 use ir::sharding::Layout;
 use ir::{Node, TensorType, ValueId};
-use kernels::Kernel;
 use kernels::kernel::Copy;
+use kernels::{Kernel, Offset};
 
 use super::Lower;
 use crate::catalogue::{cut, loops_of, row_major};
 use crate::chunk::Wide;
 use crate::refusal::Refusal;
 use crate::routines::routine_in_pieces;
+use crate::scalars::Scalars;
 
 impl Lower<'_> {
     /// The launches of all pieces, one piece after the other. Operands are copied out of what they
@@ -72,9 +73,10 @@ impl Lower<'_> {
         ty: &TensorType,
     ) -> Result<Ref, Refusal> {
         let sizes = ty.sizes().ok_or("a local size is open")?;
-        let copy = cut(self.ty(value), dim, piece * sizes[dim], &sizes, ty.dtype)?;
+        let (at, mut scalars) = ((dim, piece * sizes[dim]), Scalars::default());
+        let copy = cut(self.ty(value), at, &sizes, ty.dtype, &mut scalars)?;
         let (from, to) = (self.home(value), self.scratch("piece", elements(ty)?, ty.dtype));
-        self.launch(Kernel::Copy(copy), vec![from], vec![to]);
+        self.launch_with(Kernel::Copy(copy), scalars, vec![from], vec![to]);
         Ok(to)
     }
 
@@ -92,7 +94,7 @@ impl Lower<'_> {
         let target = row_major(&whole);
         let copy = Copy {
             loops: loops_of(&sizes, &row_major(&sizes), &target),
-            source_offset: 0,
+            source_offset: Offset::ZERO,
             target_offset: piece * sizes[dim] * target[dim],
             zero_first: 0,
             dtype: ty.dtype,

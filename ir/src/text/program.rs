@@ -11,7 +11,7 @@
 //!     slot s0 wte 1024
 //!     slot s1 ids 16
 //!     slot s2 x 128
-//!     launch k0 s0 s1 -> s2
+//!     launch k0 [32] s0 s1 -> s2
 //!     all-reduce sum tp f32 32 s2
 //!   step
 //!     feed tokens 0 b1
@@ -20,6 +20,8 @@
 //!   evaluate
 //! ```
 //! A program for inference goes on with `entry decode.1 gives b4`, each followed by its steps.
+//!
+//! In brackets after a kernel stand the scalars of the launch, where it has some.
 //!
 //! Names of other characters than letters, digits and `_.-/@` stand in quotes. Comments start with
 //! `#`. Kernels are numbered as in the kernel table of the artefact.
@@ -96,8 +98,11 @@ fn print_routine(f: &mut fmt::Formatter<'_>, at: usize, routine: &Routine) -> fm
 
 fn print_instruction(f: &mut fmt::Formatter<'_>, instruction: &Instruction) -> fmt::Result {
     match instruction {
-        Instruction::Launch { kernel, inputs, outputs } => {
+        Instruction::Launch { kernel, scalars, inputs, outputs } => {
             write!(f, "    launch k{kernel}")?;
+            if !scalars.is_empty() {
+                write!(f, " [{}]", list(scalars))?;
+            }
             inputs.iter().try_for_each(|input| write!(f, " {}", RefText(*input)))?;
             f.write_str(" ->")?;
             outputs.iter().try_for_each(|output| write!(f, " {}", RefText(*output)))?;
@@ -151,8 +156,8 @@ fn print_step(f: &mut fmt::Formatter<'_>, step: &Step) -> fmt::Result {
     }
 }
 
-fn list(numbers: &[usize]) -> String {
-    numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+fn list<N: ToString>(numbers: &[N]) -> String {
+    numbers.iter().map(N::to_string).collect::<Vec<_>>().join(", ")
 }
 
 fn is_plain(name: &str) -> bool {
@@ -257,7 +262,7 @@ mod tests {
     slot s1 ids 16
     local l0 h 64 at 0x0
     launch k0 s0 s1 -> l0
-    launch k3 ->
+    launch k3 [32, -1] ->
     all-reduce sum tp f32 32 l0
     all-gather stages [0, 1] bf16 12 s0 -> l0 outer 2 inner 3 counts [2, 1]
     reduce-scatter world f32 32 s0 -> s1 outer 1 inner 1 counts [16, 16]

@@ -170,7 +170,8 @@ fn contents(r: &mut Draws) -> Contents {
 fn instruction(r: &mut Draws) -> Instruction {
     if r.coin() {
         let (inputs, outputs) = (some(r, 4, reference), some(r, 3, reference));
-        return Instruction::Launch { kernel: r.below(99), inputs, outputs };
+        let scalars = some(r, 3, |r| r.below(99) as i64 - 9);
+        return Instruction::Launch { kernel: r.below(99), scalars, inputs, outputs };
     }
     let (outer, inner) = (r.below(9), r.below(9));
     let counts = some(r, 4, |r| r.below(99));

@@ -42,7 +42,7 @@ impl ProgramCheck<'_> {
         let mut all = BTreeSet::new();
         for instruction in &routine.instructions {
             match instruction {
-                Instruction::Launch { kernel, inputs, outputs } => {
+                Instruction::Launch { kernel, inputs, outputs, .. } => {
                     let Some(kernel) = self.kernels.get(*kernel) else { continue };
                     let in_place = kernel.in_place();
                     let whole = |value: &Ref| Place::of(*value, u64::MAX);

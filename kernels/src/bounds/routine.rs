@@ -5,6 +5,7 @@ use ir::program::{ALIGNMENT, Exchange, Group, Instruction, LocalBuffer, Ref, Rou
 use ir::{Axis, DType};
 
 use crate::arguments::Argument;
+use crate::offset::admit;
 
 use super::{Findings, ProgramCheck};
 
@@ -36,9 +37,11 @@ impl ProgramCheck<'_> {
 
     fn instruction(&self, routine: &Routine, instruction: &Instruction) -> Fitting {
         match instruction {
-            Instruction::Launch { kernel, inputs, outputs } => {
-                let kernel = self.kernels.get(*kernel);
-                let kernel = kernel.ok_or_else(|| ("E2104", "no such kernel".to_owned()))?;
+            Instruction::Launch { kernel, scalars, inputs, outputs } => {
+                let there = self.kernels.get(*kernel).zip(self.scalars.get(*kernel));
+                let (kernel, ranges) =
+                    there.ok_or_else(|| ("E2104", "no such kernel".to_owned()))?;
+                admit(ranges, scalars).map_err(|why| ("E2106", why))?;
                 arguments(routine, &kernel.inputs(), inputs, "input")?;
                 arguments(routine, &kernel.outputs(), outputs, "output")
             }

@@ -127,7 +127,7 @@ impl ProgramCheck<'_> {
         };
         for instruction in &routine.instructions {
             match instruction {
-                Instruction::Launch { kernel, inputs, outputs } => {
+                Instruction::Launch { kernel, inputs, outputs, .. } => {
                     let Some(kernel) = self.kernels.get(*kernel) else { continue };
                     let arguments = kernel.inputs().into_iter().chain(kernel.outputs());
                     for (argument, value) in arguments.zip(inputs.iter().chain(outputs)) {

@@ -206,8 +206,8 @@ impl Mask<'_> {
     #[inline(always)]
     pub(super) fn factors<S: Scalar>(&self, query: usize, key: usize, factors: &mut [S]) {
         let Some((d, stream, sample)) = self.dropout else { return };
-        let row = ((sample + self.batch as u64) * d.heads_total + d.head_base + self.head as u64)
-            * d.queries_total
+        let head = d.head_base.bound().cast_unsigned() + self.head as u64;
+        let row = ((sample + self.batch as u64) * d.heads_total + head) * d.queries_total
             + d.query_base
             + query as u64;
         let first = row * d.keys_total + d.key_base + key as u64;

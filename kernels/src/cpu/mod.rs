@@ -123,13 +123,13 @@ impl Cpu {
         self.isa
     }
 
-    /// Runs one launch and returns when its outputs are written.
+    /// Runs one launch of a kernel without scalars and returns when its outputs are written.
     ///
     /// # Panics
     ///
     /// If an argument is missing or shorter than the kernel says: an invariant of the caller.
     pub fn execute(&self, kernel: &Kernel, inputs: &[View], outputs: &[ViewMut]) {
-        self.launch(&mut Prepared::new(kernel), inputs, outputs);
+        self.launch(&mut Prepared::new(kernel, &[]), inputs, outputs);
     }
 
     /// As [`Cpu::execute`], of a kernel that is launched again and again.
@@ -140,17 +140,17 @@ impl Cpu {
     pub fn launch(&self, prepared: &mut Prepared, inputs: &[View], outputs: &[ViewMut]) {
         check(&prepared.inputs, inputs.iter().map(View::len), "input");
         check(&prepared.outputs, outputs.iter().map(ViewMut::len), "output");
-        if let Kernel::Rows(r) = &prepared.kernel
+        if let Kernel::Rows(r) = &prepared.bound
             && r.dtype == DType::I64
         {
             return block::whole::execute(self, r, inputs, outputs);
         }
-        if let Kernel::ScatterAdd(g) = &prepared.kernel
+        if let Kernel::ScatterAdd(g) = &prepared.bound
             && !g.dtype.is_float()
         {
             return moves::scatter_add_whole(self, g, inputs, outputs);
         }
-        let dtype = compute_type(&prepared.kernel);
+        let dtype = compute_type(&prepared.bound);
         assert!(matches!(dtype, DType::F32 | DType::F64), "kernels compute in f32 or f64");
         if dtype == DType::F64 {
             self.launch_typed::<f64>(prepared, inputs, outputs);
@@ -165,7 +165,7 @@ impl Cpu {
         inputs: &[View],
         outputs: &[ViewMut],
     ) {
-        match (&prepared.kernel, &mut prepared.work) {
+        match (&prepared.bound, &mut prepared.work) {
             (Kernel::Product(p), Work::Product(plan)) => {
                 product::execute::<S>(self, p, plan, inputs, outputs);
             }

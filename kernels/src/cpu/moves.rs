@@ -23,8 +23,8 @@ pub(super) fn tasks(size: usize, elements: usize) -> usize {
 
 /// The local row that an id means, if it is of this shard.
 fn local_row(g: &Gather, id: i32) -> Option<usize> {
-    let row = usize::try_from(id).ok()?.checked_sub(g.base)?;
-    (row < g.rows).then_some(row)
+    let row = usize::try_from(i64::from(id) - g.base.bound()).ok()?;
+    (id >= 0 && row < g.rows).then_some(row)
 }
 
 /// Looks rows up: what their elements are does not matter, but how long they are.
@@ -334,7 +334,7 @@ fn copy_sized<T: Default + std::marker::Copy>(
     inputs: &[View],
     outputs: &[ViewMut],
 ) {
-    let source = inputs[0].start::<T>().wrapping_add(c.source_offset);
+    let source = inputs[0].start::<T>().wrapping_add(c.source_offset.bound() as usize);
     let target = outputs[0].start::<T>();
     // SAFETY: the target was checked to hold what is zeroed.
     unsafe { std::slice::from_raw_parts_mut(target, c.zero_first) }.fill(T::default());

@@ -5,10 +5,13 @@ use super::{block, product};
 use crate::arguments::Argument;
 use crate::kernel::Kernel;
 
-/// A kernel ready to be launched many times by one rank.
+/// A kernel ready to be launched many times by one rank, with the same scalars each time.
 #[derive(Debug)]
 pub struct Prepared {
-    pub(super) kernel: Kernel,
+    kernel: Kernel,
+    scalars: Vec<i64>,
+    /// The kernel bound to the scalars.
+    pub(super) bound: Kernel,
     pub(super) inputs: Vec<Argument>,
     pub(super) outputs: Vec<Argument>,
     in_place: Vec<(usize, usize)>,
@@ -27,8 +30,13 @@ pub(super) enum Work {
 
 impl Prepared {
     /// Decides what can be decided without arguments.
-    pub fn new(kernel: &Kernel) -> Prepared {
-        let work = match kernel {
+    ///
+    /// # Panics
+    ///
+    /// If the kernel does not admit the scalars: an invariant of the caller.
+    pub fn new(kernel: &Kernel, scalars: &[i64]) -> Prepared {
+        let bound = kernel.bind(scalars);
+        let work = match &bound {
             Kernel::Product(p) => Work::Product(Box::new(product::plan(p))),
             Kernel::Products(p) => Work::Products(product::Plans::new(p)),
             Kernel::Rows(_) => Work::Rows(block::Plans::default()),
@@ -45,12 +53,18 @@ impl Prepared {
             | Kernel::Fill(_) => Work::Direct,
         };
         let (inputs, outputs) = (kernel.inputs(), kernel.outputs());
-        Prepared { kernel: kernel.clone(), inputs, outputs, in_place: kernel.in_place(), work }
+        let (scalars, in_place) = (scalars.to_vec(), kernel.in_place());
+        Prepared { kernel: kernel.clone(), scalars, bound, inputs, outputs, in_place, work }
     }
 
     /// The kernel.
     pub fn kernel(&self) -> &Kernel {
         &self.kernel
+    }
+
+    /// What its launches pass to it.
+    pub fn scalars(&self) -> &[i64] {
+        &self.scalars
     }
 
     /// Which input may be which output, as [`Kernel::in_place`].

@@ -10,7 +10,7 @@ use std::fmt;
 
 use ir::DType;
 
-use super::function::{Buffer, Function, Functions, Parameter, Scalar};
+use super::function::{Buffer, Function, Functions, Named, Parameter};
 use super::text::{Text, element, line, number};
 use super::tile::Tile;
 use crate::kernel::Attention;
@@ -42,19 +42,16 @@ pub enum Part {
     Bias,
 }
 
-/// What differs by rank.
-fn scalars(a: &Attention) -> Vec<Scalar> {
-    let scalar = |name: &str, value: i64| Scalar { name: name.to_owned(), value };
+fn offsets(a: &Attention) -> Vec<Named> {
     let mut all = vec![
-        scalar("query_offset", a.query_offset),
-        scalar("head_offset", a.head_offset as i64),
-        scalar("kv_offset", a.kv_offset as i64),
+        Named::fixed("query_offset", a.query_offset),
+        Named::new("head_offset", a.head_offset),
     ];
     if let Some(d) = &a.dropout {
-        all.push(scalar("sample_offset", d.sample_offset.cast_signed()));
-        all.push(scalar("head_base", d.head_base.cast_signed()));
-        all.push(scalar("query_base", d.query_base.cast_signed()));
-        all.push(scalar("key_base", d.key_base.cast_signed()));
+        all.push(Named::fixed("sample_offset", d.sample_offset.cast_signed()));
+        all.push(Named::new("head_base", d.head_base));
+        all.push(Named::fixed("query_base", d.query_base.cast_signed()));
+        all.push(Named::fixed("key_base", d.key_base.cast_signed()));
     }
     all
 }
@@ -69,7 +66,7 @@ fn function(
     Function {
         what,
         parameters,
-        scalars: scalars(&tile.attention),
+        offsets: offsets(&tile.attention),
         grid: items.div_ceil(each as usize) as u64,
         threads: THREADS,
         tile: Tile::Attention(tile),
@@ -213,7 +210,7 @@ impl AttentionTile {
 
     fn print_head(&self, head: &str, text: &mut Text) {
         let group = self.attention.group;
-        line!(text, "const u64 g = ({head} + (u64)head_offset) / {group} - (u64)kv_offset;");
+        line!(text, "const u64 g = ({head} + (u64)head_offset) / {group};");
     }
 
     /// Prints the keys that query `s` sees.

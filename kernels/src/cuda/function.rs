@@ -5,6 +5,7 @@ use std::fmt;
 use ir::DType;
 
 use super::tile::Tile;
+use crate::offset::Offset;
 
 /// The device functions of a kernel.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -15,13 +16,29 @@ pub struct Functions {
     pub workspaces: Vec<u64>,
 }
 
-/// A launch scalar: what the text names, and its value in one kernel.
+/// An offset that the text names: a scalar of the launch, which is passed, or a constant.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Scalar {
+pub struct Named {
     /// The name.
     pub name: String,
-    /// Its value.
-    pub value: i64,
+    /// What it is.
+    pub offset: Offset,
+}
+
+impl Named {
+    pub(super) fn new(name: impl Into<String>, offset: Offset) -> Named {
+        Named { name: name.into(), offset }
+    }
+
+    /// One that is the same in every launch.
+    pub(super) fn fixed(name: &str, value: i64) -> Named {
+        Named::new(name, Offset::Fixed(value))
+    }
+
+    /// Whether it is passed.
+    pub(super) fn is_scalar(&self) -> bool {
+        matches!(self.offset, Offset::Scalar { .. })
+    }
 }
 
 /// One device function.
@@ -31,8 +48,8 @@ pub struct Function {
     pub what: String,
     /// What it is passed, in order, before the scalars.
     pub parameters: Vec<Parameter>,
-    /// What differs by rank or by call, in the order in which it is passed.
-    pub scalars: Vec<Scalar>,
+    /// The offsets that it adds, in order; it is passed those that are scalars of the launch.
+    pub offsets: Vec<Named>,
     /// Blocks.
     pub grid: u64,
     /// Threads of a block.
@@ -65,6 +82,12 @@ impl Function {
     /// Whether threads of a block wait for each other.
     pub fn meets(&self) -> bool {
         self.tile.meets()
+    }
+
+    /// What it is passed of the scalars of a launch, in order.
+    pub fn scalars(&self, launch: &[i64]) -> Vec<i64> {
+        let passed = self.offsets.iter().filter(|named| named.is_scalar());
+        passed.map(|named| named.offset.of(launch)).collect()
     }
 }
 

@@ -27,7 +27,7 @@ pub(super) fn function(what: &str, lines: &Lines, parameters: Vec<Parameter>) ->
     Function {
         what: what.to_owned(),
         parameters,
-        scalars: Vec::new(),
+        offsets: Vec::new(),
         grid: tile.threads().div_ceil(THREADS as usize) as u64,
         threads: THREADS,
         tile: Tile::Lines(tile),

@@ -9,7 +9,7 @@
 //!   are two sets of them, [`device_prelude`] for CUDA and [`host_prelude`] for a CPU on which a
 //!   block's threads are fibers, so that the text that runs on a GPU is executed in tests without
 //!   one.
-//! * What differs by rank or by call is a launch scalar, [`Function::scalars`].
+//! * What differs by rank or by call is a scalar of the launch, [`Function::scalars`].
 //! * No sum depends on timing: there are no atomic operations on floating-point numbers.
 //! * Where the CPU computes maps by polynomials of its own, and in products of F32 and F64, results
 //!   have the bits of the CPU's (with [`crate::cpu::Isa::Avx2`], whose reciprocals are exact).
@@ -33,7 +33,7 @@ mod wide;
 
 pub use arch::{Arch, Unknown};
 pub use attention::{AttentionTile, Part};
-pub use function::{Buffer, Function, Functions, Parameter, Scalar};
+pub use function::{Buffer, Function, Functions, Named, Parameter};
 pub use lines::LineTile;
 pub use moves::Move;
 pub use product::ProductTile;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use ir::DType;
 
-use super::function::{Buffer, Function, Functions, Parameter, Scalar};
+use super::function::{Buffer, Function, Functions, Named, Parameter};
 use super::index::nest;
 use super::text::{Text, element, line, moved};
 use super::tile::Tile;
@@ -48,7 +48,7 @@ fn function(what: &str, parameters: Vec<Parameter>, tile: Move) -> Function {
     Function {
         what: what.to_owned(),
         parameters,
-        scalars: tile.scalars(),
+        offsets: tile.offsets(),
         grid,
         threads: THREADS,
         tile: Tile::Move(tile),
@@ -129,20 +129,19 @@ pub(super) fn scatter(
 }
 
 impl Move {
-    /// What differs by rank.
-    fn scalars(&self) -> Vec<Scalar> {
-        let scalar = |name: &str, value| vec![Scalar { name: name.to_owned(), value }];
+    fn offsets(&self) -> Vec<Named> {
         match self {
             Move::Gather(g) | Move::Links(g) | Move::Scatter(g) | Move::Replace(g) => {
-                scalar("base", g.base as i64)
+                vec![Named::new("base", g.base)]
             }
             Move::Rope(r) => match r.positions {
                 Positions::From(offset) | Positions::FromInput(offset) => {
-                    scalar("offset", offset.cast_signed())
+                    vec![Named::fixed("offset", offset.cast_signed())]
                 }
                 Positions::Table => Vec::new(),
             },
-            Move::Fill { .. } | Move::Copy(_) | Move::Place(_) | Move::Take(_) => Vec::new(),
+            Move::Copy(c) => vec![Named::new("start", c.source_offset)],
+            Move::Fill { .. } | Move::Place(_) | Move::Take(_) => Vec::new(),
         }
     }
 
@@ -215,8 +214,7 @@ fn print_copy(c: &Copy, [source, target]: [&String; 2], text: &mut Text) {
         nest(&loops, "at")
     };
     let (from, to) = (of(|l| l.source), of(|l| l.target));
-    let (source_offset, target_offset) = (c.source_offset, c.target_offset);
-    line!(text, "{target}[{target_offset} + {to}] = {source}[{source_offset} + {from}];");
+    line!(text, "{target}[{} + {to}] = {source}[(u64)start + {from}];", c.target_offset);
 }
 
 /// Prints `place`: where an element of the window lies in the whole.

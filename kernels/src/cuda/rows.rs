@@ -10,7 +10,7 @@ use std::fmt;
 
 use ir::DType;
 
-use super::function::{Buffer, Function, Functions, Parameter, Scalar};
+use super::function::{Buffer, Function, Functions, Named, Parameter};
 use super::program::{Program, combined, identity};
 use super::text::{Text, element, line, number};
 use super::tile::Tile;
@@ -67,13 +67,11 @@ pub struct Sum {
     pub accumulate: bool,
 }
 
-/// What differs by rank in a program.
-fn scalars(rows: &Rows) -> Vec<Scalar> {
-    let scalar = |(at, instr): (usize, &Instr)| match instr {
-        Instr::Random(draw) => {
-            Some(Scalar { name: format!("draw{at}"), value: draw.offset.cast_signed() })
-        }
-        Instr::Index { base, .. } => Some(Scalar { name: format!("index{at}"), value: *base }),
+/// The offsets of a program.
+fn offsets(rows: &Rows) -> Vec<Named> {
+    let offset = |(at, instr): (usize, &Instr)| match instr {
+        Instr::Random(draw) => Some(Named::new(format!("draw{at}"), draw.offset)),
+        Instr::Index { base, .. } => Some(Named::new(format!("index{at}"), *base)),
         Instr::Load { .. }
         | Instr::Const { .. }
         | Instr::Unary { .. }
@@ -81,7 +79,7 @@ fn scalars(rows: &Rows) -> Vec<Scalar> {
         | Instr::Select { .. }
         | Instr::Reduce { .. } => None,
     };
-    rows.instrs.iter().enumerate().filter_map(scalar).collect()
+    rows.instrs.iter().enumerate().filter_map(offset).collect()
 }
 
 /// The functions of a program whose inputs and outputs are those buffers.
@@ -111,7 +109,7 @@ pub(super) fn functions(
         all.functions.push(Function {
             what: what.to_owned(),
             parameters,
-            scalars: scalars(rows),
+            offsets: offsets(rows),
             grid: threads.div_ceil(THREADS as usize) as u64,
             threads: THREADS,
             tile: Tile::Points(Points { rows: rows.clone(), by_row, wide }),
@@ -151,7 +149,7 @@ fn sweeps(
         second.push(Function {
             what: format!("{what}: sums {at}"),
             parameters: vec![room, outputs[at]],
-            scalars: Vec::new(),
+            offsets: Vec::new(),
             grid: len.div_ceil(THREADS as usize) as u64,
             threads: THREADS,
             tile: Tile::Sum(Sum { len, chunks, partial, dtype: rows.dtype, accumulate }),
@@ -160,7 +158,7 @@ fn sweeps(
     all.functions.push(Function {
         what: what.to_owned(),
         parameters,
-        scalars: scalars(rows),
+        offsets: offsets(rows),
         grid: chunks.div_ceil((THREADS / team) as usize) as u64,
         threads: THREADS,
         tile: Tile::Sweeps(Sweeps {

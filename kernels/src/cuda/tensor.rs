@@ -107,7 +107,7 @@ pub(super) fn function(
     Function {
         what: what.to_owned(),
         parameters,
-        scalars: Vec::new(),
+        offsets: Vec::new(),
         grid: tile.tiles().iter().map(|tiles| *tiles as u64).product(),
         threads: THREADS,
         tile: Tile::Tensor(tile),

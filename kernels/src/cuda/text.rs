@@ -76,16 +76,21 @@ pub(super) fn moved(dtype: DType) -> &'static str {
 /// A number of a compute type, to the last bit.
 pub(super) fn number(dtype: DType, x: f64) -> String {
     if dtype == DType::I64 {
-        return match x as i64 {
-            i64::MIN => "(i64)0x8000000000000000ULL".to_owned(),
-            whole => format!("{whole}LL"),
-        };
+        return whole(x as i64);
     }
     if dtype == DType::F64 {
         return float(x, "", || format!("double_of_bits(0x{:016x}ULL)", x.to_bits()));
     }
     let single = x as f32;
     float(f64::from(single), "f", || format!("float_of_bits(0x{:08x}u)", single.to_bits()))
+}
+
+/// An integer of 64 bits.
+pub(super) fn whole(x: i64) -> String {
+    match x {
+        i64::MIN => "(i64)0x8000000000000000ULL".to_owned(),
+        x => format!("{x}LL"),
+    }
 }
 
 fn float(x: f64, suffix: &str, bits: impl Fn() -> String) -> String {

@@ -3,13 +3,14 @@
 use std::fmt;
 
 use super::attention::{AttentionTile, Part};
-use super::function::{Function, Parameter};
+use super::function::{Function, Named, Parameter};
 use super::lines::LineTile;
 use super::moves::Move;
 use super::product::ProductTile;
 use super::rows::{Points, Sum, Sweeps};
 use super::tensor::TensorTile;
-use super::text::{Text, element, line};
+use super::text::{Text, element, line, whole};
+use crate::offset::Offset;
 
 /// A tile program.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,8 +87,12 @@ impl Function {
                 all.push(declared);
             }
         }
-        all.extend(self.scalars.iter().map(|scalar| ("i64".to_owned(), scalar.name.clone())));
+        all.extend(self.passed_offsets().map(|named| ("i64".to_owned(), named.name.clone())));
         all
+    }
+
+    fn passed_offsets(&self) -> impl Iterator<Item = &Named> {
+        self.offsets.iter().filter(|named| named.is_scalar())
     }
 
     /// The parameters as the text passes them: each buffer once.
@@ -108,6 +113,11 @@ impl Function {
             self.declared().iter().map(|(kind, name)| format!("{kind} {name}")).collect();
         line!(text, "// {self}");
         line!(text, "KERNEL({}) {name}({}) {{", self.threads, parameters.join(", "));
+        for Named { name, offset } in &self.offsets {
+            if let Offset::Fixed(value) = offset {
+                line!(text, "const i64 {name} = {};", whole(*value));
+            }
+        }
         self.tile.print(&self.parameters, &mut text);
         text.end();
         text.into_text()
@@ -118,7 +128,7 @@ impl Function {
     /// threads.
     pub fn launcher(&self, name: &str) -> String {
         let mut text = Text::default();
-        let count = self.declared().len() - self.scalars.len();
+        let count = self.declared().len() - self.passed_offsets().count();
         let argument = |(at, (kind, _)): (usize, &(String, String))| match at {
             at if at < count => format!("({kind})buffers[{at}]"),
             at => format!("scalars[{}]", at - count),

@@ -1,7 +1,7 @@
 //! Attention and its gradient against the materialised scores.
 
 use gantline_kernels::cpu::Isa;
-use gantline_kernels::{Attention, Dropout, Kernel};
+use gantline_kernels::{Attention, Dropout, Kernel, Offset};
 use ir::DType;
 use ir::random::{Key, uniform};
 
@@ -11,8 +11,10 @@ const KEY: [u32; 4] = [7, 3, 11, 5];
 
 pub(crate) fn random_attention(random: &mut Random, dtype: DType) -> Attention {
     let group = 1 + random.below(3);
-    let (kv_heads, kv_offset) = (1 + random.below(2), random.below(3));
-    let heads = group * kv_heads;
+    let kv_heads = 1 + random.below(2);
+    // Of the first key-value head, some of the query heads may be another shard's.
+    let others = random.below(group);
+    let heads = group * kv_heads - others;
     let (queries, keys) = (1 + random.below(230), 1 + random.below(300));
     let dim = random.pick(&[1, 3, 16, 40, 64]);
     // Queries, keys and values may be slices of one buffer: heads further apart than they are long.
@@ -40,15 +42,14 @@ pub(crate) fn random_attention(random: &mut Random, dtype: DType) -> Attention {
         bias,
         query_offset: random.below(keys + 40) as i64 - 20,
         position: false,
-        head_offset: kv_offset * group,
-        kv_offset,
+        head_offset: Offset::Fixed(others as i64),
         group,
         dropout: (random.below(2) == 0).then_some(Dropout {
             p: 0.25,
             salt: 9,
             sample_offset: 2,
             heads_total: 13,
-            head_base: 4,
+            head_base: Offset::Fixed(4),
             queries_total: 1000,
             query_base: 17,
             keys_total: 999,
@@ -119,7 +120,8 @@ fn factor(a: &Attention, b: usize, h: usize, i: usize, j: usize) -> f64 {
     let Some(d) = &a.dropout else { return 1.0 };
     let key = Key::from_words(KEY);
     let sample = u64::from(key.sample) + d.sample_offset + b as u64;
-    let row = (sample * d.heads_total + d.head_base + h as u64) * d.queries_total + d.query_base;
+    let head = d.head_base.bound() as u64 + h as u64;
+    let row = (sample * d.heads_total + head) * d.queries_total + d.query_base;
     let index = (row + i as u64) * d.keys_total + d.key_base + j as u64;
     if f64::from(uniform(key.stream(d.salt), index)) >= d.p { 1.0 / (1.0 - d.p) } else { 0.0 }
 }
@@ -373,8 +375,7 @@ fn cut_queries(isa: Isa, dtype: DType, window: usize) {
         bias: Some([0, 300, 0]),
         bias_grad: false,
         query_offset: 100,
-        head_offset: 0,
-        kv_offset: 0,
+        head_offset: Offset::ZERO,
         position: false,
         group: 1,
         dropout: None,

@@ -14,7 +14,7 @@ use gantline_kernels::{BinaryOp, Instr, Rows, UnaryOp};
 use ir::DType;
 
 use crate::shim::{Library, compiler};
-use crate::{Buffer, Case, recorded, same_bits};
+use crate::{Buffer, Case, recorded, same_bits, with_scalars};
 
 /// Cases that are taken of each test.
 const CASES: usize = 24;
@@ -65,7 +65,12 @@ fn address(buffer: &mut Buffer) -> *mut c_void {
 }
 
 /// Launches the functions of a case, one after the other.
-fn execute(library: &Library, at: usize, case: &Case, seed: u64) -> Vec<Buffer> {
+fn execute(
+    library: &Library,
+    at: usize,
+    (case, scalars): (&Case, &[i64]),
+    seed: u64,
+) -> Vec<Buffer> {
     let functions = &library.functions()[at];
     let (mut inputs, mut outputs) = (case.inputs.clone(), case.old.clone());
     // What no function writes is no number.
@@ -85,7 +90,7 @@ fn execute(library: &Library, at: usize, case: &Case, seed: u64) -> Vec<Buffer> 
             })
             .collect();
         // SAFETY: the kernel was verified by the CPU, which ran it on buffers as long as these.
-        unsafe { library.launch(at, number, &buffers, seed) };
+        unsafe { library.launch(at, number, &buffers, scalars, seed) };
     }
     outputs
 }
@@ -144,12 +149,19 @@ fn text_has_the_results_of_the_cpu() {
         let step = found.len().div_ceil(CASES);
         cases.extend(found.into_iter().step_by(step).map(|case| (name, case)));
     }
-    let all: Vec<Functions> = cases.iter().map(|(_, case)| cuda::functions(&case.kernel)).collect();
+    // Of every other kernel the text has its offsets, of the others the launch passes them.
+    let launched = |(at, (_, case)): (usize, &(&str, Case))| match at % 2 {
+        0 => with_scalars(&case.kernel),
+        _ => (case.kernel.clone(), Vec::new()),
+    };
+    let launched: Vec<(Kernel, Vec<i64>)> = cases.iter().enumerate().map(launched).collect();
+    assert!(launched.iter().filter(|(_, scalars)| scalars.len() > 1).count() > 9);
+    let all = launched.iter().map(|(kernel, _)| cuda::functions(kernel)).collect();
     let library = Library::new("kernels", all).expect("there is a compiler");
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for (at, ((name, case), functions)) in cases.iter().zip(library.functions()).enumerate() {
         for seed in [0, 77] {
-            let got = execute(&library, at, case, seed);
+            let got = execute(&library, at, (case, &launched[at].1), seed);
             compare(&case.kernel, functions, &case.found, &got);
         }
         *counts.entry(name).or_default() += 1;

@@ -21,8 +21,9 @@ mod whole;
 
 use std::cell::RefCell;
 
-use gantline_kernels::Kernel;
-use gantline_kernels::cpu::{Cpu, Isa, View, ViewMut};
+use gantline_kernels::cpu::{Cpu, Isa, Prepared, View, ViewMut};
+use gantline_kernels::verify::verify;
+use gantline_kernels::{Kernel, Offset};
 use ir::formats as reference;
 
 /// Random numbers for tests.
@@ -184,11 +185,26 @@ pub(crate) fn run(cpu: &Cpu, kernel: &Kernel, inputs: &[Buffer], old: &[Buffer])
     found
 }
 
+/// A kernel whose offsets the launch passes, and what it then passes, the last one first.
+pub(crate) fn with_scalars(kernel: &Kernel) -> (Kernel, Vec<i64>) {
+    let mut kernel = kernel.clone();
+    let offsets = kernel.offsets_mut().into_iter().rev();
+    let scalars = offsets.enumerate().map(|(slot, offset)| {
+        let (value, most) = (offset.bound(), offset.most());
+        *offset = Offset::Scalar { slot, least: value - i64::from(value > 0), most };
+        value
+    });
+    let scalars = scalars.collect();
+    (kernel, scalars)
+}
+
 fn execute(cpu: &Cpu, kernel: &Kernel, inputs: &[Buffer], old: &[Buffer]) -> Vec<Buffer> {
     let mut outputs = old.to_vec();
     let inputs: Vec<View> = inputs.iter().map(Buffer::view).collect();
     let views: Vec<ViewMut> = outputs.iter_mut().map(Buffer::view_mut).collect();
-    cpu.execute(kernel, &inputs, &views);
+    let (kernel, scalars) = with_scalars(kernel);
+    assert!(scalars.is_empty() || verify(&kernel).is_ok(), "{kernel:?}");
+    cpu.launch(&mut Prepared::new(&kernel, &scalars), &inputs, &views);
     drop(views);
     outputs
 }

@@ -2,7 +2,7 @@
 
 use std::slice;
 
-use gantline_kernels::{Copy, CopyLoop, Fill, Gather, Kernel, Positions, Rope, Window};
+use gantline_kernels::{Copy, CopyLoop, Fill, Gather, Kernel, Offset, Positions, Rope, Window};
 use ir::DType;
 
 use crate::{Buffer, Random, assert_close, run_on_threads, sets};
@@ -13,13 +13,13 @@ fn a_gather_masks_ids_of_other_shards_and_scatter_undoes_it() {
         let mut random = Random::new(case);
         let dtype = random.pick(&[DType::F32, DType::F64]);
         let (rows, width, count) = (1 + random.below(20), 1 + random.below(50), random.below(900));
-        let base = random.below(10);
+        let base = random.below(10) as i64;
         let accumulate = random.below(2) == 0;
         let outer = 1 + random.below(3);
-        let g = Gather { outer, rows, base, width, count, accumulate, dtype };
+        let g = Gather { outer, rows, base: Offset::Fixed(base), width, count, accumulate, dtype };
         let ids: Vec<i32> = (0..count).map(|_| random.below(rows + 20) as i32 - 2).collect();
         let local = |id: i32| {
-            let row = i64::from(id) - base as i64;
+            let row = i64::from(id) - base;
             (0..rows as i64).contains(&row).then_some(row as usize)
         };
         let table = Buffer::new(dtype, &random.numbers(outer * rows * width));
@@ -82,7 +82,7 @@ pub(crate) fn copies_follow_their_strides() {
         }
         let mut c = Copy {
             loops,
-            source_offset: random.below(5),
+            source_offset: Offset::Fixed(random.below(5) as i64),
             target_offset: random.below(5),
             zero_first: 0,
             dtype,
@@ -95,7 +95,8 @@ pub(crate) fn copies_follow_their_strides() {
         want[..c.zero_first].fill(0.0);
         let numbers = from.numbers();
         for point in 0..sizes.iter().product() {
-            let (mut rest, mut from, mut to) = (point, c.source_offset, c.target_offset);
+            let (mut rest, mut from, mut to) =
+                (point, c.source_offset.bound() as usize, c.target_offset);
             for l in c.loops.iter().rev() {
                 from += rest % l.size * l.source;
                 to += rest % l.size * l.target;

@@ -2,7 +2,7 @@
 
 use gantline_kernels::cpu::{Cpu, Isa, ViewMut};
 use gantline_kernels::{
-    Access, BinaryOp, Digit, Draw, Instr, Kernel, Output, ReduceOp, RowInput, Rows, UnaryOp,
+    Access, BinaryOp, Digit, Draw, Instr, Kernel, Offset, Output, ReduceOp, RowInput, Rows, UnaryOp,
 };
 use ir::DType;
 use ir::formats::nearest;
@@ -108,7 +108,7 @@ fn interpret(r: &Rows, inputs: &[Buffer]) -> Vec<Vec<f64>> {
                 }
                 Instr::Const { value } => *value,
                 Instr::Index { row: d, col_stride, base } => {
-                    (*base + (digits(d, row) + col * col_stride) as i64) as f64
+                    (base.bound() + (digits(d, row) + col * col_stride) as i64) as f64
                 }
                 Instr::Unary { op, x } => unary(*op, values[*x][i]),
                 Instr::Binary { op, a, b } => binary(*op, values[*a][i], values[*b][i]),
@@ -131,7 +131,7 @@ fn interpret(r: &Rows, inputs: &[Buffer]) -> Vec<Vec<f64>> {
                     let key = Key::from_words(KEY);
                     let sample = u64::from(key.sample) * d.sample_stride;
                     let index = (digits(&d.row, row) + digits(&d.col, col)) as u64;
-                    f64::from(uniform(key.stream(d.salt), d.offset + sample + index))
+                    f64::from(uniform(key.stream(d.salt), d.offset.bound() as u64 + sample + index))
                 }
             }
         };
@@ -317,7 +317,10 @@ impl Writer<'_> {
             0 => {
                 let row = vec![Digit { div: 2, modulus: 7, stride: 1 }];
                 let col_stride = self.random.below(2);
-                self.push(Instr::Index { row, col_stride, base: -3 }, (c + 7) as f64);
+                self.push(
+                    Instr::Index { row, col_stride, base: Offset::Fixed(-3) },
+                    (c + 7) as f64,
+                );
             }
             1 if !self.smooth => {
                 let (condition, a, b) = (self.value(), self.value(), self.value());
@@ -337,7 +340,14 @@ impl Writer<'_> {
                     ],
                     _ => Vec::new(),
                 };
-                let draw = Draw { key, salt: 5, row: rows, col, offset: 100, sample_stride: 7 };
+                let draw = Draw {
+                    key,
+                    salt: 5,
+                    row: rows,
+                    col,
+                    offset: Offset::Fixed(100),
+                    sample_stride: 7,
+                };
                 self.push(Instr::Random(draw), 1.0);
             }
             3 => {
@@ -581,7 +591,7 @@ fn a_long_row_is_reduced_in_sweeps() {
                 Instr::Reduce { op: ReduceOp::Sum, x: 3 },
                 binary(BinaryOp::Div, 3, 4),
                 load(1),
-                Instr::Index { row: Vec::new(), col_stride: 1, base: 0 },
+                Instr::Index { row: Vec::new(), col_stride: 1, base: Offset::ZERO },
                 binary(BinaryOp::Eq, 6, 7),
                 binary(BinaryOp::Sub, 5, 8),
                 Instr::Unary { op: UnaryOp::Log, x: 4 },
@@ -623,7 +633,7 @@ fn indices_are_the_nearest_numbers() {
             cols,
             dtype: DType::F32,
             inputs: Vec::new(),
-            instrs: vec![Instr::Index { row: Vec::new(), col_stride, base }],
+            instrs: vec![Instr::Index { row: Vec::new(), col_stride, base: Offset::Fixed(base) }],
             outputs: vec![Output::Store {
                 value: 0,
                 access: Access::full(rows, cols),

@@ -101,7 +101,7 @@ impl Library {
     }
 
     /// Launches a function of a kernel on buffers in the order of
-    /// [`gantline_kernels::cuda::Function::passed`].
+    /// [`gantline_kernels::cuda::Function::passed`], with the scalars of the kernel's launch.
     ///
     /// # Safety
     ///
@@ -111,10 +111,11 @@ impl Library {
         at: usize,
         number: usize,
         buffers: &[*mut c_void],
+        scalars: &[i64],
         seed: u64,
     ) {
         let function = &self.functions[at].functions[number];
-        let scalars: Vec<i64> = function.scalars.iter().map(|scalar| scalar.value).collect();
+        let scalars = function.scalars(scalars);
         assert_eq!(buffers.len(), function.passed().len(), "each buffer is passed once");
         // SAFETY: by the contract of the function.
         unsafe { (self.launches[at][number])(buffers.as_ptr(), scalars.as_ptr(), seed) };

@@ -4,7 +4,8 @@
 use gantline_kernels::kernel::{Line, Lines};
 use gantline_kernels::verify::verify;
 use gantline_kernels::{
-    Access, BinaryOp, Digit, Fill, Gather, Instr, Kernel, Output, ReduceOp, RowInput, Rows, UnaryOp,
+    Access, BinaryOp, Digit, Fill, Gather, Instr, Kernel, Offset, Output, ReduceOp, RowInput, Rows,
+    UnaryOp,
 };
 use ir::DType;
 
@@ -145,7 +146,7 @@ fn interpret(r: &Rows, inputs: &[Buffer]) -> Vec<Vec<i64>> {
                 Instr::Const { value } => *value as i64,
                 Instr::Index { row: digits, col_stride, base } => {
                     let digits: usize = digits.iter().map(|d| d.of(row)).sum();
-                    base.wrapping_add((digits + col * col_stride) as i64)
+                    base.bound().wrapping_add((digits + col * col_stride) as i64)
                 }
                 Instr::Unary { op, x } => unary(*op, values[*x][i]),
                 Instr::Binary { op, a, b } => binary(*op, values[*a][i], values[*b][i]),
@@ -262,7 +263,11 @@ fn random_rows(random: &mut Random, (rows, cols): (usize, usize)) -> Rows {
             1 => Instr::Const { value: (number(random) >> 11 << 11) as f64 },
             2 => {
                 let row = vec![Digit { div: 2, modulus: 7, stride: 1 }];
-                Instr::Index { row, col_stride: random.below(2), base: number(random) }
+                Instr::Index {
+                    row,
+                    col_stride: random.below(2),
+                    base: Offset::Fixed(number(random)),
+                }
             }
             3 => Instr::Unary { op: random.pick(&UNARY), x: any(random) },
             4 => {
@@ -464,7 +469,8 @@ fn look_ups_of_integers_and_truths_are_exact() {
         let (base, outer) = (random.below(4), 1 + random.below(3));
         let accumulate = random.below(2) == 0;
         let dtype = random.pick(&[DType::I64, DType::I32, DType::U32, DType::Bool]);
-        let g = Gather { outer, rows, base, width, count, accumulate, dtype };
+        let first = Offset::Fixed(base as i64);
+        let g = Gather { outer, rows, base: first, width, count, accumulate, dtype };
         let ids: Vec<i32> = (0..count).map(|_| random.below(rows + 6) as i32 - 1).collect();
         let table = buffer(&mut random, dtype, outer * rows * width);
         let source = buffer(&mut random, dtype, outer * count * width);

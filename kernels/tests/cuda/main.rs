@@ -15,7 +15,7 @@ use gantline_kernels::cuda::{Arch, Buffer, Functions, Tile, functions, functions
 use gantline_kernels::rows::ReduceOp;
 use gantline_kernels::verify::verify;
 use gantline_kernels::{Access, Attention, BinaryOp, Instr, Output, RowInput, Rows, UnaryOp};
-use gantline_kernels::{Kernel, LoopABC, Product, ProductPart, Products, StoredTypes};
+use gantline_kernels::{Kernel, LoopABC, Offset, Product, ProductPart, Products, StoredTypes};
 use ir::DType;
 use ir::formats::{decode, encode};
 
@@ -117,7 +117,7 @@ impl Case {
             };
             let buffers: Vec<*mut c_void> = function.passed().into_iter().map(address).collect();
             // SAFETY: buffers are as long as the kernel, which was verified, says.
-            unsafe { library.launch(at, number, &buffers, seed) };
+            unsafe { library.launch(at, number, &buffers, &[], seed) };
         }
         outputs
     }
@@ -410,8 +410,7 @@ fn attention() -> Attention {
         bias: None,
         bias_grad: false,
         query_offset: 0,
-        head_offset: 0,
-        kv_offset: 0,
+        head_offset: Offset::ZERO,
         group: 2,
         q: of_queries,
         k: of_keys,

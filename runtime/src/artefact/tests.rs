@@ -153,6 +153,7 @@ fn every_refusal_has_its_code() {
         pack(&parts).unwrap()
     };
     assert_eq!(codes(&with_manifest(&|m| m.format += 1)), ["E4071"]);
+    assert_eq!(codes(&with_manifest(&|m| m.format -= 1)), ["E4071"]);
     assert_eq!(codes(&with_manifest(&|m| m.gantline = "9.9.9".to_owned())), ["E4071"]);
     assert_eq!(codes(&with_manifest(&|m| drop(m.members.remove(PLAN)))), ["E4072"]);
     let hash = |m: &mut Manifest| {

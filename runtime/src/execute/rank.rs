@@ -13,10 +13,9 @@ use ir::program::{
     Buffer, BufferId, Exchange, Feed, Group, Instruction, Program, Ref, Routine, Step,
 };
 use ir::sharding::Axis;
-use kernels::cpu::Prepared;
 
 use crate::communicator::{self, Blocks, CommError, Communicator, Types};
-use crate::device::Device;
+use crate::device::{Device, Launches};
 use crate::local::arena::Arena;
 use crate::trace::{Span, Tracing};
 
@@ -60,8 +59,7 @@ pub(super) struct Runner {
     data: usize,
     device: Box<dyn Device>,
     communicator: Box<dyn Communicator>,
-    /// By kernel; none for those that other classes launch.
-    kernels: Vec<Option<Prepared>>,
+    launches: Launches,
     /// By routine and instruction; none for launches.
     wires: Vec<Vec<Option<Wire>>>,
     /// By phase.
@@ -111,7 +109,7 @@ impl Runner {
             data: classes.mesh.coordinate(rank, Axis::Dp),
             device,
             communicator,
-            kernels: prepared(&classes, class),
+            launches: Launches::new(&classes.kernels, &program.routines),
             wires: program.routines.iter().map(wires).collect(),
             samples,
             course,
@@ -276,16 +274,15 @@ impl Runner {
             self.at = (step, Some(position));
             let start = Instant::now();
             match instruction {
-                Instruction::Launch { kernel, inputs, outputs } => {
+                Instruction::Launch { inputs, outputs, .. } => {
                     self.inputs.clear();
                     self.inputs.extend(inputs.iter().map(|&r| call.range(r)));
                     self.outputs.clear();
                     self.outputs.extend(outputs.iter().map(|&r| call.range(r)));
-                    let prepared = self.kernels[*kernel].as_mut();
-                    let prepared = prepared.expect("what a class launches is prepared");
+                    let prepared = self.launches.at_mut(index, position);
                     seat.arena.launch(&mut *self.device, prepared, &self.inputs, &self.outputs);
                     if examines && self.found.is_none_or(|found| found.is_mask_like) {
-                        self.examine(*kernel, (step, position), &seat.arena);
+                        self.examine(index, (step, position), &seat.arena);
                     }
                 }
                 Instruction::Collective {
@@ -316,9 +313,9 @@ impl Runner {
     }
 
     /// Looks for values that are not finite in what the last launch wrote.
-    fn examine(&mut self, kernel: usize, (step, position): (usize, usize), arena: &Arena) {
-        let Some(kernel) = &self.kernels[kernel] else { return };
-        for (output, argument) in kernel.outputs().iter().enumerate() {
+    fn examine(&mut self, routine: usize, (step, position): (usize, usize), arena: &Arena) {
+        let prepared = self.launches.at(routine, position);
+        for (output, argument) in prepared.outputs().iter().enumerate() {
             let range = self.outputs[output].clone();
             let found = finite::look(arena, argument.dtype, range, (step, position, output));
             let is_worse = |found: &Found| self.found.is_none() || !found.is_mask_like;
@@ -398,17 +395,6 @@ fn put<T: Copy, const N: usize>(values: &[T], to: impl Fn(T) -> [u8; N], target:
     for (&value, target) in values.iter().zip(target.as_chunks_mut().0) {
         *target = to(value);
     }
-}
-
-/// The kernels that a class launches, each at its place among all.
-fn prepared(classes: &Classes, class: usize) -> Vec<Option<Prepared>> {
-    let mut prepared: Vec<Option<Prepared>> = classes.kernels.iter().map(|_| None).collect();
-    for instruction in classes.programs[class].routines.iter().flat_map(|r| &r.instructions) {
-        if let Instruction::Launch { kernel, .. } = instruction {
-            prepared[*kernel].get_or_insert_with(|| Prepared::new(&classes.kernels[*kernel]));
-        }
-    }
-    prepared
 }
 
 /// What the communicator wants to know about an instruction; none for a launch.

@@ -3,7 +3,7 @@
 use ir::ids::Known;
 use ir::program::{Exchange, Group, Instruction, Ref};
 use kernels::cpu::Prepared;
-use kernels::{Copy, CopyLoop, Product};
+use kernels::{Copy, CopyLoop, Offset, Product};
 
 use super::tiny::{Layout, SEQ, all_reduce, finish, mesh, options, routine, session};
 use super::*;
@@ -92,6 +92,7 @@ fn pipeline(stages: usize, count: usize) -> Classes {
             (0..count).map(|_| [(); 4].map(|()| activation())).collect();
         let launch = Instruction::Launch {
             kernel: 0,
+            scalars: Vec::new(),
             inputs: vec![Ref::Slot(0), Ref::Slot(1)],
             outputs: vec![Ref::Slot(2)],
         };
@@ -303,11 +304,17 @@ fn memory_that_is_not_there_is_an_error() {
 #[test]
 fn a_copy_between_buffers_of_other_sizes_uses_their_starts() {
     let loops = vec![CopyLoop { size: 2, source: 1, target: 2 }];
-    let copy = Copy { loops, source_offset: 0, target_offset: 0, zero_first: 0, dtype: DType::F32 };
+    let copy = Copy {
+        loops,
+        source_offset: Offset::ZERO,
+        target_offset: 0,
+        zero_first: 0,
+        dtype: DType::F32,
+    };
     let mut arena = Arena::new(256).unwrap();
     arena.bytes_mut(0..8).copy_from_slice(&[1_f32, 2.0].map(f32::to_le_bytes).concat());
     let mut cpu = kernels::cpu::Cpu::new(1);
-    let mut copy = Prepared::new(&Kernel::Copy(copy));
+    let mut copy = Prepared::new(&Kernel::Copy(copy), &[]);
     arena.launch(&mut cpu, &mut copy, &[0..64], &[64..128]);
     assert_eq!(arena.bytes(64..76), [1_f32, 0.0, 2.0].map(f32::to_le_bytes).concat());
 }

@@ -12,7 +12,9 @@ use ir::program::{
     Routine, Step, WeightShard, aligned,
 };
 use ir::sharding::Axis;
-use kernels::{Access, BinaryOp, Digit, Fill, Instr, Kernel, Output, RowInput, Rows, UnaryOp};
+use kernels::{
+    Access, BinaryOp, Digit, Fill, Instr, Kernel, Offset, Output, RowInput, Rows, UnaryOp,
+};
 
 use crate::trace::Tracing;
 
@@ -89,10 +91,8 @@ fn program(
     let mut parts = [true, false].map(|with_grad| loss(size, cols, tensor * cols, with_grad));
     kernels.extend([fill(cols), fill(3), count_in(size * cols), update(cols)]);
     kernels.extend(parts.iter_mut().map(|rows| Kernel::Rows(rows.clone())));
-    let launch = |kernel: usize, inputs: &[Ref], outputs: &[Ref]| Instruction::Launch {
-        kernel: first + kernel,
-        inputs: inputs.to_vec(),
-        outputs: outputs.to_vec(),
+    let launch = |kernel: usize, inputs: &[Ref], outputs: &[Ref]| -> Instruction {
+        launch(first + kernel, inputs, outputs)
     };
     let total = |group, elements| all_reduce(group, elements, Ref::Slot(0));
     let (slot, local) = (Ref::Slot, Ref::Local(0));
@@ -138,6 +138,12 @@ fn program(
     let ranges = vec![(tensor * cols, cols)];
     let weight = WeightShard { name: "w".into(), global: vec![SEQ], ranges, owned: true };
     finish(0, tensor, vec![weight], layout, routines, [steps, evaluate])
+}
+
+/// A launch of a kernel without scalars.
+pub(crate) fn launch(kernel: usize, inputs: &[Ref], outputs: &[Ref]) -> Instruction {
+    let (inputs, outputs) = (inputs.to_vec(), outputs.to_vec());
+    Instruction::Launch { kernel, scalars: Vec::new(), inputs, outputs }
 }
 
 /// A program from its parts.
@@ -243,7 +249,7 @@ fn count_in(count: usize) -> Kernel {
         inputs: vec![input(DType::F32, Access::scalar())],
         instrs: vec![
             Instr::Load { input: 0 },
-            Instr::Index { row: Vec::new(), col_stride: 1, base: 0 },
+            Instr::Index { row: Vec::new(), col_stride: 1, base: Offset::ZERO },
             Instr::Const { value: 1.0 },
             Instr::Binary { op: BinaryOp::Lt, a: 1, b: 2 },
             Instr::Binary { op: BinaryOp::Eq, a: 1, b: 2 },

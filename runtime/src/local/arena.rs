@@ -205,7 +205,7 @@ mod tests {
             let range = |start: usize| start..start + 16;
             arena.launch(
                 &mut kernels::cpu::Cpu::new(1),
-                &mut Prepared::new(&kernel),
+                &mut Prepared::new(&kernel, &[]),
                 &inputs.map(range),
                 &[range(output)],
             );

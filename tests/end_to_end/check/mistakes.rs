@@ -62,7 +62,8 @@ pub(super) const OF_INFERENCE: [(&str, Plant); 9] = [
 ];
 
 /// Mistakes that one rule is there for, and its code.
-pub(super) const OF_ONE_RULE: [(&str, &str, Plant); 3] = [
+pub(super) const OF_ONE_RULE: [(&str, &str, Plant); 4] = [
+    ("E2106", "a launch passes scalars that its kernel does not admit", pass_beyond),
     ("E2109", "a launch writes where it reads", write_where_it_reads),
     ("E2109", "a launch writes behind what it reads", write_behind),
     ("E2110", "a view is of bytes that come and go", view_of_transient),
@@ -337,7 +338,7 @@ fn locals_of_launches(c: &Compiled, in_place: bool) -> Vec<(usize, usize, [usize
     let mut places = Vec::new();
     for (program, routine, at) in instructions_where(c, is_launch) {
         let there = &c.programs[program].routines[routine];
-        let Instruction::Launch { kernel, inputs, outputs } = &there.instructions[at] else {
+        let Instruction::Launch { kernel, inputs, outputs, .. } = &there.instructions[at] else {
             continue;
         };
         let allowed = c.kernels[*kernel].in_place();
@@ -398,6 +399,26 @@ fn instructions_where(
 
 fn is_launch(instruction: &Instruction) -> bool {
     matches!(instruction, Instruction::Launch { .. })
+}
+
+/// A scalar is beyond what the kernel was verified for, or there is one too many or too few.
+fn pass_beyond(c: &mut Compiled, site: usize) -> bool {
+    let passes =
+        |i: &Instruction| matches!(i, Instruction::Launch { scalars, .. } if !scalars.is_empty());
+    let Some((program, routine, at)) = pick(&instructions_where(c, passes), site) else {
+        return false;
+    };
+    let instruction = &mut c.programs[program].routines[routine].instructions[at];
+    if let Instruction::Launch { kernel, scalars, .. } = instruction {
+        let admitted = c.kernels[*kernel].scalars().expect("the kernel is sound");
+        match site % 4 {
+            0 => scalars[0] = admitted[0].end() + 1,
+            1 => scalars[0] = admitted[0].start() - 1,
+            2 => scalars.push(0),
+            _ => scalars.clear(),
+        }
+    }
+    true
 }
 
 /// Two locals that one launch reads get one place.
@@ -564,7 +585,7 @@ fn point_beyond(c: &mut Compiled, site: usize) -> bool {
         return false;
     };
     let instruction = &mut c.programs[program].routines[routine].instructions[at];
-    if let Instruction::Launch { kernel, inputs, outputs } = instruction {
+    if let Instruction::Launch { kernel, inputs, outputs, .. } = instruction {
         match (site % 4, inputs.first_mut()) {
             (0, _) => *kernel = usize::MAX,
             (1, Some(input)) => *input = Ref::Slot(u32::MAX),

@@ -2,6 +2,7 @@
 
 #![allow(clippy::wildcard_enum_match_arm, reason = "what is left is alike")]
 
+use kernels::Offset;
 use kernels::cpu::{Cpu, View, ViewMut};
 use kernels::kernel::{
     Attention, Copy, CopyLoop, Fill, Gather, Line, Lines, LoopAB, LoopABC, LoopAC, LoopBC,
@@ -186,8 +187,7 @@ fn attention(r: &mut Draws, position: bool) -> Attention {
         bias_grad: false,
         query_offset: if position { more } else { keys } as i64,
         position,
-        head_offset: 0,
-        kv_offset: 0,
+        head_offset: Offset::ZERO,
         group,
         dropout: None,
         dtype: DType::F32,
@@ -203,6 +203,7 @@ fn gather(r: &mut Draws) -> Gather {
     let count = r.size();
     let (outer, width) = (r.size(), r.size());
     let (rows, base, accumulate) = (count + 1 + r.below(3), r.below(9), r.coin());
+    let base = Offset::Fixed(base as i64);
     Gather { outer, rows, base, width, count, accumulate, dtype: DType::F32 }
 }
 
@@ -237,7 +238,8 @@ fn copy(r: &mut Draws) -> Kernel {
     let sizes = [r.size(), r.size()];
     let (source, target) = (r.strides(&sizes), r.strides(&sizes));
     let one = |at: usize| CopyLoop { size: sizes[at], source: source[at], target: target[at] };
-    let (source_offset, target_offset) = (r.below(5), r.below(5));
+    let source_offset = Offset::Fixed(r.below(5) as i64);
+    let target_offset = r.below(5);
     let zero_first = if r.coin() { r.below(20) } else { 0 };
     let loops = vec![one(0), one(1)];
     Kernel::Copy(Copy { loops, source_offset, target_offset, zero_first, dtype: DType::F32 })
@@ -286,7 +288,7 @@ fn number(kernel: &Kernel, dtype: DType, at: usize, r: &mut Draws) -> u32 {
     match kernel {
         // All of them different; the last row is among them.
         Kernel::Gather(g) | Kernel::ScatterAdd(g) | Kernel::Replace(g) => {
-            (g.base + if at + 1 == g.count { g.rows - 1 } else { at }) as u32
+            (g.base.bound() as usize + if at + 1 == g.count { g.rows - 1 } else { at }) as u32
         }
         // A position.
         _ => 0,

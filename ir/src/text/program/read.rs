@@ -267,7 +267,7 @@ fn form_of(keyword: &str) -> Option<&'static str> {
         "routine" => "routine r0 NAME frame 0",
         "slot" => "slot s0 NAME 1024",
         "local" => "local l0 NAME 1024 at 0x40",
-        "launch" => "launch k0 s0 s1 -> l0",
+        "launch" => "launch k0 [32] s0 s1 -> l0",
         "all-reduce" => "all-reduce sum tp f32 32 s0",
         "all-gather" => "all-gather tp f32 32 s0 -> s1 outer 1 inner 1 counts [32, 32]",
         "reduce-scatter" => "reduce-scatter tp f32 64 s0 -> s1 outer 1 inner 1 counts [32, 32]",
@@ -280,6 +280,10 @@ fn form_of(keyword: &str) -> Option<&'static str> {
         "receive" => "receive b0 from 1",
         _ => return None,
     })
+}
+
+fn number<T: FromStr>(word: &str) -> Option<T> {
+    word.parse().ok()
 }
 
 /// The words of a line, read one after the other.
@@ -357,7 +361,7 @@ impl<'t> Line<'t> {
     }
 
     fn numbers(&mut self) -> Read<Vec<usize>> {
-        self.list(|word| word.parse().ok())
+        self.list(number)
     }
 
     fn dtype(&mut self) -> Read<DType> {
@@ -445,6 +449,8 @@ impl<'t> Line<'t> {
             }
             "launch" => {
                 let kernel = self.index('k')?;
+                let has_scalars = self.peek() == Some("[");
+                let scalars = if has_scalars { self.list(number)? } else { Vec::new() };
                 let mut inputs = Vec::new();
                 while !self.eat("->") {
                     inputs.push(self.value()?);
@@ -453,7 +459,7 @@ impl<'t> Line<'t> {
                 while self.peek().is_some() {
                     outputs.push(self.value()?);
                 }
-                routine.instructions.push(Instruction::Launch { kernel, inputs, outputs });
+                routine.instructions.push(Instruction::Launch { kernel, scalars, inputs, outputs });
             }
             _ => routine.instructions.push(self.collective(keyword)?),
         }

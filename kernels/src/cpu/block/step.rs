@@ -90,7 +90,9 @@ impl<'a, V: Vector> Machine<'a, V> {
         match &self.plan.rows.instrs[value] {
             Instr::Load { input } => self.load(value, *input),
             Instr::Const { value: x } => self.fill(value, *x),
-            Instr::Index { row, col_stride, base } => self.index(value, row, *col_stride, *base),
+            Instr::Index { row, col_stride, base } => {
+                self.index(value, row, *col_stride, base.bound());
+            }
             Instr::Unary { op, x } => self.unary(value, *op, *x),
             Instr::Binary { op, a, b } => self.binary(value, *op, *a, *b),
             Instr::Select { condition, a, b } => {
@@ -187,7 +189,8 @@ impl<'a, V: Vector> Machine<'a, V> {
         // SAFETY: the key input holds four words.
         let key = Key::from_words(unsafe { words.read_unaligned() });
         let stream = key.stream(draw.salt);
-        let origin = draw.offset.wrapping_add(u64::from(key.sample) * draw.sample_stride);
+        let offset = draw.offset.bound().cast_unsigned();
+        let origin = offset.wrapping_add(u64::from(key.sample) * draw.sample_stride);
         let (block, span) = (self.block, self.span(value));
         let is_lanes = self.plan.kinds[value] == Kind::Lanes;
         let target = self.target(value);

@@ -193,7 +193,9 @@ impl<'a> Machine<'a> {
         match instr {
             Instr::Load { input } => self.load(value, *input),
             Instr::Const { value: x } => self.target(value).fill(*x as i64),
-            Instr::Index { row, col_stride, base } => self.index(value, row, *col_stride, *base),
+            Instr::Index { row, col_stride, base } => {
+                self.index(value, row, *col_stride, base.bound());
+            }
             Instr::Unary { op, x } => {
                 let (target, [x]) = self.operands(value, [*x]);
                 unary(*op, target, x);
