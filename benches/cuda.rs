@@ -23,7 +23,7 @@ mod model;
 #[path = "../tests/end_to_end/scratch.rs"]
 #[allow(dead_code, reason = "the tests use more of it")]
 mod scratch;
-#[path = "../kernels/tests/cpu/shim.rs"]
+#[path = "../kernels/tests/engines/shim.rs"]
 #[allow(dead_code, reason = "the tests use more of it")]
 mod shim;
 

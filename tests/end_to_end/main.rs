@@ -17,7 +17,7 @@ mod ops;
 #[path = "../../ir/tests/families/drawn.rs"]
 #[allow(dead_code)]
 mod drawn;
-#[path = "../../kernels/tests/cpu/shim.rs"]
+#[path = "../../kernels/tests/engines/shim.rs"]
 #[allow(dead_code)]
 mod shim;
 

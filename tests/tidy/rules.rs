@@ -17,8 +17,8 @@ const VAGUE: &[&str] = &["base", "common", "helper", "helpers", "misc", "other",
 /// Modules that touch memory or foreign functions, as files or directories.
 const UNSAFE: &[&str] = &[
     "kernels/src/cpu",
-    "kernels/tests/cpu/cuda",
-    "kernels/tests/cpu/shim",
+    "kernels/tests/engines/cuda",
+    "kernels/tests/engines/shim",
     "kernels/tests/cuda",
     "runtime/src/cuda",
     "runtime/src/local",

@@ -6,7 +6,7 @@
 // Tests say what was skipped, and name only the types that they treat apart.
 #![allow(clippy::print_stdout, clippy::wildcard_enum_match_arm)]
 
-#[path = "../cpu/shim.rs"]
+#[path = "../engines/shim.rs"]
 mod shim;
 
 use std::ffi::c_void;
