@@ -1,9 +1,10 @@
-//! What one launch computes, what it costs, and the CPU that runs it.
+//! What one launch computes, what it costs, the CPU that runs it, and its text as CUDA C++.
 //!
 //! In: a [`Kernel`], a closed description of one launch in which every decision is taken: concrete
 //! local sizes, strides, element types. Buffers are not part of it; they are passed as ordered
 //! lists of arguments.
-//! Out: its price ([`price`]), and its effect on host memory ([`cpu::Cpu::execute`]).
+//! Out: its price ([`price`]), its effect on host memory ([`cpu::Cpu::execute`]), and the device
+//! functions that compute it on a GPU ([`cuda::functions_for`]), as CUDA C++.
 //!
 //! Invariants:
 //! * A kernel is plain data: it can be compared, stored and sent, and names no address.
@@ -16,7 +17,8 @@
 //!
 //! Reading order: [`kernel`], [`rows`] and [`offset`] are the nouns, [`arguments`] says which
 //! buffers a kernel wants, [`verify`] whether it can be executed, [`bounds`] whether programs stay
-//! within what they have, [`price`] what it costs in the units of [`units`], [`cpu`] executes.
+//! within what they have, [`price`] what it costs in the units of [`units`], [`cpu`] executes,
+//! [`cuda`] prints.
 //! Unsafe code lives in [`cpu`] alone.
 //!
 //! Diagnostics: those of [`bounds`], all with exit code 6.
