@@ -5,7 +5,7 @@ use std::path::Path;
 use ir::import::Model;
 use ir::{Diagnostic, Module, Plan, Span};
 use kernels::Kernel;
-use kernels::cuda::{Arch, functions};
+use kernels::cuda::{Arch, functions_for};
 use planner::check::check_memory;
 use planner::cluster::Kind;
 use planner::footprint::{Footprint, fullest};
@@ -59,7 +59,7 @@ pub fn assemble(
             cores: 1,
             memory_bytes: classes.programs.iter().map(|p| p.arena_bytes).sum::<u64>()
                 * plan.mesh.dp as u64
-                + plan.mesh.ranks() as u64 * workspace(&classes.kernels),
+                + plan.mesh.ranks() as u64 * workspace(&classes.kernels, archs),
         },
     };
     let arenas: Vec<u64> = footprints.iter().map(|f| f.arena).collect();
@@ -89,9 +89,12 @@ pub fn assemble(
     })
 }
 
-/// Bytes that kernels pass on between their device functions, at most.
-fn workspace(kernels: &[Kernel]) -> u64 {
-    let of = |kernel| functions(kernel).workspaces.iter().sum();
+/// The largest workspaces of a kernel on any of the architectures, in bytes.
+fn workspace(kernels: &[Kernel], archs: &[Arch]) -> u64 {
+    let of = |kernel: &Kernel| {
+        let bytes = |arch: &Arch| functions_for(kernel, *arch).workspaces.iter().sum();
+        archs.iter().map(bytes).max().unwrap_or(0)
+    };
     kernels.iter().map(of).max().unwrap_or(0)
 }
 

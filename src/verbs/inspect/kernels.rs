@@ -147,10 +147,10 @@ fn devices() -> Result<Vec<Cluster>, Vec<Diagnostic>> {
 
 /// All kernels with their functions, and how often a step launches them.
 fn kernels(contents: &Contents) -> Vec<Told> {
-    let counts: Vec<Vec<usize>> =
-        contents.programs.iter().map(|program| launches(program, contents.kernels.len())).collect();
     let told = |(at, kernel): (usize, &Kernel)| {
-        let launches = counts.iter().map(|count| count[at]).find(|count| *count > 0).unwrap_or(0);
+        let mut of = contents.programs.iter().map(|program| routines(program, at));
+        let routines = of.find(|found| !found.is_empty()).unwrap_or_default();
+        let launches = routines.values().sum();
         // Of all architectures that text is made for functions are the same.
         let Functions { functions, workspaces } = match contents.archs.first() {
             Some(arch) => functions_for(kernel, *arch),
@@ -165,25 +165,9 @@ fn kernels(contents: &Contents) -> Vec<Told> {
             what: function.what.clone(),
             tile: function.tile.to_string(),
         });
-        let mut of = contents.programs.iter().map(|program| routines(program, at));
-        let routines = of.find(|found| !found.is_empty()).unwrap_or_default();
         Told { at, kernel: kernel.clone(), launches, routines, lines: lines.collect() }
     };
     contents.kernels.iter().enumerate().map(told).collect()
-}
-
-/// How often a step of a program launches each kernel.
-fn launches(program: &Program, kernels: usize) -> Vec<usize> {
-    let mut counts = vec![0; kernels];
-    for step in &program.steps {
-        let Step::Call { routine, .. } = step else { continue };
-        for instruction in &program.routines[*routine].instructions {
-            if let Instruction::Launch { kernel, .. } = instruction {
-                counts[*kernel] += 1;
-            }
-        }
-    }
-    counts
 }
 
 /// The routines of a program that launch a kernel, and how often a step does.
