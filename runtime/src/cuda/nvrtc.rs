@@ -157,8 +157,6 @@ impl Nvrtc {
             "--fmad=false".to_owned(),
             "-std=c++17".to_owned(),
             "--ptxas-options=-v".to_owned(),
-            // Values that no output needs are computed by nobody.
-            "--diag-suppress=177,550".to_owned(),
         ];
         let options = options.map(|option| CString::new(option).unwrap_or_default());
         let options = options.each_ref().map(|option| option.as_ptr());
