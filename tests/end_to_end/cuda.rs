@@ -2,7 +2,6 @@
 //! each launch is executed by the shim equal those of the CPU.
 
 use std::collections::BTreeMap;
-use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +16,7 @@ use ir::precision::Precision;
 use ir::{DType, Mesh};
 use kernels::Kernel;
 use kernels::cpu::{Prepared, View, ViewMut};
-use kernels::cuda::{Arch, Buffer, Functions, Tile, device_prelude, functions, functions_for};
+use kernels::cuda::{Arch, Functions, Tile, device_prelude, functions, functions_for};
 use runtime::cuda::nvrtc::Nvrtc;
 use runtime::device::Device;
 use runtime::execute::{Batch, Classes, Options, Part, Scalars, Session};
@@ -30,38 +29,12 @@ use crate::scratch::Scratch;
 use crate::shim::{Library, compiler};
 
 /// A device whose launches are those of a library.
-struct Shim {
-    library: Arc<Library>,
-    kernels: Arc<Vec<Kernel>>,
-    /// What functions of a kernel pass on, by its number; longer than any needs.
-    rooms: Vec<Vec<u64>>,
-}
+struct Shim(Arc<Library>);
 
 impl Device for Shim {
     fn launch(&mut self, prepared: &mut Prepared, inputs: &[View<'_>], outputs: &[ViewMut<'_>]) {
-        let is_it = |kernel: &Kernel| kernel == prepared.kernel();
-        let at = self.kernels.iter().position(is_it).expect("every kernel is in the library");
-        let functions = &self.library.functions()[at];
-        for (room, bytes) in functions.workspaces.iter().enumerate() {
-            let words = bytes.div_ceil(8) as usize;
-            self.rooms.resize_with(self.rooms.len().max(room + 1), Vec::new);
-            self.rooms[room].clear();
-            // What no function writes is no number.
-            self.rooms[room].resize(words, u64::MAX);
-        }
-        for (number, function) in functions.functions.iter().enumerate() {
-            let address = |buffer: Buffer| -> *mut c_void {
-                match buffer {
-                    Buffer::Input(at) => inputs[at].as_ptr().cast_mut().cast(),
-                    Buffer::Output(at) => outputs[at].as_ptr().cast(),
-                    Buffer::Workspace(at) => self.rooms[at].as_ptr().cast_mut().cast(),
-                }
-            };
-            let buffers: Vec<*mut c_void> = function.passed().into_iter().map(address).collect();
-            // SAFETY: views are as long as the kernel says, which the arena has asserted, and
-            // functions write outputs and workspaces alone.
-            unsafe { self.library.launch(at, number, &buffers, prepared.scalars(), 0) };
-        }
+        let at = self.0.position(prepared.kernel()).expect("every kernel is in the library");
+        self.0.launch(at, prepared.scalars(), inputs, outputs, 0);
     }
 }
 
@@ -142,7 +115,9 @@ fn a_file_for_gpus_is_written_listed_and_not_run() {
     }
     let least = |kernel: &serde_json::Value, device: &str| kernel["least_s"][device].as_f64();
     assert!(kernels.iter().all(|kernel| least(kernel, "h100") <= least(kernel, "a100")));
-    assert!(scratch.answer("inspect a.gtl --kernels").contains("a warp a query, a lane a key"));
+    assert!(
+        scratch.answer("inspect a.gtl --kernels").contains("one warp per query, one lane per key")
+    );
     scratch.answer("compile tiny --ranks 2 --gbs 2 -o cpu.gtl");
     for (line, code, says) in [
         ("run a.gtl", 7, "without `--arch`"),
@@ -197,13 +172,11 @@ impl Trained {
 
     /// A step of which each launch is executed by the shim.
     fn step_by_text(&self, name: &str, functions: fn(&Kernel) -> Functions) -> Stepped {
-        let kernels = Arc::new(self.classes.kernels.clone());
-        let library = Library::new(name, kernels.iter().map(functions).collect());
+        let kernels = self.classes.kernels.iter();
+        let library =
+            Library::new(name, kernels.map(|kernel| (kernel.clone(), functions(kernel))).collect());
         let library = Arc::new(library.expect("there is a compiler"));
-        let device = || {
-            let (library, kernels) = (Arc::clone(&library), Arc::clone(&kernels));
-            Box::new(Shim { library, kernels, rooms: Vec::new() }) as Box<dyn Device>
-        };
+        let device = || Box::new(Shim(Arc::clone(&library))) as Box<dyn Device>;
         self.step(Some(&device))
     }
 }
@@ -351,8 +324,8 @@ fn compiled_for(nvrtc: &Nvrtc, texts: &[String], architecture: &str) -> Vec<Stri
         Ok(found) => found,
         Err(log) => return vec![format!("{architecture}: {log}")],
     };
-    let again = |at: usize| nvrtc.compile(&text, architecture).is_ok_and(|c| at == c.bytes.len());
-    assert!(again(found.bytes.len()), "the same text has the same code");
+    let is_repeated = nvrtc.compile(&text, architecture).is_ok_and(|c| c.bytes == found.bytes);
+    assert!(is_repeated, "the same text has the same code");
     let mut wrong: Vec<String> =
         found.warnings.iter().map(|line| format!("{architecture}: {line}")).collect();
     assert_eq!(found.used.len(), texts.len(), "every function is compiled");
@@ -412,11 +385,11 @@ fn every_launch_compiles_for_gpus() {
 
 fn kind(tile: &Tile) -> String {
     match tile {
-        Tile::Points(_) => "points".to_owned(),
-        Tile::Sweeps(tile) => format!("sweeps of {}", tile.team),
-        Tile::Sum(_) => "sum".to_owned(),
+        Tile::Elementwise(_) => "elementwise".to_owned(),
+        Tile::RowReduction(tile) => format!("row reduction by {}", tile.group),
+        Tile::PartialSums(_) => "partial sums".to_owned(),
         Tile::Product(tile) => format!("product {}", tile.product.accumulate),
-        Tile::Tensor(tile) => format!("matrices {} {:?}", tile.product.accumulate, tile.reads),
+        Tile::Tensor(tile) => format!("matrices {} {:?}", tile.product.accumulate, tile.copies),
         Tile::Attention(tile) => format!("attention {:?}", tile.part),
         Tile::Lines(tile) => format!("lines {}", tile.lines.how.name()),
         Tile::Move(tile) => format!("move {tile}"),

@@ -17,15 +17,12 @@ const VAGUE: &[&str] = &["base", "common", "helper", "helpers", "misc", "other",
 /// Modules that touch memory or foreign functions, as files or directories.
 const UNSAFE: &[&str] = &[
     "kernels/src/cpu",
-    "kernels/tests/engines/cuda",
     "kernels/tests/engines/shim",
-    "kernels/tests/cuda",
     "runtime/src/cuda",
     "runtime/src/local",
     "runtime/src/map",
     "runtime/src/mpi",
     "runtime/src/nccl",
-    "tests/end_to_end/cuda",
 ];
 
 /// Lints that no code may turn off.

@@ -1,10 +1,10 @@
-//! Attention: a warp a query, and for gradients of keys a warp a key.
+//! Attention: one warp per query, and for the gradients of keys and values one warp per key.
 //!
 //! Legend: B batch, S queries, T keys, H query heads, G key-value heads, D head dim.
 //!
 //! Versions:
-//! 1. scores of 32 keys at a time, one a lane; the gradient computes them three times (dQ; dK and
-//!    dV; the bias).
+//! 1. scores of 32 keys at a time, one per lane; the gradient recomputes them three times (dQ; dK
+//!    and dV; the bias).
 
 use std::fmt;
 
@@ -34,7 +34,8 @@ pub struct AttentionTile {
 pub enum Part {
     /// The result and `lse`.
     Forward,
-    /// The gradient of queries, and for each the product of the result with its gradient.
+    /// The gradient of queries, and `delta`: for each query the dot product of the result with its
+    /// gradient.
     Queries,
     /// The gradients of keys and values.
     Keys,
@@ -96,10 +97,11 @@ pub(super) fn backward(
     all: &mut Functions,
 ) {
     let dtype = a.dtype.accumulation();
-    let room = all.workspaces.len();
+    let workspace = all.workspaces.len();
     all.workspaces.push((a.batch * a.heads * a.queries) as u64 * dtype.size());
-    let room = Parameter { buffer: Buffer::Workspace(room), dtype };
-    let parameters: Vec<Parameter> = inputs.iter().chain(outputs).copied().chain([room]).collect();
+    let workspace = Parameter { buffer: Buffer::Workspace(workspace), dtype };
+    let parameters: Vec<Parameter> =
+        inputs.iter().chain(outputs).copied().chain([workspace]).collect();
     let mut parts = vec![
         ("queries", Part::Queries, a.batch * a.heads * a.queries),
         ("keys", Part::Keys, a.batch * a.kv_heads * a.keys),
@@ -136,7 +138,7 @@ struct Names {
     lse: Option<String>,
     dout: String,
     grads: Vec<String>,
-    room: String,
+    workspace: String,
 }
 
 impl Names {
@@ -149,13 +151,13 @@ impl Names {
             let key = a.dropout.as_ref().map(|_| next());
             let position = a.position.then(&mut next);
             let (out, lse) = (next(), (!a.position).then(&mut next));
-            let (dout, grads, room) = (String::new(), Vec::new(), String::new());
-            return Names { q, k, v, bias, key, position, out, lse, dout, grads, room };
+            let (dout, grads, workspace) = (String::new(), Vec::new(), String::new());
+            return Names { q, k, v, bias, key, position, out, lse, dout, grads, workspace };
         }
         let (out, lse, dout) = (next(), Some(next()), next());
         let key = a.dropout.as_ref().map(|_| next());
         let grads = (0..3 + usize::from(a.bias.is_some() && a.bias_grad)).map(|_| next()).collect();
-        Names { q, k, v, bias, key, position: None, out, lse, dout, grads, room: next() }
+        Names { q, k, v, bias, key, position: None, out, lse, dout, grads, workspace: next() }
     }
 }
 
@@ -305,7 +307,7 @@ impl AttentionTile {
         line!(text, "{compute} top = larger(most, score);");
         line!(
             text,
-            "for (int bits = 16; bits > 0; bits /= 2) top = larger(top, swapped(top, bits));"
+            "for (int bits = 16; bits > 0; bits /= 2) top = larger(top, shuffle_xor(top, bits));"
         );
         line!(text, "const {compute} factor = top == {lowest} ? 1 : exp_of(most - top);");
         line!(text, "{compute} weight = score == {lowest} ? 0 : exp_of(score - top);");
@@ -316,7 +318,7 @@ impl AttentionTile {
             line!(text, "weight = weight * kept;");
         }
         line!(text, "weights[threadIdx.x] = weight;");
-        line!(text, "meet_warp();");
+        line!(text, "sync_warp();");
         line!(text, "for (u32 i = 0; i < {held}; i += 1) sums[i] = sums[i] * factor;");
         line!(text, "for (u32 t = 0; t < 32 && first + t < end; t += 1) {{");
         self.print_add(
@@ -326,9 +328,9 @@ impl AttentionTile {
             text,
         );
         text.end();
-        line!(text, "meet_warp();");
+        line!(text, "sync_warp();");
         text.end();
-        line!(text, "for (int bits = 16; bits > 0; bits /= 2) sum = sum + swapped(sum, bits);");
+        line!(text, "for (int bits = 16; bits > 0; bits /= 2) sum = sum + shuffle_xor(sum, bits);");
         line!(text, "{memory}* out = {};", Self::row(&names.out, a.out, "b", "s", "h"));
         self.print_row("out", "sum > 0 ? sums[i] / sum : 0", text);
         if let Some(lse) = &names.lse {
@@ -406,9 +408,9 @@ impl AttentionTile {
         text.end();
         line!(
             text,
-            "for (int bits = 16; bits > 0; bits /= 2) delta = delta + swapped(delta, bits);"
+            "for (int bits = 16; bits > 0; bits /= 2) delta = delta + shuffle_xor(delta, bits);"
         );
-        line!(text, "if (lane == 0) {}[item] = delta;", names.room);
+        line!(text, "if (lane == 0) {}[item] = delta;", names.workspace);
         line!(text, "const {compute} lse_of = {lse}[item];");
         line!(text, "const bool is_empty = lse_of == {};", number(dtype, f64::NEG_INFINITY));
         line!(text, "{compute} sums[{held}] = {{}};");
@@ -421,7 +423,7 @@ impl AttentionTile {
         self.print_slopes(names, text);
         text.end();
         line!(text, "slopes[threadIdx.x] = slope;");
-        line!(text, "meet_warp();");
+        line!(text, "sync_warp();");
         line!(text, "for (u32 t = 0; t < 32 && first + t < end; t += 1) {{");
         self.print_add(
             "sums",
@@ -430,7 +432,7 @@ impl AttentionTile {
             text,
         );
         text.end();
-        line!(text, "meet_warp();");
+        line!(text, "sync_warp();");
         text.end();
         line!(text, "{memory}* dq = {};", Self::row(&names.grads[0], a.q, "b", "s", "h"));
         self.print_row("dq", "sums[i]", text);
@@ -461,13 +463,13 @@ impl AttentionTile {
         text.end();
         line!(text, "slopes[threadIdx.x] = slope;");
         line!(text, "weights[threadIdx.x] = weight;");
-        line!(text, "meet_warp();");
+        line!(text, "sync_warp();");
         line!(text, "for (u32 t = 0; t < 32 && first + t < {queries}; t += 1) {{");
         let row = |name: &str, strides| Self::row(name, strides, "b", "(first + t)", "h");
         self.print_add("dk_sums", "slopes[warp * 32 + t]", &row(&names.q, a.q), text);
         self.print_add("dv_sums", "weights[warp * 32 + t]", &row(&names.dout, a.out), text);
         text.end();
-        line!(text, "meet_warp();");
+        line!(text, "sync_warp();");
         text.end();
         text.end();
         line!(text, "{memory}* dk = {};", Self::row(&names.grads[1], a.k, "b", "j", "own"));
@@ -486,7 +488,7 @@ impl AttentionTile {
         line!(text, "const {compute} lse_of = {lse}[{row}];");
         let lowest = number(dtype, f64::NEG_INFINITY);
         line!(text, "if (begin <= j && j < end && lse_of != {lowest}) {{");
-        line!(text, "const {compute} delta = {}[{row}];", names.room);
+        line!(text, "const {compute} delta = {}[{row}];", names.workspace);
         line!(text, "const {memory}* q = {};", Self::row(&names.q, a.q, "b", "s", "h"));
         line!(text, "const {memory}* dout_row = {};", Self::row(&names.dout, a.out, "b", "s", "h"));
         self.print_slopes(names, text);
@@ -529,9 +531,9 @@ impl AttentionTile {
 impl fmt::Display for AttentionTile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.part {
-            Part::Forward | Part::Queries => "a warp a query, a lane a key",
-            Part::Keys => "a warp a key, a lane a query",
-            Part::Bias => "a thread an element of the bias",
+            Part::Forward | Part::Queries => "one warp per query, one lane per key",
+            Part::Keys => "one warp per key, one lane per query",
+            Part::Bias => "one thread per element of the bias",
         })
     }
 }

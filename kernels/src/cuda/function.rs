@@ -10,9 +10,9 @@ use crate::offset::Offset;
 /// The device functions of a kernel.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Functions {
-    /// They run one after the other, each once all before it are done.
+    /// In the order of execution: each starts when the one before has ended.
     pub functions: Vec<Function>,
-    /// Bytes of each room that they pass values in, beside what the kernel is launched with.
+    /// Bytes of each workspace that values are passed in from one function to the next.
     pub workspaces: Vec<u64>,
 }
 
@@ -79,9 +79,9 @@ pub enum Buffer {
 }
 
 impl Function {
-    /// Whether threads of a block wait for each other.
-    pub fn meets(&self) -> bool {
-        self.tile.meets()
+    /// Whether threads of a block synchronise.
+    pub fn synchronizes(&self) -> bool {
+        self.tile.synchronizes()
     }
 
     /// What it is passed of the scalars of a launch, in order.
@@ -103,7 +103,7 @@ impl fmt::Display for Buffer {
         match self {
             Buffer::Input(at) => write!(f, "in{at}"),
             Buffer::Output(at) => write!(f, "out{at}"),
-            Buffer::Workspace(at) => write!(f, "room{at}"),
+            Buffer::Workspace(at) => write!(f, "workspace{at}"),
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Offsets as C++ expressions of flat indices.
+//! Element offsets as C++ expressions of linear indices.
 
 use crate::rows::{Access, Digit};
 
-/// The element that digits of an index mean, `0` where there are none. The index is below `size`.
+/// The offset that the digits of a linear index below `size` add up to, `0` where there are none.
 pub(super) fn digits(digits: &[Digit], index: &str, size: usize) -> String {
     let digit = |d: &Digit| {
         let reached = size.div_ceil(d.div.max(1));
@@ -21,23 +21,23 @@ pub(super) fn digits(digits: &[Digit], index: &str, size: usize) -> String {
     sum(digits.iter().filter_map(digit))
 }
 
-/// The offset of the point at `row` and `col`, below so many rows.
-pub(super) fn access(access: &Access, rows: usize) -> String {
+/// The offset of an access at `row` and a column that is given by name, below so many rows.
+pub(super) fn access(access: &Access, rows: usize, col: &str) -> String {
     let row = digits(&access.row, "row", rows);
     let row = Some(row).filter(|text| text != "0");
-    let col = (access.col_stride > 0).then(|| times("col", access.col_stride));
+    let col = (access.col_stride > 0).then(|| times(col, access.col_stride));
     let offset = (access.offset > 0).then(|| access.offset.to_string());
     sum(row.into_iter().chain(col).chain(offset))
 }
 
-/// The offset of a point of nested loops, outermost first, given as sizes and strides.
+/// The offset of a linear index over nested loops, outermost first, given as sizes and strides.
 pub(super) fn nest(loops: &[[usize; 2]], index: &str) -> String {
     let mut inside = 1;
     let mut terms = Vec::new();
     for (at, [size, stride]) in loops.iter().enumerate().rev() {
         let is_outermost = loops[..at].iter().all(|[size, _]| *size <= 1);
         if *size > 1 && *stride > 0 {
-            terms.push(times(&point(index, inside, *size, is_outermost), *stride));
+            terms.push(times(&coordinate(index, inside, *size, is_outermost), *stride));
         }
         inside *= (*size).max(1);
     }
@@ -45,14 +45,14 @@ pub(super) fn nest(loops: &[[usize; 2]], index: &str) -> String {
     sum(terms.into_iter())
 }
 
-/// The point of the loop `at`, of nested loops of so many points each.
-pub(super) fn point_of(sizes: &[usize], at: usize, index: &str) -> String {
+/// The coordinate of a linear index in loop `at` of nested loops of these sizes.
+pub(super) fn coordinate_of(sizes: &[usize], at: usize, index: &str) -> String {
     let inside = sizes[at + 1..].iter().product();
     let is_outermost = sizes[..at].iter().all(|size| *size <= 1);
-    point(index, inside, sizes[at], is_outermost)
+    coordinate(index, inside, sizes[at], is_outermost)
 }
 
-fn point(index: &str, inside: usize, size: usize, is_outermost: bool) -> String {
+fn coordinate(index: &str, inside: usize, size: usize, is_outermost: bool) -> String {
     let mut text = index.to_owned();
     if inside > 1 {
         text += &format!(" / {inside}");

@@ -1,4 +1,4 @@
-//! Operations along one dim: a thread a line, or an element where each is found alone.
+//! Operations along one dim: one thread per line, or per element where elements are independent.
 
 use std::fmt;
 
@@ -35,7 +35,7 @@ pub(super) fn function(what: &str, lines: &Lines, parameters: Vec<Parameter>) ->
 }
 
 impl LineTile {
-    /// Elements of a line that threads find alone; one where a thread takes a line.
+    /// Threads per line: one for each element of the result where they are independent.
     fn each(&self) -> usize {
         let Lines { extent, result, how, .. } = &self.lines;
         match how {
@@ -181,6 +181,6 @@ impl LineTile {
 
 impl fmt::Display for LineTile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.each() == 1 { "a thread a line" } else { "a thread an element" })
+        f.write_str(if self.each() == 1 { "one thread per line" } else { "one thread per element" })
     }
 }

@@ -5,17 +5,17 @@
 //!
 //! Invariants:
 //! * Text depends on the kernel alone: equal kernels have equal text, byte for byte.
-//! * Printers decide nothing, and print no instruction of a machine: text calls named parts. There
-//!   are two sets of them, [`device_prelude`] for CUDA and [`host_prelude`] for a CPU on which a
-//!   block's threads are fibers, so that the text that runs on a GPU is executed in tests without
-//!   one.
-//! * What differs by rank or by call is a scalar of the launch, [`Function::scalars`].
+//! * Printers decide nothing, and print no PTX: text calls named functions of a prelude, such as
+//!   `cp_async` or `warp_mma`. There are two preludes, [`device_prelude`] for CUDA and
+//!   [`host_prelude`] for a CPU on which a block's threads are fibers, so that the text that runs
+//!   on a GPU is executed in tests without one.
+//! * What differs by rank or by call is a launch scalar, [`Function::scalars`].
 //! * No sum depends on timing: there are no atomic operations on floating-point numbers.
 //! * Where the CPU computes maps by polynomials of its own, and in products of F32 and F64, results
 //!   have the bits of the CPU's (with [`crate::cpu::Isa::Avx2`], whose reciprocals are exact).
 //!
-//! Reading order: `function` is the noun, `tile` prints it; `program` the expressions of block
-//! programs, `index` offsets, `text` lines; a file for each family.
+//! Reading order: `function` is the noun, `tile` prints it; `program` the expressions of fused
+//! loops over rows, `index` offsets, `text` lines; a file for each family.
 
 mod arch;
 mod attention;
@@ -26,10 +26,11 @@ mod moves;
 mod product;
 mod program;
 mod rows;
+mod shared;
 mod tensor;
 mod text;
 mod tile;
-mod wide;
+mod vector;
 
 pub use arch::{Arch, Unknown};
 pub use attention::{AttentionTile, Part};
@@ -37,16 +38,16 @@ pub use function::{Buffer, Function, Functions, Named, Parameter};
 pub use lines::LineTile;
 pub use moves::Move;
 pub use product::ProductTile;
-pub use rows::{Points, Sum, Sweeps};
-pub use tensor::{Read, TensorTile};
+pub use rows::{Elementwise, PartialSums, RowReduction};
+pub use tensor::{OperandCopy, TensorTile};
 pub use tile::Tile;
-pub use wide::Wide;
+pub use vector::Vectorized;
 
 use crate::arguments::Argument;
 use crate::kernel::Kernel;
 use moves::Move as Moved;
 
-/// The parts of text that are the same everywhere.
+/// The functions of the prelude that are the same everywhere.
 const PARTS: &str = include_str!("prelude/parts.h");
 const DEVICE_PARTS: &str = include_str!("prelude/device.cuh");
 const HOST_PARTS: &str = include_str!("prelude/host.h");

@@ -1,4 +1,4 @@
-//! Kernels that move data: a thread an element.
+//! Copies, fills, windows, look-ups, scatters and rotary embedding: one thread per element.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ const THREADS: u32 = 256;
 /// What a thread does with its element.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Move {
-    /// Writes the bits of one value to so many elements.
+    /// Fills a buffer with the bits of one value.
     Fill {
         /// Elements.
         len: usize,
@@ -25,21 +25,22 @@ pub enum Move {
         /// The bits.
         bits: u64,
     },
-    /// Copies a point of the loops.
+    /// Copies an element of a strided array.
     Copy(Copy),
-    /// Writes an element of a window.
+    /// Stores an element of a window into the whole.
     Place(Window),
-    /// Reads an element of a window.
+    /// Loads an element of a window from the whole.
     Take(Window),
-    /// Reads an element of a row that an id means.
+    /// Looks up an element of the row of an id.
     Gather(Gather),
-    /// Finds, for each id, whether it is the first of its kind, and the next.
+    /// Finds, for each position, whether it is the first of its id, and the next position of the
+    /// same id.
     Links(Gather),
-    /// Adds the rows of equal ids, in ascending order, to a column of a row of the table.
+    /// Adds the rows of equal ids, in ascending order of positions, to an element of the table.
     Scatter(Gather),
-    /// Writes the last of the rows of equal ids over a column of a row of the table.
+    /// Replaces an element of the table by that of the last row with its id.
     Replace(Gather),
-    /// Rotates a pair of all heads of a token.
+    /// Rotates a pair of elements in all heads of a token.
     Rope(Rope),
 }
 
@@ -116,9 +117,9 @@ pub(super) fn scatter(
         let zeros = Move::Fill { len: g.outer * g.rows * g.width, dtype: g.dtype, bits: 0 };
         all.functions.push(function(&format!("{what}: zeros"), vec![table], zeros));
     }
-    let room = all.workspaces.len();
+    let workspace = all.workspaces.len();
     all.workspaces.push(2 * g.count as u64 * DType::I32.size());
-    let links = Parameter { buffer: Buffer::Workspace(room), dtype: DType::I32 };
+    let links = Parameter { buffer: Buffer::Workspace(workspace), dtype: DType::I32 };
     all.functions.push(function(
         &format!("{what}: links"),
         vec![ids, links],
@@ -145,7 +146,7 @@ impl Move {
         }
     }
 
-    /// Threads that have something to do.
+    /// Threads that are needed.
     fn elements(&self) -> usize {
         match self {
             Move::Fill { len, .. } => *len,
@@ -157,7 +158,7 @@ impl Move {
         }
     }
 
-    /// The type as which an argument is passed: what is only moved has a size alone.
+    /// The element type of a parameter in the text: what is only moved is an integer of its size.
     pub(super) fn pointer(&self, parameter: &Parameter) -> &'static str {
         match self {
             Move::Fill { .. } | Move::Copy(_) => moved(parameter.dtype),
@@ -341,15 +342,15 @@ fn print_rope(r: &Rope, names: &[String], text: &mut Text) {
 impl fmt::Display for Move {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Move::Rope(_) => "a thread a pair of all heads",
-            Move::Links(_) => "a thread an id",
+            Move::Rope(_) => "one thread per pair of elements, all heads",
+            Move::Links(_) => "one thread per id",
             Move::Fill { .. }
             | Move::Copy(_)
             | Move::Place(_)
             | Move::Take(_)
             | Move::Gather(_)
             | Move::Scatter(_)
-            | Move::Replace(_) => "a thread an element",
+            | Move::Replace(_) => "one thread per element",
         })
     }
 }

@@ -1,12 +1,12 @@
-//! Matrix products: tiles in shared memory, sums in the order of the CPU's contract.
+//! Matrix products on CUDA cores: tiles in shared memory, sums in the order of the CPU's contract.
 //!
 //! Versions:
-//! 1. 64 × 64 results of a block, 4 × 4 of a thread, 16 points of `k` at a time, scalar loads.
+//! 1. block tiles of 64 × 64 × 16 in one stage, thread tiles of 4 × 4, scalar loads.
 
 use std::fmt;
 
 use super::function::{Function, Functions, Parameter};
-use super::index::{nest, point_of};
+use super::index::{coordinate_of, nest};
 use super::text::{Text, element, line};
 use super::tile::Tile;
 use super::{Arch, tensor};
@@ -14,14 +14,14 @@ use crate::kernel::{Product, Products, Source};
 
 /// Threads of a block.
 const THREADS: u32 = 256;
-/// Rows and columns of a tile.
-const SIDE: usize = 64;
-/// Points of `k` that lie in shared memory at a time.
-const DEPTH: usize = 16;
-/// Rows and columns of a thread.
-const OWN: usize = 4;
+/// The block tile: rows and columns of the result, and its extent along k.
+const TILE_MN: usize = 64;
+/// Elementwise of `k` that lie in shared memory at a time.
+const TILE_K: usize = 16;
+/// The thread tile: rows and columns of the result.
+const THREAD_TILE: usize = 4;
 
-/// A product in tiles, each of one block.
+/// A product, each block tile by one block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProductTile {
     /// What is computed.
@@ -33,10 +33,10 @@ pub struct ProductTile {
 }
 
 impl ProductTile {
-    /// Tiles of batch, rows and columns.
+    /// Block tiles along batch, m and n.
     fn tiles(&self) -> [usize; 3] {
         let [batch, m, n, _] = self.product.sizes();
-        [batch, m.div_ceil(SIDE), n.div_ceil(SIDE)]
+        [batch, m.div_ceil(TILE_MN), n.div_ceil(TILE_MN)]
     }
 }
 
@@ -142,70 +142,73 @@ impl ProductTile {
         let ([_, m, n, k], [_, rows, columns]) = (p.sizes(), self.tiles());
         let compute = element(p.dtype);
         let [a, b, c] = [0, 1, 2].map(|at: usize| parameters[at].name());
-        line!(text, "SHARED({compute}, a_tile, {});", DEPTH * (SIDE + 1));
-        line!(text, "SHARED({compute}, b_tile, {});", DEPTH * (SIDE + 1));
-        line!(text, "const u64 first_m = (u64)blockIdx.x / {columns} % {rows} * {SIDE};");
-        line!(text, "const u64 first_n = (u64)blockIdx.x % {columns} * {SIDE};");
+        line!(text, "SHARED({compute}, a_tile, {});", TILE_K * (TILE_MN + 1));
+        line!(text, "SHARED({compute}, b_tile, {});", TILE_K * (TILE_MN + 1));
+        line!(text, "const u64 block_m = (u64)blockIdx.x / {columns} % {rows} * {TILE_MN};");
+        line!(text, "const u64 block_n = (u64)blockIdx.x % {columns} * {TILE_MN};");
         line!(text, "const u64 batch = (u64)blockIdx.x / {};", columns * rows);
         for (name, of) in ["a", "b", "c"].iter().zip(&loops.batch) {
             line!(text, "const u64 batch_{name} = {};", nest(of, "batch"));
         }
-        let count = SIDE / OWN;
-        line!(text, "const u32 own_m = threadIdx.x / {count} * {OWN};");
-        line!(text, "const u32 own_n = threadIdx.x % {count} * {OWN};");
-        line!(text, "{compute} total[{OWN}][{OWN}];");
-        self.start(&loops, &c, [m, n], text);
+        let count = TILE_MN / THREAD_TILE;
+        line!(text, "const u32 thread_m = threadIdx.x / {count} * {THREAD_TILE};");
+        line!(text, "const u32 thread_n = threadIdx.x % {count} * {THREAD_TILE};");
+        line!(text, "{compute} acc[{THREAD_TILE}][{THREAD_TILE}];");
+        self.print_start(&loops, &c, [m, n], text);
         line!(text, "for (u64 first = 0; first < {k}; first += {}) {{", Product::K_BLOCK);
         line!(text, "const u64 end = first + {0} < {k} ? first + {0} : {k};", Product::K_BLOCK);
-        line!(text, "{compute} chain[{OWN}][{OWN}] = {{}};");
-        line!(text, "for (u64 at = first; at < end; at += {DEPTH}) {{");
-        self.fill(&loops, [&a, &b], [m, n], text);
-        line!(text, "meet_block();");
-        line!(text, "const u32 deep = end - at < {DEPTH} ? (u32)(end - at) : {DEPTH};");
+        line!(text, "{compute} chain[{THREAD_TILE}][{THREAD_TILE}] = {{}};");
+        line!(text, "for (u64 at = first; at < end; at += {TILE_K}) {{");
+        self.print_copy(&loops, [&a, &b], [m, n], text);
+        line!(text, "sync_block();");
+        line!(text, "const u32 deep = end - at < {TILE_K} ? (u32)(end - at) : {TILE_K};");
         line!(text, "for (u32 d = 0; d < deep; d += 1) {{");
-        line!(text, "for (u32 i = 0; i < {OWN}; i += 1) {{");
-        line!(text, "for (u32 j = 0; j < {OWN}; j += 1) {{");
-        let row = SIDE + 1;
+        line!(text, "for (u32 i = 0; i < {THREAD_TILE}; i += 1) {{");
+        line!(text, "for (u32 j = 0; j < {THREAD_TILE}; j += 1) {{");
+        let row = TILE_MN + 1;
         line!(
             text,
-            "chain[i][j] = fma_of(a_tile[d * {row} + own_m + i], b_tile[d * {row} + own_n + j], \
-             chain[i][j]);"
+            "chain[i][j] = fma_of(a_tile[d * {row} + thread_m + i], \
+             b_tile[d * {row} + thread_n + j], chain[i][j]);"
         );
         (0..3).for_each(|_| text.end());
-        line!(text, "meet_block();");
+        line!(text, "sync_block();");
         text.end();
-        line!(text, "for (u32 i = 0; i < {OWN}; i += 1) {{");
-        line!(text, "for (u32 j = 0; j < {OWN}; j += 1) total[i][j] = total[i][j] + chain[i][j];");
+        line!(text, "for (u32 i = 0; i < {THREAD_TILE}; i += 1) {{");
+        line!(
+            text,
+            "for (u32 j = 0; j < {THREAD_TILE}; j += 1) acc[i][j] = acc[i][j] + chain[i][j];"
+        );
         text.end();
         text.end();
-        self.write(&loops, &c, (parameters, [m, n]), text);
+        self.print_epilogue(&loops, &c, (parameters, [m, n]), text);
     }
 
-    /// Opens the loops over the thread's points, with their indices.
-    fn points(loops: &Loops, [m, n]: [usize; 2], text: &mut Text) {
-        line!(text, "for (u32 i = 0; i < {OWN}; i += 1) {{");
-        line!(text, "for (u32 j = 0; j < {OWN}; j += 1) {{");
-        line!(text, "const u64 m = first_m + own_m + i, n = first_n + own_n + j;");
+    /// Opens the loops over the thread's accumulators, with their indices.
+    fn open_accumulators(loops: &Loops, [m, n]: [usize; 2], text: &mut Text) {
+        line!(text, "for (u32 i = 0; i < {THREAD_TILE}; i += 1) {{");
+        line!(text, "for (u32 j = 0; j < {THREAD_TILE}; j += 1) {{");
+        line!(text, "const u64 m = block_m + thread_m + i, n = block_n + thread_n + j;");
         line!(text, "if (m >= {m} || n >= {n}) continue;");
         let place =
             format!("batch_c + ({}) + ({})", nest(&loops.m[1], "m"), nest(&loops.n[1], "n"));
         line!(text, "const u64 place = {place};");
     }
 
-    fn start(&self, loops: &Loops, c: &str, sizes: [usize; 2], text: &mut Text) {
-        line!(text, "for (u32 i = 0; i < {OWN}; i += 1) {{");
-        line!(text, "for (u32 j = 0; j < {OWN}; j += 1) total[i][j] = 0;");
+    fn print_start(&self, loops: &Loops, c: &str, sizes: [usize; 2], text: &mut Text) {
+        line!(text, "for (u32 i = 0; i < {THREAD_TILE}; i += 1) {{");
+        line!(text, "for (u32 j = 0; j < {THREAD_TILE}; j += 1) acc[i][j] = 0;");
         text.end();
         if self.product.accumulate {
-            Self::points(loops, sizes, text);
-            line!(text, "total[i][j] = {c}[place];");
+            Self::open_accumulators(loops, sizes, text);
+            line!(text, "acc[i][j] = {c}[place];");
             text.end();
             text.end();
         }
     }
 
-    /// Prints the loads of a tile of both operands.
-    fn fill(
+    /// Prints the copies of a tile of both operands to shared memory.
+    fn print_copy(
         &self,
         loops: &Loops,
         [a, b]: [&str; 2],
@@ -213,17 +216,17 @@ impl ProductTile {
         text: &mut Text,
     ) {
         let compute = element(self.product.dtype);
-        let row = SIDE + 1;
-        line!(text, "for (u32 i = threadIdx.x; i < {}; i += {THREADS}) {{", SIDE * DEPTH);
-        line!(text, "const u64 m = first_m + i / {DEPTH}, k = at + i % {DEPTH};");
+        let row = TILE_MN + 1;
+        line!(text, "for (u32 i = threadIdx.x; i < {}; i += {THREADS}) {{", TILE_MN * TILE_K);
+        line!(text, "const u64 m = block_m + i / {TILE_K}, k = at + i % {TILE_K};");
         let place =
             format!("batch_a + ({}) + ({})", nest(&loops.m[0], "m"), nest(&loops.k[0], "k"));
         line!(text, "{compute} x = 0;");
         line!(text, "if (m < {m_size} && k < end) x = Load<{compute}>::of({a}[{place}]);");
-        line!(text, "a_tile[i % {DEPTH} * {row} + i / {DEPTH}] = x;");
+        line!(text, "a_tile[i % {TILE_K} * {row} + i / {TILE_K}] = x;");
         text.end();
-        line!(text, "for (u32 i = threadIdx.x; i < {}; i += {THREADS}) {{", SIDE * DEPTH);
-        line!(text, "const u64 n = first_n + i % {SIDE}, k = at + i / {SIDE};");
+        line!(text, "for (u32 i = threadIdx.x; i < {}; i += {THREADS}) {{", TILE_MN * TILE_K);
+        line!(text, "const u64 n = block_n + i % {TILE_MN}, k = at + i / {TILE_MN};");
         line!(text, "{compute} x = 0;");
         line!(text, "if (n < {n_size} && k < end) {{");
         let place =
@@ -233,18 +236,18 @@ impl ProductTile {
         self.borders(text);
         line!(text, "if (is_there) x = Load<{compute}>::of({b}[place]);");
         text.end();
-        line!(text, "b_tile[i / {SIDE} * {row} + i % {SIDE}] = x;");
+        line!(text, "b_tile[i / {TILE_MN} * {row} + i % {TILE_MN}] = x;");
         text.end();
     }
 
-    /// Prints where the element lies along dims with zeros around them.
+    /// Prints the place of an element of dims with zeros around them.
     fn borders(&self, text: &mut Text) {
         let p = &self.product;
         let n_sizes: Vec<usize> = p.n.iter().map(|l| l.size).collect();
         let k_sizes: Vec<usize> = p.k.iter().map(|l| l.size).collect();
         for (at, border) in p.borders.iter().enumerate() {
-            let n = point_of(&n_sizes, border.n, "n");
-            let k = point_of(&k_sizes, border.k, "k");
+            let n = coordinate_of(&n_sizes, border.n, "n");
+            let k = coordinate_of(&k_sizes, border.k, "k");
             let (stride, dilation, before) = (border.stride, border.dilation, border.before);
             line!(
                 text,
@@ -260,7 +263,7 @@ impl ProductTile {
         }
     }
 
-    fn write(
+    fn print_epilogue(
         &self,
         loops: &Loops,
         c: &str,
@@ -269,8 +272,8 @@ impl ProductTile {
     ) {
         let p = &self.product;
         let (kept, compute) = (element(p.stored.c), element(p.dtype));
-        Self::points(loops, sizes, text);
-        line!(text, "{kept} x = Store<{kept}>::of(total[i][j]);");
+        Self::open_accumulators(loops, sizes, text);
+        line!(text, "{kept} x = Store<{kept}>::of(acc[i][j]);");
         let added = [self.bias.map(|at| (at, "n")), self.addend.map(|at| (at, "place"))];
         for (at, place) in added.into_iter().flatten() {
             let other = parameters[at].name();
@@ -288,6 +291,7 @@ impl ProductTile {
 
 impl fmt::Display for ProductTile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "tiles of {SIDE}x{SIDE}, {DEPTH} points of k at a time, {OWN}x{OWN} of a thread")
+        write!(f, "block tiles of {TILE_MN}x{TILE_MN}x{TILE_K} in one stage, ")?;
+        write!(f, "thread tiles of {THREAD_TILE}x{THREAD_TILE}")
     }
 }

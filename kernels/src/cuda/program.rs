@@ -1,4 +1,4 @@
-//! Values of block programs as C++ expressions.
+//! Values of fused loops over rows as C++ expressions.
 
 use std::collections::BTreeSet;
 
@@ -6,10 +6,11 @@ use ir::DType;
 
 use super::index::{access, digits};
 use super::text::{Text, element, line, number};
-use super::wide::Wide;
+use super::vector::Vectorized;
 use crate::rows::{BinaryOp, Instr, Output, ReduceOp, Rows, UnaryOp};
 
-/// A block program that is printed: `row` and `col` are variables where its values are.
+/// A fused loop over rows that is printed: its values are expressions of the variables `row` and
+/// `col`.
 pub(super) struct Program<'r> {
     pub(super) rows: &'r Rows,
     /// For each value, whether it differs by column.
@@ -18,18 +19,22 @@ pub(super) struct Program<'r> {
     levels: Vec<usize>,
     /// Names of the buffers of inputs.
     pub(super) inputs: Vec<String>,
-    /// Columns that a thread takes at once, of which `e` is the number of one.
-    pub(super) wide: Option<Wide>,
+    /// What is loaded and stored by vectors, whose element is `e`.
+    pub(super) vector: Option<Vectorized>,
 }
 
 impl<'r> Program<'r> {
-    pub(super) fn new(rows: &'r Rows, inputs: Vec<String>, wide: Option<&Wide>) -> Program<'r> {
+    pub(super) fn new(
+        rows: &'r Rows,
+        inputs: Vec<String>,
+        vector: Option<&Vectorized>,
+    ) -> Program<'r> {
         let mut levels: Vec<usize> = Vec::with_capacity(rows.instrs.len());
         for instr in &rows.instrs {
             let before = instr.operands().map(|operand| levels[operand]).max().unwrap_or(0);
             levels.push(before + usize::from(matches!(instr, Instr::Reduce { .. })));
         }
-        Program { rows, vectors: rows.vectors(), levels, inputs, wide: wide.cloned() }
+        Program { rows, vectors: rows.vectors(), levels, inputs, vector: vector.cloned() }
     }
 
     /// The type that is computed in.
@@ -99,11 +104,13 @@ impl<'r> Program<'r> {
         let Rows { rows, cols, dtype, .. } = *self.rows;
         let compute = self.compute();
         match &self.rows.instrs[at] {
-            Instr::Load { input } if self.wide.as_ref().is_some_and(|wide| wide.inputs[*input]) => {
+            Instr::Load { input }
+                if self.vector.as_ref().is_some_and(|vector| vector.inputs[*input]) =>
+            {
                 format!("Load<{compute}>::of(w{input}.x[e])")
             }
             Instr::Load { input } => {
-                let place = access(&self.rows.inputs[*input].access, rows);
+                let place = access(&self.rows.inputs[*input].access, rows, "col");
                 format!("Load<{compute}>::of({}[{place}])", self.inputs[*input])
             }
             Instr::Const { value } => number(dtype, *value),
@@ -134,9 +141,9 @@ impl<'r> Program<'r> {
             return;
         };
         let kept = element(*dtype);
-        let target = match &self.wide {
-            Some(wide) if wide.outputs[at] => format!("s{at}.x[e]"),
-            _ => format!("{target}[{}]", access(place, self.rows.rows)),
+        let target = match &self.vector {
+            Some(vector) if vector.outputs[at] => format!("s{at}.x[e]"),
+            _ => format!("{target}[{}]", access(place, self.rows.rows, "col")),
         };
         if *accumulate {
             let compute = self.compute();

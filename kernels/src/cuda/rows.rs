@@ -1,9 +1,11 @@
-//! Block programs: a thread a point where nothing is summed, else a team of threads a row.
+//! Fused loops over rows: one thread per point where nothing is reduced, else one warp or block per
+//! row.
 //!
 //! Versions:
-//! 1. a warp or a block a row, values computed anew in the sweep of each reduction; sums over rows
-//!    in two passes, of chunks of rows whose cut depends on the shape alone.
-//! 2. loads and stores of up to 16 bytes where columns are aligned.
+//! 1. each reduction is one pass over the row, which recomputes the values that it depends on;
+//!    column and total sums are taken in two kernels, the first over chunks of rows whose bounds
+//!    depend on the shape alone.
+//! 2. loads and stores are vectors of up to 16 bytes where columns are aligned.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,50 +13,52 @@ use std::fmt;
 use ir::DType;
 
 use super::function::{Buffer, Function, Functions, Named, Parameter};
+use super::moves::fill;
 use super::program::{Program, combined, identity};
 use super::text::{Text, element, line, number};
 use super::tile::Tile;
-use super::wide::Wide;
+use super::vector::Vectorized;
+use crate::kernel::Fill;
 use crate::rows::{Instr, Output, ReduceOp, Rows};
 
 /// Threads of a block.
 const THREADS: u32 = 256;
-/// Longest row that a warp takes. Chosen: 32 numbers a lane.
+/// Longest row that one warp reduces. Chosen: 32 elements per lane.
 const WARP_COLS: usize = 1024;
-/// Chunks of rows of a sum over them, at most. Chosen: some for each multiprocessor.
+/// Most chunks of rows of a column or total sum. Chosen: a few per multiprocessor.
 const CHUNKS: usize = 512;
 
-/// A thread a point, or a row where values differ by row alone.
+/// One thread per point, or per row where all values are row scalars.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Points {
+pub struct Elementwise {
     /// The program.
     pub rows: Rows,
-    /// Whether points are rows.
+    /// Whether a thread takes a row.
     pub by_row: bool,
-    /// Points that a thread takes at once, side by side.
-    pub wide: Option<Wide>,
+    /// Elementwise that a thread takes at once, side by side.
+    pub vector: Option<Vectorized>,
 }
 
-/// A team of threads takes a chunk of rows, one after the other.
+/// One warp or block per chunk of rows, which it reduces one after the other.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sweeps {
+pub struct RowReduction {
     /// The program.
     pub rows: Rows,
-    /// Threads of a team: a warp or the block.
-    pub team: u32,
+    /// Threads that share a row: 32, or all of the block.
+    pub group: u32,
     /// Rows of a chunk.
     pub chunk: usize,
     /// Chunks.
     pub chunks: usize,
     /// For each output that is a sum, the workspace of its partial sums.
     pub partials: Vec<Option<usize>>,
-    /// Columns that a thread takes at once.
-    pub wide: Option<Wide>,
+    /// Vectorised accesses; none where each element is accessed alone.
+    pub vector: Option<Vectorized>,
 }
 
-/// Adds partial sums in ascending order.
+/// Adds the partial sums of all chunks in ascending order: one thread per sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sum {
+pub struct PartialSums {
     /// Sums side by side.
     pub len: usize,
     /// Partial sums of each.
@@ -82,7 +86,7 @@ fn offsets(rows: &Rows) -> Vec<Named> {
     rows.instrs.iter().enumerate().filter_map(offset).collect()
 }
 
-/// The functions of a program whose inputs and outputs are those buffers.
+/// The functions of a program on these buffers.
 pub(super) fn functions(
     what: &str,
     rows: &Rows,
@@ -90,6 +94,9 @@ pub(super) fn functions(
     outputs: &[Parameter],
     all: &mut Functions,
 ) {
+    if rows.rows * rows.cols == 0 {
+        return empty_sums(what, rows, outputs, all);
+    }
     let parameters: Vec<Parameter> = inputs.iter().chain(outputs).copied().collect();
     let is_point = |output: &Output| match output {
         Output::Store { access, .. } => access.col_stride > 0,
@@ -102,35 +109,46 @@ pub(super) fn functions(
             && !vectors[output.value()]
     });
     if !reduces && (by_row || rows.outputs.iter().all(is_point)) {
-        let points =
-            if by_row { rows.rows.min(rows.rows * rows.cols) } else { rows.rows * rows.cols };
-        let wide = if by_row { None } else { Wide::of(rows) };
-        let threads = points / wide.as_ref().map_or(1, |wide| wide.width);
+        let points = if by_row { rows.rows } else { rows.rows * rows.cols };
+        let vector = if by_row { None } else { Vectorized::of(rows) };
+        let threads = points / vector.as_ref().map_or(1, |vector| vector.width);
         all.functions.push(Function {
             what: what.to_owned(),
             parameters,
             offsets: offsets(rows),
             grid: threads.div_ceil(THREADS as usize) as u64,
             threads: THREADS,
-            tile: Tile::Points(Points { rows: rows.clone(), by_row, wide }),
+            tile: Tile::Elementwise(Elementwise { rows: rows.clone(), by_row, vector }),
         });
         return;
     }
-    sweeps(what, rows, parameters, outputs, all);
+    row_reduction(what, rows, parameters, outputs, all);
 }
 
-fn sweeps(
+/// The functions of a program without points: its sums are zero, and nothing is stored.
+fn empty_sums(what: &str, rows: &Rows, outputs: &[Parameter], all: &mut Functions) {
+    for (output, parameter) in rows.outputs.iter().zip(outputs) {
+        let len = match output {
+            Output::ColSum { accumulate: false, .. } => rows.cols,
+            Output::TotalSum { accumulate: false, .. } => 1,
+            Output::Store { .. } | Output::ColSum { .. } | Output::TotalSum { .. } => continue,
+        };
+        let zeros = Fill { len, dtype: parameter.dtype, value: 0.0 };
+        all.functions.push(fill(what, &zeros, *parameter));
+    }
+}
+
+fn row_reduction(
     what: &str,
     rows: &Rows,
     mut parameters: Vec<Parameter>,
     outputs: &[Parameter],
     all: &mut Functions,
 ) {
-    let team = if rows.cols <= WARP_COLS { 32 } else { THREADS };
+    let group = if rows.cols <= WARP_COLS { 32 } else { THREADS };
     let sums = rows.outputs.iter().any(|output| !matches!(output, Output::Store { .. }));
-    let chunk = if sums { rows.rows.div_ceil(CHUNKS).max(1) } else { 1 };
-    // Sums of no rows are zero.
-    let chunks = rows.rows.div_ceil(chunk).max(usize::from(sums));
+    let chunk = if sums { rows.rows.div_ceil(CHUNKS) } else { 1 };
+    let chunks = rows.rows.div_ceil(chunk);
     let mut partials = vec![None; rows.outputs.len()];
     let mut second = Vec::new();
     for (at, output) in rows.outputs.iter().enumerate() {
@@ -141,44 +159,50 @@ fn sweeps(
                 (1, if rows.dtype == DType::I64 { DType::I64 } else { DType::F64 }, *accumulate)
             }
         };
-        let room = all.workspaces.len();
+        let workspace = all.workspaces.len();
         all.workspaces.push((len * chunks) as u64 * partial.size());
-        partials[at] = Some(room);
-        let room = Parameter { buffer: Buffer::Workspace(room), dtype: partial };
-        parameters.push(room);
+        partials[at] = Some(workspace);
+        let workspace = Parameter { buffer: Buffer::Workspace(workspace), dtype: partial };
+        parameters.push(workspace);
         second.push(Function {
             what: format!("{what}: sums {at}"),
-            parameters: vec![room, outputs[at]],
+            parameters: vec![workspace, outputs[at]],
             offsets: Vec::new(),
             grid: len.div_ceil(THREADS as usize) as u64,
             threads: THREADS,
-            tile: Tile::Sum(Sum { len, chunks, partial, dtype: rows.dtype, accumulate }),
+            tile: Tile::PartialSums(PartialSums {
+                len,
+                chunks,
+                partial,
+                dtype: rows.dtype,
+                accumulate,
+            }),
         });
     }
     all.functions.push(Function {
         what: what.to_owned(),
         parameters,
         offsets: offsets(rows),
-        grid: chunks.div_ceil((THREADS / team) as usize) as u64,
+        grid: chunks.div_ceil((THREADS / group) as usize) as u64,
         threads: THREADS,
-        tile: Tile::Sweeps(Sweeps {
+        tile: Tile::RowReduction(RowReduction {
             rows: rows.clone(),
-            team,
+            group,
             chunk,
             chunks,
             partials,
-            wide: Wide::of(rows),
+            vector: Vectorized::of(rows),
         }),
     });
     all.functions.append(&mut second);
 }
 
-impl Points {
+impl Elementwise {
     pub(super) fn print(&self, parameters: &[Parameter], text: &mut Text) {
-        let Points { rows, by_row, wide } = self;
-        let program = Program::new(rows, names(rows, parameters), wide.as_ref());
-        if let Some(wide) = wide {
-            return self.print_wide(&program, wide.width, parameters, text);
+        let Elementwise { rows, by_row, vector } = self;
+        let program = Program::new(rows, names(rows, parameters), vector.as_ref());
+        if let Some(vector) = vector {
+            return self.print_vectorized(&program, vector.width, parameters, text);
         }
         let (index, points) =
             if *by_row { ("row", rows.rows) } else { ("point", rows.rows * rows.cols) };
@@ -194,7 +218,7 @@ impl Points {
         }
     }
 
-    fn print_wide(
+    fn print_vectorized(
         &self,
         program: &Program<'_>,
         width: usize,
@@ -209,7 +233,7 @@ impl Points {
         let values = (0..self.rows.instrs.len()).collect();
         let target = |at: usize| (at, parameters[inputs.len() + at].name());
         let targets: Vec<(usize, String)> = (0..outputs.len()).map(target).collect();
-        program.load_wide(&values, text);
+        program.load_vectors(&values, text);
         program.open_stores(&targets, text);
         program.open_columns(text);
         program.values(text, &values);
@@ -223,27 +247,27 @@ fn names(rows: &Rows, parameters: &[Parameter]) -> Vec<String> {
     parameters[..rows.inputs.len()].iter().map(Parameter::name).collect()
 }
 
-impl Sweeps {
+impl RowReduction {
     pub(super) fn print(&self, parameters: &[Parameter], text: &mut Text) {
-        let Sweeps { rows, team, chunk, chunks, .. } = self;
-        let program = Program::new(rows, names(rows, parameters), self.wide.as_ref());
-        let teams = THREADS / team;
-        if *team < THREADS {
-            line!(text, "const u32 lane = threadIdx.x % {team};");
-            line!(text, "const u64 chunk = (u64)blockIdx.x * {teams} + threadIdx.x / {team};");
+        let RowReduction { rows, group, chunk, chunks, .. } = self;
+        let program = Program::new(rows, names(rows, parameters), self.vector.as_ref());
+        let groups = THREADS / group;
+        if *group < THREADS {
+            line!(text, "const u32 lane = threadIdx.x % {group};");
+            line!(text, "const u64 chunk = (u64)blockIdx.x * {groups} + threadIdx.x / {group};");
             line!(text, "if (chunk >= {chunks}) return;");
         } else {
             line!(text, "const u32 lane = threadIdx.x;");
             line!(text, "const u64 chunk = blockIdx.x;");
-            let meeting = [(rows.dtype, "meeting"), (DType::F64, "meeting_total")];
-            for (dtype, name) in meeting {
+            let shared = [(rows.dtype, "warp_values"), (DType::F64, "warp_totals")];
+            for (dtype, name) in shared {
                 line!(text, "SHARED({}, {name}, {});", element(dtype), THREADS / 32);
             }
         }
         program.streams(text);
         self.start_sums(&program, text);
         line!(text, "for (u64 row = chunk * {chunk}; row < (chunk + 1) * {chunk}; row += 1) {{");
-        if rows.rows % chunk != 0 || rows.rows == 0 {
+        if rows.rows % chunk != 0 {
             line!(text, "if (row >= {}) break;", rows.rows);
         }
         for level in 0..=program.depth() {
@@ -255,18 +279,18 @@ impl Sweeps {
         self.finish_sums(text);
     }
 
-    fn room(&self, output: usize) -> Option<Buffer> {
+    fn workspace(&self, output: usize) -> Option<Buffer> {
         self.partials[output].map(Buffer::Workspace)
     }
 
     fn start_sums(&self, program: &Program<'_>, text: &mut Text) {
         let rows = &self.rows;
         for (at, output) in rows.outputs.iter().enumerate() {
-            let Some(room) = self.room(at) else { continue };
+            let Some(workspace) = self.workspace(at) else { continue };
             if let Output::ColSum { .. } = output {
                 // By the threads that add to them.
                 self.open_columns(program, (&BTreeSet::new(), &[]), text);
-                line!(text, "{room}[chunk * {} + col] = 0;", rows.cols);
+                line!(text, "{workspace}[chunk * {} + col] = 0;", rows.cols);
                 self.close_columns(program, &[], text);
             } else {
                 let total = if rows.dtype == DType::I64 { "i64" } else { "double" };
@@ -275,7 +299,7 @@ impl Sweeps {
         }
     }
 
-    /// Prints the reductions of a level.
+    /// Prints the reductions of a level, in one pass over the row.
     fn reduce(&self, program: &Program<'_>, level: usize, text: &mut Text) {
         let (rows, compute) = (program.rows, program.compute());
         let (vectors, others): (Vec<_>, Vec<_>) =
@@ -308,60 +332,67 @@ impl Sweeps {
         self.close_columns(program, &[], text);
         for (at, op, _) in &vectors {
             if rows.cols == 1 {
-                line!(text, "v{at} = of_lane(v{at}, 0);");
+                line!(text, "v{at} = shuffle(v{at}, 0);");
             } else {
-                self.meet(&format!("v{at}"), "meeting", (*op, rows.dtype), text);
+                self.reduce_group(&format!("v{at}"), "warp_values", (*op, rows.dtype), text);
             }
         }
     }
 
-    /// Opens the loop over the columns of a lane, and loads what some values are made of.
+    /// Opens the loop over the columns of a lane, with the vector loads that some values depend on.
     fn open_columns(
         &self,
         program: &Program<'_>,
         (values, targets): (&BTreeSet<usize>, &[(usize, String)]),
         text: &mut Text,
     ) {
-        let (cols, team) = (self.rows.cols, self.team as usize);
-        let Some(Wide { width, .. }) = self.wide else {
-            line!(text, "for (u64 col = lane; col < {cols}; col += {team}) {{");
+        let (cols, group) = (self.rows.cols, self.group as usize);
+        let Some(Vectorized { width, .. }) = self.vector else {
+            line!(text, "for (u64 col = lane; col < {cols}; col += {group}) {{");
             return;
         };
-        let step = team * width;
+        let step = group * width;
         line!(text, "for (u64 first = lane * {width}; first < {cols}; first += {step}) {{");
-        program.load_wide(values, text);
+        program.load_vectors(values, text);
         program.open_stores(targets, text);
         program.open_columns(text);
     }
 
-    /// Closes it, and stores.
+    /// Closes it, after the vector stores.
     fn close_columns(&self, program: &Program<'_>, targets: &[(usize, String)], text: &mut Text) {
         text.end();
-        if self.wide.is_some() {
+        if self.vector.is_some() {
             program.close_stores(targets, text);
             text.end();
         }
     }
 
-    /// Combines the numbers of a team, in an order that depends on its size alone.
-    fn meet(&self, value: &str, room: &str, (op, dtype): (ReduceOp, DType), text: &mut Text) {
+    /// Reduces a value over the threads that share a row: a butterfly within the warp, then over
+    /// the warps in ascending order.
+    fn reduce_group(
+        &self,
+        value: &str,
+        workspace: &str,
+        (op, dtype): (ReduceOp, DType),
+        text: &mut Text,
+    ) {
         line!(text, "for (int bits = 16; bits > 0; bits /= 2) {{");
-        let other = format!("swapped({value}, bits)");
+        let other = format!("shuffle_xor({value}, bits)");
         line!(text, "{value} = {};", combined(op, dtype, value, &other));
         text.end();
-        if self.team == 32 {
+        if self.group == 32 {
             return;
         }
-        line!(text, "if (lane % 32 == 0) {room}[lane / 32] = {value};");
-        line!(text, "meet_block();");
-        line!(text, "{value} = {room}[0];");
+        line!(text, "if (lane % 32 == 0) {workspace}[lane / 32] = {value};");
+        line!(text, "sync_block();");
+        line!(text, "{value} = {workspace}[0];");
         line!(text, "for (int warp = 1; warp < {}; warp += 1) {{", THREADS / 32);
-        line!(text, "{value} = {};", combined(op, dtype, value, &format!("{room}[warp]")));
+        line!(text, "{value} = {};", combined(op, dtype, value, &format!("{workspace}[warp]")));
         text.end();
-        line!(text, "meet_block();");
+        line!(text, "sync_block();");
     }
 
-    /// Prints the last sweep: sums and stores.
+    /// Prints the last pass over the row: sums and stores.
     fn write(&self, program: &Program<'_>, parameters: &[Parameter], text: &mut Text) {
         let rows = program.rows;
         let target = |at: usize| parameters[rows.inputs.len() + at].name();
@@ -383,8 +414,8 @@ impl Sweeps {
             targets.iter().for_each(|(at, target)| program.store(text, *at, target));
             self.close_columns(program, &targets, text);
         }
-        // Row scalars may lie where the team has read the row's.
-        line!(text, "{}", if self.team == 32 { "meet_warp();" } else { "meet_block();" });
+        // A row scalar may be stored in place of an input that other lanes still read.
+        line!(text, "{}", if self.group == 32 { "sync_warp();" } else { "sync_block();" });
         for (at, output) in rows.outputs.iter().enumerate().filter(|(_, o)| !is_vector(o)) {
             line!(text, "if (lane == 0) {{");
             match output {
@@ -398,9 +429,9 @@ impl Sweeps {
 
     fn add(&self, program: &Program<'_>, (at, output): (usize, &Output), text: &mut Text) {
         let dtype = program.rows.dtype;
-        match (output, self.room(at)) {
-            (Output::ColSum { value, .. }, Some(room)) => {
-                let sum = format!("{room}[chunk * {} + col]", program.rows.cols);
+        match (output, self.workspace(at)) {
+            (Output::ColSum { value, .. }, Some(workspace)) => {
+                let sum = format!("{workspace}[chunk * {} + col]", program.rows.cols);
                 let next = combined(ReduceOp::Sum, dtype, &sum, &format!("v{value}"));
                 line!(text, "{sum} = {next};");
             }
@@ -424,23 +455,25 @@ impl Sweeps {
     fn finish_sums(&self, text: &mut Text) {
         let dtype = if self.rows.dtype == DType::I64 { DType::I64 } else { DType::F64 };
         for (at, output) in self.rows.outputs.iter().enumerate() {
-            let (Output::TotalSum { .. }, Some(room)) = (output, self.room(at)) else { continue };
-            let meeting = if dtype == DType::I64 { "meeting" } else { "meeting_total" };
-            self.meet(&format!("total{at}"), meeting, (ReduceOp::Sum, dtype), text);
-            line!(text, "if (lane == 0) {room}[chunk] = total{at};");
+            let (Output::TotalSum { .. }, Some(workspace)) = (output, self.workspace(at)) else {
+                continue;
+            };
+            let shared = if dtype == DType::I64 { "warp_values" } else { "warp_totals" };
+            self.reduce_group(&format!("total{at}"), shared, (ReduceOp::Sum, dtype), text);
+            line!(text, "if (lane == 0) {workspace}[chunk] = total{at};");
         }
     }
 }
 
-impl Sum {
+impl PartialSums {
     pub(super) fn print(&self, parameters: &[Parameter], text: &mut Text) {
-        let Sum { len, chunks, partial, dtype, accumulate } = *self;
-        let (room, target) = (parameters[0].name(), parameters[1].name());
+        let PartialSums { len, chunks, partial, dtype, accumulate } = *self;
+        let (workspace, target) = (parameters[0].name(), parameters[1].name());
         line!(text, "const u64 at = (u64)blockIdx.x * {THREADS} + threadIdx.x;");
         line!(text, "if (at >= {len}) return;");
-        line!(text, "{} sum = {room}[at];", element(partial));
+        line!(text, "{} sum = {workspace}[at];", element(partial));
         line!(text, "for (u64 chunk = 1; chunk < {chunks}; chunk += 1) {{");
-        let next = format!("{room}[chunk * {len} + at]");
+        let next = format!("{workspace}[chunk * {len} + at]");
         line!(text, "sum = {};", combined(ReduceOp::Sum, partial, "sum", &next));
         text.end();
         let sum = format!("Store<{}>::of(sum)", element(dtype));
@@ -450,28 +483,32 @@ impl Sum {
     }
 }
 
-fn show_width(f: &mut fmt::Formatter<'_>, wide: Option<&Wide>) -> fmt::Result {
-    wide.map_or(Ok(()), |wide| write!(f, ", {} columns at once", wide.width))
+fn show_width(f: &mut fmt::Formatter<'_>, vector: Option<&Vectorized>) -> fmt::Result {
+    vector.map_or(Ok(()), |vector| write!(f, ", vectors of {} columns", vector.width))
 }
 
-impl fmt::Display for Points {
+impl fmt::Display for Elementwise {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let what = if self.by_row { "row" } else { "point" };
-        write!(f, "a thread a {what} of {}x{}", self.rows.rows, self.rows.cols)?;
-        show_width(f, self.wide.as_ref())
+        let item = if self.by_row { "row" } else { "point" };
+        write!(f, "one thread per {item} of {}x{}", self.rows.rows, self.rows.cols)?;
+        show_width(f, self.vector.as_ref())
     }
 }
 
-impl fmt::Display for Sweeps {
+impl fmt::Display for RowReduction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Sweeps { rows, team, chunk, .. } = self;
-        write!(f, "{team} threads for {chunk} rows of {}x{}", rows.rows, rows.cols)?;
-        show_width(f, self.wide.as_ref())
+        let RowReduction { rows, group, chunk, .. } = self;
+        let threads = if *group == 32 { "warp" } else { "block" };
+        match chunk {
+            1 => write!(f, "one {threads} per row of {}x{}", rows.rows, rows.cols)?,
+            _ => write!(f, "one {threads} per {chunk} rows of {}x{}", rows.rows, rows.cols)?,
+        }
+        show_width(f, self.vector.as_ref())
     }
 }
 
-impl fmt::Display for Sum {
+impl fmt::Display for PartialSums {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a thread a sum of {} partial ones", self.chunks)
+        write!(f, "one thread per sum of {} partial sums", self.chunks)
     }
 }

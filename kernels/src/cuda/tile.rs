@@ -7,7 +7,7 @@ use super::function::{Function, Named, Parameter};
 use super::lines::LineTile;
 use super::moves::Move;
 use super::product::ProductTile;
-use super::rows::{Points, Sum, Sweeps};
+use super::rows::{Elementwise, PartialSums, RowReduction};
 use super::tensor::TensorTile;
 use super::text::{Text, element, line, whole};
 use crate::offset::Offset;
@@ -15,15 +15,15 @@ use crate::offset::Offset;
 /// A tile program.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Tile {
-    /// A block program without sums.
-    Points(Points),
-    /// A block program with sums.
-    Sweeps(Sweeps),
-    /// Partial sums, added.
-    Sum(Sum),
-    /// A matrix product.
+    /// A fused loop over rows without reductions.
+    Elementwise(Elementwise),
+    /// A fused loop over rows with reductions.
+    RowReduction(RowReduction),
+    /// The second pass of column and total sums.
+    PartialSums(PartialSums),
+    /// A matrix product on CUDA cores.
     Product(ProductTile),
-    /// One by instructions of matrices.
+    /// A matrix product on tensor cores.
     Tensor(TensorTile),
     /// A part of attention or its gradient.
     Attention(AttentionTile),
@@ -34,20 +34,20 @@ pub enum Tile {
 }
 
 impl Tile {
-    /// Whether threads of a block wait for each other.
-    pub fn meets(&self) -> bool {
+    /// Whether threads of a block synchronise.
+    pub fn synchronizes(&self) -> bool {
         match self {
-            Tile::Sweeps(_) | Tile::Product(_) | Tile::Tensor(_) => true,
+            Tile::RowReduction(_) | Tile::Product(_) | Tile::Tensor(_) => true,
             Tile::Attention(tile) => tile.part != Part::Bias,
-            Tile::Points(_) | Tile::Sum(_) | Tile::Lines(_) | Tile::Move(_) => false,
+            Tile::Elementwise(_) | Tile::PartialSums(_) | Tile::Lines(_) | Tile::Move(_) => false,
         }
     }
 
     fn print(&self, parameters: &[Parameter], text: &mut Text) {
         match self {
-            Tile::Points(tile) => tile.print(parameters, text),
-            Tile::Sweeps(tile) => tile.print(parameters, text),
-            Tile::Sum(tile) => tile.print(parameters, text),
+            Tile::Elementwise(tile) => tile.print(parameters, text),
+            Tile::RowReduction(tile) => tile.print(parameters, text),
+            Tile::PartialSums(tile) => tile.print(parameters, text),
             Tile::Product(tile) => tile.print(parameters, text),
             Tile::Tensor(tile) => tile.print(parameters, text),
             Tile::Attention(tile) => tile.print(parameters, text),
@@ -60,9 +60,9 @@ impl Tile {
     fn pointer(&self, parameter: &Parameter) -> &'static str {
         match self {
             Tile::Move(tile) => tile.pointer(parameter),
-            Tile::Points(_)
-            | Tile::Sweeps(_)
-            | Tile::Sum(_)
+            Tile::Elementwise(_)
+            | Tile::RowReduction(_)
+            | Tile::PartialSums(_)
             | Tile::Product(_)
             | Tile::Tensor(_)
             | Tile::Attention(_)
@@ -123,9 +123,8 @@ impl Function {
         text.into_text()
     }
 
-    /// The text that launches the function where threads are those of a CPU: `NAME_launch` is
-    /// passed buffers in the order of [`Function::passed`], scalars, and a seed for the order of
-    /// threads.
+    /// The text that launches the function on a CPU: `NAME_launch` takes buffers in the order of
+    /// [`Function::passed`], scalars, and a seed of the order of threads.
     pub fn launcher(&self, name: &str) -> String {
         let mut text = Text::default();
         let count = self.declared().len() - self.passed_offsets().count();
@@ -138,8 +137,8 @@ impl Function {
         line!(text, "extern \"C\" void {name}_launch({signature}) {{");
         line!(text, "(void)buffers, (void)scalars;");
         let call = format!("[&] {{ {name}({}); }}", arguments.join(", "));
-        let (grid, threads, meets) = (self.grid, self.threads, self.meets());
-        line!(text, "shim::launch({grid}, {threads}, {meets}, seed, {call});");
+        let (grid, threads, synchronizes) = (self.grid, self.threads, self.synchronizes());
+        line!(text, "shim::launch({grid}, {threads}, {synchronizes}, seed, {call});");
         text.end();
         text.into_text()
     }
@@ -148,9 +147,9 @@ impl Function {
 impl fmt::Display for Tile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Tile::Points(tile) => tile.fmt(f),
-            Tile::Sweeps(tile) => tile.fmt(f),
-            Tile::Sum(tile) => tile.fmt(f),
+            Tile::Elementwise(tile) => tile.fmt(f),
+            Tile::RowReduction(tile) => tile.fmt(f),
+            Tile::PartialSums(tile) => tile.fmt(f),
             Tile::Product(tile) => tile.fmt(f),
             Tile::Tensor(tile) => tile.fmt(f),
             Tile::Attention(tile) => tile.fmt(f),

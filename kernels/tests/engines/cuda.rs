@@ -5,16 +5,15 @@
 //! summed in another order.
 
 use std::collections::BTreeMap;
-use std::ffi::c_void;
 
 use gantline_kernels::Kernel;
-use gantline_kernels::cpu::Isa;
-use gantline_kernels::cuda::{self, Buffer as Place, Functions, Tile};
-use gantline_kernels::{BinaryOp, Instr, Rows, UnaryOp};
+use gantline_kernels::cpu::{Cpu, Isa};
+use gantline_kernels::cuda::{self, Functions, Tile};
+use gantline_kernels::{Access, BinaryOp, Instr, Output, ReduceOp, RowInput, Rows, UnaryOp};
 use ir::DType;
 
 use crate::shim::{Library, compiler};
-use crate::{Buffer, Case, recorded, same_bits, with_scalars};
+use crate::{Buffer, Case, Recorded, recorded, run, same_bits};
 
 /// Cases that are taken of each test.
 const CASES: usize = 24;
@@ -32,10 +31,10 @@ fn is_exact(kernel: &Kernel, functions: &Functions) -> bool {
             })
     };
     let sums = functions.functions.iter().any(|function| match &function.tile {
-        Tile::Sweeps(tile) => tile.rows.dtype != DType::I64,
+        Tile::RowReduction(tile) => tile.rows.dtype != DType::I64,
         Tile::Attention(_) | Tile::Tensor(_) => true,
-        Tile::Points(tile) => calls_erf(&tile.rows),
-        Tile::Sum(_) | Tile::Product(_) | Tile::Lines(_) | Tile::Move(_) => false,
+        Tile::Elementwise(tile) => calls_erf(&tile.rows),
+        Tile::PartialSums(_) | Tile::Product(_) | Tile::Lines(_) | Tile::Move(_) => false,
     });
     !sums && !matches!(kernel, Kernel::Attention(_) | Kernel::AttentionBwd(_))
 }
@@ -50,49 +49,6 @@ fn tolerance(dtype: DType) -> f64 {
         DType::F8E5M2 => 0.26,
         _ => 4e-5,
     }
-}
-
-fn address(buffer: &mut Buffer) -> *mut c_void {
-    match buffer {
-        Buffer::F32(x) => x.as_mut_ptr().cast(),
-        Buffer::F64(x) => x.as_mut_ptr().cast(),
-        Buffer::I32(x) => x.as_mut_ptr().cast(),
-        Buffer::U32(x) => x.as_mut_ptr().cast(),
-        Buffer::I64(x) => x.as_mut_ptr().cast(),
-        Buffer::Bool(x) | Buffer::Byte(_, x) => x.as_mut_ptr().cast(),
-        Buffer::Wide(_, x) => x.as_mut_ptr().cast(),
-    }
-}
-
-/// Launches the functions of a case, one after the other.
-fn execute(
-    library: &Library,
-    at: usize,
-    (case, scalars): (&Case, &[i64]),
-    seed: u64,
-) -> Vec<Buffer> {
-    let functions = &library.functions()[at];
-    let (mut inputs, mut outputs) = (case.inputs.clone(), case.old.clone());
-    // What no function writes is no number.
-    let mut rooms: Vec<Vec<u64>> = functions
-        .workspaces
-        .iter()
-        .map(|bytes| vec![u64::MAX; bytes.div_ceil(8) as usize])
-        .collect();
-    for (number, function) in functions.functions.iter().enumerate() {
-        let buffers: Vec<*mut c_void> = function
-            .passed()
-            .into_iter()
-            .map(|place| match place {
-                Place::Input(at) => address(&mut inputs[at]),
-                Place::Output(at) => address(&mut outputs[at]),
-                Place::Workspace(at) => rooms[at].as_mut_ptr().cast(),
-            })
-            .collect();
-        // SAFETY: the kernel was verified by the CPU, which ran it on buffers as long as these.
-        unsafe { library.launch(at, number, &buffers, scalars, seed) };
-    }
-    outputs
 }
 
 fn compare(kernel: &Kernel, functions: &Functions, want: &[Buffer], got: &[Buffer]) {
@@ -142,7 +98,7 @@ fn text_has_the_results_of_the_cpu() {
         ("copies", crate::moves::copies_follow_their_strides),
         ("ropes", crate::moves::rotary_embedding_rotates_and_its_inverse_undoes_it),
     ];
-    let mut cases: Vec<(&str, Case)> = Vec::new();
+    let mut cases: Vec<(&str, Recorded)> = Vec::new();
     for (name, test) in tests {
         let found = recorded(test);
         assert!(found.len() > 2, "the test of {name} runs kernels");
@@ -150,21 +106,65 @@ fn text_has_the_results_of_the_cpu() {
         cases.extend(found.into_iter().step_by(step).map(|case| (name, case)));
     }
     // Of every other kernel the text has its offsets, of the others the launch passes them.
-    let launched = |(at, (_, case)): (usize, &(&str, Case))| match at % 2 {
-        0 => with_scalars(&case.kernel),
-        _ => (case.kernel.clone(), Vec::new()),
+    let launched = |(at, (_, recorded)): (usize, &(&str, Recorded))| match at % 2 {
+        0 => recorded.case.with_scalars(),
+        _ => recorded.case.clone(),
     };
-    let launched: Vec<(Kernel, Vec<i64>)> = cases.iter().enumerate().map(launched).collect();
-    assert!(launched.iter().filter(|(_, scalars)| scalars.len() > 1).count() > 9);
-    let all = launched.iter().map(|(kernel, _)| cuda::functions(kernel)).collect();
-    let library = Library::new("kernels", all).expect("there is a compiler");
+    let launched: Vec<Case> = cases.iter().enumerate().map(launched).collect();
+    assert!(launched.iter().filter(|case| case.scalars.len() > 1).count() > 9);
+    let of = |case: &Case| (case.kernel.clone(), cuda::functions(&case.kernel));
+    let all: Vec<(Kernel, Functions)> = launched.iter().map(of).collect();
+    let library = Library::new("kernels", all.clone()).expect("there is a compiler");
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    for (at, ((name, case), functions)) in cases.iter().zip(library.functions()).enumerate() {
+    for (at, ((name, recorded), (kernel, functions))) in cases.iter().zip(&all).enumerate() {
         for seed in [0, 77] {
-            let got = execute(&library, at, (case, &launched[at].1), seed);
-            compare(&case.kernel, functions, &case.found, &got);
+            compare(kernel, functions, &recorded.found, &launched[at].execute(&library, at, seed));
         }
         *counts.entry(name).or_default() += 1;
     }
     println!("{counts:?}");
+}
+
+/// Of a program without points, sums are zero where they do not accumulate, and nothing is stored.
+#[test]
+fn programs_without_points_store_nothing() {
+    if compiler().is_none() {
+        println!("skipped: no C++ compiler");
+        return;
+    }
+    let program = |(rows, cols): (usize, usize), accumulate: bool| {
+        let store = |value, access| {
+            let dtype = DType::F32;
+            Output::Store { value, access, dtype, accumulate }
+        };
+        Rows {
+            rows,
+            cols,
+            dtype: DType::F32,
+            inputs: vec![RowInput { dtype: DType::F32, access: Access::full(rows, cols) }],
+            instrs: vec![Instr::Load { input: 0 }, Instr::Reduce { op: ReduceOp::Max, x: 0 }],
+            outputs: vec![
+                store(0, Access::full(rows, cols)),
+                store(1, Access::per_row(rows)),
+                Output::ColSum { value: 0, accumulate },
+                Output::TotalSum { value: 0, accumulate },
+            ],
+        }
+    };
+    let shapes = [(0, 5), (3, 0), (0, 0)];
+    let case = |shape: (usize, usize), accumulate: bool| {
+        let kernel = Kernel::Rows(program(shape, accumulate));
+        // What lies behind an output belongs to others.
+        let old = kernel.outputs().iter().map(|of| Buffer::F32(vec![-0.5; of.len + 4])).collect();
+        Case { kernel, scalars: Vec::new(), inputs: vec![Buffer::F32(Vec::new())], old }
+    };
+    let cases: Vec<Case> =
+        shapes.iter().flat_map(|shape| [false, true].map(|adds| case(*shape, adds))).collect();
+    let of = |case: &Case| (case.kernel.clone(), cuda::functions(&case.kernel));
+    let library = Library::new("without_points", cases.iter().map(of).collect());
+    let library = library.expect("there is a compiler");
+    for (at, case) in cases.iter().enumerate() {
+        let want = run(&Cpu::new(1), &case.kernel, &case.inputs, &case.old);
+        assert_eq!(case.execute(&library, at, 0), want, "{:?}", case.kernel);
+    }
 }

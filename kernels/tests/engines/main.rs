@@ -1,4 +1,5 @@
-//! The CPU against scalar references in f64, on random shapes.
+//! Both engines on random shapes: the CPU against scalar references in f64, and the text of CUDA
+//! kernels, executed by a shim, against the CPU and the references.
 //!
 //! Each test prints its seed when it fails; `SEED=n cargo test -p gantline-kernels` replays it.
 
@@ -17,14 +18,18 @@ mod product;
 mod rows;
 #[allow(dead_code)]
 mod shim;
+mod tensor;
 mod whole;
 
 use std::cell::RefCell;
 
+use gantline_kernels::arguments::Argument;
 use gantline_kernels::cpu::{Cpu, Isa, Prepared, View, ViewMut};
 use gantline_kernels::verify::verify;
 use gantline_kernels::{Kernel, Offset};
 use ir::formats as reference;
+
+use shim::Library;
 
 /// Random numbers for tests.
 pub(crate) struct Random(u64);
@@ -148,22 +153,68 @@ impl Buffer {
     }
 }
 
-/// A launch that a test has run.
+/// A launch: a kernel, its scalars and inputs, and what its outputs hold before.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub(crate) kernel: Kernel,
+    pub(crate) scalars: Vec<i64>,
     pub(crate) inputs: Vec<Buffer>,
     pub(crate) old: Vec<Buffer>,
+}
+
+impl Case {
+    /// A launch on random numbers.
+    pub(crate) fn new(random: &mut Random, kernel: Kernel) -> Case {
+        verify(&kernel).unwrap_or_else(|why| panic!("{kernel:?}: {why}"));
+        let mut buffers = |arguments: Vec<Argument>| {
+            arguments.iter().map(|of| Buffer::new(of.dtype, &random.numbers(of.len))).collect()
+        };
+        let (inputs, old) = (buffers(kernel.inputs()), buffers(kernel.outputs()));
+        Case { kernel, scalars: Vec::new(), inputs, old }
+    }
+
+    /// The outputs of the case, which is a kernel of a library, in the shim.
+    pub(crate) fn execute(&self, library: &Library, at: usize, seed: u64) -> Vec<Buffer> {
+        self.run(|inputs, outputs| library.launch(at, &self.scalars, inputs, outputs, seed))
+    }
+
+    /// The same launch, which passes the offsets of the kernel as scalars, the last one first.
+    pub(crate) fn with_scalars(&self) -> Case {
+        let mut kernel = self.kernel.clone();
+        let offsets = kernel.offsets_mut().into_iter().rev();
+        let scalars = offsets.enumerate().map(|(slot, offset)| {
+            let (value, most) = (offset.bound(), offset.most());
+            *offset = Offset::Scalar { slot, least: value - i64::from(value > 0), most };
+            value
+        });
+        let scalars = scalars.collect();
+        Case { kernel, scalars, ..self.clone() }
+    }
+
+    /// Runs a launch on copies of the outputs.
+    fn run(&self, launch: impl FnOnce(&[View<'_>], &[ViewMut<'_>])) -> Vec<Buffer> {
+        let mut outputs = self.old.clone();
+        let inputs: Vec<View> = self.inputs.iter().map(Buffer::view).collect();
+        let views: Vec<ViewMut> = outputs.iter_mut().map(Buffer::view_mut).collect();
+        launch(&inputs, &views);
+        drop(views);
+        outputs
+    }
+}
+
+/// A launch that a test has run, with the outputs of AVX2.
+pub(crate) struct Recorded {
+    pub(crate) case: Case,
     pub(crate) found: Vec<Buffer>,
 }
 
 thread_local! {
-    /// What this thread's tests run, while somebody wants to know.
-    static RECORD: RefCell<Option<Vec<Case>>> = const { RefCell::new(None) };
+    /// The launches of this thread's test, while they are recorded.
+    static RECORD: RefCell<Option<Vec<Recorded>>> = const { RefCell::new(None) };
 }
 
-/// The launches of a test, with the results of AVX2.
-pub(crate) fn recorded(test: fn()) -> Vec<Case> {
+/// The launches of a test.
+pub(crate) fn recorded(test: fn()) -> Vec<Recorded> {
     RECORD.set(Some(Vec::new()));
     test();
     RECORD.take().unwrap_or_default()
@@ -171,41 +222,21 @@ pub(crate) fn recorded(test: fn()) -> Vec<Case> {
 
 /// Runs a launch on copies of the outputs' old contents.
 pub(crate) fn run(cpu: &Cpu, kernel: &Kernel, inputs: &[Buffer], old: &[Buffer]) -> Vec<Buffer> {
-    let found = execute(cpu, kernel, inputs, old);
+    let (inputs, old) = (inputs.to_vec(), old.to_vec());
+    let case = Case { kernel: kernel.clone(), scalars: Vec::new(), inputs, old };
+    let passing = case.with_scalars();
+    assert!(passing.scalars.is_empty() || verify(&passing.kernel).is_ok(), "{kernel:?}");
+    let on = |cpu: &Cpu| {
+        let mut prepared = Prepared::new(&passing.kernel, &passing.scalars);
+        passing.run(|inputs, outputs| cpu.launch(&mut prepared, inputs, outputs))
+    };
+    let outputs = on(cpu);
     RECORD.with_borrow_mut(|record| {
-        let is_known = |all: &Vec<Case>| all.last().is_some_and(|case| case.kernel == *kernel);
+        let is_known = |all: &Vec<Recorded>| all.last().is_some_and(|r| r.case.kernel == *kernel);
         let Some(all) = record.as_mut().filter(|all| !is_known(all)) else { return };
-        all.push(Case {
-            kernel: kernel.clone(),
-            inputs: inputs.to_vec(),
-            old: old.to_vec(),
-            found: execute(&Cpu::with_isa(1, Isa::Avx2), kernel, inputs, old),
-        });
+        let found = on(&Cpu::with_isa(1, Isa::Avx2));
+        all.push(Recorded { case: case.clone(), found });
     });
-    found
-}
-
-/// A kernel whose offsets the launch passes, and what it then passes, the last one first.
-pub(crate) fn with_scalars(kernel: &Kernel) -> (Kernel, Vec<i64>) {
-    let mut kernel = kernel.clone();
-    let offsets = kernel.offsets_mut().into_iter().rev();
-    let scalars = offsets.enumerate().map(|(slot, offset)| {
-        let (value, most) = (offset.bound(), offset.most());
-        *offset = Offset::Scalar { slot, least: value - i64::from(value > 0), most };
-        value
-    });
-    let scalars = scalars.collect();
-    (kernel, scalars)
-}
-
-fn execute(cpu: &Cpu, kernel: &Kernel, inputs: &[Buffer], old: &[Buffer]) -> Vec<Buffer> {
-    let mut outputs = old.to_vec();
-    let inputs: Vec<View> = inputs.iter().map(Buffer::view).collect();
-    let views: Vec<ViewMut> = outputs.iter_mut().map(Buffer::view_mut).collect();
-    let (kernel, scalars) = with_scalars(kernel);
-    assert!(scalars.is_empty() || verify(&kernel).is_ok(), "{kernel:?}");
-    cpu.launch(&mut Prepared::new(&kernel, &scalars), &inputs, &views);
-    drop(views);
     outputs
 }
 

@@ -5,21 +5,31 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use gantline_kernels::cuda::{Functions, host_prelude};
+use gantline_kernels::Kernel;
+use gantline_kernels::cpu::{View, ViewMut};
+use gantline_kernels::cuda::{Buffer, Functions, host_prelude};
 
-/// The launches of some kernels.
+/// Kernels, compiled.
 pub(crate) struct Library {
-    functions: Vec<Functions>,
-    /// By kernel and function.
-    launches: Vec<Vec<Launch>>,
+    kernels: Vec<Compiled>,
     report: Option<Report>,
 }
 
-/// What checks have found since the last time: a text of C.
+/// A kernel, its device functions, and for each what launches it.
+struct Compiled {
+    kernel: Kernel,
+    functions: Functions,
+    launchers: Vec<Launcher>,
+}
+
+/// The first finding of the checks since the last call on this thread, as text of C.
 type Report = unsafe extern "C" fn() -> *const c_char;
 
-/// Buffers, scalars, and what decides the order of threads.
-type Launch = unsafe extern "C" fn(*const *mut c_void, *const i64, u64);
+/// Buffers, scalars, and the seed of the order of threads.
+type Launcher = unsafe extern "C" fn(*const *mut c_void, *const i64, u64);
+
+/// Changes the text of a device function, given the number of its kernel.
+type Change<'a> = &'a dyn Fn(usize, String) -> String;
 
 unsafe extern "C" {
     fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void;
@@ -30,38 +40,38 @@ unsafe extern "C" {
 const RTLD_NOW: c_int = 2;
 
 impl Library {
-    /// Compiles and opens what some kernels launch; none where there is no compiler.
-    pub(crate) fn new(name: &str, functions: Vec<Functions>) -> Option<Library> {
-        Library::changed(name, functions, &|_, text| text)
+    /// Compiles and opens some kernels; none where there is no compiler.
+    pub(crate) fn new(name: &str, kernels: Vec<(Kernel, Functions)>) -> Option<Library> {
+        Library::changed(name, kernels, &|_, text| text)
     }
 
-    /// The same of text that was changed: that of each function of a kernel, by its number.
+    /// The same, with changed text.
     pub(crate) fn changed(
         name: &str,
-        functions: Vec<Functions>,
-        change: &dyn Fn(usize, String) -> String,
+        kernels: Vec<(Kernel, Functions)>,
+        change: Change<'_>,
     ) -> Option<Library> {
-        Library::compile(name, functions, change, &[])
+        Library::compile(name, kernels, change, &[])
     }
 
     /// The same with checks of each access to shared memory; none where the compiler has no hooks.
     pub(crate) fn checked(
         name: &str,
-        functions: Vec<Functions>,
-        change: &dyn Fn(usize, String) -> String,
+        kernels: Vec<(Kernel, Functions)>,
+        change: Change<'_>,
     ) -> Option<Library> {
-        Library::compile(name, functions, change, &["-fsanitize=thread", "-DSHIM_CHECKED"])
+        Library::compile(name, kernels, change, &["-fsanitize=thread", "-DSHIM_CHECKED"])
     }
 
     fn compile(
         name: &str,
-        functions: Vec<Functions>,
-        change: &dyn Fn(usize, String) -> String,
+        kernels: Vec<(Kernel, Functions)>,
+        change: Change<'_>,
         options: &[&str],
     ) -> Option<Library> {
         let mut text = host_prelude();
-        for (at, of) in functions.iter().enumerate() {
-            for (number, function) in of.functions.iter().enumerate() {
+        for (at, (_, functions)) in kernels.iter().enumerate() {
+            for (number, function) in functions.functions.iter().enumerate() {
                 let name = symbol(at, number);
                 text += &change(at, function.text(&name));
                 text += &function.launcher(&name);
@@ -73,52 +83,70 @@ impl Library {
             let found = dlsym(library, c"shim_report".as_ptr());
             (!found.is_null()).then(|| std::mem::transmute::<*mut c_void, Report>(found))
         };
-        let launch = |at: usize, number: usize| {
+        let launcher = |at: usize, number: usize| {
             let name = CString::new(format!("{}_launch", symbol(at, number))).expect("no zeros");
             // SAFETY: the library is open, and stays so.
             let found = unsafe { dlsym(library, name.as_ptr()) };
             assert!(!found.is_null(), "{name:?} is in the library");
             // SAFETY: the text declares each launcher with this signature.
-            unsafe { std::mem::transmute::<*mut c_void, Launch>(found) }
+            unsafe { std::mem::transmute::<*mut c_void, Launcher>(found) }
         };
-        let of_kernel = |(at, of): (usize, &Functions)| {
-            (0..of.functions.len()).map(|number| launch(at, number)).collect()
+        let of_kernel = |(at, (kernel, functions)): (usize, (Kernel, Functions))| {
+            let numbers = 0..functions.functions.len();
+            let launchers = numbers.map(|number| launcher(at, number)).collect();
+            Compiled { kernel, functions, launchers }
         };
-        let launches = functions.iter().enumerate().map(of_kernel).collect();
-        Some(Library { functions, launches, report })
+        let kernels = kernels.into_iter().enumerate().map(of_kernel).collect();
+        Some(Library { kernels, report })
     }
 
-    /// What checks have found on this thread since the last time, the first thing alone.
+    /// The first finding of the checks on this thread since the last call.
     pub(crate) fn report(&self) -> Option<String> {
         // SAFETY: the library is open, and its text ends with a zero and stays until the next call.
         let text = unsafe { CStr::from_ptr((self.report?)()) };
         Some(text.to_string_lossy().into_owned()).filter(|text| !text.is_empty())
     }
 
-    /// What was compiled, by kernel.
-    pub(crate) fn functions(&self) -> &[Functions] {
-        &self.functions
+    /// The number of a kernel.
+    pub(crate) fn position(&self, kernel: &Kernel) -> Option<usize> {
+        self.kernels.iter().position(|compiled| compiled.kernel == *kernel)
     }
 
-    /// Launches a function of a kernel on buffers in the order of
-    /// [`gantline_kernels::cuda::Function::passed`], with the scalars of the kernel's launch.
-    ///
-    /// # Safety
-    ///
-    /// The buffers are those that the kernel wants, and as long as it says.
-    pub(crate) unsafe fn launch(
+    /// Launches the functions of a kernel, one after the other, with the scalars of its launch and
+    /// workspaces of NaNs.
+    pub(crate) fn launch(
         &self,
         at: usize,
-        number: usize,
-        buffers: &[*mut c_void],
         scalars: &[i64],
+        inputs: &[View<'_>],
+        outputs: &[ViewMut<'_>],
         seed: u64,
     ) {
-        let function = &self.functions[at].functions[number];
-        let scalars = function.scalars(scalars);
-        assert_eq!(buffers.len(), function.passed().len(), "each buffer is passed once");
-        // SAFETY: by the contract of the function.
-        unsafe { (self.launches[at][number])(buffers.as_ptr(), scalars.as_ptr(), seed) };
+        let Compiled { kernel, functions, launchers } = &self.kernels[at];
+        let (wanted_inputs, wanted_outputs) = (kernel.inputs(), kernel.outputs());
+        assert_eq!((inputs.len(), outputs.len()), (wanted_inputs.len(), wanted_outputs.len()));
+        for (view, wanted) in inputs.iter().zip(&wanted_inputs) {
+            assert!(view.len() >= wanted.bytes(), "an input of {kernel:?} is too short");
+        }
+        for (view, wanted) in outputs.iter().zip(&wanted_outputs) {
+            assert!(view.len() >= wanted.bytes(), "an output of {kernel:?} is too short");
+        }
+        let words = |bytes: &u64| vec![u64::MAX; bytes.div_ceil(8) as usize];
+        let mut workspaces: Vec<Vec<u64>> = functions.workspaces.iter().map(words).collect();
+        for (function, launcher) in functions.functions.iter().zip(launchers) {
+            let address = |buffer: Buffer| -> *mut c_void {
+                match buffer {
+                    Buffer::Input(at) => inputs[at].as_ptr().cast_mut().cast(),
+                    Buffer::Output(at) => outputs[at].as_ptr().cast(),
+                    Buffer::Workspace(at) => workspaces[at].as_mut_ptr().cast(),
+                }
+            };
+            let buffers: Vec<*mut c_void> = function.passed().into_iter().map(address).collect();
+            let scalars = function.scalars(scalars);
+            // SAFETY: all buffers are as long as the kernel says, and its functions access nothing
+            // else, and write outputs and workspaces alone.
+            unsafe { launcher(buffers.as_ptr(), scalars.as_ptr(), seed) };
+        }
     }
 }
 

@@ -1,8 +1,8 @@
-// Parts as a CPU has them: a block's threads are fibers, switched where they meet.
+// The prelude for CPUs: threads of a block are fibers, switched at barriers.
 //
-// Blocks run one after the other on the thread that launches. Where threads never meet they are a
-// loop. The order in which threads run follows from the seed. Shared memory holds a pattern of no
-// numbers before each block. What waits forever is a deadlock, and ends the program with the place.
+// Blocks run one after the other on the thread that launches. Where threads never synchronise they
+// are a loop. The order of threads follows from the seed. Shared memory is filled with NaNs before
+// each block. A deadlock ends the program, and names the barriers that threads wait at.
 
 #include <cmath>
 #include <cstdint>
@@ -18,7 +18,7 @@
 #define TABLE static const
 #define UNROLL
 #define __restrict__ __restrict
-// Room of the block; the first thread to come finds it filled with no numbers.
+// Shared memory of the block; its first thread fills it with NaNs.
 #ifndef SHIM_CHECKED
 #define SHARED(T, NAME, COUNT)                    \
   alignas(128) static thread_local T NAME[COUNT]; \
@@ -28,15 +28,15 @@
     NAME##_of = shim::serial;                     \
   }
 #else
-// With room before and after it that nobody may touch.
+// With guards before and after it that no thread may access.
 #define SHARED(T, NAME, COUNT)                                      \
-  alignas(128) static thread_local T NAME##_room[(COUNT) + 256];    \
-  T* NAME = NAME##_room + 128;                                      \
+  alignas(128) static thread_local T NAME##_guarded[(COUNT) + 256];    \
+  T* NAME = NAME##_guarded + 128;                                      \
   static thread_local u_int64_t NAME##_of = 0;                      \
   if (NAME##_of != shim::serial) {                                  \
-    memset((void*)NAME##_room, 0xff, sizeof NAME##_room);           \
+    memset((void*)NAME##_guarded, 0xff, sizeof NAME##_guarded);           \
     NAME##_of = shim::serial;                                       \
-    shim::know(#NAME, NAME##_room, 128 * sizeof(T), sizeof(T) * (COUNT)); \
+    shim::track(#NAME, NAME##_guarded, 128 * sizeof(T), sizeof(T) * (COUNT)); \
   }
 #endif
 
@@ -48,7 +48,7 @@ struct Index { unsigned int x, y, z; };
 
 namespace shim {
 
-// A copy that is done when it is waited for, and not before.
+// An asynchronous copy, which is done when it is waited for, and not before.
 struct Copy {
   void* to;
   const void* from;
@@ -64,12 +64,12 @@ struct Fiber {
   bool is_done;
   std::vector<Copy> copies;
   u_int64_t group;
-  // Meetings that it has come from: of the block, and of the warp.
+  // Barriers that it has passed: of the block, and of the warp.
   unsigned int blocks, warps;
 };
 
-// Who waits at one place, and for how many.
-struct Meeting {
+// The threads that wait at a barrier.
+struct Barrier {
   std::vector<Fiber*> waiting;
 };
 
@@ -81,9 +81,9 @@ struct Block {
   void* caller = nullptr;
   size_t alive = 0;
   std::function<void()> body;
-  Meeting all;
-  std::vector<Meeting> warps;
-  // What each thread shows to the others of its warp.
+  Barrier all;
+  std::vector<Barrier> warps;
+  // For each thread what a collective of its warp reads.
   std::vector<const void*> shown;
 };
 
@@ -96,15 +96,15 @@ inline thread_local Index thread_index, block_index, block_size;
 const size_t STACK = 64 << 10;
 
 #ifdef SHIM_CHECKED
-void know(const char* name, const void* start, size_t before, size_t bytes);
-void forget();
+void track(const char* name, const void* start, size_t before, size_t bytes);
+void untrack();
 #else
-inline void forget() {}
+inline void untrack() {}
 #endif
-// What a thread does to shared memory beside its loads and stores.
-void touch(unsigned int thread, const void* place, size_t bytes, bool writes);
+// Records an access of a thread to shared memory that is not a load or store of its own.
+void access_shared(unsigned int thread, const void* place, size_t bytes, bool writes);
 #ifndef SHIM_CHECKED
-inline void touch(unsigned int, const void*, size_t, bool) {}
+inline void access_shared(unsigned int, const void*, size_t, bool) {}
 #endif
 
 extern "C" void shim_switch(void** from, void* to);
@@ -117,7 +117,7 @@ asm(".text\n.weak shim_switch\nshim_switch:\n"
 #error "fibers are written for x86-64"
 #endif
 
-// Goes on with whoever is ready, or back to who launched.
+// Switches to the next fiber that is ready, or back to the launch.
 inline void next() {
   Block& b = block;
   Fiber* from = b.current;
@@ -142,18 +142,18 @@ inline void begin() {
   abort();
 }
 
-inline void meet(Meeting& meeting, size_t count, const char* place) {
+inline void barrier_wait(Barrier& barrier, size_t count, const char* place) {
   Block& b = block;
   Fiber* me = b.current;
-  if (meeting.waiting.size() + 1 < count) {
-    meeting.waiting.push_back(me);
+  if (barrier.waiting.size() + 1 < count) {
+    barrier.waiting.push_back(me);
     me->waits = place;
     next();
     me->waits = nullptr;
     return;
   }
-  for (Fiber* other : meeting.waiting) b.ready.push_back(other);
-  meeting.waiting.clear();
+  for (Fiber* other : barrier.waiting) b.ready.push_back(other);
+  barrier.waiting.clear();
 }
 
 inline unsigned int lane() { return (unsigned int)(block.current - block.fibers.data()); }
@@ -166,7 +166,7 @@ inline void run_block(unsigned int threads, u_int64_t seed) {
     stacks.push_back((char*)room);
   }
   b.fibers.assign(threads, Fiber{});
-  b.warps.assign((threads + 31) / 32, Meeting{});
+  b.warps.assign((threads + 31) / 32, Barrier{});
   b.shown.assign(threads, nullptr);
   b.all.waiting.clear();
   b.ready.clear();
@@ -198,15 +198,15 @@ inline void run_block(unsigned int threads, u_int64_t seed) {
   }
 }
 
-// Runs a function on a grid; `meets` says whether its threads wait for each other.
-template <class F> void launch(u_int64_t blocks, unsigned int threads, bool meets, u_int64_t seed, F f) {
-  forget();
+// Runs a function on a grid.
+template <class F> void launch(u_int64_t blocks, unsigned int threads, bool synchronizes, u_int64_t seed, F f) {
+  untrack();
   block_size = Index{threads, 1, 1};
-  if (meets) block.body = f;
+  if (synchronizes) block.body = f;
   for (u_int64_t at = 0; at < blocks; at++) {
     block_index = Index{(unsigned int)at, 0, 0};
     serial += 1;
-    if (meets) {
+    if (synchronizes) {
       run_block(threads, seed ? seed + at : 0);
       continue;
     }
@@ -223,33 +223,33 @@ template <class F> void launch(u_int64_t blocks, unsigned int threads, bool meet
 #define blockIdx shim::block_index
 #define blockDim shim::block_size
 
-inline void meet_block() {
-  shim::meet(shim::block.all, shim::block.fibers.size(), "meet_block");
+inline void sync_block() {
+  shim::barrier_wait(shim::block.all, shim::block.fibers.size(), "sync_block");
   shim::block.current->blocks += 1;
 }
 namespace shim {
-inline void meet_lanes(const char* place) {
+inline void sync_lanes(const char* place) {
   size_t warp = lane() / 32, all = block.fibers.size();
   size_t members = all - 32 * warp < 32 ? all - 32 * warp : 32;
-  meet(block.warps[warp], members, place);
+  barrier_wait(block.warps[warp], members, place);
 }
 }  // namespace shim
-inline void meet_warp() {
-  shim::meet_lanes("meet_warp");
+inline void sync_warp() {
+  shim::sync_lanes("sync_warp");
   shim::block.current->warps += 1;
 }
-// Lanes that show each other numbers do not see what the others wrote to memory.
-template <class T> T of_lane(T x, int lane) {
+// A shuffle does not order accesses to memory.
+template <class T> T shuffle(T x, int lane) {
   unsigned int me = shim::lane();
   shim::block.shown[me] = &x;
-  shim::meet_lanes("of_lane");
+  shim::sync_lanes("shuffle");
   T found = *(const T*)shim::block.shown[me / 32 * 32 + (unsigned int)lane];
-  shim::meet_lanes("of_lane");
+  shim::sync_lanes("shuffle");
   return found;
 }
-template <class T> T swapped(T x, int bits) { return of_lane(x, (int)(shim::lane() % 32) ^ bits); }
+template <class T> T shuffle_xor(T x, int bits) { return shuffle(x, (int)(shim::lane() % 32) ^ bits); }
 
-template <class T, int N> struct Wide;
+template <class T, int N> struct Vector;
 namespace shim {
 template <class W> void need_aligned(const void* place) {
   if ((uintptr_t)place % sizeof(W) == 0) return;
@@ -258,32 +258,32 @@ template <class W> void need_aligned(const void* place) {
   abort();
 }
 }  // namespace shim
-template <class T, int N> Wide<T, N> load_wide(const T* from) {
-  Wide<T, N> x;
-  shim::need_aligned<Wide<T, N>>(from);
+template <class T, int N> Vector<T, N> load_vector(const T* from) {
+  Vector<T, N> x;
+  shim::need_aligned<Vector<T, N>>(from);
   memcpy((void*)&x, from, sizeof x);
   return x;
 }
-template <class T, int N> void store_wide(T* to, const Wide<T, N>& x) {
-  shim::need_aligned<Wide<T, N>>(to);
+template <class T, int N> void store_vector(T* to, const Vector<T, N>& x) {
+  shim::need_aligned<Vector<T, N>>(to);
   memcpy((void*)to, &x, sizeof x);
 }
 
-// ---- copies that run beside the program
+// ---- asynchronous copies to shared memory
 
-template <int BYTES> void copy_early(void* to, const void* from, bool is_there) {
+template <int BYTES> void cp_async(void* to, const void* from, bool is_there) {
   shim::Fiber& me = *shim::block.current;
   if ((uintptr_t)to % BYTES || (uintptr_t)from % BYTES) {
     fprintf(stderr, "thread %u copies %d bytes to or from where they are not aligned\n",
             me.index.x, BYTES);
     abort();
   }
-  // It may be written from now on until it is waited for.
-  shim::touch(me.index.x, to, BYTES, true);
+  // The bytes may be written at any time until the copy is waited for.
+  shim::access_shared(me.index.x, to, BYTES, true);
   me.copies.push_back(shim::Copy{to, is_there ? from : nullptr, BYTES, me.group});
 }
-inline void copies_commit() { shim::block.current->group += 1; }
-template <int LAST> void copies_wait() {
+inline void cp_async_commit() { shim::block.current->group += 1; }
+template <int LAST> void cp_async_wait() {
   shim::Fiber& me = *shim::block.current;
   std::vector<shim::Copy> later;
   for (const shim::Copy& copy : me.copies) {
@@ -291,7 +291,7 @@ template <int LAST> void copies_wait() {
       later.push_back(copy);
       continue;
     }
-    shim::touch(me.index.x, copy.to, copy.bytes, true);
+    shim::access_shared(me.index.x, copy.to, copy.bytes, true);
     if (copy.from) {
       memcpy(copy.to, copy.from, copy.bytes);
     } else {
@@ -301,23 +301,23 @@ template <int LAST> void copies_wait() {
   me.copies.swap(later);
 }
 
-// ---- products of matrices
+// ---- tensor cores
 
 namespace shim {
 
-// What lanes show each other, of one kind; the last to come works for all.
-template <class P, class F> void warp_do(P mine, F f) {
+// Runs an instruction of the warp: the last lane to arrive works for all.
+template <class P, class F> void warp_collective(P mine, F f) {
   unsigned int me = lane();
   block.shown[me] = &mine;
   size_t warp = me / 32;
-  // Who ends the meeting goes on first, before any other has seen it.
+  // The last lane to arrive goes on first, before any other has left the barrier.
   bool is_last = block.warps[warp].waiting.size() + 1 == 32;
   if (is_last) {
     P* all[32];
     for (size_t i = 0; i < 32; i++) all[i] = (P*)block.shown[warp * 32 + i];
     f(all);
   }
-  meet(block.warps[warp], 32, "an instruction of the warp");
+  barrier_wait(block.warps[warp], 32, "an instruction of the warp");
 }
 
 struct Matrices { unsigned int* x; const unsigned char* row; };
@@ -327,8 +327,8 @@ inline void load(unsigned int* x, const void* row, bool turns) {
     fprintf(stderr, "thread %u names a row that is not aligned\n", block.current->index.x);
     abort();
   }
-  touch(block.current->index.x, row, 16, false);
-  warp_do(Matrices{x, (const unsigned char*)row}, [turns](Matrices** all) {
+  access_shared(block.current->index.x, row, 16, false);
+  warp_collective(Matrices{x, (const unsigned char*)row}, [turns](Matrices** all) {
     for (int matrix = 0; matrix < 4; matrix++) {
       for (int lane = 0; lane < 32; lane++) {
         u_int16_t two[2];
@@ -344,15 +344,15 @@ inline void load(unsigned int* x, const void* row, bool turns) {
 
 }  // namespace shim
 
-inline void load_matrices(unsigned int (&x)[4], const void* row) { shim::load(x, row, false); }
-inline void load_turned(unsigned int (&x)[4], const void* row) { shim::load(x, row, true); }
+inline void ldmatrix(unsigned int (&x)[4], const void* row) { shim::load(x, row, false); }
+inline void ldmatrix_trans(unsigned int (&x)[4], const void* row) { shim::load(x, row, true); }
 
 struct bf16;
 struct f16;
 inline float widened(bf16 x);
 inline float widened(f16 x);
 
-// The elements of registers of two each.
+// An element of a register of two.
 template <class T> float half_of(unsigned int two, int h) {
   unsigned short bits = (unsigned short)(two >> 16 * h);
   T x;
@@ -360,10 +360,10 @@ template <class T> float half_of(unsigned int two, int h) {
   return widened(x);
 }
 template <class T, int M, int N>
-void warp_multiply(float (&c)[M][N][4], const unsigned int (&a)[M][4],
+void warp_mma(float (&c)[M][N][4], const unsigned int (&a)[M][4],
                    const unsigned int (&b)[N / 2][4]) {
   struct Mine { float (*c)[N][4]; const unsigned int (*a)[4]; const unsigned int (*b)[4]; };
-  shim::warp_do(Mine{c, a, b}, [](Mine** all) {
+  shim::warp_collective(Mine{c, a, b}, [](Mine** all) {
     static thread_local float x[M * 16][16], y[16][N * 8], z[M * 16][N * 8];
     for (int lane = 0; lane < 32; lane++) {
       const Mine& of = *all[lane];
@@ -406,7 +406,8 @@ void warp_multiply(float (&c)[M][N][4], const unsigned int (&a)[M][4],
   });
 }
 
-// ---- checks of shared memory, by the compiler's hooks of loads and stores
+// ---- checked mode: the compiler's hooks of loads and stores look for races, uninitialised reads and
+// accesses out of bounds in shared memory
 
 #ifdef SHIM_CHECKED
 #define UNCHECKED __attribute__((no_sanitize("thread")))
@@ -415,99 +416,99 @@ namespace shim {
 
 struct Access { unsigned int thread, blocks, warps; };
 
-// What was done to a byte in the block of that number: who wrote it last, and who read it of late.
-struct Cell {
+// The accesses to a byte in the block of that number: the last write, and the last two reads.
+struct Shadow {
   u_int64_t of;
   Access write, reads[2];
 };
 
-// Shared memory of one name: its bytes, between others that nobody may touch.
-struct Room {
+// An array in shared memory, between guards of `before` bytes.
+struct SharedArray {
   const char* name;
   const unsigned char* start;
   size_t before, bytes;
-  Cell* cells;
+  Shadow* shadow;
 };
 
-const size_t ROOMS = 64;
-inline thread_local Room rooms[ROOMS];
-inline thread_local size_t room_count = 0;
+const size_t ARRAYS = 64;
+inline thread_local SharedArray arrays[ARRAYS];
+inline thread_local size_t array_count = 0;
 inline thread_local char report[256];
 
-inline UNCHECKED void know(const char* name, const void* start, size_t before, size_t bytes) {
-  for (size_t at = 0; at < room_count; at++) {
-    if (rooms[at].start == start) return;
+inline UNCHECKED void track(const char* name, const void* start, size_t before, size_t bytes) {
+  for (size_t at = 0; at < array_count; at++) {
+    if (arrays[at].start == start) return;
   }
-  if (room_count == ROOMS) abort();
-  Cell* cells = (Cell*)calloc(bytes, sizeof(Cell));
-  rooms[room_count++] = Room{name, (const unsigned char*)start, before, bytes, cells};
+  if (array_count == ARRAYS) abort();
+  Shadow* shadow = (Shadow*)calloc(bytes, sizeof(Shadow));
+  arrays[array_count++] = SharedArray{name, (const unsigned char*)start, before, bytes, shadow};
 }
 
-inline UNCHECKED void forget() {
-  while (room_count) free(rooms[--room_count].cells);
+inline UNCHECKED void untrack() {
+  while (array_count) free(arrays[--array_count].shadow);
 }
 
-inline UNCHECKED bool is_before(const Access& access, const Access& now) {
+inline UNCHECKED bool happens_before(const Access& access, const Access& now) {
   if (access.thread == ~0u || access.thread == now.thread || access.blocks < now.blocks) return true;
   return access.thread / 32 == now.thread / 32 && access.warps < now.warps;
 }
 
-inline UNCHECKED void tell(const Room& room, size_t at, unsigned int thread, const char* what,
+inline UNCHECKED void report_first(const SharedArray& array, size_t at, unsigned int thread, const char* what,
                            unsigned int other) {
   if (report[0]) return;
   int end = snprintf(report, sizeof report, "thread %u of block %u %s byte %zu of %s", thread,
-                     block_index.x, what, at, room.name);
+                     block_index.x, what, at, array.name);
   if (other != ~0u) snprintf(report + end, sizeof report - end, " by thread %u", other);
 }
 
-inline UNCHECKED void touch_byte(const Room& room, size_t at, const Access& now, bool writes) {
-  Cell& cell = room.cells[at];
-  if (cell.of != serial) {
+inline UNCHECKED void access_byte(const SharedArray& array, size_t at, const Access& now, bool writes) {
+  Shadow& shadow = array.shadow[at];
+  if (shadow.of != serial) {
     Access nobody = {~0u, 0, 0};
-    cell.of = serial;
-    cell.write = cell.reads[0] = cell.reads[1] = nobody;
+    shadow.of = serial;
+    shadow.write = shadow.reads[0] = shadow.reads[1] = nobody;
   }
-  if (!is_before(cell.write, now)) tell(room, at, now.thread, "races with a write of", cell.write.thread);
+  if (!happens_before(shadow.write, now)) report_first(array, at, now.thread, "races with a write of", shadow.write.thread);
   if (!writes) {
-    if (cell.write.thread == ~0u) tell(room, at, now.thread, "reads what nobody wrote,", ~0u);
-    if (cell.reads[0].thread != now.thread) cell.reads[1] = cell.reads[0];
-    cell.reads[0] = now;
+    if (shadow.write.thread == ~0u) report_first(array, at, now.thread, "reads what nobody wrote,", ~0u);
+    if (shadow.reads[0].thread != now.thread) shadow.reads[1] = shadow.reads[0];
+    shadow.reads[0] = now;
     return;
   }
   for (int i = 0; i < 2; i++) {
-    if (!is_before(cell.reads[i], now)) {
-      tell(room, at, now.thread, "races with a read of", cell.reads[i].thread);
+    if (!happens_before(shadow.reads[i], now)) {
+      report_first(array, at, now.thread, "races with a read of", shadow.reads[i].thread);
     }
   }
-  cell.write = now;
+  shadow.write = now;
 }
 
-inline UNCHECKED void touch(unsigned int thread, const void* place, size_t bytes, bool writes) {
+inline UNCHECKED void access_shared(unsigned int thread, const void* place, size_t bytes, bool writes) {
   const unsigned char* p = (const unsigned char*)place;
-  for (size_t at = 0; at < room_count; at++) {
-    const Room& room = rooms[at];
-    if (p < room.start || p >= room.start + 2 * room.before + room.bytes) continue;
+  for (size_t at = 0; at < array_count; at++) {
+    const SharedArray& array = arrays[at];
+    if (p < array.start || p >= array.start + 2 * array.before + array.bytes) continue;
     const Fiber* me = block.current;
     Access now = {thread, me->blocks, me->warps};
     for (size_t i = 0; i < bytes; i++) {
-      size_t offset = (size_t)(p + i - room.start) - room.before;
-      if (offset >= room.bytes) {
-        tell(room, offset, thread, "is beyond, at", ~0u);
+      size_t offset = (size_t)(p + i - array.start) - array.before;
+      if (offset >= array.bytes) {
+        report_first(array, offset, thread, "is beyond, at", ~0u);
         return;
       }
-      touch_byte(room, offset, now, writes);
+      access_byte(array, offset, now, writes);
     }
     return;
   }
 }
 
 inline UNCHECKED void hook(const void* place, size_t bytes, bool writes) {
-  if (room_count) touch(thread_index.x, place, bytes, writes);
+  if (array_count) access_shared(thread_index.x, place, bytes, writes);
 }
 
 }  // namespace shim
 
-// What was found first since the last time, or nothing.
+// The first finding since the last call, or nothing.
 extern "C" UNCHECKED const char* shim_report() {
   static thread_local char told[sizeof shim::report];
   memcpy(told, shim::report, sizeof told);

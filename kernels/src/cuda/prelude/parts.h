@@ -1,4 +1,4 @@
-// Parts that both preludes share: element types, conversions, elementary functions, draws.
+// What both preludes share: element types, conversions, elementary functions, draws.
 //
 // The functions of f32 are the polynomials of the CPU (kernels/src/cpu/math.rs), operation by
 // operation, so that maps have the same bits. Neither compiler may contract `a * b + c`.
@@ -37,10 +37,10 @@ PART float widened(f8e4m3 x) {
 }
 PART float widened(f8e5m2 x) { f16 wide; wide.bits = (u16)(x.bits << 8); return widened(wide); }
 
-template <class T, int N> struct Wide { T x[N]; };
+template <class T, int N> struct Vector { T x[N]; };
 
 // Copies an element, or zero.
-template <class T> PART void copy_one(T* to, const T* from, bool is_there) {
+template <class T> PART void copy_element(T* to, const T* from, bool is_there) {
   T zero = {};
   *to = is_there ? *from : zero;
 }

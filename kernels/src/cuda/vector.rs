@@ -1,4 +1,4 @@
-//! Block programs whose threads take some columns at once, by wide loads and stores.
+//! Vectorised loads and stores of fused loops over rows: a thread takes several columns.
 
 use std::collections::BTreeSet;
 
@@ -9,23 +9,23 @@ use crate::rows::{Access, Instr, Output, Rows};
 
 /// Bytes of the widest load.
 const BYTES: usize = 16;
-/// Most buffers that are read and written so. Chosen: they take 64 registers.
+/// Most buffers that are accessed by vectors. Chosen: they take 64 registers.
 const STREAMS: usize = 16;
 
-/// Columns that a thread takes at once, and what it loads and stores so.
+/// Columns of a vector, and the buffers that are accessed by vectors.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wide {
-    /// How many columns.
+pub struct Vectorized {
+    /// Columns of a vector.
     pub width: usize,
-    /// For each input, whether as many elements are loaded at once.
+    /// For each input, whether it is loaded by vectors.
     pub inputs: Vec<bool>,
-    /// For each output, whether as many are stored.
+    /// For each output, whether it is stored by vectors.
     pub outputs: Vec<bool>,
 }
 
-impl Wide {
-    /// The widest way to read and write a program's buffers, which are aligned.
-    pub(super) fn of(rows: &Rows) -> Option<Wide> {
+impl Vectorized {
+    /// The longest vectors that a program's buffers, which are aligned, can be accessed by.
+    pub(super) fn of(rows: &Rows) -> Option<Vectorized> {
         let is_loaded = |at: usize| {
             let loads = |instr: &Instr| matches!(instr, Instr::Load { input } if *input == at);
             rows.instrs.iter().any(loads)
@@ -57,16 +57,16 @@ impl Wide {
         let fits = |width: usize, of: &(&Access, usize)| is_aligned(of.0, width);
         let any = widths.clone().find(|w| streams.iter().any(|of| fits(*w, of)));
         let width = widths.find(|w| streams.iter().all(|of| fits(*w, of))).or(any)?;
-        let is_wide = |of: &Option<(&Access, usize)>| of.is_some_and(|of| fits(width, &of));
-        Some(Wide {
+        let is_vector = |of: &Option<(&Access, usize)>| of.is_some_and(|of| fits(width, &of));
+        Some(Vectorized {
             width,
-            inputs: inputs.iter().map(is_wide).collect(),
-            outputs: outputs.iter().map(is_wide).collect(),
+            inputs: inputs.iter().map(is_vector).collect(),
+            outputs: outputs.iter().map(is_vector).collect(),
         })
     }
 }
 
-/// Whether all runs of so many columns, counted from the first, are aligned.
+/// Whether all vectors of so many columns, counted from the first, are aligned.
 fn is_aligned(access: &Access, width: usize) -> bool {
     let mut digits = access.row.iter().filter(|digit| digit.modulus > 1);
     access.col_stride == 1
@@ -75,59 +75,59 @@ fn is_aligned(access: &Access, width: usize) -> bool {
 }
 
 impl Program<'_> {
-    /// Prints the wide loads of the inputs that some values are made of, of columns from `first`.
-    pub(super) fn load_wide(&self, values: &BTreeSet<usize>, text: &mut Text) {
-        let Some(wide) = &self.wide else { return };
+    /// Prints the vector loads of the inputs that some values depend on, at columns from `first`.
+    pub(super) fn load_vectors(&self, values: &BTreeSet<usize>, text: &mut Text) {
+        let Some(vector) = &self.vector else { return };
         let mut loaded = BTreeSet::new();
         for value in values {
             if let Instr::Load { input } = &self.rows.instrs[*value]
-                && wide.inputs[*input]
+                && vector.inputs[*input]
                 && loaded.insert(*input)
             {
                 let of = &self.rows.inputs[*input];
                 let place = self.first(&of.access);
-                let (kind, width, name) = (element(of.dtype), wide.width, &self.inputs[*input]);
+                let (kind, width, name) = (element(of.dtype), vector.width, &self.inputs[*input]);
                 line!(
                     text,
-                    "const Wide<{kind}, {width}> w{input} = \
-                     load_wide<{kind}, {width}>({name} + {place});"
+                    "const Vector<{kind}, {width}> w{input} = \
+                     load_vector<{kind}, {width}>({name} + {place});"
                 );
             }
         }
     }
 
-    /// Where the first of a thread's columns lies.
+    /// The offset of the first element of a thread's vector.
     fn first(&self, of: &Access) -> String {
-        access(of, self.rows.rows).replace("col", "first")
+        access(of, self.rows.rows, "first")
     }
 
-    /// Prints room for what is stored at once, and what is there where it is added to.
+    /// Declares the vectors that are stored, loaded before where the output accumulates.
     pub(super) fn open_stores(&self, targets: &[(usize, String)], text: &mut Text) {
-        for (at, target, access, kind, accumulate) in self.wide_stores(targets) {
-            let width = self.wide.as_ref().map_or(1, |wide| wide.width);
-            line!(text, "Wide<{kind}, {width}> s{at};");
+        for (at, target, access, kind, accumulate) in self.vector_stores(targets) {
+            let width = self.vector.as_ref().map_or(1, |vector| vector.width);
+            line!(text, "Vector<{kind}, {width}> s{at};");
             if accumulate {
                 let place = self.first(access);
-                line!(text, "s{at} = load_wide<{kind}, {width}>({target} + {place});");
+                line!(text, "s{at} = load_vector<{kind}, {width}>({target} + {place});");
             }
         }
     }
 
-    /// Prints the wide stores.
+    /// Prints the vector stores.
     pub(super) fn close_stores(&self, targets: &[(usize, String)], text: &mut Text) {
-        for (at, target, access, ..) in self.wide_stores(targets) {
-            line!(text, "store_wide({target} + {}, s{at});", self.first(access));
+        for (at, target, access, ..) in self.vector_stores(targets) {
+            line!(text, "store_vector({target} + {}, s{at});", self.first(access));
         }
     }
 
-    /// Those of some outputs, given with their buffers, that are stored at once.
-    fn wide_stores<'t>(
+    /// Those of some outputs, given with their buffers, that are stored by vectors.
+    fn vector_stores<'t>(
         &self,
         targets: &'t [(usize, String)],
     ) -> Vec<(usize, &'t str, &Access, &'static str, bool)> {
-        let Some(wide) = &self.wide else { return Vec::new() };
+        let Some(vector) = &self.vector else { return Vec::new() };
         let store = |(at, target): &'t (usize, String)| match &self.rows.outputs[*at] {
-            Output::Store { access, dtype, accumulate, .. } if wide.outputs[*at] => {
+            Output::Store { access, dtype, accumulate, .. } if vector.outputs[*at] => {
                 Some((*at, &target[..], access, element(*dtype), *accumulate))
             }
             Output::Store { .. } | Output::ColSum { .. } | Output::TotalSum { .. } => None,
@@ -135,9 +135,9 @@ impl Program<'_> {
         targets.iter().filter_map(store).collect()
     }
 
-    /// Opens the loop over a thread's columns from `first`.
+    /// Opens the loop over the elements of a vector, columns from `first`.
     pub(super) fn open_columns(&self, text: &mut Text) {
-        let width = self.wide.as_ref().map_or(1, |wide| wide.width);
+        let width = self.vector.as_ref().map_or(1, |vector| vector.width);
         line!(text, "UNROLL");
         line!(text, "for (u32 e = 0; e < {width}; e += 1) {{");
         line!(text, "const u64 col = first + e;");
