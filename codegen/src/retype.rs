@@ -20,7 +20,8 @@ use ir::module::Attributes;
 use ir::op::{Binary, Einsum};
 use ir::precision::Precision;
 use ir::{
-    Class, DType, Diagnostic, Dim, Function, Kind, Module, Node, Op, Span, TensorType, ValueId,
+    CallGraph, Class, DType, Diagnostic, Dim, Function, Kind, Module, Node, Op, Span, TensorType,
+    ValueId,
 };
 
 use crate::calls::{Calls, Operand};
@@ -61,12 +62,11 @@ pub fn retype(module: &Module, precision: &Precision) -> Result<Module, Diagnost
 
 /// The functions that no other calls, but for gradients.
 fn entries(module: &Module) -> Vec<&Function> {
-    let callees = module.functions.iter().flat_map(|f| &f.nodes).filter_map(Node::callee);
-    let called: BTreeSet<&str> = callees.collect();
+    let calls = CallGraph::of(module);
     let gradients: BTreeSet<String> =
         module.functions.iter().map(|f| gradient_name(&f.name)).collect();
     let is_entry = |f: &&Function| {
-        f.kind == Kind::Layer && !called.contains(f.name.as_str()) && !gradients.contains(&f.name)
+        f.kind == Kind::Layer && !calls.is_called(&f.name) && !gradients.contains(&f.name)
     };
     module.functions.iter().filter(is_entry).collect()
 }

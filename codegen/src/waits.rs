@@ -1,90 +1,53 @@
 //! Which groups of nodes wait for which, directly or not, while groups become one.
 
-/// For each group, the groups that it waits for and those that wait for it, as sets of bits.
+use fixedbitset::FixedBitSet;
+
+/// For each group, the groups that it waits for and those that wait for it.
 pub(crate) struct Waits {
-    /// Words of one set.
-    words: usize,
-    before: Vec<u64>,
-    after: Vec<u64>,
+    before: Vec<FixedBitSet>,
+    after: Vec<FixedBitSet>,
 }
 
 impl Waits {
     /// Those of nodes that are each a group; `sources` are the nodes that each one reads, all
     /// before it. O(edges × nodes).
     pub(crate) fn of(sources: &[Vec<usize>]) -> Waits {
-        let words = sources.len().div_ceil(64);
-        let none = vec![0; words * sources.len()];
-        let mut waits = Waits { words, before: none.clone(), after: none };
+        let none = vec![FixedBitSet::with_capacity(sources.len()); sources.len()];
+        let mut waits = Waits { before: none.clone(), after: none };
         for (at, sources) in sources.iter().enumerate() {
+            let (known, own) = waits.before.split_at_mut(at);
             for source in sources {
-                let (known, own) = waits.before.split_at_mut(at * words);
-                add(&mut own[..words], &known[source * words..][..words]);
-                set(&mut own[..words], *source);
+                own[0].union_with(&known[*source]);
+                own[0].insert(*source);
             }
-            for source in ones(&waits.before[at * words..][..words]) {
-                set(&mut waits.after[source * words..][..words], at);
-            }
+            own[0].ones().for_each(|source| waits.after[source].insert(at));
         }
         waits
     }
 
     /// Whether a path leads from one group to another through a third.
     pub(crate) fn has_between(&self, a: usize, b: usize) -> bool {
-        let [of_a, of_b] = [a, b].map(|group| self.range(group));
-        let meet = |x: &[u64], y: &[u64]| x.iter().zip(y).any(|(x, y)| x & y != 0);
-        meet(&self.after[of_a.clone()], &self.before[of_b.clone()])
-            || meet(&self.after[of_b], &self.before[of_a])
+        !self.after[a].is_disjoint(&self.before[b]) || !self.after[b].is_disjoint(&self.before[a])
     }
 
     /// Makes two groups one, which takes the place of the first; nothing is between them.
     pub(crate) fn merge(&mut self, a: usize, b: usize) {
-        let (range, words) = (self.range(a), self.words);
         for sets in [&mut self.before, &mut self.after] {
-            let other = sets[b * words..][..words].to_vec();
-            sets[b * words..][..words].fill(0);
-            add(&mut sets[range.clone()], &other);
-            [a, b].iter().for_each(|group| clear(&mut sets[range.clone()], *group));
+            let other = std::mem::take(&mut sets[b]);
+            sets[a].union_with(&other);
+            [a, b].iter().for_each(|group| sets[a].remove(*group));
         }
-        let [before, after] = [&self.before, &self.after].map(|sets| sets[range.clone()].to_vec());
+        let (before, after) = (self.before[a].clone(), self.after[a].clone());
         for (sets, others, own) in
             [(&mut self.after, &before, &after), (&mut self.before, &after, &before)]
         {
-            for other in ones(others) {
-                let row = &mut sets[other * words..][..words];
-                add(row, own);
-                set(row, a);
-                clear(row, b);
+            for other in others.ones() {
+                sets[other].union_with(own);
+                sets[other].insert(a);
+                sets[other].remove(b);
             }
         }
     }
-
-    fn range(&self, group: usize) -> std::ops::Range<usize> {
-        group * self.words..(group + 1) * self.words
-    }
-}
-
-fn add(row: &mut [u64], other: &[u64]) {
-    row.iter_mut().zip(other).for_each(|(word, other)| *word |= other);
-}
-
-fn set(row: &mut [u64], at: usize) {
-    row[at / 64] |= 1 << (at % 64);
-}
-
-fn clear(row: &mut [u64], at: usize) {
-    row[at / 64] &= !(1 << (at % 64));
-}
-
-/// The members of a set, in order.
-fn ones(row: &[u64]) -> impl Iterator<Item = usize> + use<> {
-    let words = row.to_vec();
-    words.into_iter().enumerate().flat_map(|(at, mut word)| {
-        std::iter::from_fn(move || {
-            let bit = word.trailing_zeros() as usize;
-            word &= word.wrapping_sub(1);
-            (bit < 64).then_some(at * 64 + bit)
-        })
-    })
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use crate::call_graph::CallGraph;
 use crate::module::{Function, Kind, Module, Node, Value, ValueId};
 use crate::pass::renumber_values;
 
@@ -22,21 +23,14 @@ pub fn inline_composites(module: &mut Module, keep: impl Fn(&str) -> bool) -> bo
     changed | remove_unused_composites(module)
 }
 
-/// Removes composites that no function calls.
+/// Removes composites that no function calls. Linear.
 pub fn remove_unused_composites(module: &mut Module) -> bool {
+    let others = module.functions.iter().filter(|f| !matches!(f.kind, Kind::Composite { .. }));
+    let used = CallGraph::of(module).reached(others.map(|f| f.name.as_str()));
+    let used: BTreeSet<String> = used.into_iter().map(str::to_owned).collect();
     let count = module.functions.len();
-    loop {
-        let nodes = module.functions.iter().flat_map(|f| &f.nodes);
-        let called: BTreeSet<String> =
-            nodes.filter_map(|n| n.callee().map(str::to_owned)).collect();
-        let before = module.functions.len();
-        module
-            .functions
-            .retain(|f| !matches!(f.kind, Kind::Composite { .. }) || called.contains(&f.name));
-        if module.functions.len() == before {
-            return before < count;
-        }
-    }
+    module.functions.retain(|f| used.contains(&f.name));
+    module.functions.len() < count
 }
 
 /// The composites of a module, as a module.

@@ -22,10 +22,10 @@
 //!   plans.
 //!
 //! **Reading order.** Nouns: [`dtype`] with [`formats`], [`dim`], [`types`], [`op`], [`class`],
-//! [`module`], [`sharding`], [`precision`], [`plan`], [`program`], with [`text`], [`verify`] and
-//! [`ids`]. Tables: [`infer`], [`eval`] over [`tensor`] and [`random`], [`vjp`], [`cost`],
-//! [`factors`]. Steps: [`import`], [`build`], [`autodiff`], [`recognise`](mod@recognise),
-//! [`rewrite`], [`inline`], [`outline`], [`pass`].
+//! [`module`] with its [`call_graph`], [`sharding`], [`precision`], [`plan`], [`program`], with
+//! [`text`], [`verify`] and [`ids`]. Tables: [`infer`], [`eval`] over [`tensor`] and [`random`],
+//! [`vjp`], [`cost`], [`factors`]. Steps: [`import`], [`build`], [`autodiff`],
+//! [`recognise`](mod@recognise), [`rewrite`], [`inline`], [`outline`], [`pass`].
 //!
 //! # Diagnostics
 //!
@@ -70,6 +70,7 @@ pub mod precision;
 pub mod plan;
 pub mod program;
 pub mod module;
+pub mod call_graph;
 pub mod op;
 pub mod class;
 pub mod random;
@@ -89,6 +90,7 @@ pub mod autodiff;
 pub mod recognise;
 pub mod rewrite;
 
+pub use call_graph::CallGraph;
 pub use class::Class;
 pub use diagnostic::{Diagnostic, Severity, Span};
 pub use dim::{Bindings, Dim};

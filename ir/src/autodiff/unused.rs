@@ -2,9 +2,10 @@
 //! whether a caller has a use for it or not. The gradient of an attention's bias costs about half
 //! of what the other three take, and a mask of padding has none.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use crate::build::Builder;
+use crate::call_graph::CallGraph;
 use crate::library::templates;
 use crate::module::{Function, Kind, Module};
 use crate::op::Op;
@@ -36,12 +37,11 @@ pub(super) fn drop_unused_gradients(module: &mut Module) {
             }
         }
     }
-    let called: BTreeSet<String> = module
-        .functions
-        .iter()
-        .flat_map(|f| f.nodes.iter().filter_map(|node| Some(node.callee()?.to_owned())))
-        .collect();
-    module.functions.retain(|f| optional_result(f).is_none() || called.contains(&f.name));
+    let calls = CallGraph::of(module);
+    let is_used = |f: &Function| optional_result(f).is_none() || calls.is_called(&f.name);
+    let used: Vec<bool> = module.functions.iter().map(is_used).collect();
+    let mut used = used.into_iter();
+    module.functions.retain(|_| used.next().unwrap_or(true));
 }
 
 /// For each value of a function, whether a node or the caller reads it.

@@ -4,14 +4,12 @@
 //! of the first entry, that come before `tokens`; without `tokens`, the leading ones that are
 //! floating-point and do not depend on the batch. The symbol `S` is bound to the sequence length.
 
-use std::collections::BTreeSet;
-
 use super::{Architecture, Description, Init, Model, Options, Source, Weight};
 use crate::autodiff::{GRAD, STEP_PART};
+use crate::call_graph::CallGraph;
 use crate::dim::{Bindings, Dim};
 use crate::library::check::settle;
-use crate::module::{Function, Kind, Module};
-use crate::op::Op;
+use crate::module::{Function, Kind, Module, Node};
 use crate::text::lex::{Lexeme, Token, lex};
 use crate::verify::verify;
 use crate::{Diagnostic, Span, text};
@@ -105,25 +103,16 @@ fn size(dim: &Dim) -> Option<usize> {
 
 /// The functions that no other calls.
 fn entries(module: &Module) -> Vec<String> {
-    let mut called = BTreeSet::new();
-    for function in &module.functions {
-        called.extend(callees(function));
-    }
-    let entry = |f: &&Function| f.kind == Kind::Layer && !called.contains(f.name.as_str());
+    let calls = CallGraph::of(module);
+    let entry = |f: &&Function| f.kind == Kind::Layer && !calls.is_called(&f.name);
     module.functions.iter().filter(entry).map(|f| f.name.clone()).collect()
-}
-
-fn callees(function: &Function) -> impl Iterator<Item = &str> {
-    function.nodes.iter().filter_map(|node| {
-        let Op::Call { function } = &node.op else { return None };
-        Some(function.as_str())
-    })
 }
 
 /// How often the layer is called that is called most.
 fn layer_count(module: &Module, main: &Function) -> usize {
     let layers = module.functions.iter().filter(|f| f.kind == Kind::Layer);
-    layers.map(|layer| callees(main).filter(|c| *c == layer.name).count()).max().unwrap_or(0)
+    let callees = || main.nodes.iter().filter_map(Node::callee);
+    layers.map(|layer| callees().filter(|c| *c == layer.name).count()).max().unwrap_or(0)
 }
 
 fn weights(main: &Function) -> Vec<Weight> {

@@ -7,9 +7,14 @@
 //! refused as soon as it does. The budget counts decisions; where it ends, the gap to the bound of
 //! what was not looked at is reported.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use egg::Id;
+use fixedbitset::FixedBitSet;
+use petgraph::algo::{DfsSpace, has_path_connecting};
+use petgraph::visit::{
+    Dfs, DfsEvent, GraphBase, GraphRef, IntoNeighbors, Visitable, depth_first_search,
+};
 
 use super::term::{Graph, Term};
 
@@ -82,7 +87,7 @@ fn solve(problem: &Problem, decisions_max: usize) -> Option<Choice> {
     let reached = problem.reached(&found.best);
     let terms = found.best.iter().enumerate().filter_map(|(class, term)| {
         let term = &problem.classes[class].terms[(*term)?];
-        reached[class].then(|| (problem.ids[class], term.term.clone()))
+        reached.contains(class).then(|| (problem.ids[class], term.term.clone()))
     });
     Some(Choice {
         terms: terms.collect(),
@@ -131,28 +136,38 @@ struct Under {
     terms: Decided,
 }
 
-/// A set of classes.
-#[derive(Clone, PartialEq)]
-struct Bits(Vec<u64>);
+/// The classes, with an edge from each to those that its decided term reads.
+#[derive(Clone, Copy)]
+struct Reads<'p> {
+    classes: &'p [Class],
+    decided: &'p Decided,
+}
 
-impl Bits {
-    fn of(count: usize, at: usize) -> Bits {
-        let mut words = vec![0; count.div_ceil(64)];
-        words[at / 64] |= 1 << (at % 64);
-        Bits(words)
+impl GraphBase for Reads<'_> {
+    type EdgeId = (usize, usize);
+    type NodeId = usize;
+}
+
+impl GraphRef for Reads<'_> {}
+
+impl<'p> IntoNeighbors for Reads<'p> {
+    type Neighbors = std::iter::Copied<std::slice::Iter<'p, usize>>;
+
+    fn neighbors(self, class: usize) -> Self::Neighbors {
+        let term = self.decided[class].map(|at| &self.classes[class].terms[at]);
+        term.map_or(&[][..], |term| &term.operands).iter().copied()
+    }
+}
+
+impl Visitable for Reads<'_> {
+    type Map = FixedBitSet;
+
+    fn visit_map(&self) -> FixedBitSet {
+        FixedBitSet::with_capacity(self.classes.len())
     }
 
-    fn has(&self, at: usize) -> bool {
-        (self.0[at / 64] >> (at % 64)) & 1 == 1
-    }
-
-    fn add(&mut self, other: &Bits) {
-        self.0.iter_mut().zip(&other.0).for_each(|(word, other)| *word |= other);
-    }
-
-    fn shared(mut self, other: Bits) -> Bits {
-        self.0.iter_mut().zip(&other.0).for_each(|(word, other)| *word &= other);
-        self
+    fn reset_map(&self, map: &mut FixedBitSet) {
+        map.clear();
     }
 }
 
@@ -194,17 +209,26 @@ impl Problem {
     /// from too much would be unsound where there are cycles, so that it grows from nothing.
     fn find_needed(&mut self) {
         let count = self.classes.len();
-        let mut needed: Vec<Bits> = (0..count).map(|at| Bits::of(count, at)).collect();
+        let only = |class: usize| {
+            let mut set = FixedBitSet::with_capacity(count);
+            set.insert(class);
+            set
+        };
+        let shared = |mut set: FixedBitSet, other: FixedBitSet| {
+            set.intersect_with(&other);
+            set
+        };
+        let mut needed: Vec<FixedBitSet> = (0..count).map(only).collect();
         let mut again = true;
         while again {
             again = false;
             for class in (0..count).rev() {
                 let of_term = |term: &Alternative| {
-                    let mut all = Bits::of(count, class);
-                    term.operands.iter().for_each(|operand| all.add(&needed[*operand]));
+                    let mut all = only(class);
+                    term.operands.iter().for_each(|operand| all.union_with(&needed[*operand]));
                     all
                 };
-                let all = self.classes[class].terms.iter().map(of_term).reduce(Bits::shared);
+                let all = self.classes[class].terms.iter().map(of_term).reduce(shared);
                 if let Some(all) = all.filter(|all| *all != needed[class]) {
                     needed[class] = all;
                     again = true;
@@ -212,7 +236,7 @@ impl Problem {
             }
         }
         for (class, needed) in self.classes.iter_mut().zip(needed) {
-            class.needed = (0..count).filter(|at| needed.has(*at)).collect();
+            class.needed = needed.ones().collect();
         }
     }
 
@@ -278,21 +302,14 @@ impl Problem {
         Some(Under { price: self.price(&terms), terms })
     }
 
+    fn reads<'p>(&'p self, decided: &'p Decided) -> Reads<'p> {
+        Reads { classes: &self.classes, decided }
+    }
+
+    /// Whether nothing that the results reach through what is decided depends on itself.
     fn is_acyclic(&self, decided: &Decided) -> bool {
-        // 0 is not seen yet, 1 is open, 2 is done.
-        fn visit(problem: &Problem, decided: &Decided, class: usize, state: &mut [u8]) -> bool {
-            if state[class] != 0 {
-                return state[class] == 2;
-            }
-            state[class] = 1;
-            let term = decided[class].map(|at| &problem.classes[class].terms[at]);
-            let mut operands = term.iter().flat_map(|term| &term.operands);
-            let is_fine = operands.all(|operand| visit(problem, decided, *operand, state));
-            state[class] = 2;
-            is_fine
-        }
-        let mut state = vec![0; self.classes.len()];
-        self.results.iter().all(|class| visit(self, decided, *class, &mut state))
+        let check = |event| if let DfsEvent::BackEdge(..) = event { Err(()) } else { Ok(()) };
+        depth_first_search(self.reads(decided), self.results.iter().copied(), check).is_ok()
     }
 
     fn price(&self, decided: &Decided) -> Price {
@@ -302,35 +319,15 @@ impl Problem {
         decided.iter().enumerate().map(of).sum()
     }
 
-    /// Which classes the results reach through what is decided.
-    fn reached(&self, decided: &Decided) -> Vec<bool> {
-        let mut reached = vec![false; self.classes.len()];
-        let mut open = self.results.clone();
-        while let Some(class) = open.pop() {
-            if !std::mem::replace(&mut reached[class], true)
-                && let Some(at) = decided[class]
-            {
-                open.extend(&self.classes[class].terms[at].operands);
-            }
+    /// The classes that the results reach through what is decided.
+    fn reached(&self, decided: &Decided) -> FixedBitSet {
+        let reads = self.reads(decided);
+        let mut walk = Dfs::empty(reads);
+        for class in &self.results {
+            walk.move_to(*class);
+            while walk.next(reads).is_some() {}
         }
-        reached
-    }
-
-    /// Whether a class reaches another through what is decided.
-    fn reaches(&self, decided: &Decided, from: usize, to: usize) -> bool {
-        let mut seen = BTreeSet::new();
-        let mut open = vec![from];
-        while let Some(class) = open.pop() {
-            if class == to {
-                return true;
-            }
-            if seen.insert(class)
-                && let Some(at) = decided[class]
-            {
-                open.extend(&self.classes[class].terms[at].operands);
-            }
-        }
-        false
+        walk.discovered
     }
 }
 
@@ -364,6 +361,8 @@ struct Search<'p> {
     counted: Vec<u32>,
     /// The price of what is decided, and the least price of what else is counted.
     sum: Price,
+    /// Room for a walk along what is decided.
+    space: DfsSpace<usize, FixedBitSet>,
 }
 
 impl<'p> Search<'p> {
@@ -373,6 +372,7 @@ impl<'p> Search<'p> {
         let is_single = |class: &Class| class.terms.len() == 1;
         let contested = (0..count).filter(|at| !is_single(&problem.classes[*at])).collect();
         let decided = problem.classes.iter().map(|c| is_single(c).then_some(0)).collect();
+        let space = DfsSpace::new(problem.reads(&decided));
         Search {
             problem,
             decisions_max,
@@ -384,6 +384,7 @@ impl<'p> Search<'p> {
             decided,
             counted: vec![0; count],
             sum: 0,
+            space,
         }
     }
 
@@ -448,7 +449,9 @@ impl<'p> Search<'p> {
     fn decide(&mut self, class: usize, at: usize) {
         let problem = self.problem;
         let term = &problem.classes[class].terms[at];
-        let is_cyclic = |operand: &usize| problem.reaches(&self.decided, *operand, class);
+        let reads = problem.reads(&self.decided);
+        let is_cyclic =
+            |operand: &usize| has_path_connecting(reads, *operand, class, Some(&mut self.space));
         if term.operands.iter().any(is_cyclic) {
             return;
         }
