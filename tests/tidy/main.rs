@@ -11,6 +11,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail anywhere")]
 
 mod codes;
+mod dependencies;
 mod ratchet;
 mod rules;
 mod source;
@@ -50,6 +51,7 @@ const RULES: &[Rule] = &[
     codes::documented_but_unused,
     codes::of_another_crate,
     codes::documented_twice,
+    dependencies::unused,
 ];
 
 #[test]
