@@ -14,13 +14,12 @@ use runtime::artefact::{Contents, Limits, Machine, Requirements, read_for};
 use serde_json::json;
 
 use crate::LOSS;
+use crate::documents::{Document, Report};
 use crate::failure::Failure;
 use crate::job::Question;
 
 /// What an artefact's file is called at its end.
 pub const EXTENSION: &str = "gtl";
-/// The version of the report in an artefact.
-const REPORT_SCHEMA: &str = "gantline.report/1";
 
 /// Compiles a question's module under a plan into what an artefact holds.
 ///
@@ -63,21 +62,22 @@ pub fn assemble(
         },
     };
     let arenas: Vec<u64> = footprints.iter().map(|f| f.arena).collect();
-    let report = json!({
-        "schema": REPORT_SCHEMA,
-        "model": question.model,
-        "params": model.param_count(),
-        "cluster": cluster.describe(),
-        "ranks": plan.mesh.ranks(),
-        "mesh": plan.mesh,
-        "gbs": plan.global_batch_size(),
-        "seq": plan.seq,
-        "dtype": plan.dtype().name(),
-        "peak_mem_bytes": footprints.iter().map(Footprint::total).max(),
-        "need_bytes": need,
-        "arena_bytes": arenas,
-        "predictions": plan.predictions,
-    });
+    let ir::Mesh { pp, dp, tp } = plan.mesh;
+    let mesh = [("pp", pp), ("dp", dp), ("tp", tp)];
+    let report = Report {
+        model: question.model.clone(),
+        params: model.param_count(),
+        cluster: cluster.describe(),
+        ranks: plan.mesh.ranks() as u64,
+        mesh: mesh.map(|(axis, size)| (axis.to_owned(), size as u64)).into(),
+        gbs: plan.global_batch_size() as u64,
+        seq: plan.seq as u64,
+        dtype: plan.dtype().name().to_owned(),
+        peak_mem_bytes: footprints.iter().map(Footprint::total).max().unwrap_or(0),
+        need_bytes: need.0,
+        arena_bytes: arenas,
+        predictions: json!(plan.predictions),
+    };
     Ok(Contents {
         module: question.module.clone(),
         requirements: Requirements { ranks: plan.mesh.ranks(), machine },
@@ -85,7 +85,7 @@ pub fn assemble(
         programs: classes.programs,
         kernels: classes.kernels,
         archs: archs.to_vec(),
-        report,
+        report: report.to_json(),
     })
 }
 

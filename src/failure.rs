@@ -43,8 +43,9 @@ use std::path::Path;
 
 use ir::diagnostic::render;
 use ir::{Diagnostic, Span};
-use serde_json::{Value, json};
+use serde_json::Value;
 
+use crate::documents::{Document, Infeasible};
 use crate::output;
 
 /// How a command ends.
@@ -169,18 +170,17 @@ pub fn fact(wrong: &Diagnostic, name: &str) -> Value {
 
 /// Why the answer is no, and what is near.
 fn infeasible(no: &Diagnostic) -> Value {
-    let near = fact(no, "nearest");
-    json!({
-        "schema": "gantline.infeasible/1",
-        "fits": false,
-        "code": no.code,
-        "reason": no.headline,
-        "notes": no.notes,
-        "help": no.help,
-        "have_bytes": fact(no, "have_bytes"),
-        "smallest": fact(no, "smallest"),
-        "nearest": if near.is_null() { json!([]) } else { near },
-    })
+    let document = Infeasible {
+        fits: false,
+        code: no.code.to_owned(),
+        reason: no.headline.clone(),
+        notes: no.notes.clone(),
+        help: no.help.clone(),
+        have_bytes: fact(no, "have_bytes").as_f64(),
+        smallest: fact(no, "smallest").as_object().cloned(),
+        nearest: fact(no, "nearest").as_array().cloned().unwrap_or_default(),
+    };
+    document.to_json()
 }
 
 /// Whether a diagnostic is the answer no.

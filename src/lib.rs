@@ -50,7 +50,7 @@ pub mod artefact;
 pub mod generation;
 pub mod onnx;
 pub mod dump;
-pub mod schema;
+pub mod documents;
 pub mod cache;
 pub mod probe;
 pub mod verbs;

@@ -22,9 +22,10 @@ use runtime::npy;
 use serde_json::{Value, json};
 
 use crate::argument::PathArg;
+use crate::documents::{Document, InspectOnnx, PortRow, RunOnnx};
 use crate::failure::{Exit, Failure, usage};
 use crate::output;
-use crate::verbs::inspect::{op_table, ops};
+use crate::verbs::inspect::{function_row, op_table};
 
 /// Whether a MODEL argument names an ONNX file.
 pub fn is_onnx(model: &Path) -> bool {
@@ -178,26 +179,21 @@ fn page(onnx: &Onnx) -> String {
 
 fn document(onnx: &Onnx) -> Value {
     let (count, bytes) = weights(onnx);
-    let ports = |ports: &[Port]| -> Vec<Value> {
-        let port = |p: &Port| json!({"name": p.name, "type": p.type_text()});
-        ports.iter().map(port).collect()
-    };
+    let port = |p: &Port| PortRow { name: p.name.clone(), kind: p.type_text() };
     let layers = onnx.module.functions.iter().filter(|f| f.kind == ir::Kind::Layer);
-    let functions: Vec<Value> =
-        layers.map(|f| json!({"name": f.name, "ops": ops(&onnx.module, f)})).collect();
-    json!({
-        "schema": "gantline.inspect_onnx/1",
-        "model": onnx.name,
-        "opset": onnx.opset,
-        "producer": onnx.producer,
-        "params": count,
-        "weight_bytes": bytes,
-        "product_flops": flops(onnx),
-        "inputs": ports(&onnx.inputs),
-        "outputs": ports(&onnx.outputs),
-        "operators": onnx.operators,
-        "functions": functions,
-    })
+    let document = InspectOnnx {
+        model: onnx.name.clone(),
+        opset: onnx.opset,
+        producer: onnx.producer.clone(),
+        params: count,
+        weight_bytes: bytes,
+        product_flops: flops(onnx),
+        inputs: onnx.inputs.iter().map(port).collect(),
+        outputs: onnx.outputs.iter().map(port).collect(),
+        operators: onnx.operators.clone(),
+        functions: layers.map(|f| function_row(&onnx.module, f)).collect(),
+    };
+    document.to_json()
 }
 
 /// The file of each output: its name, with `_` for what file names cannot hold, each file once.
@@ -254,10 +250,8 @@ pub fn run(model: &Path, running: Running<'_>) -> Result<Exit, Failure> {
                 let dtype = port.element.name();
                 json!({"name": port.name, "dims": tensor.dims, "dtype": dtype, "file": file})
             });
-        let outputs: Vec<Value> = outputs.collect();
-        output::answer_json(&json!({
-            "schema": "gantline.run_onnx/1", "outputs": outputs, "seconds": times,
-        }));
+        let document = RunOnnx { outputs: outputs.collect(), seconds: times };
+        output::answer_json(&document.to_json());
     } else {
         let line = |(port, tensor): (&Port, &Tensor)| {
             let as_other = match folder.is_some() && descr(port.element).is_none() {

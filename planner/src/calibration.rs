@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use ir::{DType, Diagnostic};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Origin;
@@ -16,7 +17,7 @@ use crate::quantity::Unit;
 use crate::reader::{Reader, Table};
 
 /// Rates by size, ascending.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Curve(pub Vec<[f64; 2]>);
 
 impl Curve {
@@ -38,13 +39,14 @@ impl Curve {
 }
 
 /// What was measured.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Calibration {
     /// The machine, for people.
     pub machine: String,
     /// Threads of the rank that was measured.
     pub threads: usize,
     /// Operations per second of matrix products, by element type and operations.
+    #[schemars(with = "BTreeMap<String, Curve>")]
     pub product: BTreeMap<DType, Curve>,
     /// Operations per second of causal attention in f32, by operations of one head.
     pub attention: Curve,

@@ -75,6 +75,7 @@ use std::path::{Path, PathBuf};
 
 use ir::import::nearest;
 use ir::{DType, Diagnostic, Span};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::calibration::Calibration;
@@ -124,7 +125,9 @@ pub const PRESETS: [(&str, &str); 32] = [
 const HASH_DIGITS: usize = 16;
 
 /// How a number is known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum Origin {
     /// Measured on this machine.
@@ -165,7 +168,7 @@ impl fmt::Display for Origin {
 }
 
 /// A number, how it is known, and which file says so.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Known {
     /// In SI base units.
     pub value: f64,
@@ -176,7 +179,7 @@ pub struct Known {
 }
 
 /// The kind of devices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
     /// Ranks share the cores and the memory of their node.
@@ -187,13 +190,14 @@ pub enum Kind {
 
 /// The type of all devices. Of a CPU, rates of operations are those of one core; memory and its
 /// bandwidth are those of a node.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Device {
     /// CPU or GPU.
     pub kind: Kind,
     /// For people.
     pub name: String,
     /// Operations per second of dense products, by element type.
+    #[schemars(with = "BTreeMap<String, Known>")]
     pub peak: BTreeMap<DType, Known>,
     /// Bytes of memory.
     pub memory_bytes: Known,
@@ -212,7 +216,7 @@ pub struct Device {
 }
 
 /// What a device draws, with its share of the node.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Power {
     /// Watts while it computes.
     pub busy_w: Known,
@@ -235,7 +239,7 @@ impl Power {
 }
 
 /// What an hour of a device costs, as the user says: nobody else knows.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Price {
     /// Money for an hour of a device.
     pub per_device_hour: Known,
@@ -256,7 +260,7 @@ impl fmt::Display for Price {
 }
 
 /// The memory of a node beside its devices, where what is offloaded lies.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Host {
     /// Bytes of a node.
     pub memory_bytes: Option<Known>,
@@ -267,7 +271,7 @@ pub struct Host {
 }
 
 /// How the members of a level are joined.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Shape {
     /// Any to any, each with all of its bandwidth, as through switches.
@@ -293,7 +297,7 @@ impl Shape {
 }
 
 /// A shape, and how it is known.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Joined {
     /// The shape.
     pub shape: Shape,
@@ -304,7 +308,7 @@ pub struct Joined {
 }
 
 /// A link between two groups of devices.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Between {
     /// The names of the groups.
     pub groups: [String; 2],
@@ -315,7 +319,7 @@ pub struct Between {
 }
 
 /// Links between `count` members, each of them what the level inside spans.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Level {
     /// For people.
     pub name: String,
@@ -344,7 +348,7 @@ impl Level {
 }
 
 /// A cluster.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Cluster {
     /// The name.
     pub name: String,

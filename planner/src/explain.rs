@@ -5,6 +5,7 @@ use std::fmt;
 use ir::Mesh;
 use ir::plan::Keep;
 use kernels::Seconds;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::footprint::Footprint;
@@ -17,7 +18,7 @@ const BAR: usize = 28;
 const ALTERNATIVES: usize = 6;
 
 /// A plan explained.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Explanation {
     /// What the plan is called: its decisions in a few words.
     pub plan: String,
@@ -57,7 +58,7 @@ pub struct Explanation {
 }
 
 /// A plan that was not chosen.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Alternative {
     /// What it is called.
     pub plan: String,

@@ -4,6 +4,7 @@ use std::fmt;
 
 use ir::{Diagnostic, Mesh};
 use kernels::Bytes;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Memory;
@@ -13,7 +14,7 @@ use crate::limits::{Knob, Limits};
 use crate::search::{Job, Scorer, Usable};
 
 /// The memory of one strategy.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Row {
     /// What it is called.
     pub strategy: String,
@@ -35,7 +36,7 @@ impl Row {
 }
 
 /// The memory of all strategies of a job.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Fit {
     /// The model.
     pub model: String,

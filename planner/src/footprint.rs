@@ -6,13 +6,14 @@ use std::fmt;
 use ir::Program;
 use ir::program::{Contents, Instruction, Step};
 use kernels::{Bytes, Kernel, price};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Memory;
 
 /// The bytes of one rank. Activations and frames share room over time: their sum may be more than
 /// what the arena needs for them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Footprint {
     /// Parameters.
     pub params: u64,

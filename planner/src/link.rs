@@ -3,10 +3,11 @@
 //! Legend: n members, α latency of one message, β seconds per byte, V bytes of the whole value.
 
 use kernels::Seconds;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A level of links as one collective sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Link {
     /// From the start of a message to its first byte.
     pub latency_s: f64,

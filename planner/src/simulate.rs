@@ -14,13 +14,14 @@ use std::rc::Rc;
 
 use ir::program::{Group, Program};
 use ir::{Axis, Mesh};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::price::{LaunchPrice, Prices};
 pub(crate) use script::{Move, Part, Script, Timed, add_parts};
 
 /// Where the time of a rank goes, in seconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Breakdown {
     /// Matrix products and attention.
     pub products_s: f64,

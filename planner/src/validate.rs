@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::estimate::step::{Breakdown, Memory};
@@ -49,7 +50,7 @@ impl Compared {
 }
 
 /// Errors of many rows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct Errors {
     /// Rows.
     pub rows: usize,
@@ -95,7 +96,7 @@ fn middle(sorted: &[f64]) -> f64 {
 }
 
 /// How well predictions rank the runs of groups.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct Ranking {
     /// Groups of at least [`GROUP_MIN`] runs.
     pub groups: usize,
@@ -113,7 +114,7 @@ pub struct Ranking {
 pub const GROUP_MIN: usize = 3;
 
 /// What a set of rows says.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct Summary {
     /// Errors of the step time.
     pub time: Errors,

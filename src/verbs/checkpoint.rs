@@ -8,6 +8,7 @@ use runtime::checkpoint::{Checkpoint, Store};
 use runtime::lock::utc;
 use serde_json::{Value, json};
 
+use crate::documents::{Checkpoints, Document};
 use crate::failure::{Exit, Failure, draw};
 use crate::output::{self, Table};
 use crate::run::Run;
@@ -73,11 +74,9 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let run = Run { folder: folder.clone() };
     let rows = rows(&run.store(None), only, is_verified)?;
     if json {
-        output::answer_json(&json!({
-            "schema": "gantline.checkpoints/1",
-            "run": folder.display().to_string(),
-            "checkpoints": rows.iter().map(Row::to_json).collect::<Vec<Value>>(),
-        }));
+        let checkpoints = rows.iter().map(Row::to_json).collect();
+        let run = folder.display().to_string();
+        output::answer_json(&Checkpoints { run, checkpoints }.to_json());
     } else {
         output::answer(&text(&rows));
         let damage = rows.iter().filter_map(|row| row.damage.as_ref()).flatten();

@@ -7,9 +7,9 @@ use ir::Span;
 use planner::cluster::detect::{self, Found};
 use planner::cluster::{Cluster, PRESETS};
 use planner::machine::Machine;
-use serde_json::{Value, json};
 
 use crate::argument::PathArg;
+use crate::documents::{self, Clusters, Detect, Document, GpuRow, PresetRow};
 use crate::failure::{self, Exit, Failure};
 use crate::output::{self, Table};
 
@@ -61,9 +61,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         Asked::Show { cluster, json } => {
             let found = named(cluster)?;
             if *json {
-                let mut document = json!(found);
-                document["schema"] = json!("gantline.cluster/1");
-                output::answer_json(&document);
+                output::answer_json(&documents::Cluster { cluster: found }.to_json());
             } else {
                 output::answer(&found.to_string());
             }
@@ -101,22 +99,19 @@ fn detect(path: Option<&Path>, json: bool) -> Result<(), Failure> {
         .collect();
     let text = detect::text(&machine, &found, absent.as_deref());
     if json {
-        let gpu = |gpu: &Found| {
-            json!({
-                "name": gpu.name,
-                "memory_bytes": gpu.memory_bytes,
-                "preset": detect::preset(&gpu.name),
-            })
+        let gpu = |gpu: Found| {
+            let preset = detect::preset(&gpu.name).map(str::to_owned);
+            GpuRow { name: gpu.name, memory_bytes: gpu.memory_bytes, preset }
         };
-        output::answer_json(&json!({
-            "schema": "gantline.detect/1",
-            "cores": machine.cores,
-            "memory_bytes": machine.memory_bytes,
-            "instruction_set": machine.instruction_set,
-            "gpus": found.iter().map(gpu).collect::<Vec<Value>>(),
-            "absent": absent,
-            "file": text,
-        }));
+        let document = Detect {
+            cores: machine.cores as u64,
+            memory_bytes: machine.memory_bytes,
+            instruction_set: machine.instruction_set,
+            gpus: found.into_iter().map(gpu).collect(),
+            absent,
+            file: text,
+        };
+        output::answer_json(&document.to_json());
         return Ok(());
     }
     match path {
@@ -131,7 +126,7 @@ fn detect(path: Option<&Path>, json: bool) -> Result<(), Failure> {
 
 fn list(json: bool) -> Result<(), Failure> {
     let mut table = Table::new(["preset", "device", "memory", "memory/s", "links", "between"]);
-    let mut rows: Vec<Value> = Vec::new();
+    let mut presets = Vec::new();
     for (name, _) in PRESETS {
         let cluster = Cluster::load(name)?;
         let device = &cluster.device;
@@ -147,10 +142,10 @@ fn list(json: bool) -> Result<(), Failure> {
             link(0),
             link(1),
         ]);
-        rows.push(json!({ "preset": name, "device": device.name }));
+        presets.push(PresetRow { preset: name.to_owned(), device: device.name.clone() });
     }
     if json {
-        output::answer_json(&json!({ "schema": "gantline.clusters/1", "presets": rows }));
+        output::answer_json(&Clusters { presets }.to_json());
     } else {
         output::answer(&table.text());
     }

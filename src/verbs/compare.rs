@@ -3,16 +3,17 @@
 use kernels::{Bytes, Seconds};
 use planner::configuration::Configuration;
 use planner::space::ask::Chosen;
-use serde_json::json;
+use planner::space::groups::Grouped;
 
 use super::cost::refuse_cpus;
 use super::plan::Asked;
 use super::serve::{self, Served};
 use super::space::groups::Mixed;
 use super::space::groups::page as shown;
-use super::space::{Aim, Subject, answer, told};
+use super::space::{Aim, Subject, answer, plan_row};
 use crate::argument::PathArg;
 use crate::cache;
+use crate::documents::{self, CompareGroupsRow, CompareRow, Document};
 use crate::failure::{Exit, Failure, usage};
 
 /// Flags of `compare`.
@@ -66,21 +67,16 @@ fn over_groups(mixed: &Mixed, args: &CompareArgs) -> Result<String, Failure> {
     let last_is_best = best.is_some();
     all.extend(best);
     if args.asked.json {
-        let plans: Vec<_> = all
-            .iter()
-            .map(|way| {
-                let mut told = shown::document(mixed, way);
-                told["fits"] = json!(shown::fits(way));
-                told
-            })
-            .collect();
-        let document = json!({
-            "schema": "gantline.compare-groups/1",
-            "model": mixed.work.name,
-            "plans": plans,
-            "last_is_best": last_is_best,
-        });
-        return Ok(format!("{document:#}"));
+        let row = |way: &Grouped| CompareGroupsRow {
+            plan: shown::document(mixed, way),
+            fits: shown::fits(way),
+        };
+        let document = documents::CompareGroups {
+            model: mixed.work.name.clone(),
+            plans: all.iter().map(row).collect(),
+            last_is_best,
+        };
+        return Ok(format!("{:#}", document.to_json()));
     }
     let mut text = mixed.header();
     for (index, way) in all.iter().enumerate() {
@@ -114,23 +110,18 @@ fn compared(subject: &Subject, args: &CompareArgs) -> Result<String, Failure> {
     let best = answer(subject, &args.asked).ok();
     all.extend(best.iter().flat_map(|answer| answer.best.first().cloned()));
     if args.asked.json {
-        let rows: Vec<_> = all
-            .iter()
-            .map(|chosen| {
-                let mut told = told(subject, chosen);
-                told["breakdown"] = json!(chosen.estimate.breakdown);
-                told["memory"] = json!(chosen.estimate.memory);
-                told
-            })
-            .collect();
-        let document = json!({
-            "schema": "gantline.compare/1",
-            "model": subject.work.name,
-            "have_bytes": have,
-            "plans": rows,
-            "last_is_best": best.is_some(),
-        });
-        return Ok(format!("{document:#}"));
+        let row = |chosen: &Chosen| CompareRow {
+            row: plan_row(subject, chosen),
+            breakdown: chosen.estimate.breakdown,
+            memory: chosen.estimate.memory,
+        };
+        let document = documents::Compare {
+            model: subject.work.name.clone(),
+            have_bytes: have,
+            plans: all.iter().map(row).collect(),
+            last_is_best: best.is_some(),
+        };
+        return Ok(format!("{:#}", document.to_json()));
     }
     Ok(page(subject, &all, best.is_some(), have))
 }

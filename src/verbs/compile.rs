@@ -8,11 +8,11 @@ use ir::import::{Model, nearest};
 use kernels::Bytes;
 use kernels::cuda::{Arch, Unknown};
 use runtime::artefact::{Contents, encode, write_bytes};
-use serde_json::json;
 
 use crate::argument::PathArg;
 use crate::artefact::{EXTENSION, assemble};
 use crate::cli::amount;
+use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, read_text, usage};
 use crate::output;
 use crate::training::read_plan;
@@ -87,16 +87,16 @@ fn archs(names: &[String]) -> Result<Vec<Arch>, Vec<Diagnostic>> {
 
 /// The document of a compiled file.
 pub(super) fn document(path: &Path, bytes: &[u8], contents: &Contents) -> serde_json::Value {
-    json!({
-        "schema": "gantline.compile/1",
-        "file": path.display().to_string(),
-        "bytes": bytes.len(),
-        "blake3": blake3::hash(bytes).to_hex().as_str(),
-        "programs": contents.programs.len(),
-        "kernels": contents.kernels.len(),
-        "archs": contents.archs.iter().map(|arch| arch.name()).collect::<Vec<_>>(),
-        "report": contents.report,
-    })
+    let document = documents::Compile {
+        file: path.display().to_string(),
+        bytes: bytes.len() as u64,
+        blake3: blake3::hash(bytes).to_hex().to_string(),
+        programs: contents.programs.len() as u64,
+        kernels: contents.kernels.len() as u64,
+        archs: contents.archs.iter().map(|arch| arch.name().to_owned()).collect(),
+        report: contents.report.clone(),
+    };
+    document.to_json()
 }
 
 fn page(path: &Path, bytes: &[u8], contents: &Contents, model: &Model) -> String {

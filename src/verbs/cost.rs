@@ -4,7 +4,6 @@ use planner::cluster::{Cluster, Kind, Power};
 use planner::explain::{Explanation, explain};
 use planner::space::ask::Answer;
 use planner::space::groups::Grouped;
-use serde_json::{Value, json};
 
 use super::plan::Asked;
 use super::serve::cost::Demand;
@@ -13,6 +12,7 @@ use super::space::groups::Mixed;
 use super::space::{Aim, Subject, answer};
 use crate::cache;
 use crate::cli::amount;
+use crate::documents::{self, Document, SizeRow};
 use crate::failure::{Exit, Failure, or_document, or_reason, usage};
 use crate::output::{self, Table};
 
@@ -197,13 +197,13 @@ impl Way {
     }
 }
 
-fn told(run: &Run) -> Value {
-    json!({
-        "time_s": run.seconds,
-        "device_hours": run.device_hours,
-        "money": run.money,
-        "energy_kwh": run.kwh,
-    })
+fn row(run: &Run) -> documents::Run {
+    documents::Run {
+        time_s: run.seconds,
+        device_hours: run.device_hours,
+        money: run.money,
+        energy_kwh: run.kwh,
+    }
 }
 
 /// Refuses clusters of CPUs; `other` is what their ranks are asked about with.
@@ -313,22 +313,21 @@ fn bill(
     let deadline = args.bill.deadline;
     let meets = deadline.is_none_or(|deadline| expected.seconds <= deadline);
     let text = if args.asked.json {
-        let document = json!({
-            "schema": "gantline.cost/1",
-            "model": model,
-            "cluster": name,
-            "devices": way.devices,
-            "tokens": args.bill.tokens,
-            "steps": steps,
-            "plan": way.plan,
-            "step_time_s": way.times[1],
-            "low": told(&low),
-            "expected": told(&expected),
-            "high": told(&high),
-            "deadline_s": deadline,
-            "meets_deadline": meets,
-        });
-        format!("{document:#}")
+        let document = documents::Cost {
+            model: model.clone(),
+            cluster: name.clone(),
+            devices: way.devices.into(),
+            tokens: args.bill.tokens.unwrap_or(0.0),
+            steps,
+            plan: way.plan.clone(),
+            step_time_s: way.times[1],
+            low: row(&low),
+            expected: row(&expected),
+            high: row(&high),
+            deadline_s: deadline,
+            meets_deadline: meets,
+        };
+        format!("{:#}", document.to_json())
     } else {
         let mut table = Table::new(["", "low", "expected", "high"]);
         let all = [low, expected, high];
@@ -554,29 +553,24 @@ fn sized(
         None => reason,
     };
     let text = if asked.json {
-        let rows: Vec<Value> = tried
-            .iter()
-            .map(|(way, run)| {
-                let mut row = told(run);
-                row["devices"] = json!(way.devices);
-                row["plan"] = json!(way.plan);
-                row["step_time_s"] = json!(way.times[1]);
-                row["meets_deadline"] = json!(run.seconds <= deadline);
-                row
-            })
-            .collect();
-        let document = json!({
-            "schema": "gantline.size/1",
-            "model": asked.model.to_string(),
-            "tokens": args.bill.tokens,
-            "gbs": batch,
-            "deadline_s": deadline,
-            "devices": fewest.map(|way| way.devices),
-            "cheapest_devices": cheapest.map(|way| way.devices),
-            "tried": rows,
-            "reason": reason,
+        let tried = tried.iter().map(|(way, run)| SizeRow {
+            run: row(run),
+            devices: way.devices.into(),
+            plan: way.plan.clone(),
+            step_time_s: way.times[1],
+            meets_deadline: run.seconds <= deadline,
         });
-        format!("{document:#}")
+        let document = documents::Size {
+            model: asked.model.to_string(),
+            tokens: args.bill.tokens.unwrap_or(0.0),
+            gbs: batch.map(|batch| batch as u64),
+            deadline_s: deadline,
+            devices: fewest.map(|way| way.devices.into()),
+            cheapest_devices: cheapest.map(|way| way.devices.into()),
+            tried: tried.collect(),
+            reason,
+        };
+        format!("{:#}", document.to_json())
     } else {
         let reason = reason.map(|reason| format!("  {reason}\n")).unwrap_or_default();
         format!("{header}\n{}{reason}", size_page(tried, deadline))

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 
 use kernels::Bytes;
 use planner::machine::Machine;
-use serde_json::{Value, json};
+use serde_json::Value;
 
+use crate::documents::{Doctor, Document, Launcher, LibraryRow};
 use crate::failure::{Exit, Failure};
 use crate::output;
 
@@ -127,31 +128,25 @@ fn launcher() -> Option<(&'static str, String, String)> {
 }
 
 fn document(machine: &Machine, found: &[Option<PathBuf>]) -> Value {
-    let libraries: Vec<Value> = LIBRARIES
-        .iter()
-        .zip(found)
-        .map(|(library, found)| {
-            json!({
-                "name": library.name,
-                "gives": library.gives,
-                "file": found.as_ref().map(|path| path.display().to_string()),
-                "looked_for": library.files,
-                "way_out": found.is_none().then_some(library.way_out),
-            })
-        })
-        .collect();
+    let library = |(library, found): (&Library, &Option<PathBuf>)| LibraryRow {
+        name: library.name.to_owned(),
+        gives: library.gives.to_owned(),
+        file: found.as_ref().map(|path| path.display().to_string()),
+        looked_for: library.files.iter().map(|file| (*file).to_owned()).collect(),
+        way_out: found.is_none().then(|| library.way_out.to_owned()),
+    };
     let launcher =
-        launcher().map(|(name, rank, ranks)| json!({ "name": name, "rank": rank, "ranks": ranks }));
-    json!({
-        "schema": "gantline.doctor/1",
-        "version": env!("CARGO_PKG_VERSION"),
-        "cores": machine.cores,
-        "memory_bytes": machine.memory_bytes,
-        "instruction_set": machine.instruction_set,
-        "executes_on": ["cpu"],
-        "libraries": libraries,
-        "launcher": launcher,
-    })
+        launcher().map(|(name, rank, ranks)| Launcher { name: name.to_owned(), rank, ranks });
+    let document = Doctor {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        cores: machine.cores as u64,
+        memory_bytes: machine.memory_bytes,
+        instruction_set: machine.instruction_set.clone(),
+        executes_on: vec!["cpu".to_owned()],
+        libraries: LIBRARIES.iter().zip(found).map(library).collect(),
+        launcher,
+    };
+    document.to_json()
 }
 
 fn page(machine: &Machine, found: &[Option<PathBuf>]) -> String {

@@ -15,6 +15,7 @@ use ir::{DType, Module};
 use serde_json::{Value, json};
 
 use crate::LOSS;
+use crate::documents::{self, Document};
 use crate::failure::{Failure, usage};
 use crate::output::{self, Table};
 
@@ -206,7 +207,7 @@ pub fn document(fusions: &Fusions) -> Value {
         json!({"layer": half.layer, "half": half.half, "launches": launches, "choice": choice})
     };
     let launched: Vec<Value> = fusions.launched.iter().map(half).collect();
-    json!({"schema": "gantline.fusions/1", "passes": passes, "launched": launched})
+    documents::Fusions { passes, launched }.to_json()
 }
 
 fn pass(report: &Report) -> Value {

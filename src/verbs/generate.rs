@@ -14,10 +14,10 @@ use runtime::load::load_weights;
 use runtime::tokens::Tokenizer;
 use runtime::train::{RunState, restore_weights};
 use runtime::weights::Weights;
-use serde_json::json;
 
 use crate::argument::PathArg;
 use crate::cli::{amount, positive};
+use crate::documents::{self, Document};
 use crate::failure::{self, Exit, Failure, usage};
 use crate::generation::{Generator, Options};
 use crate::job::{self, positions_max};
@@ -204,15 +204,15 @@ impl Told {
         let after_first = self.tokens.len().saturating_sub(1) as f64;
         let rate = if self.rest_s > 0.0 { after_first / self.rest_s } else { 0.0 };
         if args.json {
-            return output::answer_json(&json!({
-                "schema": "gantline.generate/1",
-                "text": self.text,
-                "tokens": self.tokens,
-                "prompt_tokens": self.prompt,
-                "prefill_s": self.first_s,
-                "decode_tokens_per_s": rate,
-                "finish_reason": if self.is_cut { "length" } else { "stop" },
-            }));
+            let document = documents::Generate {
+                text: self.text.clone(),
+                tokens: self.tokens.clone(),
+                prompt_tokens: self.prompt as u64,
+                prefill_s: self.first_s,
+                decode_tokens_per_s: rate,
+                finish_reason: if self.is_cut { "length" } else { "stop" }.to_owned(),
+            };
+            return output::answer_json(&document.to_json());
         }
         output::note(&format!(
             "{} tokens: the prompt's {} in {}, then {rate:.0} tokens/s",

@@ -7,11 +7,12 @@ use std::collections::BTreeMap;
 
 use ir::import::{Architecture, Model, Options};
 use ir::{DType, Diagnostic, Function, Kind, Module};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::argument::PathArg;
 use crate::artefact::is_artefact;
 use crate::cli::length;
+use crate::documents::{self, Document, FunctionRow, LayerRow};
 use crate::failure::{Exit, Failure, usage};
 use crate::flops::forward_flops;
 use crate::job::{self, positions_max};
@@ -187,7 +188,7 @@ fn called_parts(model: &Model) -> Vec<Part> {
 }
 
 /// How often each op occurs in a function, calls of composites under their own names.
-pub(crate) fn ops(module: &Module, function: &Function) -> BTreeMap<String, usize> {
+fn ops(module: &Module, function: &Function) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     for node in &function.nodes {
         let callee = node.callee().and_then(|name| module.function(name));
@@ -199,6 +200,11 @@ pub(crate) fn ops(module: &Module, function: &Function) -> BTreeMap<String, usiz
         *counts.entry(name).or_insert(0) += 1;
     }
     counts
+}
+
+/// A function, for programs.
+pub(crate) fn function_row(module: &Module, function: &Function) -> FunctionRow {
+    FunctionRow { name: function.name.clone(), ops: ops(module, function) }
 }
 
 fn layers(module: &Module) -> impl Iterator<Item = &Function> {
@@ -262,38 +268,30 @@ pub(crate) fn op_table(module: &Module) -> Table {
 
 fn document(model: &Model, seq: usize, dtype: DType, flops: Option<u64>) -> Value {
     let per = if is_of_tokens(model) { ("token", seq as f64) } else { ("sample", 1.0) };
-    let functions: Vec<Value> = layers(&model.module)
-        .map(|f| json!({"name": f.name, "ops": ops(&model.module, f)}))
-        .collect();
+    let functions = layers(&model.module).map(|f| function_row(&model.module, f)).collect();
     let parts = if is_of_tokens(model) { parts(model) } else { Vec::new() };
-    let layers: Vec<Value> = parts
-        .iter()
-        .map(|part| {
-            json!({
-                "name": part.name,
-                "count": part.count,
-                "params": part.params,
-                "weight_bytes": part.params * dtype.size(),
-                "flops_forward_per_token": part.flops.map(|f| f as f64 / seq as f64),
-            })
-        })
-        .collect();
-    let mut document = json!({
-        "schema": "gantline.inspect/1",
-        "model": model.name,
-        "params": model.param_count(),
-        "weight_bytes": model.param_count() * dtype.size(),
-        "dtype": dtype.name(),
-        "vocab": model.vocab,
-        "positions_max": model.positions_max,
-        "layer_count": model.layer_count,
-        "seq": seq,
-        "entries": model.entries,
-        "layers": layers,
-        "functions": functions,
-    });
+    let layer = |part: Part| LayerRow {
+        name: part.name,
+        count: part.count as u64,
+        params: part.params,
+        weight_bytes: part.params * dtype.size(),
+        flops_forward_per_token: part.flops.map(|flops| flops as f64 / seq as f64),
+    };
     let forward = flops.map(|flops| flops as f64 / per.1);
-    document[format!("flops_forward_per_{}", per.0)] = json!(forward);
-    document[format!("flops_backward_per_{}", per.0)] = json!(forward.map(|f| 2.0 * f));
-    document
+    let flops = [("forward", forward), ("backward", forward.map(|flops| 2.0 * flops))];
+    let document = documents::Inspect {
+        model: model.name.clone(),
+        params: model.param_count(),
+        weight_bytes: model.param_count() * dtype.size(),
+        dtype: dtype.name().to_owned(),
+        vocab: model.vocab as u64,
+        positions_max: model.positions_max as u64,
+        layer_count: model.layer_count as u64,
+        seq: seq as u64,
+        entries: model.entries.clone(),
+        layers: parts.into_iter().map(layer).collect(),
+        functions,
+        flops: flops.map(|(pass, flops)| (format!("flops_{pass}_per_{}", per.0), flops)).into(),
+    };
+    document.to_json()
 }

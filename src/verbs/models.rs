@@ -3,8 +3,9 @@
 use ir::import::{Family, families};
 use planner::estimate::described::described;
 use planner::space::models;
-use serde_json::{Value, json};
+use serde_json::Value;
 
+use crate::documents::{Document, FamilyRow, ModelRow, Models};
 use crate::failure::{Exit, Failure};
 use crate::output::{self, Table};
 
@@ -94,21 +95,18 @@ fn page(named: &[Named]) -> String {
 }
 
 fn document(named: &[Named]) -> Value {
-    let family = |family: &Family| {
-        let Family { name, title, classes, .. } = family;
-        json!({ "model_type": name, "title": title, "classes": classes })
+    let owned = |text: &&str| (*text).to_owned();
+    let family = |family: &Family| FamilyRow {
+        model_type: family.name.to_owned(),
+        title: family.title.to_owned(),
+        classes: family.classes.iter().map(owned).collect(),
     };
-    let model = |model: &Named| {
-        json!({
-            "name": model.name,
-            "model_type": model.family.map(|family| family.name),
-            "parameters": model.parameters,
-            "can": model.can(),
-        })
+    let model = |model: &Named| ModelRow {
+        name: model.name.to_owned(),
+        model_type: model.family.map(|family| family.name.to_owned()),
+        parameters: model.parameters,
+        can: model.can().iter().map(owned).collect(),
     };
-    json!({
-        "schema": "gantline.models/1",
-        "families": families().iter().map(family).collect::<Vec<Value>>(),
-        "models": named.iter().map(model).collect::<Vec<Value>>(),
-    })
+    let families = families().iter().map(family).collect();
+    Models { families, models: named.iter().map(model).collect() }.to_json()
 }

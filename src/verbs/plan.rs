@@ -7,12 +7,14 @@ use ir::plan::Optimizer;
 use ir::{DType, Diagnostic, Span};
 use planner::cluster::{Cluster, Kind};
 use planner::explain::{Explanation, explain};
+use planner::footprint::Footprint;
 use planner::search::{Found, Scored};
 use serde_json::{Value, json};
 
 use crate::argument::PathArg;
 use crate::cache::Key;
 use crate::cli::{length, positive};
+use crate::documents::{self, Document, PlanRow, StepParts};
 use crate::failure::{self, Exit, Failure, usage};
 use crate::flops::forward_flops;
 use crate::job::{self, Limited, Precision, Question, Where, positions_max};
@@ -265,9 +267,7 @@ fn explained(args: &ExplainArgs) -> Result<Exit, Failure> {
     };
     let explanation: Explanation = explain(&found);
     if asked.json {
-        let mut document = json!(explanation);
-        document["schema"] = json!("gantline.explain/1");
-        output::answer_json(&document);
+        output::answer_json(&documents::Explain { explanation }.to_json());
     } else {
         let header = header(&model, &question);
         output::answer(&format!("{header}\n{explanation}"));
@@ -319,15 +319,13 @@ fn fitted(args: &FitArgs) -> Result<Exit, Failure> {
     }
     let (_, question) = asked.question()?;
     let fit = planner::fit::fit(&question.job())?;
+    let fits = fit.fits();
     if asked.json {
-        let mut document = json!(fit);
-        document["schema"] = json!("gantline.fit/1");
-        document["fits"] = json!(fit.fits());
-        output::answer_json(&document);
+        output::answer_json(&documents::Fit { fits, strategies: fit }.to_json());
     } else {
         output::answer(&fit.to_string());
     }
-    Ok(if fit.fits() { Exit::Success } else { Exit::Infeasible })
+    Ok(if fits { Exit::Success } else { Exit::Infeasible })
 }
 
 /// Operations of one step, forward and backward.
@@ -404,56 +402,72 @@ fn page(model: &Model, question: &Question, found: &Found) -> String {
     )
 }
 
+/// What a candidate costs. The interval, as shares of the expected time, is as wide for all.
+fn plan_row(model: &Model, question: &Question, scored: &Scored, [low, high]: [f64; 2]) -> PlanRow {
+    let candidate = &scored.candidate;
+    let samples = candidate.microbatch_size * candidate.mesh.dp;
+    let step_s = scored.time.seconds;
+    let tokens_per_s = (question.global_batch_size * question.seq) as f64 / step_s;
+    let peak = scored.footprints.iter().map(Footprint::total).max();
+    PlanRow {
+        text: candidate.to_string(),
+        plan: json!(candidate.to_string()),
+        microbatch_count: (question.global_batch_size / samples) as u64,
+        step_time_s: step_s,
+        step_time_low_s: low * step_s,
+        step_time_high_s: high * step_s,
+        tokens_per_s,
+        tokens_per_s_per_device: tokens_per_s / question.ranks as f64,
+        mfu: mfu(model, question, step_s),
+        peak_mem_bytes: peak.unwrap_or(0) as f64,
+        energy_j: None,
+        fits: scored.fits(),
+    }
+}
+
 fn document(model: &Model, question: &Question, found: &Found) -> Value {
-    let tokens = (question.global_batch_size * question.seq) as f64;
     let explanation = explain(found);
-    // The interval is as wide for all plans.
     let of_best = |bound_s: f64| bound_s / found.best.time.seconds;
-    let [low, high] = [explanation.step_time_low_s, explanation.step_time_high_s].map(of_best);
-    let plans: Vec<Value> = listed(found)
-        .into_iter()
-        .map(|scored| {
-            let step_s = scored.time.seconds;
-            json!({
-                "plan": scored.candidate.to_string(),
-                "mesh": scored.candidate.mesh,
-                "sequence": scored.candidate.sequence,
-                "microbatch_size": scored.candidate.microbatch_size,
-                "step_time_s": step_s,
-                "step_time_low_s": low * step_s,
-                "step_time_high_s": high * step_s,
-                "tokens_per_s": tokens / step_s,
-                "tokens_per_s_per_device": tokens / step_s / question.ranks as f64,
-                "mfu": mfu(model, question, step_s),
-                "peak_mem_bytes": scored.footprints.iter().map(|f| f.total()).max(),
-                "need_bytes": scored.need,
-                "have_bytes": scored.have,
-                "fits": scored.fits(),
-            })
-        })
-        .collect();
-    json!({
-        "schema": "gantline.plan/1",
-        "model": model.name,
-        "params": model.param_count(),
-        "cluster": question.cluster.describe(),
-        "ranks": question.ranks,
-        "gbs": question.global_batch_size,
-        "seq": question.seq,
-        "dtype": question.precision.compute.name(),
-        "assumptions": [],
-        "vocabulary_padding": null,
-        "flops_per_step": step_flops(model, question),
-        "step_time_s": found.best.time.seconds,
-        "step_time_low_s": explanation.step_time_low_s,
-        "step_time_high_s": explanation.step_time_high_s,
-        "origin": explanation.origin,
-        "breakdown": found.best.time.breakdown,
-        "energy_j": Value::Null,
-        "gap": explanation.gap,
-        "complete": found.complete,
-        "candidates": found.candidate_count,
-        "plans": plans,
-        "plan": found.plan,
-    })
+    let interval = [explanation.step_time_low_s, explanation.step_time_high_s].map(of_best);
+    let row = |scored: &Scored| plan_row(model, question, scored, interval);
+    let other = |scored: &Scored| {
+        let mut other = json!(row(scored));
+        other["mesh"] = json!(scored.candidate.mesh);
+        other["sequence"] = json!(scored.candidate.sequence);
+        other["microbatch_size"] = json!(scored.candidate.microbatch_size);
+        other["need_bytes"] = json!(scored.need);
+        other["have_bytes"] = json!(scored.have);
+        other
+    };
+    let best = &found.best;
+    let document = documents::Plan {
+        row: PlanRow { plan: json!(found.plan), ..row(best) },
+        model: model.name.clone(),
+        params: model.param_count(),
+        layers: model.layer_count as u64,
+        cluster: question.cluster.describe(),
+        ranks: question.ranks as u64,
+        devices: question.ranks as u64,
+        gbs: question.global_batch_size as u64,
+        seq: question.seq as u64,
+        dtype: question.precision.compute.name().to_owned(),
+        assumptions: Vec::new(),
+        vocabulary_padding: None,
+        flops_per_step: step_flops(model, question),
+        simulated_step_time_s: None,
+        origin: explanation.origin,
+        breakdown: StepParts::Ranks(best.time.breakdown),
+        memory: None,
+        have_bytes: best.have.0 as f64,
+        gap: Some(explanation.gap),
+        bound_s: found.bound_s,
+        complete: found.complete,
+        candidates: found.candidate_count as u64,
+        space: None,
+        frontier: Vec::new(),
+        plans: listed(found).into_iter().map(other).collect(),
+        too_large: Vec::new(),
+        not_executed: Vec::new(),
+    };
+    document.to_json()
 }

@@ -13,8 +13,8 @@ use ir::rewrite::rules::rules;
 use ir::rewrite::saturate::Selection;
 use ir::rewrite::{bisect, idiom};
 use ir::{Diagnostic, Module, Span};
-use serde_json::json;
 
+use crate::documents::{Document, VerifyRules};
 use crate::failure::{Exit, Failure};
 use crate::job::Question;
 use crate::output;
@@ -92,12 +92,16 @@ pub(super) fn run(args: &Args, model: &Model, question: &mut Question) -> Result
     let Answer { fired, error, culprit, loss } =
         find(model, question, args.seed, &Selection::for_models())?;
     if args.json {
-        output::answer_json(&json!({
-            "schema": "gantline.verify_rules/1", "model": args.model.to_string(),
-            "ok": culprit.is_none(),
-            "rules": fired, "error_max": error, "culprit": culprit.as_ref().map(|(rule, _)| rule),
-            "at_fault": culprit.as_ref().and_then(|(_, fault)| fault.name()),
-        }));
+        let at_fault = culprit.as_ref().and_then(|(_, fault)| fault.name());
+        let document = VerifyRules {
+            model: args.model.to_string(),
+            ok: culprit.is_none(),
+            rules: fired.iter().map(ToString::to_string).collect(),
+            error_max: error,
+            culprit: culprit.as_ref().map(|(rule, _)| rule.to_string()),
+            at_fault: at_fault.map(str::to_owned),
+        };
+        output::answer_json(&document.to_json());
     } else if !fired.is_empty() {
         output::answer(&fired.join("\n"));
     }

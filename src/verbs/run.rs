@@ -23,11 +23,11 @@ use runtime::convert::{Stored, convert};
 use runtime::execute::{Batch, Classes, Part, Scalars, Session, StepReport, Values};
 use runtime::load::{Named, collect_weights, write_named};
 use runtime::npy;
-use serde_json::json;
 
 use crate::argument::PathArg;
 use crate::artefact::is_artefact;
 use crate::cli::positive;
+use crate::documents::{Document, RunBatch};
 use crate::failure::{Exit, Failure, usage};
 use crate::generation::plan_forward;
 use crate::job::{self, Limited, Question, Where};
@@ -462,17 +462,17 @@ fn tell(args: &Args, answer: &Answer) {
     let rate = spread.map(|[_, median, _]| answer.tokens as f64 / median);
     let dims = answer.logits.as_ref().map(|logits| logits.dims.clone());
     if args.json {
-        return output::answer_json(&json!({
-            "schema": "gantline.run_batch/1",
-            "loss": answer.report.as_ref().map(StepReport::loss),
-            "labels": answer.report.as_ref().map(|report| report.count),
-            "logits": dims,
-            "step_time_s": spread.map(|[_, median, _]| median),
-            "step_time_low_s": spread.map(|[low, _, _]| low),
-            "step_time_high_s": spread.map(|[_, _, high]| high),
-            "predicted_step_time_s": answer.predicted_s,
-            "tokens_per_s": rate,
-        }));
+        let document = RunBatch {
+            loss: answer.report.as_ref().map(StepReport::loss),
+            labels: answer.report.as_ref().map(|report| report.count),
+            logits: dims.map(|dims| dims.into_iter().map(|dim| dim as u64).collect()),
+            step_time_s: spread.map(|[_, median, _]| median),
+            step_time_low_s: spread.map(|[low, _, _]| low),
+            step_time_high_s: spread.map(|[_, _, high]| high),
+            predicted_step_time_s: answer.predicted_s,
+            tokens_per_s: rate,
+        };
+        return output::answer_json(&document.to_json());
     }
     let mut lines = Vec::new();
     if let Some(Values { dims, dtype, .. }) = &answer.logits {

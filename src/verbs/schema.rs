@@ -2,9 +2,9 @@
 
 use ir::import::nearest;
 
+use crate::documents::{DOCUMENTS, Listed};
 use crate::failure::{Exit, Failure, usage};
 use crate::output;
-use crate::schema::{DOCUMENTS, Document};
 
 /// Flags of `schema`.
 #[derive(Clone, Debug, clap::Args)]
@@ -16,12 +16,12 @@ pub struct Args {
 /// Answers.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
     let Some(name) = &args.document else {
-        let lines = DOCUMENTS.iter().map(|d| format!("{:<22}  {}", d.name, d.about));
+        let lines = DOCUMENTS.iter().map(|d| format!("{:<22}  {}", d.name, d.about()));
         output::answer(&lines.collect::<Vec<_>>().join("\n"));
         return Ok(Exit::Success);
     };
-    let Some(document) = Document::find(name) else {
-        let short = |document: &'static Document| {
+    let Some(document) = Listed::find(name) else {
+        let short = |document: &'static Listed| {
             let name = document.name.trim_start_matches("gantline.");
             name.split_once('/').map_or(name, |(name, _)| name)
         };
@@ -31,6 +31,6 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         let headline = format!("there is no document `{name}`");
         return Err(usage("DOCUMENT", headline).help(help).into());
     };
-    output::answer_json(&document.json_schema());
+    output::answer_json(document.json_schema().as_value());
     Ok(Exit::Success)
 }

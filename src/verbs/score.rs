@@ -14,11 +14,12 @@ use planner::estimate::{Estimate, Estimator, Job};
 use planner::limits::Limits;
 use planner::space::ask::EVALUATIONS_MAX;
 use planner::space::groups;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use self::read::{Known, Layout, OfGroups};
 use crate::argument::PathArg;
 use crate::cli::{length, positive};
+use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, read_text, usage};
 use crate::job::{self, Axes, Precision};
 use crate::output::{self, Table};
@@ -242,7 +243,7 @@ fn over_groups(
     let change = |c| configuration(args, c);
     let way = mixed.score(("--config", &said.text), &change, &question)?;
     if args.json {
-        output::answer_json(&document(&mixed, &way));
+        output::answer_json(&document(&mixed, &way).to_json());
     } else {
         output::answer(&(mixed.header() + &page(&mixed, &way)));
     }
@@ -397,28 +398,28 @@ impl Answer {
 
     fn document(&self, args: &Args) -> Value {
         let found = &self.estimate;
-        json!({
-            "schema": "gantline.score/1",
-            "model": args.model.to_string(),
-            "cluster": args.cluster.to_string(),
-            "configuration": found.configuration.to_string(),
-            "style": args.style,
-            "ranks": found.configuration.ranks(),
-            "step_time_s": found.step_time_s,
-            "step_time_low_s": found.step_time_low_s,
-            "step_time_high_s": found.step_time_high_s,
-            "tokens_per_s": self.tokens / found.step_time_s,
-            "tokens_per_s_per_device": self.tokens / found.step_time_s / self.ranks(),
-            "mfu": self.mfu(),
-            "breakdown": found.breakdown,
-            "peak_mem_bytes": found.memory.total_bytes(),
-            "have_bytes": self.have_bytes,
-            "fits": self.fits,
-            "memory": found.memory,
-            "assumptions": self.work.assumptions,
-            "vocabulary_padding": self.padding,
-            "left_out": self.layout.left_out,
-            "notes": self.layout.notes,
-        })
+        let document = documents::Score {
+            model: args.model.to_string(),
+            cluster: args.cluster.to_string(),
+            configuration: found.configuration.to_string(),
+            style: args.style.clone(),
+            ranks: found.configuration.ranks(),
+            step_time_s: found.step_time_s,
+            step_time_low_s: found.step_time_low_s,
+            step_time_high_s: found.step_time_high_s,
+            tokens_per_s: self.tokens / found.step_time_s,
+            tokens_per_s_per_device: self.tokens / found.step_time_s / self.ranks(),
+            mfu: self.mfu(),
+            breakdown: found.breakdown,
+            peak_mem_bytes: found.memory.total_bytes(),
+            have_bytes: self.have_bytes,
+            fits: self.fits,
+            memory: found.memory,
+            assumptions: self.work.assumptions.clone(),
+            vocabulary_padding: self.padding,
+            left_out: self.layout.left_out.clone(),
+            notes: self.layout.notes.clone(),
+        };
+        document.to_json()
     }
 }

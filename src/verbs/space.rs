@@ -21,10 +21,11 @@ use planner::space::ask::{Answer, Chosen, EVALUATIONS_MAX, Question, ask};
 use planner::space::events::replayed_s;
 use planner::space::frontier::{frontier, smallest};
 use planner::space::tree::{Budget, Objective};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::plan::{Asked, PlanArgs};
 use crate::cache;
+use crate::documents::{self, Document, PlanRow, StepParts};
 use crate::failure::{self, Exit, Failure, usage};
 use crate::job::Precision;
 use crate::output::{self, Table};
@@ -367,12 +368,12 @@ pub fn plan(args: &PlanArgs, mut cluster: Cluster) -> Result<Exit, Failure> {
 fn found(subject: &mut Subject, args: &PlanArgs) -> Result<(Exit, String), Failure> {
     let answer = best_answer(subject, args)?;
     if let Some(path) = &args.output {
-        let text = format!("{:#}\n", document(subject, &answer));
+        let text = format!("{:#}\n", document(subject, &answer).to_json());
         std::fs::write(path, text).map_err(runtime::Error::io("write", path.as_ref()))?;
         output::note(&format!("wrote {path}"));
     }
     let text = match (args.asked.json, args.plan) {
-        (true, _) => format!("{:#}", document(subject, &answer)),
+        (true, _) => format!("{:#}", document(subject, &answer).to_json()),
         (false, true) => answer.best[0].configuration.to_string(),
         (false, false) => page(subject, &answer, args.objective),
     };
@@ -488,67 +489,62 @@ fn grouped(number: u128) -> String {
 }
 
 /// A configuration and what it costs, as JSON.
-pub fn told(subject: &Subject, chosen: &Chosen) -> Value {
+pub fn plan_row(subject: &Subject, chosen: &Chosen) -> PlanRow {
     let Estimate { step_time_s, step_time_low_s, step_time_high_s, .. } = chosen.estimate;
     let tokens_per_s = subject.tokens() / step_time_s;
-    json!({
-        "text": chosen.configuration.to_string(),
-        "plan": chosen.configuration,
-        "microbatch_count": chosen.estimate.microbatch_count,
-        "step_time_s": step_time_s,
-        "step_time_low_s": step_time_low_s,
-        "step_time_high_s": step_time_high_s,
-        "tokens_per_s": tokens_per_s,
-        "tokens_per_s_per_device": tokens_per_s / ranks(&chosen.estimate),
-        "mfu": subject.mfu(&chosen.estimate),
-        "peak_mem_bytes": chosen.estimate.memory.total_bytes(),
-        "energy_j": subject.joules(&chosen.estimate),
-        "fits": chosen.fits,
-    })
+    PlanRow {
+        text: chosen.configuration.to_string(),
+        plan: json!(chosen.configuration),
+        microbatch_count: chosen.estimate.microbatch_count,
+        step_time_s,
+        step_time_low_s,
+        step_time_high_s,
+        tokens_per_s,
+        tokens_per_s_per_device: tokens_per_s / ranks(&chosen.estimate),
+        mfu: Some(subject.mfu(&chosen.estimate)),
+        peak_mem_bytes: chosen.estimate.memory.total_bytes(),
+        energy_j: subject.joules(&chosen.estimate),
+        fits: chosen.fits,
+    }
 }
 
-fn document(subject: &Subject, answer: &Answer) -> Value {
+fn document(subject: &Subject, answer: &Answer) -> documents::Plan {
     let best = &answer.best[0];
-    let list =
-        |all: &[Chosen]| -> Vec<Value> { all.iter().map(|chosen| told(subject, chosen)).collect() };
-    let mut document = told(subject, best);
-    let more = json!({
-        "schema": "gantline.plan/1",
-        "model": subject.work.name,
-        "params": subject.work.parameters(),
-        "layers": subject.work.depth(),
-        "cluster": subject.cluster.describe(),
-        "ranks": subject.devices,
-        "devices": subject.devices,
-        "origin": "fitted",
-        "candidates": answer.space.evaluated,
-        "gbs": subject.global_batch,
-        "seq": subject.seq,
-        "dtype": subject.dtype.name(),
-        "assumptions": subject.work.assumptions,
-        "vocabulary_padding": subject.padding(&best.configuration),
-        "flops_per_step": subject.flops(),
-        "simulated_step_time_s": subject.simulated_s(&best.estimate),
-        "breakdown": best.estimate.breakdown,
-        "memory": best.estimate.memory,
-        "have_bytes": answer.have_bytes,
-        "gap": answer.gap,
-        "bound_s": answer.bound_s,
-        "complete": answer.complete,
-        "space": {
-            "total": answer.space.total as f64,
-            "evaluated": answer.space.evaluated,
-            "priced_ahead": answer.space.priced_ahead,
-            "bounded_out": answer.space.bounded_out as f64,
-            "too_large": answer.space.too_large as f64,
-        },
-        "frontier": list(&answer.best),
-        "plans": list(&answer.others),
-        "too_large": list(&answer.misses),
-        "not_executed": not_executed(&best.configuration),
-    });
-    if let (Value::Object(document), Value::Object(more)) = (&mut document, more) {
-        document.extend(more);
+    let rows =
+        |all: &[Chosen]| all.iter().map(|chosen| plan_row(subject, chosen)).collect::<Vec<_>>();
+    documents::Plan {
+        row: plan_row(subject, best),
+        model: subject.work.name.clone(),
+        params: subject.work.parameters(),
+        layers: subject.work.depth().into(),
+        cluster: subject.cluster.describe(),
+        ranks: subject.devices.into(),
+        devices: subject.devices.into(),
+        origin: "fitted".to_owned(),
+        candidates: answer.space.evaluated,
+        gbs: subject.global_batch.into(),
+        seq: subject.seq.into(),
+        dtype: subject.dtype.name().to_owned(),
+        assumptions: subject.work.assumptions.clone(),
+        vocabulary_padding: subject.padding(&best.configuration),
+        flops_per_step: Some(subject.flops()),
+        simulated_step_time_s: subject.simulated_s(&best.estimate),
+        breakdown: StepParts::Devices(best.estimate.breakdown),
+        memory: Some(best.estimate.memory),
+        have_bytes: answer.have_bytes,
+        gap: answer.gap,
+        bound_s: answer.bound_s,
+        complete: answer.complete,
+        space: Some(documents::Candidates {
+            total: answer.space.total as f64,
+            evaluated: answer.space.evaluated,
+            priced_ahead: answer.space.priced_ahead,
+            bounded_out: answer.space.bounded_out as f64,
+            too_large: answer.space.too_large as f64,
+        }),
+        frontier: rows(&answer.best),
+        plans: answer.others.iter().map(|chosen| json!(plan_row(subject, chosen))).collect(),
+        too_large: rows(&answer.misses),
+        not_executed: not_executed(&best.configuration).into_iter().map(Into::into).collect(),
     }
-    document
 }

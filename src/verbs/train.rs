@@ -14,10 +14,10 @@ use runtime::signal::StopSignal;
 use runtime::tokens::Tokenizer;
 use runtime::train::{self, Config, Identity, LossScale, OnSpike, Outcome, RunState};
 use runtime::weights::Weights;
-use serde_json::json;
 
 use crate::argument::PathArg;
 use crate::cli::{amount, positive};
+use crate::documents::{self, Document};
 use crate::failure::{self, Exit, Failure};
 use crate::job::{self, Limited, positions_max};
 use crate::output;
@@ -527,19 +527,19 @@ fn finish(
     let out = run.folder.display();
     if args.json {
         let checkpoint = summary.checkpoint.as_ref().map(|path| path.display().to_string());
-        output::answer_json(&json!({
-            "schema": "gantline.train/1",
-            "steps": summary.steps,
-            "complete": exit == Exit::Success,
-            "loss_first": watcher.first_loss,
-            "loss": summary.last.as_ref().map(|last| last.loss),
-            "validation_loss": watcher.validation,
-            "step_time_s": watcher.median_step_s(),
-            "predicted_step_time_s": summary.last.as_ref().and_then(|l| l.predicted_step_s),
-            "tokens_per_s": summary.last.as_ref().map(|last| last.tokens_per_s),
-            "goodput": summary.goodput,
-            "checkpoint": checkpoint,
-        }));
+        let document = documents::Train {
+            steps: summary.steps,
+            complete: exit == Exit::Success,
+            loss_first: watcher.first_loss,
+            loss: summary.last.as_ref().map(|last| last.loss),
+            validation_loss: watcher.validation,
+            step_time_s: watcher.median_step_s(),
+            predicted_step_time_s: summary.last.as_ref().and_then(|l| l.predicted_step_s),
+            tokens_per_s: summary.last.as_ref().map(|last| last.tokens_per_s),
+            goodput: summary.goodput,
+            checkpoint,
+        };
+        output::answer_json(&document.to_json());
     } else if exit == Exit::Success || summary.last.is_some() {
         output::answer(&watcher.summary(summary));
     }

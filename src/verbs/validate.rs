@@ -9,6 +9,7 @@ use planner::validate::{Compared, Summary, by_source, summarise};
 use serde_json::{Value, json};
 
 use crate::argument::PathArg;
+use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, usage};
 use crate::output::{self, Table};
 
@@ -419,21 +420,17 @@ fn document(runs: &Runs, outcomes: &[Outcome], blind: bool) -> Value {
             json!({ "source": source, "name": choice.name, "instead": choice.instead })
         })
         .collect();
-    json!({
-        "schema": "gantline.validate/1",
-        "predicted": rows.len(),
-        "unexpressed": left
-            .iter()
-            .map(|(id, reason)| json!({ "row_id": id, "reason": reason }))
-            .collect::<Vec<_>>(),
-        "all": summarise(rows.iter()),
-        "sources": sources,
-        "without": without,
-        "unread_columns": runs
-            .unread()
-            .iter()
-            .map(|unread| json!({ "name": unread.name, "near": unread.near }))
-            .collect::<Vec<_>>(),
-        "rows": rows_json,
-    })
+    let left = left.iter().map(|(id, reason)| json!({ "row_id": id, "reason": reason }));
+    let unread = runs.unread();
+    let unread = unread.iter().map(|unread| json!({ "name": unread.name, "near": unread.near }));
+    let document = documents::Validate {
+        predicted: rows.len() as u64,
+        unexpressed: left.collect(),
+        all: summarise(rows.iter()),
+        sources,
+        without,
+        unread_columns: unread.collect(),
+        rows: rows_json,
+    };
+    document.to_json()
 }

@@ -22,10 +22,10 @@ use planner::cluster::Cluster;
 use planner::divisors::divisors;
 use planner::limits::{Knob, Limits};
 use runtime::execute::{Batch, Part, Scalars, Session};
-use serde_json::json;
 
 use crate::argument::PathArg;
 use crate::cli::{length, positive};
+use crate::documents::{Document, MeshRow, Verify};
 use crate::failure::{Exit, Failure, usage};
 use crate::job::{self, Question, positions_max};
 use crate::output::{self, Table};
@@ -382,11 +382,14 @@ pub(super) fn finish(
     }
     let failed = lines.iter().filter(|line| !line.is_ok).count();
     if args.json {
-        let meshes: Vec<_> = lines.iter().map(line_json).collect();
-        output::answer_json(&json!({
-            "schema": "gantline.verify/1", "model": args.model.to_string(), "dtype": dtype.name(),
-            "ok": failed == 0, "loss": one.loss, "meshes": meshes,
-        }));
+        let document = Verify {
+            model: args.model.to_string(),
+            dtype: dtype.name().to_owned(),
+            ok: failed == 0,
+            loss: Some(one.loss).filter(|loss| loss.is_finite()),
+            meshes: lines.iter().map(mesh_row).collect(),
+        };
+        output::answer_json(&document.to_json());
     } else {
         output::answer(&table(&lines).text());
     }
@@ -420,12 +423,18 @@ fn plans(count: usize) -> String {
     format!("{count} plan{}", if count == 1 { "" } else { "s" })
 }
 
-fn line_json(line: &Line) -> serde_json::Value {
+fn mesh_row(line: &Line) -> MeshRow {
     let Mesh { pp, dp, tp } = line.mesh;
-    json!({
-        "pp": pp, "dp": dp, "tp": tp, "sequence": line.sequence,
-        "error_max": line.error, "distance": line.distance, "worst": line.worst, "ok": line.is_ok,
-    })
+    MeshRow {
+        pp: pp as u64,
+        dp: dp as u64,
+        tp: tp as u64,
+        sequence: line.sequence,
+        error_max: line.error,
+        distance: line.distance,
+        worst: line.worst.clone(),
+        ok: line.is_ok,
+    }
 }
 
 fn table(lines: &[Line]) -> Table {

@@ -825,58 +825,69 @@ fn any_module_is_planned_for() {
     }
 }
 
-/// Each answer has what its schema requires, of the types that it says.
+/// Questions that are answered by a document each.
+const ANSWERED: &[&str] = &[
+    "inspect tiny --json",
+    "plan tiny --ranks 2 --tp 2 --json",
+    "fit tiny --ranks 2 --json",
+    "explain tiny --ranks 2 --tp 2 --json",
+    "verify tiny --ranks 2 --seq 9 --json",
+    "verify tiny --ranks 1 --seq 9 --bisect-rules --json",
+    "compile tiny --ranks 2 --tp 2 --seq 16 --gbs 2 -o t.gtl --json",
+    "inspect t.gtl --json",
+    "run t.gtl --bench 2 --json",
+    "run t.gtl --json",
+    "train tiny --data text --from-scratch --steps 2 --seq 16 --gbs 2 --out run --json",
+    "checkpoint ls run --json",
+    "generate run --prompt line --max-tokens 2 --json",
+    "doctor --json",
+    "compare llama-3-8b --cluster h100 --devices 8 --gbs 8 --seq 2048 --with tp=8 --json",
+    "cost llama-3-8b --cluster h100 --devices 8 --gbs 8 --seq 2048 --tokens 1B --json",
+    "size llama-3-8b --cluster h100 --seq 2048 --tokens 1B --deadline 300d --json",
+    "score llama-3-8b --cluster h100 --config tp=8 --gbs 8 --seq 2048 --json",
+    "explain llama-3-8b --cluster h100 --devices 8 --gbs 8 --seq 2048 --json",
+    "fit llama-3-8b --cluster h100 --devices 8 --gbs 8 --seq 2048 --json",
+    "cluster ls --json",
+    "models --json",
+    "cluster show h100 --json",
+    "cluster detect --json",
+    "plan llama-3-8b --cluster mixed.toml --devices 16 --gbs 16 --seq 2048 --json",
+    "explain llama-3-8b --cluster mixed.toml --gbs 16 --seq 2048 --json",
+    "fit llama-3-8b --cluster mixed.toml --gbs 16 --seq 2048 --json",
+    "compare llama-3-8b --cluster mixed.toml --gbs 16 --seq 2048 --with dp=8;dp=8 --json",
+    "inspect tiny --fusions --json",
+    "fit llama-3-8b --cluster h100 --devices 8 --seq 2048 --for inference --json",
+    "explain llama-3-8b --cluster h100 --devices 8 --seq 2048 --for inference --json",
+    "compare llama-3-8b --cluster h100 --seq 2048 --for inference --with tp=8 --json",
+    "cost llama-3-8b --cluster h100 --seq 2048 --for inference --tokens 1B --json",
+    "size llama-3-8b --cluster h100 --seq 2048 --for inference --token-time 9ms --json",
+];
+
+/// Each answer is what its schema says, with all that it requires.
 #[test]
 fn documents_are_as_their_schemas_say() {
     let scratch = tiny("schema");
-    let train = "train tiny --data text --from-scratch --steps 2 --seq 16 --gbs 2 --out run --json";
-    let lines = [
-        "inspect tiny --json",
-        "plan tiny --ranks 2 --tp 2 --json",
-        "fit tiny --ranks 2 --json",
-        "explain tiny --ranks 2 --tp 2 --json",
-        "verify tiny --ranks 2 --seq 9 --json",
-        "compile tiny --ranks 2 --tp 2 --seq 16 --gbs 2 -o t.gtl --json",
-        "inspect t.gtl --json",
-        "run t.gtl --bench 2 --json",
-        "run t.gtl --json",
-        train,
-        "checkpoint ls run --json",
-        "generate run --prompt line --max-tokens 2 --json",
-        "doctor --json",
-        "compare llama-3-8b --cluster h100 --devices 8 --gbs 8 --seq 2048 --with tp=8 --json",
-        "cost llama-3-8b --cluster h100 --devices 8 --gbs 8 --seq 2048 --tokens 1B --json",
-        "size llama-3-8b --cluster h100 --seq 2048 --tokens 1B --deadline 300d --json",
-        "score llama-3-8b --cluster h100 --config tp=8 --gbs 8 --seq 2048 --json",
-        "explain llama-3-8b --cluster h100 --devices 8 --gbs 8 --seq 2048 --json",
-        "fit llama-3-8b --cluster h100 --devices 8 --gbs 8 --seq 2048 --json",
-        "cluster ls --json",
-        "models --json",
-        "cluster show h100 --json",
-        "cluster detect --json",
-        "plan llama-3-8b --cluster mixed.toml --devices 16 --gbs 16 --seq 2048 --json",
-        "explain llama-3-8b --cluster mixed.toml --gbs 16 --seq 2048 --json",
-        "fit llama-3-8b --cluster mixed.toml --gbs 16 --seq 2048 --json",
-        "compare llama-3-8b --cluster mixed.toml --gbs 16 --seq 2048 --with dp=8;dp=8 --json",
-        "inspect tiny --fusions --json",
-        "fit llama-3-8b --cluster h100 --devices 8 --seq 2048 --for inference --json",
-        "explain llama-3-8b --cluster h100 --devices 8 --seq 2048 --for inference --json",
-        "compare llama-3-8b --cluster h100 --seq 2048 --for inference --with tp=8 --json",
-        "cost llama-3-8b --cluster h100 --seq 2048 --for inference --tokens 1B --json",
-        "size llama-3-8b --cluster h100 --seq 2048 --for inference --token-time 9ms --json",
-    ];
     scratch.write("mixed.toml", MIXED);
     let mut seen = BTreeSet::new();
-    let mut documents: Vec<Value> = lines.iter().map(|line| scratch.json(line)).collect();
+    let mut documents: Vec<Value> = ANSWERED.iter().map(|line| scratch.json(line)).collect();
     let runs = Path::new(env!("CARGO_MANIFEST_DIR")).join("planner/tests/measured_runs.csv");
     documents.push(scratch.json(&format!("validate {} --json", runs.display())));
-    documents.push(documents[5]["report"].clone());
+    let compiled = documents.iter().find(|document| document["schema"] == "gantline.compile/1");
+    documents.push(compiled.expect("it is compiled")["report"].clone());
+    let onnx = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/reference/onnx").join("mlp");
+    let onnx = onnx.display();
+    documents.push(scratch.json(&format!("inspect {onnx}.onnx --dim batch=3 --json")));
+    let line = format!("run {onnx}.onnx --input x={onnx}.x.npy --dim batch=3 --bench 1 --json");
+    documents.push(scratch.json(&line));
+    let arch = "compile tiny --arch sm_80 --seq 16 --gbs 1 -o gpu.gtl";
+    assert!(scratch.run(arch).status.success());
+    documents.push(scratch.json("inspect gpu.gtl --kernels --json"));
     let no = scratch.run("plan tiny --ranks 2 --max memory=1kB --json");
     documents.push(serde_json::from_slice(&no.stdout).expect("a document"));
     for document in &documents {
         let name = document["schema"].as_str().expect("a document says what it is");
         let schema = scratch.json(&format!("schema {name}"));
-        let wrong = contradictions(&schema, document);
+        let wrong = contradictions(&schema, document, name);
         assert!(wrong.is_empty(), "{name}: {wrong:?}\n{document:#}");
         seen.insert(name.to_owned());
     }
@@ -885,51 +896,69 @@ fn documents_are_as_their_schemas_say() {
     assert_eq!(listed.lines().count(), seen.len(), "{listed}{seen:?}");
     assert_eq!(scratch.json("schema plan"), scratch.json("schema gantline.plan/1"));
     assert_eq!(scratch.run("schema plam").status.code(), Some(2));
-    // A document that lacks something is seen.
+    // What a document lacks or has in another form is seen, also inside its lists.
     let schema = scratch.json("schema plan");
     let mut broken = documents[1].clone();
     broken["gap"] = Value::from("none");
     broken["ranks"] = Value::from(-1);
+    broken["breakdown"]["update_s"] = Value::Null;
+    broken["not_executed"] = Value::from(vec![1]);
     broken.as_object_mut().expect("an object").remove("plans");
-    assert_eq!(contradictions(&schema, &broken).len(), 3);
+    let wrong = contradictions(&schema, &broken, "plan");
+    assert_eq!(wrong.len(), 5, "{wrong:?}");
 }
 
-/// What in a document is not as a schema says: a part of JSON Schema, written again.
-fn contradictions(schema: &Value, document: &Value) -> Vec<String> {
-    let mut wrong = Vec::new();
-    let document = document.as_object().expect("documents are objects");
-    for key in schema["required"].as_array().expect("a list") {
-        let key = key.as_str().expect("a key");
-        let Some(value) = document.get(key) else {
-            wrong.push(format!("`{key}` is missing"));
-            continue;
-        };
-        let wanted = &schema["properties"][key];
-        if let Some(constant) = wanted.get("const") {
-            if constant != value {
-                wrong.push(format!("`{key}` is {value}"));
-            }
-            continue;
-        }
-        let kind = &wanted["type"];
-        let kinds = kind.as_array().cloned().unwrap_or_else(|| vec![kind.clone()]);
-        let is_of = |kind: &Value| match kind.as_str().expect("a type") {
-            "string" => value.is_string(),
-            "number" => value.is_number(),
-            "integer" => value.is_u64() || value.is_i64(),
-            "boolean" => value.is_boolean(),
-            "object" => value.is_object(),
-            "array" => value.is_array(),
-            "null" => value.is_null(),
-            other => panic!("the type {other}"),
-        };
-        let least = wanted.get("minimum").and_then(Value::as_f64);
-        let is_less = least.is_some_and(|least| value.as_f64().is_some_and(|v| v < least));
-        if !kinds.iter().any(is_of) || is_less {
-            wrong.push(format!("`{key}` is {value}, not {wanted}"));
+/// What in a value is not as a schema says: a part of JSON Schema, written again.
+fn contradictions(schema: &Value, value: &Value, at: &str) -> Vec<String> {
+    let wrong = |what: &str| vec![format!("{at} is {value}, not {what}")];
+    let Some(schema) = schema.as_object() else { return Vec::new() };
+    if let Some(any) = schema.get("anyOf").or(schema.get("oneOf")) {
+        let mut any = any.as_array().expect("a list").iter();
+        let fits = any.any(|schema| contradictions(schema, value, at).is_empty());
+        return if fits { Vec::new() } else { wrong("any of its forms") };
+    }
+    if schema.get("const").is_some_and(|constant| constant != value) {
+        return wrong(&schema["const"].to_string());
+    }
+    if schema.get("enum").is_some_and(|all| !all.as_array().expect("a list").contains(value)) {
+        return wrong(&schema["enum"].to_string());
+    }
+    let is_of = |kind: &Value| match kind.as_str().expect("a type") {
+        "string" => value.is_string(),
+        "number" => value.is_number(),
+        "integer" => value.is_u64() || value.is_i64(),
+        "boolean" => value.is_boolean(),
+        "object" => value.is_object(),
+        "array" => value.is_array(),
+        "null" => value.is_null(),
+        other => panic!("the type {other}"),
+    };
+    let fits = match schema.get("type") {
+        Some(Value::Array(kinds)) => kinds.iter().any(is_of),
+        Some(kind) => is_of(kind),
+        None => true,
+    };
+    let least = schema.get("minimum").and_then(Value::as_f64).unwrap_or(f64::NEG_INFINITY);
+    if !fits || value.as_f64().is_some_and(|value| value < least) {
+        return wrong(&Value::from(schema.clone()).to_string());
+    }
+    let mut all = Vec::new();
+    for (place, value) in value.as_array().into_iter().flatten().enumerate() {
+        let at = format!("{at}[{place}]");
+        all.extend(schema.get("items").into_iter().flat_map(|s| contradictions(s, value, &at)));
+    }
+    if let Some(object) = value.as_object() {
+        let required = schema.get("required").and_then(Value::as_array).into_iter().flatten();
+        let missing = required.filter(|key| !object.contains_key(key.as_str().expect("a key")));
+        all.extend(missing.map(|key| format!("{at} lacks {key}")));
+        for (key, value) in object {
+            let own = schema.get("properties").and_then(|properties| properties.get(key));
+            let own = own.or(schema.get("additionalProperties"));
+            let at = format!("{at}.{key}");
+            all.extend(own.into_iter().flat_map(|schema| contradictions(schema, value, &at)));
         }
     }
-    wrong
+    all
 }
 
 /// A cluster file says how many devices there are; who asks about fewer says so.

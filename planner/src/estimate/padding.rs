@@ -5,6 +5,7 @@
 //! groups differ in `tp`, and stages in which tables they hold, so that no one number is added.
 
 use ir::Diagnostic;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::Estimator;
@@ -14,7 +15,7 @@ use super::workload::{Cut, Item};
 use crate::configuration::Configuration;
 
 /// Rows that are added to the tables of a vocabulary.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Padding {
     /// Words of the model.
     pub words: u64,

@@ -10,6 +10,7 @@
 //!
 //! Legend: m micro-batches, tᵢ seconds of one micro-batch on stage i.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::bubble;
@@ -24,7 +25,7 @@ use super::style::{Style, Whole};
 use crate::configuration::{Configuration, Place, RankAxis, Schedule};
 
 /// Seconds of a step, by what takes them. They add up to the step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct Breakdown {
     /// Products with weights, on the slowest stage.
     pub products_s: f64,
@@ -84,7 +85,7 @@ impl Breakdown {
 }
 
 /// Bytes of the fullest stage, by what holds them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct Memory {
     /// The stage, from 0.
     pub stage: u32,

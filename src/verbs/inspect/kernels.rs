@@ -13,6 +13,7 @@ use planner::cluster::Cluster;
 use runtime::artefact::Contents;
 use serde_json::{Value, json};
 
+use crate::documents::{self, Document};
 use crate::failure::Failure;
 use crate::output::{self, Table};
 
@@ -125,11 +126,9 @@ pub(super) fn document(source: &str, contents: &Contents) -> Result<Value, Failu
             "functions": told.lines.iter().map(line).collect::<Vec<Value>>(),
         })
     };
-    Ok(json!({
-        "schema": "gantline.kernels/1",
-        "archs": contents.archs.iter().map(|arch| arch.name()).collect::<Vec<_>>(),
-        "kernels": kernels(contents).iter().map(kernel).collect::<Vec<Value>>(),
-    }))
+    let archs = contents.archs.iter().map(|arch| arch.name().to_owned()).collect();
+    let kernels = kernels(contents).iter().map(kernel).collect();
+    Ok(documents::Kernels { archs, kernels }.to_json())
 }
 
 fn check(source: &str, contents: &Contents) -> Result<(), Diagnostic> {

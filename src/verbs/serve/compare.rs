@@ -9,6 +9,7 @@ use super::page::{header, laid, recommended, told};
 use super::{Copies, Row, refuse_others, wanted};
 use crate::argument::PathArg;
 use crate::cache;
+use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, usage};
 use crate::output;
 use crate::verbs::compare::CompareArgs;
@@ -86,14 +87,13 @@ fn compared(subject: &Subject, besides: &[Subject], args: &CompareArgs) -> Resul
         columns.extend(best.map(|row| Column::of(&copies, name, row)));
     }
     if args.asked.json {
-        let document = json!({
-            "schema": "gantline.compare-inference/1",
-            "model": subject.work.name,
-            "seq": copies.seq(),
-            "plans": columns.iter().map(|column| &column.told).collect::<Vec<&Value>>(),
-            "bests": 1 + besides.len(),
-        });
-        return Ok(format!("{document:#}"));
+        let document = documents::CompareInference {
+            model: subject.work.name.clone(),
+            seq: copies.seq().into(),
+            plans: columns.into_iter().map(|column| column.told).collect(),
+            bests: 1 + besides.len() as u64,
+        };
+        return Ok(format!("{:#}", document.to_json()));
     }
     Ok(format!("{}\n{}", header(&copies), page(&columns)))
 }

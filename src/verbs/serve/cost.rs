@@ -1,11 +1,11 @@
 //! `cost --for inference`: what tokens take on copies of a model, or a rate of them.
 
 use planner::cluster::Cluster;
-use serde_json::{Value, json};
 
 use super::page::{answered, header, laid, recommended};
 use super::{Copies, Row, refuse_others, wanted};
 use crate::cache;
+use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, usage};
 use crate::output::{self, Table};
 use crate::verbs::cost::{Bill, CostArgs, HOUR_S, JOULES_PER_KWH, many};
@@ -92,15 +92,15 @@ impl Cost {
         }
     }
 
-    fn told(&self) -> Value {
-        json!({
-            "time_s": self.seconds,
-            "utilisation": self.utilisation,
-            "device_hours": self.device_hours,
-            "money": self.money,
-            "energy_kwh": self.kwh,
-            "money_per_million_tokens": self.per_million,
-        })
+    fn row(&self) -> documents::Served {
+        documents::Served {
+            time_s: self.seconds,
+            utilisation: self.utilisation,
+            device_hours: self.device_hours,
+            money: self.money,
+            energy_kwh: self.kwh,
+            money_per_million_tokens: self.per_million,
+        }
     }
 }
 
@@ -155,25 +155,24 @@ fn bill(subject: &Subject, args: &CostArgs, tokens: [f64; 2]) -> Result<(Exit, S
     let in_time = args.bill.deadline.is_none_or(|deadline| costs[1].seconds <= deadline);
     let meets = if per_hour.is_some() { enough } else { in_time };
     let text = if args.asked.json {
-        let [low, expected, high] = costs.each_ref().map(Cost::told);
-        let document = json!({
-            "schema": "gantline.cost-inference/1",
-            "model": subject.work.name,
-            "cluster": subject.cluster.describe(),
-            "devices": row.devices(),
-            "seq": copies.seq(),
-            "plan": row.copy.to_string(),
-            "copies": row.copies,
-            "prompt_tokens": tokens[0],
-            "tokens": tokens[1],
-            "rate": args.demand.rate,
-            "low": low,
-            "expected": expected,
-            "high": high,
-            "deadline_s": args.bill.deadline,
-            "meets": meets,
-        });
-        format!("{document:#}")
+        let [low, expected, high] = costs.each_ref().map(Cost::row);
+        let document = documents::CostInference {
+            model: subject.work.name.clone(),
+            cluster: subject.cluster.describe(),
+            devices: row.devices(),
+            seq: copies.seq().into(),
+            plan: row.copy.to_string(),
+            copies: row.copies.into(),
+            prompt_tokens: tokens[0],
+            tokens: tokens[1],
+            rate: args.demand.rate,
+            low,
+            expected,
+            high,
+            deadline_s: args.bill.deadline,
+            meets,
+        };
+        format!("{:#}", document.to_json())
     } else {
         let mut text = header(&copies);
         text += &format!("plan     {}\n", laid(row));

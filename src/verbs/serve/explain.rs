@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::page::{self, answered, header, laid, reason, recommended, told};
 use super::{Copies, Purpose, Row, Served, refuse_others, wanted};
 use crate::cache;
+use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure};
 use crate::output;
 use crate::verbs::plan::Asked;
@@ -173,23 +174,25 @@ impl<'r> Explained<'r> {
             .iter()
             .map(|(bytes, row)| json!({"memory_bytes": bytes, "row": told(copies, row)}));
         let memory = self.memory(copies).into_iter();
-        let memory = memory.map(|(name, bytes)| (name.to_owned(), json!(bytes)));
+        let memory = memory.map(|(name, bytes)| (name.to_owned(), bytes));
         let latency = |parts: &Parts| {
             let [low, high] = copies.serving.factors(parts);
-            let total_s = parts.total_s();
-            json!({"time_s": total_s, "low_s": low * total_s, "high_s": high * total_s,
-                   "breakdown": parts})
+            let time_s = parts.total_s();
+            let (low_s, high_s) = (low * time_s, high * time_s);
+            documents::Latency { time_s, low_s, high_s, breakdown: *parts }
         };
-        let mut document = page::asked(copies, "gantline.explain-inference/1");
-        document["row"] = told(copies, self.best);
-        document["token"] = latency(token);
-        document["prompt"] = latency(prompt);
-        document["memory"] = memory.collect::<serde_json::Map<String, Value>>().into();
-        document["neighbours"] = others.collect();
-        document["other_memory"] = resized.collect();
-        document["tokens_per_gib"] = json!(tokens);
-        document["sequences_per_gib"] = json!(tokens / f64::from(copies.seq()));
-        document
+        let document = documents::ExplainInference {
+            asked: page::asked(copies),
+            row: told(copies, self.best),
+            token: latency(token),
+            prompt: latency(prompt),
+            memory: memory.collect(),
+            neighbours: others.collect(),
+            other_memory: resized.collect(),
+            tokens_per_gib: tokens,
+            sequences_per_gib: tokens / f64::from(copies.seq()),
+        };
+        document.to_json()
     }
 }
 

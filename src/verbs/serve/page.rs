@@ -4,6 +4,7 @@ use kernels::{Bytes, Seconds};
 use serde_json::{Value, json};
 
 use super::{Copies, Purpose, Row};
+use crate::documents::{self, Document};
 use crate::failure::Exit;
 use crate::output::{self, Table};
 use crate::verbs::space::{Subject, assumption_lines};
@@ -50,27 +51,28 @@ fn document(copies: &Copies<'_>, rows: &[Row]) -> Value {
         row["reason"] = json!(reason(copies, rows));
         row
     });
-    let mut document = asked(copies, "gantline.inference/1");
-    document["fits"] = json!(recommended.is_some());
-    document["recommended"] = json!(recommended);
-    document["missing_bytes"] = json!(missing_bytes(copies, rows));
-    document["rows"] = rows.iter().map(told).collect();
-    document
+    let document = documents::Inference {
+        asked: asked(copies),
+        fits: recommended.is_some(),
+        recommended: recommended.and_then(|row| row.as_object().cloned()),
+        missing_bytes: missing_bytes(copies, rows),
+        rows: rows.iter().map(told).collect(),
+    };
+    document.to_json()
 }
 
 /// What is asked about, for programs.
-pub(super) fn asked(copies: &Copies<'_>, schema: &str) -> Value {
+pub(super) fn asked(copies: &Copies<'_>) -> documents::Asked {
     let Subject { work, cluster, devices, dtype, .. } = copies.subject;
-    json!({
-        "schema": schema,
-        "model": work.name,
-        "cluster": cluster.describe(),
-        "devices": devices,
-        "seq": copies.seq(),
-        "dtype": dtype.name(),
-        "have_bytes": copies.have_bytes(),
-        "assumptions": work.assumptions,
-    })
+    documents::Asked {
+        model: work.name.clone(),
+        cluster: cluster.describe(),
+        devices: (*devices).into(),
+        seq: copies.seq().into(),
+        dtype: dtype.name().to_owned(),
+        assumptions: work.assumptions.clone(),
+        have_bytes: copies.have_bytes(),
+    }
 }
 
 /// One row, for programs.

@@ -15,6 +15,7 @@ use super::cost::tokens;
 use super::page::told;
 use super::{Copies, Purpose, Row, refuse_others, wanted};
 use crate::cache;
+use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, usage};
 use crate::output::{self, Table};
 use crate::verbs::cost::{CostArgs, DEVICES_MAX, HOUR_S};
@@ -244,17 +245,17 @@ fn document(all: &[Enough], args: &CostArgs, load: Load) -> Value {
         row["money_per_hour"] = json!(enough.hourly);
         row
     });
-    json!({
-        "schema": "gantline.size-inference/1",
-        "model": args.asked.model.to_string(),
-        "token_time_s": args.served.token_time,
-        "rate": Some(load.rates[1]).filter(|rate| *rate > 0.0),
-        "prompt_rate": Some(load.rates[0]).filter(|rate| *rate > 0.0),
-        "sequences": load.sequences,
-        "devices": best.map(|enough| enough.devices),
-        "cluster": best.map(|enough| &enough.kind),
-        "rows": rows.collect::<Vec<Value>>(),
-    })
+    let document = documents::SizeInference {
+        model: args.asked.model.to_string(),
+        token_time_s: args.served.token_time,
+        rate: Some(load.rates[1]).filter(|rate| *rate > 0.0),
+        prompt_rate: Some(load.rates[0]).filter(|rate| *rate > 0.0),
+        sequences: load.sequences,
+        devices: best.map(|enough| enough.devices.into()),
+        cluster: best.map(|enough| enough.kind.clone()),
+        rows: rows.collect(),
+    };
+    document.to_json()
 }
 
 fn page(all: &[Enough], args: &CostArgs, load: Load, is_priced: bool) -> String {

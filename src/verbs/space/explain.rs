@@ -12,9 +12,10 @@ use planner::space::ask::{Answer, Chosen, ask};
 use planner::space::neighbours::searched_again;
 use serde_json::{Value, json};
 
-use super::{Aim, Subject, answer, document, groups, padding_line, question, told};
+use super::{Aim, Subject, answer, groups, padding_line, plan_row, question};
 use crate::argument::PathArg;
 use crate::cache;
+use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, read_text};
 use crate::verbs::plan::Asked;
 use crate::verbs::score::read::{self, Known};
@@ -126,7 +127,7 @@ fn explanation(
     let best = &answer.best[0];
     let resized = resized(subject, asked)?;
     if asked.json {
-        let document = told_whole(subject, &explained, &neighbours, &resized);
+        let document = document(subject, &explained, &neighbours, &resized);
         return Ok(format!("{document:#}"));
     }
     let estimate = &best.estimate;
@@ -189,7 +190,7 @@ impl Explained {
 }
 
 /// The same for programs.
-fn told_whole(
+fn document(
     subject: &Subject,
     explained: &Explained,
     neighbours: &[Neighbour],
@@ -197,30 +198,25 @@ fn told_whole(
 ) -> Value {
     let Explained { answer, fastest, none } = explained;
     let best = &answer.best[0];
-    let mut document = document(subject, answer);
-    document["schema"] = json!("gantline.space-explain/1");
-    document["neighbours"] = neighbours
-        .iter()
-        .map(|neighbour| {
-            let Neighbour { change, chosen, best: searched } = neighbour;
-            let mut document = told(subject, chosen);
-            document["change"] = json!(change);
-            document["reason"] = json!(neighbour.reason(best, answer.have_bytes));
-            document["best"] = json!(searched.as_ref().map(|found| told(subject, found)));
-            document
-        })
-        .collect();
-    document["fastest"] = json!(fastest.as_ref().map(|found| told(subject, found)));
-    document["infeasible"] = json!(none.as_ref().map(|none| &none.headline));
-    document["seconds_saved_per_gib"] = json!(saved_per_gib(best, answer.have_bytes, resized));
-    document["other_memory"] = resized
-        .iter()
-        .map(|other| {
-            let plan = other.best.as_ref().map(|found| told(subject, found));
-            json!({"memory_bytes": other.memory_bytes, "best": plan})
-        })
-        .collect();
-    document
+    let neighbour = |neighbour: &Neighbour| documents::Neighbour {
+        row: plan_row(subject, &neighbour.chosen),
+        change: neighbour.change.to_string(),
+        reason: neighbour.reason(best, answer.have_bytes),
+        best: neighbour.best.as_ref().map(|found| plan_row(subject, found)),
+    };
+    let other = |other: &Resized| {
+        let plan = other.best.as_ref().map(|found| plan_row(subject, found));
+        json!({"memory_bytes": other.memory_bytes, "best": plan})
+    };
+    let document = documents::SpaceExplain {
+        plan: super::document(subject, answer),
+        neighbours: neighbours.iter().map(neighbour).collect(),
+        fastest: fastest.as_ref().map(|found| plan_row(subject, found)),
+        infeasible: none.as_ref().map(|none| none.headline.clone()),
+        seconds_saved_per_gib: saved_per_gib(best, answer.have_bytes, resized),
+        other_memory: resized.iter().map(other).collect(),
+    };
+    document.to_json()
 }
 
 /// Where the time and the memory of a step go.

@@ -5,9 +5,9 @@ use planner::cluster::Cluster;
 use planner::configuration::{Configuration, Offload, Place, Recompute, Zero};
 use planner::estimate::Estimate;
 use planner::space::ask::Chosen;
-use serde_json::{Value, json};
 
-use super::{Subject, answer, groups, told};
+use super::{Subject, answer, groups, plan_row};
+use crate::documents::{self, Document, StrategyRow};
 use crate::failure::{Exit, Failure, fact, or_reason};
 use crate::output::{self, Table};
 use crate::verbs::plan::Asked;
@@ -30,35 +30,30 @@ pub fn fit(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
     let found = enough(&subject, asked, &rows, have);
     let fits = found.is_ok();
     if asked.json {
-        let rows: Vec<Value> = rows
-            .iter()
-            .map(|(name, e)| {
-                json!({
-                    "strategy": name,
-                    "plan": e.configuration.to_string(),
-                    "memory": e.memory,
-                    "need_bytes": e.memory.total_bytes(),
-                    "fits": e.memory.total_bytes() <= have,
-                })
-            })
-            .collect();
+        let strategy = |(name, estimate): &(String, Estimate)| StrategyRow {
+            strategy: name.clone(),
+            plan: estimate.configuration.to_string(),
+            memory: estimate.memory,
+            need_bytes: estimate.memory.total_bytes(),
+            fits: estimate.memory.total_bytes() <= have,
+        };
         let found = or_reason(found)?;
-        let fastest = found.as_ref().ok().map(|best| told(&subject, best));
+        let fastest = found.as_ref().ok().map(|best| plan_row(&subject, best));
         let no = found.err();
-        let of_no = |name: &str| no.as_ref().map(|no| fact(no, name));
-        output::answer_json(&json!({
-            "schema": "gantline.space-fit/1",
-            "model": subject.work.name,
-            "cluster": subject.cluster.describe(),
-            "devices": subject.devices,
-            "have_bytes": have,
-            "fits": fits,
-            "reason": no.as_ref().map(|no| &no.headline),
-            "rows": rows,
-            "fastest": fastest,
-            "smallest": of_no("smallest"),
-            "nearest": of_no("nearest").filter(Value::is_array).unwrap_or(json!([])),
-        }));
+        let of_no = |name: &str| no.as_ref().map(|no| fact(no, name)).unwrap_or_default();
+        let document = documents::SpaceFit {
+            model: subject.work.name.clone(),
+            cluster: subject.cluster.describe(),
+            devices: subject.devices.into(),
+            have_bytes: have,
+            fits,
+            reason: no.as_ref().map(|no| no.headline.clone()),
+            rows: rows.iter().map(strategy).collect(),
+            fastest,
+            smallest: of_no("smallest").as_object().cloned(),
+            nearest: of_no("nearest").as_array().cloned().unwrap_or_default(),
+        };
+        output::answer_json(&document.to_json());
         return Ok(if fits { Exit::Success } else { Exit::Infeasible });
     }
     let mut text = subject.header();

@@ -16,12 +16,12 @@ use planner::estimate::workload::Workload;
 use planner::estimate::{Job, style};
 use planner::space::ask::EVALUATIONS_MAX;
 use planner::space::groups::{self, Grouped};
-use serde_json::json;
 
 use self::page::{Row, document, page, rows, table};
 use super::{Aim, arithmetic, assumption_lines, count, element_type, noted_model, samples_of};
 
 use crate::cache;
+use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, or_reason, usage};
 use crate::job::Precision;
 use crate::output;
@@ -210,7 +210,7 @@ fn found(args: &PlanArgs, mixed: &Mixed) -> Result<(Exit, String), Failure> {
     let start = Instant::now();
     let stop = || args.budget.is_some_and(|budget_s| start.elapsed().as_secs_f64() > budget_s);
     let way = mixed.best_until(&args.asked, args.objective, &stop)?;
-    let document = document(mixed, &way);
+    let document = document(mixed, &way).to_json();
     if let Some(path) = &args.output {
         let text = format!("{document:#}\n");
         std::fs::write(path, text).map_err(runtime::Error::io("write", path.as_ref()))?;
@@ -232,16 +232,16 @@ pub(super) fn fit(asked: &Asked, cluster: Cluster) -> Result<Exit, Failure> {
         let best = or_reason(best)?;
         let way = best.as_ref().ok();
         let rows = way.map(|way| rows(&mixed, way).iter().map(Row::told).collect::<Vec<_>>());
-        output::answer_json(&json!({
-            "schema": "gantline.fit-groups/1",
-            "model": mixed.work.name,
-            "cluster": mixed.cluster.describe(),
-            "devices": mixed.cluster.devices(),
-            "fits": way.is_some(),
-            "reason": best.as_ref().err().map(|no| &no.headline),
-            "step_time_s": way.map(Grouped::step_time_s),
-            "rows": rows.unwrap_or_default(),
-        }));
+        let document = documents::FitGroups {
+            model: mixed.work.name.clone(),
+            cluster: mixed.cluster.describe(),
+            devices: mixed.cluster.devices().unwrap_or_default() as u64,
+            fits: way.is_some(),
+            reason: best.as_ref().err().map(|no| no.headline.clone()),
+            step_time_s: way.map(Grouped::step_time_s),
+            rows: rows.unwrap_or_default(),
+        };
+        output::answer_json(&document.to_json());
         return Ok(if way.is_some() { Exit::Success } else { Exit::Infeasible });
     }
     let best = best?;

@@ -5,6 +5,7 @@
 //! takes twice as long, it does. What it loses where one thing takes a share longer, over that
 //! share, is the part of that thing; by Euler's theorem the parts sum to the pass.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{Replica, Serving, Work};
@@ -12,7 +13,7 @@ use crate::estimate::interval::{self, ROWS, START, TENSOR, UNKNOWN};
 use crate::estimate::rates::Rates;
 
 /// The seconds of a pass, by what takes them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct Parts {
     /// Products read their weights, and the few rows that these are multiplied with.
     pub weights_s: f64,

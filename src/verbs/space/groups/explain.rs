@@ -12,6 +12,7 @@ use super::Mixed;
 use super::page::{breakdown, document, fits, kind, page};
 use crate::argument::PathArg;
 use crate::cache;
+use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, read_text};
 use crate::verbs::plan::Asked;
 use crate::verbs::score::read;
@@ -114,14 +115,8 @@ fn explanation(mixed: &Mixed, asked: &Asked, given: Option<Grouped>) -> Result<S
     };
     let parts = breakdown(way).unwrap_or_default();
     if asked.json {
-        let mut document = document(mixed, way);
-        document["schema"] = json!("gantline.explain-groups/1");
-        document["breakdown"] = json!(parts);
         let best = fastest.as_ref().and_then(|fastest| fastest.as_ref().ok());
         let none = fastest.as_ref().and_then(|fastest| fastest.as_ref().err());
-        document["fits"] = json!(fits(way));
-        document["fastest"] = json!(best.map(|best| self::document(mixed, best)));
-        document["infeasible"] = json!(none.map(|none| &none.headline));
         let told = |way: &Grouped| {
             json!({
                 "kind": kind(way),
@@ -130,8 +125,15 @@ fn explanation(mixed: &Mixed, asked: &Asked, given: Option<Grouped>) -> Result<S
                 "step_time_s": way.step_time_s(),
             })
         };
-        document["others"] = others.iter().map(told).collect();
-        return Ok(format!("{document:#}"));
+        let document = documents::ExplainGroups {
+            plan: document(mixed, way),
+            breakdown: parts,
+            others: others.iter().map(told).collect(),
+            fits: fits(way),
+            fastest: best.map(|best| document(mixed, best)),
+            infeasible: none.map(|none| none.headline.clone()),
+        };
+        return Ok(format!("{:#}", document.to_json()));
     }
     let limits = asked.limited.all_limits()?;
     let mut text = mixed.header() + &page(mixed, way) + &explained.verdict(mixed, &limits);

@@ -9,6 +9,7 @@ use planner::space::groups::{Grouped, Share};
 use serde_json::{Value, json};
 
 use super::Mixed;
+use crate::documents;
 use crate::output::{self, Table};
 use crate::verbs::cost::HOUR_S;
 
@@ -25,42 +26,41 @@ pub fn fits(way: &Grouped) -> bool {
 }
 
 /// A plan over groups, as JSON.
-pub fn document(mixed: &Mixed, way: &Grouped) -> Value {
+pub fn document(mixed: &Mixed, way: &Grouped) -> documents::PlanGroups {
     let [low, high] = way.interval_s();
     let (shared, across) = match way {
         Grouped::Shares(shared) => (Some(shared), None),
         Grouped::Stages(across) => (None, Some(across)),
     };
-    json!({
-        "schema": "gantline.plan-groups/1",
-        "kind": kind(way),
-        "model": mixed.work.name,
-        "params": mixed.work.parameters(),
-        "cluster": mixed.cluster.describe(),
-        "devices": mixed.cluster.devices(),
-        "used_devices": way.devices(),
-        "gbs": mixed.global_batch,
-        "seq": mixed.seq,
-        "dtype": mixed.dtype.name(),
-        "step_time_s": way.step_time_s(),
-        "step_time_low_s": low,
-        "step_time_high_s": high,
-        "tokens_per_s": mixed.tokens() / way.step_time_s(),
-        "energy_j": way.joules(&mixed.cluster),
-        "money": mixed.hourly(way).map(|(money, _)| money * way.step_time_s() / HOUR_S),
-        "exchange_s": shared.map(|shared| shared.exchange_s),
-        "piece": shared.map(|shared| shared.piece),
-        "rest": shared.map(|shared| shared.rest),
-        "nearest_batches": shared.map(|shared| &shared.nearest),
-        "searched": shared.map(|shared| shared.searched),
-        "microbatch_count": across.map(|across| across.microbatch_count),
-        "cuts": across.map(|across| across.cuts),
-        "complete": match way {
+    documents::PlanGroups {
+        kind: kind(way).to_owned(),
+        model: mixed.work.name.clone(),
+        params: mixed.work.parameters(),
+        cluster: mixed.cluster.describe(),
+        devices: mixed.cluster.devices().unwrap_or_default() as u64,
+        used_devices: way.devices().into(),
+        gbs: mixed.global_batch.into(),
+        seq: mixed.seq.into(),
+        dtype: mixed.dtype.name().to_owned(),
+        step_time_s: way.step_time_s(),
+        step_time_low_s: low,
+        step_time_high_s: high,
+        tokens_per_s: mixed.tokens() / way.step_time_s(),
+        energy_j: way.joules(&mixed.cluster),
+        money: mixed.hourly(way).map(|(money, _)| money * way.step_time_s() / HOUR_S),
+        exchange_s: shared.map(|shared| shared.exchange_s),
+        piece: shared.map(|shared| shared.piece.into()),
+        rest: shared.map(|shared| shared.rest.into()),
+        nearest_batches: shared.map(|shared| shared.nearest.iter().map(|n| (*n).into()).collect()),
+        searched: shared.map(|shared| shared.searched as u64),
+        microbatch_count: across.map(|across| across.microbatch_count),
+        cuts: across.map(|across| json!(across.cuts)),
+        complete: match way {
             Grouped::Shares(shared) => shared.complete,
             Grouped::Stages(across) => across.complete,
         },
-        "groups": rows(mixed, way).iter().map(Row::told).collect::<Vec<_>>(),
-    })
+        groups: rows(mixed, way).iter().map(Row::told).collect(),
+    }
 }
 
 /// What one group does.

@@ -1,0 +1,166 @@
+//! Copies of a model that answer prompts.
+
+use std::collections::BTreeMap;
+
+use planner::estimate::serving::Parts;
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::Object;
+
+/// What copies of a model are asked about.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Asked {
+    /// The model's name.
+    pub model: String,
+    /// The cluster, with what was read from it.
+    pub cluster: String,
+    /// Devices.
+    pub devices: u64,
+    /// Tokens of a sample.
+    pub seq: u64,
+    /// The element type.
+    pub dtype: String,
+    /// On GPUs: what is computed and not priced, in words.
+    pub assumptions: Vec<String>,
+    /// Bytes of a device for a job.
+    pub have_bytes: f64,
+}
+
+/// How copies of a model answer prompts.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Inference {
+    /// What is asked about.
+    #[serde(flatten)]
+    pub asked: Asked,
+    /// Whether any copy answers one prompt of so many tokens.
+    pub fits: bool,
+    /// The row to take, with its reason.
+    pub recommended: Option<Object>,
+    /// What the smallest copy lacks, where none fits.
+    pub missing_bytes: Option<f64>,
+    /// Ways to lie, the best first: tp, pp, ep, what they hold and give.
+    pub rows: Vec<Value>,
+}
+
+/// Where the time of a token and of a prompt goes.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct ExplainInference {
+    /// What is asked about.
+    #[serde(flatten)]
+    pub asked: Asked,
+    /// The way to lie that is explained.
+    pub row: Value,
+    /// A token of each sequence.
+    pub token: Latency,
+    /// A prompt.
+    pub prompt: Latency,
+    /// Bytes of the fullest device, by what holds them.
+    pub memory: BTreeMap<String, f64>,
+    /// Ways that differ in one decision, each with a reason.
+    pub neighbours: Vec<Value>,
+    /// What the same way gives with other memory_bytes.
+    pub other_memory: Vec<Value>,
+    /// Tokens of context that a GiB more holds.
+    pub tokens_per_gib: f64,
+    /// Sequences of so many tokens that it holds.
+    pub sequences_per_gib: f64,
+}
+
+/// How long something takes.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Latency {
+    /// Seconds.
+    pub time_s: f64,
+    /// The low end of the interval.
+    pub low_s: f64,
+    /// The high end of the interval.
+    pub high_s: f64,
+    /// Its parts.
+    pub breakdown: Parts,
+}
+
+/// Layouts of copies that answer prompts, side by side.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct CompareInference {
+    /// The model's name.
+    pub model: String,
+    /// Tokens of a sample.
+    pub seq: u64,
+    /// The layouts, each with its cluster, bytes, rates and parts.
+    pub plans: Vec<Value>,
+    /// How many of the last ones are the best of their clusters.
+    pub bests: u64,
+}
+
+/// What tokens of inference take, or an hour of a rate of them.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct CostInference {
+    /// The model's name.
+    pub model: String,
+    /// The cluster, with what was read from it.
+    pub cluster: String,
+    /// Devices.
+    pub devices: f64,
+    /// Tokens of a sample.
+    pub seq: u64,
+    /// How a copy lies.
+    pub plan: String,
+    /// Copies.
+    pub copies: u64,
+    /// Tokens of prompts.
+    pub prompt_tokens: f64,
+    /// New tokens.
+    pub tokens: f64,
+    /// New tokens per second that are asked for.
+    pub rate: Option<f64>,
+    /// Where passes are short.
+    pub low: Served,
+    /// As expected.
+    pub expected: Served,
+    /// Where passes are long.
+    pub high: Served,
+    /// Seconds that there are.
+    pub deadline_s: Option<f64>,
+    /// Whether devices are enough for the rate or the deadline.
+    pub meets: bool,
+}
+
+/// What tokens of inference take.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Served {
+    /// Seconds.
+    pub time_s: f64,
+    /// Share of the devices that is busy.
+    pub utilisation: f64,
+    /// Hours of all devices.
+    pub device_hours: f64,
+    /// The price, where that of a device is known.
+    pub money: Option<f64>,
+    /// The energy, where the power of a device is known.
+    pub energy_kwh: Option<f64>,
+    /// The price of a million new tokens.
+    pub money_per_million_tokens: Option<f64>,
+}
+
+/// How few devices give tokens soon enough, or enough of them.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct SizeInference {
+    /// The model's name.
+    pub model: String,
+    /// Seconds from one token to the next, at most.
+    pub token_time_s: Option<f64>,
+    /// New tokens per second that are asked for.
+    pub rate: Option<f64>,
+    /// Tokens of prompts per second that are.
+    pub prompt_rate: Option<f64>,
+    /// Sequences at once that are.
+    pub sequences: Option<u64>,
+    /// The fewest or cheapest devices that are enough.
+    pub devices: Option<u64>,
+    /// Of which kind.
+    pub cluster: Option<String>,
+    /// Ways that are enough, each with devices, nodes, money.
+    pub rows: Vec<Value>,
+}

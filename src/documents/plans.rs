@@ -1,0 +1,385 @@
+//! Plans: what training takes, and why.
+
+use planner::estimate::padding::Padding;
+use planner::estimate::step::{Breakdown, Memory};
+use planner::explain::Explanation;
+use planner::fit::Fit as Strategies;
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::Object;
+
+/// Configurations side by side.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Compare {
+    /// The model's name.
+    pub model: String,
+    /// Bytes of a device for a job.
+    pub have_bytes: f64,
+    /// The configurations.
+    pub plans: Vec<CompareRow>,
+    /// Whether the last one is the best there is.
+    pub last_is_best: bool,
+}
+
+/// A configuration with what it costs.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct CompareRow {
+    /// The configuration.
+    #[serde(flatten)]
+    pub row: PlanRow,
+    /// Seconds of the step by part.
+    pub breakdown: Breakdown,
+    /// Bytes of the fullest device, by what holds them.
+    pub memory: Memory,
+}
+
+/// What training on a data set takes.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Cost {
+    /// The model's name.
+    pub model: String,
+    /// The cluster, with what was read from it.
+    pub cluster: String,
+    /// Devices.
+    pub devices: u64,
+    /// Tokens that are trained on.
+    pub tokens: f64,
+    /// Steps.
+    pub steps: f64,
+    /// The configuration.
+    pub plan: String,
+    /// Seconds of a step.
+    pub step_time_s: f64,
+    /// Of the shortest steps.
+    pub low: Run,
+    /// Of the expected steps.
+    pub expected: Run,
+    /// Of the longest steps.
+    pub high: Run,
+    /// Seconds that there are.
+    pub deadline_s: Option<f64>,
+    /// Whether the expected time is not longer.
+    pub meets_deadline: bool,
+}
+
+/// A training run.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Run {
+    /// Its seconds.
+    pub time_s: f64,
+    /// Hours of all devices.
+    pub device_hours: f64,
+    /// Its price, where the price of a device is known.
+    pub money: Option<f64>,
+    /// Its energy, where the power of a device is known.
+    pub energy_kwh: Option<f64>,
+}
+
+/// Why the plan is as it is.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Explain {
+    /// What a step is made of, and what was not chosen.
+    #[serde(flatten)]
+    pub explanation: Explanation,
+}
+
+/// Whether a model fits a cluster.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Fit {
+    /// The strategies, with what each needs.
+    #[serde(flatten)]
+    pub strategies: Strategies,
+    /// Whether any strategy fits.
+    pub fits: bool,
+}
+
+/// The fastest plan that fits.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Plan {
+    /// The model's name.
+    pub model: String,
+    /// Numbers in the weights.
+    pub params: u64,
+    /// Layers.
+    pub layers: u64,
+    /// The cluster, with what was read from it.
+    pub cluster: String,
+    /// Ranks.
+    pub ranks: u64,
+    /// Devices.
+    pub devices: u64,
+    /// Samples of a step over all ranks.
+    pub gbs: u64,
+    /// Tokens of a sample.
+    pub seq: u64,
+    /// The element type.
+    pub dtype: String,
+    /// Operations of a step, forward and backward.
+    pub flops_per_step: Option<f64>,
+    /// On GPUs: what is computed and not priced, in words.
+    pub assumptions: Vec<String>,
+    /// On GPUs: what is added to the vocabulary, where something is.
+    pub vocabulary_padding: Option<Padding>,
+    /// The plan and what it costs.
+    #[serde(flatten)]
+    pub row: PlanRow,
+    /// On GPUs: seconds of a step whose passes are replayed one by one.
+    pub simulated_step_time_s: Option<f64>,
+    /// How times are known: measured, fitted, datasheet.
+    pub origin: String,
+    /// Parts of a step in seconds, which sum to it.
+    pub breakdown: StepParts,
+    /// On GPUs: bytes of the fullest device, by what holds them.
+    pub memory: Option<Memory>,
+    /// Bytes of a device for a job, or of the fullest place on CPUs.
+    pub have_bytes: f64,
+    /// By which share the best possible plan may be better, at most.
+    pub gap: Option<f64>,
+    /// Lower bound on the seconds of a step of any plan.
+    pub bound_s: Option<f64>,
+    /// Whether no candidate was left out unseen.
+    pub complete: bool,
+    /// Candidates of the search.
+    pub candidates: u64,
+    /// On GPUs: what became of the candidates.
+    pub space: Option<Candidates>,
+    /// On GPUs: the plans that no other beats in both time and memory.
+    pub frontier: Vec<PlanRow>,
+    /// The best of each kind, the fastest first.
+    pub plans: Vec<Value>,
+    /// On GPUs: plans that would be faster and do not fit.
+    pub too_large: Vec<PlanRow>,
+    /// Decisions that this version plans and does not execute.
+    pub not_executed: Vec<String>,
+}
+
+/// Where a step goes.
+#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
+#[serde(untagged)]
+pub enum StepParts {
+    /// On CPUs.
+    Ranks(planner::simulate::Breakdown),
+    /// On GPUs.
+    Devices(Breakdown),
+}
+
+/// A plan and what it costs.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct PlanRow {
+    /// The plan in a few words.
+    pub text: String,
+    /// The plan: every decision.
+    pub plan: Value,
+    /// Micro-batches of a step.
+    pub microbatch_count: u64,
+    /// Seconds of a step.
+    pub step_time_s: f64,
+    /// Seconds of a step at least: the low end of the interval.
+    pub step_time_low_s: f64,
+    /// Seconds of a step at most: the high end of the interval.
+    pub step_time_high_s: f64,
+    /// Tokens of all ranks per second.
+    pub tokens_per_s: f64,
+    /// Tokens of one device per second.
+    pub tokens_per_s_per_device: f64,
+    /// Share of the peak that the model's operations take.
+    pub mfu: Option<f64>,
+    /// Bytes of the fullest device.
+    pub peak_mem_bytes: f64,
+    /// Joules of a step on all devices, where watts are known.
+    pub energy_j: Option<f64>,
+    /// Whether it fits.
+    pub fits: bool,
+}
+
+/// What became of the candidates of a search.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Candidates {
+    /// Candidates.
+    pub total: f64,
+    /// Candidates that were priced.
+    pub evaluated: u64,
+    /// Those of them that were priced before their turn.
+    pub priced_ahead: u64,
+    /// Candidates that could not be better.
+    pub bounded_out: f64,
+    /// Candidates that do not fit.
+    pub too_large: f64,
+}
+
+/// What a layout costs.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Score {
+    /// The model's name.
+    pub model: String,
+    /// The cluster's name.
+    pub cluster: String,
+    /// The layout, with what was open decided.
+    pub configuration: String,
+    /// How the program executes.
+    pub style: String,
+    /// Ranks.
+    pub ranks: u64,
+    /// On GPUs: what is computed and not priced, in words.
+    pub assumptions: Vec<String>,
+    /// On GPUs: what is added to the vocabulary, where something is.
+    pub vocabulary_padding: Option<Padding>,
+    /// Seconds of a step.
+    pub step_time_s: f64,
+    /// Seconds of a step at least: the low end of the interval.
+    pub step_time_low_s: f64,
+    /// Seconds of a step at most: the high end of the interval.
+    pub step_time_high_s: f64,
+    /// Tokens of all ranks per second.
+    pub tokens_per_s: f64,
+    /// Tokens of one device per second.
+    pub tokens_per_s_per_device: f64,
+    /// Share of the peak that the model's operations take.
+    pub mfu: f64,
+    /// Parts of a step in seconds, which sum to it.
+    pub breakdown: Breakdown,
+    /// Bytes of the fullest device.
+    pub peak_mem_bytes: f64,
+    /// Bytes of a device for a job.
+    pub have_bytes: f64,
+    /// Whether it fits.
+    pub fits: bool,
+    /// Bytes by what holds them.
+    pub memory: Memory,
+    /// Names in the file that were not used.
+    pub left_out: Vec<String>,
+    /// How the file was read, where that is not plain.
+    pub notes: Vec<String>,
+}
+
+/// The fewest and the cheapest devices that meet a deadline.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Size {
+    /// The model's name.
+    pub model: String,
+    /// Tokens that are trained on.
+    pub tokens: f64,
+    /// Samples of a step over all ranks.
+    pub gbs: Option<u64>,
+    /// Seconds that there are.
+    pub deadline_s: f64,
+    /// The fewest devices that are enough.
+    pub devices: Option<u64>,
+    /// The cheapest of those that are.
+    pub cheapest_devices: Option<u64>,
+    /// What was tried.
+    pub tried: Vec<SizeRow>,
+    /// Why no number of devices is enough.
+    pub reason: Option<String>,
+}
+
+/// A number of devices that was tried.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct SizeRow {
+    /// What it takes.
+    #[serde(flatten)]
+    pub run: Run,
+    /// Devices.
+    pub devices: u64,
+    /// The configuration.
+    pub plan: String,
+    /// Seconds of a step.
+    pub step_time_s: f64,
+    /// Whether it meets the deadline.
+    pub meets_deadline: bool,
+}
+
+/// Why the plan for GPUs is as it is: gantline.plan/1, and beside it.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct SpaceExplain {
+    /// The plan.
+    #[serde(flatten)]
+    pub plan: Plan,
+    /// The plan with one decision changed.
+    pub neighbours: Vec<Neighbour>,
+    /// What one GiB more on each device saves.
+    pub seconds_saved_per_gib: f64,
+    /// Sizes of memory: memory_bytes, best (a plan or null).
+    pub other_memory: Vec<Value>,
+    /// The fastest plan, where one in a file is explained.
+    pub fastest: Option<PlanRow>,
+    /// Why there is no fastest plan, where one is explained.
+    pub infeasible: Option<String>,
+}
+
+/// A plan with one decision changed.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Neighbour {
+    /// The plan.
+    #[serde(flatten)]
+    pub row: PlanRow,
+    /// The decision.
+    pub change: String,
+    /// What is worse.
+    pub reason: String,
+    /// The best with that decision and all others searched.
+    pub best: Option<PlanRow>,
+}
+
+/// What usual strategies need on GPUs.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct SpaceFit {
+    /// The model's name.
+    pub model: String,
+    /// The cluster, with what was read from it.
+    pub cluster: String,
+    /// Devices.
+    pub devices: u64,
+    /// Bytes of a device for a job.
+    pub have_bytes: f64,
+    /// Whether any configuration fits.
+    pub fits: bool,
+    /// Why nothing fits.
+    pub reason: Option<String>,
+    /// The strategies.
+    pub rows: Vec<StrategyRow>,
+    /// The fastest strategy that fits, or else any plan that does.
+    pub fastest: Option<PlanRow>,
+    /// Where nothing fits, the plan that needs the least: text, rank, need_bytes, memory.
+    pub smallest: Option<Object>,
+    /// Where nothing fits, what does: change, devices, and the plan as in smallest.
+    pub nearest: Vec<Value>,
+}
+
+/// What a usual strategy needs.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct StrategyRow {
+    /// Its name.
+    pub strategy: String,
+    /// The configuration.
+    pub plan: String,
+    /// Bytes of the fullest device, by what holds them.
+    pub memory: Memory,
+    /// All of them.
+    pub need_bytes: f64,
+    /// Whether that fits.
+    pub fits: bool,
+}
+
+/// Why the answer is no: what a verb prints in the place of its own document.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Infeasible {
+    /// False.
+    pub fits: bool,
+    /// The code of the diagnostic.
+    pub code: String,
+    /// Its headline.
+    pub reason: String,
+    /// How that is known.
+    pub notes: Vec<String>,
+    /// What to ask instead.
+    pub help: Option<String>,
+    /// Bytes of a device for a job.
+    pub have_bytes: Option<f64>,
+    /// Where nothing fits, the plan that needs the least: text, rank, need_bytes, memory.
+    pub smallest: Option<Object>,
+    /// Where nothing fits, what does: change, devices, and the plan as in smallest.
+    pub nearest: Vec<Value>,
+}
