@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::border::Border;
 use crate::offset::Offset;
 use crate::rows::{Output, ReduceOp, Rows};
+use crate::units::Flops;
 
 /// One launch. The comment of each variant lists its inputs and outputs in order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -164,6 +165,11 @@ impl Product {
     /// Points of `k` that one chain of multiply-adds covers. Chosen: two panels of 32 columns of
     /// f32 fit a first-level cache of 48 KiB with what streams past them.
     pub const K_BLOCK: usize = 256;
+
+    /// `2 · batch · m · n · k`.
+    pub fn flops(&self) -> Flops {
+        Flops(2 * self.sizes().iter().map(|&s| s as u64).product::<u64>())
+    }
 
     /// The product of row-major matrices `a[m, k] b[k, n] -> c[m, n]` of one type, of which narrow
     /// ones are summed in F32.

@@ -25,9 +25,9 @@ const TRANSCENDENTAL: u64 = 10;
 /// * lines: one per element; an order one per element and halving of a line
 pub fn flops(kernel: &Kernel) -> Flops {
     match kernel {
-        Kernel::Product(p) => product_flops(p),
+        Kernel::Product(p) => p.flops(),
         Kernel::Products(p) => {
-            let products: u64 = p.parts.iter().map(|part| product_flops(&part.product).0).sum();
+            let products: u64 = p.parts.iter().map(|part| part.product.flops().0).sum();
             Flops(products + pointwise_flops(p).0)
         }
         Kernel::Rows(r) => rows_flops(r),
@@ -72,11 +72,6 @@ pub fn bytes(kernel: &Kernel) -> Bytes {
 pub fn pointwise_flops(p: &Products) -> Flops {
     let then = p.parts.iter().flat_map(|part| &part.then);
     Flops(then.map(|then| rows_flops(&then.rows).0).sum())
-}
-
-/// `2 · batch · m · n · k`.
-pub fn product_flops(p: &Product) -> Flops {
-    Flops(2 * p.sizes().iter().map(|&s| s as u64).product::<u64>())
 }
 
 /// Bytes of scratch that the CPU needs beyond the arguments: allocated once, kept and reused.

@@ -22,7 +22,9 @@ mod attention;
 mod attention_bwd;
 mod attention_few;
 mod block;
+mod extent;
 mod frame;
+mod blocked;
 mod lines;
 mod moves;
 mod pack;
@@ -39,9 +41,8 @@ pub use prepared::Prepared;
 pub use vector::Isa;
 pub use view::{Element, View, ViewMut};
 
-use std::fmt;
-use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{fmt, io};
 
 use ir::DType;
 use rayon::prelude::*;

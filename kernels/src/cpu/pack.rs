@@ -1,7 +1,7 @@
 //! Packing: strided operands of a product become panels that register tiles read in order.
 
+use super::extent::{height, step};
 use super::formats::{self, BF16, F8E4M3, F8E5M2, F16, Format, Narrow, Operand};
-use super::tiles::{height, step};
 use super::vector::{Job, Scalar, Vector};
 
 /// An element that is packed as the number that it is.

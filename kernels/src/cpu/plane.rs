@@ -7,10 +7,11 @@
 
 use std::ops::Range;
 
+use super::blocked::Block;
+use super::extent::THIN;
 use super::formats::Format;
 use super::frame::{copy_within, spread_within, within, zeros};
 use super::scratch::{Bump, lines_of};
-use super::tiles::{Block, THIN};
 use super::vector::{MAX_LANES, Scalar, Vector};
 use crate::border::Border;
 use crate::kernel::Product;

@@ -223,7 +223,7 @@ fn cycles(cpu: &Cpu, p: &Product) -> u64 {
         Some(Pairs::Dot) => 64,
         None => 32,
     };
-    crate::price::product_flops(p).0 / per_cycle
+    p.flops().0 / per_cycle
 }
 
 /// Runs a product of `S`.

@@ -1,8 +1,9 @@
 //! Results of products that are stored narrow: sums are rounded when they are complete.
 
+use super::blocked::Block;
+use super::extent::step;
 use super::formats::{BF16, F8E4M3, F8E5M2, F16, Format, Narrow, Operand};
 use super::pack::Element;
-use super::tiles::{Block, step};
 use super::vector::{Job, Scalar, Vector};
 
 /// A result and what is added to it, each with one rounding, all stored alike.

@@ -5,9 +5,10 @@
 
 use std::marker::PhantomData;
 
+use super::blocked::Block;
+use super::extent::THIN;
 use super::formats::{BF16, F16, Format};
 use super::pack::Element;
-use super::tiles::{Block, THIN};
 use super::vector::{Job, Scalar, Vector};
 
 /// Rows of `b` per sweep over the columns.

@@ -9,6 +9,8 @@
 //! computes it. That, and not the choice of tiles, makes its bits independent of all other sizes.
 
 use super::block::{Machine, Patch, Sink};
+use super::blocked::Block;
+use super::extent::{THIN, height, step};
 use super::formats::{Format, Operand};
 use super::frame::{Frame, Framed};
 use super::pack::{pack_columns, pack_rows};
@@ -35,9 +37,6 @@ const MS_APART: usize = 512;
 
 /// Most panels of columns for which reading rows in place beats packing them.
 const IN_PLACE: usize = 8;
-
-/// Most rows for which reading `b` in place beats packing it.
-pub(super) const THIN: usize = 4;
 
 /// A loop with its strides in `a`, `b` and `c`; zero where it does not occur.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,13 +102,6 @@ pub(super) fn fill_offsets(loops: &[Loop], operand: usize, start: usize, offsets
         }
         done += run;
     }
-}
-
-/// The common difference of a table, if there is one.
-#[inline(always)]
-pub(super) fn step(offsets: &[usize]) -> Option<usize> {
-    let step = if offsets.len() < 2 { 1 } else { offsets[1].wrapping_sub(offsets[0]) };
-    offsets.windows(2).all(|w| w[1].wrapping_sub(w[0]) == step).then_some(step)
 }
 
 /// Part of a product: the rows and columns that one task computes.
@@ -280,20 +272,6 @@ impl<S: Scalar> Job<S> for Part<'_, S> {
         // scratch of `scratch_bytes`.
         unsafe { part::<V>(self) }
     }
-}
-
-/// A block of a product and its tables of offsets.
-pub(super) struct Block<'a, S> {
-    pub(super) a: Operand,
-    pub(super) b: Operand,
-    pub(super) c: *mut S,
-    pub(super) am: &'a [usize],
-    pub(super) cm: &'a [usize],
-    pub(super) ak: &'a [usize],
-    pub(super) bk: &'a [usize],
-    pub(super) bn: &'a [usize],
-    pub(super) cn: &'a [usize],
-    pub(super) frame: Frame<'a>,
 }
 
 /// Tables and panels of one task.
@@ -511,19 +489,6 @@ fn vectors<V: Vector>(n: usize) -> usize {
         n.div_ceil(V::LANES) / vectors * vectors * 16 + of_rest
     };
     if V::ROWS == 12 && cost(3) * 15 <= cost(2) * 16 { 3 } else { 2 }
-}
-
-/// Height of the next register tile of so many vectors when `rows` are left.
-#[inline(always)]
-pub(super) fn height<V: Vector>(vectors: usize, rows: usize) -> usize {
-    match rows {
-        12.. if V::ROWS == 12 && vectors == 2 => 12,
-        8.. if V::ROWS == 12 => 8,
-        6.. if V::ROWS == 6 => 6,
-        4.. => 4,
-        2.. => 2,
-        _ => 1,
-    }
 }
 
 /// Multiplies a block: packs its columns the `first` time, panel by panel, and its rows where many

@@ -18,10 +18,12 @@ use absent::{amx, dot, panels};
 
 use ir::DType;
 
+use super::blocked::Block;
+use super::extent::step;
 use super::formats::Format;
 use super::frame::Frame;
 use super::scratch::{Bump, lines_of};
-use super::tiles::{Block, Finish, Part, fill_offsets, points, step, table};
+use super::tiles::{Finish, Part, fill_offsets, points, table};
 use super::vector::{Job, Pairs, Scalar, Vector};
 use crate::kernel::Product;
 use panels::{DEPTH, Side, tiles};

@@ -5,7 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::cpu::tiles::step;
+use crate::cpu::extent::step;
 
 /// Points of `k` of a tile.
 pub(super) const DEPTH: usize = 32;
