@@ -11,6 +11,7 @@
 //! **Cost.** Arenas, groups and trace buffers are made at the start; a step reserves no memory
 //! beyond what kernels use as scratch in their first launch.
 
+mod fault;
 mod control;
 mod course;
 mod describe;

@@ -13,10 +13,8 @@
 //! noticed when the rank's [`Local`] is dropped, so a rank's thread must own it.
 
 pub mod arena;
-mod mailbox;
 pub mod memory;
 mod reduce;
-mod rendezvous;
 #[cfg(test)]
 mod tests;
 mod world;
@@ -30,9 +28,9 @@ use ir::DType;
 
 use crate::communicator::{Blocks, Combiner, CommError, Communicator, Counters, Group, Types};
 
-use mailbox::Receiver;
-use rendezvous::{Call, Caller, Kind, Meeting, Signature};
 use world::World;
+use world::mailbox::Receiver;
+use world::rendezvous::{self, Call, Caller, Kind, Meeting, Signature};
 
 /// The end of one rank in a world whose ranks are threads.
 pub struct Local {

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::patience::Patience;
 
 use super::course::Course;
-use super::rank::Fault;
+use super::fault::Fault;
 use super::{Batch, Phase, RankTime, Samples, Scalars, lock, rank_error};
 
 /// How much longer than the ranks' own deadline the host waits for the others once a rank failed.

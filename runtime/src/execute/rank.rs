@@ -21,16 +21,9 @@ use crate::trace::{Span, Tracing};
 
 use super::control::Inputs;
 use super::course::{Course, first_update};
+use super::fault::Fault;
 use super::finite::{self, Found};
 use super::{Classes, Options, Phase, RankTime, Samples, Seat, buffer_of, describe, range, steps};
-
-/// Why a rank failed.
-pub(super) struct Fault {
-    /// Where and what, for people.
-    pub(super) reason: String,
-    /// The failed call; none for a panic.
-    pub(super) error: Option<CommError>,
-}
 
 /// Why a rank does not finish a step.
 enum Stop {

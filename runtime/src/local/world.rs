@@ -1,12 +1,15 @@
 //! What the ranks of one process share: meeting places, mailboxes, and who failed or left.
 
+pub(super) mod mailbox;
+pub(super) mod rendezvous;
+
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::communicator::{CommError, Group};
 
-use super::mailbox::Mailbox;
-use super::rendezvous::{Place, Signature};
+use mailbox::Mailbox;
+use rendezvous::{Place, Signature};
 
 /// The shared state of a world.
 ///

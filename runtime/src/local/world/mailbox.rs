@@ -7,13 +7,13 @@ use std::time::Duration;
 use crate::communicator::CommError;
 use crate::patience::Patience;
 
-use super::world::{World, lock};
+use super::{World, lock};
 
 /// A queue of messages whose buffers are used again.
 ///
 /// Its memory is that of the most messages ever in flight, which the pipeline schedule bounds.
 #[derive(Default)]
-pub(super) struct Mailbox {
+pub(in crate::local) struct Mailbox {
     messages: Mutex<Messages>,
     arrived: Condvar,
 }
@@ -26,16 +26,16 @@ struct Messages {
 
 /// Who receives, from whom.
 #[derive(Clone, Copy)]
-pub(super) struct Receiver<'a> {
-    pub(super) world: &'a World,
-    pub(super) rank: usize,
-    pub(super) from: usize,
-    pub(super) deadline: Duration,
+pub(in crate::local) struct Receiver<'a> {
+    pub(in crate::local) world: &'a World,
+    pub(in crate::local) rank: usize,
+    pub(in crate::local) from: usize,
+    pub(in crate::local) deadline: Duration,
 }
 
 impl Mailbox {
     /// Copies a message into the queue.
-    pub(super) fn put(&self, bytes: &[u8]) {
+    pub(in crate::local) fn put(&self, bytes: &[u8]) {
         let mut buffer = lock(&self.messages).free.pop().unwrap_or_default();
         buffer.clear();
         buffer.extend_from_slice(bytes);
@@ -44,13 +44,17 @@ impl Mailbox {
     }
 
     /// Wakes whoever waits here, to look at the state of the world.
-    pub(super) fn wake(&self) {
+    pub(in crate::local) fn wake(&self) {
         let _messages = lock(&self.messages);
         self.arrived.notify_all();
     }
 
     /// Takes the oldest message; waits for it if there is none.
-    pub(super) fn take(&self, receiver: Receiver<'_>, bytes: &mut [u8]) -> Result<(), CommError> {
+    pub(in crate::local) fn take(
+        &self,
+        receiver: Receiver<'_>,
+        bytes: &mut [u8],
+    ) -> Result<(), CommError> {
         let message = self.wait(receiver, bytes.len())?;
         if message.len() != bytes.len() {
             return Err(CommError::Mismatch {

@@ -16,11 +16,11 @@ use ir::random::mix;
 use crate::communicator::{Combiner, CommError, Group};
 use crate::patience::Patience;
 
-use super::world::{World, lock};
+use super::{World, lock};
 
 /// What kind of call a rank makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(in crate::local) enum Kind {
     AllReduce,
     AllGather,
     ReduceScatter,
@@ -41,7 +41,7 @@ impl Kind {
 
 /// Everything about a call that all members must agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Signature {
+pub(in crate::local) struct Signature {
     kind: Kind,
     dtype: DType,
     exchanged: DType,
@@ -57,7 +57,7 @@ pub(super) struct Signature {
 
 impl Signature {
     /// A call of a group.
-    pub(super) fn of(kind: Kind, group: &Group, dtype: DType) -> Signature {
+    pub(in crate::local) fn of(kind: Kind, group: &Group, dtype: DType) -> Signature {
         let order = hash(group.members());
         Signature {
             kind,
@@ -72,7 +72,7 @@ impl Signature {
     }
 
     /// A message.
-    pub(super) fn message(kind: Kind, other: usize, bytes: usize) -> Signature {
+    pub(in crate::local) fn message(kind: Kind, other: usize, bytes: usize) -> Signature {
         let dims = [1, bytes, 1];
         let group = u32::try_from(other).expect("a world has fewer than 2^32 ranks");
         let dtype = DType::I8;
@@ -92,11 +92,11 @@ impl Signature {
         Signature { exchanged, ..self }
     }
 
-    pub(super) fn combining(self, combiner: Combiner) -> Signature {
+    pub(in crate::local) fn combining(self, combiner: Combiner) -> Signature {
         Signature { combiner: Some(combiner), ..self }
     }
 
-    pub(super) fn cut(
+    pub(in crate::local) fn cut(
         self,
         outer: usize,
         middle: usize,
@@ -148,8 +148,8 @@ fn hash(numbers: &[usize]) -> u64 {
 
 /// A published call: what it is, and where its buffers are.
 #[derive(Clone, Copy)]
-pub(super) struct Call {
-    pub(super) signature: Signature,
+pub(in crate::local) struct Call {
+    pub(in crate::local) signature: Signature,
     send: *const u8,
 }
 
@@ -158,13 +158,13 @@ pub(super) struct Call {
 unsafe impl Send for Call {}
 
 impl Call {
-    pub(super) fn new(signature: Signature, send: *const u8) -> Call {
+    pub(in crate::local) fn new(signature: Signature, send: *const u8) -> Call {
         Call { signature, send }
     }
 }
 
 /// Where the members of one group meet, again and again.
-pub(super) struct Place {
+pub(in crate::local) struct Place {
     id: u32,
     /// The members, ascending: independent of the order that a caller believes in.
     members: Vec<usize>,
@@ -180,7 +180,7 @@ struct State {
 }
 
 impl Place {
-    pub(super) fn new(group: &Group) -> Place {
+    pub(in crate::local) fn new(group: &Group) -> Place {
         let mut members = group.members().to_vec();
         members.sort_unstable();
         let n = members.len();
@@ -188,14 +188,14 @@ impl Place {
         Place { id: group.id(), members, state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    pub(super) fn is_of(&self, group: &Group) -> bool {
+    pub(in crate::local) fn is_of(&self, group: &Group) -> bool {
         self.id == group.id()
             && self.members.len() == group.size()
             && group.members().iter().all(|m| self.members.binary_search(m).is_ok())
     }
 
     /// Wakes everyone who waits here, to look at the state of the world.
-    pub(super) fn wake(&self) {
+    pub(in crate::local) fn wake(&self) {
         let _state = self.lock();
         self.changed.notify_all();
     }
@@ -291,7 +291,7 @@ impl Place {
 }
 
 /// All members have arrived, and none leaves.
-pub(super) struct Meeting<'a> {
+pub(in crate::local) struct Meeting<'a> {
     place: &'a Place,
     slot: usize,
     position: usize,
@@ -302,17 +302,17 @@ pub(super) struct Meeting<'a> {
 
 impl Meeting<'_> {
     /// The position of this rank in the group.
-    pub(super) fn position(&self) -> usize {
+    pub(in crate::local) fn position(&self) -> usize {
         self.position
     }
 
     /// The published buffer of a member, by position in the group.
-    pub(super) fn buffer(&self, member: usize) -> *const u8 {
+    pub(in crate::local) fn buffer(&self, member: usize) -> *const u8 {
         self.calls[member].send
     }
 
     /// Ends a phase of work: waits until all have done theirs.
-    pub(super) fn wait_for_all(&self) {
+    pub(in crate::local) fn wait_for_all(&self) {
         self.owed.set(self.owed.get() - 1);
         self.place.wait_for_all(self.slot);
     }
@@ -340,18 +340,18 @@ fn mismatch(members: &[usize], calls: &[Call]) -> Option<CommError> {
 }
 
 /// A rank on its way to a meeting.
-pub(super) struct Caller<'a> {
-    pub(super) world: &'a World,
-    pub(super) rank: usize,
-    pub(super) deadline: Duration,
+pub(in crate::local) struct Caller<'a> {
+    pub(in crate::local) world: &'a World,
+    pub(in crate::local) rank: usize,
+    pub(in crate::local) deadline: Duration,
     /// Room for the calls of all members.
-    pub(super) calls: &'a mut Vec<Call>,
+    pub(in crate::local) calls: &'a mut Vec<Call>,
 }
 
 /// Meets the other members of a group and works with them.
 ///
 /// `work` calls [`Meeting::wait_for_all`] between its phases; the last phase ends by itself.
-pub(super) fn meet(
+pub(in crate::local) fn meet(
     caller: Caller<'_>,
     group: &Group,
     call: Call,
