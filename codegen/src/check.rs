@@ -31,11 +31,9 @@
 //! | E2122 | the norm leaves out a gradient, counts it twice, or counts something else |
 
 mod access;
-mod batches;
 mod labels;
 mod memory;
 mod places;
-mod rank;
 mod state;
 mod traffic;
 

@@ -10,7 +10,7 @@ mod ends;
 
 use std::sync::Arc;
 
-use ir::program::Program;
+use ir::program::{Program, Routine};
 use ir::{Diagnostic, Module, Plan, Span};
 use kernels::Kernel;
 
@@ -20,7 +20,15 @@ use crate::refusal::Refusal;
 use crate::routines::Layers;
 pub(crate) use class::Class;
 use ends::AllEnds;
-pub use ends::Ends;
+
+/// What a class does before its first micro-batch and after its last one, routine by routine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ends {
+    /// Clearing.
+    pub begin: Vec<Routine>,
+    /// Reductions and updates.
+    pub finish: Vec<Routine>,
+}
 
 /// Programs and the kernels that they launch.
 #[derive(Clone, Debug, PartialEq)]

@@ -3,7 +3,7 @@
 use ir::op::{Binary, Combiner, Unary};
 use ir::{DType, Function, Node, Op, ValueId};
 
-use crate::fuse::is_leaf;
+use crate::leaf::is_leaf;
 use crate::precision::{Bounds, Need, together};
 
 /// `sizes[..split]` are rows, `sizes[split..]` columns.

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ir::op::{Binary, Einsum};
 use ir::{Function, Node, Op, ValueId};
 
-use crate::fuse::is_leaf;
+use crate::leaf::is_leaf;
 
 /// A product and what is added to its result.
 #[derive(Clone, Debug, PartialEq, Eq)]

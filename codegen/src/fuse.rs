@@ -21,6 +21,7 @@ use ir::{Class, DType, Function, Kind, Module, Node, Op, Value, ValueId};
 use crate::domain::{Sites, is_int_op_exact};
 use crate::epilogue::{absorbed, epilogues};
 use crate::grouping::{Choice, Item, Problem, mask, ones};
+use crate::leaf::is_leaf;
 use crate::pool::pools;
 use crate::waits::Waits;
 
@@ -71,11 +72,6 @@ pub(crate) fn superinstruction<'m>(module: &'m Module, callee: &str) -> Option<&
     let Kind::Composite { name, .. } = &module.function(callee)?.kind else { return None };
     let known = ["gelu_tanh", "gelu_tanh_bwd", "gelu_erf", "gelu_erf_bwd", "silu", "silu_bwd"];
     known.contains(&name.as_str()).then_some(name.as_str())
-}
-
-/// Whether a node is computed again in every group that reads it.
-pub fn is_leaf(op: &Op) -> bool {
-    matches!(op, Op::Constant { .. } | Op::Iota { .. } | Op::Random { .. } | Op::Broadcast { .. })
 }
 
 struct Groups<'f> {

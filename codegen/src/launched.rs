@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use ir::autodiff::gradient_name;
 use ir::plan::{FunctionPlan, Keep};
 use ir::program::{Instruction, Ref, Routine};
 use ir::{Function, Module, Sharding};
@@ -11,7 +12,6 @@ use kernels::{Kernel, price};
 use crate::calls::Calls;
 use crate::grouping::Choice;
 use crate::partition::Place;
-use crate::prepare::gradient_name;
 use crate::refusal::Refusal;
 use crate::routines::Layers;
 

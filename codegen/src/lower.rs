@@ -18,11 +18,11 @@ use kernels::{Kernel, Pointwise, Product, ProductPart, Products, Source};
 
 use crate::catalogue;
 use crate::chunk::Chunks;
+use crate::optimizer::Update;
 use crate::pool::pools;
 use crate::refusal::Refusal;
 use crate::scalars::Scalars;
 use crate::tile::lower_kernel;
-use crate::update::Update;
 use group::{Member, Turn, turns};
 
 /// The kernels of an artefact, each once.

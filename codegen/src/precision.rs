@@ -9,7 +9,7 @@
 use ir::op::{Binary, Unary};
 use ir::{DType, Function, Node, Op, ValueId};
 
-use crate::fuse::is_leaf;
+use crate::leaf::is_leaf;
 
 /// The integers up to this are numbers of binary32.
 const SMALL: f64 = 16_777_216.0;

@@ -14,11 +14,6 @@ use crate::calls::Calls;
 use crate::catalogue::is_in_catalogue;
 use crate::retype::retype;
 
-/// The name of the gradient function of a layer.
-pub fn gradient_name(function: &str) -> String {
-    format!("{function}.grad")
-}
-
 /// The name of the entry that computes the same as `entry` without what is only for training.
 pub fn evaluation_name(entry: &str) -> String {
     format!("{entry}_eval")

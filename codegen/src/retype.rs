@@ -13,6 +13,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use ir::autodiff::gradient_name;
 use ir::build::Builder;
 use ir::formats::nearest;
 use ir::library::templates;
@@ -26,7 +27,6 @@ use ir::{
 
 use crate::calls::{Calls, Operand};
 use crate::catalogue::is_in_catalogue;
-use crate::prepare::gradient_name;
 
 /// The module with the types of a precision, from one whose floating-point values are all of the
 /// type of sums. Names of values stay; casts are named after what they round.

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use ir::autodiff::gradient_name;
 use ir::plan::{FunctionPlan, Keep};
 use ir::program::Routine;
 use ir::{Function, Module};
@@ -15,7 +16,6 @@ use crate::fuse::fuse;
 use crate::grouping::Choice;
 use crate::lower::{KernelTable, lower_routine};
 use crate::partition::{Local, Place, Shardings, bindings, partition_bound};
-use crate::prepare::gradient_name;
 use crate::reduced::put_reduced_dims_last;
 use crate::refusal::Refusal;
 use crate::specialise::{Halves, specialise};

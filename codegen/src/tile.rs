@@ -10,7 +10,8 @@ use kernels::rows::{
 };
 
 use crate::domain::{Domain, Extent, extents, strides};
-use crate::fuse::{is_leaf, superinstruction};
+use crate::fuse::superinstruction;
+use crate::leaf::is_leaf;
 use crate::precision::{Bounds, compute_dtype, range_of};
 use crate::scalars::Scalars;
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
+use ir::autodiff::gradient_name;
 use ir::factors::zeros;
 use ir::op::Combiner;
 use ir::sharding::{Layout, pieces};
@@ -10,7 +11,6 @@ use ir::{Axis, Class, Function, Module, Op, Plan, ValueId};
 
 use crate::calls::{Call, Calls, Operand, Weight};
 use crate::partition::layouts;
-use crate::prepare::gradient_name;
 use crate::store::WeightPlace;
 
 /// How a weight and its gradient lie on `tp`.

@@ -51,7 +51,7 @@ enum Seed {
 /// # Errors
 /// `E1012` for an op without gradient, `E1013` when there is no such function.
 pub fn differentiate(module: &mut Module, function: &str) -> Result<String, Diagnostic> {
-    let name = companion(function);
+    let name = gradient_name(function);
     if module.function(&name).is_some() {
         return Ok(name);
     }
@@ -85,7 +85,8 @@ pub fn training_step(module: &mut Module, entry: &str) -> Result<String, Diagnos
     Ok(STEP_PART.to_owned())
 }
 
-fn companion(function: &str) -> String {
+/// The name of the gradient of a layer.
+pub fn gradient_name(function: &str) -> String {
     format!("{function}{GRAD}")
 }
 
@@ -348,7 +349,7 @@ fn layer_vjp(b: &mut Builder, node: &Node, callee: &Function, d: &Cotangents) ->
     let again = |r: &ValueId| format!("{}.again", b.function().value(*r).name);
     let mut names: Vec<String> = node.results.iter().map(again).collect();
     names.extend(cotangent_names(b, node.operands.iter().copied().filter(is_float)));
-    let function = companion(&callee.name);
+    let function = gradient_name(&callee.name);
     let results = b.push_named(&names, Op::Call { function }, &operands);
     let mut gradients = results[node.results.len()..].iter().copied();
     floats.into_iter().map(|is_float| is_float.then(|| gradients.next()).flatten()).collect()

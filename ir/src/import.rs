@@ -34,6 +34,7 @@
 //!
 //! A `.graph` text may also have what the chapter of this crate lists for texts.
 
+mod activation;
 mod config;
 mod decoding;
 mod entry;
@@ -47,7 +48,8 @@ mod sizes;
 
 use crate::{DType, Diagnostic, Module, Span};
 
-pub use config::{Activation, read_config};
+pub use activation::Activation;
+pub use config::read_config;
 pub use decoding::{Cache, Decoding, DecodingOptions, LogitsOf, decoding};
 pub use entry::check_positions;
 pub use family::{

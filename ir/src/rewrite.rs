@@ -21,6 +21,7 @@ pub mod facts;
 pub mod region;
 pub mod pattern;
 pub mod rules;
+pub mod saturation;
 pub mod idiom;
 pub mod saturate;
 pub mod choose;
@@ -41,7 +42,8 @@ use price::{Work, term_work, work};
 use region::Region;
 use report::{Change, FunctionReport, Report};
 use rules::{Keeps, Rule};
-use saturate::{Limits, Saturation, Selection, saturate};
+use saturate::{Limits, Selection, saturate};
+use saturation::Saturation;
 use term::Term;
 
 /// How a module is rewritten.
@@ -333,7 +335,7 @@ fn changes(region: &Region, saturation: &Saturation, choice: &Choice) -> Vec<Cha
 
 /// Which use of a rule made each term.
 struct History<'s> {
-    made_by: BTreeMap<Term, &'s saturate::Step>,
+    made_by: BTreeMap<Term, &'s saturation::Step>,
 }
 
 impl<'s> History<'s> {

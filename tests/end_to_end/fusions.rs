@@ -5,12 +5,14 @@ use std::path::Path;
 
 use codegen::calls::Calls;
 use codegen::domain::Domain;
-use codegen::fuse::{GROUP_NODES_MAX, is_leaf};
+use codegen::fuse::GROUP_NODES_MAX;
 use codegen::grouping::Choice;
+use codegen::leaf::is_leaf;
 use codegen::partition::Place;
-use codegen::prepare::{gradient_name, prepare_training};
+use codegen::prepare::prepare_training;
 use codegen::routines::{Fused, Layers};
 use codegen::tile::lower_kernel;
+use ir::autodiff::gradient_name;
 use ir::plan::{FunctionPlan, Keep};
 use ir::text::parse_module;
 use ir::{DType, Function, Kind, Module, Node, Sharding, ValueId};

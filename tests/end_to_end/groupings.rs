@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use codegen::domain::Domain;
-use codegen::fuse::{fuse, is_leaf};
+use codegen::fuse::fuse;
 use codegen::grouping::Choice;
+use codegen::leaf::is_leaf;
 use codegen::tile::lower_kernel;
 use ir::build::Builder;
 use ir::op::{Binary, Combiner, Op, Unary};

@@ -3,7 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use codegen::prepare::{Preparation, Purpose, gradient_name, prepare};
+use codegen::prepare::{Preparation, Purpose, prepare};
+use ir::autodiff::gradient_name;
 use ir::import::{self, Description, Model, read_graph};
 use ir::plan::Keep;
 use ir::random::Key;

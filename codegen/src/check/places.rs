@@ -7,7 +7,6 @@ use ir::program::{ALIGNMENT, Buffer, BufferId, Contents, Program, aligned};
 use kernels::bounds::class_name;
 
 use super::Findings;
-use super::state::is_kept_contents;
 
 /// Weights are padded to as many elements as take whole lines in the narrowest of their types, so
 /// that in the widest there are more lines between one and the next.
@@ -98,4 +97,9 @@ fn tile(parts: &[(Range<u64>, u32)], range: &Range<u64>) -> bool {
         at = part.end;
     }
     at == range.end
+}
+
+/// Whether a buffer holds what outlasts a step: weights and states of the optimizer.
+pub(super) fn is_kept_contents(contents: &Contents) -> bool {
+    matches!(contents, Contents::Param(_) | Contents::Master(_) | Contents::State { .. })
 }

@@ -6,8 +6,9 @@ use ir::program::{Contents, Step};
 
 use super::labels::{Label, Labels};
 use super::memory::{Owner, Summed};
-use super::rank::{Place, Rank};
+use super::places::is_kept_contents;
 use super::traffic::World;
+use super::traffic::rank::{Place, Rank};
 use super::{Phase, Setup};
 
 impl<'a> Rank<'a> {
@@ -209,9 +210,4 @@ impl<'a> Rank<'a> {
         };
         world.findings.add_at(world.setup, "E2115", self.at(), text);
     }
-}
-
-/// Whether a buffer holds what outlasts a step: weights and states of the optimizer.
-pub(super) fn is_kept_contents(contents: &Contents) -> bool {
-    matches!(contents, Contents::Param(_) | Contents::Master(_) | Contents::State { .. })
 }

@@ -1,5 +1,7 @@
 //! What ranks of a replay say to each other: messages, collectives, and who waits for whom.
 
+pub(super) mod rank;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
@@ -8,8 +10,8 @@ use ir::sharding::Axis;
 use ir::{DType, Diagnostic, Span};
 
 use super::labels::{Label, Labels};
-use super::rank::{Labelled, Rank};
-use super::{Findings, Setup, batches};
+use super::{Findings, Setup};
+use rank::{Labelled, Rank};
 
 /// A message on its way; sending never waits.
 pub(super) struct Message {
@@ -74,7 +76,7 @@ pub(super) fn replay<'p>(setup: &Setup<'p>, findings: &mut Findings) {
         return;
     }
     world.report_unread(&ranks);
-    batches::finish(&mut world, &ranks);
+    rank::batches::finish(&mut world, &ranks);
 }
 
 impl<'p> World<'_, 'p> {

@@ -2,6 +2,7 @@
 
 mod allocate;
 mod steps;
+mod update;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +22,6 @@ use crate::routines::Layer;
 use crate::schedule::{Turn, one_forward_one_backward};
 use crate::specialise::Source;
 use crate::store::{BufferId, Store};
-use crate::update;
 use crate::weights::weight_places;
 
 /// Where things happen within the work on one micro-batch.

@@ -6,9 +6,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use ir::program::Routine;
 use ir::{Module, Plan};
 
+use super::Ends;
 use super::class::{Class, loss_is_partial, own_calls};
 use crate::calls::Calls;
 use crate::crossing::must_clear;
@@ -16,15 +16,6 @@ use crate::lower::KernelTable;
 use crate::refusal::Refusal;
 use crate::store::{Store, extents};
 use crate::weights::weight_places;
-
-/// What a class does before its first micro-batch and after its last one, routine by routine.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Ends {
-    /// Clearing.
-    pub begin: Vec<Routine>,
-    /// Reductions and updates.
-    pub finish: Vec<Routine>,
-}
 
 /// The ends that were compiled, by all that they depend on, as bytes.
 #[derive(Debug, Default)]

@@ -4,24 +4,15 @@
 //! out when it saves. Fields that do not change what is computed are known by name; any other that
 //! nobody reads is warned of, so that a misspelt one is seen.
 
-mod fields;
+pub(super) mod fields;
 
 use serde_json::Value;
 
 use super::family::{families, family, read_family};
 use super::sizes::{SIZED_TYPES, Sizes};
 use super::{Architecture, Description, nearest};
-use crate::{DType, Diagnostic, Span};
-pub(crate) use fields::Fields;
-
-/// The largest size of one dim: an index fits in `i32`, with room to add two.
-pub(crate) const SIZE_MAX: usize = 1 << 30;
-
-/// The most elements of one tensor, chosen so that bytes of thousands of them fit in `i64`.
-pub(crate) const ELEMENTS_MAX: usize = 1 << 48;
-
-/// The most layers: chosen, about ten times the deepest model that is known.
-const LAYERS_MAX: usize = 1024;
+use crate::{DType, Diagnostic};
+use fields::{Fields, list};
 
 /// The values of `model_type` that are known and not supported, each with what is nearest to it.
 const UNSUPPORTED: [(&str, &str); 15] = [
@@ -41,65 +32,6 @@ const UNSUPPORTED: [(&str, &str); 15] = [
     ("roberta", "bert"),
     ("vit", "bert"),
 ];
-
-/// An elementwise function between two layers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// GELU by the tangent's approximation.
-    GeluTanh,
-    /// GELU by the error function.
-    GeluErf,
-    /// `x / (1 + e^-x)`
-    Silu,
-    /// `max(x, 0)`
-    Relu,
-}
-
-impl Activation {
-    /// The names in a config; the first is the one that is written.
-    const NAMES: [(&'static str, Activation); 6] = [
-        ("gelu_new", Activation::GeluTanh),
-        ("gelu_pytorch_tanh", Activation::GeluTanh),
-        ("gelu", Activation::GeluErf),
-        ("silu", Activation::Silu),
-        ("swish", Activation::Silu),
-        ("relu", Activation::Relu),
-    ];
-
-    /// The composite that computes it.
-    pub fn composite(self) -> &'static str {
-        match self {
-            Activation::GeluTanh => "gelu_tanh",
-            Activation::GeluErf => "gelu_erf",
-            Activation::Silu => "silu",
-            Activation::Relu => "relu",
-        }
-    }
-
-    /// The name in a config.
-    pub fn name(self) -> &'static str {
-        let named = Activation::NAMES.iter().find(|(_, activation)| *activation == self);
-        named.expect("every activation has a name").0
-    }
-
-    /// The activation of a name.
-    pub fn named(word: &str) -> Option<Activation> {
-        let known = Activation::NAMES.iter().find(|(name, _)| *name == word);
-        known.map(|(_, activation)| *activation)
-    }
-
-    /// Reads the field `key`.
-    pub(crate) fn read(fields: &mut Fields<'_>, key: &str, default: Activation) -> Activation {
-        let Some(word) = fields.word(key) else { return default };
-        if let Some(found) = Activation::named(&word) {
-            return found;
-        }
-        let names: Vec<&str> = Activation::NAMES.iter().map(|(name, _)| *name).collect();
-        let wrong = fields.wrong("E1107", key, format!("the activation `{word}` is not supported"));
-        fields.report(wrong.help(format!("supported are {}", list(&names))));
-        default
-    }
-}
 
 /// Reads the text of a `config.json`. `source` names it in diagnostics.
 ///
@@ -222,69 +154,4 @@ fn stored_dtype(fields: &mut Fields<'_>) -> Option<DType> {
             None
         }
     }
-}
-
-/// Reads the number of layers.
-pub(crate) fn layers(fields: &mut Fields<'_>, keys: &[&'static str], default: usize) -> usize {
-    let layers = fields.size(keys, default);
-    if layers > LAYERS_MAX {
-        let headline = format!("{layers} layers are more than the {LAYERS_MAX} that are supported");
-        let wrong = fields.wrong("E1104", fields.key_of(keys), headline);
-        fields.report(wrong);
-        return default;
-    }
-    layers
-}
-
-/// The quotient of two fields, one of which has to divide the other.
-pub(crate) fn quotient(
-    fields: &mut Fields<'_>,
-    [(what, whole), (by_what, by)]: [(&'static str, usize); 2],
-) -> usize {
-    if !whole.is_multiple_of(by) {
-        let headline = format!("`{what}` {whole} is not a multiple of `{by_what}` {by}");
-        let wrong = fields.wrong("E1105", what, headline);
-        let rest = whole % by;
-        fields.report(wrong.note(format!("{whole} = {} · {by} + {rest}", whole / by)));
-    }
-    (whole / by).max(1)
-}
-
-/// Reports a tensor with more elements than can be counted with.
-pub(crate) fn check_elements(fields: &mut Fields<'_>, what: &str, sizes: &[usize]) {
-    let count = sizes.iter().try_fold(1_usize, |product, size| product.checked_mul(*size));
-    if count.is_none_or(|count| count > ELEMENTS_MAX) {
-        let text = sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(" · ");
-        let headline = format!("{what} would have {text} elements, more than 2^48");
-        let wrong = fields.wrong("E1104", "", headline);
-        fields.report(wrong);
-    }
-}
-
-/// `a`, `b` and `c`, each in backticks.
-pub(crate) fn list(names: &[&str]) -> String {
-    let quoted: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
-    match quoted.split_last() {
-        Some((last, [])) => last.clone(),
-        Some((last, rest)) => format!("{} and {last}", rest.join(", ")),
-        None => String::new(),
-    }
-}
-
-/// What a JSON value is, for people.
-pub(crate) fn describe(value: &Value) -> String {
-    let text = match value {
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => value.to_string(),
-        Value::Array(_) => return "a list".into(),
-        Value::Object(_) => return "an object".into(),
-    };
-    if text.chars().count() <= 40 {
-        return format!("`{text}`");
-    }
-    format!("`{}…`", text.chars().take(40).collect::<String>())
-}
-
-/// The span of a whole source.
-pub(crate) fn whole(source: &str) -> Span {
-    Span::of(source)
 }

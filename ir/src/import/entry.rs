@@ -76,7 +76,7 @@ pub(crate) fn check_seq(model: &FamilyModel, seq: usize) -> Option<Diagnostic> {
     }
     let heads = model.size("H").saturating_mul(seq);
     let widest = model.size("V").max(model.size("M")).max(heads);
-    let fits = seq.checked_mul(widest).is_some_and(|n| n <= super::config::ELEMENTS_MAX);
+    let fits = seq.checked_mul(widest).is_some_and(|n| n <= super::config::fields::ELEMENTS_MAX);
     let why = || wrong(format!("one sequence of {seq} tokens has too many activations"));
     (!fits).then(why)
 }

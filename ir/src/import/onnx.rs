@@ -22,7 +22,6 @@ mod attributes;
 mod bits;
 mod casts;
 mod checks;
-mod control;
 mod einsum;
 mod element;
 mod elementwise;
@@ -41,10 +40,10 @@ mod resize;
 mod sampling;
 mod scatters;
 mod selected;
-mod sequence;
 mod shapes;
 mod signal;
 mod site;
+mod narrowing;
 mod stored;
 mod sums;
 mod training;
@@ -181,7 +180,7 @@ pub fn read_onnx(
         vec![Diagnostic::error("E1110", Span::of(source), format!("damaged ONNX file: {found}"))]
     };
     let model = ModelProto::decode(bytes).map_err(|error| damaged(error.to_string()))?;
-    let sets = model.opset_import.iter().filter(|set| graph::is_standard(&set.domain));
+    let sets = model.opset_import.iter().filter(|set| proto::is_standard(&set.domain));
     let stated = sets.map(|set| set.version).max();
     let graph = model.graph.ok_or_else(|| damaged("no graph".to_owned()))?;
     let opset = opset(stated, &graph);
@@ -243,7 +242,7 @@ pub fn read_onnx(
 
 /// The version of the operators of a graph. Without standard ones, all that there are are refused.
 fn opset(stated: Option<i64>, graph: &GraphProto) -> Option<i64> {
-    let has_standard = graph.node.iter().any(|node| graph::is_standard(&node.domain));
+    let has_standard = graph.node.iter().any(|node| proto::is_standard(&node.domain));
     stated.or((!has_standard).then_some(OPSET_MIN))
 }
 

@@ -1,6 +1,6 @@
 //! Models that need no file: published ones, and a small one to try things with.
 
-use super::config::Fields;
+use super::config::fields::Fields;
 use super::family::{families, read_family};
 use super::{Architecture, Description};
 

@@ -3,7 +3,7 @@
 //! Field names and defaults as of transformers 5.23 (`models/mixtral`, `deepseek_v3`, `bert`,
 //! `t5`). Fields that change no size are not looked at, nor is the type of stored weights.
 
-use super::config::{Fields, SIZE_MAX, layers, quotient};
+use super::config::fields::{Fields, SIZE_MAX, layers, quotient};
 
 /// The values of `model_type` whose sizes are read.
 pub(super) const SIZED_TYPES: [&str; 4] = ["mixtral", "deepseek_v3", "bert", "t5"];

@@ -27,7 +27,7 @@ use egg::Id;
 
 use super::pattern::add;
 use super::region::{Region, project};
-use super::saturate::{Saturation, Step};
+use super::saturation::{Saturation, Step};
 use super::term::{Graph, Term, lookup, swapped, with_plain_letters};
 use crate::infer::name;
 use crate::library::check::faults;

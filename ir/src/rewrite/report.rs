@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::price::Work;
-use super::saturate::Saturation;
+use super::saturation::Saturation;
 
 /// What rewriting did to a module.
 #[derive(Clone, Debug, Default)]

@@ -1,6 +1,5 @@
 //! Saturation: rules applied to an e-graph until nothing new comes up, within counted limits.
 
-use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use egg::Id;
@@ -9,7 +8,8 @@ use super::idiom;
 use super::pattern::{Found, Pattern, Site, names_of};
 use super::region::Region;
 use super::rules::{Keeps, Rule, rules};
-use super::term::{Term, rebuild};
+use super::saturation::{Saturation, Step};
+use super::term::rebuild;
 
 /// What a saturation may take. Counts, never times, so that the same input gives the same graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,34 +72,6 @@ impl Selection {
     pub fn takes(&self, name: &str, keeps: Keeps) -> bool {
         keeps <= self.keeps && self.without.iter().all(|without| without != name)
     }
-}
-
-/// One use of a rule that added an equality.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Step {
-    /// The rule.
-    pub rule: &'static str,
-    /// The class that the rule is about.
-    pub class: Id,
-    /// The terms that were found, the root's last.
-    pub from: Vec<Term>,
-    /// The terms that were built, the root's last.
-    pub to: Vec<Term>,
-}
-
-/// What a saturation did.
-#[derive(Clone, Debug, Default)]
-pub struct Saturation {
-    /// How often all rules were tried.
-    pub rounds: usize,
-    /// Whether nothing new comes up any more.
-    pub is_complete: bool,
-    /// The limits that were hit, in words.
-    pub limits_hit: Vec<String>,
-    /// How often each rule added an equality.
-    pub uses: BTreeMap<&'static str, usize>,
-    /// Every use, in order.
-    pub steps: Vec<Step>,
 }
 
 /// A rule with its sides read.
@@ -173,21 +145,6 @@ pub(super) fn find_definitions(region: &mut Region, takes: &dyn Fn(&str) -> bool
     }
     rebuild(&mut region.graph);
     done
-}
-
-impl Saturation {
-    /// Notes a limit.
-    pub(super) fn hit(&mut self, limit: String) {
-        if !self.limits_hit.contains(&limit) {
-            self.limits_hit.push(limit);
-        }
-    }
-
-    /// Notes a use of a rule.
-    pub(super) fn note(&mut self, step: Step) {
-        *self.uses.entry(step.rule).or_default() += 1;
-        self.steps.push(step);
-    }
 }
 
 fn find<'s>(

@@ -4,7 +4,7 @@
 use codegen::check::check;
 use codegen::compile::compile;
 use codegen::partition::{Place, partition};
-use codegen::prepare::gradient_name;
+use ir::autodiff::gradient_name;
 use ir::diagnostic::render;
 use ir::import::read_config;
 use ir::op::Collective;

@@ -1,5 +1,7 @@
 //! One rank of a replay: its memory, and what each instruction does to it.
 
+pub(super) mod batches;
+
 use std::ops::Range;
 
 use ir::DType;
@@ -7,31 +9,31 @@ use ir::op::Combiner;
 use ir::program::{BufferId, Contents, Exchange, Feed, Group, Instruction, Program, Ref, Step};
 use ir::sharding::Axis;
 
-use super::access::{Effects, Use};
-use super::batches::{Unlabelled, turns};
-use super::labels::{Label, Labels};
-use super::memory::{Memory, Note, Owner, Summed};
-use super::places::Places;
-use super::traffic::{Message, World};
-use super::{At, Phase, Setup};
+use super::{Message, World};
+use crate::check::access::{Effects, Use};
+use crate::check::labels::{Label, Labels};
+use crate::check::memory::{Memory, Note, Owner, Summed};
+use crate::check::places::Places;
+use crate::check::{At, Phase, Setup};
+use batches::{Unlabelled, turns};
 
 /// Bytes from the start of a value on, with the labels of what they hold.
-pub(super) type Labelled = Vec<(Range<u64>, Label)>;
+pub(in crate::check) type Labelled = Vec<(Range<u64>, Label)>;
 
 /// A call with the values of one micro-batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Made {
-    pub(super) microbatch: usize,
-    pub(super) step: usize,
+pub(in crate::check) struct Made {
+    pub(in crate::check) microbatch: usize,
+    pub(in crate::check) step: usize,
 }
 
 /// A rank: one of those that run the program of a class.
-pub(super) struct Rank<'a> {
-    pub(super) class: usize,
-    pub(super) program: &'a Program,
-    pub(super) places: &'a Places,
-    pub(super) memory: Memory,
-    pub(super) step: usize,
+pub(in crate::check) struct Rank<'a> {
+    pub(in crate::check) class: usize,
+    pub(in crate::check) program: &'a Program,
+    pub(in crate::check) places: &'a Places,
+    pub(in crate::check) memory: Memory,
+    pub(in crate::check) step: usize,
     /// The instruction of the routine that is being called.
     instruction: Option<usize>,
     /// What is read by the call that is being made.
@@ -41,20 +43,20 @@ pub(super) struct Rank<'a> {
     /// Whether it has told the others of its collective.
     has_arrived: bool,
     /// The calls that belong to one micro-batch, in order.
-    pub(super) made: Vec<Made>,
+    pub(in crate::check) made: Vec<Made>,
     /// Calls that read nothing of any micro-batch, in order: as many for each.
-    pub(super) unlabelled: Vec<Unlabelled>,
+    pub(in crate::check) unlabelled: Vec<Unlabelled>,
     /// For each step, the micro-batch that a call of it belongs to if its routine is called
     /// equally often for each; none before data comes.
     turns: Vec<Option<usize>>,
     /// For each weight, the bytes of its gradient that were added to the norm.
-    pub(super) normed: Vec<u64>,
+    pub(in crate::check) normed: Vec<u64>,
 }
 
 /// A value: its bytes, and as what they are written.
-pub(super) struct Place {
-    pub(super) range: Range<u64>,
-    pub(super) parts: Vec<(Range<u64>, Owner)>,
+pub(in crate::check) struct Place {
+    pub(in crate::check) range: Range<u64>,
+    pub(in crate::check) parts: Vec<(Range<u64>, Owner)>,
 }
 
 /// What a read found.
@@ -69,7 +71,7 @@ struct Seen {
 
 impl<'a> Rank<'a> {
     /// A rank at the start of a phase: parameters, states and caches are there, and nothing else.
-    pub(super) fn new(setup: &Setup<'a>, class: usize) -> Rank<'a> {
+    pub(in crate::check) fn new(setup: &Setup<'a>, class: usize) -> Rank<'a> {
         let program = &setup.programs[class];
         let mut memory = Memory::default();
         for (at, buffer) in program.buffers.iter().enumerate() {
@@ -115,7 +117,7 @@ impl<'a> Rank<'a> {
         }
     }
 
-    pub(super) fn at(&self) -> At {
+    pub(in crate::check) fn at(&self) -> At {
         At { class: self.class, step: self.step, instruction: self.instruction }
     }
 
@@ -123,12 +125,12 @@ impl<'a> Rank<'a> {
         phase.steps(self.program)
     }
 
-    pub(super) fn is_done(&self, phase: Phase) -> bool {
+    pub(in crate::check) fn is_done(&self, phase: Phase) -> bool {
         self.step == self.steps(phase).len()
     }
 
     /// Takes one step or instruction, if it need not wait for another rank.
-    pub(super) fn advance(&mut self, world: &mut World<'_, 'a>) -> bool {
+    pub(in crate::check) fn advance(&mut self, world: &mut World<'_, 'a>) -> bool {
         let Some(step) = self.steps(world.setup.phase).get(self.step) else { return false };
         match step {
             Step::Feed { feed, microbatch, buffer } => {
@@ -447,7 +449,12 @@ impl<'a> Rank<'a> {
 
     /// Writes what a collective gives to this rank, now that all members have arrived.
     /// An all-reduce goes element by element; of the others, everything depends on everything.
-    pub(super) fn conclude(&mut self, world: &mut World<'_, 'a>, all: Label, parts: &Labelled) {
+    pub(in crate::check) fn conclude(
+        &mut self,
+        world: &mut World<'_, 'a>,
+        all: Label,
+        parts: &Labelled,
+    ) {
         let Step::Call { routine, .. } = &self.steps(world.setup.phase)[self.step] else {
             unreachable!("collectives are in calls");
         };
@@ -515,7 +522,7 @@ impl<'a> Rank<'a> {
     }
 
     /// The bytes of a place from `run` on, with what they should and do hold.
-    pub(super) fn notes(
+    pub(in crate::check) fn notes(
         &self,
         place: &Place,
         run: Range<u64>,
@@ -558,7 +565,7 @@ impl<'a> Rank<'a> {
     }
 
     /// The name of what bytes were written as.
-    pub(super) fn name_of(&self, phase: Phase, owner: Owner) -> &'a str {
+    pub(in crate::check) fn name_of(&self, phase: Phase, owner: Owner) -> &'a str {
         match owner {
             Owner::Buffer(at) => &self.program.buffers[at as usize].name,
             Owner::Local(step, at) => match &self.steps(phase)[step as usize] {

@@ -4,9 +4,9 @@ use ir::program::{Contents, Feed};
 use ir::{DType, ValueId};
 
 use super::Class;
+use super::update::SCALARS;
 use crate::calls::Operand;
 use crate::store::BufferId;
-use crate::update::SCALARS;
 
 impl Class<'_> {
     pub(super) fn allocate(&mut self) {

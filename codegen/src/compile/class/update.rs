@@ -1,34 +1,32 @@
 //! The end of a step: gradients are reduced, their norm taken, parameters updated.
 
-use std::iter::repeat;
 use std::sync::Arc;
 
-use ir::module::Attributes;
 use ir::op::Combiner;
 use ir::plan::Optimizer;
 use ir::precision::Precision;
 use ir::program::{Exchange, Group, Instruction, Ref, Routine, Step};
-use ir::{Axis, DType, Function, Kind, Module, TensorType};
+use ir::{Axis, DType};
 use kernels::kernel::{Copy, Fill};
 use kernels::rows::{Access, BinaryOp, Instr, Output, RowInput, Rows, UnaryOp};
 use kernels::{Kernel, Offset};
 
-use crate::compile::Class;
+use super::Class;
+use crate::optimizer::Update;
 use crate::store::{BufferId, Region, RegionPlace};
-use crate::tile::{Tile, lower_kernel};
 
 /// Added to the norm before the clipping factor is taken, as PyTorch's `clip_grad_norm_` does.
 const CLIP_EPS: f64 = 1e-6;
 
 /// The scalars of a step: see [`Feed::Scalars`](ir::program::Feed::Scalars).
-pub(crate) const SCALARS: usize = 5;
+pub(super) const SCALARS: usize = 5;
 /// The places of the clipping norm and the loss scale among them.
 const CLIP: usize = 3;
 const LOSS_SCALE: usize = 4;
 
 /// Clears what micro-batches add to, and gradients where `clears` says that they are added to. The
 /// cotangent of the loss is the loss scale.
-pub(crate) fn begin(class: &mut Class<'_>, clears: bool, scalars: BufferId, steps: &mut Vec<Step>) {
+pub(super) fn begin(class: &mut Class<'_>, clears: bool, scalars: BufferId, steps: &mut Vec<Step>) {
     if clears {
         let (grads, elements) = class.store.all_grads();
         fill(class, grads, (class.plan.precision.gradients, elements), 0.0, steps);
@@ -51,7 +49,7 @@ pub(crate) fn begin(class: &mut Class<'_>, clears: bool, scalars: BufferId, step
 }
 
 /// Clears the statistics.
-pub(crate) fn begin_evaluation(class: &mut Class<'_>, steps: &mut Vec<Step>) {
+pub(super) fn begin_evaluation(class: &mut Class<'_>, steps: &mut Vec<Step>) {
     let stats = class.store.all_stats();
     fill(class, stats, (class.sums(), 3), 0.0, steps);
 }
@@ -70,7 +68,7 @@ impl From<DType> for Types {
 }
 
 /// Sums loss and count over all ranks, each term once.
-pub(crate) fn reduce_loss(class: &mut Class<'_>, steps: &mut Vec<Step>) {
+pub(super) fn reduce_loss(class: &mut Class<'_>, steps: &mut Vec<Step>) {
     if class.tensor > 0 && !class.loss_is_partial {
         let loss = class.store.loss_stats();
         fill(class, loss, (class.sums(), 2), 0.0, steps);
@@ -85,7 +83,7 @@ pub(crate) fn reduce_loss(class: &mut Class<'_>, steps: &mut Vec<Step>) {
 ///
 /// # Errors
 /// A sentence, when the optimizer has no kernel.
-pub(crate) fn finish(
+pub(super) fn finish(
     class: &mut Class<'_>,
     scalars: BufferId,
     steps: &mut Vec<Step>,
@@ -249,13 +247,6 @@ fn update_region(
     Ok(())
 }
 
-/// The block program of an update, and which of its operands each input is.
-#[derive(Clone, Debug)]
-pub(crate) struct Update {
-    rows: Rows,
-    inputs: Vec<String>,
-}
-
 /// The update of so many elements, lowered once.
 fn update_of(class: &mut Class<'_>, decay: f64, elements: usize) -> Result<Arc<Update>, String> {
     let (optimizer, precision) = (class.plan.optimizer, class.plan.precision);
@@ -266,69 +257,6 @@ fn update_of(class: &mut Class<'_>, decay: f64, elements: usize) -> Result<Arc<U
     let made = Arc::new(Update::new(optimizer, decay, elements, &precision)?);
     class.table.updates.insert(text, Arc::clone(&made));
     Ok(made)
-}
-
-impl Update {
-    /// Computed in the type of sums, from and to what each role is stored as.
-    fn new(
-        optimizer: Optimizer,
-        decay: f64,
-        elements: usize,
-        precision: &Precision,
-    ) -> Result<Update, String> {
-        let function = optimizer_function(optimizer, decay, elements, precision.accumulate)?;
-        let Tile { mut rows, inputs, .. } = lower_kernel(&function, &Module::default());
-        let name = |param: &ir::ValueId| function.value(*param).name.clone();
-        let inputs: Vec<String> = inputs.iter().map(name).collect();
-        for (input, name) in rows.inputs.iter_mut().zip(&inputs) {
-            match name.as_str() {
-                "p" => input.dtype = precision.updated(),
-                "g" => input.dtype = precision.gradients,
-                "m" | "v" => input.dtype = precision.states,
-                _ => {}
-            }
-        }
-        let dtypes = std::iter::once(precision.updated()).chain(repeat(precision.states));
-        for (output, stored) in rows.outputs.iter_mut().zip(dtypes) {
-            if let Output::Store { dtype, .. } = output {
-                *dtype = stored;
-            }
-        }
-        let first = rows.outputs.first().filter(|_| precision.master.is_some()).cloned();
-        if let Some(Output::Store { value, access, accumulate, .. }) = first {
-            let dtype = precision.parameters;
-            rows.outputs.push(Output::Store { value, access, dtype, accumulate });
-        }
-        Ok(Update { inputs, rows })
-    }
-}
-
-/// The update of `elements` parameters, as a kernel function of the library's composite.
-fn optimizer_function(
-    optimizer: Optimizer,
-    decay: f64,
-    elements: usize,
-    dtype: DType,
-) -> Result<Function, String> {
-    let vector = TensorType::of(dtype, &[elements]);
-    let scalar = TensorType::scalar(dtype);
-    let decay = ("decay", decay);
-    let (attributes, vectors, scalars) = match optimizer {
-        Optimizer::None => (Vec::new(), 0, 0),
-        Optimizer::Sgd { .. } => (vec![decay], 2, 2),
-        Optimizer::AdamW { beta1, beta2, eps, .. } => {
-            (vec![("beta1", beta1), ("beta2", beta2), ("eps", eps), decay], 4, 4)
-        }
-    };
-    let attributes: Attributes =
-        attributes.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-    let mut operands = vec![vector; vectors];
-    operands.resize(vectors + scalars, scalar);
-    let name = optimizer.composite().ok_or("nothing is updated")?;
-    let function = ir::library::instantiate(name, &attributes, &operands, name);
-    let mut function = function.ok_or_else(|| format!("`{name}` has no instance"))?;
-    function.kind = Kind::Kernel;
-    Ok(function)
 }
 
 /// Appends a call of a routine of one launch.

@@ -4,8 +4,16 @@ use std::ops::Range;
 
 use serde_json::{Map, Value};
 
-use super::{SIZE_MAX, describe, whole};
 use crate::{Diagnostic, Span};
+
+/// The largest size of one dim: an index fits in `i32`, with room to add two.
+pub(crate) const SIZE_MAX: usize = 1 << 30;
+
+/// The most elements of one tensor, chosen so that bytes of thousands of them fit in `i64`.
+pub(crate) const ELEMENTS_MAX: usize = 1 << 48;
+
+/// The most layers: chosen, about ten times the deepest model that is known.
+const LAYERS_MAX: usize = 1024;
 
 /// The most diagnostics that one reading reports.
 const DIAGNOSTICS_MAX: usize = 20;
@@ -290,4 +298,69 @@ fn string_end(bytes: &[u8], start: usize) -> usize {
         }
     }
     bytes.len()
+}
+
+/// Reads the number of layers.
+pub(crate) fn layers(fields: &mut Fields<'_>, keys: &[&'static str], default: usize) -> usize {
+    let layers = fields.size(keys, default);
+    if layers > LAYERS_MAX {
+        let headline = format!("{layers} layers are more than the {LAYERS_MAX} that are supported");
+        let wrong = fields.wrong("E1104", fields.key_of(keys), headline);
+        fields.report(wrong);
+        return default;
+    }
+    layers
+}
+
+/// The quotient of two fields, one of which has to divide the other.
+pub(crate) fn quotient(
+    fields: &mut Fields<'_>,
+    [(what, whole), (by_what, by)]: [(&'static str, usize); 2],
+) -> usize {
+    if !whole.is_multiple_of(by) {
+        let headline = format!("`{what}` {whole} is not a multiple of `{by_what}` {by}");
+        let wrong = fields.wrong("E1105", what, headline);
+        let rest = whole % by;
+        fields.report(wrong.note(format!("{whole} = {} · {by} + {rest}", whole / by)));
+    }
+    (whole / by).max(1)
+}
+
+/// Reports a tensor with more elements than can be counted with.
+pub(crate) fn check_elements(fields: &mut Fields<'_>, what: &str, sizes: &[usize]) {
+    let count = sizes.iter().try_fold(1_usize, |product, size| product.checked_mul(*size));
+    if count.is_none_or(|count| count > ELEMENTS_MAX) {
+        let text = sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(" · ");
+        let headline = format!("{what} would have {text} elements, more than 2^48");
+        let wrong = fields.wrong("E1104", "", headline);
+        fields.report(wrong);
+    }
+}
+
+/// `a`, `b` and `c`, each in backticks.
+pub(crate) fn list(names: &[&str]) -> String {
+    let quoted: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+    match quoted.split_last() {
+        Some((last, [])) => last.clone(),
+        Some((last, rest)) => format!("{} and {last}", rest.join(", ")),
+        None => String::new(),
+    }
+}
+
+/// What a JSON value is, for people.
+pub(crate) fn describe(value: &Value) -> String {
+    let text = match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => value.to_string(),
+        Value::Array(_) => return "a list".into(),
+        Value::Object(_) => return "an object".into(),
+    };
+    if text.chars().count() <= 40 {
+        return format!("`{text}`");
+    }
+    format!("`{}…`", text.chars().take(40).collect::<String>())
+}
+
+/// The span of a whole source.
+pub(crate) fn whole(source: &str) -> Span {
+    Span::of(source)
 }

@@ -30,7 +30,7 @@ use super::{Code, Family, FamilyModel, FieldKind, Line};
 use crate::DType;
 use crate::build::Builder;
 use crate::dim::Dim;
-use crate::import::config::Activation;
+use crate::import::activation::Activation;
 use crate::library::templates;
 use crate::module::ValueId;
 use crate::op::{Binary, Comparison, Op, Unary};

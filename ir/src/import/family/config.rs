@@ -5,7 +5,8 @@ use serde_json::{Map, Number, Value as Json, json};
 use super::expr::{Expr, Scope, Value};
 use super::rotary::{self, Wanted};
 use super::{Check, Family, FamilyModel, Field, FieldKind, Rule};
-use crate::import::config::{Activation, Fields, SIZE_MAX, check_elements, describe, layers, list};
+use crate::import::activation::Activation;
+use crate::import::config::fields::{Fields, SIZE_MAX, check_elements, describe, layers, list};
 use crate::import::family::weights::largest_tensors;
 
 /// Fields of all configs of transformers that change nothing of what is computed here, or that

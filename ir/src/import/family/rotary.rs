@@ -23,7 +23,7 @@ use std::fmt;
 
 use serde_json::{Map, Number, Value, json};
 
-use crate::import::config::{Fields, list};
+use crate::import::config::fields::{Fields, list};
 
 /// The angles of a rotary embedding.
 #[derive(Clone, Debug, PartialEq)]

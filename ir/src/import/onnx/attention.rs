@@ -2,9 +2,9 @@
 //!
 //! Legend: B batch, H heads, G heads of keys and values, Q queries, K keys, D numbers of a head.
 
-use super::element::narrowed;
 use super::indexing::{check_ids, not_negative};
 use super::moving::padded;
+use super::narrowing::narrowed;
 use super::site::{Made, Site, Translated};
 use super::sums::softmax_of;
 use crate::DType;

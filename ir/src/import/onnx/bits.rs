@@ -161,7 +161,7 @@ pub(super) fn cast_bits(s: &mut Site) -> Translated {
     }
     if !is_float(from) && !is_float(to) && to != Element::Bool {
         let cast = s.cast(x, to.carrier())?;
-        return Ok(vec![super::element::narrowed(s, cast, to)?]);
+        return Ok(vec![super::narrowing::narrowed(s, cast, to)?]);
     }
     let known = s.known(0)?.ok_or("operand 0 is missing")?;
     let bits: Vec<u64> = match (&known.data, from) {

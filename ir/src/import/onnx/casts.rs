@@ -1,6 +1,7 @@
 //! Casts, and formulas that make values of a stated type.
 
-use super::element::{Element, narrowed, saturated};
+use super::element::Element;
+use super::narrowing::{narrowed, saturated};
 use super::site::{Made, Site, Translated};
 use super::unsigned::to_float;
 use crate::DType;

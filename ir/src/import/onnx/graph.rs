@@ -3,16 +3,18 @@
 //! What does not depend on an input is computed by the interpreter when the model is read, by the
 //! same translation: so shapes are numbers where an operator needs them.
 
+mod control;
+mod sequence;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use super::attributes::wrong_attribute;
 use super::checks::{Check, Limit};
-use super::control::{Functions, is_control};
-use super::element::{Element, concluded};
+use super::element::Element;
+use super::narrowing::concluded;
 use super::operators::{Translate, takes_integers, translation};
-use super::proto::NodeProto;
-use super::sequence::is_of_sequences;
+use super::proto::{NodeProto, is_standard};
 use super::site::{Forcing, Operand, Site, sizes};
 use super::stored::Stored;
 use super::unsigned::takes_u64;
@@ -25,6 +27,8 @@ use crate::pass::{remove_common_nodes, remove_dead_nodes};
 use crate::tensor::Data;
 use crate::types::TensorType;
 use crate::{DType, Tensor};
+use control::{Functions, is_control};
+use sequence::is_of_sequences;
 
 /// Elements that a value computed when a model is read has at most. Chosen: half a GiB of `f64`.
 const KNOWN_MAX: i64 = 1 << 26;
@@ -483,11 +487,6 @@ fn computed(
         Read { name: name.clone(), meaning: Meaning::Known(tensor), element: *element }
     };
     Ok(results.iter().zip(computed).map(read).collect())
-}
-
-/// Whether operators of a domain are the standard's.
-pub(super) fn is_standard(domain: &str) -> bool {
-    domain.is_empty() || domain == "ai.onnx"
 }
 
 impl Forcing<'_> {

@@ -1,7 +1,6 @@
 //! Operators that read or write where an operand says.
 
 use super::element::Element;
-use super::moving::scaled;
 use super::site::{Made, Site, Translated, dim_at, sizes};
 use super::unsigned::{is_u64, ordered};
 use crate::DType;
@@ -41,11 +40,11 @@ pub(super) fn places_along(s: &mut Site, ids: ValueId, dims: &[usize], dim: usiz
     let ids = s.cast(ids, DType::I64)?;
     let ids = not_negative(s, ids, dims[dim])?;
     let (own, steps) = (s.dims(ids), strides(dims));
-    let mut places = scaled(s, ids, steps[dim])?;
+    let mut places = s.with(Binary::Mul, ids, steps[dim] as f64)?;
     for (other, step) in steps.iter().enumerate().filter(|(at, _)| *at != dim) {
         let index = Op::Iota { dim: other, start: 0, dtype: DType::I64, dims: sizes(&own) };
         let index = s.push(index, &[])?;
-        let offset = scaled(s, index, *step)?;
+        let offset = s.with(Binary::Mul, index, *step as f64)?;
         places = s.binary(Binary::Add, places, offset)?;
     }
     Ok(places)
@@ -121,7 +120,7 @@ pub(super) fn rows(
         let one = s.reshape(one, outer)?;
         s.demand_rows(one, dims[at])?;
         let one = not_negative(s, one, dims[at])?;
-        let term = scaled(s, one, *step)?;
+        let term = s.with(Binary::Mul, one, *step as f64)?;
         places = Some(match places {
             Some(sum) => s.binary(Binary::Add, sum, term)?,
             None => term,

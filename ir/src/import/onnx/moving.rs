@@ -6,7 +6,7 @@ use super::site::{ELEMENTS_MAX, Made, Site, Translated, check_size, dim_at, is_f
 use super::stored::stored;
 use super::unsigned::is_u64;
 use crate::module::ValueId;
-use crate::op::{Binary, Comparison, Op};
+use crate::op::{Comparison, Op};
 use crate::tensor::Data;
 use crate::{DType, Tensor};
 
@@ -499,11 +499,6 @@ pub(super) fn cumulative_sum(s: &mut Site) -> Translated {
         sum = s.push(Op::Pad { dim, before: 1.min(size), after: 0 }, &[less])?;
     }
     Ok(vec![if reversed { s.push(flip, &[sum])? } else { sum }])
-}
-
-/// Elements as a number of a type: sums of terms for flat indices.
-pub(super) fn scaled(s: &mut Site, x: ValueId, by: usize) -> Made {
-    s.with(Binary::Mul, x, by as f64)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The table of operators: the translation of each one that is supported.
 
-use super::graph::is_standard;
+use super::proto::is_standard;
 use super::site::{Site, Translated};
 use super::{
     attention, bits, casts, einsum, elementwise as each, indexing, inverse, losses, moving, pools,

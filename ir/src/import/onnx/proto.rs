@@ -186,3 +186,8 @@ pub(super) struct DimProto {
     #[prost(string, optional, tag = "2")]
     pub(super) dim_param: Option<String>,
 }
+
+/// Whether operators of a domain are the standard's.
+pub(super) fn is_standard(domain: &str) -> bool {
+    domain.is_empty() || domain == "ai.onnx"
+}

@@ -2,7 +2,8 @@
 //! exactly, and results rounded to even and bounded by their type.
 
 use super::casts::named;
-use super::element::{Element, narrowed, saturated};
+use super::element::Element;
+use super::narrowing::{narrowed, saturated};
 use super::site::{Made, Operand, Site, Translated, dim_at};
 use super::sums::{conv, matmul};
 use crate::DType;

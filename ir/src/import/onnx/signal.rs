@@ -3,8 +3,9 @@
 use std::f64::consts::{LN_10, PI};
 
 use super::casts::named;
-use super::element::{Element, narrowed};
+use super::element::Element;
 use super::moving::padded;
+use super::narrowing::narrowed;
 use super::site::{Made, Site, Translated, dim_at, sizes};
 use crate::Tensor;
 use crate::module::ValueId;

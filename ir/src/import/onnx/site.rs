@@ -470,3 +470,45 @@ pub(super) fn dim_at(axis: i64, ndim: usize) -> Result<usize, String> {
 pub(super) fn sizes(dims: &[usize]) -> Vec<Dim> {
     dims.iter().map(|d| Dim::from(*d)).collect()
 }
+
+impl Site<'_, '_> {
+    /// Demands that ids are below `rows`, or negative and from `-rows` on.
+    pub(super) fn demand_rows(&mut self, ids: ValueId, rows: usize) -> Result<(), String> {
+        if self.are_places(ids, rows) {
+            return Ok(());
+        }
+        // -1 - id is the distance from the end.
+        let minus = self.number(-1.0, ids)?;
+        let from_end = self.sub(minus, ids)?;
+        let distance = self.binary(Binary::Max, ids, from_end)?;
+        let distance = self.cast(distance, DType::F64)?;
+        self.demand(distance, Limit::Rows(rows))
+    }
+
+    /// Demands that every number is below a limit.
+    pub(super) fn demand(&mut self, numbers: ValueId, of: Limit) -> Result<(), String> {
+        let all = (0..self.ndim(numbers)).collect();
+        let most = self.reduce(Combiner::Max, all, numbers)?;
+        self.demands.push((most, of));
+        Ok(())
+    }
+
+    /// Whether ids were made by an op that yields places along a dim of at most `rows` elements.
+    fn are_places(&self, ids: ValueId, rows: usize) -> bool {
+        let mut at = ids;
+        loop {
+            let nodes = &self.b.function().nodes;
+            let Some(node) = nodes.iter().rev().find(|n| n.results.contains(&at)) else {
+                return false;
+            };
+            #[expect(clippy::wildcard_enum_match_arm, reason = "few ops yield or move places")]
+            match &node.op {
+                Op::ArgMax { dim } | Op::TopK { dim, .. } | Op::Sort { dim, .. } => {
+                    return self.dims(node.operands[0])[*dim] <= rows;
+                }
+                Op::Cast { .. } | Op::Reshape { .. } | Op::Slice { .. } => at = node.operands[0],
+                _ => return false,
+            }
+        }
+    }
+}

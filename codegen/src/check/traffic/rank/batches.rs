@@ -5,24 +5,24 @@ use std::collections::{BTreeMap, HashSet};
 use ir::plan::Optimizer;
 use ir::program::{BufferId, Contents, Program, Step};
 
-use super::memory::Owner;
-use super::rank::Rank;
-use super::traffic::World;
-use super::{At, Phase, Setup};
+use super::Rank;
+use crate::check::memory::Owner;
+use crate::check::traffic::World;
+use crate::check::{At, Phase, Setup};
 
 /// A call that reads nothing of any micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Unlabelled {
-    pub(super) step: usize,
+pub(in crate::check) struct Unlabelled {
+    pub(in crate::check) step: usize,
     /// Whether it takes parameters, as no call does that is not a layer's.
-    pub(super) takes_parameters: bool,
+    pub(in crate::check) takes_parameters: bool,
     /// Whether it can belong to a micro-batch.
-    pub(super) has_turn: bool,
+    pub(in crate::check) has_turn: bool,
 }
 
 /// For each step, the micro-batch that it belongs to as a call, were its routine called equally
 /// often for each, and for each in turn; none before the first data come.
-pub(super) fn turns(steps: &[Step], microbatch_count: usize) -> Vec<Option<usize>> {
+pub(in crate::check) fn turns(steps: &[Step], microbatch_count: usize) -> Vec<Option<usize>> {
     let brings = |step: &Step| matches!(step, Step::Feed { .. } | Step::Receive { .. });
     let first = steps.iter().position(brings).unwrap_or(0);
     let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
@@ -45,7 +45,7 @@ pub(super) fn turns(steps: &[Step], microbatch_count: usize) -> Vec<Option<usize
     steps.iter().enumerate().map(turn).collect()
 }
 
-pub(super) fn finish<'p>(world: &mut World<'_, 'p>, ranks: &[Rank<'p>]) {
+pub(in crate::check) fn finish<'p>(world: &mut World<'_, 'p>, ranks: &[Rank<'p>]) {
     for rank in ranks {
         check_calls(world, rank);
         check_rest(world, rank);

@@ -8,18 +8,18 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 
-use super::element::Element;
-use super::graph::{Meaning, Read, Walk, Wrong};
-use super::operators::translation;
-use super::proto::{AttributeProto, FunctionProto, GraphProto, NodeProto};
-use super::stored;
+use super::{Meaning, Read, Walk, Wrong};
+use crate::import::onnx::element::Element;
+use crate::import::onnx::operators::translation;
+use crate::import::onnx::proto::{AttributeProto, FunctionProto, GraphProto, NodeProto};
+use crate::import::onnx::stored;
 use crate::module::ValueId;
 use crate::op::Op;
 use crate::types::TensorType;
 use crate::{DType, Tensor};
 
 /// Functions of a model, by their domains and names.
-pub(super) type Functions = BTreeMap<(String, String), Rc<FunctionProto>>;
+pub(in crate::import::onnx) type Functions = BTreeMap<(String, String), Rc<FunctionProto>>;
 
 /// Rounds of a loop at most. Chosen: each is laid out on its own, and longer sequences would make
 /// modules that take minutes to compile.
@@ -29,7 +29,7 @@ const ROUNDS_MAX: i64 = 4096;
 const DEPTH_MAX: usize = 64;
 
 /// Whether an operator holds graphs.
-pub(super) fn is_control(operator: &str) -> bool {
+pub(in crate::import::onnx) fn is_control(operator: &str) -> bool {
     matches!(operator, "If" | "Loop" | "Scan" | "SequenceMap")
 }
 
@@ -45,7 +45,7 @@ fn graph<'n>(node: &'n NodeProto, name: &str) -> Result<&'n GraphProto, Wrong> {
     found.ok_or_else(|| Wrong::Damaged(format!("a graph `{name}` of `{}`", node.op_type)))
 }
 
-pub(super) fn int(name: &str, value: i64) -> AttributeProto {
+pub(in crate::import::onnx) fn int(name: &str, value: i64) -> AttributeProto {
     AttributeProto { name: name.to_owned(), i: value, kind: 2, ..AttributeProto::default() }
 }
 
@@ -55,7 +55,11 @@ fn known(name: &str, tensor: Tensor) -> Read {
 
 impl Walk<'_> {
     /// What a node with graphs makes.
-    pub(super) fn controlled(&mut self, node: &NodeProto, reads: &[Option<Read>]) -> Made {
+    pub(in crate::import::onnx) fn controlled(
+        &mut self,
+        node: &NodeProto,
+        reads: &[Option<Read>],
+    ) -> Made {
         match node.op_type.as_str() {
             "If" => self.branch(node, reads),
             "Loop" => self.rounds(node, reads),
@@ -108,7 +112,7 @@ impl Walk<'_> {
     }
 
     /// What the nodes of a function make, with the attributes of its caller.
-    pub(super) fn inlined(
+    pub(in crate::import::onnx) fn inlined(
         &mut self,
         node: &NodeProto,
         function: &FunctionProto,
@@ -125,7 +129,8 @@ impl Walk<'_> {
             self.meanings.insert(name.clone(), meaning);
             self.note(name, element);
         }
-        let own = function.opset_import.iter().find(|set| super::graph::is_standard(&set.domain));
+        let own =
+            function.opset_import.iter().find(|set| super::super::proto::is_standard(&set.domain));
         let version = own.map_or(self.opset, |set| set.version);
         let opset = std::mem::replace(&mut self.opset, version);
         let refused = self.refused.len();
@@ -144,7 +149,7 @@ impl Walk<'_> {
     }
 
     /// Values that an operator makes of others.
-    pub(super) fn applied(
+    pub(in crate::import::onnx) fn applied(
         &mut self,
         operator: &str,
         attributes: &[AttributeProto],
@@ -283,7 +288,7 @@ impl Walk<'_> {
     }
 
     /// Parts side by side along a new dim.
-    pub(super) fn stacked(
+    pub(in crate::import::onnx) fn stacked(
         &mut self,
         parts: Vec<Read>,
         axis: i64,
@@ -319,7 +324,7 @@ impl Walk<'_> {
         for (at, read) in scanned.iter().enumerate() {
             let id = self.tensor(read)?;
             let dims = self.b.ty(id).sizes().unwrap_or_default();
-            let dim = super::site::dim_at(number("scan_input_axes", at), dims.len())?;
+            let dim = crate::import::onnx::site::dim_at(number("scan_input_axes", at), dims.len())?;
             sizes.push((dim, dims[dim]));
         }
         let length = sizes.first().map_or(0, |(_, size)| *size);

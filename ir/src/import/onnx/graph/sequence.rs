@@ -3,13 +3,13 @@
 
 use std::rc::Rc;
 
-use super::graph::{Meaning, Read, Walk, Wrong};
-use super::proto::{AttributeProto, NodeProto};
-use super::site::dim_at;
+use super::{Meaning, Read, Walk, Wrong};
+use crate::import::onnx::proto::{AttributeProto, NodeProto};
+use crate::import::onnx::site::dim_at;
 use crate::{DType, Tensor};
 
 /// Whether an operator takes or makes sequences or optional values.
-pub(super) fn is_of_sequences(operator: &str) -> bool {
+pub(in crate::import::onnx) fn is_of_sequences(operator: &str) -> bool {
     matches!(
         operator,
         "SequenceConstruct"
@@ -28,7 +28,7 @@ pub(super) fn is_of_sequences(operator: &str) -> bool {
 
 impl Walk<'_> {
     /// What a node of sequences makes.
-    pub(super) fn sequenced(
+    pub(in crate::import::onnx) fn sequenced(
         &mut self,
         node: &NodeProto,
         reads: &[Option<Read>],
