@@ -11,8 +11,8 @@ use ir::{DType, Diagnostic};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::cluster::Origin;
 use crate::link::Link;
+use crate::origin::Origin;
 use crate::quantity::Unit;
 use crate::reader::{Reader, Table};
 

@@ -81,6 +81,7 @@ use serde::{Deserialize, Serialize};
 use crate::calibration::Calibration;
 use crate::link::Link;
 use crate::machine::Machine;
+use crate::origin::Origin;
 use crate::reader::DIAGNOSTICS_MAX;
 
 use draft::{Draft, Extends};
@@ -123,49 +124,6 @@ pub const PRESETS: [(&str, &str); 32] = [
 
 /// Digits of a calibration's hash that a plan shows. Chosen: 64 bits.
 const HASH_DIGITS: usize = 16;
-
-/// How a number is known.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
-)]
-#[serde(rename_all = "lowercase")]
-pub enum Origin {
-    /// Measured on this machine.
-    Measured,
-    /// Between or beyond measured points, or fitted to runs elsewhere.
-    Fitted,
-    /// As the user says.
-    Given,
-    /// As the vendor says.
-    Datasheet,
-}
-
-impl Origin {
-    /// All of them.
-    pub const ALL: [Origin; 4] =
-        [Origin::Measured, Origin::Fitted, Origin::Given, Origin::Datasheet];
-
-    /// How the numbers of a file are known that does not say it.
-    fn of_source(source: &str) -> Origin {
-        if source.starts_with("preset:") { Origin::Datasheet } else { Origin::Given }
-    }
-
-    /// The name in texts.
-    pub fn name(self) -> &'static str {
-        match self {
-            Origin::Measured => "measured",
-            Origin::Fitted => "fitted",
-            Origin::Given => "given",
-            Origin::Datasheet => "datasheet",
-        }
-    }
-}
-
-impl fmt::Display for Origin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
 
 /// A number, how it is known, and which file says so.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

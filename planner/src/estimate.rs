@@ -30,6 +30,8 @@ pub mod rates;
 pub mod row;
 pub mod serving;
 mod stage;
+mod terms;
+pub mod memory;
 pub mod step;
 pub mod style;
 pub mod workload;
@@ -45,11 +47,13 @@ use crate::configuration::{Configuration, Recompute};
 
 use host::HostLimits;
 use layer::{KnownItems, Lowering};
+use memory::Memory;
 use network::{Group, Network};
 use price::{Inside, Prices};
 use rates::{Arithmetic, Rates};
-use step::{Breakdown, Memory, Step, Terms};
+use step::{Breakdown, Step};
 use style::Style;
+use terms::Terms;
 use workload::Workload;
 
 /// What is trained beside the model: how much at once, and in which arithmetic.

@@ -58,6 +58,7 @@ pub mod divisors;
 pub mod quantity;
 mod reader;
 
+pub mod origin;
 pub mod link;
 pub mod machine;
 pub mod calibration;

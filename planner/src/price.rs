@@ -8,8 +8,9 @@ use ir::{Axis, DType, Mesh};
 use kernels::{Attention, Kernel, Product, price};
 
 use crate::calibration::{Calibration, Curve};
-use crate::cluster::{Cluster, Kind, Origin};
+use crate::cluster::{Cluster, Kind};
 use crate::link::Link;
+use crate::origin::Origin;
 
 /// The part of a datasheet's rate that products reach. Chosen: between 0.51 and 0.97 over vendors
 /// and types.

@@ -8,6 +8,8 @@
 //! and hardly more is compiled than each distinct layer, once, whatever candidates share it. Of the
 //! other meshes, the most promising candidate is compiled too, for people who ask why not.
 
+mod keys;
+mod candidate;
 mod bound;
 mod candidates;
 mod layers;
@@ -35,7 +37,7 @@ use crate::price::Prices;
 use crate::simulate::StepTime;
 
 use bound::Bound;
-pub use candidates::Candidate;
+pub use candidate::Candidate;
 use candidates::{candidates, has_candidates};
 use layers::LayerTable;
 pub use ranks::Usable;

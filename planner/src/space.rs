@@ -14,7 +14,8 @@
 pub mod across;
 pub mod ask;
 mod batches;
-pub mod cuts;
+mod known;
+mod cuts;
 pub mod events;
 pub mod foreign;
 pub mod frontier;

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use crate::estimate::step::{Breakdown, Memory};
+use crate::estimate::memory::Memory;
+use crate::estimate::step::Breakdown;
 
 /// A measured run with its prediction.
 #[derive(Clone, Debug, PartialEq, Serialize)]

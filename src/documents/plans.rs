@@ -1,7 +1,8 @@
 //! Plans: what training takes, and why.
 
+use planner::estimate::memory::Memory;
 use planner::estimate::padding::Padding;
-use planner::estimate::step::{Breakdown, Memory};
+use planner::estimate::step::Breakdown;
 use planner::explain::Explanation;
 use planner::fit::Fit as Strategies;
 use schemars::JsonSchema;

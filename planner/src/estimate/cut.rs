@@ -24,7 +24,8 @@ use super::Estimator;
 use super::exchange::{Collectives, Copies};
 use super::price::{LayerPrice, Prices};
 use super::stage::{Run, Stage, hold, stage};
-use super::step::{After, Alone, Breakdown, Step, Terms};
+use super::step::{After, Alone, Breakdown, Step};
+use super::terms::Terms;
 use crate::configuration::{Configuration, Recompute, Schedule};
 
 /// The part of a step to which the least of the slowest stages is found. Chosen: bounds are

@@ -4,15 +4,15 @@
 use std::path::Path;
 
 use ir::import::{
-    Architecture, Description, FamilyModel, Options, RoutedSizes, Sizes, Value, check_positions,
-    import, preset, resolve,
+    Architecture, Description, FamilyModel, Options, RoutedSizes, Sizes, check_positions, import,
+    preset, resolve,
 };
 use ir::{DType, Diagnostic, Module, TensorType};
 
-use super::workload::assumptions;
 use super::workload::encoders::{bert, t5};
+use super::workload::family::family_shape;
 use super::workload::module::of_module;
-use super::workload::{LowRank, Routed, Shape, Workload};
+use super::workload::{LowRank, Routed, Shape, Workload, assumptions};
 use crate::space::models::{self, Published};
 
 /// A model's work, and what the planner knows beside it.
@@ -190,32 +190,6 @@ fn of_family(
         described.work.assumptions.push(longer);
     }
     Ok(described)
-}
-
-/// The shape that the file of a family says of a model, with the longest sequence it was made for.
-pub(crate) fn family_shape(name: String, model: &FamilyModel) -> Shape {
-    let said = model.shape();
-    let size = |key: &str| said.get(key).and_then(Value::size).map_or(0, of);
-    let is = |key: &str| said.get(key) == Some(&Value::Flag(true));
-    let symbol = |symbol: &str| of(model.size(symbol));
-    Shape {
-        name,
-        layers: of(model.layers.len()),
-        hidden: symbol("M"),
-        heads: symbol("H"),
-        kv_heads: symbol("G"),
-        head_dim: symbol("D"),
-        ffn: size("ffn"),
-        gated: is("gated"),
-        vocab: symbol("V"),
-        seq: symbol("P"),
-        positions: size("positions"),
-        causal: true,
-        biases: is("biases"),
-        tied: model.flag("tied"),
-        routed: None,
-        low_rank: None,
-    }
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 use super::host::{DISK_BYTES_PER_S, HOST_MEMORY_BYTES_PER_S};
 use super::network::Group;
 use super::stage::Stage;
-use super::step::Terms;
 use super::style::{Exchange, Whole};
+use super::terms::Terms;
 use crate::configuration::{Configuration, Place, Zero};
 
 impl Terms<'_> {

@@ -5,10 +5,12 @@
 //! as slow as the slowest one of the pipeline; from one kind of devices to the next it leaves their
 //! nodes.
 
+use super::memory::Memory;
 use super::network::INNER_INTERFERENCE;
 use super::price::Prices;
 use super::stage::{Run, Stage, stage};
-use super::step::{After, Breakdown, Memory, Terms, passes_of};
+use super::step::{After, Breakdown, passes_of};
+use super::terms::Terms;
 use super::{Estimator, interval};
 use crate::configuration::Configuration;
 

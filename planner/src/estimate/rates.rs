@@ -5,9 +5,7 @@
 //!
 //! Legend: m, n, k rows, columns and contracted elements of a product; t seconds.
 
-use serde::Deserialize;
-
-use super::style::AttentionKernel;
+use serde::{Deserialize, Serialize};
 
 /// The arithmetic of products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, Deserialize)]
@@ -43,6 +41,22 @@ impl Arithmetic {
             Arithmetic::F4 => 0.5625,
         }
     }
+}
+
+/// How the inside of attention is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AttentionKernel {
+    /// Scores are written to memory; mask, softmax and dropout are kernels of their own.
+    Separate,
+    /// Scores are written to memory; scale, mask and softmax are one kernel.
+    FusedSoftmax,
+    /// One kernel that never writes scores (Dao et al. 2022): its first generation.
+    Flash1,
+    /// Its second generation (Dao 2023).
+    Flash2,
+    /// The fastest kernel of the device: Shah et al. 2024, or the vendor's library.
+    FlashBest,
 }
 
 /// A tile that a product kernel computes on one multiprocessor, and the share of the peak that it

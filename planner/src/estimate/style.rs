@@ -4,31 +4,17 @@
 //! does: which kernels are fused, what overlaps, what is stored in which type, how much a host
 //! does for one operation. [`Style::source`] says where that can be read.
 
+mod parts;
 mod releases;
 mod sharded;
 
-pub use releases::{DEFAULT, NOTHING, OURS, STYLES, of_framework, on_new_device};
+pub use parts::NOTHING;
+pub use releases::{DEFAULT, OURS, STYLES, of_framework, on_new_device};
 
 use serde::Serialize;
 
-use super::rates::Arithmetic;
-use super::step::Memory;
-
-/// How the inside of attention is computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum AttentionKernel {
-    /// Scores are written to memory; mask, softmax and dropout are kernels of their own.
-    Separate,
-    /// Scores are written to memory; scale, mask and softmax are one kernel.
-    FusedSoftmax,
-    /// One kernel that never writes scores (Dao et al. 2022): its first generation.
-    Flash1,
-    /// Its second generation (Dao 2023).
-    Flash2,
-    /// The fastest kernel of the device: Shah et al. 2024, or the vendor's library.
-    FlashBest,
-}
+use super::memory::Memory;
+use super::rates::{Arithmetic, AttentionKernel};
 
 /// How something is exchanged over data-parallel ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -4,8 +4,8 @@ mod unseen;
 use super::row::{self, Columns};
 use super::workload::Shape;
 use super::*;
-use crate::cluster::Origin;
 use crate::machine::Machine;
+use crate::origin::Origin;
 use crate::validate::{Compared, Errors, Summary, summarise};
 
 pub(super) fn machine() -> Machine {

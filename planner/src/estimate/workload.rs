@@ -5,6 +5,7 @@
 
 pub(super) mod assumptions;
 pub mod encoders;
+pub(crate) mod family;
 pub mod module;
 #[cfg(test)]
 mod tests;
@@ -585,6 +586,9 @@ impl Shape {
         Item::Product { k, n, cut, bias: self.biases }
     }
 }
+
+/// What the names of composites begin with that are attention.
+const ATTENTION: &str = "attention";
 
 /// The largest size of one dim. Chosen: far above any real one, and products of two fit in 64 bits.
 const SIZE_MAX: u32 = 1 << 24;

@@ -13,7 +13,7 @@ use ir::precision::Precision;
 use ir::program::Group;
 use ir::{Axis, DType, Mesh};
 
-use super::layers::CallPrice;
+use super::keys::CallPrice;
 use super::{Candidate, Job};
 use crate::cluster::Memory;
 use crate::price::Prices;

@@ -11,7 +11,7 @@ use ir::program::Routine;
 use ir::{Diagnostic, Mesh, Span};
 
 use super::Job;
-use super::layers::{Asked, CallPrice, Key};
+use super::keys::{Asked, CallPrice, Key};
 use crate::price::{LaunchPrice, Prices};
 use crate::shard::{Rates, Request, Sharded, shard};
 use crate::simulate::{Timed, add_parts};

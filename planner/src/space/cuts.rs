@@ -10,6 +10,7 @@ use std::rc::Rc;
 use rustc_hash::FxHashMap;
 
 use super::knobs;
+use super::known::Known;
 use super::table::{AGAIN, Table};
 use super::tree::{Leaf, Path, ROUNDING, Score};
 use super::uniform::{INSIDE, SCHEDULE, Space, may_be_uneven};
@@ -36,19 +37,6 @@ const FITTED_MAX: u32 = 16;
 
 /// A cut and its step.
 type Priced = (Configuration, Step);
-
-/// What is known of all cuts of one schedule: many leaves below it share it.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Known {
-    /// By what is computed again: what no cut's passes are below, and the cut of which they are.
-    least: Vec<(Recompute, (Least, Vec<u32>))>,
-    /// What cuts have room whose step is below the seconds, with nothing computed again: all that
-    /// have it with more.
-    room: Option<(f64, Option<Room>)>,
-    /// By all that is decided before what is computed again: what no cut whose step is below the
-    /// first seconds takes less than to exchange, update and move.
-    after_s: FxHashMap<Path, [f64; 2]>,
-}
 
 impl Space<'_> {
     /// Whether a configuration stands for all cuts of its layers.

@@ -2,7 +2,7 @@
 
 use ir::import::{Architecture, BertSizes, Sizes, T5Sizes, nearest, preset, presets};
 
-use crate::estimate::described::family_shape;
+use crate::estimate::workload::family::family_shape;
 use crate::estimate::workload::{LowRank, Routed, Shape};
 
 const TABLE: &str = include_str!("../preset/models.csv");

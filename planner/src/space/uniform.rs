@@ -21,8 +21,8 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::cuts::Known;
 use super::knobs::{self, Frame, STEPS};
+use super::known::Known;
 use super::table::{AGAIN, Table, Tables};
 use super::tree::{Path, Score, Tree};
 use crate::cluster::Power;

@@ -2,8 +2,7 @@
 
 use super::{Lowered, Lowering};
 use crate::estimate::price::Pass;
-use crate::estimate::rates::Arithmetic;
-use crate::estimate::style::AttentionKernel;
+use crate::estimate::rates::{Arithmetic, AttentionKernel};
 use crate::estimate::workload::Item;
 
 impl Lowering<'_> {

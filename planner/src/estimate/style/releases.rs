@@ -1,5 +1,6 @@
 //! The releases whose runs can be predicted.
 
+use super::parts::{EAGER, NO_HOST, NOTHING, WHOLE};
 use super::sharded::{
     AUTOMODEL, FMS_FSDP, HUGGING_FACE, KEMPNER, LLM_FOUNDRY, NANOGPT, TORCH_FSDP, TORCHTITAN_2025,
     TORCHTITAN_EAGER, TORCHTUNE, XLA,
@@ -9,43 +10,11 @@ use super::{
     Whole,
 };
 
-/// An eager release of PyTorch under Python on a server core: 10 µs for an operation with its
-/// dispatch, autograd node and share of the interpreter, forward, and 9 µs backward. Five
-/// operations for each kernel: the forward pass of Megatron-LM's layer launches 15 kernels and is
-/// some 75 calls, of which most are views, modules, and the states of random generators.
-pub(super) const EAGER: Host = Host {
-    forward_s: 10e-6,
-    backward_s: 9e-6,
-    operations: 5.0,
-    is_blocking: false,
-    polling_share: 0.0,
-};
-
-/// Kernels that are launched as graphs or by compiled code.
-pub(super) const NO_HOST: Host = Host {
-    forward_s: 0.0,
-    backward_s: 0.0,
-    operations: 1.0,
-    is_blocking: false,
-    polling_share: 0.0,
-};
-
-/// Attention kernels that read the product's result where it lies.
-pub const NOTHING: AroundAttention = AroundAttention {
-    forward_launches: 0.0,
-    backward_launches: 0.0,
-    forward_bytes: 0.0,
-    backward_bytes: 0.0,
-};
-
 /// What an allocator that takes the smallest block that fits leaves unused of what comes and goes,
 /// where blocks cannot grow. Derived: PyTorch's rules (blocks of 2 MiB, cut where more than 1 MiB
 /// is left) replayed over two steps of layers like nanotron's, of 1 and 3 billion parameters, on
 /// one to eight stages, of one to four samples: 3 to 19 %, on average this.
 const BEST_FIT_SHARE: f64 = 0.1;
-
-/// One collective for all gradients of a stage.
-pub(super) const WHOLE: f64 = f64::INFINITY;
 
 /// Our own programs: fused kernels, flash attention, no dispatcher.
 pub const OURS: Style = Style {

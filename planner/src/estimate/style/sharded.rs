@@ -1,6 +1,6 @@
 //! Releases that shard weights with PyTorch's own means, and those built on them.
 
-use super::releases::{EAGER, NO_HOST, NOTHING, WHOLE};
+use super::parts::{EAGER, NO_HOST, NOTHING, WHOLE};
 use super::{
     AroundAttention, AttentionKernel, Exchange, Host, Printed, Selective, Style, VocabularyPadding,
     Whole,

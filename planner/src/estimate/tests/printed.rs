@@ -63,8 +63,8 @@ fn what_collectives_read_is_held() {
 }
 
 /// The memory of one estimate with what was freed of another: all else is equal.
-fn prompt_of(late: &Estimate, prompt: &Estimate) -> step::Memory {
-    step::Memory { freed_bytes: late.memory.freed_bytes, ..prompt.memory }
+fn prompt_of(late: &Estimate, prompt: &Estimate) -> memory::Memory {
+    memory::Memory { freed_bytes: late.memory.freed_bytes, ..prompt.memory }
 }
 
 /// What is printed is what tensors hold and at most what a device has, where these fit.

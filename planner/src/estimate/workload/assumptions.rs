@@ -3,7 +3,7 @@
 use ir::import::{AttentionTraits, FamilyModel};
 use ir::{Function, Kind, Module};
 
-use super::module::ATTENTION;
+use super::ATTENTION;
 
 /// What is left out of a model of a family, whose shape has rotary embeddings priced or not, for
 /// samples of `seq` tokens.

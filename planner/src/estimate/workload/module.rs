@@ -16,7 +16,7 @@ use ir::{
     Bindings, Class, Diagnostic, Dim, Function, Kind, Layout, Module, Node, Op, Span, ValueId,
 };
 
-use super::{Item, Layer, Split, Workload, assumptions};
+use super::{ATTENTION, Item, Layer, Split, Workload, assumptions};
 use crate::divisors::gcd;
 
 /// The work of a module's entry, a chain of calls. `B` is unbound: the samples.
@@ -78,9 +78,6 @@ pub fn of_module(name: &str, module: &Module, entry: &str) -> Result<Workload, D
     }
     Ok(workload)
 }
-
-/// What the names of composites begin with that are attention.
-pub(super) const ATTENTION: &str = "attention";
 
 /// Tokens of the queries and of the keys of a function that is attention.
 fn attended(function: &Function) -> Option<(u64, u64)> {

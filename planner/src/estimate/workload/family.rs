@@ -1,0 +1,36 @@
+//! The shape of a model of a family.
+
+use ir::import::{FamilyModel, Value};
+
+use super::Shape;
+
+/// The shape that the file of a family says of a model, with the longest sequence it was made for.
+pub(crate) fn family_shape(name: String, model: &FamilyModel) -> Shape {
+    let said = model.shape();
+    let size = |key: &str| said.get(key).and_then(Value::size).map_or(0, of);
+    let is = |key: &str| said.get(key) == Some(&Value::Flag(true));
+    let symbol = |symbol: &str| of(model.size(symbol));
+    Shape {
+        name,
+        layers: of(model.layers.len()),
+        hidden: symbol("M"),
+        heads: symbol("H"),
+        kv_heads: symbol("G"),
+        head_dim: symbol("D"),
+        ffn: size("ffn"),
+        gated: is("gated"),
+        vocab: symbol("V"),
+        seq: symbol("P"),
+        positions: size("positions"),
+        causal: true,
+        biases: is("biases"),
+        tied: model.flag("tied"),
+        routed: None,
+        low_rank: None,
+    }
+}
+
+/// A size of a file, which is far below the largest number.
+fn of(size: usize) -> u32 {
+    u32::try_from(size).unwrap_or(u32::MAX)
+}
