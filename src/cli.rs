@@ -5,13 +5,13 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::failure::{self, Exit, Failure};
+use crate::failure::{Exit, Failure};
 use crate::output;
 use crate::verbs::{
-    calibrate, checkpoint, cluster, compare, compile, completions, cost, doctor, export, generate,
-    inspect, man, models, plan, run as run_once, schema, score, train, validate, verify,
+    asked, calibrate, checkpoint, cluster, compare, compile, completions, cost, doctor, export,
+    generate, inspect, man, models, plan, run as run_once, schema, score, train, validate, verify,
 };
 
 /// The command line.
@@ -45,21 +45,21 @@ pub enum Verb {
     /// List the families and models that are known by name
     Models(models::Args),
     /// Find the fastest plan that fits a cluster
-    Plan(plan::PlanArgs),
+    Plan(asked::PlanArgs),
     /// Say whether a model fits a cluster, and what holds the memory
-    Fit(plan::FitArgs),
+    Fit(asked::FitArgs),
     /// Say why the plan is as it is, and where a step goes
-    Explain(plan::ExplainArgs),
+    Explain(asked::ExplainArgs),
     /// Write programs for all ranks into one file, for `run`
     Compile(Box<compile::Args>),
     /// Say what a data set costs: time, money, energy
-    Cost(Box<cost::CostArgs>),
+    Cost(Box<asked::CostArgs>),
     /// Find how few GPUs meet a deadline
     #[command(after_help = GPUS)]
-    Size(Box<cost::CostArgs>),
+    Size(Box<asked::CostArgs>),
     /// Lay configurations of GPUs side by side, and beside the best one
     #[command(after_help = GPUS)]
-    Compare(Box<compare::CompareArgs>),
+    Compare(Box<asked::CompareArgs>),
     /// Train a model on texts, or go on with a run
     Train(Box<train::Args>),
     /// List the checkpoints of a run, and say which are intact
@@ -92,7 +92,7 @@ pub enum Verb {
 
 /// Reads the command line and does what it says.
 pub fn main() -> ExitCode {
-    failure::install_panic_hook();
+    output::install_panic_hook();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
@@ -141,46 +141,13 @@ pub fn run(verb: &Verb) -> Result<Exit, Failure> {
         Verb::Export(args) => export::run(args),
         Verb::Doctor(args) => doctor::run(args),
         Verb::Schema(args) => schema::run(args),
-        Verb::Completions(args) => completions::run(args),
-        Verb::Man(args) => man::run(args),
-    }
-}
-
-/// Reads a flag that is a count of at least one.
-pub fn positive(text: &str) -> Result<usize, String> {
-    match text.parse::<usize>() {
-        Ok(0) => Err("at least 1 is needed".to_owned()),
-        Ok(number) if number <= COUNT_MAX => Ok(number),
-        Ok(_) => Err(format!("at most {COUNT_MAX} is possible")),
-        Err(_) => Err("not a whole number".to_owned()),
-    }
-}
-
-/// Reads a flag that is a number of tokens of a sample: `4096`, or `4k` for the same.
-pub fn length(text: &str) -> Result<usize, String> {
-    let Some(thousands) = text.strip_suffix(['k', 'K']) else { return positive(text) };
-    match positive(thousands)? {
-        number if number <= COUNT_MAX / 1024 => Ok(1024 * number),
-        _ => Err(format!("at most {}k is possible", COUNT_MAX / 1024)),
-    }
-}
-
-/// The largest count that a flag takes. Chosen: far above any real one, and products of two fit.
-const COUNT_MAX: usize = 1 << 30;
-
-/// Reads a flag that is a finite number of at least zero.
-pub fn amount(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(number) if number.is_finite() && number >= 0.0 => Ok(number),
-        Ok(_) => Err("a finite number of at least 0 is needed".to_owned()),
-        Err(_) => Err("not a number".to_owned()),
+        Verb::Completions(args) => completions::run(args, Cli::command()),
+        Verb::Man(args) => man::run(args, Cli::command()),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

@@ -45,9 +45,6 @@ use ir::diagnostic::render;
 use ir::{Diagnostic, Span};
 use serde_json::Value;
 
-use crate::documents::{Document, Infeasible};
-use crate::output;
-
 /// How a command ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
@@ -149,42 +146,14 @@ pub fn or_reason<T>(found: Result<T, Failure>) -> Result<Result<T, Diagnostic>, 
     }
 }
 
-/// What a verb answered; where that is no and JSON is asked for, prints the document that says why.
-///
-/// # Errors
-/// Those of the verb: users are told as always.
-pub fn or_document(is_json: bool, answered: Result<Exit, Failure>) -> Result<Exit, Failure> {
-    if let (true, Err(Failure::Input(wrong))) = (is_json, &answered)
-        && let Some(first) = wrong.first().filter(|_| wrong.iter().all(is_no))
-    {
-        output::answer_json(&infeasible(first));
-    }
-    answered
-}
-
 /// A number behind a diagnostic; null where there is none.
 pub fn fact(wrong: &Diagnostic, name: &str) -> Value {
     let found = wrong.facts.as_ref().and_then(|facts| facts.get(name));
     found.cloned().unwrap_or_default()
 }
 
-/// Why the answer is no, and what is near.
-fn infeasible(no: &Diagnostic) -> Value {
-    let document = Infeasible {
-        fits: false,
-        code: no.code.to_owned(),
-        reason: no.headline.clone(),
-        notes: no.notes.clone(),
-        help: no.help.clone(),
-        have_bytes: fact(no, "have_bytes").as_f64(),
-        smallest: fact(no, "smallest").as_object().cloned(),
-        nearest: fact(no, "nearest").as_array().cloned().unwrap_or_default(),
-    };
-    document.to_json()
-}
-
 /// Whether a diagnostic is the answer no.
-fn is_no(wrong: &Diagnostic) -> bool {
+pub(crate) fn is_no(wrong: &Diagnostic) -> bool {
     exit_of(wrong.code) == Exit::Infeasible
 }
 
@@ -314,31 +283,6 @@ pub fn draw(diagnostic: &Diagnostic) -> String {
     let is_short = fs::metadata(path).is_ok_and(|m| m.is_file() && m.len() <= EXCERPT_BYTES_MAX);
     let text = if is_short { fs::read_to_string(path).ok() } else { None };
     render(diagnostic, text.as_deref())
-}
-
-/// Tells the user that a panic is our defect. Ranks report theirs as the error of a step, the
-/// reader of tokenisers its as a damaged file.
-pub fn install_panic_hook() {
-    let default = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        let thread = std::thread::current();
-        let is_reported = |name: &str| name.starts_with("rank ") || name == runtime::tokens::READER;
-        if thread.name().is_some_and(is_reported) {
-            return;
-        }
-        if std::env::var_os("GANTLINE_BACKTRACE").is_some() {
-            default(panic);
-        }
-        let payload = panic.payload();
-        let text = payload.downcast_ref::<String>().map(String::as_str);
-        let text = text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("");
-        let at = panic.location().map(|at| format!(" at {}:{}", at.file(), at.line()));
-        output::note(&format!(
-            "error: this is a defect of gantline: {text}\n  = note: found{}\n  = help: please \
-             report it with the command line; GANTLINE_BACKTRACE=1 shows where it was reached",
-            at.unwrap_or_default()
-        ));
-    }));
 }
 
 #[cfg(test)]

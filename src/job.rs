@@ -14,8 +14,7 @@ use planner::limits::{Knob, Limits};
 use planner::search::Job;
 use serde::{Deserialize, Serialize};
 
-use crate::argument::PathArg;
-use crate::cli::positive;
+use crate::argument::{PathArg, positive};
 use crate::failure::{Failure, usage};
 use crate::{LOSS, failure, probe};
 

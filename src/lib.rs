@@ -44,6 +44,7 @@ pub mod cli;
 pub mod argument;
 pub mod job;
 pub mod flops;
+mod ops;
 pub mod run;
 pub mod training;
 pub mod artefact;

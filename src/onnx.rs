@@ -24,8 +24,8 @@ use serde_json::{Value, json};
 use crate::argument::PathArg;
 use crate::documents::{Document, InspectOnnx, PortRow, RunOnnx};
 use crate::failure::{Exit, Failure, usage};
+use crate::ops::{function_row, op_table};
 use crate::output;
-use crate::verbs::inspect::{function_row, op_table};
 
 /// Whether a MODEL argument names an ONNX file.
 pub fn is_onnx(model: &Path) -> bool {

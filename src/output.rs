@@ -9,7 +9,9 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::failure::Failure;
+use crate::documents::{Document, Infeasible};
+use crate::failure::{Exit, Failure, fact, is_no};
+use ir::Diagnostic;
 
 /// A text that changes nothing of a terminal but what stands there: control characters, and marks
 /// that turn the direction of writing, become pictures of themselves, one for each.
@@ -196,6 +198,59 @@ pub fn flops(number: u64) -> String {
 /// Seconds: `12.3 ms`.
 pub fn seconds(number: f64) -> String {
     kernels::Seconds(number).to_string()
+}
+
+/// What a verb answered; where that is no and JSON is asked for, prints the document that says why.
+///
+/// # Errors
+/// Those of the verb: users are told as always.
+pub fn or_document(is_json: bool, answered: Result<Exit, Failure>) -> Result<Exit, Failure> {
+    if let (true, Err(Failure::Input(wrong))) = (is_json, &answered)
+        && let Some(first) = wrong.first().filter(|_| wrong.iter().all(is_no))
+    {
+        answer_json(&infeasible(first));
+    }
+    answered
+}
+
+/// Why the answer is no, and what is near.
+fn infeasible(no: &Diagnostic) -> Value {
+    let document = Infeasible {
+        fits: false,
+        code: no.code.to_owned(),
+        reason: no.headline.clone(),
+        notes: no.notes.clone(),
+        help: no.help.clone(),
+        have_bytes: fact(no, "have_bytes").as_f64(),
+        smallest: fact(no, "smallest").as_object().cloned(),
+        nearest: fact(no, "nearest").as_array().cloned().unwrap_or_default(),
+    };
+    document.to_json()
+}
+
+/// Tells the user that a panic is our defect. Ranks report theirs as the error of a step, the
+/// reader of tokenisers its as a damaged file.
+pub fn install_panic_hook() {
+    let default = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let thread = std::thread::current();
+        let is_reported = |name: &str| name.starts_with("rank ") || name == runtime::tokens::READER;
+        if thread.name().is_some_and(is_reported) {
+            return;
+        }
+        if std::env::var_os("GANTLINE_BACKTRACE").is_some() {
+            default(panic);
+        }
+        let payload = panic.payload();
+        let text = payload.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("");
+        let at = panic.location().map(|at| format!(" at {}:{}", at.file(), at.line()));
+        note(&format!(
+            "error: this is a defect of gantline: {text}\n  = note: found{}\n  = help: please \
+             report it with the command line; GANTLINE_BACKTRACE=1 shows where it was reached",
+            at.unwrap_or_default()
+        ));
+    }));
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! The verbs of the command line, one file each: its flags, and what it answers.
 
+pub mod asked;
 pub mod inspect;
 pub mod models;
 pub mod fusions;
@@ -13,9 +14,6 @@ pub mod checkpoint;
 pub mod generate;
 pub mod run;
 pub mod verify;
-mod narrow;
-pub mod reference;
-pub mod rules;
 pub mod calibrate;
 pub mod validate;
 pub mod score;

@@ -12,8 +12,7 @@ use planner::machine::Machine;
 use runtime::local::Local;
 use runtime::{Combiner, CommError, Communicator, Group};
 
-use crate::argument::PathArg;
-use crate::cli::amount;
+use crate::argument::{PathArg, amount};
 use crate::failure::{Exit, Failure};
 use crate::output;
 

@@ -5,35 +5,14 @@ use planner::configuration::Configuration;
 use planner::space::ask::Chosen;
 use planner::space::groups::Grouped;
 
-use super::cost::refuse_cpus;
-use super::plan::Asked;
-use super::serve::{self, Served};
+use super::serve;
 use super::space::groups::Mixed;
 use super::space::groups::page as shown;
-use super::space::{Aim, Subject, answer, plan_row};
-use crate::argument::PathArg;
+use super::space::{Subject, answer, plan_row};
 use crate::cache;
 use crate::documents::{self, CompareGroupsRow, CompareRow, Document};
 use crate::failure::{Exit, Failure, usage};
-
-/// Flags of `compare`.
-#[derive(Clone, Debug, clap::Args)]
-pub struct CompareArgs {
-    /// The question
-    #[command(flatten)]
-    pub asked: Asked,
-    /// A configuration, as `plan` prints it: "tp=8 pp=8 dp=16 mbs=1 sp zero=1"; may be repeated
-    #[arg(long, value_name = "PLAN", required_unless_present = "beside")]
-    #[arg(allow_hyphen_values = true)]
-    pub with: Vec<String>,
-    /// Another cluster, whose best layout is laid beside, in inference: a preset or a file; may be
-    /// repeated
-    #[arg(long, value_name = "PRESET|FILE")]
-    pub beside: Vec<PathArg>,
-    /// What devices are for
-    #[command(flatten)]
-    pub served: Served,
-}
+use crate::verbs::asked::{Aim, CompareArgs, refuse_cpus};
 
 /// Answers `compare`: what each configuration costs, part by part, against the best one.
 pub fn compare(args: &CompareArgs) -> Result<Exit, Failure> {

@@ -9,14 +9,13 @@ use kernels::Bytes;
 use kernels::cuda::{Arch, Unknown};
 use runtime::artefact::{Contents, encode, write_bytes};
 
-use crate::argument::PathArg;
+use crate::argument::{PathArg, amount};
 use crate::artefact::{EXTENSION, assemble};
-use crate::cli::amount;
 use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, read_text, usage};
 use crate::output;
 use crate::training::read_plan;
-use crate::verbs::plan::Asked;
+use crate::verbs::asked::Asked;
 
 /// Flags of `compile`.
 #[derive(Clone, Debug, clap::Args)]

@@ -1,9 +1,7 @@
 //! `completions SHELL`: what makes a shell complete verbs, flags and their values.
 
-use clap::CommandFactory;
 use clap_complete::Shell;
 
-use crate::cli::Cli;
 use crate::failure::{Exit, Failure};
 use crate::output;
 
@@ -18,10 +16,9 @@ pub struct Args {
     pub shell: Shell,
 }
 
-/// Answers.
-pub fn run(args: &Args) -> Result<Exit, Failure> {
+/// Answers for a program.
+pub fn run(args: &Args, mut command: clap::Command) -> Result<Exit, Failure> {
     let mut text = Vec::new();
-    let mut command = Cli::command();
     let name = command.get_name().to_owned();
     clap_complete::generate(args.shell, &mut command, name, &mut text);
     output::answer(&String::from_utf8_lossy(&text));

@@ -5,114 +5,18 @@ use planner::explain::{Explanation, explain};
 use planner::space::ask::Answer;
 use planner::space::groups::Grouped;
 
-use super::plan::Asked;
-use super::serve::cost::Demand;
-use super::serve::{self, Served};
+use super::serve;
 use super::space::groups::Mixed;
-use super::space::{Aim, Subject, answer};
+use super::space::{Subject, answer};
+use crate::argument::HOUR_S;
 use crate::cache;
-use crate::cli::amount;
 use crate::documents::{self, Document, SizeRow};
-use crate::failure::{Exit, Failure, or_document, or_reason, usage};
+use crate::failure::{Exit, Failure, or_reason, usage};
+use crate::output::or_document;
 use crate::output::{self, Table};
-
-pub(in crate::verbs) const HOUR_S: f64 = 3600.0;
-const DAY_S: f64 = 24.0 * HOUR_S;
-pub(super) const JOULES_PER_KWH: f64 = 3.6e6;
-
-/// What is trained or answered, and what devices cost.
-#[derive(Clone, Debug, clap::Args)]
-pub struct Bill {
-    /// Tokens that are trained on, or new ones in inference: 300B, 15T, …
-    #[arg(long, value_name = "N", value_parser = many, allow_negative_numbers = true)]
-    pub tokens: Option<f64>,
-    /// Time that there is: 12h, 30d
-    #[arg(long, value_name = "TIME", value_parser = duration)]
-    pub deadline: Option<f64>,
-    /// Money for an hour of a device [default: what the cluster says]
-    #[arg(long, value_name = "PRICE", value_parser = price, allow_negative_numbers = true)]
-    pub price: Option<f64>,
-    /// Watts of a device with its share of the node [default: what the cluster says]
-    #[arg(long, value_name = "WATTS", value_parser = watts, allow_negative_numbers = true)]
-    pub watts: Option<f64>,
-}
-
-/// Flags of `cost`.
-#[derive(Clone, Debug, clap::Args)]
-pub struct CostArgs {
-    /// The question
-    #[command(flatten)]
-    pub asked: Asked,
-    /// The bill
-    #[command(flatten)]
-    pub bill: Bill,
-    /// What devices are for
-    #[command(flatten)]
-    pub served: Served,
-    /// What is asked of inference
-    #[command(flatten)]
-    pub demand: Demand,
-}
-
-/// The largest number of tokens, price, and number of watts. Chosen: far above any real one, and
-/// products of them are finite.
-const MANY_MAX: f64 = 1e18;
-
-/// Reads what an hour of a device costs.
-pub fn price(text: &str) -> Result<f64, String> {
-    let price = amount(text)?;
-    if price <= MANY_MAX { Ok(price) } else { Err(format!("at most {MANY_MAX:e} is possible")) }
-}
-
-/// Reads a large number: `300B`, `1.5T`, `2e12`.
-pub fn many(text: &str) -> Result<f64, String> {
-    let suffixes = [('K', 1e3), ('M', 1e6), ('B', 1e9), ('G', 1e9), ('T', 1e12)];
-    let found = suffixes.iter().find_map(|(suffix, factor)| {
-        Some((text.strip_suffix([*suffix, suffix.to_ascii_lowercase()])?, *factor))
-    });
-    let (digits, factor) = found.unwrap_or((text, 1.0));
-    let number = amount(digits)? * factor;
-    match number {
-        ..1.0 => Err("at least 1 is needed".to_owned()),
-        1.0..=MANY_MAX => Ok(number),
-        _ => Err(format!("at most {MANY_MAX:e} is possible")),
-    }
-}
-
-/// The units of times, in seconds.
-const TIMES: [(&[&str], f64); 7] = [
-    (&["us"], 1e-6),
-    (&["ms"], 1e-3),
-    (&["s", "sec", "second", "seconds"], 1.0),
-    (&["m", "min", "minute", "minutes"], 60.0),
-    (&["h", "hour", "hours"], HOUR_S),
-    (&["d", "day", "days"], DAY_S),
-    (&["w", "week", "weeks"], 7.0 * DAY_S),
-];
-
-/// Reads a time: `500ms`, `90m`, `12h`, `30d` or `30 days`, in seconds.
-pub fn duration(text: &str) -> Result<f64, String> {
-    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
-    let unit = text[digits.len()..].to_ascii_lowercase();
-    let found = TIMES.iter().find(|(units, _)| units.contains(&unit.as_str()));
-    let (_, factor) = found.ok_or("write a time with its unit: 500ms, 10s, 90m, 12h or 30d")?;
-    let seconds = amount(digits.trim_end())? * factor;
-    match seconds {
-        ..=0.0 => Err("more than no time is needed".to_owned()),
-        _ if seconds <= MANY_MAX => Ok(seconds),
-        _ => Err(format!("at most {MANY_MAX:e} seconds are possible")),
-    }
-}
-
-/// Reads what a device draws: more than nothing.
-pub fn watts(text: &str) -> Result<f64, String> {
-    let watts = amount(text)?;
-    match watts {
-        ..=0.0 => Err("more than 0 W is needed".to_owned()),
-        _ if watts <= MANY_MAX => Ok(watts),
-        _ => Err(format!("at most {MANY_MAX:e} W are possible")),
-    }
-}
+use crate::verbs::asked::{
+    Aim, Asked, Bill, CostArgs, DEVICES_MAX, Demand, JOULES_PER_KWH, refuse_cpus,
+};
 
 /// What a run costs at one time of a step.
 #[derive(Clone, Copy)]
@@ -121,23 +25,6 @@ struct Run {
     device_hours: f64,
     money: Option<f64>,
     kwh: Option<f64>,
-}
-
-impl Bill {
-    /// Money for an hour of a device, as the user says: here, or in the file of the cluster.
-    pub fn hourly(&self, cluster: &Cluster) -> Option<f64> {
-        let said = cluster.price.as_ref().map(|price| price.per_device_hour.value);
-        self.price.or(said)
-    }
-
-    /// The prices that a bill was made with, where they are those of a file.
-    pub fn said(&self, cluster: &Cluster) -> String {
-        let kinds =
-            if cluster.groups.is_empty() { std::slice::from_ref(cluster) } else { &cluster.groups };
-        let said = kinds.iter().filter_map(|kind| Some((&kind.name, kind.price.as_ref()?)));
-        let said = said.filter(|_| self.price.is_none());
-        said.map(|(name, price)| format!("an hour of a device of {name}: {price}\n")).collect()
-    }
 }
 
 /// A plan as a bill sees it.
@@ -204,16 +91,6 @@ fn row(run: &Run) -> documents::Run {
         money: run.money,
         energy_kwh: run.kwh,
     }
-}
-
-/// Refuses clusters of CPUs; `other` is what their ranks are asked about with.
-pub fn refuse_cpus(cluster: &Cluster, other: &str) -> Result<(), Failure> {
-    if cluster.device.kind == Kind::Gpu {
-        return Ok(());
-    }
-    let headline = format!("`{}` has CPUs, and this is answered for GPUs", cluster.name);
-    let help = format!("name GPUs: `--cluster h100`, another preset, or a file; {other}");
-    Err(usage("--cluster", headline).help(help).into())
 }
 
 impl CostArgs {
@@ -361,9 +238,6 @@ fn bill(
     };
     (if meets { Exit::Success } else { Exit::Infeasible }, text)
 }
-
-/// Devices that `size` tries at most.
-pub(super) const DEVICES_MAX: u64 = 1 << 17;
 
 /// The part of the nodes that are enough to which `size` finds the fewest. Chosen: nobody plans
 /// more exactly.
@@ -624,23 +498,4 @@ fn size_page(tried: &[(Way, Run)], deadline: f64) -> String {
         );
     }
     text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_and_times_are_read() {
-        assert_eq!(many("300B"), Ok(300e9));
-        assert_eq!(many("1.5t"), Ok(1.5e12));
-        assert_eq!(many("12"), Ok(12.0));
-        assert!(many("0").is_err() && many("-3B").is_err() && many("B").is_err());
-        assert_eq!(duration("90m"), Ok(5400.0));
-        assert_eq!(duration("30d"), Ok(30.0 * 86400.0));
-        assert_eq!((duration("30 days"), duration("2weeks")), (duration("30d"), duration("14d")));
-        assert_eq!((duration("500ms"), duration("250us")), (Ok(0.5), Ok(250e-6)));
-        assert!(many("1e300T").is_err() && price("1e30").is_err() && watts("1e300").is_err());
-        assert!(duration("30").is_err() && duration("0h").is_err());
-    }
 }

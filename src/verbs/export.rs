@@ -14,8 +14,7 @@ use planner::configuration::Configuration;
 use planner::space::foreign::{Tool, Use, export};
 use serde_json::Value;
 
-use crate::argument::PathArg;
-use crate::cli::length;
+use crate::argument::{PathArg, length};
 use crate::failure::{Exit, Failure, read_text, usage};
 use crate::job::{self, positions_max};
 use crate::output;

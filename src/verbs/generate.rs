@@ -15,8 +15,7 @@ use runtime::tokens::Tokenizer;
 use runtime::train::{RunState, restore_weights};
 use runtime::weights::Weights;
 
-use crate::argument::PathArg;
-use crate::cli::{amount, positive};
+use crate::argument::{PathArg, amount, positive};
 use crate::documents::{self, Document};
 use crate::failure::{self, Exit, Failure, usage};
 use crate::generation::{Generator, Options};

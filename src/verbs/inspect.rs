@@ -6,17 +6,17 @@ mod kernels;
 use std::collections::BTreeMap;
 
 use ir::import::{Architecture, Model, Options};
-use ir::{DType, Diagnostic, Function, Kind, Module};
+use ir::{DType, Diagnostic, Function};
 use serde_json::Value;
 
-use crate::argument::PathArg;
+use crate::argument::{PathArg, length};
 use crate::artefact::is_artefact;
-use crate::cli::length;
-use crate::documents::{self, Document, FunctionRow, LayerRow};
+use crate::documents::{self, Document, LayerRow};
 use crate::failure::{Exit, Failure, usage};
 use crate::flops::forward_flops;
 use crate::job::{self, positions_max};
 use crate::onnx;
+use crate::ops::{function_row, layers, op_table};
 use crate::output::{self, Table};
 use crate::run::Run;
 use crate::verbs::fusions::{self, Fusions};
@@ -187,30 +187,6 @@ fn called_parts(model: &Model) -> Vec<Part> {
     parts
 }
 
-/// How often each op occurs in a function, calls of composites under their own names.
-fn ops(module: &Module, function: &Function) -> BTreeMap<String, usize> {
-    let mut counts = BTreeMap::new();
-    for node in &function.nodes {
-        let callee = node.callee().and_then(|name| module.function(name));
-        let name = match callee.map(|callee| (&callee.kind, &callee.name)) {
-            Some((Kind::Composite { name, .. }, _)) => name.clone(),
-            Some((Kind::Layer | Kind::Kernel, name)) => format!("@{name}"),
-            None => ir::infer::name(&node.op).to_owned(),
-        };
-        *counts.entry(name).or_insert(0) += 1;
-    }
-    counts
-}
-
-/// A function, for programs.
-pub(crate) fn function_row(module: &Module, function: &Function) -> FunctionRow {
-    FunctionRow { name: function.name.clone(), ops: ops(module, function) }
-}
-
-fn layers(module: &Module) -> impl Iterator<Item = &Function> {
-    module.functions.iter().filter(|f| matches!(f.kind, Kind::Layer))
-}
-
 fn page(model: &Model, seq: usize, dtype: DType, flops: Option<u64>) -> String {
     let count = model.param_count();
     let mut text = format!("{}\n", model.name);
@@ -250,18 +226,6 @@ fn part_table(model: &Model, seq: usize, dtype: DType) -> Table {
             output::bytes(params * dtype.size()),
             flops.unwrap_or_default(),
         ]);
-    }
-    table
-}
-
-/// The ops of every layer.
-pub(crate) fn op_table(module: &Module) -> Table {
-    let mut table = Table::new(["function  ops"]);
-    let width = layers(module).map(|f| f.name.len()).max().unwrap_or(0);
-    for function in layers(module) {
-        let ops: Vec<String> =
-            ops(module, function).iter().map(|(name, n)| format!("{n} {name}")).collect();
-        table.row([format!("{:<width$}  {}", function.name, ops.join(", "))]);
     }
     table
 }

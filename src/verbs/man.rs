@@ -2,10 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::CommandFactory;
 use clap_mangen::Man;
 
-use crate::cli::Cli;
 use crate::failure::{Exit, Failure, usage};
 use crate::output;
 
@@ -21,9 +19,8 @@ pub struct Args {
     pub output: Option<PathBuf>,
 }
 
-/// Answers.
-pub fn run(args: &Args) -> Result<Exit, Failure> {
-    let mut program = Cli::command();
+/// Answers for a program.
+pub fn run(args: &Args, mut program: clap::Command) -> Result<Exit, Failure> {
     program.build();
     let wanted = match &args.verb {
         Some(verb) => program.find_subcommand(verb).cloned().ok_or_else(|| {

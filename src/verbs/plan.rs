@@ -1,198 +1,28 @@
 //! `plan`, `fit` and `explain`: what the planner answers about a model on a cluster.
 
-use std::fmt::Debug;
-
-use ir::import::{Model, Options};
-use ir::plan::Optimizer;
+use ir::import::Model;
 use ir::{DType, Diagnostic, Span};
-use planner::cluster::{Cluster, Kind};
 use planner::explain::{Explanation, explain};
 use planner::footprint::Footprint;
 use planner::search::{Found, Scored};
 use serde_json::{Value, json};
 
 use crate::argument::PathArg;
-use crate::cache::Key;
-use crate::cli::{length, positive};
 use crate::documents::{self, Document, PlanRow, StepParts};
 use crate::failure::{self, Exit, Failure, usage};
 use crate::flops::forward_flops;
-use crate::job::{self, Limited, Precision, Question, Where, positions_max};
+use crate::job::Question;
 use crate::output::{self, Table};
 use crate::training::read_plan;
-use crate::verbs::cost;
-use crate::verbs::serve::{self, Served};
-use crate::verbs::space::{self, Aim};
-
-/// What the three verbs are asked.
-#[derive(Clone, Debug, clap::Args)]
-pub struct Asked {
-    /// The model: a directory, a config.json, a .graph text or a preset
-    pub model: PathArg,
-    /// Where it is trained
-    #[command(flatten)]
-    pub place: Where,
-    /// What may be chosen
-    #[command(flatten)]
-    pub limited: Limited,
-    /// Tokens of a sample [default: the longest the model was made for]
-    #[arg(long, alias = "seq-length", value_name = "N", value_parser = length)]
-    pub seq: Option<usize>,
-    /// Samples of a step, over all ranks [default: 8, or as many as ranks; 1024 for
-    /// `size`]
-    #[arg(long, alias = "global-batch-size", value_name = "N", value_parser = positive)]
-    pub gbs: Option<usize>,
-    /// The element type [default: f32 on CPUs, bf16 on GPUs]
-    #[arg(long, value_name = "TYPE", value_parser = job::precision)]
-    pub dtype: Option<Precision>,
-    /// Types of single roles, on CPUs: parameters, compute, master (or none), gradients, states,
-    /// logits
-    #[arg(long, value_name = "ROLE=TYPE", value_delimiter = ',')]
-    pub precision: Vec<String>,
-    /// Tokens of the busiest of the ranks that share experts, over those of all on average, on GPUs
-    /// [default: 1]
-    #[arg(long, value_name = "TIMES", value_parser = job::imbalance)]
-    pub imbalance: Option<f64>,
-    /// The update
-    #[arg(long, value_name = "NAME", default_value = "adamw")]
-    #[arg(value_parser = ["adamw", "sgd", "none"])]
-    pub optimizer: String,
-    /// Print one JSON document
-    #[arg(long)]
-    pub json: bool,
-    /// Search again, also where the answer about GPUs was found before
-    #[arg(long)]
-    pub no_cache: bool,
-}
-
-/// Flags of `plan`.
-#[derive(Clone, Debug, clap::Args)]
-pub struct PlanArgs {
-    /// The question
-    #[command(flatten)]
-    pub asked: Asked,
-    /// What devices are for
-    #[command(flatten)]
-    pub served: Served,
-    /// Print the plan itself; for GPUs its layout, as `score --config` takes it
-    #[arg(long)]
-    pub plan: bool,
-    /// What is to be small, on GPUs
-    #[arg(long, value_enum, value_name = "WHAT", default_value = "time")]
-    pub objective: Aim,
-    /// Watts of a device with its share of the node, for energy [default: what the cluster says]
-    #[arg(long, value_name = "WATTS", value_parser = cost::watts, allow_negative_numbers = true)]
-    pub watts: Option<f64>,
-    /// Stop the search after this time: the answer then depends on the machine
-    #[arg(long, value_name = "TIME", value_parser = cost::duration)]
-    pub budget: Option<f64>,
-    /// Write the plan to this file; for GPUs as JSON, for `export`, `score` and `explain`
-    #[arg(short, long, value_name = "FILE")]
-    pub output: Option<PathArg>,
-}
-
-/// Flags of `fit`.
-#[derive(Clone, Debug, clap::Args)]
-pub struct FitArgs {
-    /// The question
-    #[command(flatten)]
-    pub asked: Asked,
-    /// What devices are for
-    #[command(flatten)]
-    pub served: Served,
-}
-
-/// Flags of `explain`.
-#[derive(Clone, Debug, clap::Args)]
-pub struct ExplainArgs {
-    /// The question
-    #[command(flatten)]
-    pub asked: Asked,
-    /// Explain the plan in this file, beside the one that is found; its ranks, sequence, batch and
-    /// type are those asked for, unless flags say others
-    #[arg(long = "plan", value_name = "FILE")]
-    pub file: Option<PathArg>,
-    /// What devices are for
-    #[command(flatten)]
-    pub served: Served,
-}
+use crate::verbs::asked::{Aim, Asked, ExplainArgs, FitArgs, PlanArgs};
+use crate::verbs::{serve, space};
 
 /// Plans that are listed at most.
 const LISTED: usize = 8;
 
-impl Asked {
-    /// The key of an answer that may be kept; `asked` is all that it depends on.
-    pub fn key(&self, verb: &str, asked: &dyn Debug) -> Option<Key> {
-        if self.no_cache { None } else { Key::new(verb, asked) }
-    }
-
-    /// The cluster, if its ranks are GPUs.
-    fn gpus(&self) -> Result<Option<Cluster>, Failure> {
-        let cluster = self.place.cluster()?;
-        let is_gpu = cluster.device.kind == Kind::Gpu;
-        if is_gpu && !self.precision.is_empty() {
-            let headline = "roles are chosen for programs, which run on CPUs".to_owned();
-            return Err(usage("--precision", headline).help("leave it out").into());
-        }
-        Ok(is_gpu.then_some(cluster))
-    }
-
-    /// The model, and the question in the planner's form.
-    pub fn question(&self) -> Result<(Model, Question), Failure> {
-        self.question_on(self.place.measured_cluster()?, None)
-    }
-
-    /// As [`Asked::question`], on a cluster whose rates are known, with another probability of
-    /// dropout than the model's.
-    pub fn question_on(
-        &self,
-        cluster: Cluster,
-        dropout: Option<f64>,
-    ) -> Result<(Model, Question), Failure> {
-        let description = crate::resolve(&self.model)?.description;
-        if self.imbalance.is_some() {
-            let headline = "ranks of CPUs share no experts".to_owned();
-            return Err(usage("--imbalance", headline).help("leave it out, or name GPUs").into());
-        }
-        let seq = self.seq.unwrap_or_else(|| positions_max(&description));
-        let usual = match cluster.device.kind {
-            Kind::Cpu => DType::F32,
-            Kind::Gpu => DType::BF16,
-        };
-        if self.dtype == Some(Precision::Tf32) {
-            let headline = "CPUs have no products in tf32, which rounds f32".to_owned();
-            return Err(usage("--dtype", headline).help("use f32, or name GPUs").into());
-        }
-        let asked = self.dtype.map(Precision::stored);
-        let dtype = asked.or(job::graph_dtype(&description)).unwrap_or(usual);
-        let precision = job::training_precision(dtype, &self.precision)?;
-        job::check_graph(&description, precision.accumulate)?;
-        let options = Options { seq, dtype: precision.accumulate, dropout };
-        let model = crate::import(&description, &options)?;
-        let ranks = self.place.ranks(&cluster);
-        let question = Question {
-            cluster,
-            module: crate::prepare_as(&model, &precision)?,
-            model: model.name.clone(),
-            ranks,
-            global_batch_size: self.gbs.unwrap_or(ranks.max(8)),
-            seq,
-            precision,
-            optimizer: match self.optimizer.as_str() {
-                "none" => Optimizer::None,
-                "sgd" => Optimizer::Sgd { decay: 0.0, decay_biases: 0.0 },
-                _ => job::ADAMW,
-            },
-            clip: Some(1.0),
-            limits: self.limited.limits()?,
-        };
-        Ok((model, question))
-    }
-}
-
 /// Answers `plan`: the fastest plan that fits, beside the best of other kinds.
 pub fn plan(args: &PlanArgs) -> Result<Exit, Failure> {
-    failure::or_document(args.asked.json, planned(args))
+    output::or_document(args.asked.json, planned(args))
 }
 
 fn planned(args: &PlanArgs) -> Result<Exit, Failure> {
@@ -235,7 +65,7 @@ fn planned(args: &PlanArgs) -> Result<Exit, Failure> {
 
 /// Answers `explain`: where a step of the plan goes, and why the others are slower.
 pub fn explain_plan(args: &ExplainArgs) -> Result<Exit, Failure> {
-    failure::or_document(args.asked.json, explained(args))
+    output::or_document(args.asked.json, explained(args))
 }
 
 fn explained(args: &ExplainArgs) -> Result<Exit, Failure> {
@@ -306,7 +136,7 @@ fn judged(asked: &Asked, path: &PathArg) -> Result<(Model, Question, Found), Fai
 
 /// Answers `fit`: what each strategy needs; yes if one fits.
 pub fn fit(args: &FitArgs) -> Result<Exit, Failure> {
-    failure::or_document(args.asked.json, fitted(args))
+    output::or_document(args.asked.json, fitted(args))
 }
 
 fn fitted(args: &FitArgs) -> Result<Exit, Failure> {

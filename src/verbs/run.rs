@@ -24,16 +24,14 @@ use runtime::execute::{Batch, Classes, Part, Scalars, Session, StepReport, Value
 use runtime::load::{Named, collect_weights, write_named};
 use runtime::npy;
 
-use crate::argument::PathArg;
+use crate::argument::{PathArg, positive};
 use crate::artefact::is_artefact;
-use crate::cli::positive;
 use crate::documents::{Document, RunBatch};
 use crate::failure::{Exit, Failure, usage};
 use crate::generation::plan_forward;
 use crate::job::{self, Limited, Question, Where};
-use crate::onnx;
-use crate::output;
 use crate::verbs::generate::{Origin, described};
+use crate::{onnx, output};
 
 /// The entry that computes logits.
 const LOGITS: &str = "logits";

@@ -17,13 +17,13 @@ use planner::space::groups;
 use serde_json::Value;
 
 use self::read::{Known, Layout, OfGroups};
-use crate::argument::PathArg;
-use crate::cli::{length, positive};
+use crate::argument::{PathArg, length, positive};
 use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, read_text, usage};
 use crate::job::{self, Axes, Precision};
 use crate::output::{self, Table};
-use crate::verbs::serve::{self, Served};
+use crate::verbs::asked::Served;
+use crate::verbs::serve;
 use crate::verbs::space::groups::Mixed;
 use crate::verbs::space::groups::page::{document, fits, page};
 use crate::verbs::space::{

@@ -7,7 +7,6 @@ pub mod explain;
 mod page;
 pub mod size;
 
-use clap::ValueEnum;
 use ir::{Diagnostic, Span};
 use planner::cluster::Cluster;
 use planner::configuration::Configuration;
@@ -18,46 +17,9 @@ use planner::estimate::workload::Item;
 use planner::limits::Knob;
 
 use self::page::print;
-use super::cost::{duration, refuse_cpus};
-use super::plan::Asked;
 use super::space::Subject;
 use crate::failure::{Exit, Failure, usage};
-
-/// What devices are for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Purpose {
-    /// Steps of training
-    #[default]
-    Training,
-    /// Both passes of inference, the most new tokens per second first
-    Inference,
-    /// The pass of a prompt, the most tokens of prompts per second first
-    Prefill,
-    /// Passes of one token more, the most new tokens per second first
-    Decode,
-}
-
-/// What devices are for, and how soon they answer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, clap::Args)]
-pub struct Served {
-    /// What devices are for: training, or inference by copies of the model on tp · pp devices each
-    #[arg(long = "for", value_enum, default_value = "training", value_name = "WHAT")]
-    pub purpose: Purpose,
-    /// Time from one token of a sequence to the next, at most, in inference: 50ms
-    #[arg(long, value_name = "TIME", value_parser = duration)]
-    pub token_time: Option<f64>,
-}
-
-impl Served {
-    /// Whether it is about inference; a limit of its time is refused where it is not.
-    pub fn is_inference(&self) -> Result<bool, Failure> {
-        if self.purpose == Purpose::Training && self.token_time.is_some() {
-            let headline = "steps of training have no tokens that follow each other".to_owned();
-            return Err(usage("--token-time", headline).help("write `--for inference`").into());
-        }
-        Ok(self.purpose != Purpose::Training)
-    }
-}
+use crate::verbs::asked::{Asked, Purpose, Served, refuse_cpus};
 
 /// Tokens of a prompt that are worked on at once, at most. Chosen: what servers usually cut prompts
 /// into; longer pieces need more working memory and are no faster.

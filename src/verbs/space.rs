@@ -8,7 +8,7 @@ pub mod groups;
 
 use std::time::Instant;
 
-use ir::{DType, Diagnostic};
+use ir::{DType, Diagnostic, Span};
 use kernels::{Bytes, Seconds};
 use planner::cluster::{Cluster, Power};
 use planner::configuration::{Configuration, Offload, Recompute, Schedule};
@@ -23,12 +23,12 @@ use planner::space::frontier::{frontier, smallest};
 use planner::space::tree::{Budget, Objective};
 use serde_json::json;
 
-use super::plan::{Asked, PlanArgs};
 use crate::cache;
 use crate::documents::{self, Document, PlanRow, StepParts};
 use crate::failure::{self, Exit, Failure, usage};
 use crate::job::Precision;
 use crate::output::{self, Table};
+use crate::verbs::asked::{Aim, Asked, PlanArgs};
 
 /// A question about GPUs, with everything that it borrows.
 #[derive(Clone, Debug)]
@@ -283,21 +283,6 @@ pub fn answer(subject: &Subject, asked: &Asked) -> Result<Answer, Failure> {
     answer_for(subject, asked, Aim::Time, &|| false)
 }
 
-/// What is to be small.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Aim {
-    /// Seconds of a step
-    Time,
-    /// Bytes of the fullest device
-    Memory,
-    /// Device time of a step, on all devices or fewer; money where groups have prices
-    Cost,
-    /// Joules of a step, on all devices or fewer
-    Energy,
-    /// All that is not worse in both time and memory
-    Pareto,
-}
-
 /// What the search is asked, of what prices its steps.
 fn question<'a>(
     subject: &'a Subject,
@@ -547,4 +532,25 @@ fn document(subject: &Subject, answer: &Answer) -> documents::Plan {
         too_large: rows(&answer.misses),
         not_executed: not_executed(&best.configuration).into_iter().map(Into::into).collect(),
     }
+}
+
+/// Checks that a plan is for the model that is asked about.
+fn check_model(
+    path: &str,
+    planned: &Option<(String, u64)>,
+    work: &Workload,
+) -> Result<(), Diagnostic> {
+    match planned {
+        Some((name, parameters)) if *name != work.name && *parameters != work.parameters() => {
+            let headline = format!("the plan is for `{name}`, and `{}` is asked about", work.name);
+            let help = format!("write `gantline explain {name}`, or plan again");
+            Err(Diagnostic::error("E5006", Span::of(path), headline).help(help))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// A difference of times, with its sign.
+fn signed(seconds: f64) -> String {
+    format!("{}{}", if seconds < 0.0 { "-" } else { "+" }, Seconds(seconds.abs()))
 }

@@ -15,8 +15,7 @@ use runtime::tokens::Tokenizer;
 use runtime::train::{self, Config, Identity, LossScale, OnSpike, Outcome, RunState};
 use runtime::weights::Weights;
 
-use crate::argument::PathArg;
-use crate::cli::{amount, positive};
+use crate::argument::{PathArg, amount, duration, positive};
 use crate::documents::{self, Document};
 use crate::failure::{self, Exit, Failure};
 use crate::job::{self, Limited, positions_max};
@@ -24,7 +23,6 @@ use crate::output;
 use crate::progress::Watcher;
 use crate::run::{PLAN, Run, Settings};
 use crate::training::{PlanFrom, Training};
-use crate::verbs::cost::duration;
 
 /// Headings of the help.
 const WHERE: &str = "Where it runs";

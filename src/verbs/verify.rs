@@ -8,6 +8,10 @@
 //! on both sides, are no difference; that one rank's loss is no number is said. Where the terms of
 //! a gradient cancel, the interpreter tells how much of a difference rounding explains.
 
+mod reference;
+mod narrow;
+mod rules;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -23,14 +27,12 @@ use planner::divisors::divisors;
 use planner::limits::{Knob, Limits};
 use runtime::execute::{Batch, Part, Scalars, Session};
 
-use crate::argument::PathArg;
-use crate::cli::{length, positive};
+use crate::argument::{PathArg, length, positive};
 use crate::documents::{Document, MeshRow, Verify};
 use crate::failure::{Exit, Failure, usage};
 use crate::job::{self, Question, positions_max};
 use crate::output::{self, Table};
-use crate::verbs::reference::Reference;
-use crate::verbs::{narrow, rules};
+use reference::Reference;
 
 /// Flags of `verify`.
 #[derive(Clone, Debug, clap::Args)]
@@ -55,7 +57,7 @@ pub struct Args {
     #[arg(long, value_name = "ROLE=TYPE", value_delimiter = ',')]
     pub precision: Vec<String>,
     /// Probability of dropout, the same elements on every mesh
-    #[arg(long, value_name = "P", default_value = "0", value_parser = crate::cli::amount)]
+    #[arg(long, value_name = "P", default_value = "0", value_parser = crate::argument::amount)]
     pub dropout: f64,
     /// Makes other weights and data
     #[arg(long, value_name = "N", default_value = "1")]

@@ -8,12 +8,11 @@ use serde_json::{Value, json};
 use super::page::{header, laid, recommended, told};
 use super::{Copies, Row, refuse_others, wanted};
 use crate::argument::PathArg;
-use crate::cache;
 use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, usage};
-use crate::output;
-use crate::verbs::compare::CompareArgs;
+use crate::verbs::asked::CompareArgs;
 use crate::verbs::space::{Subject, noted_model};
+use crate::{cache, output};
 
 /// Answers `compare` about inference: what each layout gives and where its time goes.
 pub fn compare(args: &CompareArgs) -> Result<Exit, Failure> {

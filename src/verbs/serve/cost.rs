@@ -4,24 +4,13 @@ use planner::cluster::Cluster;
 
 use super::page::{answered, header, laid, recommended};
 use super::{Copies, Row, refuse_others, wanted};
+use crate::argument::HOUR_S;
 use crate::cache;
 use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, usage};
 use crate::output::{self, Table};
-use crate::verbs::cost::{Bill, CostArgs, HOUR_S, JOULES_PER_KWH, many};
+use crate::verbs::asked::{Bill, CostArgs, JOULES_PER_KWH};
 use crate::verbs::space::Subject;
-
-/// What is asked of inference.
-#[derive(Clone, Copy, Debug, Default, PartialEq, clap::Args)]
-pub struct Demand {
-    /// Tokens of prompts, in inference, beside `--tokens` new ones
-    #[arg(long, value_name = "N", value_parser = many, allow_negative_numbers = true)]
-    pub prompt_tokens: Option<f64>,
-    /// New tokens per second that are asked for, in inference; `--tokens` and `--prompt-tokens`
-    /// then say how many of prompts come with how many new ones
-    #[arg(long, value_name = "N", value_parser = many, allow_negative_numbers = true)]
-    pub rate: Option<f64>,
-}
 
 /// How long all devices work for some tokens.
 #[derive(Clone, Copy)]

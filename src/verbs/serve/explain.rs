@@ -6,14 +6,13 @@ use planner::estimate::serving::Parts;
 use serde_json::{Value, json};
 
 use super::page::{self, answered, header, laid, reason, recommended, told};
-use super::{Copies, Purpose, Row, Served, refuse_others, wanted};
-use crate::cache;
+use super::{Copies, Row, refuse_others, wanted};
 use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure};
-use crate::output;
-use crate::verbs::plan::Asked;
+use crate::verbs::asked::{Asked, Purpose, Served};
 use crate::verbs::space::Subject;
 use crate::verbs::space::explain::SIZES;
+use crate::{cache, output};
 
 /// Answers `explain` about inference; no where nothing fits.
 pub fn explain(asked: &Asked, cluster: Cluster, served: Served) -> Result<Exit, Failure> {

@@ -13,13 +13,13 @@ use serde_json::{Value, json};
 
 use super::cost::tokens;
 use super::page::told;
-use super::{Copies, Purpose, Row, refuse_others, wanted};
+use super::{Copies, Row, refuse_others, wanted};
+use crate::argument::HOUR_S;
 use crate::cache;
 use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, usage};
 use crate::output::{self, Table};
-use crate::verbs::cost::{CostArgs, DEVICES_MAX, HOUR_S};
-use crate::verbs::plan::Asked;
+use crate::verbs::asked::{Asked, CostArgs, DEVICES_MAX, Purpose};
 use crate::verbs::space::{Subject, noted_model};
 
 /// Ranks that share products at most. Chosen: beyond two nodes of eight, collectives take longer

@@ -1,23 +1,23 @@
 //! `explain` where ranks are GPUs: where a step goes, why not a neighbour, what memory is worth.
 
+use super::{check_model, signed};
 use ir::{Diagnostic, Span};
 use kernels::{Bytes, Seconds};
 use planner::cluster::Cluster;
 use planner::configuration::{Configuration, Offload, Place, Recompute, Schedule, Zero};
 use planner::estimate::described::described;
-use planner::estimate::workload::Workload;
 use planner::estimate::{Estimate, Estimator};
 use planner::limits::Limits;
 use planner::space::ask::{Answer, Chosen, ask};
 use planner::space::neighbours::searched_again;
 use serde_json::{Value, json};
 
-use super::{Aim, Subject, answer, groups, padding_line, plan_row, question};
+use super::{Subject, answer, groups, padding_line, plan_row, question};
 use crate::argument::PathArg;
 use crate::cache;
 use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, read_text};
-use crate::verbs::plan::Asked;
+use crate::verbs::asked::{Aim, Asked};
 use crate::verbs::score::read::{self, Known};
 
 /// Answers `explain`.
@@ -59,22 +59,6 @@ pub fn explain_file(asked: &Asked, path: &PathArg) -> Result<Exit, Failure> {
     let subject = Subject::new(&asked, cluster)?;
     let key = asked.key("explain-file", &(&subject, &asked, &given));
     cache::answer(key, || Ok((Exit::Success, explanation(&subject, &asked, Some(given))?)))
-}
-
-/// Checks that a plan is for the model that is asked about.
-pub(super) fn check_model(
-    path: &str,
-    planned: &Option<(String, u64)>,
-    work: &Workload,
-) -> Result<(), Diagnostic> {
-    match planned {
-        Some((name, parameters)) if *name != work.name && *parameters != work.parameters() => {
-            let headline = format!("the plan is for `{name}`, and `{}` is asked about", work.name);
-            let help = format!("write `gantline explain {name}`, or plan again");
-            Err(Diagnostic::error("E5006", Span::of(path), headline).help(help))
-        }
-        Some(_) | None => Ok(()),
-    }
 }
 
 /// What is explained: a plan in the place of the best one.
@@ -456,11 +440,6 @@ fn sizes(best: &Chosen, resized: &[Resized]) -> String {
         text += &format!("  {memory:>11}{said}\n");
     }
     text
-}
-
-/// A difference of times, with its sign.
-pub(super) fn signed(seconds: f64) -> String {
-    format!("{}{}", if seconds < 0.0 { "-" } else { "+" }, Seconds(seconds.abs()))
 }
 
 #[cfg(test)]

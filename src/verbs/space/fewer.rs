@@ -2,9 +2,9 @@
 
 use planner::space::ask::{Chosen, best_below};
 
-use super::{Aim, Subject, question};
+use super::{Subject, question};
 use crate::failure::Failure;
-use crate::verbs::plan::Asked;
+use crate::verbs::asked::{Aim, Asked};
 
 /// Significant bits of the numbers that are tried. Chosen: no other number is more than a 32nd
 /// from one of them.

@@ -18,14 +18,13 @@ use planner::space::ask::EVALUATIONS_MAX;
 use planner::space::groups::{self, Grouped};
 
 use self::page::{Row, document, page, rows, table};
-use super::{Aim, arithmetic, assumption_lines, count, element_type, noted_model, samples_of};
+use super::{arithmetic, assumption_lines, count, element_type, noted_model, samples_of};
+use crate::verbs::asked::{Aim, Asked, PlanArgs};
 
-use crate::cache;
 use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, or_reason, usage};
 use crate::job::Precision;
-use crate::output;
-use crate::verbs::plan::{Asked, PlanArgs};
+use crate::{cache, output};
 
 /// A question about groups, with everything that it borrows.
 #[derive(Clone, Debug)]

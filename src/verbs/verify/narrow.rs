@@ -7,18 +7,16 @@
 
 use ir::import::Model;
 
+use super::reference::Reference;
+use super::{Args, Computed, compare, finish, lines_of, note_loss, rounding_of_sums};
 use crate::failure::{Exit, Failure, usage};
 use crate::job::Question;
-use crate::verbs::reference::Reference;
-use crate::verbs::verify::{
-    Args, Computed, compare, finish, lines_of, note_loss, rounding_of_sums,
-};
 
 /// How much farther from the truth a step may be than what it is measured by.
 const FARTHER_MAX: f64 = 2.0;
 
 /// Answers.
-pub(super) fn run(
+pub(in crate::verbs) fn run(
     args: &Args,
     model: &Model,
     question: &mut Question,

@@ -9,9 +9,9 @@ use ir::import::Model;
 use ir::random::mix;
 use ir::{DType, Dim, Function, Kind, Module, Op, Tensor, TensorType};
 
+use super::{Computed, batch, difference, drawn_weights};
 use crate::failure::Failure;
 use crate::job::Question;
-use crate::verbs::verify::{Computed, batch, difference, drawn_weights};
 
 /// The most products of a parameter and a token that are interpreted. Chosen: about a minute.
 const PRODUCTS_MAX: u64 = 100_000_000;
@@ -29,12 +29,12 @@ const ROUNDED: u32 = 3;
 const REWRITTEN_MAX: f64 = 1e-5;
 
 /// A step on the interpreter.
-pub(super) struct Reference {
+pub(in crate::verbs) struct Reference {
     /// In f64.
-    pub(super) step: Computed,
+    pub(in crate::verbs) step: Computed,
     /// How far rounding to the model's element type takes a step from it: what rounding to f32
     /// does, and for f64 as much less as its numbers are finer.
-    pub(super) rounding: f64,
+    pub(in crate::verbs) rounding: f64,
     /// What the entry takes.
     args: Vec<Tensor>,
 }
@@ -42,7 +42,7 @@ pub(super) struct Reference {
 impl Reference {
     /// The step of a module that is not rewritten; none where the interpreter cannot do it, or
     /// where that would take long.
-    pub(super) fn of(
+    pub(in crate::verbs) fn of(
         question: &mut Question,
         model: &Model,
         seed: u32,
@@ -98,7 +98,7 @@ impl Reference {
 
     /// The step of the module that is compiled, each value rounded to its type; none where the
     /// interpreter lacks something.
-    pub(super) fn typed(&self, question: &Question) -> Option<Computed> {
+    pub(in crate::verbs) fn typed(&self, question: &Question) -> Option<Computed> {
         let mut module = question.module.clone();
         let samples = question.global_batch_size as i64;
         module.bind(&Bindings::from([("B".to_owned(), samples)]));
@@ -110,7 +110,7 @@ impl Reference {
 
     /// The error that rounding explains: a gradient whose terms cancel has few right digits in any
     /// order of its sums.
-    pub(super) fn error_max(&self, bound: f64) -> f64 {
+    pub(in crate::verbs) fn error_max(&self, bound: f64) -> f64 {
         let rounding = ROUNDINGS_MAX * self.rounding;
         if rounding.is_finite() { bound.max(rounding) } else { bound }
     }
@@ -171,7 +171,7 @@ fn make_floats(module: &mut Module, own: DType) {
 
 /// The first layer, or gradient of one, that two forms of a module compute differently for drawn
 /// arguments, and by how much.
-pub(super) fn changed_function(
+pub(in crate::verbs) fn changed_function(
     before: &Module,
     after: &Module,
     question: &Question,

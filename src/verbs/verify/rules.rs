@@ -14,12 +14,12 @@ use ir::rewrite::saturate::Selection;
 use ir::rewrite::{bisect, idiom};
 use ir::{Diagnostic, Module, Span};
 
+use super::reference::{Reference, changed_function};
+use super::{Args, Computed, difference, error_max, note_loss, step_of_one};
 use crate::documents::{Document, VerifyRules};
 use crate::failure::{Exit, Failure};
 use crate::job::Question;
 use crate::output;
-use crate::verbs::reference::{Reference, changed_function};
-use crate::verbs::verify::{Args, Computed, difference, error_max, note_loss, step_of_one};
 
 /// What rules do to a step.
 struct Answer {
@@ -88,7 +88,11 @@ impl Fault {
 }
 
 /// Answers.
-pub(super) fn run(args: &Args, model: &Model, question: &mut Question) -> Result<Exit, Failure> {
+pub(in crate::verbs) fn run(
+    args: &Args,
+    model: &Model,
+    question: &mut Question,
+) -> Result<Exit, Failure> {
     let Answer { fired, error, culprit, loss } =
         find(model, question, args.seed, &Selection::for_models())?;
     if args.json {

@@ -14,10 +14,9 @@ use crate::argument::PathArg;
 use crate::cache;
 use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, read_text};
-use crate::verbs::plan::Asked;
+use crate::verbs::asked::{Aim, Asked};
 use crate::verbs::score::read;
-use crate::verbs::space::Aim;
-use crate::verbs::space::explain::{check_model, signed};
+use crate::verbs::space::{check_model, signed};
 
 /// How much slower the other kind of plan may be to be told. Chosen.
 const TOLD: f64 = 3.0;

@@ -9,9 +9,9 @@ use planner::space::groups::{Grouped, Share};
 use serde_json::{Value, json};
 
 use super::Mixed;
+use crate::argument::HOUR_S;
 use crate::documents;
 use crate::output::{self, Table};
-use crate::verbs::cost::HOUR_S;
 
 /// Whether no device holds too much.
 pub fn fits(way: &Grouped) -> bool {

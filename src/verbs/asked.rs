@@ -1,0 +1,325 @@
+//! What the verbs that ask are asked: flags that several have in common.
+
+use std::fmt::Debug;
+
+use ir::DType;
+use ir::import::{Model, Options};
+use ir::plan::Optimizer;
+use planner::cluster::{Cluster, Kind};
+
+use crate::argument::{PathArg, duration, length, many, positive, price, watts};
+use crate::cache::Key;
+use crate::failure::{Failure, usage};
+use crate::job::{self, Limited, Precision, Question, Where, positions_max};
+
+/// Joules of a kilowatt hour.
+pub(super) const JOULES_PER_KWH: f64 = 3.6e6;
+
+/// Devices that `size` tries at most.
+pub(super) const DEVICES_MAX: u64 = 1 << 17;
+
+/// What the three verbs are asked.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Asked {
+    /// The model: a directory, a config.json, a .graph text or a preset
+    pub model: PathArg,
+    /// Where it is trained
+    #[command(flatten)]
+    pub place: Where,
+    /// What may be chosen
+    #[command(flatten)]
+    pub limited: Limited,
+    /// Tokens of a sample [default: the longest the model was made for]
+    #[arg(long, alias = "seq-length", value_name = "N", value_parser = length)]
+    pub seq: Option<usize>,
+    /// Samples of a step, over all ranks [default: 8, or as many as ranks; 1024 for
+    /// `size`]
+    #[arg(long, alias = "global-batch-size", value_name = "N", value_parser = positive)]
+    pub gbs: Option<usize>,
+    /// The element type [default: f32 on CPUs, bf16 on GPUs]
+    #[arg(long, value_name = "TYPE", value_parser = job::precision)]
+    pub dtype: Option<Precision>,
+    /// Types of single roles, on CPUs: parameters, compute, master (or none), gradients, states,
+    /// logits
+    #[arg(long, value_name = "ROLE=TYPE", value_delimiter = ',')]
+    pub precision: Vec<String>,
+    /// Tokens of the busiest of the ranks that share experts, over those of all on average, on GPUs
+    /// [default: 1]
+    #[arg(long, value_name = "TIMES", value_parser = job::imbalance)]
+    pub imbalance: Option<f64>,
+    /// The update
+    #[arg(long, value_name = "NAME", default_value = "adamw")]
+    #[arg(value_parser = ["adamw", "sgd", "none"])]
+    pub optimizer: String,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+    /// Search again, also where the answer about GPUs was found before
+    #[arg(long)]
+    pub no_cache: bool,
+}
+
+impl Asked {
+    /// The key of an answer that may be kept; `asked` is all that it depends on.
+    pub fn key(&self, verb: &str, asked: &dyn Debug) -> Option<Key> {
+        if self.no_cache { None } else { Key::new(verb, asked) }
+    }
+
+    /// The cluster, if its ranks are GPUs.
+    pub(super) fn gpus(&self) -> Result<Option<Cluster>, Failure> {
+        let cluster = self.place.cluster()?;
+        let is_gpu = cluster.device.kind == Kind::Gpu;
+        if is_gpu && !self.precision.is_empty() {
+            let headline = "roles are chosen for programs, which run on CPUs".to_owned();
+            return Err(usage("--precision", headline).help("leave it out").into());
+        }
+        Ok(is_gpu.then_some(cluster))
+    }
+
+    /// The model, and the question in the planner's form.
+    pub fn question(&self) -> Result<(Model, Question), Failure> {
+        self.question_on(self.place.measured_cluster()?, None)
+    }
+
+    /// As [`Asked::question`], on a cluster whose rates are known, with another probability of
+    /// dropout than the model's.
+    pub fn question_on(
+        &self,
+        cluster: Cluster,
+        dropout: Option<f64>,
+    ) -> Result<(Model, Question), Failure> {
+        let description = crate::resolve(&self.model)?.description;
+        if self.imbalance.is_some() {
+            let headline = "ranks of CPUs share no experts".to_owned();
+            return Err(usage("--imbalance", headline).help("leave it out, or name GPUs").into());
+        }
+        let seq = self.seq.unwrap_or_else(|| positions_max(&description));
+        let usual = match cluster.device.kind {
+            Kind::Cpu => DType::F32,
+            Kind::Gpu => DType::BF16,
+        };
+        if self.dtype == Some(Precision::Tf32) {
+            let headline = "CPUs have no products in tf32, which rounds f32".to_owned();
+            return Err(usage("--dtype", headline).help("use f32, or name GPUs").into());
+        }
+        let asked = self.dtype.map(Precision::stored);
+        let dtype = asked.or(job::graph_dtype(&description)).unwrap_or(usual);
+        let precision = job::training_precision(dtype, &self.precision)?;
+        job::check_graph(&description, precision.accumulate)?;
+        let options = Options { seq, dtype: precision.accumulate, dropout };
+        let model = crate::import(&description, &options)?;
+        let ranks = self.place.ranks(&cluster);
+        let question = Question {
+            cluster,
+            module: crate::prepare_as(&model, &precision)?,
+            model: model.name.clone(),
+            ranks,
+            global_batch_size: self.gbs.unwrap_or(ranks.max(8)),
+            seq,
+            precision,
+            optimizer: match self.optimizer.as_str() {
+                "none" => Optimizer::None,
+                "sgd" => Optimizer::Sgd { decay: 0.0, decay_biases: 0.0 },
+                _ => job::ADAMW,
+            },
+            clip: Some(1.0),
+            limits: self.limited.limits()?,
+        };
+        Ok((model, question))
+    }
+}
+
+/// What devices are for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Purpose {
+    /// Steps of training
+    #[default]
+    Training,
+    /// Both passes of inference, the most new tokens per second first
+    Inference,
+    /// The pass of a prompt, the most tokens of prompts per second first
+    Prefill,
+    /// Passes of one token more, the most new tokens per second first
+    Decode,
+}
+
+/// What devices are for, and how soon they answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, clap::Args)]
+pub struct Served {
+    /// What devices are for: training, or inference by copies of the model on tp · pp devices each
+    #[arg(long = "for", value_enum, default_value = "training", value_name = "WHAT")]
+    pub purpose: Purpose,
+    /// Time from one token of a sequence to the next, at most, in inference: 50ms
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub token_time: Option<f64>,
+}
+
+impl Served {
+    /// Whether it is about inference; a limit of its time is refused where it is not.
+    pub fn is_inference(&self) -> Result<bool, Failure> {
+        if self.purpose == Purpose::Training && self.token_time.is_some() {
+            let headline = "steps of training have no tokens that follow each other".to_owned();
+            return Err(usage("--token-time", headline).help("write `--for inference`").into());
+        }
+        Ok(self.purpose != Purpose::Training)
+    }
+}
+
+/// What is to be small.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Aim {
+    /// Seconds of a step
+    Time,
+    /// Bytes of the fullest device
+    Memory,
+    /// Device time of a step, on all devices or fewer; money where groups have prices
+    Cost,
+    /// Joules of a step, on all devices or fewer
+    Energy,
+    /// All that is not worse in both time and memory
+    Pareto,
+}
+
+/// Flags of `plan`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct PlanArgs {
+    /// The question
+    #[command(flatten)]
+    pub asked: Asked,
+    /// What devices are for
+    #[command(flatten)]
+    pub served: Served,
+    /// Print the plan itself; for GPUs its layout, as `score --config` takes it
+    #[arg(long)]
+    pub plan: bool,
+    /// What is to be small, on GPUs
+    #[arg(long, value_enum, value_name = "WHAT", default_value = "time")]
+    pub objective: Aim,
+    /// Watts of a device with its share of the node, for energy [default: what the cluster says]
+    #[arg(long, value_name = "WATTS", value_parser = watts, allow_negative_numbers = true)]
+    pub watts: Option<f64>,
+    /// Stop the search after this time: the answer then depends on the machine
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub budget: Option<f64>,
+    /// Write the plan to this file; for GPUs as JSON, for `export`, `score` and `explain`
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathArg>,
+}
+
+/// Flags of `fit`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct FitArgs {
+    /// The question
+    #[command(flatten)]
+    pub asked: Asked,
+    /// What devices are for
+    #[command(flatten)]
+    pub served: Served,
+}
+
+/// Flags of `explain`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ExplainArgs {
+    /// The question
+    #[command(flatten)]
+    pub asked: Asked,
+    /// Explain the plan in this file, beside the one that is found; its ranks, sequence, batch and
+    /// type are those asked for, unless flags say others
+    #[arg(long = "plan", value_name = "FILE")]
+    pub file: Option<PathArg>,
+    /// What devices are for
+    #[command(flatten)]
+    pub served: Served,
+}
+
+/// Flags of `compare`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct CompareArgs {
+    /// The question
+    #[command(flatten)]
+    pub asked: Asked,
+    /// A configuration, as `plan` prints it: "tp=8 pp=8 dp=16 mbs=1 sp zero=1"; may be repeated
+    #[arg(long, value_name = "PLAN", required_unless_present = "beside")]
+    #[arg(allow_hyphen_values = true)]
+    pub with: Vec<String>,
+    /// Another cluster, whose best layout is laid beside, in inference: a preset or a file; may be
+    /// repeated
+    #[arg(long, value_name = "PRESET|FILE")]
+    pub beside: Vec<PathArg>,
+    /// What devices are for
+    #[command(flatten)]
+    pub served: Served,
+}
+
+/// What is asked of inference.
+#[derive(Clone, Copy, Debug, Default, PartialEq, clap::Args)]
+pub struct Demand {
+    /// Tokens of prompts, in inference, beside `--tokens` new ones
+    #[arg(long, value_name = "N", value_parser = many, allow_negative_numbers = true)]
+    pub prompt_tokens: Option<f64>,
+    /// New tokens per second that are asked for, in inference; `--tokens` and `--prompt-tokens`
+    /// then say how many of prompts come with how many new ones
+    #[arg(long, value_name = "N", value_parser = many, allow_negative_numbers = true)]
+    pub rate: Option<f64>,
+}
+
+/// What is trained or answered, and what devices cost.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Bill {
+    /// Tokens that are trained on, or new ones in inference: 300B, 15T, …
+    #[arg(long, value_name = "N", value_parser = many, allow_negative_numbers = true)]
+    pub tokens: Option<f64>,
+    /// Time that there is: 12h, 30d
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub deadline: Option<f64>,
+    /// Money for an hour of a device [default: what the cluster says]
+    #[arg(long, value_name = "PRICE", value_parser = price, allow_negative_numbers = true)]
+    pub price: Option<f64>,
+    /// Watts of a device with its share of the node [default: what the cluster says]
+    #[arg(long, value_name = "WATTS", value_parser = watts, allow_negative_numbers = true)]
+    pub watts: Option<f64>,
+}
+
+impl Bill {
+    /// Money for an hour of a device, as the user says: here, or in the file of the cluster.
+    pub fn hourly(&self, cluster: &Cluster) -> Option<f64> {
+        let said = cluster.price.as_ref().map(|price| price.per_device_hour.value);
+        self.price.or(said)
+    }
+
+    /// The prices that a bill was made with, where they are those of a file.
+    pub fn said(&self, cluster: &Cluster) -> String {
+        let kinds =
+            if cluster.groups.is_empty() { std::slice::from_ref(cluster) } else { &cluster.groups };
+        let said = kinds.iter().filter_map(|kind| Some((&kind.name, kind.price.as_ref()?)));
+        let said = said.filter(|_| self.price.is_none());
+        said.map(|(name, price)| format!("an hour of a device of {name}: {price}\n")).collect()
+    }
+}
+
+/// Flags of `cost`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct CostArgs {
+    /// The question
+    #[command(flatten)]
+    pub asked: Asked,
+    /// The bill
+    #[command(flatten)]
+    pub bill: Bill,
+    /// What devices are for
+    #[command(flatten)]
+    pub served: Served,
+    /// What is asked of inference
+    #[command(flatten)]
+    pub demand: Demand,
+}
+
+/// Refuses clusters of CPUs; `other` is what their ranks are asked about with.
+pub fn refuse_cpus(cluster: &Cluster, other: &str) -> Result<(), Failure> {
+    if cluster.device.kind == Kind::Gpu {
+        return Ok(());
+    }
+    let headline = format!("`{}` has CPUs, and this is answered for GPUs", cluster.name);
+    let help = format!("name GPUs: `--cluster h100`, another preset, or a file; {other}");
+    Err(usage("--cluster", headline).help(help).into())
+}
