@@ -12,6 +12,7 @@
 
 mod codes;
 mod dependencies;
+mod imports;
 mod ratchet;
 mod rules;
 mod source;
@@ -52,6 +53,7 @@ const RULES: &[Rule] = &[
     codes::of_another_crate,
     codes::documented_twice,
     dependencies::unused,
+    imports::cycles,
 ];
 
 #[test]

@@ -88,7 +88,7 @@ impl Signature {
         }
     }
 
-    pub(super) fn exchanging(self, exchanged: DType) -> Signature {
+    pub(in crate::local) fn exchanging(self, exchanged: DType) -> Signature {
         Signature { exchanged, ..self }
     }
 
