@@ -313,6 +313,9 @@ impl Draft {
         machine: &Machine,
     ) -> Result<Cluster, Vec<Diagnostic>> {
         let (mut groups, mut wrong) = (Vec::new(), Vec::new());
+        // A group that is wrong in itself is there all the same for links.
+        let names: Vec<String> =
+            self.groups.iter().filter_map(|(group, _)| group.name.clone()).collect();
         for (group, _) in std::mem::take(&mut self.groups) {
             let kind = group.kind;
             match group.complete(source, machine) {
@@ -330,7 +333,7 @@ impl Draft {
         let devices = groups.iter().filter_map(Cluster::devices).fold(0, usize::saturating_add);
         wrong.extend(too_many(source, devices));
         wrong.extend(two_currencies(source, &groups));
-        wrong.extend(wrong_links(&self.links, &groups));
+        wrong.extend(wrong_links(&self.links, &names));
         let links: Vec<Between> = self.links.into_iter().map(|link| link.between).collect();
         match groups.first() {
             Some(first) if wrong.is_empty() => {
@@ -479,9 +482,9 @@ fn read_link(reader: &mut Reader<'_>, source: &str, table: Table<'_>) -> Option<
 }
 
 /// What is wrong with links: between groups that are not there, or one group, or written twice.
-fn wrong_links(links: &[DraftLink], groups: &[Cluster]) -> Vec<Diagnostic> {
+fn wrong_links(links: &[DraftLink], groups: &[String]) -> Vec<Diagnostic> {
     let mut wrong = Vec::new();
-    let names = || groups.iter().map(|group| group.name.as_str());
+    let names = || groups.iter().map(String::as_str);
     for (place, DraftLink { between, at }) in links.iter().enumerate() {
         let report = |headline: String| Diagnostic::error("E3004", at.clone(), headline);
         let [one, other] = &between.groups;

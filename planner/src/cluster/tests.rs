@@ -203,6 +203,9 @@ fn ways_and_prices_are_read_and_printed() {
         assert!(said.contains(wrong), "{wrong}: {said}");
     }
     assert!(errors(&text.replace("[\"old\"", "[\"olds\"")).contains("did you mean `old`?"));
+    // A group that is wrong in itself is there all the same.
+    let incomplete = text.replace("\"old\"\nextends = \"preset:h100\"", "\"old\"");
+    assert!(!errors(&incomplete).contains("there is no group"), "{}", errors(&incomplete));
     assert!(errors(&format!("extends = \"preset:h100\"\n{link}")).contains("no group `old`"));
 }
 
