@@ -127,23 +127,25 @@ pub fn check_local(cluster: &Cluster, ranks: usize) -> Result<(), Diagnostic> {
     Err(usage("--ranks", headline).help(format!("use --ranks {LOCAL_RANKS_MAX} or fewer")))
 }
 
+/// The heading of flags that fix, bound or forbid decisions of a plan.
+const DECISIONS: &str = "Decisions";
+
 /// What a search may choose.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::Args)]
 #[serde(default)]
-#[command(next_help_heading = "What the planner keeps to")]
 pub struct Limited {
     /// Fix a decision: pp, dp, tp, sp, mbs, keep; on GPUs also cp, ep, vpp, schedule, zero, shard,
     /// recompute, offload, placement
-    #[arg(long, value_name = "KNOB=N", value_delimiter = ',')]
+    #[arg(long, help_heading = DECISIONS, value_name = "KNOB=N", value_delimiter = ',')]
     pub fix: Vec<String>,
     /// Do without a kind of parallelism, or another decision
-    #[arg(long, value_name = "KNOB", value_delimiter = ',')]
+    #[arg(long, help_heading = DECISIONS, value_name = "KNOB", value_delimiter = ',')]
     pub forbid: Vec<String>,
     /// Bound a decision from above, or what a device or a node of CPUs holds: memory=60GiB
-    #[arg(long, value_name = "KNOB=N", value_delimiter = ',')]
+    #[arg(long, help_heading = DECISIONS, value_name = "KNOB=N", value_delimiter = ',')]
     pub max: Vec<String>,
     /// What a device or a node of CPUs may hold at most, such as 60GiB: as --max memory=SIZE
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, help_heading = DECISIONS, value_name = "SIZE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<String>,
     /// Ranks of the axes
@@ -157,19 +159,23 @@ pub struct Limited {
 #[serde(default)]
 pub struct Axes {
     /// Tensor-parallel ranks: as --fix tp=N
-    #[arg(long, alias = "tensor-model-parallel-size", value_name = "N", value_parser = positive)]
+    #[arg(long, help_heading = DECISIONS, value_name = "N", value_parser = positive)]
+    #[arg(alias = "tensor-model-parallel-size")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tp: Option<usize>,
     /// Pipeline stages: as --fix pp=N
-    #[arg(long, alias = "pipeline-model-parallel-size", value_name = "N", value_parser = positive)]
+    #[arg(long, help_heading = DECISIONS, value_name = "N", value_parser = positive)]
+    #[arg(alias = "pipeline-model-parallel-size")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pp: Option<usize>,
     /// Data-parallel ranks: as --fix dp=N
-    #[arg(long, alias = "data-parallel-size", value_name = "N", value_parser = positive)]
+    #[arg(long, help_heading = DECISIONS, value_name = "N", value_parser = positive)]
+    #[arg(alias = "data-parallel-size")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dp: Option<usize>,
     /// Samples of a micro-batch on one rank: as --fix mbs=N
-    #[arg(long, alias = "micro-batch-size", value_name = "N", value_parser = positive)]
+    #[arg(long, help_heading = DECISIONS, value_name = "N", value_parser = positive)]
+    #[arg(alias = "micro-batch-size")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mbs: Option<usize>,
 }
