@@ -1,4 +1,4 @@
-//! `man`: manual pages, of the program and of each verb.
+//! `man`: manual pages, of the program, of each verb and of what some verbs have below them.
 
 use std::path::{Path, PathBuf};
 
@@ -37,9 +37,10 @@ pub fn run(args: &Args, mut program: clap::Command) -> Result<Exit, Failure> {
         return Ok(Exit::Success);
     };
     std::fs::create_dir_all(folder).map_err(runtime::Error::io("create", folder))?;
-    let verbs = program.get_subcommands().filter(|verb| verb.get_name() != "help");
-    let all: Vec<clap::Command> = [program.clone()].into_iter().chain(verbs.cloned()).collect();
-    for command in all {
+    let mut all = vec![program];
+    while let Some(command) = all.pop() {
+        let below = command.get_subcommands().filter(|below| below.get_name() != "help");
+        all.extend(below.cloned());
         let name = command.get_display_name().unwrap_or(command.get_name()).to_owned();
         let path = folder.join(format!("{name}.1"));
         write(&path, &page(command)?)?;

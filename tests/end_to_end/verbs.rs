@@ -56,6 +56,10 @@ fn every_verb_has_a_manual_page() {
             assert!(page.contains(&flag), "{name}: {flag}");
         }
     }
+    for below in ["gantline-cluster-show.1", "gantline-checkpoint-verify.1"] {
+        assert!(listed.contains(below), "{listed}");
+        assert!(page(below).contains(".SH SYNOPSIS"), "{below}");
+    }
     assert_eq!(scratch.answer("man plan").trim(), page("gantline-plan.1").trim());
     assert_eq!(scratch.run("man plam").status.code(), Some(2));
 }
