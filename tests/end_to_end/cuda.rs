@@ -391,6 +391,8 @@ fn kind(tile: &Tile) -> String {
         Tile::Product(tile) => format!("product {}", tile.product.accumulate),
         Tile::Tensor(tile) => format!("matrices {} {:?}", tile.product.accumulate, tile.copies),
         Tile::Attention(tile) => format!("attention {:?}", tile.part),
+        Tile::Flash(tile) => format!("flash {} by {}", tile.query_tile, tile.key_tile),
+        Tile::FlashBackward(tile) => format!("flash backward {:?} by {}", tile.part, tile.step),
         Tile::Lines(tile) => format!("lines {}", tile.lines.how.name()),
         Tile::Move(tile) => format!("move {tile}"),
     }

@@ -10,9 +10,12 @@ use std::fmt;
 
 use ir::DType;
 
+use super::flash::FlashTile;
+use super::flash_backward::FlashBackward;
 use super::function::{Buffer, Function, Functions, Named, Parameter};
 use super::text::{Text, element, line, number};
 use super::tile::Tile;
+use super::{Arch, flash};
 use crate::kernel::Attention;
 
 /// Threads of a block.
@@ -34,8 +37,9 @@ pub struct AttentionTile {
 pub enum Part {
     /// The result and `lse`.
     Forward,
-    /// The gradient of queries, and `delta`: for each query the dot product of the result with its
-    /// gradient.
+    /// `delta`: for each query the dot product of the result with its gradient.
+    Delta,
+    /// The gradient of queries, and `delta` where it was not computed before.
     Queries,
     /// The gradients of keys and values.
     Keys,
@@ -80,9 +84,21 @@ pub(super) fn forward(
     a: &Attention,
     inputs: &[Parameter],
     outputs: &[Parameter],
-    all: &mut Functions,
+    (all, arch): (&mut Functions, Option<Arch>),
 ) {
     let parameters = inputs.iter().chain(outputs).copied().collect();
+    if arch.is_some() && flash::fits(a) {
+        let tile = FlashTile::new(a);
+        all.functions.push(Function {
+            what: what.to_owned(),
+            parameters,
+            offsets: offsets(a),
+            grid: tile.blocks(),
+            threads: flash::THREADS as u32,
+            tile: Tile::Flash(tile),
+        });
+        return;
+    }
     let tile = AttentionTile { attention: a.clone(), part: Part::Forward };
     let queries = a.batch * a.heads * a.queries;
     all.functions.push(function(what.to_owned(), parameters, queries, tile));
@@ -94,7 +110,7 @@ pub(super) fn backward(
     a: &Attention,
     inputs: &[Parameter],
     outputs: &[Parameter],
-    all: &mut Functions,
+    (all, arch): (&mut Functions, Option<Arch>),
 ) {
     let dtype = a.dtype.accumulation();
     let workspace = all.workspaces.len();
@@ -102,16 +118,35 @@ pub(super) fn backward(
     let workspace = Parameter { buffer: Buffer::Workspace(workspace), dtype };
     let parameters: Vec<Parameter> =
         inputs.iter().chain(outputs).copied().chain([workspace]).collect();
-    let mut parts = vec![
-        ("queries", Part::Queries, a.batch * a.heads * a.queries),
-        ("keys", Part::Keys, a.batch * a.kv_heads * a.keys),
-    ];
+    let of_queries = a.batch * a.heads * a.queries;
+    let is_flash = arch.is_some() && flash::fits(a);
+    let mut parts = match is_flash {
+        true => vec![("delta", Part::Delta, of_queries)],
+        false => vec![
+            ("queries", Part::Queries, of_queries),
+            ("keys", Part::Keys, a.batch * a.kv_heads * a.keys),
+        ],
+    };
     if a.bias.is_some() && a.bias_grad {
         parts.push(("bias", Part::Bias, bias_elements(a)));
     }
     for (name, part, items) in parts {
         let tile = AttentionTile { attention: a.clone(), part };
         all.functions.push(function(format!("{what}: {name}"), parameters.clone(), items, tile));
+    }
+    if !is_flash {
+        return;
+    }
+    for (name, part) in [("queries", Part::Queries), ("keys", Part::Keys)] {
+        let tile = FlashBackward::new(a, part);
+        all.functions.push(Function {
+            what: format!("{what}: {name}"),
+            parameters: parameters.clone(),
+            offsets: offsets(a),
+            grid: tile.blocks(),
+            threads: flash::THREADS as u32,
+            tile: Tile::FlashBackward(tile),
+        });
     }
 }
 
@@ -127,22 +162,22 @@ fn bias_elements(a: &Attention) -> usize {
 }
 
 /// Names of the buffers.
-struct Names {
-    q: String,
-    k: String,
-    v: String,
-    bias: Option<String>,
-    key: Option<String>,
-    position: Option<String>,
-    out: String,
-    lse: Option<String>,
-    dout: String,
-    grads: Vec<String>,
-    workspace: String,
+pub(super) struct Names {
+    pub(super) q: String,
+    pub(super) k: String,
+    pub(super) v: String,
+    pub(super) bias: Option<String>,
+    pub(super) key: Option<String>,
+    pub(super) position: Option<String>,
+    pub(super) out: String,
+    pub(super) lse: Option<String>,
+    pub(super) dout: String,
+    pub(super) grads: Vec<String>,
+    pub(super) workspace: String,
 }
 
 impl Names {
-    fn of(a: &Attention, part: Part, parameters: &[Parameter]) -> Names {
+    pub(super) fn of(a: &Attention, part: Part, parameters: &[Parameter]) -> Names {
         let mut names = parameters.iter().map(Parameter::name);
         let mut next = || names.next().unwrap_or_default();
         let (q, k, v) = (next(), next(), next());
@@ -161,19 +196,60 @@ impl Names {
     }
 }
 
+/// The address of the row of `D` numbers of a batch, a query or key, and a head.
+pub(super) fn row_of(name: &str, strides: [usize; 3], batch: &str, at: &str, head: &str) -> String {
+    let [b, s, h] = strides;
+    format!("{name} + (u64){batch} * {b} + (u64){at} * {s} + (u64){head} * {h}")
+}
+
+/// Prints the stream and sample of dropout, and the `offset` of queries among keys.
+pub(super) fn print_scalars(a: &Attention, names: &Names, text: &mut Text) {
+    if let (Some(key), Some(d)) = (&names.key, &a.dropout) {
+        line!(text, "const u64 stream = stream_of({key}, {}u);", d.salt);
+        line!(text, "const u64 sample = (u64){key}[3] + (u64)sample_offset;");
+    }
+    match &names.position {
+        Some(position) => line!(text, "const i64 offset = query_offset + {position}[0];"),
+        None => line!(text, "const i64 offset = query_offset;"),
+    }
+}
+
+/// Prints `g`: the key-value head of a query head.
+pub(super) fn print_head(a: &Attention, head: &str, text: &mut Text) {
+    line!(text, "const u64 g = ({head} + (u64)head_offset) / {};", a.group);
+}
+
+/// Prints `kept`: the factor of dropout of the weight of query `s` and key `j`.
+pub(super) fn print_kept(a: &Attention, text: &mut Text) {
+    let dtype = a.dtype.accumulation();
+    let compute = element(dtype);
+    let Some(d) = &a.dropout else {
+        line!(text, "const {compute} kept = {};", number(dtype, 1.0));
+        return;
+    };
+    line!(
+        text,
+        "const u64 drawn = (((sample + b) * {}ULL + (u64)head_base + h) * {}ULL + (u64)query_base \
+         + s) * {}ULL + (u64)key_base + (u64)j;",
+        d.heads_total,
+        d.queries_total,
+        d.keys_total
+    );
+    let (p, scale) = (number(DType::F32, d.p), number(dtype, 1.0 / (1.0 - d.p)));
+    let zero = number(dtype, 0.0);
+    line!(text, "const {compute} kept = uniform(stream, drawn) >= {p} ? {scale} : {zero};");
+}
+
 impl AttentionTile {
     pub(super) fn print(&self, parameters: &[Parameter], text: &mut Text) {
         let names = Names::of(&self.attention, self.part, parameters);
-        if let (Some(key), Some(d)) = (&names.key, &self.attention.dropout) {
-            line!(text, "const u64 stream = stream_of({key}, {}u);", d.salt);
-            line!(text, "const u64 sample = (u64){key}[3] + (u64)sample_offset;");
-        }
-        match &names.position {
-            Some(position) => line!(text, "const i64 offset = query_offset + {position}[0];"),
-            None => line!(text, "const i64 offset = query_offset;"),
-        }
+        print_scalars(&self.attention, &names, text);
         match self.part {
             Part::Forward => self.print_forward(&names, text),
+            Part::Delta => {
+                self.print_query(text);
+                self.print_delta(&names, text);
+            }
             Part::Queries => self.print_queries(&names, text),
             Part::Keys => self.print_keys(&names, text),
             Part::Bias => self.print_bias(&names, text),
@@ -193,11 +269,6 @@ impl AttentionTile {
         self.attention.dim.div_ceil(32).max(1)
     }
 
-    fn row(name: &str, strides: [usize; 3], batch: &str, at: &str, head: &str) -> String {
-        let [b, s, h] = strides;
-        format!("{name} + (u64){batch} * {b} + (u64){at} * {s} + (u64){head} * {h}")
-    }
-
     /// Finds the warp's query, and what it sees.
     fn print_query(&self, text: &mut Text) {
         let Attention { batch, heads, queries, .. } = self.attention;
@@ -206,13 +277,8 @@ impl AttentionTile {
         line!(text, "if (item >= {}) return;", batch * heads * queries);
         line!(text, "const u64 b = item / {}, h = item / {queries} % {heads};", heads * queries);
         line!(text, "const u64 s = item % {queries};");
-        self.print_head("h", text);
+        print_head(&self.attention, "h", text);
         self.print_visible(text);
-    }
-
-    fn print_head(&self, head: &str, text: &mut Text) {
-        let group = self.attention.group;
-        line!(text, "const u64 g = ({head} + (u64)head_offset) / {group};");
     }
 
     /// Prints the keys that query `s` sees.
@@ -263,39 +329,15 @@ impl AttentionTile {
         }
     }
 
-    /// Prints `kept`: what dropout makes of the weight of query `s` and key `j`.
-    fn print_kept(&self, text: &mut Text) {
-        let dtype = self.dtype();
-        let Some(d) = &self.attention.dropout else {
-            line!(text, "const {} kept = {};", self.compute(), number(dtype, 1.0));
-            return;
-        };
-        line!(
-            text,
-            "const u64 drawn = (((sample + b) * {}ULL + (u64)head_base + h) * {}ULL + \
-             (u64)query_base + s) * {}ULL + (u64)key_base + (u64)j;",
-            d.heads_total,
-            d.queries_total,
-            d.keys_total
-        );
-        let (p, scale) = (number(DType::F32, d.p), number(dtype, 1.0 / (1.0 - d.p)));
-        let zero = number(dtype, 0.0);
-        line!(
-            text,
-            "const {} kept = uniform(stream, drawn) >= {p} ? {scale} : {zero};",
-            self.compute()
-        );
-    }
-
     fn print_forward(&self, names: &Names, text: &mut Text) {
         let (a, dtype, compute) = (&self.attention, self.dtype(), self.compute());
         let (memory, held) = (element(a.dtype), self.held());
         let lowest = number(dtype, f64::NEG_INFINITY);
         line!(text, "SHARED({compute}, weights, {THREADS});");
         self.print_query(text);
-        line!(text, "const {memory}* q = {};", Self::row(&names.q, a.q, "b", "s", "h"));
-        line!(text, "const {memory}* k = {};", Self::row(&names.k, a.k, "b", "0", "g"));
-        line!(text, "const {memory}* v = {};", Self::row(&names.v, a.v, "b", "0", "g"));
+        line!(text, "const {memory}* q = {};", row_of(&names.q, a.q, "b", "s", "h"));
+        line!(text, "const {memory}* k = {};", row_of(&names.k, a.k, "b", "0", "g"));
+        line!(text, "const {memory}* v = {};", row_of(&names.v, a.v, "b", "0", "g"));
         line!(text, "{compute} most = {lowest}, sum = 0, sums[{held}] = {{}};");
         line!(text, "for (i64 first = begin; first < end; first += 32) {{");
         line!(text, "const i64 j = first + lane;");
@@ -314,7 +356,7 @@ impl AttentionTile {
         line!(text, "most = top;");
         line!(text, "sum = sum * factor + weight;");
         if a.dropout.is_some() {
-            self.print_kept(text);
+            print_kept(&self.attention, text);
             line!(text, "weight = weight * kept;");
         }
         line!(text, "weights[threadIdx.x] = weight;");
@@ -331,7 +373,7 @@ impl AttentionTile {
         line!(text, "sync_warp();");
         text.end();
         line!(text, "for (int bits = 16; bits > 0; bits /= 2) sum = sum + shuffle_xor(sum, bits);");
-        line!(text, "{memory}* out = {};", Self::row(&names.out, a.out, "b", "s", "h"));
+        line!(text, "{memory}* out = {};", row_of(&names.out, a.out, "b", "s", "h"));
         self.print_row("out", "sum > 0 ? sums[i] / sum : 0", text);
         if let Some(lse) = &names.lse {
             line!(text, "if (lane == 0) {lse}[item] = sum > 0 ? most + log_of(sum) : {lowest};");
@@ -375,7 +417,7 @@ impl AttentionTile {
         line!(text, "{compute} score = 0;");
         self.print_score(names, text);
         self.print_dot("dot", ["dout_row", "(v_row)"], text);
-        self.print_kept(text);
+        print_kept(&self.attention, text);
         line!(text, "const {compute} share = exp_of(score - lse_of);");
         line!(text, "weight = share * kept;");
         line!(text, "raised = share * (dot * kept - delta);");
@@ -388,17 +430,12 @@ impl AttentionTile {
         line!(text, "slope = raised{cap} * {};", number(dtype, a.scale));
     }
 
-    fn print_queries(&self, names: &Names, text: &mut Text) {
-        let (a, dtype, compute) = (&self.attention, self.dtype(), self.compute());
-        let (memory, held) = (element(a.dtype), self.held());
-        let lse = names.lse.as_deref().unwrap_or_default();
-        line!(text, "SHARED({compute}, slopes, {THREADS});");
-        self.print_query(text);
-        line!(text, "const {memory}* q = {};", Self::row(&names.q, a.q, "b", "s", "h"));
-        line!(text, "const {memory}* k = {};", Self::row(&names.k, a.k, "b", "0", "g"));
-        line!(text, "const {memory}* v = {};", Self::row(&names.v, a.v, "b", "0", "g"));
-        line!(text, "const {memory}* out = {};", Self::row(&names.out, a.out, "b", "s", "h"));
-        line!(text, "const {memory}* dout_row = {};", Self::row(&names.dout, a.out, "b", "s", "h"));
+    /// Prints `delta` of query `s`, into the workspace too, and `dout_row`.
+    fn print_delta(&self, names: &Names, text: &mut Text) {
+        let (a, compute, memory) = (&self.attention, self.compute(), element(self.attention.dtype));
+        for (name, buffer) in [("out", &names.out), ("dout_row", &names.dout)] {
+            line!(text, "const {memory}* {name} = {};", row_of(buffer, a.out, "b", "s", "h"));
+        }
         line!(text, "{compute} delta = 0;");
         line!(text, "for (u32 d = lane; d < {}; d += 32) {{", a.dim);
         line!(
@@ -411,6 +448,18 @@ impl AttentionTile {
             "for (int bits = 16; bits > 0; bits /= 2) delta = delta + shuffle_xor(delta, bits);"
         );
         line!(text, "if (lane == 0) {}[item] = delta;", names.workspace);
+    }
+
+    fn print_queries(&self, names: &Names, text: &mut Text) {
+        let (a, dtype, compute) = (&self.attention, self.dtype(), self.compute());
+        let (memory, held) = (element(a.dtype), self.held());
+        let lse = names.lse.as_deref().unwrap_or_default();
+        line!(text, "SHARED({compute}, slopes, {THREADS});");
+        self.print_query(text);
+        line!(text, "const {memory}* q = {};", row_of(&names.q, a.q, "b", "s", "h"));
+        line!(text, "const {memory}* k = {};", row_of(&names.k, a.k, "b", "0", "g"));
+        line!(text, "const {memory}* v = {};", row_of(&names.v, a.v, "b", "0", "g"));
+        self.print_delta(names, text);
         line!(text, "const {compute} lse_of = {lse}[item];");
         line!(text, "const bool is_empty = lse_of == {};", number(dtype, f64::NEG_INFINITY));
         line!(text, "{compute} sums[{held}] = {{}};");
@@ -434,7 +483,7 @@ impl AttentionTile {
         text.end();
         line!(text, "sync_warp();");
         text.end();
-        line!(text, "{memory}* dq = {};", Self::row(&names.grads[0], a.q, "b", "s", "h"));
+        line!(text, "{memory}* dq = {};", row_of(&names.grads[0], a.q, "b", "s", "h"));
         self.print_row("dq", "sums[i]", text);
     }
 
@@ -449,11 +498,11 @@ impl AttentionTile {
         line!(text, "if (item >= {}) return;", batch * kv_heads * keys);
         line!(text, "const u64 b = item / {}, own = item / {keys} % {kv_heads};", kv_heads * keys);
         line!(text, "const i64 j = (i64)(item % {keys});");
-        line!(text, "const {memory}* k_row = {};", Self::row(&names.k, a.k, "b", "j", "own"));
-        line!(text, "const {memory}* v_row = {};", Self::row(&names.v, a.v, "b", "j", "own"));
+        line!(text, "const {memory}* k_row = {};", row_of(&names.k, a.k, "b", "j", "own"));
+        line!(text, "const {memory}* v_row = {};", row_of(&names.v, a.v, "b", "j", "own"));
         line!(text, "{compute} dk_sums[{held}] = {{}}, dv_sums[{held}] = {{}};");
         line!(text, "for (u64 h = 0; h < {heads}; h += 1) {{");
-        self.print_head("h", text);
+        print_head(&self.attention, "h", text);
         line!(text, "if (g != own) continue;");
         line!(text, "for (u64 first = 0; first < {queries}; first += 32) {{");
         line!(text, "const u64 s = first + lane;");
@@ -465,15 +514,15 @@ impl AttentionTile {
         line!(text, "weights[threadIdx.x] = weight;");
         line!(text, "sync_warp();");
         line!(text, "for (u32 t = 0; t < 32 && first + t < {queries}; t += 1) {{");
-        let row = |name: &str, strides| Self::row(name, strides, "b", "(first + t)", "h");
+        let row = |name: &str, strides| row_of(name, strides, "b", "(first + t)", "h");
         self.print_add("dk_sums", "slopes[warp * 32 + t]", &row(&names.q, a.q), text);
         self.print_add("dv_sums", "weights[warp * 32 + t]", &row(&names.dout, a.out), text);
         text.end();
         line!(text, "sync_warp();");
         text.end();
         text.end();
-        line!(text, "{memory}* dk = {};", Self::row(&names.grads[1], a.k, "b", "j", "own"));
-        line!(text, "{memory}* dv = {};", Self::row(&names.grads[2], a.v, "b", "j", "own"));
+        line!(text, "{memory}* dk = {};", row_of(&names.grads[1], a.k, "b", "j", "own"));
+        line!(text, "{memory}* dv = {};", row_of(&names.grads[2], a.v, "b", "j", "own"));
         self.print_row("dk", "dk_sums[i]", text);
         self.print_row("dv", "dv_sums[i]", text);
     }
@@ -489,8 +538,8 @@ impl AttentionTile {
         let lowest = number(dtype, f64::NEG_INFINITY);
         line!(text, "if (begin <= j && j < end && lse_of != {lowest}) {{");
         line!(text, "const {compute} delta = {}[{row}];", names.workspace);
-        line!(text, "const {memory}* q = {};", Self::row(&names.q, a.q, "b", "s", "h"));
-        line!(text, "const {memory}* dout_row = {};", Self::row(&names.dout, a.out, "b", "s", "h"));
+        line!(text, "const {memory}* q = {};", row_of(&names.q, a.q, "b", "s", "h"));
+        line!(text, "const {memory}* dout_row = {};", row_of(&names.dout, a.out, "b", "s", "h"));
         self.print_slopes(names, text);
         text.end();
     }
@@ -515,9 +564,9 @@ impl AttentionTile {
             };
             line!(text, "for (u64 {name} = {first}; {name} < {end}; {name} += 1) {{");
         }
-        self.print_head("h", text);
-        line!(text, "const {memory}* k_row = {};", Self::row(&names.k, a.k, "b", "j", "g"));
-        line!(text, "const {memory}* v_row = {};", Self::row(&names.v, a.v, "b", "j", "g"));
+        print_head(&self.attention, "h", text);
+        line!(text, "const {memory}* k_row = {};", row_of(&names.k, a.k, "b", "j", "g"));
+        line!(text, "const {memory}* v_row = {};", row_of(&names.v, a.v, "b", "j", "g"));
         line!(text, "{compute} weight = 0, slope = 0, raised = 0;");
         self.print_pair(names, text);
         line!(text, "sum = sum + raised;");
@@ -531,6 +580,7 @@ impl AttentionTile {
 impl fmt::Display for AttentionTile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.part {
+            Part::Delta => "one warp per query",
             Part::Forward | Part::Queries => "one warp per query, one lane per key",
             Part::Keys => "one warp per key, one lane per query",
             Part::Bias => "one thread per element of the bias",

@@ -19,6 +19,8 @@
 
 mod arch;
 mod attention;
+mod flash;
+mod flash_backward;
 mod function;
 mod index;
 mod lines;
@@ -34,6 +36,8 @@ mod vector;
 
 pub use arch::{Arch, Unknown};
 pub use attention::{AttentionTile, Part};
+pub use flash::FlashTile;
+pub use flash_backward::FlashBackward;
 pub use function::{Buffer, Function, Functions, Named, Parameter};
 pub use lines::LineTile;
 pub use moves::Move;
@@ -112,8 +116,12 @@ fn functions_of(kernel: &Kernel, arch: Option<Arch>) -> Functions {
         }
         Kernel::Products(p) => product::functions(what, p, &inputs, &outputs, (&mut all, arch)),
         Kernel::Rows(r) => rows::functions(what, r, &inputs, &outputs, &mut all),
-        Kernel::Attention(a) => attention::forward(what, a, &inputs, &outputs, &mut all),
-        Kernel::AttentionBwd(a) => attention::backward(what, a, &inputs, &outputs, &mut all),
+        Kernel::Attention(a) => {
+            attention::forward(what, a, &inputs, &outputs, (&mut all, arch));
+        }
+        Kernel::AttentionBwd(a) => {
+            attention::backward(what, a, &inputs, &outputs, (&mut all, arch));
+        }
         Kernel::Gather(g) => all.functions.push(moves::gather(what, g, all_parameters())),
         Kernel::ScatterAdd(g) | Kernel::Replace(g) => {
             let adds = matches!(kernel, Kernel::ScatterAdd(_));

@@ -20,6 +20,10 @@ pub(super) struct SharedTile {
 }
 
 impl SharedTile {
+    pub(super) fn elements(self) -> usize {
+        self.rows * self.columns
+    }
+
     /// The swizzled offset of an element.
     pub(super) fn offset(self, row: &str, column: &str) -> String {
         let (chunks, rows_of_banks) = (self.columns / CHUNK, (BANKS / self.columns).max(1));

@@ -3,6 +3,8 @@
 use std::fmt;
 
 use super::attention::{AttentionTile, Part};
+use super::flash::FlashTile;
+use super::flash_backward::FlashBackward;
 use super::function::{Function, Named, Parameter};
 use super::lines::LineTile;
 use super::moves::Move;
@@ -27,6 +29,10 @@ pub enum Tile {
     Tensor(TensorTile),
     /// A part of attention or its gradient.
     Attention(AttentionTile),
+    /// Attention on tensor cores.
+    Flash(FlashTile),
+    /// A part of its gradient on tensor cores.
+    FlashBackward(FlashBackward),
     /// An operation along a dim.
     Lines(LineTile),
     /// Elements that are moved.
@@ -37,7 +43,11 @@ impl Tile {
     /// Whether threads of a block synchronise.
     pub fn synchronizes(&self) -> bool {
         match self {
-            Tile::RowReduction(_) | Tile::Product(_) | Tile::Tensor(_) => true,
+            Tile::RowReduction(_)
+            | Tile::Product(_)
+            | Tile::Tensor(_)
+            | Tile::Flash(_)
+            | Tile::FlashBackward(_) => true,
             Tile::Attention(tile) => tile.part != Part::Bias,
             Tile::Elementwise(_) | Tile::PartialSums(_) | Tile::Lines(_) | Tile::Move(_) => false,
         }
@@ -51,6 +61,8 @@ impl Tile {
             Tile::Product(tile) => tile.print(parameters, text),
             Tile::Tensor(tile) => tile.print(parameters, text),
             Tile::Attention(tile) => tile.print(parameters, text),
+            Tile::Flash(tile) => tile.print(parameters, text),
+            Tile::FlashBackward(tile) => tile.print(parameters, text),
             Tile::Lines(tile) => tile.print(parameters, text),
             Tile::Move(tile) => tile.print(parameters, text),
         }
@@ -66,6 +78,8 @@ impl Tile {
             | Tile::Product(_)
             | Tile::Tensor(_)
             | Tile::Attention(_)
+            | Tile::Flash(_)
+            | Tile::FlashBackward(_)
             | Tile::Lines(_) => element(parameter.dtype),
         }
     }
@@ -153,6 +167,8 @@ impl fmt::Display for Tile {
             Tile::Product(tile) => tile.fmt(f),
             Tile::Tensor(tile) => tile.fmt(f),
             Tile::Attention(tile) => tile.fmt(f),
+            Tile::Flash(tile) => tile.fmt(f),
+            Tile::FlashBackward(tile) => tile.fmt(f),
             Tile::Lines(tile) => tile.fmt(f),
             Tile::Move(tile) => tile.fmt(f),
         }

@@ -64,7 +64,10 @@ pub(crate) fn random_attention(random: &mut Random, dtype: DType) -> Attention {
 }
 
 /// Strides of a bias that has some of the dims batch, heads and queries, and shares the others.
-fn bias_strides(random: &mut Random, [batch, heads, queries, keys]: [usize; 4]) -> [usize; 3] {
+pub(crate) fn bias_strides(
+    random: &mut Random,
+    [batch, heads, queries, keys]: [usize; 4],
+) -> [usize; 3] {
     let mut stride = keys;
     let [s, h, b] = [queries, heads, batch].map(|size| {
         if random.below(2) == 0 {
@@ -135,7 +138,7 @@ fn dot(x: &[f64], i: usize, y: &[f64], j: usize, dim: usize) -> f64 {
 }
 
 /// Output and log-sum-exp, into buffers whose other elements stay.
-fn forward(a: &Attention, [q, k, v, bias]: [&[f64]; 4], out: &mut [f64]) -> Vec<f64> {
+pub(crate) fn forward(a: &Attention, [q, k, v, bias]: [&[f64]; 4], out: &mut [f64]) -> Vec<f64> {
     let mut lse = Vec::new();
     for b in 0..a.batch {
         for h in 0..a.heads {
@@ -168,7 +171,11 @@ fn forward(a: &Attention, [q, k, v, bias]: [&[f64]; 4], out: &mut [f64]) -> Vec<
 }
 
 /// Gradients `dq dk dv dbias` by the formulas, into zeroed buffers.
-fn backward(a: &Attention, [q, k, v, bias, dout]: [&[f64]; 5], grads: [&mut Vec<f64>; 4]) {
+pub(crate) fn backward(
+    a: &Attention,
+    [q, k, v, bias, dout]: [&[f64]; 5],
+    grads: [&mut Vec<f64>; 4],
+) {
     let mut out = vec![0.0; dout.len()];
     let lse = forward(a, [q, k, v, bias], &mut out);
     let [dq, dk, dv, dbias] = grads;

@@ -9,6 +9,7 @@
 mod attention;
 mod convolution;
 mod cuda;
+mod flash;
 mod formats;
 mod in_place;
 mod moves;

@@ -11,7 +11,7 @@ use crate::shim::{Library, compiler};
 use crate::{Buffer, Case, Random, same_bits};
 
 /// A kernel with its functions for sm_80.
-fn for_sm80(kernel: &Kernel) -> (Kernel, Functions) {
+pub(crate) fn for_sm80(kernel: &Kernel) -> (Kernel, Functions) {
     (kernel.clone(), functions_for(kernel, Arch::Sm80))
 }
 
@@ -223,7 +223,7 @@ const MISTAKES: [(&str, usize, &str); 15] = [
 ];
 
 /// The text with one mistake.
-fn mistaken(text: &str, (right, time, wrong): (&str, usize, &str)) -> String {
+pub(crate) fn mistaken(text: &str, (right, time, wrong): (&str, usize, &str)) -> String {
     if time == EACH {
         return text.replace(right, wrong);
     }

@@ -9,6 +9,7 @@
 #define KERNEL(THREADS) extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #define SHARED(T, NAME, COUNT) __shared__ __align__(128) T NAME[COUNT]
 #define UNROLL _Pragma("unroll")
+#define NO_UNROLL _Pragma("unroll 1")
 #define TABLE static __device__ const
 
 PART float float_of_bits(unsigned int bits) { return __uint_as_float(bits); }
@@ -112,6 +113,29 @@ template <> struct Mma<f16> {
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
 };
+// Two elements of a register, rounded.
+template <class T> PART unsigned int packed(float low, float high);
+template <> PART unsigned int packed<bf16>(float low, float high) {
+  unsigned int x;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
+  return x;
+}
+template <> PART unsigned int packed<f16>(float low, float high) {
+  unsigned int x;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
+  return x;
+}
+// Within 2 ulp.
+PART float ex2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+PART float rcp_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 // c += a b for the fragments of a warp tile of 16 M x 8 N, and k of 16.
 template <class T, int M, int N>
 PART void warp_mma(float (&c)[M][N][4], const unsigned int (&a)[M][4],

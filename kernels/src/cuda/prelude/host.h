@@ -17,6 +17,7 @@
 #define KERNEL(THREADS) static void
 #define TABLE static const
 #define UNROLL
+#define NO_UNROLL
 #define __restrict__ __restrict
 // Shared memory of the block; its first thread fills it with NaNs.
 #ifndef SHIM_CHECKED
@@ -351,6 +352,14 @@ struct bf16;
 struct f16;
 inline float widened(bf16 x);
 inline float widened(f16 x);
+
+template <class T> struct Store;
+// Two elements of a register, rounded.
+template <class T> unsigned int packed(float low, float high) {
+  return Store<T>::of(low).bits | (unsigned int)Store<T>::of(high).bits << 16;
+}
+inline float ex2_approx(float x) { return exp2f(x); }
+inline float rcp_approx(float x) { return 1.0f / x; }
 
 // An element of a register of two.
 template <class T> float half_of(unsigned int two, int h) {

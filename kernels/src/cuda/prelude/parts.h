@@ -355,6 +355,22 @@ template <class C> PART C silu_grad(C x, C dy) {
   return dy * (s * inner);
 }
 
+// ---- attention on tensor cores
+
+// Two 16 x 8 accumulators that lie side by side, as a 16 x 16 fragment of `a`.
+template <class T>
+PART void accumulators_to_a(u32 (&a)[4], const float (&left)[4], const float (&right)[4]) {
+  a[0] = packed<T>(left[0], left[1]);
+  a[1] = packed<T>(left[2], left[3]);
+  a[2] = packed<T>(right[0], right[1]);
+  a[3] = packed<T>(right[2], right[3]);
+}
+// Within 4e-7.
+PART float tanh_approx(float x) {
+  return 1.0f - 2.0f * rcp_approx(ex2_approx(x * 2.88539008177792681472f) + 1.0f);
+}
+PART i64 clamped(i64 x, i64 most) { return x < 0 ? 0 : x > most ? most : x; }
+
 // ---- integers of 64 bits, modulo 2^64
 
 PART i64 add(i64 a, i64 b) { return (i64)((u64)a + (u64)b); }
