@@ -15,7 +15,7 @@ pub mod across;
 pub mod ask;
 mod batches;
 mod known;
-mod cuts;
+pub mod cuts;
 pub mod events;
 pub mod foreign;
 pub mod frontier;

@@ -6,14 +6,18 @@
 
 use std::collections::BTreeMap;
 
-use gantline_kernels::Kernel;
 use gantline_kernels::cpu::{Cpu, Isa};
 use gantline_kernels::cuda::{self, Functions, Tile};
-use gantline_kernels::{Access, BinaryOp, Instr, Output, ReduceOp, RowInput, Rows, UnaryOp};
+use gantline_kernels::{
+    Access, Attention, BinaryOp, Instr, Output, ReduceOp, RowInput, Rows, UnaryOp,
+};
+use gantline_kernels::{Kernel, Offset};
 use ir::DType;
 
+use crate::attention::random_attention;
 use crate::shim::{Library, compiler};
-use crate::{Buffer, Case, Recorded, recorded, run, same_bits};
+use crate::tensor::mistaken;
+use crate::{Buffer, Case, Random, Recorded, recorded, run};
 
 /// Cases that are taken of each test.
 const CASES: usize = 24;
@@ -51,28 +55,30 @@ fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-fn compare(kernel: &Kernel, functions: &Functions, want: &[Buffer], got: &[Buffer]) {
-    for (at, (want, got)) in want.iter().zip(got).enumerate() {
-        if is_exact(kernel, functions) {
-            let (want_numbers, got_numbers) = (want.numbers(), got.numbers());
-            let differs =
-                |(a, b): &(&f64, &f64)| a.to_bits() != b.to_bits() && !(a.is_nan() && b.is_nan());
-            let found = want_numbers.iter().zip(&got_numbers).position(|pair| differs(&pair));
-            assert!(
-                found.is_none() || same_bits(want, got),
-                "output {at} of {kernel:?} differs at {found:?}: {:?}",
-                found.map(|at| (want_numbers[at], got_numbers[at]))
-            );
-            continue;
-        }
+/// Where results differ from those of the CPU by more than they may.
+fn difference(
+    kernel: &Kernel,
+    functions: &Functions,
+    want: &[Buffer],
+    got: &[Buffer],
+) -> Option<String> {
+    let mut outputs = want.iter().zip(got).enumerate();
+    outputs.find_map(|(at, (want, got))| {
         let limit = tolerance(kernel.outputs()[at].dtype);
-        for (i, (want, got)) in want.numbers().iter().zip(got.numbers()).enumerate() {
-            let close = (want - got).abs() <= limit * (1.0 + want.abs())
-                || *want == got
-                || want.is_nan() && got.is_nan();
-            assert!(close, "output {at} of {kernel:?}: element {i} is {got}, not {want}");
-        }
-    }
+        let is_same = |want: f64, got: f64| {
+            let is_close = (want - got).abs() <= limit * (1.0 + want.abs()) || want == got;
+            let is_equal = if is_exact(kernel, functions) {
+                want.to_bits() == got.to_bits()
+            } else {
+                is_close
+            };
+            is_equal || want.is_nan() && got.is_nan()
+        };
+        let (want, got) = (want.numbers(), got.numbers());
+        let found = want.iter().zip(&got).position(|(want, got)| !is_same(*want, *got))?;
+        let (want, got) = (want[found], got[found]);
+        Some(format!("output {at} of {kernel:?}: element {found} is {got}, not {want}"))
+    })
 }
 
 #[test]
@@ -118,7 +124,8 @@ fn text_has_the_results_of_the_cpu() {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for (at, ((name, recorded), (kernel, functions))) in cases.iter().zip(&all).enumerate() {
         for seed in [0, 77] {
-            compare(kernel, functions, &recorded.found, &launched[at].execute(&library, at, seed));
+            let found = launched[at].execute(&library, at, seed);
+            assert_eq!(difference(kernel, functions, &recorded.found, &found), None);
         }
         *counts.entry(name).or_default() += 1;
     }
@@ -166,5 +173,96 @@ fn programs_without_points_store_nothing() {
     for (at, case) in cases.iter().enumerate() {
         let want = run(&Cpu::new(1), &case.kernel, &case.inputs, &case.old);
         assert_eq!(case.execute(&library, at, 0), want, "{:?}", case.kernel);
+    }
+}
+
+/// Sums of rows, columns and all, of rows that take a block each.
+fn sums() -> Rows {
+    let [rows, cols] = [600, 1100];
+    let store = |value, access| {
+        let dtype = DType::F32;
+        Output::Store { value, access, dtype, accumulate: false }
+    };
+    Rows {
+        rows,
+        cols,
+        dtype: DType::F32,
+        inputs: vec![RowInput { dtype: DType::F32, access: Access::full(rows, cols) }],
+        instrs: vec![Instr::Load { input: 0 }, Instr::Reduce { op: ReduceOp::Sum, x: 0 }],
+        outputs: vec![
+            store(1, Access::per_row(rows)),
+            Output::ColSum { value: 0, accumulate: false },
+            Output::TotalSum { value: 0, accumulate: false },
+        ],
+    }
+}
+
+/// What can be wrong in sums and in the gradient of attention: the kernel, its function, what is
+/// replaced, which time, and by what.
+const MISTAKES: [(usize, usize, &str, usize, &str); 12] = [
+    (0, 0, "chunk * 1100 + col] = 0", 0, "chunk * 1100 + col] = 1"),
+    (0, 0, "row < (chunk + 1) * 2", 0, "row < chunk * 2 + 1"),
+    (0, 0, "bits = 16", 0, "bits = 8"),
+    (0, 0, "warp < 8", 0, "warp < 7"),
+    (0, 0, "warp < 8", 1, "warp < 7"),
+    (0, 1, "chunk = 1", 0, "chunk = 2"),
+    (0, 2, "chunk < 300", 0, "chunk < 299"),
+    (1, 0, "- delta", 0, "+ delta"),
+    (1, 1, "- delta", 0, "+ delta"),
+    (1, 0, "bits = 16", 0, "bits = 8"),
+    (1, 1, "slopes[warp * 32 + t]", 0, "weights[warp * 32 + t]"),
+    (1, 1, "* (1 - (capped", 0, "* (1 + (capped"),
+];
+
+#[test]
+fn mistakes_in_the_text_of_sums_and_gradients_are_found() {
+    if compiler().is_none() {
+        println!("skipped: no C++ compiler");
+        return;
+    }
+    let mut random = Random::new(6);
+    let a = random_attention(&mut random, DType::F32);
+    let (queries, keys) = (40, 50);
+    let [of_queries, of_keys] = [queries, keys].map(|length| Attention::contiguous(length, 2, 24));
+    let a = Attention {
+        batch: 1,
+        queries,
+        keys,
+        heads: 2,
+        kv_heads: 2,
+        group: 1,
+        head_offset: Offset::ZERO,
+        query_offset: 10,
+        dim: 24,
+        softcap: 0.8,
+        bias: None,
+        dropout: None,
+        q: of_queries,
+        k: of_keys,
+        v: of_keys,
+        out: of_queries,
+        ..a
+    };
+    let cases = [Kernel::Rows(sums()), Kernel::AttentionBwd(a)]
+        .map(|kernel| Case::new(&mut random, kernel));
+    let of = |case: &Case| (case.kernel.clone(), cuda::functions(&case.kernel));
+    let mut all: Vec<(Kernel, Functions)> = cases.iter().map(of).collect();
+    all.extend(MISTAKES.map(|(kernel, ..)| of(&cases[kernel])));
+    let change = |at: usize, text: String| match at.checked_sub(2).map(|at| MISTAKES[at]) {
+        Some((_, number, right, time, wrong)) if text.contains(&format!("_{number}(")) => {
+            mistaken(&text, (right, time, wrong))
+        }
+        _ => text,
+    };
+    let library = Library::changed("mistakes", all.clone(), &change).expect("there is a compiler");
+    let cpu = Cpu::with_isa(1, Isa::detect());
+    let want = cases.each_ref().map(|case| run(&cpu, &case.kernel, &case.inputs, &case.old));
+    let is_found = |kernel: usize, at: usize| {
+        let found = cases[kernel].execute(&library, at, 0);
+        difference(&cases[kernel].kernel, &all[at].1, &want[kernel], &found).is_some()
+    };
+    assert!(!is_found(0, 0) && !is_found(1, 1), "without a mistake nothing is found");
+    for (at, mistake) in MISTAKES.iter().enumerate() {
+        assert!(is_found(mistake.0, at + 2), "{mistake:?} is not found");
     }
 }

@@ -341,7 +341,7 @@ fn mistakes_in_the_text_of_attention_are_found() {
 }
 
 /// What can be wrong in the text of a part of the gradient, by the number of its function.
-const GRADIENT_MISTAKES: [(usize, &str, usize, &str); 15] = [
+const GRADIENT_MISTAKES: [(usize, &str, usize, &str); 17] = [
     (1, "sync_block();", 0, ""),
     (2, "sync_block();", 0, ""),
     (1, "cp_async_wait<0>();", 0, ""),
@@ -357,6 +357,8 @@ const GRADIENT_MISTAKES: [(usize, &str, usize, &str); 15] = [
     (2, "last_row - offset + 70", 0, "last_row - offset + 6"),
     (1, "(slope - delta)", 0, "slope"),
     (2, "scores[0][t / 8 + 1]", 0, "scores[0][t / 8]"),
+    (2, "(step + 1) / steps_of_head", 0, "(step + 1) / (2 * steps_of_head)"),
+    (2, "ldmatrix_trans(", 0, "ldmatrix("),
 ];
 
 #[test]
