@@ -123,7 +123,7 @@ fn narrow_meshes_are_as_near_to_the_truth_as_one_rank() {
         "verify model --ranks 2 --dtype bf16 --seq 17 --precision parameters=f32,master=none",
         "verify model --ranks 2 --dtype f16 --seq 17 --precision logits=f32",
         "verify model --ranks 4 --dtype bf16 --seq 17 --precision reduce=bf16",
-        "verify model --ranks 4 --seq 17 --precision reduce=f16",
+        "verify model --ranks 4 --dtype f32 --seq 17 --precision reduce=f16",
     ] {
         let output = scratch.run(line);
         assert!(output.status.success(), "{line}\n{}", said(&output));

@@ -9,9 +9,8 @@ use std::collections::BTreeMap;
 use gantline_kernels::cpu::{Cpu, Isa};
 use gantline_kernels::cuda::{self, Functions, Tile};
 use gantline_kernels::{
-    Access, Attention, BinaryOp, Instr, Output, ReduceOp, RowInput, Rows, UnaryOp,
+    Access, Attention, BinaryOp, Instr, Kernel, Offset, Output, ReduceOp, RowInput, Rows, UnaryOp,
 };
-use gantline_kernels::{Kernel, Offset};
 use ir::DType;
 
 use crate::attention::random_attention;

@@ -75,6 +75,10 @@ impl Memory {
             let _ = writeln!(text, "error: the system gives no memory: {bytes} bytes were refused");
             let _ = reason(&mut text);
             text.print();
+        } else {
+            // Another thread is telling, and ends the process when it has.
+            // SAFETY: only waits.
+            unsafe { libc::sleep(1) };
         }
         // SAFETY: ends the process; nothing is run any more, as nothing could be that allocates.
         unsafe { libc::_exit(self.code) }
