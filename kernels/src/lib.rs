@@ -16,9 +16,9 @@
 //!   chooses between kernels.
 //!
 //! Reading order: [`kernel`], [`rows`] and [`offset`] are the nouns, [`arguments`] says which
-//! buffers a kernel wants, [`verify`] whether it can be executed, [`bounds`] whether programs stay
-//! within what they have, [`price`] what it costs in the units of [`units`], [`cpu`] executes,
-//! [`cuda`] prints.
+//! buffers a kernel wants and [`scalars`] what its launch passes, [`verify`] whether it can be
+//! executed, [`bounds`] whether programs stay within what they have, [`price`] what it costs in the
+//! units of [`units`], [`cpu`] executes, [`cuda`] prints.
 //! Unsafe code lives in [`cpu`] alone.
 //!
 //! Diagnostics: those of [`bounds`], all with exit code 6.
@@ -30,6 +30,7 @@ pub mod kernel;
 pub mod rows;
 
 pub mod arguments;
+pub mod scalars;
 pub mod verify;
 pub mod bounds;
 pub mod price;

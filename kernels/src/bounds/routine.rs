@@ -5,7 +5,7 @@ use ir::program::{ALIGNMENT, Exchange, Group, Instruction, LocalBuffer, Ref, Rou
 use ir::{Axis, DType};
 
 use crate::arguments::Argument;
-use crate::offset::admit;
+use crate::scalars::admit;
 
 use super::{Findings, ProgramCheck};
 
