@@ -53,7 +53,8 @@ pub struct Args {
     /// that of a graph]
     #[arg(long, value_name = "TYPE", value_parser = job::dtype)]
     pub dtype: Option<DType>,
-    /// Types of single roles: parameters, compute, master (or none), gradients, states, logits
+    /// Types of single roles: parameters, compute, master (or none), gradients, reduce, states,
+    /// logits
     #[arg(long, value_name = "ROLE=TYPE", value_delimiter = ',')]
     pub precision: Vec<String>,
     /// Probability of dropout, the same elements on every mesh
