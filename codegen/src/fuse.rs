@@ -4,7 +4,7 @@
 //! A group is a set of nodes computed in one type over one domain `rows × cols`: values over all of
 //! it, values per row (results of row reductions), and sums over rows or over everything, which
 //! leave the group.
-//! Constants, counters, draws and broadcasts are computed again in every group that reads them.
+//! Constants, counters, draws and broadcasts are recomputed in every group that reads them.
 //! What a product adds to its result itself, an epilogue, is in no group.
 //! Groups merge along edges, then beside each other where they read the same value, or results of
 //! products and calls that do, then wherever two can be one, as long as the graph of groups stays

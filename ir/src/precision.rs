@@ -170,7 +170,7 @@ impl Precision {
             gradients == wide,
             format!("gradients={gradients}: with compute={compute} they are added up in {wide}"),
         );
-        // What follows from a type of gradients that is wrong is not said again.
+        // Compared with the default, too: a wrong role of gradients is one error, not two.
         let rounds = wide == DType::F32 && reduce.is_narrow();
         require(
             [gradients, wide].contains(&reduce) || rounds,

@@ -478,12 +478,13 @@ pub(super) unsafe fn table<'a, T>(start: *mut T, len: usize) -> &'a mut [T] {
     unsafe { std::slice::from_raw_parts_mut(start, len) }
 }
 
-/// Vectors of columns of the register tiles for `n` columns: three where these take about as few
-/// cycles as two, because a tile of 8 rows and three vectors loads less for each multiplication
-/// than one of 12 rows and two.
+/// Vectors of columns of the register tiles for `n` columns: three unless two are more than 6 %
+/// faster by the cycles of multiplication, as a tile of 8 rows and three vectors loads less for each
+/// multiplication than one of 12 rows and two.
 #[inline(always)]
 fn vectors<V: Vector>(n: usize) -> usize {
-    // Of 8 rows and one point of `k`, in quarters of cycles; a single vector waits for its loads.
+    // Quarter cycles of 8 rows and one point of `k`. A narrower last panel is bound by broadcasts:
+    // 9 loads for 8 multiplications of one vector, 10 for 16 of two.
     let cost = |vectors: usize| {
         let of_rest = [0, 20, 34][n.div_ceil(V::LANES) % vectors];
         n.div_ceil(V::LANES) / vectors * vectors * 16 + of_rest
@@ -527,7 +528,7 @@ unsafe fn multiply<V: Vector, const C: usize>(
             } else {
                 Left::Packed(panels.a)
             };
-            let panel = Panel { k, b, height: C, columns };
+            let panel = Panel { k, b, full: C, columns };
             match vectors {
                 3 => panel.multiply::<V, 3>(block, rows, add),
                 2 => panel.multiply::<V, 2>(block, rows, add),
@@ -550,8 +551,8 @@ enum Left<'a, S> {
 struct Panel<'a, S> {
     k: usize,
     b: *const S,
-    /// Vectors of the widest panel, which decide the heights of tiles.
-    height: usize,
+    /// Vectors of a full panel, which decide the heights of tiles.
+    full: usize,
     columns: &'a [usize],
 }
 
@@ -572,7 +573,7 @@ impl<S: Scalar> Panel<'_, S> {
         let contiguous = step(columns) == Some(1);
         let mut done = 0;
         while done < block.cm.len() {
-            let rows = height::<V>(self.height, block.cm.len() - done);
+            let rows = height::<V>(self.full, block.cm.len() - done);
             let target =
                 Target { c: block.c, rows: &block.cm[done..done + rows], columns, contiguous, add };
             macro_rules! tile {

@@ -4,7 +4,7 @@
 //! Legend: that of `attention`.
 //!
 //! A block of four warps takes a tile of queries, whose fragments stay in registers, and goes over
-//! tiles of keys and values, of which the next is copied while the last is multiplied. Each warp
+//! tiles of keys and values, double-buffered in shared memory by `cp.async`. Each warp
 //! has 16 or 32 rows of the scores `S = Q Kᵀ`. Their maximum and the sum of `P = exp(S − max)` are
 //! kept in registers and rescaled from one tile to the next (online softmax); `P` is rounded to the
 //! type of the values before it is multiplied by them, the sum is that of the unrounded ones.

@@ -21,7 +21,8 @@ pub(super) fn digits(digits: &[Digit], index: &str, size: usize) -> String {
     sum(digits.iter().filter_map(digit))
 }
 
-/// The offset of an access at `row` and a column that is given by name, below so many rows.
+/// The element offset of an access at `row`, one of `rows`, and the column named `col`, as an
+/// expression.
 pub(super) fn access(access: &Access, rows: usize, col: &str) -> String {
     let row = digits(&access.row, "row", rows);
     let row = Some(row).filter(|text| text != "0");

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use ir::DType;
+use ir::formats::nearest;
 use ir::random::mix;
 
 use super::*;
@@ -112,6 +113,29 @@ fn collectives_equal_the_naive_ones_bit_for_bit() {
                 assert_eq!(whole, reduced, "all_gather, case {case}");
                 end.barrier(&group).unwrap();
             }
+        });
+    }
+}
+
+/// Each term is rounded to the type between ranks, and so is their sum, which is taken in f32.
+#[test]
+fn sums_of_f32_are_exchanged_as_narrower_numbers() {
+    let group = Group::new(3, vec![2, 0, 1]);
+    for exchanged in [DType::BF16, DType::F16] {
+        let mut state = Numbers::new();
+        let mut draw = || state.below(1 << 20) as f32 / 4096.0 - 128.0;
+        let terms: Vec<Vec<f32>> = (0..3).map(|_| (0..2000).map(|_| draw()).collect()).collect();
+        let round = |x: f32| nearest(exchanged, f64::from(x)) as f32;
+        let sum =
+            |at: usize| round(round(terms[2][at]) + round(terms[0][at]) + round(terms[1][at]));
+        let expected: Vec<u8> = (0..2000).flat_map(|at| sum(at).to_le_bytes()).collect();
+        ranks(3, LONG, |end| {
+            let of_rank = &terms[end.rank()];
+            let mut buffer: Vec<u8> = of_rank.iter().flat_map(|x| x.to_le_bytes()).collect();
+            let types = Types { dtype: DType::F32, exchanged };
+            end.all_reduce(&group, types, Combiner::Sum, &mut buffer).unwrap();
+            assert_eq!(buffer, expected, "{exchanged}");
+            assert_eq!(end.counters().all_reduce_bytes, 2 * 2 * (2000 * 2) / 3);
         });
     }
 }

@@ -54,19 +54,6 @@ pub(super) fn begin_evaluation(class: &mut Class<'_>, steps: &mut Vec<Step>) {
     fill(class, stats, (class.sums(), 3), 0.0, steps);
 }
 
-/// A type in memory, and the one in which ranks exchange it.
-#[derive(Clone, Copy)]
-struct Types {
-    dtype: DType,
-    exchanged: DType,
-}
-
-impl From<DType> for Types {
-    fn from(dtype: DType) -> Types {
-        Types { dtype, exchanged: dtype }
-    }
-}
-
 /// Sums loss and count over all ranks, each term once.
 pub(super) fn reduce_loss(class: &mut Class<'_>, steps: &mut Vec<Step>) {
     if class.tensor > 0 && !class.loss_is_partial {
@@ -75,7 +62,7 @@ pub(super) fn reduce_loss(class: &mut Class<'_>, steps: &mut Vec<Step>) {
     }
     if class.plan.mesh.ranks() > 1 {
         let loss = class.store.loss_stats();
-        all_reduce(class, loss, (class.sums().into(), 2), Group::World, steps);
+        all_reduce(class, loss, ([class.sums(); 2], 2), Group::World, steps);
     }
 }
 
@@ -119,7 +106,7 @@ fn decay(optimizer: Optimizer, is_matrix: bool) -> f64 {
 
 fn reduce_gradients(class: &mut Class<'_>, steps: &mut Vec<Step>) {
     let Precision { gradients: dtype, reduce: exchanged, .. } = class.plan.precision;
-    let types = Types { dtype, exchanged };
+    let types = [dtype, exchanged];
     let (grads, elements) = class.store.all_grads();
     if class.plan.mesh.dp > 1 && elements > 0 {
         all_reduce(class, grads, (types, elements), Group::Axis(Axis::Dp), steps);
@@ -158,7 +145,7 @@ fn sum_squares(class: &mut Class<'_>, steps: &mut Vec<Step>) {
     }
     for axis in [Axis::Tp, Axis::Pp] {
         if class.plan.mesh.size(axis) > 1 {
-            all_reduce(class, squares, (class.sums().into(), 1), Group::Axis(axis), steps);
+            all_reduce(class, squares, ([class.sums(); 2], 1), Group::Axis(axis), steps);
         }
     }
 }
@@ -300,10 +287,11 @@ fn fill(
     launch(class, "fill", kernel, &[], &[buffer], steps);
 }
 
+/// Appends a sum over ranks, of elements of a type in memory and one between ranks.
 fn all_reduce(
     class: &mut Class<'_>,
     buffer: BufferId,
-    (Types { dtype, exchanged }, elements): (Types, usize),
+    ([dtype, exchanged], elements): ([DType; 2], usize),
     group: Group,
     steps: &mut Vec<Step>,
 ) {
