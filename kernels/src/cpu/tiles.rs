@@ -479,8 +479,8 @@ pub(super) unsafe fn table<'a, T>(start: *mut T, len: usize) -> &'a mut [T] {
 }
 
 /// Vectors of columns of the register tiles for `n` columns: three unless two are more than 6 %
-/// faster by the cycles of multiplication, as a tile of 8 rows and three vectors loads less for each
-/// multiplication than one of 12 rows and two.
+/// faster by the cycles of multiplication, as a tile of 8 rows and three vectors loads less for
+/// each multiplication than one of 12 rows and two.
 #[inline(always)]
 fn vectors<V: Vector>(n: usize) -> usize {
     // Quarter cycles of 8 rows and one point of `k`. A narrower last panel is bound by broadcasts:
