@@ -10,7 +10,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use crate::failure::{Exit, Failure};
 use crate::output;
 use crate::verbs::{
-    asked, calibrate, checkpoint, cluster, compare, compile, completions, cost, doctor, export,
+    calibrate, checkpoint, cluster, compare, compile, completions, cost, doctor, export, flags,
     generate, inspect, man, models, plan, run as run_once, schema, score, train, validate, verify,
 };
 
@@ -45,21 +45,21 @@ pub enum Verb {
     /// List the families and models that are known by name
     Models(models::Args),
     /// Find the fastest plan that fits a cluster
-    Plan(asked::PlanArgs),
+    Plan(flags::PlanArgs),
     /// Say whether a model fits a cluster, and what holds the memory
-    Fit(asked::FitArgs),
+    Fit(flags::FitArgs),
     /// Say why the plan is as it is, and where a step goes
-    Explain(asked::ExplainArgs),
+    Explain(flags::ExplainArgs),
     /// Write programs for all ranks into one file, for `run`
     Compile(Box<compile::Args>),
     /// Say what a data set costs: time, money, energy
-    Cost(Box<asked::CostArgs>),
+    Cost(Box<flags::CostArgs>),
     /// Find how few GPUs meet a deadline
     #[command(after_help = GPUS)]
-    Size(Box<asked::CostArgs>),
+    Size(Box<flags::CostArgs>),
     /// Lay configurations of GPUs side by side, and beside the best one
     #[command(after_help = GPUS)]
-    Compare(Box<asked::CompareArgs>),
+    Compare(Box<flags::CompareArgs>),
     /// Train a model on texts, or go on with a run
     Train(Box<train::Args>),
     /// List the checkpoints of a run, and say which are intact

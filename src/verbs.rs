@@ -1,6 +1,6 @@
 //! The verbs of the command line, one file each: its flags, and what it answers.
 
-pub mod asked;
+pub mod flags;
 pub mod inspect;
 pub mod models;
 pub mod fusions;

@@ -12,7 +12,7 @@ use super::space::{Subject, answer, plan_row};
 use crate::cache;
 use crate::documents::{self, CompareGroupsRow, CompareRow, Document};
 use crate::failure::{Exit, Failure, usage};
-use crate::verbs::asked::{Aim, CompareArgs, refuse_cpus};
+use crate::verbs::flags::{Aim, CompareArgs, refuse_cpus};
 
 /// Answers `compare`: what each configuration costs, part by part, against the best one.
 pub fn compare(args: &CompareArgs) -> Result<Exit, Failure> {

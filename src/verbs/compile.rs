@@ -15,7 +15,7 @@ use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, read_text, usage};
 use crate::output;
 use crate::training::read_plan;
-use crate::verbs::asked::Asked;
+use crate::verbs::flags::Asked;
 
 /// Flags of `compile`.
 #[derive(Clone, Debug, clap::Args)]

@@ -14,7 +14,7 @@ use crate::documents::{self, Document, SizeRow};
 use crate::failure::{Exit, Failure, or_reason, usage};
 use crate::output::or_document;
 use crate::output::{self, Table};
-use crate::verbs::asked::{
+use crate::verbs::flags::{
     Aim, Asked, Bill, CostArgs, DEVICES_MAX, Demand, JOULES_PER_KWH, refuse_cpus,
 };
 

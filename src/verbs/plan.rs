@@ -14,7 +14,7 @@ use crate::flops::forward_flops;
 use crate::job::Question;
 use crate::output::{self, Table};
 use crate::training::read_plan;
-use crate::verbs::asked::{Aim, Asked, ExplainArgs, FitArgs, PlanArgs};
+use crate::verbs::flags::{Aim, Asked, ExplainArgs, FitArgs, PlanArgs};
 use crate::verbs::{serve, space};
 
 /// Plans that are listed at most.

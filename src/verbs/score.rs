@@ -22,7 +22,7 @@ use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, read_text, usage};
 use crate::job::{self, Axes, Precision};
 use crate::output::{self, Table};
-use crate::verbs::asked::Served;
+use crate::verbs::flags::Served;
 use crate::verbs::serve;
 use crate::verbs::space::groups::Mixed;
 use crate::verbs::space::groups::page::{document, fits, page};

@@ -19,7 +19,7 @@ use planner::limits::Knob;
 use self::page::print;
 use super::space::Subject;
 use crate::failure::{Exit, Failure, usage};
-use crate::verbs::asked::{Asked, Purpose, Served, refuse_cpus};
+use crate::verbs::flags::{Asked, Purpose, Served, refuse_cpus};
 
 /// Tokens of a prompt that are worked on at once, at most. Chosen: what servers usually cut prompts
 /// into; longer pieces need more working memory and are no faster.

@@ -28,7 +28,7 @@ use crate::documents::{self, Document, PlanRow, StepParts};
 use crate::failure::{self, Exit, Failure, usage};
 use crate::job::Precision;
 use crate::output::{self, Table};
-use crate::verbs::asked::{Aim, Asked, PlanArgs};
+use crate::verbs::flags::{Aim, Asked, PlanArgs};
 
 /// A question about GPUs, with everything that it borrows.
 #[derive(Clone, Debug)]

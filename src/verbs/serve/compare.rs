@@ -10,7 +10,7 @@ use super::{Copies, Row, refuse_others, wanted};
 use crate::argument::PathArg;
 use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, usage};
-use crate::verbs::asked::CompareArgs;
+use crate::verbs::flags::CompareArgs;
 use crate::verbs::space::{Subject, noted_model};
 use crate::{cache, output};
 

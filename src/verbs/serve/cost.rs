@@ -9,7 +9,7 @@ use crate::cache;
 use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, usage};
 use crate::output::{self, Table};
-use crate::verbs::asked::{Bill, CostArgs, JOULES_PER_KWH};
+use crate::verbs::flags::{Bill, CostArgs, JOULES_PER_KWH};
 use crate::verbs::space::Subject;
 
 /// How long all devices work for some tokens.

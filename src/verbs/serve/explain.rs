@@ -9,7 +9,7 @@ use super::page::{self, answered, header, laid, reason, recommended, told};
 use super::{Copies, Row, refuse_others, wanted};
 use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure};
-use crate::verbs::asked::{Asked, Purpose, Served};
+use crate::verbs::flags::{Asked, Purpose, Served};
 use crate::verbs::space::Subject;
 use crate::verbs::space::explain::SIZES;
 use crate::{cache, output};

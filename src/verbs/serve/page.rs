@@ -7,7 +7,7 @@ use super::{Copies, Row};
 use crate::documents::{self, Document};
 use crate::failure::Exit;
 use crate::output::{self, Table};
-use crate::verbs::asked::Purpose;
+use crate::verbs::flags::Purpose;
 use crate::verbs::space::{Subject, assumption_lines};
 
 /// Rows that a page lists at most; documents have all.

@@ -19,7 +19,7 @@ use crate::cache;
 use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, usage};
 use crate::output::{self, Table};
-use crate::verbs::asked::{Asked, CostArgs, DEVICES_MAX, Purpose};
+use crate::verbs::flags::{Asked, CostArgs, DEVICES_MAX, Purpose};
 use crate::verbs::space::{Subject, noted_model};
 
 /// Ranks that share products at most. Chosen: beyond two nodes of eight, collectives take longer

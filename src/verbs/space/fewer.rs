@@ -4,7 +4,7 @@ use planner::space::ask::{Chosen, best_below};
 
 use super::{Subject, question};
 use crate::failure::Failure;
-use crate::verbs::asked::{Aim, Asked};
+use crate::verbs::flags::{Aim, Asked};
 
 /// Significant bits of the numbers that are tried. Chosen: no other number is more than a 32nd
 /// from one of them.

@@ -10,7 +10,7 @@ use super::{Subject, answer, groups, plan_row};
 use crate::documents::{self, Document, StrategyRow};
 use crate::failure::{Exit, Failure, fact, or_reason};
 use crate::output::{self, Table};
-use crate::verbs::asked::Asked;
+use crate::verbs::flags::Asked;
 
 /// Answers `fit`: what usual strategies need, and the fastest of them that fits; any other plan
 /// where none does.

@@ -19,7 +19,7 @@ use planner::space::groups::{self, Grouped};
 
 use self::page::{Row, document, page, rows, table};
 use super::{arithmetic, assumption_lines, count, element_type, noted_model, samples_of};
-use crate::verbs::asked::{Aim, Asked, PlanArgs};
+use crate::verbs::flags::{Aim, Asked, PlanArgs};
 
 use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, or_reason, usage};

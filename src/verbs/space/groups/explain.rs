@@ -14,7 +14,7 @@ use crate::argument::PathArg;
 use crate::cache;
 use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, read_text};
-use crate::verbs::asked::{Aim, Asked};
+use crate::verbs::flags::{Aim, Asked};
 use crate::verbs::score::read;
 use crate::verbs::space::{check_model, signed};
 

@@ -1,4 +1,4 @@
-//! What the verbs that ask are asked: flags that several have in common.
+//! Flags that several verbs share: the model, the cluster, the batch, the objective, prices.
 
 use std::fmt::Debug;
 
@@ -18,7 +18,7 @@ pub(super) const JOULES_PER_KWH: f64 = 3.6e6;
 /// Devices that `size` tries at most.
 pub(super) const DEVICES_MAX: u64 = 1 << 17;
 
-/// What the three verbs are asked.
+/// Flags of a question about a model on a cluster.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Asked {
     /// The model: a directory, a config.json, a .graph text or a preset
@@ -39,8 +39,8 @@ pub struct Asked {
     /// The element type [default: f32 on CPUs, bf16 on GPUs]
     #[arg(long, value_name = "TYPE", value_parser = job::precision)]
     pub dtype: Option<Precision>,
-    /// Types of single roles, on CPUs: parameters, compute, master (or none), gradients, states,
-    /// logits
+    /// Types of single roles, on CPUs: parameters, compute, master (or none), gradients, reduce,
+    /// states, logits
     #[arg(long, value_name = "ROLE=TYPE", value_delimiter = ',')]
     pub precision: Vec<String>,
     /// Tokens of the busiest of the ranks that share experts, over those of all on average, on GPUs
