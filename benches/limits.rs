@@ -36,7 +36,7 @@ use runtime::generate::{Ending, Sampling};
 use runtime::init::Init;
 
 const ONE_RANK: Wanted = Wanted {
-    mesh: Mesh { pp: 1, dp: 1, tp: 1 },
+    mesh: Mesh::ONE,
     microbatch_size: 1,
     microbatch_count: 1,
     keep: Keep::Full,

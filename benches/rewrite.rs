@@ -106,7 +106,7 @@ impl Run {
         let prepared = prepare(gpt2(model, seq), "loss", preparation);
         let (module, _) = prepared.expect("it is prepared");
         let wanted = Wanted {
-            mesh: Mesh { pp: 1, dp: 1, tp: 1 },
+            mesh: Mesh::ONE,
             microbatch_size: samples,
             microbatch_count: 1,
             keep: Keep::Full,

@@ -30,7 +30,7 @@ struct Case {
 }
 
 fn mesh(pp: usize, dp: usize, tp: usize) -> Mesh {
-    Mesh { pp, dp, tp }
+    Mesh { pp, dp, tp, ..Mesh::ONE }
 }
 
 fn cases() -> Vec<Case> {

@@ -62,7 +62,7 @@ pub fn assemble(
         },
     };
     let arenas: Vec<u64> = footprints.iter().map(|f| f.arena).collect();
-    let ir::Mesh { pp, dp, tp } = plan.mesh;
+    let ir::Mesh { pp, dp, tp, .. } = plan.mesh;
     let mesh = [("pp", pp), ("dp", dp), ("tp", tp)];
     let report = Report {
         model: question.model.clone(),

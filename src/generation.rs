@@ -18,7 +18,7 @@ use codegen::inference::{Forward, compile_entries};
 use codegen::prepare::prepare_inference_as;
 use ir::ids::Ids;
 use ir::import::{DecodingOptions, Description, LogitsOf, Model, decoding};
-use ir::plan::{FunctionPlan, Keep, Optimizer, Schedule};
+use ir::plan::{FunctionPlan, Keep, Offload, Optimizer, Schedule, Zero};
 use ir::precision::Precision;
 use ir::sharding::pieces;
 use ir::{DType, Diagnostic, Mesh, Module, Plan, Span};
@@ -172,13 +172,13 @@ pub fn plan_forward(
         .map_err(|why| Diagnostic::error("E2001", Span::of(format!("@{entry}")), why))?
         .calls
         .len();
-    let Mesh { pp, dp, tp } = mesh;
+    let Mesh { pp, dp, tp, .. } = mesh;
     let request =
         Request { module, entry, dp, tp, microbatch_size: samples, sequence: false, rates: RATES };
     let functions: BTreeMap<String, FunctionPlan> = shard(&request)?
         .functions
         .into_iter()
-        .map(|(name, shardings)| (name, FunctionPlan { keep: Keep::None, shardings }))
+        .map(|(name, shardings)| (name, FunctionPlan::new(Keep::None, shardings)))
         .collect();
     let stages = pieces(calls, 1, pp).ok_or_else(|| {
         let headline = format!("{calls} calls cannot be cut into pp={pp} stages");
@@ -193,8 +193,11 @@ pub fn plan_forward(
         microbatch_count: 1,
         seq,
         precision,
-        schedule: Schedule::OneFOneB,
+        schedule: Schedule::OneForwardOneBackward,
         stage_ends: stages.iter().map(|piece| piece.start + piece.size).collect(),
+        ep: 1,
+        zero: Zero::default(),
+        offload: Offload::default(),
         optimizer: Optimizer::Sgd { decay: 0.0, decay_biases: 0.0 },
         clip: None,
         functions,

@@ -1,5 +1,7 @@
 //! The entry as a list of calls: what codegen and planner see of a module.
 
+use std::collections::BTreeMap;
+
 use ir::random::Key;
 use ir::{Dim, Function, Kind, Module, Op, ValueId};
 
@@ -59,6 +61,18 @@ pub struct Calls {
 }
 
 impl Calls {
+    /// For each call, how many earlier calls are of the same function.
+    pub fn numbers(&self) -> Vec<usize> {
+        let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut numbers = Vec::with_capacity(self.calls.len());
+        for call in &self.calls {
+            let next = seen.entry(&call.function).or_default();
+            numbers.push(*next);
+            *next += 1;
+        }
+        numbers
+    }
+
     /// Reads an entry. Floating-point parameters are weights, or caches where they have samples;
     /// `tokens`, `labels`, `key`, `position` and `last` are fed.
     ///

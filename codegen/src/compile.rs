@@ -16,6 +16,7 @@ use kernels::Kernel;
 
 use crate::calls::Calls;
 use crate::evaluation;
+use crate::executable::check_executable;
 use crate::refusal::Refusal;
 use crate::routines::Layers;
 pub(crate) use class::Class;
@@ -128,7 +129,8 @@ impl<'m> Compiler<'m> {
     /// The programs of a plan: stages outermost, then places on the tensor-parallel axis.
     ///
     /// # Errors
-    /// `E2002` when the plan does not fit the module, `E2003` when nodes have no kernel.
+    /// `E2002` when the plan does not fit the module, `E2003` when nodes have no kernel, `E2004` when
+    /// the plan decides what no program does.
     pub fn programs(&mut self, plan: &Plan) -> Result<Vec<Program>, Diagnostic> {
         let classes = (0..plan.mesh.pp).flat_map(|s| (0..plan.mesh.tp).map(move |t| (s, t)));
         classes.map(|(stage, tensor)| self.program(plan, stage, tensor)).collect()
@@ -144,6 +146,7 @@ impl<'m> Compiler<'m> {
         stage: usize,
         tensor: usize,
     ) -> Result<Program, Diagnostic> {
+        check_executable(plan)?;
         let class = Class::new(self, plan, stage, tensor);
         class.and_then(Class::program).map_err(|why| refused(plan, stage, tensor, &why))
     }

@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use ir::autodiff::gradient_name;
 use ir::{Function, Module, Node, Op, Plan, TensorType};
 
 use crate::calls::{Call, Calls};
@@ -99,6 +100,11 @@ impl Maker<'_, '_> {
         let layer = &self.trained[trained];
         let decisions = self.plan.functions.get(trained).ok_or("nothing is planned for it")?;
         let mut shardings = decisions.shardings.clone();
+        // What the plan does not list is replicated, and known to be.
+        let planned = self.module.function(&gradient_name(trained)).unwrap_or(training);
+        for value in &planned.values {
+            shardings.entry(value.name.clone()).or_default();
+        }
         for (result, planned) in function.results.iter().zip(&training.results) {
             if let Some(sharding) = shardings.get(&training.value(*planned).name) {
                 shardings.insert(function.value(*result).name.clone(), sharding.clone());

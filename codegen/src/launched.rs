@@ -3,17 +3,16 @@
 
 use std::collections::BTreeMap;
 
-use ir::autodiff::gradient_name;
-use ir::plan::{FunctionPlan, Keep};
+use ir::Module;
+use ir::plan::Keep;
 use ir::program::{Instruction, Ref, Routine};
-use ir::{Function, Module, Sharding};
 use kernels::{Kernel, price};
 
 use crate::calls::Calls;
 use crate::grouping::Choice;
 use crate::partition::Place;
 use crate::refusal::Refusal;
-use crate::routines::Layers;
+use crate::routines::{Decisions, Layers};
 
 /// One half of a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,10 +52,10 @@ pub fn launched(module: &Module, entry: &str) -> Result<Vec<Launched>, Refusal> 
     let mut all = Vec::new();
     for name in calls.functions() {
         let function = module.function(name).ok_or("a call of nothing")?;
-        let gradient = module.function(&gradient_name(name)).ok_or("a layer has no gradient")?;
-        let plan = FunctionPlan { keep: Keep::Full, shardings: whole(gradient) };
+        let whole = BTreeMap::new();
+        let decisions = Decisions { shardings: &whole, keep: Keep::Full };
         let adds = vec![false; function.param_count];
-        let layer = layers.layer(name, &plan, place, &adds, false)?;
+        let layer = layers.layer(name, decisions, place, &adds, false)?;
         let halves = [("forward", &layer.forward), ("backward", &layer.backward)];
         for ((half, routine), choice) in halves.into_iter().zip(layer.choices) {
             let launches = launches(routine, layers.kernels());
@@ -64,11 +63,6 @@ pub fn launched(module: &Module, entry: &str) -> Result<Vec<Launched>, Refusal> 
         }
     }
     Ok(all)
-}
-
-/// Every value whole.
-fn whole(function: &Function) -> BTreeMap<String, Sharding> {
-    function.values.iter().map(|value| (value.name.clone(), Sharding::new([]))).collect()
 }
 
 fn launches(routine: &Routine, kernels: &[Kernel]) -> Vec<Launch> {

@@ -77,6 +77,7 @@ mod evaluation;
 mod store;
 mod weights;
 pub mod schedule;
+pub mod executable;
 pub mod compile;
 pub mod inference;
 pub mod launched;

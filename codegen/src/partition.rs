@@ -233,9 +233,7 @@ impl Partition<'_> {
     /// The layouts in which a value is produced. An axis of one rank holds everything whole.
     fn produced(&self, value: ValueId) -> Result<Layouts, String> {
         let name = &self.global.value(value).name;
-        let sharding = self.shardings.get(name);
-        let sharding = sharding.ok_or_else(|| format!("the plan has no sharding for `%{name}`"))?;
-        let mut layouts = layouts(sharding);
+        let mut layouts = self.shardings.get(name).map_or([Layout::Replicated; 2], layouts);
         for (layout, size) in layouts.iter_mut().zip(self.place.sizes) {
             if size == 1 {
                 *layout = Layout::Replicated;

@@ -21,6 +21,22 @@ use crate::refusal::Refusal;
 use crate::specialise::{Halves, specialise};
 use crate::stored::store_unfit_leaves;
 
+/// What a plan decides about a call of a layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Decisions<'p> {
+    /// The shardings of the layer's values and of its gradient's.
+    pub shardings: &'p Shardings,
+    /// What is kept for the backward pass.
+    pub keep: Keep,
+}
+
+impl<'p> Decisions<'p> {
+    /// The decisions about a call, by its number among those of the layer.
+    pub fn of(plan: &'p FunctionPlan, call: usize) -> Decisions<'p> {
+        Decisions { shardings: &plan.shardings, keep: plan.keep_of(call) }
+    }
+}
+
 /// A layer as one class of ranks runs it.
 #[derive(Clone, Debug)]
 pub struct Layer {
@@ -116,12 +132,12 @@ impl<'m> Layers<'m> {
     pub fn layer(
         &mut self,
         name: &str,
-        plan: &FunctionPlan,
+        decisions: Decisions<'_>,
         place: Place,
         adds: &[bool],
         accumulate_results: bool,
     ) -> Result<Arc<Layer>, Refusal> {
-        let fused = self.fused_at(name, plan, place)?;
+        let fused = self.fused_at(name, decisions, place)?;
         let primal = self.primal(name)?;
         let variant = Variant { fused, adds: adds.to_vec(), accumulate_results };
         if let Some(there) = self.layers.get(&variant) {
@@ -140,10 +156,10 @@ impl<'m> Layers<'m> {
     pub fn fused(
         &mut self,
         name: &str,
-        plan: &FunctionPlan,
+        decisions: Decisions<'_>,
         place: Place,
     ) -> Result<Arc<FusedLayer>, Refusal> {
-        let at = self.fused_at(name, plan, place)?;
+        let at = self.fused_at(name, decisions, place)?;
         Ok(Arc::clone(&self.fused[at]))
     }
 
@@ -151,15 +167,16 @@ impl<'m> Layers<'m> {
     fn fused_at(
         &mut self,
         name: &str,
-        plan: &FunctionPlan,
+        decisions: Decisions<'_>,
         place: Place,
     ) -> Result<usize, Refusal> {
         let (gradient, primal) = (gradient_name(name), self.primal(name)?);
         if self.module.function(&gradient).is_none() {
             return Err(format!("`@{name}` has no gradient function").into());
         }
-        let local = self.local(&gradient, &plan.shardings, place)?;
-        let cut = Cut { local, keep: plan.keep, wide: self.wide(&gradient, place) };
+        let Decisions { shardings, keep } = decisions;
+        let local = self.local(&gradient, shardings, place)?;
+        let cut = Cut { local, keep, wide: self.wide(&gradient, place) };
         if let Some(there) = self.cuts.get(&cut) {
             return Ok(*there);
         }
@@ -247,7 +264,8 @@ pub struct FusedLayer {
 impl FusedLayer {
     fn new(primal: &Function, local: &Local, cut: &Cut) -> FusedLayer {
         let (param_count, primal_results) = (primal.param_count, primal.results.len());
-        let halves = specialise(&local.function, param_count, primal_results, cut.keep);
+        let ends = [param_count, primal_results];
+        let halves = specialise(&local.function, &local.module, ends, cut.keep);
         let fused =
             [&halves.forward, &halves.backward].map(|half| fused(half, &local.module, &cut.wide));
         FusedLayer { halves: Arc::new(halves), fused }

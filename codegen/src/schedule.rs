@@ -1,5 +1,7 @@
 //! The order of the micro-batches of a stage.
 
+use ir::plan::Schedule;
+
 /// What a stage does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
@@ -7,6 +9,30 @@ pub enum Turn {
     Forward(usize),
     /// Its backward pass.
     Backward(usize),
+}
+
+/// What a stage of one chunk does with its micro-batches, in order. The schedules of zero bubble
+/// are those of 1F1B as long as a backward pass is not split.
+pub fn turns(schedule: Schedule, [stage, stages]: [usize; 2], count: usize) -> Vec<Turn> {
+    match schedule {
+        Schedule::GPipe => {
+            let forward = (0..count).map(Turn::Forward);
+            forward.chain((0..count).map(Turn::Backward)).collect()
+        }
+        Schedule::OneForwardOneBackward | Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleH2 => {
+            one_forward_one_backward(stages, stage, count)
+        }
+    }
+}
+
+/// Micro-batches whose values a stage holds at once, at most.
+pub fn in_flight(schedule: Schedule, [stage, stages]: [usize; 2], count: usize) -> usize {
+    match schedule {
+        Schedule::GPipe => count,
+        Schedule::OneForwardOneBackward | Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleH2 => {
+            (stages - stage).min(count)
+        }
+    }
 }
 
 /// One forward, one backward, after a warm-up of as many forwards as stages follow.

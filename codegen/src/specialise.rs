@@ -7,7 +7,7 @@
 
 use ir::op::Collective;
 use ir::plan::Keep;
-use ir::{Class, Function, Kind, Node, Op, Value, ValueId};
+use ir::{Class, Function, Kind, Module, Node, Op, Value, ValueId};
 
 use crate::epilogue::epilogues;
 
@@ -26,6 +26,9 @@ pub struct Halves {
     pub backward_params: Vec<Source>,
 }
 
+/// The composites that are attention.
+const ATTENTION: [&str; 2] = ["attention", "attention_dropout"];
+
 /// Where a parameter of a backward function comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
@@ -35,14 +38,14 @@ pub enum Source {
     Kept(usize),
 }
 
-/// Cuts a gradient function in two.
+/// Cuts a gradient function, whose composites are in `module`, in two.
 ///
 /// `cotangent_from` is its first cotangent parameter, `primal_results` the number of results that
 /// are the primal's. O(nodes + operands).
 pub fn specialise(
     gradient: &Function,
-    cotangent_from: usize,
-    primal_results: usize,
+    module: &Module,
+    [cotangent_from, primal_results]: [usize; 2],
     keep: Keep,
 ) -> Halves {
     let late =
@@ -50,7 +53,11 @@ pub fn specialise(
     let backward_results = &gradient.results[primal_results..];
     let kept = match keep {
         Keep::None => Vec::new(),
-        Keep::Full => kept_values(gradient, &late, backward_results),
+        Keep::Full => kept_values(gradient, &late, backward_results, |_| false),
+        Keep::AllButAttention => {
+            let is_attention = |node: &Node| is_attention(node, module);
+            kept_values(gradient, &late, backward_results, is_attention)
+        }
     };
     // A kept value that is a result anyway is not stored twice.
     let primal = &gradient.results[..primal_results];
@@ -94,8 +101,20 @@ fn depends_on(function: &Function, root: impl Fn(ValueId) -> bool) -> Vec<bool> 
     depends
 }
 
+/// Whether a node is a call of attention.
+fn is_attention(node: &Node, module: &Module) -> bool {
+    let callee = node.callee().and_then(|callee| module.function(callee));
+    let kind = callee.map(|callee| &callee.kind);
+    matches!(kind, Some(Kind::Composite { name, .. }) if ATTENTION.contains(&name.as_str()))
+}
+
 /// The values that the backward half reads and that are worth keeping, in order of definition.
-fn kept_values(function: &Function, late: &[bool], results: &[ValueId]) -> Vec<ValueId> {
+fn kept_values(
+    function: &Function,
+    late: &[bool],
+    results: &[ValueId],
+    is_recomputed: impl Fn(&Node) -> bool,
+) -> Vec<ValueId> {
     let producers = function.producers();
     let sums = epilogues(function);
     let mut seen = vec![false; function.values.len()];
@@ -108,7 +127,8 @@ fn kept_values(function: &Function, late: &[bool], results: &[ValueId]) -> Vec<V
         let Some(at) = producers[value.index()] else { continue };
         let node = &function.nodes[at];
         // A product that adds to its result does not leave what it adds to.
-        if !late[value.index()] && (is_kept(&node.op) || sums.contains_key(&at)) {
+        let is_worth = is_kept(&node.op) || sums.contains_key(&at);
+        if !late[value.index()] && is_worth && !is_recomputed(node) {
             kept.push(value);
         } else {
             work.extend(&node.operands);

@@ -108,14 +108,13 @@ fn in_call(module: &Module, plan: &Plan, call: &Call, param: usize) -> Result<Li
     let name = &function.value(ValueId(param as u32)).name;
     let of = |value: &str| {
         let sharding = plan.functions.get(&call.function).and_then(|f| f.shardings.get(value));
-        let found = sharding.map(layouts);
-        found.ok_or_else(|| format!("the plan has no sharding for `@{}.%{value}`", call.function))
+        sharding.map_or([Layout::Replicated; 2], layouts)
     };
     let gradient = match module.function(&gradient_name(&call.function)) {
         Some(gradient) => {
             let grad = gradient_of(gradient, function, param)
                 .ok_or_else(|| format!("`@{}.%{name}` has no gradient", call.function))?;
-            let [on_dp, on_tp] = of(&gradient.value(grad).name)?;
+            let [on_dp, on_tp] = of(&gradient.value(grad).name);
             // All gradients are summed over data-parallel ranks: a whole one would count again.
             let is_sum = matches!(on_dp, Layout::Partial(Combiner::Sum));
             if plan.mesh.dp > 1 && !is_sum && !zeros(gradient)[grad.index()] {
@@ -126,7 +125,7 @@ fn in_call(module: &Module, plan: &Plan, call: &Call, param: usize) -> Result<Li
         }
         None => Layout::Replicated,
     };
-    Ok((of(name)?[1], gradient))
+    Ok((of(name)[1], gradient))
 }
 
 /// The gradient of a layer's parameter, which may be a value with the name of another's, where both

@@ -1,106 +1,165 @@
 //! The plan: all parallel decisions about one module on one cluster.
 
+mod mesh;
+
 use std::collections::BTreeMap;
-use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use crate::DType;
 use crate::precision::Precision;
-use crate::sharding::{Axis, Sharding};
+use crate::sharding::Sharding;
+
+pub use mesh::{Mesh, USUAL_ORDER, parse_order};
 
 /// The most ranks, micro-batches, and tokens of a micro-batch on one rank: their product, the
 /// tokens of a step, fits a number. Chosen: beyond clusters that were ever built.
-pub const RANKS_MAX: usize = 1 << 16;
+pub const RANKS_MAX: usize = 1 << 17;
 /// As [`RANKS_MAX`].
 pub const MICROBATCHES_MAX: usize = 1 << 16;
 /// As [`RANKS_MAX`].
 pub const TOKENS_MAX: usize = 1 << 30;
 
-/// The logical grid of ranks: the size of each axis.
+/// Which values of the forward pass are kept for the backward pass; what is not kept is recomputed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Mesh {
-    /// Pipeline stages.
-    pub pp: usize,
-    /// Data parallelism.
-    pub dp: usize,
-    /// Tensor parallelism.
-    pub tp: usize,
-}
-
-impl Mesh {
-    /// The number of ranks.
-    pub fn ranks(self) -> usize {
-        self.pp * self.dp * self.tp
-    }
-
-    /// The size of an axis.
-    pub fn size(self, axis: Axis) -> usize {
-        match axis {
-            Axis::Pp => self.pp,
-            Axis::Dp => self.dp,
-            Axis::Tp => self.tp,
-            Axis::Cp => 1,
-        }
-    }
-
-    /// The coordinate of a rank on an axis. `pp` is outermost, `tp` innermost.
-    pub fn coordinate(self, rank: usize, axis: Axis) -> usize {
-        match axis {
-            Axis::Pp => rank / (self.dp * self.tp),
-            Axis::Dp => rank / self.tp % self.dp,
-            Axis::Tp => rank % self.tp,
-            Axis::Cp => 0,
-        }
-    }
-
-    /// The rank at coordinates.
-    pub fn rank(self, stage: usize, data: usize, tensor: usize) -> usize {
-        (stage * self.dp + data) * self.tp + tensor
-    }
-}
-
-impl fmt::Display for Mesh {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "[pp={}, dp={}, tp={}]", self.pp, self.dp, self.tp)
-    }
-}
-
-/// Which values of the forward pass are kept for the backward pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum Keep {
-    /// Only the function's operands: everything else is computed again.
+    /// Only the operands of the call.
     None,
     /// Every value that the backward pass reads.
     Full,
+    /// All but the results of attention, which is recomputed from queries, keys and values
+    /// (Korthikanti et al. 2022, selective recomputation).
+    AllButAttention,
 }
 
 impl Keep {
+    /// All of them.
+    pub const ALL: [Keep; 3] = [Keep::None, Keep::Full, Keep::AllButAttention];
+
     /// The name in texts.
     pub fn name(self) -> &'static str {
         match self {
             Keep::None => "none",
             Keep::Full => "full",
+            Keep::AllButAttention => "all-but-attention",
         }
     }
 }
 
-/// The order of micro-batches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+/// The order of micro-batches in a pipeline.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
 pub enum Schedule {
-    /// One forward, one backward, after a warm-up of as many forwards as stages follow.
+    /// All forward passes, then all backward passes (Huang et al. 2019).
+    GPipe,
+    /// One forward, one backward (Narayanan et al. 2019), after a warm-up of as many forward passes
+    /// as stages follow; interleaved where a stage has several chunks (Narayanan et al. 2021).
+    #[default]
     #[serde(rename = "1f1b")]
-    OneFOneB,
+    OneForwardOneBackward,
+    /// Zero bubble with the memory of 1F1B (Qi et al. 2023, ZB-H1): a third of its bubble.
+    #[serde(rename = "zb-h1")]
+    ZeroBubbleH1,
+    /// Zero bubble with twice the activations (Qi et al. 2023, ZB-H2): only the optimizer waits.
+    #[serde(rename = "zb-h2")]
+    ZeroBubbleH2,
 }
 
 impl Schedule {
+    /// All of them.
+    pub const ALL: [Schedule; 4] = [
+        Schedule::GPipe,
+        Schedule::OneForwardOneBackward,
+        Schedule::ZeroBubbleH1,
+        Schedule::ZeroBubbleH2,
+    ];
+
     /// The name in texts.
     pub fn name(self) -> &'static str {
         match self {
-            Schedule::OneFOneB => "1f1b",
+            Schedule::GPipe => "gpipe",
+            Schedule::OneForwardOneBackward => "1f1b",
+            Schedule::ZeroBubbleH1 => "zb-h1",
+            Schedule::ZeroBubbleH2 => "zb-h2",
         }
     }
+}
+
+/// Where something lies between its uses.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Place {
+    /// In the device's memory.
+    #[default]
+    Device,
+    /// In the memory of the node.
+    Host,
+    /// On the node's disk.
+    Disk,
+}
+
+impl Place {
+    /// All of them.
+    pub const ALL: [Place; 3] = [Place::Device, Place::Host, Place::Disk];
+
+    /// The name in texts.
+    pub fn name(self) -> &'static str {
+        match self {
+            Place::Device => "device",
+            Place::Host => "host",
+            Place::Disk => "disk",
+        }
+    }
+}
+
+/// What lies elsewhere than on the device.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
+pub struct Offload {
+    /// Optimizer state and master weights; the update runs where they are.
+    pub optimizer: Place,
+    /// Weights, fetched before each use.
+    pub parameters: Place,
+    /// What the backward pass needs, fetched before it.
+    pub activations: Place,
+}
+
+impl Offload {
+    /// What can lie elsewhere, by the names in texts, and where it lies.
+    pub fn places(&self) -> [(&'static str, Place); 3] {
+        [
+            ("optimizer", self.optimizer),
+            ("parameters", self.parameters),
+            ("activations", self.activations),
+        ]
+    }
+
+    /// Where something of a name lies.
+    pub fn place_mut(&mut self, name: &str) -> Option<&mut Place> {
+        match name {
+            "optimizer" => Some(&mut self.optimizer),
+            "parameters" => Some(&mut self.parameters),
+            "activations" => Some(&mut self.activations),
+            _ => None,
+        }
+    }
+}
+
+/// Sharding over data-parallel ranks of what they all hold (Rajbhandari et al. 2020).
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
+pub struct Zero {
+    /// 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too.
+    pub stage: u8,
+    /// Ranks over which one copy is split; 0 for all of `dp` × `cp`.
+    pub shard: u32,
 }
 
 /// The update of parameters.
@@ -153,10 +212,27 @@ impl Optimizer {
 /// The decisions about all calls of one function.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FunctionPlan {
-    /// What is kept for the backward pass.
+    /// What calls keep for the backward pass, but for those in `exceptions`.
     pub keep: Keep,
-    /// The sharding of each value of the function and of its gradient, by name.
+    /// The calls that keep something else, by their number among the calls of the function in the
+    /// entry.
+    pub exceptions: BTreeMap<usize, Keep>,
+    /// The sharding of each value of the function and of its gradient that is not replicated, by
+    /// name.
     pub shardings: BTreeMap<String, Sharding>,
+}
+
+impl FunctionPlan {
+    /// Decisions of which all calls keep the same. Shardings of what is replicated are left out.
+    pub fn new(keep: Keep, mut shardings: BTreeMap<String, Sharding>) -> FunctionPlan {
+        shardings.retain(|_, sharding| sharding.layouts().next().is_some());
+        FunctionPlan { keep, exceptions: BTreeMap::new(), shardings }
+    }
+
+    /// What a call keeps, by its number among the calls of the function.
+    pub fn keep_of(&self, call: usize) -> Keep {
+        self.exceptions.get(&call).copied().unwrap_or(self.keep)
+    }
 }
 
 /// A predicted number with where it comes from.
@@ -187,8 +263,17 @@ pub struct Plan {
     pub precision: Precision,
     /// The order of micro-batches.
     pub schedule: Schedule,
-    /// For each stage, one past its last call in the order of the entry's calls.
+    /// For each stage, one past its last call in the order of the entry's calls. Interleaved stages
+    /// have several chunks each: there are `vpp` ends for each stage, and chunk `c` of all belongs
+    /// to stage `c mod pp`.
     pub stage_ends: Vec<usize>,
+    /// Expert-parallel ranks: they share the experts of a layer. Taken from `tp`, `cp` and `dp`,
+    /// innermost first.
+    pub ep: usize,
+    /// What data-parallel ranks shard.
+    pub zero: Zero,
+    /// What lies elsewhere than on the device.
+    pub offload: Offload,
     /// The update.
     pub optimizer: Optimizer,
     /// Gradients are scaled down to this global norm; none leaves them.
@@ -210,8 +295,14 @@ impl Plan {
         self.precision.compute
     }
 
+    /// Chunks of calls that a stage has.
+    pub fn chunks_per_stage(&self) -> usize {
+        (self.stage_ends.len() / self.mesh.pp.max(1)).max(1)
+    }
+
     /// The stage of a call.
     pub fn stage_of(&self, call: usize) -> usize {
-        self.stage_ends.iter().take_while(|end| **end <= call).count()
+        let chunk = self.stage_ends.iter().take_while(|end| **end <= call).count();
+        if self.stage_ends.len() > self.mesh.pp { chunk % self.mesh.pp } else { chunk }
     }
 }

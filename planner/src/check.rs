@@ -47,8 +47,8 @@ pub fn check_memory(
     }
     let classes = footprints.iter().enumerate();
     let (class, most) = classes.max_by_key(|(_, footprint)| footprint.total())?;
-    // Classes are stages by places on `tp`; the first data-parallel rank stands for all.
-    let rank = plan.mesh.rank(class / plan.mesh.tp, 0, class % plan.mesh.tp);
+    // The first data-parallel rank stands for all.
+    let rank = plan.mesh.first_of_class(class);
     let holders: Vec<String> =
         most.holders().iter().take(3).map(|(name, bytes)| format!("{name} {bytes}")).collect();
     let total = Bytes(most.total());
@@ -63,8 +63,7 @@ fn error(code: &'static str, plan: &Plan, headline: String) -> Diagnostic {
 }
 
 fn check_mesh(plan: &Plan, cluster: &Cluster, found: &mut Vec<Diagnostic>) {
-    let ranks = plan.mesh.pp.checked_mul(plan.mesh.dp).and_then(|n| n.checked_mul(plan.mesh.tp));
-    match (ranks, cluster.devices()) {
+    match (plan.mesh.checked_ranks(), cluster.devices()) {
         (None | Some(0), _) => {
             let headline = format!("the mesh {} has no ranks", plan.mesh);
             found.push(error("E3301", plan, headline));

@@ -15,51 +15,13 @@ use std::fmt;
 use std::str::FromStr;
 
 use ir::import::nearest;
-use ir::{Diagnostic, Span};
+use ir::plan::parse_order;
+use ir::{Axis, Diagnostic, Span};
 use serde::{Deserialize, Serialize};
 
 use crate::divisors::divisors;
 
-/// The order of micro-batches in a pipeline.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
-)]
-#[serde(rename_all = "lowercase")]
-pub enum Schedule {
-    /// All forward passes, then all backward passes (Huang et al. 2019).
-    GPipe,
-    /// One forward, one backward (Narayanan et al. 2019); interleaved where `vpp` is above 1
-    /// (Narayanan et al. 2021).
-    #[default]
-    #[serde(rename = "1f1b")]
-    OneForwardOneBackward,
-    /// Zero bubble with the memory of 1F1B (Qi et al. 2023, ZB-H1): a third of its bubble.
-    #[serde(rename = "zb-h1")]
-    ZeroBubbleH1,
-    /// Zero bubble with twice the activations (Qi et al. 2023, ZB-H2): only the optimizer waits.
-    #[serde(rename = "zb-h2")]
-    ZeroBubbleH2,
-}
-
-impl Schedule {
-    /// All of them.
-    pub const ALL: [Schedule; 4] = [
-        Schedule::GPipe,
-        Schedule::OneForwardOneBackward,
-        Schedule::ZeroBubbleH1,
-        Schedule::ZeroBubbleH2,
-    ];
-
-    /// The name in texts.
-    pub fn name(self) -> &'static str {
-        match self {
-            Schedule::GPipe => "gpipe",
-            Schedule::OneForwardOneBackward => "1f1b",
-            Schedule::ZeroBubbleH1 => "zb-h1",
-            Schedule::ZeroBubbleH2 => "zb-h2",
-        }
-    }
-}
+pub use ir::plan::{Offload, Place, Schedule, USUAL_ORDER, Zero};
 
 /// What is computed again in the backward pass.
 #[derive(
@@ -92,74 +54,6 @@ impl fmt::Display for Recompute {
     }
 }
 
-/// Where something is between its uses.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
-)]
-#[serde(rename_all = "lowercase")]
-pub enum Place {
-    /// In the device's memory.
-    #[default]
-    Device,
-    /// In the memory of the node.
-    Host,
-    /// On the node's disk.
-    Disk,
-}
-
-/// What lies elsewhere than on the device.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
-)]
-pub struct Offload {
-    /// Optimizer state and master weights; the update runs where they are.
-    pub optimizer: Place,
-    /// Weights, fetched before each use.
-    pub parameters: Place,
-    /// What the backward pass needs, fetched before it.
-    pub activations: Place,
-}
-
-/// Sharding over data-parallel ranks of what they all hold (Rajbhandari et al. 2020).
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
-)]
-pub struct Zero {
-    /// 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too.
-    pub stage: u8,
-    /// Ranks over which one copy is cut; 0 for all of `dp` × `cp`.
-    pub shard: u32,
-}
-
-/// An axis of ranks, for their placement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum RankAxis {
-    /// Tensor parallel.
-    Tp,
-    /// Context parallel.
-    Cp,
-    /// Data parallel.
-    Dp,
-    /// Pipeline parallel.
-    Pp,
-}
-
-impl RankAxis {
-    /// The name in texts.
-    pub fn name(self) -> &'static str {
-        match self {
-            RankAxis::Tp => "tp",
-            RankAxis::Cp => "cp",
-            RankAxis::Dp => "dp",
-            RankAxis::Pp => "pp",
-        }
-    }
-}
-
-/// The usual placement, innermost first: tensor parallel ranks are neighbours, stages far apart.
-pub const USUAL_ORDER: [RankAxis; 4] = [RankAxis::Tp, RankAxis::Cp, RankAxis::Dp, RankAxis::Pp];
-
 /// How a job lies over its ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Configuration {
@@ -188,7 +82,7 @@ pub struct Configuration {
     /// What lies elsewhere.
     pub offload: Offload,
     /// Placement of the axes, innermost first: a permutation.
-    pub order: [RankAxis; 4],
+    pub order: [Axis; 4],
     /// Layers of each stage, first to last; empty for as even as possible.
     pub stage_layers: Vec<u32>,
 }
@@ -225,12 +119,12 @@ impl Configuration {
     }
 
     /// Ranks along an axis.
-    pub fn size(&self, axis: RankAxis) -> u32 {
+    pub fn size(&self, axis: Axis) -> u32 {
         match axis {
-            RankAxis::Tp => self.tp,
-            RankAxis::Cp => self.cp,
-            RankAxis::Dp => self.dp,
-            RankAxis::Pp => self.pp,
+            Axis::Tp => self.tp,
+            Axis::Cp => self.cp,
+            Axis::Dp => self.dp,
+            Axis::Pp => self.pp,
         }
     }
 
@@ -282,7 +176,7 @@ impl Configuration {
     }
 
     /// Distance between neighbours along an axis, in ranks.
-    pub fn stride(&self, axis: RankAxis) -> u64 {
+    pub fn stride(&self, axis: Axis) -> u64 {
         let inside = self.order.iter().take_while(|inner| **inner != axis);
         inside.map(|inner| u64::from(self.size(*inner))).product()
     }
@@ -421,18 +315,13 @@ impl fmt::Display for Configuration {
         if self.recompute != Recompute::None {
             write!(f, " recompute={}", self.recompute)?;
         }
-        let Offload { optimizer, parameters, activations } = self.offload;
-        let kinds =
-            [("optimizer", optimizer), ("parameters", parameters), ("activations", activations)];
-        for (name, place) in kinds {
-            match place {
-                Place::Device => {}
-                Place::Host => write!(f, " offload-{name}=host")?,
-                Place::Disk => write!(f, " offload-{name}=disk")?,
+        for (name, place) in self.offload.places() {
+            if place != Place::Device {
+                write!(f, " offload-{name}={}", place.name())?;
             }
         }
         if self.order != USUAL_ORDER {
-            write!(f, " order={}", self.order.map(RankAxis::name).join("."))?;
+            write!(f, " order={}", self.order.map(Axis::name).join("."))?;
         }
         if !self.stage_layers.is_empty() {
             write!(f, " stages={}", stages_text(&self.stage_layers))?;
@@ -525,7 +414,7 @@ impl Configuration {
             "offload-optimizer" => self.offload.optimizer = place(value).ok_or_else(bad)?,
             "offload-parameters" => self.offload.parameters = place(value).ok_or_else(bad)?,
             "offload-activations" => self.offload.activations = place(value).ok_or_else(bad)?,
-            "order" => self.order = order(value).ok_or_else(bad)?,
+            "order" => self.order = parse_order(value).ok_or_else(bad)?,
             "stages" => {
                 self.stage_layers = read_stages(value).ok_or_else(bad)?;
             }
@@ -600,22 +489,7 @@ fn recompute(name: &str) -> Option<Recompute> {
 }
 
 fn place(name: &str) -> Option<Place> {
-    match name {
-        "device" => Some(Place::Device),
-        "host" => Some(Place::Host),
-        "disk" => Some(Place::Disk),
-        _ => None,
-    }
-}
-
-/// Reads a placement of the axes, as texts name it: `tp.cp.dp.pp`.
-pub(crate) fn order(text: &str) -> Option<[RankAxis; 4]> {
-    let axis = |name: &str| USUAL_ORDER.into_iter().find(|axis| axis.name() == name);
-    let axes: Vec<RankAxis> = text.split('.').map(axis).collect::<Option<_>>()?;
-    let order: [RankAxis; 4] = axes.try_into().ok()?;
-    let mut sorted = order;
-    sorted.sort();
-    (sorted == USUAL_ORDER).then_some(order)
+    Place::ALL.into_iter().find(|place| place.name() == name)
 }
 
 #[cfg(test)]
@@ -678,9 +552,9 @@ mod tests {
     #[test]
     fn strides_follow_the_order() {
         let mut c: Configuration = "tp=2 cp=3 pp=5 dp=7 mbs=1".parse().unwrap();
-        assert_eq!([c.stride(RankAxis::Dp), c.stride(RankAxis::Pp)], [6, 42]);
-        c.order = order("pp.tp.cp.dp").unwrap();
-        assert_eq!([c.stride(RankAxis::Pp), c.stride(RankAxis::Tp)], [1, 5]);
+        assert_eq!([c.stride(Axis::Dp), c.stride(Axis::Pp)], [6, 42]);
+        c.order = parse_order("pp.tp.cp.dp").unwrap();
+        assert_eq!([c.stride(Axis::Pp), c.stride(Axis::Tp)], [1, 5]);
         assert_eq!(
             (c.ranks(), c.microbatch_count(14), c.microbatch_count(15)),
             (210, Some(2), None)

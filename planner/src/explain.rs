@@ -104,7 +104,7 @@ pub fn explain(found: &Found) -> Explanation {
 
 /// The kinds of parallelism that a plan uses, by their names.
 pub fn kinds(candidate: &Candidate, microbatches: usize) -> Vec<(String, String)> {
-    let Mesh { pp, dp, tp } = candidate.mesh;
+    let Mesh { pp, dp, tp, .. } = candidate.mesh;
     let mut kinds = Vec::new();
     let mut push = |name: &str, what: String| kinds.push((name.to_owned(), what));
     if dp > 1 {

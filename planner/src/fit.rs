@@ -102,7 +102,12 @@ pub fn fit(job: &Job<'_>) -> Result<Fit, Diagnostic> {
 
 fn meshes(ranks: usize) -> Vec<Mesh> {
     let of_stage = |pp: usize| {
-        divisors(ranks / pp).into_iter().map(move |tp| Mesh { pp, dp: ranks / pp / tp, tp })
+        divisors(ranks / pp).into_iter().map(move |tp| Mesh {
+            pp,
+            dp: ranks / pp / tp,
+            tp,
+            ..Mesh::ONE
+        })
     };
     divisors(ranks).into_iter().flat_map(of_stage).collect()
 }

@@ -6,11 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use ir::import::nearest;
-use ir::{Diagnostic, Span};
+use ir::plan::parse_order;
+use ir::{Axis, Diagnostic, Span};
 
-use crate::configuration::{
-    Configuration, Offload, RankAxis, Recompute, Schedule, USUAL_ORDER, Zero, order,
-};
+use crate::configuration::{Configuration, Offload, Recompute, Schedule, USUAL_ORDER, Zero};
 use crate::quantity::Unit;
 
 /// A decision that can be limited.
@@ -133,22 +132,22 @@ const ANYHOW: usize = 1;
 const ORDERS: usize = 2;
 
 /// The number of an order of the axes: 0 of the usual one.
-fn order_number(order: [RankAxis; 4]) -> usize {
+fn order_number(order: [Axis; 4]) -> usize {
     if order == USUAL_ORDER {
         return 0;
     }
-    let place = |axis: &RankAxis| USUAL_ORDER.iter().position(|usual| usual == axis).unwrap_or(0);
+    let place = |axis: &Axis| USUAL_ORDER.iter().position(|usual| usual == axis).unwrap_or(0);
     ORDERS + order.iter().fold(0, |number, axis| 4 * number + place(axis))
 }
 
 /// The order of a number.
-fn order_of(number: usize) -> [RankAxis; 4] {
+fn order_of(number: usize) -> [Axis; 4] {
     let digits = number.saturating_sub(ORDERS);
     [64, 16, 4, 1].map(|unit| USUAL_ORDER[digits / unit % 4])
 }
 
 /// The axes of a configuration that have several ranks, in an order.
-fn moving(order: [RankAxis; 4], c: &Configuration) -> impl Iterator<Item = RankAxis> {
+fn moving(order: [Axis; 4], c: &Configuration) -> impl Iterator<Item = Axis> {
     order.into_iter().filter(|axis| c.size(*axis) > 1)
 }
 
@@ -324,7 +323,7 @@ impl Limits {
     /// Whether the axes of a configuration may be placed as they are. Those of one rank are
     /// anywhere.
     pub fn allow_order(&self, c: &Configuration) -> bool {
-        let is_order = |order: [RankAxis; 4]| moving(order, c).eq(moving(c.order, c));
+        let is_order = |order: [Axis; 4]| moving(order, c).eq(moving(c.order, c));
         let (knob, other) = (Knob::Placement, usize::from(!is_order(USUAL_ORDER)));
         match self.fixed_order() {
             Some(fixed) => is_order(fixed) && self.bound(knob, other),
@@ -333,7 +332,7 @@ impl Limits {
     }
 
     /// The order of axes that is fixed, where it is not the usual one.
-    pub fn fixed_order(&self) -> Option<[RankAxis; 4]> {
+    pub fn fixed_order(&self) -> Option<[Axis; 4]> {
         self.fixed(Knob::Placement).filter(|fixed| *fixed >= ORDERS).map(order_of)
     }
 
@@ -393,7 +392,7 @@ fn contradiction(
 
 fn setting(knob: Knob, number: usize) -> String {
     if knob == Knob::Placement && number >= ORDERS {
-        return format!("{knob}={}", order_of(number).map(RankAxis::name).join("."));
+        return format!("{knob}={}", order_of(number).map(Axis::name).join("."));
     }
     match (knob, knob.words().get(number)) {
         (Knob::Sp, _) | (_, None) => format!("{knob}={number}"),
@@ -429,7 +428,7 @@ fn pair(flag: &str, text: &str) -> Result<(Knob, usize), Diagnostic> {
     let number = match words.iter().position(|word| *word == said) {
         Some(place) => Some(place),
         // An order is fixed, or it is not.
-        None if knob == Knob::Placement && flag == "--fix" => order(said).map(order_number),
+        None if knob == Knob::Placement && flag == "--fix" => parse_order(said).map(order_number),
         None if words.is_empty() || knob == Knob::Sp => {
             said.parse().ok().filter(|n| *n >= least && (knob != Knob::Sp || *n <= 1))
         }

@@ -197,7 +197,7 @@ impl<'a> Prices<'a> {
 
     /// The links of a group of ranks, and how many members it has.
     pub fn group(&self, group: &Group) -> (Link, usize) {
-        let Mesh { pp, dp, tp } = self.mesh;
+        let Mesh { pp, dp, tp, .. } = self.mesh;
         let (span, members) = match group {
             Group::Axis(Axis::Tp) => (tp, tp),
             Group::Axis(Axis::Dp) => (dp * tp, dp),

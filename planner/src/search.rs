@@ -21,7 +21,7 @@ pub(crate) mod tests;
 
 use std::collections::BTreeSet;
 
-use ir::plan::{FunctionPlan, Keep, Optimizer, Prediction, Schedule};
+use ir::plan::{FunctionPlan, Keep, Offload, Optimizer, Prediction, Schedule, Zero};
 use ir::precision::Precision;
 use ir::{Diagnostic, Mesh, Module, Plan, Span};
 use kernels::Bytes;
@@ -387,8 +387,11 @@ fn assemble(
         microbatch_count: job.global_batch_size / mesh.dp / candidate.microbatch_size,
         seq: job.seq,
         precision: job.precision,
-        schedule: Schedule::OneFOneB,
+        schedule: Schedule::OneForwardOneBackward,
         stage_ends: candidate.stage_ends.clone(),
+        ep: 1,
+        zero: Zero::default(),
+        offload: Offload::default(),
         optimizer: job.optimizer,
         clip: job.clip,
         functions: functions.into_iter().collect(),
@@ -488,5 +491,6 @@ fn keep_number(keep: Keep) -> usize {
     match keep {
         Keep::None => 0,
         Keep::Full => 1,
+        Keep::AllButAttention => 2,
     }
 }

@@ -438,12 +438,13 @@ fn neighbours(prices: &Prices<'_>, mesh: Mesh) -> Option<Vec<Vec<f64>>> {
     if prices.oversubscription() <= 1.0 {
         return None;
     }
-    let classes = || (0..mesh.pp).flat_map(|s| (0..mesh.tp).map(move |t| (s, t)));
-    let node = |stage, data, tensor| mesh.rank(stage, data, tensor) / prices.ranks_per_node();
-    let of = |(stage, tensor): (usize, usize)| {
-        let own = node(stage, 0, tensor);
-        let there = |(s, t)| (0..mesh.dp).filter(|d| node(s, *d, t) == own).count() as f64;
-        classes().map(there).collect()
+    let node = |class, data| {
+        mesh.along(mesh.first_of_class(class), Axis::Dp, data) / prices.ranks_per_node()
     };
-    Some(classes().map(of).collect())
+    let of = |class: usize| {
+        let own = node(class, 0);
+        let there = |other| (0..mesh.dp).filter(|data| node(other, *data) == own).count() as f64;
+        (0..mesh.classes()).map(there).collect()
+    };
+    Some((0..mesh.classes()).map(of).collect())
 }

@@ -468,11 +468,11 @@ impl Session {
         let (mut bytes, mut sizes, mut dtype) = (Vec::new(), Vec::new(), DType::F32);
         for data in 0..mesh.dp {
             let has = |stage: &usize| {
-                let program = self.classes.program_of(mesh.rank(*stage, data, 0));
+                let program = self.classes.program_of(mesh.rank([*stage, data, 0, 0]));
                 program.entries[entry].outputs.len() > index
             };
             let stage = (0..mesh.pp).find(has).expect("an entry's results are on some stage");
-            let rank = mesh.rank(stage, data, 0);
+            let rank = mesh.rank([stage, data, 0, 0]);
             let program = self.classes.program_of(rank);
             let id = program.entries[entry].outputs[index];
             let buffer = buffer_of(program, id);

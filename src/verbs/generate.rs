@@ -139,7 +139,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let prompt_text = prompt(args)?;
     let prompt = tokenizer.encode(prompt_text.as_bytes(), "--prompt")?;
     let capacity = (prompt.len() + args.max_tokens).min(positions_max(&description)).max(1);
-    let mesh = Mesh { pp: args.pp, dp: 1, tp: args.tp };
+    let mesh = Mesh { pp: args.pp, dp: 1, tp: args.tp, ..Mesh::ONE };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let options = Options {
         capacity,

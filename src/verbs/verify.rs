@@ -183,7 +183,7 @@ fn compare_with_interpreter(
         let help = "write --ranks 2 or more to compare meshes with one rank";
         return Err(usage("--ranks", headline).help(help).into());
     };
-    let mut line = compare(Mesh { pp: 1, dp: 1, tp: 1 }, false, &reference.step, one);
+    let mut line = compare(Mesh::ONE, false, &reference.step, one);
     line.is_ok = line.error <= reference.error_max(error_max(question.precision.compute));
     note_loss(reference.step.loss);
     finish(args, question.precision.compute, &reference.step, vec![line], Vec::new())
@@ -195,13 +195,13 @@ pub(super) fn step_of_one(
     model: &Model,
     seed: u32,
 ) -> Result<Computed, Failure> {
-    let plan = plan_of(question, Mesh { pp: 1, dp: 1, tp: 1 }, false)?;
+    let plan = plan_of(question, Mesh::ONE, false)?;
     step(question, model, &plan, seed)
 }
 
 /// The largest difference of two steps of one rank, in parts of the largest element.
 pub(super) fn difference(expected: &Computed, found: &Computed) -> f64 {
-    compare(Mesh { pp: 1, dp: 1, tp: 1 }, false, expected, found).error
+    compare(Mesh::ONE, false, expected, found).error
 }
 
 /// How far a step may be from another one. Chosen: a few thousand roundings; where that is too
@@ -227,7 +227,7 @@ pub(super) fn drawn_weights(
     model: &Model,
     seed: u32,
 ) -> Result<BTreeMap<String, Vec<f64>>, Failure> {
-    let plan = plan_of(question, Mesh { pp: 1, dp: 1, tp: 1 }, false)?;
+    let plan = plan_of(question, Mesh::ONE, false)?;
     let session = session(question, model, &plan, seed)?;
     let weight = |weight: &Weight| {
         let values = session.read_weight(&weight.name, Part::Weight)?;
@@ -242,7 +242,7 @@ fn meshes(ranks: usize) -> Vec<Mesh> {
     for size in divisors(ranks).into_iter().filter(|size| *size > 1) {
         for pp in divisors(size) {
             let tensor = divisors(size / pp).into_iter();
-            meshes.extend(tensor.map(|tp| Mesh { pp, dp: size / pp / tp, tp }));
+            meshes.extend(tensor.map(|tp| Mesh { pp, dp: size / pp / tp, tp, ..Mesh::ONE }));
         }
     }
     meshes
@@ -427,7 +427,7 @@ fn plans(count: usize) -> String {
 }
 
 fn mesh_row(line: &Line) -> MeshRow {
-    let Mesh { pp, dp, tp } = line.mesh;
+    let Mesh { pp, dp, tp, .. } = line.mesh;
     MeshRow {
         pp: pp as u64,
         dp: dp as u64,
@@ -463,7 +463,7 @@ mod tests {
             loss,
             grads: BTreeMap::from([("w".to_owned(), grad.to_vec())]),
         };
-        let mesh = Mesh { pp: 1, dp: 1, tp: 1 };
+        let mesh = Mesh::ONE;
         let line = compare(mesh, false, &computed(one), &computed(found));
         Line { is_ok: line.error <= error_max(DType::F64), ..line }
     }

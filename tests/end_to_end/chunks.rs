@@ -49,7 +49,7 @@ fn logits_in_pieces_give_the_same_loss_and_gradients() {
         let weights = random_weights(&model, 5);
         let (tokens, labels) = batch(3, samples, SEQ, VOCAB as u64);
         let wanted = Wanted {
-            mesh: Mesh { pp: 1, dp, tp },
+            mesh: Mesh { pp: 1, dp, tp, ..Mesh::ONE },
             microbatch_size: 1,
             microbatch_count: samples / dp,
             keep: Keep::Full,
@@ -103,7 +103,7 @@ fn ranks_agree_on_pieces_whatever_their_shards() {
         let description = read_config("config.json", &text, "narrow-gpt2").expect("it reads");
         let (_, module) = prepared(&description, ROWS, DType::F32, 0.0);
         let wanted = Wanted {
-            mesh: Mesh { pp: 1, dp: 1, tp: 8 },
+            mesh: Mesh { pp: 1, dp: 1, tp: 8, ..Mesh::ONE },
             microbatch_size: 1,
             microbatch_count: 1,
             keep: Keep::Full,
@@ -141,7 +141,7 @@ fn the_arena_of_gpt2_shrinks_by_its_logits() {
     let (seq, description) = (1024, preset("gpt2").expect("a preset"));
     let (_, module) = prepared(&description, seq, DType::F32, 0.0);
     let wanted = Wanted {
-        mesh: Mesh { pp: 1, dp: 1, tp: 1 },
+        mesh: Mesh::ONE,
         microbatch_size: 1,
         microbatch_count: 1,
         keep: Keep::Full,

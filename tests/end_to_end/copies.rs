@@ -101,7 +101,7 @@ fn difference(
     let (weights, tokens) = data;
     let prepared = prepare_training(module.clone(), "loss").map_err(|why| why.headline)?;
     let wanted = Wanted {
-        mesh: Mesh { pp: 1, dp, tp: 1 },
+        mesh: Mesh { pp: 1, dp, tp: 1, ..Mesh::ONE },
         microbatch_size: SAMPLES / dp / microbatch_count,
         microbatch_count,
         keep: Keep::Full,

@@ -47,7 +47,7 @@ fn llama() -> Description {
 
 fn wanted(pp: usize, tp: usize) -> Wanted {
     Wanted {
-        mesh: Mesh { pp, dp: 1, tp },
+        mesh: Mesh { pp, dp: 1, tp, ..Mesh::ONE },
         microbatch_size: 2,
         microbatch_count: pp,
         keep: Keep::Full,
@@ -301,7 +301,7 @@ pub(crate) fn all_kernels() -> Vec<Kernel> {
         }
         for tp in [1, 2] {
             for tokens in [1, 8] {
-                add(decoded(description, Mesh { pp: 1, dp: 1, tp }, tokens));
+                add(decoded(description, Mesh { pp: 1, dp: 1, tp, ..Mesh::ONE }, tokens));
             }
         }
     }

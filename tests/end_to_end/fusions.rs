@@ -8,14 +8,13 @@ use codegen::domain::Domain;
 use codegen::fuse::GROUP_NODES_MAX;
 use codegen::grouping::Choice;
 use codegen::leaf::is_leaf;
-use codegen::partition::Place;
+use codegen::partition::{Place, Shardings};
 use codegen::prepare::prepare_training;
-use codegen::routines::{Fused, Layers};
+use codegen::routines::{Decisions, Fused, Layers};
 use codegen::tile::lower_kernel;
-use ir::autodiff::gradient_name;
-use ir::plan::{FunctionPlan, Keep};
+use ir::plan::Keep;
 use ir::text::parse_module;
-use ir::{DType, Function, Kind, Module, Node, Sharding, ValueId};
+use ir::{DType, Function, Kind, Module, Node, ValueId};
 use kernels::{Kernel, price};
 
 use crate::mesh::{gpt2, llama};
@@ -39,11 +38,10 @@ pub(crate) fn halves(
     layer: &str,
     keep: Keep,
 ) -> Vec<(Function, Module, Option<Choice>)> {
-    let gradient = module.function(&gradient_name(layer)).expect("it has a gradient");
-    let whole = gradient.values.iter().map(|v| (v.name.clone(), Sharding::new([]))).collect();
+    let whole = Shardings::new();
     let place = Place { sizes: [1, 1], coordinates: [0, 0], microbatch_size: 2 };
-    let plan = FunctionPlan { keep, shardings: whole };
-    let layer = Layers::new(module).fused(layer, &plan, place).expect("it is whole");
+    let decisions = Decisions { shardings: &whole, keep };
+    let layer = Layers::new(module).fused(layer, decisions, place).expect("it is whole");
     let half = |Fused { function, module, choice, .. }: &Fused| {
         (function.clone(), module.clone(), *choice)
     };

@@ -48,7 +48,7 @@ fn fill(case: &str, session: &mut Session, model: &Model) {
 }
 
 fn mesh(pp: usize, dp: usize, tp: usize) -> Mesh {
-    Mesh { pp, dp, tp }
+    Mesh { pp, dp, tp, ..Mesh::ONE }
 }
 
 /// The meshes on which a case is run: `tp` up to its number of heads.

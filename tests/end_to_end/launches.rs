@@ -80,7 +80,7 @@ fn block(model: &str, seq: usize, samples: usize) -> ([Counted; 2], Vec<Kernel>)
     let description = import::preset(model).expect("a preset");
     let (_, module) = prepared(&description, seq, DType::F32, 0.0);
     let wanted = Wanted {
-        mesh: Mesh { pp: 1, dp: 1, tp: 1 },
+        mesh: Mesh::ONE,
         microbatch_size: samples,
         microbatch_count: 1,
         keep: Keep::Full,
@@ -175,7 +175,7 @@ fn at_the_end(mesh: Mesh, decay_biases: f64) -> Vec<BTreeMap<String, usize>> {
 fn all_weights_are_updated_by_one_launch_for_each_decay() {
     for [pp, dp, tp] in [[1, 1, 1], [1, 1, 2], [2, 1, 2], [1, 2, 1], [3, 1, 1]] {
         for (decay_biases, updates) in [(0.0, 2), (0.1, 1)] {
-            let mesh = Mesh { pp, dp, tp };
+            let mesh = Mesh { pp, dp, tp, ..Mesh::ONE };
             for program in at_the_end(mesh, decay_biases) {
                 let of = |name: &str| program.get(name).copied().unwrap_or(0);
                 assert_eq!([of("update"), of("squares")], [updates, 1], "{mesh}: {program:?}");

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use ir::import::{Description, read_config};
-use ir::plan::Keep;
+use ir::plan::{Keep, Schedule};
 use ir::random::{mix, uniform};
 use ir::tensor::Tensor;
-use ir::{DType, Mesh};
+use ir::{Axis, DType, Mesh, Plan};
 use runtime::execute::{Batch, Scalars};
 
 use crate::model::{Wanted, load, plan, prepared, session};
@@ -113,20 +113,25 @@ fn check(
         of_samples.entry(samples.expect("the last one is")).or_default().push(*mesh);
     }
     for (samples, meshes) in of_samples {
-        check_batch(description, dropout, samples, &meshes, keep, dtype, bound);
+        let case = Case { description, dropout, samples, keep, dtype, bound };
+        check_batch(case, &meshes, &|_| {});
     }
 }
 
-/// The same, for meshes that all cut a batch of so many samples.
-fn check_batch(
-    description: &Description,
+/// What is compared, and how closely.
+#[derive(Clone, Copy)]
+struct Case<'a> {
+    description: &'a Description,
     dropout: f64,
     samples: usize,
-    meshes: &[Mesh],
     keep: Keep,
     dtype: DType,
     bound: f64,
-) {
+}
+
+/// The same, for meshes that all split one batch, with a change of each plan.
+fn check_batch(case: Case<'_>, meshes: &[Mesh], change: &dyn Fn(&mut Plan)) {
+    let Case { description, dropout, samples, keep, dtype, bound } = case;
     let seq = 33;
     let (model, _) = prepared(description, seq, DType::F64, dropout);
     let weights = random_weights(&model, 5);
@@ -146,8 +151,9 @@ fn check_batch(
                 keep,
                 sequence,
             };
-            let plan = plan(&module, seq, dtype, wanted)
+            let mut plan = plan(&module, seq, dtype, wanted)
                 .unwrap_or_else(|why| panic!("{} {mesh}: {why}", description.name));
+            change(&mut plan);
             let mut session = session(&module, &plan);
             load(&mut session, &weights);
             let batch = Batch { tokens: &tokens, labels: &labels, ..Batch::default() };
@@ -180,7 +186,7 @@ pub(crate) fn meshes(ranks_max: usize) -> Vec<Mesh> {
         for dp in 1..=ranks_max {
             for tp in 1..=ranks_max {
                 if pp * dp * tp <= ranks_max {
-                    meshes.push(Mesh { pp, dp, tp });
+                    meshes.push(Mesh { pp, dp, tp, ..Mesh::ONE });
                 }
             }
         }
@@ -190,7 +196,7 @@ pub(crate) fn meshes(ranks_max: usize) -> Vec<Mesh> {
 
 #[test]
 fn one_rank_agrees_with_the_interpreter() {
-    let one = [Mesh { pp: 1, dp: 1, tp: 1 }];
+    let one = [Mesh::ONE];
     check(&gpt2(), 0.0, &one, Keep::Full, DType::F64, 1e-10);
     check(&llama(), 0.0, &one, Keep::None, DType::F64, 1e-10);
 }
@@ -204,6 +210,24 @@ fn every_mesh_agrees_with_the_interpreter() {
 fn every_mesh_drops_the_same_elements() {
     check(&gpt2(), 0.1, &meshes(8), Keep::None, DType::F64, 1e-10);
     check(&llama(), 0.1, &meshes(8), Keep::Full, DType::F64, 1e-10);
+}
+
+/// Whatever the order of micro-batches, the nesting of the axes, and what calls of one layer keep.
+#[test]
+fn schedules_keeps_and_orders_agree() {
+    let [gpt2, llama] = [gpt2(), llama()];
+    let mesh = |pp, dp, tp| Mesh { pp, dp, tp, ..Mesh::ONE };
+    let turned = Mesh { order: [Axis::Pp, Axis::Dp, Axis::Cp, Axis::Tp], ..mesh(2, 2, 2) };
+    let meshes = [mesh(1, 1, 1), mesh(3, 1, 2), mesh(4, 2, 1), turned];
+    for (description, dropout) in [(&gpt2, 0.1), (&llama, 0.0)] {
+        let keep = Keep::AllButAttention;
+        let case = Case { description, dropout, samples: 8, keep, dtype: DType::F64, bound: 1e-10 };
+        check_batch(case, &meshes, &|plan| plan.schedule = Schedule::GPipe);
+        check_batch(case, &meshes, &|plan| {
+            let block = plan.functions.get_mut("block").expect("there are blocks");
+            block.exceptions = [(0, Keep::None), (3, Keep::Full), (4, Keep::None)].into();
+        });
+    }
 }
 
 #[test]

@@ -86,7 +86,7 @@ pub(crate) fn plan_over(
     let functions: BTreeMap<String, FunctionPlan> = sharded
         .functions
         .into_iter()
-        .map(|(name, shardings)| (name, FunctionPlan { keep: wanted.keep, shardings }))
+        .map(|(name, shardings)| (name, FunctionPlan::new(wanted.keep, shardings)))
         .collect();
     let stages =
         ir::sharding::pieces(calls.calls.len(), 1, wanted.mesh.pp).ok_or("too many stages")?;
@@ -98,8 +98,11 @@ pub(crate) fn plan_over(
         microbatch_count: wanted.microbatch_count,
         seq,
         precision: Precision::uniform(dtype),
-        schedule: Schedule::OneFOneB,
+        schedule: Schedule::OneForwardOneBackward,
         stage_ends: stages.iter().map(|p| p.start + p.size).collect(),
+        ep: 1,
+        zero: ir::plan::Zero::default(),
+        offload: ir::plan::Offload::default(),
         optimizer: Optimizer::AdamW {
             beta1: 0.9,
             beta2: 0.999,

@@ -22,7 +22,7 @@ fn compiled(name: &str, seq: usize, wanted: Wanted) -> (Plan, Compiled) {
 
 fn wanted(pp: usize, dp: usize, tp: usize) -> Wanted {
     Wanted {
-        mesh: Mesh { pp, dp, tp },
+        mesh: Mesh { pp, dp, tp, ..Mesh::ONE },
         microbatch_size: 1,
         microbatch_count: pp,
         keep: Keep::Full,

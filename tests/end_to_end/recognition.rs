@@ -98,7 +98,7 @@ fn called<'m>(module: &'m Module, function: &str) -> BTreeSet<&'m str> {
 /// The loss and all gradients of one step.
 fn step(module: &Module, dtype: DType, model: &Model, weights: &Weights) -> Vec<Vec<f64>> {
     let wanted = Wanted {
-        mesh: Mesh { pp: 1, dp: 1, tp: 1 },
+        mesh: Mesh::ONE,
         microbatch_size: SAMPLES,
         microbatch_count: 1,
         keep: Keep::Full,

@@ -102,7 +102,7 @@ fn named(session: &Session, model: &Model, part: Part) -> BTreeMap<String, Vec<f
 }
 
 fn meshes() -> [Mesh; 3] {
-    let mesh = |pp, dp, tp| Mesh { pp, dp, tp };
+    let mesh = |pp, dp, tp| Mesh { pp, dp, tp, ..Mesh::ONE };
     [mesh(1, 1, 1), mesh(1, 2, 1), mesh(1, 1, 2)]
 }
 
@@ -158,7 +158,7 @@ fn exported_weights_are_those_that_were_read_bit_for_bit() {
         let case = Case::open(name);
         let (model, module) = case.prepared(DType::F64);
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("exported-{name}"));
-        for mesh in [meshes().to_vec(), vec![Mesh { pp: 2, dp: 1, tp: 1 }]].concat() {
+        for mesh in [meshes().to_vec(), vec![Mesh { pp: 2, dp: 1, tp: 1, ..Mesh::ONE }]].concat() {
             let mut session = case.start(&model, &module, DType::F64, mesh);
             export_weights(&session, &model.weights, &folder).expect("the weights are written");
             let [ours, theirs] =
@@ -173,7 +173,7 @@ fn exported_weights_are_those_that_were_read_bit_for_bit() {
             // What was trained goes the same way, to a rank that was never cut.
             case.step(&mut session, 1, RATE, 1.0);
             export_weights(&session, &model.weights, &folder).expect("the weights are written");
-            let one = Mesh { pp: 1, dp: 1, tp: 1 };
+            let one = Mesh::ONE;
             let mut read = case.start(&model, &module, DType::F64, one);
             let exported = Weights::open(&folder).expect("the weights open");
             load_weights(&mut read, &model.weights, &exported).expect("the weights fit");

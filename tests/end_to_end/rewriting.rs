@@ -24,7 +24,7 @@ fn losses(model: &Model, module: &Module, selection: Selection) -> Vec<f64> {
     let preparation = Preparation { purpose, selection, precision, after };
     let (module, _) = prepare(module.clone(), "loss", preparation).expect("it is prepared");
     let wanted = Wanted {
-        mesh: Mesh { pp: 1, dp: 1, tp: 1 },
+        mesh: Mesh::ONE,
         microbatch_size: SAMPLES,
         microbatch_count: 1,
         keep: Keep::Full,

@@ -18,7 +18,7 @@ fn wanted() -> Vec<Wanted> {
     let meshes = [(1, 1, 1), (3, 1, 1), (1, 4, 1), (1, 1, 3), (2, 2, 2)];
     let each = |(pp, dp, tp)| {
         let of = move |sequence| Wanted {
-            mesh: Mesh { pp, dp, tp },
+            mesh: Mesh { pp, dp, tp, ..Mesh::ONE },
             microbatch_size: 1,
             microbatch_count: SAMPLES / dp,
             keep: Keep::Full,

@@ -167,7 +167,7 @@ fn random_plan(draws: &mut Draws, module: &ir::Module, seq: usize) -> Option<Pla
     let more = [[1, 1, 4], [4, 1, 1], [3, 1, 1], [1, 1, 3], [1, 4, 1]];
     let [pp, dp, tp] = [&meshes[..], &more[..]].concat()[draws.below(12)];
     let wanted = model::Wanted {
-        mesh: Mesh { pp, dp, tp },
+        mesh: Mesh { pp, dp, tp, ..Mesh::ONE },
         microbatch_size: 1 + draws.below(3),
         microbatch_count: 1 + draws.below(5),
         keep: Keep::Full,

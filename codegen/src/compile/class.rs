@@ -18,8 +18,8 @@ use crate::evaluation::{Evaluation, Maker};
 use crate::lower::KernelTable;
 use crate::partition::{Place, layouts};
 use crate::refusal::Refusal;
-use crate::routines::Layer;
-use crate::schedule::{Turn, one_forward_one_backward};
+use crate::routines::{Decisions, Layer};
+use crate::schedule::{Turn, in_flight, turns};
 use crate::specialise::Source;
 use crate::store::{BufferId, Store};
 use crate::weights::weight_places;
@@ -104,16 +104,18 @@ impl<'a> Class<'a> {
         };
         let crossing = crossings(calls, plan, stage);
         let adds = gradient_adds(own, &crossing[1], plan.microbatch_count);
-        let mut make = |call: &Call, adds: &[bool]| {
-            let decisions = plan.functions.get(&call.function);
-            let decisions = decisions
-                .ok_or_else(|| format!("the plan has nothing for `@{}`", call.function))?;
+        let mut make = |call: &Call, number: usize, adds: &[bool]| {
+            let planned = plan.functions.get(&call.function);
+            let planned =
+                planned.ok_or_else(|| format!("the plan has nothing for `@{}`", call.function))?;
             let is_last = call.results.iter().any(|r| calls.results.contains(r));
-            shared.layer(&call.function, decisions, place, adds, is_last)
+            shared.layer(&call.function, Decisions::of(planned, number), place, adds, is_last)
         };
-        let layers = own.iter().zip(&adds).map(|(call, adds)| make(call, adds));
+        let numbers = calls.numbers().into_iter().skip(begin(plan, stage));
+        let layers = own.iter().zip(numbers).zip(&adds);
+        let layers = layers.map(|((call, number), adds)| make(call, number, adds));
         let layers: Vec<Arc<Layer>> = layers.collect::<Result<_, _>>()?;
-        let relayed = relayed(calls, own, &crossing, &mut make)?;
+        let relayed = relayed(calls, own, &crossing, &mut |call, adds| make(call, 0, adds))?;
         let named = own.iter().zip(&layers);
         let named = named.map(|(call, layer)| (call.function.clone(), Arc::clone(layer)));
         let trained: BTreeMap<String, Arc<Layer>> = named.collect();
@@ -150,7 +152,7 @@ impl<'a> Class<'a> {
             crossing: crossings(calls, plan, stage),
             relayed: Vec::new(),
             clock: Clock { calls: own.len() },
-            in_flight: (plan.mesh.pp - stage).min(plan.microbatch_count),
+            in_flight: in_flight(plan.schedule, [stage, plan.mesh.pp], plan.microbatch_count),
             values: BTreeMap::new(),
             cotangents: BTreeMap::new(),
             kept: BTreeMap::new(),
@@ -212,8 +214,8 @@ impl<'a> Class<'a> {
     }
 
     fn schedule(&mut self, steps: &mut Vec<Step>) -> Result<(), String> {
-        let Plan { mesh, microbatch_count, .. } = self.plan;
-        for turn in one_forward_one_backward(mesh.pp, self.stage, *microbatch_count) {
+        let Plan { mesh, microbatch_count, schedule, .. } = self.plan;
+        for turn in turns(*schedule, [self.stage, mesh.pp], *microbatch_count) {
             match turn {
                 Turn::Forward(microbatch) => self.forward(microbatch, Pass::Training, steps),
                 Turn::Backward(microbatch) => self.backward(microbatch, steps)?,

@@ -1,23 +1,32 @@
 //! The text form of plans: one decision per line, canonical, read back to the same plan.
 //!
 //! ```text
-//! plan gpt2 on [pp=1, dp=2, tp=4] of cpu-local
+//! plan 2 gpt2 on [pp=2, dp=2, cp=2, tp=4] of h100
 //!   micro-batch size=4 count=8
-//!   schedule 1f1b stages 14
+//!   schedule interleaved stages 4 7 10 14
 //!   data seq=128 dtype=bf16
 //!   precision parameters=bf16 compute=bf16 accumulate=f32 master=f32 gradients=f32 …
 //!   optimizer adamw beta1=0.9 beta2=0.95 eps=1e-8 decay=0.1 decay_biases=0.0
 //!   clip 1.0
-//!   predict step_time_s 0.25 fitted
+//!   zero 2 over 4
+//!   offload activations=host optimizer=disk
 //!   layer block keep full
+//!     keep none 0..2 6..8
 //!     %w_fc: [*, dim1 @ tp]
+//!   predict step_time_s 0.25 fitted
 //! ```
 //! The line `precision` has all [`ROLES`] in order, and is left out where `dtype` is that of all.
-//! Dims after the last one that is cut are left out of a sharding. Comments start with `#`. The
-//! names of model and cluster stand in quotes where they would be read otherwise.
+//! `stages` are, for each chunk of a stage, one past its last call in the entry. `keep` below a
+//! layer says what some of its calls keep instead, by ranges of their numbers, whose ends are one
+//! past the last. `experts N` are ranks that share experts; that line, `zero` and `offload` are
+//! left out where there is nothing of the kind, as are values that are replicated, and dims after
+//! the last one that is split. An unusual nesting of the axes follows the mesh:
+//! `order dp.tp.cp.pp`, innermost first. Comments start with `#`. The names of model and cluster
+//! stand in quotes where they would be read otherwise. Texts of version 1 have no number after
+//! `plan`, and are read.
 //!
 //! `E1021` is a line that is not understood, or a number beyond what a plan may have, `E1022` a
-//! decision that is missing or taken twice.
+//! decision that is missing or taken twice, `E1023` a version that is not known.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,24 +35,56 @@ use std::str::FromStr;
 
 use super::program::unescape;
 use crate::plan::{
-    FunctionPlan, Keep, MICROBATCHES_MAX, Mesh, Optimizer, Plan, Prediction, RANKS_MAX, Schedule,
-    TOKENS_MAX,
+    FunctionPlan, Keep, MICROBATCHES_MAX, Mesh, Offload, Optimizer, Place, Plan, Prediction,
+    RANKS_MAX, Schedule, TOKENS_MAX, USUAL_ORDER, Zero, parse_order,
 };
 use crate::precision::{Precision, ROLES};
 use crate::sharding::{Axis, Sharding};
 use crate::{DType, Diagnostic, Span};
 
+/// The version of texts that are written.
+const VERSION: u32 = 2;
+/// The word for 1F1B with several chunks a stage.
+const INTERLEAVED: &str = "interleaved";
+/// The calls of a function that a text may name. Chosen: more than any model has layers.
+const CALLS_MAX: usize = 1 << 16;
 /// The most diagnostics that one reading reports.
 const DIAGNOSTICS_MAX: usize = 20;
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [model, cluster] = [&self.model, &self.cluster].map(|name| phrase(name));
-        writeln!(f, "plan {model} on {} of {cluster}", self.mesh)?;
+        writeln!(f, "plan {VERSION} {model} on {} of {cluster}", self.mesh)?;
+        self.fmt_decisions(f)?;
+        for (name, Prediction { value, origin }) in &self.predictions {
+            writeln!(f, "  predict {name} {value:?} {origin}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Plan {
+    /// The text of the decisions alone, without model, cluster and predictions.
+    pub fn decisions(&self) -> String {
+        struct Decisions<'a>(&'a Plan);
+        impl fmt::Display for Decisions<'_> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                writeln!(f, "{}", self.0.mesh)?;
+                self.0.fmt_decisions(f)
+            }
+        }
+        Decisions(self).to_string()
+    }
+
+    fn fmt_decisions(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (size, count) = (self.microbatch_size, self.microbatch_count);
         writeln!(f, "  micro-batch size={size} count={count}")?;
         let ends: String = self.stage_ends.iter().map(|end| format!(" {end}")).collect();
-        writeln!(f, "  schedule {} stages{ends}", self.schedule.name())?;
+        let schedule = match self.schedule {
+            Schedule::OneForwardOneBackward if self.chunks_per_stage() > 1 => INTERLEAVED,
+            schedule => schedule.name(),
+        };
+        writeln!(f, "  schedule {schedule} stages{ends}")?;
         writeln!(f, "  data seq={} dtype={}", self.seq, self.dtype())?;
         if !self.precision.is_uniform() {
             writeln!(f, "  precision {}", self.precision)?;
@@ -52,12 +93,30 @@ impl fmt::Display for Plan {
         if let Some(clip) = self.clip {
             writeln!(f, "  clip {clip:?}")?;
         }
-        for (name, Prediction { value, origin }) in &self.predictions {
-            writeln!(f, "  predict {name} {value:?} {origin}")?;
+        if self.ep > 1 {
+            writeln!(f, "  experts {}", self.ep)?;
+        }
+        match self.zero {
+            Zero { stage: 0, .. } => {}
+            Zero { stage, shard: 0 } => writeln!(f, "  zero {stage}")?,
+            Zero { stage, shard } => writeln!(f, "  zero {stage} over {shard}")?,
+        }
+        let moved = self.offload.places().into_iter().filter(|(_, place)| *place != Place::Device);
+        let moved: String = moved.map(|(name, p)| format!(" {name}={}", p.name())).collect();
+        if !moved.is_empty() {
+            writeln!(f, "  offload{moved}")?;
         }
         for (name, function) in &self.functions {
             writeln!(f, "  layer {name} keep {}", function.keep.name())?;
-            for (value, sharding) in &function.shardings {
+            for keep in Keep::ALL {
+                let calls = function.exceptions.iter().filter(|(_, other)| **other == keep);
+                let calls: Vec<usize> = calls.map(|(call, _)| *call).collect();
+                if !calls.is_empty() {
+                    writeln!(f, "    keep {}{}", keep.name(), ranges_text(&calls))?;
+                }
+            }
+            let is_listed = |sharding: &Sharding| sharding.layouts().next().is_some();
+            for (value, sharding) in function.shardings.iter().filter(|(_, s)| is_listed(s)) {
                 let cut = sharding.layouts().filter_map(|(_, layout)| layout.cut_dim()).max();
                 let ndim = cut.map_or(0, |dim| dim + 1);
                 writeln!(f, "    %{value}: {}", sharding.display(ndim))?;
@@ -67,12 +126,19 @@ impl fmt::Display for Plan {
     }
 }
 
+/// Ascending numbers as ranges, each with a space before it.
+fn ranges_text(numbers: &[usize]) -> String {
+    let runs = numbers.chunk_by(|a, b| a + 1 == *b);
+    runs.map(|run| format!(" {}..{}", run[0], run[0] + run.len())).collect()
+}
+
 /// A name of any characters, in quotes where it needs them.
 fn phrase(name: &str) -> String {
     let mut words = name.split(' ');
     let is_read_otherwise = |c: char| c.is_control() || "\"#\\".contains(c);
     let is_plain = name.trim() == name
         && !name.contains(is_read_otherwise)
+        && !words.clone().next().is_some_and(|first| first.parse::<u32>().is_ok())
         && words.all(|word| !["", "on", "of"].contains(&word));
     if is_plain { name.to_owned() } else { format!("\"{}\"", name.escape_default()) }
 }
@@ -152,6 +218,9 @@ struct Draft {
     precision: Option<Precision>,
     optimizer: Option<Optimizer>,
     clip: Option<f64>,
+    experts: Option<usize>,
+    zero: Option<Zero>,
+    offload: Option<Offload>,
     functions: BTreeMap<String, FunctionPlan>,
     predictions: BTreeMap<String, Prediction>,
     /// The layer whose values follow.
@@ -176,9 +245,13 @@ impl Reader<'_> {
         let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
         let rest = rest.trim();
         let form = match word {
-            "plan" => "plan NAME on [pp=1, dp=1, tp=1] of CLUSTER",
+            "plan" => "plan 2 NAME on [pp=1, dp=1, cp=1, tp=1] of CLUSTER",
             "micro-batch" => "micro-batch size=4 count=8",
             "schedule" => "schedule 1f1b stages 7 14",
+            "experts" => "experts 8",
+            "zero" => "zero 1 over 8",
+            "offload" => "offload optimizer=host activations=disk",
+            "keep" => "keep none 0..3 6..8",
             "data" => "data seq=128 dtype=f32",
             "precision" => {
                 "precision parameters=bf16 compute=bf16 accumulate=f32 master=f32 gradients=f32 \
@@ -194,10 +267,16 @@ impl Reader<'_> {
             _ => {
                 let headline = format!("a plan has no `{word}`");
                 let help = "the lines of a plan start with plan, micro-batch, schedule, data, \
-                            precision, optimizer, clip, predict, layer or %";
+                            precision, optimizer, clip, experts, zero, offload, layer, keep, % \
+                            or predict";
                 return self.report("E1021", bytes, headline, help);
             }
         };
+        if let Some(version) = version(word, rest).filter(|version| *version != VERSION) {
+            let headline = format!("this is a plan of version {version}");
+            let help = format!("this release reads versions 1 and {VERSION}: plan again with it");
+            return self.report("E1023", bytes, headline, &help);
+        }
         match self.draft.take(word, rest, line) {
             Some(true) => {}
             Some(false) => {
@@ -252,6 +331,9 @@ impl Reader<'_> {
             return Err(self.diagnostics);
         }
         Ok(Plan {
+            ep: draft.experts.unwrap_or(1),
+            zero: draft.zero.unwrap_or_default(),
+            offload: draft.offload.unwrap_or_default(),
             model: head.0,
             mesh: head.1,
             cluster: head.2,
@@ -263,7 +345,7 @@ impl Reader<'_> {
             stage_ends: schedule.1,
             optimizer,
             clip: draft.clip,
-            functions: draft.functions,
+            functions: draft.functions.into_iter().map(canonical).collect(),
             predictions: draft.predictions,
         })
     }
@@ -274,6 +356,10 @@ impl Draft {
     fn take(&mut self, word: &str, rest: &str, line: &str) -> Option<bool> {
         match word {
             "plan" => {
+                let rest = match version(word, rest) {
+                    Some(_) => rest.split_once(' ')?.1,
+                    None => rest,
+                };
                 let (model, rest) = cut_phrase(rest, " on ")?;
                 let (mesh, cluster) = rest.split_once(" of ")?;
                 let (cluster, rest) = cut_phrase(cluster, "")?;
@@ -286,7 +372,11 @@ impl Draft {
             }
             "schedule" => {
                 let (name, ends) = rest.split_once(" stages ")?;
-                let schedule = (name == Schedule::OneFOneB.name()).then_some(Schedule::OneFOneB)?;
+                let is_named = |schedule: &Schedule| schedule.name() == name;
+                let schedule = match name {
+                    INTERLEAVED => Schedule::OneForwardOneBackward,
+                    _ => Schedule::ALL.into_iter().find(is_named)?,
+                };
                 let ends: Option<Vec<usize>> =
                     ends.split_whitespace().map(|end| end.parse().ok()).collect();
                 set(&mut self.schedule, (schedule, ends?))
@@ -300,6 +390,30 @@ impl Draft {
             "precision" => set(&mut self.precision, read_precision(rest)?),
             "optimizer" => set(&mut self.optimizer, read_optimizer(rest)?),
             "clip" => set(&mut self.clip, read_finite(rest)?),
+            "experts" => {
+                let count = rest.parse().ok().filter(|count| *count > 0)?;
+                set(&mut self.experts, count)
+            }
+            "zero" => {
+                let (stage, shard) = rest.split_once(" over ").unwrap_or((rest, "0"));
+                let stage = stage.parse().ok().filter(|stage| *stage <= 3)?;
+                set(&mut self.zero, Zero { stage, shard: shard.trim().parse().ok()? })
+            }
+            "offload" => set(&mut self.offload, read_offload(rest)?),
+            "keep" => {
+                let (keep, ranges) = rest.split_once(' ')?;
+                let keep = read_keep(keep)?;
+                let layer = self.functions.get_mut(self.layer.as_ref()?)?;
+                let mut is_new = true;
+                for range in ranges.split_whitespace() {
+                    let (from, to) = range.split_once("..")?;
+                    let (from, to): (usize, usize) = (from.parse().ok()?, to.parse().ok()?);
+                    (from < to && to <= CALLS_MAX).then_some(())?;
+                    let mut insert = |call| layer.exceptions.insert(call, keep).is_none();
+                    is_new &= (from..to).all(&mut insert);
+                }
+                Some(is_new)
+            }
             "predict" => {
                 let mut words = rest.split_whitespace();
                 let (name, value, origin) = (words.next()?, words.next()?, words.next()?);
@@ -310,10 +424,8 @@ impl Draft {
             }
             "layer" => {
                 let (name, keep) = rest.split_once(" keep ")?;
-                let keep =
-                    [Keep::None, Keep::Full].into_iter().find(|k| k.name() == keep.trim())?;
                 self.layer = Some(name.to_owned());
-                let plan = FunctionPlan { keep, shardings: BTreeMap::new() };
+                let plan = FunctionPlan::new(read_keep(keep.trim())?, BTreeMap::new());
                 Some(self.functions.insert(name.to_owned(), plan).is_none())
             }
             _ => {
@@ -326,6 +438,36 @@ impl Draft {
             }
         }
     }
+}
+
+/// The decisions of a layer without those that say nothing.
+fn canonical((name, read): (String, FunctionPlan)) -> (String, FunctionPlan) {
+    let FunctionPlan { keep, mut exceptions, shardings } = read;
+    exceptions.retain(|_, other| *other != keep);
+    (name, FunctionPlan { exceptions, ..FunctionPlan::new(keep, shardings) })
+}
+
+/// The version that the first line of a plan names, where it names one.
+fn version(word: &str, rest: &str) -> Option<u32> {
+    let (first, _) = rest.split_once(' ').filter(|_| word == "plan")?;
+    first.parse().ok()
+}
+
+fn read_keep(name: &str) -> Option<Keep> {
+    Keep::ALL.into_iter().find(|keep| keep.name() == name)
+}
+
+fn read_offload(text: &str) -> Option<Offload> {
+    let mut offload = Offload::default();
+    for word in text.split_whitespace() {
+        let (name, place) = word.split_once('=')?;
+        let to = Place::ALL.into_iter().find(|to| to.name() == place)?;
+        let at = offload.place_mut(name)?;
+        // Each is said once, and that something stays is not said.
+        (*at == Place::Device && to != Place::Device).then_some(())?;
+        *at = to;
+    }
+    (offload != Offload::default()).then_some(offload)
 }
 
 fn set<T>(place: &mut Option<T>, value: T) -> Option<bool> {
@@ -349,10 +491,18 @@ fn read_numbers<T: FromStr, const N: usize>(text: &str, names: [&str; N]) -> Opt
 }
 
 fn read_mesh(text: &str) -> Option<Mesh> {
-    let axes = text.strip_prefix('[')?.strip_suffix(']')?.replace(',', " ");
-    let [pp, dp, tp]: [usize; 3] = read_numbers(&axes, ["pp", "dp", "tp"])?;
-    let ranks = pp.checked_mul(dp).and_then(|n: usize| n.checked_mul(tp))?;
-    (ranks > 0).then_some(Mesh { pp, dp, tp })
+    let (axes, order) = text.strip_prefix('[')?.split_once(']')?;
+    let axes = axes.replace(',', " ");
+    let [pp, dp, cp, tp] = match read_numbers(&axes, ["pp", "dp", "tp"]) {
+        Some([pp, dp, tp]) => [pp, dp, 1, tp],
+        None => read_numbers(&axes, ["pp", "dp", "cp", "tp"])?,
+    };
+    let order = match order.trim() {
+        "" => USUAL_ORDER,
+        words => parse_order(words.strip_prefix("order ")?.trim())?,
+    };
+    let mesh = Mesh { pp, dp, cp, tp, order };
+    (mesh.checked_ranks()? > 0).then_some(mesh)
 }
 
 fn read_precision(text: &str) -> Option<Precision> {

@@ -1,8 +1,13 @@
 //! The text forms of random plans and programs read back, whatever their names are.
 
+use std::collections::BTreeMap;
+
 use gantline_ir::DType;
 use gantline_ir::op::Combiner;
-use gantline_ir::plan::{FunctionPlan, Keep, Mesh, Optimizer, Plan, Prediction, Schedule};
+use gantline_ir::plan::{
+    FunctionPlan, Keep, Mesh, Offload, Optimizer, Place, Plan, Prediction, Schedule, USUAL_ORDER,
+    Zero,
+};
 use gantline_ir::precision::{Precision, ROLES};
 use gantline_ir::program::{
     Buffer, BufferId, Contents, Entry, Exchange, Feed, Group, Instruction, LocalBuffer, Program,
@@ -106,9 +111,13 @@ fn plan(r: &mut Draws) -> Plan {
             decay_biases: number(r),
         },
     };
-    let function = |r: &mut Draws| FunctionPlan {
-        keep: [Keep::None, Keep::Full][r.below(2)],
-        shardings: some(r, 5, |r| (word(r), sharding(r))).into_iter().collect(),
+    let function = |r: &mut Draws| {
+        let keep = Keep::ALL[r.below(3)];
+        let shardings = some(r, 5, |r| (word(r), sharding(r))).into_iter().collect();
+        let mut exceptions: BTreeMap<usize, Keep> =
+            some(r, 6, |r| (r.below(12), Keep::ALL[r.below(3)])).into_iter().collect();
+        exceptions.retain(|_, other| *other != keep);
+        FunctionPlan { exceptions, ..FunctionPlan::new(keep, shardings) }
     };
     let prediction = |r: &mut Draws| {
         let origin = ["measured", "fitted", "datasheet", "derived"][r.below(4)].to_owned();
@@ -117,12 +126,28 @@ fn plan(r: &mut Draws) -> Plan {
     Plan {
         model: name(r),
         cluster: name(r),
-        mesh: Mesh { pp: 1 + r.below(9), dp: 1 + r.below(9), tp: 1 + r.below(9) },
+        mesh: Mesh {
+            pp: 1 + r.below(9),
+            dp: 1 + r.below(9),
+            cp: 1 + r.below(3),
+            tp: 1 + r.below(9),
+            order: [USUAL_ORDER, [Axis::Pp, Axis::Tp, Axis::Dp, Axis::Cp]][r.below(2)],
+        },
         microbatch_size: 1 + r.below(100),
         microbatch_count: 1 + r.below(100),
         seq: r.below(100_000),
         precision: precision(r),
-        schedule: Schedule::OneFOneB,
+        schedule: Schedule::ALL[r.below(4)],
+        ep: 1 + r.below(4),
+        zero: match r.below(4) {
+            0 => Zero::default(),
+            stage => Zero { stage: stage as u8, shard: r.below(3) as u32 },
+        },
+        offload: Offload {
+            optimizer: Place::ALL[r.below(3)],
+            parameters: Place::ALL[r.below(3)],
+            activations: Place::ALL[r.below(3)],
+        },
         stage_ends: (0..1 + r.below(5)).map(|_| r.below(100)).collect(),
         optimizer,
         clip: r.coin().then(|| number(r)),

@@ -1,6 +1,6 @@
 //! Shardings of values: each by itself, each node from its operands, layers where they meet.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ir::factors::{Factor, are_terms, canonical, factors, term_ways, zeros};
 use ir::op::Combiner;
@@ -115,17 +115,19 @@ impl Layer<'_> {
         self.found.len() == before
     }
 
-    /// Whether every value has a sharding. A plan of another model lacks many, by one mistake.
+    /// Whether the function has all values that are listed. A plan of another model lists many that
+    /// it lacks, by one mistake.
     fn check_names(&mut self) {
-        let names = self.function.values.iter().map(|value| &value.name);
-        let missing: Vec<&String> =
-            names.filter(|name| !self.decisions.shardings.contains_key(*name)).collect();
+        let values = self.function.values.iter().map(|value| &value.name);
+        let known: BTreeSet<&String> = values.collect();
+        let listed = self.decisions.shardings.keys();
+        let missing: Vec<&String> = listed.filter(|name| !known.contains(name)).collect();
         let Some(first) = missing.first() else { return };
         let more = match missing.len() {
             1 => String::new(),
             count => format!(" and {} values more", count - 1),
         };
-        let headline = format!("`{}` has no sharding for `%{first}`{more}", self.name);
+        let headline = format!("`{}` has no `%{first}`{more}, which the plan splits", self.name);
         let help = "a plan fits the model, length and version that it was made for: plan again";
         self.found.push(error("E3304", self.plan, headline).help(help));
     }

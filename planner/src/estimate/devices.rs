@@ -304,10 +304,11 @@ pub(super) fn network(cluster: &Cluster) -> Result<Network, Diagnostic> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::configuration::{Configuration, RankAxis};
+    use crate::configuration::Configuration;
     use crate::estimate::network::Group;
     use crate::machine::Machine;
     use crate::space::tests::permutations;
+    use ir::Axis;
 
     /// Every preset with devices of its own finds its file by name.
     #[test]
@@ -348,7 +349,7 @@ mod tests {
         let (data, stage, mut slower) = (Group::data(c), Group::stage(c), 0);
         let parts = [2, 3, 8].into_iter().filter(|n| data.size().is_multiple_of(*n));
         let parts = parts.flat_map(|n| [data.first(n), data.every(n), stage.first(n)]);
-        for group in parts.chain([data, stage, Group::along(c, RankAxis::Tp)]) {
+        for group in parts.chain([data, stage, Group::along(c, Axis::Tp)]) {
             let near = all(Group::near(group.size()));
             for (near, far) in near.into_iter().zip(all(group)) {
                 let about = format!("{c}: {group:?}, {bytes} bytes, {} a node", network.node);

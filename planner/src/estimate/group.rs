@@ -11,8 +11,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::configuration::{Configuration, RankAxis};
+use crate::configuration::Configuration;
 use crate::divisors::gcd;
+use ir::Axis;
 
 /// Members of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -79,21 +80,21 @@ impl Group {
     }
 
     /// The ranks along an axis.
-    pub fn along(c: &Configuration, axis: RankAxis) -> Group {
+    pub fn along(c: &Configuration, axis: Axis) -> Group {
         Group::apart(c.size(axis).into(), c.stride(axis), c.ranks())
     }
 
     /// The ranks that hold the same weights: those along `dp` and `cp`, whichever is further in.
     pub fn data(c: &Configuration) -> Group {
         let run = |axis| Run { size: c.size(axis).into(), stride: c.stride(axis) };
-        let is_cp_first = c.stride(RankAxis::Cp) <= c.stride(RankAxis::Dp);
-        let [cp, dp] = [RankAxis::Cp, RankAxis::Dp].map(run);
+        let is_cp_first = c.stride(Axis::Cp) <= c.stride(Axis::Dp);
+        let [cp, dp] = [Axis::Cp, Axis::Dp].map(run);
         Group::joined(if is_cp_first { [cp, dp] } else { [dp, cp] }, c.ranks())
     }
 
     /// The ranks of a stage: those along all axes but `pp`.
     pub fn stage(c: &Configuration) -> Group {
-        let inside = c.stride(RankAxis::Pp);
+        let inside = c.stride(Axis::Pp);
         let around = c.ranks() / inside.max(1) / u64::from(c.pp.max(1));
         let around = Run { size: around, stride: inside * u64::from(c.pp) };
         Group::joined([Run { size: inside, stride: 1 }, around], c.ranks())

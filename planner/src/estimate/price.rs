@@ -6,7 +6,8 @@ use std::ops::{Add, AddAssign, Mul};
 use serde::Serialize;
 
 use super::network::Group;
-use crate::configuration::{Configuration, RankAxis};
+use crate::configuration::Configuration;
+use ir::Axis;
 
 /// Everything that the price of a layer on one rank depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -34,9 +35,9 @@ impl Inside {
     pub fn of(configuration: &Configuration) -> Inside {
         Inside {
             tp: configuration.tp,
-            tp_group: Group::along(configuration, RankAxis::Tp),
+            tp_group: Group::along(configuration, Axis::Tp),
             cp: configuration.cp,
-            cp_group: Group::along(configuration, RankAxis::Cp),
+            cp_group: Group::along(configuration, Axis::Cp),
             ep: configuration.ep,
             ep_group: Group::experts(configuration),
             microbatch: configuration.microbatch,

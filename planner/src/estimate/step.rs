@@ -22,7 +22,8 @@ use super::stage::{Run, Stage, hold, runs, stage};
 use super::style::Whole;
 use super::terms::Terms;
 use super::{bubble, interleaved};
-use crate::configuration::{Configuration, Place, RankAxis, Schedule};
+use crate::configuration::{Configuration, Place, Schedule};
+use ir::Axis;
 
 /// Seconds of a step, by what takes them. They add up to the step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, JsonSchema)]
@@ -208,13 +209,13 @@ impl Terms<'_> {
 
     /// Whether stages are on different nodes.
     pub(super) fn sends_far(&self, c: &Configuration) -> bool {
-        self.network.leaves_node(Group::along(c, RankAxis::Pp))
+        self.network.leaves_node(Group::along(c, Axis::Pp))
     }
 
     /// How many ranks apart the stages are that follow each other and are furthest apart: all wait
     /// for these.
     pub(super) fn stages_apart(&self, c: &Configuration) -> u64 {
-        self.network.furthest(Group::along(c, RankAxis::Pp), c.stride(RankAxis::Pp))
+        self.network.furthest(Group::along(c, Axis::Pp), c.stride(Axis::Pp))
     }
 
     /// Seconds that a stage waits for one message.
@@ -231,7 +232,7 @@ impl Terms<'_> {
             if self.style.scatter_gather || c.sequence_parallel { f64::from(c.tp) } else { 1.0 };
         let mut seconds = self.network.send_s(prices.boundary_bytes / cut, stride);
         if self.style.scatter_gather && !c.sequence_parallel {
-            let group = Group::along(c, RankAxis::Tp);
+            let group = Group::along(c, Axis::Tp);
             seconds += self.network.gather_s(prices.boundary_bytes, group);
         }
         if self.style.sends_hidden { seconds * INNER_INTERFERENCE } else { seconds }

@@ -99,7 +99,7 @@ fn stages(
     candidate: &Candidate,
     rates: &Prices<'_>,
 ) -> Vec<Stage> {
-    let Mesh { pp, dp, tp } = candidate.mesh;
+    let Mesh { pp, dp, tp, .. } = candidate.mesh;
     let count = candidate.microbatch_count(job);
     let reduced = job.precision.reduce.size() as f64;
     let size = bytes_of_weight(job);

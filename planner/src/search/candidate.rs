@@ -58,7 +58,7 @@ impl Candidate {
 
 impl fmt::Display for Candidate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Mesh { pp, dp, tp } = self.mesh;
+        let Mesh { pp, dp, tp, .. } = self.mesh;
         let axes = [("dp", dp), ("tp", tp), ("pp", pp)];
         let mut words: Vec<String> =
             axes.iter().filter(|(_, n)| *n > 1).map(|(name, n)| format!("{name}{n}")).collect();

@@ -215,7 +215,7 @@ impl<'a> LayerTable<'a> {
         let (sharded, _) = sharded(&self.sharded, candidate.key());
         let functions = self.layers.iter().zip(&candidate.keeps).map(|(name, keep)| {
             let shardings: BTreeMap<String, Sharding> = sharded.functions[name].clone();
-            (name.clone(), FunctionPlan { keep: *keep, shardings })
+            (name.clone(), FunctionPlan::new(*keep, shardings))
         });
         Ok(assemble(self.job(), candidate, functions))
     }

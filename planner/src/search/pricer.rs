@@ -6,7 +6,8 @@ use std::sync::Arc;
 use codegen::calls::{Calls, Operand};
 use codegen::compile::Compiler;
 use codegen::partition::Place;
-use ir::plan::{FunctionPlan, Keep};
+use codegen::routines::Decisions;
+use ir::plan::Keep;
 use ir::program::Routine;
 use ir::{Diagnostic, Mesh, Span};
 
@@ -129,8 +130,8 @@ impl<'a> Pricer<'a> {
         let calls = self.calls();
         let call = calls.first_call(name).expect("layers are those that are called");
         let is_last = call.results.iter().any(|r| calls.results.contains(r));
-        let plan = FunctionPlan { keep: variant.keep, shardings: sharded.functions[name].clone() };
-        let built = self.compiler.layers().layer(name, &plan, place, &variant.adds, is_last);
+        let decisions = Decisions { shardings: &sharded.functions[name], keep: variant.keep };
+        let built = self.compiler.layers().layer(name, decisions, place, &variant.adds, is_last);
         let built = built.map_err(|why| {
             Diagnostic::error(why.code(), Span::of(self.job.model.clone()), why.to_string())
                 .note(format!("pricing `@{name}` on dp={dp}, tp={tp}"))
@@ -183,5 +184,5 @@ pub(super) fn shard_for(job: &Job<'_>, key: Key) -> Result<Sharded, Diagnostic> 
 /// The prices on the mesh of a key.
 pub(super) fn prices_for<'a>(job: &Job<'a>, key: Key) -> Prices<'a> {
     let Key { dp, tp, .. } = key;
-    Prices::new(job.cluster, Mesh { pp: job.ranks / dp / tp, dp, tp })
+    Prices::new(job.cluster, Mesh { pp: job.ranks / dp / tp, dp, tp, ..Mesh::ONE })
 }

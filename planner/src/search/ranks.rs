@@ -47,7 +47,7 @@ impl Usable {
             for tp in all.filter(|tp| allows(job, Knob::Tp, *tp)) {
                 let dp = ranks / pp / tp;
                 if allows(job, Knob::Dp, dp) && job.global_batch_size.is_multiple_of(dp) {
-                    meshes.push(Mesh { pp, dp, tp });
+                    meshes.push(Mesh { pp, dp, tp, ..Mesh::ONE });
                 }
             }
         }

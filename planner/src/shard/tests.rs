@@ -48,7 +48,7 @@ fn request<'a>(module: &'a Module, dp: usize, tp: usize, sequence: bool) -> Requ
 
 /// Partition derives every choice again, on every rank.
 fn assert_partitions(request: &Request<'_>, sharded: &Sharded) {
-    let mesh = Mesh { pp: 1, dp: request.dp, tp: request.tp };
+    let mesh = Mesh { pp: 1, dp: request.dp, tp: request.tp, ..Mesh::ONE };
     for layer in layers(request.module, request.entry).unwrap() {
         let function = request.module.function(&layer.function).unwrap();
         for rank in 0..mesh.ranks() {

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use ir::{Diagnostic, Span};
+use ir::{Axis, Diagnostic, Span};
 use kernels::Bytes;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ use super::table::Tables;
 use super::tree::{Aim, Budget, Counter, Leaf, Objective, Path, Walked, walk};
 use super::uniform::Space;
 use crate::cluster::Power;
-use crate::configuration::{Configuration, RankAxis};
+use crate::configuration::Configuration;
 use crate::divisors::divisors;
 use crate::estimate::workload::Workload;
 use crate::estimate::{Estimate, Estimator, legal};
@@ -329,7 +329,7 @@ fn told(chosen: &Chosen) -> Value {
     json!({
         "text": c.to_string(),
         "stage": memory.stage,
-        "rank": memory.stage as u64 * c.stride(RankAxis::Pp),
+        "rank": memory.stage as u64 * c.stride(Axis::Pp),
         "need_bytes": memory.total_bytes(),
         "memory": memory,
         "step_time_s": estimate.step_time_s,

@@ -7,12 +7,11 @@
 use ir::random::mix;
 
 use super::tree::Path;
-use crate::configuration::{
-    Configuration, Offload, Place, RankAxis, Recompute, Schedule, USUAL_ORDER, Zero,
-};
+use crate::configuration::{Configuration, Offload, Place, Recompute, Schedule, USUAL_ORDER, Zero};
 use crate::divisors::divisors;
 use crate::estimate::legal;
 use crate::limits::{Knob, Limits};
+use ir::Axis;
 
 /// What bounds the values.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,7 +94,7 @@ const PLACES: [Place; 3] = [Place::Device, Place::Host, Place::Disk];
 const ORDERS: u32 = 24;
 
 /// The placement of a number below [`ORDERS`]; 0 is the usual one.
-fn order(number: u32) -> [RankAxis; 4] {
+fn order(number: u32) -> [Axis; 4] {
     let mut order = USUAL_ORDER;
     if number == 0 {
         return order;
@@ -285,13 +284,13 @@ fn recomputes(frame: &Frame, c: &Configuration, options: &mut Vec<u32>) {
 
 /// Placements that differ: axes of one rank keep their places.
 fn placements(frame: &Frame, c: &Configuration) -> Vec<u32> {
-    let alone = |axis: &RankAxis| c.size(*axis) == 1;
-    let mut seen: Vec<Vec<RankAxis>> = Vec::new();
+    let alone = |axis: &Axis| c.size(*axis) == 1;
+    let mut seen: Vec<Vec<Axis>> = Vec::new();
     let mut kept = Vec::new();
     let fixed = frame.limits.fixed_order();
     for number in 0..ORDERS {
         let order = order(number);
-        let moving: Vec<RankAxis> = order.into_iter().filter(|axis| !alone(axis)).collect();
+        let moving: Vec<Axis> = order.into_iter().filter(|axis| !alone(axis)).collect();
         let placed = Configuration { order, ..c.clone() };
         // What is fixed is told as it was.
         let is_told = number == 0 || fixed.is_none_or(|fixed| fixed == order);

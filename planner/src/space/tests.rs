@@ -13,13 +13,14 @@ use super::oracle::{Random, seeds};
 use super::tree::{Budget, Counter, Objective, Path, Score, Tree};
 use super::uniform::Space;
 use crate::cluster::{Cluster, Power};
-use crate::configuration::{Configuration, RankAxis, Recompute, USUAL_ORDER, Zero};
+use crate::configuration::{Configuration, Recompute, USUAL_ORDER, Zero};
 use crate::estimate::price::Inside;
 use crate::estimate::rates::Arithmetic;
 use crate::estimate::workload::Workload;
 use crate::estimate::{Estimator, Job, style};
 use crate::limits::Limits;
 use crate::machine::Machine;
+use ir::Axis;
 
 fn cluster(name: &str) -> Cluster {
     let machine = Machine { cores: 4, memory_bytes: 8 << 30, instruction_set: "avx2".into() };
@@ -442,7 +443,7 @@ fn placements_that_are_alike_cost_the_same() {
 }
 
 /// The orders of the axes.
-pub(crate) fn permutations() -> Vec<[RankAxis; 4]> {
+pub(crate) fn permutations() -> Vec<[Axis; 4]> {
     let mut all = Vec::new();
     for a in USUAL_ORDER {
         for b in USUAL_ORDER {

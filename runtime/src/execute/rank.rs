@@ -200,8 +200,7 @@ impl Runner {
 
     /// The rank at the same place of another stage.
     fn peer(&self, stage: usize) -> usize {
-        let mesh = self.classes.mesh;
-        mesh.rank(stage, self.data, mesh.coordinate(self.rank, Axis::Tp))
+        self.classes.mesh.along(self.rank, Axis::Pp, stage)
     }
 
     fn span(&self, start: Instant) -> Span {
@@ -405,14 +404,11 @@ fn wire(mesh: Mesh, rank: usize, instruction: &Instruction) -> Option<Wire> {
 
 /// The ranks of a group that a rank is in.
 fn members(mesh: Mesh, rank: usize, group: &Group) -> Vec<usize> {
-    let [stage, data, tensor] = [Axis::Pp, Axis::Dp, Axis::Tp].map(|a| mesh.coordinate(rank, a));
+    let along = |axis| move |at| mesh.along(rank, axis, at);
     match group {
         Group::World => (0..mesh.ranks()).collect(),
-        Group::Stages(stages) => stages.iter().map(|&s| mesh.rank(s, data, tensor)).collect(),
-        Group::Axis(Axis::Pp) => (0..mesh.pp).map(|s| mesh.rank(s, data, tensor)).collect(),
-        Group::Axis(Axis::Dp) => (0..mesh.dp).map(|d| mesh.rank(stage, d, tensor)).collect(),
-        Group::Axis(Axis::Tp) => (0..mesh.tp).map(|t| mesh.rank(stage, data, t)).collect(),
-        Group::Axis(Axis::Cp) => vec![rank],
+        Group::Stages(stages) => stages.iter().copied().map(along(Axis::Pp)).collect(),
+        Group::Axis(axis) => (0..mesh.size(*axis)).map(along(*axis)).collect(),
     }
 }
 

@@ -137,7 +137,7 @@ fn pipeline(stages: usize, count: usize) -> Classes {
         };
         programs.push(finish(stage, 0, vec![weight], layout, routines, [steps, Vec::new()]));
     }
-    let mesh = Mesh { pp: stages, dp: 2, tp: 1 };
+    let mesh = Mesh { pp: stages, dp: 2, tp: 1, ..Mesh::ONE };
     Classes { programs, kernels: vec![doubled(4)], mesh, ids: Ids::default() }
 }
 
@@ -179,7 +179,7 @@ fn exchange(instructions: &[Instruction]) -> Session {
         let steps = vec![Step::Call { routine: 0, slots: slots.to_vec(), frame: None }];
         programs.push(finish(stage, tensor, Vec::new(), layout, routines, [steps, Vec::new()]));
     }
-    let mesh = Mesh { pp: 2, dp: 1, tp: 2 };
+    let mesh = Mesh { pp: 2, dp: 1, tp: 2, ..Mesh::ONE };
     let classes = Classes { programs, kernels: Vec::new(), mesh, ids: Ids::default() };
     let mut session = Session::start(Arc::new(classes), &options()).unwrap();
     for rank in 0..4 {

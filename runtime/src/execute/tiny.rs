@@ -36,7 +36,7 @@ pub(crate) fn session(mesh: Mesh, size: usize, count: usize) -> Session {
 
 /// A mesh without stages.
 pub(crate) fn mesh(dp: usize, tp: usize) -> Mesh {
-    Mesh { pp: 1, dp, tp }
+    Mesh { pp: 1, dp, tp, ..Mesh::ONE }
 }
 
 /// Trains `w[SEQ]` towards the mean of the tokens at each position, by descent with momentum.

@@ -333,8 +333,9 @@ fn ours(mut said: Said) -> Result<Layout, Vec<Diagnostic>> {
 
 #[cfg(test)]
 mod tests {
+    use ir::Axis;
     use ir::random::mix;
-    use planner::configuration::{Offload, Place, RankAxis, Recompute, Schedule, USUAL_ORDER};
+    use planner::configuration::{Offload, Place, Recompute, Schedule, USUAL_ORDER};
     use planner::space::foreign::{Tool, Use, export};
 
     use super::*;
@@ -386,7 +387,7 @@ mod tests {
             }
         }
         if below(6) == 0 {
-            c.order = [RankAxis::Cp, RankAxis::Tp, RankAxis::Dp, RankAxis::Pp];
+            c.order = [Axis::Cp, Axis::Tp, Axis::Dp, Axis::Pp];
         }
         c
     }

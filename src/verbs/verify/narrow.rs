@@ -30,7 +30,7 @@ pub(in crate::verbs) fn run(
         );
         return Err(usage("--dtype", headline).help("verify a smaller model, or in f32").into());
     };
-    let mesh = ir::Mesh { pp: 1, dp: 1, tp: 1 };
+    let mesh = ir::Mesh::ONE;
     let mut own = compare(mesh, false, &reference.step, one);
     let Some(typed) = reference.typed(question) else {
         let headline = format!("the interpreter does no step of this model in {dtype}");

@@ -153,7 +153,7 @@ fn lost_terms_without_data_are_found() {
     let mut sites = [0; 5];
     for (name, graph) in ALL {
         for (mesh, count) in [((1, 2, 1), 3), ((1, 1, 1), 2), ((1, 1, 1), 1)] {
-            let mesh = Mesh { pp: mesh.0, dp: mesh.1, tp: mesh.2 };
+            let mesh = Mesh { pp: mesh.0, dp: mesh.1, tp: mesh.2, ..Mesh::ONE };
             let (plan, sound) = compiled(name, graph, mesh, count).expect("the mesh fits");
             for (at, wanted) in wanted.iter().enumerate() {
                 let (_, plant) =

@@ -65,7 +65,7 @@ fn every_planted_mistake_is_found() {
     let mut sites = [0; mistakes::ALL.len()];
     for (mesh, microbatch_count) in [((2, 2, 2), 3), ((1, 2, 2), 1)] {
         let (pp, dp, tp) = mesh;
-        let mesh = Mesh { pp, dp, tp };
+        let mesh = Mesh { pp, dp, tp, ..Mesh::ONE };
         let keep = Keep::Full;
         let wanted = Wanted { mesh, microbatch_size: 1, microbatch_count, keep, sequence: true };
         let (plan, sound) = compiled(&gpt2(), 0.1, wanted).expect("the mesh fits");
@@ -81,7 +81,7 @@ fn every_planted_mistake_is_found() {
 /// Each rule finds what it is there for, whatever others find.
 #[test]
 fn rules_find_what_they_are_for() {
-    let mesh = Mesh { pp: 2, dp: 1, tp: 2 };
+    let mesh = Mesh { pp: 2, dp: 1, tp: 2, ..Mesh::ONE };
     let (microbatch_size, microbatch_count, keep) = (1, 2, Keep::Full);
     let wanted = Wanted { mesh, microbatch_size, microbatch_count, keep, sequence: true };
     let (plan, sound) = compiled(&gpt2(), 0.1, wanted).expect("the mesh fits");
@@ -154,7 +154,7 @@ fn the_programs_of_inference_pass_and_read_back() {
 
 #[test]
 fn mistakes_in_inference_are_found() {
-    let mesh = Mesh { pp: 2, dp: 1, tp: 2 };
+    let mesh = Mesh { pp: 2, dp: 1, tp: 2, ..Mesh::ONE };
     let (plan, sound) = for_inference(&llama(), mesh).expect("the mesh fits");
     for (name, plant) in mistakes::OF_INFERENCE {
         let places = places_found(&sound, &plan, name, "E", plant);

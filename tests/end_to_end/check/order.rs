@@ -93,7 +93,7 @@ fn uneven_ranks_exchange_in_one_order() {
         for first in 0..2 {
             let [pp, dp, tp] = MESHES[(draw(1, MESHES.len()) + 3 * first) % MESHES.len()];
             let wanted = Wanted {
-                mesh: Mesh { pp, dp, tp },
+                mesh: Mesh { pp, dp, tp, ..Mesh::ONE },
                 microbatch_size: 1 + draw(2, 2),
                 microbatch_count: 2,
                 keep: if draw(3, 2) == 0 { Keep::Full } else { Keep::None },

@@ -19,7 +19,7 @@ use runtime::weights::Weights;
 use crate::drawn::{draw, root, uniform, writes_no_text};
 use crate::model::{Wanted, plan, prepared, session};
 
-pub(crate) const ONE: Mesh = Mesh { pp: 1, dp: 1, tp: 1 };
+pub(crate) const ONE: Mesh = Mesh::ONE;
 const RATE: f64 = 1e-3;
 /// Sums that stand for a weight.
 const PROJECTIONS: usize = 4;

@@ -11,9 +11,9 @@ use crate::space::tests::permutations;
 type Groups = BTreeMap<Vec<u64>, Vec<u64>>;
 
 /// The place of a rank along each axis.
-fn places(c: &Configuration, rank: u64) -> Vec<(RankAxis, u64)> {
+fn places(c: &Configuration, rank: u64) -> Vec<(Axis, u64)> {
     let mut left = rank;
-    let place = |axis: RankAxis| {
+    let place = |axis: Axis| {
         let size = u64::from(c.size(axis));
         let place = left % size;
         left /= size;
@@ -23,7 +23,7 @@ fn places(c: &Configuration, rank: u64) -> Vec<(RankAxis, u64)> {
 }
 
 /// All groups along some axes.
-fn along(c: &Configuration, axes: &[RankAxis]) -> Groups {
+fn along(c: &Configuration, axes: &[Axis]) -> Groups {
     let mut groups = Groups::new();
     for rank in 0..c.ranks() {
         let others = places(c, rank).into_iter().filter(|(axis, _)| !axes.contains(axis));
@@ -95,7 +95,7 @@ fn groups_lie_where_their_ranks_are() {
         for order in permutations() {
             let ep = ep as u32;
             let c = Configuration { tp, cp, dp, pp, ep, order, ..Configuration::default() };
-            use RankAxis::{Cp, Dp, Pp, Tp};
+            use Axis::{Cp, Dp, Pp, Tp};
             let (data, stage) = (along(&c, &[Cp, Dp]), along(&c, &[Tp, Cp, Dp]));
             let copies = parts(&stage, ep.into(), true);
             let (ours, expert) = (Group::data(&c), Group::expert_copies(&c));
@@ -159,5 +159,5 @@ fn neighbours_lie_across_edges() {
         assert_eq!(spread, Spread { least, domains }, "{size} of {ranks} in nodes of {node}");
     }
     let near = Configuration { tp: 3, dp: 8, order: USUAL_ORDER, ..Configuration::default() };
-    assert_eq!(Group::along(&near, RankAxis::Tp), Group::apart(3, 1, 24));
+    assert_eq!(Group::along(&near, Axis::Tp), Group::apart(3, 1, 24));
 }

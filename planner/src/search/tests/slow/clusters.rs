@@ -53,7 +53,7 @@ fn fastest(job: &Job<'_>) -> (f64, usize) {
         if !fits || !job.global_batch_size.is_multiple_of(dp * mbs) || (sequence && tp == 1) {
             continue;
         }
-        let mesh = Mesh { pp, dp, tp };
+        let mesh = Mesh { pp, dp, tp, ..Mesh::ONE };
         let prices = Prices::new(job.cluster, mesh);
         let rates = crate::shard::Rates {
             flops_per_s: prices.product_rate(job.precision.compute.accumulation(), 1e9),
@@ -76,7 +76,7 @@ fn fastest(job: &Job<'_>) -> (f64, usize) {
                 };
                 let functions = layers.iter().enumerate().map(|(at, name)| {
                     let shardings = sharded.functions[name].clone();
-                    (name.clone(), FunctionPlan { keep: keep(at), shardings })
+                    (name.clone(), FunctionPlan::new(keep(at), shardings))
                 });
                 let plan = assemble(job, &candidate, functions);
                 let scored = scorer.score(&plan, &candidate).unwrap();

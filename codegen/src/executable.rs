@@ -1,0 +1,72 @@
+//! What plans may decide and programs of this release cannot do: one table, for all commands.
+
+use ir::plan::{Offload, Place, Schedule};
+use ir::{Diagnostic, Plan, Span};
+
+/// The code of a diagnostic that says that a plan cannot be executed.
+pub const CODE_NOT_EXECUTABLE: &str = "E2004";
+
+/// The decisions of a plan of training that some device may be unable to carry out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decisions {
+    /// Whether the ranks are GPUs.
+    pub on_gpus: bool,
+    /// Context-parallel ranks.
+    pub cp: usize,
+    /// Expert-parallel ranks.
+    pub ep: usize,
+    /// Chunks of a pipeline stage.
+    pub chunks: usize,
+    /// The order of micro-batches.
+    pub schedule: Schedule,
+    /// The stage of ZeRO.
+    pub zero: u8,
+    /// What lies elsewhere than on the device.
+    pub offload: Offload,
+}
+
+impl Decisions {
+    /// The decisions of a plan for the ranks of CPUs.
+    pub fn of(plan: &Plan) -> Decisions {
+        Decisions {
+            on_gpus: false,
+            cp: plan.mesh.cp,
+            ep: plan.ep,
+            chunks: plan.chunks_per_stage(),
+            schedule: plan.schedule,
+            zero: plan.zero.stage,
+            offload: plan.offload,
+        }
+    }
+
+    /// Those that no program of this release carries out, in words.
+    pub fn lacking(&self) -> Vec<&'static str> {
+        let is_moved = |(_, place): (&str, Place)| place != Place::Device;
+        let is_zero_bubble =
+            matches!(self.schedule, Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleH2);
+        let table = [
+            (self.on_gpus, "devices that are GPUs"),
+            (self.cp > 1, "context parallelism"),
+            (self.ep > 1, "expert parallelism"),
+            (self.chunks > 1, "interleaved stages"),
+            (is_zero_bubble, "zero-bubble schedules"),
+            (self.zero > 0, "ZeRO"),
+            (self.offload.places().into_iter().any(is_moved), "offload"),
+        ];
+        table.into_iter().filter(|(lacks, _)| *lacks).map(|(_, words)| words).collect()
+    }
+}
+
+/// Whether programs carry out all that a plan decides.
+///
+/// # Errors
+/// `E2004`, which names every decision that they do not.
+pub fn check_executable(plan: &Plan) -> Result<(), Diagnostic> {
+    let lacking = Decisions::of(plan).lacking();
+    if lacking.is_empty() {
+        return Ok(());
+    }
+    let headline = format!("no program of this release has {}", lacking.join(", "));
+    let help = "plan for `--cluster cpu-local`, which finds what can be executed";
+    Err(Diagnostic::error(CODE_NOT_EXECUTABLE, Span::of(plan.model.clone()), headline).help(help))
+}

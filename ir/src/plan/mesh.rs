@@ -1,0 +1,150 @@
+//! The mesh: how ranks are numbered along the axes of parallelism.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::sharding::Axis;
+
+/// The usual placement, innermost first: tensor-parallel ranks are neighbours, stages far apart.
+pub const USUAL_ORDER: [Axis; 4] = [Axis::Tp, Axis::Cp, Axis::Dp, Axis::Pp];
+
+/// The logical grid of ranks: the size of each axis, and their nesting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Mesh {
+    /// Pipeline stages.
+    pub pp: usize,
+    /// Data parallelism.
+    pub dp: usize,
+    /// Context parallelism.
+    pub cp: usize,
+    /// Tensor parallelism.
+    pub tp: usize,
+    /// The axes, innermost first: neighbours on the first one have neighbouring numbers.
+    pub order: [Axis; 4],
+}
+
+impl Default for Mesh {
+    fn default() -> Mesh {
+        Mesh::ONE
+    }
+}
+
+impl Mesh {
+    /// One rank.
+    pub const ONE: Mesh = Mesh { pp: 1, dp: 1, cp: 1, tp: 1, order: USUAL_ORDER };
+
+    /// The number of ranks.
+    pub fn ranks(self) -> usize {
+        self.pp * self.dp * self.cp * self.tp
+    }
+
+    /// The number of ranks, if it can be counted.
+    pub fn checked_ranks(self) -> Option<usize> {
+        Axis::ALL.into_iter().try_fold(1_usize, |ranks, axis| ranks.checked_mul(self.size(axis)))
+    }
+
+    /// The size of an axis.
+    pub fn size(self, axis: Axis) -> usize {
+        match axis {
+            Axis::Pp => self.pp,
+            Axis::Dp => self.dp,
+            Axis::Cp => self.cp,
+            Axis::Tp => self.tp,
+        }
+    }
+
+    /// The difference of the numbers of two neighbours on an axis.
+    pub fn stride(self, axis: Axis) -> usize {
+        let inside = self.order.into_iter().take_while(|inner| *inner != axis);
+        inside.map(|inner| self.size(inner)).product()
+    }
+
+    /// The coordinate of a rank on an axis.
+    pub fn coordinate(self, rank: usize, axis: Axis) -> usize {
+        rank / self.stride(axis) % self.size(axis)
+    }
+
+    /// The rank with another coordinate on one axis, and the same on all others.
+    pub fn along(self, rank: usize, axis: Axis, coordinate: usize) -> usize {
+        let stride = self.stride(axis);
+        rank - self.coordinate(rank, axis) * stride + coordinate * stride
+    }
+
+    /// The rank at coordinates on `pp`, `dp`, `cp` and `tp`.
+    pub fn rank(self, coordinates: [usize; 4]) -> usize {
+        let at = |(axis, coordinate): (Axis, usize)| coordinate * self.stride(axis);
+        Axis::ALL.into_iter().zip(coordinates).map(at).sum()
+    }
+
+    /// The number of classes of ranks: data-parallel ranks run one program.
+    pub fn classes(self) -> usize {
+        self.pp * self.cp * self.tp
+    }
+
+    /// The class of a rank: stages outermost, then places on `cp`, then on `tp`.
+    pub fn class_of(self, rank: usize) -> usize {
+        let [stage, context, tensor] =
+            [Axis::Pp, Axis::Cp, Axis::Tp].map(|axis| self.coordinate(rank, axis));
+        (stage * self.cp + context) * self.tp + tensor
+    }
+
+    /// The coordinates of a class on `pp`, `cp` and `tp`.
+    pub fn class_coordinates(self, class: usize) -> [usize; 3] {
+        [class / self.tp / self.cp, class / self.tp % self.cp, class % self.tp]
+    }
+
+    /// The first data-parallel rank of a class.
+    pub fn first_of_class(self, class: usize) -> usize {
+        let [stage, context, tensor] = self.class_coordinates(class);
+        self.rank([stage, 0, context, tensor])
+    }
+}
+
+impl fmt::Display for Mesh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[pp={}, dp={}, ", self.pp, self.dp)?;
+        if self.cp != 1 {
+            write!(f, "cp={}, ", self.cp)?;
+        }
+        write!(f, "tp={}]", self.tp)?;
+        if self.order != USUAL_ORDER {
+            write!(f, " order {}", self.order.map(Axis::name).join("."))?;
+        }
+        Ok(())
+    }
+}
+
+/// Reads a nesting of the axes, innermost first: `tp.cp.dp.pp`.
+pub fn parse_order(text: &str) -> Option<[Axis; 4]> {
+    let axes: Vec<Axis> = text.split('.').map(Axis::parse).collect::<Option<_>>()?;
+    let order: [Axis; 4] = axes.try_into().ok()?;
+    Axis::ALL.into_iter().all(|axis| order.contains(&axis)).then_some(order)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every rank has coordinates of its own, and its class those of its program.
+    #[test]
+    fn ranks_are_numbered_once() {
+        let meshes = [
+            Mesh { pp: 2, dp: 3, cp: 2, tp: 4, ..Mesh::ONE },
+            Mesh { pp: 3, dp: 2, cp: 5, tp: 2, order: [Axis::Dp, Axis::Pp, Axis::Tp, Axis::Cp] },
+        ];
+        for mesh in meshes {
+            let mut seen = vec![0; mesh.classes()];
+            for rank in 0..mesh.ranks() {
+                let at = Axis::ALL.map(|axis| mesh.coordinate(rank, axis));
+                assert_eq!(mesh.rank(at), rank, "{mesh}");
+                let class = mesh.class_of(rank);
+                assert_eq!(mesh.class_coordinates(class), [at[0], at[2], at[3]], "{mesh}");
+                assert_eq!(mesh.along(rank, Axis::Dp, 0), mesh.first_of_class(class), "{mesh}");
+                seen[class] += 1;
+            }
+            assert!(seen.iter().all(|ranks| *ranks == mesh.dp), "{mesh}: {seen:?}");
+        }
+        assert_eq!(Mesh { dp: 2, tp: 3, ..Mesh::ONE }.coordinate(4, Axis::Tp), 1);
+    }
+}
