@@ -12,6 +12,7 @@ mod shardings;
 #[cfg(test)]
 mod tests;
 
+use ir::plan::{Mesh, Schedule, Zero};
 use ir::{Diagnostic, Module, Op, Plan, Span};
 use kernels::Bytes;
 
@@ -28,6 +29,7 @@ pub fn check(module: &Module, entry: &str, plan: &Plan, cluster: &Cluster) -> Ve
     check_mesh(plan, cluster, &mut found);
     check_stages(module, entry, plan, &mut found);
     check_batch(plan, &mut found);
+    check_groups(plan, &mut found);
     if found.is_empty() {
         shardings::check_shardings(module, entry, plan, &mut found);
     }
@@ -85,10 +87,31 @@ fn check_stages(module: &Module, entry: &str, plan: &Plan, found: &mut Vec<Diagn
         return;
     };
     let calls = function.nodes.iter().filter(|n| is_layer_call(&n.op)).count();
-    let ends = &plan.stage_ends;
-    if ends.len() != plan.mesh.pp {
-        let headline = format!("{} stages end, the mesh has pp={}", ends.len(), plan.mesh.pp);
+    let (ends, pp) = (&plan.stage_ends, plan.mesh.pp);
+    let chunks = ends.len() / pp.max(1);
+    if ends.is_empty() || !ends.len().is_multiple_of(pp) {
+        let headline = format!("{} stages end, the mesh has pp={pp}", ends.len());
         found.push(error("E3302", plan, headline));
+    }
+    if chunks > 1 && (pp == 1 || plan.schedule != Schedule::OneForwardOneBackward) {
+        let headline =
+            format!("{chunks} chunks a stage, of pp={pp} under {}", plan.schedule.name());
+        let note = "chunks of two or more stages are interleaved by 1F1B alone";
+        found.push(error("E3302", plan, headline).note(note));
+    }
+    if chunks > 1 && !plan.microbatch_count.is_multiple_of(pp) {
+        let headline = format!("{} micro-batches for interleaved stages", plan.microbatch_count);
+        let note = format!("they go round in groups of pp={pp}");
+        found.push(error("E3302", plan, headline).note(note));
+    }
+    for (name, decisions) in &plan.functions {
+        let is_own = |op: &Op| matches!(op, Op::Call { function } if function == name);
+        let own = function.nodes.iter().filter(|node| is_own(&node.op)).count();
+        if let Some((last, _)) = decisions.exceptions.last_key_value().filter(|(at, _)| **at >= own)
+        {
+            let headline = format!("call {last} of `{name}` keeps something, of {own} calls");
+            found.push(error("E3302", plan, headline));
+        }
     }
     let mut begin = 0;
     for (stage, end) in ends.iter().enumerate() {
@@ -102,6 +125,22 @@ fn check_stages(module: &Module, entry: &str, plan: &Plan, found: &mut Vec<Diagn
     if begin != calls {
         let headline = format!("the stages end at call {begin}, `{entry}` has {calls} calls");
         found.push(error("E3302", plan, headline));
+    }
+}
+
+/// Ranks that share experts, and that shard what data-parallel ranks hold, are parts of the mesh.
+fn check_groups(plan: &Plan, found: &mut Vec<Diagnostic>) {
+    let Mesh { dp, cp, tp, .. } = plan.mesh;
+    let Zero { stage, shard } = plan.zero;
+    let divides = |part: usize, whole: usize| part > 0 && whole.is_multiple_of(part);
+    if !divides(plan.ep, dp * cp * tp) {
+        let headline =
+            format!("{} ranks share experts, of dp · cp · tp = {}", plan.ep, dp * cp * tp);
+        found.push(error("E3301", plan, headline));
+    }
+    if stage > 3 || (shard > 0 && !divides(shard as usize, dp * cp)) {
+        let headline = format!("ZeRO {stage} over {shard} of dp · cp = {} ranks", dp * cp);
+        found.push(error("E3301", plan, headline));
     }
 }
 

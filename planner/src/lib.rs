@@ -16,7 +16,7 @@
 //!
 //! Reading order: [`divisors`] is arithmetic; [`quantity`], [`link`], [`machine`], [`calibration`]
 //! and [`cluster`] are what there is; [`configuration`] and [`estimate`] price uniform plans in
-//! closed form; [`mod@shard`] cuts the inside of layers; [`price`] and [`simulate`] say how long,
+//! closed form; [`mod@shard`] cuts the inside of layers, and [`mod@elaborate`] makes a plan of a name; [`price`] and [`simulate`] say how long,
 //! [`footprint`] how large; [`limits`] and [`mod@search`] decide, [`space`] where there is too much
 //! to compile; [`check`] doubts; [`explain`] and [`fit`] tell.
 //!
@@ -53,6 +53,7 @@
 //! | `E3402` | the text of a configuration that cannot be read | 2 |
 //! | `E3403` | the shape of a model that cannot be | 2 |
 //! | `E3404` | a cluster that an estimate is not for | 2 |
+//! | `E3405` | decisions that the values of a plan cannot express yet | 2 |
 
 pub mod divisors;
 pub mod quantity;
@@ -70,6 +71,7 @@ pub mod estimate;
 pub mod validate;
 
 pub mod shard;
+pub mod elaborate;
 pub mod price;
 pub mod simulate;
 pub mod footprint;

@@ -1,4 +1,5 @@
 use ir::op::Combiner;
+use ir::plan::Keep;
 use ir::{Axis, Layout, Sharding};
 
 use super::*;
@@ -22,9 +23,13 @@ fn found(change: impl Fn(&mut Plan)) -> Vec<&'static str> {
 }
 
 fn set(plan: &mut Plan, value: &str, layouts: &[(Axis, Layout)]) {
+    assert!(set_new(plan, value, layouts).is_some(), "{value}");
+}
+
+fn set_new(plan: &mut Plan, value: &str, layouts: &[(Axis, Layout)]) -> Option<Sharding> {
     let block = plan.functions.get_mut("block").unwrap();
     let sharding = Sharding::new(layouts.iter().copied());
-    assert!(block.shardings.insert(value.to_owned(), sharding).is_some());
+    block.shardings.insert(value.to_owned(), sharding)
 }
 
 #[test]
@@ -38,11 +43,20 @@ fn illegal_plans_are_found() {
     assert_eq!(found(|p| p.stage_ends = vec![2]), ["E3302"]);
     assert_eq!(found(|p| p.stage_ends = vec![0, 4]), ["E3302", "E3302"]);
     assert_eq!(found(|p| p.microbatch_count = 0), ["E3303"]);
+    assert_eq!(found(|p| p.stage_ends = vec![2, 4]), ["E3302"]);
+    assert_eq!(found(|p| p.ep = 3), ["E3301"]);
+    assert_eq!(found(|p| p.zero = Zero { stage: 1, shard: 3 }), ["E3301"]);
+    let more = |p: &mut Plan| {
+        p.functions.get_mut("block").unwrap().exceptions.insert(2, Keep::None);
+    };
+    assert_eq!(found(more), ["E3302"]);
     let tp = Axis::Tp;
+    // What is not listed is replicated.
     let removed = found(|p| {
         p.functions.get_mut("block").unwrap().shardings.remove("wq");
     });
-    assert_eq!(removed, ["E3304"]);
+    assert!(removed.contains(&"E3306"), "{removed:?}");
+    assert_eq!(found(|p| _ = set_new(p, "other", &[(tp, Layout::cut(0))])), ["E3304"]);
     assert_eq!(found(|p| set(p, "wq", &[(tp, Layout::cut(7))])), ["E3304"]);
     assert_eq!(found(|p| set(p, "wq", &[(tp, Layout::Cut { dim: 0, unit: 48 })])), ["E3304"]);
     assert_eq!(found(|p| set(p, "q_0", &[(tp, Layout::cut(0))])), ["E3304"]);

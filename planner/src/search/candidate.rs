@@ -2,13 +2,14 @@
 
 use std::fmt;
 
-use codegen::calls::{Call, Calls, Operand};
+use codegen::calls::Calls;
 use ir::plan::Keep;
-use ir::{Axis, Mesh, Module, Plan};
+use ir::{Mesh, Module, Plan};
 use serde::{Deserialize, Serialize};
 
 use super::Job;
 use super::keys::Key;
+use crate::elaborate::splits_sequence;
 
 /// The decisions that the search enumerates; shardings follow from them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -43,7 +44,7 @@ impl Candidate {
         let keep = |layer: &String| plan.functions.get(layer).map_or(Keep::Full, |f| f.keep);
         Candidate {
             mesh: plan.mesh,
-            sequence: calls.calls.iter().any(|call| takes_parts(plan, call, module)),
+            sequence: splits_sequence(module, calls, plan),
             microbatch_size: plan.microbatch_size,
             keeps: layers.iter().map(keep).collect(),
             stage_ends: plan.stage_ends.clone(),
@@ -76,14 +77,4 @@ impl fmt::Display for Candidate {
         }
         f.write_str(&words.join(" "))
     }
-}
-
-/// Whether a call takes a part of the tokens of what the layer before passes on.
-fn takes_parts(plan: &Plan, call: &Call, module: &Module) -> bool {
-    let Some(function) = module.function(&call.function) else { return false };
-    let Some(planned) = plan.functions.get(&call.function) else { return false };
-    let passed = function.params().zip(&call.operands);
-    let passed = passed.filter(|(_, operand)| matches!(operand, Operand::Value(_)));
-    let sharding = |param| planned.shardings.get(&function.value(param).name);
-    passed.filter_map(|(param, _)| sharding(param)).any(|s| s.on(Axis::Tp).cut_dim() == Some(1))
 }

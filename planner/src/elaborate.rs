@@ -1,0 +1,348 @@
+//! Elaboration: from the name of a plan, `tp=2 pp=4 dp=8 mbs=1 sp zero=1`, to the plan.
+//!
+//! A name decides the mesh, the stages, the schedule, what is recomputed, sharded and offloaded.
+//! What it leaves open, how each value of each function lies on `tp`, follows from the module
+//! alone: the search over shardings weighs options by fixed rates, so that equal names mean equal
+//! plans on every cluster. [`name_of`] reads the name off a plan, and counts the decisions in which
+//! the plan differs from what its name means.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::ops::Range;
+
+use codegen::calls::{Calls, Operand};
+use ir::plan::{FunctionPlan, Keep, Optimizer, Prediction};
+use ir::precision::Precision;
+use ir::{Axis, Diagnostic, Mesh, Module, Plan, Span};
+
+use crate::configuration::{Configuration, Recompute, Schedule};
+use crate::link::Link;
+use crate::shard::{Rates, Request, shard};
+
+#[cfg(test)]
+mod tests;
+
+/// What options are weighed by where no device is known: an accelerator of 100 TFLOP/s and 1 TB/s,
+/// with links of 100 GB/s. Chosen: round numbers whose ratios are those of today's nodes.
+const NOMINAL: Rates = Rates {
+    flops_per_s: 1e14,
+    memory_bytes_per_s: 1e12,
+    link: Link { latency_s: 5e-6, bandwidth_bytes_per_s: 1e11 },
+};
+
+/// What a plan is for, beside its name.
+#[derive(Clone, Debug)]
+pub struct Purpose<'a> {
+    /// The prepared module: composites without kernels inlined, gradient functions there.
+    pub module: &'a Module,
+    /// The entry, a chain of calls.
+    pub entry: &'a str,
+    /// The model's name.
+    pub model: String,
+    /// The cluster.
+    pub cluster: String,
+    /// Samples of a step.
+    pub global_batch_size: usize,
+    /// Tokens of a sample.
+    pub seq: usize,
+    /// The element types, which the module has.
+    pub precision: Precision,
+    /// The update.
+    pub optimizer: Optimizer,
+    /// The norm to which gradients are clipped.
+    pub clip: Option<f64>,
+    /// What is predicted of the plan.
+    pub predictions: BTreeMap<String, Prediction>,
+}
+
+/// The plan that a name means.
+///
+/// # Errors
+/// `E3401` for a name that does not fit the model or the batch, `E3101` and `E3102` where a layer
+/// cannot be split as asked, `E3405` for decisions that a plan's values cannot express yet.
+pub fn elaborate(name: &Configuration, purpose: &Purpose<'_>) -> Result<Plan, Vec<Diagnostic>> {
+    let error = |code, headline: String, help: &str| {
+        vec![Diagnostic::error(code, Span::of(name.to_string()), headline).help(help)]
+    };
+    let calls = Calls::of(purpose.module, purpose.entry)
+        .map_err(|why| error("E2001", why, "the entry of a module is a list of calls"))?;
+    let layers = layers_of(&calls);
+    name.check(layers.len() as u32)?;
+    if name.cp > 1 || name.ep > 1 {
+        let what = if name.cp > 1 { "context" } else { "expert" };
+        let headline = format!("shardings of values know no {what} parallelism yet");
+        return Err(error("E3405", headline, "plan with `--forbid cp` and `--forbid ep`"));
+    }
+    let samples = purpose.global_batch_size as u64;
+    let count = name.microbatch_count(samples).ok_or_else(|| {
+        let headline = format!("{samples} samples are no multiple of dp · mbs");
+        error("E3401", headline, "use a batch that dp · mbs divides")
+    })?;
+    let mesh = mesh_of(name);
+    let request = Request {
+        module: purpose.module,
+        entry: purpose.entry,
+        dp: mesh.dp,
+        tp: mesh.tp,
+        microbatch_size: name.microbatch as usize,
+        sequence: name.sequence_parallel && mesh.tp > 1,
+        rates: NOMINAL,
+    };
+    let sharded = shard(&request).map_err(|one| vec![one])?;
+    let stage_ends = stage_ends(name, &calls, &layers);
+    let keeps = Keeps::of(name, &calls, &layers, &stage_ends)
+        .ok_or_else(|| error("E3401", "`recompute=auto` is no decision".to_owned(), "choose"))?;
+    let functions = sharded.functions.into_iter().map(|(function, shardings)| {
+        let plan = keeps.plan(&function, FunctionPlan::new(Keep::Full, shardings));
+        (function, plan)
+    });
+    Ok(Plan {
+        model: purpose.model.clone(),
+        cluster: purpose.cluster.clone(),
+        mesh,
+        microbatch_size: name.microbatch as usize,
+        microbatch_count: count as usize,
+        seq: purpose.seq,
+        precision: purpose.precision,
+        schedule: name.schedule,
+        stage_ends,
+        ep: name.ep as usize,
+        zero: name.zero,
+        offload: name.offload,
+        optimizer: purpose.optimizer,
+        clip: purpose.clip,
+        functions: functions.collect(),
+        predictions: purpose.predictions.clone(),
+    })
+}
+
+/// The mesh of a name.
+fn mesh_of(name: &Configuration) -> Mesh {
+    let [pp, dp, cp, tp] = [name.pp, name.dp, name.cp, name.tp].map(|ranks| ranks as usize);
+    Mesh { pp, dp, cp, tp, order: name.order }
+}
+
+/// The calls that are layers: all but a first and a last function that are called once, which are
+/// the model's ends.
+pub fn layers_of(calls: &Calls) -> Range<usize> {
+    let names: Vec<&str> = calls.calls.iter().map(|call| call.function.as_str()).collect();
+    let mut layers = 0..names.len();
+    let is_once = |name: &str| names.iter().filter(|other| **other == name).count() == 1;
+    if layers.len() > 1 && is_once(names[layers.end - 1]) {
+        layers.end -= 1;
+    }
+    if layers.len() > 1 && is_once(names[0]) {
+        layers.start += 1;
+    }
+    layers
+}
+
+/// For each chunk of a stage, one past its last call.
+fn stage_ends(name: &Configuration, calls: &Calls, layers: &Range<usize>) -> Vec<usize> {
+    let (depth, chunks) = (layers.len() as u32, name.pp * name.vpp);
+    let mut end = layers.start;
+    let mut ends: Vec<usize> = (0..chunks)
+        .map(|chunk| {
+            let (stage, round) = (chunk % name.pp, chunk / name.pp);
+            let own = name.layers_of(depth, stage).0;
+            let own = if name.vpp == 1 { own } else { name.chunk_layers(own, stage, round) };
+            end += own as usize;
+            end
+        })
+        .collect();
+    ends[chunks as usize - 1] = calls.calls.len();
+    ends
+}
+
+/// What calls keep, by their place in the entry.
+struct Keeps<'c> {
+    calls: &'c Calls,
+    of_call: Vec<Keep>,
+}
+
+impl<'c> Keeps<'c> {
+    /// None where the name leaves recomputation to an estimate.
+    fn of(
+        name: &Configuration,
+        calls: &'c Calls,
+        layers: &Range<usize>,
+        stage_ends: &[usize],
+    ) -> Option<Keeps<'c>> {
+        let mut of_call = vec![Keep::Full; calls.calls.len()];
+        let uniform = match name.recompute {
+            Recompute::None | Recompute::Layers(_) => Keep::Full,
+            Recompute::Attention => Keep::AllButAttention,
+            Recompute::Full => Keep::None,
+            Recompute::Auto => return None,
+        };
+        of_call[layers.clone()].fill(uniform);
+        if let Recompute::Layers(count) = name.recompute {
+            let each = (count / name.vpp.max(1)) as usize;
+            let mut begin = 0;
+            for end in stage_ends {
+                let own = begin.max(layers.start)..(*end).min(layers.end);
+                of_call[own].iter_mut().take(each).for_each(|keep| *keep = Keep::None);
+                begin = *end;
+            }
+        }
+        Some(Keeps { calls, of_call })
+    }
+
+    /// The decisions of a function with what its calls keep.
+    fn plan(&self, function: &str, plan: FunctionPlan) -> FunctionPlan {
+        let named = self.calls.calls.iter().zip(&self.of_call);
+        let own = named.filter(|(call, _)| call.function == function);
+        let keeps: Vec<Keep> = own.map(|(_, keep)| *keep).collect();
+        // What most keep is said once.
+        let count = |keep: Keep| keeps.iter().filter(|other| **other == keep).count();
+        let keep = Keep::ALL.into_iter().rev().max_by_key(|keep| count(*keep));
+        let keep = keep.unwrap_or(Keep::Full);
+        let others = keeps.iter().copied().enumerate().filter(|(_, other)| *other != keep);
+        FunctionPlan { keep, exceptions: others.collect(), ..plan }
+    }
+}
+
+/// The name of a plan, with the number of decisions in which the plan differs from what it means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Name {
+    /// What the name says.
+    pub configuration: Configuration,
+    /// Decisions that are others than what the name means.
+    pub differences: usize,
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.configuration)?;
+        if self.differences > 0 {
+            write!(f, " +{}", self.differences)?;
+        }
+        Ok(())
+    }
+}
+
+/// The name of a legal plan of a module's entry.
+///
+/// # Errors
+/// As [`elaborate`]; `E2001` when the entry is no list of calls.
+pub fn name_of(module: &Module, entry: &str, plan: &Plan) -> Result<Name, Vec<Diagnostic>> {
+    let calls = Calls::of(module, entry)
+        .map_err(|why| vec![Diagnostic::error("E2001", Span::of(format!("@{entry}")), why)])?;
+    let configuration = configuration_of(module, &calls, plan);
+    let purpose = Purpose {
+        module,
+        entry,
+        model: plan.model.clone(),
+        cluster: plan.cluster.clone(),
+        global_batch_size: plan.global_batch_size(),
+        seq: plan.seq,
+        precision: plan.precision,
+        optimizer: plan.optimizer,
+        clip: plan.clip,
+        predictions: BTreeMap::new(),
+    };
+    let meant = elaborate(&configuration, &purpose)?;
+    let differences = differences(&calls, plan, &meant);
+    Ok(Name { configuration, differences })
+}
+
+/// What a plan decides, as far as a name can say it.
+fn configuration_of(module: &Module, calls: &Calls, plan: &Plan) -> Configuration {
+    let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    let Mesh { pp, dp, cp, tp, order } = plan.mesh;
+    let mut name = Configuration {
+        tp: count(tp),
+        cp: count(cp),
+        ep: count(plan.ep),
+        pp: count(pp),
+        vpp: count(plan.chunks_per_stage()),
+        dp: count(dp),
+        microbatch: count(plan.microbatch_size),
+        sequence_parallel: tp > 1 && splits_sequence(module, calls, plan),
+        zero: plan.zero,
+        schedule: plan.schedule,
+        recompute: Recompute::None,
+        offload: plan.offload,
+        order,
+        stage_layers: Vec::new(),
+    };
+    if name.vpp > 1 {
+        name.schedule = Schedule::default();
+    }
+    let layers = layers_of(calls);
+    if name.vpp == 1 && stage_ends(&name, calls, &layers) != plan.stage_ends {
+        let mut begin = 0;
+        let of_stage = plan.stage_ends.iter().map(|end| {
+            let own = begin.max(layers.start)..(*end).min(layers.end).max(begin.max(layers.start));
+            begin = *end;
+            count(own.len())
+        });
+        let stage_layers: Vec<u32> = of_stage.collect();
+        if stage_layers.iter().all(|layers| *layers > 0) {
+            name.stage_layers = stage_layers;
+        }
+    }
+    name.recompute = recompute_of(&name, calls, &layers, plan);
+    name
+}
+
+/// Whether a call takes a part of the tokens of what the layer before passes on.
+pub(crate) fn splits_sequence(module: &Module, calls: &Calls, plan: &Plan) -> bool {
+    calls.calls.iter().any(|call| {
+        let Some(function) = module.function(&call.function) else { return false };
+        let Some(planned) = plan.functions.get(&call.function) else { return false };
+        let passed = function.params().zip(&call.operands);
+        let passed = passed.filter(|(_, operand)| matches!(operand, Operand::Value(_)));
+        let sharding = |param| planned.shardings.get(&function.value(param).name);
+        let shardings = passed.filter_map(|(param, _)| sharding(param));
+        shardings.map(|sharding| sharding.on(Axis::Tp).cut_dim()).any(|dim| dim == Some(1))
+    })
+}
+
+/// What each call of a plan keeps.
+fn keeps_of(calls: &Calls, plan: &Plan) -> Vec<Keep> {
+    let numbered = calls.calls.iter().zip(calls.numbers());
+    let keep = |(call, number): (&codegen::calls::Call, usize)| {
+        plan.functions.get(&call.function).map_or(Keep::Full, |f| f.keep_of(number))
+    };
+    numbered.map(keep).collect()
+}
+
+/// The recomputation whose meaning differs in the fewest calls from what a plan keeps.
+fn recompute_of(
+    name: &Configuration,
+    calls: &Calls,
+    layers: &Range<usize>,
+    plan: &Plan,
+) -> Recompute {
+    let found = keeps_of(calls, plan);
+    let deepest = name.deepest(layers.len() as u32);
+    let counts = (1..deepest).filter(|count| count.is_multiple_of(name.vpp));
+    let all = [Recompute::None, Recompute::Attention, Recompute::Full].into_iter();
+    let all = all.chain(counts.map(Recompute::Layers));
+    let differences = |recompute: &Recompute| {
+        let name = Configuration { recompute: *recompute, ..name.clone() };
+        let meant = Keeps::of(&name, calls, layers, &plan.stage_ends);
+        let meant = meant.map_or_else(Vec::new, |keeps| keeps.of_call);
+        found.iter().zip(&meant).filter(|(a, b)| a != b).count()
+    };
+    all.min_by_key(differences).unwrap_or_default()
+}
+
+/// The decisions in which two plans of one module and mesh differ: shardings of values, what calls
+/// keep, and where stages end.
+fn differences(calls: &Calls, plan: &Plan, meant: &Plan) -> usize {
+    let differing = |a: &FunctionPlan, b: &FunctionPlan| {
+        let values: BTreeSet<&String> = a.shardings.keys().chain(b.shardings.keys()).collect();
+        values.into_iter().filter(|name| a.shardings.get(*name) != b.shardings.get(*name)).count()
+    };
+    let of_values = plan.functions.iter().map(|(name, function)| {
+        meant.functions.get(name).map_or(1, |other| differing(function, other))
+    });
+    let keeps = keeps_of(calls, plan).into_iter().zip(keeps_of(calls, meant));
+    let ends = plan.stage_ends.iter().zip(&meant.stage_ends);
+    of_values.sum::<usize>()
+        + keeps.filter(|(a, b)| a != b).count()
+        + ends.filter(|(a, b)| a != b).count()
+        + plan.stage_ends.len().abs_diff(meant.stage_ends.len())
+}
