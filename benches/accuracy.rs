@@ -213,7 +213,7 @@ fn run(case: &Case, cluster: &Cluster, launches: bool) {
     }
     let (predicted_s, measured_s) = (median(predicted), median(measured));
     let ratio = predicted_s / measured_s;
-    let row = format!("| {model} | {ranks} | {candidate}{chosen} |");
+    let row = format!("| {model} | {ranks} | {}{chosen} |", found.best.name);
     answer(&format!("{row} {predicted_s:.3} s | {measured_s:.3} s | {ratio:.2} |"));
     if launches {
         let parts = found.best.time.breakdown.parts();

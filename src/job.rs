@@ -189,7 +189,8 @@ impl Limited {
     /// What the planner is told of plans that are compiled, which have not all decisions.
     pub fn limits(&self) -> Result<Limits, Vec<Diagnostic>> {
         let limits = self.all_limits()?;
-        let compiled = [Knob::Pp, Knob::Dp, Knob::Tp, Knob::Sp, Knob::Mbs, Knob::Keep];
+        let compiled =
+            [Knob::Pp, Knob::Dp, Knob::Tp, Knob::Sp, Knob::Mbs, Knob::Keep, Knob::Recompute];
         let refuse = |knob: Knob| {
             let headline = format!("plans that this version compiles have no `{knob}`");
             usage("--fix", headline).help("leave it out, or plan for a cluster of GPUs")

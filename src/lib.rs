@@ -47,6 +47,7 @@ pub mod flops;
 mod ops;
 pub mod run;
 pub mod training;
+pub mod planned;
 pub mod artefact;
 pub mod generation;
 pub mod onnx;
@@ -107,7 +108,7 @@ pub fn resolve(model: impl AsRef<Path>) -> Result<Resolved, Vec<Diagnostic>> {
         let name = path.to_str().filter(|_| !path.exists());
         let known = name.filter(|name| planner::space::models::published(name).is_some());
         let Some(model) = known else { return wrong };
-        let headline = format!("of `{model}` the shape is known, which is planned for on GPUs");
+        let headline = format!("`{model}` can be planned but not built: it has no importer yet");
         let help = format!("write `gantline plan {model} --cluster h100`, or give its directory");
         vec![Diagnostic::error("E5010", Span::of(model), headline).help(help)]
     })?;

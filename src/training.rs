@@ -218,7 +218,7 @@ fn find_plan(from: &PlanFrom, question: &Question) -> Result<(Plan, String), Fai
         PlanFrom::Search => {}
     }
     let found = crate::plan(&question.job())?;
-    Ok((found.plan, found.best.candidate.to_string()))
+    Ok((found.plan, found.best.name.to_string()))
 }
 
 /// Whether a plan that nobody searched for fits in memory: `E3308` where it does not.

@@ -14,8 +14,9 @@ use codegen::calls::{Calls, Operand};
 use ir::plan::{FunctionPlan, Keep, Optimizer, Prediction};
 use ir::precision::Precision;
 use ir::{Axis, Diagnostic, Mesh, Module, Plan, Span};
+use serde::{Deserialize, Serialize};
 
-use crate::configuration::{Configuration, Recompute, Schedule};
+use crate::configuration::{Configuration, Recompute};
 use crate::link::Link;
 use crate::shard::{Rates, Request, shard};
 
@@ -203,7 +204,7 @@ impl<'c> Keeps<'c> {
 }
 
 /// The name of a plan, with the number of decisions in which the plan differs from what it means.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Name {
     /// What the name says.
     pub configuration: Configuration,
@@ -248,42 +249,65 @@ pub fn name_of(module: &Module, entry: &str, plan: &Plan) -> Result<Name, Vec<Di
 
 /// What a plan decides, as far as a name can say it.
 fn configuration_of(module: &Module, calls: &Calls, plan: &Plan) -> Configuration {
-    let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-    let Mesh { pp, dp, cp, tp, order } = plan.mesh;
-    let mut name = Configuration {
-        tp: count(tp),
-        cp: count(cp),
-        ep: count(plan.ep),
-        pp: count(pp),
-        vpp: count(plan.chunks_per_stage()),
-        dp: count(dp),
-        microbatch: count(plan.microbatch_size),
-        sequence_parallel: tp > 1 && splits_sequence(module, calls, plan),
+    let decided = Configuration {
+        ep: size(plan.ep),
+        vpp: size(plan.chunks_per_stage()),
+        microbatch: size(plan.microbatch_size),
+        sequence_parallel: plan.mesh.tp > 1 && splits_sequence(module, calls, plan),
         zero: plan.zero,
         schedule: plan.schedule,
-        recompute: Recompute::None,
         offload: plan.offload,
-        order,
-        stage_layers: Vec::new(),
+        ..of_mesh(plan.mesh)
     };
-    if name.vpp > 1 {
-        name.schedule = Schedule::default();
-    }
+    named(decided, calls, &plan.stage_ends, &keeps_of(calls, plan)).configuration
+}
+
+fn size(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+/// The axes of a mesh, with all else at its default.
+pub(crate) fn of_mesh(mesh: Mesh) -> Configuration {
+    let Mesh { pp, dp, cp, tp, order } = mesh;
+    let [pp, dp, cp, tp] = [pp, dp, cp, tp].map(size);
+    Configuration { pp, dp, cp, tp, order, ..Configuration::default() }
+}
+
+/// A name of what is decided, with the stages and the recomputation that come closest to what calls
+/// keep and where stages end; what it does not say of these is counted.
+pub(crate) fn named(
+    mut decided: Configuration,
+    calls: &Calls,
+    ends: &[usize],
+    keeps: &[Keep],
+) -> Name {
     let layers = layers_of(calls);
-    if name.vpp == 1 && stage_ends(&name, calls, &layers) != plan.stage_ends {
-        let mut begin = 0;
-        let of_stage = plan.stage_ends.iter().map(|end| {
-            let own = begin.max(layers.start)..(*end).min(layers.end).max(begin.max(layers.start));
-            begin = *end;
-            count(own.len())
-        });
-        let stage_layers: Vec<u32> = of_stage.collect();
+    if decided.vpp == 1 && stage_ends(&decided, calls, &layers) != ends {
+        let mut begin = layers.start;
+        let mut layers_before = |end: usize| {
+            let end = end.clamp(begin, layers.end);
+            size(end - std::mem::replace(&mut begin, end))
+        };
+        let stage_layers: Vec<u32> = ends.iter().map(|end| layers_before(*end)).collect();
         if stage_layers.iter().all(|layers| *layers > 0) {
-            name.stage_layers = stage_layers;
+            decided.stage_layers = stage_layers;
         }
     }
-    name.recompute = recompute_of(&name, calls, &layers, plan);
-    name
+    let deepest = decided.deepest(size(layers.len()));
+    let counts = (1..deepest).filter(|count| count.is_multiple_of(decided.vpp));
+    let all = [Recompute::None, Recompute::Attention, Recompute::Full].into_iter();
+    let all = all.chain(counts.map(Recompute::Layers));
+    let differing = |recompute: Recompute| {
+        let name = Configuration { recompute, ..decided.clone() };
+        let meant = Keeps::of(&name, calls, &layers, ends);
+        let meant = meant.map_or_else(Vec::new, |meant| meant.of_call);
+        (keeps.iter().zip(&meant).filter(|(a, b)| a != b).count(), recompute)
+    };
+    let (keeps, recompute) = all.map(differing).min_by_key(|found| found.0).unwrap_or_default();
+    let configuration = Configuration { recompute, ..decided };
+    let meant = stage_ends(&configuration, calls, &layers);
+    let ends = ends.iter().zip(&meant).filter(|(a, b)| a != b).count();
+    Name { configuration, differences: keeps + ends }
 }
 
 /// Whether a call takes a part of the tokens of what the layer before passes on.
@@ -306,27 +330,6 @@ fn keeps_of(calls: &Calls, plan: &Plan) -> Vec<Keep> {
         plan.functions.get(&call.function).map_or(Keep::Full, |f| f.keep_of(number))
     };
     numbered.map(keep).collect()
-}
-
-/// The recomputation whose meaning differs in the fewest calls from what a plan keeps.
-fn recompute_of(
-    name: &Configuration,
-    calls: &Calls,
-    layers: &Range<usize>,
-    plan: &Plan,
-) -> Recompute {
-    let found = keeps_of(calls, plan);
-    let deepest = name.deepest(layers.len() as u32);
-    let counts = (1..deepest).filter(|count| count.is_multiple_of(name.vpp));
-    let all = [Recompute::None, Recompute::Attention, Recompute::Full].into_iter();
-    let all = all.chain(counts.map(Recompute::Layers));
-    let differences = |recompute: &Recompute| {
-        let name = Configuration { recompute: *recompute, ..name.clone() };
-        let meant = Keeps::of(&name, calls, layers, &plan.stage_ends);
-        let meant = meant.map_or_else(Vec::new, |keeps| keeps.of_call);
-        found.iter().zip(&meant).filter(|(a, b)| a != b).count()
-    };
-    all.min_by_key(differences).unwrap_or_default()
 }
 
 /// The decisions in which two plans of one module and mesh differ: shardings of values, what calls

@@ -72,7 +72,6 @@ pub struct Alternative {
 pub fn explain(found: &Found) -> Explanation {
     let best = &found.best;
     let candidate = &best.candidate;
-    let Mesh { dp, tp, .. } = candidate.mesh;
     let classes = best.footprints.iter().enumerate();
     let (class, footprint) = classes.max_by_key(|(_, f)| f.total()).expect("a plan has a rank");
     let origin = found.plan.predictions.get("step_time_s").map(|p| p.origin.clone());
@@ -83,14 +82,14 @@ pub fn explain(found: &Found) -> Explanation {
     let predicted = |name: &str| found.plan.predictions.get(name).map(|p| p.value);
     let seconds = best.time.seconds;
     Explanation {
-        plan: candidate.to_string(),
+        plan: best.name.to_string(),
         kinds: kinds(candidate, found.plan.microbatch_count),
         step_time_s: seconds,
         step_time_low_s: predicted("step_time_low_s").unwrap_or(seconds),
         step_time_high_s: predicted("step_time_high_s").unwrap_or(seconds),
         origin: origin.unwrap_or_default(),
         breakdown: best.time.breakdown,
-        rank: class / tp * dp * tp + class % tp,
+        rank: candidate.mesh.first_of_class(class),
         footprint: *footprint,
         need_bytes: best.need.0,
         have_bytes: best.have.0,
@@ -140,17 +139,17 @@ pub fn kinds(candidate: &Candidate, microbatches: usize) -> Vec<(String, String)
 fn decided(best: &Scored, evaluated: &[Scored]) -> Option<String> {
     let faster = evaluated.iter().filter(|s| !s.fits() && s.time.seconds < best.time.seconds);
     if let Some(faster) = faster.min_by(|a, b| a.time.seconds.total_cmp(&b.time.seconds)) {
-        let Scored { candidate, need, have, .. } = faster;
+        let Scored { name, need, have, .. } = faster;
         let less = Seconds(best.time.seconds - faster.time.seconds);
-        return Some(format!("memory: {candidate} takes {less} less, but needs {need} of {have}"));
+        return Some(format!("memory: {name} takes {less} less, but needs {need} of {have}"));
     }
     let kind = |s: &Scored| (s.candidate.mesh, s.candidate.sequence);
     let others = evaluated.iter().filter(|s| s.fits() && kind(s) != kind(best));
     let second = others.min_by(|a, b| a.time.seconds.total_cmp(&b.time.seconds))?;
     let (part, ours, theirs) = grown(best, second)?;
     let (ours, theirs) = (Seconds(ours), Seconds(theirs));
-    let candidate = &second.candidate;
-    Some(format!("{part}: {theirs} in {candidate}, the next best, and {ours} here"))
+    let name = &second.name;
+    Some(format!("{part}: {theirs} in {name}, the next best, and {ours} here"))
 }
 
 /// The part of a step that takes the most longer in another plan, with both times.
@@ -174,7 +173,7 @@ fn alternatives(best: &Scored, evaluated: &[Scored]) -> Vec<Alternative> {
         }
         seen.push(kind(scored));
         chosen.push(Alternative {
-            plan: scored.candidate.to_string(),
+            plan: scored.name.to_string(),
             step_time_s: scored.time.seconds,
             reason: reason(best, scored),
         });

@@ -76,7 +76,7 @@ pub fn fit(job: &Job<'_>) -> Result<Fit, Diagnostic> {
                 let Some(limits) = strategy(&job.limits, mesh, sequence, keep) else { continue };
                 match scorer.first(&limits) {
                     Ok(scored) => rows.push(Row {
-                        strategy: scored.candidate.to_string(),
+                        strategy: scored.name.to_string(),
                         footprint: scored
                             .footprints
                             .iter()

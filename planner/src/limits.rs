@@ -125,6 +125,13 @@ impl fmt::Display for Knob {
     }
 }
 
+/// The numbers of [`Knob::Recompute`] of the recomputation that is the same in all layers.
+pub const RECOMPUTE_NONE: usize = 0;
+/// As [`RECOMPUTE_NONE`].
+pub const RECOMPUTE_ATTENTION: usize = 1;
+/// As [`RECOMPUTE_NONE`].
+pub const RECOMPUTE_FULL: usize = 3;
+
 /// The number of [`Knob::Placement`] that allows all orders.
 const ANYHOW: usize = 1;
 /// From here on the numbers of [`Knob::Placement`] are orders of the axes: their places in the

@@ -23,13 +23,14 @@ use std::collections::BTreeSet;
 
 use ir::plan::{FunctionPlan, Keep, Offload, Optimizer, Prediction, Schedule, Zero};
 use ir::precision::Precision;
-use ir::{Diagnostic, Mesh, Module, Plan, Span};
+use ir::{Diagnostic, Module, Plan, Span};
 use kernels::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::cluster::{Cluster, Memory};
 use crate::divisors::divisors;
+use crate::elaborate::Name;
 use crate::footprint::Footprint;
 use crate::limits::cause::Cause;
 use crate::limits::{Knob, Limits};
@@ -95,6 +96,9 @@ impl Job<'_> {
 pub struct Scored {
     /// The candidate.
     pub candidate: Candidate,
+    /// The name of its plan, with the number of decisions that the name does not say, but for
+    /// shardings.
+    pub name: Name,
     /// The time of a step.
     pub time: StepTime,
     /// The bytes of each class of ranks.
@@ -423,27 +427,26 @@ fn nothing_fits(job: &Job<'_>, attempt: &Attempt<'_>) -> Diagnostic {
     let mut facts = json!({"smallest": null, "nearest": []});
     let over = |s: &&Scored| s.need.0.saturating_sub(s.have.0);
     if let Some(closest) = attempt.evaluated.iter().min_by_key(over) {
-        let Mesh { dp, tp, .. } = closest.candidate.mesh;
         let classes = closest.footprints.iter().enumerate();
         let (class, most) = classes.max_by_key(|(_, f)| f.total()).expect("a plan has a rank");
-        let rank = class / tp * dp * tp + class % tp;
+        let rank = closest.candidate.mesh.first_of_class(class);
         let holders = most.holders();
         let largest: Vec<String> =
             holders.iter().take(3).map(|(name, bytes)| format!("{name} {bytes}")).collect();
         let short = Bytes(over(&closest));
-        let Scored { candidate, need, have, .. } = closest;
+        let Scored { name, need, have, .. } = closest;
         let memory: Map<String, Value> =
             holders.iter().map(|(name, bytes)| ((*name).to_owned(), json!(bytes.0))).collect();
         facts["have_bytes"] = json!(have.0);
         facts["smallest"] = json!({
-            "text": candidate.to_string(),
+            "text": name.to_string(),
             "rank": rank,
             "need_bytes": need.0,
             "memory": memory,
             "step_time_s": closest.time.seconds,
         });
         diagnostic = diagnostic
-            .note(format!("closest is {candidate}: it needs {need} of {have}, {short} too much"))
+            .note(format!("closest is {name}: it needs {need} of {have}, {short} too much"))
             .note(format!("rank {rank} holds {}: {}", Bytes(most.total()), largest.join(", ")));
     }
     let near = nearest_answer(job);
@@ -461,7 +464,7 @@ fn nothing_fits(job: &Job<'_>, attempt: &Attempt<'_>) -> Diagnostic {
 fn nearest_answer(job: &Job<'_>) -> Option<(String, usize, String)> {
     let answer = |job: &Job<'_>| {
         let attempt = attempt(job).ok()?;
-        attempt.best.map(|best| attempt.evaluated[best].candidate.to_string())
+        attempt.best.map(|best| attempt.evaluated[best].name.to_string())
     };
     let evaluations_max = NEAREST_EVALUATIONS.min(job.evaluations_max);
     if !job.limits.is_empty() {

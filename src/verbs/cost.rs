@@ -170,7 +170,7 @@ fn on_cpus(args: &CostArgs) -> Result<Exit, Failure> {
         tokens: (question.global_batch_size * question.seq) as f64,
         times: [step_time_low_s, step_s, step_time_high_s],
         joules,
-        plan: found.best.candidate.to_string(),
+        plan: found.best.name.to_string(),
     };
     let header = super::plan::header(&model, &question);
     let names = [&question.model, &cluster.describe(), &header];

@@ -11,6 +11,7 @@ use clap::ValueEnum;
 use ir::import::Options;
 use ir::{DType, Diagnostic, Span};
 use planner::configuration::Configuration;
+use planner::elaborate::Name;
 use planner::space::foreign::{Tool, Use, export};
 use serde_json::Value;
 
@@ -18,12 +19,14 @@ use crate::argument::{PathArg, length};
 use crate::failure::{Exit, Failure, read_text, usage};
 use crate::job::{self, positions_max};
 use crate::output;
+use crate::planned;
 use crate::run::Run;
 
 /// Flags of `export`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// A run (for hf), a model or run (for dot and graph), or what `plan --json` prints about GPUs
+    /// A run (for hf), a model or run (for dot and graph), or a plan: its text, or what `plan
+    /// --json` prints about GPUs
     #[arg(value_name = "RUN|MODEL|PLAN")]
     pub source: PathArg,
     /// What to write: a directory for transformers, a picture for Graphviz, a .graph text, or a
@@ -36,6 +39,9 @@ pub struct Args {
     /// The group whose share is exported, of a plan over groups [default: all, if they lie alike]
     #[arg(long, value_name = "NAME")]
     pub group: Option<String>,
+    /// The model of a plan's text, where the plan names no preset
+    #[arg(long, value_name = "MODEL")]
+    pub model: Option<PathArg>,
     /// Tokens of a sequence, for dot and graph [default: the longest the model was made for]
     #[arg(long, alias = "seq-length", value_name = "N", value_parser = length)]
     pub seq: Option<usize>,
@@ -108,6 +114,9 @@ fn plan(args: &Args, tool: Tool) -> Result<String, Failure> {
     let source = &args.source.to_string();
     let bad = |headline: String| Diagnostic::error("E5005", Span::of(source), headline);
     let text = read_text(&args.source, "PLAN")?;
+    if planned::is_plan(&text) {
+        return whole_plan(args, &text, tool);
+    }
     let document: Value = serde_json::from_str(&text).map_err(|error| {
         let help = "write it with `gantline plan MODEL --cluster h100 --devices 64 -o plan.json`";
         bad(format!("not JSON: {error}")).help(help)
@@ -136,6 +145,25 @@ fn plan(args: &Args, tool: Tool) -> Result<String, Failure> {
         return Err(bad(headline).into());
     }
     Ok(exported(&configuration, purpose, tool))
+}
+
+/// The text of a plan in the terms of a tool. What only the text decides is not exported.
+fn whole_plan(args: &Args, text: &str, tool: Tool) -> Result<String, Failure> {
+    let source = &args.source.to_string();
+    let model = args.model.as_ref().map(PathArg::path);
+    let read = planned::read(source, text, model)?;
+    let Name { configuration, differences } = &read.name;
+    if *differences > 0 {
+        let headline =
+            format!("{differences} decisions of the plan are not in its name `{configuration}`");
+        let help = format!("export the name: `gantline plan … --fix …` of `{configuration}`");
+        return Err(Diagnostic::error("E5005", Span::of(source), headline).help(help).into());
+    }
+    let size = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    let layers = size(read.model.layer_count);
+    let purpose =
+        Use { global_batch: size(read.plan.global_batch_size()), seq: size(read.plan.seq), layers };
+    Ok(exported(configuration, purpose, tool))
 }
 
 /// A configuration in the terms of a tool. What the tool has no term for goes to stderr.

@@ -189,9 +189,12 @@ pub struct PlanArgs {
     /// What devices are for
     #[command(flatten)]
     pub served: Served,
-    /// Print the plan itself; for GPUs its layout, as `score --config` takes it
+    /// Print the plan itself, as `--plan FILE` takes it
     #[arg(long)]
     pub plan: bool,
+    /// Print the plan's name alone, as `score --config` takes it
+    #[arg(long, conflicts_with = "plan")]
+    pub name: bool,
     /// What is to be small, on GPUs
     #[arg(long, value_enum, value_name = "WHAT", default_value = "time")]
     pub objective: Aim,
@@ -201,7 +204,7 @@ pub struct PlanArgs {
     /// Stop the search after this time: the answer then depends on the machine
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub budget: Option<f64>,
-    /// Write the plan to this file; for GPUs as JSON, for `export`, `score` and `explain`
+    /// Write the plan to this file; for GPUs as JSON where the name ends in .json, with its costs
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathArg>,
 }

@@ -2,6 +2,7 @@
 
 use ir::import::Model;
 use ir::{DType, Diagnostic, Span};
+use planner::elaborate::name_of;
 use planner::explain::{Explanation, explain};
 use planner::footprint::Footprint;
 use planner::search::{Found, Scored};
@@ -28,7 +29,7 @@ pub fn plan(args: &PlanArgs) -> Result<Exit, Failure> {
 fn planned(args: &PlanArgs) -> Result<Exit, Failure> {
     if args.served.is_inference()? {
         let has_aim = args.objective != Aim::Time || args.watts.is_some();
-        if args.plan || args.output.is_some() || has_aim || args.budget.is_some() {
+        if args.plan || args.name || args.output.is_some() || has_aim || args.budget.is_some() {
             let headline = "plans of inference are a table: nothing is written or cut off";
             return Err(usage("--for", headline).help("leave other flags out").into());
         }
@@ -57,6 +58,9 @@ fn planned(args: &PlanArgs) -> Result<Exit, Failure> {
         output::answer_json(&document(&model, &question, &found));
     } else if args.plan {
         output::answer(&found.plan.to_string());
+    } else if args.name {
+        let name = name_of(&question.module, crate::LOSS, &found.plan)?;
+        output::answer(&name.to_string());
     } else {
         output::answer(&page(&model, &question, &found));
     }
@@ -213,7 +217,7 @@ fn page(model: &Model, question: &Question, found: &Found) -> String {
         let step_s = scored.time.seconds;
         let mfu = mfu(model, question, step_s).map(|mfu| format!("{:.1}%", 100.0 * mfu));
         table.row([
-            scored.candidate.to_string(),
+            scored.name.to_string(),
             output::seconds(step_s),
             output::count((tokens / step_s) as u64),
             output::count((tokens / step_s / question.ranks as f64) as u64),
@@ -240,8 +244,8 @@ fn plan_row(model: &Model, question: &Question, scored: &Scored, [low, high]: [f
     let tokens_per_s = (question.global_batch_size * question.seq) as f64 / step_s;
     let peak = scored.footprints.iter().map(Footprint::total).max();
     PlanRow {
-        text: candidate.to_string(),
-        plan: json!(candidate.to_string()),
+        text: scored.name.to_string(),
+        plan: json!(scored.name.to_string()),
         microbatch_count: (question.global_batch_size / samples) as u64,
         step_time_s: step_s,
         step_time_low_s: low * step_s,

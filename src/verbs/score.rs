@@ -271,7 +271,7 @@ fn layout(args: &Args, layers: u32) -> Result<Layout, Failure> {
         microbatch: count(args.axes.mbs),
         global_batch: count(args.gbs),
     };
-    Ok(read::read(&path.to_string(), &text, known)?)
+    read::read_for(&path.to_string(), &text, Some(args.model.path()), known)
 }
 
 fn configuration(args: &Args, mut c: Configuration) -> Configuration {

@@ -8,10 +8,12 @@ pub mod groups;
 
 use std::time::Instant;
 
+use codegen::executable::Decisions;
+use ir::plan::Prediction;
 use ir::{DType, Diagnostic, Span};
 use kernels::{Bytes, Seconds};
 use planner::cluster::{Cluster, Power};
-use planner::configuration::{Configuration, Offload, Recompute, Schedule};
+use planner::configuration::Configuration;
 use planner::estimate::described::{Described, described};
 use planner::estimate::padding::Padding;
 use planner::estimate::rates::Arithmetic;
@@ -28,6 +30,7 @@ use crate::documents::{self, Document, PlanRow, StepParts};
 use crate::failure::{self, Exit, Failure, usage};
 use crate::job::Precision;
 use crate::output::{self, Table};
+use crate::planned::{self, Wanted};
 use crate::verbs::flags::{Aim, Asked, PlanArgs};
 
 /// A question about GPUs, with everything that it borrows.
@@ -352,38 +355,62 @@ pub fn plan(args: &PlanArgs, mut cluster: Cluster) -> Result<Exit, Failure> {
 /// What `plan` prints.
 fn found(subject: &mut Subject, args: &PlanArgs) -> Result<(Exit, String), Failure> {
     let answer = best_answer(subject, args)?;
+    let whole = || whole_plan(subject, &args.asked, &answer.best[0]);
     if let Some(path) = &args.output {
-        let text = format!("{:#}\n", document(subject, &answer).to_json());
+        let is_json = path.path().extension().is_some_and(|extension| extension == "json");
+        let text = match is_json {
+            true => format!("{:#}\n", document(subject, &answer).to_json()),
+            false => whole()?,
+        };
         std::fs::write(path, text).map_err(runtime::Error::io("write", path.as_ref()))?;
         output::note(&format!("wrote {path}"));
     }
-    let text = match (args.asked.json, args.plan) {
-        (true, _) => format!("{:#}", document(subject, &answer).to_json()),
-        (false, true) => answer.best[0].configuration.to_string(),
-        (false, false) => page(subject, &answer, args.objective),
+    let text = match args {
+        PlanArgs { asked: Asked { json: true, .. }, .. } => {
+            format!("{:#}", document(subject, &answer).to_json())
+        }
+        PlanArgs { plan: true, .. } => whole()?,
+        PlanArgs { name: true, .. } => answer.best[0].configuration.to_string(),
+        _ => page(subject, &answer, args.objective),
     };
     Ok((Exit::Success, text))
 }
 
-/// Parts of a configuration that this version cannot execute, in words.
-pub fn not_executed(c: &Configuration) -> Vec<&'static str> {
-    let mut parts = vec!["devices that are GPUs"];
-    let mut add = |is: bool, what| {
-        if is {
-            parts.push(what);
-        }
+/// The text of the plan that a configuration is the name of, with what is predicted of it.
+fn whole_plan(subject: &Subject, asked: &Asked, chosen: &Chosen) -> Result<String, Failure> {
+    let Estimate { step_time_s, step_time_low_s, step_time_high_s, memory, .. } = chosen.estimate;
+    let numbers = [
+        ("step_time_s", step_time_s),
+        ("step_time_low_s", step_time_low_s),
+        ("step_time_high_s", step_time_high_s),
+        ("peak_mem_bytes", memory.total_bytes()),
+    ];
+    let prediction = |(name, value): (&str, f64)| {
+        (name.to_owned(), Prediction { value, origin: "fitted".to_owned() })
     };
-    add(c.cp > 1, "context parallelism");
-    add(c.ep > 1, "expert parallelism");
-    add(c.vpp > 1, "interleaved stages");
-    add(c.schedule != Schedule::OneForwardOneBackward, "schedules other than 1F1B");
-    add(c.zero.stage > 0, "ZeRO");
-    add(
-        matches!(c.recompute, Recompute::Attention | Recompute::Layers(_)),
-        "partial recomputation",
-    );
-    add(c.offload != Offload::default(), "offload");
-    parts
+    let wanted = Wanted {
+        model: asked.model.path(),
+        cluster: subject.cluster.describe(),
+        global_batch_size: subject.global_batch as usize,
+        seq: subject.seq as usize,
+        dtype: subject.dtype,
+        predictions: numbers.into_iter().map(prediction).collect(),
+    };
+    Ok(planned::plan(&chosen.configuration, &wanted)?.to_string())
+}
+
+/// Decisions of a configuration that no program of this release carries out, in words.
+pub fn not_executed(c: &Configuration) -> Vec<&'static str> {
+    let decisions = Decisions {
+        on_gpus: true,
+        cp: c.cp as usize,
+        ep: c.ep as usize,
+        chunks: c.vpp as usize,
+        schedule: c.schedule,
+        zero: c.zero.stage,
+        offload: c.offload,
+    };
+    decisions.lacking()
 }
 
 fn row(subject: &Subject, chosen: &Chosen, have: f64) -> impl Iterator<Item = String> {

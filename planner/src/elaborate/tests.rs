@@ -1,6 +1,6 @@
 use ir::DType;
 use ir::import::{Options, import, preset, read_config};
-use ir::plan::{Offload, Place, Zero};
+use ir::plan::{Offload, Place, Schedule, Zero};
 use ir::random::mix;
 use ir::text::parse_plan;
 

@@ -1,7 +1,5 @@
 //! A candidate: the decisions that the search enumerates.
 
-use std::fmt;
-
 use codegen::calls::Calls;
 use ir::plan::Keep;
 use ir::{Mesh, Module, Plan};
@@ -9,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Job;
 use super::keys::Key;
-use crate::elaborate::splits_sequence;
+use crate::configuration::Configuration;
+use crate::elaborate::{Name, named, of_mesh, splits_sequence};
 
 /// The decisions that the search enumerates; shardings follow from them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -55,26 +54,16 @@ impl Candidate {
     pub(super) fn microbatch_count(&self, job: &Job<'_>) -> usize {
         job.global_batch_size / self.mesh.dp / self.microbatch_size
     }
-}
 
-impl fmt::Display for Candidate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Mesh { pp, dp, tp, .. } = self.mesh;
-        let axes = [("dp", dp), ("tp", tp), ("pp", pp)];
-        let mut words: Vec<String> =
-            axes.iter().filter(|(_, n)| *n > 1).map(|(name, n)| format!("{name}{n}")).collect();
-        if words.is_empty() {
-            words.push("one rank".to_owned());
-        }
-        if self.sequence {
-            words.push("sp".to_owned());
-        }
-        words.push(format!("mbs{}", self.microbatch_size));
-        if self.keeps.iter().all(|k| *k == Keep::None) {
-            words.push("recompute".to_owned());
-        } else if self.keeps.contains(&Keep::None) {
-            words.push("part recompute".to_owned());
-        }
-        f.write_str(&words.join(" "))
+    /// The name of its plans; decisions that the name does not say are counted, but for shardings.
+    /// `layer_of` is, for each call, its layer.
+    pub(super) fn name(&self, calls: &Calls, layer_of: &[usize]) -> Name {
+        let keeps: Vec<Keep> = layer_of.iter().map(|layer| self.keeps[*layer]).collect();
+        let decided = Configuration {
+            microbatch: u32::try_from(self.microbatch_size).unwrap_or(u32::MAX),
+            sequence_parallel: self.sequence,
+            ..of_mesh(self.mesh)
+        };
+        named(decided, calls, &self.stage_ends, &keeps)
     }
 }

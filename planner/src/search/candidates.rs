@@ -9,7 +9,7 @@ use super::keys::{Asked, Key};
 use super::layers::LayerTable;
 use super::ranks::Usable;
 use super::{Job, allows, keep_number};
-use crate::limits::Knob;
+use crate::limits::{Knob, RECOMPUTE_ATTENTION, RECOMPUTE_FULL, RECOMPUTE_NONE};
 
 /// Ways to cut the calls into stages that are all tried. Chosen: 14 calls in 4 stages are 286.
 const CUTS_MAX: usize = 512;
@@ -107,13 +107,23 @@ fn microbatches(job: &Job<'_>, dp: usize) -> Vec<usize> {
     (1..=samples).filter(fits).collect()
 }
 
+/// What a layer may keep. Attention alone is recomputed only where that is asked for: what it saves
+/// is little, where kernels do not store the scores.
+fn keep_options(job: &Job<'_>) -> Vec<Keep> {
+    if job.limits.fixed(Knob::Recompute) == Some(RECOMPUTE_ATTENTION) {
+        return vec![Keep::AllButAttention];
+    }
+    let recompute = |keep: &Keep| if *keep == Keep::Full { RECOMPUTE_NONE } else { RECOMPUTE_FULL };
+    let may = |keep: &Keep| {
+        allows(job, Knob::Keep, keep_number(*keep)) && allows(job, Knob::Recompute, recompute(keep))
+    };
+    [Keep::Full, Keep::None].into_iter().filter(may).collect()
+}
+
 /// Every choice of a keep set per layer; with many layers only the uniform ones.
 fn keep_sets(job: &Job<'_>, layers: usize) -> Vec<Vec<Keep>> {
     const LAYERS_MAX: usize = 4;
-    let options: Vec<Keep> = [Keep::Full, Keep::None]
-        .into_iter()
-        .filter(|keep| allows(job, Knob::Keep, keep_number(*keep)))
-        .collect();
+    let options = keep_options(job);
     if layers > LAYERS_MAX {
         return options.iter().map(|keep| vec![*keep; layers]).collect();
     }

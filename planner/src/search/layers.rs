@@ -276,6 +276,7 @@ impl<'a> LayerTable<'a> {
         pricer: usize,
     ) -> Scored {
         let (mesh, cluster) = (candidate.mesh, self.job().cluster);
+        let name = candidate.name(self.calls(), &self.layer_of);
         let memory = self.job().memory();
         let prices = Prices::new(cluster, mesh);
         let pricer = &mut self.pricers[pricer];
@@ -284,7 +285,7 @@ impl<'a> LayerTable<'a> {
         let threads = cluster.threads(cluster.ranks_per_node(mesh.ranks()));
         let footprints = Footprint::of_all(programs, pricer.compiler.kernels(), threads);
         let (need, have) = fullest(&footprints, mesh.dp, (memory, cluster.nodes));
-        Scored { candidate: candidate.clone(), time, footprints, need, have }
+        Scored { candidate: candidate.clone(), name, time, footprints, need, have }
     }
 
     /// The time of a candidate, but for rounding, from the times of its layers: nothing is

@@ -140,7 +140,7 @@ fn every_mesh_compiles_into_a_legal_plan() {
                     found.unwrap_or_else(|d| panic!("{}", ir::diagnostic::render(&d, None)));
                 let wrong = crate::check::check(module, "loss", &found.plan, &cluster);
                 let wrong: String = wrong.iter().map(|d| ir::diagnostic::render(d, None)).collect();
-                assert!(wrong.is_empty(), "{name} {}:\n{wrong}", found.best.candidate);
+                assert!(wrong.is_empty(), "{name} {}:\n{wrong}", found.best.name);
                 let text = found.plan.to_string();
                 assert_eq!(ir::text::parse_plan("printed", &text).as_ref(), Ok(&found.plan));
             }
@@ -166,12 +166,15 @@ mod slow {
                 let plan = table.plan(candidate).unwrap();
                 let scored = table.score(&plan, candidate).unwrap();
                 let seconds = scored.time.seconds;
-                assert!(bound.seconds <= seconds * (1.0 + ROUNDING), "{candidate}");
-                assert!(bound.need <= scored.need.0, "{candidate}");
+                assert!(bound.seconds <= seconds * (1.0 + ROUNDING), "{candidate:?}");
+                assert!(bound.need <= scored.need.0, "{candidate:?}");
                 let timed = table.seconds(candidate).unwrap();
-                assert!((timed - seconds).abs() <= ROUNDING * seconds, "{candidate}: {timed}");
+                assert!((timed - seconds).abs() <= ROUNDING * seconds, "{candidate:?}: {timed}");
                 let sum = scored.time.breakdown.total();
-                assert!((sum - scored.time.seconds).abs() <= 1e-9 * sum, "{candidate}: {scored:?}");
+                assert!(
+                    (sum - scored.time.seconds).abs() <= 1e-9 * sum,
+                    "{candidate:?}: {scored:?}"
+                );
                 if scored.fits() {
                     least = least.min(scored.time.seconds);
                 }

@@ -12,14 +12,17 @@ mod said;
 mod script;
 mod torchtitan;
 
+use std::path::Path;
+
 use ir::import::nearest;
 use ir::{Diagnostic, Span};
 use planner::configuration::{Configuration, WORDS};
 use serde_json::Value as Json;
 
 use self::said::{Said, Word, in_order};
+use crate::failure::Failure;
 use crate::job::Precision;
-use crate::output;
+use crate::{output, planned};
 
 /// What a file does not say, or flags say in its place.
 #[derive(Clone, Copy, Debug, Default)]
@@ -99,6 +102,31 @@ impl Layout {
             output::note(&told);
         }
     }
+}
+
+/// Reads a layout, or the text of a plan of a model.
+///
+/// # Errors
+/// As [`read`]; those of [`planned::read`].
+pub fn read_for(
+    source: &str,
+    text: &str,
+    model: Option<&Path>,
+    known: Known,
+) -> Result<Layout, Failure> {
+    if !planned::is_plan(text) {
+        return Ok(read(source, text, known)?);
+    }
+    let read = planned::read(source, text, model)?;
+    let size = |number: usize| u32::try_from(number).ok();
+    Ok(Layout {
+        global_batch: size(read.plan.global_batch_size()),
+        seq: size(read.plan.seq),
+        dtype: Some(read.plan.dtype().into()),
+        model: Some((read.plan.model.clone(), read.model.param_count())),
+        notes: read.remark().into_iter().collect(),
+        ..Layout::of(read.name.configuration)
+    })
 }
 
 /// The most diagnostics of one file.

@@ -40,7 +40,7 @@ pub fn explain_file(asked: &Asked, path: &PathArg) -> Result<Exit, Failure> {
     let devices = asked.place.ranks.and_then(|ranks| u32::try_from(ranks).ok());
     let global_batch = asked.gbs.and_then(|gbs| u32::try_from(gbs).ok());
     let known = Known { layers, devices, global_batch, ..Known::default() };
-    let layout = read::read(path, &text, known)?;
+    let layout = read::read_for(path, &text, Some(asked.model.path()), known)?;
     layout.note_remarks();
     check_model(path, &layout.model, &work)?;
     let given = layout.configuration;

@@ -1,5 +1,7 @@
 //! One model on four clusters: four plans, each the fastest of all that there are.
 
+use ir::Mesh;
+
 use super::*;
 use crate::check::check;
 use crate::explain::explain;
@@ -82,7 +84,7 @@ fn fastest(job: &Job<'_>) -> (f64, usize) {
                 let scored = scorer.score(&plan, &candidate).unwrap();
                 if scored.fits() {
                     let wrong = check(job.module, job.entry, &plan, job.cluster);
-                    assert!(wrong.is_empty(), "{candidate}: {wrong:?}");
+                    assert!(wrong.is_empty(), "{candidate:?}: {wrong:?}");
                     legal += 1;
                     least = least.min(scored.time.seconds);
                 }
@@ -116,11 +118,11 @@ fn each_cluster_has_a_plan_of_its_own_and_it_is_the_fastest() {
             panic!("{name}: {}", ir::diagnostic::render(&d, None));
         });
         let candidate = &found.best.candidate;
-        assert_eq!(found.best.time.seconds, least, "{name}: {candidate}, {legal} legal plans");
+        assert_eq!(found.best.time.seconds, least, "{name}: {candidate:?}, {legal} legal plans");
         assert!(found.complete && legal > 1, "{name}");
         let decided = explain(&found).decided.unwrap();
-        assert!(decided.starts_with(number), "{name}: {candidate}, decided by {decided}");
-        assert!(!plans.contains(candidate), "{name}: {candidate} again");
+        assert!(decided.starts_with(number), "{name}: {candidate:?}, decided by {decided}");
+        assert!(!plans.contains(candidate), "{name}: {candidate:?} again");
         plans.push(candidate.clone());
     }
 }

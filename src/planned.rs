@@ -1,0 +1,136 @@
+//! Plans for GPU clusters as files: a name is elaborated with the module of its model, and the name
+//! of a plan in a file is read off again.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use ir::import::{Model, Options};
+use ir::plan::Prediction;
+use ir::{Diagnostic, Module, Plan, Span};
+use planner::configuration::Configuration;
+use planner::elaborate::{Name, Purpose, elaborate, name_of};
+
+use crate::LOSS;
+use crate::failure::{Failure, usage};
+use crate::job::{self, Precision};
+
+/// Whether a text is that of a plan, rather than JSON or the layout of another tool.
+pub fn is_plan(text: &str) -> bool {
+    let mut lines = text.lines().map(str::trim);
+    lines.find(|line| !line.is_empty() && !line.starts_with('#')).is_some_and(|line| {
+        line.starts_with("plan ") && line.contains(" on [") && line.contains(" of ")
+    })
+}
+
+/// What a plan of a name is for, beside the name.
+#[derive(Clone, Debug)]
+pub struct Wanted<'a> {
+    /// The MODEL argument.
+    pub model: &'a Path,
+    /// The cluster, for people.
+    pub cluster: String,
+    /// Samples of a step.
+    pub global_batch_size: usize,
+    /// Tokens of a sample.
+    pub seq: usize,
+    /// The element type.
+    pub dtype: Precision,
+    /// What is predicted.
+    pub predictions: BTreeMap<String, Prediction>,
+}
+
+/// The plan that a name means.
+///
+/// # Errors
+/// Those of the model, which has to be one that can be built; `E5010` for a type that plans do not
+/// hold; those of [`elaborate`].
+pub fn plan(name: &Configuration, wanted: &Wanted<'_>) -> Result<Plan, Failure> {
+    let precision = types(wanted.dtype)?;
+    let (model, module) = build(wanted.model, wanted.seq, precision)?;
+    let purpose = Purpose {
+        module: &module,
+        entry: LOSS,
+        model: model.name.clone(),
+        cluster: wanted.cluster.clone(),
+        global_batch_size: wanted.global_batch_size,
+        seq: wanted.seq,
+        precision,
+        optimizer: job::ADAMW,
+        clip: Some(1.0),
+        predictions: wanted.predictions.clone(),
+    };
+    Ok(elaborate(name, &purpose)?)
+}
+
+/// The roles of training in a type, as on GPUs where nothing else is said.
+fn types(dtype: Precision) -> Result<ir::precision::Precision, Diagnostic> {
+    let refuse = || {
+        let headline = format!("the text of a plan has no roles for {dtype} yet");
+        let help = "write the plan as JSON: `-o plan.json`";
+        Diagnostic::error("E5010", Span::of("--dtype"), headline).help(help)
+    };
+    match dtype {
+        Precision::Of(dtype) => job::training_precision(dtype, &[]).map_err(|_| refuse()),
+        Precision::Tf32 => Err(refuse()),
+    }
+}
+
+/// A model, and its module as it is compiled.
+fn build(
+    model: &Path,
+    seq: usize,
+    precision: ir::precision::Precision,
+) -> Result<(Model, Module), Failure> {
+    let description = crate::resolve(model)?.description;
+    let (dtype, dropout) = (precision.accumulate, None);
+    let model = crate::import(&description, &Options { seq, dtype, dropout })?;
+    let module = crate::prepare_as(&model, &precision)?;
+    Ok((model, module))
+}
+
+/// A plan in a file, with its name and the model that it is of.
+#[derive(Clone, Debug)]
+pub struct Read {
+    /// The plan.
+    pub plan: Plan,
+    /// Its name.
+    pub name: Name,
+    /// The model.
+    pub model: Model,
+}
+
+/// Reads the text of a plan. Without a MODEL argument the model is the one that the plan names.
+///
+/// # Errors
+/// Those of the text and of the model; `E5006` for a plan of another model.
+pub fn read(path: &str, text: &str, model: Option<&Path>) -> Result<Read, Failure> {
+    let plan = ir::text::parse_plan(path, text)?;
+    let named = Path::new(&plan.model);
+    let found = build(model.unwrap_or(named), plan.seq, plan.precision);
+    let (built, module) = match (found, model) {
+        (Ok(built), _) => built,
+        (Err(failure), Some(_)) => return Err(failure),
+        (Err(_), None) => {
+            let headline = format!("`{}`, the model of the plan, is no preset", plan.model);
+            return Err(usage("--model", headline).help("write `--model MODEL`").into());
+        }
+    };
+    if built.name != plan.model {
+        let headline =
+            format!("the plan is for `{}`, and `{}` is asked about", plan.model, built.name);
+        let help = format!("name `{}`, or plan again", plan.model);
+        return Err(Diagnostic::error("E5006", Span::of(path), headline).help(help).into());
+    }
+    let name = name_of(&module, LOSS, &plan)?;
+    Ok(Read { plan, name, model: built })
+}
+
+impl Read {
+    /// What users are told where the plan decides more than its name.
+    pub fn remark(&self) -> Option<String> {
+        let Name { configuration, differences } = &self.name;
+        (*differences > 0).then(|| {
+            format!("{differences} decisions of the plan are priced as `{configuration}` has them")
+        })
+    }
+}
