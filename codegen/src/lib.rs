@@ -29,7 +29,7 @@
 //! [`tile`] and [`catalogue`] describe, with the [`scalars`] of their launches; [`lower`] makes
 //! routines of launches, or a [`refusal`], and [`routines`] those of a class; [`arena`] gives
 //! offsets, [`schedule`] an order of micro-batches; [`crossing`] says what stages and calls share;
-//! [`compile`] assembles, and [`inference`] what only runs forward; [`mod@launched`] says what that
+//! [`executable`] says what no program does; [`compile`] assembles, and [`inference`] what only runs forward; [`mod@launched`] says what that
 //! comes to; [`mod@function`] compiles one function without a plan, of integers that [`narrow`]
 //! made short where [`ranges`] prove them to be. [`check`] replays the result and calls nothing of
 //! the above; in debug builds it looks at everything that is compiled.
@@ -41,6 +41,7 @@
 //! | `E2001` | an entry that is no list of calls | 4 |
 //! | `E2002` | a plan that does not fit the module | 3 |
 //! | `E2003` | nodes without a kernel, all of a function at once; draws that no kernel places | 4 |
+//! | `E2004` | a plan whose decisions no program carries out | 4 |
 //!
 //! Those of [`check`] are defects of this crate, and no input's.
 

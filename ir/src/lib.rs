@@ -52,6 +52,7 @@
 //! | `W1017` | a composite of a text with another body than the library's | 0 |
 //! | `E1021` | a line of a plan that is not understood | 6 |
 //! | `E1022` | a decision of a plan that is missing or taken twice | 6 |
+//! | `E1023` | a plan of a version that is not known | 6 |
 //! | `E1031` | a line of a program that is not understood | 6 |
 //! | `E1032` | a line of a program that is out of its order, or missing | 6 |
 

@@ -53,7 +53,7 @@
 //! | `E3402` | the text of a configuration that cannot be read | 2 |
 //! | `E3403` | the shape of a model that cannot be | 2 |
 //! | `E3404` | a cluster that an estimate is not for | 2 |
-//! | `E3405` | decisions that the values of a plan cannot express yet | 2 |
+//! | `E3405` | decisions that the values of a plan cannot express yet | 4 |
 
 pub mod divisors;
 pub mod quantity;

@@ -12,7 +12,7 @@ use ir::import::Options;
 use ir::{DType, Diagnostic, Span};
 use planner::configuration::Configuration;
 use planner::elaborate::Name;
-use planner::space::foreign::{Tool, Use, export};
+use planner::space::foreign::{NO_SCORES, Tool, Use, export};
 use serde_json::Value;
 
 use crate::argument::{PathArg, length};
@@ -39,6 +39,9 @@ pub struct Args {
     /// The group whose share is exported, of a plan over groups [default: all, if they lie alike]
     #[arg(long, value_name = "NAME")]
     pub group: Option<String>,
+    /// Leave out what the tool cannot express, and say so, where the plan needs it
+    #[arg(long)]
+    pub lossy: bool,
     /// The model of a plan's text, where the plan names no preset
     #[arg(long, value_name = "MODEL")]
     pub model: Option<PathArg>,
@@ -124,7 +127,7 @@ fn plan(args: &Args, tool: Tool) -> Result<String, Failure> {
     if document["schema"] == groups::SCHEMA {
         let (whole, purpose) =
             groups::configuration((source, &document), args.group.as_deref(), tool)?;
-        return Ok(exported(&whole, purpose, tool));
+        return exported(args, &whole, purpose, tool);
     }
     if args.group.is_some() {
         let headline = format!("`{source}` is a plan of devices that are alike");
@@ -144,7 +147,7 @@ fn plan(args: &Args, tool: Tool) -> Result<String, Failure> {
         let headline = format!("{} samples are no multiple of dp · mbs", purpose.global_batch);
         return Err(bad(headline).into());
     }
-    Ok(exported(&configuration, purpose, tool))
+    exported(args, &configuration, purpose, tool)
 }
 
 /// The text of a plan in the terms of a tool. What only the text decides is not exported.
@@ -156,24 +159,40 @@ fn whole_plan(args: &Args, text: &str, tool: Tool) -> Result<String, Failure> {
     if *differences > 0 {
         let headline =
             format!("{differences} decisions of the plan are not in its name `{configuration}`");
-        let help = format!("export the name: `gantline plan … --fix …` of `{configuration}`");
+        let help = "no tool expresses them: plan again, and export that";
         return Err(Diagnostic::error("E5005", Span::of(source), headline).help(help).into());
     }
     let size = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     let layers = size(read.model.layer_count);
     let purpose =
         Use { global_batch: size(read.plan.global_batch_size()), seq: size(read.plan.seq), layers };
-    Ok(exported(configuration, purpose, tool))
+    exported(args, configuration, purpose, tool)
 }
 
-/// A configuration in the terms of a tool. What the tool has no term for goes to stderr.
-fn exported(configuration: &Configuration, purpose: Use, tool: Tool) -> String {
+/// A configuration in the terms of a tool. Decisions that the tool cannot express are an error, or
+/// go to stderr with `--lossy`.
+fn exported(
+    args: &Args,
+    configuration: &Configuration,
+    purpose: Use,
+    tool: Tool,
+) -> Result<String, Failure> {
     let exported = export(configuration, purpose, tool);
-    if !exported.left_out.is_empty() {
-        let left = exported.left_out.join(", ");
-        output::note(&format!("{} has no term for: {left}", tool.name()));
+    let lost = exported.left_out.iter().filter(|what| **what != NO_SCORES);
+    let lost: Vec<&str> = lost.map(String::as_str).collect();
+    if lost.is_empty() {
+        if !exported.left_out.is_empty() {
+            output::note(&format!("{} knows no {NO_SCORES}", tool.title()));
+        }
+        return Ok(exported.text);
     }
-    exported.text
+    let headline = format!("{} cannot express this plan: {}", tool.title(), lost.join(", "));
+    if args.lossy {
+        output::note(&format!("{headline}; that is left out"));
+        return Ok(exported.text);
+    }
+    let help = "plan without it, with `--forbid` or `--fix`, or write `--lossy` to leave it out";
+    Err(Diagnostic::error("E5010", Span::of(args.source.to_string()), headline).help(help).into())
 }
 
 /// The module of a model, as it is imported.

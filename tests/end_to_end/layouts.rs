@@ -181,7 +181,7 @@ fn printed_plans_over_groups_are_scored() {
         let plan = scratch.json(&format!("plan {asked}{limits} --json -o plan.json"));
         let score = "score llama-3-8b --cluster g.toml --from plan.json --json";
         assert_eq!(scratch.json(score)["groups"], plan["groups"], "{limits}");
-        let text = scratch.answer(&format!("plan {asked}{limits} --plan"));
+        let text = scratch.answer(&format!("plan {asked}{limits} --name"));
         for (verb, flag) in [("score", "--config"), ("compare", "--with")] {
             let mut command = scratch.command(&[], &format!("{verb} {asked} --json"));
             let output = command.args([flag, text.trim()]).output().expect("it starts");

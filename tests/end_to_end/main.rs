@@ -56,6 +56,7 @@ mod onnx;
 mod operators;
 mod parallel;
 mod paths;
+mod plans;
 mod precision;
 mod readme;
 mod recognition;

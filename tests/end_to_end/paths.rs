@@ -105,7 +105,7 @@ fn models_plans_and_artefacts_lie_at_paths_that_are_no_text() {
     answer(&scratch, "score llama-3-8b --from disposé.sh --devices 8 --gbs 8 --json");
     answer(&scratch, "plan llama-3-8b --cluster h100 --devices 8 --gbs 8 -o gpué.json");
     answer(&scratch, "explain llama-3-8b --cluster h100 --devices 8 --gbs 8 --plan gpué.json");
-    answer(&scratch, "export gpué.json --to megatron -o drapeaux\u{e9}");
+    answer(&scratch, "export gpué.json --lossy --to megatron -o drapeaux\u{e9}");
     for name in ["dessiné.dot", "machiné.toml", "pagés", "drapeaux\u{e9}"] {
         assert!(is_there(&scratch, name), "{name:?}");
     }

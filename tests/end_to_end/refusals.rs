@@ -364,14 +364,16 @@ fn plans_for_gpus_are_one_answer() {
     let scratch = Scratch::new("one-answer");
     let asked = "llama-3-8b --cluster h100 --gbs 64";
     let plan = scratch.json(&format!("plan {asked} --json"));
-    let layout = scratch.answer(&format!("plan {asked} --plan"));
+    let layout = scratch.answer(&format!("plan {asked} --name"));
     assert_eq!(plan["text"], layout.trim());
     let page = scratch.answer(&format!("plan {asked}"));
+    assert_eq!(scratch.answer(&format!("plan {asked} -o p.json")), page);
+    let read = |file: &str| std::fs::read_to_string(scratch.0.join(file)).expect("it was written");
+    assert_eq!(serde_json::from_str::<Value>(&read("p.json")).expect("a document"), plan);
     assert_eq!(scratch.answer(&format!("plan {asked} -o p.txt")), page);
-    let written = std::fs::read_to_string(scratch.0.join("p.txt")).expect("it was written");
-    assert_eq!(serde_json::from_str::<Value>(&written).expect("a document"), plan);
+    assert_eq!(scratch.answer(&format!("plan {asked} --plan")), read("p.txt"));
     let other = scratch.json(&format!("plan {asked} --fix pp=2 --json -o other.json"));
-    for (file, plan) in [("p.txt", &plan), ("other.json", &other)] {
+    for (file, plan) in [("p.txt", &plan), ("p.json", &plan), ("other.json", &other)] {
         let said = scratch.json(&format!("explain llama-3-8b --cluster h100 --plan {file} --json"));
         assert_eq!(said["text"], plan["text"], "{file}");
         assert_eq!(said["step_time_s"], plan["step_time_s"], "{file}");
@@ -385,7 +387,7 @@ fn plans_for_gpus_are_one_answer() {
         assert!(page.contains(verdict), "{page}");
     }
     for (line, code) in [
-        ("explain llama-3-8b --plan p.txt", 2),
+        ("explain llama-3-8b --plan p.json", 2),
         ("explain llama-3-8b --cluster h100 --devices 16 --plan p.txt", 2),
         ("explain gpt2 --cluster h100 --plan none.txt", 2),
     ] {

@@ -24,6 +24,16 @@ impl Tool {
     /// All of them.
     pub const ALL: [Tool; 4] = [Tool::Megatron, Tool::DeepSpeed, Tool::Torchtitan, Tool::Calculon];
 
+    /// The name in sentences.
+    pub fn title(self) -> &'static str {
+        match self {
+            Tool::Megatron => "Megatron-LM",
+            Tool::DeepSpeed => "DeepSpeed",
+            Tool::Torchtitan => "torchtitan",
+            Tool::Calculon => "Calculon",
+        }
+    }
+
     /// The name in flags.
     pub fn name(self) -> &'static str {
         match self {
@@ -35,7 +45,8 @@ impl Tool {
     }
 }
 
-/// What is left out of every execution of Calculon in which nothing is computed again by choice.
+/// What is left out of every execution of Calculon without recomputation: an assumption about
+/// kernels, and no decision of the plan.
 pub const NO_SCORES: &str = "attention that writes no scores, said as their recomputation";
 
 /// What a configuration is for.
@@ -143,12 +154,12 @@ fn megatron(c: &Configuration, purpose: Use) -> Exported {
     }
     flag(is_moved, "--optimizer-cpu-offload");
     flag(is_moved, "--use-precision-aware-optimizer");
-    left.when(is_moved && c.zero.stage == 0, "a whole optimizer elsewhere");
-    left.when(c.offload.optimizer == Place::Disk, "optimizer on a disk");
-    left.when(c.offload.parameters != Place::Device, "parameters elsewhere");
-    left.when(c.offload.activations != Place::Device, "activations elsewhere");
-    left.when(c.zero.shard != 0 && !divides, "shards over a part of the ranks");
-    left.when(c.order != USUAL_ORDER, "placement of the axes");
+    left.when(is_moved && c.zero.stage == 0, "offload of an optimizer that is not sharded");
+    left.when(c.offload.optimizer == Place::Disk, "optimizer offload to a disk");
+    left.when(c.offload.parameters != Place::Device, "parameter offload");
+    left.when(c.offload.activations != Place::Device, "activation offload");
+    left.when(c.zero.shard != 0 && !divides, "ZeRO shards over a part of the ranks");
+    left.when(c.order != USUAL_ORDER, "placement of the axes on ranks");
     left.schedule(c, &[Schedule::OneForwardOneBackward]);
     Exported { text: flags.join(" \\\n") + "\n", left_out: left.0 }
 }
@@ -231,7 +242,7 @@ fn deepspeed(c: &Configuration, purpose: Use) -> Exported {
     if c.cp > 1 {
         lines.push(format!("  \"sequence_parallel_size\": {}", c.cp));
     }
-    left.when(activations == Place::Disk, "activations on a disk");
+    left.when(activations == Place::Disk, "activation offload to a disk");
     left.when(c.pp > 1, "pipeline stages, which are set where the model is built");
     left.when(c.vpp > 1, "interleaved stages");
     left.when(c.ep > 1, "expert-parallel ranks, which are set where the model is built");
@@ -241,8 +252,8 @@ fn deepspeed(c: &Configuration, purpose: Use) -> Exported {
     );
     left.when(c.sequence_parallel, "sequence parallelism of tensor-parallel ranks");
     // Its second partition (`zero_hpz_partition_size`) is of a copy of the weights alone.
-    left.when(c.zero.shard != 0, "shards over a part of the ranks");
-    left.when(c.order != USUAL_ORDER, "placement of the axes");
+    left.when(c.zero.shard != 0, "ZeRO shards over a part of the ranks");
+    left.when(c.order != USUAL_ORDER, "placement of the axes on ranks");
     Exported { text: format!("{{\n{}\n}}\n", lines.join(",\n")), left_out: left.0 }
 }
 
@@ -302,14 +313,14 @@ fn torchtitan(c: &Configuration, purpose: Use) -> Exported {
     left.when(matches!(c.recompute, Recompute::Layers(_)), "recomputation of some layers");
     left.when((1..3).contains(&c.zero.stage), "shards of optimizer state or gradients alone");
     left.when(c.zero.stage == 0 && c.cp > 1, "whole weights on context-parallel ranks");
-    left.when(c.zero.stage == 3 && c.dp == 1 && c.cp == 1, "shards over one rank");
-    left.when(c.zero.shard != 0 && !is_part, "shards over this part of the ranks");
+    left.when(c.zero.stage == 3 && c.dp == 1 && c.cp == 1, "ZeRO over one rank");
+    left.when(c.zero.shard != 0 && !is_part, "ZeRO shards over this part of the ranks");
     left.schedule(c, &[Schedule::GPipe, Schedule::OneForwardOneBackward]);
     left.when(c.offload != Offload::default(), "offload");
     left.when(!c.stage_layers.is_empty(), "uneven stages");
     left.uneven(c, purpose);
     left.when(c.tp > 1 && !c.sequence_parallel, "tensor parallelism without sequence parallelism");
-    left.when(c.order != USUAL_ORDER, "placement of the axes");
+    left.when(c.order != USUAL_ORDER, "placement of the axes on ranks");
     Exported { text, left_out: left.0 }
 }
 
@@ -360,14 +371,14 @@ fn calculon(c: &Configuration, purpose: Use) -> Exported {
     left.when(c.cp > 1, "context parallelism");
     left.when(c.ep > 1, "expert parallelism");
     left.when(c.zero.stage > 1, "shards of gradients and weights");
-    left.when(c.zero.stage == 1 && c.dp == 1, "shards over one rank");
-    left.when(c.zero.shard != 0, "shards over a part of the ranks");
+    left.when(c.zero.stage == 1 && c.dp == 1, "ZeRO over one rank");
+    left.when(c.zero.shard != 0, "ZeRO shards over a part of the ranks");
     let places = [c.offload.optimizer, c.offload.parameters, c.offload.activations];
     left.when(places.contains(&Place::Disk), "offload to a disk");
     left.uneven(c, purpose);
     left.when(matches!(c.recompute, Recompute::Layers(_)), "recomputation of some layers");
     left.when(!c.stage_layers.is_empty(), "uneven stages");
-    left.when(c.order != USUAL_ORDER, "placement of the axes");
+    left.when(c.order != USUAL_ORDER, "placement of the axes on ranks");
     left.schedule(c, &[Schedule::OneForwardOneBackward]);
     Exported { text: format!("{{\n{}\n}}\n", lines.join(",\n")), left_out: left.0 }
 }

@@ -215,7 +215,7 @@ fn found(args: &PlanArgs, mixed: &Mixed) -> Result<(Exit, String), Failure> {
         std::fs::write(path, text).map_err(runtime::Error::io("write", path.as_ref()))?;
         output::note(&format!("wrote {path}"));
     }
-    let text = match (args.asked.json, args.plan) {
+    let text = match (args.asked.json, args.plan || args.name) {
         (true, _) => format!("{document:#}"),
         (false, true) => mixed.text(&way),
         (false, false) => mixed.header() + &page(mixed, &way),

@@ -1,0 +1,114 @@
+//! Plans for GPU clusters: what is searched for is a plan that is legal, and its text is what every
+//! command reads.
+
+use ir::Module;
+use ir::import::{Options, import, resolve};
+use ir::text::parse_plan;
+use planner::check::check;
+use planner::cluster::Cluster;
+use planner::elaborate::name_of;
+
+use crate::scratch::Scratch;
+
+/// The module of a preset that a plan is of.
+fn module(plan: &ir::Plan) -> Module {
+    let description = resolve(&plan.model).expect("it is a preset").description;
+    let options = Options { seq: plan.seq, dtype: plan.precision.accumulate, dropout: None };
+    let model = import(&description, &options).expect("it is imported");
+    let module = codegen::prepare::prepare_training_as(model.module, "loss", &plan.precision);
+    module.expect("it is prepared")
+}
+
+/// What the search finds for GPUs is a plan: legal, read back byte for byte, with the name that is
+/// printed.
+#[test]
+fn plans_that_are_found_for_gpus_are_legal() {
+    let scratch = Scratch::new("gpu-plans");
+    let limits = "--forbid cp --forbid ep";
+    let mut schedules = std::collections::BTreeSet::new();
+    for (model, cluster, devices, gbs, more) in [
+        ("gpt2", "h100", 8, 64, ""),
+        ("gpt2-xl", "a100", 16, 128, "--fix pp=4"),
+        ("llama-3-8b", "h100", 64, 256, ""),
+        ("llama-2-13b", "a100-40gb", 32, 128, ""),
+        ("qwen2.5-7b", "h100", 16, 64, "--fix recompute=full"),
+        ("gpt3-175b", "h100", 256, 256, ""),
+        ("gpt-22b", "a100", 64, 128, "--fix schedule=zb-h1,pp=8"),
+        ("opt-66b", "h200", 64, 64, "--fix schedule=gpipe,pp=2"),
+        ("mistral-7b", "b200", 8, 32, "--fix zero=3"),
+        ("llama-3.1-405b", "h100", 512, 512, ""),
+        ("falcon-40b", "a100", 64, 64, "--fix tp=8"),
+        ("mpt-30b", "v100", 128, 128, "--dtype f16"),
+    ] {
+        let asked = format!("{model} --cluster {cluster} --devices {devices} --gbs {gbs}");
+        let line = format!("plan {asked} --seq 1024 {limits} {more} --json -o x.plan");
+        let line = line.split_whitespace().collect::<Vec<_>>().join(" ");
+        let answer = scratch.json(&line);
+        let text = std::fs::read_to_string(scratch.0.join("x.plan")).expect("it is written");
+        let plan = parse_plan("x.plan", &text).unwrap_or_else(|wrong| panic!("{line}: {wrong:?}"));
+        assert_eq!(plan.to_string(), text, "{line}");
+        assert!(text.lines().count() <= 400, "{line}: {} lines", text.lines().count());
+        let mut there = Cluster::load(cluster).expect("it is a preset");
+        there.nodes = devices;
+        let module = module(&plan);
+        let wrong = check(&module, "loss", &plan, &there);
+        assert!(wrong.is_empty(), "{line}: {wrong:?}\n{text}");
+        let name = name_of(&module, "loss", &plan).expect("it has a name");
+        assert_eq!(answer["text"], name.to_string(), "{line}");
+        assert_eq!(plan.global_batch_size(), gbs, "{line}");
+        schedules.insert((plan.schedule, plan.chunks_per_stage() > 1));
+    }
+    assert!(schedules.len() > 2, "{schedules:?}");
+}
+
+/// The text of a plan costs what its name costs, in every command, and what it lacks is named.
+#[test]
+fn every_command_reads_the_text_of_a_plan() {
+    let scratch = Scratch::new("plan-texts");
+    let asked = "gpt2-xl --cluster a100 --gbs 64 --seq 1024";
+    let plan = scratch.json(&format!("plan {asked} --devices 16 --fix pp=2 --json -o x.plan"));
+    let on = "gpt2-xl --cluster a100";
+    let scored = scratch.json(&format!("score {on} --from x.plan --json"));
+    let explained = scratch.json(&format!("explain {on} --plan x.plan --json"));
+    for other in [&scored["step_time_s"], &explained["step_time_s"]] {
+        assert_eq!(*other, plan["step_time_s"]);
+    }
+    assert_eq!(scored["configuration"], plan["text"]);
+    scratch.run(&format!("plan {asked} --devices 16 --fix pp=2 -o x.json"));
+    let [text, document] = ["x.plan", "x.json"]
+        .map(|file| scratch.answer(&format!("export {file} --to megatron --lossy")));
+    assert_eq!(text, document);
+    // A plan of another model, a plan that was changed, and one of a later version.
+    let errors = |line: &str, code: i32| {
+        let output = scratch.run(line);
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{line}: {errors}");
+        errors
+    };
+    let other = errors("score gpt2 --cluster a100 --from x.plan", 2);
+    assert!(other.contains("the plan is for `gpt2-xl`"), "{other}");
+    let whole = std::fs::read_to_string(scratch.0.join("x.plan")).expect("it is written");
+    scratch.write("changed.plan", &whole.replacen("keep full", "keep none", 1));
+    let changed = errors("export changed.plan --to megatron --lossy", 6);
+    assert!(changed.contains("decisions of the plan"), "{changed}");
+    scratch.write("later.plan", &whole.replacen("plan 2 ", "plan 3 ", 1));
+    let later = errors(&format!("score {on} --from later.plan"), 6);
+    assert!(later.contains("E1023") && later.contains("version 3"), "{later}");
+}
+
+/// A plan is compiled for other devices than it was made for, where programs carry it out; where
+/// they do not, every decision that they lack is named.
+#[test]
+fn plans_for_gpus_are_compiled_where_they_can_be() {
+    let scratch = Scratch::new("plan-compiled");
+    let asked = "gpt2-mini --cluster h100 --devices 4 --gbs 8 --seq 32 --dtype f32";
+    let fixed = "--fix zero=0,offload=off,vpp=1,schedule=gpipe,pp=2,cp=1,recompute=attention";
+    scratch.answer(&format!("plan {asked} {fixed} -o x.plan"));
+    let on = "gpt2-mini --ranks 4 --gbs 8 --seq 32";
+    scratch.answer(&format!("compile {on} --plan x.plan -o x.gtl"));
+    scratch.answer(&format!("plan {asked} --fix zero=1,pp=2,vpp=2 -o y.plan"));
+    let refused = scratch.run(&format!("compile {on} --plan y.plan -o y.gtl"));
+    let errors = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(4), "{errors}");
+    assert!(errors.contains("interleaved stages, ZeRO"), "{errors}");
+}
