@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gantline::job::{ADAMW, Question};
+use gantline::job::{ADAMW, PlanRequest};
 use gantline::output::answer;
 use gantline::verbs::calibrate::measured;
 use gantline::{LOSS, compile, import, plan, prepare};
@@ -25,9 +25,9 @@ use ir::{DType, Plan};
 use kernels::Kernel;
 use planner::calibrate::Sizes;
 use planner::cluster::Cluster;
+use planner::compiled::{Job, Scorer};
 use planner::limits::{Knob, Limits};
 use planner::price::Prices;
-use planner::search::{Job, Scorer};
 use runtime::execute::{Batch, Classes, Options as Execution, Scalars, Session};
 use runtime::init::Init;
 use runtime::trace::{Trace, Tracing};
@@ -74,13 +74,13 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-fn question(case: &Case, cluster: &Cluster) -> Question {
+fn question(case: &Case, cluster: &Cluster) -> PlanRequest {
     let description = preset(case.model).expect("a preset");
     let options = Options { seq: case.seq, dtype: DType::F32, dropout: Some(0.0) };
     let model = import(&description, &options).expect("the model is imported");
     let mut limits = Limits::default();
     case.fixed.iter().for_each(|(knob, number)| limits.fix(*knob, *number));
-    Question {
+    PlanRequest {
         module: prepare(&model).expect("the module is prepared"),
         model: model.name,
         cluster: cluster.clone(),

@@ -12,11 +12,12 @@ use planner::configuration::Configuration;
 use planner::estimate::price::Inside;
 use planner::estimate::rates::Arithmetic;
 use planner::estimate::workload::Workload;
-use planner::estimate::{Estimator, Job, style};
+use planner::estimate::{Estimator, Job, profile};
 use planner::limits::Limits;
-use planner::space::ask::{Answer, EVALUATIONS_MAX, Question, ask};
-use planner::space::models;
-use planner::space::tree::{Budget, Objective};
+use planner::search::branch_and_bound::{Budget, Objective};
+use planner::search::models;
+use planner::search::request;
+use planner::search::request::{EVALUATIONS_MAX, SearchRequest, SearchResult};
 
 /// A model, its layers if not its own, tokens of a sample, a cluster, devices, samples of a step.
 struct Case {
@@ -57,14 +58,14 @@ fn workload(case: &Case) -> Workload {
     shape.workload().expect("a shape that makes sense")
 }
 
-fn search(case: &Case) -> Answer {
+fn search(case: &Case) -> SearchResult {
     let work = workload(case);
     let mut cluster = Cluster::load(case.cluster).expect("a preset");
     let each = cluster.devices_per_node.expect("a cluster of nodes");
     cluster.nodes = (case.devices as usize).div_ceil(each);
     let job = Job { global_batch: case.batch.into(), arithmetic: Arithmetic::Half };
-    let estimator = Estimator::new(&work, &cluster, style::OURS, job).expect("devices");
-    let answer = ask(&Question {
+    let estimator = Estimator::new(&work, &cluster, profile::GANTLINE, job).expect("devices");
+    let answer = request::search(&SearchRequest {
         estimator: &estimator,
         devices: case.devices,
         global_batch: case.batch,
@@ -103,7 +104,7 @@ fn evaluations(criterion: &mut Criterion) {
     let case = &cases()[0];
     let (work, cluster) = (workload(case), Cluster::load(case.cluster).expect("a preset"));
     let job = Job { global_batch: case.batch.into(), arithmetic: Arithmetic::Half };
-    let estimator = Estimator::new(&work, &cluster, style::OURS, job).expect("devices");
+    let estimator = Estimator::new(&work, &cluster, profile::GANTLINE, job).expect("devices");
     let mut group = criterion.benchmark_group("evaluation");
     group.throughput(Throughput::Elements(1));
     for layout in ["tp=8 pp=1 dp=128 mbs=1", "tp=8 pp=8 dp=16 mbs=1", "tp=8 pp=8 dp=16 mbs=1 vpp=6"]

@@ -16,7 +16,7 @@ use serde_json::json;
 use crate::LOSS;
 use crate::documents::{Document, Report};
 use crate::failure::Failure;
-use crate::job::Question;
+use crate::job::PlanRequest;
 
 /// What an artefact's file is called at its end.
 pub const EXTENSION: &str = "gtl";
@@ -28,7 +28,7 @@ pub const EXTENSION: &str = "gtl";
 /// memory, and those of [`crate::compile`] and [`codegen::check`].
 pub fn assemble(
     model: &Model,
-    question: &Question,
+    question: &PlanRequest,
     plan: Plan,
     archs: &[Arch],
 ) -> Result<Contents, Failure> {
@@ -99,7 +99,7 @@ fn workspace(kernels: &[Kernel], archs: &[Arch]) -> u64 {
 }
 
 /// Programs are made for the cores of one machine; other devices are only planned for.
-fn check_executable(question: &Question) -> Result<(), Diagnostic> {
+fn check_executable(question: &PlanRequest) -> Result<(), Diagnostic> {
     let cluster = &question.cluster;
     let unsupported = |headline: String| {
         Diagnostic::error("E5010", Span::of("--cluster"), headline)

@@ -10,8 +10,8 @@ use ir::plan::Optimizer;
 use ir::{DType, Diagnostic, Module, TensorType};
 use planner::calibration::Calibration;
 use planner::cluster::{Cluster, Kind, PRESETS};
+use planner::compiled::Job;
 use planner::limits::{Knob, Limits};
-use planner::search::Job;
 use serde::{Deserialize, Serialize};
 
 use crate::argument::{PathArg, positive};
@@ -225,7 +225,7 @@ impl Limited {
 
 /// A question to the planner with everything that it borrows.
 #[derive(Clone, Debug)]
-pub struct Question {
+pub struct PlanRequest {
     /// The cluster.
     pub cluster: Cluster,
     /// The prepared module.
@@ -248,7 +248,7 @@ pub struct Question {
     pub limits: Limits,
 }
 
-impl Question {
+impl PlanRequest {
     /// The planner's form of it.
     pub fn job(&self) -> Job<'_> {
         Job {

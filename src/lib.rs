@@ -11,7 +11,7 @@
 //! a directory that training leaves behind.
 //!
 //! ```
-//! use gantline::job::{ADAMW, Question};
+//! use gantline::job::{ADAMW, PlanRequest};
 //! use gantline::{LOSS, compile, import, plan, prepare, start};
 //! use ir::{DType, import::{Options, preset}, precision::Precision};
 //! use planner::{cluster::Cluster, limits::Limits};
@@ -19,7 +19,7 @@
 //! # fn main() -> Result<(), gantline::failure::Failure> {
 //! let description = preset("gpt2-mini").expect("a preset");
 //! let model = import(&description, &Options { seq: 32, dtype: DType::F32, dropout: None })?;
-//! let question = Question {
+//! let question = PlanRequest {
 //!     module: prepare(&model)?,
 //!     model: model.name,
 //!     cluster: Cluster::load("cpu-local")?,
@@ -73,8 +73,8 @@ use ir::rewrite::report::Report;
 use ir::rewrite::saturate::Selection;
 use ir::{DType, Diagnostic, Module, Plan, Span};
 use kernels::Bytes;
+use planner::compiled::{Found, Job};
 use planner::footprint::Footprint;
-use planner::search::{Found, Job};
 use runtime::execute::{Classes, Session};
 use runtime::trace::Tracing;
 
@@ -106,7 +106,7 @@ pub fn resolve(model: impl AsRef<Path>) -> Result<Resolved, Vec<Diagnostic>> {
     let path = model.as_ref();
     let resolved = ir::import::resolve(path).map_err(|wrong| {
         let name = path.to_str().filter(|_| !path.exists());
-        let known = name.filter(|name| planner::space::models::published(name).is_some());
+        let known = name.filter(|name| planner::search::models::published(name).is_some());
         let Some(model) = known else { return wrong };
         let headline = format!("`{model}` can be planned but not built: it has no importer yet");
         let help = format!("write `gantline plan {model} --cluster h100`, or give its directory");
@@ -152,7 +152,7 @@ pub fn prepare_with(
 
 /// Module and cluster to plan: the fastest that fits.
 pub fn plan(job: &Job<'_>) -> Result<Found, Failure> {
-    Ok(planner::search::search(job)?)
+    Ok(planner::compiled::search(job)?)
 }
 
 /// Module and plan to programs: one for each class of ranks.

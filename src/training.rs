@@ -12,7 +12,7 @@ use runtime::execute::{Samples, Session};
 
 use crate::argument::PathArg;
 use crate::failure::{self, Failure};
-use crate::job::{self, Question, Where};
+use crate::job::{self, PlanRequest, Where};
 use crate::run::Settings;
 use crate::{LOSS, output};
 
@@ -22,7 +22,7 @@ pub struct Training {
     /// The model.
     pub model: Model,
     /// What the planner was asked.
-    pub question: Question,
+    pub question: PlanRequest,
     /// What it answered, or the user gave.
     pub plan: Plan,
     /// The plan in a few words.
@@ -66,7 +66,7 @@ impl Training {
                 .help("use `--cluster cpu-local`, or a file with `extends = \"preset:cpu-local\"`")
                 .into());
         }
-        let question = Question {
+        let question = PlanRequest {
             cluster,
             module: crate::prepare_as(&model, &precision)?,
             model: model.name.clone(),
@@ -200,7 +200,7 @@ impl Training {
 }
 
 /// A plan, and a few words on it.
-fn find_plan(from: &PlanFrom, question: &Question) -> Result<(Plan, String), Failure> {
+fn find_plan(from: &PlanFrom, question: &PlanRequest) -> Result<(Plan, String), Failure> {
     match from {
         PlanFrom::File(path) => {
             let text = failure::read_text(path, "--plan")?;
@@ -222,7 +222,7 @@ fn find_plan(from: &PlanFrom, question: &Question) -> Result<(Plan, String), Fai
 }
 
 /// Whether a plan that nobody searched for fits in memory: `E3308` where it does not.
-fn check_fits(question: &Question, plan: &Plan) -> Result<(), Failure> {
+fn check_fits(question: &PlanRequest, plan: &Plan) -> Result<(), Failure> {
     let cluster = &question.cluster;
     let classes = crate::compile(&question.module, LOSS, plan)?;
     let threads = cluster.threads(cluster.ranks_per_node(plan.mesh.ranks()));
@@ -245,7 +245,7 @@ fn types(precision: &Precision) -> String {
 ///
 /// # Errors
 /// Those of its text; `E5006`, one for each difference; those of [`planner::check`].
-pub fn read_plan(path: &str, text: &str, question: &Question) -> Result<Plan, Vec<Diagnostic>> {
+pub fn read_plan(path: &str, text: &str, question: &PlanRequest) -> Result<Plan, Vec<Diagnostic>> {
     let plan = ir::text::parse_plan(path, text)?;
     let mut wrong = Vec::new();
     let mut compare = |what: &str, flag: &str, asked: String, planned: String| {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use ir::random::Key;
-use ir::{Dim, Function, Kind, Module, Op, ValueId};
+use ir::{Diagnostic, Dim, Function, Kind, Module, Op, Span, ValueId};
 
 /// What a call passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +60,20 @@ pub struct Calls {
     pub results: Vec<ValueId>,
 }
 
+/// The diagnostic of an entry that is no list of calls, or none that is trained.
+pub(crate) fn not_calls(entry: &str, why: String) -> Diagnostic {
+    Diagnostic::error("E2001", Span::of(format!("@{entry}")), why)
+}
+
 impl Calls {
+    /// As [`Calls::of`].
+    ///
+    /// # Errors
+    /// `E2001`, which names what is no call of a layer.
+    pub fn of_entry(module: &Module, entry: &str) -> Result<Calls, Diagnostic> {
+        Calls::of(module, entry).map_err(|why| not_calls(entry, why))
+    }
+
     /// For each call, how many earlier calls are of the same function.
     pub fn numbers(&self) -> Vec<usize> {
         let mut seen: BTreeMap<&str, usize> = BTreeMap::new();

@@ -14,7 +14,7 @@ use ir::program::{Program, Routine};
 use ir::{Diagnostic, Module, Plan, Span};
 use kernels::Kernel;
 
-use crate::calls::Calls;
+use crate::calls::{Calls, not_calls};
 use crate::evaluation;
 use crate::executable::check_executable;
 use crate::refusal::Refusal;
@@ -98,8 +98,8 @@ impl<'m> Compiler<'m> {
     /// # Errors
     /// `E2001` when the entry is no list of calls.
     pub fn new(module: &'m Module, entry: &str) -> Result<Compiler<'m>, Diagnostic> {
-        let error = |why| Diagnostic::error("E2001", Span::of(format!("@{entry}")), why);
-        let calls = Calls::of(module, entry).map_err(error)?;
+        let calls = Calls::of_entry(module, entry)?;
+        let error = |why| not_calls(entry, why);
         if !calls.caches.is_empty() {
             let why = format!("`@{entry}` takes caches, and nothing is trained through them");
             return Err(error(why));
@@ -129,8 +129,8 @@ impl<'m> Compiler<'m> {
     /// The programs of a plan: stages outermost, then places on the tensor-parallel axis.
     ///
     /// # Errors
-    /// `E2002` when the plan does not fit the module, `E2003` when nodes have no kernel, `E2004` when
-    /// the plan decides what no program does.
+    /// `E2002` when the plan does not fit the module, `E2003` when nodes have no kernel, `E2004`
+    /// when the plan decides what no program does.
     pub fn programs(&mut self, plan: &Plan) -> Result<Vec<Program>, Diagnostic> {
         let classes = (0..plan.mesh.pp).flat_map(|s| (0..plan.mesh.tp).map(move |t| (s, t)));
         classes.map(|(stage, tensor)| self.program(plan, stage, tensor)).collect()

@@ -23,7 +23,7 @@ use crate::epilogue::{absorbed, epilogues};
 use crate::grouping::{Choice, Item, Problem, mask, ones};
 use crate::leaf::is_leaf;
 use crate::pool::pools;
-use crate::waits::Waits;
+use crate::reachability::Waits;
 
 /// The most nodes of one group.
 pub const GROUP_NODES_MAX: usize = 160;

@@ -10,16 +10,16 @@ use ir::plan::{FunctionPlan, Keep};
 use ir::program::Routine;
 use ir::{Function, Module};
 
+use crate::canonicalise::put_reduced_dims_last;
 use crate::chunk::{Chunks, Wide, cut_rows};
 use crate::empty::remove_empty_nodes;
 use crate::fuse::fuse;
 use crate::grouping::Choice;
 use crate::lower::{KernelTable, lower_routine};
+use crate::materialise::store_unfit_leaves;
 use crate::partition::{Local, Place, Shardings, bindings, partition_bound};
-use crate::reduced::put_reduced_dims_last;
 use crate::refusal::Refusal;
 use crate::specialise::{Halves, specialise};
-use crate::stored::store_unfit_leaves;
 
 /// What a plan decides about a call of a layer.
 #[derive(Clone, Copy, Debug)]

@@ -65,8 +65,7 @@ pub fn elaborate(name: &Configuration, purpose: &Purpose<'_>) -> Result<Plan, Ve
     let error = |code, headline: String, help: &str| {
         vec![Diagnostic::error(code, Span::of(name.to_string()), headline).help(help)]
     };
-    let calls = Calls::of(purpose.module, purpose.entry)
-        .map_err(|why| error("E2001", why, "the entry of a module is a list of calls"))?;
+    let calls = Calls::of_entry(purpose.module, purpose.entry).map_err(|one| vec![one])?;
     let layers = layers_of(&calls);
     name.check(layers.len() as u32)?;
     if name.cp > 1 || name.ep > 1 {
@@ -227,8 +226,7 @@ impl fmt::Display for Name {
 /// # Errors
 /// As [`elaborate`]; `E2001` when the entry is no list of calls.
 pub fn name_of(module: &Module, entry: &str, plan: &Plan) -> Result<Name, Vec<Diagnostic>> {
-    let calls = Calls::of(module, entry)
-        .map_err(|why| vec![Diagnostic::error("E2001", Span::of(format!("@{entry}")), why)])?;
+    let calls = Calls::of_entry(module, entry).map_err(|one| vec![one])?;
     let configuration = configuration_of(module, &calls, plan);
     let purpose = Purpose {
         module,

@@ -1,13 +1,13 @@
 //! What a training step costs on a cluster, in closed form: time with an interval and where it
 //! goes, memory and what holds it.
 //!
-//! In: a [`Workload`], a [`Cluster`], a [`Configuration`] and a [`Style`]. The price of a
+//! In: a [`Workload`], a [`Cluster`], a [`Configuration`] and a [`Profile`]. The price of a
 //! configuration is separable. [`Estimator::prices`] makes tables that depend on the inside of
 //! layers alone ([`Inside`]); [`Estimator::step`] reads them and adds what lies between layers,
 //! in some hundred operations. A search memoises the former and calls the latter.
 //!
 //! Devices and links come from datasheets and from timings of single kernels and collectives,
-//! styles from what frameworks' releases do. A few numbers were chosen beside runs of models, from
+//! profiles from what frameworks' releases do. A few numbers were chosen beside runs of models, from
 //! ranges that are plausible without them: sustained clocks, host times, spreads of intervals.
 
 mod bubble;
@@ -15,7 +15,7 @@ pub mod chosen;
 pub mod cut;
 pub mod described;
 mod devices;
-mod exchange;
+mod collective;
 pub mod group;
 mod host;
 mod interleaved;
@@ -33,7 +33,7 @@ mod stage;
 mod terms;
 pub mod memory;
 pub mod step;
-pub mod style;
+pub mod profile;
 pub mod workload;
 
 #[cfg(test)]
@@ -50,9 +50,9 @@ use layer::{KnownItems, Lowering};
 use memory::Memory;
 use network::{Group, Network};
 use price::{Inside, Prices};
+use profile::Profile;
 use rates::{Arithmetic, Rates};
 use step::{Breakdown, Step};
-use style::Style;
 use terms::Terms;
 use workload::Workload;
 
@@ -80,7 +80,7 @@ pub struct Estimate {
     pub busy_s: f64,
     /// The fullest stage.
     pub memory: Memory,
-    /// The stage whose memory a run of this style prints.
+    /// The stage whose memory a run of this profile prints.
     pub printed_memory: Memory,
     /// Micro-batches of a step on one data-parallel rank.
     pub microbatch_count: u64,
@@ -106,7 +106,7 @@ pub struct Estimator<'a> {
     work: &'a Workload,
     rates: Rates,
     network: Network,
-    style: Style,
+    profile: Profile,
     job: Job,
     host: HostLimits,
     peak_flops: f64,
@@ -139,10 +139,10 @@ impl<'a> Estimator<'a> {
     pub fn new(
         work: &'a Workload,
         cluster: &Cluster,
-        style: Style,
+        profile: Profile,
         job: Job,
     ) -> Result<Estimator<'a>, Diagnostic> {
-        Estimator::blind_to("", work, cluster, style, job)
+        Estimator::blind_to("", work, cluster, profile, job)
     }
 
     /// The same of a job that uses some devices of the cluster alone: it waits for the slowest of
@@ -154,10 +154,10 @@ impl<'a> Estimator<'a> {
         devices: u64,
         work: &'a Workload,
         cluster: &Cluster,
-        style: Style,
+        profile: Profile,
         job: Job,
     ) -> Result<Estimator<'a>, Diagnostic> {
-        Estimator::unhurried("", work, cluster, style, job).map(|all| all.waiting(devices))
+        Estimator::unhurried("", work, cluster, profile, job).map(|all| all.waiting(devices))
     }
 
     /// The same without what was chosen with runs of a table in view ([`chosen`]).
@@ -168,11 +168,11 @@ impl<'a> Estimator<'a> {
         table: &str,
         work: &'a Workload,
         cluster: &Cluster,
-        style: Style,
+        profile: Profile,
         job: Job,
     ) -> Result<Estimator<'a>, Diagnostic> {
         let devices = cluster.devices().unwrap_or(1) as u64;
-        Estimator::unhurried(table, work, cluster, style, job).map(|all| all.waiting(devices))
+        Estimator::unhurried(table, work, cluster, profile, job).map(|all| all.waiting(devices))
     }
 
     /// Takes the slowest of so many devices for all of them.
@@ -186,7 +186,7 @@ impl<'a> Estimator<'a> {
         table: &str,
         work: &'a Workload,
         cluster: &Cluster,
-        mut style: Style,
+        mut profile: Profile,
         job: Job,
     ) -> Result<Estimator<'a>, Diagnostic> {
         if !cluster.groups.is_empty() {
@@ -196,7 +196,7 @@ impl<'a> Estimator<'a> {
             return Err(Diagnostic::error("E3404", span, headline).help(help));
         }
         let mut rates = devices::rates(cluster)?;
-        chosen::set_aside(table, &mut style, &mut rates);
+        chosen::set_aside(table, &mut profile, &mut rates);
         let network = devices::network(cluster)?;
         let reserved = cluster.device.reserved_bytes.value;
         let memory_bytes = (cluster.device.memory_bytes.value - reserved).max(0.0);
@@ -207,14 +207,14 @@ impl<'a> Estimator<'a> {
             shared_bytes_per_s: known(&cluster.host.bandwidth).unwrap_or(f64::INFINITY),
             devices: cluster.devices_per_node.unwrap_or(1) as u64,
         };
-        let style = style.in_arithmetic(job.arithmetic);
+        let profile = profile.in_arithmetic(job.arithmetic);
         let peak_flops = devices::peak_flops(cluster, &rates, job.arithmetic);
         let device_bytes = memory_bytes;
         Ok(Estimator {
             work,
             rates,
             network,
-            style,
+            profile,
             job,
             host,
             peak_flops,
@@ -275,7 +275,7 @@ impl<'a> Estimator<'a> {
         let lowering = Lowering {
             rates: &self.rates,
             network: &self.network,
-            style: &self.style,
+            profile: &self.profile,
             job: &self.job,
             inside,
             seq: f64::from(seq),
@@ -320,8 +320,8 @@ impl<'a> Estimator<'a> {
     }
 
     fn terms(&self) -> Terms<'_> {
-        let Estimator { rates, network, style, host, .. } = self;
-        Terms { rates, network, style, host }
+        let Estimator { rates, network, profile, host, .. } = self;
+        Terms { rates, network, profile, host }
     }
 
     /// A step with its interval; recomputation that was left open is the least that fits.
@@ -362,9 +362,13 @@ impl<'a> Estimator<'a> {
             }
         }
         let step_time_s = step.breakdown.total_s();
-        let printed = if self.style.prints_first { step.first_memory } else { step.memory };
-        let [low, high] =
-            interval::factors(&step.breakdown, &self.rates, self.job.arithmetic, self.style.doubt);
+        let printed = if self.profile.prints_first { step.first_memory } else { step.memory };
+        let [low, high] = interval::factors(
+            &step.breakdown,
+            &self.rates,
+            self.job.arithmetic,
+            self.profile.doubt,
+        );
         Ok(Estimate {
             step_time_s,
             step_time_low_s: step_time_s * low,
@@ -372,7 +376,7 @@ impl<'a> Estimator<'a> {
             breakdown: step.breakdown,
             busy_s: step.busy_s,
             memory: step.memory,
-            printed_memory: self.style.printed(printed, self.memory_bytes),
+            printed_memory: self.profile.printed(printed, self.memory_bytes),
             microbatch_count: count,
             configuration: decided,
         })

@@ -8,8 +8,8 @@ use kernels::Seconds;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::compiled::{Candidate, Found, Scored};
 use crate::footprint::Footprint;
-use crate::search::{Candidate, Found, Scored};
 use crate::simulate::Breakdown;
 
 /// The widest bar of the breakdown, in characters.
@@ -240,8 +240,8 @@ impl fmt::Display for Explanation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::search::search;
-    use crate::search::tests::{cluster, job, module};
+    use crate::compiled::search;
+    use crate::compiled::tests::{cluster, job, module};
 
     #[test]
     fn a_plan_is_named_and_its_parts_sum_to_the_step() {

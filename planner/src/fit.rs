@@ -8,10 +8,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::Memory;
+use crate::compiled::{Job, Scorer, Usable};
 use crate::divisors::divisors;
 use crate::footprint::Footprint;
 use crate::limits::{Knob, Limits};
-use crate::search::{Job, Scorer, Usable};
 
 /// The memory of one strategy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -167,7 +167,7 @@ impl fmt::Display for Fit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::search::tests::{cluster, job, module};
+    use crate::compiled::tests::{cluster, job, module};
 
     #[test]
     fn every_strategy_has_a_row() {

@@ -1,14 +1,14 @@
 //! Module × cluster → plan.
 //!
 //! In: a prepared [`ir::Module`] (gradient functions there, composites without kernels inlined), a
-//! [`cluster::Cluster`] and a [`search::Job`]. Out: an [`ir::Plan`] with predictions, or a
+//! [`cluster::Cluster`] and a [`compiled::Job`]. Out: an [`ir::Plan`] with predictions, or a
 //! diagnostic that says in numbers why there is none.
 //!
 //! Invariants:
 //! * The memory of a plan is that of its compiled programs; nothing is estimated.
 //! * The plan is the fastest one of the space, unless the answer says that it was cut off. Budgets
 //!   are counted, so that equal jobs have byte-identical plans.
-//! * [`check`] calls neither [`shard`] nor [`search`].
+//! * [`check`] calls neither [`mod@shard`] nor [`search`].
 //! * The parts of a predicted time sum to it.
 //!
 //! Deliberately absent: the planner executes nothing but kernels that it measures, knows no
@@ -16,9 +16,10 @@
 //!
 //! Reading order: [`divisors`] is arithmetic; [`quantity`], [`link`], [`machine`], [`calibration`]
 //! and [`cluster`] are what there is; [`configuration`] and [`estimate`] price uniform plans in
-//! closed form; [`mod@shard`] cuts the inside of layers, and [`mod@elaborate`] makes a plan of a name; [`price`] and [`simulate`] say how long,
-//! [`footprint`] how large; [`limits`] and [`mod@search`] decide, [`space`] where there is too much
-//! to compile; [`check`] doubts; [`explain`] and [`fit`] tell.
+//! closed form; [`mod@shard`] splits the inside of layers, and [`mod@elaborate`] makes a plan of a
+//! name; [`price`] and [`simulate`] say how long, [`footprint`] how large; [`limits`] and
+//! [`compiled`] decide where candidates are compiled, [`search`] where there are too many; [`check`]
+//! doubts; [`explain`] and [`fit`] tell.
 //!
 //! # Diagnostics
 //!
@@ -76,8 +77,8 @@ pub mod price;
 pub mod simulate;
 pub mod footprint;
 pub mod limits;
+pub mod compiled;
 pub mod search;
-pub mod space;
 
 pub mod check;
 pub mod explain;

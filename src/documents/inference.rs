@@ -9,9 +9,9 @@ use serde_json::Value;
 
 use super::Object;
 
-/// What copies of a model are asked about.
+/// A model that copies serve, and where.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct Asked {
+pub struct ServedModel {
     /// The model's name.
     pub model: String,
     /// The cluster, with what was read from it.
@@ -33,7 +33,7 @@ pub struct Asked {
 pub struct Inference {
     /// What is asked about.
     #[serde(flatten)]
-    pub asked: Asked,
+    pub subject: ServedModel,
     /// Whether any copy answers one prompt of so many tokens.
     pub fits: bool,
     /// The row to take, with its reason.
@@ -49,7 +49,7 @@ pub struct Inference {
 pub struct ExplainInference {
     /// What is asked about.
     #[serde(flatten)]
-    pub asked: Asked,
+    pub subject: ServedModel,
     /// The way to lie that is explained.
     pub row: Value,
     /// A token of each sequence.

@@ -2,13 +2,13 @@
 
 use kernels::{Bytes, Seconds};
 use planner::configuration::Configuration;
-use planner::space::ask::Chosen;
-use planner::space::groups::Grouped;
+use planner::search::groups::Grouped;
+use planner::search::request::Chosen;
 
-use super::serve;
-use super::space::groups::Mixed;
-use super::space::groups::page as shown;
-use super::space::{Subject, answer, plan_row};
+use super::gpus::groups::Mixed;
+use super::gpus::groups::page as shown;
+use super::gpus::{Subject, answer, plan_row};
+use super::inference;
 use crate::cache;
 use crate::documents::{self, CompareGroupsRow, CompareRow, Document};
 use crate::failure::{Exit, Failure, usage};
@@ -17,7 +17,7 @@ use crate::verbs::flags::{Aim, CompareArgs, refuse_cpus};
 /// Answers `compare`: what each configuration costs, part by part, against the best one.
 pub fn compare(args: &CompareArgs) -> Result<Exit, Failure> {
     if args.served.is_inference()? {
-        return serve::compare::compare(args);
+        return inference::compare::compare(args);
     }
     if !args.beside.is_empty() {
         let headline = "layouts of training are compared on one cluster".to_owned();

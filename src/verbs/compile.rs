@@ -15,14 +15,14 @@ use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, read_text, usage};
 use crate::output;
 use crate::training::read_plan;
-use crate::verbs::flags::Asked;
+use crate::verbs::flags::RequestFlags;
 
 /// Flags of `compile`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// The question
     #[command(flatten)]
-    pub asked: Asked,
+    pub asked: RequestFlags,
     /// Compile this plan, and search for none
     #[arg(long, value_name = "FILE")]
     pub plan: Option<PathArg>,

@@ -2,12 +2,12 @@
 
 use planner::cluster::{Cluster, Kind, Power};
 use planner::explain::{Explanation, explain};
-use planner::space::ask::Answer;
-use planner::space::groups::Grouped;
+use planner::search::groups::Grouped;
+use planner::search::request::SearchResult;
 
-use super::serve;
-use super::space::groups::Mixed;
-use super::space::{Subject, answer};
+use super::gpus::groups::Mixed;
+use super::gpus::{Subject, answer};
+use super::inference;
 use crate::argument::HOUR_S;
 use crate::cache;
 use crate::documents::{self, Document, SizeRow};
@@ -15,7 +15,7 @@ use crate::failure::{Exit, Failure, or_reason, usage};
 use crate::output::or_document;
 use crate::output::{self, Table};
 use crate::verbs::flags::{
-    Aim, Asked, Bill, CostArgs, DEVICES_MAX, Demand, JOULES_PER_KWH, refuse_cpus,
+    Aim, Bill, CostArgs, DEVICES_MAX, Demand, JOULES_PER_KWH, RequestFlags, refuse_cpus,
 };
 
 /// What a run costs at one time of a step.
@@ -41,7 +41,7 @@ struct Way {
 }
 
 impl Way {
-    fn of(subject: &Subject, answer: &Answer, bill: &Bill) -> Way {
+    fn of(subject: &Subject, answer: &SearchResult, bill: &Bill) -> Way {
         let estimate = &answer.best[0].estimate;
         Way {
             devices: subject.devices,
@@ -95,7 +95,7 @@ fn row(run: &Run) -> documents::Run {
 
 impl CostArgs {
     /// The cluster with devices that draw what was asked.
-    pub(super) fn cluster(&self, asked: &Asked) -> Result<Cluster, Failure> {
+    pub(super) fn cluster(&self, asked: &RequestFlags) -> Result<Cluster, Failure> {
         let mut cluster = asked.place.cluster()?;
         refuse_cpus(&cluster, "`cost --ranks N` is answered for CPUs too")?;
         if let Some(watts) = self.bill.watts {
@@ -127,7 +127,7 @@ pub fn cost(args: &CostArgs) -> Result<Exit, Failure> {
 
 fn costs(args: &CostArgs) -> Result<Exit, Failure> {
     if args.served.is_inference()? {
-        return serve::cost::cost(args);
+        return inference::cost::cost(args);
     }
     refuse_inference(args)?;
     if args.asked.place.cluster()?.device.kind == Kind::Cpu {
@@ -256,7 +256,7 @@ pub fn size(args: &CostArgs) -> Result<Exit, Failure> {
 
 fn enough(args: &CostArgs) -> Result<Exit, Failure> {
     if args.served.is_inference()? {
-        return serve::size::size(args);
+        return inference::size::size(args);
     }
     refuse_inference(args)?;
     let Some(deadline) = args.bill.deadline else {

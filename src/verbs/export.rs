@@ -12,7 +12,7 @@ use ir::import::Options;
 use ir::{DType, Diagnostic, Span};
 use planner::configuration::Configuration;
 use planner::elaborate::Name;
-use planner::space::foreign::{NO_SCORES, Tool, Use, export};
+use planner::search::interop::{NO_SCORES, Tool, Use, export};
 use serde_json::Value;
 
 use crate::argument::{PathArg, length};

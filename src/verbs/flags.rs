@@ -10,7 +10,7 @@ use planner::cluster::{Cluster, Kind};
 use crate::argument::{PathArg, duration, length, many, positive, price, watts};
 use crate::cache::Key;
 use crate::failure::{Failure, usage};
-use crate::job::{self, Limited, Precision, Question, Where, positions_max};
+use crate::job::{self, Limited, PlanRequest, Precision, Where, positions_max};
 
 /// Joules of a kilowatt hour.
 pub(super) const JOULES_PER_KWH: f64 = 3.6e6;
@@ -20,7 +20,7 @@ pub(super) const DEVICES_MAX: u64 = 1 << 17;
 
 /// Flags of a question about a model on a cluster.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Asked {
+pub struct RequestFlags {
     /// The model: a directory, a config.json, a .graph text or a preset
     pub model: PathArg,
     /// Where it is trained
@@ -59,7 +59,7 @@ pub struct Asked {
     pub no_cache: bool,
 }
 
-impl Asked {
+impl RequestFlags {
     /// The key of an answer that may be kept; `asked` is all that it depends on.
     pub fn key(&self, verb: &str, asked: &dyn Debug) -> Option<Key> {
         if self.no_cache { None } else { Key::new(verb, asked) }
@@ -77,17 +77,17 @@ impl Asked {
     }
 
     /// The model, and the question in the planner's form.
-    pub fn question(&self) -> Result<(Model, Question), Failure> {
+    pub fn question(&self) -> Result<(Model, PlanRequest), Failure> {
         self.question_on(self.place.measured_cluster()?, None)
     }
 
-    /// As [`Asked::question`], on a cluster whose rates are known, with another probability of
+    /// As [`RequestFlags::question`], on a cluster whose rates are known, with another probability of
     /// dropout than the model's.
     pub fn question_on(
         &self,
         cluster: Cluster,
         dropout: Option<f64>,
-    ) -> Result<(Model, Question), Failure> {
+    ) -> Result<(Model, PlanRequest), Failure> {
         let description = crate::resolve(&self.model)?.description;
         if self.imbalance.is_some() {
             let headline = "ranks of CPUs share no experts".to_owned();
@@ -109,7 +109,7 @@ impl Asked {
         let options = Options { seq, dtype: precision.accumulate, dropout };
         let model = crate::import(&description, &options)?;
         let ranks = self.place.ranks(&cluster);
-        let question = Question {
+        let question = PlanRequest {
             cluster,
             module: crate::prepare_as(&model, &precision)?,
             model: model.name.clone(),
@@ -185,7 +185,7 @@ pub enum Aim {
 pub struct PlanArgs {
     /// The question
     #[command(flatten)]
-    pub asked: Asked,
+    pub asked: RequestFlags,
     /// What devices are for
     #[command(flatten)]
     pub served: Served,
@@ -214,7 +214,7 @@ pub struct PlanArgs {
 pub struct FitArgs {
     /// The question
     #[command(flatten)]
-    pub asked: Asked,
+    pub asked: RequestFlags,
     /// What devices are for
     #[command(flatten)]
     pub served: Served,
@@ -225,7 +225,7 @@ pub struct FitArgs {
 pub struct ExplainArgs {
     /// The question
     #[command(flatten)]
-    pub asked: Asked,
+    pub asked: RequestFlags,
     /// Explain the plan in this file, beside the one that is found; its ranks, sequence, batch and
     /// type are those asked for, unless flags say others
     #[arg(long = "plan", value_name = "FILE")]
@@ -240,7 +240,7 @@ pub struct ExplainArgs {
 pub struct CompareArgs {
     /// The question
     #[command(flatten)]
-    pub asked: Asked,
+    pub asked: RequestFlags,
     /// A configuration, as `plan` prints it: "tp=8 pp=8 dp=16 mbs=1 sp zero=1"; may be repeated
     #[arg(long, value_name = "PLAN", required_unless_present = "beside")]
     #[arg(allow_hyphen_values = true)]
@@ -305,7 +305,7 @@ impl Bill {
 pub struct CostArgs {
     /// The question
     #[command(flatten)]
-    pub asked: Asked,
+    pub asked: RequestFlags,
     /// The bill
     #[command(flatten)]
     pub bill: Bill,

@@ -2,7 +2,7 @@
 
 use ir::import::{Family, families};
 use planner::estimate::described::described;
-use planner::space::models;
+use planner::search::models;
 use serde_json::Value;
 
 use crate::documents::{Document, FamilyRow, ModelRow, Models};

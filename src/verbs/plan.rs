@@ -2,21 +2,21 @@
 
 use ir::import::Model;
 use ir::{DType, Diagnostic, Span};
+use planner::compiled::{Found, Scored};
 use planner::elaborate::name_of;
 use planner::explain::{Explanation, explain};
 use planner::footprint::Footprint;
-use planner::search::{Found, Scored};
 use serde_json::{Value, json};
 
 use crate::argument::PathArg;
 use crate::documents::{self, Document, PlanRow, StepParts};
 use crate::failure::{self, Exit, Failure, usage};
 use crate::flops::forward_flops;
-use crate::job::Question;
+use crate::job::PlanRequest;
 use crate::output::{self, Table};
 use crate::training::read_plan;
-use crate::verbs::flags::{Aim, Asked, ExplainArgs, FitArgs, PlanArgs};
-use crate::verbs::{serve, space};
+use crate::verbs::flags::{Aim, ExplainArgs, FitArgs, PlanArgs, RequestFlags};
+use crate::verbs::{gpus, inference};
 
 /// Plans that are listed at most.
 const LISTED: usize = 8;
@@ -33,10 +33,10 @@ fn planned(args: &PlanArgs) -> Result<Exit, Failure> {
             let headline = "plans of inference are a table: nothing is written or cut off";
             return Err(usage("--for", headline).help("leave other flags out").into());
         }
-        return serve::serve(&args.asked, args.asked.place.cluster()?, args.served);
+        return inference::serve(&args.asked, args.asked.place.cluster()?, args.served);
     }
     if let Some(cluster) = args.asked.gpus()? {
-        return space::plan(args, cluster);
+        return gpus::plan(args, cluster);
     }
     let given = [
         ("--objective", args.objective != Aim::Time),
@@ -80,15 +80,15 @@ fn explained(args: &ExplainArgs) -> Result<Exit, Failure> {
             let help = "write the layout: `--fix tp=8,pp=1`";
             return Err(usage("--plan", headline).help(help).into());
         }
-        return serve::explain::explain(asked, asked.place.cluster()?, args.served);
+        return inference::explain::explain(asked, asked.place.cluster()?, args.served);
     }
     if let Some(cluster) = asked.gpus()? {
         return match &args.file {
-            None => space::explain::explain(asked, cluster),
+            None => gpus::explain::explain(asked, cluster),
             Some(path) if !cluster.groups.is_empty() => {
-                space::groups::explain::explain_file(asked, path, cluster)
+                gpus::groups::explain::explain_file(asked, path, cluster)
             }
-            Some(path) => space::explain::explain_file(asked, path),
+            Some(path) => gpus::explain::explain_file(asked, path),
         };
     }
     let (model, question, found) = match &args.file {
@@ -110,7 +110,7 @@ fn explained(args: &ExplainArgs) -> Result<Exit, Failure> {
 }
 
 /// What a compiled plan in a file costs, beside the one that is found.
-fn judged(asked: &Asked, path: &PathArg) -> Result<(Model, Question, Found), Failure> {
+fn judged(asked: &RequestFlags, path: &PathArg) -> Result<(Model, PlanRequest, Found), Failure> {
     let mut asked = asked.clone();
     let text = failure::read_text(path, "--plan")?;
     if text.trim_start().starts_with('{') {
@@ -134,7 +134,7 @@ fn judged(asked: &Asked, path: &PathArg) -> Result<(Model, Question, Found), Fai
     let (model, mut question) = asked.question()?;
     (question.optimizer, question.clip) = (plan.optimizer, plan.clip);
     let plan = read_plan(shown, &text, &question)?;
-    let found = planner::search::judge(&question.job(), &plan)?;
+    let found = planner::compiled::judge(&question.job(), &plan)?;
     Ok((model, question, found))
 }
 
@@ -146,10 +146,10 @@ pub fn fit(args: &FitArgs) -> Result<Exit, Failure> {
 fn fitted(args: &FitArgs) -> Result<Exit, Failure> {
     let asked = &args.asked;
     if args.served.is_inference()? {
-        return serve::serve(asked, asked.place.cluster()?, args.served);
+        return inference::serve(asked, asked.place.cluster()?, args.served);
     }
     if let Some(cluster) = asked.gpus()? {
-        return space::fit::fit(asked, cluster);
+        return gpus::fit::fit(asked, cluster);
     }
     let (_, question) = asked.question()?;
     let fit = planner::fit::fit(&question.job())?;
@@ -163,15 +163,15 @@ fn fitted(args: &FitArgs) -> Result<Exit, Failure> {
 }
 
 /// Operations of one step, forward and backward.
-fn step_flops(model: &Model, question: &Question) -> Option<f64> {
+fn step_flops(model: &Model, question: &PlanRequest) -> Option<f64> {
     let entry = ["logits", crate::LOSS].into_iter().find(|e| model.module.function(e).is_some())?;
     let forward = forward_flops(&model.module, entry)? as f64;
     Some(3.0 * forward * question.global_batch_size as f64)
 }
 
 /// The share of the devices' peak that the model's operations take.
-fn mfu(model: &Model, question: &Question, step_s: f64) -> Option<f64> {
-    let Question { cluster, ranks, precision, .. } = question;
+fn mfu(model: &Model, question: &PlanRequest, step_s: f64) -> Option<f64> {
+    let PlanRequest { cluster, ranks, precision, .. } = question;
     let dtype = &precision.compute;
     let on_node = cluster.ranks_per_node(*ranks);
     let rated = cluster.flops_per_s(*dtype, on_node).value;
@@ -185,8 +185,8 @@ fn mfu(model: &Model, question: &Question, step_s: f64) -> Option<f64> {
 }
 
 /// What is asked about, in three lines.
-pub(super) fn header(model: &Model, question: &Question) -> String {
-    let Question { ranks, global_batch_size, seq, precision, .. } = question;
+pub(super) fn header(model: &Model, question: &PlanRequest) -> String {
+    let PlanRequest { ranks, global_batch_size, seq, precision, .. } = question;
     let dtype = precision.compute;
     let mut text = format!("model    {}: {}", model.name, output::count(model.param_count()));
     text += &format!(" parameters in {dtype}\n");
@@ -209,7 +209,7 @@ fn listed(found: &Found) -> Vec<&Scored> {
     listed
 }
 
-fn page(model: &Model, question: &Question, found: &Found) -> String {
+fn page(model: &Model, question: &PlanRequest, found: &Found) -> String {
     let tokens = (question.global_batch_size * question.seq) as f64;
     let columns = ["plan", "step", "tokens/s", "per rank", "MFU", "memory", "of"];
     let mut table = Table::new(columns);
@@ -237,7 +237,12 @@ fn page(model: &Model, question: &Question, found: &Found) -> String {
 }
 
 /// What a candidate costs. The interval, as shares of the expected time, is as wide for all.
-fn plan_row(model: &Model, question: &Question, scored: &Scored, [low, high]: [f64; 2]) -> PlanRow {
+fn plan_row(
+    model: &Model,
+    question: &PlanRequest,
+    scored: &Scored,
+    [low, high]: [f64; 2],
+) -> PlanRow {
     let candidate = &scored.candidate;
     let samples = candidate.microbatch_size * candidate.mesh.dp;
     let step_s = scored.time.seconds;
@@ -259,7 +264,7 @@ fn plan_row(model: &Model, question: &Question, scored: &Scored, [low, high]: [f
     }
 }
 
-fn document(model: &Model, question: &Question, found: &Found) -> Value {
+fn document(model: &Model, question: &PlanRequest, found: &Found) -> Value {
     let explanation = explain(found);
     let of_best = |bound_s: f64| bound_s / found.best.time.seconds;
     let interval = [explanation.step_time_low_s, explanation.step_time_high_s].map(of_best);

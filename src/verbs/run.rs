@@ -29,7 +29,7 @@ use crate::artefact::is_artefact;
 use crate::documents::{Document, RunBatch};
 use crate::failure::{Exit, Failure, usage};
 use crate::generation::plan_forward;
-use crate::job::{self, Limited, Question, Where};
+use crate::job::{self, Limited, PlanRequest, Where};
 use crate::verbs::generate::{Origin, described};
 use crate::{onnx, output};
 
@@ -190,7 +190,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     };
     let place = args.place();
     let cluster = place.cluster()?;
-    let question = Question {
+    let question = PlanRequest {
         module: crate::prepare_as(&model, &precision)?,
         model: model.name.clone(),
         ranks: place.ranks(&cluster),
@@ -230,7 +230,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
 #[derive(Clone, Copy)]
 struct Work<'a> {
     args: &'a Args,
-    question: &'a Question,
+    question: &'a PlanRequest,
     plan: &'a Plan,
     model: &'a Model,
     weights: &'a Origin,

@@ -7,13 +7,13 @@ use planner::cluster::Cluster;
 use planner::configuration::{Configuration, Place, Recompute, Schedule, Zero};
 use planner::estimate::described::{Described, described};
 use planner::estimate::padding::Padding;
+use planner::estimate::profile::{self, PROFILES, Profile};
 use planner::estimate::rates::Arithmetic;
-use planner::estimate::style::{self, STYLES, Style};
 use planner::estimate::workload::Workload;
 use planner::estimate::{Estimate, Estimator, Job};
 use planner::limits::Limits;
-use planner::space::ask::EVALUATIONS_MAX;
-use planner::space::groups;
+use planner::search::groups;
+use planner::search::request::EVALUATIONS_MAX;
 use serde_json::Value;
 
 use self::read::{Known, Layout, OfGroups};
@@ -23,12 +23,12 @@ use crate::failure::{Exit, Failure, read_text, usage};
 use crate::job::{self, Axes, Precision};
 use crate::output::{self, Table};
 use crate::verbs::flags::Served;
-use crate::verbs::serve;
-use crate::verbs::space::groups::Mixed;
-use crate::verbs::space::groups::page::{document, fits, page};
-use crate::verbs::space::{
+use crate::verbs::gpus::groups::Mixed;
+use crate::verbs::gpus::groups::page::{document, fits, page};
+use crate::verbs::gpus::{
     Subject, arithmetic, assumption_lines, element_type, note_warnings, padding_line, routed,
 };
+use crate::verbs::inference;
 
 /// Flags of `score`.
 #[derive(Clone, Debug, clap::Args)]
@@ -110,7 +110,7 @@ fn model(args: &Args, seq: Option<u32>) -> Result<Described, Failure> {
 
 /// Answers `score`; no where the layout does not fit.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
-    let style = find_style(&args.style)?;
+    let profile = find_profile(&args.style)?;
     let described_as = model(args, count(args.seq))?;
     note_warnings(&described_as);
     let Described { mut work, latent, mut tokens, warnings } = described_as;
@@ -127,7 +127,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     take_nodes(&mut cluster, &configuration);
     let (dtype, arithmetic) = products(args, layout.dtype, &cluster)?;
     if args.served.is_inference()? {
-        if style.name != style::OURS.name {
+        if profile.name != profile::GANTLINE.name {
             let headline = format!("inference is not priced in the style `{}`", args.style);
             return Err(usage("--style", headline).help("leave it out").into());
         }
@@ -137,7 +137,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         };
         layout.note_remarks();
         let job = Job { global_batch: 1, arithmetic };
-        let peak_flops = Estimator::new(&work, &cluster, style, job)?.peak_flops();
+        let peak_flops = Estimator::new(&work, &cluster, profile, job)?.peak_flops();
         let (global_batch, memory_bytes) = (1, None);
         let subject = Subject {
             work,
@@ -150,14 +150,14 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
             latent,
             memory_bytes,
         };
-        return serve::score(&subject, &configuration, count(args.gbs), args.served, args.json);
+        return inference::score(&subject, &configuration, count(args.gbs), args.served, args.json);
     }
     let Some(batch) = count(args.gbs).or(layout.global_batch) else {
         let headline = "it is not said how many samples a step has";
         return Err(usage("--gbs", headline).help("write --gbs N").into());
     };
     let job = Job { global_batch: batch.into(), arithmetic };
-    let estimator = Estimator::over(configuration.ranks(), &work, &cluster, style, job)?;
+    let estimator = Estimator::over(configuration.ranks(), &work, &cluster, profile, job)?;
     let estimate = estimator.estimate(&configuration)?;
     let fits = estimate.memory.total_bytes() <= estimator.memory_bytes;
     let answer = Answer {
@@ -229,10 +229,10 @@ fn over_groups(
     };
     let (dtype, arithmetic) = products(args, said.dtype, &cluster)?;
     let mixed = Mixed::of(described_as, cluster, batch, dtype);
-    let question = groups::Asked {
+    let question = groups::GroupRequest {
         work: &mixed.work,
         cluster: &mixed.cluster,
-        style: find_style(&args.style)?,
+        profile: find_profile(&args.style)?,
         job: Job { global_batch: batch.into(), arithmetic },
         limits: Limits::default(),
         evaluations_max: EVALUATIONS_MAX,
@@ -309,10 +309,10 @@ fn configuration(args: &Args, mut c: Configuration) -> Configuration {
     c
 }
 
-fn find_style(name: &str) -> Result<Style, Failure> {
-    let found = STYLES.iter().find(|style| style.name == name).copied();
-    found.or_else(|| style::of_framework(name)).ok_or_else(|| {
-        let names = STYLES.map(|style| style.name).join(", ");
+fn find_profile(name: &str) -> Result<Profile, Failure> {
+    let found = PROFILES.iter().find(|style| style.name == name).copied();
+    found.or_else(|| profile::of_framework(name)).ok_or_else(|| {
+        let names = PROFILES.map(|style| style.name).join(", ");
         usage("--style", format!("there is no style `{name}`")).help(format!("use {names}")).into()
     })
 }

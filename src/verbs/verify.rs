@@ -30,7 +30,7 @@ use runtime::execute::{Batch, Part, Scalars, Session};
 use crate::argument::{PathArg, length, positive};
 use crate::documents::{Document, MeshRow, Verify};
 use crate::failure::{Exit, Failure, usage};
-use crate::job::{self, Question, positions_max};
+use crate::job::{self, PlanRequest, positions_max};
 use crate::output::{self, Table};
 use reference::Reference;
 
@@ -107,7 +107,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let model = crate::import(&description, &options)?;
     let cluster = Cluster::load("cpu-local")?;
     job::check_local(&cluster, args.ranks)?;
-    let mut question = Question {
+    let mut question = PlanRequest {
         cluster,
         module: crate::prepare_as(&model, &precision)?,
         model: model.name.clone(),
@@ -120,8 +120,8 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         limits: Limits::default(),
     };
     let job = question.job();
-    let job = planner::search::Job { ranks: args.ranks, ..job };
-    planner::search::Usable::of(&job)?.check(&job)?;
+    let job = planner::compiled::Job { ranks: args.ranks, ..job };
+    planner::compiled::Usable::of(&job)?.check(&job)?;
     if args.bisect_rules {
         return rules::run(args, &model, &mut question);
     }
@@ -149,7 +149,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
 pub(super) fn lines_of(
     args: &Args,
     model: &Model,
-    question: &mut Question,
+    question: &mut PlanRequest,
     expected: &Computed,
 ) -> Result<(Vec<Line>, Vec<Refused>), Failure> {
     let (mut lines, mut refused) = (Vec::new(), Vec::new());
@@ -175,7 +175,7 @@ pub(super) fn lines_of(
 fn compare_with_interpreter(
     args: &Args,
     model: &Model,
-    question: &mut Question,
+    question: &mut PlanRequest,
     one: &Computed,
 ) -> Result<Exit, Failure> {
     let Some(reference) = Reference::of(question, model, args.seed)? else {
@@ -191,7 +191,7 @@ fn compare_with_interpreter(
 
 /// What one rank computes.
 pub(super) fn step_of_one(
-    question: &mut Question,
+    question: &mut PlanRequest,
     model: &Model,
     seed: u32,
 ) -> Result<Computed, Failure> {
@@ -223,7 +223,7 @@ pub(super) fn rounding_of_sums(precision: &Precision, ranks: usize) -> f64 {
 
 /// The weights that a step starts from, by name.
 pub(super) fn drawn_weights(
-    question: &mut Question,
+    question: &mut PlanRequest,
     model: &Model,
     seed: u32,
 ) -> Result<BTreeMap<String, Vec<f64>>, Failure> {
@@ -249,7 +249,7 @@ fn meshes(ranks: usize) -> Vec<Mesh> {
 }
 
 /// The plan of exactly this mesh.
-fn plan_of(question: &mut Question, mesh: Mesh, sequence: bool) -> Result<Plan, Failure> {
+fn plan_of(question: &mut PlanRequest, mesh: Mesh, sequence: bool) -> Result<Plan, Failure> {
     let knobs = [
         (Knob::Pp, mesh.pp),
         (Knob::Dp, mesh.dp),
@@ -265,7 +265,12 @@ fn plan_of(question: &mut Question, mesh: Mesh, sequence: bool) -> Result<Plan, 
 }
 
 /// A session with drawn weights.
-fn session(question: &Question, model: &Model, plan: &Plan, seed: u32) -> Result<Session, Failure> {
+fn session(
+    question: &PlanRequest,
+    model: &Model,
+    plan: &Plan,
+    seed: u32,
+) -> Result<Session, Failure> {
     let mut session = crate::start(crate::compile(&question.module, crate::LOSS, plan)?, 1)?;
     let inits: BTreeMap<&str, Init> =
         model.weights.iter().map(|w| (w.name.as_str(), w.init)).collect();
@@ -280,7 +285,7 @@ fn session(question: &Question, model: &Model, plan: &Plan, seed: u32) -> Result
 }
 
 /// The tokens and labels of a step.
-pub(super) fn batch(question: &Question, model: &Model, seed: u32) -> (Vec<i32>, Vec<i32>) {
+pub(super) fn batch(question: &PlanRequest, model: &Model, seed: u32) -> (Vec<i32>, Vec<i32>) {
     let ids = Ids::of(&model.module, crate::LOSS);
     let draw = |feed: Feed, at: usize, number: usize| {
         let known = ids.range(feed, at % question.seq);
@@ -299,7 +304,12 @@ pub(super) fn batch(question: &Question, model: &Model, seed: u32) -> (Vec<i32>,
 }
 
 /// Runs one step from drawn weights on drawn data, and changes nothing.
-fn step(question: &Question, model: &Model, plan: &Plan, seed: u32) -> Result<Computed, Failure> {
+fn step(
+    question: &PlanRequest,
+    model: &Model,
+    plan: &Plan,
+    seed: u32,
+) -> Result<Computed, Failure> {
     let mut session = session(question, model, plan, seed)?;
     let (tokens, labels) = batch(question, model, seed);
     let batch = Batch { tokens: &tokens, labels: &labels, ..Batch::default() };

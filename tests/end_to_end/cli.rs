@@ -122,7 +122,7 @@ fn equal_questions_have_equal_plans() {
     let line = "plan tiny --ranks 4 --seq 32 --plan";
     let plan = scratch.answer(line);
     assert_eq!(plan, scratch.answer(line));
-    assert!(plan.starts_with("plan tiny on ["), "{plan}");
+    assert!(plan.starts_with("plan 2 tiny on ["), "{plan}");
     let read = ir::text::parse_plan("plan", &plan).expect("a plan reads back");
     assert_eq!(read.mesh.ranks(), 4);
     let document = scratch.json("plan tiny --ranks 4 --tensor-model-parallel-size 2 --json");

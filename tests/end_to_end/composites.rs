@@ -11,7 +11,7 @@
 
 use codegen::function::compile_function;
 use gantline::artefact::assemble;
-use gantline::job::Question;
+use gantline::job::PlanRequest;
 use gantline::{LOSS, compile, import, prepare, start};
 use ir::autodiff::differentiate;
 use ir::build::Builder;
@@ -386,7 +386,7 @@ pub(crate) fn bounded(cluster: &Cluster, seed: u64) -> Outcome {
     let prepared = prepare(&model).unwrap_or_else(|why| panic!("{why:?}\n{what}"));
     let mut limits = Limits::default();
     [Knob::Pp, Knob::Dp, Knob::Tp].into_iter().for_each(|knob| limits.fix(knob, 1));
-    let question = Question {
+    let question = PlanRequest {
         module: prepared,
         model: "m".to_owned(),
         cluster: cluster.clone(),

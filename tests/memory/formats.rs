@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use gantline::argument::PathArg;
-use gantline::job::{ADAMW, Question};
+use gantline::job::{ADAMW, PlanRequest};
 use gantline::run::{Run, SETTINGS, Settings};
 use gantline::verbs::score::read::{Known, read as read_layout};
 use gantline::verbs::validate::read as read_table;
@@ -320,7 +320,7 @@ pub(crate) fn contents() -> Contents {
     let mut limits = Limits::default();
     limits.fix(planner::limits::Knob::Pp, 2);
     limits.fix(planner::limits::Knob::Tp, 2);
-    let question = Question {
+    let question = PlanRequest {
         module: prepare(&model).unwrap(),
         model: model.name.clone(),
         cluster: Cluster::load("cpu-local").unwrap(),

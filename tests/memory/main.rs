@@ -14,7 +14,7 @@ use std::alloc::System;
 use std::sync::{Mutex, PoisonError};
 
 use codegen::prepare::prepare_training;
-use gantline::job::{ADAMW, Question};
+use gantline::job::{ADAMW, PlanRequest};
 use gantline::{LOSS, compile, import, plan, prepare, prepare_as, start};
 use ir::DType;
 use ir::import::{Description, Options, preset, read_config};
@@ -41,7 +41,7 @@ const MIB: u64 = 1 << 20;
 /// Plans that are drawn.
 const RANDOM_PLANS: usize = 100;
 
-fn question([pp, dp, tp]: [usize; 3]) -> Question {
+fn question([pp, dp, tp]: [usize; 3]) -> PlanRequest {
     let description = preset("gpt2-mini").unwrap();
     let options = Options { seq: SEQ, dtype: DType::F32, dropout: Some(0.1) };
     let model = import(&description, &options).unwrap();
@@ -49,7 +49,7 @@ fn question([pp, dp, tp]: [usize; 3]) -> Question {
     for (knob, number) in [(Knob::Pp, pp), (Knob::Dp, dp), (Knob::Tp, tp), (Knob::Mbs, 1)] {
         limits.fix(knob, number);
     }
-    Question {
+    PlanRequest {
         module: prepare(&model).unwrap(),
         model: model.name,
         cluster: Cluster::load("cpu-local").unwrap(),

@@ -11,8 +11,8 @@ use crate::estimate::line::{self, Section};
 use crate::estimate::price::Inside;
 use crate::estimate::workload::Item;
 use crate::estimate::{Estimator, Job};
-use crate::space::across::Across;
-use crate::space::groups::{Asked, Grouped, Shared};
+use crate::search::groups::{GroupRequest, Grouped, Shared};
+use crate::search::hetero_pipeline::Across;
 
 /// Tokens of a context-parallel rank at least.
 const RANK_TOKENS_MIN: u32 = 64;
@@ -23,7 +23,7 @@ const ROUNDING: f64 = 1e-9;
 /// not there, `E3302` for layers that are not computed once, `E3303` for samples that are not or
 /// that do not fill a schedule, `E3304` for what cannot be cut so, `E3203` for what the limits do
 /// not allow, `E3308` for what does not fit, or needs other bytes than the plan says.
-pub fn check_groups(job: &Asked<'_>, way: &Grouped) -> Vec<Diagnostic> {
+pub fn check_groups(job: &GroupRequest<'_>, way: &Grouped) -> Vec<Diagnostic> {
     let mut checker = Checker { job, found: Vec::new() };
     match way {
         Grouped::Shares(shared) => checker.shares(shared),
@@ -34,7 +34,7 @@ pub fn check_groups(job: &Asked<'_>, way: &Grouped) -> Vec<Diagnostic> {
 }
 
 struct Checker<'a> {
-    job: &'a Asked<'a>,
+    job: &'a GroupRequest<'a>,
     found: Vec<Diagnostic>,
 }
 
@@ -148,7 +148,7 @@ impl Checker<'_> {
     fn estimator(&self, group: usize, samples: u64) -> Option<Estimator<'_>> {
         let cluster = self.job.cluster.groups.get(group)?;
         let job = Job { global_batch: samples, ..self.job.job };
-        Estimator::new(self.job.work, cluster, self.job.style, job).ok()
+        Estimator::new(self.job.work, cluster, self.job.profile, job).ok()
     }
 
     /// Bytes of the fullest device of each part, priced again; none where the parts make no line.
@@ -317,13 +317,13 @@ mod tests {
     use super::*;
     use crate::configuration::Zero;
     use crate::limits::Limits;
-    use crate::space::across::tests::small_line;
-    use crate::space::groups::tests::{asked, cluster};
-    use crate::space::groups::{plan, share};
-    use crate::space::models;
+    use crate::search::groups::tests::{asked, cluster};
+    use crate::search::groups::{plan, share};
+    use crate::search::hetero_pipeline::tests::small_line;
+    use crate::search::models;
 
     /// The codes and headlines of what is wrong.
-    fn told(job: &Asked<'_>, way: &Grouped) -> Vec<(&'static str, String)> {
+    fn told(job: &GroupRequest<'_>, way: &Grouped) -> Vec<(&'static str, String)> {
         check_groups(job, way).into_iter().map(|found| (found.code, found.headline)).collect()
     }
 
@@ -380,11 +380,11 @@ mod tests {
         let small = Cluster { groups: vec![cluster.groups[0].clone(); 2], ..cluster.clone() };
         let mut tight = small.clone();
         tight.groups[0].device.memory_bytes.value = 1e9;
-        let job = Asked { cluster: &tight, ..job };
+        let job = GroupRequest { cluster: &tight, ..job };
         let found = told(&job, &Grouped::Shares(shared.clone()));
         assert!(says(&found, "E3308", "and has"), "{found:?}");
         let small = Limits::parse(&[], &[], &["memory=2GiB".to_owned()]).unwrap();
-        let job = Asked { limits: small, cluster: &cluster, ..job };
+        let job = GroupRequest { limits: small, cluster: &cluster, ..job };
         let found = told(&job, &Grouped::Shares(shared));
         assert!(says(&found, "E3308", "and has 2.00 GiB"), "{found:?}");
     }

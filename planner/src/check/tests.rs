@@ -3,8 +3,8 @@ use ir::plan::Keep;
 use ir::{Axis, Layout, Sharding};
 
 use super::*;
-use crate::search::tests::{cluster, job, module};
-use crate::search::{Job, search};
+use crate::compiled::tests::{cluster, job, module};
+use crate::compiled::{Job, search};
 
 fn data_parallel<'a>(module: &'a Module, cluster: &'a Cluster) -> Job<'a> {
     let mut job: Job<'_> = job(module, cluster, 4);

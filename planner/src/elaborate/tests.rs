@@ -6,7 +6,7 @@ use ir::text::parse_plan;
 
 use super::*;
 use crate::check::check;
-use crate::search::tests::cluster;
+use crate::compiled::tests::cluster;
 
 const SAMPLES: usize = 96;
 

@@ -2,7 +2,7 @@
 //!
 //! A step is a graph of passes, each after those that it needs and after the one before it on its
 //! stage; no step is shorter than a path through the graph. These are the paths that decide, in
-//! closed form, so that a search can afford them. [`events`](crate::space::events) replays the
+//! closed form, so that a search can afford them. [`events`](crate::search::events) replays the
 //! same orders pass by pass: of 36,000 random pipelines the paths are never longer, and of those
 //! that are full all but ten are less than 2 % shorter (3.3 % at most).
 //!
@@ -131,7 +131,7 @@ impl Turns {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::space::events::Line;
+    use crate::search::events::Line;
 
     /// Neighbours that are alike are told as one.
     fn grouped(times: &[[f64; 2]]) -> Vec<Alike> {

@@ -1,8 +1,8 @@
-//! Numbers and facts of styles and devices that were chosen with measured runs of models in view,
+//! Numbers and facts of profiles and devices that were chosen with measured runs of models in view,
 //! and what stands in their place where a source is to be predicted without a look at its runs.
 
+use super::profile::{NOTHING, Profile};
 use super::rates::Rates;
-use super::style::{NOTHING, Style};
 
 /// Something that was chosen with runs in view.
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +20,7 @@ pub struct Choice {
 #[derive(Clone, Copy, Debug)]
 enum Undo {
     /// Of a release.
-    Style(fn(&mut Style)),
+    Profile(fn(&mut Profile)),
     /// Of a device.
     Rates(fn(&mut Rates)),
 }
@@ -50,74 +50,76 @@ pub const CHOICES: [Choice; 13] = [
         name: "host of eager releases, 50 µs a launch",
         instead: "29 µs: LitGPT generates a token in 1 ms a layer, of some 35 launches",
         seen: EAGER,
-        undo: Undo::Style(|style| {
-            style.host.forward_s = style.host.forward_s.min(5.8e-6);
-            style.host.backward_s = style.host.backward_s.min(5.8e-6);
+        undo: Undo::Profile(|profile| {
+            profile.host.forward_s = profile.host.forward_s.min(5.8e-6);
+            profile.host.backward_s = profile.host.backward_s.min(5.8e-6);
         }),
     },
     Choice {
         name: "nanotron's hosts that poll, half of a core",
         instead: "none",
         seen: &["nanotron"],
-        undo: Undo::Style(|style| style.host.polling_share = 0.0),
+        undo: Undo::Profile(|profile| profile.host.polling_share = 0.0),
     },
     Choice {
         name: "nanotron's buckets, 256 MB",
         instead: "25 MiB: the default of PyTorch",
         seen: &["nanotron"],
-        undo: Undo::Style(|style| style.bucket_bytes = style.bucket_bytes.min(26_214_400.0)),
+        undo: Undo::Profile(|profile| {
+            profile.bucket_bytes = profile.bucket_bytes.min(26_214_400.0)
+        }),
     },
     Choice {
         name: "how far nanotron's hosts run ahead, and hold what collectives have read",
         instead: "not at all",
         seen: &["nanotron"],
-        undo: Undo::Style(|style| style.frees_late = false),
+        undo: Undo::Profile(|profile| profile.frees_late = false),
     },
     Choice {
         name: "nanotron prints the memory of its first rank",
         instead: "of the fullest",
         seen: &["nanotron"],
-        undo: Undo::Style(|style| style.prints_first = false),
+        undo: Undo::Profile(|profile| profile.prints_first = false),
     },
     Choice {
         name: "nanotron copies what it gathers piece by piece, 5 µs each",
         instead: "its copies are not counted, as of no other release",
         seen: &["nanotron"],
-        undo: Undo::Style(|style| style.copies_pieces = false),
+        undo: Undo::Profile(|profile| profile.copies_pieces = false),
     },
     Choice {
         name: "nanotron's copies and masks around attention",
         instead: "attention reads the product's result where it lies",
         seen: &["nanotron"],
-        undo: Undo::Style(|style| style.around_attention = NOTHING),
+        undo: Undo::Profile(|profile| profile.around_attention = NOTHING),
     },
     Choice {
         name: "nanotron's host takes four operations for a collective of `tp`",
         instead: "one, as of Megatron-LM",
         seen: &["nanotron"],
-        undo: Undo::Style(|style| style.tensor_operations = 1.0),
+        undo: Undo::Profile(|profile| profile.tensor_operations = 1.0),
     },
     Choice {
         name: "reserve of BLOOM's runs, 6.4 GB",
         instead: "2 GB, as Megatron-LM",
         seen: &["bloom"],
-        undo: Undo::Style(|style| style.reserve_bytes = style.reserve_bytes.min(2e9)),
+        undo: Undo::Profile(|profile| profile.reserve_bytes = profile.reserve_bytes.min(2e9)),
     },
     Choice {
         name: "BLOOM's runs print what their allocators hold",
         instead: "what tensors hold",
         seen: &["bloom"],
-        undo: Undo::Style(|style| style.printed_share = 0.0),
+        undo: Undo::Profile(|profile| profile.printed_share = 0.0),
     },
     Choice {
         name: "vTrain's vocabulary of 50,257 words and its loss in half precision",
         instead: "the vocabulary of the row, and the loss of Megatron-LM",
         seen: &["vtrain"],
-        undo: Undo::Style(|style| {
-            style.vocabulary = None;
-            style.loss_bytes = [38.0, 14.0];
-            style.loss_saved_bytes = 4.0;
-            style.loss_working_bytes = 8.0;
+        undo: Undo::Profile(|profile| {
+            profile.vocabulary = None;
+            profile.loss_bytes = [38.0, 14.0];
+            profile.loss_saved_bytes = 4.0;
+            profile.loss_working_bytes = 8.0;
         }),
     },
 ];
@@ -136,8 +138,8 @@ pub fn seen(table: &str) -> impl Iterator<Item = &'static Choice> {
 }
 
 /// Takes back what was chosen with runs of a table in view.
-pub(super) fn set_aside(table: &str, style: &mut Style, rates: &mut Rates) {
-    set_aside_of_style(table, style);
+pub(super) fn set_aside(table: &str, profile: &mut Profile, rates: &mut Rates) {
+    set_aside_of_style(table, profile);
     for choice in seen(table) {
         if let Undo::Rates(undo) = choice.undo {
             undo(rates);
@@ -146,10 +148,10 @@ pub(super) fn set_aside(table: &str, style: &mut Style, rates: &mut Rates) {
 }
 
 /// Takes back what was chosen of a release.
-pub(super) fn set_aside_of_style(table: &str, style: &mut Style) {
+pub(super) fn set_aside_of_style(table: &str, profile: &mut Profile) {
     for choice in seen(table) {
-        if let Undo::Style(undo) = choice.undo {
-            undo(style);
+        if let Undo::Profile(undo) = choice.undo {
+            undo(profile);
         }
     }
 }

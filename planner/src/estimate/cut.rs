@@ -21,7 +21,7 @@ use std::rc::Rc;
 use rustc_hash::FxHashMap;
 
 use super::Estimator;
-use super::exchange::{Collectives, Copies};
+use super::collective::{Collectives, Copies};
 use super::price::{LayerPrice, Prices};
 use super::stage::{Run, Stage, hold, stage};
 use super::step::{After, Alone, Breakdown, Step};

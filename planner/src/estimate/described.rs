@@ -13,7 +13,7 @@ use super::workload::encoders::{bert, t5};
 use super::workload::family::family_shape;
 use super::workload::module::of_module;
 use super::workload::{LowRank, Routed, Shape, Workload, assumptions};
-use crate::space::models::{self, Published};
+use crate::search::models::{self, Published};
 
 /// A model's work, and what the planner knows beside it.
 #[derive(Clone, Debug, PartialEq)]
@@ -199,7 +199,7 @@ mod tests {
     use super::*;
     use crate::cluster::Cluster;
     use crate::estimate::rates::Arithmetic;
-    use crate::estimate::{Estimator, Job, style};
+    use crate::estimate::{Estimator, Job, profile};
     use crate::machine::Machine;
 
     fn parameters(config: &str) -> u64 {
@@ -344,7 +344,8 @@ mod tests {
                 let configuration = layout.parse().unwrap();
                 let [a, b] = [&ours, &graphs].map(|of| {
                     let job = Job { global_batch: 16, arithmetic: Arithmetic::Half };
-                    let estimator = Estimator::new(&of.work, &cluster, style::OURS, job).unwrap();
+                    let estimator =
+                        Estimator::new(&of.work, &cluster, profile::GANTLINE, job).unwrap();
                     let found = estimator.estimate(&configuration).unwrap();
                     [found.step_time_s, found.memory.activations_bytes]
                 });

@@ -307,7 +307,7 @@ mod tests {
     use crate::configuration::Configuration;
     use crate::estimate::network::Group;
     use crate::machine::Machine;
-    use crate::space::tests::permutations;
+    use crate::search::tests::permutations;
     use ir::Axis;
 
     /// Every preset with devices of its own finds its file by name.

@@ -1,4 +1,4 @@
-//! From items to seconds and bytes on one rank: which kernels a style launches for an item, and
+//! From items to seconds and bytes on one rank: which kernels a profile launches for an item, and
 //! what they cost when the item is cut.
 //!
 //! Activations follow Korthikanti et al. 2022, section 4, item by item; each is said where it is
@@ -14,8 +14,8 @@ pub(super) use any::words_of_rank;
 use super::Job;
 use super::network::{Group, INNER_INTERFERENCE, Network};
 use super::price::{Inside, LayerPrice, Pass};
+use super::profile::{Profile, Selective};
 use super::rates::{Arithmetic, Rates};
-use super::style::{Selective, Style};
 use super::workload::{Cut, Item};
 
 /// What items are lowered with.
@@ -23,7 +23,7 @@ use super::workload::{Cut, Item};
 pub(super) struct Lowering<'a> {
     pub(super) rates: &'a Rates,
     pub(super) network: &'a Network,
-    pub(super) style: &'a Style,
+    pub(super) profile: &'a Profile,
     pub(super) job: &'a Job,
     pub(super) inside: Inside,
     pub(super) seq: f64,
@@ -134,7 +134,7 @@ impl Lowering<'_> {
             if lowered.is_none() {
                 known.0.push((*item, part));
             }
-            again.add(self.style.selective, item, &part);
+            again.add(self.profile.selective, item, &part);
             sum.forward += part.forward;
             sum.backward += part.backward;
             sum.weight_s += part.weight_s;
@@ -149,10 +149,10 @@ impl Lowering<'_> {
             freed = freed.max(part.freed);
         }
         let input_bytes = self.stream_tokens() * f64::from(width) * self.e();
-        if self.style.selective == Selective::Operations {
+        if self.profile.selective == Selective::Operations {
             again.dropped_bytes = (sum.saved - again.kept_bytes - input_bytes).max(0.0);
         }
-        let host = self.style.host;
+        let host = self.profile.host;
         let wait = |mut pass: Pass, launches: f64, each_s: f64| {
             let host_s = launches * host.operations * each_s;
             pass.dispatch_s += dispatch_s(&pass, host_s, host.is_blocking);
@@ -236,7 +236,7 @@ impl Lowering<'_> {
     /// Keeps its input: 2 bytes an element.
     fn norm(&self, width: u32, parameters: u32) -> Lowered {
         let elements = self.stream_tokens() * f64::from(width);
-        let kernels = if self.style.fused_norm { 1.0 } else { 6.0 };
+        let kernels = if self.profile.fused_norm { 1.0 } else { 6.0 };
         Lowered {
             forward: self.rows(elements * 2.0 * self.e()) * kernels,
             backward: self.rows(elements * 3.0 * self.e()) * kernels
@@ -264,9 +264,9 @@ impl Lowering<'_> {
         let arithmetic = self.job.arithmetic;
         let time = |m, n, k| self.rates.product_s(arithmetic, [m, n, k, 1.0]);
         let products = |seconds| Pass { products_s: seconds, ..Pass::default() };
-        let accumulated = self.style.accumulate_bytes * k * n;
+        let accumulated = self.profile.accumulate_bytes * k * n;
         let [inside, apart] =
-            if self.style.fuses_accumulation { [accumulated, 0.0] } else { [0.0, accumulated] };
+            if self.profile.fuses_accumulation { [accumulated, 0.0] } else { [0.0, accumulated] };
         let weight_s = self.rates.weight_product_s(arithmetic, [k, n, tokens, 1.0], inside)
             * self.rates.weight_factor;
         let input = if cut == Cut::Rows { tokens * k } else { self.stream_tokens() * k };
@@ -291,7 +291,7 @@ impl Lowering<'_> {
             ..Lowered::default()
         };
         let is_scattered = cut == Cut::Rows && self.inside.sequence_parallel;
-        if is_scattered && self.style.frees_late {
+        if is_scattered && self.profile.frees_late {
             lowered.late = tokens * n * self.e();
         }
         if apart > 0.0 {
@@ -313,7 +313,7 @@ impl Lowering<'_> {
         if group.size() <= 1 {
             return;
         }
-        let visible = 1.0 - self.style.tensor_hidden;
+        let visible = 1.0 - self.profile.tensor_hidden;
         let tensor = |seconds: f64| Pass { tensor_s: seconds, ..Pass::default() };
         let gather_s =
             |width: f64| self.network.gather_s(tokens * width * self.e(), group) * visible;
@@ -322,7 +322,7 @@ impl Lowering<'_> {
         let gather = |width: f64| tensor(gather_s(width));
         // Beside the gradient of the weight, as far as that is long enough.
         let beside = |seconds: f64, behind_s: f64| {
-            let hidden = seconds.min(behind_s) * self.style.tensor_backward_hidden;
+            let hidden = seconds.min(behind_s) * self.profile.tensor_backward_hidden;
             seconds - hidden + hidden * INNER_INTERFERENCE
         };
         match (cut, self.inside.sequence_parallel) {
@@ -344,15 +344,15 @@ impl Lowering<'_> {
         if matches!(cut, Cut::Whole) {
             return;
         }
-        lowered.forward_launches += self.style.tensor_operations;
-        lowered.backward_launches += self.style.tensor_operations;
+        lowered.forward_launches += self.profile.tensor_operations;
+        lowered.backward_launches += self.profile.tensor_operations;
     }
 
     /// Keeps its result: what it rotates is part of a larger value, which stays.
     fn rope(&self, width: u32) -> Lowered {
         let elements = self.tokens() * (f64::from(width) / self.tp()).ceil();
         let bytes = elements * 2.0 * self.e();
-        let kernels = if self.style.fused_rope { 1.0 } else { 5.0 };
+        let kernels = if self.profile.fused_rope { 1.0 } else { 5.0 };
         Lowered {
             forward: self.rows(bytes) * kernels,
             backward: self.rows(bytes) * kernels,
@@ -369,7 +369,7 @@ impl Lowering<'_> {
         let inputs = if gated { 2.0 } else { 1.0 };
         let moved = elements * self.e() * (inputs + 1.0);
         let back = elements * self.e() * (2.0 * inputs + 1.0);
-        let (forward, backward, launches, extra) = if self.style.fused_activation {
+        let (forward, backward, launches, extra) = if self.profile.fused_activation {
             (self.rows(moved), self.rows(back), 1.0, 0.0)
         } else {
             // The function, then the product or the bias, each a kernel; what is between is kept.
@@ -391,8 +391,8 @@ impl Lowering<'_> {
     /// Keeps the mask of dropout: 1 byte an element.
     fn residual(&self, width: u32) -> Lowered {
         let elements = self.stream_tokens() * f64::from(width);
-        let mask = if self.style.dropout { 1.0 } else { 0.0 };
-        let kernels = if self.style.fused_residual { 1.0 } else { 1.0 + mask };
+        let mask = if self.profile.dropout { 1.0 } else { 0.0 };
+        let kernels = if self.profile.fused_residual { 1.0 } else { 1.0 + mask };
         let between = (kernels - 1.0) * 2.0 * self.e();
         Lowered {
             forward: self.rows(elements * (3.0 * self.e() + mask + between)),
@@ -444,13 +444,13 @@ impl Lowering<'_> {
         };
         // A loop launches two products forward and four backward for an expert; before each, a cast
         // and the scales of both operands. Nothing is around these launches.
-        let alone = if self.style.product_per_expert { local } else { 0.0 };
-        let alone = alone / self.style.host.operations.max(1.0);
+        let alone = if self.profile.product_per_expert { local } else { 0.0 };
+        let alone = alone / self.profile.host.operations.max(1.0);
         let group = self.inside.ep_group;
         // A token whose experts share a node goes there once.
         let nodes = self.network.nodes(group);
         let hit = nodes * (1.0 - (1.0 - 1.0 / nodes).powi(top_k as i32));
-        let once = if self.style.experts_once { (hit / f64::from(top_k)).min(1.0) } else { 1.0 };
+        let once = if self.profile.experts_once { (hit / f64::from(top_k)).min(1.0) } else { 1.0 };
         let exchange = self.network.exchange_s(routed * h * self.e(), group, once);
         let pass = |products: f64, rows: f64, expert: f64| Pass {
             products_s: products,
@@ -475,7 +475,7 @@ impl Lowering<'_> {
 
     fn embedding(&self, vocab: u32, width: u32, positions: u32) -> Lowered {
         let (tokens, width) = (self.tokens(), f64::from(width));
-        let whole = self.style.whole_logits;
+        let whole = self.profile.whole_logits;
         let rows = if whole { f64::from(vocab) } else { self.words(vocab.into()) };
         let bytes = tokens * width * 2.0 * self.e();
         let group = self.tensor_group();
@@ -487,7 +487,7 @@ impl Lowering<'_> {
             self.network.all_reduce_s(tokens * width * self.e(), group)
         };
         let tensor = Pass { tensor_s: seconds, ..Pass::default() };
-        let gradient = rows * width * (self.e() + self.style.accumulate_bytes);
+        let gradient = rows * width * (self.e() + self.profile.accumulate_bytes);
         Lowered {
             forward: self.rows(bytes) * 3.0 + tensor,
             backward: self.rows(bytes) * 3.0 + self.rows(gradient),
@@ -495,7 +495,7 @@ impl Lowering<'_> {
             // the loss.
             forward_launches: 20.0,
             backward_launches: 12.0,
-            saved: tokens * width * if self.style.dropout { 1.0 } else { 0.0 },
+            saved: tokens * width * if self.profile.dropout { 1.0 } else { 0.0 },
             parameters: [rows * width + f64::from(positions) * width, 0.0],
             tensors: if positions > 0 { 2.0 } else { 1.0 },
             ..Lowered::default()
@@ -503,23 +503,23 @@ impl Lowering<'_> {
     }
 
     fn loss(&self, vocab: u32) -> Lowered {
-        let (is_cut, whole) = (self.inside.tp > 1, self.style.whole_logits);
+        let (is_cut, whole) = (self.inside.tp > 1, self.profile.whole_logits);
         let columns = if whole { f64::from(vocab) } else { self.words(vocab.into()) };
         let logits = self.tokens() * columns;
-        let [forward, backward] = self.style.loss_bytes;
+        let [forward, backward] = self.profile.loss_bytes;
         let gathered = if whole { logits * self.e() } else { 0.0 };
         let tensor_s = self.network.gather_s(gathered, self.tensor_group());
         let gather = Pass { tensor_s, ..Pass::default() };
-        let more = if is_cut { self.style.loss_cut_bytes } else { 0.0 };
+        let more = if is_cut { self.profile.loss_cut_bytes } else { 0.0 };
         Lowered {
             forward: self.rows(logits * forward) + gather,
             backward: self.rows(logits * backward),
             forward_launches: 12.0,
             backward_launches: 6.0,
-            saved: logits * self.style.loss_saved_bytes,
-            working: logits * (self.style.loss_working_bytes + more),
+            saved: logits * self.profile.loss_saved_bytes,
+            working: logits * (self.profile.loss_working_bytes + more),
             // The head's result, where the loss keeps something larger in its stead.
-            freed: if self.style.loss_saved_bytes > self.e() { logits * self.e() } else { 0.0 },
+            freed: if self.profile.loss_saved_bytes > self.e() { logits * self.e() } else { 0.0 },
             ..Lowered::default()
         }
     }

@@ -241,7 +241,7 @@ fn items(work: &Workload) -> impl Iterator<Item = &Item> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::space::models;
+    use crate::search::models;
 
     /// What is wrong with a layout of a batch, in words.
     fn told(model: &str, text: &str, batch: u64) -> Vec<String> {

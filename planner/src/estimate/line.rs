@@ -93,7 +93,7 @@ impl Section<'_> {
         let copies = f64::from(c.dp) * f64::from(c.cp);
         let seconds = link.latency_s + copies * self.prices.boundary_bytes / link.bytes_per_s;
         let forward_s = slowest_s / 3.0;
-        let hidden = if self.terms().style.sends_hidden { seconds.min(forward_s) } else { 0.0 };
+        let hidden = if self.terms().profile.sends_hidden { seconds.min(forward_s) } else { 0.0 };
         seconds - hidden + hidden * INNER_INTERFERENCE
     }
 
@@ -139,8 +139,8 @@ pub fn step(sections: &[(Section<'_>, &[u32])], count: u64) -> LineStep {
     after.tell(&mut breakdown);
     let seconds = breakdown.total_s();
     let factors = sections.iter().map(|(section, _)| {
-        let Estimator { rates, job, style, .. } = section.estimator;
-        interval::factors(&breakdown, rates, job.arithmetic, style.doubt)
+        let Estimator { rates, job, profile, .. } = section.estimator;
+        interval::factors(&breakdown, rates, job.arithmetic, profile.doubt)
     });
     let [low, high] = factors
         .fold([1.0f64, 1.0f64], |widest, [low, high]| [widest[0].min(low), widest[1].max(high)]);

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::Estimator;
 use super::layer::words_of_rank;
-use super::style::{Style, VocabularyPadding};
+use super::profile::{Profile, VocabularyPadding};
 use super::workload::{Cut, Item};
 use crate::configuration::Configuration;
 
@@ -33,7 +33,7 @@ impl Estimator<'_> {
     /// # Errors
     /// Those of [`Estimator::estimate`].
     pub fn padding(&self, c: &Configuration) -> Result<Option<Padding>, Vec<Diagnostic>> {
-        let Style { vocabulary_padding, whole_logits, .. } = self.style;
+        let Profile { vocabulary_padding, whole_logits, .. } = self.profile;
         let ends = || self.work.first.iter().chain(&self.work.last);
         let rows = |vocab: u32| {
             let ranks = f64::from(c.tp);
@@ -57,8 +57,8 @@ impl Estimator<'_> {
         if found.parameters == 0 {
             return Ok(None);
         }
-        let style = Style { vocabulary_padding: VocabularyPadding::Never, ..self.style };
-        let unpadded = Estimator { style, ..self.clone() };
+        let profile = Profile { vocabulary_padding: VocabularyPadding::Never, ..self.profile };
+        let unpadded = Estimator { profile, ..self.clone() };
         let [with, without] = [self, &unpadded].map(|estimator| estimator.estimate(c));
         found.bytes = with?.memory.total_bytes() - without?.memory.total_bytes();
         Ok(Some(found))
@@ -71,7 +71,7 @@ mod tests {
     use crate::estimate::described::described;
     use crate::estimate::rates::Arithmetic;
     use crate::estimate::workload::Item;
-    use crate::estimate::{Estimator, Job, style};
+    use crate::estimate::{Estimator, Job, profile};
     use crate::machine::Machine;
 
     /// GPT-2's 50,257 words: on one rank a multiple of 128, on eight one of 1,024.
@@ -82,7 +82,7 @@ mod tests {
         let job = Job { global_batch: 64, arithmetic: Arithmetic::Half };
         let of = |model: &str, layout: &str| {
             let work = described(model, None).unwrap().work;
-            let estimator = Estimator::new(&work, &cluster, style::OURS, job).unwrap();
+            let estimator = Estimator::new(&work, &cluster, profile::GANTLINE, job).unwrap();
             estimator.padding(&layout.parse().unwrap()).unwrap()
         };
         for (layout, padded) in [("tp=1 dp=8 mbs=1", 50_304), ("tp=8 mbs=1", 51_200)] {
@@ -105,7 +105,7 @@ mod tests {
                 *n = 32_001;
             }
         }
-        let estimator = Estimator::new(&odd, &cluster, style::OURS, job).unwrap();
+        let estimator = Estimator::new(&odd, &cluster, profile::GANTLINE, job).unwrap();
         let found = estimator.padding(&"tp=8 mbs=1".parse().unwrap()).unwrap().unwrap();
         assert_eq!(found.parameters, 2 * (32_768 - 32_001) * 4096);
     }

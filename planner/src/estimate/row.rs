@@ -5,14 +5,14 @@
 
 mod words;
 
+use super::profile::{self, Profile};
 use super::rates::Arithmetic;
-use super::style::{self, Style};
 use super::workload::{Item, Routed, Shape, Workload};
 use super::{Estimate, Estimator, Job, chosen};
 use crate::cluster::Cluster;
 use crate::configuration::{Configuration, Recompute, Zero};
 use crate::machine::Machine;
-use crate::space::models;
+use crate::search::models;
 
 /// The columns that a table must have.
 pub const COLUMNS: [&str; 8] =
@@ -68,7 +68,7 @@ pub struct Question {
     /// The devices and links.
     pub cluster: Cluster,
     /// The framework.
-    pub style: Style,
+    pub profile: Profile,
     /// The batch and arithmetic.
     pub job: Job,
     /// The layout.
@@ -107,8 +107,8 @@ impl Question {
     /// # Errors
     /// As [`Question::answer`].
     pub fn answer_blind_to(&self, table: &str) -> Result<Estimate, String> {
-        let Question { work, cluster, style, job, .. } = self;
-        let estimator = Estimator::blind_to(table, work, cluster, *style, *job);
+        let Question { work, cluster, profile, job, .. } = self;
+        let estimator = Estimator::blind_to(table, work, cluster, *profile, *job);
         let estimator = estimator.map_err(|diagnostic| diagnostic.headline)?;
         let found = estimator.estimate_run(&self.configuration);
         found.map_err(|all| all.into_iter().map(|d| d.headline).collect::<Vec<_>>().join("; "))
@@ -130,9 +130,9 @@ pub fn read(row: &dyn Columns) -> Result<Question, String> {
 pub fn read_blind_to(table: &str, row: &dyn Columns) -> Result<Question, String> {
     let mut reader = RowReader { row, defaults: Vec::new() };
     let mut shape = reader.shape()?;
-    let mut style = reader.style();
-    chosen::set_aside_of_style(table, &mut style);
-    if let Some(words) = style.vocabulary.filter(|words| *words != shape.vocab) {
+    let mut profile = reader.profile();
+    chosen::set_aside_of_style(table, &mut profile);
+    if let Some(words) = profile.vocabulary.filter(|words| *words != shape.vocab) {
         shape.vocab = words;
         reader.defaults.push(format!("vocab={words}"));
     }
@@ -142,11 +142,11 @@ pub fn read_blind_to(table: &str, row: &dyn Columns) -> Result<Question, String>
     let ranks = reader.ranks()?;
     let mut cluster = reader.cluster(ranks)?;
     if let Some(outer) = cluster.levels.get_mut(1) {
-        outer.name = style.fabric.to_owned();
+        outer.name = profile.fabric.to_owned();
     }
     let arithmetic = reader.arithmetic()?;
-    let mut configuration = reader.configuration(&style, ranks, work.depth())?;
-    if style.balances_stages && (2..=work.depth()).contains(&configuration.pp) {
+    let mut configuration = reader.configuration(&profile, ranks, work.depth())?;
+    if profile.balances_stages && (2..=work.depth()).contains(&configuration.pp) {
         configuration.stage_layers = balanced(&work, configuration.pp);
     }
     let mut items = work.layers.iter().flat_map(|layer| &layer.items);
@@ -156,7 +156,7 @@ pub fn read_blind_to(table: &str, row: &dyn Columns) -> Result<Question, String>
     }
     let global_batch = reader.global_batch(&configuration)?;
     let job = Job { global_batch, arithmetic };
-    Ok(Question { work, cluster, style, job, configuration, defaults: reader.defaults })
+    Ok(Question { work, cluster, profile, job, configuration, defaults: reader.defaults })
 }
 
 /// Layers of stages with about as many operations each, the head counted with the last: a stage
@@ -367,16 +367,16 @@ impl RowReader<'_> {
         Ok(Some(Routed { experts, top_k, ffn, shared_ffn, dense_layers }))
     }
 
-    fn style(&mut self) -> Style {
+    fn profile(&mut self) -> Profile {
         let name = self.row.text("framework");
-        let named = style::of_framework(name);
-        let style = named.unwrap_or(style::DEFAULT);
+        let named = profile::of_framework(name);
+        let profile = named.unwrap_or(profile::DEFAULT);
         let is_new = words::preset(self.row.text("gpu")).is_ok_and(words::is_new);
-        let style = if is_new { style::on_new_device(style) } else { style };
-        if named.is_none_or(|named| named.name != style.name) {
-            self.defaults.push(format!("style={}", style.name));
+        let profile = if is_new { profile::on_new_device(profile) } else { profile };
+        if named.is_none_or(|named| named.name != profile.name) {
+            self.defaults.push(format!("profile={}", profile.name));
         }
-        style
+        profile
     }
 
     fn arithmetic(&mut self) -> Result<Arithmetic, String> {
@@ -435,7 +435,7 @@ impl RowReader<'_> {
 
     fn configuration(
         &mut self,
-        style: &Style,
+        profile: &Profile,
         ranks: u32,
         layers: u32,
     ) -> Result<Configuration, String> {
@@ -448,13 +448,13 @@ impl RowReader<'_> {
         }
         let microbatch = self.microbatch(dp)?;
         let recompute = words::recompute(self.row.text("recompute")).unwrap_or_else(|| {
-            self.defaults.push(format!("recompute={}", style.usual_recompute));
-            words::recompute(style.usual_recompute).unwrap_or(Recompute::None)
+            self.defaults.push(format!("recompute={}", profile.usual_recompute));
+            words::recompute(profile.usual_recompute).unwrap_or(Recompute::None)
         });
         let sequence_parallel = match self.count("seq_parallel")? {
             Some(flag) => flag != 0,
             None => {
-                let flag = style.usual_sequence_parallel;
+                let flag = profile.usual_sequence_parallel;
                 self.defaults.push(format!("seq_parallel={}", u8::from(flag)));
                 flag
             }
@@ -462,8 +462,8 @@ impl RowReader<'_> {
         let stage = match words::zero_stage(self.row.text("zero_stage")) {
             Some(stage) => stage?,
             None => {
-                self.defaults.push(format!("zero_stage={}", style.usual_zero));
-                style.usual_zero
+                self.defaults.push(format!("zero_stage={}", profile.usual_zero));
+                profile.usual_zero
             }
         };
         Ok(Configuration {

@@ -236,7 +236,7 @@ impl Serving<'_> {
         Held {
             weights_bytes: (parameters * most + ends) * bytes,
             cache_bytes_per_token: cache * self.most(copy, caches) * CACHE_BYTES,
-            reserve_bytes: self.estimator.style.reserve_bytes,
+            reserve_bytes: self.estimator.profile.reserve_bytes,
         }
     }
 
@@ -316,12 +316,12 @@ impl Serving<'_> {
     }
 
     fn price(&self, copy: Replica, items: &[Item], batch: u32, tokens: u32) -> LayerPrice {
-        let Estimator { rates, network, style, job, work, .. } = self.estimator;
+        let Estimator { rates, network, profile, job, work, .. } = self.estimator;
         let Replica { tp, ep, .. } = copy;
         let (dp, pp) = (copy.sharing(), copy.pp);
         let c = Configuration { tp, ep, dp, pp, microbatch: batch, ..Configuration::default() };
         let (inside, seq) = (Inside::of(&c), f64::from(tokens));
-        Lowering { rates, network, style, job, inside, seq }.price(items, work.width)
+        Lowering { rates, network, profile, job, inside, seq }.price(items, work.width)
     }
 
     /// Elements of a token that a device caches for these items.

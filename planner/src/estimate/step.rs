@@ -13,13 +13,13 @@
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::exchange::{Exchanges, Weights, weights};
+use super::collective::{Exchanges, Weights, weights};
 use super::host::DISK_BYTES_PER_S;
 use super::memory::Memory;
 use super::network::{Group, INNER_INTERFERENCE};
 use super::price::Prices;
+use super::profile::Whole;
 use super::stage::{Run, Stage, hold, runs, stage};
-use super::style::Whole;
 use super::terms::Terms;
 use super::{bubble, interleaved};
 use crate::configuration::{Configuration, Place, Schedule};
@@ -202,7 +202,7 @@ impl Terms<'_> {
 
     /// Bytes that a stage sends for a micro-batch and keeps.
     fn sent_bytes(&self, c: &Configuration, prices: &Prices, index: u32) -> f64 {
-        let keeps = self.style.keeps_sent && index + 1 < c.pp;
+        let keeps = self.profile.keeps_sent && index + 1 < c.pp;
         let cut = if c.sequence_parallel { f64::from(c.tp) } else { 1.0 };
         if keeps { prices.boundary_bytes / cut } else { 0.0 }
     }
@@ -229,13 +229,13 @@ impl Terms<'_> {
     /// Seconds that a stage waits for one message from so many ranks away.
     pub(super) fn send_over_s(&self, c: &Configuration, prices: &Prices, stride: u64) -> f64 {
         let cut =
-            if self.style.scatter_gather || c.sequence_parallel { f64::from(c.tp) } else { 1.0 };
+            if self.profile.scatter_gather || c.sequence_parallel { f64::from(c.tp) } else { 1.0 };
         let mut seconds = self.network.send_s(prices.boundary_bytes / cut, stride);
-        if self.style.scatter_gather && !c.sequence_parallel {
+        if self.profile.scatter_gather && !c.sequence_parallel {
             let group = Group::along(c, Axis::Tp);
             seconds += self.network.gather_s(prices.boundary_bytes, group);
         }
-        if self.style.sends_hidden { seconds * INNER_INTERFERENCE } else { seconds }
+        if self.profile.sends_hidden { seconds * INNER_INTERFERENCE } else { seconds }
     }
 
     /// What a stage holds at its peak.
@@ -260,13 +260,13 @@ impl Terms<'_> {
         let on_device = |place: Place| if place == Place::Device { 1.0 } else { 0.0 };
         let on_host = |place: Place| if place == Place::Host { 1.0 } else { 0.0 };
         let gathered = if c.zero.stage == 3 { self.gathered_bytes(c, stage) } else { 0.0 };
-        let sums_whole = match self.style.whole {
+        let sums_whole = match self.profile.whole {
             Whole::Layers => false,
             Whole::Ends => c.pp > 1,
             Whole::EndsAndSums => m > 1.0,
         };
-        let weights = held(3) * self.style.weight_bytes;
-        let states = held(1) * self.style.state_bytes;
+        let weights = held(3) * self.profile.weight_bytes;
+        let states = held(1) * self.profile.state_bytes;
         let kept = stage.saved * (in_flight - 1.0);
         let moved = weights * on_host(c.offload.parameters)
             + states * on_host(c.offload.optimizer)
@@ -275,7 +275,7 @@ impl Terms<'_> {
             stage: index,
             weights_bytes: weights * on_device(c.offload.parameters) + gathered,
             gradients_bytes: if sums_whole { parameters } else { held(2) }
-                * self.style.gradient_bytes,
+                * self.profile.gradient_bytes,
             optimizer_bytes: states * on_device(c.offload.optimizer),
             activations_bytes: kept * on_device(c.offload.activations)
                 + stage.saved
@@ -284,7 +284,7 @@ impl Terms<'_> {
             freed_bytes: stage.working.min(stage.end_working)
                 + stage.freed
                 + stage.late_bytes(c, in_flight),
-            reserve_bytes: self.style.reserve_bytes,
+            reserve_bytes: self.profile.reserve_bytes,
             // What the host cannot take stays.
             host_excess_bytes: (moved - self.host.bytes(c)).max(0.0),
         }
@@ -298,14 +298,14 @@ impl Terms<'_> {
         let all = stage.parameters + expert_parameters;
         // The layer in use and the next.
         let two = 2.0 / stage.layers.max(1.0);
-        let whole = match self.style.whole {
+        let whole = match self.profile.whole {
             Whole::Layers => two * all,
             Whole::Ends | Whole::EndsAndSums if c.pp > 1 => all,
             Whole::Ends | Whole::EndsAndSums => {
                 stage.end_parameters + two.min(1.0) * (all - stage.end_parameters)
             }
         };
-        whole * self.style.weight_bytes
+        whole * self.profile.weight_bytes
     }
 
     /// What moving a stage's activations and weights to the host costs beyond what its computation
@@ -320,7 +320,7 @@ impl Terms<'_> {
                 3.. => weights(c, stage).iter().map(Weights::held).sum(),
                 _ => stage.parameters + stage.expert_parameters,
             };
-            bytes += 2.0 * held * self.style.weight_bytes;
+            bytes += 2.0 * held * self.profile.weight_bytes;
         }
         let rate = if [c.offload.activations, c.offload.parameters].contains(&Place::Disk) {
             DISK_BYTES_PER_S
@@ -422,8 +422,8 @@ impl After {
 #[cfg(test)]
 mod tests {
     use crate::cluster::Cluster;
+    use crate::estimate::profile::PROFILES;
     use crate::estimate::rates::Arithmetic;
-    use crate::estimate::style::STYLES;
     use crate::estimate::tests::{gpt3, machine};
     use crate::estimate::{Estimator, Job, legal};
 
@@ -445,8 +445,8 @@ mod tests {
             ..Stage::default()
         };
         let routed = Stage { parameters: 0.0, expert_parameters: 7e9, ..dense };
-        for style in STYLES {
-            let estimator = Estimator::new(&work, &cluster, style, job).unwrap();
+        for profile in PROFILES {
+            let estimator = Estimator::new(&work, &cluster, profile, job).unwrap();
             let terms = estimator.terms();
             for zero in ["0", "1", "2", "3", "3/8"] {
                 for offload in ["", "offload-parameters=host", "offload-optimizer=host"] {
@@ -458,7 +458,7 @@ mod tests {
                         let memory = terms.memory(&c, stage, 0, 2);
                         format!("{exchanges:?} {memory:?}")
                     });
-                    assert_eq!(dense, routed, "{}: {text}", style.name);
+                    assert_eq!(dense, routed, "{}: {text}", profile.name);
                 }
             }
         }

@@ -40,9 +40,9 @@ pub(super) fn gpt3() -> Workload {
 fn published_steps_are_met() {
     let cluster = Cluster::load_on("a100", &machine()).unwrap();
     let work = gpt3();
-    let style = style::of_framework("Korthikanti").unwrap();
+    let profile = profile::of_framework("Korthikanti").unwrap();
     let job = Job { global_batch: 64, arithmetic: Arithmetic::Half };
-    let estimator = Estimator::new(&work, &cluster, style, job).unwrap();
+    let estimator = Estimator::new(&work, &cluster, profile, job).unwrap();
     for (text, seconds) in [
         ("tp=8 pp=8 dp=1 mbs=1 vpp=3 recompute=full", 18.13),
         ("tp=8 pp=8 dp=1 mbs=1 vpp=3 sp recompute=attention", 13.75),
@@ -65,7 +65,7 @@ fn recomputation_costs_time_and_saves_memory() {
     let cluster = Cluster::load_on("h100", &machine()).unwrap();
     let work = gpt3();
     let job = Job { global_batch: 128, arithmetic: Arithmetic::Half };
-    let estimator = Estimator::new(&work, &cluster, style::OURS, job).unwrap();
+    let estimator = Estimator::new(&work, &cluster, profile::GANTLINE, job).unwrap();
     let of = |recompute: &str| {
         let text = format!("tp=8 pp=8 dp=2 mbs=1 sp recompute={recompute}");
         estimator.estimate(&text.parse().unwrap()).unwrap()
@@ -83,7 +83,7 @@ fn hosts_are_not_endless() {
     let cluster = Cluster::load_on("h100", &machine()).unwrap();
     let work = gpt3();
     let job = Job { global_batch: 64, arithmetic: Arithmetic::Half };
-    let estimator = Estimator::new(&work, &cluster, style::OURS, job).unwrap();
+    let estimator = Estimator::new(&work, &cluster, profile::GANTLINE, job).unwrap();
     let of = |text: &str| estimator.estimate(&text.parse().unwrap()).unwrap();
     // One device holds 12 bytes or more of 175 billion parameters, or an eighth of them.
     for (layout, is_full) in [("tp=1 pp=1 dp=8 mbs=1", true), ("tp=8 pp=4 dp=2 mbs=1", false)] {
@@ -109,7 +109,7 @@ fn devices_share_their_host() {
     let job = Job { global_batch: 64, arithmetic: Arithmetic::Half };
     let text = "tp=8 pp=8 dp=1 mbs=1 offload-activations=host";
     let of = |cluster: &Cluster| {
-        let estimator = Estimator::new(&work, cluster, style::OURS, job).unwrap();
+        let estimator = Estimator::new(&work, cluster, profile::GANTLINE, job).unwrap();
         let found = estimator.estimate(&text.parse().unwrap()).unwrap();
         (found.breakdown.offload_s, found.memory.host_excess_bytes)
     };
@@ -168,11 +168,11 @@ fn bloom(heads: u32) -> Shape {
 #[test]
 fn heads_of_an_odd_size_are_slow() {
     let cluster = Cluster::load_on("a100", &machine()).unwrap();
-    let style = style::of_framework("Megatron-DeepSpeed").unwrap();
+    let profile = profile::of_framework("Megatron-DeepSpeed").unwrap();
     let job = Job { global_batch: 2048, arithmetic: Arithmetic::Half };
     let of = |heads: u32| {
         let work = bloom(heads).workload().unwrap();
-        let estimator = Estimator::new(&work, &cluster, style, job).unwrap();
+        let estimator = Estimator::new(&work, &cluster, profile, job).unwrap();
         let text = "tp=4 pp=12 dp=8 mbs=2 zero=1 recompute=full";
         estimator.estimate(&text.parse().unwrap()).unwrap().step_time_s
     };
@@ -189,13 +189,13 @@ fn hosts_that_poll_are_late() {
     let job = Job { global_batch: 256, arithmetic: Arithmetic::Half };
     let far = "tp=8 pp=2 dp=1 mbs=1 sp recompute=none";
     let near = "tp=4 pp=2 dp=1 mbs=1 sp recompute=none";
-    let nanotron = style::of_framework("nanotron").unwrap();
-    let dispatch = |style: Style, text: &str| {
-        let estimator = Estimator::new(&work, &cluster, style, job).unwrap();
+    let nanotron = profile::of_framework("nanotron").unwrap();
+    let dispatch = |profile: Profile, text: &str| {
+        let estimator = Estimator::new(&work, &cluster, profile, job).unwrap();
         estimator.estimate(&text.parse().unwrap()).unwrap().breakdown.dispatch_s
     };
     assert!(dispatch(nanotron, far) > 10.0 * dispatch(nanotron, near));
-    assert!(dispatch(style::OURS, far) <= dispatch(style::OURS, near) + 1e-9);
+    assert!(dispatch(profile::GANTLINE, far) <= dispatch(profile::GANTLINE, near) + 1e-9);
 }
 
 /// 134 published runs of nine sources, evenly chosen from 2,578; `source` says where it is printed.
@@ -300,7 +300,7 @@ fn single_precision_is_held_once() {
     let work = gpt3();
     let memory = |arithmetic| {
         let job = Job { global_batch: 64, arithmetic };
-        let estimator = Estimator::new(&work, &cluster, style::OURS, job).unwrap();
+        let estimator = Estimator::new(&work, &cluster, profile::GANTLINE, job).unwrap();
         let text = "tp=8 pp=8 dp=1 mbs=1 recompute=none";
         estimator.estimate(&text.parse().unwrap()).unwrap().memory
     };
@@ -320,7 +320,7 @@ fn blind_predictions_do_without_what_was_chosen() {
     let cluster = Cluster::load_on("h100", &machine()).unwrap();
     let work = gpt3();
     let job = Job { global_batch: 256, arithmetic: Arithmetic::Half };
-    let nanotron = style::of_framework("nanotron").unwrap();
+    let nanotron = profile::of_framework("nanotron").unwrap();
     let dispatch = |table: &str| {
         let estimator = Estimator::blind_to(table, &work, &cluster, nanotron, job).unwrap();
         let text = "tp=8 pp=2 dp=1 mbs=1 sp recompute=none";
@@ -342,9 +342,9 @@ fn copied_pieces_take_time() {
     let work = gpt3();
     let job = Job { global_batch: 1024, arithmetic: Arithmetic::Half };
     let weights = |copies_pieces, dp: u32| {
-        let nanotron = style::of_framework("nanotron").unwrap();
-        let style = Style { copies_pieces, ..nanotron };
-        let estimator = Estimator::new(&work, &cluster, style, job).unwrap();
+        let nanotron = profile::of_framework("nanotron").unwrap();
+        let profile = Profile { copies_pieces, ..nanotron };
+        let estimator = Estimator::new(&work, &cluster, profile, job).unwrap();
         let text = format!("tp=8 pp=1 dp={dp} mbs=1 sp zero=1 recompute=none");
         estimator.estimate(&text.parse().unwrap()).unwrap().breakdown.weights_s
     };
@@ -365,8 +365,8 @@ fn printed_memory_is_met() {
     let cluster = Cluster::load_on("a100", &machine()).unwrap();
     let work = gpt3();
     let job = Job { global_batch: 64, arithmetic: Arithmetic::Half };
-    let style = style::of_framework("megatron-deepspeed").unwrap();
-    let estimator = Estimator::new(&work, &cluster, style, job).unwrap();
+    let profile = profile::of_framework("megatron-deepspeed").unwrap();
+    let estimator = Estimator::new(&work, &cluster, profile, job).unwrap();
     let found = estimator.estimate(&"tp=8 pp=8 mbs=1 recompute=full".parse().unwrap()).unwrap();
     let comes_and_goes = found.memory.activations_bytes + found.memory.working_bytes;
     let more = found.printed_memory.total_bytes() - found.memory.total_bytes();
@@ -380,9 +380,9 @@ fn sums_of_gradients_are_whole_until_they_are_reduced() {
     let cluster = Cluster::load_on("h200", &machine()).unwrap();
     let work = gpt3();
     let held = |framework: &str, layout: &str, batch: u64| {
-        let style = style::of_framework(framework).unwrap();
+        let profile = profile::of_framework(framework).unwrap();
         let job = Job { global_batch: batch, arithmetic: Arithmetic::Half };
-        let estimator = Estimator::new(&work, &cluster, style, job).unwrap();
+        let estimator = Estimator::new(&work, &cluster, profile, job).unwrap();
         estimator.estimate(&layout.parse().unwrap()).unwrap().memory
     };
     let layout = "tp=1 pp=1 dp=64 mbs=1 zero=3 recompute=full";
@@ -412,9 +412,9 @@ fn whole_weights_are_gathered_once() {
     let cluster = Cluster::load_on("h200", &machine()).unwrap();
     let work = gpt3();
     let exchanged = |framework: &str, pp: u32, micro: u64| {
-        let style = style::of_framework(framework).unwrap();
+        let profile = profile::of_framework(framework).unwrap();
         let job = Job { global_batch: 64 * micro, arithmetic: Arithmetic::Half };
-        let estimator = Estimator::new(&work, &cluster, style, job).unwrap();
+        let estimator = Estimator::new(&work, &cluster, profile, job).unwrap();
         let text = format!("tp=1 pp={pp} dp=64 mbs=1 zero=3 recompute=full");
         let found = estimator.estimate(&text.parse().unwrap()).unwrap().breakdown;
         [found.weights_s, found.gradients_s]
@@ -459,11 +459,11 @@ fn recomputation_that_is_open_may_make_room() {
 #[test]
 fn selective_recomputation_keeps_every_second_result() {
     let cluster = Cluster::load_on("h100", &machine()).unwrap();
-    let shape = crate::space::models::shape("llama-3-8b").unwrap();
+    let shape = crate::search::models::shape("llama-3-8b").unwrap();
     let work = shape.workload().unwrap();
     let job = Job { global_batch: 8, arithmetic: Arithmetic::Half };
-    let style = style::of_framework("torchtitan").unwrap();
-    let estimator = Estimator::new(&work, &cluster, style, job).unwrap();
+    let profile = profile::of_framework("torchtitan").unwrap();
+    let estimator = Estimator::new(&work, &cluster, profile, job).unwrap();
     let activations = |recompute: &str| {
         let text = format!("tp=1 pp=1 dp=8 mbs=1 zero=3 recompute={recompute}");
         estimator.estimate(&text.parse().unwrap()).unwrap().memory.activations_bytes
@@ -540,7 +540,7 @@ fn devices_are_busy_with_what_they_compute() {
     let cluster = Cluster::load_on("h100", &machine()).unwrap();
     let work = gpt3();
     let job = Job { global_batch: 64, arithmetic: Arithmetic::Half };
-    let estimator = Estimator::new(&work, &cluster, style::OURS, job).unwrap();
+    let estimator = Estimator::new(&work, &cluster, profile::GANTLINE, job).unwrap();
     let of = |text: &str| estimator.estimate(&text.parse().unwrap()).unwrap();
     for layout in ["tp=8 pp=1 dp=1 mbs=1", "tp=8 pp=1 dp=1 mbs=1 sp"] {
         let [none, full] = ["none", "full"].map(|what| of(&format!("{layout} recompute={what}")));
@@ -564,7 +564,7 @@ fn others_are_not_waited_for() {
     let of = |nodes: usize, devices: u64| {
         let mut cluster = Cluster::load_on("h100", &machine()).unwrap();
         cluster.nodes = nodes;
-        let estimator = Estimator::over(devices, &work, &cluster, style::OURS, job).unwrap();
+        let estimator = Estimator::over(devices, &work, &cluster, profile::GANTLINE, job).unwrap();
         estimator.estimate(&"tp=8 pp=1 dp=1 mbs=1".parse().unwrap()).unwrap().step_time_s
     };
     assert_eq!(of(1, 8), of(100, 8));
@@ -576,22 +576,22 @@ fn others_are_not_waited_for() {
 #[test]
 fn vocabularies_are_padded_where_they_are_cut() {
     let cluster = Cluster::load_on("a100", &machine()).unwrap();
-    let ends = |style: style::Style, vocab: u32, tp: u32| {
+    let ends = |profile: profile::Profile, vocab: u32, tp: u32| {
         let work = Shape { vocab, tied: false, ..bloom(32) }.workload().unwrap();
         let job = Job { global_batch: 8, arithmetic: Arithmetic::Half };
-        let estimator = Estimator::new(&work, &cluster, style, job).unwrap();
+        let estimator = Estimator::new(&work, &cluster, profile, job).unwrap();
         let c: Configuration = format!("tp={tp} mbs=1").parse().unwrap();
         let prices = estimator.prices(price::Inside::of(&c));
         [prices.first, prices.last]
     };
-    let bare = style::of_framework("nanogpt").unwrap();
-    for style in [style::OURS, bare] {
+    let bare = profile::of_framework("nanogpt").unwrap();
+    for profile in [profile::GANTLINE, bare] {
         for (tp, padded) in [(2, 50_432), (4, 50_688), (8, 51_200)] {
-            assert_eq!(ends(style, 50_257, tp), ends(style, padded, tp), "{tp} ranks");
-            assert_ne!(ends(style, 50_240, 2), ends(style, 50_432, 2));
+            assert_eq!(ends(profile, 50_257, tp), ends(profile, padded, tp), "{tp} ranks");
+            assert_ne!(ends(profile, 50_240, 2), ends(profile, 50_432, 2));
         }
     }
-    assert_eq!(ends(style::OURS, 50_257, 1), ends(style::OURS, 50_304, 1));
+    assert_eq!(ends(profile::GANTLINE, 50_257, 1), ends(profile::GANTLINE, 50_304, 1));
     // Rows of an odd number of columns are slow to load.
     let [odd, even] = [50_257, 50_304].map(|vocab| ends(bare, vocab, 1)[1].forward.products_s);
     assert!(odd > 1.5 * even, "{odd} s and {even} s");

@@ -2,8 +2,8 @@
 
 use ir::{Diagnostic, Span};
 use planner::configuration::Configuration;
-use planner::space::foreign::groups::{Kind, Part, joined};
-use planner::space::foreign::{Tool, Use};
+use planner::search::interop::groups::{Kind, Part, joined};
+use planner::search::interop::{Tool, Use};
 use serde_json::Value;
 
 use crate::failure::{Failure, usage};

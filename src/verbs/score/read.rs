@@ -364,7 +364,7 @@ mod tests {
     use ir::Axis;
     use ir::random::mix;
     use planner::configuration::{Offload, Place, Recompute, Schedule, USUAL_ORDER};
-    use planner::space::foreign::{Tool, Use, export};
+    use planner::search::interop::{Tool, Use, export};
 
     use super::*;
 

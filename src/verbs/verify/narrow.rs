@@ -10,7 +10,7 @@ use ir::import::Model;
 use super::reference::Reference;
 use super::{Args, Computed, compare, finish, lines_of, note_loss, rounding_of_sums};
 use crate::failure::{Exit, Failure, usage};
-use crate::job::Question;
+use crate::job::PlanRequest;
 
 /// How much farther from the truth a step may be than what it is measured by.
 const FARTHER_MAX: f64 = 2.0;
@@ -19,7 +19,7 @@ const FARTHER_MAX: f64 = 2.0;
 pub(in crate::verbs) fn run(
     args: &Args,
     model: &Model,
-    question: &mut Question,
+    question: &mut PlanRequest,
     one: &Computed,
 ) -> Result<Exit, Failure> {
     let dtype = question.precision.compute;

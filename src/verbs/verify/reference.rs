@@ -11,7 +11,7 @@ use ir::{DType, Dim, Function, Kind, Module, Op, Tensor, TensorType};
 
 use super::{Computed, batch, difference, drawn_weights};
 use crate::failure::Failure;
-use crate::job::Question;
+use crate::job::PlanRequest;
 
 /// The most products of a parameter and a token that are interpreted. Chosen: about a minute.
 const PRODUCTS_MAX: u64 = 100_000_000;
@@ -43,7 +43,7 @@ impl Reference {
     /// The step of a module that is not rewritten; none where the interpreter cannot do it, or
     /// where that would take long.
     pub(in crate::verbs) fn of(
-        question: &mut Question,
+        question: &mut PlanRequest,
         model: &Model,
         seed: u32,
     ) -> Result<Option<Reference>, Failure> {
@@ -98,7 +98,7 @@ impl Reference {
 
     /// The step of the module that is compiled, each value rounded to its type; none where the
     /// interpreter lacks something.
-    pub(in crate::verbs) fn typed(&self, question: &Question) -> Option<Computed> {
+    pub(in crate::verbs) fn typed(&self, question: &PlanRequest) -> Option<Computed> {
         let mut module = question.module.clone();
         let samples = question.global_batch_size as i64;
         module.bind(&Bindings::from([("B".to_owned(), samples)]));
@@ -174,7 +174,7 @@ fn make_floats(module: &mut Module, own: DType) {
 pub(in crate::verbs) fn changed_function(
     before: &Module,
     after: &Module,
-    question: &Question,
+    question: &PlanRequest,
     vocab: usize,
 ) -> Option<(String, f64)> {
     let samples = Bindings::from([(Dim::BATCH.to_owned(), question.global_batch_size as i64)]);

@@ -18,7 +18,7 @@ use super::reference::{Reference, changed_function};
 use super::{Args, Computed, difference, error_max, note_loss, step_of_one};
 use crate::documents::{Document, VerifyRules};
 use crate::failure::{Exit, Failure};
-use crate::job::Question;
+use crate::job::PlanRequest;
 use crate::output;
 
 /// What rules do to a step.
@@ -91,7 +91,7 @@ impl Fault {
 pub(in crate::verbs) fn run(
     args: &Args,
     model: &Model,
-    question: &mut Question,
+    question: &mut PlanRequest,
 ) -> Result<Exit, Failure> {
     let Answer { fired, error, culprit, loss } =
         find(model, question, args.seed, &Selection::for_models())?;
@@ -120,13 +120,13 @@ pub(in crate::verbs) fn run(
 
 fn find(
     model: &Model,
-    question: &mut Question,
+    question: &mut PlanRequest,
     seed: u32,
     selection: &Selection,
 ) -> Result<Answer, Failure> {
     let all: Vec<&'static str> =
         rules().chain(selection.more).map(|rule| rule.name).chain(idiom::names()).collect();
-    let step = |applied: &[&str], question: &mut Question| {
+    let step = |applied: &[&str], question: &mut PlanRequest| {
         let left_out = all.iter().filter(|name| !applied.contains(name));
         let without = left_out.map(|name| (*name).to_owned()).collect();
         let selection = Selection { without, ..selection.clone() };
@@ -165,7 +165,7 @@ fn find(
 fn fault(
     [(before, expected), (after, found)]: [(&Module, &Computed); 2],
     reference: Option<&Reference>,
-    question: &Question,
+    question: &PlanRequest,
     vocab: usize,
 ) -> Fault {
     let Some(reference) = reference else { return Fault::Open };
@@ -196,10 +196,10 @@ mod tests {
         why: "to be found",
     }];
 
-    fn model() -> (Model, Question) {
+    fn model() -> (Model, PlanRequest) {
         let options = Options { seq: 8, dtype: DType::F64, dropout: Some(0.0) };
         let model = crate::import(&preset("gpt2-mini").expect("a preset"), &options).unwrap();
-        let question = Question {
+        let question = PlanRequest {
             cluster: Cluster::load("cpu-local").unwrap(),
             module: model.module.clone(),
             model: model.name.clone(),

@@ -1,10 +1,10 @@
 use super::*;
 use crate::estimate::Job;
 use crate::estimate::price::Pass;
+use crate::estimate::profile;
 use crate::estimate::rates::Arithmetic;
-use crate::estimate::style;
 use crate::estimate::tests::{gpt3, machine};
-use crate::space::oracle::{Random, seeds};
+use crate::search::oracle::{Random, seeds};
 
 /// A layer of random passes; what it computes again is its forward pass.
 fn layer(random: &mut Random) -> LayerPrice {
@@ -67,7 +67,7 @@ fn has_room(room: &Room, cut: &[u32]) -> bool {
 fn no_cut_of_unlike_layers_is_below_the_bound() {
     let (work, cluster) = (gpt3(), crate::cluster::Cluster::load_on("h100", &machine()).unwrap());
     let job = Job { global_batch: 64, arithmetic: Arithmetic::Half };
-    let estimator = Estimator::new(&work, &cluster, style::OURS, job).unwrap();
+    let estimator = Estimator::new(&work, &cluster, profile::GANTLINE, job).unwrap();
     let seeds = seeds(0, 160);
     let is_all = seeds.len() > 1;
     let (mut shrinking, mut counted) = (0, 0);

@@ -4,8 +4,8 @@ use ir::random::mix;
 
 use super::*;
 use crate::configuration::USUAL_ORDER;
-use crate::space::oracle::seeds;
-use crate::space::tests::permutations;
+use crate::search::oracle::seeds;
+use crate::search::tests::permutations;
 
 /// Ranks of a job, by what they have in common.
 type Groups = BTreeMap<Vec<u64>, Vec<u64>>;

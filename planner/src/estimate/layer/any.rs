@@ -2,7 +2,7 @@
 
 use super::{INNER_INTERFERENCE, Lowered, Lowering};
 use crate::estimate::price::{Inside, Pass};
-use crate::estimate::style::VocabularyPadding;
+use crate::estimate::profile::VocabularyPadding;
 use crate::estimate::workload::{Item, Split};
 
 /// Words of which a rank's piece has a whole number where vocabularies are padded: the default of
@@ -32,7 +32,7 @@ impl Lowering<'_> {
     /// A tensor-parallel rank's words of a vocabulary of so many. All ranks have equally many: one
     /// that does not divide is padded.
     pub(super) fn words(&self, vocab: f64) -> f64 {
-        words_of_rank(self.style.vocabulary_padding, vocab, self.tp())
+        words_of_rank(self.profile.vocabulary_padding, vocab, self.tp())
     }
 
     /// One kernel forward; backward, one for what it reads again and one for what it wrote.
@@ -81,9 +81,9 @@ impl Lowering<'_> {
         let time = |m, n, k| self.rates.product_s(self.job.arithmetic, [m, n, k, batch]);
         let products = |seconds| Pass { products_s: seconds, ..Pass::default() };
         let factor = if weighted { self.rates.weight_factor } else { 1.0 };
-        let accumulated = if own { self.style.accumulate_bytes * k * n * batch } else { 0.0 };
+        let accumulated = if own { self.profile.accumulate_bytes * k * n * batch } else { 0.0 };
         let [inside, apart] =
-            if self.style.fuses_accumulation { [accumulated, 0.0] } else { [0.0, accumulated] };
+            if self.profile.fuses_accumulation { [accumulated, 0.0] } else { [0.0, accumulated] };
         let arithmetic = self.job.arithmetic;
         let second_s =
             self.rates.weight_product_s(arithmetic, [k, n, rows, batch], inside) * factor;
@@ -109,14 +109,14 @@ impl Lowering<'_> {
         match split {
             Split::Columns => {
                 let summed_s = self.summed_s(input);
-                let hidden_s = summed_s.min(second_s) * self.style.tensor_backward_hidden;
+                let hidden_s = summed_s.min(second_s) * self.profile.tensor_backward_hidden;
                 let tensor_s = summed_s - hidden_s + hidden_s * INNER_INTERFERENCE;
                 lowered.backward += Pass { tensor_s, ..Pass::default() };
-                lowered.backward_launches += self.style.tensor_operations;
+                lowered.backward_launches += self.profile.tensor_operations;
             }
             Split::Rows => {
                 lowered.forward += Pass { tensor_s: self.summed_s(result), ..Pass::default() };
-                lowered.forward_launches += self.style.tensor_operations;
+                lowered.forward_launches += self.profile.tensor_operations;
             }
             Split::Whole | Split::ColumnsAgain | Split::Inside => {}
         }
@@ -137,7 +137,7 @@ impl Lowering<'_> {
     /// Seconds to sum so many elements of each token over the tensor-parallel ranks.
     fn summed_s(&self, elements: f64) -> f64 {
         let bytes = self.tokens() * elements * self.e();
-        self.network.all_reduce_s(bytes, self.tensor_group()) * (1.0 - self.style.tensor_hidden)
+        self.network.all_reduce_s(bytes, self.tensor_group()) * (1.0 - self.profile.tensor_hidden)
     }
 
     /// A gather or a sum over the tensor-parallel ranks; its gradient is a piece.
@@ -148,7 +148,7 @@ impl Lowering<'_> {
         let tensor_s = self.summed_s(elements as f64);
         Lowered {
             forward: Pass { tensor_s, ..Pass::default() },
-            forward_launches: self.style.tensor_operations,
+            forward_launches: self.profile.tensor_operations,
             ..Lowered::default()
         }
     }

@@ -16,7 +16,7 @@ impl Lowering<'_> {
         let (qk, v) = (f64::from(qk_dim), f64::from(v_dim));
         let tokens = self.tokens();
         let kept = tokens * (heads * qk + kv_heads * (qk + v)) * self.e();
-        let mut lowered = match self.style.attention {
+        let mut lowered = match self.profile.attention {
             AttentionKernel::Separate | AttentionKernel::FusedSoftmax => {
                 self.written_attention(heads, qk, v, causal)
             }
@@ -50,7 +50,7 @@ impl Lowering<'_> {
         };
         let time = |m, n, k| self.rates.product_s(arithmetic, [m, n, k, batch]);
         let scores = batch * rows * keys;
-        let (forward_kernels, backward_kernels): (&[f64], &[f64]) = match self.style.attention {
+        let (forward_kernels, backward_kernels): (&[f64], &[f64]) = match self.profile.attention {
             // Softmax with scale and mask; and the same backward. The causal one reads half.
             AttentionKernel::FusedSoftmax if causal => (&[3.0], &[4.0]),
             AttentionKernel::FusedSoftmax => (&[4.0], &[6.0]),
@@ -63,7 +63,7 @@ impl Lowering<'_> {
         let rows_s = |kernels: &[f64]| -> f64 {
             kernels.iter().map(|bytes| self.rates.rows_s(bytes * scores)).sum()
         };
-        let dropout = if self.style.dropout { self.rates.rows_s(5.0 * scores) } else { 0.0 };
+        let dropout = if self.profile.dropout { self.rates.rows_s(5.0 * scores) } else { 0.0 };
         let attention = |seconds| Pass { attention_s: seconds, ..Pass::default() };
         let tokens = self.tokens();
         // The result is made contiguous; backward, so are the gradients of queries and the rest.
@@ -71,7 +71,7 @@ impl Lowering<'_> {
         let forward = time(rows, keys, qk) + time(rows, v, keys);
         let backward = time(rows, keys, v) + time(keys, v, rows);
         let backward = backward + time(rows, qk, keys) + time(keys, qk, rows);
-        let saved = scores * if self.style.dropout { 5.0 } else { 2.0 };
+        let saved = scores * if self.profile.dropout { 5.0 } else { 2.0 };
         Lowered {
             forward: attention(forward + rows_s(forward_kernels) + dropout + copies),
             backward: attention(backward + rows_s(backward_kernels) + dropout + 4.0 * copies),
@@ -95,11 +95,11 @@ impl Lowering<'_> {
     ) -> Lowered {
         let batch = f64::from(self.inside.microbatch) * heads;
         let (rows, keys) = (self.seq / f64::from(self.inside.cp), self.seq);
-        let seen = if causal && self.style.skips_masked { 0.5 } else { 1.0 };
+        let seen = if causal && self.profile.skips_masked { 0.5 } else { 1.0 };
         let flops = 2.0 * batch * rows * keys * (qk + v) * seen;
-        let [forward_s, backward_s] = self.rates.flash_s(self.style.attention, flops, keys, qk);
+        let [forward_s, backward_s] = self.rates.flash_s(self.profile.attention, flops, keys, qk);
         let attention = |seconds| Pass { attention_s: seconds, ..Pass::default() };
-        let around = self.style.around_attention;
+        let around = self.profile.around_attention;
         let copied = |bytes: f64| self.rates.rows_s(bytes * elements);
         Lowered {
             forward: attention(forward_s + copied(around.forward_bytes)),

@@ -6,7 +6,7 @@ use super::*;
 use crate::cluster::{Cluster, Kind, PRESETS};
 use crate::configuration::Configuration;
 use crate::estimate::workload::{Layer, Workload};
-use crate::estimate::{Estimator, style};
+use crate::estimate::{Estimator, profile};
 use crate::machine::Machine;
 
 const ARITHMETICS: [Arithmetic; 5] =
@@ -67,7 +67,7 @@ fn more_tokens_are_never_faster() {
                     assumptions: Vec::new(),
                 };
                 let job = Job { global_batch: 1, arithmetic };
-                let estimator = Estimator::new(&work, &cluster, style::OURS, job).unwrap();
+                let estimator = Estimator::new(&work, &cluster, profile::GANTLINE, job).unwrap();
                 let c = Configuration { tp, ep, ..Configuration::default() };
                 let inside = Inside::near(&c);
                 let price = estimator.prices(inside).first;
@@ -100,7 +100,7 @@ fn the_busiest_rank_counts() {
     let cluster = Cluster::load_on("h100", &machine).unwrap();
     let job = Job { global_batch: 64, arithmetic: Arithmetic::Half };
     // Tokens go to each of their experts alone, so that twice as many are twice as far.
-    let style = style::Style { experts_once: false, ..style::OURS };
+    let profile = profile::Profile { experts_once: false, ..profile::GANTLINE };
     let price = |top_k: u32, busiest: f64, ep: u32| {
         let experts =
             Item::Experts { count: 64, top_k, width: 2048, ffn: 1408, gated: true, busiest: 1.0 };
@@ -117,7 +117,7 @@ fn the_busiest_rank_counts() {
             assumptions: Vec::new(),
         };
         let work = work.routed_unevenly(busiest).unwrap();
-        let estimator = Estimator::new(&work, &cluster, style, job).unwrap();
+        let estimator = Estimator::new(&work, &cluster, profile, job).unwrap();
         let c = Configuration { ep, dp: 64, ..Configuration::default() };
         estimator.prices(Inside::of(&c)).layers[0].1
     };

@@ -130,6 +130,6 @@ impl Serving<'_> {
             (parts.expert_s, UNKNOWN),
             (parts.send_s, UNKNOWN),
         ];
-        interval::around(&spreads, parts.expert_s > 0.0, estimator.style.doubt)
+        interval::around(&spreads, parts.expert_s > 0.0, estimator.profile.doubt)
     }
 }

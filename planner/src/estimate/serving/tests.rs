@@ -5,9 +5,9 @@ use crate::cluster::Cluster;
 use crate::estimate::described::{Described, described};
 use crate::estimate::rates::Arithmetic;
 use crate::estimate::workload::Workload;
-use crate::estimate::{Job, style};
+use crate::estimate::{Job, profile};
 use crate::machine::Machine;
-use crate::space::models;
+use crate::search::models;
 
 fn h100() -> Cluster {
     let machine = Machine { cores: 4, memory_bytes: 8 << 30, instruction_set: "avx2".into() };
@@ -16,7 +16,7 @@ fn h100() -> Cluster {
 
 fn estimator<'a>(work: &'a Workload, cluster: &Cluster) -> Estimator<'a> {
     let job = Job { global_batch: 1, arithmetic: Arithmetic::Half };
-    Estimator::new(work, cluster, style::OURS, job).unwrap()
+    Estimator::new(work, cluster, profile::GANTLINE, job).unwrap()
 }
 
 /// DeepSeek-AI 2025, "Insights into DeepSeek-V3", table 1.

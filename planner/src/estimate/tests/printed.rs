@@ -27,11 +27,11 @@ fn llama_1b() -> Workload {
     shape.workload().unwrap()
 }
 
-fn estimate_with(style: style::Style, text: &str) -> Estimate {
+fn estimate_with(profile: profile::Profile, text: &str) -> Estimate {
     let cluster = Cluster::load_on("h100", &machine()).unwrap();
     let work = llama_1b();
     let job = Job { global_batch: 256, arithmetic: Arithmetic::Half };
-    let estimator = Estimator::new(&work, &cluster, style, job).unwrap();
+    let estimator = Estimator::new(&work, &cluster, profile, job).unwrap();
     estimator.estimate(&text.parse().unwrap()).unwrap()
 }
 
@@ -39,8 +39,8 @@ fn estimate_with(style: style::Style, text: &str) -> Estimate {
 /// two bytes for each token and column. What fits does not depend on it.
 #[test]
 fn what_collectives_read_is_held() {
-    let late = style::of_framework("nanotron").unwrap();
-    let prompt = style::Style { frees_late: false, ..late };
+    let late = profile::of_framework("nanotron").unwrap();
+    let prompt = profile::Profile { frees_late: false, ..late };
     let result = 4096.0 * 2048.0 * 2.0;
     for (text, results) in [
         ("tp=1 mbs=1", 0.0),
@@ -54,7 +54,7 @@ fn what_collectives_read_is_held() {
         // Four layers of a stage, of all but two micro-batches.
         ("tp=8 pp=4 mbs=1 sp", 2.0 * 4.0 * 2.0),
     ] {
-        let [late, prompt] = [late, prompt].map(|style| estimate_with(style, text));
+        let [late, prompt] = [late, prompt].map(|profile| estimate_with(profile, text));
         let held = late.printed_memory.total_bytes() - prompt.printed_memory.total_bytes();
         let results = if text.contains("sp") { results } else { 0.0 };
         assert!((held / result - results).abs() < 1e-6, "{text}: {} results", held / result);
@@ -70,8 +70,8 @@ fn prompt_of(late: &Estimate, prompt: &Estimate) -> memory::Memory {
 /// What is printed is what tensors hold and at most what a device has, where these fit.
 #[test]
 fn printed_memory_is_that_of_a_device() {
-    let nanotron = style::of_framework("nanotron").unwrap();
-    let titan = style::of_framework("torchtitan 2025").unwrap();
+    let nanotron = profile::of_framework("nanotron").unwrap();
+    let titan = profile::of_framework("torchtitan 2025").unwrap();
     let device = h100_bytes();
     for seed in 0..200u64 {
         let draw = |salt: u64, count: u64| mix(seed * 8 + salt) % count;
@@ -80,8 +80,8 @@ fn printed_memory_is_that_of_a_device() {
         let cut = if tp > 1 { "sp" } else { "" };
         let zero = if dp > 1 { draw(4, 2) } else { 0 };
         let text = format!("tp={tp} pp={pp} dp={dp} mbs={mbs} {cut} zero={zero} recompute=none");
-        let style = if draw(5, 2) == 0 { nanotron } else { titan };
-        let found = estimate_with(style, &text);
+        let profile = if draw(5, 2) == 0 { nanotron } else { titan };
+        let found = estimate_with(profile, &text);
         let held = found.memory.total_bytes();
         let printed = found.printed_memory.total_bytes();
         let about = format!("seed {seed}: {text}: {printed} printed, {held} held");
@@ -97,7 +97,7 @@ fn printed_memory_is_that_of_a_device() {
 /// that and more was freed late.
 #[test]
 fn full_devices_are_printed_as_full() {
-    let nanotron = style::of_framework("nanotron").unwrap();
+    let nanotron = profile::of_framework("nanotron").unwrap();
     let found = estimate_with(nanotron, "tp=8 pp=4 mbs=64 sp");
     let device = h100_bytes();
     let [held, printed] =

@@ -103,7 +103,7 @@ fn routers_and_shared_keys_count() {
     let experts = Item::Experts { count: 8, top_k: 2, width, ffn, gated: true, busiest: 1.0 };
     let expected = 2.0 * 4096.0 * 8.0 + 2.0 * 3.0 * 2.0 * 4096.0 * 14336.0;
     assert_eq!(experts.forward_flops(2048), expected);
-    let work = crate::space::models::shape("deepseek-v3").unwrap().workload().unwrap();
+    let work = crate::search::models::shape("deepseek-v3").unwrap().workload().unwrap();
     let rotated = |layer: &Layer| {
         let widths = layer.items.iter().filter_map(|item| {
             let Item::Rope { width } = item else { return None };

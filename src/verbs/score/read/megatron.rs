@@ -2,7 +2,7 @@
 
 use ir::Diagnostic;
 use planner::configuration::{Configuration, Place, Recompute};
-use planner::space::foreign;
+use planner::search::interop;
 
 use super::said::Said;
 use super::{Known, Layout, data_parallel_ranks};
@@ -213,7 +213,7 @@ fn laid_out(said: &mut Said, layers: u32, chunks: &[u32], c: &mut Configuration)
     if c.stage_layers.contains(&0) {
         let headline = format!("`{LAYOUT}` has a stage without a transformer layer");
         said.refuse(LAYOUT, headline, "give each stage one");
-    } else if foreign::chunks(c, layers) != chunks {
+    } else if interop::chunks(c, layers) != chunks {
         let headline = format!("`{LAYOUT}` cuts stages into chunks that are not priced");
         let help = "write chunks of a stage that are equal, or have one layer less beside the ends";
         said.refuse(LAYOUT, headline, help);

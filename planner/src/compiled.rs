@@ -1,0 +1,499 @@
+//! The search: every mesh, boundary, micro-batch, keep set and stage cut, priced exactly.
+//!
+//! Candidates stand in line by a lower bound of their time, which is made of the prices of the
+//! calls: those of the very routines that the programs will hold. The first in line is timed: its
+//! step is simulated from the same prices, and it goes back to where its time belongs. If it comes
+//! first again, it is compiled, so that its arena is known and its programs are simulated. The
+//! search ends when no time in line is below the best one. So the answer is that of trying all,
+//! and hardly more is compiled than each distinct layer, once, whatever candidates share it. Of the
+//! other meshes, the most promising candidate is compiled too, for people who ask why not.
+
+mod keys;
+mod candidate;
+mod bound;
+mod candidates;
+mod layers;
+mod pricer;
+mod ranks;
+
+#[cfg(test)]
+pub(crate) mod tests;
+
+use std::collections::BTreeSet;
+
+use ir::plan::{FunctionPlan, Keep, Offload, Optimizer, Prediction, Schedule, Zero};
+use ir::precision::Precision;
+use ir::{Diagnostic, Module, Plan, Span};
+use kernels::Bytes;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use crate::cluster::{Cluster, Memory};
+use crate::divisors::divisors;
+use crate::elaborate::Name;
+use crate::footprint::Footprint;
+use crate::limits::cause::Cause;
+use crate::limits::{Knob, Limits};
+use crate::price::Prices;
+use crate::simulate::StepTime;
+
+use bound::Bound;
+pub use candidate::Candidate;
+use candidates::{candidates, has_candidates};
+use layers::LayerTable;
+pub use ranks::Usable;
+
+/// The part by which a bound may exceed a time that is equal but for rounding.
+const ROUNDING: f64 = 1e-9;
+/// Candidates that are compiled for each relaxation when nothing fits. Chosen: an answer in
+/// seconds.
+const NEAREST_EVALUATIONS: usize = 16;
+/// Meshes and boundaries of which a candidate is compiled in any case, with those that were.
+/// Chosen: more than a page shows.
+const KINDS_MAX: usize = 16;
+/// Candidates of another mesh or boundary that are timed at most before one of them is compiled.
+/// Chosen: in models of a dozen layers the fastest one is among them.
+const PROMISING: usize = 64;
+
+/// What a plan is wanted for.
+#[derive(Clone, Debug)]
+pub struct Job<'a> {
+    /// The prepared module: composites without kernels inlined, gradient functions there.
+    pub module: &'a Module,
+    /// The entry.
+    pub entry: &'a str,
+    /// The model's name.
+    pub model: String,
+    /// The cluster.
+    pub cluster: &'a Cluster,
+    /// The ranks, all of which are used.
+    pub ranks: usize,
+    /// Samples of a step.
+    pub global_batch_size: usize,
+    /// Tokens of a sample.
+    pub seq: usize,
+    /// The element types, which the module has.
+    pub precision: Precision,
+    /// The update.
+    pub optimizer: Optimizer,
+    /// The norm to which gradients are clipped.
+    pub clip: Option<f64>,
+    /// What the user fixes and forbids.
+    pub limits: Limits,
+    /// Candidates that are compiled at most.
+    pub evaluations_max: usize,
+}
+
+impl Job<'_> {
+    /// The bytes that ranks, or nodes that ranks share, have for the job.
+    pub fn memory(&self) -> Memory {
+        self.cluster.memory().limited(self.limits.memory_bytes())
+    }
+}
+
+/// A candidate that was compiled and simulated.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Scored {
+    /// The candidate.
+    pub candidate: Candidate,
+    /// The name of its plan, with the number of decisions that the name does not say, but for
+    /// shardings.
+    pub name: Name,
+    /// The time of a step.
+    pub time: StepTime,
+    /// The bytes of each class of ranks.
+    pub footprints: Vec<Footprint>,
+    /// The bytes of the fullest place.
+    pub need: Bytes,
+    /// The bytes that it has.
+    pub have: Bytes,
+}
+
+impl Scored {
+    /// Whether it fits.
+    pub fn fits(&self) -> bool {
+        self.need <= self.have
+    }
+}
+
+/// The best plan, and how it was found.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// The plan, with predictions.
+    pub plan: Plan,
+    /// How it was scored.
+    pub best: Scored,
+    /// All candidates that were compiled, in the order in which they were.
+    pub evaluated: Vec<Scored>,
+    /// All candidates.
+    pub candidate_count: usize,
+    /// Candidates that could not be better than the best, or cannot fit.
+    pub bounded_out: usize,
+    /// A lower bound of the time of every candidate that was not compiled, when any was not.
+    pub bound_s: Option<f64>,
+    /// Whether all candidates were compiled or bounded out.
+    pub complete: bool,
+    /// Layers in which the sharding search left out states.
+    pub capped: Vec<String>,
+}
+
+/// Finds the fastest plan that fits.
+///
+/// # Errors
+/// `E3201` when nothing fits, with the arithmetic of the closest candidate and the nearest answer;
+/// `E3203` when the limits leave no candidate; `E3204` when the model cannot use the ranks; what
+/// sharding and compiling report.
+///
+/// # Determinism
+/// The same job has the same answer: candidates are ordered by time and then as enumerated.
+pub fn search(job: &Job<'_>) -> Result<Found, Diagnostic> {
+    let attempt = attempt(job)?;
+    match attempt.best {
+        Some(best) => attempt.found(job, best),
+        None => Err(nothing_fits(job, &attempt)),
+    }
+}
+
+/// A search as far as it went.
+struct Attempt<'a> {
+    table: LayerTable<'a>,
+    evaluated: Vec<Scored>,
+    best: Option<usize>,
+    candidate_count: usize,
+    bounded_out: usize,
+    bound_s: Option<f64>,
+    complete: bool,
+}
+
+/// Candidates in line: the seconds by their bits, which sort as they do; the place among all
+/// candidates; and whether the seconds are those of the candidate or a bound of them.
+type Line = BTreeSet<(u64, usize, bool)>;
+
+fn attempt<'a>(job: &'a Job<'a>) -> Result<Attempt<'a>, Diagnostic> {
+    let mut table = LayerTable::new(job)?;
+    let (all, failed) = candidates(job, &mut table)?;
+    if all.is_empty() {
+        return Err(failed.unwrap_or_else(|| no_candidates(job)));
+    }
+    let mut attempt = Attempt {
+        table,
+        evaluated: Vec::new(),
+        best: None,
+        candidate_count: all.len(),
+        bounded_out: 0,
+        bound_s: None,
+        complete: true,
+    };
+    let fits = |bound: &Bound| bound.need <= bound.have;
+    let in_line = |(at, (_, bound)): (usize, &(_, Bound))| (bound.seconds.to_bits(), at, false);
+    let line = all.iter().enumerate().filter(|(_, (_, bound))| fits(bound));
+    let mut line: Line = line.map(in_line).collect();
+    while let Some(first) = line.pop_first() {
+        let (bits, at, is_exact) = first;
+        let seconds = f64::from_bits(bits);
+        let beaten = attempt.best_s() <= seconds * (1.0 - ROUNDING);
+        if beaten || attempt.evaluated.len() >= job.evaluations_max {
+            attempt.complete = beaten;
+            attempt.bound_s = Some(seconds);
+            line.insert(first);
+            break;
+        }
+        if is_exact {
+            attempt.evaluate(&all[at].0)?;
+        } else {
+            line.insert((attempt.table.seconds(&all[at].0)?.to_bits(), at, true));
+        }
+    }
+    line.extend(all.iter().enumerate().filter(|(_, (_, bound))| !fits(bound)).map(in_line));
+    if attempt.evaluated.is_empty() {
+        // Nothing to show: the candidate that comes closest, and that keeps the least.
+        let size = |(c, b): &&(Candidate, Bound)| (b.need, c.keeps.clone(), c.microbatch_size);
+        let smallest = all.iter().min_by_key(size);
+        attempt.evaluate(&smallest.expect("there are candidates").0)?;
+    } else {
+        attempt.evaluate_other_kinds(&all, &line)?;
+    }
+    attempt.bounded_out = attempt.candidate_count - attempt.evaluated.len();
+    Ok(attempt)
+}
+
+impl Attempt<'_> {
+    fn best_s(&self) -> f64 {
+        self.best.map_or(f64::INFINITY, |at| self.evaluated[at].time.seconds)
+    }
+
+    fn evaluate(&mut self, candidate: &Candidate) -> Result<(), Diagnostic> {
+        let scored = self.table.score_candidate(candidate)?;
+        if scored.fits() && scored.time.seconds < self.best_s() {
+            self.best = Some(self.evaluated.len());
+        }
+        self.evaluated.push(scored);
+        Ok(())
+    }
+
+    /// Of each mesh and boundary that nothing was compiled of, compiles the fastest of the most
+    /// promising candidates.
+    fn evaluate_other_kinds(
+        &mut self,
+        all: &[(Candidate, Bound)],
+        line: &Line,
+    ) -> Result<(), Diagnostic> {
+        let kind = |c: &Candidate| (c.mesh, c.sequence);
+        let mut seen: BTreeSet<_> = self.evaluated.iter().map(|s| kind(&s.candidate)).collect();
+        // What more memory would buy.
+        let faster = |bound: &Bound| bound.need > bound.have && bound.seconds < self.best_s();
+        if let Some((_, at, _)) = line.iter().find(|(_, at, _)| faster(&all[*at].1)) {
+            let candidate = &all[*at].0;
+            seen.insert(kind(candidate));
+            self.evaluate(candidate)?;
+        }
+        let mut lines: Vec<(_, Line)> = Vec::new();
+        for waiting in line {
+            let of = kind(&all[waiting.1].0);
+            match lines.iter_mut().find(|(known, _)| *known == of) {
+                Some((_, line)) => _ = line.insert(*waiting),
+                None if seen.len() < KINDS_MAX && seen.insert(of) => {
+                    lines.push((of, Line::from([*waiting])));
+                }
+                None => {}
+            }
+        }
+        for (_, mut line) in lines {
+            let mut timed = 0;
+            while let Some((_, at, is_exact)) = line.pop_first() {
+                let candidate = &all[at].0;
+                if is_exact {
+                    self.evaluate(candidate)?;
+                    break;
+                }
+                line.insert((self.table.seconds(candidate)?.to_bits(), at, true));
+                timed += 1;
+                if timed == PROMISING {
+                    line.retain(|(_, _, is_exact)| *is_exact);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn found(mut self, job: &Job<'_>, best: usize) -> Result<Found, Diagnostic> {
+        let best = self.evaluated[best].clone();
+        let mut plan = self.table.plan(&best.candidate)?;
+        predict(&mut plan, job, &best);
+        Ok(Found {
+            plan,
+            best,
+            capped: self.table.capped(),
+            evaluated: self.evaluated,
+            candidate_count: self.candidate_count,
+            bounded_out: self.bounded_out,
+            bound_s: self.bound_s,
+            complete: self.complete,
+        })
+    }
+}
+
+/// Scores a plan that someone else made, beside what the search finds: what is found is that plan,
+/// and its bound the time of the fastest one.
+///
+/// # Errors
+/// As [`search`], but for what does not fit; `E2002` when the plan does not fit the module.
+pub fn judge(job: &Job<'_>, plan: &Plan) -> Result<Found, Diagnostic> {
+    let mut attempt = attempt(job)?;
+    let candidate = attempt.table.candidate_of(plan);
+    let best = attempt.table.score(plan, &candidate)?;
+    let fastest = attempt.bound_s.unwrap_or(f64::INFINITY).min(attempt.best_s());
+    let mut plan = plan.clone();
+    predict(&mut plan, job, &best);
+    Ok(Found {
+        plan,
+        bound_s: Some(fastest.min(best.time.seconds)),
+        best,
+        capped: attempt.table.capped(),
+        evaluated: attempt.evaluated,
+        candidate_count: attempt.candidate_count,
+        bounded_out: attempt.bounded_out,
+        complete: false,
+    })
+}
+
+/// Scores plans of a job, which share what is compiled for them.
+pub struct Scorer<'a>(LayerTable<'a>);
+
+impl<'a> Scorer<'a> {
+    /// A scorer of a job.
+    ///
+    /// # Errors
+    /// `E2001` when the entry is no list of calls.
+    pub fn new(job: &'a Job<'a>) -> Result<Scorer<'a>, Diagnostic> {
+        Ok(Scorer(LayerTable::new(job)?))
+    }
+
+    /// Scores the first candidate that limits of the job leave, whether it fits or not.
+    ///
+    /// # Errors
+    /// As [`search`], but for what does not fit.
+    pub fn first(&mut self, limits: &Limits) -> Result<Scored, Diagnostic> {
+        let job = Job { limits: limits.clone(), ..self.0.job().clone() };
+        let (all, failed) = candidates(&job, &mut self.0)?;
+        let Some((candidate, _)) = all.first() else {
+            return Err(failed.unwrap_or_else(|| no_candidates(&job)));
+        };
+        self.0.score_candidate(candidate)
+    }
+
+    /// The time and the memory of a plan that someone else made.
+    ///
+    /// # Errors
+    /// `E2002` when the plan does not fit the module.
+    pub fn score(&mut self, plan: &Plan, candidate: &Candidate) -> Result<Scored, Diagnostic> {
+        self.0.score(plan, candidate)
+    }
+}
+
+/// Writes into a plan what is predicted of it.
+pub fn predict(plan: &mut Plan, job: &Job<'_>, scored: &Scored) {
+    let origin = Prices::new(job.cluster, plan.mesh).origin().name();
+    let tokens = (job.global_batch_size * job.seq) as f64;
+    let arena = scored.footprints.iter().map(|f| f.arena).max().unwrap_or(0);
+    let [low, high] = Prices::new(job.cluster, plan.mesh).interval(scored.time.seconds);
+    let mut numbers = vec![
+        ("step_time_s", scored.time.seconds, origin),
+        ("step_time_low_s", low, origin),
+        ("step_time_high_s", high, origin),
+        ("tokens_per_s", tokens / scored.time.seconds, origin),
+        ("arena_bytes", arena as f64, "derived"),
+    ];
+    let parts = scored.time.breakdown.parts();
+    let named: Vec<(String, f64)> = parts
+        .iter()
+        .map(|(name, seconds)| (format!("{}_s", name.replace(' ', "_")), *seconds))
+        .collect();
+    numbers.extend(named.iter().map(|(name, seconds)| (name.as_str(), *seconds, origin)));
+    for (name, value, origin) in numbers {
+        let prediction = Prediction { value, origin: origin.to_owned() };
+        plan.predictions.insert(name.to_owned(), prediction);
+    }
+}
+
+/// A plan of the decisions that a candidate names.
+fn assemble(
+    job: &Job<'_>,
+    candidate: &Candidate,
+    functions: impl IntoIterator<Item = (String, FunctionPlan)>,
+) -> Plan {
+    let mesh = candidate.mesh;
+    Plan {
+        model: job.model.clone(),
+        cluster: job.cluster.describe(),
+        mesh,
+        microbatch_size: candidate.microbatch_size,
+        microbatch_count: job.global_batch_size / mesh.dp / candidate.microbatch_size,
+        seq: job.seq,
+        precision: job.precision,
+        schedule: Schedule::OneForwardOneBackward,
+        stage_ends: candidate.stage_ends.clone(),
+        ep: 1,
+        zero: Zero::default(),
+        offload: Offload::default(),
+        optimizer: job.optimizer,
+        clip: job.clip,
+        functions: functions.into_iter().collect(),
+        predictions: Default::default(),
+    }
+}
+
+fn no_candidates(job: &Job<'_>) -> Diagnostic {
+    let Job { ranks, global_batch_size: samples, .. } = job;
+    let leaves_some =
+        |limits: &Limits| has_candidates(&Job { limits: limits.clone(), ..job.clone() });
+    let mut numbers = [divisors(*ranks), divisors(*samples)].concat();
+    numbers.sort_unstable();
+    numbers.dedup();
+    let cause = Cause::of(&job.limits, &numbers, leaves_some);
+    let told = cause.told(&format!("no mesh of {ranks} ranks for {samples} samples"));
+    let diagnostic = told.unwrap_or_else(|| {
+        let headline = format!("no mesh of {ranks} ranks divides a batch of {samples} samples");
+        Diagnostic::error("E3203", Span::of("--ranks"), headline)
+            .help("use a batch that is a multiple of the number of ranks")
+    });
+    diagnostic.note("dp · tp · pp is the number of ranks, and dp · mbs divides the batch")
+}
+
+/// Says how far the closest candidate is from fitting, why, and what would fit.
+fn nothing_fits(job: &Job<'_>, attempt: &Attempt<'_>) -> Diagnostic {
+    let headline = format!("none of {} plans fits in memory", attempt.candidate_count);
+    let mut diagnostic = Diagnostic::error("E3201", Span::of(""), headline);
+    let mut facts = json!({"smallest": null, "nearest": []});
+    let over = |s: &&Scored| s.need.0.saturating_sub(s.have.0);
+    if let Some(closest) = attempt.evaluated.iter().min_by_key(over) {
+        let classes = closest.footprints.iter().enumerate();
+        let (class, most) = classes.max_by_key(|(_, f)| f.total()).expect("a plan has a rank");
+        let rank = closest.candidate.mesh.first_of_class(class);
+        let holders = most.holders();
+        let largest: Vec<String> =
+            holders.iter().take(3).map(|(name, bytes)| format!("{name} {bytes}")).collect();
+        let short = Bytes(over(&closest));
+        let Scored { name, need, have, .. } = closest;
+        let memory: Map<String, Value> =
+            holders.iter().map(|(name, bytes)| ((*name).to_owned(), json!(bytes.0))).collect();
+        facts["have_bytes"] = json!(have.0);
+        facts["smallest"] = json!({
+            "text": name.to_string(),
+            "rank": rank,
+            "need_bytes": need.0,
+            "memory": memory,
+            "step_time_s": closest.time.seconds,
+        });
+        diagnostic = diagnostic
+            .note(format!("closest is {name}: it needs {need} of {have}, {short} too much"))
+            .note(format!("rank {rank} holds {}: {}", Bytes(most.total()), largest.join(", ")));
+    }
+    let near = nearest_answer(job);
+    let told = |near: &(String, usize, String)| {
+        let (change, ranks, text) = near;
+        json!({"change": change, "devices": ranks, "text": text})
+    };
+    facts["nearest"] = near.iter().map(told).collect();
+    let smaller = || "use a smaller model, sequence or batch, or more memory".to_owned();
+    let help = near.map(|(change, _, text)| format!("{change} this fits: {text}"));
+    diagnostic.help(help.unwrap_or_else(smaller)).facts(facts)
+}
+
+/// The first of a few relaxations under which something fits: what it is, the ranks, and the plan.
+fn nearest_answer(job: &Job<'_>) -> Option<(String, usize, String)> {
+    let answer = |job: &Job<'_>| {
+        let attempt = attempt(job).ok()?;
+        attempt.best.map(|best| attempt.evaluated[best].name.to_string())
+    };
+    let evaluations_max = NEAREST_EVALUATIONS.min(job.evaluations_max);
+    if !job.limits.is_empty() {
+        let free = Job { limits: Limits::default(), evaluations_max, ..job.clone() };
+        if let Some(candidate) = answer(&free) {
+            return Some((format!("without `{}`", job.limits), job.ranks, candidate));
+        }
+    }
+    let mut ranks = 2 * job.ranks;
+    while job.cluster.devices().is_some_and(|devices| ranks <= devices) {
+        let more = Job { ranks, limits: Limits::default(), evaluations_max, ..job.clone() };
+        if let Some(candidate) = answer(&more) {
+            return Some((format!("with {ranks} ranks"), ranks, candidate));
+        }
+        ranks *= 2;
+    }
+    None
+}
+
+/// Whether a decision is allowed.
+fn allows(job: &Job<'_>, knob: Knob, number: usize) -> bool {
+    job.limits.allow(knob, number)
+}
+
+/// How a keep set counts as a limit.
+fn keep_number(keep: Keep) -> usize {
+    match keep {
+        Keep::None => 0,
+        Keep::Full => 1,
+        Keep::AllButAttention => 2,
+    }
+}

@@ -1,0 +1,211 @@
+//! The candidates: everything that the limits allow, each with a lower bound of its time.
+
+use ir::plan::Keep;
+use ir::{Diagnostic, Mesh};
+
+use super::bound::{Bound, Weights, bound};
+use super::candidate::Candidate;
+use super::keys::{Key, LayerQuery};
+use super::layers::LayerTable;
+use super::ranks::Usable;
+use super::{Job, allows, keep_number};
+use crate::limits::{Knob, RECOMPUTE_ATTENTION, RECOMPUTE_FULL, RECOMPUTE_NONE};
+
+/// Ways to cut the calls into stages that are all tried. Chosen: 14 calls in 4 stages are 286.
+const CUTS_MAX: usize = 512;
+
+type Bounded = Vec<(Candidate, Bound)>;
+
+/// All candidates with their bounds, and why some meshes have none.
+pub(super) fn candidates(
+    job: &Job<'_>,
+    table: &mut LayerTable<'_>,
+) -> Result<(Bounded, Option<Diagnostic>), Diagnostic> {
+    let mut all = Vec::new();
+    let mut failed = None;
+    let usable = Usable::of(job)?;
+    usable.check(job)?;
+    let meshes = usable.meshes(job, job.ranks);
+    let keys: Vec<(Mesh, Vec<Key>)> = meshes.into_iter().map(|m| (m, keys(job, m))).collect();
+    let asked = |key: &Key| (*key, asked(job, *key, table.layer_count()));
+    let all_keys: Vec<(Key, Vec<LayerQuery>)> =
+        keys.iter().flat_map(|(_, k)| k).map(asked).collect();
+    table.add_all(&all_keys);
+    for (mesh, keys) in keys {
+        let weights = Weights::new(table.calls(), mesh.tp);
+        for key in keys {
+            if let Err(diagnostic) = table.add(key) {
+                failed.get_or_insert(diagnostic);
+                continue;
+            }
+            for keeps in keep_sets(job, table.layer_count()) {
+                add_cuts(job, table, (mesh, &weights), &keeps, key, &mut all)?;
+            }
+        }
+    }
+    Ok((all, failed))
+}
+
+/// Whether there is any candidate, before anything is compiled.
+pub(super) fn has_candidates(job: &Job<'_>) -> bool {
+    let meshes = Usable::of(job).map(|usable| usable.meshes(job, job.ranks));
+    let has_keys = |mesh: &Mesh| !keys(job, *mesh).is_empty();
+    meshes.is_ok_and(|meshes| meshes.iter().any(has_keys)) && !keep_sets(job, 1).is_empty()
+}
+
+/// What the candidates of a key ask of layers.
+fn asked(job: &Job<'_>, key: Key, layers: usize) -> Vec<LayerQuery> {
+    let adds = has_several_microbatches(job, key);
+    let of_set = |keeps: Vec<Keep>| keeps.into_iter().enumerate();
+    let all = keep_sets(job, layers).into_iter().flat_map(of_set);
+    all.map(|(layer, keep)| (layer, keep, adds)).collect()
+}
+
+/// Whether the gradients of micro-batches are added.
+fn has_several_microbatches(job: &Job<'_>, key: Key) -> bool {
+    job.global_batch_size > key.dp * key.microbatch_size
+}
+
+/// Every boundary and micro-batch on a mesh.
+fn keys(job: &Job<'_>, mesh: Mesh) -> Vec<Key> {
+    let Mesh { dp, tp, .. } = mesh;
+    let has =
+        |sequence: &bool| (!sequence || tp > 1) && allows(job, Knob::Sp, usize::from(*sequence));
+    let of = |sequence| {
+        let sizes = microbatches(job, dp).into_iter();
+        sizes.map(move |microbatch_size| Key { dp, tp, sequence, microbatch_size })
+    };
+    [false, true].into_iter().filter(has).flat_map(of).collect()
+}
+
+fn add_cuts(
+    job: &Job<'_>,
+    table: &mut LayerTable<'_>,
+    (mesh, weights): (Mesh, &Weights),
+    keeps: &[Keep],
+    key: Key,
+    all: &mut Bounded,
+) -> Result<(), Diagnostic> {
+    let prices = table.call_prices(key, keeps, has_several_microbatches(job, key))?;
+    let seconds: Vec<f64> = prices.iter().map(|p| p.seconds).collect();
+    for stage_ends in cuts(&seconds, mesh.pp) {
+        let candidate = Candidate {
+            mesh,
+            sequence: key.sequence,
+            microbatch_size: key.microbatch_size,
+            keeps: keeps.to_vec(),
+            stage_ends,
+        };
+        let bound = bound(job, weights, &prices, &candidate);
+        all.push((candidate, bound));
+    }
+    Ok(())
+}
+
+fn microbatches(job: &Job<'_>, dp: usize) -> Vec<usize> {
+    let samples = job.global_batch_size / dp;
+    let fits = |mbs: &usize| samples.is_multiple_of(*mbs) && allows(job, Knob::Mbs, *mbs);
+    (1..=samples).filter(fits).collect()
+}
+
+/// What a layer may keep. Attention alone is recomputed only where that is asked for: what it saves
+/// is little, where kernels do not store the scores.
+fn keep_options(job: &Job<'_>) -> Vec<Keep> {
+    if job.limits.fixed(Knob::Recompute) == Some(RECOMPUTE_ATTENTION) {
+        return vec![Keep::AllButAttention];
+    }
+    let recompute = |keep: &Keep| if *keep == Keep::Full { RECOMPUTE_NONE } else { RECOMPUTE_FULL };
+    let may = |keep: &Keep| {
+        allows(job, Knob::Keep, keep_number(*keep)) && allows(job, Knob::Recompute, recompute(keep))
+    };
+    [Keep::Full, Keep::None].into_iter().filter(may).collect()
+}
+
+/// Every choice of a keep set per layer; with many layers only the uniform ones.
+fn keep_sets(job: &Job<'_>, layers: usize) -> Vec<Vec<Keep>> {
+    const LAYERS_MAX: usize = 4;
+    let options = keep_options(job);
+    if layers > LAYERS_MAX {
+        return options.iter().map(|keep| vec![*keep; layers]).collect();
+    }
+    let mut sets = vec![Vec::new()];
+    for _ in 0..layers {
+        sets = sets
+            .iter()
+            .flat_map(|set: &Vec<Keep>| {
+                options.iter().map(|keep| {
+                    let mut set = set.clone();
+                    set.push(*keep);
+                    set
+                })
+            })
+            .collect();
+    }
+    sets
+}
+
+/// Ways to cut calls into stages: all of them where they are few, else an even and a balanced one.
+fn cuts(seconds: &[f64], stages: usize) -> Vec<Vec<usize>> {
+    let calls = seconds.len();
+    // Choose where the other stages end; a product of so many factors is a whole number each time.
+    let count = (1..stages).try_fold(1usize, |n, i| Some(n.checked_mul(calls - i)? / i));
+    if count.is_some_and(|count| count <= CUTS_MAX) {
+        return all_cuts(calls, stages);
+    }
+    let mut cuts = vec![even_cut(calls, stages), balanced_cut(seconds, stages)];
+    cuts.dedup();
+    cuts
+}
+
+/// All ways to cut calls into stages that are not empty.
+fn all_cuts(calls: usize, stages: usize) -> Vec<Vec<usize>> {
+    let mut cuts: Vec<Vec<usize>> = vec![Vec::new()];
+    for stage in 1..stages {
+        let extend = |cut: &Vec<usize>| {
+            let from = cut.last().copied().unwrap_or(0) + 1;
+            let cut = cut.clone();
+            (from..=calls - (stages - stage)).map(move |end| [&cut[..], &[end]].concat())
+        };
+        cuts = cuts.iter().flat_map(extend).collect();
+    }
+    cuts.iter_mut().for_each(|cut| cut.push(calls));
+    cuts
+}
+
+/// Stages of as equal a number of calls as can be; the first and the last call come on top.
+pub(super) fn even_cut(calls: usize, stages: usize) -> Vec<usize> {
+    let extra = if calls >= stages + 2 { 1 } else { 0 };
+    let inner = calls - 2 * extra;
+    let mut ends: Vec<usize> = (1..=stages).map(|s| extra + s * inner / stages).collect();
+    ends[stages - 1] = calls;
+    ends
+}
+
+/// Stages whose slowest one is as fast as can be, of these the first that is found.
+/// O(stages · calls²).
+pub(super) fn balanced_cut(seconds: &[f64], stages: usize) -> Vec<usize> {
+    let calls = seconds.len();
+    let sum = |from: usize, to: usize| seconds[from..to].iter().sum::<f64>();
+    // least[s][n]: the slowest of `s + 1` stages of the first `n` calls.
+    let mut least = vec![vec![f64::INFINITY; calls + 1]; stages];
+    let mut cut = vec![vec![0; calls + 1]; stages];
+    for (end, slowest) in least[0].iter_mut().enumerate().skip(1) {
+        *slowest = sum(0, end);
+    }
+    for stage in 1..stages {
+        for end in stage + 1..=calls {
+            for begin in stage..end {
+                let slowest = least[stage - 1][begin].max(sum(begin, end));
+                if slowest < least[stage][end] {
+                    (least[stage][end], cut[stage][end]) = (slowest, begin);
+                }
+            }
+        }
+    }
+    let mut ends = vec![calls];
+    for stage in (1..stages).rev() {
+        ends.push(cut[stage][ends[ends.len() - 1]]);
+    }
+    ends.reverse();
+    ends
+}

@@ -1,0 +1,28 @@
+//! By what layers are told apart, and what a call of one costs.
+
+use ir::plan::Keep;
+
+/// What the shardings and the routines of layers depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Key {
+    pub(super) dp: usize,
+    pub(super) tp: usize,
+    pub(super) sequence: bool,
+    pub(super) microbatch_size: usize,
+}
+
+/// What a call of a layer takes, forward and backward together, when nobody waits.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct CallPrice {
+    /// Kernels and collectives of the first tensor-parallel rank.
+    pub(super) seconds: f64,
+    /// Kernels of all tensor-parallel ranks together, at least.
+    pub(super) compute_s: f64,
+    /// Bytes that the first rank keeps from forward to backward.
+    pub(super) kept_bytes: u64,
+    /// Bytes that all tensor-parallel ranks keep together, at least.
+    pub(super) kept_bytes_of_all: u64,
+}
+
+/// What is asked of a layer: which one, what it keeps, and whether its gradients are added.
+pub(super) type LayerQuery = (usize, Keep, bool);

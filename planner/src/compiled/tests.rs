@@ -1,0 +1,190 @@
+use codegen::prepare::prepare_training;
+use ir::DType;
+use ir::import::{Options, import, read_config};
+
+use super::*;
+use crate::machine::Machine;
+
+pub(crate) fn module(layers: usize) -> Module {
+    let config = format!(
+        r#"{{"model_type": "gpt2", "vocab_size": 259, "n_positions": 64, "n_embd": 48,
+            "n_layer": {layers}, "n_head": 4, "resid_pdrop": 0, "embd_pdrop": 0,
+            "attn_pdrop": 0}}"#
+    );
+    let description = read_config("config.json", &config, "small").unwrap();
+    let options = Options { seq: 33, dtype: DType::F32, dropout: None };
+    prepare_training(import(&description, &options).unwrap().module, "loss").unwrap()
+}
+
+pub(crate) fn cluster(memory_bytes: u64) -> Cluster {
+    let machine = Machine { cores: 4, memory_bytes, instruction_set: "avx2".into() };
+    Cluster::load_on("cpu-local", &machine).unwrap()
+}
+
+pub(crate) fn job<'a>(module: &'a Module, cluster: &'a Cluster, ranks: usize) -> Job<'a> {
+    Job {
+        module,
+        entry: "loss",
+        model: "small".into(),
+        cluster,
+        ranks,
+        global_batch_size: 4,
+        seq: 33,
+        precision: ir::precision::Precision::uniform(DType::F32),
+        optimizer: Optimizer::AdamW {
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            decay: 0.1,
+            decay_biases: 0.0,
+        },
+        clip: Some(1.0),
+        limits: Limits::default(),
+        evaluations_max: usize::MAX,
+    }
+}
+
+#[test]
+fn infeasible_is_explained_with_numbers() {
+    let module = module(3);
+    let cluster = cluster(2 << 20);
+    let diagnostic = search(&job(&module, &cluster, 2)).unwrap_err();
+    let text = ir::diagnostic::render(&diagnostic, None);
+    assert_eq!(diagnostic.code, "E3201");
+    assert!(text.contains("of 2.0 MiB") && text.contains("optimizer state"), "{text}");
+}
+
+#[test]
+fn without_an_update_there_is_no_state_and_no_time_for_it() {
+    let module = module(2);
+    let cluster = cluster(1 << 30);
+    let mut job = job(&module, &cluster, 2);
+    let mut found = |optimizer| {
+        job.optimizer = optimizer;
+        search(&job).unwrap()
+    };
+    let none = found(Optimizer::None);
+    let sgd = found(Optimizer::Sgd { decay: 0.0, decay_biases: 0.0 });
+    assert!(none.best.footprints.iter().all(|f| f.states == 0 && f.grads > 0));
+    assert!(none.best.time.breakdown.update_s < sgd.best.time.breakdown.update_s);
+    assert_eq!(ir::text::parse_plan("printed", &none.plan.to_string()), Ok(none.plan));
+}
+
+#[test]
+fn limits_hold() {
+    let module = module(3);
+    let cluster = cluster(1 << 30);
+    let mut job = job(&module, &cluster, 4);
+    job.limits = Limits::parse(&["pp=2".into()], &["tp".into()], &["mbs=1".into()]).unwrap();
+    let plan = search(&job).unwrap().plan;
+    assert_eq!((plan.mesh.pp, plan.mesh.dp, plan.microbatch_size), (2, 2, 1));
+    assert_eq!(plan.global_batch_size(), 4);
+    job.global_batch_size = 3;
+    job.limits = Limits::parse(&["dp=2".into()], &[], &[]).unwrap();
+    assert_eq!(search(&job).unwrap_err().code, "E3203");
+}
+
+#[test]
+fn ranks_that_a_model_cannot_use_are_refused() {
+    let module = module(3);
+    let cluster = cluster(1 << 30);
+    let mut job = job(&module, &cluster, 1);
+    // Three blocks, what is before and after them, and four heads.
+    let usable = Usable::of(&job).unwrap();
+    assert_eq!((usable.stages, usable.tensor), (5, 4));
+    let can = |ranks: usize| {
+        let divides = |n: usize, of: usize| of.is_multiple_of(n);
+        let pp = (1..=5).filter(|pp| divides(*pp, ranks));
+        let mut tp = pp.flat_map(|pp| {
+            (1..=4).filter(move |tp| divides(pp * tp, ranks)).map(move |tp| ranks / pp / tp)
+        });
+        tp.any(|dp| divides(dp, 4))
+    };
+    for ranks in 1..=100 {
+        job.ranks = ranks;
+        let refused = usable.check(&job);
+        assert_eq!(refused.is_ok(), can(ranks), "{ranks} ranks");
+        if let Err(diagnostic) = refused {
+            let help = diagnostic.help.unwrap();
+            let suggested =
+                help.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok());
+            let suggested: Vec<usize> = suggested.collect();
+            let nearest: Vec<usize> = (1..ranks).rev().filter(|n| can(*n)).take(3).collect();
+            assert_eq!((diagnostic.code, suggested), ("E3204", nearest), "{ranks} ranks: {help}");
+        }
+    }
+    for ranks in [257, 521, 1021] {
+        job.ranks = ranks;
+        assert_eq!(search(&job).unwrap_err().code, "E3204");
+        assert_eq!(crate::fit::fit(&job).unwrap_err().code, "E3204");
+    }
+}
+
+#[test]
+fn every_mesh_compiles_into_a_legal_plan() {
+    let models = [
+        ("gpt2", crate::shard::tests::gpt2(&crate::shard::tests::config(9, 36, 259, 0.1), 33)),
+        ("llama", crate::shard::tests::llama(9, 3, 259, 33)),
+        ("llama", crate::shard::tests::llama(8, 4, 64, 33)),
+    ];
+    let cluster = cluster(1 << 30);
+    for (name, module) in &models {
+        for (pp, dp, tp) in [(1, 1, 1), (2, 2, 1), (1, 2, 2), (2, 1, 3), (4, 1, 2), (1, 1, 8)] {
+            for (sequence, keep) in [(0, 0), (1, 1)] {
+                let mut job = job(module, &cluster, pp * dp * tp);
+                let fixed = [(Knob::Pp, pp), (Knob::Tp, tp), (Knob::Keep, keep), (Knob::Mbs, 1)];
+                fixed.into_iter().for_each(|(knob, number)| job.limits.fix(knob, number));
+                job.limits.fix(Knob::Sp, if tp > 1 { sequence } else { 0 });
+                let found = search(&job);
+                let found =
+                    found.unwrap_or_else(|d| panic!("{}", ir::diagnostic::render(&d, None)));
+                let wrong = crate::check::check(module, "loss", &found.plan, &cluster);
+                let wrong: String = wrong.iter().map(|d| ir::diagnostic::render(d, None)).collect();
+                assert!(wrong.is_empty(), "{name} {}:\n{wrong}", found.best.name);
+                let text = found.plan.to_string();
+                assert_eq!(ir::text::parse_plan("printed", &text).as_ref(), Ok(&found.plan));
+            }
+        }
+    }
+}
+
+mod slow {
+    use super::*;
+
+    mod clusters;
+
+    #[test]
+    fn the_answer_is_that_of_trying_all() {
+        let module = module(3);
+        for (ranks, memory) in [(1, 1 << 30), (2, 1 << 30), (4, 1 << 30), (4, 12 << 20)] {
+            let cluster = cluster(memory);
+            let job = job(&module, &cluster, ranks);
+            let mut table = LayerTable::new(&job).unwrap();
+            let (all, _) = candidates(&job, &mut table).unwrap();
+            let mut least = f64::INFINITY;
+            for (candidate, bound) in &all {
+                let plan = table.plan(candidate).unwrap();
+                let scored = table.score(&plan, candidate).unwrap();
+                let seconds = scored.time.seconds;
+                assert!(bound.seconds <= seconds * (1.0 + ROUNDING), "{candidate:?}");
+                assert!(bound.need <= scored.need.0, "{candidate:?}");
+                let timed = table.seconds(candidate).unwrap();
+                assert!((timed - seconds).abs() <= ROUNDING * seconds, "{candidate:?}: {timed}");
+                let sum = scored.time.breakdown.total();
+                assert!(
+                    (sum - scored.time.seconds).abs() <= 1e-9 * sum,
+                    "{candidate:?}: {scored:?}"
+                );
+                if scored.fits() {
+                    least = least.min(scored.time.seconds);
+                }
+            }
+            match search(&job) {
+                Ok(found) => {
+                    assert_eq!(found.best.time.seconds, least, "on {ranks} ranks");
+                }
+                Err(_) => assert_eq!(least, f64::INFINITY, "on {ranks} ranks"),
+            }
+        }
+    }
+}

@@ -1,0 +1,481 @@
+//! A question about a workload on a cluster, and its answer: the best configuration, what else was
+//! looked at, and how far from the optimum the answer can be.
+
+use std::fmt;
+
+use ir::{Axis, Diagnostic, Span};
+use kernels::Bytes;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::batches;
+use super::branch_and_bound::{Aim, Budget, Counter, Leaf, Objective, Path, Walked, walk};
+use super::decisions::Frame;
+use super::table::Tables;
+use super::uniform::Space;
+use crate::cluster::Power;
+use crate::configuration::Configuration;
+use crate::divisors::divisors;
+use crate::estimate::workload::Workload;
+use crate::estimate::{Estimate, Estimator, legal};
+use crate::limits::cause::Cause;
+use crate::limits::{Knob, Limits, memory_setting};
+
+/// Leaves that are scored at most, unless the question says otherwise. Chosen: some seconds.
+pub const EVALUATIONS_MAX: u64 = 4_000_000;
+/// Doublings of the devices that are tried where nothing fits.
+const DOUBLINGS: u32 = 10;
+/// Configurations listed beside the best.
+const LISTED: usize = 8;
+
+/// What is asked.
+pub struct SearchRequest<'a> {
+    /// Prices steps of the workload on the cluster.
+    pub estimator: &'a Estimator<'a>,
+    /// Devices, all of which are used.
+    pub devices: u32,
+    /// Samples of a step.
+    pub global_batch: u32,
+    /// What the user fixes and forbids.
+    pub limits: Limits,
+    /// What is to be small.
+    pub objective: Objective,
+    /// What a device draws, where its energy is to be small in place of the time.
+    pub power: Option<&'a Power>,
+    /// How far the search may go.
+    pub budget: Budget<'a>,
+}
+
+/// A configuration and what it costs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Chosen {
+    /// The configuration.
+    pub configuration: Configuration,
+    /// Its step.
+    pub estimate: Estimate,
+    /// Whether it fits.
+    pub fits: bool,
+}
+
+/// What the search did.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Effort {
+    /// Configurations of the space; one counts once, with all cuts of its layers into stages.
+    pub total: u128,
+    /// Configurations that were priced.
+    pub evaluated: u64,
+    /// Those of them that were priced beside the walk: ahead, to know soon what is fast, for the
+    /// list of other meshes, and at further limits of memory. Most are among the others again.
+    pub priced_ahead: u64,
+    /// Configurations that cannot be better than the best.
+    pub bounded_out: u128,
+    /// Configurations that cannot fit.
+    pub too_large: u128,
+    /// Tables of prices that were made.
+    pub tables: usize,
+}
+
+impl Effort {
+    /// Of a walk through a part of a space with so many leaves.
+    fn new(walked: &Walked, total: u128, tables: usize) -> Effort {
+        Effort {
+            total,
+            evaluated: walked.evaluated + walked.scored_ahead,
+            priced_ahead: walked.scored_ahead,
+            // What is not searched for the least memory is never smaller.
+            bounded_out: walked.bounded_out + (total - walked.total),
+            too_large: walked.too_large,
+            tables,
+        }
+    }
+}
+
+/// The answer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SearchResult {
+    /// The best; several where the objective is a frontier.
+    pub best: Vec<Chosen>,
+    /// The best that was looked at of other meshes, the best first.
+    pub others: Vec<Chosen>,
+    /// Of what was looked at, what would be faster and does not fit, the fastest first.
+    pub misses: Vec<Chosen>,
+    /// What the search did.
+    pub space: Effort,
+    /// Bytes that a device has for a job.
+    pub have_bytes: f64,
+    /// No plan of the space is faster than this, however its layers are cut into stages. None where
+    /// memory is to be small: then nothing is known about times.
+    pub bound_s: Option<f64>,
+    /// By how much the best may be slower than the fastest possible: `best / bound - 1`; or draw
+    /// more or hold more, where that is what is to be small. None where a search for little memory
+    /// was cut off.
+    pub gap: Option<f64>,
+    /// Whether the search ended by itself.
+    pub complete: bool,
+}
+
+impl SearchResult {
+    /// What is known of one configuration where nothing was found beside it, of devices with so
+    /// many bytes for a job.
+    pub fn alone(chosen: Chosen, have_bytes: f64) -> SearchResult {
+        let space = Effort {
+            total: 1,
+            evaluated: 1,
+            priced_ahead: 0,
+            bounded_out: 0,
+            too_large: 0,
+            tables: 1,
+        };
+        SearchResult {
+            best: vec![chosen],
+            others: Vec::new(),
+            misses: Vec::new(),
+            space,
+            have_bytes,
+            bound_s: None,
+            gap: None,
+            complete: true,
+        }
+    }
+}
+
+impl Frame {
+    /// The frame of a workload.
+    pub fn new(work: &Workload, devices: u32, global_batch: u32, limits: Limits) -> Frame {
+        Frame {
+            devices,
+            global_batch,
+            layers: work.depth(),
+            heads: legal::tensor_units(work),
+            seq: work.seq,
+            experts: legal::expert_units(work),
+            // Nothing is gained by a disk where the host's memory is not limited.
+            disk: false,
+            all_cuts: false,
+            limits,
+        }
+    }
+
+    /// The part of the frame that holds an optimum: for the least memory, the smallest micro-batch
+    /// and the schedule with the fewest of them in flight, wherever ranks are placed.
+    pub(super) fn searched_for(mut self, objective: Objective) -> Frame {
+        self.all_cuts = objective == Objective::Time;
+        if objective == Objective::Memory {
+            for knob in [Knob::Mbs, Knob::Schedule, Knob::Vpp, Knob::Placement] {
+                if self.limits.allow(knob, knob.without()) {
+                    self.limits.fix(knob, knob.without());
+                }
+            }
+        }
+        self
+    }
+}
+
+/// Answers a question.
+///
+/// # Errors
+/// `E3203` when the limits leave nothing; `E3201` when nothing fits, with the arithmetic of the
+/// smallest configuration and the nearest one that fits; `E3205` when the budget ended first.
+pub fn search(question: &SearchRequest<'_>) -> Result<SearchResult, Vec<Diagnostic>> {
+    let SearchRequest { estimator, devices, global_batch, limits, .. } = question;
+    let frame = Frame::new(estimator.workload(), *devices, *global_batch, limits.clone());
+    let mut space = Space::new(estimator, frame.clone().searched_for(question.objective));
+    space.power = question.power;
+    space.only_fits = question.objective == Objective::Time;
+    let have = estimator.memory_bytes;
+    let aim = Aim { listed: LISTED, ..Aim::new(question.objective, have) };
+    let mut walked = walk(&space, &space.another(), aim, &question.budget);
+    let total = match question.objective {
+        Objective::Time => walked.total,
+        // A part of the space was searched.
+        Objective::Memory => {
+            Counter::default().count(&Space::new(estimator, frame), &Path::default())
+        }
+    };
+    if total == 0 {
+        return Err(vec![nothing_left(question)]);
+    }
+    let Some(mut best) = walked.best.filter(|best| best.score.bytes <= have) else {
+        let found_none = if walked.complete { nothing_fits(question, total) } else { cut_off() };
+        return Err(vec![found_none]);
+    };
+    let untried = space.finish(&mut walked.best, [have, f64::INFINITY], question.budget.stop);
+    best = walked.best.unwrap_or(best);
+    let chosen = |leaf: &Leaf| choose(&space, leaf, have);
+    let list = |kind: usize| {
+        let all = walked.kinds[kind].iter().take(LISTED).map(chosen);
+        all.collect::<Result<Vec<_>, _>>()
+    };
+    let mut others = list(0)?;
+    others.sort_by(|a, b| worth_of(&space, a).total_cmp(&worth_of(&space, b)));
+    let mut best = chosen(&best)?;
+    let first = others.first().filter(|_| question.objective == Objective::Time);
+    if let Some(first) = first.filter(|other| worth_of(&space, other) < worth_of(&space, &best)) {
+        best = first.clone();
+    }
+    others.retain(|other| other.configuration != best.configuration);
+    let mut misses = list(1)?;
+    misses.retain(|miss| miss.estimate.step_time_s < best.estimate.step_time_s);
+    // A device draws no more than when it is busy, so that joules bound seconds.
+    let watts = question.power.map_or(1.0, |power| power.busy_w.value);
+    let worth = worth_of(&space, &best);
+    let bound = walked.bound_s.min(worth).min(untried);
+    let is_time = question.objective == Objective::Time;
+    Ok(SearchResult {
+        others,
+        misses,
+        space: Effort::new(&walked, total, space.table_count()),
+        have_bytes: have,
+        bound_s: is_time.then_some(bound / watts),
+        gap: match question.objective {
+            Objective::Time => Some(worth / bound - 1.0),
+            Objective::Memory => walked.complete.then_some(0.0),
+        },
+        complete: walked.complete,
+        best: vec![best],
+    })
+}
+
+fn worth_of(space: &Space<'_>, chosen: &Chosen) -> f64 {
+    space.worth(chosen.estimate.step_time_s, chosen.estimate.busy_s)
+}
+
+fn choose(space: &Space<'_>, leaf: &Leaf, have: f64) -> Result<Chosen, Vec<Diagnostic>> {
+    let (configuration, _) = space.configuration(&leaf.path, have);
+    let estimate = space.estimator.estimate(&configuration)?;
+    let fits = estimate.memory.total_bytes() <= have;
+    Ok(Chosen { configuration, estimate, fits })
+}
+
+fn nothing_left(question: &SearchRequest<'_>) -> Diagnostic {
+    let SearchRequest { estimator, devices, global_batch, limits, .. } = question;
+    let work = estimator.workload();
+    let frame = |samples, limits| Frame::new(work, *devices, samples, limits);
+    let near = |_, samples| batches::divides(&frame(samples, limits.clone()));
+    let near = batches::told(&batches::nearest(*global_batch, 1, near));
+    let near = near.map(|near| format!("use a batch of {near} samples"));
+    let leaves_some = |limits: &Limits| {
+        let space = Space::new(estimator, frame(*global_batch, limits.clone()));
+        Counter::default().count(&space, &Path::default()) > 0
+    };
+    let counts = [*devices, *global_batch, work.depth()].map(divisors);
+    let mut numbers: Vec<usize> = counts.into_iter().flatten().map(|n| n as usize).collect();
+    numbers.push(0);
+    numbers.sort_unstable();
+    numbers.dedup();
+    let cause = Cause::of(limits, &numbers, leaves_some);
+    let nothing = format!("no configuration of {devices} devices and {global_batch} samples");
+    let told = cause.told(&nothing);
+    let diagnostic = told.unwrap_or_else(|| {
+        let headline = format!(
+            "no configuration of {devices} devices divides a batch of {global_batch} samples"
+        );
+        Diagnostic::error("E3203", Span::of("--devices"), headline)
+            .help("use another number of devices")
+    });
+    let help = near.into_iter().chain(diagnostic.help.clone()).collect::<Vec<_>>().join(", or ");
+    diagnostic
+        .help(help)
+        .note("dp · tp · cp · pp is the number of devices, dp · mbs divides the batch")
+        .note("tp divides the heads, ep the experts, and no stage is without a layer")
+}
+
+/// A search that ended before it had seen anything that fits: nothing is known.
+pub(super) fn cut_off() -> Diagnostic {
+    let headline = "the search was cut off before it found anything that fits";
+    Diagnostic::error("E3205", Span::of(""), headline)
+        .help("give it more time with `--budget`, or leave that out")
+}
+
+/// Says how far the smallest configuration is from fitting, why, and what would fit.
+fn nothing_fits(question: &SearchRequest<'_>, total: u128) -> Diagnostic {
+    let headline = format!("none of {total} configurations fits in memory");
+    let mut diagnostic = Diagnostic::error("E3201", Span::of(""), headline);
+    let have = question.estimator.memory_bytes;
+    let smallest = extreme(question, &question.limits, Objective::Memory);
+    if let Some(smallest) = &smallest {
+        let memory = smallest.estimate.memory;
+        let mut holders = memory.parts();
+        holders.sort_by(|a, b| b.1.total_cmp(&a.1));
+        let bytes = |bytes: f64| Bytes(bytes as u64);
+        let need = memory.total_bytes();
+        let short = bytes(need - have);
+        let (need, have) = (bytes(need), bytes(have));
+        let held = holders[..3].iter().map(|(name, n)| format!("{name} {}", bytes(*n)));
+        let held = held.collect::<Vec<_>>().join(", ");
+        let stage = memory.stage;
+        diagnostic = diagnostic
+            .note(format!(
+                "smallest is {}: it needs {need} of {have}, {short} too much",
+                smallest.configuration
+            ))
+            .note(format!("a device of stage {stage} holds {held}"));
+    }
+    let near = nearest_answers(question);
+    let facts = json!({
+        "have_bytes": have,
+        "smallest": smallest.as_ref().map(told),
+        "nearest": near.iter().map(Near::told).collect::<Vec<_>>(),
+    });
+    let near: Vec<String> = near.iter().map(Near::to_string).collect();
+    let last = || "use devices with more memory".to_owned();
+    diagnostic.help(if near.is_empty() { last() } else { near.join("; ") }).facts(facts)
+}
+
+/// A configuration for programs: what it needs, and the first of the ranks that need it.
+fn told(chosen: &Chosen) -> Value {
+    let Chosen { configuration: c, estimate, .. } = chosen;
+    let memory = estimate.memory;
+    json!({
+        "text": c.to_string(),
+        "stage": memory.stage,
+        "rank": memory.stage as u64 * c.stride(Axis::Pp),
+        "need_bytes": memory.total_bytes(),
+        "memory": memory,
+        "step_time_s": estimate.step_time_s,
+    })
+}
+
+/// What fits once something is relaxed.
+struct Near {
+    /// What is relaxed: `without`, or `with`, and what.
+    change: String,
+    devices: u32,
+    chosen: Chosen,
+}
+
+impl Near {
+    fn told(&self) -> Value {
+        let mut told = told(&self.chosen);
+        told["change"] = json!(self.change);
+        told["devices"] = json!(self.devices);
+        told
+    }
+}
+
+impl fmt::Display for Near {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} this fits: {}", self.change, self.chosen.configuration)
+    }
+}
+
+/// A limit of memory that so many bytes are within, in quarters of a GiB.
+pub(super) fn enough(bytes: f64) -> String {
+    let quarter = f64::from(1u32 << 28);
+    memory_setting(((bytes / quarter).ceil() * quarter) as u64)
+}
+
+/// Relaxations under which something fits, each with it: more memory, where that is limited;
+/// fewer limits of decisions; all there is; or else more devices.
+fn nearest_answers(question: &SearchRequest<'_>) -> Vec<Near> {
+    let SearchRequest { devices, limits, estimator, .. } = question;
+    let decisions = limits.without_memory();
+    let whole = (*estimator).clone().limited(None);
+    let free = SearchRequest { estimator: &whole, limits: limits.clone(), ..*question };
+    let mut near = Vec::new();
+    if limits.memory_bytes().is_some()
+        && let Some(smallest) = extreme(&free, &decisions, Objective::Memory)
+        && smallest.fits
+    {
+        let need = enough(smallest.estimate.memory.total_bytes());
+        near.push(Near { change: format!("with `{need}`"), devices: *devices, chosen: smallest });
+    }
+    let none = Limits::default();
+    if !decisions.is_empty()
+        && let Some(found) = extreme(question, &none, Objective::Time)
+    {
+        let change = format!("without `{decisions}`");
+        near.push(Near { change, devices: *devices, chosen: found });
+    }
+    if near.is_empty()
+        && limits.memory_bytes().is_some()
+        && let Some(found) = extreme(&free, &none, Objective::Time)
+    {
+        near.push(Near { change: format!("without `{limits}`"), devices: *devices, chosen: found });
+    }
+    if near.is_empty()
+        && let Some((more, found)) = fewest_more(question)
+    {
+        let change = format!("with {more} devices");
+        near.push(Near { change, devices: more, chosen: found });
+    }
+    near
+}
+
+/// The fewest more devices on which something fits, of doublings and of eighths between two of
+/// them, with the fastest configuration there.
+fn fewest_more(question: &SearchRequest<'_>) -> Option<(u32, Chosen)> {
+    let on = |devices: u32| {
+        let estimator = &question.estimator.on_devices(devices.into());
+        let limits = question.limits.clone();
+        let asked = SearchRequest { estimator, devices, limits, ..*question };
+        let found = extreme(&asked, &asked.limits, Objective::Time)?;
+        Some((devices, found))
+    };
+    let mut doublings = (1..=DOUBLINGS).map_while(|n| question.devices.checked_mul(1 << n));
+    let mut fewest = doublings.find_map(on)?;
+    let eighth = fewest.0 / 8;
+    if !fewest.0.is_multiple_of(8) {
+        return Some(fewest);
+    }
+    let mut eighths = 5..8_u32;
+    while !eighths.is_empty() {
+        let middle = eighths.start.midpoint(eighths.end - 1);
+        match on(middle * eighth) {
+            Some(found) => (fewest, eighths.end) = (found, middle),
+            None => eighths.start = middle + 1,
+        }
+    }
+    Some(fewest)
+}
+
+/// The best configuration that fits, if it is worth less than `below`: seconds, or joules of a
+/// device where the question says what it draws. Nothing else is found out.
+pub fn best_below(question: &SearchRequest<'_>, below: f64) -> Option<Chosen> {
+    best_with(question, &Tables::default(), below)
+}
+
+/// The same with tables of other questions about the same devices.
+pub(super) fn best_with(
+    question: &SearchRequest<'_>,
+    tables: &Tables,
+    below: f64,
+) -> Option<Chosen> {
+    let SearchRequest { estimator, devices, global_batch, limits, power, .. } = question;
+    let frame = Frame::new(estimator.workload(), *devices, *global_batch, limits.clone());
+    let mut space = Space::with(estimator, frame.searched_for(Objective::Time), tables);
+    (space.power, space.only_fits) = (*power, true);
+    extreme_of(&space, Objective::Time, &question.budget, below).0
+}
+
+/// The fastest configuration that fits, or the smallest one.
+fn extreme(question: &SearchRequest<'_>, limits: &Limits, objective: Objective) -> Option<Chosen> {
+    let SearchRequest { estimator, devices, global_batch, .. } = *question;
+    let frame = Frame::new(estimator.workload(), devices, global_batch, limits.clone());
+    let mut space = Space::new(estimator, frame.searched_for(objective));
+    space.only_fits = objective == Objective::Time;
+    let budget = Budget { evaluations_max: EVALUATIONS_MAX, ..question.budget };
+    extreme_of(&space, objective, &budget, f64::INFINITY).0
+}
+
+/// The fastest configuration of a space that fits, if that takes less than `below_s`, or the
+/// smallest one; and whether the search ended by itself.
+pub(super) fn extreme_of(
+    space: &Space<'_>,
+    objective: Objective,
+    budget: &Budget<'_>,
+    below_s: f64,
+) -> (Option<Chosen>, bool) {
+    let have = space.estimator.memory_bytes;
+    let aim = Aim { below_s, ..Aim::new(objective, have) };
+    let mut walked = walk(space, &space.another(), aim, budget);
+    let mut complete = walked.complete;
+    if objective == Objective::Time {
+        let untried = space.finish(&mut walked.best, [have, below_s], budget.stop);
+        let below = walked.best.map_or(below_s, |best| best.score.seconds);
+        complete &= untried >= below;
+    }
+    let best = walked.best.and_then(|leaf| choose(space, &leaf, have).ok());
+    let found = best.filter(|found| found.fits || objective == Objective::Memory);
+    (found, complete)
+}

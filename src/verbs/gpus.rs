@@ -1,0 +1,588 @@
+//! `plan`, `fit` and `explain` where ranks are GPUs: answered by the search over the whole space,
+//! in closed form, without compiling.
+
+pub mod explain;
+mod fewer;
+pub mod fit;
+pub mod groups;
+
+use std::time::Instant;
+
+use codegen::executable::Decisions;
+use ir::plan::Prediction;
+use ir::{DType, Diagnostic, Span};
+use kernels::{Bytes, Seconds};
+use planner::cluster::{Cluster, Power};
+use planner::configuration::Configuration;
+use planner::estimate::described::{Described, described};
+use planner::estimate::padding::Padding;
+use planner::estimate::rates::Arithmetic;
+use planner::estimate::workload::Workload;
+use planner::estimate::{self, Estimate, Estimator, Job, profile};
+use planner::search::branch_and_bound::{Budget, Objective};
+use planner::search::events::replayed_s;
+use planner::search::frontier::{frontier, smallest};
+use planner::search::request::{Chosen, EVALUATIONS_MAX, SearchRequest, SearchResult, search};
+use serde_json::json;
+
+use crate::cache;
+use crate::documents::{self, Document, PlanRow, StepParts};
+use crate::failure::{self, Exit, Failure, usage};
+use crate::job::Precision;
+use crate::output::{self, Table};
+use crate::planned::{self, Wanted};
+use crate::verbs::flags::{Aim, PlanArgs, RequestFlags};
+
+/// A question about GPUs, with everything that it borrows.
+#[derive(Clone, Debug)]
+pub struct Subject {
+    /// What a step computes.
+    pub work: Workload,
+    /// Where.
+    pub cluster: Cluster,
+    /// Devices.
+    pub devices: u32,
+    /// Samples of a step.
+    pub global_batch: u32,
+    /// The element type.
+    pub dtype: Precision,
+    /// Operations per second of a device in it.
+    pub peak_flops: f64,
+    /// Tokens of a sample.
+    pub seq: u32,
+    /// Elements that attention caches of a token and layer, where that is one shared vector.
+    pub latent: Option<u32>,
+    /// Bytes of a device that a job may use, where the user limits them.
+    pub memory_bytes: Option<f64>,
+}
+
+/// The arithmetic of products.
+pub fn arithmetic(precision: Precision) -> Arithmetic {
+    let dtype = match precision {
+        Precision::Of(dtype) => dtype,
+        Precision::Tf32 => return Arithmetic::Tf32,
+    };
+    match dtype {
+        DType::BF16 | DType::F16 => Arithmetic::Half,
+        DType::F8E4M3 | DType::F8E5M2 => Arithmetic::F8,
+        DType::F64
+        | DType::F32
+        | DType::I8
+        | DType::I32
+        | DType::I64
+        | DType::U32
+        | DType::Bool => Arithmetic::F32,
+    }
+}
+
+/// The element type that is asked for, or what the devices usually train in.
+pub fn element_type(asked: Option<Precision>, cluster: &Cluster) -> Result<Precision, Diagnostic> {
+    if asked == Some(Precision::Of(DType::F64)) {
+        let headline = "no device file has the times of products in f64".to_owned();
+        return Err(usage("--dtype", headline).help("use f32, bf16 or f16"));
+    }
+    let usual = cluster.usual_dtype();
+    let lacks = |precision: &Precision| match precision {
+        Precision::Of(dtype) => !cluster.multiplies(*dtype),
+        Precision::Tf32 => !estimate::rounds_to_tf32(cluster),
+    };
+    match asked.filter(lacks) {
+        None => Ok(asked.unwrap_or(Precision::Of(usual))),
+        Some(dtype) => {
+            let headline = format!("`{}` has no products in {dtype}", cluster.name);
+            Err(usage("--dtype", headline).help(format!("use {usual}, or f32")))
+        }
+    }
+}
+
+fn count(flag: &str, number: usize) -> Result<u32, Diagnostic> {
+    u32::try_from(number).map_err(|_| usage(flag, format!("{number} is more than there can be")))
+}
+
+/// The model that is asked about. What would not be priced is refused.
+fn model(asked: &RequestFlags) -> Result<Described, Failure> {
+    if asked.optimizer != "adamw" {
+        let headline =
+            format!("on GPUs, steps are priced with adamw, not with {}", asked.optimizer);
+        return Err(usage("--optimizer", headline).help("leave it out").into());
+    }
+    let seq = asked.seq.map(|seq| count("--seq", seq)).transpose()?;
+    let described = described(&asked.model, seq)?;
+    if let Some(seq) = seq.filter(|seq| *seq != described.tokens) {
+        let name = &described.work.name;
+        let headline =
+            format!("samples of `{name}` have no {seq} tokens: its graph has their size");
+        return Err(usage("--seq", headline).help("leave it out").into());
+    }
+    Ok(Described { work: routed(described.work, asked.imbalance)?, ..described })
+}
+
+/// The model that is asked about; what there is to know about it is said.
+pub fn noted_model(asked: &RequestFlags) -> Result<Described, Failure> {
+    let described = model(asked)?;
+    note_warnings(&described);
+    Ok(described)
+}
+
+/// Says what there is to know about the description, such as fields that nobody reads.
+pub fn note_warnings(described: &Described) {
+    for warning in &described.warnings {
+        output::note(&failure::draw(warning));
+    }
+}
+
+/// What the execution profile adds to the vocabulary over so many tensor-parallel ranks, in a
+/// line; nothing where nothing is added.
+pub fn padding_line(padding: Option<Padding>, tp: u32) -> String {
+    let Some(Padding { words, padded_words, parameters, bytes }) = padding else {
+        return String::new();
+    };
+    let [words, padded, more] = [words, padded_words, parameters].map(output::count);
+    let bytes = Bytes(bytes.max(0.0) as u64);
+    format!(
+        "vocabulary of {words} padded to {padded} for tp={tp}: {more} parameters, {bytes} on the \
+         fullest device\n"
+    )
+}
+
+/// What is computed and not priced, a line each.
+pub fn assumption_lines(work: &Workload) -> String {
+    let line = |assumption: &String| format!("assumes  {assumption}\n");
+    work.assumptions.iter().map(line).collect()
+}
+
+/// A model of which the busiest rank of experts has so many times the average of tokens.
+pub fn routed(work: Workload, imbalance: Option<f64>) -> Result<Workload, Diagnostic> {
+    let Some(times) = imbalance else { return Ok(work) };
+    let headline = format!("`{}` has no experts", work.name);
+    work.routed_unevenly(times).ok_or_else(|| usage("--imbalance", headline).help("leave it out"))
+}
+
+impl Subject {
+    /// What is asked about: a shape by its name, or a description that is a transformer. Warnings
+    /// about it are said.
+    pub fn new(asked: &RequestFlags, cluster: Cluster) -> Result<Subject, Failure> {
+        Subject::of(asked, cluster, noted_model(asked)?)
+    }
+
+    /// The same on another cluster, whose warnings were said.
+    pub fn quiet(asked: &RequestFlags, cluster: Cluster) -> Result<Subject, Failure> {
+        Subject::of(asked, cluster, model(asked)?)
+    }
+
+    fn of(
+        asked: &RequestFlags,
+        cluster: Cluster,
+        described: Described,
+    ) -> Result<Subject, Failure> {
+        let ranks = asked.place.ranks(&cluster);
+        let devices = count("--devices", ranks)?;
+        let dtype = element_type(asked.dtype, &cluster)?;
+        let global_batch = count("--gbs", asked.gbs.unwrap_or(ranks.max(8)))?;
+        let job = Job { global_batch: global_batch.into(), arithmetic: arithmetic(dtype) };
+        let peak_flops =
+            Estimator::new(&described.work, &cluster, profile::GANTLINE, job)?.peak_flops();
+        let Described { work, latent, tokens: seq, warnings: _ } = described;
+        let memory_bytes = asked.limited.all_limits()?.memory_bytes();
+        Ok(Subject {
+            work,
+            cluster,
+            devices,
+            global_batch,
+            dtype,
+            peak_flops,
+            seq,
+            latent,
+            memory_bytes,
+        })
+    }
+
+    /// What prices its steps.
+    pub fn estimator(&self) -> Result<Estimator<'_>, Failure> {
+        let global_batch = u64::from(self.global_batch);
+        let job = Job { global_batch, arithmetic: arithmetic(self.dtype) };
+        let devices = u64::from(self.devices);
+        let all = Estimator::over(devices, &self.work, &self.cluster, profile::GANTLINE, job)?;
+        Ok(all.limited(self.memory_bytes))
+    }
+
+    /// Tokens of a step.
+    pub fn tokens(&self) -> f64 {
+        f64::from(self.global_batch) * f64::from(self.seq)
+    }
+
+    /// Operations of a step.
+    pub fn flops(&self) -> f64 {
+        self.work.flops_per_sample() * f64::from(self.global_batch)
+    }
+
+    /// The share of the peak of a step's ranks that the model's operations take.
+    pub fn mfu(&self, estimate: &Estimate) -> f64 {
+        self.seconds_at_peak(ranks(estimate)) / estimate.step_time_s
+    }
+
+    /// Seconds of a step at the peak of so many devices.
+    pub fn seconds_at_peak(&self, devices: f64) -> f64 {
+        self.flops() / (self.peak_flops * devices)
+    }
+
+    /// What devices draw, which the user alone can say.
+    pub fn power(&self) -> Option<&Power> {
+        self.cluster.device.power.as_ref()
+    }
+
+    /// Joules of a step on all its ranks, where it is known what they draw.
+    pub fn joules(&self, estimate: &Estimate) -> Option<f64> {
+        let joules = self.power()?.joules(estimate.step_time_s, estimate.busy_s);
+        Some(ranks(estimate) * joules)
+    }
+
+    /// Seconds of a step whose passes are replayed one by one, where they are not too many.
+    pub fn simulated_s(&self, estimate: &Estimate) -> Option<f64> {
+        replayed_s(&self.estimator().ok()?, estimate)
+    }
+
+    /// What the execution profile adds to the vocabulary in a plan.
+    pub fn padding(&self, configuration: &Configuration) -> Option<Padding> {
+        self.estimator().ok()?.padding(configuration).ok()?
+    }
+
+    /// What is asked about, in three lines.
+    pub fn header(&self) -> String {
+        let node = self.cluster.devices_per_node.unwrap_or(1);
+        self.header_of(&format!("{} devices, {node} a node", self.devices))
+    }
+
+    /// The same of any number of devices.
+    pub fn open_header(&self) -> String {
+        self.header_of(&format!("{} devices a node", self.cluster.devices_per_node.unwrap_or(1)))
+    }
+
+    fn header_of(&self, devices: &str) -> String {
+        let Subject { work, cluster, global_batch, dtype, .. } = self;
+        let mut text = format!("model    {}: {}", work.name, output::count(work.parameters()));
+        text += &format!(" parameters in {dtype}\n");
+        text += &format!("cluster  {}, {devices}\n", cluster.describe());
+        text += &samples_of(*global_batch, self.seq);
+        if work.busiest() > 1.0 {
+            text +=
+                &format!("routing  the busiest rank has {} times the average\n", work.busiest());
+        }
+        text + &assumption_lines(work)
+    }
+}
+
+/// What a step has, as a line of a header.
+fn samples_of(global_batch: u32, seq: u32) -> String {
+    let samples = output::count(global_batch.into());
+    match seq {
+        1 => format!("step     {samples} samples\n"),
+        seq => format!("step     {samples} samples of {seq} tokens\n"),
+    }
+}
+
+/// Devices that a step uses.
+fn ranks(estimate: &Estimate) -> f64 {
+    estimate.configuration.ranks() as f64
+}
+
+/// The fastest configuration that fits.
+pub fn answer(subject: &Subject, asked: &RequestFlags) -> Result<SearchResult, Failure> {
+    answer_for(subject, asked, Aim::Time, &|| false)
+}
+
+/// What the search is asked, of what prices its steps.
+fn question<'a>(
+    subject: &'a Subject,
+    asked: &RequestFlags,
+    estimator: &'a Estimator<'a>,
+    aim: Aim,
+    stop: &'a (dyn Fn() -> bool + Sync),
+) -> Result<SearchRequest<'a>, Failure> {
+    Ok(SearchRequest {
+        estimator,
+        devices: subject.devices,
+        global_batch: subject.global_batch,
+        limits: asked.limited.all_limits()?,
+        objective: Objective::Time,
+        power: subject.power().filter(|_| aim == Aim::Energy),
+        budget: Budget { evaluations_max: EVALUATIONS_MAX, stop },
+    })
+}
+
+fn answer_for(
+    subject: &Subject,
+    asked: &RequestFlags,
+    aim: Aim,
+    stop: &(dyn Fn() -> bool + Sync),
+) -> Result<SearchResult, Failure> {
+    let estimator = subject.estimator()?;
+    let question = question(subject, asked, &estimator, aim, stop)?;
+    Ok(match aim {
+        Aim::Time | Aim::Cost | Aim::Energy => search(&question)?,
+        Aim::Memory => smallest(&question)?,
+        Aim::Pareto => frontier(&question)?,
+    })
+}
+
+/// The best answer, of fewer devices where these are cheaper and that is what is asked for.
+fn best_answer(subject: &mut Subject, args: &PlanArgs) -> Result<SearchResult, Failure> {
+    let start = Instant::now();
+    let stop = || args.budget.is_some_and(|budget_s| start.elapsed().as_secs_f64() > budget_s);
+    if matches!(args.objective, Aim::Cost | Aim::Energy) {
+        subject.devices = fewer::cheapest(subject, &args.asked, args.objective, &stop)?;
+    }
+    answer_for(subject, &args.asked, args.objective, &stop)
+}
+
+/// Answers `plan`.
+pub fn plan(args: &PlanArgs, mut cluster: Cluster) -> Result<Exit, Failure> {
+    let asked = &args.asked;
+    if !cluster.groups.is_empty() {
+        return groups::plan(args, cluster);
+    }
+    if let Some(watts) = args.watts {
+        cluster.device.power = Some(Power::constant(watts, "--watts"));
+    }
+    if args.objective == Aim::Energy && cluster.device.power.is_none() {
+        let headline = format!("it is not known what a device of `{}` draws", cluster.name);
+        let help =
+            "write `--watts N`, or `[device.power]` with `busy` and `idle` in a cluster file";
+        return Err(usage("--objective", headline).help(help).into());
+    }
+    let mut subject = Subject::new(asked, cluster)?;
+    // What a clock has cut off is no one's answer, and a file is written each time.
+    let may_be_kept = args.budget.is_none() && args.output.is_none();
+    let key = asked.key("plan", &(&subject, args)).filter(|_| may_be_kept);
+    cache::answer(key, || found(&mut subject, args))
+}
+
+/// What `plan` prints.
+fn found(subject: &mut Subject, args: &PlanArgs) -> Result<(Exit, String), Failure> {
+    let answer = best_answer(subject, args)?;
+    let whole = || whole_plan(subject, &args.asked, &answer.best[0]);
+    if let Some(path) = &args.output {
+        let is_json = path.path().extension().is_some_and(|extension| extension == "json");
+        let text = match is_json {
+            true => format!("{:#}\n", document(subject, &answer).to_json()),
+            false => whole()?,
+        };
+        std::fs::write(path, text).map_err(runtime::Error::io("write", path.as_ref()))?;
+        output::note(&format!("wrote {path}"));
+    }
+    let text = match args {
+        PlanArgs { asked: RequestFlags { json: true, .. }, .. } => {
+            format!("{:#}", document(subject, &answer).to_json())
+        }
+        PlanArgs { plan: true, .. } => whole()?,
+        PlanArgs { name: true, .. } => answer.best[0].configuration.to_string(),
+        _ => page(subject, &answer, args.objective),
+    };
+    Ok((Exit::Success, text))
+}
+
+/// The text of the plan that a configuration is the name of, with what is predicted of it.
+fn whole_plan(subject: &Subject, asked: &RequestFlags, chosen: &Chosen) -> Result<String, Failure> {
+    let Estimate { step_time_s, step_time_low_s, step_time_high_s, memory, .. } = chosen.estimate;
+    let numbers = [
+        ("step_time_s", step_time_s),
+        ("step_time_low_s", step_time_low_s),
+        ("step_time_high_s", step_time_high_s),
+        ("peak_mem_bytes", memory.total_bytes()),
+    ];
+    let prediction = |(name, value): (&str, f64)| {
+        (name.to_owned(), Prediction { value, origin: "fitted".to_owned() })
+    };
+    let wanted = Wanted {
+        model: asked.model.path(),
+        cluster: subject.cluster.describe(),
+        global_batch_size: subject.global_batch as usize,
+        seq: subject.seq as usize,
+        dtype: subject.dtype,
+        predictions: numbers.into_iter().map(prediction).collect(),
+    };
+    Ok(planned::plan(&chosen.configuration, &wanted)?.to_string())
+}
+
+/// Decisions of a configuration that no program of this release carries out, in words.
+pub fn not_executed(c: &Configuration) -> Vec<&'static str> {
+    let decisions = Decisions {
+        on_gpus: true,
+        cp: c.cp as usize,
+        ep: c.ep as usize,
+        chunks: c.vpp as usize,
+        schedule: c.schedule,
+        zero: c.zero.stage,
+        offload: c.offload,
+    };
+    decisions.lacking()
+}
+
+fn row(subject: &Subject, chosen: &Chosen, have: f64) -> impl Iterator<Item = String> {
+    let Estimate { step_time_s, memory, .. } = &chosen.estimate;
+    let need = memory.total_bytes();
+    let per_device = subject.tokens() / step_time_s / ranks(&chosen.estimate);
+    let bubble = chosen.estimate.breakdown.bubble_s / step_time_s;
+    let row = [
+        chosen.configuration.to_string(),
+        Seconds(*step_time_s).to_string(),
+        output::count(per_device as u64),
+        format!("{:.1}%", 100.0 * subject.mfu(&chosen.estimate)),
+        Bytes(need as u64).to_string(),
+        format!("{:.0}%", 100.0 * need / have),
+        format!("{:.1}%", 100.0 * bubble),
+    ];
+    row.into_iter().chain(subject.joules(&chosen.estimate).map(output::joules))
+}
+
+fn page(subject: &Subject, answer: &SearchResult, aim: Aim) -> String {
+    let best = &answer.best[0];
+    let unit = if subject.seq == 1 { "samples/s" } else { "tokens/s" };
+    let energy = subject.power().map(|_| "energy");
+    let columns: Vec<&str> = ["plan", "step", unit, "MFU", "memory", "of it", "bubble"]
+        .into_iter()
+        .chain(energy)
+        .collect();
+    let mut table = Table::of(&columns);
+    for chosen in answer.best.iter().chain(&answer.others) {
+        table.cells(row(subject, chosen, answer.have_bytes));
+    }
+    let mut text = format!("{}\n{}", subject.header(), table.text());
+    if !answer.misses.is_empty() {
+        let mut table = Table::of(&columns);
+        for miss in &answer.misses {
+            table.cells(row(subject, miss, answer.have_bytes));
+        }
+        text += &format!("\nfaster, and too large\n{}", table.text());
+    }
+    let Estimate { step_time_low_s, step_time_high_s, .. } = best.estimate;
+    let (low, high) = (Seconds(step_time_low_s), Seconds(step_time_high_s));
+    text += "\n80% of such predictions hold: ";
+    text += &format!("a step takes {low} to {high}; {unit} are of one device\n");
+    let simulated_s = subject.simulated_s(&best.estimate);
+    if let Some(seconds) = simulated_s.filter(|s| differs(*s, best.estimate.step_time_s)) {
+        text += &format!("replayed pass by pass, the first takes {}\n", Seconds(seconds));
+    }
+    text += &padding_line(subject.padding(&best.configuration), best.configuration.tp);
+    let space = &answer.space;
+    let gap = answer.gap.map(|gap| {
+        let gap = 100.0 * gap;
+        match aim {
+            Aim::Time | Aim::Pareto => format!("; no plan is more than {gap:.1}% faster"),
+            Aim::Cost => {
+                format!("; no plan of {} devices is more than {gap:.1}% faster", subject.devices)
+            }
+            Aim::Memory => "; no plan needs less than 99% of its memory".to_owned(),
+            Aim::Energy => format!("; no plan of as many devices draws {gap:.1}% less energy"),
+        }
+    });
+    text += &format!(
+        "{} configurations, {} priced{}\n",
+        grouped(space.total),
+        output::count(space.evaluated),
+        gap.unwrap_or_default()
+    );
+    if !answer.complete {
+        text += "the search was cut off\n";
+    }
+    text += &format!(
+        "not executed by this version: {}\n",
+        not_executed(&best.configuration).join(", ")
+    );
+    text
+}
+
+/// Whether two times differ in the digits that are shown.
+fn differs(a: f64, b: f64) -> bool {
+    Seconds(a).to_string() != Seconds(b).to_string()
+}
+
+/// A count with separated thousands, of any size.
+fn grouped(number: u128) -> String {
+    match u64::try_from(number) {
+        Ok(number) => output::count(number),
+        Err(_) => format!("{:.2e}", number as f64),
+    }
+}
+
+/// A configuration and what it costs, as JSON.
+pub fn plan_row(subject: &Subject, chosen: &Chosen) -> PlanRow {
+    let Estimate { step_time_s, step_time_low_s, step_time_high_s, .. } = chosen.estimate;
+    let tokens_per_s = subject.tokens() / step_time_s;
+    PlanRow {
+        text: chosen.configuration.to_string(),
+        plan: json!(chosen.configuration),
+        microbatch_count: chosen.estimate.microbatch_count,
+        step_time_s,
+        step_time_low_s,
+        step_time_high_s,
+        tokens_per_s,
+        tokens_per_s_per_device: tokens_per_s / ranks(&chosen.estimate),
+        mfu: Some(subject.mfu(&chosen.estimate)),
+        peak_mem_bytes: chosen.estimate.memory.total_bytes(),
+        energy_j: subject.joules(&chosen.estimate),
+        fits: chosen.fits,
+    }
+}
+
+fn document(subject: &Subject, answer: &SearchResult) -> documents::Plan {
+    let best = &answer.best[0];
+    let rows =
+        |all: &[Chosen]| all.iter().map(|chosen| plan_row(subject, chosen)).collect::<Vec<_>>();
+    documents::Plan {
+        row: plan_row(subject, best),
+        model: subject.work.name.clone(),
+        params: subject.work.parameters(),
+        layers: subject.work.depth().into(),
+        cluster: subject.cluster.describe(),
+        ranks: subject.devices.into(),
+        devices: subject.devices.into(),
+        origin: "fitted".to_owned(),
+        candidates: answer.space.evaluated,
+        gbs: subject.global_batch.into(),
+        seq: subject.seq.into(),
+        dtype: subject.dtype.name().to_owned(),
+        assumptions: subject.work.assumptions.clone(),
+        vocabulary_padding: subject.padding(&best.configuration),
+        flops_per_step: Some(subject.flops()),
+        simulated_step_time_s: subject.simulated_s(&best.estimate),
+        breakdown: StepParts::Devices(best.estimate.breakdown),
+        memory: Some(best.estimate.memory),
+        have_bytes: answer.have_bytes,
+        gap: answer.gap,
+        bound_s: answer.bound_s,
+        complete: answer.complete,
+        space: Some(documents::Candidates {
+            total: answer.space.total as f64,
+            evaluated: answer.space.evaluated,
+            priced_ahead: answer.space.priced_ahead,
+            bounded_out: answer.space.bounded_out as f64,
+            too_large: answer.space.too_large as f64,
+        }),
+        frontier: rows(&answer.best),
+        plans: answer.others.iter().map(|chosen| json!(plan_row(subject, chosen))).collect(),
+        too_large: rows(&answer.misses),
+        not_executed: not_executed(&best.configuration).into_iter().map(Into::into).collect(),
+    }
+}
+
+/// Checks that a plan is for the model that is asked about.
+fn check_model(
+    path: &str,
+    planned: &Option<(String, u64)>,
+    work: &Workload,
+) -> Result<(), Diagnostic> {
+    match planned {
+        Some((name, parameters)) if *name != work.name && *parameters != work.parameters() => {
+            let headline = format!("the plan is for `{name}`, and `{}` is asked about", work.name);
+            let help = format!("write `gantline explain {name}`, or plan again");
+            Err(Diagnostic::error("E5006", Span::of(path), headline).help(help))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// A difference of times, with its sign.
+fn signed(seconds: f64) -> String {
+    format!("{}{}", if seconds < 0.0 { "-" } else { "+" }, Seconds(seconds.abs()))
+}
