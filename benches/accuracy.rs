@@ -26,7 +26,7 @@ use kernels::Kernel;
 use planner::calibrate::Sizes;
 use planner::cluster::Cluster;
 use planner::compiled::{Job, Scorer};
-use planner::limits::{Knob, Limits};
+use planner::limits::{Decision, Limits};
 use planner::price::Prices;
 use runtime::execute::{Batch, Classes, Options as Execution, Scalars, Session};
 use runtime::init::Init;
@@ -45,12 +45,12 @@ struct Case {
     seq: usize,
     samples: usize,
     ranks: usize,
-    fixed: &'static [(Knob, usize)],
+    fixed: &'static [(Decision, usize)],
 }
 
 fn cases() -> Vec<Case> {
-    use Knob::{Dp, Pp, Tp};
-    let meshes: [(usize, &'static [(Knob, usize)]); 9] = [
+    use Decision::{Dp, Pp, Tp};
+    let meshes: [(usize, &'static [(Decision, usize)]); 9] = [
         (1, &[]),
         (2, &[]),
         (2, &[(Dp, 2)]),
@@ -79,7 +79,7 @@ fn question(case: &Case, cluster: &Cluster) -> PlanRequest {
     let options = Options { seq: case.seq, dtype: DType::F32, dropout: Some(0.0) };
     let model = import(&description, &options).expect("the model is imported");
     let mut limits = Limits::default();
-    case.fixed.iter().for_each(|(knob, number)| limits.fix(*knob, *number));
+    case.fixed.iter().for_each(|(decision, number)| limits.fix(*decision, *number));
     PlanRequest {
         module: prepare(&model).expect("the module is prepared"),
         model: model.name,

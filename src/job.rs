@@ -11,7 +11,7 @@ use ir::{DType, Diagnostic, Module, TensorType};
 use planner::calibration::Calibration;
 use planner::cluster::{Cluster, Kind, PRESETS};
 use planner::compiled::Job;
-use planner::limits::{Knob, Limits};
+use planner::limits::{Decision, Limits};
 use serde::{Deserialize, Serialize};
 
 use crate::argument::{PathArg, positive};
@@ -189,10 +189,17 @@ impl Limited {
     /// What the planner is told of plans that are compiled, which have not all decisions.
     pub fn limits(&self) -> Result<Limits, Vec<Diagnostic>> {
         let limits = self.all_limits()?;
-        let compiled =
-            [Knob::Pp, Knob::Dp, Knob::Tp, Knob::Sp, Knob::Mbs, Knob::Keep, Knob::Recompute];
-        let refuse = |knob: Knob| {
-            let headline = format!("plans that this version compiles have no `{knob}`");
+        let compiled = [
+            Decision::Pp,
+            Decision::Dp,
+            Decision::Tp,
+            Decision::Sp,
+            Decision::Mbs,
+            Decision::Keep,
+            Decision::Recompute,
+        ];
+        let refuse = |decision: Decision| {
+            let headline = format!("plans that this version compiles have no `{decision}`");
             usage("--fix", headline).help("leave it out, or plan for a cluster of GPUs")
         };
         let wrong: Vec<Diagnostic> = self.lacking(&compiled)?.into_iter().map(refuse).collect();
@@ -200,10 +207,10 @@ impl Limited {
     }
 
     /// The decisions that are limited to what is not usual, beside those that there are.
-    pub fn lacking(&self, there: &[Knob]) -> Result<Vec<Knob>, Vec<Diagnostic>> {
+    pub fn lacking(&self, there: &[Decision]) -> Result<Vec<Decision>, Vec<Diagnostic>> {
         let limits = self.all_limits()?;
-        let others = Knob::ALL.into_iter().filter(|knob| !there.contains(knob));
-        Ok(others.filter(|knob| !limits.allow(*knob, knob.without())).collect())
+        let others = Decision::ALL.into_iter().filter(|decision| !there.contains(decision));
+        Ok(others.filter(|decision| !limits.allow(*decision, decision.without())).collect())
     }
 
     /// What the planner is told.
@@ -212,10 +219,11 @@ impl Limited {
         let max: Vec<String> = self.max.iter().cloned().chain(memory).collect();
         let mut limits = Limits::parse(&self.fix, &self.forbid, &max)?;
         let Axes { tp, pp, dp, mbs } = self.axes;
-        let short = [(Knob::Tp, tp), (Knob::Pp, pp), (Knob::Dp, dp), (Knob::Mbs, mbs)];
-        for (knob, number) in short {
+        let short =
+            [(Decision::Tp, tp), (Decision::Pp, pp), (Decision::Dp, dp), (Decision::Mbs, mbs)];
+        for (decision, number) in short {
             if let Some(number) = number {
-                limits.fix_once(knob, number).map_err(|one| vec![one])?;
+                limits.fix_once(decision, number).map_err(|one| vec![one])?;
             }
         }
         limits.check()?;

@@ -8,7 +8,7 @@ pub const CODE_NOT_EXECUTABLE: &str = "E2004";
 
 /// The decisions of a plan of training that some device may be unable to carry out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Decisions {
+pub struct Features {
     /// Whether the ranks are GPUs.
     pub on_gpus: bool,
     /// Context-parallel ranks.
@@ -25,10 +25,10 @@ pub struct Decisions {
     pub offload: Offload,
 }
 
-impl Decisions {
+impl Features {
     /// The decisions of a plan for the ranks of CPUs.
-    pub fn of(plan: &Plan) -> Decisions {
-        Decisions {
+    pub fn of(plan: &Plan) -> Features {
+        Features {
             on_gpus: false,
             cp: plan.mesh.cp,
             ep: plan.ep,
@@ -62,7 +62,7 @@ impl Decisions {
 /// # Errors
 /// `E2004`, which names every decision that they do not.
 pub fn check_executable(plan: &Plan) -> Result<(), Diagnostic> {
-    let lacking = Decisions::of(plan).lacking();
+    let lacking = Features::of(plan).lacking();
     if lacking.is_empty() {
         return Ok(());
     }

@@ -12,7 +12,7 @@ use crate::calls::Calls;
 use crate::grouping::Choice;
 use crate::partition::Place;
 use crate::refusal::Refusal;
-use crate::routines::{Decisions, Layers};
+use crate::routines::{LayerDecisions, Layers};
 
 /// One half of a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub fn launched(module: &Module, entry: &str) -> Result<Vec<Launched>, Refusal> 
     for name in calls.functions() {
         let function = module.function(name).ok_or("a call of nothing")?;
         let whole = BTreeMap::new();
-        let decisions = Decisions { shardings: &whole, keep: Keep::Full };
+        let decisions = LayerDecisions { shardings: &whole, keep: Keep::Full };
         let adds = vec![false; function.param_count];
         let layer = layers.layer(name, decisions, place, &adds, false)?;
         let halves = [("forward", &layer.forward), ("backward", &layer.backward)];

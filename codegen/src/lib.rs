@@ -24,15 +24,16 @@
 //!   knows no device: launches, each as many bytes as [`ir::rewrite::price`] says, and bytes moved.
 //!
 //! **Reading order.** [`calls`] and [`prepare`] look at the module; [`partition`] makes the
-//! function of one rank and [`specialise`] cuts it in two; after `empty`, `chunk`,
-//! [`canonicalise`] and [`materialise`], [`domain`], `precision`, [`grouping`] and [`fuse`] group
-//! nodes into kernels, which [`tile`] and [`catalogue`] describe, with the [`scalars`] of their
-//! launches; [`lower`] makes routines of launches, or a [`refusal`], and [`routines`] those of a
-//! class; [`arena`] gives offsets, [`schedule`] an order of micro-batches; [`crossing`] says what
-//! stages and calls share; [`executable`] says what no program does; [`compile`] assembles, and
-//! [`inference`] what only runs forward; [`mod@launched`] says what that comes to; [`mod@function`] compiles one function without a plan, of integers that [`narrow`]
-//! made short where [`ranges`] prove them to be. [`check`] replays the result and calls nothing of
-//! the above; in debug builds it looks at everything that is compiled.
+//! function of one rank and [`specialise`] cuts it in two; after `empty`, `chunk`, [`canonicalise`]
+//! and [`materialise`], [`domain`], `precision`, [`grouping`] and [`fuse`] group nodes into
+//! kernels, which [`tile`] and [`catalogue`] describe, with the [`scalars`] of their launches;
+//! [`lower`] makes routines of launches, or a [`refusal`], and [`routines`] those of a class;
+//! [`arena`] gives offsets, [`schedule`] an order of micro-batches; [`crossing`] says what stages
+//! and calls share; [`executable`] says what no program does; [`compile`] assembles, and
+//! [`inference`] what only runs forward; [`mod@launched`] says what that comes to; [`mod@function`]
+//! compiles one function without a plan, of integers that [`narrow`] made short where [`ranges`]
+//! prove them to be. [`check`] replays the result and calls nothing of the above; in debug builds
+//! it looks at everything that is compiled.
 //!
 //! # Diagnostics
 //!

@@ -23,17 +23,17 @@ use crate::specialise::{Halves, specialise};
 
 /// What a plan decides about a call of a layer.
 #[derive(Clone, Copy, Debug)]
-pub struct Decisions<'p> {
+pub struct LayerDecisions<'p> {
     /// The shardings of the layer's values and of its gradient's.
     pub shardings: &'p Shardings,
     /// What is kept for the backward pass.
     pub keep: Keep,
 }
 
-impl<'p> Decisions<'p> {
+impl<'p> LayerDecisions<'p> {
     /// The decisions about a call, by its number among those of the layer.
-    pub fn of(plan: &'p FunctionPlan, call: usize) -> Decisions<'p> {
-        Decisions { shardings: &plan.shardings, keep: plan.keep_of(call) }
+    pub fn of(plan: &'p FunctionPlan, call: usize) -> LayerDecisions<'p> {
+        LayerDecisions { shardings: &plan.shardings, keep: plan.keep_of(call) }
     }
 }
 
@@ -132,7 +132,7 @@ impl<'m> Layers<'m> {
     pub fn layer(
         &mut self,
         name: &str,
-        decisions: Decisions<'_>,
+        decisions: LayerDecisions<'_>,
         place: Place,
         adds: &[bool],
         accumulate_results: bool,
@@ -156,7 +156,7 @@ impl<'m> Layers<'m> {
     pub fn fused(
         &mut self,
         name: &str,
-        decisions: Decisions<'_>,
+        decisions: LayerDecisions<'_>,
         place: Place,
     ) -> Result<Arc<FusedLayer>, Refusal> {
         let at = self.fused_at(name, decisions, place)?;
@@ -167,14 +167,14 @@ impl<'m> Layers<'m> {
     fn fused_at(
         &mut self,
         name: &str,
-        decisions: Decisions<'_>,
+        decisions: LayerDecisions<'_>,
         place: Place,
     ) -> Result<usize, Refusal> {
         let (gradient, primal) = (gradient_name(name), self.primal(name)?);
         if self.module.function(&gradient).is_none() {
             return Err(format!("`@{name}` has no gradient function").into());
         }
-        let Decisions { shardings, keep } = decisions;
+        let LayerDecisions { shardings, keep } = decisions;
         let local = self.local(&gradient, shardings, place)?;
         let cut = Cut { local, keep, wide: self.wide(&gradient, place) };
         if let Some(there) = self.cuts.get(&cut) {

@@ -1,8 +1,8 @@
 //! Specialisation: the local gradient function → a forward and a backward function.
 //!
-//! Both are slices of one function, so that what is computed again is the very same node. Products,
+//! Both are slices of one function, so that what is recomputed is the very same node. Products,
 //! calls, look-ups and reductions are kept where the plan keeps; elementwise nodes and views are
-//! computed again, as they fuse into their readers; a gather is repeated rather than its result
+//! recomputed, as they fuse into their readers; a gather is repeated rather than its result
 //! kept.
 
 use ir::op::Collective;

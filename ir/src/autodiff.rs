@@ -5,7 +5,7 @@
 //! then sweeps backwards; its results are those of `@block` and the gradient of each floating-point
 //! parameter. A call of a layer becomes a call of the layer's companion, so that the derivative of
 //! a deep model is as small as the model. What of the forward part is kept from one run to the
-//! next and what is computed again is not decided here: a plan's keep sets do that.
+//! next and what is recomputed is not decided here: a plan's keep sets do that.
 //!
 //! Composites that name a gradient composite use it; others are inlined first.
 

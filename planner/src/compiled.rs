@@ -1,12 +1,12 @@
-//! The search: every mesh, boundary, micro-batch, keep set and stage cut, priced exactly.
+//! The search for plans on the ranks of CPUs: every mesh, sequence parallelism, micro-batch, keep
+//! set and stage partition, compiled, so that times and bytes are those of the programs.
 //!
-//! Candidates stand in line by a lower bound of their time, which is made of the prices of the
-//! calls: those of the very routines that the programs will hold. The first in line is timed: its
-//! step is simulated from the same prices, and it goes back to where its time belongs. If it comes
-//! first again, it is compiled, so that its arena is known and its programs are simulated. The
-//! search ends when no time in line is below the best one. So the answer is that of trying all,
-//! and hardly more is compiled than each distinct layer, once, whatever candidates share it. Of the
-//! other meshes, the most promising candidate is compiled too, for people who ask why not.
+//! Candidates wait in a queue, ordered by a lower bound of their step time, which is made of the
+//! prices of the routines that the programs will hold. The first of the queue is simulated from the
+//! same prices, and goes back with that time. If it comes first again, it is compiled: its arena is
+//! known then, and its programs are simulated. The search ends when no time in the queue is below
+//! the best one, so that the answer is that of an exhaustive search, and each distinct layer is
+//! compiled once. Of every other mesh the most promising candidate is compiled too, for why-nots.
 
 mod keys;
 mod candidate;
@@ -33,7 +33,7 @@ use crate::divisors::divisors;
 use crate::elaborate::Name;
 use crate::footprint::Footprint;
 use crate::limits::cause::Cause;
-use crate::limits::{Knob, Limits};
+use crate::limits::{Decision, Limits};
 use crate::price::Prices;
 use crate::simulate::StepTime;
 
@@ -485,8 +485,8 @@ fn nearest_answer(job: &Job<'_>) -> Option<(String, usize, String)> {
 }
 
 /// Whether a decision is allowed.
-fn allows(job: &Job<'_>, knob: Knob, number: usize) -> bool {
-    job.limits.allow(knob, number)
+fn allows(job: &Job<'_>, decision: Decision, number: usize) -> bool {
+    job.limits.allow(decision, number)
 }
 
 /// How a keep set counts as a limit.

@@ -23,7 +23,7 @@ use crate::divisors::divisors;
 
 pub use ir::plan::{Offload, Place, Schedule, USUAL_ORDER, Zero};
 
-/// What is computed again in the backward pass.
+/// What is recomputed in the backward pass.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
@@ -77,7 +77,7 @@ pub struct Configuration {
     pub zero: Zero,
     /// The order of micro-batches.
     pub schedule: Schedule,
-    /// What is computed again.
+    /// What is recomputed.
     pub recompute: Recompute,
     /// What lies elsewhere.
     pub offload: Offload,
@@ -170,9 +170,9 @@ impl Configuration {
         layers > 0 && layers + u32::from(is_end) >= self.vpp
     }
 
-    /// Whether as many layers are to be computed again as no stage has: all, of so many.
-    pub fn computes_all_again(&self, layers: u32) -> bool {
-        matches!(self.recompute, Recompute::Layers(again) if again >= self.deepest(layers))
+    /// Whether `recompute=layers:N` means all layers: no stage of a model of `layers` has more.
+    pub fn recomputes_all(&self, layers: u32) -> bool {
+        matches!(self.recompute, Recompute::Layers(count) if count >= self.deepest(layers))
     }
 
     /// Distance between neighbours along an axis, in ranks.

@@ -7,8 +7,8 @@
 //! in some hundred operations. A search memoises the former and calls the latter.
 //!
 //! Devices and links come from datasheets and from timings of single kernels and collectives,
-//! profiles from what frameworks' releases do. A few numbers were chosen beside runs of models, from
-//! ranges that are plausible without them: sustained clocks, host times, spreads of intervals.
+//! profiles from what frameworks' releases do. A few numbers were chosen beside runs of models,
+//! from ranges that are plausible without them: sustained clocks, host times, spreads of intervals.
 
 mod bubble;
 pub mod chosen;
@@ -142,7 +142,7 @@ impl<'a> Estimator<'a> {
         profile: Profile,
         job: Job,
     ) -> Result<Estimator<'a>, Diagnostic> {
-        Estimator::blind_to("", work, cluster, profile, job)
+        Estimator::without_source("", work, cluster, profile, job)
     }
 
     /// The same of a job that uses some devices of the cluster alone: it waits for the slowest of
@@ -157,14 +157,15 @@ impl<'a> Estimator<'a> {
         profile: Profile,
         job: Job,
     ) -> Result<Estimator<'a>, Diagnostic> {
-        Estimator::unhurried("", work, cluster, profile, job).map(|all| all.waiting(devices))
+        Estimator::without_stragglers("", work, cluster, profile, job)
+            .map(|all| all.waiting(devices))
     }
 
     /// The same without what was chosen with runs of a table in view ([`chosen`]).
     ///
     /// # Errors
     /// As [`Estimator::new`].
-    pub fn blind_to(
+    pub fn without_source(
         table: &str,
         work: &'a Workload,
         cluster: &Cluster,
@@ -172,7 +173,8 @@ impl<'a> Estimator<'a> {
         job: Job,
     ) -> Result<Estimator<'a>, Diagnostic> {
         let devices = cluster.devices().unwrap_or(1) as u64;
-        Estimator::unhurried(table, work, cluster, profile, job).map(|all| all.waiting(devices))
+        Estimator::without_stragglers(table, work, cluster, profile, job)
+            .map(|all| all.waiting(devices))
     }
 
     /// Takes the slowest of so many devices for all of them.
@@ -182,7 +184,7 @@ impl<'a> Estimator<'a> {
     }
 
     /// Prices of devices none of which is slower than the others.
-    fn unhurried(
+    fn without_stragglers(
         table: &str,
         work: &'a Workload,
         cluster: &Cluster,

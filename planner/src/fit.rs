@@ -10,8 +10,9 @@ use serde::{Deserialize, Serialize};
 use crate::cluster::Memory;
 use crate::compiled::{Job, Scorer, Usable};
 use crate::divisors::divisors;
+use crate::elaborate::Name;
 use crate::footprint::Footprint;
-use crate::limits::{Knob, Limits};
+use crate::limits::{Decision, Limits};
 
 /// The memory of one strategy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -65,7 +66,7 @@ pub fn fit(job: &Job<'_>) -> Result<Fit, Diagnostic> {
     let mut scorer = Scorer::new(job)?;
     let mut rows = Vec::new();
     let mut failed = None;
-    let fixed = job.limits.fixed(Knob::Tp);
+    let fixed = job.limits.fixed(Decision::Tp);
     let is_useful = |mesh: &Mesh| mesh.tp <= usable.tensor || fixed == Some(mesh.tp);
     for mesh in meshes(job.ranks).into_iter().filter(is_useful) {
         for sequence in [false, true] {
@@ -76,7 +77,8 @@ pub fn fit(job: &Job<'_>) -> Result<Fit, Diagnostic> {
                 let Some(limits) = strategy(&job.limits, mesh, sequence, keep) else { continue };
                 match scorer.first(&limits) {
                     Ok(scored) => rows.push(Row {
-                        strategy: scored.name.to_string(),
+                        // All rows have micro-batches of one size.
+                        strategy: strategy_name(&scored.name),
                         footprint: scored
                             .footprints
                             .iter()
@@ -115,21 +117,28 @@ fn meshes(ranks: usize) -> Vec<Mesh> {
 /// The limits of one strategy; none when the user's forbid it.
 fn strategy(limits: &Limits, mesh: Mesh, sequence: bool, keep: usize) -> Option<Limits> {
     let mut fixed = limits.clone();
-    let knobs = [
-        (Knob::Pp, mesh.pp),
-        (Knob::Dp, mesh.dp),
-        (Knob::Tp, mesh.tp),
-        (Knob::Sp, usize::from(sequence)),
-        (Knob::Keep, keep),
+    let decisions = [
+        (Decision::Pp, mesh.pp),
+        (Decision::Dp, mesh.dp),
+        (Decision::Tp, mesh.tp),
+        (Decision::Sp, usize::from(sequence)),
+        (Decision::Keep, keep),
     ];
-    for (knob, number) in knobs {
-        limits.allow(knob, number).then_some(())?;
-        fixed.fix(knob, number);
+    for (decision, number) in decisions {
+        limits.allow(decision, number).then_some(())?;
+        fixed.fix(decision, number);
     }
-    if limits.fixed(Knob::Mbs).is_none() {
-        fixed.fix(Knob::Mbs, 1);
+    if limits.fixed(Decision::Mbs).is_none() {
+        fixed.fix(Decision::Mbs, 1);
     }
     Some(fixed)
+}
+
+/// The name of a strategy: that of its plans, without the micro-batch.
+fn strategy_name(name: &Name) -> String {
+    let name = name.to_string();
+    let words = name.split(' ').filter(|word| !word.starts_with("mbs="));
+    words.collect::<Vec<_>>().join(" ")
 }
 
 impl fmt::Display for Fit {
@@ -138,14 +147,14 @@ impl fmt::Display for Fit {
         let width = self.rows.iter().map(|r| r.strategy.chars().count()).max().unwrap_or(0).max(8);
         writeln!(
             f,
-            "  {:<width$} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}",
+            "  {:<width$} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
             "strategy", "weights", "grads", "optim", "act", "scratch", "a rank"
         )?;
         for row in &self.rows {
             let Footprint { params, grads, states, activations, workspace, .. } = row.footprint;
             let mut line = format!("  {:<width$}", row.strategy);
             for bytes in [params, grads, states, activations, workspace, row.footprint.total()] {
-                line += &format!(" {:>10}", Bytes(bytes).to_string());
+                line += &format!(" {:>9}", Bytes(bytes).to_string());
             }
             let share = 100.0 * row.need_bytes as f64 / row.have_bytes.max(1) as f64;
             let mark = if row.fits() { "✓" } else { "✗" };

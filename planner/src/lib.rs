@@ -18,8 +18,8 @@
 //! and [`cluster`] are what there is; [`configuration`] and [`estimate`] price uniform plans in
 //! closed form; [`mod@shard`] splits the inside of layers, and [`mod@elaborate`] makes a plan of a
 //! name; [`price`] and [`simulate`] say how long, [`footprint`] how large; [`limits`] and
-//! [`compiled`] decide where candidates are compiled, [`search`] where there are too many; [`check`]
-//! doubts; [`explain`] and [`fit`] tell.
+//! [`compiled`] decide where candidates are compiled, [`search`] where there are too many;
+//! [`check`] doubts; [`explain`] and [`fit`] tell.
 //!
 //! # Diagnostics
 //!

@@ -14,7 +14,7 @@ use crate::quantity::Unit;
 
 /// A decision that can be limited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Knob {
+pub enum Decision {
     /// Pipeline stages.
     Pp,
     /// Data-parallel ranks.
@@ -39,7 +39,7 @@ pub enum Knob {
     Zero,
     /// Ranks over which one copy is sharded; 0 for all that hold one.
     Shard,
-    /// What is computed again: nothing, attention, some layers, all layers.
+    /// What is recomputed: nothing, attention, some layers, all layers.
     Recompute,
     /// Whether anything lies elsewhere than on the device.
     Offload,
@@ -47,94 +47,100 @@ pub enum Knob {
     Placement,
 }
 
-impl Knob {
+impl Decision {
     /// All of them.
-    pub const ALL: [Knob; 15] = [
-        Knob::Pp,
-        Knob::Dp,
-        Knob::Tp,
-        Knob::Sp,
-        Knob::Mbs,
-        Knob::Keep,
-        Knob::Cp,
-        Knob::Ep,
-        Knob::Vpp,
-        Knob::Schedule,
-        Knob::Zero,
-        Knob::Shard,
-        Knob::Recompute,
-        Knob::Offload,
-        Knob::Placement,
+    pub const ALL: [Decision; 15] = [
+        Decision::Pp,
+        Decision::Dp,
+        Decision::Tp,
+        Decision::Sp,
+        Decision::Mbs,
+        Decision::Keep,
+        Decision::Cp,
+        Decision::Ep,
+        Decision::Vpp,
+        Decision::Schedule,
+        Decision::Zero,
+        Decision::Shard,
+        Decision::Recompute,
+        Decision::Offload,
+        Decision::Placement,
     ];
 
     /// The name in flags.
     pub fn name(self) -> &'static str {
         match self {
-            Knob::Pp => "pp",
-            Knob::Dp => "dp",
-            Knob::Tp => "tp",
-            Knob::Sp => "sp",
-            Knob::Mbs => "mbs",
-            Knob::Keep => "keep",
-            Knob::Cp => "cp",
-            Knob::Ep => "ep",
-            Knob::Vpp => "vpp",
-            Knob::Schedule => "schedule",
-            Knob::Zero => "zero",
-            Knob::Shard => "shard",
-            Knob::Recompute => "recompute",
-            Knob::Offload => "offload",
-            Knob::Placement => "placement",
+            Decision::Pp => "pp",
+            Decision::Dp => "dp",
+            Decision::Tp => "tp",
+            Decision::Sp => "sp",
+            Decision::Mbs => "mbs",
+            Decision::Keep => "keep",
+            Decision::Cp => "cp",
+            Decision::Ep => "ep",
+            Decision::Vpp => "vpp",
+            Decision::Schedule => "schedule",
+            Decision::Zero => "zero",
+            Decision::Shard => "shard",
+            Decision::Recompute => "recompute",
+            Decision::Offload => "offload",
+            Decision::Placement => "placement",
         }
     }
 
     /// Names of the values, from 0 on; none where they are counts.
     pub fn words(self) -> &'static [&'static str] {
         match self {
-            Knob::Keep => &["none", "full"],
-            Knob::Sp | Knob::Offload => &["off", "on"],
-            Knob::Schedule => &["gpipe", "1f1b", "zb-h1", "zb-h2"],
-            Knob::Recompute => &["none", "attention", "layers", "full"],
-            Knob::Placement => &["usual", "any"],
-            Knob::Pp
-            | Knob::Dp
-            | Knob::Tp
-            | Knob::Mbs
-            | Knob::Cp
-            | Knob::Ep
-            | Knob::Vpp
-            | Knob::Zero
-            | Knob::Shard => &[],
+            Decision::Keep => &["none", "full"],
+            Decision::Sp | Decision::Offload => &["off", "on"],
+            Decision::Schedule => &["gpipe", "1f1b", "zb-h1", "zb-h2"],
+            Decision::Recompute => &["none", "attention", "layers", "full"],
+            Decision::Placement => &["usual", "any"],
+            Decision::Pp
+            | Decision::Dp
+            | Decision::Tp
+            | Decision::Mbs
+            | Decision::Cp
+            | Decision::Ep
+            | Decision::Vpp
+            | Decision::Zero
+            | Decision::Shard => &[],
         }
     }
 
     /// The value that does without it.
     pub fn without(self) -> usize {
         match self {
-            Knob::Pp | Knob::Dp | Knob::Tp | Knob::Mbs | Knob::Cp | Knob::Ep | Knob::Vpp => 1,
-            Knob::Keep | Knob::Schedule => 1,
-            Knob::Sp | Knob::Zero | Knob::Shard => 0,
-            Knob::Recompute | Knob::Offload | Knob::Placement => 0,
+            Decision::Pp
+            | Decision::Dp
+            | Decision::Tp
+            | Decision::Mbs
+            | Decision::Cp
+            | Decision::Ep
+            | Decision::Vpp => 1,
+            Decision::Keep | Decision::Schedule => 1,
+            Decision::Sp | Decision::Zero | Decision::Shard => 0,
+            Decision::Recompute | Decision::Offload | Decision::Placement => 0,
         }
     }
 }
 
-impl fmt::Display for Knob {
+impl fmt::Display for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-/// The numbers of [`Knob::Recompute`] of the recomputation that is the same in all layers.
+/// The numbers of [`Decision::Recompute`] of the recomputation that is the same in all layers.
 pub const RECOMPUTE_NONE: usize = 0;
 /// As [`RECOMPUTE_NONE`].
 pub const RECOMPUTE_ATTENTION: usize = 1;
 /// As [`RECOMPUTE_NONE`].
 pub const RECOMPUTE_FULL: usize = 3;
 
-/// The number of [`Knob::Placement`] that allows all orders.
+/// The number of [`Decision::Placement`] that allows all orders.
 const ANYHOW: usize = 1;
-/// From here on the numbers of [`Knob::Placement`] are orders of the axes: their places in the
+/// From here on the numbers of [`Decision::Placement`] are orders of the axes: their places in the
 /// usual order, as digits.
 const ORDERS: usize = 2;
 
@@ -161,9 +167,9 @@ fn moving(order: [Axis; 4], c: &Configuration) -> impl Iterator<Item = Axis> {
 /// The limits of a search.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    fixed: BTreeMap<Knob, usize>,
-    max: BTreeMap<Knob, usize>,
-    forbidden: BTreeSet<Knob>,
+    fixed: BTreeMap<Decision, usize>,
+    max: BTreeMap<Decision, usize>,
+    forbidden: BTreeSet<Decision>,
     /// Bytes of a device that a job may use.
     memory_bytes: Option<u64>,
 }
@@ -186,7 +192,9 @@ impl Limits {
         let mut diagnostics = Vec::new();
         for text in fix {
             match pair("--fix", text) {
-                Ok((knob, number)) => diagnostics.extend(limits.fix_once(knob, number).err()),
+                Ok((decision, number)) => {
+                    diagnostics.extend(limits.fix_once(decision, number).err())
+                }
                 Err(diagnostic) => diagnostics.push(diagnostic),
             }
         }
@@ -196,16 +204,16 @@ impl Limits {
                 continue;
             }
             match pair("--max", text) {
-                Ok((knob, number)) => {
-                    let before = limits.max.insert(knob, number);
-                    diagnostics.extend(contradiction("--max", knob, before, number));
+                Ok((decision, number)) => {
+                    let before = limits.max.insert(decision, number);
+                    diagnostics.extend(contradiction("--max", decision, before, number));
                 }
                 Err(diagnostic) => diagnostics.push(diagnostic),
             }
         }
         for text in forbid {
-            match knob("--forbid", text) {
-                Ok(knob) => _ = limits.forbidden.insert(knob),
+            match decision("--forbid", text) {
+                Ok(decision) => _ = limits.forbidden.insert(decision),
                 Err(diagnostic) => diagnostics.push(diagnostic),
             }
         }
@@ -223,14 +231,15 @@ impl Limits {
     }
 
     fn contradictions(&self) -> Vec<Diagnostic> {
-        let fixed = self.fixed.iter().map(|(knob, number)| (*knob, *number));
-        let wrong = |(knob, number): (Knob, usize)| {
-            let other = match self.max.get(&knob).filter(|max| number > **max) {
-                Some(max) => format!("--max {}", setting(knob, *max)),
-                None if !self.bound(knob, number) => format!("--forbid {knob}"),
+        let fixed = self.fixed.iter().map(|(decision, number)| (*decision, *number));
+        let wrong = |(decision, number): (Decision, usize)| {
+            let other = match self.max.get(&decision).filter(|max| number > **max) {
+                Some(max) => format!("--max {}", setting(decision, *max)),
+                None if !self.bound(decision, number) => format!("--forbid {decision}"),
                 None => return None,
             };
-            let headline = format!("`--fix {}` and `{other}` contradict", setting(knob, number));
+            let headline =
+                format!("`--fix {}` and `{other}` contradict", setting(decision, number));
             let help = "write one of them";
             Some(Diagnostic::error("E3202", Span::of("--fix"), headline).help(help))
         };
@@ -267,54 +276,54 @@ impl Limits {
     ///
     /// # Errors
     /// `E3202` for what is none.
-    pub fn decision(text: &str) -> Result<(Knob, usize), Diagnostic> {
+    pub fn decision(text: &str) -> Result<(Decision, usize), Diagnostic> {
         pair("--fix", text)
     }
 
     /// Fixes a decision.
-    pub fn fix(&mut self, knob: Knob, number: usize) {
-        self.fixed.insert(knob, number);
+    pub fn fix(&mut self, decision: Decision, number: usize) {
+        self.fixed.insert(decision, number);
     }
 
     /// Fixes a decision that is not fixed to something else.
     ///
     /// # Errors
     /// `E3202` where it is.
-    pub fn fix_once(&mut self, knob: Knob, number: usize) -> Result<(), Diagnostic> {
-        let before = self.fixed.insert(knob, number);
-        contradiction("--fix", knob, before, number).map_or(Ok(()), Err)
+    pub fn fix_once(&mut self, decision: Decision, number: usize) -> Result<(), Diagnostic> {
+        let before = self.fixed.insert(decision, number);
+        contradiction("--fix", decision, before, number).map_or(Ok(()), Err)
     }
 
     /// Whether a whole configuration may be so: as the search takes its decisions, recomputation is
     /// also that of the knob `keep`.
     pub fn allow_all(&self, c: &Configuration) -> bool {
         let counts = [
-            (Knob::Pp, c.pp),
-            (Knob::Dp, c.dp),
-            (Knob::Tp, c.tp),
-            (Knob::Mbs, c.microbatch),
-            (Knob::Cp, c.cp),
-            (Knob::Ep, c.ep),
-            (Knob::Vpp, c.vpp),
-            (Knob::Sp, u32::from(c.sequence_parallel)),
-            (Knob::Zero, u32::from(c.zero.stage)),
-            (Knob::Offload, u32::from(c.offload != Offload::default())),
+            (Decision::Pp, c.pp),
+            (Decision::Dp, c.dp),
+            (Decision::Tp, c.tp),
+            (Decision::Mbs, c.microbatch),
+            (Decision::Cp, c.cp),
+            (Decision::Ep, c.ep),
+            (Decision::Vpp, c.vpp),
+            (Decision::Sp, u32::from(c.sequence_parallel)),
+            (Decision::Zero, u32::from(c.zero.stage)),
+            (Decision::Offload, u32::from(c.offload != Offload::default())),
         ];
         let schedule = Schedule::ALL.into_iter().position(|schedule| schedule == c.schedule);
-        let (again, keeps) = match c.recompute {
-            Recompute::None | Recompute::Auto => (0, self.allow(Knob::Keep, 1)),
+        let (recomputed, keeps) = match c.recompute {
+            Recompute::None | Recompute::Auto => (0, self.allow(Decision::Keep, 1)),
             Recompute::Attention => (1, true),
-            Recompute::Layers(_) => (2, self.fixed(Knob::Keep).is_none()),
-            Recompute::Full => (3, self.allow(Knob::Keep, 0)),
+            Recompute::Layers(_) => (2, self.fixed(Decision::Keep).is_none()),
+            Recompute::Full => (3, self.allow(Decision::Keep, 0)),
         };
-        counts.into_iter().all(|(knob, count)| self.allow(knob, count as usize))
-            && schedule.is_some_and(|place| self.allow(Knob::Schedule, place))
+        counts.into_iter().all(|(decision, count)| self.allow(decision, count as usize))
+            && schedule.is_some_and(|place| self.allow(Decision::Schedule, place))
             && self.allow_order(c)
             && match c.zero {
                 Zero { stage: 1.., shard: 0 } => self.allow_whole_shards(c),
-                Zero { shard, .. } => self.allow(Knob::Shard, shard as usize),
+                Zero { shard, .. } => self.allow(Decision::Shard, shard as usize),
             }
-            && self.allow(Knob::Recompute, again)
+            && self.allow(Decision::Recompute, recomputed)
             && keeps
     }
 
@@ -322,44 +331,44 @@ impl Limits {
     /// over so many, or partial shards are fixed or forbidden to be none.
     pub fn allow_whole_shards(&self, c: &Configuration) -> bool {
         let copies = c.dp as usize * c.cp as usize;
-        self.allow(Knob::Shard, copies)
-            || self.fixed(Knob::Shard) == Some(0)
-            || self.forbidden.contains(&Knob::Shard)
+        self.allow(Decision::Shard, copies)
+            || self.fixed(Decision::Shard) == Some(0)
+            || self.forbidden.contains(&Decision::Shard)
     }
 
     /// Whether the axes of a configuration may be placed as they are. Those of one rank are
     /// anywhere.
     pub fn allow_order(&self, c: &Configuration) -> bool {
         let is_order = |order: [Axis; 4]| moving(order, c).eq(moving(c.order, c));
-        let (knob, other) = (Knob::Placement, usize::from(!is_order(USUAL_ORDER)));
+        let (decision, other) = (Decision::Placement, usize::from(!is_order(USUAL_ORDER)));
         match self.fixed_order() {
-            Some(fixed) => is_order(fixed) && self.bound(knob, other),
-            None => self.allow(knob, other),
+            Some(fixed) => is_order(fixed) && self.bound(decision, other),
+            None => self.allow(decision, other),
         }
     }
 
     /// The order of axes that is fixed, where it is not the usual one.
     pub fn fixed_order(&self) -> Option<[Axis; 4]> {
-        self.fixed(Knob::Placement).filter(|fixed| *fixed >= ORDERS).map(order_of)
+        self.fixed(Decision::Placement).filter(|fixed| *fixed >= ORDERS).map(order_of)
     }
 
     /// What a decision is fixed to.
-    pub fn fixed(&self, knob: Knob) -> Option<usize> {
-        self.fixed.get(&knob).copied()
+    pub fn fixed(&self, decision: Decision) -> Option<usize> {
+        self.fixed.get(&decision).copied()
     }
 
     /// Whether a decision may be so. What is forbidden is as if it were not there.
-    pub fn allow(&self, knob: Knob, number: usize) -> bool {
-        let is_free = |fixed: usize| knob == Knob::Placement && fixed == ANYHOW;
-        self.fixed.get(&knob).is_none_or(|fixed| *fixed == number || is_free(*fixed))
-            && self.bound(knob, number)
+    pub fn allow(&self, decision: Decision, number: usize) -> bool {
+        let is_free = |fixed: usize| decision == Decision::Placement && fixed == ANYHOW;
+        self.fixed.get(&decision).is_none_or(|fixed| *fixed == number || is_free(*fixed))
+            && self.bound(decision, number)
     }
 
     /// The same, whatever is fixed.
-    fn bound(&self, knob: Knob, number: usize) -> bool {
-        let none = knob.without();
-        self.max.get(&knob).is_none_or(|max| number <= *max)
-            && (number == none || !self.forbidden.contains(&knob))
+    fn bound(&self, decision: Decision, number: usize) -> bool {
+        let none = decision.without();
+        self.max.get(&decision).is_none_or(|max| number <= *max)
+            && (number == none || !self.forbidden.contains(&decision))
     }
 
     /// Whether anything is limited.
@@ -370,10 +379,11 @@ impl Limits {
 
 impl fmt::Display for Limits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let fixed = self.fixed.iter().map(|(knob, n)| format!("--fix {}", setting(*knob, *n)));
-        let max = self.max.iter().map(|(knob, n)| format!("--max {}", setting(*knob, *n)));
+        let fixed =
+            self.fixed.iter().map(|(decision, n)| format!("--fix {}", setting(*decision, *n)));
+        let max = self.max.iter().map(|(decision, n)| format!("--max {}", setting(*decision, *n)));
         let memory = self.memory_bytes.map(memory_setting);
-        let forbidden = self.forbidden.iter().map(|knob| format!("--forbid {knob}"));
+        let forbidden = self.forbidden.iter().map(|decision| format!("--forbid {decision}"));
         let all = fixed.chain(max).chain(memory).chain(forbidden);
         f.write_str(&all.collect::<Vec<_>>().join(" "))
     }
@@ -387,37 +397,37 @@ pub(crate) fn memory_setting(bytes: u64) -> String {
 /// The diagnostic of a limit that is said twice, and not the same.
 fn contradiction(
     flag: &str,
-    knob: Knob,
+    decision: Decision,
     before: Option<usize>,
     number: usize,
 ) -> Option<Diagnostic> {
     let before = before.filter(|before| *before != number)?;
-    let (one, other) = (setting(knob, before), setting(knob, number));
+    let (one, other) = (setting(decision, before), setting(decision, number));
     let headline = format!("`{flag} {one}` and `{flag} {other}` contradict each other");
     Some(Diagnostic::error("E3202", Span::of(flag), headline).help("write one of them"))
 }
 
-fn setting(knob: Knob, number: usize) -> String {
-    if knob == Knob::Placement && number >= ORDERS {
-        return format!("{knob}={}", order_of(number).map(Axis::name).join("."));
+fn setting(decision: Decision, number: usize) -> String {
+    if decision == Decision::Placement && number >= ORDERS {
+        return format!("{decision}={}", order_of(number).map(Axis::name).join("."));
     }
-    match (knob, knob.words().get(number)) {
-        (Knob::Sp, _) | (_, None) => format!("{knob}={number}"),
-        (_, Some(word)) => format!("{knob}={word}"),
+    match (decision, decision.words().get(number)) {
+        (Decision::Sp, _) | (_, None) => format!("{decision}={number}"),
+        (_, Some(word)) => format!("{decision}={word}"),
     }
 }
 
-fn knob(flag: &str, name: &str) -> Result<Knob, Diagnostic> {
+fn decision(flag: &str, name: &str) -> Result<Decision, Diagnostic> {
     // Layouts say `order`.
-    let wanted = if name == "order" { Knob::Placement.name() } else { name };
-    Knob::ALL.into_iter().find(|knob| knob.name() == wanted).ok_or_else(|| {
+    let wanted = if name == "order" { Decision::Placement.name() } else { name };
+    Decision::ALL.into_iter().find(|decision| decision.name() == wanted).ok_or_else(|| {
         if name == MEMORY {
             let headline = format!("`{flag}` is of decisions, and {MEMORY} is none");
             let help = "write `--max memory=60GiB`, of each device";
             return Diagnostic::error("E3202", Span::of(flag), headline).help(help);
         }
         let memory = (flag == "--max").then_some(MEMORY);
-        let names = || Knob::ALL.into_iter().map(Knob::name).chain(memory);
+        let names = || Decision::ALL.into_iter().map(Decision::name).chain(memory);
         let help = match nearest(name, names()) {
             Some(near) => format!("did you mean `{near}`?"),
             None => format!("these can be limited: {}", names().collect::<Vec<_>>().join(", ")),
@@ -427,33 +437,35 @@ fn knob(flag: &str, name: &str) -> Result<Knob, Diagnostic> {
     })
 }
 
-fn pair(flag: &str, text: &str) -> Result<(Knob, usize), Diagnostic> {
+fn pair(flag: &str, text: &str) -> Result<(Decision, usize), Diagnostic> {
     let (name, said) = text.split_once('=').unwrap_or((text, ""));
-    let knob = knob(flag, name)?;
-    let words = knob.words();
-    let least = knob.without().min(1);
+    let decision = decision(flag, name)?;
+    let words = decision.words();
+    let least = decision.without().min(1);
     let number = match words.iter().position(|word| *word == said) {
         Some(place) => Some(place),
         // An order is fixed, or it is not.
-        None if knob == Knob::Placement && flag == "--fix" => parse_order(said).map(order_number),
-        None if words.is_empty() || knob == Knob::Sp => {
-            said.parse().ok().filter(|n| *n >= least && (knob != Knob::Sp || *n <= 1))
+        None if decision == Decision::Placement && flag == "--fix" => {
+            parse_order(said).map(order_number)
+        }
+        None if words.is_empty() || decision == Decision::Sp => {
+            said.parse().ok().filter(|n| *n >= least && (decision != Decision::Sp || *n <= 1))
         }
         None => None,
     };
-    number.map(|number| (knob, number)).ok_or_else(|| {
+    number.map(|number| (decision, number)).ok_or_else(|| {
         let headline = match words {
             [] => format!("`{flag} {text}` has no number that fits"),
-            _ => format!("`{flag} {text}`: there is no `{said}` of {knob}"),
+            _ => format!("`{flag} {text}`: there is no `{said}` of {decision}"),
         };
         let help = match words {
-            [] => format!("write `{flag} {knob}=8`"),
-            words if knob == Knob::Placement && flag == "--fix" => format!(
-                "write `{flag} {knob}=` with one of {}, or the four axes, innermost first: \
+            [] => format!("write `{flag} {decision}=8`"),
+            words if decision == Decision::Placement && flag == "--fix" => format!(
+                "write `{flag} {decision}=` with one of {}, or the four axes, innermost first: \
                  tp.cp.dp.pp",
                 words.join(", ")
             ),
-            words => format!("write `{flag} {knob}=` with one of {}", words.join(", ")),
+            words => format!("write `{flag} {decision}=` with one of {}", words.join(", ")),
         };
         Diagnostic::error("E3202", Span::of(flag), headline).help(help)
     })
@@ -470,9 +482,9 @@ mod tests {
             Limits::parse(&texts(&["tp=8", "keep=none"]), &texts(&["pp"]), &texts(&["mbs=4"]));
         let limits = limits.unwrap();
         assert_eq!(limits.to_string(), "--fix tp=8 --fix keep=none --max mbs=4 --forbid pp");
-        assert!(limits.allow(Knob::Tp, 8) && !limits.allow(Knob::Tp, 4));
-        assert!(limits.allow(Knob::Pp, 1) && !limits.allow(Knob::Pp, 2));
-        assert!(limits.allow(Knob::Mbs, 4) && !limits.allow(Knob::Mbs, 8));
+        assert!(limits.allow(Decision::Tp, 8) && !limits.allow(Decision::Tp, 4));
+        assert!(limits.allow(Decision::Pp, 1) && !limits.allow(Decision::Pp, 2));
+        assert!(limits.allow(Decision::Mbs, 4) && !limits.allow(Decision::Mbs, 8));
         let errors = Limits::parse(&texts(&["kepp=full", "tp=0"]), &[], &[]).unwrap_err();
         assert_eq!(errors[0].help.as_deref(), Some("did you mean `keep`?"));
         assert_eq!(errors[1].headline, "`--fix tp=0` has no number that fits");

@@ -1,15 +1,17 @@
-//! The search over the whole space: every product of parallelisms, schedules, shards, keeps and
-//! offloads, and every cut of the layers into stages.
+//! The search for plans on GPUs, priced in closed form: every product of parallelisms, schedules,
+//! ZeRO stages, recomputation and offload, with every stage partition.
 //!
-//! [`tree`] walks decisions one after the other, counts what lies below each without going there,
-//! and skips what cannot be better than the best so far, on all threads. [`knobs`] names the
-//! decisions, [`uniform`] prices them from [`table`]s, [`cuts`] finds the best cut of each into
-//! stages, [`events`] replays a schedule, and [`ask`] puts them together, [`frontier`] for many
-//! limits of memory, [`neighbours`] with one decision changed; [`groups`] shares a batch
-//! over devices of several kinds, and [`across`] stages. [`models`] are shapes that need no file.
+//! [`branch_and_bound`] decides one thing after the other, counts the candidates below each choice
+//! without visiting them, and prunes choices whose lower bound is above the best candidate so far,
+//! on all threads. [`decisions`] lists the options of each decision, [`uniform`] prices candidates
+//! from [`table`]s, [`stage_partition`] finds the best partition of the layers into stages,
+//! [`events`] replays a schedule. [`request`] puts them together; [`frontier`] repeats the search
+//! for many limits of memory, [`neighbours`] with one decision changed. [`groups`] shares a batch
+//! over devices of several kinds, [`hetero_pipeline`] gives each kind pipeline stages. [`models`]
+//! are published shapes that need no file, [`interop`] writes plans in the terms of other tools.
 //!
-//! What skipping relies on is the same everywhere: every formula of a step's time and memory grows
-//! with each of its parts, so that the formula of the least parts is below all.
+//! Pruning is right because every formula of a step's time and memory grows with each of its
+//! parts: the formula of the smallest parts is a lower bound.
 
 pub mod hetero_pipeline;
 pub mod request;

@@ -81,8 +81,8 @@ impl RequestFlags {
         self.question_on(self.place.measured_cluster()?, None)
     }
 
-    /// As [`RequestFlags::question`], on a cluster whose rates are known, with another probability of
-    /// dropout than the model's.
+    /// As [`RequestFlags::question`], on a cluster whose rates are known, with another probability
+    /// of dropout than the model's.
     pub fn question_on(
         &self,
         cluster: Cluster,

@@ -8,7 +8,7 @@ pub mod groups;
 
 use std::time::Instant;
 
-use codegen::executable::Decisions;
+use codegen::executable::Features;
 use ir::plan::Prediction;
 use ir::{DType, Diagnostic, Span};
 use kernels::{Bytes, Seconds};
@@ -406,7 +406,7 @@ fn whole_plan(subject: &Subject, asked: &RequestFlags, chosen: &Chosen) -> Resul
 
 /// Decisions of a configuration that no program of this release carries out, in words.
 pub fn not_executed(c: &Configuration) -> Vec<&'static str> {
-    let decisions = Decisions {
+    let decisions = Features {
         on_gpus: true,
         cp: c.cp as usize,
         ep: c.ep as usize,

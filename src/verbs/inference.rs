@@ -14,7 +14,7 @@ use planner::divisors::divisors;
 use planner::estimate::Estimator;
 use planner::estimate::serving::{Forward, Held, Load, Parts, Replica, Serving};
 use planner::estimate::workload::Item;
-use planner::limits::Knob;
+use planner::limits::Decision;
 
 use self::page::print;
 use super::gpus::Subject;
@@ -179,17 +179,18 @@ impl<'a> Copies<'a> {
     /// the most tokens per second and device.
     fn rows(&self, asked: &RequestFlags) -> Result<Vec<Row>, Failure> {
         let limits = asked.limited.all_limits()?;
-        let allow = |knob: Knob, number: u32| limits.allow(knob, number as usize);
+        let allow = |decision: Decision, number: u32| limits.allow(decision, number as usize);
         let devices = self.subject.devices;
         let mut rows = Vec::new();
-        for tp in divisors(devices).into_iter().filter(|tp| allow(Knob::Tp, *tp)) {
-            for pp in divisors(devices / tp).into_iter().filter(|pp| allow(Knob::Pp, *pp)) {
+        for tp in divisors(devices).into_iter().filter(|tp| allow(Decision::Tp, *tp)) {
+            for pp in divisors(devices / tp).into_iter().filter(|pp| allow(Decision::Pp, *pp)) {
                 let copies = devices / tp / pp;
-                if !allow(Knob::Dp, copies) || !self.serving.allows(self.serving.alone(tp, pp)) {
+                if !allow(Decision::Dp, copies) || !self.serving.allows(self.serving.alone(tp, pp))
+                {
                     continue;
                 }
                 let ways = self.serving.expert_ways(tp, copies).into_iter();
-                let ways = ways.filter(|ep| allow(Knob::Ep, *ep));
+                let ways = ways.filter(|ep| allow(Decision::Ep, *ep));
                 rows.extend(ways.map(|ep| self.row(Replica { tp, pp, ep }, copies)));
             }
         }
@@ -309,12 +310,13 @@ fn refuse_others(asked: &RequestFlags, cluster: &Cluster) -> Result<(), Failure>
         let help = "ask about the cluster of one group, or `size`, which looks at each";
         return Err(usage("--cluster", headline.to_owned()).help(help).into());
     }
-    let lacking = asked.limited.lacking(&[Knob::Tp, Knob::Pp, Knob::Dp, Knob::Ep])?;
+    let lacking =
+        asked.limited.lacking(&[Decision::Tp, Decision::Pp, Decision::Dp, Decision::Ep])?;
     if lacking.is_empty() {
         return Ok(());
     }
-    let refuse = |knob: &Knob| {
-        let headline = format!("copies for inference have no `{knob}`");
+    let refuse = |decision: &Decision| {
+        let headline = format!("copies for inference have no `{decision}`");
         usage("--fix", headline).help("leave it out: they are laid out by tp, pp, dp and ep")
     };
     Err(lacking.iter().map(refuse).collect::<Vec<_>>().into())

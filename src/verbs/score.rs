@@ -78,7 +78,7 @@ pub struct Args {
     /// Cut the sequence over tensor-parallel ranks between products
     #[arg(long, alias = "sequence-parallel")]
     pub sp: bool,
-    /// What is computed again
+    /// What is recomputed
     #[arg(long, value_name = "WHAT", value_parser = ["none", "attn", "layer", "auto"])]
     pub recompute: Option<String>,
     /// What lies on the host
@@ -87,9 +87,10 @@ pub struct Args {
     /// The order of micro-batches
     #[arg(long, value_name = "NAME", value_parser = ["gpipe", "1f1b", "interleaved", "zb"])]
     pub schedule: Option<String>,
-    /// How the program executes: ours, or a peer's release
-    #[arg(long, value_name = "NAME", default_value = "ours")]
-    pub style: String,
+    /// The execution profile: what a release overlaps, fuses and stores; gantline, or that of a
+    /// peer's release
+    #[arg(long, alias = "style", value_name = "NAME", default_value = "gantline")]
+    pub profile: String,
     /// The arithmetic of products [default: what the file says, or bf16 where the devices have it]
     #[arg(long, value_name = "TYPE", value_parser = job::precision)]
     pub dtype: Option<Precision>,
@@ -110,7 +111,7 @@ fn model(args: &Args, seq: Option<u32>) -> Result<Described, Failure> {
 
 /// Answers `score`; no where the layout does not fit.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
-    let profile = find_profile(&args.style)?;
+    let profile = find_profile(&args.profile)?;
     let described_as = model(args, count(args.seq))?;
     note_warnings(&described_as);
     let Described { mut work, latent, mut tokens, warnings } = described_as;
@@ -128,8 +129,8 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let (dtype, arithmetic) = products(args, layout.dtype, &cluster)?;
     if args.served.is_inference()? {
         if profile.name != profile::GANTLINE.name {
-            let headline = format!("inference is not priced in the style `{}`", args.style);
-            return Err(usage("--style", headline).help("leave it out").into());
+            let headline = format!("inference has no execution profile `{}`", args.profile);
+            return Err(usage("--profile", headline).help("leave it out").into());
         }
         let ranks = configuration.ranks();
         let Ok(devices) = u32::try_from(ranks) else {
@@ -232,7 +233,7 @@ fn over_groups(
     let question = groups::GroupRequest {
         work: &mixed.work,
         cluster: &mixed.cluster,
-        profile: find_profile(&args.style)?,
+        profile: find_profile(&args.profile)?,
         job: Job { global_batch: batch.into(), arithmetic },
         limits: Limits::default(),
         evaluations_max: EVALUATIONS_MAX,
@@ -310,10 +311,13 @@ fn configuration(args: &Args, mut c: Configuration) -> Configuration {
 }
 
 fn find_profile(name: &str) -> Result<Profile, Failure> {
-    let found = PROFILES.iter().find(|style| style.name == name).copied();
+    // Its name before it had one.
+    let name = if name == "ours" { profile::GANTLINE.name } else { name };
+    let found = PROFILES.iter().find(|profile| profile.name == name).copied();
     found.or_else(|| profile::of_framework(name)).ok_or_else(|| {
-        let names = PROFILES.map(|style| style.name).join(", ");
-        usage("--style", format!("there is no style `{name}`")).help(format!("use {names}")).into()
+        let names = PROFILES.map(|profile| profile.name).join(", ");
+        let headline = format!("there is no execution profile `{name}`");
+        usage("--profile", headline).help(format!("use {names}")).into()
     })
 }
 
@@ -402,7 +406,7 @@ impl Answer {
             model: args.model.to_string(),
             cluster: args.cluster.to_string(),
             configuration: found.configuration.to_string(),
-            style: args.style.clone(),
+            style: args.profile.clone(),
             ranks: found.configuration.ranks(),
             step_time_s: found.step_time_s,
             step_time_low_s: found.step_time_low_s,

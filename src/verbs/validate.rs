@@ -209,7 +209,7 @@ fn compare(runs: &Runs, texts: &csv::StringRecord, blind: bool) -> Outcome {
     let source = ["file", "framework"].map(|column| run.text(column));
     let source = source.into_iter().find(|text| !text.is_empty()).unwrap_or("");
     let table = if blind { source } else { "" };
-    let found = row::read_blind_to(table, &run).and_then(|question| {
+    let found = row::read_without_source(table, &run).and_then(|question| {
         let estimate = question.answer_blind_to(table)?;
         Ok((question, estimate))
     });

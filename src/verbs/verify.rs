@@ -24,7 +24,7 @@ use ir::random::mix;
 use ir::{DType, Diagnostic, Mesh, Plan, Span};
 use planner::cluster::Cluster;
 use planner::divisors::divisors;
-use planner::limits::{Knob, Limits};
+use planner::limits::{Decision, Limits};
 use runtime::execute::{Batch, Part, Scalars, Session};
 
 use crate::argument::{PathArg, length, positive};
@@ -250,14 +250,14 @@ fn meshes(ranks: usize) -> Vec<Mesh> {
 
 /// The plan of exactly this mesh.
 fn plan_of(question: &mut PlanRequest, mesh: Mesh, sequence: bool) -> Result<Plan, Failure> {
-    let knobs = [
-        (Knob::Pp, mesh.pp),
-        (Knob::Dp, mesh.dp),
-        (Knob::Tp, mesh.tp),
-        (Knob::Sp, usize::from(sequence)),
+    let decisions = [
+        (Decision::Pp, mesh.pp),
+        (Decision::Dp, mesh.dp),
+        (Decision::Tp, mesh.tp),
+        (Decision::Sp, usize::from(sequence)),
     ];
     question.limits = Limits::default();
-    knobs.into_iter().for_each(|(knob, number)| question.limits.fix(knob, number));
+    decisions.into_iter().for_each(|(decision, number)| question.limits.fix(decision, number));
     question.ranks = mesh.ranks();
     let mut job = question.job();
     job.evaluations_max = 1;

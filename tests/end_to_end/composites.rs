@@ -28,7 +28,7 @@ use ir::rewrite::{Options as Rules, simplify};
 use ir::text::parse_module;
 use ir::{DType, Dim, Function, Kind, Module, Node, Severity, Tensor, TensorType, ValueId};
 use planner::cluster::Cluster;
-use planner::limits::{Knob, Limits};
+use planner::limits::{Decision, Limits};
 use runtime::artefact as file;
 use runtime::evaluate::Evaluation;
 use runtime::execute::{Batch, Classes, Part, Scalars};
@@ -385,7 +385,9 @@ pub(crate) fn bounded(cluster: &Cluster, seed: u64) -> Outcome {
     let Ok(model) = import(&description, &options) else { return Outcome::Refused };
     let prepared = prepare(&model).unwrap_or_else(|why| panic!("{why:?}\n{what}"));
     let mut limits = Limits::default();
-    [Knob::Pp, Knob::Dp, Knob::Tp].into_iter().for_each(|knob| limits.fix(knob, 1));
+    [Decision::Pp, Decision::Dp, Decision::Tp]
+        .into_iter()
+        .for_each(|decision| limits.fix(decision, 1));
     let question = PlanRequest {
         module: prepared,
         model: "m".to_owned(),

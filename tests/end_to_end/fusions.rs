@@ -10,7 +10,7 @@ use codegen::grouping::Choice;
 use codegen::leaf::is_leaf;
 use codegen::partition::{Place, Shardings};
 use codegen::prepare::prepare_training;
-use codegen::routines::{Decisions, Fused, Layers};
+use codegen::routines::{Fused, LayerDecisions, Layers};
 use codegen::tile::lower_kernel;
 use ir::plan::Keep;
 use ir::text::parse_module;
@@ -40,7 +40,7 @@ pub(crate) fn halves(
 ) -> Vec<(Function, Module, Option<Choice>)> {
     let whole = Shardings::new();
     let place = Place { sizes: [1, 1], coordinates: [0, 0], microbatch_size: 2 };
-    let decisions = Decisions { shardings: &whole, keep };
+    let decisions = LayerDecisions { shardings: &whole, keep };
     let layer = Layers::new(module).fused(layer, decisions, place).expect("it is whole");
     let half = |Fused { function, module, choice, .. }: &Fused| {
         (function.clone(), module.clone(), *choice)

@@ -182,12 +182,12 @@ fn verbs_about_inference_agree() {
         ["plan", "explain"].map(|verb| scratch.json(&format!("{verb} {routed}")));
     let best = &explained["row"];
     let neighbours = explained["neighbours"].as_array().expect("a list");
-    for (knob, other) in [("tp", "pp"), ("pp", "tp")] {
-        let along = |row: &&Value| row[other] == best[other] && row[knob] != best[knob];
+    for (decision, other) in [("tp", "pp"), ("pp", "tp")] {
+        let along = |row: &&Value| row[other] == best[other] && row[decision] != best[decision];
         let near = neighbours.iter().find(along).expect("a neighbour");
         let same = |row: &&Value| row["tp"] == near["tp"] && row["pp"] == near["pp"];
         let first = rows(&plan).iter().find(same).expect("a row");
-        assert_eq!(first["layout"], near["layout"], "{knob}");
+        assert_eq!(first["layout"], near["layout"], "{decision}");
     }
     let page = scratch.answer(&format!("explain {asked}"));
     for word in ["weights read", "KV read", "arithmetic", "launches", "tensor", "A GiB more"] {

@@ -318,8 +318,8 @@ pub(crate) fn contents() -> Contents {
     let model =
         import(&description, &Options { seq: 8, dtype: DType::F32, dropout: None }).unwrap();
     let mut limits = Limits::default();
-    limits.fix(planner::limits::Knob::Pp, 2);
-    limits.fix(planner::limits::Knob::Tp, 2);
+    limits.fix(planner::limits::Decision::Pp, 2);
+    limits.fix(planner::limits::Decision::Tp, 2);
     let question = PlanRequest {
         module: prepare(&model).unwrap(),
         model: model.name.clone(),

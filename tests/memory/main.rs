@@ -24,7 +24,7 @@ use ir::random::mix;
 use ir::{Mesh, Plan};
 use planner::cluster::Cluster;
 use planner::footprint::Footprint;
-use planner::limits::{Knob, Limits};
+use planner::limits::{Decision, Limits};
 use runtime::execute::{Batch, Scalars, Session};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
@@ -46,8 +46,10 @@ fn question([pp, dp, tp]: [usize; 3]) -> PlanRequest {
     let options = Options { seq: SEQ, dtype: DType::F32, dropout: Some(0.1) };
     let model = import(&description, &options).unwrap();
     let mut limits = Limits::default();
-    for (knob, number) in [(Knob::Pp, pp), (Knob::Dp, dp), (Knob::Tp, tp), (Knob::Mbs, 1)] {
-        limits.fix(knob, number);
+    for (decision, number) in
+        [(Decision::Pp, pp), (Decision::Dp, dp), (Decision::Tp, tp), (Decision::Mbs, 1)]
+    {
+        limits.fix(decision, number);
     }
     PlanRequest {
         module: prepare(&model).unwrap(),

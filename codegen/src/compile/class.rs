@@ -18,7 +18,7 @@ use crate::evaluation::{Evaluation, Maker};
 use crate::lower::KernelTable;
 use crate::partition::{Place, layouts};
 use crate::refusal::Refusal;
-use crate::routines::{Decisions, Layer};
+use crate::routines::{Layer, LayerDecisions};
 use crate::schedule::{Turn, in_flight, turns};
 use crate::specialise::Source;
 use crate::store::{BufferId, Store};
@@ -109,7 +109,7 @@ impl<'a> Class<'a> {
             let planned =
                 planned.ok_or_else(|| format!("the plan has nothing for `@{}`", call.function))?;
             let is_last = call.results.iter().any(|r| calls.results.contains(r));
-            shared.layer(&call.function, Decisions::of(planned, number), place, adds, is_last)
+            shared.layer(&call.function, LayerDecisions::of(planned, number), place, adds, is_last)
         };
         let numbers = calls.numbers().into_iter().skip(begin(plan, stage));
         let layers = own.iter().zip(numbers).zip(&adds);

@@ -36,7 +36,7 @@ pub struct Fact {
     pub low: f64,
     /// No element is greater.
     pub high: f64,
-    /// Whether it depends on no parameter: a table, which may be computed again anywhere.
+    /// Whether it depends on no parameter: a table, which may be recomputed anywhere.
     pub is_table: bool,
 }
 

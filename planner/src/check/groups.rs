@@ -11,8 +11,8 @@ use crate::estimate::line::{self, Section};
 use crate::estimate::price::Inside;
 use crate::estimate::workload::Item;
 use crate::estimate::{Estimator, Job};
-use crate::search::groups::{GroupRequest, Grouped, Shared};
-use crate::search::hetero_pipeline::Across;
+use crate::search::groups::{BatchShares, GroupRequest, Grouped};
+use crate::search::hetero_pipeline::HeteroPipeline;
 
 /// Tokens of a context-parallel rank at least.
 const RANK_TOKENS_MIN: u32 = 64;
@@ -63,7 +63,7 @@ impl Checker<'_> {
 
     /// Each group takes some samples in whole micro-batches, or does nothing; all samples are
     /// taken.
-    fn shares(&mut self, shared: &Shared) {
+    fn shares(&mut self, shared: &BatchShares) {
         let mut taken = 0u64;
         for share in &shared.shares {
             taken += u64::from(share.samples);
@@ -104,7 +104,7 @@ impl Checker<'_> {
 
     /// Every layer is on one stage, in order; all groups have as many copies, of micro-batches and
     /// rounds that are the same.
-    fn stages(&mut self, across: &Across) {
+    fn stages(&mut self, across: &HeteroPipeline) {
         let mut layer = 0;
         let first = across.parts.first().map(|part| &part.configuration);
         let pp: u32 = across.parts.iter().map(|part| part.configuration.pp).sum();
@@ -152,7 +152,7 @@ impl Checker<'_> {
     }
 
     /// Bytes of the fullest device of each part, priced again; none where the parts make no line.
-    fn line_bytes(&self, across: &Across) -> Option<Vec<f64>> {
+    fn line_bytes(&self, across: &HeteroPipeline) -> Option<Vec<f64>> {
         let parts = &across.parts;
         let layers = parts.iter().flat_map(|part| &part.configuration.stage_layers);
         let whole: u32 = layers.sum();
@@ -242,7 +242,7 @@ impl Checker<'_> {
         });
     }
 
-    /// Micro-batches fill the stages in their order, and what stages compute again is there.
+    /// Micro-batches fill the stages in their order, and what stages recompute is there.
     fn rounds(&mut self, part: &Part<'_>, name: &str) {
         let (c, pp, m) = (part.configuration, part.stages, part.microbatch_count);
         let p = u64::from(pp);
@@ -268,9 +268,9 @@ impl Checker<'_> {
         });
         let even = depth.div_ceil(pp.max(1));
         let deepest = c.stage_layers.iter().copied().max().unwrap_or(even);
-        let again = if let Recompute::Layers(layers) = c.recompute { layers } else { 0 };
-        self.wrong("E3302", again > deepest, || {
-            format!("`{name}` computes {again} layers of a stage again, and has {deepest}")
+        let recomputed = if let Recompute::Layers(layers) = c.recompute { layers } else { 0 };
+        self.wrong("E3302", recomputed > deepest, || {
+            format!("`{name}` computes {recomputed} layers of a stage again, and has {deepest}")
         });
     }
 
@@ -343,7 +343,7 @@ mod tests {
         assert_eq!(told(&job, &plan(&job).unwrap()), []);
         let shared = share(&job).unwrap();
         assert_eq!(told(&job, &Grouped::Shares(shared.clone())), []);
-        type Change = fn(&mut Shared);
+        type Change = fn(&mut BatchShares);
         let changes: [(&str, &str, Change); 18] = [
             ("E3303", "samples, and computes", |shared| shared.shares[0].samples += 1),
             ("E3303", "samples are shared", |shared| shared.shares[0].samples += 1),
@@ -412,7 +412,7 @@ mod tests {
         }
     }
 
-    fn layout(shared: &mut Shared) -> &mut Configuration {
+    fn layout(shared: &mut BatchShares) -> &mut Configuration {
         &mut shared.shares[0].chosen.as_mut().unwrap().configuration
     }
 
@@ -436,7 +436,7 @@ mod tests {
         let (work, cluster, batch, across) = small_line();
         let job = asked(&work, &cluster, batch.into(), &[]);
         assert_eq!(told(&job, &Grouped::Stages(across.clone())), []);
-        type Change = fn(&mut Across);
+        type Change = fn(&mut HeteroPipeline);
         let changes: [(&str, &str, Change); 10] = [
             ("E3302", "begins with layer", |across| across.parts[1].first_layer += 1),
             ("E3302", "stages have 7 of 6", |across| {

@@ -9,7 +9,7 @@ use super::keys::{Key, LayerQuery};
 use super::layers::LayerTable;
 use super::ranks::Usable;
 use super::{Job, allows, keep_number};
-use crate::limits::{Knob, RECOMPUTE_ATTENTION, RECOMPUTE_FULL, RECOMPUTE_NONE};
+use crate::limits::{Decision, RECOMPUTE_ATTENTION, RECOMPUTE_FULL, RECOMPUTE_NONE};
 
 /// Ways to cut the calls into stages that are all tried. Chosen: 14 calls in 4 stages are 286.
 const CUTS_MAX: usize = 512;
@@ -69,8 +69,9 @@ fn has_several_microbatches(job: &Job<'_>, key: Key) -> bool {
 /// Every boundary and micro-batch on a mesh.
 fn keys(job: &Job<'_>, mesh: Mesh) -> Vec<Key> {
     let Mesh { dp, tp, .. } = mesh;
-    let has =
-        |sequence: &bool| (!sequence || tp > 1) && allows(job, Knob::Sp, usize::from(*sequence));
+    let has = |sequence: &bool| {
+        (!sequence || tp > 1) && allows(job, Decision::Sp, usize::from(*sequence))
+    };
     let of = |sequence| {
         let sizes = microbatches(job, dp).into_iter();
         sizes.map(move |microbatch_size| Key { dp, tp, sequence, microbatch_size })
@@ -104,19 +105,20 @@ fn add_cuts(
 
 fn microbatches(job: &Job<'_>, dp: usize) -> Vec<usize> {
     let samples = job.global_batch_size / dp;
-    let fits = |mbs: &usize| samples.is_multiple_of(*mbs) && allows(job, Knob::Mbs, *mbs);
+    let fits = |mbs: &usize| samples.is_multiple_of(*mbs) && allows(job, Decision::Mbs, *mbs);
     (1..=samples).filter(fits).collect()
 }
 
 /// What a layer may keep. Attention alone is recomputed only where that is asked for: what it saves
 /// is little, where kernels do not store the scores.
 fn keep_options(job: &Job<'_>) -> Vec<Keep> {
-    if job.limits.fixed(Knob::Recompute) == Some(RECOMPUTE_ATTENTION) {
+    if job.limits.fixed(Decision::Recompute) == Some(RECOMPUTE_ATTENTION) {
         return vec![Keep::AllButAttention];
     }
     let recompute = |keep: &Keep| if *keep == Keep::Full { RECOMPUTE_NONE } else { RECOMPUTE_FULL };
     let may = |keep: &Keep| {
-        allows(job, Knob::Keep, keep_number(*keep)) && allows(job, Knob::Recompute, recompute(keep))
+        allows(job, Decision::Keep, keep_number(*keep))
+            && allows(job, Decision::Recompute, recompute(keep))
     };
     [Keep::Full, Keep::None].into_iter().filter(may).collect()
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use codegen::calls::{Calls, Operand};
 use codegen::compile::Compiler;
 use codegen::partition::Place;
-use codegen::routines::Decisions;
+use codegen::routines::LayerDecisions;
 use ir::plan::Keep;
 use ir::program::Routine;
 use ir::{Diagnostic, Mesh, Span};
@@ -130,7 +130,7 @@ impl<'a> Pricer<'a> {
         let calls = self.calls();
         let call = calls.first_call(name).expect("layers are those that are called");
         let is_last = call.results.iter().any(|r| calls.results.contains(r));
-        let decisions = Decisions { shardings: &sharded.functions[name], keep: variant.keep };
+        let decisions = LayerDecisions { shardings: &sharded.functions[name], keep: variant.keep };
         let built = self.compiler.layers().layer(name, decisions, place, &variant.adds, is_last);
         let built = built.map_err(|why| {
             Diagnostic::error(why.code(), Span::of(self.job.model.clone()), why.to_string())

@@ -5,7 +5,7 @@ use ir::{Class, Diagnostic, Dim, Function, Mesh, Module, Node, Span};
 
 use super::{Job, allows};
 use crate::divisors::divisors;
-use crate::limits::{Knob, Limits};
+use crate::limits::{Decision, Limits};
 use crate::shard::layers;
 
 /// Numbers of ranks that are suggested instead. Chosen: enough to see a pattern.
@@ -36,17 +36,17 @@ impl Usable {
     /// The meshes of so many ranks that a job allows. More tensor-parallel ranks than are useful
     /// are allowed to who fixes their number.
     pub fn meshes(&self, job: &Job<'_>, ranks: usize) -> Vec<Mesh> {
-        let is_fixed = job.limits.fixed(Knob::Tp).is_some();
+        let is_fixed = job.limits.fixed(Decision::Tp).is_some();
         let mut meshes = Vec::new();
         for pp in divisors(ranks)
             .into_iter()
-            .filter(|pp| *pp <= self.stages && allows(job, Knob::Pp, *pp))
+            .filter(|pp| *pp <= self.stages && allows(job, Decision::Pp, *pp))
         {
             let useful = |tp: &usize| *tp <= self.tensor || is_fixed;
             let all = divisors(ranks / pp).into_iter().filter(useful);
-            for tp in all.filter(|tp| allows(job, Knob::Tp, *tp)) {
+            for tp in all.filter(|tp| allows(job, Decision::Tp, *tp)) {
                 let dp = ranks / pp / tp;
-                if allows(job, Knob::Dp, dp) && job.global_batch_size.is_multiple_of(dp) {
+                if allows(job, Decision::Dp, dp) && job.global_batch_size.is_multiple_of(dp) {
                     meshes.push(Mesh { pp, dp, tp, ..Mesh::ONE });
                 }
             }

@@ -132,9 +132,14 @@ fn every_mesh_compiles_into_a_legal_plan() {
         for (pp, dp, tp) in [(1, 1, 1), (2, 2, 1), (1, 2, 2), (2, 1, 3), (4, 1, 2), (1, 1, 8)] {
             for (sequence, keep) in [(0, 0), (1, 1)] {
                 let mut job = job(module, &cluster, pp * dp * tp);
-                let fixed = [(Knob::Pp, pp), (Knob::Tp, tp), (Knob::Keep, keep), (Knob::Mbs, 1)];
-                fixed.into_iter().for_each(|(knob, number)| job.limits.fix(knob, number));
-                job.limits.fix(Knob::Sp, if tp > 1 { sequence } else { 0 });
+                let fixed = [
+                    (Decision::Pp, pp),
+                    (Decision::Tp, tp),
+                    (Decision::Keep, keep),
+                    (Decision::Mbs, 1),
+                ];
+                fixed.into_iter().for_each(|(decision, number)| job.limits.fix(decision, number));
+                job.limits.fix(Decision::Sp, if tp > 1 { sequence } else { 0 });
                 let found = search(&job);
                 let found =
                     found.unwrap_or_else(|d| panic!("{}", ir::diagnostic::render(&d, None)));

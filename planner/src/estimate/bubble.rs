@@ -53,8 +53,8 @@ pub(super) fn passes_s(schedule: Schedule, all: &[Alike], m: u64) -> f64 {
     if schedule == Schedule::GPipe {
         // All forward passes of the slowest stage come before all backward passes of its.
         let slowest = |part: fn(&Alike) -> f64| all.iter().map(part).fold(0.0, f64::max);
-        let again_s = slowest(|alike| alike.forward_s) + slowest(|alike| alike.backward_s);
-        return forward_s + backward_s + (m - 1.0) * again_s;
+        let recompute_s = slowest(|alike| alike.forward_s) + slowest(|alike| alike.backward_s);
+        return forward_s + backward_s + (m - 1.0) * recompute_s;
     }
     let first_weight_s = all.first().map_or(0.0, |alike| split(alike).1);
     let (mut begin_s, mut above_s) = (0.0, 0.0);

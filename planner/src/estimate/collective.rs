@@ -185,12 +185,12 @@ impl Terms<'_> {
         let moved = self.profile.weight_bytes + self.profile.exchange_bytes;
         let copy_out_s = copies * self.rates.rows_s(parameters * moved);
         let forward = visible(gather_s, forward_s) + gather_s + copy_s;
-        let (again_s, late_s) = match self.profile.backward_weights {
+        let (recompute_s, late_s) = match self.profile.backward_weights {
             Exchange::AtEnd => (0.0, gather_s * layers),
             Exchange::Overlapped => (gather_s, 0.0),
         };
-        let backward = visible(again_s, backward_s) + late_s + copy_s;
-        let last = visible(again_s + reduce_s, backward_s) + reduce_s + late_s;
+        let backward = visible(recompute_s, backward_s) + late_s + copy_s;
+        let last = visible(recompute_s + reduce_s, backward_s) + reduce_s + late_s;
         let last = last + copy_s + copy_out_s;
         // Weights that stay whole are gathered once; sums that do are reduced once.
         let [gathers, reduces] = match self.profile.whole {

@@ -37,7 +37,7 @@ const ROUNDING: f64 = 1e-9;
 /// Seconds of the first layers of a model, for each number of them: tables for all cuts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sums {
-    /// F, B and W, nothing computed again.
+    /// F, B and W, nothing recomputed.
     passes: Vec<[f64; 3]>,
     /// The inside of attention again.
     attention_s: Vec<f64>,
@@ -93,8 +93,8 @@ impl Sums {
         self.passes.len() as u32 - 1
     }
 
-    /// Seconds that layers `from` to `to` of a stage are computed again.
-    fn again_s(&self, recompute: Recompute, from: u32, to: u32) -> f64 {
+    /// Seconds that layers `from` to `to` of a stage are recomputed.
+    fn recompute_s(&self, recompute: Recompute, from: u32, to: u32) -> f64 {
         let [from, to] = [from as usize, to as usize];
         match recompute {
             Recompute::None | Recompute::Auto => 0.0,
@@ -110,7 +110,7 @@ impl Sums {
 
 impl Sums {
     /// Not above [`Sums::again_s`], and no less for what lies around: where some layers of a stage
-    /// are computed again, and cheaper ones come in front of it, these are in place of others.
+    /// are recomputed, and cheaper ones come in front of it, these are in place of others.
     fn least_again_s(&self, recompute: Recompute, from: u32, to: u32) -> f64 {
         match recompute {
             Recompute::Layers(layers) if !self.least_whole_s.is_empty() => {
@@ -120,7 +120,7 @@ impl Sums {
             | Recompute::None
             | Recompute::Auto
             | Recompute::Attention
-            | Recompute::Full => self.again_s(recompute, from, to),
+            | Recompute::Full => self.recompute_s(recompute, from, to),
         }
     }
 }
@@ -158,7 +158,7 @@ fn last_where(low: u32, high: u32, guess: u32, holds: impl Fn(u32) -> bool) -> u
 
 /// What is known of all cuts of one configuration.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Least {
+pub struct LowerBound {
     /// Not above the seconds of the passes of any cut, with their messages.
     pub passes_s: f64,
     /// The part of them that is no stage's own.
@@ -166,7 +166,7 @@ pub struct Least {
 }
 
 /// A configuration whose layers are to be cut.
-pub struct Cuts<'a> {
+pub struct StagePartitions<'a> {
     terms: Terms<'a>,
     c: &'a Configuration,
     prices: &'a Prices,
@@ -178,7 +178,7 @@ pub struct Cuts<'a> {
 }
 
 /// Collectives of stages that were looked at, of configurations that differ at most in what they
-/// offload and compute again.
+/// offload and recompute.
 #[derive(Debug, Default)]
 pub struct Exchanged {
     copies: OnceCell<Copies>,
@@ -204,10 +204,10 @@ impl Estimator<'_> {
         (prices, sums): (&'a Prices, &'a Sums),
         count: u64,
         exchanged: Rc<Exchanged>,
-    ) -> Cuts<'a> {
+    ) -> StagePartitions<'a> {
         let terms = self.terms();
         let (is_far, send_s) = (terms.sends_far(c), terms.send_s(c, prices));
-        Cuts { terms, c, prices, sums, count, is_far, send_s, exchanged }
+        StagePartitions { terms, c, prices, sums, count, is_far, send_s, exchanged }
     }
 
     /// Whether the stages of a configuration are on different nodes.
@@ -216,7 +216,7 @@ impl Estimator<'_> {
     }
 }
 
-impl Cuts<'_> {
+impl StagePartitions<'_> {
     /// What is cut.
     pub fn configuration(&self) -> &Configuration {
         self.c
@@ -237,10 +237,10 @@ impl Cuts<'_> {
 
     /// F, B and W of a stage that computes so long again; B is without W where a schedule splits
     /// them.
-    fn passes(&self, index: u32, from: u32, to: u32, again_s: f64) -> [f64; 3] {
+    fn passes(&self, index: u32, from: u32, to: u32, recompute_s: f64) -> [f64; 3] {
         let [first, last] = [&self.sums.passes[from as usize], &self.sums.passes[to as usize]];
         let mut all = [last[0] - first[0], last[1] - first[1], last[2] - first[2]];
-        all[1] += again_s;
+        all[1] += recompute_s;
         if index == 0 {
             all = add(all, self.sums.ends[0]);
         }
@@ -276,14 +276,14 @@ impl Cuts<'_> {
 
     /// Seconds of the longer of a stage's paths. It grows with the last layer of the stage.
     fn path_s(&self, index: u32, path: &Path, from: u32, to: u32) -> f64 {
-        let again_s = self.sums.again_s(self.c.recompute, from, to);
-        self.path_of(index, path, to, self.passes(index, from, to, again_s))
+        let recompute_s = self.sums.recompute_s(self.c.recompute, from, to);
+        self.path_of(index, path, to, self.passes(index, from, to, recompute_s))
     }
 
     /// Not above these. It grows with all layers of the stage, and with those that follow it.
     fn least_path_s(&self, index: u32, path: &Path, from: u32, to: u32) -> f64 {
-        let again_s = self.sums.least_again_s(self.c.recompute, from, to);
-        self.path_of(index, path, to, self.passes(index, from, to, again_s))
+        let recompute_s = self.sums.least_again_s(self.c.recompute, from, to);
+        self.path_of(index, path, to, self.passes(index, from, to, recompute_s))
     }
 
     fn path_of(&self, index: u32, path: &Path, to: u32, passes: [f64; 3]) -> f64 {
@@ -303,14 +303,14 @@ impl Cuts<'_> {
         }
         let [end, at] = [self.depth(), to].map(|layer| self.sums.passes[layer as usize]);
         let rest = [0, 1, 2].map(|part| end[part] - at[part] + self.sums.ends[1][part]);
-        let again_s = match self.c.recompute {
+        let recompute_s = match self.c.recompute {
             Recompute::Layers(_) => 0.0,
             whole
             @ (Recompute::None | Recompute::Auto | Recompute::Attention | Recompute::Full) => {
-                self.sums.again_s(whole, to, self.depth())
+                self.sums.recompute_s(whole, to, self.depth())
             }
         };
-        rest[0] + rest[1] + again_s - if self.is_split() { rest[2] } else { 0.0 }
+        rest[0] + rest[1] + recompute_s - if self.is_split() { rest[2] } else { 0.0 }
     }
 
     /// The last layer up to which a stage's path takes no longer than `room_s`, and its seconds;
@@ -354,11 +354,11 @@ impl Cuts<'_> {
     }
 
     /// The layers that some stage has more than, at least. A cut is another's where more of its
-    /// layers are to be computed again than its stages have: that of all layers.
+    /// layers are to be recomputed than its stages have: that of all layers.
     pub fn deeper_than(&self) -> u32 {
         let even = self.depth().div_ceil(self.c.pp);
         match self.c.recompute {
-            Recompute::Layers(again) if again >= even => again,
+            Recompute::Layers(recomputed) if recomputed >= even => recomputed,
             Recompute::Layers(_)
             | Recompute::None
             | Recompute::Auto
@@ -385,7 +385,7 @@ impl Cuts<'_> {
     }
 
     /// What no cut's passes are below, with the cut whose longest path is the least.
-    pub fn least(&self) -> (Least, Vec<u32>) {
+    pub fn least(&self) -> (LowerBound, Vec<u32>) {
         let paths = self.paths();
         let depth = self.depth();
         let (each, more) = (depth / self.c.pp, depth % self.c.pp);
@@ -411,21 +411,21 @@ impl Cuts<'_> {
         if let Some((cut, longest_s)) = self.least_deep(&paths) {
             (layers, low) = (cut, low.max(longest_s));
         }
-        (Least { passes_s: shared_s + low + sends_s, shared_s: shared_s + sends_s }, layers)
+        (LowerBound { passes_s: shared_s + low + sends_s, shared_s: shared_s + sends_s }, layers)
     }
 
-    /// One micro-batch on each stage; without what is computed again where that depends on the cut.
+    /// One micro-batch on each stage; without what is recomputed where that depends on the cut.
     fn shared_s(&self) -> f64 {
         let end = self.sums.passes[self.depth() as usize];
         let [forward_s, backward_s, weight_s] = add(add(end, self.sums.ends[0]), self.sums.ends[1]);
-        let again_s = match self.c.recompute {
+        let recompute_s = match self.c.recompute {
             Recompute::Layers(_) => 0.0,
             whole
             @ (Recompute::None | Recompute::Auto | Recompute::Attention | Recompute::Full) => {
-                self.sums.again_s(whole, 0, self.depth())
+                self.sums.recompute_s(whole, 0, self.depth())
             }
         };
-        forward_s + backward_s + again_s - if self.is_split() { weight_s } else { 0.0 }
+        forward_s + backward_s + recompute_s - if self.is_split() { weight_s } else { 0.0 }
     }
 
     /// Stages of which none holds more than `bytes_max`, each with as many layers as it can hold.
@@ -467,7 +467,7 @@ impl Cuts<'_> {
     fn one(&self, index: u32, from: u32, to: u32) -> (Stage, Alone) {
         let (index, from, to) = self.alike(index, from, to);
         let m = self.count as f64;
-        let stage = stage(self.c, self.prices, &Cuts::run(index, from, to), self.is_far);
+        let stage = stage(self.c, self.prices, &StagePartitions::run(index, from, to), self.is_far);
         let copies = self.exchanged.copies.get_or_init(|| self.terms.copies(self.c));
         let mut known = self.exchanged.collectives.borrow_mut();
         let collectives = known.entry((index, from, to));
@@ -479,7 +479,7 @@ impl Cuts<'_> {
 
     /// Bytes that a stage holds.
     fn bytes(&self, index: u32, from: u32, to: u32) -> f64 {
-        let run = Cuts::run(index, from, to);
+        let run = StagePartitions::run(index, from, to);
         let mut stage = Stage::default();
         hold(&mut stage, self.c, self.prices, &run);
         self.terms.held(self.c, self.prices, &run, &stage, self.count).total_bytes()
@@ -514,7 +514,7 @@ impl Cuts<'_> {
 
     /// How many layers stages have in cuts whose passes are not above so many seconds and whose
     /// stages hold no more than so many bytes; none where there is no such cut.
-    pub fn room(&self, least: &Least, [seconds, bytes_max]: [f64; 2]) -> Option<Room> {
+    pub fn room(&self, least: &LowerBound, [seconds, bytes_max]: [f64; 2]) -> Option<Room> {
         let room_s = seconds - least.shared_s;
         let paths = self.paths();
         let starts = self.starts(&paths, [room_s, bytes_max])?;
@@ -543,11 +543,11 @@ impl Cuts<'_> {
     /// `room`: what the first stage takes alone, the last, or the fullest between them, for all
     /// numbers of layers of the first and the last. `moves` says whether the update and moves
     /// count.
-    pub fn least_after_s(&self, room: &Room, moves: bool) -> f64 {
+    pub fn after_bound_s(&self, room: &Room, moves: bool) -> f64 {
         let (p, depth) = (self.c.pp, self.depth());
         // No stage waits for more than all backward passes.
         let mut all_s = self.sums.passes[depth as usize][1];
-        all_s += self.sums.again_s(Recompute::Full, 0, depth);
+        all_s += self.sums.recompute_s(Recompute::Full, 0, depth);
         all_s += self.sums.ends[0][1] + self.sums.ends[1][1] + f64::from(p) * self.send_s;
         let alone_s = |index: u32, from: u32, to: u32| {
             let (stage, alone) = self.one(index, from, to);
@@ -556,7 +556,7 @@ impl Cuts<'_> {
             let mut parts = Breakdown::default();
             after.tell(&mut parts);
             let moved_s = if moves { parts.optimizer_s + parts.offload_s } else { 0.0 };
-            let has_room = stage.total_s() - stage.again_s <= room.stage_s;
+            let has_room = stage.total_s() - stage.recompute_s <= room.stage_s;
             has_room.then_some(parts.gradients_s + parts.weights_s + moved_s)
         };
         let ends = [(0, room.first), (p - 1, room.last)].map(|(index, [low, high])| {
@@ -658,7 +658,7 @@ pub struct Room {
 }
 
 impl Room {
-    /// Stages that [`Cuts::least_after_s`] looks at, about.
+    /// Stages that [`Cuts::after_bound_s`] looks at, about.
     pub fn stages(&self) -> u32 {
         let ends = [self.first, self.last].map(|[low, high]| high.saturating_sub(low) + 1);
         ends[0] + ends[1] + self.most_between
@@ -670,7 +670,7 @@ pub struct Wanted<'a> {
     /// Bytes of the fullest stage at most.
     pub bytes_max: f64,
     /// What is to be small of a step.
-    pub worth: &'a dyn Fn(&Step) -> f64,
+    pub objective_value: &'a dyn Fn(&Step) -> f64,
     /// The seconds of a step that is worth so much, at most.
     pub seconds: &'a dyn Fn(f64) -> f64,
     /// What is known to be there already.
@@ -688,12 +688,12 @@ pub struct Found {
     pub complete: bool,
 }
 
-impl Cuts<'_> {
+impl StagePartitions<'_> {
     /// The best of all cuts that are better than what is there. `after_s` is what
-    /// [`Cuts::least_after_s`] says.
+    /// [`Cuts::after_bound_s`] says.
     ///
     /// **Cost** some hundred operations for each stage that has room.
-    pub fn best(&self, least: &Least, after_s: f64, wanted: &Wanted<'_>) -> Found {
+    pub fn best(&self, least: &LowerBound, after_s: f64, wanted: &Wanted<'_>) -> Found {
         let paths = self.paths();
         let room_s = (wanted.seconds)(wanted.below);
         let most = [room_s - least.shared_s - after_s, wanted.bytes_max];
@@ -723,13 +723,13 @@ impl Cuts<'_> {
 struct Taken {
     after: After,
     path_s: f64,
-    again_s: f64,
+    recompute_s: f64,
 }
 
 struct Search<'a> {
-    cuts: &'a Cuts<'a>,
+    cuts: &'a StagePartitions<'a>,
     paths: Vec<Path>,
-    least: &'a Least,
+    least: &'a LowerBound,
     after_s: f64,
     wanted: &'a Wanted<'a>,
     /// Seconds that a better step is below.
@@ -745,7 +745,7 @@ struct Search<'a> {
 impl Search<'_> {
     /// Tries the ends of a stage; false where there is no more to be done.
     fn visit(&mut self, index: u32, from: u32, taken: Taken) -> bool {
-        let Cuts { c, sums, send_s, .. } = *self.cuts;
+        let StagePartitions { c, sums, send_s, .. } = *self.cuts;
         let first = self.starts[index as usize + 1].max(from + 1);
         let path_least_s = self.least.passes_s - self.least.shared_s;
         for to in first..=self.cuts.latest(index) {
@@ -757,9 +757,9 @@ impl Search<'_> {
             let path_s = self.cuts.path_s(index, path, from, to);
             let mut next = Taken { path_s: path_s.max(taken.path_s), ..taken };
             if let Recompute::Layers(_) = c.recompute {
-                next.again_s += sums.again_s(c.recompute, from, to);
+                next.recompute_s += sums.recompute_s(c.recompute, from, to);
             }
-            let shared_s = self.least.shared_s + next.again_s;
+            let shared_s = self.least.shared_s + next.recompute_s;
             let passes_s = shared_s + next.path_s.max(path_least_s);
             if passes_s + self.after_s >= self.room_s {
                 break;
@@ -789,16 +789,16 @@ impl Search<'_> {
     }
 
     fn price(&mut self) {
-        let Cuts { terms, c, prices, count, .. } = self.cuts;
+        let StagePartitions { terms, c, prices, count, .. } = self.cuts;
         if self.layers.iter().max() <= Some(&self.cuts.deeper_than()) {
             return;
         }
         let cut = Configuration { stage_layers: self.layers.clone(), ..(*c).clone() };
         let step = terms.step(&cut, prices, *count);
-        let worth = (self.wanted.worth)(&step);
-        if worth < self.below * (1.0 - ROUNDING) {
-            self.below = worth;
-            self.room_s = (self.wanted.seconds)(worth);
+        let objective_value = (self.wanted.objective_value)(&step);
+        if objective_value < self.below * (1.0 - ROUNDING) {
+            self.below = objective_value;
+            self.room_s = (self.wanted.seconds)(objective_value);
             self.best = Some((self.layers.clone(), step));
         }
     }

@@ -39,8 +39,8 @@ const QUEUE: f64 = 10.0;
 const GROUPED: [(f64, f64); 2] = [(300.0, 1.0), (800.0 / 2.8, 2.8)];
 
 /// Seconds of grouped products with so many rows for each expert; `time` is of as many alone.
-fn grouped_s((first, again): (f64, f64), rows: f64, time: impl Fn(f64) -> f64) -> f64 {
-    time(rows) + again * time(rows.min(first))
+fn grouped_s((first, recomputed): (f64, f64), rows: f64, time: impl Fn(f64) -> f64) -> f64 {
+    time(rows) + recomputed * time(rows.min(first))
 }
 
 /// The two passes of an item, with what each makes the host do.
@@ -61,7 +61,7 @@ struct Lowered {
     tensors: f64,
 }
 
-/// What selective recomputation computes again, and does not keep.
+/// What selective recomputation recomputes, and does not keep.
 #[derive(Clone, Copy, Debug, Default)]
 struct Again {
     pass: Pass,
@@ -125,7 +125,7 @@ impl Lowering<'_> {
         width: u32,
     ) -> LayerPrice {
         let mut sum = Lowered::default();
-        let mut again = Again::default();
+        let mut recomputed = Again::default();
         let (mut working, mut freed): (f64, f64) = (0.0, 0.0);
         for item in items {
             let lowered =
@@ -134,7 +134,7 @@ impl Lowering<'_> {
             if lowered.is_none() {
                 known.0.push((*item, part));
             }
-            again.add(self.profile.selective, item, &part);
+            recomputed.add(self.profile.selective, item, &part);
             sum.forward += part.forward;
             sum.backward += part.backward;
             sum.weight_s += part.weight_s;
@@ -150,7 +150,7 @@ impl Lowering<'_> {
         }
         let input_bytes = self.stream_tokens() * f64::from(width) * self.e();
         if self.profile.selective == Selective::Operations {
-            again.dropped_bytes = (sum.saved - again.kept_bytes - input_bytes).max(0.0);
+            recomputed.dropped_bytes = (sum.saved - recomputed.kept_bytes - input_bytes).max(0.0);
         }
         let host = self.profile.host;
         let wait = |mut pass: Pass, launches: f64, each_s: f64| {
@@ -173,10 +173,10 @@ impl Lowering<'_> {
             forward_late_s: late(&sum.forward, &forward, sum.forward_launches, host.forward_s),
             backward_late_s: late(&sum.backward, &backward, sum.backward_launches, host.backward_s),
             weight_s: sum.weight_s,
-            attention_again: wait(again.pass, again.launches, host.forward_s),
+            attention_again: wait(recomputed.pass, recomputed.launches, host.forward_s),
             forward_again: forward,
             saved_bytes: sum.saved,
-            saved_attention_bytes: again.dropped_bytes,
+            saved_attention_bytes: recomputed.dropped_bytes,
             tensors: sum.tensors,
             input_bytes,
             working_bytes: working,

@@ -163,8 +163,7 @@ fn model_wrongs(work: &Workload, c: &Configuration) -> Vec<Wrong> {
     if let Recompute::Layers(layers) = c.recompute
         && layers > deepest
     {
-        let headline =
-            format!("{layers} layers of a stage are computed again, and it has {deepest}");
+        let headline = format!("{layers} layers of a stage are recomputed, and it has {deepest}");
         wrong.push((headline, format!("write recompute=full, or recompute=layers:{deepest}")));
     }
     wrong
@@ -195,14 +194,12 @@ fn schedule_wrongs(work: &Workload, c: &Configuration, m: u64) -> Vec<Wrong> {
                 format!("use a smaller `vpp`, or give the stage {vpp} layers"),
             ));
         }
-        if let Recompute::Layers(again) = c.recompute
-            && !again.is_multiple_of(vpp)
+        if let Recompute::Layers(recomputed) = c.recompute
+            && !recomputed.is_multiple_of(vpp)
         {
-            let less = (again / vpp * vpp).max(vpp);
+            let less = (recomputed / vpp * vpp).max(vpp);
             wrong.push((
-                format!(
-                    "{again} layers of a stage are computed again, not equally many of {vpp} chunks"
-                ),
+                format!("recompute=layers:{recomputed} is no multiple of vpp={vpp} chunks"),
                 format!("write recompute=layers:{less}, or another multiple of {vpp}"),
             ));
         }

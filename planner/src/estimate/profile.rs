@@ -26,7 +26,7 @@ pub enum Exchange {
     Overlapped,
 }
 
-/// What selective recomputation computes again.
+/// What selective recomputation recomputes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Selective {
@@ -169,7 +169,7 @@ pub struct Profile {
     pub accumulate_bytes: f64,
     /// Whether the products that make gradients of weights add them to the sum themselves.
     pub fuses_accumulation: bool,
-    /// What selective recomputation computes again.
+    /// What selective recomputation recomputes.
     pub selective: Selective,
     /// Whether the host launches products, casts and scales for each expert of a rank alone.
     pub product_per_expert: bool,
@@ -186,7 +186,7 @@ pub struct Profile {
     pub tensor_operations: f64,
     /// Whether stages are cut by the operations of layers and ends, not by the number of layers.
     pub balances_stages: bool,
-    /// What is computed again where a run does not say: `none`, `attention` or `full`.
+    /// What is recomputed where a run does not say: `none`, `attention` or `full`.
     pub usual_recompute: &'static str,
     /// The stage of sharding where a run does not say.
     pub usual_zero: u8,

@@ -108,7 +108,7 @@ impl Question {
     /// As [`Question::answer`].
     pub fn answer_blind_to(&self, table: &str) -> Result<Estimate, String> {
         let Question { work, cluster, profile, job, .. } = self;
-        let estimator = Estimator::blind_to(table, work, cluster, *profile, *job);
+        let estimator = Estimator::without_source(table, work, cluster, *profile, *job);
         let estimator = estimator.map_err(|diagnostic| diagnostic.headline)?;
         let found = estimator.estimate_run(&self.configuration);
         found.map_err(|all| all.into_iter().map(|d| d.headline).collect::<Vec<_>>().join("; "))
@@ -120,14 +120,14 @@ impl Question {
 /// # Errors
 /// Why the row cannot be expressed, in words.
 pub fn read(row: &dyn Columns) -> Result<Question, String> {
-    read_blind_to("", row)
+    read_without_source("", row)
 }
 
 /// Reads a row without what was chosen with runs of a table in view ([`chosen`]).
 ///
 /// # Errors
 /// As [`read`].
-pub fn read_blind_to(table: &str, row: &dyn Columns) -> Result<Question, String> {
+pub fn read_without_source(table: &str, row: &dyn Columns) -> Result<Question, String> {
     let mut reader = RowReader { row, defaults: Vec::new() };
     let mut shape = reader.shape()?;
     let mut profile = reader.profile();

@@ -11,7 +11,7 @@ use crate::configuration::{Configuration, Recompute};
 pub(super) struct Stage {
     pub(super) layers: f64,
     pub(super) pass: Pass,
-    pub(super) again_s: f64,
+    pub(super) recompute_s: f64,
     /// What of it a device computes; the rest are collectives and waiting for the host.
     pub(super) again_busy_s: f64,
     pub(super) forward_s: f64,
@@ -35,7 +35,7 @@ pub(super) struct Stage {
 
 impl Stage {
     pub(super) fn total_s(&self) -> f64 {
-        self.pass.total_s() + self.again_s
+        self.pass.total_s() + self.recompute_s
     }
 
     /// What was freed while the device was behind, with so many micro-batches under way: of one
@@ -122,7 +122,7 @@ pub(super) fn runs(c: &Configuration, prices: &Prices) -> impl Iterator<Item = R
     })
 }
 
-/// A stage: its layers and ends, with what is computed again. `is_far` says that stages are on
+/// A stage: its layers and ends, with what is recomputed. `is_far` says that stages are on
 /// different nodes.
 pub(super) fn stage(c: &Configuration, prices: &Prices, run: &Run, is_far: bool) -> Stage {
     let mut stage = Stage::default();
@@ -151,7 +151,7 @@ pub(super) fn hold(stage: &mut Stage, c: &Configuration, prices: &Prices, run: &
 struct Part<'a> {
     price: &'a LayerPrice,
     count: f64,
-    /// How many of the layers are computed again whole; none for an end.
+    /// How many of the layers are recomputed whole; none for an end.
     whole: Option<f64>,
 }
 
@@ -161,15 +161,15 @@ fn for_each_part(c: &Configuration, prices: &Prices, run: &Run, mut take: impl F
     for (count, price) in &prices.layers {
         let (start, end) = (run.from.max(before), run.to.min(before + count));
         if start < end {
-            // The first ones of a stage are computed again, of whatever class they are.
-            let again = match c.recompute {
+            // The first ones of a stage are recomputed, of whatever class they are.
+            let recomputed = match c.recompute {
                 Recompute::Layers(layers) => {
                     run.from.saturating_add(layers).clamp(start, end) - start
                 }
                 Recompute::Full => end - start,
                 Recompute::None | Recompute::Auto | Recompute::Attention => 0,
             };
-            take(Part { price, count: f64::from(end - start), whole: Some(f64::from(again)) });
+            take(Part { price, count: f64::from(end - start), whole: Some(f64::from(recomputed)) });
         }
         before += count;
     }
@@ -208,26 +208,26 @@ fn add_bytes(stage: &mut Stage, c: &Configuration, Part { price, count, whole }:
 }
 
 fn add_passes(stage: &mut Stage, c: &Configuration, Part { price, count, whole }: Part<'_>) {
-    let (mut again_s, mut again_busy_s) = (0.0, 0.0);
+    let (mut recompute_s, mut again_busy_s) = (0.0, 0.0);
     if whole.is_none() {
         stage.end_s = [price.forward.total_s(), price.backward.total_s()];
     }
     if let Some(whole) = whole {
         if c.recompute == Recompute::Attention {
-            again_s += price.attention_again.total_s() * count;
+            recompute_s += price.attention_again.total_s() * count;
             again_busy_s += price.attention_again.busy_s() * count;
         }
         if whole > 0.0 {
-            again_s += price.forward_again.total_s() * whole;
+            recompute_s += price.forward_again.total_s() * whole;
             again_busy_s += price.forward_again.busy_s() * whole;
             stage.backward_late_s += price.forward_late_s * whole;
         }
     }
     stage.pass += (price.forward + price.backward) * count;
-    stage.again_s += again_s;
+    stage.recompute_s += recompute_s;
     stage.again_busy_s += again_busy_s;
     stage.forward_s += price.forward.total_s() * count;
-    stage.backward_s += price.backward.total_s() * count + again_s;
+    stage.backward_s += price.backward.total_s() * count + recompute_s;
     stage.forward_late_s += price.forward_late_s * count;
     stage.backward_late_s += price.backward_late_s * count;
     stage.weight_s += price.weight_s * count;

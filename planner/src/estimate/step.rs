@@ -36,7 +36,7 @@ pub struct Breakdown {
     pub rows_s: f64,
     /// The device waits for the host to dispatch.
     pub dispatch_s: f64,
-    /// What is computed again.
+    /// What is recomputed.
     pub recompute_s: f64,
     /// Collectives of tensor and sequence parallelism.
     pub tensor_s: f64,
@@ -367,7 +367,7 @@ pub(super) fn passes_of(
         attention_s: pass.attention_s,
         rows_s: pass.rows_s,
         dispatch_s: pass.dispatch_s,
-        recompute_s: slowest.again_s * m,
+        recompute_s: slowest.recompute_s * m,
         tensor_s: pass.tensor_s,
         context_s: pass.context_s,
         expert_s: pass.expert_s,

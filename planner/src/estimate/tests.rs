@@ -322,7 +322,7 @@ fn blind_predictions_do_without_what_was_chosen() {
     let job = Job { global_batch: 256, arithmetic: Arithmetic::Half };
     let nanotron = profile::of_framework("nanotron").unwrap();
     let dispatch = |table: &str| {
-        let estimator = Estimator::blind_to(table, &work, &cluster, nanotron, job).unwrap();
+        let estimator = Estimator::without_source(table, &work, &cluster, nanotron, job).unwrap();
         let text = "tp=8 pp=2 dp=1 mbs=1 sp recompute=none";
         estimator.estimate(&text.parse().unwrap()).unwrap().breakdown.dispatch_s
     };
@@ -548,8 +548,8 @@ fn devices_are_busy_with_what_they_compute() {
         let more = full.busy_s - none.busy_s;
         let share = more / (parts.products_s + parts.attention_s + parts.rows_s);
         assert!((0.25..0.36).contains(&share), "{layout}: {share} of what is computed");
-        let again_s = full.breakdown.recompute_s;
-        assert!(more < again_s, "{layout}: {more} of {again_s} s busy");
+        let recompute_s = full.breakdown.recompute_s;
+        assert!(more < recompute_s, "{layout}: {more} of {recompute_s} s busy");
         let host = of(&format!("{layout} offload-optimizer=host"));
         assert!(host.breakdown.optimizer_s > none.breakdown.optimizer_s);
         assert!(host.busy_s < none.busy_s, "{layout}: {} and {}", host.busy_s, none.busy_s);

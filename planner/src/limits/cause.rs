@@ -5,17 +5,17 @@ use std::fmt;
 
 use ir::{Diagnostic, Span};
 
-use super::{ANYHOW, Knob, Limits, setting};
+use super::{ANYHOW, Decision, Limits, setting};
 
 /// One limit of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Limit {
     /// It is so.
-    Fix(Knob, usize),
+    Fix(Decision, usize),
     /// It is no more.
-    Max(Knob, usize),
+    Max(Decision, usize),
     /// It is not there.
-    Forbid(Knob),
+    Forbid(Decision),
 }
 
 impl Limit {
@@ -31,8 +31,8 @@ impl Limit {
     /// The same limit of another value; none where it has no value.
     fn of(self, number: usize) -> Option<Limit> {
         match self {
-            Limit::Fix(knob, _) => Some(Limit::Fix(knob, number)),
-            Limit::Max(knob, _) => Some(Limit::Max(knob, number)),
+            Limit::Fix(decision, _) => Some(Limit::Fix(decision, number)),
+            Limit::Max(decision, _) => Some(Limit::Max(decision, number)),
             Limit::Forbid(_) => None,
         }
     }
@@ -41,9 +41,9 @@ impl Limit {
     fn number(self) -> Option<(usize, usize)> {
         match self {
             // Orders of axes are not near to each other.
-            Limit::Fix(Knob::Placement, number) => Some((number.min(ANYHOW + 1), ANYHOW + 1)),
-            Limit::Fix(knob, number) | Limit::Max(knob, number) => {
-                Some((number, knob.words().len()))
+            Limit::Fix(Decision::Placement, number) => Some((number.min(ANYHOW + 1), ANYHOW + 1)),
+            Limit::Fix(decision, number) | Limit::Max(decision, number) => {
+                Some((number, decision.words().len()))
             }
             Limit::Forbid(_) => None,
         }
@@ -53,10 +53,10 @@ impl Limit {
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Limit::Fix(knob, number) | Limit::Max(knob, number) => {
-                write!(f, "{} {}", self.flag(), setting(knob, number))
+            Limit::Fix(decision, number) | Limit::Max(decision, number) => {
+                write!(f, "{} {}", self.flag(), setting(decision, number))
             }
-            Limit::Forbid(knob) => write!(f, "{} {knob}", self.flag()),
+            Limit::Forbid(decision) => write!(f, "{} {decision}", self.flag()),
         }
     }
 }
@@ -64,17 +64,20 @@ impl fmt::Display for Limit {
 impl Limits {
     /// The limits of decisions, one by one.
     pub(crate) fn each(&self) -> Vec<Limit> {
-        let fixed = self.fixed.iter().map(|(knob, number)| Limit::Fix(*knob, *number));
-        let max = self.max.iter().map(|(knob, number)| Limit::Max(*knob, *number));
-        fixed.chain(max).chain(self.forbidden.iter().map(|knob| Limit::Forbid(*knob))).collect()
+        let fixed = self.fixed.iter().map(|(decision, number)| Limit::Fix(*decision, *number));
+        let max = self.max.iter().map(|(decision, number)| Limit::Max(*decision, *number));
+        fixed
+            .chain(max)
+            .chain(self.forbidden.iter().map(|decision| Limit::Forbid(*decision)))
+            .collect()
     }
 
     fn without(&self, limit: Limit) -> Limits {
         let mut limits = self.clone();
         match limit {
-            Limit::Fix(knob, _) => _ = limits.fixed.remove(&knob),
-            Limit::Max(knob, _) => _ = limits.max.remove(&knob),
-            Limit::Forbid(knob) => _ = limits.forbidden.remove(&knob),
+            Limit::Fix(decision, _) => _ = limits.fixed.remove(&decision),
+            Limit::Max(decision, _) => _ = limits.max.remove(&decision),
+            Limit::Forbid(decision) => _ = limits.forbidden.remove(&decision),
         }
         limits
     }
@@ -82,9 +85,9 @@ impl Limits {
     fn with(&self, limit: Limit) -> Limits {
         let mut limits = self.clone();
         match limit {
-            Limit::Fix(knob, number) => _ = limits.fixed.insert(knob, number),
-            Limit::Max(knob, number) => _ = limits.max.insert(knob, number),
-            Limit::Forbid(knob) => _ = limits.forbidden.insert(knob),
+            Limit::Fix(decision, number) => _ = limits.fixed.insert(decision, number),
+            Limit::Max(decision, number) => _ = limits.max.insert(decision, number),
+            Limit::Forbid(decision) => _ = limits.forbidden.insert(decision),
         }
         limits
     }
@@ -171,8 +174,8 @@ mod tests {
         sizes.clone().any(|tp| {
             sizes.clone().filter(|dp| tp * dp == 8 && 12usize.is_multiple_of(*dp)).any(|dp| {
                 (1..=12 / dp).filter(|mbs| (12 / dp).is_multiple_of(*mbs)).any(|mbs| {
-                    let knobs = [(Knob::Tp, tp), (Knob::Dp, dp), (Knob::Mbs, mbs)];
-                    knobs.iter().all(|(knob, number)| limits.allow(*knob, *number))
+                    let decisions = [(Decision::Tp, tp), (Decision::Dp, dp), (Decision::Mbs, mbs)];
+                    decisions.iter().all(|(decision, number)| limits.allow(*decision, *number))
                 })
             })
         })

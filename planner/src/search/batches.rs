@@ -2,7 +2,7 @@
 //! next to one that cannot be shared can.
 
 use super::branch_and_bound::Path;
-use super::decisions::{self, Frame, STEPS};
+use super::decisions::{self, STEPS, SearchDomain};
 
 /// The largest batch that is looked at. Chosen: sums of its shares take some milliseconds.
 const LOOKED_MAX: u32 = 4096;
@@ -10,15 +10,15 @@ const LOOKED_MAX: u32 = 4096;
 const LOOKED_LEAST: u32 = 1024;
 
 /// Whether any configuration of a frame divides its batch.
-pub(super) fn divides(frame: &Frame) -> bool {
+pub(super) fn divides(domain: &SearchDomain) -> bool {
     let mut options = vec![Vec::new(); STEPS.len()];
-    has_leaf(frame, &Path::default(), &mut options)
+    has_leaf(domain, &Path::default(), &mut options)
 }
 
-fn has_leaf(frame: &Frame, path: &Path, buffers: &mut [Vec<u32>]) -> bool {
+fn has_leaf(domain: &SearchDomain, path: &Path, buffers: &mut [Vec<u32>]) -> bool {
     let Some((options, buffers)) = buffers.split_first_mut() else { return true };
-    decisions::options(frame, path, options);
-    options.iter().any(|value| has_leaf(frame, &path.then(*value), buffers))
+    decisions::options(domain, path, options);
+    options.iter().any(|value| has_leaf(domain, &path.then(*value), buffers))
 }
 
 /// The largest smaller and the smallest larger batch than one that are the sum of a share of each
@@ -93,8 +93,8 @@ mod tests {
         for (fix, multiples) in [("dp=8", 8), ("mbs=6", 6), ("pp=1", 1)] {
             let limits = Limits::parse(&[fix.to_owned()], &[], &[]).unwrap();
             for batch in 1..50 {
-                let frame = Frame::new(&work, 8, batch, limits.clone());
-                assert_eq!(divides(&frame), batch.is_multiple_of(multiples), "{fix} {batch}");
+                let domain = SearchDomain::new(&work, 8, batch, limits.clone());
+                assert_eq!(divides(&domain), batch.is_multiple_of(multiples), "{fix} {batch}");
             }
         }
     }

@@ -163,7 +163,7 @@ pub struct Leaf {
 
 /// What a walk found, and what it did not look at.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Walked {
+pub struct Explored {
     /// The best leaf.
     pub best: Option<Leaf>,
     /// The fastest leaf that was scored of each kind, fastest first; those that fit, and others.
@@ -238,12 +238,12 @@ impl Aim {
 ///
 /// # Determinism
 /// The same tree and counted budget have the same answer: of equal leaves, the one first found.
-pub fn walk<T: Tree>(
+pub fn explore<T: Tree>(
     tree: &T,
     another: &(impl Fn() -> T + Sync),
     aim: Aim,
     budget: &Budget<'_>,
-) -> Walked {
+) -> Explored {
     let mut walker = Walker::new(tree, aim, budget);
     let root = Path::default();
     let total = walker.count(&root);
@@ -251,10 +251,10 @@ pub fn walk<T: Tree>(
         let paths = abreast::paths(tree, another);
         for time in (1..=tree.looks_ahead()).rev() {
             walker.ahead = Some(time);
-            abreast::walk(&mut walker, another, &paths);
+            abreast::explore(&mut walker, another, &paths);
         }
         walker.ahead = None;
-        abreast::walk(&mut walker, another, &paths);
+        abreast::explore(&mut walker, another, &paths);
         let is_quick = walker.scored() < LISTED_MAX;
         walker.ahead = Some(if is_quick { 1 } else { tree.looks_ahead() });
         abreast::list(&mut walker, another, &paths);
@@ -382,11 +382,11 @@ impl<'a, T: Tree> Walker<'a, T> {
     }
 
     /// The answer of a walk through a tree with so many leaves.
-    fn done(self, total: u128) -> Walked {
+    fn done(self, total: u128) -> Explored {
         let Seen { best, kinds, evaluated, scored_ahead, .. } = self.seen;
         let Seen { bounded_out, too_large, open_s, stopped, .. } = self.seen;
         let fastest = best.map_or(f64::INFINITY, |leaf| leaf.score.seconds);
-        Walked {
+        Explored {
             total,
             evaluated,
             scored_ahead,

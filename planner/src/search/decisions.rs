@@ -2,7 +2,7 @@
 //! each can have.
 //!
 //! What decides most comes first: ranks of each kind and their placement, then micro-batches and
-//! the schedule, then what is sharded, moved away and computed again.
+//! the schedule, then what is sharded, moved away and recomputed.
 
 use ir::random::mix;
 
@@ -10,12 +10,12 @@ use super::branch_and_bound::Path;
 use crate::configuration::{Configuration, Offload, Place, Recompute, Schedule, USUAL_ORDER, Zero};
 use crate::divisors::divisors;
 use crate::estimate::legal;
-use crate::limits::{Knob, Limits};
+use crate::limits::{Decision, Limits};
 use ir::Axis;
 
 /// What bounds the values.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Frame {
+pub struct SearchDomain {
     /// Devices, all of which are used.
     pub devices: u32,
     /// Samples of a step.
@@ -59,7 +59,7 @@ pub enum Step {
     Zero,
     /// What lies elsewhere.
     Offload,
-    /// What is computed again.
+    /// What is recomputed.
     Recompute,
 }
 
@@ -107,7 +107,7 @@ fn order(number: u32) -> [Axis; 4] {
 }
 
 /// The decisions of a path so far; those to come are at their defaults.
-pub fn configuration(frame: &Frame, path: &Path) -> Configuration {
+pub fn configuration(domain: &SearchDomain, path: &Path) -> Configuration {
     let mut c = Configuration::default();
     for (step, value) in STEPS.iter().zip(path.values()) {
         let value = *value;
@@ -143,77 +143,77 @@ pub fn configuration(frame: &Frame, path: &Path) -> Configuration {
         }
     }
     if path.values().len() >= 3 {
-        c.dp = frame.devices / c.pp / c.tp / c.cp;
+        c.dp = domain.devices / c.pp / c.tp / c.cp;
     }
     c
 }
 
 /// Micro-batches of a step.
-fn microbatches(frame: &Frame, c: &Configuration) -> u32 {
-    frame.global_batch / c.dp / c.microbatch
+fn microbatches(domain: &SearchDomain, c: &Configuration) -> u32 {
+    domain.global_batch / c.dp / c.microbatch
 }
 
 /// Writes the values that the next decision can have.
-pub fn options(frame: &Frame, path: &Path, options: &mut Vec<u32>) {
+pub fn options(domain: &SearchDomain, path: &Path, options: &mut Vec<u32>) {
     options.clear();
     let Some(step) = STEPS.get(path.values().len()) else { return };
-    let c = configuration(frame, path);
-    let allow = |knob: Knob, number: u32| frame.limits.allow(knob, number as usize);
+    let c = configuration(domain, path);
+    let allow = |decision: Decision, number: u32| domain.limits.allow(decision, number as usize);
     let replicas = c.dp.saturating_mul(c.cp);
     match step {
         Step::Pp => {
-            let fits = |pp: &u32| *pp <= frame.layers && allow(Knob::Pp, *pp);
-            options.extend(divisors(frame.devices).into_iter().filter(fits));
+            let fits = |pp: &u32| *pp <= domain.layers && allow(Decision::Pp, *pp);
+            options.extend(divisors(domain.devices).into_iter().filter(fits));
         }
         Step::Tp => {
-            let fits = |tp: &u32| frame.heads.is_multiple_of(*tp) && allow(Knob::Tp, *tp);
-            options.extend(divisors(frame.devices / c.pp).into_iter().filter(fits));
+            let fits = |tp: &u32| domain.heads.is_multiple_of(*tp) && allow(Decision::Tp, *tp);
+            options.extend(divisors(domain.devices / c.pp).into_iter().filter(fits));
         }
         Step::Cp => {
-            let rest = frame.devices / c.pp / c.tp;
+            let rest = domain.devices / c.pp / c.tp;
             let fits = |cp: &u32| {
                 let dp = rest / cp;
-                may_cut_sequence(frame, *cp)
-                    && frame.global_batch.is_multiple_of(dp)
-                    && allow(Knob::Dp, dp)
-                    && may_be_sharded(frame, rest)
+                may_cut_sequence(domain, *cp)
+                    && domain.global_batch.is_multiple_of(dp)
+                    && allow(Decision::Dp, dp)
+                    && may_be_sharded(domain, rest)
             };
             options.extend(divisors(rest).into_iter().filter(fits));
         }
-        Step::Order => options.extend(placements(frame, &c)),
+        Step::Order => options.extend(placements(domain, &c)),
         Step::Ep => {
             let groups = u64::from(replicas) * u64::from(c.tp);
-            let fits = |ep: &u32| groups.is_multiple_of(u64::from(*ep)) && allow(Knob::Ep, *ep);
-            options.extend(divisors(frame.experts).into_iter().filter(fits));
+            let fits = |ep: &u32| groups.is_multiple_of(u64::from(*ep)) && allow(Decision::Ep, *ep);
+            options.extend(divisors(domain.experts).into_iter().filter(fits));
         }
         Step::Microbatch => {
-            let samples = frame.global_batch / c.dp;
-            options.extend(divisors(samples).into_iter().filter(|mbs| allow(Knob::Mbs, *mbs)));
+            let samples = domain.global_batch / c.dp;
+            options.extend(divisors(samples).into_iter().filter(|mbs| allow(Decision::Mbs, *mbs)));
         }
         Step::Sequence => {
             // One token has nothing to cut.
-            let values = if c.tp > 1 && frame.seq > 1 { &[1, 0][..] } else { &[0] };
-            options.extend(values.iter().filter(|sp| allow(Knob::Sp, **sp)));
+            let values = if c.tp > 1 && domain.seq > 1 { &[1, 0][..] } else { &[0] };
+            options.extend(values.iter().filter(|sp| allow(Decision::Sp, **sp)));
         }
-        Step::Schedule => schedules(frame, &c, options),
+        Step::Schedule => schedules(domain, &c, options),
         Step::Zero => {
-            if allow(Knob::Zero, 0) && allow(Knob::Shard, 0) {
+            if allow(Decision::Zero, 0) && allow(Decision::Shard, 0) {
                 options.push(0);
             }
-            let stages = (1..=3).filter(|stage| replicas > 1 && allow(Knob::Zero, *stage));
+            let stages = (1..=3).filter(|stage| replicas > 1 && allow(Decision::Zero, *stage));
             for stage in stages {
-                if frame.limits.allow_whole_shards(&c) {
+                if domain.limits.allow_whole_shards(&c) {
                     options.push(stage << COUNT_BITS);
                 }
                 let shards = divisors(replicas).into_iter();
                 let partial = shards.filter(|shard| (2..replicas).contains(shard));
-                let partial = partial.filter(|shard| allow(Knob::Shard, *shard));
+                let partial = partial.filter(|shard| allow(Decision::Shard, *shard));
                 let partial = partial.filter(|shard| legal::may_shard(&c, *shard));
                 options.extend(partial.map(|shard| stage << COUNT_BITS | shard));
             }
         }
-        Step::Offload => offloads(frame, options),
-        Step::Recompute => recomputes(frame, &c, options),
+        Step::Offload => offloads(domain, options),
+        Step::Recompute => recomputes(domain, &c, options),
     }
 }
 
@@ -234,21 +234,21 @@ pub fn keep_ahead(path: &Path, time: u32, options: &mut Vec<u32>) {
 }
 
 /// Whether so many ranks that hold copies can be sharded over as many as are fixed.
-fn may_be_sharded(frame: &Frame, copies: u32) -> bool {
-    match frame.limits.fixed(Knob::Shard) {
+fn may_be_sharded(domain: &SearchDomain, copies: u32) -> bool {
+    match domain.limits.fixed(Decision::Shard) {
         None | Some(0) => true,
         Some(shard) => shard > 1 && (copies as usize).is_multiple_of(shard),
     }
 }
 
 /// Whether so many context-parallel ranks may share a sequence.
-pub(super) fn may_cut_sequence(frame: &Frame, cp: u32) -> bool {
-    frame.seq.is_multiple_of(legal::context_pieces(cp))
-        && (cp == 1 || frame.seq / cp >= legal::TOKENS_MIN)
-        && frame.limits.allow(Knob::Cp, cp as usize)
+pub(super) fn may_cut_sequence(domain: &SearchDomain, cp: u32) -> bool {
+    domain.seq.is_multiple_of(legal::context_pieces(cp))
+        && (cp == 1 || domain.seq / cp >= legal::TOKENS_MIN)
+        && domain.limits.allow(Decision::Cp, cp as usize)
 }
 
-/// Whether a value of the last decision says how many layers of a stage are computed again; such
+/// Whether a value of the last decision says how many layers of a stage are recomputed; such
 /// values ascend.
 pub fn counts_layers(recompute: u32) -> bool {
     recompute >= FIRST_COUNT
@@ -261,15 +261,15 @@ pub fn is_full(recompute: u32) -> bool {
 
 /// Nothing, attention, counts of layers below those of an even stage, all of them, and counts that
 /// a deeper stage has more of.
-fn recomputes(frame: &Frame, c: &Configuration, options: &mut Vec<u32>) {
-    let allow = |number: usize| frame.limits.allow(Knob::Recompute, number);
-    let as_kept = |keep: usize| frame.limits.allow(Knob::Keep, keep);
-    let even = frame.layers.div_ceil(c.pp);
+fn recomputes(domain: &SearchDomain, c: &Configuration, options: &mut Vec<u32>) {
+    let allow = |number: usize| domain.limits.allow(Decision::Recompute, number);
+    let as_kept = |keep: usize| domain.limits.allow(Decision::Keep, keep);
+    let even = domain.layers.div_ceil(c.pp);
     // As many layers as a stage has are all.
     let deepest =
-        if frame.all_cuts && c.pp > 1 && c.vpp == 1 { frame.layers - (c.pp - 1) } else { even };
+        if domain.all_cuts && c.pp > 1 && c.vpp == 1 { domain.layers - (c.pp - 1) } else { even };
     let counts = |from: u32, to: u32| {
-        let is_free = allow(2) && frame.limits.fixed(Knob::Keep).is_none();
+        let is_free = allow(2) && domain.limits.fixed(Decision::Keep).is_none();
         // Chunks of a stage compute equally many again.
         let vpp = c.vpp;
         let kept = move |count: &u32| is_free && count.is_multiple_of(vpp);
@@ -283,18 +283,18 @@ fn recomputes(frame: &Frame, c: &Configuration, options: &mut Vec<u32>) {
 }
 
 /// Placements that differ: axes of one rank keep their places.
-fn placements(frame: &Frame, c: &Configuration) -> Vec<u32> {
+fn placements(domain: &SearchDomain, c: &Configuration) -> Vec<u32> {
     let alone = |axis: &Axis| c.size(*axis) == 1;
     let mut seen: Vec<Vec<Axis>> = Vec::new();
     let mut kept = Vec::new();
-    let fixed = frame.limits.fixed_order();
+    let fixed = domain.limits.fixed_order();
     for number in 0..ORDERS {
         let order = order(number);
         let moving: Vec<Axis> = order.into_iter().filter(|axis| !alone(axis)).collect();
         let placed = Configuration { order, ..c.clone() };
         // What is fixed is told as it was.
         let is_told = number == 0 || fixed.is_none_or(|fixed| fixed == order);
-        if is_told && !seen.contains(&moving) && frame.limits.allow_order(&placed) {
+        if is_told && !seen.contains(&moving) && domain.limits.allow_order(&placed) {
             seen.push(moving);
             kept.push(number);
         }
@@ -302,10 +302,10 @@ fn placements(frame: &Frame, c: &Configuration) -> Vec<u32> {
     kept
 }
 
-fn schedules(frame: &Frame, c: &Configuration, options: &mut Vec<u32>) {
-    let allow = |knob: Knob, number: u32| frame.limits.allow(knob, number as usize);
+fn schedules(domain: &SearchDomain, c: &Configuration, options: &mut Vec<u32>) {
+    let allow = |decision: Decision, number: u32| domain.limits.allow(decision, number as usize);
     let usual = Schedule::default();
-    let m = microbatches(frame, c);
+    let m = microbatches(domain, c);
     let index = |schedule: Schedule| {
         Schedule::ALL.iter().position(|other| *other == schedule).unwrap_or(0) as u32
     };
@@ -314,35 +314,35 @@ fn schedules(frame: &Frame, c: &Configuration, options: &mut Vec<u32>) {
         let alone = c.pp == 1 && schedule != usual;
         if !alone
             && legal::is_filled(schedule, c.pp, m.into())
-            && allow(Knob::Schedule, index(schedule))
-            && allow(Knob::Vpp, 1)
+            && allow(Decision::Schedule, index(schedule))
+            && allow(Decision::Vpp, 1)
         {
             options.push(index(schedule) << COUNT_BITS | 1);
         }
     }
     // Interleaving goes round in groups of as many micro-batches as there are stages.
-    if c.pp > 1 && m.is_multiple_of(c.pp) && allow(Knob::Schedule, index(usual)) {
+    if c.pp > 1 && m.is_multiple_of(c.pp) && allow(Decision::Schedule, index(usual)) {
         // Stages have equal chunks, or a layer less: other numbers of chunks have as deep ones.
-        let chunks = divisors(frame.layers.div_ceil(c.pp)).into_iter().skip(1);
+        let chunks = divisors(domain.layers.div_ceil(c.pp)).into_iter().skip(1);
         let is_filled = |vpp: u32| {
             let interleaved = Configuration { vpp, ..c.clone() };
             // Two stages whose ends have no layer wait for each other: nothing tells how long.
-            let is_filled = legal::unfilled(&interleaved, frame.layers).is_none();
-            is_filled && (c.pp > 2 || frame.layers >= c.pp * vpp)
+            let is_filled = legal::unfilled(&interleaved, domain.layers).is_none();
+            is_filled && (c.pp > 2 || domain.layers >= c.pp * vpp)
         };
-        let chunks = chunks.filter(|vpp| allow(Knob::Vpp, *vpp) && is_filled(*vpp));
+        let chunks = chunks.filter(|vpp| allow(Decision::Vpp, *vpp) && is_filled(*vpp));
         options.extend(chunks.map(|vpp| index(usual) << COUNT_BITS | vpp));
     }
 }
 
-fn offloads(frame: &Frame, options: &mut Vec<u32>) {
-    let places = if frame.disk { 3 } else { 2 };
+fn offloads(domain: &SearchDomain, options: &mut Vec<u32>) {
+    let places = if domain.disk { 3 } else { 2 };
     for activations in 0..places {
         for parameters in 0..places {
             for optimizer in 0..places {
                 let kinds = [optimizer, parameters, activations];
                 let moved = kinds.iter().any(|place| *place > 0);
-                if frame.limits.allow(Knob::Offload, usize::from(moved)) {
+                if domain.limits.allow(Decision::Offload, usize::from(moved)) {
                     options.push(optimizer + 3 * parameters + HOST_ACTIVATIONS * activations);
                 }
             }
@@ -351,8 +351,8 @@ fn offloads(frame: &Frame, options: &mut Vec<u32>) {
 }
 
 /// What the options below a path depend on.
-pub fn shape(frame: &Frame, path: &Path) -> u64 {
-    let c = configuration(frame, path);
+pub fn shape(domain: &SearchDomain, path: &Path) -> u64 {
+    let c = configuration(domain, path);
     let u = |n: u32| u64::from(n);
     // Shards depend on the copies of experts, where ranks share these.
     let copies = if c.ep > 1 { u(c.dp) * u(c.cp) * u(c.tp) / u(c.ep) } else { 0 };
@@ -363,7 +363,7 @@ pub fn shape(frame: &Frame, path: &Path) -> u64 {
         4 => vec![u(c.pp), u(c.tp), u(c.cp), copies],
         5..=7 => {
             // Schedules depend on these micro-batches, and on whether stages divide them.
-            let m = microbatches(frame, &c);
+            let m = microbatches(domain, &c);
             let rounds = u(m.min(2 * c.pp)) * 2 + u(u32::from(m.is_multiple_of(c.pp)));
             let axes = if path.values().len() == 7 { 0 } else { u(c.tp) << 32 | u(c.cp) };
             vec![u(c.pp), u(c.dp) * u(c.cp), copies, rounds, axes]

@@ -79,23 +79,23 @@ impl Line {
         let depth: u32 = prices.layers.iter().map(|(count, _)| count).sum();
         for stage in 0..c.pp {
             let size = c.layers_of(depth, stage).0;
-            let again = match c.recompute {
-                Recompute::Layers(again) => again.min(size),
+            let recomputed = match c.recompute {
+                Recompute::Layers(recomputed) => recomputed.min(size),
                 Recompute::Full => size,
                 Recompute::None | Recompute::Auto | Recompute::Attention => 0,
             };
             for chunk in 0..c.vpp {
-                let again = c.chunk_layers(again, stage, chunk);
+                let recomputed = c.chunk_layers(recomputed, stage, chunk);
                 for at in 0..c.chunk_layers(size, stage, chunk) {
                     let price = layers.next().expect("stages hold all layers");
-                    let again_s = if c.recompute == Recompute::Attention {
+                    let recompute_s = if c.recompute == Recompute::Attention {
                         price.attention_again.total_s()
-                    } else if at < again {
+                    } else if at < recomputed {
                         price.forward_again.total_s()
                     } else {
                         0.0
                     };
-                    line.add((stage * c.vpp + chunk) as usize, price, again_s);
+                    line.add((stage * c.vpp + chunk) as usize, price, recompute_s);
                 }
             }
         }
@@ -103,9 +103,9 @@ impl Line {
     }
 
     /// Adds what takes so long to a chunk, counted over all stages.
-    fn add(&mut self, at: usize, price: &LayerPrice, again_s: f64) {
+    fn add(&mut self, at: usize, price: &LayerPrice, recompute_s: f64) {
         self.forward_s[at] += price.forward.total_s();
-        self.backward_s[at] += price.backward.total_s() + again_s;
+        self.backward_s[at] += price.backward.total_s() + recompute_s;
         self.weight_s[at] += price.weight_s;
     }
 

@@ -12,7 +12,7 @@ use serde::Serialize;
 pub use self::request::GroupRequest;
 pub(in crate::search) use self::request::{GROUPS_MAX, ranks_wrong};
 use self::shares::Shares;
-use super::hetero_pipeline::{self, Across, Lines};
+use super::hetero_pipeline::{self, HeteroPipeline, Lines};
 use super::request::Chosen;
 use crate::cluster::Cluster;
 use crate::configuration::Configuration;
@@ -28,9 +28,9 @@ pub(crate) mod tests;
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Grouped {
     /// Every group has copies of the model.
-    Shares(Shared),
+    Shares(BatchShares),
     /// Every group has stages of it.
-    Stages(Across),
+    Stages(HeteroPipeline),
 }
 
 impl Grouped {
@@ -169,7 +169,7 @@ pub struct Share {
 
 /// The shares of all groups.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Shared {
+pub struct BatchShares {
     /// The groups in order.
     pub shares: Vec<Share>,
     /// Samples of a piece.
@@ -193,7 +193,7 @@ pub struct Shared {
 /// # Errors
 /// `E3404` for a cluster without groups, or with too many; `E3203` where no layouts divide the
 /// batch, `E3201` where no share fits, `E3205` where a budget ended first.
-pub fn share(asked: &GroupRequest<'_>) -> Result<Shared, Vec<Diagnostic>> {
+pub fn share(asked: &GroupRequest<'_>) -> Result<BatchShares, Vec<Diagnostic>> {
     Shares::new(asked)?.best(asked.set.as_deref())
 }
 
@@ -205,7 +205,7 @@ pub fn share(asked: &GroupRequest<'_>) -> Result<Shared, Vec<Diagnostic>> {
 pub fn score(
     asked: &GroupRequest<'_>,
     layouts: &[Option<Configuration>],
-) -> Result<Shared, Vec<Diagnostic>> {
+) -> Result<BatchShares, Vec<Diagnostic>> {
     let mut diagnostics = Vec::new();
     for (group, c) in layouts.iter().enumerate().filter_map(|(at, c)| Some((at, c.as_ref()?))) {
         diagnostics.extend(legal::check_model(asked.work, c).err().into_iter().flatten());
@@ -226,7 +226,7 @@ pub fn score(
 pub fn score_line(
     asked: &GroupRequest<'_>,
     layouts: &[(usize, Configuration)],
-) -> Result<Across, Vec<Diagnostic>> {
+) -> Result<HeteroPipeline, Vec<Diagnostic>> {
     there(asked)?;
     joined(asked)?;
     hetero_pipeline::score(asked, layouts)

@@ -23,9 +23,9 @@ use std::rc::Rc;
 use ir::Diagnostic;
 use serde::Serialize;
 
-use self::pace::{Seconds, least_s, likeness, pace_s};
+use self::pace::{Seconds, bottleneck_s, least_s, likeness};
 use super::branch_and_bound::ROUNDING;
-use super::decisions::{Frame, may_cut_sequence};
+use super::decisions::{SearchDomain, may_cut_sequence};
 use super::groups::{GROUPS_MAX, GroupRequest};
 use super::stage_partition::moves;
 use crate::configuration::{Configuration, Recompute, Schedule, Zero};
@@ -34,7 +34,7 @@ use crate::estimate::Estimator;
 use crate::estimate::line::{self, LineStep, Section};
 use crate::estimate::price::{Inside, LayerPrice, Prices};
 use crate::estimate::step::Breakdown;
-use crate::limits::Knob;
+use crate::limits::Decision;
 
 mod given;
 mod pace;
@@ -58,7 +58,7 @@ const ALL_PAIRS_MAX: usize = 16;
 /// Orders of groups that are looked at, at most: all of six groups. Chosen: each takes some
 /// milliseconds.
 const ORDERS_MAX: usize = 2_100;
-/// What is computed again.
+/// What is recomputed.
 const AGAIN: [(usize, Recompute); 3] =
     [(0, Recompute::None), (1, Recompute::Attention), (3, Recompute::Full)];
 
@@ -87,7 +87,7 @@ pub struct Part {
 
 /// A pipeline over groups.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Across {
+pub struct HeteroPipeline {
     /// Its parts, the first stages first.
     pub parts: Vec<Part>,
     /// Seconds of a step.
@@ -101,7 +101,7 @@ pub struct Across {
     /// Pipelines with their cuts that were priced; none where the cut was given.
     pub priced: u64,
     /// The cuts of its layers that it was compared with.
-    pub cuts: Cuts,
+    pub cuts: StagePartitions,
     /// Whether no candidate was left out unseen.
     pub complete: bool,
 }
@@ -109,7 +109,7 @@ pub struct Across {
 /// Cuts of the layers that one is not slower than.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Cuts {
+pub enum StagePartitions {
     /// None: it is as given.
     Given,
     /// All that fit.
@@ -139,8 +139,8 @@ impl Used {
     }
 
     /// Stages per second of a micro-batch of all layers: the speeds of groups add up.
-    fn speed(&self, again: usize) -> f64 {
-        f64::from(self.stages) / self.seconds.all[again]
+    fn speed(&self, recomputed: usize) -> f64 {
+        f64::from(self.stages) / self.seconds.all[recomputed]
     }
 }
 
@@ -151,7 +151,7 @@ struct Candidate {
     count: u64,
     bound_s: f64,
     /// Not above the slowest stage of any cut.
-    pace_s: f64,
+    bottleneck_s: f64,
 }
 
 /// Candidates whose bounds are below a time.
@@ -165,9 +165,9 @@ pub(super) struct Lines<'a> {
     asked: &'a GroupRequest<'a>,
     /// By group: the first one that is alike.
     kinds: Vec<usize>,
-    frames: Vec<Frame>,
+    frames: Vec<SearchDomain>,
     estimators: Vec<Estimator<'a>>,
-    /// Tables by kind, with the seconds of all layers by what is computed again.
+    /// Tables by kind, with the seconds of all layers by what is recomputed.
     prices: BTreeMap<(usize, Inside), (Prices, Seconds)>,
     /// Cuts that were priced, and their stages.
     priced: u64,
@@ -179,14 +179,17 @@ pub(super) struct Lines<'a> {
 struct Cut {
     layers: Vec<u32>,
     step: LineStep,
-    cuts: Cuts,
+    cuts: StagePartitions,
 }
 
 /// The fastest pipeline over at least two groups whose step is below `below_s`.
 ///
 /// # Errors
 /// `E3404` for a group that cannot be priced.
-pub fn across(asked: &GroupRequest<'_>, below_s: f64) -> Result<Option<Across>, Diagnostic> {
+pub fn across(
+    asked: &GroupRequest<'_>,
+    below_s: f64,
+) -> Result<Option<HeteroPipeline>, Diagnostic> {
     Ok(Lines::new(asked)?.fastest(asked.set.as_deref(), below_s))
 }
 
@@ -244,13 +247,13 @@ impl<'a> Lines<'a> {
     pub(super) fn new(asked: &'a GroupRequest<'a>) -> Result<Lines<'a>, Diagnostic> {
         let count = asked.cluster.groups.len().min(GROUPS_MAX);
         let estimators = (0..count).map(|group| asked.estimator(group));
-        let frame = |group| {
-            Frame::new(asked.work, asked.devices(group), asked.batch(), asked.limits.clone())
+        let domain = |group| {
+            SearchDomain::new(asked.work, asked.devices(group), asked.batch(), asked.limits.clone())
         };
         Ok(Lines {
             asked,
             kinds: asked.kinds()[..count].to_vec(),
-            frames: (0..count).map(frame).collect(),
+            frames: (0..count).map(domain).collect(),
             estimators: estimators.collect::<Result<_, _>>()?,
             prices: BTreeMap::new(),
             priced: 0,
@@ -261,7 +264,11 @@ impl<'a> Lines<'a> {
 
     /// The fastest pipeline over all groups of a set, or of any with two groups at least, if its
     /// step is below `below_s`.
-    pub(super) fn fastest(&mut self, set: Option<&[usize]>, below_s: f64) -> Option<Across> {
+    pub(super) fn fastest(
+        &mut self,
+        set: Option<&[usize]>,
+        below_s: f64,
+    ) -> Option<HeteroPipeline> {
         (self.priced, self.work, self.complete) = (0, 0, true);
         let mut candidates = Candidates { found: Vec::new(), below_s };
         let (orders, are_all) = orders(&self.kinds);
@@ -316,22 +323,22 @@ impl<'a> Lines<'a> {
     fn candidates(&mut self, order: &[usize], found: &mut Candidates) {
         let asked = self.asked;
         let limits = &asked.limits;
-        let plain = [Knob::Vpp, Knob::Offload, Knob::Placement, Knob::Shard];
-        let usual = plain.iter().all(|knob| limits.allow(*knob, knob.without()))
-            && limits.allow(Knob::Schedule, Knob::Schedule.without());
+        let plain = [Decision::Vpp, Decision::Offload, Decision::Placement, Decision::Shard];
+        let usual = plain.iter().all(|decision| limits.allow(*decision, decision.without()))
+            && limits.allow(Decision::Schedule, Decision::Schedule.without());
         if !usual {
             return;
         }
         let common = order.iter().map(|group| asked.devices(*group)).fold(0, gcd);
-        let copies = divisors(common)
-            .into_iter()
-            .filter(|dp| asked.batch().is_multiple_of(*dp) && limits.allow(Knob::Dp, *dp as usize));
+        let copies = divisors(common).into_iter().filter(|dp| {
+            asked.batch().is_multiple_of(*dp) && limits.allow(Decision::Dp, *dp as usize)
+        });
         for dp in copies {
             let samples = divisors(asked.batch() / dp).into_iter();
-            for microbatch in samples.filter(|mbs| limits.allow(Knob::Mbs, *mbs as usize)) {
-                let frame = self.frames[order[0]].clone();
+            for microbatch in samples.filter(|mbs| limits.allow(Decision::Mbs, *mbs as usize)) {
+                let domain = self.frames[order[0]].clone();
                 let cuts = divisors(common / dp).into_iter();
-                for cp in cuts.filter(|cp| may_cut_sequence(&frame, *cp)) {
+                for cp in cuts.filter(|cp| may_cut_sequence(&domain, *cp)) {
                     let inside = |group: &usize| self.insides(*group, [dp, cp], microbatch);
                     let insides: Vec<Vec<Used>> = order.iter().map(inside).collect();
                     let likeness = likeness(insides.iter().flatten());
@@ -375,19 +382,19 @@ impl<'a> Lines<'a> {
 
     /// How a group can be used: the ranks that share a layer, and its stages.
     fn insides(&mut self, group: usize, [dp, cp]: [u32; 2], microbatch: u32) -> Vec<Used> {
-        let (frame, limits) = (self.frames[group].clone(), &self.asked.limits);
+        let (domain, limits) = (self.frames[group].clone(), &self.asked.limits);
         let node = self.asked.cluster.groups[group].devices_per_node.unwrap_or(1) as u32;
         let each = self.asked.devices(group) / dp / cp;
-        let allow = |knob, number: u32| limits.allow(knob, number as usize);
+        let allow = |decision, number: u32| limits.allow(decision, number as usize);
         let mut all = Vec::new();
         let ranks = divisors(each).into_iter().filter(|tp| *tp <= node);
-        for tp in ranks.filter(|tp| frame.heads.is_multiple_of(*tp) && allow(Knob::Tp, *tp)) {
-            let mut experts = vec![1, gcd(frame.experts, dp * cp * tp)];
+        for tp in ranks.filter(|tp| domain.heads.is_multiple_of(*tp) && allow(Decision::Tp, *tp)) {
+            let mut experts = vec![1, gcd(domain.experts, dp * cp * tp)];
             experts.dedup();
-            let cuts = if tp > 1 && frame.seq > 1 { &[true, false][..] } else { &[false] };
+            let cuts = if tp > 1 && domain.seq > 1 { &[true, false][..] } else { &[false] };
             let pairs = experts.iter().flat_map(|ep| cuts.iter().map(|sp| (*ep, *sp)));
             for (ep, sp) in pairs {
-                if !allow(Knob::Ep, ep) || !allow(Knob::Sp, u32::from(sp)) {
+                if !allow(Decision::Ep, ep) || !allow(Decision::Sp, u32::from(sp)) {
                     continue;
                 }
                 let stages = each / tp;
@@ -409,37 +416,38 @@ impl<'a> Lines<'a> {
         all
     }
 
-    /// The candidates of groups that are used so: what is sharded, what is computed again.
+    /// The candidates of groups that are used so: what is sharded, what is recomputed.
     fn with_states(&self, used: Vec<Used>, candidates: &mut Candidates) {
         let limits = &self.asked.limits;
         let (dp, microbatch) = (used[0].configuration.dp, used[0].configuration.microbatch);
         let pp: u32 = used.iter().map(|used| used.stages).sum();
-        if pp > self.asked.work.depth() || !limits.allow(Knob::Pp, pp as usize) {
+        if pp > self.asked.work.depth() || !limits.allow(Decision::Pp, pp as usize) {
             return;
         }
         let count = u64::from(self.asked.batch() / dp / microbatch);
-        for (again, (number, recompute)) in AGAIN.into_iter().enumerate() {
+        for (recomputed, (number, recompute)) in AGAIN.into_iter().enumerate() {
             let keep = usize::from(recompute != Recompute::Full);
-            let as_kept = recompute == Recompute::Attention || limits.allow(Knob::Keep, keep);
-            if !as_kept || !limits.allow(Knob::Recompute, number) {
+            let as_kept = recompute == Recompute::Attention || limits.allow(Decision::Keep, keep);
+            if !as_kept || !limits.allow(Decision::Recompute, number) {
                 continue;
             }
-            let (pace_s, least_s) = (pace_s(&used, again), least_s(&used, again));
+            let (bottleneck_s, least_s) =
+                (bottleneck_s(&used, recomputed), least_s(&used, recomputed));
             let (m, p) = (count as f64, f64::from(pp));
-            let full_s = 2.0 * least_s + (m - p - 1.0) * pace_s;
-            let bound_s = (m * pace_s).max(if m > p { full_s } else { 0.0 });
+            let full_s = 2.0 * least_s + (m - p - 1.0) * bottleneck_s;
+            let bound_s = (m * bottleneck_s).max(if m > p { full_s } else { 0.0 });
             if bound_s >= candidates.below_s {
                 continue;
             }
             let shards = if dp * used[0].configuration.cp > 1 { 3 } else { 0 };
-            let zeros = (0..=shards).filter(|zero| limits.allow(Knob::Zero, (*zero).into()));
+            let zeros = (0..=shards).filter(|zero| limits.allow(Decision::Zero, (*zero).into()));
             for stage in zeros {
                 let mut used = used.clone();
                 for used in &mut used {
                     let c = &mut used.configuration;
                     (c.pp, c.recompute, c.zero) = (pp, recompute, Zero { stage, shard: 0 });
                 }
-                candidates.found.push(Candidate { used, count, bound_s, pace_s });
+                candidates.found.push(Candidate { used, count, bound_s, bottleneck_s });
             }
         }
     }
@@ -457,11 +465,13 @@ impl<'a> Lines<'a> {
             let prices = estimator.prices(key.1);
             let of = |(count, price): &(u32, LayerPrice)| {
                 let both_s = price.forward.total_s() + price.backward.total_s();
-                let again = [0.0, price.attention_again.total_s(), price.forward_again.total_s()];
-                again.map(|again_s| f64::from(*count) * (both_s + again_s))
+                let recomputed =
+                    [0.0, price.attention_again.total_s(), price.forward_again.total_s()];
+                recomputed.map(|recompute_s| f64::from(*count) * (both_s + recompute_s))
             };
             let classes: Rc<[[f64; 3]]> = prices.layers.iter().map(of).collect();
-            let all = [0, 1, 2].map(|again| classes.iter().map(|class| class[again]).sum());
+            let all =
+                [0, 1, 2].map(|recomputed| classes.iter().map(|class| class[recomputed]).sum());
             (prices, Seconds { all, classes })
         };
         self.prices.entry(key).or_insert_with(new).1.clone()
@@ -513,7 +523,7 @@ impl<'a> Lines<'a> {
             self.work += cuts.len() as u64 * u64::from(pp);
             let steps = cuts.into_iter().filter_map(|layers| {
                 let step = self.step(candidate, &layers)?;
-                Some(Cut { layers, step, cuts: Cuts::All })
+                Some(Cut { layers, step, cuts: StagePartitions::All })
             });
             return steps.min_by(|a, b| seconds(&a.step).total_cmp(&seconds(&b.step)));
         }
@@ -521,7 +531,7 @@ impl<'a> Lines<'a> {
         let mut step = self.step(candidate, &layers)?;
         self.priced += 1;
         let (work, are_few) = (self.work, layers.len() <= ALL_PAIRS_MAX);
-        let mut cuts = Cuts::Balanced;
+        let mut cuts = StagePartitions::Balanced;
         while seconds(&step) < NEAR * below_s && self.work - work < MOVES_MAX {
             let mut better: Option<(Vec<u32>, LineStep)> = None;
             for moved in moves(&layers, !are_few) {
@@ -534,7 +544,7 @@ impl<'a> Lines<'a> {
                 }
             }
             let Some(found) = better else {
-                cuts = if are_few { Cuts::Moves } else { Cuts::NextMoves };
+                cuts = if are_few { StagePartitions::Moves } else { StagePartitions::NextMoves };
                 break;
             };
             (layers, step) = found;
@@ -545,7 +555,7 @@ impl<'a> Lines<'a> {
     /// The cut whose slowest stage is the fastest of those that fit, by halves of its time.
     fn balanced(&mut self, candidate: &Candidate, below_s: f64) -> Option<Vec<u32>> {
         let m = candidate.count as f64;
-        let (mut low, mut high) = (candidate.pace_s, below_s.min(f64::MAX) / m);
+        let (mut low, mut high) = (candidate.bottleneck_s, below_s.min(f64::MAX) / m);
         let mut best = self.filled(candidate, high)?;
         // Halved until a thousandth of it is left.
         while high - low > 1e-3 * high {
@@ -561,7 +571,7 @@ impl<'a> Lines<'a> {
 
     /// Stages of which none takes longer than `pace_s` or holds too much, as many layers in each as
     /// there can be.
-    fn filled(&mut self, candidate: &Candidate, pace_s: f64) -> Option<Vec<u32>> {
+    fn filled(&mut self, candidate: &Candidate, bottleneck_s: f64) -> Option<Vec<u32>> {
         let depth = self.asked.work.depth();
         let pp = candidate.used[0].configuration.pp;
         self.work += u64::from(depth);
@@ -573,7 +583,7 @@ impl<'a> Lines<'a> {
                 let most = depth - from - (pp - index - 1);
                 let fits = |size: &u32| {
                     let cost = section.cost((index, from, from + size), true, candidate.count);
-                    cost.seconds <= pace_s && cost.memory.total_bytes() <= have
+                    cost.seconds <= bottleneck_s && cost.memory.total_bytes() <= have
                 };
                 let size = (1..=most).take_while(fits).last()?;
                 (index, from) = (index + 1, from + size);
@@ -583,7 +593,7 @@ impl<'a> Lines<'a> {
         (from == depth).then_some(sizes)
     }
 
-    fn told(&self, candidate: &Candidate, cut: Cut) -> Across {
+    fn told(&self, candidate: &Candidate, cut: Cut) -> HeteroPipeline {
         let Cut { layers, step, cuts } = cut;
         let (mut stage, mut first_layer) = (0, 0);
         let mut parts = Vec::new();
@@ -612,7 +622,7 @@ impl<'a> Lines<'a> {
             });
             (stage, first_layer) = (stage + used.stages as usize, first_layer + held);
         }
-        Across {
+        HeteroPipeline {
             parts,
             step_time_s: step.breakdown.total_s(),
             interval_s: step.interval_s,

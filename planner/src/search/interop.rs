@@ -357,7 +357,7 @@ fn calculon(c: &Configuration, purpose: Use) -> Exported {
             if c.sequence_parallel { "\"rs_ag\"" } else { "\"ar\"" }.to_owned(),
         ),
         ("tensor_par_overlap", "\"none\"".to_owned()),
-        // What is computed again is gathered again with it.
+        // What is recomputed is gathered again with it.
         ("seq_par_ag_redo", (c.sequence_parallel && recompute != "full").to_string()),
         ("data_par_overlap", (c.dp > 1).to_string()),
         ("weight_offload", elsewhere(c.offload.parameters).to_string()),
@@ -506,7 +506,7 @@ mod tests {
     }
 
     /// Calculon's networks are numbered from the inside: an axis is on the first where all ranks
-    /// that it spans are on a node of eight. What is not computed again is gathered again.
+    /// that it spans are on a node of eight. What is not recomputed is gathered again.
     #[test]
     fn calculon_gets_its_networks() {
         for (text, nets, redo) in [

@@ -9,7 +9,9 @@ mod stages;
 use ir::random::mix;
 
 use self::stages::{Class, Extra, Pipeline, Way};
-use super::branch_and_bound::{Aim, Budget, Counter, Objective, Path, Score, Tree, Walked, walk};
+use super::branch_and_bound::{
+    Aim, Budget, Counter, Explored, Objective, Path, Score, Tree, explore,
+};
 
 /// Random numbers from a seed.
 pub(crate) struct Random(pub(crate) u64);
@@ -274,9 +276,9 @@ impl Tree for Space {
     }
 }
 
-fn walked(space: &Space, evaluations_max: u64) -> Walked {
+fn explored(space: &Space, evaluations_max: u64) -> Explored {
     let budget = Budget { evaluations_max, stop: &|| false };
-    walk(space, &|| space.clone(), Aim::new(Objective::Time, space.bytes_max), &budget)
+    explore(space, &|| space.clone(), Aim::new(Objective::Time, space.bytes_max), &budget)
 }
 
 #[test]
@@ -287,7 +289,7 @@ fn the_search_finds_what_trying_everything_finds() {
         let space = Space::random(&mut Random(*seed));
         let leaves = space.leaves();
         let best = leaves.iter().map(|leaf| space.exhaustive(leaf)).fold(f64::INFINITY, f64::min);
-        let found = walked(&space, u64::MAX);
+        let found = explored(&space, u64::MAX);
         assert_eq!(found.total, leaves.len() as u128, "SEED={seed}");
         let accounted = u128::from(found.evaluated) + found.bounded_out + found.too_large;
         assert_eq!(accounted, found.total, "SEED={seed}");
@@ -302,7 +304,7 @@ fn the_search_finds_what_trying_everything_finds() {
         gaps.push(best / bound - 1.0);
         // Cut off early, it says how far it may be off, and never too little.
         let few = (found.scored_ahead + found.evaluated) / 2 + 1;
-        let early = walked(&space, few);
+        let early = explored(&space, few);
         let is_used_up = early.scored_ahead + early.evaluated >= few;
         assert!(early.complete || is_used_up, "SEED={seed}: {early:?} of {few}");
         assert!(early.bound_s <= best * (1.0 + 1e-9), "SEED={seed}: {} {best}", early.bound_s);

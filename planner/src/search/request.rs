@@ -9,8 +9,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::batches;
-use super::branch_and_bound::{Aim, Budget, Counter, Leaf, Objective, Path, Walked, walk};
-use super::decisions::Frame;
+use super::branch_and_bound::{Aim, Budget, Counter, Explored, Leaf, Objective, Path, explore};
+use super::decisions::SearchDomain;
 use super::table::Tables;
 use super::uniform::Space;
 use crate::cluster::Power;
@@ -19,7 +19,7 @@ use crate::divisors::divisors;
 use crate::estimate::workload::Workload;
 use crate::estimate::{Estimate, Estimator, legal};
 use crate::limits::cause::Cause;
-use crate::limits::{Knob, Limits, memory_setting};
+use crate::limits::{Decision, Limits, memory_setting};
 
 /// Leaves that are scored at most, unless the question says otherwise. Chosen: some seconds.
 pub const EVALUATIONS_MAX: u64 = 4_000_000;
@@ -77,14 +77,14 @@ pub struct Effort {
 
 impl Effort {
     /// Of a walk through a part of a space with so many leaves.
-    fn new(walked: &Walked, total: u128, tables: usize) -> Effort {
+    fn new(explored: &Explored, total: u128, tables: usize) -> Effort {
         Effort {
             total,
-            evaluated: walked.evaluated + walked.scored_ahead,
-            priced_ahead: walked.scored_ahead,
+            evaluated: explored.evaluated + explored.scored_ahead,
+            priced_ahead: explored.scored_ahead,
             // What is not searched for the least memory is never smaller.
-            bounded_out: walked.bounded_out + (total - walked.total),
-            too_large: walked.too_large,
+            bounded_out: explored.bounded_out + (total - explored.total),
+            too_large: explored.too_large,
             tables,
         }
     }
@@ -139,10 +139,10 @@ impl SearchResult {
     }
 }
 
-impl Frame {
+impl SearchDomain {
     /// The frame of a workload.
-    pub fn new(work: &Workload, devices: u32, global_batch: u32, limits: Limits) -> Frame {
-        Frame {
+    pub fn new(work: &Workload, devices: u32, global_batch: u32, limits: Limits) -> SearchDomain {
+        SearchDomain {
             devices,
             global_batch,
             layers: work.depth(),
@@ -158,12 +158,13 @@ impl Frame {
 
     /// The part of the frame that holds an optimum: for the least memory, the smallest micro-batch
     /// and the schedule with the fewest of them in flight, wherever ranks are placed.
-    pub(super) fn searched_for(mut self, objective: Objective) -> Frame {
+    pub(super) fn searched_for(mut self, objective: Objective) -> SearchDomain {
         self.all_cuts = objective == Objective::Time;
         if objective == Objective::Memory {
-            for knob in [Knob::Mbs, Knob::Schedule, Knob::Vpp, Knob::Placement] {
-                if self.limits.allow(knob, knob.without()) {
-                    self.limits.fix(knob, knob.without());
+            for decision in [Decision::Mbs, Decision::Schedule, Decision::Vpp, Decision::Placement]
+            {
+                if self.limits.allow(decision, decision.without()) {
+                    self.limits.fix(decision, decision.without());
                 }
             }
         }
@@ -178,39 +179,41 @@ impl Frame {
 /// smallest configuration and the nearest one that fits; `E3205` when the budget ended first.
 pub fn search(question: &SearchRequest<'_>) -> Result<SearchResult, Vec<Diagnostic>> {
     let SearchRequest { estimator, devices, global_batch, limits, .. } = question;
-    let frame = Frame::new(estimator.workload(), *devices, *global_batch, limits.clone());
-    let mut space = Space::new(estimator, frame.clone().searched_for(question.objective));
+    let domain = SearchDomain::new(estimator.workload(), *devices, *global_batch, limits.clone());
+    let mut space = Space::new(estimator, domain.clone().searched_for(question.objective));
     space.power = question.power;
     space.only_fits = question.objective == Objective::Time;
     let have = estimator.memory_bytes;
     let aim = Aim { listed: LISTED, ..Aim::new(question.objective, have) };
-    let mut walked = walk(&space, &space.another(), aim, &question.budget);
+    let mut explored = explore(&space, &space.another(), aim, &question.budget);
     let total = match question.objective {
-        Objective::Time => walked.total,
+        Objective::Time => explored.total,
         // A part of the space was searched.
         Objective::Memory => {
-            Counter::default().count(&Space::new(estimator, frame), &Path::default())
+            Counter::default().count(&Space::new(estimator, domain), &Path::default())
         }
     };
     if total == 0 {
         return Err(vec![nothing_left(question)]);
     }
-    let Some(mut best) = walked.best.filter(|best| best.score.bytes <= have) else {
-        let found_none = if walked.complete { nothing_fits(question, total) } else { cut_off() };
+    let Some(mut best) = explored.best.filter(|best| best.score.bytes <= have) else {
+        let found_none = if explored.complete { nothing_fits(question, total) } else { cut_off() };
         return Err(vec![found_none]);
     };
-    let untried = space.finish(&mut walked.best, [have, f64::INFINITY], question.budget.stop);
-    best = walked.best.unwrap_or(best);
+    let untried = space.finish(&mut explored.best, [have, f64::INFINITY], question.budget.stop);
+    best = explored.best.unwrap_or(best);
     let chosen = |leaf: &Leaf| choose(&space, leaf, have);
     let list = |kind: usize| {
-        let all = walked.kinds[kind].iter().take(LISTED).map(chosen);
+        let all = explored.kinds[kind].iter().take(LISTED).map(chosen);
         all.collect::<Result<Vec<_>, _>>()
     };
     let mut others = list(0)?;
-    others.sort_by(|a, b| worth_of(&space, a).total_cmp(&worth_of(&space, b)));
+    others.sort_by(|a, b| objective_value_of(&space, a).total_cmp(&objective_value_of(&space, b)));
     let mut best = chosen(&best)?;
     let first = others.first().filter(|_| question.objective == Objective::Time);
-    if let Some(first) = first.filter(|other| worth_of(&space, other) < worth_of(&space, &best)) {
+    if let Some(first) =
+        first.filter(|other| objective_value_of(&space, other) < objective_value_of(&space, &best))
+    {
         best = first.clone();
     }
     others.retain(|other| other.configuration != best.configuration);
@@ -218,26 +221,26 @@ pub fn search(question: &SearchRequest<'_>) -> Result<SearchResult, Vec<Diagnost
     misses.retain(|miss| miss.estimate.step_time_s < best.estimate.step_time_s);
     // A device draws no more than when it is busy, so that joules bound seconds.
     let watts = question.power.map_or(1.0, |power| power.busy_w.value);
-    let worth = worth_of(&space, &best);
-    let bound = walked.bound_s.min(worth).min(untried);
+    let objective_value = objective_value_of(&space, &best);
+    let bound = explored.bound_s.min(objective_value).min(untried);
     let is_time = question.objective == Objective::Time;
     Ok(SearchResult {
         others,
         misses,
-        space: Effort::new(&walked, total, space.table_count()),
+        space: Effort::new(&explored, total, space.table_count()),
         have_bytes: have,
         bound_s: is_time.then_some(bound / watts),
         gap: match question.objective {
-            Objective::Time => Some(worth / bound - 1.0),
-            Objective::Memory => walked.complete.then_some(0.0),
+            Objective::Time => Some(objective_value / bound - 1.0),
+            Objective::Memory => explored.complete.then_some(0.0),
         },
-        complete: walked.complete,
+        complete: explored.complete,
         best: vec![best],
     })
 }
 
-fn worth_of(space: &Space<'_>, chosen: &Chosen) -> f64 {
-    space.worth(chosen.estimate.step_time_s, chosen.estimate.busy_s)
+fn objective_value_of(space: &Space<'_>, chosen: &Chosen) -> f64 {
+    space.objective_value(chosen.estimate.step_time_s, chosen.estimate.busy_s)
 }
 
 fn choose(space: &Space<'_>, leaf: &Leaf, have: f64) -> Result<Chosen, Vec<Diagnostic>> {
@@ -250,12 +253,12 @@ fn choose(space: &Space<'_>, leaf: &Leaf, have: f64) -> Result<Chosen, Vec<Diagn
 fn nothing_left(question: &SearchRequest<'_>) -> Diagnostic {
     let SearchRequest { estimator, devices, global_batch, limits, .. } = question;
     let work = estimator.workload();
-    let frame = |samples, limits| Frame::new(work, *devices, samples, limits);
-    let near = |_, samples| batches::divides(&frame(samples, limits.clone()));
+    let domain = |samples, limits| SearchDomain::new(work, *devices, samples, limits);
+    let near = |_, samples| batches::divides(&domain(samples, limits.clone()));
     let near = batches::told(&batches::nearest(*global_batch, 1, near));
     let near = near.map(|near| format!("use a batch of {near} samples"));
     let leaves_some = |limits: &Limits| {
-        let space = Space::new(estimator, frame(*global_batch, limits.clone()));
+        let space = Space::new(estimator, domain(*global_batch, limits.clone()));
         Counter::default().count(&space, &Path::default()) > 0
     };
     let counts = [*devices, *global_batch, work.depth()].map(divisors);
@@ -442,8 +445,8 @@ pub(super) fn best_with(
     below: f64,
 ) -> Option<Chosen> {
     let SearchRequest { estimator, devices, global_batch, limits, power, .. } = question;
-    let frame = Frame::new(estimator.workload(), *devices, *global_batch, limits.clone());
-    let mut space = Space::with(estimator, frame.searched_for(Objective::Time), tables);
+    let domain = SearchDomain::new(estimator.workload(), *devices, *global_batch, limits.clone());
+    let mut space = Space::with(estimator, domain.searched_for(Objective::Time), tables);
     (space.power, space.only_fits) = (*power, true);
     extreme_of(&space, Objective::Time, &question.budget, below).0
 }
@@ -451,8 +454,8 @@ pub(super) fn best_with(
 /// The fastest configuration that fits, or the smallest one.
 fn extreme(question: &SearchRequest<'_>, limits: &Limits, objective: Objective) -> Option<Chosen> {
     let SearchRequest { estimator, devices, global_batch, .. } = *question;
-    let frame = Frame::new(estimator.workload(), devices, global_batch, limits.clone());
-    let mut space = Space::new(estimator, frame.searched_for(objective));
+    let domain = SearchDomain::new(estimator.workload(), devices, global_batch, limits.clone());
+    let mut space = Space::new(estimator, domain.searched_for(objective));
     space.only_fits = objective == Objective::Time;
     let budget = Budget { evaluations_max: EVALUATIONS_MAX, ..question.budget };
     extreme_of(&space, objective, &budget, f64::INFINITY).0
@@ -468,14 +471,14 @@ pub(super) fn extreme_of(
 ) -> (Option<Chosen>, bool) {
     let have = space.estimator.memory_bytes;
     let aim = Aim { below_s, ..Aim::new(objective, have) };
-    let mut walked = walk(space, &space.another(), aim, budget);
-    let mut complete = walked.complete;
+    let mut explored = explore(space, &space.another(), aim, budget);
+    let mut complete = explored.complete;
     if objective == Objective::Time {
-        let untried = space.finish(&mut walked.best, [have, below_s], budget.stop);
-        let below = walked.best.map_or(below_s, |best| best.score.seconds);
+        let untried = space.finish(&mut explored.best, [have, below_s], budget.stop);
+        let below = explored.best.map_or(below_s, |best| best.score.seconds);
         complete &= untried >= below;
     }
-    let best = walked.best.and_then(|leaf| choose(space, &leaf, have).ok());
+    let best = explored.best.and_then(|leaf| choose(space, &leaf, have).ok());
     let found = best.filter(|found| found.fits || objective == Objective::Memory);
     (found, complete)
 }

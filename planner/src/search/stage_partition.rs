@@ -15,7 +15,7 @@ use super::known::Known;
 use super::table::{AGAIN, Table};
 use super::uniform::{INSIDE, SCHEDULE, Space, may_be_uneven};
 use crate::configuration::{Configuration, Recompute};
-use crate::estimate::cut::{Cuts, Exchanged, Least, Room, Wanted};
+use crate::estimate::cut::{Exchanged, LowerBound, Room, StagePartitions, Wanted};
 use crate::estimate::price::Inside;
 use crate::estimate::step::Step;
 
@@ -31,7 +31,7 @@ const WORK_MAX: u32 = 20_000;
 /// milliseconds.
 const LOOKS: [u32; 2] = [100, 10_000];
 
-/// Stages beyond which it is not asked how much has to be computed again. Chosen: to find out takes
+/// Stages beyond which it is not asked how much has to be recomputed. Chosen: to find out takes
 /// longer than what it saves.
 const FITTED_MAX: u32 = 16;
 
@@ -61,9 +61,10 @@ impl Space<'_> {
             if bound >= below || stop() {
                 return least.min(bound);
             }
-            let c = decisions::configuration(&self.frame, &path);
+            let c = decisions::configuration(&self.domain, &path);
             let (_, step) = self.best_cut(&path, &c, [bytes_max, below], LOOKS[1]).0;
-            let score = Score { seconds: self.worth_of(&step), bytes: step.memory.total_bytes() };
+            let score =
+                Score { seconds: self.objective_value_of(&step), bytes: step.memory.total_bytes() };
             if score.bytes <= bytes_max && score.seconds < below {
                 *best = Some(Leaf { path, score });
             }
@@ -80,18 +81,18 @@ impl Space<'_> {
     }
 
     /// Seconds of a step that is worth so much, at most.
-    fn seconds_of(&self, worth: f64, least_busy_s: f64) -> f64 {
+    fn seconds_of(&self, objective_value: f64, least_busy_s: f64) -> f64 {
         match self.power {
             Some(power) => {
                 let busy_j = (power.busy_w.value - power.idle_w.value) * least_busy_s;
-                (worth - busy_j) / power.idle_w.value.max(f64::MIN_POSITIVE)
+                (objective_value - busy_j) / power.idle_w.value.max(f64::MIN_POSITIVE)
             }
-            None => worth,
+            None => objective_value,
         }
     }
 
-    fn worth_of(&self, step: &Step) -> f64 {
-        self.worth(step.breakdown.total_s(), step.busy_s)
+    fn objective_value_of(&self, step: &Step) -> f64 {
+        self.objective_value(step.breakdown.total_s(), step.busy_s)
     }
 
     /// The bound of what lies below a schedule that leaves all cuts open.
@@ -118,7 +119,7 @@ impl Space<'_> {
         let passes_s = self.least_s_that_fits(path, c, table, &least);
         let mut seconds = self.least_worth(passes_s, table, c);
         if decided > SCHEDULE && below < f64::INFINITY && seconds < below {
-            // What is computed again hides collectives, and leaves the least to be moved.
+            // What is recomputed hides collectives, and leaves the least to be moved.
             let full = Configuration { recompute: Recompute::Full, ..c.clone() };
             let cuts = self.all_cuts(path, &full, table);
             let below_s = self.seconds_of(below, self.least_busy_s(table, c));
@@ -128,7 +129,7 @@ impl Space<'_> {
                 known.filter(|[known_s, _]| below_s <= *known_s).map_or(0.0, |k| k[1]);
             if self.least_worth(passes_s + after_s, table, c) < below {
                 let room = self.room(path, &fast, &least, below_s);
-                let own_s = |room: Room| cuts.least_after_s(&room, decided > SCHEDULE + 1);
+                let own_s = |room: Room| cuts.after_bound_s(&room, decided > SCHEDULE + 1);
                 after_s = after_s.max(room.map_or(f64::INFINITY, own_s));
             }
             self.known(path, |known| known.after_s.insert(*path, [below_s, after_s]));
@@ -138,27 +139,32 @@ impl Space<'_> {
     }
 
     /// What the passes of no cut that fits are below: it computes as much again as is needed where
-    /// all else is as small as it can be. `least` is of nothing computed again.
+    /// all else is as small as it can be. `least` is of nothing recomputed.
     fn least_s_that_fits(
         &self,
         path: &Path,
         c: &Configuration,
         table: &Table,
-        least: &Least,
+        least: &LowerBound,
     ) -> f64 {
         if c.pp > FITTED_MAX {
             return least.passes_s;
         }
-        let again = self.least_again(c, path.values().len(), |small| self.fits(small, table));
-        let passes_s = |again: Recompute| {
-            let c = Configuration { recompute: again, ..c.clone() };
-            self.least(path, &self.all_cuts(path, &c, table), again).0.passes_s
+        let recomputed = self.least_again(c, path.values().len(), |small| self.fits(small, table));
+        let passes_s = |recomputed: Recompute| {
+            let c = Configuration { recompute: recomputed, ..c.clone() };
+            self.least(path, &self.all_cuts(path, &c, table), recomputed).0.passes_s
         };
-        again.into_iter().map(passes_s).fold(f64::INFINITY, f64::min)
+        recomputed.into_iter().map(passes_s).fold(f64::INFINITY, f64::min)
     }
 
-    /// The cuts of a configuration below a schedule; whatever it computes again.
-    fn all_cuts<'b>(&'b self, path: &Path, c: &'b Configuration, table: &'b Table) -> Cuts<'b> {
+    /// The cuts of a configuration below a schedule; whatever it recomputes.
+    fn all_cuts<'b>(
+        &'b self,
+        path: &Path,
+        c: &'b Configuration,
+        table: &'b Table,
+    ) -> StagePartitions<'b> {
         let sharded = path.values().get(SCHEDULE).copied();
         let exchanged = self.exchanged(path, sharded);
         let sums = table.sums(self.estimator.sends_far(c));
@@ -187,21 +193,32 @@ impl Space<'_> {
         of(&mut kept.insert((schedule, known)).1)
     }
 
-    /// [`Cuts::least`] of what is computed again, found once for a schedule.
-    fn least(&self, path: &Path, cuts: &Cuts<'_>, again: Recompute) -> (Least, Vec<u32>) {
+    /// [`Cuts::least`] of what is recomputed, found once for a schedule.
+    fn least(
+        &self,
+        path: &Path,
+        cuts: &StagePartitions<'_>,
+        recomputed: Recompute,
+    ) -> (LowerBound, Vec<u32>) {
         self.known(path, |known| {
-            if let Some((_, found)) = known.least.iter().find(|(other, _)| *other == again) {
+            if let Some((_, found)) = known.least.iter().find(|(other, _)| *other == recomputed) {
                 return found.clone();
             }
             let found = cuts.least();
-            known.least.push((again, found.clone()));
+            known.least.push((recomputed, found.clone()));
             found
         })
     }
 
     /// What stages have room for in cuts whose step is below so many seconds, whatever is computed
     /// again; none where there is none. `fast` computes nothing again.
-    fn room(&self, path: &Path, fast: &Cuts<'_>, least: &Least, below_s: f64) -> Option<Room> {
+    fn room(
+        &self,
+        path: &Path,
+        fast: &StagePartitions<'_>,
+        least: &LowerBound,
+        below_s: f64,
+    ) -> Option<Room> {
         self.known(path, |known| match known.room {
             Some((seconds, room)) if seconds == below_s => room,
             _ => known.room.insert((below_s, fast.room(least, [below_s, f64::INFINITY]))).1,
@@ -210,13 +227,19 @@ impl Space<'_> {
 
     /// The best of the usual cuts and of `more`: the fastest that fits, or the smallest. Where a
     /// stage has to be deep, `more` alone.
-    fn usual(&self, cuts: &Cuts<'_>, more: Vec<u32>, bytes_max: f64, table: &Table) -> Priced {
+    fn usual(
+        &self,
+        cuts: &StagePartitions<'_>,
+        more: Vec<u32>,
+        bytes_max: f64,
+        table: &Table,
+    ) -> Priced {
         let (c, is_deep) = (cuts.configuration(), cuts.deeper_than() > 0);
-        let again = AGAIN.iter().position(|again| *again == c.recompute);
-        let balanced = again.map(|again| table.balanced(c.pp, again).layers.clone());
+        let recomputed = AGAIN.iter().position(|recomputed| *recomputed == c.recompute);
+        let balanced = recomputed.map(|recomputed| table.balanced(c.pp, recomputed).layers.clone());
         let mut cuts = if is_deep { Vec::new() } else { vec![Vec::new()] };
         for layers in balanced.into_iter().chain([more]) {
-            let is_even = layers == even(self.frame.layers, c.pp);
+            let is_even = layers == even(self.domain.layers, c.pp);
             if !is_even && !cuts.contains(&layers) {
                 cuts.push(layers);
             }
@@ -231,7 +254,7 @@ impl Space<'_> {
         for layers in cuts {
             let other = price(layers);
             let [now, next] = [&best.1, &other.1].map(|step| step.memory.total_bytes());
-            let is_faster = self.worth_of(&other.1) < self.worth_of(&best.1);
+            let is_faster = self.objective_value_of(&other.1) < self.objective_value_of(&best.1);
             if (now > bytes_max && next < now) || (is_faster && next <= bytes_max) {
                 best = other;
             }
@@ -262,22 +285,22 @@ impl Space<'_> {
             }
         }
         let is_known = best.1.memory.total_bytes() <= bytes_max;
-        let below = if is_known { below.min(self.worth_of(&best.1)) } else { below };
+        let below = if is_known { below.min(self.objective_value_of(&best.1)) } else { below };
         let least_busy_s = self.least_busy_s(&table, c);
         let below_s = self.seconds_of(below, least_busy_s);
         let is_beaten = |after_s: f64| {
             self.least_worth(least.passes_s + after_s, &table, c) >= below * (1.0 - ROUNDING)
         };
         let [own_s, after_s] =
-            self.least_after_s(path, &cuts, &least, [below_s, bytes_max], &is_beaten, work_max);
-        let parts = [more, self.worth(after_s, 0.0)];
+            self.after_bound_s(path, &cuts, &least, [below_s, bytes_max], &is_beaten, work_max);
+        let parts = [more, self.objective_value(after_s, 0.0)];
         if is_beaten(own_s) {
             return (best, parts);
         }
         let wanted = Wanted {
             bytes_max,
-            worth: &|step: &Step| self.worth_of(step),
-            seconds: &|worth: f64| self.seconds_of(worth, least_busy_s),
+            objective_value: &|step: &Step| self.objective_value_of(step),
+            seconds: &|objective_value: f64| self.seconds_of(objective_value, least_busy_s),
             below,
             work_max,
         };
@@ -294,13 +317,13 @@ impl Space<'_> {
 
     /// What the passes of no leaf are below that computes more again. Where that is more layers
     /// than an even stage has, not all layers of the deepest stage are.
-    fn least_of_more(&self, path: &Path, cuts: &Cuts<'_>, passes_s: f64) -> f64 {
+    fn least_of_more(&self, path: &Path, cuts: &StagePartitions<'_>, passes_s: f64) -> f64 {
         let c = cuts.configuration();
         let table = self.table(Inside::of(c));
         if c.recompute != Recompute::Full {
             return self.least_worth(passes_s, &table, c);
         }
-        let most = self.frame.layers.div_ceil(c.pp) - 1;
+        let most = self.domain.layers.div_ceil(c.pp) - 1;
         let recompute = if most == 0 { Recompute::None } else { Recompute::Layers(most) };
         let fewer = Configuration { recompute, ..c.clone() };
         let (least, _) = self.least(path, &self.all_cuts(path, &fewer, &table), recompute);
@@ -309,12 +332,12 @@ impl Space<'_> {
 
     /// What no cut of a leaf whose step is below so many seconds takes less than to exchange,
     /// update and move, and what none does either that computes less again. What is known, whatever
-    /// is computed again, is often enough.
-    fn least_after_s(
+    /// is recomputed, is often enough.
+    fn after_bound_s(
         &self,
         path: &Path,
-        cuts: &Cuts<'_>,
-        least: &Least,
+        cuts: &StagePartitions<'_>,
+        least: &LowerBound,
         [below_s, bytes_max]: [f64; 2],
         is_beaten: &dyn Fn(f64) -> bool,
         work_max: u32,
@@ -325,7 +348,7 @@ impl Space<'_> {
             return [known_s; 2];
         }
         let least_s =
-            |room: Option<Room>| room.map_or(f64::INFINITY, |room| cuts.least_after_s(&room, true));
+            |room: Option<Room>| room.map_or(f64::INFINITY, |room| cuts.after_bound_s(&room, true));
         let passes_s = below_s - known_s;
         let room = cuts.room(least, [passes_s, bytes_max]);
         if room.is_some_and(|room| room.stages() > work_max) {
@@ -347,19 +370,19 @@ impl Space<'_> {
     /// Tries the cuts that can be better; whether it were all.
     fn try_cuts(
         &self,
-        cuts: &Cuts<'_>,
-        (least, after_s): (&Least, f64),
+        cuts: &StagePartitions<'_>,
+        (least, after_s): (&LowerBound, f64),
         wanted: &Wanted<'_>,
         best: &mut Priced,
     ) -> bool {
         let found = cuts.best(least, after_s, wanted);
         if let Some((stage_layers, step)) = found.best {
             let is_large = best.1.memory.total_bytes() > wanted.bytes_max;
-            if is_large || self.worth_of(&step) < self.worth_of(&best.1) {
+            if is_large || self.objective_value_of(&step) < self.objective_value_of(&best.1) {
                 *best = (Configuration { stage_layers, ..best.0.clone() }, step);
             }
         }
-        if best.0.stage_layers == even(self.frame.layers, best.0.pp) {
+        if best.0.stage_layers == even(self.domain.layers, best.0.pp) {
             best.0.stage_layers.clear();
         }
         found.complete
@@ -372,21 +395,21 @@ impl Space<'_> {
         let moved = if near { 2 } else { c.pp };
         let rounds = WORK_MAX / moved.saturating_mul(c.pp).saturating_mul(c.pp).max(1);
         if best.0.stage_layers.is_empty() {
-            best.0.stage_layers = even(self.frame.layers, best.0.pp);
+            best.0.stage_layers = even(self.domain.layers, best.0.pp);
         }
         for _ in 0..rounds {
-            let mut least = self.worth_of(&best.1);
+            let mut least = self.objective_value_of(&best.1);
             let mut better = None;
             for stage_layers in moves(&best.0.stage_layers, near) {
                 let moved = Configuration { stage_layers, ..best.0.clone() };
-                // With all layers computed again, which may be forbidden, it is another's.
-                if moved.computes_all_again(self.frame.layers) {
+                // With all layers recomputed, which may be forbidden, it is another's.
+                if moved.recomputes_all(self.domain.layers) {
                     continue;
                 }
                 let step = self.estimator.step(&moved, &table.prices, self.count(&moved));
                 let fits = step.memory.total_bytes() <= bytes_max;
-                if fits && self.worth_of(&step) < least * (1.0 - ROUNDING) {
-                    least = self.worth_of(&step);
+                if fits && self.objective_value_of(&step) < least * (1.0 - ROUNDING) {
+                    least = self.objective_value_of(&step);
                     better = Some((moved, step));
                 }
             }
@@ -412,7 +435,7 @@ impl Space<'_> {
             let table = self.table(Inside::of(&best.0));
             self.descend(&mut best, bytes_max, &table);
         }
-        if best.0.stage_layers == even(self.frame.layers, best.0.pp) {
+        if best.0.stage_layers == even(self.domain.layers, best.0.pp) {
             best.0.stage_layers.clear();
         }
         best
@@ -429,7 +452,8 @@ impl Space<'_> {
         below: f64,
     ) -> (Score, [f64; 2]) {
         let ((_, step), parts) = self.best_cut(path, c, [bytes_max, below], LOOKS[0]);
-        let score = Score { seconds: self.worth_of(&step), bytes: step.memory.total_bytes() };
+        let score =
+            Score { seconds: self.objective_value_of(&step), bytes: step.memory.total_bytes() };
         (score, parts)
     }
 }

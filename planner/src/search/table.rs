@@ -10,7 +10,7 @@ use crate::estimate::Estimator;
 use crate::estimate::cut::Sums;
 use crate::estimate::price::{Inside, LayerPrice, Prices};
 
-/// What is computed again where stages are cut by their times.
+/// What is recomputed where stages are cut by their times.
 pub(super) const AGAIN: [Recompute; 3] = [Recompute::None, Recompute::Attention, Recompute::Full];
 
 /// The tables of one inside, and what bounds read of them.
@@ -19,7 +19,7 @@ pub(super) struct Table {
     pub(super) prices: Prices,
     /// Layers.
     depth: u32,
-    /// Seconds of one micro-batch of all layers and both ends, nothing computed again.
+    /// Seconds of one micro-batch of all layers and both ends, nothing recomputed.
     sum_s: f64,
     /// Seconds of them in which the device computes.
     pub(super) busy_sum_s: f64,
@@ -29,7 +29,7 @@ pub(super) struct Table {
     least_s: f64,
     /// The least part of a layer, or of an end, that its backward pass takes.
     backward_part: f64,
-    /// By stages and what is computed again: the balanced cut.
+    /// By stages and what is recomputed: the balanced cut.
     cuts: Mutex<FxHashMap<(u32, usize), Arc<Balanced>>>,
     /// What is read of the prices to cut layers, of stages on one node and on several.
     sums: [OnceLock<Sums>; 2],
@@ -70,7 +70,7 @@ impl Table {
 
     /// Not above the slowest stage of any cut into `stages`: one of them has as many layers as an
     /// even cut's largest.
-    pub(super) fn pace_s(&self, stages: u32) -> f64 {
+    pub(super) fn bottleneck_s(&self, stages: u32) -> f64 {
         match stages {
             1 => self.sum_s,
             stages => {
@@ -83,12 +83,12 @@ impl Table {
     /// Not above the passes of `m` micro-batches of which the slowest stage takes `pace_s` for one.
     /// Where these are too few to fill the stages, each goes down and comes back before the slowest
     /// stage ends: without zero-bubble schedules and interleaving, which need as many as stages.
-    pub(super) fn passes_s(&self, stages: u32, m: u64, pace_s: f64) -> f64 {
-        let all_s = m as f64 * pace_s;
+    pub(super) fn passes_s(&self, stages: u32, m: u64, bottleneck_s: f64) -> f64 {
+        let all_s = m as f64 * bottleneck_s;
         if m >= u64::from(stages) {
             return all_s;
         }
-        all_s.max(self.sum_s + (m - 1) as f64 * self.backward_part * pace_s)
+        all_s.max(self.sum_s + (m - 1) as f64 * self.backward_part * bottleneck_s)
     }
 
     /// The tables of all cuts, of stages that are on different nodes or not.
@@ -96,11 +96,11 @@ impl Table {
         self.sums[usize::from(is_far)].get_or_init(|| Sums::new(&self.prices, is_far))
     }
 
-    /// The balanced cut into `stages` with so much computed again, an index of [`AGAIN`].
-    pub(super) fn balanced(&self, stages: u32, again: usize) -> Arc<Balanced> {
+    /// The balanced cut into `stages` with so much recomputed, an index of [`AGAIN`].
+    pub(super) fn balanced(&self, stages: u32, recomputed: usize) -> Arc<Balanced> {
         let mut cuts = lock(&self.cuts);
-        let new = || Arc::new(Balanced::new(&self.prices, stages, AGAIN[again]));
-        Arc::clone(cuts.entry((stages, again)).or_insert_with(new))
+        let new = || Arc::new(Balanced::new(&self.prices, stages, AGAIN[recomputed]));
+        Arc::clone(cuts.entry((stages, recomputed)).or_insert_with(new))
     }
 }
 
@@ -144,11 +144,11 @@ pub(super) struct Balanced {
 impl Balanced {
     /// The least time of the slowest stage is sought by bisection; for a time each stage takes as
     /// many layers as it has time for.
-    fn new(prices: &Prices, stages: u32, again: Recompute) -> Balanced {
+    fn new(prices: &Prices, stages: u32, recomputed: Recompute) -> Balanced {
         let both = |price: &LayerPrice| price.forward.total_s() + price.backward.total_s();
         let seconds = |price: &LayerPrice| {
             both(price)
-                + match again {
+                + match recomputed {
                     Recompute::Attention => price.attention_again.total_s(),
                     Recompute::Full => price.forward_again.total_s(),
                     Recompute::None | Recompute::Auto | Recompute::Layers(_) => 0.0,
@@ -182,14 +182,14 @@ impl Balanced {
 /// Stages of layers of which none takes longer than `pace_s`, as many in each as there can be.
 /// `runs` are equal layers and the seconds of one, `ends` what the first and the last stage have
 /// beside them.
-fn fill(runs: &[(u32, f64)], ends: [f64; 2], stages: u32, pace_s: f64) -> Option<Vec<u32>> {
+fn fill(runs: &[(u32, f64)], ends: [f64; 2], stages: u32, bottleneck_s: f64) -> Option<Vec<u32>> {
     let mut left: u32 = runs.iter().map(|(count, _)| count).sum();
     let mut runs = runs.iter().copied();
     let (mut count, mut each_s) = runs.next()?;
     let mut sizes = Vec::with_capacity(stages as usize);
     for stage in 0..stages {
         let after = stages - stage - 1;
-        let mut room_s = pace_s;
+        let mut room_s = bottleneck_s;
         room_s -= if stage == 0 { ends[0] } else { 0.0 };
         room_s -= if after == 0 { ends[1] } else { 0.0 };
         let mut size = 0;

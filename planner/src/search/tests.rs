@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
 use super::branch_and_bound::{Budget, Counter, Objective, Path, Score, Tree};
-use super::decisions::{self, Frame, STEPS, Step};
+use super::decisions::{self, STEPS, SearchDomain, Step};
 use super::events::Line;
 use super::frontier::frontier;
 use super::interop::{NO_SCORES, Tool, Use, export};
@@ -41,13 +41,13 @@ fn estimator<'a>(work: &'a Workload, cluster: &Cluster, global_batch: u64) -> Es
 const FREELY: Budget<'static> = Budget { evaluations_max: EVALUATIONS_MAX, stop: &|| false };
 
 /// Every path, one decision after the other.
-fn leaves(frame: &Frame) -> Vec<Path> {
+fn leaves(domain: &SearchDomain) -> Vec<Path> {
     let mut paths = vec![Path::default()];
     let mut options = Vec::new();
     for _ in STEPS {
         let mut longer = Vec::new();
         for path in &paths {
-            decisions::options(frame, path, &mut options);
+            decisions::options(domain, path, &mut options);
             longer.extend(options.iter().map(|value| path.then(*value)));
         }
         paths = longer;
@@ -64,12 +64,12 @@ fn all_configurations_differ_make_sense_and_are_counted() {
             Some(forbidden.to_owned()).into_iter().filter(|f| !f.is_empty()).collect();
         let fix = vec!["mbs=1".to_owned(), "placement=usual".to_owned()];
         let limits = Limits::parse(&fix, &forbid, &[]).unwrap();
-        let mut frame = Frame::new(&work, devices, batch, limits);
-        frame.layers = 6;
-        let all = leaves(&frame);
+        let mut domain = SearchDomain::new(&work, devices, batch, limits);
+        domain.layers = 6;
+        let all = leaves(&domain);
         let mut seen = BTreeSet::new();
         for path in &all {
-            let c = decisions::configuration(&frame, path);
+            let c = decisions::configuration(&domain, path);
             assert_eq!(c.ranks(), u64::from(devices), "{c}");
             assert!(c.microbatch_count(u64::from(batch)).is_some(), "{c}");
             assert_eq!(c.check(6), Ok(()), "{c}");
@@ -78,7 +78,7 @@ fn all_configurations_differ_make_sense_and_are_counted() {
         }
         let cluster = cluster("h100");
         let estimator = estimator(&work, &cluster, u64::from(batch));
-        let space = Space::new(&estimator, frame);
+        let space = Space::new(&estimator, domain);
         let count = Counter::default().count(&space, &Path::default());
         assert_eq!(count, all.len() as u128);
         assert!(all.len() > 1000, "{devices}: {}", all.len());
@@ -94,10 +94,10 @@ fn shards_are_as_they_are_fixed() {
         let fixed = ["placement=usual", "mbs=1", fix].map(str::to_owned);
         let max: Vec<String> = most.iter().map(|n| format!("shard={n}")).collect();
         let limits = Limits::parse(&fixed, &[], &max).unwrap();
-        let frame = Frame::new(&work, 16, 16, limits);
+        let domain = SearchDomain::new(&work, 16, 16, limits);
         let mut stages = BTreeSet::new();
-        for leaf in leaves(&frame) {
-            let c = decisions::configuration(&frame, &leaf);
+        for leaf in leaves(&domain) {
+            let c = decisions::configuration(&domain, &leaf);
             let copies = c.dp * c.cp;
             let shard = match c.zero {
                 Zero { stage: 0, .. } => 0,
@@ -110,7 +110,7 @@ fn shards_are_as_they_are_fixed() {
                 ("zero=0", _) => shard == 0,
                 (_, most) => c.zero.stage == 3 && Some(shard) <= most,
             };
-            assert!(is_so && frame.limits.allow_all(&c), "{fix}, {most:?}: {c}");
+            assert!(is_so && domain.limits.allow_all(&c), "{fix}, {most:?}: {c}");
             stages.insert(c.zero.stage);
         }
         assert!(!stages.is_empty(), "{fix}");
@@ -135,11 +135,11 @@ fn answers_are_those_of_trying_everything() {
         let work = workload(model, seq);
         let cluster = cluster(on);
         let estimator = estimator(&work, &cluster, u64::from(batch));
-        let frame = Frame::new(&work, devices, batch, limits.clone());
-        let frame = Frame { all_cuts: true, ..frame };
-        let space = Space::new(&estimator, frame.clone());
+        let domain = SearchDomain::new(&work, devices, batch, limits.clone());
+        let domain = SearchDomain { all_cuts: true, ..domain };
+        let space = Space::new(&estimator, domain.clone());
         let have = estimator.memory_bytes;
-        let all = leaves(&frame);
+        let all = leaves(&domain);
         let scores = all.iter().map(|leaf| (leaf, space.score(leaf, have, f64::INFINITY)));
         let fit: Vec<_> = scores.filter(|(_, score)| score.bytes <= have).collect();
         let best = fit.iter().map(|(_, score)| score.seconds).fold(f64::INFINITY, f64::min);
@@ -204,11 +204,12 @@ fn the_least_energy_is_that_of_trying_everything() {
         let limits = Limits::parse(&fix, &[], &[]).unwrap();
         let work = workload(model, seq);
         let estimator = estimator(&work, &cluster(on), u64::from(batch));
-        let frame = Frame::new(&work, devices, batch, limits.clone());
-        let mut space = Space::new(&estimator, frame.clone());
+        let domain = SearchDomain::new(&work, devices, batch, limits.clone());
+        let mut space = Space::new(&estimator, domain.clone());
         space.power = Some(&power);
         let have = estimator.memory_bytes;
-        let scores = leaves(&frame).into_iter().map(|leaf| space.score(&leaf, have, f64::INFINITY));
+        let scores =
+            leaves(&domain).into_iter().map(|leaf| space.score(&leaf, have, f64::INFINITY));
         let fitting = scores.filter(|score| score.bytes <= have).map(|score| score.seconds);
         let best = fitting.fold(f64::INFINITY, f64::min);
         let mut question = SearchRequest {
@@ -276,7 +277,8 @@ fn replays_take_as_long_as_the_search_says() {
         let devices = [16, 48, 96][below(3)];
         let batch = devices * [1, 2, 6][below(3)];
         let estimator = estimator(&work, &cluster(["a100", "h100"][below(2)]), batch.into());
-        let space = Space::new(&estimator, Frame::new(&work, devices, batch, Limits::default()));
+        let space =
+            Space::new(&estimator, SearchDomain::new(&work, devices, batch, Limits::default()));
         for _ in 0..40 {
             let Some(path) = drawn(&space, 2..=16, &mut below) else { continue };
             let (c, step) = space.configuration(&path, f64::INFINITY);
@@ -314,7 +316,7 @@ fn check_shrinking(space: &Space<'_>, before: &Path, have: f64, about: &str) -> 
         let (score, parts) = space.parts(&leaf, have, f64::INFINITY);
         (score, parts, space.bytes(&leaf))
     };
-    let is_free = space.is_free(&decisions::configuration(&space.frame, before));
+    let is_free = space.is_free(&decisions::configuration(&space.domain, before));
     let (mut shrinking, mut passes, mut fastest_s) = (0, 0.0f64, f64::INFINITY);
     for run in options.chunk_by(|before, after| space.shrinks(*before, *after)) {
         let all: Vec<(Score, [f64; 2], f64)> = run.iter().map(leaf).collect();
@@ -358,7 +360,7 @@ fn no_bound_is_above_a_leaf() {
     let models = ["gpt-7.5b", "llama-3-8b", "mixtral-8x7b", "deepseek-v3", "deepseek-v2"];
     let seeds = seeds(0, 60);
     let is_all = seeds.len() > 1;
-    let [mut uneven, mut routed, mut shrinking, mut sharded, mut again] = [0; 5];
+    let [mut uneven, mut routed, mut shrinking, mut sharded, mut recomputed] = [0; 5];
     let power = power();
     for seed in seeds {
         let mut random = Random(seed);
@@ -374,10 +376,10 @@ fn no_bound_is_above_a_leaf() {
         let mut estimator = estimator(&work, &cluster, batch.into());
         estimator.memory_bytes *= [1.0, 20.0][below(2)];
         let have = estimator.memory_bytes;
-        let frame = Frame::new(&work, devices, batch, Limits::default());
-        let mut space = Space::new(&estimator, frame);
+        let domain = SearchDomain::new(&work, devices, batch, Limits::default());
+        let mut space = Space::new(&estimator, domain);
         space.only_fits = below(2) == 0;
-        space.frame.all_cuts = space.only_fits;
+        space.domain.all_cuts = space.only_fits;
         space.power = Some(&power).filter(|_| below(3) == 0);
         for _ in 0..40 {
             let Some(path) = drawn(&space, 1..=devices, &mut below) else { continue };
@@ -407,15 +409,16 @@ fn no_bound_is_above_a_leaf() {
                     assert!(bound.bytes <= score.bytes * (1.0 + 1e-9), "{about}");
                 } else if fastest_s < f64::INFINITY {
                     // All is as good that fits, and nothing is said of what does not.
-                    again += usize::from(c.recompute != Recompute::None);
+                    recomputed += usize::from(c.recompute != Recompute::None);
                     assert!(bound.seconds <= fastest_s * (1.0 + 1e-9), "{about}, {fastest_s}");
                     assert!(bound.bytes <= have, "{about}");
                 }
             }
         }
     }
-    let enough = uneven > 100 && routed > 40 && shrinking > 2000 && sharded > 100 && again > 1000;
-    assert!(!is_all || enough, "{uneven} {routed} {shrinking} {sharded} {again}");
+    let enough =
+        uneven > 100 && routed > 40 && shrinking > 2000 && sharded > 100 && recomputed > 1000;
+    assert!(!is_all || enough, "{uneven} {routed} {shrinking} {sharded} {recomputed}");
 }
 
 /// What is skipped because a placement before it is alike costs the same.
@@ -424,7 +427,7 @@ fn placements_that_are_alike_cost_the_same() {
     let work = workload("mixtral-8x7b", 4096);
     let cluster = cluster("h100");
     let estimator = estimator(&work, &cluster, 64);
-    let space = Space::new(&estimator, Frame::new(&work, 64, 64, Limits::default()));
+    let space = Space::new(&estimator, SearchDomain::new(&work, 64, 64, Limits::default()));
     let mut alike = 0;
     for text in ["tp=2 cp=2 pp=4 dp=4 mbs=1 sp zero=1", "tp=4 cp=1 ep=2 pp=2 dp=8 mbs=2 zero=3/2"] {
         let base: Configuration = text.parse().unwrap();
@@ -554,10 +557,10 @@ fn nothing_is_better_than_a_frontier() {
         let cluster = cluster("h100");
         let estimator = estimator(&work, &cluster, 16);
         let limits = limits(&[&fix[..], &["placement=usual", "shard=0"]].concat());
-        let frame = Frame::new(&work, 16, 16, limits.clone());
-        let mut space = Space::new(&estimator, Frame { all_cuts: true, ..frame.clone() });
+        let domain = SearchDomain::new(&work, 16, 16, limits.clone());
+        let mut space = Space::new(&estimator, SearchDomain { all_cuts: true, ..domain.clone() });
         space.only_fits = true;
-        let all = leaves(&space.frame);
+        let all = leaves(&space.domain);
         let found = frontier(&SearchRequest {
             estimator: &estimator,
             devices: 16,
@@ -578,7 +581,7 @@ fn nothing_is_better_than_a_frontier() {
             let (seconds, bytes) =
                 (point.estimate.step_time_s, point.estimate.memory.total_bytes() * (1.0 - 1e-9));
             let estimator = estimator.clone().limited(Some(bytes));
-            let mut space = Space::new(&estimator, space.frame.clone());
+            let mut space = Space::new(&estimator, space.domain.clone());
             space.only_fits = true;
             for leaf in &all {
                 let score = space.score(leaf, bytes, seconds);

@@ -1,13 +1,13 @@
 //! The space of configurations priced by [`Estimator`]: what the walk needs to know of it.
 //!
 //! A leaf stands for all cuts of the layers into stages. Where time is to be small it is scored at
-//! the best of them ([`cuts`](super::stage_partition)); where memory is, at the better of two: as even as can
-//! be, and such that the slowest stage is as fast as can be.
+//! the best of them ([`cuts`](super::stage_partition)); where memory is, at the better of two: as
+//! even as can be, and such that the slowest stage is as fast as can be.
 //!
 //! Bounds call the step formula itself, at the least of what is open: with the same stages, passes
 //! are not slower without recomputation, exchanges not slower beside full recomputation, and memory
 //! is not larger with both offload and full sharding; where even that does not fit, as much is
-//! computed again as makes it fit. Above the inside of layers, a bound is the work of a stage in
+//! recomputed as makes it fit. Above the inside of layers, a bound is the work of a stage in
 //! equal parts: `m · Σ t / p`, with every axis placed best, and the way of a micro-batch through
 //! all stages where these are not filled. That equal steps have equal formulas, and that the bounds
 //! hold, is tested on random configurations.
@@ -22,7 +22,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use super::branch_and_bound::{Path, Score, Tree};
-use super::decisions::{self, Frame, STEPS};
+use super::decisions::{self, STEPS, SearchDomain};
 use super::known::Known;
 use super::table::{AGAIN, Table, Tables};
 use crate::cluster::Power;
@@ -45,7 +45,7 @@ pub struct Space<'a> {
     /// The prices.
     pub estimator: &'a Estimator<'a>,
     /// The values of decisions.
-    pub frame: Frame,
+    pub domain: SearchDomain,
     /// Samples of a step.
     pub global_batch: u64,
     /// What a device draws, where energy is to be small and not time: scores are joules then.
@@ -77,18 +77,18 @@ type Passes = Vec<(Vec<u32>, f64)>;
 
 impl<'a> Space<'a> {
     /// The space of a frame.
-    pub fn new(estimator: &'a Estimator<'a>, frame: Frame) -> Space<'a> {
-        Space::with(estimator, frame, &Tables::default())
+    pub fn new(estimator: &'a Estimator<'a>, domain: SearchDomain) -> Space<'a> {
+        Space::with(estimator, domain, &Tables::default())
     }
 
     /// The space of a frame, with tables of a space on the same devices.
-    pub fn with(estimator: &'a Estimator<'a>, frame: Frame, tables: &Tables) -> Space<'a> {
-        let global_batch = u64::from(frame.global_batch);
+    pub fn with(estimator: &'a Estimator<'a>, domain: SearchDomain, tables: &Tables) -> Space<'a> {
+        let global_batch = u64::from(domain.global_batch);
         let tables = tables.clone();
         let (last, meshes, passes, placements) = Default::default();
         Space {
             estimator,
-            frame,
+            domain,
             global_batch,
             power: None,
             only_fits: false,
@@ -106,20 +106,21 @@ impl<'a> Space<'a> {
 
     /// Makes spaces of the same leaves, with the same tables, for other threads.
     pub fn another(&self) -> impl Fn() -> Space<'a> + Sync + use<'a> {
-        let (estimator, frame, tables) = (self.estimator, self.frame.clone(), self.tables.clone());
+        let (estimator, domain, tables) =
+            (self.estimator, self.domain.clone(), self.tables.clone());
         let (power, only_fits) = (self.power, self.only_fits);
-        move || Space { power, only_fits, ..Space::with(estimator, frame.clone(), &tables) }
+        move || Space { power, only_fits, ..Space::with(estimator, domain.clone(), &tables) }
     }
 
     /// What is to be small of a step: its seconds, or the joules of a device.
-    pub fn worth(&self, seconds: f64, busy_s: f64) -> f64 {
+    pub fn objective_value(&self, seconds: f64, busy_s: f64) -> f64 {
         self.power.map_or(seconds, |power| power.joules(seconds, busy_s))
     }
 
     /// What is to be small of so many seconds of micro-batches, at least: no stage computes less
     /// than its layers without recomputation.
     pub(super) fn least_worth(&self, seconds: f64, table: &Table, c: &Configuration) -> f64 {
-        self.worth(seconds, self.least_busy_s(table, c))
+        self.objective_value(seconds, self.least_busy_s(table, c))
     }
 
     /// Seconds in which a device computes at least.
@@ -153,31 +154,32 @@ impl<'a> Space<'a> {
     /// The configuration of a leaf, with its stages cut by their times where that is faster.
     pub fn configuration(&self, path: &Path, bytes_max: f64) -> (Configuration, Step) {
         let (mut c, step) = self.cut(path, bytes_max);
-        if c.computes_all_again(self.frame.layers) {
+        if c.recomputes_all(self.domain.layers) {
             c.recompute = Recompute::Full;
         }
         (c, step)
     }
 
     fn cut(&self, path: &Path, bytes_max: f64) -> (Configuration, Step) {
-        let even = decisions::configuration(&self.frame, path);
+        let even = decisions::configuration(&self.domain, path);
         if self.is_free(&even) {
             return self.found(path, even, bytes_max);
         }
         let table = self.table(Inside::of(&even));
         let count = self.count(&even);
         let mut best = (even.clone(), self.estimator.step(&even, &table.prices, count));
-        let again = AGAIN.iter().position(|again| *again == even.recompute);
-        let Some(again) = again.filter(|_| may_be_uneven(&even)) else { return best };
-        let stage_layers = table.balanced(even.pp, again).layers.clone();
+        let recomputed = AGAIN.iter().position(|recomputed| *recomputed == even.recompute);
+        let Some(recomputed) = recomputed.filter(|_| may_be_uneven(&even)) else { return best };
+        let stage_layers = table.balanced(even.pp, recomputed).layers.clone();
         if stage_layers.is_empty() {
             return best;
         }
         let uneven = Configuration { stage_layers, ..even };
         let step = self.estimator.step(&uneven, &table.prices, count);
         let [now, other] = [&best.1, &step].map(|step| step.memory.total_bytes());
-        let worth = |step: &Step| self.worth(step.breakdown.total_s(), step.busy_s);
-        let faster = worth(&step) < worth(&best.1);
+        let objective_value =
+            |step: &Step| self.objective_value(step.breakdown.total_s(), step.busy_s);
+        let faster = objective_value(&step) < objective_value(&best.1);
         if (now > bytes_max && other < now) || (faster && other <= bytes_max) {
             best = (uneven, step);
         }
@@ -185,12 +187,12 @@ impl<'a> Space<'a> {
     }
 
     /// The stages that leaves below a configuration may have: even ones, and those that are
-    /// balanced for what they compute again.
-    fn cuts(&self, c: &Configuration, table: &Table, again: &[usize]) -> Vec<Vec<u32>> {
+    /// balanced for what they recompute.
+    fn cuts(&self, c: &Configuration, table: &Table, recomputed: &[usize]) -> Vec<Vec<u32>> {
         let mut cuts = vec![Vec::new()];
         if may_be_uneven(c) {
-            for again in again {
-                let balanced = table.balanced(c.pp, *again);
+            for recomputed in recomputed {
+                let balanced = table.balanced(c.pp, *recomputed);
                 if !cuts.contains(&balanced.layers) {
                     cuts.push(balanced.layers.clone());
                 }
@@ -203,13 +205,13 @@ impl<'a> Space<'a> {
     /// best.
     fn unplaced(&self, path: &Path) -> f64 {
         if path.values().len() + 1 == INSIDE {
-            let c = decisions::configuration(&self.frame, path);
+            let c = decisions::configuration(&self.domain, path);
             let table = self.table(Inside::near(&c));
-            let passes_s = table.passes_s(c.pp, self.count(&c), table.pace_s(c.pp));
+            let passes_s = table.passes_s(c.pp, self.count(&c), table.bottleneck_s(c.pp));
             return self.least_worth(passes_s, &table, &c);
         }
         let mut options = Vec::new();
-        decisions::options(&self.frame, path, &mut options);
+        decisions::options(&self.domain, path, &mut options);
         let below = options.iter().map(|value| self.unplaced(&path.then(*value)));
         below.fold(f64::INFINITY, f64::min)
     }
@@ -217,7 +219,7 @@ impl<'a> Space<'a> {
     /// The bound of a whole inside: the slowest stage works on all micro-batches. Nothing below the
     /// second of two placements that are alike is better than what is below the first.
     fn placed(&self, path: &Path) -> f64 {
-        let c = decisions::configuration(&self.frame, path);
+        let c = decisions::configuration(&self.domain, path);
         let own = path.values()[INSIDE - 1];
         let orders = self.placements(&path.first(INSIDE - 1));
         let at = orders.iter().position(|(order, _)| *order == own).unwrap_or_default();
@@ -225,11 +227,11 @@ impl<'a> Space<'a> {
             return f64::INFINITY;
         }
         let table = self.table(Inside::of(&c));
-        let pace_s = match may_be_uneven(&c) {
+        let bottleneck_s = match may_be_uneven(&c) {
             true => table.balanced(c.pp, 0).least_s,
-            false => table.pace_s(c.pp),
+            false => table.bottleneck_s(c.pp),
         };
-        self.least_worth(table.passes_s(c.pp, self.count(&c), pace_s), &table, &c)
+        self.least_worth(table.passes_s(c.pp, self.count(&c), bottleneck_s), &table, &c)
     }
 
     /// The orders that can follow, each with what of it a step depends on; kept for the next one.
@@ -239,9 +241,9 @@ impl<'a> Space<'a> {
             return Rc::clone(placements);
         }
         let mut orders = Vec::new();
-        decisions::options(&self.frame, before, &mut orders);
+        decisions::options(&self.domain, before, &mut orders);
         let placement = |order: u32| {
-            let c = decisions::configuration(&self.frame, &before.then(order));
+            let c = decisions::configuration(&self.domain, &before.then(order));
             (order, self.estimator.placement(&c))
         };
         let placements = Rc::new(orders.into_iter().map(placement).collect::<Vec<_>>());
@@ -254,11 +256,11 @@ impl<'a> Space<'a> {
     fn shards_too_little(&self, c: &Configuration) -> bool {
         (1..3).contains(&c.zero.stage)
             && c.zero.shard > 0
-            && self.frame.limits.allow_whole_shards(c)
+            && self.domain.limits.allow_whole_shards(c)
     }
 
     fn bound_below_inside(&self, path: &Path, below: f64) -> Score {
-        let c = decisions::configuration(&self.frame, path);
+        let c = decisions::configuration(&self.domain, path);
         let decided = path.values().len();
         if self.shards_too_little(&c) {
             return Score { seconds: f64::INFINITY, bytes: 0.0 };
@@ -279,7 +281,7 @@ impl<'a> Space<'a> {
         }
         if decided > SCHEDULE && seconds < below {
             seconds = f64::INFINITY;
-            // What is computed again hides collectives, and leaves the least to be moved.
+            // What is recomputed hides collectives, and leaves the least to be moved.
             let mut full = Configuration { recompute: Recompute::Full, ..c.clone() };
             for (stages, passes_s) in passes.iter() {
                 let least = self.least_worth(*passes_s, &table, &c);
@@ -303,16 +305,16 @@ impl<'a> Space<'a> {
     /// The stages that leaves below a schedule may have, each with seconds that the passes of no
     /// step with these stages are below that computes so much again, or more: every path through
     /// the passes grows with each of them. Kept for the decisions that follow.
-    fn least_passes(&self, path: &Path, table: &Table, again: Recompute) -> Rc<Passes> {
+    fn least_passes(&self, path: &Path, table: &Table, recomputed: Recompute) -> Rc<Passes> {
         let schedule = path.first(SCHEDULE);
         let mut kept = self.passes.borrow_mut();
         if kept.as_ref().is_none_or(|(other, _)| *other != schedule) {
             *kept = None;
         }
         let (_, all) = kept.get_or_insert_with(|| (schedule, FxHashMap::default()));
-        let passes = all.entry(again).or_insert_with(|| {
-            let c = decisions::configuration(&self.frame, &schedule);
-            let mut fast = Configuration { recompute: again, ..c.clone() };
+        let passes = all.entry(recomputed).or_insert_with(|| {
+            let c = decisions::configuration(&self.domain, &schedule);
+            let mut fast = Configuration { recompute: recomputed, ..c.clone() };
             let mut passes = Vec::new();
             for stages in self.cuts(&c, table, &[0, 1, 2]) {
                 fast.stage_layers = stages;
@@ -326,16 +328,17 @@ impl<'a> Space<'a> {
 
     /// The same of leaves that fit, where each has the even stages.
     fn least_passes_that_fit(&self, path: &Path, c: &Configuration, table: &Table) -> Rc<Passes> {
-        let again = self.least_again(c, path.values().len(), |small| {
+        let recomputed = self.least_again(c, path.values().len(), |small| {
             let bytes = self.estimator.bytes(small, &table.prices, self.count(c));
             bytes <= self.estimator.memory_bytes
         });
-        let passes = again.into_iter().map(|again| self.least_passes(path, table, again));
+        let passes =
+            recomputed.into_iter().map(|recomputed| self.least_passes(path, table, recomputed));
         passes.min_by(|a, b| fastest_s(a).total_cmp(&fastest_s(b))).unwrap_or_default()
     }
 
-    /// What leaves compute again that fit: one of these, or more than it. `fits` says whether a
-    /// leaf does where all that is open but its stages and what it computes again is as small as
+    /// What leaves recompute that fit: one of these, or more than it. `fits` says whether a
+    /// leaf does where all that is open but its stages and what it recomputes is as small as
     /// can be.
     pub(super) fn least_again(
         &self,
@@ -352,7 +355,7 @@ impl<'a> Space<'a> {
             return vec![Recompute::None];
         }
         // Counts of layers below those of an even stage, ascending.
-        let counts = (self.frame.layers.div_ceil(c.pp) - 1) / c.vpp;
+        let counts = (self.domain.layers.div_ceil(c.pp) - 1) / c.vpp;
         let (mut low, mut high) = (0, counts);
         while low < high {
             let middle = low + (high - low) / 2;
@@ -390,9 +393,9 @@ impl<'a> Space<'a> {
         let mut least = f64::INFINITY;
         for mut small in self.smallest(c, decided) {
             // What computes the most again is the least of nearly all.
-            for (again, recompute) in AGAIN.into_iter().enumerate().rev() {
+            for (recomputed, recompute) in AGAIN.into_iter().enumerate().rev() {
                 small.recompute = recompute;
-                for stages in self.cuts(c, &table, &[again]) {
+                for stages in self.cuts(c, &table, &[recomputed]) {
                     small.stage_layers = stages;
                     least = least.min(self.estimator.bytes(&small, &table.prices, count));
                     if self.only_fits && least <= self.estimator.memory_bytes {
@@ -458,7 +461,7 @@ impl Tree for Space<'_> {
     }
 
     fn options(&self, path: &Path, options: &mut Vec<u32>) {
-        decisions::options(&self.frame, path, options);
+        decisions::options(&self.domain, path, options);
     }
 
     fn looks_ahead(&self) -> u32 {
@@ -470,7 +473,7 @@ impl Tree for Space<'_> {
     }
 
     fn shape(&self, path: &Path) -> u64 {
-        decisions::shape(&self.frame, path)
+        decisions::shape(&self.domain, path)
     }
 
     fn bound(&self, path: &Path, below: f64) -> Score {
@@ -485,7 +488,7 @@ impl Tree for Space<'_> {
             let seconds = self.unplaced(path);
             // Where axes are placed does not matter to memory.
             let known = decided + 1 == INSIDE && seconds < below;
-            let c = decisions::configuration(&self.frame, path);
+            let c = decisions::configuration(&self.domain, path);
             let bytes = if known { self.least_bytes(&c, decided) } else { 0.0 };
             return Score { seconds, bytes };
         }
@@ -506,17 +509,17 @@ impl Tree for Space<'_> {
         score
     }
 
-    /// Each layer more that is computed again keeps its input alone. It need not be slower: more of
+    /// Each layer more that is recomputed keeps its input alone. It need not be slower: more of
     /// the exchanges may be hidden. All layers are one more than most, of all cuts.
     fn shrinks(&self, before: u32, after: u32) -> bool {
         let is_more = decisions::counts_layers(after) || decisions::is_full(after);
         self.only_fits && decisions::counts_layers(before) && is_more
     }
 
-    /// Passes grow with each layer that is computed again; what is hidden behind them, and what is
+    /// Passes grow with each layer that is recomputed; what is hidden behind them, and what is
     /// moved away, shrinks.
     fn parts(&self, path: &Path, bytes_max: f64, below: f64) -> (Score, [f64; 2]) {
-        let c = decisions::configuration(&self.frame, path);
+        let c = decisions::configuration(&self.domain, path);
         if self.is_free(&c) {
             return self.parts_of_all_cuts(path, &c, bytes_max, below);
         }
@@ -524,18 +527,26 @@ impl Tree for Space<'_> {
         let parts = step.breakdown;
         let after_s = parts.gradients_s + parts.weights_s + parts.optimizer_s + parts.offload_s;
         let seconds = parts.total_s();
-        let score =
-            Score { seconds: self.worth(seconds, step.busy_s), bytes: step.memory.total_bytes() };
-        (score, [self.worth(seconds - after_s, step.busy_s), self.worth(after_s, 0.0)])
+        let score = Score {
+            seconds: self.objective_value(seconds, step.busy_s),
+            bytes: step.memory.total_bytes(),
+        };
+        (
+            score,
+            [
+                self.objective_value(seconds - after_s, step.busy_s),
+                self.objective_value(after_s, 0.0),
+            ],
+        )
     }
 
     /// Where nothing but time is to be small: what there is, if any cut fits.
     fn bytes(&self, path: &Path) -> f64 {
-        let mut c = decisions::configuration(&self.frame, path);
+        let mut c = decisions::configuration(&self.domain, path);
         let (table, count) = (self.table(Inside::of(&c)), self.count(&c));
-        let again = AGAIN.iter().position(|again| *again == c.recompute);
+        let recomputed = AGAIN.iter().position(|recomputed| *recomputed == c.recompute);
         let mut least = f64::INFINITY;
-        for stages in self.cuts(&c, &table, again.as_slice()) {
+        for stages in self.cuts(&c, &table, recomputed.as_slice()) {
             c.stage_layers = stages;
             least = least.min(self.estimator.bytes(&c, &table.prices, count));
         }

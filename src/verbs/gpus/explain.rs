@@ -276,15 +276,15 @@ fn neighbours(
     all.sort_by(|a, b| a.chosen.estimate.step_time_s.total_cmp(&b.chosen.estimate.step_time_s));
     let question = question(subject, asked, estimator, Aim::Time, &|| false)?;
     let searched = all.iter_mut().filter_map(|neighbour| {
-        let (knob, number) = Limits::decision(&neighbour.change).ok()?;
+        let (decision, number) = Limits::decision(&neighbour.change).ok()?;
         // As it is, it is one of them, if the other limits allow it.
         let mut limits = question.limits.clone();
-        limits.fix(knob, number);
+        limits.fix(decision, number);
         let is_one = |known: &&Chosen| known.fits && limits.allow_all(&known.configuration);
         let known = Some(&neighbour.chosen).filter(is_one);
         let below_s = known.map_or(f64::INFINITY, |known| known.estimate.step_time_s);
         neighbour.best = known.cloned();
-        Some(((knob, number, below_s), &mut neighbour.best))
+        Some(((decision, number, below_s), &mut neighbour.best))
     });
     let (changes, places): (Vec<_>, Vec<_>) = searched.unzip();
     for (place, found) in places.into_iter().zip(searched_again(&question, &changes)) {
@@ -326,7 +326,7 @@ fn other_meshes(best: &Configuration, layers: u32) -> Vec<(String, Configuration
     all
 }
 
-/// Cuts the layers evenly into so many stages; of each as large a part is computed again.
+/// Cuts the layers evenly into so many stages; of each as large a part is recomputed.
 fn in_stages(c: &mut Configuration, stages: u32, layers: u32) {
     if let Recompute::Layers(count) = c.recompute {
         let deepest = u64::from(c.deepest(layers).max(1));
@@ -457,7 +457,7 @@ mod tests {
     #[test]
     fn neighbours_are_whole_plans() {
         for (best, change, expected) in [
-            // As large a part of each stage is computed again.
+            // As large a part of each stage is recomputed.
             ("pp=2 dp=4 recompute=layers:8", "pp=4", "tp=1 pp=4 dp=2 mbs=1 recompute=layers:4"),
             ("pp=2 dp=4 recompute=layers:8", "pp=1", "tp=1 pp=1 dp=8 mbs=1 recompute=layers:16"),
             // Uneven stages of another number are even, and one stage has no schedule.

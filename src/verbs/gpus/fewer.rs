@@ -26,7 +26,7 @@ pub(super) fn cheapest(
         let estimator = fewer.estimator()?;
         let asked = question(&fewer, asked, &estimator, aim, stop)?;
         let found = best_below(&asked, below / f64::from(devices));
-        Ok(found.and_then(|found| worth(&fewer, aim, &found)))
+        Ok(found.and_then(|found| objective_value(&fewer, aim, &found)))
     };
     let (mut best, mut cheapest) = (f64::INFINITY, None);
     let mut half = Some(all);
@@ -58,7 +58,7 @@ fn is_tried(devices: u32, all: u32) -> bool {
 }
 
 /// What a plan costs: device time, or joules of all devices.
-fn worth(subject: &Subject, aim: Aim, found: &Chosen) -> Option<f64> {
+fn objective_value(subject: &Subject, aim: Aim, found: &Chosen) -> Option<f64> {
     match aim {
         Aim::Energy => subject.joules(&found.estimate),
         Aim::Cost | Aim::Time | Aim::Memory | Aim::Pareto => {

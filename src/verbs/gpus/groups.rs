@@ -123,7 +123,7 @@ impl Mixed {
     ) -> Result<Grouped, Failure> {
         let mut question = groups::GroupRequest { stop, ..self.question(asked)? };
         question.for_memory = aim == Aim::Memory;
-        let worth: &dyn Fn(&Grouped) -> f64 = match aim {
+        let objective_value: &dyn Fn(&Grouped) -> f64 = match aim {
             Aim::Time | Aim::Memory => {
                 let way = groups::plan(&question)?;
                 if cfg!(debug_assertions) {
@@ -131,7 +131,7 @@ impl Mixed {
                 }
                 return Ok(way);
             }
-            Aim::Cost => &|way| self.worth(way) * way.step_time_s(),
+            Aim::Cost => &|way| self.objective_value(way) * way.step_time_s(),
             Aim::Energy => &|way| way.joules(&self.cluster).unwrap_or(f64::INFINITY),
             Aim::Pareto => {
                 let headline = "a frontier is found for devices that are alike";
@@ -139,13 +139,13 @@ impl Mixed {
             }
         };
         let ways = groups::of_each_set(&question)?.into_iter().map(|(_, way)| way);
-        let best = ways.min_by(|a, b| worth(a).total_cmp(&worth(b)));
+        let best = ways.min_by(|a, b| objective_value(a).total_cmp(&objective_value(b)));
         Ok(best.expect("a set of groups has a way, or this is refused"))
     }
 
     /// Money for an hour of the devices that take part, where it is known of all groups; else their
     /// number.
-    fn worth(&self, way: &Grouped) -> f64 {
+    fn objective_value(&self, way: &Grouped) -> f64 {
         let groups = &self.cluster.groups;
         let price = |group: usize| Some(groups[group].price.as_ref()?.per_device_hour.value);
         let are_known = groups.iter().all(|group| group.price.is_some());

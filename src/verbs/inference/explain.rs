@@ -228,16 +228,16 @@ fn helps(parts: &Parts) -> String {
 /// The nearest ways below and above in tp and in pp, each with the best experts for it, and in how
 /// experts lie alone. Rows are the best first.
 fn neighbours<'r>(best: &Row, rows: &'r [Row]) -> Vec<&'r Row> {
-    let knobs: [fn(&Row) -> u32; 3] = [|row| row.copy.tp, |row| row.copy.pp, |row| row.copy.ep];
+    let decisions: [fn(&Row) -> u32; 3] = [|row| row.copy.tp, |row| row.copy.pp, |row| row.copy.ep];
     // What stays where another one changes: the first two, and both for experts.
     let same: [&[usize]; 3] = [&[1], &[0], &[0, 1]];
     let mut found: Vec<&Row> = Vec::new();
-    for (knob, same) in knobs.into_iter().zip(same) {
-        let alike = |row: &&Row| same.iter().all(|at| knobs[*at](row) == knobs[*at](best));
-        let values = || rows.iter().filter(alike).map(knob);
-        let below = values().filter(|value| *value < knob(best)).max();
-        let above = values().filter(|value| *value > knob(best)).min();
-        let is = |value: u32| rows.iter().filter(alike).find(|row| knob(row) == value);
+    for (decision, same) in decisions.into_iter().zip(same) {
+        let alike = |row: &&Row| same.iter().all(|at| decisions[*at](row) == decisions[*at](best));
+        let values = || rows.iter().filter(alike).map(decision);
+        let below = values().filter(|value| *value < decision(best)).max();
+        let above = values().filter(|value| *value > decision(best)).min();
+        let is = |value: u32| rows.iter().filter(alike).find(|row| decision(row) == value);
         found.extend(below.into_iter().chain(above).filter_map(is));
     }
     found

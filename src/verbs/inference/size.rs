@@ -150,8 +150,8 @@ fn enough(kind: &Cluster, args: &CostArgs, load: Load) -> Result<Vec<Enough>, Fa
             devices = need;
         };
         let Some(row) = row else { continue };
-        let may = |knob, number: u32| limits.allow(knob, number as usize);
-        if !may(planner::limits::Knob::Dp, row.copies) {
+        let may = |decision, number: u32| limits.allow(decision, number as usize);
+        if !may(planner::limits::Decision::Dp, row.copies) {
             continue;
         }
         fewest = fewest.min(devices);
@@ -181,20 +181,21 @@ fn purpose(args: &CostArgs) -> Purpose {
 /// The ways in which a copy may lie, those that share experts too. Of as many layers on the deepest
 /// stage the fewest stages are enough.
 fn ways(subject: &Subject, args: &CostArgs) -> Result<Vec<Replica>, Failure> {
-    use planner::limits::Knob;
+    use planner::limits::Decision;
     let limits = args.asked.limited.all_limits()?;
-    let may = |knob, number: u32| limits.allow(knob, number as usize);
+    let may = |decision, number: u32| limits.allow(decision, number as usize);
     let estimator = subject.estimator()?;
     let copies = Copies::new(subject, &estimator, super::Wanted::default(), purpose(args))?;
     let depth = subject.work.depth();
     let stages: BTreeSet<u32> = (1..=depth).map(|deepest| depth.div_ceil(deepest)).collect();
     let mut ways = Vec::new();
-    for tp in (1..=TENSOR_MAX).filter(|tp| may(Knob::Tp, *tp)) {
+    for tp in (1..=TENSOR_MAX).filter(|tp| may(Decision::Tp, *tp)) {
         if !copies.serving.allows(copies.serving.alone(tp, 1)) {
             continue;
         }
         for ep in copies.serving.expert_ways(tp, SHARING_MAX) {
-            let pipelines = stages.iter().filter(|pp| may(Knob::Pp, **pp) && may(Knob::Ep, ep));
+            let pipelines =
+                stages.iter().filter(|pp| may(Decision::Pp, **pp) && may(Decision::Ep, ep));
             ways.extend(pipelines.map(|pp| Replica { tp, pp: *pp, ep }));
         }
     }

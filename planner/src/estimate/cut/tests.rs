@@ -6,7 +6,7 @@ use crate::estimate::rates::Arithmetic;
 use crate::estimate::tests::{gpt3, machine};
 use crate::search::oracle::{Random, seeds};
 
-/// A layer of random passes; what it computes again is its forward pass.
+/// A layer of random passes; what it recomputes is its forward pass.
 fn layer(random: &mut Random) -> LayerPrice {
     let pass = |products_s: f64| Pass { products_s, ..Pass::default() };
     // Of some kinds the forward pass takes longer than all passes of others.
@@ -46,8 +46,8 @@ fn drawn(random: &mut Random) -> (Prices, Configuration, u64) {
     let (first, last) = (layer(random), layer(random));
     let prices = Prices { layers, first, last, boundary_bytes: 1e6, tied_parameters: 0.0 };
     let (pp, schedule) = (2 + random.below(3) as u32, Schedule::ALL[random.below(4)]);
-    let again = Recompute::Layers(1 + random.below(depth as usize) as u32);
-    let recompute = if random.below(5) == 0 { Recompute::Full } else { again };
+    let recomputed = Recompute::Layers(1 + random.below(depth as usize) as u32);
+    let recompute = if random.below(5) == 0 { Recompute::Full } else { recomputed };
     let c = Configuration { pp, schedule, recompute, ..Configuration::default() };
     (prices, c, u64::from(2 * pp) + random.below(9) as u64)
 }
@@ -60,7 +60,7 @@ fn has_room(room: &Room, cut: &[u32]) -> bool {
         && between.iter().all(|layers| *layers <= room.most_between)
 }
 
-/// Where layers differ, and some of each stage are computed again: no cut is faster than the bound,
+/// Where layers differ, and some of each stage are recomputed: no cut is faster than the bound,
 /// no cut that is fast enough has other numbers of layers than there is room for, and the best one
 /// is found.
 #[test]
@@ -80,7 +80,7 @@ fn no_cut_of_unlike_layers_is_below_the_bound() {
         let sums = Sums::new(&prices, estimator.sends_far(&c));
         let cuts = estimator.cuts(&c, (&prices, &sums), count, Rc::default());
         let of = |layers: &Vec<u32>| Configuration { stage_layers: layers.clone(), ..c.clone() };
-        // Where more layers are computed again than an even stage has, some stage is deeper.
+        // Where more layers are recomputed than an even stage has, some stage is deeper.
         let is_own = |cut: &Vec<u32>| cut.iter().any(|layers| *layers > cuts.deeper_than());
         let all: Vec<_> = all_cuts(depth, c.pp).into_iter().filter(is_own).collect();
         if all.is_empty() {
@@ -104,7 +104,7 @@ fn no_cut_of_unlike_layers_is_below_the_bound() {
         let best_s = all.iter().map(total).fold(f64::INFINITY, f64::min);
         let wanted = Wanted {
             bytes_max: f64::INFINITY,
-            worth: &|step| step.breakdown.total_s(),
+            objective_value: &|step| step.breakdown.total_s(),
             seconds: &|seconds| seconds,
             below: best_s * 1.01,
             work_max: u32::MAX,

@@ -18,7 +18,7 @@ const BEST_FIT_SHARE: f64 = 0.1;
 
 /// Our own programs: fused kernels, flash attention, no dispatcher.
 pub const GANTLINE: Profile = Profile {
-    name: "ours",
+    name: "gantline",
     attention: AttentionKernel::FlashBest,
     skips_masked: true,
     around_attention: NOTHING,

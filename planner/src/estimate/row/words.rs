@@ -63,7 +63,7 @@ pub(super) fn arithmetic(text: &str) -> Result<Option<Arithmetic>, String> {
     }
 }
 
-/// What is computed again; none where the text is blank or says something else.
+/// What is recomputed; none where the text is blank or says something else.
 pub(super) fn recompute(text: &str) -> Option<Recompute> {
     match text.trim().to_lowercase().as_str() {
         "none" | "no" | "off" | "false" | "0" => Some(Recompute::None),

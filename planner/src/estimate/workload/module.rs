@@ -576,8 +576,8 @@ mod tests {
                 Some(*split)
             })
             .collect();
-        let (columns, again, rows) = (Split::Columns, Split::ColumnsAgain, Split::Rows);
-        assert_eq!(splits, [columns, again, again, rows, columns, rows]);
+        let (columns, recomputed, rows) = (Split::Columns, Split::ColumnsAgain, Split::Rows);
+        assert_eq!(splits, [columns, recomputed, recomputed, rows, columns, rows]);
         let mut items = gpt2.layers[0].items.iter();
         assert!(items.any(|item| matches!(item, Item::Mixing { heads: 12, cut: true, .. })));
         let text = "module m\n  func @loss(%w: f32[1], %x: f32[B, 1]) {\n    \

@@ -51,7 +51,7 @@ pub(super) fn paths<T: Tree>(tree: &T, another: &(impl Fn() -> T + Sync)) -> Vec
 }
 
 /// Walks below some paths at a time.
-pub(super) fn walk<T: Tree>(
+pub(super) fn explore<T: Tree>(
     walker: &mut Walker<'_, T>,
     another: &(impl Fn() -> T + Sync),
     paths: &[(Path, Score)],
@@ -75,8 +75,8 @@ pub(super) fn walk<T: Tree>(
         let evaluations_max = walker.left().div_ceil(parts.len() as u64);
         let share = Budget { evaluations_max, stop: walker.budget.stop };
         let (aim, ahead) = (walker.aim, walker.ahead);
-        let walk = |part: Part<T::Kept>| part.walk(another(), (aim, ahead), &share);
-        let parts: Vec<Part<T::Kept>> = on_all_threads(parts, walk);
+        let explore = |part: Part<T::Kept>| part.explore(another(), (aim, ahead), &share);
+        let parts: Vec<Part<T::Kept>> = on_all_threads(parts, explore);
         for part in parts {
             part.add_to(walker);
         }
@@ -111,8 +111,8 @@ pub(super) fn list<T: Tree>(
         let evaluations_max = walker.left().div_ceil(parts.len() as u64);
         let share = Budget { evaluations_max, stop: walker.budget.stop };
         let (aim, ahead) = (Aim { below_s, ..walker.aim }, walker.ahead);
-        let walk = |part: Part<T::Kept>| part.walk(another(), (aim, ahead), &share);
-        let parts: Vec<Part<T::Kept>> = on_all_threads(parts, walk);
+        let explore = |part: Part<T::Kept>| part.explore(another(), (aim, ahead), &share);
+        let parts: Vec<Part<T::Kept>> = on_all_threads(parts, explore);
         for part in parts {
             part.add_to(walker);
         }
@@ -139,7 +139,7 @@ fn has_threads() -> bool {
 
 impl<K: Send> Part<K> {
     /// Walks below the path, in a tree of its own.
-    fn walk<T: Tree<Kept = K>>(
+    fn explore<T: Tree<Kept = K>>(
         self,
         tree: T,
         (aim, ahead): (Aim, Option<u32>),

@@ -9,7 +9,7 @@
 
 use ir::{Diagnostic, Span};
 
-use super::{GroupRequest, Share, Shared, joined, there, wrong};
+use super::{BatchShares, GroupRequest, Share, joined, there, wrong};
 use crate::configuration::Configuration;
 use crate::divisors::divisors;
 use crate::estimate::Estimator;
@@ -17,7 +17,7 @@ use crate::limits::Limits;
 use crate::limits::cause::Cause;
 use crate::search::batches;
 use crate::search::branch_and_bound::{Budget, Objective, Path, Tree};
-use crate::search::decisions::Frame;
+use crate::search::decisions::SearchDomain;
 use crate::search::request::{Chosen, cut_off, enough, extreme_of};
 use crate::search::table::Tables;
 use crate::search::uniform::Space;
@@ -74,9 +74,9 @@ enum Value {
 
 impl Value {
     /// Seconds, or bytes of the fullest device.
-    fn worth(&self, for_memory: bool) -> f64 {
+    fn objective_value(&self, for_memory: bool) -> f64 {
         match self {
-            Value::Bound(worth) => *worth,
+            Value::Bound(objective_value) => *objective_value,
             Value::Found(Some(chosen)) if for_memory => chosen.estimate.memory.total_bytes(),
             Value::Found(Some(chosen)) => chosen.estimate.step_time_s,
             Value::Found(None) => f64::INFINITY,
@@ -102,7 +102,7 @@ enum By {
 /// Shares of a set of groups, and what they are worth.
 #[derive(Clone, Debug)]
 struct Way {
-    worth: f64,
+    objective_value: f64,
     set: Vec<usize>,
     /// The share of each, by number.
     shares: Vec<usize>,
@@ -170,9 +170,9 @@ impl<'a> Shares<'a> {
         (0..self.kinds.len()).filter(|group| self.kinds[*group] == *group).collect()
     }
 
-    fn frame(&self, group: usize, samples: u32) -> Frame {
+    fn domain(&self, group: usize, samples: u32) -> SearchDomain {
         let GroupRequest { work, limits, .. } = self.asked;
-        Frame::new(work, self.asked.devices(group), samples, limits.clone())
+        SearchDomain::new(work, self.asked.devices(group), samples, limits.clone())
     }
 
     /// What a share is not worth less than; infinite where no layout divides it.
@@ -180,11 +180,11 @@ impl<'a> Shares<'a> {
         if !self.pieces.is_share(share) {
             return f64::INFINITY;
         }
-        let frame = self.frame(group, self.pieces.samples(share));
+        let domain = self.domain(group, self.pieces.samples(share));
         if self.asked.for_memory {
-            return if batches::divides(&frame) { 0.0 } else { f64::INFINITY };
+            return if batches::divides(&domain) { 0.0 } else { f64::INFINITY };
         }
-        let space = Space::with(&self.estimators[group], frame, &self.tables[group]);
+        let space = Space::with(&self.estimators[group], domain, &self.tables[group]);
         space.bound(&Path::default(), f64::INFINITY).seconds
     }
 
@@ -198,13 +198,13 @@ impl<'a> Shares<'a> {
         let objective = if for_memory { Objective::Memory } else { Objective::Time };
         let samples = self.pieces.samples(share);
         let estimator = self.estimators[group].of_batch(samples.into());
-        let frame = self.frame(group, samples).searched_for(objective);
-        let mut space = Space::with(&estimator, frame, &self.tables[group]);
+        let domain = self.domain(group, samples).searched_for(objective);
+        let mut space = Space::with(&estimator, domain, &self.tables[group]);
         space.only_fits = objective == Objective::Time;
         let budget = Budget { evaluations_max, stop };
         let (found, complete) = extreme_of(&space, objective, &budget, below);
         let found = found.filter(|chosen| chosen.fits);
-        let bound = self.values[group][share].worth(for_memory);
+        let bound = self.values[group][share].objective_value(for_memory);
         if let Some(chosen) = found.as_ref().filter(|_| bound > 0.0) {
             self.above[group] = chosen.estimate.step_time_s / bound;
         }
@@ -229,16 +229,16 @@ impl<'a> Shares<'a> {
             let values = &self.values[self.kinds[*group]];
             let above = self.above[self.kinds[*group]];
             for share in (1..states).filter(|share| self.pieces.is_share(*share)) {
-                let worth = values[share].worth(self.asked.for_memory);
-                let worth = match by {
+                let objective_value = values[share].objective_value(self.asked.for_memory);
+                let objective_value = match by {
                     By::Found if !values[share].is_found() => continue,
-                    By::Guess if !values[share].is_found() => worth * above,
-                    By::Found | By::Guess | By::Bound => worth,
+                    By::Guess if !values[share].is_found() => objective_value * above,
+                    By::Found | By::Guess | By::Bound => objective_value,
                 };
                 // What is left over goes to one of them.
                 let free = (0..states - share).filter(|given| share % 2 + given % 2 < 2);
                 for given in free {
-                    let slowest: f64 = levels[levels.len() - 1][given].0.max(worth);
+                    let slowest: f64 = levels[levels.len() - 1][given].0.max(objective_value);
                     if slowest < next[given + share].0 {
                         next[given + share] = (slowest, share);
                     }
@@ -255,8 +255,8 @@ impl<'a> Shares<'a> {
         }
         shares.reverse();
         let more = if self.asked.for_memory { 0.0 } else { self.asked.exchange_s(set) };
-        let worth = slowest + more;
-        worth.is_finite().then(|| Way { worth, set: set.to_vec(), shares })
+        let objective_value = slowest + more;
+        objective_value.is_finite().then(|| Way { objective_value, set: set.to_vec(), shares })
     }
 
     /// Asks the search about shares, those first that are likely to be too slow; the others need
@@ -265,20 +265,20 @@ impl<'a> Shares<'a> {
         let searched = self.searched;
         let for_memory = self.asked.for_memory;
         let more = if for_memory { 0.0 } else { self.asked.exchange_s(&way.set) };
-        let worth = |shares: &Shares<'_>, (group, share): (usize, usize)| {
+        let objective_value = |shares: &Shares<'_>, (group, share): (usize, usize)| {
             let kind = shares.kinds[group];
-            (shares.values[kind][share].worth(for_memory), shares.above[kind])
+            (shares.values[kind][share].objective_value(for_memory), shares.above[kind])
         };
         let mut pairs: Vec<(usize, usize)> =
             way.set.iter().copied().zip(way.shares.iter().copied()).collect();
         let likely = |shares: &Shares<'_>, pair| {
-            let (worth, above) = worth(shares, pair);
-            worth * above
+            let (objective_value, above) = objective_value(shares, pair);
+            objective_value * above
         };
         pairs.sort_by(|a, b| likely(self, *b).total_cmp(&likely(self, *a)));
         for pair in pairs {
             self.find(pair.0, pair.1, below - more);
-            if worth(self, pair).0 >= below - more || (self.asked.stop)() {
+            if objective_value(self, pair).0 >= below - more || (self.asked.stop)() {
                 break;
             }
         }
@@ -290,12 +290,13 @@ impl<'a> Shares<'a> {
         let mut best: Option<Way> = None;
         for _ in 0..GUESSES_MAX {
             let guesses = sets.iter().filter_map(|set| self.least(set, By::Guess));
-            let guess = guesses.min_by(|a, b| a.worth.total_cmp(&b.worth))?;
-            let below = best.as_ref().map_or(f64::INFINITY, |best| best.worth);
-            if guess.worth >= below || !self.find_of(&guess, below) {
+            let guess = guesses.min_by(|a, b| a.objective_value.total_cmp(&b.objective_value))?;
+            let below = best.as_ref().map_or(f64::INFINITY, |best| best.objective_value);
+            if guess.objective_value >= below || !self.find_of(&guess, below) {
                 break;
             }
-            let known = self.least(&guess.set, By::Found).filter(|known| known.worth < below);
+            let known =
+                self.least(&guess.set, By::Found).filter(|known| known.objective_value < below);
             best = known.or(best);
         }
         best
@@ -306,25 +307,27 @@ impl<'a> Shares<'a> {
     /// # Errors
     /// `E3203` where no layouts divide the batch, `E3201` where none fits, `E3205` where a budget
     /// ended first.
-    pub(super) fn best(&mut self, only: Option<&[usize]>) -> Result<Shared, Vec<Diagnostic>> {
+    pub(super) fn best(&mut self, only: Option<&[usize]>) -> Result<BatchShares, Vec<Diagnostic>> {
         let sets: Vec<Vec<usize>> = self.asked.sets_like(only);
         let mut open: Vec<Way> = sets.iter().filter_map(|set| self.least(set, By::Bound)).collect();
         if open.is_empty() {
             return Err(vec![self.nothing_divides()]);
         }
         let mut best = self.guessed(&sets);
-        let first =
-            |open: &[Way]| (0..open.len()).min_by(|a, b| open[*a].worth.total_cmp(&open[*b].worth));
+        let first = |open: &[Way]| {
+            (0..open.len())
+                .min_by(|a, b| open[*a].objective_value.total_cmp(&open[*b].objective_value))
+        };
         let mut stopped = (self.asked.stop)();
         while let Some(at) = first(&open).filter(|_| !stopped) {
             let before = open.swap_remove(at);
             // What is found of one set may raise what others are worth.
             let Some(way) = self.least(&before.set, By::Bound) else { continue };
-            let least = best.as_ref().map_or(f64::INFINITY, |best| best.worth);
-            if way.worth >= least {
+            let least = best.as_ref().map_or(f64::INFINITY, |best| best.objective_value);
+            if way.objective_value >= least {
                 continue;
             }
-            if way.worth > before.worth {
+            if way.objective_value > before.objective_value {
                 open.push(way);
                 continue;
             }
@@ -332,7 +335,8 @@ impl<'a> Shares<'a> {
                 open.push(way.clone());
             }
             stopped = (self.asked.stop)();
-            let known = self.least(&way.set, By::Found).filter(|known| known.worth < least);
+            let known =
+                self.least(&way.set, By::Found).filter(|known| known.objective_value < least);
             best = known.or(best);
         }
         self.complete &= !stopped;
@@ -344,7 +348,7 @@ impl<'a> Shares<'a> {
     }
 
     /// The answer.
-    fn told(&self, way: &Way, only: Option<&[usize]>) -> Shared {
+    fn told(&self, way: &Way, only: Option<&[usize]>) -> BatchShares {
         let mut first_rank = 0;
         let mut shares = Vec::new();
         for group in 0..self.kinds.len() {
@@ -364,7 +368,7 @@ impl<'a> Shares<'a> {
         let exchange_s = self.asked.exchange_s(&way.set);
         let all: Vec<usize> = (0..self.kinds.len()).collect();
         let leaves_some = only.is_none() && self.least(&all, By::Bound).is_none();
-        Shared {
+        BatchShares {
             shares,
             piece: self.pieces.piece,
             rest: self.pieces.rest,
@@ -378,7 +382,7 @@ impl<'a> Shares<'a> {
 
     /// The batches next to this one of which all groups can have a share.
     fn nearest(&self) -> Vec<u32> {
-        let divides = |group: usize, samples| batches::divides(&self.frame(group, samples));
+        let divides = |group: usize, samples| batches::divides(&self.domain(group, samples));
         batches::nearest(self.asked.batch(), self.kinds.len(), divides)
     }
 
@@ -432,7 +436,7 @@ impl<'a> Shares<'a> {
     pub(super) fn of_layouts(
         asked: &'a GroupRequest<'a>,
         layouts: &[Option<Configuration>],
-    ) -> Result<Shared, Vec<Diagnostic>> {
+    ) -> Result<BatchShares, Vec<Diagnostic>> {
         let mut shares = Shares::unknown(asked)?;
         // Groups that are alike may have other layouts.
         shares.kinds = (0..layouts.len()).collect();
@@ -512,11 +516,13 @@ mod tests {
             shares.pieces.count = 1 + random.below(4);
             let (states, pieces) = (shares.pieces.shares(), shares.pieces);
             rests += usize::from(pieces.rest > 0);
-            let mut worth = || Value::Bound(random.below(1000) as f64);
-            shares.values = (0..3).map(|_| (0..states).map(|_| worth()).collect()).collect();
+            let mut objective_value = || Value::Bound(random.below(1000) as f64);
+            shares.values =
+                (0..3).map(|_| (0..states).map(|_| objective_value()).collect()).collect();
             let set = [0, 1, 2];
             let of = |way: &[usize]| {
-                let each = way.iter().zip(&shares.values).map(|(s, v)| v[*s].worth(false));
+                let each =
+                    way.iter().zip(&shares.values).map(|(s, v)| v[*s].objective_value(false));
                 each.fold(0.0, f64::max) + asked.exchange_s(&set)
             };
             let all = all_shares(pieces, 3);
@@ -524,7 +530,7 @@ mod tests {
             let found = shares.least(&set, By::Bound);
             assert_eq!(found.is_some(), !all.is_empty(), "SEED={seed}");
             let Some(found) = found else { continue };
-            assert_eq!(found.worth, least, "SEED={seed}: {found:?}");
+            assert_eq!(found.objective_value, least, "SEED={seed}: {found:?}");
             assert!(all.contains(&found.shares), "SEED={seed}: {found:?}");
         }
         assert!(seeds(0, 60).len() == 1 || rests > 10, "{rests}");

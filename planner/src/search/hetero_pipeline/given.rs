@@ -2,7 +2,7 @@
 
 use ir::{Diagnostic, Span};
 
-use super::{Across, Candidate, Cut, Cuts, Lines, Used};
+use super::{Candidate, Cut, HeteroPipeline, Lines, StagePartitions, Used};
 use crate::configuration::{Configuration, Recompute};
 use crate::estimate::legal;
 use crate::search::groups::{GroupRequest, ranks_wrong};
@@ -12,7 +12,7 @@ use crate::search::groups::{GroupRequest, ranks_wrong};
 pub(in crate::search) fn score(
     asked: &GroupRequest<'_>,
     layouts: &[(usize, Configuration)],
-) -> Result<Across, Vec<Diagnostic>> {
+) -> Result<HeteroPipeline, Vec<Diagnostic>> {
     let (whole, count) = whole(asked, layouts)?;
     let mut lines = Lines::new(asked).map_err(|wrong| vec![wrong])?;
     let used = layouts.iter().map(|(group, c)| {
@@ -23,9 +23,10 @@ pub(in crate::search) fn score(
         Used { group: *group, inside, stages: c.pp, configuration, seconds }
     });
     let used: Vec<Used> = used.collect();
-    let candidate = Candidate { used, count, bound_s: 0.0, pace_s: 0.0 };
+    let candidate = Candidate { used, count, bound_s: 0.0, bottleneck_s: 0.0 };
     let step = lines.priced_step(&candidate, &whole.stage_layers);
-    Ok(lines.told(&candidate, Cut { layers: whole.stage_layers, step, cuts: Cuts::Given }))
+    Ok(lines
+        .told(&candidate, Cut { layers: whole.stage_layers, step, cuts: StagePartitions::Given }))
 }
 
 /// The pipeline as one layout, where the layouts of its parts make one, and its micro-batches.

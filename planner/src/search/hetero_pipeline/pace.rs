@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::Used;
 
-/// Seconds of a micro-batch of layers on one stage's devices, by what is computed again.
+/// Seconds of a micro-batch of layers on one stage's devices, by what is recomputed.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Seconds {
     /// Of all layers.
@@ -33,26 +33,26 @@ pub(super) fn likeness<'u>(ways: impl Iterator<Item = &'u Used>) -> f64 {
 /// w Tₖ of any group, and at most those of the slowest stage times the sum of all stages' w. The
 /// best weights (the dual of sharing classes out) are near the speeds on all layers, or on those of
 /// one class.
-pub(super) fn pace_s(used: &[Used], again: usize) -> f64 {
+pub(super) fn bottleneck_s(used: &[Used], recomputed: usize) -> f64 {
     let classes = used.first().map_or(0, |used| used.seconds.classes.len());
     let by = |seconds: &dyn Fn(&Used) -> f64| {
         let least = |class: usize| {
-            let weighted = used.iter().map(|u| u.seconds.classes[class][again] / seconds(u));
+            let weighted = used.iter().map(|u| u.seconds.classes[class][recomputed] / seconds(u));
             weighted.fold(f64::INFINITY, f64::min)
         };
         let stages: f64 = used.iter().map(|u| f64::from(u.stages) / seconds(u)).sum();
         (0..classes).map(least).sum::<f64>() / stages
     };
-    let of_all = by(&|used| used.seconds.all[again]);
-    let of_each = (0..classes).map(|class| by(&|used| used.seconds.classes[class][again]));
-    of_each.filter(|pace_s| pace_s.is_finite()).fold(of_all, f64::max)
+    let of_all = by(&|used| used.seconds.all[recomputed]);
+    let of_each = (0..classes).map(|class| by(&|used| used.seconds.classes[class][recomputed]));
+    of_each.filter(|bottleneck_s| bottleneck_s.is_finite()).fold(of_all, f64::max)
 }
 
 /// Not above one micro-batch of all layers, each on the fastest stage for it.
-pub(super) fn least_s(used: &[Used], again: usize) -> f64 {
+pub(super) fn least_s(used: &[Used], recomputed: usize) -> f64 {
     let classes = used.first().map_or(0, |used| used.seconds.classes.len());
     let least = |class: usize| {
-        let seconds = used.iter().map(|used| used.seconds.classes[class][again]);
+        let seconds = used.iter().map(|used| used.seconds.classes[class][recomputed]);
         seconds.fold(f64::INFINITY, f64::min)
     };
     (0..classes).map(least).sum()
@@ -71,7 +71,8 @@ mod tests {
             let configuration = Configuration::default();
             let inside = Inside::of(&configuration);
             let classes: Rc<[[f64; 3]]> = classes.iter().map(|s| [*s, *s, 2.0 * s]).collect();
-            let all = [0, 1, 2].map(|again| classes.iter().map(|class| class[again]).sum());
+            let all =
+                [0, 1, 2].map(|recomputed| classes.iter().map(|class| class[recomputed]).sum());
             Used {
                 group,
                 inside,
@@ -119,7 +120,7 @@ mod tests {
     fn groups_are_fast_at_other_layers() {
         let used = used(&[(1, vec![1.0, 2.0]), (1, vec![2.0, 1.0])]);
         assert_eq!(tried(&[1, 1], &used), [1.0, 2.0]);
-        assert_eq!((pace_s(&used, 0), least_s(&used, 0)), (1.0, 2.0));
+        assert_eq!((bottleneck_s(&used, 0), least_s(&used, 0)), (1.0, 2.0));
         assert!((likeness(used.iter()) - 2.0 / 3.0).abs() < 1e-12);
     }
 
@@ -152,7 +153,7 @@ mod tests {
                 continue;
             }
             let [slowest_s, one_s] = tried(&counts, &used);
-            let (pace, least) = (pace_s(&used, 0), least_s(&used, 0));
+            let (pace, least) = (bottleneck_s(&used, 0), least_s(&used, 0));
             let about = format!("SEED={seed}: {counts:?} layers, {groups:?}");
             assert!(pace <= slowest_s * (1.0 + 1e-9), "{about}: {pace}, and {slowest_s} s");
             assert!(least <= one_s * (1.0 + 1e-9), "{about}: {least}, and {one_s} s");

@@ -97,9 +97,9 @@ fn lines_on_one_kind_of_devices_are_its_steps() {
 fn tried(asked: &GroupRequest<'_>) -> f64 {
     let mut best = f64::INFINITY;
     let depth = asked.work.depth();
-    let allow = |knob, number: u32| asked.limits.allow(knob, number as usize);
+    let allow = |decision, number: u32| asked.limits.allow(decision, number as usize);
     let all: Vec<Estimator<'_>> = (0..2).map(|group| asked.estimator(group).unwrap()).collect();
-    let heads = Frame::new(asked.work, 8, asked.batch(), Limits::default()).heads;
+    let heads = SearchDomain::new(asked.work, 8, asked.batch(), Limits::default()).heads;
     for (front, back) in [(0, 1), (1, 0)] {
         for code in 0..1u32 << 14 {
             let power = |from: u32, bits: u32| 1 << (code >> from & ((1 << bits) - 1));
@@ -116,13 +116,13 @@ fn tried(asked: &GroupRequest<'_>) -> f64 {
             let wrong = stages.contains(&0)
                 || pp > depth
                 || !asked.batch().is_multiple_of(dp * mbs)
-                || tps.iter().any(|tp| !heads.is_multiple_of(*tp) || !allow(Knob::Tp, *tp))
+                || tps.iter().any(|tp| !heads.is_multiple_of(*tp) || !allow(Decision::Tp, *tp))
                 || tps.iter().zip(sps).any(|(tp, sp)| *tp == 1 && sp == 1)
-                || sps.iter().any(|sp| !allow(Knob::Sp, *sp))
+                || sps.iter().any(|sp| !allow(Decision::Sp, *sp))
                 || (dp * cp == 1 && zero > 0)
-                || !allow(Knob::Cp, cp)
-                || !allow(Knob::Mbs, mbs)
-                || !allow(Knob::Dp, dp);
+                || !allow(Decision::Cp, cp)
+                || !allow(Decision::Mbs, mbs)
+                || !allow(Decision::Dp, dp);
             if wrong {
                 continue;
             }
@@ -214,7 +214,7 @@ fn stages_over_groups_are_the_best_of_all() {
         let best = tried(&asked);
         let about = format!("{model} of {layers}: {found:#?}");
         assert!((found.step_time_s / best - 1.0).abs() < 1e-9, "{best}: {about}");
-        let cuts = if layers < 10 { Cuts::All } else { Cuts::Moves };
+        let cuts = if layers < 10 { StagePartitions::All } else { StagePartitions::Moves };
         assert_eq!((found.cuts, found.complete), (cuts, true), "{about}");
         // What is found costs the same where it is given.
         let layout = |part: &Part| (part.group, part.configuration.clone());
@@ -238,7 +238,7 @@ fn stages_over_groups_are_the_best_of_all() {
 }
 
 /// What a line is told to cost is what its sections cost, part by part.
-fn check_told(asked: &GroupRequest<'_>, found: &Across) {
+fn check_told(asked: &GroupRequest<'_>, found: &HeteroPipeline) {
     let pp: u32 = found.parts.iter().map(|part| part.configuration.pp).sum();
     // The cut says which layers stages have; the configuration does not.
     let whole =
@@ -373,7 +373,7 @@ fn stages_use_what_cannot_hold_a_copy() {
 }
 
 /// A job of few layers on two kinds of devices, and its fastest pipeline over both.
-pub(crate) fn small_line() -> (Workload, Cluster, u32, Across) {
+pub(crate) fn small_line() -> (Workload, Cluster, u32, HeteroPipeline) {
     let work = workload("gpt-7.5b", 6, 2048);
     let cluster = cluster(&[("h100", 1), ("v100", 1)]);
     let found = across(&asked(&work, &cluster, 8, &[]), f64::INFINITY).unwrap().unwrap();

@@ -15,7 +15,7 @@ use crate::search::branch_and_bound::ROUNDING;
 /// One way to run a layer: what it keeps against the time that it takes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Way {
-    /// Seconds of one micro-batch, forward and backward and what is computed again.
+    /// Seconds of one micro-batch, forward and backward and what is recomputed.
     pub seconds: f64,
     /// Bytes that are kept for each micro-batch in flight.
     pub kept_bytes: f64,
@@ -385,16 +385,16 @@ impl<'a> Cutter<'a> {
         let rest_s = self.before_s[layers] - self.before_s[to]
             + p.extras[s + 1..].iter().map(|e| e.seconds).sum::<f64>();
         let after = p.extras.len() - s - 1;
-        let pace_s = if after == 0 { 0.0 } else { rest_s / after as f64 };
+        let bottleneck_s = if after == 0 { 0.0 } else { rest_s / after as f64 };
         let mut useful = false;
         for (index, state) in states.iter().enumerate() {
             let totals = state.totals.with(stage.seconds, stage.tail_s);
             let least = Totals {
-                slowest: totals.slowest.max(pace_s),
+                slowest: totals.slowest.max(bottleneck_s),
                 sum: totals.sum + rest_s,
                 tail: totals.tail,
             };
-            let short = totals.slowest < pace_s;
+            let short = totals.slowest < bottleneck_s;
             if least.step(p) * (1.0 - ROUNDING) >= self.below {
                 // Only the pace of what is left may improve with a longer stage.
                 useful |= short;

@@ -7,8 +7,8 @@ use crate::estimate::rates::Arithmetic;
 use crate::estimate::workload::Shape;
 use crate::estimate::{Estimator, Job, profile};
 use crate::limits::Limits;
-use crate::search::branch_and_bound::{Aim, Budget, Objective, walk};
-use crate::search::decisions::{self, Frame, STEPS};
+use crate::search::branch_and_bound::{Aim, Budget, Objective, explore};
+use crate::search::decisions::{self, STEPS, SearchDomain};
 use crate::search::models;
 use crate::search::oracle::{Random, seeds};
 use crate::search::request::{EVALUATIONS_MAX, SearchRequest, search};
@@ -38,18 +38,18 @@ fn tried(space: &Space<'_>, have: f64) -> (f64, usize, usize) {
         let mut longer = Vec::new();
         let mut most = 0;
         for path in &paths {
-            decisions::options(&space.frame, path, &mut options);
+            decisions::options(&space.domain, path, &mut options);
             most = most.max(options.len());
             longer.extend(options.iter().map(|value| path.then(*value)));
         }
         open += usize::from(most > 1);
         paths = longer;
     }
-    let layers = space.frame.layers;
+    let layers = space.domain.layers;
     let cuts: Vec<Vec<Vec<u32>>> = (1..=layers).map(|pp| all_cuts(layers, pp)).collect();
     let (mut best, mut count) = (f64::INFINITY, 0);
     for path in paths {
-        let mut c = decisions::configuration(&space.frame, &path);
+        let mut c = decisions::configuration(&space.domain, &path);
         let whole = c.recompute;
         if matches!(whole, Recompute::Layers(_)) {
             continue;
@@ -99,7 +99,7 @@ fn job(random: &mut Random) -> (Shape, Cluster, [u32; 2], f64, Vec<String>) {
 }
 
 /// On the space that is shipped, with all knobs open but three, uneven stages and counts of
-/// layers that are computed again included: the answer is the best of all.
+/// layers that are recomputed included: the answer is the best of all.
 #[test]
 fn answers_are_the_best_of_all_configurations_and_cuts() {
     let seeds = seeds(0, 300);
@@ -112,8 +112,8 @@ fn answers_are_the_best_of_all_configurations_and_cuts() {
         let job = Job { global_batch: batch.into(), arithmetic: Arithmetic::Half };
         let mut estimator = Estimator::new(&work, &cluster, profile::GANTLINE, job).unwrap();
         estimator.memory_bytes *= memory;
-        let frame = Frame::new(&work, devices, batch, limits.clone());
-        let (best, open, count) = tried(&Space::new(&estimator, frame), estimator.memory_bytes);
+        let domain = SearchDomain::new(&work, devices, batch, limits.clone());
+        let (best, open, count) = tried(&Space::new(&estimator, domain), estimator.memory_bytes);
         all += count;
         let question = SearchRequest {
             estimator: &estimator,
@@ -160,8 +160,8 @@ fn answers_are_the_best_of_many_cuts() {
         let job = Job { global_batch: batch.into(), arithmetic: Arithmetic::Half };
         let mut estimator = Estimator::new(&work, &cluster, profile::GANTLINE, job).unwrap();
         estimator.memory_bytes *= [0.4, 0.7, 1.0, 4.0][below(4)];
-        let frame = Frame::new(&work, devices, batch, limits.clone());
-        let (best, ..) = tried(&Space::new(&estimator, frame), estimator.memory_bytes);
+        let domain = SearchDomain::new(&work, devices, batch, limits.clone());
+        let (best, ..) = tried(&Space::new(&estimator, domain), estimator.memory_bytes);
         let question = SearchRequest {
             estimator: &estimator,
             devices,
@@ -206,16 +206,16 @@ fn what_is_left_open_is_looked_at_again() {
         let mut estimator = Estimator::new(&work, &cluster, profile::GANTLINE, job).unwrap();
         estimator.memory_bytes *= [0.4, 0.6, 1.0, 4.0][below(4)];
         let have = estimator.memory_bytes;
-        let mut space = Space::new(&estimator, Frame::new(&work, devices, batch, limits));
+        let mut space = Space::new(&estimator, SearchDomain::new(&work, devices, batch, limits));
         space.only_fits = true;
-        space.frame.all_cuts = true;
+        space.domain.all_cuts = true;
         let budget = Budget { evaluations_max: EVALUATIONS_MAX, stop: &|| false };
         let aim = Aim::new(Objective::Time, have);
-        let mut walked = walk(&space, &space.another(), aim, &budget);
+        let mut explored = explore(&space, &space.another(), aim, &budget);
         let (least, ..) = tried(&space, have);
         open += space.unfinished.borrow().len();
-        let untried = space.finish(&mut walked.best, [have, f64::INFINITY], &|| false);
-        let Some(best) = walked.best else {
+        let untried = space.finish(&mut explored.best, [have, f64::INFINITY], &|| false);
+        let Some(best) = explored.best else {
             assert!(least.is_infinite(), "SEED={seed}: nothing fits, but {least} s");
             continue;
         };

@@ -5,7 +5,7 @@ use planner::cluster::{Cluster, Memory};
 use planner::configuration::Configuration;
 use planner::estimate::step::Breakdown;
 use planner::search::groups::{Grouped, Share};
-use planner::search::hetero_pipeline::{Cuts, Part};
+use planner::search::hetero_pipeline::{Part, StagePartitions};
 use serde_json::{Value, json};
 
 use super::Mixed;
@@ -203,13 +203,15 @@ pub fn page(mixed: &Mixed, way: &Grouped) -> String {
             text += &format!("; {rate} tokens/s\n{copies} copies of one pipeline over {names}, ");
             text += &format!("{} micro-batches each; ", across.microbatch_count);
             text += match across.cuts {
-                Cuts::Given => "the cut is as given\n",
-                Cuts::All => "all cuts of the layers were tried\n",
-                Cuts::Moves => "its cut is balanced, and no layer moved makes it faster\n",
-                Cuts::NextMoves => {
+                StagePartitions::Given => "the cut is as given\n",
+                StagePartitions::All => "all cuts of the layers were tried\n",
+                StagePartitions::Moves => {
+                    "its cut is balanced, and no layer moved makes it faster\n"
+                }
+                StagePartitions::NextMoves => {
                     "its cut is balanced, and no layer moved to the next stage makes it faster\n"
                 }
-                Cuts::Balanced => "its cut is balanced\n",
+                StagePartitions::Balanced => "its cut is balanced\n",
             };
             if !across.complete {
                 text += "the search was cut off\n";

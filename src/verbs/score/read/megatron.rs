@@ -49,7 +49,7 @@ pub(super) const IDLE: &[&str] = &[
     "--weight-decay",
 ];
 
-/// Part of a step's work that is computed again.
+/// Part of a step's work that is recomputed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Granularity {
     Selective,
@@ -229,7 +229,7 @@ fn leave_out_usual(c: &mut Configuration, layers: u32) {
     }
 }
 
-/// What is computed again, in stages of so many chunks.
+/// What is recomputed, in stages of so many chunks.
 fn recompute(said: &mut Said, vpp: u32) -> Recompute {
     let count = said.size("--recompute-num-layers");
     let is_block = said.choice("--recompute-method", &[("uniform", false), ("block", true)]);
