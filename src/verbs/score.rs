@@ -88,9 +88,9 @@ pub struct Args {
     #[arg(long, value_name = "NAME", value_parser = ["gpipe", "1f1b", "interleaved", "zb"])]
     pub schedule: Option<String>,
     /// The execution profile: what a release overlaps, fuses and stores; gantline, or that of a
-    /// peer's release
-    #[arg(long, alias = "style", value_name = "NAME", default_value = "gantline")]
-    pub profile: String,
+    /// peer's release [default: that of the tool that the file is for, or gantline]
+    #[arg(long, alias = "style", value_name = "NAME")]
+    pub profile: Option<String>,
     /// The arithmetic of products [default: what the file says, or bf16 where the devices have it]
     #[arg(long, value_name = "TYPE", value_parser = job::precision)]
     pub dtype: Option<Precision>,
@@ -111,7 +111,7 @@ fn model(args: &Args, seq: Option<u32>) -> Result<Described, Failure> {
 
 /// Answers `score`; no where the layout does not fit.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
-    let profile = find_profile(&args.profile)?;
+    let asked = args.profile.as_deref().map(find_profile).transpose()?;
     let described_as = model(args, count(args.seq))?;
     note_warnings(&described_as);
     let Described { mut work, latent, mut tokens, warnings } = described_as;
@@ -127,9 +127,10 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     check_devices(args, &configuration)?;
     take_nodes(&mut cluster, &configuration);
     let (dtype, arithmetic) = products(args, layout.dtype, &cluster)?;
+    let profile = asked.or_else(|| layout.profile()).unwrap_or(profile::GANTLINE);
     if args.served.is_inference()? {
-        if profile.name != profile::GANTLINE.name {
-            let headline = format!("inference has no execution profile `{}`", args.profile);
+        if let Some(profile) = asked.filter(|asked| asked.name != profile::GANTLINE.name) {
+            let headline = format!("inference has no execution profile `{}`", profile.name);
             return Err(usage("--profile", headline).help("leave it out").into());
         }
         let ranks = configuration.ranks();
@@ -138,7 +139,8 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         };
         layout.note_remarks();
         let job = Job { global_batch: 1, arithmetic };
-        let peak_flops = Estimator::new(&work, &cluster, profile, job)?.peak_flops();
+        let ours = profile::GANTLINE;
+        let peak_flops = Estimator::new(&work, &cluster, ours, job)?.peak_flops();
         let (global_batch, memory_bytes) = (1, None);
         let subject = Subject {
             work,
@@ -170,6 +172,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         peak: estimator.peak_flops(),
         tokens: f64::from(batch) * f64::from(tokens),
         layout,
+        profile,
         work: work.clone(),
     };
     if args.json {
@@ -233,7 +236,10 @@ fn over_groups(
     let question = groups::GroupRequest {
         work: &mixed.work,
         cluster: &mixed.cluster,
-        profile: find_profile(&args.profile)?,
+        profile: match &args.profile {
+            Some(name) => find_profile(name)?,
+            None => profile::GANTLINE,
+        },
         job: Job { global_batch: batch.into(), arithmetic },
         limits: Limits::default(),
         evaluations_max: EVALUATIONS_MAX,
@@ -341,6 +347,7 @@ struct Answer {
     peak: f64,
     tokens: f64,
     layout: Layout,
+    profile: Profile,
 }
 
 impl Answer {
@@ -369,6 +376,7 @@ impl Answer {
             self.tokens / found.step_time_s / self.ranks(),
             100.0 * self.mfu()
         );
+        text += &format!("profile {}: {}\n", self.profile.name, self.profile.source);
         let verdict = if self.fits { "fits" } else { "does not fit" };
         text += &format!(
             "memory  {} of {} on stage {}: {verdict}\n",
@@ -406,7 +414,7 @@ impl Answer {
             model: args.model.to_string(),
             cluster: args.cluster.to_string(),
             configuration: found.configuration.to_string(),
-            style: args.profile.clone(),
+            style: self.profile.name.to_owned(),
             ranks: found.configuration.ranks(),
             step_time_s: found.step_time_s,
             step_time_low_s: found.step_time_low_s,

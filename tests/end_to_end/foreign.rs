@@ -73,10 +73,37 @@ fn what_is_not_read_is_named() {
     scratch.write("run.sh", SCRIPT);
     let page = scratch.answer("score llama-3-8b --from run.sh");
     assert!(page.contains("tp=8 pp=1 dp=2 mbs=1 sp zero=1 recompute=attention"), "{page}");
-    assert!(page.contains("not read: --overlap-grad-reduce, --moe-grouped-gemm\n"), "{page}");
+    assert!(page.contains("not read: --moe-grouped-gemm\n"), "{page}");
     let told = scratch.json("score llama-3-8b --from run.sh --json");
     let left_out: Vec<_> = told["left_out"].as_array().into_iter().flatten().collect();
-    assert_eq!(left_out, ["--lr", "--overlap-grad-reduce", "--moe-grouped-gemm"]);
+    assert_eq!(left_out, ["--lr", "--moe-grouped-gemm"]);
+}
+
+/// A script is priced as the tool that runs it executes, with the overlap that its flags ask for,
+/// and refused where it trains another model.
+#[test]
+fn scripts_are_priced_as_their_tool_executes_them() {
+    let scratch = Scratch::new("tool-profile");
+    scratch.write("run.sh", SCRIPT);
+    scratch.write("late.sh", &SCRIPT.replace("--overlap-grad-reduce", ""));
+    scratch.write(
+        "gathered.sh",
+        &SCRIPT.replace("reduce --moe", "reduce --overlap-param-gather --moe"),
+    );
+    let line = |rest: &str| format!("score llama-3-8b --cluster h100 --from {rest} --json");
+    let step_s = |rest: &str| scratch.json(&line(rest))["step_time_s"].as_f64().expect("a number");
+    assert!(step_s("late.sh") > step_s("run.sh"), "reductions at the end take longer");
+    assert!(step_s("run.sh") > step_s("gathered.sh"), "gathers beside the forward pass are hidden");
+    let [own, asked] =
+        ["run.sh", "run.sh --profile gantline"].map(|rest| scratch.json(&line(rest)));
+    assert_eq!(asked["style"], "gantline");
+    assert_ne!(own["style"], asked["style"]);
+    assert_ne!(own["step_time_s"], asked["step_time_s"]);
+    scratch.write("deep.sh", &SCRIPT.replace("--lr 1e-4", "--num-layers 40"));
+    let refused = scratch.run("score llama-3-8b --from deep.sh");
+    let errors = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(6), "{errors}");
+    assert!(errors.contains("of 40 layers, and MODEL has 32"), "{errors}");
 }
 
 /// What transformers leaves to its own arguments is taken from flags, which is said.

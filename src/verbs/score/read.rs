@@ -17,6 +17,7 @@ use std::path::Path;
 use ir::import::nearest;
 use ir::{Diagnostic, Span};
 use planner::configuration::{Configuration, WORDS};
+use planner::estimate::profile::{self, Exchange, Profile};
 use serde_json::Value as Json;
 
 use self::said::{Said, Word, in_order};
@@ -64,14 +65,40 @@ pub struct Layout {
     pub left_out: Vec<String>,
     /// How it was read, where that is not plain.
     pub notes: Vec<String>,
+    /// Which collectives run beside computation, if the tool has flags for that.
+    pub overlap: Option<Overlap>,
+}
+
+/// Which collectives of data parallelism run beside computation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overlap {
+    /// Reductions of gradients, beside the backward pass.
+    pub gradients: bool,
+    /// Gathers of sharded weights, beside the forward pass.
+    pub weights: bool,
 }
 
 impl Layout {
     /// A configuration of which nothing else is said.
     pub fn of(configuration: Configuration) -> Layout {
         let (global_batch, seq, dtype, model, left_out, notes) = Default::default();
-        let tool = "gantline";
-        Layout { tool, configuration, global_batch, seq, dtype, model, left_out, notes }
+        let (tool, overlap) = ("gantline", None);
+        Layout { tool, configuration, global_batch, seq, dtype, model, left_out, notes, overlap }
+    }
+
+    /// The execution profile of the tool that reads such files, where it is another's.
+    pub fn profile(&self) -> Option<Profile> {
+        let profile = match self.tool {
+            "megatron" => profile::of_framework("megatron-core"),
+            tool => profile::of_framework(tool),
+        }?;
+        let when = |overlaps| if overlaps { Exchange::Overlapped } else { Exchange::AtEnd };
+        Some(match self.overlap {
+            Some(Overlap { gradients, weights }) => {
+                Profile { gradients: when(gradients), weights: when(weights), ..profile }
+            }
+            None => profile,
+        })
     }
 
     /// Names of what it says beside and what a step's time or memory may depend on.
@@ -463,7 +490,7 @@ mod tests {
         let layout = read("run.sh", text, of(96)).unwrap();
         assert_eq!(layout.configuration.to_string(), "tp=8 pp=4 dp=2 mbs=2 sp zero=1");
         assert_eq!((layout.global_batch, layout.seq), (Some(64), Some(2048)));
-        assert_eq!(layout.left_out, ["--num-layers", "--lr"]);
+        assert_eq!(layout.left_out, ["--lr"]);
         let unknown = read("run.sh", "--micro-batch-size $N", of(96));
         let codes: Vec<&str> = unknown.unwrap_err().iter().map(|d| d.code).collect();
         assert_eq!(codes, ["E5016", "E5001"]);
@@ -618,8 +645,9 @@ mod tests {
             layout.configuration.to_string(),
             "tp=2 pp=1 dp=4 mbs=1 sp zero=1 recompute=full"
         );
-        assert_eq!(layout.left_out, ["--overlap-grad-reduce", "--lr", "--num-experts"]);
-        assert_eq!(layout.unread(), ["--overlap-grad-reduce", "--num-experts"]);
+        assert_eq!(layout.left_out, ["--lr", "--num-experts"]);
+        assert_eq!(layout.unread(), ["--num-experts"]);
+        assert_eq!(layout.overlap, Some(Overlap { gradients: true, weights: false }));
         assert_eq!(layout.notes.len(), 1);
         let uneven = "--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 3";
         let found = told(uneven, Known { devices: Some(8), ..of(32) });

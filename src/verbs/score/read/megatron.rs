@@ -5,7 +5,7 @@ use planner::configuration::{Configuration, Place, Recompute};
 use planner::search::interop;
 
 use super::said::Said;
-use super::{Known, Layout, data_parallel_ranks};
+use super::{Known, Layout, Overlap, data_parallel_ranks};
 
 /// What flags begin with of which no step's time or memory depends: what is learnt and how fast,
 /// files, logs, and how processes find each other.
@@ -97,6 +97,11 @@ pub(super) fn layout(mut said: Said, known: Known) -> Result<Layout, Vec<Diagnos
     if said.has("--optimizer-cpu-offload") {
         c.offload.optimizer = Place::Host;
     }
+    check_layers(&mut said, known.layers);
+    let overlap = Overlap {
+        gradients: said.has("--overlap-grad-reduce"),
+        weights: said.has("--overlap-param-gather"),
+    };
     // Says how, or follows from the rest.
     for name in ["--bf16", "--ckpt-format", "--use-precision-aware-optimizer"] {
         said.has(name);
@@ -117,7 +122,17 @@ pub(super) fn layout(mut said: Said, known: Known) -> Result<Layout, Vec<Diagnos
     }
     let batch = said.size("--global-batch-size");
     let seq = said.size("--seq-length");
-    said.layout("megatron", c, [batch, seq])
+    let layout = said.layout("megatron", c, [batch, seq])?;
+    Ok(Layout { overlap: Some(overlap), ..layout })
+}
+
+/// Refuses a script for a model of another depth than the one that is asked about.
+fn check_layers(said: &mut Said, layers: u32) {
+    let Some(own) = said.size("--num-layers").filter(|own| layers > 0 && *own != layers) else {
+        return;
+    };
+    let headline = format!("the script is for a model of {own} layers, and MODEL has {layers}");
+    said.refuse("--num-layers", headline, "name the model that the script trains");
 }
 
 /// Chunks of a stage of so many layers, of `layers` each.

@@ -212,7 +212,18 @@ impl Said {
         }
         let notes = self.notes;
         let (dtype, model) = (None, None);
-        Ok(Layout { tool, configuration, global_batch, seq, dtype, model, left_out, notes })
+        let overlap = None;
+        Ok(Layout {
+            tool,
+            configuration,
+            global_batch,
+            seq,
+            dtype,
+            model,
+            left_out,
+            notes,
+            overlap,
+        })
     }
 }
 
