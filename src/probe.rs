@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use planner::calibrate::Sizes;
 use planner::calibration::Calibration;
-use planner::machine::Machine;
+use planner::machine::{Machine, Ticks};
 
 use crate::cache;
 use crate::failure::Failure;
@@ -19,13 +19,17 @@ use crate::verbs::calibrate::measured;
 /// Seconds that measuring takes, about.
 const BUDGET_S: f64 = 1.2;
 /// The version of what is measured, raised where it is measured otherwise.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// The share of the cores' time that others may take while rates are measured, for these to be
+/// kept. Chosen: a tenth, which the medians of the rounds hardly see.
+const OTHERS_MAX: f64 = 0.1;
 /// What says how a machine is calibrated where no flag does.
 pub const VARIABLE: &str = "GANTLINE_CALIBRATION";
 /// What asks for the rates of the datasheet.
 pub const NONE: &str = "none";
 
-/// The rates of this machine: those that are kept, or measured now and kept. Which ones is told.
+/// The rates of this machine: those that are kept, or measured now, and kept unless others were at
+/// work. Stderr says which.
 ///
 /// # Errors
 /// The system starts no threads.
@@ -35,9 +39,18 @@ pub fn rates() -> Result<Calibration, Failure> {
         output::note(&format!("rates    of this machine, as kept in {}", path.display()));
         return Ok(kept);
     }
-    let start = Instant::now();
+    let (start, before) = (Instant::now(), Ticks::now());
     let found = measured(&Sizes::FEW, BUDGET_S)?;
     let took = output::seconds(start.elapsed().as_secs_f64());
+    let others = Ticks::now().zip(before).and_then(|(now, before)| now.others_since(before));
+    if let Some(others) = others.filter(|others| *others > OTHERS_MAX) {
+        let share = 100.0 * others;
+        output::note(&format!(
+            "rates    of this machine, measured in {took} beside other work, which took {share:.0}% of \
+             its cores: predictions hold for a machine so busy, and the rates are not kept"
+        ));
+        return Ok(found);
+    }
     let kept = path.filter(|path| write(path, &found.to_string()).is_ok());
     let kept = kept.map_or(String::new(), |path| format!(" and kept in {}", path.display()));
     output::note(&format!("rates    of this machine, measured in {took}{kept}"));

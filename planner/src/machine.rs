@@ -1,10 +1,14 @@
 //! The machine that this runs on: read once, written into the cluster; and what it has left.
 
+mod load;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use kernels::Bytes;
 use serde::{Deserialize, Serialize};
+
+pub use load::Ticks;
 
 /// What a CPU cluster takes from the machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -143,10 +147,10 @@ mod tests {
     use super::*;
 
     /// A tree of files below a directory of its own, removed at the end.
-    struct Tree(PathBuf);
+    pub(super) struct Tree(pub(super) PathBuf);
 
     impl Tree {
-        fn new(name: &str, files: &[(&str, &str)]) -> Tree {
+        pub(super) fn new(name: &str, files: &[(&str, &str)]) -> Tree {
             let root = std::env::temp_dir().join(format!("gantline-{name}-{}", std::process::id()));
             for (path, text) in files {
                 let path = root.join(path);
