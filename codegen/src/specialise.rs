@@ -101,6 +101,12 @@ fn depends_on(function: &Function, root: impl Fn(ValueId) -> bool) -> Vec<bool> 
     depends
 }
 
+/// Whether a function of a module calls attention.
+pub fn attends(module: &Module, name: &str) -> bool {
+    let function = module.function(name);
+    function.is_some_and(|f| f.nodes.iter().any(|node| is_attention(node, module)))
+}
+
 /// Whether a node is a call of attention.
 fn is_attention(node: &Node, module: &Module) -> bool {
     let callee = node.callee().and_then(|callee| module.function(callee));

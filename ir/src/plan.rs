@@ -229,6 +229,15 @@ impl FunctionPlan {
         FunctionPlan { keep, exceptions: BTreeMap::new(), shardings }
     }
 
+    /// The same on a mesh: on an axis of one rank everything is whole.
+    pub fn on(mut self, mesh: Mesh) -> FunctionPlan {
+        self.shardings.retain(|_, sharding| {
+            *sharding = mesh.relevant(sharding);
+            sharding.layouts().next().is_some()
+        });
+        self
+    }
+
     /// What a call keeps, by its number among the calls of the function.
     pub fn keep_of(&self, call: usize) -> Keep {
         self.exceptions.get(&call).copied().unwrap_or(self.keep)

@@ -398,7 +398,7 @@ fn assemble(
         offload: Offload::default(),
         optimizer: job.optimizer,
         clip: job.clip,
-        functions: functions.into_iter().collect(),
+        functions: functions.into_iter().map(|(name, f)| (name, f.on(mesh))).collect(),
         predictions: Default::default(),
     }
 }

@@ -93,7 +93,7 @@ pub fn elaborate(name: &Configuration, purpose: &Purpose<'_>) -> Result<Plan, Ve
     let keeps = Keeps::of(name, &calls, &layers, &stage_ends)
         .ok_or_else(|| error("E3401", "`recompute=auto` is no decision".to_owned(), "choose"))?;
     let functions = sharded.functions.into_iter().map(|(function, shardings)| {
-        let plan = keeps.plan(&function, FunctionPlan::new(Keep::Full, shardings));
+        let plan = keeps.plan(&function, FunctionPlan::new(Keep::Full, shardings).on(mesh));
         (function, plan)
     });
     Ok(Plan {
@@ -334,6 +334,7 @@ fn keeps_of(calls: &Calls, plan: &Plan) -> Vec<Keep> {
 /// keep, and where stages end.
 fn differences(calls: &Calls, plan: &Plan, meant: &Plan) -> usize {
     let differing = |a: &FunctionPlan, b: &FunctionPlan| {
+        let (a, b) = (a.clone().on(plan.mesh), b.clone().on(plan.mesh));
         let values: BTreeSet<&String> = a.shardings.keys().chain(b.shardings.keys()).collect();
         values.into_iter().filter(|name| a.shardings.get(*name) != b.shardings.get(*name)).count()
     };

@@ -134,11 +134,11 @@ fn strategy(limits: &Limits, mesh: Mesh, sequence: bool, keep: usize) -> Option<
     Some(fixed)
 }
 
-/// The name of a strategy: that of its plans, without the micro-batch.
+/// The name of a strategy: what its plans have beside one rank and micro-batches of one sample.
 fn strategy_name(name: &Name) -> String {
-    let name = name.to_string();
-    let words = name.split(' ').filter(|word| !word.starts_with("mbs="));
-    words.collect::<Vec<_>>().join(" ")
+    let name = name.configuration.to_string();
+    let words: Vec<&str> = name.split(' ').filter(|word| !word.ends_with("=1")).collect();
+    if words.is_empty() { "one rank".to_owned() } else { words.join(" ") }
 }
 
 impl fmt::Display for Fit {

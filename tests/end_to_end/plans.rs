@@ -88,7 +88,7 @@ fn every_command_reads_the_text_of_a_plan() {
     let other = errors("score gpt2 --cluster a100 --from x.plan", 2);
     assert!(other.contains("the plan is for `gpt2-xl`"), "{other}");
     let whole = std::fs::read_to_string(scratch.0.join("x.plan")).expect("it is written");
-    let changed: Vec<&str> = whole.lines().filter(|line| !line.contains("%wq:")).collect();
+    let changed: Vec<&str> = whole.lines().filter(|line| !line.contains("%d.wq:")).collect();
     scratch.write("changed.plan", &changed.join("\n"));
     let changed = errors("export changed.plan --to megatron --lossy", 6);
     assert!(changed.contains("decisions of the plan"), "{changed}");

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::sharding::Axis;
+use crate::sharding::{Axis, Sharding};
 
 /// The usual placement, innermost first: tensor-parallel ranks are neighbours, stages far apart.
 pub const USUAL_ORDER: [Axis; 4] = [Axis::Tp, Axis::Cp, Axis::Dp, Axis::Pp];
@@ -75,6 +75,11 @@ impl Mesh {
     pub fn rank(self, coordinates: [usize; 4]) -> usize {
         let at = |(axis, coordinate): (Axis, usize)| coordinate * self.stride(axis);
         Axis::ALL.into_iter().zip(coordinates).map(at).sum()
+    }
+
+    /// What a sharding says on this mesh: on an axis of one rank every value is whole.
+    pub fn relevant(self, sharding: &Sharding) -> Sharding {
+        Sharding::new(sharding.layouts().filter(|(axis, _)| self.size(*axis) > 1))
     }
 
     /// The number of classes of ranks: data-parallel ranks run one program.

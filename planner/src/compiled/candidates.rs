@@ -1,5 +1,6 @@
 //! The candidates: everything that the limits allow, each with a lower bound of its time.
 
+use codegen::specialise::attends;
 use ir::plan::Keep;
 use ir::{Diagnostic, Mesh};
 
@@ -123,10 +124,24 @@ fn keep_options(job: &Job<'_>) -> Vec<Keep> {
     [Keep::Full, Keep::None].into_iter().filter(may).collect()
 }
 
+/// The keep sets of layers of which attention alone is recomputed: those without it keep all.
+fn without_attention(job: &Job<'_>, layers: usize) -> Vec<Keep> {
+    let named = crate::shard::layers(job.module, job.entry).unwrap_or_default();
+    let attends = |layer: &crate::shard::Layer| attends(job.module, &layer.name);
+    let keep = |at: usize| match named.get(at).is_some_and(attends) {
+        true => Keep::AllButAttention,
+        false => Keep::Full,
+    };
+    (0..layers).map(keep).collect()
+}
+
 /// Every choice of a keep set per layer; with many layers only the uniform ones.
 fn keep_sets(job: &Job<'_>, layers: usize) -> Vec<Vec<Keep>> {
     const LAYERS_MAX: usize = 4;
     let options = keep_options(job);
+    if options == [Keep::AllButAttention] {
+        return vec![without_attention(job, layers)];
+    }
     if layers > LAYERS_MAX {
         return options.iter().map(|keep| vec![*keep; layers]).collect();
     }
