@@ -154,6 +154,9 @@ pub struct Plan {
     pub too_large: Vec<PlanRow>,
     /// Decisions that this version plans and does not execute.
     pub not_executed: Vec<String>,
+    /// BLAKE3 hash of the plan's decisions, of plans that are compiled: equal for equal decisions,
+    /// whatever is predicted.
+    pub decision_hash: Option<String>,
 }
 
 /// Where a step goes.

@@ -563,6 +563,7 @@ fn document(subject: &Subject, answer: &SearchResult) -> documents::Plan {
         plans: answer.others.iter().map(|chosen| json!(plan_row(subject, chosen))).collect(),
         too_large: rows(&answer.misses),
         not_executed: not_executed(&best.configuration).into_iter().map(Into::into).collect(),
+        decision_hash: None,
     }
 }
 
