@@ -11,7 +11,8 @@ use crate::failure::{Exit, Failure};
 use crate::output;
 use crate::verbs::{
     calibrate, checkpoint, cluster, compare, compile, completions, cost, doctor, export, flags,
-    generate, inspect, man, models, plan, run as run_once, schema, score, train, validate, verify,
+    generate, inspect, man, models, plan, run as run_once, schema, score, sweep, train, validate,
+    verify,
 };
 
 /// The command line.
@@ -60,6 +61,9 @@ pub enum Verb {
     /// Lay configurations of GPUs side by side, and beside the best one
     #[command(after_help = GPUS)]
     Compare(Box<flags::CompareArgs>),
+    /// Search for every combination of clusters, devices, batches and lengths: a heat map, or CSV
+    #[command(after_help = GPUS)]
+    Sweep(Box<sweep::Args>),
     /// Train a model on texts, or go on with a run
     Train(Box<train::Args>),
     /// List the checkpoints of a run, and say which are intact
@@ -129,6 +133,7 @@ pub fn run(verb: &Verb) -> Result<Exit, Failure> {
         Verb::Cost(args) => cost::cost(args),
         Verb::Size(args) => cost::size(args),
         Verb::Compare(args) => compare::compare(args),
+        Verb::Sweep(args) => sweep::run(args),
         Verb::Train(args) => train::run(args),
         Verb::Checkpoint(args) => checkpoint::run(args),
         Verb::Generate(args) => generate::run(args),

@@ -132,6 +132,7 @@ documents! {
     SizeInference "size-inference",
     SpaceExplain "space-explain",
     SpaceFit "space-fit",
+    Sweep "sweep",
     Train "train",
     Validate "validate",
     Verify "verify",

@@ -9,6 +9,7 @@ pub mod compile;
 pub mod gpus;
 pub mod cost;
 pub mod compare;
+pub mod sweep;
 pub mod train;
 pub mod checkpoint;
 pub mod generate;

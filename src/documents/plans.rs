@@ -387,3 +387,45 @@ pub struct Infeasible {
     /// Where nothing fits, what does: change, devices, and the plan as in smallest.
     pub nearest: Vec<Value>,
 }
+
+/// The fastest plan of every combination of clusters, devices, batches and lengths.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Sweep {
+    /// The model, as it was asked about.
+    pub model: String,
+    /// Clusters outermost, then lengths, devices and batches.
+    pub rows: Vec<SweepRow>,
+}
+
+/// The fastest plan of one combination, or why there is none.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct SweepRow {
+    /// The cluster, as it was asked about.
+    pub cluster: String,
+    /// Devices.
+    pub devices: u64,
+    /// Samples of a step.
+    pub gbs: u64,
+    /// Tokens of a sample.
+    pub seq: u64,
+    /// Whether a plan fits.
+    pub fits: bool,
+    /// The name of the plan.
+    pub plan: Option<String>,
+    /// The expected time of a step.
+    pub step_time_s: Option<f64>,
+    /// The low end of its 80 % interval.
+    pub step_time_low_s: Option<f64>,
+    /// The high end.
+    pub step_time_high_s: Option<f64>,
+    /// Tokens per second of all devices.
+    pub tokens_per_s: Option<f64>,
+    /// Tokens per second of one device.
+    pub tokens_per_s_per_device: Option<f64>,
+    /// Model flops over the peak of the devices.
+    pub mfu: Option<f64>,
+    /// Bytes of the fullest device.
+    pub peak_mem_bytes: Option<f64>,
+    /// Why there is no plan.
+    pub reason: Option<String>,
+}

@@ -113,3 +113,44 @@ fn plans_for_gpus_are_compiled_where_they_can_be() {
     assert_eq!(refused.status.code(), Some(4), "{errors}");
     assert!(errors.contains("interleaved stages, ZeRO"), "{errors}");
 }
+
+/// Each cell of a sweep is what `plan` answers about it; the file has the same rows, and the map
+/// names the best one.
+#[test]
+fn a_sweep_is_many_plans() {
+    let scratch = Scratch::new("sweep");
+    let line = "sweep gpt2-xl --cluster h100,a100 --devices 4,8 --gbs 32,64 --seq 1k";
+    let swept = scratch.json(&format!("{line} --json -o rows.csv"));
+    let rows = swept["rows"].as_array().expect("a list");
+    assert_eq!(rows.len(), 8);
+    for row in rows {
+        let cluster = row["cluster"].as_str().expect("a name");
+        let asked = format!("--devices {} --gbs {} --seq 1024", row["devices"], row["gbs"]);
+        let plan = scratch.json(&format!("plan gpt2-xl --cluster {cluster} {asked} --json"));
+        assert_eq!(row["plan"], plan["text"], "{row}");
+        for key in ["step_time_s", "tokens_per_s_per_device", "mfu", "peak_mem_bytes"] {
+            assert_eq!(row[key], plan[key], "{key} of {row}");
+        }
+    }
+    let file = std::fs::read_to_string(scratch.0.join("rows.csv")).expect("it is written");
+    let lines: Vec<&str> = file.lines().collect();
+    assert_eq!(lines.len(), 9, "{file}");
+    assert!(lines[0].starts_with("cluster,devices,gbs,seq,fits,plan,step_time_s"), "{file}");
+    let map = scratch.answer(line);
+    let speed = |row: &&serde_json::Value| row["tokens_per_s"].as_f64();
+    let fastest = rows.iter().max_by(|a, b| {
+        let each = |row: &&serde_json::Value| row["tokens_per_s_per_device"].as_f64();
+        each(a).partial_cmp(&each(b)).expect("numbers")
+    });
+    let fastest = fastest.filter(|row| speed(row).is_some()).expect("something fits");
+    let best = map.lines().find(|line| line.starts_with("best")).expect("it is named");
+    assert!(best.contains(fastest["plan"].as_str().expect("a plan")), "{map}");
+    // Nothing fits anywhere, and what is too much or about CPUs.
+    let nothing = scratch.run("sweep gpt3-175b --cluster t4 --devices 1,2 --gbs 8");
+    assert_eq!(nothing.status.code(), Some(3));
+    assert!(String::from_utf8_lossy(&nothing.stdout).contains("no plan  for 2 of 2"));
+    let many = (1..70).map(|n| n.to_string()).collect::<Vec<_>>().join(",");
+    let many = format!("sweep gpt2 --cluster h100 --devices {many} --gbs {many}");
+    assert_eq!(scratch.run(&many).status.code(), Some(2));
+    assert_eq!(scratch.run("sweep gpt2 --cluster cpu-local").status.code(), Some(2));
+}

@@ -264,7 +264,7 @@ mod tests {
             ("pp=4 schedule=zb-h2", "pp=5 schedule=zb-h2", 8, "8 micro-batches are too few"),
             ("pp=2 vpp=17", "pp=2 vpp=17 stages=17.15", 8, "stage 1 has 15 layers for 17 chunks"),
             ("pp=4 vpp=8 stages=7.9.9.7", "pp=4 vpp=8 stages=8.7.9.8", 8, "stage 1 has 7 layers"),
-            ("pp=2 vpp=2 recompute=layers:4", "pp=2 vpp=2 recompute=layers:3", 8, "of 2 chunks"),
+            ("pp=2 vpp=2 recompute=layers:4", "pp=2 vpp=2 recompute=layers:3", 8, "vpp=2 chunks"),
             ("pp=2 vpp=2", "pp=4 vpp=2", 6, "4 stages do not divide 6 micro-batches"),
             ("dp=4 mbs=2", "dp=4 mbs=4", 8, "8 samples over dp=4"),
         ] {
