@@ -119,6 +119,7 @@ documents! {
     Inspect "inspect",
     InspectOnnx "inspect_onnx",
     Kernels "kernels",
+    Largest "largest",
     Plan "plan",
     PlanGroups "plan-groups",
     ExplainGroups "explain-groups",

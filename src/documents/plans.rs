@@ -429,3 +429,18 @@ pub struct SweepRow {
     /// Why there is no plan.
     pub reason: Option<String>,
 }
+
+/// The longest sequence, or the largest micro-batch, for which a plan fits.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Largest {
+    /// `seq` or `mbs`.
+    pub of: String,
+    /// The largest that fits.
+    pub largest: Option<u64>,
+    /// Its fastest plan.
+    pub plan: Option<PlanRow>,
+    /// The smallest that was tried and does not fit.
+    pub next: u64,
+    /// Why that does not.
+    pub reason: Option<String>,
+}

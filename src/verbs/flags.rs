@@ -11,6 +11,7 @@ use crate::argument::{PathArg, duration, length, many, positive, price, watts};
 use crate::cache::Key;
 use crate::failure::{Failure, usage};
 use crate::job::{self, Limited, PlanRequest, Precision, Where, positions_max};
+use crate::verbs::gpus::largest::Largest;
 
 /// Joules of a kilowatt hour.
 pub(super) const JOULES_PER_KWH: f64 = 3.6e6;
@@ -215,6 +216,9 @@ pub struct FitArgs {
     /// The question
     #[command(flatten)]
     pub asked: RequestFlags,
+    /// Find the longest sequence, or the largest micro-batch, for which any plan fits, on GPUs
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub largest: Option<Largest>,
     /// What devices are for
     #[command(flatten)]
     pub served: Served,

@@ -5,6 +5,7 @@ pub mod explain;
 mod fewer;
 pub mod fit;
 pub mod groups;
+pub mod largest;
 
 use std::time::Instant;
 

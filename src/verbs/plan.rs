@@ -146,10 +146,21 @@ pub fn fit(args: &FitArgs) -> Result<Exit, Failure> {
 fn fitted(args: &FitArgs) -> Result<Exit, Failure> {
     let asked = &args.asked;
     if args.served.is_inference()? {
+        if args.largest.is_some() {
+            let headline = "the largest that fits is searched for in training".to_owned();
+            return Err(usage("--largest", headline).help("leave it out").into());
+        }
         return inference::serve(asked, asked.place.cluster()?, args.served);
     }
     if let Some(cluster) = asked.gpus()? {
-        return gpus::fit::fit(asked, cluster);
+        return match args.largest {
+            Some(what) => gpus::largest::largest(asked, &cluster, what),
+            None => gpus::fit::fit(asked, cluster),
+        };
+    }
+    if args.largest.is_some() {
+        let headline = "the largest that fits is searched for on GPUs".to_owned();
+        return Err(usage("--largest", headline).help("name GPUs: `--cluster h100`").into());
     }
     let (_, question) = asked.question()?;
     let fit = planner::fit::fit(&question.job())?;

@@ -154,3 +154,34 @@ fn a_sweep_is_many_plans() {
     assert_eq!(scratch.run(&many).status.code(), Some(2));
     assert_eq!(scratch.run("sweep gpt2 --cluster cpu-local").status.code(), Some(2));
 }
+
+/// The largest that fits, fits; the next that was tried does not; `plan` says the same of both.
+#[test]
+fn the_largest_that_fits_is_found() {
+    let scratch = Scratch::new("largest");
+    let asked = "llama-3-8b --cluster h100 --devices 8";
+    for (what, gbs) in [("seq", "--gbs 8"), ("mbs", "--seq 2048")] {
+        let found = scratch.json(&format!("fit {asked} {gbs} --largest {what} --json"));
+        let [largest, next] = ["largest", "next"].map(|key| found[key].as_u64().expect("a count"));
+        assert!(largest < next && next - largest <= (largest / 32).max(128), "{found:#}");
+        assert_eq!(found["plan"]["fits"], true);
+        let plan = |number: u64| match what {
+            "seq" => scratch.run(&format!("plan {asked} {gbs} --seq {number} --json")),
+            _ => {
+                let gbs = 8 * number;
+                scratch.run(&format!("plan {asked} --gbs {gbs} --seq 2048 --mbs {number} --json"))
+            }
+        };
+        let own = plan(largest);
+        let own: serde_json::Value = serde_json::from_slice(&own.stdout).expect("a document");
+        assert_eq!(own["text"], found["plan"]["text"], "{what}={largest}");
+        assert_eq!(plan(next).status.code(), Some(3), "{what}={next}");
+    }
+    // A table of positions ends, and CPUs are no GPUs.
+    let short = scratch.json("fit gpt2 --cluster h100 --devices 1 --largest seq --json");
+    assert_eq!(short["largest"], 1024);
+    let wrong = ["fit gpt2 --largest seq", "fit gpt2 --cluster h100 --seq 64 --largest seq"];
+    for line in wrong {
+        assert_eq!(scratch.run(line).status.code(), Some(2), "{line}");
+    }
+}

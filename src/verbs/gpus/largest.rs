@@ -1,0 +1,169 @@
+//! `fit --largest`: the longest sequence, or the largest micro-batch, for which any plan fits.
+
+use clap::ValueEnum;
+use kernels::{Bytes, Seconds};
+use planner::cluster::Cluster;
+use planner::limits::Decision;
+use planner::search::request::Chosen;
+
+use super::{Subject, answer, plan_row};
+use crate::documents::{self, Document};
+use crate::failure::{Exit, Failure, usage};
+use crate::output;
+use crate::verbs::flags::RequestFlags;
+
+/// What is as large as it can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Largest {
+    /// Tokens of a sample
+    Seq,
+    /// Samples of a micro-batch on one data-parallel rank
+    Mbs,
+}
+
+impl Largest {
+    fn name(self) -> &'static str {
+        match self {
+            Largest::Seq => "seq",
+            Largest::Mbs => "mbs",
+        }
+    }
+
+    /// The first number that is tried, whose doubles follow.
+    fn first(self) -> usize {
+        match self {
+            Largest::Seq => 1024,
+            Largest::Mbs => 1,
+        }
+    }
+
+    /// The most that is tried. Chosen: far above what any device holds.
+    fn most(self) -> usize {
+        match self {
+            Largest::Seq => 1 << 24,
+            Largest::Mbs => 1 << 16,
+        }
+    }
+
+    /// Between the largest number that fits and the next that was tried there is at most this.
+    fn step(self, fits: usize) -> usize {
+        match self {
+            // A 64th, in whole tiles of products.
+            Largest::Seq => (fits / 64).next_power_of_two().max(128),
+            Largest::Mbs => 1,
+        }
+    }
+}
+
+/// A number, and its fastest plan or why there is none.
+type Tried = (usize, Result<(Subject, Chosen), String>);
+
+/// Answers `fit --largest`: doubles until nothing fits, then halves what is between.
+pub fn largest(asked: &RequestFlags, cluster: &Cluster, what: Largest) -> Result<Exit, Failure> {
+    if !cluster.groups.is_empty() {
+        let headline = "the largest of groups of devices is not searched for".to_owned();
+        return Err(usage("--largest", headline).help("ask about one group alone").into());
+    }
+    let given = match what {
+        Largest::Seq => asked.seq.is_some(),
+        Largest::Mbs => asked.limited.all_limits()?.fixed(Decision::Mbs).is_some(),
+    };
+    if given {
+        let headline = format!("`{}` is given, and its largest value asked for", what.name());
+        return Err(usage("--largest", headline).help("leave one of them out").into());
+    }
+    let mut fits: Option<Tried> = None;
+    let mut number = what.first();
+    let mut fails = loop {
+        let tried = tried(asked, cluster, what, number)?;
+        if tried.1.is_err() || number >= what.most() {
+            break tried;
+        }
+        number = 2 * number;
+        fits = Some(tried);
+    };
+    // Below the first number, too, something may fit.
+    let mut low = fits.as_ref().map_or(0, |(number, _)| *number);
+    while fails.1.is_err() && fails.0 - low > what.step(low) {
+        let step = what.step(low);
+        let middle = (low + (fails.0 - low) / 2).next_multiple_of(step).min(fails.0 - 1).max(1);
+        if middle <= low {
+            break;
+        }
+        let tried = tried(asked, cluster, what, middle)?;
+        match tried.1 {
+            Ok(_) => (low, fits) = (middle, Some(tried)),
+            Err(_) => fails = tried,
+        }
+    }
+    tell(asked, what, fits, fails)
+}
+
+/// Searches with one number.
+fn tried(
+    asked: &RequestFlags,
+    cluster: &Cluster,
+    what: Largest,
+    number: usize,
+) -> Result<Tried, Failure> {
+    let mut own = asked.clone();
+    match what {
+        Largest::Seq => own.seq = Some(number),
+        Largest::Mbs => {
+            own.limited.axes.mbs = Some(number);
+            // A batch that every number of data-parallel ranks divides.
+            let devices = own.place.ranks(cluster);
+            own.gbs = Some(own.gbs.unwrap_or(devices).next_multiple_of(devices * number));
+        }
+    }
+    let subject = match Subject::quiet(&own, cluster.clone()) {
+        Ok(subject) => subject,
+        // A table of positions has an end.
+        Err(Failure::Input(wrong)) if wrong.iter().all(|one| one.code == "E1108") => {
+            return Ok((number, Err(wrong[0].headline.clone())));
+        }
+        Err(failure) => return Err(failure),
+    };
+    match answer(&subject, &own) {
+        Ok(mut found) => Ok((number, Ok((subject, found.best.swap_remove(0))))),
+        Err(failure) => Ok((number, Err(failure.into_no()?.headline))),
+    }
+}
+
+fn tell(
+    asked: &RequestFlags,
+    what: Largest,
+    fits: Option<Tried>,
+    (next, outcome): Tried,
+) -> Result<Exit, Failure> {
+    let reason = outcome.err();
+    let found = fits.and_then(|(number, found)| Some((number, found.ok()?)));
+    let exit = if found.is_some() { Exit::Success } else { Exit::Infeasible };
+    if asked.json {
+        let document = documents::Largest {
+            of: what.name().to_owned(),
+            largest: found.as_ref().map(|(number, _)| *number as u64),
+            plan: found.as_ref().map(|(_, (subject, best))| plan_row(subject, best)),
+            next: next as u64,
+            reason,
+        };
+        output::answer_json(&document.to_json());
+        return Ok(exit);
+    }
+    let mut text = match &found {
+        Some((number, (subject, best))) => format!(
+            "{}\n✓ {}={number} is the largest: {}\n  {} on the fullest device, {} a step\n",
+            subject.header(),
+            what.name(),
+            best.configuration,
+            Bytes(best.estimate.memory.total_bytes() as u64),
+            Seconds(best.estimate.step_time_s)
+        ),
+        None => format!("✗ nothing fits at any {}\n", what.name()),
+    };
+    if let Some(reason) = reason {
+        text += &format!("  {}={next}: {reason}\n", what.name());
+    }
+    output::answer(&text);
+    Ok(exit)
+}
