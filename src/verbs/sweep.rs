@@ -238,8 +238,6 @@ fn csv(rows: &[SweepRow]) -> Result<Vec<u8>, Failure> {
 
 /// A map for each cluster and length: devices down, batches across, the darker the better.
 fn page(args: &Args, rows: &[SweepRow]) -> String {
-    let values = || rows.iter().filter_map(|row| args.show.value(row));
-    let range = [values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max)];
     let mut text = format!("model    {}\n", args.model);
     for map in rows.chunk_by(|a, b| (&a.cluster, a.seq) == (&b.cluster, b.seq)) {
         text += &format!(
@@ -248,6 +246,8 @@ fn page(args: &Args, rows: &[SweepRow]) -> String {
             output::count(map[0].seq),
             args.show.title()
         );
+        let values = || map.iter().filter_map(|row| args.show.value(row));
+        let range = [values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max)];
         let lines: Vec<&[SweepRow]> = map.chunk_by(|a, b| a.devices == b.devices).collect();
         let across: Vec<String> = lines[0].iter().map(|row| output::count(row.gbs)).collect();
         // Without --gbs the batch follows the devices.
