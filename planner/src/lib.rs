@@ -19,7 +19,8 @@
 //! closed form; [`mod@shard`] splits the inside of layers, and [`mod@elaborate`] makes a plan of a
 //! name; [`price`] and [`simulate`] say how long, [`footprint`] how large; [`limits`] and
 //! [`compiled`] decide where candidates are compiled, [`search`] where there are too many;
-//! [`check`] doubts; [`explain`] and [`fit`] tell.
+//! [`check`] doubts; [`explain`] and [`fit`] tell, and
+//! [`goodput`] says what failures leave of a run.
 //!
 //! # Diagnostics
 //!
@@ -82,4 +83,5 @@ pub mod search;
 
 pub mod check;
 pub mod explain;
+pub mod goodput;
 pub mod fit;

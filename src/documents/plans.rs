@@ -63,6 +63,23 @@ pub struct Cost {
     pub deadline_s: Option<f64>,
     /// Whether the expected time is not longer.
     pub meets_deadline: bool,
+    /// What failures and saves take of the times above, where it is said how often devices fail.
+    pub interrupted: Option<Interrupted>,
+}
+
+/// What failures and saves take of a run (Daly 2006).
+#[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
+pub struct Interrupted {
+    /// Mean seconds between failures of the job.
+    pub mtbf_s: f64,
+    /// Seconds that a save takes.
+    pub save_s: f64,
+    /// Seconds from a failure to the first step after it.
+    pub restart_s: f64,
+    /// Seconds of steps between saves, which give the best goodput.
+    pub interval_s: f64,
+    /// The share of the time that goes into steps that count.
+    pub goodput: f64,
 }
 
 /// A training run.

@@ -2,6 +2,7 @@
 
 use planner::cluster::{Cluster, Kind, Power};
 use planner::explain::{Explanation, explain};
+use planner::goodput::Interruptions;
 use planner::search::groups::Grouped;
 use planner::search::request::SearchResult;
 
@@ -71,8 +72,10 @@ impl Way {
         let steps = (bill.tokens.unwrap_or(0.0) / self.tokens).ceil();
         // Where steps are longer, computing and waiting are.
         let joules = |step_s: f64| Some(self.joules? * step_s / self.times[1]);
+        let goodput = bill.interruptions(self.devices);
+        let goodput = goodput.map_or(1.0, |all| all.goodput(all.best_interval_s()));
         let run = |step_s: f64| {
-            let seconds = steps * step_s;
+            let seconds = steps * step_s / goodput;
             Run {
                 seconds,
                 device_hours: seconds / HOUR_S * f64::from(self.devices),
@@ -120,6 +123,24 @@ fn refuse_inference(args: &CostArgs) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Copies that serve have no checkpoints.
+fn refuse_interruptions(args: &CostArgs) -> Result<(), Failure> {
+    if args.bill.mtbf.is_none() {
+        return Ok(());
+    }
+    let headline = "copies that answer save no checkpoints".to_owned();
+    Err(usage("--mtbf", headline).help("leave it out, or ask about training").into())
+}
+
+/// The time between failures, between saves, and the share of the time that counts.
+fn interrupted(way: &Way, args: &CostArgs) -> Option<documents::Interrupted> {
+    let all = args.bill.interruptions(way.devices)?;
+    let interval_s = all.best_interval_s();
+    let goodput = all.goodput(interval_s);
+    let Interruptions { mtbf_s, save_s, restart_s } = all;
+    Some(documents::Interrupted { mtbf_s, save_s, restart_s, interval_s, goodput })
+}
+
 /// Answers `cost`: time, money and energy of a data set. No where the deadline is missed.
 pub fn cost(args: &CostArgs) -> Result<Exit, Failure> {
     or_document(args.asked.json, costs(args))
@@ -127,6 +148,7 @@ pub fn cost(args: &CostArgs) -> Result<Exit, Failure> {
 
 fn costs(args: &CostArgs) -> Result<Exit, Failure> {
     if args.served.is_inference()? {
+        refuse_interruptions(args)?;
         return inference::cost::cost(args);
     }
     refuse_inference(args)?;
@@ -203,6 +225,7 @@ fn bill(
             high: row(&high),
             deadline_s: deadline,
             meets_deadline: meets,
+            interrupted: interrupted(way, args),
         };
         format!("{:#}", document.to_json())
     } else {
@@ -221,7 +244,16 @@ fn bill(
             table.row(row("kWh", &|run| number(run.kwh.unwrap_or(0.0))));
         }
         let mut text = format!("{header}plan     {}\n", way.plan);
-        text += &format!("run      {} steps\n\n{}", number(steps), table.text());
+        text += &format!("run      {} steps\n", number(steps));
+        if let Some(found) = interrupted(way, args) {
+            text += &format!(
+                "failures one in {}; with a save after each {} of steps, {:.1}% of the time counts\n",
+                output::seconds(found.mtbf_s),
+                output::seconds(found.interval_s),
+                100.0 * found.goodput
+            );
+        }
+        text += &format!("\n{}", table.text());
         let prices = args.bill.said(cluster);
         if !prices.is_empty() {
             text += &format!("\n{prices}");
@@ -256,6 +288,7 @@ pub fn size(args: &CostArgs) -> Result<Exit, Failure> {
 
 fn enough(args: &CostArgs) -> Result<Exit, Failure> {
     if args.served.is_inference()? {
+        refuse_interruptions(args)?;
         return inference::size::size(args);
     }
     refuse_inference(args)?;

@@ -6,6 +6,7 @@ use ir::DType;
 use ir::import::{Model, Options};
 use ir::plan::Optimizer;
 use planner::cluster::{Cluster, Kind};
+use planner::goodput::Interruptions;
 
 use crate::argument::{PathArg, duration, length, many, positive, price, watts};
 use crate::cache::Key;
@@ -285,9 +286,24 @@ pub struct Bill {
     /// Watts of a device with its share of the node [default: what the cluster says]
     #[arg(long, value_name = "WATTS", value_parser = watts, allow_negative_numbers = true)]
     pub watts: Option<f64>,
+    /// Mean time between failures of one device, in training: 50000h, as of Llama 3's runs
+    #[arg(long, value_name = "TIME", value_parser = duration, requires = "save")]
+    pub mtbf: Option<f64>,
+    /// Time in which a checkpoint is saved and no step is computed: 30s
+    #[arg(long, value_name = "TIME", value_parser = duration, requires = "mtbf")]
+    pub save: Option<f64>,
+    /// Time from a failure to the first step after it
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "10m")]
+    pub restart: f64,
 }
 
 impl Bill {
+    /// What interrupts a job on so many devices, where the user says.
+    pub fn interruptions(&self, devices: u32) -> Option<Interruptions> {
+        let (mtbf_s, save_s) = (self.mtbf?, self.save?);
+        Some(Interruptions::of_devices(devices.into(), mtbf_s, save_s, self.restart))
+    }
+
     /// Money for an hour of a device, as the user says: here, or in the file of the cluster.
     pub fn hourly(&self, cluster: &Cluster) -> Option<f64> {
         let said = cluster.price.as_ref().map(|price| price.per_device_hour.value);

@@ -185,3 +185,32 @@ fn the_largest_that_fits_is_found() {
         assert_eq!(scratch.run(line).status.code(), Some(2), "{line}");
     }
 }
+
+/// Failures make a run longer by what they and saves take, of more devices by more.
+#[test]
+fn failures_cost_time_and_money() {
+    let scratch = Scratch::new("failures");
+    let cost = |more: &str| {
+        let line = format!("cost llama-3-8b --cluster h100 --gbs 1024 --tokens 1T --price 2{more}");
+        scratch.json(&format!("{line} --json"))
+    };
+    let number = |value: &serde_json::Value| value.as_f64().expect("a number");
+    let failing = " --mtbf 50000h --save 30s --restart 10m";
+    let mut shares = Vec::new();
+    for devices in [64, 512] {
+        let devices = format!(" --devices {devices}");
+        let [sound, failed] = ["", failing].map(|more| cost(&format!("{devices}{more}")));
+        assert_eq!(sound["interrupted"], serde_json::Value::Null);
+        let goodput = number(&failed["interrupted"]["goodput"]);
+        for key in ["time_s", "device_hours", "money"] {
+            let ratio = number(&sound["expected"][key]) / number(&failed["expected"][key]);
+            assert!((ratio / goodput - 1.0).abs() < 1e-9, "{key}{devices}");
+        }
+        shares.push(goodput);
+    }
+    assert!(1.0 > shares[0] && shares[0] > shares[1] && shares[1] > 0.8, "{shares:?}");
+    let alone = "cost llama-3-8b --cluster h100 --tokens 1T --mtbf 5h";
+    assert_eq!(scratch.run(alone).status.code(), Some(2));
+    let serving = "cost llama-3-8b --cluster h100 --for inference --tokens 1M --mtbf 5h --save 1s";
+    assert_eq!(scratch.run(serving).status.code(), Some(2));
+}
