@@ -2,6 +2,7 @@
 
 use planner::estimate::memory::Memory;
 use planner::estimate::padding::Padding;
+use planner::estimate::profile::Profile;
 use planner::estimate::step::Breakdown;
 use planner::explain::Explanation;
 use planner::fit::Fit as Strategies;
@@ -65,6 +66,34 @@ pub struct Cost {
     pub meets_deadline: bool,
     /// What failures and saves take of the times above, where it is said how often devices fail.
     pub interrupted: Option<Interrupted>,
+}
+
+/// How a program is assumed to execute.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Executor {
+    /// The execution profile.
+    pub profile: String,
+    /// The attention kernel.
+    pub attention: String,
+    /// Bytes of a parameter's weight.
+    pub weight_bytes: f64,
+    /// Bytes of its gradient.
+    pub gradient_bytes: f64,
+    /// Bytes of its optimizer state, master weight included.
+    pub optimizer_bytes: f64,
+}
+
+impl Executor {
+    /// What a profile assumes.
+    pub fn of(profile: &Profile) -> Executor {
+        Executor {
+            profile: profile.name.to_owned(),
+            attention: profile.attention.name().to_owned(),
+            weight_bytes: profile.weight_bytes,
+            gradient_bytes: profile.gradient_bytes,
+            optimizer_bytes: profile.state_bytes,
+        }
+    }
 }
 
 /// What failures and saves take of a run (Daly 2006).
@@ -174,6 +203,8 @@ pub struct Plan {
     /// BLAKE3 hash of the plan's decisions, of plans that are compiled: equal for equal decisions,
     /// whatever is predicted.
     pub decision_hash: Option<String>,
+    /// On GPUs: how the program is assumed to execute.
+    pub executor: Option<Executor>,
 }
 
 /// Where a step goes.

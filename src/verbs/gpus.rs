@@ -19,7 +19,9 @@ use planner::estimate::described::{Described, described};
 use planner::estimate::padding::Padding;
 use planner::estimate::rates::Arithmetic;
 use planner::estimate::workload::Workload;
-use planner::estimate::{self, Estimate, Estimator, Job, profile};
+
+use planner::estimate::profile::{self, Profile};
+use planner::estimate::{self, Estimate, Estimator, Job};
 use planner::search::branch_and_bound::{Budget, Objective};
 use planner::search::events::replayed_s;
 use planner::search::frontier::{frontier, smallest};
@@ -259,12 +261,19 @@ impl Subject {
         self.header_of(&format!("{} devices a node", self.cluster.devices_per_node.unwrap_or(1)))
     }
 
+    /// How the program is assumed to execute.
+    fn profile(&self) -> Profile {
+        profile::GANTLINE.in_arithmetic(arithmetic(self.dtype))
+    }
+
     fn header_of(&self, devices: &str) -> String {
         let Subject { work, cluster, global_batch, dtype, .. } = self;
         let mut text = format!("model    {}: {}", work.name, output::count(work.parameters()));
         text += &format!(" parameters in {dtype}\n");
         text += &format!("cluster  {}, {devices}\n", cluster.describe());
         text += &samples_of(*global_batch, self.seq);
+        text += &format!("executor {}\n", self.profile().describe());
+        text += CONVENTIONS;
         if work.busiest() > 1.0 {
             text +=
                 &format!("routing  the busiest rank has {} times the average\n", work.busiest());
@@ -272,6 +281,10 @@ impl Subject {
         text + &assumption_lines(work)
     }
 }
+
+/// How flops and MFU are counted, as a line of a header.
+const CONVENTIONS: &str =
+    "MFU      counts 2 flops per multiply-add, causal attention once, and no recomputation\n";
 
 /// What a step has, as a line of a header.
 fn samples_of(global_batch: u32, seq: u32) -> String {
@@ -460,6 +473,9 @@ fn page(subject: &Subject, answer: &SearchResult, aim: Aim) -> String {
     let (low, high) = (Seconds(step_time_low_s), Seconds(step_time_high_s));
     text += "\n80% of such predictions hold: ";
     text += &format!("a step takes {low} to {high}; {unit} are of one device\n");
+    if aim == Aim::Time {
+        text += &ties(answer, step_time_high_s);
+    }
     let simulated_s = subject.simulated_s(&best.estimate);
     if let Some(seconds) = simulated_s.filter(|s| differs(*s, best.estimate.step_time_s)) {
         text += &format!("replayed pass by pass, the first takes {}\n", Seconds(seconds));
@@ -491,6 +507,19 @@ fn page(subject: &Subject, answer: &SearchResult, aim: Aim) -> String {
         not_executed(&best.configuration).join(", ")
     );
     text
+}
+
+/// How many of the listed plans the model cannot tell from the best: their expected time is below
+/// the high end of its interval.
+fn ties(answer: &SearchResult, high_s: f64) -> String {
+    let is_tie = |other: &&Chosen| other.fits && other.estimate.step_time_s <= high_s;
+    match answer.others.iter().filter(is_tie).count() {
+        0 => String::new(),
+        1 => "the best is tied with another plan: its time lies in that interval\n".to_owned(),
+        count => {
+            format!("the best is tied with {count} others: their times lie in that interval\n")
+        }
+    }
 }
 
 /// Whether two times differ in the digits that are shown.
@@ -565,6 +594,7 @@ fn document(subject: &Subject, answer: &SearchResult) -> documents::Plan {
         too_large: rows(&answer.misses),
         not_executed: not_executed(&best.configuration).into_iter().map(Into::into).collect(),
         decision_hash: None,
+        executor: Some(documents::Executor::of(&subject.profile())),
     }
 }
 

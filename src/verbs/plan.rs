@@ -318,6 +318,7 @@ fn document(model: &Model, question: &PlanRequest, found: &Found) -> Value {
         plans: listed(found).into_iter().map(other).collect(),
         too_large: Vec::new(),
         not_executed: Vec::new(),
+        executor: None,
         decision_hash: Some(blake3::hash(found.plan.decisions().as_bytes()).to_string()),
     };
     document.to_json()

@@ -245,9 +245,20 @@ impl Profile {
         }
     }
 
+    /// What is assumed of the executor, for people: the attention kernel, and bytes per parameter
+    /// of weights, gradients and optimizer, master weights included.
+    pub fn describe(&self) -> String {
+        let Profile { name, weight_bytes, gradient_bytes, state_bytes, .. } = self;
+        format!(
+            "{name}: {}; {weight_bytes} + {gradient_bytes} + {state_bytes} bytes a parameter in \
+             weights, gradients and optimizer",
+            self.attention.name()
+        )
+    }
+
     /// The same release in another arithmetic: in single precision weights and gradients have four
     /// bytes, and there is no second copy of them.
-    pub(super) fn in_arithmetic(self, arithmetic: Arithmetic) -> Profile {
+    pub fn in_arithmetic(self, arithmetic: Arithmetic) -> Profile {
         match arithmetic {
             Arithmetic::Half | Arithmetic::F8 | Arithmetic::F4 => self,
             Arithmetic::F32 | Arithmetic::Tf32 => Profile {

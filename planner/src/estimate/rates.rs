@@ -59,6 +59,19 @@ pub enum AttentionKernel {
     FlashBest,
 }
 
+impl AttentionKernel {
+    /// The name in texts.
+    pub fn name(self) -> &'static str {
+        match self {
+            AttentionKernel::Separate => "attention with scores in memory",
+            AttentionKernel::FusedSoftmax => "attention with scores in memory and a fused softmax",
+            AttentionKernel::Flash1 => "FlashAttention",
+            AttentionKernel::Flash2 => "FlashAttention-2",
+            AttentionKernel::FlashBest => "the fastest attention kernel of the device",
+        }
+    }
+}
+
 /// A tile that a product kernel computes on one multiprocessor, and the share of the peak that it
 /// reaches there.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
