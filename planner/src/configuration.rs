@@ -380,8 +380,11 @@ impl FromStr for Configuration {
 }
 
 impl Configuration {
-    /// Reads a word, or says what is wrong with it, and what to write.
-    fn read_word(&mut self, word: &str) -> Result<(), (String, String)> {
+    /// Reads a word of the text form: `recompute=full`.
+    ///
+    /// # Errors
+    /// What is wrong with it, and what to write.
+    pub fn read_word(&mut self, word: &str) -> Result<(), (String, String)> {
         let (name, value) = word.split_once('=').unwrap_or((word, ""));
         let bad = || (format!("`{word}` says nothing"), allowed(name, value));
         let number = |text: &str| text.parse::<u32>().map_err(|_| bad());
@@ -402,8 +405,7 @@ impl Configuration {
                 self.zero = Zero { stage, shard: number(shard)? };
             }
             "schedule" => {
-                let found = Schedule::ALL.into_iter().find(|s| s.name() == value);
-                self.schedule = found.ok_or_else(bad)?;
+                self.schedule = schedule(value).ok_or_else(bad)?;
             }
             "recompute" => {
                 self.recompute = match value.strip_prefix("layers:") {
@@ -476,6 +478,15 @@ fn read_stages(text: &str) -> Option<Vec<u32>> {
         layers.extend(std::iter::repeat_n(each.parse::<u32>().ok()?, count));
     }
     Some(layers)
+}
+
+/// A schedule, also by the names that others have for it: chunks of a stage are interleaved by 1F1B.
+fn schedule(name: &str) -> Option<Schedule> {
+    match name {
+        "interleaved" => Some(Schedule::OneForwardOneBackward),
+        "zb" => Some(Schedule::ZeroBubbleH1),
+        _ => Schedule::ALL.into_iter().find(|schedule| schedule.name() == name),
+    }
 }
 
 fn recompute(name: &str) -> Option<Recompute> {

@@ -2,9 +2,9 @@
 
 pub mod read;
 
-use ir::Diagnostic;
+use ir::{Diagnostic, Span};
 use planner::cluster::Cluster;
-use planner::configuration::{Configuration, Place, Recompute, Schedule, Zero};
+use planner::configuration::{Configuration, Zero};
 use planner::estimate::described::{Described, described};
 use planner::estimate::padding::Padding;
 use planner::estimate::profile::{self, PROFILES, Profile};
@@ -78,14 +78,20 @@ pub struct Args {
     /// Cut the sequence over tensor-parallel ranks between products
     #[arg(long, alias = "sequence-parallel")]
     pub sp: bool,
-    /// What is recomputed
-    #[arg(long, value_name = "WHAT", value_parser = ["none", "attn", "layer", "auto"])]
+    /// What is recomputed: none, attention, full, layers:N of each stage, or auto
+    #[arg(long, value_name = "WHAT")]
     pub recompute: Option<String>,
-    /// What lies on the host
-    #[arg(long, value_name = "WHAT", value_parser = ["none", "opt", "params", "act"])]
-    pub offload: Option<String>,
-    /// The order of micro-batches
-    #[arg(long, value_name = "NAME", value_parser = ["gpipe", "1f1b", "interleaved", "zb"])]
+    /// Where the optimizer lies and is computed: device, host or disk
+    #[arg(long, value_name = "PLACE")]
+    pub offload_optimizer: Option<String>,
+    /// Where weights lie between their uses: device, host or disk
+    #[arg(long, value_name = "PLACE")]
+    pub offload_parameters: Option<String>,
+    /// Where what the backward pass needs lies: device, host or disk
+    #[arg(long, value_name = "PLACE")]
+    pub offload_activations: Option<String>,
+    /// The order of micro-batches: gpipe, 1f1b, interleaved, zb-h1, zb-h2 or zb
+    #[arg(long, value_name = "NAME")]
     pub schedule: Option<String>,
     /// The execution profile: what a release overlaps, fuses and stores; gantline, or that of a
     /// peer's release [default: that of the tool that the file is for, or gantline]
@@ -119,11 +125,12 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     if !cluster.groups.is_empty() {
         return over_groups(args, Described { work, latent, tokens, warnings }, cluster);
     }
+    let words = words(args)?;
     let layout = layout(args, work.depth())?;
     if let (None, Some(seq)) = (args.seq, layout.seq) {
         Described { work, tokens, .. } = model(args, Some(seq))?;
     }
-    let configuration = configuration(args, layout.configuration.clone());
+    let configuration = configuration(args, &words, layout.configuration.clone());
     check_devices(args, &configuration)?;
     take_nodes(&mut cluster, &configuration);
     let (dtype, arithmetic) = products(args, layout.dtype, &cluster)?;
@@ -247,7 +254,8 @@ fn over_groups(
         set: None,
         stop: &|| false,
     };
-    let change = |c| configuration(args, c);
+    let words = words(args)?;
+    let change = |c| configuration(args, &words, c);
     let way = mixed.score(("--config", &said.text), &change, &question)?;
     if args.json {
         output::answer_json(&document(&mixed, &way).to_json());
@@ -281,7 +289,36 @@ fn layout(args: &Args, layers: u32) -> Result<Layout, Failure> {
     read::read_for(&path.to_string(), &text, Some(args.model.path()), known)
 }
 
-fn configuration(args: &Args, mut c: Configuration) -> Configuration {
+/// What flags say in the words of a configuration's text.
+///
+/// # Errors
+/// `E3402` for each that says nothing, at its flag.
+fn words(args: &Args) -> Result<Configuration, Vec<Diagnostic>> {
+    let given = [
+        ("recompute", &args.recompute),
+        ("schedule", &args.schedule),
+        ("offload-optimizer", &args.offload_optimizer),
+        ("offload-parameters", &args.offload_parameters),
+        ("offload-activations", &args.offload_activations),
+    ];
+    let mut wrong = Vec::new();
+    let mut all = Configuration::default();
+    for (name, value) in given.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?)))
+    {
+        let word = format!("{name}={value}");
+        match all.read_word(&word) {
+            Ok(()) => {}
+            Err((headline, help)) => {
+                let span = Span::of(format!("--{name}"));
+                wrong.push(Diagnostic::error("E3402", span, headline).help(help));
+            }
+        }
+    }
+    if wrong.is_empty() { Ok(all) } else { Err(wrong) }
+}
+
+/// A layout with what flags say in its place; `words` are those of [`words`].
+fn configuration(args: &Args, words: &Configuration, mut c: Configuration) -> Configuration {
     let of = |size: Option<usize>, there: u32| count(size).unwrap_or(there);
     c.tp = of(args.axes.tp, c.tp);
     c.pp = of(args.axes.pp, c.pp);
@@ -294,25 +331,20 @@ fn configuration(args: &Args, mut c: Configuration) -> Configuration {
     if let Some(stage) = args.zero {
         c.zero = Zero { stage, shard: c.zero.shard };
     }
-    c.recompute = match args.recompute.as_deref() {
-        Some("none") => Recompute::None,
-        Some("attn") => Recompute::Attention,
-        Some("layer") => Recompute::Full,
-        Some(_) => Recompute::Auto,
-        None => c.recompute,
-    };
-    match args.offload.as_deref() {
-        Some("opt") => c.offload.optimizer = Place::Host,
-        Some("params") => c.offload.parameters = Place::Host,
-        Some("act") => c.offload.activations = Place::Host,
-        Some(_) | None => {}
+    if args.recompute.is_some() {
+        c.recompute = words.recompute;
     }
-    c.schedule = match args.schedule.as_deref() {
-        Some("gpipe") => Schedule::GPipe,
-        Some("zb") => Schedule::ZeroBubbleH1,
-        Some(_) => Schedule::OneForwardOneBackward,
-        None => c.schedule,
-    };
+    if args.schedule.is_some() {
+        c.schedule = words.schedule;
+    }
+    let places = [&args.offload_optimizer, &args.offload_parameters, &args.offload_activations];
+    for ((name, place), _) in
+        words.offload.places().into_iter().zip(places).filter(|(_, p)| p.is_some())
+    {
+        if let Some(own) = c.offload.place_mut(name) {
+            *own = place;
+        }
+    }
     c
 }
 

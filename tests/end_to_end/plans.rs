@@ -214,3 +214,26 @@ fn failures_cost_time_and_money() {
     let serving = "cost llama-3-8b --cluster h100 --for inference --tokens 1M --mtbf 5h --save 1s";
     assert_eq!(scratch.run(serving).status.code(), Some(2));
 }
+
+/// Flags and the words of a name have one spelling, and say the same.
+#[test]
+fn flags_and_names_have_one_spelling() {
+    let scratch = Scratch::new("spelling");
+    let score = |rest: &str| scratch.json(&format!("score llama-3-8b --gbs 64 {rest} --json"));
+    let name = "tp=2 pp=4 dp=4 mbs=1 recompute=layers:4 schedule=zb-h1 offload-optimizer=host";
+    let words = name.replace(' ', ",");
+    let mut command = scratch.command(&[], "score llama-3-8b --gbs 64 --json --config");
+    let output = command.arg(name).output().expect("it starts");
+    let named: serde_json::Value = serde_json::from_slice(&output.stdout).expect(&words);
+    let flags = score(
+        "--tp 2 --pp 4 --dp 4 --recompute layers:4 --schedule zb-h1 --offload-optimizer host",
+    );
+    assert_eq!(flags["configuration"], named["configuration"]);
+    assert_eq!(flags["step_time_s"], named["step_time_s"]);
+    let wrong = scratch.run("score llama-3-8b --gbs 64 --tp 8 --recompute ful --schedule 1f1");
+    let errors = String::from_utf8_lossy(&wrong.stderr);
+    assert_eq!(wrong.status.code(), Some(2), "{errors}");
+    for said in ["--recompute", "did you mean `recompute=full`?", "--schedule"] {
+        assert!(errors.contains(said), "{said}: {errors}");
+    }
+}
