@@ -408,28 +408,28 @@ fn nearest_answers(question: &SearchRequest<'_>) -> Vec<Near> {
 /// The fewest more devices on which something fits, of doublings and of eighths between two of
 /// them, with the fastest configuration there.
 fn fewest_more(question: &SearchRequest<'_>) -> Option<(u32, Chosen)> {
-    let on = |devices: u32| {
+    let on = |devices: u32, objective: Objective| {
         let estimator = &question.estimator.on_devices(devices.into());
         let limits = question.limits.clone();
         let asked = SearchRequest { estimator, devices, limits, ..*question };
-        let found = extreme(&asked, &asked.limits, Objective::Time)?;
-        Some((devices, found))
+        extreme(&asked, &asked.limits, objective)
     };
+    // The search for the least memory is the shorter one, and says whether anything fits.
+    let fits = |devices: &u32| on(*devices, Objective::Memory).is_some_and(|least| least.fits);
     let mut doublings = (1..=DOUBLINGS).map_while(|n| question.devices.checked_mul(1 << n));
-    let mut fewest = doublings.find_map(on)?;
-    let eighth = fewest.0 / 8;
-    if !fewest.0.is_multiple_of(8) {
-        return Some(fewest);
-    }
-    let mut eighths = 5..8_u32;
-    while !eighths.is_empty() {
-        let middle = eighths.start.midpoint(eighths.end - 1);
-        match on(middle * eighth) {
-            Some(found) => (fewest, eighths.end) = (found, middle),
-            None => eighths.start = middle + 1,
+    let mut fewest = doublings.find(fits)?;
+    if fewest.is_multiple_of(8) {
+        let eighth = fewest / 8;
+        let mut eighths = 5..8_u32;
+        while !eighths.is_empty() {
+            let middle = eighths.start.midpoint(eighths.end - 1);
+            match fits(&(middle * eighth)) {
+                true => (fewest, eighths.end) = (middle * eighth, middle),
+                false => eighths.start = middle + 1,
+            }
         }
     }
-    Some(fewest)
+    Some((fewest, on(fewest, Objective::Time)?))
 }
 
 /// The best configuration that fits, if it is worth less than `below`: seconds, or joules of a
