@@ -46,8 +46,9 @@ pub fn rates() -> Result<Calibration, Failure> {
     if let Some(others) = others.filter(|others| *others > OTHERS_MAX) {
         let share = 100.0 * others;
         output::note(&format!(
-            "rates    of this machine, measured in {took} beside other work, which took {share:.0}% of \
-             its cores: predictions hold for a machine so busy, and the rates are not kept"
+            "rates    of this machine, measured in {took} beside other work, which took \
+             {share:.0}% of its cores: predictions hold for a machine so busy, and the rates are \
+             not kept"
         ));
         return Ok(found);
     }

@@ -140,26 +140,9 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
             let headline = format!("inference has no execution profile `{}`", profile.name);
             return Err(usage("--profile", headline).help("leave it out").into());
         }
-        let ranks = configuration.ranks();
-        let Ok(devices) = u32::try_from(ranks) else {
-            return Err(usage("--dp", format!("{ranks} devices are more than there can be")).into());
-        };
         layout.note_remarks();
-        let job = Job { global_batch: 1, arithmetic };
-        let ours = profile::GANTLINE;
-        let peak_flops = Estimator::new(&work, &cluster, ours, job)?.peak_flops();
-        let (global_batch, memory_bytes) = (1, None);
-        let subject = Subject {
-            work,
-            cluster,
-            devices,
-            global_batch,
-            dtype,
-            peak_flops,
-            seq: tokens,
-            latent,
-            memory_bytes,
-        };
+        let model = Described { work, latent, tokens, warnings };
+        let subject = copies(model, cluster, configuration.ranks(), (dtype, arithmetic))?;
         return inference::score(&subject, &configuration, count(args.gbs), args.served, args.json);
     }
     let Some(batch) = count(args.gbs).or(layout.global_batch) else {
@@ -188,6 +171,32 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         output::answer(&answer.page(args));
     }
     Ok(if fits { Exit::Success } else { Exit::Infeasible })
+}
+
+/// Copies of a model on some devices, which answer prompts.
+fn copies(
+    model: Described,
+    cluster: Cluster,
+    ranks: u64,
+    (dtype, arithmetic): (Precision, Arithmetic),
+) -> Result<Subject, Failure> {
+    let Described { work, latent, tokens: seq, warnings: _ } = model;
+    let Ok(devices) = u32::try_from(ranks) else {
+        return Err(usage("--dp", format!("{ranks} devices are more than there can be")).into());
+    };
+    let job = Job { global_batch: 1, arithmetic };
+    let peak_flops = Estimator::new(&work, &cluster, profile::GANTLINE, job)?.peak_flops();
+    Ok(Subject {
+        work,
+        cluster,
+        devices,
+        global_batch: 1,
+        dtype,
+        peak_flops,
+        seq,
+        latent,
+        memory_bytes: None,
+    })
 }
 
 /// Refuses a layout of other devices than are given. In a file that says no size of its

@@ -114,7 +114,7 @@ fn what_is_automatic_is_taken_from_flags() {
                 \"gradient_accumulation_steps\": \"auto\", \"bf16\": {\"enabled\": \"auto\"},\
                 \"zero_optimization\": {\"stage\": 3, \"reduce_bucket_size\": \"auto\"}}";
     scratch.write("auto.json", auto);
-    let line = "score llama-3-8b --seq 2048 --from auto.json --devices 8";
+    let line = "score llama-3-8b --profile gantline --seq 2048 --from auto.json --devices 8";
     let page = scratch.answer(&format!("{line} --gbs 64 --mbs 2"));
     assert!(page.contains("tp=1 pp=1 dp=8 mbs=2 zero=3"), "{page}");
     for said in ["`train_batch_size` is `auto`: `--gbs 64` is taken", "`--mbs 2` is taken"] {

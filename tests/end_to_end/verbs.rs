@@ -463,7 +463,9 @@ fn plans_over_groups_are_exported_as_far_as_they_can_be() {
         let name = group["group"].as_str().expect("a name");
         let line = format!("export plan.json --lossy --to megatron --group {name} -o one.txt");
         assert_eq!(scratch.run(&line).status.code(), Some(0), "{group:#}");
-        let line = format!("score llama-3-8b --cluster {name} --from one.txt --seq 8192");
+        let line = format!(
+            "score llama-3-8b --profile gantline --cluster {name} --from one.txt --seq 8192"
+        );
         let scored = scratch.json(&format!("{line} --devices 8 --json"));
         let c: Configuration = group["text"].as_str().expect("a text").parse().expect("a layout");
         let again: Configuration =
@@ -640,7 +642,9 @@ fn a_plan_is_exported_to_other_tools_and_scored_back() {
         let text = fs::read_to_string(scratch.0.join("plan.json")).expect("it was written");
         let plan: Value = serde_json::from_str(&text).expect("a document");
         scratch.answer(&format!("export plan.json --to {tool} -o {tool}.txt"));
-        let score = format!("score gpt3-175b --cluster a100 --from {tool}.txt --seq 2048");
+        let score = format!(
+            "score gpt3-175b --profile gantline --cluster a100 --from {tool}.txt --seq 2048"
+        );
         let scored = scratch.json(&format!("{score} --devices 64 --json"));
         assert_eq!(scored["configuration"], plan["text"], "{tool}");
         assert_eq!(scored["step_time_s"], plan["step_time_s"], "{tool}");
@@ -851,6 +855,8 @@ const ANSWERED: &[&str] = &[
     "score llama-3-8b --cluster h100 --config tp=8 --gbs 8 --seq 2048 --json",
     "explain llama-3-8b --cluster h100 --devices 8 --gbs 8 --seq 2048 --json",
     "fit llama-3-8b --cluster h100 --devices 8 --gbs 8 --seq 2048 --json",
+    "sweep llama-3-8b --cluster h100 --devices 8 --gbs 8 --seq 2048 --json",
+    "fit llama-3-8b --cluster h100 --devices 8 --seq 2048 --largest mbs --json",
     "cluster ls --json",
     "models --json",
     "cluster show h100 --json",
