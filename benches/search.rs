@@ -1,9 +1,9 @@
 //! The search over the whole space: cold, every decision free, for large models on many devices.
 //!
 //! ```text
-//! cargo bench --bench space                     # all, with what each search looked at
-//! cargo bench --bench space -- gpt3             # one
-//! cargo bench --bench space -- evaluation       # evaluations a second
+//! cargo bench --bench search                     # all, with what each search looked at
+//! cargo bench --bench search -- gpt3             # one
+//! cargo bench --bench search -- evaluation       # evaluations a second
 //! ```
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
