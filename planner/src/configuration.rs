@@ -480,7 +480,7 @@ fn read_stages(text: &str) -> Option<Vec<u32>> {
     Some(layers)
 }
 
-/// A schedule, also by the names that others have for it: chunks of a stage are interleaved by 1F1B.
+/// A schedule, also by the names that peers give it: 1F1B interleaves the chunks of a stage.
 fn schedule(name: &str) -> Option<Schedule> {
     match name {
         "interleaved" => Some(Schedule::OneForwardOneBackward),

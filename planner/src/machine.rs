@@ -147,10 +147,10 @@ mod tests {
     use super::*;
 
     /// A tree of files below a directory of its own, removed at the end.
-    pub(super) struct Tree(pub(super) PathBuf);
+    struct Tree(PathBuf);
 
     impl Tree {
-        pub(super) fn new(name: &str, files: &[(&str, &str)]) -> Tree {
+        fn new(name: &str, files: &[(&str, &str)]) -> Tree {
             let root = std::env::temp_dir().join(format!("gantline-{name}-{}", std::process::id()));
             for (path, text) in files {
                 let path = root.join(path);

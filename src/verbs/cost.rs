@@ -247,7 +247,7 @@ fn bill(
         text += &format!("run      {} steps\n", number(steps));
         if let Some(found) = interrupted(way, args) {
             text += &format!(
-                "failures one in {}; with a save after each {} of steps, {:.1}% of the time counts\n",
+                "failures one in {}; saving after each {} of steps, {:.1}% of the time counts\n",
                 output::seconds(found.mtbf_s),
                 output::seconds(found.interval_s),
                 100.0 * found.goodput

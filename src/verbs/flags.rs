@@ -12,7 +12,6 @@ use crate::argument::{PathArg, duration, length, many, positive, price, watts};
 use crate::cache::Key;
 use crate::failure::{Failure, usage};
 use crate::job::{self, Limited, PlanRequest, Precision, Where, positions_max};
-use crate::verbs::gpus::largest::Largest;
 
 /// Joules of a kilowatt hour.
 pub(super) const JOULES_PER_KWH: f64 = 3.6e6;
@@ -209,6 +208,15 @@ pub struct PlanArgs {
     /// Write the plan to this file; for GPUs as JSON where the name ends in .json, with its costs
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathArg>,
+}
+
+/// What is as large as it can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Largest {
+    /// Tokens of a sample
+    Seq,
+    /// Samples of a micro-batch on one data-parallel rank
+    Mbs,
 }
 
 /// Flags of `fit`.

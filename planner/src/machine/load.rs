@@ -74,7 +74,6 @@ fn own(stat: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::tests::Tree;
 
     /// What another process takes of the cores that this one may use is seen, and what happens on
     /// other cores is not.
@@ -84,12 +83,18 @@ mod tests {
             let core = |n: usize, busy: u64| format!("cpu{n} {busy} 0 0 {idle} 0 0 0 0 0 0\n");
             let stat = format!("cpu  1 2 3\n{}{}intr 5\n", core(0, busy), core(1, elsewhere));
             let process = format!("7 (a b) c) R{} {own} 0 1 2\n", " 0".repeat(10));
-            let files = [
-                ("proc/stat", stat.as_str()),
-                ("proc/self/stat", &process),
-                ("proc/self/status", "Name:\tx\nCpus_allowed_list:\t0\n"),
-            ];
-            Ticks::read(&Tree::new("ticks", &files).0).unwrap()
+            let root = std::env::temp_dir().join(format!("gantline-ticks-{}", std::process::id()));
+            fs::create_dir_all(root.join("proc/self")).unwrap();
+            for (path, text) in [
+                ("stat", stat.as_str()),
+                ("self/stat", &process),
+                ("self/status", "Name:\tx\nCpus_allowed_list:\t0\n"),
+            ] {
+                fs::write(root.join("proc").join(path), text).unwrap();
+            }
+            let read = Ticks::read(&root);
+            fs::remove_dir_all(&root).unwrap();
+            read.unwrap()
         };
         let before = at([100, 50, 10, 5]);
         assert_eq!(at([100, 150, 900, 105]).others_since(before), Some(0.0));

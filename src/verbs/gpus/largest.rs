@@ -1,6 +1,5 @@
 //! `fit --largest`: the longest sequence, or the largest micro-batch, for which any plan fits.
 
-use clap::ValueEnum;
 use kernels::{Bytes, Seconds};
 use planner::cluster::Cluster;
 use planner::limits::Decision;
@@ -10,16 +9,7 @@ use super::{Subject, answer, plan_row};
 use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, usage};
 use crate::output;
-use crate::verbs::flags::RequestFlags;
-
-/// What is as large as it can be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Largest {
-    /// Tokens of a sample
-    Seq,
-    /// Samples of a micro-batch on one data-parallel rank
-    Mbs,
-}
+use crate::verbs::flags::{Largest, RequestFlags};
 
 impl Largest {
     fn name(self) -> &'static str {
