@@ -80,10 +80,9 @@ impl Plan {
         let (size, count) = (self.microbatch_size, self.microbatch_count);
         writeln!(f, "  micro-batch size={size} count={count}")?;
         let ends: String = self.stage_ends.iter().map(|end| format!(" {end}")).collect();
-        let schedule = match self.schedule {
-            Schedule::OneForwardOneBackward if self.chunks_per_stage() > 1 => INTERLEAVED,
-            schedule => schedule.name(),
-        };
+        let is_1f1b = self.schedule == Schedule::OneForwardOneBackward;
+        let is_interleaved = is_1f1b && self.chunks_per_stage() > 1;
+        let schedule = if is_interleaved { INTERLEAVED } else { self.schedule.name() };
         writeln!(f, "  schedule {schedule} stages{ends}")?;
         writeln!(f, "  data seq={} dtype={}", self.seq, self.dtype())?;
         if !self.precision.is_uniform() {
@@ -138,7 +137,7 @@ fn phrase(name: &str) -> String {
     let is_read_otherwise = |c: char| c.is_control() || "\"#\\".contains(c);
     let is_plain = name.trim() == name
         && !name.contains(is_read_otherwise)
-        && !words.clone().next().is_some_and(|first| first.parse::<u32>().is_ok())
+        && words.clone().next().is_none_or(|first| first.parse::<u32>().is_err())
         && words.all(|word| !["", "on", "of"].contains(&word));
     if is_plain { name.to_owned() } else { format!("\"{}\"", name.escape_default()) }
 }

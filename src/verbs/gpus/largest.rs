@@ -69,7 +69,7 @@ pub fn largest(asked: &RequestFlags, cluster: &Cluster, what: Largest) -> Result
         if tried.1.is_err() || number >= what.most() {
             break tried;
         }
-        number = 2 * number;
+        number *= 2;
         fits = Some(tried);
     };
     // Below the first number, too, something may fit.
