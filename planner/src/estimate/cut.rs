@@ -658,7 +658,7 @@ pub struct Room {
 }
 
 impl Room {
-    /// Stages that [`Cuts::after_bound_s`] looks at, about.
+    /// Stages that [`StagePartitions::after_bound_s`] looks at, about.
     pub fn stages(&self) -> u32 {
         let ends = [self.first, self.last].map(|[low, high]| high.saturating_sub(low) + 1);
         ends[0] + ends[1] + self.most_between
@@ -690,7 +690,7 @@ pub struct Found {
 
 impl StagePartitions<'_> {
     /// The best of all cuts that are better than what is there. `after_s` is what
-    /// [`Cuts::after_bound_s`] says.
+    /// [`StagePartitions::after_bound_s`] says.
     ///
     /// **Cost** some hundred operations for each stage that has room.
     pub fn best(&self, least: &LowerBound, after_s: f64, wanted: &Wanted<'_>) -> Found {

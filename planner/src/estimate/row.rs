@@ -102,7 +102,7 @@ impl Question {
     }
 
     /// Answers it without what was chosen with runs of a table in view; so has the row to be read
-    /// ([`read_blind_to`]).
+    /// ([`read_without_source`]).
     ///
     /// # Errors
     /// As [`Question::answer`].
