@@ -43,6 +43,8 @@ pub struct Template {
     text: String,
     /// All names under which the text defines a composite.
     names: Vec<String>,
+    /// The attributes of all of them.
+    shared: BTreeSet<String>,
     /// The attributes that guards ask for.
     optional: BTreeSet<String>,
     /// The definition, where nothing is guarded.
@@ -167,9 +169,12 @@ impl Template {
         }
         let given = self.all(given);
         let number = |name: &str| given.get(name).copied().unwrap_or(0.0);
-        let optional = self.attributes.iter().map(|(name, _)| name);
-        let mut settings: Settings =
-            optional.map(|name| (name.clone(), Setting::Number(number(name)))).collect();
+        // What only another name of the text has is 0 here.
+        let mut settings: Settings = self
+            .shared
+            .iter()
+            .map(|name| (name.clone(), Setting::Number(number(name))))
+            .collect();
         let flag = |name: &String| (name.clone(), Setting::Flag(*name == self.name));
         settings.extend(self.names.iter().map(flag));
         let selected = select(self.source, &self.text, &settings).unwrap_or_else(|diagnostics| {
@@ -321,6 +326,8 @@ fn read_template(source: &'static str, text: &str) -> Option<Vec<Template>> {
     let blank: String = text[..at].chars().map(|c| if c == '\n' { c } else { ' ' }).collect();
     let text = blank + &text[at..];
     let names: Vec<String> = heads.iter().map(|(name, _)| name.clone()).collect();
+    let shared: BTreeSet<String> =
+        heads.iter().flat_map(|(_, attributes)| attributes).map(|(name, _)| name.clone()).collect();
     let guards: Vec<&str> = text.lines().flat_map(conditions).collect();
     let is_guard = |name: &String| guards.contains(&name.as_str());
     let plain = match has_guards(&text) {
@@ -339,6 +346,7 @@ fn read_template(source: &'static str, text: &str) -> Option<Vec<Template>> {
         source,
         text: text.clone(),
         names: names.clone(),
+        shared: shared.clone(),
         plain: plain.clone(),
     };
     Some(heads.into_iter().map(template).collect())

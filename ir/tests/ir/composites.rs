@@ -55,22 +55,35 @@ fn sample(name: &str, r: &mut Draws) -> (Vec<(&'static str, f64)>, Vec<Tensor>) 
     }
 }
 
-/// A window, a soft cap and a bias, each in half of the samples; some keys are hidden by the bias,
-/// and sometimes all of a row.
+/// A window, a soft cap, a bias and documents, each in half of the samples; some keys are hidden by
+/// the bias, and sometimes all of a row. Documents are numbered in no order.
 fn extend_attention(
     attributes: &mut Vec<(&'static str, f64)>,
     [batch, heads, rows]: [usize; 3],
     r: &mut Draws,
-) -> Option<Tensor> {
+) -> Vec<Tensor> {
     if r.coin() && attributes[2] == ("query_offset", 0.0) {
         attributes.push(("window", (1 + r.below(rows)) as f64));
     }
     if r.coin() {
         attributes.push(("softcap", 1.5));
     }
+    let mut operands = Vec::new();
     if r.coin() {
-        return None;
+        operands.push(random_bias(attributes, [batch, heads, rows], r));
     }
+    if r.coin() {
+        attributes.push(("documents", 1.0));
+        operands.push(r.ids(&[batch, rows], -1, 2));
+    }
+    operands
+}
+
+fn random_bias(
+    attributes: &mut Vec<(&'static str, f64)>,
+    [batch, heads, rows]: [usize; 3],
+    r: &mut Draws,
+) -> Tensor {
     attributes.push(("bias", 1.0));
     let mut dims = Vec::new();
     let flags = [("bias_batch", batch), ("bias_heads", heads), ("bias_queries", rows)];
@@ -83,7 +96,7 @@ fn extend_attention(
     dims.push(rows);
     let numbers = r.signed(&dims).to_f64();
     let hidden = |x: f64| if r.below(4) == 0 { f64::NEG_INFINITY } else { x };
-    Some(Tensor::f64(&dims, numbers.into_iter().map(hidden).collect()))
+    Tensor::f64(&dims, numbers.into_iter().map(hidden).collect())
 }
 
 /// `@f` calls the composite and returns the results whose cotangents its gradient takes.
@@ -194,7 +207,7 @@ fn attention_in_pieces_is_attention() {
     for seed in seeds(60) {
         let mut r = Draws::new(seed);
         let (attributes, mut operands) = sample("attention", &mut r);
-        let with_bias = operands.len() > 3;
+        let with_bias = attributes.contains(&("bias", 1.0));
         for (at, name) in ["attention", "attention_bwd", "attention_cached"].iter().enumerate() {
             let mut attributes = attributes.clone();
             match at {
@@ -208,7 +221,7 @@ fn attention_in_pieces_is_attention() {
                 2 => {
                     operands.truncate(if with_bias { 4 } else { 3 });
                     operands.push(Tensor::int(DType::I32, &[], vec![0]));
-                    attributes.retain(|(name, _)| *name != "query_offset");
+                    attributes.retain(|(name, _)| !["query_offset", "documents"].contains(name));
                 }
                 _ => {}
             }
