@@ -258,9 +258,14 @@ fn bias(a: &Attention) -> Option<Argument> {
     Some(Argument { dtype: a.dtype, len: extent(loops.into_iter()) })
 }
 
+fn documents(a: &Attention) -> Option<Argument> {
+    a.documents.then_some(Argument { dtype: DType::I32, len: a.batch * a.keys })
+}
+
 fn attention_inputs(a: &Attention) -> Vec<Argument> {
     let mut arguments = vec![queries(a, a.q), keys(a, a.k), keys(a, a.v)];
     arguments.extend(bias(a));
+    arguments.extend(documents(a));
     arguments.extend(a.dropout.iter().map(|_| KEY));
     arguments.extend(a.position.then_some(POSITION));
     arguments
@@ -270,6 +275,7 @@ fn attention_bwd_inputs(a: &Attention) -> Vec<Argument> {
     let out = queries(a, a.out);
     let mut arguments = vec![queries(a, a.q), keys(a, a.k), keys(a, a.v)];
     arguments.extend(bias(a));
+    arguments.extend(documents(a));
     arguments.extend([out, lse(a), out]);
     arguments.extend(a.dropout.iter().map(|_| KEY));
     arguments

@@ -315,11 +315,12 @@ impl Products {
 
 /// Softmax attention that never stores its scores.
 ///
-/// `q [B, S, H, D]`, `k v [B, T, G, D]`, `out` as `q`, `lse [B, H, S]` contiguous. Query head `h`
+/// `q [B, S, H, D]`, `k v [B, T, G, D]`, [`bias`,] [`document i32 [B, S]`,] `out` as `q`, `lse [B, H, S]` contiguous. Query head `h`
 /// reads key-value head `(h + head_offset) / group`. A score is the scaled product of a
 /// query and a key, then bounded by `softcap`, then with the bias added. With `causal`, key `j` is
 /// visible to query `i` iff `j <= i + query_offset` and, with a `window`,
-/// `i + query_offset - window < j`. A query that sees no key, or for which the bias of all that it
+/// `i + query_offset - window < j`. With `documents`, which is for S = T and no `position`, it is
+/// visible only where `document[b, i] = document[b, j]`, for any numbers. A query that sees no key, or for which the bias of all that it
 /// sees is minus infinity, gives zeros and an `lse` of minus infinity, and has no gradients. `lse`
 /// is the natural logarithm of the sum of exponentials of scores.
 ///
@@ -372,6 +373,10 @@ pub struct Attention {
     /// Of a gradient, whether that of the bias is wanted.
     #[serde(default)]
     pub bias_grad: bool,
+    /// Whether an input numbers the documents that are packed into a sample, of which a query sees
+    /// the keys of its own.
+    #[serde(default)]
+    pub documents: bool,
     /// Position of query 0 among the keys; negative where the keys start later.
     pub query_offset: i64,
     /// Whether a position that is known at run time is added to it.
@@ -717,5 +722,6 @@ fn display_attention(f: &mut fmt::Formatter<'_>, name: &str, a: &Attention) -> f
         write!(f, " softcap {}", a.softcap)?;
     }
     f.write_str(if a.bias.is_some() { " bias" } else { "" })?;
+    f.write_str(if a.documents { " documents" } else { "" })?;
     write!(f, " b{batch} s{queries} t{keys} h{heads} d{dim} {dtype}")
 }

@@ -18,7 +18,8 @@ const TRANSCENDENTAL: u64 = 10;
 ///   a causal mask hides about half of the pairs, a window more, and hidden pairs are not counted,
 ///   unless the position of the queries is known at run time only; a bound of the scores is a
 ///   transcendental function per pair, and a bias one operation, twice in the gradient; a gradient
-///   of the bias computes the scores and their gradients once more
+///   of the bias computes the scores and their gradients once more. Which pairs documents hide is
+///   in the data: none are, which is an upper bound
 /// * rows: per point (per row for row scalars) one for arithmetic, ten for a transcendental
 ///   function, one per point and reduction
 /// * rotary embedding: three per element; scatter: one per element; copies: none
@@ -248,6 +249,11 @@ fn bias_elements(a: &Attention) -> u64 {
     strides.map_or(0, |loops| distinct(loops.into_iter()))
 }
 
+/// Bytes of the numbers of documents.
+fn document_bytes(a: &Attention) -> u64 {
+    if a.documents { (a.batch * a.keys) as u64 * ir::DType::I32.size() } else { 0 }
+}
+
 /// Keys that some query sees, where a window leaves out the others.
 fn keys_read(a: &Attention) -> usize {
     if a.window == 0 {
@@ -271,14 +277,15 @@ fn attention_bytes(a: &Attention) -> Bytes {
     let [query, _, lse] = attention_elements(a);
     let key = (a.batch * keys_read(a) * a.kv_heads * a.dim) as u64;
     let lse = if a.position { 0 } else { lse * a.dtype.accumulation().size() };
-    Bytes((2 * query + 2 * key + bias_elements(a)) * a.dtype.size() + lse)
+    let elements = 2 * query + 2 * key + bias_elements(a);
+    Bytes(elements * a.dtype.size() + lse + document_bytes(a))
 }
 
 fn attention_bwd_bytes(a: &Attention) -> Bytes {
     let [query, key, lse] = attention_elements(a);
     let bias = bias_elements(a) * if a.bias_grad { 2 } else { 1 };
     let lse = lse * a.dtype.accumulation().size();
-    Bytes((4 * query + 4 * key + bias) * a.dtype.size() + lse)
+    Bytes((4 * query + 4 * key + bias) * a.dtype.size() + lse + document_bytes(a))
 }
 
 fn gather_bytes(g: &Gather, moves: u64) -> Bytes {
@@ -353,6 +360,7 @@ mod tests {
             softcap: 0.0,
             bias: None,
             bias_grad: false,
+            documents: false,
             query_offset: 0,
             position: false,
             head_offset: crate::Offset::ZERO,

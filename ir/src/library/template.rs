@@ -170,11 +170,8 @@ impl Template {
         let given = self.all(given);
         let number = |name: &str| given.get(name).copied().unwrap_or(0.0);
         // What only another name of the text has is 0 here.
-        let mut settings: Settings = self
-            .shared
-            .iter()
-            .map(|name| (name.clone(), Setting::Number(number(name))))
-            .collect();
+        let mut settings: Settings =
+            self.shared.iter().map(|name| (name.clone(), Setting::Number(number(name)))).collect();
         let flag = |name: &String| (name.clone(), Setting::Flag(*name == self.name));
         settings.extend(self.names.iter().map(flag));
         let selected = select(self.source, &self.text, &settings).unwrap_or_else(|diagnostics| {

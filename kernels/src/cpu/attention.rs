@@ -173,32 +173,68 @@ pub(super) fn stream(a: &Attention, key: Option<&View>) -> Option<(Dropout, u64,
 pub(super) struct Mask<'a> {
     pub(super) attention: &'a Attention,
     pub(super) dropout: &'a Option<(Dropout, u64, u64)>,
+    /// The documents of the sample's tokens, where there are several.
+    pub(super) documents: Option<&'a [i32]>,
     pub(super) batch: usize,
     pub(super) head: usize,
 }
 
+/// The smallest and the largest of some numbers.
+fn extremes(numbers: &[i32]) -> [i32; 2] {
+    let of = |[low, high]: [i32; 2], &n: &i32| [low.min(n), high.max(n)];
+    numbers.iter().fold([i32::MAX, i32::MIN], of)
+}
+
 impl Mask<'_> {
-    /// The tile of keys, from `key` on, that query `query` sees.
+    /// The range of a tile of keys, from `key` on, outside which query `query` sees none. Of several
+    /// documents, [`Mask::hide`] says what it does not see within.
     #[inline(always)]
     pub(super) fn seen(&self, query: usize, [key, keys]: [usize; 2]) -> Range<usize> {
         let visible = self.attention.visible(query);
         let within = |at: usize| at.clamp(key, key + keys) - key;
-        within(visible.start)..within(visible.end)
+        let (start, end) = (within(visible.start), within(visible.end));
+        let Some(documents) = self.documents.filter(|_| start < end) else { return start..end };
+        let (own, tile) = (documents[query], &documents[key + start..key + end]);
+        let Some(first) = tile.iter().position(|&n| n == own) else { return start..start };
+        let behind = tile.iter().rev().take_while(|&&n| n != own).count();
+        start + first..end - behind
+    }
+
+    /// Makes the scores of keys of other documents, from `key` on, minus infinity.
+    #[inline(always)]
+    pub(super) fn hide<S: Scalar>(&self, query: usize, key: usize, scores: &mut [S]) {
+        let Some(documents) = self.documents else { return };
+        let own = documents[query];
+        for (score, &n) in scores.iter_mut().zip(&documents[key..]) {
+            if n != own {
+                *score = S::LOWEST;
+            }
+        }
     }
 
     /// The first key and the number of keys, of each tile, that some of the queries from `first` on
     /// see. Tiles lie where they would without a window, and what all of the queries do not see of
     /// one would only add zeros, so that the bits of a query do not depend on the others.
+    ///
+    /// Tiles whose documents all have numbers below or above those of the queries are left out:
+    /// where documents are packed one after the other, all of other documents.
     pub(super) fn key_tiles(
         &self,
         first: usize,
         queries: usize,
-    ) -> impl Iterator<Item = [usize; 2]> + use<> {
+    ) -> impl Iterator<Item = [usize; 2]> + use<'_> {
+        let last = first + queries.max(1) - 1;
         let start = self.attention.visible(first).start;
-        let end = self.attention.visible(first + queries.max(1) - 1).end;
-        (start / KEY_TILE * KEY_TILE..end).step_by(KEY_TILE).map(move |tile| {
+        let end = self.attention.visible(last).end;
+        let own = self.documents.map(|documents| extremes(&documents[first..=last]));
+        let tiles = (start / KEY_TILE * KEY_TILE..end).step_by(KEY_TILE).map(move |tile| {
             let key = tile.max(start);
             [key, end.min(tile + KEY_TILE) - key]
+        });
+        tiles.filter(move |&[key, keys]| {
+            let (Some(documents), Some([low, high])) = (self.documents, own) else { return true };
+            let [least, most] = extremes(&documents[key..key + keys]);
+            least <= high && low <= most
         })
     }
 
@@ -386,6 +422,22 @@ pub(super) fn bias<S>(a: &Attention, inputs: &[View]) -> Option<Tensor<S>> {
     Some(input(a, &inputs[3], strides))
 }
 
+/// The documents of all samples, an input behind the bias.
+pub(super) fn documents<'v>(a: &Attention, inputs: &'v [View]) -> Option<&'v [i32]> {
+    let view = inputs.get(3 + usize::from(a.bias.is_some())).filter(|_| a.documents)?;
+    // SAFETY: the input was checked to hold a number per token, and nobody writes it meanwhile.
+    Some(unsafe { std::slice::from_raw_parts(view.start::<i32>(), a.batch * a.keys) })
+}
+
+/// Those of one sample.
+pub(super) fn of_sample<'v>(
+    a: &Attention,
+    documents: Option<&'v [i32]>,
+    batch: usize,
+) -> Option<&'v [i32]> {
+    Some(&documents?[batch * a.keys..][..a.keys])
+}
+
 pub(super) fn input<S>(a: &Attention, view: &View, strides: [usize; 3]) -> Tensor<S> {
     let start = Shared::new(view.start::<u8>().cast_mut());
     Tensor { start, format: Format::of(a.dtype), strides, of: PhantomData }
@@ -427,7 +479,8 @@ pub(super) fn execute<S: Scalar>(cpu: &Cpu, a: &Attention, inputs: &[View], outp
     let out = output::<S>(a, &outputs[0], a.out);
     let lse = outputs.get(1).map(|lse| Shared::new(lse.start::<S>()));
     let bias = bias::<S>(a, inputs);
-    let key_at = 3 + usize::from(bias.is_some());
+    let all_documents = documents(a, inputs);
+    let key_at = 3 + usize::from(bias.is_some()) + usize::from(a.documents);
     let dropout = a.dropout.as_ref().and_then(|_| stream(a, inputs.get(key_at)));
     let by = pairs_of(cpu.isa, a);
     let query_tiles = a.queries.div_ceil(QUERY_TILE);
@@ -437,8 +490,9 @@ pub(super) fn execute<S: Scalar>(cpu: &Cpu, a: &Attention, inputs: &[View], outp
         let tile = query_tiles - 1 - task % query_tiles;
         let (batch, head) = (task / query_tiles / a.heads, task / query_tiles % a.heads);
         let first = tile * QUERY_TILE;
+        let documents = of_sample(a, all_documents, batch);
         cpu.isa.run(Forward {
-            mask: Mask { attention: a, dropout: &dropout, batch, head },
+            mask: Mask { attention: a, dropout: &dropout, documents, batch, head },
             first,
             queries: QUERY_TILE.min(a.queries - first),
             q,
@@ -603,9 +657,10 @@ pub(super) unsafe fn softmax_row<V: Vector>(
         }
         let scores = scores.add(start);
         let mut scale = V::splat(V::Scalar::from_f64(a.scale));
-        if a.softcap != 0.0 || running.bias.is_some() {
+        if a.softcap != 0.0 || running.bias.is_some() || mask.documents.is_some() {
             let bias = running.bias.map(|bias| bias.at::<V>(row, [key + start, seen]));
             bound_scores::<V>(a, [scores, scores], bias, seen);
+            mask.hide(query, key + start, std::slice::from_raw_parts_mut(scores, seen));
             scale = V::splat(V::Scalar::ONE);
         }
         let lowest = V::Scalar::LOWEST;

@@ -15,9 +15,9 @@ use std::ops::Range;
 
 use super::Cpu;
 use super::attention::{
-    BiasRows, KEY_TILE, Mask, Matrix, Multiplier, QUERY_TILE, Tensor, bias, bound_scores, input,
-    load_up_to, multiplier_bytes, output, pairs_of, room_of, round_rows, seen_at_most, store_up_to,
-    stream,
+    BiasRows, KEY_TILE, Mask, Matrix, Multiplier, QUERY_TILE, Tensor, bias, bound_scores,
+    documents, input, load_up_to, multiplier_bytes, of_sample, output, pairs_of, room_of,
+    round_rows, seen_at_most, store_up_to, stream,
 };
 use super::formats::{Format, Round};
 use super::scratch::{Bump, lines_of};
@@ -80,7 +80,7 @@ impl<S: Scalar> Rooms<S> {
 }
 
 /// The tensors of a launch.
-struct Tensors<S> {
+struct Tensors<'v, S> {
     q: Tensor<S>,
     k: Tensor<S>,
     v: Tensor<S>,
@@ -92,12 +92,26 @@ struct Tensors<S> {
     lse: Shared<S>,
     bias: Option<Tensor<S>>,
     dbias: Option<Tensor<S>>,
+    documents: Option<&'v [i32]>,
+}
+
+impl<S> Tensors<'_, S> {
+    /// Which keys a head of a sample sees.
+    fn mask<'a>(
+        &'a self,
+        attention: &'a Attention,
+        dropout: &'a Option<(Dropout, u64, u64)>,
+        [batch, head]: [usize; 2],
+    ) -> Mask<'a> {
+        let documents = of_sample(attention, self.documents, batch);
+        Mask { attention, dropout, documents, batch, head }
+    }
 }
 
 /// Runs the gradient of attention.
 pub(super) fn execute<S: Scalar>(cpu: &Cpu, a: &Attention, inputs: &[View], outputs: &[ViewMut]) {
-    // What follows the bias, where there is one.
-    let rest = &inputs[3 + usize::from(a.bias.is_some())..];
+    // What follows the bias and the documents, where there are any.
+    let rest = &inputs[3 + usize::from(a.bias.is_some()) + usize::from(a.documents)..];
     let tensors = Tensors {
         q: input(a, &inputs[0], a.q),
         k: input(a, &inputs[1], a.k),
@@ -106,6 +120,7 @@ pub(super) fn execute<S: Scalar>(cpu: &Cpu, a: &Attention, inputs: &[View], outp
         lse: Shared::new(rest[1].start::<S>().cast_mut()),
         dout: input(a, &rest[2], a.out),
         bias: bias(a, inputs),
+        documents: documents(a, inputs),
         dbias: a.bias.and_then(|strides| Some(output(a, outputs.get(3)?, strides))),
         dq: output(a, &outputs[0], a.q),
         dk: output(a, &outputs[1], a.k),
@@ -133,7 +148,7 @@ pub(super) fn execute<S: Scalar>(cpu: &Cpu, a: &Attention, inputs: &[View], outp
 /// All work of one key-value head of a sample.
 struct Backward<'a, S> {
     attention: &'a Attention,
-    tensors: &'a Tensors<S>,
+    tensors: &'a Tensors<'a, S>,
     dropout: &'a Option<(Dropout, u64, u64)>,
     /// What multiplies pairs, if they are.
     by: Option<Pairs>,
@@ -177,7 +192,7 @@ impl<S: Scalar> Tiles<S> {
     #[inline(always)]
     fn sum_rows<V: Vector<Scalar = S>>(
         &self,
-        t: &Tensors<S>,
+        t: &Tensors<'_, S>,
         [batch, head]: [usize; 2],
         queries: Range<usize>,
         dim: usize,
@@ -208,7 +223,7 @@ impl<S: Scalar> Job<S> for Backward<'_, S> {
         clear(dk, a.keys, a.dim);
         clear(dv, a.keys, a.dim);
         for head in (0..a.heads).filter(|&h| a.kv_head(h) == self.kv_head) {
-            let mask = Mask { attention: a, dropout: self.dropout, batch: self.batch, head };
+            let mask = t.mask(a, self.dropout, [self.batch, head]);
             tiles.sum_rows::<V>(t, [self.batch, head], 0..a.queries, a.dim);
             for query in (0..a.queries).step_by(QUERY_TILE) {
                 let m = QUERY_TILE.min(a.queries - query);
@@ -290,7 +305,7 @@ fn halves<S: Scalar>((tensor, place): (Tensor<S>, [usize; 3])) -> Matrix<u16> {
 #[allow(clippy::too_many_arguments)]
 unsafe fn tile_gradients<V: Vector>(
     mask: &Mask,
-    t: &Tensors<V::Scalar>,
+    t: &Tensors<'_, V::Scalar>,
     tiles: &Tiles<V::Scalar>,
     multiplier: &mut Multiplier,
     sides: Sides<V::Scalar>,
@@ -343,7 +358,7 @@ enum Of {
 #[inline(always)]
 unsafe fn gradient_rows<V: Vector>(
     mask: &Mask,
-    t: &Tensors<V::Scalar>,
+    t: &Tensors<'_, V::Scalar>,
     tiles: &Tiles<V::Scalar>,
     [query, m]: [usize; 2],
     [key, n]: [usize; 2],
@@ -399,9 +414,10 @@ unsafe fn gradient_row<V: Vector>(
         let has_dropout = mask.dropout.is_some();
         let mut scale = V::splat(V::Scalar::from_f64(a.scale));
         let mut back = scale;
-        if a.softcap != 0.0 || bias.is_some() {
+        if a.softcap != 0.0 || bias.is_some() || mask.documents.is_some() {
             let bias = bias.map(|bias| bias.wrapping_add(start));
             bound_scores::<V>(a, [p, tiles.slopes], bias, seen);
+            mask.hide(query + row, key + start, std::slice::from_raw_parts_mut(p, seen));
             scale = V::splat(V::Scalar::ONE);
         }
         if of == Of::Scores {
@@ -433,7 +449,7 @@ unsafe fn gradient_row<V: Vector>(
 fn bias_gradient<S: Scalar>(
     cpu: &Cpu,
     a: &Attention,
-    t: &Tensors<S>,
+    t: &Tensors<'_, S>,
     dropout: &Option<(Dropout, u64, u64)>,
 ) {
     let Some(dbias) = t.dbias else { return };
@@ -469,7 +485,7 @@ fn bias_gradient<S: Scalar>(
 /// A tile of the gradient of the bias.
 struct BiasGradient<'a, S> {
     attention: &'a Attention,
-    tensors: &'a Tensors<S>,
+    tensors: &'a Tensors<'a, S>,
     dropout: &'a Option<(Dropout, u64, u64)>,
     dbias: Tensor<S>,
     /// What is summed over, or the one that is meant.
@@ -510,7 +526,7 @@ impl<S: Scalar> Job<S> for BiasGradient<'_, S> {
         clear(first, rows, cols);
         for batch in self.samples {
             for head in self.heads.clone() {
-                let mask = Mask { attention: a, dropout: self.dropout, batch, head };
+                let mask = t.mask(a, self.dropout, [batch, head]);
                 tiles.sum_rows::<V>(t, [batch, head], self.queries.clone(), a.dim);
                 for query in self.queries.clone().step_by(QUERY_TILE) {
                     let m = QUERY_TILE.min(self.queries.end - query);

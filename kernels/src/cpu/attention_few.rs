@@ -46,7 +46,7 @@ pub(super) fn execute<S: Scalar>(cpu: &Cpu, a: &Attention, inputs: &[View], outp
     let (q, k) = (input::<S>(a, &inputs[0], a.q), input::<S>(a, &inputs[1], a.k));
     let (v, out) = (input::<S>(a, &inputs[2], a.v), output::<S>(a, &outputs[0], a.out));
     let bias = bias::<S>(a, inputs);
-    let mask = Mask { attention: a, dropout: &None, batch: 0, head: 0 };
+    let mask = Mask { attention: a, dropout: &None, documents: None, batch: 0, head: 0 };
     let visible = a.visible(a.queries.saturating_sub(1)).end;
     let seen = visible.min(seen_at_most(a));
     let cycles = (a.batch * a.heads * a.queries * seen * a.dim) as u64 / 4;

@@ -167,6 +167,7 @@ pub(super) struct Names {
     pub(super) k: String,
     pub(super) v: String,
     pub(super) bias: Option<String>,
+    pub(super) documents: Option<String>,
     pub(super) key: Option<String>,
     pub(super) position: Option<String>,
     pub(super) out: String,
@@ -182,17 +183,32 @@ impl Names {
         let mut next = || names.next().unwrap_or_default();
         let (q, k, v) = (next(), next(), next());
         let bias = a.bias.map(|_| next());
+        let documents = a.documents.then(&mut next);
         if part == Part::Forward {
             let key = a.dropout.as_ref().map(|_| next());
             let position = a.position.then(&mut next);
             let (out, lse) = (next(), (!a.position).then(&mut next));
             let (dout, grads, workspace) = (String::new(), Vec::new(), String::new());
-            return Names { q, k, v, bias, key, position, out, lse, dout, grads, workspace };
+            return Names {
+                q,
+                k,
+                v,
+                bias,
+                documents,
+                key,
+                position,
+                out,
+                lse,
+                dout,
+                grads,
+                workspace,
+            };
         }
         let (out, lse, dout) = (next(), Some(next()), next());
         let key = a.dropout.as_ref().map(|_| next());
         let grads = (0..3 + usize::from(a.bias.is_some() && a.bias_grad)).map(|_| next()).collect();
-        Names { q, k, v, bias, key, position: None, out, lse, dout, grads, workspace: next() }
+        let (position, workspace) = (None, next());
+        Names { q, k, v, bias, documents, key, position, out, lse, dout, grads, workspace }
     }
 }
 
@@ -200,6 +216,14 @@ impl Names {
 pub(super) fn row_of(name: &str, strides: [usize; 3], batch: &str, at: &str, head: &str) -> String {
     let [b, s, h] = strides;
     format!("{name} + (u64){batch} * {b} + (u64){at} * {s} + (u64){head} * {h}")
+}
+
+/// Whether query `s` and key `j`, which are there, are of one document, as an expression; none where
+/// there are no documents.
+pub(super) fn is_together(a: &Attention, names: &Names) -> Option<String> {
+    let (name, tokens) = (names.documents.as_ref()?, a.keys);
+    let of = |token: &str| format!("{name}[(u64)b * {tokens} + (u64){token}]");
+    Some(format!("{} == {}", of("s"), of("j")))
 }
 
 /// Prints the stream and sample of dropout, and the `offset` of queries among keys.
@@ -298,6 +322,14 @@ impl AttentionTile {
         }
     }
 
+    /// Whether the warp's query sees key `j`, from `begin` on, as an expression.
+    fn seen_before_end(&self, names: &Names) -> String {
+        match is_together(&self.attention, names) {
+            Some(together) => format!("j < end && {together}"),
+            None => "j < end".to_owned(),
+        }
+    }
+
     /// Prints the dot product of two rows of `D` numbers.
     fn print_dot(&self, name: &str, [x, y]: [&str; 2], text: &mut Text) {
         let (compute, dim) = (self.compute(), self.attention.dim);
@@ -342,7 +374,7 @@ impl AttentionTile {
         line!(text, "for (i64 first = begin; first < end; first += 32) {{");
         line!(text, "const i64 j = first + lane;");
         line!(text, "{compute} score = {lowest};");
-        line!(text, "if (j < end) {{");
+        line!(text, "if ({}) {{", self.seen_before_end(names));
         line!(text, "const {memory}* k_row = k + j * {};", a.k[1]);
         self.print_score(names, text);
         text.end();
@@ -466,7 +498,7 @@ impl AttentionTile {
         line!(text, "for (i64 first = begin; first < end && !is_empty; first += 32) {{");
         line!(text, "const i64 j = first + lane;");
         line!(text, "{compute} weight = 0, slope = 0, raised = 0;");
-        line!(text, "if (j < end) {{");
+        line!(text, "if ({}) {{", self.seen_before_end(names));
         line!(text, "const {memory}* k_row = k + j * {};", a.k[1]);
         line!(text, "const {memory}* v_row = v + j * {};", a.v[1]);
         self.print_slopes(names, text);
@@ -536,7 +568,8 @@ impl AttentionTile {
         let row = format!("(b * {} + h) * {} + s", a.heads, a.queries);
         line!(text, "const {compute} lse_of = {lse}[{row}];");
         let lowest = number(dtype, f64::NEG_INFINITY);
-        line!(text, "if (begin <= j && j < end && lse_of != {lowest}) {{");
+        let seen = self.seen_before_end(names);
+        line!(text, "if (begin <= j && {seen} && lse_of != {lowest}) {{");
         line!(text, "const {compute} delta = {}[{row}];", names.workspace);
         line!(text, "const {memory}* q = {};", row_of(&names.q, a.q, "b", "s", "h"));
         line!(text, "const {memory}* dout_row = {};", row_of(&names.dout, a.out, "b", "s", "h"));

@@ -19,7 +19,7 @@ use std::fmt;
 
 use ir::DType;
 
-use super::attention::{Names, Part, print_head, print_kept, print_scalars, row_of};
+use super::attention::{Names, Part, is_together, print_head, print_kept, print_scalars, row_of};
 use super::function::Parameter;
 use super::shared::{Fragments, Operand, SharedTile, copy};
 use super::text::{Text, element, line, number};
@@ -71,14 +71,17 @@ pub(super) fn exponent_factor(a: &Attention) -> String {
     number(DType::F32, scale * std::f64::consts::LOG2_E)
 }
 
-/// Whether query `s` sees key `j`, as an expression.
-pub(super) fn visible(a: &Attention) -> String {
+/// Whether query `s` sees key `j`, as an expression; documents are read only of what is there.
+pub(super) fn visible(a: &Attention, names: &Names) -> String {
     let mut visible = format!("j < {}", a.keys);
     if a.causal {
         visible += " && j <= s + offset";
     }
     if a.window > 0 {
         visible += &format!(" && j > s + offset - {}", a.window);
+    }
+    if let Some(together) = is_together(a, names) {
+        visible += &format!(" && (s >= {} || {together})", a.queries);
     }
     visible
 }
@@ -305,9 +308,16 @@ impl FlashTile {
             line!(text, "scores[i][n][e] = score;");
             (0..3).for_each(|_| text.end());
         }
-        line!(text, "if (first_key < all_begin || first_key + {} > all_end) {{", self.key_tile);
+        match a.documents {
+            true => line!(text, "{{"),
+            false => line!(
+                text,
+                "if (first_key < all_begin || first_key + {} > all_end) {{",
+                self.key_tile
+            ),
+        }
         self.open_scores(text);
-        let (visible, lowest) = (visible(a), number(DType::F32, f64::NEG_INFINITY));
+        let (visible, lowest) = (visible(a, names), number(DType::F32, f64::NEG_INFINITY));
         line!(text, "if (!({visible})) scores[i][n][e] = {lowest};");
         (0..4).for_each(|_| text.end());
     }

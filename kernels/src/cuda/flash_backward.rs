@@ -331,7 +331,7 @@ impl FlashBackward {
             print_score(a, names, "weight", text);
             "score"
         };
-        let visible = format!("s < {} && {}", a.queries, visible(a));
+        let visible = format!("s < {} && {}", a.queries, visible(a, names));
         let factor = exponent_factor(a);
         line!(text, "const bool is_visible = {visible};");
         line!(

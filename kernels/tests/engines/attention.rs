@@ -1,5 +1,7 @@
 //! Attention and its gradient against the materialised scores.
 
+use std::ops::Range;
+
 use gantline_kernels::cpu::Isa;
 use gantline_kernels::{Attention, Dropout, Kernel, Offset};
 use ir::DType;
@@ -40,6 +42,7 @@ pub(crate) fn random_attention(random: &mut Random, dtype: DType) -> Attention {
         softcap: random.pick(&[0.0, 0.8]),
         bias_grad: false,
         bias,
+        documents: false,
         query_offset: random.below(keys + 40) as i64 - 20,
         position: false,
         head_offset: Offset::Fixed(others as i64),
@@ -61,6 +64,46 @@ pub(crate) fn random_attention(random: &mut Random, dtype: DType) -> Attention {
         v: spread(random, keys, kv_heads),
         out: spread(random, queries, heads),
     }
+}
+
+/// Attention to tokens of packed documents.
+pub(crate) fn random_packed(random: &mut Random, dtype: DType) -> Attention {
+    packed(random, random_attention, dtype)
+}
+
+/// As many keys as queries, in documents.
+pub(crate) fn packed(
+    random: &mut Random,
+    draw: impl Fn(&mut Random, DType) -> Attention,
+    dtype: DType,
+) -> Attention {
+    let mut a = draw(random, dtype);
+    a.keys = a.queries;
+    for strides in [&mut a.k, &mut a.v] {
+        strides[0] = a.keys * strides[1];
+    }
+    a.window = a.window.min(a.keys);
+    let sizes = [a.batch, a.heads, a.queries, a.keys];
+    a.bias = a.bias.map(|_| bias_strides(random, sizes));
+    Attention { documents: true, ..a }
+}
+
+/// The document of token `i` of sample `b`: of equal lengths one after the other, or the same with
+/// numbers that come again, or any number for any token.
+fn document(a: &Attention, b: usize, i: usize) -> i32 {
+    let length = 1 + (7 * a.heads + 5 * a.dim + 31 * b) % 90;
+    let scrambled = |n: usize| (n * 2_654_435_761 >> 7) as i32 % 3 - 1;
+    match (a.queries + a.dim) % 3 {
+        0 => (i / length) as i32,
+        1 => scrambled(i / length),
+        _ => scrambled(i),
+    }
+}
+
+/// The input that numbers documents, where there is one.
+pub(crate) fn document_input(a: &Attention) -> Option<Buffer> {
+    let all = (0..a.batch).flat_map(|b| (0..a.keys).map(move |i| document(a, b, i)));
+    a.documents.then(|| Buffer::I32(all.collect()))
 }
 
 /// Strides of a bias that has some of the dims batch, heads and queries, and shares the others.
@@ -98,7 +141,10 @@ pub(crate) fn random_bias(a: &Attention, random: &mut Random) -> Vec<f64> {
     bias
 }
 
-fn visible(a: &Attention, i: usize, j: usize) -> bool {
+fn visible(a: &Attention, b: usize, i: usize, j: usize) -> bool {
+    if a.documents && document(a, b, i) != document(a, b, j) {
+        return false;
+    }
     let position = i as i64 + a.query_offset;
     let behind = position - j as i64;
     !a.causal || behind >= 0 && (a.window == 0 || behind < a.window as i64)
@@ -144,7 +190,7 @@ pub(crate) fn forward(a: &Attention, [q, k, v, bias]: [&[f64]; 4], out: &mut [f6
         for h in 0..a.heads {
             let g = a.kv_head(h);
             for i in 0..a.queries {
-                let seen: Vec<usize> = (0..a.keys).filter(|&j| visible(a, i, j)).collect();
+                let seen: Vec<usize> = (0..a.keys).filter(|&j| visible(a, b, i, j)).collect();
                 let score = |&j: &usize| {
                     let product = dot(q, at(a.q, b, i, h), k, at(a.k, b, j, g), a.dim);
                     score(a, product, bias.get(bias_at(a, b, h, i, j))).0
@@ -185,7 +231,7 @@ pub(crate) fn backward(
             for i in 0..a.queries {
                 let (qi, oi) = (at(a.q, b, i, h), at(a.out, b, i, h));
                 let delta = dot(&out, oi, dout, oi, a.dim);
-                for j in (0..a.keys).filter(|&j| visible(a, i, j)) {
+                for j in (0..a.keys).filter(|&j| visible(a, b, i, j)) {
                     let (kj, vj) = (at(a.k, b, j, g), at(a.v, b, j, g));
                     let added = bias_at(a, b, h, i, j);
                     let (score, slope) = score(a, dot(q, qi, k, kj, a.dim), bias.get(added));
@@ -217,10 +263,20 @@ pub(crate) fn key_input(a: &Attention) -> Option<Buffer> {
 
 #[test]
 pub(crate) fn attention_and_its_gradient_match_the_materialised_scores() {
-    for case in 0..24 {
+    check_random(0..24, random_attention);
+}
+
+/// Of documents that stand one after the other, and of any numbers.
+#[test]
+pub(crate) fn attention_within_documents_matches_the_materialised_scores() {
+    check_random(2000..2024, random_packed);
+}
+
+fn check_random(cases: Range<u64>, draw: impl Fn(&mut Random, DType) -> Attention) {
+    for case in cases {
         let mut random = Random::new(case);
         for dtype in [DType::F32, DType::F64, DType::BF16] {
-            let a = random_attention(&mut random, dtype);
+            let a = draw(&mut random, dtype);
             let tolerance = match dtype {
                 DType::F32 => 3e-5,
                 DType::F64 => 1e-12,
@@ -236,6 +292,7 @@ pub(crate) fn attention_and_its_gradient_match_the_materialised_scores() {
             let bias = a.bias.map(|_| Buffer::new(dtype, &random_bias(&a, &mut random)));
             let mut inputs = vec![q.clone(), k.clone(), v.clone()];
             inputs.extend(bias.clone());
+            inputs.extend(document_input(&a));
             inputs.extend(key_input(&a));
             let mut want = out.numbers();
             let added = bias.as_ref().map_or(Vec::new(), Buffer::numbers);
@@ -267,6 +324,7 @@ fn check_gradient(
     let kernel = Kernel::AttentionBwd(a.clone());
     let mut inputs = vec![q.clone(), k.clone(), v.clone()];
     inputs.extend(bias.cloned());
+    inputs.extend(document_input(a));
     inputs.extend([forward_outputs[0].clone(), forward_outputs[1].clone(), dout.clone()]);
     inputs.extend(key_input(a));
     // Elements between the heads are nobody's and must stay.
@@ -381,6 +439,7 @@ fn cut_queries(isa: Isa, dtype: DType, window: usize) {
         softcap: 0.9,
         bias: Some([0, 300, 0]),
         bias_grad: false,
+        documents: false,
         query_offset: 100,
         head_offset: Offset::ZERO,
         position: false,

@@ -90,7 +90,7 @@ fn text_has_the_results_of_the_cpu() {
         println!("skipped: no C++ compiler");
         return;
     }
-    let tests: [(&str, fn()); 11] = [
+    let tests: [(&str, fn()); 12] = [
         ("rows", crate::rows::random_programs_match_their_interpretation),
         ("functions", crate::rows::each_function_matches_alone),
         ("integers", crate::whole::random_programs_of_integers_are_exact),
@@ -100,6 +100,7 @@ fn text_has_the_results_of_the_cpu() {
         ("programs", crate::product::programs_on_blocks_have_the_bits_of_a_launch_of_their_own),
         ("borders", crate::product::products_read_zeros_beyond_their_borders),
         ("attention", crate::attention::attention_and_its_gradient_match_the_materialised_scores),
+        ("documents", crate::attention::attention_within_documents_matches_the_materialised_scores),
         ("copies", crate::moves::copies_follow_their_strides),
         ("ropes", crate::moves::rotary_embedding_rotates_and_its_inverse_undoes_it),
     ];

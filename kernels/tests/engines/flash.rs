@@ -6,7 +6,10 @@ use gantline_kernels::cuda::{Arch, Functions, Tile, functions_for};
 use gantline_kernels::{Attention, Kernel, Offset};
 use ir::DType;
 
-use crate::attention::{backward, bias_strides, forward, key_input, random_attention, random_bias};
+use crate::attention::{
+    backward, bias_strides, document_input, forward, key_input, packed, random_attention,
+    random_bias,
+};
 use crate::shim::{Library, compiler};
 use crate::tensor::{for_sm80, mistaken};
 use crate::{Buffer, Case, Random, assert_close, run, same_bits};
@@ -30,6 +33,12 @@ fn random_flash(random: &mut Random, dims: &[usize]) -> Attention {
     a
 }
 
+/// The attention of a case: the last ones are of documents.
+fn random_of(case: u64, random: &mut Random) -> Attention {
+    let draw = |random: &mut Random, _| random_flash(random, &[16, 48, 64, 64, 80, 128, 128]);
+    if case < 16 { draw(random, DType::BF16) } else { packed(random, draw, DType::BF16) }
+}
+
 /// A launch, with its outputs in f64.
 struct Expected {
     attention: Attention,
@@ -45,6 +54,9 @@ impl Expected {
         let mut case = Case::new(random, Kernel::Attention(a.clone()));
         if a.bias.is_some() {
             case.inputs[3] = Buffer::new(a.dtype, &random_bias(&a, random));
+        }
+        if let Some(documents) = document_input(&a) {
+            case.inputs[3 + usize::from(a.bias.is_some())] = documents;
         }
         if let Some(key) = key_input(&a) {
             *case.inputs.last_mut().expect("the key is the last input") = key;
@@ -88,10 +100,10 @@ fn attention_is_as_near_to_f64_as_twice_the_cpu() {
     }
     let case = |number: u64| {
         let mut random = Random::new(number);
-        let a = random_flash(&mut random, &[16, 48, 64, 64, 80, 128, 128]);
+        let a = random_of(number, &mut random);
         Expected::new(&mut random, a)
     };
-    let all: Vec<Expected> = (0..24).map(case).collect();
+    let all: Vec<Expected> = (0..30).map(case).collect();
     let functions: Vec<_> = all.iter().map(|expected| for_sm80(&expected.case.kernel)).collect();
     assert!(functions.iter().all(|(_, of)| is_flash(of)), "they run on tensor cores");
     let library = Library::new("flash", functions).expect("there is a compiler");
@@ -187,7 +199,7 @@ impl ExpectedGradient {
         let a = Attention { bias_grad: false, ..a.clone() };
         let Expected { case: Case { inputs, .. }, out, lse, .. } = Expected::new(random, a.clone());
         let mut case = Case::new(random, Kernel::AttentionBwd(a.clone()));
-        let operands = 3 + usize::from(a.bias.is_some());
+        let operands = 3 + usize::from(a.bias.is_some()) + usize::from(a.documents);
         case.inputs[..operands].clone_from_slice(&inputs[..operands]);
         case.inputs[operands] = Buffer::new(a.dtype, &out);
         case.inputs[operands + 1] = Buffer::F32(lse.iter().map(|&x| x as f32).collect());
@@ -240,10 +252,10 @@ fn gradients_of_attention_are_as_near_to_f64_as_twice_the_cpu() {
     }
     let case = |number: u64| {
         let mut random = Random::new(400 + number);
-        let a = random_flash(&mut random, &[16, 48, 64, 64, 80, 128, 128]);
+        let a = random_of(number, &mut random);
         ExpectedGradient::new(&mut random, &a)
     };
-    let all: Vec<ExpectedGradient> = (0..16).map(case).collect();
+    let all: Vec<ExpectedGradient> = (0..22).map(case).collect();
     let functions: Vec<_> = all.iter().map(|expected| for_sm80(&expected.case.kernel)).collect();
     assert!(functions.iter().all(|(_, of)| is_flash_backward(of)), "they run on tensor cores");
     let library = Library::new("flash_backward", functions).expect("there is a compiler");
@@ -312,6 +324,7 @@ fn mistakes_in_the_text_of_attention_are_found() {
         softcap: 0.0,
         bias: None,
         bias_grad: false,
+        documents: false,
         query_offset: 140,
         position: false,
         head_offset: Offset::ZERO,

@@ -7,7 +7,7 @@ use gantline_kernels::{Attention, Kernel, Output, Positions, Product, Rope, Rows
 use ir::DType;
 use ir::formats::nearest;
 
-use crate::attention::{key_input, random_attention, random_bias};
+use crate::attention::{document_input, key_input, random_attention, random_bias, random_packed};
 use crate::product::{Framed, random_product};
 use crate::rows::random_rows;
 use crate::{Buffer, Random, run_on_threads, sets};
@@ -106,7 +106,8 @@ fn attention_is_that_of_f32_rounded() {
     for case in 0..40 {
         let mut random = Random::new(case);
         let dtype = random.pick(&[DType::BF16, DType::F16]);
-        let mut a = random_attention(&mut random, dtype);
+        let draw = if case % 4 == 2 { random_packed } else { random_attention };
+        let mut a = draw(&mut random, dtype);
         if case % 4 == 3 {
             (a.position, a.dropout, a.causal) = (true, None, true);
             let few = 1 + random.below(6);
@@ -118,6 +119,7 @@ fn attention_is_that_of_f32_rounded() {
         let [narrow, single] = kernels.clone().map(Kernel::Attention);
         let mut inputs = random_buffers(&mut random, &narrow.inputs()[..3]);
         inputs.extend(a.bias.map(|_| Buffer::new(dtype, &random_bias(&a, &mut random))));
+        inputs.extend(document_input(&a));
         inputs.extend(key_input(&a));
         inputs.extend(a.position.then(|| Buffer::I32(vec![random.below(a.keys) as i32])));
         let old = random_buffers(&mut random, &narrow.outputs());
@@ -130,7 +132,8 @@ fn attention_is_that_of_f32_rounded() {
                 continue;
             }
             let forward = run_on_threads(isa, &narrow, &inputs, &old);
-            let rest = inputs.split_off(3 + usize::from(a.bias.is_some()));
+            let operands = 3 + usize::from(a.bias.is_some()) + usize::from(a.documents);
+            let rest = inputs.split_off(operands);
             inputs.extend(forward);
             let [dout] = &random_buffers(&mut random, &narrow.outputs()[..1])[..] else { return };
             inputs.push(dout.clone());
@@ -141,7 +144,7 @@ fn attention_is_that_of_f32_rounded() {
                 let old = random_buffers(&mut random, &narrow.outputs());
                 compare(isa, [&narrow, &single], &inputs, &old);
             }
-            inputs.truncate(3 + usize::from(a.bias.is_some()));
+            inputs.truncate(operands);
             inputs.extend(rest);
         }
     }

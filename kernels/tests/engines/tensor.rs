@@ -300,6 +300,7 @@ fn attention() -> Attention {
         softcap: 0.0,
         bias: None,
         bias_grad: false,
+        documents: false,
         query_offset: 0,
         head_offset: Offset::ZERO,
         group: 2,

@@ -185,6 +185,7 @@ fn attention(r: &mut Draws, position: bool) -> Attention {
         softcap,
         bias,
         bias_grad: false,
+        documents: false,
         query_offset: if position { more } else { keys } as i64,
         position,
         head_offset: Offset::ZERO,
