@@ -92,7 +92,7 @@ pub(crate) fn packed(
 /// numbers that come again, or any number for any token.
 fn document(a: &Attention, b: usize, i: usize) -> i32 {
     let length = 1 + (7 * a.heads + 5 * a.dim + 31 * b) % 90;
-    let scrambled = |n: usize| (n * 2_654_435_761 >> 7) as i32 % 3 - 1;
+    let scrambled = |n: usize| ((n * 2_654_435_761) >> 7) as i32 % 3 - 1;
     match (a.queries + a.dim) % 3 {
         0 => (i / length) as i32,
         1 => scrambled(i / length),
