@@ -390,6 +390,10 @@ fn kind(tile: &Tile) -> String {
         Tile::PartialSums(_) => "partial sums".to_owned(),
         Tile::Product(tile) => format!("product {}", tile.product.accumulate),
         Tile::Tensor(tile) => format!("matrices {} {:?}", tile.product.accumulate, tile.copies),
+        Tile::Warpgroup(tile) => {
+            let majors = tile.operands.each_ref().map(|operand| operand.k_major);
+            format!("warpgroups {} {majors:?}", tile.product.accumulate)
+        }
         Tile::Attention(tile) => format!("attention {:?}", tile.part),
         Tile::Flash(tile) => format!("flash {} by {}", tile.query_tile, tile.key_tile),
         Tile::FlashBackward(tile) => format!("flash backward {:?} by {}", tile.part, tile.step),

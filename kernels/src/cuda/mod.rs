@@ -9,7 +9,8 @@
 //!   `cp_async` or `warp_mma`. There are two preludes, [`device_prelude`] for CUDA and
 //!   [`host_prelude`] for a CPU on which a block's threads are fibers, so that the text that runs
 //!   on a GPU is executed in tests without one.
-//! * What differs by rank or by call is a launch scalar, [`Function::scalars`].
+//! * What differs by rank or by call is a launch scalar, [`Function::scalars`]. What TMA copies is
+//!   described by [`Tile::maps`], which a launch passes after them.
 //! * No sum depends on timing: there are no atomic operations on floating-point numbers.
 //! * Where the CPU computes maps by polynomials of its own, and in products of F32 and F64, results
 //!   have the bits of the CPU's (with [`crate::cpu::Isa::Avx2`], whose reciprocals are exact).
@@ -33,6 +34,7 @@ mod tensor;
 mod text;
 mod tile;
 mod vector;
+mod warpgroup;
 
 pub use arch::{Arch, Unknown};
 pub use attention::{AttentionTile, Part};
@@ -46,6 +48,7 @@ pub use rows::{Elementwise, PartialSums, RowReduction};
 pub use tensor::{OperandCopy, TensorTile};
 pub use tile::Tile;
 pub use vector::Vectorized;
+pub use warpgroup::{MappedOperand, TensorMap, WarpgroupTile};
 
 use crate::arguments::Argument;
 use crate::kernel::Kernel;

@@ -9,7 +9,7 @@ use super::function::{Function, Functions, Parameter};
 use super::index::{coordinate_of, nest};
 use super::text::{Text, element, line};
 use super::tile::Tile;
-use super::{Arch, tensor};
+use super::{Arch, tensor, warpgroup};
 use crate::kernel::{Product, Products, Source};
 
 /// Threads of a block.
@@ -56,6 +56,9 @@ pub(super) fn function(
         })
     };
     let (bias, addend) = (add(bias), add(addend));
+    if arch == Some(Arch::Sm90a) && warpgroup::fits(product) {
+        return warpgroup::function(what, product, parameters, [bias, addend]);
+    }
     if arch.is_some() && tensor::fits(product) {
         return tensor::function(what, product, parameters, [bias, addend]);
     }

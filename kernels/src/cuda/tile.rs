@@ -12,6 +12,7 @@ use super::product::ProductTile;
 use super::rows::{Elementwise, PartialSums, RowReduction};
 use super::tensor::TensorTile;
 use super::text::{Text, element, line, whole};
+use super::warpgroup::{TensorMap, WarpgroupTile};
 use crate::offset::Offset;
 
 /// A tile program.
@@ -27,6 +28,8 @@ pub enum Tile {
     Product(ProductTile),
     /// A matrix product on tensor cores.
     Tensor(TensorTile),
+    /// A matrix product on tensor cores that warpgroups share.
+    Warpgroup(WarpgroupTile),
     /// A part of attention or its gradient.
     Attention(AttentionTile),
     /// Attention on tensor cores.
@@ -46,11 +49,34 @@ impl Tile {
             Tile::RowReduction(_)
             | Tile::Product(_)
             | Tile::Tensor(_)
+            | Tile::Warpgroup(_)
             | Tile::Flash(_)
             | Tile::FlashBackward(_) => true,
             Tile::Attention(tile) => tile.part != Part::Bias,
             Tile::Elementwise(_) | Tile::PartialSums(_) | Tile::Lines(_) | Tile::Move(_) => false,
         }
+    }
+
+    /// The tensor maps that a launch passes after the scalars, in order.
+    pub fn maps(&self) -> Vec<&TensorMap> {
+        match self {
+            Tile::Warpgroup(tile) => tile.operands.iter().map(|operand| &operand.map).collect(),
+            Tile::Elementwise(_)
+            | Tile::RowReduction(_)
+            | Tile::PartialSums(_)
+            | Tile::Product(_)
+            | Tile::Tensor(_)
+            | Tile::Attention(_)
+            | Tile::Flash(_)
+            | Tile::FlashBackward(_)
+            | Tile::Lines(_)
+            | Tile::Move(_) => Vec::new(),
+        }
+    }
+
+    /// Bytes of dynamic shared memory that a launch gives each block.
+    pub fn dynamic_shared_bytes(&self) -> usize {
+        if matches!(self, Tile::Warpgroup(_)) { WarpgroupTile::SHARED_BYTES } else { 0 }
     }
 
     fn print(&self, parameters: &[Parameter], text: &mut Text) {
@@ -60,6 +86,7 @@ impl Tile {
             Tile::PartialSums(tile) => tile.print(parameters, text),
             Tile::Product(tile) => tile.print(parameters, text),
             Tile::Tensor(tile) => tile.print(parameters, text),
+            Tile::Warpgroup(tile) => tile.print(parameters, text),
             Tile::Attention(tile) => tile.print(parameters, text),
             Tile::Flash(tile) => tile.print(parameters, text),
             Tile::FlashBackward(tile) => tile.print(parameters, text),
@@ -77,6 +104,7 @@ impl Tile {
             | Tile::PartialSums(_)
             | Tile::Product(_)
             | Tile::Tensor(_)
+            | Tile::Warpgroup(_)
             | Tile::Attention(_)
             | Tile::Flash(_)
             | Tile::FlashBackward(_)
@@ -123,8 +151,10 @@ impl Function {
     /// The text of the function under a name.
     pub fn text(&self, name: &str) -> String {
         let mut text = Text::default();
-        let parameters: Vec<String> =
+        let mut parameters: Vec<String> =
             self.declared().iter().map(|(kind, name)| format!("{kind} {name}")).collect();
+        let maps = self.tile.maps().into_iter();
+        parameters.extend(maps.map(|map| format!("TENSOR_MAP {}", map.name)));
         line!(text, "// {self}");
         line!(text, "KERNEL({}) {name}({}) {{", self.threads, parameters.join(", "));
         for Named { name, offset } in &self.offsets {
@@ -146,7 +176,12 @@ impl Function {
             at if at < count => format!("({kind})buffers[{at}]"),
             at => format!("scalars[{}]", at - count),
         };
-        let arguments: Vec<String> = self.declared().iter().enumerate().map(argument).collect();
+        let mut arguments: Vec<String> = self.declared().iter().enumerate().map(argument).collect();
+        arguments.extend(self.tile.maps().into_iter().map(|map| {
+            let buffer = self.parameters[map.parameter].buffer;
+            let at = self.passed().iter().position(|passed| *passed == buffer);
+            map.host(&format!("buffers[{}]", at.expect("every buffer is passed")))
+        }));
         let signature = "void* const* buffers, const i64* scalars, u64 seed";
         line!(text, "extern \"C\" void {name}_launch({signature}) {{");
         line!(text, "(void)buffers, (void)scalars;");
@@ -166,6 +201,7 @@ impl fmt::Display for Tile {
             Tile::PartialSums(tile) => tile.fmt(f),
             Tile::Product(tile) => tile.fmt(f),
             Tile::Tensor(tile) => tile.fmt(f),
+            Tile::Warpgroup(tile) => tile.fmt(f),
             Tile::Attention(tile) => tile.fmt(f),
             Tile::Flash(tile) => tile.fmt(f),
             Tile::FlashBackward(tile) => tile.fmt(f),

@@ -35,7 +35,8 @@ fn is_exact(kernel: &Kernel, functions: &Functions) -> bool {
     };
     let sums = functions.functions.iter().any(|function| match &function.tile {
         Tile::RowReduction(tile) => tile.rows.dtype != DType::I64,
-        Tile::Attention(_) | Tile::Flash(_) | Tile::FlashBackward(_) | Tile::Tensor(_) => true,
+        Tile::Attention(_) | Tile::Flash(_) | Tile::FlashBackward(_) => true,
+        Tile::Tensor(_) | Tile::Warpgroup(_) => true,
         Tile::Elementwise(tile) => calls_erf(&tile.rows),
         Tile::PartialSums(_) | Tile::Product(_) | Tile::Lines(_) | Tile::Move(_) => false,
     });

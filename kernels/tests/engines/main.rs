@@ -20,6 +20,7 @@ mod rows;
 #[allow(dead_code)]
 mod shim;
 mod tensor;
+mod warpgroup;
 mod whole;
 
 use std::cell::RefCell;

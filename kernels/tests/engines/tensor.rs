@@ -79,7 +79,12 @@ fn ulp(dtype: DType, x: f64) -> f64 {
 }
 
 /// Whether an output is as near to the exact sum as the table of bounds says, else where it is not.
-fn is_near(p: &Product, case: &Case, found: &Buffer, added: [Option<usize>; 2]) -> Option<String> {
+pub(crate) fn is_near(
+    p: &Product,
+    case: &Case,
+    found: &Buffer,
+    added: [Option<usize>; 2],
+) -> Option<String> {
     let [a, b] = [0, 1].map(|at: usize| case.inputs[at].numbers());
     let (old, found) = (case.old[0].numbers(), found.numbers());
     let [bias, addend] = added.map(|at| at.map(|at| case.inputs[at].numbers()));
@@ -201,7 +206,7 @@ fn equal_kernels_have_equal_text() {
 }
 
 /// Every time.
-const EACH: usize = usize::MAX;
+pub(crate) const EACH: usize = usize::MAX;
 
 /// What can be wrong in the text of a product: what is replaced, which time, and by what.
 const MISTAKES: [(&str, usize, &str); 15] = [

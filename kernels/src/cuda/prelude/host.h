@@ -9,7 +9,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
+#include <map>
 #include <vector>
 #include <sys/mman.h>
 
@@ -74,6 +76,32 @@ struct Barrier {
   std::vector<Fiber*> waiting;
 };
 
+// An mbarrier: arrivals and bytes that its phase still waits for, and the parity of the phase.
+struct Mbarrier {
+  long arrivals = 0, pending = 0, bytes = 0;
+  unsigned int parity = 0;
+  bool is_known = false;
+  Fiber* owner = nullptr;
+  std::vector<Fiber*> waiting;
+};
+
+// A product of a warpgroup that is not done: it reads shared memory until its group is waited for.
+struct Multiplication {
+  std::vector<std::pair<size_t, size_t>> reads;
+  std::function<void()> run;
+  u_int64_t group;
+};
+
+// What a warpgroup has issued.
+struct Warpgroup {
+  Barrier barrier;
+  std::vector<Multiplication> pending;
+  u_int64_t group = 0;
+  bool is_fenced = false;
+  // Registers of each thread; as many as the launch gave, where there are none.
+  unsigned int registers = 0;
+};
+
 struct Block {
   std::vector<Fiber> fibers;
   std::vector<Fiber*> ready;
@@ -86,9 +114,17 @@ struct Block {
   std::vector<Barrier> warps;
   // For each thread what a collective of its warp reads.
   std::vector<const void*> shown;
+  std::vector<Warpgroup> warpgroups;
+  std::map<const void*, Mbarrier> mbarriers;
+  // Copies that are under way: they end when no thread can go on.
+  std::deque<std::function<void()>> copies;
+  unsigned char* dynamic = nullptr;
+  size_t dynamic_bytes = 0;
 };
 
 inline thread_local Block block;
+// The first finding since it was last asked for.
+inline thread_local char report[256];
 inline thread_local std::vector<char*> stacks;
 // The number of the block, of all that this thread has run.
 inline thread_local u_int64_t serial = 0;
@@ -118,10 +154,20 @@ asm(".text\n.weak shim_switch\nshim_switch:\n"
 #error "fibers are written for x86-64"
 #endif
 
+// Reports a finding, if it is the first one.
+template <class... A> inline void find(const char* format, A... of) {
+  if (!report[0]) snprintf(report, sizeof report, format, of...);
+}
+
 // Switches to the next fiber that is ready, or back to the launch.
 inline void next() {
   Block& b = block;
   Fiber* from = b.current;
+  while (b.head == b.ready.size() && !b.copies.empty()) {
+    std::function<void()> copy = std::move(b.copies.front());
+    b.copies.pop_front();
+    copy();
+  }
   if (b.head == b.ready.size()) {
     b.current = nullptr;
     void* nowhere;
@@ -159,6 +205,8 @@ inline void barrier_wait(Barrier& barrier, size_t count, const char* place) {
 
 inline unsigned int lane() { return (unsigned int)(block.current - block.fibers.data()); }
 
+void check_registers();
+
 inline void run_block(unsigned int threads, u_int64_t seed) {
   Block& b = block;
   while (stacks.size() < threads) {
@@ -169,6 +217,10 @@ inline void run_block(unsigned int threads, u_int64_t seed) {
   b.fibers.assign(threads, Fiber{});
   b.warps.assign((threads + 31) / 32, Barrier{});
   b.shown.assign(threads, nullptr);
+  b.warpgroups.assign((threads + 127) / 128, Warpgroup{});
+  b.mbarriers.clear();
+  b.copies.clear();
+  b.dynamic = nullptr;
   b.all.waiting.clear();
   b.ready.clear();
   b.head = 0;
@@ -189,6 +241,12 @@ inline void run_block(unsigned int threads, u_int64_t seed) {
   b.current = b.ready[b.head++];
   thread_index = b.current->index;
   shim_switch(&b.caller, b.current->stack_pointer);
+  // Where threads wait for copies too a deadlock is reported, as tests cause some.
+  check_registers();
+  if (b.alive && !b.mbarriers.empty()) {
+    find("%zu threads of block %u are in a deadlock", b.alive, block_index.x);
+    return;
+  }
   if (b.alive) {
     fprintf(stderr, "deadlock in block %u:", block_index.x);
     for (Fiber& fiber : b.fibers) {
@@ -219,6 +277,14 @@ template <class F> void launch(u_int64_t blocks, unsigned int threads, bool sync
 }
 
 }  // namespace shim
+
+// The first finding since the last call, or nothing.
+extern "C" const char* shim_report() {
+  static thread_local char told[sizeof shim::report];
+  memcpy(told, shim::report, sizeof told);
+  shim::report[0] = 0;
+  return told;
+}
 
 #define threadIdx shim::thread_index
 #define blockIdx shim::block_index
@@ -415,6 +481,279 @@ void warp_mma(float (&c)[M][N][4], const unsigned int (&a)[M][4],
   });
 }
 
+// ---- sm_90a: copies by TMA, mbarriers, and tensor cores of warpgroups
+//
+// The worst that the machine may do: copies land when no thread can go on, products read shared
+// memory when they are waited for, and not before. What is overwritten before that is reported.
+
+#define TENSOR_MAP const TensorMap&
+#define DYNAMIC_SHARED(NAME, BYTES) unsigned char* NAME = shim::dynamic_shared(BYTES)
+
+// A tensor as its map describes it: dims, strides in bytes from the second on, and the box.
+struct TensorMap {
+  const void* base;
+  int count;
+  u_int64_t dims[5], strides[4];
+  unsigned int box[5];
+};
+
+namespace shim {
+
+// Registers of a multiprocessor.
+const unsigned int REGISTERS = 65536;
+
+inline unsigned char* dynamic_shared(size_t bytes) {
+  static thread_local std::vector<unsigned char> room;
+  if (!block.dynamic) {
+    room.assign(bytes + 1024, 0xff);
+    block.dynamic = (unsigned char*)(((uintptr_t)room.data() + 1023) / 1024 * 1024);
+    block.dynamic_bytes = bytes;
+  }
+  return block.dynamic;
+}
+
+// Bytes of dynamic shared memory, or of nowhere.
+inline unsigned char* shared_bytes(size_t at, size_t bytes) {
+  static thread_local unsigned char nowhere[256];
+  if (at + bytes <= block.dynamic_bytes) return block.dynamic + at;
+  find("thread %u accesses byte %zu of %zu in shared memory", thread_index.x, at, block.dynamic_bytes);
+  return nowhere;
+}
+
+// The place of a byte by the swizzle of 128 bytes: bits 4 to 6 by those from bit 7 on.
+inline size_t swizzled(size_t at) { return at ^ (at >> 7 & 7) << 4; }
+
+inline Mbarrier& known(const void* at) {
+  Mbarrier& barrier = block.mbarriers[at];
+  if (!barrier.arrivals) find("thread %u uses an mbarrier that is not initialised", thread_index.x);
+  return barrier;
+}
+
+inline void end_phase(Mbarrier& barrier) {
+  if (barrier.pending || barrier.bytes) return;
+  barrier.parity ^= 1;
+  barrier.pending = barrier.arrivals;
+  for (Fiber* fiber : barrier.waiting) block.ready.push_back(fiber);
+  barrier.waiting.clear();
+}
+
+inline void arrive(Mbarrier& barrier, long bytes) {
+  if (!barrier.pending) find("thread %u arrives once too often", thread_index.x);
+  barrier.bytes += bytes;
+  barrier.pending -= 1;
+  end_phase(barrier);
+}
+
+// Copies a box, element by element of two bytes.
+inline void copy_box(size_t to, const TensorMap& map, const int* first) {
+  size_t count = 1;
+  for (int d = 0; d < map.count; d++) count *= map.box[d];
+  for (size_t i = 0; i < count; i++) {
+    size_t rest = i, offset = 0;
+    bool is_there = true;
+    for (int d = 0; d < map.count; d++) {
+      int64_t x = (int64_t)(rest % map.box[d]) + first[d];
+      rest /= map.box[d];
+      is_there = is_there && x >= 0 && x < (int64_t)map.dims[d];
+      offset += (size_t)x * (d ? map.strides[d - 1] : 2);
+    }
+    unsigned char* at = shared_bytes(swizzled(to + 2 * i), 2);
+    if (is_there) memcpy(at, (const unsigned char*)map.base + offset, 2);
+    else memset(at, 0, 2);
+  }
+}
+
+inline void load_box(void* to, const TensorMap& map, const void* place, const int* coordinates, int count) {
+  Mbarrier& barrier = known(place);
+  if (!barrier.is_known) find("an mbarrier is not fenced when a copy uses it");
+  size_t start = (unsigned char*)to - block.dynamic, bytes = 2;
+  if (count != map.count) { find("a copy has %d coordinates, its map %d", count, map.count); return; }
+  for (int d = 0; d < count; d++) bytes *= map.box[d];
+  if (start % 1024 || map.box[0] != 64) find("a copy is not aligned to its swizzle");
+  if ((uintptr_t)map.base % 16) find("a tensor is not aligned to 16 bytes");
+  for (int d = 0; d + 1 < count; d++) {
+    if (map.strides[d] % 16) find("a stride of a tensor map is not one of 16 bytes");
+  }
+  for (const Warpgroup& of : block.warpgroups) {
+    for (const Multiplication& read : of.pending) {
+      for (auto [from, end] : read.reads) {
+        if (from < start + bytes && start < end) find("a copy overwrites what a product reads");
+      }
+    }
+  }
+  // Before the copy ends its bytes are anything.
+  memset(shared_bytes(start, bytes), 0xff, start + bytes <= block.dynamic_bytes ? bytes : 0);
+  std::vector<int> first(coordinates, coordinates + count);
+  TensorMap copied = map;
+  block.copies.push_back([=] {
+    copy_box(start, copied, first.data());
+    Mbarrier& barrier = block.mbarriers[place];
+    barrier.bytes -= (long)bytes;
+    if (barrier.bytes < 0) find("more bytes are copied than an mbarrier expects");
+    end_phase(barrier);
+  });
+}
+
+inline Warpgroup& warpgroup() { return block.warpgroups[lane() / 128]; }
+
+// Runs an instruction of the warpgroup: the last thread to arrive works for all.
+template <class F> void warpgroup_collective(const void* mine, F f) {
+  block.shown[lane()] = mine;
+  if (warpgroup().barrier.waiting.size() + 1 == 128) f();
+  barrier_wait(warpgroup().barrier, 128, "an instruction of the warpgroup");
+}
+
+inline void set_registers(unsigned int count, bool more) {
+  Warpgroup& of = warpgroup();
+  if (count < 24 || count > 256 || count % 8) find("setmaxnreg of %u registers", count);
+  unsigned int threads = block_size.x, start = REGISTERS / threads / 8 * 8;
+  if (more ? count < start : count > start) find("setmaxnreg to %u, from %u", count, start);
+  of.registers = count;
+}
+
+// At the end of a block: whether all warpgroups together had their registers.
+inline void check_registers() {
+  unsigned int start = REGISTERS / block_size.x / 8 * 8, sum = 0;
+  bool are_set = false;
+  for (const Warpgroup& of : block.warpgroups) {
+    sum += 128 * (of.registers ? of.registers : start);
+    are_set = are_set || of.registers;
+  }
+  if (are_set && sum > REGISTERS) find("warpgroups have %u registers", sum);
+}
+
+// A matrix that a descriptor names.
+struct Matrix {
+  size_t start, leading, stride;
+  unsigned int swizzle;
+  explicit Matrix(u_int64_t bits)
+      : start((bits & 0x3fff) << 4), leading((bits >> 16 & 0x3fff) << 4),
+        stride((bits >> 32 & 0x3fff) << 4), swizzle((unsigned int)(bits >> 62)) {
+    if (swizzle != 1) find("a descriptor has swizzle %u", swizzle);
+    if (bits >> 14 & 3 || bits >> 30 & 3 || bits >> 46 & 0xffff & ~0xc000) {
+      find("a descriptor has bits that mean nothing");
+    }
+  }
+  // The byte of an element along m or n, and k. K-major rows are 128 bytes, eight of them repeat
+  // after the stride. MN-major ones hold 64 elements, the next ones lie behind the leading offset;
+  // eight along k repeat after the stride.
+  size_t place(bool is_mn, size_t side, size_t k) const {
+    size_t at = is_mn ? side / 64 * leading + side % 64 * 2 + k / 8 * stride + k % 8 * 128
+                      : side / 8 * stride + side % 8 * 128 + k * 2;
+    return swizzled(start + at);
+  }
+};
+
+template <class T> float shared_element(size_t at) {
+  T x;
+  memcpy((void*)&x, shared_bytes(at, 2), 2);
+  return widened(x);
+}
+
+template <class T> void multiply(float* const* all, Matrix a, bool a_mn, Matrix b, bool b_mn) {
+  static thread_local float x[64][16], y[16][128], z[64][128];
+  for (int k = 0; k < 16; k++) {
+    for (int i = 0; i < 64; i++) x[i][k] = shared_element<T>(a.place(a_mn, i, k));
+    for (int j = 0; j < 128; j++) y[k][j] = shared_element<T>(b.place(b_mn, j, k));
+  }
+  // The accumulators of a thread (PTX ISA, "wgmma accumulator"): two adjacent columns of two rows
+  // that are eight apart, of every eight columns.
+  auto each = [&](auto f) {
+    for (int t = 0; t < 128; t++) {
+      for (int i = 0; i < 64; i++) {
+        f(all[t][i], z[t / 32 * 16 + t % 32 / 4 + i / 2 % 2 * 8][i / 4 * 8 + t % 4 * 2 + i % 2]);
+      }
+    }
+  };
+  each([](float& own, float& at) { at = own; });
+  for (int i = 0; i < 64; i++) {
+    for (int k = 0; k < 16; k++) {
+      for (int j = 0; j < 128; j++) z[i][j] += x[i][k] * y[k][j];
+    }
+  }
+  each([](float& own, float& at) { own = at; });
+}
+
+}  // namespace shim
+
+inline unsigned int shared_address(const void* place) {
+  return (unsigned int)((const unsigned char*)place - shim::block.dynamic);
+}
+inline void mbarrier_init(unsigned long long* place, unsigned int arrivals) {
+  shim::Mbarrier& barrier = shim::block.mbarriers[place];
+  barrier.arrivals = barrier.pending = arrivals;
+  barrier.owner = shim::block.current;
+}
+inline void mbarrier_init_fence() {
+  for (auto& [place, barrier] : shim::block.mbarriers) {
+    if (barrier.owner == shim::block.current) barrier.is_known = true;
+  }
+}
+inline void mbarrier_expect(unsigned long long* place, unsigned int bytes) { shim::arrive(shim::known(place), bytes); }
+inline void mbarrier_arrive(unsigned long long* place) { shim::arrive(shim::known(place), 0); }
+inline void mbarrier_wait(unsigned long long* place, unsigned int parity) {
+  shim::Mbarrier& barrier = shim::known(place);
+  while (barrier.parity == parity && barrier.arrivals) {
+    barrier.waiting.push_back(shim::block.current);
+    shim::block.current->waits = "mbarrier_wait";
+    shim::next();
+    shim::block.current->waits = nullptr;
+  }
+}
+template <class... C> void tma_load(void* to, const TensorMap& map, unsigned long long* barrier, C... at) {
+  int coordinates[] = {at...};
+  shim::load_box(to, map, barrier, coordinates, sizeof...(at));
+}
+template <int COUNT> void setmaxnreg_dec() { shim::set_registers(COUNT, false); }
+template <int COUNT> void setmaxnreg_inc() { shim::set_registers(COUNT, true); }
+inline void warpgroup_fence(float (&)[64]) {
+  shim::warpgroup_collective(nullptr, [] { shim::warpgroup().is_fenced = true; });
+}
+inline void warpgroup_commit() {
+  shim::warpgroup_collective(nullptr, [] {
+    shim::warpgroup().group += 1;
+    shim::warpgroup().is_fenced = false;
+  });
+}
+template <int LAST> void warpgroup_wait(float (&)[64]) {
+  shim::warpgroup_collective(nullptr, [] {
+    shim::Warpgroup& of = shim::warpgroup();
+    std::vector<shim::Multiplication> later;
+    for (shim::Multiplication& one : of.pending) {
+      if (one.group + LAST < of.group) one.run();
+      else later.push_back(std::move(one));
+    }
+    of.pending.swap(later);
+  });
+}
+template <class T, int A_MN, int B_MN>
+void warpgroup_mma(float (&c)[64], u_int64_t a, u_int64_t b) {
+  shim::warpgroup_collective(c, [=] {
+    shim::Warpgroup& of = shim::warpgroup();
+    if (!of.is_fenced) shim::find("a warpgroup multiplies without a fence");
+    std::vector<float*> all(128);
+    size_t first = shim::lane() / 128 * 128;
+    for (size_t t = 0; t < 128; t++) all[t] = (float*)shim::block.shown[first + t];
+    shim::Matrix x(a), y(b);
+    std::vector<std::pair<size_t, size_t>> reads;
+    auto add = [&](const shim::Matrix& m, bool is_mn, size_t side) {
+      size_t low = ~(size_t)0, high = 0;
+      for (size_t i = 0; i < side; i++) {
+        for (size_t k = 0; k < 16; k++) {
+          size_t at = m.place(is_mn, i, k);
+          low = at < low ? at : low;
+          high = at + 2 > high ? at + 2 : high;
+        }
+      }
+      reads.push_back({low, high});
+    };
+    add(x, A_MN, 64);
+    add(y, B_MN, 128);
+    auto run = [=] { shim::multiply<T>(all.data(), x, A_MN, y, B_MN); };
+    of.pending.push_back(shim::Multiplication{reads, run, of.group});
+  });
+}
+
 // ---- checked mode: the compiler's hooks of loads and stores look for races, uninitialised reads and
 // accesses out of bounds in shared memory
 
@@ -442,8 +781,6 @@ struct SharedArray {
 const size_t ARRAYS = 64;
 inline thread_local SharedArray arrays[ARRAYS];
 inline thread_local size_t array_count = 0;
-inline thread_local char report[256];
-
 inline UNCHECKED void track(const char* name, const void* start, size_t before, size_t bytes) {
   for (size_t at = 0; at < array_count; at++) {
     if (arrays[at].start == start) return;
@@ -516,14 +853,6 @@ inline UNCHECKED void hook(const void* place, size_t bytes, bool writes) {
 }
 
 }  // namespace shim
-
-// The first finding since the last call, or nothing.
-extern "C" UNCHECKED const char* shim_report() {
-  static thread_local char told[sizeof shim::report];
-  memcpy(told, shim::report, sizeof told);
-  shim::report[0] = 0;
-  return told;
-}
 
 #define HOOKS(N)                                                                           \
   UNCHECKED void __tsan_read##N(void* place) { shim::hook(place, N, false); }              \

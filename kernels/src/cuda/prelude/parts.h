@@ -371,6 +371,16 @@ PART float tanh_approx(float x) {
 }
 PART i64 clamped(i64 x, i64 most) { return x < 0 ? 0 : x > most ? most : x; }
 
+// ---- matrices in shared memory that warpgroups multiply
+
+const u32 SWIZZLE_128 = 1;
+// The descriptor of a matrix (PTX ISA, "matrix descriptor"): address, leading and stride offsets in
+// units of 16 bytes at bits 0, 16 and 32, of 14 bits each, and the swizzle at bit 62.
+PART u64 matrix_descriptor(u32 address, u32 leading, u32 stride, u32 swizzle) {
+  return (u64)((address & 0x3ffff) >> 4) | (u64)(leading >> 4) << 16 | (u64)(stride >> 4) << 32 |
+         (u64)swizzle << 62;
+}
+
 // ---- integers of 64 bits, modulo 2^64
 
 PART i64 add(i64 a, i64 b) { return (i64)((u64)a + (u64)b); }

@@ -1,0 +1,206 @@
+//! Products by TMA and `wgmma` (sm_90a), executed by the shim: against exact sums, on random shapes
+//! and layouts; which products have them; mistakes in the text and in tensor maps.
+
+use gantline_kernels::cuda::{Arch, Functions, TensorMap, Tile, functions_for};
+use gantline_kernels::{Kernel, LoopAB, LoopABC, LoopAC, Product, ProductPart, Products};
+use ir::DType;
+
+use crate::shim::{Library, compiler};
+use crate::tensor::{EACH, is_near, mistaken};
+use crate::{Case, Random, same_bits};
+
+fn for_sm90a(kernel: &Kernel) -> (Kernel, Functions) {
+    (kernel.clone(), functions_for(kernel, Arch::Sm90a))
+}
+
+fn is_warpgroup(product: &Product, arch: Arch) -> bool {
+    let of = functions_for(&Kernel::Product(product.clone()), arch);
+    of.functions.iter().all(|function| matches!(function.tile, Tile::Warpgroup(_)))
+}
+
+/// A product of matrices that lie in one of two ways each, with rows of whole chunks of 16 bytes.
+fn matrix(random: &mut Random, dtype: DType, [m, n, k]: [usize; 3], major: usize) -> Product {
+    let mut p = Product::matrix(m, n, k, dtype);
+    let row = |size: usize, random: &mut Random| size.next_multiple_of(8) + random.below(2) * 8;
+    p.stored.c = random.pick(&[DType::F32, dtype]);
+    p.accumulate = p.stored.c == DType::F32 && random.below(2) == 0;
+    let rows = [m, n, k].map(|size| row(size, random));
+    (p.m[0].a, p.k[0].a) = if major.is_multiple_of(2) { (rows[2], 1) } else { (1, rows[0]) };
+    (p.n[0].b, p.k[0].b) = if major / 2 == 0 { (rows[2], 1) } else { (1, rows[1]) };
+    if random.below(4) == 0 {
+        let a = (rows[0] * rows[2]).next_multiple_of(8);
+        let b = random.pick(&[0, rows[1] * rows[2]]);
+        p.batch.push(LoopABC { size: 2, a, b, c: m * n });
+    }
+    p
+}
+
+/// A launch, its product, and which inputs are added to the result.
+type Added = (Case, Product, [Option<usize>; 2]);
+
+fn cases(count: u64) -> Vec<Added> {
+    let edges = [1, 7, 8, 16, 33, 64, 65, 128, 129, 136];
+    let case = |number: u64| {
+        let mut random = Random::new(number + 900);
+        let dtype = random.pick(&[DType::BF16, DType::F16]);
+        let [m, n] = [0; 2].map(|_| random.pick(&edges));
+        let k = random.pick(&[1, 15, 64, 70, 128, 200, 328, 460]);
+        let mut p = matrix(&mut random, dtype, [m, n, k], number as usize % 4);
+        if !number.is_multiple_of(5) {
+            return (Case::new(&mut random, Kernel::Product(p.clone())), p, [None; 2]);
+        }
+        p.accumulate = false;
+        p.batch.clear();
+        let part =
+            ProductPart { bias: Some(2), addend: Some(3), ..ProductPart::of(0, 1, p.clone()) };
+        let kernel = Kernel::Products(Products { parts: vec![part] });
+        (Case::new(&mut random, kernel), p, [Some(2), Some(3)])
+    };
+    (0..count).map(case).collect()
+}
+
+#[test]
+fn products_by_warpgroups_are_as_near_to_exact_sums_as_the_bound() {
+    if compiler().is_none() {
+        println!("skipped: no C++ compiler");
+        return;
+    }
+    let cases = cases(24);
+    let all = cases.iter().map(|(case, ..)| for_sm90a(&case.kernel)).collect();
+    let library = Library::new("warpgroup", all).expect("there is a compiler");
+    for (at, (case, p, added)) in cases.iter().enumerate() {
+        assert!(is_warpgroup(p, Arch::Sm90a), "{p:?}");
+        let found = case.execute(&library, at, 0);
+        assert_eq!(library.report(), None, "case {at}: {p:?}");
+        assert_eq!(is_near(p, case, &found[0], *added), None, "case {at}");
+        let again = case.execute(&library, at, 5 + at as u64);
+        assert_eq!(library.report(), None, "case {at}: {p:?}");
+        assert!(same_bits(&again[0], &found[0]), "case {at}: the order of threads changes bits");
+    }
+}
+
+/// Products that TMA cannot copy are those of sm_80, as are all on other architectures.
+#[test]
+fn products_with_strides_of_16_bytes_and_five_dims_run_on_warpgroups() {
+    let aligned = Product::matrix(64, 64, 64, DType::BF16);
+    let changed = |change: &dyn Fn(&mut Product)| {
+        let mut p = aligned.clone();
+        change(&mut p);
+        p
+    };
+    let batch = |count: usize| {
+        let loops = (0..count).map(|at| LoopABC { size: 2, a: 8 << at, b: 0, c: 4096 << at });
+        loops.collect::<Vec<_>>()
+    };
+    let rows = |of: [[usize; 2]; 2]| of.map(|[size, a]| LoopAC { size, a, c: 64 }).to_vec();
+    let k = |of: [[usize; 3]; 2]| of.map(|[size, a, b]| LoopAB { size, a, b }).to_vec();
+    let all: [(&str, bool, Product); 8] = [
+        ("aligned rows", true, aligned.clone()),
+        ("rows of 68", false, changed(&|p| p.m[0].a = 68)),
+        ("no unit stride", false, changed(&|p| (p.m[0].a, p.k[0].a) = (256, 2))),
+        ("three loops over batch", true, changed(&|p| p.batch = batch(3))),
+        ("four loops over batch", false, changed(&|p| p.batch = batch(4))),
+        ("rows in two loops", true, changed(&|p| p.m = rows([[4, 1024], [16, 64]]))),
+        ("rows with a gap", false, changed(&|p| p.m = rows([[4, 2048], [16, 64]]))),
+        ("k with a gap", false, changed(&|p| p.k = k([[4, 4096, 4096], [16, 1, 64]]))),
+    ];
+    for (what, fits, p) in &all {
+        for arch in Arch::ALL {
+            let wanted = *fits && arch == Arch::Sm90a;
+            assert_eq!(is_warpgroup(p, arch), wanted, "{what} on {arch}");
+        }
+    }
+}
+
+/// What can be wrong in the text: what is replaced, which time, and by what. Not among them are two
+/// that change no result: without `setmaxnreg_inc` threads have fewer registers, and the leading
+/// offset of a K-major matrix is not read.
+const MISTAKES: [(&str, usize, &str); 37] = [
+    ("sync_block();", 0, ""),
+    ("mbarrier_init_fence();", 0, ""),
+    ("mbarrier_init(full + stage, 1)", 0, "mbarrier_init(full + stage, 2)"),
+    ("mbarrier_init(empty + stage, 8)", 0, "mbarrier_init(empty + stage, 4)"),
+    ("mbarrier_init(empty + stage, 8)", 0, "mbarrier_init(empty + stage, 9)"),
+    ("mbarrier_wait(empty + stage, (step / 4 + 1) % 2);", 0, ""),
+    ("(step / 4 + 1) % 2", 0, "step / 4 % 2"),
+    ("mbarrier_expect(full + stage, 32768);", 0, ""),
+    ("full + stage, 32768", 0, "full + stage, 16384"),
+    ("full + stage, 32768", 0, "full + stage, 65536"),
+    ("tma_load(b_stage + 8192", 0, "if (0) tma_load(b_stage + 8192"),
+    ("b_stage + 8192", 0, "b_stage + 0"),
+    ("block_n + 64", 0, "block_n + 0"),
+    ("(i32)(step * 64)", 0, "(i32)(step * 32)"),
+    ("(i32)(block_m + 0)", 0, "(i32)(block_m + 8)"),
+    ("mbarrier_wait(full + stage, step / 4 % 2);", 0, ""),
+    ("step / 4 % 2", 0, "(step / 4 + 1) % 2"),
+    ("warpgroup_fence(acc);", 0, ""),
+    ("warpgroup_commit();", 0, ""),
+    ("warpgroup_wait<1>(acc);", 0, ""),
+    ("warpgroup_wait<1>(acc);", 0, "warpgroup_wait<2>(acc);"),
+    ("warpgroup_wait<0>(acc);", 0, ""),
+    ("warpgroup_wait<0>(acc);", 0, "warpgroup_wait<1>(acc);"),
+    ("if (step > 0 && lane == 0) mbarrier_arrive(empty + (step - 1) % 4);", 0, ""),
+    ("(step - 1) % 4", 0, "step % 4"),
+    ("16, 1024, SWIZZLE_128", 0, "16, 512, SWIZZLE_128"),
+    ("16, 1024, SWIZZLE_128", 0, "16, 1024, 2"),
+    ("8192, 1024, SWIZZLE_128", 0, "16, 1024, SWIZZLE_128"),
+    ("8192, 1024, SWIZZLE_128", 0, "8192, 2048, SWIZZLE_128"),
+    ("consumer * 8192", 0, "consumer * 4096"),
+    ("a + k * 2", 0, "a + k * 4"),
+    ("b + k * 128", 0, "b + k * 64"),
+    ("<bf16, 0, 1>", 0, "<bf16, 1, 1>"),
+    ("<bf16, 0, 1>", 0, "<bf16, 0, 0>"),
+    ("setmaxnreg_dec<40>();", 0, ""),
+    ("setmaxnreg_inc<232>();", 0, "setmaxnreg_inc<240>();"),
+    ("i / 2 % 2 * 8", EACH, "i % 2 * 8"),
+];
+
+/// What can be wrong in the tensor maps of both operands. One that goes on along k behind the last
+/// point changes no result: the other operand has zeros there.
+const MAP_MISTAKES: [(usize, fn(&mut TensorMap)); 6] = [
+    (0, |map| map.dims[0] -= 4),
+    (1, |map| map.dims[1] -= 4),
+    (0, |map| map.strides_bytes[0] += 16),
+    (1, |map| map.strides_bytes[0] -= 16),
+    (0, |map| map.box_dims[1] -= 8),
+    (1, |map| map.parameter = 0),
+];
+
+#[test]
+fn mistakes_in_products_by_warpgroups_are_found() {
+    if compiler().is_none() {
+        println!("skipped: no C++ compiler");
+        return;
+    }
+    let mut p = Product::matrix(136, 136, 460, DType::BF16);
+    // Rows go on behind the last point of `k`, columns behind the last row.
+    (p.m[0].a, p.stored.c) = (464, DType::F32);
+    p.batch.push(LoopABC { size: 2, a: 136 * 464, b: 464 * 136, c: 136 * 136 });
+    let kernel = Kernel::Product(p.clone());
+    let change = |at: usize, text: String| match at.checked_sub(1) {
+        Some(at) if at < MISTAKES.len() => mistaken(&text, MISTAKES[at]),
+        _ => text,
+    };
+    let mut all = vec![for_sm90a(&kernel); 1 + MISTAKES.len() + MAP_MISTAKES.len()];
+    for ((_, functions), (operand, change)) in
+        all[1 + MISTAKES.len()..].iter_mut().zip(MAP_MISTAKES)
+    {
+        let Tile::Warpgroup(tile) = &mut functions.functions[0].tile else {
+            panic!("the product runs on warpgroups");
+        };
+        change(&mut tile.operands[operand].map);
+    }
+    let library = Library::changed("warpgroup_mistakes", all, &change).expect("it compiles");
+    let case = Case::new(&mut Random::new(5), kernel);
+    let finding = |at: usize, seed: u64| {
+        let found = case.execute(&library, at, seed);
+        library.report().or_else(|| is_near(&p, &case, &found[0], [None; 2]))
+    };
+    assert_eq!((0..3).find_map(|seed| finding(0, seed)), None);
+    for at in 0..MISTAKES.len() + MAP_MISTAKES.len() {
+        let what = MISTAKES.get(at).map_or(format!("tensor map {at}"), |of| format!("{of:?}"));
+        let found = (0..8).find_map(|seed| finding(at + 1, seed));
+        let found = found.unwrap_or_else(|| panic!("{what} is not found"));
+        println!("{what}: {}", found.split("element").last().unwrap_or_default());
+    }
+}
