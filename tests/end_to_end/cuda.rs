@@ -364,20 +364,32 @@ fn every_launch_compiles_for_gpus() {
         }
     };
     // A sample of each kind; `cargo bench --bench cuda` compiles all.
-    let mut kinds: BTreeMap<String, Vec<usize>> = BTreeMap::new();
-    for (at, function) in all.iter().flat_map(|of| &of.functions).enumerate() {
-        let types: Vec<DType> = function.parameters.iter().map(|p| p.dtype).collect();
-        let kind = format!("{} {types:?}", kind(&function.tile));
-        kinds.entry(kind).or_default().push(at);
-    }
-    let sample: Vec<String> = kinds.values().map(|of| first[of[of.len() / 2]].clone()).collect();
-    println!("{} kernels, {} functions, {} compiled", kernels.len(), first.len(), sample.len());
-    let compiled = &|architecture| -> Vec<String> {
-        sample.chunks(32).flat_map(|texts| compiled_for(&nvrtc, texts, architecture)).collect()
+    let sample = |all: &[Functions]| -> Vec<String> {
+        let mut kinds: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+        for (at, function) in all.iter().flat_map(|of| &of.functions).enumerate() {
+            let types: Vec<DType> = function.parameters.iter().map(|p| p.dtype).collect();
+            let kind = format!("{} {types:?}", kind(&function.tile));
+            kinds.entry(kind).or_default().push(at);
+        }
+        let texts = texts(all);
+        kinds.values().map(|of| texts[of[of.len() / 2]].clone()).collect()
+    };
+    let by_warpgroups: Vec<Functions> = kernels
+        .iter()
+        .map(|kernel| functions_for(kernel, Arch::Sm90a))
+        .filter(|of| of.functions.iter().any(|f| matches!(f.tile, Tile::Warpgroup(_))))
+        .collect();
+    assert!(by_warpgroups.len() > 4, "warpgroups multiply in narrow types");
+    let [older, newer] = [sample(&all), sample(&by_warpgroups)];
+    println!("{} kernels, {} functions, {} compiled", kernels.len(), first.len(), older.len());
+    let (older, newer) = (older.chunks(32), newer.chunks(32));
+    let compiled = &|(architecture, texts): (&str, Vec<&[String]>)| -> Vec<String> {
+        texts.into_iter().flat_map(|texts| compiled_for(&nvrtc, texts, architecture)).collect()
     };
     let wrong: Vec<String> = std::thread::scope(|scope| {
-        let start = |architecture| scope.spawn(move || compiled(architecture));
-        let threads = ["sm_80", "sm_90a"].map(start);
+        let start = |work| scope.spawn(move || compiled(work));
+        let work = [("sm_80", older.clone().collect()), ("sm_90a", older.chain(newer).collect())];
+        let threads = work.map(start);
         threads.into_iter().flat_map(|thread| thread.join().expect("it compiles")).collect()
     });
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
