@@ -315,14 +315,15 @@ impl Products {
 
 /// Softmax attention that never stores its scores.
 ///
-/// `q [B, S, H, D]`, `k v [B, T, G, D]`, [`bias`,] [`document i32 [B, S]`,] `out` as `q`, `lse [B, H, S]` contiguous. Query head `h`
-/// reads key-value head `(h + head_offset) / group`. A score is the scaled product of a
-/// query and a key, then bounded by `softcap`, then with the bias added. With `causal`, key `j` is
-/// visible to query `i` iff `j <= i + query_offset` and, with a `window`,
+/// `q [B, S, H, D]`, `k v [B, T, G, D]`, [`bias`,] [`document i32 [B, S]`,] `out` as `q`, `lse [B,
+/// H, S]` contiguous. Query head `h` reads key-value head `(h + head_offset) / group`. A score is
+/// the scaled product of a query and a key, then bounded by `softcap`, then with the bias added.
+/// With `causal`, key `j` is visible to query `i` iff `j <= i + query_offset` and, with a `window`,
 /// `i + query_offset - window < j`. With `documents`, which is for S = T and no `position`, it is
-/// visible only where `document[b, i] = document[b, j]`, for any numbers. A query that sees no key, or for which the bias of all that it
-/// sees is minus infinity, gives zeros and an `lse` of minus infinity, and has no gradients. `lse`
-/// is the natural logarithm of the sum of exponentials of scores.
+/// visible only where `document[b, i] = document[b, j]`, for any numbers. A query that sees no key,
+/// or for which the bias of all that it sees is minus infinity, gives zeros and an `lse` of minus
+/// infinity, and has no gradients. `lse` is the natural logarithm of the sum of exponentials of
+/// scores.
 ///
 /// The gradients `dq`, `dk`, `dv` lie as `q`, `k`, `v` do, `dout` as `out`. `dbias` lies as `bias`:
 /// it is summed over the dims of stride zero.

@@ -186,8 +186,8 @@ fn extremes(numbers: &[i32]) -> [i32; 2] {
 }
 
 impl Mask<'_> {
-    /// The range of a tile of keys, from `key` on, outside which query `query` sees none. Of several
-    /// documents, [`Mask::hide`] says what it does not see within.
+    /// The range of a tile of keys, from `key` on, outside which query `query` sees none. Of
+    /// several documents, [`Mask::hide`] says what it does not see within.
     #[inline(always)]
     pub(super) fn seen(&self, query: usize, [key, keys]: [usize; 2]) -> Range<usize> {
         let visible = self.attention.visible(query);

@@ -12,7 +12,8 @@ use ir::DType;
 
 use super::flash::FlashTile;
 use super::flash_backward::FlashBackward;
-use super::function::{Buffer, Function, Functions, Named, Parameter};
+use super::function::{Function, Functions};
+use super::parameter::{Buffer, Named, Parameter};
 use super::text::{Text, element, line, number};
 use super::tile::Tile;
 use super::{Arch, flash};
@@ -218,8 +219,8 @@ pub(super) fn row_of(name: &str, strides: [usize; 3], batch: &str, at: &str, hea
     format!("{name} + (u64){batch} * {b} + (u64){at} * {s} + (u64){head} * {h}")
 }
 
-/// Whether query `s` and key `j`, which are there, are of one document, as an expression; none where
-/// there are no documents.
+/// Whether query `s` and key `j`, which are there, are of one document, as an expression; none
+/// where there are no documents.
 pub(super) fn is_together(a: &Attention, names: &Names) -> Option<String> {
     let (name, tokens) = (names.documents.as_ref()?, a.keys);
     let of = |token: &str| format!("{name}[(u64)b * {tokens} + (u64){token}]");

@@ -20,7 +20,7 @@ use std::fmt;
 use ir::DType;
 
 use super::attention::{Names, Part, is_together, print_head, print_kept, print_scalars, row_of};
-use super::function::Parameter;
+use super::parameter::Parameter;
 use super::shared::{Fragments, Operand, SharedTile, copy};
 use super::text::{Text, element, line, number};
 use crate::kernel::Attention;

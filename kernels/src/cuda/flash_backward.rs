@@ -20,7 +20,7 @@ use super::attention::{Names, Part, print_head, print_kept, print_scalars, row_o
 use super::flash::{
     SHARED_ELEMENTS, WARPS, exponent_factor, is_plain, print_copy, print_score, visible,
 };
-use super::function::Parameter;
+use super::parameter::Parameter;
 use super::shared::{Fragments, Operand, SharedTile};
 use super::text::{Text, element, line, number};
 use crate::kernel::Attention;

@@ -4,7 +4,8 @@ use std::fmt;
 
 use ir::DType;
 
-use super::function::{Function, Parameter};
+use super::function::Function;
+use super::parameter::Parameter;
 use super::program::combined;
 use super::text::{Text, element, line};
 use super::tile::Tile;

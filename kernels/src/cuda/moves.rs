@@ -4,8 +4,9 @@ use std::fmt;
 
 use ir::DType;
 
-use super::function::{Buffer, Function, Functions, Named, Parameter};
+use super::function::{Function, Functions};
 use super::index::nest;
+use super::parameter::{Buffer, Named, Parameter};
 use super::text::{Text, element, line, moved};
 use super::tile::Tile;
 use crate::kernel::{Copy, Fill, Gather, Positions, Rope, Window};

@@ -5,11 +5,15 @@
 
 use std::fmt;
 
-use super::function::{Function, Functions, Parameter};
+use super::function::{Function, Functions};
 use super::index::{coordinate_of, nest};
+use super::loops::Loops;
+use super::parameter::Parameter;
+use super::tensor::TensorTile;
 use super::text::{Text, element, line};
 use super::tile::Tile;
-use super::{Arch, tensor, warpgroup};
+use super::warpgroup::WarpgroupTile;
+use super::{Arch, tensor};
 use crate::kernel::{Product, Products, Source};
 
 /// Threads of a block.
@@ -56,20 +60,31 @@ pub(super) fn function(
         })
     };
     let (bias, addend) = (add(bias), add(addend));
-    if arch == Some(Arch::Sm90a) && warpgroup::fits(product) {
-        return warpgroup::function(what, product, parameters, [bias, addend]);
-    }
-    if arch.is_some() && tensor::fits(product) {
-        return tensor::function(what, product, parameters, [bias, addend]);
-    }
-    let tile = ProductTile { product: product.clone(), bias, addend };
+    let added = [bias, addend];
+    let is_tensor = arch.is_some() && tensor::fits(product);
+    let warpgroup = if is_tensor && arch == Some(Arch::Sm90a) {
+        WarpgroupTile::of(product, added)
+    } else {
+        None
+    };
+    let (tiles, threads, tile) = match (warpgroup, is_tensor) {
+        (Some(tile), _) => (tile.tiles(), WarpgroupTile::THREADS, Tile::Warpgroup(tile)),
+        (None, true) => {
+            let tile = TensorTile::of(product, added);
+            (tile.tiles(), TensorTile::THREADS, Tile::Tensor(tile))
+        }
+        (None, false) => {
+            let tile = ProductTile { product: product.clone(), bias, addend };
+            (tile.tiles(), THREADS, Tile::Product(tile))
+        }
+    };
     Function {
         what: what.to_owned(),
         parameters,
         offsets: Vec::new(),
-        grid: tile.tiles().iter().map(|tiles| *tiles as u64).product(),
-        threads: THREADS,
-        tile: Tile::Product(tile),
+        grid: tiles.iter().map(|tiles| *tiles as u64).product(),
+        threads,
+        tile,
     }
 }
 
@@ -103,38 +118,6 @@ pub(super) fn functions(
         written.extend(&outputs[beside..beside + more]);
         beside += more;
         super::rows::functions(&format!("{what}: then {at}"), &then.rows, &read, &written, all);
-    }
-}
-
-/// The loops of a product, as sizes and strides in each of its buffers.
-pub(super) struct Loops {
-    pub(super) batch: [Vec<[usize; 2]>; 3],
-    pub(super) m: [Vec<[usize; 2]>; 2],
-    pub(super) n: [Vec<[usize; 2]>; 2],
-    pub(super) k: [Vec<[usize; 2]>; 2],
-}
-
-impl Loops {
-    pub(super) fn of(p: &Product) -> Loops {
-        Loops {
-            batch: [
-                p.batch.iter().map(|l| [l.size, l.a]).collect(),
-                p.batch.iter().map(|l| [l.size, l.b]).collect(),
-                p.batch.iter().map(|l| [l.size, l.c]).collect(),
-            ],
-            m: [
-                p.m.iter().map(|l| [l.size, l.a]).collect(),
-                p.m.iter().map(|l| [l.size, l.c]).collect(),
-            ],
-            n: [
-                p.n.iter().map(|l| [l.size, l.b]).collect(),
-                p.n.iter().map(|l| [l.size, l.c]).collect(),
-            ],
-            k: [
-                p.k.iter().map(|l| [l.size, l.a]).collect(),
-                p.k.iter().map(|l| [l.size, l.b]).collect(),
-            ],
-        }
     }
 }
 

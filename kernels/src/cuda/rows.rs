@@ -12,8 +12,9 @@ use std::fmt;
 
 use ir::DType;
 
-use super::function::{Buffer, Function, Functions, Named, Parameter};
+use super::function::{Function, Functions};
 use super::moves::fill;
+use super::parameter::{Buffer, Named, Parameter};
 use super::program::{Program, combined, identity};
 use super::text::{Text, element, line, number};
 use super::tile::Tile;

@@ -11,16 +11,13 @@ use std::fmt;
 
 use ir::DType;
 
-use super::function::{Function, Parameter};
 use super::index::nest;
-use super::product::Loops;
+use super::loops::Loops;
+use super::parameter::Parameter;
 use super::shared::{Fragments, Operand, SharedTile, copy};
 use super::text::{Text, element, line};
-use super::tile::Tile;
 use crate::kernel::Product;
 
-/// Threads of a block: 2 × 4 warps.
-const THREADS: u32 = 256;
 /// The block tile: rows and columns of the result, and its extent along k.
 const TILE_MN: usize = 128;
 const TILE_K: usize = 32;
@@ -91,29 +88,6 @@ fn width(along: &[[usize; 2]], others: &[&[[usize; 2]]]) -> usize {
     [8, 4, 2].into_iter().find(fits).unwrap_or(1)
 }
 
-/// The function of a product of two buffers, with others that are added to it.
-pub(super) fn function(
-    what: &str,
-    product: &Product,
-    parameters: Vec<Parameter>,
-    [bias, addend]: [Option<usize>; 2],
-) -> Function {
-    let loops = Loops::of(product);
-    let copies = [
-        OperandCopy::of(&loops.batch[0], &loops.m[0], &loops.k[0]),
-        OperandCopy::of(&loops.batch[1], &loops.n[0], &loops.k[1]),
-    ];
-    let tile = TensorTile { product: product.clone(), bias, addend, copies };
-    Function {
-        what: what.to_owned(),
-        parameters,
-        offsets: Vec::new(),
-        grid: tile.tiles().iter().map(|tiles| *tiles as u64).product(),
-        threads: THREADS,
-        tile: Tile::Tensor(tile),
-    }
-}
-
 /// An operand as its stages are printed.
 struct StagedOperand<'a> {
     operand: Operand,
@@ -128,8 +102,21 @@ struct StagedOperand<'a> {
 }
 
 impl TensorTile {
+    /// Threads of a block: 2 × 4 warps.
+    pub(super) const THREADS: u32 = 256;
+
+    /// The tile of a product that fits, with parameters that are added to it.
+    pub(super) fn of(product: &Product, [bias, addend]: [Option<usize>; 2]) -> TensorTile {
+        let loops = Loops::of(product);
+        let copies = [
+            OperandCopy::of(&loops.batch[0], &loops.m[0], &loops.k[0]),
+            OperandCopy::of(&loops.batch[1], &loops.n[0], &loops.k[1]),
+        ];
+        TensorTile { product: product.clone(), bias, addend, copies }
+    }
+
     /// Block tiles along batch, m and n.
-    fn tiles(&self) -> [usize; 3] {
+    pub(super) fn tiles(&self) -> [usize; 3] {
         let [batch, m, n, _] = self.product.sizes();
         [batch, m.div_ceil(TILE_MN), n.div_ceil(TILE_MN)]
     }
@@ -250,7 +237,7 @@ impl StagedOperand<'_> {
     fn print_copy(&self, k_size: usize, text: &mut Text) {
         let StagedOperand { name, buffer, side: (side, size), copy: of, .. } = self;
         let tile = self.tile();
-        tile.open_copies([tile.columns, of.width, THREADS as usize], text);
+        tile.open_copies([tile.columns, of.width, TensorTile::THREADS as usize], text);
         let [to_side, to_k] =
             if of.k_major { ["to_row", "to_column"] } else { ["to_column", "to_row"] };
         line!(text, "const u64 {side} = block_{side} + {to_side}, k = step * {TILE_K} + {to_k};");

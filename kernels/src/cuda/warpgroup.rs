@@ -13,12 +13,10 @@ use std::fmt;
 
 use ir::DType;
 
-use super::function::{Function, Parameter};
 use super::index::{coordinate_of, nest};
-use super::product::Loops;
-use super::tensor;
+use super::loops::Loops;
+use super::parameter::Parameter;
 use super::text::{Text, element, line};
-use super::tile::Tile;
 use crate::kernel::Product;
 
 /// Threads of a warpgroup.
@@ -184,37 +182,25 @@ fn operands(p: &Product) -> Option<[MappedOperand; 2]> {
     ])
 }
 
-/// Whether a product runs on warpgroups: where it does on tensor cores, and TMA copies its
-/// operands.
-pub(super) fn fits(p: &Product) -> bool {
-    tensor::fits(p) && operands(p).is_some()
-}
-
-/// The function of a product that fits, with others that are added to it.
-pub(super) fn function(
-    what: &str,
-    product: &Product,
-    parameters: Vec<Parameter>,
-    [bias, addend]: [Option<usize>; 2],
-) -> Function {
-    let operands = operands(product).expect("the product fits");
-    let tile = WarpgroupTile { product: product.clone(), bias, addend, operands };
-    Function {
-        what: what.to_owned(),
-        parameters,
-        offsets: Vec::new(),
-        grid: tile.tiles().iter().map(|tiles| *tiles as u64).product(),
-        threads: WARPGROUP * (CONSUMERS + 1),
-        tile: Tile::Warpgroup(tile),
-    }
-}
-
 impl WarpgroupTile {
+    /// Threads of a block: a warpgroup that copies, and those that multiply.
+    pub(super) const THREADS: u32 = WARPGROUP * (CONSUMERS + 1);
+
+    /// The tile of a product that runs on tensor cores, with parameters that are added to it; none
+    /// where TMA cannot copy its operands.
+    pub(super) fn of(
+        product: &Product,
+        [bias, addend]: [Option<usize>; 2],
+    ) -> Option<WarpgroupTile> {
+        let operands = operands(product)?;
+        Some(WarpgroupTile { product: product.clone(), bias, addend, operands })
+    }
+
     /// Bytes of dynamic shared memory of a block: stages, and two mbarriers for each.
     pub const SHARED_BYTES: usize = STAGES * (2 * STAGE + 16);
 
     /// Block tiles along batch, m and n.
-    fn tiles(&self) -> [usize; 3] {
+    pub(super) fn tiles(&self) -> [usize; 3] {
         let [batch, m, n, _] = self.product.sizes();
         [batch, m.div_ceil(TILE_MN), n.div_ceil(TILE_MN)]
     }

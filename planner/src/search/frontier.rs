@@ -17,7 +17,7 @@ const NEAR_LEAST: [f64; 6] = [1.01, 1.05, 1.1, 1.25, 1.5, 2.0];
 /// what is faster where there is more. Its objective does not matter.
 ///
 /// # Errors
-/// As [`search`](super::request::search).
+/// As [`search`].
 pub fn smallest(question: &SearchRequest<'_>) -> Result<SearchResult, Vec<Diagnostic>> {
     let mut smallest = limited(question, Objective::Memory, None)?;
     let least = bytes(&smallest);
@@ -62,7 +62,7 @@ fn bytes(answer: &SearchResult) -> f64 {
 /// fastest first. Its objective does not matter.
 ///
 /// # Errors
-/// As [`search`](super::request::search), where nothing is found at all.
+/// As [`search`], where nothing is found at all.
 pub fn frontier(question: &SearchRequest<'_>) -> Result<SearchResult, Vec<Diagnostic>> {
     let mut all = limited(question, Objective::Time, None)?;
     let mut most = bytes(&all);

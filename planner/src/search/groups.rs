@@ -1,5 +1,5 @@
 //! A job on groups of other devices each: a batch that is shared over them, or stages on one group
-//! after another ([`hetero_pipeline`](super::hetero_pipeline)), whichever is faster.
+//! after another ([`hetero_pipeline`]), whichever is faster.
 //!
 //! Where a batch is shared, every group trains copies of the model in a layout of its own, on as
 //! many samples as it has time for; at the end of a step the groups exchange their gradients. The
