@@ -315,10 +315,10 @@ impl Products {
 
 /// Softmax attention that never stores its scores.
 ///
-/// `q [B, S, H, D]`, `k v [B, T, G, D]`, [`bias`,] [`document i32 [B, S]`,] `out` as `q`,
-/// `lse [B, H, S]` contiguous. Query head `h` reads key-value head `(h + head_offset) / group`. A
-/// score is the scaled product of a query and a key, then bounded by `softcap`, then with the bias
-/// added.
+/// `q [B, S, H, D]`, `k v [B, T, G, D]`, where there are any `bias` and `document i32 [B, S]`,
+/// `out` as `q`, `lse [B, H, S]` contiguous. Query head `h` reads key-value head
+/// `(h + head_offset) / group`. A score is the scaled product of a query and a key, then bounded by
+/// `softcap`, then with the bias added.
 /// With `causal`, key `j` is visible to query `i` iff `j <= i + query_offset` and, with a `window`,
 /// `i + query_offset - window < j`. With `documents`, which is for S = T and no `position`, it is
 /// visible only where `document[b, i] = document[b, j]`, for any numbers. A query that sees no key,
