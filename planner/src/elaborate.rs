@@ -71,7 +71,11 @@ pub fn elaborate(name: &Configuration, purpose: &Purpose<'_>) -> Result<Plan, Ve
     if name.cp > 1 || name.ep > 1 {
         let what = if name.cp > 1 { "context" } else { "expert" };
         let headline = format!("shardings of values know no {what} parallelism yet");
-        return Err(error("E3405", headline, "plan with `--forbid cp` and `--forbid ep`"));
+        return Err(error(
+            "E3405",
+            headline,
+            "plan with `--forbid cp` and `--forbid ep`, or ask for `--name`",
+        ));
     }
     let samples = purpose.global_batch_size as u64;
     let count = name.microbatch_count(samples).ok_or_else(|| {

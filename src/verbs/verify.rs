@@ -15,6 +15,7 @@ mod rules;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use clap::builder::ArgPredicate;
 use ir::formats::nearest;
 use ir::ids::{Feed, IGNORED, Ids};
 use ir::import::{Init, Model, Options, Weight};
@@ -24,14 +25,16 @@ use ir::random::mix;
 use ir::{DType, Diagnostic, Mesh, Plan, Span};
 use planner::cluster::Cluster;
 use planner::divisors::divisors;
+use planner::elaborate::name_of;
 use planner::limits::{Decision, Limits};
 use runtime::execute::{Batch, Part, Scalars, Session};
 
 use crate::argument::{PathArg, length, positive};
 use crate::documents::{Document, MeshRow, Verify};
-use crate::failure::{Exit, Failure, usage};
+use crate::failure::{self, Exit, Failure, usage};
 use crate::job::{self, PlanRequest, positions_max};
 use crate::output::{self, Table};
+use crate::training::read_plan;
 use reference::Reference;
 
 /// Flags of `verify`.
@@ -42,7 +45,12 @@ pub struct Args {
     /// Ranks: meshes of so many, and of their divisors, are compared with one; 1 compares one
     /// rank with the interpreter
     #[arg(long, visible_alias = "devices", value_name = "N", value_parser = positive)]
+    #[arg(default_value_if("plan", ArgPredicate::IsPresent, "1"))]
     pub ranks: usize,
+    /// Compare the plan in this file, and no meshes; its ranks, sequence, batch and types count
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["ranks", "seq", "gbs", "dtype"])]
+    #[arg(conflicts_with_all = ["precision", "dropout", "bisect_rules"])]
+    pub plan: Option<PathArg>,
     /// Tokens of a sequence; 33 by default, or fewer where the model has fewer
     #[arg(long, alias = "seq-length", value_name = "N", value_parser = length)]
     pub seq: Option<usize>,
@@ -98,11 +106,26 @@ type Refused = (Mesh, Vec<Diagnostic>);
 /// Answers.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
     let description = crate::resolve(&args.model)?.description;
+    let given = args.plan.as_ref().map(given_plan).transpose()?;
+    let args = &match &given {
+        Some(plan) => Args {
+            ranks: plan.mesh.ranks(),
+            seq: Some(plan.seq),
+            gbs: Some(plan.global_batch_size()),
+            ..args.clone()
+        },
+        None => args.clone(),
+    };
     let dtype = args.dtype.or(job::graph_dtype(&description)).unwrap_or(DType::F64);
-    let precision = job::training_precision(dtype, &args.precision)?;
+    let precision = match &given {
+        Some(plan) => plan.precision,
+        None => job::training_precision(dtype, &args.precision)?,
+    };
     job::check_graph(&description, precision.accumulate)?;
     let seq = args.seq.unwrap_or_else(|| positions_max(&description).min(SEQ));
-    let (dtype, dropout) = (precision.accumulate, Some(args.dropout));
+    // A plan has the values of the model with its own dropout.
+    let dropout = given.is_none().then_some(args.dropout);
+    let dtype = precision.accumulate;
     let options = Options { seq, dtype, dropout };
     let model = crate::import(&description, &options)?;
     let cluster = Cluster::load("cpu-local")?;
@@ -129,7 +152,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     if precision.compute.is_narrow() {
         return narrow::run(args, &model, &mut question, &expected);
     }
-    if args.ranks == 1 {
+    if args.ranks == 1 && args.plan.is_none() {
         return compare_with_interpreter(args, &model, &mut question, &expected);
     }
     let (mut lines, refused) = lines_of(args, &model, &mut question, &expected)?;
@@ -145,6 +168,32 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     finish(args, dtype, &expected, lines, refused)
 }
 
+/// The plan in a file.
+fn given_plan(path: &PathArg) -> Result<Plan, Failure> {
+    let text = failure::read_text(path, "--plan")?;
+    Ok(ir::text::parse_plan(&path.to_string(), &text)?)
+}
+
+/// How far the step of the plan in a file is from the one that is expected.
+fn line_of_plan(
+    args: &Args,
+    path: &PathArg,
+    model: &Model,
+    question: &PlanRequest,
+    expected: &Computed,
+) -> Result<Line, Failure> {
+    let text = failure::read_text(path, "--plan")?;
+    let own = given_plan(path)?;
+    let (optimizer, clip) = (own.optimizer, own.clip);
+    let asked = PlanRequest { ranks: args.ranks, optimizer, clip, ..question.clone() };
+    let plan = read_plan(&path.to_string(), &text, &asked)?;
+    let name = name_of(&asked.module, crate::LOSS, &plan)?;
+    // Gradients are compared, and nothing is updated.
+    let plan = Plan { optimizer: question.optimizer, clip: question.clip, ..plan };
+    let found = step(&asked, model, &plan, args.seed)?;
+    Ok(compare(plan.mesh, name.configuration.sequence_parallel, expected, &found))
+}
+
 /// How far the step of each mesh is from the one that is expected, and the meshes that do not fit.
 pub(super) fn lines_of(
     args: &Args,
@@ -152,6 +201,9 @@ pub(super) fn lines_of(
     question: &mut PlanRequest,
     expected: &Computed,
 ) -> Result<(Vec<Line>, Vec<Refused>), Failure> {
+    if let Some(path) = &args.plan {
+        return Ok((vec![line_of_plan(args, path, model, question, expected)?], Vec::new()));
+    }
     let (mut lines, mut refused) = (Vec::new(), Vec::new());
     for mesh in meshes(args.ranks) {
         for sequence in [false, true] {

@@ -107,7 +107,15 @@ fn plans_for_gpus_are_compiled_where_they_can_be() {
     scratch.answer(&format!("plan {asked} {fixed} -o x.plan"));
     let on = "gpt2-mini --ranks 4 --gbs 8 --seq 32";
     scratch.answer(&format!("compile {on} --plan x.plan -o x.gtl"));
+    // What is compiled computes what one rank does: in f32, and in bf16, which GPUs usually take.
+    let verified = scratch.json("verify gpt2-mini --plan x.plan --json");
+    assert_eq!(verified["meshes"][0]["pp"], 2, "{verified:#}");
+    let narrow = asked.replace(" --dtype f32", "");
+    scratch.answer(&format!("plan {narrow} {fixed} -o narrow.plan"));
+    scratch.answer("verify gpt2-mini --plan narrow.plan");
     scratch.answer(&format!("plan {asked} --fix zero=1,pp=2,vpp=2 -o y.plan"));
+    assert_eq!(scratch.run("verify gpt2-mini --plan y.plan").status.code(), Some(4));
+    assert_eq!(scratch.run("verify gpt2-mini --plan x.plan --seq 8").status.code(), Some(2));
     let refused = scratch.run(&format!("compile {on} --plan y.plan -o y.gtl"));
     let errors = String::from_utf8_lossy(&refused.stderr);
     assert_eq!(refused.status.code(), Some(4), "{errors}");

@@ -38,7 +38,7 @@ pub(in crate::verbs) fn run(
     };
     let rounded = compare(mesh, false, &reference.step, &typed);
     note_loss(one.loss);
-    if args.ranks == 1 {
+    if args.ranks == 1 && args.plan.is_none() {
         own.is_ok = own.distance <= FARTHER_MAX * rounded.distance;
         return finish(args, dtype, &reference.step, vec![own], Vec::new());
     }
