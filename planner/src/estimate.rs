@@ -145,8 +145,8 @@ impl<'a> Estimator<'a> {
         Estimator::without_source("", work, cluster, profile, job)
     }
 
-    /// The same of a job that uses some devices of the cluster alone: it waits for the slowest of
-    /// these in each step.
+    /// Looks up the devices and links for a job on `devices` devices of a cluster: each step waits
+    /// for the slowest of these, not of the whole cluster.
     ///
     /// # Errors
     /// As [`Estimator::new`].
@@ -161,7 +161,8 @@ impl<'a> Estimator<'a> {
             .map(|all| all.waiting(devices))
     }
 
-    /// The same without what was chosen with runs of a table in view ([`chosen`]).
+    /// Looks up the devices and links of a cluster, without the constants that were chosen with
+    /// runs of `table` in view ([`chosen`]).
     ///
     /// # Errors
     /// As [`Estimator::new`].
@@ -177,7 +178,7 @@ impl<'a> Estimator<'a> {
             .map(|all| all.waiting(devices))
     }
 
-    /// Takes the slowest of so many devices for all of them.
+    /// Slows all devices to the slowest of `devices`.
     fn waiting(mut self, devices: u64) -> Estimator<'a> {
         self.rates.wait_for_slowest([self.devices, devices]);
         Estimator { devices, ..self }
@@ -226,18 +227,18 @@ impl<'a> Estimator<'a> {
         })
     }
 
-    /// The same with at most so many bytes of a device, where they are limited.
+    /// Limits a job to `memory_bytes` bytes of each device; none for all that a device has.
     pub fn limited(mut self, memory_bytes: Option<f64>) -> Estimator<'a> {
         self.memory_bytes = memory_bytes.unwrap_or(f64::INFINITY).min(self.device_bytes);
         self
     }
 
-    /// The same of another batch.
+    /// The estimator of the same job with a global batch of `global_batch` samples.
     pub fn of_batch(&self, global_batch: u64) -> Estimator<'a> {
         Estimator { job: Job { global_batch, ..self.job }, ..self.clone() }
     }
 
-    /// The same of a job that uses so many devices.
+    /// The estimator of the same job on `devices` devices.
     pub fn on_devices(&self, devices: u64) -> Estimator<'a> {
         self.clone().waiting(devices)
     }
@@ -335,7 +336,8 @@ impl<'a> Estimator<'a> {
         self.estimate_run(configuration)
     }
 
-    /// The same for a run that was measured: whatever was said of it, it was possible.
+    /// A step of a run that was measured, with its interval. Legality is not checked: the run was
+    /// possible, whatever its description says.
     ///
     /// # Errors
     /// `E3401` for what has no price.

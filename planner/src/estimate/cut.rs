@@ -9,8 +9,9 @@
 //!
 //! The sum is the same for all cuts, and the maxima are those of single stages, or of a stage and
 //! what follows it: the cut whose largest stage is the least is found by filling stages one after
-//! the other, which bounds all cuts. To a step that is known, the bound leaves each stage room for
-//! so many layers; cuts within that room are tried, and they are few where the bound is near.
+//! the other, which bounds all cuts. Against the fastest step found so far, the bound limits the
+//! layers of each stage; cuts within these limits are tried, and they are few where the bound is
+//! near.
 //!
 //! Legend: p stages, m micro-batches; F, B and W seconds of a stage's forward pass, of its backward
 //! pass, and of the part of that which only weights need (`bubble`).
@@ -34,16 +35,16 @@ const PRECISION: f64 = 1e-5;
 /// The part of a step below which a difference is rounding.
 const ROUNDING: f64 = 1e-9;
 
-/// Seconds of the first layers of a model, for each number of them: tables for all cuts.
+/// Prefix sums over a model's layers, in seconds: entry n is of the first n layers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sums {
     /// F, B and W, nothing recomputed.
     passes: Vec<[f64; 3]>,
-    /// The inside of attention again.
+    /// Recomputation of the inside of attention.
     attention_s: Vec<f64>,
-    /// Whole layers again.
+    /// Recomputation of whole layers.
     whole_s: Vec<f64>,
-    /// The same of those that take the least, of so many, where not all layers are alike.
+    /// Recomputation of the n layers that take the least; empty where all layers are alike.
     least_whole_s: Vec<f64>,
     /// F, B and W of what the first and the last stage have beside layers.
     ends: [[f64; 3]; 2],
@@ -485,7 +486,7 @@ impl StagePartitions<'_> {
         self.terms.held(self.c, self.prices, &run, &stage, self.count).total_bytes()
     }
 
-    /// Whether a stage holds no more than so many bytes.
+    /// Whether a stage holds at most `bytes_max` bytes.
     fn holds(&self, index: u32, from: u32, to: u32, bytes_max: f64) -> bool {
         bytes_max == f64::INFINITY || self.bytes(index, from, to) <= bytes_max
     }
@@ -512,8 +513,8 @@ impl StagePartitions<'_> {
         (starts[0] == 0).then_some(starts)
     }
 
-    /// How many layers stages have in cuts whose passes are not above so many seconds and whose
-    /// stages hold no more than so many bytes; none where there is no such cut.
+    /// How many layers stages have in the stage partitions whose passes take at most `seconds` and
+    /// whose stages hold at most `bytes_max` bytes; none where there is no such partition.
     pub fn room(&self, least: &LowerBound, [seconds, bytes_max]: [f64; 2]) -> Option<Room> {
         let room_s = seconds - least.shared_s;
         let paths = self.paths();
@@ -596,8 +597,8 @@ impl StagePartitions<'_> {
         })
     }
 
-    /// The first layers of all stages of so many layers that differ in the kinds of these, from a
-    /// first to a last layer.
+    /// First layers of the distinct stages of `layers` layers between the layers `low` and `high`:
+    /// of stages whose layers are of the same kinds in the same order, one.
     fn unlike(&self, layers: u32, [low, high]: [u32; 2]) -> impl Iterator<Item = u32> {
         let runs = self.prices.layers.iter().scan(0, |end, (count, _)| {
             let from = *end;

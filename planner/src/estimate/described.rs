@@ -22,15 +22,15 @@ pub struct Described {
     pub work: Workload,
     /// Elements that attention caches of a token and layer, where that is one shared vector.
     pub latent: Option<u32>,
-    /// Tokens of a sample: of a graph, whose work is counted by samples, as many as it is fed.
+    /// Tokens of a sample. The work of a graph is counted by samples: there, the tokens it is fed.
     pub tokens: u32,
     /// What to know about the description, such as fields of its config that nobody reads.
     pub warnings: Vec<Diagnostic>,
 }
 
 /// The work of a MODEL argument: what [`resolve`] finds, or else a published shape by its name.
-/// `seq` are the tokens of a sample; without it, as many as the model was made for or the shape was
-/// published with.
+/// `seq` is the tokens of a sample; without it they are those that the model was made for, or that
+/// the shape was published with.
 ///
 /// # Errors
 /// Those of [`resolve`], and `E3403` for sizes that cannot be.

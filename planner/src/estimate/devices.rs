@@ -191,7 +191,7 @@ fn preset(file: &DeviceFile) -> &'static Cluster {
     found.expect("each device file has a preset")
 }
 
-/// Timings of a device `to` that is like `from`, of which they are.
+/// Rates of the device `to`, scaled from `rates`, which are those of the similar device `from`.
 fn as_said(mut rates: Rates, to: &Device, from: &Device) -> Rates {
     let half = faster(to, from, &[DType::BF16, DType::F16], DType::F32);
     let bytes = faster(to, from, &[DType::F8E4M3, DType::F8E5M2], DType::BF16);

@@ -25,12 +25,12 @@ pub struct Group {
 /// Where members are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Lies {
-    /// As near to each other as so many can be.
+    /// As near to each other as the group's size allows.
     Near,
     /// In nodes like this; nothing is known of its parts.
     Known(Spread),
-    /// Evenly spaced, and such runs again evenly spaced, innermost first, in a job of so many
-    /// ranks; a run of one has a stride of 0.
+    /// Two nested runs of evenly spaced members, innermost first, and the number of ranks of the
+    /// job; a run of one member has a stride of 0.
     Runs([Run; 2], u64),
 }
 
@@ -69,12 +69,12 @@ const IDLE_MAX: f64 = 0.25;
 const ONE: Run = Run { size: 1, stride: 0 };
 
 impl Group {
-    /// Members as near to each other as so many can be, whatever else there is.
+    /// A group of `size` members that lie as near to each other as they can.
     pub fn near(size: u64) -> Group {
         Group { size: size.max(1), lies: Lies::Near }
     }
 
-    /// So many members so many ranks apart, in a job of so many ranks.
+    /// A group of `size` members, `stride` ranks from one to the next, in a job of `ranks` ranks.
     pub fn apart(size: u64, stride: u64, ranks: u64) -> Group {
         Group::joined([Run { size, stride }, ONE], ranks)
     }
@@ -115,7 +115,7 @@ impl Group {
         self.size
     }
 
-    /// Groups of so many neighbours among the members, whose number they divide.
+    /// A group of `size` neighbours among the members; `size` divides the number of members.
     pub fn first(&self, size: u64) -> Group {
         let size = size.max(1);
         let Lies::Runs([inner, outer], ranks) = self.lies else {
@@ -186,7 +186,8 @@ impl Group {
         }
     }
 
-    /// The same with as few runs as there can be.
+    /// The group of these two runs in canonical form: two runs that make one evenly spaced run are
+    /// joined, and a run of one member comes last.
     fn joined(runs: [Run; 2], ranks: u64) -> Group {
         let [inner, outer] = runs.map(|run| if run.size <= 1 { ONE } else { run });
         let runs = if inner == ONE {
@@ -231,7 +232,7 @@ impl Group {
         spread
     }
 
-    /// A group that lies in nodes of so many devices in the same way, the same for all that do.
+    /// One representative of all groups that spread over nodes of `node` devices as this one does.
     pub fn alike(&self, node: u64) -> Group {
         match (self.lies, self.spread(node, node)) {
             (Lies::Near, _) => *self,
@@ -283,7 +284,7 @@ fn neighbours(n: u64, room: u64, groups: u64) -> Spread {
     worst
 }
 
-/// How many devices of each node a job of so many ranks takes.
+/// Devices that a job of `ranks` ranks takes of each node, out of `node`.
 fn used(ranks: u64, node: u64) -> u64 {
     if ranks <= node {
         return node;

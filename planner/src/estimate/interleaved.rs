@@ -93,7 +93,7 @@ impl Rounds {
         }
     }
 
-    /// Seconds of so many passes, the first forward ones or the last backward ones.
+    /// Seconds of a stage's first `passes` forward passes, or of its last `passes` backward passes.
     fn sum(&self, chunks: Chunks, passes: f64) -> f64 {
         let Rounds { p, v, .. } = *self;
         let all = (passes / (p * v)).floor();
@@ -152,7 +152,8 @@ fn points(rounds: &Rounds, all: &[Interleaved]) -> (Vec<Point>, Chunks, Chunks) 
     (points, before_f, before_b)
 }
 
-/// Seconds from the first pass to the end of the last, of stages with so many chunks each.
+/// Seconds from the start of the first pass to the end of the last, of `m` micro-batches through
+/// stages with `chunks` chunks each.
 pub(super) fn passes_s(all: &[Interleaved], chunks: u32, m: u64) -> f64 {
     let p = all.iter().map(|alike| f64::from(alike.count)).sum();
     let rounds = Rounds { p, v: f64::from(chunks), m: m as f64 };

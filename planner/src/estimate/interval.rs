@@ -54,7 +54,8 @@ pub(super) fn factors(
     around(&parts, breakdown.expert_s > 0.0, doubt)
 }
 
-/// The same of any parts: their seconds, each with its relative spread.
+/// Prediction interval, in seconds, of the sum of `parts`: the seconds of each and its relative
+/// spread.
 pub(super) fn around(parts: &[(f64, f64)], is_routed: bool, doubt: f64) -> [f64; 2] {
     let total: f64 = parts.iter().map(|(seconds, _)| seconds).sum();
     let variance: f64 =

@@ -33,12 +33,13 @@ pub(super) struct Lowering<'a> {
 /// between them evens out what one kernel lacks.
 const QUEUE: f64 = 10.0;
 
-/// How much longer grouped products take than as many alone: as long as those of the first so many
-/// rows of each expert once more, so many times. Forward, and for gradients of weights. Source:
-/// MooreThreads/SimuMax, 60 grouped products on B200.
+/// Overhead `(r, c)` of grouped matrix products: with n rows for each expert they take
+/// `t(n) + c t(min(n, r))` seconds, where `t(n)` is the time of the same products alone. Forward,
+/// then for gradients of weights. Source: MooreThreads/SimuMax, 60 grouped products on B200.
 const GROUPED: [(f64, f64); 2] = [(300.0, 1.0), (800.0 / 2.8, 2.8)];
 
-/// Seconds of grouped products with so many rows for each expert; `time` is of as many alone.
+/// Seconds of grouped products with `rows` rows for each expert; `time(n)` is the seconds of the
+/// same products alone, with n rows.
 fn grouped_s((first, recomputed): (f64, f64), rows: f64, time: impl Fn(f64) -> f64) -> f64 {
     time(rows) + recomputed * time(rows.min(first))
 }
@@ -117,7 +118,7 @@ impl Lowering<'_> {
         self.price_knowing(&mut KnownItems::default(), items, width)
     }
 
-    /// The same where some items may be known.
+    /// The price of items that run one after another; those in `known` are not lowered again.
     pub(super) fn price_knowing(
         &self,
         known: &mut KnownItems,

@@ -28,8 +28,8 @@ pub fn expert_units(work: &Workload) -> u32 {
     counts.fold(0, gcd).max(1)
 }
 
-/// The number of equal pieces that so many context-parallel ranks cut a sample into: two each, so
-/// that all have as much of a causal mask.
+/// Number of equal pieces that a sample is split into over `cp` context-parallel ranks: two for
+/// each rank, so that all ranks have equal parts of a causal mask; 1 without context parallelism.
 pub fn context_pieces(cp: u32) -> u32 {
     if cp == 1 { 1 } else { cp.saturating_mul(2) }
 }
@@ -64,7 +64,7 @@ pub fn check(work: &Workload, c: &Configuration, global_batch: u64) -> Result<()
     if wrong.is_empty() { Ok(()) } else { Err(wrong) }
 }
 
-/// The same of the model alone, whatever the batch.
+/// Checks a configuration against the model alone, whatever the batch.
 ///
 /// # Errors
 /// `E3401`, once for each.
@@ -79,8 +79,8 @@ pub fn check_model(work: &Workload, c: &Configuration) -> Result<(), Vec<Diagnos
     if wrong.is_empty() { Ok(()) } else { Err(wrong) }
 }
 
-/// Whether shards over so many ranks, or over all where it is 0, also divide the copies of experts:
-/// where not, the sums of some would be left out.
+/// Whether sharding over `shard` ranks (0: over all of them) also divides the copies of experts:
+/// where it does not, the gradient sums of some experts would be left out.
 pub fn may_shard(c: &Configuration, shard: u32) -> bool {
     let copies = expert_copies(c);
     c.ep <= 1 || shard == 0 || copies.is_multiple_of(copies.min(shard.into()))

@@ -71,7 +71,7 @@ impl Section<'_> {
         (run, stage(self.configuration, self.prices, &run, is_far))
     }
 
-    /// What a stage costs in a step of so many micro-batches, its messages left out.
+    /// What a stage costs in a step of `count` micro-batches, without its messages.
     pub fn cost(&self, slot: Slot, is_far: bool, count: u64) -> StageCost {
         let (run, stage) = self.stage(slot, is_far);
         self.told(&run, &stage, count)

@@ -411,14 +411,14 @@ impl Network {
         }
     }
 
-    /// The most members that share a node where a group of so many leaves it.
+    /// Upper bound on the members that share a node, for a group of `size` that spans nodes.
     fn most_inside(&self, size: u64) -> u64 {
         let least_stride = if size > self.node { 1 } else { self.node / size + 1 };
         (self.node / least_stride).clamp(1, size)
     }
 
-    /// What as many members take inside a node as there are or find room in one: the least of a
-    /// group that leaves its node.
+    /// Seconds of the collective among `min(node, group size)` members inside one node: the least
+    /// that a group that spans nodes takes.
     fn near_s(&self, bytes: f64, group: Group, kind: Kind) -> f64 {
         match self.node.min(group.size()) {
             ..=1 => 0.0,

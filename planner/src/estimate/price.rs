@@ -45,12 +45,13 @@ impl Inside {
         }
     }
 
-    /// The same with all ranks as near to each other as can be: no placement costs less.
+    /// The groups of a configuration with all ranks as near to each other as they can be: no
+    /// placement costs less.
     pub fn near(configuration: &Configuration) -> Inside {
         Inside::of(configuration).placed(|group| Group::near(group.size()))
     }
 
-    /// The same with other groups of the same sizes.
+    /// These groups with `place` applied to each, which keeps its size.
     pub(super) fn placed(self, place: impl Fn(Group) -> Group) -> Inside {
         Inside {
             tp_group: place(self.tp_group),

@@ -227,9 +227,9 @@ const MOMENTS_BYTES: f64 = 8.0;
 const SINGLE_UPDATE_BYTES: f64 = 28.0;
 
 impl Profile {
-    /// What a run prints of what it holds, on a device of so many bytes. What is of use to nobody
-    /// counts as working: as much as there is room for, since an allocator gives it back where a
-    /// device is full.
+    /// Memory as a run of this profile prints it, on a device of `device_bytes` bytes. Memory that
+    /// the allocator caches unused counts as working memory, as far as the device has room for it:
+    /// an allocator gives it back where a device is full.
     pub(super) fn printed(&self, held: Memory, device_bytes: f64) -> Memory {
         let (freed, reserve) = match self.prints {
             Printed::Device => (0.0, held.reserve_bytes),
@@ -256,8 +256,8 @@ impl Profile {
         )
     }
 
-    /// The same release in another arithmetic: in single precision weights and gradients have four
-    /// bytes, and there is no second copy of them.
+    /// This profile in another arithmetic: in single precision weights and gradients have 4 bytes
+    /// per element, and there is no second copy of them.
     pub fn in_arithmetic(self, arithmetic: Arithmetic) -> Profile {
         match arithmetic {
             Arithmetic::Half | Arithmetic::F8 | Arithmetic::F4 => self,

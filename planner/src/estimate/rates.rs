@@ -191,8 +191,9 @@ impl Rates {
         self.padded_product_s(arithmetic, sizes, Tokens::Rows, [clock, 0.0])
     }
 
-    /// The same of gradients of weights, where tokens are summed over: more of them never take
-    /// less. Where the result is added to a sum, its reads and writes are `bytes` more.
+    /// Seconds of `batch` products that make gradients of weights, in a long run: tokens are the
+    /// contracted dim, and more of them never take less. `bytes` is what accumulation into a sum
+    /// reads and writes in addition, 0 without it.
     pub fn weight_product_s(&self, arithmetic: Arithmetic, sizes: [f64; 4], bytes: f64) -> f64 {
         let clock = self.product_rates(arithmetic).sustained_share;
         self.padded_product_s(arithmetic, sizes, Tokens::Contracted, [clock, bytes])
@@ -279,8 +280,8 @@ impl Rates {
         best.or(self.product.first()).expect("a device file has products")
     }
 
-    /// Takes the slowest of so many devices for all of them, as the slowest of others were before:
-    /// they wait for each other in each step.
+    /// Slows all rates to those of the slowest of `devices` devices, which wait for each other in
+    /// each step; before, they were those of the slowest of `before` devices.
     pub(super) fn wait_for_slowest(&mut self, [before, devices]: [u64; 2]) {
         let slowest = |n: u64| 1.0 + DEVICE_SPREAD * expected_largest(n as f64);
         let slower = slowest(devices) / slowest(before);
@@ -331,7 +332,7 @@ impl Rates {
         [forward, backward]
     }
 
-    /// Seconds of a kernel that moves so many bytes and computes little.
+    /// Seconds of a memory-bound kernel that moves `bytes` bytes.
     pub fn rows_s(&self, bytes: f64) -> f64 {
         if bytes <= 0.0 {
             return 0.0;

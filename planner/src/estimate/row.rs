@@ -101,8 +101,8 @@ impl Question {
             }
     }
 
-    /// Answers it without what was chosen with runs of a table in view; so has the row to be read
-    /// ([`read_without_source`]).
+    /// Answers the question without the constants that were chosen with runs of `table` in view;
+    /// the row has to be read with [`read_without_source`].
     ///
     /// # Errors
     /// As [`Question::answer`].
@@ -123,7 +123,7 @@ pub fn read(row: &dyn Columns) -> Result<Question, String> {
     read_without_source("", row)
 }
 
-/// Reads a row without what was chosen with runs of a table in view ([`chosen`]).
+/// Reads a row without the constants that were chosen with runs of `table` in view ([`chosen`]).
 ///
 /// # Errors
 /// As [`read`].
@@ -190,7 +190,7 @@ fn published(name: &str) -> Option<Shape> {
     models::names().find(|known| words::plain(known) == plain).and_then(models::shape)
 }
 
-/// Layers and hidden size of a model of so many billions of parameters: `P = 12 l h²` with the
+/// Layers and hidden size of a model of `billions` billion parameters: `P = 12 l h²` with the
 /// ratio of most published models, `h = 128 l`.
 fn usual_size(billions: f64) -> (u32, u32) {
     let layers = (billions * 1e9 / (12.0 * 128.0 * 128.0)).cbrt().round().clamp(1.0, 4096.0);
@@ -328,8 +328,8 @@ impl RowReader<'_> {
         Ok(())
     }
 
-    /// Heads of the size that the row says, else of 128 elements; as many as share those of keys
-    /// and values evenly.
+    /// Default number of attention heads: the hidden size over the head size (`head_dim`, else
+    /// 128), rounded down to a multiple of `kv_heads`.
     fn usual_heads(&self, hidden: u32) -> Result<u32, String> {
         let size = self.count("head_dim")?.filter(|size| *size > 0).unwrap_or(128);
         let heads = (hidden / size).max(1);
@@ -387,7 +387,7 @@ impl RowReader<'_> {
         Ok(Arithmetic::Half)
     }
 
-    /// Devices; as many as the layout has where the row does not say.
+    /// Number of devices: `n_gpus`, else the product of the layout's axes.
     fn ranks(&mut self) -> Result<u32, String> {
         if let Some(ranks) = self.count("n_gpus")?.filter(|ranks| *ranks > 0) {
             return Ok(ranks);

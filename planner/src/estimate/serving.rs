@@ -77,7 +77,8 @@ pub struct Load {
 }
 
 impl Load {
-    /// So many sequences, in as many groups as there are stages where they are enough for that.
+    /// Spreads `sequences` over one group for each of `stages` stages, or over one group for each
+    /// sequence where there are fewer sequences than stages.
     pub fn of(sequences: u64, stages: u32) -> Load {
         let groups = sequences.clamp(1, stages.into()) as u32;
         let batch = sequences.div_ceil(groups.into()).min(u32::MAX.into()) as u32;
@@ -95,7 +96,8 @@ pub struct Forward {
 }
 
 impl Forward {
-    /// Seconds from one token of a sequence to the next, where so many groups take turns.
+    /// Seconds from one token of a sequence to the next, where `groups` groups take turns:
+    /// `max(latency_s, groups · slowest_s)`.
     pub fn turn_s(&self, groups: u32) -> f64 {
         self.latency_s.max(self.slowest_s * f64::from(groups))
     }
@@ -122,7 +124,7 @@ pub struct Serving<'a> {
     pub latent: Option<u32>,
 }
 
-/// What a pass does, before it is told how stages share it.
+/// The work of a pass, before it is divided among stages.
 #[derive(Clone, Copy, Debug, Default)]
 struct Work {
     layers: Pass,
@@ -147,7 +149,8 @@ impl Serving<'_> {
         is_even && shares && copy.pp >= 1 && copy.pp <= self.estimator.work.depth()
     }
 
-    /// A copy whose experts lie over its own tensor-parallel ranks, as many as divide them.
+    /// A copy whose experts lie over its own tensor-parallel ranks: over the largest divisor of
+    /// `tp` that divides the number of experts.
     pub fn alone(&self, tp: u32, pp: u32) -> Replica {
         Replica { tp, pp, ep: self.inner_experts(tp) }
     }
@@ -240,15 +243,15 @@ impl Serving<'_> {
         }
     }
 
-    /// Bytes of the fullest device of a copy with so many sequences of `context` tokens each, all
-    /// of which go on while a prompt is worked on in pieces of `piece` tokens.
+    /// Bytes of the fullest device of a copy with `sequences` sequences of `context` tokens each,
+    /// all of which go on while a prompt is worked on in pieces of `piece` tokens.
     pub fn bytes(&self, copy: Replica, sequences: u64, context: u64, piece: u32) -> f64 {
         let cache = self.held(copy).cache_bytes_per_token;
         self.fixed_bytes(copy, sequences, piece) + cache * context as f64 * sequences as f64
     }
 
-    /// The longest context of each of so many sequences of a copy, their prompts worked on in
-    /// pieces of at most `piece` tokens; 0 where weights alone do not fit.
+    /// The longest context, in tokens, that fits for each of `sequences` sequences of a copy, with
+    /// prompts worked on in pieces of at most `piece` tokens; 0 where weights alone do not fit.
     pub fn longest_context(&self, copy: Replica, sequences: u64, piece: u32) -> u64 {
         let left = self.estimator.memory_bytes - self.fixed_bytes(copy, sequences, piece);
         let each = self.held(copy).cache_bytes_per_token * sequences as f64;
@@ -269,8 +272,8 @@ impl Serving<'_> {
         })
     }
 
-    /// The most of at most so many sequences of `context` tokens of which each has its next token
-    /// within `limit_s`; 0 where one alone has not.
+    /// The largest number of sequences of `context` tokens, up to `sequences`, each of which has
+    /// its next token within `limit_s` seconds; 0 where one sequence alone does not.
     pub fn most_within(&self, copy: Replica, context: u64, sequences: u64, limit_s: f64) -> u64 {
         greatest(sequences, |count| {
             let Load { groups, batch, .. } = Load::of(count, copy.pp);
@@ -351,13 +354,14 @@ impl Serving<'_> {
         )
     }
 
-    /// Whether there are experts, and the same number of those of each layer on so many ranks.
+    /// Whether there are experts and `ep` ranks divide their number in each layer.
     fn experts_divide(&self, ep: u32) -> bool {
         let mut counts = self.expert_counts().peekable();
         counts.peek().is_some() && counts.all(|count| count.is_multiple_of(ep))
     }
 
-    /// Tensor-parallel ranks over which the experts of a copy lie: as many as divide them.
+    /// Tensor-parallel ranks over which the experts of a copy lie: the largest divisor of `tp` that
+    /// divides the number of experts; 1 without experts.
     fn inner_experts(&self, tp: u32) -> u32 {
         let ways = divisors(tp).into_iter().rev();
         ways.into_iter().find(|ep| self.experts_divide(*ep)).unwrap_or(1)
@@ -380,13 +384,14 @@ fn caches(layer: &Layer) -> bool {
     layer.items.iter().any(|item| matches!(item, Item::Attention { causal: true, .. }))
 }
 
-/// Whether a layer runs after so many cached tokens.
+/// Whether a layer runs in a pass that follows `cached` cached tokens: all layers run where
+/// nothing is cached, later only those that keep keys and values.
 fn runs(layer: &Layer, cached: u64) -> bool {
     cached == 0 || caches(layer)
 }
 
-/// Items where of routed experts only those count that some of `tokens` tokens chose: evenly, as
-/// many as `n (1 - (1 - k/n)^t)`.
+/// Items with their routed experts reduced to those that some of `tokens` tokens chose. Of n
+/// experts, k for each token and evenly routed, t tokens choose `n (1 - (1 - k/n)^t)`.
 fn used(items: &[Item], tokens: f64) -> Vec<Item> {
     let mut items = items.to_vec();
     for item in &mut items {

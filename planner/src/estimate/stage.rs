@@ -38,9 +38,10 @@ impl Stage {
         self.pass.total_s() + self.recompute_s
     }
 
-    /// What was freed while the device was behind, with so many micro-batches under way: of one
-    /// pass where nothing makes the host wait; with stages, of all where the device is slower, else
-    /// of those whose messages wait for the next stage, which are all but two.
+    /// Bytes that the host freed while the device was behind, with `in_flight` micro-batches under
+    /// way. Without a pipeline they are those of one pass; with one, of all `in_flight` passes
+    /// where the device is slower than the host, else of the `in_flight - 2` whose messages wait
+    /// for the next stage.
     pub(super) fn late_bytes(&self, c: &Configuration, in_flight: f64) -> f64 {
         let host_is_late = self.pass.dispatch_s > LATE_SHARE * self.pass.total_s();
         let passes = match (c.pp, host_is_late) {
@@ -56,8 +57,8 @@ impl Stage {
         Alike { index: run.index, count: run.count, forward_s, backward_s, weight_s }
     }
 
-    /// The same of stages that interleave chunks: each has its share of the layers, the first of
-    /// all the embedding too, and the last one the head.
+    /// The passes of stages that interleave chunks. Each chunk has its share of the stage's layers;
+    /// the first chunk of all also has the embedding, and the last one the head.
     pub(super) fn chunks(&self, c: &Configuration, run: &Run) -> Interleaved {
         let layers = run.to - run.from;
         let share =

@@ -184,8 +184,8 @@ impl Terms<'_> {
         after
     }
 
-    /// What one stage exchanges, updates and moves, of which the first is known. `m` is the number
-    /// of micro-batches.
+    /// Seconds that one stage spends outside its passes, on collectives (`exchanges`), on the
+    /// optimizer update and on offload, in a step of `m` micro-batches.
     pub(super) fn alone(
         &self,
         c: &Configuration,
@@ -226,7 +226,7 @@ impl Terms<'_> {
         }
     }
 
-    /// Seconds that a stage waits for one message from so many ranks away.
+    /// Seconds that a stage waits for one message from a stage `stride` ranks away.
     pub(super) fn send_over_s(&self, c: &Configuration, prices: &Prices, stride: u64) -> f64 {
         let cut =
             if self.profile.scatter_gather || c.sequence_parallel { f64::from(c.tp) } else { 1.0 };
@@ -395,7 +395,7 @@ pub(super) struct After {
 }
 
 impl After {
-    /// Before a stage that waits so many seconds for those before it at the end of a step.
+    /// The end of a step before a stage that waits `before_s` seconds for the stages before it.
     pub(super) fn waiting(before_s: f64) -> After {
         After { before_s, ..After::default() }
     }

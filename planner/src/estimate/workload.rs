@@ -105,7 +105,7 @@ pub enum Item {
         ffn: u32,
         /// Whether experts are gated.
         gated: bool,
-        /// Tokens of the busiest of the ranks that share experts, over those of all on average.
+        /// Expert load imbalance: the busiest rank's tokens over the mean.
         busiest: f64,
     },
     /// Looks up rows of a table.
@@ -182,7 +182,7 @@ impl Item {
         Item::Rows { reads: 0, writes: 0, saves: [0, 0], parameters, cut: false }
     }
 
-    /// Parameters, of which the second part belongs to experts.
+    /// Number of parameters: `[outside experts, of experts]`. A router is outside experts.
     pub fn parameters(&self) -> [u64; 2] {
         let of = |a: u32, b: u32| u64::from(a) * u64::from(b);
         match *self {
@@ -307,8 +307,8 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// The same model, of whose ranks that share experts the busiest has so many times the average
-    /// of tokens: all others wait for it. None where there are no experts.
+    /// Sets the expert load imbalance of a model: the busiest of the ranks that share experts has
+    /// `times` the mean number of tokens, and all others wait for it. None without experts.
     pub fn routed_unevenly(mut self, times: f64) -> Option<Workload> {
         let mut routed = 0;
         for item in self.layers.iter_mut().flat_map(|layer| &mut layer.items) {
@@ -320,7 +320,7 @@ impl Workload {
         (routed > 0).then_some(self)
     }
 
-    /// Tokens of the busiest of the ranks that share experts, over those of all on average.
+    /// Expert load imbalance: the busiest rank's tokens over the mean.
     pub fn busiest(&self) -> f64 {
         let items = self.layers.iter().flat_map(|layer| &layer.items);
         let busiest =

@@ -29,8 +29,8 @@ pub(in crate::estimate) fn words_of_rank(
 }
 
 impl Lowering<'_> {
-    /// A tensor-parallel rank's words of a vocabulary of so many. All ranks have equally many: one
-    /// that does not divide is padded.
+    /// Words that a tensor-parallel rank holds of a vocabulary of `vocab` words. All ranks hold
+    /// equally many: a vocabulary that does not divide is padded.
     pub(super) fn words(&self, vocab: f64) -> f64 {
         words_of_rank(self.profile.vocabulary_padding, vocab, self.tp())
     }
@@ -134,7 +134,8 @@ impl Lowering<'_> {
         sample.attention(&Item::Attention { heads, kv_heads, qk_dim: dim, v_dim: dim, causal })
     }
 
-    /// Seconds to sum so many elements of each token over the tensor-parallel ranks.
+    /// Exposed seconds of the all-reduce of `elements` elements of each token over the
+    /// tensor-parallel ranks.
     fn summed_s(&self, elements: f64) -> f64 {
         let bytes = self.tokens() * elements * self.e();
         self.network.all_reduce_s(bytes, self.tensor_group()) * (1.0 - self.profile.tensor_hidden)

@@ -19,7 +19,8 @@ pub(in crate::estimate) fn of_family(model: &FamilyModel, seq: u32, rotates: boo
     all
 }
 
-/// What is left out of a module whose layers are what `main` calls, of so many tokens.
+/// What the work of a module leaves out, in words. Its layers are the functions that `main` calls;
+/// a sample has `seq` tokens.
 pub(super) fn of_module(module: &Module, main: &Function, seq: u32) -> Vec<String> {
     let called = |function: &Function| {
         let names = function.nodes.iter().filter_map(|node| node.callee().map(str::to_owned));

@@ -462,7 +462,7 @@ fn contracted(function: &Function, einsum: &Einsum, [a, b]: [ValueId; 2]) -> [u6
     found
 }
 
-/// As [`contracted`]: a product for each group of channels.
+/// The sizes of a convolution as [`contracted`] gives them: one product for each group of channels.
 fn convolved(function: &Function, node: &Node) -> [u64; 4] {
     let dims = |value: ValueId| &function.ty(value).dims;
     let (x, w) = (dims(node.operands[0]), dims(node.operands[1]));
