@@ -21,9 +21,9 @@ fn has_leaf(domain: &SearchDomain, path: &Path, buffers: &mut [Vec<u32>]) -> boo
     options.iter().any(|value| has_leaf(domain, &path.then(*value), buffers))
 }
 
-/// The largest smaller and the smallest larger batch than one that are the sum of a share of each
-/// of some groups, as far as there are any among a few thousand; `divides` says whether a group
-/// can have so many samples.
+/// The nearest smaller and the nearest larger batch than `batch` that `groups` groups can share,
+/// each with at least one sample, as far as there are any among a few thousand. `divides(g, n)`
+/// says whether group g can have n samples.
 pub(super) fn nearest(
     batch: u32,
     groups: usize,

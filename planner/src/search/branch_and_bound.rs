@@ -59,14 +59,14 @@ impl Path {
 /// What a choice costs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Score {
-    /// Seconds of a step, or what else is to be small.
+    /// Objective value: seconds of a step, or the joules of a device where energy is minimised.
     pub seconds: f64,
     /// Bytes of the fullest device.
     pub bytes: f64,
 }
 
 impl Score {
-    /// Of what cannot be.
+    /// Score of an infeasible candidate.
     pub const NEVER: Score = Score { seconds: f64::INFINITY, bytes: f64::INFINITY };
 }
 
@@ -237,7 +237,8 @@ impl Aim {
 /// makes.
 ///
 /// # Determinism
-/// The same tree and counted budget have the same answer: of equal leaves, the one first found.
+/// The same tree and counted budget give the same answer: of candidates with equal scores, the one
+/// found first.
 pub fn explore<T: Tree>(
     tree: &T,
     another: &(impl Fn() -> T + Sync),
@@ -381,7 +382,7 @@ impl<'a, T: Tree> Walker<'a, T> {
         self.counter.count(self.tree, path)
     }
 
-    /// The answer of a walk through a tree with so many leaves.
+    /// The result of the search of a tree with `total` candidates.
     fn done(self, total: u128) -> Explored {
         let Seen { best, kinds, evaluated, scored_ahead, .. } = self.seen;
         let Seen { bounded_out, too_large, open_s, stopped, .. } = self.seen;

@@ -24,7 +24,7 @@ pub struct SearchDomain {
     pub layers: u32,
     /// Tensor-parallel ranks divide this: heads, and widths where there are no heads.
     pub heads: u32,
-    /// Context-parallel ranks have two pieces each of so many tokens.
+    /// Tokens of a sample; each context-parallel rank has two equal pieces of them.
     pub seq: u32,
     /// Expert-parallel ranks divide this; 1 where there are no experts.
     pub experts: u32,
@@ -233,7 +233,8 @@ pub fn keep_ahead(path: &Path, time: u32, options: &mut Vec<u32>) {
     }
 }
 
-/// Whether so many ranks that hold copies can be sharded over as many as are fixed.
+/// Whether what `copies` ranks hold copies of can be sharded as the limits fix it: over all of
+/// them, or over a number of ranks that divides them.
 fn may_be_sharded(domain: &SearchDomain, copies: u32) -> bool {
     match domain.limits.fixed(Decision::Shard) {
         None | Some(0) => true,
@@ -241,7 +242,7 @@ fn may_be_sharded(domain: &SearchDomain, copies: u32) -> bool {
     }
 }
 
-/// Whether so many context-parallel ranks may share a sequence.
+/// Whether `cp` context-parallel ranks may share a sequence.
 pub(super) fn may_cut_sequence(domain: &SearchDomain, cp: u32) -> bool {
     domain.seq.is_multiple_of(legal::context_pieces(cp))
         && (cp == 1 || domain.seq / cp >= legal::TOKENS_MIN)
@@ -292,7 +293,7 @@ fn placements(domain: &SearchDomain, c: &Configuration) -> Vec<u32> {
         let order = order(number);
         let moving: Vec<Axis> = order.into_iter().filter(|axis| !alone(axis)).collect();
         let placed = Configuration { order, ..c.clone() };
-        // What is fixed is told as it was.
+        // A fixed order is shown as the user wrote it.
         let is_told = number == 0 || fixed.is_none_or(|fixed| fixed == order);
         if is_told && !seen.contains(&moving) && domain.limits.allow_order(&placed) {
             seen.push(moving);

@@ -9,15 +9,16 @@ use super::request::{Chosen, SearchRequest, SearchResult, search};
 /// Limits of memory at most, at equal ratios. Chosen: each is a search.
 const LIMITS: i32 = 24;
 
-/// How much more than the least memory there may be, of which the fastest is taken, and at which
-/// others are listed. Chosen: less than a percent is no reason to take five times as long.
+/// Memory limits as multiples of the least memory. The first gives the best plan, the fastest
+/// within it, and the others are listed. Chosen: less than a percent of memory is no reason to take
+/// five times as long.
 const NEAR_LEAST: [f64; 6] = [1.01, 1.05, 1.1, 1.25, 1.5, 2.0];
 
-/// Answers a question with the fastest of all that need the least memory, to a percent, and with
-/// what is faster where there is more. Its objective does not matter.
+/// Finds the fastest plan within a percent of the least memory, and faster plans that need more.
+/// The request's objective does not matter.
 ///
 /// # Errors
-/// As [`search`].
+/// Those of [`search`].
 pub fn smallest(question: &SearchRequest<'_>) -> Result<SearchResult, Vec<Diagnostic>> {
     let mut smallest = limited(question, Objective::Memory, None)?;
     let least = bytes(&smallest);
@@ -41,7 +42,7 @@ pub fn smallest(question: &SearchRequest<'_>) -> Result<SearchResult, Vec<Diagno
     Ok(smallest)
 }
 
-/// Answers a question for no more than so many bytes of a device.
+/// Searches for plans that need at most `bytes_max` bytes of a device.
 fn limited(
     question: &SearchRequest<'_>,
     objective: Objective,
@@ -58,11 +59,11 @@ fn bytes(answer: &SearchResult) -> f64 {
     answer.best[0].estimate.memory.total_bytes()
 }
 
-/// Answers a question with what is not worse in both time and memory than anything else, the
-/// fastest first. Its objective does not matter.
+/// Finds the Pareto frontier of time and memory, the fastest plan first. The request's objective
+/// does not matter.
 ///
 /// # Errors
-/// As [`search`], where nothing is found at all.
+/// Those of [`search`], where no plan is found at all.
 pub fn frontier(question: &SearchRequest<'_>) -> Result<SearchResult, Vec<Diagnostic>> {
     let mut all = limited(question, Objective::Time, None)?;
     let mut most = bytes(&all);

@@ -96,10 +96,10 @@ impl Grouped {
     }
 }
 
-/// The best way over groups: shares of the batch, or stages on one group after another.
+/// The best plan over groups: heterogeneous data parallelism or a heterogeneous pipeline.
 ///
 /// # Errors
-/// As [`share`].
+/// Those of [`share`].
 pub fn plan(asked: &GroupRequest<'_>) -> Result<Grouped, Vec<Diagnostic>> {
     Ways::new(asked)?.best(asked.set.as_deref())
 }
@@ -108,7 +108,7 @@ pub fn plan(asked: &GroupRequest<'_>) -> Result<Grouped, Vec<Diagnostic>> {
 /// groups of each kind, the first.
 ///
 /// # Errors
-/// As [`share`], where no set has a way.
+/// Those of [`share`], where no set of groups has a plan.
 pub fn of_each_set(
     asked: &GroupRequest<'_>,
 ) -> Result<Vec<(Vec<usize>, Grouped)>, Vec<Diagnostic>> {
@@ -180,7 +180,7 @@ pub struct BatchShares {
     pub exchange_s: f64,
     /// Seconds of a step: those of the slowest group, and the exchange.
     pub step_time_s: f64,
-    /// Groups with so many samples that were searched.
+    /// Searches done, each for one group with one number of samples.
     pub searched: usize,
     /// Whether no other shares can be faster.
     pub complete: bool,
@@ -198,7 +198,7 @@ pub fn share(asked: &GroupRequest<'_>) -> Result<BatchShares, Vec<Diagnostic>> {
 }
 
 /// The best shares of a batch over groups whose layouts are known; none for a group that does
-/// nothing. Whether they fit is told of each.
+/// nothing. Each share says whether it fits.
 ///
 /// # Errors
 /// `E3404` as [`share`]; `E3401` for layouts that make no sense for their groups or the batch.
@@ -218,7 +218,7 @@ pub fn score(
 }
 
 /// What a pipeline over groups costs whose layouts are known, the first stages first; each names
-/// the layers of its stages. Whether it fits is told of each part.
+/// the layers of its stages. Each part says whether it fits.
 ///
 /// # Errors
 /// `E3404` as [`share`]; `E3401` for layouts that make no sense for their groups, for the model or

@@ -133,7 +133,8 @@ struct Used {
 }
 
 impl Used {
-    /// What the layers of a group see that has so many of the stages: its own ranks alone.
+    /// The communication groups inside the layers of a group that has `stages` of the stages: of
+    /// its own ranks alone.
     fn inside(configuration: &Configuration, stages: u32) -> Inside {
         Inside::of(&Configuration { pp: stages, ..configuration.clone() })
     }
@@ -217,7 +218,8 @@ fn orders(kinds: &[usize]) -> (Vec<Vec<usize>>, bool) {
     (all, true)
 }
 
-/// Cuts of so many layers into stages of at least one, if they are few.
+/// All stage partitions of `layers` layers into `stages` stages of at least one layer; none where
+/// there are more than [`CUTS_MAX`].
 fn few_cuts(layers: u32, stages: u32) -> Option<Vec<Vec<u32>>> {
     let mut number = 1u64;
     for at in 1..u64::from(stages) {

@@ -190,13 +190,14 @@ pub fn chunks(c: &Configuration, layers: u32) -> Vec<u32> {
     (0..c.vpp).flat_map(|chunk| (0..c.pp).map(move |stage| of(chunk, stage))).collect()
 }
 
-/// Chunks as Megatron-LM's layout names them: the embedding, so many transformer layers each, the
-/// loss; equal ones in a row once. `Et*3|(t*4|)*2t*3L` are stages of 3, 4, 4 and 3 layers.
+/// Megatron-LM's pipeline layout of `chunks`, the transformer layers of each: `E` the embedding,
+/// `t` a transformer layer, `L` the loss, `|` between chunks; equal chunks in a row are written
+/// once. `Et*3|(t*4|)*2t*3L` is four stages of 3, 4, 4 and 3 layers.
 fn stage_layout(chunks: &[u32]) -> String {
     let Some((last, others)) = chunks.split_last() else { return String::new() };
     let letters = |layers: u32| if layers > 0 { format!("t*{layers}") } else { String::new() };
     let mut text = String::from("E");
-    // The first one has the embedding, and is told alone.
+    // The first chunk has the embedding, so that it is never written with others.
     if let Some((first, others)) = others.split_first() {
         text += &format!("{}|", letters(*first));
         for run in others.chunk_by(|a, b| a == b) {

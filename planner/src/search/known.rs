@@ -1,4 +1,4 @@
-//! What a search has found of a schedule.
+//! Lower bounds that a search has already computed for a schedule.
 
 use rustc_hash::FxHashMap;
 
@@ -9,12 +9,14 @@ use crate::estimate::cut::{LowerBound, Room};
 /// What is known of all cuts of one schedule: many leaves below it share it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Known {
-    /// By what is recomputed: what no cut's passes are below, and the cut of which they are.
+    /// By recomputation: the lower bound on the passes over all stage partitions, and the partition
+    /// that attains it.
     pub(super) least: Vec<(Recompute, (LowerBound, Vec<u32>))>,
-    /// What cuts have room whose step is below the seconds, with nothing recomputed: all that
-    /// have it with more.
+    /// `(seconds, room)`: the room of stage partitions whose step is faster than `seconds`, with
+    /// nothing recomputed. Partitions that recompute more have no more room.
     pub(super) room: Option<(f64, Option<Room>)>,
-    /// By all that is decided before what is recomputed: what no cut whose step is below the
-    /// first seconds takes less than to exchange, update and move.
+    /// By the decisions before recomputation: `[seconds, bound_s]`, where `bound_s` is a lower
+    /// bound on the seconds of collectives, optimizer update and offload over all stage partitions
+    /// whose step is faster than `seconds`.
     pub(super) after_s: FxHashMap<Path, [f64; 2]>,
 }

@@ -31,7 +31,7 @@ impl Random {
     }
 }
 
-/// The one that is asked for, or so many from one on.
+/// Seeds of random tests: the one in `SEED`, or else `count` seeds from `from` on.
 pub(crate) fn seeds(from: u64, count: u64) -> Vec<u64> {
     let asked = std::env::var("SEED").ok().and_then(|text| text.parse().ok());
     asked.map_or_else(|| (from..from + count).collect(), |seed| vec![seed])

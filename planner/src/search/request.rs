@@ -1,5 +1,5 @@
-//! A question about a workload on a cluster, and its answer: the best configuration, what else was
-//! looked at, and how far from the optimum the answer can be.
+//! A search request for a workload on a cluster, and its result: the best configuration, other
+//! configurations that were priced, and how far from the optimum the best can be.
 
 use std::fmt;
 
@@ -76,7 +76,7 @@ pub struct Effort {
 }
 
 impl Effort {
-    /// Of a walk through a part of a space with so many leaves.
+    /// The effort of a search of a part of a domain that has `total` configurations.
     fn new(explored: &Explored, total: u128, tables: usize) -> Effort {
         Effort {
             total,
@@ -103,12 +103,12 @@ pub struct SearchResult {
     pub space: Effort,
     /// Bytes that a device has for a job.
     pub have_bytes: f64,
-    /// No plan of the space is faster than this, however its layers are cut into stages. None where
-    /// memory is to be small: then nothing is known about times.
+    /// Lower bound on the seconds of a step over all plans of the domain and all their stage
+    /// partitions. None where memory is minimised: then nothing is known about times.
     pub bound_s: Option<f64>,
-    /// By how much the best may be slower than the fastest possible: `best / bound - 1`; or draw
-    /// more or hold more, where that is what is to be small. None where a search for little memory
-    /// was cut off.
+    /// Optimality gap, `best / bound - 1`: the most by which the best plan's objective (seconds,
+    /// joules or bytes) can be above the optimum. None where a search for little memory was cut
+    /// off.
     pub gap: Option<f64>,
     /// Whether the search ended by itself.
     pub complete: bool,
@@ -362,7 +362,7 @@ impl fmt::Display for Near {
     }
 }
 
-/// A limit of memory that so many bytes are within, in quarters of a GiB.
+/// The limit of memory that `bytes` bytes are within, as a flag: rounded up to quarters of a GiB.
 pub(super) fn enough(bytes: f64) -> String {
     let quarter = f64::from(1u32 << 28);
     memory_setting(((bytes / quarter).ceil() * quarter) as u64)
@@ -438,7 +438,8 @@ pub fn best_below(question: &SearchRequest<'_>, below: f64) -> Option<Chosen> {
     best_with(question, &Tables::default(), below)
 }
 
-/// The same with tables of other questions about the same devices.
+/// The best configuration that fits, if its objective value is less than `below`, with the price
+/// tables of other requests for the same devices.
 pub(super) fn best_with(
     question: &SearchRequest<'_>,
     tables: &Tables,

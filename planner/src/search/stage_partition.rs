@@ -210,8 +210,8 @@ impl Space<'_> {
         })
     }
 
-    /// What stages have room for in cuts whose step is below so many seconds, whatever is computed
-    /// again; none where there is none. `fast` computes nothing again.
+    /// How many layers stages can have in partitions whose step is faster than `below_s` seconds,
+    /// whatever is recomputed; none where no partition is. `fast` recomputes nothing.
     fn room(
         &self,
         path: &Path,
@@ -315,8 +315,9 @@ impl Space<'_> {
         (best, parts)
     }
 
-    /// What the passes of no leaf are below that computes more again. Where that is more layers
-    /// than an even stage has, not all layers of the deepest stage are.
+    /// Lower bound on the objective value of candidates that recompute more than this one, whose
+    /// passes take `passes_s`. Full recomputation is compared with candidates that recompute all
+    /// layers of an even stage but one: there, not all layers of the deepest stage are recomputed.
     fn least_of_more(&self, path: &Path, cuts: &StagePartitions<'_>, passes_s: f64) -> f64 {
         let c = cuts.configuration();
         let table = self.table(Inside::of(c));
@@ -330,9 +331,10 @@ impl Space<'_> {
         self.least_worth(least.passes_s, &table, c)
     }
 
-    /// What no cut of a leaf whose step is below so many seconds takes less than to exchange,
-    /// update and move, and what none does either that computes less again. What is known, whatever
-    /// is recomputed, is often enough.
+    /// Lower bounds, in seconds, on collectives, optimizer update and offload over all stage
+    /// partitions of a candidate whose step is faster than `below_s`: of this candidate, and of it
+    /// and those that recompute less. The bound known for any recomputation is often enough, and
+    /// then it is both.
     fn after_bound_s(
         &self,
         path: &Path,

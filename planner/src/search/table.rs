@@ -68,8 +68,8 @@ impl Table {
         }
     }
 
-    /// Not above the slowest stage of any cut into `stages`: one of them has as many layers as an
-    /// even cut's largest.
+    /// Lower bound on the bottleneck time, in seconds, over all partitions into `stages` stages:
+    /// some stage has at least as many layers as the largest stage of the even partition.
     pub(super) fn bottleneck_s(&self, stages: u32) -> f64 {
         match stages {
             1 => self.sum_s,
@@ -80,9 +80,10 @@ impl Table {
         }
     }
 
-    /// Not above the passes of `m` micro-batches of which the slowest stage takes `pace_s` for one.
-    /// Where these are too few to fill the stages, each goes down and comes back before the slowest
-    /// stage ends: without zero-bubble schedules and interleaving, which need as many as stages.
+    /// Lower bound on the seconds of the passes of `m` micro-batches, where the slowest stage takes
+    /// `bottleneck_s` for each. With fewer micro-batches than stages, each goes down and comes back
+    /// before the slowest stage ends. That holds without zero-bubble schedules and interleaving,
+    /// which need at least as many micro-batches as stages.
     pub(super) fn passes_s(&self, stages: u32, m: u64, bottleneck_s: f64) -> f64 {
         let all_s = m as f64 * bottleneck_s;
         if m >= u64::from(stages) {
@@ -96,7 +97,7 @@ impl Table {
         self.sums[usize::from(is_far)].get_or_init(|| Sums::new(&self.prices, is_far))
     }
 
-    /// The balanced cut into `stages` with so much recomputed, an index of [`AGAIN`].
+    /// The balanced partition into `stages` stages; `recomputed` is an index of [`AGAIN`].
     pub(super) fn balanced(&self, stages: u32, recomputed: usize) -> Arc<Balanced> {
         let mut cuts = lock(&self.cuts);
         let new = || Arc::new(Balanced::new(&self.prices, stages, AGAIN[recomputed]));

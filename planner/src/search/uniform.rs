@@ -112,18 +112,19 @@ impl<'a> Space<'a> {
         move || Space { power, only_fits, ..Space::with(estimator, domain.clone(), &tables) }
     }
 
-    /// What is to be small of a step: its seconds, or the joules of a device.
+    /// Objective value of a step of `seconds` in which a device computes for `busy_s`: its seconds,
+    /// or the joules that a device draws.
     pub fn objective_value(&self, seconds: f64, busy_s: f64) -> f64 {
         self.power.map_or(seconds, |power| power.joules(seconds, busy_s))
     }
 
-    /// What is to be small of so many seconds of micro-batches, at least: no stage computes less
-    /// than its layers without recomputation.
+    /// Lower bound on the objective value of a step that takes `seconds`: a device computes at
+    /// least as long as its layers take without recomputation.
     pub(super) fn least_worth(&self, seconds: f64, table: &Table, c: &Configuration) -> f64 {
         self.objective_value(seconds, self.least_busy_s(table, c))
     }
 
-    /// Seconds in which a device computes at least.
+    /// Lower bound on the seconds for which a device computes in a step.
     pub(super) fn least_busy_s(&self, table: &Table, c: &Configuration) -> f64 {
         self.count(c) as f64 * table.busy_sum_s / f64::from(c.pp)
     }
@@ -302,9 +303,9 @@ impl<'a> Space<'a> {
         Score { seconds, bytes }
     }
 
-    /// The stages that leaves below a schedule may have, each with seconds that the passes of no
-    /// step with these stages are below that computes so much again, or more: every path through
-    /// the passes grows with each of them. Kept for the decisions that follow.
+    /// The stage partitions that candidates below a schedule may have, each with a lower bound on
+    /// the seconds of its passes for `recomputed` or more recomputation: every path through the
+    /// passes grows with each of them. Kept for the decisions that follow.
     fn least_passes(&self, path: &Path, table: &Table, recomputed: Recompute) -> Rc<Passes> {
         let schedule = path.first(SCHEDULE);
         let mut kept = self.passes.borrow_mut();
@@ -326,7 +327,8 @@ impl<'a> Space<'a> {
         Rc::clone(passes)
     }
 
-    /// The same of leaves that fit, where each has the even stages.
+    /// Lower bounds on the passes of candidates that fit in memory, by stage partition: those of
+    /// the recomputation with the fastest passes among those that fit.
     fn least_passes_that_fit(&self, path: &Path, c: &Configuration, table: &Table) -> Rc<Passes> {
         let recomputed = self.least_again(c, path.values().len(), |small| {
             let bytes = self.estimator.bytes(small, &table.prices, self.count(c));

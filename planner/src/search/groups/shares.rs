@@ -1,8 +1,8 @@
 //! The shares of a batch over groups, each of which trains whole copies of the model.
 //!
 //! The best shares are found by bounds that become times: the shares whose slowest group has the
-//! least bound are looked at, their bounds are replaced by what the search finds for the group on
-//! so many samples, and so on until the shares with the least bound are all known. Nothing is
+//! least bound are looked at, the bound of each group is replaced by what a search finds for its
+//! number of samples, and so on until the shares with the least bound are all known. Nothing is
 //! supposed of how times grow with samples. A search for a group ends as soon as it cannot be
 //! faster than the best shares so far, which are first looked for where times are as much above
 //! their bounds as those that are known; groups that are alike share what is found.
@@ -48,7 +48,8 @@ impl Pieces {
         Pieces { piece, count: (batch / piece) as usize, rest: batch % piece }
     }
 
-    /// Shares by number: so many pieces twice, without and with what is left over.
+    /// Samples of the share number `share`: `share / 2` pieces, and for odd numbers also the rest
+    /// of the batch.
     fn samples(self, share: usize) -> u32 {
         self.piece * (share / 2) as u32 + if share % 2 == 1 { self.rest } else { 0 }
     }
@@ -63,12 +64,12 @@ impl Pieces {
     }
 }
 
-/// What is known of a group on so many samples.
+/// What is known of the objective value of one group with one number of samples.
 #[derive(Clone, Debug)]
 enum Value {
-    /// Not less than this.
+    /// A lower bound.
     Bound(f64),
-    /// This, or that there is no layout.
+    /// The best configuration; none where no configuration is possible.
     Found(Option<Box<Chosen>>),
 }
 

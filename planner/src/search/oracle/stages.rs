@@ -52,7 +52,7 @@ pub(super) struct Pipeline {
     pub classes: Vec<Class>,
     /// Runs of equal layers in order: (class, count).
     pub runs: Vec<(usize, usize)>,
-    /// What each stage has besides; as many as there are stages.
+    /// What each stage has beside its layers, one for each stage.
     pub extras: Vec<Extra>,
     /// Micro-batches in flight on each stage.
     pub in_flight: Vec<f64>,
@@ -146,7 +146,8 @@ impl Pipeline {
         self.at(&(0..stages).map(size).collect::<Vec<_>>())
     }
 
-    /// The cut into stages of so many layers, each with the fastest mixture that fits.
+    /// The partition into stages of `sizes` layers, each with the fastest mixture that fits; none
+    /// where a stage does not fit.
     pub(super) fn at(&self, sizes: &[usize]) -> Option<Cut> {
         let mut mixtures = Mixtures::new(self);
         let mut from = 0;
