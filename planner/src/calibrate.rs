@@ -27,8 +27,8 @@ const HEADS: [usize; 2] = [2, 64];
 /// Bytes that the launches of a kernel read and write before the first buffer is used again.
 /// Chosen: more than caches hold, as a step comes back to its weights much later.
 const COLD_BYTES: usize = 32 << 20;
-/// Launches of a kernel on buffers of their own at most. Chosen: as many as the smallest product
-/// needs to fill [`COLD_BYTES`].
+/// Upper limit of launches of a kernel, each on its own buffers. Chosen: the smallest product needs
+/// this many to fill [`COLD_BYTES`].
 const LAUNCHES_MAX: usize = 4096;
 /// Columns of the elementwise kernels.
 const COLUMNS: usize = 1024;
@@ -282,7 +282,8 @@ fn words(argument: &Argument) -> usize {
 /// A launch's inputs and outputs.
 type Launch<'a> = (Vec<View<'a>>, Vec<ViewMut<'a>>);
 
-/// Launches on buffers of their own, as many as the memory holds.
+/// Launches of a kernel, each on its own part of `read` and `written`, until one of these is full
+/// or there are [`LAUNCHES_MAX`].
 fn launches<'a>(kernel: &Kernel, read: &'a [f64], written: &'a mut [f64]) -> Vec<Launch<'a>> {
     let lengths =
         |arguments: Vec<Argument>| -> Vec<usize> { arguments.iter().map(words).collect() };

@@ -189,7 +189,8 @@ impl Power {
         Power { busy_w: known.clone(), idle_w: known }
     }
 
-    /// Joules of a device in so many seconds, in so many of which it computes.
+    /// Joules that a device draws in `seconds`, for `busy_s` of which it computes:
+    /// `idle_w · seconds + (busy_w - idle_w) · busy_s`.
     pub fn joules(&self, seconds: f64, busy_s: f64) -> f64 {
         let (busy_w, idle_w) = (self.busy_w.value, self.idle_w.value);
         idle_w * seconds + (busy_w - idle_w) * busy_s
@@ -281,7 +282,7 @@ pub struct Between {
 pub struct Level {
     /// For people.
     pub name: String,
-    /// Members; none for as many as there are.
+    /// Number of members; none where the level spans all that there are.
     pub count: Option<usize>,
     /// Bytes per second, per device and direction.
     pub bandwidth: Known,
@@ -316,7 +317,7 @@ pub struct Cluster {
     pub levels: Vec<Level>,
     /// Nodes.
     pub nodes: usize,
-    /// Devices of a node; none where ranks are threads, as many as one likes.
+    /// Devices of a node; none where ranks are threads, whose number is free.
     pub devices_per_node: Option<usize>,
     /// The memory of a node beside its devices.
     pub host: Host,
@@ -341,7 +342,7 @@ pub enum Memory {
 }
 
 impl Memory {
-    /// The same where a job may use so many bytes of each place.
+    /// This memory where a job may use at most `bytes` bytes of each rank or node; none for all.
     pub fn limited(self, bytes: Option<f64>) -> Memory {
         let less = |have: u64| bytes.map_or(have, |bytes| have.min(bytes as u64));
         match self {
@@ -360,10 +361,10 @@ impl Cluster {
         Cluster::load_on(name_or_path, &Machine::detect())
     }
 
-    /// As [`Cluster::load`], with a machine that need not be this one.
+    /// Reads a preset, by name, or a file; `machine` need not be this machine.
     ///
     /// # Errors
-    /// As [`Cluster::load`].
+    /// Those of [`Cluster::load`].
     pub fn load_on(
         name_or_path: impl AsRef<Path>,
         machine: &Machine,
@@ -380,7 +381,7 @@ impl Cluster {
     /// Reads the text of a cluster file. `source` names it in diagnostics.
     ///
     /// # Errors
-    /// As [`Cluster::load`].
+    /// Those of [`Cluster::load`].
     pub fn parse(source: &str, text: &str, machine: &Machine) -> Result<Cluster, Vec<Diagnostic>> {
         read(&Source::File(PathBuf::from(source)), text, machine, &mut Vec::new())
     }
@@ -417,7 +418,7 @@ impl Cluster {
         }
     }
 
-    /// The innermost level that spans so many consecutive ranks.
+    /// The innermost level that spans `span` consecutive ranks.
     pub fn level(&self, span: usize) -> &Level {
         let mut reach: usize = 1;
         for level in &self.levels {
@@ -591,7 +592,7 @@ fn read(
     above: &mut Vec<Source>,
 ) -> Result<Cluster, Vec<Diagnostic>> {
     let (draft, mut wrong) = merge(at, text, above);
-    // What is wrong with values that were read is told beside those that could not be.
+    // Report wrong values together with values that could not be read.
     let made = draft.complete(&at.to_string(), machine);
     wrong.extend(made.as_ref().err().into_iter().flatten().cloned());
     wrong.truncate(DIAGNOSTICS_MAX);

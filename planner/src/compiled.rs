@@ -145,7 +145,7 @@ pub struct Found {
 /// sharding and compiling report.
 ///
 /// # Determinism
-/// The same job has the same answer: candidates are ordered by time and then as enumerated.
+/// The same job gives the same plan: candidates are ordered by time and then as enumerated.
 pub fn search(job: &Job<'_>) -> Result<Found, Diagnostic> {
     let attempt = attempt(job)?;
     match attempt.best {
@@ -293,11 +293,11 @@ impl Attempt<'_> {
     }
 }
 
-/// Scores a plan that someone else made, beside what the search finds: what is found is that plan,
-/// and its bound the time of the fastest one.
+/// Scores a given plan against the search: the result is that plan, and its bound is the time of
+/// the fastest plan.
 ///
 /// # Errors
-/// As [`search`], but for what does not fit; `E2002` when the plan does not fit the module.
+/// Those of [`search`] except `E3201`; `E2002` when the plan does not fit the module.
 pub fn judge(job: &Job<'_>, plan: &Plan) -> Result<Found, Diagnostic> {
     let mut attempt = attempt(job)?;
     let candidate = attempt.table.candidate_of(plan);
@@ -332,7 +332,7 @@ impl<'a> Scorer<'a> {
     /// Scores the first candidate that limits of the job leave, whether it fits or not.
     ///
     /// # Errors
-    /// As [`search`], but for what does not fit.
+    /// Those of [`search`] except `E3201`.
     pub fn first(&mut self, limits: &Limits) -> Result<Scored, Diagnostic> {
         let job = Job { limits: limits.clone(), ..self.0.job().clone() };
         let (all, failed) = candidates(&job, &mut self.0)?;

@@ -34,9 +34,9 @@ pub enum Recompute {
     None,
     /// The inside of attention: scores, softmax, weighting (Korthikanti et al. 2022, selective).
     Attention,
-    /// Layers whole, from their inputs: so many of each stage.
+    /// Whole layers, from their inputs: this number of layers of each stage.
     Layers(u32),
-    /// All layers whole.
+    /// All layers, from their inputs.
     Full,
     /// As much as memory asks for; an estimate takes the least that fits.
     Auto,
@@ -128,15 +128,15 @@ impl Configuration {
         }
     }
 
-    /// Layers of the deepest stage, of so many in all.
+    /// Layers of the deepest stage, in a model of `layers` layers.
     pub fn deepest(&self, layers: u32) -> u32 {
         self.stage_layers.iter().copied().max().unwrap_or(layers.div_ceil(self.pp))
     }
 
-    /// Layers of a stage, of so many in all, and how many stages from it on have as many. Where the
-    /// stages are not told they are as even as possible: the first ones have one more, and where
-    /// chunks are interleaved it is those at both ends that have one less, beside the embedding and
-    /// the head.
+    /// Layers of the stage `index` in a model of `layers` layers, and the number of stages from it
+    /// on that have equally many. Without `stage_layers` the stages are as even as possible: the
+    /// first ones have one layer more, and where chunks are interleaved the stages at both ends,
+    /// which also have the embedding and the head, have one less.
     pub fn layers_of(&self, layers: u32, index: u32) -> (u32, u32) {
         if self.stage_layers.len() == self.pp as usize {
             let rest = &self.stage_layers[index as usize..];
@@ -154,8 +154,8 @@ impl Configuration {
         }
     }
 
-    /// A chunk's share of so many layers of a stage: chunks that have one less than others come
-    /// first in the upper half of the stages, and last in the lower half.
+    /// Layers of the chunk `chunk` of a stage of `layers` layers. Chunks with one layer less than
+    /// others come first in the upper half of the stages, and last in the lower half.
     pub fn chunk_layers(&self, layers: u32, stage: u32, chunk: u32) -> u32 {
         let (each, more) = (layers / self.vpp, layers % self.vpp);
         let is_upper = stage < self.pp.div_ceil(2);
@@ -163,8 +163,8 @@ impl Configuration {
         each + u32::from(has_more)
     }
 
-    /// Whether a stage of so many layers has enough for its chunks: at least one for each, but for
-    /// the first and the last chunk of all, which have the embedding and the head.
+    /// Whether a stage of `layers` layers has enough for its chunks: at least one for each, except
+    /// for the first and the last chunk of all, which have the embedding and the head.
     pub fn fills_chunks(&self, layers: u32, index: u32) -> bool {
         let is_end = self.vpp > 1 && (index == 0 || index + 1 == self.pp);
         layers > 0 && layers + u32::from(is_end) >= self.vpp
@@ -538,7 +538,7 @@ mod tests {
         }
     }
 
-    /// What may be written for a word is told, and what is near to what was.
+    /// An unknown word is answered with the words that are allowed, and with the nearest one.
     #[test]
     fn words_that_say_nothing_have_a_way_out() {
         for (text, help) in [

@@ -228,7 +228,7 @@ impl fmt::Display for Name {
 /// The name of a legal plan of a module's entry.
 ///
 /// # Errors
-/// As [`elaborate`]; `E2001` when the entry is no list of calls.
+/// Those of [`elaborate`]; `E2001` when the entry is no list of calls.
 pub fn name_of(module: &Module, entry: &str, plan: &Plan) -> Result<Name, Vec<Diagnostic>> {
     let calls = Calls::of_entry(module, entry).map_err(|one| vec![one])?;
     let configuration = configuration_of(module, &calls, plan);

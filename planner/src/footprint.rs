@@ -41,7 +41,7 @@ pub struct Footprint {
 
 impl Footprint {
     /// The footprints of the programs of all classes of ranks, in their order. `kernels` are those
-    /// that they launch, on so many threads.
+    /// that they launch, on `threads` threads of a rank.
     pub fn of_all<P: Borrow<Program>>(
         programs: &[P],
         kernels: &[Kernel],
@@ -161,8 +161,8 @@ fn waiting_bytes(program: &Program, steps: &[Step], (peer, theirs): (usize, &[St
     most
 }
 
-/// The bytes of the fullest place, and those that it has. `footprints` are those of all classes,
-/// each of `dp` ranks, on so many nodes.
+/// The bytes that ranks need in the fullest place (a rank or a node), and the bytes that it has.
+/// `footprints` are those of all classes, each of `dp` ranks, on `nodes` nodes.
 pub fn fullest(
     footprints: &[Footprint],
     dp: usize,

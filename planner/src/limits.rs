@@ -327,8 +327,8 @@ impl Limits {
             && keeps
     }
 
-    /// Whether what ZeRO shards may be cut over all ranks that hold copies: where it may be cut
-    /// over so many, or partial shards are fixed or forbidden to be none.
+    /// Whether ZeRO may shard over all ranks that hold copies, `dp · cp` of them: where a shard of
+    /// that size is allowed, or is fixed to 0, or the decision is forbidden.
     pub fn allow_whole_shards(&self, c: &Configuration) -> bool {
         let copies = c.dp as usize * c.cp as usize;
         self.allow(Decision::Shard, copies)

@@ -24,7 +24,8 @@ const ELEMENTWISE_SLOWDOWN: f64 = 4.0;
 /// By which factor a step may be faster or slower than predicted from a calibration. Chosen: what
 /// `benches/accuracy.rs` asks of predictions.
 const FITTED_SPREAD: f64 = 1.25;
-/// The same from a datasheet. Chosen: cores and links of one name differ by this much.
+/// By which factor a step may be faster or slower than predicted from a datasheet. Chosen: cores
+/// and links of one name differ by this much.
 const DATASHEET_SPREAD: f64 = 3.0;
 
 /// The time of one launch, and what it counts as.
@@ -66,7 +67,7 @@ impl<'a> Prices<'a> {
         self.cluster.device.cores as f64
     }
 
-    /// Between which seconds a step takes, that is predicted to take so many.
+    /// Prediction interval, in seconds, of a step that is predicted to take `seconds`.
     pub fn interval(&self, seconds: f64) -> [f64; 2] {
         let factor = match &self.cluster.calibration {
             Some(_) => FITTED_SPREAD,
@@ -103,7 +104,7 @@ impl<'a> Prices<'a> {
         curve.at(work / threads).map(|(rate, _)| rate * threads)
     }
 
-    /// Operations per second of products of so many operations.
+    /// Operations per second of a matrix product of `flops` operations.
     pub fn product_rate(&self, dtype: DType, flops: f64) -> f64 {
         // A file from before products of BF16 were measured has none.
         let wide = dtype.accumulation();
@@ -125,7 +126,7 @@ impl<'a> Prices<'a> {
         measured.unwrap_or_else(|| self.product_rate(a.dtype, flops))
     }
 
-    /// Bytes per second of fused elementwise kernels, or of copies, of so many bytes.
+    /// Bytes per second of a fused elementwise kernel, or of a copy, that moves `bytes` bytes.
     pub fn memory_rate(&self, bytes: f64, is_copy: bool) -> f64 {
         self.measured(bytes, |c| Some(if is_copy { &c.copy } else { &c.rows }))
             .unwrap_or_else(|| MEMORY_EFFICIENCY * self.cluster.memory_bandwidth(self.ranks).value)
@@ -141,7 +142,7 @@ impl<'a> Prices<'a> {
         })
     }
 
-    /// The most that [`Prices::memory_rate`] says of fused kernels of so many bytes or more.
+    /// Upper bound on [`Prices::memory_rate`] of fused kernels that move `bytes` bytes or more.
     pub fn memory_rate_max(&self, bytes: f64) -> f64 {
         let calibration = self.cluster.calibration.as_ref();
         let points = calibration.map_or(&[][..], |c| &c.rows.0).iter();

@@ -358,7 +358,7 @@ impl<'t> Table<'t> {
     }
 }
 
-/// A text or a number as it was written, or what else a value is.
+/// A text or a number as it was written; for other values, the name of their kind.
 fn shown(value: &DeValue<'_>) -> String {
     let digits = || Some(value.as_integer()?.to_string());
     let digits = || digits().or_else(|| Some(value.as_float()?.to_string()));

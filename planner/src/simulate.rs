@@ -149,10 +149,10 @@ pub fn simulate<P: Borrow<Program>>(
     simulate_scripts(prices, mesh, &scripts)
 }
 
-/// The time of a step of what all classes do, stages outermost.
+/// The time of a step of the scripts of all classes, stages outermost.
 ///
 /// # Panics
-/// As [`simulate`].
+/// When the scripts wait for each other in a circle.
 pub(crate) fn simulate_scripts(prices: &Prices<'_>, mesh: Mesh, scripts: &[Script]) -> StepTime {
     let mut simulation = Simulation::new(prices, mesh, scripts);
     simulation.run();

@@ -29,7 +29,7 @@ pub fn text(machine: &Machine, found: &[Found], remark: Option<&str>) -> String 
     }
     let known = found.iter().filter_map(|device| Some((device, preset(&device.name)?)));
     let alike = |device: &Found| found.iter().filter(|other| *other == device).count();
-    // The first of several kinds of which there are equally many.
+    // Of several kinds with equally many devices, the first.
     let known: Vec<_> = known.collect();
     let most = known.iter().rev().max_by_key(|(device, _)| alike(device));
     for device in found.iter().filter(|device| most.is_none_or(|(kind, _)| kind != device)) {

@@ -153,7 +153,7 @@ impl Draft {
         Draft { doubted: BTreeSet::from([EVERYTHING]), ..Draft::default() }
     }
 
-    /// Doubts a table if anything was wrong since there were so many wrongs.
+    /// Doubts a table if the reader has found more wrong values than `wrong_count`.
     fn doubt_since(&mut self, wrong_count: usize, reader: &Reader<'_>, table: &'static str) {
         self.doubted.extend(Some(table).filter(|_| reader.wrong_count > wrong_count));
     }

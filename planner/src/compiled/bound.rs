@@ -57,7 +57,7 @@ pub(super) struct Weights {
 }
 
 impl Weights {
-    /// The weights of an entry's calls, cut over so many ranks.
+    /// The weights of an entry's calls, split over `tp` tensor-parallel ranks.
     pub(super) fn new(calls: &Calls, tp: usize) -> Weights {
         let weight = |o: &Operand| if let Operand::Weight(at) = o { Some(*at) } else { None };
         let sizes = || calls.weights.iter().map(|w| &w.sizes);
@@ -140,7 +140,7 @@ fn stages(
     stages
 }
 
-/// The sum of squares and the update of so many elements that lie side by side.
+/// Seconds of the gradient norm and the optimizer update of `elements` contiguous elements.
 fn update_seconds(job: &Job<'_>, elements: f64, rates: &Prices<'_>) -> f64 {
     let Precision { parameters, gradients, states, master, .. } = job.precision;
     let rounded = master.map_or(0, |_| parameters.size());

@@ -164,7 +164,7 @@ fn keep_sets(job: &Job<'_>, layers: usize) -> Vec<Vec<Keep>> {
 /// Ways to cut calls into stages: all of them where they are few, else an even and a balanced one.
 fn cuts(seconds: &[f64], stages: usize) -> Vec<Vec<usize>> {
     let calls = seconds.len();
-    // Choose where the other stages end; a product of so many factors is a whole number each time.
+    // Binomial coefficient: choose where the other stages end. Each partial product divides evenly.
     let count = (1..stages).try_fold(1usize, |n, i| Some(n.checked_mul(calls - i)? / i));
     if count.is_some_and(|count| count <= CUTS_MAX) {
         return all_cuts(calls, stages);

@@ -61,8 +61,8 @@ pub(super) struct LayerTable<'a> {
     priced: BTreeMap<(Key, LayerQuery), CallPrice>,
     /// A plan for each way to cut and keep; candidates differ from it by their stages.
     plans: BTreeMap<(Key, Vec<Keep>), Plan>,
-    /// What the stages of candidates do, of which they have many in common; and what they do
-    /// before the first and after the last micro-batch, where nothing is kept.
+    /// The stages of candidates, many of which candidates share; and what stages do before the
+    /// first and after the last micro-batch, where nothing is kept.
     stages: BTreeMap<ClassKey, Rc<Stage>>,
     ends: BTreeMap<ClassKey, [Rc<Timed>; 2]>,
     /// The programs of candidates.
@@ -458,7 +458,7 @@ fn sharded(
 }
 
 impl Stage {
-    /// A step of the stage, which is the `at`-th of so many, with micro-batches in their order.
+    /// A step of the stage, which is number `at` of `stages`, with `count` micro-batches in order.
     fn script(
         &self,
         [at, stages]: [usize; 2],

@@ -61,7 +61,8 @@ impl<'a> Pricer<'a> {
         self.compiler.calls()
     }
 
-    /// Times what will be asked of layers. What cannot be compiled is told when it is asked for.
+    /// Times the queries that will be asked of layers. A query that cannot be compiled fails when
+    /// it is asked.
     pub(super) fn time_all(
         &mut self,
         key: Key,

@@ -33,8 +33,8 @@ impl Usable {
         Ok(Usable { stages, tensor: tensor_max(job.module, functions) })
     }
 
-    /// The meshes of so many ranks that a job allows. More tensor-parallel ranks than are useful
-    /// are allowed to who fixes their number.
+    /// The meshes of `ranks` ranks that a job allows. More tensor-parallel ranks than are useful
+    /// are allowed only where the job fixes their number.
     pub fn meshes(&self, job: &Job<'_>, ranks: usize) -> Vec<Mesh> {
         let is_fixed = job.limits.fixed(Decision::Tp).is_some();
         let mut meshes = Vec::new();

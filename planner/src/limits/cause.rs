@@ -28,7 +28,7 @@ impl Limit {
         }
     }
 
-    /// The same limit of another value; none where it has no value.
+    /// This limit with the value `number`; none for a limit without a value.
     fn of(self, number: usize) -> Option<Limit> {
         match self {
             Limit::Fix(decision, _) => Some(Limit::Fix(decision, number)),
