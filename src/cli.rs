@@ -55,10 +55,10 @@ pub enum Verb {
     Compile(Box<compile::Args>),
     /// Say what a data set costs: time, money, energy
     Cost(Box<flags::CostArgs>),
-    /// Find how few GPUs meet a deadline
+    /// Find the fewest GPUs that meet a deadline
     #[command(after_help = GPUS)]
     Size(Box<flags::CostArgs>),
-    /// Lay configurations of GPUs side by side, and beside the best one
+    /// Compare configurations of GPUs with each other and with the best one
     #[command(after_help = GPUS)]
     Compare(Box<flags::CompareArgs>),
     /// Search for every combination of clusters, devices, batches and lengths: a heat map, or CSV
@@ -76,9 +76,9 @@ pub enum Verb {
     Verify(verify::Args),
     /// Measure this machine, for predictions
     Calibrate(calibrate::Args),
-    /// Lay predictions beside measured training runs
+    /// Compare predictions with measured training runs
     Validate(validate::Args),
-    /// Say what a layout costs that you wrote
+    /// Predict the step of a layout that you give
     Score(Box<score::Args>),
     /// List, show and check clusters
     Cluster(cluster::Args),
@@ -88,7 +88,7 @@ pub enum Verb {
     Doctor(doctor::Args),
     /// Print what the documents of --json hold, as JSON Schema
     Schema(schema::Args),
-    /// Print what makes a shell complete verbs and flags
+    /// Print a completion script for a shell
     Completions(completions::Args),
     /// Print a manual page, or write all
     Man(man::Args),

@@ -1,4 +1,4 @@
-//! How a command ends: what the user is told, and the exit code.
+//! How a command ends: its message to the user, and its exit code.
 //!
 //! | code | meaning |
 //! |--:|---|
@@ -23,7 +23,7 @@
 //! | `E5004` | the description of a run that is damaged | 6 |
 //! | `E5005` | a plan that cannot be read | 6 |
 //! | `E5006` | a plan that was made for something else | 2 |
-//! | `E5007` | no mesh of so many ranks fits the model | 3 |
+//! | `E5007` | no mesh with the given number of ranks fits the model | 3 |
 //! | `E5008` | a mesh does not compute what one device does | 5 |
 //! | `E5009` | an input array that does not fit the model | 2 |
 //! | `E5010` | a verb that this kind of model does not have | 4 |
@@ -181,7 +181,7 @@ impl Failure {
         }
     }
 
-    /// What the user is told, for stderr. At most twenty diagnostics.
+    /// The message for stderr: at most twenty diagnostics.
     pub fn message(&self) -> String {
         match self {
             Failure::Input(diagnostics) => {

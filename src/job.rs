@@ -38,7 +38,7 @@ pub struct Where {
     /// The cluster: a preset (`gantline cluster ls`) or a file
     #[arg(long, value_name = "PRESET|FILE", default_value = "cpu-local")]
     pub cluster: PathArg,
-    /// Ranks: one executor with one device each [default: all devices of the cluster; 1 where ranks
+    /// Number of ranks, each with one device [default: all devices of the cluster; 1 where ranks
     /// are threads]
     #[arg(
         long,
@@ -48,7 +48,7 @@ pub struct Where {
         value_parser = positive
     )]
     pub ranks: Option<usize>,
-    /// Nodes of the cluster [default: as many as the ranks take, or as the file says]
+    /// Number of nodes of the cluster [default: what the ranks need, or what the file says]
     #[arg(long, value_name = "N", value_parser = positive)]
     pub nodes: Option<usize>,
     /// Rates that `gantline calibrate` measured, in place of the cluster's own, or `none` for the
@@ -102,8 +102,8 @@ impl Where {
         self.calibration.clone().or_else(|| variable().map(PathArg::from))
     }
 
-    /// As [`Where::cluster`]; where it is this machine and nobody says how fast that is, with rates
-    /// that are measured once and kept.
+    /// Reads the cluster. For `cpu-local` without a calibration, the rates of this machine are
+    /// measured once and kept.
     pub fn measured_cluster(&self) -> Result<Cluster, Failure> {
         let mut cluster = self.cluster()?;
         if self.cluster.is("cpu-local") && self.said_calibration().is_none() {
@@ -138,7 +138,7 @@ pub struct Limited {
     /// recompute, offload, placement
     #[arg(long, help_heading = DECISIONS, value_name = "KNOB=N", value_delimiter = ',')]
     pub fix: Vec<String>,
-    /// Do without a kind of parallelism, or another decision
+    /// Forbid a kind of parallelism, or another decision
     #[arg(long, help_heading = DECISIONS, value_name = "KNOB", value_delimiter = ',')]
     pub forbid: Vec<String>,
     /// Bound a decision from above, or what a device or a node of CPUs holds: memory=60GiB
@@ -181,12 +181,12 @@ pub struct Axes {
 }
 
 impl Limited {
-    /// Whether nothing is limited.
+    /// Whether no flag limits a decision.
     pub fn is_empty(&self) -> bool {
         *self == Limited::default()
     }
 
-    /// What the planner is told of plans that are compiled, which have not all decisions.
+    /// The limits of plans that are compiled, which do not have all decisions.
     pub fn limits(&self) -> Result<Limits, Vec<Diagnostic>> {
         let limits = self.all_limits()?;
         let compiled = [
@@ -213,7 +213,7 @@ impl Limited {
         Ok(others.filter(|decision| !limits.allow(*decision, decision.without())).collect())
     }
 
-    /// What the planner is told.
+    /// The limits that the flags say.
     pub fn all_limits(&self) -> Result<Limits, Vec<Diagnostic>> {
         let memory = self.memory.iter().map(|size| format!("memory={size}"));
         let max: Vec<String> = self.max.iter().cloned().chain(memory).collect();
@@ -413,13 +413,13 @@ impl FromStr for Precision {
     }
 }
 
-/// Reads how many times the average of tokens the busiest rank of experts has.
+/// Reads the expert load imbalance: the busiest rank's tokens over the mean, 1 or more.
 pub fn imbalance(text: &str) -> Result<f64, String> {
     let times = text.parse().ok().filter(|times| (1.0..=IMBALANCE_MAX).contains(times));
     times.ok_or_else(|| "write a number that is 1, where all have as many, or more: 1.3".to_owned())
 }
 
-/// The most that a rank has beside the average. Chosen: as many as ranks share experts anywhere.
+/// Upper limit of the expert load imbalance. Chosen: nowhere do more ranks share experts.
 const IMBALANCE_MAX: f64 = 1024.0;
 
 /// Reads what products are computed in: on GPUs, f32 may be rounded.

@@ -86,13 +86,13 @@ pub const LOSS: &str = "loss";
 /// How long a rank waits for another before a step without a prediction fails. Chosen: longer than
 /// the slowest kernel on an overloaded machine.
 const DEADLINE: Duration = Duration::from_secs(300);
-/// The same for a step that is predicted to take no time.
+/// The least deadline of a rank, for steps that are predicted to take next to no time.
 const DEADLINE_MIN: Duration = Duration::from_secs(5);
-/// A rank that is waited for longer than so many predicted steps is not slow, it hangs.
+/// Deadline of a rank, in predicted steps: a rank that takes longer is not slow, it hangs.
 const DEADLINE_STEPS: f64 = 5.0;
 
-/// How long no rank may finish an instruction before a step that is predicted to take so many
-/// seconds fails.
+/// How long a step may go on without any rank finishing an instruction before it fails; `step_s`
+/// is the predicted seconds of a step.
 fn deadline(step_s: Option<f64>) -> Duration {
     let of_steps = |step_s: f64| Duration::try_from_secs_f64(DEADLINE_STEPS * step_s).ok();
     step_s.and_then(of_steps).map_or(DEADLINE, |steps| steps.max(DEADLINE_MIN))
@@ -129,13 +129,13 @@ pub fn prepare(model: &Model) -> Result<Module, Failure> {
     prepare_as(model, &Precision::uniform(DType::F32))
 }
 
-/// As [`prepare`], with the element types of a precision: the model has that of its sums.
+/// Model to module, with the element types of `precision`; the model has the type of its sums.
 pub fn prepare_as(model: &Model, precision: &Precision) -> Result<Module, Failure> {
     Ok(prepare_with(model, Selection::for_models(), precision)?.0)
 }
 
-/// As [`prepare_as`], by other rules; with what they did. `DUMP=dir` has the module written there
-/// after each pass.
+/// Model to module as [`prepare_as`], with the selected rewrite rules; also returns what the rules
+/// did. `DUMP=dir` writes the module there after each pass.
 pub fn prepare_with(
     model: &Model,
     selection: Selection,
@@ -192,8 +192,8 @@ pub fn start(classes: Classes, threads_per_rank: usize) -> Result<Session, Failu
     start_predicted(classes, threads_per_rank, None)
 }
 
-/// As [`start`], where a step is predicted to take so many seconds: a rank that is waited for much
-/// longer hangs.
+/// Programs to session, where a step is predicted to take `step_s` seconds: a rank that takes much
+/// longer is taken to hang.
 pub fn start_predicted(
     classes: Classes,
     threads_per_rank: usize,

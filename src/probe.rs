@@ -28,8 +28,8 @@ pub const VARIABLE: &str = "GANTLINE_CALIBRATION";
 /// What asks for the rates of the datasheet.
 pub const NONE: &str = "none";
 
-/// The rates of this machine: those that are kept, or measured now, and kept unless others were at
-/// work. Stderr says which.
+/// The rates of this machine: those that are kept, or else measured now and kept. A note tells the
+/// user which.
 ///
 /// # Errors
 /// The system starts no threads.

@@ -26,7 +26,7 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// Watches a run of so many steps, of which some are done.
+    /// Watches a run of `steps` steps, `done` of which are done.
     pub fn new(steps: u64, done: u64) -> Watcher {
         let bar = output::is_interactive().then(|| {
             let template = "{bar:24} {pos}/{len} {msg} {eta} left";

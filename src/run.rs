@@ -292,7 +292,7 @@ impl Run {
     }
 
     /// The directory of a run that was begun, and its settings. Where these are missing or empty,
-    /// they are those of the newest checkpoint that is intact, and the user is told.
+    /// those of the newest intact checkpoint are taken, and a note says so.
     ///
     /// # Errors
     /// `E5003` when it is none, `E5004` when its settings cannot be read.
@@ -400,8 +400,8 @@ impl Run {
         Store::new(&self.folder.join(CHECKPOINTS), keep)
     }
 
-    /// The checkpoint to go on from: of the step that is asked for, else the newest one that is
-    /// intact. The user is told of newer ones that are damaged, and how many steps that loses.
+    /// The checkpoint to go on from: that of `step`, else the newest intact one. A note names newer
+    /// ones that are damaged, and how many steps that loses.
     ///
     /// # Errors
     /// `E4040` when there is none, `E4041` when none is intact, or that of the step is not.

@@ -46,11 +46,11 @@ pub struct PlanGroups {
     pub rest: Option<u64>,
     /// Of shares: batches near this one that are whole pieces.
     pub nearest_batches: Option<Vec<u64>>,
-    /// Of shares: groups with so many samples, searched.
+    /// Of shares: searches done, each for one group with one number of samples.
     pub searched: Option<u64>,
     /// Of stages: micro-batches of a step.
     pub microbatch_count: Option<u64>,
-    /// Of stages: cuts it is no slower than: given, all, moves, next-moves, balanced.
+    /// Of stages: stage partitions it is no slower than: given, all, moves, next-moves, balanced.
     pub cuts: Option<Value>,
     /// Whether no candidate was left out unseen.
     pub complete: bool,

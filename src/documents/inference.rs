@@ -34,7 +34,7 @@ pub struct Inference {
     /// What is asked about.
     #[serde(flatten)]
     pub subject: ServedModel,
-    /// Whether any copy answers one prompt of so many tokens.
+    /// Whether any copy can answer one prompt of the whole context.
     pub fits: bool,
     /// The row to take, with its reason.
     pub recommended: Option<Object>,
@@ -62,9 +62,9 @@ pub struct ExplainInference {
     pub neighbours: Vec<Value>,
     /// What the same way gives with other memory_bytes.
     pub other_memory: Vec<Value>,
-    /// Tokens of context that a GiB more holds.
+    /// Tokens of context that one GiB more holds.
     pub tokens_per_gib: f64,
-    /// Sequences of so many tokens that it holds.
+    /// Sequences of the whole context that one GiB more holds.
     pub sequences_per_gib: f64,
 }
 

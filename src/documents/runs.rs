@@ -46,9 +46,9 @@ pub struct Train {
     pub complete: bool,
     /// Mean loss of a token in the first step, in nats.
     pub loss_first: Option<f64>,
-    /// The same in the last step.
+    /// Mean loss of a token in the last step, in nats.
     pub loss: Option<f64>,
-    /// The same over validation data.
+    /// Mean loss of a token over the validation data, in nats.
     pub validation_loss: Option<f64>,
     /// The median step.
     pub step_time_s: Option<f64>,

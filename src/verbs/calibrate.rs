@@ -52,7 +52,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     Ok(Exit::Success)
 }
 
-/// The rates of this machine, measured in about so many seconds.
+/// The rates of this machine, measured in about `budget` seconds.
 pub fn measured(sizes: &Sizes, budget: f64) -> Result<Calibration, Failure> {
     let machine = Machine::detect();
     let share = Duration::from_secs_f64(budget * LINK_SHARE / 4.0);
@@ -78,7 +78,7 @@ pub fn measured(sizes: &Sizes, budget: f64) -> Result<Calibration, Failure> {
     Ok(calibrate(&machine, links, (sizes, rest)))
 }
 
-/// Whether the system starts so many threads at once: those that measure wait for each other.
+/// Checks that the system starts `count` threads at once: threads that measure wait for each other.
 fn check_threads(count: usize) -> Result<(), runtime::Error> {
     let end = OnceLock::new();
     thread::scope(|scope| {

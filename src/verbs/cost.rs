@@ -117,7 +117,7 @@ fn refuse_inference(args: &CostArgs) -> Result<(), Failure> {
         return Err(usage(flag, headline).help("leave it out, or write `--for inference`").into());
     }
     if args.bill.tokens.is_none() {
-        let headline = "it is not said how many tokens are trained on".to_owned();
+        let headline = "the number of tokens to train on is missing".to_owned();
         return Err(usage("--tokens", headline).help("write `--tokens 300B`").into());
     }
     Ok(())
@@ -318,7 +318,7 @@ fn enough(args: &CostArgs) -> Result<Exit, Failure> {
 /// What was found out about a number of devices.
 type Tried = Result<(Way, Run), String>;
 
-/// The fastest plan of so many nodes, or why there is none.
+/// The fastest plan on `nodes` nodes, or why there is none.
 fn on_nodes(
     preset: &Cluster,
     args: &CostArgs,

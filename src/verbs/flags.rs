@@ -33,8 +33,8 @@ pub struct RequestFlags {
     /// Tokens of a sample [default: the longest the model was made for]
     #[arg(long, alias = "seq-length", value_name = "N", value_parser = length)]
     pub seq: Option<usize>,
-    /// Samples of a step, over all ranks [default: 8, or as many as ranks; 1024 for
-    /// `size`]
+    /// Samples of a step, over all ranks [default: 8, or the number of ranks if that is more; 1024
+    /// for `size`]
     #[arg(long, alias = "global-batch-size", value_name = "N", value_parser = positive)]
     pub gbs: Option<usize>,
     /// The element type [default: f32 on CPUs, bf16 on GPUs]
@@ -44,11 +44,10 @@ pub struct RequestFlags {
     /// states, logits
     #[arg(long, value_name = "ROLE=TYPE", value_delimiter = ',')]
     pub precision: Vec<String>,
-    /// Tokens of the busiest of the ranks that share experts, over those of all on average, on GPUs
-    /// [default: 1]
+    /// Expert load imbalance, on GPUs: the busiest rank's tokens over the mean [default: 1]
     #[arg(long, value_name = "TIMES", value_parser = job::imbalance)]
     pub imbalance: Option<f64>,
-    /// The update
+    /// The optimizer
     #[arg(long, value_name = "NAME", default_value = "adamw")]
     #[arg(value_parser = ["adamw", "sgd", "none"])]
     pub optimizer: String,
@@ -82,8 +81,8 @@ impl RequestFlags {
         self.question_on(self.place.measured_cluster()?, None)
     }
 
-    /// As [`RequestFlags::question`], on a cluster whose rates are known, with another probability
-    /// of dropout than the model's.
+    /// The model and the planner's request on `cluster`, whose rates are known; `dropout` replaces
+    /// the model's probability.
     pub fn question_on(
         &self,
         cluster: Cluster,
@@ -150,7 +149,7 @@ pub struct Served {
     /// What devices are for: training, or inference by copies of the model on tp · pp devices each
     #[arg(long = "for", value_enum, default_value = "training", value_name = "WHAT")]
     pub purpose: Purpose,
-    /// Time from one token of a sequence to the next, at most, in inference: 50ms
+    /// Upper limit of the time from one token of a sequence to the next, in inference: 50ms
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub token_time: Option<f64>,
 }
@@ -177,7 +176,7 @@ pub enum Aim {
     Cost,
     /// Joules of a step, on all devices or fewer
     Energy,
-    /// All that is not worse in both time and memory
+    /// The Pareto frontier of time and memory
     Pareto,
 }
 
@@ -196,7 +195,7 @@ pub struct PlanArgs {
     /// Print the plan's name alone, as `score --config` takes it
     #[arg(long, conflicts_with = "plan")]
     pub name: bool,
-    /// What is to be small, on GPUs
+    /// Objective to minimise, on GPUs
     #[arg(long, value_enum, value_name = "WHAT", default_value = "time")]
     pub objective: Aim,
     /// Watts of a device with its share of the node, for energy [default: what the cluster says]
@@ -258,8 +257,8 @@ pub struct CompareArgs {
     #[arg(long, value_name = "PLAN", required_unless_present = "beside")]
     #[arg(allow_hyphen_values = true)]
     pub with: Vec<String>,
-    /// Another cluster, whose best layout is laid beside, in inference: a preset or a file; may be
-    /// repeated
+    /// Another cluster to compare with, by its best layout, in inference: a preset or a file; may
+    /// be repeated
     #[arg(long, value_name = "PRESET|FILE")]
     pub beside: Vec<PathArg>,
     /// What devices are for
@@ -270,11 +269,11 @@ pub struct CompareArgs {
 /// What is asked of inference.
 #[derive(Clone, Copy, Debug, Default, PartialEq, clap::Args)]
 pub struct Demand {
-    /// Tokens of prompts, in inference, beside `--tokens` new ones
+    /// Tokens of prompts, in inference; `--tokens` are the new ones
     #[arg(long, value_name = "N", value_parser = many, allow_negative_numbers = true)]
     pub prompt_tokens: Option<f64>,
-    /// New tokens per second that are asked for, in inference; `--tokens` and `--prompt-tokens`
-    /// then say how many of prompts come with how many new ones
+    /// New tokens per second to generate, in inference; `--prompt-tokens` over `--tokens` is then
+    /// the number of prompt tokens for each new one
     #[arg(long, value_name = "N", value_parser = many, allow_negative_numbers = true)]
     pub rate: Option<f64>,
 }
@@ -282,10 +281,10 @@ pub struct Demand {
 /// What is trained or answered, and what devices cost.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Bill {
-    /// Tokens that are trained on, or new ones in inference: 300B, 15T, …
+    /// Tokens to train on, or new tokens to generate in inference: 300B, 15T, …
     #[arg(long, value_name = "N", value_parser = many, allow_negative_numbers = true)]
     pub tokens: Option<f64>,
-    /// Time that there is: 12h, 30d
+    /// Deadline: 12h, 30d
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub deadline: Option<f64>,
     /// Money for an hour of a device [default: what the cluster says]

@@ -63,7 +63,7 @@ pub fn report(model: &Model, without: &[String]) -> Result<Fusions, Failure> {
 /// those that `without` names.
 ///
 /// # Errors
-/// As [`report`].
+/// Those of [`report`].
 pub fn report_of(module: Module, without: &[String]) -> Result<Fusions, Failure> {
     let without = selection(without)?.without;
     Ok(simplified(module, Selection { without, ..Selection::default() }))

@@ -48,13 +48,13 @@ pub struct Args {
         help_heading = SAMPLING
     )]
     pub temperature: f64,
-    /// Draw only from so many likeliest tokens
+    /// Draw only from the N likeliest tokens
     #[arg(long, value_name = "N", value_parser = positive, help_heading = SAMPLING)]
     pub top_k: Option<usize>,
-    /// Draw only from the likeliest tokens whose probabilities reach this sum
+    /// Draw only from the likeliest tokens whose probabilities together reach P
     #[arg(long, value_name = "P", value_parser = amount, help_heading = SAMPLING)]
     pub top_p: Option<f64>,
-    /// Makes other draws
+    /// Seed of the draws
     #[arg(long, value_name = "N", default_value = "1", help_heading = SAMPLING)]
     pub seed: u32,
     /// Tensor-parallel ranks

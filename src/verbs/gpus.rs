@@ -134,8 +134,8 @@ pub fn note_warnings(described: &Described) {
     }
 }
 
-/// What the execution profile adds to the vocabulary over so many tensor-parallel ranks, in a
-/// line; nothing where nothing is added.
+/// One line on the words that the execution profile adds to the vocabulary over `tp`
+/// tensor-parallel ranks; empty where it adds none.
 pub fn padding_line(padding: Option<Padding>, tp: u32) -> String {
     let Some(Padding { words, padded_words, parameters, bytes }) = padding else {
         return String::new();
@@ -154,7 +154,7 @@ pub fn assumption_lines(work: &Workload) -> String {
     work.assumptions.iter().map(line).collect()
 }
 
-/// A model of which the busiest rank of experts has so many times the average of tokens.
+/// The workload with the given expert load imbalance: the busiest rank's tokens over the mean.
 pub fn routed(work: Workload, imbalance: Option<f64>) -> Result<Workload, Diagnostic> {
     let Some(times) = imbalance else { return Ok(work) };
     let headline = format!("`{}` has no experts", work.name);
@@ -168,7 +168,7 @@ impl Subject {
         Subject::of(asked, cluster, noted_model(asked)?)
     }
 
-    /// The same on another cluster, whose warnings were said.
+    /// The subject on another cluster, without repeating the model's warnings.
     pub fn quiet(asked: &RequestFlags, cluster: Cluster) -> Result<Subject, Failure> {
         Subject::of(asked, cluster, model(asked)?)
     }
@@ -224,7 +224,7 @@ impl Subject {
         self.seconds_at_peak(ranks(estimate)) / estimate.step_time_s
     }
 
-    /// Seconds of a step at the peak of so many devices.
+    /// Seconds of a step at the peak rate of `devices` devices.
     pub fn seconds_at_peak(&self, devices: f64) -> f64 {
         self.flops() / (self.peak_flops * devices)
     }
@@ -256,7 +256,7 @@ impl Subject {
         self.header_of(&format!("{} devices, {node} a node", self.devices))
     }
 
-    /// The same of any number of devices.
+    /// The header in three lines, for any number of devices.
     pub fn open_header(&self) -> String {
         self.header_of(&format!("{} devices a node", self.cluster.devices_per_node.unwrap_or(1)))
     }

@@ -28,7 +28,7 @@ const PIECE_MAX: u32 = 8192;
 /// What copies are asked to do at once.
 #[derive(Clone, Copy, Debug, Default)]
 struct Wanted {
-    /// Sequences of all copies; none for as many as fit.
+    /// Sequences over all copies; none for the most that fit.
     sequences: Option<u64>,
     /// Seconds from one token of a sequence to the next, at most.
     token_s: Option<f64>,
@@ -43,8 +43,8 @@ struct Row {
     /// Sequences of the fullest copy, and of all copies.
     load: Load,
     sequences: u64,
-    /// The longest context of each of as many sequences over all copies: of those that are asked
-    /// for, or of one on each copy.
+    /// The longest context, in tokens, of each of `longest_of` sequences over all copies: of the
+    /// sequences asked for, or of one on each copy.
     longest: u64,
     longest_of: u64,
     /// The most sequences of a copy that fit, late or not.
@@ -217,8 +217,8 @@ impl<'a> Copies<'a> {
         [of(1, self.seq(), 0), of(row.load.batch.max(1), 1, self.seq().into())]
     }
 
-    /// How a layout that was written lies, on so many copies. All that inference does not have is
-    /// refused at once.
+    /// The replica and the number of copies of a layout that the user wrote, on `copies` copies.
+    /// Decisions that inference does not have are all refused at once.
     fn laid_out(
         &self,
         flag: &str,

@@ -81,7 +81,7 @@ pub struct Args {
     /// The element type: f32 or f64 [default: f32]
     #[arg(long, value_name = "TYPE", value_parser = job::dtype)]
     pub dtype: Option<DType>,
-    /// Run so many times, and say how long one takes
+    /// Run N times, and print how long one run takes
     #[arg(long, value_name = "N", value_parser = positive)]
     pub bench: Option<usize>,
     /// Print one JSON document
@@ -378,7 +378,7 @@ impl Arrays {
     }
 }
 
-/// The same numbers of 32 bits: those that no table bounds may be any.
+/// The ids as numbers of 32 bits: ids that no table bounds may be any.
 fn narrow(ids: &[i64], path: &str) -> Result<Vec<i32>, Diagnostic> {
     let narrow = |id: &i64| {
         i32::try_from(*id)

@@ -58,7 +58,7 @@ pub struct Args {
     /// Expert-parallel ranks
     #[arg(long, alias = "expert-model-parallel-size", value_name = "N", value_parser = positive)]
     pub ep: Option<usize>,
-    /// Chunks of layers of a stage, interleaved
+    /// Interleaved chunks of layers on each stage: virtual pipeline stages
     #[arg(long, value_name = "N", value_parser = positive)]
     pub vpp: Option<usize>,
     /// What the devices are for
@@ -72,10 +72,11 @@ pub struct Args {
     /// Tokens of a sample [default: what the file says, or the longest the model was made for]
     #[arg(long, alias = "seq-length", value_name = "N", value_parser = length)]
     pub seq: Option<usize>,
-    /// What data-parallel ranks shard: 0 nothing, 1 optimizer, 2 gradients too, 3 weights too
+    /// ZeRO stage, what data-parallel ranks shard: 0 nothing, 1 optimizer states, 2 gradients too,
+    /// 3 weights too
     #[arg(long, value_name = "0..3", value_parser = clap::value_parser!(u8).range(0..=3))]
     pub zero: Option<u8>,
-    /// Cut the sequence over tensor-parallel ranks between products
+    /// Sequence parallelism: split the sequence over tensor-parallel ranks between products
     #[arg(long, alias = "sequence-parallel")]
     pub sp: bool,
     /// What is recomputed: none, attention, full, layers:N of each stage, or auto
@@ -100,8 +101,7 @@ pub struct Args {
     /// The arithmetic of products [default: what the file says, or bf16 where the devices have it]
     #[arg(long, value_name = "TYPE", value_parser = job::precision)]
     pub dtype: Option<Precision>,
-    /// Tokens of the busiest of the ranks that share experts, over those of all on average
-    /// [default: 1]
+    /// Expert load imbalance: the busiest rank's tokens over the mean [default: 1]
     #[arg(long, value_name = "TIMES", value_parser = job::imbalance)]
     pub imbalance: Option<f64>,
     /// Print one JSON document
@@ -109,7 +109,7 @@ pub struct Args {
     pub json: bool,
 }
 
-/// The model that is asked about, of so many tokens.
+/// The model of the request, with samples of `seq` tokens.
 fn model(args: &Args, seq: Option<u32>) -> Result<Described, Failure> {
     let described = described(&args.model, seq)?;
     Ok(Described { work: routed(described.work, args.imbalance)?, ..described })
@@ -146,7 +146,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         return inference::score(&subject, &configuration, count(args.gbs), args.served, args.json);
     }
     let Some(batch) = count(args.gbs).or(layout.global_batch) else {
-        let headline = "it is not said how many samples a step has";
+        let headline = "the number of samples of a step is missing";
         return Err(usage("--gbs", headline).help("write --gbs N").into());
     };
     let job = Job { global_batch: batch.into(), arithmetic };
@@ -244,7 +244,7 @@ fn over_groups(
         described_as = model(args, Some(seq))?;
     }
     let Some(batch) = count(args.gbs).or(said.global_batch) else {
-        let headline = "it is not said how many samples a step has";
+        let headline = "the number of samples of a step is missing";
         return Err(usage("--gbs", headline).help("write --gbs N").into());
     };
     let (dtype, arithmetic) = products(args, said.dtype, &cluster)?;

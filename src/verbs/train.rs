@@ -123,10 +123,11 @@ pub struct Args {
     /// The greatest learning rate [default: by size, 1e-3 up to 10 M parameters]
     #[arg(long, value_name = "RATE", value_parser = amount, help_heading = LEARNING)]
     pub lr: Option<f64>,
-    /// Steps in which the learning rate rises [default: 20]
+    /// Warmup: steps in which the learning rate rises [default: 20]
     #[arg(long, alias = "lr-warmup-iters", value_name = "N", help_heading = LEARNING)]
     pub warmup: Option<u64>,
-    /// How it falls after that [default: constant; cosine with --lr-decay-steps]
+    /// How the learning rate falls after the warmup [default: constant; cosine with
+    /// --lr-decay-steps]
     #[arg(
         long,
         alias = "lr-decay-style",
@@ -135,7 +136,7 @@ pub struct Args {
         help_heading = LEARNING
     )]
     pub lr_decay: Option<String>,
-    /// The step at which it has fallen [default: the last]
+    /// The step at which the learning rate has fallen to --min-lr [default: the last]
     #[arg(
         long,
         visible_alias = "decay-steps",
@@ -150,7 +151,7 @@ pub struct Args {
     /// Weight decay of AdamW, for matrices and tables [default: 0.1]
     #[arg(long, value_name = "SHARE", value_parser = amount, help_heading = LEARNING)]
     pub weight_decay: Option<f64>,
-    /// The same for biases and norms [default: 0]
+    /// Weight decay of AdamW, for biases and norms [default: 0]
     #[arg(long, value_name = "SHARE", value_parser = amount, help_heading = LEARNING)]
     pub bias_weight_decay: Option<f64>,
     /// The norm to which gradients are scaled down, 0 for none [default: 1]
@@ -162,7 +163,7 @@ pub struct Args {
         help_heading = LEARNING
     )]
     pub clip: Option<f64>,
-    /// Decides the first weights, the order of the data and what is dropped [default: 1]
+    /// Seed of the first weights, of the order of the data and of dropout [default: 1]
     #[arg(long, value_name = "N", help_heading = STEP)]
     pub seed: Option<u32>,
     /// Steps between validations, 0 for none [default: 50]

@@ -147,7 +147,8 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     Ok(Exit::Success)
 }
 
-/// Names of several rows that are told at most. Chosen: as many as other diagnostics.
+/// Upper limit of diagnostics about names that several rows have. Chosen: that of other
+/// diagnostics.
 const TWICE_MAX: usize = 20;
 
 /// Reads a table of measured runs.

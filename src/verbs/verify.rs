@@ -42,8 +42,8 @@ use reference::Reference;
 pub struct Args {
     /// The model: a directory, a config.json, a .graph text or a preset
     pub model: PathArg,
-    /// Ranks: meshes of so many, and of their divisors, are compared with one; 1 compares one
-    /// rank with the interpreter
+    /// Number of ranks: every mesh of N ranks, and of each divisor of N, is compared with one
+    /// rank; 1 compares one rank with the interpreter
     #[arg(long, visible_alias = "devices", value_name = "N", value_parser = positive)]
     #[arg(default_value_if("plan", ArgPredicate::IsPresent, "1"))]
     pub ranks: usize,
@@ -54,7 +54,7 @@ pub struct Args {
     /// Tokens of a sequence; 33 by default, or fewer where the model has fewer
     #[arg(long, alias = "seq-length", value_name = "N", value_parser = length)]
     pub seq: Option<usize>,
-    /// Samples of the step; as many as ranks by default
+    /// Samples of the step [default: the number of ranks]
     #[arg(long, alias = "global-batch-size", value_name = "N", value_parser = positive)]
     pub gbs: Option<usize>,
     /// The element type: f64, f32, or bf16 and f16, which are compared with f64 [default: f64, or
@@ -68,7 +68,7 @@ pub struct Args {
     /// Probability of dropout, the same elements on every mesh
     #[arg(long, value_name = "P", default_value = "0", value_parser = crate::argument::amount)]
     pub dropout: f64,
-    /// Makes other weights and data
+    /// Seed of the weights and the data
     #[arg(long, value_name = "N", default_value = "1")]
     pub seed: u32,
     /// Compare one rank with and without rewriting, and find the rule that makes a difference

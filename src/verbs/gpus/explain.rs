@@ -173,7 +173,7 @@ impl Explained {
     }
 }
 
-/// The same for programs.
+/// The explanation as a JSON document.
 fn document(
     subject: &Subject,
     explained: &Explained,
@@ -259,7 +259,7 @@ fn priced(estimator: &Estimator<'_>, configuration: Configuration) -> Option<Cho
     Some(Chosen { configuration, estimate, fits })
 }
 
-/// The same plan with one decision changed, as far as it makes sense, fastest first.
+/// Plans that differ from the best in one decision, as far as that makes sense, fastest first.
 fn neighbours(
     subject: &Subject,
     asked: &RequestFlags,
@@ -293,7 +293,7 @@ fn neighbours(
     Ok(all)
 }
 
-/// Configurations with twice and half the ranks of an axis of a model of so many layers;
+/// Configurations with twice and half the ranks of an axis, for a model of `layers` layers;
 /// data-parallel ranks take what is left. What depends on a number that changes follows it.
 fn other_meshes(best: &Configuration, layers: u32) -> Vec<(String, Configuration)> {
     let mut all = Vec::new();
@@ -326,7 +326,8 @@ fn other_meshes(best: &Configuration, layers: u32) -> Vec<(String, Configuration
     all
 }
 
-/// Cuts the layers evenly into so many stages; of each as large a part is recomputed.
+/// Changes `c` to an even partition of `layers` layers into `stages` stages that recomputes the
+/// same share of each stage.
 fn in_stages(c: &mut Configuration, stages: u32, layers: u32) {
     if let Recompute::Layers(count) = c.recompute {
         let deepest = u64::from(c.deepest(layers).max(1));

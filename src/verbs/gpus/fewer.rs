@@ -20,7 +20,7 @@ pub(super) fn cheapest(
     stop: &(dyn Fn() -> bool + Sync),
 ) -> Result<u32, Failure> {
     let all = subject.devices;
-    // The cheapest plan of so many devices, if it is cheaper than so much.
+    // The price of the cheapest plan on `devices` devices, if it is less than `below`.
     let price = |devices: u32, below: f64| -> Result<Option<f64>, Failure> {
         let fewer = Subject { devices, ..subject.clone() };
         let estimator = fewer.estimator()?;

@@ -72,7 +72,7 @@ impl Mixed {
         })
     }
 
-    /// The same of what was read already.
+    /// The request for a model and a cluster that have been read already.
     pub fn of(
         described: Described,
         cluster: Cluster,

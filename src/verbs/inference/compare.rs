@@ -24,7 +24,7 @@ pub fn compare(args: &CompareArgs) -> Result<Exit, Failure> {
     cache::answer(key, || Ok((Exit::Success, compared(&subject, &besides, args)?)))
 }
 
-/// The same question on a cluster.
+/// The subject of the same request on another cluster.
 fn on(args: &CompareArgs, cluster: &PathArg) -> Result<Subject, Failure> {
     let mut asked = args.asked.clone();
     asked.place.cluster.clone_from(cluster);

@@ -98,15 +98,15 @@ pub(super) fn tokens(args: &CostArgs) -> Result<[f64; 2], Failure> {
     let (new, prompts) = (args.bill.tokens, args.demand.prompt_tokens);
     match (args.demand.rate, new) {
         (None, None) if prompts.is_none() => {
-            let headline = "it is not said how many tokens there are".to_owned();
-            let help = "write `--tokens N`, or `--rate N` of them per second";
+            let headline = "the number of tokens is missing".to_owned();
+            let help = "write `--tokens N`, or `--rate N` for tokens per second";
             Err(usage("--tokens", headline).help(help).into())
         }
         (None, _) => Ok([prompts.unwrap_or(0.0), new.unwrap_or(0.0)]),
         (Some(rate), None) if prompts.is_none() => Ok([0.0, HOUR_S * rate]),
         (Some(_), None) => {
-            let headline = "it is not said with how many new tokens those of prompts come";
-            let help = "write `--tokens N` of them";
+            let headline = "`--rate` with `--prompt-tokens` needs the number of new tokens";
+            let help = "write `--tokens N`: the new tokens that come with these prompts";
             Err(usage("--prompt-tokens", headline.to_owned()).help(help).into())
         }
         (Some(rate), Some(new)) => {

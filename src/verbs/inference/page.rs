@@ -137,9 +137,10 @@ fn page(copies: &Copies<'_>, rows: &[Row]) -> String {
         Some(best) => taken(copies, best, rows),
         None => refused(copies, rows),
     };
-    text + "\nprompt: a whole context; alone: one sequence on each copy; longest: the context of \
-            each of so many sequences, over all copies; token: from one to the next of a sequence, \
-            alone and with all sequences at once; tokens/s are of one device\n"
+    text + "\nprompt: a whole context; alone: one sequence on each copy; longest: tokens of \
+            context that fit for each of the sequences under `of`, over all copies; token: from \
+            one to the next of a sequence, alone and with all sequences at once; tokens/s are of \
+            one device\n"
 }
 
 fn table(copies: &Copies<'_>, rows: &[Row]) -> Table {

@@ -25,7 +25,7 @@ use crate::verbs::gpus::{Subject, noted_model};
 /// Ranks that share products at most. Chosen: beyond two nodes of eight, collectives take longer
 /// than what they save.
 const TENSOR_MAX: u32 = 64;
-/// Copies that share experts at most. Chosen: as many as DeepSeek-AI 2024 decode with.
+/// Upper limit of copies that share experts. Chosen: the number that DeepSeek-AI 2024 decode with.
 const SHARING_MAX: u32 = 512;
 /// Ways that are listed at most.
 const LISTED: usize = 8;
@@ -203,8 +203,8 @@ fn ways(subject: &Subject, args: &CostArgs) -> Result<Vec<Replica>, Failure> {
     Ok(ways)
 }
 
-/// What a way gives on so many devices, and how many it needs; none where it never meets what is
-/// asked for.
+/// The row of a copy on `devices` devices, and the number of devices that it needs; none where it
+/// never meets the demand.
 fn counted(
     subject: &Subject,
     args: &CostArgs,
@@ -214,7 +214,7 @@ fn counted(
     let own = Subject { devices, ..subject.clone() };
     let estimator = own.estimator()?;
     let count = devices / copy.tp / copy.pp;
-    // Each copy takes as many sequences as it can, and together they are as many as are asked for.
+    // Each copy takes the most sequences that it can; the number of copies follows from the demand.
     let wanted = super::Wanted { sequences: None, token_s: args.served.token_time };
     let copies = Copies::new(&own, &estimator, wanted, purpose(args))?;
     let row = copies.row(copy, count);

@@ -96,7 +96,7 @@ pub(super) fn page(source: &str, contents: &Contents) -> Result<String, Failure>
 /// The document of the functions of a file.
 ///
 /// # Errors
-/// As [`page`].
+/// Those of [`page`].
 pub(super) fn document(source: &str, contents: &Contents) -> Result<Value, Failure> {
     check(source, contents)?;
     let devices = devices()?;

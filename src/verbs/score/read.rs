@@ -1,8 +1,8 @@
 //! Layouts that users have in files: flags of Megatron-LM in a script, JSON of DeepSpeed and of
 //! Calculon, TOML of torchtitan, our own TOML and JSON.
 //!
-//! What a file says and a configuration does not is returned, never dropped silently; what cannot
-//! be is told with its place, all at once.
+//! What a file says and a configuration does not is returned, never dropped silently; what is
+//! impossible is reported with its place, all at once.
 
 mod calculon;
 mod deepspeed;
@@ -134,7 +134,7 @@ impl Layout {
 /// Reads a layout, or the text of a plan of a model.
 ///
 /// # Errors
-/// As [`read`]; those of [`planned::read`].
+/// Those of [`read`] and of [`planned::read`].
 pub fn read_for(
     source: &str,
     text: &str,
@@ -334,7 +334,8 @@ fn data_parallel(said: &mut Said, known: Known, c: &Configuration) -> Option<u32
     Some((devices / others).max(1))
 }
 
-/// The same where the file is read by it.
+/// The number of data-parallel ranks, for files that cannot be read without it; refused where
+/// nothing says it, with 1 in its place.
 fn data_parallel_ranks(said: &mut Said, known: Known, c: &Configuration) -> u32 {
     data_parallel(said, known, c).unwrap_or_else(|| {
         let headline = format!("`{}` does not say how many devices there are", said.source);

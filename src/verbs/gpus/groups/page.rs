@@ -79,7 +79,7 @@ pub(super) struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// The same for programs.
+    /// The row as JSON.
     pub(super) fn told(&self) -> Value {
         json!({
             "group": self.group.name,

@@ -135,7 +135,7 @@ fn check_layers(said: &mut Said, layers: u32) {
     said.refuse("--num-layers", headline, "name the model that the script trains");
 }
 
-/// Chunks of a stage of so many layers, of `layers` each.
+/// Number of chunks of `layers` layers in a stage of `stage` layers.
 fn chunks(said: &mut Said, stage: u32, layers: u32) -> u32 {
     if !stage.is_multiple_of(layers) {
         let name = "--num-layers-per-virtual-pipeline-stage";
@@ -244,7 +244,7 @@ fn leave_out_usual(c: &mut Configuration, layers: u32) {
     }
 }
 
-/// What is recomputed, in stages of so many chunks.
+/// What is recomputed, in stages of `vpp` chunks.
 fn recompute(said: &mut Said, vpp: u32) -> Recompute {
     let count = said.size("--recompute-num-layers");
     let is_block = said.choice("--recompute-method", &[("uniform", false), ("block", true)]);

@@ -34,7 +34,7 @@ pub(super) struct Said {
     /// Names that were looked for.
     looked_for: BTreeSet<String>,
     pub(super) wrong: Vec<Diagnostic>,
-    /// What is told of how the file was read.
+    /// Notes to the user on how the file was read.
     pub(super) notes: Vec<String>,
 }
 
@@ -143,7 +143,7 @@ impl Said {
         self.choice_as(name, all, |a, b| a == b)
     }
 
-    /// The same where texts are compared so.
+    /// One of a few values, where `is_same` compares texts; another one is refused.
     pub(super) fn choice_as<T: Copy>(
         &mut self,
         name: &str,
