@@ -66,7 +66,7 @@ pub(crate) fn not_calls(entry: &str, why: String) -> Diagnostic {
 }
 
 impl Calls {
-    /// As [`Calls::of`].
+    /// The calls of the entry of a module, by its name, as [`Calls::of`] finds them.
     ///
     /// # Errors
     /// `E2001`, which names what is no call of a layer.

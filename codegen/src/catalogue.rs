@@ -333,7 +333,7 @@ fn drawn(salt: u32, places: Places, dtype: DType, sizes: &[usize], scalars: &mut
     stored(Instr::Random(draw), vec![key], dtype, count)
 }
 
-/// What one instruction makes of the index of an element, for each of so many.
+/// A loop over `count` elements that stores what one instruction makes of each element's index.
 fn stored(instr: Instr, inputs: Vec<RowInput>, dtype: DType, count: usize) -> Rows {
     Rows {
         rows: count,

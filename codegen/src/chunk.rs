@@ -101,8 +101,8 @@ impl Wide {
         Wide { is_agreed: false, ..Wide::of_ranks(function, [1, 1]) }
     }
 
-    /// Those of a function that so many ranks share along `dp` and `tp`. They follow from the whole
-    /// function, so that no rank finds others because its piece of the vocabulary is shorter.
+    /// The wide values of a function that `ranks` ranks along `[dp, tp]` share. They follow from
+    /// the whole function, so that a rank with a shorter piece of the vocabulary finds the same.
     pub(crate) fn of_ranks(function: &Function, ranks: [usize; 2]) -> Wide {
         let name = |node: &Node| function.value(node.results[0]).name.clone();
         let nodes = function.nodes.iter();

@@ -139,7 +139,7 @@ impl<'m> Compiler<'m> {
     /// The program of one class.
     ///
     /// # Errors
-    /// As [`Compiler::programs`].
+    /// Those of [`Compiler::programs`].
     pub fn program(
         &mut self,
         plan: &Plan,
@@ -155,7 +155,7 @@ impl<'m> Compiler<'m> {
     /// without the work of compiling what is between.
     ///
     /// # Errors
-    /// As [`Compiler::programs`].
+    /// Those of [`Compiler::programs`].
     pub fn ends(
         &mut self,
         plan: &Plan,

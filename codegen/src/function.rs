@@ -31,11 +31,11 @@ pub fn compile_function(module: &Module, name: &str) -> Result<Compiled, Diagnos
     compile_within(module, name, |_| None)
 }
 
-/// As [`compile_function`], of parameters of which more may be known than their type: between
-/// which integers their elements lie.
+/// Compiles a function as [`compile_function`] does, where `given` says between which integers the
+/// elements of a parameter lie.
 ///
 /// # Errors
-/// As [`compile_function`].
+/// Those of [`compile_function`].
 pub fn compile_within(
     module: &Module,
     name: &str,

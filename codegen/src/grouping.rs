@@ -46,7 +46,8 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// What the choice costs, in bytes: a launch counts as many as could be moved in its time.
+    /// Price of the choice, in bytes moved: a launch counts as the bytes that could be moved in its
+    /// time.
     pub fn price(&self) -> u64 {
         self.work.price()
     }

@@ -33,7 +33,7 @@ pub struct Forward<'a> {
 /// Compiles one entry that only runs forward: `logits`, or `decode` of a module for decoding.
 ///
 /// # Errors
-/// As [`compile_entries`].
+/// Those of [`compile_entries`].
 pub fn compile_inference(
     module: &Module,
     entry: &str,

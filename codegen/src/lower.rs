@@ -220,7 +220,7 @@ impl<'a> Lower<'a> {
     fn node(&mut self, node: &Node) -> Result<(), Refusal> {
         #[expect(clippy::wildcard_enum_match_arm, reason = "the catalogue knows the other ops")]
         match &node.op {
-            // The same bytes under other dims.
+            // A reshape shares the bytes of its operand.
             Op::Reshape { .. } => {
                 self.home(node.operands[0]);
                 self.home[node.result().index()] = self.home[node.operands[0].index()];

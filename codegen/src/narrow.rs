@@ -44,7 +44,7 @@ struct Narrow<'f> {
     ranges: Vec<Option<Range>>,
     /// Whether a value of 64 bits has 32 now.
     is_narrow: Vec<bool>,
-    /// The same values in 64 bits again, where a node needs them.
+    /// For narrowed values, their copy in 64 bits, where a node needs one.
     wide: Vec<Option<ValueId>>,
 }
 

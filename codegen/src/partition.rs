@@ -145,10 +145,11 @@ pub fn partition(
     partition_for_output(module, function, shardings, place, &[])
 }
 
-/// As [`partition`], but every rank along `tp` has the whole of the results that are marked.
+/// Partitions as [`partition`] does, except that every rank along `tp` has the whole of the results
+/// that `is_output` marks.
 ///
 /// # Errors
-/// As [`partition`].
+/// Those of [`partition`].
 pub fn partition_for_output(
     module: &Module,
     function: &Function,
@@ -170,10 +171,10 @@ pub(crate) fn bindings(place: Place) -> Bindings {
     Bindings::from([(Dim::BATCH.to_owned(), batch)])
 }
 
-/// As [`partition_for_output`], of a module and a function whose sizes are bound.
+/// Partitions a module and a function whose sizes are bound, as [`partition_for_output`] does.
 ///
 /// # Errors
-/// As [`partition`].
+/// Those of [`partition`].
 pub(crate) fn partition_bound(
     bound: &Module,
     global: &Function,

@@ -49,10 +49,11 @@ pub fn prepare_training(module: Module, entry: &str) -> Result<Module, Diagnosti
     prepare_training_as(module, entry, &Precision::uniform(DType::F32))
 }
 
-/// As [`prepare_training`], with the element types of a precision: the module has that of its sums.
+/// Prepares a module as [`prepare_training`] does, with the element types of `precision`; the
+/// module comes with the type of its sums.
 ///
 /// # Errors
-/// As [`prepare_training`].
+/// Those of [`prepare_training`].
 pub fn prepare_training_as(
     module: Module,
     entry: &str,
@@ -61,7 +62,7 @@ pub fn prepare_training_as(
     prepare_for(Purpose::Training, module, entry, *precision)
 }
 
-/// As [`prepare_training`], for an entry that only runs forward.
+/// Prepares a module as [`prepare_training`] does, for an entry that only runs forward.
 ///
 /// # Errors
 /// `E2001` when the entry is no list of calls.
@@ -69,11 +70,11 @@ pub fn prepare_inference(module: Module, entry: &str) -> Result<Module, Diagnost
     prepare_inference_as(module, entry, &Precision::uniform(DType::F32))
 }
 
-/// As [`prepare_inference`], with the element types of a precision: the module has that of its
-/// sums.
+/// Prepares a module as [`prepare_inference`] does, with the element types of `precision`; the
+/// module comes with the type of its sums.
 ///
 /// # Errors
-/// As [`prepare_inference`].
+/// Those of [`prepare_inference`].
 pub fn prepare_inference_as(
     module: Module,
     entry: &str,

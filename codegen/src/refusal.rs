@@ -32,7 +32,7 @@ impl Refusal {
         why
     }
 
-    /// The same reason in other words.
+    /// This refusal with its reason rewritten by `words`.
     pub fn map(self, words: impl FnOnce(String) -> String) -> Refusal {
         match self {
             Refusal::NoKernel(why) => Refusal::NoKernel(words(why)),

@@ -194,7 +194,7 @@ impl<'m> Layers<'m> {
     /// The routine of a function that only runs forward, with its local function.
     ///
     /// # Errors
-    /// As [`Layers::layer`].
+    /// Those of [`Layers::layer`].
     pub(crate) fn forward(
         &mut self,
         name: &str,
@@ -327,7 +327,8 @@ pub fn routine(
     routine_in_pieces((function, composites), &Wide::of(function), accumulate, in_place, table)
 }
 
-/// As [`routine`], with what is `wide` in pieces of its rows.
+/// Lowers a function as [`routine`] does, with the values in `wide` computed in pieces of their
+/// rows.
 pub(crate) fn routine_in_pieces(
     (function, composites): (&Function, &Module),
     wide: &Wide,

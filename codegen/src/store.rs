@@ -95,7 +95,7 @@ pub(crate) struct Store {
 
 impl Store {
     /// Places parameters region by region; and, where there are `states` for training, masters,
-    /// gradients and so many optimizer states.
+    /// gradients and that many optimizer states.
     pub(crate) fn new(
         weights: Vec<WeightPlace>,
         states: Option<usize>,

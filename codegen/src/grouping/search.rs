@@ -59,8 +59,8 @@ impl State {
         ones(items).fold(0, |all, item| all | bit(self.group_of(item)))
     }
 
-    /// The same with one more item, in a group or in a new one; none where groups would wait for
-    /// each other.
+    /// This state with one more item, in the group `place` or in a new one; none where groups would
+    /// wait for each other.
     fn with(&self, problem: &Problem<'_>, level: &Level, at: usize, place: usize) -> Option<State> {
         let mut next = self.clone();
         if place == next.groups.len() {

@@ -37,8 +37,8 @@ impl Lower<'_> {
     }
 }
 
-/// Gives locals their offsets in a frame, and its bytes. Parts keep their distance from the start
-/// of what they lie in, and are parts of that which is no part itself.
+/// Gives locals their offsets in a frame; returns the bytes of the frame. A part of another local
+/// keeps its distance from the start of the outermost local that it lies in.
 pub(super) fn place(locals: &mut [LocalBuffer], instructions: &[Instruction]) -> u64 {
     let wholes: Vec<(usize, u64)> = (0..locals.len()).map(|at| whole_of(locals, at)).collect();
     let lifetimes = lifetimes(locals, &wholes, instructions);

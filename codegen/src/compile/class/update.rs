@@ -234,7 +234,7 @@ fn update_region(
     Ok(())
 }
 
-/// The update of so many elements, lowered once.
+/// The optimizer update of `elements` elements with weight decay `decay`, lowered once.
 fn update_of(class: &mut Class<'_>, decay: f64, elements: usize) -> Result<Arc<Update>, String> {
     let (optimizer, precision) = (class.plan.optimizer, class.plan.precision);
     let text = format!("{optimizer:?} {decay} {elements} {precision}");
