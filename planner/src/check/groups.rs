@@ -49,7 +49,7 @@ struct Part<'a> {
     microbatch_count: u64,
     /// Bytes of the fullest device, as the plan says.
     need_bytes: f64,
-    /// The same, priced again; none where there is no price.
+    /// Bytes of the fullest device, as the checker prices them; none where there is no price.
     priced_bytes: Option<f64>,
 }
 

@@ -1,4 +1,4 @@
-//! By what layers are told apart, and what a call of one costs.
+//! Keys that distinguish layers, and the price of a call of one.
 
 use ir::plan::Keep;
 

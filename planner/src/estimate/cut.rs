@@ -110,8 +110,8 @@ impl Sums {
 }
 
 impl Sums {
-    /// Not above [`Sums::again_s`], and no less for what lies around: where some layers of a stage
-    /// are recomputed, and cheaper ones come in front of it, these are in place of others.
+    /// Lower bound on [`Sums::recompute_s`] that never shrinks when a stage grows: some layers of a
+    /// stage are recomputed, and where cheaper ones are added in front, these replace others.
     fn least_again_s(&self, recompute: Recompute, from: u32, to: u32) -> f64 {
         match recompute {
             Recompute::Layers(layers) if !self.least_whole_s.is_empty() => {
@@ -157,10 +157,10 @@ fn last_where(low: u32, high: u32, guess: u32, holds: impl Fn(u32) -> bool) -> u
     low
 }
 
-/// What is known of all cuts of one configuration.
+/// Lower bound over all stage partitions of one configuration.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LowerBound {
-    /// Not above the seconds of the passes of any cut, with their messages.
+    /// Lower bound on the seconds of the passes, with their messages.
     pub passes_s: f64,
     /// The part of them that is no stage's own.
     shared_s: f64,
@@ -236,8 +236,8 @@ impl StagePartitions<'_> {
         matches!(self.c.schedule, Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleH2)
     }
 
-    /// F, B and W of a stage that computes so long again; B is without W where a schedule splits
-    /// them.
+    /// F, B and W, in seconds, of a stage with `recompute_s` seconds of recomputation; B is without
+    /// W where a schedule splits them.
     fn passes(&self, index: u32, from: u32, to: u32, recompute_s: f64) -> [f64; 3] {
         let [first, last] = [&self.sums.passes[from as usize], &self.sums.passes[to as usize]];
         let mut all = [last[0] - first[0], last[1] - first[1], last[2] - first[2]];
@@ -281,7 +281,8 @@ impl StagePartitions<'_> {
         self.path_of(index, path, to, self.passes(index, from, to, recompute_s))
     }
 
-    /// Not above these. It grows with all layers of the stage, and with those that follow it.
+    /// Lower bound on the stage's path, in seconds. It grows with the layers of the stage and with
+    /// those that follow it.
     fn least_path_s(&self, index: u32, path: &Path, from: u32, to: u32) -> f64 {
         let recompute_s = self.sums.least_again_s(self.c.recompute, from, to);
         self.path_of(index, path, to, self.passes(index, from, to, recompute_s))
@@ -368,8 +369,8 @@ impl StagePartitions<'_> {
         }
     }
 
-    /// Where a stage has to be deep, the stage of which that is the least, with a cut that has it
-    /// and is even else, and what no such path is below.
+    /// Where a stage has to be deep: a partition whose deep stage has the least path and whose
+    /// other stages are even, and the lower bound, in seconds, on the path of any deep stage.
     fn least_deep(&self, paths: &[Path]) -> Option<(Vec<u32>, f64)> {
         let (p, depth) = (self.c.pp, self.depth());
         let deep = self.deeper_than().checked_add(1).filter(|deep| (2..=depth).contains(deep))?;
@@ -385,7 +386,8 @@ impl StagePartitions<'_> {
         Some((cut, longest_s))
     }
 
-    /// What no cut's passes are below, with the cut whose longest path is the least.
+    /// Lower bound on the passes over all stage partitions, and the partition whose longest path is
+    /// the least.
     pub fn least(&self) -> (LowerBound, Vec<u32>) {
         let paths = self.paths();
         let depth = self.depth();
@@ -540,10 +542,10 @@ impl StagePartitions<'_> {
         })
     }
 
-    /// Not above the seconds in which any cut exchanges, updates and moves, of those that have
-    /// `room`: what the first stage takes alone, the last, or the fullest between them, for all
-    /// numbers of layers of the first and the last. `moves` says whether the update and moves
-    /// count.
+    /// Lower bound, in seconds, on collectives, optimizer update and offload over all stage
+    /// partitions within `room`: what the first stage takes alone, the last, or the fullest between
+    /// them, for all numbers of layers of the first and the last. `moves` says whether the update
+    /// and offload count.
     pub fn after_bound_s(&self, room: &Room, moves: bool) -> f64 {
         let (p, depth) = (self.c.pp, self.depth());
         // No stage waits for more than all backward passes.
@@ -615,9 +617,9 @@ impl StagePartitions<'_> {
     }
 }
 
-/// Not above the longest of a first stage, a last one and what `rest_s` says of the layers of both,
-/// whichever these are. Ends are layers, ascending, with seconds; the more layers they have, the
-/// less is the rest.
+/// Lower bound, in seconds, on the longest of a first stage, a last one and `rest_s` of the layers
+/// of both, over all pairs of `ends`. Ends are `(layers, seconds)`, ascending; the more layers they
+/// have, the less is the rest.
 fn least_of_pairs(ends: [&[(u32, f64)]; 2], rest_s: impl Fn(u32) -> f64) -> f64 {
     // Seconds of as many layers or more.
     let [first, last] = ends.map(|end| {
@@ -666,17 +668,17 @@ impl Room {
     }
 }
 
-/// What a cut has to be better than.
+/// What a stage partition has to be better than.
 pub struct Wanted<'a> {
-    /// Bytes of the fullest stage at most.
+    /// Upper limit of the bytes of the fullest stage.
     pub bytes_max: f64,
-    /// What is to be small of a step.
+    /// Objective value of a step: seconds, or joules of a device.
     pub objective_value: &'a dyn Fn(&Step) -> f64,
-    /// The seconds of a step that is worth so much, at most.
+    /// Upper bound on the seconds of a step with the given objective value.
     pub seconds: &'a dyn Fn(f64) -> f64,
-    /// What is known to be there already.
+    /// Objective value of the best plan so far.
     pub below: f64,
-    /// Stages that are looked at, at most.
+    /// Upper limit of the number of stages that are priced.
     pub work_max: u32,
 }
 

@@ -100,9 +100,9 @@ pub trait Tree: Sized {
     /// What the options below a path depend on: equal shapes have equally many leaves.
     fn shape(&self, path: &Path) -> u64;
 
-    /// Not above the score of any leaf below the path, in each part; where all is as good that
-    /// fits, of any leaf that does. Where the time is not below `seconds`, the bytes may be
-    /// anything less.
+    /// Lower bounds, on the objective value and on the bytes, over all candidates below the path;
+    /// where only fitting matters, over all that fit. Where the bound on the objective value is at
+    /// least `seconds`, the bound on the bytes may be anything less.
     fn bound(&self, path: &Path, seconds: f64) -> Score;
 
     /// Decisions that tell apart what is listed beside the best, and what several threads walk.
@@ -134,7 +134,7 @@ pub trait Tree: Sized {
     fn score(&self, path: &Path, bytes_max: f64, seconds: f64) -> Score;
 }
 
-/// What is to be found.
+/// The objective of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Objective {
     /// The fastest leaf that fits.
@@ -215,14 +215,14 @@ impl Counter {
 /// What a walk looks for.
 #[derive(Clone, Copy, Debug)]
 pub struct Aim {
-    /// What is to be small.
+    /// Objective to minimise.
     pub objective: Objective,
     /// Leaves with more do not fit.
     pub bytes_max: f64,
-    /// Where time is to be small, leaves whose time is not below this need not be found.
+    /// Where time is minimised, candidates whose objective value is this or more need not be found.
     pub below_s: f64,
-    /// Kinds whose fastest leaf is listed, where time is to be small: those with the fastest, as
-    /// far as looking ahead finds them.
+    /// Number of kinds whose fastest candidate is listed, where time is minimised: the kinds with
+    /// the fastest ones, as far as looking ahead finds them.
     pub listed: usize,
 }
 
@@ -344,7 +344,7 @@ impl Seen {
     }
 }
 
-/// What is to be done with what lies below a path.
+/// What happens to the candidates below a path.
 enum Fate {
     Visit,
     BoundedOut,
@@ -482,9 +482,9 @@ impl<'a, T: Tree> Walker<'a, T> {
             && self.tree.bytes(path) > self.aim.bytes_max
     }
 
-    /// Looks for the first leaf that fits, by halves and by bytes alone: those before it are too
-    /// large. Of those after it, the ones between two that were looked at are skipped where they
-    /// cannot be better. What no later leaf is below.
+    /// Finds the first option that fits, by bisection on bytes alone: those before it are too
+    /// large. After it, options between two that were scored are skipped where they cannot be
+    /// better. Returns the lower bound over the later options.
     fn visit_shrinking(&mut self, path: &Path, bound: Score, options: &[u32]) -> Score {
         let low = options
             .partition_point(|value| self.tree.bytes(&path.then(*value)) > self.aim.bytes_max);

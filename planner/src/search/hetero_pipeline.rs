@@ -151,7 +151,7 @@ struct Candidate {
     used: Vec<Used>,
     count: u64,
     bound_s: f64,
-    /// Not above the slowest stage of any cut.
+    /// Lower bound on the bottleneck time, in seconds, over all stage partitions.
     bottleneck_s: f64,
 }
 

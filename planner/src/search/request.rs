@@ -38,9 +38,9 @@ pub struct SearchRequest<'a> {
     pub global_batch: u32,
     /// What the user fixes and forbids.
     pub limits: Limits,
-    /// What is to be small.
+    /// Objective to minimise.
     pub objective: Objective,
-    /// What a device draws, where its energy is to be small in place of the time.
+    /// What a device draws, where its energy is minimised in place of the time.
     pub power: Option<&'a Power>,
     /// How far the search may go.
     pub budget: Budget<'a>,

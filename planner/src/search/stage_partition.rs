@@ -1,4 +1,4 @@
-//! All cuts of the layers into stages, where time is to be small.
+//! The search over all stage partitions, where time is minimised.
 //!
 //! There are far too many to walk. Below a configuration all of them have one bound
 //! ([`cut`](crate::estimate::cut)), and where it is below the best so far, the cuts within it are
@@ -44,8 +44,9 @@ impl Space<'_> {
         self.only_fits && may_be_uneven(c)
     }
 
-    /// Looks longer at the leaves of which not all cuts were tried and may be better than the
-    /// best, or than `below` where there is none; what no cut is below that was not tried even so.
+    /// Searches longer below candidates whose stage partitions were not all tried and may be better
+    /// than the best, or than `below` where there is none. Returns the lower bound on the objective
+    /// value over the partitions that are still not tried.
     pub fn finish(
         &self,
         best: &mut Option<Leaf>,
@@ -80,7 +81,7 @@ impl Space<'_> {
         cuts.fitting(self.estimator.memory_bytes).is_some()
     }
 
-    /// Seconds of a step that is worth so much, at most.
+    /// Upper bound on the seconds of a step with the given objective value.
     fn seconds_of(&self, objective_value: f64, least_busy_s: f64) -> f64 {
         match self.power {
             Some(power) => {
@@ -138,8 +139,9 @@ impl Space<'_> {
         Score { seconds, bytes }
     }
 
-    /// What the passes of no cut that fits are below: it computes as much again as is needed where
-    /// all else is as small as it can be. `least` is of nothing recomputed.
+    /// Lower bound, in seconds, on the passes of the stage partitions that fit. They recompute at
+    /// least as much as is needed where all else is as small as it can be. `least` is the bound
+    /// with nothing recomputed.
     fn least_s_that_fits(
         &self,
         path: &Path,
@@ -262,8 +264,8 @@ impl Space<'_> {
         best
     }
 
-    /// The best cut of a leaf, and what no cut of it is below: its passes, and what follows. What
-    /// is not better than `below` need not be found.
+    /// The best stage partition of a candidate, and the parts of its lower bound: of its passes,
+    /// and of what follows them. A partition that is not better than `below` need not be found.
     fn best_cut(
         &self,
         path: &Path,

@@ -105,7 +105,8 @@ impl Table {
     }
 }
 
-/// What no other thread holds meanwhile. What is guarded here is whole whatever stops a thread.
+/// Locks `guarded`, also after a thread that held it has panicked: no value here is ever left half
+/// written.
 fn lock<T>(guarded: &Mutex<T>) -> MutexGuard<'_, T> {
     guarded.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -133,12 +134,12 @@ impl Tables {
     }
 }
 
-/// A cut whose slowest stage is as fast as can be.
+/// The stage partition with the least bottleneck time.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Balanced {
-    /// Layers of each stage; empty where that is the even cut.
+    /// Layers of each stage; empty for the even partition.
     pub(super) layers: Vec<u32>,
-    /// Not above the slowest stage of any cut.
+    /// Lower bound on the bottleneck time, in seconds, over all stage partitions.
     pub(super) least_s: f64,
 }
 

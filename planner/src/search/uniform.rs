@@ -1,8 +1,8 @@
 //! The space of configurations priced by [`Estimator`]: what the walk needs to know of it.
 //!
-//! A leaf stands for all cuts of the layers into stages. Where time is to be small it is scored at
-//! the best of them ([`cuts`](super::stage_partition)); where memory is, at the better of two: as
-//! even as can be, and such that the slowest stage is as fast as can be.
+//! A candidate stands for all its stage partitions. Where time is minimised it is scored at the
+//! best of them ([`stage_partition`](super::stage_partition)); where memory is, at the better of
+//! two: the even one, and the one with the least bottleneck time.
 //!
 //! Bounds call the step formula itself, at the least of what is open: with the same stages, passes
 //! are not slower without recomputation, exchanges not slower beside full recomputation, and memory
@@ -48,7 +48,7 @@ pub struct Space<'a> {
     pub domain: SearchDomain,
     /// Samples of a step.
     pub global_batch: u64,
-    /// What a device draws, where energy is to be small and not time: scores are joules then.
+    /// What a device draws, where energy is minimised and not time: scores are joules then.
     pub power: Option<&'a Power>,
     /// Whether of what fits it does not matter how large it is: a leaf is then the best of all
     /// cuts of its layers that fit.
@@ -59,13 +59,13 @@ pub struct Space<'a> {
     meshes: RefCell<FxHashMap<Path, Score>>,
     passes: RefCell<Option<(Path, FxHashMap<Recompute, Rc<Passes>>)>>,
     placements: RefCell<Option<(Path, Rc<Placements>)>>,
-    /// What no cut is below, of the schedule that was asked for last.
+    /// Lower bounds of the schedule that was asked for last.
     pub(super) known: RefCell<Option<(Path, Known)>>,
     /// By what is sharded: collectives of stages, of the inside that was asked for last.
     pub(super) exchanged: RefCell<Option<(Path, FxHashMap<Option<u32>, Rc<Exchanged>>)>>,
-    /// Cuts of leaves that are better than the usual ones.
+    /// Stage partitions of candidates that are better than the usual ones.
     pub(super) found: RefCell<FxHashMap<Path, Vec<u32>>>,
-    /// Leaves of which not all cuts were tried, and what no cut of theirs is below.
+    /// Candidates whose stage partitions were not all tried, with the lower bound over these.
     pub(super) unfinished: RefCell<FxHashMap<Path, f64>>,
 }
 
@@ -202,8 +202,8 @@ impl<'a> Space<'a> {
         cuts
     }
 
-    /// Not above any leaf below a path that does not say where axes are placed: each is placed
-    /// best.
+    /// Lower bound on the objective value below a path that does not say where axes are placed:
+    /// each is placed best.
     fn unplaced(&self, path: &Path) -> f64 {
         if path.values().len() + 1 == INSIDE {
             let c = decisions::configuration(&self.domain, path);
@@ -373,8 +373,8 @@ impl<'a> Space<'a> {
         std::iter::once(whole).chain(attention).collect()
     }
 
-    /// Configurations of which one is the smallest of all leaves below, but for what they compute
-    /// again and how their layers are cut.
+    /// Configurations of which one is the smallest of all candidates below, apart from
+    /// recomputation and stage partition.
     fn smallest(&self, c: &Configuration, decided: usize) -> impl Iterator<Item = Configuration> {
         let mut small = c.clone();
         let zeros = match decided {
@@ -423,8 +423,8 @@ pub(super) fn may_be_uneven(c: &Configuration) -> bool {
     c.pp > 1 && c.vpp == 1
 }
 
-/// Of leaves that stand for all cuts: those that are better than the usual ones, and what no cut
-/// is below where not all were tried.
+/// Of candidates that stand for all their stage partitions: the partitions that are better than the
+/// usual ones, and the lower bounds where not all were tried.
 #[derive(Debug, Default)]
 pub struct Kept {
     found: FxHashMap<Path, Vec<u32>>,

@@ -28,7 +28,7 @@ pub struct GroupRequest<'a> {
     pub limits: Limits,
     /// How far the search for one group may go.
     pub evaluations_max: u64,
-    /// Whether the fullest device is to be small, in place of the time of a step.
+    /// Whether to minimise the bytes of the fullest device in place of the time of a step.
     pub for_memory: bool,
     /// The groups that all take part, ascending; none where any may.
     pub set: Option<Vec<usize>>,

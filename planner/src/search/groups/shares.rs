@@ -89,18 +89,18 @@ impl Value {
     }
 }
 
-/// What a share counts as.
+/// The objective value that a share counts with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
-    /// What it is not worth less than.
+    /// Its lower bound.
     Bound,
-    /// What it is expected to be worth.
+    /// The value that is expected.
     Guess,
-    /// What it is worth; what is not known does not count.
+    /// The value that was found; shares without one do not count.
     Found,
 }
 
-/// Shares of a set of groups, and what they are worth.
+/// Shares of a set of groups, with their objective value.
 #[derive(Clone, Debug)]
 struct Way {
     objective_value: f64,
@@ -176,7 +176,7 @@ impl<'a> Shares<'a> {
         SearchDomain::new(work, self.asked.devices(group), samples, limits.clone())
     }
 
-    /// What a share is not worth less than; infinite where no layout divides it.
+    /// Lower bound on the objective value of a share; infinite where no layout divides it.
     fn bound(&self, group: usize, share: usize) -> f64 {
         if !self.pieces.is_share(share) {
             return f64::INFINITY;
@@ -189,7 +189,8 @@ impl<'a> Shares<'a> {
         space.bound(&Path::default(), f64::INFINITY).seconds
     }
 
-    /// Asks the search, where that was not done yet; what is not below a worth need not be known.
+    /// Searches for the best configuration of a share, once. A configuration whose objective value
+    /// is `below` or more need not be found.
     fn find(&mut self, group: usize, share: usize, below: f64) {
         let group = self.kinds[group];
         if self.values[group][share].is_found() {

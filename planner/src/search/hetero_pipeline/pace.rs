@@ -1,4 +1,4 @@
-//! What no cut of layers over groups is faster than, where groups differ in what they are fast at.
+//! Lower bounds on stage partitions over groups that differ in what they are fast at.
 
 use std::rc::Rc;
 
@@ -26,7 +26,7 @@ pub(super) fn likeness<'u>(ways: impl Iterator<Item = &'u Used>) -> f64 {
     least.iter().sum::<f64>().min(1.0)
 }
 
-/// Not above the slowest stage of any cut.
+/// Lower bound on the bottleneck time, in seconds of a micro-batch, over all stage partitions.
 ///
 /// Let a stage of group g do a part of each class k, all of which takes it Tₖ. With any weight w of
 /// each group, the weighted seconds of all stages are at least the sum over classes of the least
@@ -48,7 +48,8 @@ pub(super) fn bottleneck_s(used: &[Used], recomputed: usize) -> f64 {
     of_each.filter(|bottleneck_s| bottleneck_s.is_finite()).fold(of_all, f64::max)
 }
 
-/// Not above one micro-batch of all layers, each on the fastest stage for it.
+/// Lower bound on the seconds of one micro-batch through all layers, with each class of layers on
+/// the stage that is fastest for it.
 pub(super) fn least_s(used: &[Used], recomputed: usize) -> f64 {
     let classes = used.first().map_or(0, |used| used.seconds.classes.len());
     let least = |class: usize| {

@@ -110,8 +110,8 @@ impl Pipeline {
         all.step(self)
     }
 
-    /// Not above the step of any cut: all stages equally long, everything kept where that is
-    /// fastest.
+    /// Lower bound on the seconds of a step over all stage partitions: all stages equally long,
+    /// everything kept where that is fastest.
     pub(super) fn bound(&self) -> f64 {
         let fastest =
             |class: &Class| class.ways.iter().map(|w| w.seconds).fold(f64::INFINITY, f64::min);
