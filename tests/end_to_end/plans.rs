@@ -8,6 +8,7 @@ use planner::check::check;
 use planner::cluster::Cluster;
 use planner::elaborate::name_of;
 
+use crate::cli::tiny;
 use crate::scratch::Scratch;
 
 /// The module of a preset that a plan is of.
@@ -101,7 +102,7 @@ fn every_command_reads_the_text_of_a_plan() {
 /// they do not, every decision that they lack is named.
 #[test]
 fn plans_for_gpus_are_compiled_where_they_can_be() {
-    let scratch = Scratch::new("plan-compiled");
+    let scratch = tiny("plan-compiled");
     let asked = "gpt2-mini --cluster h100 --devices 4 --gbs 8 --seq 32 --dtype f32";
     let fixed = "--fix zero=0,offload=off,vpp=1,schedule=gpipe,pp=2,cp=1,recompute=attention";
     scratch.answer(&format!("plan {asked} {fixed} -o x.plan"));
@@ -110,9 +111,10 @@ fn plans_for_gpus_are_compiled_where_they_can_be() {
     // What is compiled computes what one rank does: in f32, and in bf16, which GPUs usually take.
     let verified = scratch.json("verify gpt2-mini --plan x.plan --json");
     assert_eq!(verified["meshes"][0]["pp"], 2, "{verified:#}");
-    let narrow = asked.replace(" --dtype f32", "");
+    let narrow = "tiny --cluster h100 --devices 4 --gbs 8 --seq 16";
     scratch.answer(&format!("plan {narrow} {fixed} -o narrow.plan"));
-    scratch.answer("verify gpt2-mini --plan narrow.plan");
+    let verified = scratch.json("verify tiny --plan narrow.plan --json");
+    assert_eq!(verified["dtype"], "bf16", "{verified:#}");
     scratch.answer(&format!("plan {asked} --fix zero=1,pp=2,vpp=2 -o y.plan"));
     assert_eq!(scratch.run("verify gpt2-mini --plan y.plan").status.code(), Some(4));
     assert_eq!(scratch.run("verify gpt2-mini --plan x.plan --seq 8").status.code(), Some(2));
