@@ -187,6 +187,12 @@ pub fn duration(text: &str) -> Result<f64, String> {
     }
 }
 
+/// Reads a probability.
+pub fn share(text: &str) -> Result<f64, String> {
+    let share = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+    share.ok_or_else(|| "write a number from 0 to 1".to_owned())
+}
+
 /// Reads what a device draws: more than nothing.
 pub fn watts(text: &str) -> Result<f64, String> {
     let watts = amount(text)?;

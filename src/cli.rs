@@ -76,7 +76,7 @@ pub enum Verb {
     Verify(verify::Args),
     /// Measure this machine, for predictions
     Calibrate(calibrate::Args),
-    /// Compare predictions with measured training runs
+    /// Compare predictions with measured runs of training and inference
     Validate(validate::Args),
     /// Predict the step of a layout that you give
     Score(Box<score::Args>),

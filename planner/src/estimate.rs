@@ -46,7 +46,7 @@ use crate::cluster::{Cluster, Known};
 use crate::configuration::{Configuration, Recompute};
 
 use host::HostLimits;
-use layer::{KnownItems, Lowering};
+use layer::{KnownItems, Lowering, Weights};
 use memory::Memory;
 use network::{Group, Network};
 use price::{Inside, Prices};
@@ -282,6 +282,7 @@ impl<'a> Estimator<'a> {
             job: &self.job,
             inside,
             seq: f64::from(seq),
+            weights: Weights::trained(self.job.arithmetic),
         };
         let mut known = KnownItems::default();
         let mut price = |items, width| lowering.price_knowing(&mut known, items, width);

@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::Serialize;
-
-use crate::estimate::memory::Memory;
-use crate::estimate::step::Breakdown;
+use serde_json::Value;
 
 /// A measured run with its prediction.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -28,14 +26,14 @@ pub struct Compared {
     pub measured_gib: Option<f64>,
     /// GiB, predicted.
     pub predicted_gib: f64,
-    /// What holds them.
-    pub memory: Memory,
+    /// What holds them, by name.
+    pub memory: Value,
     /// Whether the prediction says that the run fits.
     pub fits: bool,
     /// What the row left open.
     pub defaults: Vec<String>,
-    /// Where the predicted time goes.
-    pub breakdown: Breakdown,
+    /// Where the predicted time goes, by name.
+    pub breakdown: Value,
 }
 
 impl Compared {
@@ -214,10 +212,10 @@ mod tests {
             interval_s: [predicted * 0.9, predicted * 1.1],
             measured_gib: None,
             predicted_gib: 0.0,
-            memory: Memory::default(),
+            memory: Value::Null,
             fits: true,
             defaults: Vec::new(),
-            breakdown: Breakdown::default(),
+            breakdown: Value::Null,
         }
     }
 

@@ -6,9 +6,12 @@ use ir::DType;
 use ir::import::{Model, Options};
 use ir::plan::Optimizer;
 use planner::cluster::{Cluster, Kind};
+use planner::estimate::profile::{ENGINES, Profile};
+use planner::estimate::serving::storage::{CacheFormat, WeightFormat};
+use planner::estimate::serving::{Lengths, Speculation, Storage};
 use planner::goodput::Interruptions;
 
-use crate::argument::{PathArg, duration, length, many, positive, price, watts};
+use crate::argument::{PathArg, duration, length, many, positive, price, share, watts};
 use crate::cache::Key;
 use crate::failure::{Failure, usage};
 use crate::job::{self, Limited, PlanRequest, Precision, Where, positions_max};
@@ -143,25 +146,145 @@ pub enum Purpose {
     Decode,
 }
 
-/// What devices are for, and how soon they answer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, clap::Args)]
+/// What devices are for, how soon they answer, and what they answer.
+#[derive(Clone, Debug, Default, PartialEq, clap::Args)]
 pub struct Served {
     /// What devices are for: training, or inference by copies of the model on tp · pp devices each
     #[arg(long = "for", value_enum, default_value = "training", value_name = "WHAT")]
     pub purpose: Purpose,
-    /// Upper limit of the time from one token of a sequence to the next, in inference: 50ms
-    #[arg(long, value_name = "TIME", value_parser = duration)]
-    pub token_time: Option<f64>,
+    /// The requests
+    #[command(flatten)]
+    pub requests: Requests,
 }
 
+/// The heading of flags about inference.
+const INFERENCE: &str = "Inference";
+
+/// What requests are, how they are worked on, and how soon.
+#[derive(Clone, Debug, Default, PartialEq, clap::Args)]
+#[command(next_help_heading = INFERENCE)]
+pub struct Requests {
+    /// The engine that answers: fastertransformer, tensorrt-llm, gpt-fast, litgpt-generate
+    /// [default: gantline]
+    #[arg(long, value_name = "NAME", value_parser = engine)]
+    pub engine: Option<Profile>,
+    /// Upper limit of the time from one token of a sequence to the next: 50ms
+    #[arg(long, alias = "tpot", value_name = "TIME", value_parser = duration)]
+    pub token_time: Option<f64>,
+    /// Upper limit of the time to the first token of a prompt that waits for no other: 500ms
+    #[arg(long, alias = "ttft", value_name = "TIME", value_parser = duration)]
+    pub first_token_time: Option<f64>,
+    /// Tokens of a prompt [default: those of --seq]
+    #[arg(long, value_name = "N", value_parser = length)]
+    #[arg(requires = "output_len", conflicts_with = "seq")]
+    pub input_len: Option<usize>,
+    /// New tokens of a request: answers are then about whole requests
+    #[arg(long, value_name = "N", value_parser = length, requires = "input_len")]
+    pub output_len: Option<usize>,
+    /// Tokens at the start that all prompts share, cached once
+    #[arg(long, value_name = "N", value_parser = length, requires = "input_len")]
+    pub shared_prefix: Option<usize>,
+    /// Tokens that a pass works on at most: longer prompts are cut, shorter ones are batched
+    /// [default: 8192]
+    #[arg(long, alias = "max-num-batched-tokens", value_name = "N", value_parser = length)]
+    pub pass_tokens: Option<usize>,
+    /// The format in which weights are stored: bf16, f16, f8, int8, int4, int4-g32, nf4, nf4-dq
+    /// [default: --dtype]
+    #[arg(long, value_name = "FORMAT")]
+    pub weight_dtype: Option<WeightFormat>,
+    /// The format in which keys and values are stored: bf16, f16, f8, int8, int4 [default: bf16]
+    #[arg(long, alias = "kv-cache-dtype", value_name = "FORMAT")]
+    pub kv_dtype: Option<CacheFormat>,
+    /// Tokens that are drafted for each pass, which checks them (speculative decoding)
+    #[arg(long, alias = "num-speculative-tokens", value_name = "N", requires = "acceptance")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=DRAFTED_MAX))]
+    pub draft_tokens: Option<u32>,
+    /// The probability that a drafted token is accepted where those before it were, 0 to 1
+    #[arg(long, value_name = "P", value_parser = share, requires = "draft_tokens")]
+    #[arg(allow_negative_numbers = true)]
+    pub acceptance: Option<f64>,
+    /// The model that drafts, on the same devices [default: drafts take no time, as n-grams]
+    #[arg(long, value_name = "MODEL", requires = "draft_tokens")]
+    pub draft: Option<PathArg>,
+}
+
+/// Reads the engine of inference.
+fn engine(name: &str) -> Result<Profile, String> {
+    let known = || ENGINES.map(|engine| engine.name).join(", ");
+    let found = ENGINES.into_iter().find(|engine| engine.name == name);
+    found.ok_or_else(|| format!("those with published runs are {}", known()))
+}
+
+/// Tokens that are drafted at most. Chosen: more are accepted nowhere.
+const DRAFTED_MAX: i64 = 64;
+
 impl Served {
-    /// Whether it is about inference; a limit of its time is refused where it is not.
+    /// Whether it is about inference; flags of that are refused where it is not.
     pub fn is_inference(&self) -> Result<bool, Failure> {
-        if self.purpose == Purpose::Training && self.token_time.is_some() {
-            let headline = "steps of training have no tokens that follow each other".to_owned();
-            return Err(usage("--token-time", headline).help("write `--for inference`").into());
+        if self.purpose != Purpose::Training {
+            return Ok(true);
         }
-        Ok(self.purpose != Purpose::Training)
+        let requests = &self.requests;
+        let given = [
+            ("--engine", requests.engine.is_some()),
+            ("--token-time", requests.token_time.is_some()),
+            ("--first-token-time", requests.first_token_time.is_some()),
+            ("--input-len", requests.input_len.is_some()),
+            ("--pass-tokens", requests.pass_tokens.is_some()),
+            ("--weight-dtype", requests.weight_dtype.is_some()),
+            ("--kv-dtype", requests.kv_dtype.is_some()),
+            ("--draft-tokens", requests.draft_tokens.is_some()),
+        ];
+        let given = given.into_iter().filter(|(_, is_given)| *is_given);
+        let refused = given.map(|(flag, _)| {
+            let headline = "steps of training answer no requests".to_owned();
+            usage(flag, headline).help("write `--for inference`")
+        });
+        let refused: Vec<_> = refused.collect();
+        if refused.is_empty() { Ok(false) } else { Err(refused.into()) }
+    }
+}
+
+impl Requests {
+    /// Tokens of a request, where they are given.
+    pub fn lengths(&self) -> Result<Option<Lengths>, Failure> {
+        let (Some(prompt), Some(output)) = (self.input_len, self.output_len) else {
+            return Ok(None);
+        };
+        let shared = self.shared_prefix.unwrap_or(0);
+        if shared >= prompt {
+            let headline = format!("prompts of {prompt} tokens share {shared} and have no own one");
+            return Err(usage("--shared-prefix", headline).help("write fewer").into());
+        }
+        let count = |flag: &str, tokens: usize| {
+            let headline = || format!("{tokens} tokens are more than a sequence can have");
+            u32::try_from(tokens).map_err(|_| Failure::from(usage(flag, headline())))
+        };
+        count("--output-len", prompt + output)?;
+        Ok(Some(Lengths {
+            prompt: count("--input-len", prompt)?,
+            output: count("--output-len", output)?,
+            shared: count("--shared-prefix", shared)?,
+        }))
+    }
+
+    /// Tokens that a request has when it is done, where its lengths are given.
+    pub fn context(&self) -> Result<Option<usize>, Failure> {
+        Ok(self.lengths()?.map(|lengths| lengths.context() as usize))
+    }
+
+    /// How weights and caches are stored.
+    pub fn storage(&self) -> Storage {
+        let usual = Storage::default();
+        Storage {
+            weights: self.weight_dtype.map(|WeightFormat(format)| format),
+            cache: self.kv_dtype.map_or(usual.cache, |CacheFormat(format)| format),
+        }
+    }
+
+    /// How many tokens are drafted, and how many of them are accepted.
+    pub fn speculation(&self) -> Option<Speculation> {
+        Some(Speculation { drafted: self.draft_tokens?, acceptance: self.acceptance? })
     }
 }
 

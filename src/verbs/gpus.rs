@@ -202,10 +202,15 @@ impl Subject {
 
     /// What prices its steps.
     pub fn estimator(&self) -> Result<Estimator<'_>, Failure> {
+        self.estimator_as(profile::GANTLINE)
+    }
+
+    /// Devices, links and the workload, priced as `profile` executes.
+    pub fn estimator_as(&self, profile: Profile) -> Result<Estimator<'_>, Failure> {
         let global_batch = u64::from(self.global_batch);
         let job = Job { global_batch, arithmetic: arithmetic(self.dtype) };
         let devices = u64::from(self.devices);
-        let all = Estimator::over(devices, &self.work, &self.cluster, profile::GANTLINE, job)?;
+        let all = Estimator::over(devices, &self.work, &self.cluster, profile, job)?;
         Ok(all.limited(self.memory_bytes))
     }
 

@@ -12,26 +12,62 @@ use planner::cluster::Cluster;
 use planner::configuration::Configuration;
 use planner::divisors::divisors;
 use planner::estimate::Estimator;
-use planner::estimate::serving::{Forward, Held, Load, Parts, Replica, Serving};
+use planner::estimate::described::described;
+use planner::estimate::profile::{self, Profile};
+use planner::estimate::serving::{
+    Batch, Drafter, Drafting, Forward, Held, InFlight, Lengths, Load, Parts, Replica, Serving,
+    StaticBatch,
+};
 use planner::estimate::workload::Item;
 use planner::limits::Decision;
 
 use self::page::print;
 use super::gpus::Subject;
 use crate::failure::{Exit, Failure, usage};
-use crate::verbs::flags::{Purpose, RequestFlags, Served, refuse_cpus};
+use crate::verbs::flags::{Purpose, RequestFlags, Requests, Served, refuse_cpus};
 
-/// Tokens of a prompt that are worked on at once, at most. Chosen: what servers usually cut prompts
-/// into; longer pieces need more working memory and are no faster.
-const PIECE_MAX: u32 = 8192;
+/// Tokens that a pass works on at most, where the user says nothing. Source: vLLM's and
+/// TensorRT-LLM's default for GPUs of 80 GB.
+const PASS_TOKENS: u32 = 8192;
 
 /// What copies are asked to do at once.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Wanted {
     /// Sequences over all copies; none for the most that fit.
     sequences: Option<u64>,
-    /// Seconds from one token of a sequence to the next, at most.
-    token_s: Option<f64>,
+    /// What the requests are.
+    requests: Requests,
+    /// Tokens of a request; none where passes alone are asked about.
+    lengths: Option<Lengths>,
+}
+
+impl Wanted {
+    fn new(served: &Served, sequences: Option<u64>) -> Result<Wanted, Failure> {
+        let requests = served.requests.clone();
+        Ok(Wanted { sequences, lengths: requests.lengths()?, requests })
+    }
+
+    /// Tokens that a pass works on at most.
+    fn pass_tokens(&self) -> u32 {
+        let said = self.requests.pass_tokens.and_then(|tokens| u32::try_from(tokens).ok());
+        said.unwrap_or(PASS_TOKENS)
+    }
+}
+
+/// Prompts that are worked on together.
+#[derive(Clone, Copy, Debug)]
+struct Prompts {
+    /// Prompts of a group, and groups that follow each other through the stages.
+    each: u32,
+    groups: u32,
+    pass: Forward,
+}
+
+impl Prompts {
+    /// Seconds from one prompt of a copy that is done to the next.
+    fn apart_s(&self) -> f64 {
+        self.pass.turn_s(self.groups) / f64::from(self.each) / f64::from(self.groups)
+    }
 }
 
 /// One way to lie, and what it gives. Where it does not fit it gives nothing.
@@ -47,16 +83,20 @@ struct Row {
     /// sequences asked for, or of one on each copy.
     longest: u64,
     longest_of: u64,
-    /// The most sequences of a copy that fit, late or not.
-    most: u64,
     /// Bytes of the fullest device with its sequences, or with one where none fits.
     need_bytes: f64,
-    /// A prompt on each stage, as far as they fit.
+    /// One prompt.
     prompt: Option<Forward>,
+    /// As many prompts as a pass takes, as far as they fit.
+    prompts: Option<Prompts>,
     /// One sequence on each copy.
     single: Option<Forward>,
     /// All sequences.
     many: Option<Forward>,
+    /// All sequences as requests that start together.
+    together: Option<StaticBatch>,
+    /// Requests of which one takes the place of each that is done.
+    in_flight: Option<InFlight>,
 }
 
 impl Row {
@@ -76,21 +116,16 @@ impl Row {
         }
     }
 
-    /// Prompts that a copy works on at once.
-    fn prompts(&self) -> u32 {
-        Load::of(self.most.max(1), self.copy.pp).groups
+    /// Tokens of prompts per second and device, where each prompt has `tokens` to work on.
+    fn prompt_rate(&self, tokens: u32) -> Option<f64> {
+        Some(f64::from(tokens) / self.prompts?.apart_s() / self.ranks())
     }
 
-    /// Tokens of prompts of `seq` tokens per second and device.
-    fn prompt_rate(&self, seq: u32) -> Option<f64> {
-        let prompts = self.prompts();
-        let done_s = self.prompt?.turn_s(prompts);
-        Some(f64::from(seq) * f64::from(prompts) / done_s / self.ranks())
-    }
-
-    /// Seconds from one token of a sequence to the next, all groups working.
+    /// Seconds from one token of a sequence to the next, all groups working; beside prompts, where
+    /// requests have lengths.
     fn token_s(&self) -> Option<f64> {
-        Some(self.many?.turn_s(self.load.groups))
+        let alone_s = || Some(self.many?.turn_s(self.load.groups));
+        self.in_flight.map(|requests| requests.token_s).or_else(alone_s)
     }
 
     /// New tokens per second and device, of those without a sequence too.
@@ -99,13 +134,83 @@ impl Row {
     }
 
     /// What rows are sorted by: tokens per second and device.
-    fn figure(&self, purpose: Purpose, seq: u32) -> f64 {
+    fn figure(&self, purpose: Purpose, tokens: u32) -> f64 {
         let figure = match purpose {
-            Purpose::Prefill => self.prompt_rate(seq),
+            Purpose::Prefill => self.prompt_rate(tokens),
             Purpose::Training | Purpose::Inference | Purpose::Decode => self.rate(),
         };
         figure.unwrap_or(0.0)
     }
+}
+
+/// A model on devices, and one on the same devices that drafts for it.
+#[derive(Clone, Debug)]
+pub struct Models {
+    subject: Subject,
+    draft: Option<Box<Subject>>,
+    engine: Profile,
+}
+
+/// What the passes of a model, and of one that drafts for it, are priced with.
+struct Estimators<'a> {
+    model: Estimator<'a>,
+    draft: Option<Estimator<'a>>,
+}
+
+impl Models {
+    /// # Errors
+    /// If the draft cannot be read, or has other tokens than the model.
+    fn new(subject: Subject, requests: &Requests) -> Result<Models, Failure> {
+        let engine = requests.engine.unwrap_or(profile::GANTLINE);
+        let Some(path) = &requests.draft else {
+            return Ok(Models { subject, draft: None, engine });
+        };
+        let draft = described(path.path(), Some(subject.seq))?;
+        let (work, latent) = (draft.work, draft.latent);
+        let draft = Subject { work, latent, ..subject.clone() };
+        let [ours, theirs] = [&subject, &draft].map(vocabulary);
+        if ours != theirs {
+            let headline = format!(
+                "`{}` drafts of {theirs} tokens, and `{}` has {ours}",
+                draft.work.name, subject.work.name
+            );
+            let help = "name a model of the same tokenizer: its drafts are checked token by token";
+            return Err(usage("--draft", headline).help(help).into());
+        }
+        Ok(Models { subject, draft: Some(Box::new(draft)), engine })
+    }
+
+    /// The same on other devices.
+    fn on(&self, devices: u32) -> Models {
+        let on = |subject: &Subject| Subject { devices, ..subject.clone() };
+        Models {
+            subject: on(&self.subject),
+            draft: self.draft.as_deref().map(|draft| Box::new(on(draft))),
+            engine: self.engine,
+        }
+    }
+
+    fn estimators(&self) -> Result<Estimators<'_>, Failure> {
+        let draft = match &self.draft {
+            Some(draft) => Some(draft.estimator_as(self.engine)?),
+            None => None,
+        };
+        Ok(Estimators { model: self.subject.estimator_as(self.engine)?, draft })
+    }
+}
+
+/// Tokens that a model tells apart.
+fn vocabulary(subject: &Subject) -> u32 {
+    let tables = subject.work.first.iter().filter_map(|item| {
+        if let Item::Embedding { vocab, .. } = item { Some(*vocab) } else { None }
+    });
+    tables.max().unwrap_or(0)
+}
+
+/// The request with the context that its requests need.
+fn with_context(asked: &RequestFlags, served: &Served) -> Result<RequestFlags, Failure> {
+    let seq = served.requests.context()?.or(asked.seq);
+    Ok(RequestFlags { seq, ..asked.clone() })
 }
 
 /// Copies of a model on a cluster, and what they are asked to do.
@@ -118,18 +223,55 @@ struct Copies<'a> {
 
 impl<'a> Copies<'a> {
     fn new(
-        subject: &'a Subject,
-        estimator: &'a Estimator<'a>,
+        models: &'a Models,
+        estimators: &'a Estimators<'a>,
         wanted: Wanted,
         purpose: Purpose,
     ) -> Result<Copies<'a>, Failure> {
-        let serving = Serving { estimator, latent: subject.latent };
+        let subject = &models.subject;
+        let drafter = models.draft.as_deref().zip(estimators.draft.as_ref());
+        let model = drafter.map(|(draft, estimator)| Drafter { estimator, latent: draft.latent });
+        let speculation = wanted.requests.speculation();
+        let serving = Serving {
+            storage: wanted.requests.storage(),
+            drafting: speculation.map(|speculation| Drafting { speculation, model }),
+            ..Serving::new(&estimators.model, subject.latent)
+        };
         refuse_without_prompts(subject, &serving)?;
-        Ok(Copies { subject, serving, wanted, purpose })
+        let copies = Copies { subject, serving, wanted, purpose };
+        copies.refuse_shared()?;
+        Ok(copies)
+    }
+
+    /// Refuses a shared start of prompts whose encoder sees all of it at once.
+    fn refuse_shared(&self) -> Result<(), Failure> {
+        if self.lengths().shared == 0 || self.serving.works_in_pieces() {
+            return Ok(());
+        }
+        let name = &self.subject.work.name;
+        let headline = format!("`{name}` encodes a prompt as a whole: no part of it is shared");
+        Err(usage("--shared-prefix", headline).help("leave it out").into())
     }
 
     fn seq(&self) -> u32 {
         self.subject.work.seq
+    }
+
+    /// Tokens of a request: without lengths, a prompt of the whole context.
+    fn lengths(&self) -> Lengths {
+        let whole = Lengths { prompt: self.seq(), output: 0, shared: 0 };
+        self.wanted.lengths.unwrap_or(whole)
+    }
+
+    /// Cached tokens that a new token sees at the mean.
+    fn cached(&self) -> u64 {
+        self.lengths().middle()
+    }
+
+    /// Tokens of a sequence, and those that all share.
+    fn context(&self) -> [u64; 2] {
+        let lengths = self.lengths();
+        [lengths.context(), lengths.shared.into()]
     }
 
     fn have_bytes(&self) -> f64 {
@@ -138,41 +280,74 @@ impl<'a> Copies<'a> {
 
     /// Tokens of a piece of a prompt.
     fn piece(&self) -> u32 {
-        self.seq().min(PIECE_MAX)
+        self.lengths().own_prompt().min(self.wanted.pass_tokens())
     }
 
     /// What copies give that lie so, with the sequences that are wanted over all of them, or as
     /// many as fit and are soon enough.
     fn row(&self, copy: Replica, copies: u32) -> Row {
         let Copies { serving, wanted, .. } = self;
-        let (seq, piece) = (self.seq(), self.piece());
-        let context = u64::from(seq);
-        let most = serving.most_sequences(copy, context, piece);
+        let (lengths, piece, budget) = (self.lengths(), self.piece(), wanted.pass_tokens());
+        let most = serving.most_sequences(copy, self.context(), piece);
         // Copies without a sequence wait, and so do stages.
         let asked = wanted.sequences.map(|all| all.div_ceil(copies.into()));
-        let in_time = |count| match wanted.token_s {
-            Some(limit_s) => serving.most_within(copy, context, count, limit_s),
-            None => count,
+        let fullest = asked.unwrap_or_else(|| self.in_time(copy, most));
+        let is_prompt = self.purpose == Purpose::Prefill;
+        let prompt = (most > 0).then(|| serving.prompt(copy, 1, lengths, budget));
+        let late = |limit_s: f64| prompt.is_some_and(|prompt| prompt.latency_s > limit_s);
+        let is_late = wanted.requests.first_token_time.is_some_and(late);
+        let prompt = prompt.filter(|_| !is_late);
+        let is_soon = asked.is_none() || self.in_time(copy, fullest) == fullest;
+        let fits = (1..=most).contains(&fullest) && is_soon && !is_late;
+        let in_flight = match self.requests_in_flight() && fits {
+            true => serving.in_flight(copy, fullest, lengths, budget),
+            false => None,
         };
-        let fullest = asked.unwrap_or_else(|| in_time(most));
-        let fits =
-            (1..=most).contains(&fullest) && (asked.is_none() || in_time(fullest) == fullest);
-        let load = Load::of(fullest, copy.pp);
+        // A budget of tokens may hold requests back that would fit.
+        let working = in_flight.map_or(fullest, |found| found.sequences);
+        let load = Load::of(working, copy.pp);
         let each = asked.unwrap_or(1);
+        let asked_all = wanted.sequences.filter(|_| working == fullest);
         Row {
             copy,
             copies,
             held: serving.held(copy),
             load,
-            sequences: wanted.sequences.unwrap_or(u64::from(copies) * fullest),
+            sequences: asked_all.unwrap_or(u64::from(copies) * working),
             longest: serving.longest_context(copy, each, piece),
             longest_of: wanted.sequences.unwrap_or(copies.into()),
-            most,
-            need_bytes: serving.bytes(copy, fullest.max(1), context, piece),
-            prompt: (most > 0).then(|| serving.forward(copy, 1, seq, 0)),
-            single: fits.then(|| serving.forward(copy, 1, 1, context)),
-            many: fits.then(|| serving.forward(copy, load.batch, 1, context)),
+            need_bytes: serving.bytes(copy, working.max(1), self.context(), piece),
+            prompt,
+            prompts: prompt.map(|_| self.prompts(copy, most)),
+            single: fits.then(|| serving.token(copy, 1, self.cached())),
+            many: fits.then(|| serving.token(copy, load.batch, self.cached())),
+            together: (fits && lengths.output > 0 && !is_prompt)
+                .then(|| serving.static_batch(copy, working, lengths, budget)),
+            in_flight,
         }
+    }
+
+    /// Whether answers are about requests whose prompts are worked on beside others' new tokens.
+    fn requests_in_flight(&self) -> bool {
+        self.purpose == Purpose::Inference && self.lengths().output > 0
+    }
+
+    /// The most sequences of a copy, up to `most`, that have their tokens soon enough.
+    fn in_time(&self, copy: Replica, most: u64) -> u64 {
+        let Some(limit_s) = self.wanted.requests.token_time else { return most };
+        match self.requests_in_flight() {
+            true => self.serving.most_in_flight_within(copy, most, self.lengths(), limit_s),
+            false => self.serving.most_within(copy, self.cached(), most, limit_s),
+        }
+    }
+
+    /// Prompts that a copy works on together: as many as a pass has tokens for and as fit.
+    fn prompts(&self, copy: Replica, most: u64) -> Prompts {
+        let (lengths, budget) = (self.lengths(), self.wanted.pass_tokens());
+        let groups = Load::of(most, copy.pp).groups;
+        let room = u32::try_from(most / u64::from(groups)).unwrap_or(u32::MAX);
+        let each = (budget / lengths.own_prompt()).clamp(1, room.max(1));
+        Prompts { each, groups, pass: self.serving.prompt(copy, each, lengths, budget) }
     }
 
     /// All ways to lie on all devices that the limits allow: those that fit first, then those with
@@ -199,9 +374,9 @@ impl<'a> Copies<'a> {
             let headline = format!("no copy of {name} lies so within the limits");
             return Err(usage("--fix", headline).help("relax the limits").into());
         }
-        let (purpose, seq) = (self.purpose, self.seq());
+        let (purpose, tokens) = (self.purpose, self.lengths().own_prompt());
         rows.sort_by(|a, b| {
-            let figures = [a, b].map(|row| row.figure(purpose, seq));
+            let figures = [a, b].map(|row| row.figure(purpose, tokens));
             let fits = [a, b].map(|row| row.fits(purpose));
             let needs = [a, b].map(|row| row.need_bytes);
             let sorted = fits[1].cmp(&fits[0]).then(figures[1].total_cmp(&figures[0]));
@@ -211,10 +386,19 @@ impl<'a> Copies<'a> {
         Ok(rows)
     }
 
-    /// The parts of the pass of a prompt, and of that of a token of all sequences.
+    /// The parts of the passes of one prompt, and of those of a token of all sequences, with the
+    /// prompts beside them.
     fn parts(&self, row: &Row) -> [Parts; 2] {
-        let of = |batch, tokens, cached| self.serving.parts(row.copy, batch, tokens, cached);
-        [of(1, self.seq(), 0), of(row.load.batch.max(1), 1, self.seq().into())]
+        let Copies { serving, .. } = self;
+        let sequences = row.load.batch.max(1);
+        let token = match row.in_flight {
+            Some(found) => serving.mixed(row.copy, found.sequences, self.lengths()).1,
+            None => Batch::of(sequences, 1, self.cached()),
+        };
+        [
+            serving.prompt_parts(row.copy, self.lengths(), self.wanted.pass_tokens()),
+            serving.token_parts(row.copy, &token),
+        ]
     }
 
     /// The replica and the number of copies of a layout that the user wrote, on `copies` copies.
@@ -289,15 +473,16 @@ fn refuse_training(flag: &str, c: &Configuration) -> Result<(), Failure> {
 /// Answers `score` about inference: what copies that the user wrote give; no where the work that
 /// they are for does not fit. `sequences` are those of all copies.
 pub fn score(
-    subject: &Subject,
+    subject: Subject,
     c: &Configuration,
     sequences: Option<u32>,
-    served: Served,
+    served: &Served,
     json: bool,
 ) -> Result<Exit, Failure> {
-    let estimator = subject.estimator()?;
-    let wanted = Wanted { sequences: sequences.map(u64::from), token_s: served.token_time };
-    let copies = Copies::new(subject, &estimator, wanted, served.purpose)?;
+    let models = Models::new(subject, &served.requests)?;
+    let estimators = models.estimators()?;
+    let wanted = Wanted::new(served, sequences.map(u64::from))?;
+    let copies = Copies::new(&models, &estimators, wanted, served.purpose)?;
     let (copy, count) = copies.laid_out("--config", c, c.dp)?;
     Ok(print(&copies, &[copies.row(copy, count)], json))
 }
@@ -323,15 +508,37 @@ fn refuse_others(asked: &RequestFlags, cluster: &Cluster) -> Result<(), Failure>
 }
 
 /// What is wanted of all copies.
-fn wanted(asked: &RequestFlags, served: Served) -> Wanted {
-    Wanted { sequences: asked.gbs.map(|gbs| gbs as u64), token_s: served.token_time }
+fn wanted(asked: &RequestFlags, served: &Served) -> Result<Wanted, Failure> {
+    Wanted::new(served, asked.gbs.map(|gbs| gbs as u64))
+}
+
+/// The models of a request on a cluster.
+fn models(
+    asked: &RequestFlags,
+    cluster: Cluster,
+    served: &Served,
+    noted: Noted,
+) -> Result<Models, Failure> {
+    refuse_others(asked, &cluster)?;
+    let asked = with_context(asked, served)?;
+    let subject = match noted {
+        Noted::Now => Subject::new(&asked, cluster)?,
+        Noted::Before => Subject::quiet(&asked, cluster)?,
+    };
+    Models::new(subject, &served.requests)
+}
+
+/// When the model's warnings are printed.
+#[derive(Clone, Copy)]
+enum Noted {
+    Now,
+    Before,
 }
 
 /// Answers `plan` and `fit` about inference; no where nothing fits.
-pub fn serve(asked: &RequestFlags, cluster: Cluster, served: Served) -> Result<Exit, Failure> {
-    refuse_others(asked, &cluster)?;
-    let subject = Subject::new(asked, cluster)?;
-    let estimator = subject.estimator()?;
-    let copies = Copies::new(&subject, &estimator, wanted(asked, served), served.purpose)?;
+pub fn serve(asked: &RequestFlags, cluster: Cluster, served: &Served) -> Result<Exit, Failure> {
+    let models = models(asked, cluster, served, Noted::Now)?;
+    let estimators = models.estimators()?;
+    let copies = Copies::new(&models, &estimators, wanted(asked, served)?, served.purpose)?;
     Ok(print(&copies, &copies.rows(asked)?, asked.json))
 }

@@ -33,7 +33,7 @@ fn planned(args: &PlanArgs) -> Result<Exit, Failure> {
             let headline = "plans of inference are a table: nothing is written or cut off";
             return Err(usage("--for", headline).help("leave other flags out").into());
         }
-        return inference::serve(&args.asked, args.asked.place.cluster()?, args.served);
+        return inference::serve(&args.asked, args.asked.place.cluster()?, &args.served);
     }
     if let Some(cluster) = args.asked.gpus()? {
         return gpus::plan(args, cluster);
@@ -80,7 +80,7 @@ fn explained(args: &ExplainArgs) -> Result<Exit, Failure> {
             let help = "write the layout: `--fix tp=8,pp=1`";
             return Err(usage("--plan", headline).help(help).into());
         }
-        return inference::explain::explain(asked, asked.place.cluster()?, args.served);
+        return inference::explain::explain(asked, asked.place.cluster()?, &args.served);
     }
     if let Some(cluster) = asked.gpus()? {
         return match &args.file {
@@ -150,7 +150,7 @@ fn fitted(args: &FitArgs) -> Result<Exit, Failure> {
             let headline = "the largest that fits is searched for in training".to_owned();
             return Err(usage("--largest", headline).help("leave it out").into());
         }
-        return inference::serve(asked, asked.place.cluster()?, args.served);
+        return inference::serve(asked, asked.place.cluster()?, &args.served);
     }
     if let Some(cluster) = asked.gpus()? {
         return match args.largest {

@@ -118,7 +118,8 @@ fn model(args: &Args, seq: Option<u32>) -> Result<Described, Failure> {
 /// Answers `score`; no where the layout does not fit.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
     let asked = args.profile.as_deref().map(find_profile).transpose()?;
-    let described_as = model(args, count(args.seq))?;
+    let seq = args.seq.or(args.served.requests.context()?);
+    let described_as = model(args, count(seq))?;
     note_warnings(&described_as);
     let Described { mut work, latent, mut tokens, warnings } = described_as;
     let mut cluster = Cluster::load(&args.cluster)?;
@@ -127,7 +128,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     }
     let words = words(args)?;
     let layout = layout(args, work.depth())?;
-    if let (None, Some(seq)) = (args.seq, layout.seq) {
+    if let (None, Some(seq)) = (seq, layout.seq) {
         Described { work, tokens, .. } = model(args, Some(seq))?;
     }
     let configuration = configuration(args, &words, layout.configuration.clone());
@@ -138,12 +139,14 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     if args.served.is_inference()? {
         if let Some(profile) = asked.filter(|asked| asked.name != profile::GANTLINE.name) {
             let headline = format!("inference has no execution profile `{}`", profile.name);
-            return Err(usage("--profile", headline).help("leave it out").into());
+            let help = "leave it out, or write `--engine` for one of inference";
+            return Err(usage("--profile", headline).help(help).into());
         }
         layout.note_remarks();
         let model = Described { work, latent, tokens, warnings };
         let subject = copies(model, cluster, configuration.ranks(), (dtype, arithmetic))?;
-        return inference::score(&subject, &configuration, count(args.gbs), args.served, args.json);
+        let sequences = count(args.gbs);
+        return inference::score(subject, &configuration, sequences, &args.served, args.json);
     }
     let Some(batch) = count(args.gbs).or(layout.global_batch) else {
         let headline = "the number of samples of a step is missing";

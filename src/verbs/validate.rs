@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ir::{Diagnostic, Span};
 use planner::estimate::chosen::{self, Choice};
+use planner::estimate::row::inference::{self, InferenceRun};
 use planner::estimate::row::{self, Columns};
 use planner::validate::{Compared, Summary, by_source, summarise};
 use serde_json::{Value, json};
@@ -43,15 +44,52 @@ const ADDED: [&str; 4] = [
 /// The largest table that is read. Chosen: a hundred times the largest known one.
 const TABLE_BYTES_MAX: u64 = 256 << 20;
 
+/// What a table's runs are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Training,
+    Inference,
+}
+
+impl Kind {
+    /// What a table of these columns is of: only runs of inference have new tokens.
+    fn of(columns: &[String]) -> Kind {
+        let is_there = |wanted: &str| columns.iter().any(|name| name == wanted);
+        if is_there("output_len") && !is_there("seq_len") {
+            Kind::Inference
+        } else {
+            Kind::Training
+        }
+    }
+
+    /// The columns that a table must have.
+    fn needed(self) -> &'static [&'static str] {
+        match self {
+            Kind::Training => &row::COLUMNS,
+            Kind::Inference => &inference::COLUMNS,
+        }
+    }
+
+    /// The columns that are read.
+    fn read(self) -> impl Iterator<Item = &'static str> {
+        let (more, measured): (&[_], &[_]) = match self {
+            Kind::Training => (&row::OPTIONAL, &[]),
+            Kind::Inference => (&inference::OPTIONAL, &inference::MEASURED),
+        };
+        [self.needed(), more, measured].into_iter().flatten().copied()
+    }
+}
+
 /// A table of texts.
 pub struct Runs {
+    kind: Kind,
     columns: Vec<String>,
     rows: Vec<csv::StringRecord>,
 }
 
 /// Other columns of published tables: what was measured beside times and memory, and where from.
 /// Nothing is predicted from them.
-const TOLD: [&str; 14] = [
+const TOLD: [&str; 22] = [
     "active_params_b",
     "derived_fields",
     "tokens_per_s",
@@ -66,6 +104,14 @@ const TOLD: [&str; 14] = [
     "notes",
     "source",
     "verified",
+    "file",
+    "latency_stat",
+    "ttft_ms",
+    "out_tok_s_per_gpu",
+    "total_tok_s",
+    "req_s",
+    "mem_bw_gb_s",
+    "usable_for_memory",
 ];
 
 /// A column that nothing reads, and the known one whose name is like it.
@@ -77,7 +123,7 @@ struct Unread<'t> {
 impl Runs {
     /// The columns that nothing reads, in order.
     fn unread(&self) -> Vec<Unread<'_>> {
-        let read = || row::COLUMNS.into_iter().chain(row::OPTIONAL);
+        let read = || self.kind.read();
         let is_known = |name: &&String| read().chain(TOLD).any(|known| known == name.as_str());
         let is_there = |known: &str| self.columns.iter().any(|name| name == known);
         let unread = self.columns.iter().filter(|name| !is_known(name));
@@ -175,7 +221,9 @@ pub fn read(path: &PathArg) -> Result<Runs, Failure> {
     };
     let columns: Vec<String> =
         reader.headers().map_err(broken)?.iter().map(|name| name.trim().to_owned()).collect();
-    let missing: Vec<Diagnostic> = row::COLUMNS
+    let kind = Kind::of(&columns);
+    let missing: Vec<Diagnostic> = kind
+        .needed()
         .iter()
         .filter(|wanted| !columns.iter().any(|name| name == *wanted))
         .map(|wanted| {
@@ -183,7 +231,7 @@ pub fn read(path: &PathArg) -> Result<Runs, Failure> {
             let near = ir::import::nearest(wanted, columns.iter().map(String::as_str));
             let help = match near {
                 Some(near) => format!("is it the one called `{near}`?"),
-                None => format!("a table needs {}", row::COLUMNS.join(", ")),
+                None => format!("a table needs {}", kind.needed().join(", ")),
             };
             Diagnostic::error("E5011", Span::of(path), headline).help(help)
         })
@@ -202,11 +250,41 @@ pub fn read(path: &PathArg) -> Result<Runs, Failure> {
         Diagnostic::error("E5012", Span::of(path), headline).help("name each row otherwise")
     });
     let twice: Vec<Diagnostic> = twice.collect();
-    if twice.is_empty() { Ok(Runs { columns, rows }) } else { Err(twice.into()) }
+    if twice.is_empty() { Ok(Runs { kind, columns, rows }) } else { Err(twice.into()) }
+}
+
+/// The prediction of a run of inference beside what was measured.
+fn compare_inference(run: &Run<'_>, blind: bool) -> Result<Compared, String> {
+    let source = run.text("engine").to_owned();
+    let table = if blind { source.as_str() } else { "" };
+    let question = InferenceRun::read(table, run)?;
+    let answer = question.answer(table)?;
+    let group = ["model", "gpu", "n_gpus", "input_len", "output_len", "weight_dtype"];
+    let peak = run.text("peak_mem_gib").parse::<f64>().ok();
+    Ok(Compared {
+        row_id: run.text("row_id").to_owned(),
+        source,
+        group: group.map(|column| run.text(column)).join(" "),
+        measured_s: question.measured_s,
+        predicted_s: answer.seconds,
+        interval_s: answer.interval_s,
+        measured_gib: peak.filter(|gib| *gib > 0.0),
+        predicted_gib: answer.bytes / GIB,
+        memory: Value::Null,
+        fits: answer.fits,
+        defaults: question.defaults,
+        breakdown: json!(answer.parts),
+    })
 }
 
 fn compare(runs: &Runs, texts: &csv::StringRecord, blind: bool) -> Outcome {
     let run = Run { columns: &runs.columns, texts };
+    if runs.kind == Kind::Inference {
+        return match compare_inference(&run, blind) {
+            Ok(compared) => Outcome::Compared(Box::new(compared)),
+            Err(reason) => Outcome::Unexpressed(reason),
+        };
+    }
     let source = ["file", "framework"].map(|column| run.text(column));
     let source = source.into_iter().find(|text| !text.is_empty()).unwrap_or("");
     let table = if blind { source } else { "" };
@@ -234,10 +312,10 @@ fn compare(runs: &Runs, texts: &csv::StringRecord, blind: bool) -> Outcome {
         interval_s: [estimate.step_time_low_s, estimate.step_time_high_s],
         measured_gib: positive("peak_mem_gib").filter(|_| usable("usable_for_memory")),
         predicted_gib: estimate.printed_memory.total_bytes() / GIB,
-        memory: estimate.printed_memory,
+        memory: json!(estimate.printed_memory),
         fits,
         defaults: question.defaults,
-        breakdown: estimate.breakdown,
+        breakdown: json!(estimate.breakdown),
     }))
 }
 

@@ -302,3 +302,84 @@ fn the_cheapest_kind_of_devices_is_found() {
     assert_eq!(hourly, 3.0 * number(&cheap["devices"]));
     assert!(rows(&cheap).iter().all(|row| number(&row["money_per_hour"]) >= hourly));
 }
+
+/// Requests with lengths: what `plan`, `explain`, `cost` and `size` say of them is one thing, and
+/// follows from passes.
+#[test]
+fn requests_are_answered_as_their_passes_are() {
+    let scratch = Scratch::new("serving-requests");
+    let asked = "llama-3-8b --cluster h100 --devices 4 --for inference --json";
+    let requests = "--input-len 2000 --output-len 500";
+    let best = |more: &str| {
+        let plan = scratch.json(format!("plan {asked} {more}").trim_end());
+        assert_eq!(plan["fits"], true, "{more}: {plan:#}");
+        plan["recommended"].clone()
+    };
+    let row = best(requests);
+    let flight = &row["in_flight"];
+    assert_eq!(flight["token_s"], row["token_s"]);
+    let rate = number(&row["sequences"]) / number(&row["token_s"]) / 4.0;
+    assert!(is_near(number(&row["tokens_per_s_per_device"]), rate), "{row:#}");
+    let together = &row["static_batch"];
+    let later = 499.0 * number(&together["token_s"]);
+    let total = number(&together["prompt_s"]) + later;
+    assert!(is_near(number(&together["total_s"]), total), "{row:#}");
+    // Each pass works on the prompts of those that are done.
+    let prompts = number(&flight["prompt_tokens"]) * 500.0 / 2000.0;
+    assert!((prompts - number(&flight["sequences"])).abs() <= 1.0, "{row:#}");
+    // A bill of new tokens holds the prompts that come with them.
+    let bill = scratch.json(&format!("cost {asked} {requests} --tokens 1B --price 2"));
+    let seconds = 1e9 / (4.0 * number(&row["tokens_per_s_per_device"]));
+    assert!(is_near(number(&bill["expected"]["time_s"]), seconds), "{bill:#}");
+    assert_eq!(number(&bill["prompt_tokens"]), 4e9);
+    let explained = scratch.json(&format!("explain {asked} {requests}"));
+    let parts = explained["token"]["breakdown"].as_object().expect("parts").values().map(number);
+    assert!((parts.sum::<f64>() / number(&row["token_s"]) - 1.0).abs() < 1e-4, "{explained:#}");
+    let bytes = explained["memory"].as_object().expect("bytes").values().map(number);
+    assert!(is_near(bytes.sum(), number(&row["need_bytes"])), "{explained:#}");
+    let size = asked.replace(" --devices 4", "");
+    let rate = 3.9 * number(&row["tokens_per_s_per_device"]);
+    let enough = scratch.json(&format!("size {size} {requests} --rate {rate}"));
+    assert_eq!(enough["devices"], 4, "{enough:#}");
+    // Less to hold, less to read, and less to work on give more tokens per second.
+    let rate = |more: &str| number(&best(&format!("{requests}{more}"))["tokens_per_s_per_device"]);
+    let plain = rate("");
+    for more in ["--kv-dtype f8", "--kv-dtype int4 --weight-dtype int4", "--shared-prefix 1500"] {
+        assert!(rate(&format!(" {more}")) > 1.02 * plain, "{more}");
+    }
+    let limit = " --token-time 15ms";
+    let drafts = "--draft-tokens 4 --acceptance";
+    assert!(rate(&format!("{limit} {drafts} 0.9")) > 1.3 * rate(limit));
+    assert!(rate(&format!("{limit} {drafts} 0")) < rate(limit));
+    // A limit on passes is kept beside prompts, too.
+    assert!(number(&best(&format!("{requests}{limit}"))["token_s"]) <= 0.015);
+    let soon = best(&format!("{requests} --first-token-time 40ms"));
+    assert!(number(&soon["prompt_s"]) <= 0.04 && number(&row["prompt_s"]) > 0.04, "{soon:#}");
+}
+
+/// What does not go together is refused with a way out.
+#[test]
+fn contradicting_requests_are_refused() {
+    let scratch = Scratch::new("serving-refused");
+    let wrong = |model: &str, more: &str, said: &str| {
+        let output = scratch.run(&format!("plan {model} --cluster h100 --devices 4 {more}"));
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{more}: {errors}");
+        assert!(errors.contains(said), "{more}: {errors}");
+    };
+    for (more, said) in [
+        ("--input-len 2048", "--output-len"),
+        ("--input-len 2k --output-len 2k --seq 4k", "--seq"),
+        ("--input-len 1k --output-len 10 --shared-prefix 1k", "write fewer"),
+        ("--draft-tokens 3", "--acceptance"),
+        ("--draft-tokens 3 --acceptance 1.5", "from 0 to 1"),
+        ("--draft-tokens 3 --acceptance 0.5 --draft llama-2-7b", "same tokenizer"),
+        ("--kv-dtype fp9", "int4"),
+        ("--engine triton", "tensorrt-llm"),
+    ] {
+        wrong("llama-3-8b", &format!("--for inference {more}"), said);
+    }
+    wrong("llama-3-8b", "--kv-dtype f8 --token-time 10ms", "`--for inference`");
+    let encodes = "--for inference --input-len 100 --output-len 9 --shared-prefix 10";
+    wrong("t5-11b", encodes, "as a whole");
+}

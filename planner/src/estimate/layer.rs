@@ -27,6 +27,30 @@ pub(super) struct Lowering<'a> {
     pub(super) job: &'a Job,
     pub(super) inside: Inside,
     pub(super) seq: f64,
+    pub(super) weights: Weights,
+}
+
+/// How weights lie that products read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Weights {
+    /// Bytes of an element.
+    pub(super) bytes: f64,
+    /// Tensor-parallel ranks that each hold a slice of every expert; 1 where experts are whole.
+    pub(super) expert_slices: u32,
+    /// Whether grouped products take longer than as many products alone ([`GROUPED`]), and rows
+    /// are cast to one-byte floats by kernels of their own.
+    pub(super) of_training: bool,
+}
+
+impl Weights {
+    /// Those of a step of training.
+    pub(super) fn trained(arithmetic: Arithmetic) -> Weights {
+        Weights { bytes: arithmetic.operand_bytes(), expert_slices: 1, of_training: true }
+    }
+
+    fn read(&self) -> (f64, bool) {
+        (self.bytes, self.of_training)
+    }
 }
 
 /// How sharply the slower one of host and device decides: they run beside each other, and a queue
@@ -37,6 +61,11 @@ const QUEUE: f64 = 10.0;
 /// `t(n) + c t(min(n, r))` seconds, where `t(n)` is the time of the same products alone. Forward,
 /// then for gradients of weights. Source: MooreThreads/SimuMax, 60 grouped products on B200.
 const GROUPED: [(f64, f64); 2] = [(300.0, 1.0), (800.0 / 2.8, 2.8)];
+
+/// Grouped products in one kernel whose tiles are those of all experts take no longer than as many
+/// products alone. Source: DeepGEMM's README, masked grouped products of 256 to 1,024 rows on H800,
+/// which reach the bandwidth of plain ones.
+const ALONE: (f64, f64) = (0.0, 0.0);
 
 /// Seconds of grouped products with `rows` rows for each expert; `time(n)` is the seconds of the
 /// same products alone, with n rows.
@@ -263,7 +292,8 @@ impl Lowering<'_> {
             Cut::Whole => (k_all, n_all),
         };
         let arithmetic = self.job.arithmetic;
-        let time = |m, n, k| self.rates.product_s(arithmetic, [m, n, k, 1.0]);
+        let time =
+            |m, n, k| self.rates.stored_product_s(arithmetic, [m, n, k, 1.0], self.weights.read());
         let products = |seconds| Pass { products_s: seconds, ..Pass::default() };
         let accumulated = self.profile.accumulate_bytes * k * n;
         let [inside, apart] =
@@ -415,19 +445,25 @@ impl Lowering<'_> {
         let ep = f64::from(self.inside.ep);
         // Experts are cut over `ep` ranks, and over what `tp` has beyond them.
         let local = (f64::from(count) / ep).ceil();
-        let (h, f) = (f64::from(width), f64::from(ffn));
+        let slices = f64::from(self.weights.expert_slices);
+        let (h, f) = (f64::from(width), (f64::from(ffn) / slices).ceil());
         let tokens = self.stream_tokens();
         let tokens = if self.inside.sequence_parallel { tokens } else { self.tokens() / self.tp() };
+        // Ranks that slice experts each see the tokens of all of them.
+        let tokens = tokens * slices;
         // All wait for the busiest rank; where each has all experts, none is busier.
         let busiest = if self.inside.ep > 1 { busiest } else { 1.0 };
         let routed = tokens * f64::from(top_k) * busiest;
         let per_expert = (routed * ep / f64::from(count)).max(1.0);
         let inner = if gated { 2.0 * f } else { f };
         let arithmetic = self.job.arithmetic;
-        let time = |m, n, k| self.rates.product_s(arithmetic, [m, n, k, local]);
+        let time = |m, n, k| {
+            self.rates.stored_product_s(arithmetic, [m, n, k, local], self.weights.read())
+        };
         let gradient =
             |m, n, rows| self.rates.weight_product_s(arithmetic, [m, n, rows, local], 0.0);
         let [products, gradients] = GROUPED;
+        let products = if self.weights.of_training { products } else { ALONE };
         let forward = grouped_s(products, per_expert, |m| time(m, inner, h) + time(m, h, f));
         let weight_s =
             grouped_s(gradients, per_expert, |m| gradient(h, inner, m) + gradient(f, h, m));
@@ -439,10 +475,7 @@ impl Lowering<'_> {
         let act = self.rates.rows_s(routed * (inner + f) * self.e());
         // Sorted by rank, then by expert, and back.
         let permute = self.rates.rows_s(routed * h * 2.0 * self.e()) * 4.0;
-        let casts = match arithmetic {
-            Arithmetic::F8 | Arithmetic::F4 => 1.0,
-            Arithmetic::F32 | Arithmetic::Tf32 | Arithmetic::Half => 0.0,
-        };
+        let casts = f64::from(matches!(arithmetic, Arithmetic::F8 | Arithmetic::F4));
         // A loop launches two products forward and four backward for an expert; before each, a cast
         // and the scales of both operands. Nothing is around these launches.
         let alone = if self.profile.product_per_expert { local } else { 0.0 };
@@ -461,7 +494,7 @@ impl Lowering<'_> {
         };
         let expert_parameters = local * h * (inner + f);
         Lowered {
-            forward: pass(forward + router, act + permute, 2.0 * exchange),
+            forward: pass(forward + router, act + permute, 2.0 * exchange) + self.slices_sum(h),
             backward: pass(backward + 2.0 * router, 2.0 * act + permute, 2.0 * exchange),
             weight_s,
             forward_launches: 30.0 + alone * (2.0 + 6.0 * casts),
@@ -472,6 +505,16 @@ impl Lowering<'_> {
             tensors: 1.0 + local * if gated { 3.0 } else { 2.0 },
             ..Lowered::default()
         }
+    }
+
+    /// The sum over ranks that each hold a slice of every expert.
+    fn slices_sum(&self, width: f64) -> Pass {
+        if self.weights.expert_slices <= 1 {
+            return Pass::default();
+        }
+        let bytes = self.tokens() * width * self.e();
+        let tensor_s = self.network.all_reduce_s(bytes, self.tensor_group());
+        Pass { tensor_s, ..Pass::default() }
     }
 
     fn embedding(&self, vocab: u32, width: u32, positions: u32) -> Lowered {

@@ -4,10 +4,12 @@
 //! does: which kernels are fused, what overlaps, what is stored in which type, how much a host
 //! does for one operation. [`Profile::source`] says where that can be read.
 
+mod engines;
 mod parts;
 mod releases;
 mod sharded;
 
+pub use engines::{ENGINES, of_engine};
 pub use parts::NOTHING;
 pub use releases::{DEFAULT, GANTLINE, PROFILES, of_framework, on_new_device};
 

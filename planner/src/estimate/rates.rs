@@ -169,6 +169,23 @@ enum Tokens {
     Contracted,
 }
 
+/// How products run.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    /// Share of the boost clock.
+    clock: f64,
+    /// Bytes that they move beside operands and results.
+    more_bytes: f64,
+    /// Whether a kernel of its own casts rows to narrow floats.
+    casts: bool,
+}
+
+impl Run {
+    fn at(clock: f64) -> Run {
+        Run { clock, more_bytes: 0.0, casts: true }
+    }
+}
+
 /// Relative spread of the speed of devices of one type with work that is limited by power. Source:
 /// Sinha et al. 2022, five clusters: whiskers 8 % of the median apart, which are 5.4 spreads.
 const DEVICE_SPREAD: f64 = 0.08 / 5.4;
@@ -188,7 +205,23 @@ impl Rates {
     /// Seconds of `batch` products `[m, k] · [k, n]` in a long run. More rows never take less.
     pub fn product_s(&self, arithmetic: Arithmetic, sizes: [f64; 4]) -> f64 {
         let clock = self.product_rates(arithmetic).sustained_share;
-        self.padded_product_s(arithmetic, sizes, Tokens::Rows, [clock, 0.0])
+        self.padded_product_s(arithmetic, sizes, Tokens::Rows, Run::at(clock))
+    }
+
+    /// Seconds of `batch` products `[m, k] · [k, n]` in a long run, whose weights `[k, n]` are
+    /// stored in `weight_bytes` bytes of an element; with `casts`, rows that products read in one
+    /// byte or less are cast by a kernel of its own.
+    pub fn stored_product_s(
+        &self,
+        arithmetic: Arithmetic,
+        sizes: [f64; 4],
+        (weight_bytes, casts): (f64, bool),
+    ) -> f64 {
+        let [_, n, k, batch] = sizes;
+        let more_bytes = batch * k * n * (weight_bytes - arithmetic.operand_bytes());
+        let clock = self.product_rates(arithmetic).sustained_share;
+        let run = Run { clock, more_bytes, casts };
+        self.padded_product_s(arithmetic, sizes, Tokens::Rows, run)
     }
 
     /// Seconds of `batch` products that make gradients of weights, in a long run: tokens are the
@@ -196,12 +229,17 @@ impl Rates {
     /// reads and writes in addition, 0 without it.
     pub fn weight_product_s(&self, arithmetic: Arithmetic, sizes: [f64; 4], bytes: f64) -> f64 {
         let clock = self.product_rates(arithmetic).sustained_share;
-        self.padded_product_s(arithmetic, sizes, Tokens::Contracted, [clock, bytes])
+        self.padded_product_s(
+            arithmetic,
+            sizes,
+            Tokens::Contracted,
+            Run { more_bytes: bytes, ..Run::at(clock) },
+        )
     }
 
     /// Seconds of the same products alone, at the boost clock: what tables of timings show.
     pub fn kernel_product_s(&self, arithmetic: Arithmetic, sizes: [f64; 4]) -> f64 {
-        self.padded_product_s(arithmetic, sizes, Tokens::Rows, [1.0, 0.0])
+        self.padded_product_s(arithmetic, sizes, Tokens::Rows, Run::at(1.0))
     }
 
     /// The fastest of a product and of those with more tokens that are aligned better. Each of them
@@ -211,7 +249,7 @@ impl Rates {
         arithmetic: Arithmetic,
         sizes: [f64; 4],
         tokens: Tokens,
-        run: [f64; 2],
+        run: Run,
     ) -> f64 {
         let [m, n, k, _] = sizes;
         // Only tensor cores are loaded in pieces.
@@ -240,7 +278,7 @@ impl Rates {
         arithmetic: Arithmetic,
         [m, n, k, batch]: [f64; 4],
         aligned: f64,
-        [clock, more_bytes]: [f64; 2],
+        Run { clock, more_bytes, casts }: Run,
     ) -> f64 {
         if m * n * k * batch <= 0.0 {
             return 0.0;
@@ -263,12 +301,12 @@ impl Rates {
         });
         let compute = waves.fold(f64::INFINITY, f64::min);
         // Narrow operands are cast from two bytes first; weights are at hand.
-        let cast = match rates.arithmetic {
-            Arithmetic::F8 | Arithmetic::F4 => {
-                let bytes = Arithmetic::Half.operand_bytes() + rates.arithmetic.operand_bytes();
-                batch * m * k * bytes / rates.bytes_per_s
-            }
-            Arithmetic::F32 | Arithmetic::Tf32 | Arithmetic::Half => 0.0,
+        let is_narrow = matches!(rates.arithmetic, Arithmetic::F8 | Arithmetic::F4);
+        let cast = if casts && is_narrow {
+            let bytes = Arithmetic::Half.operand_bytes() + rates.arithmetic.operand_bytes();
+            batch * m * k * bytes / rates.bytes_per_s
+        } else {
+            0.0
         };
         rates.floor_s + cast + (compute.powi(4) + memory.powi(4)).sqrt().sqrt()
     }

@@ -3,6 +3,7 @@
 //! The columns are those of published tables of training runs: the model's shape, the devices, the
 //! links, the layout, the framework. What a row leaves blank takes a default, and says so.
 
+pub mod inference;
 mod words;
 
 use super::profile::{self, Profile};
@@ -307,8 +308,37 @@ impl RowReader<'_> {
             low_rank,
             name,
         };
+        if known.is_none() && self.row.text("gated_mlp").trim().is_empty() {
+            self.decide_gating(&mut shape)?;
+        }
         self.decide_tying(&mut shape)?;
         Ok(shape)
+    }
+
+    /// A model of an unknown name has gates in its feed-forward layers where the count of
+    /// parameters says so.
+    fn decide_gating(&mut self, shape: &mut Shape) -> Result<(), String> {
+        let Some(billions) = self.number("params_b")?.filter(|billions| *billions > 0.0) else {
+            return Ok(());
+        };
+        let with = |gated: bool| Shape {
+            gated,
+            positions: if gated { 0 } else { shape.seq },
+            biases: !gated,
+            tied: !gated,
+            ..shape.clone()
+        };
+        let far = |shape: &Shape| {
+            let work = shape.workload();
+            work.map_or(f64::INFINITY, |w| (w.parameters() as f64 / 1e9 / billions).ln().abs())
+        };
+        let [plain, gated] = [false, true].map(with);
+        if !shape.gated && far(&gated) < far(&plain) {
+            self.defaults.retain(|default| default != "gated_mlp=0");
+            self.defaults.push("gated_mlp=1".into());
+            *shape = gated;
+        }
+        Ok(())
     }
 
     /// Gated models share the head's weight only where the count of parameters says so.

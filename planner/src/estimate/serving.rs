@@ -11,6 +11,9 @@
 //! Legend: b sequences of a group, t new tokens of each, c cached tokens of each.
 
 mod parts;
+pub mod requests;
+pub mod speculation;
+pub mod storage;
 #[cfg(test)]
 mod tests;
 
@@ -19,17 +22,18 @@ use std::fmt;
 use serde::Serialize;
 
 pub use self::parts::Parts;
+pub use self::requests::{InFlight, Lengths, StaticBatch};
+pub use self::speculation::{Drafter, Drafting, Speculation};
+pub use self::storage::Storage;
 
 use super::Estimator;
-use super::layer::Lowering;
+use super::layer::{Lowering, Weights};
 use super::network::Group;
 use super::price::{Inside, LayerPrice, Pass};
 use super::workload::{Item, Layer};
 use crate::configuration::Configuration;
 use crate::divisors::divisors;
 
-/// Bytes of a cached element. Chosen: two-byte floats, whatever arithmetic products have.
-const CACHE_BYTES: f64 = 2.0;
 /// Tokens beyond which no context is looked for. Chosen: far above any model.
 const CONTEXT_MAX: u64 = 1 << 30;
 /// Sequences of a copy beyond which no more are looked for. Chosen: far above any server.
@@ -42,7 +46,8 @@ pub struct Replica {
     pub tp: u32,
     /// Pipeline stages.
     pub pp: u32,
-    /// Ranks of a stage over which routed experts lie: more than `tp` where copies share them.
+    /// Ranks of a stage over which whole routed experts lie: more than `tp` where copies share
+    /// them, 1 where each rank of a copy has a slice of every expert.
     pub ep: u32,
 }
 
@@ -86,6 +91,42 @@ impl Load {
     }
 }
 
+/// The tokens that one pass works on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// Sequences of a group.
+    pub sequences: u32,
+    /// New tokens of each.
+    pub tokens: u32,
+    /// Tokens of each that are cached.
+    pub cached: u64,
+    /// Whether each new token has logits; otherwise the last one of a sequence has.
+    pub all_logits: bool,
+    /// Tokens of prompts that are worked on beside the sequences.
+    pub prompt_tokens: u32,
+    /// Tokens of each of those prompts.
+    pub prompt: u32,
+}
+
+impl Batch {
+    /// `tokens` new tokens of each of `sequences` sequences, after `cached` ones.
+    pub fn of(sequences: u32, tokens: u32, cached: u64) -> Batch {
+        Batch { sequences, tokens, cached, ..Batch::default() }
+    }
+
+    /// Rows of products.
+    fn rows(&self) -> f64 {
+        f64::from(self.sequences) * f64::from(self.tokens) + f64::from(self.prompt_tokens)
+    }
+
+    /// Rows that have logits.
+    fn logits(&self) -> u32 {
+        let each = if self.all_logits { self.tokens } else { 1 };
+        let prompts = self.prompt_tokens.div_ceil(self.prompt.max(1));
+        self.sequences.saturating_mul(each).saturating_add(prompts)
+    }
+}
+
 /// A forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Forward {
@@ -122,6 +163,10 @@ pub struct Serving<'a> {
     /// Elements of a token that one layer caches where attention caches a shared vector
     /// (DeepSeek-AI 2024) and not keys and values.
     pub latent: Option<u32>,
+    /// How weights and caches are stored.
+    pub storage: Storage,
+    /// How tokens are drafted that a pass checks; none where each pass gives one token.
+    pub drafting: Option<Drafting<'a>>,
 }
 
 /// The work of a pass, before it is divided among stages.
@@ -136,7 +181,13 @@ struct Work {
     sends_s: [f64; 2],
 }
 
-impl Serving<'_> {
+impl<'a> Serving<'a> {
+    /// Inference with weights as products read them, two-byte keys and values, and one token for
+    /// each pass.
+    pub fn new(estimator: &'a Estimator<'a>, latent: Option<u32>) -> Serving<'a> {
+        Serving { estimator, latent, storage: Storage::default(), drafting: None }
+    }
+
     /// Whether a copy can lie so: heads and experts divide, and no stage is without a layer.
     pub fn allows(&self, copy: Replica) -> bool {
         let mut items = self.estimator.work.layers.iter().flat_map(|layer| &layer.items);
@@ -145,6 +196,7 @@ impl Serving<'_> {
             heads.is_multiple_of(copy.tp)
         });
         let shares = copy.ep == self.inner_experts(copy.tp)
+            || (copy.ep == 1 && self.experts_slice(copy.tp))
             || (copy.ep.is_multiple_of(copy.tp) && self.experts_divide(copy.ep));
         is_even && shares && copy.pp >= 1 && copy.pp <= self.estimator.work.depth()
     }
@@ -155,13 +207,15 @@ impl Serving<'_> {
         Replica { tp, pp, ep: self.inner_experts(tp) }
     }
 
-    /// The ways in which experts lie over `copies` copies of `tp` ranks a stage: over the ranks of
-    /// one, or of two, or of as many more as divide the copies and the experts.
+    /// The ways in which experts lie over `copies` copies of `tp` ranks a stage: each sliced over
+    /// the ranks of one (`ep=1`), or whole over the ranks of one, or of two, or of as many more as
+    /// divide the copies and the experts.
     pub fn expert_ways(&self, tp: u32, copies: u32) -> Vec<u32> {
         let inner = self.inner_experts(tp);
+        let sliced = Some(1).filter(|_| inner > 1 && self.experts_slice(tp));
         let shared = divisors(copies).into_iter().filter_map(|n| tp.checked_mul(n));
         let shared = shared.filter(|ep| *ep > inner && *ep > tp && self.experts_divide(*ep));
-        std::iter::once(inner).chain(shared).collect()
+        sliced.into_iter().chain([inner]).chain(shared).collect()
     }
 
     /// Whether the model goes on after what it was given: some of its layers see earlier tokens
@@ -173,10 +227,15 @@ impl Serving<'_> {
     /// A pass of `batch` sequences over `tokens` new tokens of each, after `cached` ones, on this
     /// copy and on each that shares its experts. An encoder runs in the first pass alone.
     pub fn forward(&self, copy: Replica, batch: u32, tokens: u32, cached: u64) -> Forward {
-        let work = self.work(copy, batch, tokens, cached);
+        self.pass(copy, &Batch::of(batch, tokens, cached))
+    }
+
+    /// A pass over a batch, on this copy and on each that shares its experts.
+    pub fn pass(&self, copy: Replica, batch: &Batch) -> Forward {
+        let work = self.work(copy, batch);
         let layers = work.layers.total_s() + work.cached_s;
         let (first, last) = (work.first.total_s(), work.last.total_s());
-        let most = self.most(copy, |layer| runs(layer, cached));
+        let most = self.most(copy, |layer| runs(layer, batch.cached));
         let [sends_s, between_s] = work.sends_s;
         Forward {
             latency_s: first + layers + last + sends_s,
@@ -186,24 +245,34 @@ impl Serving<'_> {
         }
     }
 
-    fn work(&self, copy: Replica, batch: u32, tokens: u32, cached: u64) -> Work {
+    fn work(&self, copy: Replica, batch: &Batch) -> Work {
         let model = self.estimator.work;
         let mut work = Work::default();
+        let rows = batch.rows();
+        // Where prompts are worked on beside sequences, each row is a sequence of one token to all
+        // but the inside of attention.
+        let (sequences, tokens) = match batch.prompt_tokens {
+            0 => (batch.sequences, batch.tokens),
+            beside => (batch.sequences.saturating_mul(batch.tokens).saturating_add(beside), 1),
+        };
         // Tokens of all ranks that share experts.
-        let routed = f64::from(batch) * f64::from(tokens) * f64::from(copy.ep) / f64::from(copy.tp);
-        for layer in model.layers.iter().filter(|layer| runs(layer, cached)) {
+        let routed = rows * f64::from(copy.sharing());
+        for layer in model.layers.iter().filter(|layer| runs(layer, batch.cached)) {
             let items = used(&layer.items, routed);
-            let pass = self.price(copy, &items, batch, tokens).forward;
+            let mut pass = self.price(copy, &items, sequences, tokens).forward;
+            if batch.prompt_tokens > 0 {
+                pass += self.inside_of_prompts(copy, &items, batch);
+            }
             let count = f64::from(layer.count);
             work.layers += pass * count;
-            work.cached_s += count * self.cached_s(copy, &items, batch, cached);
+            work.cached_s += count * self.cached_s(copy, &items, batch);
         }
-        work.first = self.price(copy, &model.first, batch, tokens).forward;
+        work.first = self.end_price(copy, &model.first, sequences, tokens).forward;
         let last: Vec<Item> =
             model.last.iter().copied().filter(|item| !matches!(item, Item::Loss { .. })).collect();
         // The next token follows from the last one alone.
-        work.last = self.price(copy, &last, batch, 1).forward;
-        let bytes = f64::from(batch) * f64::from(tokens) * f64::from(model.width) * 2.0;
+        work.last = self.end_price(copy, &last, batch.logits(), 1).forward;
+        let bytes = rows * f64::from(model.width) * 2.0;
         let network = &self.estimator.network;
         let (apart, pp) = (u64::from(copy.together()), u64::from(copy.pp));
         let stages = Group::apart(pp, apart, apart * pp);
@@ -215,10 +284,17 @@ impl Serving<'_> {
         work
     }
 
+    /// The inside of attention of the prompts beside a batch: their share of that of one prompt.
+    fn inside_of_prompts(&self, copy: Replica, items: &[Item], batch: &Batch) -> Pass {
+        let is_attention = |item: &Item| matches!(item, Item::Attention { .. });
+        let inside: Vec<Item> = items.iter().copied().filter(is_attention).collect();
+        let share = f64::from(batch.prompt_tokens) / f64::from(batch.prompt.max(1));
+        self.price(copy, &inside, 1, batch.prompt.max(1)).forward * share
+    }
+
     /// What the fullest device holds besides working memory.
     pub fn held(&self, copy: Replica) -> Held {
         let work = self.estimator.work;
-        let bytes = self.estimator.job.arithmetic.operand_bytes();
         let most = self.most(copy, |_| true);
         let (mut parameters, mut cache) = (0.0, 0.0);
         for layer in &work.layers {
@@ -226,28 +302,57 @@ impl Serving<'_> {
             let count = f64::from(layer.count);
             parameters += count * (price.parameters + price.expert_parameters);
             if caches(layer) {
-                cache += count * self.cached_elements(copy, &layer.items);
+                cache += count * self.cached_bytes(copy, &layer.items);
             }
         }
         let end = |items: &[Item]| self.price(copy, items, 1, 1).parameters;
-        let (first, last) = (end(&work.first), end(&work.last));
+        // A table that is looked up stays as wide as what it gives.
+        let first = end(&work.first) * self.estimator.job.arithmetic.element_bytes();
+        let last = end(&work.last) * self.end_bytes();
         let ends = match copy.pp {
             1 if work.tied => first,
             1 => first + last,
             _ => first.max(last),
         };
+        let draft = self.drafting.and_then(|drafting| drafting.held(copy));
+        let [draft_weights, draft_cache] =
+            draft.map_or([0.0; 2], |held| [held.weights_bytes, held.cache_bytes_per_token]);
         Held {
-            weights_bytes: (parameters * most + ends) * bytes,
-            cache_bytes_per_token: cache * self.most(copy, caches) * CACHE_BYTES,
+            weights_bytes: parameters * most * self.weight_bytes() + ends + draft_weights,
+            cache_bytes_per_token: cache * self.most(copy, caches) + draft_cache,
             reserve_bytes: self.estimator.profile.reserve_bytes,
         }
     }
 
+    /// Bytes of an element of the head's weight. Releases that compute in one-byte floats leave
+    /// it in two (NVIDIA's ModelOpt, vLLM's `compressed-tensors`, DeepSeek-AI 2024, section 3.3.1),
+    /// those that only store weights narrowly do not.
+    fn end_bytes(&self) -> f64 {
+        match self.storage.weights {
+            Some(_) => self.weight_bytes(),
+            None => self.estimator.job.arithmetic.element_bytes(),
+        }
+    }
+
+    /// Bytes of an element of the weights of products.
+    fn weight_bytes(&self) -> f64 {
+        let computed = self.estimator.job.arithmetic.operand_bytes();
+        self.storage.weights.map_or(computed, |format| format.bytes(1.0, 1.0))
+    }
+
     /// Bytes of the fullest device of a copy with `sequences` sequences of `context` tokens each,
-    /// all of which go on while a prompt is worked on in pieces of `piece` tokens.
-    pub fn bytes(&self, copy: Replica, sequences: u64, context: u64, piece: u32) -> f64 {
+    /// of which the first `shared` are cached once. All go on while a prompt is worked on in pieces
+    /// of `piece` tokens.
+    pub fn bytes(
+        &self,
+        copy: Replica,
+        sequences: u64,
+        [context, shared]: [u64; 2],
+        piece: u32,
+    ) -> f64 {
+        let own = context.saturating_sub(shared) as f64 * sequences as f64;
         let cache = self.held(copy).cache_bytes_per_token;
-        self.fixed_bytes(copy, sequences, piece) + cache * context as f64 * sequences as f64
+        self.fixed_bytes(copy, sequences, piece) + cache * (own + shared as f64)
     }
 
     /// The longest context, in tokens, that fits for each of `sequences` sequences of a copy, with
@@ -258,12 +363,14 @@ impl Serving<'_> {
         if left < 0.0 { 0 } else { ((left / each) as u64).min(CONTEXT_MAX) }
     }
 
-    /// The most sequences of `context` tokens that a copy holds and goes on with, their prompts
-    /// worked on in pieces of `piece` tokens; 0 where it holds none.
-    pub fn most_sequences(&self, copy: Replica, context: u64, piece: u32) -> u64 {
+    /// The most sequences of `context` tokens, of which the first `shared` are cached once for all,
+    /// that a copy holds and goes on with, their prompts worked on in pieces of `piece` tokens; 0
+    /// where it holds none.
+    pub fn most_sequences(&self, copy: Replica, [context, shared]: [u64; 2], piece: u32) -> u64 {
         let held = self.held(copy);
-        let left = self.estimator.memory_bytes - held.weights_bytes - held.reserve_bytes;
-        let each = held.cache_bytes_per_token * context as f64;
+        let once = held.cache_bytes_per_token * shared as f64;
+        let left = self.estimator.memory_bytes - held.weights_bytes - held.reserve_bytes - once;
+        let each = held.cache_bytes_per_token * context.saturating_sub(shared).max(1) as f64;
         let most = ((left.max(0.0) / each) as u64).min(SEQUENCES_MAX);
         let prompt = self.working(copy, 1, piece);
         greatest(most, |count| {
@@ -277,7 +384,7 @@ impl Serving<'_> {
     pub fn most_within(&self, copy: Replica, context: u64, sequences: u64, limit_s: f64) -> u64 {
         greatest(sequences, |count| {
             let Load { groups, batch, .. } = Load::of(count, copy.pp);
-            self.forward(copy, batch, 1, context).turn_s(groups) <= limit_s
+            self.token(copy, batch, context).turn_s(groups) <= limit_s
         })
     }
 
@@ -319,29 +426,77 @@ impl Serving<'_> {
     }
 
     fn price(&self, copy: Replica, items: &[Item], batch: u32, tokens: u32) -> LayerPrice {
+        self.price_of(copy, items, [batch, tokens], self.weight_bytes())
+    }
+
+    /// The price of what is before or after all layers, whose products are two bytes wide at
+    /// least.
+    fn end_price(&self, copy: Replica, items: &[Item], batch: u32, tokens: u32) -> LayerPrice {
+        self.price_of(copy, items, [batch, tokens], self.end_bytes())
+    }
+
+    fn price_of(
+        &self,
+        copy: Replica,
+        items: &[Item],
+        [batch, tokens]: [u32; 2],
+        bytes: f64,
+    ) -> LayerPrice {
         let Estimator { rates, network, profile, job, work, .. } = self.estimator;
         let Replica { tp, ep, .. } = copy;
         let (dp, pp) = (copy.sharing(), copy.pp);
         let c = Configuration { tp, ep, dp, pp, microbatch: batch, ..Configuration::default() };
         let (inside, seq) = (Inside::of(&c), f64::from(tokens));
-        Lowering { rates, network, profile, job, inside, seq }.price(items, work.width)
+        let weights = Weights {
+            bytes,
+            expert_slices: self.expert_slices(copy),
+            // Kernels of inference are made for few rows, and those before products cast to one
+            // byte with scales that were found beforehand.
+            of_training: false,
+        };
+        Lowering { rates, network, profile, job, inside, seq, weights }.price(items, work.width)
     }
 
-    /// Elements of a token that a device caches for these items.
-    fn cached_elements(&self, copy: Replica, items: &[Item]) -> f64 {
-        let elements = items.iter().map(|item| {
+    /// Ranks of a copy that each hold a slice of every expert.
+    fn expert_slices(&self, copy: Replica) -> u32 {
+        let is_sliced = copy.ep == 1 && self.expert_counts().next().is_some();
+        if is_sliced { copy.tp } else { 1 }
+    }
+
+    /// Bytes of a token that a device caches for these items.
+    fn cached_bytes(&self, copy: Replica, items: &[Item]) -> f64 {
+        let cache = self.storage.cache;
+        let bytes = items.iter().map(|item| {
             let Item::Attention { kv_heads, qk_dim, v_dim, .. } = item else { return 0.0 };
             let heads = (f64::from(*kv_heads) / f64::from(copy.tp)).ceil();
             // A shared vector is whole on every device.
-            self.latent.map_or(heads * f64::from(qk_dim + v_dim), f64::from)
+            self.latent.map_or_else(
+                || cache.bytes(heads, f64::from(*qk_dim)) + cache.bytes(heads, f64::from(*v_dim)),
+                |elements| cache.bytes(1.0, f64::from(elements)),
+            )
         });
-        elements.sum()
+        bytes.sum()
     }
 
-    /// Seconds in which a layer reads what is cached: more than it computes with it.
-    fn cached_s(&self, copy: Replica, items: &[Item], batch: u32, cached: u64) -> f64 {
-        let elements = self.cached_elements(copy, items) * f64::from(batch) * cached as f64;
-        self.estimator.rates.rows_s(elements * CACHE_BYTES)
+    /// Seconds in which a layer works on what is cached: those of reading it, or of the operations
+    /// of several new tokens on it where these take longer.
+    fn cached_s(&self, copy: Replica, items: &[Item], batch: &Batch) -> f64 {
+        let Batch { sequences, tokens, cached, .. } = *batch;
+        let Estimator { rates, profile, .. } = self.estimator;
+        let seen = f64::from(sequences) * cached as f64;
+        let read_s = rates.rows_s(self.cached_bytes(copy, items) * seen);
+        if tokens <= 1 || cached == 0 {
+            return read_s;
+        }
+        let computed_s = items.iter().map(|item| {
+            let Item::Attention { heads, qk_dim, v_dim, .. } = item else { return 0.0 };
+            let heads = (f64::from(*heads) / f64::from(copy.tp)).ceil();
+            let flops = 2.0 * seen * f64::from(tokens) * heads * f64::from(qk_dim + v_dim);
+            let [forward_s, _] =
+                rates.flash_s(profile.attention, flops, cached as f64, f64::from(*qk_dim));
+            forward_s
+        });
+        read_s.max(computed_s.sum())
     }
 
     /// How many routed experts each layer has that has some.
@@ -358,6 +513,19 @@ impl Serving<'_> {
     fn experts_divide(&self, ep: u32) -> bool {
         let mut counts = self.expert_counts().peekable();
         counts.peek().is_some() && counts.all(|count| count.is_multiple_of(ep))
+    }
+
+    /// Whether there are experts and `tp` ranks divide the inner size of each.
+    fn experts_slice(&self, tp: u32) -> bool {
+        let items = self.estimator.work.layers.iter().flat_map(|layer| &layer.items);
+        let mut sizes =
+            items.filter_map(
+                |item| {
+                    if let Item::Experts { ffn, .. } = item { Some(*ffn) } else { None }
+                },
+            );
+        sizes.next().is_some_and(|ffn| ffn.is_multiple_of(tp))
+            && sizes.all(|ffn| ffn.is_multiple_of(tp))
     }
 
     /// Tensor-parallel ranks over which the experts of a copy lie: the largest divisor of `tp` that

@@ -247,10 +247,10 @@ fn predicted_of(runs: &[Run], source: &str) -> Vec<Compared> {
             interval_s: [estimate.step_time_low_s, estimate.step_time_high_s],
             measured_gib: run.text("peak_mem_gib").parse().ok().filter(|_| usable),
             predicted_gib: estimate.printed_memory.total_bytes() / 1_073_741_824.0,
-            memory: estimate.printed_memory,
+            memory: serde_json::json!(estimate.printed_memory),
             fits: true,
             defaults: question.defaults,
-            breakdown: estimate.breakdown,
+            breakdown: serde_json::json!(estimate.breakdown),
         }
     };
     runs.map(compare).collect()

@@ -6,31 +6,28 @@ use planner::estimate::serving::Parts;
 use serde_json::{Value, json};
 
 use super::page::{header, laid, recommended, told};
-use super::{Copies, Row, refuse_others, wanted};
+use super::{Copies, Models, Noted, Row, models, wanted};
 use crate::argument::PathArg;
 use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, usage};
 use crate::verbs::flags::CompareArgs;
-use crate::verbs::gpus::{Subject, noted_model};
 use crate::{cache, output};
 
 /// Answers `compare` about inference: what each layout gives and where its time goes.
 pub fn compare(args: &CompareArgs) -> Result<Exit, Failure> {
-    noted_model(&args.asked)?;
-    let subject = on(args, &args.asked.place.cluster)?;
-    let besides = args.beside.iter().map(|cluster| on(args, cluster));
-    let besides = besides.collect::<Result<Vec<Subject>, Failure>>()?;
-    let key = args.asked.key("compare-inference", &(&subject, &besides, args));
-    cache::answer(key, || Ok((Exit::Success, compared(&subject, &besides, args)?)))
+    let ours = on(args, &args.asked.place.cluster, Noted::Now)?;
+    let besides = args.beside.iter().map(|cluster| on(args, cluster, Noted::Before));
+    let besides = besides.collect::<Result<Vec<Models>, Failure>>()?;
+    let key = args.asked.key("compare-inference", &(&ours, &besides, args));
+    cache::answer(key, || Ok((Exit::Success, compared(&ours, &besides, args)?)))
 }
 
-/// The subject of the same request on another cluster.
-fn on(args: &CompareArgs, cluster: &PathArg) -> Result<Subject, Failure> {
+/// The models of the same request on another cluster.
+fn on(args: &CompareArgs, cluster: &PathArg, noted: Noted) -> Result<Models, Failure> {
     let mut asked = args.asked.clone();
     asked.place.cluster.clone_from(cluster);
     let cluster = asked.place.cluster()?;
-    refuse_others(&asked, &cluster)?;
-    Subject::quiet(&asked, cluster)
+    models(&asked, cluster, &args.served, noted)
 }
 
 /// A layout on a cluster, with what is said of it.
@@ -60,34 +57,35 @@ impl Column {
             parts,
             fits: row.fits(copies.purpose),
             have_bytes: copies.have_bytes(),
-            prompt_rate: row.prompt_rate(copies.seq()),
+            prompt_rate: row.prompt_rate(copies.lengths().own_prompt()),
             row,
             told,
         }
     }
 }
 
-fn compared(subject: &Subject, besides: &[Subject], args: &CompareArgs) -> Result<String, Failure> {
-    let estimator = subject.estimator()?;
-    let served = args.served;
-    let copies = Copies::new(subject, &estimator, wanted(&args.asked, served), served.purpose)?;
+fn compared(ours: &Models, besides: &[Models], args: &CompareArgs) -> Result<String, Failure> {
+    let estimators = ours.estimators()?;
+    let wanted = wanted(&args.asked, &args.served)?;
+    let purpose = args.served.purpose;
+    let copies = Copies::new(ours, &estimators, wanted, purpose)?;
     let mut columns = Vec::new();
     for (at, text) in args.with.iter().enumerate() {
         let row = written(&copies, text)?;
         columns.push(Column::of(&copies, format!("({})", at + 1), row));
     }
-    for (at, subject) in std::iter::once(subject).chain(besides).enumerate() {
-        let estimator = subject.estimator()?;
-        let copies = Copies::new(subject, &estimator, copies.wanted, served.purpose)?;
+    for (at, models) in std::iter::once(ours).chain(besides).enumerate() {
+        let estimators = models.estimators()?;
+        let copies = Copies::new(models, &estimators, copies.wanted.clone(), purpose)?;
         let rows = copies.rows(&args.asked)?;
         // What fits nowhere is shown where it is nearest to that.
         let best = recommended(&copies, &rows).or(rows.first()).cloned();
-        let name = if at == 0 { "best".to_owned() } else { subject.cluster.name.clone() };
+        let name = if at == 0 { "best".to_owned() } else { models.subject.cluster.name.clone() };
         columns.extend(best.map(|row| Column::of(&copies, name, row)));
     }
     if args.asked.json {
         let document = documents::CompareInference {
-            model: subject.work.name.clone(),
+            model: ours.subject.work.name.clone(),
             seq: copies.seq().into(),
             plans: columns.into_iter().map(|column| column.told).collect(),
             bests: 1 + besides.len() as u64,

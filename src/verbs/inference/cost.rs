@@ -1,16 +1,16 @@
 //! `cost --for inference`: what tokens take on copies of a model, or a rate of them.
 
 use planner::cluster::Cluster;
+use planner::estimate::serving::Lengths;
 
 use super::page::{answered, header, laid, recommended};
-use super::{Copies, Row, refuse_others, wanted};
+use super::{Copies, Models, Noted, Row, models, wanted};
 use crate::argument::HOUR_S;
 use crate::cache;
 use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, usage};
 use crate::output::{self, Table};
 use crate::verbs::flags::{Bill, CostArgs, JOULES_PER_KWH};
-use crate::verbs::gpus::Subject;
 
 /// How long all devices work for some tokens.
 #[derive(Clone, Copy)]
@@ -26,9 +26,11 @@ impl Pace {
         let [prompt, token] = copies.parts(row);
         let devices = row.devices();
         let mut all = [Pace { seconds: 0.0, busy_s: 0.0 }; 3];
-        let rates = [row.prompt_rate(copies.seq()), row.rate()];
-        let passes = [(prompts, prompt, row.prompts()), (tokens, token, row.load.groups)];
-        let turns = [row.prompt.map(|pass| pass.turn_s(row.prompts())), row.token_s()];
+        let rates = [row.prompt_rate(copies.lengths().own_prompt()), row.rate()];
+        // Where requests are in flight, prompts are worked on beside new tokens.
+        let prompts = if row.in_flight.is_some() { 0.0 } else { prompts };
+        let passes = [(prompts, prompt, 1), (tokens, token, row.load.groups)];
+        let turns = [row.prompts.map(|prompts| prompts.apart_s()), row.token_s()];
         for (((tokens, parts, groups), rate), turn_s) in passes.into_iter().zip(rates).zip(turns) {
             if tokens <= 0.0 {
                 continue;
@@ -95,6 +97,9 @@ impl Cost {
 
 /// Tokens of prompts for each new one, and of both how many are asked for: of all, or of an hour.
 pub(super) fn tokens(args: &CostArgs) -> Result<[f64; 2], Failure> {
+    if let Some(lengths) = args.served.requests.lengths()? {
+        return of_requests(args, lengths);
+    }
     let (new, prompts) = (args.bill.tokens, args.demand.prompt_tokens);
     match (args.demand.rate, new) {
         (None, None) if prompts.is_none() => {
@@ -116,21 +121,42 @@ pub(super) fn tokens(args: &CostArgs) -> Result<[f64; 2], Failure> {
     }
 }
 
+/// The same of requests whose lengths are known.
+fn of_requests(args: &CostArgs, lengths: Lengths) -> Result<[f64; 2], Failure> {
+    if args.demand.prompt_tokens.is_some() {
+        let headline = "requests with `--input-len` say how many tokens prompts have".to_owned();
+        return Err(usage("--prompt-tokens", headline).help("leave it out").into());
+    }
+    let new = match (args.demand.rate, args.bill.tokens) {
+        (Some(rate), None) => HOUR_S * rate,
+        (None, Some(tokens)) => tokens,
+        (Some(_), Some(_)) => {
+            let headline = "a rate and a number of new tokens are two questions".to_owned();
+            return Err(usage("--rate", headline).help("write one of them").into());
+        }
+        (None, None) => {
+            let headline = "the number of tokens is missing".to_owned();
+            let help = "write `--tokens N`, or `--rate N` for tokens per second";
+            return Err(usage("--tokens", headline).help(help).into());
+        }
+    };
+    Ok([new * f64::from(lengths.own_prompt()) / f64::from(lengths.output), new])
+}
+
 /// Answers `cost` about inference; no where the deadline is missed, devices are too few for the
 /// rate, or nothing fits.
 pub fn cost(args: &CostArgs) -> Result<Exit, Failure> {
     let cluster = args.cluster(&args.asked)?;
-    refuse_others(&args.asked, &cluster)?;
     let tokens = tokens(args)?;
-    let subject = Subject::new(&args.asked, cluster)?;
-    let key = args.asked.key("cost-inference", &(&subject, args));
-    cache::answer(key, || bill(&subject, args, tokens))
+    let models = models(&args.asked, cluster, &args.served, Noted::Now)?;
+    let key = args.asked.key("cost-inference", &(&models, args));
+    cache::answer(key, || bill(&models, args, tokens))
 }
 
-fn bill(subject: &Subject, args: &CostArgs, tokens: [f64; 2]) -> Result<(Exit, String), Failure> {
-    let estimator = subject.estimator()?;
-    let served = args.served;
-    let copies = Copies::new(subject, &estimator, wanted(&args.asked, served), served.purpose)?;
+fn bill(models: &Models, args: &CostArgs, tokens: [f64; 2]) -> Result<(Exit, String), Failure> {
+    let estimators = models.estimators()?;
+    let (subject, served) = (&models.subject, &args.served);
+    let copies = Copies::new(models, &estimators, wanted(&args.asked, served)?, served.purpose)?;
     let rows = copies.rows(&args.asked)?;
     let paced =
         recommended(&copies, &rows).and_then(|row| Some((row, Pace::of(&copies, row, tokens)?)));

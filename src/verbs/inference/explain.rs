@@ -6,34 +6,32 @@ use planner::estimate::serving::Parts;
 use serde_json::{Value, json};
 
 use super::page::{self, answered, header, laid, reason, recommended, told};
-use super::{Copies, Row, refuse_others, wanted};
+use super::{Copies, Models, Noted, Row, models, wanted};
 use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure};
 use crate::verbs::flags::{Purpose, RequestFlags, Served};
-use crate::verbs::gpus::Subject;
 use crate::verbs::gpus::explain::SIZES;
 use crate::{cache, output};
 
 /// Answers `explain` about inference; no where nothing fits.
-pub fn explain(asked: &RequestFlags, cluster: Cluster, served: Served) -> Result<Exit, Failure> {
-    refuse_others(asked, &cluster)?;
-    let subject = Subject::new(asked, cluster)?;
-    let key = asked.key("explain-inference", &(&subject, asked, served));
-    cache::answer(key, || explanation(&subject, asked, served))
+pub fn explain(asked: &RequestFlags, cluster: Cluster, served: &Served) -> Result<Exit, Failure> {
+    let models = models(asked, cluster, served, Noted::Now)?;
+    let key = asked.key("explain-inference", &(&models, asked, served));
+    cache::answer(key, || explanation(&models, asked, served))
 }
 
 fn explanation(
-    subject: &Subject,
+    models: &Models,
     asked: &RequestFlags,
-    served: Served,
+    served: &Served,
 ) -> Result<(Exit, String), Failure> {
-    let estimator = subject.estimator()?;
-    let copies = Copies::new(subject, &estimator, wanted(asked, served), served.purpose)?;
+    let estimators = models.estimators()?;
+    let copies = Copies::new(models, &estimators, wanted(asked, served)?, served.purpose)?;
     let rows = copies.rows(asked)?;
     let Some(best) = recommended(&copies, &rows) else {
         return Ok(answered(&copies, &rows, asked.json));
     };
-    let explained = Explained::of(&copies, best, &rows, served)?;
+    let explained = Explained::of(models, &copies, best, &rows)?;
     let text = match asked.json {
         true => format!("{:#}", explained.document(&copies)),
         false => explained.page(&copies, &reason(&copies, &rows)),
@@ -61,19 +59,20 @@ struct Neighbour<'r> {
 
 impl<'r> Explained<'r> {
     fn of(
+        models: &Models,
         copies: &Copies<'_>,
         best: &'r Row,
         rows: &'r [Row],
-        served: Served,
     ) -> Result<Explained<'r>, Failure> {
         let neighbours = neighbours(best, rows);
         let neighbours = neighbours.into_iter().map(|row| compared(copies, best, row));
         let mut resized = Vec::new();
         for size in SIZES {
-            let mut estimator = copies.subject.estimator()?;
-            estimator.memory_bytes *= size;
-            let other = Copies::new(copies.subject, &estimator, copies.wanted, served.purpose)?;
-            resized.push((estimator.memory_bytes, other.row(best.copy, best.copies)));
+            let mut estimators = models.estimators()?;
+            estimators.model.memory_bytes *= size;
+            let memory_bytes = estimators.model.memory_bytes;
+            let other = Copies::new(models, &estimators, copies.wanted.clone(), copies.purpose)?;
+            resized.push((memory_bytes, other.row(best.copy, best.copies)));
         }
         let batch = best.load.batch.max(1);
         Ok(Explained {
@@ -88,7 +87,9 @@ impl<'r> Explained<'r> {
     /// What holds the bytes of the fullest device.
     fn memory(&self, copies: &Copies<'_>) -> [(&'static str, f64); 4] {
         let held = self.best.held;
-        let tokens = self.best.load.sequences.max(1) as f64 * f64::from(copies.seq());
+        let [context, shared] = copies.context();
+        let own = context.saturating_sub(shared) as f64;
+        let tokens = self.best.load.sequences.max(1) as f64 * own + shared as f64;
         [
             ("weights", held.weights_bytes),
             ("KV cache", held.cache_bytes_per_token * tokens),
@@ -108,7 +109,8 @@ impl<'r> Explained<'r> {
         let apart_s = self.best.token_s().unwrap_or(0.0);
         if copies.purpose != Purpose::Prefill {
             let all = output::count(self.best.sequences);
-            text += &format!("\nWhere a token of each of {all} sequences goes");
+            let beside = if self.best.in_flight.is_some() { ", with prompts beside," } else { "" };
+            text += &format!("\nWhere a token of each of {all} sequences{beside} goes");
             text += &parts(copies, token, apart_s);
         }
         text += "\nWhere a prompt goes";
@@ -245,7 +247,7 @@ fn neighbours<'r>(best: &Row, rows: &'r [Row]) -> Vec<&'r Row> {
 
 /// What a neighbour gives more, and what takes longer there.
 fn compared<'r>(copies: &Copies<'_>, best: &Row, row: &'r Row) -> Neighbour<'r> {
-    let (purpose, seq) = (copies.purpose, copies.seq());
+    let (purpose, prompt_tokens) = (copies.purpose, copies.lengths().own_prompt());
     if !row.fits(purpose) {
         let short = row.need_bytes - copies.have_bytes();
         let why = match short > 0.0 {
@@ -254,15 +256,16 @@ fn compared<'r>(copies: &Copies<'_>, best: &Row, row: &'r Row) -> Neighbour<'r> 
         };
         return Neighbour { row, more: None, why };
     }
-    let more = row.figure(purpose, seq) - best.figure(purpose, seq);
+    let more = row.figure(purpose, prompt_tokens) - best.figure(purpose, prompt_tokens);
     // Device time of a token: what a rate is the inverse of.
     let spent = |row: &Row| {
         let [prompt, token] = copies.parts(row);
         let (parts, turn_s, tokens) = match purpose {
             Purpose::Prefill => {
-                let prompts = row.prompts();
-                let turn_s = row.prompt.map_or(0.0, |pass| pass.turn_s(prompts));
-                (prompt, turn_s, f64::from(seq) * f64::from(prompts * row.copies))
+                // Of one prompt, as its parts are.
+                let apart_s = row.prompts.map_or(0.0, |prompts| prompts.apart_s());
+                let stages = f64::from(row.copy.pp);
+                (prompt, stages * apart_s, stages * f64::from(prompt_tokens * row.copies))
             }
             Purpose::Training | Purpose::Inference | Purpose::Decode => {
                 (token, row.token_s().unwrap_or(0.0), row.sequences as f64)

@@ -1,6 +1,7 @@
 //! What is printed of ways to lie for inference.
 
 use kernels::{Bytes, Seconds};
+use planner::estimate::serving::{Lengths, Speculation, Storage};
 use serde_json::{Value, json};
 
 use super::{Copies, Row};
@@ -93,10 +94,13 @@ pub(super) fn told(copies: &Copies<'_>, row: &Row) -> Value {
         "longest_context_sequences": row.longest_of,
         "sequences": row.sequences,
         "prompt_s": row.prompt.filter(|_| fits).map(|prompt| prompt.latency_s),
-        "prompt_tokens_per_s_per_device": row.prompt_rate(copies.seq()).filter(|_| fits),
+        "prompt_tokens_per_s_per_device":
+            row.prompt_rate(copies.lengths().own_prompt()).filter(|_| fits),
         "token_s_alone": row.single.map(|single| single.latency_s),
         "token_s": row.token_s(),
         "tokens_per_s_per_device": row.rate(),
+        "static_batch": row.together,
+        "in_flight": row.in_flight,
     })
 }
 
@@ -119,12 +123,47 @@ pub(super) fn header(copies: &Copies<'_>) -> String {
         Some(sequences) => format!("{} sequences at once", output::count(sequences)),
         None => "as many sequences at once as fit".to_owned(),
     };
-    let soon =
-        copies.wanted.token_s.map(|limit_s| format!(", a token within {}", Seconds(limit_s)));
-    let soon = soon.unwrap_or_default();
+    let requests = &copies.wanted.requests;
+    let limits = [("a token", requests.token_time), ("a first token", requests.first_token_time)];
+    let limits = limits
+        .into_iter()
+        .filter_map(|(what, limit_s)| Some(format!(", {what} within {}", Seconds(limit_s?))));
+    let limits: String = limits.collect();
     let seq = output::count(copies.seq().into());
-    text += &format!("context  {seq} tokens, {batch}{soon}; {have} of a device for a job\n");
+    text += &format!("context  {seq} tokens, {batch}{limits}; {have} of a device for a job\n");
+    text += &requested(copies);
     text + &assumption_lines(work)
+}
+
+/// What requests are and how they are worked on, where flags say it.
+fn requested(copies: &Copies<'_>) -> String {
+    let mut text = String::new();
+    let requests = &copies.wanted.requests;
+    if let Some(engine) = requests.engine {
+        text += &format!("engine   {}: {}\n", engine.name, engine.source);
+    }
+    if let Some(Lengths { prompt, output, shared }) = copies.wanted.lengths {
+        let [prompt, output] = [prompt, output].map(|tokens| output::count(tokens.into()));
+        text += &format!("requests prompts of {prompt} tokens, {output} new ones");
+        if shared > 0 {
+            text += &format!("; the first {} are shared", output::count(shared.into()));
+        }
+        text.push('\n');
+    }
+    let Storage { weights, cache } = copies.serving.storage;
+    if requests.weight_dtype.is_some() || requests.kv_dtype.is_some() {
+        let weights = weights.map_or("as computed with", |format| format.name);
+        text += &format!("stored   weights {weights}, keys and values in {}\n", cache.name);
+    }
+    if let Some(Speculation { drafted, acceptance }) = requests.speculation() {
+        let by = requests.draft.as_ref().map_or(String::new(), |model| format!(" by {model}"));
+        let given = output::number(copies.serving.tokens_per_pass());
+        text += &format!(
+            "drafts   {drafted} tokens{by} before each pass, accepted with {acceptance}: \
+             {given} tokens a pass\n"
+        );
+    }
+    text
 }
 
 fn page(copies: &Copies<'_>, rows: &[Row]) -> String {
@@ -137,10 +176,14 @@ fn page(copies: &Copies<'_>, rows: &[Row]) -> String {
         Some(best) => taken(copies, best, rows),
         None => refused(copies, rows),
     };
-    text + "\nprompt: a whole context; alone: one sequence on each copy; longest: tokens of \
-            context that fit for each of the sequences under `of`, over all copies; token: from \
-            one to the next of a sequence, alone and with all sequences at once; tokens/s are of \
-            one device\n"
+    let prompt = if copies.wanted.lengths.is_some() { "one prompt" } else { "a whole context" };
+    let beside = if copies.requests_in_flight() { " and prompts beside" } else { "" };
+    text += &format!(
+        "\nprompt: {prompt}; alone: one sequence on each copy; longest: tokens of context that fit \
+         for each of the sequences under `of`, over all copies; token: from one to the next of a \
+         sequence, alone and with all sequences at once{beside}; tokens/s are of one device\n"
+    );
+    text
 }
 
 fn table(copies: &Copies<'_>, rows: &[Row]) -> Table {
@@ -164,7 +207,7 @@ fn table(copies: &Copies<'_>, rows: &[Row]) -> Table {
             output::count(row.longest),
             output::count(row.longest_of),
             time(row.prompt.filter(|_| fits).map(|prompt| prompt.latency_s)),
-            rate(row.prompt_rate(copies.seq()).filter(|_| fits)),
+            rate(row.prompt_rate(copies.lengths().own_prompt()).filter(|_| fits)),
             time(row.single.map(|single| single.latency_s)),
             if row.sequences > 0 { output::count(row.sequences) } else { nothing() },
             time(row.token_s()),
@@ -177,7 +220,8 @@ fn table(copies: &Copies<'_>, rows: &[Row]) -> Table {
 /// The row to take, why, and which one answers sooner.
 fn taken(copies: &Copies<'_>, best: &Row, rows: &[Row]) -> String {
     let prefill = copies.purpose == Purpose::Prefill;
-    let figure = output::count(best.figure(copies.purpose, copies.seq()) as u64);
+    let own_prompt = copies.lengths().own_prompt();
+    let figure = output::count(best.figure(copies.purpose, own_prompt) as u64);
     let what = if prefill { "tokens of prompts/s" } else { "new tokens/s" };
     let mut text = format!("✓ take {}: ", laid(best));
     text += &format!("{figure} {what} of a device, {}\n", reason(copies, rows));
@@ -195,6 +239,27 @@ fn taken(copies: &Copies<'_>, best: &Row, rows: &[Row]) -> String {
     {
         let what = if prefill { "a prompt" } else { "a token alone" };
         text += &format!("  the soonest is {}: {what} in {}\n", other.copy, Seconds(time));
+    }
+    text + &batches(best)
+}
+
+/// What the requests of one copy take that start together, and what its prompts wait for.
+fn batches(best: &Row) -> String {
+    let mut text = String::new();
+    if let Some(batch) = best.together {
+        let sequences = output::count(best.load.sequences);
+        let [first, all] = [batch.prompt_s, batch.total_s].map(Seconds);
+        text += &format!(
+            "  {sequences} requests of a copy that start together have a first token after \
+             {first} and the last after {all}\n"
+        );
+    }
+    if let Some(requests) = best.in_flight {
+        let tokens = output::count(requests.prompt_tokens.into());
+        text += &format!(
+            "  where one takes the place of each that is done, a pass works on {tokens} tokens of \
+             prompts beside\n"
+        );
     }
     text
 }
@@ -215,6 +280,11 @@ fn refused(copies: &Copies<'_>, rows: &[Row]) -> String {
         let missing = Bytes(missing as u64);
         return format!("✗ nothing fits in {have}: {nearest} lacks {missing} on a device\n");
     }
-    let limit = copies.wanted.token_s.unwrap_or(f64::INFINITY);
-    format!("✗ what fits in {have} does not have a token within {}\n", Seconds(limit))
+    let requests = &copies.wanted.requests;
+    let limits = [("a token", requests.token_time), ("a first token", requests.first_token_time)];
+    let limits: Vec<String> = limits
+        .into_iter()
+        .filter_map(|(what, limit_s)| Some(format!("{what} within {}", Seconds(limit_s?))))
+        .collect();
+    format!("✗ what fits in {have} does not have {}\n", limits.join(" and "))
 }

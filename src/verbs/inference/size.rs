@@ -13,14 +13,14 @@ use serde_json::{Value, json};
 
 use super::cost::tokens;
 use super::page::told;
-use super::{Copies, Row, refuse_others, wanted};
+use super::{Copies, Models, Noted, Row, Wanted, models, refuse_others, wanted};
 use crate::argument::HOUR_S;
 use crate::cache;
 use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, usage};
 use crate::output::{self, Table};
 use crate::verbs::flags::{CostArgs, DEVICES_MAX, Purpose, RequestFlags};
-use crate::verbs::gpus::{Subject, noted_model};
+use crate::verbs::gpus::noted_model;
 
 /// Ranks that share products at most. Chosen: beyond two nodes of eight, collectives take longer
 /// than what they save.
@@ -82,7 +82,7 @@ fn load(args: &CostArgs) -> Result<Load, Failure> {
     let period_s = match (args.demand.rate, args.bill.deadline) {
         (Some(_), _) => HOUR_S,
         (None, Some(deadline)) => deadline,
-        (None, None) if args.served.token_time.is_some() || sequences.is_some() => {
+        (None, None) if args.served.requests.token_time.is_some() || sequences.is_some() => {
             return Ok(Load { rates: [0.0; 2], sequences });
         }
         (None, None) => {
@@ -123,18 +123,18 @@ fn enough(kind: &Cluster, args: &CostArgs, load: Load) -> Result<Vec<Enough>, Fa
     let place = crate::job::Where { ranks: Some(1), ..args.asked.place.clone() };
     let asked = RequestFlags { place, ..args.asked.clone() };
     let limits = asked.limited.all_limits()?;
-    let subject = Subject::quiet(&asked, kind.clone())?;
+    let models = models(&asked, kind.clone(), &args.served, Noted::Before)?;
     let each = kind.devices_per_node.unwrap_or(1) as u32;
     // As many nodes as the user says, or as the file of several kinds has.
     let bounded = asked.place.nodes.is_some() || !args.asked.place.cluster()?.groups.is_empty();
     let most = if bounded { kind.devices().map_or(u32::MAX, |n| n as u32) } else { u32::MAX };
     let most = most.min(u32::try_from(DEVICES_MAX).unwrap_or(u32::MAX));
     let mut found = Vec::new();
-    let mut ways = ways(&subject, args)?;
+    let mut ways = ways(&models, args)?;
     ways.sort_by_key(|copy| copy.together() * copy.pp);
     let mut fewest = most;
     for copy in ways {
-        let count = |devices: u32| counted(&subject, args, load, (copy, devices));
+        let count = |devices: u32| counted(&models, args, load, (copy, devices));
         let unit = copy.together() * copy.pp;
         // More devices wait for a slower one: what is enough for few may lack a little for many.
         let mut devices = unit;
@@ -155,9 +155,10 @@ fn enough(kind: &Cluster, args: &CostArgs, load: Load) -> Result<Vec<Enough>, Fa
             continue;
         }
         fewest = fewest.min(devices);
-        let own = Subject { devices, ..subject.clone() };
-        let estimator = own.estimator()?;
-        let copies = Copies::new(&own, &estimator, wanted(&asked, args.served), purpose(args))?;
+        let own = models.on(devices);
+        let estimators = own.estimators()?;
+        let wanted = wanted(&asked, &args.served)?;
+        let copies = Copies::new(&own, &estimators, wanted, purpose(args))?;
         found.push(Enough {
             kind: kind.name.clone(),
             devices,
@@ -180,13 +181,14 @@ fn purpose(args: &CostArgs) -> Purpose {
 
 /// The ways in which a copy may lie, those that share experts too. Of as many layers on the deepest
 /// stage the fewest stages are enough.
-fn ways(subject: &Subject, args: &CostArgs) -> Result<Vec<Replica>, Failure> {
+fn ways(models: &Models, args: &CostArgs) -> Result<Vec<Replica>, Failure> {
     use planner::limits::Decision;
     let limits = args.asked.limited.all_limits()?;
     let may = |decision, number: u32| limits.allow(decision, number as usize);
-    let estimator = subject.estimator()?;
-    let copies = Copies::new(subject, &estimator, super::Wanted::default(), purpose(args))?;
-    let depth = subject.work.depth();
+    let estimators = models.estimators()?;
+    let wanted = Wanted::new(&args.served, None)?;
+    let copies = Copies::new(models, &estimators, wanted, purpose(args))?;
+    let depth = models.subject.work.depth();
     let stages: BTreeSet<u32> = (1..=depth).map(|deepest| depth.div_ceil(deepest)).collect();
     let mut ways = Vec::new();
     for tp in (1..=TENSOR_MAX).filter(|tp| may(Decision::Tp, *tp)) {
@@ -206,25 +208,27 @@ fn ways(subject: &Subject, args: &CostArgs) -> Result<Vec<Replica>, Failure> {
 /// The row of a copy on `devices` devices, and the number of devices that it needs; none where it
 /// never meets the demand.
 fn counted(
-    subject: &Subject,
+    models: &Models,
     args: &CostArgs,
     load: Load,
     (copy, devices): (Replica, u32),
 ) -> Result<Option<(Row, u32)>, Failure> {
-    let own = Subject { devices, ..subject.clone() };
-    let estimator = own.estimator()?;
+    let own = models.on(devices);
+    let estimators = own.estimators()?;
     let count = devices / copy.tp / copy.pp;
     // Each copy takes the most sequences that it can; the number of copies follows from the demand.
-    let wanted = super::Wanted { sequences: None, token_s: args.served.token_time };
-    let copies = Copies::new(&own, &estimator, wanted, purpose(args))?;
+    let wanted = Wanted::new(&args.served, None)?;
+    let copies = Copies::new(&own, &estimators, wanted, purpose(args))?;
     let row = copies.row(copy, count);
     if !row.fits(copies.purpose) {
         return Ok(None);
     }
-    let each = [row.prompt_rate(copies.seq()), row.rate()];
-    let busy = load.rates.iter().zip(each).map(|(rate, each)| match each {
+    let each = [row.prompt_rate(copies.lengths().own_prompt()), row.rate()];
+    // Where requests are in flight, prompts are worked on beside new tokens.
+    let prompts = if row.in_flight.is_some() { 0.0 } else { load.rates[0] };
+    let busy = [prompts, load.rates[1]].into_iter().zip(each).map(|(rate, each)| match each {
         Some(each) => rate / each,
-        None if *rate > 0.0 => f64::INFINITY,
+        None if rate > 0.0 => f64::INFINITY,
         None => 0.0,
     });
     let work = busy.sum::<f64>();
@@ -248,7 +252,7 @@ fn document(all: &[Enough], args: &CostArgs, load: Load) -> Value {
     });
     let document = documents::SizeInference {
         model: args.asked.model.to_string(),
-        token_time_s: args.served.token_time,
+        token_time_s: args.served.requests.token_time,
         rate: Some(load.rates[1]).filter(|rate| *rate > 0.0),
         prompt_rate: Some(load.rates[0]).filter(|rate| *rate > 0.0),
         sequences: load.sequences,
@@ -261,7 +265,7 @@ fn document(all: &[Enough], args: &CostArgs, load: Load) -> Value {
 
 fn page(all: &[Enough], args: &CostArgs, load: Load, is_priced: bool) -> String {
     let mut asks = Vec::new();
-    if let Some(limit_s) = args.served.token_time {
+    if let Some(limit_s) = args.served.requests.token_time {
         asks.push(format!("a token within {}", output::seconds(limit_s)));
     }
     let [prompts, tokens] = load.rates;

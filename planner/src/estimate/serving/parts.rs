@@ -5,10 +5,12 @@
 //! takes twice as long, it does. What it loses where one thing takes a share longer, over that
 //! share, is the part of that thing; by Euler's theorem the parts sum to the pass.
 
+use std::ops::Add;
+
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{Replica, Serving, Work};
+use super::{Batch, Replica, Serving, Work};
 use crate::estimate::interval::{self, ROWS, START, TENSOR, UNKNOWN};
 use crate::estimate::rates::Rates;
 
@@ -31,6 +33,10 @@ pub struct Parts {
     pub expert_s: f64,
     /// Messages between stages.
     pub send_s: f64,
+    /// The device waits for the host to dispatch.
+    pub dispatch_s: f64,
+    /// Another model drafts tokens.
+    pub draft_s: f64,
 }
 
 /// By how much a rate is changed to see what depends on it. Chosen: far above rounding, far below
@@ -39,7 +45,7 @@ const STEP: f64 = 1e-6;
 
 impl Parts {
     /// The parts with their names, in order.
-    pub fn parts(&self) -> [(&'static str, f64); 8] {
+    pub fn parts(&self) -> [(&'static str, f64); 10] {
         [
             ("weights read", self.weights_s),
             ("KV read", self.cache_s),
@@ -49,7 +55,30 @@ impl Parts {
             ("tensor", self.tensor_s),
             ("expert", self.expert_s),
             ("send", self.send_s),
+            ("dispatch", self.dispatch_s),
+            ("draft", self.draft_s),
         ]
+    }
+
+    /// Each part times a factor.
+    pub(super) fn scaled(self, factor: f64) -> Parts {
+        self.with(Parts::default(), |a, _| factor * a)
+    }
+
+    /// What `of` says of each part of both.
+    fn with(self, other: Parts, of: impl Fn(f64, f64) -> f64) -> Parts {
+        Parts {
+            weights_s: of(self.weights_s, other.weights_s),
+            cache_s: of(self.cache_s, other.cache_s),
+            arithmetic_s: of(self.arithmetic_s, other.arithmetic_s),
+            rows_s: of(self.rows_s, other.rows_s),
+            launches_s: of(self.launches_s, other.launches_s),
+            tensor_s: of(self.tensor_s, other.tensor_s),
+            expert_s: of(self.expert_s, other.expert_s),
+            send_s: of(self.send_s, other.send_s),
+            dispatch_s: of(self.dispatch_s, other.dispatch_s),
+            draft_s: of(self.draft_s, other.draft_s),
+        }
     }
 
     /// All of it.
@@ -59,7 +88,16 @@ impl Parts {
 
     /// What the devices themselves compute or move.
     pub fn busy_s(&self) -> f64 {
-        self.weights_s + self.cache_s + self.arithmetic_s + self.rows_s + self.launches_s
+        let own_s = self.weights_s + self.cache_s + self.arithmetic_s;
+        own_s + self.rows_s + self.launches_s + self.draft_s
+    }
+}
+
+impl Add for Parts {
+    type Output = Parts;
+
+    fn add(self, other: Parts) -> Parts {
+        self.with(other, |a, b| a + b)
     }
 }
 
@@ -74,19 +112,25 @@ impl Work {
 impl Serving<'_> {
     /// The parts of [`Serving::forward`]'s time from the first layer to the last.
     pub fn parts(&self, copy: Replica, batch: u32, tokens: u32, cached: u64) -> Parts {
-        let work = self.work(copy, batch, tokens, cached);
+        self.parts_of(copy, &Batch::of(batch, tokens, cached))
+    }
+
+    /// The parts of [`Serving::pass`]'s time from the first layer to the last. What waits for the
+    /// host is the rest.
+    pub fn parts_of(&self, copy: Replica, batch: &Batch) -> Parts {
+        let work = self.work(copy, batch);
         let lost = |slow: &dyn Fn(&mut Rates)| -> [f64; 2] {
             let mut estimator = self.estimator.clone();
             slow(&mut estimator.rates);
             let slower = Serving { estimator: &estimator, ..*self };
-            let slower = slower.work(copy, batch, tokens, cached).device_s();
+            let slower = slower.work(copy, batch).device_s();
             let now = work.device_s();
             [0, 1].map(|at| ((slower[at] - now[at]) / STEP).max(0.0))
         };
         let longer = 1.0 + STEP;
         let [weights_s, _] =
             lost(&|rates| rates.product.iter_mut().for_each(|p| p.bytes_per_s /= longer));
-        let [arithmetic_s, _] = lost(&|rates| {
+        let [arithmetic_s, on_cache_s] = lost(&|rates| {
             rates.product.iter_mut().for_each(|p| p.peak_flops /= longer);
             rates.attention.forward_flops /= longer;
         });
@@ -102,15 +146,22 @@ impl Serving<'_> {
         let sum = |of: fn(&crate::estimate::price::Pass) -> f64| {
             of(&work.layers) + of(&work.first) + of(&work.last)
         };
+        let device_s: f64 = work.device_s().iter().sum();
+        let arithmetic_s = arithmetic_s + on_cache_s;
+        let launches_s = launches_s.iter().sum();
+        let of_device_s = weights_s + cache_s + arithmetic_s + rows_s + launches_s;
+        let waits_for_host = self.estimator.profile.host.forward_s > 0.0;
         Parts {
             weights_s,
             cache_s,
             arithmetic_s,
             rows_s,
-            launches_s: launches_s.iter().sum(),
+            launches_s,
+            dispatch_s: if waits_for_host { (device_s - of_device_s).max(0.0) } else { 0.0 },
             tensor_s: sum(|pass| pass.tensor_s),
             expert_s: sum(|pass| pass.expert_s),
             send_s: work.sends_s[0],
+            draft_s: 0.0,
         }
     }
 
@@ -129,6 +180,8 @@ impl Serving<'_> {
             (parts.tensor_s, TENSOR),
             (parts.expert_s, UNKNOWN),
             (parts.send_s, UNKNOWN),
+            (parts.dispatch_s, UNKNOWN),
+            (parts.draft_s, product),
         ];
         interval::around(&spreads, parts.expert_s > 0.0, estimator.profile.doubt)
     }

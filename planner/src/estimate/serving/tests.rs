@@ -33,7 +33,7 @@ fn caches_are_as_large_as_published() {
     for (model, bytes) in published {
         let Described { work, latent, .. } = described(model, None).unwrap();
         let estimator = estimator(&work, &cluster);
-        let serving = Serving { estimator: &estimator, latent };
+        let serving = Serving::new(&estimator, latent);
         let held = serving.held(serving.alone(1, 1));
         assert_eq!(held.cache_bytes_per_token, bytes, "{model}");
         let weights = held.weights_bytes / (2.0 * work.parameters() as f64);
@@ -48,7 +48,7 @@ fn encoders_run_once_and_cache_nothing() {
     let cluster = h100();
     let work = described("t5-11b", Some(512)).unwrap().work;
     let estimator = estimator(&work, &cluster);
-    let serving = Serving { estimator: &estimator, latent: None };
+    let serving = Serving::new(&estimator, None);
     let copy = serving.alone(1, 1);
     let elements = 24 * 2 * 2 * 128 * 128;
     assert_eq!(serving.held(copy).cache_bytes_per_token, 2.0 * f64::from(elements));
@@ -56,12 +56,12 @@ fn encoders_run_once_and_cache_nothing() {
     decoder.layers.retain(|layer| layer.name.starts_with("decoder"));
     assert_eq!(decoder.layers.len(), 1);
     let alone = self::estimator(&decoder, &cluster);
-    let alone = Serving { estimator: &alone, latent: None };
+    let alone = Serving::new(&alone, None);
     assert_eq!(serving.forward(copy, 3, 1, 512), alone.forward(copy, 3, 1, 512));
     assert!(serving.forward(copy, 3, 512, 0).latency_s > alone.forward(copy, 3, 512, 0).latency_s);
     let bert = described("bert-large", Some(512)).unwrap().work;
     let estimator = self::estimator(&bert, &cluster);
-    assert!(!Serving { estimator: &estimator, latent: None }.decodes() && serving.decodes());
+    assert!(!Serving::new(&estimator, None).decodes() && serving.decodes());
 }
 
 /// A token takes no less for more sequences.
@@ -71,7 +71,7 @@ fn more_sequences_are_never_faster() {
     for model in ["llama-3-8b", "llama-3-70b", "mixtral-8x7b", "deepseek-v3", "t5-11b"] {
         let Described { work, latent, .. } = described(model, Some(512)).unwrap();
         let estimator = estimator(&work, &cluster);
-        let serving = Serving { estimator: &estimator, latent };
+        let serving = Serving::new(&estimator, latent);
         for tp in [1, 2, 8] {
             let copy = serving.alone(tp, 1);
             let pass = |batch| serving.forward(copy, batch, 1, 4096).latency_s;
@@ -93,7 +93,7 @@ fn passes_are_between_their_limits() {
     for model in ["llama-3-8b", "llama-3-70b", "gpt-18.4b", "mixtral-8x7b"] {
         let work = models::shape(model).unwrap().workload().unwrap();
         let estimator = estimator(&work, &cluster);
-        let serving = Serving { estimator: &estimator, latent: None };
+        let serving = Serving::new(&estimator, None);
         let routed = model.starts_with("mixtral");
         for tp in [1, 2, 4, 8] {
             let copy = serving.alone(tp, 1);
@@ -127,7 +127,7 @@ fn stages_share_a_pass() {
     let cluster = h100();
     let work = models::shape("llama-3-70b").unwrap().workload().unwrap();
     let estimator = estimator(&work, &cluster);
-    let serving = Serving { estimator: &estimator, latent: None };
+    let serving = Serving::new(&estimator, None);
     let head: Vec<Item> =
         work.last.iter().copied().filter(|item| !matches!(item, Item::Loss { .. })).collect();
     for (tp, batch, tokens, cached) in [(8, 2, 2048, 0), (8, 16, 1, 4096), (4, 1, 1, 100)] {
@@ -163,7 +163,7 @@ fn devices_hold_their_part() {
     let cluster = h100();
     let work = models::shape("llama-3-8b").unwrap().workload().unwrap();
     let estimator = estimator(&work, &cluster);
-    let serving = Serving { estimator: &estimator, latent: None };
+    let serving = Serving::new(&estimator, None);
     let held = |tp, pp| serving.held(serving.alone(tp, pp));
     let table = 128_256.0 * 4096.0;
     let layers = 8_030_261_248.0 - 2.0 * table - 4096.0;
@@ -178,7 +178,7 @@ fn devices_hold_their_part() {
     assert_eq!([cache(8), cache(16), cache(32)], [cache(1) / 8.0; 3]);
     // A sequence more is its cache, its logits in four bytes, and what its layer needs.
     let copy = serving.alone(1, 1);
-    let more = serving.bytes(copy, 101, 64, 1) - serving.bytes(copy, 100, 64, 1);
+    let more = serving.bytes(copy, 101, [64, 0], 1) - serving.bytes(copy, 100, [64, 0], 1);
     assert!(more > 64.0 * cache(1) + 4.0 * 128_256.0, "{more}");
 }
 
@@ -188,7 +188,7 @@ fn experts_are_shared_and_chosen() {
     let cluster = h100();
     let work = models::shape("mixtral-8x7b").unwrap().workload().unwrap();
     let estimator = estimator(&work, &cluster);
-    let serving = Serving { estimator: &estimator, latent: None };
+    let serving = Serving::new(&estimator, None);
     let all = 2.0 * work.parameters() as f64;
     for tp in [2, 4, 8] {
         let part = serving.held(serving.alone(tp, 1)).weights_bytes * f64::from(tp) / all;
@@ -204,19 +204,19 @@ fn what_is_said_to_fit_fits_and_no_more() {
     let cluster = h100();
     let work = models::shape("llama-3-70b").unwrap().workload().unwrap();
     let estimator = estimator(&work, &cluster);
-    let serving = Serving { estimator: &estimator, latent: None };
+    let serving = Serving::new(&estimator, None);
     let have = estimator.memory_bytes;
-    assert_eq!(serving.most_sequences(serving.alone(1, 1), 1, 1), 0, "141 GB of weights");
+    assert_eq!(serving.most_sequences(serving.alone(1, 1), [1, 0], 1), 0, "141 GB of weights");
     assert_eq!(serving.longest_context(serving.alone(1, 1), 1, 1), 0);
     for (tp, pp) in [(4, 1), (8, 1), (2, 4), (8, 2)] {
         let copy = serving.alone(tp, pp);
-        let most = serving.most_sequences(copy, 8192, 2048);
-        assert!(most > 0 && serving.bytes(copy, most, 8192, 2048) <= have, "{copy:?}");
-        assert!(serving.bytes(copy, most + 1, 8192, 2048) > have, "{copy:?}");
+        let most = serving.most_sequences(copy, [8192, 0], 2048);
+        assert!(most > 0 && serving.bytes(copy, most, [8192, 0], 2048) <= have, "{copy:?}");
+        assert!(serving.bytes(copy, most + 1, [8192, 0], 2048) > have, "{copy:?}");
         for sequences in [1, 2, 7, 24] {
             let longest = serving.longest_context(copy, sequences, 2048);
-            assert!(serving.bytes(copy, sequences, longest, 2048) <= have, "{copy:?}");
-            assert!(serving.bytes(copy, sequences, longest + 1, 2048) > have, "{copy:?}");
+            assert!(serving.bytes(copy, sequences, [longest, 0], 2048) <= have, "{copy:?}");
+            assert!(serving.bytes(copy, sequences, [longest + 1, 0], 2048) > have, "{copy:?}");
         }
     }
 }
@@ -228,15 +228,15 @@ fn one_sequence_may_be_as_long_on_stages_as_on_one_device() {
     let cluster = h100();
     let work = models::shape("llama-3-8b").unwrap().workload().unwrap();
     let estimator = estimator(&work, &cluster);
-    let serving = Serving { estimator: &estimator, latent: None };
+    let serving = Serving::new(&estimator, None);
     let one = serving.longest_context(serving.alone(1, 1), 1, 2048);
     for pp in [2, 4, 8] {
         let longest = serving.longest_context(serving.alone(1, pp), 1, 2048);
         assert!(longest > u64::from(pp) * one, "{pp} stages: {longest} of {one}");
         // Counted: two bytes of keys and values of 8 heads of 128, of a stage's layers.
         let each = 2.0 * 2.0 * 8.0 * 128.0 * (32.0 / f64::from(pp));
-        let more = serving.bytes(serving.alone(1, pp), 1, 101, 1);
-        assert_eq!(more - serving.bytes(serving.alone(1, pp), 1, 100, 1), each, "{pp} stages");
+        let more = serving.bytes(serving.alone(1, pp), 1, [101, 0], 1);
+        assert_eq!(more - serving.bytes(serving.alone(1, pp), 1, [100, 0], 1), each, "{pp} stages");
         // Of a batch each has its part.
         let of_many = serving.longest_context(serving.alone(1, pp), 24, 2048);
         let part = 24.0 * of_many as f64 / longest as f64;
@@ -251,7 +251,7 @@ fn copies_share_experts() {
     let cluster = h100();
     let Described { work, latent, .. } = described("deepseek-v3", Some(4096)).unwrap();
     let estimator = estimator(&work, &cluster);
-    let serving = Serving { estimator: &estimator, latent };
+    let serving = Serving::new(&estimator, latent);
     let copy = |ep| Replica { tp: 1, pp: 1, ep };
     // 58 layers of 256 experts of three products of 7,168 · 2,048.
     let experts = 2.0 * 58.0 * 256.0 * 3.0 * 7168.0 * 2048.0;
@@ -275,12 +275,13 @@ fn copies_share_experts() {
     }
     assert_eq!(serving.parts(copy(1), 128, 1, 4096).expert_s, 0.0);
     // The ways that there are: of 256 experts over copies of 4 ranks, and over none twice.
-    assert_eq!(serving.expert_ways(4, 6), [4, 8]);
+    // Each sliced over a copy's ranks comes first.
+    assert_eq!(serving.expert_ways(4, 6), [1, 4, 8]);
     assert_eq!(serving.expert_ways(1, 8), [1, 2, 4, 8]);
     assert!(serving.allows(copy(64)) && !serving.allows(copy(3)) && !serving.allows(copy(512)));
     let dense = models::shape("llama-3-8b").unwrap().workload().unwrap();
     let dense = self::estimator(&dense, &cluster);
-    let dense = Serving { estimator: &dense, latent: None };
+    let dense = Serving::new(&dense, None);
     assert_eq!(dense.expert_ways(4, 8), [1]);
     assert!(!dense.allows(copy(2)) && dense.allows(copy(1)));
 }
@@ -292,7 +293,7 @@ fn parts_sum_to_the_pass() {
     for model in ["llama-3-8b", "llama-3-70b", "mixtral-8x7b", "deepseek-v3", "t5-11b"] {
         let Described { work, latent, .. } = described(model, Some(2048)).unwrap();
         let estimator = estimator(&work, &cluster);
-        let serving = Serving { estimator: &estimator, latent };
+        let serving = Serving::new(&estimator, latent);
         let copies = [(1, 1), (2, 1), (8, 1), (2, 4)].map(|(tp, pp)| serving.alone(tp, pp));
         let shared = serving.expert_ways(2, 4).into_iter().map(|ep| Replica { tp: 2, pp: 2, ep });
         for copy in copies.into_iter().chain(shared) {
@@ -310,4 +311,137 @@ fn parts_sum_to_the_pass() {
             }
         }
     }
+}
+
+/// A prompt in pieces takes as long as the passes of its pieces one by one, on one stage; on more,
+/// as pieces that follow each other.
+#[test]
+fn prompts_take_what_their_pieces_take() {
+    let cluster = h100();
+    let Described { work, latent, .. } = described("llama-3-8b", Some(8192)).unwrap();
+    let estimator = estimator(&work, &cluster);
+    let serving = Serving::new(&estimator, latent);
+    for (prompt, shared, budget) in [(4000, 0, 512), (8192, 1000, 2048), (700, 0, 8192)] {
+        let lengths = Lengths { prompt, output: 0, shared };
+        for copy in [serving.alone(1, 1), serving.alone(2, 4)] {
+            let mut passes = Vec::new();
+            let mut at = shared;
+            while at < prompt {
+                let tokens = budget.min(prompt - at);
+                passes.push(serving.forward(copy, 1, tokens, at.into()));
+                at += tokens;
+            }
+            let slowest_s: f64 = passes.iter().map(|pass| pass.slowest_s).sum();
+            // When each stage is free again, where a piece takes as long on all of them.
+            let mut free_s = vec![0.0_f64; copy.pp as usize];
+            for pass in &passes {
+                let mut done_s = 0.0_f64;
+                for stage in &mut free_s {
+                    done_s = stage.max(done_s) + pass.slowest_s;
+                    *stage = done_s;
+                }
+            }
+            // The slowest stage has a whole end, and others have less.
+            let uneven_s = f64::from(copy.pp) * passes[0].slowest_s - passes[0].latency_s;
+            let latency_s = free_s[free_s.len() - 1] - uneven_s;
+            let found = serving.prompt(copy, 1, lengths, budget);
+            let ratios = [found.slowest_s / slowest_s, found.latency_s / latency_s];
+            assert!(ratios.iter().all(|ratio| (ratio - 1.0).abs() < 0.03), "{copy}: {ratios:?}");
+        }
+    }
+    // More pieces never take less, and a shared start saves what it would take.
+    let copy = serving.alone(1, 1);
+    let first_s = |shared, budget| {
+        serving.prompt(copy, 1, Lengths { prompt: 8192, output: 1, shared }, budget).latency_s
+    };
+    assert!(first_s(0, 256) > first_s(0, 1024) && first_s(0, 1024) > 0.99 * first_s(0, 8192));
+    assert!(first_s(4096, 8192) < 0.6 * first_s(0, 8192));
+}
+
+/// With requests always waiting, all tokens are paid once: the pass that mixes is no faster than
+/// prompts alone and new tokens alone take together in theory, and no slower than both apart.
+#[test]
+fn mixed_passes_are_between_their_parts() {
+    let cluster = h100();
+    let Described { work, latent, .. } = described("llama-3-8b", Some(4096)).unwrap();
+    let estimator = estimator(&work, &cluster);
+    let serving = Serving::new(&estimator, latent);
+    let copy = serving.alone(1, 1);
+    for (prompt, output) in [(128, 128), (2048, 128), (128, 2048), (2048, 2048)] {
+        let lengths = Lengths { prompt, output, shared: 0 };
+        let found = serving.in_flight(copy, 64, lengths, 8192).unwrap();
+        let token_s = serving.token(copy, found.sequences as u32, lengths.middle()).latency_s;
+        let prompts_s = serving.prompt(copy, 1, lengths, 8192).latency_s;
+        let beside_s = prompts_s * found.sequences as f64 / f64::from(output);
+        let (least, most) = (token_s.max(beside_s), token_s + beside_s);
+        let about = format!("{prompt}/{output}: {found:?}, {token_s} s, {beside_s} s");
+        assert!((0.7 * least..1.1 * most).contains(&found.token_s), "{about}");
+        assert!(found.token_s >= token_s, "{about}");
+    }
+    let none = Lengths { prompt: 128, output: 0, shared: 0 };
+    assert_eq!(serving.in_flight(copy, 64, none, 8192), None);
+}
+
+/// Drafts that are always accepted give their number and one more for a pass that is hardly longer;
+/// drafts that never are cost what they take. The model that drafts is held beside.
+#[test]
+fn drafts_pay_where_they_are_accepted() {
+    let cluster = h100();
+    let large = described("llama-3-70b", Some(4096)).unwrap().work;
+    let small = described("llama-3-8b", Some(4096)).unwrap().work;
+    let [large, small] = [&large, &small].map(|work| estimator(work, &cluster));
+    let plain = Serving::new(&large, None);
+    let draft = Serving::new(&small, None);
+    let copy = plain.alone(8, 1);
+    let with = |acceptance, model: Option<&Serving<'_>>| {
+        let model = model.map(|model| Drafter { estimator: &small, latent: model.latent });
+        let speculation = Speculation { drafted: 4, acceptance };
+        Serving { drafting: Some(Drafting { speculation, model }), ..plain }
+    };
+    let token_s = |serving: &Serving<'_>| serving.token(copy, 1, 2048).latency_s;
+    let looked_up = [0.0, 0.5, 1.0].map(|acceptance| token_s(&with(acceptance, None)));
+    assert!(looked_up[0] >= token_s(&plain) && looked_up[0] < 1.2 * token_s(&plain));
+    assert!((looked_up[0] / looked_up[2] - 5.0).abs() < 1e-9);
+    assert!((looked_up[0] / looked_up[1] - 1.9375).abs() < 1e-9);
+    // Four passes of the draft come before each check.
+    let drafted = token_s(&with(0.0, Some(&draft)));
+    let passes_s = 4.0 * draft.forward(draft.alone(8, 1), 1, 1, 2048).latency_s;
+    assert!((drafted - looked_up[0] - passes_s).abs() < 0.01 * passes_s, "{drafted} {passes_s}");
+    let batch = Batch::of(1, 1, 2048);
+    for (model, acceptance) in [(None, 0.3), (Some(&draft), 0.7)] {
+        let serving = with(acceptance, model);
+        let parts = serving.token_parts(copy, &batch);
+        let ratio = parts.total_s() / serving.token_pass(copy, &batch).latency_s;
+        assert!((ratio - 1.0).abs() < 1e-5, "{ratio}");
+        assert_eq!(parts.draft_s > 0.0, model.is_some());
+    }
+    let held = |serving: &Serving<'_>, copy| serving.held(copy).weights_bytes;
+    let more = held(&with(0.5, Some(&draft)), copy) - held(&plain, copy);
+    assert_eq!(more, held(&draft, draft.alone(8, 1)));
+    // On many sequences the check is no longer free: passes are limited by operations.
+    let many = |serving: &Serving<'_>| serving.token(copy, 512, 2048).latency_s;
+    let gain = many(&plain) / many(&with(0.5, None));
+    let alone = token_s(&plain) / looked_up[1];
+    assert!(gain < alone, "{gain} with many, {alone} with one");
+}
+
+/// A start that all prompts share is held once.
+#[test]
+fn shared_prefixes_are_held_once() {
+    let cluster = h100();
+    let work = described("llama-3-8b", Some(8192)).unwrap().work;
+    let estimator = estimator(&work, &cluster);
+    let serving = Serving::new(&estimator, None);
+    let copy = serving.alone(1, 1);
+    let each = serving.held(copy).cache_bytes_per_token;
+    let bytes = |shared| serving.bytes(copy, 10, [4096, shared], 512);
+    assert_eq!(bytes(0) - bytes(1024), 9.0 * 1024.0 * each);
+    let most = serving.most_sequences(copy, [4096, 3072], 512);
+    assert!(most > 3 * serving.most_sequences(copy, [4096, 0], 512));
+    assert!(serving.bytes(copy, most, [4096, 3072], 512) <= estimator.memory_bytes);
+    assert!(serving.bytes(copy, most + 1, [4096, 3072], 512) > estimator.memory_bytes);
+    // Half the bytes of a cached token are room for about twice the sequences.
+    let narrow = Storage { cache: storage::Format::of_cache("f8").unwrap(), ..Storage::default() };
+    let narrow = Serving { storage: narrow, ..serving };
+    assert_eq!(2.0 * narrow.held(copy).cache_bytes_per_token, each);
 }
