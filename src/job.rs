@@ -12,6 +12,7 @@ use planner::calibration::Calibration;
 use planner::cluster::{Cluster, Kind, PRESETS};
 use planner::compiled::Job;
 use planner::limits::{Decision, Limits};
+use planner::tools::Target;
 use serde::{Deserialize, Serialize};
 
 use crate::argument::{PathArg, positive};
@@ -421,6 +422,11 @@ pub fn imbalance(text: &str) -> Result<f64, String> {
 
 /// Upper limit of the expert load imbalance. Chosen: nowhere do more ranks share experts.
 const IMBALANCE_MAX: f64 = 1024.0;
+
+/// Reads the tool that is to execute a plan: `megatron`, or with a release `megatron@core-0.13`.
+pub fn tool(text: &str) -> Result<Target, String> {
+    Target::parse(text).map_err(|(headline, help)| format!("{headline}; {help}"))
+}
 
 /// Reads what products are computed in: on GPUs, f32 may be rounded.
 pub fn precision(text: &str) -> Result<Precision, String> {

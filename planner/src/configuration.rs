@@ -163,6 +163,13 @@ impl Configuration {
         each + u32::from(has_more)
     }
 
+    /// Layers of all chunks of a model of `layers` layers, as a micro-batch meets them: the first
+    /// of each stage, then the next ones.
+    pub fn chunks(&self, layers: u32) -> Vec<u32> {
+        let of = |chunk, stage| self.chunk_layers(self.layers_of(layers, stage).0, stage, chunk);
+        (0..self.vpp).flat_map(|chunk| (0..self.pp).map(move |stage| of(chunk, stage))).collect()
+    }
+
     /// Whether a stage of `layers` layers has enough for its chunks: at least one for each, except
     /// for the first and the last chunk of all, which have the embedding and the head.
     pub fn fills_chunks(&self, layers: u32, index: u32) -> bool {

@@ -16,11 +16,11 @@
 //!
 //! Reading order: [`divisors`] is arithmetic; [`quantity`], [`link`], [`machine`], [`calibration`]
 //! and [`cluster`] are what there is; [`configuration`] and [`estimate`] price uniform plans in
-//! closed form; [`mod@shard`] splits the inside of layers, and [`mod@elaborate`] makes a plan of a
-//! name; [`price`] and [`simulate`] say how long, [`footprint`] how large; [`limits`] and
-//! [`compiled`] decide where candidates are compiled, [`search`] where there are too many;
-//! [`check`] doubts; [`explain`] and [`fit`] tell, and
-//! [`goodput`] says what failures leave of a run.
+//! closed form; [`tools`] is what others execute; [`mod@shard`] splits the inside of layers, and
+//! [`mod@elaborate`] makes a plan of a name; [`price`] and [`simulate`] say how long, [`footprint`]
+//! how large; [`limits`] and [`compiled`] decide where candidates are compiled, [`search`] where
+//! there are too many; [`check`] doubts; [`explain`] and [`fit`] tell, and [`goodput`] says what
+//! failures leave of a run.
 //!
 //! # Diagnostics
 //!
@@ -70,6 +70,7 @@ pub mod cluster;
 
 pub mod configuration;
 pub mod estimate;
+pub mod tools;
 pub mod validate;
 
 pub mod shard;

@@ -11,6 +11,7 @@ use ir::{Axis, Diagnostic, Span};
 
 use crate::configuration::{Configuration, Offload, Recompute, Schedule, USUAL_ORDER, Zero};
 use crate::quantity::Unit;
+use crate::tools::{Form, Sizes, Target};
 
 /// A decision that can be limited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -172,6 +173,8 @@ pub struct Limits {
     forbidden: BTreeSet<Decision>,
     /// Bytes of a device that a job may use.
     memory_bytes: Option<u64>,
+    /// The tool that is to execute the plan.
+    target: Option<Target>,
 }
 
 /// The name of what is no decision and has a limit: bytes of a device.
@@ -272,6 +275,21 @@ impl Limits {
         Limits { memory_bytes: None, ..self.clone() }
     }
 
+    /// Limits a search to what a tool can express.
+    pub fn for_tool(self, target: Option<Target>) -> Limits {
+        Limits { target, ..self }
+    }
+
+    /// The tool that is to execute the plan.
+    pub fn target(&self) -> Option<Target> {
+        self.target
+    }
+
+    /// What is left where the user fixes and forbids nothing: the tool alone.
+    pub fn released(&self) -> Limits {
+        Limits::default().for_tool(self.target)
+    }
+
     /// Reads a decision and its number, as in `--fix KNOB=NUMBER`.
     ///
     /// # Errors
@@ -325,6 +343,9 @@ impl Limits {
             }
             && self.allow(Decision::Recompute, recomputed)
             && keeps
+            && self
+                .target
+                .is_none_or(|target| target.refusals(c, Sizes::default(), Form::Launch).is_empty())
     }
 
     /// Whether ZeRO may shard over all ranks that hold copies, `dp · cp` of them: where a shard of
@@ -371,9 +392,9 @@ impl Limits {
             && (number == none || !self.forbidden.contains(&decision))
     }
 
-    /// Whether anything is limited.
+    /// Whether the user limits anything, beside the tool that is planned for.
     pub fn is_empty(&self) -> bool {
-        *self == Limits::default()
+        *self == self.released()
     }
 }
 

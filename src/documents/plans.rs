@@ -81,17 +81,30 @@ pub struct Executor {
     pub gradient_bytes: f64,
     /// Bytes of its optimizer state, master weight included.
     pub optimizer_bytes: f64,
+    /// The tool that is planned for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub for_tool: Option<ForTool>,
+}
+
+/// The tool that executes a plan.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct ForTool {
+    /// The tool and its release, as `--for-tool` takes them.
+    pub name: String,
+    /// Whose runs the prices were compared with.
+    pub measured: String,
 }
 
 impl Executor {
     /// What a profile assumes.
-    pub fn of(profile: &Profile) -> Executor {
+    pub fn of(profile: &Profile, for_tool: Option<ForTool>) -> Executor {
         Executor {
             profile: profile.name.to_owned(),
             attention: profile.attention.name().to_owned(),
             weight_bytes: profile.weight_bytes,
             gradient_bytes: profile.gradient_bytes,
             optimizer_bytes: profile.state_bytes,
+            for_tool,
         }
     }
 }

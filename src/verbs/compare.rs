@@ -80,6 +80,7 @@ fn compared(subject: &Subject, args: &CompareArgs) -> Result<String, Failure> {
             let headline = format!("{ranks} ranks on {} devices", subject.devices);
             return Err(usage("--with", headline).help("write --devices with more").into());
         };
+        subject.check_expressible("--with", &configuration)?;
         let own = Subject { devices, ..subject.clone() };
         let estimate = own.estimator()?.estimate(&configuration)?;
         let fits = estimate.memory.total_bytes() <= have;

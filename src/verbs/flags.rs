@@ -2,14 +2,16 @@
 
 use std::fmt::Debug;
 
-use ir::DType;
 use ir::import::{Model, Options};
 use ir::plan::Optimizer;
+use ir::{DType, Diagnostic};
 use planner::cluster::{Cluster, Kind};
 use planner::estimate::profile::{ENGINES, Profile};
 use planner::estimate::serving::storage::{CacheFormat, WeightFormat};
 use planner::estimate::serving::{Lengths, Speculation, Storage};
 use planner::goodput::Interruptions;
+use planner::limits::Limits;
+use planner::tools::Target;
 
 use crate::argument::{PathArg, duration, length, many, positive, price, share, watts};
 use crate::cache::Key;
@@ -54,6 +56,10 @@ pub struct RequestFlags {
     #[arg(long, value_name = "NAME", default_value = "adamw")]
     #[arg(value_parser = ["adamw", "sgd", "none"])]
     pub optimizer: String,
+    /// Plan for a tool, on GPUs: megatron, deepspeed or torchtitan, with a release as in
+    /// megatron@core-0.13. The search stays within what it can express, priced as it executes
+    #[arg(long, value_name = "TOOL[@RELEASE]", value_parser = job::tool)]
+    pub for_tool: Option<Target>,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
@@ -66,6 +72,18 @@ impl RequestFlags {
     /// The key of an answer that may be kept; `asked` is all that it depends on.
     pub fn key(&self, verb: &str, asked: &dyn Debug) -> Option<Key> {
         if self.no_cache { None } else { Key::new(verb, asked) }
+    }
+
+    /// What may be chosen on GPUs: what the flags say, of what the tool can express.
+    pub fn all_limits(&self) -> Result<Limits, Vec<Diagnostic>> {
+        Ok(self.limited.all_limits()?.for_tool(self.for_tool))
+    }
+
+    /// Refuses a tool where nothing is planned for it; `why` says what does not go together.
+    pub fn refuse_tool(&self, why: &str) -> Result<(), Failure> {
+        let Some(target) = self.for_tool else { return Ok(()) };
+        let headline = format!("`{target}` {why}");
+        Err(usage("--for-tool", headline).help("leave it out").into())
     }
 
     /// The cluster, if its ranks are GPUs.
@@ -91,6 +109,7 @@ impl RequestFlags {
         cluster: Cluster,
         dropout: Option<f64>,
     ) -> Result<(Model, PlanRequest), Failure> {
+        self.refuse_tool("trains on GPUs, and the cluster has CPUs")?;
         let description = crate::resolve(&self.model)?.description;
         if self.imbalance.is_some() {
             let headline = "ranks of CPUs share no experts".to_owned();
@@ -327,8 +346,10 @@ pub struct PlanArgs {
     /// Stop the search after this time: the answer then depends on the machine
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub budget: Option<f64>,
-    /// Write the plan to this file; for GPUs as JSON where the name ends in .json, with its costs
-    #[arg(short, long, value_name = "FILE")]
+    /// Write the plan to this file; for GPUs as JSON where the name ends in .json, with its costs.
+    /// With --for-tool a directory, unless the name ends in .json or .plan: the tool's flags or
+    /// files, with the model's, and the script that starts it
+    #[arg(short, long, value_name = "PATH")]
     pub output: Option<PathArg>,
 }
 

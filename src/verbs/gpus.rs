@@ -3,6 +3,7 @@
 
 pub mod explain;
 mod fewer;
+mod launch;
 pub mod fit;
 pub mod groups;
 pub mod largest;
@@ -26,6 +27,7 @@ use planner::search::branch_and_bound::{Budget, Objective};
 use planner::search::events::replayed_s;
 use planner::search::frontier::{frontier, smallest};
 use planner::search::request::{Chosen, EVALUATIONS_MAX, SearchRequest, SearchResult, search};
+use planner::tools::{Form, Sizes, Target};
 use serde_json::json;
 
 use crate::cache;
@@ -57,6 +59,8 @@ pub struct Subject {
     pub latent: Option<u32>,
     /// Bytes of a device that a job may use, where the user limits them.
     pub memory_bytes: Option<f64>,
+    /// The tool that is to execute the plan.
+    pub target: Option<Target>,
 }
 
 /// The arithmetic of products.
@@ -186,7 +190,7 @@ impl Subject {
         let peak_flops =
             Estimator::new(&described.work, &cluster, profile::GANTLINE, job)?.peak_flops();
         let Described { work, latent, tokens: seq, warnings: _ } = described;
-        let memory_bytes = asked.limited.all_limits()?.memory_bytes();
+        let memory_bytes = asked.all_limits()?.memory_bytes();
         Ok(Subject {
             work,
             cluster,
@@ -197,12 +201,13 @@ impl Subject {
             seq,
             latent,
             memory_bytes,
+            target: asked.for_tool,
         })
     }
 
     /// What prices its steps.
     pub fn estimator(&self) -> Result<Estimator<'_>, Failure> {
-        self.estimator_as(profile::GANTLINE)
+        self.estimator_as(self.release())
     }
 
     /// Devices, links and the workload, priced as `profile` executes.
@@ -255,6 +260,13 @@ impl Subject {
         self.estimator().ok()?.padding(configuration).ok()?
     }
 
+    /// The tool that executes the plan, and whose numbers its prices are.
+    fn tool(&self) -> Option<documents::ForTool> {
+        let target = self.target?;
+        let measured = target.whose_numbers(&self.cluster);
+        Some(documents::ForTool { name: target.to_string(), measured })
+    }
+
     /// What is asked about, in three lines.
     pub fn header(&self) -> String {
         let node = self.cluster.devices_per_node.unwrap_or(1);
@@ -266,9 +278,23 @@ impl Subject {
         self.header_of(&format!("{} devices a node", self.cluster.devices_per_node.unwrap_or(1)))
     }
 
+    /// The execution profile: of the tool's release, or our own.
+    fn release(&self) -> Profile {
+        let of_tool = self.target.and_then(|target| target.profile_on(&self.cluster));
+        of_tool.unwrap_or(profile::GANTLINE)
+    }
+
     /// How the program is assumed to execute.
     fn profile(&self) -> Profile {
-        profile::GANTLINE.in_arithmetic(arithmetic(self.dtype))
+        self.release().in_arithmetic(arithmetic(self.dtype))
+    }
+
+    /// Refuses a configuration that the tool cannot express.
+    pub fn check_expressible(&self, flag: &str, c: &Configuration) -> Result<(), Diagnostic> {
+        match self.target {
+            Some(target) => check_expressible(target, flag, c, &self.work),
+            None => Ok(()),
+        }
     }
 
     fn header_of(&self, devices: &str) -> String {
@@ -278,6 +304,9 @@ impl Subject {
         text += &format!("cluster  {}, {devices}\n", cluster.describe());
         text += &samples_of(*global_batch, self.seq);
         text += &format!("executor {}\n", self.profile().describe());
+        if let Some(target) = self.target {
+            text += &format!("for tool {target}: numbers of {}\n", target.whose_numbers(cluster));
+        }
         text += CONVENTIONS;
         if work.busiest() > 1.0 {
             text +=
@@ -305,6 +334,22 @@ fn ranks(estimate: &Estimate) -> f64 {
     estimate.configuration.ranks() as f64
 }
 
+/// Refuses a configuration that a tool cannot express.
+pub fn check_expressible(
+    target: Target,
+    flag: &str,
+    c: &Configuration,
+    work: &Workload,
+) -> Result<(), Diagnostic> {
+    let lost = target.refusals(c, Sizes::of(work), Form::Launch);
+    if lost.is_empty() {
+        return Ok(());
+    }
+    let headline = format!("{target} cannot execute `{c}`: {}", lost.join(", "));
+    let help = "change that, or leave `--for-tool` out";
+    Err(Diagnostic::error("E5010", Span::of(flag), headline).help(help))
+}
+
 /// The fastest configuration that fits.
 pub fn answer(subject: &Subject, asked: &RequestFlags) -> Result<SearchResult, Failure> {
     answer_for(subject, asked, Aim::Time, &|| false)
@@ -322,7 +367,7 @@ fn question<'a>(
         estimator,
         devices: subject.devices,
         global_batch: subject.global_batch,
-        limits: asked.limited.all_limits()?,
+        limits: asked.all_limits()?,
         objective: Objective::Time,
         power: subject.power().filter(|_| aim == Aim::Energy),
         budget: Budget { evaluations_max: EVALUATIONS_MAX, stop },
@@ -381,13 +426,21 @@ fn found(subject: &mut Subject, args: &PlanArgs) -> Result<(Exit, String), Failu
     let answer = best_answer(subject, args)?;
     let whole = || whole_plan(subject, &args.asked, &answer.best[0]);
     if let Some(path) = &args.output {
-        let is_json = path.path().extension().is_some_and(|extension| extension == "json");
-        let text = match is_json {
-            true => format!("{:#}\n", document(subject, &answer).to_json()),
-            false => whole()?,
-        };
-        std::fs::write(path, text).map_err(runtime::Error::io("write", path.as_ref()))?;
-        output::note(&format!("wrote {path}"));
+        let ends_in = |name: &str| path.path().extension().is_some_and(|own| own == name);
+        match subject.target.filter(|_| !ends_in("json") && !ends_in("plan")) {
+            Some(target) => {
+                let best = &answer.best[0].configuration;
+                launch::write(subject, &args.asked, (target, path.path()), best)?;
+            }
+            None => {
+                let text = match ends_in("json") {
+                    true => format!("{:#}\n", document(subject, &answer).to_json()),
+                    false => whole()?,
+                };
+                std::fs::write(path, text).map_err(runtime::Error::io("write", path.as_ref()))?;
+                output::note(&format!("wrote {path}"));
+            }
+        }
     }
     let text = match args {
         PlanArgs { asked: RequestFlags { json: true, .. }, .. } => {
@@ -507,10 +560,15 @@ fn page(subject: &Subject, answer: &SearchResult, aim: Aim) -> String {
     if !answer.complete {
         text += "the search was cut off\n";
     }
-    text += &format!(
-        "not executed by this version: {}\n",
-        not_executed(&best.configuration).join(", ")
-    );
+    text += &match subject.target {
+        Some(target) => {
+            format!("executed by {}: `-o DIR` writes what starts it\n", target.tool().title())
+        }
+        None => {
+            let lacking = not_executed(&best.configuration).join(", ");
+            format!("not executed by this version: {lacking}\n")
+        }
+    };
     text
 }
 
@@ -599,7 +657,7 @@ fn document(subject: &Subject, answer: &SearchResult) -> documents::Plan {
         too_large: rows(&answer.misses),
         not_executed: not_executed(&best.configuration).into_iter().map(Into::into).collect(),
         decision_hash: None,
-        executor: Some(documents::Executor::of(&subject.profile())),
+        executor: Some(documents::Executor::of(&subject.profile(), subject.tool())),
     }
 }
 

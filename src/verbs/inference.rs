@@ -353,7 +353,7 @@ impl<'a> Copies<'a> {
     /// All ways to lie on all devices that the limits allow: those that fit first, then those with
     /// the most tokens per second and device.
     fn rows(&self, asked: &RequestFlags) -> Result<Vec<Row>, Failure> {
-        let limits = asked.limited.all_limits()?;
+        let limits = asked.all_limits()?;
         let allow = |decision: Decision, number: u32| limits.allow(decision, number as usize);
         let devices = self.subject.devices;
         let mut rows = Vec::new();
@@ -489,6 +489,7 @@ pub fn score(
 
 /// The cluster and the limits that inference is answered for; anything else is refused.
 fn refuse_others(asked: &RequestFlags, cluster: &Cluster) -> Result<(), Failure> {
+    asked.refuse_tool("trains, and `--for` asks about inference")?;
     refuse_cpus(cluster, "`generate` runs a model here")?;
     if !cluster.groups.is_empty() {
         let headline = "copies for inference lie on devices that are alike, and these are not";

@@ -5,7 +5,7 @@ pub mod read;
 use ir::{Diagnostic, Span};
 use planner::cluster::Cluster;
 use planner::configuration::{Configuration, Zero};
-use planner::estimate::described::{Described, described};
+use planner::estimate::described::{Described, decoder, described};
 use planner::estimate::padding::Padding;
 use planner::estimate::profile::{self, PROFILES, Profile};
 use planner::estimate::rates::Arithmetic;
@@ -14,9 +14,10 @@ use planner::estimate::{Estimate, Estimator, Job};
 use planner::limits::Limits;
 use planner::search::groups;
 use planner::search::request::EVALUATIONS_MAX;
+use planner::tools::Target;
 use serde_json::Value;
 
-use self::read::{Known, Layout, OfGroups};
+use self::read::{DecoderSizes, Known, Launched, Layout, OfGroups};
 use crate::argument::{PathArg, length, positive};
 use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, read_text, usage};
@@ -26,7 +27,8 @@ use crate::verbs::flags::Served;
 use crate::verbs::gpus::groups::Mixed;
 use crate::verbs::gpus::groups::page::{document, fits, page};
 use crate::verbs::gpus::{
-    Subject, arithmetic, assumption_lines, element_type, note_warnings, padding_line, routed,
+    Subject, arithmetic, assumption_lines, check_expressible, element_type, note_warnings,
+    padding_line, routed,
 };
 use crate::verbs::inference;
 
@@ -98,6 +100,11 @@ pub struct Args {
     /// peer's release [default: that of the tool that the file is for, or gantline]
     #[arg(long, alias = "style", value_name = "NAME")]
     pub profile: Option<String>,
+    /// The tool that executes the layout: megatron, deepspeed or torchtitan, with a release as in
+    /// megatron@core-0.13; a layout that it cannot express is refused
+    #[arg(long, value_name = "TOOL[@RELEASE]", value_parser = job::tool)]
+    #[arg(conflicts_with = "profile")]
+    pub for_tool: Option<Target>,
     /// The arithmetic of products [default: what the file says, or bf16 where the devices have it]
     #[arg(long, value_name = "TYPE", value_parser = job::precision)]
     pub dtype: Option<Precision>,
@@ -117,13 +124,14 @@ fn model(args: &Args, seq: Option<u32>) -> Result<Described, Failure> {
 
 /// Answers `score`; no where the layout does not fit.
 pub fn run(args: &Args) -> Result<Exit, Failure> {
-    let asked = args.profile.as_deref().map(find_profile).transpose()?;
+    let named = args.profile.as_deref().map(find_profile).transpose()?;
     let seq = args.seq.or(args.served.requests.context()?);
     let described_as = model(args, count(seq))?;
     note_warnings(&described_as);
     let Described { mut work, latent, mut tokens, warnings } = described_as;
     let mut cluster = Cluster::load(&args.cluster)?;
     if !cluster.groups.is_empty() {
+        refuse_tool(args, "lays all devices out alike, and the cluster has groups")?;
         return over_groups(args, Described { work, latent, tokens, warnings }, cluster);
     }
     let words = words(args)?;
@@ -135,8 +143,11 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     check_devices(args, &configuration)?;
     take_nodes(&mut cluster, &configuration);
     let (dtype, arithmetic) = products(args, layout.dtype, &cluster)?;
+    let of_tool = args.for_tool.and_then(|target| target.profile_on(&cluster));
+    let asked = named.or(of_tool);
     let profile = asked.or_else(|| layout.profile()).unwrap_or(profile::GANTLINE);
     if args.served.is_inference()? {
+        refuse_tool(args, "trains, and `--for` asks about inference")?;
         if let Some(profile) = asked.filter(|asked| asked.name != profile::GANTLINE.name) {
             let headline = format!("inference has no execution profile `{}`", profile.name);
             let help = "leave it out, or write `--engine` for one of inference";
@@ -152,6 +163,9 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         let headline = "the number of samples of a step is missing";
         return Err(usage("--gbs", headline).help("write --gbs N").into());
     };
+    if let Some(target) = args.for_tool {
+        check_expressible(target, "--for-tool", &configuration, &work)?;
+    }
     let job = Job { global_batch: batch.into(), arithmetic };
     let estimator = Estimator::over(configuration.ranks(), &work, &cluster, profile, job)?;
     let estimate = estimator.estimate(&configuration)?;
@@ -174,6 +188,12 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
         output::answer(&answer.page(args));
     }
     Ok(if fits { Exit::Success } else { Exit::Infeasible })
+}
+
+/// Refuses a tool where nothing is scored for it.
+fn refuse_tool(args: &Args, why: &str) -> Result<(), Failure> {
+    let Some(target) = args.for_tool else { return Ok(()) };
+    Err(usage("--for-tool", format!("`{target}` {why}")).help("leave it out").into())
 }
 
 /// Copies of a model on some devices, which answer prompts.
@@ -199,6 +219,7 @@ fn copies(
         seq,
         latent,
         memory_bytes: None,
+        target: None,
     })
 }
 
@@ -288,17 +309,26 @@ fn layout(args: &Args, layers: u32) -> Result<Layout, Failure> {
         return Ok(Layout::of(configuration));
     };
     let text = read_text(path, "--from")?;
+    let launched = read::launched(path.path(), &text);
+    let said_devices = launched.as_ref().and_then(|launched| launched.devices);
     let known = Known {
         layers,
-        devices: count(args.devices),
+        devices: count(args.devices).or(said_devices),
         dp: count(args.axes.dp),
         tp: count(args.axes.tp),
         pp: count(args.axes.pp),
         cp: count(args.cp),
         microbatch: count(args.axes.mbs),
         global_batch: count(args.gbs),
+        decoder: decoder(args.model.path()).map(|decoder| DecoderSizes::of(&decoder.shape)),
     };
-    read::read_for(&path.to_string(), &text, Some(args.model.path()), known)
+    let Some(Launched { file, recompute, .. }) = launched else {
+        return read::read_for(&path.to_string(), &text, Some(args.model.path()), known);
+    };
+    let text = read_text(PathArg::from(file.clone().into_os_string()), "--from")?;
+    let mut layout = read::read_for(&file.display().to_string(), &text, None, known)?;
+    layout.configuration.recompute = recompute.unwrap_or(layout.configuration.recompute);
+    Ok(layout)
 }
 
 /// What flags say in the words of a configuration's text.

@@ -8,6 +8,7 @@ use indicatif::ProgressBar;
 use kernels::{Bytes, Seconds};
 use planner::cluster::Cluster;
 use planner::search::request::Chosen;
+use planner::tools::Target;
 
 use super::flags::{RequestFlags, refuse_cpus};
 use super::gpus::{Subject, answer, plan_row};
@@ -46,6 +47,10 @@ pub struct Args {
     /// The element type [default: bf16]
     #[arg(long, value_name = "TYPE", value_parser = job::precision)]
     pub dtype: Option<Precision>,
+    /// Plan for a tool, on GPUs: megatron, deepspeed or torchtitan, with a release as in
+    /// megatron@core-0.13. The search stays within what it can express, priced as it executes
+    #[arg(long, value_name = "TOOL[@RELEASE]", value_parser = job::tool)]
+    pub for_tool: Option<Target>,
     /// What the map shows
     #[arg(long, value_enum, value_name = "WHAT", default_value = "tokens")]
     pub show: Shown,
@@ -178,6 +183,7 @@ fn row(
         dtype: args.dtype,
         precision: Vec::new(),
         imbalance: None,
+        for_tool: args.for_tool,
         optimizer: "adamw".to_owned(),
         json: false,
         no_cache: true,

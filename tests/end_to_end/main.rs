@@ -67,5 +67,6 @@ mod runs;
 mod scratch;
 mod serving;
 mod sums;
+mod tools;
 mod training;
 mod verbs;

@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use ir::import::{
-    Architecture, Description, FamilyModel, Options, RoutedSizes, Sizes, check_positions, import,
-    preset, resolve,
+    Architecture, Description, FamilyModel, Options, RoutedSizes, Sizes, Value, check_positions,
+    import, preset, resolve,
 };
 use ir::{DType, Diagnostic, Module, TensorType};
 
@@ -62,6 +62,56 @@ pub fn described(model: impl AsRef<Path>, seq: Option<u32>) -> Result<Described,
             };
             of_description(&resolve(path).map_err(known)?.description, seq)
         }
+    }
+}
+
+/// A decoder, as other tools describe it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decoder {
+    /// Its sizes.
+    pub shape: Shape,
+    /// Its family; none of a shape that was published without code.
+    pub family: Option<&'static str>,
+    /// The base of rotary positions.
+    pub theta: Option<f64>,
+    /// How they are scaled.
+    pub rope_type: Option<String>,
+    /// Whether a layer attends within a window.
+    pub has_window: bool,
+}
+
+/// The decoder that a MODEL argument is; none of an encoder, a graph, or what is not found.
+pub fn decoder(model: impl AsRef<Path>) -> Option<Decoder> {
+    let of_shape =
+        |shape| Decoder { shape, family: None, theta: None, rope_type: None, has_window: false };
+    let path = model.as_ref();
+    let name = path.to_string_lossy();
+    let is_there = path.is_file() || path.join("config.json").is_file();
+    let published = models::published(&name).filter(|_| !is_there && preset(&name).is_none());
+    if let Some(Published::Shape(shape, _)) = published {
+        return Some(of_shape(shape));
+    }
+    let description = resolve(path).ok()?.description;
+    match &description.architecture {
+        Architecture::Family(model) => Some(of_decoder(description.name.clone(), model)),
+        Architecture::Sized(Sizes::Routed(sizes)) => {
+            Some(of_shape(routed_shape(&description.name, sizes, 1)))
+        }
+        Architecture::Sized(_) | Architecture::Graph(_) => None,
+    }
+}
+
+fn of_decoder(name: String, model: &FamilyModel) -> Decoder {
+    let scopes = || model.layers.iter().chain([&model.scope]);
+    let rotary = scopes().flat_map(|scope| scope.values()).find_map(Value::rotary);
+    let windows = scopes().filter_map(|scope| scope.get("window").and_then(Value::size));
+    let rope_type = rotary.and_then(|rotary| rotary.parameters.get("rope_type")?.as_str());
+    Decoder {
+        shape: family_shape(name, model),
+        family: Some(model.family.name),
+        theta: rotary.map(|rotary| rotary.theta),
+        rope_type: rope_type.map(str::to_owned),
+        has_window: windows.into_iter().any(|window| window > 0),
     }
 }
 

@@ -11,7 +11,11 @@ mod sharded;
 
 pub use engines::{ENGINES, of_engine};
 pub use parts::NOTHING;
-pub use releases::{DEFAULT, GANTLINE, PROFILES, of_framework, on_new_device};
+pub use releases::{
+    DEEPSPEED, DEFAULT, GANTLINE, MEGATRON_2022, MEGATRON_BRIDGE, PROFILES, of_framework,
+    on_new_device,
+};
+pub use sharded::{TORCH_FSDP, TORCHTITAN_2025};
 
 use serde::Serialize;
 

@@ -1,4 +1,5 @@
 mod printed;
+mod recommended;
 mod unseen;
 
 use super::row::{self, Columns};

@@ -11,6 +11,7 @@ use crate::configuration::{Configuration, Offload, Place, Recompute, Schedule, U
 use crate::divisors::divisors;
 use crate::estimate::legal;
 use crate::limits::{Decision, Limits};
+use crate::tools::{Reads, Sizes};
 use ir::Axis;
 
 /// What bounds the values.
@@ -32,6 +33,10 @@ pub struct SearchDomain {
     pub disk: bool,
     /// Whether a configuration stands for all cuts of its layers, some of which have a deep stage.
     pub all_cuts: bool,
+    /// What of the model a tool's rules depend on.
+    pub sizes: Sizes,
+    /// Whether stages may have other numbers of layers than is usual.
+    pub uneven: bool,
     /// What the user fixes and forbids.
     pub limits: Limits,
 }
@@ -215,6 +220,32 @@ pub fn options(domain: &SearchDomain, path: &Path, options: &mut Vec<u32>) {
         Step::Offload => offloads(domain, options),
         Step::Recompute => recomputes(domain, &c, options),
     }
+    keep_expressible(domain, path, *step, options);
+}
+
+/// Keeps those options of a decision with which the tool that is planned for can express all that
+/// is decided by then.
+fn keep_expressible(domain: &SearchDomain, path: &Path, step: Step, options: &mut Vec<u32>) {
+    let (Some(target), Some(reads)) = (domain.limits.target(), read_after(step)) else { return };
+    options.retain(|value| {
+        let c = configuration(domain, &path.then(*value));
+        target.allows(reads, &c, domain.sizes)
+    });
+}
+
+/// The rules of a tool that can be asked once a decision is taken.
+fn read_after(step: Step) -> Option<Reads> {
+    match step {
+        Step::Pp | Step::Tp | Step::Microbatch => None,
+        Step::Cp => Some(Reads::Mesh),
+        Step::Ep => Some(Reads::Experts),
+        Step::Sequence => Some(Reads::Sequence),
+        Step::Order => Some(Reads::Order),
+        Step::Schedule => Some(Reads::Schedule),
+        Step::Zero => Some(Reads::Zero),
+        Step::Offload => Some(Reads::Offload),
+        Step::Recompute => Some(Reads::Recompute),
+    }
 }
 
 /// Keeps those options of the next decision that are looked at ahead: the usual order and whole
@@ -372,5 +403,10 @@ pub fn shape(domain: &SearchDomain, path: &Path) -> u64 {
         8 => vec![u(c.pp), u(c.dp) * u(c.cp), copies, u(c.vpp)],
         _ => vec![u(c.pp), u(c.vpp)],
     };
-    parts.into_iter().fold(0, |hash, part| mix(hash.wrapping_add(part).wrapping_add(1)))
+    // The rules of a tool depend on all that is decided but the micro-batch, which is in `rounds`.
+    let decided = path.values().iter().enumerate().filter(|(at, _)| {
+        domain.limits.target().is_some() && STEPS.get(*at) != Some(&Step::Microbatch)
+    });
+    let parts = parts.into_iter().chain(decided.map(|(_, value)| u(*value)));
+    parts.fold(0, |hash, part| mix(hash.wrapping_add(part).wrapping_add(1)))
 }

@@ -4,46 +4,14 @@
 //! What a tool has no term for is returned beside the text, never dropped silently.
 
 pub mod groups;
+pub mod launch;
 
-use crate::configuration::{Configuration, Offload, Place, Recompute, Schedule, USUAL_ORDER};
+use crate::configuration::{Configuration, Offload, Place, Recompute, Schedule};
+use crate::tools::{
+    Form, Sizes, Target, shard_degree, stages_inside, torchtitan_chunk, torchtitan_ends,
+};
 
-/// The other tools.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tool {
-    /// Flags of Megatron-LM's `pretrain_gpt.py`.
-    Megatron,
-    /// The configuration of DeepSpeed.
-    DeepSpeed,
-    /// The configuration of torchtitan.
-    Torchtitan,
-    /// The execution of Calculon.
-    Calculon,
-}
-
-impl Tool {
-    /// All of them.
-    pub const ALL: [Tool; 4] = [Tool::Megatron, Tool::DeepSpeed, Tool::Torchtitan, Tool::Calculon];
-
-    /// The name in sentences.
-    pub fn title(self) -> &'static str {
-        match self {
-            Tool::Megatron => "Megatron-LM",
-            Tool::DeepSpeed => "DeepSpeed",
-            Tool::Torchtitan => "torchtitan",
-            Tool::Calculon => "Calculon",
-        }
-    }
-
-    /// The name in flags.
-    pub fn name(self) -> &'static str {
-        match self {
-            Tool::Megatron => "megatron",
-            Tool::DeepSpeed => "deepspeed",
-            Tool::Torchtitan => "torchtitan",
-            Tool::Calculon => "calculon",
-        }
-    }
-}
+pub use crate::tools::Tool;
 
 /// What is left out of every execution of Calculon without recomputation: an assumption about
 /// kernels, and no decision of the plan.
@@ -69,40 +37,27 @@ pub struct Exported {
     pub left_out: Vec<String>,
 }
 
-/// Says a configuration in the terms of a tool.
+/// A configuration in the terms of a tool's newest release. What the rules of the tool refuse is
+/// left out.
 pub fn export(c: &Configuration, purpose: Use, tool: Tool) -> Exported {
-    match tool {
+    let text = match tool {
         Tool::Megatron => megatron(c, purpose),
         Tool::DeepSpeed => deepspeed(c, purpose),
         Tool::Torchtitan => torchtitan(c, purpose),
         Tool::Calculon => calculon(c, purpose),
+    };
+    let sizes = Sizes { layers: purpose.layers, seq: purpose.seq, ..Sizes::default() };
+    let refused = Target::newest(tool).refusals(c, sizes, Form::Configuration);
+    let mut left_out: Vec<String> = refused.into_iter().map(str::to_owned).collect();
+    let keeps_all = matches!(c.recompute, Recompute::None | Recompute::Auto);
+    if tool == Tool::Calculon && keeps_all {
+        left_out.push(NO_SCORES.to_owned());
     }
+    Exported { text, left_out }
 }
 
-/// What is left out, collected.
-struct Left(Vec<String>);
-
-impl Left {
-    fn when(&mut self, is: bool, what: &str) {
-        if is {
-            self.0.push(what.to_owned());
-        }
-    }
-
-    fn uneven(&mut self, c: &Configuration, purpose: Use) {
-        let is_even = purpose.layers.is_multiple_of(c.pp.saturating_mul(c.vpp));
-        self.when(c.stage_layers.is_empty() && !is_even, "stages that do not divide the layers");
-    }
-
-    fn schedule(&mut self, c: &Configuration, known: &[Schedule]) {
-        let name = c.schedule.name();
-        self.when(c.pp > 1 && !known.contains(&c.schedule), &format!("schedule {name}"));
-    }
-}
-
-fn megatron(c: &Configuration, purpose: Use) -> Exported {
+fn megatron(c: &Configuration, purpose: Use) -> String {
     let mut flags: Vec<String> = Vec::new();
-    let mut left = Left(Vec::new());
     let mut number = |name: &str, number: u32| flags.push(format!("--{name} {number}"));
     number("tensor-model-parallel-size", c.tp);
     number("pipeline-model-parallel-size", c.pp);
@@ -145,29 +100,21 @@ fn megatron(c: &Configuration, purpose: Use) -> Exported {
         // It counts those of a chunk.
         Recompute::Layers(count) => Some(("block", count.div_ceil(c.vpp))),
     };
-    let is_part = matches!(c.recompute, Recompute::Layers(count) if !count.is_multiple_of(c.vpp));
-    left.when(is_part, "recomputation of other numbers of layers of chunks");
     if let Some((method, count)) = layers {
         flag(true, "--recompute-granularity full");
         flag(true, &format!("--recompute-method {method}"));
         flag(true, &format!("--recompute-num-layers {count}"));
     }
+    flag(stages_inside(c), "--use-tp-pp-dp-mapping");
     flag(is_moved, "--optimizer-cpu-offload");
     flag(is_moved, "--use-precision-aware-optimizer");
-    left.when(is_moved && c.zero.stage == 0, "offload of an optimizer that is not sharded");
-    left.when(c.offload.optimizer == Place::Disk, "optimizer offload to a disk");
-    left.when(c.offload.parameters != Place::Device, "parameter offload");
-    left.when(c.offload.activations != Place::Device, "activation offload");
-    left.when(c.zero.shard != 0 && !divides, "ZeRO shards over a part of the ranks");
-    left.when(c.order != USUAL_ORDER, "placement of the axes on ranks");
-    left.schedule(c, &[Schedule::OneForwardOneBackward]);
-    Exported { text: flags.join(" \\\n") + "\n", left_out: left.0 }
+    flags.join(" \\\n") + "\n"
 }
 
 /// Chunks, and layers of stages that are not equal.
 fn megatron_stages(c: &Configuration, layers: u32, flags: &mut Vec<String>) {
     let mut number = |name: &str, number: u32| flags.push(format!("--{name} {number}"));
-    let chunks = chunks(c, layers);
+    let chunks = c.chunks(layers);
     let (Some(first), Some(last)) = (chunks.first(), chunks.last()) else { return };
     let is_alike = |chunks: &[u32]| chunks.iter().all(|chunk| *chunk == chunks[0]);
     let inner = chunks.get(1..chunks.len() - 1).unwrap_or_default();
@@ -182,12 +129,6 @@ fn megatron_stages(c: &Configuration, layers: u32, flags: &mut Vec<String>) {
         let layout = stage_layout(&chunks);
         flags.push(format!("--pipeline-model-parallel-layout \"{layout}\""));
     }
-}
-
-/// Layers of all chunks, as a micro-batch meets them: the first of each stage, then the next ones.
-pub fn chunks(c: &Configuration, layers: u32) -> Vec<u32> {
-    let of = |chunk, stage| c.chunk_layers(c.layers_of(layers, stage).0, stage, chunk);
-    (0..c.vpp).flat_map(|chunk| (0..c.pp).map(move |stage| of(chunk, stage))).collect()
 }
 
 /// Megatron-LM's pipeline layout of `chunks`, the transformer layers of each: `E` the embedding,
@@ -210,8 +151,7 @@ fn stage_layout(chunks: &[u32]) -> String {
     text + &letters(*last) + "L"
 }
 
-fn deepspeed(c: &Configuration, purpose: Use) -> Exported {
-    let mut left = Left(Vec::new());
+fn deepspeed(c: &Configuration, purpose: Use) -> String {
     let device = |place: Place| match place {
         Place::Device => "\"none\"",
         Place::Host => "\"cpu\"",
@@ -243,39 +183,11 @@ fn deepspeed(c: &Configuration, purpose: Use) -> Exported {
     if c.cp > 1 {
         lines.push(format!("  \"sequence_parallel_size\": {}", c.cp));
     }
-    left.when(activations == Place::Disk, "activation offload to a disk");
-    left.when(c.pp > 1, "pipeline stages, which are set where the model is built");
-    left.when(c.vpp > 1, "interleaved stages");
-    left.when(c.ep > 1, "expert-parallel ranks, which are set where the model is built");
-    left.when(
-        c.recompute != Recompute::None,
-        "recomputation, which is set where the model is built",
-    );
-    left.when(c.sequence_parallel, "sequence parallelism of tensor-parallel ranks");
-    // Its second partition (`zero_hpz_partition_size`) is of a copy of the weights alone.
-    left.when(c.zero.shard != 0, "ZeRO shards over a part of the ranks");
-    left.when(c.order != USUAL_ORDER, "placement of the axes on ranks");
-    Exported { text: format!("{{\n{}\n}}\n", lines.join(",\n")), left_out: left.0 }
+    format!("{{\n{}\n}}\n", lines.join(",\n"))
 }
 
-fn torchtitan(c: &Configuration, purpose: Use) -> Exported {
-    let mut left = Left(Vec::new());
-    // Optimizer state is sharded with gradients and weights, or not at all; context-parallel ranks
-    // share the shards of as many data-parallel ranks.
-    let part = c.zero.shard / c.cp;
-    let is_part = part > 0 && c.zero.shard.is_multiple_of(c.cp) && c.dp.is_multiple_of(part);
-    let mut shard = match c.zero.stage {
-        0 => 1,
-        _ if is_part => part,
-        _ => c.dp,
-    };
-    // Experts lie on ranks that share shards.
-    let sharers = shard.saturating_mul(c.cp).saturating_mul(c.tp);
-    let is_apart = !sharers.is_multiple_of(c.ep) && shard != c.dp;
-    if is_apart {
-        shard = c.dp;
-    }
-    left.when(is_apart, "expert-parallel ranks that share no weights");
+fn torchtitan(c: &Configuration, purpose: Use) -> String {
+    let shard = shard_degree(c);
     let schedule = match (c.schedule, c.vpp) {
         (Schedule::GPipe, _) => "GPipe",
         (Schedule::OneForwardOneBackward, 2..) => "Interleaved1F1B",
@@ -299,11 +211,14 @@ fn torchtitan(c: &Configuration, purpose: Use) -> Exported {
     if c.pp > 1 {
         text += &format!("pipeline_parallel_schedule = \"{schedule}\"\n");
         text += &format!("pipeline_parallel_microbatch_size = {}\n", c.microbatch);
-        let chunk = purpose.layers / c.pp / c.vpp;
-        text += &format!("pipeline_parallel_layers_per_stage = {chunk}\n");
         // Unless told, it counts the embedding and the loss as a layer each.
-        text += "pipeline_parallel_first_stage_less_layers = 0\n";
-        text += "pipeline_parallel_last_stage_less_layers = 0\n";
+        let ends = torchtitan_ends(c, purpose.layers).unwrap_or(0);
+        if let Some(chunk) = torchtitan_chunk(c, purpose.layers, ends) {
+            text += &format!("pipeline_parallel_layers_per_stage = {chunk}\n");
+        }
+        for end in ["first", "last"] {
+            text += &format!("pipeline_parallel_{end}_stage_less_layers = {ends}\n");
+        }
     }
     let mode = match c.recompute {
         Recompute::None | Recompute::Auto => "none",
@@ -311,25 +226,16 @@ fn torchtitan(c: &Configuration, purpose: Use) -> Exported {
         Recompute::Full | Recompute::Layers(_) => "full",
     };
     text += &format!("\n[activation_checkpoint]\nmode = \"{mode}\"\n");
-    left.when(matches!(c.recompute, Recompute::Layers(_)), "recomputation of some layers");
-    left.when((1..3).contains(&c.zero.stage), "shards of optimizer state or gradients alone");
-    left.when(c.zero.stage == 0 && c.cp > 1, "whole weights on context-parallel ranks");
-    left.when(c.zero.stage == 3 && c.dp == 1 && c.cp == 1, "ZeRO over one rank");
-    left.when(c.zero.shard != 0 && !is_part, "ZeRO shards over this part of the ranks");
-    left.schedule(c, &[Schedule::GPipe, Schedule::OneForwardOneBackward]);
-    left.when(c.offload != Offload::default(), "offload");
-    left.when(!c.stage_layers.is_empty(), "uneven stages");
-    left.uneven(c, purpose);
-    left.when(c.tp > 1 && !c.sequence_parallel, "tensor parallelism without sequence parallelism");
-    left.when(c.order != USUAL_ORDER, "placement of the axes on ranks");
-    Exported { text, left_out: left.0 }
+    if mode == "selective" {
+        // What the profile recomputes; it is every second layer unless told.
+        text += "selective_ac_option = \"op\"\n";
+    }
+    text
 }
 
-fn calculon(c: &Configuration, purpose: Use) -> Exported {
-    let mut left = Left(Vec::new());
+fn calculon(c: &Configuration, purpose: Use) -> String {
     // Calculon knows attention that writes its scores alone. Ours never does (Dao et al. 2022): the
     // backward pass computes them again, as in `attn_only`, which holds as much and takes as long.
-    let keeps_all = matches!(c.recompute, Recompute::None | Recompute::Auto);
     let recompute = match c.recompute {
         Recompute::None | Recompute::Auto | Recompute::Attention => "attn_only",
         Recompute::Full | Recompute::Layers(_) => "full",
@@ -368,20 +274,7 @@ fn calculon(c: &Configuration, purpose: Use) -> Exported {
     ];
     let lines: Vec<String> =
         text.iter().map(|(name, value)| format!("  \"{name}\": {value}")).collect();
-    left.when(keeps_all, NO_SCORES);
-    left.when(c.cp > 1, "context parallelism");
-    left.when(c.ep > 1, "expert parallelism");
-    left.when(c.zero.stage > 1, "shards of gradients and weights");
-    left.when(c.zero.stage == 1 && c.dp == 1, "ZeRO over one rank");
-    left.when(c.zero.shard != 0, "ZeRO shards over a part of the ranks");
-    let places = [c.offload.optimizer, c.offload.parameters, c.offload.activations];
-    left.when(places.contains(&Place::Disk), "offload to a disk");
-    left.uneven(c, purpose);
-    left.when(matches!(c.recompute, Recompute::Layers(_)), "recomputation of some layers");
-    left.when(!c.stage_layers.is_empty(), "uneven stages");
-    left.when(c.order != USUAL_ORDER, "placement of the axes on ranks");
-    left.schedule(c, &[Schedule::OneForwardOneBackward]);
-    Exported { text: format!("{{\n{}\n}}\n", lines.join(",\n")), left_out: left.0 }
+    format!("{{\n{}\n}}\n", lines.join(",\n"))
 }
 
 #[cfg(test)]

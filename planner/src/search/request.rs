@@ -20,6 +20,7 @@ use crate::estimate::workload::Workload;
 use crate::estimate::{Estimate, Estimator, legal};
 use crate::limits::cause::Cause;
 use crate::limits::{Decision, Limits, memory_setting};
+use crate::tools::{Sizes, Target};
 
 /// Leaves that are scored at most, unless the question says otherwise. Chosen: some seconds.
 pub const EVALUATIONS_MAX: u64 = 4_000_000;
@@ -152,6 +153,8 @@ impl SearchDomain {
             // Nothing is gained by a disk where the host's memory is not limited.
             disk: false,
             all_cuts: false,
+            sizes: Sizes::of(work),
+            uneven: limits.target().is_none_or(Target::takes_uneven_stages),
             limits,
         }
     }
@@ -159,7 +162,7 @@ impl SearchDomain {
     /// The part of the frame that holds an optimum: for the least memory, the smallest micro-batch
     /// and the schedule with the fewest of them in flight, wherever ranks are placed.
     pub(super) fn searched_for(mut self, objective: Objective) -> SearchDomain {
-        self.all_cuts = objective == Objective::Time;
+        self.all_cuts = objective == Objective::Time && self.uneven;
         if objective == Objective::Memory {
             for decision in [Decision::Mbs, Decision::Schedule, Decision::Vpp, Decision::Placement]
             {
@@ -383,7 +386,7 @@ fn nearest_answers(question: &SearchRequest<'_>) -> Vec<Near> {
         let need = enough(smallest.estimate.memory.total_bytes());
         near.push(Near { change: format!("with `{need}`"), devices: *devices, chosen: smallest });
     }
-    let none = Limits::default();
+    let none = limits.released();
     if !decisions.is_empty()
         && let Some(found) = extreme(question, &none, Objective::Time)
     {

@@ -13,7 +13,7 @@ use super::branch_and_bound::{Leaf, Path, ROUNDING, Score};
 use super::decisions;
 use super::known::Known;
 use super::table::{AGAIN, Table};
-use super::uniform::{INSIDE, SCHEDULE, Space, may_be_uneven};
+use super::uniform::{INSIDE, SCHEDULE, Space};
 use crate::configuration::{Configuration, Recompute};
 use crate::estimate::cut::{Exchanged, LowerBound, Room, StagePartitions, Wanted};
 use crate::estimate::price::Inside;
@@ -41,7 +41,7 @@ type Priced = (Configuration, Step);
 impl Space<'_> {
     /// Whether a configuration stands for all cuts of its layers.
     pub(super) fn is_free(&self, c: &Configuration) -> bool {
-        self.only_fits && may_be_uneven(c)
+        self.only_fits && self.may_be_uneven(c)
     }
 
     /// Searches longer below candidates whose stage partitions were not all tried and may be better

@@ -20,6 +20,7 @@ use crate::estimate::workload::Workload;
 use crate::estimate::{Estimator, Job, profile};
 use crate::limits::Limits;
 use crate::machine::Machine;
+use crate::tools::{Form, Sizes, Target};
 use ir::Axis;
 
 fn cluster(name: &str) -> Cluster {
@@ -117,26 +118,73 @@ fn shards_are_as_they_are_fixed() {
     }
 }
 
-/// On spaces that are small enough to try everything, the answer is the best of all.
+/// The space of a tool is what its rules leave of the whole space.
 #[test]
-fn answers_are_those_of_trying_everything() {
+fn the_space_of_a_tool_is_what_it_can_express() {
+    for (model, devices) in [("mixtral-8x7b", 16), ("llama-3-8b", 24)] {
+        let work = workload(model, 4096);
+        let limits = Limits::parse(&["mbs=1".to_owned()], &[], &[]).unwrap();
+        let mut whole = SearchDomain::new(&work, devices, 48, limits.clone());
+        whole.layers = 6;
+        let all = leaves(&whole);
+        for text in ["megatron", "megatron@v3.0", "deepspeed", "deepspeed@0.5", "torchtitan"] {
+            let target = Target::parse(text).unwrap();
+            let limits = limits.clone().for_tool(Some(target));
+            let mut domain = SearchDomain::new(&work, devices, 48, limits);
+            domain.layers = 6;
+            let sizes = Sizes { layers: 6, ..Sizes::of(&work) };
+            domain.sizes = sizes;
+            let expressible = |path: &&Path| {
+                let c = decisions::configuration(&whole, path);
+                target.refusals(&c, sizes, Form::Launch).is_empty()
+            };
+            let wanted: BTreeSet<Path> = all.iter().filter(expressible).copied().collect();
+            let found: BTreeSet<Path> = leaves(&domain).into_iter().collect();
+            assert_eq!(found, wanted, "{text}: {} and {}", found.len(), wanted.len());
+            assert!(!found.is_empty() && found.len() < all.len(), "{text}: {}", found.len());
+            let cluster = cluster("h100");
+            let estimator = estimator(&work, &cluster, 48);
+            let space = Space::new(&estimator, domain);
+            let count = Counter::default().count(&space, &Path::default());
+            assert_eq!(count, found.len() as u128, "{text}");
+        }
+    }
+}
+
+/// A model, its tokens, devices, samples, their kind, and what is fixed.
+type Case = (&'static str, u32, u32, u32, &'static str, Limits);
+
+/// Spaces that are small enough to try everything, of tools too.
+fn small_spaces() -> Vec<Case> {
     let limits = |fix: &[&str]| {
         let fix: Vec<String> = fix.iter().map(|text| (*text).to_owned()).collect();
         Limits::parse(&fix, &[], &[]).unwrap()
     };
-    let cases = [
+    let for_tool =
+        |text: &str| limits(&["placement=usual"]).for_tool(Some(Target::parse(text).unwrap()));
+    vec![
         ("llama-3-8b", 8192, 8, 16, "a100", limits(&["placement=usual"])),
         ("llama-3-8b", 8192, 16, 32, "h100", limits(&["placement=usual", "sp=on"])),
         ("gpt-18.4b", 2048, 12, 24, "a100", limits(&["placement=usual"])),
         ("mixtral-8x7b", 4096, 16, 32, "h100", limits(&["placement=usual", "zero=1"])),
         ("llama-3-70b", 8192, 64, 64, "h100", limits(&["tp=8", "cp=1"])),
-    ];
-    for (model, seq, devices, batch, on, limits) in cases {
+        ("llama-3-8b", 8192, 16, 32, "h100", for_tool("megatron")),
+        ("llama-3-8b", 8192, 16, 32, "h100", for_tool("torchtitan")),
+        ("llama-3-70b", 8192, 32, 64, "h100", for_tool("deepspeed")),
+        ("mixtral-8x7b", 4096, 16, 32, "h100", for_tool("megatron")),
+        ("gpt-18.4b", 2048, 24, 48, "a100", for_tool("megatron@v3.0")),
+    ]
+}
+
+/// On spaces that are small enough to try everything, the answer is the best of all.
+#[test]
+fn answers_are_those_of_trying_everything() {
+    for (model, seq, devices, batch, on, limits) in small_spaces() {
         let work = workload(model, seq);
         let cluster = cluster(on);
         let estimator = estimator(&work, &cluster, u64::from(batch));
         let domain = SearchDomain::new(&work, devices, batch, limits.clone());
-        let domain = SearchDomain { all_cuts: true, ..domain };
+        let domain = SearchDomain { all_cuts: domain.uneven, ..domain };
         let space = Space::new(&estimator, domain.clone());
         let have = estimator.memory_bytes;
         let all = leaves(&domain);
@@ -167,6 +215,11 @@ fn answers_are_those_of_trying_everything() {
                 let off = found / best - 1.0;
                 assert!(off < 1e-9, "{model}: {found}, not {best}");
                 assert!(off > -1e-9 || is_recut, "{model}: {found}, not {best}");
+                let lost = domain.limits.target().map(|target| {
+                    let found = &answer.best[0].configuration;
+                    target.refusals(found, domain.sizes, Form::Launch)
+                });
+                assert_eq!(lost.unwrap_or_default(), [""; 0], "{model}");
                 let (bound_s, gap) = (answer.bound_s.unwrap(), answer.gap.unwrap());
                 assert!(bound_s <= best && gap <= 0.15, "{model}: {gap}");
                 assert_eq!(answer.space.total, all.len() as u128);

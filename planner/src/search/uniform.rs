@@ -170,7 +170,9 @@ impl<'a> Space<'a> {
         let count = self.count(&even);
         let mut best = (even.clone(), self.estimator.step(&even, &table.prices, count));
         let recomputed = AGAIN.iter().position(|recomputed| *recomputed == even.recompute);
-        let Some(recomputed) = recomputed.filter(|_| may_be_uneven(&even)) else { return best };
+        let Some(recomputed) = recomputed.filter(|_| self.may_be_uneven(&even)) else {
+            return best;
+        };
         let stage_layers = table.balanced(even.pp, recomputed).layers.clone();
         if stage_layers.is_empty() {
             return best;
@@ -187,11 +189,17 @@ impl<'a> Space<'a> {
         best
     }
 
+    /// Whether stages that are cut by their times are a choice: interleaved ones are not, and the
+    /// tool that is planned for may take none.
+    pub(super) fn may_be_uneven(&self, c: &Configuration) -> bool {
+        c.pp > 1 && c.vpp == 1 && self.domain.uneven
+    }
+
     /// The stages that leaves below a configuration may have: even ones, and those that are
     /// balanced for what they recompute.
     fn cuts(&self, c: &Configuration, table: &Table, recomputed: &[usize]) -> Vec<Vec<u32>> {
         let mut cuts = vec![Vec::new()];
-        if may_be_uneven(c) {
+        if self.may_be_uneven(c) {
             for recomputed in recomputed {
                 let balanced = table.balanced(c.pp, *recomputed);
                 if !cuts.contains(&balanced.layers) {
@@ -228,7 +236,7 @@ impl<'a> Space<'a> {
             return f64::INFINITY;
         }
         let table = self.table(Inside::of(&c));
-        let bottleneck_s = match may_be_uneven(&c) {
+        let bottleneck_s = match self.may_be_uneven(&c) {
             true => table.balanced(c.pp, 0).least_s,
             false => table.bottleneck_s(c.pp),
         };
@@ -416,11 +424,6 @@ impl<'a> Space<'a> {
 
 fn fastest_s(passes: &Passes) -> f64 {
     passes.iter().map(|(_, seconds)| *seconds).fold(f64::INFINITY, f64::min)
-}
-
-/// Whether stages that are cut by their times are a choice: interleaved ones are not.
-pub(super) fn may_be_uneven(c: &Configuration) -> bool {
-    c.pp > 1 && c.vpp == 1
 }
 
 /// Of candidates that stand for all their stage partitions: the partitions that are better than the

@@ -80,6 +80,7 @@ fn explained(
     let Some(configuration) = given else {
         return Ok(Explained { answer: found?, fastest: None, none: None });
     };
+    subject.check_expressible("--plan", &configuration)?;
     let estimator = subject.estimator()?;
     let estimate = estimator.estimate(&configuration)?;
     let have_bytes = estimator.memory_bytes;
@@ -117,7 +118,7 @@ fn explanation(
     let estimate = &best.estimate;
     let total = estimate.step_time_s;
     let mut text = format!("{}\nPlan {}\n", subject.header(), best.configuration);
-    text += &explained.verdict(&asked.limited.all_limits()?);
+    text += &explained.verdict(&asked.all_limits()?);
     text.push('\n');
     text += &parts(estimate, answer.have_bytes);
     text += &padding_line(subject.padding(&best.configuration), best.configuration.tp);
@@ -269,6 +270,7 @@ fn neighbours(
     let best = &answer.best[0].configuration;
     let changed = changed(best, subject.work.depth()).into_iter();
     let mut all: Vec<Neighbour> = changed
+        .filter(|(_, c)| subject.check_expressible("", c).is_ok())
         .filter_map(|(change, c)| {
             Some(Neighbour { change, chosen: priced(estimator, c)?, best: None })
         })

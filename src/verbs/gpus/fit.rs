@@ -21,7 +21,7 @@ pub fn fit(asked: &RequestFlags, cluster: Cluster) -> Result<Exit, Failure> {
     let subject = Subject::new(asked, cluster)?;
     let estimator = subject.estimator()?;
     let have = estimator.memory_bytes;
-    let limits = asked.limited.all_limits()?;
+    let limits = asked.all_limits()?;
     let rows: Vec<(String, Estimate)> = strategies(&subject)
         .into_iter()
         .filter(|(_, c)| limits.allow_all(c))

@@ -49,6 +49,7 @@ impl Mixed {
         mut cluster: Cluster,
         watts: Option<f64>,
     ) -> Result<Mixed, Failure> {
+        asked.refuse_tool("lays all devices out alike, and the cluster has groups")?;
         let devices = cluster.devices().unwrap_or(0);
         if let Some(ranks) = asked.place.ranks.filter(|ranks| *ranks != devices) {
             let headline = format!("{ranks} ranks, and the groups have {devices}");
@@ -67,7 +68,7 @@ impl Mixed {
             seq,
             global_batch: count("--gbs", asked.gbs.unwrap_or(devices.max(8)))?,
             dtype: element_type(asked.dtype, &cluster)?,
-            memory_bytes: asked.limited.all_limits()?.memory_bytes(),
+            memory_bytes: asked.all_limits()?.memory_bytes(),
             cluster,
         })
     }
@@ -101,7 +102,7 @@ impl Mixed {
             cluster: &self.cluster,
             profile: profile::GANTLINE,
             job: Job { global_batch, arithmetic: arithmetic(self.dtype) },
-            limits: asked.limited.all_limits()?,
+            limits: asked.all_limits()?,
             evaluations_max: EVALUATIONS_MAX,
             for_memory: false,
             set: None,

@@ -56,7 +56,7 @@ pub fn largest(asked: &RequestFlags, cluster: &Cluster, what: Largest) -> Result
     }
     let given = match what {
         Largest::Seq => asked.seq.is_some(),
-        Largest::Mbs => asked.limited.all_limits()?.fixed(Decision::Mbs).is_some(),
+        Largest::Mbs => asked.all_limits()?.fixed(Decision::Mbs).is_some(),
     };
     if given {
         let headline = format!("`{}` is given, and its largest value asked for", what.name());

@@ -122,7 +122,7 @@ fn sized(kinds: &[Cluster], args: &CostArgs, load: Load) -> Result<(Exit, String
 fn enough(kind: &Cluster, args: &CostArgs, load: Load) -> Result<Vec<Enough>, Failure> {
     let place = crate::job::Where { ranks: Some(1), ..args.asked.place.clone() };
     let asked = RequestFlags { place, ..args.asked.clone() };
-    let limits = asked.limited.all_limits()?;
+    let limits = asked.all_limits()?;
     let models = models(&asked, kind.clone(), &args.served, Noted::Before)?;
     let each = kind.devices_per_node.unwrap_or(1) as u32;
     // As many nodes as the user says, or as the file of several kinds has.
@@ -183,7 +183,7 @@ fn purpose(args: &CostArgs) -> Purpose {
 /// stage the fewest stages are enough.
 fn ways(models: &Models, args: &CostArgs) -> Result<Vec<Replica>, Failure> {
     use planner::limits::Decision;
-    let limits = args.asked.limited.all_limits()?;
+    let limits = args.asked.all_limits()?;
     let may = |decision, number: u32| limits.allow(decision, number as usize);
     let estimators = models.estimators()?;
     let wanted = Wanted::new(&args.served, None)?;

@@ -140,7 +140,7 @@ const MEGATRON_2021: Profile = Profile {
 };
 
 /// Megatron-LM of Korthikanti et al. 2022.
-const MEGATRON_2022: Profile = Profile {
+pub const MEGATRON_2022: Profile = Profile {
     name: "megatron-2022",
     // Gradients of weights are added in the product itself, and all-reduces run beside it.
     accumulate_bytes: 4.0,
@@ -186,7 +186,7 @@ const NEMO: Profile = Profile {
 };
 
 /// Megatron-Bridge, NeMo containers of 2025: Transformer Engine.
-const MEGATRON_BRIDGE: Profile = Profile {
+pub const MEGATRON_BRIDGE: Profile = Profile {
     name: "megatron-bridge",
     attention: AttentionKernel::FlashBest,
     skips_masked: true,
@@ -224,7 +224,7 @@ const MEGATRON_BRIDGE_2509: Profile = Profile {
 };
 
 /// DeepSpeed ZeRO-3 without model parallelism, 2021.
-const DEEPSPEED: Profile = Profile {
+pub const DEEPSPEED: Profile = Profile {
     name: "deepspeed",
     // Each parameter alone: weights and vectors of four products and two norms.
     pieces_per_layer: 12.0,

@@ -70,7 +70,7 @@ pub(super) const LLM_FOUNDRY: Profile = Profile {
 };
 
 /// PyTorch's own sharding with compiled blocks: torchtitan, torchtune, OLMo.
-pub(super) const TORCH_FSDP: Profile = Profile {
+pub const TORCH_FSDP: Profile = Profile {
     name: "torch-fsdp",
     backward_weights: Exchange::Overlapped,
     attention: AttentionKernel::Flash2,
@@ -118,7 +118,7 @@ pub(super) const TORCHTITAN_EAGER: Profile = Profile {
 
 /// torchtitan since 2025: `torchtitan/components/loss.py` compiles the loss too. Its logits stay in
 /// half precision, and so is their gradient; nothing else is written.
-pub(super) const TORCHTITAN_2025: Profile = Profile {
+pub const TORCHTITAN_2025: Profile = Profile {
     name: "torchtitan-2025",
     loss_bytes: [4.0, 4.0],
     loss_saved_bytes: 2.0,

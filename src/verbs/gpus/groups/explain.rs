@@ -146,7 +146,7 @@ fn explanation(
         };
         return Ok(format!("{:#}", document.to_json()));
     }
-    let limits = asked.limited.all_limits()?;
+    let limits = asked.all_limits()?;
     let mut text = mixed.header() + &page(mixed, way) + &explained.verdict(mixed, &limits);
     let total = parts.total_s();
     text += match way {

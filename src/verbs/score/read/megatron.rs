@@ -1,11 +1,10 @@
 //! Flags of Megatron-LM in a script.
 
-use ir::Diagnostic;
+use ir::{Axis, Diagnostic};
 use planner::configuration::{Configuration, Place, Recompute};
-use planner::search::interop;
 
 use super::said::Said;
-use super::{Known, Layout, Overlap, data_parallel_ranks};
+use super::{DecoderSizes, Known, Layout, Overlap, data_parallel_ranks};
 
 /// What flags begin with of which no step's time or memory depends: what is learnt and how fast,
 /// files, logs, and how processes find each other.
@@ -45,6 +44,7 @@ pub(super) const IDLE: &[&str] = &[
     "--train-samples",
     "--use-checkpoint-",
     "--vocab-file",
+    "--vocab-size",
     "--wandb-",
     "--weight-decay",
 ];
@@ -82,28 +82,28 @@ pub(super) fn layout(mut said: Said, known: Known) -> Result<Layout, Vec<Diagnos
     if let Some(chunks) = chunk_layers(&mut said) {
         laid_out(&mut said, known.layers, &chunks, &mut c);
     }
-    if said.has("--use-distributed-optimizer") {
-        c.zero.stage = 1;
-    }
-    let strategies = [("no_shard", 0), ("optim", 1), ("optim_grads", 2), ("optim_grads_params", 3)];
-    let strategy = said.choice("--data-parallel-sharding-strategy", &strategies);
-    if said.has("--use-megatron-fsdp") {
-        c.zero.stage = strategy.filter(|stage| *stage > 0).unwrap_or(c.zero.stage);
-    }
-    if said.has("--use-torch-fsdp2") {
-        c.zero.stage = 3;
-    }
+    c.zero.stage = zero_stage(&mut said);
     c.recompute = recompute(&mut said, c.vpp);
     if said.has("--optimizer-cpu-offload") {
         c.offload.optimizer = Place::Host;
     }
+    if said.has("--use-tp-pp-dp-mapping") {
+        c.order = [Axis::Tp, Axis::Cp, Axis::Pp, Axis::Dp];
+    }
     check_layers(&mut said, known.layers);
+    check_decoder(&mut said, known.decoder);
+    check_experts(&mut said, &c);
     let overlap = Overlap {
         gradients: said.has("--overlap-grad-reduce"),
         weights: said.has("--overlap-param-gather"),
+        tensor: said.has("--tp-comm-overlap"),
+        in_half: said.has("--grad-reduce-in-bf16"),
     };
+    if said.has("--fp16") {
+        said.notes.push("`--fp16` is priced as bf16, which takes as long".to_owned());
+    }
     // Says how, or follows from the rest.
-    for name in ["--bf16", "--ckpt-format", "--use-precision-aware-optimizer"] {
+    for name in ASSUMED {
         said.has(name);
     }
     let nodes = said.size("--nnodes").unwrap_or(1);
@@ -124,6 +124,93 @@ pub(super) fn layout(mut said: Said, known: Known) -> Result<Layout, Vec<Diagnos
     let seq = said.size("--seq-length");
     let layout = said.layout("megatron", c, [batch, seq])?;
     Ok(Layout { overlap: Some(overlap), ..layout })
+}
+
+/// What is sharded.
+fn zero_stage(said: &mut Said) -> u8 {
+    let mut stage = u8::from(said.has("--use-distributed-optimizer"));
+    let strategies = [("no_shard", 0), ("optim", 1), ("optim_grads", 2), ("optim_grads_params", 3)];
+    let strategy = said.choice("--data-parallel-sharding-strategy", &strategies);
+    if said.has("--use-megatron-fsdp") {
+        stage = strategy.filter(|stage| *stage > 0).unwrap_or(stage);
+    }
+    if said.has("--use-torch-fsdp2") { 3 } else { stage }
+}
+
+/// Flags that follow from others, that MODEL says, or that the execution profile assumes.
+const ASSUMED: [&str; 30] = [
+    "--bf16",
+    "--ckpt-format",
+    "--use-precision-aware-optimizer",
+    "--attention-backend",
+    "--attention-dropout",
+    "--cross-entropy-loss-fusion",
+    "--disable-bias-linear",
+    "--add-qkv-bias",
+    "--qk-layernorm",
+    "--group-query-attention",
+    "--hidden-dropout",
+    "--kv-channels",
+    "--kv-lora-rank",
+    "--max-position-embeddings",
+    "--mock-data",
+    "--moe-grouped-gemm",
+    "--moe-layer-freq",
+    "--moe-router-dtype",
+    "--multi-latent-attention",
+    "--no-gradient-accumulation-fusion",
+    "--normalization",
+    "--position-embedding-type",
+    "--q-lora-rank",
+    "--qk-head-dim",
+    "--qk-pos-emb-head-dim",
+    "--rotary-base",
+    "--swiglu",
+    "--untie-embeddings-and-output-weights",
+    "--use-mcore-models",
+    "--v-head-dim",
+];
+
+/// Refuses a script for a model of other sizes than the one that is asked about.
+fn check_decoder(said: &mut Said, decoder: Option<DecoderSizes>) {
+    let names = [
+        "--hidden-size",
+        "--num-attention-heads",
+        "--num-query-groups",
+        "--ffn-hidden-size",
+        "--num-experts",
+        "--moe-router-topk",
+    ];
+    let Some(own) = decoder else { return };
+    let sizes = [own.hidden, own.heads, own.kv_heads, own.ffn, own.experts, own.top_k];
+    // With experts in every layer, the size of others is said or not.
+    let is_open = |name: &str| name == "--ffn-hidden-size" && own.experts > 0;
+    for (name, size) in names.into_iter().zip(sizes) {
+        let Some(written) = said.size(name).filter(|written| *written != size) else { continue };
+        if !is_open(name) {
+            let headline = format!("`{name}` is {written}, and MODEL has {size}");
+            said.refuse(name, headline, "name the model that the script trains");
+        }
+    }
+}
+
+/// Says where experts are cut otherwise than they are priced.
+fn check_experts(said: &mut Said, c: &Configuration) {
+    let name = "--expert-tensor-parallel-size";
+    let priced = (c.tp / c.ep.max(1)).max(1);
+    let cut = said.size(name).unwrap_or(c.tp);
+    if c.ep > 1 && cut != priced {
+        said.notes.push(format!(
+            "`{name}` is {cut}: experts are priced as cut over {priced} tensor-parallel ranks"
+        ));
+    }
+    // DeepEP is what the profile has where experts lie on several ranks.
+    let dispatcher = said.text("--moe-token-dispatcher-type");
+    let has_deepep = said.has("--moe-enable-deepep");
+    if c.ep > 1 && !has_deepep {
+        let dispatcher = dispatcher.unwrap_or_else(|| "allgather".to_owned());
+        said.notes.push(format!("the dispatcher `{dispatcher}` is priced as DeepEP"));
+    }
 }
 
 /// Refuses a script for a model of another depth than the one that is asked about.
@@ -228,7 +315,7 @@ fn laid_out(said: &mut Said, layers: u32, chunks: &[u32], c: &mut Configuration)
     if c.stage_layers.contains(&0) {
         let headline = format!("`{LAYOUT}` has a stage without a transformer layer");
         said.refuse(LAYOUT, headline, "give each stage one");
-    } else if interop::chunks(c, layers) != chunks {
+    } else if c.chunks(layers) != chunks {
         let headline = format!("`{LAYOUT}` cuts stages into chunks that are not priced");
         let help = "write chunks of a stage that are equal, or have one layer less beside the ends";
         said.refuse(LAYOUT, headline, help);
@@ -236,7 +323,7 @@ fn laid_out(said: &mut Said, layers: u32, chunks: &[u32], c: &mut Configuration)
 }
 
 /// Leaves stages out that are as even as can be.
-fn leave_out_usual(c: &mut Configuration, layers: u32) {
+pub(super) fn leave_out_usual(c: &mut Configuration, layers: u32) {
     let told = std::mem::take(&mut c.stage_layers);
     let is_usual = (0..c.pp).zip(&told).all(|(stage, own)| c.layers_of(layers, stage).0 == *own);
     if !is_usual {

@@ -212,7 +212,7 @@ impl Said {
         }
         let notes = self.notes;
         let (dtype, model) = (None, None);
-        let overlap = None;
+        let (overlap, executor) = (None, None);
         Ok(Layout {
             tool,
             configuration,
@@ -223,6 +223,7 @@ impl Said {
             left_out,
             notes,
             overlap,
+            executor,
         })
     }
 }

@@ -2,7 +2,9 @@
 
 use ir::Diagnostic;
 use planner::configuration::{Configuration, Recompute, Schedule, Zero};
+use planner::tools::torchtitan_chunks;
 
+use super::megatron::leave_out_usual;
 use super::said::Said;
 use super::{Known, Layout, data_parallel_ranks};
 
@@ -13,6 +15,7 @@ pub(super) const IDLE: &[&str] = &[
     "job.",
     "lr_scheduler.",
     "metrics.",
+    "model.flavor",
     "model.name",
     "model.tokenizer_path",
     "model.hf_assets_path",
@@ -82,7 +85,35 @@ pub(super) fn layout(mut said: Said, known: Known) -> Result<Layout, Vec<Diagnos
     let modes =
         [("none", Recompute::None), ("selective", Recompute::Attention), ("full", Recompute::Full)];
     c.recompute = said.choice("activation_checkpoint.mode", &modes).unwrap_or_default();
-    said.layout("torchtitan", c, [batch, seq])
+    if let Some(option) = said.text("activation_checkpoint.selective_ac_option")
+        && option != "op"
+        && c.recompute == Recompute::Attention
+    {
+        said.notes.push(format!("`selective_ac_option` is `{option}`, and is priced as `op`"));
+    }
+    let executor = executor(&mut said);
+    let layout = said.layout("torchtitan", c, [batch, seq])?;
+    Ok(Layout { executor, ..layout })
+}
+
+/// The execution profile: compiled with the loss, compiled without it, or not compiled. Before
+/// 2025, `training.compile` compiled the model alone.
+fn executor(said: &mut Said) -> Option<&'static str> {
+    let names = ["compile.enable", "training.compile"];
+    let [now, before] = names.map(|name| said.text(name).map(|_| said.is(name)));
+    let components = said.text("compile.components");
+    match (now, before) {
+        (Some(true), _) if components.is_none_or(|all| all.contains("loss")) => {
+            Some("torchtitan 2025")
+        }
+        (Some(true), _) | (None, Some(true)) => Some("torchtitan"),
+        (Some(false), _) | (None, Some(false)) => Some("torchtitan eager"),
+        (None, None) => {
+            let note = "`compile.enable` is not said: priced as if the model were compiled";
+            said.notes.push(note.to_owned());
+            None
+        }
+    }
 }
 
 /// Micro-batches, their order, and the layers of a chunk.
@@ -110,5 +141,15 @@ fn pipeline(said: &mut Said, known: Known, c: &mut Configuration) {
     if order.is_interleaved {
         let all = known.layers.saturating_add(first).saturating_add(last);
         c.vpp = chunk.map_or(2, |chunk| all.div_ceil(chunk) / c.pp).max(1);
+    }
+    let count = c.pp.saturating_mul(c.vpp);
+    let chunks = torchtitan_chunks(known.layers, count, [first, last]);
+    if let Some(chunks) = chunks.filter(|_| !order.is_near) {
+        let stage = |stage: usize| chunks.iter().skip(stage).step_by(c.pp as usize).sum();
+        c.stage_layers = (0..c.pp as usize).map(stage).collect();
+        leave_out_usual(c, known.layers);
+        if c.chunks(known.layers) != chunks {
+            said.notes.push(format!("chunks of {chunks:?} layers are priced as {c} has them"));
+        }
     }
 }

@@ -1,0 +1,150 @@
+//! Scripts that start DeepSpeed or torchtitan on a configuration in another file.
+
+use std::path::{Path, PathBuf};
+
+use planner::configuration::Recompute;
+
+use super::said::Word;
+use super::script;
+
+/// A script that starts a trainer on the configuration in another file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Launched {
+    /// The configuration, beside the script unless it says where.
+    pub file: PathBuf,
+    /// Devices, if it says how many.
+    pub devices: Option<u32>,
+    /// What the trainer recomputes, if it says so.
+    pub recompute: Option<Recompute>,
+}
+
+/// What a script starts, where that is DeepSpeed or torchtitan: their configuration is a file.
+pub fn launched(script: &Path, text: &str) -> Option<Launched> {
+    let flags = script::flags(text);
+    let value = |names: &[&str]| {
+        let word = flags.iter().rfind(|word| names.contains(&word.name.as_str()))?;
+        word.value.as_str().filter(|value| !value.is_empty()).map(str::to_owned)
+    };
+    let number = |names: &[&str]| value(names)?.parse::<u32>().ok();
+    let names = ["--deepspeed", "--deepspeed_config", "--job.config_file", "--job.config-file"];
+    let file = value(&names).filter(|file| file.ends_with(".json") || file.ends_with(".toml"))?;
+    let nodes = number(&["--num_nodes", "--nnodes"]).unwrap_or(1);
+    let each = number(&["--num_gpus", "--nproc_per_node", "--nproc-per-node"]);
+    let is_checkpointed = flags.iter().rfind(|word| word.name == "--gradient_checkpointing");
+    let is_off =
+        |word: &Word| word.value.as_str().is_some_and(|on| on.eq_ignore_ascii_case("false"));
+    Some(Launched {
+        file: script.parent().map_or_else(|| PathBuf::from(&file), |folder| folder.join(&file)),
+        devices: each.map(|each| each.saturating_mul(nodes)),
+        recompute: is_checkpointed.filter(|word| !is_off(word)).map(|_| Recompute::Full),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use ir::Axis;
+    use ir::random::mix;
+    use planner::configuration::{Configuration, Offload, Place, Schedule, USUAL_ORDER, Zero};
+    use planner::estimate::described::decoder;
+    use planner::search::interop::Use;
+    use planner::search::interop::launch::{Launch, files};
+    use planner::tools::{Form, Sizes, Target};
+
+    use super::super::{DecoderSizes, Known, read};
+    use super::*;
+
+    /// A random plan of 48 layers.
+    fn random(seed: u64) -> Configuration {
+        let mut state = seed;
+        let mut pick = |all: &[u32]| {
+            state = mix(state.wrapping_add(0x9e37_79b9));
+            all[(state % all.len() as u64) as usize]
+        };
+        let mut c = Configuration {
+            tp: pick(&[1, 1, 2, 4]),
+            cp: pick(&[1, 1, 2]),
+            pp: pick(&[1, 1, 2, 4]),
+            dp: pick(&[1, 2, 4, 8]),
+            microbatch: pick(&[1, 2]),
+            ..Configuration::default()
+        };
+        c.sequence_parallel = c.tp > 1 && pick(&[0, 1, 1]) == 1;
+        c.zero = Zero { stage: pick(&[0, 1, 2, 3, 3]) as u8, shard: pick(&[0, 0, 0, 2]) };
+        // Shards over all ranks have one name.
+        if c.zero.shard == c.dp * c.cp {
+            c.zero.shard = 0;
+        }
+        let recompute =
+            [Recompute::None, Recompute::Attention, Recompute::Full, Recompute::Layers(3 * c.pp)];
+        c.recompute = recompute[pick(&[0, 0, 1, 2, 3]) as usize];
+        let places = [Place::Device, Place::Device, Place::Host];
+        let mut place = || places[pick(&[0, 1, 2]) as usize];
+        let (optimizer, parameters) = (place(), place());
+        c.offload = Offload { optimizer, parameters, activations: Place::Device };
+        if c.pp > 1 {
+            c.schedule = [Schedule::default(), Schedule::GPipe][pick(&[0, 0, 0, 1]) as usize];
+            c.vpp = if c.schedule == Schedule::default() { pick(&[1, 2, 3]) } else { 1 };
+            if c.vpp == 1 && pick(&[0, 1]) == 1 {
+                c.stage_layers = vec![48 / c.pp; c.pp as usize];
+                c.stage_layers[0] -= 1;
+                c.stage_layers[c.pp as usize - 1] += 1;
+            }
+        }
+        let inside = [Axis::Tp, Axis::Cp, Axis::Pp, Axis::Dp];
+        c.order = [USUAL_ORDER, inside][pick(&[0, 0, 0, 1]) as usize];
+        c
+    }
+
+    /// What a tool can express is written in files that are read as the same plan, with nothing
+    /// unread that changes the answer: at least fifty random plans of each tool.
+    #[test]
+    fn files_that_start_a_tool_are_read_back() {
+        let asked = std::env::var("SEED").ok().and_then(|text| text.parse().ok());
+        for (tool, model) in
+            [("megatron", "gpt2-xl"), ("deepspeed", "gpt2-xl"), ("torchtitan", "llama-3-70b")]
+        {
+            let target = Target::parse(tool).unwrap();
+            let decoder = decoder(model).unwrap();
+            let (shape, layers) = (decoder.shape.clone(), decoder.shape.layers);
+            let sizes = Sizes { layers, seq: 1024, ..Sizes::default() };
+            let mut whole = 0;
+            for seed in asked.map_or(0..6000, |seed: u64| seed..seed + 1) {
+                let c = random(seed);
+                let is_even = c.stage_layers.is_empty() || layers == 48;
+                let lost = target.refusals(&c, sizes, Form::Launch);
+                if !lost.is_empty() || !is_even || c.check(layers).is_err() {
+                    continue;
+                }
+                whole += 1;
+                let purpose = Use { global_batch: 64 * c.dp, seq: 1024, layers };
+                let devices = c.ranks() as u32;
+                let per_node = if devices.is_multiple_of(8) { 8 } else { devices.min(4) };
+                let (nodes, decoder) = (devices.div_ceil(per_node), Some(&decoder));
+                let files =
+                    files(&Launch { target, configuration: &c, purpose, decoder, nodes, per_node });
+                let files = files.unwrap_or_else(|why| panic!("SEED={seed} {tool} {c}: {why}"));
+                let script = &files.last().unwrap().text;
+                let launched = launched(Path::new("dir/run.sh"), script);
+                let named = |one: &&planner::search::interop::launch::File| {
+                    launched.as_ref().is_some_and(|started| started.file.ends_with(one.name))
+                };
+                let text = files.iter().find(named).map_or(script, |file| &file.text);
+                let devices = launched.as_ref().and_then(|started| started.devices);
+                let shape = Some(DecoderSizes::of(&shape));
+                let known = Known { layers, devices, decoder: shape, ..Known::default() };
+                let name = if tool == "torchtitan" { "train.toml" } else { "file" };
+                let layout = read(name, text, known);
+                let mut layout =
+                    layout.unwrap_or_else(|wrong| panic!("SEED={seed} {c}: {wrong:?}"));
+                if let Some(recompute) = launched.and_then(|started| started.recompute) {
+                    layout.configuration.recompute = recompute;
+                }
+                assert_eq!(layout.configuration, c, "SEED={seed} {tool}\n{text}");
+                assert_eq!(layout.global_batch, Some(purpose.global_batch), "SEED={seed} {tool}");
+                assert_eq!(layout.unread(), [""; 0], "SEED={seed} {tool}: {c}\n{text}");
+                assert_eq!(layout.notes, [""; 0], "SEED={seed} {tool}: {c}");
+            }
+            assert!(asked.is_some() || whole >= 50, "{tool}: {whole} whole");
+        }
+    }
+}

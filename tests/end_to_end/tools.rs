@@ -1,0 +1,71 @@
+//! Plans for other tools: what is found is written in the tool's files, and these are read as the
+//! same plan at the same price.
+
+use crate::scratch::Scratch;
+
+/// The files of a plan say all of it: `score` reads the layout and the executor from them.
+#[test]
+fn plans_for_tools_are_scored_from_their_files() {
+    let scratch = Scratch::new("for-tools");
+    for (model, cluster, devices, gbs, tool) in [
+        ("llama-3-70b", "h100", 64, 128, "megatron"),
+        ("llama-3-8b", "h100", 8, 64, "megatron"),
+        ("gpt3-175b", "a100", 256, 512, "megatron"),
+        ("gpt2-xl", "h200", 8, 64, "megatron"),
+        ("mixtral-8x7b", "h100", 64, 256, "megatron"),
+        ("deepseek-v3", "h100", 512, 1024, "megatron"),
+        ("llama-3-8b", "h100", 16, 64, "torchtitan"),
+        ("llama-3-70b", "h100", 128, 256, "torchtitan"),
+    ] {
+        let at = format!("{model} --cluster {cluster}");
+        let seq = if model.starts_with("gpt") { 1024 } else { 4096 };
+        let asked = format!("{at} --devices {devices} --gbs {gbs} --seq {seq}");
+        let found = scratch.json(&format!("plan {asked} --for-tool {tool} --json -o dir"));
+        let read = scratch.json(&format!("score {at} --from dir/run.sh --json"));
+        assert_eq!(found["text"], read["configuration"], "{asked} {tool}");
+        assert_eq!(found["executor"]["profile"], read["style"], "{asked} {tool}");
+        let seconds = |answer: &serde_json::Value| answer["step_time_s"].as_f64().unwrap();
+        let off = seconds(&read) / seconds(&found) - 1.0;
+        assert!(off.abs() < 1e-9, "{asked} {tool}: {off}\n{}", found["text"]);
+        let read_at_all = read["left_out"].as_array().is_some();
+        assert!(read_at_all && found["executor"]["for_tool"]["measured"].is_string(), "{asked}");
+    }
+    // DeepSpeed's files do not say the length of sequences where `score` reads it.
+    let asked = "llama-3-8b --cluster h100 --devices 16 --gbs 64 --seq 4096 --for-tool deepspeed";
+    let found = scratch.json(&format!("plan {asked} --json -o ds"));
+    let line = "score llama-3-8b --cluster h100 --seq 4096 --for-tool deepspeed";
+    let read = scratch.json(&format!("{line} --from ds/run.sh --json"));
+    assert_eq!(found["text"], read["configuration"]);
+    assert_eq!(found["step_time_s"], read["step_time_s"]);
+}
+
+/// What does not go together is refused with what does.
+#[test]
+fn what_a_tool_cannot_do_is_refused() {
+    let scratch = Scratch::new("for-tools-refused");
+    let at = "llama-3-8b --cluster h100 --devices 8";
+    for (line, said) in [
+        (format!("plan {at} --for-tool megatron@core-0.9"), "`megatron@core-0.13`"),
+        (format!("plan {at} --for-tool titan"), "megatron, deepspeed, torchtitan"),
+        (format!("plan {at} --for-tool deepspeed --fix pp=2"), "`--fix pp=2`"),
+        (format!("plan {at} --for inference --for-tool megatron"), "asks about inference"),
+        ("plan gpt2-mini --ranks 2 --for-tool megatron".to_owned(), "the cluster has CPUs"),
+        (
+            format!("plan {at} --for-tool torchtitan@0.0.2 -o dir"),
+            "files are written for megatron@core-0.13",
+        ),
+        (
+            "plan gpt2 --cluster h100 --devices 8 --for-tool torchtitan -o dir".to_owned(),
+            "torchtitan has the models llama3 8B",
+        ),
+        (format!("plan {at} --for-tool megatron --dtype f16 -o dir"), "written in bf16"),
+    ] {
+        let output = scratch.run(&line);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && errors.contains(said), "{line}: {errors}");
+    }
+    let mut command = scratch.command(&[], "score llama-3-8b --gbs 8 --for-tool torchtitan");
+    let output = command.args(["--config", "dp=8 zero=1"]).output().expect("the program starts");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.contains("shards of optimizer state or gradients alone"), "{errors}");
+}
