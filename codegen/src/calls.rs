@@ -44,6 +44,8 @@ pub struct Weight {
     pub name: String,
     /// The sizes.
     pub sizes: Vec<usize>,
+    /// Whether it is not trained: it has no gradient.
+    pub frozen: bool,
 }
 
 /// An entry whose nodes are calls of layers.
@@ -204,7 +206,7 @@ fn fed(function: &Function, param: ValueId, calls: &mut Calls) -> Result<Operand
         name if value.ty.dtype.is_float() => {
             let sizes = value.ty.sizes();
             let sizes = sizes.ok_or_else(|| format!("the weight `{name}` has open sizes"))?;
-            calls.weights.push(Weight { name: name.to_owned(), sizes });
+            calls.weights.push(Weight { name: name.to_owned(), sizes, frozen: value.frozen });
             Ok(Operand::Weight(calls.weights.len() - 1))
         }
         name => Err(format!("the entry's parameter `{name}` is neither a weight nor fed")),

@@ -43,7 +43,7 @@ fn turn(function: &mut Function, node: &mut Node, perm: Vec<usize>) {
     let ty = TensorType { dtype, dims: perm.iter().map(|dim| dims[*dim].clone()).collect() };
     let name = format!("{}.turned", function.value(node.result()).name);
     let turned = ValueId(function.values.len() as u32);
-    function.values.push(Value { name, ty });
+    function.values.push(Value::new(name, ty));
     function.nodes.push(Node {
         op: Op::Transpose { perm },
         operands: vec![x],

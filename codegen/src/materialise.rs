@@ -46,10 +46,10 @@ fn store_operands(function: &mut Function, at: usize) -> usize {
 
 /// Puts a view of a value before a node that reads it.
 fn store(function: &mut Function, at: usize, operand: ValueId) {
-    let Value { name, ty } = function.value(operand).clone();
+    let Value { name, ty, .. } = function.value(operand).clone();
     let view = ValueId(function.values.len() as u32);
     let op = Op::Reshape { dims: ty.dims.clone() };
-    function.values.push(Value { name: format!("{name}.stored"), ty });
+    function.values.push(Value::new(format!("{name}.stored"), ty));
     for read in &mut function.nodes[at].operands {
         if *read == operand {
             *read = view;

@@ -97,7 +97,7 @@ impl Narrow<'_> {
     }
 
     fn value(&mut self, name: &str, ty: TensorType) -> ValueId {
-        self.function.values.push(Value { name: name.to_owned(), ty });
+        self.function.values.push(Value::new(name, ty));
         ValueId(self.function.values.len() as u32 - 1)
     }
 

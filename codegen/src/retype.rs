@@ -164,7 +164,7 @@ impl Layers<'_> {
             }
         }
         let mut wide = self.logits(roles, primal);
-        let of_weights = primal.params().filter(is_float).enumerate();
+        let of_weights = primal.differentiable_params().enumerate();
         for (at, param) in of_weights {
             if roles.is_weight[param.index()] {
                 results.push(self.precision.gradients);
@@ -265,7 +265,9 @@ impl<'a> Retyper<'a> {
                 true => value.ty.with_dtype(*dtype),
                 false => value.ty.clone(),
             };
-            self.made[param.index()] = Some(self.builder.param(&value.name, ty));
+            let made = self.builder.param(&value.name, ty);
+            self.builder.set_frozen(made, value.frozen);
+            self.made[param.index()] = Some(made);
         }
         for node in &self.function.nodes {
             self.node(node);

@@ -281,11 +281,8 @@ fn lower_layer(
 ) -> Result<Layer, Refusal> {
     let (param_count, primal_results) = (primal.param_count, primal.results.len());
     let halves = Arc::clone(&fused.halves);
-    let differentiable: Vec<usize> = primal
-        .params()
-        .filter(|p| primal.ty(*p).dtype.is_float())
-        .map(ir::ValueId::index)
-        .collect();
+    let differentiable: Vec<usize> =
+        primal.differentiable_params().map(ir::ValueId::index).collect();
     let result_adds = vec![variant.accumulate_results; primal_results];
     let mut forward_adds = result_adds.clone();
     forward_adds.resize(halves.forward.results.len(), false);

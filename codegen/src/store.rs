@@ -29,6 +29,8 @@ pub(crate) struct WeightPlace {
     pub(crate) is_partial: bool,
     /// Whether products or look-ups read it: whether it is no bias and no weight of a norm.
     pub(crate) is_matrix: bool,
+    /// Whether it is not trained: it has no gradient, no master and no state.
+    pub(crate) is_frozen: bool,
     /// The stages that hold it.
     pub(crate) stages: Vec<usize>,
     /// Whether this stage is the first of them.
@@ -46,13 +48,16 @@ pub(crate) struct Region {
     pub(crate) is_cut: bool,
     /// See [`WeightPlace::is_matrix`].
     pub(crate) is_matrix: bool,
+    /// See [`WeightPlace::is_frozen`].
+    pub(crate) is_frozen: bool,
 }
 
 impl Region {
     /// Regions lie in this order, which puts those that are treated alike side by side, whatever
     /// the mesh: matrices are updated by one launch and everything else by one, and what a rank
-    /// counts in the norm is one run in the middle of both.
-    fn order(self) -> (bool, u8, bool, bool) {
+    /// counts in the norm is one run in the middle of both. What is frozen comes last, so that the
+    /// others have the same places in the blocks of all roles.
+    fn order(self) -> (bool, bool, u8, bool, bool) {
         let from_outside = match self {
             Region { foreign: true, .. } => 0,
             Region { is_partial: true, .. } => 1,
@@ -60,7 +65,7 @@ impl Region {
             Region { is_cut: true, .. } => 3,
         };
         let place = if self.is_matrix { from_outside } else { 3 - from_outside };
-        (!self.is_matrix, place, self.is_partial, self.is_cut)
+        (self.is_frozen, !self.is_matrix, place, self.is_partial, self.is_cut)
     }
 }
 
@@ -94,8 +99,8 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Places parameters region by region; and, where there are `states` for training, masters,
-    /// gradients and that many optimizer states.
+    /// Places parameters region by region; and, where there are `states` for training, of those
+    /// that are not frozen masters, gradients and that many optimizer states.
     pub(crate) fn new(
         weights: Vec<WeightPlace>,
         states: Option<usize>,
@@ -130,7 +135,8 @@ impl Store {
                 store.block("state", of_states, |weight| Contents::State { weight, index })
             })
             .collect();
-        for (at, (region, elements, params)) in params.into_iter().enumerate() {
+        let trained = params.into_iter().filter(|(region, ..)| !region.is_frozen);
+        for (at, (region, elements, params)) in trained.enumerate() {
             let states = states.iter().map(|block| block[at].2).collect();
             let (grads, masters) = (grads[at].2, masters.as_ref().map(|block| block[at].2));
             let place = RegionPlace { region, elements, params, masters, grads, states };
@@ -139,8 +145,8 @@ impl Store {
         store
     }
 
-    /// One buffer per weight; the elements of each region, and where it begins. The elements of a
-    /// weight have the same place in the blocks of all roles.
+    /// One buffer per weight that has this role; the elements of each region, and where it begins.
+    /// The elements of a weight have the same place in the blocks of all roles that it has.
     fn block(
         &mut self,
         kind: &str,
@@ -151,6 +157,9 @@ impl Store {
         let mut regions: Vec<(Region, u64, u64)> = Vec::new();
         let weights = std::mem::take(&mut self.weights);
         for (index, place) in weights.iter().enumerate() {
+            if place.is_frozen && !matches!(contents(index), Contents::Param(_)) {
+                continue;
+            }
             let start = self.end;
             let sizes: Vec<usize> = place.ranges.iter().map(|r| r.1).collect();
             let padded = sizes.iter().product::<usize>().next_multiple_of(quantum);
@@ -405,5 +414,6 @@ fn region_of(place: &WeightPlace) -> Region {
         is_partial: place.is_partial,
         is_cut: place.is_cut,
         is_matrix: place.is_matrix,
+        is_frozen: place.is_frozen,
     }
 }

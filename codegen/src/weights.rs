@@ -36,6 +36,7 @@ pub(crate) fn weight_places(
         let mut lies: Option<Lies> = None;
         let mut is_matrix = false;
         for (at, param) in readers {
+            check_frozen(module, weight, &calls.calls[at], param)?;
             let call = &calls.calls[at];
             let (is_multiplied, here) = match known.entry((call.function.as_str(), param)) {
                 Entry::Occupied(there) => *there.get(),
@@ -60,12 +61,25 @@ pub(crate) fn weight_places(
                 is_cut: matches!(layout, Layout::Cut { .. }) && plan.mesh.tp > 1,
                 is_partial: matches!(gradient, Layout::Partial(_)) && plan.mesh.tp > 1,
                 is_matrix,
+                is_frozen: weight.frozen,
                 owned: stages.first() == Some(&stage),
                 stages,
             });
         }
     }
     Ok(places)
+}
+
+/// A layer that has a gradient for a weight which is not trained would write it nowhere.
+fn check_frozen(module: &Module, weight: &Weight, call: &Call, param: usize) -> Result<(), String> {
+    let layer = module.function(&call.function).ok_or("a call of nothing")?;
+    let value = layer.value(ValueId(param as u32));
+    if weight.frozen == value.frozen {
+        return Ok(());
+    }
+    let (here, there) = if weight.frozen { ("", " not") } else { (" not", "") };
+    let Weight { name, .. } = weight;
+    Err(format!("`{name}` is{here} frozen, and `@{}.%{}` is{there}", layer.name, value.name))
 }
 
 /// For each weight, the calls that read it, and the first parameter as which each does.
@@ -111,7 +125,7 @@ fn in_call(module: &Module, plan: &Plan, call: &Call, param: usize) -> Result<Li
         sharding.map_or([Layout::Replicated; 2], layouts)
     };
     let gradient = match module.function(&gradient_name(&call.function)) {
-        Some(gradient) => {
+        Some(gradient) if function.is_differentiable(ValueId(param as u32)) => {
             let grad = gradient_of(gradient, function, param)
                 .ok_or_else(|| format!("`@{}.%{name}` has no gradient", call.function))?;
             let [on_dp, on_tp] = of(&gradient.value(grad).name);
@@ -123,7 +137,7 @@ fn in_call(module: &Module, plan: &Plan, call: &Call, param: usize) -> Result<Li
             }
             on_tp
         }
-        None => Layout::Replicated,
+        Some(_) | None => Layout::Replicated,
     };
     Ok((of(name)[1], gradient))
 }
@@ -131,8 +145,7 @@ fn in_call(module: &Module, plan: &Plan, call: &Call, param: usize) -> Result<Li
 /// The gradient of a layer's parameter, which may be a value with the name of another's, where both
 /// are equal.
 fn gradient_of(gradient: &Function, primal: &Function, param: usize) -> Option<ValueId> {
-    let floats = primal.params().filter(|p| primal.ty(*p).dtype.is_float());
-    let at = floats.take_while(|p| p.index() < param).count();
+    let at = primal.differentiable_params().take_while(|p| p.index() < param).count();
     gradient.results.get(primal.results.len() + at).copied()
 }
 

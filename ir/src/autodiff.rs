@@ -3,9 +3,9 @@
 //! `@block` gets a companion `@block.grad` of the same parameters and one cotangent `%d.y` for each
 //! floating-point result `%y`. It computes everything that `@block` computes, under the same names,
 //! then sweeps backwards; its results are those of `@block` and the gradient of each floating-point
-//! parameter. A call of a layer becomes a call of the layer's companion, so that the derivative of
-//! a deep model is as small as the model. What of the forward part is kept from one run to the
-//! next and what is recomputed is not decided here: a plan's keep sets do that.
+//! parameter that is not frozen. A call of a layer becomes a call of the layer's companion, so that
+//! the derivative of a deep model is as small as the model. What of the forward part is kept from
+//! one run to the next and what is recomputed is not decided here: a plan's keep sets do that.
 //!
 //! Composites that name a gradient composite use it; others are inlined first.
 
@@ -44,9 +44,9 @@ enum Seed {
 /// are not there yet. Returns its name, `<function>.grad`.
 ///
 /// Parameters: those of the function, then `%d.y` for each floating-point result `%y`.
-/// Results: those of the function, then the gradient of each floating-point parameter in order,
-/// zeros where nothing depends on it. The first nodes are those of the function, unless a composite
-/// without a gradient of its own had to be inlined.
+/// Results: those of the function, then the gradient of each floating-point parameter that is not
+/// frozen, in order, zeros where nothing depends on it. The first nodes are those of the function,
+/// unless a composite without a gradient of its own had to be inlined.
 ///
 /// # Errors
 /// `E1012` for an op without gradient, `E1013` when there is no such function.
@@ -65,7 +65,7 @@ pub fn differentiate(module: &mut Module, function: &str) -> Result<String, Diag
 }
 
 /// Adds `step_part` to the module: the parameters of the entry to its results `(loss_sum, count)`
-/// and the gradient of `loss_sum` by each floating-point parameter in order.
+/// and the gradient of `loss_sum` by each floating-point parameter that is not frozen, in order.
 ///
 /// # Errors
 /// `E1012` for an op without gradient, `E1013` when there is no such entry or its results are not
@@ -107,7 +107,7 @@ fn derive(
     for callee in layers(module, &primal, &carried) {
         differentiate(module, &callee)?;
     }
-    let active = active_values(module, &primal, &float_params(&primal));
+    let active = active_values(module, &primal, &differentiable(&primal));
     let (start, mut cotangents) = start(&primal, name, seeds);
     let shift = start.values.len() - primal.values.len();
     let place = |id: ValueId| if id.index() < primal.param_count { id } else { shifted(id, shift) };
@@ -153,13 +153,13 @@ fn start(primal: &Function, name: &str, seeds: &[Seed]) -> (Function, Cotangents
     let mut parameters = Vec::new();
     for (result, seed) in primal.results.iter().zip(seeds) {
         if *seed == Seed::Parameter {
-            let Value { name, ty } = primal.value(*result);
+            let Value { name, ty, .. } = primal.value(*result);
             let mut name = format!("d.{name}");
             while function.find(&name).is_some() || primal.find(&name).is_some() {
                 name.push_str(".again");
             }
             parameters.push((*result, ValueId(function.values.len() as u32)));
-            function.values.push(Value { name, ty: ty.clone() });
+            function.values.push(Value::new(name, ty.clone()));
         }
     }
     function.param_count = function.values.len();
@@ -186,7 +186,7 @@ fn end(
     cotangents: &Cotangents,
 ) -> Function {
     let mut results: Vec<ValueId> = primal.results.iter().map(|r| place(*r)).collect();
-    for param in primal.params().filter(|p| primal.ty(*p).dtype.is_float()) {
+    for param in primal.differentiable_params() {
         let name = format!("d.{}", primal.value(param).name);
         results.push(match cotangents[param.index()] {
             Some(d) => d,
@@ -218,8 +218,8 @@ fn accumulate(b: &mut Builder, total: &mut Option<ValueId>, value: ValueId, d: V
 
 // Which values have cotangents.
 
-fn float_params(function: &Function) -> Vec<bool> {
-    function.params().map(|p| function.ty(p).dtype.is_float()).collect()
+fn differentiable(function: &Function) -> Vec<bool> {
+    function.params().map(|p| function.is_differentiable(p)).collect()
 }
 
 /// Which values depend on the given parameters through floating-point values.
@@ -245,7 +245,7 @@ fn active_values(module: &Module, function: &Function, params: &[bool]) -> Vec<b
 
 /// Which values may get a cotangent: those on a way from an active parameter to a seed.
 fn carried_values(module: &Module, function: &Function, seeds: &[Seed]) -> Vec<bool> {
-    let active = active_values(module, function, &float_params(function));
+    let active = active_values(module, function, &differentiable(function));
     let mut carried = vec![false; function.values.len()];
     for (result, seed) in function.results.iter().zip(seeds) {
         carried[result.index()] |= *seed != Seed::Nothing && active[result.index()];
@@ -344,15 +344,16 @@ fn layer_vjp(b: &mut Builder, node: &Node, callee: &Function, d: &Cotangents) ->
             operands.push(or_zero(b, *result, *d));
         }
     }
-    let is_float = |o: &ValueId| b.ty(*o).dtype.is_float();
-    let floats: Vec<bool> = node.operands.iter().map(is_float).collect();
+    let has_gradient: Vec<bool> = differentiable(callee);
+    let trained = node.operands.iter().zip(&has_gradient).filter(|(_, is)| **is);
+    let trained: Vec<ValueId> = trained.map(|(operand, _)| *operand).collect();
     let again = |r: &ValueId| format!("{}.again", b.function().value(*r).name);
     let mut names: Vec<String> = node.results.iter().map(again).collect();
-    names.extend(cotangent_names(b, node.operands.iter().copied().filter(is_float)));
+    names.extend(cotangent_names(b, trained.into_iter()));
     let function = gradient_name(&callee.name);
     let results = b.push_named(&names, Op::Call { function }, &operands);
     let mut gradients = results[node.results.len()..].iter().copied();
-    floats.into_iter().map(|is_float| is_float.then(|| gradients.next()).flatten()).collect()
+    has_gradient.into_iter().map(|has| has.then(|| gradients.next()).flatten()).collect()
 }
 
 /// Calls the gradient composite with what it asks for.

@@ -66,7 +66,7 @@ impl<'m> Builder<'m> {
         let name = self.unique(name);
         let id = ValueId(self.function.values.len() as u32);
         self.names.insert(name.clone(), id);
-        self.function.values.push(Value { name, ty });
+        self.function.values.push(Value::new(name, ty));
         id
     }
 
@@ -89,6 +89,11 @@ impl<'m> Builder<'m> {
         assert!(self.function.nodes.is_empty(), "parameters come before nodes");
         self.function.param_count += 1;
         self.define(name, ty)
+    }
+
+    /// Says whether a parameter is frozen.
+    pub fn set_frozen(&mut self, param: ValueId, is_frozen: bool) {
+        self.function.values[param.index()].frozen = is_frozen;
     }
 
     /// Adds a node and returns its results, named after `name`.

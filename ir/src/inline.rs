@@ -95,9 +95,9 @@ fn splice(function: &mut Function, callee: &Function, call: &Node, same: &mut Ve
                 Some(id) => id,
                 None => {
                     let id = ValueId(function.values.len() as u32);
-                    let Value { name, ty } = callee.value(*result);
+                    let Value { name, ty, .. } = callee.value(*result);
                     let name = unique(function, format!("{prefix}.{name}"));
-                    function.values.push(Value { name, ty: ty.clone() });
+                    function.values.push(Value::new(name, ty.clone()));
                     same.push(id);
                     of[result.index()] = Some(id);
                     id

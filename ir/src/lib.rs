@@ -24,8 +24,8 @@
 //! **Reading order.** Nouns: [`dtype`] with [`formats`], [`dim`], [`types`], [`op`], [`class`],
 //! [`module`] with its [`call_graph`], [`sharding`], [`precision`], [`plan`], [`program`], with
 //! [`text`], [`verify`] and [`ids`]. Tables: [`infer`], [`eval`] over [`tensor`] and [`random`],
-//! [`vjp`], [`cost`], [`factors`]. Steps: [`import`], [`build`], [`autodiff`],
-//! [`recognise`](mod@recognise), [`rewrite`], [`inline`], [`outline`], [`pass`].
+//! [`vjp`], [`cost`], [`factors`]. Steps: [`import`], [`build`], [`freeze`],
+//! [`autodiff`], [`recognise`](mod@recognise), [`rewrite`], [`inline`], [`outline`], [`pass`].
 //!
 //! # Diagnostics
 //!
@@ -50,6 +50,7 @@
 //! | `E1015` | an attribute of a composite that is out of its bounds | 6 |
 //! | `E1016` | a composite with another body than the library's | 6 |
 //! | `W1017` | a composite of a text with another body than the library's | 0 |
+//! | `E1018` | what is frozen and no parameter, or frozen and passed what is trained | 6 |
 //! | `E1021` | a line of a plan that is not understood | 6 |
 //! | `E1022` | a decision of a plan that is missing or taken twice | 6 |
 //! | `E1023` | a plan of a version that is not known | 6 |
@@ -86,6 +87,7 @@ pub mod cost;
 pub mod pass;
 pub mod inline;
 pub mod outline;
+pub mod freeze;
 pub mod vjp;
 pub mod autodiff;
 pub mod recognise;

@@ -27,6 +27,15 @@ pub struct Value {
     pub name: String,
     /// The type.
     pub ty: TensorType,
+    /// Whether it is a parameter that is not trained: it has no gradient.
+    pub frozen: bool,
+}
+
+impl Value {
+    /// A value that is not frozen.
+    pub fn new(name: impl Into<String>, ty: TensorType) -> Value {
+        Value { name: name.into(), ty, frozen: false }
+    }
 }
 
 /// One occurrence of an op.
@@ -119,6 +128,17 @@ impl Function {
     /// The value of a name.
     pub fn find(&self, name: &str) -> Option<ValueId> {
         self.values.iter().position(|v| v.name == name).map(|at| ValueId(at as u32))
+    }
+
+    /// Whether a parameter has a gradient: a floating-point one that is not frozen.
+    pub fn is_differentiable(&self, param: ValueId) -> bool {
+        let Value { ty, frozen, .. } = self.value(param);
+        ty.dtype.is_float() && !frozen
+    }
+
+    /// The parameters that have gradients, in order.
+    pub fn differentiable_params(&self) -> impl Iterator<Item = ValueId> {
+        self.params().filter(|param| self.is_differentiable(*param))
     }
 
     /// The types of the parameters.

@@ -7,7 +7,8 @@
 //!     return %h
 //!   }
 //! ```
-//! Comments start with `#`.
+//! Comments start with `#`. A parameter that is not trained is `frozen`, as in
+//! `%w: frozen f32[768, 3072]`.
 
 pub(crate) mod attrs;
 pub(crate) mod guard;

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use crate::dim::Dim;
 use crate::infer::infer;
 use crate::library::check::check;
-use crate::module::{Function, Module, Node, ValueId};
+use crate::module::{Function, Kind, Module, Node, ValueId};
 use crate::numbers;
 use crate::types::TensorType;
 use crate::{Diagnostic, Span};
@@ -22,7 +22,8 @@ const DIAGNOSTICS_MAX: usize = 20;
 /// whose results have other types than its op yields; `E1006` a name that stands twice; `E1007` a
 /// call of a function that is not above the caller, so that there is no recursion; `E1008` a
 /// parameter, node or value that is out of order; `E1009` a size that no parameter gives; `E1014`
-/// to `E1016` a composite that is not what the library has under its name.
+/// to `E1016` a composite that is not what the library has under its name; `E1018` what is frozen
+/// and no floating-point parameter, or a frozen parameter that is passed what may be trained.
 pub fn verify(module: &Module) -> Vec<Diagnostic> {
     let mut found = Vec::new();
     let mut above = Module::new(module.name.clone());
@@ -34,6 +35,7 @@ pub fn verify(module: &Module) -> Vec<Diagnostic> {
         if verifier.values() {
             verifier.nodes(module, &above);
             verifier.sizes();
+            verifier.frozen_values();
             if verifier.found.is_empty() {
                 verifier.found = check(function);
             }
@@ -94,6 +96,7 @@ impl Verifier<'_> {
             }
             if self.callee(node, module, above) {
                 self.types(node, above);
+                self.frozen(node, above);
             }
             defined += node.results.len();
         }
@@ -131,6 +134,36 @@ impl Verifier<'_> {
                         self.report("E1005", headline);
                     }
                 }
+            }
+        }
+    }
+
+    /// Only floating-point parameters of layers are frozen.
+    fn frozen_values(&mut self) {
+        let function = self.function;
+        for (at, value) in function.values.iter().enumerate().filter(|(_, value)| value.frozen) {
+            let is_param = at < function.param_count && function.kind == Kind::Layer;
+            if !is_param || !value.ty.dtype.is_float() {
+                let headline =
+                    format!("`%{}` is frozen, and no floating-point parameter", value.name);
+                self.report("E1018", headline);
+            }
+        }
+    }
+
+    /// What is passed for a frozen parameter has no gradient there, so it must be frozen itself.
+    fn frozen(&mut self, node: &Node, above: &Module) {
+        let Some(callee) = node.callee().and_then(|callee| above.function(callee)) else { return };
+        for (param, operand) in callee.params().zip(&node.operands) {
+            let passed = self.function.value(*operand);
+            if callee.value(param).frozen && !passed.frozen {
+                let headline = format!(
+                    "`@{}` takes a frozen `%{}`, and `%{}` is not frozen",
+                    callee.name,
+                    callee.value(param).name,
+                    passed.name
+                );
+                self.report("E1018", headline);
             }
         }
     }
@@ -198,6 +231,15 @@ mod tests {
         assert_eq!(found.iter().map(|f| f.0).collect::<Vec<_>>(), ["E1006", "E1004"]);
         let found = codes(|m| m.functions.swap(0, 1));
         one(&found, "E1007", "`@inner` is called above its definition");
+        let found = codes(|m| m.functions[0].values[0].frozen = true);
+        one(&found, "E1018", "`@inner` takes a frozen `%a`, and `%x` is not frozen");
+        let found = codes(|m| m.functions[1].values[2].frozen = true);
+        one(&found, "E1018", "`%h` is frozen, and no floating-point parameter");
+        let whole = |m: &mut Module| {
+            m.functions[0].values[0].frozen = true;
+            m.functions[1].values[0].frozen = true;
+        };
+        assert_eq!(codes(whole), []);
         let found =
             codes(|m| m.functions[1].values[0].ty.dims[0] = &Dim::symbol("B") + &Dim::from(1));
         assert!(found.contains(&("E1009", "no parameter has a dim `B`".to_owned())), "{found:?}");

@@ -159,7 +159,7 @@ fn copy(
     let mut results = Vec::new();
     for result in &node.results {
         let value = from.value(*result).clone();
-        let made = define(to, Value { name: name(value.name), ty: value.ty });
+        let made = define(to, Value::new(name(value.name), value.ty));
         map.insert(*result, made);
         results.push(made);
     }

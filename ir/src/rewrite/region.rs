@@ -223,7 +223,7 @@ impl<'r> Emitter<'r> {
     fn push(&mut self, name: String, ty: TensorType) -> ValueId {
         let name = self.unique(name);
         self.names.insert(name.clone());
-        self.function.values.push(Value { name, ty });
+        self.function.values.push(Value::new(name, ty));
         ValueId(self.function.values.len() as u32 - 1)
     }
 

@@ -7,6 +7,7 @@ use std::ops::Range;
 use super::attrs::{Attr, Attrs, Item, Names};
 use super::lex::{Lexeme, Token, lex};
 use super::ops::build_op;
+use super::print::FROZEN;
 use crate::diagnostic::shortened;
 use crate::dim::Dim;
 use crate::infer::infer;
@@ -386,7 +387,7 @@ impl<'t> Parser<'t> {
         Ok(attributes)
     }
 
-    /// Reads `(%x: type, …)`, on one line or several.
+    /// Reads `(%x: type, %w: frozen type, …)`, on one line or several.
     pub(crate) fn params(&mut self, function: &mut Function) -> Parsed<()> {
         self.mark('(')?;
         loop {
@@ -397,8 +398,13 @@ impl<'t> Parser<'t> {
             let here = self.here();
             let name = self.value_name()?;
             self.mark(':')?;
+            let frozen = self.peek() == Token::Word(FROZEN);
+            if frozen {
+                self.next();
+            }
             let ty = self.tensor_type()?;
-            self.define(function, here, name, ty)?;
+            let param = self.define(function, here, name, ty)?;
+            function.values[param.index()].frozen = frozen;
             function.param_count += 1;
             self.skip_newlines();
             if !self.eat(',') {
@@ -452,7 +458,7 @@ impl<'t> Parser<'t> {
         if function.find(&name).is_some() {
             return self.fail("E1002", here, format!("`%{name}` is defined twice"));
         }
-        function.values.push(Value { name, ty });
+        function.values.push(Value::new(name, ty));
         Ok(ValueId(function.values.len() as u32 - 1))
     }
 

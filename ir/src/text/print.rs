@@ -37,9 +37,15 @@ impl fmt::Display for Function {
     }
 }
 
+/// What stands before the type of a parameter that is not trained.
+pub(super) const FROZEN: &str = "frozen";
+
 fn typed(function: &Function, id: ValueId) -> String {
     let value = function.value(id);
-    format!("%{}: {}", value.name, value.ty)
+    match value.frozen {
+        true => format!("%{}: {FROZEN} {}", value.name, value.ty),
+        false => format!("%{}: {}", value.name, value.ty),
+    }
 }
 
 fn names(function: &Function, ids: &[ValueId]) -> String {

@@ -433,7 +433,7 @@ fn roundabout(
         let types: Vec<&TensorType> = operands.iter().map(|o| function.ty(*o)).collect();
         let ty = infer(&op, &types, module).unwrap().remove(0);
         let name = format!("long{}", function.values.len());
-        function.values.push(Value { name, ty });
+        function.values.push(Value::new(name, ty));
         let result = ValueId(function.values.len() as u32 - 1);
         function.nodes.push(Node { op, operands: operands.to_vec(), results: vec![result] });
         result

@@ -201,8 +201,8 @@ impl Layer<'_> {
     /// Weights are cut over `tp` where they have two dims, and their gradients lie as they do.
     fn check_weights(&mut self, primal: &Function, is_weight: &[bool]) {
         let gradients = self.function.results[primal.results.len()..].to_vec();
-        let floats = primal.params().filter(|p| primal.ty(*p).dtype.is_float());
-        let gradients: BTreeMap<ValueId, ValueId> = floats.zip(gradients).collect();
+        let gradients: BTreeMap<ValueId, ValueId> =
+            primal.differentiable_params().zip(gradients).collect();
         for param in primal.params().filter(|p| is_weight[p.index()]) {
             let name = primal.value(param).name.clone();
             let tp = self.plan.mesh.tp;

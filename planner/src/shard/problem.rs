@@ -294,8 +294,7 @@ fn demands(
         }
     }
     let gradients = function.results[primal.results.len()..].iter();
-    let floats = primal.params().filter(|p| primal.ty(*p).dtype.is_float());
-    for (param, gradient) in floats.zip(gradients) {
+    for (param, gradient) in primal.differentiable_params().zip(gradients) {
         let demand = match (&layer.roles[param.index()], demands[param.index()]) {
             (Role::Activation, demand) => demand,
             (Role::Weight, _) => Demand::Gradient(param),

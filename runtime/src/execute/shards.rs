@@ -197,10 +197,12 @@ impl Session {
 
 /// What a buffer holds of which weight; none for other buffers.
 fn part_of<'a>(program: &'a Program, buffer: &Buffer) -> Option<(&'a WeightShard, Part)> {
-    let is_master = |b: &Buffer| matches!(b.contents, Contents::Master(_));
+    // Weights that are not trained have no master.
+    let has_master =
+        |weight: usize| program.buffers.iter().any(|b| b.contents == Contents::Master(weight));
     let (weight, part) = match buffer.contents {
         Contents::Master(weight) => (weight, Part::Weight),
-        Contents::Param(weight) if program.buffers.iter().any(is_master) => (weight, Part::Rounded),
+        Contents::Param(weight) if has_master(weight) => (weight, Part::Rounded),
         Contents::Param(weight) => (weight, Part::Weight),
         Contents::Grad(weight) => (weight, Part::Grad),
         Contents::State { weight, index } => (weight, Part::State(index)),

@@ -144,9 +144,9 @@ fn interpret(mut module: Module, entry: &Function, mut args: Vec<Tensor>) -> Opt
     let results = eval(&module, &derivative, &args).ok()?;
     let (values, grads) = results.split_at_checked(entry.results.len())?;
     let [sum, count] = values else { return None };
-    let floats = entry.params().filter(|param| entry.ty(*param).dtype.is_float());
+    let trained = entry.differentiable_params();
     let named =
-        floats.zip(grads).map(|(param, grad)| (entry.value(param).name.clone(), grad.to_f64()));
+        trained.zip(grads).map(|(param, grad)| (entry.value(param).name.clone(), grad.to_f64()));
     Some(Computed { loss: sum.scalar() / count.scalar(), grads: named.collect() })
 }
 

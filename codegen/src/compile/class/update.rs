@@ -27,8 +27,8 @@ const LOSS_SCALE: usize = 4;
 /// Clears what micro-batches add to, and gradients where `clears` says that they are added to. The
 /// cotangent of the loss is the loss scale.
 pub(super) fn begin(class: &mut Class<'_>, clears: bool, scalars: BufferId, steps: &mut Vec<Step>) {
-    if clears {
-        let (grads, elements) = class.store.all_grads();
+    let (grads, elements) = class.store.all_grads();
+    if clears && elements > 0 {
         fill(class, grads, (class.plan.precision.gradients, elements), 0.0, steps);
     }
     begin_evaluation(class, steps);
@@ -117,7 +117,7 @@ fn reduce_gradients(class: &mut Class<'_>, steps: &mut Vec<Step>) {
     }
     // Copies of one weight in several stages have the sum of their gradients.
     for place in class.store.weights.clone() {
-        if place.stages.len() > 1 {
+        if place.stages.len() > 1 && !place.is_frozen {
             let elements = place.ranges.iter().map(|r| r.1).product();
             let grad = class.store.grad(place.weight);
             all_reduce(class, grad, (types, elements), Group::Stages(place.stages), steps);

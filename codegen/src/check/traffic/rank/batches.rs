@@ -79,6 +79,11 @@ fn has_gradients(program: &Program) -> bool {
     program.buffers.iter().any(|b| matches!(b.contents, Contents::Grad(_)))
 }
 
+/// Whether a weight is trained.
+fn has_gradient(program: &Program, weight: usize) -> bool {
+    program.buffers.iter().any(|b| b.contents == Contents::Grad(weight))
+}
+
 /// Each micro-batch makes as many calls as the plan gives to the stage, forwards and backwards,
 /// in one order, and none of them twice.
 fn check_calls<'p>(world: &mut World<'_, 'p>, rank: &Rank<'p>) {
@@ -156,7 +161,8 @@ fn rest_of(setup: &Setup<'_>, program: &Program, index: usize) -> Option<Rest> {
     let updates = sums && setup.plan.optimizer != Optimizer::None;
     let rest = |is_changed, is_sum| Some(Rest { bytes: buffer.bytes, is_changed, is_sum });
     match buffer.contents {
-        Contents::Param(_) | Contents::Master(_) | Contents::State { .. } => rest(updates, false),
+        Contents::Param(weight) => rest(updates && has_gradient(program, weight), false),
+        Contents::Master(_) | Contents::State { .. } => rest(updates, false),
         Contents::Grad(_) if sums => rest(true, true),
         // The norm is that of gradients.
         Contents::Stats if phase == Phase::Evaluate => {
