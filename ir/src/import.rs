@@ -210,6 +210,34 @@ impl Source {
         Source { names, dims, start, axes: merged }
     }
 
+    /// The tensor's element that is the weight's first, and for each dim of the weight the sizes
+    /// and strides of its axes in the tensor, outermost first. None where an axis lies in two dims
+    /// and cannot be split between them.
+    pub(crate) fn by_dim(&self, dims: &[usize]) -> Option<(usize, Vec<Vec<(usize, usize)>>)> {
+        let mut axes = self.axes.iter().rev().copied();
+        let (mut size, mut stride) = axes.next()?;
+        let mut by_dim = Vec::new();
+        for dim in dims.iter().rev() {
+            let (mut rest, mut own) = (*dim, Vec::new());
+            while rest > 1 {
+                if size == 1 {
+                    (size, stride) = axes.next()?;
+                    continue;
+                }
+                let here = if size.is_multiple_of(rest) { rest } else { size };
+                if !rest.is_multiple_of(here) {
+                    return None;
+                }
+                own.push((here, stride));
+                (size, stride, rest) = (size / here, stride * here, rest / here);
+            }
+            own.reverse();
+            by_dim.push(own);
+        }
+        by_dim.reverse();
+        Some((self.start, by_dim))
+    }
+
     /// The name under which the tensor is written.
     pub fn name(&self) -> &str {
         &self.names[0]
@@ -218,6 +246,12 @@ impl Source {
     /// Whether the weight's elements are all of the tensor's, in their order.
     pub fn is_whole(&self) -> bool {
         self.axes == [(self.dims.iter().product(), 1)]
+    }
+
+    /// Whether the weight's elements are all of the tensor's, in whatever order.
+    pub(crate) fn is_permuted(&self) -> bool {
+        let elements: usize = self.axes.iter().map(|(size, _)| size).product();
+        elements == self.dims.iter().product::<usize>()
     }
 
     /// Calls `each` with the first element and the length of each run of the tensor that `len`
@@ -248,7 +282,7 @@ pub fn is_buffer(tensor: &str) -> bool {
 /// The exit code of a diagnostic's code, from the table above; 6, a bad file, for any other.
 pub fn exit_code(code: &str) -> u8 {
     match code {
-        "E1101" | "E1108" | "E1112" | "E1113" => 2,
+        "E1101" | "E1108" | "E1112" | "E1113" | "E1201" | "E1202" | "E1203" => 2,
         "E1106" | "E1107" | "E1111" => 4,
         "E1102" => 7,
         _ => 6,

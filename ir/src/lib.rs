@@ -24,7 +24,7 @@
 //! **Reading order.** Nouns: [`dtype`] with [`formats`], [`dim`], [`types`], [`op`], [`class`],
 //! [`module`] with its [`call_graph`], [`sharding`], [`precision`], [`plan`], [`program`], with
 //! [`text`], [`verify`] and [`ids`]. Tables: [`infer`], [`eval`] over [`tensor`] and [`random`],
-//! [`vjp`], [`cost`], [`factors`]. Steps: [`import`], [`build`], [`freeze`],
+//! [`vjp`], [`cost`], [`factors`]. Steps: [`import`], [`build`], [`freeze`], [`lora`],
 //! [`autodiff`], [`recognise`](mod@recognise), [`rewrite`], [`inline`], [`outline`], [`pass`].
 //!
 //! # Diagnostics
@@ -54,6 +54,9 @@
 //! | `E1021` | a line of a plan that is not understood | 6 |
 //! | `E1022` | a decision of a plan that is missing or taken twice | 6 |
 //! | `E1023` | a plan of a version that is not known | 6 |
+//! | `E1201` | a target of an adapter that matches no weight | 2 |
+//! | `E1202` | a rank of an adapter above the dims of a weight | 2 |
+//! | `E1203` | targets that adapt some calls of a layer only | 2 |
 //! | `E1031` | a line of a program that is not understood | 6 |
 //! | `E1032` | a line of a program that is out of its order, or missing | 6 |
 
@@ -88,6 +91,7 @@ pub mod pass;
 pub mod inline;
 pub mod outline;
 pub mod freeze;
+pub mod lora;
 pub mod vjp;
 pub mod autodiff;
 pub mod recognise;
