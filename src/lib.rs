@@ -47,6 +47,7 @@ pub mod flops;
 mod ops;
 pub mod run;
 pub mod training;
+pub mod adapters;
 pub mod planned;
 pub mod artefact;
 pub mod generation;

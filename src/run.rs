@@ -16,6 +16,7 @@ use std::{fs, io};
 
 use ir::diagnostic::Severity;
 use ir::import::{Architecture, Description, Resolved};
+use ir::lora::Lora;
 use ir::plan::Optimizer;
 use ir::precision::Precision;
 use ir::{DType, Diagnostic, Span};
@@ -75,6 +76,9 @@ pub struct Settings {
     pub precision: Vec<String>,
     /// The probability of dropout; that of the model where none.
     pub dropout: Option<f64>,
+    /// What is trained beside the weights of the model, which are then frozen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lora: Option<Lora>,
     /// Steps of the whole run.
     pub steps: u64,
     /// The greatest learning rate.
@@ -143,6 +147,7 @@ impl Settings {
             dtype: job::graph_dtype(resolved).unwrap_or(DType::F32),
             precision: Vec::new(),
             dropout: None,
+            lora: None,
             steps: 0,
             lr: if params <= 10_000_000 {
                 1e-3
@@ -206,6 +211,7 @@ impl Settings {
         let work =
             |s: &Settings| (s.model.clone(), s.seq, s.gbs, s.dtype, s.precision.clone(), s.dropout);
         place(self) == place(other)
+            && self.lora == other.lora
             && work(self) == work(other)
             && (self.optimizer(), self.clip()) == (other.optimizer(), other.clip())
             && self.limits == other.limits

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use ir::import::{Architecture, Description, Init, Model, Options};
+use ir::import::{Architecture, Description, Init, Model, Options, Weight};
+use ir::lora::{Adapter, Lora, adapt, trained_count};
 use ir::plan::Optimizer;
 use ir::precision::Precision;
 use ir::{Diagnostic, Plan, Span};
@@ -19,8 +20,11 @@ use crate::{LOSS, output};
 /// A model with its plan.
 #[derive(Clone, Debug)]
 pub struct Training {
-    /// The model.
+    /// The model, with its adapters where there are any.
     pub model: Model,
+    /// The adapters, where the model's own weights are frozen.
+    adapters: Vec<Adapter>,
+    lora: Option<Lora>,
     /// What the planner was asked.
     pub question: PlanRequest,
     /// What it answered, or the user gave.
@@ -51,7 +55,10 @@ impl Training {
         let precision = settings.precision()?;
         job::check_graph(description, precision.accumulate)?;
         let (seq, dtype, dropout) = (settings.seq, precision.accumulate, settings.dropout);
-        let model = crate::import(description, &Options { seq, dtype, dropout })?;
+        let mut model = crate::import(description, &Options { seq, dtype, dropout })?;
+        let lora = settings.lora.clone();
+        let adapters = lora.as_ref().map(|lora| adapt(&mut model, lora)).transpose()?;
+        let adapters = adapters.unwrap_or_default();
         let place = Where {
             cluster: settings.cluster.clone(),
             ranks: Some(settings.ranks),
@@ -79,7 +86,7 @@ impl Training {
             limits: settings.limits.limits()?,
         };
         let (plan, summary) = find_plan(from, &question)?;
-        Ok(Training { model, question, plan, summary })
+        Ok(Training { model, adapters, lora, question, plan, summary })
     }
 
     /// What the plan says that a step takes.
@@ -95,11 +102,17 @@ impl Training {
 
     /// Two lines for the user.
     pub fn describe(&self, settings: &Settings) -> String {
-        let count = output::count(self.model.param_count());
+        let mut count = output::count(self.model.param_count());
+        if self.lora.is_some() {
+            let trained = output::count(trained_count(&self.model));
+            count = format!("{count} parameters, {trained} of them trained, in");
+        } else {
+            count.push_str(" parameters in");
+        }
         let Settings { gbs, seq, dtype, .. } = settings;
         let step = self.predicted_step_s().map(output::seconds);
         format!(
-            "model    {}: {count} parameters in {dtype}, steps of {gbs} samples of {seq} tokens\n\
+            "model    {}: {count} {dtype}, steps of {gbs} samples of {seq} tokens\n\
              plan     {} on {} of {}, predicted {} a step",
             self.model.name,
             self.summary,
@@ -158,7 +171,8 @@ impl Training {
             Optimizer::AdamW { .. } => 2,
         };
         let each = master.unwrap_or(parameters).size() + moments * states.size();
-        self.model.param_count() * each
+        let trained = trained_count(&self.model);
+        trained * each + (self.model.param_count() - trained) * parameters.size()
     }
 
     /// Threads of a rank.
@@ -169,6 +183,14 @@ impl Training {
 
     /// What a checkpoint must have been made with to go on with this.
     pub fn identity(&self) -> String {
+        let model = self.identity_of_model();
+        match &self.lora {
+            Some(lora) => format!("{model} with {lora}"),
+            None => model,
+        }
+    }
+
+    fn identity_of_model(&self) -> String {
         match &self.model.config {
             Architecture::Graph(module) => format!("{module}"),
             Architecture::Family(model) => {
@@ -185,6 +207,13 @@ impl Training {
     pub fn start(&self, settings: &Settings) -> Result<Session, Failure> {
         let classes = crate::compile(&self.question.module, LOSS, &self.plan)?;
         crate::start_predicted(classes, self.threads(settings), self.predicted_step_s())
+    }
+
+    /// The weights that a checkpoint of the model has: all but those of adapters.
+    pub fn own_weights(&self) -> Vec<Weight> {
+        let is_new =
+            |name: &String| self.adapters.iter().any(|one| [&one.a, &one.b].contains(&name));
+        self.model.weights.iter().filter(|weight| !is_new(&weight.name)).cloned().collect()
     }
 
     /// Gives every weight the first value that the model says.

@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 
 use ir::import::{Model, Options};
+use ir::lora::{Lora, adapt};
 use ir::plan::Optimizer;
 use ir::{DType, Diagnostic};
 use planner::cluster::{Cluster, Kind};
@@ -49,6 +50,9 @@ pub struct RequestFlags {
     /// states, logits
     #[arg(long, value_name = "ROLE=TYPE", value_delimiter = ',')]
     pub precision: Vec<String>,
+    /// Freeze the model and train low-rank adapters, on CPUs: as `train --lora`
+    #[arg(long, value_name = "rank=N,alpha=X,targets=NAME,…")]
+    pub lora: Option<Lora>,
     /// Expert load imbalance, on GPUs: the busiest rank's tokens over the mean [default: 1]
     #[arg(long, value_name = "TIMES", value_parser = job::imbalance)]
     pub imbalance: Option<f64>,
@@ -129,7 +133,10 @@ impl RequestFlags {
         let precision = job::training_precision(dtype, &self.precision)?;
         job::check_graph(&description, precision.accumulate)?;
         let options = Options { seq, dtype: precision.accumulate, dropout };
-        let model = crate::import(&description, &options)?;
+        let mut model = crate::import(&description, &options)?;
+        if let Some(lora) = &self.lora {
+            adapt(&mut model, lora)?;
+        }
         let ranks = self.place.ranks(&cluster);
         let question = PlanRequest {
             cluster,

@@ -15,6 +15,7 @@ use runtime::tokens::Tokenizer;
 use runtime::train::{RunState, restore_weights};
 use runtime::weights::Weights;
 
+use crate::adapters::Adapters;
 use crate::argument::{PathArg, amount, positive};
 use crate::documents::{self, Document};
 use crate::failure::{self, Exit, Failure, usage};
@@ -100,21 +101,27 @@ const STOPS: [&str; 4] = ["<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "</s
 
 /// Where weights come from.
 pub(super) enum Origin {
-    Run(Box<Checkpoint>),
+    /// A checkpoint, and the adapters that it has beside the model's weights.
+    Run(Box<Checkpoint>, Option<Adapters>),
     Directory(Weights),
 }
 
 impl Origin {
     /// What tells the tokeniser of a run apart from others.
     fn tokenizer(&self) -> Option<String> {
-        let Origin::Run(checkpoint) = self else { return None };
+        let Origin::Run(checkpoint, _) = self else { return None };
         let state = RunState::read(checkpoint).ok()?;
         Some(state.identity.tokenizer)
     }
 
     pub(super) fn fill(&self, session: &mut Session, model: &Model) -> Result<(), Failure> {
         match self {
-            Origin::Run(checkpoint) => Ok(restore_weights(session, checkpoint)?),
+            Origin::Run(checkpoint, adapters) => {
+                restore_weights(session, checkpoint)?;
+                adapters
+                    .as_ref()
+                    .map_or(Ok(()), |adapters| adapters.merge_into(session, checkpoint))
+            }
             Origin::Directory(weights) => {
                 load_weights(session, &model.weights, weights)?;
                 Ok(())
@@ -251,7 +258,10 @@ pub(super) fn described(
         let (run, settings) = Run::open(path)?;
         let checkpoint = run.latest()?;
         let description = run.description(&settings)?;
-        return Ok((description, Some((run.model_folder(), Origin::Run(Box::new(checkpoint))))));
+        let lora = settings.lora.as_ref();
+        let adapters = lora.map(|lora| Adapters::of(&description, lora, settings.seq));
+        let origin = Origin::Run(Box::new(checkpoint), adapters.transpose()?);
+        return Ok((description, Some((run.model_folder(), origin))));
     }
     let resolved = crate::resolve(source)?;
     let Some(directory) = resolved.directory else { return Ok((resolved.description, None)) };

@@ -108,6 +108,11 @@ fn count(flag: &str, number: usize) -> Result<u32, Diagnostic> {
 
 /// The model that is asked about. What would not be priced is refused.
 fn model(asked: &RequestFlags) -> Result<Described, Failure> {
+    if asked.lora.is_some() {
+        let headline = "on GPUs, steps are priced with all weights trained, and no adapters";
+        let help = "leave it out, or name CPUs: `--cluster cpu-local`";
+        return Err(usage("--lora", headline.to_owned()).help(help).into());
+    }
     if asked.optimizer != "adamw" {
         let headline =
             format!("on GPUs, steps are priced with adamw, not with {}", asked.optimizer);

@@ -182,6 +182,7 @@ fn row(
         gbs,
         dtype: args.dtype,
         precision: Vec::new(),
+        lora: None,
         imbalance: None,
         for_tool: args.for_tool,
         optimizer: "adamw".to_owned(),

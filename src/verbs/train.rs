@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use ir::DType;
 use ir::import::{Options, Resolved};
+use ir::lora::Lora;
 use runtime::checkpoint::Checkpoint;
 use runtime::data::{Batches, Corpus};
 use runtime::execute::Session;
@@ -17,7 +18,7 @@ use runtime::weights::Weights;
 
 use crate::argument::{PathArg, amount, duration, positive};
 use crate::documents::{self, Document};
-use crate::failure::{self, Exit, Failure};
+use crate::failure::{self, Exit, Failure, usage};
 use crate::job::{self, Limited, positions_max};
 use crate::output;
 use crate::progress::Watcher;
@@ -120,6 +121,10 @@ pub struct Args {
     /// Probability of every dropout [default: as the model's config says]
     #[arg(long, value_name = "P", value_parser = amount, help_heading = STEP)]
     pub dropout: Option<f64>,
+    /// Freeze the model and train low-rank adapters of the weights that are named: modules as peft
+    /// names them, weights as `inspect` does, or all-linear [default: alpha=rank, targets=q,v]
+    #[arg(long, value_name = "rank=N,alpha=X,targets=NAME,…", help_heading = LEARNING)]
+    pub lora: Option<Lora>,
     /// The greatest learning rate [default: by size, 1e-3 up to 10 M parameters]
     #[arg(long, value_name = "RATE", value_parser = amount, help_heading = LEARNING)]
     pub lr: Option<f64>,
@@ -250,6 +255,7 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
             let (run, stored) = Run::open(folder)?;
             let checkpoint = run.resumable(args.step)?;
             let description = run.description(&stored)?;
+            check_lora(&stored, args)?;
             let settings = overlay(stored.clone(), args);
             let resolved = Resolved { description, directory: Some(run.model_folder()) };
             let from = match &args.plan {
@@ -270,6 +276,20 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
             execute(args, &settings, &resolved, &from, run.as_ref(), None)
         }
     }
+}
+
+/// A run goes on with the adapters that it began with.
+fn check_lora(stored: &Settings, args: &Args) -> Result<(), Failure> {
+    let Some(asked) = args.lora.as_ref().filter(|asked| stored.lora.as_ref() != Some(asked)) else {
+        return Ok(());
+    };
+    let begun = match &stored.lora {
+        Some(lora) => format!("with `--lora {lora}`"),
+        None => "without adapters".to_owned(),
+    };
+    let headline = format!("the run was begun {begun}, and `{asked}` is asked for");
+    let help = "leave --lora out, or begin a new run";
+    Err(usage("--lora", headline).help(help).into())
 }
 
 /// The plan that a checkpoint was made under: under it the run goes on bit for bit.
@@ -310,6 +330,7 @@ fn overlay(mut settings: Settings, args: &Args) -> Settings {
         settings.precision.clone_from(&args.precision);
     }
     set(&mut settings.steps, &args.steps.map(|steps| steps as u64));
+    settings.lora = args.lora.clone().or(settings.lora);
     set(&mut settings.lr, &args.lr);
     set(&mut settings.warmup, &args.warmup);
     set(&mut settings.min_lr, &args.min_lr);
@@ -507,7 +528,7 @@ fn first_weights(
         output::note(&format!("weights  drawn with seed {}", settings.seed));
         return Ok(());
     };
-    let count = runtime::load::load_weights(session, &training.model.weights, given)?;
+    let count = runtime::load::load_weights(session, &training.own_weights(), given)?;
     output::note(&format!("weights  {} from `{}`", output::count(count), settings.model));
     Ok(())
 }

@@ -19,6 +19,7 @@ use clap::builder::ArgPredicate;
 use ir::formats::nearest;
 use ir::ids::{Feed, IGNORED, Ids};
 use ir::import::{Init, Model, Options, Weight};
+use ir::lora::{Lora, adapt};
 use ir::plan::Optimizer;
 use ir::precision::Precision;
 use ir::random::mix;
@@ -68,6 +69,9 @@ pub struct Args {
     /// Probability of dropout, the same elements on every mesh
     #[arg(long, value_name = "P", default_value = "0", value_parser = crate::argument::amount)]
     pub dropout: f64,
+    /// Freeze the model and compare the gradients of adapters: as `train --lora`
+    #[arg(long, value_name = "rank=N,alpha=X,targets=NAME,…")]
+    pub lora: Option<Lora>,
     /// Seed of the weights and the data
     #[arg(long, value_name = "N", default_value = "1")]
     pub seed: u32,
@@ -127,7 +131,10 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let dropout = given.is_none().then_some(args.dropout);
     let dtype = precision.accumulate;
     let options = Options { seq, dtype, dropout };
-    let model = crate::import(&description, &options)?;
+    let mut model = crate::import(&description, &options)?;
+    if let Some(lora) = &args.lora {
+        adapt(&mut model, lora)?;
+    }
     let cluster = Cluster::load("cpu-local")?;
     job::check_local(&cluster, args.ranks)?;
     let mut question = PlanRequest {

@@ -47,6 +47,7 @@ mod interruption;
 mod launches;
 mod layouts;
 mod limits;
+mod lora;
 mod mesh;
 mod model;
 mod names;

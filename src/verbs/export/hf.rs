@@ -11,6 +11,7 @@ use runtime::execute::Values;
 use runtime::load::{join_weights, write_named};
 use serde_json::{Value, json};
 
+use crate::adapters::Adapters;
 use crate::failure::{Failure, usage};
 use crate::run::{Run, Settings};
 
@@ -18,7 +19,7 @@ const WEIGHTS: &str = "model.safetensors";
 const CONFIG: &str = "config.json";
 const TOKENIZER: &str = "tokenizer.json";
 
-/// Writes the newest checkpoint of a run; returns the files.
+/// Writes the newest checkpoint of a run, its adapters merged; returns the files.
 ///
 /// # Errors
 /// `E5003` and `E5004` for what is no run, `E4040` without a checkpoint, `E5010` for a model that
@@ -43,7 +44,10 @@ pub(super) fn export(source: &Path, folder: &Path) -> Result<Vec<String>, Failur
     let Settings { seq, .. } = &settings;
     let options = Options { seq: *seq, dtype: precision.accumulate, dropout: None };
     let model = crate::import(&description, &options)?;
-    write_named(&target, &weights(&model, &checkpoint, precision.updated())?)?;
+    let lora = settings.lora.as_ref();
+    let adapters = lora.map(|lora| Adapters::of(&description, lora, *seq)).transpose()?;
+    let dtype = precision.updated();
+    write_named(&target, &weights(&model, &checkpoint, dtype, adapters.as_ref())?)?;
     let mut written = vec![target.display().to_string()];
     let tokenizer = ir::file::read(&run.model_folder().join(TOKENIZER)).ok();
     let files = [(CONFIG, Some(config.into_bytes())), (TOKENIZER, tokenizer)];
@@ -56,15 +60,20 @@ pub(super) fn export(source: &Path, folder: &Path) -> Result<Vec<String>, Failur
     Ok(written)
 }
 
-/// The tensors of a checkpoint, under the names and in the shapes of transformers.
+/// The tensors of a checkpoint, under the names and in the shapes of transformers; adapters are
+/// merged.
 fn weights(
     model: &Model,
     checkpoint: &Checkpoint,
     dtype: DType,
+    adapters: Option<&Adapters>,
 ) -> Result<Vec<runtime::load::Named>, Failure> {
     let tensors = join_weights(&model.weights, &mut |weight| {
+        if let Some(adapters) = adapters {
+            return adapters.read(checkpoint, &weight.name, &weight.dims, dtype);
+        }
         let bytes = checkpoint.read(&weight.name, &block::whole(&weight.dims), dtype)?;
-        Ok::<_, runtime::Failure>(Values { dtype, dims: weight.dims.clone(), bytes })
+        Ok::<_, Failure>(Values { dtype, dims: weight.dims.clone(), bytes })
     })?;
     Ok(tensors)
 }
