@@ -1,7 +1,7 @@
 //! The tools that people train with: which plans each of them can execute, and by whose measured
 //! runs its steps are priced.
 //!
-//! [`rules`] is one table for everything that asks what a tool can express. The search leaves out
+//! `rules` is one table for everything that asks what a tool can express. The search leaves out
 //! what a rule refuses as soon as the decisions that the rule reads are taken; an export names the
 //! rules that a whole plan breaks. A rule that is in one of the two and not in the other cannot be
 //! written.

@@ -12,7 +12,7 @@ PARALLEL=(
 TRAIN=(
   --micro-batch-size 1 --global-batch-size 64 --seq-length 2048
   --recompute-granularity selective --use-distributed-optimizer
-  --lr 1e-4 --overlap-grad-reduce --moe-grouped-gemm
+  --lr 1e-4 --overlap-grad-reduce --moe-permute-fusion
 )
 torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py ${PARALLEL[@]} ${TRAIN[@]}
 ";
@@ -73,10 +73,10 @@ fn what_is_not_read_is_named() {
     scratch.write("run.sh", SCRIPT);
     let page = scratch.answer("score llama-3-8b --from run.sh");
     assert!(page.contains("tp=8 pp=1 dp=2 mbs=1 sp zero=1 recompute=attention"), "{page}");
-    assert!(page.contains("not read: --moe-grouped-gemm\n"), "{page}");
+    assert!(page.contains("not read: --moe-permute-fusion\n"), "{page}");
     let told = scratch.json("score llama-3-8b --from run.sh --json");
     let left_out: Vec<_> = told["left_out"].as_array().into_iter().flatten().collect();
-    assert_eq!(left_out, ["--lr", "--moe-grouped-gemm"]);
+    assert_eq!(left_out, ["--lr", "--moe-permute-fusion"]);
 }
 
 /// A script is priced as the tool that runs it executes, with the overlap that its flags ask for,

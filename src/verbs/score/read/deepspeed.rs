@@ -1,10 +1,11 @@
 //! JSON of DeepSpeed.
 
-use ir::{Diagnostic, Span};
+use ir::{DType, Diagnostic, Span};
 use planner::configuration::{Configuration, Place};
 
 use super::said::Said;
 use super::{Known, Layout, data_parallel, data_parallel_ranks};
+use crate::job::Precision;
 
 /// What names begin with of which no step's time or memory depends.
 pub(super) const IDLE: &[&str] = &[
@@ -43,8 +44,10 @@ pub(super) fn layout(mut said: Said, known: Known) -> Result<Layout, Vec<Diagnos
     if said.is("activation_checkpointing.cpu_checkpointing") {
         c.offload.activations = Place::Host;
     }
+    let dtype = said.is("bf16.enabled").then_some(Precision::Of(DType::BF16));
     let batch = batch(&mut said, known, &autos, &mut c);
-    said.layout("deepspeed", c, [batch, None])
+    let layout = said.layout("deepspeed", c, [batch, None])?;
+    Ok(Layout { dtype, ..layout })
 }
 
 /// Samples of a step, if that is known. Two of batch, micro-batch and accumulation give the third,
