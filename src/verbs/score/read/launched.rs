@@ -70,8 +70,8 @@ mod tests {
         };
         c.sequence_parallel = c.tp > 1 && pick(&[0, 1, 1]) == 1;
         c.zero = Zero { stage: pick(&[0, 1, 2, 3, 3]) as u8, shard: pick(&[0, 0, 0, 2]) };
-        // Shards over all ranks have one name.
-        if c.zero.shard == c.dp * c.cp {
+        // Shards over all ranks have one name, and without shards there is no part of the ranks.
+        if c.zero.stage == 0 || c.zero.shard == c.dp * c.cp {
             c.zero.shard = 0;
         }
         let recompute =
