@@ -76,7 +76,7 @@ impl Kind {
             Kind::Training => (&row::OPTIONAL, &[]),
             Kind::Inference => (&inference::OPTIONAL, &inference::MEASURED),
         };
-        [self.needed(), more, measured].into_iter().flatten().copied()
+        [self.needed(), &row::SHARED, more, measured].into_iter().flatten().copied()
     }
 }
 

@@ -35,12 +35,9 @@ pub struct Described {
 /// # Errors
 /// Those of [`resolve`], and `E3403` for sizes that cannot be.
 pub fn described(model: impl AsRef<Path>, seq: Option<u32>) -> Result<Described, Vec<Diagnostic>> {
-    // What lies there goes first, then what can be built, as everywhere.
     let path = model.as_ref();
     let model = &*path.to_string_lossy();
-    let is_there = path.is_file() || path.join("config.json").is_file();
-    let is_known = is_there || preset(model).is_some();
-    match models::published(model).filter(|_| !is_known) {
+    match published(path) {
         Some(Published::Shape(shape, unpriced)) => {
             let mut described = of_shape(shape, seq)?;
             described.work.assumptions.extend(unpriced.map(str::to_owned));
@@ -65,6 +62,14 @@ pub fn described(model: impl AsRef<Path>, seq: Option<u32>) -> Result<Described,
     }
 }
 
+/// The published sizes of a MODEL argument. What lies at its path goes first, then what can be
+/// built, as everywhere.
+fn published(path: &Path) -> Option<Published> {
+    let name = &*path.to_string_lossy();
+    let is_there = path.is_file() || path.join("config.json").is_file();
+    models::published(name).filter(|_| !is_there && preset(name).is_none())
+}
+
 /// A decoder, as other tools describe it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decoder {
@@ -85,10 +90,7 @@ pub fn decoder(model: impl AsRef<Path>) -> Option<Decoder> {
     let of_shape =
         |shape| Decoder { shape, family: None, theta: None, rope_type: None, has_window: false };
     let path = model.as_ref();
-    let name = path.to_string_lossy();
-    let is_there = path.is_file() || path.join("config.json").is_file();
-    let published = models::published(&name).filter(|_| !is_there && preset(&name).is_none());
-    if let Some(Published::Shape(shape, _)) = published {
+    if let Some(Published::Shape(shape, _)) = published(path) {
         return Some(of_shape(shape));
     }
     let description = resolve(path).ok()?.description;

@@ -15,7 +15,7 @@ use super::Job;
 use super::network::{Group, INNER_INTERFERENCE, Network};
 use super::price::{Inside, LayerPrice, Pass};
 use super::profile::{Profile, Selective};
-use super::rates::{Arithmetic, Rates};
+use super::rates::{Arithmetic, Rates, StoredOperands};
 use super::workload::{Cut, Item};
 
 /// What items are lowered with.
@@ -48,8 +48,8 @@ impl Weights {
         Weights { bytes: arithmetic.operand_bytes(), expert_slices: 1, of_training: true }
     }
 
-    fn read(&self) -> (f64, bool) {
-        (self.bytes, self.of_training)
+    fn stored(&self) -> StoredOperands {
+        StoredOperands { weight_bytes: self.bytes, casts_rows: self.of_training }
     }
 }
 
@@ -292,8 +292,9 @@ impl Lowering<'_> {
             Cut::Whole => (k_all, n_all),
         };
         let arithmetic = self.job.arithmetic;
-        let time =
-            |m, n, k| self.rates.stored_product_s(arithmetic, [m, n, k, 1.0], self.weights.read());
+        let time = |m, n, k| {
+            self.rates.stored_product_s(arithmetic, [m, n, k, 1.0], self.weights.stored())
+        };
         let products = |seconds| Pass { products_s: seconds, ..Pass::default() };
         let accumulated = self.profile.accumulate_bytes * k * n;
         let [inside, apart] =
@@ -458,7 +459,7 @@ impl Lowering<'_> {
         let inner = if gated { 2.0 * f } else { f };
         let arithmetic = self.job.arithmetic;
         let time = |m, n, k| {
-            self.rates.stored_product_s(arithmetic, [m, n, k, local], self.weights.read())
+            self.rates.stored_product_s(arithmetic, [m, n, k, local], self.weights.stored())
         };
         let gradient =
             |m, n, rows| self.rates.weight_product_s(arithmetic, [m, n, rows, local], 0.0);

@@ -169,6 +169,15 @@ enum Tokens {
     Contracted,
 }
 
+/// How the operands of a product lie before it.
+#[derive(Clone, Copy, Debug)]
+pub struct StoredOperands {
+    /// Bytes of an element of the weight.
+    pub weight_bytes: f64,
+    /// Whether rows that the product reads in one byte or less are cast by a kernel of its own.
+    pub casts_rows: bool,
+}
+
 /// How products run.
 #[derive(Clone, Copy, Debug)]
 struct Run {
@@ -176,7 +185,7 @@ struct Run {
     clock: f64,
     /// Bytes that they move beside operands and results.
     more_bytes: f64,
-    /// Whether a kernel of its own casts rows to narrow floats.
+    /// As of [`StoredOperands::casts_rows`].
     casts: bool,
 }
 
@@ -208,19 +217,18 @@ impl Rates {
         self.padded_product_s(arithmetic, sizes, Tokens::Rows, Run::at(clock))
     }
 
-    /// Seconds of `batch` products `[m, k] · [k, n]` in a long run, whose weights `[k, n]` are
-    /// stored in `weight_bytes` bytes of an element; with `casts`, rows that products read in one
-    /// byte or less are cast by a kernel of its own.
+    /// Seconds of `batch` products `[m, k] · [k, n]` in a long run, whose operands lie as `stored`
+    /// says.
     pub fn stored_product_s(
         &self,
         arithmetic: Arithmetic,
         sizes: [f64; 4],
-        (weight_bytes, casts): (f64, bool),
+        stored: StoredOperands,
     ) -> f64 {
         let [_, n, k, batch] = sizes;
-        let more_bytes = batch * k * n * (weight_bytes - arithmetic.operand_bytes());
+        let more_bytes = batch * k * n * (stored.weight_bytes - arithmetic.operand_bytes());
         let clock = self.product_rates(arithmetic).sustained_share;
-        let run = Run { clock, more_bytes, casts };
+        let run = Run { clock, more_bytes, casts: stored.casts_rows };
         self.padded_product_s(arithmetic, sizes, Tokens::Rows, run)
     }
 

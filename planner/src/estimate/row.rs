@@ -19,9 +19,8 @@ use crate::search::models;
 pub const COLUMNS: [&str; 8] =
     ["row_id", "layers", "hidden", "heads", "seq_len", "gpu", "n_gpus", "global_batch"];
 
-/// The columns that are read where a table has them.
-pub const OPTIONAL: [&str; 32] = [
-    "model",
+/// The columns of models and devices that are read where a table of either kind has them.
+pub const SHARED: [&str; 14] = [
     "params_b",
     "kv_heads",
     "head_dim",
@@ -33,14 +32,19 @@ pub const OPTIONAL: [&str; 32] = [
     "moe_ffn",
     "gpu_mem_gb",
     "gpus_per_node",
-    "intra_bw_gb_s_per_gpu_uni",
-    "inter_bw_gb_s_per_node_uni",
     "tp",
     "pp",
+    "ep",
+];
+
+/// The other columns that are read where a table of training has them.
+pub const OPTIONAL: [&str; 18] = [
+    "model",
+    "intra_bw_gb_s_per_gpu_uni",
+    "inter_bw_gb_s_per_node_uni",
     "vp",
     "dp",
     "cp",
-    "ep",
     "zero_stage",
     "seq_parallel",
     "micro_batch",

@@ -1,16 +1,14 @@
 //! A measured run of inference, as a row of a table, becomes a question to the estimator.
 //!
-//! Tables of three kinds are read, by the column `mode`: a static batch of requests that start
-//! together, measured by its latency; a single stream, by the time of a token; and requests that
-//! take each other's place, by the new tokens per second of all devices.
+//! The column `mode` says what was measured: the latency of a static batch, the time per output
+//! token of a single stream, or the output tokens per second of in-flight batching.
 
 use super::{Columns, RowReader};
 use crate::cluster::Cluster;
 use crate::estimate::profile::{self, Profile};
 use crate::estimate::rates::Arithmetic;
-use crate::estimate::serving::requests::Lengths;
 use crate::estimate::serving::storage::Format;
-use crate::estimate::serving::{Load, Parts, Replica, Serving, Storage};
+use crate::estimate::serving::{Lengths, Load, PASS_TOKENS, Parts, Replica, Serving, Storage};
 use crate::estimate::workload::Workload;
 use crate::estimate::{Estimator, Job, chosen};
 
@@ -18,25 +16,11 @@ use crate::estimate::{Estimator, Job, chosen};
 pub const COLUMNS: [&str; 7] =
     ["row_id", "model", "gpu", "n_gpus", "mode", "input_len", "output_len"];
 
-/// The columns that are read where a table has them.
-pub const OPTIONAL: [&str; 22] = [
-    "params_b",
+/// The other columns that are read where a table of inference has them.
+pub const OPTIONAL: [&str; 8] = [
     "layers",
     "hidden",
     "heads",
-    "kv_heads",
-    "head_dim",
-    "ffn",
-    "gated_mlp",
-    "vocab",
-    "n_experts",
-    "topk",
-    "moe_ffn",
-    "gpu_mem_gb",
-    "gpus_per_node",
-    "tp",
-    "pp",
-    "ep",
     "weight_dtype",
     "kv_dtype",
     "engine",
@@ -44,12 +28,9 @@ pub const OPTIONAL: [&str; 22] = [
     "concurrency",
 ];
 
-/// The columns of measurements, of which the first that is not blank is compared.
+/// The columns of measurements: times by mode, and memory.
 pub const MEASURED: [&str; 4] = ["latency_ms", "tpot_ms", "out_tok_s", "peak_mem_gib"];
 
-/// Tokens that a server works on in a pass at most, where a run does not say. Source: the default
-/// of TensorRT-LLM's `max_num_tokens`, and of vLLM's `max_num_batched_tokens` on large devices.
-pub const BUDGET: u32 = 8192;
 /// Requests of a copy at once, where a run does not say. Source: the default of TensorRT-LLM's
 /// `max_batch_size`.
 const REQUESTS_MAX: u64 = 2048;
@@ -60,11 +41,11 @@ const USUAL_LENGTHS: [u32; 2] = [16, 200];
 /// How requests come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
-    /// So many start together.
+    /// A static batch of this many requests.
     Static(u64),
-    /// One alone.
+    /// A single stream: one request alone.
     Single,
-    /// At most so many are worked on at once, and one takes the place of each that is done.
+    /// In-flight batching of at most this many requests of a copy.
     InFlight(u64),
 }
 
@@ -179,7 +160,7 @@ impl InferenceRun {
         let estimator = self.estimator(table)?;
         let serving = self.serving(&estimator);
         let (copy, lengths) = (self.copy, self.lengths);
-        let piece = lengths.own_prompt().min(BUDGET);
+        let piece = lengths.own_prompt().min(PASS_TOKENS);
         let most = serving.most_sequences(copy, [lengths.context(), 0], piece);
         let (seconds, sequences) = match self.mode {
             Mode::Static(sequences) => {
@@ -188,7 +169,7 @@ impl InferenceRun {
             Mode::Single => (serving.forward(copy, 1, 1, lengths.middle()).turn_s(1), 1),
             Mode::InFlight(requests) => {
                 let each = requests.div_ceil(self.copies.into());
-                let found = serving.in_flight(copy, most.max(1).min(each), lengths, BUDGET);
+                let found = serving.in_flight(copy, most.max(1).min(each), lengths, PASS_TOKENS);
                 let found = found.ok_or("`output_len` is 0, and tokens per second are compared")?;
                 let ranks = f64::from(copy.tp) * f64::from(copy.pp);
                 (ranks / found.tokens_per_s, found.sequences)

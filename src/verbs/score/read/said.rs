@@ -211,20 +211,8 @@ impl Said {
             return Err(in_order(self.wrong));
         }
         let notes = self.notes;
-        let (dtype, model) = (None, None);
-        let (overlap, executor) = (None, None);
-        Ok(Layout {
-            tool,
-            configuration,
-            global_batch,
-            seq,
-            dtype,
-            model,
-            left_out,
-            notes,
-            overlap,
-            executor,
-        })
+        let layout = Layout::of(configuration);
+        Ok(Layout { tool, global_batch, seq, left_out, notes, ..layout })
     }
 }
 
