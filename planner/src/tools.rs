@@ -261,8 +261,8 @@ impl Target {
         broken.map(|rule| rule.what).collect()
     }
 
-    /// Whether the rules that read no decision after `reads` allow a configuration of which the
-    /// later decisions are open; `reads` itself is the newest of those that are taken.
+    /// Whether no rule refuses `c` whose last decision is `reads`. Later decisions may be open, and
+    /// rules of earlier ones were asked when those were taken.
     pub fn allows(self, reads: Reads, c: &Configuration, sizes: Sizes) -> bool {
         let case = Case { c, sizes, release: self.release, form: Form::Launch };
         let mut rules = self.tool.rules().iter().filter(|rule| rule.reads == reads);

@@ -194,42 +194,42 @@ pub struct Requests {
     /// [default: gantline]
     #[arg(long, value_name = "NAME", value_parser = engine)]
     pub engine: Option<Profile>,
-    /// Upper limit of the time from one token of a sequence to the next: 50ms
+    /// Upper limit of the time per output token (TPOT): 50ms
     #[arg(long, alias = "tpot", value_name = "TIME", value_parser = duration)]
     pub token_time: Option<f64>,
-    /// Upper limit of the time to the first token of a prompt that waits for no other: 500ms
+    /// Upper limit of the time to first token (TTFT) of a prompt that does not queue: 500ms
     #[arg(long, alias = "ttft", value_name = "TIME", value_parser = duration)]
     pub first_token_time: Option<f64>,
     /// Tokens of a prompt [default: those of --seq]
     #[arg(long, value_name = "N", value_parser = length)]
     #[arg(requires = "output_len", conflicts_with = "seq")]
     pub input_len: Option<usize>,
-    /// New tokens of a request: answers are then about whole requests
+    /// Output tokens of a request: answers are then about in-flight batching of requests
     #[arg(long, value_name = "N", value_parser = length, requires = "input_len")]
     pub output_len: Option<usize>,
-    /// Tokens at the start that all prompts share, cached once
+    /// Tokens of a prefix that all prompts share, cached once (prefix caching)
     #[arg(long, value_name = "N", value_parser = length, requires = "input_len")]
     pub shared_prefix: Option<usize>,
-    /// Tokens that a pass works on at most: longer prompts are cut, shorter ones are batched
-    /// [default: 8192]
+    /// Token budget of a pass: longer prompts are chunked, shorter ones are batched [default: 8192]
     #[arg(long, alias = "max-num-batched-tokens", value_name = "N", value_parser = length)]
     pub pass_tokens: Option<usize>,
-    /// The format in which weights are stored: bf16, f16, f8, int8, int4, int4-g32, nf4, nf4-dq
+    /// Storage format of weights: bf16, f16, f8, int8, int4, int4-g32, nf4, nf4-dq
     /// [default: --dtype]
     #[arg(long, value_name = "FORMAT")]
     pub weight_dtype: Option<WeightFormat>,
-    /// The format in which keys and values are stored: bf16, f16, f8, int8, int4 [default: bf16]
+    /// Storage format of the KV cache: bf16, f16, f8, int8, int4 [default: bf16]
     #[arg(long, alias = "kv-cache-dtype", value_name = "FORMAT")]
     pub kv_dtype: Option<CacheFormat>,
-    /// Tokens that are drafted for each pass, which checks them (speculative decoding)
+    /// Speculative decoding: tokens that are drafted before each pass
     #[arg(long, alias = "num-speculative-tokens", value_name = "N", requires = "acceptance")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=DRAFTED_MAX))]
     pub draft_tokens: Option<u32>,
-    /// The probability that a drafted token is accepted where those before it were, 0 to 1
+    /// Speculative decoding: probability that a drafted token is accepted, 0 to 1
     #[arg(long, value_name = "P", value_parser = share, requires = "draft_tokens")]
     #[arg(allow_negative_numbers = true)]
     pub acceptance: Option<f64>,
-    /// The model that drafts, on the same devices [default: drafts take no time, as n-grams]
+    /// Speculative decoding: draft model, on the same devices [default: drafts take no time, as
+    /// n-grams]
     #[arg(long, value_name = "MODEL", requires = "draft_tokens")]
     pub draft: Option<PathArg>,
 }

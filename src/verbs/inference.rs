@@ -15,8 +15,8 @@ use planner::estimate::Estimator;
 use planner::estimate::described::described;
 use planner::estimate::profile::{self, Profile};
 use planner::estimate::serving::{
-    Batch, Drafter, Drafting, Forward, Held, InFlight, Lengths, Load, Parts, Replica, Serving,
-    StaticBatch,
+    Batch, Drafter, Drafting, Forward, Held, InFlight, Lengths, Load, PASS_TOKENS, Parts, Replica,
+    Serving, StaticBatch,
 };
 use planner::estimate::workload::Item;
 use planner::limits::Decision;
@@ -25,10 +25,6 @@ use self::page::print;
 use super::gpus::Subject;
 use crate::failure::{Exit, Failure, usage};
 use crate::verbs::flags::{Purpose, RequestFlags, Requests, Served, refuse_cpus};
-
-/// Tokens that a pass works on at most, where the user says nothing. Source: vLLM's and
-/// TensorRT-LLM's default for GPUs of 80 GB.
-const PASS_TOKENS: u32 = 8192;
 
 /// What copies are asked to do at once.
 #[derive(Clone, Debug, Default)]
@@ -47,14 +43,14 @@ impl Wanted {
         Ok(Wanted { sequences, lengths: requests.lengths()?, requests })
     }
 
-    /// Tokens that a pass works on at most.
+    /// The token budget of a pass.
     fn pass_tokens(&self) -> u32 {
         let said = self.requests.pass_tokens.and_then(|tokens| u32::try_from(tokens).ok());
         said.unwrap_or(PASS_TOKENS)
     }
 }
 
-/// Prompts that are worked on together.
+/// A batched prefill.
 #[derive(Clone, Copy, Debug)]
 struct Prompts {
     /// Prompts of a group, and groups that follow each other through the stages.
@@ -64,7 +60,7 @@ struct Prompts {
 }
 
 impl Prompts {
-    /// Seconds from one prompt of a copy that is done to the next.
+    /// Seconds of a copy per prompt.
     fn apart_s(&self) -> f64 {
         self.pass.turn_s(self.groups) / f64::from(self.each) / f64::from(self.groups)
     }
@@ -87,15 +83,15 @@ struct Row {
     need_bytes: f64,
     /// One prompt.
     prompt: Option<Forward>,
-    /// As many prompts as a pass takes, as far as they fit.
+    /// As many prompts as the token budget and memory allow.
     prompts: Option<Prompts>,
     /// One sequence on each copy.
     single: Option<Forward>,
     /// All sequences.
     many: Option<Forward>,
-    /// All sequences as requests that start together.
-    together: Option<StaticBatch>,
-    /// Requests of which one takes the place of each that is done.
+    /// All sequences as a static batch.
+    static_batch: Option<StaticBatch>,
+    /// All sequences with in-flight batching.
     in_flight: Option<InFlight>,
 }
 
@@ -143,7 +139,7 @@ impl Row {
     }
 }
 
-/// A model on devices, and one on the same devices that drafts for it.
+/// A model on devices, with its draft model and its engine.
 #[derive(Clone, Debug)]
 pub struct Models {
     subject: Subject,
@@ -151,7 +147,7 @@ pub struct Models {
     engine: Profile,
 }
 
-/// What the passes of a model, and of one that drafts for it, are priced with.
+/// What a model and its draft model are priced with.
 struct Estimators<'a> {
     model: Estimator<'a>,
     draft: Option<Estimator<'a>>,
@@ -159,7 +155,7 @@ struct Estimators<'a> {
 
 impl Models {
     /// # Errors
-    /// If the draft cannot be read, or has other tokens than the model.
+    /// If the draft model cannot be read, or has a vocabulary of another size.
     fn new(subject: Subject, requests: &Requests) -> Result<Models, Failure> {
         let engine = requests.engine.unwrap_or(profile::GANTLINE);
         let Some(path) = &requests.draft else {
@@ -171,10 +167,10 @@ impl Models {
         let [ours, theirs] = [&subject, &draft].map(vocabulary);
         if ours != theirs {
             let headline = format!(
-                "`{}` drafts of {theirs} tokens, and `{}` has {ours}",
+                "the draft model `{}` has a vocabulary of {theirs}, and `{}` one of {ours}",
                 draft.work.name, subject.work.name
             );
-            let help = "name a model of the same tokenizer: its drafts are checked token by token";
+            let help = "name a model of the same tokenizer: its tokens are verified one by one";
             return Err(usage("--draft", headline).help(help).into());
         }
         Ok(Models { subject, draft: Some(Box::new(draft)), engine })
@@ -199,7 +195,7 @@ impl Models {
     }
 }
 
-/// Tokens that a model tells apart.
+/// The size of a model's vocabulary.
 fn vocabulary(subject: &Subject) -> u32 {
     let tables = subject.work.first.iter().filter_map(|item| {
         if let Item::Embedding { vocab, .. } = item { Some(*vocab) } else { None }
@@ -243,13 +239,13 @@ impl<'a> Copies<'a> {
         Ok(copies)
     }
 
-    /// Refuses a shared start of prompts whose encoder sees all of it at once.
+    /// Refuses a shared prefix of prompts that an encoder sees as a whole.
     fn refuse_shared(&self) -> Result<(), Failure> {
-        if self.lengths().shared == 0 || self.serving.works_in_pieces() {
+        if self.lengths().shared == 0 || self.serving.can_chunk_prompts() {
             return Ok(());
         }
         let name = &self.subject.work.name;
-        let headline = format!("`{name}` encodes a prompt as a whole: no part of it is shared");
+        let headline = format!("`{name}` encodes a prompt as a whole: it has no prefix to share");
         Err(usage("--shared-prefix", headline).help("leave it out").into())
     }
 
@@ -299,7 +295,7 @@ impl<'a> Copies<'a> {
         let prompt = prompt.filter(|_| !is_late);
         let is_soon = asked.is_none() || self.in_time(copy, fullest) == fullest;
         let fits = (1..=most).contains(&fullest) && is_soon && !is_late;
-        let in_flight = match self.requests_in_flight() && fits {
+        let in_flight = match self.batches_in_flight() && fits {
             true => serving.in_flight(copy, fullest, lengths, budget),
             false => None,
         };
@@ -321,27 +317,27 @@ impl<'a> Copies<'a> {
             prompts: prompt.map(|_| self.prompts(copy, most)),
             single: fits.then(|| serving.token(copy, 1, self.cached())),
             many: fits.then(|| serving.token(copy, load.batch, self.cached())),
-            together: (fits && lengths.output > 0 && !is_prompt)
+            static_batch: (fits && lengths.output > 0 && !is_prompt)
                 .then(|| serving.static_batch(copy, working, lengths, budget)),
             in_flight,
         }
     }
 
-    /// Whether answers are about requests whose prompts are worked on beside others' new tokens.
-    fn requests_in_flight(&self) -> bool {
+    /// Whether answers are about in-flight batching.
+    fn batches_in_flight(&self) -> bool {
         self.purpose == Purpose::Inference && self.lengths().output > 0
     }
 
     /// The most sequences of a copy, up to `most`, that have their tokens soon enough.
     fn in_time(&self, copy: Replica, most: u64) -> u64 {
         let Some(limit_s) = self.wanted.requests.token_time else { return most };
-        match self.requests_in_flight() {
+        match self.batches_in_flight() {
             true => self.serving.most_in_flight_within(copy, most, self.lengths(), limit_s),
             false => self.serving.most_within(copy, self.cached(), most, limit_s),
         }
     }
 
-    /// Prompts that a copy works on together: as many as a pass has tokens for and as fit.
+    /// The batched prefill of a copy: as many prompts as the token budget and memory allow.
     fn prompts(&self, copy: Replica, most: u64) -> Prompts {
         let (lengths, budget) = (self.lengths(), self.wanted.pass_tokens());
         let groups = Load::of(most, copy.pp).groups;

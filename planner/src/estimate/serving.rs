@@ -22,7 +22,7 @@ use std::fmt;
 use serde::Serialize;
 
 pub use self::parts::Parts;
-pub use self::requests::{InFlight, Lengths, StaticBatch};
+pub use self::requests::{InFlight, Lengths, PASS_TOKENS, StaticBatch};
 pub use self::speculation::{Drafter, Drafting, Speculation};
 pub use self::storage::Storage;
 
@@ -165,7 +165,7 @@ pub struct Serving<'a> {
     pub latent: Option<u32>,
     /// How weights and caches are stored.
     pub storage: Storage,
-    /// How tokens are drafted that a pass checks; none where each pass gives one token.
+    /// Speculative decoding; none where each pass gives one token of a sequence.
     pub drafting: Option<Drafting<'a>>,
 }
 
@@ -182,8 +182,7 @@ struct Work {
 }
 
 impl<'a> Serving<'a> {
-    /// Inference with weights as products read them, two-byte keys and values, and one token for
-    /// each pass.
+    /// Inference with weights as products read them, a two-byte KV cache and no speculation.
     pub fn new(estimator: &'a Estimator<'a>, latent: Option<u32>) -> Serving<'a> {
         Serving { estimator, latent, storage: Storage::default(), drafting: None }
     }
@@ -341,8 +340,8 @@ impl<'a> Serving<'a> {
     }
 
     /// Bytes of the fullest device of a copy with `sequences` sequences of `context` tokens each,
-    /// of which the first `shared` are cached once. All go on while a prompt is worked on in pieces
-    /// of `piece` tokens.
+    /// whose prefix of `shared` tokens is cached once, while prompts are prefilled in chunks of
+    /// `piece` tokens.
     pub fn bytes(
         &self,
         copy: Replica,
@@ -363,9 +362,9 @@ impl<'a> Serving<'a> {
         if left < 0.0 { 0 } else { ((left / each) as u64).min(CONTEXT_MAX) }
     }
 
-    /// The most sequences of `context` tokens, of which the first `shared` are cached once for all,
-    /// that a copy holds and goes on with, their prompts worked on in pieces of `piece` tokens; 0
-    /// where it holds none.
+    /// The largest number of sequences of `context` tokens that a copy has memory for, with a
+    /// prefix of `shared` tokens cached once and prompts prefilled in chunks of `piece` tokens; 0
+    /// where one does not fit.
     pub fn most_sequences(&self, copy: Replica, [context, shared]: [u64; 2], piece: u32) -> u64 {
         let held = self.held(copy);
         let once = held.cache_bytes_per_token * shared as f64;

@@ -99,7 +99,7 @@ pub(super) fn told(copies: &Copies<'_>, row: &Row) -> Value {
         "token_s_alone": row.single.map(|single| single.latency_s),
         "token_s": row.token_s(),
         "tokens_per_s_per_device": row.rate(),
-        "static_batch": row.together,
+        "static_batch": row.static_batch,
         "in_flight": row.in_flight,
     })
 }
@@ -144,23 +144,23 @@ fn requested(copies: &Copies<'_>) -> String {
     }
     if let Some(Lengths { prompt, output, shared }) = copies.wanted.lengths {
         let [prompt, output] = [prompt, output].map(|tokens| output::count(tokens.into()));
-        text += &format!("requests prompts of {prompt} tokens, {output} new ones");
+        text += &format!("requests {prompt} input tokens, {output} output tokens");
         if shared > 0 {
-            text += &format!("; the first {} are shared", output::count(shared.into()));
+            text += &format!(", a shared prefix of {}", output::count(shared.into()));
         }
         text.push('\n');
     }
     let Storage { weights, cache } = copies.serving.storage;
     if requests.weight_dtype.is_some() || requests.kv_dtype.is_some() {
         let weights = weights.map_or("as computed with", |format| format.name);
-        text += &format!("stored   weights {weights}, keys and values in {}\n", cache.name);
+        text += &format!("stored   weights {weights}, KV cache {}\n", cache.name);
     }
     if let Some(Speculation { drafted, acceptance }) = requests.speculation() {
         let by = requests.draft.as_ref().map_or(String::new(), |model| format!(" by {model}"));
         let given = output::number(copies.serving.tokens_per_pass());
         text += &format!(
-            "drafts   {drafted} tokens{by} before each pass, accepted with {acceptance}: \
-             {given} tokens a pass\n"
+            "drafts   {drafted} tokens{by} before each pass, acceptance {acceptance}: {given} \
+             tokens a pass\n"
         );
     }
     text
@@ -177,7 +177,7 @@ fn page(copies: &Copies<'_>, rows: &[Row]) -> String {
         None => refused(copies, rows),
     };
     let prompt = if copies.wanted.lengths.is_some() { "one prompt" } else { "a whole context" };
-    let beside = if copies.requests_in_flight() { " and prompts beside" } else { "" };
+    let beside = if copies.batches_in_flight() { " and prompts beside" } else { "" };
     text += &format!(
         "\nprompt: {prompt}; alone: one sequence on each copy; longest: tokens of context that fit \
          for each of the sequences under `of`, over all copies; token: from one to the next of a \
@@ -243,22 +243,21 @@ fn taken(copies: &Copies<'_>, best: &Row, rows: &[Row]) -> String {
     text + &batches(best)
 }
 
-/// What the requests of one copy take that start together, and what its prompts wait for.
+/// Latency of a static batch, and prompts of a pass of in-flight batching.
 fn batches(best: &Row) -> String {
     let mut text = String::new();
-    if let Some(batch) = best.together {
+    if let Some(batch) = best.static_batch {
         let sequences = output::count(best.load.sequences);
         let [first, all] = [batch.prompt_s, batch.total_s].map(Seconds);
         text += &format!(
-            "  {sequences} requests of a copy that start together have a first token after \
-             {first} and the last after {all}\n"
+            "  a static batch of {sequences} requests on a copy: first tokens after {first}, last \
+             tokens after {all}\n"
         );
     }
     if let Some(requests) = best.in_flight {
         let tokens = output::count(requests.prompt_tokens.into());
         text += &format!(
-            "  where one takes the place of each that is done, a pass works on {tokens} tokens of \
-             prompts beside\n"
+            "  in-flight batching: {tokens} prompt tokens in each pass, beside the sequences\n"
         );
     }
     text

@@ -1,66 +1,71 @@
-//! Requests of a prompt and new tokens: how long a batch of them takes, and how many tokens per
-//! second copies give that always have requests waiting.
+//! Requests of a prompt and output tokens: latency of a static batch, and throughput of in-flight
+//! batching with chunked prefill, where each pass works on output tokens of some sequences and on
+//! prompts of others.
 
 use serde::Serialize;
 
 use super::{Batch, Forward, Load, Parts, Replica, Serving, caches, greatest};
+
+/// The token budget of a pass where the user gives none. Source: the default of TensorRT-LLM's
+/// `max_num_tokens`, and of vLLM's `max_num_batched_tokens` on large devices.
+pub const PASS_TOKENS: u32 = 8192;
 
 /// The tokens of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Lengths {
     /// Tokens of the prompt.
     pub prompt: u32,
-    /// New tokens; 0 where only passes are asked about, at the prompt's length.
+    /// Output tokens; 0 where only passes are asked about, at the prompt's length.
     pub output: u32,
-    /// Tokens at the start of the prompt that all requests share, cached once.
+    /// Tokens of the prefix that all prompts share, cached once.
     pub shared: u32,
 }
 
 impl Lengths {
-    /// Tokens of a prompt that are worked on, at least one.
+    /// Tokens of a prompt after the shared prefix, at least one.
     pub fn own_prompt(&self) -> u32 {
         self.prompt.saturating_sub(self.shared).max(1)
     }
 
-    /// Tokens that a request has when it is done.
+    /// Tokens of the whole request.
     pub fn context(&self) -> u64 {
         u64::from(self.prompt) + u64::from(self.output)
     }
 
-    /// Tokens that are cached at the middle of a request's new tokens. Passes take as much longer
-    /// for each cached token, so that this is what the mean new token sees.
+    /// Cached tokens at the middle of the output. The time of a pass is linear in the cached
+    /// tokens, so that the mean output token takes as long as this one.
     pub fn middle(&self) -> u64 {
         u64::from(self.prompt) + u64::from(self.output) / 2
     }
 }
 
-/// How a batch of requests goes that start together.
+/// Latency of a static batch: requests that start together.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct StaticBatch {
-    /// Seconds until all prompts are done, and each request has its first token.
+    /// Time to the first token of every request, in seconds.
     pub prompt_s: f64,
-    /// Seconds from one token of a request to the next, at the mean.
+    /// Mean time per output token, in seconds.
     pub token_s: f64,
-    /// Seconds until the last token.
+    /// Seconds to the last token.
     pub total_s: f64,
 }
 
-/// How requests go where one takes the place of each that is done.
+/// In-flight batching: each finished request is replaced by a waiting one.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct InFlight {
-    /// Requests of a copy that are worked on at once.
+    /// Concurrent requests of a copy.
     pub sequences: u64,
-    /// Tokens of prompts of a group that are worked on in each pass, beside its sequences' tokens.
+    /// Prompt tokens of each pass.
     pub prompt_tokens: u32,
-    /// Seconds from one token of a request to the next, at the mean.
+    /// Mean time per output token, in seconds.
     pub token_s: f64,
-    /// New tokens per second of a copy.
+    /// Output tokens per second of a copy.
     pub tokens_per_s: f64,
 }
 
-/// The passes of a prompt.
-struct Pieces {
-    /// Pieces of equal size.
+/// The passes of a prefill.
+struct Chunks {
+    /// Chunks of equal size.
     count: f64,
     /// The first of them.
     first: Batch,
@@ -71,18 +76,18 @@ struct Pieces {
 }
 
 impl Serving<'_> {
-    /// Whether prompts may be worked on in pieces: each token looks at earlier ones alone.
-    pub fn works_in_pieces(&self) -> bool {
+    /// Whether prefill can be chunked: all attention is causal.
+    pub fn can_chunk_prompts(&self) -> bool {
         self.estimator.work.layers.iter().all(caches)
     }
 
-    /// The passes of `prompts` prompts together, in pieces of at most `budget` tokens of all of
-    /// them. Pieces follow each other through the stages.
+    /// Prefill of `prompts` prompts together, in chunks of at most `budget` tokens over all of
+    /// them. Chunks are pipelined through the stages.
     ///
-    /// The time of a pass grows in proportion to what is cached, so that pieces take as long as
-    /// the mean of the first and the last of equal size.
+    /// The time of a pass is linear in the cached tokens, so that equal chunks take as long as the
+    /// mean of the first and the last.
     pub fn prompt(&self, copy: Replica, prompts: u32, lengths: Lengths, budget: u32) -> Forward {
-        let Pieces { count, first, last, rest } = self.pieces(prompts, lengths, budget);
+        let Chunks { count, first, last, rest } = self.chunks(prompts, lengths, budget);
         let [first, last] = [first, last].map(|batch| self.with_draft(copy, &batch));
         let latency_s = first.latency_s.midpoint(last.latency_s);
         let slowest_s = first.slowest_s.midpoint(last.slowest_s);
@@ -93,9 +98,9 @@ impl Serving<'_> {
         }
     }
 
-    /// The parts of the passes of one prompt, in pieces of at most `budget` tokens.
+    /// The parts of the prefill of one prompt, in chunks of at most `budget` tokens.
     pub fn prompt_parts(&self, copy: Replica, lengths: Lengths, budget: u32) -> Parts {
-        let Pieces { count, first, last, rest } = self.pieces(1, lengths, budget);
+        let Chunks { count, first, last, rest } = self.chunks(1, lengths, budget);
         let parts = |batch: &Batch| {
             let draft_s = self.drafting.map_or(0.0, |drafting| drafting.prompt_s(copy, batch));
             Parts { draft_s, ..self.parts_of(copy, batch) }
@@ -104,17 +109,17 @@ impl Serving<'_> {
         rest.map_or(equal, |rest| equal + parts(&rest))
     }
 
-    fn pieces(&self, prompts: u32, lengths: Lengths, budget: u32) -> Pieces {
+    fn chunks(&self, prompts: u32, lengths: Lengths, budget: u32) -> Chunks {
         let own = lengths.own_prompt();
         let shared = u64::from(lengths.shared.min(lengths.prompt));
-        let piece = match self.works_in_pieces() {
+        let piece = match self.can_chunk_prompts() {
             true => (budget / prompts.max(1)).clamp(1, own),
             false => own,
         };
         let batch =
             |tokens: u32, before: u32| Batch::of(prompts, tokens, shared + u64::from(before));
         let (count, rest) = (own / piece, own % piece);
-        Pieces {
+        Chunks {
             count: count.into(),
             first: batch(piece, 0),
             last: batch(piece, (count - 1) * piece),
@@ -122,15 +127,15 @@ impl Serving<'_> {
         }
     }
 
-    /// A pass over prompts, of the model that drafts too.
+    /// A prefill pass of the model and of its draft model.
     fn with_draft(&self, copy: Replica, batch: &Batch) -> Forward {
         let pass = self.pass(copy, batch);
         let draft_s = self.drafting.map_or(0.0, |drafting| drafting.prompt_s(copy, batch));
         Forward { latency_s: pass.latency_s + draft_s, slowest_s: pass.slowest_s + draft_s }
     }
 
-    /// What `sequences` requests on one copy take that start together, their prompts in pieces of
-    /// at most `budget` tokens. Groups follow each other through the stages.
+    /// Latency of a static batch of `sequences` requests on one copy, prefilled in chunks of at
+    /// most `budget` tokens. Groups are pipelined through the stages.
     pub fn static_batch(
         &self,
         copy: Replica,
@@ -146,12 +151,12 @@ impl Serving<'_> {
         StaticBatch { prompt_s, token_s, total_s: prompt_s + later * token_s }
     }
 
-    /// What one copy gives that always has requests waiting, of which it takes at most `most` at
-    /// once, and works on at most `budget` tokens in a pass. None for requests without new tokens.
+    /// Throughput of one copy that always has requests waiting, with at most `most` concurrent
+    /// requests and `budget` tokens in a pass. None for requests without output tokens.
     ///
-    /// Where a pass gives each of b sequences T of its o new tokens, `b T / o` are done in it, and
-    /// the prompts of as many are worked on beside the others' tokens. Where these would be more
-    /// tokens than the budget, prompts hold requests back.
+    /// A pass gives each of b sequences T of its o output tokens, so that `b T / o` requests finish
+    /// in it and as many prompts are prefilled. Where that exceeds the budget, fewer requests run
+    /// at once.
     pub fn in_flight(
         &self,
         copy: Replica,
@@ -178,8 +183,8 @@ impl Serving<'_> {
         })
     }
 
-    /// The groups of a copy's sequences, and the pass of one: a token of each of its sequences, at
-    /// the middle of its new ones, and the prompts of those that take the place of what is done.
+    /// The groups of a copy's sequences, and the pass of one group: a token of each sequence, at
+    /// the middle of its output, and the prompts of those that replace finished requests.
     pub fn mixed(&self, copy: Replica, sequences: u64, lengths: Lengths) -> (u32, Batch) {
         let Load { groups, batch, .. } = Load::of(sequences, copy.pp);
         let new = f64::from(lengths.own_prompt()) / f64::from(lengths.output.max(1));
@@ -192,14 +197,14 @@ impl Serving<'_> {
         (groups, beside)
     }
 
-    /// Tokens of a pass that checks what was drafted after a batch of one new token each.
+    /// Tokens of the pass that verifies the drafts of a batch of one new token each.
     fn checked_tokens(&self, batch: &Batch) -> u64 {
         let each = self.drafting.map_or(1, |drafting| drafting.speculation.checked());
         u64::from(batch.sequences) * u64::from(each) + u64::from(batch.prompt_tokens)
     }
 
-    /// The largest number of sequences, up to `most`, each of which has its next token within
-    /// `limit_s` seconds while the prompts of others are worked on; 0 where one alone does not.
+    /// The largest number of concurrent requests, up to `most`, whose time per output token is at
+    /// most `limit_s` with prompts beside; 0 where that of one request is not.
     pub fn most_in_flight_within(
         &self,
         copy: Replica,

@@ -1,4 +1,4 @@
-//! Speculative decoding: some tokens are drafted cheaply, and one pass of the model checks them.
+//! Speculative decoding (Leviathan et al. 2023): cheap drafts of tokens that one pass verifies.
 
 use serde::Serialize;
 
@@ -6,7 +6,7 @@ use super::{Batch, Forward, Held, Parts, Replica, Serving};
 use crate::divisors::divisors;
 use crate::estimate::Estimator;
 
-/// How tokens are drafted.
+/// The length of drafts, and how many of their tokens are accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Speculation {
     /// Tokens that are drafted for each pass.
@@ -24,23 +24,23 @@ impl Speculation {
         (0..=self.drafted).map(|power| self.acceptance.powi(power as i32)).sum()
     }
 
-    /// Tokens of a sequence that one pass checks.
+    /// Tokens of a sequence in the pass that verifies a draft.
     pub fn checked(&self) -> u32 {
         self.drafted.saturating_add(1)
     }
 }
 
-/// How tokens are drafted on the devices of a copy.
+/// Speculative decoding on the devices of a copy.
 #[derive(Clone, Copy, Debug)]
 pub struct Drafting<'a> {
-    /// How many, and how many of them are accepted.
+    /// The drafts.
     pub speculation: Speculation,
-    /// The model that drafts them, one after the other; none where they take no time, as tokens
-    /// that are looked up in the prompt.
+    /// The draft model, with a pass for each token; none where drafts take no time, as n-grams of
+    /// the prompt.
     pub model: Option<Drafter<'a>>,
 }
 
-/// A model that drafts tokens.
+/// A draft model.
 #[derive(Clone, Copy, Debug)]
 pub struct Drafter<'a> {
     /// Devices, links and its workload.
@@ -50,8 +50,8 @@ pub struct Drafter<'a> {
 }
 
 impl<'a> Drafting<'a> {
-    /// The model with the way in which it lies beside `copy`: whole on each stage, over as many of
-    /// its tensor-parallel ranks as divide its heads.
+    /// The draft model beside `copy`: whole on each stage, over the largest divisor of the copy's
+    /// tensor-parallel ranks that its heads allow.
     fn laid(&self, copy: Replica) -> Option<(Serving<'a>, Replica)> {
         let Drafter { estimator, latent } = self.model?;
         let model = Serving::new(estimator, latent);
@@ -59,19 +59,18 @@ impl<'a> Drafting<'a> {
         Some((model, ways.into_iter().find(|way| model.allows(*way))?))
     }
 
-    /// What the model that drafts adds to a device.
+    /// What the draft model adds to a device.
     pub(super) fn held(&self, copy: Replica) -> Option<Held> {
         let (model, way) = self.laid(copy)?;
         Some(model.held(way))
     }
 
-    /// Seconds that the model that drafts takes for prompts.
+    /// Seconds of a prefill pass of the draft model.
     pub(super) fn prompt_s(&self, copy: Replica, batch: &Batch) -> f64 {
         self.laid(copy).map_or(0.0, |(model, way)| model.pass(way, batch).latency_s)
     }
 
-    /// Seconds in which the tokens are drafted that one pass checks, where the first of the draft's
-    /// passes works on `batch`.
+    /// Seconds of the drafts before one pass, where the draft model's first pass works on `batch`.
     pub(super) fn drafts_s(&self, copy: Replica, batch: &Batch) -> f64 {
         let Some((model, way)) = self.laid(copy) else { return 0.0 };
         let later = Batch { prompt_tokens: 0, prompt: 0, ..*batch };
@@ -81,9 +80,9 @@ impl<'a> Drafting<'a> {
 }
 
 impl Serving<'_> {
-    /// The pass that gives each sequence of a batch its next token, where its sequences have one
-    /// new token each. With drafted tokens: the drafts and the pass that checks them, over the
-    /// tokens of a sequence that they give at the mean.
+    /// Time of one output token of each sequence of a batch with one new token each. With
+    /// speculation: drafts and the pass that verifies them, over the mean number of tokens that
+    /// they give.
     pub fn token_pass(&self, copy: Replica, batch: &Batch) -> Forward {
         let pass = self.pass(copy, &self.checked(batch));
         let Some(drafting) = self.drafting else { return pass };
@@ -95,7 +94,7 @@ impl Serving<'_> {
         }
     }
 
-    /// The batch of the pass that checks what was drafted after a batch of one new token each.
+    /// The batch of the pass that verifies the drafts of a batch of one new token each.
     fn checked(&self, batch: &Batch) -> Batch {
         let tokens = self.drafting.map_or(1, |drafting| drafting.speculation.checked());
         Batch { tokens, all_logits: true, ..*batch }
@@ -114,7 +113,7 @@ impl Serving<'_> {
         self.token_pass(copy, &Batch::of(batch, 1, cached))
     }
 
-    /// Tokens of a sequence that one pass gives at the mean.
+    /// Mean tokens of a sequence from one pass.
     pub fn tokens_per_pass(&self) -> f64 {
         self.drafting.map_or(1.0, |drafting| drafting.speculation.tokens_per_pass())
     }
