@@ -607,6 +607,30 @@ fn columns_that_nothing_reads_are_named() {
     assert_eq!(scratch.run("validate known.csv").stderr, b"");
 }
 
+/// A table of inference is known by its columns; its runs are predicted beside what was measured,
+/// and a row that is none says why.
+#[test]
+fn tables_of_inference_are_predicted() {
+    let scratch = Scratch::new("inference-table");
+    let published = Path::new(env!("CARGO_MANIFEST_DIR")).join("planner/tests/inference_runs.csv");
+    let text = fs::read_to_string(&published).expect("a table");
+    let rows = text.lines().count() - 1;
+    scratch.write("runs.csv", &text.replacen("static batch", "streamed", 1));
+    let document = scratch.json("validate runs.csv --rows out.csv --json");
+    assert_eq!(document["rows"].as_array().map(Vec::len), Some(rows - 1), "{document:#}");
+    let reason = document["unexpressed"][0]["reason"].as_str().expect("a reason");
+    assert!(reason.contains("`mode` is `streamed`"), "{reason}");
+    assert!(document["all"]["time"]["median"].as_f64().expect("a median") < 0.15, "{document:#}");
+    let written = fs::read_to_string(scratch.0.join("out.csv")).expect("it is written");
+    assert_eq!(written.lines().count(), rows + 1);
+    let columns = text.replacen("output_len", "new_tokens", 1).replacen("mode", "kind", 1);
+    scratch.write("none.csv", &columns);
+    let output = scratch.run("validate none.csv");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(6), "{errors}");
+    assert!(errors.contains("E5011"), "{errors}");
+}
+
 /// Rewriting is exact, and each pass leaves a module that reads back and verifies.
 #[test]
 fn rules_are_verified_and_passes_are_written() {

@@ -1,3 +1,4 @@
+mod inference;
 mod printed;
 mod recommended;
 mod unseen;

@@ -105,7 +105,7 @@ impl Draws {
     }
 }
 
-fn set(run: &mut Run, column: &str, text: &str) {
+pub(super) fn set(run: &mut Run, column: &str, text: &str) {
     let at = run.columns.iter().position(|name| name == column).unwrap();
     let texts = run.texts.iter().enumerate();
     run.texts = texts.map(|(i, old)| if i == at { text } else { old }).collect();
