@@ -226,6 +226,8 @@ pub struct Profile {
     pub source: &'static str,
 }
 
+/// Bytes of a weight in single precision, beside the one that products read.
+const MASTER_BYTES: f64 = 4.0;
 /// Bytes of the two moments of a parameter.
 const MOMENTS_BYTES: f64 = 8.0;
 /// Bytes that an update in single precision moves: weight, gradient and moments are read, all but
@@ -260,6 +262,18 @@ impl Profile {
              weights, gradients and optimizer",
             self.attention.name()
         )
+    }
+
+    /// The same, with gradients summed over micro-batches and ranks in single precision: the update
+    /// reads these sums, and needs no copy of them.
+    pub const fn summing_in_single(self) -> Profile {
+        Profile {
+            gradient_bytes: 4.0,
+            exchange_bytes: 4.0,
+            accumulate_bytes: 8.0,
+            state_bytes: MASTER_BYTES + MOMENTS_BYTES,
+            ..self
+        }
     }
 
     /// This profile in another arithmetic: in single precision weights and gradients have 4 bytes

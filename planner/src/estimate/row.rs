@@ -6,7 +6,7 @@
 pub mod inference;
 mod words;
 
-use super::profile::{self, Profile};
+use super::profile::{self, Printed, Profile};
 use super::rates::Arithmetic;
 use super::workload::{Item, Routed, Shape, Workload};
 use super::{Estimate, Estimator, Job, chosen};
@@ -20,7 +20,7 @@ pub const COLUMNS: [&str; 8] =
     ["row_id", "layers", "hidden", "heads", "seq_len", "gpu", "n_gpus", "global_batch"];
 
 /// The columns of models and devices that are read where a table of either kind has them.
-pub const SHARED: [&str; 14] = [
+pub const SHARED: [&str; 15] = [
     "params_b",
     "kv_heads",
     "head_dim",
@@ -30,6 +30,7 @@ pub const SHARED: [&str; 14] = [
     "n_experts",
     "topk",
     "moe_ffn",
+    "dense_layers",
     "gpu_mem_gb",
     "gpus_per_node",
     "tp",
@@ -38,7 +39,7 @@ pub const SHARED: [&str; 14] = [
 ];
 
 /// The other columns that are read where a table of training has them.
-pub const OPTIONAL: [&str; 18] = [
+pub const OPTIONAL: [&str; 19] = [
     "model",
     "intra_bw_gb_s_per_gpu_uni",
     "inter_bw_gb_s_per_node_uni",
@@ -54,6 +55,7 @@ pub const OPTIONAL: [&str; 18] = [
     "framework",
     "step_time_s",
     "peak_mem_gib",
+    "mem_kind",
     "usable_for_time",
     "usable_for_memory",
     "file",
@@ -137,6 +139,7 @@ pub fn read_without_source(table: &str, row: &dyn Columns) -> Result<Question, S
     let mut shape = reader.shape()?;
     let mut profile = reader.profile();
     chosen::set_aside_of_style(table, &mut profile);
+    profile.prints = reader.printed()?.unwrap_or(profile.prints);
     if let Some(words) = profile.vocabulary.filter(|words| *words != shape.vocab) {
         shape.vocab = words;
         reader.defaults.push(format!("vocab={words}"));
@@ -398,6 +401,7 @@ impl RowReader<'_> {
             Some(known) => (known.shared_ffn, known.dense_layers),
             None => deepseek,
         };
+        let dense_layers = self.count("dense_layers")?.unwrap_or(dense_layers);
         Ok(Some(Routed { experts, top_k, ffn, shared_ffn, dense_layers }))
     }
 
@@ -411,6 +415,17 @@ impl RowReader<'_> {
             self.defaults.push(format!("profile={}", profile.name));
         }
         profile
+    }
+
+    /// What the peak of memory counts that a row states, where it says so.
+    fn printed(&self) -> Result<Option<Printed>, String> {
+        match self.row.text("mem_kind").trim() {
+            "" => Ok(None),
+            "allocated" => Ok(Some(Printed::Allocated)),
+            "reserved" => Ok(Some(Printed::Reserved)),
+            "device" => Ok(Some(Printed::Device)),
+            other => Err(format!("`mem_kind` is `{other}`, not allocated, reserved or device")),
+        }
     }
 
     fn arithmetic(&mut self) -> Result<Arithmetic, String> {
@@ -493,11 +508,11 @@ impl RowReader<'_> {
                 flag
             }
         };
-        let stage = match words::zero_stage(self.row.text("zero_stage")) {
-            Some(stage) => stage?,
+        let zero = match words::zero(self.row.text("zero_stage")) {
+            Some(zero) => zero?,
             None => {
                 self.defaults.push(format!("zero_stage={}", profile.usual_zero));
-                profile.usual_zero
+                Zero { stage: profile.usual_zero, shard: 0 }
             }
         };
         Ok(Configuration {
@@ -511,7 +526,7 @@ impl RowReader<'_> {
             vpp: self.chunks(pp, layers)?,
             microbatch,
             sequence_parallel: sequence_parallel && tp > 1,
-            zero: Zero { stage, shard: 0 },
+            zero,
             recompute,
             ..Configuration::default()
         })

@@ -147,8 +147,7 @@ impl Layout {
                 gradients: when(gradients),
                 weights: when(weights),
                 tensor_hidden: if tensor { profile.tensor_hidden } else { 0.0 },
-                exchange_bytes: if in_half { 2.0 } else { 4.0 },
-                ..profile
+                ..if in_half { profile } else { profile.summing_in_single() }
             },
             None => profile,
         })

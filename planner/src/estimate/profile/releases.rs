@@ -197,9 +197,12 @@ pub const MEGATRON_BRIDGE: Profile = Profile {
     gradients: Exchange::Overlapped,
     weights: Exchange::Overlapped,
     backward_weights: Exchange::Overlapped,
-    gradient_bytes: 4.0,
+    // Recipes sum gradients in bf16 (`grad_reduce_in_fp32=False`); the update reads a copy in f32
+    // (`_copy_model_grads_to_main_grads`), which is sharded with master weights and moments.
+    gradient_bytes: 2.0,
     exchange_bytes: 2.0,
-    accumulate_bytes: 8.0,
+    accumulate_bytes: 4.0,
+    state_bytes: 16.0,
     tensor_hidden: 0.7,
     tensor_operations: 1.0,
     usual_sequence_parallel: true,
@@ -221,6 +224,19 @@ const MEGATRON_BRIDGE_2509: Profile = Profile {
     product_per_expert: false,
     source: "github.com/NVIDIA-NeMo/Megatron-Bridge, performance summary, archive",
     ..MEGATRON_BRIDGE
+};
+
+/// Megatron-Core started without its flags for overlap (`--overlap-grad-reduce`,
+/// `--overlap-param-gather`, `--tp-comm-overlap`), which are off by default.
+const MEGATRON_CORE_SERIAL: Profile = Profile {
+    name: "megatron-core-serial",
+    gradients: Exchange::AtEnd,
+    weights: Exchange::AtEnd,
+    backward_weights: Exchange::AtEnd,
+    tensor_hidden: 0.0,
+    source: "github.com/NVIDIA/Megatron-LM core_r0.14.0: megatron/training/arguments.py",
+    // What `--bf16` does where `--grad-reduce-in-bf16` is not given.
+    ..MEGATRON_BRIDGE.summing_in_single()
 };
 
 /// DeepSpeed ZeRO-3 without model parallelism, 2021.
@@ -330,7 +346,7 @@ const VTRAIN: Profile = Profile {
 pub const DEFAULT: Profile = Profile { doubt: 0.2, ..MEGATRON_BRIDGE };
 
 /// All profiles, ours first.
-pub const PROFILES: [Profile; 22] = [
+pub const PROFILES: [Profile; 23] = [
     GANTLINE,
     MEGATRON_2020,
     MEGATRON_2021,
@@ -339,6 +355,7 @@ pub const PROFILES: [Profile; 22] = [
     NEMO,
     MEGATRON_BRIDGE,
     MEGATRON_BRIDGE_2509,
+    MEGATRON_CORE_SERIAL,
     LLM_FOUNDRY,
     TORCH_FSDP,
     FMS_FSDP,
@@ -406,7 +423,11 @@ pub fn of_framework(name: &str) -> Option<Profile> {
     } else if has("sc21") || has("ptd-p") {
         MEGATRON_2021
     } else if has("megatron-core") || has("mcore") || has("transformer engine") {
-        MEGATRON_BRIDGE
+        if is_any(&["no overlap", "without overlap"]) {
+            MEGATRON_CORE_SERIAL
+        } else {
+            MEGATRON_BRIDGE
+        }
     } else if has("megatron-lm 2020") {
         MEGATRON_2020
     } else if has("megatron") {

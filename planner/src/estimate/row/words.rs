@@ -3,7 +3,7 @@
 use ir::import::nearest;
 
 use crate::cluster::names;
-use crate::configuration::Recompute;
+use crate::configuration::{Recompute, Zero};
 use crate::estimate::rates::Arithmetic;
 
 /// Letters and digits of a name, in capitals.
@@ -75,19 +75,22 @@ pub(super) fn recompute(text: &str) -> Option<Recompute> {
     }
 }
 
-/// The stage of a sharding of optimizer state, gradients and weights; none where the text is blank.
-pub(super) fn zero_stage(text: &str) -> Option<Result<u8, String>> {
+/// A sharding of optimizer state, gradients and weights: its stage, and behind a `/` the ranks that
+/// a shard lies over, as names of plans say it (`1/8`). None where the text is blank.
+pub(super) fn zero(text: &str) -> Option<Result<Zero, String>> {
     let lower = text.trim().to_lowercase();
     if lower.is_empty() {
         return None;
     }
     if lower.contains("fsdp") || lower.contains("hsdp") {
-        return Some(Ok(3));
+        return Some(Ok(Zero { stage: 3, shard: 0 }));
     }
-    match lower.parse::<f64>() {
-        Ok(stage) if [0.0, 1.0, 2.0, 3.0].contains(&stage) => Some(Ok(stage as u8)),
-        Ok(_) | Err(_) => Some(Err(format!("`zero_stage` is `{text}`, not 0 to 3"))),
-    }
+    let (stage, ranks) = lower.split_once('/').unwrap_or((&lower, "0"));
+    let stage = stage.parse::<f64>().ok().filter(|stage| [0.0, 1.0, 2.0, 3.0].contains(stage));
+    Some(match (stage, ranks.parse()) {
+        (Some(stage), Ok(shard)) => Ok(Zero { stage: stage as u8, shard }),
+        _ => Err(format!("`zero_stage` is `{text}`, not 0 to 3, or a stage over ranks as `1/8`")),
+    })
 }
 
 #[cfg(test)]
@@ -153,7 +156,9 @@ mod tests {
             assert_eq!(arithmetic(text).unwrap(), Some(expected), "{text}");
         }
         assert!(arithmetic("int3").is_err());
-        assert_eq!(zero_stage("hsdp (8 in a node)"), Some(Ok(3)));
-        assert!(zero_stage("7").unwrap().is_err());
+        let sharded = |stage, shard| Some(Ok(Zero { stage, shard }));
+        assert_eq!(zero("hsdp (8 in a node)"), sharded(3, 0));
+        assert_eq!((zero("1"), zero("1/8"), zero(" ")), (sharded(1, 0), sharded(1, 8), None));
+        assert!(["7", "1/x", "1/"].iter().all(|text| zero(text).unwrap().is_err()));
     }
 }

@@ -106,6 +106,23 @@ fn full_devices_are_printed_as_full() {
     assert!((printed - 1.0).abs() < 1e-9, "{printed} of a device");
 }
 
+/// A row may say which peak it states: what tensors hold is the least, what a driver sees the most.
+#[test]
+fn rows_say_what_their_peak_counts() {
+    let run = read_runs(include_str!("../../../tests/unseen_runs.csv"));
+    let run = run.into_iter().find(|run| !run.text("mem_kind").is_empty()).unwrap();
+    let question = |kind: &str| {
+        let mut run = run.clone();
+        unseen::set(&mut run, "mem_kind", kind);
+        row::read(&run)
+    };
+    let bytes = |kind: &str| question(kind).unwrap().answer().unwrap().printed_memory.total_bytes();
+    let [allocated, reserved, device] = ["allocated", "reserved", "device"].map(bytes);
+    assert!(allocated <= reserved && reserved < device, "{allocated} {reserved} {device}");
+    assert_eq!(bytes(""), device);
+    assert!(question("nvidia-smi").unwrap_err().contains("`mem_kind` is `nvidia-smi`"));
+}
+
 /// Bytes of a device for a job.
 fn h100_bytes() -> f64 {
     let cluster = Cluster::load_on("h100", &machine()).unwrap();
