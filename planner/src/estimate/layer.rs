@@ -67,10 +67,17 @@ const GROUPED: [(f64, f64); 2] = [(300.0, 1.0), (800.0 / 2.8, 2.8)];
 /// which reach the bandwidth of plain ones.
 const ALONE: (f64, f64) = (0.0, 0.0);
 
-/// Seconds of grouped products with `rows` rows for each expert; `time(n)` is the seconds of the
-/// same products alone, with n rows.
-fn grouped_s((first, recomputed): (f64, f64), rows: f64, time: impl Fn(f64) -> f64) -> f64 {
-    time(rows) + recomputed * time(rows.min(first))
+/// Seconds of products of `experts` experts with `rows` rows for each; `time(n)` is the seconds of
+/// the same products alone, with n rows. The overhead is that of going from one expert to the next:
+/// the products of a single expert are plain ones.
+fn grouped_s(
+    (first, recomputed): (f64, f64),
+    experts: f64,
+    rows: f64,
+    time: impl Fn(f64) -> f64,
+) -> f64 {
+    let next = (experts - 1.0) / experts.max(1.0);
+    time(rows) + recomputed * next * time(rows.min(first))
 }
 
 /// The two passes of an item, with what each makes the host do.
@@ -465,10 +472,11 @@ impl Lowering<'_> {
             |m, n, rows| self.rates.weight_product_s(arithmetic, [m, n, rows, local], 0.0);
         let [products, gradients] = GROUPED;
         let products = if self.weights.of_training { products } else { ALONE };
-        let forward = grouped_s(products, per_expert, |m| time(m, inner, h) + time(m, h, f));
+        let each = per_expert;
+        let forward = grouped_s(products, local, each, |m| time(m, inner, h) + time(m, h, f));
         let weight_s =
-            grouped_s(gradients, per_expert, |m| gradient(h, inner, m) + gradient(f, h, m));
-        let backward = grouped_s(products, per_expert, |m| time(m, h, inner) + time(m, f, h));
+            grouped_s(gradients, local, each, |m| gradient(h, inner, m) + gradient(f, h, m));
+        let backward = grouped_s(products, local, each, |m| time(m, h, inner) + time(m, f, h));
         let backward = backward + weight_s;
         // Its few columns are padded: five experts take no longer than six.
         let columns = (f64::from(count) / 8.0).ceil() * 8.0;

@@ -20,7 +20,7 @@ pub const COLUMNS: [&str; 8] =
     ["row_id", "layers", "hidden", "heads", "seq_len", "gpu", "n_gpus", "global_batch"];
 
 /// The columns of models and devices that are read where a table of either kind has them.
-pub const SHARED: [&str; 15] = [
+pub const SHARED: [&str; 16] = [
     "params_b",
     "kv_heads",
     "head_dim",
@@ -31,6 +31,7 @@ pub const SHARED: [&str; 15] = [
     "topk",
     "moe_ffn",
     "dense_layers",
+    "shared_ffn",
     "gpu_mem_gb",
     "gpus_per_node",
     "tp",
@@ -402,6 +403,7 @@ impl RowReader<'_> {
             None => deepseek,
         };
         let dense_layers = self.count("dense_layers")?.unwrap_or(dense_layers);
+        let shared_ffn = self.count("shared_ffn")?.unwrap_or(shared_ffn);
         Ok(Some(Routed { experts, top_k, ffn, shared_ffn, dense_layers }))
     }
 

@@ -285,6 +285,7 @@ fn unseen_runs_are_predicted() {
         ("automodel", 0.12),
         ("nanotron_8b", 0.10),
         ("simumax_b200", 0.13),
+        ("dgxc", 0.06),
         // A framework that no profile describes.
         ("internevo", 0.26),
     ];
