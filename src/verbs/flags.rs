@@ -456,7 +456,7 @@ pub struct Bill {
 }
 
 impl Bill {
-    /// What interrupts a job on so many devices, where the user says.
+    /// What interrupts a job on `devices` devices, where the user says.
     pub fn interruptions(&self, devices: u32) -> Option<Interruptions> {
         let (mtbf_s, save_s) = (self.mtbf?, self.save?);
         Some(Interruptions::of_devices(devices.into(), mtbf_s, save_s, self.restart))

@@ -2,8 +2,8 @@
 
 use crate::configuration::Configuration;
 
-/// Layers of `count` chunks, first to last, where the embedding counts for so many layers and the
-/// loss too (`generate_llm_fqn_per_model_part`); none where torchtitan refuses.
+/// Layers of `count` chunks, first to last, where the embedding counts as `first` layers and the
+/// head as `last` (`generate_llm_fqn_per_model_part`); none where torchtitan refuses.
 pub fn torchtitan_chunks(layers: u32, count: u32, [first, last]: [u32; 2]) -> Option<Vec<u32>> {
     let all = layers.checked_add(first)?.checked_add(last)?;
     let each = all.checked_div(count)?;
