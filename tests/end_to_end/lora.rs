@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use codegen::prepare::prepare_training;
-use ir::import::{Model, Weight, preset, read_config};
+use ir::import::{Model, Weight, preset};
 use ir::lora::{Adapter, Lora, adapt};
 use ir::plan::Keep;
 use ir::program::Contents;
@@ -16,6 +16,7 @@ use runtime::load::{Named, collect_weights, join_weights, load_weights, read_wei
 use runtime::weights::Weights;
 
 use crate::model::{Wanted, plan, session};
+use crate::reference::Case;
 use crate::scratch::{Scratch, text};
 
 /// The cases of `tests/reference/lora.py`.
@@ -24,43 +25,30 @@ const CASES: [(&str, &str); 2] = [
     ("llama-tiny", "rank=3,alpha=16,targets=q_proj,v_proj,o_proj,down_proj"),
 ];
 
-struct Case {
-    name: &'static str,
+/// A model of `tests/reference` with adapters, and peft's values.
+struct Adapted {
+    case: Case,
     model: Model,
     module: Module,
     adapters: Vec<Adapter>,
     lora: Lora,
     base: Weights,
     expected: Weights,
-    tokens: Vec<i32>,
-    labels: Vec<i32>,
-    seq: usize,
 }
 
-impl Case {
-    fn open((name, lora): (&'static str, &str), dtype: DType) -> Case {
-        let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/reference");
-        let folder = root.join(name);
-        let batch = Weights::open(&folder.join("expected.safetensors")).expect("a batch");
-        let numbers = |tensor: &str| batch.read_f64(tensor, None).expect("the tensor reads");
-        let seq = batch.get("input_ids").expect("there are tokens").dims[1];
-        let tokens: Vec<i32> = numbers("input_ids").iter().map(|x| *x as i32).collect();
-        // transformers shifts: the label of a position is the next token's.
-        let given = numbers("labels");
-        let label = |at: usize| if at % seq + 1 == seq { -100 } else { given[at + 1] as i32 };
-        let labels = (0..given.len()).map(label).collect();
-        let text = std::fs::read_to_string(folder.join("config.json")).expect("a config");
-        let description = read_config("config.json", &text, name).expect("the config reads");
-        let options = ir::import::Options { seq, dtype, dropout: Some(0.0) };
-        let mut model = ir::import::import(&description, &options).expect("it is imported");
+impl Adapted {
+    fn open((name, lora): (&'static str, &str), dtype: DType) -> Adapted {
+        let case = Case::open(name);
+        let options = ir::import::Options { seq: case.seq, dtype, dropout: Some(0.0) };
+        let mut model = ir::import::import(&case.description(), &options).expect("it is imported");
         let lora: Lora = lora.parse().expect("it says what is adapted");
         let adapters = adapt(&mut model, &lora).expect("there are such weights");
         assert_eq!(ir::verify::verify(&model.module), []);
         let module = prepare_training(model.module.clone(), "loss").expect("it is prepared");
-        let expected = root.join("lora").join(format!("{name}.safetensors"));
+        let expected = case.folder.with_file_name("lora").join(format!("{name}.safetensors"));
         let expected = Weights::open(&expected).expect("peft's values");
-        let base = Weights::open(&folder).expect("the weights open");
-        Case { name, model, module, adapters, lora, base, expected, tokens, labels, seq }
+        let base = Weights::open(&case.folder).expect("the weights open");
+        Adapted { case, model, module, adapters, lora, base, expected }
     }
 
     /// The weights of the base model, and those of the adapters.
@@ -80,7 +68,7 @@ impl Case {
             keep: Keep::Full,
             sequence: mesh.tp > 1,
         };
-        let plan = plan(&self.module, self.seq, dtype, wanted).expect("a plan");
+        let plan = plan(&self.module, self.case.seq, dtype, wanted).expect("a plan");
         let mut session = session(&self.module, &plan);
         let [own, new] = self.weights();
         load_weights(&mut session, &own, &self.base).expect("the weights fit");
@@ -103,7 +91,8 @@ impl Case {
             clip: f64::INFINITY,
             ..Scalars::default()
         };
-        let batch = Batch { tokens: &self.tokens, labels: &self.labels, ..Batch::default() };
+        let batch =
+            Batch { tokens: &self.case.tokens, labels: &self.case.labels, ..Batch::default() };
         session.step(&batch, scalars).expect("the step runs").loss()
     }
 
@@ -114,7 +103,12 @@ impl Case {
         assert_eq!(ours.len(), theirs.len(), "{tensor}");
         let largest = theirs.iter().fold(0.0_f64, |m, x| m.max(x.abs()));
         let off = ours.iter().zip(&theirs).map(|(a, b)| (a * scale - b).abs()).fold(0.0, f64::max);
-        assert!(off <= bound * largest, "{} {tensor} is off by {:e}", self.name, off / largest);
+        assert!(
+            off <= bound * largest,
+            "{} {tensor} is off by {:e}",
+            self.case.name,
+            off / largest
+        );
     }
 }
 
@@ -129,36 +123,37 @@ fn meshes() -> [Mesh; 4] {
 fn adapters_are_pefts() {
     for given in CASES {
         for (dtype, bound) in [(DType::F64, 1e-10), (DType::F32, 1e-5)] {
-            let case = Case::open(given, dtype);
-            let [own, new] = case.weights();
+            let adapted = Adapted::open(given, dtype);
+            let [own, new] = adapted.weights();
             for mesh in meshes() {
-                let mut session = case.start(dtype, mesh);
+                let mut session = adapted.start(dtype, mesh);
                 let before = collect_weights(&session, &own, Part::Weight);
-                let merged = merged(&case, &session);
+                let merged = merged(&adapted, &session);
                 for Named { name, values } in &merged {
-                    let has = case.expected.get(&format!("merged.{name}")).is_some();
+                    let has = adapted.expected.get(&format!("merged.{name}")).is_some();
                     let tensor = format!("merged.{name}");
                     if has {
-                        case.compare(&tensor, &values.to_f64(), 1.0, bound);
+                        adapted.compare(&tensor, &values.to_f64(), 1.0, bound);
                     }
                 }
-                let adapted =
-                    |t: &&Named| case.expected.get(&format!("merged.{}", t.name)).is_some();
-                let count = merged.iter().filter(adapted).count();
+                let is_adapted =
+                    |t: &&Named| adapted.expected.get(&format!("merged.{}", t.name)).is_some();
+                let count = merged.iter().filter(is_adapted).count();
                 let tensors: BTreeSet<&str> = new.iter().map(|w| w.source.name()).collect();
                 assert_eq!(2 * count, tensors.len(), "all that peft adapts is adapted");
-                let loss = case.step(&mut session, 1e-3);
-                case.compare("loss", &[loss], 1.0, bound);
-                let labels = case.labels.iter().filter(|l| **l >= 0).count() as f64;
+                let loss = adapted.step(&mut session, 1e-3);
+                adapted.compare("loss", &[loss], 1.0, bound);
+                let labels = adapted.case.labels.iter().filter(|l| **l >= 0).count() as f64;
                 for tensor in collect_weights(&session, &new, Part::Grad) {
                     let name = format!("grad.{}", tensor.name);
-                    case.compare(&name, &tensor.values.to_f64(), 1.0 / labels, bound);
+                    adapted.compare(&name, &tensor.values.to_f64(), 1.0 / labels, bound);
                 }
                 assert!(own.iter().all(|w| session.read_grad(&w.name).is_none()));
                 let after = collect_weights(&session, &own, Part::Weight);
-                assert!(before == after, "{} {mesh}: a frozen weight changed", case.name);
+                assert!(before == after, "{} {mesh}: a frozen weight changed", adapted.case.name);
                 for tensor in collect_weights(&session, &new, Part::Weight) {
-                    let theirs = case.expected.read_f64(&tensor.name, None).expect("it is there");
+                    let theirs =
+                        adapted.expected.read_f64(&tensor.name, None).expect("it is there");
                     assert_ne!(tensor.values.to_f64(), theirs, "{} is trained", tensor.name);
                 }
             }
@@ -167,15 +162,15 @@ fn adapters_are_pefts() {
 }
 
 /// The tensors of the base with the adapters of a session merged.
-fn merged(case: &Case, session: &Session) -> Vec<Named> {
+fn merged(adapted: &Adapted, session: &Session) -> Vec<Named> {
     let numbers =
         |name: &str| session.read_weight(name, Part::Weight).expect("the session has it").to_f64();
-    let [own, _] = case.weights();
+    let [own, _] = adapted.weights();
     let mut values = |weight: &Weight| {
         let mut of = numbers(&weight.name);
-        if let Some(adapter) = case.adapters.iter().find(|one| one.weight == weight.name) {
+        if let Some(adapter) = adapted.adapters.iter().find(|one| one.weight == weight.name) {
             let [a, b] = [&adapter.a, &adapter.b].map(|name| numbers(name));
-            of = adapter.merge(&of, &a, &b, case.lora.scale());
+            of = adapter.merge(&of, &a, &b, adapted.lora.scale());
         }
         let bytes = of.iter().flat_map(|x| x.to_le_bytes()).collect();
         Ok::<_, String>(Values { dtype: DType::F64, dims: weight.dims.clone(), bytes })

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use ir::import::{Model, read_config};
+use ir::import::{Description, Model, read_config};
 use ir::plan::{Keep, Optimizer};
 use ir::{DType, Mesh, Module};
 use runtime::execute::{Batch, Part, Scalars, Session, StepReport};
@@ -15,17 +15,18 @@ use crate::model::{Wanted, plan, prepared, session};
 const CASES: [&str; 4] = ["gpt2-tiny", "gpt2-untied", "llama-tiny", "llama-bias-tied"];
 const RATE: f64 = 1e-3;
 
-struct Case {
-    name: &'static str,
-    folder: PathBuf,
+/// A model of `tests/reference`, with a batch and what PyTorch made of it.
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
+    pub(crate) folder: PathBuf,
     expected: Weights,
-    seq: usize,
-    tokens: Vec<i32>,
-    labels: Vec<i32>,
+    pub(crate) seq: usize,
+    pub(crate) tokens: Vec<i32>,
+    pub(crate) labels: Vec<i32>,
 }
 
 impl Case {
-    fn open(name: &'static str) -> Case {
+    pub(crate) fn open(name: &'static str) -> Case {
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/reference").join(name);
         let expected =
             Weights::open(&folder.join("expected.safetensors")).expect("the values open");
@@ -43,10 +44,13 @@ impl Case {
         self.expected.read_f64(tensor, None).expect("the tensor reads")
     }
 
-    fn prepared(&self, dtype: DType) -> (Model, Module) {
+    pub(crate) fn description(&self) -> Description {
         let text = std::fs::read_to_string(self.folder.join("config.json")).expect("a config");
-        let description = read_config("config.json", &text, self.name).expect("the config reads");
-        prepared(&description, self.seq, dtype, 0.0)
+        read_config("config.json", &text, self.name).expect("the config reads")
+    }
+
+    fn prepared(&self, dtype: DType) -> (Model, Module) {
+        prepared(&self.description(), self.seq, dtype, 0.0)
     }
 
     fn start(&self, model: &Model, module: &Module, dtype: DType, mesh: Mesh) -> Session {
