@@ -282,7 +282,7 @@ pub fn is_buffer(tensor: &str) -> bool {
 /// The exit code of a diagnostic's code, from the table above; 6, a bad file, for any other.
 pub fn exit_code(code: &str) -> u8 {
     match code {
-        "E1101" | "E1108" | "E1112" | "E1113" | "E1201" | "E1202" | "E1203" => 2,
+        "E1101" | "E1108" | "E1112" | "E1113" | "E1201" | "E1202" | "E1203" | "E1204" => 2,
         "E1106" | "E1107" | "E1111" => 4,
         "E1102" => 7,
         _ => 6,

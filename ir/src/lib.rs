@@ -57,6 +57,7 @@
 //! | `E1201` | a target of an adapter that matches no weight | 2 |
 //! | `E1202` | a rank of an adapter above the dims of a weight | 2 |
 //! | `E1203` | targets that adapt some calls of a layer only | 2 |
+//! | `E1204` | frozen weights that are stored in another type than they are computed with | 2 |
 //! | `E1031` | a line of a program that is not understood | 6 |
 //! | `E1032` | a line of a program that is out of its order, or missing | 6 |
 

@@ -41,6 +41,35 @@ pub struct Lora {
     pub alpha: f64,
     /// The weights or modules that are adapted.
     pub targets: Vec<String>,
+    /// How frozen weights are stored; none for the type that products compute in.
+    pub base: Option<Base>,
+}
+
+/// How frozen weights of products are stored (Dettmers et al. 2022 and 2023): they are converted to
+/// the type that products compute in at each use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Base {
+    /// 8 bits, and scales of rows or columns.
+    Int8,
+    /// NormalFloats of 4 bits, with a scale in f32 for each 64.
+    Nf4,
+    /// So, with double quantisation: scales in 8 bits, with a scale in f32 for each 256.
+    Nf4Dq,
+}
+
+impl Base {
+    /// All of them.
+    pub const ALL: [Base; 3] = [Base::Int8, Base::Nf4, Base::Nf4Dq];
+
+    /// The name in flags.
+    pub fn name(self) -> &'static str {
+        match self {
+            Base::Int8 => "int8",
+            Base::Nf4 => "nf4",
+            Base::Nf4Dq => "nf4-dq",
+        }
+    }
 }
 
 impl Lora {
@@ -52,7 +81,8 @@ impl Lora {
 
 impl fmt::Display for Lora {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank={},alpha={},targets={}", self.rank, self.alpha, self.targets.join(","))
+        write!(f, "rank={},alpha={},targets={}", self.rank, self.alpha, self.targets.join(","))?;
+        self.base.map_or(Ok(()), |base| write!(f, ",weights={}", base.name()))
     }
 }
 
@@ -71,12 +101,14 @@ impl TryFrom<String> for Lora {
 }
 
 /// Reads `rank=8,alpha=16,targets=q,v`: what follows `targets=` are further targets. Without
-/// `alpha` it is the rank, without `targets` they are `q` and `v`.
+/// `alpha` it is the rank, without `targets` they are `q` and `v`. `weights=nf4-dq` says how frozen
+/// weights are stored.
 impl FromStr for Lora {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Lora, String> {
         let (mut rank, mut alpha, mut targets) = (None, None, Vec::<String>::new());
+        let mut base = None;
         let mut in_targets = false;
         for item in text.split(',').map(str::trim) {
             let (key, value) = item.split_once('=').map_or((None, item), |(k, v)| (Some(k), v));
@@ -95,8 +127,14 @@ impl FromStr for Lora {
                     let number = value.parse().ok().filter(|a: &f64| a.is_finite() && *a > 0.0);
                     alpha = Some(number.ok_or_else(|| format!("alpha `{value}` is not positive"))?);
                 }
+                Some("weights") => {
+                    let known = Base::ALL.into_iter().find(|base| base.name() == value);
+                    let names = || Base::ALL.map(Base::name).join(", ");
+                    let unknown = || format!("frozen weights are stored in one of {}", names());
+                    base = Some(known.ok_or_else(unknown)?);
+                }
                 Some(other) => {
-                    return Err(format!("`{other}` is none of rank, alpha and targets"));
+                    return Err(format!("`{other}` is none of rank, alpha, targets and weights"));
                 }
                 None => return Err(format!("`{item}` is none of rank=, alpha= and targets=")),
             }
@@ -105,7 +143,7 @@ impl FromStr for Lora {
         if targets.is_empty() {
             targets.extend(USUAL_TARGETS.map(str::to_owned));
         }
-        Ok(Lora { rank, alpha: alpha.unwrap_or(rank as f64), targets })
+        Ok(Lora { rank, alpha: alpha.unwrap_or(rank as f64), targets, base })
     }
 }
 
@@ -206,8 +244,15 @@ fn module_of(weight: &Weight) -> &str {
 ///
 /// # Errors
 /// `E1201` for a target that matches no weight, `E1202` for a rank above the dims of a weight,
-/// `E1203` for targets that adapt a layer in some of its calls only.
+/// `E1203` for targets that adapt a layer in some of its calls only, `E1204` for frozen weights
+/// that are stored in another type than they are computed with.
 pub fn adapt(model: &mut Model, lora: &Lora) -> Result<Vec<Adapter>, Diagnostic> {
+    if let Some(base) = lora.base {
+        let headline =
+            format!("frozen weights in {} are priced on GPUs, and not computed with", base.name());
+        let help = "leave `weights=` out, or name GPUs";
+        return Err(Diagnostic::error("E1204", Span::of("--lora"), headline).help(help));
+    }
     let candidates = candidates(model);
     let groups = select(&candidates, lora)?;
     let mut added: BTreeMap<String, Added> = BTreeMap::new();
