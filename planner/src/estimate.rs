@@ -180,7 +180,7 @@ impl<'a> Estimator<'a> {
 
     /// Slows all devices to the slowest of `devices`.
     fn waiting(mut self, devices: u64) -> Estimator<'a> {
-        self.rates.wait_for_slowest([self.devices, devices]);
+        self.rates.wait_for_slowest([self.devices, devices], self.profile.stated.straggler);
         Estimator { devices, ..self }
     }
 
@@ -211,6 +211,9 @@ impl<'a> Estimator<'a> {
             devices: cluster.devices_per_node.unwrap_or(1) as u64,
         };
         let profile = profile.in_arithmetic(job.arithmetic);
+        if let Some(watts) = profile.stated.power_w {
+            rates.limit_power(&cluster.device.name, watts)?;
+        }
         let peak_flops = devices::peak_flops(cluster, &rates, job.arithmetic);
         let device_bytes = memory_bytes;
         Ok(Estimator {
@@ -282,7 +285,7 @@ impl<'a> Estimator<'a> {
             job: &self.job,
             inside,
             seq: f64::from(seq),
-            weights: Weights::trained(self.job.arithmetic),
+            weights: Weights::trained(self.job.arithmetic, self.work.frozen),
         };
         let mut known = KnownItems::default();
         let mut price = |items, width| lowering.price_knowing(&mut known, items, width);
@@ -292,12 +295,20 @@ impl<'a> Estimator<'a> {
         let [first, last] = [&self.work.first, &self.work.last].map(|end| price(end, width));
         let head = self.work.head_parameters() as f64;
         let tied = if self.work.tied { head / f64::from(inside.tp) } else { 0.0 };
+        let (tied, tied_frozen_bytes) = match self.work.frozen {
+            None => (tied, 0.0),
+            Some(_) => (0.0, tied * self.profile.weight_bytes),
+        };
+        let tied_moments =
+            if self.work.tied { lowering.head_moments(&self.work.last) } else { 0.0 };
         Prices {
             layers,
             first,
             last,
             boundary_bytes: tokens * f64::from(width) * self.job.arithmetic.element_bytes(),
             tied_parameters: tied,
+            tied_moments,
+            tied_frozen_bytes,
         }
     }
 

@@ -56,6 +56,7 @@
 //! | `E3403` | the shape of a model that cannot be | 2 |
 //! | `E3404` | a cluster that an estimate is not for | 2 |
 //! | `E3405` | decisions that the values of a plan cannot express yet | 4 |
+//! | `E3406` | adapters that a model on GPUs cannot have | 2 |
 
 pub mod divisors;
 pub mod quantity;

@@ -101,19 +101,27 @@ impl Terms<'_> {
 
     /// Seconds in which a stage's shards are updated.
     pub(super) fn update_s(&self, c: &Configuration, stage: &Stage) -> f64 {
-        let held: f64 = weights(c, stage).iter().map(Weights::held).sum();
-        let bytes = held * self.profile.update_bytes;
-        match c.offload.optimizer {
-            Place::Device => self.rates.rows_s(bytes),
-            // The host computes the update from gradients that come, and weights go back; it is
-            // never done before the device would be.
-            Place::Host => {
-                let moved = held * (self.profile.exchange_bytes + self.profile.weight_bytes);
-                let moved_s = moved / self.host.bytes_per_s(c);
-                (bytes / HOST_MEMORY_BYTES_PER_S).max(moved_s).max(self.rates.rows_s(bytes))
+        let weights = weights(c, stage);
+        let held: f64 = weights.iter().map(Weights::held).sum();
+        // Ranks that share a state share its matrices, and each of their products.
+        let of_shards = |parts: [f64; 2]| {
+            parts.iter().zip(&weights).map(|(part, w)| part / w.shard as f64).sum::<f64>()
+        };
+        let [moments, products_s]: [f64; 2] =
+            [stage.moments.bytes, stage.moments.seconds].map(of_shards);
+        let bytes = held * self.profile.update_bytes + 2.0 * moments;
+        products_s
+            + match c.offload.optimizer {
+                Place::Device => self.rates.rows_s(bytes),
+                // The host computes the update from gradients that come, and weights go back; it is
+                // never done before the device would be.
+                Place::Host => {
+                    let moved = held * (self.profile.exchange_bytes + self.profile.weight_bytes);
+                    let moved_s = moved / self.host.bytes_per_s(c);
+                    (bytes / HOST_MEMORY_BYTES_PER_S).max(moved_s).max(self.rates.rows_s(bytes))
+                }
+                Place::Disk => bytes / DISK_BYTES_PER_S,
             }
-            Place::Disk => bytes / DISK_BYTES_PER_S,
-        }
     }
 
     /// Joins the pieces of all tensors for each rank, and copies what was gathered back, piece by
@@ -145,15 +153,16 @@ impl Terms<'_> {
         let weights = weights(c, stage);
         let pieces = self.profile.pieces_per_layer;
         let mut found = Collectives::default();
-        let parts = weights.iter().zip(copies.parts);
-        for (w, [shards, same]) in parts.filter(|(w, _)| w.parameters > 0.0) {
-            let in_pieces = |bytes: f64| {
-                let bytes = bytes * w.parameters / layers;
+        let parts = weights.iter().zip(copies.parts).zip(stage.frozen);
+        let is_there = |w: &Weights, frozen: f64| w.parameters + frozen > 0.0;
+        for ((w, [shards, same]), frozen) in parts.filter(|((w, _), frozen)| is_there(w, *frozen)) {
+            let in_pieces = |bytes: f64, more: f64| {
+                let bytes = bytes * w.parameters / layers + more / layers;
                 pieces * self.network.gather_s(bytes / pieces, shards)
             };
             let shard = w.held() / layers * self.profile.exchange_bytes;
-            found.gather_s += in_pieces(self.profile.weight_bytes);
-            found.reduce_s += in_pieces(self.profile.exchange_bytes);
+            found.gather_s += in_pieces(self.profile.weight_bytes, frozen);
+            found.reduce_s += in_pieces(self.profile.exchange_bytes, 0.0);
             found.reduce_s += self.network.all_reduce_s(shard, same);
         }
         found
@@ -181,7 +190,9 @@ impl Terms<'_> {
         };
         // A pass over the gathered weights, and one over whole gradients.
         let copies = if self.profile.copies_gathered { layers } else { 0.0 };
-        let copy_s = copies * self.rates.rows_s(parameters * 2.0 * self.profile.weight_bytes);
+        let frozen = (stage.frozen[0] + stage.frozen[1]) / layers;
+        let gathered = parameters * 2.0 * self.profile.weight_bytes + 2.0 * frozen;
+        let copy_s = copies * self.rates.rows_s(gathered);
         let moved = self.profile.weight_bytes + self.profile.exchange_bytes;
         let copy_out_s = copies * self.rates.rows_s(parameters * moved);
         let forward = visible(gather_s, forward_s) + gather_s + copy_s;

@@ -27,6 +27,7 @@ struct Scaled {
     f32_flops: f64,
     tf32_flops: Option<f64>,
     watts: Option<[f64; 2]>,
+    board_watts: Option<f64>,
     sustained_share: Option<f64>,
     f8_flops: Option<f64>,
     f4_flops: Option<f64>,
@@ -110,6 +111,7 @@ fn scale(like: &DeviceFile, to: &Scaled) -> DeviceFile {
     device.host_bytes_per_s = to.host_bytes_per_s;
     device.f32_flops = to.f32_flops;
     device.tf32_flops = to.tf32_flops;
+    device.board_watts = to.board_watts;
     let clock = to.watts.map_or(1.0, |[theirs, ours]| (ours / theirs).sqrt());
     for product in &mut device.product {
         let share = to.sustained_share.unwrap_or(product.sustained_share * clock);

@@ -4,8 +4,10 @@
 //! Activations follow Korthikanti et al. 2022, section 4, item by item; each is said where it is
 //! counted. Legend: T tokens of a micro-batch on one rank, e bytes of an element.
 
+mod adapter;
 mod any;
 mod attention;
+mod update;
 #[cfg(test)]
 mod tests;
 
@@ -13,10 +15,10 @@ pub(super) use any::words_of_rank;
 
 use super::Job;
 use super::network::{Group, INNER_INTERFERENCE, Network};
-use super::price::{Inside, LayerPrice, Pass};
+use super::price::{Inside, LayerPrice, Moments, Pass};
 use super::profile::{Profile, Selective};
 use super::rates::{Arithmetic, Rates, StoredOperands};
-use super::workload::{Cut, Item};
+use super::workload::{Cut, Frozen, Item};
 
 /// What items are lowered with.
 #[derive(Clone, Copy, Debug)]
@@ -40,12 +42,14 @@ pub(super) struct Weights {
     /// Whether grouped products take longer than as many products alone ([`GROUPED`]), and rows
     /// are cast to one-byte floats by kernels of their own.
     pub(super) of_training: bool,
+    /// What is frozen; none where all weights are trained.
+    pub(super) frozen: Option<Frozen>,
 }
 
 impl Weights {
     /// Those of a step of training.
-    pub(super) fn trained(arithmetic: Arithmetic) -> Weights {
-        Weights { bytes: arithmetic.operand_bytes(), expert_slices: 1, of_training: true }
+    pub(super) fn trained(arithmetic: Arithmetic, frozen: Option<Frozen>) -> Weights {
+        Weights { bytes: arithmetic.operand_bytes(), expert_slices: 1, of_training: true, frozen }
     }
 
     fn stored(&self) -> StoredOperands {
@@ -95,7 +99,29 @@ struct Lowered {
     late: f64,
     result: f64,
     parameters: [f64; 2],
+    moments: Moments,
+    /// Bytes of frozen weights: dense ones, and those of experts.
+    frozen: [f64; 2],
     tensors: f64,
+}
+
+impl Lowered {
+    /// Adds the passes, bytes and parameters of an item that runs after these.
+    fn add(&mut self, part: &Lowered) {
+        self.forward += part.forward;
+        self.backward += part.backward;
+        self.weight_s += part.weight_s;
+        self.forward_launches += part.forward_launches;
+        self.backward_launches += part.backward_launches;
+        self.saved += part.saved;
+        self.late += part.late;
+        self.tensors += part.tensors;
+        self.moments += part.moments;
+        for at in 0..2 {
+            self.parameters[at] += part.parameters[at];
+            self.frozen[at] += part.frozen[at];
+        }
+    }
 }
 
 /// What selective recomputation recomputes, and does not keep.
@@ -164,24 +190,16 @@ impl Lowering<'_> {
         let mut sum = Lowered::default();
         let mut recomputed = Again::default();
         let (mut working, mut freed): (f64, f64) = (0.0, 0.0);
-        for item in items {
+        for (at, item) in items.iter().enumerate() {
             let lowered =
                 known.0.iter().find(|(other, _)| other == item).map(|(_, lowered)| *lowered);
-            let part = lowered.unwrap_or_else(|| self.item(item));
+            let part = lowered.unwrap_or_else(|| self.item_updated(item));
             if lowered.is_none() {
                 known.0.push((*item, part));
             }
             recomputed.add(self.profile.selective, item, &part);
-            sum.forward += part.forward;
-            sum.backward += part.backward;
-            sum.weight_s += part.weight_s;
-            sum.forward_launches += part.forward_launches;
-            sum.backward_launches += part.backward_launches;
-            sum.saved += part.saved;
-            sum.late += part.late;
-            sum.tensors += part.tensors;
-            sum.parameters[0] += part.parameters[0];
-            sum.parameters[1] += part.parameters[1];
+            sum.add(&part);
+            sum.saved += self.kept_result(items, at, &part);
             working = working.max(part.working);
             freed = freed.max(part.freed);
         }
@@ -215,6 +233,8 @@ impl Lowering<'_> {
             saved_bytes: sum.saved,
             saved_attention_bytes: recomputed.dropped_bytes,
             tensors: sum.tensors,
+            moments: sum.moments,
+            frozen_bytes: sum.frozen,
             input_bytes,
             working_bytes: working,
             freed_bytes: freed,
@@ -252,6 +272,34 @@ impl Lowering<'_> {
         Pass { rows_s: self.rates.rows_s(bytes), ..Pass::default() }
     }
 
+    /// An item with the moments of its parameters, and with its products' inputs as they are kept.
+    fn item_updated(&self, item: &Item) -> Lowered {
+        let mut lowered = self.item(item);
+        if self.weights.frozen.is_some() {
+            self.freeze(item, &mut lowered);
+        }
+        lowered.moments = self.moments(item, lowered.parameters);
+        if let (Some(bytes), Item::Product { .. }) = (self.profile.stated.saved_bytes, item) {
+            self.keep_narrow(&mut lowered, bytes);
+        }
+        lowered
+    }
+
+    /// Keeps a product's input with `bytes` bytes an element: cast forward, and back for the
+    /// gradient of the weight.
+    fn keep_narrow(&self, lowered: &mut Lowered, bytes: f64) {
+        let stored = self.e().min(self.job.arithmetic.operand_bytes());
+        if bytes >= stored || lowered.saved == 0.0 {
+            return;
+        }
+        let elements = lowered.saved / stored;
+        lowered.saved = elements * bytes;
+        lowered.forward += self.rows(elements * (self.e() + bytes));
+        lowered.backward += self.rows(elements * (self.e() + bytes));
+        lowered.forward_launches += 1.0;
+        lowered.backward_launches += 1.0;
+    }
+
     fn item(&self, item: &Item) -> Lowered {
         match *item {
             Item::Norm { width, parameters } => self.norm(width, parameters),
@@ -267,6 +315,7 @@ impl Lowering<'_> {
             Item::Contraction { .. } => self.contraction(item),
             Item::Mixing { .. } => self.mixing(item),
             Item::Exchange { elements } => self.exchange(elements),
+            Item::Adapter { .. } => self.adapter(item),
         }
     }
 
@@ -303,10 +352,12 @@ impl Lowering<'_> {
             self.rates.stored_product_s(arithmetic, [m, n, k, 1.0], self.weights.stored())
         };
         let products = |seconds| Pass { products_s: seconds, ..Pass::default() };
-        let accumulated = self.profile.accumulate_bytes * k * n;
+        let trains = if self.weights.frozen.is_some() { 0.0 } else { 1.0 };
+        let accumulated = trains * self.profile.accumulate_bytes * k * n;
         let [inside, apart] =
             if self.profile.fuses_accumulation { [accumulated, 0.0] } else { [0.0, accumulated] };
-        let weight_s = self.rates.weight_product_s(arithmetic, [k, n, tokens, 1.0], inside)
+        let weight_s = trains
+            * self.rates.weight_product_s(arithmetic, [k, n, tokens, 1.0], inside)
             * self.rates.weight_factor;
         let input = if cut == Cut::Rows { tokens * k } else { self.stream_tokens() * k };
         let mut lowered = Lowered {
@@ -337,7 +388,7 @@ impl Lowering<'_> {
             lowered.backward += self.rows(apart);
             lowered.backward_launches += 1.0;
         }
-        if bias {
+        if bias && trains > 0.0 {
             lowered.backward += self.rows(tokens * n * self.e());
             lowered.backward_launches += 1.0;
         }

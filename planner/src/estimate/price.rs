@@ -136,6 +136,33 @@ impl Mul<f64> for Pass {
     }
 }
 
+/// The update of a layer's dense parameters, and of those of its experts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Moments {
+    /// Bytes of moments.
+    pub bytes: [f64; 2],
+    /// Seconds of products.
+    pub seconds: [f64; 2],
+}
+
+impl AddAssign for Moments {
+    fn add_assign(&mut self, other: Moments) {
+        for at in 0..2 {
+            self.bytes[at] += other.bytes[at];
+            self.seconds[at] += other.seconds[at];
+        }
+    }
+}
+
+impl Mul<f64> for Moments {
+    type Output = Moments;
+
+    fn mul(self, by: f64) -> Moments {
+        let scaled = |parts: [f64; 2]| parts.map(|part| part * by);
+        Moments { bytes: scaled(self.bytes), seconds: scaled(self.seconds) }
+    }
+}
+
 /// One layer, or one end of the model, on one rank: of one micro-batch where it is a time or an
 /// activation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -168,6 +195,10 @@ pub struct LayerPrice {
     pub late_bytes: f64,
     /// Tensors of parameters.
     pub tensors: f64,
+    /// The update of what has other moments than as many bytes for each parameter.
+    pub moments: Moments,
+    /// Bytes of frozen weights: dense ones, and those of experts.
+    pub frozen_bytes: [f64; 2],
     /// Parameters held by one rank, without those of experts.
     pub parameters: f64,
     /// Parameters of experts held by one rank.
@@ -187,4 +218,8 @@ pub struct Prices {
     pub boundary_bytes: f64,
     /// Whether the ends share a weight, and its parameters on one rank.
     pub tied_parameters: f64,
+    /// Bytes of that weight, where it is frozen.
+    pub tied_frozen_bytes: f64,
+    /// Bytes of that weight's moments, where they are not as many for each parameter.
+    pub tied_moments: f64,
 }

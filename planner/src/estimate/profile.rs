@@ -5,11 +5,13 @@
 //! does for one operation. [`Profile::source`] says where that can be read.
 
 mod engines;
+mod facts;
 mod parts;
 mod releases;
 mod sharded;
 
 pub use engines::{ENGINES, of_engine};
+pub use facts::{Assumption, Counted, FACTS, Fact, Stated, Update, completions, table};
 pub use parts::NOTHING;
 pub use releases::{
     DEEPSPEED, DEFAULT, GANTLINE, MEGATRON_2022, MEGATRON_BRIDGE, PROFILES, of_framework,
@@ -21,6 +23,7 @@ use serde::Serialize;
 
 use super::memory::Memory;
 use super::rates::{Arithmetic, AttentionKernel};
+use super::workload::Workload;
 
 /// How something is exchanged over data-parallel ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -222,6 +225,8 @@ pub struct Profile {
     pub printed_share: f64,
     /// Relative spread of step times for what is not known of the release; 0 for one that is known.
     pub doubt: f64,
+    /// What a user stated on top of the release.
+    pub stated: Stated,
     /// Where the facts are from.
     pub source: &'static str,
 }
@@ -257,8 +262,12 @@ impl Profile {
     /// of weights, gradients and optimizer, master weights included.
     pub fn describe(&self) -> String {
         let Profile { name, weight_bytes, gradient_bytes, state_bytes, .. } = self;
+        let optimizer = match self.stated.update {
+            Update::Elements => format!("{state_bytes}"),
+            Update::Factored | Update::Orthogonal => format!("({state_bytes} + moments)"),
+        };
         format!(
-            "{name}: {}; {weight_bytes} + {gradient_bytes} + {state_bytes} bytes a parameter in \
+            "{name}: {}; {weight_bytes} + {gradient_bytes} + {optimizer} bytes a parameter in \
              weights, gradients and optimizer",
             self.attention.name()
         )
@@ -276,10 +285,48 @@ impl Profile {
         }
     }
 
+    /// Operations of a step for one sample, as MFU counts them.
+    pub fn counted_flops(&self, work: &Workload) -> f64 {
+        let Stated { counted, counts_masked, .. } = self.stated;
+        let attention = work.attention_flops_per_token();
+        let [seen, masked] = attention.map(|flops| flops * f64::from(work.seq));
+        let masked = if counts_masked { masked } else { 0.0 };
+        let parameters = 6.0 * work.visited_parameters() * f64::from(work.seq);
+        match counted {
+            Counted::Products => work.flops_per_sample() + masked,
+            Counted::Parameters => parameters,
+            Counted::ParametersAndAttention => parameters + seen + masked,
+        }
+    }
+
+    /// Operations per second that MFU is against, of a device with `dense` ones.
+    pub fn counted_peak(&self, dense: f64) -> f64 {
+        dense * if self.stated.sparse_peak { 2.0 } else { 1.0 }
+    }
+
+    /// How operations are counted, in words.
+    pub fn convention(&self) -> String {
+        let Stated { counted, counts_masked, sparse_peak, .. } = self.stated;
+        let causal = if counts_masked { "causal attention twice" } else { "causal attention once" };
+        let flops = match counted {
+            Counted::Products => format!("2 flops per multiply-add, {causal}"),
+            Counted::Parameters => "6 flops per parameter that a token visits".to_owned(),
+            Counted::ParametersAndAttention => {
+                format!("6 flops per parameter that a token visits, those of attention, {causal}")
+            }
+        };
+        flops + if sparse_peak { ", against the peak with sparsity" } else { "" }
+    }
+
+    /// This profile with what a user states on top of it.
+    pub fn stating(self, stated: Stated) -> Profile {
+        Profile { stated, ..self }
+    }
+
     /// This profile in another arithmetic: in single precision weights and gradients have 4 bytes
-    /// per element, and there is no second copy of them.
+    /// per element, and there is no second copy of them. What a user stated goes before.
     pub fn in_arithmetic(self, arithmetic: Arithmetic) -> Profile {
-        match arithmetic {
+        let profile = match arithmetic {
             Arithmetic::Half | Arithmetic::F8 | Arithmetic::F4 => self,
             Arithmetic::F32 | Arithmetic::Tf32 => Profile {
                 weight_bytes: 4.0,
@@ -289,6 +336,7 @@ impl Profile {
                 update_bytes: SINGLE_UPDATE_BYTES,
                 ..self
             },
-        }
+        };
+        profile.stated.applied(profile)
     }
 }

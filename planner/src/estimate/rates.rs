@@ -5,6 +5,7 @@
 //!
 //! Legend: m, n, k rows, columns and contracted elements of a product; t seconds.
 
+use ir::{Diagnostic, Span};
 use serde::{Deserialize, Serialize};
 
 /// The arithmetic of products.
@@ -142,6 +143,8 @@ pub struct Rates {
     pub ramp_bytes: f64,
     /// Bytes per second between the device and its host, each direction.
     pub host_bytes_per_s: f64,
+    /// Watts of the board, of the datasheet.
+    pub board_watts: Option<f64>,
     /// How much longer gradients of weights take than other products of their size.
     pub weight_factor: f64,
     /// Products, by arithmetic.
@@ -328,14 +331,45 @@ impl Rates {
 
     /// Slows all rates to those of the slowest of `devices` devices, which wait for each other in
     /// each step; before, they were those of the slowest of `before` devices.
-    pub(super) fn wait_for_slowest(&mut self, [before, devices]: [u64; 2]) {
-        let slowest = |n: u64| 1.0 + DEVICE_SPREAD * expected_largest(n as f64);
+    /// Where a user states it, the slowest of any is `straggler` of the mean slower.
+    pub(super) fn wait_for_slowest(&mut self, [before, devices]: [u64; 2], straggler: Option<f64>) {
+        let slowest = |n: u64| match straggler {
+            None => 1.0 + DEVICE_SPREAD * expected_largest(n as f64),
+            Some(share) => 1.0 + if n > 1 { share } else { 0.0 },
+        };
         let slower = slowest(devices) / slowest(before);
         for product in &mut self.product {
             product.sustained_share /= slower;
         }
         self.attention.forward_flops /= slower;
         self.attention.backward_flops /= slower;
+    }
+
+    /// Limits the power of a device to `watts`: the clock that products sustain, and with it that
+    /// of attention, follows the root of the power, as between devices of one chip (`scaled.toml`).
+    /// Memory and links keep their clocks.
+    ///
+    /// # Errors
+    /// `E3404` where no table has the power of a device called `name`, or it is less.
+    pub(super) fn limit_power(&mut self, name: &str, watts: f64) -> Result<(), Diagnostic> {
+        let wrong = |headline: String, help: &str| {
+            Err(Diagnostic::error("E3404", Span::of("--assume"), headline).help(help))
+        };
+        let Some(most) = self.board_watts.filter(|_| self.name == name) else {
+            let headline = format!("no table says the power of a {name}");
+            return wrong(headline, "leave `power` out");
+        };
+        if watts > most {
+            let headline = format!("a {name} draws {most} W at most, and {watts} W are stated");
+            return wrong(headline, "state less, or leave `power` out");
+        }
+        let clock = (watts / most).sqrt();
+        for product in &mut self.product {
+            product.sustained_share *= clock;
+        }
+        self.attention.forward_flops *= clock;
+        self.attention.backward_flops *= clock;
+        Ok(())
     }
 
     /// Adds the arithmetics that were not timed: half precision's kernels, scaled by the datasheet.

@@ -452,6 +452,7 @@ impl<'a> Serving<'a> {
             // Kernels of inference are made for few rows, and those before products cast to one
             // byte with scales that were found beforehand.
             of_training: false,
+            frozen: None,
         };
         Lowering { rates, network, profile, job, inside, seq, weights }.price(items, work.width)
     }

@@ -3,7 +3,7 @@
 
 use super::bubble::Alike;
 use super::interleaved::{Chunks, Interleaved};
-use super::price::{LayerPrice, Pass, Prices};
+use super::price::{LayerPrice, Moments, Pass, Prices};
 use crate::configuration::{Configuration, Recompute};
 
 /// A stage as the formula sees it.
@@ -31,6 +31,11 @@ pub(super) struct Stage {
     pub(super) end_parameters: f64,
     pub(super) expert_parameters: f64,
     pub(super) tensors: f64,
+    pub(super) moments: Moments,
+    /// Bytes of frozen weights: dense ones, and those of experts.
+    pub(super) frozen: [f64; 2],
+    /// Those of the ends of the model.
+    pub(super) end_frozen: f64,
 }
 
 impl Stage {
@@ -144,6 +149,9 @@ pub(super) fn hold(stage: &mut Stage, c: &Configuration, prices: &Prices, run: &
     if c.pp == 1 {
         stage.parameters -= prices.tied_parameters;
         stage.end_parameters -= prices.tied_parameters;
+        stage.moments.bytes[0] -= prices.tied_moments;
+        stage.frozen[0] -= prices.tied_frozen_bytes;
+        stage.end_frozen -= prices.tied_frozen_bytes;
     }
 }
 
@@ -200,12 +208,16 @@ fn add_bytes(stage: &mut Stage, c: &Configuration, Part { price, count, whole }:
     } else {
         stage.end_working = stage.end_working.max(working);
         stage.end_parameters += price.parameters;
+        stage.end_frozen += price.frozen_bytes[0];
     }
     stage.freed = stage.freed.max(price.freed_bytes);
     stage.late += price.late_bytes * count;
     stage.parameters += price.parameters * count;
     stage.expert_parameters += price.expert_parameters * count;
     stage.tensors += price.tensors * count;
+    stage.moments += price.moments * count;
+    stage.frozen[0] += price.frozen_bytes[0] * count;
+    stage.frozen[1] += price.frozen_bytes[1] * count;
 }
 
 fn add_passes(stage: &mut Stage, c: &Configuration, Part { price, count, whole }: Part<'_>) {

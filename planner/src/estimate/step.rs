@@ -265,9 +265,15 @@ impl Terms<'_> {
             Whole::Ends => c.pp > 1,
             Whole::EndsAndSums => m > 1.0,
         };
-        let weights = held(3) * self.profile.weight_bytes;
-        let states = held(1) * self.profile.state_bytes;
+        let weights = held(3) * self.profile.weight_bytes + frozen_bytes(c, stage);
+        let states = held(1) * self.profile.state_bytes + self.moments_bytes(c, stage);
         let kept = stage.saved * (in_flight - 1.0);
+        let activations_bytes =
+            kept * on_device(c.offload.activations) + stage.saved + stage.sent * in_flight;
+        let working = stage.working.max(stage.end_working);
+        // Of what the allocator holds for these, a share is of no use.
+        let fragmentation = self.profile.stated.fragmentation;
+        let unused = (activations_bytes + working) * fragmentation / (1.0 - fragmentation);
         let moved = weights * on_host(c.offload.parameters)
             + states * on_host(c.offload.optimizer)
             + kept * on_host(c.offload.activations);
@@ -277,17 +283,22 @@ impl Terms<'_> {
             gradients_bytes: if sums_whole { parameters } else { held(2) }
                 * self.profile.gradient_bytes,
             optimizer_bytes: states * on_device(c.offload.optimizer),
-            activations_bytes: kept * on_device(c.offload.activations)
-                + stage.saved
-                + stage.sent * in_flight,
-            working_bytes: stage.working.max(stage.end_working),
+            activations_bytes,
+            working_bytes: working,
             freed_bytes: stage.working.min(stage.end_working)
                 + stage.freed
                 + stage.late_bytes(c, in_flight),
-            reserve_bytes: self.profile.reserve_bytes,
+            reserve_bytes: self.profile.reserve_bytes + unused,
             // What the host cannot take stays.
             host_excess_bytes: (moved - self.host.bytes(c)).max(0.0),
         }
+    }
+
+    /// Bytes of moments that are not as many for each parameter, of a shard where the optimizer
+    /// state is sharded.
+    fn moments_bytes(&self, c: &Configuration, stage: &Stage) -> f64 {
+        let shards = weights(c, stage).map(|weights| weights.shard as f64);
+        stage.moments.bytes.iter().zip(shards).map(|(bytes, shard)| bytes / shard).sum()
     }
 
     /// Weights that are whole for a while where they are sharded.
@@ -305,7 +316,15 @@ impl Terms<'_> {
                 stage.end_parameters + two.min(1.0) * (all - stage.end_parameters)
             }
         };
-        whole * self.profile.weight_bytes
+        let frozen = stage.frozen[0] + if experts.shard > 1 { stage.frozen[1] } else { 0.0 };
+        let frozen = match self.profile.whole {
+            Whole::Layers => two * frozen,
+            Whole::Ends | Whole::EndsAndSums if c.pp > 1 => frozen,
+            Whole::Ends | Whole::EndsAndSums => {
+                stage.end_frozen + two.min(1.0) * (frozen - stage.end_frozen)
+            }
+        };
+        whole * self.profile.weight_bytes + frozen
     }
 
     /// What moving a stage's activations and weights to the host costs beyond what its computation
@@ -320,7 +339,7 @@ impl Terms<'_> {
                 3.. => weights(c, stage).iter().map(Weights::held).sum(),
                 _ => stage.parameters + stage.expert_parameters,
             };
-            bytes += 2.0 * held * self.profile.weight_bytes;
+            bytes += 2.0 * (held * self.profile.weight_bytes + frozen_bytes(c, stage));
         }
         let rate = if [c.offload.activations, c.offload.parameters].contains(&Place::Disk) {
             DISK_BYTES_PER_S
@@ -331,6 +350,12 @@ impl Terms<'_> {
         let hidden_s = moved_s.min(stage.total_s());
         m * (moved_s - hidden_s + hidden_s * INNER_INTERFERENCE)
     }
+}
+
+/// Bytes of frozen weights that a rank holds between their uses.
+fn frozen_bytes(c: &Configuration, stage: &Stage) -> f64 {
+    let shards = weights(c, stage).map(|w| if c.zero.stage == 3 { w.shard as f64 } else { 1.0 });
+    stage.frozen.iter().zip(shards).map(|(bytes, shard)| bytes / shard).sum()
 }
 
 /// What of a step is passes, and waiting for them. `send_s` is how long a message takes.

@@ -1,3 +1,4 @@
+mod lora;
 mod inference;
 mod printed;
 mod recommended;

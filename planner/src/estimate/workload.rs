@@ -3,6 +3,7 @@
 //!
 //! A transformer is described by its [`Shape`]; any other model by the items themselves.
 
+mod adapters;
 pub(super) mod assumptions;
 pub mod encoders;
 pub(crate) mod family;
@@ -11,6 +12,7 @@ pub mod module;
 mod tests;
 
 use ir::import::ParameterCounts;
+use ir::lora::Base;
 use ir::{Diagnostic, Span};
 use serde::{Deserialize, Serialize};
 
@@ -174,6 +176,20 @@ pub enum Item {
         /// Elements.
         elements: u64,
     },
+    /// Low-rank adapters of a product: `parts` times `[tokens, k] · [k, rank] · [rank, n / parts]`,
+    /// added to its result.
+    Adapter {
+        /// Columns of the input.
+        k: u32,
+        /// Columns of all results.
+        n: u32,
+        /// Columns between.
+        rank: u32,
+        /// How many of them there are.
+        parts: u32,
+        /// What tensor parallelism cuts of the product.
+        cut: Cut,
+    },
 }
 
 impl Item {
@@ -191,6 +207,9 @@ impl Item {
             Item::Contraction { k, n, batch, own, .. } => {
                 let weight = k.saturating_mul(n).saturating_mul(batch);
                 [if own { weight } else { 0 }, 0]
+            }
+            Item::Adapter { k, n, rank, parts, .. } => {
+                [of(k, rank) * u64::from(parts) + of(rank, n), 0]
             }
             Item::Product { k, n, bias, .. } => [of(k, n) + if bias { u64::from(n) } else { 0 }, 0],
             Item::Experts { count, width, ffn, gated, .. } => {
@@ -217,6 +236,7 @@ impl Item {
         let of = |a: u32, b: u32| 2.0 * f64::from(a) * f64::from(b);
         match *self {
             Item::Product { k, n, .. } => of(k, n),
+            Item::Adapter { k, n, rank, parts, .. } => of(k, rank) * f64::from(parts) + of(rank, n),
             Item::Attention { heads, qk_dim, v_dim, causal, .. } => {
                 of(heads, qk_dim + v_dim) * f64::from(seq) * if causal { 0.5 } else { 1.0 }
             }
@@ -304,6 +324,16 @@ pub struct Workload {
     pub tensor_units: Option<u32>,
     /// What the model computes and this work leaves out, in words.
     pub assumptions: Vec<String>,
+    /// What of the model is frozen; none where all of it is trained.
+    #[serde(default)]
+    pub frozen: Option<Frozen>,
+}
+
+/// A model of which adapters alone are trained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Frozen {
+    /// How the weights of the layers' products are stored; none for the type of the others.
+    pub base: Option<Base>,
 }
 
 impl Workload {
@@ -356,11 +386,57 @@ impl Workload {
         }
     }
 
-    /// Operations of a step for one token, forward and backward: three times the forward ones.
+    /// Operations of a step for one token, forward and backward: three times the forward ones, but
+    /// for the gradients of frozen weights.
     pub fn flops_per_token(&self) -> f64 {
         let of = |items: &[Item]| items.iter().map(|i| i.forward_flops(self.seq)).sum::<f64>();
         let layers = self.layers.iter().map(|l| f64::from(l.count) * of(&l.items)).sum::<f64>();
-        3.0 * (layers + of(&self.first) + of(&self.last))
+        let all = 3.0 * (layers + of(&self.first) + of(&self.last));
+        all - self.frozen.map_or(0.0, |_| self.frozen_flops_per_token())
+    }
+
+    /// Operations that gradients of frozen weights would take.
+    fn frozen_flops_per_token(&self) -> f64 {
+        let is_frozen = |item: &&Item| {
+            matches!(item, Item::Product { .. } | Item::Experts { .. })
+                || matches!(item, Item::Contraction { weighted: true, .. })
+        };
+        let of = |items: &[Item]| {
+            items.iter().filter(is_frozen).map(|item| item.forward_flops(self.seq)).sum::<f64>()
+        };
+        let layers = self.layers.iter().map(|l| f64::from(l.count) * of(&l.items)).sum::<f64>();
+        layers + of(&self.first) + of(&self.last)
+    }
+
+    /// Operations of attention for one token, forward and backward: those of tokens that are seen,
+    /// and those of tokens that causal attention masks.
+    pub fn attention_flops_per_token(&self) -> [f64; 2] {
+        let mut sum = [0.0; 2];
+        for layer in &self.layers {
+            for item in &layer.items {
+                let flops = 3.0 * f64::from(layer.count) * item.forward_flops(self.seq);
+                let (Item::Attention { causal, .. } | Item::Mixing { causal, .. }) = item else {
+                    continue;
+                };
+                sum[0] += flops;
+                sum[1] += if *causal { flops } else { 0.0 };
+            }
+        }
+        sum
+    }
+
+    /// Parameters that a token visits: of the experts of a layer, those that it is routed to.
+    pub fn visited_parameters(&self) -> f64 {
+        let mut visited = self.parameters() as f64;
+        for layer in &self.layers {
+            for item in &layer.items {
+                if let Item::Experts { count, top_k, .. } = item {
+                    let idle = 1.0 - f64::from(*top_k) / f64::from((*count).max(1));
+                    visited -= f64::from(layer.count) * item.parameters()[1] as f64 * idle;
+                }
+            }
+        }
+        visited
     }
 
     /// Operations of a step for one sample, forward and backward.
@@ -472,6 +548,7 @@ impl Shape {
             tied: self.tied,
             tensor_units: None,
             assumptions: Vec::new(),
+            frozen: None,
         })
     }
 

@@ -44,7 +44,15 @@ fn drawn(random: &mut Random) -> (Prices, Configuration, u64) {
         (0..kinds).map(|_| (1 + random.below(4) as u32, layer(random))).collect();
     let depth: u32 = layers.iter().map(|(count, _)| count).sum();
     let (first, last) = (layer(random), layer(random));
-    let prices = Prices { layers, first, last, boundary_bytes: 1e6, tied_parameters: 0.0 };
+    let prices = Prices {
+        layers,
+        first,
+        last,
+        boundary_bytes: 1e6,
+        tied_parameters: 0.0,
+        tied_moments: 0.0,
+        tied_frozen_bytes: 0.0,
+    };
     let (pp, schedule) = (2 + random.below(3) as u32, Schedule::ALL[random.below(4)]);
     let recomputed = Recompute::Layers(1 + random.below(depth as usize) as u32);
     let recompute = if random.below(5) == 0 { Recompute::Full } else { recomputed };

@@ -65,6 +65,7 @@ fn more_tokens_are_never_faster() {
                     tied: false,
                     tensor_units: None,
                     assumptions: Vec::new(),
+                    frozen: None,
                 };
                 let job = Job { global_batch: 1, arithmetic };
                 let estimator = Estimator::new(&work, &cluster, profile::GANTLINE, job).unwrap();
@@ -115,6 +116,7 @@ fn the_busiest_rank_counts() {
             tied: false,
             tensor_units: None,
             assumptions: Vec::new(),
+            frozen: None,
         };
         let work = work.routed_unevenly(busiest).unwrap();
         let estimator = Estimator::new(&work, &cluster, profile, job).unwrap();

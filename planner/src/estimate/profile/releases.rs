@@ -6,7 +6,7 @@ use super::sharded::{
     TORCHTITAN_EAGER, TORCHTUNE, XLA,
 };
 use super::{
-    AroundAttention, AttentionKernel, Exchange, Host, Printed, Profile, Selective,
+    AroundAttention, AttentionKernel, Exchange, Host, Printed, Profile, Selective, Stated,
     VocabularyPadding, Whole,
 };
 
@@ -70,6 +70,7 @@ pub const GANTLINE: Profile = Profile {
     reserve_bytes: 1.0e9,
     printed_share: 0.0,
     doubt: 0.0,
+    stated: Stated::NOTHING,
     source: "this compiler",
 };
 
@@ -127,6 +128,7 @@ const MEGATRON_2020: Profile = Profile {
     reserve_bytes: 2.0e9,
     printed_share: 0.0,
     doubt: 0.0,
+    stated: Stated::NOTHING,
     source: "github.com/NVIDIA/Megatron-LM v1.1: README.md, megatron/model/transformer.py",
 };
 
@@ -323,6 +325,7 @@ const NANOTRON: Profile = Profile {
     reserve_bytes: 0.0,
     printed_share: BEST_FIT_SHARE,
     doubt: 0.0,
+    stated: Stated::NOTHING,
     source: "github.com/huggingface/nanotron; The Ultra-Scale Playbook",
 };
 
@@ -346,7 +349,7 @@ const VTRAIN: Profile = Profile {
 pub const DEFAULT: Profile = Profile { doubt: 0.2, ..MEGATRON_BRIDGE };
 
 /// All profiles, ours first.
-pub const PROFILES: [Profile; 23] = [
+pub static PROFILES: [Profile; 23] = [
     GANTLINE,
     MEGATRON_2020,
     MEGATRON_2021,

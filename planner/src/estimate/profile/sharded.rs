@@ -2,7 +2,7 @@
 
 use super::parts::{EAGER, NO_HOST, NOTHING, WHOLE};
 use super::{
-    AroundAttention, AttentionKernel, Exchange, Host, Printed, Profile, Selective,
+    AroundAttention, AttentionKernel, Exchange, Host, Printed, Profile, Selective, Stated,
     VocabularyPadding, Whole,
 };
 
@@ -66,6 +66,7 @@ pub(super) const LLM_FOUNDRY: Profile = Profile {
     reserve_bytes: 1.5e9,
     printed_share: 0.0,
     doubt: 0.0,
+    stated: Stated::NOTHING,
     source: "github.com/mosaicml/llm-foundry scripts/train/benchmarking",
 };
 

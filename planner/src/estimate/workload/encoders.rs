@@ -79,6 +79,7 @@ pub fn bert(name: &str, sizes: &BertSizes, seq: u32) -> Result<Workload, Vec<Dia
         tied: true,
         tensor_units: None,
         assumptions: Vec::new(),
+        frozen: None,
     })
 }
 
@@ -164,5 +165,6 @@ pub fn t5(name: &str, sizes: &T5Sizes, seq: u32) -> Result<Workload, Vec<Diagnos
         tied: sizes.tied,
         tensor_units: None,
         assumptions: Vec::new(),
+        frozen: None,
     })
 }

@@ -117,6 +117,7 @@ fn ends(
         tied: false,
         tensor_units: Some(units.divided()),
         assumptions: Vec::new(),
+        frozen: None,
     }
 }
 

@@ -88,7 +88,7 @@ impl GroupRequest<'_> {
         }
         let n = set.len() as f64;
         let times = 2.0 * (n - 1.0);
-        let bytes = self.work.parameters() as f64 * self.profile.exchange_bytes / n;
+        let bytes = self.work.trained_parameters() as f64 * self.profile.exchange_bytes / n;
         let of = |group: &usize| {
             let cluster = &self.cluster.groups[*group];
             let level = cluster.levels.last().expect("a cluster has a level");
