@@ -141,10 +141,37 @@ const DAY_S: f64 = 24.0 * HOUR_S;
 /// products of them are finite.
 const MANY_MAX: f64 = 1e18;
 
-/// Reads what an hour of a device costs.
-pub fn price(text: &str) -> Result<f64, String> {
-    let price = amount(text)?;
-    if price <= MANY_MAX { Ok(price) } else { Err(format!("at most {MANY_MAX:e} is possible")) }
+/// The currency of a price that names none.
+pub const USUAL_CURRENCY: &str = "USD";
+
+/// An amount of money.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Money {
+    /// How much.
+    pub value: f64,
+    /// In which currency, by its three letters.
+    pub currency: String,
+}
+
+impl fmt::Display for Money {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.value, self.currency)
+    }
+}
+
+/// Reads what an hour of a device costs: `2.5EUR`, or `2.5` in [`USUAL_CURRENCY`].
+pub fn price(text: &str) -> Result<Money, String> {
+    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let currency = match &text[digits.len()..] {
+        "" => USUAL_CURRENCY,
+        letters if letters.len() == 3 && letters.bytes().all(|b| b.is_ascii_uppercase()) => letters,
+        _ => return Err("write a number and three letters, such as 2.5EUR".to_owned()),
+    };
+    let value = amount(digits.trim_end())?;
+    if value > MANY_MAX {
+        return Err(format!("at most {MANY_MAX:e} is possible"));
+    }
+    Ok(Money { value, currency: currency.to_owned() })
 }
 
 /// Reads a large number: `300B`, `1.5T`, `2e12`.
@@ -218,6 +245,10 @@ mod tests {
         assert_eq!((duration("30 days"), duration("2weeks")), (duration("30d"), duration("14d")));
         assert_eq!((duration("500ms"), duration("250us")), (Ok(0.5), Ok(250e-6)));
         assert!(many("1e300T").is_err() && price("1e30").is_err() && watts("1e300").is_err());
+        for (text, said) in [("2.5EUR", "2.5 EUR"), ("3 CHF", "3 CHF"), ("2", "2 USD")] {
+            assert_eq!(price(text).map(|money| money.to_string()), Ok(said.to_owned()));
+        }
+        assert!(price("2.5eur").is_err() && price("EUR").is_err() && price("2dollars").is_err());
         assert!(duration("30").is_err() && duration("0h").is_err());
     }
 }

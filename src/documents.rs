@@ -138,6 +138,7 @@ documents! {
     Validate "validate",
     Verify "verify",
     VerifyRules "verify_rules",
+    WhatIf "what-if",
 }
 
 /// Names to values.

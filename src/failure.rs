@@ -264,7 +264,7 @@ pub fn exit_of(code: &str) -> Exit {
             Exit::Infeasible
         }
         "E3006" | "E3103" | "E3202" | "E3205" => Exit::Usage,
-        "E3401" | "E3402" | "E3403" | "E3404" => Exit::Usage,
+        "E3401" | "E3402" | "E3403" | "E3404" | "E3406" => Exit::Usage,
         "E3007" => Exit::World,
         "E4001" | "E4021" | "E4030" | "E4032" | "E4040" => Exit::Usage,
         "E4050" | "E4051" | "E4060" => Exit::Usage,

@@ -1,5 +1,7 @@
 //! The verbs of the command line, one file each: its flags, and what it answers.
 
+pub mod assume;
+pub mod hardware;
 pub mod flags;
 pub mod inspect;
 pub mod models;

@@ -123,6 +123,8 @@ pub struct CostInference {
     pub high: Served,
     /// Seconds that there are.
     pub deadline_s: Option<f64>,
+    /// The currency of money, where there is a price.
+    pub currency: Option<String>,
     /// Whether devices are enough for the rate or the deadline.
     pub meets: bool,
 }

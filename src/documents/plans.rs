@@ -2,7 +2,7 @@
 
 use planner::estimate::memory::Memory;
 use planner::estimate::padding::Padding;
-use planner::estimate::profile::Profile;
+use planner::estimate::profile::{Assumption, Profile};
 use planner::estimate::step::Breakdown;
 use planner::explain::Explanation;
 use planner::fit::Fit as Strategies;
@@ -23,6 +23,9 @@ pub struct Compare {
     pub plans: Vec<CompareRow>,
     /// Whether the last one is the best there is.
     pub last_is_best: bool,
+    /// On GPUs, how the program is assumed to execute.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub executor: Option<Executor>,
 }
 
 /// A configuration with what it costs.
@@ -64,8 +67,13 @@ pub struct Cost {
     pub deadline_s: Option<f64>,
     /// Whether the expected time is not longer.
     pub meets_deadline: bool,
+    /// The currency of money, where there is a price.
+    pub currency: Option<String>,
     /// What failures and saves take of the times above, where it is said how often devices fail.
     pub interrupted: Option<Interrupted>,
+    /// On GPUs, how the program is assumed to execute.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub executor: Option<Executor>,
 }
 
 /// How a program is assumed to execute.
@@ -81,9 +89,22 @@ pub struct Executor {
     pub gradient_bytes: f64,
     /// Bytes of its optimizer state, master weight included.
     pub optimizer_bytes: f64,
+    /// Everything that is assumed, fact by fact.
+    pub assumptions: Vec<Assumed>,
     /// The tool that is planned for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub for_tool: Option<ForTool>,
+}
+
+/// A fact of an executor, as `--assume` states it.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct Assumed {
+    /// The fact.
+    pub name: String,
+    /// Its value, in words.
+    pub value: String,
+    /// Whether the user stated it.
+    pub stated: bool,
 }
 
 /// The tool that executes a plan.
@@ -98,7 +119,13 @@ pub struct ForTool {
 impl Executor {
     /// What a profile assumes.
     pub fn of(profile: &Profile, for_tool: Option<ForTool>) -> Executor {
+        let assumed = |Assumption { name, value, stated }: Assumption| Assumed {
+            name: name.to_owned(),
+            value,
+            stated,
+        };
         Executor {
+            assumptions: profile.assumptions().into_iter().map(assumed).collect(),
             profile: profile.name.to_owned(),
             attention: profile.attention.name().to_owned(),
             weight_bytes: profile.weight_bytes,
@@ -317,6 +344,9 @@ pub struct Score {
     pub left_out: Vec<String>,
     /// How the file was read, where that is not plain.
     pub notes: Vec<String>,
+    /// On GPUs, how the program is assumed to execute.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub executor: Option<Executor>,
 }
 
 /// The fewest and the cheapest devices that meet a deadline.
@@ -338,6 +368,9 @@ pub struct Size {
     pub tried: Vec<SizeRow>,
     /// Why no number of devices is enough.
     pub reason: Option<String>,
+    /// On GPUs, how the program is assumed to execute.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub executor: Option<Executor>,
 }
 
 /// A number of devices that was tried.
@@ -411,6 +444,9 @@ pub struct SpaceFit {
     pub smallest: Option<Object>,
     /// Where nothing fits, what does: change, devices, and the plan as in smallest.
     pub nearest: Vec<Value>,
+    /// On GPUs, how the program is assumed to execute.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub executor: Option<Executor>,
 }
 
 /// What a usual strategy needs.
@@ -449,6 +485,36 @@ pub struct Infeasible {
     pub nearest: Vec<Value>,
 }
 
+/// The best plan on a cluster as it is, and with other hardware.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct WhatIf {
+    /// The model's name.
+    pub model: String,
+    /// The cluster as it is, with each change, and with all of them.
+    pub rows: Vec<WhatIfRow>,
+    /// How the program is assumed to execute.
+    pub executor: Option<Executor>,
+}
+
+/// One of these clusters, with its best plan.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct WhatIfRow {
+    /// What is changed.
+    pub hardware: String,
+    /// The cluster, with what was read from it.
+    pub cluster: String,
+    /// Devices.
+    pub devices: u64,
+    /// Bytes of a device for a job.
+    pub have_bytes: f64,
+    /// The fastest plan.
+    pub best: Option<PlanRow>,
+    /// Device hours that it takes for 10⁹ tokens.
+    pub device_hours_per_billion_tokens: Option<f64>,
+    /// Why there is no plan.
+    pub reason: Option<String>,
+}
+
 /// The fastest plan of every combination of clusters, devices, batches and lengths.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Sweep {
@@ -456,6 +522,9 @@ pub struct Sweep {
     pub model: String,
     /// Clusters outermost, then lengths, devices and batches.
     pub rows: Vec<SweepRow>,
+    /// On GPUs, how the program is assumed to execute.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub executor: Option<Executor>,
 }
 
 /// The fastest plan of one combination, or why there is none.

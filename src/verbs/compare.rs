@@ -100,6 +100,7 @@ fn compared(subject: &Subject, args: &CompareArgs) -> Result<String, Failure> {
             have_bytes: have,
             plans: all.iter().map(row).collect(),
             last_is_best: best.is_some(),
+            executor: Some(subject.executor()),
         };
         return Ok(format!("{:#}", document.to_json()));
     }

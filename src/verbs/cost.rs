@@ -163,7 +163,7 @@ fn costs(args: &CostArgs) -> Result<Exit, Failure> {
             let best = mixed.best(&args.asked, Aim::Time)?;
             let way = Way::over_groups(&mixed, &best, &args.bill);
             let names = [&mixed.work.name, &mixed.cluster.describe(), &mixed.header()];
-            Ok(bill(names, &way, args, &mixed.cluster))
+            Ok(bill(names, &way, args, (&mixed.cluster, Some(mixed.executor()))))
         });
     }
     let subject = Subject::new(&args.asked, cluster)?;
@@ -171,7 +171,7 @@ fn costs(args: &CostArgs) -> Result<Exit, Failure> {
     cache::answer(key, || {
         let way = Way::of(&subject, &answer(&subject, &args.asked)?, &args.bill);
         let names = [&subject.work.name, &subject.cluster.describe(), &subject.header()];
-        Ok(bill(names, &way, args, &subject.cluster))
+        Ok(bill(names, &way, args, (&subject.cluster, Some(subject.executor()))))
     })
 }
 
@@ -196,17 +196,27 @@ fn on_cpus(args: &CostArgs) -> Result<Exit, Failure> {
     };
     let header = super::plan::header(&model, &question);
     let names = [&question.model, &cluster.describe(), &header];
-    let (exit, text) = bill(names, &way, args, cluster);
+    let (exit, text) = bill(names, &way, args, (cluster, None));
     output::answer(&text);
     Ok(exit)
 }
 
-/// What `cost` prints of a model, a cluster and a header.
+/// The prices of a bill, and what is missing for one of energy.
+fn bases(args: &CostArgs, cluster: &Cluster, expected: &Run) -> String {
+    let prices = args.bill.said(cluster);
+    let mut text = if prices.is_empty() { prices } else { format!("\n{prices}") };
+    if expected.kwh.is_none() {
+        text += "\nenergy is not known: write `--watts N`, or `[device.power]` in a cluster file\n";
+    }
+    text
+}
+
+/// What `cost` prints of a model, a cluster and a header; `executor` is that of GPUs.
 fn bill(
     [model, name, header]: [&String; 3],
     way: &Way,
     args: &CostArgs,
-    cluster: &Cluster,
+    (cluster, executor): (&Cluster, Option<documents::Executor>),
 ) -> (Exit, String) {
     let (steps, [low, expected, high]) = way.runs(&args.bill);
     let deadline = args.bill.deadline;
@@ -225,7 +235,9 @@ fn bill(
             high: row(&high),
             deadline_s: deadline,
             meets_deadline: meets,
+            currency: args.bill.currency(cluster),
             interrupted: interrupted(way, args),
+            executor,
         };
         format!("{:#}", document.to_json())
     } else {
@@ -238,7 +250,8 @@ fn bill(
         table.row(row("time", &|run| output::seconds(run.seconds)));
         table.row(row("device hours", &|run| number(run.device_hours)));
         if expected.money.is_some() {
-            table.row(row("money", &|run| number(run.money.unwrap_or(0.0))));
+            let name = args.bill.money_name(cluster);
+            table.row(row(&name, &|run| number(run.money.unwrap_or(0.0))));
         }
         if expected.kwh.is_some() {
             table.row(row("kWh", &|run| number(run.kwh.unwrap_or(0.0))));
@@ -254,14 +267,7 @@ fn bill(
             );
         }
         text += &format!("\n{}", table.text());
-        let prices = args.bill.said(cluster);
-        if !prices.is_empty() {
-            text += &format!("\n{prices}");
-        }
-        if expected.kwh.is_none() {
-            text +=
-                "\nenergy is not known: write `--watts N`, or `[device.power]` in a cluster file\n";
-        }
+        text += &bases(args, cluster, &expected);
         if let Some(deadline) = deadline {
             let mark = if meets { "✓ within" } else { "✗ more than" };
             text += &format!("\n{mark} {}\n", output::seconds(deadline));
@@ -311,8 +317,8 @@ fn enough(args: &CostArgs) -> Result<Exit, Failure> {
     }
     let subject = Subject::new(&asked, preset.clone())?;
     let key = args.asked.key("size", &(&subject, args));
-    let header = subject.open_header();
-    cache::answer(key, || smallest(&preset, args, deadline, &header))
+    let about = (subject.open_header(), subject.executor());
+    cache::answer(key, || smallest(&preset, args, deadline, &about))
 }
 
 /// What was found out about a number of devices.
@@ -358,7 +364,7 @@ fn smallest(
     preset: &Cluster,
     args: &CostArgs,
     deadline: f64,
-    header: &str,
+    about: &(String, documents::Executor),
 ) -> Result<(Exit, String), Failure> {
     let node = preset.devices_per_node.unwrap_or(1) as u64;
     let most = args.asked.place.nodes.map_or(u64::MAX, |most| most as u64).min(DEVICES_MAX / node);
@@ -403,7 +409,7 @@ fn smallest(
         }
     }
     tried.sort_by_key(|(way, _)| way.devices);
-    Ok(sized(&tried, args, deadline, (args.asked.gbs.or(Some(SIZE_BATCH)), header), reason))
+    Ok(sized(&tried, args, deadline, (args.asked.gbs.or(Some(SIZE_BATCH)), about), reason))
 }
 
 /// Adds a plan to those that were tried; whether it meets the deadline.
@@ -426,7 +432,8 @@ fn fewest_groups(mixed: &Mixed, args: &CostArgs, deadline: f64) -> Result<(Exit,
         }
     }
     let batch = Some(mixed.global_batch());
-    Ok(sized(&tried, args, deadline, (batch, mixed.header().as_str()), None))
+    let about = (mixed.header(), mixed.executor());
+    Ok(sized(&tried, args, deadline, (batch, &about), None))
 }
 
 /// The fewest devices that meet the deadline, and the cheapest ones: of those that were tried.
@@ -443,7 +450,7 @@ fn sized(
     tried: &[(Way, Run)],
     args: &CostArgs,
     deadline: f64,
-    (batch, header): (Option<usize>, &str),
+    (batch, (header, executor)): (Option<usize>, &(String, documents::Executor)),
     reason: Option<String>,
 ) -> (Exit, String) {
     let asked = &args.asked;
@@ -476,6 +483,7 @@ fn sized(
             cheapest_devices: cheapest.map(|way| way.devices.into()),
             tried: tried.collect(),
             reason,
+            executor: Some(executor.clone()),
         };
         format!("{:#}", document.to_json())
     } else {

@@ -14,10 +14,12 @@ use planner::goodput::Interruptions;
 use planner::limits::Limits;
 use planner::tools::Target;
 
-use crate::argument::{PathArg, duration, length, many, positive, price, share, watts};
+use crate::argument::{Money, PathArg, duration, length, many, positive, price, share, watts};
 use crate::cache::Key;
 use crate::failure::{Failure, usage};
 use crate::job::{self, Limited, PlanRequest, Precision, Where, positions_max};
+use crate::verbs::assume::Assumed;
+use crate::verbs::hardware::Change;
 
 /// Joules of a kilowatt hour.
 pub(super) const JOULES_PER_KWH: f64 = 3.6e6;
@@ -50,13 +52,17 @@ pub struct RequestFlags {
     /// states, logits
     #[arg(long, value_name = "ROLE=TYPE", value_delimiter = ',')]
     pub precision: Vec<String>,
-    /// Freeze the model and train low-rank adapters, on CPUs: as `train --lora`
+    /// Freeze the model and train low-rank adapters, as `train --lora`; on GPUs frozen weights may
+    /// be stored in few bits (QLoRA): weights=nf4-dq, nf4 or int8
     #[arg(long, value_name = "rank=N,alpha=X,targets=NAME,…")]
     pub lora: Option<Lora>,
     /// Expert load imbalance, on GPUs: the busiest rank's tokens over the mean [default: 1]
     #[arg(long, value_name = "TIMES", value_parser = job::imbalance)]
     pub imbalance: Option<f64>,
-    /// The optimizer
+    /// What is stated of the executor
+    #[command(flatten)]
+    pub assumed: Assumed,
+    /// The optimizer; on GPUs it is stated with --assume optimizer=NAME
     #[arg(long, value_name = "NAME", default_value = "adamw")]
     #[arg(value_parser = ["adamw", "sgd", "none"])]
     pub optimizer: String,
@@ -114,6 +120,7 @@ impl RequestFlags {
         dropout: Option<f64>,
     ) -> Result<(Model, PlanRequest), Failure> {
         self.refuse_tool("trains on GPUs, and the cluster has CPUs")?;
+        self.assumed.refuse("the cluster has CPUs")?;
         let description = crate::resolve(&self.model)?.description;
         if self.imbalance.is_some() {
             let headline = "ranks of CPUs share no experts".to_owned();
@@ -378,6 +385,9 @@ pub struct FitArgs {
     /// Find the longest sequence, or the largest micro-batch, for which any plan fits, on GPUs
     #[arg(long, value_enum, value_name = "WHAT")]
     pub largest: Option<Largest>,
+    /// What fits on other hardware, on GPUs: as `explain --what-if`
+    #[arg(long, value_name = "CHANGE,…", value_delimiter = ',', conflicts_with = "largest")]
+    pub what_if: Vec<Change>,
     /// What devices are for
     #[command(flatten)]
     pub served: Served,
@@ -393,6 +403,10 @@ pub struct ExplainArgs {
     /// type are those asked for, unless flags say others
     #[arg(long = "plan", value_name = "FILE")]
     pub file: Option<PathArg>,
+    /// What other hardware would give, on GPUs: nics=2 (twice the bandwidth between nodes),
+    /// memory=141GB, device=b200 (a preset), devices=128; each alone, and all of them
+    #[arg(long, value_name = "CHANGE,…", value_delimiter = ',', conflicts_with = "file")]
+    pub what_if: Vec<Change>,
     /// What devices are for
     #[command(flatten)]
     pub served: Served,
@@ -438,9 +452,10 @@ pub struct Bill {
     /// Deadline: 12h, 30d
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub deadline: Option<f64>,
-    /// Money for an hour of a device [default: what the cluster says]
+    /// Money for an hour of a device, with its currency: 2.5EUR; a number alone is in USD
+    /// [default: what the cluster says]
     #[arg(long, value_name = "PRICE", value_parser = price, allow_negative_numbers = true)]
-    pub price: Option<f64>,
+    pub price: Option<Money>,
     /// Watts of a device with its share of the node [default: what the cluster says]
     #[arg(long, value_name = "WATTS", value_parser = watts, allow_negative_numbers = true)]
     pub watts: Option<f64>,
@@ -465,15 +480,31 @@ impl Bill {
     /// Money for an hour of a device, as the user says: here, or in the file of the cluster.
     pub fn hourly(&self, cluster: &Cluster) -> Option<f64> {
         let said = cluster.price.as_ref().map(|price| price.per_device_hour.value);
-        self.price.or(said)
+        self.price.as_ref().map(|money| money.value).or(said)
     }
 
-    /// The prices that a bill was made with, where they are those of a file.
+    /// The currency of that money.
+    pub fn currency(&self, cluster: &Cluster) -> Option<String> {
+        let kinds =
+            if cluster.groups.is_empty() { std::slice::from_ref(cluster) } else { &cluster.groups };
+        let said = kinds.iter().find_map(|kind| Some(&kind.price.as_ref()?.currency));
+        self.price.as_ref().map(|money| &money.currency).or(said).cloned()
+    }
+
+    /// The name of a row of money.
+    pub fn money_name(&self, cluster: &Cluster) -> String {
+        let currency = self.currency(cluster);
+        currency.map_or("money".to_owned(), |currency| format!("money, {currency}"))
+    }
+
+    /// The prices that a bill was made with: that of the flag, or those of a file.
     pub fn said(&self, cluster: &Cluster) -> String {
+        if let Some(money) = &self.price {
+            return format!("an hour of a device: {money}\n");
+        }
         let kinds =
             if cluster.groups.is_empty() { std::slice::from_ref(cluster) } else { &cluster.groups };
         let said = kinds.iter().filter_map(|kind| Some((&kind.name, kind.price.as_ref()?)));
-        let said = said.filter(|_| self.price.is_none());
         said.map(|(name, price)| format!("an hour of a device of {name}: {price}\n")).collect()
     }
 }
@@ -493,6 +524,27 @@ pub struct CostArgs {
     /// What is asked of inference
     #[command(flatten)]
     pub demand: Demand,
+}
+
+/// Refuses other hardware where it is not asked about training on GPUs.
+pub fn refuse_changes(
+    changes: &[Change],
+    cluster: &Cluster,
+    served: &Served,
+) -> Result<(), Failure> {
+    if !changes.is_empty() && served.is_inference()? {
+        let headline = "other hardware is asked about for training".to_owned();
+        return Err(usage("--what-if", headline)
+            .help("use `compare --beside` for inference")
+            .into());
+    }
+    match changes.first() {
+        Some(change) if cluster.device.kind == Kind::Cpu => {
+            let headline = format!("`{change}` is a change of GPUs, and the cluster has CPUs");
+            Err(usage("--what-if", headline).help("name GPUs: `--cluster h100`").into())
+        }
+        Some(_) | None => Ok(()),
+    }
 }
 
 /// Refuses clusters of CPUs; `other` is what their ranks are asked about with.

@@ -7,10 +7,12 @@ mod launch;
 pub mod fit;
 pub mod groups;
 pub mod largest;
+pub mod what_if;
 
 use std::time::Instant;
 
 use codegen::executable::Features;
+use ir::lora::Lora;
 use ir::plan::Prediction;
 use ir::{DType, Diagnostic, Span};
 use kernels::{Bytes, Seconds};
@@ -19,9 +21,9 @@ use planner::configuration::Configuration;
 use planner::estimate::described::{Described, described};
 use planner::estimate::padding::Padding;
 use planner::estimate::rates::Arithmetic;
-use planner::estimate::workload::Workload;
+use planner::estimate::workload::{Frozen, Workload};
 
-use planner::estimate::profile::{self, Profile};
+use planner::estimate::profile::{self, Profile, Stated};
 use planner::estimate::{self, Estimate, Estimator, Job};
 use planner::search::branch_and_bound::{Budget, Objective};
 use planner::search::events::replayed_s;
@@ -36,6 +38,7 @@ use crate::failure::{self, Exit, Failure, usage};
 use crate::job::Precision;
 use crate::output::{self, Table};
 use crate::planned::{self, Wanted};
+use crate::verbs::assume;
 use crate::verbs::flags::{Aim, PlanArgs, RequestFlags};
 
 /// A question about GPUs, with everything that it borrows.
@@ -61,6 +64,8 @@ pub struct Subject {
     pub memory_bytes: Option<f64>,
     /// The tool that is to execute the plan.
     pub target: Option<Target>,
+    /// What the user states of the executor.
+    pub stated: Stated,
 }
 
 /// The arithmetic of products.
@@ -108,15 +113,12 @@ fn count(flag: &str, number: usize) -> Result<u32, Diagnostic> {
 
 /// The model that is asked about. What would not be priced is refused.
 fn model(asked: &RequestFlags) -> Result<Described, Failure> {
-    if asked.lora.is_some() {
-        let headline = "on GPUs, steps are priced with all weights trained, and no adapters";
-        let help = "leave it out, or name CPUs: `--cluster cpu-local`";
-        return Err(usage("--lora", headline.to_owned()).help(help).into());
-    }
     if asked.optimizer != "adamw" {
         let headline =
             format!("on GPUs, steps are priced with adamw, not with {}", asked.optimizer);
-        return Err(usage("--optimizer", headline).help("leave it out").into());
+        let help = "write `--assume optimizer=NAME`: adamw, adam-8bit, adam-bf16, muon, adafactor, \
+                    sgd-momentum or sgd";
+        return Err(usage("--optimizer", headline).help(help).into());
     }
     let seq = asked.seq.map(|seq| count("--seq", seq)).transpose()?;
     let described = described(&asked.model, seq)?;
@@ -126,7 +128,9 @@ fn model(asked: &RequestFlags) -> Result<Described, Failure> {
             format!("samples of `{name}` have no {seq} tokens: its graph has their size");
         return Err(usage("--seq", headline).help("leave it out").into());
     }
-    Ok(Described { work: routed(described.work, asked.imbalance)?, ..described })
+    let imbalance = imbalance(asked.imbalance, &asked.assumed.stated()?)?;
+    let work = adapted(routed(described.work, imbalance)?, asked.lora.as_ref())?;
+    Ok(Described { work, ..described })
 }
 
 /// The model that is asked about; what there is to know about it is said.
@@ -157,10 +161,39 @@ pub fn padding_line(padding: Option<Padding>, tp: u32) -> String {
     )
 }
 
+/// The workload with adapters, where there are some.
+pub fn adapted(work: Workload, lora: Option<&Lora>) -> Result<Workload, Diagnostic> {
+    match lora {
+        Some(lora) => work.with_adapters(lora),
+        None => Ok(work),
+    }
+}
+
+/// One line on what is trained, where that is not all.
+pub fn adapter_line(work: &Workload) -> String {
+    let Some(Frozen { base }) = work.frozen else { return String::new() };
+    let trained = output::count(work.trained_parameters());
+    let stored = base.map(|base| format!(", stored in {} in layers", base.name()));
+    let stored = stored.unwrap_or_default();
+    format!("adapters {trained} parameters are trained, all others frozen{stored}\n")
+}
+
 /// What is computed and not priced, a line each.
 pub fn assumption_lines(work: &Workload) -> String {
     let line = |assumption: &String| format!("assumes  {assumption}\n");
     work.assumptions.iter().map(line).collect()
+}
+
+/// The expert load imbalance, which may be said by a flag of its own or by `--assume`.
+pub fn imbalance(flag: Option<f64>, stated: &Stated) -> Result<Option<f64>, Diagnostic> {
+    match (flag, stated.stated_imbalance()) {
+        (Some(_), Some(times)) => {
+            let headline =
+                format!("the imbalance is stated twice: here, and as {times} in --assume");
+            Err(usage("--imbalance", headline).help("leave one out"))
+        }
+        (flag, stated) => Ok(flag.or(stated)),
+    }
 }
 
 /// The workload with the given expert load imbalance: the busiest rank's tokens over the mean.
@@ -207,6 +240,7 @@ impl Subject {
             latent,
             memory_bytes,
             target: asked.for_tool,
+            stated: asked.assumed.stated()?,
         })
     }
 
@@ -234,9 +268,17 @@ impl Subject {
         self.work.flops_per_sample() * f64::from(self.global_batch)
     }
 
-    /// The share of the peak of a step's ranks that the model's operations take.
+    /// The share of the peak of a step's ranks that the model's operations take, both as they are
+    /// counted.
     pub fn mfu(&self, estimate: &Estimate) -> f64 {
-        self.seconds_at_peak(ranks(estimate)) / estimate.step_time_s
+        let profile = self.profile();
+        let flops = self.counted_flops() / profile.counted_peak(self.peak_flops);
+        flops / ranks(estimate) / estimate.step_time_s
+    }
+
+    /// Operations of a step, as they are counted.
+    fn counted_flops(&self) -> f64 {
+        self.profile().counted_flops(&self.work) * f64::from(self.global_batch)
     }
 
     /// Seconds of a step at the peak rate of `devices` devices.
@@ -272,6 +314,11 @@ impl Subject {
         Some(documents::ForTool { name: target.to_string(), measured })
     }
 
+    /// How the program is assumed to execute, as documents have it.
+    pub fn executor(&self) -> documents::Executor {
+        documents::Executor::of(&self.profile(), self.tool())
+    }
+
     /// What is asked about, in three lines.
     pub fn header(&self) -> String {
         let node = self.cluster.devices_per_node.unwrap_or(1);
@@ -286,12 +333,12 @@ impl Subject {
     /// The execution profile: of the tool's release, or our own.
     fn release(&self) -> Profile {
         let of_tool = self.target.and_then(|target| target.profile_on(&self.cluster));
-        of_tool.unwrap_or(profile::GANTLINE)
+        of_tool.unwrap_or(profile::GANTLINE).stating(self.stated)
     }
 
     /// How the program is assumed to execute.
     fn profile(&self) -> Profile {
-        self.release().in_arithmetic(arithmetic(self.dtype))
+        assumed(self.release(), arithmetic(self.dtype), &self.work)
     }
 
     /// Refuses a configuration that the tool cannot express.
@@ -302,17 +349,24 @@ impl Subject {
         }
     }
 
+    /// How the program is assumed to execute, fact by fact.
+    pub fn executor_lines(&self) -> String {
+        let profile = self.profile();
+        format!("executor {}\n{}", profile.describe(), assume::lines(&profile))
+    }
+
     fn header_of(&self, devices: &str) -> String {
         let Subject { work, cluster, global_batch, dtype, .. } = self;
         let mut text = format!("model    {}: {}", work.name, output::count(work.parameters()));
         text += &format!(" parameters in {dtype}\n");
+        text += &adapter_line(work);
         text += &format!("cluster  {}, {devices}\n", cluster.describe());
         text += &samples_of(*global_batch, self.seq);
-        text += &format!("executor {}\n", self.profile().describe());
+        text += &self.executor_lines();
         if let Some(target) = self.target {
             text += &format!("for tool {target}: numbers of {}\n", target.whose_numbers(cluster));
         }
-        text += CONVENTIONS;
+        text += &conventions(&self.profile());
         if work.busiest() > 1.0 {
             text +=
                 &format!("routing  the busiest rank has {} times the average\n", work.busiest());
@@ -321,9 +375,17 @@ impl Subject {
     }
 }
 
+/// A profile as it is assumed of a workload.
+pub fn assumed(profile: Profile, arithmetic: Arithmetic, work: &Workload) -> Profile {
+    let mut profile = profile.in_arithmetic(arithmetic);
+    profile.stated.imbalance = Some(work.busiest());
+    profile
+}
+
 /// How flops and MFU are counted, as a line of a header.
-const CONVENTIONS: &str =
-    "MFU      counts 2 flops per multiply-add, causal attention once, and no recomputation\n";
+fn conventions(profile: &Profile) -> String {
+    format!("MFU      counts {}, and no recomputation\n", profile.convention())
+}
 
 /// What a step has, as a line of a header.
 fn samples_of(global_batch: u32, seq: u32) -> String {
@@ -642,7 +704,7 @@ fn document(subject: &Subject, answer: &SearchResult) -> documents::Plan {
         dtype: subject.dtype.name().to_owned(),
         assumptions: subject.work.assumptions.clone(),
         vocabulary_padding: subject.padding(&best.configuration),
-        flops_per_step: Some(subject.flops()),
+        flops_per_step: Some(subject.counted_flops()),
         simulated_step_time_s: subject.simulated_s(&best.estimate),
         breakdown: StepParts::Devices(best.estimate.breakdown),
         memory: Some(best.estimate.memory),
@@ -662,7 +724,7 @@ fn document(subject: &Subject, answer: &SearchResult) -> documents::Plan {
         too_large: rows(&answer.misses),
         not_executed: not_executed(&best.configuration).into_iter().map(Into::into).collect(),
         decision_hash: None,
-        executor: Some(documents::Executor::of(&subject.profile(), subject.tool())),
+        executor: Some(subject.executor()),
     }
 }
 

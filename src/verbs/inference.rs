@@ -486,6 +486,11 @@ pub fn score(
 /// The cluster and the limits that inference is answered for; anything else is refused.
 fn refuse_others(asked: &RequestFlags, cluster: &Cluster) -> Result<(), Failure> {
     asked.refuse_tool("trains, and `--for` asks about inference")?;
+    asked.assumed.refuse("`--for` asks about inference")?;
+    if asked.lora.is_some() {
+        let headline = "inference is priced with adapters merged into the model".to_owned();
+        return Err(usage("--lora", headline).help("leave it out").into());
+    }
     refuse_cpus(cluster, "`generate` runs a model here")?;
     if !cluster.groups.is_empty() {
         let headline = "copies for inference lie on devices that are alike, and these are not";

@@ -15,7 +15,7 @@ use crate::flops::forward_flops;
 use crate::job::PlanRequest;
 use crate::output::{self, Table};
 use crate::training::read_plan;
-use crate::verbs::flags::{Aim, ExplainArgs, FitArgs, PlanArgs, RequestFlags};
+use crate::verbs::flags::{Aim, ExplainArgs, FitArgs, PlanArgs, RequestFlags, refuse_changes};
 use crate::verbs::{gpus, inference};
 
 /// Plans that are listed at most.
@@ -74,6 +74,10 @@ pub fn explain_plan(args: &ExplainArgs) -> Result<Exit, Failure> {
 
 fn explained(args: &ExplainArgs) -> Result<Exit, Failure> {
     let asked = &args.asked;
+    if !args.what_if.is_empty() {
+        refuse_changes(&args.what_if, &asked.place.cluster()?, &args.served)?;
+        return gpus::what_if::what_if(asked, &args.what_if);
+    }
     if args.served.is_inference()? {
         if args.file.is_some() {
             let headline = "plans of inference are not written to files".to_owned();
@@ -145,6 +149,10 @@ pub fn fit(args: &FitArgs) -> Result<Exit, Failure> {
 
 fn fitted(args: &FitArgs) -> Result<Exit, Failure> {
     let asked = &args.asked;
+    if !args.what_if.is_empty() {
+        refuse_changes(&args.what_if, &asked.place.cluster()?, &args.served)?;
+        return gpus::what_if::what_if(asked, &args.what_if);
+    }
     if args.served.is_inference()? {
         if args.largest.is_some() {
             let headline = "the largest that fits is searched for in training".to_owned();

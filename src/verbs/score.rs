@@ -2,12 +2,13 @@
 
 pub mod read;
 
+use ir::lora::Lora;
 use ir::{Diagnostic, Span};
 use planner::cluster::Cluster;
 use planner::configuration::{Configuration, Zero};
 use planner::estimate::described::{Described, decoder, described};
 use planner::estimate::padding::Padding;
-use planner::estimate::profile::{self, PROFILES, Profile};
+use planner::estimate::profile::{self, PROFILES, Profile, Stated};
 use planner::estimate::rates::Arithmetic;
 use planner::estimate::workload::Workload;
 use planner::estimate::{Estimate, Estimator, Job};
@@ -23,12 +24,13 @@ use crate::documents::{self, Document};
 use crate::failure::{Exit, Failure, read_text, usage};
 use crate::job::{self, Axes, Precision};
 use crate::output::{self, Table};
+use crate::verbs::assume::{self, Assumed};
 use crate::verbs::flags::Served;
 use crate::verbs::gpus::groups::Mixed;
 use crate::verbs::gpus::groups::page::{document, fits, page};
 use crate::verbs::gpus::{
-    Subject, arithmetic, assumption_lines, check_expressible, element_type, note_warnings,
-    padding_line, routed,
+    Subject, adapted, adapter_line, arithmetic, assumed, assumption_lines, check_expressible,
+    element_type, imbalance, note_warnings, padding_line, routed,
 };
 use crate::verbs::inference;
 
@@ -111,6 +113,12 @@ pub struct Args {
     /// Expert load imbalance: the busiest rank's tokens over the mean [default: 1]
     #[arg(long, value_name = "TIMES", value_parser = job::imbalance)]
     pub imbalance: Option<f64>,
+    /// Freeze the model and train low-rank adapters: as `plan --lora`
+    #[arg(long, value_name = "rank=N,alpha=X,targets=NAME,…")]
+    pub lora: Option<Lora>,
+    /// What is stated of the executor
+    #[command(flatten)]
+    pub assumed: Assumed,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
@@ -119,7 +127,9 @@ pub struct Args {
 /// The model of the request, with samples of `seq` tokens.
 fn model(args: &Args, seq: Option<u32>) -> Result<Described, Failure> {
     let described = described(&args.model, seq)?;
-    Ok(Described { work: routed(described.work, args.imbalance)?, ..described })
+    let imbalance = imbalance(args.imbalance, &args.assumed.stated()?)?;
+    let work = adapted(routed(described.work, imbalance)?, args.lora.as_ref())?;
+    Ok(Described { work, ..described })
 }
 
 /// Answers `score`; no where the layout does not fit.
@@ -146,8 +156,10 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let of_tool = args.for_tool.and_then(|target| target.profile_on(&cluster));
     let asked = named.or(of_tool);
     let profile = asked.or_else(|| layout.profile()).unwrap_or(profile::GANTLINE);
+    let profile = profile.stating(args.assumed.stated()?);
     if args.served.is_inference()? {
         refuse_tool(args, "trains, and `--for` asks about inference")?;
+        args.assumed.refuse("`--for` asks about inference")?;
         if let Some(profile) = asked.filter(|asked| asked.name != profile::GANTLINE.name) {
             let headline = format!("inference has no execution profile `{}`", profile.name);
             let help = "leave it out, or write `--engine` for one of inference";
@@ -170,13 +182,14 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
     let estimator = Estimator::over(configuration.ranks(), &work, &cluster, profile, job)?;
     let estimate = estimator.estimate(&configuration)?;
     let fits = estimate.memory.total_bytes() <= estimator.memory_bytes;
+    let profile = assumed(profile, arithmetic, &work);
     let answer = Answer {
         padding: estimator.padding(&configuration)?,
         estimate,
         fits,
         have_bytes: estimator.memory_bytes,
-        flops: work.flops_per_sample() * f64::from(batch),
-        peak: estimator.peak_flops(),
+        flops: profile.counted_flops(&work) * f64::from(batch),
+        peak: profile.counted_peak(estimator.peak_flops()),
         tokens: f64::from(batch) * f64::from(tokens),
         layout,
         profile,
@@ -220,6 +233,7 @@ fn copies(
         latent,
         memory_bytes: None,
         target: None,
+        stated: Stated::NOTHING,
     })
 }
 
@@ -272,14 +286,16 @@ fn over_groups(
         return Err(usage("--gbs", headline).help("write --gbs N").into());
     };
     let (dtype, arithmetic) = products(args, said.dtype, &cluster)?;
-    let mixed = Mixed::of(described_as, cluster, batch, dtype);
+    let stated = args.assumed.stated()?;
+    let mixed = Mixed::of(described_as, cluster, batch, dtype).stating(stated);
     let question = groups::GroupRequest {
         work: &mixed.work,
         cluster: &mixed.cluster,
         profile: match &args.profile {
             Some(name) => find_profile(name)?,
             None => profile::GANTLINE,
-        },
+        }
+        .stating(stated),
         job: Job { global_batch: batch.into(), arithmetic },
         limits: Limits::default(),
         evaluations_max: EVALUATIONS_MAX,
@@ -451,6 +467,8 @@ impl Answer {
             100.0 * self.mfu()
         );
         text += &format!("profile {}: {}\n", self.profile.name, self.profile.source);
+        text += &assume::lines(&self.profile);
+        text += &adapter_line(&self.work);
         let verdict = if self.fits { "fits" } else { "does not fit" };
         text += &format!(
             "memory  {} of {} on stage {}: {verdict}\n",
@@ -505,6 +523,7 @@ impl Answer {
             vocabulary_padding: self.padding,
             left_out: self.layout.left_out.clone(),
             notes: self.layout.notes.clone(),
+            executor: Some(documents::Executor::of(&self.profile, None)),
         };
         document.to_json()
     }

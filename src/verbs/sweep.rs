@@ -17,6 +17,7 @@ use crate::documents::{Document, Sweep, SweepRow};
 use crate::failure::{Exit, Failure, usage};
 use crate::job::{self, Limited, Precision, Where};
 use crate::output;
+use crate::verbs::assume::Assumed;
 
 /// Combinations that are searched at most. Chosen: minutes, at some tenths of a second each.
 const CELLS_MAX: usize = 4096;
@@ -51,6 +52,9 @@ pub struct Args {
     /// megatron@core-0.13. The search stays within what it can express, priced as it executes
     #[arg(long, value_name = "TOOL[@RELEASE]", value_parser = job::tool)]
     pub for_tool: Option<Target>,
+    /// What is stated of the executor
+    #[command(flatten)]
+    pub assumed: Assumed,
     /// What the map shows
     #[arg(long, value_enum, value_name = "WHAT", default_value = "tokens")]
     pub show: Shown,
@@ -122,6 +126,10 @@ pub fn run(args: &Args) -> Result<Exit, Failure> {
 
 fn swept(args: &Args) -> Result<Exit, Failure> {
     let rows = rows(args)?;
+    // Combinations differ in their devices and sizes, and are executed alike.
+    let first = |numbers: &[usize]| numbers.first().copied();
+    let sizes = [&args.devices, &args.gbs, &args.seq].map(|list| first(list));
+    let (subject, _) = subject(args, &args.cluster[0], sizes)?;
     if let Some(path) = &args.output {
         std::fs::write(path, csv(&rows)?).map_err(runtime::Error::io("write", path))?;
         output::note(&format!("wrote {}", path.display()));
@@ -132,9 +140,10 @@ fn swept(args: &Args) -> Result<Exit, Failure> {
     };
     if args.json {
         let model = args.model.to_string();
-        output::answer_json(&Sweep { model, rows }.to_json());
+        let executor = Some(subject.executor());
+        output::answer_json(&Sweep { model, rows, executor }.to_json());
     } else {
-        output::answer(&page(args, &rows));
+        output::answer(&page(args, &subject, &rows));
     }
     Ok(exit)
 }
@@ -168,12 +177,12 @@ fn rows(args: &Args) -> Result<Vec<SweepRow>, Failure> {
     Ok(rows)
 }
 
-/// One combination: its fastest plan, or why there is none.
-fn row(
+/// The question of one combination.
+fn subject(
     args: &Args,
     cluster: &PathArg,
     [devices, gbs, seq]: [Option<usize>; 3],
-) -> Result<SweepRow, Failure> {
+) -> Result<(Subject, RequestFlags), Failure> {
     let asked = RequestFlags {
         model: args.model.clone(),
         place: Where { cluster: cluster.clone(), ranks: devices, nodes: None, calibration: None },
@@ -184,6 +193,7 @@ fn row(
         precision: Vec::new(),
         lora: None,
         imbalance: None,
+        assumed: args.assumed.clone(),
         for_tool: args.for_tool,
         optimizer: "adamw".to_owned(),
         json: false,
@@ -195,7 +205,12 @@ fn row(
         let headline = format!("`{cluster}` has groups of other devices each");
         return Err(usage("--cluster", headline).help("`plan` searches over groups").into());
     }
-    let subject = Subject::quiet(&asked, there)?;
+    Ok((Subject::quiet(&asked, there)?, asked))
+}
+
+/// One combination: its fastest plan, or why there is none.
+fn row(args: &Args, cluster: &PathArg, sizes: [Option<usize>; 3]) -> Result<SweepRow, Failure> {
+    let (subject, asked) = subject(args, cluster, sizes)?;
     let empty = SweepRow {
         cluster: cluster.to_string(),
         devices: subject.devices.into(),
@@ -244,8 +259,9 @@ fn csv(rows: &[SweepRow]) -> Result<Vec<u8>, Failure> {
 }
 
 /// A map for each cluster and length: devices down, batches across, the darker the better.
-fn page(args: &Args, rows: &[SweepRow]) -> String {
+fn page(args: &Args, subject: &Subject, rows: &[SweepRow]) -> String {
     let mut text = format!("model    {}\n", args.model);
+    text += &subject.executor_lines();
     for map in rows.chunk_by(|a, b| (&a.cluster, a.seq) == (&b.cluster, b.seq)) {
         text += &format!(
             "\n{}, {} tokens a sample: {} by devices (down) and samples of a step (across)\n",

@@ -25,6 +25,7 @@ mod shim;
 mod exported;
 
 mod artefact;
+mod assumptions;
 mod attacks;
 mod attention;
 mod check;

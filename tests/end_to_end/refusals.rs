@@ -495,7 +495,7 @@ fn bills_say_what_they_are_for() {
     let told = scratch.json(&format!("cost {asked} --gbs 8 --seq 512 --json"));
     let page = scratch.answer(&format!("cost {asked} --gbs 8 --seq 512"));
     let row = page.lines().find(|line| line.trim().starts_with("money")).expect("a row");
-    let shown: f64 = row.split_whitespace().nth(2).and_then(|n| n.parse().ok()).expect("a number");
+    let shown: f64 = row.split_whitespace().nth(3).and_then(|n| n.parse().ok()).expect("a number");
     let money = number(&told["expected"]["money"]);
     assert!(money < 10.0 && (shown / money - 1.0).abs() < 0.01, "{shown} of {money}");
     let plan = "plan gpt2 --cluster h100 --objective energy --gbs 8 --watts 700";

@@ -52,6 +52,7 @@ pub fn fit(asked: &RequestFlags, cluster: Cluster) -> Result<Exit, Failure> {
             fastest,
             smallest: of_no("smallest").as_object().cloned(),
             nearest: of_no("nearest").as_array().cloned().unwrap_or_default(),
+            executor: Some(subject.executor()),
         };
         output::answer_json(&document.to_json());
         return Ok(if fits { Exit::Success } else { Exit::Infeasible });

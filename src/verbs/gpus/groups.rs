@@ -11,14 +11,16 @@ use ir::Diagnostic;
 use kernels::Seconds;
 use planner::check::groups::check_groups;
 use planner::cluster::{Cluster, Power};
+use planner::estimate::Job;
 use planner::estimate::described::Described;
+use planner::estimate::profile::{self, Profile, Stated};
 use planner::estimate::workload::Workload;
-use planner::estimate::{Job, profile};
 use planner::search::groups::{self, Grouped};
 use planner::search::request::EVALUATIONS_MAX;
 
 use self::page::{Row, document, page, rows, table};
-use super::{arithmetic, assumption_lines, count, element_type, noted_model, samples_of};
+use super::{arithmetic, assumed, assumption_lines, count, element_type, noted_model, samples_of};
+use crate::verbs::assume;
 use crate::verbs::flags::{Aim, PlanArgs, RequestFlags};
 
 use crate::documents::{self, Document};
@@ -39,6 +41,8 @@ pub struct Mixed {
     dtype: Precision,
     /// Bytes of a device that a job may use, where the user limits them.
     memory_bytes: Option<f64>,
+    /// What the user states of the executor.
+    stated: Stated,
 }
 
 impl Mixed {
@@ -69,6 +73,7 @@ impl Mixed {
             global_batch: count("--gbs", asked.gbs.unwrap_or(devices.max(8)))?,
             dtype: element_type(asked.dtype, &cluster)?,
             memory_bytes: asked.all_limits()?.memory_bytes(),
+            stated: asked.assumed.stated()?,
             cluster,
         })
     }
@@ -81,7 +86,24 @@ impl Mixed {
         dtype: Precision,
     ) -> Mixed {
         let Described { work, tokens: seq, .. } = described;
-        Mixed { work, cluster, global_batch, seq, dtype, memory_bytes: None }
+        let stated = Stated::NOTHING;
+        Mixed { work, cluster, global_batch, seq, dtype, memory_bytes: None, stated }
+    }
+
+    /// The same with what a user states of an executor that goes by `profile`.
+    pub fn stating(self, stated: Stated) -> Mixed {
+        Mixed { stated, ..self }
+    }
+
+    /// How programs are assumed to execute.
+    fn profile(&self) -> Profile {
+        let profile = profile::GANTLINE.stating(self.stated);
+        assumed(profile, arithmetic(self.dtype), &self.work)
+    }
+
+    /// So, as documents have it.
+    pub fn executor(&self) -> documents::Executor {
+        documents::Executor::of(&self.profile(), None)
     }
 
     /// Samples of a step.
@@ -100,7 +122,7 @@ impl Mixed {
         Ok(groups::GroupRequest {
             work: &self.work,
             cluster: &self.cluster,
-            profile: profile::GANTLINE,
+            profile: profile::GANTLINE.stating(self.stated),
             job: Job { global_batch, arithmetic: arithmetic(self.dtype) },
             limits: asked.all_limits()?,
             evaluations_max: EVALUATIONS_MAX,
@@ -173,7 +195,10 @@ impl Mixed {
         let parameters = output::count(self.work.parameters());
         let mut text = format!("model    {}: {parameters} parameters", self.work.name);
         text += &format!(" in {}\ncluster  {}\n", self.dtype, self.cluster.describe());
-        text + &samples_of(self.global_batch, self.seq) + &assumption_lines(&self.work)
+        text += &samples_of(self.global_batch, self.seq);
+        let profile = self.profile();
+        text += &format!("executor {}\n{}", profile.describe(), assume::lines(&profile));
+        text + &assumption_lines(&self.work)
     }
 
     fn unknown_power(&self) -> Diagnostic {

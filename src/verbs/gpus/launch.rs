@@ -26,6 +26,18 @@ pub(super) fn write(
         let headline = format!("files for {target} are written in bf16, not {}", subject.dtype);
         return Err(usage("--dtype", headline).help("leave it out").into());
     }
+    if let Some(fact) = subject.stated.configured().first() {
+        let headline =
+            format!("files for {target} say what its release does, and `{fact}` is stated");
+        let help = "leave the fact out, or write the plan with `-o FILE.plan`";
+        return Err(usage("--assume", headline).help(help).into());
+    }
+    if asked.lora.is_some() {
+        let headline =
+            format!("the files for {target} pretrain all weights, and adapters are asked for");
+        let help = "write the plan with `-o FILE.plan`, and its layout into the fine-tuning recipe";
+        return Err(usage("--lora", headline).help(help).into());
+    }
     let decoder = decoder(asked.model.path());
     let per_node = subject.cluster.devices_per_node.unwrap_or(1).max(1);
     let per_node = u32::try_from(per_node).unwrap_or(1).min(subject.devices);

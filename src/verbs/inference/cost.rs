@@ -185,6 +185,7 @@ fn bill(models: &Models, args: &CostArgs, tokens: [f64; 2]) -> Result<(Exit, Str
             expected,
             high,
             deadline_s: args.bill.deadline,
+            currency: args.bill.currency(&subject.cluster),
             meets,
         };
         format!("{:#}", document.to_json())
@@ -219,7 +220,8 @@ fn page(
     }
     table.row(row("device hours", &|cost| number(cost.device_hours)));
     if costs[1].money.is_some() {
-        table.row(row("money", &|cost| known(cost.money)));
+        let name = args.bill.money_name(cluster);
+        table.row(row(&name, &|cost| known(cost.money)));
     }
     if costs[1].per_million.is_some() {
         table.row(row("money for 1M new tokens", &|cost| known(cost.per_million)));

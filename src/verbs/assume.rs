@@ -1,0 +1,73 @@
+//! `--assume`: facts of the executor that users state, read, completed and printed from one table.
+
+use std::ffi::OsStr;
+
+use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
+use planner::estimate::profile::{self, Assumption, Profile, Stated};
+
+use crate::failure::{Failure, usage};
+
+/// The flag.
+#[derive(Clone, Debug, Default, PartialEq, clap::Args)]
+pub struct Assumed {
+    /// State facts of the executor on top of its profile, on GPUs: optimizer=adam-8bit,
+    /// gradients=bf16, attention=flash-2, cuda-graphs, reserve=2GiB, …; `--help` lists all
+    #[arg(long, value_name = "FACT[=VALUE],…", value_delimiter = ',', value_parser = Facts)]
+    #[arg(hide_possible_values = true, allow_hyphen_values = true)]
+    #[arg(long_help = format!("{ABOUT}\n{}", profile::table()))]
+    pub assume: Vec<String>,
+}
+
+const ABOUT: &str = "State facts of the executor on top of its profile, on GPUs. Every answer \
+                     prints all of them, with those that were stated marked. A fact without a \
+                     value is stated as `yes`. The facts, with what they can be:\n";
+
+impl Assumed {
+    /// What is stated.
+    pub fn stated(&self) -> Result<Stated, Failure> {
+        let wrong = |all: Vec<(String, String)>| -> Failure {
+            let one = |(headline, help)| usage("--assume", headline).help(help);
+            all.into_iter().map(one).collect::<Vec<_>>().into()
+        };
+        Stated::read(&self.assume).map_err(wrong)
+    }
+
+    /// Refuses facts where nothing reads them; `why` says what does not go together.
+    pub fn refuse(&self, why: &str) -> Result<(), Failure> {
+        let Some(first) = self.assume.first() else { return Ok(()) };
+        let headline = format!("`{first}` is of the executor on GPUs, and {why}");
+        Err(usage("--assume", headline).help("leave it out").into())
+    }
+}
+
+/// A line for each fact that a profile assumes; stated ones are marked.
+pub fn lines(profile: &Profile) -> String {
+    let line = |Assumption { name, value, stated }: Assumption| {
+        let mark = if stated { "  (stated)" } else { "" };
+        format!("  {name:<17} {value}{mark}\n")
+    };
+    profile.assumptions().into_iter().map(line).collect()
+}
+
+/// Texts, which a shell completes from the table; what is wrong with them is said of all at once,
+/// by [`Assumed::stated`].
+#[derive(Clone, Debug)]
+struct Facts;
+
+impl TypedValueParser for Facts {
+    type Value = String;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        argument: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<String, clap::Error> {
+        StringValueParser::new().parse_ref(command, argument, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        let all = profile::completions().iter();
+        Some(Box::new(all.map(|(text, means)| PossibleValue::new(text.as_str()).help(*means))))
+    }
+}

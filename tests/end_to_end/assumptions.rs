@@ -1,0 +1,151 @@
+//! What users state of the executor, of adapters, of prices and of other hardware, as flags.
+
+use serde_json::Value;
+
+use crate::scratch::Scratch;
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+/// A fact is taken by every verb, printed by each with all others, and marked.
+#[test]
+fn facts_are_stated_and_printed_everywhere() {
+    let scratch = Scratch::new("assume");
+    let at = "llama-3-8b --cluster h100 --gbs 64 --seq 4096";
+    let facts = "--assume optimizer=adam-8bit,fragmentation=10%";
+    for line in [
+        format!("plan {at} --devices 8"),
+        format!("fit {at} --devices 8"),
+        format!("explain {at} --devices 8"),
+        format!("cost {at} --devices 8 --tokens 1B"),
+        format!("size {at} --tokens 1B --deadline 2d --nodes 2"),
+        format!("compare {at} --devices 8 --with dp=8"),
+        "sweep llama-3-8b --cluster h100 --devices 8 --gbs 64 --seq 4096".to_owned(),
+        format!("score {at} --config dp=8"),
+    ] {
+        let output = scratch.run(&format!("{line} {facts} --json"));
+        let document: Value = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|why| panic!("{line}: {why}\n{output:?}"));
+        let all = document["executor"]["assumptions"].as_array().expect("there are some");
+        let stated: Vec<&str> = all
+            .iter()
+            .filter(|one| one["stated"] == true)
+            .map(|one| one["name"].as_str().unwrap_or_default())
+            .collect();
+        assert_eq!(stated, ["optimizer", "fragmentation"], "{line}");
+        assert!(all.len() > 15, "{line}");
+        let output = scratch.run(&format!("{line} {facts}"));
+        let page = String::from_utf8_lossy(&output.stdout);
+        assert!(page.contains("adam-8bit  (stated)"), "{line}: {page}");
+        assert!(page.contains("gradients         4 bytes a parameter\n"), "{line}: {page}");
+    }
+}
+
+/// Without facts the answer is that of the profile; each moves what it is about.
+#[test]
+fn facts_change_answers() {
+    let scratch = Scratch::new("assume-answers");
+    let plan = "--config dp=8 --zero 3 --recompute full";
+    let at = format!("score llama-3-8b --cluster h100 --gbs 64 --seq 8192 {plan} --json");
+    let [base, narrow, capped, counted] =
+        ["", "--assume moments=0,masters=none", "--assume power=500W", "--assume flops=6n"]
+            .map(|facts| scratch.json(format!("{at} {facts}").trim_end()));
+    let bytes = |answer: &Value| number(&answer["memory"]["optimizer_bytes"]);
+    assert_eq!(bytes(&narrow), 0.0);
+    assert!(number(&capped["step_time_s"]) > number(&base["step_time_s"]));
+    assert_eq!(counted["step_time_s"], base["step_time_s"]);
+    assert!(number(&counted["mfu"]) < number(&base["mfu"]));
+}
+
+/// What does not go together is refused, with the way out.
+#[test]
+fn wrong_facts_are_refused() {
+    let scratch = Scratch::new("assume-refused");
+    let at = "llama-3-8b --cluster h100 --devices 8";
+    for (line, said) in [
+        (format!("plan {at} --assume optimiser=adamw"), "did you mean `optimizer`?"),
+        (format!("plan {at} --assume attention=flash-3"), "flash-best"),
+        (format!("plan {at} --assume optimizer=sgd,moments=4"), "contradict each other"),
+        (format!("plan {at} --assume power=900W"), "700 W at most"),
+        (format!("plan {at} --imbalance 2 --assume imbalance=1.5"), "stated twice"),
+        (format!("plan {at} --assume imbalance=1.5"), "has no experts"),
+        (format!("plan {at} --for inference --assume cuda-graphs"), "asks about inference"),
+        ("plan gpt2-mini --ranks 2 --assume cuda-graphs".to_owned(), "the cluster has CPUs"),
+        (
+            format!("plan {at} --for-tool megatron --assume optimizer=muon -o dir"),
+            "`optimizer` is stated",
+        ),
+        (format!("plan {at} --for-tool megatron --lora rank=8 -o dir"), "adapters are asked for"),
+        (format!("plan {at} --lora rank=8,targets=queries"), "q_proj"),
+        ("plan gpt2-mini --ranks 2 --lora rank=2,weights=nf4".to_owned(), "E1204"),
+        (format!("explain {at} --what-if nic=2"), "did you mean `nics`?"),
+        (format!("explain {at} --what-if device=b2000"), "did you mean `b200`?"),
+        ("explain gpt2-mini --ranks 2 --what-if nics=2".to_owned(), "the cluster has CPUs"),
+        (format!("cost {at} --tokens 1B --price 2.5dollars"), "three letters"),
+    ] {
+        let output = scratch.run(&line);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() != Some(0) && errors.contains(said), "{line}: {errors}");
+    }
+}
+
+/// Shells complete facts from the same table as the help, and so do the docs list them.
+#[test]
+fn facts_are_completed_helped_and_documented() {
+    let scratch = Scratch::new("assume-help");
+    let shell = String::from_utf8_lossy(&scratch.run("completions fish").stdout).into_owned();
+    let help = String::from_utf8_lossy(&scratch.run("plan --help").stdout).into_owned();
+    let docs = std::fs::read_to_string("docs/tools.md").expect("the page is there");
+    for fact in &planner::estimate::profile::FACTS {
+        assert!(help.contains(fact.about), "help: {}", fact.name);
+        assert!(docs.contains(&format!("`{}`", fact.name)), "docs: {}", fact.name);
+        for word in fact.words {
+            assert!(shell.contains(&format!("{}={}", fact.name, word.name)), "{}", fact.name);
+            assert!(docs.contains(&format!("`{}`", word.name)), "docs: {}", word.name);
+        }
+    }
+}
+
+/// Adapters are priced for our executor and for tools, and fit where the whole model does not.
+#[test]
+fn adapters_are_priced_on_gpus() {
+    let scratch = Scratch::new("assume-lora");
+    let at = "llama-3-70b --cluster h100 --devices 8 --gbs 8 --seq 2048 --json";
+    let [lora, quantised] = ["", ",weights=nf4-dq"]
+        .map(|base| scratch.json(&format!("plan {at} --lora rank=16,targets=all-linear{base}")));
+    assert!(number(&quantised["peak_mem_bytes"]) > 0.0 && number(&lora["step_time_s"]) > 0.0);
+    let tool = scratch.json(&format!("plan {at} --lora rank=16 --for-tool torchtitan"));
+    assert_eq!(tool["executor"]["for_tool"]["name"], "torchtitan@0.2");
+    let one = "score llama-3-70b --cluster h100 --gbs 1 --seq 512 --json";
+    let fits = |lora: &str| {
+        let output = scratch.run(format!("{one} --config recompute=full {lora}").trim_end());
+        let document: Value = serde_json::from_slice(&output.stdout).expect("a document");
+        document["fits"] == true
+    };
+    assert!(!fits("") && !fits("--lora rank=16"));
+    assert!(fits("--lora rank=16,weights=nf4-dq"));
+}
+
+/// Other hardware is laid beside that which there is; prices are printed in their currency.
+#[test]
+fn other_hardware_and_prices_are_answered() {
+    let scratch = Scratch::new("assume-hardware");
+    let at = "llama-3-8b --cluster h100 --devices 16 --gbs 64 --seq 4096";
+    let found = scratch.json(&format!("explain {at} --what-if nics=2,device=b200 --json"));
+    let rows = found["rows"].as_array().expect("there are rows");
+    let names: Vec<&str> = rows.iter().filter_map(|row| row["hardware"].as_str()).collect();
+    assert_eq!(names, ["as it is", "nics=2", "device=b200", "all of these"]);
+    let seconds: Vec<f64> = rows.iter().map(|row| number(&row["best"]["step_time_s"])).collect();
+    assert!(seconds[1] <= seconds[0] && seconds[2] < seconds[0] && seconds[3] <= seconds[2]);
+    let plan = scratch.json(&format!("plan {at} --json"));
+    assert_eq!(rows[0]["best"]["step_time_s"], plan["step_time_s"]);
+    let page = scratch.run(&format!("fit {at} --what-if memory=141GB"));
+    let page = String::from_utf8_lossy(&page.stdout).into_owned();
+    assert!(page.contains("as it is") && page.contains("memory=131"), "{page}");
+    let bill = scratch.run(&format!("cost {at} --tokens 1B --price 2.5EUR"));
+    let bill = String::from_utf8_lossy(&bill.stdout).into_owned();
+    assert!(bill.contains("money, EUR") && bill.contains("2.5 EUR"), "{bill}");
+    let bill = scratch.json(&format!("cost {at} --tokens 1B --price 2.5 --json"));
+    assert_eq!(bill["currency"], "USD");
+}
