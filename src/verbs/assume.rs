@@ -19,7 +19,7 @@ pub struct Assumed {
 }
 
 const ABOUT: &str = "State facts of the executor on top of its profile, on GPUs. Every answer \
-                     prints all of them, with those that were stated marked. A fact without a \
+                     prints all of them, those that were stated apart. A fact without a \
                      value is stated as `yes`. The facts, with what they can be:\n";
 
 impl Assumed {
@@ -40,13 +40,30 @@ impl Assumed {
     }
 }
 
-/// A line for each fact that a profile assumes; stated ones are marked.
+/// Columns of a line of facts.
+const COLUMNS: usize = 80;
+
+/// The facts that a profile assumes, those that are stated apart.
 pub fn lines(profile: &Profile) -> String {
-    let line = |Assumption { name, value, stated }: Assumption| {
-        let mark = if stated { "  (stated)" } else { "" };
-        format!("  {name:<17} {value}{mark}\n")
-    };
-    profile.assumptions().into_iter().map(line).collect()
+    let (stated, assumed): (Vec<_>, Vec<_>) =
+        profile.assumptions().into_iter().partition(|fact| fact.stated);
+    listed("assumes", &assumed) + &listed("stated", &stated)
+}
+
+/// Facts behind a word, in lines that are as long as they may be.
+fn listed(word: &str, facts: &[Assumption]) -> String {
+    let mut text = String::new();
+    let mut line = format!("{word:<8}");
+    for (at, Assumption { name, value, .. }) in facts.iter().enumerate() {
+        let comma = if at + 1 < facts.len() { "," } else { "" };
+        let part = format!(" {name} {}{comma}", value.replace(" bytes a parameter", " B"));
+        if line.len() + part.len() > COLUMNS {
+            text += &format!("{line}\n");
+            line = " ".repeat(8);
+        }
+        line += &part;
+    }
+    if facts.is_empty() { text } else { text + &line + "\n" }
 }
 
 /// Texts, which a shell completes from the table; what is wrong with them is said of all at once,

@@ -37,8 +37,8 @@ fn facts_are_stated_and_printed_everywhere() {
         assert!(all.len() > 15, "{line}");
         let output = scratch.run(&format!("{line} {facts}"));
         let page = String::from_utf8_lossy(&output.stdout);
-        assert!(page.contains("adam-8bit  (stated)"), "{line}: {page}");
-        assert!(page.contains("gradients         4 bytes a parameter\n"), "{line}: {page}");
+        assert!(page.contains("stated   optimizer adam-8bit, fragmentation "), "{line}: {page}");
+        assert!(page.contains(" gradients 4 B, "), "{line}: {page}");
     }
 }
 

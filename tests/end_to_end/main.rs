@@ -69,6 +69,7 @@ mod runs;
 mod scratch;
 mod serving;
 mod sums;
+mod tables;
 mod tools;
 mod training;
 mod verbs;
