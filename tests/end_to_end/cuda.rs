@@ -16,7 +16,7 @@ use ir::precision::Precision;
 use ir::{DType, Mesh};
 use kernels::Kernel;
 use kernels::cpu::{Prepared, View, ViewMut};
-use kernels::cuda::{Arch, Functions, Tile, device_prelude, functions, functions_for};
+use kernels::cuda::{Arch, Functions, TensorTile, Tile, device_prelude, functions, functions_for};
 use runtime::cuda::nvrtc::Nvrtc;
 use runtime::device::Device;
 use runtime::execute::{Batch, Classes, Options, Part, Scalars, Session};
@@ -401,10 +401,14 @@ fn kind(tile: &Tile) -> String {
         Tile::RowReduction(tile) => format!("row reduction by {}", tile.group),
         Tile::PartialSums(_) => "partial sums".to_owned(),
         Tile::Product(tile) => format!("product {}", tile.product.accumulate),
-        Tile::Tensor(tile) => format!("matrices {} {:?}", tile.product.accumulate, tile.copies),
+        Tile::Tensor(tile) => {
+            let TensorTile { product, copies, shape, workspace, .. } = tile;
+            format!("matrices {} {copies:?} {:?} {workspace:?}", product.accumulate, shape.tile)
+        }
+        Tile::SliceSum(tile) => format!("slices {}", tile.bias.is_some()),
         Tile::Warpgroup(tile) => {
             let majors = tile.operands.each_ref().map(|operand| operand.k_major);
-            format!("warpgroups {} {majors:?}", tile.product.accumulate)
+            format!("warpgroups {} {majors:?} {:?}", tile.product.accumulate, tile.shape)
         }
         Tile::Attention(tile) => format!("attention {:?}", tile.part),
         Tile::Flash(tile) => format!("flash {} by {}", tile.query_tile, tile.key_tile),

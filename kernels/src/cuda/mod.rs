@@ -32,6 +32,7 @@ mod product;
 mod program;
 mod rows;
 mod shared;
+mod slices;
 mod tensor;
 mod text;
 mod tile;
@@ -48,10 +49,11 @@ pub use moves::Move;
 pub use parameter::{Buffer, Named, Parameter};
 pub use product::ProductTile;
 pub use rows::{Elementwise, PartialSums, RowReduction};
-pub use tensor::{OperandCopy, TensorTile};
+pub use slices::SliceSum;
+pub use tensor::{BlockShape, OperandCopy, TensorTile};
 pub use tile::Tile;
 pub use vector::Vectorized;
-pub use warpgroup::{MappedOperand, TensorMap, WarpgroupTile};
+pub use warpgroup::{MappedOperand, TensorMap, WarpgroupShape, WarpgroupTile};
 
 use crate::arguments::Argument;
 use crate::kernel::Kernel;
@@ -118,7 +120,7 @@ fn functions_of(kernel: &Kernel, arch: Option<Arch>) -> Functions {
     match kernel {
         Kernel::Product(p) => {
             let operands = [inputs[0], inputs[1], outputs[0]];
-            all.functions.push(product::function(what, p, operands, [None, None], arch));
+            product::function(what, p, operands, [None, None], (&mut all, arch));
         }
         Kernel::Products(p) => product::functions(what, p, &inputs, &outputs, (&mut all, arch)),
         Kernel::Rows(r) => rows::functions(what, r, &inputs, &outputs, &mut all),

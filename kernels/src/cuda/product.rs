@@ -5,10 +5,13 @@
 
 use std::fmt;
 
+use ir::DType;
+
 use super::function::{Function, Functions};
 use super::index::{coordinate_of, nest};
 use super::loops::Loops;
-use super::parameter::Parameter;
+use super::parameter::{Buffer, Parameter};
+use super::slices::{SliceSum, Stored, slices};
 use super::tensor::TensorTile;
 use super::text::{Text, element, line};
 use super::tile::Tile;
@@ -44,47 +47,82 @@ impl ProductTile {
     }
 }
 
-/// The function of a product of two buffers; with others that are added to it.
+/// Adds the functions of a product of two buffers; with others that are added to it.
 pub(super) fn function(
     what: &str,
     product: &Product,
     [a, b, c]: [Parameter; 3],
-    [bias, addend]: [Option<Parameter>; 2],
-    arch: Option<Arch>,
-) -> Function {
-    let mut parameters = vec![a, b, c];
-    let mut add = |parameter: Option<Parameter>| {
-        parameter.map(|parameter| {
-            parameters.push(parameter);
-            parameters.len() - 1
-        })
+    others: [Option<Parameter>; 2],
+    (all, arch): (&mut Functions, Option<Arch>),
+) {
+    let with_others = |mut parameters: Vec<Parameter>| {
+        let added = others.map(|parameter| {
+            parameter.map(|parameter| {
+                parameters.push(parameter);
+                parameters.len() - 1
+            })
+        });
+        (parameters, added)
     };
-    let (bias, addend) = (add(bias), add(addend));
-    let added = [bias, addend];
-    let is_tensor = arch.is_some() && tensor::fits(product);
-    let warpgroup = if is_tensor && arch == Some(Arch::Sm90a) {
-        WarpgroupTile::of(product, added)
-    } else {
-        None
-    };
-    let (tiles, threads, tile) = match (warpgroup, is_tensor) {
-        (Some(tile), _) => (tile.tiles(), WarpgroupTile::THREADS, Tile::Warpgroup(tile)),
-        (None, true) => {
-            let tile = TensorTile::of(product, added);
-            (tile.tiles(), TensorTile::THREADS, Tile::Tensor(tile))
-        }
-        (None, false) => {
-            let tile = ProductTile { product: product.clone(), bias, addend };
-            (tile.tiles(), THREADS, Tile::Product(tile))
-        }
-    };
-    Function {
+    let (parameters, added) = with_others(vec![a, b, c]);
+    let BlockTiles { tile, tiles, threads, is_split } = BlockTiles::of(product, added, arch);
+    let tiles: u64 = tiles.iter().map(|tiles| *tiles as u64).product();
+    let mut function = Function {
         what: what.to_owned(),
         parameters,
         offsets: Vec::new(),
-        grid: tiles.iter().map(|tiles| *tiles as u64).product(),
+        grid: tiles,
         threads,
         tile,
+    };
+    if !is_split {
+        all.functions.push(function);
+        return;
+    }
+    let [batch, m, n, _] = product.sizes();
+    let workspace =
+        Parameter { buffer: Buffer::Workspace(all.workspaces.len()), dtype: DType::F32 };
+    all.workspaces.push((slices(product) * batch * m * n) as u64 * DType::F32.size());
+    function.parameters = vec![a, b, c, workspace];
+    function.grid *= slices(product) as u64;
+    let (parameters, [bias, addend]) = with_others(vec![workspace, c]);
+    let sum = SliceSum { product: product.clone(), bias, addend };
+    all.functions.extend([function, sum.function(what, parameters)]);
+}
+
+/// The block tiles of a product.
+struct BlockTiles {
+    tile: Tile,
+    /// Along batch, m and n.
+    tiles: [usize; 3],
+    threads: u32,
+    /// Whether each slice of k is summed by a block of its own.
+    is_split: bool,
+}
+
+impl BlockTiles {
+    /// Those of a product, given the numbers of parameters that are added to it.
+    fn of(product: &Product, added: [Option<usize>; 2], arch: Option<Arch>) -> BlockTiles {
+        let [bias, addend] = added;
+        if arch.is_none() || !tensor::fits(product) {
+            let tile = ProductTile { product: product.clone(), bias, addend };
+            let tiles = tile.tiles();
+            return BlockTiles {
+                tile: Tile::Product(tile),
+                tiles,
+                threads: THREADS,
+                is_split: false,
+            };
+        }
+        let by_warpgroups = (arch == Some(Arch::Sm90a)).then(|| WarpgroupTile::of(product, added));
+        if let Some(tile) = by_warpgroups.flatten() {
+            let (tiles, threads) = (tile.tiles(), tile.threads());
+            let is_split = tile.workspace.is_some();
+            return BlockTiles { tile: Tile::Warpgroup(tile), tiles, threads, is_split };
+        }
+        let tile = TensorTile::of(product, added);
+        let (tiles, threads, is_split) = (tile.tiles(), tile.threads(), tile.workspace.is_some());
+        BlockTiles { tile: Tile::Tensor(tile), tiles, threads, is_split }
     }
 }
 
@@ -102,7 +140,7 @@ pub(super) fn functions(
         let operands = [operand(part.a), operand(part.b), outputs[at]];
         let added = [part.bias, part.addend].map(|number| number.map(operand));
         let what_part = &format!("{what}: part {at}");
-        all.functions.push(function(what_part, &part.product, operands, added, arch));
+        function(what_part, &part.product, operands, added, (all, arch));
         let Some(then) = &part.then else { continue };
         let read: Vec<Parameter> = then
             .inputs
@@ -167,7 +205,7 @@ impl ProductTile {
         );
         text.end();
         text.end();
-        self.print_epilogue(&loops, &c, (parameters, [m, n]), text);
+        self.print_epilogue(&loops, (parameters, [m, n]), text);
     }
 
     /// Opens the loops over the thread's accumulators, with their indices.
@@ -252,24 +290,13 @@ impl ProductTile {
     fn print_epilogue(
         &self,
         loops: &Loops,
-        c: &str,
         (parameters, sizes): (&[Parameter], [usize; 2]),
         text: &mut Text,
     ) {
-        let p = &self.product;
-        let (kept, compute) = (element(p.stored.c), element(p.dtype));
         Self::open_accumulators(loops, sizes, text);
-        line!(text, "{kept} x = Store<{kept}>::of(acc[i][j]);");
-        let added = [self.bias.map(|at| (at, "n")), self.addend.map(|at| (at, "place"))];
-        for (at, place) in added.into_iter().flatten() {
-            let other = parameters[at].name();
-            line!(
-                text,
-                "x = Store<{kept}>::of(Load<{compute}>::of(x) + \
-                 Load<{compute}>::of({other}[{place}]));"
-            );
-        }
-        line!(text, "{c}[place] = x;");
+        let added = [self.bias, self.addend];
+        let stored = Stored { product: &self.product, added, parameters, at: 2 };
+        stored.print("acc[i][j]", "n", text);
         text.end();
         text.end();
     }

@@ -1,11 +1,14 @@
 //! Products of BF16 and F16 on tensor cores, by `mma.sync` (sm_80 and later).
 //!
 //! An accumulator starts as zero, or as the old value where the product accumulates; steps of 16
-//! along k are added to it in ascending order. Its bits depend on no other size.
+//! along k are added to it in ascending order, slices of k as in `slices`. Its bits depend on no
+//! other size.
 //!
 //! Versions:
 //! 1. block tiles of 128 × 128 × 32 in three stages of `cp.async`, warp tiles of 64 × 32; the
 //!    epilogue stores each element alone.
+//! 2. products of at most 16 rows, such as those of decoding, stream the weights through block
+//!    tiles of 16 × 64 × 64 or 16 × 32 × 64, one block per slice of k.
 
 use std::fmt;
 
@@ -15,18 +18,48 @@ use super::index::nest;
 use super::loops::Loops;
 use super::parameter::Parameter;
 use super::shared::{Fragments, Operand, SharedTile, copy};
+use super::slices::{SLICE, Stored, print_block, slices, workspace};
 use super::text::{Text, element, line};
 use crate::kernel::Product;
 
-/// The block tile: rows and columns of the result, and its extent along k.
-const TILE_MN: usize = 128;
-const TILE_K: usize = 32;
-/// Stages of the pipeline: as many as fit static shared memory.
-const STAGES: usize = 3;
-/// The warp tile: rows and columns of the result.
-const WARP_TILE: [usize; 2] = [64, 32];
-/// Elements of a stage of one operand.
-const STAGE: usize = TILE_MN * TILE_K;
+/// The most rows of a skinny product.
+pub(super) const SKINNY_ROWS: usize = 16;
+/// Fewest blocks of a skinny product that have 64 columns. Chosen: two per multiprocessor.
+const SKINNY_BLOCKS: usize = 256;
+
+/// The sizes of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockShape {
+    /// The block tile: rows and columns of the result, and its extent along k.
+    pub tile: [usize; 3],
+    /// The warp tile: rows and columns of the result.
+    pub warp_tile: [usize; 2],
+    /// Stages of the pipeline: as many as fit static shared memory.
+    pub stages: usize,
+}
+
+impl BlockShape {
+    const WIDE: BlockShape = BlockShape { tile: [128, 128, 32], warp_tile: [64, 32], stages: 3 };
+    const SKINNY: [BlockShape; 2] = [
+        BlockShape { tile: [SKINNY_ROWS, 64, 64], warp_tile: [16, 16], stages: 4 },
+        BlockShape { tile: [SKINNY_ROWS, 32, 64], warp_tile: [16, 16], stages: 7 },
+    ];
+
+    fn of(product: &Product) -> BlockShape {
+        let [batch, m, n, _] = product.sizes();
+        let [wider, narrower] = BlockShape::SKINNY;
+        match m {
+            0..=SKINNY_ROWS if batch * n.div_ceil(64) * slices(product) < SKINNY_BLOCKS => narrower,
+            0..=SKINNY_ROWS => wider,
+            _ => BlockShape::WIDE,
+        }
+    }
+
+    fn threads(self) -> usize {
+        let [m, n, _] = self.tile;
+        m / self.warp_tile[0] * (n / self.warp_tile[1]) * 32
+    }
+}
 
 /// A product, each block tile by one block.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,6 +72,10 @@ pub struct TensorTile {
     pub addend: Option<usize>,
     /// How each operand is copied to shared memory.
     pub copies: [OperandCopy; 2],
+    /// The sizes of a block.
+    pub shape: BlockShape,
+    /// The workspace's parameter, where each slice of k is summed by a block of its own.
+    pub workspace: Option<usize>,
 }
 
 /// How an operand is copied to shared memory.
@@ -99,12 +136,12 @@ struct StagedOperand<'a> {
     /// Loops over that, and over k.
     loops: [&'a [[usize; 2]]; 2],
     copy: OperandCopy,
+    /// Rows or columns of the block tile, and of the warp tile.
+    extents: [usize; 2],
+    shape: BlockShape,
 }
 
 impl TensorTile {
-    /// Threads of a block: 2 × 4 warps.
-    pub(super) const THREADS: u32 = 256;
-
     /// The tile of a product that fits, with parameters that are added to it.
     pub(super) fn of(product: &Product, [bias, addend]: [Option<usize>; 2]) -> TensorTile {
         let loops = Loops::of(product);
@@ -112,92 +149,141 @@ impl TensorTile {
             OperandCopy::of(&loops.batch[0], &loops.m[0], &loops.k[0]),
             OperandCopy::of(&loops.batch[1], &loops.n[0], &loops.k[1]),
         ];
-        TensorTile { product: product.clone(), bias, addend, copies }
+        let shape = BlockShape::of(product);
+        let workspace = workspace(product, shape.tile[0] <= SKINNY_ROWS);
+        TensorTile { product: product.clone(), bias, addend, copies, shape, workspace }
+    }
+
+    /// Threads of a block.
+    pub(super) fn threads(&self) -> u32 {
+        self.shape.threads() as u32
     }
 
     /// Block tiles along batch, m and n.
     pub(super) fn tiles(&self) -> [usize; 3] {
         let [batch, m, n, _] = self.product.sizes();
-        [batch, m.div_ceil(TILE_MN), n.div_ceil(TILE_MN)]
+        let [tile_m, tile_n, _] = self.shape.tile;
+        [batch, m.div_ceil(tile_m), n.div_ceil(tile_n)]
     }
 
     pub(super) fn print(&self, parameters: &[Parameter], text: &mut Text) {
         let p = &self.product;
         let loops = Loops::of(p);
-        let ([_, m, n, k], [_, rows, columns]) = (p.sizes(), self.tiles());
-        let [a, b, c] = [0, 1, 2].map(|at: usize| parameters[at].name());
+        let BlockShape { tile: [tile_m, tile_n, tile_k], stages, .. } = self.shape;
+        let ([_, m, n, k], [warp_m, warp_n]) = (p.sizes(), self.shape.warp_tile);
+        let operands = self.operands(&loops, parameters);
         let kind = element(p.stored.a);
-        let operands = [
-            (Operand::A, "a", a, ("m", m), [&loops.m[0][..], &loops.k[0]], self.copies[0]),
-            (Operand::B, "b", b, ("n", n), [&loops.n[0][..], &loops.k[1]], self.copies[1]),
-        ]
-        .map(|(operand, name, buffer, side, loops, copy)| StagedOperand {
-            operand,
-            name,
-            buffer,
-            side,
-            loops,
-            copy,
-        });
-        for name in ["a", "b"] {
-            line!(text, "SHARED({kind}, {name}_stages, {});", STAGES * STAGE);
+        for (name, extent) in [("a", tile_m), ("b", tile_n)] {
+            line!(text, "SHARED({kind}, {name}_stages, {});", stages * extent * tile_k);
         }
-        line!(text, "const u64 block_m = (u64)blockIdx.x / {columns} % {rows} * {TILE_MN};");
-        line!(text, "const u64 block_n = (u64)blockIdx.x % {columns} * {TILE_MN};");
-        line!(text, "const u64 batch = (u64)blockIdx.x / {};", columns * rows);
+        print_block(k, self.tiles(), self.shape.tile, self.workspace, text);
         for (name, of) in ["a", "b", "c"].iter().zip(&loops.batch) {
             line!(text, "const u64 batch_{name} = {};", nest(of, "batch"));
         }
         line!(text, "const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;");
-        let [warp_m, warp_n] = WARP_TILE;
-        line!(text, "const u32 warp_m = warp / {} * {warp_m};", TILE_MN / warp_n);
-        line!(text, "const u32 warp_n = warp % {} * {warp_n};", TILE_MN / warp_n);
-        line!(text, "float acc[{}][{}][4] = {{}};", warp_m / 16, warp_n / 8);
+        line!(text, "const u32 warp_m = warp / {} * {warp_m};", tile_n / warp_n);
+        line!(text, "const u32 warp_n = warp % {} * {warp_n};", tile_n / warp_n);
+        let registers = format!("[{}][{}][4]", warp_m / 16, warp_n / 8);
+        line!(text, "float acc{registers} = {{}};");
+        let is_summed = slices(p) > 1 && self.workspace.is_none();
+        if is_summed {
+            line!(text, "float total{registers} = {{}};");
+        }
         if p.accumulate {
-            Self::open_accumulators(&loops, [m, n], text);
-            line!(text, "acc[i][j][q] = {c}[place];");
+            let first = if self.workspace.is_some() { "if (slice == 0) " } else { "" };
+            self.open_accumulators(&loops, [m, n], text);
+            line!(text, "{first}acc[i][j][q] = {}[place];", parameters[2].name());
             (0..3).for_each(|_| text.end());
         }
-        let (steps, ahead) = (k.div_ceil(TILE_K), STAGES - 1);
-        line!(text, "for (u64 step = 0; step < {}; step += 1) {{", steps + ahead);
+        let ahead = stages - 1;
+        line!(text, "for (u32 step = 0; step < steps + {ahead}; step += 1) {{");
         line!(text, "if (step >= {ahead}) {{");
         line!(text, "cp_async_wait<{}>();", ahead - 1);
         line!(text, "sync_block();");
         text.end();
-        line!(text, "if (step < {steps}) {{");
-        line!(text, "const u32 stage = (u32)(step % {STAGES}) * {STAGE};");
+        line!(text, "if (step < steps) {{");
+        line!(text, "const u32 stage = step % {stages};");
         operands.iter().for_each(|operand| operand.print_copy(k, text));
         text.end();
         line!(text, "cp_async_commit();");
         line!(text, "if (step < {ahead}) continue;");
-        line!(text, "const u32 stage = (u32)((step - {ahead}) % {STAGES}) * {STAGE};");
+        line!(text, "const u32 stage = (step - {ahead}) % {stages};");
+        if is_summed {
+            let per_slice = SLICE / tile_k;
+            line!(text, "if (step > {ahead} && (step - {ahead}) % {per_slice} == 0) {{");
+            self.print_sum("total", text);
+            text.end();
+        }
         self.print_mma(&operands, text);
         text.end();
+        if is_summed {
+            self.print_sum("acc", text);
+        }
         self.print_epilogue(&loops, (parameters, [m, n]), text);
+    }
+
+    /// The operands as their stages are printed.
+    fn operands<'a>(&self, loops: &'a Loops, parameters: &[Parameter]) -> [StagedOperand<'a>; 2] {
+        let [_, m, n, _] = self.product.sizes();
+        let [tile_m, tile_n, _] = self.shape.tile;
+        let [warp_m, warp_n] = self.shape.warp_tile;
+        let of_a = (Operand::A, "a", ("m", m), [&loops.m[0][..], &loops.k[0]], [tile_m, warp_m]);
+        let of_b = (Operand::B, "b", ("n", n), [&loops.n[0][..], &loops.k[1]], [tile_n, warp_n]);
+        let mut at = 0..;
+        [of_a, of_b].map(|(operand, name, side, loops, extents)| {
+            let at: usize = at.next().unwrap_or_default();
+            StagedOperand {
+                operand,
+                name,
+                buffer: parameters[at].name(),
+                side,
+                loops,
+                copy: self.copies[at],
+                extents,
+                shape: self.shape,
+            }
+        })
+    }
+
+    /// Prints the addition of accumulators to the sum of slices, to where it goes.
+    fn print_sum(&self, to: &str, text: &mut Text) {
+        self.open_registers(text);
+        line!(text, "{to}[i][j][q] = total[i][j][q] + acc[i][j][q];");
+        if to != "acc" {
+            line!(text, "acc[i][j][q] = 0;");
+        }
+        (0..3).for_each(|_| text.end());
     }
 
     /// Prints the main loop's body: a stage is multiplied.
     fn print_mma(&self, operands: &[StagedOperand<'_>; 2], text: &mut Text) {
         line!(text, "UNROLL");
-        line!(text, "for (u32 k = 0; k < {TILE_K}; k += 16) {{");
-        line!(text, "u32 a[{}][4], b[{}][4];", WARP_TILE[0] / 16, WARP_TILE[1] / 16);
-        for (operand, extent) in operands.iter().zip(WARP_TILE) {
-            let StagedOperand { operand: of, name, side: (side, _), copy, .. } = operand;
-            let registers = (*name, extent / 16);
+        let (tile_k, [warp_m, warp_n]) = (self.shape.tile[2], self.shape.warp_tile);
+        line!(text, "for (u32 k = 0; k < {tile_k}; k += 16) {{");
+        line!(text, "u32 a[{}][4], b[{}][4];", warp_m / 16, warp_n / 16);
+        for operand in operands {
+            let StagedOperand { operand: of, name, side: (side, _), copy, extents, .. } = operand;
+            let registers = (*name, extents[1] / 16);
             let fragments = Fragments { operand: *of, k_major: copy.k_major, registers };
-            let start = format!("{name}_stages + stage");
+            let start = operand.stage();
             fragments.print_ldmatrix(operand.tile(), [&start, &format!("warp_{side}"), "k"], text);
         }
         line!(text, "warp_mma<{}>(acc, a, b);", element(self.product.stored.a));
         text.end();
     }
 
-    /// Opens the loops over a thread's accumulators, with their indices.
-    fn open_accumulators(loops: &Loops, [m, n]: [usize; 2], text: &mut Text) {
-        for (name, count) in [("i", WARP_TILE[0] / 16), ("j", WARP_TILE[1] / 8), ("q", 4)] {
+    /// Opens the loops over a thread's accumulators.
+    fn open_registers(&self, text: &mut Text) {
+        let [warp_m, warp_n] = self.shape.warp_tile;
+        for (name, count) in [("i", warp_m / 16), ("j", warp_n / 8), ("q", 4)] {
             line!(text, "UNROLL");
             line!(text, "for (u32 {name} = 0; {name} < {count}; {name} += 1) {{");
         }
+    }
+
+    /// The same, with their indices and places in the result.
+    fn open_accumulators(&self, loops: &Loops, [m, n]: [usize; 2], text: &mut Text) {
+        self.open_registers(text);
         line!(text, "const u64 m = block_m + warp_m + i * 16 + lane / 4 + q / 2 * 8;");
         line!(text, "const u64 n = block_n + warp_n + j * 8 + lane % 4 * 2 + q % 2;");
         line!(text, "if (m >= {m} || n >= {n}) continue;");
@@ -211,15 +297,19 @@ impl TensorTile {
         (parameters, sizes): (&[Parameter], [usize; 2]),
         text: &mut Text,
     ) {
-        let kept = element(self.product.stored.c);
-        Self::open_accumulators(loops, sizes, text);
-        line!(text, "{kept} x = Store<{kept}>::of(acc[i][j][q]);");
-        let added = [self.bias.map(|at| (at, "n")), self.addend.map(|at| (at, "place"))];
-        for (at, place) in added.into_iter().flatten() {
-            let other = format!("Load<float>::of({}[{place}])", parameters[at].name());
-            line!(text, "x = Store<{kept}>::of(Load<float>::of(x) + {other});");
+        self.open_accumulators(loops, sizes, text);
+        match self.workspace {
+            None => {
+                let added = [self.bias, self.addend];
+                let stored = Stored { product: &self.product, added, parameters, at: 2 };
+                stored.print("acc[i][j][q]", "n", text);
+            }
+            Some(at) => {
+                let ([batch, ..], [m, n]) = (self.product.sizes(), sizes);
+                let place = format!("((slice * {batch}ULL + batch) * {m} + m) * {n} + n");
+                line!(text, "{}[{place}] = acc[i][j][q];", parameters[at].name());
+            }
         }
-        line!(text, "{}[place] = x;", parameters[2].name());
         (0..3).for_each(|_| text.end());
     }
 }
@@ -228,26 +318,33 @@ impl StagedOperand<'_> {
     /// A stage, with the dim that vectors are along as its columns.
     fn tile(&self) -> SharedTile {
         match self.copy.k_major {
-            true => SharedTile { rows: TILE_MN, columns: TILE_K },
-            false => SharedTile { rows: TILE_K, columns: TILE_MN },
+            true => SharedTile { rows: self.extents[0], columns: self.shape.tile[2] },
+            false => SharedTile { rows: self.shape.tile[2], columns: self.extents[0] },
         }
+    }
+
+    /// Where the stage of that number starts.
+    fn stage(&self) -> String {
+        format!("{}_stages + stage * {}", self.name, self.tile().elements())
     }
 
     /// Prints the copies of a stage, zeros where the operand ends.
     fn print_copy(&self, k_size: usize, text: &mut Text) {
         let StagedOperand { name, buffer, side: (side, size), copy: of, .. } = self;
         let tile = self.tile();
-        tile.open_copies([tile.columns, of.width, TensorTile::THREADS as usize], text);
+        tile.open_copies([tile.columns, of.width, self.shape.threads()], text);
         let [to_side, to_k] =
             if of.k_major { ["to_row", "to_column"] } else { ["to_column", "to_row"] };
-        line!(text, "const u64 {side} = block_{side} + {to_side}, k = step * {TILE_K} + {to_k};");
+        let tile_k = self.shape.tile[2];
+        let k = format!("first_k + step * {tile_k} + {to_k}");
+        line!(text, "const u64 {side} = block_{side} + {to_side}, k = {k};");
         line!(text, "const bool is_there = {side} < {size} && k < {k_size};");
         let [of_side, of_k] = [nest(self.loops[0], side), nest(self.loops[1], "k")];
         line!(
             text,
             "const u64 place = is_there ? batch_{name} + ({of_side}) + ({of_k}) : batch_{name};"
         );
-        let to = format!("{name}_stages + stage + {}", tile.offset("to_row", "to_column"));
+        let to = format!("{} + {}", self.stage(), tile.offset("to_row", "to_column"));
         copy(of.width, [&to, &format!("{buffer} + place"), "is_there"], text);
         text.end();
     }
@@ -255,9 +352,14 @@ impl StagedOperand<'_> {
 
 impl fmt::Display for TensorTile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ([warp_m, warp_n], [a, b]) = (WARP_TILE, self.copies);
-        write!(f, "block tiles of {TILE_MN}x{TILE_MN}x{TILE_K} in {STAGES} stages, ")?;
-        write!(f, "warp tiles of {warp_m}x{warp_n}, a {a}, b {b}")
+        let BlockShape { tile: [m, n, k], warp_tile: [warp_m, warp_n], stages } = self.shape;
+        let [a, b] = self.copies;
+        write!(f, "block tiles of {m}x{n}x{k} in {stages} stages, ")?;
+        write!(f, "warp tiles of {warp_m}x{warp_n}, a {a}, b {b}")?;
+        match self.workspace {
+            Some(_) => write!(f, ", {} slices of k", slices(&self.product)),
+            None => Ok(()),
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use super::moves::Move;
 use super::parameter::{Named, Parameter};
 use super::product::ProductTile;
 use super::rows::{Elementwise, PartialSums, RowReduction};
+use super::slices::SliceSum;
 use super::tensor::TensorTile;
 use super::text::{Text, element, line, whole};
 use super::warpgroup::{TensorMap, WarpgroupTile};
@@ -31,6 +32,8 @@ pub enum Tile {
     Tensor(TensorTile),
     /// A matrix product on tensor cores that warpgroups share.
     Warpgroup(WarpgroupTile),
+    /// The second pass of a product whose slices of k are summed by blocks of their own.
+    SliceSum(SliceSum),
     /// A part of attention or its gradient.
     Attention(AttentionTile),
     /// Attention on tensor cores.
@@ -54,7 +57,11 @@ impl Tile {
             | Tile::Flash(_)
             | Tile::FlashBackward(_) => true,
             Tile::Attention(tile) => tile.part != Part::Bias,
-            Tile::Elementwise(_) | Tile::PartialSums(_) | Tile::Lines(_) | Tile::Move(_) => false,
+            Tile::Elementwise(_)
+            | Tile::PartialSums(_)
+            | Tile::SliceSum(_)
+            | Tile::Lines(_)
+            | Tile::Move(_) => false,
         }
     }
 
@@ -67,6 +74,7 @@ impl Tile {
             | Tile::PartialSums(_)
             | Tile::Product(_)
             | Tile::Tensor(_)
+            | Tile::SliceSum(_)
             | Tile::Attention(_)
             | Tile::Flash(_)
             | Tile::FlashBackward(_)
@@ -77,7 +85,20 @@ impl Tile {
 
     /// Bytes of dynamic shared memory that a launch gives each block.
     pub fn dynamic_shared_bytes(&self) -> usize {
-        if matches!(self, Tile::Warpgroup(_)) { WarpgroupTile::SHARED_BYTES } else { 0 }
+        match self {
+            Tile::Warpgroup(tile) => tile.shared_bytes(),
+            Tile::Elementwise(_)
+            | Tile::RowReduction(_)
+            | Tile::PartialSums(_)
+            | Tile::Product(_)
+            | Tile::Tensor(_)
+            | Tile::SliceSum(_)
+            | Tile::Attention(_)
+            | Tile::Flash(_)
+            | Tile::FlashBackward(_)
+            | Tile::Lines(_)
+            | Tile::Move(_) => 0,
+        }
     }
 
     fn print(&self, parameters: &[Parameter], text: &mut Text) {
@@ -88,6 +109,7 @@ impl Tile {
             Tile::Product(tile) => tile.print(parameters, text),
             Tile::Tensor(tile) => tile.print(parameters, text),
             Tile::Warpgroup(tile) => tile.print(parameters, text),
+            Tile::SliceSum(tile) => tile.print(parameters, text),
             Tile::Attention(tile) => tile.print(parameters, text),
             Tile::Flash(tile) => tile.print(parameters, text),
             Tile::FlashBackward(tile) => tile.print(parameters, text),
@@ -106,6 +128,7 @@ impl Tile {
             | Tile::Product(_)
             | Tile::Tensor(_)
             | Tile::Warpgroup(_)
+            | Tile::SliceSum(_)
             | Tile::Attention(_)
             | Tile::Flash(_)
             | Tile::FlashBackward(_)
@@ -203,6 +226,7 @@ impl fmt::Display for Tile {
             Tile::Product(tile) => tile.fmt(f),
             Tile::Tensor(tile) => tile.fmt(f),
             Tile::Warpgroup(tile) => tile.fmt(f),
+            Tile::SliceSum(tile) => tile.fmt(f),
             Tile::Attention(tile) => tile.fmt(f),
             Tile::Flash(tile) => tile.fmt(f),
             Tile::FlashBackward(tile) => tile.fmt(f),

@@ -3,11 +3,15 @@
 //! One warp copies stages of both operands to shared memory by TMA; two warpgroups multiply them,
 //! 64 rows of the block tile each. Every stage has two mbarriers: `full` counts the bytes of its
 //! copies, `empty` the warps that have read it. An accumulator starts as zero, or as the old value
-//! where the product accumulates, and steps of 16 along k are added in ascending order.
+//! where the product accumulates, and steps of 16 along k are added in ascending order, slices of k
+//! as in `slices`.
 //!
 //! Versions:
 //! 1. block tiles of 128 × 128 × 64 in four stages, a block tile per block; the epilogue stores
 //!    each element alone.
+//! 2. products of at most 16 rows, such as those of decoding, are transposed, since `wgmma` takes
+//!    64 rows but may take 16 columns: block tiles of 64 × 16 × 64 in eight stages, one block per
+//!    slice of k.
 
 use std::fmt;
 
@@ -16,40 +20,80 @@ use ir::DType;
 use super::index::{coordinate_of, nest};
 use super::loops::Loops;
 use super::parameter::Parameter;
+use super::slices::{SLICE, Stored, print_block, slices, workspace};
+use super::tensor::SKINNY_ROWS;
 use super::text::{Text, element, line};
-use crate::kernel::Product;
+use crate::kernel::{LoopAB, LoopABC, LoopAC, LoopBC, Product, StoredTypes};
 
 /// Threads of a warpgroup.
 const WARPGROUP: u32 = 128;
-/// Warpgroups that multiply.
-const CONSUMERS: u32 = 2;
-/// The block tile: rows and columns of the result, and its extent along k.
-const TILE_MN: usize = 128;
+/// Rows of the result of a warpgroup.
+const ROWS: usize = 64;
+/// The extent of a block tile along k.
 const TILE_K: usize = 64;
-/// Stages of the ring. Chosen: 128 KiB of the 227 KiB that a block may have.
-const STAGES: usize = 4;
-/// Bytes of a stage of one operand, and of 64 of its rows or columns.
-const STAGE: usize = TILE_MN * TILE_K * 2;
-const HALF: usize = STAGE / 2;
-/// Registers of a thread that copies, and of one that multiplies.
+/// Bytes of 64 rows or columns of a stage of an operand.
+const HALF: usize = 64 * TILE_K * 2;
+
+/// The sizes of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WarpgroupShape {
+    /// Warpgroups that multiply, 64 rows of the block tile each.
+    pub consumers: u32,
+    /// Columns of the block tile.
+    pub columns: usize,
+    /// Stages of the ring.
+    pub stages: usize,
+}
+
+impl WarpgroupShape {
+    /// Chosen: 128 KiB of the 227 KiB that a block may have.
+    const WIDE: WarpgroupShape = WarpgroupShape { consumers: 2, columns: 128, stages: 4 };
+    /// Chosen: 80 KiB, so that two blocks share a multiprocessor.
+    const SKINNY: WarpgroupShape = WarpgroupShape { consumers: 1, columns: SKINNY_ROWS, stages: 8 };
+
+    /// The block tile along m, n and k.
+    fn tile(self) -> [usize; 3] {
+        [ROWS * self.consumers as usize, self.columns, TILE_K]
+    }
+
+    /// Bytes of a stage of each operand.
+    fn stage(self) -> [usize; 2] {
+        let [m, n, k] = self.tile();
+        [m * k * 2, n * k * 2]
+    }
+
+    fn stage_bytes(self) -> usize {
+        self.stage().iter().sum()
+    }
+}
+
+/// Registers of a thread that copies, and of one that multiplies, where there are two warpgroups
+/// of the latter.
 const REGISTERS: [u32; 2] = [40, 232];
 /// Bytes of a row of the swizzle, and of the eight rows after which it repeats.
-const ROW: usize = 128;
-const ROWS: usize = 8 * ROW;
+const SWIZZLE_ROW: usize = 128;
+const SWIZZLE: usize = 8 * SWIZZLE_ROW;
 /// The most dims of a tensor map.
 const DIMS: usize = 5;
 
 /// A product, each block tile by one block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WarpgroupTile {
-    /// What is computed.
+    /// What is computed: the transposed product where it has few rows.
     pub product: Product,
-    /// The parameter that is added to each row of the result.
+    /// Whether it is that.
+    pub is_transposed: bool,
+    /// The parameter that is added to each row of the result, or to each column where that is
+    /// transposed.
     pub bias: Option<usize>,
     /// The parameter that is added last.
     pub addend: Option<usize>,
     /// How each operand is copied to shared memory.
     pub operands: [MappedOperand; 2],
+    /// The sizes of a block.
+    pub shape: WarpgroupShape,
+    /// The workspace's parameter, where each slice of k is summed by a block of its own.
+    pub workspace: Option<usize>,
 }
 
 /// An operand that TMA copies.
@@ -95,11 +139,13 @@ fn merged(loops: &[[usize; 2]]) -> Option<[usize; 2]> {
 }
 
 impl MappedOperand {
-    /// How TMA copies an operand, given its loops over batch, over m or n, and over k; none where
-    /// a box of five dims with strides of 16 bytes cannot have its tiles.
+    /// How TMA copies tiles of an operand of so many rows or columns, given its loops over batch,
+    /// over m or n, and over k; none where a box of five dims with strides of 16 bytes cannot have
+    /// them.
     fn of(
         (name, parameter, dtype): (&'static str, usize, DType),
         [batch, side, k]: [&[[usize; 2]]; 3],
+        extent: usize,
     ) -> Option<MappedOperand> {
         let (side, k) = (merged(side)?, merged(k)?);
         let bytes = dtype.size() as usize;
@@ -108,7 +154,7 @@ impl MappedOperand {
         let may_follow =
             |[size, stride]: [usize; 2]| size == 1 || stride > 0 && stride.is_multiple_of(chunk);
         let k_major = may_lead(k) && may_follow(side);
-        if !(k_major || may_lead(side) && may_follow(k)) {
+        if !(k_major || extent >= TILE_K && may_lead(side) && may_follow(k)) {
             return None;
         }
         let ([first, _], [second, stride]) = if k_major { (k, side) } else { (side, k) };
@@ -119,7 +165,7 @@ impl MappedOperand {
             dtype,
             dims: vec![first as u64, second as u64],
             strides_bytes: vec![(stride * bytes) as u64],
-            box_dims: vec![TILE_K as u32, if k_major { TILE_MN } else { TILE_K } as u32],
+            box_dims: vec![TILE_K as u32, if k_major { extent } else { TILE_K } as u32],
         };
         let mut dims = Vec::new();
         for (at, [size, stride]) in batch.iter().enumerate() {
@@ -143,16 +189,16 @@ impl MappedOperand {
     /// Bytes between the two halves along m or n of a tile, and between its groups of eight rows,
     /// as matrix descriptors have them. The first counts only where rows are along m or n.
     fn offsets(&self) -> [usize; 2] {
-        [if self.k_major { 16 } else { HALF }, ROWS]
+        [if self.k_major { 16 } else { HALF }, SWIZZLE]
     }
 
     /// Bytes of a step of 16 along k.
     fn step(&self) -> usize {
-        if self.k_major { 32 } else { 16 * ROW }
+        if self.k_major { 32 } else { 16 * SWIZZLE_ROW }
     }
 
-    /// Prints the copies of a stage.
-    fn print_copy(&self, side: &str, batch: &[usize], text: &mut Text) {
+    /// Prints the copies of a stage, which has so many rows or columns.
+    fn print_copy(&self, (side, extent): (&str, usize), batch: &[usize], text: &mut Text) {
         let TensorMap { name, .. } = &self.map;
         let operand = name.trim_end_matches("_map");
         let coordinates: String = self
@@ -160,8 +206,8 @@ impl MappedOperand {
             .iter()
             .map(|at| format!(", (i32)({})", coordinate_of(batch, *at, "batch")))
             .collect();
-        let k = format!("(i32)(step * {TILE_K})");
-        let boxes = if self.k_major { 1 } else { 2 };
+        let k = format!("(i32)(first_k + step * {TILE_K})");
+        let boxes = if self.k_major { 1 } else { extent / TILE_K };
         for at in 0..boxes {
             let to = format!("{operand}_stage + {}", at * HALF);
             let side = format!("(i32)(block_{side} + {})", at * TILE_K);
@@ -171,58 +217,85 @@ impl MappedOperand {
     }
 }
 
-/// Both operands of a product as TMA copies them.
-fn operands(p: &Product) -> Option<[MappedOperand; 2]> {
+/// Both operands of a product, which are parameters of these numbers, as TMA copies them.
+fn operands(
+    p: &Product,
+    parameters: [usize; 2],
+    shape: WarpgroupShape,
+) -> Option<[MappedOperand; 2]> {
     let loops = Loops::of(p);
     let a = [&loops.batch[0][..], &loops.m[0], &loops.k[0]];
     let b = [&loops.batch[1][..], &loops.n[0], &loops.k[1]];
+    let [m, n, _] = shape.tile();
     Some([
-        MappedOperand::of(("a_map", 0, p.stored.a), a)?,
-        MappedOperand::of(("b_map", 1, p.stored.b), b)?,
+        MappedOperand::of(("a_map", parameters[0], p.stored.a), a, m)?,
+        MappedOperand::of(("b_map", parameters[1], p.stored.b), b, n)?,
     ])
 }
 
-impl WarpgroupTile {
-    /// Threads of a block: a warpgroup that copies, and those that multiply.
-    pub(super) const THREADS: u32 = WARPGROUP * (CONSUMERS + 1);
+/// The product of the transposed operands in the other order, whose result lies where it did.
+fn transposed(p: &Product) -> Product {
+    let batch = p.batch.iter().map(|l| LoopABC { size: l.size, a: l.b, b: l.a, c: l.c });
+    let stored = StoredTypes { a: p.stored.b, b: p.stored.a, c: p.stored.c };
+    Product {
+        batch: batch.collect(),
+        m: p.n.iter().map(|l| LoopAC { size: l.size, a: l.b, c: l.c }).collect(),
+        n: p.m.iter().map(|l| LoopBC { size: l.size, b: l.a, c: l.c }).collect(),
+        k: p.k.iter().map(|l| LoopAB { size: l.size, a: l.b, b: l.a }).collect(),
+        stored,
+        ..p.clone()
+    }
+}
 
+impl WarpgroupTile {
     /// The tile of a product that runs on tensor cores, with parameters that are added to it; none
     /// where TMA cannot copy its operands.
     pub(super) fn of(
         product: &Product,
         [bias, addend]: [Option<usize>; 2],
     ) -> Option<WarpgroupTile> {
-        let operands = operands(product)?;
-        Some(WarpgroupTile { product: product.clone(), bias, addend, operands })
+        let tile = |product: Product, is_transposed: bool| {
+            let (parameters, shape) = match is_transposed {
+                true => ([1, 0], WarpgroupShape::SKINNY),
+                false => ([0, 1], WarpgroupShape::WIDE),
+            };
+            let operands = operands(&product, parameters, shape)?;
+            let workspace = workspace(&product, is_transposed);
+            Some(WarpgroupTile { product, is_transposed, bias, addend, operands, shape, workspace })
+        };
+        let is_skinny = product.sizes()[1] <= SKINNY_ROWS;
+        let skinny = is_skinny.then(|| tile(transposed(product), true)).flatten();
+        skinny.or_else(|| tile(product.clone(), false))
+    }
+
+    /// Threads of a block: a warpgroup that copies, and those that multiply.
+    pub(super) fn threads(&self) -> u32 {
+        WARPGROUP * (self.shape.consumers + 1)
     }
 
     /// Bytes of dynamic shared memory of a block: stages, and two mbarriers for each.
-    pub const SHARED_BYTES: usize = STAGES * (2 * STAGE + 16);
+    pub(super) fn shared_bytes(&self) -> usize {
+        self.shape.stages * (self.shape.stage_bytes() + 16)
+    }
 
     /// Block tiles along batch, m and n.
     pub(super) fn tiles(&self) -> [usize; 3] {
-        let [batch, m, n, _] = self.product.sizes();
-        [batch, m.div_ceil(TILE_MN), n.div_ceil(TILE_MN)]
-    }
-
-    fn steps(&self) -> usize {
-        self.product.sizes()[3].div_ceil(TILE_K)
+        let ([batch, m, n, _], [tile_m, tile_n, _]) = (self.product.sizes(), self.shape.tile());
+        [batch, m.div_ceil(tile_m), n.div_ceil(tile_n)]
     }
 
     pub(super) fn print(&self, parameters: &[Parameter], text: &mut Text) {
         let p = &self.product;
         let loops = Loops::of(p);
-        let [_, rows, columns] = self.tiles();
-        line!(text, "DYNAMIC_SHARED(stages, {});", Self::SHARED_BYTES);
-        line!(text, "u64* const full = (u64*)(stages + {});", STAGES * 2 * STAGE);
-        line!(text, "u64* const empty = full + {STAGES};");
-        line!(text, "const u64 block_m = (u64)blockIdx.x / {columns} % {rows} * {TILE_MN};");
-        line!(text, "const u64 block_n = (u64)blockIdx.x % {columns} * {TILE_MN};");
-        line!(text, "const u64 batch = (u64)blockIdx.x / {};", columns * rows);
+        let WarpgroupShape { consumers, stages, .. } = self.shape;
+        line!(text, "DYNAMIC_SHARED(stages, {});", self.shared_bytes());
+        line!(text, "u64* const full = (u64*)(stages + {});", stages * self.shape.stage_bytes());
+        line!(text, "u64* const empty = full + {stages};");
+        print_block(p.sizes()[3], self.tiles(), self.shape.tile(), self.workspace, text);
         line!(text, "if (threadIdx.x == 0) {{");
-        line!(text, "for (u32 stage = 0; stage < {STAGES}; stage += 1) {{");
+        line!(text, "for (u32 stage = 0; stage < {stages}; stage += 1) {{");
         line!(text, "mbarrier_init(full + stage, 1);");
-        line!(text, "mbarrier_init(empty + stage, {});", CONSUMERS * WARPGROUP / 32);
+        line!(text, "mbarrier_init(empty + stage, {});", consumers * WARPGROUP / 32);
         text.end();
         line!(text, "mbarrier_init_fence();");
         text.end();
@@ -232,23 +305,33 @@ impl WarpgroupTile {
     }
 
     /// Prints the stage of a step, and where its operands lie.
-    fn print_stage(text: &mut Text) {
-        line!(text, "const u32 stage = step % {STAGES};");
-        line!(text, "u8* const a_stage = stages + stage * {};", 2 * STAGE);
-        line!(text, "u8* const b_stage = a_stage + {STAGE};");
+    fn print_stage(&self, text: &mut Text) {
+        let [of_a, _] = self.shape.stage();
+        line!(text, "const u32 stage = step % {};", self.shape.stages);
+        line!(text, "u8* const a_stage = stages + stage * {};", self.shape.stage_bytes());
+        line!(text, "u8* const b_stage = a_stage + {of_a};");
+    }
+
+    /// Whether warpgroups change their registers: where accumulators need more than all threads
+    /// could have.
+    fn sets_registers(&self) -> bool {
+        self.shape.consumers > 1
     }
 
     fn print_producer(&self, text: &mut Text) {
         let batch: Vec<usize> = self.product.batch.iter().map(|l| l.size).collect();
+        let [tile_m, tile_n, _] = self.shape.tile();
         line!(text, "if (threadIdx.x < {WARPGROUP}) {{");
-        line!(text, "setmaxnreg_dec<{}>();", REGISTERS[0]);
+        if self.sets_registers() {
+            line!(text, "setmaxnreg_dec<{}>();", REGISTERS[0]);
+        }
         line!(text, "if (threadIdx.x > 0) return;");
         line!(text, "NO_UNROLL");
-        line!(text, "for (u32 step = 0; step < {}; step += 1) {{", self.steps());
-        Self::print_stage(text);
-        line!(text, "mbarrier_wait(empty + stage, (step / {STAGES} + 1) % 2);");
-        line!(text, "mbarrier_expect(full + stage, {});", 2 * STAGE);
-        for (operand, side) in self.operands.iter().zip(["m", "n"]) {
+        line!(text, "for (u32 step = 0; step < steps; step += 1) {{");
+        self.print_stage(text);
+        line!(text, "mbarrier_wait(empty + stage, (step / {} + 1) % 2);", self.shape.stages);
+        line!(text, "mbarrier_expect(full + stage, {});", self.shape.stage_bytes());
+        for (operand, side) in self.operands.iter().zip([("m", tile_m), ("n", tile_n)]) {
             operand.print_copy(side, &batch, text);
         }
         text.end();
@@ -258,22 +341,50 @@ impl WarpgroupTile {
 
     fn print_consumer(&self, loops: &Loops, parameters: &[Parameter], text: &mut Text) {
         let p = &self.product;
-        let [_, m, n, _] = p.sizes();
-        let kind = element(p.stored.a);
-        line!(text, "setmaxnreg_inc<{}>();", REGISTERS[1]);
+        let count = self.shape.columns / 2;
+        if self.sets_registers() {
+            line!(text, "setmaxnreg_inc<{}>();", REGISTERS[1]);
+        }
         line!(text, "const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;");
         line!(text, "const u32 consumer = threadIdx.x / {WARPGROUP} - 1;");
         line!(text, "const u64 batch_c = {};", nest(&loops.batch[2], "batch"));
-        line!(text, "float acc[{}] = {{}};", TILE_MN / 2);
+        line!(text, "float acc[{count}] = {{}};");
+        let is_summed = slices(p) > 1 && self.workspace.is_none();
+        if is_summed {
+            line!(text, "float total[{count}] = {{}};");
+        }
         if p.accumulate {
-            Self::open_accumulators(loops, [m, n], text);
-            line!(text, "acc[i] = {}[place];", parameters[2].name());
+            let first = if self.workspace.is_some() { "if (slice == 0) " } else { "" };
+            self.open_accumulators(loops, text);
+            line!(text, "{first}acc[i] = {}[place];", parameters[2].name());
             text.end();
         }
         line!(text, "NO_UNROLL");
-        line!(text, "for (u32 step = 0; step < {}; step += 1) {{", self.steps());
-        Self::print_stage(text);
-        line!(text, "mbarrier_wait(full + stage, step / {STAGES} % 2);");
+        line!(text, "for (u32 step = 0; step < steps; step += 1) {{");
+        if is_summed {
+            line!(text, "if (step > 0 && step % {} == 0) {{", SLICE / TILE_K);
+            line!(text, "warpgroup_wait<0>(acc);");
+            line!(text, "UNROLL");
+            line!(text, "for (u32 i = 0; i < {count}; i += 1) {{");
+            line!(text, "total[i] = total[i] + acc[i];");
+            line!(text, "acc[i] = 0;");
+            (0..2).for_each(|_| text.end());
+        }
+        self.print_mma(text);
+        text.end();
+        line!(text, "warpgroup_wait<0>(acc);");
+        if is_summed {
+            line!(text, "UNROLL");
+            line!(text, "for (u32 i = 0; i < {count}; i += 1) acc[i] = total[i] + acc[i];");
+        }
+        self.print_epilogue(loops, parameters, text);
+    }
+
+    /// Prints the product of a stage, and the release of the one before.
+    fn print_mma(&self, text: &mut Text) {
+        let (kind, stages) = (element(self.product.stored.a), self.shape.stages);
+        self.print_stage(text);
+        line!(text, "mbarrier_wait(full + stage, step / {stages} % 2);");
         let starts = [format!("a_stage + consumer * {HALF}"), "b_stage".to_owned()];
         for ((operand, name), start) in self.operands.iter().zip(["a", "b"]).zip(starts) {
             let [leading, stride] = operand.offsets();
@@ -296,16 +407,14 @@ impl WarpgroupTile {
         text.end();
         line!(text, "warpgroup_commit();");
         line!(text, "warpgroup_wait<1>(acc);");
-        line!(text, "if (step > 0 && lane == 0) mbarrier_arrive(empty + (step - 1) % {STAGES});");
-        text.end();
-        line!(text, "warpgroup_wait<0>(acc);");
-        self.print_epilogue(loops, (parameters, [m, n]), text);
+        line!(text, "if (step > 0 && lane == 0) mbarrier_arrive(empty + (step - 1) % {stages});");
     }
 
     /// Opens the loop over a thread's accumulators, with their indices.
-    fn open_accumulators(loops: &Loops, [m, n]: [usize; 2], text: &mut Text) {
+    fn open_accumulators(&self, loops: &Loops, text: &mut Text) {
+        let [_, m, n, _] = self.product.sizes();
         line!(text, "UNROLL");
-        line!(text, "for (u32 i = 0; i < {}; i += 1) {{", TILE_MN / 2);
+        line!(text, "for (u32 i = 0; i < {}; i += 1) {{", self.shape.columns / 2);
         line!(
             text,
             "const u64 m = block_m + consumer * 64 + warp * 16 + lane / 4 + i / 2 % 2 * 8;"
@@ -316,21 +425,26 @@ impl WarpgroupTile {
         line!(text, "const u64 place = batch_c + ({of_m}) + ({of_n});");
     }
 
-    fn print_epilogue(
-        &self,
-        loops: &Loops,
-        (parameters, sizes): (&[Parameter], [usize; 2]),
-        text: &mut Text,
-    ) {
-        let kept = element(self.product.stored.c);
-        Self::open_accumulators(loops, sizes, text);
-        line!(text, "{kept} x = Store<{kept}>::of(acc[i]);");
-        let added = [self.bias.map(|at| (at, "n")), self.addend.map(|at| (at, "place"))];
-        for (at, place) in added.into_iter().flatten() {
-            let other = format!("Load<float>::of({}[{place}])", parameters[at].name());
-            line!(text, "x = Store<{kept}>::of(Load<float>::of(x) + {other});");
+    fn print_epilogue(&self, loops: &Loops, parameters: &[Parameter], text: &mut Text) {
+        let ([batch, m, n, _], product) = (self.product.sizes(), &self.product);
+        // The row and the column of the result, and how many there are.
+        let [(row, rows), (column, columns)] =
+            if self.is_transposed { [("n", n), ("m", m)] } else { [("m", m), ("n", n)] };
+        self.open_accumulators(loops, text);
+        match self.workspace {
+            None => {
+                let added = [self.bias, self.addend];
+                Stored { product, added, parameters, at: 2 }.print("acc[i]", column, text);
+            }
+            Some(at) => {
+                let place = format!("(slice * {batch}ULL + batch) * {rows} + {row}");
+                line!(
+                    text,
+                    "{}[({place}) * {columns} + {column}] = acc[i];",
+                    parameters[at].name()
+                );
+            }
         }
-        line!(text, "{}[place] = x;", parameters[2].name());
         text.end();
     }
 }
@@ -348,9 +462,18 @@ impl TensorMap {
 
 impl fmt::Display for WarpgroupTile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [a, b] = &self.operands;
-        write!(f, "block tiles of {TILE_MN}x{TILE_MN}x{TILE_K} in {STAGES} stages by TMA, ")?;
-        write!(f, "{CONSUMERS} warpgroups, a {a}, b {b}")
+        let ([a, b], [m, n, k]) = (&self.operands, self.shape.tile());
+        let WarpgroupShape { consumers, stages, .. } = self.shape;
+        write!(f, "block tiles of {m}x{n}x{k} in {stages} stages by TMA, ")?;
+        let (warpgroups, order) = (
+            if consumers == 1 { "warpgroup" } else { "warpgroups" },
+            if self.is_transposed { ", transposed" } else { "" },
+        );
+        write!(f, "{consumers} {warpgroups}, a {a}, b {b}{order}")?;
+        match self.workspace {
+            Some(_) => write!(f, ", {} slices of k", slices(&self.product)),
+            None => Ok(()),
+        }
     }
 }
 

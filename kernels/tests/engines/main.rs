@@ -19,6 +19,7 @@ mod product;
 mod rows;
 #[allow(dead_code)]
 mod shim;
+mod skinny;
 mod tensor;
 mod warpgroup;
 mod whole;

@@ -129,7 +129,7 @@ const MISTAKES: [(&str, usize, &str); 37] = [
     ("tma_load(b_stage + 8192", 0, "if (0) tma_load(b_stage + 8192"),
     ("b_stage + 8192", 0, "b_stage + 0"),
     ("block_n + 64", 0, "block_n + 0"),
-    ("(i32)(step * 64)", 0, "(i32)(step * 32)"),
+    ("first_k + step * 64", 0, "first_k + step * 32"),
     ("(i32)(block_m + 0)", 0, "(i32)(block_m + 8)"),
     ("mbarrier_wait(full + stage, step / 4 % 2);", 0, ""),
     ("step / 4 % 2", 0, "(step / 4 + 1) % 2"),

@@ -16,6 +16,9 @@ PART float float_of_bits(unsigned int bits) { return __uint_as_float(bits); }
 PART unsigned int bits_of(float x) { return __float_as_uint(x); }
 PART double double_of_bits(unsigned long long bits) { return __longlong_as_double((long long)bits); }
 
+// A number of which the compiler knows nothing.
+PART unsigned int opaque(unsigned int x) { asm volatile("" : "+r"(x)); return x; }
+
 PART void sync_block() { __syncthreads(); }
 PART void sync_warp() { __syncwarp(); }
 // The value of the lane whose number differs in `bits`.
@@ -96,23 +99,29 @@ PART void ldmatrix_trans(unsigned int (&x)[4], const void* row) {
 }
 struct bf16;
 struct f16;
-template <class T> struct Mma;
-template <> struct Mma<bf16> {
-  static PART void m16n8k16(float (&c)[4], const unsigned int (&a)[4], unsigned int b0, unsigned int b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
-                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
-};
-template <> struct Mma<f16> {
-  static PART void m16n8k16(float (&c)[4], const unsigned int (&a)[4], unsigned int b0, unsigned int b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, "
-                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
-};
+struct tf32;
+struct f8e4m3;
+struct f8e5m2;
+// A step of 32 bytes along k: c += a b for 16 x 8 accumulators.
+template <class A, class B> struct Mma;
+#define MMA(A, B, STEP, TYPES)                                                        \
+  template <> struct Mma<A, B> {                                                      \
+    static PART void of(float (&c)[4], const unsigned int (&a)[4], unsigned int b0, unsigned int b1) { \
+      asm volatile("mma.sync.aligned.m16n8" STEP ".row.col.f32." TYPES ".f32 {%0, %1, %2, %3}, " \
+                   "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                    \
+                   : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                   \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));   \
+    }                                                                                 \
+  };
+MMA(bf16, bf16, "k16", "bf16.bf16")
+MMA(f16, f16, "k16", "f16.f16")
+MMA(tf32, tf32, "k8", "tf32.tf32")
+MMA(f8e4m3, f8e4m3, "k32", "e4m3.e4m3")
+MMA(f8e4m3, f8e5m2, "k32", "e4m3.e5m2")
+MMA(f8e5m2, f8e4m3, "k32", "e5m2.e4m3")
+MMA(f8e5m2, f8e5m2, "k32", "e5m2.e5m2")
+// A number of f32, rounded to 10 bits of the mantissa: to nearest, ties away from zero.
+PART void round_to_tf32(unsigned int& x) { asm("cvt.rna.tf32.f32 %0, %0;" : "+r"(x)); }
 // Two elements of a register, rounded.
 template <class T> PART unsigned int packed(float low, float high);
 template <> PART unsigned int packed<bf16>(float low, float high) {
@@ -136,15 +145,15 @@ PART float rcp_approx(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// c += a b for the fragments of a warp tile of 16 M x 8 N, and k of 16.
-template <class T, int M, int N>
+// c += a b for the fragments of a warp tile of 16 M x 8 N, and a step of 32 bytes along k.
+template <class A, class B = A, int M, int N>
 PART void warp_mma(float (&c)[M][N][4], const unsigned int (&a)[M][4],
                         const unsigned int (&b)[N / 2][4]) {
   UNROLL
   for (int i = 0; i < M; i += 1) {
     UNROLL
     for (int j = 0; j < N; j += 1) {
-      Mma<T>::m16n8k16(c[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
+      Mma<A, B>::of(c[i][j], a[i], b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]);
     }
   }
 }
@@ -211,64 +220,72 @@ template <int COUNT> PART void setmaxnreg_dec() {
 template <int COUNT> PART void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
-// The compiler moves no access to accumulators past this.
-PART void keep_order(float (&c)[64]) {
+// The compiler moves no access to registers past this.
+template <int N> PART void keep_order(float (&c)[N]) {
   UNROLL
-  for (int i = 0; i < 64; i += 1) asm volatile("" : "+f"(c[i])::"memory");
+  for (int i = 0; i < N; i += 1) asm volatile("" : "+f"(c[i])::"memory");
+}
+template <int N> PART void keep_order(unsigned int (&a)[N][4]) {
+  UNROLL
+  for (int i = 0; i < 4 * N; i += 1) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
 }
 // Orders accesses to accumulators before the next instruction that reads and writes them.
-PART void warpgroup_fence(float (&c)[64]) {
+template <int N> PART void warpgroup_fence(float (&c)[N]) {
   keep_order(c);
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 PART void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Waits for all groups but the last ones; accumulators are then valid.
-template <int LAST> PART void warpgroup_wait(float (&c)[64]) {
+template <int LAST, int N> PART void warpgroup_wait(float (&c)[N]) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LAST) : "memory");
   if (LAST == 0) keep_order(c);
 }
-template <class T, int A_MN, int B_MN> struct WarpgroupMma;
-template <int A_MN, int B_MN> struct WarpgroupMma<bf16, A_MN, B_MN> {
-  static PART void m64n128k16(float (&c)[64], unsigned long long a, unsigned long long b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-                 "%64, %65, 1, 1, 1, %66, %67;"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
-                   "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
-                   "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
-                   "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31]),
-                   "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]),
-                   "+f"(c[40]), "+f"(c[41]), "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]),
-                   "+f"(c[48]), "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]),
-                   "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
-                 : "l"(a), "l"(b), "n"(A_MN), "n"(B_MN));
-  }
-};
-template <int A_MN, int B_MN> struct WarpgroupMma<f16, A_MN, B_MN> {
-  static PART void m64n128k16(float (&c)[64], unsigned long long a, unsigned long long b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-                 "%64, %65, 1, 1, 1, %66, %67;"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7]),
-                   "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11]), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]),
-                   "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23]),
-                   "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31]),
-                   "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35]), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]),
-                   "+f"(c[40]), "+f"(c[41]), "+f"(c[42]), "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47]),
-                   "+f"(c[48]), "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), "+f"(c[55]),
-                   "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
-                 : "l"(a), "l"(b), "n"(A_MN), "n"(B_MN));
-  }
-};
-// c += a b for 64 x 128 accumulators of a warpgroup, and k of 16, of matrices that descriptors name.
-// An operand whose rows are along m or n is MN-major.
-template <class T, int A_MN, int B_MN>
-PART void warpgroup_mma(float (&c)[64], unsigned long long a, unsigned long long b) {
-  WarpgroupMma<T, A_MN, B_MN>::m64n128k16(c, a, b);
+#define ACC8(I)                                                                       \
+  "+f"(c[I]), "+f"(c[I + 1]), "+f"(c[I + 2]), "+f"(c[I + 3]), "+f"(c[I + 4]), "+f"(c[I + 5]), \
+      "+f"(c[I + 6]), "+f"(c[I + 7])
+#define ACC32 ACC8(0), ACC8(8), ACC8(16), ACC8(24)
+#define ACC64 ACC32, ACC8(32), ACC8(40), ACC8(48), ACC8(56)
+#define REG8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define REG32                                                                         \
+  REG8 ", %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
+       "%24, %25, %26, %27, %28, %29, %30, %31"
+#define REG64                                                                         \
+  REG32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+// Products for accumulators of 64 x COLUMNS, of which each thread has COUNT; SHARED and REGISTERS
+// number the operands behind those: of two matrices in shared memory, and of one in registers.
+template <class T, int COUNT> struct WarpgroupMma;
+#define WARPGROUP_MMA(T, TYPE, COLUMNS, COUNT, ACC, REG, OF_SHARED, OF_REGISTERS)     \
+  template <> struct WarpgroupMma<T, COUNT> {                                         \
+    template <int A_MN, int B_MN>                                                     \
+    static PART void of(float (&c)[COUNT], unsigned long long a, unsigned long long b) { \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE \
+                   " {" REG "}, " OF_SHARED ";" : ACC : "l"(a), "l"(b), "n"(A_MN), "n"(B_MN)); \
+    }                                                                                 \
+    template <int B_MN>                                                               \
+    static PART void of(float (&c)[COUNT], const unsigned int (&a)[4], unsigned long long b) { \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE \
+                   " {" REG "}, " OF_REGISTERS ";" : ACC                              \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(B_MN));  \
+    }                                                                                 \
+  };
+#define WARPGROUP_MMAS(T, TYPE)                                                       \
+  WARPGROUP_MMA(T, TYPE, "16", 8, ACC8(0), REG8, "%8, %9, 1, 1, 1, %10, %11",         \
+                "{%8, %9, %10, %11}, %12, 1, 1, 1, %13")                              \
+  WARPGROUP_MMA(T, TYPE, "64", 32, ACC32, REG32, "%32, %33, 1, 1, 1, %34, %35",       \
+                "{%32, %33, %34, %35}, %36, 1, 1, 1, %37")                            \
+  WARPGROUP_MMA(T, TYPE, "128", 64, ACC64, REG64, "%64, %65, 1, 1, 1, %66, %67",      \
+                "{%64, %65, %66, %67}, %68, 1, 1, 1, %69")
+WARPGROUP_MMAS(bf16, "bf16")
+WARPGROUP_MMAS(f16, "f16")
+// c += a b for 64 x 2 COUNT accumulators of a warpgroup, and k of 16, of matrices that descriptors
+// name. An operand whose rows are along m or n is MN-major.
+template <class T, int A_MN, int B_MN, int COUNT>
+PART void warpgroup_mma(float (&c)[COUNT], unsigned long long a, unsigned long long b) {
+  WarpgroupMma<T, COUNT>::template of<A_MN, B_MN>(c, a, b);
+}
+// The same, of fragments of a: those of mma.sync, of the 16 rows of each warp.
+template <class T, int B_MN, int COUNT>
+PART void warpgroup_mma(float (&c)[COUNT], const unsigned int (&a)[4], unsigned long long b) {
+  WarpgroupMma<T, COUNT>::template of<B_MN>(c, a, b);
 }

@@ -47,6 +47,8 @@ inline float float_of_bits(unsigned int bits) { float x; memcpy(&x, &bits, 4); r
 inline unsigned int bits_of(float x) { unsigned int bits; memcpy(&bits, &x, 4); return bits; }
 inline double double_of_bits(unsigned long long bits) { double x; memcpy(&x, &bits, 8); return x; }
 
+inline unsigned int opaque(unsigned int x) { return x; }
+
 struct Index { unsigned int x, y, z; };
 
 namespace shim {
@@ -116,8 +118,10 @@ struct Block {
   std::vector<const void*> shown;
   std::vector<Warpgroup> warpgroups;
   std::map<const void*, Mbarrier> mbarriers;
-  // Copies that are under way: they end when no thread can go on.
+  // Copies that are under way: they end when no thread can go on, in any order.
   std::deque<std::function<void()>> copies;
+  // Zero where threads and copies keep their order.
+  u_int64_t random = 0;
   unsigned char* dynamic = nullptr;
   size_t dynamic_bytes = 0;
 };
@@ -164,8 +168,10 @@ inline void next() {
   Block& b = block;
   Fiber* from = b.current;
   while (b.head == b.ready.size() && !b.copies.empty()) {
-    std::function<void()> copy = std::move(b.copies.front());
-    b.copies.pop_front();
+    b.random = b.random * 6364136223846793005ULL + 1442695040888963407ULL * (b.random != 0);
+    size_t at = (b.random >> 33) % b.copies.size();
+    std::function<void()> copy = std::move(b.copies[at]);
+    b.copies.erase(b.copies.begin() + at);
     copy();
   }
   if (b.head == b.ready.size()) {
@@ -220,6 +226,7 @@ inline void run_block(unsigned int threads, u_int64_t seed) {
   b.warpgroups.assign((threads + 127) / 128, Warpgroup{});
   b.mbarriers.clear();
   b.copies.clear();
+  b.random = seed;
   b.dynamic = nullptr;
   b.all.waiting.clear();
   b.ready.clear();
@@ -434,26 +441,61 @@ template <class T> float half_of(unsigned int two, int h) {
   memcpy((void*)&x, &bits, 2);
   return widened(x);
 }
-template <class T, int M, int N>
+struct tf32;
+struct f8e4m3;
+struct f8e5m2;
+inline float widened(f8e4m3 x);
+inline float widened(f8e5m2 x);
+// Elements of a register, and each of them.
+template <class T> struct Register {
+  static const int COUNT = 2;
+  static float at(unsigned int bits, int e) { return half_of<T>(bits, e); }
+};
+template <> struct Register<tf32> {
+  static const int COUNT = 1;
+  // Tensor cores read no more than 10 bits of the mantissa.
+  static float at(unsigned int bits, int) { return float_of_bits(bits & ~0x1fffu); }
+};
+namespace shim {
+template <class T> struct RegisterOfBytes {
+  static const int COUNT = 4;
+  template <class U = T> static float at(unsigned int bits, int e) {
+    unsigned char byte = (unsigned char)(bits >> 8 * e);
+    U x;
+    memcpy((void*)&x, &byte, 1);
+    return widened(x);
+  }
+};
+}  // namespace shim
+template <> struct Register<f8e4m3> : shim::RegisterOfBytes<f8e4m3> {};
+template <> struct Register<f8e5m2> : shim::RegisterOfBytes<f8e5m2> {};
+inline void round_to_tf32(unsigned int& x) {
+  if ((x & 0x7f800000u) != 0x7f800000u) x += 0x1000;
+  x &= ~0x1fffu;
+}
+
+template <class A, class B = A, int M, int N>
 void warp_mma(float (&c)[M][N][4], const unsigned int (&a)[M][4],
                    const unsigned int (&b)[N / 2][4]) {
   struct Mine { float (*c)[N][4]; const unsigned int (*a)[4]; const unsigned int (*b)[4]; };
   shim::warp_collective(Mine{c, a, b}, [](Mine** all) {
-    static thread_local float x[M * 16][16], y[16][N * 8], z[M * 16][N * 8];
+    // Elements of a register, and of a step along k, which has eight of them.
+    const int E = Register<A>::COUNT, K = 8 * E;
+    static thread_local float x[M * 16][K], y[K][N * 8], z[M * 16][N * 8];
     for (int lane = 0; lane < 32; lane++) {
       const Mine& of = *all[lane];
-      int row = lane / 4, col = lane % 4 * 2;
+      int row = lane / 4, col = lane % 4 * 2, k = lane % 4 * E;
       for (int i = 0; i < M; i++) {
         for (int r = 0; r < 4; r++) {
-          for (int h = 0; h < 2; h++) {
-            x[i * 16 + row + r % 2 * 8][col + r / 2 * 8 + h] = half_of<T>(of.a[i][r], h);
+          for (int e = 0; e < E; e++) {
+            x[i * 16 + row + r % 2 * 8][k + r / 2 * 4 * E + e] = Register<A>::at(of.a[i][r], e);
           }
         }
       }
       for (int j = 0; j < N; j++) {
         for (int r = 0; r < 2; r++) {
-          for (int h = 0; h < 2; h++) {
-            y[col + r * 8 + h][j * 8 + row] = half_of<T>(of.b[j / 2][j % 2 * 2 + r], h);
+          for (int e = 0; e < E; e++) {
+            y[k + r * 4 * E + e][j * 8 + row] = Register<B>::at(of.b[j / 2][j % 2 * 2 + r], e);
           }
         }
       }
@@ -464,7 +506,7 @@ void warp_mma(float (&c)[M][N][4], const unsigned int (&a)[M][4],
       }
     }
     for (int i = 0; i < M * 16; i++) {
-      for (int k = 0; k < 16; k++) {
+      for (int k = 0; k < K; k++) {
         for (int j = 0; j < N * 8; j++) z[i][j] += x[i][k] * y[k][j];
       }
     }
@@ -650,17 +692,18 @@ template <class T> float shared_element(size_t at) {
   return widened(x);
 }
 
-template <class T> void multiply(float* const* all, Matrix a, bool a_mn, Matrix b, bool b_mn) {
-  static thread_local float x[64][16], y[16][128], z[64][128];
+// Adds a product to 64 x COLUMNS accumulators: x gives the elements of the first operand.
+template <int COLUMNS, class X, class Y> void multiply(float* const* all, X x_at, Y y_at) {
+  static thread_local float x[64][16], y[16][COLUMNS], z[64][COLUMNS];
   for (int k = 0; k < 16; k++) {
-    for (int i = 0; i < 64; i++) x[i][k] = shared_element<T>(a.place(a_mn, i, k));
-    for (int j = 0; j < 128; j++) y[k][j] = shared_element<T>(b.place(b_mn, j, k));
+    for (int i = 0; i < 64; i++) x[i][k] = x_at(i, k);
+    for (int j = 0; j < COLUMNS; j++) y[k][j] = y_at(j, k);
   }
   // The accumulators of a thread (PTX ISA, "wgmma accumulator"): two adjacent columns of two rows
   // that are eight apart, of every eight columns.
   auto each = [&](auto f) {
     for (int t = 0; t < 128; t++) {
-      for (int i = 0; i < 64; i++) {
+      for (int i = 0; i < COLUMNS / 2; i++) {
         f(all[t][i], z[t / 32 * 16 + t % 32 / 4 + i / 2 % 2 * 8][i / 4 * 8 + t % 4 * 2 + i % 2]);
       }
     }
@@ -668,10 +711,30 @@ template <class T> void multiply(float* const* all, Matrix a, bool a_mn, Matrix 
   each([](float& own, float& at) { at = own; });
   for (int i = 0; i < 64; i++) {
     for (int k = 0; k < 16; k++) {
-      for (int j = 0; j < 128; j++) z[i][j] += x[i][k] * y[k][j];
+      for (int j = 0; j < COLUMNS; j++) z[i][j] += x[i][k] * y[k][j];
     }
   }
   each([](float& own, float& at) { own = at; });
+}
+
+// The pointers that the threads of a warpgroup have shown.
+template <class P> std::vector<P> shown_by_warpgroup() {
+  std::vector<P> all(128);
+  for (size_t t = 0; t < 128; t++) all[t] = (P)block.shown[lane() / 128 * 128 + t];
+  return all;
+}
+
+// The bytes of shared memory that a product may read: from the first to the last of a matrix.
+inline std::pair<size_t, size_t> reads_of(const Matrix& m, bool is_mn, size_t side) {
+  size_t low = ~(size_t)0, high = 0;
+  for (size_t i = 0; i < side; i++) {
+    for (size_t k = 0; k < 16; k++) {
+      size_t at = m.place(is_mn, i, k);
+      low = at < low ? at : low;
+      high = at + 2 > high ? at + 2 : high;
+    }
+  }
+  return {low, high};
 }
 
 }  // namespace shim
@@ -706,7 +769,8 @@ template <class... C> void tma_load(void* to, const TensorMap& map, unsigned lon
 }
 template <int COUNT> void setmaxnreg_dec() { shim::set_registers(COUNT, false); }
 template <int COUNT> void setmaxnreg_inc() { shim::set_registers(COUNT, true); }
-inline void warpgroup_fence(float (&)[64]) {
+template <class T> void keep_order(T&) {}
+template <int N> void warpgroup_fence(float (&)[N]) {
   shim::warpgroup_collective(nullptr, [] { shim::warpgroup().is_fenced = true; });
 }
 inline void warpgroup_commit() {
@@ -715,7 +779,7 @@ inline void warpgroup_commit() {
     shim::warpgroup().is_fenced = false;
   });
 }
-template <int LAST> void warpgroup_wait(float (&)[64]) {
+template <int LAST, int N> void warpgroup_wait(float (&)[N]) {
   shim::warpgroup_collective(nullptr, [] {
     shim::Warpgroup& of = shim::warpgroup();
     std::vector<shim::Multiplication> later;
@@ -726,31 +790,42 @@ template <int LAST> void warpgroup_wait(float (&)[64]) {
     of.pending.swap(later);
   });
 }
-template <class T, int A_MN, int B_MN>
-void warpgroup_mma(float (&c)[64], u_int64_t a, u_int64_t b) {
+template <class T, int A_MN, int B_MN, int COUNT>
+void warpgroup_mma(float (&c)[COUNT], u_int64_t a, u_int64_t b) {
   shim::warpgroup_collective(c, [=] {
     shim::Warpgroup& of = shim::warpgroup();
     if (!of.is_fenced) shim::find("a warpgroup multiplies without a fence");
-    std::vector<float*> all(128);
-    size_t first = shim::lane() / 128 * 128;
-    for (size_t t = 0; t < 128; t++) all[t] = (float*)shim::block.shown[first + t];
+    std::vector<float*> all = shim::shown_by_warpgroup<float*>();
     shim::Matrix x(a), y(b);
-    std::vector<std::pair<size_t, size_t>> reads;
-    auto add = [&](const shim::Matrix& m, bool is_mn, size_t side) {
-      size_t low = ~(size_t)0, high = 0;
-      for (size_t i = 0; i < side; i++) {
-        for (size_t k = 0; k < 16; k++) {
-          size_t at = m.place(is_mn, i, k);
-          low = at < low ? at : low;
-          high = at + 2 > high ? at + 2 : high;
-        }
-      }
-      reads.push_back({low, high});
-    };
-    add(x, A_MN, 64);
-    add(y, B_MN, 128);
-    auto run = [=] { shim::multiply<T>(all.data(), x, A_MN, y, B_MN); };
+    auto x_at = [=](int i, int k) { return shim::shared_element<T>(x.place(A_MN, i, k)); };
+    auto y_at = [=](int j, int k) { return shim::shared_element<T>(y.place(B_MN, j, k)); };
+    auto run = [=] { shim::multiply<2 * COUNT>(all.data(), x_at, y_at); };
+    std::vector<std::pair<size_t, size_t>> reads = {shim::reads_of(x, A_MN, 64), shim::reads_of(y, B_MN, 2 * COUNT)};
     of.pending.push_back(shim::Multiplication{reads, run, of.group});
+  });
+}
+// Fragments too are read when the product is waited for: until then they must stay as they are.
+template <class T, int B_MN, int COUNT>
+void warpgroup_mma(float (&c)[COUNT], const unsigned int (&a)[4], u_int64_t b) {
+  struct Mine { float* c; const unsigned int* a; } mine = {c, a};
+  shim::warpgroup_collective(&mine, [=] {
+    shim::Warpgroup& of = shim::warpgroup();
+    if (!of.is_fenced) shim::find("a warpgroup multiplies without a fence");
+    std::vector<float*> all;
+    std::vector<const unsigned int*> fragments;
+    for (Mine* one : shim::shown_by_warpgroup<Mine*>()) {
+      all.push_back(one->c);
+      fragments.push_back(one->a);
+    }
+    shim::Matrix y(b);
+    // Registers of a row: of its first eight elements and the others, those of rows 8 to 15 second.
+    auto x_at = [=](int i, int k) {
+      const unsigned int* of_lane = fragments[i / 16 * 32 + i % 8 * 4 + k % 8 / 2];
+      return half_of<T>(of_lane[i % 16 / 8 + k / 8 * 2], k % 2);
+    };
+    auto y_at = [=](int j, int k) { return shim::shared_element<T>(y.place(B_MN, j, k)); };
+    auto run = [=] { shim::multiply<2 * COUNT>(all.data(), x_at, y_at); };
+    of.pending.push_back(shim::Multiplication{{shim::reads_of(y, B_MN, 2 * COUNT)}, run, of.group});
   });
 }
 

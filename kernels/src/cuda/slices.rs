@@ -1,0 +1,138 @@
+//! Products on tensor cores whose sum over k is that of slices.
+//!
+//! Every [`SLICE`] points of k are a sum of their own, the first from the old value where the
+//! product accumulates, and these are added to zero in ascending order. All block tiles sum so:
+//! those of many rows in registers, those of few by one block per slice and a second function. The
+//! bits of an element therefore depend on k and the instructions alone, and neither on m and n,
+//! however these are sharded, nor on the block tile that they choose.
+
+use std::fmt;
+
+use super::function::Function;
+use super::index::nest;
+use super::loops::Loops;
+use super::parameter::Parameter;
+use super::text::{Text, element, line};
+use super::tile::Tile;
+use crate::kernel::Product;
+
+/// Points of k of a slice. Chosen: a product of few rows by a weight of 4096 × 4096 has two blocks
+/// per multiprocessor, and large block tiles still add accumulators only every 16 steps or more.
+pub(super) const SLICE: usize = 1024;
+
+/// Threads of a block.
+const THREADS: u64 = 256;
+
+/// Slices of a product.
+pub(super) fn slices(product: &Product) -> usize {
+    product.sizes()[3].div_ceil(SLICE).max(1)
+}
+
+/// The parameter that is the workspace of a function that sums slices, behind both operands and the
+/// result: there is one where a skinny product has several slices.
+pub(super) fn workspace(product: &Product, is_skinny: bool) -> Option<usize> {
+    (is_skinny && slices(product) > 1).then_some(3)
+}
+
+/// Adds the slices of a product, each in a part of a workspace: one thread per element.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SliceSum {
+    /// The product.
+    pub product: Product,
+    /// The parameter that is added to each row of the result.
+    pub bias: Option<usize>,
+    /// The parameter that is added last.
+    pub addend: Option<usize>,
+}
+
+impl SliceSum {
+    /// The function of the tile, given the workspace, the result and what is added to it.
+    pub(super) fn function(self, what: &str, parameters: Vec<Parameter>) -> Function {
+        let [batch, m, n, _] = self.product.sizes();
+        Function {
+            what: format!("{what}: slices"),
+            parameters,
+            offsets: Vec::new(),
+            grid: ((batch * m * n) as u64).div_ceil(THREADS),
+            threads: THREADS as u32,
+            tile: Tile::SliceSum(self),
+        }
+    }
+
+    pub(super) fn print(&self, parameters: &[Parameter], text: &mut Text) {
+        let p = &self.product;
+        let loops = Loops::of(p);
+        let [batch, m, n, _] = p.sizes();
+        let count = batch * m * n;
+        line!(text, "const u64 i = (u64)blockIdx.x * {THREADS} + threadIdx.x;");
+        line!(text, "if (i >= {count}) return;");
+        line!(text, "const u64 n = i % {n}, m = i / {n} % {m}, batch = i / {};", m * n);
+        let of_batch = nest(&loops.batch[2], "batch");
+        let [of_m, of_n] = [nest(&loops.m[1], "m"), nest(&loops.n[1], "n")];
+        line!(text, "const u64 place = ({of_batch}) + ({of_m}) + ({of_n});");
+        line!(text, "float sum = 0;");
+        line!(text, "UNROLL");
+        line!(text, "for (u32 slice = 0; slice < {}; slice += 1) {{", slices(p));
+        line!(text, "sum = sum + {}[slice * {count}ULL + i];", parameters[0].name());
+        text.end();
+        let result = Stored { product: p, added: [self.bias, self.addend], parameters, at: 1 };
+        result.print("sum", "n", text);
+    }
+}
+
+impl fmt::Display for SliceSum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "one thread per element adds {} slices", slices(&self.product))
+    }
+}
+
+/// Prints the tile of the result of a block, and its points of k: the first one and the number of
+/// steps: of one slice where there is a workspace for them. Tiles are counted along batch, m and n,
+/// and have sizes along m, n and k.
+pub(super) fn print_block(
+    k: usize,
+    [batches, rows, columns]: [usize; 3],
+    [tile_m, tile_n, tile_k]: [usize; 3],
+    workspace: Option<usize>,
+    text: &mut Text,
+) {
+    let (steps, tiles) = (k.div_ceil(tile_k), columns * rows);
+    line!(text, "const u64 block_m = (u64)blockIdx.x / {columns} % {rows} * {tile_m};");
+    line!(text, "const u64 block_n = (u64)blockIdx.x % {columns} * {tile_n};");
+    if workspace.is_none() {
+        line!(text, "const u64 batch = (u64)blockIdx.x / {tiles};");
+        line!(text, "const u32 first_k = 0, steps = {steps};");
+        return;
+    }
+    let per_slice = SLICE / tile_k;
+    line!(text, "const u64 batch = (u64)blockIdx.x / {tiles} % {batches};");
+    line!(text, "const u32 slice = blockIdx.x / {};", tiles * batches);
+    line!(text, "const u32 first_k = slice * {SLICE}, left = {steps} - slice * {per_slice};");
+    line!(text, "const u32 steps = left < {per_slice} ? left : {per_slice};");
+}
+
+/// How the sums of a product are stored.
+pub(super) struct Stored<'a> {
+    pub(super) product: &'a Product,
+    /// The parameters that are added to each row, and last.
+    pub(super) added: [Option<usize>; 2],
+    pub(super) parameters: &'a [Parameter],
+    /// The parameter that is the result.
+    pub(super) at: usize,
+}
+
+impl Stored<'_> {
+    /// Prints the store of a sum at `place`, in the column of that name.
+    pub(super) fn print(&self, sum: &str, column: &str, text: &mut Text) {
+        let kept = element(self.product.stored.c);
+        let compute = element(self.product.dtype);
+        line!(text, "{kept} x = Store<{kept}>::of({sum});");
+        let [bias, addend] = self.added;
+        let added = [bias.map(|at| (at, column)), addend.map(|at| (at, "place"))];
+        for (at, place) in added.into_iter().flatten() {
+            let other = format!("Load<{compute}>::of({}[{place}])", self.parameters[at].name());
+            line!(text, "x = Store<{kept}>::of(Load<{compute}>::of(x) + {other});");
+        }
+        line!(text, "{}[place] = x;", self.parameters[self.at].name());
+    }
+}
