@@ -12,6 +12,7 @@ use ir::DType;
 
 use super::flash::FlashTile;
 use super::flash_backward::FlashBackward;
+use super::flash_warpgroup::{self, FlashWarpgroup};
 use super::function::{Function, Functions};
 use super::parameter::{Buffer, Named, Parameter};
 use super::text::{Text, element, line, number};
@@ -88,6 +89,19 @@ pub(super) fn forward(
     (all, arch): (&mut Functions, Option<Arch>),
 ) {
     let parameters = inputs.iter().chain(outputs).copied().collect();
+    if arch == Some(Arch::Sm90a)
+        && let Some(tile) = FlashWarpgroup::of(a)
+    {
+        all.functions.push(Function {
+            what: what.to_owned(),
+            parameters,
+            offsets: offsets(a),
+            grid: tile.blocks(),
+            threads: flash_warpgroup::THREADS,
+            tile: Tile::FlashWarpgroup(tile),
+        });
+        return;
+    }
     if arch.is_some() && flash::fits(a) {
         let tile = FlashTile::new(a);
         all.functions.push(Function {

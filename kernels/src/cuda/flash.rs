@@ -120,6 +120,57 @@ pub(super) fn print_score(a: &Attention, names: &Names, product: &str, text: &mu
     }
 }
 
+/// Prints the batch `b`, the head `h` and the first query of the tile of a block.
+pub(super) fn print_tile_of_queries(a: &Attention, tile: usize, text: &mut Text) {
+    let (heads, tiles) = (a.heads, a.queries.div_ceil(tile));
+    line!(
+        text,
+        "const u64 b = blockIdx.x / {}, h = blockIdx.x / {tiles} % {heads};",
+        heads * tiles
+    );
+    // Under a causal mask the last tiles take longest, and start first.
+    let number = format!("blockIdx.x % {tiles}");
+    let number = if a.causal { format!("({} - {number})", tiles - 1) } else { number };
+    line!(text, "const u64 first_query = (u64){number} * {tile};");
+}
+
+/// Prints the keys from `begin` to `end` that some query of the block sees, the first rounded down
+/// to a multiple of the tile, those from `all_begin` to `all_end` that all see, and how many tiles
+/// of keys there are.
+pub(super) fn print_visible_keys(
+    a: &Attention,
+    [query_tile, key_tile]: [usize; 2],
+    text: &mut Text,
+) {
+    let Attention { queries, keys, causal, window, .. } = *a;
+    if causal {
+        let last = queries - 1;
+        line!(
+            text,
+            "const u64 last_query = first_query + {0} < {last} ? first_query + {0} : {last};",
+            query_tile - 1
+        );
+        line!(text, "const i64 all_end = clamped((i64)first_query + offset + 1, {keys});");
+        line!(text, "const i64 end = clamped((i64)last_query + offset + 1, {keys});");
+    } else {
+        line!(text, "const i64 all_end = {keys}, end = {keys};");
+    }
+    if window > 0 {
+        line!(
+            text,
+            "const i64 all_begin = clamped((i64)last_query + offset + 1 - {window}, {keys});"
+        );
+        line!(
+            text,
+            "const i64 begin = clamped((i64)first_query + offset + 1 - {window}, end) / {key_tile} \
+             * {key_tile};"
+        );
+    } else {
+        line!(text, "const i64 all_begin = 0, begin = 0;");
+    }
+    line!(text, "const u32 steps = (u32)((end - begin + {}) / {key_tile});", key_tile - 1);
+}
+
 impl FlashTile {
     /// The tiles of an attention that fits.
     pub(super) fn new(a: &Attention) -> FlashTile {
@@ -194,60 +245,16 @@ impl FlashTile {
         self.print_epilogue(&names, text);
     }
 
-    /// Prints the block's queries, and the keys that they see: some see those of `begin` to `end`,
-    /// and all those of `all_begin` to `all_end`.
+    /// Prints the block's queries, and the keys that they see.
     fn print_block(&self, names: &Names, text: &mut Text) {
-        let a = &self.attention;
-        let Attention { heads, causal, .. } = *a;
-        let (tiles, tile, memory) = (self.tiles(), self.query_tile, self.memory());
+        let (a, memory) = (&self.attention, self.memory());
         line!(text, "const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;");
-        line!(
-            text,
-            "const u64 b = blockIdx.x / {}, h = blockIdx.x / {tiles} % {heads};",
-            heads * tiles
-        );
-        // Under a causal mask the last tiles take longest, and start first.
-        let number = format!("blockIdx.x % {tiles}");
-        let number = if causal { format!("({} - {number})", tiles - 1) } else { number };
-        line!(text, "const u64 first_query = (u64){number} * {tile};");
+        print_tile_of_queries(a, self.query_tile, text);
         print_head(a, "h", text);
         line!(text, "const {memory}* q = {};", row_of(&names.q, a.q, "b", "first_query", "h"));
         line!(text, "const {memory}* k = {};", row_of(&names.k, a.k, "b", "0", "g"));
         line!(text, "const {memory}* v = {};", row_of(&names.v, a.v, "b", "0", "g"));
-        self.print_visible_keys(text);
-    }
-
-    /// Prints the keys from `begin` to `end` that some query of the block sees, the first rounded
-    /// down to a multiple of the tile, and those from `all_begin` to `all_end` that all see.
-    fn print_visible_keys(&self, text: &mut Text) {
-        let Attention { queries, keys, causal, window, .. } = self.attention;
-        let tile = self.key_tile;
-        if causal {
-            let last = queries - 1;
-            line!(
-                text,
-                "const u64 last_query = first_query + {0} < {last} ? first_query + {0} : {last};",
-                self.query_tile - 1
-            );
-            line!(text, "const i64 all_end = clamped((i64)first_query + offset + 1, {keys});");
-            line!(text, "const i64 end = clamped((i64)last_query + offset + 1, {keys});");
-        } else {
-            line!(text, "const i64 all_end = {keys}, end = {keys};");
-        }
-        if window > 0 {
-            line!(
-                text,
-                "const i64 all_begin = clamped((i64)last_query + offset + 1 - {window}, {keys});"
-            );
-            line!(
-                text,
-                "const i64 begin = \
-                 clamped((i64)first_query + offset + 1 - {window}, end) / {tile} * {tile};"
-            );
-        } else {
-            line!(text, "const i64 all_begin = 0, begin = 0;");
-        }
-        line!(text, "const u32 steps = (u32)((end - begin + {}) / {tile});", tile - 1);
+        print_visible_keys(a, [self.query_tile, self.key_tile], text);
     }
 
     /// Prints the copies of Q and the first tiles, and loads the fragments of Q.

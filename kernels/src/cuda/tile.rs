@@ -5,6 +5,7 @@ use std::fmt;
 use super::attention::{AttentionTile, Part};
 use super::flash::FlashTile;
 use super::flash_backward::FlashBackward;
+use super::flash_warpgroup::FlashWarpgroup;
 use super::function::Function;
 use super::lines::LineTile;
 use super::moves::Move;
@@ -38,6 +39,8 @@ pub enum Tile {
     Attention(AttentionTile),
     /// Attention on tensor cores.
     Flash(FlashTile),
+    /// Attention on tensor cores that warpgroups share.
+    FlashWarpgroup(FlashWarpgroup),
     /// A part of its gradient on tensor cores.
     FlashBackward(FlashBackward),
     /// An operation along a dim.
@@ -55,6 +58,7 @@ impl Tile {
             | Tile::Tensor(_)
             | Tile::Warpgroup(_)
             | Tile::Flash(_)
+            | Tile::FlashWarpgroup(_)
             | Tile::FlashBackward(_) => true,
             Tile::Attention(tile) => tile.part != Part::Bias,
             Tile::Elementwise(_)
@@ -69,6 +73,7 @@ impl Tile {
     pub fn maps(&self) -> Vec<&TensorMap> {
         match self {
             Tile::Warpgroup(tile) => tile.operands.iter().map(|operand| &operand.map).collect(),
+            Tile::FlashWarpgroup(tile) => tile.maps.iter().collect(),
             Tile::Elementwise(_)
             | Tile::RowReduction(_)
             | Tile::PartialSums(_)
@@ -87,6 +92,7 @@ impl Tile {
     pub fn dynamic_shared_bytes(&self) -> usize {
         match self {
             Tile::Warpgroup(tile) => tile.shared_bytes(),
+            Tile::FlashWarpgroup(tile) => tile.shared_bytes(),
             Tile::Elementwise(_)
             | Tile::RowReduction(_)
             | Tile::PartialSums(_)
@@ -112,6 +118,7 @@ impl Tile {
             Tile::SliceSum(tile) => tile.print(parameters, text),
             Tile::Attention(tile) => tile.print(parameters, text),
             Tile::Flash(tile) => tile.print(parameters, text),
+            Tile::FlashWarpgroup(tile) => tile.print(parameters, text),
             Tile::FlashBackward(tile) => tile.print(parameters, text),
             Tile::Lines(tile) => tile.print(parameters, text),
             Tile::Move(tile) => tile.print(parameters, text),
@@ -131,6 +138,7 @@ impl Tile {
             | Tile::SliceSum(_)
             | Tile::Attention(_)
             | Tile::Flash(_)
+            | Tile::FlashWarpgroup(_)
             | Tile::FlashBackward(_)
             | Tile::Lines(_) => element(parameter.dtype),
         }
@@ -229,6 +237,7 @@ impl fmt::Display for Tile {
             Tile::SliceSum(tile) => tile.fmt(f),
             Tile::Attention(tile) => tile.fmt(f),
             Tile::Flash(tile) => tile.fmt(f),
+            Tile::FlashWarpgroup(tile) => tile.fmt(f),
             Tile::FlashBackward(tile) => tile.fmt(f),
             Tile::Lines(tile) => tile.fmt(f),
             Tile::Move(tile) => tile.fmt(f),

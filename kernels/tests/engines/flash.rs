@@ -15,7 +15,7 @@ use crate::tensor::{for_sm80, mistaken};
 use crate::{Buffer, Case, Random, assert_close, run, same_bits};
 
 /// An attention that fits tensor cores.
-fn random_flash(random: &mut Random, dims: &[usize]) -> Attention {
+pub(crate) fn random_flash(random: &mut Random, dims: &[usize]) -> Attention {
     let dtype = random.pick(&[DType::BF16, DType::F16]);
     let mut a = random_attention(random, dtype);
     let (dim, old) = (random.pick(dims), a.dim);
@@ -34,23 +34,23 @@ fn random_flash(random: &mut Random, dims: &[usize]) -> Attention {
 }
 
 /// The attention of a case: the last ones are of documents.
-fn random_of(case: u64, random: &mut Random) -> Attention {
+pub(crate) fn random_of(case: u64, random: &mut Random) -> Attention {
     let draw = |random: &mut Random, _| random_flash(random, &[16, 48, 64, 64, 80, 128, 128]);
     if case < 16 { draw(random, DType::BF16) } else { packed(random, draw, DType::BF16) }
 }
 
 /// A launch, with its outputs in f64.
-struct Expected {
-    attention: Attention,
-    case: Case,
-    out: Vec<f64>,
-    lse: Vec<f64>,
+pub(crate) struct Expected {
+    pub(crate) attention: Attention,
+    pub(crate) case: Case,
+    pub(crate) out: Vec<f64>,
+    pub(crate) lse: Vec<f64>,
     /// The distance of the CPU's output.
-    distance: f64,
+    pub(crate) distance: f64,
 }
 
 impl Expected {
-    fn new(random: &mut Random, a: Attention) -> Expected {
+    pub(crate) fn new(random: &mut Random, a: Attention) -> Expected {
         let mut case = Case::new(random, Kernel::Attention(a.clone()));
         if a.bias.is_some() {
             case.inputs[3] = Buffer::new(a.dtype, &random_bias(&a, random));
@@ -73,7 +73,7 @@ impl Expected {
     }
 
     /// Whether outputs are further off than twice the CPU's.
-    fn is_off(&self, found: &[Buffer]) -> bool {
+    pub(crate) fn is_off(&self, found: &[Buffer]) -> bool {
         let off = distance(&found[0].numbers(), &self.out);
         let is_off = |(found, want): (f64, &f64)| (found - want).abs() > 1e-4 && found != *want;
         let mut lse = found[1].numbers().into_iter().zip(&self.lse);
@@ -82,7 +82,7 @@ impl Expected {
 }
 
 /// The root mean square of the difference.
-fn distance(found: &[f64], want: &[f64]) -> f64 {
+pub(crate) fn distance(found: &[f64], want: &[f64]) -> f64 {
     assert_eq!(found.len(), want.len());
     let squares = found.iter().zip(want).map(|(a, b)| (a - b) * (a - b)).sum::<f64>();
     (squares / want.len() as f64).sqrt()

@@ -10,6 +10,7 @@ mod attention;
 mod convolution;
 mod cuda;
 mod flash;
+mod flash_warpgroup;
 mod formats;
 mod in_place;
 mod moves;
