@@ -233,7 +233,8 @@ fn cubin(bytes: Vec<u8>, log: &str) -> Cubin {
     for line in log.lines() {
         if let Some(name) = between(line, "Compiling entry function '", "'") {
             used.push(Used { name: name.to_owned(), ..Used::default() });
-        } else if line.contains("warning") {
+        } else if line.contains("warning") || line.contains("Performance Loss") {
+            // Warp group products that the assembler serialises are "info" to it.
             warnings.push(line.trim().to_owned());
         }
         let Some(last) = used.last_mut() else { continue };

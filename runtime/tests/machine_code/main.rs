@@ -1,0 +1,272 @@
+//! The machine code of kernels' CUDA text, without a GPU: which instructions NVRTC makes of it, as
+//! NVIDIA's disassembler lists them.
+
+#![allow(clippy::print_stdout, reason = "what is skipped is said")]
+
+mod listing;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use gantline_runtime::cuda::nvrtc::Nvrtc;
+use ir::DType;
+use kernels::cuda::{Arch, device_prelude, functions_for};
+use kernels::{
+    Access, Attention, BinaryOp, Instr, Kernel, LoopAB, LoopAC, LoopBC, Offset, Output, Product,
+    ReduceOp, RowInput, Rows, UnaryOp,
+};
+
+use listing::{disassembler, is, is_float_atomic, is_local, kind};
+
+/// What the code of a kernel has to look like.
+struct Expected {
+    what: &'static str,
+    archs: &'static [Arch],
+    kernel: Kernel,
+    /// Kinds of operations that one of its functions has.
+    has: &'static [&'static str],
+    /// Kinds of operations that none has.
+    lacks: &'static [&'static str],
+    /// Kinds of operations that access 16 bytes each.
+    wide: &'static [&'static str],
+}
+
+/// A product of rows of whole vectors; `b` is stored by columns or by rows.
+fn product(m: usize, is_transposed: bool) -> Kernel {
+    let [n, k] = [192, 2048];
+    let mut p = Product::matrix(m, n, k, DType::BF16);
+    p.m = vec![LoopAC { size: m, a: k, c: n }];
+    if is_transposed {
+        p.n = vec![LoopBC { size: n, b: k, c: 1 }];
+        p.k = vec![LoopAB { size: k, a: 1, b: 1 }];
+    }
+    Kernel::Product(p)
+}
+
+fn attention(dim: usize) -> Attention {
+    let [batch, length, heads, kv_heads] = [1, 512, 4, 2];
+    let [q, k] = [heads, kv_heads].map(|heads| Attention::contiguous(length, heads, dim));
+    Attention {
+        batch,
+        queries: length,
+        keys: length,
+        heads,
+        kv_heads,
+        dim,
+        scale: 0.125,
+        causal: true,
+        window: 0,
+        softcap: 0.0,
+        bias: None,
+        bias_grad: false,
+        documents: false,
+        query_offset: 0,
+        head_offset: Offset::ZERO,
+        group: 2,
+        q,
+        k,
+        v: k,
+        out: q,
+        dropout: None,
+        position: false,
+        dtype: DType::BF16,
+    }
+}
+
+/// Attention whose scores are bounded, within documents.
+fn capped() -> Attention {
+    Attention { softcap: 30.0, documents: true, ..attention(128) }
+}
+
+/// A program of two inputs, of one row after the other, with what it computes of `a + b`.
+fn rows(dtype: DType, more: &[Instr], value: usize) -> Kernel {
+    let [rows, cols] = [512, 2048];
+    let input = || RowInput { dtype, access: Access::full(rows, cols) };
+    let mut instrs = vec![Instr::Load { input: 0 }, Instr::Load { input: 1 }];
+    instrs.push(Instr::Binary { op: BinaryOp::Add, a: 0, b: 1 });
+    instrs.extend_from_slice(more);
+    let access = Access::full(rows, cols);
+    let outputs = vec![Output::Store { value, access, dtype, accumulate: false }];
+    Kernel::Rows(Rows {
+        rows,
+        cols,
+        dtype: DType::F32,
+        inputs: vec![input(), input()],
+        instrs,
+        outputs,
+    })
+}
+
+/// The table of what is looked for.
+fn expectations() -> Vec<Expected> {
+    const SM80: &[Arch] = &[Arch::Sm80];
+    const SM90A: &[Arch] = &[Arch::Sm90a];
+    let by_mma = |what, kernel| Expected {
+        what,
+        archs: SM80,
+        kernel,
+        has: &["HMMA", "LDSM", "LDGSTS"],
+        lacks: &["HGMMA"],
+        wide: &["LDGSTS"],
+    };
+    let by_wgmma = |what, kernel| Expected {
+        what,
+        archs: SM90A,
+        kernel,
+        has: &["HGMMA", "UTMALDG", "SYNCS"],
+        lacks: &["HMMA", "LDGSTS"],
+        wide: &[],
+    };
+    let by_warpgroups = |what, kernel| Expected {
+        has: &["HGMMA", "UTMALDG", "SYNCS", "USETMAXREG"],
+        ..by_wgmma(what, kernel)
+    };
+    let stream = |what, kernel| Expected {
+        what,
+        archs: &[Arch::Sm80, Arch::Sm90a],
+        kernel,
+        has: &["LDG", "STG"],
+        lacks: &[],
+        wide: &["LDG", "STG"],
+    };
+    let softmax = [
+        Instr::Reduce { op: ReduceOp::Max, x: 2 },
+        Instr::Binary { op: BinaryOp::Sub, a: 2, b: 3 },
+        Instr::Unary { op: UnaryOp::Exp, x: 4 },
+        Instr::Reduce { op: ReduceOp::Sum, x: 5 },
+        Instr::Binary { op: BinaryOp::Div, a: 5, b: 6 },
+    ];
+    vec![
+        by_mma("product by rows", product(256, false)),
+        by_mma("product by columns", product(256, true)),
+        by_mma("attention of heads of 64", Kernel::Attention(attention(64))),
+        by_mma("attention of heads of 128", Kernel::Attention(attention(128))),
+        by_mma("gradient of attention", Kernel::AttentionBwd(attention(64))),
+        by_mma("product of few rows by rows", product(4, false)),
+        by_mma("product of few rows by columns", product(4, true)),
+        by_warpgroups("product by rows", product(256, false)),
+        by_warpgroups("product by columns", product(256, true)),
+        by_wgmma("product of few rows by rows", product(4, false)),
+        by_wgmma("product of few rows by columns", product(4, true)),
+        by_warpgroups("attention of heads of 64", Kernel::Attention(attention(64))),
+        by_warpgroups("attention of heads of 128", Kernel::Attention(attention(128))),
+        by_warpgroups("attention with a cap", Kernel::Attention(capped())),
+        stream("sum of BF16", rows(DType::BF16, &[], 2)),
+        stream("sum of F32", rows(DType::F32, &[], 2)),
+        stream("softmax of BF16", rows(DType::BF16, &softmax, 7)),
+    ]
+}
+
+/// What is wrong with the operations of the functions of a kernel.
+fn wrong(expected: &Expected, functions: &[&Vec<String>]) -> Vec<String> {
+    let all = || functions.iter().flat_map(|of| of.iter().map(String::as_str));
+    let mut wrong = Vec::new();
+    for wanted in expected.has {
+        if !all().any(|operation| kind(operation) == *wanted) {
+            wrong.push(format!("no {wanted}"));
+        }
+    }
+    for operation in all() {
+        let narrow = expected.wide.contains(&kind(operation)) && !is(operation, "128");
+        let unwanted = expected.lacks.contains(&kind(operation));
+        if narrow || unwanted || is_local(operation) || is_float_atomic(operation) {
+            wrong.push(operation.to_owned());
+        }
+    }
+    wrong
+}
+
+/// NVRTC and a disassembler, or nothing where they may be missing.
+fn tools() -> Option<(Nvrtc, std::path::PathBuf)> {
+    let is_wanted = std::env::var_os("GANTLINE_REQUIRE_NVRTC").is_some();
+    match (Nvrtc::open(), disassembler()) {
+        (Ok(nvrtc), Some(disassembler)) => Some((nvrtc, disassembler)),
+        (Err(absent), _) => {
+            assert!(!is_wanted, "{absent}");
+            println!("skipped: {absent}");
+            None
+        }
+        (Ok(_), None) => {
+            let absent = format!("no nvdisasm; {} says where it is", listing::VARIABLE);
+            assert!(!is_wanted, "{absent}");
+            println!("skipped: {absent}");
+            None
+        }
+    }
+}
+
+/// The operations of each function of a text.
+fn compiled(
+    (nvrtc, disassembler): &(Nvrtc, std::path::PathBuf),
+    text: &str,
+    arch: Arch,
+    name: &str,
+) -> BTreeMap<String, Vec<String>> {
+    let cubin = nvrtc.compile(&(device_prelude() + text), arch.name());
+    let cubin = cubin.unwrap_or_else(|log| panic!("{name}: {log}"));
+    assert_eq!(cubin.warnings, Vec::<String>::new(), "{name} for {arch}");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    listing::operations(disassembler, &cubin.bytes, folder, &format!("{name}-{arch}"))
+}
+
+#[test]
+fn kernels_have_the_instructions_that_they_were_written_for() {
+    let Some(tools) = tools() else { return };
+    for arch in [Arch::Sm80, Arch::Sm90a] {
+        let all = expectations();
+        let of_arch: Vec<&Expected> = all.iter().filter(|of| of.archs.contains(&arch)).collect();
+        let name = |at: usize, number: usize| format!("k{at}_{number}");
+        let mut text = String::new();
+        for (at, expected) in of_arch.iter().enumerate() {
+            let functions = functions_for(&expected.kernel, arch).functions;
+            for (number, function) in functions.iter().enumerate() {
+                text += &function.text(&name(at, number));
+            }
+        }
+        let found = compiled(&tools, &text, arch, "kernels");
+        for (at, expected) in of_arch.iter().enumerate() {
+            let prefix = format!("k{at}_");
+            let functions = found.iter().filter(|(name, _)| name.starts_with(&prefix));
+            let functions: Vec<&Vec<String>> =
+                functions.map(|(_, operations)| operations).collect();
+            let what = expected.what;
+            assert!(!functions.is_empty(), "{what}: its functions are listed");
+            assert_eq!(wrong(expected, &functions), Vec::<String>::new(), "{what} for {arch}");
+        }
+    }
+}
+
+/// A defect of each sort, and the operation that the check finds it by.
+const DEFECTS: [(&str, &str); 6] = [
+    ("KERNEL(32) f(float* c) { atomicAdd(c, 1.0f); }", "RED"),
+    ("KERNEL(32) f(float* c) { c[1] = atomicAdd(c, 1.0f); }", "ATOM"),
+    ("KERNEL(32) f(double* c) { atomicAdd(c, 1.0); }", "RED"),
+    (
+        "KERNEL(32) f(float* c, int n) { float x[90]; \
+         for (int i = 0; i < n; i += 1) x[(i * 7 + n) % 90] = c[i]; c[n] = x[n % 90]; }",
+        "LDL",
+    ),
+    ("KERNEL(32) f(float* c) { c[threadIdx.x] = 1.0f; }", "STG"),
+    (
+        "KERNEL(32) f(float* c, const float* x) { store_vector(c, load_vector<float, 2>(x)); }",
+        "LDG",
+    ),
+];
+
+/// The check is not vacuous: it finds each defect, and nothing in tickets, which are integers.
+#[test]
+fn defects_in_machine_code_are_found() {
+    let Some(tools) = tools() else { return };
+    let none = Expected { has: &[], lacks: &[], wide: &["LDG", "STG"], ..expectations().remove(0) };
+    for (text, operation) in DEFECTS {
+        for arch in [Arch::Sm80, Arch::Sm90a] {
+            let found = compiled(&tools, text, arch, "defect");
+            let wrong = wrong(&none, &found.values().collect::<Vec<_>>());
+            assert!(wrong.iter().any(|of| kind(of).starts_with(operation)), "{text}: {wrong:?}");
+        }
+    }
+    let ticket = "KERNEL(32) f(int* c) { if (atomicAdd(c, 1) == 7) c[1] = 0; }";
+    let found = compiled(&tools, ticket, Arch::Sm80, "ticket");
+    let plain = Expected { wide: &[], ..none };
+    assert_eq!(wrong(&plain, &found.values().collect::<Vec<_>>()), Vec::<String>::new());
+}
