@@ -188,22 +188,28 @@ const MAP_MISTAKES: [(usize, fn(&mut TensorMap)); 6] = [
     (2, |map| map.parameter = 1),
 ];
 
+/// A quarter of the mistakes; `SEED=1` to `SEED=3` try the others.
 #[test]
 fn mistakes_in_attention_by_warpgroups_are_found() {
     if compiler().is_none() {
         println!("skipped: no C++ compiler");
         return;
     }
+    let seed = std::env::var("SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(0);
+    let is_tried = |at: &usize| at % 4 == seed % 4;
+    let tried: Vec<usize> = (0..MISTAKES.len() + MAP_MISTAKES.len()).filter(is_tried).collect();
     let mut random = Random::new(11);
     let a = windowed(&mut random, [150, 760, 2, 80]);
     let expected = Expected::new(&mut random, a);
-    let change = |at: usize, text: String| match at.checked_sub(1) {
+    let mistake = |at: usize| at.checked_sub(1).map(|at| tried[at]);
+    let change = |at: usize, text: String| match mistake(at) {
         Some(at) if at < MISTAKES.len() => mistaken(&text, MISTAKES[at]),
-        _ => text,
+        Some(_) | None => text,
     };
-    let count = 1 + MISTAKES.len();
-    let mut all = vec![for_sm90a(&expected.case.kernel); count + MAP_MISTAKES.len()];
-    for ((_, functions), (operand, change)) in all[count..].iter_mut().zip(MAP_MISTAKES) {
+    let mut all = vec![for_sm90a(&expected.case.kernel); 1 + tried.len()];
+    for (at, (_, functions)) in all.iter_mut().enumerate() {
+        let map = mistake(at).and_then(|at| at.checked_sub(MISTAKES.len()));
+        let Some((operand, change)) = map.map(|at| MAP_MISTAKES[at]) else { continue };
         let Tile::FlashWarpgroup(tile) = &mut functions.functions[0].tile else {
             panic!("the attention runs on warpgroups");
         };
@@ -217,8 +223,8 @@ fn mistakes_in_attention_by_warpgroups_are_found() {
         library.report().is_some() || expected.is_off(&found) || !is_same
     };
     assert!((0..4).all(|seed| !is_found(0, seed)), "without a mistake nothing is found");
-    for at in 0..MISTAKES.len() + MAP_MISTAKES.len() {
-        let what = MISTAKES.get(at).map_or(format!("tensor map {at}"), |of| format!("{of:?}"));
-        assert!((0..8).any(|seed| is_found(at + 1, seed)), "{what} is not found");
+    for (place, at) in tried.iter().enumerate() {
+        let what = MISTAKES.get(*at).map_or(format!("tensor map {at}"), |of| format!("{of:?}"));
+        assert!((0..8).any(|seed| is_found(place + 1, seed)), "{what} is not found");
     }
 }
