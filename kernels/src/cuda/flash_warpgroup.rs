@@ -354,8 +354,9 @@ impl FlashWarpgroup {
         }
     }
 
-    /// Prints minus infinity for the scores of keys that a query does not see. A row sees columns of
-    /// the tile from `row_begin` to `row_end`, counted from the thread's first one: numbers of 32
+    /// Prints minus infinity for the scores of keys that a query does not see. A row sees columns
+    /// of the tile from `row_begin` to `row_end`, counted from the thread's first one: numbers of
+    /// 32
     /// bits, as those of 64 bits would be spilled.
     fn print_mask(&self, names: &Names, text: &mut Text) {
         let (a, tile) = (&self.attention, self.key_tile);

@@ -119,8 +119,9 @@ fn bits_of_a_query_on_warpgroups_do_not_depend_on_other_queries() {
 }
 
 /// What can be wrong in the text: what is replaced, which time, and by what. Not among them are
-/// those that change no result: `keep_order` is for the compiler of GPUs alone, and a release of the
-/// other stage of K comes too late only, since the warp that copies waits for the stages in turn.
+/// those that change no result: `keep_order` is for the compiler of GPUs alone, and a release of
+/// the other stage of K comes too late only, since the warp that copies waits for the stages in
+/// turn.
 const MISTAKES: [(&str, usize, &str); 54] = [
     ("sync_block();", 0, ""),
     ("mbarrier_init_fence();", 0, ""),

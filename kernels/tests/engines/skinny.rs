@@ -1,5 +1,6 @@
-//! Products of few rows, and sums over k in slices (sm_80 and sm_90a), executed by the shim: against
-//! exact sums, on random shapes and layouts; bits that depend on neither m nor n; mistakes in the
+//! Products of few rows, and sums over k in slices (sm_80 and sm_90a), executed by the shim:
+//! against exact sums, on random shapes and layouts; bits that depend on neither m nor n; mistakes
+//! in the
 //! text.
 
 use gantline_kernels::cuda::{Arch, Functions, Tile, functions_for};
@@ -176,8 +177,8 @@ const MISTAKES_SM90A: [Mistake; 15] = [
     (1, 0, "warpgroup_wait<0>(acc);", 0, ""),
 ];
 
-/// A mistake is found by results beyond the bound, by other bits than those of the right text, or by
-/// what the shim reports.
+/// A mistake is found by results beyond the bound, by other bits than those of the right text, or
+/// by what the shim reports.
 fn check_mistakes(arch: Arch, mistakes: &[Mistake]) {
     if compiler().is_none() {
         println!("skipped: no C++ compiler");
