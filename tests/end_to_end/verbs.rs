@@ -842,6 +842,7 @@ const ANSWERED: &[&str] = &[
     "inspect tiny --fusions --json",
     "fit llama-3-8b --cluster h100 --devices 8 --seq 2048 --for inference --json",
     "explain llama-3-8b --cluster h100 --devices 8 --seq 2048 --for inference --json",
+    "explain llama-3-8b --cluster h100 --devices 8 --gbs 64 --what-if memory=141GB --json",
     "compare llama-3-8b --cluster h100 --seq 2048 --for inference --with tp=8 --json",
     "cost llama-3-8b --cluster h100 --seq 2048 --for inference --tokens 1B --json",
     "size llama-3-8b --cluster h100 --seq 2048 --for inference --token-time 9ms --json",
