@@ -130,7 +130,7 @@ impl Executor {
             attention: profile.attention.name().to_owned(),
             weight_bytes: profile.weight_bytes,
             gradient_bytes: profile.gradient_bytes,
-            optimizer_bytes: profile.state_bytes,
+            optimizer_bytes: profile.optimizer_bytes(),
             for_tool,
         }
     }

@@ -184,6 +184,9 @@ pub struct Profile {
     pub product_per_expert: bool,
     /// Bytes of optimizer state of a parameter, master weight included.
     pub state_bytes: f64,
+    /// Whether the update reads a copy in single precision of gradients that are narrower; it is
+    /// sharded as the state is.
+    pub copies_gradients: bool,
     /// Bytes that an update reads and writes per parameter, with clipping and casts.
     pub update_bytes: f64,
     /// Share of the collectives of tensor parallelism that run beside products.
@@ -231,8 +234,8 @@ pub struct Profile {
     pub source: &'static str,
 }
 
-/// Bytes of a weight in single precision, beside the one that products read.
-const MASTER_BYTES: f64 = 4.0;
+/// Bytes of a number in single precision.
+const SINGLE_BYTES: f64 = 4.0;
 /// Bytes of the two moments of a parameter.
 const MOMENTS_BYTES: f64 = 8.0;
 /// Bytes that an update in single precision moves: weight, gradient and moments are read, all but
@@ -261,10 +264,11 @@ impl Profile {
     /// What is assumed of the executor, for people: the attention kernel, and bytes per parameter
     /// of weights, gradients and optimizer, master weights included.
     pub fn describe(&self) -> String {
-        let Profile { name, weight_bytes, gradient_bytes, state_bytes, .. } = self;
+        let Profile { name, weight_bytes, gradient_bytes, .. } = self;
+        let bytes = self.optimizer_bytes();
         let optimizer = match self.stated.update {
-            Update::Elements => format!("{state_bytes}"),
-            Update::Factored | Update::Orthogonal => format!("({state_bytes} + moments)"),
+            Update::Elements => format!("{bytes}"),
+            Update::Factored | Update::Orthogonal => format!("({bytes} + moments)"),
         };
         format!(
             "{name}: {}; {weight_bytes} + {gradient_bytes} + {optimizer} bytes a parameter in \
@@ -273,14 +277,18 @@ impl Profile {
         )
     }
 
-    /// The same, with gradients summed over micro-batches and ranks in single precision: the update
-    /// reads these sums, and needs no copy of them.
+    /// Bytes that the optimizer holds for a parameter: its state, and the copy of its gradient.
+    pub fn optimizer_bytes(&self) -> f64 {
+        let is_copied = self.copies_gradients && self.gradient_bytes < SINGLE_BYTES;
+        self.state_bytes + if is_copied { SINGLE_BYTES } else { 0.0 }
+    }
+
+    /// The same, with gradients summed over micro-batches and ranks in single precision.
     pub const fn summing_in_single(self) -> Profile {
         Profile {
-            gradient_bytes: 4.0,
-            exchange_bytes: 4.0,
-            accumulate_bytes: 8.0,
-            state_bytes: MASTER_BYTES + MOMENTS_BYTES,
+            gradient_bytes: SINGLE_BYTES,
+            exchange_bytes: SINGLE_BYTES,
+            accumulate_bytes: 2.0 * SINGLE_BYTES,
             ..self
         }
     }

@@ -266,7 +266,7 @@ impl Terms<'_> {
             Whole::EndsAndSums => m > 1.0,
         };
         let weights = held(3) * self.profile.weight_bytes + frozen_bytes(c, stage);
-        let states = held(1) * self.profile.state_bytes + self.moments_bytes(c, stage);
+        let states = held(1) * self.profile.optimizer_bytes() + self.moments_bytes(c, stage);
         let kept = stage.saved * (in_flight - 1.0);
         let activations_bytes =
             kept * on_device(c.offload.activations) + stage.saved + stage.sent * in_flight;

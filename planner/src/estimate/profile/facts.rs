@@ -1,7 +1,7 @@
 //! Facts of an executor that users state on top of a profile.
 //!
 //! [`FACTS`] is the one table of them: flags are read from it, help and completions are made of it,
-//! and every answer prints what it assumes line by line from it. A fact changes bytes and times by
+//! and every answer prints what it assumes from it. A fact changes bytes and times by
 //! what it says of the software, never by a factor on the step.
 
 mod apply;

@@ -51,6 +51,7 @@ pub const GANTLINE: Profile = Profile {
     selective: Selective::Attention,
     product_per_expert: false,
     state_bytes: 12.0,
+    copies_gradients: false,
     update_bytes: 30.0,
     tensor_hidden: 0.0,
     tensor_backward_hidden: 0.0,
@@ -108,7 +109,9 @@ const MEGATRON_2020: Profile = Profile {
     fuses_accumulation: false,
     selective: Selective::Attention,
     product_per_expert: false,
-    state_bytes: 16.0,
+    state_bytes: 12.0,
+    // `_copy_model_grads_to_main_grads` of its optimizers.
+    copies_gradients: true,
     update_bytes: 48.0,
     tensor_hidden: 0.0,
     tensor_backward_hidden: 0.0,
@@ -199,12 +202,10 @@ pub const MEGATRON_BRIDGE: Profile = Profile {
     gradients: Exchange::Overlapped,
     weights: Exchange::Overlapped,
     backward_weights: Exchange::Overlapped,
-    // Recipes sum gradients in bf16 (`grad_reduce_in_fp32=False`); the update reads a copy in f32
-    // (`_copy_model_grads_to_main_grads`), which is sharded with master weights and moments.
+    // Recipes sum gradients in bf16 (`grad_reduce_in_fp32=False`).
     gradient_bytes: 2.0,
     exchange_bytes: 2.0,
     accumulate_bytes: 4.0,
-    state_bytes: 16.0,
     tensor_hidden: 0.7,
     tensor_operations: 1.0,
     usual_sequence_parallel: true,
@@ -304,6 +305,7 @@ const NANOTRON: Profile = Profile {
     selective: Selective::Attention,
     product_per_expert: false,
     state_bytes: 12.0,
+    copies_gradients: false,
     update_bytes: 40.0,
     tensor_hidden: 0.0,
     tensor_backward_hidden: 0.0,

@@ -47,6 +47,7 @@ pub(super) const LLM_FOUNDRY: Profile = Profile {
     product_per_expert: false,
     // The sharded master weights are the only ones that stay: 2 of their 4 bytes count as weights.
     state_bytes: 10.0,
+    copies_gradients: false,
     update_bytes: 40.0,
     tensor_hidden: 0.0,
     tensor_backward_hidden: 0.0,

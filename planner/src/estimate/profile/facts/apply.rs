@@ -14,7 +14,7 @@ impl Profile {
         self.stated.moments_bytes.unwrap_or(self.state_bytes.min(MOMENTS_BYTES))
     }
 
-    /// Bytes of a parameter's master weight beside the weight, with other copies for the update.
+    /// Bytes of a parameter's master weight beside the weight.
     pub(in crate::estimate) fn master_bytes(&self) -> f64 {
         self.state_bytes - self.moments_bytes()
     }
@@ -51,8 +51,10 @@ pub(super) fn moments(profile: &mut Profile, bytes: f64) {
     profile.stated.moments_bytes = Some(bytes);
 }
 
-/// Where there are none, the update reads the weight itself, which it else only writes.
+/// Where there are none, the update reads the weight itself, which it else only writes, and the
+/// gradient as it is.
 pub(super) fn masters(profile: &mut Profile, bytes: f64) {
+    profile.copies_gradients &= bytes > 0.0;
     let before = profile.master_bytes();
     let moments = profile.moments_bytes();
     let is_copy = |masters: f64| masters >= profile.weight_bytes.max(4.0);

@@ -80,6 +80,14 @@ fn optimizers_keep_as_many_bytes_as_they_say() {
     // Sharded masters are the weights: two of their bytes are counted as such.
     assert_eq!(state("optimizer=sgd", TORCHTITAN_2025), 2.0);
     assert_eq!(state("masters=none", TORCHTITAN_2025), 8.0);
+    // Megatron-Core copies gradients that are narrower than f32 for its update.
+    let held = |facts: &str| {
+        let profile = half(MEGATRON_BRIDGE.stating(stated(facts)));
+        profile.gradient_bytes + profile.optimizer_bytes()
+    };
+    assert_eq!(held("gradients=bf16"), 2.0 + 4.0 + 4.0 + 8.0);
+    assert_eq!(held("gradients=f32"), 4.0 + 4.0 + 8.0);
+    assert_eq!(held("gradients=bf16,masters=none"), 2.0 + 8.0);
     // An update reads gradients, reads and writes moments and masters, and writes weights.
     let moved = |facts: &str| half(GANTLINE.stating(stated(facts))).update_bytes;
     for (facts, bytes) in [

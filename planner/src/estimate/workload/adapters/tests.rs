@@ -43,8 +43,8 @@ fn adapters_have_the_parameters_that_peft_counts() {
     assert_eq!(llama(None).trained_parameters(), llama(None).parameters());
 }
 
-/// What is frozen is held once and is nothing else: gradients, states and updates are those of the
-/// adapters, and all ranks of tensor parallelism hold as many bytes of the base as there are.
+/// Frozen weights are held, and nothing else: gradients, states and updates are those of the
+/// adapters. Tensor-parallel ranks together hold the base once.
 #[test]
 fn frozen_weights_are_held_and_not_trained() {
     let lora = "rank=16,targets=all-linear";
