@@ -116,8 +116,9 @@ fn model(asked: &RequestFlags) -> Result<Described, Failure> {
     if asked.optimizer != "adamw" {
         let headline =
             format!("on GPUs, steps are priced with adamw, not with {}", asked.optimizer);
-        let help = "write `--assume optimizer=NAME`: adamw, adam-8bit, adam-bf16, muon, adafactor, \
-                    sgd-momentum or sgd";
+        let words = profile::FACTS.iter().find(|fact| fact.name == "optimizer").map(|o| o.words);
+        let names: Vec<&str> = words.unwrap_or_default().iter().map(|word| word.name).collect();
+        let help = format!("write `--assume optimizer=NAME`: {}", names.join(", "));
         return Err(usage("--optimizer", headline).help(help).into());
     }
     let seq = asked.seq.map(|seq| count("--seq", seq)).transpose()?;

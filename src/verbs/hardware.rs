@@ -11,13 +11,13 @@ use planner::quantity::Unit;
 /// Something about a cluster that could be other.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
-    /// So many times the network adapters of a node, and their bandwidth.
+    /// A factor on the number of NICs of a node, and so on the bandwidth between nodes.
     Nics(f64),
     /// Bytes of a device.
     Memory(f64),
     /// The devices and links of a preset.
     Device(String),
-    /// So many devices.
+    /// The number of devices.
     Devices(usize),
 }
 
@@ -25,7 +25,7 @@ const FORMS: [(&str, &str); 4] = [
     ("nics", "nics=2: twice the bandwidth between nodes"),
     ("memory", "memory=141GB: of each device"),
     ("device", "device=b200: the devices and links of a preset"),
-    ("devices", "devices=128: as many"),
+    ("devices", "devices=128: this number of devices"),
 ];
 
 impl FromStr for Change {

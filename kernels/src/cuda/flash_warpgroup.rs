@@ -116,7 +116,7 @@ impl FlashWarpgroup {
         [QUERY_TILE, self.key_tile].map(|rows| self.halves() * self.half_bytes(rows))
     }
 
-    /// Bytes of 64 columns of so many rows.
+    /// Bytes of 64 columns of `rows` rows.
     fn half_bytes(&self, rows: usize) -> usize {
         rows * SWIZZLE_COLUMNS * 2
     }

@@ -139,7 +139,7 @@ fn merged(loops: &[[usize; 2]]) -> Option<[usize; 2]> {
 }
 
 impl MappedOperand {
-    /// How TMA copies tiles of an operand of so many rows or columns, given its loops over batch,
+    /// How TMA copies tiles of an operand with `extent` rows or columns, given its loops over batch,
     /// over m or n, and over k; none where a box of five dims with strides of 16 bytes cannot have
     /// them.
     fn of(
@@ -197,7 +197,7 @@ impl MappedOperand {
         if self.k_major { 32 } else { 16 * SWIZZLE_ROW }
     }
 
-    /// Prints the copies of a stage, which has so many rows or columns.
+    /// Prints the copies of a stage, which has `extent` rows or columns.
     fn print_copy(&self, (side, extent): (&str, usize), batch: &[usize], text: &mut Text) {
         let TensorMap { name, .. } = &self.map;
         let operand = name.trim_end_matches("_map");
