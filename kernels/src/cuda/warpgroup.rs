@@ -139,9 +139,9 @@ fn merged(loops: &[[usize; 2]]) -> Option<[usize; 2]> {
 }
 
 impl MappedOperand {
-    /// How TMA copies tiles of an operand with `extent` rows or columns, given its loops over batch,
-    /// over m or n, and over k; none where a box of five dims with strides of 16 bytes cannot have
-    /// them.
+    /// How TMA copies tiles of an operand with `extent` rows or columns, given its loops over
+    /// batch, over m or n, and over k; none where a box of five dims with strides of 16 bytes
+    /// cannot have them.
     fn of(
         (name, parameter, dtype): (&'static str, usize, DType),
         [batch, side, k]: [&[[usize; 2]]; 3],

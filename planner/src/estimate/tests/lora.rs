@@ -66,8 +66,11 @@ fn adapters_cost_what_runs_say() {
         let plan: Configuration = "mbs=1 recompute=full".parse().unwrap();
         let found = estimator.estimate(&plan).unwrap();
         let number = |text: &str| text.parse::<f64>().unwrap();
-        memory.push(found.memory.total_bytes() / 1e9 / number(gb) - 1.0);
-        time.push(found.step_time_s / number(step_s) - 1.0);
+        let bytes = found.memory.total_bytes() / 1e9 / number(gb) - 1.0;
+        let seconds = found.step_time_s / number(step_s) - 1.0;
+        println!("{line}: memory {:+.0} %, time {:+.0} %", 100.0 * bytes, 100.0 * seconds);
+        memory.push(bytes);
+        time.push(seconds);
     }
     let largest = memory.iter().fold(0.0, |most: f64, error| most.max(error.abs()));
     assert!(largest < 0.5, "memory is {largest} off at most");
