@@ -93,7 +93,11 @@ impl Workload {
                 let Item::Product { k, cut, .. } = *item else { continue };
                 let Some(place) = place(&layer.items, at) else { continue };
                 let slots = place.parts.iter().map(|(slot, _)| *slot).chain(place.joined);
-                names.extend(slots.flat_map(|slot| slot.names));
+                for name in slots.flat_map(|slot| slot.names) {
+                    if !names.contains(name) {
+                        names.push(name);
+                    }
+                }
                 let (parts, n) = adapted(&place, &lora.targets);
                 if parts == 0 {
                     continue;
@@ -115,7 +119,6 @@ impl Workload {
             }
             if target != ALL_LINEAR && !names.contains(&target.as_str()) {
                 let headline = format!("the target `{target}` is no product of `{}`", self.name);
-                names.dedup();
                 let help = match names.is_empty() {
                     true => "its graph names no products: price it on CPUs".to_owned(),
                     false => format!("targets are {ALL_LINEAR}, {}", names.join(", ")),
