@@ -62,7 +62,7 @@ pub fn check(programs: &[Program], kernels: &[Kernel], plan: &Plan) -> Vec<Diagn
     }
     let mut findings = Findings::default();
     let places: Vec<Places> =
-        programs.iter().map(|program| Places::of(program, programs, &mut findings)).collect();
+        programs.iter().map(|p| Places::of(p, (programs, plan.mesh.dp), &mut findings)).collect();
     if plan.stage_ends.len() != plan.mesh.pp || plan.microbatch_count == 0 {
         findings.add("E2114", "plan", "the plan has no micro-batch, or not one end per stage");
     }

@@ -1,6 +1,6 @@
 //! What plans may decide and programs of this release cannot do: one table, for all commands.
 
-use ir::plan::{Offload, Place, Schedule};
+use ir::plan::{Offload, Place, Schedule, Zero};
 use ir::{Diagnostic, Plan, Span};
 
 /// The code of a diagnostic that says that a plan cannot be executed.
@@ -19,8 +19,12 @@ pub struct Features {
     pub chunks: usize,
     /// The order of micro-batches.
     pub schedule: Schedule,
-    /// The stage of ZeRO.
-    pub zero: u8,
+    /// What data-parallel ranks share.
+    pub zero: Zero,
+    /// The ranks along `dp` and `cp`.
+    pub data_ranks: usize,
+    /// Whether gradients are rounded while ranks exchange them.
+    pub rounds_gradients: bool,
     /// What lies elsewhere than on the device.
     pub offload: Offload,
 }
@@ -34,7 +38,9 @@ impl Features {
             ep: plan.ep,
             chunks: plan.chunks_per_stage(),
             schedule: plan.schedule,
-            zero: plan.zero.stage,
+            zero: plan.zero,
+            data_ranks: plan.mesh.dp * plan.mesh.cp,
+            rounds_gradients: plan.precision.reduce != plan.precision.gradients,
             offload: plan.offload,
         }
     }
@@ -44,13 +50,18 @@ impl Features {
         let is_moved = |(_, place): (&str, Place)| place != Place::Device;
         let is_zero_bubble =
             matches!(self.schedule, Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleH2);
+        let Zero { stage, shard } = self.zero;
+        let is_split = stage > 0 && self.data_ranks > 1;
+        let is_partly = shard != 0 && shard as usize != self.data_ranks;
         let table = [
             (self.on_gpus, "devices that are GPUs"),
             (self.cp > 1, "context parallelism"),
             (self.ep > 1, "expert parallelism"),
             (self.chunks > 1, "interleaved stages"),
             (is_zero_bubble, "zero-bubble schedules"),
-            (self.zero > 0, "ZeRO"),
+            (stage > 1, "ZeRO-2 and ZeRO-3"),
+            (is_split && is_partly, "ZeRO over some of the data-parallel ranks"),
+            (is_split && self.rounds_gradients, "ZeRO with gradients rounded on their way"),
             (self.offload.places().into_iter().any(is_moved), "offload"),
         ];
         table.into_iter().filter(|(lacks, _)| *lacks).map(|(_, words)| words).collect()

@@ -87,7 +87,7 @@ fn program(
             );
         }
     }
-    let store = Store::new(weights.unwrap_or_default(), None, plan.precision);
+    let store = Store::new(weights.unwrap_or_default(), plan.precision);
     let place = Place {
         sizes: [plan.mesh.dp, plan.mesh.tp],
         coordinates: [0, tensor],

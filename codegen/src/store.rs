@@ -6,7 +6,7 @@ use ir::DType;
 use ir::precision::Precision;
 pub(crate) use ir::program::BufferId;
 use ir::program::{
-    ALIGNMENT, Buffer, Contents, Entry, Program, Routine, Step, WeightShard, aligned,
+    ALIGNMENT, Buffer, Contents, Entry, Program, Routine, ShardRole, Step, WeightShard, aligned,
 };
 use serde::Serialize;
 
@@ -67,6 +67,13 @@ impl Region {
         let place = if self.is_matrix { from_outside } else { 3 - from_outside };
         (self.is_frozen, !self.is_matrix, place, self.is_partial, self.is_cut)
     }
+
+    /// Neighbours that have this in common are one bucket: they are updated with the same
+    /// hyper-parameters, and a rank counts all of them in the norm or none. It is the same on all
+    /// tensor-parallel ranks. None for what is not trained.
+    fn bucket(self) -> Option<(bool, bool, bool)> {
+        (!self.is_frozen).then_some((self.is_matrix, self.foreign, self.is_cut))
+    }
 }
 
 /// Where a region lies: offsets of parameters, masters, gradients and optimizer states of its
@@ -81,9 +88,27 @@ pub(crate) struct RegionPlace {
     pub(crate) states: Vec<u64>,
 }
 
+/// Weights side by side of which each rank along `dp` updates one piece.
+#[derive(Clone, Debug)]
+pub(crate) struct Bucket {
+    pub(crate) region: Region,
+    /// Elements of one piece.
+    pub(crate) piece: usize,
+    /// Views of the whole bucket.
+    pub(crate) params: BufferId,
+    pub(crate) grads: BufferId,
+    /// The piece of what is updated, and of each optimizer state.
+    pub(crate) master: BufferId,
+    pub(crate) states: Vec<BufferId>,
+}
+
 pub(crate) struct Store {
     pub(crate) weights: Vec<WeightPlace>,
     regions: Vec<RegionPlace>,
+    /// Empty where every rank updates all of its weights.
+    pub(crate) buckets: Vec<Bucket>,
+    /// The pieces of a bucket.
+    shards: usize,
     pub(crate) precision: Precision,
     buffers: Vec<Buffer>,
     /// For each transient buffer, when it is live.
@@ -99,16 +124,80 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Places parameters region by region; and, where there are `states` for training, of those
-    /// that are not frozen masters, gradients and that many optimizer states.
-    pub(crate) fn new(
+    /// Places parameters region by region.
+    pub(crate) fn new(weights: Vec<WeightPlace>, precision: Precision) -> Store {
+        let mut store = Store::empty(weights, precision, 1);
+        store.block("params", precision.parameters, Contents::Param);
+        store
+    }
+
+    /// Places parameters region by region, and of those that are not frozen masters, gradients and
+    /// that many optimizer `states`: masters and states whole, or of each bucket one of `shards`
+    /// pieces.
+    pub(crate) fn for_training(
         weights: Vec<WeightPlace>,
-        states: Option<usize>,
+        states: usize,
         precision: Precision,
+        shards: usize,
     ) -> Store {
+        let mut store = Store::empty(weights, precision, shards);
+        let Precision { parameters, gradients, states: of_states, master, .. } = precision;
+        let params = store.block("params", parameters, Contents::Param);
+        let is_whole = shards == 1;
+        let masters = master.filter(|_| is_whole);
+        let masters = masters.map(|dtype| store.block("master", dtype, Contents::Master));
+        let from = store.end;
+        let grads = store.block("grads", gradients, Contents::Grad);
+        let elements = ((store.end - from) / gradients.size()) as usize;
+        let all = store.view("grads", gradients, elements, from);
+        store.all_grads = Some((all, elements));
+        let blocks: Vec<_> = (0..states)
+            .filter(|_| is_whole)
+            .map(|index| {
+                store.block("state", of_states, |weight| Contents::State { weight, index })
+            })
+            .collect();
+        let trained = params.into_iter().filter(|(region, ..)| !region.is_frozen);
+        for (at, (region, elements, params)) in trained.enumerate() {
+            let states = blocks.iter().map(|block| block[at].2).collect();
+            let (grads, masters) = (grads[at].2, masters.as_ref().map(|block| block[at].2));
+            let place = RegionPlace { region, elements, params, masters, grads, states };
+            store.regions.push(place);
+        }
+        if !is_whole {
+            store.split_buckets(states);
+        }
+        store
+    }
+
+    /// Gives each bucket its views, and its piece of what is updated and of each state.
+    fn split_buckets(&mut self, states: usize) {
+        let precision = self.precision;
+        for (at, run) in self.runs(Region::bucket).into_iter().enumerate() {
+            let RegionPlace { region, elements, params, grads, .. } = run;
+            let piece = elements / self.shards;
+            let params = self.view("params", precision.parameters, elements, params);
+            let grads = self.view("grads", precision.gradients, elements, grads);
+            let mut shard = |name: String, role, dtype| {
+                let contents = Contents::Shard { role, bucket: params };
+                self.persistent(&name, contents, dtype, vec![piece])
+            };
+            let master = shard(format!("master.shard{at}"), ShardRole::Master, precision.updated());
+            let state = |index| {
+                let name = format!("state{index}.shard{at}");
+                shard(name, ShardRole::State(index), precision.states)
+            };
+            let states = (0..states).map(state).collect();
+            self.buckets.push(Bucket { region, piece, params, grads, master, states });
+        }
+    }
+
+    fn empty(weights: Vec<WeightPlace>, precision: Precision, shards: usize) -> Store {
         let mut store = Store {
             weights,
             regions: Vec::new(),
+            buckets: Vec::new(),
+            shards,
             precision,
             buffers: Vec::new(),
             spans: BTreeMap::new(),
@@ -121,27 +210,6 @@ impl Store {
             constants: [None; 2],
         };
         store.weights.sort_by_key(|w| (region_of(w).order(), w.weight));
-        let Precision { parameters, gradients, states: of_states, master, .. } = precision;
-        let params = store.block("params", parameters, Contents::Param);
-        let Some(states) = states else { return store };
-        let masters = master.map(|dtype| store.block("master", dtype, Contents::Master));
-        let from = store.end;
-        let grads = store.block("grads", gradients, Contents::Grad);
-        let elements = ((store.end - from) / gradients.size()) as usize;
-        let all = store.view("grads", gradients, elements, from);
-        store.all_grads = Some((all, elements));
-        let states: Vec<_> = (0..states)
-            .map(|index| {
-                store.block("state", of_states, |weight| Contents::State { weight, index })
-            })
-            .collect();
-        let trained = params.into_iter().filter(|(region, ..)| !region.is_frozen);
-        for (at, (region, elements, params)) in trained.enumerate() {
-            let states = states.iter().map(|block| block[at].2).collect();
-            let (grads, masters) = (grads[at].2, masters.as_ref().map(|block| block[at].2));
-            let place = RegionPlace { region, elements, params, masters, grads, states };
-            store.regions.push(place);
-        }
         store
     }
 
@@ -154,6 +222,8 @@ impl Store {
         contents: impl Fn(usize) -> Contents,
     ) -> Vec<(Region, usize, u64)> {
         let quantum = quantum(&self.precision);
+        // A bucket begins here, and ends where its pieces are equally long.
+        let mut bucket_start = self.end;
         let mut regions: Vec<(Region, u64, u64)> = Vec::new();
         let weights = std::mem::take(&mut self.weights);
         for (index, place) in weights.iter().enumerate() {
@@ -166,6 +236,13 @@ impl Store {
             let name = format!("{kind}.{}", place.name);
             let buffer = self.persistent(&name, contents(index), dtype, sizes);
             self.end = start + padded as u64 * dtype.size();
+            let bucket = region_of(place).bucket();
+            let next = weights.get(index + 1).map(|next| region_of(next).bucket());
+            if bucket.is_some() && next != Some(bucket) {
+                let of_pieces = (quantum * self.shards) as u64 * dtype.size();
+                self.end = bucket_start + (self.end - bucket_start).next_multiple_of(of_pieces);
+                bucket_start = self.end;
+            }
             let made = &self.buffers[buffer.0 as usize].contents;
             if matches!(made, Contents::Param(_)) {
                 self.params.insert(place.weight, buffer);

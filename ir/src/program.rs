@@ -53,6 +53,27 @@ pub enum Contents {
     Activation,
     /// The scratch memory of one routine call.
     Frame,
+    /// What one rank holds of a bucket, which is split over the ranks along `dp`.
+    Shard {
+        /// What it is of each weight in the bucket.
+        role: ShardRole,
+        /// The view of the bucket's parameters: weights side by side, padded to pieces of equal
+        /// length. Of `n` elements over `d` ranks, rank `r` has those from `r · n / d` on.
+        bucket: BufferId,
+    },
+}
+
+/// What a shard of a bucket holds (ZeRO, Rajbhandari et al. 2020).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum ShardRole {
+    /// Gradients, summed over the ranks.
+    Grad,
+    /// What is updated.
+    Master,
+    /// What parameters are gathered from, where they are rounded from what is updated.
+    Rounded,
+    /// The optimizer state with this index.
+    State(usize),
 }
 
 /// What the host writes before an instruction runs.

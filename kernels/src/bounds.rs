@@ -185,6 +185,13 @@ impl ProgramCheck<'_> {
                 let numbers = matches!(dtype, DType::F32 | DType::F64) && sizes[..] == [3];
                 if numbers { Ok(()) } else { Err("is no three numbers".to_owned()) }
             }
+            Contents::Shard { bucket, .. } => {
+                let whole = self.buffer_at(*bucket).filter(|b| b.contents == Contents::View);
+                let elements = whole.map_or(0, |whole| whole.sizes.iter().product());
+                let piece = sizes.iter().product::<usize>();
+                let fits = whole.is_some() && piece.checked_mul(self.mesh.dp) == Some(elements);
+                if fits { Ok(()) } else { Err("is no piece of a bucket".to_owned()) }
+            }
             Contents::Cache(_) if sizes.len() < 2 => Err("is no cache of tokens".to_owned()),
             Contents::Output if sizes.is_empty() => Err("has no samples".to_owned()),
             Contents::Cache(_)
@@ -208,6 +215,7 @@ impl ProgramCheck<'_> {
                 | Contents::Master(_)
                 | Contents::Grad(_)
                 | Contents::State { .. }
+                | Contents::Shard { .. }
                 | Contents::Stats
                 | Contents::Cache(_)) => seen.push(format!("{contents:?}")),
             }

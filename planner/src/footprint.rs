@@ -4,7 +4,7 @@ use std::borrow::Borrow;
 use std::fmt;
 
 use ir::Program;
-use ir::program::{Contents, Instruction, Step};
+use ir::program::{Contents, Instruction, ShardRole, Step};
 use kernels::{Bytes, Kernel, price};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -69,6 +69,12 @@ impl Footprint {
                 Contents::Master(_) => footprint.masters += buffer.bytes,
                 Contents::Grad(_) => footprint.grads += buffer.bytes,
                 Contents::State { .. } => footprint.states += buffer.bytes,
+                Contents::Shard { role, .. } => match role {
+                    ShardRole::Master => footprint.masters += buffer.bytes,
+                    ShardRole::State(_) => footprint.states += buffer.bytes,
+                    // They lie where activations were.
+                    ShardRole::Grad | ShardRole::Rounded => {}
+                },
                 Contents::Cache(_) => footprint.caches += buffer.bytes,
                 Contents::Feed(_)
                 | Contents::Stats

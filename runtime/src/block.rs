@@ -12,6 +12,38 @@ pub fn whole(dims: &[usize]) -> Vec<Range<usize>> {
     dims.iter().map(|&dim| 0..dim).collect()
 }
 
+/// The blocks that make up a range of a row-major tensor's elements, in order: of a range that begins
+/// and ends inside of rows, what is left of the first, whole rows, and what there is of the last.
+pub fn of_elements(range: Range<usize>, dims: &[usize]) -> Vec<Vec<Range<usize>>> {
+    if range.is_empty() {
+        return Vec::new();
+    }
+    let Some((&rows, inner)) = dims.split_first() else { return vec![Vec::new()] };
+    let row = inner.iter().product::<usize>();
+    if range == (0..rows * row) {
+        return vec![whole(dims)];
+    }
+    let within = |at: usize, part: Range<usize>| {
+        let blocks = of_elements(part, inner).into_iter();
+        blocks.map(move |block| [vec![at..at + 1], block].concat())
+    };
+    let (first, last) = (range.start.div_ceil(row), range.end / row);
+    if first > last {
+        return within(last, range.start - last * row..range.end - last * row).collect();
+    }
+    let mut blocks: Vec<Vec<Range<usize>>> = Vec::new();
+    if range.start < first * row {
+        blocks.extend(within(first - 1, range.start - (first - 1) * row..row));
+    }
+    if first < last {
+        blocks.push([vec![first..last], whole(inner)].concat());
+    }
+    if last * row < range.end {
+        blocks.extend(within(last, 0..range.end - last * row));
+    }
+    blocks
+}
+
 /// What two blocks of one tensor have in common; some range is empty if that is nothing.
 pub fn overlap(a: &[Range<usize>], b: &[Range<usize>]) -> Vec<Range<usize>> {
     let common = |(a, b): (&Range<usize>, &Range<usize>)| {
@@ -68,6 +100,29 @@ fn offset(at: &[usize], block: &[Range<usize>]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The blocks of a range have its elements, one after the other.
+    #[test]
+    fn every_range_of_elements_is_blocks() {
+        for dims in [vec![], vec![5], vec![3, 4], vec![2, 3, 4], vec![1, 3, 1, 2]] {
+            let count = elements(&whole(&dims));
+            for start in 0..=count {
+                for end in start..=count {
+                    let blocks = of_elements(start..end, &dims);
+                    assert!(blocks.len() <= 2 * dims.len().max(1), "{start}..{end} of {dims:?}");
+                    let mut at = start;
+                    for block in &blocks {
+                        let first: Vec<usize> = block.iter().map(|range| range.start).collect();
+                        assert_eq!(offset(&first, &whole(&dims)), at, "{start}..{end} of {dims:?}");
+                        let last: Vec<usize> = block.iter().map(|range| range.end - 1).collect();
+                        at += elements(block);
+                        assert_eq!(offset(&last, &whole(&dims)) + 1, at, "one run of elements");
+                    }
+                    assert_eq!(at, end, "{start}..{end} of {dims:?}");
+                }
+            }
+        }
+    }
 
     #[test]
     fn every_block_of_every_block_is_copied() {

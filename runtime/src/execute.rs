@@ -422,7 +422,7 @@ impl Session {
         let kept = self.shards().into_iter().filter(|shard| shard.part != Part::Grad);
         kept.into_iter().find_map(|shard| {
             let values = self.lend(shard.rank, |lent| {
-                finite::values(shard.dtype, &lent.bytes(shard.buffer)[..shard.bytes()])
+                finite::values(shard.dtype, &lent.bytes(shard.buffer)[shard.range()])
             });
             let tensor = match shard.part {
                 Part::State(index) => format!("{}/state{index}", shard.name),
@@ -528,9 +528,14 @@ impl Session {
 
     /// Overwrites a buffer of one rank from its start.
     pub fn write(&mut self, rank: usize, buffer: BufferId, bytes: &[u8]) {
+        self.write_from(rank, buffer, 0, bytes);
+    }
+
+    /// Overwrites a buffer of one rank from a byte of it on.
+    fn write_from(&mut self, rank: usize, buffer: BufferId, first: usize, bytes: &[u8]) {
         let range = range(buffer_of(self.classes.program_of(rank), buffer));
-        assert!(bytes.len() <= range.len(), "a buffer has room for what is written");
-        let range = range.start..range.start + bytes.len();
+        assert!(first + bytes.len() <= range.len(), "a buffer has room for what is written");
+        let range = range.start + first..range.start + first + bytes.len();
         lock(&self.seats[rank]).arena.bytes_mut(range).copy_from_slice(bytes);
     }
 

@@ -552,7 +552,9 @@ pub fn not_executed(c: &Configuration) -> Vec<&'static str> {
         ep: c.ep as usize,
         chunks: c.vpp as usize,
         schedule: c.schedule,
-        zero: c.zero.stage,
+        zero: c.zero,
+        data_ranks: (c.dp * c.cp) as usize,
+        rounds_gradients: false,
         offload: c.offload,
     };
     decisions.lacking()

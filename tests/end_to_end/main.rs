@@ -73,3 +73,4 @@ mod tables;
 mod tools;
 mod training;
 mod verbs;
+mod zero;

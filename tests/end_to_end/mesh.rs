@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use ir::import::{Description, read_config};
-use ir::plan::{Keep, Schedule};
+use ir::plan::{Keep, Schedule, Zero};
 use ir::random::{mix, uniform};
 use ir::tensor::Tensor;
 use ir::{Axis, DType, Mesh, Plan};
@@ -223,6 +223,7 @@ fn schedules_keeps_and_orders_agree() {
         let keep = Keep::AllButAttention;
         let case = Case { description, dropout, samples: 8, keep, dtype: DType::F64, bound: 1e-10 };
         check_batch(case, &meshes, &|plan| plan.schedule = Schedule::GPipe);
+        check_batch(case, &meshes, &|plan| plan.zero = Zero { stage: 1, shard: 0 });
         check_batch(case, &meshes, &|plan| {
             let block = plan.functions.get_mut("block").expect("there are blocks");
             block.exceptions = [(0, Keep::None), (3, Keep::Full), (4, Keep::None)].into();

@@ -3,13 +3,14 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use ir::program::{ALIGNMENT, Buffer, BufferId, Contents, Program, aligned};
+use ir::program::{ALIGNMENT, Buffer, BufferId, Contents, Program, ShardRole, aligned};
 use kernels::bounds::class_name;
 
 use super::Findings;
 
 /// Weights are padded to as many elements as take whole lines in the narrowest of their types, so
-/// that in the widest there are more lines between one and the next.
+/// that in the widest there are more lines between one and the next. Where ranks along `dp` share
+/// them, the last one is padded so that all pieces are.
 const PADDING_MAX: u64 = ALIGNMENT * 8;
 
 /// The buffers behind the bytes of each buffer.
@@ -24,11 +25,17 @@ pub(super) struct Places {
 
 impl Places {
     /// Finds the buffers that views are of: of whole buffers that persist, side by side, with the
-    /// bytes between one and the next.
-    pub(super) fn of(program: &Program, all: &[Program], findings: &mut Findings) -> Places {
+    /// bytes between one and the next. `ranks` are those along `dp`.
+    pub(super) fn of(
+        program: &Program,
+        (all, ranks): (&[Program], usize),
+        findings: &mut Findings,
+    ) -> Places {
         let persists = |contents: &Contents| {
-            let transient = matches!(contents, Contents::View | Contents::Activation);
-            !transient && *contents != Contents::Frame
+            let transient =
+                matches!(contents, Contents::View | Contents::Activation | Contents::Frame);
+            !transient
+                && (is_kept_contents(contents) || !matches!(contents, Contents::Shard { .. }))
         };
         let mut bases: Vec<(Range<u64>, u32)> = Vec::new();
         for (at, buffer) in program.buffers.iter().enumerate() {
@@ -44,7 +51,8 @@ impl Places {
             let (base, buffer) = &mut bases[at - 1];
             let contents = &program.buffers[*buffer as usize].contents;
             let is_of_weight = is_kept_contents(contents) || matches!(contents, Contents::Grad(_));
-            if is_of_weight && (base.end..base.end + PADDING_MAX).contains(&next) {
+            let padding_max = PADDING_MAX * ranks as u64;
+            if is_of_weight && (base.end..base.end + padding_max).contains(&next) {
                 base.end = next;
                 ends[*buffer as usize] = next;
             }
@@ -99,7 +107,23 @@ fn tile(parts: &[(Range<u64>, u32)], range: &Range<u64>) -> bool {
     at == range.end
 }
 
+/// Whether ranks along `dp` share the update of weights.
+pub(super) fn is_split(program: &Program) -> bool {
+    program.buffers.iter().any(|b| matches!(b.contents, Contents::Shard { .. }))
+}
+
 /// Whether a buffer holds what outlasts a step: weights and states of the optimizer.
 pub(super) fn is_kept_contents(contents: &Contents) -> bool {
-    matches!(contents, Contents::Param(_) | Contents::Master(_) | Contents::State { .. })
+    match contents {
+        Contents::Param(_) | Contents::Master(_) | Contents::State { .. } => true,
+        Contents::Shard { role, .. } => matches!(role, ShardRole::Master | ShardRole::State(_)),
+        Contents::Grad(_)
+        | Contents::Feed(_)
+        | Contents::Stats
+        | Contents::Cache(_)
+        | Contents::Output
+        | Contents::View
+        | Contents::Activation
+        | Contents::Frame => false,
+    }
 }

@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use ir::program::{Contents, Step};
+use ir::program::{BufferId, Contents, Exchange, Instruction, ShardRole, Step};
 
 use super::labels::{Label, Labels};
 use super::memory::{Owner, Summed};
-use super::places::is_kept_contents;
+use super::places::{is_kept_contents, is_split};
 use super::traffic::World;
 use super::traffic::rank::{Place, Rank};
 use super::{Phase, Setup};
@@ -36,15 +36,20 @@ impl<'a> Rank<'a> {
                     Owner::Buffer(at) => Some(&self.program.buffers[at as usize]),
                     Owner::Local(..) => None,
                 };
-                let grad = buffer.and_then(|buffer| {
-                    let Contents::Grad(weight) = buffer.contents else { return None };
-                    Some((weight, buffer.offset + buffer.bytes))
-                });
-                match grad {
-                    Some((weight, end)) => {
-                        self.normed[weight] += range.end.min(end).saturating_sub(range.start);
+                match buffer.map(|buffer| (&buffer.contents, buffer)) {
+                    Some((Contents::Grad(weight), buffer)) => {
+                        let end = buffer.offset + buffer.bytes;
+                        self.normed[*weight] += range.end.min(end).saturating_sub(range.start);
                     }
-                    None => {
+                    // The pieces of all ranks along `dp` are the whole bucket.
+                    Some((Contents::Shard { role: ShardRole::Grad, bucket }, buffer))
+                        if *range == (buffer.offset..buffer.offset + buffer.bytes) =>
+                    {
+                        for (_, weight) in self.weights(&self.buffer(*bucket)) {
+                            self.normed[weight] += self.gradient_bytes(weight);
+                        }
+                    }
+                    _ => {
                         let text = "counts what is no gradient in the norm".to_owned();
                         world.findings.add_at(world.setup, "E2122", self.at(), text);
                     }
@@ -53,7 +58,58 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// The weights behind the elements of a place, from its start on; none if there are none.
+    /// The bytes of the gradient of a weight.
+    fn gradient_bytes(&self, weight: usize) -> u64 {
+        let grads = self.program.buffers.iter().filter(|b| b.contents == Contents::Grad(weight));
+        grads.map(|buffer| buffer.bytes).sum()
+    }
+
+    /// A bucket's pieces are scattered from its gradients, which other stages have added theirs to,
+    /// and parameters are gathered from the pieces of their own bucket.
+    pub(super) fn check_pieces(
+        &self,
+        world: &mut World<'_, 'a>,
+        collective: &Instruction,
+        from: &Place,
+    ) {
+        let Instruction::Collective { exchange, output, .. } = collective else { return };
+        let to = self.place(world.setup.phase, *output);
+        let (whole, piece) = match exchange {
+            Exchange::AllReduce(_) => return,
+            Exchange::AllGather { .. } => (&to, from),
+            Exchange::ReduceScatter { .. } => (from, &to),
+        };
+        let weights = self.weights(whole);
+        let bucket = self.bucket(piece);
+        if weights.is_empty() && bucket.is_none() {
+            return;
+        }
+        if bucket.is_none_or(|bucket| self.weights(&self.buffer(bucket)) != weights) {
+            let text = "exchanges pieces of other weights than the whole is of".to_owned();
+            world.findings.add_at(world.setup, "E2115", self.at(), text);
+        }
+        for (range, owner, note) in self.notes(from, 0..from.range.end - from.range.start) {
+            let (Owner::Buffer(at), Some(note)) = (owner, note) else { continue };
+            let wanted = self.wanted_sums(world.setup, at, range.start);
+            if !note.summed.with(Summed::DP).has(wanted) {
+                let name = &self.program.buffers[at as usize].name;
+                let text = format!("scatters `{name}` before it is summed over stages");
+                world.findings.add_at(world.setup, "E2116", self.at(), text);
+            }
+        }
+    }
+
+    /// The bucket that a place is a piece of.
+    fn bucket(&self, place: &Place) -> Option<BufferId> {
+        let [(_, Owner::Buffer(at))] = place.parts[..] else { return None };
+        match self.program.buffers[at as usize].contents {
+            Contents::Shard { bucket, .. } => Some(bucket),
+            _ => None,
+        }
+    }
+
+    /// The weights behind the elements of a place, from its start on; none if there are none. A
+    /// bucket of which the place is a piece counts as one weight, after all others.
     pub(super) fn weights(&self, place: &Place) -> Vec<(Range<u64>, usize)> {
         let of = |(range, owner): &(Range<u64>, Owner)| {
             let Owner::Buffer(at) = owner else { return None };
@@ -65,6 +121,9 @@ impl<'a> Rank<'a> {
                 | Contents::Master(weight)
                 | Contents::Grad(weight)
                 | Contents::State { weight, .. } => Some((elements, weight)),
+                Contents::Shard { bucket, .. } => {
+                    Some((elements, self.program.weights.len() + bucket.0 as usize))
+                }
                 Contents::Feed(_)
                 | Contents::Stats
                 | Contents::Cache(_)
@@ -164,9 +223,15 @@ impl<'a> Rank<'a> {
                 sums(mesh.ranks() > 1, Summed::WORLD)
             }
             Contents::Stats => {
-                sums(mesh.tp > 1, Summed::TP).with(sums(mesh.pp > 1, Summed::STAGES))
+                let is_split = mesh.dp > 1 && is_split(self.program);
+                let over_data = sums(is_split, Summed::DP);
+                over_data
+                    .with(sums(mesh.tp > 1, Summed::TP))
+                    .with(sums(mesh.pp > 1, Summed::STAGES))
             }
-            Contents::Param(_)
+            Contents::Shard { role: ShardRole::Grad, .. } => sums(mesh.dp > 1, Summed::DP),
+            Contents::Shard { .. }
+            | Contents::Param(_)
             | Contents::Master(_)
             | Contents::State { .. }
             | Contents::Feed(_)

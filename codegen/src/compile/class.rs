@@ -7,6 +7,7 @@ mod update;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use ir::plan::Optimizer;
 use ir::program::{Feed, Program, Step};
 use ir::sharding::Layout;
 use ir::{DType, Dim, Function, Module, Node, Op, Plan, TensorType, ValueId};
@@ -21,7 +22,7 @@ use crate::refusal::Refusal;
 use crate::routines::{Layer, LayerDecisions};
 use crate::schedule::{Turn, in_flight, turns};
 use crate::specialise::Source;
-use crate::store::{BufferId, Store};
+use crate::store::{BufferId, Store, WeightPlace};
 use crate::weights::weight_places;
 
 /// Where things happen within the work on one micro-batch.
@@ -292,7 +293,19 @@ fn store(
     [stage, tensor]: [usize; 2],
 ) -> Result<Store, String> {
     let weights = weight_places(module, calls, plan, stage, tensor)?;
-    Ok(Store::new(weights, Some(plan.optimizer.state_count()), plan.precision))
+    Ok(training_store(weights, plan))
+}
+
+/// Room for weights and for what training them takes.
+pub(super) fn training_store(weights: Vec<WeightPlace>, plan: &Plan) -> Store {
+    let states = plan.optimizer.state_count();
+    Store::for_training(weights, states, plan.precision, shards(plan))
+}
+
+/// The pieces into which the optimizer's part of weights is split, each on its own rank along `dp`.
+pub(super) fn shards(plan: &Plan) -> usize {
+    let splits = plan.zero.stage > 0 && plan.optimizer != Optimizer::None;
+    if splits { plan.mesh.dp } else { 1 }
 }
 
 /// Whether tensor-parallel ranks hold terms of the loss rather than copies.

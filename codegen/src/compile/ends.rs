@@ -9,12 +9,12 @@ use std::sync::Arc;
 use ir::{Module, Plan};
 
 use super::Ends;
-use super::class::{Class, loss_is_partial, own_calls};
+use super::class::{Class, loss_is_partial, own_calls, shards, training_store};
 use crate::calls::Calls;
 use crate::crossing::must_clear;
 use crate::lower::KernelTable;
 use crate::refusal::Refusal;
-use crate::store::{Store, extents};
+use crate::store::extents;
 use crate::weights::weight_places;
 
 /// The ends that were compiled, by all that they depend on, as bytes.
@@ -35,13 +35,13 @@ impl AllEnds {
         let clears = must_clear(own_calls(calls, plan, stage)?, plan.microbatch_count);
         let has_loss = stage + 1 == plan.mesh.pp;
         let of_loss = [tensor > 0, loss_is_partial(module, calls, plan), clears, has_loss];
-        let of_plan = (plan.mesh, plan.optimizer, plan.precision);
+        let of_plan = (plan.mesh, plan.optimizer, plan.precision, shards(plan));
         let key = postcard::to_stdvec(&(of_plan, of_loss, extents(&weights, &plan.precision)));
         let key = key.expect("these are numbers and lists");
         if let Some(there) = self.0.get(&key) {
             return Ok(Arc::clone(there));
         }
-        let store = Store::new(weights, Some(plan.optimizer.state_count()), plan.precision);
+        let store = training_store(weights, plan);
         let class = Class::with((module, calls), plan, [stage, tensor], store, table)?;
         let made = Arc::new(class.ends()?);
         self.0.insert(key, Arc::clone(&made));

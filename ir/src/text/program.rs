@@ -34,7 +34,7 @@ use std::fmt;
 
 use crate::program::{
     Buffer, BufferId, Contents, Entry, Exchange, Feed, Group, Instruction, Program, Ref, Routine,
-    Step,
+    ShardRole, Step,
 };
 
 pub use read::parse_program;
@@ -231,6 +231,15 @@ impl fmt::Display for ContentsText<'_> {
             Contents::View => f.write_str("view"),
             Contents::Activation => f.write_str("activation"),
             Contents::Frame => f.write_str("frame"),
+            Contents::Shard { role, bucket: BufferId(bucket) } => {
+                write!(f, "shard b{bucket} ")?;
+                match role {
+                    ShardRole::Grad => f.write_str("grad"),
+                    ShardRole::Master => f.write_str("master"),
+                    ShardRole::Rounded => f.write_str("rounded"),
+                    ShardRole::State(index) => write!(f, "state {index}"),
+                }
+            }
         }
     }
 }

@@ -176,9 +176,19 @@ fn feed(r: &mut Draws) -> Feed {
     }
 }
 
+fn shard_role(r: &mut Draws) -> ShardRole {
+    match r.below(4) {
+        0 => ShardRole::Grad,
+        1 => ShardRole::Master,
+        2 => ShardRole::Rounded,
+        _ => ShardRole::State(r.below(3)),
+    }
+}
+
 fn contents(r: &mut Draws) -> Contents {
-    match r.below(11) {
+    match r.below(12) {
         10 => Contents::Master(r.below(9)),
+        11 => Contents::Shard { role: shard_role(r), bucket: buffer_id(r) },
         0 => Contents::Param(r.below(9)),
         1 => Contents::Grad(r.below(9)),
         2 => Contents::State { weight: r.below(9), index: r.below(3) },

@@ -1,10 +1,10 @@
 //! Weights, gradients and optimizer states between the host and the ranks that hold their shards.
 
-use std::collections::BTreeSet;
+use std::collections::HashSet;
 use std::ops::Range;
 
 use ir::DType;
-use ir::program::{Buffer, BufferId, Contents, Program, WeightShard};
+use ir::program::{Buffer, BufferId, Contents, Program, ShardRole, WeightShard};
 use ir::sharding::Axis;
 
 use crate::block;
@@ -40,17 +40,25 @@ pub struct Shard {
     pub block: Vec<Range<usize>>,
     /// The element type.
     pub dtype: DType,
-    /// Where it is on the rank.
+    /// Where it is on the rank, and which element of the buffer is its first.
     pub buffer: BufferId,
+    /// See there.
+    pub first: usize,
     /// Whether no rank before this one holds the same, and it is no tied copy: together these
     /// shards are the whole tensor once.
     pub is_first: bool,
 }
 
 impl Shard {
-    /// The bytes of its elements, in a buffer that may be longer.
+    /// The bytes of its elements.
     pub fn bytes(&self) -> usize {
         block::elements(&self.block) * self.dtype.size() as usize
+    }
+
+    /// Where they are in the buffer.
+    pub fn range(&self) -> Range<usize> {
+        let start = self.first * self.dtype.size() as usize;
+        start..start + self.bytes()
     }
 }
 
@@ -82,26 +90,29 @@ impl Session {
 
     fn shards_where(&self, is_wanted: impl Fn(&str, Part) -> bool) -> Vec<Shard> {
         let mesh = self.classes.mesh;
-        let mut seen = BTreeSet::new();
+        let mut seen = HashSet::new();
         let mut shards: Vec<Shard> = Vec::new();
         for rank in 0..mesh.ranks() {
             let program = self.classes.program_of(rank);
             for (index, buffer) in program.buffers.iter().enumerate() {
-                let Some((weight, part)) = part_of(program, buffer) else { continue };
-                if !is_wanted(&weight.name, part) {
-                    continue;
+                let data = mesh.coordinate(rank, Axis::Dp);
+                for Held { weight, part, block, first } in held(program, buffer, data) {
+                    if !is_wanted(&weight.name, part) {
+                        continue;
+                    }
+                    let is_first = weight.owned && seen.insert((&weight.name, part, block.clone()));
+                    shards.push(Shard {
+                        rank,
+                        name: weight.name.clone(),
+                        part,
+                        dims: weight.global.clone(),
+                        block,
+                        dtype: buffer.dtype,
+                        buffer: BufferId(index as u32),
+                        first,
+                        is_first,
+                    });
                 }
-                let is_counted = weight.owned && mesh.coordinate(rank, Axis::Dp) == 0;
-                shards.push(Shard {
-                    rank,
-                    name: weight.name.clone(),
-                    part,
-                    dims: weight.global.clone(),
-                    block: weight.ranges.iter().map(|&(start, len)| start..start + len).collect(),
-                    dtype: buffer.dtype,
-                    buffer: BufferId(index as u32),
-                    is_first: is_counted && seen.insert((&weight.name, part, &weight.ranges)),
-                });
             }
         }
         shards
@@ -138,15 +149,29 @@ impl Session {
             Part::Weight => self.shards_of(name, Part::Rounded),
             Part::Rounded | Part::Grad | Part::State(_) => Vec::new(),
         };
+        let mut values = |block: &[Range<usize>], dtype| {
+            let bytes = values(block, dtype)?;
+            let size = block::elements(block) * DType::size(dtype) as usize;
+            assert_eq!(bytes.len(), size, "the values are those of the block");
+            Ok(bytes)
+        };
         for same in shards.chunk_by(|a, b| a.block == b.block && a.dtype == b.dtype) {
             let bytes = values(&same[0].block, same[0].dtype)?;
-            assert_eq!(bytes.len(), same[0].bytes(), "the values are those of the block");
             for shard in same {
-                self.write(shard.rank, shard.buffer, &bytes);
+                self.write_shard(shard, &bytes);
             }
             for shard in rounded.iter().filter(|shard| shard.block == same[0].block) {
                 let bytes = convert(Stored::DType(same[0].dtype), &bytes, shard.dtype);
-                self.write(shard.rank, shard.buffer, &bytes);
+                self.write_shard(shard, &bytes);
+            }
+        }
+        // Ranks that update pieces of a weight have more of it to compute with.
+        for shard in &rounded {
+            let piece = shards.iter().find(|piece| piece.block == shard.block);
+            if let (None, Some(updated)) = (piece, shards.first()) {
+                let bytes = values(&shard.block, updated.dtype)?;
+                let bytes = convert(Stored::DType(updated.dtype), &bytes, shard.dtype);
+                self.write_shard(shard, &bytes);
             }
         }
         Ok(!shards.is_empty())
@@ -185,9 +210,11 @@ impl Session {
 
     /// The elements of one shard.
     pub fn read_shard(&self, shard: &Shard) -> Vec<u8> {
-        let mut bytes = self.read(shard.rank, shard.buffer);
-        bytes.truncate(shard.bytes());
-        bytes
+        self.lend(shard.rank, |memory| memory.bytes(shard.buffer)[shard.range()].to_vec())
+    }
+
+    fn write_shard(&mut self, shard: &Shard, bytes: &[u8]) {
+        self.write_from(shard.rank, shard.buffer, shard.range().start, bytes);
     }
 
     fn shards_of(&self, name: &str, part: Part) -> Vec<Shard> {
@@ -195,26 +222,82 @@ impl Session {
     }
 }
 
-/// What a buffer holds of which weight; none for other buffers.
-fn part_of<'a>(program: &'a Program, buffer: &Buffer) -> Option<(&'a WeightShard, Part)> {
+/// A block of a tensor that a buffer of one rank holds, from an element of the buffer on.
+struct Held<'a> {
+    weight: &'a WeightShard,
+    part: Part,
+    block: Vec<Range<usize>>,
+    first: usize,
+}
+
+/// What a buffer of a rank at a place along `dp` holds of which weights.
+fn held<'a>(program: &'a Program, buffer: &Buffer, data: usize) -> Vec<Held<'a>> {
     // Weights that are not trained have no master.
+    let is = |wanted: Contents| program.buffers.iter().any(|b| b.contents == wanted);
+    let is_split = program.buffers.iter().any(|b| matches!(b.contents, Contents::Shard { .. }));
     let has_master =
-        |weight: usize| program.buffers.iter().any(|b| b.contents == Contents::Master(weight));
+        |weight| is(Contents::Master(weight)) || is_split && is(Contents::Grad(weight));
     let (weight, part) = match buffer.contents {
         Contents::Master(weight) => (weight, Part::Weight),
         Contents::Param(weight) if has_master(weight) => (weight, Part::Rounded),
         Contents::Param(weight) => (weight, Part::Weight),
-        Contents::Grad(weight) => (weight, Part::Grad),
+        // Where ranks share the update, the sum over them is in their pieces.
+        Contents::Grad(weight) if !is_split => (weight, Part::Grad),
         Contents::State { weight, index } => (weight, Part::State(index)),
-        Contents::Feed(_)
+        Contents::Shard { role: ShardRole::Grad, bucket } => {
+            return held_pieces(program, (buffer, bucket), Part::Grad, data);
+        }
+        Contents::Shard { role: ShardRole::Master, bucket } => {
+            return held_pieces(program, (buffer, bucket), Part::Weight, data);
+        }
+        Contents::Shard { role: ShardRole::State(index), bucket } => {
+            return held_pieces(program, (buffer, bucket), Part::State(index), data);
+        }
+        Contents::Shard { role: ShardRole::Rounded, .. }
+        | Contents::Grad(_)
+        | Contents::Feed(_)
         | Contents::Stats
         | Contents::Cache(_)
         | Contents::Output
         | Contents::View
         | Contents::Activation
-        | Contents::Frame => {
-            return None;
-        }
+        | Contents::Frame => return Vec::new(),
     };
-    Some((&program.weights[weight], part))
+    let weight = &program.weights[weight];
+    let block = weight.ranges.iter().map(|&(start, len)| start..start + len).collect();
+    vec![Held { weight, part, block, first: 0 }]
+}
+
+/// What the piece of a bucket that a rank holds is of the weights in it.
+fn held_pieces<'a>(
+    program: &'a Program,
+    (buffer, bucket): (&Buffer, BufferId),
+    part: Part,
+    data: usize,
+) -> Vec<Held<'a>> {
+    let whole = &program.buffers[bucket.0 as usize];
+    let piece = buffer.sizes.iter().product::<usize>();
+    let own = data * piece..(data + 1) * piece;
+    let mut held = Vec::new();
+    for param in &program.buffers {
+        let Contents::Param(weight) = param.contents else { continue };
+        if !(whole.offset..whole.offset + whole.bytes).contains(&param.offset) {
+            continue;
+        }
+        let weight = &program.weights[weight];
+        let start = ((param.offset - whole.offset) / param.dtype.size()) as usize;
+        let end = start + param.sizes.iter().product::<usize>();
+        let (from, to) = (own.start.max(start), own.end.min(end));
+        let mut first = from.saturating_sub(own.start);
+        for local in
+            block::of_elements(from.saturating_sub(start)..to.saturating_sub(start), &param.sizes)
+        {
+            let shifted = local.iter().zip(&weight.ranges);
+            let block: Vec<_> = shifted.map(|(l, r)| r.0 + l.start..r.0 + l.end).collect();
+            let count = block::elements(&block);
+            held.push(Held { weight, part, block, first });
+            first += count;
+        }
+    }
+    held
 }

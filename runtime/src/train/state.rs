@@ -230,7 +230,7 @@ pub fn save(
                     dtype: shard.dtype,
                     dims: &shard.dims,
                     block: &shard.block,
-                    bytes: &memory.bytes(shard.buffer)[..shard.bytes()],
+                    bytes: &memory.bytes(shard.buffer)[shard.range()],
                 })
                 .collect();
             draft.write(&format!("rank-{rank}"), &slices)

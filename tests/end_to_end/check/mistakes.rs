@@ -2,10 +2,10 @@
 //! none where there are fewer.
 
 use codegen::compile::Compiled;
-use ir::DType;
 use ir::program::{
-    ALIGNMENT, BufferId, Contents, Exchange, Feed, Instruction, Program, Ref, Routine, Step,
+    ALIGNMENT, BufferId, Contents, Exchange, Feed, Group, Instruction, Program, Ref, Routine, Step,
 };
+use ir::{Axis, DType};
 use kernels::Kernel;
 use kernels::rows::Output;
 
@@ -14,7 +14,7 @@ pub(super) const SITES_MAX: usize = 12;
 
 pub(super) type Plant = fn(&mut Compiled, usize) -> bool;
 
-pub(super) const ALL: [(&str, Plant); 29] = [
+pub(super) const ALL: [(&str, Plant); 32] = [
     ("two dependent calls change places", swap_calls),
     ("a call is left out", |c, site| drop_step(c, site, is_layer_call)),
     ("a call is made twice", double_call),
@@ -31,6 +31,9 @@ pub(super) const ALL: [(&str, Plant); 29] = [
     ("one class leaves a reduction out", |c, site| {
         drop_step(c, site, |p, s| calls(p, s, "reduce"))
     }),
+    ("pieces are not exchanged", |c, site| drop_step(c, site, exchanges_pieces)),
+    ("a piece is of another bucket", exchange_another_piece),
+    ("the norms of pieces are not summed", drop_sum_of_pieces),
     ("slots change places", swap_slots),
     ("a slot is left out", drop_slot),
     ("a frame is left out", drop_frame),
@@ -119,7 +122,12 @@ fn calls(program: &Program, step: &Step, name: &str) -> bool {
 fn is_layer_call(program: &Program, step: &Step) -> bool {
     let Step::Call { routine, .. } = step else { return false };
     let name = program.routines[*routine].name.as_str();
-    !["fill", "seed", "reduce", "squares", "scale", "update"].contains(&name)
+    let ends = ["fill", "seed", "reduce", "squares", "scale", "update"];
+    !ends.contains(&name) && !exchanges_pieces(program, step)
+}
+
+fn exchanges_pieces(program: &Program, step: &Step) -> bool {
+    calls(program, step, "reduce-scatter") || calls(program, step, "all-gather")
 }
 
 fn is_send(_: &Program, step: &Step) -> bool {
@@ -201,10 +209,62 @@ fn update_early(c: &mut Compiled, site: usize) -> bool {
     true
 }
 
-/// The reductions of a step, in the order in which all classes make them.
+/// A bucket scatters to, or is gathered from, the piece of one that is no smaller.
+fn exchange_another_piece(c: &mut Compiled, site: usize) -> bool {
+    // Where the piece is among the slots: a scatter has it last, a gather first.
+    let piece = |program: &Program, step: usize| {
+        let is_scatter = calls(program, &program.steps[step], "reduce-scatter");
+        let slot = usize::from(is_scatter);
+        match &program.steps[step] {
+            Step::Call { slots, .. } => (is_scatter, slot, slots[slot]),
+            _ => (is_scatter, slot, BufferId(u32::MAX)),
+        }
+    };
+    let mut places = Vec::new();
+    for (at, program) in c.programs.iter().enumerate() {
+        let steps = 0..program.steps.len();
+        let steps = steps.filter(|step| exchanges_pieces(program, &program.steps[*step]));
+        let pieces: Vec<_> = steps.map(|step| (step, piece(program, step))).collect();
+        let bytes = |id: BufferId| program.buffers[id.0 as usize].bytes;
+        for &(step, (is_scatter, slot, own)) in &pieces {
+            let others = pieces.iter().filter(|(other, (kind, _, id))| {
+                *other != step && *kind == is_scatter && bytes(*id) >= bytes(own)
+            });
+            places.extend(others.map(|(_, (_, _, id))| (at, step, slot, *id)));
+        }
+    }
+    let Some((program, step, slot, other)) = pick(&places, site) else { return false };
+    if let Step::Call { slots, .. } = &mut c.programs[program].steps[step] {
+        slots[slot] = other;
+    }
+    true
+}
+
+fn drop_sum_of_pieces(c: &mut Compiled, site: usize) -> bool {
+    let sums = |program: &Program, step: &Step| {
+        let Step::Call { routine, slots, .. } = step else { return false };
+        let over_data = |i: &Instruction| {
+            matches!(i, Instruction::Collective { group: Group::Axis(Axis::Dp), .. })
+        };
+        let name = &program.buffers[slots[0].0 as usize].name;
+        name == "grad_squares" && program.routines[*routine].instructions.iter().any(over_data)
+    };
+    drop_step(c, site, sums)
+}
+
+/// The reductions of a step, in the order in which all classes make them, but for those over
+/// tensor-parallel ranks, which are not checked.
 fn reductions(program: &Program) -> Vec<usize> {
+    let is_checked = |step: &Step| {
+        let Step::Call { routine, .. } = step else { return false };
+        let over_tensor = |i: &Instruction| {
+            matches!(i, Instruction::Collective { group: Group::Axis(Axis::Tp), .. })
+        };
+        !program.routines[*routine].instructions.iter().any(over_tensor)
+    };
+    let reduces = |step: &Step| calls(program, step, "reduce") && is_checked(step);
     let steps = program.steps.iter().enumerate();
-    steps.filter(|(_, s)| calls(program, s, "reduce")).map(|(at, _)| at).collect()
+    steps.filter(|(_, step)| reduces(step)).map(|(at, _)| at).collect()
 }
 
 fn drop_reduction(c: &mut Compiled, site: usize) -> bool {

@@ -9,7 +9,7 @@ use codegen::compile::{Compiled, compile};
 use gantline::generation::{Generator, Options};
 use ir::diagnostic::render;
 use ir::import::Description;
-use ir::plan::Keep;
+use ir::plan::{Keep, Zero};
 use ir::text::parse_program;
 use ir::{DType, Diagnostic, Mesh, Plan};
 
@@ -22,8 +22,18 @@ pub(crate) fn compiled(
     dropout: f64,
     wanted: Wanted,
 ) -> Option<(Plan, Compiled)> {
+    compiled_as(description, dropout, wanted, Zero::default())
+}
+
+/// The same, with what data-parallel ranks share.
+fn compiled_as(
+    description: &Description,
+    dropout: f64,
+    wanted: Wanted,
+    zero: Zero,
+) -> Option<(Plan, Compiled)> {
     let (_, module) = prepared(description, 33, DType::F32, dropout);
-    let plan = plan(&module, 33, DType::F32, wanted).ok()?;
+    let plan = Plan { zero, ..plan(&module, 33, DType::F32, wanted).ok()? };
     let compiled = compile(&module, "loss", &plan);
     Some((plan, compiled.unwrap_or_else(|d| panic!("{}", render(&d, None)))))
 }
@@ -45,7 +55,9 @@ fn the_programs_of_every_mesh_pass_and_read_back() {
                     keep,
                     sequence: sequence && mesh.tp > 1,
                 };
-                let Some((plan, compiled)) = compiled(&description, 0.1, wanted) else { continue };
+                let zero = Zero { stage: u8::from(keep == Keep::None), shard: 0 };
+                let made = compiled_as(&description, 0.1, wanted, zero);
+                let Some((plan, compiled)) = made else { continue };
                 let found = check(&compiled.programs, &compiled.kernels, &plan);
                 assert!(found.is_empty(), "{} {mesh}:\n{}", description.name, text(&found));
                 for program in &compiled.programs {
@@ -63,12 +75,16 @@ fn the_programs_of_every_mesh_pass_and_read_back() {
 #[test]
 fn every_planted_mistake_is_found() {
     let mut sites = [0; mistakes::ALL.len()];
-    for (mesh, microbatch_count) in [((2, 2, 2), 3), ((1, 2, 2), 1)] {
+    for (mesh, microbatch_count, stage) in
+        [((2, 2, 2), 3, 0), ((1, 2, 2), 1, 0), ((2, 2, 2), 2, 1), ((1, 3, 1), 1, 1)]
+    {
         let (pp, dp, tp) = mesh;
         let mesh = Mesh { pp, dp, tp, ..Mesh::ONE };
         let keep = Keep::Full;
-        let wanted = Wanted { mesh, microbatch_size: 1, microbatch_count, keep, sequence: true };
-        let (plan, sound) = compiled(&gpt2(), 0.1, wanted).expect("the mesh fits");
+        let wanted = Wanted { mesh, microbatch_size: 1, microbatch_count, keep, sequence: tp > 1 };
+        let zero = Zero { stage, shard: 0 };
+        let made = compiled_as(&gpt2(), 0.1, wanted, zero);
+        let (plan, sound) = made.expect("the mesh fits");
         for (at, (name, plant)) in mistakes::ALL.iter().enumerate() {
             sites[at] += places_found(&sound, &plan, &format!("{mesh}: {name}"), "E", *plant);
         }

@@ -6,14 +6,16 @@ use std::ops::Range;
 
 use ir::DType;
 use ir::op::Combiner;
-use ir::program::{BufferId, Contents, Exchange, Feed, Group, Instruction, Program, Ref, Step};
+use ir::program::{
+    BufferId, Contents, Exchange, Feed, Group, Instruction, Program, Ref, ShardRole, Step,
+};
 use ir::sharding::Axis;
 
 use super::{Message, World};
 use crate::check::access::{Effects, Use};
 use crate::check::labels::{Label, Labels};
 use crate::check::memory::{Memory, Note, Owner, Summed};
-use crate::check::places::Places;
+use crate::check::places::{Places, is_kept_contents};
 use crate::check::{At, Phase, Setup};
 use batches::{Unlabelled, turns};
 
@@ -83,7 +85,7 @@ impl<'a> Rank<'a> {
                 step: None,
             };
             let end = setup.places[class].ends[at];
-            match buffer.contents {
+            match buffer.contents.clone() {
                 Contents::Param(_)
                 | Contents::Master(_)
                 | Contents::State { .. }
@@ -92,7 +94,11 @@ impl<'a> Rank<'a> {
                 }
                 // An arena begins as zeros, and nothing writes between one buffer and the next.
                 Contents::Grad(_) => memory.write(buffer.offset + buffer.bytes..end, note),
-                Contents::Feed(_)
+                contents @ Contents::Shard { .. } if is_kept_contents(&contents) => {
+                    memory.write(buffer.offset..end, note);
+                }
+                Contents::Shard { .. }
+                | Contents::Feed(_)
                 | Contents::Stats
                 | Contents::Output
                 | Contents::View
@@ -234,7 +240,7 @@ impl<'a> Rank<'a> {
         true
     }
 
-    fn buffer(&self, id: BufferId) -> Place {
+    pub(in crate::check) fn buffer(&self, id: BufferId) -> Place {
         let buffer = &self.program.buffers[id.0 as usize];
         let parts = self.places.of_buffer(id).iter();
         Place {
@@ -244,7 +250,7 @@ impl<'a> Rank<'a> {
     }
 
     /// Where a value of the current call lies.
-    fn place(&self, phase: Phase, value: Ref) -> Place {
+    pub(in crate::check) fn place(&self, phase: Phase, value: Ref) -> Place {
         let Step::Call { routine, slots, frame } = &self.steps(phase)[self.step] else {
             unreachable!("values are those of calls");
         };
@@ -367,7 +373,12 @@ impl<'a> Rank<'a> {
         place.parts.iter().any(|(_, owner)| match owner {
             Owner::Buffer(at) => {
                 let contents = &self.program.buffers[*at as usize].contents;
-                matches!(contents, Contents::Grad(_) | Contents::Stats)
+                matches!(
+                    contents,
+                    Contents::Grad(_)
+                        | Contents::Stats
+                        | Contents::Shard { role: ShardRole::Grad, .. }
+                )
             }
             Owner::Local(..) => false,
         })
@@ -387,13 +398,16 @@ impl<'a> Rank<'a> {
         self.note(world, seen.label);
         let one_member = world.size_of(group) == 1;
         let axis = summed_over(group);
-        if matches!(exchange, Exchange::AllReduce(Combiner::Sum)) && !one_member {
+        let sums =
+            matches!(exchange, Exchange::AllReduce(Combiner::Sum) | Exchange::ReduceScatter { .. });
+        if sums && !one_member {
             if seen.summed.has(axis) {
                 let text = format!("sums over {} what is summed over it", axis.names());
                 world.findings.add_at(world.setup, "E2116", self.at(), text);
             }
             self.check_holders(world, &from, group);
         }
+        self.check_pieces(world, collective, &from);
         let is_gradient = from.parts.iter().any(|(_, owner)| self.is_gradient(owner));
         let wanted = if is_gradient { world.setup.plan.precision.reduce } else { *dtype };
         if *exchanged != wanted {
@@ -482,6 +496,14 @@ impl<'a> Rank<'a> {
         } else {
             let received = self.received_bytes(collective);
             self.write(world, &place, 0..received, (*dtype, all));
+            if matches!(exchange, Exchange::ReduceScatter { .. }) {
+                let axis = summed_over(group);
+                for (range, _, note) in self.notes(&place, 0..received) {
+                    if let Some(note) = note {
+                        self.memory.write(range, Note { summed: note.summed.with(axis), ..note });
+                    }
+                }
+            }
         }
         self.has_arrived = false;
         self.instruction = Some(at + 1);

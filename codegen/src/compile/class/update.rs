@@ -1,5 +1,7 @@
 //! The end of a step: gradients are reduced, their norm taken, parameters updated.
 
+mod shard;
+
 use std::sync::Arc;
 
 use ir::op::Combiner;
@@ -76,16 +78,27 @@ pub(super) fn finish(
     steps: &mut Vec<Step>,
 ) -> Result<(), String> {
     reduce_loss(class, steps);
-    reduce_gradients(class, steps);
-    sum_squares(class, steps);
-    if class.plan.optimizer == Optimizer::None {
+    let pieces = shard::reduce(class, steps);
+    let counted = match pieces.is_empty() {
+        true => {
+            reduce_gradients(class, steps);
+            counted_gradients(class)
+        }
+        false => shard::counted(class, &pieces),
+    };
+    sum_squares(class, &counted, steps);
+    let optimizer = class.plan.optimizer;
+    if optimizer == Optimizer::None {
         return Ok(());
     }
     let scale = scale(class, scalars, steps);
-    let optimizer = class.plan.optimizer;
+    if !pieces.is_empty() {
+        return shard::update(class, &pieces, [scalars, scale], steps);
+    }
     // One launch updates all weights with the same hyper-parameters, however small they are.
     for region in class.store.runs(|region| Some(decay(optimizer, region.is_matrix))) {
-        update_region(class, &region, scalars, scale, steps)?;
+        let updated = updated_region(class, &region);
+        update(class, &updated, [scalars, scale], steps)?;
     }
     Ok(())
 }
@@ -111,6 +124,13 @@ fn reduce_gradients(class: &mut Class<'_>, steps: &mut Vec<Step>) {
     if class.plan.mesh.dp > 1 && elements > 0 {
         all_reduce(class, grads, (types, elements), Group::Axis(Axis::Dp), steps);
     }
+    reduce_copies(class, steps);
+}
+
+/// Sums the gradients of which tensor-parallel ranks or other stages have terms.
+fn reduce_copies(class: &mut Class<'_>, steps: &mut Vec<Step>) {
+    let Precision { gradients: dtype, reduce: exchanged, .. } = class.plan.precision;
+    let types = [dtype, exchanged];
     for region in class.store.runs(|region| region.is_partial.then_some(())) {
         let grads = class.store.run("grads", dtype, region.grads, region.elements);
         all_reduce(class, grads, (types, region.elements), Group::Axis(Axis::Tp), steps);
@@ -125,25 +145,39 @@ fn reduce_gradients(class: &mut Class<'_>, steps: &mut Vec<Step>) {
     }
 }
 
-/// The squared norm of all gradients, every element counted once.
-fn sum_squares(class: &mut Class<'_>, steps: &mut Vec<Step>) {
-    let squares = class.store.stat(2);
-    let is_first = class.tensor == 0;
+/// Whether a rank counts a region in the norm.
+fn counts(class: &Class<'_>, region: Region) -> bool {
+    !region.foreign && (class.tensor == 0 || region.is_cut)
+}
+
+/// Runs of gradients that this rank counts in the norm, with their elements.
+fn counted_gradients(class: &mut Class<'_>) -> Vec<(BufferId, usize)> {
     let dtype = class.plan.precision.gradients;
-    let counts = |region: Region| !region.foreign && (is_first || region.is_cut);
-    for region in class.store.runs(|region| counts(region).then_some(())) {
+    let runs = class.store.runs(|region| counts(class, region).then_some(()));
+    let run = |region: RegionPlace| {
+        let grads = class.store.run("grads", dtype, region.grads, region.elements);
+        (grads, region.elements)
+    };
+    runs.into_iter().map(run).collect()
+}
+
+/// The squared norm of all gradients, every element counted once.
+fn sum_squares(class: &mut Class<'_>, counted: &[(BufferId, usize)], steps: &mut Vec<Step>) {
+    let squares = class.store.stat(2);
+    let dtype = class.plan.precision.gradients;
+    for &(grads, elements) in counted {
         let rows = Rows {
             rows: 1,
-            cols: region.elements,
+            cols: elements,
             dtype: class.sums(),
-            inputs: vec![RowInput { dtype, access: Access::full(1, region.elements) }],
+            inputs: vec![RowInput { dtype, access: Access::full(1, elements) }],
             instrs: vec![Instr::Load { input: 0 }, Instr::Unary { op: UnaryOp::Square, x: 0 }],
             outputs: vec![Output::TotalSum { value: 1, accumulate: true }],
         };
-        let grads = class.store.run("grads", dtype, region.grads, region.elements);
         launch(class, "squares", Kernel::Rows(rows), &[grads], &[squares], steps);
     }
-    for axis in [Axis::Tp, Axis::Pp] {
+    let over_data = (!class.store.buckets.is_empty()).then_some(Axis::Dp);
+    for axis in over_data.into_iter().chain([Axis::Tp, Axis::Pp]) {
         if class.plan.mesh.size(axis) > 1 {
             all_reduce(class, squares, ([class.sums(); 2], 1), Group::Axis(axis), steps);
         }
@@ -193,29 +227,50 @@ fn scale(class: &mut Class<'_>, scalars: BufferId, steps: &mut Vec<Step>) -> Buf
     scale
 }
 
-fn update_region(
-    class: &mut Class<'_>,
-    region: &RegionPlace,
-    scalars: BufferId,
-    scale: BufferId,
-    steps: &mut Vec<Step>,
-) -> Result<(), String> {
-    let decay = decay(class.plan.optimizer, region.region.is_matrix);
-    let update = update_of(class, decay, region.elements)?;
-    let Precision { parameters, gradients, states: of_states, .. } = class.plan.precision;
+/// What one launch updates.
+struct Updated {
+    is_matrix: bool,
+    elements: usize,
+    /// What is updated, by which gradients and states.
+    params: BufferId,
+    grads: BufferId,
+    states: Vec<BufferId>,
+    /// Where what layers read is rounded to.
+    rounded: Option<BufferId>,
+}
+
+fn updated_region(class: &mut Class<'_>, region: &RegionPlace) -> Updated {
+    let Precision { parameters, gradients, states: of_states, master, .. } = class.plan.precision;
     let mut run = |name, dtype, offset| class.store.run(name, dtype, offset, region.elements);
     let params = run("params", parameters, region.params);
     let grads = run("grads", gradients, region.grads);
-    let masters = class.plan.precision.master.zip(region.masters);
+    let masters = master.zip(region.masters);
     let masters = masters.map(|(dtype, offset)| run("master", dtype, offset));
-    let states: Vec<BufferId> =
-        region.states.iter().map(|state| run("state", of_states, *state)).collect();
-    let updated = masters.unwrap_or(params);
+    let states = region.states.iter().map(|state| run("state", of_states, *state)).collect();
+    Updated {
+        is_matrix: region.region.is_matrix,
+        elements: region.elements,
+        params: masters.unwrap_or(params),
+        grads,
+        states,
+        rounded: masters.map(|_| params),
+    }
+}
+
+fn update(
+    class: &mut Class<'_>,
+    updated: &Updated,
+    [scalars, scale]: [BufferId; 2],
+    steps: &mut Vec<Step>,
+) -> Result<(), String> {
+    let Updated { params, grads, ref states, rounded, .. } = *updated;
+    let decay = decay(class.plan.optimizer, updated.is_matrix);
+    let update = update_of(class, decay, updated.elements)?;
     let mut rows = update.rows.clone();
     let mut inputs = Vec::new();
     for (input, param) in rows.inputs.iter_mut().zip(&update.inputs) {
         let (buffer, offset) = match param.as_str() {
-            "p" => (updated, 0),
+            "p" => (params, 0),
             "g" => (grads, 0),
             "m" => (states[0], 0),
             "v" => (states[1], 0),
@@ -228,8 +283,8 @@ fn update_region(
         input.access.offset = offset;
         inputs.push(buffer);
     }
-    let rounded = masters.map(|_| params);
-    let outputs: Vec<BufferId> = std::iter::once(updated).chain(states).chain(rounded).collect();
+    let outputs: Vec<BufferId> =
+        std::iter::once(params).chain(states.iter().copied()).chain(rounded).collect();
     launch(class, "update", Kernel::Rows(rows), &inputs, &outputs, steps);
     Ok(())
 }
@@ -295,23 +350,37 @@ fn all_reduce(
     group: Group,
     steps: &mut Vec<Step>,
 ) {
+    let bytes = elements as u64 * dtype.size();
+    let collective = Instruction::Collective {
+        exchange: Exchange::AllReduce(Combiner::Sum),
+        group,
+        dtype,
+        exchanged,
+        elements,
+        input: Ref::Slot(0),
+        output: Ref::Slot(0),
+    };
+    call_collective(class, "reduce", &[(buffer, bytes)], collective, steps);
+}
+
+/// Appends a call of a routine of one collective, whose slots are buffers with their bytes.
+fn call_collective(
+    class: &mut Class<'_>,
+    name: &str,
+    slots: &[(BufferId, u64)],
+    collective: Instruction,
+    steps: &mut Vec<Step>,
+) {
     let routine = Routine {
-        name: "reduce".to_owned(),
-        slots: vec![("x".to_owned(), elements as u64 * dtype.size())],
+        name: name.to_owned(),
+        slots: slots.iter().map(|(_, bytes)| ("x".to_owned(), *bytes)).collect(),
         locals: Vec::new(),
         frame_bytes: 0,
-        instructions: vec![Instruction::Collective {
-            exchange: Exchange::AllReduce(Combiner::Sum),
-            group,
-            dtype,
-            exchanged,
-            elements,
-            input: Ref::Slot(0),
-            output: Ref::Slot(0),
-        }],
+        instructions: vec![collective],
     };
     let routine = class.store.routine(&routine);
-    steps.push(Step::Call { routine, slots: vec![buffer], frame: None });
+    let slots = slots.iter().map(|(buffer, _)| *buffer).collect();
+    steps.push(Step::Call { routine, slots, frame: None });
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use crate::op::Combiner;
 use crate::program::{
     Buffer, BufferId, Contents, Entry, Exchange, Feed, Group, Instruction, LocalBuffer, Program,
-    Ref, Routine, Step, WeightShard,
+    Ref, Routine, ShardRole, Step, WeightShard,
 };
 use crate::sharding::Axis;
 use crate::{DType, Diagnostic, Span};
@@ -403,6 +403,24 @@ impl<'t> Line<'t> {
             "view" => Contents::View,
             "activation" => Contents::Activation,
             "frame" => Contents::Frame,
+            "shard" => {
+                let bucket = self.buffer_id()?;
+                Contents::Shard { role: self.shard_role()?, bucket }
+            }
+            _ => {
+                self.next -= 1;
+                return Err(Refusal::Unread);
+            }
+        })
+    }
+
+    fn shard_role(&mut self) -> Read<ShardRole> {
+        let role = self.read(Some)?;
+        Ok(match role {
+            "grad" => ShardRole::Grad,
+            "master" => ShardRole::Master,
+            "rounded" => ShardRole::Rounded,
+            "state" => ShardRole::State(self.number()?),
             _ => {
                 self.next -= 1;
                 return Err(Refusal::Unread);

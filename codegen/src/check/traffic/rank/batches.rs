@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, HashSet};
 
 use ir::plan::Optimizer;
-use ir::program::{BufferId, Contents, Program, Step};
+use ir::program::{BufferId, Contents, Program, ShardRole, Step};
 
 use super::Rank;
 use crate::check::memory::Owner;
+use crate::check::places::is_split;
 use crate::check::traffic::World;
 use crate::check::{At, Phase, Setup};
 
@@ -163,7 +164,13 @@ fn rest_of(setup: &Setup<'_>, program: &Program, index: usize) -> Option<Rest> {
     match buffer.contents {
         Contents::Param(weight) => rest(updates && has_gradient(program, weight), false),
         Contents::Master(_) | Contents::State { .. } => rest(updates, false),
-        Contents::Grad(_) if sums => rest(true, true),
+        // Where ranks share the update, the sum over them is in their pieces.
+        Contents::Grad(_) if sums => rest(true, !is_split(program)),
+        Contents::Shard { role, .. } => match role {
+            ShardRole::Grad if sums => rest(true, true),
+            ShardRole::Master | ShardRole::State(_) => rest(updates, false),
+            ShardRole::Grad | ShardRole::Rounded => None,
+        },
         // The norm is that of gradients.
         Contents::Stats if phase == Phase::Evaluate => {
             Some(Rest { bytes: 2 * buffer.dtype.size(), is_changed: true, is_sum: true })

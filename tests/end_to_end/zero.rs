@@ -1,0 +1,143 @@
+//! Ranks that share the update of weights (ZeRO) leave what ranks leave that update all of them.
+
+use ir::plan::{Keep, Zero};
+use ir::precision::Precision;
+use ir::{DType, Mesh, Module, Plan};
+use runtime::execute::{Batch, Part, Scalars, Session};
+
+use crate::mesh::{Weights, batch, gpt2, llama, random_weights};
+use crate::model::{Wanted, load, plan, prepared_as, session};
+
+const SEQ: usize = 16;
+const SAMPLES: usize = 12;
+const SHARED: Zero = Zero { stage: 1, shard: 0 };
+
+fn scalars(step: u32, clip: f64) -> Scalars {
+    let power = |beta: f64| 1.0 - beta.powi(step as i32);
+    let corrections = [power(0.9), power(0.999)];
+    Scalars {
+        seed: 7,
+        step,
+        rate: 1e-2,
+        correction1: corrections[0],
+        correction2: corrections[1],
+        clip,
+        ..Scalars::default()
+    }
+}
+
+/// A session after some steps of a plan.
+fn trained(module: &Module, plan: &Plan, weights: &Weights, clip: f64) -> Session {
+    let mut session = session(module, plan);
+    load(&mut session, weights);
+    for step in 1..=3 {
+        let (tokens, labels) = batch(u64::from(step), SAMPLES, SEQ, 259);
+        let batch = Batch { tokens: &tokens, labels: &labels, ..Batch::default() };
+        let report = session.step(&batch, scalars(step, clip)).expect("the step runs");
+        assert!(report.grad_norm > 0.0 && report.loss_sum.is_finite());
+    }
+    session
+}
+
+/// The plans of a mesh, without and with a shared update.
+fn plans(module: &Module, precision: &Precision, mesh: Mesh) -> [Plan; 2] {
+    // With four ranks, one micro-batch is all that each has.
+    let microbatch_size = if mesh.dp == 4 { SAMPLES / 4 } else { 1 };
+    let wanted = Wanted {
+        mesh,
+        microbatch_size,
+        microbatch_count: SAMPLES / mesh.dp / microbatch_size,
+        keep: Keep::Full,
+        sequence: mesh.tp > 1,
+    };
+    let whole = plan(module, SEQ, precision.accumulate, wanted).expect("the mesh fits");
+    let whole = Plan { precision: *precision, ..whole };
+    let shared = Plan { zero: SHARED, ..whole.clone() };
+    [whole, shared]
+}
+
+/// The largest difference of two sessions in each of the tensors that weights have, relative to the
+/// largest element of all weights: some gradients are nothing but rounding.
+fn distance(a: &Session, b: &Session) -> f64 {
+    let mut worst = 0.0_f64;
+    for part in [Part::Weight, Part::Rounded, Part::Grad, Part::State(0), Part::State(1)] {
+        let (mut largest, mut apart) = (1e-30_f64, 0.0_f64);
+        for (name, _) in a.weights() {
+            let [one, other] = [a, b].map(|session| session.read_weight(&name, part));
+            // Without masters, what is updated is a copy only where ranks share it.
+            let (Some(one), Some(other)) = (one, other) else {
+                assert_eq!(part, Part::Rounded, "`{name}` has all tensors in both");
+                continue;
+            };
+            assert_eq!((one.dtype, &one.dims), (other.dtype, &other.dims), "{part:?} of `{name}`");
+            let (one, other) = (one.to_f64(), other.to_f64());
+            largest = one.iter().fold(largest, |most, x| most.max(x.abs()));
+            apart = one.iter().zip(&other).fold(apart, |most, (x, y)| most.max((x - y).abs()));
+        }
+        worst = worst.max(apart / largest);
+    }
+    worst
+}
+
+/// Without clipping, and where no other axis adds to a sum, every bit is the same: each element is
+/// summed over the ranks in one order and updated by one formula.
+#[test]
+fn shared_updates_have_the_same_bits() {
+    let mixed = Precision::training(DType::BF16);
+    for (description, precision) in [
+        (gpt2(), Precision::uniform(DType::F32)),
+        (llama(), Precision::uniform(DType::F64)),
+        (gpt2(), mixed),
+    ] {
+        let (model, module) = prepared_as(&description, SEQ, &precision);
+        let weights = random_weights(&model, 11);
+        // The stages of tied weights add theirs before or after the ranks do.
+        let stages = if description.name.contains("gpt2") { 1 } else { 2 };
+        for (pp, dp) in [(1, 2), (1, 3), (stages, 2), (1, 4)] {
+            let plans = plans(&module, &precision, Mesh { pp, dp, ..Mesh::ONE });
+            let [whole, shared] =
+                plans.map(|plan| trained(&module, &plan, &weights, f64::INFINITY));
+            let distance = distance(&whole, &shared);
+            assert_eq!(distance, 0.0, "{} pp={pp} dp={dp} {precision}", description.name);
+        }
+    }
+}
+
+/// With clipping and tensor-parallel ranks, sums have other orders: what is left is rounding.
+#[test]
+fn shared_updates_agree_on_every_mesh() {
+    let precision = Precision::uniform(DType::F64);
+    let (model, module) = prepared_as(&gpt2(), SEQ, &precision);
+    let weights = random_weights(&model, 12);
+    for (pp, dp, tp) in [(1, 2, 2), (2, 2, 2), (1, 3, 2), (3, 2, 1), (1, 2, 3)] {
+        let plans = plans(&module, &precision, Mesh { pp, dp, tp, ..Mesh::ONE });
+        let [whole, shared] = plans.map(|plan| trained(&module, &plan, &weights, 0.5));
+        let distance = distance(&whole, &shared);
+        assert!(distance < 1e-9, "pp={pp} dp={dp} tp={tp}: {distance:e}");
+    }
+}
+
+/// The states of the optimizer take a share of their bytes on each rank.
+#[test]
+fn states_are_split_over_ranks() {
+    let precision = Precision::training(DType::BF16);
+    let (_, module) = prepared_as(&gpt2(), SEQ, &precision);
+    let held = |plan: &Plan| {
+        let compiled = codegen::compile::compile(&module, "loss", plan).expect("it compiles");
+        let footprints =
+            planner::footprint::Footprint::of_all(&compiled.programs, &compiled.kernels, 1);
+        (footprints[0], compiled.programs[0].weights.len())
+    };
+    for dp in [2, 3, 4] {
+        let plans = plans(&module, &precision, Mesh { dp, ..Mesh::ONE });
+        let [(whole, weights), (shared, _)] = plans.map(|plan| held(&plan));
+        assert_eq!(whole.params, shared.params, "parameters are on every rank");
+        for (all, own) in [(whole.masters, shared.masters), (whole.states, shared.states)] {
+            let share = all.div_ceil(dp as u64);
+            // Each weight, and each of at most six buckets, is padded to lines of 64 bytes.
+            let padding = 2 * 4 * 32 * (weights + 6 * dp) as u64;
+            assert!(own >= share && own <= share + padding, "dp={dp}: {own} of {all}");
+        }
+        assert!(shared.arena < whole.arena, "dp={dp}: {} of {}", shared.arena, whole.arena);
+    }
+}
