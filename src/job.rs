@@ -195,6 +195,7 @@ impl Limited {
             Decision::Dp,
             Decision::Tp,
             Decision::Sp,
+            Decision::Zero,
             Decision::Mbs,
             Decision::Keep,
             Decision::Recompute,

@@ -21,7 +21,7 @@ pub(crate) mod tests;
 
 use std::collections::BTreeSet;
 
-use ir::plan::{FunctionPlan, Keep, Offload, Optimizer, Prediction, Schedule, Zero};
+use ir::plan::{FunctionPlan, Keep, Offload, Optimizer, Prediction, Schedule};
 use ir::precision::Precision;
 use ir::{Diagnostic, Module, Plan, Span};
 use kernels::Bytes;
@@ -394,7 +394,7 @@ fn assemble(
         schedule: Schedule::OneForwardOneBackward,
         stage_ends: candidate.stage_ends.clone(),
         ep: 1,
-        zero: Zero::default(),
+        zero: candidate.zero,
         offload: Offload::default(),
         optimizer: job.optimizer,
         clip: job.clip,

@@ -109,6 +109,9 @@ pub fn kinds(candidate: &Candidate, microbatches: usize) -> Vec<(String, String)
     if dp > 1 {
         push("DP", format!("{dp} groups of ranks take different samples"));
     }
+    if candidate.zero.stage > 0 {
+        push("ZeRO", format!("each of {dp} ranks updates a part of their weights"));
+    }
     if tp > 1 {
         push("TP", format!("{tp} ranks share every weight matrix"));
     }

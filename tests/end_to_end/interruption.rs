@@ -80,7 +80,7 @@ fn latest(scratch: &Scratch, run: &str) -> u64 {
 fn two_hundred_steps_resumed_to_three_hundred_are_three_hundred() {
     let scratch = scratch("resumed");
     let flags = FLAGS.replace("-every 1", "-every 10");
-    for (mesh, steps, more) in [("dp=2,tp=2", 20, 30), ("pp=2,tp=2", 200, 300)] {
+    for (mesh, steps, more) in [("dp=2,tp=2,zero=1", 20, 30), ("pp=2,tp=2", 200, 300)] {
         // A plan that no search is asked for: the resumption has to take it from the checkpoint.
         let plan = scratch.answer(&format!("plan tiny --ranks 4 --seq 16 --fix {mesh} --plan"));
         scratch.write("given.plan", &plan);

@@ -101,8 +101,10 @@ fn stages(
 ) -> Vec<Stage> {
     let Mesh { pp, dp, tp, .. } = candidate.mesh;
     let count = candidate.microbatch_count(job);
-    let reduced = job.precision.reduce.size() as f64;
-    let size = bytes_of_weight(job);
+    let Precision { parameters, gradients, reduce, .. } = job.precision;
+    let [whole, shared] = bytes_of_weight(job, candidate);
+    // The ranks that share the update of one copy.
+    let shares = if candidate.zero.stage > 0 { dp } else { 1 };
     let (link, members) = rates.group(&Group::Axis(Axis::Dp));
     // For each weight, one more than the last stage that has it.
     let mut holder = vec![0; weights.local.len()];
@@ -128,12 +130,18 @@ fn stages(
                 holder[*weight] = at + 1;
             }
         }
-        stage.update_s = update_seconds(job, updated as f64, rates);
-        if dp > 1 {
-            stage.reduction_s = link.all_reduce(held as f64 * reduced, members).0;
+        stage.update_s = update_seconds(job, (updated / shares) as f64, rates);
+        let elements = held as f64;
+        if shares > 1 {
+            let scattered = link.reduce_scatter(elements * gradients.size() as f64, members);
+            let gathered = link.all_gather(elements * parameters.size() as f64, members);
+            stage.reduction_s = scattered.0 + gathered.0;
+        } else if dp > 1 {
+            stage.reduction_s = link.all_reduce(elements * reduce.size() as f64, members).0;
         }
-        stage.bytes = size * held as u64 + in_flight * kept;
-        stage.bytes_of_all = size * (held * tp) as u64 + in_flight * kept_of_all;
+        let size = |held: usize| whole * held as u64 + shared * held as u64 / shares as u64;
+        stage.bytes = size(held) + in_flight * kept;
+        stage.bytes_of_all = size(held) * tp as u64 + in_flight * kept_of_all;
         stages.push(stage);
         begin = *end;
     }
@@ -161,11 +169,14 @@ fn update_seconds(job: &Job<'_>, elements: f64, rates: &Prices<'_>) -> f64 {
     moved.iter().map(seconds).sum()
 }
 
-/// What is held for each element of a weight: itself, its master, its gradient, its states.
-fn bytes_of_weight(job: &Job<'_>) -> u64 {
+/// What is held for each element of a weight: itself and its gradient; and its master and states,
+/// which ranks may share. Where they do, what is updated is always a copy.
+fn bytes_of_weight(job: &Job<'_>, candidate: &Candidate) -> [u64; 2] {
     let Precision { parameters, gradients, states, master, .. } = job.precision;
     let states = job.optimizer.state_count() as u64 * states.size();
-    parameters.size() + master.map_or(0, DType::size) + gradients.size() + states
+    let copy = (candidate.zero.stage > 0).then_some(job.precision.updated());
+    let updated = master.or(copy).map_or(0, DType::size);
+    [parameters.size() + gradients.size(), updated + states]
 }
 
 fn seconds(job: &Job<'_>, candidate: &Candidate, stages: &[Stage], rates: &Prices<'_>) -> f64 {

@@ -1,7 +1,7 @@
 //! A candidate: the decisions that the search enumerates.
 
 use codegen::calls::Calls;
-use ir::plan::Keep;
+use ir::plan::{Keep, Zero};
 use ir::{Mesh, Module, Plan};
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +23,9 @@ pub struct Candidate {
     pub keeps: Vec<Keep>,
     /// One past the last call of each stage.
     pub stage_ends: Vec<usize>,
+    /// What data-parallel ranks share.
+    #[serde(default)]
+    pub zero: Zero,
 }
 
 impl Candidate {
@@ -47,6 +50,7 @@ impl Candidate {
             microbatch_size: plan.microbatch_size,
             keeps: layers.iter().map(keep).collect(),
             stage_ends: plan.stage_ends.clone(),
+            zero: plan.zero,
         }
     }
 
@@ -62,6 +66,7 @@ impl Candidate {
         let decided = Configuration {
             microbatch: u32::try_from(self.microbatch_size).unwrap_or(u32::MAX),
             sequence_parallel: self.sequence,
+            zero: self.zero,
             ..of_mesh(self.mesh)
         };
         named(decided, calls, &self.stage_ends, &keeps)

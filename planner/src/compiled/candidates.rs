@@ -1,7 +1,7 @@
 //! The candidates: everything that the limits allow, each with a lower bound of its time.
 
 use codegen::specialise::attends;
-use ir::plan::Keep;
+use ir::plan::{Keep, Optimizer, Zero};
 use ir::{Diagnostic, Mesh};
 
 use super::bound::{Bound, Weights, bound};
@@ -50,7 +50,7 @@ pub(super) fn candidates(
 /// Whether there is any candidate, before anything is compiled.
 pub(super) fn has_candidates(job: &Job<'_>) -> bool {
     let meshes = Usable::of(job).map(|usable| usable.meshes(job, job.ranks));
-    let has_keys = |mesh: &Mesh| !keys(job, *mesh).is_empty();
+    let has_keys = |mesh: &Mesh| !keys(job, *mesh).is_empty() && !zeros(job, *mesh).is_empty();
     meshes.is_ok_and(|meshes| meshes.iter().any(has_keys)) && !keep_sets(job, 1).is_empty()
 }
 
@@ -91,17 +91,31 @@ fn add_cuts(
     let prices = table.call_prices(key, keeps, has_several_microbatches(job, key))?;
     let seconds: Vec<f64> = prices.iter().map(|p| p.seconds).collect();
     for stage_ends in cuts(&seconds, mesh.pp) {
-        let candidate = Candidate {
-            mesh,
-            sequence: key.sequence,
-            microbatch_size: key.microbatch_size,
-            keeps: keeps.to_vec(),
-            stage_ends,
-        };
-        let bound = bound(job, weights, &prices, &candidate);
-        all.push((candidate, bound));
+        for zero in zeros(job, mesh) {
+            let candidate = Candidate {
+                mesh,
+                sequence: key.sequence,
+                microbatch_size: key.microbatch_size,
+                keeps: keeps.to_vec(),
+                stage_ends: stage_ends.clone(),
+                zero,
+            };
+            let bound = bound(job, weights, &prices, &candidate);
+            all.push((candidate, bound));
+        }
     }
     Ok(())
+}
+
+/// What data-parallel ranks may share: nothing, or the states of the optimizer.
+fn zeros(job: &Job<'_>, mesh: Mesh) -> Vec<Zero> {
+    let has_states = mesh.dp > 1 && job.optimizer != Optimizer::None;
+    let is_rounded = job.precision.reduce != job.precision.gradients;
+    let may = |zero: &Zero| {
+        let stage = usize::from(zero.stage);
+        allows(job, Decision::Zero, stage) && (stage == 0 || has_states && !is_rounded)
+    };
+    [0, 1].map(|stage| Zero { stage, shard: 0 }).into_iter().filter(may).collect()
 }
 
 fn microbatches(job: &Job<'_>, dp: usize) -> Vec<usize> {

@@ -12,7 +12,7 @@ use codegen::calls::{Calls, Operand};
 use codegen::crossing::{crossing, gradient_adds};
 use codegen::refusal::CODE_NO_KERNEL;
 use codegen::schedule::{Turn, one_forward_one_backward};
-use ir::plan::{FunctionPlan, Keep};
+use ir::plan::{FunctionPlan, Keep, Zero};
 use ir::{Diagnostic, Plan, Program, Sharding, ValueId};
 
 use super::keys::{CallPrice, Key, LayerQuery};
@@ -28,6 +28,7 @@ use crate::simulate::{Move, Script, Timed, add_parts, simulate, simulate_scripts
 struct ClassKey {
     key: Key,
     pp: usize,
+    zero: Zero,
     stage: usize,
     tensor: usize,
     /// The first call, and one past the last one.
@@ -241,7 +242,10 @@ impl<'a> LayerTable<'a> {
     /// The plan of a candidate, which goes back to where it comes from.
     fn take_plan(&mut self, candidate: &Candidate) -> Result<Plan, Diagnostic> {
         match self.plans.remove(&(candidate.key(), candidate.keeps.clone())) {
-            Some(plan) => Ok(Plan { stage_ends: candidate.stage_ends.clone(), ..plan }),
+            Some(plan) => {
+                let Candidate { stage_ends, zero, .. } = candidate;
+                Ok(Plan { stage_ends: stage_ends.clone(), zero: *zero, ..plan })
+            }
             None => self.plan(candidate),
         }
     }
@@ -413,6 +417,7 @@ impl<'a> LayerTable<'a> {
             let first = ClassKey {
                 key: candidate.key(),
                 pp: mesh.pp,
+                zero: candidate.zero,
                 stage,
                 tensor: 0,
                 calls: [begin, *end],

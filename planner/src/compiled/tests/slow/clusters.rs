@@ -1,6 +1,7 @@
 //! One model on four clusters: four plans, each the fastest of all that there are.
 
 use ir::Mesh;
+use ir::plan::Zero;
 
 use super::*;
 use crate::check::check;
@@ -67,7 +68,9 @@ fn fastest(job: &Job<'_>) -> (f64, usize) {
         let request = Request { module, entry, dp: 1, tp, microbatch_size: mbs, sequence, rates };
         let Ok(sharded) = shard(&request) else { continue };
         for stage_ends in all_stage_ends(calls.calls.len(), pp) {
-            for keeps in 0..1usize << layers.len() {
+            let kept = 0..1usize << layers.len();
+            let splits = if mesh.dp > 1 { 0..=1 } else { 0..=0 };
+            for (keeps, stage) in kept.flat_map(|k| splits.clone().map(move |s| (k, s))) {
                 let keep = |at| if keeps >> at & 1 == 1 { Keep::Full } else { Keep::None };
                 let candidate = Candidate {
                     mesh,
@@ -75,6 +78,7 @@ fn fastest(job: &Job<'_>) -> (f64, usize) {
                     microbatch_size: mbs,
                     keeps: (0..layers.len()).map(keep).collect(),
                     stage_ends: stage_ends.clone(),
+                    zero: Zero { stage, shard: 0 },
                 };
                 let functions = layers.iter().enumerate().map(|(at, name)| {
                     let shardings = sharded.functions[name].clone();
@@ -104,7 +108,7 @@ fn each_cluster_has_a_plan_of_its_own_and_it_is_the_fastest() {
     let need = search(&job(&module, &fast, 4)).unwrap().best.need;
     let little = format!("{} B", need.0 - 1);
     let clusters = [
-        ("fast link", fast, "update"),
+        ("fast link", fast, "other kernels"),
         ("slow link", cluster("1 GiB", &wide("20 MB/s", "200 us"), 1, 4), "dp reduction"),
         ("little memory", cluster(&little, &wide("50 GB/s", "0.5 us"), 1, 4), "memory"),
         ("many small nodes", cluster("1 GiB", &nodes, 2, 2), "waiting"),
